@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <libgen.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/str.h"
+
+int file_read(const char *path, size_t max, char **data, size_t *len, struct error *err)
+{
+	_cleanup_close_ int fd = open(path, O_RDONLY | O_CLOEXEC);
+	_cleanup_free_ char *buf = NULL;
+	size_t cap, n = 0;
+	struct stat st;
+
+	if (fd < 0)
+		return error_errno(err, -errno, "cannot read %s", path);
+	if (fstat(fd, &st) < 0)
+		return error_errno(err, -errno, "cannot read %s", path);
+	if (S_ISDIR(st.st_mode))
+		return error_errno(err, -EISDIR, "cannot read %s", path);
+	/* One byte more than the size says, so that a regular file needs no second allocation; pipes grow. */
+	cap = (S_ISREG(st.st_mode) ? (size_t)st.st_size : 4096) + 2;
+	buf = malloc(cap);
+	if (!buf)
+		return error_oom(err);
+	for (;;) {
+		ssize_t r;
+
+		if (n + 1 >= cap) {
+			char *p = realloc(buf, cap *= 2);
+
+			if (!p)
+				return error_oom(err);
+			buf = p;
+		}
+		r = read(fd, buf + n, cap - n - 1);
+		if (r < 0 && errno == EINTR)
+			continue;
+		if (r < 0)
+			return error_errno(err, -errno, "cannot read %s", path);
+		if (r == 0)
+			break;
+		n += r;
+		if (max && n > max)
+			return error_set(err, -EFBIG, "%s: larger than %zu bytes", path, max);
+	}
+	buf[n] = '\0';
+	*data = steal_pointer(buf);
+	if (len)
+		*len = n;
+	return 0;
+}
+
+int file_write_all(int fd, const void *data, size_t len, struct error *err)
+{
+	const char *p = data;
+
+	while (len > 0) {
+		ssize_t r = write(fd, p, len);
+
+		if (r < 0 && errno == EINTR)
+			continue;
+		if (r < 0)
+			return error_errno(err, -errno, "write failed");
+		p += r;
+		len -= r;
+	}
+	return 0;
+}
+
+int file_sync_directory(const char *path, struct error *err)
+{
+	_cleanup_close_ int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+	if (fd < 0 || fsync(fd) < 0)
+		return error_errno(err, -errno, "cannot sync directory %s", path);
+	return 0;
+}
+
+int file_write_atomic(const char *path, const void *data, size_t len, mode_t mode, struct error *err)
+{
+	_cleanup_free_ char *tmp = str_printf("%s.tmp.%ld", path, (long)getpid());
+	_cleanup_free_ char *copy = strdup(path);
+	_cleanup_close_ int fd = -1;
+	int r;
+
+	if (!tmp || !copy)
+		return error_oom(err);
+	fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, mode);
+	if (fd < 0)
+		return error_errno(err, -errno, "cannot write %s", path);
+	r = file_write_all(fd, data, len, err);
+	if (r < 0)
+		error_prefix(err, "%s", path);
+	else if (fchmod(fd, mode) < 0 || fsync(fd) < 0 || rename(tmp, path) < 0)
+		r = error_errno(err, -errno, "cannot write %s", path);
+	if (r < 0) {
+		unlink(tmp);
+		return r;
+	}
+	return file_sync_directory(dirname(copy), err);
+}
+
+int file_mkdirs(const char *path, mode_t mode, struct error *err)
+{
+	_cleanup_free_ char *p = strdup(path);
+	struct stat st;
+
+	if (!p)
+		return error_oom(err);
+	for (char *s = p + 1;; s++) {
+		char c = *s;
+
+		if (c != '/' && c != '\0')
+			continue;
+		*s = '\0';
+		if (mkdir(p, mode) < 0) {
+			int code = -errno;
+
+			if (code != -EEXIST && !(code == -EROFS && file_exists(p)))
+				return error_errno(err, code, "cannot make directory %s", p);
+		}
+		*s = c;
+		if (c == '\0')
+			break;
+	}
+	if (stat(path, &st) < 0)
+		return error_errno(err, -errno, "cannot make directory %s", path);
+	if (!S_ISDIR(st.st_mode))
+		return error_errno(err, -ENOTDIR, "cannot make directory %s", path);
+	return 0;
+}
+
+static int remove_one(const char *path, const struct stat *st, int flag, struct FTW *ftw)
+{
+	return remove(path);
+}
+
+int file_remove_tree(const char *path, struct error *err)
+{
+	if (nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT) < 0 && errno != ENOENT)
+		return error_errno(err, -errno, "cannot remove %s", path);
+	return 0;
+}
+
+bool file_exists(const char *path)
+{
+	struct stat st;
+
+	return stat(path, &st) == 0;
+}
+
+int file_copy(const char *from, const char *to, struct error *err)
+{
+	_cleanup_close_ int in = open(from, O_RDONLY | O_CLOEXEC), out = -1;
+	char buf[65536];
+	struct stat st;
+	ssize_t n;
+
+	if (in < 0 || fstat(in, &st) < 0)
+		return error_errno(err, -errno, "cannot read %s", from);
+	out = open(to, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, st.st_mode & 0777);
+	if (out < 0)
+		return error_errno(err, -errno, "cannot write %s", to);
+	while ((n = read(in, buf, sizeof(buf))) != 0) {
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return error_errno(err, -errno, "cannot read %s", from);
+		if (file_write_all(out, buf, n, err) < 0)
+			return error_prefix(err, "%s", to);
+	}
+	return 0;
+}
+
+int file_map_open(const char *path, struct file_map *map, struct error *err)
+{
+	_cleanup_close_ int fd = open(path, O_RDONLY | O_CLOEXEC);
+	struct stat st;
+	void *p;
+
+	*map = (struct file_map){"", 0};
+	if (fd < 0 || fstat(fd, &st) < 0)
+		return error_errno(err, -errno, "cannot read %s", path);
+	if (!S_ISREG(st.st_mode))
+		return error_set(err, -EINVAL, "cannot read %s: not a regular file", path);
+	if (st.st_size == 0)
+		return 0;
+	p = mmap(NULL, st.st_size, PROT_READ, MAP_SHARED, fd, 0);
+	if (p == MAP_FAILED)
+		return error_errno(err, -errno, "cannot map %s", path);
+	map->data = p;
+	map->len = st.st_size;
+	return 0;
+}
+
+void file_map_close(struct file_map *map)
+{
+	if (map->len)
+		munmap((void *)map->data, map->len);
+	*map = (struct file_map){"", 0};
+}

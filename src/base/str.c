@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/str.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool reserve(struct strbuf *b, size_t more)
+{
+	size_t cap = b->cap ? b->cap : 64;
+	char *p;
+
+	if (b->failed)
+		return false;
+	if (more < b->cap - b->len && b->cap)
+		return true;
+	while (cap - b->len <= more) {
+		if (cap > SIZE_MAX / 2) {
+			b->failed = true;
+			return false;
+		}
+		cap *= 2;
+	}
+	p = realloc(b->data, cap);
+	if (!p) {
+		b->failed = true;
+		return false;
+	}
+	b->data = p;
+	b->cap = cap;
+	return true;
+}
+
+void strbuf_add(struct strbuf *b, const void *data, size_t len)
+{
+	if (!reserve(b, len))
+		return;
+	if (len)
+		memcpy(b->data + b->len, data, len);
+	b->len += len;
+	b->data[b->len] = '\0';
+}
+
+void strbuf_adds(struct strbuf *b, const char *s)
+{
+	strbuf_add(b, s, strlen(s));
+}
+
+void strbuf_addc(struct strbuf *b, char c)
+{
+	strbuf_add(b, &c, 1);
+}
+
+void strbuf_addv(struct strbuf *b, const char *fmt, va_list ap)
+{
+	va_list again;
+	int n;
+
+	va_copy(again, ap);
+	n = vsnprintf(NULL, 0, fmt, ap);
+	if (n < 0)
+		b->failed = true;
+	else if (reserve(b, n)) {
+		vsnprintf(b->data + b->len, n + 1, fmt, again);
+		b->len += n;
+	}
+	va_end(again);
+}
+
+void strbuf_addf(struct strbuf *b, const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	strbuf_addv(b, fmt, ap);
+	va_end(ap);
+}
+
+void strbuf_reset(struct strbuf *b)
+{
+	b->len = 0;
+	b->failed = false;
+	if (b->data)
+		b->data[0] = '\0';
+}
+
+void strbuf_free(struct strbuf *b)
+{
+	free(b->data);
+	*b = (struct strbuf){0};
+}
+
+char *strbuf_steal(struct strbuf *b)
+{
+	char *s;
+
+	strbuf_add(b, "", 0);
+	if (b->failed) {
+		strbuf_free(b);
+		return NULL;
+	}
+	s = b->data;
+	*b = (struct strbuf){0};
+	return s;
+}
+
+char *str_printf(const char *fmt, ...)
+{
+	struct strbuf b = {0};
+	va_list ap;
+
+	va_start(ap, fmt);
+	strbuf_addv(&b, fmt, ap);
+	va_end(ap);
+	return strbuf_steal(&b);
+}
+
+bool str_starts(const char *s, const char *prefix)
+{
+	return strncmp(s, prefix, strlen(prefix)) == 0;
+}
+
+bool str_ends(const char *s, const char *suffix)
+{
+	size_t n = strlen(s), m = strlen(suffix);
+
+	return n >= m && memcmp(s + n - m, suffix, m) == 0;
+}
+
+bool str_eq(const char *a, const char *b)
+{
+	return a && b ? strcmp(a, b) == 0 : a == b;
+}
+
+char *str_strip(char *s)
+{
+	char *end;
+
+	while (isspace((unsigned char)*s))
+		s++;
+	end = s + strlen(s);
+	while (end > s && isspace((unsigned char)end[-1]))
+		end--;
+	*end = '\0';
+	return s;
+}
+
+int str_to_int64(const char *s, int64_t min, int64_t max, int64_t *out)
+{
+	char *end;
+	long long v;
+
+	if (!*s || isspace((unsigned char)*s))
+		return -EINVAL;
+	errno = 0;
+	v = strtoll(s, &end, 10);
+	if (*end)
+		return -EINVAL;
+	if (errno == ERANGE || v < min || v > max)
+		return -ERANGE;
+	*out = v;
+	return 0;
+}
+
+int str_to_double(const char *s, double *out)
+{
+	char *end;
+	double v;
+
+	if (!*s || isspace((unsigned char)*s))
+		return -EINVAL;
+	v = strtod(s, &end);
+	if (*end || !isfinite(v))
+		return -EINVAL;
+	*out = v;
+	return 0;
+}
+
+const char *str_bytes(char *buf, size_t size, uint64_t bytes)
+{
+	static const char *const unit[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+	double v = (double)bytes;
+	size_t i = 0;
+
+	while (v >= 1024 && i + 1 < ARRAY_SIZE(unit)) {
+		v /= 1024;
+		i++;
+	}
+	snprintf(buf, size, i == 0 || v >= 100 ? "%.0f %s" : "%.1f %s", v, unit[i]);
+	return buf;
+}
+
+const char *str_duration(char *buf, size_t size, double seconds)
+{
+	long s = seconds < 0 ? 0 : lround(seconds);
+
+	if (s < 60)
+		snprintf(buf, size, "%lds", s);
+	else if (s < 3600)
+		snprintf(buf, size, "%ldm%02lds", s / 60, s % 60);
+	else if (s < 86400)
+		snprintf(buf, size, "%ldh%02ldm", s / 3600, s / 60 % 60);
+	else
+		snprintf(buf, size, "%ldd%02ldh", s / 86400, s / 3600 % 24);
+	return buf;
+}
+
+char *str_path_join(const char *base, const char *path)
+{
+	if (path[0] == '/' || !base || !*base)
+		return strdup(path);
+	return str_printf("%s%s%s", base, str_ends(base, "/") ? "" : "/", path);
+}

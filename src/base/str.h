@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Growing byte strings, and the few string helpers that libc lacks. */
+#pragma once
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/cleanup.h"
+
+/* A growing string, always NUL-terminated once anything was added; {0} is the empty one. An allocation
+ * failure sticks in `failed` (later calls do nothing), so that a builder checks once, at the end. */
+struct strbuf {
+	char *data;
+	size_t len, cap;
+	bool failed;
+};
+
+void strbuf_add(struct strbuf *b, const void *data, size_t len);
+void strbuf_adds(struct strbuf *b, const char *s);
+void strbuf_addc(struct strbuf *b, char c);
+void strbuf_addf(struct strbuf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void strbuf_addv(struct strbuf *b, const char *fmt, va_list ap) __attribute__((format(printf, 2, 0)));
+void strbuf_reset(struct strbuf *b); /* length 0, memory kept */
+void strbuf_free(struct strbuf *b);
+/* The string, owned by the caller, b empty again; NULL after a failed allocation. An empty buffer gives "".
+ */
+char *strbuf_steal(struct strbuf *b);
+
+#define _cleanup_strbuf_ _cleanup_(strbuf_free)
+
+char *str_printf(const char *fmt, ...)
+    __attribute__((format(printf, 1, 2), malloc)); /* NULL: out of memory */
+bool str_starts(const char *s, const char *prefix);
+bool str_ends(const char *s, const char *suffix);
+bool str_eq(const char *a, const char *b); /* NULL equals only NULL */
+char *str_strip(char *s);                  /* in place: no white space at either end */
+
+/* Whole string as a decimal number within [min, max]: 0, or -EINVAL / -ERANGE with *out untouched. */
+int str_to_int64(const char *s, int64_t min, int64_t max, int64_t *out);
+int str_to_double(const char *s, double *out); /* finite only */
+
+/* "1.5 GiB", "312 KiB": into buf (at least 16 bytes), returned. */
+const char *str_bytes(char *buf, size_t size, uint64_t bytes);
+/* "42s", "3m10s", "2h05m", "3d04h": into buf (at least 16 bytes), returned. */
+const char *str_duration(char *buf, size_t size, double seconds);
+
+/* Path of `path` seen from directory `base`: path itself where absolute or base is NULL. Owned by the caller.
+ */
+char *str_path_join(const char *base, const char *path);

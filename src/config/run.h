@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A run as the user describes it: from a run file (libconfig), from --set key=value, from JSON between
+ * services and for the worker. One table of keys (run.c) gives name, type, default, range and meaning of
+ * each; the parser, the JSON form, the man page's check and --set all read that table.
+ *
+ * Ownership: a run_config owns all its strings; run_config_free releases them. Absent strings are NULL,
+ * absent lists NULL (lists are NULL-terminated).
+ */
+#pragma once
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/cleanup.h"
+#include "base/error.h"
+
+enum run_task { RUN_PRETRAIN, RUN_SFT, RUN_GENERATE, RUN_COMMAND };
+
+struct run_config {
+	char *name;
+	enum run_task task;
+	char **command;     /* RUN_COMMAND: argv */
+	char *directory;    /* working directory, absolute; submit fills in its own */
+	char **environment; /* "K=V" for the worker */
+
+	struct {
+		char *path;      /* Hugging Face directory */
+		char *init;      /* config.json to start from random weights instead */
+		char *tokenizer; /* directory; default: path, or the directory of init */
+		double init_std; /* 0: config.json's initializer_range */
+	} model;
+
+	struct {
+		char **path; /* a string or a list in the file */
+		char *dataset_dir;
+		char **dataset;
+		char *format;    /* auto text jsonl alpaca sharegpt openai */
+		char *columns;   /* JSON text of the group data.columns */
+		char *tags;      /* JSON text of the group data.tags */
+		char *template_; /* key "template" */
+		char *system;
+		int64_t max_length;
+		bool packing, cross_documents, train_on_prompt, mask_history, efficient_eos;
+		int64_t max_samples;
+		double eval_fraction;
+		char *cache_dir; /* default: output.dir/cache */
+	} data;
+
+	struct {
+		double epochs;
+		int64_t max_steps; /* 0: what epochs give */
+		int64_t micro_batch, accumulation;
+		double learning_rate, min_learning_rate; /* the schedule's floor, absolute */
+		char *schedule;                          /* linear cosine constant wsd */
+		double warmup_ratio;
+		int64_t warmup_steps; /* wins over warmup_ratio when above 0 */
+		double decay_ratio;   /* wsd: last part of the steps that decays */
+		double weight_decay, beta1, beta2, epsilon;
+		bool decay_all;  /* decay norms and biases too */
+		double clip;     /* 0: none */
+		char *precision; /* fp32 bf16 */
+		bool recompute;  /* recompute activations in the backward pass instead of keeping them */
+		bool shuffle;
+		int64_t seed;
+		int64_t eval_steps; /* 0: at each save and at the end */
+	} train;
+
+	struct {
+		char *strategy;  /* ddp (zero1 zero2 zero3 have an issue of their own) */
+		char *offload;   /* none */
+		int64_t timeout; /* seconds without progress of a collective */
+	} parallel;
+
+	struct {
+		int64_t nodes, devices_per_node;
+		int64_t threads; /* CPU threads per rank, 0: the slot's */
+		char **hosts;    /* only on these nodes; NULL: any */
+		int64_t max_restarts;
+		int64_t grace; /* seconds between TERM and KILL */
+	} resources;
+
+	struct {
+		char *dir;
+		int64_t save_steps; /* 0: only the final model */
+		int64_t keep;       /* checkpoints kept; 0: all */
+		int64_t log_steps;
+		bool tensorboard;
+		char *resume;   /* auto never must: from the newest checkpoint-N in dir */
+		bool overwrite; /* a non-empty dir without checkpoints is an error otherwise */
+		int64_t max_shard_mb;
+	} output;
+
+	struct {
+		char *prompt;
+		bool chat; /* wrap the prompt with the template as a user's turn */
+		int64_t max_new_tokens;
+		double temperature; /* 0: greedy */
+		int64_t top_k;
+		double top_p;
+		int64_t seed;
+	} generate;
+};
+
+void run_config_free(struct run_config *c);
+DEFINE_CLEANUP(struct run_config *, run_config_free)
+
+/* Parses a run file, applies overrides ("train.learning_rate=1e-4", NULL-terminated or NULL), then defaults
+ * and checks. Errors are "file:line: key: what; what would be right", with the nearest known key for an
+ * unknown one. */
+int run_config_read(const char *path, const char *const *overrides, struct run_config **out,
+                    struct error *err);
+/* The same from text (fuzzing, tests). */
+int run_config_parse(const char *text, const char *where, const char *const *overrides,
+                     struct run_config **out, struct error *err);
+/* Defaults, then overrides, then checks: for `submit -- COMMAND` and `generate`, which have no file. */
+int run_config_new(enum run_task task, const char *const *overrides, struct run_config **out,
+                   struct error *err);
+/* The JSON form has the same nesting and names as the file ("task":"sft", "train":{"epochs":2.0,…}). From
+ * JSON all the same checks run again: a service believes no client. */
+int run_config_to_json(const struct run_config *c, json_t **out, struct error *err);
+int run_config_from_json(const json_t *json, struct run_config **out, struct error *err);
+const char *run_task_name(enum run_task task);

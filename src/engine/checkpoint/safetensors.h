@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* safetensors files and sharded sets of them (model.safetensors.index.json): mapped for reading, streamed for
+ * writing. */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/cleanup.h"
+#include "base/error.h"
+
+enum tensor_type {
+	TENSOR_F64,
+	TENSOR_F32,
+	TENSOR_F16,
+	TENSOR_BF16,
+	TENSOR_I64,
+	TENSOR_I32,
+	TENSOR_I16,
+	TENSOR_I8,
+	TENSOR_U8,
+	TENSOR_BOOL
+};
+size_t tensor_type_size(enum tensor_type type);
+const char *tensor_type_name(enum tensor_type type); /* "BF16" */
+
+#define TENSOR_MAX_DIMS 8
+
+struct tensor {
+	const char *name;
+	enum tensor_type type;
+	int dims;
+	int64_t shape[TENSOR_MAX_DIMS];
+	const void *data; /* little-endian, maybe unaligned */
+	size_t bytes;
+};
+
+struct safetensors;
+
+/* path: one file, an index.json, or a directory with model.safetensors or its index. Every promise of the
+ * header is checked (engine.md): length, types, shapes against offsets, no holes, no overlaps, the file's
+ * end. */
+int safetensors_open(const char *path, struct safetensors **out, struct error *err);
+/* From memory; what the fuzz target calls. */
+int safetensors_parse(const void *data, size_t len, const char *where, struct safetensors **out,
+                      struct error *err);
+void safetensors_close(struct safetensors *st);
+DEFINE_CLEANUP(struct safetensors *, safetensors_close)
+
+size_t safetensors_count(const struct safetensors *st);
+const struct tensor *safetensors_at(const struct safetensors *st, size_t i); /* by name order within a file */
+const struct tensor *safetensors_find(const struct safetensors *st, const char *name); /* NULL: none */
+/* Converts elements [first, first + n) of t to fp32 (bf16, f16, f32, f64; others: -EINVAL). */
+int tensor_to_f32(const struct tensor *t, int64_t first, int64_t n, float *out, struct error *err);
+
+/* Writes `directory`/model.safetensors, or shards with an index where they exceed max_shard_bytes (0: 5 GB),
+ * with
+ * __metadata__ {"format":"pt"}. fill is called in file order to produce each tensor's bytes in pieces, so
+ * that no second copy of the model is needed. Files are synced; the caller renames the directory. */
+struct tensor_source {
+	const char *name;
+	enum tensor_type type;
+	int dims;
+	int64_t shape[TENSOR_MAX_DIMS];
+	/* Bytes [offset, offset + len) of the tensor into buf. */
+	int (*fill)(void *context, size_t index, size_t offset, size_t len, void *buf, struct error *err);
+	void *context;
+	size_t index; /* handed to fill */
+};
+int safetensors_write(const char *directory, const char *stem, const struct tensor_source *tensors, size_t n,
+                      uint64_t max_shard_bytes, struct error *err);

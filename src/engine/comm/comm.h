@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * comm.h: collectives between the ranks of one attempt. ucx.c (CPU) and nccl.c (CUDA) each implement all of
+ * it.
+ *
+ * Every rank calls the same collectives in the same order with the same counts. A collective is queued and
+ * runs behind the computation on a thread (CPU) or stream (CUDA) of its own; it starts after all work queued
+ * on the device before the call, and its buffers belong to the communicator until comm_wait. Collectives of
+ * one communicator complete in order. Reductions give the same bits on all ranks, and the same bits in every
+ * run at the same world size.
+ *
+ * A peer that died, a connection that broke, comm_abort from another thread, or a collective that makes no
+ * progress for timeout_s: comm_wait returns -ECONNRESET, -ECANCELED or -ETIMEDOUT with the rank and the
+ * collective named; the communicator is unusable from then on and only comm_destroy may follow.
+ */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "engine/device/device.h"
+#include "engine/device/dtype.h"
+
+/* How ranks find each other: a small key-value store that all ranks of this attempt share. Both calls return
+ * 0 or a negative errno with err filled; get waits until the key is there (or timeout_ms, then -ETIMEDOUT);
+ * *data is malloc'ed. */
+struct rendezvous {
+	void *context;
+	int (*put)(void *context, const char *key, const void *data, size_t len, struct error *err);
+	int (*get)(void *context, const char *key, int timeout_ms, void **data, size_t *len,
+	           struct error *err);
+};
+
+struct comm;
+
+struct comm_options {
+	int rank, world_size;
+	int timeout_s; /* of a collective without progress; also of the meeting at start */
+	const struct rendezvous *rendezvous; /* may be NULL when world_size is 1 */
+	const char
+	    *group; /* prefix of the rendezvous keys; communicators of one attempt have distinct ones */
+};
+
+int comm_create(struct device *dev, const struct comm_options *options, struct comm **out, struct error *err);
+void comm_destroy(struct comm *comm); /* NULL is fine; does not wait for peers */
+void comm_abort(struct comm *comm);   /* from any thread: every wait returns -ECANCELED */
+int comm_rank(const struct comm *comm);
+int comm_size(const struct comm *comm);
+/* "ucx 1.13: shared memory" / "ucx 1.13: tcp": what carries the data, for the log. */
+const char *comm_describe(const struct comm *comm);
+/* Registers a buffer that collectives will use often (pinning); optional, at start. */
+int comm_register(struct comm *comm, void *buffer, size_t bytes, struct error *err);
+
+enum comm_op { COMM_SUM, COMM_MAX };
+
+/* A ticket names a queued collective: comm_wait(ticket) returns once it and all before it are done. 0 is
+ * always done. On CUDA comm_wait makes the compute stream wait, not the host; comm_flush waits on the host
+ * for all. */
+typedef uint64_t comm_ticket;
+
+/* In place. Types: fp32, bf16 (summed in fp32), and DOUBLE through comm_all_reduce_f64. */
+comm_ticket comm_all_reduce(struct comm *comm, void *buffer, int64_t count, enum dtype type, enum comm_op op);
+comm_ticket comm_all_reduce_f64(struct comm *comm, double *buffer, int64_t count, enum comm_op op);
+/* buffer [world_size · shard]: afterwards this rank's shard (at rank · shard) holds the sum; the rest is
+ * undefined. */
+comm_ticket comm_reduce_scatter(struct comm *comm, void *buffer, int64_t shard, enum dtype type,
+                                enum comm_op op);
+/* buffer [world_size · shard]: this rank's shard is input; afterwards all shards are there. */
+comm_ticket comm_all_gather(struct comm *comm, void *buffer, int64_t shard, enum dtype type);
+comm_ticket comm_broadcast(struct comm *comm, void *buffer, size_t bytes, int root);
+comm_ticket comm_barrier(struct comm *comm);
+
+int comm_wait(struct comm *comm, comm_ticket ticket, struct error *err);
+int comm_flush(struct comm *comm, struct error *err);

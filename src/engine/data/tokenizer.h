@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Hugging Face tokenizers (tokenizer.json) in C: byte-level BPE (Sennrich et al. 2016; Radford et al. 2019)
+ * and SentencePiece-style BPE with byte fallback; ids equal those of Hugging Face's tokenizers library. A
+ * tokenizer is immutable after loading and may be used by several threads at once.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/cleanup.h"
+#include "base/error.h"
+
+struct tokenizer;
+
+/* path: a directory with tokenizer.json (and tokenizer_config.json, special_tokens_map.json where there), or
+ * the tokenizer.json itself. */
+int tokenizer_load(const char *path, struct tokenizer **out, struct error *err);
+/* tokenizer.json from memory; `where` names it in errors. What the fuzz target calls. */
+int tokenizer_parse(const char *json, size_t len, const char *where, struct tokenizer **out,
+                    struct error *err);
+void tokenizer_free(struct tokenizer *tok);
+DEFINE_CLEANUP(struct tokenizer *, tokenizer_free)
+
+/* A growing list of ids; {0} is empty. */
+struct token_list {
+	int32_t *ids;
+	size_t len, cap;
+};
+int token_list_add(struct token_list *list, const int32_t *ids, size_t n); /* 0 or -ENOMEM */
+void token_list_free(struct token_list *list);
+
+/* Appends the ids of text (UTF-8; invalid bytes as U+FFFD, as Python's decode with errors="replace") to out.
+ * add_special: run the post-processor (bos, eos as tokenizer.json says). Special tokens written out in the
+ * text are recognised either way, as Hugging Face does. */
+int tokenizer_encode(const struct tokenizer *tok, const char *text, size_t len, bool add_special,
+                     struct token_list *out, struct error *err);
+/* Text of ids, NUL-terminated, owned by the caller. Ids out of range are an error. */
+int tokenizer_decode(const struct tokenizer *tok, const int32_t *ids, size_t n, bool skip_special,
+                     char **text, size_t *len, struct error *err);
+
+int32_t tokenizer_vocab_size(const struct tokenizer *tok); /* highest id + 1, added tokens included */
+int32_t tokenizer_token_to_id(const struct tokenizer *tok, const char *token); /* -1: none */
+const char *tokenizer_id_to_token(const struct tokenizer *tok,
+                                  int32_t id); /* NULL: none; as stored in the vocabulary */
+/* -1 where not set. From tokenizer_config.json / special_tokens_map.json, else guessed from the usual names.
+ */
+int32_t tokenizer_bos(const struct tokenizer *tok);
+int32_t tokenizer_eos(const struct tokenizer *tok);
+int32_t tokenizer_pad(const struct tokenizer *tok);
+bool tokenizer_adds_bos(
+    const struct tokenizer *tok); /* add_bos_token, or a post-processor that puts one first */
+const char *tokenizer_chat_template(const struct tokenizer *tok); /* Jinja source, NULL: none */
+/* A stable 64-bit hash of everything that decides ids: keys the cache of tokenized data. */
+uint64_t tokenizer_hash(const struct tokenizer *tok);
+
+/* Trains a byte-level BPE on texts (GPT-2's or llama3's pre-tokenizer) and writes a Hugging Face directory:
+ * tokenizer.json, tokenizer_config.json, special_tokens_map.json, loadable by transformers.AutoTokenizer. */
+struct tokenizer_train_options {
+	int32_t vocab_size;                /* specials and the 256 bytes included */
+	const char *const *special_tokens; /* NULL-terminated; get the first ids, in order */
+	const char *bos, *eos, *pad;       /* among the special tokens, or NULL */
+	const char *chat_template;         /* Jinja source or NULL */
+	int64_t min_frequency;
+	void (*progress)(void *context, int64_t done, int64_t total);
+	void *progress_context;
+};
+/* next returns 1 with a text, 0 at the end, or a negative errno; the text stays valid until the next call. */
+typedef int (*tokenizer_text_fn)(void *context, const char **text, size_t *len, struct error *err);
+int tokenizer_train(const struct tokenizer_train_options *options, tokenizer_text_fn next, void *context,
+                    const char *directory, struct error *err);

@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * device.h: memory and the mathematics of a transformer on one device. cpu/ and cuda/ each implement all of
+ * it; which one a worker has is decided at link time.
+ *
+ * Order: operations are queued on the device's compute stream in call order (the CPU runs each at once);
+ * results are visible to the host after device_synchronize or device_read. An operation does not fail by
+ * itself: a fault sticks to the device and is returned by the next device_synchronize / device_read.
+ *
+ * Determinism: the same call on the same shapes gives the same bits, whatever the number of threads is free
+ * to vary only where a comment says so.
+ *
+ * Memory: the caller owns every buffer and has taken it from one arena (device_alloc); an operation allocates
+ * nothing beyond the scratch that device_reserve_scratch gave the device. Pointers are device pointers unless
+ * "host" stands beside them. Matrices are row-major; [a, b] is the shape; strides count elements. `type` is
+ * the dtype of activations and weights; statistics (rstd, lse, losses) are always fp32 and sums are taken in
+ * fp32 or wider. Buffers are aligned to 64 bytes, row strides may be any.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "engine/device/dtype.h"
+
+struct device;
+
+struct device_options {
+	int index;   /* GPU ordinal among the visible ones; ignored on CPU */
+	int threads; /* CPU threads, 0: OMP_NUM_THREADS or all that the affinity mask allows */
+};
+
+int device_create(const struct device_options *options, struct device **out, struct error *err);
+void device_destroy(struct device *dev);
+
+/* One line for the log: "cpu: 2 threads, OpenBLAS 0.3.21 SkylakeX, oneDNN 2.6 avx512_core_bf16". Owned by
+ * dev. */
+const char *device_describe(const struct device *dev);
+bool device_supports(const struct device *dev, enum dtype type);     /* at a useful speed, as activations */
+double device_peak_flops(const struct device *dev, enum dtype type); /* dense; 0: unknown */
+
+/* Zeroed device memory, 64-byte aligned (256 on CUDA); -ENOMEM with sizes in words. Called at start only. */
+int device_alloc(struct device *dev, size_t bytes, void **out, struct error *err);
+void device_free(struct device *dev, void *p);
+/* Bytes of scratch that the operations need at most, for the largest shapes a step will use: the plan counts
+ * it. */
+struct device_shapes {
+	int64_t tokens;       /* rows of the largest micro-batch */
+	int64_t max_sequence; /* longest document in tokens */
+	int hidden, intermediate, heads, kv_heads, head_dim;
+	int64_t vocab, logits_rows; /* rows of a cross-entropy chunk */
+	enum dtype type;
+};
+size_t device_scratch_bytes(const struct device *dev, const struct device_shapes *shapes);
+int device_reserve_scratch(struct device *dev, size_t bytes, struct error *err);
+
+int device_synchronize(struct device *dev, struct error *err);
+int device_read(struct device *dev, void *host, const void *src, size_t bytes, struct error *err); /* waits */
+int device_write(struct device *dev, void *dst, const void *host, size_t bytes, struct error *err);
+void device_copy(struct device *dev, void *dst, const void *src, size_t bytes);
+void device_zero(struct device *dev, void *dst, size_t bytes);
+
+/* Events order the compute stream against a communicator's: recorded here, waited for there, or the reverse.
+ * On the CPU compute is done when the call returns: record is a store, wait on a comm event blocks. */
+struct device_event;
+int device_event_create(struct device *dev, struct device_event **out, struct error *err);
+void device_event_destroy(struct device_event *event);
+void device_event_record(struct device *dev, struct device_event *event);
+
+/* ---- elementwise and conversions ---- */
+void device_cast(struct device *dev, void *dst, enum dtype dst_type, const void *src, enum dtype src_type,
+                 int64_t n);
+void device_scale(struct device *dev, void *x, enum dtype type, float factor, int64_t n);
+void device_add(struct device *dev, void *dst, const void *src, enum dtype type, int64_t n); /* dst += src */
+/* Adds sum(x[i]^2) in a fixed order to *sum (one device float64). */
+void device_sum_squares(struct device *dev, const void *x, enum dtype type, int64_t n, double *sum);
+/* Adds sum(x[i]) to *sum (one device float64). */
+void device_sum(struct device *dev, const float *x, int64_t n, double *sum);
+
+/* ---- GEMM ---- */
+/* C[m,n] = alpha · op(A)·op(B) + beta · C. op(X) is X, or its transpose where the flag is set. lda, ldb, ldc
+ * are row strides of the stored matrices. A and B have type ab_type, C has c_type (that or fp32); sums are
+ * fp32. */
+struct device_gemm {
+	bool transpose_a, transpose_b;
+	int64_t m, n, k;
+	float alpha, beta;
+	const void *a, *b;
+	void *c;
+	int64_t lda, ldb, ldc;
+	enum dtype ab_type, c_type;
+};
+void device_gemm(struct device *dev, const struct device_gemm *g);
+
+void device_bias_forward(struct device *dev, void *x, const void *bias, int64_t rows, int64_t cols,
+                         int64_t ld, enum dtype type);
+/* d_bias[cols] (grad_type) += column sums of d_y. */
+void device_bias_backward(struct device *dev, void *d_bias, enum dtype grad_type, const void *d_y,
+                          int64_t rows, int64_t cols, int64_t ld, enum dtype type);
+
+/* ---- embedding ---- */
+/* out[t,:] = table[ids[t],:]; ids are already checked to be within [0, vocab). */
+void device_embedding_forward(struct device *dev, void *out, const int32_t *ids, const void *table,
+                              int64_t tokens, int hidden, enum dtype type);
+/* d_table[ids[t],:] += d_out[t,:], rows added in token order (deterministic). host_ids: the same ids on the
+ * host. */
+void device_embedding_backward(struct device *dev, void *d_table, enum dtype grad_type, const void *d_out,
+                               const int32_t *ids, const int32_t *host_ids, int64_t tokens, int64_t vocab,
+                               int hidden, enum dtype type);
+
+/* ---- RMSNorm (Zhang & Sennrich 2019) ---- */
+/* y = x · rstd · w, rstd = 1/sqrt(mean(x²) + eps), kept in rstd[rows] when not NULL. x rows are ld_x apart, y
+ * rows ld_y: for q/k norm rows are heads, and a token's heads lie inside one row of a wider matrix: `groups`
+ * rows of `cols` elements follow each other, then the next token starts ld elements on. groups = 1: an
+ * ordinary matrix of `rows` rows. */
+struct device_norm {
+	int64_t rows; /* tokens */
+	int groups;   /* heads per token, 1 for a plain norm */
+	int cols;
+	int64_t ld_x, ld_y; /* between tokens */
+	float eps;
+	enum dtype type;
+};
+void device_rmsnorm_forward(struct device *dev, const struct device_norm *n, void *y, float *rstd,
+                            const void *x, const void *w);
+/* residual[t,:] += x[t,:] first (in place, stored in `type`), then y = norm(residual). Plain norms only. */
+void device_add_rmsnorm_forward(struct device *dev, const struct device_norm *n, void *y, float *rstd,
+                                void *residual, const void *x, const void *w);
+/* d_x (+)= …, d_w (grad_type) += …; x is the forward's input. With accumulate, d_x is added to (the residual
+ * path); without, written. d_y and d_x use ld_y and ld_x; they may be the same buffer when not accumulating.
+ */
+void device_rmsnorm_backward(struct device *dev, const struct device_norm *n, void *d_x, bool accumulate,
+                             void *d_w, enum dtype grad_type, const void *d_y, const void *x,
+                             const float *rstd, const void *w);
+
+/* ---- rotary position embedding (Su et al. 2021), half-split (rotate_half) ---- */
+/* cos, sin: fp32 [positions, head_dim/2]. Rotates `heads` consecutive heads of each token in place; token
+ * rows are ld apart. inverse: the backward (the transpose of the rotation). */
+void device_rope(struct device *dev, void *x, int64_t ld, int heads, int head_dim, const int32_t *positions,
+                 const float *cos, const float *sin, int64_t tokens, bool inverse, enum dtype type);
+
+/* ---- attention: causal, grouped heads, packed documents; never builds T×T (Dao 2022, FlashAttention-2) ----
+ */
+struct device_attention {
+	int64_t tokens;
+	int heads, kv_heads, head_dim;
+	float scale;
+	int window; /* a token sees itself and window-1 before it; 0: all before it */
+	int documents;
+	const int32_t *starts;          /* device, [documents + 1]: first row of each document, then tokens */
+	const int32_t *host_starts;     /* the same on the host */
+	int64_t ld_q, ld_k, ld_v, ld_o; /* row strides; q, k, v usually lie in one fused buffer */
+	enum dtype type;
+};
+/* o[t, heads·head_dim]; lse fp32 [heads, tokens] (log-sum-exp of scaled scores). */
+void device_attention_forward(struct device *dev, const struct device_attention *a, void *o, float *lse,
+                              const void *q, const void *k, const void *v);
+/* d_q, d_k, d_v have the strides of q, k, v and are written, not added to. */
+void device_attention_backward(struct device *dev, const struct device_attention *a, void *d_q, void *d_k,
+                               void *d_v, const void *d_o, const void *o, const float *lse, const void *q,
+                               const void *k, const void *v);
+/* Generation: `new_tokens` queries at positions past … past+new_tokens-1 of one sequence, against a cache
+ * that already holds past + new_tokens rows of k and v (row stride ld_k, ld_v). a->documents and starts are
+ * not used. */
+void device_attention_cached(struct device *dev, const struct device_attention *a, int64_t past, void *o,
+                             const void *q, const void *k_cache, const void *v_cache);
+
+/* ---- SwiGLU (Shazeer 2020) ---- */
+/* gate_up[t, 2·cols]: gate first, then up. y[t, cols] = silu(gate) · up. */
+void device_swiglu_forward(struct device *dev, void *y, const void *gate_up, int64_t tokens, int cols,
+                           enum dtype type);
+/* d_gate_up may be gate_up itself (in place). When y is not NULL the forward's output is written there again,
+ * so that it need not have been kept. */
+void device_swiglu_backward(struct device *dev, void *d_gate_up, void *y, const void *d_y,
+                            const void *gate_up, int64_t tokens, int cols, enum dtype type);
+
+/* ---- softmax cross-entropy over a chunk of rows ---- */
+/* loss[row] = -log softmax(logits[row])[target], 0 where target < 0. With backward, logits are replaced in
+ * place by d_logits = (softmax - onehot) · scale (0 rows where target < 0). logits rows are vocab apart. */
+void device_cross_entropy(struct device *dev, void *logits, enum dtype type, const int32_t *targets,
+                          int64_t rows, int64_t vocab, float scale, float *loss, bool backward);
+/* Greedy choice: id[row] = argmax (the lowest id among equals). */
+void device_argmax(struct device *dev, int32_t *id, const void *logits, enum dtype type, int64_t rows,
+                   int64_t vocab);
+
+/* ---- AdamW (Loshchilov & Hutter 2019), decoupled decay, as torch.optim.AdamW ---- */
+struct device_adamw {
+	float learning_rate, beta1, beta2, epsilon, weight_decay;
+	int64_t step; /* 1 for the first */
+};
+/* master, m, v: fp32 [n]; grad: grad_type [n], multiplied by *grad_scale (a device float; NULL: 1) before
+ * use; param: the compute copy in param_type, rounded from master afterwards (NULL where master itself is
+ * used). */
+void device_adamw(struct device *dev, float *master, void *param, enum dtype param_type, const void *grad,
+                  enum dtype grad_type, float *m, float *v, int64_t n, const float *grad_scale,
+                  const struct device_adamw *h);
+/* *scale = max_norm > 0 ? min(1, max_norm / (sqrt(*sum_squares) + 1e-6)) : 1; *norm = sqrt(*sum_squares). All
+ * on the device. */
+void device_clip_scale(struct device *dev, const double *sum_squares, float max_norm, float *scale,
+                       float *norm);
