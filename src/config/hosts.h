@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* /etc/dtrain/hosts: `HOST slots=N [addr=A] [port=P] [label…]` per line, # comments; a superset of
+ * DeepSpeed's hostfile. File order is node order. A duplicate host, a bad number, an unknown key=value are
+ * errors with file and line. */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "base/cleanup.h"
+#include "base/error.h"
+
+struct host {
+	char *name;
+	char *address; /* addr=, else the name */
+	int port;      /* 0: the default of dtraind.conf */
+	int slots;     /* 0: not said: what the machine has */
+	char **labels; /* NULL-terminated, may be NULL */
+	int line;
+};
+
+struct hosts {
+	struct host *list;
+	size_t count;
+};
+
+/* An empty file is an error (as DeepSpeed has it); a missing one is -ENOENT with a message. */
+int hosts_read(const char *path, struct hosts **out, struct error *err);
+int hosts_parse(const char *text, size_t len, const char *where, struct hosts **out, struct error *err);
+void hosts_free(struct hosts *h);
+DEFINE_CLEANUP(struct hosts *, hosts_free)
+const struct host *hosts_find(const struct hosts *h, const char *name); /* by name, case-insensitive */
+/* The entry that is this machine: `node` where not NULL, else the host name (full or short form), else an
+ * entry whose address is one of this machine's. -ENOENT: none, with a message that says what was tried;
+ * -EEXIST: several addresses match. */
+int hosts_find_self(const struct hosts *h, const char *node, const struct host **out, struct error *err);

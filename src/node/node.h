@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What this machine owns: its devices as slots, the leases on them, and the attempts that run here. The node
+ * is the only authority over its slots: no two leases on one, whatever the controller believes.
+ *
+ * All calls from the event loop's thread; nothing blocks. Reports come through the callback, also for
+ * attempts that an earlier instance of the service started and this one found again.
+ */
+#pragma once
+
+#include <jansson.h>
+#include <stdint.h>
+#include <systemd/sd-event.h>
+
+#include "base/error.h"
+#include "config/daemon.h"
+#include "config/hosts.h"
+
+struct node;
+
+struct node_callbacks {
+	void *context;
+	/* The state of one attempt here, sent at each change (borrowed):
+	 * {"run":17,"attempt":1,"node":"n1","state":"starting|running|stopping|ended",
+	 *  "ranks":[{"rank":0,"slot":0,"state":"starting|running|exited","pid":123,"exit_status":0,"signal":"SIGKILL"|null,
+	 *            "ended":1732147200.1,"error":"last lines of its log, where it failed"}]}
+	 * "ended" comes once, after every process of the attempt is gone and the lease is free. */
+	void (*report)(void *context, const json_t *report);
+};
+
+/* Finds devices (NVML loaded at run time, else CPU slots) and running attempts (runtime_dir/attempts). */
+int node_create(sd_event *event, const struct daemon_config *config, const char *name, int hosts_slots,
+                const struct node_callbacks *callbacks, struct node **out, struct error *err);
+void node_destroy(struct node *node); /* running attempts go on without us */
+int node_slots(const struct node *node);
+int node_free_slots(const struct node *node);
+/* [{"node","index","kind":"cpu"|"gpu","name","uuid","memory","threads","state":"free"|"leased"|"drained","run":17|null}]
+ */
+json_t *node_devices(const struct node *node);
+/* The reports of all attempts here, as an array: what a controller that was restarted asks for. */
+json_t *node_attempts(const struct node *node);
+
+/* Leases the slots and starts the ranks of an attempt here:
+ * {"run","attempt","user","uid","gid","config":{run_config},"world_size","nodes","node_rank","local_world_size",
+ *  "master_addr","master_port":0|N,"ranks":[{"rank","local_rank","slot"}]}
+ * -EBUSY: a slot is leased (message names slot and run); -EPERM: no such user here, or a uid that differs;
+ * -EINVAL …: preflight (directory missing, program not found …) failed: nothing is leased then. */
+int node_start(struct node *node, const json_t *request, struct error *err);
+/* TERM to all ranks of the attempt, KILL after grace seconds to all they started. No such attempt: 0. */
+int node_stop(struct node *node, int64_t run, int64_t attempt, double grace, struct error *err);
+/* A free TCP port on this machine for MASTER_PORT. */
+int node_free_port(struct error *err);
+/* Path of a rank's log here, owned by the caller; -ENOENT: this node has no such rank. attempt 0: the newest.
+ */
+int node_log_path(const struct node *node, int64_t run, int64_t attempt, int rank, char **path,
+                  struct error *err);
