@@ -24,7 +24,10 @@ struct node_callbacks {
 	 * {"run":17,"attempt":1,"node":"n1","state":"starting|running|stopping|ended",
 	 *  "ranks":[{"rank":0,"slot":0,"state":"starting|running|exited","pid":123,"exit_status":0,"signal":"SIGKILL"|null,
 	 *            "ended":1732147200.1,"error":"last lines of its log, where it failed"}]}
-	 * "ended" comes once, after every process of the attempt is gone and the lease is free. */
+	 * "ended" comes after every process of the attempt is gone and the lease is free. It is kept, and
+	 * comes again after a restart of the service, until node_forget: the receiver takes a second one as
+	 * nothing new. "reason" is there where the node itself has something to say (the launcher was killed,
+	 * a process that does not die). */
 	void (*report)(void *context, const json_t *report);
 };
 
@@ -44,10 +47,13 @@ json_t *node_attempts(const struct node *node);
  * {"run","attempt","user","uid","gid","config":{run_config},"world_size","nodes","node_rank","local_world_size",
  *  "master_addr","master_port":0|N,"ranks":[{"rank","local_rank","slot"}]}
  * -EBUSY: a slot is leased (message names slot and run); -EPERM: no such user here, or a uid that differs;
- * -EINVAL …: preflight (directory missing, program not found …) failed: nothing is leased then. */
+ * -EINVAL …: preflight (directory missing, program not found …) failed: nothing is leased then.
+ * The same attempt a second time: 0. -ESTALE: a newer attempt of the run is known here. */
 int node_start(struct node *node, const json_t *request, struct error *err);
 /* TERM to all ranks of the attempt, KILL after grace seconds to all they started. No such attempt: 0. */
 int node_stop(struct node *node, int64_t run, int64_t attempt, double grace, struct error *err);
+/* The controller has the end of this attempt: nothing about it (but its logs) needs to be kept here. */
+void node_forget(struct node *node, int64_t run, int64_t attempt);
 /* A free TCP port on this machine for MASTER_PORT. */
 int node_free_port(struct error *err);
 /* Path of a rank's log here, owned by the caller; -ENOENT: this node has no such rank. attempt 0: the newest.
