@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Generation from a model with a KV cache: owns model, arena and weights, for one sequence at a time. */
+#pragma once
+
+#include <stdint.h>
+
+#include "base/cleanup.h"
+#include "base/error.h"
+#include "engine/device/device.h"
+#include "engine/model/layout.h"
+#include "engine/model/model_config.h"
+
+struct generator;
+
+struct generator_options {
+	enum dtype type;
+	int64_t max_tokens; /* prompt and answer together; 0: max_positions */
+};
+
+/* fill produces the weights (from a checkpoint: parameters.h; from nothing: model_init_fill). dev is
+ * borrowed. */
+int generator_create(struct device *dev, const struct model_config *c,
+                     const struct generator_options *options, model_fill_fn fill, void *fill_context,
+                     struct generator **out, struct error *err);
+void generator_free(struct generator *g);
+DEFINE_CLEANUP(struct generator *, generator_free)
+
+/* Starts over with an empty sequence. */
+void generator_reset(struct generator *g);
+/* Appends ids to the sequence (in pieces as needed). -E2BIG beyond max_tokens. */
+int generator_feed(struct generator *g, const int32_t *ids, int64_t n, struct error *err);
+/* Logits after the last token fed, fp32 [vocab], valid until the next feed. */
+const float *generator_logits(const struct generator *g);
+
+struct sampling {
+	double temperature; /* 0: greedy */
+	int64_t top_k;      /* 0: all */
+	double top_p;       /* 1: all */
+	uint64_t seed;
+};
+/* The next id, chosen on the host in fp32 from generator_logits: temperature, then top_k, then top_p, as
+ * transformers does. place: position of the choice in the sequence; the same (seed, place, logits) give the
+ * same id. Greedy takes the lowest id among equals. */
+int32_t sampling_choose(const struct sampling *s, const float *logits, int64_t vocab, int64_t place,
+                        void *work); /* work: sampling_work_bytes(vocab) */
+size_t sampling_work_bytes(int64_t vocab);
+/* The same with the generator's own logits. */
+int32_t generator_choose(struct generator *g, const struct sampling *s);

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A decoder-only transformer over device.h: forward and backward by hand. The model owns no memory of the
+ * device: model_take takes its buffers from an arena, and the flat parameters and gradients of the units
+ * belong to whoever shards them (shard/) and are lent by model_set_unit.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/cleanup.h"
+#include "base/error.h"
+#include "engine/device/device.h"
+#include "engine/model/arena.h"
+#include "engine/model/layout.h"
+#include "engine/model/model_config.h"
+
+struct model;
+
+struct model_options {
+	enum dtype type;      /* of compute weights and activations; gradients are always fp32 */
+	int64_t max_tokens;   /* rows of the largest micro-batch */
+	int64_t max_sequence; /* longest document: the length of the RoPE tables */
+	bool training;        /* false: no buffers for the backward pass */
+	bool recompute;       /* keep only each block's input; run the block again before its backward */
+	int64_t logits_rows;  /* rows of a cross-entropy chunk, 0: chosen */
+	int64_t cache_tokens; /* generation: length of the KV cache, 0: none */
+};
+
+/* A micro-batch: rows of all its sequences behind each other, without padding. Host memory, borrowed for the
+ * call. */
+struct model_batch {
+	int64_t tokens;
+	const int32_t *ids;     /* within [0, vocab) */
+	const int32_t *targets; /* < 0: not counted; NULL where no loss is asked for */
+	int documents;
+	const int32_t *starts; /* [documents + 1]: 0 first, tokens last */
+};
+
+/* Host structures only. c is copied, layout borrowed. */
+int model_create(struct device *dev, const struct model_config *c, const struct model_layout *layout,
+                 const struct model_options *options, struct model **out, struct error *err);
+void model_free(struct model *m);
+DEFINE_CLEANUP(struct model *, model_free)
+void model_take(struct model *m, struct arena *a); /* both passes of the arena */
+/* After the arena has memory: fills the tables (RoPE). */
+int model_prepare(struct model *m, struct error *err);
+void model_shapes(const struct model *m, struct device_shapes *shapes); /* for device_scratch_bytes */
+
+/* Lends a unit's flat parameters (compute type) and gradients (fp32; NULL where not training). */
+void model_set_unit(struct model *m, int unit, void *parameters, float *gradients);
+
+/* Told when a unit's gradients are final within this micro-step: head first, embedding last. */
+typedef void (*model_unit_fn)(void *context, int unit);
+
+/* Forward and backward. Gradients of sum(loss) · scale are written where `first`, else added. The sum of the
+ * rows' losses is added to *loss_sum (device float64). unit_done may be NULL. -EINVAL for a batch that is
+ * larger than the options, with ids out of range, or with starts that do not rise. */
+int model_forward_backward(struct model *m, const struct model_batch *batch, float scale, bool first,
+                           double *loss_sum, model_unit_fn unit_done, void *context, struct error *err);
+/* Forward and loss alone. losses (host, [tokens]) may be NULL. */
+int model_evaluate(struct model *m, const struct model_batch *batch, double *loss_sum, float *losses,
+                   struct error *err);
+
+/* Generation: appends n tokens to the one sequence in the cache (at most max_tokens at once, cache_tokens in
+ * all), and leaves the logits after the last of them in logits (host fp32, [vocab]; NULL: not wanted). */
+int model_decode(struct model *m, const int32_t *ids, int n, float *logits, struct error *err);
+void model_decode_reset(struct model *m);
+
+/* For tests: the last gathered logits rows computed by model_evaluate are never kept; this computes all
+ * logits of a batch, tokens · vocab floats on the host, chunk by chunk. */
+int model_logits(struct model *m, const struct model_batch *batch, float *logits, struct error *err);

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Learning rates. Step 0 is the first optimizer step; linear, cosine and constant with warm-up are
+ * transformers' get_*_schedule_with_warmup (so with warm-up the very first step has rate 0), wsd is its
+ * get_wsd_schedule: warm up, stay, decay over the last part. floor is reached at the end instead of 0.
+ */
+#pragma once
+
+#include <stdint.h>
+
+enum schedule_kind { SCHEDULE_LINEAR, SCHEDULE_COSINE, SCHEDULE_CONSTANT, SCHEDULE_WSD };
+
+struct schedule {
+	enum schedule_kind kind;
+	double peak, floor;
+	int64_t steps, warmup; /* in optimizer steps */
+	int64_t decay;         /* wsd: the last steps that decay */
+};
+
+double schedule_rate(const struct schedule *s, int64_t step);
+int schedule_kind_parse(const char *name,
+                        enum schedule_kind *out); /* -EINVAL: not linear cosine constant wsd */

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Flat units of parameters with their gradients and optimizer state. Each unit is padded so that it divides
+ * over the ranks; which part of what a rank holds is the strategy, everything else is the same code:
+ *
+ *             compute weights   gradients        master weights, moments
+ *   ddp       whole             whole            whole
+ *   zero1     whole             whole            own shard
+ *
+ * A unit's gradients are reduced as soon as the backward has them (shard_reduce), behind the computation.
+ * Gradients are fp32 whatever the compute type: sums over many micro-steps and ranks stay exact enough, and
+ * the memory (4 bytes a parameter) is small beside activations at the sizes where it would matter for ddp. In
+ * fp32 the compute weights are the master weights themselves where a rank holds both whole.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/cleanup.h"
+#include "base/error.h"
+#include "engine/comm/comm.h"
+#include "engine/device/device.h"
+#include "engine/model/arena.h"
+#include "engine/model/layout.h"
+
+enum shard_strategy { SHARD_DDP, SHARD_ZERO1 };
+
+struct shard_unit {
+	int64_t count, padded; /* elements */
+	int64_t matrices;      /* elements that decay by default come first */
+	int64_t first, own;    /* the part of master and moments that is here: [first, first + own) */
+	void *weights;         /* compute type, [padded] */
+	float *gradients;      /* [padded] */
+	float *master, *m, *v; /* [own] */
+	comm_ticket ticket;    /* of the reduction, then of the gather */
+};
+
+struct shard {
+	struct device *dev;
+	struct comm *comm; /* NULL: one rank */
+	int rank, world_size;
+	enum shard_strategy strategy;
+	enum dtype type;
+	int units;
+	struct shard_unit *unit;
+};
+
+/* dev and comm may be NULL for planning alone; comm also where world_size is 1. */
+int shard_create(struct device *dev, struct comm *comm, int rank, int world_size,
+                 enum shard_strategy strategy, enum dtype type, const struct model_layout *layout,
+                 struct shard **out, struct error *err);
+void shard_free(struct shard *s);
+DEFINE_CLEANUP(struct shard *, shard_free)
+void shard_take(struct shard *s, struct arena *a);
+
+/* Starts the sum of a unit's gradients over the ranks; afterwards [first, first + own) holds it. */
+void shard_reduce(struct shard *s, int unit);
+int shard_wait(struct shard *s, struct error *err); /* for all units */
+/* Makes the compute weights of a unit from the master weights, on all ranks. */
+void shard_publish(struct shard *s, int unit);

@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The trainer: the plan, the step and the loop.
+ *
+ * Arithmetic. An optimizer step consumes one sampler step: world_size · micro_batch · accumulation rows
+ * (fewer at the end of an epoch). steps_per_epoch = ceil(rows / that). total = max_steps where above 0, else
+ * ceil(epochs · steps_per_epoch). warm-up = warmup_steps where above 0, else ceil(warmup_ratio · total), as
+ * transformers. A step's loss is the sum of its targets' losses over their count, over all ranks and
+ * micro-steps; so are its gradients. The count comes from the dataset and the sampler alone.
+ *
+ * Resume. The state after step s is: master weights, both moments, s. The sampler, the schedule and the order
+ * of every sum are functions of the step, so a run continued from that state at the same world size gives the
+ * same bits.
+ */
+#pragma once
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/cleanup.h"
+#include "base/error.h"
+#include "engine/comm/comm.h"
+#include "engine/data/dataset.h"
+#include "engine/device/device.h"
+#include "engine/model/layout.h"
+#include "engine/model/model_config.h"
+#include "engine/optim/schedule.h"
+#include "engine/shard/shard.h"
+
+struct train_options {
+	double epochs; /* used where max_steps is 0 */
+	int64_t max_steps;
+	int64_t micro_batch, accumulation;
+	double learning_rate, min_learning_rate;
+	enum schedule_kind schedule;
+	double warmup_ratio;
+	int64_t warmup_steps;
+	double decay_ratio; /* wsd: share of the steps that decays at the end */
+	double weight_decay, beta1, beta2, epsilon;
+	bool decay_all;
+	double clip;          /* 0: none; the norm is reported either way */
+	enum dtype precision; /* DTYPE_F32 or DTYPE_BF16 */
+	bool recompute;
+	bool shuffle;
+	uint64_t seed;
+	int64_t log_steps;  /* at least 1 */
+	int64_t save_steps; /* 0: on_save is not called by the loop, except at a stop */
+	int64_t eval_steps; /* 0: with each save and at the end */
+	enum shard_strategy strategy;
+};
+void train_options_default(struct train_options *o);
+int train_options_check(const struct train_options *o, struct error *err);
+
+struct trainer;
+
+/* What was just done. Doubles carry all digits of the sums. */
+struct train_log {
+	int64_t step, steps;      /* step: optimizer steps done, from 1 */
+	double epoch;             /* epochs done, fractional */
+	double loss;              /* of this very step, the mean over its counted targets on all ranks */
+	double loss_mean;         /* mean of the steps' losses since the last log */
+	double learning_rate;     /* that the step used */
+	double grad_norm;         /* before clipping */
+	int64_t tokens;           /* seen so far in this process, all ranks together */
+	int64_t step_tokens;      /* of this step, all ranks */
+	double tokens_per_second; /* since the last log */
+	double eta_seconds;
+	double seconds; /* since trainer_run began */
+	bool has_eval;
+	double eval_loss; /* where has_eval */
+};
+
+/* Called on every rank, between steps; a negative return ends the run with that error. */
+struct train_callbacks {
+	void *context;
+	/* After each log_steps-th step, the first, the last, and each evaluation. */
+	int (*on_log)(void *context, const struct train_log *log, struct error *err);
+	/* After each save_steps-th step, and where the run was stopped (stopped true, in mid-run). Not after
+	 * the last step: the caller saves the final model itself. */
+	int (*on_save)(void *context, int64_t step, bool stopped, struct error *err);
+	/* Polled once a step; the ranks agree, so that one rank's true stops all after the same step. NULL:
+	 * never. */
+	bool (*should_stop)(void *context);
+};
+
+/* Everything is borrowed and must outlive the trainer. comm may be NULL for one rank. eval may be NULL.
+ * Allocates the whole plan. */
+int trainer_create(struct device *dev, struct comm *comm, const struct model_config *c,
+                   const struct train_options *options, const struct dataset *train,
+                   const struct dataset *eval, struct trainer **out, struct error *err);
+void trainer_free(struct trainer *t);
+DEFINE_CLEANUP(struct trainer *, trainer_free)
+
+int64_t trainer_total_steps(const struct trainer *t);
+int64_t trainer_steps_per_epoch(const struct trainer *t);
+int64_t trainer_step(const struct trainer *t); /* steps done */
+const struct model_layout *trainer_layout(const struct trainer *t);
+/* The plan as JSON (arena.h says how). */
+int trainer_plan_json(const struct trainer *t, json_t **out, struct error *err);
+
+/* Weights: fill is called for each parameter in pieces; compute copies are made from them. Every rank loads
+ * the same. */
+int trainer_load(struct trainer *t, model_fill_fn fill, void *context, struct error *err);
+
+/* State, for checkpoints: host-readable fp32 pieces of a parameter's master weights or moments. */
+enum trainer_state { TRAINER_WEIGHTS, TRAINER_MOMENT1, TRAINER_MOMENT2 };
+int trainer_read(struct trainer *t, enum trainer_state which, const struct model_parameter *p, int64_t first,
+                 int64_t n, float *out, struct error *err);
+/* Resume: write all weights and moments, then say after which step they were taken. trainer_set_step makes
+ * the compute copies. */
+int trainer_write(struct trainer *t, enum trainer_state which, const struct model_parameter *p, int64_t first,
+                  int64_t n, const float *in, struct error *err);
+int trainer_set_step(struct trainer *t, int64_t step, struct error *err);
+
+/* From the current step to the last; returns 0 at the end, 1 where it was stopped, or a negative errno. */
+int trainer_run(struct trainer *t, const struct train_callbacks *callbacks, struct error *err);
+/* One step by itself (tests, benchmarks): fills log. */
+int trainer_run_step(struct trainer *t, struct train_log *log, struct error *err);
+/* Mean loss over the held-back rows, all ranks together. */
+int trainer_evaluate(struct trainer *t, double *loss, struct error *err);
