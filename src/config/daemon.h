@@ -15,20 +15,24 @@ struct daemon_config {
 	char *hosts_file, *cluster_key;
 	char *socket; /* the Unix socket for clients */
 	char *state_dir, *runtime_dir, *log_dir;
-	char *worker_dir;    /* holds dtrain-launch and dtrain-worker-* */
-	char *group;         /* may use the socket; NULL or "": only the daemon's own user and root */
-	char *listen;        /* address of the peer port */
-	int port;            /* default 29600; the hosts entry's port= wins */
-	int cpu_slots;       /* where there is no GPU; default: the hosts entry's slots=, else 1 */
-	int slot_threads;    /* CPU threads per slot; 0: cores / slots */
-	char *log_level;     /* error warning info debug */
-	double heartbeat;    /* seconds between a node's reports to the controller */
-	double node_timeout; /* without one for so long a node is down */
+	char *worker_dir;     /* holds dtrain-launch and dtrain-worker-* */
+	char *group;          /* may use the socket; NULL or "": only the daemon's own user and root */
+	char *listen;         /* address of the peer port */
+	int64_t port;         /* default 29600; the hosts entry's port= wins */
+	int64_t cpu_slots;    /* where there is no GPU; 0: the hosts entry's slots=, else 1 */
+	int64_t slot_threads; /* CPU threads per slot; 0: cores / slots */
+	char *log_level;      /* error warning info debug */
+	double heartbeat;     /* seconds between a node's reports to the controller */
+	double node_timeout;  /* without one for so long a node is down */
 };
 
 /* path NULL: the defaults. A missing file at `path` is an error, at the default place
  * (SYSCONFDIR/dtrain/dtraind.conf) it is not. */
 int daemon_config_read(const char *path, struct daemon_config **out, struct error *err);
 int daemon_config_parse(const char *text, const char *where, struct daemon_config **out, struct error *err);
+/* The table of keys, for the man page's check. */
+struct keys;
+extern const struct keys daemon_keys;
+
 void daemon_config_free(struct daemon_config *c);
 DEFINE_CLEANUP(struct daemon_config *, daemon_config_free)

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "config/daemon.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/str.h"
+#include "config/keys.h"
+
+#define F(field) offsetof(struct daemon_config, field)
+
+static const struct key daemon_key_list[] = {
+    {NULL, "node", KEY_STRING, F(node), NULL, 0, 0, NULL,
+     "this node's name in the hosts file; default: found by host name or address"},
+    {NULL, "controller", KEY_STRING, F(controller), NULL, 0, 0, NULL,
+     "the node that keeps the queue; default: the first host"},
+    {NULL, "hosts_file", KEY_STRING, F(hosts_file), SYSCONFDIR "/dtrain/hosts", 0, 0, NULL,
+     "the nodes of the cluster"},
+    {NULL, "cluster_key", KEY_STRING, F(cluster_key), SYSCONFDIR "/dtrain/cluster.pem", 0, 0, NULL,
+     "the cluster's key and certificate"},
+    {NULL, "socket", KEY_STRING, F(socket), RUNSTATEDIR "/dtrain/dtraind.sock", 0, 0, NULL,
+     "the Unix socket for clients"},
+    {NULL, "state_dir", KEY_STRING, F(state_dir), LOCALSTATEDIR "/lib/dtrain", 0, 0, NULL,
+     "the queue's store"},
+    {NULL, "runtime_dir", KEY_STRING, F(runtime_dir), RUNSTATEDIR "/dtrain", 0, 0, NULL,
+     "what does not outlive a boot"},
+    {NULL, "log_dir", KEY_STRING, F(log_dir), LOCALSTATEDIR "/log/dtrain", 0, 0, NULL, "the workers' output"},
+    {NULL, "worker_dir", KEY_STRING, F(worker_dir), PKGLIBEXECDIR, 0, 0, NULL,
+     "holds dtrain-launch and the workers"},
+    {NULL, "group", KEY_STRING, F(group), "dtrain", 0, 0, NULL,
+     "its members may use the socket; \"\": only root and the service's user"},
+    {NULL, "listen", KEY_STRING, F(listen), "0.0.0.0", 0, 0, NULL, "address of the port for peers"},
+    {NULL, "port", KEY_INT, F(port), "29600", 1, 65535, NULL,
+     "port for peers, where the hosts file has none"},
+    {NULL, "cpu_slots", KEY_INT, F(cpu_slots), "0", 0, 1024, NULL,
+     "slots on a machine without GPUs; 0: slots= of the hosts file, else 1"},
+    {NULL, "slot_threads", KEY_INT, F(slot_threads), "0", 0, 4096, NULL,
+     "CPU threads per slot; 0: cores / slots"},
+    {NULL, "log_level", KEY_CHOICE, F(log_level), "info", 0, 0, "error|warning|info|debug",
+     "least urgent level that is logged"},
+    {NULL, "heartbeat", KEY_NUMBER, F(heartbeat), "1", 0.05, 60, NULL, "seconds between a node's reports"},
+    {NULL, "node_timeout", KEY_NUMBER, F(node_timeout), "5", 0.2, 3600, NULL,
+     "seconds without a report until a node is down"},
+};
+
+const struct keys daemon_keys = {daemon_key_list, ARRAY_SIZE(daemon_key_list)};
+
+void daemon_config_free(struct daemon_config *c)
+{
+	if (!c)
+		return;
+	keys_free(&daemon_keys, c);
+	free(c);
+}
+
+int daemon_config_parse(const char *text, const char *where, struct daemon_config **out, struct error *err)
+{
+	_cleanup_(daemon_config_freep) struct daemon_config *c = calloc(1, sizeof(*c));
+	int r;
+
+	if (!c)
+		return error_oom(err);
+	r = keys_set_defaults(&daemon_keys, c, err);
+	if (r == 0)
+		r = keys_read_text(&daemon_keys, c, text, where, NULL, err);
+	if (r < 0)
+		return r;
+	if (c->node_timeout <= c->heartbeat)
+		return error_set(err, -EINVAL, "%s: node_timeout: %g s is not above heartbeat, %g s", where,
+		                 c->node_timeout, c->heartbeat);
+	*out = steal_pointer(c);
+	return 0;
+}
+
+int daemon_config_read(const char *path, struct daemon_config **out, struct error *err)
+{
+	const char *file = path ? path : SYSCONFDIR "/dtrain/dtraind.conf";
+	_cleanup_free_ char *text = NULL;
+	size_t len;
+	int r;
+
+	r = file_read(file, 1 << 20, &text, &len, err);
+	if (r == -ENOENT && !path)
+		return daemon_config_parse("", file, out, err);
+	if (r < 0)
+		return r;
+	if (strlen(text) != len)
+		return error_set(err, -EINVAL, "%s: not a text file: a NUL byte in it", file);
+	return daemon_config_parse(text, file, out, err);
+}

@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "config/hosts.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <ifaddrs.h>
+#include <limits.h>
+#include <netdb.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/str.h"
+
+static void host_free(struct host *h)
+{
+	free(h->name);
+	free(h->address);
+	for (char **l = h->labels; l && *l; l++)
+		free(*l);
+	free(h->labels);
+}
+
+void hosts_free(struct hosts *h)
+{
+	if (!h)
+		return;
+	for (size_t i = 0; i < h->count; i++)
+		host_free(&h->list[i]);
+	free(h->list);
+	free(h);
+}
+
+const struct host *hosts_find(const struct hosts *h, const char *name)
+{
+	for (size_t i = 0; i < h->count; i++)
+		if (strcasecmp(h->list[i].name, name) == 0)
+			return &h->list[i];
+	return NULL;
+}
+
+static bool valid_name(const char *s, const char *more)
+{
+	if (!*s || strlen(s) > 253)
+		return false;
+	for (; *s; s++)
+		if (!((*s >= 'a' && *s <= 'z') || (*s >= 'A' && *s <= 'Z') || (*s >= '0' && *s <= '9') ||
+		      strchr(more, *s)))
+			return false;
+	return true;
+}
+
+static int add_label(struct host *h, const char *word)
+{
+	size_t n = 0;
+	char **list;
+
+	while (h->labels && h->labels[n])
+		n++;
+	list = realloc(h->labels, (n + 2) * sizeof(*list));
+	if (!list)
+		return -ENOMEM;
+	h->labels = list;
+	list[n] = strdup(word);
+	list[n + 1] = NULL;
+	return list[n] ? 0 : -ENOMEM;
+}
+
+static int parse_number(const char *word, const char *value, int64_t min, int64_t max, const char *where,
+                        int line, int *out, struct error *err)
+{
+	int64_t v;
+
+	if (str_to_int64(value, min, max, &v) < 0)
+		return error_set(err, -EINVAL, "%s:%d: %s: not a whole number from %lld to %lld", where, line,
+		                 word, (long long)min, (long long)max);
+	*out = (int)v;
+	return 0;
+}
+
+static int parse_word(struct host *h, const char *word, const char *where, struct error *err)
+{
+	const char *eq = strchr(word, '=');
+
+	if (!eq) {
+		if (!valid_name(word, ".-_:/"))
+			return error_set(err, -EINVAL,
+			                 "%s:%d: label '%s': letters, digits and .-_:/ are allowed", where,
+			                 h->line, word);
+		return add_label(h, word) < 0 ? error_oom(err) : 0;
+	}
+	if (str_starts(word, "slots="))
+		return parse_number(word, eq + 1, 0, 1024, where, h->line, &h->slots, err);
+	if (str_starts(word, "port="))
+		return parse_number(word, eq + 1, 1, 65535, where, h->line, &h->port, err);
+	if (str_starts(word, "addr=")) {
+		if (!valid_name(eq + 1, ".-:_%"))
+			return error_set(err, -EINVAL, "%s:%d: %s: not a host name or an address", where,
+			                 h->line, word);
+		free(h->address);
+		h->address = strdup(eq + 1);
+		return h->address ? 0 : error_oom(err);
+	}
+	return error_set(
+	    err, -EINVAL,
+	    "%s:%d: '%s' is not known; a line is: HOST slots=N [addr=ADDRESS] [port=PORT] [label…]", where,
+	    h->line, word);
+}
+
+static int parse_line(struct hosts *hosts, char *text, int line, const char *where, struct error *err)
+{
+	char *save = NULL, *word = strtok_r(text, " \t\r", &save);
+	const struct host *twin;
+	struct host *list, *h;
+	int r = 0;
+
+	if (!word)
+		return 0;
+	if (!valid_name(word, ".-_:"))
+		return error_set(err, -EINVAL, "%s:%d: '%s' is not a host name or an address", where, line,
+		                 word);
+	twin = hosts_find(hosts, word);
+	if (twin)
+		return error_set(err, -EINVAL, "%s:%d: host %s is already on line %d; one line a host", where,
+		                 line, word, twin->line);
+	list = realloc(hosts->list, (hosts->count + 1) * sizeof(*list));
+	if (!list)
+		return error_oom(err);
+	hosts->list = list;
+	h = &list[hosts->count++];
+	*h = (struct host){.name = strdup(word), .line = line};
+	if (!h->name)
+		return error_oom(err);
+	while (r == 0 && (word = strtok_r(NULL, " \t\r", &save)))
+		r = parse_word(h, word, where, err);
+	if (r == 0 && !h->address) {
+		h->address = strdup(h->name);
+		r = h->address ? 0 : error_oom(err);
+	}
+	return r;
+}
+
+int hosts_parse(const char *text, size_t len, const char *where, struct hosts **out, struct error *err)
+{
+	_cleanup_(hosts_freep) struct hosts *hosts = calloc(1, sizeof(*hosts));
+	_cleanup_free_ char *copy = strndup(text, len);
+	char *next = copy;
+
+	if (!hosts || !copy)
+		return error_oom(err);
+	if (memchr(text, '\0', len))
+		return error_set(err, -EINVAL, "%s: not a text file: a NUL byte in it", where);
+	for (int line = 1; next; line++) {
+		char *start = next, *end = strchr(start, '\n'), *hash;
+		int r;
+
+		next = end ? end + 1 : NULL;
+		if (end)
+			*end = '\0';
+		hash = strchr(start, '#');
+		if (hash)
+			*hash = '\0';
+		r = parse_line(hosts, start, line, where, err);
+		if (r < 0)
+			return r;
+	}
+	if (hosts->count == 0)
+		return error_set(err, -EINVAL, "%s: no host in it; a line is: HOST slots=N", where);
+	*out = steal_pointer(hosts);
+	return 0;
+}
+
+int hosts_read(const char *path, struct hosts **out, struct error *err)
+{
+	_cleanup_free_ char *text = NULL;
+	size_t len;
+	int r;
+
+	r = file_read(path, 16 << 20, &text, &len, err);
+	return r < 0 ? r : hosts_parse(text, len, path, out, err);
+}
+
+static bool same_address(const struct sockaddr *a, const struct sockaddr *b)
+{
+	if (!a || a->sa_family != b->sa_family)
+		return false;
+	if (a->sa_family == AF_INET)
+		return ((const struct sockaddr_in *)a)->sin_addr.s_addr ==
+		       ((const struct sockaddr_in *)b)->sin_addr.s_addr;
+	if (a->sa_family == AF_INET6)
+		return memcmp(&((const struct sockaddr_in6 *)a)->sin6_addr,
+		              &((const struct sockaddr_in6 *)b)->sin6_addr, 16) == 0;
+	return false;
+}
+
+static bool is_local(const char *address, const struct ifaddrs *interfaces)
+{
+	struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *found = NULL;
+	bool local = false;
+
+	if (getaddrinfo(address, NULL, &hints, &found) != 0)
+		return false;
+	for (struct addrinfo *a = found; a && !local; a = a->ai_next)
+		for (const struct ifaddrs *i = interfaces; i && !local; i = i->ifa_next)
+			local = same_address(i->ifa_addr, a->ai_addr);
+	freeaddrinfo(found);
+	return local;
+}
+
+static int find_by_address(const struct hosts *h, const char *hostname, const struct host **out,
+                           struct error *err)
+{
+	const struct host *found = NULL;
+	struct ifaddrs *interfaces;
+	int r = 0;
+
+	if (getifaddrs(&interfaces) < 0)
+		return error_errno(err, -errno, "cannot list this machine's addresses");
+	for (size_t i = 0; i < h->count && r == 0; i++) {
+		if (!is_local(h->list[i].address, interfaces))
+			continue;
+		if (found)
+			r = error_set(err, -EEXIST,
+			              "hosts %s and %s both have an address of this machine; say which one "
+			              "it is with node = "
+			              "\"…\" in dtraind.conf",
+			              found->name, h->list[i].name);
+		found = &h->list[i];
+	}
+	freeifaddrs(interfaces);
+	if (r < 0)
+		return r;
+	if (!found)
+		return error_set(
+		    err, -ENOENT,
+		    "this machine is not among the hosts: no line for host name %s, none with an address of "
+		    "its own; add it, or set node = \"…\" in dtraind.conf",
+		    hostname);
+	*out = found;
+	return 0;
+}
+
+int hosts_find_self(const struct hosts *h, const char *node, const struct host **out, struct error *err)
+{
+	char name[HOST_NAME_MAX + 1] = "";
+	size_t n;
+
+	if (node) {
+		*out = hosts_find(h, node);
+		return *out ? 0
+		            : error_set(err, -ENOENT, "node \"%s\" of dtraind.conf is not among the hosts",
+		                        node);
+	}
+	if (gethostname(name, sizeof(name) - 1) < 0)
+		return error_errno(err, -errno, "cannot get this machine's host name");
+	*out = hosts_find(h, name);
+	/* The file may have the long form and the kernel the short one, or the reverse. */
+	n = strcspn(name, ".");
+	for (size_t i = 0; !*out && i < h->count; i++)
+		if (strcspn(h->list[i].name, ".") == n && strncasecmp(h->list[i].name, name, n) == 0)
+			*out = &h->list[i];
+	return *out ? 0 : find_by_address(h, name, out, err);
+}

@@ -1,0 +1,364 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "config/run.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/str.h"
+#include "config/keys.h"
+
+#define F(field) offsetof(struct run_config, field)
+
+static const struct key run_key_list[] = {
+    {NULL, "name", KEY_STRING, F(name), NULL, 0, 0, NULL, "name shown in listings; default: the file's name"},
+    {NULL, "command", KEY_LIST, F(command), NULL, 0, 0, NULL,
+     "program and arguments, run once per device with torchrun's environment"},
+    {NULL, "directory", KEY_STRING, F(directory), NULL, 0, 0, NULL,
+     "working directory; default: where dtrain submit was called"},
+    {NULL, "environment", KEY_LIST, F(environment), NULL, 0, 0, NULL,
+     "more environment for the workers: a group or a list of \"K=V\""},
+
+    {"model", "path", KEY_STRING, F(model.path), NULL, 0, 0, NULL, "Hugging Face directory to start from"},
+    {"model", "init", KEY_STRING, F(model.init), NULL, 0, 0, NULL,
+     "config.json (or its directory) to start from random weights"},
+    {"model", "tokenizer", KEY_STRING, F(model.tokenizer), NULL, 0, 0, NULL,
+     "directory with tokenizer.json; default: the model's"},
+    {"model", "init_std", KEY_NUMBER, F(model.init_std), "0", 0, 10, NULL,
+     "standard deviation of random weights; 0: initializer_range of config.json"},
+
+    {"data", "path", KEY_LIST, F(data.path), NULL, 0, 0, NULL, "files or directories"},
+    {"data", "dataset_dir", KEY_STRING, F(data.dataset_dir), NULL, 0, 0, NULL,
+     "directory with dataset_info.json"},
+    {"data", "dataset", KEY_LIST, F(data.dataset), NULL, 0, 0, NULL,
+     "names in dataset_info.json, instead of path"},
+    {"data", "format", KEY_CHOICE, F(data.format), "auto", 0, 0, "auto|text|jsonl|alpaca|sharegpt|openai",
+     "how the files are read"},
+    {"data", "columns", KEY_GROUP, F(data.columns), NULL, 0, 0, NULL,
+     "column names: { prompt = \"instruction\"; … }"},
+    {"data", "tags", KEY_GROUP, F(data.tags), NULL, 0, 0, NULL,
+     "tags of sharegpt and openai messages: { role_tag = \"from\"; … }"},
+    {"data", "template", KEY_STRING, F(data.template_), NULL, 0, 0, NULL,
+     "chat template; default: the tokenizer's own where it is known"},
+    {"data", "system", KEY_STRING, F(data.system), NULL, 0, 0, NULL,
+     "system prompt where an example has none"},
+    {"data", "max_length", KEY_INT, F(data.max_length), "2048", 2, 1 << 20, NULL, "tokens of a row at most"},
+    {"data", "packing", KEY_BOOL, F(data.packing), "false", 0, 0, NULL,
+     "several documents in a row; default: true when pretraining, else false"},
+    {"data", "cross_documents", KEY_BOOL, F(data.cross_documents), "false", 0, 0, NULL,
+     "packed documents attend to each other"},
+    {"data", "train_on_prompt", KEY_BOOL, F(data.train_on_prompt), "false", 0, 0, NULL,
+     "prompts count in the loss"},
+    {"data", "mask_history", KEY_BOOL, F(data.mask_history), "false", 0, 0, NULL,
+     "only the last answer counts in the loss"},
+    {"data", "efficient_eos", KEY_BOOL, F(data.efficient_eos), "false", 0, 0, NULL,
+     "one end of sequence after the last turn instead of one a turn"},
+    {"data", "max_samples", KEY_INT, F(data.max_samples), "0", 0, 1e15, NULL,
+     "first N examples of each file; 0: all"},
+    {"data", "eval_fraction", KEY_NUMBER, F(data.eval_fraction), "0", 0, 1e15, NULL,
+     "part held back for evaluation, or a count when above 1"},
+    {"data", "cache_dir", KEY_STRING, F(data.cache_dir), NULL, 0, 0, NULL,
+     "where tokenized data is kept; default: output.dir/cache"},
+
+    {"train", "epochs", KEY_NUMBER, F(train.epochs), "1", 0, 1e9, NULL, "passes over the data"},
+    {"train", "max_steps", KEY_INT, F(train.max_steps), "0", 0, 1e12, NULL,
+     "steps at most; 0: what epochs give"},
+    {"train", "micro_batch", KEY_INT, F(train.micro_batch), "1", 1, 65536, NULL,
+     "rows per rank and micro-step"},
+    {"train", "accumulation", KEY_INT, F(train.accumulation), "1", 1, 65536, NULL, "micro-steps per step"},
+    {"train", "learning_rate", KEY_NUMBER, F(train.learning_rate), "1e-4", 0, 100, NULL,
+     "highest learning rate"},
+    {"train", "min_learning_rate", KEY_NUMBER, F(train.min_learning_rate), "0", 0, 100, NULL,
+     "floor of the schedule"},
+    {"train", "schedule", KEY_CHOICE, F(train.schedule), "cosine", 0, 0, "linear|cosine|constant|wsd",
+     "how the learning rate falls after warm-up"},
+    {"train", "warmup_ratio", KEY_NUMBER, F(train.warmup_ratio), "0", 0, 1, NULL,
+     "part of all steps that warms up"},
+    {"train", "warmup_steps", KEY_INT, F(train.warmup_steps), "0", 0, 1e12, NULL,
+     "steps that warm up; wins over warmup_ratio"},
+    {"train", "decay_ratio", KEY_NUMBER, F(train.decay_ratio), "0.1", 0, 1, NULL,
+     "wsd: last part of all steps that decays"},
+    {"train", "weight_decay", KEY_NUMBER, F(train.weight_decay), "0", 0, 100, NULL,
+     "AdamW's decoupled weight decay"},
+    {"train", "beta1", KEY_NUMBER, F(train.beta1), "0.9", 0, 0.999999, NULL, "AdamW's first beta"},
+    {"train", "beta2", KEY_NUMBER, F(train.beta2), "0.999", 0, 0.999999, NULL, "AdamW's second beta"},
+    {"train", "epsilon", KEY_NUMBER, F(train.epsilon), "1e-8", 1e-20, 1, NULL, "AdamW's epsilon"},
+    {"train", "decay_all", KEY_BOOL, F(train.decay_all), "false", 0, 0, NULL, "decay norms and biases too"},
+    {"train", "clip", KEY_NUMBER, F(train.clip), "1.0", 0, 1e9, NULL,
+     "largest global norm of the gradients; 0: no clipping"},
+    {"train", "precision", KEY_CHOICE, F(train.precision), "fp32", 0, 0, "fp32|bf16",
+     "of activations and matrix products; master weights are fp32"},
+    {"train", "recompute", KEY_BOOL, F(train.recompute), "false", 0, 0, NULL,
+     "compute a block's activations again in the backward pass"},
+    {"train", "shuffle", KEY_BOOL, F(train.shuffle), "true", 0, 0, NULL, "a new order each epoch"},
+    {"train", "seed", KEY_INT, F(train.seed), "42", 0, 9007199254740992.0, NULL,
+     "of weights, order and the split"},
+    {"train", "eval_steps", KEY_INT, F(train.eval_steps), "0", 0, 1e12, NULL,
+     "evaluate each N steps; 0: at each save and at the end"},
+
+    {"parallel", "strategy", KEY_CHOICE, F(parallel.strategy), "ddp", 0, 0, "ddp",
+     "how ranks share the work"},
+    {"parallel", "offload", KEY_CHOICE, F(parallel.offload), "none", 0, 0, "none",
+     "what lies in the CPU's memory"},
+    {"parallel", "timeout", KEY_INT, F(parallel.timeout), "600", 1, 86400, NULL,
+     "seconds that a collective may make no progress"},
+
+    {"resources", "nodes", KEY_INT, F(resources.nodes), "1", 1, 100000, NULL, "machines"},
+    {"resources", "devices_per_node", KEY_INT, F(resources.devices_per_node), "1", 1, 1024, NULL,
+     "slots on each: GPUs, or CPU slots"},
+    {"resources", "threads", KEY_INT, F(resources.threads), "0", 0, 4096, NULL,
+     "CPU threads per rank; 0: the slot's"},
+    {"resources", "hosts", KEY_LIST, F(resources.hosts), NULL, 0, 0, NULL, "only on these nodes"},
+    {"resources", "max_restarts", KEY_INT, F(resources.max_restarts), "0", 0, 1e6, NULL,
+     "starts again after a failure at most so often"},
+    {"resources", "grace", KEY_INT, F(resources.grace), "30", 0, 86400, NULL,
+     "seconds between TERM and KILL when a run is stopped"},
+
+    {"output", "dir", KEY_STRING, F(output.dir), NULL, 0, 0, NULL,
+     "where checkpoints and the final model go"},
+    {"output", "save_steps", KEY_INT, F(output.save_steps), "0", 0, 1e12, NULL,
+     "a checkpoint each N steps; 0: only the final model"},
+    {"output", "keep", KEY_INT, F(output.keep), "0", 0, 1e9, NULL, "newest checkpoints kept; 0: all"},
+    {"output", "log_steps", KEY_INT, F(output.log_steps), "10", 1, 1e12, NULL, "report each N steps"},
+    {"output", "tensorboard", KEY_BOOL, F(output.tensorboard), "true", 0, 0, NULL,
+     "write TensorBoard event files"},
+    {"output", "resume", KEY_CHOICE, F(output.resume), "auto", 0, 0, "auto|never|must",
+     "go on from the newest checkpoint in dir"},
+    {"output", "overwrite", KEY_BOOL, F(output.overwrite), "false", 0, 0, NULL,
+     "use a dir that has files but no checkpoint"},
+    {"output", "max_shard_mb", KEY_INT, F(output.max_shard_mb), "5000", 1, 1e9, NULL,
+     "size of a safetensors file at most, in MB"},
+
+    {"generate", "prompt", KEY_STRING, F(generate.prompt), NULL, 0, 0, NULL, "text to go on from"},
+    {"generate", "chat", KEY_BOOL, F(generate.chat), "false", 0, 0, NULL,
+     "the prompt is a user's turn of a conversation"},
+    {"generate", "max_new_tokens", KEY_INT, F(generate.max_new_tokens), "128", 1, 1e9, NULL,
+     "tokens at most"},
+    {"generate", "temperature", KEY_NUMBER, F(generate.temperature), "0", 0, 100, NULL,
+     "0: the likeliest token each time"},
+    {"generate", "top_k", KEY_INT, F(generate.top_k), "0", 0, 1e9, NULL,
+     "choose among the K likeliest; 0: all"},
+    {"generate", "top_p", KEY_NUMBER, F(generate.top_p), "1", 0, 1, NULL,
+     "choose among the likeliest that make up this probability"},
+    {"generate", "seed", KEY_INT, F(generate.seed), "42", 0, 9007199254740992.0, NULL, "of the choices"},
+};
+
+const struct keys run_keys = {run_key_list, ARRAY_SIZE(run_key_list)};
+
+static const char *const task_names[] = {
+    [RUN_PRETRAIN] = "pretrain", [RUN_SFT] = "sft", [RUN_GENERATE] = "generate", [RUN_COMMAND] = "command"};
+
+/* `task` is an enum in the struct; while reading it is one more key beside the table. */
+struct reading {
+	struct run_config config; /* first: the table's offsets are into it */
+	char *task;
+};
+
+static const struct key task_key = {NULL,        "task", KEY_CHOICE, offsetof(struct reading, task),
+                                    NULL,        0,      0,          "pretrain|sft|generate|command",
+                                    "what to do"};
+
+const char *run_task_name(enum run_task task)
+{
+	return task_names[task];
+}
+
+void run_config_free(struct run_config *c)
+{
+	if (!c)
+		return;
+	keys_free(&run_keys, c);
+	free(c);
+}
+
+static int need(const char *value, const char *where, const char *key, const char *why, struct error *err)
+{
+	if (value && *value)
+		return 0;
+	return error_set(err, -EINVAL, "%s: %s: missing; %s", where, key, why);
+}
+
+static int check_training(const struct run_config *c, const char *where, struct error *err)
+{
+	if (!c->model.path == !c->model.init)
+		return error_set(
+		    err, -EINVAL,
+		    "%s: model: exactly one of model.path (a Hugging Face directory) and model.init (a "
+		    "config.json for random weights) is needed",
+		    where);
+	if (!c->data.path == !c->data.dataset)
+		return error_set(err, -EINVAL,
+		                 "%s: data: exactly one of data.path (files) and data.dataset (names in "
+		                 "dataset_info.json) is needed",
+		                 where);
+	if ((c->data.path && !c->data.path[0]) || (c->data.dataset && !c->data.dataset[0]))
+		return error_set(err, -EINVAL, "%s: data.path: an empty list; name at least one file", where);
+	if (need(c->output.dir, where, "output.dir", "name the directory for checkpoints and the final model",
+	         err) < 0)
+		return -EINVAL;
+	if (c->train.min_learning_rate > c->train.learning_rate)
+		return error_set(err, -EINVAL,
+		                 "%s: train.min_learning_rate: %g is above train.learning_rate, %g", where,
+		                 c->train.min_learning_rate, c->train.learning_rate);
+	if (c->train.epochs <= 0 && c->train.max_steps == 0)
+		return error_set(err, -EINVAL,
+		                 "%s: train.epochs: 0 epochs and no train.max_steps: nothing to do", where);
+	return 0;
+}
+
+static int check_run(const struct run_config *c, const char *where, struct error *err)
+{
+	for (char **e = c->environment; e && *e; e++)
+		if ((*e)[0] == '=' || !strchr(*e, '='))
+			return error_set(err, -EINVAL,
+			                 "%s: environment: \"%s\" is not of the form NAME=VALUE", where, *e);
+	switch (c->task) {
+	case RUN_PRETRAIN:
+	case RUN_SFT:
+		return check_training(c, where, err);
+	case RUN_GENERATE:
+		if (c->resources.nodes * c->resources.devices_per_node != 1)
+			return error_set(err, -EINVAL, "%s: resources: generate runs on one device", where);
+		if (need(c->model.path, where, "model.path",
+		         "name the Hugging Face directory to generate from", err) < 0)
+			return -EINVAL;
+		return c->generate.prompt
+		           ? 0
+		           : need(NULL, where, "generate.prompt", "give the text to go on from", err);
+	case RUN_COMMAND:
+		if (!c->command || !c->command[0] || !c->command[0][0])
+			return error_set(err, -EINVAL, "%s: command: missing; name the program to run",
+			                 where);
+		return 0;
+	}
+	return 0;
+}
+
+static enum run_task task_from_name(const char *name)
+{
+	enum run_task t = RUN_PRETRAIN;
+
+	while (strcmp(task_names[t], name) != 0)
+		t++;
+	return t;
+}
+
+/* What all sources share: table plus task, then what depends on the task, then the checks. */
+static struct keys reading_keys(struct key *list)
+{
+	memcpy(list, run_key_list, sizeof(run_key_list));
+	list[ARRAY_SIZE(run_key_list)] = task_key;
+	return (struct keys){list, ARRAY_SIZE(run_key_list) + 1};
+}
+
+static int finish(struct reading *in, const struct keys *keys, const bool *seen, const char *where,
+                  struct run_config **out, struct error *err)
+{
+	struct run_config *c;
+	int r;
+
+	if (!in->task && !in->config.command)
+		return error_set(err, -EINVAL, "%s: task: missing; it has to be one of %s", where,
+		                 task_key.choices);
+	in->config.task = in->task ? task_from_name(in->task) : RUN_COMMAND;
+	if (!keys_seen(keys, seen, "data.packing"))
+		in->config.data.packing = in->config.task == RUN_PRETRAIN;
+	r = check_run(&in->config, where, err);
+	if (r < 0)
+		return r;
+	c = malloc(sizeof(*c));
+	if (!c)
+		return error_oom(err);
+	*c = in->config;
+	in->config = (struct run_config){0};
+	*out = c;
+	return 0;
+}
+
+static void reading_free(struct reading *in)
+{
+	keys_free(&run_keys, &in->config);
+	free(in->task);
+}
+
+static int read_all(const char *text, const json_t *json, const char *task, const char *where,
+                    const char *const *overrides, struct run_config **out, struct error *err)
+{
+	_cleanup_(reading_free) struct reading in = {0};
+	struct key list[ARRAY_SIZE(run_key_list) + 1];
+	bool seen[ARRAY_SIZE(run_key_list) + 1] = {0};
+	struct keys keys = reading_keys(list);
+	int r;
+
+	r = keys_set_defaults(&keys, &in, err);
+	if (r == 0 && text)
+		r = keys_read_text(&keys, &in, text, where, seen, err);
+	if (r == 0 && json)
+		r = keys_from_json(&keys, &in, json, where, seen, err);
+	if (r == 0 && task) {
+		in.task = strdup(task);
+		r = in.task ? 0 : error_oom(err);
+	}
+	for (; r == 0 && overrides && *overrides; overrides++)
+		r = keys_override(&keys, &in, *overrides, seen, err);
+	return r < 0 ? r : finish(&in, &keys, seen, where, out, err);
+}
+
+int run_config_parse(const char *text, const char *where, const char *const *overrides,
+                     struct run_config **out, struct error *err)
+{
+	return read_all(text, NULL, NULL, where, overrides, out, err);
+}
+
+/* "/a/b/alpaca.conf" -> "alpaca" */
+static char *name_from_path(const char *path)
+{
+	const char *slash = strrchr(path, '/'), *base = slash ? slash + 1 : path, *dot = strrchr(base, '.');
+
+	return dot && dot > base ? strndup(base, dot - base) : strdup(base);
+}
+
+int run_config_read(const char *path, const char *const *overrides, struct run_config **out,
+                    struct error *err)
+{
+	_cleanup_free_ char *text = NULL;
+	size_t len;
+	int r;
+
+	r = file_read(path, 1 << 20, &text, &len, err);
+	if (r < 0)
+		return r;
+	if (strlen(text) != len)
+		return error_set(err, -EINVAL, "%s: not a text file: a NUL byte in it", path);
+	r = run_config_parse(text, path, overrides, out, err);
+	if (r == 0 && !(*out)->name) {
+		(*out)->name = name_from_path(path);
+		if (!(*out)->name) {
+			run_config_free(*out);
+			return error_oom(err);
+		}
+	}
+	return r;
+}
+
+int run_config_new(enum run_task task, const char *const *overrides, struct run_config **out,
+                   struct error *err)
+{
+	return read_all(NULL, NULL, task_names[task], "command line", overrides, out, err);
+}
+
+int run_config_to_json(const struct run_config *c, json_t **out, struct error *err)
+{
+	int r = keys_to_json(&run_keys, c, out, err);
+
+	if (r == 0)
+		json_object_set_new(*out, "task", json_string(task_names[c->task]));
+	return r;
+}
+
+int run_config_from_json(const json_t *json, struct run_config **out, struct error *err)
+{
+	return read_all(NULL, json, NULL, "config", NULL, out, err);
+}
