@@ -15,9 +15,13 @@
 /* Parses text; `where` names it in the error: "where:line: what". Duplicate keys: the last one wins. */
 int json_parse(const char *text, size_t len, const char *where, json_t **out, struct error *err);
 int json_read_file(const char *path, json_t **out, struct error *err);
-/* indent 0: one compact line. The file ends with a newline. */
+/* indent 0: one compact line. The file ends with a newline. Reals have the fewest digits that read back as
+ * the same number, as Python writes them. */
 int json_write_file(const char *path, const json_t *value, int indent, bool sort_keys, struct error *err);
 char *json_to_string(const json_t *value); /* compact; owned by the caller; NULL: out of memory */
+/* The fewest digits that read back as v: "0.1", "1e-05", "10000.0"; NaN and infinities, which JSON lacks, as
+ * "null". Into buf (at least 32 bytes), returned. */
+const char *json_real_text(char *buf, size_t size, double v);
 
 /* A member with a default where it is absent or null; a wrong type also gives the default. */
 const char *json_get_string(const json_t *object, const char *key, const char *fallback);

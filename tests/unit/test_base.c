@@ -2,6 +2,7 @@
 #include "unit.h"
 
 #include <errno.h>
+#include <math.h>
 #include <string.h>
 
 #include "base/json.h"
@@ -81,6 +82,46 @@ START_TEST(json_errors_name_the_line)
 }
 END_TEST
 
+START_TEST(json_reals_have_the_fewest_digits)
+{
+	static const struct {
+		double v;
+		const char *text;
+	} cases[] = {
+	    {0.1, "0.1"},
+	    {1e-5, "1e-05"},
+	    {10000, "10000.0"},
+	    {-0.25, "-0.25"},
+	    {1e16, "1e+16"},
+	    {1e-4, "0.0001"},
+	    {123456.789, "123456.789"},
+	    {0, "0.0"},
+	    {1.0 / 3, "0.3333333333333333"},
+	    {NAN, "null"},
+	    {1e15, "1000000000000000.0"},
+	};
+	char buf[40];
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++)
+		ck_assert_str_eq(json_real_text(buf, sizeof(buf), cases[i].v), cases[i].text);
+}
+END_TEST
+
+START_TEST(json_files_look_as_python_writes_them)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_path_join(dir, "x.json"), *text = NULL;
+	_cleanup_json_ json_t *j = NULL;
+	struct error err = ERROR_INIT;
+
+	ck_ok(json_parse("{\"b\":[1,2.5],\"a\":{},\"c\":null,\"d\":\"x\\ny\"}", 40, "x", &j, &err), &err);
+	ck_ok(json_write_file(path, j, 2, true, &err), &err);
+	ck_ok(file_read(path, 0, &text, NULL, &err), &err);
+	ck_assert_str_eq(text, "{\n  \"a\": {},\n  \"b\": [\n    1,\n    2.5\n  ],\n  \"c\": null,\n  \"d\": "
+	                       "\"x\\ny\"\n}\n");
+	ck_ok(file_remove_tree(dir, &err), &err);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("base");
@@ -91,6 +132,8 @@ int main(void)
 	tcase_add_test(t, words_for_sizes_and_times);
 	tcase_add_test(t, atomic_write_replaces_whole_files);
 	tcase_add_test(t, json_errors_name_the_line);
+	tcase_add_test(t, json_reals_have_the_fewest_digits);
+	tcase_add_test(t, json_files_look_as_python_writes_them);
 	suite_add_tcase(s, t);
 	return unit_run(s);
 }

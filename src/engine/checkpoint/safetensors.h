@@ -8,6 +8,7 @@
 
 #include "base/cleanup.h"
 #include "base/error.h"
+#include "engine/device/dtype.h"
 
 enum tensor_type {
 	TENSOR_F64,
@@ -50,8 +51,15 @@ DEFINE_CLEANUP(struct safetensors *, safetensors_close)
 size_t safetensors_count(const struct safetensors *st);
 const struct tensor *safetensors_at(const struct safetensors *st, size_t i); /* by name order within a file */
 const struct tensor *safetensors_find(const struct safetensors *st, const char *name); /* NULL: none */
+int64_t tensor_elements(const struct tensor *t);
+/* "[512, 64]": into buf, returned. */
+const char *tensor_shape_text(char *buf, size_t size, int dims, const int64_t *shape);
 /* Converts elements [first, first + n) of t to fp32 (bf16, f16, f32, f64; others: -EINVAL). */
 int tensor_to_f32(const struct tensor *t, int64_t first, int64_t n, float *out, struct error *err);
+/* The same to any dtype of the engine; equal types are copied bit by bit. */
+int tensor_convert(const struct tensor *t, int64_t first, int64_t n, enum dtype type, void *out,
+                   struct error *err);
+enum tensor_type tensor_type_of(enum dtype type);
 
 /* Writes `directory`/model.safetensors, or shards with an index where they exceed max_shard_bytes (0: 5 GB),
  * with
@@ -62,7 +70,7 @@ struct tensor_source {
 	enum tensor_type type;
 	int dims;
 	int64_t shape[TENSOR_MAX_DIMS];
-	/* Bytes [offset, offset + len) of the tensor into buf. */
+	/* Bytes [offset, offset + len) of the tensor into buf; offset and len are whole elements. */
 	int (*fill)(void *context, size_t index, size_t offset, size_t len, void *buf, struct error *err);
 	void *context;
 	size_t index; /* handed to fill */
