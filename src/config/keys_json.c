@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "config/keys_source.h"
+
+static int assign_json(const struct keys *keys, const struct key *k, void *target, const json_t *j,
+                       const char *where, bool *seen, struct error *err)
+{
+	_cleanup_free_ char *group = NULL;
+	struct value v = {0};
+	char **list = NULL, name[NAME_MAX_LEN];
+	int r;
+
+	switch (json_typeof(j)) {
+	case JSON_NULL:
+		return 0;
+	case JSON_INTEGER:
+		v.kind = VALUE_INT;
+		v.i = json_integer_value(j);
+		break;
+	case JSON_REAL:
+		v.kind = VALUE_NUMBER;
+		v.d = json_real_value(j);
+		break;
+	case JSON_TRUE:
+	case JSON_FALSE:
+		v.kind = VALUE_BOOL;
+		v.b = json_is_true(j);
+		break;
+	case JSON_STRING:
+		v.kind = VALUE_STRING;
+		v.s = json_string_value(j);
+		if (strlen(v.s) != json_string_length(j))
+			return error_set(err, -EINVAL, "%s: %s: a NUL byte in a string", where,
+			                 keys_name(k, name, sizeof(name)));
+		break;
+	case JSON_OBJECT:
+		v.kind = VALUE_GROUP;
+		v.s = group = json_to_string(j);
+		if (!group)
+			return error_oom(err);
+		break;
+	case JSON_ARRAY:
+		v.kind = VALUE_LIST;
+		v.list = list = calloc(json_array_size(j) + 1, sizeof(*list));
+		if (!list)
+			return error_oom(err);
+		for (size_t i = 0; i < json_array_size(j); i++) {
+			const char *s = json_string_value(json_array_get(j, i));
+
+			list[i] = s ? strdup(s) : NULL;
+			if (!list[i]) {
+				string_list_free(list);
+				return error_set(err, -EINVAL, "%s: %s: not all strings; %s is needed", where,
+				                 keys_name(k, name, sizeof(name)), keys_type_words[k->type]);
+			}
+		}
+		break;
+	}
+	r = keys_assign(keys, k, target, &v, where, seen, err);
+	string_list_free(list);
+	return r;
+}
+
+int keys_from_json(const struct keys *keys, void *target, const json_t *json, const char *where, bool *seen,
+                   struct error *err)
+{
+	const char *name, *inner;
+	json_t *value, *member;
+
+	if (!json_is_object(json))
+		return error_set(err, -EINVAL, "%s: a JSON object is needed", where);
+	json_object_foreach((json_t *)json, name, value)
+	{
+		const struct key *k = keys_find(keys, NULL, name);
+		char dotted[2 * NAME_MAX_LEN];
+		int r;
+
+		if (k) {
+			r = assign_json(keys, k, target, value, where, seen, err);
+			if (r < 0)
+				return r;
+			continue;
+		}
+		if (!keys_is_section(keys, name))
+			return keys_unknown(keys, where, name, err);
+		if (!json_is_object(value))
+			return error_set(err, -EINVAL, "%s: %s: a JSON object is needed", where, name);
+		json_object_foreach(value, inner, member)
+		{
+			k = keys_find(keys, name, inner);
+			if (!k) {
+				snprintf(dotted, sizeof(dotted), "%s.%s", name, inner);
+				return keys_unknown(keys, where, dotted, err);
+			}
+			r = assign_json(keys, k, target, member, where, seen, err);
+			if (r < 0)
+				return r;
+		}
+	}
+	return 0;
+}
+
+static json_t *field_to_json(const struct key *k, const void *field)
+{
+	json_t *array;
+
+	switch (k->type) {
+	case KEY_STRING:
+	case KEY_CHOICE:
+		return *(char *const *)field ? json_string(*(char *const *)field) : NULL;
+	case KEY_GROUP:
+		return *(char *const *)field ? json_loads(*(char *const *)field, 0, NULL) : NULL;
+	case KEY_INT:
+		return json_integer(*(const int64_t *)field);
+	case KEY_NUMBER:
+		return json_real(*(const double *)field);
+	case KEY_BOOL:
+		return json_boolean(*(const bool *)field);
+	case KEY_LIST:
+		if (!*(char **const *)field)
+			return NULL;
+		array = json_array();
+		for (char **p = *(char **const *)field; *p; p++)
+			json_array_append_new(array, json_string(*p));
+		return array;
+	}
+	return NULL;
+}
+
+int keys_to_json(const struct keys *keys, const void *target, json_t **out, struct error *err)
+{
+	_cleanup_json_ json_t *root = json_object();
+
+	if (!root)
+		return error_oom(err);
+	for (size_t i = 0; i < keys->count; i++) {
+		const struct key *k = &keys->list[i];
+		json_t *value = field_to_json(k, (const char *)target + k->offset), *parent = root;
+
+		if (!value)
+			continue;
+		if (k->section) {
+			parent = json_object_get(root, k->section);
+			if (!parent) {
+				parent = json_object();
+				json_object_set_new(root, k->section, parent);
+			}
+		}
+		if (json_object_set_new(parent, k->name, value) < 0)
+			return error_set(err, -EINVAL, "%s: not valid UTF-8", k->name);
+	}
+	*out = steal_pointer(root);
+	return 0;
+}
