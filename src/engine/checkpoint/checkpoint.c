@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/checkpoint/checkpoint.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/str.h"
+
+#define TMP ".tmp"
+
+/* checkpoint-STEP, nothing after it. */
+static bool parse_name(const char *name, int64_t *step)
+{
+	return str_starts(name, "checkpoint-") &&
+	       str_to_int64(name + strlen("checkpoint-"), 0, INT64_MAX, step) == 0;
+}
+
+struct entry {
+	int64_t step;
+	char *path;
+};
+
+struct entries {
+	struct entry *list;
+	size_t n;
+};
+
+static void entries_free(struct entries *e)
+{
+	for (size_t i = 0; i < e->n; i++)
+		free(e->list[i].path);
+	free(e->list);
+}
+
+static int newest_first(const void *a, const void *b)
+{
+	int64_t x = ((const struct entry *)a)->step, y = ((const struct entry *)b)->step;
+
+	return x < y ? 1 : x > y ? -1 : 0;
+}
+
+/* Complete checkpoints that this program wrote: those with a state. Others' are left alone everywhere. */
+static int list_checkpoints(const char *output, struct entries *out, struct error *err)
+{
+	_cleanup_closedir_ DIR *d = opendir(output);
+	struct dirent *e;
+
+	if (!d)
+		return errno == ENOENT ? 0 : error_errno(err, -errno, "cannot read directory %s", output);
+	while ((e = readdir(d))) {
+		_cleanup_free_ char *state = NULL;
+		struct entry *list;
+		int64_t step;
+
+		if (!parse_name(e->d_name, &step))
+			continue;
+		state = str_printf("%s/%s/dtrain/state.json", output, e->d_name);
+		if (!state)
+			return error_oom(err);
+		if (!file_exists(state))
+			continue;
+		list = realloc(out->list, (out->n + 1) * sizeof(*list));
+		if (!list)
+			return error_oom(err);
+		out->list = list;
+		list[out->n] = (struct entry){step, str_path_join(output, e->d_name)};
+		if (!list[out->n++].path)
+			return error_oom(err);
+	}
+	qsort(out->list, out->n, sizeof(*out->list), newest_first);
+	return 0;
+}
+
+int checkpoint_find(const char *output, char **path, int64_t *step, struct error *err)
+{
+	_cleanup_(entries_free) struct entries found = {0};
+	int r = list_checkpoints(output, &found, err);
+
+	*path = NULL;
+	if (r < 0 || found.n == 0)
+		return r;
+	*path = steal_pointer(found.list[0].path);
+	*step = found.list[0].step;
+	return 0;
+}
+
+int checkpoint_prune(const char *output, int64_t keep, struct error *err)
+{
+	_cleanup_(entries_free) struct entries found = {0};
+	int r = list_checkpoints(output, &found, err);
+
+	for (size_t i = keep; keep > 0 && i < found.n && r == 0; i++) {
+		/* Its name goes first, so that a removal cut short leaves no checkpoint with half its files.
+		 */
+		_cleanup_free_ char *tmp = str_printf("%s.old" TMP, found.list[i].path);
+
+		if (!tmp)
+			return error_oom(err);
+		if (rename(found.list[i].path, tmp) < 0)
+			return error_errno(err, -errno, "cannot remove %s", found.list[i].path);
+		r = file_remove_tree(tmp, err);
+	}
+	return r;
+}
+
+int checkpoint_clean(const char *output, struct error *err)
+{
+	_cleanup_closedir_ DIR *d = opendir(output);
+	struct dirent *e;
+	int r = 0;
+
+	if (!d)
+		return errno == ENOENT ? 0 : error_errno(err, -errno, "cannot read directory %s", output);
+	while (r == 0 && (e = readdir(d))) {
+		_cleanup_free_ char *path = NULL;
+
+		if (!str_ends(e->d_name, TMP) ||
+		    (!str_starts(e->d_name, "checkpoint-") && strcmp(e->d_name, "model" TMP)))
+			continue;
+		path = str_path_join(output, e->d_name);
+		r = path ? file_remove_tree(path, err) : error_oom(err);
+	}
+	return r;
+}
+
+int checkpoint_remove_all(const char *output, struct error *err)
+{
+	static const char *const files[] = {"metrics.jsonl", "runs"};
+	_cleanup_(entries_free) struct entries found = {0};
+	int r = list_checkpoints(output, &found, err);
+
+	/* The oldest first: cut short, the newest is still the newest. */
+	for (size_t i = found.n; i > 0 && r == 0; i--)
+		r = file_remove_tree(found.list[i - 1].path, err);
+	for (size_t i = 0; i < ARRAY_SIZE(files) && r == 0; i++) {
+		_cleanup_free_ char *path = str_path_join(output, files[i]);
+
+		r = path ? file_remove_tree(path, err) : error_oom(err);
+	}
+	return r;
+}
+
+int checkpoint_output_in_use(const char *output, bool *used, struct error *err)
+{
+	_cleanup_closedir_ DIR *d = opendir(output);
+	struct dirent *e;
+
+	*used = false;
+	if (!d)
+		return errno == ENOENT ? 0 : error_errno(err, -errno, "cannot read directory %s", output);
+	/* The tokenized data may lie there before anything was trained. */
+	while ((e = readdir(d)))
+		if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..") && strcmp(e->d_name, "cache"))
+			*used = true;
+	return 0;
+}
+
+int checkpoint_begin(const char *output, const char *name, char **tmp, struct error *err)
+{
+	_cleanup_free_ char *path = str_printf("%s/%s" TMP, output, name);
+	int r;
+
+	if (!path)
+		return error_oom(err);
+	r = file_remove_tree(path, err);
+	if (r < 0)
+		return r;
+	if (mkdir(path, 0777) < 0)
+		return error_errno(err, -errno, "cannot make directory %s", path);
+	*tmp = steal_pointer(path);
+	return 0;
+}
+
+int checkpoint_publish(const char *output, const char *name, const char *tmp, struct error *err)
+{
+	_cleanup_free_ char *path = str_path_join(output, name), *inner = str_path_join(tmp, "dtrain");
+	int r;
+
+	if (!path || !inner)
+		return error_oom(err);
+	if (file_exists(inner) && (r = file_sync_directory(inner, err)) < 0)
+		return r;
+	r = file_sync_directory(tmp, err);
+	if (r < 0)
+		return r;
+	if (rename(tmp, path) < 0) {
+		if (errno != EEXIST && errno != ENOTEMPTY)
+			return error_errno(err, -errno, "cannot publish %s", path);
+		if (renameat2(AT_FDCWD, tmp, AT_FDCWD, path, RENAME_EXCHANGE) < 0) {
+			/* Some network file systems cannot exchange. */
+			_cleanup_free_ char *old = str_printf("%s.old" TMP, path);
+
+			if (!old)
+				return error_oom(err);
+			if (file_remove_tree(old, err) < 0)
+				return err->code;
+			if (rename(path, old) < 0 || rename(tmp, path) < 0)
+				return error_errno(err, -errno, "cannot publish %s", path);
+			tmp = old;
+			r = file_sync_directory(output, err);
+			return r < 0 ? r : file_remove_tree(old, err);
+		}
+		r = file_sync_directory(output, err);
+		return r < 0 ? r : file_remove_tree(tmp, err);
+	}
+	return file_sync_directory(output, err);
+}
+
+static bool is_weights(const char *name)
+{
+	return str_starts(name, "model") &&
+	       (str_ends(name, ".safetensors") || str_ends(name, ".safetensors.index.json"));
+}
+
+/* Moves the files of tmp for which is_weights() is `weights`; adds their names to `moved`. */
+static int move_files(const char *output, const char *tmp, bool weights, json_t *moved, struct error *err)
+{
+	_cleanup_closedir_ DIR *d = opendir(tmp);
+	struct dirent *e;
+
+	if (!d)
+		return error_errno(err, -errno, "cannot read directory %s", tmp);
+	while ((e = readdir(d))) {
+		_cleanup_free_ char *from = str_path_join(tmp, e->d_name),
+		                    *to = str_path_join(output, e->d_name);
+
+		if (!from || !to)
+			return error_oom(err);
+		if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..") || is_weights(e->d_name) != weights)
+			continue;
+		if (rename(from, to) < 0)
+			return error_errno(err, -errno, "cannot publish %s", to);
+		if (json_object_set_new(moved, e->d_name, json_null()) < 0)
+			return error_oom(err);
+	}
+	return 0;
+}
+
+/* Weights in output that were not moved there just now: shards, or the single file, of an older model. */
+static int remove_stale(const char *output, const json_t *moved, struct error *err)
+{
+	_cleanup_closedir_ DIR *d = opendir(output);
+	struct dirent *e;
+
+	if (!d)
+		return error_errno(err, -errno, "cannot read directory %s", output);
+	while ((e = readdir(d))) {
+		_cleanup_free_ char *old = str_path_join(output, e->d_name);
+
+		if (!old)
+			return error_oom(err);
+		if (is_weights(e->d_name) && !json_object_get(moved, e->d_name) && remove(old) < 0)
+			return error_errno(err, -errno, "cannot remove %s", old);
+	}
+	return 0;
+}
+
+int checkpoint_publish_files(const char *output, const char *tmp, struct error *err)
+{
+	_cleanup_json_ json_t *moved = json_object();
+	int r = file_sync_directory(tmp, err);
+
+	if (r == 0)
+		r = move_files(output, tmp, false, moved, err);
+	if (r == 0)
+		r = move_files(output, tmp, true, moved, err);
+	if (r == 0)
+		r = remove_stale(output, moved, err);
+	if (r == 0)
+		r = file_sync_directory(output, err);
+	return r < 0 ? r : file_remove_tree(tmp, err);
+}

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Checkpoints of a run. output.dir/checkpoint-STEP/ is a Hugging Face directory with trainer_state.json and,
+ * in dtrain/, what a resume needs beyond the weights:
+ *
+ *     state.json                the step and what has to be the same for the same bits
+ *     optimizer.safetensors     m.NAME, v.NAME (fp32) and, where the weights are saved in less, master.NAME
+ *                               (sharded as a model is, with its own index)
+ *
+ * by parameter name, hence the same for any number of ranks. A directory is written as checkpoint-STEP.tmp,
+ * synced, then renamed: a name without .tmp is complete.
+ */
+#pragma once
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "engine/checkpoint/hf.h"
+
+/* Removes what an interrupted save has left in `output`. Only the one process that writes there may call it.
+ */
+int checkpoint_clean(const char *output, struct error *err);
+
+/* The newest complete checkpoint with a state to resume from: its path (owned by the caller) and step; *path
+ * is NULL where there is none, `output` itself not being there included. */
+int checkpoint_find(const char *output, char **path, int64_t *step, struct error *err);
+
+/* Whether `output` holds anything that a new run would mix with; false where it does not exist. */
+int checkpoint_output_in_use(const char *output, bool *used, struct error *err);
+
+/* A fresh directory to fill: output/NAME.tmp. */
+int checkpoint_begin(const char *output, const char *name, char **tmp, struct error *err);
+/* Syncs it and renames it to output/NAME, an older one of that name being replaced in one step. */
+int checkpoint_publish(const char *output, const char *name, const char *tmp, struct error *err);
+/* The final model: the files of tmp move into `output` itself, the weights last; shards of an older final
+ * model that the new one has not are removed; tmp is gone afterwards. */
+int checkpoint_publish_files(const char *output, const char *tmp, struct error *err);
+/* Removes the oldest checkpoints with a state of ours beyond the newest `keep` (0: none is removed). */
+int checkpoint_prune(const char *output, int64_t keep, struct error *err);
+/* Removes all of them, and the metrics: for output.overwrite. */
+int checkpoint_remove_all(const char *output, struct error *err);
+
+/* state.json and trainer_state.json. The trainer's state as transformers.TrainerState reads it. */
+struct checkpoint_state {
+	int64_t step, steps;
+	double epoch, epochs;
+	int64_t tokens;
+	int world_size;
+	int64_t micro_batch, log_steps, eval_steps, save_steps;
+	uint64_t seed;
+	const char *fingerprint; /* of what decides the bits: rows, batch, order; compared at resume */
+	json_t *log_history;     /* array; borrowed by save, owned by the caller after load */
+};
+/* resume: dtrain/state.json too; without, trainer_state.json alone (the final model). */
+int checkpoint_state_save(const char *directory, const struct checkpoint_state *state, bool resume,
+                          struct error *err);
+/* fingerprint points into *owner, which the caller frees with json_decref. */
+int checkpoint_state_load(const char *directory, struct checkpoint_state *state, json_t **owner,
+                          struct error *err);
+/* One entry of log_history. Values that are NaN are left out, as absent. */
+struct checkpoint_log {
+	int64_t step;
+	double epoch, loss, learning_rate, grad_norm, eval_loss;
+};
+int checkpoint_log_add(json_t *log_history, const struct checkpoint_log *log, struct error *err);

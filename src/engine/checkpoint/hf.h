@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Hugging Face directories in and out: tensors into named parameters, and a model with its config and
+ * tokenizer as transformers reads it. */
+#pragma once
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "engine/checkpoint/safetensors.h"
+
+struct hf_parameter {
+	const char *name;
+	int dims;
+	int64_t shape[TENSOR_MAX_DIMS];
+	bool optional; /* may be absent: hf_load then does not call store for it */
+};
+
+/* Every parameter has to be there with its shape and a floating-point type, and nothing else may be, but for
+ * what is known to be harmless (the lm_head of a model that ties it, rotary tables of old checkpoints); else
+ * -EINVAL naming the tensors. `where` names the checkpoint. */
+int hf_check(const struct safetensors *st, const char *where, const struct hf_parameter *parameters, size_t n,
+             struct error *err);
+/* NULL: none. Names are also tried without "model.", which the body of a causal model saved alone lacks. */
+const struct tensor *hf_find(const struct safetensors *st, const char *name);
+
+/* Takes what it wants of t with tensor_convert, in pieces; t lives for the call. */
+typedef int (*hf_store_fn)(void *context, size_t index, const struct tensor *t, struct error *err);
+/* Opens path (as safetensors_open), checks all, then hands each parameter's tensor to store. */
+int hf_load(const char *path, const struct hf_parameter *parameters, size_t n, hf_store_fn store,
+            void *context, struct error *err);
+
+/* What a saved directory holds besides the weights. Strings are borrowed for the call. */
+struct hf_save_options {
+	const char *config; /* path of the config.json that the model was made from */
+	const char *source; /* directory with a generation_config.json to copy; NULL: one is made */
+	const char *
+	    tokenizer; /* directory (or the tokenizer.json in one) to copy the tokenizer's files from; NULL */
+	enum dtype type;          /* of the saved weights */
+	int32_t bos, eos, pad;    /* the tokenizer's; put into the config where it says nothing; -1: none */
+	uint64_t max_shard_bytes; /* 0: 5 GB */
+};
+
+/* Writes into `directory`, which exists: model.safetensors (or shards and index), config.json with dtype and
+ * architectures right, generation_config.json, the tokenizer's files. All synced; published by the caller. */
+int hf_save(const char *directory, const struct hf_save_options *options, const struct tensor_source *tensors,
+            size_t n, struct error *err);
+
+/* "LlamaForCausalLM" for "llama"; NULL: not known. */
+const char *hf_architecture(const char *model_type);

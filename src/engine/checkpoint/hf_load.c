@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/str.h"
+#include "engine/checkpoint/hf.h"
+
+#define NAMED_AT_MOST 4
+
+/* Names for one line of error: the first few, then how many more. */
+static void add_name(struct strbuf *b, size_t count, const char *name)
+{
+	if (count < NAMED_AT_MOST)
+		strbuf_addf(b, "%s%s", count ? ", " : "", name);
+}
+
+static void add_more(struct strbuf *b, size_t count)
+{
+	if (count > NAMED_AT_MOST)
+		strbuf_addf(b, " and %zu more", count - NAMED_AT_MOST);
+}
+
+const struct tensor *hf_find(const struct safetensors *st, const char *name)
+{
+	const struct tensor *t = safetensors_find(st, name);
+
+	return t || !str_starts(name, "model.") ? t : safetensors_find(st, name + strlen("model."));
+}
+
+/* Tables that are computed, and the output layer of a model that ties it to the embedding. */
+static bool harmless(const char *name)
+{
+	return !strcmp(name, "lm_head.weight") || str_ends(name, ".rotary_emb.inv_freq") ||
+	       str_ends(name, ".rotary_emb.cos_cached") || str_ends(name, ".rotary_emb.sin_cached") ||
+	       str_ends(name, ".attn.masked_bias");
+}
+
+static int name_order(const void *a, const void *b)
+{
+	return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static int check_missing(const char *path, const struct safetensors *st,
+                         const struct hf_parameter *parameters, size_t n, struct error *err)
+{
+	_cleanup_strbuf_ struct strbuf names = {0};
+	size_t missing = 0;
+
+	for (size_t i = 0; i < n; i++)
+		if (!parameters[i].optional && !hf_find(st, parameters[i].name))
+			add_name(&names, missing++, parameters[i].name);
+	add_more(&names, missing);
+	if (missing)
+		return error_set(err, -EINVAL, "%s: %zu of the model's %zu tensors are missing: %s", path,
+		                 missing, n, names.data ? names.data : "");
+	return 0;
+}
+
+static int check_extra(const char *path, const struct safetensors *st, const struct hf_parameter *parameters,
+                       size_t n, struct error *err)
+{
+	_cleanup_free_ const char **known = calloc(2 * n + 1, sizeof(*known));
+	_cleanup_strbuf_ struct strbuf names = {0};
+	size_t extra = 0, k = 0;
+
+	if (!known)
+		return error_oom(err);
+	for (size_t i = 0; i < n; i++) {
+		known[k++] = parameters[i].name;
+		if (str_starts(parameters[i].name, "model."))
+			known[k++] = parameters[i].name + strlen("model.");
+	}
+	qsort(known, k, sizeof(*known), name_order);
+	for (size_t i = 0; i < safetensors_count(st); i++) {
+		const char *name = safetensors_at(st, i)->name;
+
+		if (!bsearch(&name, known, k, sizeof(*known), name_order) && !harmless(name))
+			add_name(&names, extra++, name);
+	}
+	add_more(&names, extra);
+	if (extra)
+		return error_set(err, -EINVAL,
+		                 "%s: %zu tensors that the model's config.json has no place for: %s", path,
+		                 extra, names.data ? names.data : "");
+	return 0;
+}
+
+static int check_shape(const char *path, const struct tensor *t, const struct hf_parameter *p,
+                       struct error *err)
+{
+	char is[192], want[192];
+
+	if (t->type != TENSOR_F32 && t->type != TENSOR_BF16 && t->type != TENSOR_F16 && t->type != TENSOR_F64)
+		return error_set(err, -EINVAL, "%s: tensor %s is %s; F32, BF16 or F16 would be right", path,
+		                 t->name, tensor_type_name(t->type));
+	if (t->dims == p->dims && !memcmp(t->shape, p->shape, p->dims * sizeof(*p->shape)))
+		return 0;
+	return error_set(err, -EINVAL, "%s: tensor %s has shape %s; the model needs %s", path, t->name,
+	                 tensor_shape_text(is, sizeof(is), t->dims, t->shape),
+	                 tensor_shape_text(want, sizeof(want), p->dims, p->shape));
+}
+
+int hf_check(const struct safetensors *st, const char *where, const struct hf_parameter *parameters, size_t n,
+             struct error *err)
+{
+	int r = check_missing(where, st, parameters, n, err);
+
+	if (r == 0)
+		r = check_extra(where, st, parameters, n, err);
+	for (size_t i = 0; i < n && r == 0; i++) {
+		const struct tensor *t = hf_find(st, parameters[i].name);
+
+		if (t)
+			r = check_shape(where, t, &parameters[i], err);
+	}
+	return r;
+}
+
+int hf_load(const char *path, const struct hf_parameter *parameters, size_t n, hf_store_fn store,
+            void *context, struct error *err)
+{
+	_cleanup_(safetensors_closep) struct safetensors *st = NULL;
+	int r;
+
+	r = safetensors_open(path, &st, err);
+	if (r == 0)
+		r = hf_check(st, path, parameters, n, err);
+	for (size_t i = 0; i < n && r == 0; i++) {
+		const struct tensor *t = hf_find(st, parameters[i].name);
+
+		if (t)
+			r = store(context, i, t, err);
+	}
+	return r;
+}

@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/str.h"
+#include "engine/checkpoint/hf.h"
+
+#define SMALL_FILE_MAX (1u << 30) /* tokenizers of 10^6 tokens stay far below */
+
+static const char *const tokenizer_files[] = {
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",  "vocab.json",
+    "merges.txt",     "tokenizer.model",       "chat_template.jinja",     "chat_template.json",
+};
+
+static const struct {
+	const char *model_type, *architecture;
+} architectures[] = {
+    {"llama", "LlamaForCausalLM"}, {"mistral", "MistralForCausalLM"},   {"qwen2", "Qwen2ForCausalLM"},
+    {"qwen3", "Qwen3ForCausalLM"}, {"minimind", "MiniMindForCausalLM"}, {"olmo2", "Olmo2ForCausalLM"},
+    {"olmo3", "Olmo3ForCausalLM"}, {"gpt_oss", "GptOssForCausalLM"},    {"gpt2", "GPT2LMHeadModel"},
+};
+
+const char *hf_architecture(const char *model_type)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(architectures); i++)
+		if (str_eq(architectures[i].model_type, model_type))
+			return architectures[i].architecture;
+	return NULL;
+}
+
+/* Content only: a read-only original would make a copy that the next save cannot replace. */
+static int copy_where_present(const char *from_dir, const char *to_dir, const char *name, struct error *err)
+{
+	_cleanup_free_ char *from = str_path_join(from_dir, name), *to = str_path_join(to_dir, name),
+	                    *data = NULL;
+	size_t len;
+	int r;
+
+	if (!from || !to)
+		return error_oom(err);
+	if (!file_exists(from))
+		return 0;
+	r = file_read(from, SMALL_FILE_MAX, &data, &len, err);
+	return r < 0 ? r : file_write_atomic(to, data, len, 0644, err);
+}
+
+static char *directory_of(const char *path)
+{
+	const char *slash = strrchr(path, '/');
+
+	if (!str_ends(path, ".json"))
+		return strdup(path);
+	return slash ? strndup(path, slash - path) : strdup(".");
+}
+
+static void set_default_id(json_t *config, const char *key, int32_t id)
+{
+	json_t *v = json_object_get(config, key);
+
+	if (id >= 0 && (!v || json_is_null(v)))
+		json_object_set_new(config, key, json_integer(id));
+}
+
+static int save_config(const char *directory, const struct hf_save_options *o, json_t **out,
+                       struct error *err)
+{
+	_cleanup_free_ char *path = str_path_join(directory, "config.json");
+	_cleanup_json_ json_t *config = NULL;
+	const char *architecture;
+	int r;
+
+	if (!path)
+		return error_oom(err);
+	r = json_read_file(o->config, &config, err);
+	if (r < 0)
+		return r;
+	if (!json_is_object(config))
+		return error_set(err, -EINVAL, "%s: not a JSON object", o->config);
+	architecture = hf_architecture(json_get_string(config, "model_type", ""));
+	if (!json_array_size(json_object_get(config, "architectures")) && architecture)
+		json_object_set_new(config, "architectures", json_pack("[s]", architecture));
+	/* transformers 5 writes dtype and reads both; 4 knows torch_dtype alone. */
+	if (!json_object_get(config, "dtype") || json_object_get(config, "torch_dtype"))
+		json_object_set_new(config, "torch_dtype", json_string(dtype_name(o->type)));
+	if (json_object_get(config, "dtype"))
+		json_object_set_new(config, "dtype", json_string(dtype_name(o->type)));
+	set_default_id(config, "bos_token_id", o->bos);
+	set_default_id(config, "eos_token_id", o->eos);
+	set_default_id(config, "pad_token_id", o->pad);
+	r = json_write_file(path, config, 2, true, err);
+	if (r == 0)
+		*out = steal_pointer(config);
+	return r;
+}
+
+static int save_generation_config(const char *directory, const struct hf_save_options *o,
+                                  const json_t *config, struct error *err)
+{
+	static const char *const keys[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
+	_cleanup_free_ char *path = str_path_join(directory, "generation_config.json");
+	_cleanup_json_ json_t *generation = NULL;
+	int r;
+
+	if (!path)
+		return error_oom(err);
+	if (o->source) {
+		r = copy_where_present(o->source, directory, "generation_config.json", err);
+		if (r < 0 || file_exists(path))
+			return r;
+	}
+	generation = json_pack("{s:b}", "_from_model_config", 1);
+	for (size_t i = 0; i < ARRAY_SIZE(keys); i++) {
+		json_t *v = json_object_get(config, keys[i]);
+
+		if (v && !json_is_null(v))
+			json_object_set(generation, keys[i], v);
+	}
+	return generation ? json_write_file(path, generation, 2, true, err) : error_oom(err);
+}
+
+/* A model with code of its own needs its .py files to load again. */
+static int copy_code(const char *directory, const char *source, const json_t *config, struct error *err)
+{
+	_cleanup_closedir_ DIR *d = NULL;
+	struct dirent *e;
+	int r = 0;
+
+	if (!source || !json_is_object(json_object_get(config, "auto_map")) || !(d = opendir(source)))
+		return 0;
+	while (r == 0 && (e = readdir(d)))
+		if (e->d_name[0] != '.' && str_ends(e->d_name, ".py"))
+			r = copy_where_present(source, directory, e->d_name, err);
+	return r;
+}
+
+int hf_save(const char *directory, const struct hf_save_options *o, const struct tensor_source *tensors,
+            size_t n, struct error *err)
+{
+	_cleanup_free_ char *tokenizer = o->tokenizer ? directory_of(o->tokenizer) : NULL;
+	_cleanup_json_ json_t *config = NULL;
+	int r;
+
+	if (o->tokenizer && !tokenizer)
+		return error_oom(err);
+	r = save_config(directory, o, &config, err);
+	if (r == 0)
+		r = save_generation_config(directory, o, config, err);
+	if (r == 0)
+		r = copy_code(directory, o->source, config, err);
+	for (size_t i = 0; i < ARRAY_SIZE(tokenizer_files) && tokenizer && r == 0; i++)
+		r = copy_where_present(tokenizer, directory, tokenizer_files[i], err);
+	return r < 0 ? r : safetensors_write(directory, "model", tensors, n, o->max_shard_bytes, err);
+}

@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/checkpoint/tfevents.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/str.h"
+
+struct tfevents {
+	int fd;
+	char *path;
+	struct strbuf event, frame; /* reused */
+};
+
+/* Field numbers of Event, Summary, Summary.Value and SessionLog; the wire types below. */
+enum { EVENT_TIME = 1, EVENT_STEP = 2, EVENT_VERSION = 3, EVENT_SUMMARY = 5, EVENT_SESSION = 7 };
+enum { SUMMARY_VALUE = 1, VALUE_TAG = 1, VALUE_SIMPLE = 2, SESSION_STATUS = 1, SESSION_START = 1 };
+enum { WIRE_VARINT = 0, WIRE_64 = 1, WIRE_BYTES = 2, WIRE_32 = 5 };
+
+uint32_t tfevents_crc32c(const void *data, size_t len)
+{
+	const unsigned char *p = data;
+	uint32_t crc = ~0u;
+
+	/* A few hundred bytes a step: bit by bit is fast enough and needs no table. */
+	while (len--) {
+		crc ^= *p++;
+		for (int i = 0; i < 8; i++)
+			crc = crc >> 1 ^ (crc & 1 ? 0x82f63b78 : 0);
+	}
+	return ~crc;
+}
+
+static void put_fixed(struct strbuf *b, uint64_t v, int bytes)
+{
+	for (int i = 0; i < bytes; i++)
+		strbuf_addc(b, (char)(v >> (8 * i)));
+}
+
+static void put_varint(struct strbuf *b, uint64_t v)
+{
+	for (; v >= 0x80; v >>= 7)
+		strbuf_addc(b, (char)(v | 0x80));
+	strbuf_addc(b, (char)v);
+}
+
+static void put_key(struct strbuf *b, int field, int wire)
+{
+	put_varint(b, field << 3 | wire);
+}
+
+static void put_bytes(struct strbuf *b, int field, const void *data, size_t len)
+{
+	put_key(b, field, WIRE_BYTES);
+	put_varint(b, len);
+	strbuf_add(b, data, len);
+}
+
+static void begin_event(struct tfevents *t, double time, int64_t step)
+{
+	uint64_t bits;
+
+	memcpy(&bits, &time, 8);
+	strbuf_reset(&t->event);
+	put_key(&t->event, EVENT_TIME, WIRE_64);
+	put_fixed(&t->event, bits, 8);
+	put_key(&t->event, EVENT_STEP, WIRE_VARINT);
+	put_varint(&t->event, step);
+}
+
+static uint32_t masked(const void *data, size_t len)
+{
+	uint32_t crc = tfevents_crc32c(data, len);
+
+	return (crc >> 15 | crc << 17) + 0xa282ead8;
+}
+
+static int write_event(struct tfevents *t, struct error *err)
+{
+	struct strbuf *f = &t->frame;
+
+	strbuf_reset(f);
+	put_fixed(f, t->event.len, 8);
+	put_fixed(f, masked(f->data, f->failed ? 0 : 8), 4);
+	strbuf_add(f, t->event.data, t->event.len);
+	put_fixed(f, masked(t->event.data, t->event.len), 4);
+	if (f->failed || t->event.failed)
+		return error_oom(err);
+	if (file_write_all(t->fd, f->data, f->len, err) < 0)
+		return error_prefix(err, "%s", t->path);
+	return 0;
+}
+
+int tfevents_open(const char *directory, int64_t first_step, struct tfevents **out, struct error *err)
+{
+	_cleanup_(tfevents_closep) struct tfevents *t = calloc(1, sizeof(*t));
+	static const char session[] = {SESSION_STATUS << 3 | WIRE_VARINT, SESSION_START};
+	double now = clock_realtime();
+	char host[256] = "localhost";
+	int r;
+
+	if (!t)
+		return error_oom(err);
+	t->fd = -1;
+	r = file_mkdirs(directory, 0777, err);
+	if (r < 0)
+		return r;
+	gethostname(host, sizeof(host) - 1);
+	t->path = str_printf("%s/events.out.tfevents.%lld.%s.%ld.%lld", directory, (long long)now, host,
+	                     (long)getpid(), (long long)first_step);
+	if (!t->path)
+		return error_oom(err);
+	t->fd = open(t->path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+	if (t->fd < 0)
+		return error_errno(err, -errno, "cannot write %s", t->path);
+	begin_event(t, now, 0);
+	put_bytes(&t->event, EVENT_VERSION, "brain.Event:2", strlen("brain.Event:2"));
+	r = write_event(t, err);
+	if (r < 0)
+		return r;
+	begin_event(t, now, first_step);
+	put_bytes(&t->event, EVENT_SESSION, session, sizeof(session));
+	r = write_event(t, err);
+	if (r == 0)
+		*out = steal_pointer(t);
+	return r;
+}
+
+int tfevents_scalar(struct tfevents *t, double time, int64_t step, const char *tag, float value,
+                    struct error *err)
+{
+	_cleanup_strbuf_ struct strbuf v = {0}, summary = {0};
+	uint32_t bits;
+
+	memcpy(&bits, &value, 4);
+	put_bytes(&v, VALUE_TAG, tag, strlen(tag));
+	put_key(&v, VALUE_SIMPLE, WIRE_32);
+	put_fixed(&v, bits, 4);
+	put_bytes(&summary, SUMMARY_VALUE, v.data, v.len);
+	if (v.failed || summary.failed)
+		return error_oom(err);
+	begin_event(t, time, step);
+	put_bytes(&t->event, EVENT_SUMMARY, summary.data, summary.len);
+	return write_event(t, err);
+}
+
+void tfevents_close(struct tfevents *t)
+{
+	if (!t)
+		return;
+	if (t->fd >= 0)
+		close(t->fd);
+	strbuf_free(&t->event);
+	strbuf_free(&t->frame);
+	free(t->path);
+	free(t);
+}

@@ -1,0 +1,351 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "unit.h"
+
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/json.h"
+#include "base/str.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/metrics.h"
+#include "engine/checkpoint/tfevents.h"
+
+/* A file in memory: a header as given, then `data` bytes of zeros. */
+static int parse(const char *header, size_t data, struct error *err)
+{
+	_cleanup_(safetensors_closep) struct safetensors *st = NULL;
+	_cleanup_strbuf_ struct strbuf b = {0};
+	uint64_t len = strlen(header);
+
+	strbuf_add(&b, &len, 8);
+	strbuf_adds(&b, header);
+	for (size_t i = 0; i < data; i++)
+		strbuf_addc(&b, 0);
+	*err = (struct error)ERROR_INIT;
+	return safetensors_parse(b.data, b.len, "x.safetensors", &st, err);
+}
+
+#define T(name, type, shape, offsets)                                                                        \
+	"\"" name "\":{\"dtype\":\"" type "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
+
+START_TEST(every_promise_of_a_header_is_checked)
+{
+	struct error err = ERROR_INIT;
+
+	ck_ok(parse("{" T("a", "F32", "[2,3]", "[0,24]") "}", 24, &err), &err);
+	ck_ok(parse("{}   ", 0, &err), &err);
+	ck_ok(parse("{" T("a", "F32", "[]", "[0,4]") "," T("b", "F32", "[0]", "[4,4]") "}", 4, &err), &err);
+	ck_fails(parse("{" T("a", "F32", "[2,3]", "[0,24]") "}", 20, &err), &err,
+	         "x.safetensors: tensor a: ends at byte 24 of the data, the file has 20");
+	ck_fails(parse("{" T("a", "F32", "[2,3]", "[0,20]") "}", 20, &err), &err,
+	         "F32 [2, 3] does not fill 20");
+	ck_fails(parse("{" T("a", "F9", "[2,3]", "[0,24]") "}", 24, &err), &err, "type F9 is not known");
+	ck_fails(parse("{" T("a", "F32", "[2,-3]", "[0,24]") "}", 24, &err), &err, "shape");
+	ck_fails(parse("{" T("a", "F32", "[4611686018427387904,16]", "[0,24]") "}", 24, &err), &err,
+	         "more elements than can be counted");
+	ck_fails(parse("{" T("a", "F32", "[4611686018427387904]", "[0,0]") "}", 0, &err), &err,
+	         "does not fill");
+	ck_fails(parse("{" T("a", "F32", "[1]", "[4,0]") "}", 24, &err), &err, "is no range");
+	ck_fails(parse("{" T("a", "U8", "[4]", "[0,4]") "," T("b", "U8", "[4]", "[2,6]") "}", 6, &err), &err,
+	         "tensor b overlaps tensor a");
+	ck_fails(parse("{" T("a", "U8", "[4]", "[0,4]") "," T("b", "U8", "[4]", "[5,9]") "}", 9, &err), &err,
+	         "tensor b: 1 bytes before it");
+	ck_fails(parse("{" T("a", "U8", "[4]", "[0,4]") "}", 9, &err), &err, "5 bytes after the last tensor");
+	ck_fails(parse("{" T("a", "U8", "[4]", "[0,4]") "," T("a", "U8", "[4]", "[4,8]") "}", 8, &err), &err,
+	         "duplicate");
+	ck_fails(parse("{\"a\":{}}", 0, &err), &err, "tensor a: dtype, shape and data_offsets");
+	ck_fails(parse("{\"a\\nb\":{}}", 0, &err), &err, "control character");
+	ck_fails(parse("[]", 0, &err), &err, "no JSON object");
+	ck_fails(parse("{", 0, &err), &err, "not valid JSON");
+}
+END_TEST
+
+START_TEST(a_short_file_is_named)
+{
+	struct safetensors *st = NULL;
+	struct error err = ERROR_INIT;
+
+	ck_fails(safetensors_parse("abc", 3, "x", &st, &err), &err, "x: 3 bytes are too few");
+	ck_fails(safetensors_parse("\x10\0\0\0\0\0\0\0{}", 10, "x", &st, &err), &err,
+	         "x: truncated: a header of 16");
+	ck_fails(safetensors_parse("\0\0\0\0\0\0\0\1{}", 10, "x", &st, &err), &err, "not a safetensors file");
+	ck_fails(safetensors_open("/nonexistent/m", &st, &err), &err, "cannot read /nonexistent/m");
+}
+END_TEST
+
+static int fill_ramp(void *context, size_t index, size_t offset, size_t len, void *buf, struct error *err)
+{
+	enum tensor_type type = *(enum tensor_type *)context;
+	size_t size = tensor_type_size(type), first = offset / size;
+
+	for (size_t i = 0; i < len / size; i++) {
+		float f = (first + i) * 0.5f - index;
+		uint16_t h = bf16_from_float(f);
+
+		memcpy((char *)buf + i * size, size == 4 ? (void *)&f : (void *)&h, size);
+	}
+	return 0;
+}
+
+START_TEST(what_is_written_is_read_back)
+{
+	_cleanup_free_ char *dir = unit_tmpdir();
+	_cleanup_(safetensors_closep) struct safetensors *st = NULL;
+	enum tensor_type f32 = TENSOR_F32, bf16 = TENSOR_BF16;
+	struct tensor_source s[] = {
+	    {"w.big", TENSOR_F32, 2, {1100, 1000}, fill_ramp, &f32, 0},
+	    {"w.half", TENSOR_BF16, 1, {100}, fill_ramp, &bf16, 1},
+	    {"w.one", TENSOR_F32, 1, {3}, fill_ramp, &f32, 2},
+	};
+	const uint64_t limits[] = {0, 1000};
+	struct error err = ERROR_INIT;
+	float v[3];
+
+	for (size_t k = 0; k < ARRAY_SIZE(limits); k++) {
+		_cleanup_free_ char *sub = str_printf("%s/%zu", dir, k);
+
+		ck_ok(file_mkdirs(sub, 0755, &err), &err);
+		ck_ok(safetensors_write(sub, "model", s, 3, limits[k], &err), &err);
+		ck_ok(safetensors_open(sub, &st, &err), &err);
+		ck_assert_uint_eq(safetensors_count(st), 3);
+		ck_assert_ptr_null(safetensors_find(st, "w"));
+		ck_ok(tensor_to_f32(safetensors_find(st, "w.big"), 1099998, 2, v, &err), &err);
+		ck_assert(v[0] == 549999.0f && v[1] == 549999.5f);
+		ck_ok(tensor_to_f32(safetensors_find(st, "w.half"), 98, 2, v, &err), &err);
+		ck_assert(v[0] == 48.0f && v[1] == 48.5f);
+		ck_fails(tensor_to_f32(safetensors_find(st, "w.one"), 2, 2, v, &err), &err, "beyond its end");
+		safetensors_close(steal_pointer(st));
+	}
+	ck_ok(file_remove_tree(dir, &err), &err);
+}
+END_TEST
+
+START_TEST(an_index_may_not_lie)
+{
+	static const struct {
+		const char *text, *words;
+	} cases[] = {
+	    {"{}", "weight_map is missing"},
+	    {"{\"weight_map\":{\"a\":\"../m.safetensors\"}}", "not the name of a file beside the index"},
+	    {"{\"weight_map\":{\"a\":\"none.safetensors\"}}", "cannot read"},
+	    {"{\"weight_map\":{\"a\":\"m.safetensors\"}}", "tensor a is not in m.safetensors"},
+	    {"{\"weight_map\":{\"w\":\"m.safetensors\",\"x\":\"m2.safetensors\"}}",
+	     "tensor w is in two files"},
+	};
+	_cleanup_free_ char *dir = unit_tmpdir(), *index = str_path_join(dir, "model.safetensors.index.json");
+	enum tensor_type f32 = TENSOR_F32;
+	struct tensor_source s[] = {{"w", TENSOR_F32, 1, {3}, fill_ramp, &f32, 0},
+	                            {"x", TENSOR_F32, 1, {3}, fill_ramp, &f32, 0}};
+	struct safetensors *st = NULL;
+	struct error err = ERROR_INIT;
+
+	ck_fails(safetensors_open(dir, &st, &err), &err, "neither model.safetensors nor");
+	ck_ok(safetensors_write(dir, "m", s, 1, 0, &err), &err);
+	ck_ok(safetensors_write(dir, "m2", s, 2, 0, &err), &err);
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		ck_ok(file_write_atomic(index, cases[i].text, strlen(cases[i].text), 0644, &err), &err);
+		ck_fails(safetensors_open(dir, &st, &err), &err, cases[i].words);
+	}
+	ck_ok(file_remove_tree(dir, &err), &err);
+}
+END_TEST
+
+START_TEST(halves_convert_exactly)
+{
+	struct error err = ERROR_INIT;
+	float f, back;
+	uint16_t h;
+
+	for (uint32_t bits = 0; bits < 65536; bits++) {
+		uint16_t in = bits;
+		struct tensor t = {.name = "t", .type = TENSOR_F16, .data = &in, .bytes = 2};
+		struct tensor u = {.name = "u", .type = TENSOR_F32, .data = &f, .bytes = 4};
+
+		ck_ok(tensor_to_f32(&t, 0, 1, &f, &err), &err);
+		if (isnan(f))
+			continue;
+		ck_ok(tensor_convert(&u, 0, 1, DTYPE_F16, &h, &err), &err);
+		ck_assert_uint_eq(h, in);
+		/* Just beside it in fp32 rounds to it too, unless that is a tie. */
+		back = nextafterf(f, 0);
+		u.data = &back;
+		ck_ok(tensor_convert(&u, 0, 1, DTYPE_F16, &h, &err), &err);
+		if (!isinf(f) && f != 0)
+			ck_assert_uint_eq(h, in);
+	}
+}
+END_TEST
+
+START_TEST(a_model_names_what_does_not_fit)
+{
+	static const struct hf_parameter fits[] = {{"model.w", 2, {2, 3}, false}, {"model.b", 1, {2}, false}};
+	static const struct hf_parameter lacks[] = {{"model.w", 2, {2, 3}, false},
+	                                            {"model.c", 1, {2}, false}};
+	static const struct hf_parameter shape[] = {{"model.w", 2, {3, 2}, false},
+	                                            {"model.b", 1, {2}, false}};
+	enum tensor_type f32 = TENSOR_F32;
+	const struct tensor_source s[] = {
+	    {"model.w", TENSOR_F32, 2, {2, 3}, fill_ramp, &f32, 0},
+	    {"model.b", TENSOR_F32, 1, {2}, fill_ramp, &f32, 0},
+	    {"lm_head.weight", TENSOR_F32, 1, {2}, fill_ramp, &f32, 0},
+	    {"model.layers.0.self_attn.rotary_emb.inv_freq", TENSOR_F32, 1, {2}, fill_ramp, &f32, 0},
+	};
+	const struct tensor_source bare[] = {{"w", TENSOR_F32, 2, {2, 3}, fill_ramp, &f32, 0},
+	                                     {"b", TENSOR_F32, 1, {2}, fill_ramp, &f32, 0}};
+	_cleanup_free_ char *dir = unit_tmpdir();
+	struct safetensors *st = NULL;
+	struct error err = ERROR_INIT;
+
+	ck_ok(safetensors_write(dir, "model", s, 4, 0, &err), &err);
+	ck_ok(safetensors_open(dir, &st, &err), &err);
+	ck_ok(hf_check(st, "m", fits, 2, &err), &err);
+	ck_fails(hf_check(st, "m", lacks, 2, &err), &err,
+	         "m: 1 of the model's 2 tensors are missing: model.c");
+	ck_fails(hf_check(st, "m", fits, 1, &err), &err, "no place for: model.b");
+	ck_fails(hf_check(st, "m", shape, 2, &err), &err,
+	         "m: tensor model.w has shape [2, 3]; the model needs [3, 2]");
+	safetensors_close(st);
+	ck_ok(safetensors_write(dir, "model", bare, 2, 0, &err), &err);
+	ck_ok(safetensors_open(dir, &st, &err), &err);
+	ck_ok(hf_check(st, "m", fits, 2, &err), &err);
+	ck_assert_str_eq(hf_find(st, "model.b")->name, "b");
+	safetensors_close(st);
+	ck_ok(file_remove_tree(dir, &err), &err);
+}
+END_TEST
+
+static void save_one(const char *out, int64_t step, struct error *err)
+{
+	_cleanup_free_ char *tmp = NULL, *name = str_printf("checkpoint-%lld", (long long)step),
+	                    *inner = NULL;
+	_cleanup_json_ json_t *history = json_array();
+	struct checkpoint_state state = {
+	    .step = step, .steps = 100, .epoch = 0.5, .epochs = 2, .world_size = 2, .fingerprint = "f"};
+	struct checkpoint_log log = {step, 0.5, 1.25, 1e-4, 0.1, NAN};
+
+	state.log_history = history;
+	ck_ok(checkpoint_log_add(history, &log, err), err);
+	ck_ok(checkpoint_begin(out, name, &tmp, err), err);
+	inner = str_path_join(tmp, "dtrain");
+	ck_assert_int_eq(mkdir(inner, 0755), 0);
+	ck_ok(checkpoint_state_save(tmp, &state, true, err), err);
+	ck_ok(checkpoint_publish(out, name, tmp, err), err);
+	ck_assert(!file_exists(tmp));
+}
+
+START_TEST(checkpoints_are_found_kept_and_cleaned)
+{
+	_cleanup_free_ char *out = unit_tmpdir(), *path = NULL, *tmp = NULL;
+	_cleanup_free_ char *foreign = str_path_join(out, "checkpoint-900"), *gone = NULL;
+	_cleanup_json_ json_t *owner = NULL, *history = NULL;
+	struct checkpoint_state state;
+	struct error err = ERROR_INIT;
+	int64_t step = -1;
+	bool used;
+
+	ck_ok(checkpoint_find("/nonexistent/out", &path, &step, &err), &err);
+	ck_ok(checkpoint_find(out, &path, &step, &err), &err);
+	ck_assert_ptr_null(path);
+	ck_ok(checkpoint_output_in_use(out, &used, &err), &err);
+	ck_assert(!used);
+	save_one(out, 5, &err);
+	save_one(out, 20, &err);
+	save_one(out, 100, &err);
+	save_one(out, 100, &err); /* replaces */
+	ck_assert_int_eq(mkdir(foreign, 0755), 0);
+	ck_ok(checkpoint_begin(out, "checkpoint-200", &tmp, &err), &err);
+	ck_ok(checkpoint_find(out, &path, &step, &err), &err);
+	ck_assert_int_eq(step, 100);
+	ck_ok(checkpoint_clean(out, &err), &err);
+	ck_assert(!file_exists(tmp));
+	ck_ok(checkpoint_prune(out, 2, &err), &err);
+	gone = str_path_join(out, "checkpoint-5");
+	ck_assert(!file_exists(gone));
+	ck_assert(file_exists(foreign));
+	ck_ok(checkpoint_state_load(path, &state, &owner, &err), &err);
+	history = state.log_history;
+	ck_assert_int_eq(state.step, 100);
+	ck_assert_int_eq(state.world_size, 2);
+	ck_assert_str_eq(state.fingerprint, "f");
+	ck_assert_uint_eq(json_array_size(history), 1);
+	ck_ok(checkpoint_output_in_use(out, &used, &err), &err);
+	ck_assert(used);
+	free(steal_pointer(path));
+	ck_ok(checkpoint_remove_all(out, &err), &err);
+	ck_ok(checkpoint_find(out, &path, &step, &err), &err);
+	ck_assert_ptr_null(path);
+	ck_assert(file_exists(foreign));
+	ck_ok(file_remove_tree(out, &err), &err);
+}
+END_TEST
+
+static void check_steps(const char *path, const int *steps, size_t n, struct error *err)
+{
+	_cleanup_free_ char *text = NULL;
+	char *line, *save = NULL;
+	size_t i = 0;
+
+	ck_ok(file_read(path, 0, &text, NULL, err), err);
+	for (line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save), i++) {
+		_cleanup_json_ json_t *j = NULL;
+
+		ck_ok(json_parse(line, strlen(line), "line", &j, err), err);
+		ck_assert_int_eq(json_get_int(j, "step", -1), steps[i]);
+		ck_assert(json_get_number(j, "loss", 0) == 1.0 / 3);
+	}
+	ck_assert_uint_eq(i, n);
+}
+
+START_TEST(metrics_of_a_resumed_run_have_no_line_twice)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_path_join(dir, "metrics.jsonl"), *text = NULL;
+	struct metrics_record rec = {.steps = 9, .loss = 1.0 / 3, .learning_rate = 1e-4, .eval_loss = NAN};
+	struct error err = ERROR_INIT;
+	struct metrics *m;
+	size_t len;
+
+	ck_ok(metrics_open(dir, 0, true, &m, &err), &err);
+	for (rec.step = 1; rec.step <= 6; rec.step++)
+		ck_ok(metrics_write(m, &rec, &err), &err);
+	metrics_close(m);
+	/* The last line is cut in the middle, as by a crash. */
+	ck_ok(file_read(path, 0, &text, &len, &err), &err);
+	ck_assert_int_eq(truncate(path, len - 5), 0);
+	ck_ok(metrics_open(dir, 6, false, &m, &err), &err);
+	metrics_close(m);
+	check_steps(path, (int[]){1, 2, 3, 4, 5}, 5, &err);
+	ck_ok(metrics_open(dir, 3, true, &m, &err), &err);
+	rec.step = 4;
+	rec.eval_loss = 2;
+	ck_ok(metrics_write(m, &rec, &err), &err);
+	metrics_close(m);
+	check_steps(path, (int[]){1, 2, 3, 4}, 4, &err);
+	ck_ok(file_remove_tree(dir, &err), &err);
+}
+END_TEST
+
+START_TEST(crc32c_is_castagnolis)
+{
+	ck_assert_uint_eq(tfevents_crc32c("123456789", 9), 0xe3069283);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("checkpoint");
+	TCase *t = tcase_create("checkpoint");
+
+	tcase_add_test(t, every_promise_of_a_header_is_checked);
+	tcase_add_test(t, a_short_file_is_named);
+	tcase_add_test(t, what_is_written_is_read_back);
+	tcase_add_test(t, an_index_may_not_lie);
+	tcase_add_test(t, halves_convert_exactly);
+	tcase_add_test(t, a_model_names_what_does_not_fit);
+	tcase_add_test(t, checkpoints_are_found_kept_and_cleaned);
+	tcase_add_test(t, metrics_of_a_resumed_run_have_no_line_twice);
+	tcase_add_test(t, crc32c_is_castagnolis);
+	suite_add_tcase(s, t);
+	return unit_run(s);
+}
