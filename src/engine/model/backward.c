@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/model/internal.h"
+
+/* dw[out, in] (+)= dyᵀ · x, and the bias's sum. */
+static void weight_gradient(struct model *m, float *dw, float *d_bias, const void *dy, const void *x,
+                            int64_t tokens, int64_t out, int64_t in, bool first)
+{
+	struct device_gemm g = {.transpose_a = true,
+	                        .m = out,
+	                        .n = in,
+	                        .k = tokens,
+	                        .alpha = 1,
+	                        .beta = first ? 0 : 1,
+	                        .a = dy,
+	                        .b = x,
+	                        .c = dw,
+	                        .lda = out,
+	                        .ldb = in,
+	                        .ldc = in,
+	                        .ab_type = m->o.type,
+	                        .c_type = DTYPE_F32};
+
+	device_gemm(m->dev, &g);
+	if (d_bias)
+		device_bias_backward(m->dev, d_bias, DTYPE_F32, dy, tokens, out, out, m->o.type);
+}
+
+/* dx[T, in] = dy[T, out] · w[out, in] */
+static void input_gradient(struct model *m, void *dx, const void *dy, const void *w, int64_t tokens,
+                           int64_t out, int64_t in)
+{
+	struct device_gemm g = {.m = tokens,
+	                        .n = in,
+	                        .k = out,
+	                        .alpha = 1,
+	                        .a = dy,
+	                        .b = w,
+	                        .c = dx,
+	                        .lda = out,
+	                        .ldb = in,
+	                        .ldc = in,
+	                        .ab_type = m->o.type,
+	                        .c_type = m->o.type};
+
+	device_gemm(m->dev, &g);
+}
+
+static void norm_gradient(struct model *m, void *dx, bool accumulate, float *dw, const void *dy,
+                          const void *x, const void *w, int64_t tokens)
+{
+	struct device_norm n = {.rows = tokens,
+	                        .groups = 1,
+	                        .cols = m->c.hidden,
+	                        .ld_x = m->c.hidden,
+	                        .ld_y = m->c.hidden,
+	                        .eps = m->c.norm_eps,
+	                        .type = m->o.type};
+
+	device_rmsnorm_backward(m->dev, &n, dx, accumulate, dw, DTYPE_F32, dy, x, m->rstd, w);
+}
+
+/* Norms and biases only ever add up: on the first micro-step they start from zero. Matrices are overwritten.
+ */
+static void start_unit(struct model *m, int unit, bool first)
+{
+	const struct model_unit *u = &m->layout->unit[unit];
+
+	if (first && u->count > u->matrices)
+		device_zero(m->dev, m->unit[unit].g + u->matrices,
+		            (size_t)(u->count - u->matrices) * sizeof(float));
+}
+
+/* Loss, gradient of the head, and dx behind the final norm. */
+static void head(struct model *m, const struct model_pass *p, float scale, bool first, double *loss_sum)
+{
+	int unit = m->layout->units - 1, matrix = head_unit(m);
+	int64_t tokens = p->b->tokens, rows = p->compact ? p->counted : tokens, hidden = m->c.hidden;
+	const void *w = weight(m, matrix, head_role(m));
+	float *dw = gradient(m, matrix, head_role(m));
+	const char *x = model_head_input(m, p);
+	char *dx = p->compact ? m->d_wide : m->dx;
+
+	for (int64_t at = 0; at < rows; at += m->logits_rows) {
+		int64_t n = MIN(m->logits_rows, rows - at);
+		size_t offset = (size_t)(at * hidden) * m->size;
+
+		model_linear(m, m->logits, x + offset, w, NULL, n, m->c.vocab, hidden);
+		device_cross_entropy(m->dev, m->logits, m->o.type, m->targets + at, n, m->c.vocab, scale,
+		                     m->losses, true);
+		device_sum(m->dev, m->losses, n, loss_sum);
+		input_gradient(m, dx + offset, m->logits, w, n, m->c.vocab, hidden);
+		weight_gradient(m, dw, NULL, m->logits, x + offset, n, m->c.vocab, hidden, first && at == 0);
+	}
+	if (p->compact) {
+		size_t row = (size_t)hidden * m->size;
+
+		/* Back to all rows: those without a target read the row of zeros behind the others. */
+		device_zero(m->dev, dx + (size_t)p->counted * row, row);
+		device_embedding_forward(m->dev, m->dx, m->inverse, dx, tokens, m->c.hidden, m->o.type);
+	}
+	start_unit(m, unit, first);
+	norm_gradient(m, m->dx, false, gradient(m, unit, PARAMETER_FINAL_NORM), m->dx,
+	              m->layer[m->c.layers].input, weight(m, unit, PARAMETER_FINAL_NORM), tokens);
+}
+
+static void mlp_backward(struct model *m, int layer, int64_t tokens, bool first)
+{
+	struct model_activations *a = &m->layer[layer];
+	int unit = layer + 1;
+	int64_t hidden = m->c.hidden, wide = m->c.intermediate;
+
+	input_gradient(m, m->d_wide, m->dx, weight(m, unit, PARAMETER_DOWN), tokens, hidden, wide);
+	device_swiglu_backward(m->dev, a->gate_up, m->y, m->d_wide, a->gate_up, tokens, (int)wide, m->o.type);
+	weight_gradient(m, gradient(m, unit, PARAMETER_DOWN), gradient(m, unit, PARAMETER_DOWN_BIAS), m->dx,
+	                m->y, tokens, hidden, wide, first);
+	model_norm(m, m->h, a->middle, weight(m, unit, PARAMETER_POST_NORM), tokens);
+	weight_gradient(m, gradient(m, unit, PARAMETER_GATE), gradient(m, unit, PARAMETER_GATE_BIAS),
+	                a->gate_up, m->h, tokens, 2 * wide, hidden, first);
+	input_gradient(m, m->h, a->gate_up, weight(m, unit, PARAMETER_GATE), tokens, 2 * wide, hidden);
+	norm_gradient(m, m->dx, true, gradient(m, unit, PARAMETER_POST_NORM), m->h, a->middle,
+	              weight(m, unit, PARAMETER_POST_NORM), tokens);
+}
+
+/* From gradients of the normed heads to those of the projections, in place in d_qkv. */
+static void qk_norm_backward(struct model *m, int unit, const char *qkv, int64_t tokens)
+{
+	static const enum parameter_role role[2] = {PARAMETER_Q_NORM, PARAMETER_K_NORM};
+	int heads[2] = {m->c.heads, m->c.kv_heads};
+	size_t at = 0;
+
+	for (int i = 0; i < 2; i++) {
+		struct device_norm n = {.rows = tokens,
+		                        .groups = heads[i],
+		                        .cols = m->c.head_dim,
+		                        .ld_x = m->qkv,
+		                        .ld_y = m->qkv,
+		                        .eps = m->c.norm_eps,
+		                        .type = m->o.type};
+
+		/* Only for the statistics: cheaper than keeping them for every layer. */
+		device_rmsnorm_forward(m->dev, &n, m->rotated + at, m->rstd, qkv + at,
+		                       weight(m, unit, role[i]));
+		device_rmsnorm_backward(m->dev, &n, m->d_qkv + at, false, gradient(m, unit, role[i]),
+		                        DTYPE_F32, m->d_qkv + at, qkv + at, m->rstd,
+		                        weight(m, unit, role[i]));
+		at += (size_t)m->q * m->size;
+	}
+}
+
+static void attention_backward(struct model *m, const struct model_pass *p, int layer, bool first)
+{
+	struct model_activations *a = &m->layer[layer];
+	struct device_attention attention = p->attention;
+	int unit = layer + 1;
+	int64_t tokens = p->b->tokens, hidden = m->c.hidden;
+	size_t k = (size_t)m->q * m->size, v = (size_t)(m->q + m->kv) * m->size;
+	char *qk = a->qkv;
+
+	input_gradient(m, m->d_wide, m->dx, weight(m, unit, PARAMETER_O), tokens, hidden, m->q);
+	weight_gradient(m, gradient(m, unit, PARAMETER_O), gradient(m, unit, PARAMETER_O_BIAS), m->dx,
+	                a->attention, tokens, hidden, m->q, first);
+	if (m->c.qk_norm) {
+		qk = m->rotated;
+		model_qk_norm(m, unit, qk, a->qkv, tokens);
+		model_rotate(m, qk, tokens, false);
+	}
+	attention.window = model_config_window(&m->c, layer);
+	device_attention_backward(m->dev, &attention, m->d_qkv, m->d_qkv + k, m->d_qkv + v, m->d_wide,
+	                          a->attention, a->lse, qk, qk + k, a->qkv + v);
+	model_rotate(m, m->d_qkv, tokens, true);
+	if (m->c.qk_norm)
+		qk_norm_backward(m, unit, a->qkv, tokens);
+	model_norm(m, m->h, a->input, weight(m, unit, PARAMETER_INPUT_NORM), tokens);
+	weight_gradient(m, gradient(m, unit, PARAMETER_Q), gradient(m, unit, PARAMETER_Q_BIAS), m->d_qkv,
+	                m->h, tokens, m->qkv, hidden, first);
+	input_gradient(m, m->h, m->d_qkv, weight(m, unit, PARAMETER_Q), tokens, m->qkv, hidden);
+	norm_gradient(m, m->dx, true, gradient(m, unit, PARAMETER_INPUT_NORM), m->h, a->input,
+	              weight(m, unit, PARAMETER_INPUT_NORM), tokens);
+}
+
+static void embedding_backward(struct model *m, const struct model_pass *p, bool first)
+{
+	float *table = gradient(m, 0, PARAMETER_EMBEDDING);
+
+	/* Tied, the head has written the whole table already. */
+	if (first && !m->c.tied)
+		device_zero(m->dev, table, (size_t)(m->c.vocab * m->c.hidden) * sizeof(float));
+	device_embedding_backward(m->dev, table, DTYPE_F32, m->dx, m->ids, p->b->ids, p->b->tokens,
+	                          m->c.vocab, m->c.hidden, m->o.type);
+}
+
+/* For the compacted head: where row t of the batch finds its gradient. */
+static int write_inverse_rows(struct model *m, const struct model_pass *p, struct error *err)
+{
+	int64_t next = 0;
+
+	for (int64_t t = 0; t < p->b->tokens; t++)
+		m->host_targets[t] = p->b->targets[t] >= 0 ? (int32_t)next++ : (int32_t)p->counted;
+	return device_write(m->dev, m->inverse, m->host_targets, (size_t)p->b->tokens * sizeof(int32_t), err);
+}
+
+/* Nothing in the batch counts: its gradients are zero. */
+static void nothing(struct model *m, bool first, model_unit_fn unit_done, void *context)
+{
+	for (int u = m->layout->units - 1; u >= 0; u--) {
+		if (first)
+			device_zero(m->dev, m->unit[u].g, (size_t)m->layout->unit[u].count * sizeof(float));
+		if (unit_done)
+			unit_done(context, u);
+	}
+}
+
+int model_forward_backward(struct model *m, const struct model_batch *batch, float scale, bool first,
+                           double *loss_sum, model_unit_fn unit_done, void *context, struct error *err)
+{
+	struct model_pass p;
+	int64_t tokens = batch->tokens;
+	int r;
+
+	if (tokens == 0) {
+		nothing(m, first, unit_done, context);
+		return 0;
+	}
+	r = model_begin(m, batch, &p, err);
+	if (r == 0 && p.counted == 0) {
+		nothing(m, first, unit_done, context);
+		return 0;
+	}
+	if (r < 0 || (p.compact && (r = write_inverse_rows(m, &p, err)) < 0))
+		return r;
+	model_forward(m, &p);
+	head(m, &p, scale, first, loss_sum);
+	if (unit_done)
+		unit_done(context, m->layout->units - 1);
+	for (int l = m->c.layers - 1; l >= 0; l--) {
+		/* The last block's activations are still there. */
+		if (m->o.recompute && l < m->c.layers - 1) {
+			model_norm(m, m->h, m->layer[l].input, weight(m, l + 1, PARAMETER_INPUT_NORM),
+			           tokens);
+			model_block_forward(m, &p, l);
+		}
+		start_unit(m, l + 1, first);
+		mlp_backward(m, l, tokens, first);
+		attention_backward(m, &p, l, first);
+		if (unit_done)
+			unit_done(context, l + 1);
+	}
+	embedding_backward(m, &p, first);
+	if (unit_done)
+		unit_done(context, 0);
+	return 0;
+}

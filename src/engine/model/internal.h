@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What model.c, forward.c, backward.c and decode.c share. Shapes are rows first; T is the batch's tokens. */
+#pragma once
+
+#include "engine/model/model.h"
+
+/* Kept from a block's forward for its backward. Without training all blocks share one; with recompute all
+ * share everything but `input`. */
+struct model_activations {
+	char *input;     /* [T, hidden] residual stream into the block; one more after the last block */
+	char *qkv;       /* [T, qkv] with bias; q and k rotated already, unless the family norms them first */
+	char *attention; /* [T, q] */
+	float *lse;      /* [heads, T] */
+	char *middle;    /* [T, hidden] residual stream between attention and MLP */
+	char *gate_up;   /* [T, 2·intermediate] */
+};
+
+struct model {
+	struct device *dev;
+	struct model_config c;
+	const struct model_layout *layout;
+	struct model_options o;
+	size_t size;              /* of an element of o.type */
+	int64_t q, kv, qkv, wide; /* columns */
+	int64_t logits_rows;
+	struct {
+		char *w;
+		float *g;
+	} * unit;
+	struct model_activations *layer; /* [layers + 1] */
+
+	/* Scratch, alive within a block. */
+	char *h;       /* [T, hidden] a norm's output, or a gradient with respect to it */
+	char *y;       /* [T, wide] SwiGLU's output */
+	char *d_wide;  /* [T + 1, wide] */
+	char *d_qkv;   /* [T, qkv] */
+	char *rotated; /* [T, qkv] normed and rotated q and k, where the family norms them */
+	char *dx;      /* [T, hidden] gradient of the residual stream */
+	float *rstd;   /* [T · heads] */
+	char *logits;  /* [logits_rows, vocab] */
+	float *losses; /* [logits_rows] */
+
+	/* Input on the device. */
+	int32_t *ids, *targets, *positions, *starts, *rows, *inverse;
+	float *cos, *sin; /* [max_sequence, head_dim / 2] */
+
+	/* Host. */
+	int32_t *host_positions, *host_rows, *host_targets;
+	float *host_losses;
+
+	/* Generation: per layer [cache_tokens, 2·kv], k then v. */
+	char **cache;
+	int64_t past;
+	float *decode_logits;
+};
+
+/* The batch being worked on. */
+struct model_pass {
+	const struct model_batch *b;
+	struct device_attention attention;
+	int64_t counted; /* rows with a target */
+	bool compact;    /* only those go through the head: m->rows lists them */
+};
+
+static inline char *weight(const struct model *m, int unit, enum parameter_role role)
+{
+	int64_t at = m->layout->unit[unit].offset[role];
+
+	return at < 0 ? NULL : m->unit[unit].w + (size_t)at * m->size;
+}
+
+static inline float *gradient(const struct model *m, int unit, enum parameter_role role)
+{
+	int64_t at = m->layout->unit[unit].offset[role];
+
+	return at < 0 ? NULL : m->unit[unit].g + at;
+}
+
+/* The matrix of the head lies in the embedding's unit when tied. */
+static inline int head_unit(const struct model *m)
+{
+	return m->c.tied ? 0 : m->layout->units - 1;
+}
+
+static inline enum parameter_role head_role(const struct model *m)
+{
+	return m->c.tied ? PARAMETER_EMBEDDING : PARAMETER_HEAD;
+}
+
+/* y[T, out] = x[T, in] · w[out, in]ᵀ + bias */
+void model_linear(struct model *m, void *y, const void *x, const void *w, const void *bias, int64_t tokens,
+                  int64_t out, int64_t in);
+void model_norm(struct model *m, void *y, const void *x, const void *w, int64_t tokens);
+/* sum += x, y = norm(sum): the residual connection and the norm after it. */
+void model_add_norm(struct model *m, void *y, void *sum, const void *x, const void *w, int64_t tokens);
+/* Norm of q and k of x into y (both [tokens, qkv]), where the family has it. */
+void model_qk_norm(struct model *m, int unit, char *y, const char *x, int64_t tokens);
+void model_rotate(struct model *m, char *x, int64_t tokens, bool inverse);
+
+/* Checks the batch, copies it to the device, fills p. */
+int model_begin(struct model *m, const struct model_batch *batch, struct model_pass *p, struct error *err);
+/* Everything up to the final norm, whose output is in m->h and statistics in m->rstd. */
+void model_forward(struct model *m, const struct model_pass *p);
+/* One block from its input (whose norm is in m->h) up to m->y, SwiGLU's output. */
+void model_block_forward(struct model *m, const struct model_pass *p, int layer);
+/* The head's input rows: m->h, or the gathered ones. */
+const char *model_head_input(struct model *m, const struct model_pass *p);

@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/model/layout.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* 64 bytes of bf16. */
+#define ALIGNMENT 32
+
+static const struct {
+	const char *name; /* below the block, or whole */
+	bool follows;     /* directly behind the role before it in unit_order, without a gap */
+} roles[PARAMETER_ROLES] = {
+    [PARAMETER_EMBEDDING] = {"model.embed_tokens.weight", false},
+    [PARAMETER_INPUT_NORM] = {"input_layernorm.weight", false},
+    [PARAMETER_Q] = {"self_attn.q_proj.weight", false},
+    [PARAMETER_K] = {"self_attn.k_proj.weight", true},
+    [PARAMETER_V] = {"self_attn.v_proj.weight", true},
+    [PARAMETER_O] = {"self_attn.o_proj.weight", false},
+    [PARAMETER_Q_NORM] = {"self_attn.q_norm.weight", false},
+    [PARAMETER_K_NORM] = {"self_attn.k_norm.weight", false},
+    [PARAMETER_POST_NORM] = {"post_attention_layernorm.weight", false},
+    [PARAMETER_GATE] = {"mlp.gate_proj.weight", false},
+    [PARAMETER_UP] = {"mlp.up_proj.weight", true},
+    [PARAMETER_DOWN] = {"mlp.down_proj.weight", false},
+    [PARAMETER_Q_BIAS] = {"self_attn.q_proj.bias", false},
+    [PARAMETER_K_BIAS] = {"self_attn.k_proj.bias", true},
+    [PARAMETER_V_BIAS] = {"self_attn.v_proj.bias", true},
+    [PARAMETER_O_BIAS] = {"self_attn.o_proj.bias", false},
+    [PARAMETER_GATE_BIAS] = {"mlp.gate_proj.bias", false},
+    [PARAMETER_UP_BIAS] = {"mlp.up_proj.bias", true},
+    [PARAMETER_DOWN_BIAS] = {"mlp.down_proj.bias", false},
+    [PARAMETER_FINAL_NORM] = {"model.norm.weight", false},
+    [PARAMETER_HEAD] = {"lm_head.weight", false},
+};
+
+/* In memory: matrices first, then what does not decay. */
+static const enum parameter_role unit_order[] = {
+    PARAMETER_EMBEDDING, PARAMETER_HEAD,       PARAMETER_Q,      PARAMETER_K,         PARAMETER_V,
+    PARAMETER_O,         PARAMETER_GATE,       PARAMETER_UP,     PARAMETER_DOWN,      PARAMETER_INPUT_NORM,
+    PARAMETER_POST_NORM, PARAMETER_FINAL_NORM, PARAMETER_Q_NORM, PARAMETER_K_NORM,    PARAMETER_Q_BIAS,
+    PARAMETER_K_BIAS,    PARAMETER_V_BIAS,     PARAMETER_O_BIAS, PARAMETER_GATE_BIAS, PARAMETER_UP_BIAS,
+    PARAMETER_DOWN_BIAS};
+
+/* As transformers' state_dict has the members of a block. */
+static const enum parameter_role block_order[] = {
+    PARAMETER_Q,         PARAMETER_Q_BIAS,     PARAMETER_K,        PARAMETER_K_BIAS,  PARAMETER_V,
+    PARAMETER_V_BIAS,    PARAMETER_O,          PARAMETER_O_BIAS,   PARAMETER_Q_NORM,  PARAMETER_K_NORM,
+    PARAMETER_GATE,      PARAMETER_GATE_BIAS,  PARAMETER_UP,       PARAMETER_UP_BIAS, PARAMETER_DOWN,
+    PARAMETER_DOWN_BIAS, PARAMETER_INPUT_NORM, PARAMETER_POST_NORM};
+
+/* Shape of a role in this model; 0 dims: the model has none. */
+static int role_shape(const struct model_config *c, enum parameter_role role, int64_t shape[2])
+{
+	int64_t q = (int64_t)c->heads * c->head_dim, kv = (int64_t)c->kv_heads * c->head_dim;
+	int64_t out = 0, in = 0;
+
+	switch (role) {
+	case PARAMETER_HEAD:
+		if (c->tied)
+			break;
+		/* fallthrough */
+	case PARAMETER_EMBEDDING:
+		out = c->vocab, in = c->hidden;
+		break;
+	case PARAMETER_INPUT_NORM:
+	case PARAMETER_POST_NORM:
+	case PARAMETER_FINAL_NORM:
+		out = c->hidden;
+		break;
+	case PARAMETER_Q:
+		out = q, in = c->hidden;
+		break;
+	case PARAMETER_K:
+	case PARAMETER_V:
+		out = kv, in = c->hidden;
+		break;
+	case PARAMETER_O:
+		out = c->hidden, in = q;
+		break;
+	case PARAMETER_Q_NORM:
+	case PARAMETER_K_NORM:
+		out = c->qk_norm ? c->head_dim : 0;
+		break;
+	case PARAMETER_GATE:
+	case PARAMETER_UP:
+		out = c->intermediate, in = c->hidden;
+		break;
+	case PARAMETER_DOWN:
+		out = c->hidden, in = c->intermediate;
+		break;
+	case PARAMETER_Q_BIAS:
+		out = c->qkv_bias ? q : 0;
+		break;
+	case PARAMETER_K_BIAS:
+	case PARAMETER_V_BIAS:
+		out = c->qkv_bias ? kv : 0;
+		break;
+	case PARAMETER_O_BIAS:
+		out = c->o_bias ? c->hidden : 0;
+		break;
+	case PARAMETER_GATE_BIAS:
+	case PARAMETER_UP_BIAS:
+		out = c->mlp_bias ? c->intermediate : 0;
+		break;
+	case PARAMETER_DOWN_BIAS:
+		out = c->mlp_bias ? c->hidden : 0;
+		break;
+	case PARAMETER_ROLES:
+		break;
+	}
+	shape[0] = out;
+	shape[1] = in;
+	return out == 0 ? 0 : in == 0 ? 1 : 2;
+}
+
+static int role_place(const struct model_layout *l, enum parameter_role role)
+{
+	return role == PARAMETER_EMBEDDING                              ? 0
+	       : role == PARAMETER_FINAL_NORM || role == PARAMETER_HEAD ? l->units - 1
+	                                                                : 1;
+}
+
+static int64_t align(int64_t n)
+{
+	return (n + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+static void place_unit(struct model_layout *l, const struct model_config *c, int unit)
+{
+	struct model_unit *u = &l->unit[unit];
+	int kind = unit == 0 || unit == l->units - 1 ? unit : 1;
+
+	for (int i = 0; i < PARAMETER_ROLES; i++)
+		u->offset[i] = -1;
+	for (size_t i = 0; i < ARRAY_SIZE(unit_order); i++) {
+		enum parameter_role role = unit_order[i];
+		int64_t shape[2];
+		int dims = role_shape(c, role, shape);
+
+		if (dims == 0 || role_place(l, role) != kind)
+			continue;
+		if (!roles[role].follows)
+			u->count = align(u->count);
+		u->offset[role] = u->count;
+		u->count += dims == 2 ? shape[0] * shape[1] : shape[0];
+		if (dims == 2)
+			u->matrices = align(u->count);
+	}
+	u->count = align(u->count);
+}
+
+static void add_parameter(struct model_layout *l, const struct model_config *c, enum parameter_role role,
+                          int unit)
+{
+	struct model_parameter *p = &l->parameter[l->parameters];
+	int64_t shape[2];
+	int dims = role_shape(c, role, shape);
+
+	if (dims == 0)
+		return;
+	if (role_place(l, role) == 1)
+		snprintf(p->name, sizeof(p->name), "model.layers.%d.%s", unit - 1, roles[role].name);
+	else
+		snprintf(p->name, sizeof(p->name), "%s", roles[role].name);
+	p->role = role;
+	p->unit = unit;
+	p->offset = l->unit[unit].offset[role];
+	p->dims = dims;
+	p->shape[0] = shape[0];
+	p->shape[1] = dims == 2 ? shape[1] : 1;
+	p->count = p->shape[0] * p->shape[1];
+	p->matrix = dims == 2;
+	l->elements += p->count;
+	l->parameters++;
+}
+
+int model_layout_create(const struct model_config *c, struct model_layout **out, struct error *err)
+{
+	_cleanup_(model_layout_freep) struct model_layout *l = calloc(1, sizeof(*l));
+
+	if (!l)
+		return error_oom(err);
+	l->units = c->layers + 2;
+	l->unit = calloc((size_t)l->units, sizeof(*l->unit));
+	l->parameter = calloc((size_t)l->units * PARAMETER_ROLES, sizeof(*l->parameter));
+	if (!l->unit || !l->parameter)
+		return error_oom(err);
+	for (int u = 0; u < l->units; u++)
+		place_unit(l, c, u);
+	add_parameter(l, c, PARAMETER_EMBEDDING, 0);
+	for (int u = 1; u < l->units - 1; u++)
+		for (size_t i = 0; i < ARRAY_SIZE(block_order); i++)
+			add_parameter(l, c, block_order[i], u);
+	add_parameter(l, c, PARAMETER_FINAL_NORM, l->units - 1);
+	add_parameter(l, c, PARAMETER_HEAD, l->units - 1);
+	*out = steal_pointer(l);
+	return 0;
+}
+
+void model_layout_free(struct model_layout *l)
+{
+	if (!l)
+		return;
+	free(l->unit);
+	free(l->parameter);
+	free(l);
+}
+
+const struct model_parameter *model_layout_find(const struct model_layout *l, const char *name)
+{
+	for (int i = 0; i < l->parameters; i++)
+		if (strcmp(l->parameter[i].name, name) == 0)
+			return &l->parameter[i];
+	return NULL;
+}
