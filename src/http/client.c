@@ -1,0 +1,360 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "http/client.h"
+
+#include <curl/curl.h>
+#include <errno.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/epoll.h>
+#include <time.h>
+
+#include "base/log.h"
+#include "base/str.h"
+
+enum { ANSWER_MAX = 64 << 20, KEPT_CONNECTIONS = 1024, CONNECT_SECONDS = 5 };
+
+struct http_client {
+	sd_event *event;
+	CURLM *multi;
+	sd_event_source *timer;
+	const struct identity *identity;
+	struct http_transfer *transfers;
+	struct socket_watch *watches;
+};
+
+/* curl's sockets in our loop: one event source each. */
+struct socket_watch {
+	struct http_client *client;
+	struct socket_watch *prev, *next;
+	sd_event_source *source;
+	int fd;
+};
+
+struct http_transfer {
+	struct http_client *client;
+	struct http_transfer *prev, *next;
+	CURL *easy;
+	struct curl_slist *headers;
+	struct http_call call; /* only the callbacks and the context are used after the start */
+	struct strbuf answer;
+	char *where;
+	char curl_error[CURL_ERROR_SIZE];
+	bool headers_told, paused;
+};
+
+static void transfer_free(struct http_transfer *t)
+{
+	struct http_client *c = t->client;
+
+	if (t->prev)
+		t->prev->next = t->next;
+	else if (c->transfers == t)
+		c->transfers = t->next;
+	if (t->next)
+		t->next->prev = t->prev;
+	if (t->easy) {
+		curl_multi_remove_handle(c->multi, t->easy);
+		curl_easy_cleanup(t->easy);
+	}
+	curl_slist_free_all(t->headers);
+	strbuf_free(&t->answer);
+	free(t->where);
+	free(t);
+}
+
+static void transfer_done(struct http_transfer *t, CURLcode code)
+{
+	struct http_answer a = {.body = t->answer.data ? t->answer.data : "", .len = t->answer.len};
+	char *type = NULL;
+	long status = 0;
+
+	curl_easy_getinfo(t->easy, CURLINFO_RESPONSE_CODE, &status);
+	curl_easy_getinfo(t->easy, CURLINFO_CONTENT_TYPE, &type);
+	a.type = type;
+	if (code == CURLE_OK && !t->answer.failed)
+		a.status = status;
+	else if (code == CURLE_OPERATION_TIMEDOUT)
+		error_set(&a.error, -ETIMEDOUT, "%s does not answer", t->where);
+	else
+		error_set(&a.error, -EIO, "%s: %s", t->where,
+		          t->curl_error[0] ? t->curl_error : curl_easy_strerror(code));
+	if (t->call.on_done)
+		t->call.on_done(t->call.context, &a);
+	transfer_free(t);
+}
+
+static void collect_done(struct http_client *c)
+{
+	CURLMsg *m;
+	int left;
+
+	while ((m = curl_multi_info_read(c->multi, &left))) {
+		struct http_transfer *t = NULL;
+
+		if (m->msg != CURLMSG_DONE)
+			continue;
+		curl_easy_getinfo(m->easy_handle, CURLINFO_PRIVATE, (char **)&t);
+		transfer_done(t, m->data.result);
+	}
+}
+
+static int on_timer(sd_event_source *source, uint64_t usec, void *userdata)
+{
+	struct http_client *c = userdata;
+	int running;
+
+	curl_multi_socket_action(c->multi, CURL_SOCKET_TIMEOUT, 0, &running);
+	collect_done(c);
+	return 0;
+}
+
+/* curl asks for a call after ms milliseconds; 0 is "from the loop, soon": never from in here. */
+static int set_timer(CURLM *multi, long ms, void *userdata)
+{
+	struct http_client *c = userdata;
+	uint64_t now;
+
+	if (ms < 0)
+		return sd_event_source_set_enabled(c->timer, SD_EVENT_OFF);
+	sd_event_now(c->event, CLOCK_MONOTONIC, &now);
+	sd_event_source_set_time(c->timer, ms == 0 ? 0 : now + ms * 1000ull);
+	return sd_event_source_set_enabled(c->timer, SD_EVENT_ONESHOT) < 0 ? -1 : 0;
+}
+
+static int on_socket(sd_event_source *source, int fd, uint32_t revents, void *userdata)
+{
+	struct http_client *c = ((struct socket_watch *)userdata)->client;
+	int running, mask = (revents & EPOLLIN ? CURL_CSELECT_IN : 0) |
+	                    (revents & EPOLLOUT ? CURL_CSELECT_OUT : 0) |
+	                    (revents & (EPOLLERR | EPOLLHUP) ? CURL_CSELECT_ERR : 0);
+
+	curl_multi_socket_action(c->multi, fd, mask, &running);
+	collect_done(c);
+	return 0;
+}
+
+static void watch_free(struct socket_watch *w)
+{
+	if (w->prev)
+		w->prev->next = w->next;
+	else
+		w->client->watches = w->next;
+	if (w->next)
+		w->next->prev = w->prev;
+	sd_event_source_disable_unref(w->source);
+	free(w);
+}
+
+static int set_socket(CURL *easy, curl_socket_t fd, int what, void *userdata, void *socket_data)
+{
+	struct http_client *c = userdata;
+	struct socket_watch *w = socket_data;
+	uint32_t events = (what & CURL_POLL_IN ? EPOLLIN : 0) | (what & CURL_POLL_OUT ? EPOLLOUT : 0);
+
+	if (what == CURL_POLL_REMOVE) {
+		if (w)
+			watch_free(w);
+		curl_multi_assign(c->multi, fd, NULL);
+		return 0;
+	}
+	if (w)
+		return sd_event_source_set_io_events(w->source, events) < 0 ? -1 : 0;
+	w = calloc(1, sizeof(*w));
+	if (!w)
+		return -1;
+	w->client = c;
+	w->fd = fd;
+	if (sd_event_add_io(c->event, &w->source, fd, events, on_socket, w) < 0) {
+		free(w);
+		return -1;
+	}
+	w->next = c->watches;
+	if (w->next)
+		w->next->prev = w;
+	c->watches = w;
+	curl_multi_assign(c->multi, fd, w);
+	return 0;
+}
+
+int http_client_create(sd_event *event, const struct identity *identity, struct http_client **out,
+                       struct error *err)
+{
+	_cleanup_(http_client_destroyp) struct http_client *c = calloc(1, sizeof(*c));
+	int r;
+
+	if (!c)
+		return error_oom(err);
+	c->event = sd_event_ref(event);
+	c->identity = identity;
+	if (curl_global_init(CURL_GLOBAL_DEFAULT) != 0 || !(c->multi = curl_multi_init()))
+		return error_set(err, -ENOMEM, "cannot set up libcurl");
+	r = sd_event_add_time(event, &c->timer, CLOCK_MONOTONIC, 0, 1, on_timer, c);
+	if (r < 0)
+		return error_errno(err, r, "cannot set up the HTTP client");
+	sd_event_source_set_enabled(c->timer, SD_EVENT_OFF);
+	curl_multi_setopt(c->multi, CURLMOPT_SOCKETFUNCTION, set_socket);
+	curl_multi_setopt(c->multi, CURLMOPT_SOCKETDATA, c);
+	curl_multi_setopt(c->multi, CURLMOPT_TIMERFUNCTION, set_timer);
+	curl_multi_setopt(c->multi, CURLMOPT_TIMERDATA, c);
+	curl_multi_setopt(c->multi, CURLMOPT_MAXCONNECTS, (long)KEPT_CONNECTIONS);
+	*out = steal_pointer(c);
+	return 0;
+}
+
+void http_client_set_identity(struct http_client *client, const struct identity *identity)
+{
+	client->identity = identity;
+}
+
+void http_client_destroy(struct http_client *c)
+{
+	if (!c)
+		return;
+	while (c->transfers)
+		transfer_free(c->transfers);
+	if (c->multi)
+		curl_multi_cleanup(c->multi);
+	while (c->watches)
+		watch_free(c->watches);
+	sd_event_source_disable_unref(c->timer);
+	sd_event_unref(c->event);
+	free(c);
+}
+
+static size_t on_body(char *data, size_t size, size_t n, void *userdata)
+{
+	struct http_transfer *t = userdata;
+	size_t len = size * n;
+
+	if (t->paused)
+		return CURL_WRITEFUNC_PAUSE;
+	if (!t->call.on_data) {
+		if (t->answer.len + len > ANSWER_MAX)
+			return 0;
+		strbuf_add(&t->answer, data, len);
+		return len;
+	}
+	t->call.on_data(t->call.context, data, len);
+	return len;
+}
+
+/* The empty line after the headers: now the status and the type are known. */
+static size_t on_header(char *data, size_t size, size_t n, void *userdata)
+{
+	struct http_transfer *t = userdata;
+	size_t len = size * n;
+	char *type = NULL;
+	long status = 0;
+
+	if (t->headers_told || !t->call.on_headers || !(len == 2 && memcmp(data, "\r\n", 2) == 0))
+		return len;
+	curl_easy_getinfo(t->easy, CURLINFO_RESPONSE_CODE, &status);
+	curl_easy_getinfo(t->easy, CURLINFO_CONTENT_TYPE, &type);
+	if (status < 200)
+		return len;
+	t->headers_told = true;
+	t->call.on_headers(t->call.context, status, type);
+	return len;
+}
+
+static void set_tls(CURL *e, const struct identity *id)
+{
+	struct curl_blob crt = {id->certificate, strlen(id->certificate), CURL_BLOB_COPY};
+	struct curl_blob key = {id->key, strlen(id->key), CURL_BLOB_COPY};
+
+	curl_easy_setopt(e, CURLOPT_SSLCERTTYPE, "PEM");
+	curl_easy_setopt(e, CURLOPT_SSLCERT_BLOB, &crt);
+	curl_easy_setopt(e, CURLOPT_SSLKEYTYPE, "PEM");
+	curl_easy_setopt(e, CURLOPT_SSLKEY_BLOB, &key);
+	curl_easy_setopt(e, CURLOPT_CAINFO_BLOB, &crt);
+	curl_easy_setopt(e, CURLOPT_SSL_VERIFYPEER, 1L);
+	curl_easy_setopt(e, CURLOPT_SSL_VERIFYHOST, 0L); /* the key is the name */
+	curl_easy_setopt(e, CURLOPT_PINNEDPUBLICKEY, id->pin);
+	curl_easy_setopt(e, CURLOPT_SSLVERSION, (long)CURL_SSLVERSION_TLSv1_3);
+}
+
+static int set_call(struct http_transfer *t, const struct http_call *call, struct error *err)
+{
+	bool v6 = strchr(call->address, ':');
+	_cleanup_free_ char *url = str_printf("https://%s%s%s:%d%s", v6 ? "[" : "", call->address,
+	                                      v6 ? "]" : "", call->port, call->target);
+	CURL *e = t->easy;
+
+	t->where = str_printf("%s port %d", call->address, call->port);
+	if (!url || !t->where)
+		return error_oom(err);
+	for (const char *const *h = call->headers; h && *h; h++)
+		t->headers = curl_slist_append(t->headers, *h);
+	t->headers = curl_slist_append(t->headers, "Expect:"); /* no extra round trip before a body */
+	if (!t->headers)
+		return error_oom(err);
+	curl_easy_setopt(e, CURLOPT_URL, url);
+	curl_easy_setopt(e, CURLOPT_PRIVATE, t);
+	curl_easy_setopt(e, CURLOPT_HTTPHEADER, t->headers);
+	curl_easy_setopt(e, CURLOPT_CUSTOMREQUEST, call->method);
+	curl_easy_setopt(e, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
+	curl_easy_setopt(e, CURLOPT_PROXY, "");
+	curl_easy_setopt(e, CURLOPT_NOSIGNAL, 1L);
+	curl_easy_setopt(e, CURLOPT_TCP_NODELAY, 1L);
+	curl_easy_setopt(e, CURLOPT_TCP_KEEPALIVE, 1L);
+	curl_easy_setopt(e, CURLOPT_ERRORBUFFER, t->curl_error);
+	curl_easy_setopt(e, CURLOPT_CONNECTTIMEOUT, (long)CONNECT_SECONDS);
+	curl_easy_setopt(e, CURLOPT_TIMEOUT_MS, (long)(call->timeout * 1000));
+	curl_easy_setopt(e, CURLOPT_WRITEFUNCTION, on_body);
+	curl_easy_setopt(e, CURLOPT_WRITEDATA, t);
+	curl_easy_setopt(e, CURLOPT_HEADERFUNCTION, on_header);
+	curl_easy_setopt(e, CURLOPT_HEADERDATA, t);
+	if (call->body) {
+		curl_easy_setopt(e, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)call->len);
+		curl_easy_setopt(e, CURLOPT_COPYPOSTFIELDS, call->body);
+	}
+	return 0;
+}
+
+int http_client_call(struct http_client *c, const struct http_call *call, struct http_transfer **out,
+                     struct error *err)
+{
+	struct http_transfer *t;
+	int r;
+
+	if (!c->identity)
+		return error_set(err, -EPERM, "no cluster key: other services cannot be spoken to");
+	t = calloc(1, sizeof(*t));
+	if (!t)
+		return error_oom(err);
+	t->client = c;
+	t->call = *call;
+	t->next = c->transfers;
+	if (t->next)
+		t->next->prev = t;
+	c->transfers = t;
+	t->easy = curl_easy_init();
+	r = t->easy ? set_call(t, call, err) : error_oom(err);
+	if (r == 0) {
+		set_tls(t->easy, c->identity);
+		if (curl_multi_add_handle(c->multi, t->easy) != CURLM_OK)
+			r = error_set(err, -EIO, "cannot call %s", t->where);
+	}
+	if (r < 0) {
+		transfer_free(t);
+		return r;
+	}
+	if (out)
+		*out = t;
+	return 0;
+}
+
+void http_transfer_cancel(struct http_transfer *t)
+{
+	if (t)
+		transfer_free(t);
+}
+
+void http_transfer_pause(struct http_transfer *t, bool pause)
+{
+	if (t->paused == pause)
+		return;
+	t->paused = pause;
+	if (!pause)
+		curl_easy_pause(t->easy, CURLPAUSE_CONT);
+}

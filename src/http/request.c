@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <string.h>
+#include <sys/epoll.h>
+
+#include "base/json.h"
+#include "base/log.h"
+#include "http/internal.h"
+
+enum { STREAM_BLOCK = 32 * 1024 };
+
+const struct http_caller *http_request_caller(const struct http_request *r)
+{
+	return &r->caller;
+}
+
+const char *http_request_method(const struct http_request *r)
+{
+	return r->match.route->method;
+}
+
+const char *http_request_target(const struct http_request *r)
+{
+	return r->target;
+}
+
+const char *http_request_capture(const struct http_request *r, size_t i)
+{
+	return i < r->match.count ? r->captures[i] : NULL;
+}
+
+const char *http_request_query(const struct http_request *r, const char *name)
+{
+	return MHD_lookup_connection_value(r->connection, MHD_GET_ARGUMENT_KIND, name);
+}
+
+const char *http_request_header(const struct http_request *r, const char *name)
+{
+	return MHD_lookup_connection_value(r->connection, MHD_HEADER_KIND, name);
+}
+
+int http_request_query_int(struct http_request *r, const char *name, int64_t min, int64_t max,
+                           int64_t fallback, int64_t *out)
+{
+	const char *s = http_request_query(r, name);
+
+	*out = fallback;
+	if (!s || str_to_int64(s, min, max, out) == 0)
+		return 0;
+	http_reply_error(r, 400, "bad-query", "%s=%s: a whole number from %lld to %lld is needed", name, s,
+	                 (long long)min, (long long)max);
+	return -EINVAL;
+}
+
+const void *http_request_body(const struct http_request *r, size_t *len)
+{
+	*len = r->body.len;
+	return r->body.data ? r->body.data : "";
+}
+
+json_t *http_request_json(struct http_request *r)
+{
+	struct error err = ERROR_INIT;
+	json_t *json = NULL;
+	size_t len;
+	const char *text = http_request_body(r, &len);
+
+	if (json_parse(text, len, "request body", &json, &err) < 0) {
+		http_reply_error(r, 400, "bad-json", "%s", err.message);
+		return NULL;
+	}
+	if (!json_is_object(json)) {
+		json_decref(json);
+		http_reply_error(r, 400, "bad-json", "request body: a JSON object is needed");
+		return NULL;
+	}
+	return json;
+}
+
+void http_request_on_close(struct http_request *r, void (*closed)(void *context), void *context)
+{
+	r->closed = closed;
+	r->closed_context = context;
+}
+
+static void notify_closed(struct http_request *r)
+{
+	void (*closed)(void *context) = r->closed;
+
+	r->closed = NULL;
+	if (closed)
+		closed(r->closed_context);
+}
+
+void http_request_free(struct http_request *r)
+{
+	if (!r)
+		return;
+	sd_event_source_disable_unref(r->hangup);
+	notify_closed(r);
+	if (r->response)
+		MHD_destroy_response(r->response);
+	for (size_t i = 0; i < HTTP_CAPTURES; i++)
+		free(r->captures[i]);
+	strbuf_free(&r->body);
+	strbuf_free(&r->stream.buffer);
+	free(r->user);
+	free(r->target);
+	free(r->path);
+	free(r);
+}
+
+/* A suspended connection is out of MHD's sight: whether its caller hangs up is ours to see. */
+static int on_hangup(sd_event_source *source, int fd, uint32_t revents, void *userdata)
+{
+	struct http_request *r = userdata;
+
+	r->gone = true;
+	sd_event_source_set_enabled(source, SD_EVENT_OFF);
+	notify_closed(r);
+	if (!r->answered)
+		http_reply_error(r, 503, "gone", "the caller has gone");
+	else
+		http_stream_abort(&r->stream);
+	return 0;
+}
+
+void http_request_suspend(struct http_request *r)
+{
+	const union MHD_ConnectionInfo *info =
+	    MHD_get_connection_info(r->connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+
+	MHD_suspend_connection(r->connection);
+	r->suspended = true;
+	if (info && !r->gone &&
+	    sd_event_add_io(r->listener->server->event, &r->hangup, info->connect_fd, EPOLLRDHUP, on_hangup,
+	                    r) < 0)
+		log_debug("cannot watch a waiting connection");
+}
+
+void http_request_resume(struct http_request *r)
+{
+	if (!r->suspended)
+		return;
+	r->suspended = false;
+	r->hangup = sd_event_source_disable_unref(r->hangup);
+	MHD_resume_connection(r->connection);
+}
+
+static void answer(struct http_request *r, int status, const char *type, struct MHD_Response *response)
+{
+	if (!response || r->answered) {
+		if (response)
+			MHD_destroy_response(response);
+		else
+			log_err("cannot answer a request: out of memory");
+		return;
+	}
+	MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
+	r->response = response;
+	r->status = status;
+	r->answered = true;
+	http_request_resume(r);
+}
+
+void http_reply_bytes(struct http_request *r, int status, const char *type, const void *data, size_t len)
+{
+	answer(r, status, type, MHD_create_response_from_buffer(len, (void *)data, MHD_RESPMEM_MUST_COPY));
+}
+
+static void reply_owned(struct http_request *r, int status, char *text, size_t len)
+{
+	answer(r, status, "application/json",
+	       MHD_create_response_from_buffer(len, text, MHD_RESPMEM_MUST_FREE));
+}
+
+void http_reply_json(struct http_request *r, int status, json_t *json)
+{
+	char *text = json ? json_to_string(json) : NULL;
+	size_t len;
+
+	json_decref(json);
+	if (!text) {
+		http_reply_bytes(r, 500, "text/plain", "out of memory\n", 14);
+		return;
+	}
+	len = strlen(text);
+	text[len] = '\n';
+	reply_owned(r, status, text, len + 1);
+}
+
+static void reply_error(struct http_request *r, int status, const char *code, const char *fmt, va_list ap)
+{
+	char message[1024];
+
+	vsnprintf(message, sizeof(message), fmt, ap);
+	http_reply_json(r, status, json_pack("{s:{s:s,s:s}}", "error", "code", code, "message", message));
+}
+
+void http_reply_error(struct http_request *r, int status, const char *code, const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	reply_error(r, status, code, fmt, ap);
+	va_end(ap);
+}
+
+void http_request_refuse(struct http_request *r, int status, const char *code, const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	reply_error(r, status, code, fmt, ap);
+	va_end(ap);
+}
+
+static ssize_t stream_read(void *cls, uint64_t pos, char *buf, size_t max)
+{
+	struct http_request *r = cls;
+	struct http_stream *s = &r->stream;
+	size_t n = MIN(max, s->buffer.len - s->sent);
+
+	if (s->broken)
+		return MHD_CONTENT_READER_END_WITH_ERROR;
+	if (n > 0) {
+		memcpy(buf, s->buffer.data + s->sent, n);
+		s->sent += n;
+		if (s->sent == s->buffer.len) {
+			strbuf_reset(&s->buffer);
+			s->sent = 0;
+			if (s->drained && !s->ended)
+				s->drained(s->drained_context);
+		}
+		return n;
+	}
+	if (s->ended)
+		return MHD_CONTENT_READER_END_OF_STREAM;
+	http_request_suspend(r);
+	return 0;
+}
+
+static struct http_request *stream_request(struct http_stream *s)
+{
+	return (struct http_request *)((char *)s - offsetof(struct http_request, stream));
+}
+
+struct http_stream *http_reply_stream(struct http_request *r, int status, const char *type)
+{
+	r->streaming = true;
+	answer(r, status, type,
+	       MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_BLOCK, stream_read, r, NULL));
+	return &r->stream;
+}
+
+void http_stream_write(struct http_stream *s, const void *data, size_t len)
+{
+	if (len == 0 || s->ended || s->broken)
+		return;
+	strbuf_add(&s->buffer, data, len);
+	if (s->buffer.failed)
+		s->broken = true;
+	http_request_resume(stream_request(s));
+}
+
+void http_stream_end(struct http_stream *s)
+{
+	s->ended = true;
+	http_request_resume(stream_request(s));
+}
+
+void http_stream_abort(struct http_stream *s)
+{
+	s->broken = true;
+	http_request_resume(stream_request(s));
+}
+
+size_t http_stream_pending(const struct http_stream *s)
+{
+	return s->buffer.len - s->sent;
+}
+
+void http_stream_on_drain(struct http_stream *s, void (*drained)(void *context), void *context)
+{
+	s->drained = drained;
+	s->drained_context = context;
+}

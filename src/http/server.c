@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "http/server.h"
+
+#include <errno.h>
+#include <gnutls/gnutls.h>
+#include <pwd.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <time.h>
+
+#include "base/log.h"
+#include "http/internal.h"
+
+enum {
+	IDLE_SECONDS = 300,     /* a connection on which nothing is asked; peers speak every heartbeat */
+	MAX_CONNECTIONS = 4000, /* below the limit of descriptors that dtraind.service asks for */
+};
+
+static char *user_name(uid_t uid)
+{
+	struct passwd pw, *found = NULL;
+	char buf[4096];
+
+	return getpwuid_r(uid, &pw, buf, sizeof(buf), &found) == 0 && found ? strdup(found->pw_name) : NULL;
+}
+
+/* Who calls: for the Unix socket the kernel says; a peer says for whom it speaks. */
+static int identify(struct http_request *r)
+{
+	const union MHD_ConnectionInfo *info;
+	struct ucred cred;
+	socklen_t len = sizeof(cred);
+	const char *said;
+	long long uid, gid;
+	int used = 0;
+
+	r->caller = (struct http_caller){.peer = r->listener->identity, .uid = -1, .gid = -1};
+	if (r->caller.peer) {
+		said = http_request_header(r, "Dtrain-User");
+		if (!said)
+			return 0;
+		if (sscanf(said, "%lld:%lld:%n", &uid, &gid, &used) != 2 || used == 0)
+			return -EINVAL;
+		r->user = said[used] ? strdup(said + used) : NULL;
+		r->caller.uid = uid;
+		r->caller.gid = gid;
+	} else {
+		info = MHD_get_connection_info(r->connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+		if (!info || getsockopt(info->connect_fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) < 0)
+			return -EACCES;
+		r->user = user_name(cred.uid);
+		r->caller.uid = cred.uid;
+		r->caller.gid = cred.gid;
+	}
+	r->caller.user = r->user;
+	return 0;
+}
+
+/* Everything that can be said before the body: the answer then waits until the body has passed. */
+static void request_start(struct http_request *r, const char *method, const char *path)
+{
+	const struct http_server_options *o = &r->listener->server->options;
+	int found = http_route_match(o->routes, o->route_count, method, path, &r->match);
+	unsigned who = r->listener->identity ? HTTP_PEER : HTTP_LOCAL;
+	int identified = identify(r);
+
+	if (found == -EOPNOTSUPP)
+		http_request_refuse(r, 405, "method-not-allowed", "%s is not possible on %s", method, path);
+	else if (found < 0)
+		http_request_refuse(r, 404, "no-such-route", "there is no %s here", path);
+	else if (!(r->match.route->callers & who))
+		http_request_refuse(r, 403, "not-allowed", "%s is for %s only", path,
+		                    who == HTTP_PEER ? "programs on this machine" : "services");
+	else if (identified < 0)
+		http_request_refuse(r, 403, "not-allowed", "the caller's identity cannot be told");
+	for (size_t i = 0; found == 0 && i < r->match.count; i++) {
+		r->captures[i] = strndup(path + r->match.captures[i].start, r->match.captures[i].len);
+		if (!r->captures[i])
+			http_request_refuse(r, 500, "out-of-memory", "out of memory");
+	}
+}
+
+static void request_body(struct http_request *r, const char *data, size_t len)
+{
+	size_t max = r->listener->server->options.max_body;
+
+	if (r->answered)
+		return;
+	if (r->body.len + len > max) {
+		strbuf_free(&r->body);
+		http_request_refuse(r, 413, "too-large", "the request's body is larger than %zu bytes", max);
+		return;
+	}
+	strbuf_add(&r->body, data, len);
+	if (r->body.failed)
+		http_request_refuse(r, 500, "out-of-memory", "out of memory");
+}
+
+static enum MHD_Result on_access(void *cls, struct MHD_Connection *connection, const char *path,
+                                 const char *method, const char *version, const char *data, size_t *len,
+                                 void **con_cls)
+{
+	const struct http_listener *l = cls;
+	struct http_request *r = *con_cls;
+
+	if (!r)
+		return MHD_NO;
+	r->connection = connection;
+	if (!r->started) {
+		r->started = true;
+		request_start(r, method, path);
+		return MHD_YES;
+	}
+	if (*len > 0) {
+		request_body(r, data, *len);
+		*len = 0;
+		return MHD_YES;
+	}
+	if (!r->dispatched) {
+		r->dispatched = true;
+		if (!r->answered)
+			r->match.route->handler(l->server->options.context, r);
+	}
+	if (!r->answered) {
+		http_request_suspend(r);
+		return MHD_YES;
+	}
+	return MHD_queue_response(connection, r->status, r->response);
+}
+
+/* Called with the request line: the request begins here. */
+static void *on_request_line(void *cls, const char *target, struct MHD_Connection *connection)
+{
+	struct http_request *r = calloc(1, sizeof(*r));
+
+	if (!r)
+		return NULL;
+	r->listener = cls;
+	r->connection = connection;
+	r->target = strdup(target);
+	if (!r->target) {
+		free(r);
+		return NULL;
+	}
+	return r;
+}
+
+static void on_completed(void *cls, struct MHD_Connection *connection, void **con_cls,
+                         enum MHD_RequestTerminationCode code)
+{
+	http_request_free(*con_cls);
+	*con_cls = NULL;
+}
+
+/* A peer is one that holds our key: its certificate is ours, byte for byte, and the handshake itself proves
+ * that it has the key to it. */
+static int verify_peer(gnutls_session_t session)
+{
+	const struct http_listener *l = gnutls_session_get_ptr(session);
+	unsigned count = 0;
+	const gnutls_datum_t *chain = gnutls_certificate_get_peers(session, &count);
+
+	if (chain && count > 0 && chain[0].size == l->identity->certificate_der_len &&
+	    memcmp(chain[0].data, l->identity->certificate_der, chain[0].size) == 0)
+		return 0;
+	return GNUTLS_E_CERTIFICATE_ERROR;
+}
+
+static void on_connection(void *cls, struct MHD_Connection *connection, void **socket_context,
+                          enum MHD_ConnectionNotificationCode code)
+{
+	struct http_listener *l = cls;
+	const union MHD_ConnectionInfo *info;
+	gnutls_session_t session;
+
+	if (code != MHD_CONNECTION_NOTIFY_STARTED || !l->identity)
+		return;
+	info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_GNUTLS_SESSION);
+	if (!info)
+		return;
+	session = info->tls_session;
+	gnutls_session_set_ptr(session, l);
+	gnutls_certificate_server_set_request(session, GNUTLS_CERT_REQUIRE);
+	gnutls_session_set_verify_function(session, verify_peer);
+}
+
+static void on_log(void *cls, const char *fmt, va_list ap)
+{
+	char line[512];
+
+	vsnprintf(line, sizeof(line), fmt, ap);
+	log_debug("http: %s", str_strip(line));
+}
+
+static void pump(struct http_listener *l)
+{
+	MHD_UNSIGNED_LONG_LONG ms;
+	uint64_t now;
+
+	MHD_run(l->daemon);
+	if (MHD_get_timeout(l->daemon, &ms) != MHD_YES) {
+		sd_event_source_set_enabled(l->timer, SD_EVENT_OFF);
+		return;
+	}
+	sd_event_now(l->server->event, CLOCK_MONOTONIC, &now);
+	sd_event_source_set_time(l->timer, ms == 0 ? 0 : now + ms * 1000);
+	sd_event_source_set_enabled(l->timer, SD_EVENT_ONESHOT);
+}
+
+static int on_ready(sd_event_source *source, int fd, uint32_t revents, void *userdata)
+{
+	pump(userdata);
+	return 0;
+}
+
+static int on_timer(sd_event_source *source, uint64_t usec, void *userdata)
+{
+	pump(userdata);
+	return 0;
+}
+
+int http_server_create(sd_event *event, const struct http_server_options *options, struct http_server **out,
+                       struct error *err)
+{
+	struct http_server *s = calloc(1, sizeof(*s));
+
+	if (!s)
+		return error_oom(err);
+	s->event = sd_event_ref(event);
+	s->options = *options;
+	*out = s;
+	return 0;
+}
+
+static struct MHD_Daemon *start_daemon(struct http_listener *l, int fd)
+{
+	unsigned flags = MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
+	struct MHD_OptionItem tls[] = {
+	    {MHD_OPTION_HTTPS_MEM_KEY, 0, l->identity ? l->identity->key : NULL},
+	    {MHD_OPTION_HTTPS_MEM_CERT, 0, l->identity ? l->identity->certificate : NULL},
+	    {MHD_OPTION_HTTPS_MEM_TRUST, 0, l->identity ? l->identity->certificate : NULL},
+	    {MHD_OPTION_HTTPS_PRIORITIES, 0, "NORMAL:-VERS-ALL:+VERS-TLS1.3"},
+	    {MHD_OPTION_END, 0, NULL},
+	};
+	struct MHD_OptionItem none[] = {{MHD_OPTION_END, 0, NULL}};
+
+	if (l->identity)
+		flags |= MHD_USE_TLS;
+	return MHD_start_daemon(flags, 0, NULL, NULL, on_access, l, MHD_OPTION_EXTERNAL_LOGGER, on_log, l,
+	                        MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_URI_LOG_CALLBACK, on_request_line, l,
+	                        MHD_OPTION_NOTIFY_COMPLETED, on_completed, l, MHD_OPTION_NOTIFY_CONNECTION,
+	                        on_connection, l, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_SECONDS,
+	                        MHD_OPTION_CONNECTION_LIMIT, (unsigned)MAX_CONNECTIONS, MHD_OPTION_ARRAY,
+	                        l->identity ? tls : none, MHD_OPTION_END);
+}
+
+static void listener_free(struct http_listener *l)
+{
+	sd_event_source_disable_unref(l->io);
+	sd_event_source_disable_unref(l->timer);
+	if (l->daemon)
+		MHD_stop_daemon(l->daemon);
+	free(l);
+}
+
+DEFINE_CLEANUP(struct http_listener *, listener_free)
+
+static int listen_on(struct http_server *s, int fd_taken, const struct identity *identity, struct error *err)
+{
+	_cleanup_(listener_freep) struct http_listener *l = calloc(1, sizeof(*l));
+	_cleanup_close_ int fd = fd_taken;
+	const union MHD_DaemonInfo *info;
+	int r;
+
+	if (!l)
+		return error_oom(err);
+	l->server = s;
+	l->identity = identity;
+	l->daemon = start_daemon(l, fd);
+	if (!l->daemon)
+		return error_set(err, -EIO, "cannot start serving HTTP%s", identity ? " over TLS" : "");
+	steal_fd(&fd);
+	info = MHD_get_daemon_info(l->daemon, MHD_DAEMON_INFO_EPOLL_FD);
+	if (!info)
+		return error_set(err, -EIO, "libmicrohttpd has no epoll");
+	r = sd_event_add_io(s->event, &l->io, info->epoll_fd, EPOLLIN, on_ready, l);
+	if (r >= 0)
+		r = sd_event_add_time(s->event, &l->timer, CLOCK_MONOTONIC, 0, 1000, on_timer, l);
+	if (r < 0)
+		return error_errno(err, r, "cannot serve HTTP");
+	l->next = s->listeners;
+	s->listeners = steal_pointer(l);
+	return 0;
+}
+
+int http_server_listen_unix(struct http_server *server, int fd, struct error *err)
+{
+	return listen_on(server, fd, NULL, err);
+}
+
+int http_server_listen_tls(struct http_server *server, int fd, const struct identity *identity,
+                           struct error *err)
+{
+	return listen_on(server, fd, identity, err);
+}
+
+void http_server_destroy(struct http_server *s)
+{
+	struct http_listener *l;
+
+	if (!s)
+		return;
+	s->closing = true;
+	while ((l = s->listeners)) {
+		s->listeners = l->next;
+		listener_free(l);
+	}
+	sd_event_unref(s->event);
+	free(s);
+}
