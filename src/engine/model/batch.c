@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a model reads on the device: its tables, and the batch. (model.c itself needs no device: the plan.) */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "engine/model/internal.h"
+
+int model_prepare(struct model *m, struct error *err)
+{
+	int half = m->c.head_dim / 2, r;
+	size_t n = (size_t)m->o.max_sequence * (size_t)half;
+	_cleanup_free_ float *table = malloc((n + (size_t)half) * sizeof(float));
+	float *inv_freq = table + n;
+
+	if (!table)
+		return error_oom(err);
+	model_config_rope(&m->c, inv_freq);
+	for (int pass = 0; pass < 2; pass++) {
+		for (int64_t t = 0; t < m->o.max_sequence; t++)
+			for (int i = 0; i < half; i++) {
+				/* The angle is rounded to float first, as transformers does. */
+				double angle = (float)t * inv_freq[i];
+
+				table[t * half + i] = (float)(pass ? sin(angle) : cos(angle));
+			}
+		if ((r = device_write(m->dev, pass ? m->sin : m->cos, table, n * sizeof(float), err)) < 0)
+			return r;
+	}
+	return 0;
+}
+
+/* Rows with a target. Where many have none (prompts), only the others go through the head. */
+static void choose_rows(struct model *m, struct model_pass *p)
+{
+	const struct model_batch *b = p->b;
+
+	p->counted = 0;
+	for (int64_t t = 0; t < b->tokens && b->targets; t++)
+		if (b->targets[t] >= 0) {
+			m->host_rows[p->counted] = (int32_t)t;
+			m->host_targets[p->counted++] = b->targets[t];
+		}
+	p->compact = p->counted < b->tokens - b->tokens / 16;
+}
+
+int model_begin(struct model *m, const struct model_batch *b, struct model_pass *p, struct error *err)
+{
+	size_t bytes = (size_t)b->tokens * sizeof(int32_t);
+	int r;
+
+	*p = (struct model_pass){.b = b};
+	if (b->tokens < 1 || b->tokens > m->o.max_tokens || b->documents < 1 || b->documents > b->tokens ||
+	    b->starts[0] != 0 || b->starts[b->documents] != b->tokens)
+		return error_set(err, -EINVAL,
+		                 "a batch of %lld tokens in %d documents does not fit a model made for %lld",
+		                 (long long)b->tokens, b->documents, (long long)m->o.max_tokens);
+	for (int d = 0; d < b->documents; d++) {
+		int64_t length = (int64_t)b->starts[d + 1] - b->starts[d];
+
+		if (length < 1 || length > m->o.max_sequence)
+			return error_set(err, -EINVAL,
+			                 "document %d of the batch has %lld tokens (1 to %lld are possible)",
+			                 d, (long long)length, (long long)m->o.max_sequence);
+		for (int32_t t = b->starts[d]; t < b->starts[d + 1]; t++)
+			m->host_positions[t] = t - b->starts[d];
+	}
+	for (int64_t t = 0; t < b->tokens; t++)
+		if (b->ids[t] < 0 || b->ids[t] >= m->c.vocab || (b->targets && b->targets[t] >= m->c.vocab))
+			return error_set(err, -EINVAL,
+			                 "token id %d is outside the model's vocabulary of %lld: tokenizer "
+			                 "and model do not "
+			                 "belong together",
+			                 b->ids[t] < 0 || b->ids[t] >= m->c.vocab ? b->ids[t] : b->targets[t],
+			                 (long long)m->c.vocab);
+	choose_rows(m, p);
+	if ((r = device_write(m->dev, m->ids, b->ids, bytes, err)) < 0 ||
+	    (r = device_write(m->dev, m->positions, m->host_positions, bytes, err)) < 0 ||
+	    (r = device_write(m->dev, m->starts, b->starts, ((size_t)b->documents + 1) * sizeof(int32_t),
+	                      err)) < 0)
+		return r;
+	if (b->targets && (r = device_write(m->dev, m->targets, p->compact ? m->host_targets : b->targets,
+	                                    p->compact ? (size_t)p->counted * 4 : bytes, err)) < 0)
+		return r;
+	if (p->compact && p->counted > 0 &&
+	    (r = device_write(m->dev, m->rows, m->host_rows, (size_t)p->counted * 4, err)) < 0)
+		return r;
+	p->attention = (struct device_attention){.tokens = b->tokens,
+	                                         .heads = m->c.heads,
+	                                         .kv_heads = m->c.kv_heads,
+	                                         .head_dim = m->c.head_dim,
+	                                         .scale = 1.0f / sqrtf((float)m->c.head_dim),
+	                                         .documents = b->documents,
+	                                         .starts = m->starts,
+	                                         .host_starts = b->starts,
+	                                         .ld_q = m->qkv,
+	                                         .ld_k = m->qkv,
+	                                         .ld_v = m->qkv,
+	                                         .ld_o = m->q,
+	                                         .type = m->o.type};
+	return 0;
+}

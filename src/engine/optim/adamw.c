@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/optim/adamw.h"
+
+static int gradient_norm(struct shard *s, const struct adamw_options *o, const struct adamw_work *w,
+                         struct error *err)
+{
+	int r;
+
+	device_zero(s->dev, w->sum_squares, sizeof(double));
+	/* In the order in which the backward pass finished them: the last reductions go on meanwhile. */
+	for (int i = s->units - 1; i >= 0; i--) {
+		struct shard_unit *u = &s->unit[i];
+
+		if ((r = shard_wait(s, i, err)) < 0)
+			return r;
+		device_sum_squares(s->dev, u->gradients + u->first, DTYPE_F32, u->own, w->sum_squares);
+	}
+	if (s->world_size > 1 && s->strategy != SHARD_DDP &&
+	    (r = comm_wait(s->comm, comm_all_reduce_f64(s->comm, w->sum_squares, 1, COMM_SUM), err)) < 0)
+		return r;
+	device_clip_scale(s->dev, w->sum_squares, (float)o->clip, w->scale, w->norm);
+	return 0;
+}
+
+/* Elements [first, first + n) of a unit, as far as they are this rank's. */
+static void step_range(struct shard *s, struct shard_unit *u, int64_t first, int64_t n, double decay,
+                       const struct adamw_options *o, const struct adamw_work *w)
+{
+	struct device_adamw h = {.learning_rate = (float)o->learning_rate,
+	                         .beta1 = (float)o->beta1,
+	                         .beta2 = (float)o->beta2,
+	                         .epsilon = (float)o->epsilon,
+	                         .weight_decay = (float)decay,
+	                         .step = o->step};
+	int64_t at, count = shard_own(u, first, n, &at);
+	char *copy =
+	    s->type == DTYPE_F32 ? NULL : (char *)u->weights + (size_t)(u->first + at) * dtype_size(s->type);
+
+	if (count > 0)
+		device_adamw(s->dev, u->master + at, copy, s->type, u->gradients + u->first + at, DTYPE_F32,
+		             u->m + at, u->v + at, count, w->scale, &h);
+}
+
+int adamw_step(struct shard *s, const struct adamw_options *o, const struct adamw_work *w, struct error *err)
+{
+	int r = gradient_norm(s, o, w, err);
+
+	if (r < 0)
+		return r;
+	for (int i = 0; i < s->units; i++) {
+		struct shard_unit *u = &s->unit[i];
+
+		step_range(s, u, 0, u->matrices, o->weight_decay, o, w);
+		step_range(s, u, u->matrices, u->padded - u->matrices, o->decay_all ? o->weight_decay : 0, o,
+		           w);
+		shard_publish(s, i, true);
+	}
+	return 0;
+}

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Units on the wire: gradients together, weights out again. */
+#include "engine/shard/shard.h"
+
+void shard_reduce(struct shard *s, int unit)
+{
+	struct shard_unit *u = &s->unit[unit];
+
+	if (s->world_size == 1)
+		return;
+	u->ticket = s->strategy == SHARD_DDP
+	                ? comm_all_reduce(s->comm, u->gradients, u->padded, DTYPE_F32, COMM_SUM)
+	                : comm_reduce_scatter(s->comm, u->gradients, u->own, DTYPE_F32, COMM_SUM);
+}
+
+int shard_wait(struct shard *s, int unit, struct error *err)
+{
+	comm_ticket ticket = s->unit[unit].ticket;
+
+	s->unit[unit].ticket = 0;
+	return ticket ? comm_wait(s->comm, ticket, err) : 0;
+}
+
+void shard_publish(struct shard *s, int unit, bool converted)
+{
+	struct shard_unit *u = &s->unit[unit];
+	char *own = (char *)u->weights + (size_t)u->first * dtype_size(s->type);
+
+	if (s->type != DTYPE_F32 && !converted)
+		device_cast(s->dev, own, s->type, u->master, DTYPE_F32, u->own);
+	if (s->world_size > 1 && s->strategy != SHARD_DDP)
+		u->ticket = comm_all_gather(s->comm, u->weights, u->own, s->type);
+}

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What trainer.c, step.c and loop.c share. */
+#pragma once
+
+#include "engine/train/plan.h"
+#include "engine/train/trainer.h"
+
+struct trainer {
+	struct device *dev;
+	struct comm *comm;
+	struct model_config c;
+	struct train_options o;
+	const struct dataset *train, *eval;
+	int rank, world_size;
+	struct plan *plan;
+	void *memory; /* device: the arena */
+	struct sampler sampler;
+	struct schedule schedule;
+	int64_t steps_per_epoch, total_steps;
+	int64_t step;   /* done */
+	int64_t tokens; /* seen by all ranks in this process */
+	bool stop;      /* this rank asks for it; after a step: any rank did */
+
+	/* Host: the rows of a step and a micro-batch of them. */
+	int64_t *rows, *all_rows;
+	int64_t max_row;
+	int32_t *ids, *targets, *starts;
+};
+
+/* Lays n rows (-1: none) behind each other; batch->tokens is 0 where nothing was there. */
+void trainer_gather(struct trainer *t, const struct dataset *data, const int64_t *rows, int64_t n,
+                    struct model_batch *batch);

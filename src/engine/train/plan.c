@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/train/plan.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+static void take_all(struct plan *p)
+{
+	shard_take(p->shard, &p->arena);
+	for (int u = 0; u < p->layout->units; u++)
+		model_set_unit(p->model, u, p->shard->unit[u].weights, p->shard->unit[u].gradients);
+	model_take(p->model, &p->arena);
+	p->sums = arena_take(&p->arena, BUFFER_SCRATCH, PLAN_SUMS * sizeof(double), "sums");
+	p->clip = arena_take(&p->arena, BUFFER_SCRATCH, 2 * sizeof(float), "clipping");
+}
+
+int plan_create(struct device *dev, struct comm *comm, int rank, int world_size, const struct model_config *c,
+                const struct train_options *options, int64_t max_row, struct plan **out, struct error *err)
+{
+	_cleanup_(plan_freep) struct plan *p = calloc(1, sizeof(*p));
+	struct model_options o = {.type = options->precision,
+	                          .max_tokens = options->micro_batch * max_row,
+	                          .max_sequence = max_row,
+	                          .training = true,
+	                          .recompute = options->recompute};
+	int r;
+
+	if (!p)
+		return error_oom(err);
+	if (o.max_tokens > INT32_MAX / 2)
+		return error_set(err, -EINVAL,
+		                 "micro_batch %lld times rows of %lld tokens is more than a step can hold",
+		                 (long long)options->micro_batch, (long long)max_row);
+	if ((r = model_layout_create(c, &p->layout, err)) < 0 ||
+	    (r = shard_create(dev, comm, rank, world_size, options->strategy, options->precision, p->layout,
+	                      &p->shard, err)) < 0 ||
+	    (r = model_create(dev, c, p->layout, &o, &p->model, err)) < 0)
+		return r;
+	take_all(p);
+	if (p->arena.failed)
+		return error_oom(err);
+	*out = steal_pointer(p);
+	return 0;
+}
+
+void plan_free(struct plan *p)
+{
+	if (!p)
+		return;
+	model_free(p->model);
+	shard_free(p->shard);
+	model_layout_free(p->layout);
+	arena_free(&p->arena);
+	free(p);
+}
+
+void plan_bind(struct plan *p, void *memory)
+{
+	arena_bind(&p->arena, memory);
+	take_all(p);
+}

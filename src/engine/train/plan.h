@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The plan: every buffer of a step, computed from configuration and rank count before anything is allocated.
+ * The trainer allocates exactly this; `dtrain estimate` prints it. */
+#pragma once
+
+#include <jansson.h>
+
+#include "engine/comm/comm.h"
+#include "engine/device/device.h"
+#include "engine/model/arena.h"
+#include "engine/model/model.h"
+#include "engine/shard/shard.h"
+#include "engine/train/trainer.h"
+
+struct plan {
+	struct model_layout *layout;
+	struct shard *shard;
+	struct model *model;
+	struct arena arena;
+	/* Device. */
+	double *sums; /* [PLAN_SUMS] */
+	float *clip;  /* scale, norm */
+};
+
+enum { PLAN_SUM_LOSS, PLAN_SUM_STOP, PLAN_SUM_SQUARES, PLAN_SUMS };
+
+/* dev and comm may be NULL for an estimate: the device's own scratch is noted by the trainer, which has one.
+ * max_row: tokens of the longest row of the data. */
+int plan_create(struct device *dev, struct comm *comm, int rank, int world_size, const struct model_config *c,
+                const struct train_options *options, int64_t max_row, struct plan **out, struct error *err);
+void plan_free(struct plan *plan);
+DEFINE_CLEANUP(struct plan *, plan_free)
+/* Over plan->arena.used bytes of device memory. */
+void plan_bind(struct plan *plan, void *memory);

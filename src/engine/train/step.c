@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One optimizer step, and one evaluation. */
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "engine/optim/adamw.h"
+#include "engine/train/internal.h"
+
+void trainer_gather(struct trainer *t, const struct dataset *data, const int64_t *rows, int64_t n,
+                    struct model_batch *batch)
+{
+	*batch = (struct model_batch){.ids = t->ids, .targets = t->targets, .starts = t->starts};
+	t->starts[0] = 0;
+	for (int64_t i = 0; i < n; i++) {
+		struct dataset_row row;
+		size_t bytes;
+
+		if (rows[i] < 0)
+			continue;
+		dataset_row(data, rows[i], &row);
+		bytes = (size_t)row.length * sizeof(int32_t);
+		memcpy(t->ids + batch->tokens, row.ids, bytes);
+		memcpy(t->targets + batch->tokens, row.targets, bytes);
+		for (int d = 1; d <= row.documents; d++)
+			t->starts[++batch->documents] = (int32_t)batch->tokens + row.starts[d];
+		batch->tokens += row.length;
+	}
+}
+
+/* Targets and tokens of the whole global batch: known to every rank without a word. */
+static void count_batch(struct trainer *t, int64_t *targets, int64_t *tokens)
+{
+	int64_t n = (int64_t)t->world_size * t->o.accumulation * t->o.micro_batch;
+
+	*targets = *tokens = 0;
+	sampler_step_all(&t->sampler, t->step, t->all_rows);
+	for (int64_t i = 0; i < n; i++) {
+		struct dataset_row row;
+
+		if (t->all_rows[i] < 0)
+			continue;
+		dataset_row(t->train, t->all_rows[i], &row);
+		*targets += row.counted;
+		*tokens += row.length;
+	}
+}
+
+static void unit_done(void *context, int unit)
+{
+	struct trainer *t = context;
+
+	shard_reduce(t->plan->shard, unit);
+}
+
+static bool has_rows(const int64_t *rows, int64_t n)
+{
+	for (int64_t i = 0; i < n; i++)
+		if (rows[i] >= 0)
+			return true;
+	return false;
+}
+
+/* All micro-steps of this rank. Gradients go on the wire during the backward pass of the last one with rows.
+ */
+static int accumulate(struct trainer *t, float scale, struct error *err)
+{
+	int64_t batch = t->o.micro_batch, last = 0;
+	struct model_batch b;
+	bool first = true;
+	int r;
+
+	sampler_step(&t->sampler, t->step, t->rows);
+	for (int64_t a = 0; a < t->o.accumulation; a++)
+		if (has_rows(t->rows + a * batch, batch))
+			last = a;
+	for (int64_t a = 0; a <= last; a++) {
+		trainer_gather(t, t->train, t->rows + a * batch, batch, &b);
+		/* An empty one still starts the reductions where it is the only one. */
+		if (b.tokens == 0 && a < last)
+			continue;
+		r = model_forward_backward(t->plan->model, &b, scale, first, &t->plan->sums[PLAN_SUM_LOSS],
+		                           a == last ? unit_done : NULL, t, err);
+		if (r < 0)
+			return error_prefix(err, "step %lld", (long long)t->step + 1);
+		first = false;
+	}
+	return 0;
+}
+
+/* Loss and the wish to stop, summed over the ranks. Queued behind the gradients. */
+static comm_ticket share_sums(struct trainer *t)
+{
+	return t->world_size > 1 ? comm_all_reduce_f64(t->comm, t->plan->sums, PLAN_SUM_SQUARES, COMM_SUM)
+	                         : 0;
+}
+
+int trainer_run_step(struct trainer *t, struct train_log *log, struct error *err)
+{
+	struct adamw_options adamw = {.learning_rate = schedule_rate(&t->schedule, t->step),
+	                              .beta1 = t->o.beta1,
+	                              .beta2 = t->o.beta2,
+	                              .epsilon = t->o.epsilon,
+	                              .weight_decay = t->o.weight_decay,
+	                              .decay_all = t->o.decay_all,
+	                              .clip = t->o.clip,
+	                              .step = t->step + 1};
+	struct adamw_work work = {.sum_squares = &t->plan->sums[PLAN_SUM_SQUARES],
+	                          .scale = &t->plan->clip[0],
+	                          .norm = &t->plan->clip[1]};
+	double sums[PLAN_SUMS] = {[PLAN_SUM_STOP] = t->stop ? 1 : 0};
+	int64_t targets, tokens;
+	comm_ticket ticket;
+	float clip[2];
+	int r;
+
+	count_batch(t, &targets, &tokens);
+	if ((r = device_write(t->dev, t->plan->sums, sums, sizeof(sums), err)) < 0 ||
+	    (r = accumulate(t, targets ? (float)(1.0 / (double)targets) : 0, err)) < 0)
+		return r;
+	ticket = share_sums(t);
+	if ((r = adamw_step(t->plan->shard, &adamw, &work, err)) < 0)
+		return r;
+	if (ticket && (r = comm_wait(t->comm, ticket, err)) < 0)
+		return r;
+	for (int u = 0; u < t->plan->shard->units; u++)
+		if ((r = shard_wait(t->plan->shard, u, err)) < 0)
+			return r;
+	if ((r = device_read(t->dev, sums, t->plan->sums, sizeof(sums), err)) < 0 ||
+	    (r = device_read(t->dev, clip, t->plan->clip, sizeof(clip), err)) < 0)
+		return r;
+	t->step++;
+	t->tokens += tokens;
+	t->stop = sums[PLAN_SUM_STOP] > 0;
+	*log = (struct train_log){.step = t->step,
+	                          .steps = t->total_steps,
+	                          .epoch = (double)t->step / (double)t->steps_per_epoch,
+	                          .loss = targets ? sums[PLAN_SUM_LOSS] / (double)targets : 0,
+	                          .learning_rate = adamw.learning_rate,
+	                          .grad_norm = (double)clip[1],
+	                          .tokens = t->tokens,
+	                          .step_tokens = tokens};
+	if (!isfinite(log->loss) || !isfinite(log->grad_norm))
+		return error_set(
+		    err, -EDOM,
+		    "step %lld: loss %g and gradient norm %g are not finite; a lower learning_rate, clip or "
+		    "a longer warm-up would help",
+		    (long long)t->step, log->loss, log->grad_norm);
+	return 0;
+}
+
+int trainer_evaluate(struct trainer *t, double *loss, struct error *err)
+{
+	int64_t rows = t->eval ? dataset_rows(t->eval) : 0, targets = 0, at = t->rank;
+	double *sum = &t->plan->sums[PLAN_SUM_LOSS], total = 0;
+	struct model_batch b;
+	int r;
+
+	if (rows == 0)
+		return error_set(err, -EINVAL, "nothing was held back to evaluate on");
+	for (int64_t i = 0; i < rows; i++)
+		targets += dataset_row_counted(t->eval, i);
+	if ((r = device_write(t->dev, sum, &total, sizeof(total), err)) < 0)
+		return r;
+	while (at < rows) {
+		int64_t n = 0;
+
+		for (; n < t->o.micro_batch && at < rows; at += t->world_size)
+			t->rows[n++] = at;
+		trainer_gather(t, t->eval, t->rows, n, &b);
+		if (b.tokens > 0 && (r = model_evaluate(t->plan->model, &b, sum, NULL, err)) < 0)
+			return error_prefix(err, "evaluation");
+	}
+	if (t->world_size > 1 &&
+	    (r = comm_wait(t->comm, comm_all_reduce_f64(t->comm, sum, 1, COMM_SUM), err)) < 0)
+		return r;
+	if ((r = device_read(t->dev, &total, sum, sizeof(total), err)) < 0)
+		return r;
+	*loss = targets ? total / (double)targets : 0;
+	return 0;
+}

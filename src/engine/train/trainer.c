@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/train/trainer.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "engine/train/internal.h"
+
+void train_options_default(struct train_options *o)
+{
+	*o = (struct train_options){.epochs = 1,
+	                            .micro_batch = 1,
+	                            .accumulation = 1,
+	                            .learning_rate = 5e-5,
+	                            .schedule = SCHEDULE_LINEAR,
+	                            .decay_ratio = 0.1,
+	                            .beta1 = 0.9,
+	                            .beta2 = 0.999,
+	                            .epsilon = 1e-8,
+	                            .clip = 1,
+	                            .precision = DTYPE_F32,
+	                            .shuffle = true,
+	                            .seed = 42,
+	                            .log_steps = 10,
+	                            .strategy = SHARD_DDP};
+}
+
+int train_options_check(const struct train_options *o, struct error *err)
+{
+	const struct {
+		bool ok;
+		const char *what;
+	} checks[] = {
+	    {o->micro_batch >= 1 && o->accumulation >= 1,
+	     "micro_batch and accumulation have to be at least 1"},
+	    {o->max_steps > 0 || o->epochs > 0, "epochs or max_steps has to be above 0"},
+	    {o->learning_rate >= 0 && o->min_learning_rate >= 0 && o->min_learning_rate <= o->learning_rate,
+	     "learning rates: 0 <= min_learning_rate <= learning_rate"},
+	    {o->warmup_ratio >= 0 && o->warmup_ratio <= 1 && o->warmup_steps >= 0,
+	     "warmup_ratio has to be 0 to 1"},
+	    {o->decay_ratio >= 0 && o->decay_ratio <= 1, "decay_ratio has to be 0 to 1"},
+	    {o->beta1 >= 0 && o->beta1 < 1 && o->beta2 >= 0 && o->beta2 < 1,
+	     "betas have to be from 0 to below 1"},
+	    {o->epsilon > 0 && o->weight_decay >= 0 && o->clip >= 0,
+	     "epsilon, weight_decay and clip: not negative"},
+	    {o->precision == DTYPE_F32 || o->precision == DTYPE_BF16, "precision has to be fp32 or bf16"},
+	    {o->log_steps >= 1 && o->save_steps >= 0 && o->eval_steps >= 0,
+	     "log_steps has to be at least 1, save_steps and eval_steps at least 0"},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(checks); i++)
+		if (!checks[i].ok)
+			return error_set(err, -EINVAL, "%s", checks[i].what);
+	return 0;
+}
+
+static void count_steps(struct trainer *t)
+{
+	const struct train_options *o = &t->o;
+	int64_t total;
+
+	t->steps_per_epoch = sampler_steps_per_epoch(&t->sampler);
+	/* 0.1 · 30 steps is 3, whatever its last bit says. */
+	total =
+	    o->max_steps > 0 ? o->max_steps : (int64_t)ceil(o->epochs * (double)t->steps_per_epoch - 1e-9);
+	t->total_steps = MAX(total, 1);
+	t->schedule = (struct schedule){
+	    .kind = o->schedule,
+	    .peak = o->learning_rate,
+	    .floor = o->min_learning_rate,
+	    .steps = t->total_steps,
+	    .warmup = o->warmup_steps > 0 ? o->warmup_steps
+	                                  : (int64_t)ceil(o->warmup_ratio * (double)t->total_steps - 1e-9),
+	    .decay = (int64_t)ceil(o->decay_ratio * (double)t->total_steps - 1e-9)};
+}
+
+static int allocate(struct trainer *t, struct error *err)
+{
+	size_t batch = (size_t)t->o.micro_batch, tokens = batch * (size_t)t->max_row;
+	size_t rows = batch * (size_t)t->o.accumulation, scratch;
+	struct device_shapes shapes;
+	int r;
+
+	t->rows = calloc(MAX(rows, batch), sizeof(*t->rows));
+	t->all_rows = calloc(rows * (size_t)t->world_size, sizeof(*t->all_rows));
+	t->ids = malloc(tokens * sizeof(*t->ids));
+	t->targets = malloc(tokens * sizeof(*t->targets));
+	t->starts = malloc((tokens + 1) * sizeof(*t->starts));
+	if (!t->rows || !t->all_rows || !t->ids || !t->targets || !t->starts)
+		return error_oom(err);
+	model_shapes(t->plan->model, &shapes);
+	scratch = device_scratch_bytes(t->dev, &shapes);
+	arena_note(&t->plan->arena, BUFFER_SCRATCH, scratch, "device");
+	if ((r = device_reserve_scratch(t->dev, scratch, err)) < 0 ||
+	    (r = device_alloc(t->dev, t->plan->arena.used, &t->memory, err)) < 0)
+		return r;
+	plan_bind(t->plan, t->memory);
+	return model_prepare(t->plan->model, err);
+}
+
+int trainer_create(struct device *dev, struct comm *comm, const struct model_config *c,
+                   const struct train_options *options, const struct dataset *train,
+                   const struct dataset *eval, struct trainer **out, struct error *err)
+{
+	_cleanup_(trainer_freep) struct trainer *t = calloc(1, sizeof(*t));
+	int r;
+
+	if (!t)
+		return error_oom(err);
+	if ((r = train_options_check(options, err)) < 0)
+		return r;
+	t->dev = dev;
+	t->comm = comm;
+	t->c = *c;
+	t->o = *options;
+	t->train = train;
+	t->eval = eval;
+	t->rank = comm ? comm_rank(comm) : 0;
+	t->world_size = comm ? comm_size(comm) : 1;
+	t->max_row = MAX(dataset_max_row(train), eval ? dataset_max_row(eval) : 0);
+	t->sampler = (struct sampler){.rows = dataset_rows(train),
+	                              .world_size = t->world_size,
+	                              .rank = t->rank,
+	                              .micro_batch = (int)t->o.micro_batch,
+	                              .accumulation = (int)t->o.accumulation,
+	                              .seed = t->o.seed,
+	                              .shuffle = t->o.shuffle};
+	if (t->sampler.rows < 1 || t->max_row < 1)
+		return error_set(err, -EINVAL, "the data has no row to train on");
+	count_steps(t);
+	if ((r = plan_create(dev, comm, t->rank, t->world_size, c, options, t->max_row, &t->plan, err)) < 0 ||
+	    (r = allocate(t, err)) < 0)
+		return r;
+	*out = steal_pointer(t);
+	return 0;
+}
+
+void trainer_free(struct trainer *t)
+{
+	if (!t)
+		return;
+	plan_free(t->plan);
+	if (t->memory)
+		device_free(t->dev, t->memory);
+	free(t->rows);
+	free(t->all_rows);
+	free(t->ids);
+	free(t->targets);
+	free(t->starts);
+	free(t);
+}
+
+int64_t trainer_total_steps(const struct trainer *t)
+{
+	return t->total_steps;
+}
+
+int64_t trainer_steps_per_epoch(const struct trainer *t)
+{
+	return t->steps_per_epoch;
+}
+
+int64_t trainer_step(const struct trainer *t)
+{
+	return t->step;
+}
+
+const struct model_layout *trainer_layout(const struct trainer *t)
+{
+	return t->plan->layout;
+}
+
+int trainer_plan_json(const struct trainer *t, json_t **out, struct error *err)
+{
+	return arena_to_json(&t->plan->arena, out, err);
+}
+
+static float *state(const struct trainer *t, enum trainer_state which, int unit)
+{
+	const struct shard_unit *u = &t->plan->shard->unit[unit];
+
+	return which == TRAINER_WEIGHTS ? u->master : which == TRAINER_MOMENT1 ? u->m : u->v;
+}
+
+int trainer_read(struct trainer *t, enum trainer_state which, const struct model_parameter *p, int64_t first,
+                 int64_t n, float *out, struct error *err)
+{
+	int64_t at, own = shard_own(&t->plan->shard->unit[p->unit], p->offset + first, n, &at);
+
+	if (own != n)
+		return error_set(err, -ENOTSUP, "%s: this rank holds only a shard of it", p->name);
+	return device_read(t->dev, out, state(t, which, p->unit) + at, (size_t)n * sizeof(float), err);
+}
+
+int trainer_write(struct trainer *t, enum trainer_state which, const struct model_parameter *p, int64_t first,
+                  int64_t n, const float *in, struct error *err)
+{
+	int64_t at, own = shard_own(&t->plan->shard->unit[p->unit], p->offset + first, n, &at);
+	int64_t skip = at + t->plan->shard->unit[p->unit].first - (p->offset + first);
+
+	if (own == 0)
+		return 0;
+	return device_write(t->dev, state(t, which, p->unit) + at, in + skip, (size_t)own * sizeof(float),
+	                    err);
+}
+
+static int publish(struct trainer *t, struct error *err)
+{
+	int r;
+
+	for (int u = 0; u < t->plan->shard->units; u++) {
+		shard_publish(t->plan->shard, u, false);
+		if ((r = shard_wait(t->plan->shard, u, err)) < 0)
+			return r;
+	}
+	return device_synchronize(t->dev, err);
+}
+
+int trainer_load(struct trainer *t, model_fill_fn fill, void *context, struct error *err)
+{
+	enum { PIECE = 1 << 20 };
+	_cleanup_free_ float *piece = malloc(PIECE * sizeof(float));
+	int r;
+
+	if (!piece)
+		return error_oom(err);
+	for (int i = 0; i < t->plan->layout->parameters; i++) {
+		const struct model_parameter *p = &t->plan->layout->parameter[i];
+
+		for (int64_t first = 0; first < p->count; first += PIECE) {
+			int64_t n = MIN(p->count - first, PIECE);
+
+			if ((r = fill(context, p, first, n, piece, err)) < 0 ||
+			    (r = trainer_write(t, TRAINER_WEIGHTS, p, first, n, piece, err)) < 0)
+				return r;
+		}
+	}
+	return publish(t, err);
+}
+
+int trainer_set_step(struct trainer *t, int64_t step, struct error *err)
+{
+	if (step < 0 || step > t->total_steps)
+		return error_set(err, -EINVAL, "cannot go on from step %lld of a run of %lld steps",
+		                 (long long)step, (long long)t->total_steps);
+	t->step = step;
+	return publish(t, err);
+}
