@@ -167,7 +167,7 @@ int hosts_parse(const char *text, size_t len, const char *where, struct hosts **
 			return r;
 	}
 	if (hosts->count == 0)
-		return error_set(err, -ENODATA, "%s: no host in it; a line is: HOST slots=N", where);
+		return error_set(err, -EINVAL, "%s: no host in it; a line is: HOST slots=N", where);
 	*out = steal_pointer(hosts);
 	return 0;
 }

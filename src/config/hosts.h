@@ -24,8 +24,7 @@ struct hosts {
 	size_t count;
 };
 
-/* An empty file is -ENODATA (DeepSpeed calls it an error; dtraind is then a cluster of one), a missing one
- * -ENOENT, both with a message. */
+/* An empty file is an error (as DeepSpeed has it); a missing one is -ENOENT with a message. */
 int hosts_read(const char *path, struct hosts **out, struct error *err);
 int hosts_parse(const char *text, size_t len, const char *where, struct hosts **out, struct error *err);
 void hosts_free(struct hosts *h);

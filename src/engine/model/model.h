@@ -56,8 +56,7 @@ typedef void (*model_unit_fn)(void *context, int unit);
 
 /* Forward and backward. Gradients of sum(loss) · scale are written where `first`, else added. The sum of the
  * rows' losses is added to *loss_sum (device float64). unit_done may be NULL. -EINVAL for a batch that is
- * larger than the options, with ids out of range, or with starts that do not rise. A batch of 0 tokens is
- * fine: its gradients are 0. */
+ * larger than the options, with ids out of range, or with starts that do not rise. */
 int model_forward_backward(struct model *m, const struct model_batch *batch, float scale, bool first,
                            double *loss_sum, model_unit_fn unit_done, void *context, struct error *err);
 /* Forward and loss alone. losses (host, [tokens]) may be NULL. */
@@ -69,5 +68,6 @@ int model_evaluate(struct model *m, const struct model_batch *batch, double *los
 int model_decode(struct model *m, const int32_t *ids, int n, float *logits, struct error *err);
 void model_decode_reset(struct model *m);
 
-/* For tests: all logits of a batch, tokens · vocab floats on the host. fp32 models only. */
+/* For tests: the last gathered logits rows computed by model_evaluate are never kept; this computes all
+ * logits of a batch, tokens · vocab floats on the host, chunk by chunk. */
 int model_logits(struct model *m, const struct model_batch *batch, float *logits, struct error *err);

@@ -56,10 +56,6 @@ void shard_take(struct shard *s, struct arena *a);
 
 /* Starts the sum of a unit's gradients over the ranks; afterwards [first, first + own) holds it. */
 void shard_reduce(struct shard *s, int unit);
-int shard_wait(struct shard *s, int unit, struct error *err); /* for what was last started on that unit */
-/* Makes the compute weights of a unit from the master weights: `converted` where the optimizer has already
- * written this rank's own part. Starts the gather; shard_wait ends it. */
-void shard_publish(struct shard *s, int unit, bool converted);
-/* A part of the unit as this rank sees it: where [first, first + n) of the unit meets its own part. Returns
- * the number of elements, and the place of the first within the own part. */
-int64_t shard_own(const struct shard_unit *u, int64_t first, int64_t n, int64_t *at);
+int shard_wait(struct shard *s, struct error *err); /* for all units */
+/* Makes the compute weights of a unit from the master weights, on all ranks. */
+void shard_publish(struct shard *s, int unit);

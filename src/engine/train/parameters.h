@@ -5,9 +5,11 @@
 #include "engine/checkpoint/safetensors.h"
 #include "engine/model/layout.h"
 
-/* Every parameter is there with its shape, and nothing that matters besides (hf_check). */
+/* Every parameter is there with the right shape, else one line naming the first that is not; what the file
+ * has beyond is named through warn (which may be NULL) unless it is known to be harmless (lm_head.weight of a
+ * tied model, rotary inv_freq). */
 int parameters_check(const struct model_layout *layout, const struct safetensors *st, const char *where,
-                     struct error *err);
-/* context: the struct safetensors, checked. */
+                     void (*warn)(void *context, const char *message), void *warn_context, struct error *err);
+/* context: the struct safetensors. */
 int parameters_fill(void *safetensors, const struct model_parameter *p, int64_t first, int64_t n, float *out,
                     struct error *err);

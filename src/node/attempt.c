@@ -1,0 +1,540 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "node/attempt.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/pidfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/str.h"
+#include "node/launch.h"
+#include "node/processes.h"
+
+/* Between two looks for what a killed launcher left behind. */
+enum { ORPHANS_AGAIN_USEC = 20000 };
+
+struct attempt {
+	struct attempt_owner owner;
+	struct request *request;
+	char *dir;
+	json_t *report;
+	bool ended;
+	struct strbuf in, out;
+	int link_fd; /* to dtrain-launch */
+	int pidfd;   /* dtrain-launch where it is our child, else -1 */
+	bool lost;   /* dtrain-launch is gone, and its last word was not the end */
+	char reason[128];
+	sd_event_source *link, *child, *orphans, *announce;
+};
+
+const struct request *attempt_request(const struct attempt *attempt)
+{
+	return attempt->request;
+}
+
+const json_t *attempt_report(const struct attempt *attempt)
+{
+	return attempt->report;
+}
+
+bool attempt_has_ended(const struct attempt *attempt)
+{
+	return attempt->ended;
+}
+
+const char *attempt_dir(const struct attempt *attempt)
+{
+	return attempt->dir;
+}
+
+static void close_link(struct attempt *a)
+{
+	a->link = sd_event_source_disable_unref(a->link);
+	if (a->link_fd >= 0)
+		close(a->link_fd);
+	a->link_fd = -1;
+}
+
+static void close_child(struct attempt *a)
+{
+	a->child = sd_event_source_disable_unref(a->child);
+	if (a->pidfd >= 0)
+		close(a->pidfd);
+	a->pidfd = -1;
+}
+
+void attempt_free(struct attempt *a)
+{
+	close_link(a);
+	close_child(a);
+	sd_event_source_disable_unref(a->orphans);
+	sd_event_source_disable_unref(a->announce);
+	strbuf_free(&a->in);
+	strbuf_free(&a->out);
+	json_decref(a->report);
+	if (a->request)
+		request_free(a->request);
+	free(a->dir);
+	free(a);
+}
+
+DEFINE_CLEANUP(struct attempt *, attempt_free)
+
+/* Not synced: runtime_dir is gone after a reboot, and so is all that runs. */
+static int write_file(const char *dir, const char *name, const json_t *json, uid_t owner, mode_t mode,
+                      struct error *err)
+{
+	_cleanup_free_ char *path = str_printf("%s/%s", dir, name);
+	_cleanup_free_ char *tmp = str_printf("%s/.%s", dir, name);
+	_cleanup_free_ char *text = json_to_string(json);
+	_cleanup_close_ int fd = -1;
+	int r;
+
+	if (!path || !tmp || !text)
+		return error_oom(err);
+	fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+	if (fd < 0)
+		return error_errno(err, -errno, "cannot write %s", path);
+	r = file_write_all(fd, text, strlen(text), err);
+	if (r < 0)
+		return error_prefix(err, "%s", path);
+	if ((owner != geteuid() && fchown(fd, owner, -1) < 0) || fchmod(fd, mode) < 0 ||
+	    rename(tmp, path) < 0)
+		return error_errno(err, -errno, "cannot write %s", path);
+	return 0;
+}
+
+/* bind() and connect() through a descriptor of the directory: its path may be longer than an address holds.
+ */
+static int socket_in(const char *dir, int (*act)(int, const struct sockaddr *, socklen_t), int *out,
+                     struct error *err)
+{
+	_cleanup_close_ int dir_fd = open(dir, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	_cleanup_close_ int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+
+	if (dir_fd < 0 || fd < 0)
+		return error_errno(err, -errno, "%s/launch.sock", dir);
+	snprintf(address.sun_path, sizeof address.sun_path, "/proc/self/fd/%d/launch.sock", dir_fd);
+	if (act(fd, (struct sockaddr *)&address, sizeof address) < 0)
+		return error_errno(err, -errno, "%s/launch.sock", dir);
+	*out = steal_fd(&fd);
+	return 0;
+}
+
+static json_t *rank_array(const struct attempt *a, const char *state)
+{
+	json_t *ranks = json_array();
+
+	for (size_t i = 0; i < a->request->rank_count; i++)
+		json_array_append_new(ranks,
+		                      json_pack("{s:i, s:i, s:s, s:n}", "rank", a->request->ranks[i].rank,
+		                                "slot", a->request->ranks[i].slot, "state", state, "signal"));
+	return ranks;
+}
+
+static int set_report(struct attempt *a, const char *state, json_t *ranks)
+{
+	json_t *report =
+	    json_pack("{s:I, s:I, s:s, s:s, s:o}", "run", (json_int_t)a->request->run, "attempt",
+	              (json_int_t)a->request->attempt, "node", a->owner.node, "state", state, "ranks", ranks);
+
+	if (!report)
+		return -ENOMEM;
+	if (a->reason[0])
+		json_object_set_new(report, "reason", json_string(a->reason));
+	json_decref(a->report);
+	a->report = report;
+	return 0;
+}
+
+/* Error files that stayed empty tell nothing. */
+static void sweep_logs(struct attempt *a)
+{
+	_cleanup_free_ char *path = str_path_join(a->dir, "launch.json");
+	_cleanup_json_ json_t *launch = NULL;
+	const json_t *ranks;
+
+	if (!path || json_read_file(path, &launch, NULL) < 0)
+		return;
+	ranks = json_object_get(launch, "ranks");
+	for (size_t i = 0; i < json_array_size(ranks); i++) {
+		const char *file = json_get_string(json_array_get(ranks, i), "error_file", NULL);
+		struct stat st;
+
+		if (file && lstat(file, &st) == 0 && st.st_size == 0)
+			unlink(file);
+	}
+}
+
+/* The end is on record before dtrain-launch may forget it. */
+static void record_end(struct attempt *a)
+{
+	struct error err = ERROR_INIT;
+
+	a->ended = true;
+	if (write_file(a->dir, "ended.json", a->report, geteuid(), 0600, &err) < 0)
+		log_err("%s", err.message);
+	sweep_logs(a);
+}
+
+static int flush_link(struct attempt *a)
+{
+	while (a->out.len > 0 && a->link_fd >= 0) {
+		ssize_t n = send(a->link_fd, a->out.data, a->out.len, MSG_NOSIGNAL | MSG_DONTWAIT);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0 && errno == EAGAIN)
+			break;
+		if (n < 0)
+			return -errno; /* the end of file will tell */
+		memmove(a->out.data, a->out.data + n, a->out.len - n);
+		a->out.len -= n;
+	}
+	if (a->link)
+		sd_event_source_set_io_events(a->link, EPOLLIN | (a->out.len ? EPOLLOUT : 0));
+	return 0;
+}
+
+static void take_line(struct attempt *a, const char *line, size_t len)
+{
+	struct error err = ERROR_INIT;
+	_cleanup_json_ json_t *json = NULL;
+	const char *state;
+	json_t *ranks;
+
+	if (json_parse(line, len, "dtrain-launch", &json, &err) < 0) {
+		log_err("run %lld: %s", (long long)a->request->run, err.message);
+		return;
+	}
+	state = json_get_string(json, "state", NULL);
+	ranks = json_object_get(json, "ranks");
+	if (!state || !json_is_array(ranks) || a->ended)
+		return;
+	snprintf(a->reason, sizeof a->reason, "%s", json_get_string(json, "reason", ""));
+	if (set_report(a, state, json_incref(ranks)) < 0)
+		return;
+	if (str_eq(state, "ended")) {
+		record_end(a);
+		strbuf_adds(&a->out, "{\"acknowledge\":true}\n");
+		flush_link(a);
+	}
+	a->owner.changed(a->owner.context, a);
+}
+
+static void finish_lost(struct attempt *a)
+{
+	_cleanup_json_ json_t *ranks =
+	    a->report ? json_deep_copy(json_object_get(a->report, "ranks")) : rank_array(a, "starting");
+
+	for (size_t i = 0; i < json_array_size(ranks); i++) {
+		json_t *rank = json_array_get(ranks, i);
+
+		if (str_eq(json_get_string(rank, "state", ""), "exited"))
+			continue;
+		json_object_set_new(rank, "state", json_string("exited"));
+		json_object_set_new(rank, "exit_status", json_integer(128 + SIGKILL));
+		json_object_set_new(rank, "signal", json_string("SIGKILL"));
+		json_object_set_new(rank, "ended", json_real(clock_realtime()));
+		json_object_set_new(rank, "error", json_string(a->reason));
+	}
+	if (set_report(a, "ended", json_incref(ranks)) < 0)
+		return;
+	record_end(a);
+	a->owner.changed(a->owner.context, a);
+}
+
+/* The ranks die with their launcher; what they started is known by its environment only. */
+static int on_orphans(sd_event_source *source, uint64_t usec, void *context)
+{
+	struct attempt *a = context;
+	_cleanup_free_ char *run = str_printf("DTRAIN_RUN_ID=%lld", (long long)a->request->run);
+	_cleanup_free_ char *number = str_printf("DTRAIN_ATTEMPT=%lld", (long long)a->request->attempt);
+	_cleanup_free_ char *where = str_printf("DTRAIN_SOCKET=%s", a->owner.socket);
+	const char *marks[] = {run, number, where, NULL};
+
+	if (run && number && where && processes_signal_marked(a->request->uid, marks, SIGKILL) == 0) {
+		a->orphans = sd_event_source_disable_unref(a->orphans);
+		finish_lost(a);
+		return 0;
+	}
+	sd_event_source_set_time_relative(source, ORPHANS_AGAIN_USEC);
+	return sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
+}
+
+static void lose(struct attempt *a, const char *why)
+{
+	if (a->lost || a->ended)
+		return;
+	a->lost = true;
+	snprintf(a->reason, sizeof a->reason, "%s", why);
+	log_err("run %lld, attempt %lld: %s", (long long)a->request->run, (long long)a->request->attempt,
+	        why);
+	if (sd_event_add_time_relative(a->owner.event, &a->orphans, CLOCK_MONOTONIC, 0, 1000, on_orphans, a) <
+	    0)
+		log_err("cannot look for what is left of run %lld", (long long)a->request->run);
+}
+
+static int on_link(sd_event_source *source, int fd, uint32_t events, void *context)
+{
+	struct attempt *a = context;
+	char buf[8192], *newline;
+	bool closed = false;
+
+	if (events & EPOLLOUT)
+		flush_link(a);
+	while (!closed) {
+		ssize_t n = recv(fd, buf, sizeof buf, MSG_DONTWAIT);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0 && errno == EAGAIN)
+			break;
+		if (n <= 0)
+			closed = true;
+		else
+			strbuf_add(&a->in, buf, n);
+	}
+	while (a->in.len && (newline = memchr(a->in.data, '\n', a->in.len))) {
+		size_t used = newline - a->in.data + 1;
+
+		take_line(a, a->in.data, used - 1);
+		memmove(a->in.data, a->in.data + used, a->in.len - used);
+		a->in.len -= used;
+	}
+	if (closed) {
+		close_link(a);
+		/* Our child says how it ended; another's is just gone. */
+		if (!a->ended && a->pidfd < 0)
+			lose(a, "dtrain-launch is gone: it was killed");
+	}
+	return 0;
+}
+
+static int on_child(sd_event_source *source, int fd, uint32_t events, void *context)
+{
+	struct attempt *a = context;
+	siginfo_t info = {0};
+	char why[100];
+
+	if (waitid(P_PIDFD, fd, &info, WEXITED | WNOHANG) == 0 && info.si_pid == 0)
+		return 0;
+	/* Its last words may still be on the way. */
+	if (a->link_fd >= 0)
+		on_link(a->link, a->link_fd, EPOLLIN, a);
+	close_child(a);
+	if (a->ended)
+		return 0;
+	if (info.si_code == CLD_EXITED)
+		snprintf(why, sizeof why, "dtrain-launch ended with exit status %d", info.si_status);
+	else
+		snprintf(why, sizeof why, "dtrain-launch was killed by SIG%s",
+		         sigabbrev_np(info.si_status) ?: "?");
+	lose(a, why);
+	return 0;
+}
+
+static int open_link(struct attempt *a, struct error *err)
+{
+	int r = socket_in(a->dir, connect, &a->link_fd, err);
+
+	if (r < 0)
+		return r;
+	r = sd_event_add_io(a->owner.event, &a->link, a->link_fd, EPOLLIN, on_link, a);
+	return r < 0 ? error_errno(err, r, "cannot watch dtrain-launch") : 0;
+}
+
+static int spawn_launcher(struct attempt *a, const char *program, int listen_fd, struct error *err)
+{
+	char *argv[] = {(char *)"dtrain-launch", a->dir, NULL}, *environment[] = {NULL};
+	posix_spawn_file_actions_t actions;
+	posix_spawnattr_t attributes;
+	sigset_t none, all;
+	pid_t pid;
+	int r;
+
+	sigemptyset(&none);
+	sigfillset(&all);
+	posix_spawn_file_actions_init(&actions);
+	posix_spawnattr_init(&attributes);
+	posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+	posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
+	posix_spawn_file_actions_adddup2(&actions, listen_fd, LAUNCH_SOCKET_FD);
+	posix_spawn_file_actions_addclosefrom_np(&actions, LAUNCH_SOCKET_FD + 1);
+	posix_spawnattr_setsigmask(&attributes, &none);
+	posix_spawnattr_setsigdefault(&attributes, &all);
+	posix_spawnattr_setflags(&attributes,
+	                         POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+	r = posix_spawn(&pid, program, &actions, &attributes, argv, environment);
+	posix_spawn_file_actions_destroy(&actions);
+	posix_spawnattr_destroy(&attributes);
+	if (r != 0)
+		return error_errno(err, -r, "cannot start %s", program);
+	a->pidfd = pidfd_open(pid, 0);
+	if (a->pidfd < 0 ||
+	    (r = sd_event_add_io(a->owner.event, &a->child, a->pidfd, EPOLLIN, on_child, a)) < 0) {
+		r = a->pidfd < 0 ? -errno : r;
+		kill(pid, SIGKILL);
+		waitpid(pid, NULL, 0);
+		return error_errno(err, r, "cannot watch %s", program);
+	}
+	return 0;
+}
+
+/* The user's file in a directory that is not theirs: nobody can put a link in its place. */
+static int make_user_file(const char *path, uid_t uid, gid_t gid, mode_t mode, struct error *err)
+{
+	_cleanup_close_ int fd = -1;
+
+	if (!path)
+		return error_oom(err);
+	fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+	if (fd < 0)
+		return error_errno(err, -errno, "cannot make %s", path);
+	/* Without the rights to give it away it is ours, as the ranks will be. */
+	if (geteuid() == 0 && fchown(fd, uid, gid) < 0)
+		return error_errno(err, -errno, "cannot make %s", path);
+	return fchmod(fd, mode) < 0 ? error_errno(err, -errno, "cannot make %s", path) : 0;
+}
+
+static int make_files(struct attempt *a, const struct request *q, const struct request_place *place,
+                      const struct run_user *user, gid_t log_group, struct error *err)
+{
+	_cleanup_json_ json_t *launch = NULL;
+	int r;
+
+	r = file_remove_tree(a->dir, err);
+	if (r == 0)
+		r = file_mkdirs(a->dir, 0711, err);
+	if (r == 0)
+		r = file_mkdirs(place->logs, 0755, err);
+	for (size_t i = 0; r == 0 && i < q->rank_count; i++) {
+		_cleanup_free_ char *log = request_log_path(place->logs, q->ranks[i].rank);
+		_cleanup_free_ char *error_file = request_error_path(place->logs, q->ranks[i].rank);
+
+		r = make_user_file(log, user->uid, log_group, 0640, err);
+		if (r == 0)
+			r = make_user_file(error_file, user->uid, user->gid, 0600, err);
+	}
+	if (r == 0)
+		r = request_describe_launch(q, place, user, &launch, err);
+	if (r == 0)
+		r = write_file(a->dir, "config.json", q->config, user->uid, 0400, err);
+	if (r == 0)
+		r = write_file(a->dir, "launch.json", launch, geteuid(), 0600, err);
+	if (r == 0)
+		r = write_file(a->dir, "request.json", q->json, geteuid(), 0600, err);
+	return r;
+}
+
+static struct attempt *attempt_new(const struct attempt_owner *owner, const char *dir)
+{
+	struct attempt *a = calloc(1, sizeof *a);
+
+	if (!a)
+		return NULL;
+	a->owner = *owner;
+	a->link_fd = a->pidfd = -1;
+	a->dir = strdup(dir);
+	if (!a->dir) {
+		attempt_free(a);
+		return NULL;
+	}
+	return a;
+}
+
+int attempt_start(const struct attempt_owner *owner, struct request *request,
+                  const struct request_place *place, const struct run_user *user, gid_t log_group,
+                  struct attempt **out, struct error *err)
+{
+	_cleanup_(attempt_freep) struct attempt *a = attempt_new(owner, place->dir);
+	_cleanup_free_ char *program = str_printf("%s/dtrain-launch", place->config->worker_dir);
+	_cleanup_close_ int listen_fd = -1;
+	int r;
+
+	if (!a || !program)
+		return error_oom(err);
+	r = make_files(a, request, place, user, log_group, err);
+	if (r == 0)
+		r = socket_in(a->dir, bind, &listen_fd, err);
+	if (r == 0 && listen(listen_fd, 8) < 0)
+		r = error_errno(err, -errno, "%s/launch.sock", a->dir);
+	if (r == 0)
+		r = open_link(a, err); /* waits in the socket's queue until dtrain-launch looks */
+	if (r == 0)
+		r = spawn_launcher(a, program, listen_fd, err);
+	if (r < 0) {
+		file_remove_tree(a->dir, NULL);
+		return r;
+	}
+	a->request = request;
+	set_report(a, "starting", rank_array(a, "starting"));
+	*out = steal_pointer(a);
+	return 0;
+}
+
+static int on_announce(sd_event_source *source, void *context)
+{
+	struct attempt *a = context;
+
+	a->announce = sd_event_source_disable_unref(a->announce);
+	a->owner.changed(a->owner.context, a);
+	return 0;
+}
+
+int attempt_adopt(const struct attempt_owner *owner, const char *dir, struct attempt **out, struct error *err)
+{
+	_cleanup_(attempt_freep) struct attempt *a = attempt_new(owner, dir);
+	_cleanup_free_ char *request = str_path_join(dir, "request.json");
+	_cleanup_free_ char *ended = str_path_join(dir, "ended.json");
+	_cleanup_json_ json_t *json = NULL;
+	int r;
+
+	if (!a || !request || !ended)
+		return error_oom(err);
+	r = json_read_file(request, &json, err);
+	if (r == 0)
+		r = request_parse(json, &a->request, err);
+	if (r < 0)
+		return r;
+	if (file_exists(ended)) {
+		r = json_read_file(ended, &a->report, err);
+		if (r == 0)
+			r = sd_event_add_defer(owner->event, &a->announce, on_announce, a);
+		a->ended = true;
+		/* dtrain-launch may not have heard that we know. */
+		if (r >= 0 && open_link(a, NULL) == 0) {
+			strbuf_adds(&a->out, "{\"acknowledge\":true}\n");
+			flush_link(a);
+		}
+	} else {
+		r = set_report(a, "running", rank_array(a, "running"));
+		if (r == 0 && open_link(a, err) < 0)
+			lose(a, "dtrain-launch is gone: it was killed while dtraind did not run");
+	}
+	if (r < 0)
+		return r;
+	*out = steal_pointer(a);
+	return 0;
+}
+
+void attempt_stop(struct attempt *a, double grace)
+{
+	if (a->ended || a->lost)
+		return;
+	strbuf_addf(&a->out, "{\"stop\":%.3f}\n", MAX(grace, 0.0));
+	flush_link(a);
+}

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What dtrain-launch is made of, and how dtraind speaks with it.
+ *
+ * dtraind makes DIR = runtime_dir/attempts/RUN.ATTEMPT with launch.json, binds and listens on
+ * DIR/launch.sock, and executes `dtrain-launch DIR` with that socket as descriptor 3; it then connects like
+ * any later dtraind will.
+ *
+ * launch.json: {"switch_user":bool,"uid","gid","groups":[…],"directory","argv":[…],
+ *               "ranks":[{"rank","slot","environment":["K=V",…],"log","error_file"}]}
+ *
+ * Over the socket newline-delimited JSON. To the newest connection, at once and after each change, the whole
+ * state: {"state":"starting|running|stopping|ended","ranks":[…as in node.h…],"reason"?}. So a restarted
+ * dtraind needs no history, and a slow one gets the newest state only. Back: {"stop":GRACE_SECONDS} and, once
+ * the end is on record, {"acknowledge":true}; then dtrain-launch exits.
+ */
+#pragma once
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <sys/types.h>
+
+#include "base/error.h"
+
+enum { LAUNCH_SOCKET_FD = 3 };
+
+/* The end of a failed rank's log that goes into its report. */
+enum { LAUNCH_ERROR_LINES = 5, LAUNCH_ERROR_BYTES = 1024 };
+
+enum launch_rank_state { LAUNCH_STARTING, LAUNCH_RUNNING, LAUNCH_EXITED };
+
+struct launch_rank {
+	int rank, slot;
+	enum launch_rank_state state;
+	pid_t pid;
+	int exec_fd; /* readable once the exec was done (end of file) or failed; -1 after that */
+	int log_fd;
+	char **environment;
+	const char *error_file; /* borrowed from the description, may be NULL */
+	int exit_status;
+	int signal; /* 0: exited */
+	double ended;
+	char *error; /* owned; NULL: none */
+};
+
+struct launch_user {
+	bool change; /* running as root: become the user */
+	uid_t uid;
+	gid_t gid;
+	gid_t *groups;
+	size_t group_count;
+	const char *directory;
+	char **argv;
+};
+
+/* Forks and executes. Failures of the exec itself come through exec_fd. */
+int launch_rank_start(struct launch_rank *rank, const struct launch_user *user, struct error *err);
+/* exec_fd is readable: running, or error filled. */
+void launch_rank_executed(struct launch_rank *rank, const struct launch_user *user);
+/* The process was reaped with this wait status; told: because we ended it. Fills the error of a failure. */
+void launch_rank_exited(struct launch_rank *rank, const struct launch_user *user, int status, bool told,
+                        bool oom);
+json_t *launch_rank_to_json(const struct launch_rank *rank);
+void launch_rank_release(struct launch_rank *rank);

@@ -1,0 +1,420 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "node/node.h"
+
+#include <errno.h>
+#include <grp.h>
+#include <netinet/in.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/str.h"
+#include "node/attempt.h"
+#include "node/devices.h"
+#include "node/preflight.h"
+#include "node/request.h"
+
+/* Ends that no controller asked to forget: so many are kept. */
+enum { ENDED_KEPT = 512 };
+
+struct entry {
+	struct entry *next;
+	struct attempt *attempt;
+	bool forgotten; /* freed once no callback of it can be on the stack */
+};
+
+struct node {
+	const struct daemon_config *config;
+	char *name, *attempts_dir;
+	gid_t log_group;
+	struct node_callbacks callbacks;
+	struct attempt_owner owner;
+	struct devices devices;
+	struct entry *entries; /* oldest first */
+	sd_event_source *sweep;
+};
+
+static bool holds(const struct entry *e)
+{
+	return !e->forgotten && !attempt_has_ended(e->attempt);
+}
+
+/* The attempt that has this slot, or NULL. */
+static const struct request *slot_holder(const struct node *node, int slot)
+{
+	for (const struct entry *e = node->entries; e; e = e->next) {
+		const struct request *q = attempt_request(e->attempt);
+
+		for (size_t i = 0; holds(e) && i < q->rank_count; i++)
+			if (q->ranks[i].slot == slot)
+				return q;
+	}
+	return NULL;
+}
+
+static struct entry *find(const struct node *node, int64_t run, int64_t attempt)
+{
+	for (struct entry *e = node->entries; e; e = e->next) {
+		const struct request *q = attempt_request(e->attempt);
+
+		if (!e->forgotten && q->run == run && q->attempt == attempt)
+			return e;
+	}
+	return NULL;
+}
+
+static int add_entry(struct node *node, struct attempt *attempt, struct error *err)
+{
+	struct entry *e = calloc(1, sizeof *e), **end = &node->entries;
+
+	if (!e)
+		return error_oom(err);
+	e->attempt = attempt;
+	while (*end)
+		end = &(*end)->next;
+	*end = e;
+	return 0;
+}
+
+static int on_sweep(sd_event_source *source, void *context)
+{
+	struct node *node = context;
+
+	for (struct entry **at = &node->entries; *at;) {
+		struct entry *e = *at;
+
+		if (!e->forgotten) {
+			at = &e->next;
+			continue;
+		}
+		*at = e->next;
+		attempt_free(e->attempt);
+		free(e);
+	}
+	return 0;
+}
+
+static void forget(struct node *node, struct entry *e)
+{
+	struct error err = ERROR_INIT;
+
+	if (file_remove_tree(attempt_dir(e->attempt), &err) < 0)
+		log_warn("%s", err.message);
+	e->forgotten = true;
+	sd_event_source_set_enabled(node->sweep, SD_EVENT_ONESHOT);
+}
+
+static void on_changed(void *context, struct attempt *attempt)
+{
+	struct node *node = context;
+	struct entry *oldest = NULL;
+	int kept = 0;
+
+	if (node->callbacks.report)
+		node->callbacks.report(node->callbacks.context, attempt_report(attempt));
+	if (!attempt_has_ended(attempt))
+		return;
+	for (struct entry *e = node->entries; e; e = e->next)
+		if (!e->forgotten && attempt_has_ended(e->attempt)) {
+			oldest = oldest ?: e;
+			kept++;
+		}
+	if (kept > ENDED_KEPT)
+		forget(node, oldest);
+}
+
+static int adopt_all(struct node *node, struct error *err)
+{
+	struct dirent **list;
+	int n = scandir(node->attempts_dir, &list, NULL, versionsort), r = 0;
+
+	if (n < 0)
+		return error_errno(err, -errno, "cannot read %s", node->attempts_dir);
+	for (int i = 0; i < n; i++) {
+		_cleanup_free_ char *dir = str_path_join(node->attempts_dir, list[i]->d_name);
+		struct error why = ERROR_INIT;
+		struct attempt *attempt;
+
+		if (list[i]->d_name[0] != '.' && dir && r == 0) {
+			if (attempt_adopt(&node->owner, dir, &attempt, &why) == 0) {
+				r = add_entry(node, attempt, err);
+			} else {
+				/* Half made when dtraind was killed: nothing can run there yet. */
+				log_warn("%s is left out: %s", dir, why.message);
+				file_remove_tree(dir, NULL);
+			}
+		}
+		free(list[i]);
+	}
+	free(list);
+	return r;
+}
+
+DEFINE_CLEANUP(struct node *, node_destroy)
+
+int node_create(sd_event *event, const struct daemon_config *config, const char *name, int hosts_slots,
+                const struct node_callbacks *callbacks, struct node **out, struct error *err)
+{
+	_cleanup_(node_destroyp) struct node *node = calloc(1, sizeof *node);
+	struct group *group;
+	int r;
+
+	if (!node)
+		return error_oom(err);
+	node->config = config;
+	node->callbacks = *callbacks;
+	node->name = strdup(name);
+	node->attempts_dir = str_path_join(config->runtime_dir, "attempts");
+	if (!node->name || !node->attempts_dir)
+		return error_oom(err);
+	group = config->group && *config->group ? getgrnam(config->group) : NULL;
+	node->log_group = group ? group->gr_gid : getegid();
+	node->owner = (struct attempt_owner){event, node->name, config->socket, on_changed, node};
+	r = devices_find(config, hosts_slots, &node->devices, err);
+	if (r < 0)
+		return error_prefix(err, "node %s", name);
+	r = sd_event_add_defer(event, &node->sweep, on_sweep, node);
+	if (r < 0)
+		return error_errno(err, r, "node %s: event loop", name);
+	sd_event_source_set_enabled(node->sweep, SD_EVENT_OFF);
+	r = file_mkdirs(node->attempts_dir, 0711, err);
+	if (r == 0)
+		r = file_mkdirs(config->log_dir, 0755, err);
+	if (r == 0)
+		r = adopt_all(node, err);
+	if (r < 0)
+		return r;
+	*out = steal_pointer(node);
+	return 0;
+}
+
+void node_destroy(struct node *node)
+{
+	while (node->entries) {
+		struct entry *e = node->entries;
+
+		node->entries = e->next;
+		attempt_free(e->attempt);
+		free(e);
+	}
+	sd_event_source_disable_unref(node->sweep);
+	devices_release(&node->devices);
+	free(node->name);
+	free(node->attempts_dir);
+	free(node);
+}
+
+int node_slots(const struct node *node)
+{
+	return (int)node->devices.count;
+}
+
+int node_free_slots(const struct node *node)
+{
+	int n = 0;
+
+	for (size_t i = 0; i < node->devices.count; i++)
+		n += !slot_holder(node, (int)i);
+	return n;
+}
+
+json_t *node_devices(const struct node *node)
+{
+	json_t *list = json_array();
+
+	for (size_t i = 0; i < node->devices.count; i++) {
+		const struct device *d = &node->devices.list[i];
+		const struct request *holder = slot_holder(node, (int)i);
+		json_t *json = json_pack("{s:s, s:i, s:s, s:s, s:I, s:i, s:s}", "node", node->name, "index",
+		                         (int)i, "kind", d->gpu ? "gpu" : "cpu", "name", d->name, "memory",
+		                         (json_int_t)d->memory, "threads", d->threads, "state",
+		                         holder ? "leased" : "free");
+
+		json_object_set_new(json, "uuid", d->uuid[0] ? json_string(d->uuid) : json_null());
+		json_object_set_new(json, "run", holder ? json_integer(holder->run) : json_null());
+		json_array_append_new(list, json);
+	}
+	return list;
+}
+
+json_t *node_attempts(const struct node *node)
+{
+	json_t *list = json_array();
+
+	for (const struct entry *e = node->entries; e; e = e->next)
+		if (!e->forgotten)
+			json_array_append_new(list, json_deep_copy(attempt_report(e->attempt)));
+	return list;
+}
+
+static int check_slots(const struct node *node, const struct request *q, struct error *err)
+{
+	for (size_t i = 0; i < q->rank_count; i++) {
+		const struct request *holder = slot_holder(node, q->ranks[i].slot);
+
+		if (q->ranks[i].slot >= (int)node->devices.count)
+			return error_set(err, -EINVAL, "no slot %d; there are %zu, counted from 0",
+			                 q->ranks[i].slot, node->devices.count);
+		if (holder)
+			return error_set(err, -EBUSY, "slot %d is leased to run %lld, attempt %lld",
+			                 q->ranks[i].slot, (long long)holder->run,
+			                 (long long)holder->attempt);
+	}
+	return 0;
+}
+
+static int check_request(const struct request *q, const struct request_place *place,
+                         const struct run_user *user, struct error *err)
+{
+	_cleanup_free_ char *program = NULL;
+	const json_t *model = json_object_get(q->config, "model");
+	struct preflight preflight = {
+	    .user = user,
+	    .directory = json_get_string(q->config, "directory", user->home),
+	    .log_dir = place->config->log_dir,
+	};
+	int r = request_program(q, place, &program, &preflight.path, err);
+
+	if (r < 0)
+		return r;
+	preflight.program = program;
+	if (q->native) {
+		preflight.model = json_get_string(model, "path", json_get_string(model, "init", NULL));
+		if (q->node_rank == 0) /* rank 0 writes */
+			preflight.output_dir =
+			    json_get_string(json_object_get(q->config, "output"), "dir", NULL);
+	}
+	return preflight_check(&preflight, err);
+}
+
+static int start(struct node *node, struct request **request, struct error *err)
+{
+	_cleanup_(run_user_freep) struct run_user *user = NULL;
+	_cleanup_free_ char *dir = NULL, *logs = NULL;
+	struct request *q = *request;
+	struct attempt *attempt;
+	int r;
+
+	for (struct entry *e = node->entries; e; e = e->next) {
+		const struct request *known = attempt_request(e->attempt);
+
+		if (!e->forgotten && known->run == q->run && known->attempt > q->attempt)
+			return error_set(err, -ESTALE,
+			                 "attempt %lld of run %lld is older than attempt %lld, known here",
+			                 (long long)q->attempt, (long long)q->run, (long long)known->attempt);
+	}
+	r = check_slots(node, q, err);
+	if (r == 0)
+		r = run_user_find(q->user, q->uid, &user, err);
+	if (r < 0)
+		return r;
+	dir = str_printf("%s/%lld.%lld", node->attempts_dir, (long long)q->run, (long long)q->attempt);
+	logs = str_printf("%s/%lld/%lld", node->config->log_dir, (long long)q->run, (long long)q->attempt);
+	if (!dir || !logs)
+		return error_oom(err);
+
+	const struct request_place place = {node->config, node->name, dir, logs, &node->devices};
+
+	r = check_request(q, &place, user, err);
+	if (r < 0)
+		return r;
+	if (q->master_port == 0 && q->node_count == 1) {
+		r = node_free_port(err);
+		if (r < 0)
+			return r;
+		q->master_port = r;
+	}
+	r = attempt_start(&node->owner, q, &place, user, node->log_group, &attempt, err);
+	if (r < 0)
+		return r;
+	*request = NULL; /* the attempt's now */
+	return add_entry(node, attempt, err);
+}
+
+int node_start(struct node *node, const json_t *json, struct error *err)
+{
+	_cleanup_(request_freep) struct request *request = NULL;
+	int r = request_parse(json, &request, err);
+
+	if (r == 0 && find(node, request->run, request->attempt))
+		return 0;
+	if (r == 0)
+		r = start(node, &request, err);
+	if (r < 0)
+		error_prefix(err, "node %s", node->name);
+	return r;
+}
+
+int node_stop(struct node *node, int64_t run, int64_t attempt, double grace, struct error *err)
+{
+	struct entry *e = find(node, run, attempt);
+
+	if (e)
+		attempt_stop(e->attempt, grace);
+	return 0;
+}
+
+void node_forget(struct node *node, int64_t run, int64_t attempt)
+{
+	struct entry *e = find(node, run, attempt);
+
+	if (e && attempt_has_ended(e->attempt))
+		forget(node, e);
+}
+
+int node_free_port(struct error *err)
+{
+	_cleanup_close_ int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	struct sockaddr_in address = {.sin_family = AF_INET};
+	socklen_t len = sizeof address;
+
+	if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof address) < 0 ||
+	    getsockname(fd, (struct sockaddr *)&address, &len) < 0)
+		return error_errno(err, -errno, "cannot find a free TCP port");
+	return ntohs(address.sin_port);
+}
+
+/* The newest attempt of which this rank's log is here. */
+static int64_t newest_attempt(const char *run_dir, int rank)
+{
+	_cleanup_closedir_ DIR *dir = opendir(run_dir);
+	int64_t newest = 0, number;
+	struct dirent *entry;
+
+	while (dir && (entry = readdir(dir))) {
+		_cleanup_free_ char *logs = str_path_join(run_dir, entry->d_name);
+		_cleanup_free_ char *log = logs ? request_log_path(logs, rank) : NULL;
+
+		if (str_to_int64(entry->d_name, 1, INT64_MAX, &number) == 0 && number > newest && log &&
+		    file_exists(log))
+			newest = number;
+	}
+	return newest;
+}
+
+int node_log_path(const struct node *node, int64_t run, int64_t attempt, int rank, char **path,
+                  struct error *err)
+{
+	_cleanup_free_ char *run_dir = str_printf("%s/%lld", node->config->log_dir, (long long)run),
+	                    *logs = NULL;
+
+	if (!run_dir)
+		return error_oom(err);
+	if (attempt == 0)
+		attempt = newest_attempt(run_dir, rank);
+	logs = str_printf("%s/%lld", run_dir, (long long)attempt);
+	*path = logs ? request_log_path(logs, rank) : NULL;
+	if (!*path)
+		return error_oom(err);
+	if (file_exists(*path))
+		return 0;
+	free(*path);
+	*path = NULL;
+	return error_set(err, -ENOENT, "node %s: no log of run %lld, rank %d", node->name, (long long)run,
+	                 rank);
+}

@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "node/request.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/str.h"
+
+static const char DEFAULT_PATH[] = "/usr/local/bin:/usr/bin:/bin";
+
+void request_free(struct request *request)
+{
+	json_decref(request->json);
+	free(request->ranks);
+	free(request);
+}
+
+static int parse_ranks(struct request *q, const json_t *ranks, struct error *err)
+{
+	if (!json_array_size(ranks))
+		return error_set(err, -EINVAL, "request: ranks: at least one is needed");
+	q->ranks = calloc(json_array_size(ranks), sizeof *q->ranks);
+	if (!q->ranks)
+		return error_oom(err);
+	for (size_t i = 0; i < json_array_size(ranks); i++) {
+		const json_t *json = json_array_get(ranks, i);
+		int64_t rank, local_rank, slot;
+
+		if (json_need_int(json, "rank", "request: ranks", 0, q->world_size - 1, &rank, err) < 0 ||
+		    json_need_int(json, "local_rank", "request: ranks", 0, INT32_MAX, &local_rank, err) < 0 ||
+		    json_need_int(json, "slot", "request: ranks", 0, INT32_MAX, &slot, err) < 0)
+			return err ? err->code : -EINVAL;
+		for (size_t k = 0; k < q->rank_count; k++)
+			if (q->ranks[k].slot == slot || q->ranks[k].rank == rank)
+				return error_set(err, -EINVAL, "request: ranks: rank %d or slot %d twice",
+				                 (int)rank, (int)slot);
+		q->ranks[q->rank_count++] = (struct request_rank){rank, local_rank, slot};
+	}
+	return 0;
+}
+
+int request_parse(const json_t *json, struct request **out, struct error *err)
+{
+	_cleanup_(request_freep) struct request *q = calloc(1, sizeof *q);
+	struct error local = ERROR_INIT;
+	const json_t *nodes;
+	int64_t uid, world_size;
+	int r;
+
+	err = err ? err : &local;
+	if (!q)
+		return error_oom(err);
+	q->json = json_deep_copy(json);
+	if (json_need_int(q->json, "run", "request", 1, INT64_MAX, &q->run, err) < 0 ||
+	    json_need_int(q->json, "attempt", "request", 1, INT32_MAX, &q->attempt, err) < 0 ||
+	    json_need_string(q->json, "user", "request", &q->user, err) < 0 ||
+	    json_need_int(q->json, "uid", "request", 0, (uid_t)-2, &uid, err) < 0 ||
+	    json_need_int(q->json, "world_size", "request", 1, 1 << 20, &world_size, err) < 0)
+		return err->code;
+	q->uid = uid;
+	q->world_size = world_size;
+	q->config = json_object_get(q->json, "config");
+	if (!json_is_object(q->config))
+		return error_set(err, -EINVAL, "request: config: missing");
+	r = parse_ranks(q, json_object_get(q->json, "ranks"), err);
+	if (r < 0)
+		return r;
+	nodes = json_object_get(q->json, "nodes");
+	q->node_count =
+	    json_is_array(nodes) ? (int)json_array_size(nodes) : (int)json_get_int(q->json, "nodes", 1);
+	q->node_rank = json_get_int(q->json, "node_rank", 0);
+	q->local_world_size = json_get_int(q->json, "local_world_size", q->rank_count);
+	q->master_addr = json_get_string(q->json, "master_addr", "127.0.0.1");
+	q->master_port = json_get_int(q->json, "master_port", 0);
+	q->native = !str_eq(json_get_string(q->config, "task", ""), "command");
+	if (!q->native && !json_is_string(json_array_get(json_object_get(q->config, "command"), 0)))
+		return error_set(err, -EINVAL, "request: config: command: a list of strings is needed");
+	*out = steal_pointer(q);
+	return 0;
+}
+
+/* The value of NAME in the run's own environment, or NULL. */
+static const char *user_variable(const struct request *q, const char *name)
+{
+	const json_t *list = json_object_get(q->config, "environment");
+	size_t n = strlen(name);
+	const char *found = NULL;
+
+	for (size_t i = 0; i < json_array_size(list); i++) {
+		const char *entry = json_string_value(json_array_get(list, i));
+
+		if (entry && !strncmp(entry, name, n) && entry[n] == '=')
+			found = entry + n + 1;
+	}
+	return found;
+}
+
+int request_program(const struct request *q, const struct request_place *place, char **program,
+                    const char **path, struct error *err)
+{
+	if (q->native)
+		*program = str_printf("%s/dtrain-worker-%s", place->config->worker_dir,
+		                      place->devices->list[q->ranks[0].slot].gpu ? "cuda" : "cpu");
+	else
+		*program =
+		    strdup(json_string_value(json_array_get(json_object_get(q->config, "command"), 0)));
+	*path = user_variable(q, "PATH") ?: DEFAULT_PATH;
+	return *program ? 0 : error_oom(err);
+}
+
+char *request_log_path(const char *logs, int rank)
+{
+	return str_printf("%s/rank-%d.log", logs, rank);
+}
+
+char *request_error_path(const char *logs, int rank)
+{
+	return str_printf("%s/error-%d.json", logs, rank);
+}
+
+/* The environment grows as a JSON object: a later value takes the place of an earlier one. */
+static void __attribute__((format(printf, 3, 4))) set(json_t *env, const char *name, const char *fmt, ...)
+{
+	struct strbuf text = {0};
+	va_list ap;
+
+	va_start(ap, fmt);
+	strbuf_addv(&text, fmt, ap);
+	va_end(ap);
+	json_object_set_new(env, name, json_string(text.data ? text.data : ""));
+	strbuf_free(&text);
+}
+
+static void set_base(json_t *env, const struct request *q, const struct run_user *user)
+{
+	const json_t *list = json_object_get(q->config, "environment");
+
+	set(env, "PATH", "%s", DEFAULT_PATH);
+	set(env, "HOME", "%s", user->home);
+	set(env, "USER", "%s", user->name);
+	set(env, "LOGNAME", "%s", user->name);
+	set(env, "SHELL", "%s", user->shell);
+	set(env, "LANG", "%s", getenv("LANG") ?: "C.UTF-8");
+	set(env, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
+	for (size_t i = 0; i < json_array_size(list); i++) {
+		const char *entry = json_string_value(json_array_get(list, i));
+		const char *equals = entry ? strchr(entry, '=') : NULL;
+
+		if (equals && equals > entry) {
+			_cleanup_free_ char *name = strndup(entry, equals - entry);
+
+			if (name)
+				set(env, name, "%s", equals + 1);
+		}
+	}
+}
+
+/* What the devices mean to a program. A list of GPUs is in the order of local ranks, the same for all of
+ * them: a program takes the LOCAL_RANK-th. */
+static void set_devices(json_t *env, const struct request *q, const struct request_place *place,
+                        const struct request_rank *rank)
+{
+	const struct device *device = &place->devices->list[rank->slot];
+	int64_t threads = json_get_int(json_object_get(q->config, "resources"), "threads", 0);
+	struct strbuf gpus = {0}, slots = {0};
+
+	for (int local = 0; local < (int)q->rank_count; local++)
+		for (size_t i = 0; i < q->rank_count; i++) {
+			const struct device *d = &place->devices->list[q->ranks[i].slot];
+
+			if (q->ranks[i].local_rank != local)
+				continue;
+			strbuf_addf(&slots, "%s%d", slots.len ? "," : "", q->ranks[i].slot);
+			if (d->gpu)
+				strbuf_addf(&gpus, "%s%d", gpus.len ? "," : "", d->index);
+		}
+	if (gpus.len) {
+		set(env, "CUDA_VISIBLE_DEVICES", "%s", gpus.data);
+		set(env, "CUDA_DEVICE_ORDER", "PCI_BUS_ID");
+	} else if (getenv("CUDA_VISIBLE_DEVICES")) {
+		set(env, "CUDA_VISIBLE_DEVICES", "%s", ""); /* as it is for dtraind, which saw none */
+	}
+	set(env, "DTRAIN_SLOT", "%d", rank->slot);
+	set(env, "DTRAIN_SLOTS", "%s", slots.data ? slots.data : "");
+	strbuf_free(&gpus);
+	strbuf_free(&slots);
+	if (user_variable(q, "OMP_NUM_THREADS"))
+		return;
+	if (threads > 0)
+		set(env, "OMP_NUM_THREADS", "%lld", (long long)threads);
+	else if (q->native || !device->gpu)
+		set(env, "OMP_NUM_THREADS", "%d", device->threads);
+	else if (q->local_world_size > 1)
+		set(env, "OMP_NUM_THREADS", "1"); /* torchrun's rule */
+}
+
+static void set_torchrun(json_t *env, const struct request *q, const struct request_place *place,
+                         const struct request_rank *rank)
+{
+	_cleanup_free_ char *error_file = request_error_path(place->logs, rank->rank);
+
+	const struct {
+		const char *name;
+		long long value;
+	} numbers[] = {
+	    {"RANK", rank->rank},
+	    {"WORLD_SIZE", q->world_size},
+	    {"LOCAL_RANK", rank->local_rank},
+	    {"LOCAL_WORLD_SIZE", q->local_world_size},
+	    {"LOCAL_SIZE", q->local_world_size},
+	    {"GROUP_RANK", q->node_rank},
+	    {"GROUP_WORLD_SIZE", q->node_count},
+	    {"CROSS_RANK", q->node_rank},
+	    {"CROSS_SIZE", q->node_count},
+	    {"ROLE_RANK", rank->rank},
+	    {"ROLE_WORLD_SIZE", q->world_size},
+	    {"TORCHELASTIC_RUN_ID", q->run},
+	    {"TORCHELASTIC_RESTART_COUNT", q->attempt - 1},
+	    {"TORCHELASTIC_MAX_RESTARTS",
+	     json_get_int(json_object_get(q->config, "resources"), "max_restarts", 0)},
+	    {"DTRAIN_RUN_ID", q->run},
+	    {"DTRAIN_ATTEMPT", q->attempt},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(numbers); i++)
+		set(env, numbers[i].name, "%lld", numbers[i].value);
+	set(env, "ROLE_NAME", "default");
+	set(env, "TORCHELASTIC_USE_AGENT_STORE", "False");
+	set(env, "TORCHELASTIC_ERROR_FILE", "%s", error_file ? error_file : "");
+	set(env, "MASTER_ADDR", "%s", q->master_addr);
+	if (q->master_port > 0)
+		set(env, "MASTER_PORT", "%d", q->master_port);
+	set(env, "DTRAIN_SOCKET", "%s", place->config->socket);
+	set(env, "DTRAIN_NODE", "%s", place->node);
+	if (q->native)
+		set(env, "DTRAIN_CONFIG", "%s/config.json", place->dir);
+}
+
+static json_t *environment(const struct request *q, const struct request_place *place,
+                           const struct run_user *user, const struct request_rank *rank)
+{
+	_cleanup_json_ json_t *env = json_object();
+	json_t *list = json_array(), *value;
+	const char *name;
+
+	set_base(env, q, user);
+	set_devices(env, q, place, rank);
+	set_torchrun(env, q, place, rank);
+	json_object_foreach(env, name, value)
+	    json_array_append_new(list, json_sprintf("%s=%s", name, json_string_value(value)));
+	return list;
+}
+
+int request_describe_launch(const struct request *q, const struct request_place *place,
+                            const struct run_user *user, json_t **out, struct error *err)
+{
+	_cleanup_json_ json_t *argv = NULL, *groups = json_array(), *ranks = json_array();
+	_cleanup_free_ char *program = NULL;
+	const char *path;
+	int r;
+
+	r = request_program(q, place, &program, &path, err);
+	if (r < 0)
+		return r;
+	argv = q->native ? json_pack("[s]", program) : json_incref(json_object_get(q->config, "command"));
+	for (int i = 0; i < user->group_count; i++)
+		json_array_append_new(groups, json_integer(user->groups[i]));
+	for (size_t i = 0; i < q->rank_count; i++) {
+		_cleanup_free_ char *log = request_log_path(place->logs, q->ranks[i].rank);
+		_cleanup_free_ char *error_file = request_error_path(place->logs, q->ranks[i].rank);
+
+		if (!log || !error_file)
+			return error_oom(err);
+		json_array_append_new(ranks,
+		                      json_pack("{s:i, s:i, s:s, s:s, s:o}", "rank", q->ranks[i].rank, "slot",
+		                                q->ranks[i].slot, "log", log, "error_file", error_file,
+		                                "environment", environment(q, place, user, &q->ranks[i])));
+	}
+	*out = json_pack("{s:b, s:I, s:I, s:O, s:s, s:O, s:O}", "switch_user", user->change, "uid",
+	                 (json_int_t)user->uid, "gid", (json_int_t)user->gid, "groups", groups, "directory",
+	                 json_get_string(q->config, "directory", user->home), "argv", argv, "ranks", ranks);
+	return *out ? 0 : error_oom(err);
+}

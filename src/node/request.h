@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A request to start an attempt (node.h: node_start), checked; and what dtrain-launch is told of it. */
+#pragma once
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "base/cleanup.h"
+#include "base/error.h"
+#include "config/daemon.h"
+#include "node/devices.h"
+#include "node/preflight.h"
+
+struct request_rank {
+	int rank, local_rank, slot;
+};
+
+struct request {
+	json_t *json; /* a reference; the strings below are its own */
+	int64_t run, attempt;
+	const char *user;
+	uid_t uid;
+	const json_t *config;
+	bool native; /* a task of ours, not a command */
+	int world_size, node_rank, node_count, local_world_size, master_port;
+	const char *master_addr;
+	struct request_rank *ranks;
+	size_t rank_count;
+};
+
+int request_parse(const json_t *json, struct request **out, struct error *err);
+void request_free(struct request *request);
+DEFINE_CLEANUP(struct request *, request_free)
+
+/* Where everything of the attempt lies. */
+struct request_place {
+	const struct daemon_config *config;
+	const char *node;
+	const char *dir;  /* the attempt's own directory */
+	const char *logs; /* and that of its logs */
+	const struct devices *devices;
+};
+
+/* argv[0] and PATH as the ranks will have them; *program is owned by the caller. */
+int request_program(const struct request *request, const struct request_place *place, char **program,
+                    const char **path, struct error *err);
+/* launch.json (launch.h), owned by the caller. */
+int request_describe_launch(const struct request *request, const struct request_place *place,
+                            const struct run_user *user, json_t **out, struct error *err);
+/* Paths within place->logs, owned by the caller; NULL: out of memory. */
+char *request_log_path(const char *logs, int rank);
+char *request_error_path(const char *logs, int rank);

@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "node_fixture.h"
+
+#include <errno.h>
+#include <pwd.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/str.h"
+
+static const double PATIENCE = 20.0;
+
+static void on_report(void *context, const json_t *report)
+{
+	struct fixture *f = context;
+	char key[32];
+
+	snprintf(key, sizeof key, "%lld", (long long)json_get_int(report, "run", 0));
+	json_object_set_new(f->reports, key, json_deep_copy(report));
+	f->ends += str_eq(json_get_string(report, "state", ""), "ended");
+}
+
+static void create(struct fixture *f)
+{
+	const struct node_callbacks callbacks = {f, on_report};
+	struct error err = ERROR_INIT;
+
+	ck_ok(node_create(f->event, f->config, "n1", 0, &callbacks, &f->node, &err), &err);
+}
+
+/* One turn; never longer than 50 ms, for what no event of this loop tells. */
+static void turn(struct fixture *f, double since, const char *what)
+{
+	ck_assert_msg(clock_monotonic() - since < PATIENCE, "waited in vain for %s", what);
+	if (sd_event_run(f->event, 50000) < 0)
+		ck_abort_msg("event loop");
+}
+
+void fixture_setup(struct fixture *f)
+{
+	_cleanup_free_ char *cwd = getcwd(NULL, 0), *text = NULL;
+	struct error err = ERROR_INIT;
+
+	setenv("CUDA_VISIBLE_DEVICES", "", 1);
+	memset(f, 0, sizeof *f);
+	f->dir = unit_tmpdir();
+	ck_assert_int_eq(chmod(f->dir, 0755), 0);
+	f->reports = json_object();
+	ck_assert_int_ge(sd_event_new(&f->event), 0);
+	text = str_printf("runtime_dir = \"%s/run\"; log_dir = \"%s/log\"; worker_dir = \"%s\"; socket = "
+	                  "\"%s/dtraind.sock\"; group = \"\"; cpu_slots = 2;",
+	                  f->dir, f->dir, cwd, f->dir);
+	ck_ok(daemon_config_parse(text, "test", &f->config, &err), &err);
+	create(f);
+}
+
+/* Whatever a test left running. */
+static void end_all(struct fixture *f)
+{
+	double since = clock_monotonic();
+
+	for (bool running = true; running;) {
+		_cleanup_json_ json_t *attempts = node_attempts(f->node);
+
+		running = false;
+		for (size_t i = 0; i < json_array_size(attempts); i++) {
+			const json_t *a = json_array_get(attempts, i);
+
+			if (str_eq(json_get_string(a, "state", ""), "ended"))
+				continue;
+			running = true;
+			node_stop(f->node, json_get_int(a, "run", 0), json_get_int(a, "attempt", 0), 0, NULL);
+		}
+		if (running)
+			turn(f, since, "everything to end");
+	}
+}
+
+void fixture_teardown(struct fixture *f)
+{
+	if (f->node) {
+		end_all(f);
+		node_destroy(f->node);
+	}
+	sd_event_unref(f->event);
+	daemon_config_free(f->config);
+	json_decref(f->reports);
+	file_remove_tree(f->dir, NULL);
+	free(f->dir);
+}
+
+void fixture_restart(struct fixture *f, bool stop_only)
+{
+	if (f->node)
+		node_destroy(f->node);
+	f->node = NULL;
+	if (stop_only)
+		return;
+	json_object_clear(f->reports);
+	f->ends = 0;
+	create(f);
+}
+
+json_t *fixture_request(int run, int attempt, int count, const char *const *argv)
+{
+	json_t *command = json_array(), *ranks = json_array();
+	struct passwd *user = getpwuid(geteuid());
+
+	for (; *argv; argv++)
+		json_array_append_new(command, json_string(*argv));
+	for (int i = 0; i < count; i++)
+		json_array_append_new(ranks,
+		                      json_pack("{s:i, s:i, s:i}", "rank", i, "local_rank", i, "slot", i));
+	return json_pack(
+	    "{s:i, s:i, s:s, s:i, s:i, s:{s:s, s:o, s:s, s:{s:i}}, s:i, s:[s], s:i, s:i, s:s, s:o}", "run",
+	    run, "attempt", attempt, "user", user->pw_name, "uid", (int)user->pw_uid, "gid",
+	    (int)user->pw_gid, "config", "task", "command", "command", command, "directory", "/", "resources",
+	    "max_restarts", 3, "world_size", count, "nodes", "n1", "node_rank", 0, "local_world_size", count,
+	    "master_addr", "127.0.0.1", "ranks", ranks);
+}
+
+json_t *fixture_shell(int run, int count, const char *script)
+{
+	return fixture_request(run, 1, count, (const char *const[]){"sh", "-c", script, NULL});
+}
+
+const json_t *fixture_await(struct fixture *f, int run, const char *state)
+{
+	double since = clock_monotonic();
+	char key[32], what[64];
+
+	snprintf(key, sizeof key, "%d", run);
+	snprintf(what, sizeof what, "run %d to be %s", run, state);
+	for (;;) {
+		const json_t *report = json_object_get(f->reports, key);
+
+		if (str_eq(json_get_string(report, "state", ""), state))
+			return report;
+		turn(f, since, what);
+	}
+}
+
+char *fixture_path(const struct fixture *f, const char *name)
+{
+	return str_path_join(f->dir, name);
+}
+
+char *fixture_await_file(struct fixture *f, const char *name)
+{
+	_cleanup_free_ char *path = fixture_path(f, name);
+	double since = clock_monotonic();
+	char *text;
+	size_t len;
+
+	for (;;) {
+		if (file_read(path, 0, &text, &len, NULL) == 0) {
+			if (len > 0 && text[len - 1] == '\n')
+				return text;
+			free(text);
+		}
+		turn(f, since, name);
+	}
+}
+
+const json_t *fixture_rank(const json_t *report, int index)
+{
+	return json_array_get(json_object_get(report, "ranks"), index);
+}
+
+/* A zombie that nobody reaps (no init in a container) is gone too. */
+static bool gone(pid_t pid)
+{
+	_cleanup_free_ char *path = str_printf("/proc/%d/stat", (int)pid), *text = NULL;
+
+	return kill(pid, 0) < 0 || file_read(path, 0, &text, NULL, NULL) < 0 || strstr(text, ") Z ");
+}
+
+void fixture_await_gone(struct fixture *f, pid_t pid)
+{
+	double since = clock_monotonic();
+
+	while (!gone(pid))
+		turn(f, since, "a process to be gone");
+}
+
+char *fixture_log(struct fixture *f, int run, int rank)
+{
+	struct error err = ERROR_INIT;
+	_cleanup_free_ char *path = NULL;
+	char *text;
+
+	ck_ok(node_log_path(f->node, run, 0, rank, &path, &err), &err);
+	ck_ok(file_read(path, 0, &text, NULL, &err), &err);
+	return text;
+}

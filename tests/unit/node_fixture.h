@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A node of two CPU slots in a directory of its own, whose launcher is the one just built. */
+#pragma once
+
+#include "unit.h"
+
+#include <stdbool.h>
+#include <systemd/sd-event.h>
+
+#include "base/json.h"
+#include "config/daemon.h"
+#include "node/node.h"
+
+struct fixture {
+	char *dir;
+	sd_event *event;
+	struct daemon_config *config;
+	struct node *node;
+	json_t *reports; /* RUN -> the newest report */
+	int ends;        /* reports of an end so far */
+};
+
+void fixture_setup(struct fixture *f);
+void fixture_teardown(struct fixture *f);
+void fixture_restart(struct fixture *f, bool stop_only); /* as a restart of dtraind does */
+
+/* A request for `count` ranks on slots 0… as the user who runs the tests; argv ends with NULL. */
+json_t *fixture_request(int run, int attempt, int count, const char *const *argv);
+json_t *fixture_shell(int run, int count, const char *script);
+
+/* Turns the event loop until the run's report is in that state; fails the test after 20 s. */
+const json_t *fixture_await(struct fixture *f, int run, const char *state);
+/* … until the file is there and has content. Owned by the caller. */
+char *fixture_await_file(struct fixture *f, const char *name);
+char *fixture_path(const struct fixture *f, const char *name);
+const json_t *fixture_rank(const json_t *report, int index);
+/* … until no such process is left. */
+void fixture_await_gone(struct fixture *f, pid_t pid);
+char *fixture_log(struct fixture *f, int run, int rank);

@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What it takes to start an attempt: leases, users, preflight, the environment of the ranks. */
+#include "node_fixture.h"
+
+#include <errno.h>
+#include <pwd.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/clock.h"
+#include "base/str.h"
+#include "node/devices.h"
+
+static struct fixture f;
+
+static void setup(void)
+{
+	fixture_setup(&f);
+}
+
+static void teardown(void)
+{
+	fixture_teardown(&f);
+}
+
+/* The request has to be refused with that code and words, and leave nothing leased. */
+static void refused(json_t *request, int code, const char *words)
+{
+	struct error err = ERROR_INIT;
+	_cleanup_free_ char *dir = fixture_path(&f, "run/attempts/1.1");
+
+	ck_fails(node_start(f.node, request, &err), &err, words);
+	ck_assert_msg(err.code == code, "%s: code %d, not %d", err.message, err.code, code);
+	ck_assert_ptr_null(strchr(err.message, '\n'));
+	ck_assert_int_eq(node_free_slots(f.node), 2);
+	ck_assert(!file_exists(dir));
+	json_decref(request);
+}
+
+static void set_config(json_t *request, const char *key, json_t *value)
+{
+	json_object_set_new(json_object_get(request, "config"), key, value);
+}
+
+START_TEST(wrong_requests_are_refused)
+{
+	json_t *q;
+
+	q = fixture_shell(1, 1, ":");
+	json_object_set_new(q, "user", json_string("no-such-user"));
+	json_object_set_new(q, "uid", json_integer(4711));
+	refused(q, -EPERM, "node n1: no user 'no-such-user' (uid 4711)");
+	q = fixture_shell(1, 1, ":");
+	json_object_set_new(q, "uid", json_integer(4711));
+	refused(q, -EPERM, "here, but 4711 where the run was submitted");
+	q = fixture_shell(1, 1, ":");
+	set_config(q, "directory", json_string("/no/such/place"));
+	refused(q, -ENOENT, "node n1: directory /no/such/place: No such file");
+	refused(fixture_request(1, 1, 1, (const char *const[]){"no-such-program", NULL}), -ENOENT,
+	        "node n1: no program no-such-program in PATH (/usr/local/bin:/usr/bin:/bin)");
+	refused(fixture_request(1, 1, 1, (const char *const[]){"/etc/passwd", NULL}), -EACCES,
+	        "node n1: cannot execute /etc/passwd: Permission denied");
+	refused(fixture_shell(1, 3, ":"), -EINVAL, "no slot 2; there are 2, counted from 0");
+	q = fixture_shell(1, 2, ":");
+	json_object_set_new(json_array_get(json_object_get(q, "ranks"), 1), "slot", json_integer(0));
+	refused(q, -EINVAL, "twice");
+	refused(json_object(), -EINVAL, "node n1: request: run");
+	q = fixture_shell(1, 1, ":");
+	set_config(q, "task", json_string("sft"));
+	set_config(q, "model", json_pack("{s:s}", "path", "no-such-model"));
+	json_object_set_new(q, "node_rank", json_integer(0));
+	f.config->worker_dir[0] = '!';
+	refused(q, -ENOENT, "dtrain-worker-cpu");
+	f.config->worker_dir[0] = '/';
+}
+END_TEST
+
+START_TEST(what_the_user_may_not_is_refused)
+{
+	struct passwd *nobody = getpwnam("nobody");
+	_cleanup_free_ char *closed = fixture_path(&f, "closed"), *open_dir = fixture_path(&f, "open");
+	_cleanup_free_ char *program = fixture_path(&f, "program");
+	struct error err = ERROR_INIT;
+	const char *const argv[] = {program, NULL};
+	const json_t *rank;
+	struct stat st;
+	json_t *q;
+
+	if (geteuid() != 0 || !nobody)
+		return;
+	ck_ok(file_mkdirs(closed, 0700, &err), &err);
+	ck_ok(file_write_atomic(program, "#!/bin/sh\nid -un; pwd\n", 22, 0744, &err), &err);
+	q = fixture_request(1, 1, 1, argv);
+	json_object_set_new(q, "user", json_string("nobody"));
+	json_object_set_new(q, "uid", json_integer(nobody->pw_uid));
+	refused(json_incref(q), -EACCES, "cannot execute");
+	set_config(q, "directory", json_string(closed));
+	refused(json_incref(q), -EACCES, "nobody cannot enter directory");
+	/* The disguise was taken off: root may again. */
+	ck_ok(file_mkdirs(open_dir, 0755, &err), &err);
+	ck_assert_int_eq(chmod(program, 0755), 0);
+	set_config(q, "directory", json_string(open_dir));
+	ck_ok(node_start(f.node, q, &err), &err);
+	json_decref(q);
+	rank = fixture_rank(fixture_await(&f, 1, "ended"), 0);
+	ck_assert_int_eq(json_get_int(rank, "exit_status", -1), 0);
+	{
+		_cleanup_free_ char *log = fixture_log(&f, 1, 0);
+		_cleanup_free_ char *want = str_printf("nobody\n%s\n", open_dir), *path = NULL;
+
+		ck_assert_str_eq(log, want);
+		ck_ok(node_log_path(f.node, 1, 1, 0, &path, &err), &err);
+		ck_assert_int_eq(stat(path, &st), 0);
+		ck_assert_uint_eq(st.st_uid, nobody->pw_uid);
+		ck_assert_uint_eq(st.st_mode & 0777, 0640);
+	}
+	ck_fails(node_log_path(f.node, 1, 0, 1, &(char *){NULL}, &err), &err, "no log of run 1, rank 1");
+}
+END_TEST
+
+START_TEST(no_two_leases_on_one_slot)
+{
+	_cleanup_json_ json_t *first = fixture_shell(1, 1, "exec sleep 1000");
+	_cleanup_json_ json_t *second = fixture_shell(2, 2, "exec sleep 1000");
+	_cleanup_json_ json_t *newer = fixture_request(1, 2, 1, (const char *const[]){"true", NULL});
+	_cleanup_json_ json_t *devices = NULL;
+	struct error err = ERROR_INIT;
+
+	ck_ok(node_start(f.node, first, &err), &err);
+	ck_ok(node_start(f.node, first, &err), &err); /* an answer got lost: the same once more */
+	ck_assert_int_eq(node_start(f.node, second, &err), -EBUSY);
+	ck_assert_ptr_nonnull(strstr(err.message, "slot 0 is leased to run 1, attempt 1"));
+	ck_assert_int_eq(node_start(f.node, newer, &err), -EBUSY);
+	ck_assert_int_eq(node_free_slots(f.node), 1);
+	devices = node_devices(f.node);
+	ck_assert_str_eq(json_get_string(json_array_get(devices, 0), "state", ""), "leased");
+	ck_assert_int_eq(json_get_int(json_array_get(devices, 0), "run", 0), 1);
+	ck_assert_str_eq(json_get_string(json_array_get(devices, 1), "state", ""), "free");
+	ck_ok(node_stop(f.node, 1, 1, 5, &err), &err);
+	fixture_await(&f, 1, "ended");
+	json_object_clear(f.reports);
+	ck_ok(node_start(f.node, newer, &err), &err);
+	fixture_await(&f, 1, "ended");
+	ck_ok(node_start(f.node, first, &err), &err); /* and the answer to the first came very late */
+	node_forget(f.node, 1, 1);
+	ck_assert_int_eq(node_start(f.node, first, &err), -ESTALE);
+}
+END_TEST
+
+START_TEST(the_environment_is_what_torchrun_gives)
+{
+	static const char *const want[] = {
+	    "RANK=1",
+	    "WORLD_SIZE=2",
+	    "LOCAL_RANK=1",
+	    "LOCAL_WORLD_SIZE=2",
+	    "GROUP_RANK=0",
+	    "GROUP_WORLD_SIZE=1",
+	    "ROLE_NAME=default",
+	    "ROLE_RANK=1",
+	    "ROLE_WORLD_SIZE=2",
+	    "MASTER_ADDR=127.0.0.1",
+	    "TORCHELASTIC_RUN_ID=1",
+	    "TORCHELASTIC_RESTART_COUNT=0",
+	    "TORCHELASTIC_MAX_RESTARTS=3",
+	    "TORCHELASTIC_USE_AGENT_STORE=False",
+	    "TORCH_NCCL_ASYNC_ERROR_HANDLING=1",
+	    "DTRAIN_RUN_ID=1",
+	    "DTRAIN_ATTEMPT=1",
+	    "DTRAIN_NODE=n1",
+	    "DTRAIN_SLOT=1",
+	    "DTRAIN_SLOTS=0,1",
+	    "OMP_NUM_THREADS=3",
+	    "HELLO=world=all",
+	};
+	_cleanup_json_ json_t *q = fixture_request(1, 1, 2, (const char *const[]){"env", NULL});
+	_cleanup_free_ char *log = NULL;
+	struct error err = ERROR_INIT;
+
+	setenv("SECRET_OF_THE_SERVICE", "1", 1);
+	set_config(q, "environment",
+	           json_pack("[s, s, s]", "HELLO=world=all", "RANK=17", "PATH=/bin:/usr/bin"));
+	set_config(q, "resources", json_pack("{s:i, s:i}", "threads", 3, "max_restarts", 3));
+	ck_ok(node_start(f.node, q, &err), &err);
+	fixture_await(&f, 1, "ended");
+	log = fixture_log(&f, 1, 1);
+	for (size_t i = 0; i < ARRAY_SIZE(want); i++) {
+		_cleanup_free_ char *line = str_printf("\n%s\n", want[i]);
+
+		ck_assert_msg(strstr(log, line) || str_starts(log, line + 1), "no %s in\n%s", want[i], log);
+	}
+	ck_assert_ptr_nonnull(strstr(log, "\nMASTER_PORT="));
+	ck_assert(strstr(log, "\nPATH=/bin:/usr/bin\n") || str_starts(log, "PATH=/bin:/usr/bin\n"));
+	ck_assert_ptr_null(strstr(log, "SECRET_OF_THE_SERVICE"));
+	ck_assert_ptr_null(strstr(log, "RANK=17"));
+}
+END_TEST
+
+START_TEST(ranks_stand_on_their_own)
+{
+	_cleanup_free_ char *log = NULL;
+	struct error err = ERROR_INIT;
+	_cleanup_json_ json_t *q = fixture_shell(
+	    1, 1,
+	    "readlink /proc/self/fd/0; [ -e /proc/$$/fd/3 ] || echo no more; echo sid $(($(cut -d' ' -f6 "
+	    "/proc/$$/stat) == $$)); cat /proc/self/oom_score_adj; grep -c 'SigBlk.*0000000000000000' "
+	    "/proc/self/status; umask");
+
+	ck_ok(node_start(f.node, q, &err), &err);
+	fixture_await(&f, 1, "ended");
+	log = fixture_log(&f, 1, 0);
+	ck_assert_str_eq(log, "/dev/null\nno more\nsid 1\n0\n1\n0022\n");
+}
+END_TEST
+
+START_TEST(a_start_to_end_is_quick)
+{
+	double best = 1e9;
+
+	for (int run = 1; run <= 20; run++) {
+		_cleanup_json_ json_t *q = fixture_request(run, 1, 1, (const char *const[]){"true", NULL});
+		double start = clock_monotonic();
+		struct error err = ERROR_INIT;
+
+		ck_ok(node_start(f.node, q, &err), &err);
+		fixture_await(&f, run, "ended");
+		best = MIN(best, clock_monotonic() - start);
+	}
+	printf("node: start to end of `true`: %.2f ms\n", best * 1e3);
+	ck_assert_double_lt(best, 0.25); /* sanitizers and a loaded machine included */
+}
+END_TEST
+
+START_TEST(visible_devices_filter_as_cuda_does)
+{
+	static const struct {
+		const char *visible;
+		int count, first;
+	} cases[] = {{"", 0, 0},           {"2,0", 2, 2}, {"0,9,1", 1, 0},  {"GPU-b", 1, 1},
+	             {"NoDevFiles", 0, 0}, {"1,1", 1, 1}, {" 3 , 2", 2, 3}, {"-1,0", 0, 0}};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		struct device list[4] = {{0}};
+		size_t count = 4;
+
+		for (int k = 0; k < 4; k++) {
+			list[k].index = k;
+			snprintf(list[k].uuid, sizeof list[k].uuid, "GPU-%c000", 'a' + k);
+		}
+		devices_filter_visible(list, &count, cases[i].visible);
+		ck_assert_msg((int)count == cases[i].count && (!count || list[0].index == cases[i].first),
+		              "\"%s\": %zu", cases[i].visible, count);
+	}
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("node_start");
+	TCase *tc = tcase_create("start");
+
+	tcase_add_checked_fixture(tc, setup, teardown);
+	tcase_set_timeout(tc, 60);
+	tcase_add_test(tc, wrong_requests_are_refused);
+	tcase_add_test(tc, what_the_user_may_not_is_refused);
+	tcase_add_test(tc, no_two_leases_on_one_slot);
+	tcase_add_test(tc, the_environment_is_what_torchrun_gives);
+	tcase_add_test(tc, ranks_stand_on_their_own);
+	tcase_add_test(tc, a_start_to_end_is_quick);
+	tcase_add_test(tc, visible_devices_filter_as_cuda_does);
+	suite_add_tcase(suite, tc);
+	return unit_run(suite);
+}
