@@ -36,7 +36,7 @@ struct run_config {
 		char **path; /* a string or a list in the file */
 		char *dataset_dir;
 		char **dataset;
-		char *format;    /* auto text jsonl alpaca sharegpt openai */
+		char *format;    /* auto text paragraphs files jsonl alpaca sharegpt openai */
 		char *columns;   /* JSON text of the group data.columns */
 		char *tags;      /* JSON text of the group data.tags */
 		char *template_; /* key "template" */

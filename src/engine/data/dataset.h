@@ -22,7 +22,10 @@ struct dataset_options {
 	const char *const *paths;    /* NULL-terminated: files or directories */
 	const char *dataset_dir;     /* holds dataset_info.json (NULL: beside the paths, where there) */
 	const char *const *datasets; /* NULL-terminated names in dataset_info.json; instead of paths */
-	const char *format;          /* auto | text | jsonl | alpaca | sharegpt | openai */
+	/* auto | text (a document a line) | paragraphs (documents between blank lines) | files (a document a
+	 * file) | jsonl (column "text") | alpaca | sharegpt | openai. auto: by a file's first record; *.txt
+	 * is text. */
+	const char *format;
 	const char *
 	    columns_json; /* {"prompt":"instruction",…}: as dataset_info.json's columns; NULL: the format's */
 	const char *tags_json;     /* {"role_tag":"from",…} */
@@ -39,11 +42,13 @@ struct dataset_options {
 	    eval_fraction; /* 0 … 1 of the examples are held back, or a count when above 1; chosen by seed */
 	uint64_t seed;
 	const char *cache_dir; /* where the tokenized rows are kept, keyed by a hash of all of the above and
-	                          the files */
+	                          the files; NULL: nowhere, they go with the dataset */
+	/* "tokenizing", done and total in bytes, first with done = 0; or what it waits for, with total = 0.
+	 */
 	void (*progress)(void *context, const char *what, int64_t done, int64_t total);
 	void *progress_context;
 	void (*warn)(void *context,
-	             const char *message); /* "x.json:12: skipped: …", at most a few and a count */
+	             const char *message); /* "skipped: x.json:12: …", at most a few and a count */
 	void *warn_context;
 };
 

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reads all sources, tokenizes in parallel, truncates, packs, and writes the rows of both splits. */
+#pragma once
+
+#include "engine/data/cache.h"
+#include "engine/data/dataset.h"
+#include "engine/data/source.h"
+#include "engine/data/template.h"
+
+/* Completes formats and columns in `sources`. template may be NULL for pretraining. held_back may be NULL
+ * where nothing is. */
+int dataset_build(const struct dataset_options *options, struct source_list *sources,
+                  const struct tokenizer *tok, const struct template *template, struct cache_writer *train,
+                  struct cache_writer *held_back, struct error *err);

@@ -1,0 +1,833 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/data/dataset.h"
+
+#include <sys/wait.h>
+
+#include "base/json.h"
+#include "engine/data/cache.h"
+#include "engine/data/encode.h"
+#include "engine/data/pack.h"
+#include "engine/data/records.h"
+#include "engine/data/template.h"
+#include "unit.h"
+
+#include "stub_tokenizer.h"
+
+static char *dir; /* one per test, by the fixture */
+
+static void setup(void)
+{
+	dir = unit_tmpdir();
+}
+
+static void teardown(void)
+{
+	file_remove_tree(dir, NULL);
+	free(dir);
+}
+
+/* Writes a file of the test's directory; its path is valid until the test ends. */
+static const char *put(const char *name, const char *content)
+{
+	static char paths[8][256];
+	static int next;
+	char *path = paths[next++ % 8];
+	struct error err = ERROR_INIT;
+
+	snprintf(path, sizeof(paths[0]), "%s/%s", dir, name);
+	ck_ok(file_write_atomic(path, content, strlen(content), 0644, &err), &err);
+	return path;
+}
+
+struct notes {
+	int warnings, builds, waits;
+	char last[1024];
+};
+
+static void note_warning(void *context, const char *message)
+{
+	struct notes *n = context;
+
+	n->warnings++;
+	snprintf(n->last, sizeof(n->last), "%s", message);
+}
+
+static void note_progress(void *context, const char *what, int64_t done, int64_t total)
+{
+	struct notes *n = context;
+
+	n->builds += str_eq(what, "tokenizing") && done == 0;
+	n->waits += !str_eq(what, "tokenizing");
+}
+
+static const char *only[2]; /* paths */
+
+static struct dataset_options options(const char *path, struct notes *notes)
+{
+	only[0] = path;
+	return (struct dataset_options){
+	    .task = DATASET_SFT,
+	    .paths = only,
+	    .template_name = "chatml",
+	    .max_length = 1000,
+	    .seed = 1,
+	    .cache_dir = dir,
+	    .warn = note_warning,
+	    .warn_context = notes,
+	    .progress = note_progress,
+	    .progress_context = notes,
+	};
+}
+
+/* Row `index` as text: "ids|labels", the labels unshifted again. */
+static char *row_text(const struct dataset *data, int64_t index)
+{
+	struct dataset_row row;
+	_cleanup_free_ char *ids = NULL, *targets = NULL;
+
+	dataset_row(data, index, &row);
+	ids = stub_text(row.ids, row.length);
+	targets = stub_text(row.targets, row.length);
+	return str_printf("%s|_%s", ids, targets);
+}
+
+#define ck_row(data, index, want)                                                                            \
+	do {                                                                                                 \
+		char *ck_text_ = row_text((data), (index));                                                  \
+		ck_assert_str_eq(ck_text_, (want));                                                          \
+		free(ck_text_);                                                                              \
+	} while (0)
+
+/* --- records ---------------------------------------------------------------------------------------------
+ */
+
+static void check_records(const char *text, enum record_kind kind, const char *want)
+{
+	_cleanup_(records_closep) struct records *r = NULL;
+	_cleanup_strbuf_ struct strbuf got = {0};
+	struct error err = ERROR_INIT;
+	struct record record;
+	int n;
+
+	ck_ok(records_open_memory(text, strlen(text), "f", kind, &r, &err), &err);
+	while ((n = records_next(r, &record, &err)) > 0)
+		strbuf_addf(&got, "%lld:%.*s;", (long long)record.line, (int)record.len, record.data);
+	if (n < 0)
+		strbuf_adds(&got, err.message);
+	ck_assert_str_eq(got.data ? got.data : "", want);
+}
+
+START_TEST(test_records)
+{
+	check_records("[\n {\"a\": 1},\n\n {\"b\": \"}]\\\"\"} ]\n", RECORDS_JSON,
+	              "2:{\"a\": 1};4:{\"b\": \"}]\\\"\"};");
+	check_records("\xef\xbb\xbf[]", RECORDS_JSON, "");
+	check_records("", RECORDS_JSON, "");
+	check_records("{\"a\":1}\r\n\n{bad\n{\"a\":2}", RECORDS_JSON, "1:{\"a\":1};3:{bad;4:{\"a\":2};");
+	check_records("{\n\"a\":1\n}\n{\"a\":\n2}", RECORDS_JSON, "1:{\n\"a\":1\n};4:{\"a\":\n2};");
+	check_records("[1, 2", RECORDS_JSON,
+	              "1:1;1:2;f:1: the JSON array breaks off here: is the file whole?");
+	check_records("[{}\n{}]", RECORDS_JSON,
+	              "1:{};f:2: a comma is missing between two elements of the JSON array");
+	check_records("[{},\n{\"a\":[1]", RECORDS_JSON,
+	              "1:{};f:2: the JSON value that begins here does not end: is the file whole?");
+	check_records("[1] 2", RECORDS_JSON, "1:1;f:1: something stands behind the JSON array");
+	check_records("a b\r\n\n  \nc", RECORDS_LINES, "1:a b;4:c;");
+	check_records("\na\nb\n\n \nc\n", RECORDS_PARAGRAPHS, "2:a\nb;6:c;");
+	check_records("a\n\nb\n", RECORDS_FILE, "1:a\n\nb;");
+}
+END_TEST
+
+START_TEST(test_record_pieces)
+{
+	_cleanup_(records_closep) struct records *r = NULL;
+	_cleanup_strbuf_ struct strbuf text = {0}, got = {0};
+	struct error err = ERROR_INIT;
+	struct record record;
+	int pieces = 0;
+
+	for (int i = 0; i < 40000; i++)
+		strbuf_addf(&text, "line %d\n%s", i, i % 3 ? "" : "\n");
+	ck_ok(records_open_memory(text.data, text.len, "f", RECORDS_FILE, &r, &err), &err);
+	while (records_next(r, &record, &err) > 0) {
+		ck_assert_int_eq(record.data[0], 'l');
+		strbuf_add(&got, record.data, record.len);
+		pieces++;
+		ck_assert_int_eq(record.more, got.len < text.len - 2);
+	}
+	ck_assert_int_gt(pieces, 3);
+	ck_assert_int_eq(memcmp(got.data, text.data, got.len), 0);
+	ck_assert_uint_ge(got.len + 2, text.len);
+}
+END_TEST
+
+/* --- templates and encoding ------------------------------------------------------------------------------
+ */
+
+START_TEST(test_templates)
+{
+	struct error err = ERROR_INIT;
+	const struct template *t;
+	struct tokenizer tok = {0};
+	static const char *const jinja[][2] = {
+	    {"{{'<|im_start|>' + x}}", "chatml"}, {"<|im_start|> <tool_call> <think>", "qwen3"},
+	    {"<|start_header_id|>", "llama3"},    {"[INST] {{x}} [/INST]", "mistral"},
+	    {"[INST] <<SYS>>", "llama2"},         {"<start_of_turn>user", "gemma"},
+	    {"nothing known", "default"},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(jinja); i++) {
+		tok.chat_template = jinja[i][0];
+		ck_ok(template_resolve(NULL, &tok, &t, &err), &err);
+		ck_assert_str_eq(t->name, jinja[i][1]);
+	}
+	ck_fails(template_resolve("lama3", &tok, &t, &err), &err,
+	         "unknown template 'lama3'; known are: alpaca, ");
+	ck_assert_ptr_nonnull(strstr(err.message, "zephyr"));
+	/* Each has slots with exactly one place for the content, and system_in_user a system of one text. */
+	for (size_t i = 0; (t = template_at(i)); i++) {
+		for (int role = ROLE_USER; role <= ROLE_SYSTEM; role++) {
+			int places = 0;
+
+			for (const struct slot *s = template_slots(t, role); s->kind; s++)
+				places += s->kind == SLOT_TEXT && strstr(s->text, "{{content}}");
+			ck_assert_msg(places == 1, "%s", t->name);
+		}
+		ck_assert(!t->system_in_user || template_slots(t, ROLE_SYSTEM)[0].kind == SLOT_TEXT);
+		ck_assert(!t->replace_eos || t->stop_words[0]);
+	}
+}
+END_TEST
+
+START_TEST(test_template_prompt)
+{
+	struct error err = ERROR_INIT;
+	struct tokenizer tok = {0};
+	static const char *const cases[][4] = {
+	    {"chatml", NULL, "hi", "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"},
+	    {"chatml", "S", "hi",
+	     "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"},
+	    {"mistral", "S", "hi", "<s>[INST] S\n\nhi[/INST]"},
+	    {"default", NULL, "hi", "Human: hi</s>\nAssistant:"},
+	    {"alpaca", "", "hi", "### Instruction:\nhi\n\n### Response:\n"},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		struct token_list ids = {0};
+		char *text;
+
+		ck_ok(template_prompt(&tok, cases[i][0], cases[i][1], cases[i][2], &ids, &err), &err);
+		text = stub_text(ids.ids, ids.len);
+		ck_assert_str_eq(text, cases[i][3]);
+		free(text);
+		token_list_free(&ids);
+	}
+}
+END_TEST
+
+START_TEST(test_budget)
+{
+	/* Values of LLaMA-Factory's infer_seqlen. */
+	static const int cases[][5] = {{3000, 2000, 1000, 600, 400}, {2000, 3000, 1000, 400, 600},
+	                               {1000, 100, 1000, 900, 100},  {100, 1000, 1000, 100, 900},
+	                               {100, 500, 1000, 100, 500},   {500, 100, 1000, 500, 100},
+	                               {10, 10, 1000, 10, 10},       {5, 7, 1, 1, 0}};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		int source, target;
+
+		encoder_budget(cases[i][0], cases[i][1], cases[i][2], &source, &target);
+		ck_assert_int_eq(source, cases[i][3]);
+		ck_assert_int_eq(target, cases[i][4]);
+	}
+}
+END_TEST
+
+START_TEST(test_knapsack)
+{
+	const int32_t lengths[] = {5, 3, 5, 9, 2, 11};
+	size_t order[6], ends[6];
+	/* 9; then 5 (the later) and 5; then 3 and 2; 11 fits nowhere. */
+	const size_t want[] = {3, 2, 0, 1, 4};
+
+	ck_assert_int_eq(pack_knapsack(lengths, 6, 10, order, ends), 3);
+	ck_assert_uint_eq(ends[0], 1);
+	ck_assert_uint_eq(ends[1], 3);
+	ck_assert_uint_eq(ends[2], 5);
+	for (int i = 0; i < 5; i++)
+		ck_assert_uint_eq(order[i], want[i]);
+}
+END_TEST
+
+START_TEST(test_masks)
+{
+	const char *path = put("a.json", "[{\"instruction\":\"Q\",\"input\":\"I\",\"output\":\"A\","
+	                                 "\"history\":[[\"q\",\"a\"]],\"system\":\"\"}]");
+	struct notes notes = {0};
+	struct dataset_options o = options(path, &notes);
+	struct error err = ERROR_INIT;
+	struct tokenizer tok = {0};
+	struct dataset *d;
+
+	o.template_name = "mistral";
+	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+	ck_row(d, 0,
+	       "<s>[INST] q[/INST] a</s>[INST] Q\nI[/INST] A</s>|"
+	       "________________ a</s>_________________ A</s>_");
+	dataset_close(d);
+	o.mask_history = true;
+	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+	ck_row(d, 0,
+	       "<s>[INST] q[/INST] a</s>[INST] Q\nI[/INST] A</s>|"
+	       "____________________________________ A</s>_");
+	dataset_close(d);
+	o.mask_history = false;
+	o.train_on_prompt = true;
+	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+	ck_row(d, 0,
+	       "<s>[INST] q[/INST] a</s>[INST] Q\nI[/INST] A</s>|"
+	       "_[INST] q[/INST] a</s>[INST] Q\nI[/INST] A</s>_");
+	dataset_close(d);
+	o.train_on_prompt = false;
+	o.efficient_eos = true;
+	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+	ck_row(d, 0,
+	       "<s>[INST] q[/INST] a[INST] Q\nI[/INST] A</s>|"
+	       "________________ a</s>________________ A</s>_");
+	dataset_close(d);
+	o.template_name = "chatml";
+	ck_fails(dataset_open(&o, &tok, &d, NULL, &err), &err,
+	         "efficient_eos does not go with template chatml");
+	o.efficient_eos = false;
+	o.mask_history = o.train_on_prompt = true;
+	ck_fails(dataset_open(&o, &tok, &d, NULL, &err), &err, "exclude each other");
+}
+END_TEST
+
+START_TEST(test_tools)
+{
+	const char *path = put(
+	    "t.json",
+	    "[{\"conversations\":[{\"from\":\"system\",\"value\":\"S\"},{\"from\":\"human\",\"value\":\"u\"},"
+	    "{\"from\":\"function_call\",\"value\":\"{\\\"name\\\":\\\"f\\\",\\\"arguments\\\":{\\\"x\\\":0."
+	    "1}}\"},"
+	    "{\"from\":\"observation\",\"value\":\"o\"},{\"from\":\"gpt\",\"value\":\"g\"}],"
+	    "\"tools\":\"[{\\\"name\\\":\\\"f\\\"}]\"}]");
+	struct notes notes = {0};
+	struct dataset_options o = options(path, &notes);
+	struct error err = ERROR_INIT;
+	struct tokenizer tok = {0};
+	struct dataset_row row;
+	struct dataset *d;
+	char *text;
+
+	o.template_name = "qwen";
+	o.max_length = 4000;
+	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+	dataset_row(d, 0, &row);
+	text = stub_text(row.ids, row.length);
+	ck_assert_ptr_nonnull(strstr(text, "<|im_start|>system\nS\n\n# Tools\n"));
+	ck_assert_ptr_nonnull(
+	    strstr(text, "<tools>\n{\"type\": \"function\", \"function\": {\"name\": \"f\"}}\n</tools>"));
+	ck_assert_ptr_nonnull(strstr(
+	    text, "<|im_start|>assistant\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 0.1}}\n"
+	          "</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\no\n</tool_response>"));
+	free(text);
+	dataset_close(d);
+
+	/* The same as OpenAI's messages. */
+	o.paths = (const char *[]){
+	    put("o.jsonl",
+	        "{\"messages\":[{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"user\",\"content\":[{"
+	        "\"type\":"
+	        "\"text\",\"text\":\"u\"}]},{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{"
+	        "\"type\":"
+	        "\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"x\\\":0.1}\"}}]},"
+	        "{\"role\":\"tool\",\"content\":\"o\"},{\"role\":\"assistant\",\"content\":\"g\"}],"
+	        "\"tools\":[{\"name\":\"f\"}]}\n"),
+	    NULL};
+	{
+		_cleanup_(dataset_closep) struct dataset *e = NULL, *f = NULL;
+		struct dataset_row a, b;
+		struct dataset_options p = options(path, &notes);
+
+		p.template_name = "qwen";
+		p.max_length = 4000;
+		ck_ok(dataset_open(&p, &tok, &f, NULL, &err), &err);
+		only[0] = NULL;
+		ck_ok(dataset_open(&o, &tok, &e, NULL, &err), &err);
+		dataset_row(e, 0, &a);
+		dataset_row(f, 0, &b);
+		ck_assert_int_eq(a.length, b.length);
+		ck_assert_int_eq(memcmp(a.ids, b.ids, 4 * a.length), 0);
+		ck_assert_int_eq(memcmp(a.targets, b.targets, 4 * a.length), 0);
+	}
+}
+END_TEST
+
+START_TEST(test_python_json)
+{
+	static const char *const cases[][2] = {
+	    {"{\"b\":[1,2.50,1e22,1e-5,-0.0,123456.789],\"a\":\"\\u00e9\\n\\u0001/"
+	     "\",\"c\":{},\"d\":[],\"e\":null}",
+	     "{\"b\": [1, 2.5, 1e+22, 1e-05, -0.0, 123456.789], \"a\": \"\xc3\xa9\\n\\u0001/\", \"c\": {}, "
+	     "\"d\": "
+	     "[], \"e\": null}"},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_json_ json_t *v = json_loads(cases[i][0], 0, NULL);
+		_cleanup_strbuf_ struct strbuf b = {0};
+
+		tools_dump(v, 0, &b);
+		ck_assert_str_eq(b.data, cases[i][1]);
+	}
+}
+END_TEST
+
+/* --- whole datasets --------------------------------------------------------------------------------------
+ */
+
+START_TEST(test_packing)
+{
+	const char *path = put("p.jsonl", "{\"instruction\":\"1\",\"output\":\"aaaa\"}\n"
+	                                  "{\"instruction\":\"2\",\"output\":\"b\"}\n"
+	                                  "{\"instruction\":\"3\",\"output\":\"c\"}\n");
+	struct notes notes = {0};
+	struct dataset_options o = options(path, &notes);
+	struct error err = ERROR_INIT;
+	struct tokenizer tok = {0};
+	struct dataset_row row;
+	struct dataset *d;
+
+	/* In template empty these are 5, 2 and 2 tokens. */
+	o.template_name = "empty";
+	o.packing = true;
+	o.max_length = 7; /* 6 to fill */
+	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+	ck_assert_int_eq(dataset_rows(d), 2);
+	ck_assert_int_eq(dataset_examples(d), 3);
+	ck_row(d, 0, "1aaaa|_aaaa_");
+	ck_row(d, 1, "3c2b|_c_b_");
+	dataset_row(d, 1, &row);
+	ck_assert_int_eq(row.documents, 2);
+	ck_assert_int_eq(row.starts[0], 0);
+	ck_assert_int_eq(row.starts[1], 2);
+	ck_assert_int_eq(row.starts[2], 4);
+	ck_assert_int_eq(row.counted, 2);
+	ck_assert_int_eq(dataset_row_counted(d, 1), 2);
+	ck_assert_int_eq(dataset_max_row(d), 5);
+	ck_assert_int_eq(dataset_tokens(d), 9);
+	dataset_close(d);
+	o.cross_documents = true;
+	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+	dataset_row(d, 1, &row);
+	ck_assert_int_eq(row.documents, 1);
+	ck_assert_int_eq(row.starts[1], 4);
+	dataset_close(d);
+}
+END_TEST
+
+START_TEST(test_pretrain)
+{
+	const char *path = put("p.txt", "abc\n\nde\nfghij\n");
+	struct notes notes = {0};
+	struct dataset_options o = options(path, &notes);
+	struct error err = ERROR_INIT;
+	struct tokenizer tok = {.adds_bos = true};
+	struct dataset_row row;
+	struct dataset *d;
+
+	o.task = DATASET_PRETRAIN;
+	o.template_name = NULL;
+	o.max_length = 5;
+	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+	ck_assert_int_eq(dataset_rows(d), 3);
+	ck_row(d, 0, "<s>abc</s>|_abc</s>_");
+	ck_row(d, 2, "<s>fghi|_fghi_");
+	dataset_close(d);
+	o.packing = true; /* abc$d e$fgh ij$ */
+	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+	ck_assert_int_eq(dataset_rows(d), 2);
+	ck_row(d, 0, "<s>bc</s>d|_bc</s>__");
+	ck_row(d, 1, "<s></s>fgh|_</s>_gh_");
+	dataset_row(d, 1, &row);
+	ck_assert_int_eq(row.documents, 2);
+	ck_assert_int_eq(row.starts[1], 2);
+	dataset_close(d);
+	o.cross_documents = true;
+	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+	ck_row(d, 1, "<s></s>fgh|_</s>fgh_");
+	dataset_close(d);
+	o.format = "files";
+	o.max_length = 100; /* less than a block: one short row all the same */
+	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+	ck_assert_int_eq(dataset_rows(d), 1);
+	ck_row(d, 0, "<s>bc\n\nde\nfghij</s>|_bc\n\nde\nfghij</s>_");
+	dataset_close(d);
+	o.format = "paragraphs";
+	o.cross_documents = false;
+	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+	dataset_row(d, 0, &row);
+	ck_assert_int_eq(row.documents, 2);
+	dataset_close(d);
+	o.paths = (const char *[]){put("q.jsonl", "{\"text\":\"xy\"}\n{\"text\":\"\"}\n"), NULL};
+	o.format = NULL;
+	o.packing = false;
+	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+	ck_assert_int_eq(dataset_rows(d), 1);
+	ck_row(d, 0, "<s>xy</s>|_xy</s>_");
+	ck_assert_int_eq(notes.warnings, 1);
+	dataset_close(d);
+}
+END_TEST
+
+static const char *many(int n)
+{
+	_cleanup_strbuf_ struct strbuf b = {0};
+
+	strbuf_adds(&b, "[");
+	for (int i = 0; i < n; i++)
+		strbuf_addf(&b, "%s\n{\"instruction\":\"%d\",\"input\":\"\",\"output\":\"a%d\"}",
+		            i ? "," : "", i, i);
+	strbuf_adds(&b, "]");
+	return put("many.json", b.data);
+}
+
+START_TEST(test_split)
+{
+	struct notes notes = {0};
+	struct dataset_options o = options(many(2345), &notes);
+	struct error err = ERROR_INIT;
+	struct tokenizer tok = {0};
+	bool seen[2345] = {0};
+	char first[2][64];
+
+	o.template_name = "empty";
+	for (int pass = 0; pass < 2; pass++) {
+		struct dataset *parts[2];
+
+		memset(seen, 0, sizeof(seen));
+		o.eval_fraction = pass ? 100 : 0.1;
+		ck_ok(dataset_open(&o, &tok, &parts[0], &parts[1], &err), &err);
+		ck_assert_int_eq(dataset_rows(parts[1]), pass ? 100 : 235);
+		ck_assert_int_eq(dataset_rows(parts[0]) + dataset_rows(parts[1]), 2345);
+		for (int k = 0; k < 2; k++) {
+			for (int64_t i = 0; i < dataset_rows(parts[k]); i++) {
+				_cleanup_free_ char *text = row_text(parts[k], i);
+				int n = atoi(text);
+
+				n = atoi(strchr(text, 'a') + 1);
+				ck_assert(!seen[n]);
+				seen[n] = true;
+			}
+		}
+		for (int i = 0; i < 2345; i++)
+			ck_assert(seen[i]);
+		{
+			_cleanup_free_ char *text = row_text(parts[1], 0);
+
+			snprintf(first[pass], sizeof(first[pass]), "%s", text);
+		}
+		dataset_close(parts[0]);
+		dataset_close(parts[1]);
+	}
+	o.max_samples = 7;
+	o.eval_fraction = 0;
+	{
+		_cleanup_(dataset_closep) struct dataset *d = NULL;
+
+		ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+		ck_assert_int_eq(dataset_rows(d), 7);
+		o.eval_fraction = 8;
+		ck_fails(dataset_open(&o, &tok, &d, NULL, &err), &err, "none is left");
+	}
+}
+END_TEST
+
+START_TEST(test_cache)
+{
+	struct notes notes = {0};
+	const char *path = many(50);
+	struct dataset_options o = options(path, &notes);
+	struct error err = ERROR_INIT;
+	struct tokenizer tok = {0};
+	_cleanup_free_ char *command = str_printf("ls %s/*.train | wc -l", dir), *cut = NULL;
+	struct dataset *d;
+
+	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+	dataset_close(d);
+	ck_assert_int_eq(notes.builds, 1);
+	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+	dataset_close(d);
+	ck_assert_int_eq(notes.builds, 1);
+	/* Truncated, overwritten: built anew. */
+	for (int i = 0; i < 2; i++) {
+		cut = str_printf(i ? "for f in %s/*.train; do printf x | dd of=$f bs=1 seek=70 conv=notrunc "
+		                     "2>/dev/null; done"
+		                   : "for f in %s/*.train; do truncate -s -8 $f; done",
+		                 dir);
+		ck_assert_int_eq(system(cut), 0);
+		free(cut);
+		cut = NULL;
+		ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+		ck_assert_int_eq(dataset_rows(d), 50);
+		dataset_close(d);
+		ck_assert_int_eq(notes.builds, 2 + i);
+	}
+	/* Other data, another tokenizer, another option: another cache. */
+	many(51);
+	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+	ck_assert_int_eq(dataset_rows(d), 51);
+	dataset_close(d);
+	tok.hash = 1;
+	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+	dataset_close(d);
+	o.max_length = 20;
+	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+	ck_assert_int_le(dataset_max_row(d), 20);
+	dataset_close(d);
+	ck_assert_int_eq(notes.builds, 6);
+	/* No directory: a temporary one, gone again. */
+	o.cache_dir = NULL;
+	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+	ck_assert_int_eq(dataset_rows(d), 51);
+	dataset_close(d);
+}
+END_TEST
+
+/* Several processes at once: one builds, all see the same rows. */
+START_TEST(test_processes)
+{
+	struct notes notes = {0};
+	struct dataset_options o = options(many(5000), &notes);
+	struct tokenizer tok = {0};
+	int builds = 0;
+	pid_t pids[4];
+
+	for (int i = 0; i < 4; i++) {
+		pids[i] = fork();
+		if (pids[i] == 0) {
+			struct error err = ERROR_INIT;
+			struct dataset *d;
+
+			if (dataset_open(&o, &tok, &d, NULL, &err) < 0 || dataset_rows(d) != 5000)
+				_exit(9);
+			_exit(notes.builds);
+		}
+	}
+	for (int i = 0; i < 4; i++) {
+		int status;
+
+		ck_assert_int_eq(waitpid(pids[i], &status, 0), pids[i]);
+		ck_assert(WIFEXITED(status) && WEXITSTATUS(status) < 2);
+		builds += WEXITSTATUS(status);
+	}
+	ck_assert_int_eq(builds, 1);
+}
+END_TEST
+
+START_TEST(test_errors)
+{
+	struct notes notes = {0};
+	struct dataset_options o = options(NULL, &notes);
+	struct error err = ERROR_INIT;
+	struct tokenizer tok = {0};
+	struct dataset *d = NULL;
+	static const struct {
+		const char *name, *content, *words;
+	} cases[] = {
+	    {"a.json", "[{\"instruction\":\"q\",\"answer\":\"a\"}]",
+	     "a.json:1: column 'output' is missing; the columns there are: instruction, answer; map it with "
+	     "data.columns"},
+	    {"b.jsonl", "{\"foo\":1}\n", "b.jsonl:1: the columns there are (foo) tell no format"},
+	    {"c.json", "[]", "no usable example"},
+	    {"d.json", "[{\"instruction\":\"q\",\"output\":\"a\"},\n{\"instr",
+	     "d.json:2: the JSON value that begins"},
+	    {"e.csv", "a,b", ".csv files cannot be read"},
+	    {"f.txt", "plain", "plain text is for task pretrain"},
+	    {"g.jsonl", "{\"instruction\":\"q\",\"output\":5}\n", "no usable example (1 skipped)"},
+	    {"h.jsonl", "[1]\n", "a JSON object is needed"},
+	    {"i.dat", "hello", "neither a JSON array nor JSON lines"},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		only[0] = put(cases[i].name, cases[i].content);
+		ck_fails(dataset_open(&o, &tok, &d, NULL, &err), &err, cases[i].words);
+		ck_assert_ptr_null(d);
+	}
+	only[0] = "/nowhere/x.json";
+	ck_fails(dataset_open(&o, &tok, &d, NULL, &err), &err, "cannot read /nowhere/x.json");
+	only[0] =
+	    put("bad.jsonl", "{\"instruction\":\"q\",\"output\":\"a\"}\n{oops\n{\"instruction\":\"q\"}\n[2]\n"
+	                     "{\"instruction\":\"q\",\"output\":null}\n");
+	notes = (struct notes){0};
+	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+	ck_assert_int_eq(dataset_rows(d), 1);
+	ck_assert_int_eq(notes.warnings, 4); /* three and the count */
+	ck_assert_ptr_nonnull(strstr(notes.last, "4 examples in all"));
+	dataset_close(d);
+	o.template_name = "nothing";
+	ck_fails(dataset_open(&o, &tok, &d, NULL, &err), &err, "unknown template");
+	o.template_name = "chatml";
+	o.columns_json = "{\"prompts\":\"x\"}";
+	ck_fails(dataset_open(&o, &tok, &d, NULL, &err), &err,
+	         "'prompts' is not known here; known are prompt");
+	o.columns_json = "{\"prompt\":\"instruction\"}";
+	ck_fails(dataset_open(&o, &tok, &d, NULL, &err), &err, "names no column for the response");
+	o.columns_json = NULL;
+	o.format = "parquet";
+	ck_fails(dataset_open(&o, &tok, &d, NULL, &err), &err, "unknown format 'parquet'");
+}
+END_TEST
+
+START_TEST(test_dataset_info)
+{
+	struct notes notes = {0};
+	struct dataset_options o = options(NULL, &notes);
+	struct error err = ERROR_INIT;
+	struct tokenizer tok = {0};
+	struct dataset *d = NULL;
+	const char *names[2] = {"one", NULL};
+
+	put("dataset_info.json",
+	    "{\"one\":{\"file_name\":\"one.jsonl\",\"columns\":{\"prompt\":\"q\",\"response\":\"a\"},"
+	    "\"num_samples\":5},"
+	    "\"hub\":{\"hf_hub_url\":\"x/y\"},\"rank\":{\"file_name\":\"one.jsonl\",\"ranking\":true},"
+	    "\"pic\":{\"file_name\":\"one.jsonl\",\"columns\":{\"prompt\":\"q\",\"images\":\"i\"}},"
+	    "\"gone\":{\"file_name\":\"gone.json\"},"
+	    "\"chat\":{\"file_name\":\"chat.json\",\"formatting\":\"sharegpt\",\"columns\":{\"messages\":"
+	    "\"m\"},"
+	    "\"tags\":{\"role_tag\":\"r\",\"content_tag\":\"c\",\"user_tag\":\"U\",\"assistant_tag\":\"A\"}}"
+	    "}");
+	put("one.jsonl", "{\"q\":\"1\",\"a\":\"x\",\"input\":\"no\"}\n{\"q\":\"2\",\"a\":\"y\"}\n");
+	put("chat.json", "[{\"m\":[{\"r\":\"U\",\"c\":\"hi\"},{\"r\":\"A\",\"c\":\"ho\"}]},"
+	                 "{\"m\":[{\"r\":\"system\",\"c\":\"s\"},{\"r\":\"U\",\"c\":\"hi\"},{\"r\":\"A\","
+	                 "\"c\":\"ho\"}]}]");
+	only[0] = NULL;
+	o.datasets = names;
+	o.dataset_dir = dir;
+	o.template_name = "empty";
+	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+	ck_assert_int_eq(dataset_rows(d), 5); /* two, drawn twice, and one of them again */
+	ck_row(d, 0, "1x|_x_");
+	ck_row(d, 1, "1x|_x_");
+	dataset_close(d);
+	names[0] = "chat";
+	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+	ck_assert_int_eq(dataset_rows(d), 1); /* no system_tag: the second is broken */
+	ck_row(d, 0, "hiho|__ho_");
+	ck_assert_ptr_nonnull(strstr(notes.last, "unknown role 'system'"));
+	dataset_close(d);
+	names[0] = "hub";
+	ck_fails(dataset_open(&o, &tok, &d, NULL, &err), &err, "hf_hub_url is 'x/y'");
+	names[0] = "rank";
+	ck_fails(dataset_open(&o, &tok, &d, NULL, &err), &err, "ranking");
+	names[0] = "pic";
+	ck_fails(dataset_open(&o, &tok, &d, NULL, &err), &err, "columns.images");
+	names[0] = "gone";
+	ck_fails(dataset_open(&o, &tok, &d, NULL, &err), &err, "gone.json");
+	names[0] = "nope";
+	ck_fails(dataset_open(&o, &tok, &d, NULL, &err), &err, "no dataset 'nope'; there are: one, hub");
+	o.dataset_dir = "/nowhere";
+	ck_fails(dataset_open(&o, &tok, &d, NULL, &err), &err, "/nowhere/dataset_info.json");
+}
+END_TEST
+
+/* --- the sampler -----------------------------------------------------------------------------------------
+ */
+
+START_TEST(test_sampler)
+{
+	static const int rows[] = {1, 2, 3, 7, 16, 17, 100, 1000, 4097};
+	static const int splits[][3] = {{1, 1, 1}, {2, 1, 4}, {1, 8, 1}, {8, 1, 1}, {3, 2, 5}, {1, 4, 2}};
+
+	for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {
+		for (size_t k = 0; k < ARRAY_SIZE(splits); k++) {
+			struct sampler s = {.rows = rows[i],
+			                    .world_size = splits[k][0],
+			                    .micro_batch = splits[k][1],
+			                    .accumulation = splits[k][2],
+			                    .seed = 42,
+			                    .shuffle = true};
+			int64_t steps = sampler_steps_per_epoch(&s), out[64], all[64];
+			char *seen = calloc(rows[i], 1);
+
+			for (int64_t epoch = 0; epoch < 2; epoch++) {
+				int64_t given = 0;
+
+				memset(seen, 0, rows[i]);
+				for (int64_t step = epoch * steps; step < (epoch + 1) * steps; step++) {
+					sampler_step_all(&s, step, all);
+					for (s.rank = 0; s.rank < s.world_size; s.rank++) {
+						sampler_step(&s, step, out);
+						for (int a = 0; a < s.accumulation; a++)
+							for (int b = 0; b < s.micro_batch; b++) {
+								int64_t row = out[a * s.micro_batch + b];
+
+								ck_assert_int_eq(
+								    row, all[(a * s.world_size + s.rank) *
+								                 s.micro_batch +
+								             b]);
+								if (row < 0)
+									continue;
+								ck_assert_int_lt(row, rows[i]);
+								ck_assert(!seen[row]);
+								seen[row] = 1;
+								given++;
+							}
+					}
+				}
+				ck_assert_int_eq(given, rows[i]);
+			}
+			free(seen);
+		}
+	}
+}
+END_TEST
+
+/* Any split of the same global batch sees the same rows in each step, in the same order. */
+START_TEST(test_sampler_splits)
+{
+	static const int splits[][3] = {{1, 1, 8}, {2, 1, 4}, {4, 2, 1}, {8, 1, 1}, {2, 2, 2}};
+	struct sampler base = {
+	    .rows = 1001, .world_size = 1, .micro_batch = 8, .accumulation = 1, .seed = 7, .shuffle = true};
+	int64_t want[8], got[8];
+
+	for (int64_t step = 0; step < 300; step++) {
+		sampler_step_all(&base, step, want);
+		for (size_t k = 0; k < ARRAY_SIZE(splits); k++) {
+			struct sampler s = base;
+
+			s.world_size = splits[k][0];
+			s.micro_batch = splits[k][1];
+			s.accumulation = splits[k][2];
+			sampler_step_all(&s, step, got);
+			ck_assert_int_eq(memcmp(want, got, sizeof(want)), 0);
+		}
+	}
+	/* Another epoch, another seed: another order; without shuffle, none. */
+	ck_assert(sampler_permute(&base, 0, 0) != sampler_permute(&base, 1, 0) ||
+	          sampler_permute(&base, 0, 1) != sampler_permute(&base, 1, 1));
+	base.shuffle = false;
+	ck_assert_int_eq(sampler_permute(&base, 3, 77), 77);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("dataset");
+	TCase *tc = tcase_create("all");
+	const TTest *const tests[] = {
+	    test_records,      test_record_pieces, test_templates,     test_template_prompt, test_budget,
+	    test_knapsack,     test_masks,         test_tools,         test_python_json,     test_packing,
+	    test_pretrain,     test_split,         test_cache,         test_processes,       test_errors,
+	    test_dataset_info, test_sampler,       test_sampler_splits};
+
+	tcase_add_checked_fixture(tc, setup, teardown);
+	tcase_set_timeout(tc, 60);
+	for (size_t i = 0; i < ARRAY_SIZE(tests); i++)
+		tcase_add_test(tc, tests[i]);
+	suite_add_tcase(suite, tc);
+	return unit_run(suite);
+}
