@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The inside of struct device on the CPU, shared by the files of this directory alone.
+ *
+ * Every kernel is one source compiled once per instruction set (kernels.h); device_create picks a table.
+ * Kernels are parallel inside and cut their work by shape, never by the number of threads, wherever sums are
+ * taken: the bits of a result do not depend on how many threads there are (the GEMM libraries promise less:
+ * the same bits at the same number of threads).
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/device/device.h"
+
+#define CACHE_LINE 64
+/* Partial sums of a long reduction: at most this many, added up in order. */
+#define REDUCE_PARTS 1024
+
+struct kernels;
+struct gemm_cache;
+
+struct device {
+	int threads;
+	const struct kernels *kernels;
+	struct gemm_cache *gemm;
+	char *scratch; /* aligned to CACHE_LINE */
+	size_t scratch_size;
+	double *parts; /* [REDUCE_PARTS] */
+	int fault;     /* first negative errno of an operation, cleared when it is returned */
+	char fault_message[192];
+	char description[160];
+};
+
+/* Keeps the first fault of the operations since the last synchronize. */
+void device_fault(struct device *dev, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+/* The scratch, or NULL with a fault where it is smaller than `bytes`. */
+void *device_scratch(struct device *dev, size_t bytes, const char *operation);
+
+static inline size_t round_up(size_t n, size_t to)
+{
+	return (n + to - 1) / to * to;
+}
+
+/* gemm.c */
+int gemm_create(struct device *dev, struct error *err);
+void gemm_destroy(struct device *dev);
+size_t gemm_scratch(const struct device *dev, int64_t m, int64_t n, int64_t k, enum dtype type);
+bool gemm_native_bf16(const struct device *dev);
+const char *gemm_describe(void); /* static words: "oneDNN 2.6.3" */

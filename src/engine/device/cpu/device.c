@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The CPU as a device: threads, memory, scratch, faults. */
+#include <cblas.h>
+#include <errno.h>
+#include <omp.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+#include "engine/device/cpu/kernels.h"
+
+/* From OpenBLAS itself; other makers of cblas.h lack them, and so does Debian's pkg-config for `blas`. */
+extern char *openblas_get_corename(void);
+extern char *openblas_get_config(void);
+
+struct device_event {
+	int recorded;
+};
+
+static int default_threads(void)
+{
+	const char *env = getenv("OMP_NUM_THREADS");
+	int n = env ? atoi(env) : 0;
+	cpu_set_t set;
+
+	if (n > 0)
+		return n;
+	if (!sched_getaffinity(0, sizeof(set), &set) && CPU_COUNT(&set) > 0)
+		return CPU_COUNT(&set);
+	return omp_get_num_procs();
+}
+
+static const struct kernels *choose_kernels(void)
+{
+#if defined(KERNELS_X86)
+	__builtin_cpu_init();
+	if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+	    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+	    __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("bmi2") &&
+	    __builtin_cpu_supports("fma"))
+		return __builtin_cpu_supports("avx512bf16") ? &kernels_bf16 : &kernels_v4;
+	if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"))
+		return &kernels_v3;
+#endif
+	return &kernels_generic;
+}
+
+/* DTRAIN_CPU_ISA names a lesser table (generic, v3, v4, bf16): to test them all on one machine. */
+static const struct kernels *override_kernels(const struct kernels *best)
+{
+	const char *name = getenv("DTRAIN_CPU_ISA");
+#if defined(KERNELS_X86)
+	const struct kernels *all[] = {&kernels_generic, &kernels_v3, &kernels_v4, &kernels_bf16};
+#else
+	const struct kernels *all[] = {&kernels_generic};
+#endif
+
+	for (size_t i = 0; name && i < sizeof(all) / sizeof(all[0]); i++) {
+		if (!strcmp(all[i]->isa, name))
+			return all[i];
+		if (all[i] == best)
+			break;
+	}
+	return best;
+}
+
+/*
+ * Subnormal numbers are taken for zero by the thread that creates the device and by the threads of its pool,
+ * which inherit the mode: moments of rarely used rows decay into that range and would slow every update a
+ * hundredfold on some processors.
+ */
+static void flush_subnormals(void)
+{
+#if defined(__x86_64__)
+	_mm_setcsr(_mm_getcsr() | 0x8040); /* FTZ, DAZ */
+#elif defined(__aarch64__)
+	uint64_t fpcr;
+
+	__asm__ volatile("mrs %0, fpcr" : "=r"(fpcr));
+	__asm__ volatile("msr fpcr, %0" : : "r"(fpcr | 1ul << 24));
+#endif
+}
+
+int device_create(const struct device_options *options, struct device **out, struct error *err)
+{
+	struct device *dev = calloc(1, sizeof(*dev));
+	const char *version;
+	int r;
+
+	if (!dev)
+		return error_oom(err);
+	dev->threads = options && options->threads > 0 ? options->threads : default_threads();
+	dev->kernels = override_kernels(choose_kernels());
+	dev->parts = calloc(REDUCE_PARTS, sizeof(*dev->parts));
+	if (!dev->parts) {
+		device_destroy(dev);
+		return error_oom(err);
+	}
+	flush_subnormals();
+	omp_set_dynamic(0);
+	omp_set_num_threads(dev->threads);
+#pragma omp parallel num_threads(dev->threads)
+	flush_subnormals();
+
+	r = gemm_create(dev, err);
+	if (r < 0) {
+		device_destroy(dev);
+		return r;
+	}
+	version = openblas_get_config();
+	snprintf(dev->description, sizeof(dev->description), "cpu: %d thread%s, kernels %s, %.14s %s, %s",
+	         dev->threads, dev->threads == 1 ? "" : "s", dev->kernels->isa, version,
+	         openblas_get_corename(), gemm_describe());
+	*out = dev;
+	return 0;
+}
+
+void device_destroy(struct device *dev)
+{
+	if (!dev)
+		return;
+	gemm_destroy(dev);
+	free(dev->scratch);
+	free(dev->parts);
+	free(dev);
+}
+
+const char *device_describe(const struct device *dev)
+{
+	return dev->description;
+}
+
+bool device_supports(const struct device *dev, enum dtype type)
+{
+	return type == DTYPE_F32 || (type == DTYPE_BF16 && gemm_native_bf16(dev));
+}
+
+double device_peak_flops(const struct device *dev, enum dtype type)
+{
+	return 0; /* the clock under vector load is not told by anyone */
+}
+
+/* ---- memory ---- */
+static void *alloc_zeroed(size_t bytes)
+{
+	size_t huge = (size_t)2 << 20;
+	void *p = NULL;
+
+	bytes = round_up(bytes ? bytes : 1, CACHE_LINE);
+	if (posix_memalign(&p, bytes >= 2 * huge ? huge : CACHE_LINE, bytes))
+		return NULL;
+	if (bytes >= 2 * huge)
+		(void)madvise(p, bytes, MADV_HUGEPAGE); /* fewer TLB misses; advice only */
+	return p;
+}
+
+int device_alloc(struct device *dev, size_t bytes, void **out, struct error *err)
+{
+	void *p = alloc_zeroed(bytes);
+
+	if (!p)
+		return error_set(err, -ENOMEM, "cannot allocate %.1f MiB of memory for the CPU engine",
+		                 (double)bytes / (1 << 20));
+	/* Zeroed by the threads that will use it, so that its pages lie near them. */
+	device_zero(dev, p, bytes);
+	*out = p;
+	return 0;
+}
+
+void device_free(struct device *dev, void *p)
+{
+	free(p);
+}
+
+size_t device_scratch_bytes(const struct device *dev, const struct device_shapes *s)
+{
+	int64_t longest = s->max_sequence < s->tokens ? s->max_sequence : s->tokens;
+	int64_t qkv = (int64_t)(s->heads + 2 * s->kv_heads) * s->head_dim;
+	int64_t wide = 2 * (int64_t)s->intermediate > qkv ? 2 * (int64_t)s->intermediate : qkv;
+	int cols = s->hidden > s->head_dim ? s->hidden : s->head_dim;
+	size_t attention = attention_thread_bytes(longest, s->head_dim) * (size_t)dev->threads;
+	size_t norm = COLUMN_PARTS * round_up((size_t)cols, 16) * sizeof(float);
+	size_t need, gemm;
+
+	if (s->heads != s->kv_heads)
+		attention += 2 * (size_t)(s->heads * s->head_dim * s->tokens) * sizeof(float);
+	need = attention > norm ? attention : norm;
+	gemm = gemm_scratch(dev, s->tokens, wide, s->hidden, s->type);
+	need = gemm > need ? gemm : need;
+	gemm = gemm_scratch(dev, s->logits_rows, s->vocab, s->hidden, s->type);
+	return gemm > need ? gemm : need;
+}
+
+int device_reserve_scratch(struct device *dev, size_t bytes, struct error *err)
+{
+	void *p;
+
+	if (bytes <= dev->scratch_size)
+		return 0;
+	p = alloc_zeroed(bytes);
+	if (!p)
+		return error_set(err, -ENOMEM, "cannot allocate %.1f MiB of scratch for the CPU engine",
+		                 (double)bytes / (1 << 20));
+	free(dev->scratch);
+	dev->scratch = p;
+	dev->scratch_size = bytes;
+	return 0;
+}
+
+void *device_scratch(struct device *dev, size_t bytes, const char *operation)
+{
+	if (bytes <= dev->scratch_size)
+		return dev->scratch;
+	device_fault(dev, -ENOMEM, "%s needs %zu bytes of scratch, %zu are reserved", operation, bytes,
+	             dev->scratch_size);
+	return NULL;
+}
+
+/* ---- faults and transfers ---- */
+void device_fault(struct device *dev, int code, const char *fmt, ...)
+{
+	va_list ap;
+
+	if (dev->fault)
+		return;
+	dev->fault = code;
+	va_start(ap, fmt);
+	vsnprintf(dev->fault_message, sizeof(dev->fault_message), fmt, ap);
+	va_end(ap);
+}
+
+int device_synchronize(struct device *dev, struct error *err)
+{
+	int fault = dev->fault;
+
+	dev->fault = 0;
+	return fault ? error_set(err, fault, "cpu engine: %s", dev->fault_message) : 0;
+}
+
+int device_read(struct device *dev, void *host, const void *src, size_t bytes, struct error *err)
+{
+	memcpy(host, src, bytes);
+	return device_synchronize(dev, err);
+}
+
+int device_write(struct device *dev, void *dst, const void *host, size_t bytes, struct error *err)
+{
+	memcpy(dst, host, bytes);
+	return 0;
+}
+
+void device_copy(struct device *dev, void *dst, const void *src, size_t bytes)
+{
+	const size_t piece = 64 << 10;
+
+	if (bytes <= piece) {
+		memmove(dst, src, bytes);
+		return;
+	}
+#pragma omp parallel for schedule(static) num_threads(dev->threads)
+	for (size_t i = 0; i < (bytes + piece - 1) / piece; i++)
+		memcpy((char *)dst + i * piece, (const char *)src + i * piece,
+		       bytes - i * piece < piece ? bytes - i * piece : piece);
+}
+
+void device_zero(struct device *dev, void *dst, size_t bytes)
+{
+	const size_t piece = 64 << 10;
+
+#pragma omp parallel for schedule(static) num_threads(dev->threads) if (bytes > piece)
+	for (size_t i = 0; i < (bytes + piece - 1) / piece; i++)
+		memset((char *)dst + i * piece, 0, bytes - i * piece < piece ? bytes - i * piece : piece);
+}
+
+/* ---- events: an operation is done when its call returns ---- */
+int device_event_create(struct device *dev, struct device_event **out, struct error *err)
+{
+	*out = calloc(1, sizeof(**out));
+	return *out ? 0 : error_oom(err);
+}
+
+void device_event_destroy(struct device_event *event)
+{
+	free(event);
+}
+
+void device_event_record(struct device *dev, struct device_event *event)
+{
+	__atomic_store_n(&event->recorded, 1, __ATOMIC_RELEASE);
+}

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The kernels: each is compiled once per instruction set, under KERNEL_ISA, and reached through one table per
+ * set. Arguments are those of device.h; `type` is DTYPE_F32 or DTYPE_BF16.
+ */
+#pragma once
+
+#include "engine/device/cpu/cpu.h"
+
+#define KERNELS(X)                                                                                           \
+	X(cast, (struct device * dev, void *dst, enum dtype dst_type, const void *src, enum dtype src_type,  \
+	         int64_t n))                                                                                 \
+	X(scale, (struct device * dev, void *x, enum dtype type, float factor, int64_t n))                   \
+	X(add, (struct device * dev, void *dst, const void *src, enum dtype type, int64_t n))                \
+	X(sum_squares, (struct device * dev, const void *x, enum dtype type, int64_t n, double *sum))        \
+	X(sum, (struct device * dev, const float *x, int64_t n, double *sum))                                \
+	X(gemv, (struct device * dev, const struct device_gemm *g))                                          \
+	X(bias_forward, (struct device * dev, void *x, const void *bias, int64_t rows, int64_t cols,         \
+	                 int64_t ld, enum dtype type))                                                       \
+	X(bias_backward, (struct device * dev, void *d_bias, enum dtype grad_type, const void *d_y,          \
+	                  int64_t rows, int64_t cols, int64_t ld, enum dtype type))                          \
+	X(embedding_forward, (struct device * dev, void *out, const int32_t *ids, const void *table,         \
+	                      int64_t tokens, int hidden, enum dtype type))                                  \
+	X(embedding_backward, (struct device * dev, void *d_table, enum dtype grad_type, const void *d_out,  \
+	                       const int32_t *ids, int64_t tokens, int hidden, enum dtype type))             \
+	X(rmsnorm_forward, (struct device * dev, const struct device_norm *n, void *y, float *rstd,          \
+	                    void *residual, const void *x, const void *w))                                   \
+	X(rmsnorm_backward,                                                                                  \
+	  (struct device * dev, const struct device_norm *n, void *d_x, bool accumulate, void *d_w,          \
+	   enum dtype grad_type, const void *d_y, const void *x, const float *rstd, const void *w))          \
+	X(rope,                                                                                              \
+	  (struct device * dev, void *x, int64_t ld, int heads, int head_dim, const int32_t *positions,      \
+	   const float *cos, const float *sin, int64_t tokens, bool inverse, enum dtype type))               \
+	X(attention_forward, (struct device * dev, const struct device_attention *a, void *o, float *lse,    \
+	                      const void *q, const void *k, const void *v))                                  \
+	X(attention_backward,                                                                                \
+	  (struct device * dev, const struct device_attention *a, void *d_q, void *d_k, void *d_v,           \
+	   const void *d_o, const void *o, const float *lse, const void *q, const void *k, const void *v))   \
+	X(attention_cached, (struct device * dev, const struct device_attention *a, int64_t past, void *o,   \
+	                     const void *q, const void *k_cache, const void *v_cache))                       \
+	X(swiglu_forward,                                                                                    \
+	  (struct device * dev, void *y, const void *gate_up, int64_t tokens, int cols, enum dtype type))    \
+	X(swiglu_backward, (struct device * dev, void *d_gate_up, void *y, const void *d_y,                  \
+	                    const void *gate_up, int64_t tokens, int cols, enum dtype type))                 \
+	X(cross_entropy, (struct device * dev, void *logits, enum dtype type, const int32_t *targets,        \
+	                  int64_t rows, int64_t vocab, float scale, float *loss, bool backward))             \
+	X(argmax, (struct device * dev, int32_t * id, const void *logits, enum dtype type, int64_t rows,     \
+	           int64_t vocab))                                                                           \
+	X(adamw, (struct device * dev, float *master, void *param, enum dtype param_type, const void *grad,  \
+	          enum dtype grad_type, float *m, float *v, int64_t n, const float *grad_scale,              \
+	          const struct device_adamw *h))
+
+struct kernels {
+	const char *isa;
+	bool bf16_dot; /* attention multiplies bf16 itself */
+#define X(name, args) void(*name) args;
+	KERNELS(X)
+#undef X
+};
+
+#ifdef KERNEL_ISA
+#define KERNEL_CAT_(name, isa) kernel_##name##_##isa
+#define KERNEL_CAT(name, isa)  KERNEL_CAT_(name, isa)
+#define KERNEL(name)           KERNEL_CAT(name, KERNEL_ISA)
+#define X(name, args)          void KERNEL(name) args;
+KERNELS(X)
+#undef X
+#endif
+
+extern const struct kernels kernels_generic;
+extern const struct kernels kernels_v3;
+extern const struct kernels kernels_v4;
+extern const struct kernels kernels_bf16;
+
+/* Column sums (norm weights) keep this many partial rows. */
+#define COLUMN_PARTS 64
+
+/* ---- scratch of the attention, here so that device_scratch_bytes and the kernels agree ---- */
+#define ATTENTION_BLOCK 64
+
+static inline size_t attention_width(int head_dim)
+{
+	return round_up((size_t)head_dim, 16);
+}
+
+/* Room for one thread on documents of up to max_sequence tokens: see struct forward_scratch,
+ * backward_scratch. */
+static inline size_t attention_thread_bytes(int64_t max_sequence, int head_dim)
+{
+	size_t width = attention_width(head_dim), t = round_up((size_t)max_sequence, ATTENTION_BLOCK);
+	size_t block = ATTENTION_BLOCK * width, square = ATTENTION_BLOCK * ATTENTION_BLOCK;
+	size_t forward = 2 * t * width + 2 * block + 2 * square + 3 * ATTENTION_BLOCK;
+	size_t backward = 5 * t * width + 2 * t + 6 * block + 5 * square;
+
+	return round_up((forward > backward ? forward : backward) * sizeof(float), CACHE_LINE);
+}

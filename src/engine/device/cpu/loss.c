@@ -1,0 +1,263 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Embedding, cross-entropy, argmax, AdamW: the two ends of a step. */
+#include "engine/device/cpu/kernels.h"
+#include "engine/device/cpu/parallel.h"
+#include "engine/device/cpu/vec.h"
+
+void KERNEL(embedding_forward)(struct device *dev, void *out, const int32_t *ids, const void *table,
+                               int64_t tokens, int hidden, enum dtype type)
+{
+	size_t row = (size_t)hidden * dtype_size(type);
+
+#pragma omp parallel for schedule(static) num_threads(dev->threads) if (tokens * hidden > PARALLEL_MIN)
+	for (int64_t t = 0; t < tokens; t++)
+		memcpy((char *)out + (size_t)t * row, (const char *)table + (size_t)ids[t] * row, row);
+}
+
+VINLINE void add_row(void *dst, enum dtype dst_type, const void *src, enum dtype type, int64_t n)
+{
+	int64_t i = 0;
+
+	for (; i + VW <= n; i += VW)
+		v_store(dst, i, dst_type, v_load(dst, i, dst_type) + v_load(src, i, type));
+	if (i < n)
+		v_store_n(dst, i, dst_type, v_load_n(dst, i, dst_type, n - i) + v_load_n(src, i, type, n - i),
+		          n - i);
+}
+
+/* Each table row belongs to one thread, spread by a hash since frequent ids lie together; tokens in order. */
+void KERNEL(embedding_backward)(struct device *dev, void *d_table, enum dtype grad_type, const void *d_out,
+                                const int32_t *ids, int64_t tokens, int hidden, enum dtype type)
+{
+#pragma omp parallel num_threads(dev->threads) if (tokens * hidden > PARALLEL_MIN)
+	{
+		uint32_t threads = (uint32_t)omp_get_num_threads(), me = (uint32_t)omp_get_thread_num();
+
+		for (int64_t t = 0; t < tokens; t++) {
+			uint32_t hash = (uint32_t)ids[t] * 2654435761u;
+			void *row = at(d_table, (int64_t)ids[t] * hidden, grad_type);
+			const void *src = at_const(d_out, t * hidden, type);
+
+			if ((uint32_t)((uint64_t)hash * threads >> 32) != me)
+				continue;
+			if (grad_type == DTYPE_F32 && type == DTYPE_F32)
+				add_row(row, DTYPE_F32, src, DTYPE_F32, hidden);
+			else if (grad_type == DTYPE_F32)
+				add_row(row, DTYPE_F32, src, DTYPE_BF16, hidden);
+			else
+				add_row(row, grad_type, src, type, hidden);
+		}
+	}
+}
+
+/* ---- cross-entropy: a row stays in cache between its passes ---- */
+VINLINE float row_max(const void *x, int64_t n, enum dtype type)
+{
+	vf a = v_set(-INFINITY), b = a;
+	int64_t i = 0;
+	float m;
+
+	for (; i + 2 * VW <= n; i += 2 * VW) {
+		a = v_max(a, v_load(x, i, type));
+		b = v_max(b, v_load(x, i + VW, type));
+	}
+	m = v_hmax(v_max(a, b));
+	for (; i < n; i++)
+		m = s_load(x, i, type) > m ? s_load(x, i, type) : m;
+	return m;
+}
+
+/* Sum of exp(x - max): lanes within 1024 columns, float64 between. */
+VINLINE double row_exp_sum(const void *x, int64_t n, float max, enum dtype type)
+{
+	double sum = 0;
+
+	for (int64_t p = 0; p < n; p += 1024) {
+		int64_t end = p + 1024 < n ? p + 1024 : n, i = p;
+		vf a = {}, b = {};
+
+		for (; i + 2 * VW <= end; i += 2 * VW) {
+			a += v_exp(v_load(x, i, type) - max);
+			b += v_exp(v_load(x, i + VW, type) - max);
+		}
+		for (; i + VW <= end; i += VW)
+			a += v_exp(v_load(x, i, type) - max);
+		if (i < end) {
+			vf e = v_exp(v_load_n(x, i, type, end - i) - max);
+
+			a += v_select(v_lanes() < (int32_t)(end - i), e, v_set(0.0f));
+		}
+		sum += v_hsum(a + b);
+	}
+	return sum;
+}
+
+VINLINE void cross_entropy_row(void *x, int32_t target, int64_t n, float scale, float *loss, bool backward,
+                               enum dtype type)
+{
+	float max, at_target, factor;
+	int64_t i = 0;
+	double sum;
+
+	if (target < 0 || target >= n) {
+		*loss = 0;
+		if (backward)
+			memset(x, 0, (size_t)n * dtype_size(type));
+		return;
+	}
+	max = row_max(x, n, type);
+	at_target = s_load(x, target, type);
+	if (!backward) {
+		sum = row_exp_sum(x, n, max, type);
+		*loss = (float)(log(sum) - ((double)at_target - max));
+		return;
+	}
+	if (type == DTYPE_F32) {
+		/* The exponentials are kept where the logits were. */
+		sum = 0;
+		for (int64_t p = 0; p < n; p += 1024) {
+			int64_t end = p + 1024 < n ? p + 1024 : n;
+			vf a = {}, b = {};
+
+			for (i = p; i + 2 * VW <= end; i += 2 * VW) {
+				vf ea = v_exp(v_load(x, i, type) - max);
+				vf eb = v_exp(v_load(x, i + VW, type) - max);
+
+				v_store(x, i, type, ea);
+				v_store(x, i + VW, type, eb);
+				a += ea;
+				b += eb;
+			}
+			for (; i < end; i += VW) {
+				int64_t left = end - i < VW ? end - i : VW;
+				vf e = v_exp(v_load_n(x, i, type, left) - max);
+
+				a += v_select(v_lanes() < (int32_t)left, e, v_set(0.0f));
+				v_store_n(x, i, type, e, left);
+			}
+			sum += v_hsum(a + b);
+		}
+		factor = (float)(scale / sum);
+		for (i = 0; i + VW <= n; i += VW)
+			v_store(x, i, type, v_load(x, i, type) * factor);
+		if (i < n)
+			v_store_n(x, i, type, v_load_n(x, i, type, n - i) * factor, n - i);
+	} else {
+		/* Rounded exponentials would not sum to one: they are computed twice. */
+		sum = row_exp_sum(x, n, max, type);
+		factor = (float)(scale / sum);
+		for (i = 0; i + VW <= n; i += VW)
+			v_store(x, i, type, v_exp(v_load(x, i, type) - max) * factor);
+		if (i < n)
+			v_store_n(x, i, type, v_exp(v_load_n(x, i, type, n - i) - max) * factor, n - i);
+	}
+	*loss = (float)(log(sum) - ((double)at_target - max));
+	s_store(x, target, type, (float)((exp((double)at_target - max) / sum - 1.0) * scale));
+}
+
+void KERNEL(cross_entropy)(struct device *dev, void *logits, enum dtype type, const int32_t *targets,
+                           int64_t rows, int64_t vocab, float scale, float *loss, bool backward)
+{
+#pragma omp parallel for schedule(static) num_threads(dev->threads) if (rows * vocab > PARALLEL_MIN)
+	for (int64_t r = 0; r < rows; r++) {
+		if (type == DTYPE_F32)
+			cross_entropy_row((float *)logits + r * vocab, targets[r], vocab, scale, &loss[r],
+			                  backward, DTYPE_F32);
+		else
+			cross_entropy_row((uint16_t *)logits + r * vocab, targets[r], vocab, scale, &loss[r],
+			                  backward, DTYPE_BF16);
+	}
+}
+
+void KERNEL(argmax)(struct device *dev, int32_t *id, const void *logits, enum dtype type, int64_t rows,
+                    int64_t vocab)
+{
+#pragma omp parallel for schedule(static) num_threads(dev->threads) if (rows * vocab > PARALLEL_MIN)
+	for (int64_t r = 0; r < rows; r++) {
+		const void *x = at_const(logits, r * vocab, type);
+		float max = type == DTYPE_F32 ? row_max(x, vocab, DTYPE_F32) : row_max(x, vocab, DTYPE_BF16);
+		int64_t i = 0;
+
+		while (i < vocab - 1 && s_load(x, i, type) != max)
+			i++;
+		id[r] = (int32_t)(i < vocab - 1 || s_load(x, i, type) == max ? i : 0); /* NaNs: 0 */
+	}
+}
+
+/* ---- AdamW ---- */
+struct adamw_factors {
+	float decay, one_minus_beta1, beta2, one_minus_beta2, step_size, inv_sqrt_correction2, epsilon,
+	    grad_scale;
+};
+
+VINLINE void adamw_vector(const struct adamw_factors *f, vf g, vf *master, vf *m, vf *v)
+{
+	g *= f->grad_scale;
+	*m += (g - *m) * f->one_minus_beta1;
+	*v = *v * f->beta2 + g * g * f->one_minus_beta2;
+	*master =
+	    *master * f->decay - f->step_size * *m / (v_sqrt(*v) * f->inv_sqrt_correction2 + f->epsilon);
+}
+
+VINLINE void adamw_part(const struct adamw_factors *f, float *master, void *param, enum dtype param_type,
+                        const void *grad, enum dtype grad_type, float *m, float *v, int64_t lo, int64_t hi)
+{
+	int64_t i = lo;
+	vf p, mm, vv;
+
+	for (; i + VW <= hi; i += VW) {
+		p = v_load(master, i, DTYPE_F32);
+		mm = v_load(m, i, DTYPE_F32);
+		vv = v_load(v, i, DTYPE_F32);
+		adamw_vector(f, v_load(grad, i, grad_type), &p, &mm, &vv);
+		v_store(master, i, DTYPE_F32, p);
+		v_store(m, i, DTYPE_F32, mm);
+		v_store(v, i, DTYPE_F32, vv);
+		if (param)
+			v_store(param, i, param_type, p);
+	}
+	if (i < hi) {
+		int64_t n = hi - i;
+
+		p = v_load_n(master, i, DTYPE_F32, n);
+		mm = v_load_n(m, i, DTYPE_F32, n);
+		vv = v_load_n(v, i, DTYPE_F32, n);
+		adamw_vector(f, v_load_n(grad, i, grad_type, n), &p, &mm, &vv);
+		v_store_n(master, i, DTYPE_F32, p, n);
+		v_store_n(m, i, DTYPE_F32, mm, n);
+		v_store_n(v, i, DTYPE_F32, vv, n);
+		if (param)
+			v_store_n(param, i, param_type, p, n);
+	}
+}
+
+void KERNEL(adamw)(struct device *dev, float *master, void *param, enum dtype param_type, const void *grad,
+                   enum dtype grad_type, float *m, float *v, int64_t n, const float *grad_scale,
+                   const struct device_adamw *h)
+{
+	double correction1 = 1 - pow(h->beta1, (double)h->step);
+	double correction2 = 1 - pow(h->beta2, (double)h->step);
+	const struct adamw_factors f = {
+	    .decay = 1 - h->learning_rate * h->weight_decay,
+	    .one_minus_beta1 = 1 - h->beta1,
+	    .beta2 = h->beta2,
+	    .one_minus_beta2 = 1 - h->beta2,
+	    .step_size = (float)(h->learning_rate / correction1),
+	    .inv_sqrt_correction2 = (float)(1 / sqrt(correction2)),
+	    .epsilon = h->epsilon,
+	    .grad_scale = grad_scale ? *grad_scale : 1,
+	};
+
+#pragma omp parallel num_threads(dev->threads) if (n > PARALLEL_MIN)
+	{
+		int64_t lo, hi;
+
+		parallel_part(n, CACHE_LINE, &lo, &hi);
+		if (grad_type == DTYPE_F32 && !param)
+			adamw_part(&f, master, NULL, DTYPE_F32, grad, DTYPE_F32, m, v, lo, hi);
+		else if (grad_type == DTYPE_F32)
+			adamw_part(&f, master, param, param_type, grad, DTYPE_F32, m, v, lo, hi);
+		else
+			adamw_part(&f, master, param, param_type, grad, DTYPE_BF16, m, v, lo, hi);
+	}
+}

@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Vectors of fp32 in GCC's own notation, as wide as the instruction set this file is compiled for: the
+ * kernels are written once. bf16 is widened on load and rounded to nearest even on store.
+ */
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "engine/device/dtype.h"
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#define VW 16
+#elif defined(__AVX2__)
+#define VW 8
+#else
+#define VW 4
+#endif
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define VINLINE static inline __attribute__((always_inline))
+
+typedef float vf __attribute__((vector_size(VW * 4)));
+typedef int32_t vi __attribute__((vector_size(VW * 4)));
+typedef uint32_t vu __attribute__((vector_size(VW * 4)));
+typedef uint16_t vh __attribute__((vector_size(VW * 2)));
+typedef float vf_u __attribute__((vector_size(VW * 4), aligned(4), may_alias));
+typedef uint16_t vh_u __attribute__((vector_size(VW * 2), aligned(2), may_alias));
+
+VINLINE vf v_set(float x)
+{
+	return (vf){} + x;
+}
+
+VINLINE vf v_select(vi mask, vf yes, vf no)
+{
+	return (vf)(((vi)yes & mask) | ((vi)no & ~mask));
+}
+
+VINLINE vf v_max(vf a, vf b)
+{
+#if VW == 16
+	return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif VW == 8
+	return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+	return v_select(a > b, a, b);
+#endif
+}
+
+VINLINE vf v_sqrt(vf a)
+{
+#if VW == 16
+	return (vf)_mm512_sqrt_ps((__m512)a);
+#elif VW == 8
+	return (vf)_mm256_sqrt_ps((__m256)a);
+#elif defined(__SSE2__)
+	return (vf)_mm_sqrt_ps((__m128)a);
+#else
+	for (int i = 0; i < VW; i++)
+		a[i] = sqrtf(a[i]);
+	return a;
+#endif
+}
+
+VINLINE vi v_lanes(void)
+{
+	vi v;
+
+	for (int i = 0; i < VW; i++)
+		v[i] = i;
+	return v;
+}
+
+/* Sum and maximum over the lanes, halving: a fixed order. */
+VINLINE float v_hsum(vf v)
+{
+	float x[VW];
+
+	memcpy(x, &v, sizeof(x));
+	for (int half = VW / 2; half; half /= 2)
+		for (int i = 0; i < half; i++)
+			x[i] += x[i + half];
+	return x[0];
+}
+
+VINLINE float v_hmax(vf v)
+{
+#if VW == 16
+	return _mm512_reduce_max_ps((__m512)v);
+#else
+	float x = v[0];
+
+	for (int i = 1; i < VW; i++)
+		x = v[i] > x ? v[i] : x;
+	return x;
+#endif
+}
+
+VINLINE vf vh_widen(vh h)
+{
+	return (vf)(__builtin_convertvector(h, vu) << 16);
+}
+
+VINLINE vh v_narrow(vf f)
+{
+#if defined(__AVX512BF16__) && VW == 16
+	return (vh)_mm512_cvtneps_pbh((__m512)f);
+#else
+	vu u = (vu)f, r = (u + 0x7fff + (u >> 16 & 1)) >> 16, nan = u >> 16 | 0x40;
+	vu is_nan = (vu)((vi)(u & 0x7fffffff) > (vi)((vu){} + 0x7f800000));
+
+	return __builtin_convertvector((r & ~is_nan) | (nan & is_nan), vh);
+#endif
+}
+
+/* Element i on of p, which holds `type`; v_load_n takes the first n (<= VW) and zeros the rest. */
+VINLINE vf v_load(const void *p, int64_t i, enum dtype type)
+{
+	if (type == DTYPE_F32)
+		return *(const vf_u *)((const float *)p + i);
+	return vh_widen(*(const vh_u *)((const uint16_t *)p + i));
+}
+
+VINLINE void v_store(void *p, int64_t i, enum dtype type, vf v)
+{
+	if (type == DTYPE_F32)
+		*(vf_u *)((float *)p + i) = v;
+	else
+		*(vh_u *)((uint16_t *)p + i) = v_narrow(v);
+}
+
+VINLINE vf v_load_n(const void *p, int64_t i, enum dtype type, int64_t n)
+{
+#if VW == 16
+	__mmask16 mask = (__mmask16)((1u << n) - 1);
+
+	if (type == DTYPE_F32)
+		return (vf)_mm512_maskz_loadu_ps(mask, (const float *)p + i);
+	return vh_widen((vh)_mm256_maskz_loadu_epi16(mask, (const uint16_t *)p + i));
+#else
+	if (type == DTYPE_F32) {
+		vf v = {};
+
+		memcpy(&v, (const float *)p + i, (size_t)n * 4);
+		return v;
+	}
+	vh h = {};
+
+	memcpy(&h, (const uint16_t *)p + i, (size_t)n * 2);
+	return vh_widen(h);
+#endif
+}
+
+VINLINE void v_store_n(void *p, int64_t i, enum dtype type, vf v, int64_t n)
+{
+#if VW == 16
+	__mmask16 mask = (__mmask16)((1u << n) - 1);
+
+	if (type == DTYPE_F32)
+		_mm512_mask_storeu_ps((float *)p + i, mask, (__m512)v);
+	else
+		_mm256_mask_storeu_epi16((uint16_t *)p + i, mask, (__m256i)v_narrow(v));
+#else
+	if (type == DTYPE_F32) {
+		memcpy((float *)p + i, &v, (size_t)n * 4);
+	} else {
+		vh h = v_narrow(v);
+
+		memcpy((uint16_t *)p + i, &h, (size_t)n * 2);
+	}
+#endif
+}
+
+/* What a store and a load would leave. */
+VINLINE vf v_rounded(vf v, enum dtype type)
+{
+	return type == DTYPE_F32 ? v : vh_widen(v_narrow(v));
+}
+
+VINLINE float s_load(const void *p, int64_t i, enum dtype type)
+{
+	return type == DTYPE_F32 ? ((const float *)p)[i] : bf16_to_float(((const uint16_t *)p)[i]);
+}
+
+VINLINE void s_store(void *p, int64_t i, enum dtype type, float v)
+{
+	if (type == DTYPE_F32)
+		((float *)p)[i] = v;
+	else
+		((uint16_t *)p)[i] = bf16_from_float(v);
+}
+
+VINLINE void *at(void *p, int64_t i, enum dtype type)
+{
+	return (char *)p + i * (type == DTYPE_F32 ? 4 : 2);
+}
+
+VINLINE const void *at_const(const void *p, int64_t i, enum dtype type)
+{
+	return (const char *)p + i * (type == DTYPE_F32 ? 4 : 2);
+}
+
+VINLINE vf v_min(vf a, vf b)
+{
+#if VW == 16
+	return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+#elif VW == 8
+	return (vf)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+	return v_select(a < b, a, b);
+#endif
+}
+
+/*
+ * exp to about 1 ulp: x = n·ln 2 + r with |r| <= ln 2 / 2, a polynomial in r (Cephes), times 2^n. 0 below
+ * -87.3 where the result would be subnormal (AVX-512 gets it right or flushes it), infinity above 88.4; a NaN
+ * stays one.
+ */
+VINLINE vf v_exp(vf x)
+{
+	vf n, r, p;
+
+#if VW == 16
+	/* The operand order of min and max lets a NaN through. */
+	r = v_min(v_set(104.0f), v_max(v_set(-104.0f), x));
+	n = (vf)_mm512_roundscale_ps((__m512)(r * 1.44269504088896341f), _MM_FROUND_TO_NEAREST_INT);
+	r = r - n * 0.693359375f;
+#else
+	const float magic = 12582912.0f; /* 1.5·2^23: adding it rounds to an integer */
+	vf biased = x * 1.44269504088896341f + magic;
+
+	n = biased - magic;
+	r = x - n * 0.693359375f;
+#endif
+	r = r + n * 2.12194440054690583e-4f;
+	p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+	p = p * r + 8.3334519073e-3f;
+	p = p * r + 4.1665795894e-2f;
+	p = p * r + 1.6666665459e-1f;
+	p = p * r + 5.0000001201e-1f;
+	p = p * (r * r) + r;
+	p = p + 1.0f;
+#if VW == 16
+	return (vf)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+	p = (vf)((vi)p + ((vi)biased << 23)); /* the low bits of biased are n */
+	p = v_select(x < -87.3f, v_set(0.0f), p);
+	p = v_select(x > 88.37f, v_set(INFINITY), p);
+	return v_select(x == x, p, x);
+#endif
+}
+
+VINLINE vf v_sigmoid(vf x)
+{
+	return 1.0f / (1.0f + v_exp(-x));
+}

@@ -1,0 +1,637 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Every operation of device.h but attention against a plain float64 computation; odd sizes, both dtypes. */
+#include "test_device.h"
+
+#define COUNT(a) (sizeof(a) / sizeof((a)[0]))
+
+static struct device *dev;
+static int threads;
+static enum dtype type;
+
+static void setup(void)
+{
+	dev = test_device(threads);
+}
+
+static void teardown(void)
+{
+	struct error err = ERROR_INIT;
+
+	ck_ok(device_synchronize(dev, &err), &err);
+	device_destroy(dev);
+}
+
+/* Every combination of threads and dtype. */
+#define FOR_ALL                                                                                              \
+	for (size_t ti_ = 0; ti_ < COUNT(test_threads); ti_++)                                               \
+		for (size_t ty_ = 0; ty_ < COUNT(test_types); ty_++)                                         \
+			for (int once_ = (threads = test_threads[ti_], type = test_types[ty_], setup(), 1);  \
+			     once_; once_ = (teardown(), 0))
+
+START_TEST(describes)
+{
+	dev = test_device(2);
+	ck_assert_ptr_nonnull(strstr(device_describe(dev), "cpu: 2 threads"));
+	ck_assert_ptr_nonnull(strstr(device_describe(dev), "OpenBLAS"));
+	ck_assert_ptr_nonnull(strstr(device_describe(dev), "oneDNN"));
+	ck_assert(device_supports(dev, DTYPE_F32));
+	ck_assert(!device_supports(dev, DTYPE_F16));
+	device_destroy(dev);
+}
+END_TEST
+
+START_TEST(elementwise)
+{
+	static const int64_t sizes[] = {1, 3, 17, 65, 1000, 40001};
+
+	FOR_ALL for (size_t s = 0; s < COUNT(sizes); s++)
+	{
+		int64_t n = sizes[s];
+		double *x = test_values(n, 1), *y = test_values(n, 2), squares = 3, sum = 4, got_squares = 3,
+		       got = 4;
+		void *dx = test_buffer(dev, x, n, type), *dy = test_buffer(dev, y, n, type);
+		double *z = test_values(n, 1);
+		float *f = test_buffer(dev, z, n, DTYPE_F32);
+
+		device_add(dev, dx, dy, type, n);
+		for (int64_t i = 0; i < n; i++)
+			x[i] += y[i];
+		test_close("add", dx, x, n, type, test_tolerance(type), 0);
+		for (int64_t i = 0; i < n; i++)
+			x[i] = test_get(dx, i, type) * 0.37;
+		device_scale(dev, dx, type, 0.37f, n);
+		test_close("scale", dx, x, n, type, test_tolerance(type), 0);
+
+		for (int64_t i = 0; i < n; i++) {
+			squares += test_get(dx, i, type) * test_get(dx, i, type);
+			sum += f[i];
+		}
+		device_sum_squares(dev, dx, type, n, &got_squares);
+		ck_assert_double_eq_tol(got_squares, squares, 1e-6 * squares);
+		device_sum(dev, f, n, &got);
+		ck_assert_double_eq_tol(got, sum, 1e-6 * (double)n);
+
+		device_cast(dev, f, DTYPE_F32, dy, type, n);
+		test_close("cast", f, y, n, DTYPE_F32, 0, 0);
+		device_cast(dev, dx, type, f, DTYPE_F32, n);
+		test_close("cast back", dx, y, n, type, 0, 0);
+		device_zero(dev, dx, (size_t)n * dtype_size(type));
+		for (int64_t i = 0; i < n; i++)
+			ck_assert(test_get(dx, i, type) == 0);
+		device_copy(dev, dx, dy, (size_t)n * dtype_size(type));
+		test_close("copy", dx, y, n, type, 0, 0);
+		device_free(dev, dx);
+		device_free(dev, dy);
+		device_free(dev, f);
+		free(x);
+		free(y);
+		free(z);
+	}
+}
+END_TEST
+
+START_TEST(casts_round_to_nearest_even)
+{
+	static const uint32_t bits[] = {0x00000000, 0x80000000, 0x3f800000, 0x3f808000, 0x3f818000,
+	                                0x3f808001, 0x7f800000, 0xff800000, 0x7fc00000, 0x7f7fffff,
+	                                0x477fefff, 0x477ff000, 0x38800000, 0xb8800000, 0x387fe000,
+	                                0x33800000, 0x33000000, 0x33000001};
+	float in[32] = {0}, back[32];
+	uint16_t bf[32], half[32];
+
+	threads = 1;
+	setup();
+	memcpy(in, bits, sizeof(bits));
+	device_cast(dev, bf, DTYPE_BF16, in, DTYPE_F32, 32);
+	for (size_t i = 0; i < COUNT(bits); i++)
+		ck_assert_msg(bf[i] == bf16_from_float(in[i]), "%08x gives %04x", bits[i], bf[i]);
+	device_cast(dev, half, DTYPE_F16, in, DTYPE_F32, 32);
+	ck_assert_uint_eq(half[2], 0x3c00);
+	ck_assert_uint_eq(half[6], 0x7c00);
+	ck_assert_uint_eq(half[7], 0xfc00);
+	ck_assert((half[8] & 0x7fff) > 0x7c00);
+	ck_assert_uint_eq(half[10], 0x7bff);
+	ck_assert_uint_eq(half[11], 0x7c00);
+	ck_assert_uint_eq(half[12], 0x0400);
+	ck_assert_uint_eq(half[14], 0x03ff + 1); /* 0x387fe000 lies between: even above */
+	ck_assert_uint_eq(half[15], 0x0001);
+	ck_assert_uint_eq(half[16], 0x0000);
+	ck_assert_uint_eq(half[17], 0x0001);
+	/* Every fp16 number comes back from fp32 as it was. */
+	for (uint32_t h = 0; h < 0x10000; h += 32) {
+		for (uint32_t i = 0; i < 32; i++)
+			half[i] = (uint16_t)(h + i);
+		device_cast(dev, back, DTYPE_F32, half, DTYPE_F16, 32);
+		device_cast(dev, bf, DTYPE_F16, back, DTYPE_F32, 32);
+		for (uint32_t i = 0; i < 32; i++)
+			ck_assert(bf[i] == half[i] || ((half[i] & 0x7c00) == 0x7c00 && (half[i] & 0x3ff)));
+	}
+	teardown();
+}
+END_TEST
+
+START_TEST(gemm)
+{
+	static const int64_t shapes[][3] = {{1, 1, 1},   {3, 17, 65},   {17, 65, 3},
+	                                    {65, 3, 17}, {64, 96, 128}, {2, 130, 70}};
+	static const float factors[][2] = {{1, 0}, {1, 1}, {0.5f, 1}, {2, 0.25f}};
+
+	FOR_ALL for (size_t s = 0; s < COUNT(shapes) * 4 * COUNT(factors) * 2; s++)
+	{
+		const int64_t *mnk = shapes[s / (8 * COUNT(factors))];
+		const float *f = factors[s / 8 % COUNT(factors)];
+		bool ta = s & 1, tb = s & 2;
+		int64_t m = mnk[0], n = mnk[1], k = mnk[2], pad = 5;
+		int64_t lda = (ta ? m : k) + pad, ldb = (tb ? k : n) + pad, ldc = n + pad;
+		int64_t na = (ta ? k : m) * lda, nb = (tb ? n : k) * ldb, nc = m * ldc;
+		enum dtype c_type = s & 4 ? type : DTYPE_F32;
+		double *a = test_values(na, 1), *b = test_values(nb, 2), *c = test_values(nc, 3);
+		void *da = test_buffer(dev, a, na, type), *db = test_buffer(dev, b, nb, type);
+		void *dc = test_buffer(dev, c, nc, c_type);
+
+		device_gemm(dev, &(struct device_gemm){.transpose_a = ta,
+		                                       .transpose_b = tb,
+		                                       .m = m,
+		                                       .n = n,
+		                                       .k = k,
+		                                       .alpha = f[0],
+		                                       .beta = f[1],
+		                                       .a = da,
+		                                       .b = db,
+		                                       .c = dc,
+		                                       .lda = lda,
+		                                       .ldb = ldb,
+		                                       .ldc = ldc,
+		                                       .ab_type = type,
+		                                       .c_type = c_type});
+		for (int64_t i = 0; i < m; i++) {
+			for (int64_t j = 0; j < n; j++) {
+				double sum = 0;
+
+				for (int64_t p = 0; p < k; p++)
+					sum += a[ta ? p * lda + i : i * lda + p] *
+					       b[tb ? j * ldb + p : p * ldb + j];
+				c[i * ldc + j] = f[0] * sum + f[1] * c[i * ldc + j];
+			}
+		}
+		test_close("gemm", dc, c, nc, c_type, test_tolerance(c_type), 8);
+		device_free(dev, da);
+		device_free(dev, db);
+		device_free(dev, dc);
+		free(a);
+		free(b);
+		free(c);
+	}
+}
+END_TEST
+
+START_TEST(bias)
+{
+	static const int64_t shapes[][2] = {{1, 1}, {3, 17}, {17, 65}, {300, 131}};
+
+	FOR_ALL for (size_t s = 0; s < COUNT(shapes) * 2; s++)
+	{
+		int64_t rows = shapes[s / 2][0], cols = shapes[s / 2][1], ld = cols + 7;
+		enum dtype grad_type = s & 1 ? type : DTYPE_F32;
+		double *x = test_values(rows * ld, 1), *b = test_values(cols, 2), *g = test_values(cols, 3);
+		void *dx = test_buffer(dev, x, rows * ld, type), *db = test_buffer(dev, b, cols, type);
+		void *dg = test_buffer(dev, g, cols, grad_type);
+
+		device_bias_backward(dev, dg, grad_type, dx, rows, cols, ld, type);
+		for (int64_t i = 0; i < rows; i++)
+			for (int64_t j = 0; j < cols; j++)
+				g[j] += x[i * ld + j];
+		test_close("bias_backward", dg, g, cols, grad_type, test_tolerance(grad_type), 10);
+		device_bias_forward(dev, dx, db, rows, cols, ld, type);
+		for (int64_t i = 0; i < rows; i++)
+			for (int64_t j = 0; j < cols; j++)
+				x[i * ld + j] += b[j];
+		test_close("bias_forward", dx, x, rows * ld, type, test_tolerance(type), 1e-3);
+		device_free(dev, dx);
+		device_free(dev, db);
+		device_free(dev, dg);
+		free(x);
+		free(b);
+		free(g);
+	}
+}
+END_TEST
+
+START_TEST(embedding)
+{
+	static const int64_t shapes[][3] = {{1, 3, 1}, {17, 5, 65}, {300, 40, 130}};
+
+	FOR_ALL for (size_t s = 0; s < COUNT(shapes); s++)
+	{
+		int64_t tokens = shapes[s][0], vocab = shapes[s][1], hidden = shapes[s][2];
+		double *table = test_values(vocab * hidden, 1), *d = test_values(tokens * hidden, 2);
+		double *g = test_values(vocab * hidden, 3), *out = test_values(tokens * hidden, 4);
+		int32_t *ids = malloc((size_t)tokens * sizeof(*ids));
+		void *dt = test_buffer(dev, table, vocab * hidden, type);
+		void *dd = test_buffer(dev, d, tokens * hidden, type);
+		void *dg = test_buffer(dev, g, vocab * hidden, DTYPE_F32);
+		void *dout = test_buffer(dev, out, tokens * hidden, type);
+
+		for (int64_t t = 0; t < tokens; t++)
+			ids[t] = (int32_t)(t * 7 % vocab);
+		device_embedding_forward(dev, dout, ids, dt, tokens, (int)hidden, type);
+		device_embedding_backward(dev, dg, DTYPE_F32, dd, ids, ids, tokens, vocab, (int)hidden, type);
+		for (int64_t t = 0; t < tokens; t++) {
+			for (int64_t i = 0; i < hidden; i++) {
+				out[t * hidden + i] = table[ids[t] * hidden + i];
+				g[ids[t] * hidden + i] += d[t * hidden + i];
+			}
+		}
+		test_close("embedding_forward", dout, out, tokens * hidden, type, 0, 0);
+		test_close("embedding_backward", dg, g, vocab * hidden, DTYPE_F32, 2e-6, 10);
+		device_free(dev, dt);
+		device_free(dev, dd);
+		device_free(dev, dg);
+		device_free(dev, dout);
+		free(ids);
+		free(table);
+		free(d);
+		free(g);
+		free(out);
+	}
+}
+END_TEST
+
+/* sum over the row of y·d for y = norm(x)·w: its derivative is what the backward has to give. */
+static double norm_objective(const double *x, const double *w, const double *d, int64_t n, double eps)
+{
+	double squares = 0, sum = 0;
+
+	for (int64_t i = 0; i < n; i++)
+		squares += x[i] * x[i];
+	for (int64_t i = 0; i < n; i++)
+		sum += x[i] / sqrt(squares / (double)n + eps) * w[i] * d[i];
+	return sum;
+}
+
+START_TEST(rmsnorm)
+{
+	static const int64_t shapes[][3] = {{1, 1, 1}, {3, 1, 17}, {5, 3, 65}, {70, 2, 48}, {130, 1, 200}};
+
+	FOR_ALL for (size_t s = 0; s < COUNT(shapes) * 2; s++)
+	{
+		int64_t rows = shapes[s / 2][0], groups = shapes[s / 2][1], cols = shapes[s / 2][2];
+		int64_t ld_x = groups * cols + 3, ld_y = groups * cols + 6, nx = rows * ld_x,
+		        ny = rows * ld_y;
+		bool accumulate = s & 1;
+		double *x = test_values(nx, 1), *w = test_values(cols, 2), *y = test_values(ny, 3);
+		double *dy = test_values(ny, 4), *dx = test_values(nx, 5), *dw = test_values(cols, 6);
+		double *rs = test_values(rows * groups, 7), h = 1e-5;
+		void *bx = test_buffer(dev, x, nx, type), *bw = test_buffer(dev, w, cols, type);
+		void *by = test_buffer(dev, y, ny, type), *bdy = test_buffer(dev, dy, ny, type);
+		void *bdx = test_buffer(dev, dx, nx, type), *bdw = test_buffer(dev, dw, cols, DTYPE_F32);
+		float *rstd = test_buffer(dev, rs, rows * groups, DTYPE_F32);
+		struct device_norm n = {.rows = rows,
+		                        .groups = (int)groups,
+		                        .cols = (int)cols,
+		                        .ld_x = ld_x,
+		                        .ld_y = ld_y,
+		                        .eps = 1e-3f,
+		                        .type = type};
+
+		device_rmsnorm_forward(dev, &n, by, rstd, bx, bw);
+		device_rmsnorm_backward(dev, &n, bdx, accumulate, bdw, DTYPE_F32, bdy, bx, rstd, bw);
+		for (int64_t r = 0; r < rows * groups; r++) {
+			double *xr = x + r / groups * ld_x + r % groups * cols, squares = 0;
+			double *yr = y + r / groups * ld_y + r % groups * cols;
+			double *dyr = dy + r / groups * ld_y + r % groups * cols;
+			double *dxr = dx + r / groups * ld_x + r % groups * cols;
+
+			for (int64_t i = 0; i < cols; i++)
+				squares += xr[i] * xr[i];
+			rs[r] = 1 / sqrt(squares / (double)cols + 1e-3);
+			for (int64_t i = 0; i < cols; i++) {
+				double keep = xr[i], up, down;
+
+				yr[i] = xr[i] * rs[r] * w[i];
+				dw[i] += dyr[i] * xr[i] * rs[r];
+				xr[i] = keep + h;
+				up = norm_objective(xr, w, dyr, cols, 1e-3);
+				xr[i] = keep - h;
+				down = norm_objective(xr, w, dyr, cols, 1e-3);
+				xr[i] = keep;
+				dxr[i] = (accumulate ? dxr[i] : 0) + (up - down) / (2 * h);
+			}
+		}
+		test_close("rmsnorm", by, y, ny, type, test_tolerance(type), 0.1);
+		test_close("rstd", rstd, rs, rows * groups, DTYPE_F32, 2e-6, 0);
+		test_close("rmsnorm d_x", bdx, dx, nx, type, type == DTYPE_F32 ? 5e-6 : 1e-2, 3);
+		test_close("rmsnorm d_w", bdw, dw, cols, DTYPE_F32, 2e-6, 20);
+
+		if (groups == 1) { /* the fused addition */
+			double *res = test_values(nx, 8);
+			void *bres = test_buffer(dev, res, nx, type);
+
+			device_add_rmsnorm_forward(dev, &n, by, rstd, bres, bx, bw);
+			for (int64_t r = 0; r < rows; r++) {
+				double squares = 0;
+
+				for (int64_t i = 0; i < cols; i++)
+					res[r * ld_x + i] += x[r * ld_x + i];
+				for (int64_t i = 0; i < cols; i++)
+					squares += pow(test_get(bres, r * ld_x + i, type), 2);
+				for (int64_t i = 0; i < cols; i++)
+					y[r * ld_y + i] = test_get(bres, r * ld_x + i, type) * w[i] /
+					                  sqrt(squares / (double)cols + 1e-3);
+			}
+			test_close("residual", bres, res, nx, type, test_tolerance(type), 0.01);
+			test_close("add_rmsnorm", by, y, ny, type, test_tolerance(type), 0.1);
+			device_free(dev, bres);
+			free(res);
+		}
+		device_free(dev, bx);
+		device_free(dev, bw);
+		device_free(dev, by);
+		device_free(dev, bdy);
+		device_free(dev, bdx);
+		device_free(dev, bdw);
+		device_free(dev, rstd);
+		free(x);
+		free(w);
+		free(y);
+		free(dy);
+		free(dx);
+		free(dw);
+		free(rs);
+	}
+}
+END_TEST
+
+START_TEST(rope)
+{
+	static const int shapes[][3] = {{1, 1, 2}, {17, 3, 6}, {9, 2, 64}, {200, 5, 40}};
+
+	FOR_ALL for (size_t s = 0; s < COUNT(shapes); s++)
+	{
+		int tokens = shapes[s][0], heads = shapes[s][1], hd = shapes[s][2], half = hd / 2,
+		    ld = heads * hd + 5;
+		double *x = test_values(tokens * ld, 1), *c = test_values(64 * half, 2),
+		       *sn = test_values(64 * half, 3);
+		int32_t *pos = malloc((size_t)tokens * sizeof(*pos));
+		void *bx;
+		float *bc, *bs;
+
+		for (int i = 0; i < 64 * half; i++) {
+			double angle = c[i];
+
+			c[i] = cos(angle);
+			sn[i] = sin(angle);
+		}
+		bx = test_buffer(dev, x, tokens * ld, type);
+		bc = test_buffer(dev, c, 64 * half, DTYPE_F32);
+		bs = test_buffer(dev, sn, 64 * half, DTYPE_F32);
+		for (int t = 0; t < tokens; t++)
+			pos[t] = t * 5 % 64;
+		device_rope(dev, bx, ld, heads, hd, pos, bc, bs, tokens, false, type);
+		for (int t = 0; t < tokens; t++) {
+			for (int i = 0; i < heads * half; i++) {
+				double *a = x + t * ld + i / half * hd + i % half, *b = a + half, a0 = *a;
+				double cs = c[pos[t] * half + i % half], si = sn[pos[t] * half + i % half];
+
+				*a = a0 * cs - *b * si;
+				*b = *b * cs + a0 * si;
+			}
+		}
+		test_close("rope", bx, x, tokens * ld, type, test_tolerance(type), 1);
+		/* The inverse of a rotation is its transpose. */
+		free(x);
+		x = test_values(tokens * ld, 1);
+		device_rope(dev, bx, ld, heads, hd, pos, bc, bs, tokens, true, type);
+		test_close("rope and back", bx, x, tokens * ld, type, 2 * test_tolerance(type), 1);
+		device_free(dev, bx);
+		device_free(dev, bc);
+		device_free(dev, bs);
+		free(x);
+		free(c);
+		free(sn);
+		free(pos);
+	}
+}
+END_TEST
+
+static double silu(double g)
+{
+	return g / (1 + exp(-g));
+}
+
+START_TEST(swiglu)
+{
+	static const int shapes[][2] = {{1, 1}, {3, 17}, {17, 65}, {100, 300}};
+
+	FOR_ALL for (size_t s = 0; s < COUNT(shapes) * 2; s++)
+	{
+		int64_t tokens = shapes[s / 2][0], cols = shapes[s / 2][1], n = tokens * cols;
+		double *gu = test_values(2 * n, 1), *dy = test_values(n, 2), *y = test_values(n, 3);
+		double *d = test_values(2 * n, 4), h = 1e-5;
+		void *bgu, *bdy = test_buffer(dev, dy, n, type), *by = test_buffer(dev, y, n, type);
+		void *bd = test_buffer(dev, d, 2 * n, type);
+
+		for (int64_t i = 0; i < 2 * n; i++)
+			gu[i] *= i % 11 ? 3 : 60; /* the tails of the sigmoid too */
+		bgu = test_buffer(dev, gu, 2 * n, type);
+		device_swiglu_forward(dev, by, bgu, tokens, (int)cols, type);
+		for (int64_t t = 0; t < tokens; t++) {
+			for (int64_t i = 0; i < cols; i++) {
+				double g = gu[2 * t * cols + i], u = gu[(2 * t + 1) * cols + i];
+
+				y[t * cols + i] = silu(g) * u;
+				d[2 * t * cols + i] =
+				    dy[t * cols + i] * u * (silu(g + h) - silu(g - h)) / (2 * h);
+				d[(2 * t + 1) * cols + i] = dy[t * cols + i] * silu(g);
+			}
+		}
+		test_close("swiglu", by, y, n, type, test_tolerance(type), 1e-6);
+		memset(by, 0, (size_t)n * dtype_size(type));
+		if (s & 1) { /* in place */
+			device_swiglu_backward(dev, bgu, by, bdy, bgu, tokens, (int)cols, type);
+			test_close("swiglu d_gate_up", bgu, d, 2 * n, type, 2 * test_tolerance(type), 0.5);
+			test_close("swiglu again", by, y, n, type, test_tolerance(type), 1e-6);
+		} else {
+			device_swiglu_backward(dev, bd, NULL, bdy, bgu, tokens, (int)cols, type);
+			test_close("swiglu d_gate_up", bd, d, 2 * n, type, 2 * test_tolerance(type), 0.5);
+		}
+		device_free(dev, bgu);
+		device_free(dev, bdy);
+		device_free(dev, by);
+		device_free(dev, bd);
+		free(gu);
+		free(dy);
+		free(y);
+		free(d);
+	}
+}
+END_TEST
+
+START_TEST(cross_entropy)
+{
+	static const int64_t shapes[][2] = {{1, 1}, {3, 17}, {5, 65}, {20, 3001}};
+
+	FOR_ALL for (size_t s = 0; s < COUNT(shapes) * 2; s++)
+	{
+		int64_t rows = shapes[s / 2][0], vocab = shapes[s / 2][1];
+		bool backward = s & 1;
+		double *x = test_values(rows * vocab, 1), *loss = test_values(rows, 2), scale = 0.125;
+		int32_t *targets = malloc((size_t)rows * sizeof(*targets)),
+		        *best = malloc((size_t)rows * sizeof(*best));
+		void *bx;
+		float *bl = test_buffer(dev, loss, rows, DTYPE_F32);
+
+		for (int64_t i = 0; i < rows * vocab; i++)
+			x[i] *= 4;
+		bx = test_buffer(dev, x, rows * vocab, type);
+		for (int64_t r = 0; r < rows; r++)
+			targets[r] = r % 5 == 4 ? -100 : (int32_t)(r * 13 % vocab);
+		device_argmax(dev, best, bx, type, rows, vocab);
+		device_cross_entropy(dev, bx, type, targets, rows, vocab, (float)scale, bl, backward);
+		for (int64_t r = 0; r < rows; r++) {
+			double *row = x + r * vocab, sum = 0, max = -INFINITY;
+			int64_t first = 0;
+
+			for (int64_t i = 0; i < vocab; i++) {
+				if (row[i] > max) {
+					max = row[i];
+					first = i;
+				}
+			}
+			ck_assert_int_eq(best[r], first);
+			for (int64_t i = 0; i < vocab; i++)
+				sum += exp(row[i] - max);
+			loss[r] = targets[r] < 0 ? 0 : log(sum) + max - row[targets[r]];
+			for (int64_t i = 0; backward && i < vocab; i++)
+				row[i] = targets[r] < 0
+				             ? 0
+				             : (exp(row[i] - max) / sum - (i == targets[r])) * scale;
+		}
+		test_close("loss", bl, loss, rows, DTYPE_F32, 1e-6, 1);
+		test_close("d_logits", bx, x, rows * vocab, type, test_tolerance(type), backward ? 1e-6 : 0);
+		device_free(dev, bx);
+		device_free(dev, bl);
+		free(x);
+		free(loss);
+		free(targets);
+		free(best);
+	}
+}
+END_TEST
+
+START_TEST(not_a_number_survives)
+{
+	double x[40] = {0}, g[40] = {0};
+	int32_t target = 3;
+	float loss = 0, *bx, *y;
+
+	threads = 1;
+	setup();
+	x[21] = NAN;
+	bx = test_buffer(dev, x, 40, DTYPE_F32);
+	y = test_buffer(dev, g, 20, DTYPE_F32);
+	device_swiglu_forward(dev, y, bx, 1, 20, DTYPE_F32);
+	ck_assert(isnan(y[1]) && !isnan(y[0]));
+	device_cross_entropy(dev, bx, DTYPE_F32, &target, 1, 40, 1, &loss, true);
+	ck_assert(isnan(loss) && isnan(bx[0]));
+	device_free(dev, bx);
+	device_free(dev, y);
+	teardown();
+}
+END_TEST
+
+START_TEST(adamw)
+{
+	static const int64_t sizes[] = {1, 17, 65, 20001};
+
+	FOR_ALL for (size_t s = 0; s < COUNT(sizes) * 2; s++)
+	{
+		int64_t n = sizes[s / 2];
+		enum dtype grad_type = s & 1 ? type : DTYPE_F32;
+		double *p = test_values(n, 1), *g = test_values(n, 2), *m = test_values(n, 3),
+		       *v = test_values(n, 4);
+		double *copy = test_values(n, 5), norm_squares = 0;
+		float *bp = test_buffer(dev, p, n, DTYPE_F32), *bm, *bv, scale, norm;
+		void *bg = test_buffer(dev, g, n, grad_type), *bc = test_buffer(dev, copy, n, type);
+		struct device_adamw h = {.learning_rate = 1e-2f,
+		                         .beta1 = 0.9f,
+		                         .beta2 = 0.95f,
+		                         .epsilon = 1e-8f,
+		                         .weight_decay = 0.1f,
+		                         .step = 3};
+
+		for (int64_t i = 0; i < n; i++)
+			v[i] *= v[i];
+		bm = test_buffer(dev, m, n, DTYPE_F32);
+		bv = test_buffer(dev, v, n, DTYPE_F32);
+		device_sum_squares(dev, bg, grad_type, n, &norm_squares);
+		device_clip_scale(dev, &norm_squares, 0.5f, &scale, &norm);
+		ck_assert_double_eq_tol(scale, fmin(1, 0.5 / (sqrt(norm_squares) + 1e-6)), 1e-6);
+		ck_assert_double_eq_tol(norm, sqrt(norm_squares), 1e-5 * norm);
+		device_adamw(dev, bp, bc, type, bg, grad_type, bm, bv, n, &scale, &h);
+		for (int64_t i = 0; i < n; i++) { /* torch.optim.AdamW */
+			double gi = g[i] * scale;
+
+			p[i] *= 1 - (double)h.learning_rate * h.weight_decay;
+			m[i] = h.beta1 * m[i] + (1 - (double)h.beta1) * gi;
+			v[i] = h.beta2 * v[i] + (1 - (double)h.beta2) * gi * gi;
+			p[i] -= h.learning_rate / (1 - pow(h.beta1, 3)) * m[i] /
+			        (sqrt(v[i]) / sqrt(1 - pow(h.beta2, 3)) + h.epsilon);
+		}
+		test_close("adamw", bp, p, n, DTYPE_F32, 3e-6, 1);
+		test_close("adamw m", bm, m, n, DTYPE_F32, 2e-6, 1);
+		test_close("adamw v", bv, v, n, DTYPE_F32, 2e-6, 1e-3);
+		for (int64_t i = 0; i < n; i++)
+			copy[i] = type == DTYPE_F32 ? bp[i] : bf16_to_float(bf16_from_float(bp[i]));
+		test_close("adamw copy", bc, copy, n, type, 0, 0);
+		device_free(dev, bp);
+		device_free(dev, bm);
+		device_free(dev, bv);
+		device_free(dev, bg);
+		device_free(dev, bc);
+		free(p);
+		free(g);
+		free(m);
+		free(v);
+		free(copy);
+	}
+}
+END_TEST
+
+START_TEST(faults_stick_until_asked)
+{
+	struct error err = ERROR_INIT;
+	struct device *d = NULL;
+	float x[4] = {1, 2, 3, 4}, y[4];
+
+	ck_ok(device_create(NULL, &d, &err), &err);
+	device_add(d, x, x, DTYPE_F16, 2);
+	ck_fails(device_synchronize(d, &err), &err, "float16");
+	ck_ok(device_read(d, y, x, sizeof(x), &err), &err);
+	ck_assert_float_eq(y[3], 4);
+	device_destroy(d);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("device");
+	TCase *tc = tcase_create("cpu");
+
+	tcase_set_timeout(tc, 120);
+	tcase_add_test(tc, describes);
+	tcase_add_test(tc, elementwise);
+	tcase_add_test(tc, casts_round_to_nearest_even);
+	tcase_add_test(tc, gemm);
+	tcase_add_test(tc, bias);
+	tcase_add_test(tc, embedding);
+	tcase_add_test(tc, rmsnorm);
+	tcase_add_test(tc, rope);
+	tcase_add_test(tc, swiglu);
+	tcase_add_test(tc, cross_entropy);
+	tcase_add_test(tc, not_a_number_survives);
+	tcase_add_test(tc, adamw);
+	tcase_add_test(tc, faults_stick_until_asked);
+	suite_add_tcase(suite, tc);
+	return unit_run(suite);
+}

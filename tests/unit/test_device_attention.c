@@ -1,0 +1,312 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Attention against a plain float64 computation, its gradients against the textbook's float64 ones, and those
+ * against finite differences: packed documents, windows, grouped heads, odd sizes.
+ */
+#include "test_device.h"
+
+#define COUNT(a) (sizeof(a) / sizeof((a)[0]))
+
+struct shape {
+	int heads, kv_heads, head_dim, window, documents;
+	int32_t starts[6];
+};
+
+static const struct shape shapes[] = {
+    {1, 1, 4, 0, 1, {0, 1}},
+    {2, 1, 8, 0, 1, {0, 17}},
+    {4, 2, 16, 0, 3, {0, 1, 4, 69}},
+    {3, 3, 20, 0, 2, {0, 65, 130}},
+    {4, 1, 64, 0, 2, {0, 64, 200}},
+    {2, 2, 10, 1, 1, {0, 70}},
+    {4, 2, 24, 5, 3, {0, 3, 80, 209}},
+    {2, 1, 64, 70, 2, {0, 200, 300}},
+    {8, 2, 32, 64, 5, {0, 63, 127, 192, 320, 323}},
+    {2, 1, 130, 0, 1, {0, 90}},
+};
+
+struct problem {
+	const struct shape *s;
+	int64_t tokens, ld, ld_o; /* q, k and v lie in one matrix */
+	double scale, *qkv, *o, *lse, *d_o, *d_qkv;
+};
+
+static double dot(const double *a, const double *b, int n)
+{
+	double sum = 0;
+
+	for (int i = 0; i < n; i++)
+		sum += a[i] * b[i];
+	return sum;
+}
+
+static int first_key(const struct shape *s, int start, int t)
+{
+	return s->window > 0 && t - s->window + 1 > start ? t - s->window + 1 : start;
+}
+
+/* Forward and, where d_qkv is there, the gradients, all in float64. */
+static void reference(const struct problem *p)
+{
+	const struct shape *s = p->s;
+	int hd = s->head_dim, group = s->heads / s->kv_heads;
+	double *prob = malloc((size_t)p->tokens * sizeof(double));
+
+	if (p->d_qkv)
+		for (int64_t i = 0; i < p->tokens; i++)
+			memset(p->d_qkv + i * p->ld, 0,
+			       (size_t)((s->heads + 2 * s->kv_heads) * hd) * sizeof(double));
+	for (int d = 0; d < s->documents; d++) {
+		for (int h = 0; h < s->heads; h++) {
+			for (int t = s->starts[d]; t < s->starts[d + 1]; t++) {
+				int at_k = (s->heads + h / group) * hd, at_v = at_k + s->kv_heads * hd;
+				int first = first_key(s, s->starts[d], t);
+				double *q = p->qkv + t * p->ld + h * hd, *o = p->o + t * p->ld_o + h * hd;
+				double max = -INFINITY, sum = 0, delta, *d_o = p->d_o + t * p->ld_o + h * hd;
+
+				for (int j = first; j <= t; j++) {
+					prob[j] = p->scale * dot(q, p->qkv + j * p->ld + at_k, hd);
+					max = fmax(max, prob[j]);
+				}
+				for (int j = first; j <= t; j++)
+					sum += prob[j] = exp(prob[j] - max);
+				p->lse[h * p->tokens + t] = max + log(sum);
+				memset(o, 0, (size_t)hd * sizeof(double));
+				for (int j = first; j <= t; j++) {
+					prob[j] /= sum;
+					for (int i = 0; i < hd; i++)
+						o[i] += prob[j] * p->qkv[j * p->ld + at_v + i];
+				}
+				if (!p->d_qkv)
+					continue;
+				delta = dot(d_o, o, hd);
+				for (int j = first; j <= t; j++) {
+					double dp = dot(d_o, p->qkv + j * p->ld + at_v, hd);
+					double ds = prob[j] * (dp - delta) * p->scale;
+
+					for (int i = 0; i < hd; i++) {
+						p->d_qkv[t * p->ld + h * hd + i] +=
+						    ds * p->qkv[j * p->ld + at_k + i];
+						p->d_qkv[j * p->ld + at_k + i] += ds * q[i];
+						p->d_qkv[j * p->ld + at_v + i] += prob[j] * d_o[i];
+					}
+				}
+			}
+		}
+	}
+	free(prob);
+}
+
+static struct problem problem_make(const struct shape *s)
+{
+	struct problem p = {.s = s, .tokens = s->starts[s->documents]};
+
+	p.ld = (s->heads + 2 * s->kv_heads) * s->head_dim + 3;
+	p.ld_o = s->heads * s->head_dim + 5;
+	p.scale = (float)(1 / sqrt(s->head_dim));
+	p.qkv = test_values(p.tokens * p.ld, 1);
+	p.o = test_values(p.tokens * p.ld_o, 2);
+	p.d_o = test_values(p.tokens * p.ld_o, 3);
+	p.d_qkv = test_values(p.tokens * p.ld, 4);
+	p.lse = test_values(p.tokens * s->heads, 5);
+	for (int64_t i = 0; i < p.tokens * p.ld; i++)
+		p.qkv[i] *= 2; /* sharp enough for the maximum to matter */
+	return p;
+}
+
+static void problem_free(struct problem *p)
+{
+	free(p->qkv);
+	free(p->o);
+	free(p->d_o);
+	free(p->d_qkv);
+	free(p->lse);
+}
+
+/* Guards the reference itself. */
+START_TEST(reference_agrees_with_differences)
+{
+	struct problem p = problem_make(&shapes[2]);
+	double h = 1e-5, *d_qkv = p.d_qkv;
+	int64_t cols = p.ld - 3;
+
+	reference(&p);
+	p.d_qkv = NULL;
+	for (int64_t x = 0; x < 60; x++) {
+		int64_t i = x * 37 % p.tokens * p.ld + x * 11 % cols;
+		double keep = p.qkv[i], change = 0;
+
+		for (int side = 1; side >= -1; side -= 2) {
+			p.qkv[i] = keep + side * h;
+			reference(&p);
+			for (int64_t t = 0; t < p.tokens; t++)
+				change += side * dot(p.o + t * p.ld_o, p.d_o + t * p.ld_o, (int)p.ld_o - 5);
+		}
+		p.qkv[i] = keep;
+		ck_assert_double_eq_tol(change / (2 * h), d_qkv[i], 1e-6);
+	}
+	p.d_qkv = d_qkv;
+	problem_free(&p);
+}
+END_TEST
+
+START_TEST(attention)
+{
+	for (size_t x = 0; x < COUNT(shapes) * COUNT(test_threads) * 2; x++) {
+		const struct shape *s = &shapes[x / 2 / COUNT(test_threads)];
+		enum dtype type = test_types[x & 1];
+		struct device *dev = test_device(test_threads[x / 2 % COUNT(test_threads)]);
+		struct error err = ERROR_INIT;
+		struct problem p = problem_make(s);
+		int64_t nq = p.tokens * p.ld, no = p.tokens * p.ld_o, nl = p.tokens * s->heads;
+		int64_t at_k = s->heads * s->head_dim, at_v = at_k + s->kv_heads * s->head_dim;
+		size_t size = dtype_size(type);
+		char *qkv = test_buffer(dev, p.qkv, nq, type), *o = test_buffer(dev, p.o, no, type);
+		char *d_o = test_buffer(dev, p.d_o, no, type), *d_qkv = test_buffer(dev, p.d_qkv, nq, type);
+		float *lse = test_buffer(dev, p.lse, nl, DTYPE_F32);
+		struct device_attention a = {.tokens = p.tokens,
+		                             .heads = s->heads,
+		                             .kv_heads = s->kv_heads,
+		                             .head_dim = s->head_dim,
+		                             .scale = (float)p.scale,
+		                             .window = s->window,
+		                             .documents = s->documents,
+		                             .starts = s->starts,
+		                             .host_starts = s->starts,
+		                             .ld_q = p.ld,
+		                             .ld_k = p.ld,
+		                             .ld_v = p.ld,
+		                             .ld_o = p.ld_o,
+		                             .type = type};
+		struct device_shapes need = {.tokens = p.tokens,
+		                             .max_sequence = p.tokens,
+		                             .hidden = 16,
+		                             .intermediate = 16,
+		                             .heads = s->heads,
+		                             .kv_heads = s->kv_heads,
+		                             .head_dim = s->head_dim,
+		                             .type = type};
+		char *copy_q = malloc((size_t)nq * size), *copy_o = malloc((size_t)no * size);
+
+		ck_assert(device_scratch_bytes(dev, &need) < 64 << 20);
+		device_attention_forward(dev, &a, o, lse, qkv, qkv + (size_t)at_k * size,
+		                         qkv + (size_t)at_v * size);
+		device_attention_backward(dev, &a, d_qkv, d_qkv + (size_t)at_k * size,
+		                          d_qkv + (size_t)at_v * size, d_o, o, lse, qkv,
+		                          qkv + (size_t)at_k * size, qkv + (size_t)at_v * size);
+		ck_ok(device_synchronize(dev, &err), &err);
+		reference(&p);
+		test_close("o", o, p.o, no, type, type == DTYPE_F32 ? 2e-5 : 1e-2, 1);
+		test_close("lse", lse, p.lse, nl, DTYPE_F32, type == DTYPE_F32 ? 2e-6 : 1e-4, 5);
+		test_close("d_qkv", d_qkv, p.d_qkv, nq, type, type == DTYPE_F32 ? 4e-5 : 4e-2, 3);
+
+		/* The same call gives the same bits. */
+		memcpy(copy_q, d_qkv, (size_t)nq * size);
+		memcpy(copy_o, o, (size_t)no * size);
+		device_attention_forward(dev, &a, o, lse, qkv, qkv + (size_t)at_k * size,
+		                         qkv + (size_t)at_v * size);
+		device_attention_backward(dev, &a, d_qkv, d_qkv + (size_t)at_k * size,
+		                          d_qkv + (size_t)at_v * size, d_o, o, lse, qkv,
+		                          qkv + (size_t)at_k * size, qkv + (size_t)at_v * size);
+		ck_assert(!memcmp(copy_q, d_qkv, (size_t)nq * size));
+		ck_assert(!memcmp(copy_o, o, (size_t)no * size));
+
+		/* One document, continued from a cache at any place, is the same. */
+		for (int past = 0; s->documents == 1 && past < p.tokens; past += 1 + past / 3) {
+			for (int64_t n = 1; past + n <= p.tokens; n += n < 3 ? 1
+			                                               : p.tokens - past - n
+			                                                   ? p.tokens - past - n
+			                                                   : 1) {
+				a.tokens = n;
+				memset(o, 0, (size_t)no * size);
+				device_attention_cached(dev, &a, past, o + (size_t)(past * p.ld_o) * size,
+				                        qkv + (size_t)(past * p.ld) * size,
+				                        qkv + (size_t)at_k * size, qkv + (size_t)at_v * size);
+				for (int64_t t = past; t < past + n; t++)
+					for (int64_t i = 0; i < at_k; i++)
+						ck_assert_double_eq_tol(test_get(o, t * p.ld_o + i, type),
+						                        p.o[t * p.ld_o + i],
+						                        type == DTYPE_F32 ? 2e-5 : 5e-2);
+			}
+		}
+		ck_ok(device_synchronize(dev, &err), &err);
+		device_free(dev, qkv);
+		device_free(dev, o);
+		device_free(dev, d_o);
+		device_free(dev, d_qkv);
+		device_free(dev, lse);
+		device_destroy(dev);
+		problem_free(&p);
+		free(copy_q);
+		free(copy_o);
+	}
+}
+END_TEST
+
+/* How the work is cut depends on the threads, the bits do not. */
+START_TEST(threads_do_not_matter)
+{
+	const struct shape *s = &shapes[8];
+	struct problem p = problem_make(s);
+	int64_t nq = p.tokens * p.ld, no = p.tokens * p.ld_o;
+	int64_t at_k = s->heads * s->head_dim, at_v = at_k + s->kv_heads * s->head_dim;
+	float *first = NULL, *last = NULL;
+
+	for (int threads = 1; threads <= 24; threads += threads < 4 ? 1 : 10) {
+		struct device *dev = test_device(threads);
+		float *qkv = test_buffer(dev, p.qkv, nq, DTYPE_F32),
+		      *o = test_buffer(dev, p.o, no, DTYPE_F32);
+		float *d_o = test_buffer(dev, p.d_o, no, DTYPE_F32),
+		      *d_qkv = test_buffer(dev, p.d_qkv, nq, DTYPE_F32);
+		float *lse = test_buffer(dev, p.lse, p.tokens * s->heads, DTYPE_F32);
+		struct device_attention a = {.tokens = p.tokens,
+		                             .heads = s->heads,
+		                             .kv_heads = s->kv_heads,
+		                             .head_dim = s->head_dim,
+		                             .scale = (float)p.scale,
+		                             .documents = s->documents,
+		                             .starts = s->starts,
+		                             .host_starts = s->starts,
+		                             .ld_q = p.ld,
+		                             .ld_k = p.ld,
+		                             .ld_v = p.ld,
+		                             .ld_o = p.ld_o,
+		                             .type = DTYPE_F32};
+
+		device_attention_forward(dev, &a, o, lse, qkv, qkv + at_k, qkv + at_v);
+		device_attention_backward(dev, &a, d_qkv, d_qkv + at_k, d_qkv + at_v, d_o, o, lse, qkv,
+		                          qkv + at_k, qkv + at_v);
+		if (first) {
+			ck_assert(!memcmp(first, d_qkv, (size_t)nq * sizeof(float)));
+			ck_assert(!memcmp(last, o, (size_t)no * sizeof(float)));
+		} else {
+			first = malloc((size_t)nq * sizeof(float));
+			memcpy(first, d_qkv, (size_t)nq * sizeof(float));
+			last = malloc((size_t)no * sizeof(float));
+			memcpy(last, o, (size_t)no * sizeof(float));
+		}
+		device_free(dev, qkv);
+		device_free(dev, o);
+		device_free(dev, d_o);
+		device_free(dev, d_qkv);
+		device_free(dev, lse);
+		device_destroy(dev);
+	}
+	free(first);
+	free(last);
+	problem_free(&p);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("device attention");
+	TCase *tc = tcase_create("cpu");
+
+	tcase_set_timeout(tc, 300);
+	tcase_add_test(tc, reference_agrees_with_differences);
+	tcase_add_test(tc, attention);
+	tcase_add_test(tc, threads_do_not_matter);
+	suite_add_tcase(suite, tc);
+	return unit_run(suite);
+}
