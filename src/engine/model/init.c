@@ -38,7 +38,7 @@ int model_init_fill(void *init, const struct model_parameter *p, int64_t first, 
                     struct error *err)
 {
 	const struct model_init *in = init;
-	uint32_t stream = (uint32_t)(p - in->layout->parameter);
+	uint32_t stream = (uint32_t)(p->unit * PARAMETER_ROLES + (int)p->role);
 	bool norm = p->role == PARAMETER_INPUT_NORM || p->role == PARAMETER_POST_NORM ||
 	            p->role == PARAMETER_FINAL_NORM || p->role == PARAMETER_Q_NORM ||
 	            p->role == PARAMETER_K_NORM;

@@ -77,7 +77,6 @@ typedef int (*model_fill_fn)(void *context, const struct model_parameter *p, int
 struct model_init {
 	uint64_t seed;
 	double std;
-	const struct model_layout *layout;
 };
 int model_init_fill(void *init, const struct model_parameter *p, int64_t first, int64_t n, float *out,
                     struct error *err);

@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * grad_dump MODEL BATCH OUT [recompute] [bf16]: loads a Hugging Face directory, runs one micro-batch forward
+ * and backward, and writes what came out as OUT/model.safetensors: every gradient under its parameter's name,
+ * losses [tokens], logits [tokens, vocab] (fp32 only) and loss [1], the mean. BATCH is JSON:
+ * {"documents":[[id, …], …], "masked":[n, …]}: the first n tokens of a document are no targets.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/str.h"
+#include "engine/train/parameters.h"
+#include "rig.h"
+
+struct dump {
+	const float **data;
+	struct tensor_source *sources;
+	size_t n;
+};
+
+static int fill(void *context, size_t index, size_t offset, size_t len, void *buf, struct error *err)
+{
+	memcpy(buf, (const char *)((struct dump *)context)->data[index] + offset, len);
+	return 0;
+}
+
+static void add(struct dump *d, const char *name, const float *data, int dims, int64_t a, int64_t b)
+{
+	d->data[d->n] = data;
+	d->sources[d->n] = (struct tensor_source){.name = name,
+	                                          .type = TENSOR_F32,
+	                                          .dims = dims,
+	                                          .shape = {a, b},
+	                                          .fill = fill,
+	                                          .context = d,
+	                                          .index = d->n};
+	d->n++;
+}
+
+struct batch {
+	int32_t *ids, *targets, *starts;
+	struct model_batch b;
+	int64_t counted, longest;
+};
+
+static void read_batch(const json_t *o, struct batch *out)
+{
+	const json_t *documents = json_object_get(o, "documents"), *masked = json_object_get(o, "masked");
+	size_t n = json_array_size(documents), at = 0;
+
+	out->starts = calloc(n + 1, sizeof(int32_t));
+	for (size_t d = 0; d < n; d++)
+		out->starts[d + 1] = out->starts[d] + (int32_t)json_array_size(json_array_get(documents, d));
+	out->ids = calloc((size_t)out->starts[n], sizeof(int32_t));
+	out->targets = calloc((size_t)out->starts[n], sizeof(int32_t));
+	for (size_t d = 0; d < n; d++) {
+		const json_t *ids = json_array_get(documents, d);
+		size_t length = json_array_size(ids);
+		size_t skip = masked ? (size_t)json_integer_value(json_array_get(masked, d)) : 0;
+
+		for (size_t t = 0; t < length; t++, at++) {
+			out->ids[at] = (int32_t)json_integer_value(json_array_get(ids, t));
+			out->targets[at] = t + 1 < length && t + 1 >= skip
+			                       ? (int32_t)json_integer_value(json_array_get(ids, t + 1))
+			                       : -100;
+			out->counted += out->targets[at] >= 0;
+		}
+		out->longest = MAX(out->longest, (int64_t)length);
+	}
+	out->b = (struct model_batch){.tokens = out->starts[n],
+	                              .ids = out->ids,
+	                              .targets = out->targets,
+	                              .documents = (int)n,
+	                              .starts = out->starts};
+}
+
+static int run(const char *path, const char *batch_path, const char *out, bool recompute, bool bf16,
+               struct error *err)
+{
+	_cleanup_(safetensors_closep) struct safetensors *st = NULL;
+	_cleanup_json_ json_t *o = NULL;
+	struct model_options options = {.type = bf16 ? DTYPE_BF16 : DTYPE_F32,
+	                                .training = true,
+	                                .recompute = recompute,
+	                                .logits_rows = 7};
+	_cleanup_(rig_free) struct rig rig = {0};
+	_cleanup_free_ float *losses = NULL, *logits = NULL;
+	struct model_config c;
+	struct batch b = {0};
+	struct dump d = {0};
+	double loss;
+	float mean;
+	int r;
+
+	if ((r = model_config_read(path, &c, err)) < 0 || (r = json_read_file(batch_path, &o, err)) < 0 ||
+	    (r = safetensors_open(path, &st, err)) < 0)
+		return r;
+	read_batch(o, &b);
+	options.max_tokens = b.b.tokens;
+	options.max_sequence = b.longest;
+	if ((r = rig_create(&rig, &c, &options, parameters_fill, st, err)) < 0 ||
+	    (r = parameters_check(rig.layout, st, path, err)) < 0)
+		return r;
+	losses = calloc((size_t)b.b.tokens, sizeof(float));
+	logits = calloc((size_t)(b.b.tokens * c.vocab), sizeof(float));
+	if ((r = model_evaluate(rig.model, &b.b, rig.loss, losses, err)) < 0 ||
+	    (!bf16 && (r = model_logits(rig.model, &b.b, logits, err)) < 0) ||
+	    (r = rig_gradients(&rig, &b.b, 1.0f / (float)b.counted, true, &loss, err)) < 0)
+		return r;
+	mean = (float)(loss / (double)b.counted);
+	d.data = calloc((size_t)rig.layout->parameters + 3, sizeof(*d.data));
+	d.sources = calloc((size_t)rig.layout->parameters + 3, sizeof(*d.sources));
+	for (int i = 0; i < rig.layout->parameters; i++) {
+		const struct model_parameter *p = &rig.layout->parameter[i];
+
+		add(&d, p->name, rig.g[p->unit] + p->offset, p->dims, p->shape[0], p->shape[1]);
+	}
+	add(&d, "loss", &mean, 1, 1, 0);
+	add(&d, "losses", losses, 1, b.b.tokens, 0);
+	if (!bf16)
+		add(&d, "logits", logits, 2, b.b.tokens, c.vocab);
+	if ((r = file_mkdirs(out, 0755, err)) < 0 ||
+	    (r = safetensors_write(out, "model", d.sources, d.n, 0, err)) < 0)
+		return r;
+	free(d.data);
+	free(d.sources);
+	free(b.ids);
+	free(b.targets);
+	free(b.starts);
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	struct error err = ERROR_INIT;
+	bool recompute = false, bf16 = false;
+
+	for (int i = 4; i < argc; i++) {
+		recompute |= strcmp(argv[i], "recompute") == 0;
+		bf16 |= strcmp(argv[i], "bf16") == 0;
+	}
+	if (argc < 4) {
+		fprintf(stderr, "usage: grad_dump MODEL BATCH OUT [recompute] [bf16]\n");
+		return 2;
+	}
+	if (run(argv[1], argv[2], argv[3], recompute, bf16, &err) < 0) {
+		fprintf(stderr, "error: %s\n", err.message);
+		return 1;
+	}
+	return 0;
+}

@@ -1,0 +1,391 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* device.h in the plainest C there is, fp32 alone: what the model is checked with when the kernels are not
+ * the question, and what kernels can be compared with. */
+#include <errno.h>
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/device/device.h"
+
+struct device {
+	int unused;
+};
+
+int device_create(const struct device_options *options, struct device **out, struct error *err)
+{
+	*out = calloc(1, sizeof(**out));
+	return *out ? 0 : error_oom(err);
+}
+
+void device_destroy(struct device *dev)
+{
+	free(dev);
+}
+
+int device_alloc(struct device *dev, size_t bytes, void **out, struct error *err)
+{
+	*out = aligned_alloc(64, (bytes + 63) / 64 * 64);
+	if (!*out)
+		return error_oom(err);
+	memset(*out, 0, bytes);
+	return 0;
+}
+
+void device_free(struct device *dev, void *p)
+{
+	free(p);
+}
+
+size_t device_scratch_bytes(const struct device *dev, const struct device_shapes *shapes)
+{
+	return 0;
+}
+
+int device_reserve_scratch(struct device *dev, size_t bytes, struct error *err)
+{
+	return 0;
+}
+
+int device_synchronize(struct device *dev, struct error *err)
+{
+	return 0;
+}
+
+int device_read(struct device *dev, void *host, const void *src, size_t bytes, struct error *err)
+{
+	memcpy(host, src, bytes);
+	return 0;
+}
+
+int device_write(struct device *dev, void *dst, const void *host, size_t bytes, struct error *err)
+{
+	memcpy(dst, host, bytes);
+	return 0;
+}
+
+void device_copy(struct device *dev, void *dst, const void *src, size_t bytes)
+{
+	memcpy(dst, src, bytes);
+}
+
+void device_zero(struct device *dev, void *dst, size_t bytes)
+{
+	memset(dst, 0, bytes);
+}
+
+void device_cast(struct device *dev, void *dst, enum dtype dst_type, const void *src, enum dtype src_type,
+                 int64_t n)
+{
+	memmove(dst, src, (size_t)n * 4);
+}
+
+void device_sum_squares(struct device *dev, const void *x, enum dtype type, int64_t n, double *sum)
+{
+	for (int64_t i = 0; i < n; i++)
+		*sum += (double)((const float *)x)[i] * ((const float *)x)[i];
+}
+
+void device_sum(struct device *dev, const float *x, int64_t n, double *sum)
+{
+	for (int64_t i = 0; i < n; i++)
+		*sum += x[i];
+}
+
+void device_gemm(struct device *dev, const struct device_gemm *g)
+{
+	const float *a = g->a, *b = g->b;
+
+	for (int64_t i = 0; i < g->m; i++)
+		for (int64_t j = 0; j < g->n; j++) {
+			float *c = (float *)g->c + i * g->ldc + j;
+			double sum = 0;
+
+			for (int64_t k = 0; k < g->k; k++)
+				sum += (double)(g->transpose_a ? a[k * g->lda + i] : a[i * g->lda + k]) *
+				       (g->transpose_b ? b[j * g->ldb + k] : b[k * g->ldb + j]);
+			*c = (float)(g->alpha * sum) + (g->beta != 0 ? g->beta * *c : 0);
+		}
+}
+
+void device_bias_forward(struct device *dev, void *x, const void *bias, int64_t rows, int64_t cols,
+                         int64_t ld, enum dtype type)
+{
+	for (int64_t t = 0; t < rows; t++)
+		for (int64_t i = 0; i < cols; i++)
+			((float *)x)[t * ld + i] += ((const float *)bias)[i];
+}
+
+void device_bias_backward(struct device *dev, void *d_bias, enum dtype grad_type, const void *d_y,
+                          int64_t rows, int64_t cols, int64_t ld, enum dtype type)
+{
+	for (int64_t t = 0; t < rows; t++)
+		for (int64_t i = 0; i < cols; i++)
+			((float *)d_bias)[i] += ((const float *)d_y)[t * ld + i];
+}
+
+void device_embedding_forward(struct device *dev, void *out, const int32_t *ids, const void *table,
+                              int64_t tokens, int hidden, enum dtype type)
+{
+	for (int64_t t = 0; t < tokens; t++)
+		memcpy((float *)out + t * hidden, (const float *)table + (int64_t)ids[t] * hidden,
+		       (size_t)hidden * 4);
+}
+
+void device_embedding_backward(struct device *dev, void *d_table, enum dtype grad_type, const void *d_out,
+                               const int32_t *ids, const int32_t *host_ids, int64_t tokens, int64_t vocab,
+                               int hidden, enum dtype type)
+{
+	for (int64_t t = 0; t < tokens; t++)
+		for (int i = 0; i < hidden; i++)
+			((float *)d_table)[(int64_t)ids[t] * hidden + i] +=
+			    ((const float *)d_out)[t * hidden + i];
+}
+
+void device_rmsnorm_forward(struct device *dev, const struct device_norm *n, void *y, float *rstd,
+                            const void *x, const void *w)
+{
+	for (int64_t t = 0; t < n->rows; t++)
+		for (int g = 0; g < n->groups; g++) {
+			const float *in = (const float *)x + t * n->ld_x + (int64_t)g * n->cols;
+			float *out = (float *)y + t * n->ld_y + (int64_t)g * n->cols;
+			double sum = 0;
+			float r;
+
+			for (int i = 0; i < n->cols; i++)
+				sum += (double)in[i] * in[i];
+			r = (float)(1 / sqrt(sum / n->cols + n->eps));
+			for (int i = 0; i < n->cols; i++)
+				out[i] = in[i] * r * ((const float *)w)[i];
+			if (rstd)
+				rstd[t * n->groups + g] = r;
+		}
+}
+
+void device_add_rmsnorm_forward(struct device *dev, const struct device_norm *n, void *y, float *rstd,
+                                void *residual, const void *x, const void *w)
+{
+	for (int64_t i = 0; i < n->rows * n->cols; i++)
+		((float *)residual)[i] += ((const float *)x)[i];
+	device_rmsnorm_forward(dev, n, y, rstd, residual, w);
+}
+
+void device_rmsnorm_backward(struct device *dev, const struct device_norm *n, void *d_x, bool accumulate,
+                             void *d_w, enum dtype grad_type, const void *d_y, const void *x,
+                             const float *rstd, const void *w)
+{
+	for (int64_t t = 0; t < n->rows; t++)
+		for (int g = 0; g < n->groups; g++) {
+			const float *in = (const float *)x + t * n->ld_x + (int64_t)g * n->cols;
+			const float *dy = (const float *)d_y + t * n->ld_y + (int64_t)g * n->cols;
+			float *dx = (float *)d_x + t * n->ld_x + (int64_t)g * n->cols,
+			      r = rstd[t * n->groups + g];
+			double dot = 0;
+
+			for (int i = 0; i < n->cols; i++) {
+				((float *)d_w)[i] += dy[i] * in[i] * r;
+				dot += (double)dy[i] * ((const float *)w)[i] * in[i] * r;
+			}
+			for (int i = 0; i < n->cols; i++) {
+				float d =
+				    (float)((dy[i] * ((const float *)w)[i] - in[i] * r * dot / n->cols) * r);
+
+				dx[i] = accumulate ? dx[i] + d : d;
+			}
+		}
+}
+
+void device_rope(struct device *dev, void *x, int64_t ld, int heads, int head_dim, const int32_t *positions,
+                 const float *cos, const float *sin, int64_t tokens, bool inverse, enum dtype type)
+{
+	int half = head_dim / 2;
+
+	for (int64_t t = 0; t < tokens; t++)
+		for (int h = 0; h < heads; h++)
+			for (int i = 0; i < half; i++) {
+				float *p = (float *)x + t * ld + (int64_t)h * head_dim + i, a = p[0],
+				      b = p[half];
+				float c = cos[(int64_t)positions[t] * half + i],
+				      s = sin[(int64_t)positions[t] * half + i];
+
+				s = inverse ? -s : s;
+				p[0] = a * c - b * s;
+				p[half] = b * c + a * s;
+			}
+}
+
+/* Scores of one query; returns the first key it sees. */
+static int64_t scores(const struct device_attention *a, int64_t start, int64_t query, const float *q,
+                      const float *k, double *s, double *lse)
+{
+	int64_t from = a->window && query - a->window + 1 > start ? query - a->window + 1 : start;
+	double top = -DBL_MAX, sum = 0;
+
+	for (int64_t j = from; j <= query; j++) {
+		s[j] = 0;
+		for (int i = 0; i < a->head_dim; i++)
+			s[j] += (double)q[i] * k[j * a->ld_k + i];
+		s[j] *= a->scale;
+		top = s[j] > top ? s[j] : top;
+	}
+	for (int64_t j = from; j <= query; j++)
+		sum += exp(s[j] - top);
+	*lse = top + log(sum);
+	return from;
+}
+
+static void attend(const struct device_attention *a, int64_t start, int64_t query, int head, const float *q,
+                   const float *k, const float *v, float *o, double *s, double *lse)
+{
+	int kv = head / (a->heads / a->kv_heads);
+	int64_t from = scores(a, start, query, q, k + (int64_t)kv * a->head_dim, s, lse);
+
+	for (int i = 0; i < a->head_dim; i++) {
+		double sum = 0;
+
+		for (int64_t j = from; j <= query; j++)
+			sum += exp(s[j] - *lse) * v[j * a->ld_v + (int64_t)kv * a->head_dim + i];
+		o[i] = (float)sum;
+	}
+}
+
+void device_attention_forward(struct device *dev, const struct device_attention *a, void *o, float *lse,
+                              const void *q, const void *k, const void *v)
+{
+	double *s = malloc((size_t)a->tokens * sizeof(double)), l;
+
+	for (int d = 0; d < a->documents; d++)
+		for (int64_t t = a->starts[d]; t < a->starts[d + 1]; t++)
+			for (int h = 0; h < a->heads; h++) {
+				attend(a, a->starts[d], t, h,
+				       (const float *)q + t * a->ld_q + h * a->head_dim, k, v,
+				       (float *)o + t * a->ld_o + h * a->head_dim, s, &l);
+				lse[h * a->tokens + t] = (float)l;
+			}
+	free(s);
+}
+
+void device_attention_cached(struct device *dev, const struct device_attention *a, int64_t past, void *o,
+                             const void *q, const void *k_cache, const void *v_cache)
+{
+	double *s = malloc((size_t)(past + a->tokens) * sizeof(double)), l;
+
+	for (int64_t t = 0; t < a->tokens; t++)
+		for (int h = 0; h < a->heads; h++)
+			attend(a, 0, past + t, h, (const float *)q + t * a->ld_q + h * a->head_dim, k_cache,
+			       v_cache, (float *)o + t * a->ld_o + h * a->head_dim, s, &l);
+	free(s);
+}
+
+void device_attention_backward(struct device *dev, const struct device_attention *a, void *d_q, void *d_k,
+                               void *d_v, const void *d_o, const void *o, const float *lse, const void *q,
+                               const void *k, const void *v)
+{
+	double *s = malloc((size_t)a->tokens * sizeof(double)), l;
+	int dim = a->head_dim, group = a->heads / a->kv_heads;
+
+	for (int64_t t = 0; t < a->tokens; t++) {
+		memset((float *)d_q + t * a->ld_q, 0, (size_t)(a->heads * dim) * 4);
+		memset((float *)d_k + t * a->ld_k, 0, (size_t)(a->kv_heads * dim) * 4);
+		memset((float *)d_v + t * a->ld_v, 0, (size_t)(a->kv_heads * dim) * 4);
+	}
+	for (int d = 0; d < a->documents; d++)
+		for (int64_t t = a->starts[d]; t < a->starts[d + 1]; t++)
+			for (int h = 0; h < a->heads; h++) {
+				int64_t kv = (int64_t)(h / group) * dim;
+				const float *qt = (const float *)q + t * a->ld_q + h * dim,
+				            *kh = (const float *)k + kv;
+				const float *dot = (const float *)d_o + t * a->ld_o + h * dim;
+				const float *ot = (const float *)o + t * a->ld_o + h * dim;
+				int64_t from = scores(a, a->starts[d], t, qt, kh, s, &l);
+				double delta = 0;
+
+				for (int i = 0; i < dim; i++)
+					delta += (double)dot[i] * ot[i];
+				for (int64_t j = from; j <= t; j++) {
+					double p = exp(s[j] - l), dp = 0, ds;
+
+					for (int i = 0; i < dim; i++)
+						dp +=
+						    (double)dot[i] * ((const float *)v)[j * a->ld_v + kv + i];
+					ds = p * (dp - delta) * a->scale;
+					for (int i = 0; i < dim; i++) {
+						((float *)d_v)[j * a->ld_v + kv + i] += (float)(p * dot[i]);
+						((float *)d_q)[t * a->ld_q + h * dim + i] +=
+						    (float)(ds * kh[j * a->ld_k + i]);
+						((float *)d_k)[j * a->ld_k + kv + i] += (float)(ds * qt[i]);
+					}
+				}
+			}
+	free(s);
+}
+
+void device_swiglu_forward(struct device *dev, void *y, const void *gate_up, int64_t tokens, int cols,
+                           enum dtype type)
+{
+	for (int64_t t = 0; t < tokens; t++)
+		for (int i = 0; i < cols; i++) {
+			const float *g = (const float *)gate_up + t * 2 * cols + i;
+
+			((float *)y)[t * cols + i] = g[0] / (1 + expf(-g[0])) * g[cols];
+		}
+}
+
+void device_swiglu_backward(struct device *dev, void *d_gate_up, void *y, const void *d_y,
+                            const void *gate_up, int64_t tokens, int cols, enum dtype type)
+{
+	for (int64_t t = 0; t < tokens; t++)
+		for (int i = 0; i < cols; i++) {
+			const float *in = (const float *)gate_up + t * 2 * cols + i;
+			float *out = (float *)d_gate_up + t * 2 * cols + i,
+			      d = ((const float *)d_y)[t * cols + i];
+			float gate = in[0], up = in[cols], s = 1 / (1 + expf(-gate));
+
+			if (y)
+				((float *)y)[t * cols + i] = gate * s * up;
+			out[0] = d * up * s * (1 + gate * (1 - s));
+			out[cols] = d * gate * s;
+		}
+}
+
+void device_cross_entropy(struct device *dev, void *logits, enum dtype type, const int32_t *targets,
+                          int64_t rows, int64_t vocab, float scale, float *loss, bool backward)
+{
+	for (int64_t t = 0; t < rows; t++) {
+		float *x = (float *)logits + t * vocab, top = x[0];
+		double sum = 0, lse;
+
+		for (int64_t i = 0; i < vocab; i++)
+			top = x[i] > top ? x[i] : top;
+		for (int64_t i = 0; i < vocab; i++)
+			sum += exp((double)x[i] - top);
+		lse = top + log(sum);
+		loss[t] = targets[t] < 0 ? 0 : (float)(lse - x[targets[t]]);
+		for (int64_t i = 0; i < vocab && backward; i++)
+			x[i] = targets[t] < 0 ? 0 : (float)((exp(x[i] - lse) - (i == targets[t])) * scale);
+	}
+}
+
+void device_adamw(struct device *dev, float *master, void *param, enum dtype param_type, const void *grad,
+                  enum dtype grad_type, float *m, float *v, int64_t n, const float *grad_scale,
+                  const struct device_adamw *h)
+{
+	double c1 = 1 - pow(h->beta1, (double)h->step), c2 = 1 - pow(h->beta2, (double)h->step);
+
+	for (int64_t i = 0; i < n; i++) {
+		double g = ((const float *)grad)[i] * (grad_scale ? *grad_scale : 1), w = master[i];
+
+		w -= (double)h->learning_rate * h->weight_decay * w;
+		m[i] = (float)(h->beta1 * m[i] + (1 - (double)h->beta1) * g);
+		v[i] = (float)(h->beta2 * v[i] + (1 - (double)h->beta2) * g * g);
+		master[i] = (float)(w - h->learning_rate * (m[i] / c1) / (sqrt(v[i] / c2) + h->epsilon));
+	}
+}
+
+void device_clip_scale(struct device *dev, const double *sum_squares, float max_norm, float *scale,
+                       float *norm)
+{
+	*norm = (float)sqrt(*sum_squares);
+	*scale = max_norm > 0 && max_norm / (*norm + 1e-6f) < 1 ? max_norm / (*norm + 1e-6f) : 1;
+}

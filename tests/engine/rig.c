@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "rig.h"
+
+#include <stdlib.h>
+
+static void take(struct rig *s)
+{
+	for (int u = 0; u < s->layout->units; u++) {
+		size_t n = (size_t)s->layout->unit[u].count;
+
+		s->w[u] = arena_take(&s->arena, BUFFER_WEIGHTS, n * dtype_size(s->type), "weights");
+		s->g[u] = arena_take(&s->arena, BUFFER_GRADIENTS, n * 4, "gradients");
+		model_set_unit(s->model, u, s->w[u], s->g[u]);
+	}
+	s->loss = arena_take(&s->arena, BUFFER_SCRATCH, sizeof(double), "loss");
+	model_take(s->model, &s->arena);
+}
+
+static int load(struct rig *s, model_fill_fn fill, void *context, struct error *err)
+{
+	for (int i = 0; i < s->layout->parameters; i++) {
+		const struct model_parameter *p = &s->layout->parameter[i];
+		_cleanup_free_ float *x = malloc((size_t)p->count * sizeof(float));
+		int r = x ? fill(context, p, 0, p->count, x, err) : error_oom(err);
+
+		if (r < 0)
+			return r;
+		device_cast(s->dev, s->w[p->unit] + (size_t)p->offset * dtype_size(s->type), s->type, x,
+		            DTYPE_F32, p->count);
+	}
+	return 0;
+}
+
+int rig_create(struct rig *s, const struct model_config *c, const struct model_options *options,
+               model_fill_fn fill, void *context, struct error *err)
+{
+	struct device_shapes shapes;
+	int r;
+
+	*s = (struct rig){.c = *c, .type = options->type};
+	if ((r = device_create(&(struct device_options){0}, &s->dev, err)) < 0 ||
+	    (r = model_layout_create(c, &s->layout, err)) < 0 ||
+	    (r = model_create(s->dev, &s->c, s->layout, options, &s->model, err)) < 0)
+		return r;
+	s->w = calloc((size_t)s->layout->units, sizeof(*s->w));
+	s->g = calloc((size_t)s->layout->units, sizeof(*s->g));
+	take(s);
+	if ((r = device_alloc(s->dev, s->arena.used, &s->memory, err)) < 0)
+		return r;
+	arena_bind(&s->arena, s->memory);
+	take(s);
+	model_shapes(s->model, &shapes);
+	if ((r = device_reserve_scratch(s->dev, device_scratch_bytes(s->dev, &shapes), err)) < 0 ||
+	    (r = model_prepare(s->model, err)) < 0)
+		return r;
+	return load(s, fill, context, err);
+}
+
+void rig_free(struct rig *s)
+{
+	model_free(s->model);
+	model_layout_free(s->layout);
+	arena_free(&s->arena);
+	if (s->memory)
+		device_free(s->dev, s->memory);
+	if (s->dev)
+		device_destroy(s->dev);
+	free(s->w);
+	free(s->g);
+}
+
+static double counted(const struct model_batch *b)
+{
+	double n = 0;
+
+	for (int64_t t = 0; t < b->tokens; t++)
+		n += b->targets[t] >= 0;
+	return n;
+}
+
+int rig_loss(struct rig *s, const struct model_batch *b, double *loss, struct error *err)
+{
+	double zero = 0;
+	int r;
+
+	if ((r = device_write(s->dev, s->loss, &zero, sizeof(zero), err)) < 0 ||
+	    (r = model_evaluate(s->model, b, s->loss, NULL, err)) < 0 ||
+	    (r = device_read(s->dev, loss, s->loss, sizeof(*loss), err)) < 0)
+		return r;
+	*loss /= counted(b);
+	return 0;
+}
+
+int rig_gradients(struct rig *s, const struct model_batch *b, float scale, bool first, double *loss_sum,
+                  struct error *err)
+{
+	double zero = 0;
+	int r;
+
+	if ((r = device_write(s->dev, s->loss, &zero, sizeof(zero), err)) < 0 ||
+	    (r = model_forward_backward(s->model, b, scale, first, s->loss, NULL, NULL, err)) < 0)
+		return r;
+	return device_read(s->dev, loss_sum, s->loss, sizeof(*loss_sum), err);
+}

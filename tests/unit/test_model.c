@@ -1,0 +1,430 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "unit.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "../engine/rig.h"
+#include "base/json.h"
+#include "engine/model/generate.h"
+#include "engine/train/parameters.h"
+
+#define CHECKPOINT "../shared/checkpoints/stories260K"
+
+static int parse(const char *text, struct model_config *c, struct error *err)
+{
+	return model_config_parse(text, strlen(text), "config.json", c, err);
+}
+
+#define SIZES                                                                                                \
+	"\"hidden_size\":64,\"intermediate_size\":128,\"num_hidden_layers\":2,\"num_attention_heads\":4,"    \
+	"\"num_key_value_heads\":2,\"vocab_size\":100"
+
+START_TEST(config_families)
+{
+	struct error err = ERROR_INIT;
+	struct model_config c;
+
+	ck_ok(parse("{\"model_type\":\"llama\"," SIZES
+	            ",\"rope_scaling\":null,\"rope_theta\":5e5,\"eos_token_id\":[7,8]}",
+	            &c, &err),
+	      &err);
+	ck_assert_int_eq(c.head_dim, 16);
+	ck_assert_double_eq(c.rope.theta, 5e5);
+	ck_assert_int_eq(c.eos, 7);
+	ck_assert_int_eq(c.bos, -1);
+	ck_assert(!c.qkv_bias && !c.o_bias && !c.qk_norm && !c.tied && c.window == 0);
+	ck_ok(parse("{\"model_type\":\"qwen2\"," SIZES
+	            ",\"use_sliding_window\":false,\"sliding_window\":4096}",
+	            &c, &err),
+	      &err);
+	ck_assert(c.qkv_bias && !c.o_bias && c.window == 0);
+	ck_ok(parse("{\"model_type\":\"qwen3\"," SIZES ",\"head_dim\":96,\"tie_word_embeddings\":true}", &c,
+	            &err),
+	      &err);
+	ck_assert(c.qk_norm && c.tied && c.head_dim == 96);
+	ck_ok(parse("{\"model_type\":\"mistral\"," SIZES ",\"sliding_window\":9}", &c, &err), &err);
+	ck_assert_int_eq(model_config_window(&c, 0), 9);
+	ck_ok(parse("{\"model_type\":\"mistral\"," SIZES ",\"sliding_window\":null}", &c, &err), &err);
+	ck_assert_int_eq(model_config_window(&c, 0), 0);
+	/* The two spellings of the same scaling. */
+	ck_ok(parse("{\"model_type\":\"llama\"," SIZES
+	            ",\"rope_parameters\":{\"rope_type\":\"llama3\",\"rope_theta\":7e5,"
+	            "\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4,"
+	            "\"original_max_position_embeddings\":64}}",
+	            &c, &err),
+	      &err);
+	ck_assert_int_eq(c.rope.type, ROPE_LLAMA3);
+	ck_assert_double_eq(c.rope.theta, 7e5);
+	ck_assert_int_eq(c.rope.original_positions, 64);
+}
+END_TEST
+
+START_TEST(config_errors_say_what)
+{
+	struct error err = ERROR_INIT;
+	struct model_config c;
+
+	ck_fails(parse("[]", &c, &err), &err, "object");
+	ck_fails(parse("{\"model_type\":\"mamba\"," SIZES "}", &c, &err), &err,
+	         "model_type \"mamba\" is not supported (llama, mistral, qwen2, qwen3 are)");
+	ck_fails(parse("{\"model_type\":\"llama\"," SIZES ",\"hidden_act\":\"gelu\"}", &c, &err), &err,
+	         "gelu");
+	ck_fails(parse("{\"model_type\":\"llama\"," SIZES
+	               ",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2}}",
+	               &c, &err),
+	         &err, "rope type \"yarn\"");
+	ck_fails(
+	    parse("{\"model_type\":\"llama\"," SIZES ",\"rope_scaling\":{\"type\":\"linear\"}}", &c, &err),
+	    &err, "factor is missing");
+	ck_fails(parse("{\"model_type\":\"llama\",\"hidden_size\":64}", &c, &err), &err, "intermediate_size");
+	ck_fails(parse("{\"model_type\":\"llama\"," SIZES ",\"head_dim\":7}", &c, &err), &err, "even");
+	ck_fails(parse("{\"model_type\":\"llama\"," SIZES ",\"num_attention_heads\":3}", &c, &err), &err,
+	         "multiple");
+	ck_fails(parse("{\"model_type\":\"llama\"," SIZES ",\"tie_word_embeddings\":3}", &c, &err), &err,
+	         "true or false");
+}
+END_TEST
+
+/* The MiniMind of the benchmark: 26M parameters. */
+START_TEST(layout_is_flat_and_complete)
+{
+	static const char *const text =
+	    "{\"model_type\":\"qwen3\",\"hidden_size\":512,\"intermediate_size\":1408,\"num_hidden_layers\":"
+	    "8,"
+	    "\"num_attention_heads\":8,\"num_key_value_heads\":2,\"head_dim\":64,\"vocab_size\":6400,"
+	    "\"tie_word_embeddings\":true}";
+	_cleanup_(model_layout_freep) struct model_layout *l = NULL;
+	const struct model_parameter *q, *k, *gate, *up;
+	struct error err = ERROR_INIT;
+	struct model_config c;
+	int64_t sum = 0;
+
+	ck_ok(parse(text, &c, &err), &err);
+	ck_ok(model_layout_create(&c, &l, &err), &err);
+	for (int i = 0; i < l->parameters; i++) {
+		const struct model_parameter *p = &l->parameter[i];
+
+		sum += p->count;
+		ck_assert_int_le(p->offset + p->count, l->unit[p->unit].count);
+		ck_assert(p->matrix == (p->offset < l->unit[p->unit].matrices));
+		ck_assert_ptr_eq(model_layout_find(l, p->name), p);
+	}
+	ck_assert_int_eq(sum, model_config_parameters(&c));
+	ck_assert_int_eq(sum, l->elements);
+	q = model_layout_find(l, "model.layers.3.self_attn.q_proj.weight");
+	k = model_layout_find(l, "model.layers.3.self_attn.k_proj.weight");
+	gate = model_layout_find(l, "model.layers.3.mlp.gate_proj.weight");
+	up = model_layout_find(l, "model.layers.3.mlp.up_proj.weight");
+	ck_assert_int_eq(q->offset + q->count, k->offset);
+	ck_assert_int_eq(gate->offset + gate->count, up->offset);
+	ck_assert_ptr_null(model_layout_find(l, "lm_head.weight"));
+}
+END_TEST
+
+START_TEST(init_does_not_depend_on_the_pieces)
+{
+	_cleanup_(model_layout_freep) struct model_layout *l = NULL;
+	struct error err = ERROR_INIT;
+	struct model_init init = {.seed = 42, .std = 0.5};
+	struct model_config c;
+	static float whole[6400], part[6400];
+	double mean = 0, square = 0;
+
+	ck_ok(parse("{\"model_type\":\"llama\"," SIZES "}", &c, &err), &err);
+	ck_ok(model_layout_create(&c, &l, &err), &err);
+	ck_assert_int_eq(l->parameter[0].count, 6400);
+	ck_ok(model_init_fill(&init, &l->parameter[0], 0, 6400, whole, &err), &err);
+	for (int at = 0, n = 1; at < 6400; at += n, n = MIN(2 * n + 1, 6400 - at))
+		ck_ok(model_init_fill(&init, &l->parameter[0], at, MIN(n, 6400 - at), part + at, &err), &err);
+	ck_assert_mem_eq(whole, part, sizeof(whole));
+	for (int i = 0; i < 6400; i++) {
+		mean += whole[i] / 6400;
+		square += whole[i] * whole[i] / 6400;
+	}
+	ck_assert_double_lt(fabs(mean), 0.02);
+	ck_assert_double_eq_tol(sqrt(square), 0.5, 0.02);
+}
+END_TEST
+
+/* A batch of packed documents of odd lengths; some targets masked. */
+struct sample {
+	int32_t ids[40], targets[40], starts[5];
+	struct model_batch b;
+	int64_t counted;
+};
+
+static void sample_make(struct sample *s, int64_t vocab, bool masked)
+{
+	static const int32_t starts[] = {0, 11, 12, 25, 32};
+	uint32_t x = 12345;
+
+	memcpy(s->starts, starts, sizeof(starts));
+	s->counted = 0;
+	for (int t = 0; t < 32; t++) {
+		x = x * 1664525 + 1013904223;
+		s->ids[t] = (int32_t)((x >> 8) % (uint32_t)vocab);
+	}
+	for (int t = 0; t < 32; t++) {
+		bool end = t + 1 == 11 || t + 1 == 12 || t + 1 == 25 || t + 1 == 32;
+
+		s->targets[t] = end || (masked && t % 3 == 0) ? -100 : s->ids[t + 1];
+		s->counted += s->targets[t] >= 0;
+	}
+	s->b = (struct model_batch){
+	    .tokens = 32, .ids = s->ids, .targets = s->targets, .documents = 4, .starts = s->starts};
+}
+
+static const char *const gradient_cases[] = {
+    "{\"model_type\":\"llama\"," SIZES ",\"tie_word_embeddings\":true}",
+    "{\"model_type\":\"llama\"," SIZES ",\"attention_bias\":true,\"mlp_bias\":true,\"head_dim\":64}",
+    "{\"model_type\":\"mistral\"," SIZES ",\"sliding_window\":5}",
+    "{\"model_type\":\"qwen2\"," SIZES ",\"tie_word_embeddings\":true}",
+    "{\"model_type\":\"qwen3\"," SIZES ",\"head_dim\":96}",
+};
+
+/* Along the gradient itself the loss rises by the gradient's square: one number for each parameter. */
+START_TEST(gradients_are_differences)
+{
+	struct error err = ERROR_INIT;
+	struct model_init init = {.seed = 3, .std = 0.15};
+	struct model_options o = {
+	    .type = DTYPE_F32, .max_tokens = 40, .max_sequence = 40, .training = true, .logits_rows = 7};
+	struct model_config c;
+	struct sample s;
+	struct rig rig;
+	double loss;
+
+	o.recompute = _i % 2;
+	ck_ok(parse(gradient_cases[_i], &c, &err), &err);
+	sample_make(&s, c.vocab, _i % 2);
+	ck_ok(rig_create(&rig, &c, &o, model_init_fill, &init, &err), &err);
+	ck_ok(rig_gradients(&rig, &s.b, 1.0f / (float)s.counted, true, &loss, &err), &err);
+	for (int i = 0; i < rig.layout->parameters; i++) {
+		const struct model_parameter *p = &rig.layout->parameter[i];
+		float *w = (float *)(void *)rig.w[p->unit] + p->offset, *g = rig.g[p->unit] + p->offset;
+		_cleanup_free_ float *old = malloc((size_t)p->count * sizeof(float));
+		double norm = 0, step, side[2];
+
+		memcpy(old, w, (size_t)p->count * sizeof(float));
+		for (int64_t j = 0; j < p->count; j++)
+			norm += (double)g[j] * g[j];
+		ck_assert_double_gt(norm, 0);
+		step = 2e-3 / sqrt(norm);
+		for (int k = 0; k < 2; k++) {
+			for (int64_t j = 0; j < p->count; j++)
+				w[j] = (float)(old[j] + (k ? step : -step) * g[j]);
+			ck_ok(rig_loss(&rig, &s.b, &side[k], &err), &err);
+		}
+		memcpy(w, old, (size_t)p->count * sizeof(float));
+		ck_assert_msg(fabs((side[1] - side[0]) / (2 * step) / norm - 1) < 1e-2 || sqrt(norm) < 1e-3,
+		              "%s: %g, differences say %g", p->name, sqrt(norm),
+		              (side[1] - side[0]) / (2 * step) / sqrt(norm));
+	}
+	rig_free(&rig);
+}
+END_TEST
+
+/* One micro-batch of everything, or its documents one after the other: the same gradients. */
+START_TEST(accumulation_adds_up)
+{
+	struct error err = ERROR_INIT;
+	struct model_init init = {.seed = 3, .std = 0.15};
+	struct model_options o = {.type = DTYPE_F32, .max_tokens = 40, .max_sequence = 40, .training = true};
+	struct model_config c;
+	struct sample s;
+	struct rig whole, parts;
+	double loss, sum = 0;
+
+	ck_ok(parse(gradient_cases[_i], &c, &err), &err);
+	sample_make(&s, c.vocab, false);
+	ck_ok(rig_create(&whole, &c, &o, model_init_fill, &init, &err), &err);
+	ck_ok(rig_create(&parts, &c, &o, model_init_fill, &init, &err), &err);
+	ck_ok(rig_gradients(&whole, &s.b, 0.1f, true, &loss, &err), &err);
+	for (int twice = 0; twice < 2; twice++, sum = twice < 2 ? 0 : sum)
+		for (int d = 0; d < 4; d++) {
+			int32_t starts[2] = {0, s.starts[d + 1] - s.starts[d]};
+			struct model_batch b = {.tokens = starts[1],
+			                        .ids = s.ids + s.starts[d],
+			                        .targets = s.targets + s.starts[d],
+			                        .documents = 1,
+			                        .starts = starts};
+			double part;
+
+			ck_ok(rig_gradients(&parts, &b, 0.1f, d == 0, &part, &err), &err);
+			sum += part;
+		}
+	ck_assert_double_eq_tol(sum, loss, 1e-4);
+	for (int u = 0; u < whole.layout->units; u++)
+		for (int64_t i = 0; i < whole.layout->unit[u].count; i++)
+			ck_assert_float_eq_tol(whole.g[u][i], parts.g[u][i], 2e-5f);
+	rig_free(&whole);
+	rig_free(&parts);
+}
+END_TEST
+
+START_TEST(wrong_batches_are_refused)
+{
+	struct error err = ERROR_INIT;
+	struct model_init init = {.seed = 3, .std = 0.15};
+	struct model_options o = {.type = DTYPE_F32, .max_tokens = 32, .max_sequence = 13, .training = true};
+	struct model_config c;
+	struct sample s;
+	struct rig rig;
+	double loss;
+
+	ck_ok(parse(gradient_cases[0], &c, &err), &err);
+	sample_make(&s, c.vocab, false);
+	ck_ok(rig_create(&rig, &c, &o, model_init_fill, &init, &err), &err);
+	ck_ok(rig_loss(&rig, &s.b, &loss, &err), &err);
+	s.ids[5] = 100;
+	ck_fails(rig_loss(&rig, &s.b, &loss, &err), &err,
+	         "token id 100 is outside the model's vocabulary of 100");
+	s.ids[5] = 0;
+	s.starts[2] = s.starts[1];
+	ck_fails(rig_loss(&rig, &s.b, &loss, &err), &err, "document 1");
+	s.starts[2] = 31;
+	ck_fails(rig_loss(&rig, &s.b, &loss, &err), &err, "13 are possible");
+	s.b.tokens = 33;
+	ck_fails(rig_loss(&rig, &s.b, &loss, &err), &err, "does not fit");
+	rig_free(&rig);
+}
+END_TEST
+
+/* Token by token through the cache, or all at once: the same logits. */
+START_TEST(cache_equals_forward)
+{
+	struct error err = ERROR_INIT;
+	struct model_init init = {.seed = 3, .std = 0.15};
+	struct model_options o = {.type = DTYPE_F32, .max_tokens = 40, .max_sequence = 40};
+	struct generator_options go = {.type = DTYPE_F32, .max_tokens = 32};
+	_cleanup_(generator_freep) struct generator *g = NULL;
+	static float logits[32 * 100];
+	struct model_config c;
+	struct sample s;
+	struct rig rig;
+
+	ck_ok(parse(gradient_cases[_i], &c, &err), &err);
+	sample_make(&s, c.vocab, false);
+	s.starts[1] = 32;
+	s.b.documents = 1;
+	ck_ok(rig_create(&rig, &c, &o, model_init_fill, &init, &err), &err);
+	ck_ok(model_logits(rig.model, &s.b, logits, &err), &err);
+	ck_ok(generator_create(rig.dev, &c, &go, model_init_fill, &init, &g, &err), &err);
+	ck_ok(generator_feed(g, s.ids, 20, &err), &err);
+	for (int t = 20; t <= 32; t++) {
+		for (int i = 0; i < 100; i++)
+			ck_assert_float_eq_tol(generator_logits(g)[i], logits[(t - 1) * 100 + i], 1e-4f);
+		if (t < 32)
+			ck_ok(generator_feed(g, s.ids + t, 1, &err), &err);
+	}
+	ck_fails(generator_feed(g, s.ids, 1, &err), &err, "33 tokens are more than the 32");
+	generator_free(steal_pointer(g));
+	rig_free(&rig);
+}
+END_TEST
+
+START_TEST(sampling_follows_the_distribution)
+{
+	float logits[5] = {0, logf(2), logf(4), logf(8), logf(8)};
+	_cleanup_free_ void *work = malloc(sampling_work_bytes(5));
+	struct sampling s = {.temperature = 0, .top_p = 1};
+	int count[5] = {0};
+
+	ck_assert_int_eq(sampling_choose(&s, logits, 5, 0, work), 3);
+	s.temperature = 1;
+	for (int i = 0; i < 23000; i++)
+		count[sampling_choose(&s, logits, 5, i, work)]++;
+	for (int i = 0; i < 5; i++)
+		ck_assert_double_eq_tol(count[i], 1000 * exp(logits[i]), 250);
+	s.top_k = 2;
+	for (int i = 0; i < 1000; i++)
+		ck_assert_int_ge(sampling_choose(&s, logits, 5, i, work), 3);
+	s.top_k = 0;
+	s.top_p = 17.0 / 23;
+	memset(count, 0, sizeof(count));
+	for (int i = 0; i < 20000; i++)
+		count[sampling_choose(&s, logits, 5, i, work)]++;
+	ck_assert_int_eq(count[0] + count[1], 0);
+	ck_assert_double_eq_tol(count[2], 4000, 300);
+	s.top_p = 1;
+	s.temperature = 0.5;
+	memset(count, 0, sizeof(count));
+	for (int i = 0; i < 14900; i++)
+		count[sampling_choose(&s, logits, 5, i, work)]++;
+	ck_assert_double_eq_tol(count[3], 6400, 400);
+}
+END_TEST
+
+/* A trained model: each token's loss, and the text it tells. */
+START_TEST(stories_as_the_reference)
+{
+	_cleanup_json_ json_t *reference = NULL;
+	_cleanup_(safetensors_closep) struct safetensors *st = NULL;
+	_cleanup_(generator_freep) struct generator *g = NULL;
+	struct model_options o = {.type = DTYPE_F32, .max_tokens = 40, .max_sequence = 40, .logits_rows = 16};
+	struct generator_options go = {.type = DTYPE_F32};
+	struct sampling greedy = {0};
+	struct error err = ERROR_INIT;
+	const json_t *nll, *text;
+	struct model_config c;
+	struct sample s = {0};
+	struct rig rig;
+	float losses[40];
+	double sum = 0;
+
+	if (!file_exists(CHECKPOINT)) {
+		printf("skipped: stories_as_the_reference (no %s)\n", CHECKPOINT);
+		return;
+	}
+	ck_ok(json_read_file(CHECKPOINT "/reference.json", &reference, &err), &err);
+	ck_ok(model_config_read(CHECKPOINT, &c, &err), &err);
+	ck_ok(safetensors_open(CHECKPOINT, &st, &err), &err);
+	sample_make(&s, 1, false);
+	for (size_t i = 0; i < 32; i++) {
+		s.ids[i] = (int32_t)json_integer_value(json_array_get(json_object_get(reference, "ids"), i));
+		s.targets[i > 0 ? i - 1 : 31] = i > 0 ? s.ids[i] : -100;
+	}
+	s.starts[1] = 32;
+	s.b.documents = 1;
+	ck_ok(rig_create(&rig, &c, &o, parameters_fill, st, &err), &err);
+	ck_ok(parameters_check(rig.layout, st, CHECKPOINT, &err), &err);
+	ck_ok(model_evaluate(rig.model, &s.b, &sum, losses, &err), &err);
+	nll = json_object_get(reference, "per_token_nll");
+	for (size_t i = 0; i < 31; i++)
+		ck_assert_double_eq_tol(losses[i], json_number_value(json_array_get(nll, i)), 1e-5);
+	ck_assert_double_eq_tol(sum / 31, json_get_number(reference, "mean_loss", 0), 1e-5);
+	ck_ok(generator_create(rig.dev, &c, &go, parameters_fill, st, &g, &err), &err);
+	text = json_object_get(reference, "greedy_ids_from_bos");
+	for (size_t i = 0; i < json_array_size(text); i++) {
+		int32_t id = (int32_t)json_integer_value(json_array_get(text, i));
+
+		if (i > 0)
+			ck_assert_int_eq(generator_choose(g, &greedy), id);
+		ck_ok(generator_feed(g, &id, 1, &err), &err);
+	}
+	generator_free(steal_pointer(g));
+	rig_free(&rig);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("model");
+	TCase *c = tcase_create("model");
+	int cases = (int)ARRAY_SIZE(gradient_cases);
+
+	tcase_set_timeout(c, 120);
+	tcase_add_test(c, config_families);
+	tcase_add_test(c, config_errors_say_what);
+	tcase_add_test(c, layout_is_flat_and_complete);
+	tcase_add_test(c, init_does_not_depend_on_the_pieces);
+	tcase_add_loop_test(c, gradients_are_differences, 0, cases);
+	tcase_add_loop_test(c, accumulation_adds_up, 0, cases);
+	tcase_add_test(c, wrong_batches_are_refused);
+	tcase_add_loop_test(c, cache_equals_forward, 0, cases);
+	tcase_add_test(c, sampling_follows_the_distribution);
+	tcase_add_test(c, stories_as_the_reference);
+	suite_add_tcase(suite, c);
+	return unit_run(suite);
+}
