@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the launcher tells a worker: torchrun's variables and dtrain's own. */
+#pragma once
+
+#include <stdint.h>
+
+#include "base/error.h"
+
+/* Strings are the environment's own. */
+struct environment {
+	int rank, world_size, local_rank;
+	const char *config;         /* DTRAIN_CONFIG: path of the run's JSON; always there */
+	const char *run_id;         /* DTRAIN_RUN_ID, NULL without a service */
+	int64_t attempt;            /* DTRAIN_ATTEMPT, 1 for the first */
+	const char *socket;         /* DTRAIN_SOCKET, NULL without a service */
+	const char *rendezvous_dir; /* DTRAIN_RENDEZVOUS_DIR: files instead of a service, for tests */
+};
+
+int environment_read(struct environment *env, struct error *err);

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The training process: one per device, started by the node's launcher with everything in its environment.
+ * Ends with 0: done; 1: an error, one line of it on stderr and at the service; 128 + signal: stopped.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/json.h"
+#include "base/log.h"
+#include "worker/environment.h"
+#include "worker/link.h"
+#include "worker/stop.h"
+#include "worker/tasks.h"
+
+static int read_config(const char *path, struct run_config **out, struct error *err)
+{
+	_cleanup_json_ json_t *json = NULL;
+	int r = json_read_file(path, &json, err);
+
+	if (r == 0 && run_config_from_json(json, out, err) < 0)
+		r = error_prefix(err, "%s", path);
+	return r;
+}
+
+static int run(const struct environment *env, struct link *link, struct error *err)
+{
+	_cleanup_(run_config_freep) struct run_config *c = NULL;
+	int r = read_config(env->config, &c, err);
+
+	if (r < 0)
+		return r;
+	if (c->directory && chdir(c->directory) < 0)
+		return error_errno(err, -errno, "cannot use the working directory %s", c->directory);
+	switch (c->task) {
+	case RUN_PRETRAIN:
+	case RUN_SFT:
+		return train_task(c, env, link, err);
+	case RUN_GENERATE:
+		return generate_task(c, env, err);
+	case RUN_COMMAND:
+		break;
+	}
+	return error_set(err, -EINVAL, "a command is not run by the native worker");
+}
+
+int main(void)
+{
+	_cleanup_(link_destroyp) struct link *link = NULL;
+	struct error err = ERROR_INIT;
+	struct environment env;
+	int r;
+
+	stop_init();
+	log_init("dtrain-worker", LOG_INFO);
+	/* A log is read while it grows. */
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	r = environment_read(&env, &err);
+	if (r == 0)
+		r = link_create(&env, &link, &err);
+	if (r == 0)
+		r = run(&env, link, &err);
+	if (r < 0) {
+		fflush(stdout);
+		fprintf(stderr, "error: %s\n", err.message);
+		if (link)
+			link_event(link, "error", err.message);
+		return 1;
+	}
+	if (fflush(stdout) != 0 || ferror(stdout)) {
+		fprintf(stderr, "error: cannot write to stdout\n");
+		return 1;
+	}
+	return r > 0 ? stop_exit_status() : 0;
+}

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/options.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/str.h"
+
+void options_dataset(const struct run_config *c, const char *cache_dir, struct dataset_options *out)
+{
+	*out = (struct dataset_options){
+	    .task = c->task == RUN_SFT ? DATASET_SFT : DATASET_PRETRAIN,
+	    .paths = (const char *const *)c->data.path,
+	    .dataset_dir = c->data.dataset_dir,
+	    .datasets = (const char *const *)c->data.dataset,
+	    .format = c->data.format,
+	    .columns_json = c->data.columns,
+	    .tags_json = c->data.tags,
+	    .template_name = c->data.template_,
+	    .system = c->data.system,
+	    .max_length = c->data.max_length,
+	    .packing = c->data.packing,
+	    .cross_documents = c->data.cross_documents,
+	    .train_on_prompt = c->data.train_on_prompt,
+	    .mask_history = c->data.mask_history,
+	    .efficient_eos = c->data.efficient_eos,
+	    .max_samples = c->data.max_samples,
+	    .eval_fraction = c->data.eval_fraction,
+	    .seed = c->train.seed,
+	    .cache_dir = cache_dir,
+	};
+}
+
+enum dtype options_precision(const struct run_config *c)
+{
+	return str_eq(c->train.precision, "bf16") ? DTYPE_BF16 : DTYPE_F32;
+}
+
+int options_train(const struct run_config *c, struct train_options *out, struct error *err)
+{
+	train_options_default(out);
+	out->epochs = c->train.epochs;
+	out->max_steps = c->train.max_steps;
+	out->micro_batch = c->train.micro_batch;
+	out->accumulation = c->train.accumulation;
+	out->learning_rate = c->train.learning_rate;
+	out->min_learning_rate = c->train.min_learning_rate;
+	if (schedule_kind_parse(c->train.schedule, &out->schedule) < 0)
+		return error_set(err, -EINVAL, "train.schedule: %s is not known", c->train.schedule);
+	out->warmup_ratio = c->train.warmup_ratio;
+	out->warmup_steps = c->train.warmup_steps;
+	out->decay_ratio = c->train.decay_ratio;
+	out->weight_decay = c->train.weight_decay;
+	out->beta1 = c->train.beta1;
+	out->beta2 = c->train.beta2;
+	out->epsilon = c->train.epsilon;
+	out->decay_all = c->train.decay_all;
+	out->clip = c->train.clip;
+	out->precision = options_precision(c);
+	out->recompute = c->train.recompute;
+	out->shuffle = c->train.shuffle;
+	out->seed = c->train.seed;
+	out->log_steps = c->output.log_steps;
+	out->save_steps = c->output.save_steps;
+	out->eval_steps = c->train.eval_steps;
+	out->strategy = SHARD_DDP;
+	return train_options_check(out, err);
+}
+
+static bool is_directory(const char *path)
+{
+	struct stat st;
+
+	return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+char *options_config(const struct run_config *c)
+{
+	const char *from = c->model.path ? c->model.path : c->model.init;
+
+	return c->model.path || is_directory(from) ? str_path_join(from, "config.json") : strdup(from);
+}
+
+char *options_tokenizer(const struct run_config *c)
+{
+	const char *init = c->model.init, *slash;
+
+	if (c->model.tokenizer || c->model.path)
+		return strdup(c->model.tokenizer ? c->model.tokenizer : c->model.path);
+	if (is_directory(init))
+		return strdup(init);
+	slash = strrchr(init, '/');
+	return slash ? strndup(init, slash - init + (slash == init)) : strdup(".");
+}

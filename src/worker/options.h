@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From a run's config to the engine's options. */
+#pragma once
+
+#include "config/run.h"
+#include "engine/data/dataset.h"
+#include "engine/train/trainer.h"
+
+/* Strings stay the config's; cache_dir is where the tokenized data go. */
+void options_dataset(const struct run_config *c, const char *cache_dir, struct dataset_options *out);
+int options_train(const struct run_config *c, struct train_options *out, struct error *err);
+enum dtype options_precision(const struct run_config *c);
+/* Owned by the caller; NULL: out of memory. */
+char *options_tokenizer(const struct run_config *c); /* directory or file to load the tokenizer from */
+char *options_config(const struct run_config *c);    /* path of config.json */

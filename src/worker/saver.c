@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/saver.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/str.h"
+#include "worker/options.h"
+#include "worker/weights.h"
+
+struct saver {
+	const struct run_config *c;
+	bool writer; /* rank 0 */
+	int world_size;
+	char *resume_path;
+	struct checkpoint_state resumed; /* its history is `history` */
+	json_t *resumed_owner, *history;
+
+	struct trainer *trainer;
+	const struct tokenizer *tok;
+	char *fingerprint, *config, *tokenizer;
+	double epoch; /* of the last report or step */
+	int64_t tokens;
+	int64_t saved_step; /* of the newest checkpoint, -1: none */
+};
+
+/* What may be done with what is there, by output.resume, output.overwrite and the attempt: a later attempt of
+ * the same run finds its own files and goes on, whatever they say about the first one. */
+static int choose(struct saver *s, const struct environment *env, struct error *err)
+{
+	const char *dir = s->c->output.dir, *resume = s->c->output.resume;
+	bool again = env->attempt > 1, used = false;
+	int64_t step;
+	int r;
+
+	if (again || strcmp(resume, "never") != 0) {
+		r = checkpoint_find(dir, &s->resume_path, &step, err);
+		if (r < 0 || s->resume_path)
+			return r;
+		if (!again && !strcmp(resume, "must"))
+			return error_set(err, -ENOENT, "output.resume is \"must\", but %s has no checkpoint",
+			                 dir);
+	}
+	r = checkpoint_output_in_use(dir, &used, err);
+	if (r < 0 || !used || again)
+		return r;
+	if (!s->c->output.overwrite)
+		return error_set(
+		    err, -ENOTEMPTY,
+		    "output.dir %s is not empty%s; choose another or set output.overwrite = true", dir,
+		    strcmp(resume, "never") ? " and has no checkpoint to resume from" : "");
+	return checkpoint_remove_all(dir, err);
+}
+
+int saver_open(const struct run_config *c, const struct environment *env, struct saver **out,
+               struct error *err)
+{
+	_cleanup_(saver_freep) struct saver *s = calloc(1, sizeof(*s));
+	int r;
+
+	if (!s)
+		return error_oom(err);
+	s->c = c;
+	s->writer = env->rank == 0;
+	s->world_size = env->world_size;
+	s->saved_step = -1;
+	if (s->writer) {
+		r = file_mkdirs(c->output.dir, 0777, err);
+		if (r < 0)
+			return error_prefix(err, "output.dir");
+		if (access(c->output.dir, W_OK | X_OK) < 0)
+			return error_errno(err, -errno, "output.dir %s cannot be written", c->output.dir);
+		r = checkpoint_clean(c->output.dir, err);
+		if (r == 0)
+			r = choose(s, env, err);
+		if (r == 0 && s->resume_path)
+			r = checkpoint_state_load(s->resume_path, &s->resumed, &s->resumed_owner, err);
+		if (r < 0)
+			return r;
+	}
+	s->history = s->resume_path ? s->resumed.log_history : json_array();
+	s->epoch = s->resumed.epoch;
+	s->tokens = s->resumed.tokens;
+	if (!s->history)
+		return error_oom(err);
+	*out = steal_pointer(s);
+	return 0;
+}
+
+void saver_free(struct saver *s)
+{
+	if (!s)
+		return;
+	json_decref(s->history);
+	json_decref(s->resumed_owner);
+	free(s->resume_path);
+	free(s->fingerprint);
+	free(s->config);
+	free(s->tokenizer);
+	free(s);
+}
+
+const char *saver_resume_path(const struct saver *s)
+{
+	return s->resume_path;
+}
+
+const struct checkpoint_state *saver_resume_state(const struct saver *s)
+{
+	return &s->resumed;
+}
+
+int saver_attach(struct saver *s, struct trainer *t, const struct tokenizer *tok, const char *fingerprint,
+                 struct error *err)
+{
+	s->trainer = t;
+	s->tok = tok;
+	s->fingerprint = strdup(fingerprint);
+	s->config = options_config(s->c);
+	s->tokenizer = options_tokenizer(s->c);
+	return s->fingerprint && s->config && s->tokenizer ? 0 : error_oom(err);
+}
+
+int saver_log(struct saver *s, const struct train_log *log, int64_t tokens, struct error *err)
+{
+	s->epoch = log->epoch;
+	s->tokens = tokens;
+	if (!s->writer)
+		return 0;
+	return checkpoint_log_add(s->history,
+	                          &(struct checkpoint_log){.step = log->step,
+	                                                   .epoch = log->epoch,
+	                                                   .loss = log->loss,
+	                                                   .learning_rate = log->learning_rate,
+	                                                   .grad_norm = log->grad_norm,
+	                                                   .eval_loss = log->has_eval ? log->eval_loss : NAN},
+	                          err);
+}
+
+static int save_model(struct saver *s, const char *directory, struct error *err)
+{
+	_cleanup_(weights_sources_free) struct weights_sources sources = {0};
+	const struct run_config *c = s->c;
+	struct hf_save_options o = {
+	    .config = s->config,
+	    .source = c->model.path,
+	    .tokenizer = s->tokenizer,
+	    .type = options_precision(c),
+	    .bos = tokenizer_bos(s->tok),
+	    .eos = tokenizer_eos(s->tok),
+	    .pad = tokenizer_pad(s->tok),
+	    .max_shard_bytes = (uint64_t)c->output.max_shard_mb * 1000000,
+	};
+	int r = weights_model_sources(s->trainer, o.type, &sources, err);
+
+	return r < 0 ? r : hf_save(directory, &o, sources.list, sources.n, err);
+}
+
+static int save_state(struct saver *s, const char *directory, int64_t step, bool resume, struct error *err)
+{
+	_cleanup_(weights_sources_free) struct weights_sources sources = {0};
+	_cleanup_free_ char *inner = str_path_join(directory, "dtrain");
+	const struct run_config *c = s->c;
+	int64_t per_epoch = trainer_steps_per_epoch(s->trainer);
+	struct checkpoint_state state = {
+	    .step = step,
+	    .steps = trainer_total_steps(s->trainer),
+	    .epoch = per_epoch > 0 ? (double)step / per_epoch : 0,
+	    .epochs = c->train.epochs,
+	    .tokens = s->tokens,
+	    .world_size = s->world_size,
+	    .micro_batch = c->train.micro_batch,
+	    .log_steps = c->output.log_steps,
+	    .eval_steps = c->train.eval_steps,
+	    .save_steps = c->output.save_steps,
+	    .seed = c->train.seed,
+	    .fingerprint = s->fingerprint,
+	    .log_history = s->history,
+	};
+	int r;
+
+	if (!inner)
+		return error_oom(err);
+	if (!resume)
+		return checkpoint_state_save(directory, &state, false, err);
+	if (mkdir(inner, 0777) < 0)
+		return error_errno(err, -errno, "cannot make directory %s", inner);
+	r = checkpoint_state_save(directory, &state, true, err);
+	if (r == 0)
+		r = weights_state_sources(s->trainer, options_precision(c) != DTYPE_F32, &sources, err);
+	return r < 0 ? r
+	             : safetensors_write(inner, "optimizer", sources.list, sources.n,
+	                                 (uint64_t)c->output.max_shard_mb * 1000000, err);
+}
+
+int saver_checkpoint(struct saver *s, int64_t step, struct error *err)
+{
+	const char *dir = s->c->output.dir;
+	_cleanup_free_ char *name = str_printf("checkpoint-%" PRId64, step), *tmp = NULL;
+	double start = clock_monotonic();
+	int r;
+
+	if (!s->writer || step == s->saved_step)
+		return 0;
+	if (!name)
+		return error_oom(err);
+	r = checkpoint_begin(dir, name, &tmp, err);
+	if (r == 0)
+		r = save_model(s, tmp, err);
+	if (r == 0)
+		r = save_state(s, tmp, step, true, err);
+	if (r == 0)
+		r = checkpoint_publish(dir, name, tmp, err);
+	if (r < 0) {
+		/* A full disk has room again for the user to look around. */
+		if (tmp)
+			file_remove_tree(tmp, NULL);
+		return r;
+	}
+	s->saved_step = step;
+	printf("saved %s/%s in %.1f s\n", dir, name, clock_monotonic() - start);
+	return checkpoint_prune(dir, s->c->output.keep, err);
+}
+
+int saver_final(struct saver *s, struct error *err)
+{
+	const char *dir = s->c->output.dir;
+	_cleanup_free_ char *tmp = NULL;
+	double start = clock_monotonic();
+	int r;
+
+	if (!s->writer)
+		return 0;
+	r = checkpoint_begin(dir, "model", &tmp, err);
+	if (r == 0)
+		r = save_model(s, tmp, err);
+	if (r == 0)
+		r = save_state(s, tmp, trainer_step(s->trainer), false, err);
+	if (r == 0)
+		r = checkpoint_publish_files(dir, tmp, err);
+	if (r < 0) {
+		if (tmp)
+			file_remove_tree(tmp, NULL);
+		return r;
+	}
+	printf("saved the model in %s in %.1f s\n", dir, clock_monotonic() - start);
+	return 0;
+}

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The output directory of a training run: what is there at the start, checkpoints, the final model. Rank 0
+ * alone touches it; on other ranks every call does nothing. */
+#pragma once
+
+#include "base/cleanup.h"
+#include "base/error.h"
+#include "config/run.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/data/tokenizer.h"
+#include "engine/train/trainer.h"
+#include "worker/environment.h"
+
+struct saver;
+
+/* Before any work: output.dir is made and can be written, leftovers of an interrupted save are gone, and what
+ * is there may be used; finds the checkpoint to resume from. c and env are borrowed. */
+int saver_open(const struct run_config *c, const struct environment *env, struct saver **out,
+               struct error *err);
+void saver_free(struct saver *s);
+DEFINE_CLEANUP(struct saver *, saver_free)
+
+/* The checkpoint to resume from, or NULL. Other ranks learn it from rank 0. */
+const char *saver_resume_path(const struct saver *s);
+const struct checkpoint_state *saver_resume_state(const struct saver *s);
+
+/* Once trainer and tokenizer are there (borrowed). fingerprint decides whether a resume is the same run. */
+int saver_attach(struct saver *s, struct trainer *t, const struct tokenizer *tok, const char *fingerprint,
+                 struct error *err);
+
+/* Keeps what trainer_state.json tells of each report. */
+int saver_log(struct saver *s, const struct train_log *log, int64_t tokens, struct error *err);
+int saver_checkpoint(struct saver *s, int64_t step, struct error *err);
+int saver_final(struct saver *s, struct error *err);

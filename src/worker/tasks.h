@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a worker does, one function for each task. */
+#pragma once
+
+#include "config/run.h"
+#include "worker/environment.h"
+#include "worker/link.h"
+
+/* pretrain and sft. 0: done; 1: stopped by a signal; or a negative errno. */
+int train_task(const struct run_config *c, const struct environment *env, struct link *link,
+               struct error *err);
+
+/* Loads the model and prints the continuation of the prompt as it comes. */
+int generate_task(const struct run_config *c, const struct environment *env, struct error *err);

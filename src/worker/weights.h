@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Parameters of a trainer <-> tensors of files. */
+#pragma once
+
+#include "base/error.h"
+#include "engine/checkpoint/safetensors.h"
+#include "engine/train/trainer.h"
+
+/* Sources for safetensors_write over a trainer's state. */
+struct weights_sources {
+	struct tensor_source *list;
+	size_t n;
+	/* behind the list */
+	struct weights_part *parts;
+	char **names;
+};
+void weights_sources_free(struct weights_sources *s);
+/* The model's tensors in `type`. */
+int weights_model_sources(struct trainer *t, enum dtype type, struct weights_sources *out, struct error *err);
+/* m.NAME, v.NAME and, with master, master.NAME, all fp32. */
+int weights_state_sources(struct trainer *t, bool master, struct weights_sources *out, struct error *err);
+
+/* Weights and moments of checkpoint-N into the trainer, bit by bit. With a communicator rank 0 alone reads
+ * (other ranks' directory is NULL): the directory need not be shared between nodes. */
+int weights_resume(struct trainer *t, struct device *dev, struct comm *comm, const char *directory,
+                   struct error *err);
+
+/* Bytes of rank 0 to all. comm may be NULL. */
+int weights_broadcast(struct device *dev, struct comm *comm, void *staging, void *host, size_t bytes,
+                      struct error *err);

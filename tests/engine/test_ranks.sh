@@ -1,0 +1,54 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Two ranks with the same global batch as one: the same losses to 1e-5. Killed and resumed, bitwise their own. A rank that dies
+# takes the other with it.
+. "$(dirname "$0")/worker.sh"
+steps=50
+start_rank() { # NAME RANK
+	env -i PATH="$PATH" OMP_NUM_THREADS=1 DTRAIN_ATTEMPT="${attempt:-1}" RANK="$2" WORLD_SIZE=2 LOCAL_RANK="$2" DTRAIN_RENDEZVOUS_DIR="$tmp/meet-$1" \
+		DTRAIN_CONFIG="$tmp/$1.json" "$worker" >"$tmp/$1-$2.log" 2>&1 &
+	eval "rank$2=$!"
+	pids="$pids $!"
+}
+pair() { # NAME
+	mkdir -p "$tmp/meet-$1"
+	start_rank "$1" 0
+	start_rank "$1" 1
+}
+both() { # waits for both
+	local s0 s1
+	wait "$rank0"; s0=$?
+	wait "$rank1"; s1=$?
+	[ $s0 = 0 ] && [ $s1 = 0 ]
+}
+show() { cat "$tmp/$1-0.log" "$tmp/$1-1.log"; }
+lines() { [ -f "$1/metrics.jsonl" ] && wc -l <"$1/metrics.jsonl" || echo 0; }
+data='"eval_fraction": 0.1'
+
+json one "$tmp/one" "\"max_steps\": $steps, \"accumulation\": 2" '"save_steps": 20' "$data"
+json two "$tmp/two" "\"max_steps\": $steps, \"accumulation\": 1" '"save_steps": 20' "$data"
+json cut "$tmp/cut" "\"max_steps\": $steps, \"accumulation\": 1" '"save_steps": 20' "$data"
+run one || { cat "$tmp/one.log"; fail "one rank"; }
+pair two
+both || { show two; fail "two ranks"; }
+paste -d ' ' <(sed -E 's/.*"loss":([^,]*),.*/\1/' "$tmp/one/metrics.jsonl") <(sed -E 's/.*"loss":([^,]*),.*/\1/' "$tmp/two/metrics.jsonl") |
+	awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > max) max = d; n++ } END { printf "%d steps, largest difference of the losses %.2e\n", n, max; exit !(n == '$steps' && max <= 1e-5) }' ||
+	fail "one rank and two differ"
+
+pair cut
+while kill -0 "$rank0" 2>/dev/null && [ "$(lines "$tmp/cut")" -lt 31 ]; do sleep 0.01; done
+began=$(date +%s%N)
+kill -9 "$rank1"
+wait "$rank0"
+status=$?
+took=$((($(date +%s%N) - began) / 1000000))
+[ $status = 1 ] || { show cut; fail "the other rank ended with status $status"; }
+grep -q '^error: ' "$tmp/cut-0.log" || { show cut; fail "the other rank has no word on it"; }
+echo "the other rank ended $took ms later: $(grep '^error: ' "$tmp/cut-0.log")"
+[ $took -lt 3000 ] || fail "the other rank took $took ms"
+attempt=2
+pair cut
+both || { show cut; fail "two ranks, resumed"; }
+diff <(losses "$tmp/two") <(losses "$tmp/cut") || fail "two ranks, resumed: other losses"
+cmp -s "$tmp/two/model.safetensors" "$tmp/cut/model.safetensors" || fail "two ranks, resumed: other weights"
+echo "two ranks resume bitwise"

@@ -1,0 +1,58 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# A run killed with SIGKILL at random steps, and one stopped with SIGTERM, each resumed: bitwise the same losses and weights as
+# one left alone.
+. "$(dirname "$0")/worker.sh"
+steps=120
+lines() { [ -f "$1/metrics.jsonl" ] && wc -l <"$1/metrics.jsonl" || echo 0; }
+last_step() { (cd "$1" && ls -d checkpoint-* 2>/dev/null) | grep -v tmp | sed 's/.*-//' | sort -n | tail -1; }
+
+same() { # A B WHAT
+	diff <(losses "$1") <(losses "$2") >"$tmp/diff" || { head -5 "$tmp/diff"; fail "$3: other losses"; }
+	cmp -s "$1/model.safetensors" "$2/model.safetensors" || fail "$3: other weights"
+	for f in optimizer.safetensors state.json; do
+		cmp -s "$1/checkpoint-$steps/dtrain/$f" "$2/checkpoint-$steps/dtrain/$f" || fail "$3: other dtrain/$f"
+	done
+}
+
+for precision in fp32 bf16; do
+	train="\"max_steps\": $steps, \"accumulation\": 2, \"precision\": \"$precision\", \"weight_decay\": 0.1"
+	output='"save_steps": 6, "keep": 2'
+	data='"eval_fraction": 0.1'
+	json whole "$tmp/whole-$precision" "$train" "$output" "$data"
+	json cut "$tmp/cut-$precision" "$train" "$output" "$data"
+	run whole || { cat "$tmp/whole.log"; fail "$precision: the run left alone"; }
+	[ "$(lines "$tmp/whole-$precision")" = $steps ] || fail "$precision: $(lines "$tmp/whole-$precision") lines of metrics for $steps steps"
+	[ "$(ls -d "$tmp/whole-$precision"/checkpoint-* | wc -l)" = 2 ] || fail "keep = 2: $(ls "$tmp/whole-$precision")"
+
+	killed=0
+	for round in 1 2 3 4; do
+		at=$((RANDOM % 26 + round * 25 - 24))
+		start cut "cut-$round"
+		while kill -0 "$pid" 2>/dev/null && [ "$(lines "$tmp/cut-$precision")" -lt "$at" ]; do sleep 0.01; done
+		kill -9 "$pid" 2>/dev/null && killed=$((killed + 1))
+		wait "$pid" 2>/dev/null
+		echo "$precision: killed at $(lines "$tmp/cut-$precision") lines, newest checkpoint: $(last_step "$tmp/cut-$precision")"
+		attempt=2 # as the service would start it again
+	done
+	run cut cut-last || { cat "$tmp/cut-last.log"; fail "$precision: the run that was killed"; }
+	unset attempt
+	same "$tmp/whole-$precision" "$tmp/cut-$precision" "$precision, killed $killed times"
+	[ -z "$(find "$tmp/cut-$precision" -name '*.tmp')" ] || fail "leftovers: $(find "$tmp/cut-$precision" -name '*.tmp')"
+done
+
+# SIGTERM: the step is finished, a checkpoint written, 143.
+json stop "$tmp/stop" "$train" '"save_steps": 1000' "$data"
+start stop
+while kill -0 "$pid" 2>/dev/null && [ "$(lines "$tmp/stop")" -lt 9 ]; do sleep 0.01; done
+kill -TERM "$pid"
+wait "$pid"
+status=$?
+[ $status = 143 ] || { cat "$tmp/stop.log"; fail "SIGTERM: exit status $status"; }
+at=$(last_step "$tmp/stop")
+[ "$at" = "$(lines "$tmp/stop")" ] || fail "SIGTERM: checkpoint-$at after $(lines "$tmp/stop") steps"
+json stop "$tmp/stop" "$train" '"save_steps": 1000, "resume": "must"' "$data"
+run stop || { cat "$tmp/stop.log"; fail "SIGTERM: the resumed run"; }
+diff <(losses "$tmp/whole-bf16" | sed 's/,"eval_loss.*/}/') <(losses "$tmp/stop" | sed 's/,"eval_loss.*/}/') || fail "SIGTERM: other losses"
+cmp -s "$tmp/whole-bf16/model.safetensors" "$tmp/stop/model.safetensors" || fail "SIGTERM: other weights"
+echo "resumed runs are bitwise the same"

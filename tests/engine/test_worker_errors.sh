@@ -1,0 +1,62 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# What can be wrong with a run's files: one line on stderr that says what and where, and status 1.
+. "$(dirname "$0")/worker.sh"
+train='"max_steps": 2'
+
+# refuses NAME WORDS: the run of $tmp/NAME.json ends with status 1 and exactly one line of error, which has the words.
+refuses() {
+	local status
+	env -i PATH="$PATH" OMP_NUM_THREADS=1 DTRAIN_CONFIG="$tmp/$1.json" "$worker" >"$tmp/out" 2>"$tmp/err"
+	status=$?
+	[ $status = 1 ] || { cat "$tmp/out" "$tmp/err"; fail "$1: status $status"; }
+	[ "$(wc -l <"$tmp/err")" = 1 ] || { cat "$tmp/err"; fail "$1: not one line"; }
+	grep -q -- "^error: .*$2" "$tmp/err" || { cat "$tmp/err"; fail "$1: lacks \"$2\""; }
+	sed "s/^/$1: /" "$tmp/err"
+}
+
+echo file >"$tmp/file"
+json output-is-a-file "$tmp/file/out" "$train"
+refuses output-is-a-file "cannot make directory $tmp/file"
+
+mkdir "$tmp/used" && echo x >"$tmp/used/notes.txt"
+json output-in-use "$tmp/used" "$train"
+refuses output-in-use "$tmp/used is not empty and has no checkpoint"
+
+json nothing-to-resume "$tmp/none" "$train" '"resume": "must"'
+refuses nothing-to-resume "has no checkpoint"
+
+json no-data "$tmp/o1" "$train"
+sed -i "s|$src/LICENSE|$tmp/absent.txt|" "$tmp/no-data.json"
+refuses no-data "absent.txt"
+
+echo '{"task": "pretrain"' >"$tmp/broken.json"
+refuses broken "broken.json"
+
+json unknown-key "$tmp/o2" "$train, \"learnig_rate\": 1"
+refuses unknown-key "learnig_rate"
+
+# A saved model, then damaged in turn.
+json make "$tmp/model" "$train"
+run make || { cat "$tmp/make.log"; fail "training for the damaged models"; }
+damaged() { # NAME WORDS: the model in $tmp/bad
+	json "$1" "$tmp/o-$1" "$train"
+	sed -i "s|\"init\": \"[^\"]*\"|\"path\": \"$tmp/bad\"|" "$tmp/$1.json"
+	refuses "$1" "$2"
+}
+fresh() { rm -rf "$tmp/bad" && mkdir "$tmp/bad" && cp "$tmp"/model/*.json "$tmp"/model/*.safetensors "$tmp/bad"; }
+fresh && truncate -s -100 "$tmp/bad/model.safetensors" && damaged truncated "model.safetensors: tensor .*(truncated?)"
+fresh && truncate -s 100 "$tmp/bad/model.safetensors" && damaged cut-header "truncated: a header of"
+fresh && sed -i 's/"model.norm.weight"/"model.morn.weight"/' "$tmp/bad/model.safetensors" && damaged missing-tensor "missing: model.norm.weight"
+fresh && sed -i 's/"hidden_size": 48/"hidden_size": 64/' "$tmp/bad/config.json" && damaged other-shape "has shape .*; the model needs"
+fresh && rm "$tmp/bad/model.safetensors" && damaged no-weights "neither model.safetensors nor"
+fresh && rm "$tmp/bad/config.json" && damaged no-config "config.json"
+fresh && echo '{' >"$tmp/bad/tokenizer.json" && damaged broken-tokenizer "tokenizer.json"
+
+# A disk that takes no more, as a limit on the size of files: nothing half-written stays.
+json full "$tmp/full" "$train" '"save_steps": 1'
+ulimit -f 60
+refuses full "model.safetensors: write failed\|File too large"
+ulimit -f unlimited 2>/dev/null
+[ -z "$(find "$tmp/full" -name '*.tmp')" ] || fail "leftovers: $(find "$tmp/full" -name '*.tmp')"
+echo "every error is one line"

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+# For tests that start workers directly, without a service. Sourced; leaves $tmp, which goes away, and these functions.
+src=${DTRAIN_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
+worker=${DTRAIN_WORKER:-${DTRAIN_BUILD:-.}/dtrain-worker-cpu}
+[ -x "$worker" ] || { echo "no worker at $worker: set DTRAIN_BUILD to a build directory"; exit 77; }
+worker=$(readlink -f "$worker")
+tmp=$(mktemp -d "${TMPDIR:-/tmp}/dtrain-engine-XXXXXX")
+pids=
+cleanup() {
+	for p in $pids; do kill -9 "$p" 2>/dev/null; done
+	rm -rf "$tmp"
+}
+trap cleanup EXIT
+fail() {
+	echo "FAILED: $*" >&2
+	exit 1
+}
+# json NAME OUTPUT-DIR TRAIN OUTPUT [DATA]: writes $tmp/NAME.json, members added to the groups of the same name.
+json() {
+	cat >"$tmp/$1.json" <<-EOF
+		{"task": "pretrain", "directory": "$tmp", "model": {"init": "$src/tests/engine/bytes"},
+		 "data": {"path": ["$src/LICENSE"], "format": "text", "max_length": 64, "packing": true,
+		          "cache_dir": "$tmp/cache"${5:+, $5}},
+		 "train": {"learning_rate": 0.003, "warmup_steps": 3, "micro_batch": 2, "shuffle": true${3:+, $3}},
+		 "output": {"dir": "$2", "log_steps": 1${4:+, $4}}}
+	EOF
+}
+# start NAME [LOG]: a worker of one rank in the background; its process is $pid.
+start() {
+	env -i PATH="$PATH" OMP_NUM_THREADS=1 DTRAIN_ATTEMPT="${attempt:-1}" DTRAIN_CONFIG="$tmp/$1.json" "$worker" >"$tmp/${2:-$1}.log" 2>&1 &
+	pid=$!
+	pids="$pids $pid"
+}
+# run NAME [LOG]: the same to its end; returns its status.
+run() {
+	start "$@"
+	wait "$pid"
+}
+# The numbers of metrics.jsonl that have to be the same, one line a step.
+losses() {
+	sed -E 's/,"(tokens|tokens_per_second|eta_seconds|time)":[^,}]*//g' "$1/metrics.jsonl"
+}
