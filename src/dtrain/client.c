@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "dtrain/client.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/json.h"
+#include "base/str.h"
+#include "http/local.h"
+
+static const double PATIENCE = 60.0; /* seconds that a restart of the service may take */
+
+void client_release(struct client *client)
+{
+	http_local_close(client->http);
+	client->http = NULL;
+}
+
+int client_fail(int status, const char *fmt, ...)
+{
+	va_list ap;
+
+	fflush(stdout);
+	fputs("dtrain: ", stderr);
+	va_start(ap, fmt);
+	vfprintf(stderr, fmt, ap);
+	va_end(ap);
+	fputc('\n', stderr);
+	return status;
+}
+
+int client_try(struct client *client, const char *method, const char *target, const json_t *body, int *status,
+               json_t **answer, struct error *err)
+{
+	int r = 0;
+
+	*status = 0;
+	if (!client->http)
+		r = http_local_open(client->socket, &client->http, err);
+	if (r == 0)
+		r = http_local_json(client->http, method, target, body, status, answer, err);
+	if (r < 0 && *status == 0)
+		client_release(client);
+	return r;
+}
+
+int client_json(struct client *client, const char *method, const char *target, const json_t *body,
+                json_t **answer)
+{
+	struct error err = ERROR_INIT;
+	int status;
+
+	if (client_try(client, method, target, body, &status, answer, &err) == 0)
+		return 0;
+	return client_fail(status ? EXIT_FAILURE : STATUS_UNREACHABLE, "%s", err.message);
+}
+
+static void pause_briefly(void)
+{
+	nanosleep(&(struct timespec){0, 200000000}, NULL);
+}
+
+/* After a call without an answer: is it worth another try? `since` is when the service went away, 0: now. */
+static bool try_again(struct client *client, double *since, const struct error *err)
+{
+	if (*since == 0) {
+		*since = clock_monotonic();
+		client_fail(0, "%s; waiting for it to come back", err->message);
+	}
+	if (err->code == -EACCES || clock_monotonic() - *since > PATIENCE)
+		return false;
+	pause_briefly();
+	return true;
+}
+
+int client_wait_run(struct client *client, int64_t id, bool change, int64_t version, json_t **run)
+{
+	_cleanup_free_ char *target =
+	    change ? str_printf("/v1/runs/%lld?wait=change&version=%lld", (long long)id, (long long)version)
+	           : str_printf("/v1/runs/%lld?wait=1", (long long)id);
+	double since = 0;
+
+	if (!target)
+		return client_fail(EXIT_FAILURE, "out of memory");
+	for (;;) {
+		struct error err = ERROR_INIT;
+		int status, r = client_try(client, "GET", target, NULL, &status, run, &err);
+
+		if (r == 0)
+			return 0;
+		/* 502 and 503: the local service is there, the controller is away. */
+		if (status != 0 && status != 502 && status != 503)
+			return client_fail(EXIT_FAILURE, "%s", err.message);
+		if (!try_again(client, &since, &err))
+			return client_fail(STATUS_UNREACHABLE, "%s", err.message);
+	}
+}
+
+struct stream {
+	client_piece_fn piece;
+	void *context;
+	size_t taken, skip;
+	bool refused; /* by piece: not the connection's fault */
+};
+
+static int on_piece(void *context, const char *data, size_t len, struct error *err)
+{
+	struct stream *s = context;
+	size_t known = MIN(s->skip, len);
+	int r;
+
+	s->skip -= known;
+	if (known == len)
+		return 0;
+	s->taken += len - known;
+	r = s->piece(s->context, data + known, len - known, err);
+	s->refused = r < 0;
+	return r;
+}
+
+int client_stream(struct client *client, const char *target, client_piece_fn piece, void *context)
+{
+	struct stream s = {.piece = piece, .context = context};
+	double since = 0;
+
+	for (;;) {
+		struct error err = ERROR_INIT;
+		size_t before = s.taken;
+		int r = 0;
+
+		s.skip = s.taken;
+		if (!client->http)
+			r = http_local_open(client->socket, &client->http, &err);
+		if (r == 0)
+			r = http_local_stream(client->http, "GET", target, on_piece, &s, &err);
+		if (r >= 0)
+			return 0;
+		client_release(client);
+		if (s.refused || r == -EREMOTEIO)
+			return client_fail(EXIT_FAILURE, "%s", err.message);
+		if (s.taken > before)
+			since = 0;
+		if ((since == 0 && s.taken == 0) || !try_again(client, &since, &err))
+			return client_fail(STATUS_UNREACHABLE, "%s", err.message);
+	}
+}
+
+struct interrupt {
+	char *socket;
+	int64_t id;
+	bool cancel;
+	sigset_t signals;
+};
+
+static void *wait_for_interrupt(void *context)
+{
+	struct interrupt *in = context;
+	struct client client = {.socket = in->socket};
+	_cleanup_free_ char *target = str_printf("/v1/runs/%lld", (long long)in->id);
+	struct error err = ERROR_INIT;
+	int sig, status;
+
+	sigwait(&in->signals, &sig);
+	fputc('\n', stderr);
+	if (!in->cancel)
+		client_fail(0, "run %lld goes on; \"dtrain cancel %lld\" ends it", (long long)in->id,
+		            (long long)in->id);
+	else if (!target || client_try(&client, "DELETE", target, NULL, &status, NULL, &err) < 0)
+		client_fail(0, "run %lld may go on: %s", (long long)in->id, err.message);
+	_exit(STATUS_CANCELLED);
+}
+
+int client_on_interrupt(const struct client *client, int64_t id, bool cancel)
+{
+	struct interrupt *in = calloc(1, sizeof *in); /* the thread's, which lasts as long as the process */
+	pthread_attr_t attributes;
+	pthread_t thread;
+	int r;
+
+	if (!in || !(in->socket = strdup(client->socket)))
+		return client_fail(EXIT_FAILURE, "out of memory");
+	in->id = id;
+	in->cancel = cancel;
+	sigemptyset(&in->signals);
+	sigaddset(&in->signals, SIGINT);
+	sigaddset(&in->signals, SIGTERM);
+	pthread_sigmask(SIG_BLOCK, &in->signals, NULL);
+	pthread_attr_init(&attributes);
+	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+	r = pthread_create(&thread, &attributes, wait_for_interrupt, in);
+	pthread_attr_destroy(&attributes);
+	if (r == 0)
+		return 0;
+	free(in->socket);
+	free(in);
+	return client_fail(EXIT_FAILURE, "cannot start a thread: %s", strerror(r));
+}
+
+int64_t client_run_id(const char *text)
+{
+	int64_t id;
+
+	if (str_to_int64(text, 1, INT64_MAX, &id) == 0)
+		return id;
+	client_fail(0, "\"%s\" is not the number of a run; \"dtrain runs\" lists them", text);
+	return -1;
+}
+
+bool client_run_ended(const json_t *run)
+{
+	const char *state = json_get_string(run, "state", "");
+
+	return str_eq(state, "succeeded") || str_eq(state, "failed") || str_eq(state, "cancelled");
+}
+
+int client_run_status(const json_t *run)
+{
+	const char *state = json_get_string(run, "state", "");
+	long long id = json_get_int(run, "id", 0);
+	int64_t status = json_get_int(run, "exit_status", 0);
+
+	if (str_eq(state, "succeeded"))
+		return EXIT_SUCCESS;
+	if (str_eq(state, "cancelled"))
+		return client_fail(STATUS_CANCELLED, "run %lld was cancelled", id);
+	return client_fail(status > 0 && status < 256 ? (int)status : EXIT_FAILURE, "run %lld %s: %s", id,
+	                   state, json_get_string(run, "reason", "no reason is known"));
+}
+
+int client_print_json(const json_t *json)
+{
+	json_dumpf(json, stdout, JSON_INDENT(2) | JSON_ENCODE_ANY);
+	putchar('\n');
+	return 0;
+}

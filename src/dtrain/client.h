@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the subcommands share: the connection to the service, errors for a person, exit statuses. */
+#pragma once
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+
+struct http_local;
+
+/* 0: as wanted; 1: failed; otherwise one of these, or that of a run. */
+enum { STATUS_USAGE = 2, STATUS_UNREACHABLE = 3, STATUS_CANCELLED = 130 };
+
+struct client {
+	const char *socket;
+	struct http_local *http; /* NULL until the first call */
+};
+
+void client_release(struct client *client);
+/* "dtrain: message" on stderr; returns status, so that `return client_fail(…)` reads well. */
+int client_fail(int status, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* One call. 0 and *answer (may be NULL; owned by the caller), or the exit status after the error was printed.
+ */
+int client_json(struct client *client, const char *method, const char *target, const json_t *body,
+                json_t **answer);
+/* The same, but silent: a negative errno, *status as http_local_json has it. For callers that try again. */
+int client_try(struct client *client, const char *method, const char *target, const json_t *body, int *status,
+               json_t **answer, struct error *err);
+
+/* A service that restarts leaves runs alone: these wait for it to come back, up to a minute. */
+/* The run once it has ended (change false), or once its version is above `version`. */
+int client_wait_run(struct client *client, int64_t id, bool change, int64_t version, json_t **run);
+/* The body of a streaming answer, line by line or as it comes, to `piece`; after a broken connection again
+ * from the start, without the bytes that came already. */
+typedef int (*client_piece_fn)(void *context, const char *data, size_t len, struct error *err);
+int client_stream(struct client *client, const char *target, client_piece_fn piece, void *context);
+
+/* While this process waits for a run: an interrupt (or TERM) cancels it, or says that it goes on; then exits.
+ */
+int client_on_interrupt(const struct client *client, int64_t id, bool cancel);
+
+/* "17" -> 17; -1 after a usage error was printed. */
+int64_t client_run_id(const char *text);
+/* The exit status of a run that has ended; why is printed where it did not succeed. */
+int client_run_status(const json_t *run);
+bool client_run_ended(const json_t *run);
+int client_print_json(const json_t *json); /* on stdout, with indents; 0 */

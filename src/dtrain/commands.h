@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The subcommands of dtrain: one file each. They print what goes wrong themselves and return the exit status.
+ */
+#pragma once
+
+#include "dtrain/client.h"
+
+int cmd_cancel(struct client *client, int argc, char **argv);
+int cmd_check(struct client *client, int argc, char **argv);
+int cmd_devices(struct client *client, int argc, char **argv);
+int cmd_drain(struct client *client, int argc, char **argv);
+int cmd_generate(struct client *client, int argc, char **argv);
+int cmd_keygen(struct client *client, int argc, char **argv);
+int cmd_logs(struct client *client, int argc, char **argv);
+int cmd_nodes(struct client *client, int argc, char **argv);
+int cmd_resume(struct client *client, int argc, char **argv);
+int cmd_runs(struct client *client, int argc, char **argv);
+int cmd_show(struct client *client, int argc, char **argv);
+int cmd_submit(struct client *client, int argc, char **argv);
+int cmd_tokenizer(struct client *client, int argc, char **argv);
+int cmd_watch(struct client *client, int argc, char **argv);

@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* dtrain generate: a short run like any other, whose rank 0 writes the text. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/str.h"
+#include "dtrain/commands.h"
+#include "dtrain/options.h"
+#include "dtrain/run_request.h"
+
+int cmd_generate(struct client *client, int argc, char **argv)
+{
+	struct option_list set = {0};
+	const char *max_new = NULL, *temperature = NULL, *top_k = NULL, *top_p = NULL, *seed = NULL;
+	const char *tokenizer = NULL, *precision = NULL;
+	bool chat = false;
+	const struct option_spec options[] = {
+	    {0, "chat", OPTION_FLAG, &chat, NULL, "the prompt is a user's turn of a conversation"},
+	    {'n', "max-new-tokens", OPTION_STRING, &max_new, "N", "at most; default: 128"},
+	    {'t', "temperature", OPTION_STRING, &temperature, "T",
+	     "0, the default: the likeliest token each time"},
+	    {0, "top-k", OPTION_STRING, &top_k, "K", "choose among the K likeliest; default: all"},
+	    {0, "top-p", OPTION_STRING, &top_p, "P", "choose among the likeliest that make up P; default: 1"},
+	    {0, "seed", OPTION_STRING, &seed, "N", "of the choices; default: 42"},
+	    {0, "tokenizer", OPTION_STRING, &tokenizer, "DIRECTORY", "default: the model's"},
+	    {0, "precision", OPTION_STRING, &precision, "fp32|bf16", "default: fp32"},
+	    {'s', "set", OPTION_LIST, &set, "KEY=VALUE", "any key of a run file; again for more"},
+	};
+	const struct usage usage = {"generate",
+	                            "MODEL PROMPT",
+	                            "Generates text with a model (a Hugging Face directory)",
+	                            "PROMPT \"-\": read from the standard input.",
+	                            options,
+	                            ARRAY_SIZE(options),
+	                            2,
+	                            2};
+	_cleanup_json_ json_t *config = NULL, *body = NULL, *answer = NULL, *run = NULL;
+	_cleanup_free_ char *input = NULL;
+	struct error err = ERROR_INIT;
+	const char *prompt;
+	int64_t id;
+	int first, status = options_parse(client, &usage, argc, argv, &first, NULL);
+
+	if (status != OPTIONS_DONE)
+		goto out;
+	prompt = argv[first + 1];
+	if (str_eq(prompt, "-")) {
+		if (file_read("/dev/stdin", 1 << 20, &input, NULL, &err) < 0) {
+			status = client_fail(EXIT_FAILURE, "%s", err.message);
+			goto out;
+		}
+		prompt = input;
+	}
+	{
+		const struct {
+			const char *key, *value;
+		} settings[] = {
+		    {"model.path", argv[first]},
+		    {"model.tokenizer", tokenizer},
+		    {"generate.prompt", prompt},
+		    {"generate.chat", chat ? "true" : NULL},
+		    {"generate.max_new_tokens", max_new},
+		    {"generate.temperature", temperature},
+		    {"generate.top_k", top_k},
+		    {"generate.top_p", top_p},
+		    {"generate.seed", seed},
+		    {"train.precision", precision},
+		};
+		char *owned[ARRAY_SIZE(settings)] = {NULL};
+		int r;
+
+		for (size_t i = 0; i < ARRAY_SIZE(settings); i++)
+			if (settings[i].value) {
+				owned[i] = str_printf("%s=%s", settings[i].key, settings[i].value);
+				option_list_add(&set, owned[i] ?: "");
+			}
+		r = run_request_task("generate", set.items, &config, &err);
+		for (size_t i = 0; i < ARRAY_SIZE(settings); i++)
+			free(owned[i]);
+		if (r < 0) {
+			status = client_fail(STATUS_USAGE, "%s", err.message);
+			goto out;
+		}
+	}
+	body = json_pack("{s:O}", "config", config);
+	status = client_json(client, "POST", "/v1/runs", body, &answer);
+	if (status != 0)
+		goto out;
+	id = json_get_int(answer, "id", 0);
+	status = client_on_interrupt(client, id, true);
+	if (status == 0)
+		status = run_request_follow(client, id, "0");
+	if (status == 0)
+		status = client_wait_run(client, id, false, 0, &run);
+	if (status == 0)
+		status = client_run_status(run);
+out:
+	option_list_release(&set);
+	return status;
+}
