@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Rows from nowhere, for tests of what consumes them; the sampler is the real one. */
+#pragma once
+
+#include "engine/data/dataset.h"
+
+/* `rows` rows of `length` to `length + spread` tokens, ids below vocab, in documents of about half a row; the
+ * first third of each row's targets masked where `masked`. Ids follow each other by a rule, so that there is
+ * something to learn. dataset_close frees it. */
+struct dataset *fake_dataset(int64_t rows, int32_t length, int32_t spread, int32_t vocab, bool masked);

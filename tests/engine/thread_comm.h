@@ -1,0 +1,8 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* comm.h between threads of one process, each collective done at once: for tests of what uses it. */
+#pragma once
+
+#include "engine/comm/comm.h"
+
+/* comms[world_size] are filled; destroyed one by one. */
+void thread_comm_create(int world_size, struct comm **comms);

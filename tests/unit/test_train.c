@@ -1,0 +1,360 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "unit.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <string.h>
+
+#include "../engine/fake_dataset.h"
+#include "../engine/thread_comm.h"
+#include "base/json.h"
+#include "engine/train/plan.h"
+#include "engine/train/trainer.h"
+
+#define STEPS 6
+/* The naive device knows fp32 alone. */
+#ifdef NAIVE
+#define RESUME_PRECISION DTYPE_F32
+#else
+#define RESUME_PRECISION (_i >= 2 ? DTYPE_BF16 : DTYPE_F32)
+#endif
+
+static const char *const model_text =
+    "{\"model_type\":\"qwen3\",\"hidden_size\":32,\"intermediate_size\":48,\"num_hidden_layers\":2,\"head_"
+    "dim\":16,"
+    "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"vocab_size\":50,\"tie_word_embeddings\":true}";
+
+static void model(struct model_config *c)
+{
+	struct error err = ERROR_INIT;
+
+	ck_ok(model_config_parse(model_text, strlen(model_text), "config.json", c, &err), &err);
+}
+
+static void options(struct train_options *o, int micro_batch, int accumulation)
+{
+	train_options_default(o);
+	o->micro_batch = micro_batch;
+	o->accumulation = accumulation;
+	o->max_steps = STEPS;
+	o->learning_rate = 1e-2;
+	o->weight_decay = 0.1;
+	o->warmup_steps = 2;
+	o->log_steps = 1;
+	o->save_steps = 3;
+}
+
+START_TEST(schedules_as_transformers)
+{
+	struct schedule s = {.peak = 1, .steps = 10, .warmup = 2, .decay = 4};
+	/* transformers.get_{linear,cosine}_schedule_with_warmup(optimizer, 2, 10) and
+	 * get_wsd_schedule(optimizer, 2, 4, num_training_steps=10), factors of steps 0 … 10. */
+	static const double want[3][11] = {
+	    {0, 0.5, 1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0},
+	    {0, 0.5, 1, 0.9619397662556434, 0.8535533905932737, 0.6913417161825449, 0.5, 0.3086582838174552,
+	     0.14644660940672627, 0.03806023374435663, 0},
+	    {0, 0.5, 1, 1, 1, 1, 1, 0.8535533905932737, 0.5, 0.14644660940672627, 0}};
+	static const enum schedule_kind kinds[3] = {SCHEDULE_LINEAR, SCHEDULE_COSINE, SCHEDULE_WSD};
+
+	for (int k = 0; k < 3; k++) {
+		s.kind = kinds[k];
+		for (int i = 0; i <= 10; i++)
+			ck_assert_double_eq_tol(schedule_rate(&s, i), want[k][i], 1e-15);
+	}
+	s.kind = SCHEDULE_CONSTANT;
+	ck_assert_double_eq(schedule_rate(&s, 1), 0.5);
+	ck_assert_double_eq(schedule_rate(&s, 9), 1);
+	s = (struct schedule){.kind = SCHEDULE_COSINE, .peak = 1e-3, .floor = 1e-4, .steps = 10};
+	ck_assert_double_eq_tol(schedule_rate(&s, 0), 1e-3, 1e-18);
+	ck_assert_double_eq_tol(schedule_rate(&s, 10), 1e-4, 1e-18);
+	ck_assert_double_eq_tol(schedule_rate(&s, 5), 5.5e-4, 1e-15);
+}
+END_TEST
+
+/* One rank of a run: its losses and final weights. */
+struct rank_run {
+	struct comm *comm;
+	struct train_options o;
+	const struct dataset *train, *eval;
+	double losses[STEPS], norms[STEPS], eval_loss;
+	float *weights;
+	int64_t steps;
+	/* Resume: save at `stop`, or start from what another saved. */
+	int64_t stop, start;
+	float *state[3];
+	int saves, result;
+};
+
+static float *state_of(struct trainer *t, enum trainer_state which)
+{
+	const struct model_layout *l = trainer_layout(t);
+	float *out = calloc((size_t)l->elements, sizeof(float)), *at = out;
+	struct error err = ERROR_INIT;
+
+	for (int i = 0; i < l->parameters; at += l->parameter[i++].count)
+		if (trainer_read(t, which, &l->parameter[i], 0, l->parameter[i].count, at, &err) < 0)
+			memset(at, 0, (size_t)l->parameter[i].count * sizeof(float));
+	return out;
+}
+
+static void restore(struct trainer *t, float *const state[3], int64_t step)
+{
+	const struct model_layout *l = trainer_layout(t);
+	struct error err = ERROR_INIT;
+
+	for (int s = 0; s < 3; s++) {
+		const float *at = state[s];
+
+		for (int i = 0; i < l->parameters; at += l->parameter[i++].count)
+			ck_ok(trainer_write(t, (enum trainer_state)s, &l->parameter[i], 0,
+			                    l->parameter[i].count, at, &err),
+			      &err);
+	}
+	ck_ok(trainer_set_step(t, step, &err), &err);
+}
+
+static int on_log(void *context, const struct train_log *log, struct error *err)
+{
+	struct rank_run *r = context;
+
+	r->losses[log->step - 1] = log->loss;
+	r->norms[log->step - 1] = log->grad_norm;
+	r->steps = log->step;
+	if (log->has_eval)
+		r->eval_loss = log->eval_loss;
+	return 0;
+}
+
+static int on_save(void *context, int64_t step, bool stopped, struct error *err)
+{
+	((struct rank_run *)context)->saves++;
+	return 0;
+}
+
+static bool should_stop(void *context)
+{
+	struct rank_run *r = context;
+
+	/* Asked during step `stop`, by the first rank alone. */
+	return r->stop > 0 && r->steps == r->stop - 1 && (!r->comm || comm_rank(r->comm) == 0);
+}
+
+static void *run_rank(void *context)
+{
+	struct rank_run *r = context;
+	struct train_callbacks callbacks = {
+	    .context = r, .on_log = on_log, .on_save = on_save, .should_stop = should_stop};
+	struct model_init init = {.seed = 1, .std = 0.1};
+	struct error err = ERROR_INIT;
+	struct model_config c;
+	struct trainer *t;
+	struct device *dev;
+
+	model(&c);
+	ck_ok(device_create(&(struct device_options){.threads = 1}, &dev, &err), &err);
+	ck_ok(trainer_create(dev, r->comm, &c, &r->o, r->train, r->eval, &t, &err), &err);
+	ck_ok(trainer_load(t, model_init_fill, &init, &err), &err);
+	if (r->start)
+		restore(t, r->state, r->start);
+	ck_ok(r->result = trainer_run(t, &callbacks, &err), &err);
+	if (r->result == 1)
+		for (int s = 0; s < 3; s++)
+			r->state[s] = state_of(t, (enum trainer_state)s);
+	r->weights = state_of(t, TRAINER_WEIGHTS);
+	trainer_free(t);
+	device_destroy(dev);
+	return NULL;
+}
+
+/* Runs world_size ranks of the same; the caller looks at runs[0] and frees with done(). */
+static void run_all(struct rank_run *runs, int world_size)
+{
+	struct comm *comms[8] = {NULL};
+	pthread_t threads[8];
+
+	if (world_size == 1) {
+		run_rank(runs);
+		return;
+	}
+	thread_comm_create(world_size, comms);
+	for (int r = 0; r < world_size; r++) {
+		runs[r] = runs[0];
+		runs[r].comm = comms[r];
+	}
+	for (int r = 0; r < world_size; r++)
+		pthread_create(&threads[r], NULL, run_rank, &runs[r]);
+	for (int r = 0; r < world_size; r++) {
+		pthread_join(threads[r], NULL);
+		comm_destroy(comms[r]);
+	}
+}
+
+static void done(struct rank_run *runs, int world_size)
+{
+	for (int r = 0; r < world_size; r++) {
+		free(runs[r].weights);
+		for (int s = 0; s < 3 && runs[r].result == 1; s++)
+			free(runs[r].state[s]);
+	}
+}
+
+/* How 8 rows are cut into micro-steps and ranks makes no difference; 21 rows also leave a short last step. */
+START_TEST(any_split_gives_the_same_losses)
+{
+	static const struct {
+		int world_size, micro_batch, accumulation;
+		enum shard_strategy strategy;
+		bool recompute;
+	} splits[] = {{1, 4, 2, SHARD_DDP, false},
+	              {1, 2, 4, SHARD_DDP, true},
+	              {2, 4, 1, SHARD_DDP, false},
+	              {2, 1, 4, SHARD_ZERO1, false},
+	              {4, 1, 2, SHARD_DDP, false}};
+	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(21, 9, 8, 50, true);
+	_cleanup_(dataset_closep) struct dataset *eval = fake_dataset(5, 12, 8, 50, false);
+	struct rank_run whole = {.train = train, .eval = eval};
+
+	options(&whole.o, 8, 1);
+	run_all(&whole, 1);
+	ck_assert_double_gt(whole.losses[0], 3);
+	ck_assert_double_lt(whole.losses[STEPS - 1], whole.losses[0] - 0.05);
+	ck_assert_double_gt(whole.norms[0], 0);
+	ck_assert_int_eq(whole.saves, 1);
+	for (size_t i = 0; i < ARRAY_SIZE(splits); i++) {
+		struct rank_run runs[8] = {{.train = train, .eval = eval}};
+
+		options(&runs[0].o, splits[i].micro_batch, splits[i].accumulation);
+		runs[0].o.strategy = splits[i].strategy;
+		runs[0].o.recompute = splits[i].recompute;
+		run_all(runs, splits[i].world_size);
+		for (int s = 0; s < STEPS; s++) {
+			ck_assert_double_eq_tol(runs[0].losses[s], whole.losses[s], 2e-6);
+			ck_assert_double_eq_tol(runs[0].norms[s], whole.norms[s], 2e-5);
+			for (int r = 1; r < splits[i].world_size; r++)
+				ck_assert_double_eq(runs[r].losses[s], runs[0].losses[s]);
+		}
+		ck_assert_double_eq_tol(runs[0].eval_loss, whole.eval_loss, 2e-5);
+		done(runs, splits[i].world_size);
+	}
+	done(&whole, 1);
+}
+END_TEST
+
+/* Stopped after any step and gone on from the saved state: the same bits. */
+START_TEST(resume_is_bitwise)
+{
+	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(21, 9, 8, 50, true);
+	int world_size = 1 + _i % 2;
+	enum dtype precision = RESUME_PRECISION;
+	struct rank_run whole[8] = {{.train = train}}, first[8], second[8];
+	_cleanup_(model_layout_freep) struct model_layout *l = NULL;
+	struct error err = ERROR_INIT;
+	struct model_config c;
+
+	model(&c);
+	ck_ok(model_layout_create(&c, &l, &err), &err);
+	options(&whole[0].o, 2, 2);
+	whole[0].o.precision = precision;
+	first[0] = whole[0];
+	first[0].stop = 2 + _i;
+	run_all(whole, world_size);
+	run_all(first, world_size);
+	for (int r = 0; r < world_size; r++) {
+		ck_assert_int_eq(first[r].result, 1);
+		ck_assert_int_eq(first[r].steps, 2 + _i);
+	}
+	second[0] = whole[0];
+	second[0].start = 2 + _i;
+	for (int s = 0; s < 3; s++)
+		second[0].state[s] = first[0].state[s];
+	run_all(second, world_size);
+	for (int s = 0; s < STEPS; s++)
+		ck_assert_double_eq(s < 2 + _i ? first[0].losses[s] : second[0].losses[s],
+		                    whole[0].losses[s]);
+	ck_assert_mem_eq(second[0].weights, whole[0].weights, (size_t)l->elements * sizeof(float));
+	done(whole, world_size);
+	done(second, world_size);
+	done(first, world_size);
+}
+END_TEST
+
+START_TEST(steps_and_epochs)
+{
+	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(21, 9, 8, 50, true);
+	struct error err = ERROR_INIT;
+	struct train_options o;
+	struct model_config c;
+	struct trainer *t;
+	struct device *dev;
+	json_t *plan, *buffer;
+	int64_t sum = 0;
+	size_t i;
+
+	model(&c);
+	options(&o, 2, 2);
+	o.max_steps = 0;
+	o.epochs = 2.5;
+	ck_ok(device_create(&(struct device_options){.threads = 1}, &dev, &err), &err);
+	ck_ok(trainer_create(dev, NULL, &c, &o, train, NULL, &t, &err), &err);
+	ck_assert_int_eq(trainer_steps_per_epoch(t), 6);
+	ck_assert_int_eq(trainer_total_steps(t), 15);
+	ck_ok(trainer_plan_json(t, &plan, &err), &err);
+	json_array_foreach(json_object_get(plan, "buffers"), i, buffer)
+	{
+		sum += (json_get_int(buffer, "bytes", 0) + 255) / 256 * 256;
+	}
+	ck_assert_int_le(json_get_int(plan, "total", 0), sum);
+	ck_assert_int_gt(json_get_int(json_object_get(plan, "classes"), "optimizer", 0), 0);
+	ck_fails(trainer_set_step(t, 16, &err), &err, "of a run of 15 steps");
+	json_decref(plan);
+	trainer_free(t);
+	o.micro_batch = 0;
+	ck_fails(trainer_create(dev, NULL, &c, &o, train, NULL, &t, &err), &err, "micro_batch");
+	device_destroy(dev);
+}
+END_TEST
+
+static int fill_nan(void *context, const struct model_parameter *p, int64_t first, int64_t n, float *out,
+                    struct error *err)
+{
+	for (int64_t i = 0; i < n; i++)
+		out[i] = NAN;
+	return 0;
+}
+
+/* What blows up is an error that says so, not a run of NaN. */
+START_TEST(not_finite_is_an_error)
+{
+	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(21, 9, 8, 50, true);
+	struct train_callbacks callbacks = {0};
+	struct error err = ERROR_INIT;
+	struct train_options o;
+	struct model_config c;
+	struct trainer *t;
+	struct device *dev;
+
+	model(&c);
+	options(&o, 2, 2);
+	ck_ok(device_create(&(struct device_options){.threads = 1}, &dev, &err), &err);
+	ck_ok(trainer_create(dev, NULL, &c, &o, train, NULL, &t, &err), &err);
+	ck_ok(trainer_load(t, fill_nan, NULL, &err), &err);
+	ck_fails(trainer_run(t, &callbacks, &err), &err, "are not finite");
+	trainer_free(t);
+	device_destroy(dev);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("train");
+	TCase *c = tcase_create("train");
+
+	tcase_set_timeout(c, 120);
+	tcase_add_test(c, schedules_as_transformers);
+	tcase_add_test(c, steps_and_epochs);
+	tcase_add_test(c, any_split_gives_the_same_losses);
+	tcase_add_loop_test(c, resume_is_bitwise, 0, 4);
+	tcase_add_test(c, not_finite_is_an_error);
+	suite_add_tcase(suite, c);
+	return unit_run(suite);
+}
