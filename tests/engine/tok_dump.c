@@ -86,6 +86,37 @@ static int decode_all(const struct tokenizer *tok, bool skip, struct error *err)
 	return 0;
 }
 
+/* One framed text of stdin. */
+static int next_text(void *context, const char **text, size_t *len, struct error *err)
+{
+	char **buffer = context, line[32];
+
+	if (!fgets(line, sizeof(line), stdin))
+		return 0;
+	*len = strtoull(line, NULL, 10);
+	free(*buffer);
+	*text = *buffer = malloc(*len + 1);
+	if (!*buffer || fread(*buffer, 1, *len, stdin) != *len)
+		return error_set(err, -1, "the input ends too early");
+	return 1;
+}
+
+static int train(const char *directory, int32_t size)
+{
+	static const char *const special[] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>", NULL};
+	const struct tokenizer_train_options options = {.vocab_size = size,
+	                                                .special_tokens = special,
+	                                                .bos = special[1],
+	                                                .eos = special[2],
+	                                                .pad = special[0],
+	                                                .chat_template = "{{ messages }}",
+	                                                .min_frequency = 2};
+	_cleanup_free_ char *buffer = NULL;
+	struct error err = ERROR_INIT;
+
+	return tokenizer_train(&options, next_text, &buffer, directory, &err) < 0 ? fail(&err) : 0;
+}
+
 int main(int argc, char **argv)
 {
 	_cleanup_(tokenizer_freep) struct tokenizer *tok = NULL;
@@ -98,6 +129,8 @@ int main(int argc, char **argv)
 		fprintf(stderr, "usage: tok_dump TOKENIZER [plain|special|decode|skip|time]\n");
 		return 2;
 	}
+	if (argc == 4 && !strcmp(mode, "train"))
+		return train(argv[1], atoi(argv[3]));
 	if (tokenizer_load(argv[1], &tok, &err) < 0)
 		return fail(&err);
 	if (!strcmp(mode, "time"))

@@ -226,6 +226,39 @@ def variants():
     return made
 
 
+def training(text):
+    """What is trained here is, token by token, what the library trains, and transformers loads it."""
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    hf = Tokenizer(models.BPE())
+    hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    hf.decoder = decoders.ByteLevel()
+    hf.train_from_iterator([text], trainers.BpeTrainer(vocab_size=6400, min_frequency=2, special_tokens=special,
+                           show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    with tempfile.TemporaryDirectory() as d:
+        p = subprocess.run([DUMP, d, "train", "6400"], input=framed([text]), capture_output=True)
+        check("training", p.returncode == 0, p.stderr.decode())
+        with open(os.path.join(d, "tokenizer.json")) as f:
+            ours = json.load(f)
+        theirs = json.loads(hf.to_str())
+        check("trained vocabulary", ours["model"]["vocab"] == theirs["model"]["vocab"])
+        check("trained merges", ours["model"]["merges"] == [list(m) for m in theirs["model"]["merges"]])
+        texts = [text[:200000], "<|im_start|>user\nhé 𝄞<|im_end|>\n"]
+        compare("trained here", os.path.join(d, "tokenizer.json"), texts)
+        try:
+            from transformers import AutoTokenizer
+        except ImportError:
+            print("SKIP: loading with transformers: it is not there")
+            return
+        auto = AutoTokenizer.from_pretrained(d)
+        check("AutoTokenizer", [auto(t, add_special_tokens=False)["input_ids"] for t in texts] == encode(d, texts, False))
+        check("AutoTokenizer", (auto.bos_token_id, auto.eos_token_id, auto.pad_token_id) == (1, 2, 0))
+        check("AutoTokenizer", auto.chat_template == "{{ messages }}")
+        check("AutoTokenizer", len(auto) == 6400, str(len(auto)))
+        print("transformers loads it as %s" % type(auto).__name__)
+
+
 def main():
     if not os.path.isdir(os.path.join(SHARED, "tokenizers")):
         print("SKIP: tokenizer_compare: %s/tokenizers is not there" % SHARED)
@@ -255,6 +288,7 @@ def main():
             with open(path, "w") as f:
                 json.dump(t, f)
             compare(name, path, (old if t["normalizer"] else young) + texts[1][1][1:200])
+    training(texts[1][1][0])
     print("%d failures" % failures if failures else "all equal")
     return 1 if failures else 0
 
