@@ -73,7 +73,8 @@ static int list_checkpoints(const char *output, struct entries *out, struct erro
 		if (!list[out->n++].path)
 			return error_oom(err);
 	}
-	qsort(out->list, out->n, sizeof(*out->list), newest_first);
+	if (out->n)
+		qsort(out->list, out->n, sizeof(*out->list), newest_first);
 	return 0;
 }
 
