@@ -26,8 +26,7 @@ struct saver {
 	struct trainer *trainer;
 	const struct tokenizer *tok;
 	char *fingerprint, *config, *tokenizer;
-	double epoch; /* of the last report or step */
-	int64_t tokens;
+	int64_t tokens;     /* of earlier attempts */
 	int64_t saved_step; /* of the newest checkpoint, -1: none */
 };
 
@@ -86,7 +85,6 @@ int saver_open(const struct run_config *c, const struct environment *env, struct
 			return r;
 	}
 	s->history = s->resume_path ? s->resumed.log_history : json_array();
-	s->epoch = s->resumed.epoch;
 	s->tokens = s->resumed.tokens;
 	if (!s->history)
 		return error_oom(err);
@@ -128,10 +126,8 @@ int saver_attach(struct saver *s, struct trainer *t, const struct tokenizer *tok
 	return s->fingerprint && s->config && s->tokenizer ? 0 : error_oom(err);
 }
 
-int saver_log(struct saver *s, const struct train_log *log, int64_t tokens, struct error *err)
+int saver_log(struct saver *s, const struct train_log *log, struct error *err)
 {
-	s->epoch = log->epoch;
-	s->tokens = tokens;
 	if (!s->writer)
 		return 0;
 	return checkpoint_log_add(s->history,
@@ -174,7 +170,7 @@ static int save_state(struct saver *s, const char *directory, int64_t step, bool
 	    .steps = trainer_total_steps(s->trainer),
 	    .epoch = per_epoch > 0 ? (double)step / per_epoch : 0,
 	    .epochs = c->train.epochs,
-	    .tokens = s->tokens,
+	    .tokens = s->tokens + trainer_tokens(s->trainer),
 	    .world_size = s->world_size,
 	    .micro_batch = c->train.micro_batch,
 	    .log_steps = c->output.log_steps,

@@ -29,6 +29,6 @@ int saver_attach(struct saver *s, struct trainer *t, const struct tokenizer *tok
                  struct error *err);
 
 /* Keeps what trainer_state.json tells of each report. */
-int saver_log(struct saver *s, const struct train_log *log, int64_t tokens, struct error *err);
+int saver_log(struct saver *s, const struct train_log *log, struct error *err);
 int saver_checkpoint(struct saver *s, int64_t step, struct error *err);
 int saver_final(struct saver *s, struct error *err);

@@ -280,7 +280,7 @@ static int on_log(void *context, const struct train_log *log, struct error *err)
 	link_report(t->link, metrics_line(line, sizeof(line), &m));
 	r = metrics_write(t->metrics, &m, err);
 	if (r == 0)
-		r = saver_log(t->saver, log, m.tokens, err);
+		r = saver_log(t->saver, log, err);
 	if (r == 0 && !isfinite(log->loss))
 		return error_set(err, -ERANGE,
 		                 "the loss is %f at step %" PRId64

@@ -166,6 +166,11 @@ int64_t trainer_step(const struct trainer *t)
 	return t->step;
 }
 
+int64_t trainer_tokens(const struct trainer *t)
+{
+	return t->tokens;
+}
+
 const struct model_layout *trainer_layout(const struct trainer *t)
 {
 	return t->plan->layout;

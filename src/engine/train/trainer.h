@@ -95,6 +95,7 @@ DEFINE_CLEANUP(struct trainer *, trainer_free)
 int64_t trainer_total_steps(const struct trainer *t);
 int64_t trainer_steps_per_epoch(const struct trainer *t);
 int64_t trainer_step(const struct trainer *t); /* steps done */
+int64_t trainer_tokens(const struct trainer *t); /* seen so far in this process, all ranks together */
 const struct model_layout *trainer_layout(const struct trainer *t);
 /* The plan as JSON (arena.h says how). */
 int trainer_plan_json(const struct trainer *t, json_t **out, struct error *err);
