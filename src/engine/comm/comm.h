@@ -43,8 +43,10 @@ struct comm_options {
 };
 
 int comm_create(struct device *dev, const struct comm_options *options, struct comm **out, struct error *err);
-void comm_destroy(struct comm *comm); /* NULL is fine; does not wait for peers */
-void comm_abort(struct comm *comm);   /* from any thread: every wait returns -ECANCELED */
+/* NULL is fine. After a failure, or in the middle of a collective, at once; else within a second, while peers
+ * still read the last data. */
+void comm_destroy(struct comm *comm);
+void comm_abort(struct comm *comm); /* from any thread: every wait returns -ECANCELED */
 int comm_rank(const struct comm *comm);
 int comm_size(const struct comm *comm);
 /* "ucx 1.13: shared memory" / "ucx 1.13: tcp": what carries the data, for the log. */

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The lifeline: one TCP connection between every two ranks, beside UCX. UCX does not see a peer die over
+ * shared memory; the kernel closes a dead process's sockets at once, so end of file without a goodbye is a
+ * death, whatever carries the data. The few messages that pass here say who left in order, who failed first
+ * and why, and, when a collective stands still, who still answers and where it is.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "engine/comm/comm.h"
+
+enum message_type {
+	MESSAGE_PING = 1, /* where are you? */
+	MESSAGE_PONG,     /* ticket, kind: the collective begun last; code: 1 while it runs */
+	MESSAGE_BYE,      /* ticket: I have completed all up to this one and will begin no other */
+	MESSAGE_READ,     /* ticket: I too have completed all up to your goodbye */
+	MESSAGE_FAIL,     /* code, rank: I give up, and this is why */
+};
+
+struct message {
+	uint32_t type, kind;
+	int32_t code, rank;
+	uint64_t ticket;
+};
+
+struct peer {
+	int fd;         /* -1: this rank itself, or closed */
+	char host[65];  /* for messages to people */
+	bool same_host; /* one kernel, one network and IPC namespace */
+	void *address;  /* UCX's, until the endpoints stand */
+	size_t address_len;
+	bool left, told_read, has_read; /* it said goodbye; we answered; it answered ours */
+	uint64_t left_after;
+	bool answered, running; /* its last pong */
+	uint64_t at_ticket;
+	uint32_t at_kind;
+	struct message partial;
+	size_t partial_len;
+};
+
+/* Publishes this rank's addresses, waits for all others' and connects to each; peers is [world_size], zeroed
+ * by the caller with every fd -1. Connections that do not show this attempt's token are closed and ignored.
+ * On failure the caller still owns what is in peers (peer_close). */
+int meeting_hold(const struct comm_options *options, const void *address, size_t address_len,
+                 struct peer *peers, struct error *err);
+
+/* Never blocks; a message that does not fit is lost, and the peer then counts as not answering. */
+void peer_send(struct peer *peer, const struct message *message);
+/* 1: *message was read; 0: nothing there; -ECONNRESET: the peer's end is gone. */
+int peer_read(struct peer *peer, struct message *message);
+void peer_close(struct peer *peer);
