@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A service that answers by a script: each step is the request it expects and the raw answer to it. */
+#pragma once
+
+#include <stddef.h>
+
+struct fake_step {
+	const char *request; /* "GET /v1/runs": the start of the request line */
+	const char *body;    /* has to be in the request's body, or NULL */
+	const char *answer;  /* sent as it is */
+	int hang_up;         /* then the connection is closed */
+};
+
+struct fake_service;
+
+/* Serves in a thread of its own; steps are borrowed. */
+struct fake_service *fake_service_start(const char *socket, const struct fake_step *steps, size_t count);
+/* Fails the test unless every step was taken, each as expected. */
+void fake_service_stop(struct fake_service *fake);
+
+/* "HTTP/1.1 200 …" around JSON or text; in a static string per use: a macro, so that scripts are tables. */
+#define FAKE_HEAD(status)  "HTTP/1.1 " status "\r\nTransfer-Encoding: chunked\r\n\r\n"
+#define FAKE_CLOSE(status) "HTTP/1.1 " status "\r\nConnection: close\r\n\r\n"

@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The client: what it posts, what it prints, how it ends; against a service that answers by a script. */
+#include "fake_service.h"
+#include "unit.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/json.h"
+#include "base/str.h"
+#include "config/keys.h"
+#include "config/run.h"
+#include "dtrain/commands.h"
+#include "dtrain/run_request.h"
+#include "dtrain/table.h"
+
+static char *dir, *path;
+
+static void setup(void)
+{
+	dir = unit_tmpdir();
+	path = str_path_join(dir, "socket");
+}
+
+static void teardown(void)
+{
+	file_remove_tree(dir, NULL);
+	free(path);
+	free(dir);
+}
+
+typedef int (*command_fn)(struct client *client, int argc, char **argv);
+
+/* Calls a subcommand with the words of `line`; what it prints on stdout goes to *output where not NULL. */
+static int call(command_fn command, const char *line, char **output)
+{
+	_cleanup_free_ char *copy = strdup(line), *file = str_path_join(dir, "output");
+	struct client client = {.socket = path};
+	char *argv[16], *rest = copy;
+	int argc = 0, status, saved = dup(STDOUT_FILENO), fd = open(file, O_RDWR | O_CREAT | O_TRUNC, 0600);
+
+	while ((argv[argc] = strsep(&rest, " ")))
+		argc++;
+	fflush(stdout);
+	dup2(fd, STDOUT_FILENO);
+	status = command(&client, argc, argv);
+	fflush(stdout);
+	dup2(saved, STDOUT_FILENO);
+	close(saved);
+	close(fd);
+	client_release(&client);
+	if (output)
+		ck_assert_int_eq(file_read(file, 0, output, NULL, NULL), 0);
+	return status;
+}
+
+START_TEST(a_command_is_posted_as_it_was_typed)
+{
+	char *argv[] = {(char *)"/bin/sh", (char *)"-c", (char *)"echo \"a, b\" \\; \t\n'é'", NULL};
+	const char *const overrides[] = {"resources.nodes=2", NULL};
+	_cleanup_json_ json_t *json = NULL;
+	_cleanup_free_ char *here = getcwd(NULL, 0);
+	struct error err = ERROR_INIT;
+	const json_t *command;
+
+	ck_ok(run_request_command(argv, overrides, &json, &err), &err);
+	command = json_object_get(json, "command");
+	ck_assert_uint_eq(json_array_size(command), 3);
+	for (size_t i = 0; i < 3; i++)
+		ck_assert_str_eq(json_string_value(json_array_get(command, i)), argv[i]);
+	ck_assert_str_eq(json_get_string(json, "task", ""), "command");
+	ck_assert_str_eq(json_get_string(json, "name", ""), "sh");
+	ck_assert_str_eq(json_get_string(json, "directory", ""), here);
+	ck_assert_int_eq(json_get_int(json_object_get(json, "resources"), "nodes", 0), 2);
+}
+END_TEST
+
+START_TEST(directories_are_seen_from_here)
+{
+	char *argv[] = {(char *)"true", NULL};
+	const char *const overrides[] = {"directory=sub/dir", NULL};
+	_cleanup_json_ json_t *json = NULL;
+	_cleanup_free_ char *here = getcwd(NULL, 0), *want = str_printf("%s/sub/dir", here);
+	struct error err = ERROR_INIT;
+
+	ck_ok(run_request_command(argv, overrides, &json, &err), &err);
+	ck_assert_str_eq(json_get_string(json, "directory", ""), want);
+}
+END_TEST
+
+START_TEST(usage_is_told_for_each)
+{
+	static const struct {
+		command_fn command;
+		const char *name, *wrong;
+	} commands[] = {
+	    {cmd_cancel, "cancel", "cancel"},
+	    {cmd_check, "check", "check a b"},
+	    {cmd_devices, "devices", "devices x"},
+	    {cmd_drain, "drain", "drain"},
+	    {cmd_generate, "generate", "generate m"},
+	    {cmd_keygen, "keygen", "keygen x"},
+	    {cmd_logs, "logs", "logs --rank x 1"},
+	    {cmd_nodes, "nodes", "nodes --wait x"},
+	    {cmd_resume, "resume", "resume --no"},
+	    {cmd_runs, "runs", "runs --limit -1"},
+	    {cmd_show, "show", "show x"},
+	    {cmd_submit, "submit", "submit a b"},
+	    {cmd_watch, "watch", "watch 0"},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(commands); i++) {
+		_cleanup_free_ char *line = str_printf("%s --help", commands[i].name), *text = NULL,
+		                    *want = NULL;
+
+		ck_assert_int_eq(call(commands[i].command, line, &text), 0);
+		want = str_printf("Usage: dtrain %s ", commands[i].name);
+		ck_assert_msg(str_starts(text, want), "%s", text);
+		ck_assert_msg(call(commands[i].command, commands[i].wrong, NULL) == STATUS_USAGE, "%s",
+		              commands[i].wrong);
+	}
+}
+END_TEST
+
+START_TEST(no_service_is_a_status_of_its_own)
+{
+	ck_assert_int_eq(call(cmd_runs, "runs", NULL), STATUS_UNREACHABLE);
+	ck_assert_int_eq(call(cmd_nodes, "nodes --wait 1 --timeout 0.2", NULL), STATUS_UNREACHABLE);
+	ck_assert_int_eq(call(cmd_submit, "submit -- true", NULL), STATUS_UNREACHABLE);
+}
+END_TEST
+
+#define SUBMITTED                                                                                            \
+	{                                                                                                    \
+		"POST /v1/runs ", "\"command\":[\"true\"]",                                                  \
+		    "HTTP/1.1 201 Created\r\nContent-Length: "                                               \
+		    "28\r\n\r\n{\"id\":17,\"state\":\"queued\"}\r\n",                                        \
+		    0                                                                                        \
+	}
+
+START_TEST(a_wait_ends_as_the_run_ended)
+{
+	static const struct {
+		const char *run;
+		int status;
+	} cases[] = {
+	    {"{\"id\":17,\"state\":\"succeeded\",\"exit_status\":0}", 0},
+	    {"{\"id\":17,\"state\":\"failed\",\"exit_status\":7,\"reason\":\"n1: rank 0: exit status 7\"}",
+	     7},
+	    {"{\"id\":17,\"state\":\"failed\",\"exit_status\":137,\"reason\":\"killed\"}", 137},
+	    {"{\"id\":17,\"state\":\"failed\",\"exit_status\":null,\"reason\":\"node n2 is down\"}", 1},
+	    {"{\"id\":17,\"state\":\"cancelled\"}", 130},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_free_ char *answer = str_printf("HTTP/1.1 200 OK\r\nContent-Length: %zu\r\n\r\n%s",
+		                                         strlen(cases[i].run), cases[i].run);
+		const struct fake_step steps[] = {SUBMITTED, {"GET /v1/runs/17?wait=1 ", NULL, answer, 0}};
+		struct fake_service *fake = fake_service_start(path, steps, ARRAY_SIZE(steps));
+
+		ck_assert_int_eq(call(cmd_submit, "submit --wait -- true", NULL), cases[i].status);
+		fake_service_stop(fake);
+		unlink(path);
+	}
+}
+END_TEST
+
+START_TEST(a_restart_of_the_service_is_waited_for)
+{
+	static const struct fake_step steps[] = {
+	    SUBMITTED,
+	    {"GET /v1/runs/17?wait=1 ", NULL, "", 1},
+	    {"GET /v1/runs/17?wait=1 ", NULL, "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n",
+	     1},
+	    {"GET /v1/runs/17?wait=1 ", NULL,
+	     "HTTP/1.1 200 OK\r\nContent-Length: 29\r\n\r\n{\"id\":17,\"state\":\"succeeded\"}", 0},
+	};
+	struct fake_service *fake = fake_service_start(path, steps, ARRAY_SIZE(steps));
+	_cleanup_free_ char *text = NULL;
+
+	ck_assert_int_eq(call(cmd_submit, "submit --wait --quiet -- true", &text), 0);
+	ck_assert_str_eq(text, "17\n");
+	fake_service_stop(fake);
+}
+END_TEST
+
+START_TEST(a_log_goes_on_where_it_broke_off)
+{
+	static const struct fake_step steps[] = {
+	    {"GET /v1/runs/17/logs?rank=0&follow=1 ", NULL, FAKE_HEAD("200 OK") "6\r\none\ntw\r\n", 1},
+	    {"GET /v1/runs/17/logs?rank=0&follow=1 ", NULL,
+	     FAKE_HEAD("200 OK") "5\r\none\nt\r\n9\r\nwo\nthree\n\r\n0\r\n\r\n", 0},
+	};
+	struct fake_service *fake = fake_service_start(path, steps, ARRAY_SIZE(steps));
+	_cleanup_free_ char *text = NULL;
+
+	ck_assert_int_eq(call(cmd_logs, "logs -f 17", &text), 0);
+	ck_assert_str_eq(text, "one\ntwo\nthree\n");
+	fake_service_stop(fake);
+}
+END_TEST
+
+START_TEST(an_error_of_the_service_is_an_error)
+{
+	static const char missing[] =
+	    "HTTP/1.1 404 Not Found\r\nContent-Length: 63\r\n\r\n"
+	    "{\"error\":{\"code\":\"no-such-run\",\"message\":\"there is no run 99\"}}";
+	static const struct fake_step steps[] = {
+	    {"GET /v1/runs/99 ", NULL, missing, 0},
+	    {"GET /v1/runs/99/logs", NULL, missing, 0},
+	    {"DELETE /v1/runs/99 ", NULL, missing, 0},
+	};
+	struct fake_service *fake = fake_service_start(path, steps, ARRAY_SIZE(steps));
+
+	ck_assert_int_eq(call(cmd_show, "show 99", NULL), EXIT_FAILURE);
+	ck_assert_int_eq(call(cmd_logs, "logs 99", NULL), EXIT_FAILURE);
+	ck_assert_int_eq(call(cmd_cancel, "cancel 99", NULL), EXIT_FAILURE);
+	fake_service_stop(fake);
+}
+END_TEST
+
+START_TEST(a_watch_prints_plain_lines_without_a_terminal)
+{
+	static const struct fake_step steps[] = {
+	    {"GET /v1/runs/17 ", NULL,
+	     FAKE_HEAD("200 OK") "49\r\n{\"id\":17,\"name\":\"a\",\"state\":\"queued\",\"version\":1,"
+	                         "\"reason\":\"2 of 4 slots\"}\r\n0\r\n\r\n",
+	     0},
+	    {"GET /v1/runs/17?wait=change&version=1 ", NULL,
+	     FAKE_HEAD("200 OK") "32\r\n{\"id\":17,\"name\":\"a\",\"state\":\"running\",\"version\":2}"
+	                         "\r\n0\r\n\r\n",
+	     0},
+	    {"GET /v1/runs/17/metrics?follow=1 ", NULL,
+	     FAKE_HEAD("200 OK") "62\r\n{\"step\":1,\"steps\":10,\"loss\":2.5,\"tokens_per_second\":12345.6,"
+	                         "\"eta_seconds\":90}\n{\"message\":\"saved\"}\n\r\n0\r\n\r\n",
+	     0},
+	    {"GET /v1/runs/17?wait=change&version=2 ", NULL,
+	     FAKE_HEAD("200 OK") "34\r\n{\"id\":17,\"name\":\"a\",\"state\":\"succeeded\",\"version\":3}"
+	                         "\r\n0\r\n\r\n",
+	     0},
+	};
+	struct fake_service *fake = fake_service_start(path, steps, ARRAY_SIZE(steps));
+	_cleanup_free_ char *text = NULL;
+
+	ck_assert_int_eq(call(cmd_watch, "watch 17", &text), 0);
+	ck_assert_str_eq(
+	    text, "run 17 (a) is queued: 2 of 4 slots\nrun 17 (a) is running\n"
+	          "step 1/10  loss 2.5000  12.3k tokens/s  1m30s left\nsaved\nrun 17 (a) is succeeded\n");
+	fake_service_stop(fake);
+}
+END_TEST
+
+START_TEST(tables_line_up)
+{
+	static const char *const header[] = {"A", "B"};
+	_cleanup_free_ char *file = str_path_join(dir, "output"), *text = NULL;
+	int saved = dup(STDOUT_FILENO), fd = open(file, O_RDWR | O_CREAT | O_TRUNC, 0600);
+	struct table table;
+
+	fflush(stdout);
+	dup2(fd, STDOUT_FILENO);
+	table_begin(&table, 2, header);
+	table_add(&table, "%s", "größe");
+	table_add(&table, "%d", 1);
+	table_add(&table, "%s", "");
+	table_add(&table, "%s", "\033[2Jx\ny");
+	table_print(&table);
+	fflush(stdout);
+	dup2(saved, STDOUT_FILENO);
+	close(saved);
+	close(fd);
+	ck_assert_int_eq(file_read(file, 0, &text, NULL, NULL), 0);
+	ck_assert_str_eq(text, "A      B\ngröße  1\n-      ?[2Jx y\n");
+}
+END_TEST
+
+/* The manual describes every key, and its groups. */
+START_TEST(the_manual_has_every_key)
+{
+	_cleanup_free_ char *page = str_path_join(getenv("srcdir") ?: ".", "man/dtrain-run.5"), *text = NULL;
+	struct error err = ERROR_INIT;
+
+	ck_ok(file_read(page, 0, &text, NULL, &err), &err);
+	for (size_t i = 0; i < run_keys.count; i++) {
+		const struct key *key = &run_keys.list[i];
+		_cleanup_free_ char *entry =
+		    str_printf("\n.B %s%s%s\n", key->section ?: "", key->section ? "." : "", key->name);
+
+		ck_assert_msg(strstr(text, entry), "man/dtrain-run.5 lacks %s", entry);
+	}
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("dtrain");
+	TCase *tc = tcase_create("client");
+
+	tcase_add_checked_fixture(tc, setup, teardown);
+	tcase_set_timeout(tc, 30);
+	tcase_add_test(tc, a_command_is_posted_as_it_was_typed);
+	tcase_add_test(tc, directories_are_seen_from_here);
+	tcase_add_test(tc, usage_is_told_for_each);
+	tcase_add_test(tc, no_service_is_a_status_of_its_own);
+	tcase_add_test(tc, a_wait_ends_as_the_run_ended);
+	tcase_add_test(tc, a_restart_of_the_service_is_waited_for);
+	tcase_add_test(tc, a_log_goes_on_where_it_broke_off);
+	tcase_add_test(tc, an_error_of_the_service_is_an_error);
+	tcase_add_test(tc, a_watch_prints_plain_lines_without_a_terminal);
+	tcase_add_test(tc, tables_line_up);
+	tcase_add_test(tc, the_manual_has_every_key);
+	suite_add_tcase(suite, tc);
+	return unit_run(suite);
+}
