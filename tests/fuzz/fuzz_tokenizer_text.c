@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Any bytes through a few small tokenizers that have every kind of step between them; what a byte-level one
+ * without losses decodes is what came in. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/data/tokenizer.h"
+#include "engine/data/tokenizer_internal.h"
+#include "tokenizers.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void one(const struct tokenizer *tok, const char *text, size_t len, bool exact)
+{
+	struct token_list ids = {0};
+	struct error err = ERROR_INIT;
+	struct strbuf clean = {0};
+	char *back = NULL;
+	size_t n = 0;
+
+	if (tokenizer_encode(tok, text, len, true, &ids, &err) == 0) {
+		if (tokenizer_decode(tok, ids.ids, ids.len, false, &back, &n, &err) < 0)
+			abort();
+		utf8_sanitize(&clean, text, len);
+		if (exact && (n != clean.len || (n && memcmp(back, clean.data, n) != 0)))
+			abort();
+	}
+	strbuf_free(&clean);
+	free(back);
+	token_list_free(&ids);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	static struct tokenizer *toks[ARRAY_SIZE(fuzz_tokenizers)];
+	struct error err = ERROR_INIT;
+
+	for (size_t i = 0; i < ARRAY_SIZE(fuzz_tokenizers); i++) {
+		if (!toks[i] && fuzz_tokenizer(fuzz_tokenizers[i].parts, &toks[i], &err) < 0) {
+			fprintf(stderr, "%s\n", err.message);
+			abort();
+		}
+		one(toks[i], (const char *)data, size, fuzz_tokenizers[i].exact);
+	}
+	return 0;
+}
