@@ -25,9 +25,7 @@ static const struct command commands[] = {
     {"drain", "let no new runs onto a node", cmd_drain},
     {"resume", "let runs onto a drained node again", cmd_resume},
     {"generate", "generate text with a model", cmd_generate},
-#ifdef HAVE_CMD_TOKENIZER
     {"tokenizer", "train or try a tokenizer", cmd_tokenizer},
-#endif
     {"check", "check a run file without submitting it", cmd_check},
     {"keygen", "make the key of a cluster", cmd_keygen},
 };
