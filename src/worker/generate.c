@@ -25,7 +25,6 @@ struct generation {
 	struct generator *generator;
 	struct token_list ids;   /* prompt, then what was generated */
 	struct token_list stops; /* ids that end the answer */
-	size_t prompt;           /* ids of the prompt */
 	size_t printed;          /* bytes of the text of ids that are out, the prompt's included */
 };
 
@@ -108,7 +107,10 @@ static int load(struct generation *g, struct error *err)
 	                                           strlen(g->c->generate.prompt), true, &g->ids, err);
 	if (r < 0)
 		return r;
-	g->prompt = g->ids.len;
+	/* From nothing: what a document begins with. */
+	if (g->ids.len == 0 && tokenizer_bos(g->tok) >= 0 &&
+	    token_list_add(&g->ids, &(int32_t){tokenizer_bos(g->tok)}, 1) < 0)
+		return error_oom(err);
 	if (g->ids.len == 0)
 		return error_set(
 		    err, -EINVAL,

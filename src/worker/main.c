@@ -46,7 +46,7 @@ static int run(const struct environment *env, struct link *link, struct error *e
 	return error_set(err, -EINVAL, "a command is not run by the native worker");
 }
 
-int main(void)
+int worker_main(void)
 {
 	_cleanup_(link_destroyp) struct link *link = NULL;
 	struct error err = ERROR_INIT;

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a worker does, one function for each task. */
+/* What a worker does: one function for each task, and the frame around them. */
 #pragma once
 
 #include "config/run.h"
 #include "worker/environment.h"
 #include "worker/link.h"
+
+int worker_main(void); /* the exit status */
 
 /* pretrain and sft. 0: done; 1: stopped by a signal; or a negative errno. */
 int train_task(const struct run_config *c, const struct environment *env, struct link *link,
