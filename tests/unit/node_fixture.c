@@ -41,10 +41,15 @@ static void turn(struct fixture *f, double since, const char *what)
 
 void fixture_setup(struct fixture *f)
 {
+	fixture_setup_on(f, "");
+}
+
+void fixture_setup_on(struct fixture *f, const char *gpus)
+{
 	_cleanup_free_ char *cwd = getcwd(NULL, 0), *text = NULL;
 	struct error err = ERROR_INIT;
 
-	setenv("CUDA_VISIBLE_DEVICES", "", 1);
+	setenv("CUDA_VISIBLE_DEVICES", gpus, 1);
 	memset(f, 0, sizeof *f);
 	f->dir = unit_tmpdir();
 	ck_assert_int_eq(chmod(f->dir, 0755), 0);

@@ -21,6 +21,8 @@ struct fixture {
 };
 
 void fixture_setup(struct fixture *f);
+void fixture_setup_on(struct fixture *f,
+                      const char *gpus); /* what CUDA_VISIBLE_DEVICES of the service says */
 void fixture_teardown(struct fixture *f);
 void fixture_restart(struct fixture *f, bool stop_only); /* as a restart of dtraind does */
 
