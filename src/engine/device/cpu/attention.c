@@ -8,7 +8,9 @@
 #include "engine/device/cpu/kernels.h"
 #include "engine/device/cpu/parallel.h"
 
-#define NEVER (-1e30f) /* below every score; finite, so that differences stay numbers */
+#define LOG2_E 1.44269504088896341f
+#define LN_2   0.69314718055994531f
+#define NEVER  (-1e30f) /* below every score; finite, so that differences stay numbers */
 
 /* The keys that query row i (its position among the keys) may see, relative to the block of keys at j. */
 VINLINE int64_t key_end(int64_t position, int64_t j, int64_t keys)
@@ -40,17 +42,18 @@ struct forward_task {
 	int64_t keys;
 	int window, head_dim;
 	int64_t width; /* head_dim, padded */
-	float scale;
+	float scale2;  /* scale · log2 e */
 	int64_t ld_q, ld_o;
 };
 
 struct forward_scratch {
-	word *keys;               /* columns, per block [width words][BLOCK] */
-	word *values;             /* pairs, per block [BLOCK words][width] */
-	word *queries;            /* rows [BLOCK][width words] */
-	float *scores;            /* [BLOCK][BLOCK], P in its place */
-	float *out;               /* [BLOCK][width] */
-	float *max, *sum, *alpha; /* [BLOCK] */
+	word *keys;         /* columns, per block [width words][BLOCK] */
+	word *values;       /* pairs, per block [BLOCK words][width] */
+	word *queries;      /* rows [BLOCK][width words] */
+	float *scores;      /* [BLOCK][BLOCK], P in its place */
+	float *out;         /* [BLOCK][width] */
+	float *max, *alpha; /* [BLOCK] */
+	float *sum;         /* [BLOCK][16], lanes apart until the end */
 };
 
 static struct forward_scratch forward_scratch(float *base, int64_t max_sequence, int head_dim)
@@ -64,8 +67,8 @@ static struct forward_scratch forward_scratch(float *base, int64_t max_sequence,
 	s.out = s.queries + BLOCK * width;
 	s.scores = s.out + BLOCK * width;
 	s.max = s.scores + 2 * BLOCK * BLOCK;
-	s.sum = s.max + BLOCK;
-	s.alpha = s.sum + BLOCK;
+	s.alpha = s.max + BLOCK;
+	s.sum = s.alpha + BLOCK;
 	return s;
 }
 
@@ -88,21 +91,21 @@ VINLINE void forward_pack(const struct forward_scratch *s, const void *k, const 
 	}
 }
 
-/* Scores of 4 rows become probabilities relative to the new maximum. */
+/* Scores of a row become probabilities relative to the new maximum; everything is in powers of two. */
 VINLINE void forward_softmax_row(const struct forward_task *t, float *row, word *probs, int64_t vectors,
-                                 int64_t begin, int64_t end, float max, float *sum, bool dot)
+                                 int64_t begin, int64_t end, float max, float alpha, float *sum, bool dot)
 {
-	vf total = {};
+	vf total = *(vf_u *)sum * alpha;
 
 	for (int64_t v = 0; v < vectors; v++) {
-		vf p = v_exp(*(vf_u *)(row + v * VW) * t->scale - max);
+		vf p = v_exp2(*(vf_u *)(row + v * VW) * t->scale2 - max, dot);
 
 		if (begin > v * VW || end < (v + 1) * VW)
 			p = v_select(lane_mask(begin, end, v * VW), p, v_set(0.0f));
 		v_store(probs, v * VW, dot ? DTYPE_BF16 : DTYPE_F32, p);
 		total += p;
 	}
-	*sum = v_hsum(total);
+	*(vf_u *)sum = total;
 }
 
 VINLINE float forward_max_row(const float *row, int64_t vectors, int64_t begin, int64_t end)
@@ -127,7 +130,7 @@ VINLINE void forward_pair(const struct forward_task *t, const struct forward_scr
 	int64_t rows = t->queries - i < BLOCK ? t->queries - i : BLOCK;
 	const word *keys = s->keys + j * words, *values = s->values + (dot ? j / 2 : j) * t->width;
 	word *probs = dot ? s->scores + BLOCK * BLOCK : s->scores;
-	float row_sum[BLOCK], row_max[BLOCK] = {0};
+	float row_max[BLOCK] = {0};
 
 	for (int64_t r = 0; r < rows; r += 4) {
 		int64_t position = t->offset + i + r, last = position + 3;
@@ -139,12 +142,12 @@ VINLINE void forward_pair(const struct forward_task *t, const struct forward_scr
 			row_max[x] = forward_max_row(s->scores + x * BLOCK, vectors,
 			                             key_begin(position + x - r, j, t->window),
 			                             key_end(position + x - r, j, t->keys)) *
-			             t->scale;
+			             t->scale2;
 	}
 	for (int64_t r = 0; r < rows; r += VW) { /* the arrays hold BLOCK, whatever rows is */
 		vf old = *(vf_u *)(s->max + r), now = v_max(*(vf_u *)(row_max + r), old);
 
-		*(vf_u *)(s->alpha + r) = v_exp(old - now);
+		*(vf_u *)(s->alpha + r) = v_exp2(old - now, false);
 		*(vf_u *)(s->max + r) = now;
 	}
 	for (int64_t r = 0; r < rows; r += 4) {
@@ -159,9 +162,8 @@ VINLINE void forward_pair(const struct forward_task *t, const struct forward_scr
 
 			forward_softmax_row(t, s->scores + x * BLOCK, probs + x * p_words, vectors,
 			                    key_begin(position + x - r, j, t->window),
-			                    key_end(position + x - r, j, t->keys), s->max[x], &row_sum[x],
-			                    dot);
-			s->sum[x] = s->sum[x] * alpha + row_sum[x];
+			                    key_end(position + x - r, j, t->keys), s->max[x], alpha,
+			                    s->sum + x * VW, dot);
 			for (int64_t c = 0; alpha != 1.0f && c < t->width; c += VW)
 				*(vf_u *)(out + c) *= alpha;
 		}
@@ -187,16 +189,15 @@ VINLINE void forward_blocks(const struct forward_task *t, const struct forward_s
 		pack_rows(s->queries, at_const(q, i * t->ld_q, type), t->ld_q, rows, BLOCK, t->head_dim,
 		          t->width, type, dot);
 		memset(s->out, 0, (size_t)(BLOCK * t->width) * sizeof(float));
-		for (int64_t r = 0; r < BLOCK; r++) {
+		memset(s->sum, 0, BLOCK * VW * sizeof(float));
+		for (int64_t r = 0; r < BLOCK; r++)
 			s->max[r] = NEVER;
-			s->sum[r] = 0;
-		}
 		for (j = j / BLOCK * BLOCK; j < last; j += BLOCK)
 			forward_pair(t, s, i, j, dot);
 		for (int64_t r = 0; r < rows; r++) {
 			const float *out = s->out + r * t->width;
 			void *row = at(o, (i + r) * t->ld_o, type);
-			float inverse = 1.0f / s->sum[r];
+			float sum = v_hsum(*(vf_u *)(s->sum + r * VW)), inverse = 1.0f / sum;
 			int64_t c = 0;
 
 			for (; c + VW <= t->head_dim; c += VW)
@@ -204,7 +205,7 @@ VINLINE void forward_blocks(const struct forward_task *t, const struct forward_s
 			if (c < t->head_dim)
 				v_store_n(row, c, type, *(const vf_u *)(out + c) * inverse, t->head_dim - c);
 			if (lse)
-				lse[i + r] = s->max[r] + logf(s->sum[r]);
+				lse[i + r] = s->max[r] * LN_2 + logf(sum);
 		}
 	}
 }
@@ -214,7 +215,7 @@ struct backward_scratch {
 	word *q_rows, *q_pairs, *do_rows, *do_pairs; /* [T][width]; in fp32 pairs are rows */
 	float *dq;                                   /* [T][width] */
 	float *dk, *dv;                              /* [T][width], summed over the heads of a task */
-	float *lse, *delta;                          /* [T] */
+	float *lse, *delta;                          /* [T]; lse to the base 2 */
 	word *block;                                 /* [BLOCK][width words], on the way to columns */
 	word *k_columns, *v_columns, *k_pairs;       /* one block of keys */
 	float *dk_block, *dv_block;                  /* [BLOCK][width] */
@@ -254,7 +255,7 @@ struct backward_task {
 	int64_t keys; /* = queries */
 	int window, head_dim;
 	int64_t width;
-	float scale;
+	float scale, scale2; /* and times log2 e */
 };
 
 /* P = exp(S - lse) and dS = P·(dP - delta)·scale, two rows at a time. */
@@ -274,7 +275,7 @@ VINLINE void backward_softmax_rows(const struct backward_task *t, const struct b
 			float *score = s->scores + (r + x) * BLOCK + v * VW;
 			float *dp = s->dp + (r + x) * BLOCK + v * VW;
 
-			p[x] = v_exp(*(vf_u *)score * t->scale - s->lse[i + r + x]);
+			p[x] = v_exp2(*(vf_u *)score * t->scale2 - s->lse[i + r + x], dot);
 			ds[x] = p[x] * (*(vf_u *)dp - s->delta[i + r + x]) * t->scale;
 			if (begin[x] > v * VW || end[x] < (v + 1) * VW) {
 				vi mask = lane_mask(begin[x], end[x], v * VW);
@@ -290,8 +291,10 @@ VINLINE void backward_softmax_rows(const struct backward_task *t, const struct b
 			}
 		}
 		if (dot) {
-			*(vf_u *)(s->p_pairs + r / 2 * BLOCK + v * VW) = v_pair(p[0], p[1]);
-			*(vf_u *)(s->ds_pairs + r / 2 * BLOCK + v * VW) = v_pair(ds[0], ds[1]);
+			*(vf_u *)(s->p_pairs + r / 2 * BLOCK + v * VW) =
+			    v_pair(v_narrow(p[0]), v_narrow(p[1]));
+			*(vf_u *)(s->ds_pairs + r / 2 * BLOCK + v * VW) =
+			    v_pair(v_narrow(ds[0]), v_narrow(ds[1]));
 		}
 	}
 }
@@ -380,7 +383,7 @@ VINLINE void backward_head(const struct backward_task *t, const struct backward_
 			sum += load_padded(row_do, c, t->head_dim, type) *
 			       load_padded(row_o, c, t->head_dim, type);
 		s->delta[r] = v_hsum(sum);
-		s->lse[r] = lse[r];
+		s->lse[r] = lse[r] * LOG2_E;
 	}
 	for (int64_t r = n; r < padded; r++)
 		s->delta[r] = s->lse[r] = 0;
@@ -486,7 +489,7 @@ void KERNEL(attention_forward)(struct device *dev, const struct device_attention
 				                         .window = a->window,
 				                         .head_dim = a->head_dim,
 				                         .width = (int64_t)attention_width(a->head_dim),
-				                         .scale = a->scale,
+				                         .scale2 = a->scale * LOG2_E,
 				                         .ld_q = a->ld_q,
 				                         .ld_o = a->ld_o};
 
@@ -560,7 +563,8 @@ void KERNEL(attention_backward)(struct device *dev, const struct device_attentio
 			                          .window = a->window,
 			                          .head_dim = a->head_dim,
 			                          .width = (int64_t)attention_width(a->head_dim),
-			                          .scale = a->scale};
+			                          .scale = a->scale,
+			                          .scale2 = a->scale * LOG2_E};
 			const void *kk = at_const(k, start * a->ld_k + kv * hd, a->type);
 			const void *vv = at_const(v, start * a->ld_v + kv * hd, a->type);
 
@@ -624,7 +628,7 @@ void KERNEL(attention_cached)(struct device *dev, const struct device_attention 
 		                         .window = a->window,
 		                         .head_dim = a->head_dim,
 		                         .width = (int64_t)attention_width(a->head_dim),
-		                         .scale = a->scale,
+		                         .scale2 = a->scale * LOG2_E,
 		                         .ld_q = a->ld_q,
 		                         .ld_o = a->ld_o};
 		int64_t first =

@@ -78,19 +78,50 @@ VINLINE void tile(int vectors, int64_t k, const word *a, int64_t row_a, int64_t 
 	TILE_OUT(3)
 }
 
+/* Never inlined: among the caller's variables the compiler would spill the accumulators. */
+#define TILE(name, vectors, dot)                                                                             \
+	static __attribute__((noinline)) void name(int64_t k, const word *a, int64_t row_a, int64_t col_a,   \
+	                                           const word *b, int64_t ldb, float *c, int64_t ldc,        \
+	                                           bool add)                                                 \
+	{                                                                                                    \
+		tile(vectors, k, a, row_a, col_a, b, ldb, c, ldc, add, dot);                                 \
+	}
+TILE(tile_1, 1, false)
+TILE(tile_2, 2, false)
+#if VW == 16 /* with 16 registers, two vectors of accumulators are all that fit */
+TILE(tile_4, 4, false)
+#endif
+#if defined(__AVX512BF16__) && VW == 16
+TILE(tile_dot_1, 1, true)
+TILE(tile_dot_2, 2, true)
+TILE(tile_dot_4, 4, true)
+#endif
+
 /* C[4, vectors·VW] (+)= A[4, k words] · B[k words, …]: element (i, p) of A is a[i·row_a + p·col_a]. */
 VINLINE void strip(int64_t vectors, int64_t k, const word *a, int64_t row_a, int64_t col_a, const word *b,
                    int64_t ldb, float *c, int64_t ldc, bool add, bool dot)
 {
 	int64_t v = 0;
 
-	/* With 16 registers, two vectors of accumulators are all that fit. */
-	for (; VW == 16 && v + 4 <= vectors; v += 4)
-		tile(4, k, a, row_a, col_a, b + v * VW, ldb, c + v * VW, ldc, add, dot);
+#if defined(__AVX512BF16__) && VW == 16
+	if (dot) {
+		for (; v + 4 <= vectors; v += 4)
+			tile_dot_4(k, a, row_a, col_a, b + v * VW, ldb, c + v * VW, ldc, add);
+		for (; v + 2 <= vectors; v += 2)
+			tile_dot_2(k, a, row_a, col_a, b + v * VW, ldb, c + v * VW, ldc, add);
+		if (v < vectors)
+			tile_dot_1(k, a, row_a, col_a, b + v * VW, ldb, c + v * VW, ldc, add);
+		return;
+	}
+#endif
+#if VW == 16
+	for (; v + 4 <= vectors; v += 4)
+		tile_4(k, a, row_a, col_a, b + v * VW, ldb, c + v * VW, ldc, add);
+#endif
 	for (; v + 2 <= vectors; v += 2)
-		tile(2, k, a, row_a, col_a, b + v * VW, ldb, c + v * VW, ldc, add, dot);
+		tile_2(k, a, row_a, col_a, b + v * VW, ldb, c + v * VW, ldc, add);
 	if (v < vectors)
-		tile(1, k, a, row_a, col_a, b + v * VW, ldb, c + v * VW, ldc, add, dot);
+		tile_1(k, a, row_a, col_a, b + v * VW, ldb, c + v * VW, ldc, add);
 }
 
 /* ---- packing: `rows` rows of head_dim elements, ld apart, padded with zeros to `padded` rows of `width`
@@ -102,6 +133,18 @@ VINLINE vf load_padded(const void *row, int64_t i, int64_t n, enum dtype type)
 	return i < n ? v_load_n(row, i, type, n - i) : v_set(0.0f);
 }
 
+/* The same for bf16 as it lies. */
+VINLINE vh load_padded_bits(const uint16_t *row, int64_t i, int64_t n)
+{
+	vh h = {};
+
+	if (i + VW <= n)
+		return *(const vh_u *)(row + i);
+	if (i < n)
+		memcpy(&h, row + i, (size_t)(n - i) * sizeof(*row));
+	return h;
+}
+
 VINLINE void pack_rows(word *dst, const void *src, int64_t ld, int64_t rows, int64_t padded, int64_t head_dim,
                        int64_t width, enum dtype type, bool dot)
 {
@@ -111,19 +154,20 @@ VINLINE void pack_rows(word *dst, const void *src, int64_t ld, int64_t rows, int
 		const void *row = at_const(src, r * ld, type);
 
 		for (int64_t i = 0; i < width; i += VW) {
-			vf v = load_padded(row, i, head_dim, type);
-
-			v_store(dst + r * words, i, dot ? DTYPE_BF16 : DTYPE_F32, v);
+			if (dot)
+				*(vh_u *)((uint16_t *)(dst + r * words) + i) =
+				    load_padded_bits(row, i, head_dim);
+			else
+				*(vf_u *)(dst + r * words + i) = load_padded(row, i, head_dim, type);
 		}
 	}
 	memset(dst + rows * words, 0, (size_t)((padded - rows) * words) * sizeof(word));
 }
 
-/* Two vectors of fp32 to one of pairs: the first in the low halves. */
-VINLINE vf v_pair(vf low, vf high)
+/* Two rows to one of pairs: the first in the low halves. */
+VINLINE vf v_pair(vh low, vh high)
 {
-	return (vf)(__builtin_convertvector(v_narrow(low), vu) | __builtin_convertvector(v_narrow(high), vu)
-	                                                             << 16);
+	return (vf)(__builtin_convertvector(low, vu) | __builtin_convertvector(high, vu) << 16);
 }
 
 VINLINE void pack_pairs(word *dst, const void *src, int64_t ld, int64_t rows, int64_t padded,
@@ -134,23 +178,64 @@ VINLINE void pack_pairs(word *dst, const void *src, int64_t ld, int64_t rows, in
 		return;
 	}
 	for (int64_t r = 0; r < rows; r += 2) {
-		const void *a = at_const(src, r * ld, type), *b = at_const(a, ld, type);
+		const uint16_t *a = at_const(src, r * ld, type), *b = r + 1 < rows ? a + ld : a;
+		int64_t high = r + 1 < rows ? head_dim : 0;
 
-		for (int64_t i = 0; i < width; i += VW) {
-			vf low = load_padded(a, i, head_dim, type);
-			vf high = r + 1 < rows ? load_padded(b, i, head_dim, type) : v_set(0.0f);
-
-			*(vf_u *)(dst + r / 2 * width + i) = v_pair(low, high);
-		}
+		for (int64_t i = 0; i < width; i += VW)
+			*(vf_u *)(dst + r / 2 * width + i) =
+			    v_pair(load_padded_bits(a, i, head_dim), load_padded_bits(b, i, high));
 	}
 	rows = (rows + 1) & ~(int64_t)1;
 	memset(dst + rows / 2 * width, 0, (size_t)((padded - rows) / 2 * width) * sizeof(word));
 }
 
-/* [BLOCK][words] -> [words][BLOCK]; words is a multiple of 8. */
-static inline void transpose_words(word *dst, const word *src, int64_t words)
+#if VW == 16
+/* 16 x 16 words: each round interleaves rows that are 1, 2, 4 and 8 apart. */
+VINLINE void transpose_16(word *dst, int64_t ld_dst, const word *src, int64_t ld_src)
 {
-	for (int64_t e = 0; e < words; e += 8)
+	__m512 a[16], b[16];
+
+#pragma GCC unroll 16
+	for (int i = 0; i < 16; i++)
+		a[i] = _mm512_loadu_ps(src + i * ld_src);
+#pragma GCC unroll 8
+	for (int i = 0; i < 16; i += 2) {
+		b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
+		b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
+	}
+#pragma GCC unroll 4
+	for (int i = 0; i < 16; i += 4) {
+		a[i] = _mm512_shuffle_ps(b[i], b[i + 2], 0x44);
+		a[i + 1] = _mm512_shuffle_ps(b[i], b[i + 2], 0xee);
+		a[i + 2] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0x44);
+		a[i + 3] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0xee);
+	}
+#pragma GCC unroll 4
+	for (int i = 0; i < 4; i++) {
+		b[i] = _mm512_shuffle_f32x4(a[i], a[i + 4], 0x88);
+		b[i + 4] = _mm512_shuffle_f32x4(a[i], a[i + 4], 0xdd);
+		b[i + 8] = _mm512_shuffle_f32x4(a[i + 8], a[i + 12], 0x88);
+		b[i + 12] = _mm512_shuffle_f32x4(a[i + 8], a[i + 12], 0xdd);
+	}
+#pragma GCC unroll 8
+	for (int i = 0; i < 8; i++) {
+		_mm512_storeu_ps(dst + i * ld_dst, _mm512_shuffle_f32x4(b[i], b[i + 8], 0x88));
+		_mm512_storeu_ps(dst + (i + 8) * ld_dst, _mm512_shuffle_f32x4(b[i], b[i + 8], 0xdd));
+	}
+}
+#endif
+
+/* [BLOCK][words] -> [words][BLOCK]; words is a multiple of 8. */
+VINLINE void transpose_words(word *dst, const word *src, int64_t words)
+{
+	int64_t e = 0;
+
+#if VW == 16
+	for (; e + 16 <= words; e += 16)
+		for (int64_t r = 0; r < BLOCK; r += 16)
+			transpose_16(dst + e * BLOCK + r, BLOCK, src + r * words + e, words);
+#endif
+	for (; e < words; e += 8)
 		for (int64_t r = 0; r < BLOCK; r++)
 			for (int64_t i = 0; i < 8; i++)
 				dst[(e + i) * BLOCK + r] = src[r * words + e + i];

@@ -89,7 +89,7 @@ static inline size_t attention_thread_bytes(int64_t max_sequence, int head_dim)
 {
 	size_t width = attention_width(head_dim), t = round_up((size_t)max_sequence, ATTENTION_BLOCK);
 	size_t block = ATTENTION_BLOCK * width, square = ATTENTION_BLOCK * ATTENTION_BLOCK;
-	size_t forward = 2 * t * width + 2 * block + 2 * square + 3 * ATTENTION_BLOCK;
+	size_t forward = 2 * t * width + 2 * block + 2 * square + 18 * ATTENTION_BLOCK;
 	size_t backward = 5 * t * width + 2 * t + 6 * block + 5 * square;
 
 	return round_up((forward > backward ? forward : backward) * sizeof(float), CACHE_LINE);

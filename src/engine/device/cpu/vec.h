@@ -249,9 +249,48 @@ VINLINE vf v_exp(vf x)
 #if VW == 16
 	return (vf)_mm512_scalef_ps((__m512)p, (__m512)n);
 #else
-	p = (vf)((vi)p + ((vi)biased << 23)); /* the low bits of biased are n */
+	p = (vf)((vu)p + ((vu)biased << 23)); /* the low bits of biased are n */
 	p = v_select(x < -87.3f, v_set(0.0f), p);
 	p = v_select(x > 88.37f, v_set(INFINITY), p);
+	return v_select(x == x, p, x);
+#endif
+}
+
+/*
+ * 2^x for the attention, whose argument already carries a rounding of its own: relative error 2e-7, or 3e-6
+ * where the result will be rounded to bf16. Subnormal results are zero.
+ */
+VINLINE vf v_exp2(vf x, bool coarse)
+{
+	vf n, r, p;
+
+#if VW == 16
+	n = (vf)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT);
+#else
+	const float magic = 12582912.0f;
+	vf biased = x + magic;
+
+	n = biased - magic;
+#endif
+	r = x - n;
+	if (coarse) {
+		p = r * 0.00957010221f + 0.0559178591f;
+		p = p * r + 0.240247443f;
+		p = p * r + 0.693121791f;
+		p = p * r + 1.0f;
+	} else {
+		p = r * 0.00132764725f + 0.00967554096f;
+		p = p * r + 0.0555071309f;
+		p = p * r + 0.240221202f;
+		p = p * r + 0.693146944f;
+		p = p * r + 1.0f;
+	}
+#if VW == 16
+	return (vf)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+	p = (vf)((vu)p + ((vu)biased << 23));
+	p = v_select(x < -126.0f, v_set(0.0f), p);
+	p = v_select(x > 127.0f, v_set(INFINITY), p);
 	return v_select(x == x, p, x);
 #endif
 }
