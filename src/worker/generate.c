@@ -194,7 +194,7 @@ int generate_task(const struct run_config *c, const struct environment *env, str
 	r = load(&g, err);
 	if (r == 0)
 		r = generate(&g, err);
-	if (r == 0)
-		putchar('\n');
+	if (r == 0 && (putchar('\n') < 0 || fflush(stdout) != 0))
+		r = error_errno(err, -errno, "cannot write to stdout");
 	return r;
 }

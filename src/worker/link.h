@@ -24,5 +24,6 @@ const struct rendezvous *link_rendezvous(const struct link *link);
  * being upgraded, costs the oldest of the queued lines, not the training. */
 void link_report(struct link *link, const char *line);
 
-/* Tells the service: kind "error" (the first cause) or "ready". Waits 2 seconds at most; best effort. */
+/* Tells the service: kind "ready", "error" (the first cause) or "peer-lost" (an
+ * error that another rank's end has caused). Waits 2 seconds at most; best effort. */
 void link_event(struct link *link, const char *kind, const char *message);

@@ -62,16 +62,16 @@ int worker_main(void)
 		r = link_create(&env, &link, &err);
 	if (r == 0)
 		r = run(&env, link, &err);
-	if (r < 0) {
-		fflush(stdout);
-		fprintf(stderr, "error: %s\n", err.message);
-		if (link)
-			link_event(link, "error", err.message);
-		return 1;
-	}
-	if (fflush(stdout) != 0 || ferror(stdout)) {
-		fprintf(stderr, "error: cannot write to stdout\n");
-		return 1;
-	}
-	return r > 0 ? stop_exit_status() : 0;
+	if (r >= 0)
+		return r > 0 ? stop_exit_status() : 0;
+	for (char *c = err.message; *c; c++)
+		if (*c == '\n')
+			*c = ' ';
+	fflush(stdout);
+	fprintf(stderr, "error: %s\n", err.message);
+	/* A lost peer is a consequence; its own end, or its own word, is the cause. */
+	if (link)
+		link_event(link, err.code == -ECONNRESET || err.code == -ECANCELED ? "peer-lost" : "error",
+		           err.message);
+	return 1;
 }

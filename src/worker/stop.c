@@ -47,7 +47,8 @@ int stop_signal(void)
 
 int stop_exit_status(void)
 {
-	return 128 + received;
+	/* Another rank may have been told instead. */
+	return 128 + (received ? received : SIGTERM);
 }
 
 bool stop_requested(void *none)

@@ -7,5 +7,5 @@
 void stop_init(void);            /* installs the handlers */
 void stop_defer(bool defer);     /* from now on a signal is remembered instead of obeyed at once */
 int stop_signal(void);           /* that came, or 0 */
-int stop_exit_status(void);      /* 128 + signal */
+int stop_exit_status(void);      /* 128 + signal; SIGTERM where another rank was told */
 bool stop_requested(void *none); /* as train_callbacks.should_stop */

@@ -6,7 +6,7 @@
 steps=50
 start_rank() { # NAME RANK
 	env -i PATH="$PATH" OMP_NUM_THREADS=1 DTRAIN_ATTEMPT="${attempt:-1}" RANK="$2" WORLD_SIZE=2 LOCAL_RANK="$2" DTRAIN_RENDEZVOUS_DIR="$tmp/meet-$1" \
-		DTRAIN_CONFIG="$tmp/$1.json" "$worker" >"$tmp/$1-$2.log" 2>&1 &
+		DTRAIN_CONFIG="$tmp/${3:-$1}.json" "$worker" >"$tmp/$1-$2.log" 2>&1 &
 	eval "rank$2=$!"
 	pids="$pids $!"
 }
@@ -38,7 +38,7 @@ paste -d ' ' <(sed -E 's/.*"loss":([^,]*),.*/\1/' "$tmp/one/metrics.jsonl") <(se
 pair cut
 while kill -0 "$rank0" 2>/dev/null && [ "$(lines "$tmp/cut")" -lt 31 ]; do sleep 0.01; done
 began=$(date +%s%N)
-kill -9 "$rank1"
+kill -9 "$rank1" && wait "$rank1" 2>/dev/null
 wait "$rank0"
 status=$?
 took=$((($(date +%s%N) - began) / 1000000))
@@ -46,9 +46,24 @@ took=$((($(date +%s%N) - began) / 1000000))
 grep -q '^error: ' "$tmp/cut-0.log" || { show cut; fail "the other rank has no word on it"; }
 echo "the other rank ended $took ms later: $(grep '^error: ' "$tmp/cut-0.log")"
 [ $took -lt 3000 ] || fail "the other rank took $took ms"
+# Rank 1 as on a machine that does not see rank 0's output directory.
 attempt=2
-pair cut
+sed "s|\"dir\": \"[^\"]*\"|\"dir\": \"$tmp/elsewhere\"|" "$tmp/cut.json" >"$tmp/apart.json"
+start_rank cut 0
+start_rank cut 1 apart
 both || { show cut; fail "two ranks, resumed"; }
 diff <(losses "$tmp/two") <(losses "$tmp/cut") || fail "two ranks, resumed: other losses"
 cmp -s "$tmp/two/model.safetensors" "$tmp/cut/model.safetensors" || fail "two ranks, resumed: other weights"
 echo "two ranks resume bitwise"
+
+# A rank that is told to stop stops both, after the same step.
+json stop "$tmp/stop" '"max_steps": 100000' '"save_steps": 100000' "$data"
+attempt=1
+pair stop
+while kill -0 "$rank0" 2>/dev/null && [ "$(lines "$tmp/stop")" -lt 5 ]; do sleep 0.01; done
+kill -TERM "$rank1"
+wait "$rank1"; s1=$?
+wait "$rank0"; s0=$?
+[ $s0 = 143 ] && [ $s1 = 143 ] || { show stop; fail "SIGTERM to one of two: $s0 and $s1"; }
+[ -d "$tmp/stop/checkpoint-$(lines "$tmp/stop")" ] || { show stop; fail "SIGTERM to one of two: no checkpoint"; }
+echo "a stopped rank stops both"

@@ -281,6 +281,34 @@ START_TEST(checkpoints_are_found_kept_and_cleaned)
 }
 END_TEST
 
+START_TEST(a_final_model_replaces_an_older_one)
+{
+	_cleanup_free_ char *out = unit_tmpdir(), *metrics = str_path_join(out, "metrics.jsonl");
+	_cleanup_free_ char *index = str_path_join(out, "model.safetensors.index.json");
+	enum tensor_type f32 = TENSOR_F32;
+	const struct tensor_source s[] = {{"w", TENSOR_F32, 1, {300}, fill_ramp, &f32, 0},
+	                                  {"x", TENSOR_F32, 1, {300}, fill_ramp, &f32, 0}};
+	const uint64_t limits[] = {1000, 0, 2000, 1000};
+	struct error err = ERROR_INIT;
+
+	ck_ok(file_write_atomic(metrics, "{}\n", 3, 0644, &err), &err);
+	for (size_t i = 0; i < ARRAY_SIZE(limits); i++) {
+		_cleanup_(safetensors_closep) struct safetensors *st = NULL;
+		_cleanup_free_ char *tmp = NULL;
+
+		ck_ok(checkpoint_begin(out, "model", &tmp, &err), &err);
+		ck_ok(safetensors_write(tmp, "model", s, 2, limits[i], &err), &err);
+		ck_ok(checkpoint_publish_files(out, tmp, &err), &err);
+		ck_assert(!file_exists(tmp));
+		ck_assert_int_eq(file_exists(index), limits[i] != 0);
+		ck_ok(safetensors_open(out, &st, &err), &err);
+		ck_assert_uint_eq(safetensors_count(st), 2);
+	}
+	ck_assert(file_exists(metrics));
+	ck_ok(file_remove_tree(out, &err), &err);
+}
+END_TEST
+
 static void check_steps(const char *path, const int *steps, size_t n, struct error *err)
 {
 	_cleanup_free_ char *text = NULL;
@@ -344,6 +372,7 @@ int main(void)
 	tcase_add_test(t, halves_convert_exactly);
 	tcase_add_test(t, a_model_names_what_does_not_fit);
 	tcase_add_test(t, checkpoints_are_found_kept_and_cleaned);
+	tcase_add_test(t, a_final_model_replaces_an_older_one);
 	tcase_add_test(t, metrics_of_a_resumed_run_have_no_line_twice);
 	tcase_add_test(t, crc32c_is_castagnolis);
 	suite_add_tcase(s, t);
