@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * dataset_dump TOKENIZER [KEY=VALUE …]: the rows of a dataset as JSON lines {"ids","targets","starts"}, the
+ * training split first, a line "eval" between the two. What tests/engine/dataset_reference.py compares.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/str.h"
+#include "engine/data/dataset.h"
+#include "engine/data/template.h"
+
+static void print_list(const char *name, const int32_t *v, int64_t n)
+{
+	printf("\"%s\":[", name);
+	for (int64_t i = 0; i < n; i++)
+		printf("%s%d", i ? "," : "", v[i]);
+	printf("]");
+}
+
+static void print_rows(const struct dataset *data)
+{
+	struct dataset_row row;
+
+	for (int64_t i = 0; i < dataset_rows(data); i++) {
+		dataset_row(data, i, &row);
+		printf("{");
+		print_list("ids", row.ids, row.length);
+		printf(",");
+		print_list("targets", row.targets, row.length);
+		printf(",");
+		print_list("starts", row.starts, row.documents + 1);
+		printf("}\n");
+	}
+}
+
+static void warn(void *context, const char *message)
+{
+	fprintf(stderr, "warning: %s\n", message);
+}
+
+static int parse_option(struct dataset_options *o, char *arg, const char **paths, const char **names)
+{
+	char *value = strchr(arg, '=');
+	const struct {
+		const char *name;
+		bool *flag;
+	} flags[] = {{"packing", &o->packing},
+	             {"cross_documents", &o->cross_documents},
+	             {"train_on_prompt", &o->train_on_prompt},
+	             {"mask_history", &o->mask_history},
+	             {"efficient_eos", &o->efficient_eos}};
+	const struct {
+		const char *name;
+		const char **text;
+	} texts[] = {{"path", &paths[0]},
+	             {"dataset", &names[0]},
+	             {"dataset_dir", &o->dataset_dir},
+	             {"format", &o->format},
+	             {"columns", &o->columns_json},
+	             {"tags", &o->tags_json},
+	             {"template", &o->template_name},
+	             {"system", &o->system},
+	             {"cache_dir", &o->cache_dir}};
+
+	if (!value)
+		return -EINVAL;
+	*value++ = '\0';
+	for (size_t i = 0; i < ARRAY_SIZE(flags); i++) {
+		if (str_eq(flags[i].name, arg)) {
+			*flags[i].flag = str_eq(value, "true");
+			return 0;
+		}
+	}
+	for (size_t i = 0; i < ARRAY_SIZE(texts); i++) {
+		if (str_eq(texts[i].name, arg)) {
+			*texts[i].text = value;
+			return 0;
+		}
+	}
+	if (str_eq(arg, "task"))
+		o->task = str_eq(value, "pretrain") ? DATASET_PRETRAIN : DATASET_SFT;
+	else if (str_eq(arg, "max_length"))
+		o->max_length = atoi(value);
+	else if (str_eq(arg, "max_samples"))
+		o->max_samples = atoll(value);
+	else if (str_eq(arg, "eval_fraction"))
+		o->eval_fraction = atof(value);
+	else
+		return -EINVAL;
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	_cleanup_(tokenizer_freep) struct tokenizer *tok = NULL;
+	_cleanup_(dataset_closep) struct dataset *train = NULL, *held_back = NULL;
+	const char *paths[2] = {NULL}, *names[2] = {NULL};
+	struct dataset_options o = {.task = DATASET_SFT,
+	                            .paths = paths,
+	                            .datasets = names,
+	                            .max_length = 2048,
+	                            .seed = 42,
+	                            .warn = warn};
+	struct error err = ERROR_INIT;
+	double start;
+
+	if (argc < 2)
+		return 2;
+	for (int i = 2; i < argc; i++) {
+		if (parse_option(&o, argv[i], paths, names) < 0) {
+			fprintf(stderr, "error: %s: no such option\n", argv[i]);
+			return 2;
+		}
+	}
+	if (tokenizer_load(argv[1], &tok, &err) < 0) {
+		fprintf(stderr, "error: %s\n", err.message);
+		return 1;
+	}
+	start = clock_monotonic();
+	if (dataset_open(&o, tok, &train, &held_back, &err) < 0) {
+		fprintf(stderr, "error: %s\n", err.message);
+		return 1;
+	}
+	fprintf(stderr, "%lld rows, %lld tokens, %lld examples in %.3f s\n", (long long)dataset_rows(train),
+	        (long long)dataset_tokens(train), (long long)dataset_examples(train),
+	        clock_monotonic() - start);
+	print_rows(train);
+	if (held_back) {
+		puts("eval");
+		print_rows(held_back);
+	}
+	return 0;
+}
