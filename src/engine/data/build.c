@@ -510,6 +510,15 @@ static int builder_init(struct builder *b, const struct template *template, stru
 	b->batch.items = calloc(BATCH, sizeof(*b->batch.items));
 	if (!b->batch.items)
 		return error_oom(err);
+	if (o->task == DATASET_SFT && template->stop_words[0] &&
+	    tokenizer_token_to_id(b->tok, template->stop_words[0]) < 0) {
+		_cleanup_free_ char *message =
+		    str_printf("template %s: the tokenizer has no token %s; it is written "
+		               "as plain text",
+		               template->name, template->stop_words[0]);
+
+		warn(b, message ? message : "");
+	}
 	if (o->task == DATASET_SFT)
 		return encoder_init(&b->encoder, o, b->tok, template, err);
 	b->pretrain_eos = template_eos(template, b->tok);

@@ -470,11 +470,12 @@ int source_detect(struct source *s, const json_t *record, enum dataset_task task
 	if (s->format == FORMAT_AUTO || (s->format == FORMAT_JSONL && !pretrain)) {
 		if (pretrain && (s->columns.given ? s->columns.prompt != NULL : has_string(record, "text")))
 			s->format = FORMAT_JSONL;
-		else if (first && json_object_get(first, s->tags.given ? s->tags.role : "from"))
+		else if (!pretrain && first && json_object_get(first, s->tags.given ? s->tags.role : "from"))
 			s->format = FORMAT_SHAREGPT;
-		else if (first)
+		else if (!pretrain && first)
 			s->format = FORMAT_OPENAI;
-		else if (s->columns.given ? s->columns.prompt != NULL : has_string(record, "instruction"))
+		else if (!pretrain &&
+		         (s->columns.given ? s->columns.prompt != NULL : has_string(record, "instruction")))
 			s->format = FORMAT_ALPACA;
 		else {
 			_cleanup_free_ char *names = source_column_names(record);

@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The parts below dataset.h, each by itself: records, templates, packing; and the sampler. */
+#include "base/json.h"
+#include "engine/data/dataset.h"
+#include "engine/data/encode.h"
+#include "engine/data/pack.h"
+#include "engine/data/records.h"
+#include "engine/data/template.h"
+#include "unit.h"
+
+#include "stub_tokenizer.h"
+
+/* --- records ---------------------------------------------------------------------------------------------
+ */
+
+static void check_records(const char *text, enum record_kind kind, const char *want)
+{
+	_cleanup_(records_closep) struct records *r = NULL;
+	_cleanup_strbuf_ struct strbuf got = {0};
+	struct error err = ERROR_INIT;
+	struct record record;
+	int n;
+
+	ck_ok(records_open_memory(text, strlen(text), "f", kind, &r, &err), &err);
+	while ((n = records_next(r, &record, &err)) > 0)
+		strbuf_addf(&got, "%lld:%.*s;", (long long)record.line, (int)record.len, record.data);
+	if (n < 0)
+		strbuf_adds(&got, err.message);
+	ck_assert_str_eq(got.data ? got.data : "", want);
+}
+
+START_TEST(test_records)
+{
+	check_records("[\n {\"a\": 1},\n\n {\"b\": \"}]\\\"\"} ]\n", RECORDS_JSON,
+	              "2:{\"a\": 1};4:{\"b\": \"}]\\\"\"};");
+	check_records("\xef\xbb\xbf[]", RECORDS_JSON, "");
+	check_records("", RECORDS_JSON, "");
+	check_records("{\"a\":1}\r\n\n{bad\n{\"a\":2}", RECORDS_JSON, "1:{\"a\":1};3:{bad;4:{\"a\":2};");
+	check_records("{\n\"a\":1\n}\n{\"a\":\n2}", RECORDS_JSON, "1:{\n\"a\":1\n};4:{\"a\":\n2};");
+	check_records("[1, 2", RECORDS_JSON,
+	              "1:1;1:2;f:1: the JSON array breaks off here: is the file whole?");
+	check_records("[{}\n{}]", RECORDS_JSON,
+	              "1:{};f:2: a comma is missing between two elements of the JSON array");
+	check_records("[{},\n{\"a\":[1]", RECORDS_JSON,
+	              "1:{};f:2: the JSON value that begins here does not end: is the file whole?");
+	check_records("[1] 2", RECORDS_JSON, "1:1;f:1: something stands behind the JSON array");
+	check_records("a b\r\n\n  \nc", RECORDS_LINES, "1:a b;4:c;");
+	check_records("\na\nb\n\n \nc\n", RECORDS_PARAGRAPHS, "2:a\nb;6:c;");
+	check_records("a\n\nb\n", RECORDS_FILE, "1:a\n\nb;");
+}
+END_TEST
+
+START_TEST(test_record_pieces)
+{
+	_cleanup_(records_closep) struct records *r = NULL;
+	_cleanup_strbuf_ struct strbuf text = {0}, got = {0};
+	struct error err = ERROR_INIT;
+	struct record record;
+	int pieces = 0;
+
+	for (int i = 0; i < 40000; i++)
+		strbuf_addf(&text, "line %d\n%s", i, i % 3 ? "" : "\n");
+	ck_ok(records_open_memory(text.data, text.len, "f", RECORDS_FILE, &r, &err), &err);
+	while (records_next(r, &record, &err) > 0) {
+		ck_assert_int_eq(record.data[0], 'l');
+		strbuf_add(&got, record.data, record.len);
+		pieces++;
+		ck_assert_int_eq(record.more, got.len < text.len - 2);
+	}
+	ck_assert_int_gt(pieces, 3);
+	ck_assert_int_eq(memcmp(got.data, text.data, got.len), 0);
+	ck_assert_uint_ge(got.len + 2, text.len);
+}
+END_TEST
+
+/* --- templates and encoding ------------------------------------------------------------------------------
+ */
+
+START_TEST(test_templates)
+{
+	struct error err = ERROR_INIT;
+	const struct template *t;
+	struct tokenizer tok = {0};
+	static const char *const jinja[][2] = {
+	    {"{{'<|im_start|>' + x}}", "chatml"}, {"<|im_start|> <tool_call> <think>", "qwen3"},
+	    {"<|start_header_id|>", "llama3"},    {"[INST] {{x}} [/INST]", "mistral"},
+	    {"[INST] <<SYS>>", "llama2"},         {"<start_of_turn>user", "gemma"},
+	    {"nothing known", "default"},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(jinja); i++) {
+		tok.chat_template = jinja[i][0];
+		ck_ok(template_resolve(NULL, &tok, &t, &err), &err);
+		ck_assert_str_eq(t->name, jinja[i][1]);
+	}
+	ck_fails(template_resolve("lama3", &tok, &t, &err), &err,
+	         "unknown template 'lama3'; known are: alpaca, ");
+	ck_assert_ptr_nonnull(strstr(err.message, "zephyr"));
+	/* Each has slots with exactly one place for the content, and system_in_user a system of one text. */
+	for (size_t i = 0; (t = template_at(i)); i++) {
+		for (int role = ROLE_USER; role <= ROLE_SYSTEM; role++) {
+			int places = 0;
+
+			for (const struct slot *s = template_slots(t, role); s->kind; s++)
+				places += s->kind == SLOT_TEXT && strstr(s->text, "{{content}}");
+			ck_assert_msg(places == 1, "%s", t->name);
+		}
+		ck_assert(!t->system_in_user || template_slots(t, ROLE_SYSTEM)[0].kind == SLOT_TEXT);
+		ck_assert(!t->replace_eos || t->stop_words[0]);
+	}
+}
+END_TEST
+
+START_TEST(test_template_prompt)
+{
+	struct error err = ERROR_INIT;
+	struct tokenizer tok = {0};
+	static const char *const cases[][4] = {
+	    {"chatml", NULL, "hi", "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"},
+	    {"chatml", "S", "hi",
+	     "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"},
+	    {"mistral", "S", "hi", "<s>[INST] S\n\nhi[/INST]"},
+	    {"default", NULL, "hi", "Human: hi</s>\nAssistant:"},
+	    {"alpaca", "", "hi", "### Instruction:\nhi\n\n### Response:\n"},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		struct token_list ids = {0};
+		char *text;
+
+		ck_ok(template_prompt(&tok, cases[i][0], cases[i][1], cases[i][2], &ids, &err), &err);
+		text = stub_text(ids.ids, ids.len);
+		ck_assert_str_eq(text, cases[i][3]);
+		free(text);
+		token_list_free(&ids);
+	}
+}
+END_TEST
+
+START_TEST(test_budget)
+{
+	/* Values of LLaMA-Factory's infer_seqlen. */
+	static const int cases[][5] = {{3000, 2000, 1000, 600, 400}, {2000, 3000, 1000, 400, 600},
+	                               {1000, 100, 1000, 900, 100},  {100, 1000, 1000, 100, 900},
+	                               {100, 500, 1000, 100, 500},   {500, 100, 1000, 500, 100},
+	                               {10, 10, 1000, 10, 10},       {5, 7, 1, 1, 0}};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		int source, target;
+
+		encoder_budget(cases[i][0], cases[i][1], cases[i][2], &source, &target);
+		ck_assert_int_eq(source, cases[i][3]);
+		ck_assert_int_eq(target, cases[i][4]);
+	}
+}
+END_TEST
+
+START_TEST(test_knapsack)
+{
+	const int32_t lengths[] = {5, 3, 5, 9, 2, 11};
+	size_t order[6], ends[6];
+	/* 9; then 5 (the later) and 5; then 3 and 2; 11 fits nowhere. */
+	const size_t want[] = {3, 2, 0, 1, 4};
+
+	ck_assert_int_eq(pack_knapsack(lengths, 6, 10, order, ends), 3);
+	ck_assert_uint_eq(ends[0], 1);
+	ck_assert_uint_eq(ends[1], 3);
+	ck_assert_uint_eq(ends[2], 5);
+	for (int i = 0; i < 5; i++)
+		ck_assert_uint_eq(order[i], want[i]);
+}
+END_TEST
+
+START_TEST(test_python_json)
+{
+	static const char *const cases[][2] = {
+	    {"{\"b\":[1,2.50,1e22,1e-5,-0.0,123456.789],\"a\":\"\\u00e9\\n\\u0001/"
+	     "\",\"c\":{},\"d\":[],\"e\":null}",
+	     "{\"b\": [1, 2.5, 1e+22, 1e-05, -0.0, 123456.789], \"a\": \"\xc3\xa9\\n\\u0001/\", \"c\": {}, "
+	     "\"d\": "
+	     "[], \"e\": null}"},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_json_ json_t *v = json_loads(cases[i][0], 0, NULL);
+		_cleanup_strbuf_ struct strbuf b = {0};
+
+		tools_dump(v, 0, &b);
+		ck_assert_str_eq(b.data, cases[i][1]);
+	}
+}
+END_TEST
+
+/* --- the sampler -----------------------------------------------------------------------------------------
+ */
+
+START_TEST(test_sampler)
+{
+	static const int rows[] = {1, 2, 3, 7, 16, 17, 100, 1000, 4097};
+	static const int splits[][3] = {{1, 1, 1}, {2, 1, 4}, {1, 8, 1}, {8, 1, 1}, {3, 2, 5}, {1, 4, 2}};
+
+	for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {
+		for (size_t k = 0; k < ARRAY_SIZE(splits); k++) {
+			struct sampler s = {.rows = rows[i],
+			                    .world_size = splits[k][0],
+			                    .micro_batch = splits[k][1],
+			                    .accumulation = splits[k][2],
+			                    .seed = 42,
+			                    .shuffle = true};
+			int64_t steps = sampler_steps_per_epoch(&s), out[64], all[64];
+			char *seen = calloc(rows[i], 1);
+
+			for (int64_t epoch = 0; epoch < 2; epoch++) {
+				int64_t given = 0;
+
+				memset(seen, 0, rows[i]);
+				for (int64_t step = epoch * steps; step < (epoch + 1) * steps; step++) {
+					sampler_step_all(&s, step, all);
+					for (s.rank = 0; s.rank < s.world_size; s.rank++) {
+						sampler_step(&s, step, out);
+						for (int a = 0; a < s.accumulation; a++)
+							for (int b = 0; b < s.micro_batch; b++) {
+								int64_t row = out[a * s.micro_batch + b];
+
+								ck_assert_int_eq(
+								    row, all[(a * s.world_size + s.rank) *
+								                 s.micro_batch +
+								             b]);
+								if (row < 0)
+									continue;
+								ck_assert_int_lt(row, rows[i]);
+								ck_assert(!seen[row]);
+								seen[row] = 1;
+								given++;
+							}
+					}
+				}
+				ck_assert_int_eq(given, rows[i]);
+			}
+			free(seen);
+		}
+	}
+}
+END_TEST
+
+/* Any split of the same global batch sees the same rows in each step, in the same order. */
+START_TEST(test_sampler_splits)
+{
+	static const int splits[][3] = {{1, 1, 8}, {2, 1, 4}, {4, 2, 1}, {8, 1, 1}, {2, 2, 2}};
+	struct sampler base = {
+	    .rows = 1001, .world_size = 1, .micro_batch = 8, .accumulation = 1, .seed = 7, .shuffle = true};
+	int64_t want[8], got[8];
+
+	for (int64_t step = 0; step < 300; step++) {
+		sampler_step_all(&base, step, want);
+		for (size_t k = 0; k < ARRAY_SIZE(splits); k++) {
+			struct sampler s = base;
+
+			s.world_size = splits[k][0];
+			s.micro_batch = splits[k][1];
+			s.accumulation = splits[k][2];
+			sampler_step_all(&s, step, got);
+			ck_assert_int_eq(memcmp(want, got, sizeof(want)), 0);
+		}
+	}
+	/* Another epoch, another seed: another order; without shuffle, none. */
+	ck_assert(sampler_permute(&base, 0, 0) != sampler_permute(&base, 1, 0) ||
+	          sampler_permute(&base, 0, 1) != sampler_permute(&base, 1, 1));
+	base.shuffle = false;
+	ck_assert_int_eq(sampler_permute(&base, 3, 77), 77);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("dataset parts");
+	TCase *tc = tcase_create("all");
+	const TTest *const tests[] = {test_records,         test_record_pieces, test_templates,
+	                              test_template_prompt, test_budget,        test_knapsack,
+	                              test_python_json,     test_sampler,       test_sampler_splits};
+
+	tcase_set_timeout(tc, 60);
+	for (size_t i = 0; i < ARRAY_SIZE(tests); i++)
+		tcase_add_test(tc, tests[i]);
+	suite_add_tcase(suite, tc);
+	return unit_run(suite);
+}
