@@ -210,8 +210,15 @@ void http_client_destroy(struct http_client *c)
 {
 	if (!c)
 		return;
-	while (c->transfers)
-		transfer_free(c->transfers);
+	while (c->transfers) {
+		struct http_transfer *t = c->transfers;
+		struct http_answer a = {.body = ""};
+
+		error_set(&a.error, -ECANCELED, "cancelled");
+		if (t->call.on_done)
+			t->call.on_done(t->call.context, &a);
+		transfer_free(t);
+	}
 	if (c->multi)
 		curl_multi_cleanup(c->multi);
 	while (c->watches)

@@ -46,7 +46,8 @@ struct http_call {
 int http_client_create(sd_event *event, const struct identity *identity, struct http_client **out,
                        struct error *err);
 void http_client_set_identity(struct http_client *client, const struct identity *identity);
-void http_client_destroy(struct http_client *client); /* cancels what is under way */
+/* What is under way ends with -ECANCELED. */
+void http_client_destroy(struct http_client *client);
 DEFINE_CLEANUP(struct http_client *, http_client_destroy)
 
 /* Never calls back from within. *out (may be NULL) is valid until on_done. */

@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cluster/members.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+#include "base/json.h"
+#include "base/str.h"
+
+struct members {
+	struct member **list;
+	size_t count;
+	double created;
+};
+
+static void member_free(struct member *m)
+{
+	if (!m)
+		return;
+	for (char **l = m->labels; l && *l; l++)
+		free(*l);
+	free(m->labels);
+	free(m->name);
+	free(m->address);
+	free(m->version);
+	free(m->error);
+	json_decref(m->devices);
+	free(m);
+}
+
+DEFINE_CLEANUP(struct member *, member_free)
+
+int members_create(double now, struct members **out, struct error *err)
+{
+	struct members *m = calloc(1, sizeof(*m));
+
+	if (!m)
+		return error_oom(err);
+	m->created = now;
+	*out = m;
+	return 0;
+}
+
+void members_destroy(struct members *m)
+{
+	if (!m)
+		return;
+	for (size_t i = 0; i < m->count; i++)
+		member_free(m->list[i]);
+	free(m->list);
+	free(m);
+}
+
+size_t members_count(const struct members *m)
+{
+	return m->count;
+}
+
+struct member *members_get(struct members *m, size_t i)
+{
+	return m->list[i];
+}
+
+struct member *members_find(struct members *m, const char *name)
+{
+	for (size_t i = 0; i < m->count; i++)
+		if (strcasecmp(m->list[i]->name, name) == 0)
+			return m->list[i];
+	return NULL;
+}
+
+static char **copy_list(char *const *list)
+{
+	size_t n = 0;
+	char **out;
+
+	while (list && list[n])
+		n++;
+	out = calloc(n + 1, sizeof(*out));
+	for (size_t i = 0; out && i < n; i++)
+		out[i] = strdup(list[i]);
+	return out;
+}
+
+/* What the hosts file says, into a new or an existing member. */
+static int describe(struct member *m, const struct host *h, int default_port)
+{
+	char *address = strdup(h->address ? h->address : h->name), **labels = copy_list(h->labels);
+
+	if (!address || !labels) {
+		free(address);
+		free(labels);
+		return -1;
+	}
+	for (char **l = m->labels; l && *l; l++)
+		free(*l);
+	free(m->labels);
+	free(m->address);
+	m->address = address;
+	m->labels = labels;
+	m->port = h->port ? h->port : default_port;
+	m->removed = false;
+	return 0;
+}
+
+int members_set_hosts(struct members *m, const struct hosts *hosts, int default_port, double now,
+                      bool (*keep)(void *context, const char *name), void *context, struct error *err)
+{
+	struct member **list = calloc(hosts->count + m->count + 1, sizeof(*list));
+	size_t n = 0;
+
+	if (!list)
+		return error_oom(err);
+	for (size_t i = 0; i < hosts->count; i++) {
+		struct member *old = members_find(m, hosts->list[i].name), *new = old;
+
+		if (!old) {
+			new = calloc(1, sizeof(*new));
+			if (new)
+				new->name = strdup(hosts->list[i].name);
+		}
+		if (!new || !new->name || describe(new, &hosts->list[i], default_port) < 0) {
+			if (!old)
+				member_free(new);
+			free(list);
+			return error_oom(err);
+		}
+		list[n++] = new;
+	}
+	for (size_t i = 0; i < m->count; i++) {
+		struct member *old = m->list[i];
+
+		if (hosts_find(hosts, old->name))
+			continue;
+		if (keep && keep(context, old->name)) {
+			old->removed = true;
+			list[n++] = old;
+		} else
+			member_free(old);
+	}
+	free(m->list);
+	m->list = list;
+	m->count = n;
+	m->created = now;
+	return 0;
+}
+
+void member_set_devices(struct member *m, json_t *devices)
+{
+	json_decref(m->devices);
+	m->devices = devices;
+	m->slots = json_array_size(devices);
+}
+
+void member_release(struct member *m, int64_t run)
+{
+	json_t *d;
+	size_t i;
+
+	json_array_foreach(m->devices, i, d)
+	{
+		if (json_get_int(d, "run", -1) != run ||
+		    strcmp(json_get_string(d, "state", ""), "leased") != 0)
+			continue;
+		json_object_set_new(d, "state", json_string("free"));
+		json_object_set_new(d, "run", json_null());
+	}
+}
+
+bool member_heartbeat(struct member *m, const json_t *heartbeat, double now, double now_realtime)
+{
+	const char *version = json_get_string(heartbeat, "version", NULL);
+	json_t *devices = json_object_get(heartbeat, "devices"), *port;
+	bool was_down = !m->up;
+	size_t i;
+
+	m->up = true;
+	m->heard = now;
+	m->last_seen = now_realtime;
+	m->sequence = json_get_int(heartbeat, "sequence", 0);
+	snprintf(m->instance, sizeof(m->instance), "%s", json_get_string(heartbeat, "instance", ""));
+	if (json_is_array(devices))
+		member_set_devices(m, json_incref(devices));
+	if (version && !str_eq(version, m->version)) {
+		free(m->version);
+		m->version = strdup(version);
+	}
+	m->port_count = 0;
+	json_array_foreach(json_object_get(heartbeat, "ports"), i, port)
+	{
+		if (json_is_integer(port) && m->port_count < ARRAY_SIZE(m->ports))
+			m->ports[m->port_count++] = json_integer_value(port);
+	}
+	free(steal_pointer(m->error));
+	return was_down;
+}
+
+int member_take_port(struct member *m, uint64_t salt)
+{
+	if (m->port_count > 0)
+		return m->ports[--m->port_count];
+	/* More runs than ports since its last heartbeat: below the range from which kernels give ports. */
+	return 20000 + (salt * 2654435761u >> 7) % 12000;
+}
+
+void member_set_down(struct member *m, const char *fmt, ...)
+{
+	char text[256];
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(text, sizeof(text), fmt, ap);
+	va_end(ap);
+	m->up = false;
+	free(m->error);
+	m->error = strdup(text);
+}
+
+double members_expire(struct members *m, double now, double timeout,
+                      void (*down)(void *context, struct member *), void *context)
+{
+	double next = 0;
+
+	for (size_t i = 0; i < m->count; i++) {
+		struct member *x = m->list[i];
+		double due = (x->heard > m->created ? x->heard : m->created) + timeout;
+
+		/* One that was never heard of is due once: its error tells that it was. */
+		if (!x->up && (x->heard > 0 || x->error))
+			continue;
+		if (due > now) {
+			next = next == 0 || due < next ? due : next;
+			continue;
+		}
+		if (x->heard > 0)
+			member_set_down(x, "no heartbeat for %.0f s", timeout);
+		else
+			member_set_down(x, "not heard from since the controller started");
+		down(context, x);
+	}
+	return next;
+}
+
+const char *member_state(const struct member *m)
+{
+	return !m->up ? "down" : m->drained ? "drained" : "up";
+}
+
+size_t member_free_slots(const struct member *m)
+{
+	json_t *d;
+	size_t i, n = 0;
+
+	json_array_foreach(m->devices, i, d) n += strcmp(json_get_string(d, "state", ""), "free") == 0;
+	return n;
+}
+
+json_t *members_to_json(const struct members *m, const char *controller)
+{
+	json_t *list = json_array();
+
+	for (size_t i = 0; i < m->count; i++) {
+		const struct member *x = m->list[i];
+		json_t *labels = json_array(), *o;
+
+		for (char **l = x->labels; l && *l; l++)
+			json_array_append_new(labels, json_string(*l));
+		o = json_pack("{s:s,s:s,s:i,s:s,s:b,s:I,s:I,s:s?,s:o,s:s?}", "name", x->name, "address",
+		              x->address, "port", x->port, "state", member_state(x), "controller",
+		              strcasecmp(x->name, controller) == 0, "slots", (json_int_t)x->slots, "free",
+		              (json_int_t)(x->up && !x->drained ? member_free_slots(x) : 0), "version",
+		              x->version, "labels", labels, "error",
+		              x->removed ? "removed from the hosts file"
+		              : x->up    ? NULL
+		              : x->error ? x->error
+		                         : "not heard from yet");
+		json_object_set_new(o, "last_seen", x->last_seen > 0 ? json_real(x->last_seen) : json_null());
+		json_array_append_new(list, o);
+	}
+	return list;
+}
+
+json_t *members_devices(const struct members *m)
+{
+	json_t *list = json_array(), *d;
+	size_t k;
+
+	for (size_t i = 0; i < m->count; i++)
+		json_array_foreach(m->list[i]->devices, k, d)
+		{
+			json_t *copy;
+
+			if (!m->list[i]->drained || strcmp(json_get_string(d, "state", ""), "free") != 0) {
+				json_array_append(list, d);
+				continue;
+			}
+			copy = json_copy(d);
+			json_object_set_new(copy, "state", json_string("drained"));
+			json_array_append_new(list, copy);
+		}
+	return list;
+}

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Membership: the nodes of the hosts file, and what each last said of itself. A node is up while its
+ * heartbeats come, and down once none has come for the time-out.
+ */
+#pragma once
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/cleanup.h"
+#include "base/error.h"
+#include "config/hosts.h"
+
+struct members;
+
+struct member {
+	char *name, *address;
+	int port;
+	char **labels;
+	bool up, drained;
+	bool removed;     /* from the hosts file, while a run still names it */
+	double heard;     /* monotonic, 0: never */
+	double last_seen; /* Unix time */
+	double shunned;   /* monotonic: no new runs before, since calls to it failed */
+	char instance[40];
+	int64_t sequence;
+	char *version;
+	json_t *devices; /* as node.h has them */
+	size_t slots;
+	int ports[8]; /* free TCP ports there, to be used once each */
+	size_t port_count;
+	char *error; /* why it is down; NULL: not heard from yet */
+};
+
+int members_create(double now, struct members **out, struct error *err);
+void members_destroy(struct members *m);
+DEFINE_CLEANUP(struct members *, members_destroy)
+
+/* Takes over a hosts file: new nodes appear (not heard from yet), missing ones go, or are marked removed
+ * where keep(context, name) says that they are still needed. */
+int members_set_hosts(struct members *m, const struct hosts *hosts, int default_port, double now,
+                      bool (*keep)(void *context, const char *name), void *context, struct error *err);
+size_t members_count(const struct members *m);
+struct member *members_get(struct members *m, size_t i); /* in the order of the hosts file */
+struct member *members_find(struct members *m, const char *name);
+
+/* {"node","instance","sequence","version","devices":[…],"ports":[…],…}. True: the node was down before. */
+bool member_heartbeat(struct member *m, const json_t *heartbeat, double now, double now_realtime);
+void member_set_devices(struct member *m, json_t *devices); /* takes the reference */
+/* The devices that `run` held here are free, before the next heartbeat says so. */
+void member_release(struct member *m, int64_t run);
+int member_take_port(struct member *m, uint64_t salt);
+
+/* Marks as down who has not been heard of for `timeout` (at first: since `created`); calls `down` for each.
+ * Returns when the next one may be due, monotonic; 0: none. */
+double members_expire(struct members *m, double now, double timeout,
+                      void (*down)(void *context, struct member *), void *context);
+void member_set_down(struct member *m, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+json_t *members_to_json(const struct members *m, const char *controller); /* the array of GET /v1/nodes */
+json_t *members_devices(const struct members *m);                         /* of GET /v1/devices */
+const char *member_state(const struct member *m);
+size_t member_free_slots(const struct member *m);

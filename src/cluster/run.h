@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A run as the controller sees it: what was asked for, where it stands, and the state machine of its
+ * attempts. No input or output here: reports come in, and what has to be done comes back as flags.
+ */
+#pragma once
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/cleanup.h"
+#include "base/error.h"
+
+enum run_state {
+	RUN_QUEUED,
+	RUN_STARTING,
+	RUN_RUNNING,
+	RUN_STOPPING,
+	RUN_SUCCEEDED,
+	RUN_FAILED,
+	RUN_CANCELLED,
+	RUN_STATES,
+};
+
+const char *run_state_name(enum run_state state);
+/* A set of states as bits from "active", "all", or a state's name; 0: no such word. */
+unsigned run_state_set(const char *word);
+static inline bool run_state_final(enum run_state state)
+{
+	return state >= RUN_SUCCEEDED;
+}
+
+/* What one node does for the attempt. */
+struct run_part {
+	char *node;
+	bool acknowledged; /* the node has taken the start */
+	bool running, ended;
+	char instance[40]; /* of the node's service when it acknowledged, */
+	int64_t sequence;  /* and its last heartbeat then: only later ones can miss the attempt */
+};
+
+struct run {
+	int64_t id, attempt, version;
+	char *name, *user, *task, *directory, *output;
+	int64_t uid, gid;
+	enum run_state state;
+	double submitted, started, ended; /* Unix seconds; 0: not yet */
+	char *reason;                     /* why it waits, or the first cause of its failure */
+	int exit_status;                  /* -1: none */
+	json_t *ranks;                    /* [{"rank","node","slot","state","pid","exit_status","signal"}] */
+	json_t *progress;                 /* the last metrics; NULL: none yet */
+
+	/* What it asks for. */
+	int64_t nodes, per_node, grace;
+	char **hosts; /* NULL-terminated; NULL: any */
+
+	/* The attempt under way. */
+	struct run_part *parts;
+	size_t part_count;
+	bool cancelled; /* somebody asked for it */
+	bool failed;    /* the first cause is in reason */
+	bool requeue;   /* nothing wrong with the run itself: back into the queue once all parts have ended */
+	char *cause;    /* what a worker said of its own error, before its exit was seen */
+	int64_t cause_rank;
+
+	/* Bookkeeping of the owner. */
+	bool dirty;    /* differs from the store */
+	bool changed;  /* its version grew since the waiters were told */
+	bool to_start; /* placed, and the nodes do not know yet */
+	int told;      /* 1 + the state that the events have */
+};
+
+/* From a checked run_config in its JSON form: name, task, directory, output and what it asks for. */
+int run_new(const json_t *config, struct run **out, struct error *err);
+/* Only what it asks for: for a run that comes out of the store. */
+int run_set_request(struct run *r, const json_t *config, struct error *err);
+void run_free(struct run *r);
+DEFINE_CLEANUP(struct run *, run_free)
+
+json_t *run_to_json(const struct run *r); /* without "config" */
+/* Something that the world may want to know has changed. */
+void run_touch(struct run *r);
+int run_set_reason(struct run *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* What to do after an event. */
+enum {
+	RUN_STOP = 1,  /* the parts that have not ended are to be stopped */
+	RUN_ENDED = 2, /* all parts have ended: the run is final, or queued again */
+};
+
+/* The next attempt on these nodes; slots[i * per_node + j] is rank i * per_node + j's. Queued -> starting. */
+int run_place(struct run *r, char *const *nodes, const int *slots, double now, struct error *err);
+/* Parts as the ranks say: for a run that comes out of the store in the middle of an attempt. */
+int run_recover(struct run *r, struct error *err);
+void run_clear_parts(struct run *r);
+struct run_part *run_part_find(struct run *r, const char *node);
+
+unsigned run_report(struct run *r, const json_t *report, double now); /* as node.h has it */
+/* A node refused the start (busy: somebody has the slots; then the run goes back into the queue). */
+unsigned run_refused(struct run *r, struct run_part *part, bool busy, const char *message, double now);
+unsigned run_part_lost(struct run *r, struct run_part *part, const char *message, double now);
+unsigned run_cancel(struct run *r, double now);
+/* A worker says what went wrong: kept as the cause until its exit is seen. */
+void run_worker_error(struct run *r, int64_t rank, const char *message);

@@ -1,0 +1,340 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "dtraind/daemon.h"
+
+#include <errno.h>
+#include <grp.h>
+#include <libgen.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <systemd/sd-daemon.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/str.h"
+#include "dtraind/controller.h"
+#include "dtraind/link.h"
+#include "dtraind/logs.h"
+
+enum { MAX_BODY = 8 << 20 };
+
+static int log_level(const char *name)
+{
+	static const struct {
+		const char *name;
+		int level;
+	} levels[] = {{"error", LOG_ERR}, {"warning", LOG_WARNING}, {"info", LOG_INFO}, {"debug", LOG_DEBUG}};
+
+	for (size_t i = 0; i < ARRAY_SIZE(levels); i++)
+		if (str_eq(name, levels[i].name))
+			return levels[i].level;
+	return LOG_INFO;
+}
+
+static int on_stop(sd_event_source *source, const struct signalfd_siginfo *info, void *userdata)
+{
+	struct daemon *d = userdata;
+
+	sd_notify(0, "STOPPING=1\nSTATUS=Stopping; running attempts go on");
+	return sd_event_exit(d->event, 0);
+}
+
+static int on_sighup(sd_event_source *source, const struct signalfd_siginfo *info, void *userdata)
+{
+	struct daemon *d = userdata;
+
+	sd_notify(0, "RELOADING=1");
+	daemon_reload(d);
+	sd_notify(0, "READY=1");
+	return 0;
+}
+
+static int setup_event(struct daemon *d, struct error *err)
+{
+	sigset_t mask;
+	int r;
+
+	sigemptyset(&mask);
+	sigaddset(&mask, SIGHUP);
+	sigaddset(&mask, SIGTERM);
+	sigaddset(&mask, SIGINT);
+	sigprocmask(SIG_BLOCK, &mask, NULL);
+	signal(SIGPIPE, SIG_IGN);
+	r = sd_event_new(&d->event);
+	if (r >= 0)
+		r = sd_event_set_watchdog(d->event, true);
+	if (r >= 0)
+		r = sd_event_add_signal(d->event, &d->sighup, SIGHUP, on_sighup, d);
+	if (r >= 0)
+		r = sd_event_add_signal(d->event, &d->sigterm, SIGTERM, on_stop, d);
+	if (r >= 0)
+		r = sd_event_add_signal(d->event, &d->sigint, SIGINT, on_stop, d);
+	return r < 0 ? error_errno(err, r, "cannot set up the event loop") : 0;
+}
+
+static int setup_directories(struct daemon *d, struct error *err)
+{
+	const struct daemon_config *c = d->settings->config;
+	_cleanup_free_ char *socket = strdup(c->socket);
+	int r;
+
+	umask(022);
+	r = file_mkdirs(c->state_dir, 0755, err);
+	if (r == 0)
+		r = file_mkdirs(c->runtime_dir, 0755, err);
+	if (r == 0)
+		r = file_mkdirs(c->log_dir, 0755, err);
+	if (r == 0)
+		r = socket ? file_mkdirs(dirname(socket), 0755, err) : error_oom(err);
+	return r;
+}
+
+static void raise_descriptor_limit(void)
+{
+	struct rlimit limit;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+		limit.rlim_cur = limit.rlim_max;
+		setrlimit(RLIMIT_NOFILE, &limit);
+	}
+}
+
+static void on_node_report(void *context, const json_t *report)
+{
+	struct daemon *d = context;
+
+	/* What comes while the node is being set up, the first heartbeat says again. */
+	if (d->link)
+		link_report(d->link, report);
+}
+
+static int setup_node(struct daemon *d, struct error *err)
+{
+	struct node_callbacks callbacks = {d, on_node_report};
+
+	return node_create(d->event, d->settings->config, d->settings->name, d->settings->hosts_slots,
+	                   &callbacks, &d->node, err);
+}
+
+/* The socket's group is a courtesy to users other than root: its lack is worth a warning, not the service. */
+static int bind_own_socket(struct daemon *d, int *fd, struct error *err)
+{
+	const struct daemon_config *c = d->settings->config;
+	const char *group = geteuid() == 0 && c->group && *c->group ? c->group : NULL;
+
+	if (group && !getgrnam(group)) {
+		log_warn("there is no group %s: only root can use %s", group, c->socket);
+		group = NULL;
+	}
+	return http_bind_unix(c->socket, group ? 0660 : 0600, group, fd, err);
+}
+
+static int listen_unix(struct daemon *d, struct error *err)
+{
+	int n = sd_listen_fds(1), fd = -1, r = 0;
+
+	for (int i = 0; i < n && r == 0; i++) {
+		if (sd_is_socket(SD_LISTEN_FDS_START + i, AF_UNIX, SOCK_STREAM, 1) <= 0)
+			return error_set(err, -EINVAL,
+			                 "dtraind.socket: a listening Unix stream socket is needed");
+		r = http_server_listen_unix(d->server, SD_LISTEN_FDS_START + i, err);
+	}
+	if (n > 0 || r < 0)
+		return r;
+	r = bind_own_socket(d, &fd, err);
+	return r < 0 ? r : http_server_listen_unix(d->server, fd, err);
+}
+
+/* Peers are served as soon as there are any. */
+static int listen_peers(struct daemon *d, struct error *err)
+{
+	const struct settings *s = d->settings;
+	int fd, r;
+
+	if (!s->cluster || d->tls_listening)
+		return 0;
+	if (!d->identity) {
+		r = identity_load(s->config->cluster_key, &d->identity, err);
+		if (r < 0)
+			return r;
+		http_client_set_identity(d->client, d->identity);
+	}
+	r = http_bind_tcp(s->config->listen, s->port, &fd, err);
+	if (r == 0)
+		r = http_server_listen_tls(d->server, fd, d->identity, err);
+	d->tls_listening = r == 0;
+	return r;
+}
+
+static int setup_http(struct daemon *d, struct error *err)
+{
+	struct http_server_options options = {daemon_routes, daemon_route_count, d, MAX_BODY};
+	int r;
+
+	r = http_client_create(d->event, NULL, &d->client, err);
+	if (r == 0)
+		r = http_server_create(d->event, &options, &d->server, err);
+	return r;
+}
+
+static int setup(struct daemon *d, struct error *err)
+{
+	uint64_t instance = 0;
+	int r;
+
+	if (getrandom(&instance, sizeof(instance), 0) < 0)
+		instance = (uint64_t)(clock_realtime() * 1e6) ^ getpid();
+	snprintf(d->instance, sizeof(d->instance), "%016llx", (unsigned long long)instance);
+	raise_descriptor_limit();
+	r = settings_read(d->config_path, &d->settings, err);
+	if (r < 0)
+		return r;
+	log_set_level(log_level(d->settings->config->log_level));
+	if ((r = setup_directories(d, err)) < 0 || (r = setup_event(d, err)) < 0 ||
+	    (r = setup_http(d, err)) < 0 || (r = log_streams_create(d, &d->logs, err)) < 0 ||
+	    (r = setup_node(d, err)) < 0)
+		return r;
+	if (str_eq(d->settings->name, d->settings->controller)) {
+		r = controller_create(d, &d->controller, err);
+		if (r < 0)
+			return r;
+	}
+	r = link_create(d, &d->link, err);
+	if (r == 0)
+		r = listen_peers(d, err);
+	return r < 0 ? r : listen_unix(d, err);
+}
+
+int daemon_create(const char *config_path, struct daemon **out, struct error *err)
+{
+	_cleanup_(daemon_destroyp) struct daemon *d = calloc(1, sizeof(*d));
+	int r;
+
+	if (!d)
+		return error_oom(err);
+	d->config_path = config_path;
+	r = setup(d, err);
+	if (r < 0)
+		return r;
+	*out = steal_pointer(d);
+	return 0;
+}
+
+int daemon_run(struct daemon *d, struct error *err)
+{
+	const struct settings *s = d->settings;
+	int r;
+
+	link_heartbeat(d->link);
+	log_info("dtrain %s: node %s with %d %s, controller %s%s", DTRAIN_VERSION, s->name,
+	         node_slots(d->node), node_slots(d->node) == 1 ? "slot" : "slots", s->controller,
+	         d->controller ? " (this node)" : "");
+	daemon_status(d);
+	sd_notify(0, "READY=1");
+	r = sd_event_loop(d->event);
+	return r < 0 ? error_errno(err, r, "the event loop failed") : 0;
+}
+
+void daemon_status(struct daemon *d)
+{
+	char line[256];
+	size_t up = 0, n, queued = 0;
+
+	if (!d->controller) {
+		snprintf(line, sizeof(line), "STATUS=Node %s: %d of %d slots free; controller %s",
+		         d->settings->name, node_free_slots(d->node), node_slots(d->node),
+		         d->settings->controller);
+		sd_notify(0, line);
+		return;
+	}
+	n = members_count(d->controller->members);
+	for (size_t i = 0; i < n; i++)
+		up += members_get(d->controller->members, i)->up;
+	for (size_t i = 0; i < d->controller->queue.count; i++)
+		queued += d->controller->queue.list[i]->state == RUN_QUEUED;
+	snprintf(line, sizeof(line),
+	         "STATUS=Controller %s: %zu of %zu nodes up; %zu runs queued, %zu under way",
+	         d->settings->name, up, n, queued, d->controller->queue.count - queued);
+	sd_notify(0, line);
+}
+
+/* What cannot change under a running service is said, and stays. */
+static void warn_unchanged(const struct settings *old, const struct settings *new)
+{
+	static const char text[] = "%s has changed: restart dtraind for it to take effect";
+
+	if (!str_eq(old->name, new->name))
+		log_warn(text, "this node's name");
+	if (!str_eq(old->controller, new->controller))
+		log_warn(text, "the controller");
+	if (!str_eq(old->config->socket, new->config->socket))
+		log_warn(text, "socket");
+	if (!str_eq(old->config->state_dir, new->config->state_dir) ||
+	    !str_eq(old->config->runtime_dir, new->config->runtime_dir) ||
+	    !str_eq(old->config->log_dir, new->config->log_dir))
+		log_warn(text, "state_dir, runtime_dir or log_dir");
+	if (old->port != new->port || !str_eq(old->config->listen, new->config->listen))
+		log_warn(text, "listen or port");
+	if (old->config->cpu_slots != new->config->cpu_slots || old->hosts_slots != new->hosts_slots ||
+	    old->config->slot_threads != new->config->slot_threads)
+		log_warn(text, "the number of slots or of their threads");
+}
+
+void daemon_reload(struct daemon *d)
+{
+	_cleanup_(settings_freep) struct settings *new = NULL;
+	struct error err = ERROR_INIT;
+	struct settings *old = d->settings;
+
+	if (settings_read(d->config_path, &new, &err) < 0) {
+		log_err("nothing is reloaded: %s", err.message);
+		return;
+	}
+	warn_unchanged(old, new);
+	if (!str_eq(old->name, new->name) || !str_eq(old->controller, new->controller))
+		return;
+	log_set_level(log_level(new->config->log_level));
+	/* The node and others hold on to strings of the first settings: these are kept, the rest is taken
+	 * over. */
+	hosts_free(old->hosts);
+	old->hosts = steal_pointer(new->hosts);
+	old->cluster = new->cluster;
+	free(old->controller_address);
+	old->controller_address = steal_pointer(new->controller_address);
+	old->controller_port = new->controller_port;
+	old->config->heartbeat = new->config->heartbeat;
+	old->config->node_timeout = new->config->node_timeout;
+	if (listen_peers(d, &err) < 0)
+		log_err("peers cannot be served: %s", err.message);
+	if (d->controller && controller_set_hosts(d->controller, &err) < 0)
+		log_err("the hosts file cannot be taken over: %s", err.message);
+	log_info("configuration reloaded: %zu %s", d->settings->hosts->count,
+	         d->settings->hosts->count == 1 ? "host" : "hosts");
+}
+
+void daemon_destroy(struct daemon *d)
+{
+	if (!d)
+		return;
+	/* The mirror of setup: requests end first, what they use goes after them. */
+	http_server_destroy(d->server);
+	link_destroy(d->link);
+	http_client_destroy(d->client);
+	controller_destroy(d->controller);
+	if (d->node)
+		node_destroy(d->node);
+	log_streams_destroy(d->logs);
+	identity_free(d->identity);
+	sd_event_source_disable_unref(d->sighup);
+	sd_event_source_disable_unref(d->sigterm);
+	sd_event_source_disable_unref(d->sigint);
+	sd_event_unref(d->event);
+	settings_free(d->settings);
+	free(d);
+}

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The service: what its parts share. daemon_create builds them in order, daemon_destroy takes them down in
+ * the mirrored order; running attempts outlive it.
+ */
+#pragma once
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <systemd/sd-event.h>
+
+#include "base/cleanup.h"
+#include "base/error.h"
+#include "config/daemon.h"
+#include "config/hosts.h"
+#include "http/client.h"
+#include "http/identity.h"
+#include "http/server.h"
+#include "node/node.h"
+
+struct controller;
+struct link;
+struct log_streams;
+
+/* The two files as they were read and checked together: who we are, who decides, how we are reached. */
+struct settings {
+	struct daemon_config *config;
+	struct hosts *hosts; /* of a single node: one made up */
+	bool cluster;        /* several hosts: peers are served, and a key is needed */
+	char *name, *controller, *controller_address;
+	int port, controller_port;
+	int hosts_slots; /* slots= of our own line; 0: not said */
+};
+
+int settings_read(const char *config_path, struct settings **out, struct error *err);
+void settings_free(struct settings *s);
+DEFINE_CLEANUP(struct settings *, settings_free)
+
+struct daemon {
+	const char *config_path; /* NULL: the default place */
+	struct settings *settings;
+	struct identity *identity; /* NULL: a single node */
+	sd_event *event;
+	sd_event_source *sighup, *sigterm, *sigint;
+	struct node *node;
+	struct http_server *server;
+	struct http_client *client;
+	struct controller *controller; /* NULL: another node is it */
+	struct link *link;
+	struct log_streams *logs;
+	bool tls_listening;
+	char instance[40]; /* tells this process from the one before it */
+};
+
+int daemon_create(const char *config_path, struct daemon **out, struct error *err);
+int daemon_run(struct daemon *d, struct error *err); /* until SIGTERM or SIGINT */
+void daemon_destroy(struct daemon *d);
+DEFINE_CLEANUP(struct daemon *, daemon_destroy)
+/* SIGHUP: both files again; with a bad one everything stays as it was. */
+void daemon_reload(struct daemon *d);
+void daemon_status(struct daemon *d); /* STATUS= for systemctl status */
+
+/* Sends the request on to the controller, answer and all. True: this service is not the controller, and the
+ * request is taken care of. */
+bool forward_to_controller(struct daemon *d, struct http_request *r);
+
+/* A transfer's body poured into a request's answer, no faster than the caller takes it. Answers with 502 and
+ * `code` where the other service cannot be reached. headers: NULL-terminated, or NULL. */
+void pipe_call(struct daemon *d, struct http_request *r, const char *address, int port, const char *target,
+               const char *const *headers);
+
+extern const struct http_route daemon_routes[];
+extern const size_t daemon_route_count;

@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "dtraind/link.h"
+
+#include <errno.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "dtraind/controller.h"
+#include "dtraind/logs.h"
+
+enum { SPARE_PORTS = 4 };
+
+struct link {
+	struct daemon *daemon;
+	sd_event_source *timer;
+	int64_t sequence;
+	struct http_transfer *beating, *reporting; /* one of each at a time: they keep their order */
+	json_t *pending;                           /* reports to send, the newest of each attempt */
+	bool lost;                                 /* the last heartbeat did not arrive */
+};
+
+int64_t link_sequence(const struct link *l)
+{
+	return l->sequence;
+}
+
+json_t *link_ports(void)
+{
+	json_t *ports = json_array();
+
+	for (int i = 0; i < SPARE_PORTS; i++) {
+		int port = node_free_port(NULL);
+
+		if (port > 0)
+			json_array_append_new(ports, json_integer(port));
+	}
+	return ports;
+}
+
+static int post(struct link *l, const char *target, const json_t *body,
+                void (*done)(void *context, const struct http_answer *answer), struct http_transfer **out)
+{
+	const struct settings *s = l->daemon->settings;
+	_cleanup_free_ char *text = json_to_string(body);
+	struct error err = ERROR_INIT;
+	struct http_call call = {
+	    .method = "POST",
+	    .address = s->controller_address,
+	    .port = s->controller_port,
+	    .target = target,
+	    .body = text,
+	    .len = text ? strlen(text) : 0,
+	    .headers = (const char *const[]){"Content-Type: application/json", NULL},
+	    .timeout = s->config->node_timeout,
+	    .context = l,
+	    .on_done = done,
+	};
+	int r = text ? http_client_call(l->daemon->client, &call, out, &err) : -ENOMEM;
+
+	if (r < 0)
+		log_err("cannot call the controller: %s", err.message);
+	return r;
+}
+
+static void forget(struct link *l, const json_t *answer)
+{
+	json_t *entry;
+	size_t i;
+
+	json_array_foreach(json_object_get(answer, "forget"), i, entry)
+	    node_forget(l->daemon->node, json_get_int(entry, "run", 0), json_get_int(entry, "attempt", 0));
+}
+
+static void on_beaten(void *context, const struct http_answer *a)
+{
+	struct link *l = context;
+	_cleanup_json_ json_t *answer = a->len ? json_loadb(a->body, a->len, 0, NULL) : NULL;
+	const char *why = a->status == 0
+	                      ? a->error.message
+	                      : json_get_string(json_object_get(answer, "error"), "message", "an error");
+
+	l->beating = NULL;
+	if (a->error.code == -ECANCELED)
+		return;
+	if (a->status == 200) {
+		if (l->lost)
+			log_info("the controller %s is there", l->daemon->settings->controller);
+		l->lost = false;
+		forget(l, answer);
+	} else if (!l->lost) {
+		log_warn("the controller %s cannot be spoken to: %s", l->daemon->settings->controller, why);
+		l->lost = true;
+	}
+	daemon_status(l->daemon);
+}
+
+static json_t *heartbeat(struct link *l)
+{
+	l->sequence++;
+	return json_pack("{s:s,s:s,s:I,s:s,s:o,s:o,s:o}", "node", l->daemon->settings->name, "instance",
+	                 l->daemon->instance, "sequence", (json_int_t)l->sequence, "version", DTRAIN_VERSION,
+	                 "devices", node_devices(l->daemon->node), "attempts", node_attempts(l->daemon->node),
+	                 "ports", link_ports());
+}
+
+void link_heartbeat(struct link *l)
+{
+	struct controller *c = l->daemon->controller;
+	_cleanup_json_ json_t *body = NULL, *answer = NULL;
+	struct error err = ERROR_INIT;
+
+	if (l->beating)
+		return;
+	body = heartbeat(l);
+	if (!body)
+		return;
+	if (!c)
+		post(l, "/v1/peer/heartbeat", body, on_beaten, &l->beating);
+	else if (controller_heartbeat(c, body, &answer, &err) < 0)
+		log_err("%s", err.message);
+	else
+		forget(l, answer);
+}
+
+void link_refresh_local(struct daemon *d)
+{
+	struct member *m = d->controller ? members_find(d->controller->members, d->settings->name) : NULL;
+
+	if (m)
+		member_set_devices(m, node_devices(d->node));
+}
+
+static void send_reports(struct link *l);
+
+static void on_reported(void *context, const struct http_answer *a)
+{
+	struct link *l = context;
+
+	l->reporting = NULL;
+	if (a->error.code == -ECANCELED)
+		return;
+	/* What did not arrive comes again with the heartbeats: they carry all attempts. */
+	if (a->status != 200)
+		json_array_clear(l->pending);
+	send_reports(l);
+}
+
+static void send_reports(struct link *l)
+{
+	if (l->reporting || json_array_size(l->pending) == 0)
+		return;
+	post(l, "/v1/peer/reports", l->pending, on_reported, &l->reporting);
+	json_array_clear(l->pending);
+}
+
+static void add_pending(struct link *l, const json_t *report)
+{
+	json_t *old;
+	size_t i;
+
+	json_array_foreach(l->pending, i, old)
+	{
+		if (json_get_int(old, "run", -1) == json_get_int(report, "run", -2) &&
+		    json_get_int(old, "attempt", -1) == json_get_int(report, "attempt", -2)) {
+			json_array_set_new(l->pending, i, json_deep_copy(report));
+			return;
+		}
+	}
+	json_array_append_new(l->pending, json_deep_copy(report));
+}
+
+void link_report(struct link *l, const json_t *report)
+{
+	const char *state = json_get_string(report, "state", "");
+
+	if (strcmp(state, "ended") == 0)
+		log_streams_finish(l->daemon->logs, json_get_int(report, "run", -1),
+		                   json_get_int(report, "attempt", -1));
+	if (l->daemon->controller) {
+		link_refresh_local(l->daemon);
+		controller_report(l->daemon->controller, report);
+		return;
+	}
+	if (strcmp(state, "starting") == 0) /* the answer to the start says as much */
+		return;
+	add_pending(l, report);
+	send_reports(l);
+}
+
+static int on_timer(sd_event_source *source, uint64_t usec, void *userdata)
+{
+	struct link *l = userdata;
+	uint64_t now;
+
+	link_heartbeat(l);
+	send_reports(l);
+	sd_event_now(l->daemon->event, CLOCK_MONOTONIC, &now);
+	sd_event_source_set_time(source, now + (uint64_t)(l->daemon->settings->config->heartbeat * 1e6));
+	return sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
+}
+
+int link_create(struct daemon *d, struct link **out, struct error *err)
+{
+	struct link *l = calloc(1, sizeof(*l));
+	int r;
+
+	if (!l)
+		return error_oom(err);
+	l->daemon = d;
+	l->pending = json_array();
+	r = sd_event_add_time(d->event, &l->timer, CLOCK_MONOTONIC, 0, 20000, on_timer, l);
+	if (r < 0) {
+		link_destroy(l);
+		return error_errno(err, r, "cannot set up the heartbeat");
+	}
+	*out = l;
+	return 0;
+}
+
+void link_destroy(struct link *l)
+{
+	if (!l)
+		return;
+	sd_event_source_disable_unref(l->timer);
+	http_transfer_cancel(l->beating);
+	http_transfer_cancel(l->reporting);
+	json_decref(l->pending);
+	free(l);
+}

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Between services. The caller has proved that it holds the cluster's key. */
+#include <errno.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/log.h"
+#include "dtraind/link.h"
+#include "dtraind/logs.h"
+#include "dtraind/routes.h"
+
+static int start_status(int code)
+{
+	switch (code) {
+	case -EBUSY:
+		return 409;
+	case -ESTALE:
+		return 410;
+	case -EPERM:
+		return 403;
+	default:
+		return 400;
+	}
+}
+
+void route_peer_start(void *context, struct http_request *r)
+{
+	struct daemon *d = context;
+	_cleanup_json_ json_t *request = http_request_json(r);
+	struct error err = ERROR_INIT;
+	int code;
+
+	if (!request)
+		return;
+	code = node_start(d->node, request, &err);
+	if (code < 0)
+		http_reply_error(r, start_status(code), code == -EBUSY ? "busy" : "refused", "%s",
+		                 err.message);
+	else
+		http_reply_json(r, 200,
+		                json_pack("{s:s,s:I}", "instance", d->instance, "sequence",
+		                          (json_int_t)link_sequence(d->link)));
+}
+
+void route_peer_stop(void *context, struct http_request *r)
+{
+	struct daemon *d = context;
+	_cleanup_json_ json_t *request = http_request_json(r);
+	struct error err = ERROR_INIT;
+
+	if (!request)
+		return;
+	if (node_stop(d->node, json_get_int(request, "run", 0), json_get_int(request, "attempt", 0),
+	              json_get_number(request, "grace", 30), &err) < 0)
+		http_reply_error(r, 500, "stop", "%s", err.message);
+	else
+		http_reply_json(r, 200, json_object());
+}
+
+void route_peer_reports(void *context, struct http_request *r)
+{
+	struct daemon *d = context;
+	_cleanup_json_ json_t *reports = NULL;
+	size_t len, i;
+	const char *text = http_request_body(r, &len);
+	json_t *report;
+
+	if (forward_to_controller(d, r))
+		return;
+	reports = json_loadb(text, len, 0, NULL);
+	if (!json_is_array(reports)) {
+		http_reply_error(r, 400, "bad-json", "request body: an array of reports is needed");
+		return;
+	}
+	json_array_foreach(reports, i, report) controller_report(d->controller, report);
+	http_reply_json(r, 200, json_object());
+}
+
+void route_peer_heartbeat(void *context, struct http_request *r)
+{
+	struct daemon *d = context;
+	_cleanup_json_ json_t *heartbeat = NULL;
+	struct error err = ERROR_INIT;
+	json_t *answer;
+
+	if (forward_to_controller(d, r))
+		return;
+	heartbeat = http_request_json(r);
+	if (!heartbeat)
+		return;
+	if (controller_heartbeat(d->controller, heartbeat, &answer, &err) < 0)
+		http_reply_error(r, 404, "no-such-node", "%s", err.message);
+	else
+		http_reply_json(r, 200, answer);
+}
+
+void route_peer_logs(void *context, struct http_request *r)
+{
+	struct log_query q;
+	int64_t follow;
+
+	if (http_request_query_int(r, "run", 1, INT64_MAX, 0, &q.run) < 0 ||
+	    http_request_query_int(r, "attempt", 0, INT64_MAX, 0, &q.attempt) < 0 ||
+	    http_request_query_int(r, "rank", 0, INT32_MAX, 0, &q.rank) < 0 ||
+	    http_request_query_int(r, "tail", -1, INT64_MAX, -1, &q.tail) < 0 ||
+	    http_request_query_int(r, "follow", 0, 1, 0, &follow) < 0)
+		return;
+	q.follow = follow;
+	logs_serve_local(context, r, &q);
+}

@@ -1,0 +1,338 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the ranks of a run say and ask: progress, first causes, and the rendezvous. */
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include "base/json.h"
+#include "base/log.h"
+#include "base/str.h"
+#include "dtraind/routes.h"
+
+static char *metrics_path(struct daemon *d, int64_t run)
+{
+	_cleanup_free_ char *dir = run_directory(d, run);
+
+	return dir ? str_printf("%s/metrics.jsonl", dir) : NULL;
+}
+
+static int append_metrics(struct daemon *d, int64_t run, const char *text, size_t len, struct error *err)
+{
+	_cleanup_free_ char *dir = run_directory(d, run), *path = metrics_path(d, run);
+	_cleanup_close_ int fd = -1;
+	int r;
+
+	if (!dir || !path)
+		return error_oom(err);
+	fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
+	if (fd < 0) {
+		r = file_mkdirs(dir, 0755, err);
+		if (r < 0)
+			return r;
+		fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
+	}
+	if (fd < 0)
+		return error_errno(err, -errno, "cannot write %s", path);
+	return file_write_all(fd, text, len, err);
+}
+
+/* One JSON object per line, as text in one piece with all line ends; *last is the last one. */
+static int check_lines(const char *text, size_t len, struct strbuf *out, json_t **last, struct error *err)
+{
+	while (len > 0) {
+		const char *nl = memchr(text, '\n', len);
+		size_t n = nl ? (size_t)(nl - text) : len;
+
+		if (n > 0) {
+			json_decref(*last);
+			*last = NULL;
+			if (json_parse(text, n, "metrics", last, err) < 0)
+				return -EINVAL;
+			if (!json_is_object(*last))
+				return error_set(err, -EINVAL, "metrics: a JSON object per line is needed");
+			strbuf_add(out, text, n);
+			strbuf_addc(out, '\n');
+		}
+		text += nl ? n + 1 : n;
+		len -= nl ? n + 1 : n;
+	}
+	return out->failed ? error_oom(err) : 0;
+}
+
+/* A run that is under way, and belongs to the caller: what workers may speak about. */
+static struct run *find_live(struct daemon *d, struct http_request *r)
+{
+	_cleanup_(run_freep) struct run *owned = NULL;
+	struct run *run = route_find_run(d->controller, r, true, &owned);
+
+	if (!owned)
+		return run;
+	http_reply_error(r, 409, "ended", "run %lld has ended", (long long)run->id);
+	return NULL;
+}
+
+void route_metrics_post(void *context, struct http_request *r)
+{
+	struct daemon *d = context;
+	_cleanup_strbuf_ struct strbuf lines = {0};
+	_cleanup_json_ json_t *last = NULL;
+	struct error err = ERROR_INIT;
+	struct run *run;
+	const char *text;
+	size_t len;
+
+	if (forward_to_controller(d, r))
+		return;
+	run = find_live(d, r);
+	if (!run)
+		return;
+	text = http_request_body(r, &len);
+	if (check_lines(text, len, &lines, &last, &err) < 0) {
+		http_reply_error(r, 400, "bad-json", "%s", err.message);
+		return;
+	}
+	if (last) {
+		if (append_metrics(d, run->id, lines.data, lines.len, &err) < 0)
+			log_warn("run %lld: %s", (long long)run->id, err.message);
+		json_decref(run->progress);
+		run->progress = json_incref(last);
+		run_touch(run);
+		feed_write(d->controller->metrics, run->id, lines.data, lines.len);
+		controller_touch(d->controller);
+	}
+	http_reply_json(r, 200, json_object());
+}
+
+struct metrics_stream {
+	struct http_stream *stream;
+	struct feed_listener *listener;
+	int64_t since;
+};
+
+static void write_since(struct http_stream *stream, const char *text, size_t len, int64_t since)
+{
+	if (since < 0) {
+		http_stream_write(stream, text, len);
+		return;
+	}
+	while (len > 0) {
+		const char *nl = memchr(text, '\n', len);
+		size_t n = nl ? (size_t)(nl - text) + 1 : len;
+		_cleanup_json_ json_t *o = json_loadb(text, n, 0, NULL);
+
+		if (json_get_int(o, "step", INT64_MAX) > since)
+			http_stream_write(stream, text, n);
+		text += n;
+		len -= n;
+	}
+}
+
+static void on_metrics(void *context, const char *data, size_t len)
+{
+	struct metrics_stream *m = context;
+
+	if (data)
+		write_since(m->stream, data, len, m->since);
+	else
+		http_stream_end(m->stream);
+}
+
+static void on_metrics_closed(void *context)
+{
+	struct metrics_stream *m = context;
+
+	feed_remove(m->listener);
+	free(m);
+}
+
+void route_metrics_get(void *context, struct http_request *r)
+{
+	struct daemon *d = context;
+	_cleanup_(run_freep) struct run *owned = NULL;
+	_cleanup_free_ char *path = NULL, *text = NULL;
+	struct error err = ERROR_INIT;
+	struct metrics_stream *m;
+	int64_t since, follow;
+	struct run *run;
+	size_t len = 0;
+
+	if (forward_to_controller(d, r))
+		return;
+	run = route_find_run(d->controller, r, false, &owned);
+	if (!run || http_request_query_int(r, "since", -1, INT64_MAX, -1, &since) < 0 ||
+	    http_request_query_int(r, "follow", 0, 1, 0, &follow) < 0)
+		return;
+	m = calloc(1, sizeof(*m));
+	if (!m || (follow && !owned &&
+	           feed_listen(d->controller->metrics, run->id, on_metrics, m, &m->listener, &err) < 0)) {
+		free(m);
+		http_reply_error(r, 500, "out-of-memory", "out of memory");
+		return;
+	}
+	m->since = since;
+	path = metrics_path(d, run->id);
+	if (path && file_read(path, 0, &text, &len, &err) < 0 && err.code != -ENOENT)
+		log_warn("%s", err.message);
+	m->stream = http_reply_stream(r, 200, "application/x-ndjson");
+	http_request_on_close(r, on_metrics_closed, m);
+	if (text)
+		write_since(m->stream, text, len, since);
+	if (!m->listener)
+		http_stream_end(m->stream);
+}
+
+void route_worker_event(void *context, struct http_request *r)
+{
+	struct daemon *d = context;
+	_cleanup_json_ json_t *body = NULL;
+	char fields[64];
+	struct run *run;
+
+	if (forward_to_controller(d, r))
+		return;
+	run = find_live(d, r);
+	body = run ? http_request_json(r) : NULL;
+	if (!body)
+		return;
+	if (strcmp(json_get_string(body, "kind", ""), "error") == 0) {
+		snprintf(fields, sizeof(fields), "RUN_ID=%lld\nRANK=%lld", (long long)run->id,
+		         (long long)json_get_int(body, "rank", -1));
+		log_write(LOG_WARNING, fields, "run %lld: rank %lld: %s", (long long)run->id,
+		          (long long)json_get_int(body, "rank", -1), json_get_string(body, "message", ""));
+		run_worker_error(run, json_get_int(body, "rank", -1), json_get_string(body, "message", ""));
+	}
+	http_reply_json(r, 200, json_object());
+}
+
+static int rendezvous_attempt(struct http_request *r, const struct run *run, int64_t *attempt)
+{
+	if (http_request_query_int(r, "attempt", 1, INT64_MAX, run->attempt, attempt) < 0)
+		return -EINVAL;
+	if (*attempt == run->attempt && run->state != RUN_QUEUED)
+		return 0;
+	http_reply_error(r, 410, "stale-attempt", "run %lld: attempt %lld is not under way",
+	                 (long long)run->id, (long long)*attempt);
+	return -ESTALE;
+}
+
+void route_rendezvous_put(void *context, struct http_request *r)
+{
+	struct daemon *d = context;
+	struct error err = ERROR_INIT;
+	int64_t attempt;
+	struct run *run;
+	const void *body;
+	size_t len;
+
+	if (forward_to_controller(d, r))
+		return;
+	run = find_live(d, r);
+	if (!run || rendezvous_attempt(r, run, &attempt) < 0)
+		return;
+	body = http_request_body(r, &len);
+	if (rendezvous_put(d->controller->rendezvous, run->id, attempt, http_request_capture(r, 1), body, len,
+	                   &err) < 0)
+		http_reply_error(r, err.code == -ENOSPC ? 413 : 400, "rendezvous", "%s", err.message);
+	else
+		http_reply_json(r, 200, json_object());
+}
+
+/* A get that waits for its key: ended by the key, the time, the end of the attempt, or the caller. */
+struct key_wait {
+	struct http_request *request;
+	struct rendezvous_waiter *waiter;
+	sd_event_source *timer;
+};
+
+static void key_wait_free(struct key_wait *w)
+{
+	if (w->waiter)
+		rendezvous_unwait(w->waiter);
+	sd_event_source_disable_unref(w->timer);
+	free(w);
+}
+
+static void on_key(void *context, const void *value, size_t len)
+{
+	struct key_wait *w = context;
+
+	w->waiter = NULL;
+	http_request_on_close(w->request, NULL, NULL);
+	if (value)
+		http_reply_bytes(w->request, 200, "application/octet-stream", value, len);
+	else
+		http_reply_error(w->request, 410, "stale-attempt", "the attempt has ended");
+	key_wait_free(w);
+}
+
+static int on_key_timeout(sd_event_source *source, uint64_t usec, void *userdata)
+{
+	struct key_wait *w = userdata;
+
+	http_request_on_close(w->request, NULL, NULL);
+	http_reply_error(w->request, 404, "no-such-key", "nobody has put this key within the time");
+	key_wait_free(w);
+	return 0;
+}
+
+static void on_key_closed(void *context)
+{
+	key_wait_free(context);
+}
+
+static void wait_for_key(struct daemon *d, struct http_request *r, const struct run *run, int64_t attempt,
+                         double seconds)
+{
+	struct key_wait *w = calloc(1, sizeof(*w));
+	struct error err = ERROR_INIT;
+	uint64_t now;
+
+	sd_event_now(d->event, CLOCK_MONOTONIC, &now);
+	if (w)
+		w->request = r;
+	if (!w ||
+	    sd_event_add_time(d->event, &w->timer, CLOCK_MONOTONIC, now + (uint64_t)(seconds * 1e6), 1000,
+	                      on_key_timeout, w) < 0 ||
+	    rendezvous_wait(d->controller->rendezvous, run->id, attempt, http_request_capture(r, 1), on_key,
+	                    w, &w->waiter, &err) < 0) {
+		if (w)
+			key_wait_free(w);
+		http_reply_error(r, 500, "rendezvous", "%s", err.message);
+		return;
+	}
+	http_request_on_close(r, on_key_closed, w);
+}
+
+void route_rendezvous_get(void *context, struct http_request *r)
+{
+	struct daemon *d = context;
+	const char *wait = http_request_query(r, "wait");
+	struct error err = ERROR_INIT;
+	double seconds = 0;
+	int64_t attempt;
+	struct run *run;
+	const void *value;
+	size_t len;
+	int code;
+
+	if (forward_to_controller(d, r))
+		return;
+	run = find_live(d, r);
+	if (!run || rendezvous_attempt(r, run, &attempt) < 0)
+		return;
+	if (wait && (str_to_double(wait, &seconds) < 0 || seconds < 0 || seconds > 86400)) {
+		http_reply_error(r, 400, "bad-query", "wait=%s: seconds from 0 to 86400 are needed", wait);
+		return;
+	}
+	code = rendezvous_get(d->controller->rendezvous, run->id, attempt, http_request_capture(r, 1), &value,
+	                      &len, &err);
+	if (code == 0)
+		http_reply_bytes(r, 200, "application/octet-stream", value, len);
+	else if (code == -ENOENT && seconds > 0)
+		wait_for_key(d, r, run, attempt, seconds);
+	else
+		http_reply_error(r, code == -ENOENT ? 404 : 400,
+		                 code == -ENOENT ? "no-such-key" : "rendezvous", "%s", err.message);
+}
