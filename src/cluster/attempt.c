@@ -122,8 +122,10 @@ static unsigned finish_if_all_ended(struct run *r, double now)
 		r->state = RUN_FAILED;
 	else if (r->requeue)
 		r->state = RUN_QUEUED;
-	else
+	else {
 		r->state = RUN_SUCCEEDED;
+		r->exit_status = 0;
+	}
 	if (r->state == RUN_QUEUED) {
 		r->ended = r->started = 0;
 		json_array_clear(r->ranks);
@@ -141,22 +143,24 @@ static unsigned after(struct run *r, bool stop, double now)
 	return flags & RUN_ENDED ? RUN_ENDED : flags;
 }
 
-/* The first cause, in words: who, where, how, and what it last said. */
+/* The first cause, in words: who, where, how, and what it last said. The node's words begin with the how. */
 static void set_cause(struct run *r, int64_t rank, const char *node, int64_t status, const char *sig,
-                      const char *last_lines)
+                      const char *words)
 {
-	char how[64];
 	bool said = r->cause && r->cause_rank == rank;
-	const char *words = said ? r->cause : last_lines;
 
-	if (sig)
-		snprintf(how, sizeof(how), "was killed by %s", sig);
+	if (said && sig)
+		run_set_reason(r, "rank %lld on %s: killed by %s: %s", (long long)rank, node, sig, r->cause);
+	else if (said)
+		run_set_reason(r, "rank %lld on %s: exit status %lld: %s", (long long)rank, node,
+		               (long long)status, r->cause);
+	else if (words && *words)
+		run_set_reason(r, "rank %lld on %s: %s", (long long)rank, node, words);
+	else if (sig)
+		run_set_reason(r, "rank %lld on %s: killed by %s", (long long)rank, node, sig);
 	else
-		snprintf(how, sizeof(how), "ended with exit status %lld", (long long)status);
-	if (words && *words)
-		run_set_reason(r, "rank %lld on %s %s: %s", (long long)rank, node, how, words);
-	else
-		run_set_reason(r, "rank %lld on %s %s", (long long)rank, node, how);
+		run_set_reason(r, "rank %lld on %s: exit status %lld", (long long)rank, node,
+		               (long long)status);
 	r->exit_status = sig ? 128 + signal_number(sig) : (int)status;
 	r->failed = true;
 }

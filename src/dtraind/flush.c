@@ -224,13 +224,17 @@ static void start_placed(struct controller *c)
 
 static void log_change(const struct run *r)
 {
+	_cleanup_free_ char *reason = strdup(r->reason ? r->reason : "");
 	char fields[64];
 
+	/* One line: the last lines of a log follow each other. */
+	for (char *p = reason; p && (p = strchr(p, '\n'));)
+		*p = '|';
 	snprintf(fields, sizeof(fields), "RUN_ID=%lld\nATTEMPT=%lld", (long long)r->id,
 	         (long long)r->attempt);
 	log_write(r->state == RUN_FAILED ? LOG_WARNING : LOG_INFO, fields, "run %lld (%s): %s%s%s",
-	          (long long)r->id, r->name, run_state_name(r->state), r->reason ? ": " : "",
-	          r->reason ? r->reason : "");
+	          (long long)r->id, r->name, run_state_name(r->state), reason && *reason ? ": " : "",
+	          reason ? reason : "");
 }
 
 static void tell_event(struct controller *c, struct run *r)

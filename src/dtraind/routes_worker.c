@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <time.h>
 
+#include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/str.h"

@@ -21,6 +21,7 @@ struct http_listener {
 	struct MHD_Daemon *daemon;
 	const struct identity *identity; /* NULL: a Unix socket */
 	sd_event_source *io, *timer;
+	sd_event_source *resumed; /* MHD does not look for these by itself */
 };
 
 struct http_stream {

@@ -220,6 +220,12 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *userdata)
 	return 0;
 }
 
+static int on_resumed(sd_event_source *source, void *userdata)
+{
+	pump(userdata);
+	return 0;
+}
+
 int http_server_create(sd_event *event, const struct http_server_options *options, struct http_server **out,
                        struct error *err)
 {
@@ -261,6 +267,7 @@ static void listener_free(struct http_listener *l)
 	sd_event_source_disable_unref(l->timer);
 	if (l->daemon)
 		MHD_stop_daemon(l->daemon);
+	sd_event_source_disable_unref(l->resumed);
 	free(l);
 }
 
@@ -287,6 +294,8 @@ static int listen_on(struct http_server *s, int fd_taken, const struct identity 
 	r = sd_event_add_io(s->event, &l->io, info->epoll_fd, EPOLLIN, on_ready, l);
 	if (r >= 0)
 		r = sd_event_add_time(s->event, &l->timer, CLOCK_MONOTONIC, 0, 1000, on_timer, l);
+	if (r >= 0)
+		r = sd_event_add_defer(s->event, &l->resumed, on_resumed, l);
 	if (r < 0)
 		return error_errno(err, r, "cannot serve HTTP");
 	l->next = s->listeners;
