@@ -6,6 +6,14 @@
 #include <stdio.h>
 #include <string.h>
 
+/* What is quoted from a file may hold line ends; the message stays one line. */
+static void keep_one_line(struct error *err)
+{
+	for (char *p = err->message; *p; p++)
+		if ((unsigned char)*p < ' ' || *p == 127)
+			*p = '?';
+}
+
 int error_set(struct error *err, int code, const char *fmt, ...)
 {
 	va_list ap;
@@ -16,6 +24,7 @@ int error_set(struct error *err, int code, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(err->message, sizeof(err->message), fmt, ap);
 	va_end(ap);
+	keep_one_line(err);
 	return code;
 }
 
@@ -32,6 +41,7 @@ int error_errno(struct error *err, int code, const char *fmt, ...)
 	va_end(ap);
 	n = strlen(err->message);
 	snprintf(err->message + n, sizeof(err->message) - n, ": %s", strerror(-code));
+	keep_one_line(err);
 	return code;
 }
 
@@ -49,6 +59,7 @@ int error_prefix(struct error *err, const char *fmt, ...)
 	va_end(ap);
 	n = strlen(err->message);
 	snprintf(err->message + n, sizeof(err->message) - n, ": %s", old);
+	keep_one_line(err);
 	return err->code;
 }
 

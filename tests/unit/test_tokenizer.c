@@ -218,6 +218,7 @@ static const struct {
     {"{\"model\":{\"vocab\":{\"a\":0,\"b\":0},\"merges\":[]}}", "\"a\" and \"b\" have the same id 0"},
     {"{\"model\":{\"vocab\":{\"a\":0},\"merges\":[\"a x\"]}}", "merges[0]: \"x\" is not in model.vocab"},
     {"{\"model\":{\"vocab\":{\"a\":0},\"merges\":[\"a a\"]}}", "merges[0]: \"aa\" is not in model.vocab"},
+    {"{\"model\":{\"vocab\":{\"a\":0},\"merges\":[\"\\n a\"]}}", "merges[0]: \"?\" is not in model.vocab"},
     {"{\"model\":{\"vocab\":{\"a\":0},\"merges\":[\"aa\"]}}", "merges[0]: \"left right\""},
     {"{\"model\":{\"vocab\":{\"a\":0},\"merges\":[],\"unk_token\":\"u\"}}",
      "unk_token: \"u\" is not in model.vocab"},
