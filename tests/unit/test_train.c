@@ -314,6 +314,28 @@ START_TEST(steps_and_epochs)
 }
 END_TEST
 
+/* What `estimate` does: no device, any number of ranks. */
+START_TEST(plan_needs_no_device)
+{
+	_cleanup_(plan_freep) struct plan *ddp = NULL, *zero1 = NULL, *half = NULL;
+	struct error err = ERROR_INIT;
+	struct train_options o;
+	struct model_config c;
+
+	model(&c);
+	options(&o, 2, 2);
+	ck_ok(plan_create(NULL, NULL, 0, 8, &c, &o, 4096, &ddp, &err), &err);
+	o.strategy = SHARD_ZERO1;
+	ck_ok(plan_create(NULL, NULL, 7, 8, &c, &o, 4096, &zero1, &err), &err);
+	o.recompute = true;
+	ck_ok(plan_create(NULL, NULL, 7, 8, &c, &o, 4096, &half, &err), &err);
+	ck_assert_int_gt(arena_total(&ddp->arena), arena_total(&zero1->arena));
+	ck_assert_int_gt(arena_total(&zero1->arena), arena_total(&half->arena));
+	o.micro_batch = INT32_MAX;
+	ck_fails(plan_create(NULL, NULL, 7, 8, &c, &o, 4096, &half, &err), &err, "more than a step can hold");
+}
+END_TEST
+
 static int fill_nan(void *context, const struct model_parameter *p, int64_t first, int64_t n, float *out,
                     struct error *err)
 {
@@ -354,6 +376,7 @@ int main(void)
 	tcase_add_test(c, steps_and_epochs);
 	tcase_add_test(c, any_split_gives_the_same_losses);
 	tcase_add_loop_test(c, resume_is_bitwise, 0, 4);
+	tcase_add_test(c, plan_needs_no_device);
 	tcase_add_test(c, not_finite_is_an_error);
 	suite_add_tcase(suite, c);
 	return unit_run(suite);

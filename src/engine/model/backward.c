@@ -79,9 +79,10 @@ static void head(struct model *m, const struct model_pass *p, float scale, bool 
 	float *dw = gradient(m, matrix, head_role(m));
 	const char *x = model_head_input(m, p);
 	char *dx = p->compact ? m->d_wide : m->dx;
+	int64_t chunk = logits_chunk(m, rows);
 
-	for (int64_t at = 0; at < rows; at += m->logits_rows) {
-		int64_t n = MIN(m->logits_rows, rows - at);
+	for (int64_t at = 0; at < rows; at += chunk) {
+		int64_t n = MIN(chunk, rows - at);
 		size_t offset = (size_t)(at * hidden) * m->size;
 
 		model_linear(m, m->logits, x + offset, w, NULL, n, m->c.vocab, hidden);

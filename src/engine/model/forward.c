@@ -131,7 +131,7 @@ int model_evaluate(struct model *m, const struct model_batch *batch, double *los
 {
 	struct model_pass p;
 	const char *x;
-	int64_t rows;
+	int64_t rows, chunk;
 	int r = model_begin(m, batch, &p, err);
 
 	if (r < 0)
@@ -145,8 +145,9 @@ int model_evaluate(struct model *m, const struct model_batch *batch, double *los
 	model_forward(m, &p);
 	x = model_head_input(m, &p);
 	rows = p.compact ? p.counted : batch->tokens;
-	for (int64_t first = 0; first < rows; first += m->logits_rows) {
-		int64_t n = MIN(m->logits_rows, rows - first);
+	chunk = logits_chunk(m, rows);
+	for (int64_t first = 0; first < rows; first += chunk) {
+		int64_t n = MIN(chunk, rows - first);
 
 		model_linear(m, m->logits, x + (size_t)(first * m->c.hidden) * m->size,
 		             weight(m, head_unit(m), head_role(m)), NULL, n, m->c.vocab, m->c.hidden);

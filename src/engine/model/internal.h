@@ -103,5 +103,14 @@ int model_begin(struct model *m, const struct model_batch *batch, struct model_p
 void model_forward(struct model *m, const struct model_pass *p);
 /* One block from its input (whose norm is in m->h) up to m->y, SwiGLU's output. */
 void model_block_forward(struct model *m, const struct model_pass *p, int layer);
+/* Rows of a chunk of logits, so that `rows` are cut into equal ones. */
+static inline int64_t logits_chunk(const struct model *m, int64_t rows)
+{
+	int64_t chunks = (rows + m->logits_rows - 1) / m->logits_rows;
+	int64_t n = ((rows + chunks - 1) / chunks + 15) / 16 * 16;
+
+	return MIN(n, m->logits_rows);
+}
+
 /* The head's input rows: m->h, or the gathered ones. */
 const char *model_head_input(struct model *m, const struct model_pass *p);
