@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* dtrain nodes, devices, drain and resume: what the cluster is made of. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -52,6 +53,31 @@ static void print_nodes(const json_t *nodes)
 	table_print(&table);
 }
 
+/* GET /v1/nodes within so many seconds, 0: however long it takes. As client_try. */
+static int get_nodes(struct client *client, double seconds, int *status, json_t **answer, struct error *err)
+{
+	_cleanup_free_ char *text = NULL;
+	size_t len;
+	int r = 0;
+
+	if (seconds <= 0)
+		return client_try(client, "GET", "/v1/nodes", NULL, status, answer, err);
+	*status = 0;
+	if (!client->http)
+		r = http_local_open(client->socket, &client->http, err);
+	if (r == 0)
+		r = http_local_bytes(client->http, "GET", "/v1/nodes", NULL, NULL, 0, seconds, status, &text,
+		                     &len, err);
+	if (r < 0) {
+		*status = 0;
+		client_release(client);
+		return r;
+	}
+	if (*status != 200)
+		return error_set(err, -EREMOTEIO, "dtraind answers with status %d", *status);
+	return json_parse(text, len, "dtraind", answer, err);
+}
+
 int cmd_nodes(struct client *client, int argc, char **argv)
 {
 	bool json = false;
@@ -72,7 +98,8 @@ int cmd_nodes(struct client *client, int argc, char **argv)
 		_cleanup_json_ json_t *answer = NULL;
 		struct error err = ERROR_INIT;
 		const json_t *nodes;
-		int r = client_try(client, "GET", "/v1/nodes", NULL, &status, &answer, &err);
+		double left = MAX(start + timeout - clock_monotonic(), 0.01);
+		int r = get_nodes(client, wait > 0 ? left : 0, &status, &answer, &err);
 		bool late = clock_monotonic() - start >= timeout;
 
 		nodes = json_object_get(answer, "nodes");
