@@ -165,8 +165,9 @@ static void set_cause(struct run *r, int64_t rank, const char *node, int64_t sta
 	r->failed = true;
 }
 
-/* Takes over what the node says of its ranks; returns the one that failed first, or NULL. */
-static const json_t *merge_ranks(struct run *r, const char *node, const json_t *report)
+/* Takes over what the node says of its ranks; returns the one that failed first, or NULL. *changed is set
+ * where it says anything new: heartbeats say the same again and again. */
+static const json_t *merge_ranks(struct run *r, const char *node, const json_t *report, bool *changed)
 {
 	static const char *const keys[] = {"state", "pid", "exit_status", "signal"};
 	const json_t *first = NULL;
@@ -183,8 +184,10 @@ static const json_t *merge_ranks(struct run *r, const char *node, const json_t *
 		for (size_t k = 0; k < ARRAY_SIZE(keys); k++) {
 			json_t *v = json_object_get(theirs, keys[k]);
 
-			if (v && !json_is_null(v))
-				json_object_set(ours, keys[k], v);
+			if (!v || json_is_null(v) || json_equal(v, json_object_get(ours, keys[k])))
+				continue;
+			json_object_set(ours, keys[k], v);
+			*changed = true;
 		}
 		if (strcmp(json_get_string(theirs, "state", ""), "exited") != 0 ||
 		    (json_get_int(theirs, "exit_status", 0) == 0 && !json_get_string(theirs, "signal", NULL)))
@@ -200,13 +203,13 @@ unsigned run_report(struct run *r, const json_t *report, double now)
 	const char *node = json_get_string(report, "node", ""), *state = json_get_string(report, "state", "");
 	const char *said = json_get_string(report, "reason", NULL);
 	struct run_part *part = run_part_find(r, node);
-	bool stop = false, all_running = true;
+	bool stop = false, all_running = true, changed = false;
 	const json_t *failed;
 
 	if (!part || part->ended || json_get_int(report, "attempt", -1) != r->attempt)
 		return 0;
 	part->acknowledged = true;
-	failed = merge_ranks(r, node, report);
+	failed = merge_ranks(r, node, report, &changed);
 	/* What dies after the stop was asked for, dies of it. */
 	if (failed && r->state != RUN_STOPPING) {
 		set_cause(r, json_get_int(failed, "rank", 0), node, json_get_int(failed, "exit_status", 0),
@@ -223,9 +226,12 @@ unsigned run_report(struct run *r, const json_t *report, double now)
 	}
 	for (size_t i = 0; i < r->part_count; i++)
 		all_running = all_running && r->parts[i].running;
-	if (all_running && r->state == RUN_STARTING)
+	if (all_running && r->state == RUN_STARTING) {
 		r->state = RUN_RUNNING;
-	run_touch(r);
+		changed = true;
+	}
+	if (changed)
+		run_touch(r);
 	return after(r, stop, now);
 }
 

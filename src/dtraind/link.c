@@ -13,6 +13,8 @@
 
 enum { SPARE_PORTS = 4 };
 
+#define LOST_SECONDS 0.2
+
 struct link {
 	struct daemon *daemon;
 	sd_event_source *timer;
@@ -93,6 +95,7 @@ static void on_beaten(void *context, const struct http_answer *a)
 	} else if (!l->lost) {
 		log_warn("the controller %s cannot be spoken to: %s", l->daemon->settings->controller, why);
 		l->lost = true;
+		sd_event_source_set_time(l->timer, 0);
 	}
 	daemon_status(l->daemon);
 }
@@ -192,13 +195,17 @@ void link_report(struct link *l, const json_t *report)
 
 static int on_timer(sd_event_source *source, uint64_t usec, void *userdata)
 {
+	double interval = ((struct link *)userdata)->daemon->settings->config->heartbeat;
 	struct link *l = userdata;
 	uint64_t now;
 
+	/* A controller that was away is found again soon. */
+	if (l->lost)
+		interval = MIN(interval, LOST_SECONDS);
 	link_heartbeat(l);
 	send_reports(l);
 	sd_event_now(l->daemon->event, CLOCK_MONOTONIC, &now);
-	sd_event_source_set_time(source, now + (uint64_t)(l->daemon->settings->config->heartbeat * 1e6));
+	sd_event_source_set_time(source, now + (uint64_t)(interval * 1e6));
 	return sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
 }
 

@@ -51,6 +51,7 @@ int settings_read(const char *path, struct settings **out, struct error *err)
 {
 	_cleanup_(settings_freep) struct settings *s = calloc(1, sizeof(*s));
 	const struct host *self;
+	bool alone;
 	int r;
 
 	if (!s)
@@ -59,17 +60,18 @@ int settings_read(const char *path, struct settings **out, struct error *err)
 	if (r < 0)
 		return r;
 	r = hosts_read(s->config->hosts_file, &s->hosts, err);
-	if (r == -ENOENT)
+	alone = r == -ENOENT || r == -ENODATA;
+	if (alone)
 		r = single_host(s->config, &s->hosts, err);
 	if (r < 0)
 		return r;
 	s->cluster = s->hosts->count > 1;
-	if (s->cluster) {
+	self = &s->hosts->list[0];
+	if (!alone) {
 		r = hosts_find_self(s->hosts, s->config->node, &self, err);
 		if (r < 0)
 			return r;
-	} else
-		self = &s->hosts->list[0];
+	}
 	s->name = strdup(self->name);
 	s->port = self->port ? self->port : s->config->port;
 	s->hosts_slots = self->slots;
