@@ -133,13 +133,14 @@ START_TEST(what_ranks_leave_behind_is_ended)
 {
 	pid_t daemon, child;
 
+	/* Both are on file before the rank ends, and its end is theirs. */
 	start(shell_in(
 	    1, 1,
-	    "setsid sh -c 'trap \"\" TERM HUP; (echo $$ > @/child; exec sleep 1000) & sh -c \"echo \\$PPID\" "
-	    "> "
-	    "@/daemon; wait' < /dev/null > /dev/null 2>&1 & while ! [ -s @/daemon ]; do :; done; exit 0"));
+	    "setsid sh -c 'trap \"\" TERM HUP; sleep 1000 & echo $! > @/child; echo $$ > @/daemon; wait' "
+	    "< /dev/null > /dev/null 2>&1 & while ! [ -s @/daemon ]; do sleep 0.01; done; exit 0"));
 	child = await_pid("child");
 	daemon = await_pid("daemon");
+	ck_assert_int_ne(child, daemon);
 	fixture_await(&f, 1, "ended");
 	fixture_await_gone(&f, daemon);
 	fixture_await_gone(&f, child);
