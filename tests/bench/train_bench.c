@@ -2,7 +2,8 @@
 /*
  * train_bench [key=value …]: tokens per second of the whole training step on made-up rows, over one process.
  * Keys: precision=fp32|bf16 threads=0 steps=6 warm=2 micro_batch=4 accumulation=1 length=512 layers=8
- * hidden=512 heads=8 kv=2 intermediate=1408 vocab=6400 recompute=0 masked=0 family=llama. Prints one JSON
+ * hidden=512 heads=8 kv=2 intermediate=1408 vocab=6400 recompute=0 masked=0 spread=0
+ * rows=64 family=llama. Prints one JSON
  * object.
  */
 #include <stdio.h>
@@ -54,6 +55,7 @@ static int run(char **argv, struct error *err)
 	struct model_init init = {.seed = 1, .std = 0.02};
 	double start = 0, seconds, flops, rate;
 	struct train_log log = {0};
+	int64_t seen = 0;
 	struct train_options o;
 	struct model_config c;
 	struct dataset *data;
@@ -72,18 +74,21 @@ static int run(char **argv, struct error *err)
 	o.weight_decay = 0.1;
 	if ((r = config(argv, &c, err)) < 0 || (r = device_create(&device, &dev, err)) < 0)
 		return r;
-	data = fake_dataset(64, length, 0, (int32_t)c.vocab, number(argv, "masked", 0));
+	data = fake_dataset(number(argv, "rows", 64), length, number(argv, "spread", 0), (int32_t)c.vocab,
+	                    number(argv, "masked", 0));
 	if ((r = trainer_create(dev, NULL, &c, &o, data, NULL, &t, err)) < 0 ||
 	    (r = trainer_load(t, model_init_fill, &init, err)) < 0)
 		return r;
 	for (int s = 0; s < warm + steps; s++) {
-		if (s == warm)
+		if (s == warm) {
 			start = clock_monotonic();
+			seen = log.tokens;
+		}
 		if ((r = trainer_run_step(t, &log, err)) < 0)
 			return r;
 	}
 	seconds = clock_monotonic() - start;
-	rate = (double)steps * (double)log.step_tokens / seconds;
+	rate = (double)(log.tokens - seen) / seconds;
 	flops = rate * model_config_flops(&c, length / 2); /* documents of half a row */
 	getrusage(RUSAGE_SELF, &usage);
 	printf("{\"device\":\"%s\",\"tokens_per_second\":%.1f,\"gflops\":%.1f,\"loss\":%.6f,\"seconds_per_"

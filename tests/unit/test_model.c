@@ -6,10 +6,17 @@
 
 #include "../engine/rig.h"
 #include "base/json.h"
+#include "base/str.h"
 #include "engine/model/generate.h"
 #include "engine/train/parameters.h"
 
-#define CHECKPOINT "../shared/checkpoints/stories260K"
+/* Beside the source tree, wherever the build is. */
+static char *checkpoint(const char *file)
+{
+	const char *src = getenv("srcdir");
+
+	return str_printf("%s/../shared/checkpoints/stories260K%s", src ? src : ".", file);
+}
 
 static int parse(const char *text, struct model_config *c, struct error *err)
 {
@@ -359,6 +366,7 @@ END_TEST
 /* A trained model: each token's loss, and the text it tells. */
 START_TEST(stories_as_the_reference)
 {
+	_cleanup_free_ char *path = checkpoint(""), *reference_path = checkpoint("/reference.json");
 	_cleanup_json_ json_t *reference = NULL;
 	_cleanup_(safetensors_closep) struct safetensors *st = NULL;
 	_cleanup_(generator_freep) struct generator *g = NULL;
@@ -373,13 +381,13 @@ START_TEST(stories_as_the_reference)
 	float losses[40];
 	double sum = 0;
 
-	if (!file_exists(CHECKPOINT)) {
-		printf("skipped: stories_as_the_reference (no %s)\n", CHECKPOINT);
+	if (!file_exists(path)) {
+		printf("skipped: stories_as_the_reference (no %s)\n", path);
 		return;
 	}
-	ck_ok(json_read_file(CHECKPOINT "/reference.json", &reference, &err), &err);
-	ck_ok(model_config_read(CHECKPOINT, &c, &err), &err);
-	ck_ok(safetensors_open(CHECKPOINT, &st, &err), &err);
+	ck_ok(json_read_file(reference_path, &reference, &err), &err);
+	ck_ok(model_config_read(path, &c, &err), &err);
+	ck_ok(safetensors_open(path, &st, &err), &err);
 	sample_make(&s, 1, false);
 	for (size_t i = 0; i < 32; i++) {
 		s.ids[i] = (int32_t)json_integer_value(json_array_get(json_object_get(reference, "ids"), i));
@@ -388,7 +396,7 @@ START_TEST(stories_as_the_reference)
 	s.starts[1] = 32;
 	s.b.documents = 1;
 	ck_ok(rig_create(&rig, &c, &o, parameters_fill, st, &err), &err);
-	ck_ok(parameters_check(rig.layout, st, CHECKPOINT, &err), &err);
+	ck_ok(parameters_check(rig.layout, st, path, &err), &err);
 	ck_ok(model_evaluate(rig.model, &s.b, &sum, losses, &err), &err);
 	nll = json_object_get(reference, "per_token_nll");
 	for (size_t i = 0; i < 31; i++)

@@ -53,7 +53,7 @@ int trainer_run(struct trainer *t, const struct train_callbacks *cb, struct erro
 				return r;
 			log.has_eval = true;
 		}
-		if (cb->on_log && (eval || end || all.steps == 1 || due(t->step, t->o.log_steps))) {
+		if (cb->on_log && (eval || end || t->step == 1 || due(t->step, t->o.log_steps))) {
 			log.loss_mean = last.loss / (double)last.steps;
 			log.tokens_per_second = last.seconds > 0 ? (double)last.tokens / last.seconds : 0;
 			log.eta_seconds = (double)(t->total_steps - t->step) * seconds_per_step(&all, first);

@@ -74,7 +74,8 @@ struct train_log {
 /* Called on every rank, between steps; a negative return ends the run with that error. */
 struct train_callbacks {
 	void *context;
-	/* After each log_steps-th step, the first, the last, and each evaluation. */
+	/* After step 1, each log_steps-th step, the last, and each evaluation: the same whether resumed or
+	 * not (but for what is measured, and loss_mean, where the interval began before the resume). */
 	int (*on_log)(void *context, const struct train_log *log, struct error *err);
 	/* After each save_steps-th step, and where the run was stopped (stopped true, in mid-run). Not after
 	 * the last step: the caller saves the final model itself. */
@@ -94,7 +95,7 @@ DEFINE_CLEANUP(struct trainer *, trainer_free)
 
 int64_t trainer_total_steps(const struct trainer *t);
 int64_t trainer_steps_per_epoch(const struct trainer *t);
-int64_t trainer_step(const struct trainer *t); /* steps done */
+int64_t trainer_step(const struct trainer *t);   /* steps done */
 int64_t trainer_tokens(const struct trainer *t); /* seen so far in this process, all ranks together */
 const struct model_layout *trainer_layout(const struct trainer *t);
 /* The plan as JSON (arena.h says how). */
