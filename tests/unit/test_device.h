@@ -54,6 +54,34 @@ static inline void *test_buffer(struct device *dev, double *values, int64_t n, e
 	return p;
 }
 
+/* Runs a suite under each instruction set that the machine has (a lesser one is taken for a greater it
+ * lacks). */
+static inline int test_run_each(Suite *(*make)(void))
+{
+	static const char *const sets[] = {"generic", "v3", "v4", "bf16"};
+	int status = EXIT_SUCCESS;
+
+	for (size_t i = 0; i < sizeof(sets) / sizeof(sets[0]); i++) {
+		struct error err = ERROR_INIT;
+		struct device *dev = NULL;
+		char words[32];
+
+		setenv("DTRAIN_CPU_ISA", sets[i], 1);
+		snprintf(words, sizeof(words), "kernels %s,", sets[i]);
+		if (device_create(&(struct device_options){.threads = 1}, &dev, &err) < 0) {
+			fprintf(stderr, "error: %s\n", err.message);
+			return EXIT_FAILURE;
+		}
+		printf("%s\n", device_describe(dev));
+		if (!strstr(device_describe(dev), words))
+			printf("skipped: this machine or build has no %s\n", sets[i]);
+		else if (unit_run(make()))
+			status = EXIT_FAILURE;
+		device_destroy(dev);
+	}
+	return status;
+}
+
 static inline double *test_values(int64_t n, uint64_t seed)
 {
 	double *v = malloc((size_t)(n ? n : 1) * sizeof(*v));

@@ -298,7 +298,7 @@ START_TEST(threads_do_not_matter)
 }
 END_TEST
 
-int main(void)
+static Suite *suite_make(void)
 {
 	Suite *suite = suite_create("device attention");
 	TCase *tc = tcase_create("cpu");
@@ -308,5 +308,10 @@ int main(void)
 	tcase_add_test(tc, attention);
 	tcase_add_test(tc, threads_do_not_matter);
 	suite_add_tcase(suite, tc);
-	return unit_run(suite);
+	return suite;
+}
+
+int main(void)
+{
+	return test_run_each(suite_make);
 }

@@ -8,9 +8,7 @@
 #include "engine/device/cpu/kernels.h"
 #include "engine/device/cpu/parallel.h"
 
-#define LOG2_E 1.44269504088896341f
-#define LN_2   0.69314718055994531f
-#define NEVER  (-1e30f) /* below every score; finite, so that differences stay numbers */
+#define NEVER (-1e30f) /* below every score; finite, so that differences stay numbers */
 
 /* The keys that query row i (its position among the keys) may see, relative to the block of keys at j. */
 VINLINE int64_t key_end(int64_t position, int64_t j, int64_t keys)
@@ -27,6 +25,12 @@ VINLINE int64_t key_begin(int64_t position, int64_t j, int window)
 	int64_t begin = window > 0 ? position - window + 1 - j : 0;
 
 	return begin < 0 ? 0 : begin;
+}
+
+/* Whether the queries at these positions all see all keys of the block at j. */
+VINLINE bool sees_whole(int64_t position, int64_t rows, int64_t j, int window)
+{
+	return position >= j + BLOCK - 1 && (window <= 0 || position + rows - 1 - j < window);
 }
 
 VINLINE vi lane_mask(int64_t begin, int64_t end, int64_t base)
@@ -91,16 +95,21 @@ VINLINE void forward_pack(const struct forward_scratch *s, const void *k, const 
 	}
 }
 
-/* Scores of a row become probabilities relative to the new maximum; everything is in powers of two. */
-VINLINE void forward_softmax_row(const struct forward_task *t, float *row, word *probs, int64_t vectors,
+/*
+ * Scores of a row become probabilities relative to the new maximum; everything is in powers of two. `whole`:
+ * all keys of the block are seen, as in most blocks, so that the loops are unrolled and need no masks.
+ */
+VINLINE void forward_softmax_row(const float *row, float scale2, word *probs, bool whole, int64_t vectors,
                                  int64_t begin, int64_t end, float max, float alpha, float *sum, bool dot)
 {
+	const int64_t count = whole ? BLOCK / VW : vectors;
 	vf total = *(vf_u *)sum * alpha;
 
-	for (int64_t v = 0; v < vectors; v++) {
-		vf p = v_exp2(*(vf_u *)(row + v * VW) * t->scale2 - max, dot);
+#pragma GCC unroll 4
+	for (int64_t v = 0; v < count; v++) {
+		vf p = v_exp2(*(const vf_u *)(row + v * VW) * scale2 - max, dot);
 
-		if (begin > v * VW || end < (v + 1) * VW)
+		if (!whole && (begin > v * VW || end < (v + 1) * VW))
 			p = v_select(lane_mask(begin, end, v * VW), p, v_set(0.0f));
 		v_store(probs, v * VW, dot ? DTYPE_BF16 : DTYPE_F32, p);
 		total += p;
@@ -108,14 +117,16 @@ VINLINE void forward_softmax_row(const struct forward_task *t, float *row, word 
 	*(vf_u *)sum = total;
 }
 
-VINLINE float forward_max_row(const float *row, int64_t vectors, int64_t begin, int64_t end)
+VINLINE float forward_max_row(const float *row, bool whole, int64_t vectors, int64_t begin, int64_t end)
 {
+	const int64_t count = whole ? BLOCK / VW : vectors;
 	vf m = v_set(NEVER);
 
-	for (int64_t v = 0; v < vectors; v++) {
+#pragma GCC unroll 4
+	for (int64_t v = 0; v < count; v++) {
 		vf s = *(const vf_u *)(row + v * VW);
 
-		if (begin > v * VW || end < (v + 1) * VW)
+		if (!whole && (begin > v * VW || end < (v + 1) * VW))
 			s = v_select(lane_mask(begin, end, v * VW), s, v_set(NEVER));
 		m = v_max(m, s);
 	}
@@ -123,58 +134,56 @@ VINLINE float forward_max_row(const float *row, int64_t vectors, int64_t begin, 
 }
 
 /* Queries [i, i + BLOCK) of a task against the keys [j, j + BLOCK). */
-VINLINE void forward_pair(const struct forward_task *t, const struct forward_scratch *s, int64_t i, int64_t j,
-                          bool dot)
+VINLINE void forward_pair(const struct forward_task *task, const struct forward_scratch *scratch, int64_t i,
+                          int64_t j, bool whole, bool dot)
 {
-	int64_t words = dot ? t->width / 2 : t->width, p_words = dot ? BLOCK / 2 : BLOCK;
-	int64_t rows = t->queries - i < BLOCK ? t->queries - i : BLOCK;
-	const word *keys = s->keys + j * words, *values = s->values + (dot ? j / 2 : j) * t->width;
-	word *probs = dot ? s->scores + BLOCK * BLOCK : s->scores;
+	/* Copies, since a store of a vector might otherwise change them for all that the compiler knows. */
+	const struct forward_task t = *task;
+	const struct forward_scratch s = *scratch;
+	int64_t words = dot ? t.width / 2 : t.width, p_words = dot ? BLOCK / 2 : BLOCK;
+	int64_t rows = t.queries - i < BLOCK ? t.queries - i : BLOCK;
+	const word *keys = s.keys + j * words, *values = s.values + (dot ? j / 2 : j) * t.width;
+	word *probs = dot ? s.scores + BLOCK * BLOCK : s.scores;
 	float row_max[BLOCK] = {0};
 
 	for (int64_t r = 0; r < rows; r += 4) {
-		int64_t position = t->offset + i + r, last = position + 3;
-		int64_t vectors = (key_end(last, j, t->keys) + VW - 1) / VW;
+		int64_t position = t.offset + i + r;
+		int64_t vectors = (key_end(position + 3, j, t.keys) + VW - 1) / VW;
 
-		strip(vectors, words, s->queries + r * words, words, 1, keys, BLOCK, s->scores + r * BLOCK,
-		      BLOCK, false, dot);
-		for (int64_t x = r; x < r + 4; x++)
-			row_max[x] = forward_max_row(s->scores + x * BLOCK, vectors,
-			                             key_begin(position + x - r, j, t->window),
-			                             key_end(position + x - r, j, t->keys)) *
-			             t->scale2;
+		strip(whole ? BLOCK / VW : vectors, words, s.queries + r * words, words, 1, keys, BLOCK,
+		      s.scores + r * BLOCK, BLOCK, false, dot);
+		for (int64_t x = 0; x < 4; x++)
+			row_max[r + x] = forward_max_row(s.scores + (r + x) * BLOCK, whole, vectors,
+			                                 key_begin(position + x, j, t.window),
+			                                 key_end(position + x, j, t.keys)) *
+			                 t.scale2;
 	}
 	for (int64_t r = 0; r < rows; r += VW) { /* the arrays hold BLOCK, whatever rows is */
-		vf old = *(vf_u *)(s->max + r), now = v_max(*(vf_u *)(row_max + r), old);
+		vf old = *(vf_u *)(s.max + r), now = v_max(*(vf_u *)(row_max + r), old);
 
-		*(vf_u *)(s->alpha + r) = v_exp2(old - now, false);
-		*(vf_u *)(s->max + r) = now;
+		*(vf_u *)(s.alpha + r) = v_exp2(old - now, false);
+		*(vf_u *)(s.max + r) = now;
 	}
 	for (int64_t r = 0; r < rows; r += 4) {
-		int64_t position = t->offset + i + r;
-		int64_t end = key_end(position + 3, j, t->keys), begin = key_begin(position, j, t->window);
+		int64_t position = t.offset + i + r;
+		int64_t end = key_end(position + 3, j, t.keys), begin = key_begin(position, j, t.window);
 		int64_t vectors = (end + VW - 1) / VW;
 
-		begin &= ~(int64_t)1;
-		end = (end + 1) & ~(int64_t)1;
-		for (int64_t x = r; x < r + 4; x++) {
-			float *out = s->out + x * t->width, alpha = s->alpha[x];
+		for (int64_t x = 0; x < 4; x++) {
+			float *out = s.out + (r + x) * t.width, alpha = s.alpha[r + x];
 
-			forward_softmax_row(t, s->scores + x * BLOCK, probs + x * p_words, vectors,
-			                    key_begin(position + x - r, j, t->window),
-			                    key_end(position + x - r, j, t->keys), s->max[x], alpha,
-			                    s->sum + x * VW, dot);
-			for (int64_t c = 0; alpha != 1.0f && c < t->width; c += VW)
+			forward_softmax_row(s.scores + (r + x) * BLOCK, t.scale2, probs + (r + x) * p_words,
+			                    whole, vectors, key_begin(position + x, j, t.window),
+			                    key_end(position + x, j, t.keys), s.max[r + x], alpha,
+			                    s.sum + (r + x) * VW, dot);
+			for (int64_t c = 0; alpha != 1.0f && c < t.width; c += VW)
 				*(vf_u *)(out + c) *= alpha;
 		}
-		if (begin >= end)
-			continue;
-		if (dot) {
-			begin /= 2;
-			end /= 2;
-		}
-		strip(t->width / VW, end - begin, probs + r * p_words + begin, p_words, 1,
-		      values + begin * t->width, t->width, s->out + r * t->width, t->width, true, dot);
+		begin = whole ? 0 : (begin & ~(int64_t)1) / (dot ? 2 : 1);
+		end = whole ? p_words : ((end + 1) & ~(int64_t)1) / (dot ? 2 : 1);
+		if (begin < end)
+			strip(t.width / VW, end - begin, probs + r * p_words + begin, p_words, 1,
+			      values + begin * t.width, t.width, s.out + r * t.width, t.width, true, dot);
 	}
 }
 
@@ -193,7 +202,10 @@ VINLINE void forward_blocks(const struct forward_task *t, const struct forward_s
 		for (int64_t r = 0; r < BLOCK; r++)
 			s->max[r] = NEVER;
 		for (j = j / BLOCK * BLOCK; j < last; j += BLOCK)
-			forward_pair(t, s, i, j, dot);
+			if (sees_whole(first, rows, j, t->window) && rows == BLOCK)
+				forward_pair(t, s, i, j, true, dot);
+			else
+				forward_pair(t, s, i, j, false, dot);
 		for (int64_t r = 0; r < rows; r++) {
 			const float *out = s->out + r * t->width;
 			void *row = at(o, (i + r) * t->ld_o, type);
@@ -215,7 +227,7 @@ struct backward_scratch {
 	word *q_rows, *q_pairs, *do_rows, *do_pairs; /* [T][width]; in fp32 pairs are rows */
 	float *dq;                                   /* [T][width] */
 	float *dk, *dv;                              /* [T][width], summed over the heads of a task */
-	float *lse, *delta;                          /* [T]; lse to the base 2 */
+	float *lse, *delta;                          /* [T]; lse to the base 2, delta times scale */
 	word *block;                                 /* [BLOCK][width words], on the way to columns */
 	word *k_columns, *v_columns, *k_pairs;       /* one block of keys */
 	float *dk_block, *dv_block;                  /* [BLOCK][width] */
@@ -258,88 +270,95 @@ struct backward_task {
 	float scale, scale2; /* and times log2 e */
 };
 
-/* P = exp(S - lse) and dS = P·(dP - delta)·scale, two rows at a time. */
+/* P = exp(S - lse) and dS = P·(dP·scale - delta), two rows at a time. */
 VINLINE void backward_softmax_rows(const struct backward_task *t, const struct backward_scratch *s, int64_t i,
-                                   int64_t j, int64_t r, int64_t vectors, bool dot)
+                                   int64_t j, int64_t r, bool whole, int64_t vectors, bool dot)
 {
+	float *score = s->scores + r * BLOCK, *dp = s->dp + r * BLOCK;
+	const int64_t count = whole ? BLOCK / VW : vectors;
 	int64_t begin[2], end[2];
 
 	for (int x = 0; x < 2; x++) {
 		begin[x] = key_begin(i + r + x, j, t->window);
 		end[x] = i + r + x < t->keys ? key_end(i + r + x, j, t->keys) : 0;
 	}
-	for (int64_t v = 0; v < vectors; v++) {
+#pragma GCC unroll 4
+	for (int64_t v = 0; v < count; v++) {
 		vf p[2], ds[2];
 
+#pragma GCC unroll 2
 		for (int x = 0; x < 2; x++) {
-			float *score = s->scores + (r + x) * BLOCK + v * VW;
-			float *dp = s->dp + (r + x) * BLOCK + v * VW;
+			vf_u *s_x = (vf_u *)(score + x * BLOCK + v * VW),
+			     *dp_x = (vf_u *)(dp + x * BLOCK + v * VW);
 
-			p[x] = v_exp2(*(vf_u *)score * t->scale2 - s->lse[i + r + x], dot);
-			ds[x] = p[x] * (*(vf_u *)dp - s->delta[i + r + x]) * t->scale;
-			if (begin[x] > v * VW || end[x] < (v + 1) * VW) {
+			p[x] = v_exp2(*s_x * t->scale2 - s->lse[i + r + x], dot);
+			ds[x] = p[x] * (*dp_x * t->scale - s->delta[i + r + x]);
+			if (!whole && (begin[x] > v * VW || end[x] < (v + 1) * VW)) {
 				vi mask = lane_mask(begin[x], end[x], v * VW);
 
 				p[x] = v_select(mask, p[x], v_set(0.0f));
 				ds[x] = v_select(mask, ds[x], v_set(0.0f));
 			}
-			if (dot) {
-				v_store(s->ds_rows + (r + x) * (BLOCK / 2), v * VW, DTYPE_BF16, ds[x]);
-			} else {
-				*(vf_u *)score = p[x];
-				*(vf_u *)dp = ds[x];
+			if (!dot) {
+				*s_x = p[x];
+				*dp_x = ds[x];
 			}
 		}
 		if (dot) {
+			vh d0 = v_narrow(ds[0]), d1 = v_narrow(ds[1]);
+
+			*(vh_u *)((uint16_t *)(s->ds_rows + r * (BLOCK / 2)) + v * VW) = d0;
+			*(vh_u *)((uint16_t *)(s->ds_rows + (r + 1) * (BLOCK / 2)) + v * VW) = d1;
 			*(vf_u *)(s->p_pairs + r / 2 * BLOCK + v * VW) =
 			    v_pair(v_narrow(p[0]), v_narrow(p[1]));
-			*(vf_u *)(s->ds_pairs + r / 2 * BLOCK + v * VW) =
-			    v_pair(v_narrow(ds[0]), v_narrow(ds[1]));
+			*(vf_u *)(s->ds_pairs + r / 2 * BLOCK + v * VW) = v_pair(d0, d1);
 		}
 	}
 }
 
 /* Queries [i, i + BLOCK) and keys [j, j + BLOCK): adds to dq, dk_block, dv_block. */
-VINLINE void backward_pair(const struct backward_task *t, const struct backward_scratch *s, int64_t i,
-                           int64_t j, bool dot)
+VINLINE void backward_pair(const struct backward_task *task, const struct backward_scratch *scratch,
+                           int64_t i, int64_t j, bool whole, bool dot)
 {
-	int64_t width = t->width, words = dot ? width / 2 : width, half = dot ? 2 : 1;
-	int64_t rows = t->keys - i < BLOCK ? t->keys - i : BLOCK,
-	        keys = t->keys - j < BLOCK ? t->keys - j : BLOCK;
+	const struct backward_task t = *task; /* copies, as above */
+	const struct backward_scratch s = *scratch;
+	int64_t width = t.width, words = dot ? width / 2 : width, half = dot ? 2 : 1;
+	int64_t rows = t.keys - i < BLOCK ? t.keys - i : BLOCK,
+	        keys = t.keys - j < BLOCK ? t.keys - j : BLOCK;
 	int64_t width_vectors = width / VW;
 
 	for (int64_t r = 0; r < rows; r += 4) {
-		int64_t end = key_end(i + r + 3, j, t->keys), begin = key_begin(i + r, j, t->window);
-		int64_t vectors = (end + VW - 1) / VW;
+		int64_t end = key_end(i + r + 3, j, t.keys), begin = key_begin(i + r, j, t.window);
+		int64_t vectors = whole ? BLOCK / VW : (end + VW - 1) / VW;
 
-		strip(vectors, words, s->q_rows + (i + r) * words, words, 1, s->k_columns, BLOCK,
-		      s->scores + r * BLOCK, BLOCK, false, dot);
-		strip(vectors, words, s->do_rows + (i + r) * words, words, 1, s->v_columns, BLOCK,
-		      s->dp + r * BLOCK, BLOCK, false, dot);
-		backward_softmax_rows(t, s, i, j, r, vectors, dot);
-		backward_softmax_rows(t, s, i, j, r + 2, vectors, dot);
+		strip(vectors, words, s.q_rows + (i + r) * words, words, 1, s.k_columns, BLOCK,
+		      s.scores + r * BLOCK, BLOCK, false, dot);
+		strip(vectors, words, s.do_rows + (i + r) * words, words, 1, s.v_columns, BLOCK,
+		      s.dp + r * BLOCK, BLOCK, false, dot);
+		backward_softmax_rows(&t, &s, i, j, r, whole, vectors, dot);
+		backward_softmax_rows(&t, &s, i, j, r + 2, whole, vectors, dot);
 		begin = (begin & ~(int64_t)1) / half;
 		end = ((end + 1) & ~(int64_t)1) / half;
 		if (begin < end)
-			strip(width_vectors, end - begin, s->ds_rows + r * (BLOCK / half) + begin,
-			      BLOCK / half, 1, s->k_pairs + begin * width, width, s->dq + (i + r) * width,
+			strip(width_vectors, end - begin, s.ds_rows + r * (BLOCK / half) + begin,
+			      BLOCK / half, 1, s.k_pairs + begin * width, width, s.dq + (i + r) * width,
 			      width, true, dot);
 	}
 	for (int64_t k = 0; k < keys; k += 4) {
 		/* Rows of the block that see one of these four keys. */
 		int64_t begin = j + k - i < 0 ? 0 : j + k - i, end = rows;
 
-		if (t->window > 0 && j + k + 3 + t->window - i < end)
-			end = j + k + 3 + t->window - i;
+		if (t.window > 0 && j + k + 3 + t.window - i < end)
+			end = j + k + 3 + t.window - i;
 		begin = (begin & ~(int64_t)1) / half;
 		end = ((end + 1) & ~(int64_t)1) / half;
 		if (begin >= end)
 			continue;
-		strip(width_vectors, end - begin, s->p_pairs + begin * BLOCK + k, 1, BLOCK,
-		      s->do_pairs + (i / half + begin) * width, width, s->dv_block + k * width, width, true,
+		strip(width_vectors, end - begin, s.p_pairs + begin * BLOCK + k, 1, BLOCK,
+		      s.do_pairs + (i / half + begin) * width, width, s.dv_block + k * width, width, true,
 		      dot);
-		strip(width_vectors, end - begin, s->ds_pairs + begin * BLOCK + k, 1, BLOCK,
-		      s->q_pairs + (i / half + begin) * width, width, s->dk_block + k * width, width, true,
+		strip(width_vectors, end - begin, s.ds_pairs + begin * BLOCK + k, 1, BLOCK,
+		      s.q_pairs + (i / half + begin) * width, width, s.dk_block + k * width, width, true,
 		      dot);
 	}
 }
@@ -382,7 +401,7 @@ VINLINE void backward_head(const struct backward_task *t, const struct backward_
 		for (int64_t c = 0; c < t->head_dim; c += VW)
 			sum += load_padded(row_do, c, t->head_dim, type) *
 			       load_padded(row_o, c, t->head_dim, type);
-		s->delta[r] = v_hsum(sum);
+		s->delta[r] = v_hsum(sum) * t->scale;
 		s->lse[r] = lse[r] * LOG2_E;
 	}
 	for (int64_t r = n; r < padded; r++)
@@ -403,7 +422,10 @@ VINLINE void backward_head(const struct backward_task *t, const struct backward_
 		if (t->window > 0 && j + BLOCK + t->window - 1 < end)
 			end = j + BLOCK + t->window - 1;
 		for (int64_t i = j; i < end; i += BLOCK)
-			backward_pair(t, s, i, j, dot);
+			if (n - i >= BLOCK && sees_whole(i, BLOCK, j, t->window))
+				backward_pair(t, s, i, j, true, dot);
+			else
+				backward_pair(t, s, i, j, false, dot);
 		for (int64_t c = 0; c < BLOCK * width; c += VW) {
 			vf_u *dk = (vf_u *)(s->dk + j * width + c), *dv = (vf_u *)(s->dv + j * width + c);
 

@@ -88,6 +88,14 @@ static void flush_subnormals(void)
 #endif
 }
 
+/* The length of "OpenBLAS 0.3.21" in "OpenBLAS 0.3.21 NO_LAPACKE DYNAMIC_ARCH …". */
+static int first_words(const char *config)
+{
+	size_t name = strcspn(config, " "), version = config[name] ? strcspn(config + name + 1, " ") + 1 : 0;
+
+	return (int)(name + version);
+}
+
 int device_create(const struct device_options *options, struct device **out, struct error *err)
 {
 	struct device *dev = calloc(1, sizeof(*dev));
@@ -115,8 +123,8 @@ int device_create(const struct device_options *options, struct device **out, str
 		return r;
 	}
 	version = openblas_get_config();
-	snprintf(dev->description, sizeof(dev->description), "cpu: %d thread%s, kernels %s, %.14s %s, %s",
-	         dev->threads, dev->threads == 1 ? "" : "s", dev->kernels->isa, version,
+	snprintf(dev->description, sizeof(dev->description), "cpu: %d thread%s, kernels %s, %.*s %s, %s",
+	         dev->threads, dev->threads == 1 ? "" : "s", dev->kernels->isa, first_words(version), version,
 	         openblas_get_corename(), gemm_describe());
 	*out = dev;
 	return 0;

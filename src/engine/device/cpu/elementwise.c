@@ -240,12 +240,13 @@ VINLINE void swiglu_rows(void *y, const void *gate_up, int64_t lo, int64_t hi, i
 		for (; i + VW <= cols; i += VW) {
 			vf g = v_load(gate, i, type);
 
-			v_store(out, i, type, g * v_sigmoid(g) * v_load(up, i, type));
+			v_store(out, i, type, g * v_sigmoid(g, type) * v_load(up, i, type));
 		}
 		if (i < cols) {
 			vf g = v_load_n(gate, i, type, cols - i);
 
-			v_store_n(out, i, type, g * v_sigmoid(g) * v_load_n(up, i, type, cols - i), cols - i);
+			v_store_n(out, i, type, g * v_sigmoid(g, type) * v_load_n(up, i, type, cols - i),
+			          cols - i);
 		}
 	}
 }
@@ -266,9 +267,9 @@ void KERNEL(swiglu_forward)(struct device *dev, void *y, const void *gate_up, in
 }
 
 /* silu' = s·(1 + g·(1 - s)); d_gate = d_y·up·silu', d_up = d_y·silu. */
-VINLINE void swiglu_backward_vector(vf g, vf u, vf dy, vf *dg, vf *du, vf *y)
+VINLINE void swiglu_backward_vector(vf g, vf u, vf dy, vf *dg, vf *du, vf *y, enum dtype type)
 {
-	vf s = v_sigmoid(g), silu = g * s;
+	vf s = v_sigmoid(g, type), silu = g * s;
 
 	*du = dy * silu;
 	*dg = dy * u * (s + silu * (1.0f - s));
@@ -288,7 +289,7 @@ VINLINE void swiglu_backward_rows(void *d_gate_up, void *y, const void *d_y, con
 
 		for (; i + VW <= cols; i += VW) {
 			swiglu_backward_vector(v_load(gate, i, type), v_load(up, i, type),
-			                       v_load(dy, i, type), &dg, &du, &yy);
+			                       v_load(dy, i, type), &dg, &du, &yy, type);
 			v_store(d_gate, i, type, dg);
 			v_store(d_up, i, type, du);
 			if (out)
@@ -298,7 +299,7 @@ VINLINE void swiglu_backward_rows(void *d_gate_up, void *y, const void *d_y, con
 			int64_t n = cols - i;
 
 			swiglu_backward_vector(v_load_n(gate, i, type, n), v_load_n(up, i, type, n),
-			                       v_load_n(dy, i, type, n), &dg, &du, &yy);
+			                       v_load_n(dy, i, type, n), &dg, &du, &yy, type);
 			v_store_n(d_gate, i, type, dg, n);
 			v_store_n(d_up, i, type, du, n);
 			if (out)

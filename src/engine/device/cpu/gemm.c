@@ -100,6 +100,37 @@ static bool matrix(dnnl_memory_desc_t *md, int64_t rows, int64_t cols, int64_t l
 	return dnnl_memory_desc_init_by_strides(md, 2, dims, type, strides) == dnnl_success;
 }
 
+/*
+ * oneDNN offers its implementations in an order of its own. With A transposed (the gradient of a weight) the
+ * blocked kernels for AVX512_BF16 copy A at a loss of 12 %, the older gemm does not; where there is AMX the
+ * first is best.
+ */
+static bool choose_implementation(dnnl_primitive_desc_iterator_t it, bool transpose_a,
+                                  dnnl_primitive_desc_t *out)
+{
+	dnnl_primitive_desc_t pd = dnnl_primitive_desc_iterator_fetch(it);
+	const char *name = NULL;
+
+	*out = pd;
+	if (!pd || !transpose_a ||
+	    dnnl_primitive_desc_query(pd, dnnl_query_impl_info_str, 0, &name) != dnnl_success ||
+	    strcmp(name, "brg:avx512_core_bf16"))
+		return pd != NULL;
+	while (dnnl_primitive_desc_iterator_next(it) == dnnl_success) {
+		pd = dnnl_primitive_desc_iterator_fetch(it);
+		if (!pd)
+			break;
+		if (dnnl_primitive_desc_query(pd, dnnl_query_impl_info_str, 0, &name) == dnnl_success &&
+		    !strcmp(name, "gemm:jit")) {
+			dnnl_primitive_desc_destroy(*out);
+			*out = pd;
+			return true;
+		}
+		dnnl_primitive_desc_destroy(pd);
+	}
+	return true;
+}
+
 static bool entry_fill(struct gemm_cache *g, struct gemm_entry *e)
 {
 	const struct gemm_key *k = &e->key;
@@ -107,6 +138,7 @@ static bool entry_fill(struct gemm_cache *g, struct gemm_entry *e)
 	dnnl_matmul_desc_t desc;
 	dnnl_primitive_attr_t attr = NULL;
 	dnnl_post_ops_t sum = NULL;
+	dnnl_primitive_desc_iterator_t it = NULL;
 	dnnl_primitive_desc_t pd = NULL;
 	bool ok;
 
@@ -121,13 +153,16 @@ static bool entry_fill(struct gemm_cache *g, struct gemm_entry *e)
 		ok = dnnl_post_ops_create(&sum) == dnnl_success &&
 		     dnnl_post_ops_append_sum(sum, k->beta) == dnnl_success &&
 		     dnnl_primitive_attr_set_post_ops(attr, sum) == dnnl_success;
-	ok = ok && dnnl_primitive_desc_create(&pd, &desc, attr, g->engine, NULL) == dnnl_success &&
+	ok = ok && dnnl_primitive_desc_iterator_create(&it, &desc, attr, g->engine, NULL) == dnnl_success &&
+	     choose_implementation(it, k->transpose_a, &pd) &&
 	     dnnl_primitive_create(&e->primitive, pd) == dnnl_success &&
 	     dnnl_memory_create(&e->a, &a, g->engine, DNNL_MEMORY_NONE) == dnnl_success &&
 	     dnnl_memory_create(&e->b, &b, g->engine, DNNL_MEMORY_NONE) == dnnl_success &&
 	     dnnl_memory_create(&e->c, &c, g->engine, DNNL_MEMORY_NONE) == dnnl_success;
 	if (pd)
 		dnnl_primitive_desc_destroy(pd);
+	if (it)
+		dnnl_primitive_desc_iterator_destroy(it);
 	if (sum)
 		dnnl_post_ops_destroy(sum);
 	if (attr)

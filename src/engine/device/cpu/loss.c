@@ -67,6 +67,13 @@ VINLINE float row_max(const void *x, int64_t n, enum dtype type)
 	return m;
 }
 
+/* exp(x - max), whose large terms have a small argument: the rounding of the product harms only small ones.
+ */
+VINLINE vf exp_below(vf x, float max, bool coarse)
+{
+	return v_exp2((x - max) * LOG2_E, coarse);
+}
+
 /* Sum of exp(x - max): lanes within 1024 columns, float64 between. */
 VINLINE double row_exp_sum(const void *x, int64_t n, float max, enum dtype type)
 {
@@ -77,13 +84,13 @@ VINLINE double row_exp_sum(const void *x, int64_t n, float max, enum dtype type)
 		vf a = {}, b = {};
 
 		for (; i + 2 * VW <= end; i += 2 * VW) {
-			a += v_exp(v_load(x, i, type) - max);
-			b += v_exp(v_load(x, i + VW, type) - max);
+			a += exp_below(v_load(x, i, type), max, false);
+			b += exp_below(v_load(x, i + VW, type), max, false);
 		}
 		for (; i + VW <= end; i += VW)
-			a += v_exp(v_load(x, i, type) - max);
+			a += exp_below(v_load(x, i, type), max, false);
 		if (i < end) {
-			vf e = v_exp(v_load_n(x, i, type, end - i) - max);
+			vf e = exp_below(v_load_n(x, i, type, end - i), max, false);
 
 			a += v_select(v_lanes() < (int32_t)(end - i), e, v_set(0.0f));
 		}
@@ -120,8 +127,8 @@ VINLINE void cross_entropy_row(void *x, int32_t target, int64_t n, float scale, 
 			vf a = {}, b = {};
 
 			for (i = p; i + 2 * VW <= end; i += 2 * VW) {
-				vf ea = v_exp(v_load(x, i, type) - max);
-				vf eb = v_exp(v_load(x, i + VW, type) - max);
+				vf ea = exp_below(v_load(x, i, type), max, false);
+				vf eb = exp_below(v_load(x, i + VW, type), max, false);
 
 				v_store(x, i, type, ea);
 				v_store(x, i + VW, type, eb);
@@ -130,7 +137,7 @@ VINLINE void cross_entropy_row(void *x, int32_t target, int64_t n, float scale, 
 			}
 			for (; i < end; i += VW) {
 				int64_t left = end - i < VW ? end - i : VW;
-				vf e = v_exp(v_load_n(x, i, type, left) - max);
+				vf e = exp_below(v_load_n(x, i, type, left), max, false);
 
 				a += v_select(v_lanes() < (int32_t)left, e, v_set(0.0f));
 				v_store_n(x, i, type, e, left);
@@ -147,9 +154,10 @@ VINLINE void cross_entropy_row(void *x, int32_t target, int64_t n, float scale, 
 		sum = row_exp_sum(x, n, max, type);
 		factor = (float)(scale / sum);
 		for (i = 0; i + VW <= n; i += VW)
-			v_store(x, i, type, v_exp(v_load(x, i, type) - max) * factor);
+			v_store(x, i, type, exp_below(v_load(x, i, type), max, true) * factor);
 		if (i < n)
-			v_store_n(x, i, type, v_exp(v_load_n(x, i, type, n - i) - max) * factor, n - i);
+			v_store_n(x, i, type, exp_below(v_load_n(x, i, type, n - i), max, true) * factor,
+			          n - i);
 	}
 	*loss = (float)(log(sum) - ((double)at_target - max));
 	s_store(x, target, type, (float)((exp((double)at_target - max) / sum - 1.0) * scale));

@@ -23,6 +23,9 @@
 #include <immintrin.h>
 #endif
 
+#define LOG2_E 1.44269504088896341f
+#define LN_2   0.69314718055994531f
+
 #define VINLINE static inline __attribute__((always_inline))
 
 typedef float vf __attribute__((vector_size(VW * 4)));
@@ -80,13 +83,19 @@ VINLINE vi v_lanes(void)
 /* Sum and maximum over the lanes, halving: a fixed order. */
 VINLINE float v_hsum(vf v)
 {
+#if VW == 16
+	return _mm512_reduce_add_ps((__m512)v);
+#else
 	float x[VW];
 
 	memcpy(x, &v, sizeof(x));
+#pragma GCC unroll 4
 	for (int half = VW / 2; half; half /= 2)
+#pragma GCC unroll 4
 		for (int i = 0; i < half; i++)
 			x[i] += x[i + half];
 	return x[0];
+#endif
 }
 
 VINLINE float v_hmax(vf v)
@@ -229,11 +238,11 @@ VINLINE vf v_exp(vf x)
 #if VW == 16
 	/* The operand order of min and max lets a NaN through. */
 	r = v_min(v_set(104.0f), v_max(v_set(-104.0f), x));
-	n = (vf)_mm512_roundscale_ps((__m512)(r * 1.44269504088896341f), _MM_FROUND_TO_NEAREST_INT);
+	n = (vf)_mm512_roundscale_ps((__m512)(r * LOG2_E), _MM_FROUND_TO_NEAREST_INT);
 	r = r - n * 0.693359375f;
 #else
 	const float magic = 12582912.0f; /* 1.5·2^23: adding it rounds to an integer */
-	vf biased = x * 1.44269504088896341f + magic;
+	vf biased = x * LOG2_E + magic;
 
 	n = biased - magic;
 	r = x - n * 0.693359375f;
@@ -295,7 +304,12 @@ VINLINE vf v_exp2(vf x, bool coarse)
 #endif
 }
 
-VINLINE vf v_sigmoid(vf x)
+/* In bf16 an error of 6e-5 goes under in the rounding. */
+VINLINE vf v_sigmoid(vf x, enum dtype type)
 {
+#if VW == 16
+	if (type == DTYPE_BF16)
+		return (vf)_mm512_rcp14_ps((__m512)(1.0f + v_exp2(x * -LOG2_E, true)));
+#endif
 	return 1.0f / (1.0f + v_exp(-x));
 }
