@@ -10,7 +10,8 @@
 #include "dtraind/logs.h"
 #include "dtraind/routes.h"
 
-enum { LIST_DEFAULT = 100, LIST_MAX = 100000 };
+/* The most that one answer lists; for more, the caller asks again with before=. */
+enum { LIST_DEFAULT = 100, LIST_MAX = 1000 };
 
 /* May this caller submit here at all? */
 static bool check_submitter(struct http_request *r)
@@ -78,10 +79,24 @@ void route_submit(void *context, struct http_request *r)
 	controller_submit(d->controller, r, run, text);
 }
 
+/* The answer grows as text, a run at a time: as one tree of JSON it would be many times as large. */
 struct listing {
 	struct controller *controller;
-	json_t *runs;
+	struct strbuf text;
 };
+
+static int list_add(struct listing *l, const struct run *r, struct error *err)
+{
+	json_t *json = run_to_json(r);
+	_cleanup_free_ char *text = json ? json_to_string(json) : NULL;
+
+	json_decref(json);
+	if (!text)
+		return error_oom(err);
+	strbuf_adds(&l->text, l->text.len ? "," : "{\"runs\":[");
+	strbuf_adds(&l->text, text);
+	return 0;
+}
 
 static int list_one(void *context, struct run *r, struct error *err)
 {
@@ -90,22 +105,24 @@ static int list_one(void *context, struct run *r, struct error *err)
 	/* What is in memory is newer than what is written down. */
 	const struct run *live = queue_find(&l->controller->queue, stored->id);
 
-	return json_array_append_new(l->runs, run_to_json(live ? live : stored)) < 0 ? error_oom(err) : 0;
+	return list_add(l, live ? live : stored, err);
 }
 
 /* The active ones, from memory alone. */
-static void list_active(struct listing *l, unsigned states, int64_t before, int64_t limit)
+static int list_active(struct listing *l, unsigned states, int64_t before, int64_t limit, struct error *err)
 {
 	const struct queue *q = &l->controller->queue;
+	int r = 0;
 
-	for (size_t i = q->count; i > 0 && limit > 0; i--) {
+	for (size_t i = q->count; i > 0 && limit > 0 && r == 0; i--) {
 		const struct run *run = q->list[i - 1];
 
 		if (!(states >> run->state & 1) || (before > 0 && run->id >= before))
 			continue;
-		json_array_append_new(l->runs, run_to_json(run));
+		r = list_add(l, run, err);
 		limit--;
 	}
+	return r;
 }
 
 void route_runs(void *context, struct http_request *r)
@@ -113,9 +130,10 @@ void route_runs(void *context, struct http_request *r)
 	struct daemon *d = context;
 	const char *word = http_request_query(r, "state");
 	unsigned states = run_state_set(word ? word : "all");
-	struct listing l = {d->controller, NULL};
+	struct listing l = {d->controller, {0}};
 	struct error err = ERROR_INIT;
 	int64_t limit, before;
+	int code;
 
 	if (forward_to_controller(d, r) ||
 	    http_request_query_int(r, "limit", 1, LIST_MAX, LIST_DEFAULT, &limit) < 0 ||
@@ -128,15 +146,18 @@ void route_runs(void *context, struct http_request *r)
 		                 word);
 		return;
 	}
-	l.runs = json_array();
 	if ((states & ~run_state_set("active")) == 0)
-		list_active(&l, states, before, limit);
-	else if (store_list(d->controller->store, states, before, limit, list_one, &l, &err) < 0) {
-		json_decref(l.runs);
+		code = list_active(&l, states, before, limit, &err);
+	else
+		code = store_list(d->controller->store, states, before, limit, list_one, &l, &err);
+	strbuf_adds(&l.text, l.text.len ? "]}\n" : "{\"runs\":[]}\n");
+	if (code == 0 && l.text.failed)
+		code = error_oom(&err);
+	if (code < 0)
 		http_reply_error(r, 500, "store", "%s", err.message);
-		return;
-	}
-	http_reply_json(r, 200, json_pack("{s:o}", "runs", l.runs));
+	else
+		http_reply_bytes(r, 200, "application/json", l.text.data, l.text.len);
+	strbuf_free(&l.text);
 }
 
 void controller_reply_run(struct controller *c, struct http_request *request, const struct run *r)
