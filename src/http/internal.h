@@ -20,6 +20,7 @@ struct http_listener {
 	struct http_listener *next;
 	struct MHD_Daemon *daemon;
 	const struct identity *identity; /* NULL: a Unix socket */
+	struct http_request *requests;   /* all that are under way */
 	sd_event_source *io, *timer;
 	sd_event_source *resumed; /* MHD does not look for these by itself */
 };
@@ -34,8 +35,9 @@ struct http_stream {
 
 struct http_request {
 	struct http_listener *listener;
+	struct http_request *prev, *next; /* in the listener's list */
 	struct MHD_Connection *connection;
-	char *target, *path;
+	char *target;
 	struct http_match match;
 	char *captures[HTTP_CAPTURES];
 	struct http_caller caller;
@@ -56,5 +58,6 @@ struct http_request {
 void http_request_refuse(struct http_request *r, int status, const char *code, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 void http_request_resume(struct http_request *r);
+void http_request_end(struct http_request *r); /* the server is going: no more waiting */
 void http_request_suspend(struct http_request *r);
 void http_request_free(struct http_request *r);

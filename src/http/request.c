@@ -96,6 +96,12 @@ void http_request_free(struct http_request *r)
 {
 	if (!r)
 		return;
+	if (r->prev)
+		r->prev->next = r->next;
+	else
+		r->listener->requests = r->next;
+	if (r->next)
+		r->next->prev = r->prev;
 	sd_event_source_disable_unref(r->hangup);
 	notify_closed(r);
 	if (r->response)
@@ -106,7 +112,6 @@ void http_request_free(struct http_request *r)
 	strbuf_free(&r->stream.buffer);
 	free(r->user);
 	free(r->target);
-	free(r->path);
 	free(r);
 }
 
@@ -117,12 +122,19 @@ static int on_hangup(sd_event_source *source, int fd, uint32_t revents, void *us
 
 	r->gone = true;
 	sd_event_source_set_enabled(source, SD_EVENT_OFF);
-	notify_closed(r);
-	if (!r->answered)
-		http_reply_error(r, 503, "gone", "the caller has gone");
-	else
-		http_stream_abort(&r->stream);
+	http_request_end(r);
 	return 0;
+}
+
+void http_request_end(struct http_request *r)
+{
+	notify_closed(r);
+	if (!r->dispatched)
+		return;
+	if (!r->answered)
+		http_reply_error(r, 503, "stopping", "the service is being stopped");
+	else if (r->streaming && !r->stream.ended)
+		http_stream_abort(&r->stream);
 }
 
 void http_request_suspend(struct http_request *r)
@@ -237,6 +249,8 @@ static ssize_t stream_read(void *cls, uint64_t pos, char *buf, size_t max)
 	}
 	if (s->ended)
 		return MHD_CONTENT_READER_END_OF_STREAM;
+	if (r->listener->server->closing)
+		return MHD_CONTENT_READER_END_WITH_ERROR;
 	http_request_suspend(r);
 	return 0;
 }

@@ -119,6 +119,8 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *connection, c
 	}
 	if (!r->dispatched) {
 		r->dispatched = true;
+		if (!r->answered && l->server->closing)
+			http_request_refuse(r, 503, "stopping", "the service is being stopped");
 		if (!r->answered)
 			r->match.route->handler(l->server->options.context, r);
 	}
@@ -143,6 +145,10 @@ static void *on_request_line(void *cls, const char *target, struct MHD_Connectio
 		free(r);
 		return NULL;
 	}
+	r->next = r->listener->requests;
+	if (r->next)
+		r->next->prev = r;
+	r->listener->requests = r;
 	return r;
 }
 
@@ -263,6 +269,15 @@ static struct MHD_Daemon *start_daemon(struct http_listener *l, int fd)
 
 static void listener_free(struct http_listener *l)
 {
+	struct http_request *next;
+
+	/* MHD must not be stopped while a connection waits: each gets its end, and one turn to send it. */
+	for (struct http_request *r = l->requests; r; r = next) {
+		next = r->next;
+		http_request_end(r);
+	}
+	if (l->requests)
+		MHD_run(l->daemon);
 	sd_event_source_disable_unref(l->io);
 	sd_event_source_disable_unref(l->timer);
 	if (l->daemon)

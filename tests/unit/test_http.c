@@ -326,7 +326,16 @@ START_TEST(server_holds)
 		json_decref(answer);
 		ck_ok(http_local_json(l, "POST", "/release", NULL, NULL, &answer, &err), &err);
 	} while (json_get_int(answer, "closed", 0) < 2);
+
+	/* One that is still held when the server goes is answered. */
+	ck_assert_int_eq(pthread_create(&thread, NULL, get_hold, &s), 0);
+	while (!*(struct http_request *volatile *)&s.held)
+		;
 	served_stop(&s);
+	json_decref(steal_pointer(held));
+	pthread_join(thread, (void **)&held);
+	ck_assert_ptr_null(held);
+	ck_assert_int_eq(s.closed, 3);
 }
 END_TEST
 
