@@ -2,6 +2,7 @@
 #include "http/server.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <gnutls/gnutls.h>
 #include <pwd.h>
 #include <string.h>
@@ -297,6 +298,9 @@ static int listen_on(struct http_server *s, int fd_taken, const struct identity 
 
 	if (!l)
 		return error_oom(err);
+	/* One that systemd passes blocks as it comes, and so would accept. */
+	if (fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK) < 0)
+		return error_errno(err, -errno, "cannot serve on a socket");
 	l->server = s;
 	l->identity = identity;
 	l->daemon = start_daemon(l, fd);
