@@ -31,7 +31,8 @@ const char *__lsan_default_suppressions(void)
 /* What the processes of one test share. */
 struct stage {
 	int size, timeout_s;
-	const char *directory, *group;
+	char directory[256];
+	const char *group;
 	_Atomic double moment; /* when the thing happened that the test is about */
 	int gate[2];           /* a pipe that the parent closes to let waiting ranks go on */
 	int told[2];           /* a pipe in which ranks tell one another */
@@ -59,11 +60,13 @@ typedef void (*rank_fn)(struct stage *stage, int rank);
 static struct stage *stage_open(int size, int timeout_s)
 {
 	struct stage *s = mmap(NULL, sizeof(*s), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	_cleanup_free_ char *directory = NULL;
 
 	ck_assert(s != MAP_FAILED);
 	s->size = size;
 	s->timeout_s = timeout_s;
-	s->directory = unit_tmpdir();
+	directory = unit_tmpdir();
+	snprintf(s->directory, sizeof(s->directory), "%s", directory);
 	s->group = "a";
 	ck_assert_int_eq(pipe(s->gate) | pipe(s->told), 0);
 	return s;
@@ -74,7 +77,6 @@ static void stage_close(struct stage *s)
 	struct error err = ERROR_INIT;
 
 	ck_ok(file_remove_tree(s->directory, &err), &err);
-	free((char *)s->directory);
 	close(s->gate[0]);
 	close(s->told[0]);
 	close(s->told[1]);
@@ -726,7 +728,7 @@ START_TEST(a_missing_rank_is_named)
 	use_transport(0);
 	ck_fails(comm_create(NULL, &options, &comm, &err), &err, "rank 1 of 2 did not come");
 	ck_assert_int_eq(err.code, -ETIMEDOUT);
-	ck_ok(rendezvous_put((void *)s->directory, "y/ucx/1", "garbage", 7, &err), &err);
+	ck_ok(rendezvous_put(s->directory, "y/ucx/1", "garbage", 7, &err), &err);
 	options.group = "y";
 	ck_fails(comm_create(NULL, &options, &comm, &err), &err, "another version");
 	setenv("UCX_TLS", "no-such-thing", 1);
@@ -738,6 +740,7 @@ END_TEST
 /* Connects to every TCP port that a process listens on, says something strange there, and stays. */
 static int pester(pid_t pid)
 {
+	static const char strange[] = "GET / HTTP/1.1\r\nHost: stray\r\nUser-Agent: a port scan\r\n\r\n";
 	char path[64], line[512], link[64];
 	int found = 0;
 
@@ -775,10 +778,8 @@ static int pester(pid_t pid)
 						break;
 					}
 					if (i % 3)
-						(void)!send(fd,
-						            "GET / HTTP/1.1\r\nHost: stray\r\nAccept: "
-						            "*/*\r\nUser-Agent: a port scan\r\n\r\n",
-						            i % 3 == 1 ? 76 : 7, MSG_NOSIGNAL);
+						(void)!send(fd, strange, i % 3 == 1 ? sizeof(strange) - 1 : 7,
+						            MSG_NOSIGNAL);
 					if (i % 9 == 0)
 						close(fd);
 				}
@@ -799,7 +800,7 @@ START_TEST(stray_connections)
 
 	use_transport(_i);
 	pids[0] = spawn(s, 0, rank_same_bits);
-	ck_ok(rendezvous_get((void *)s->directory, "a/ucx/0", 20000, &card, &len, &err), &err);
+	ck_ok(rendezvous_get(s->directory, "a/ucx/0", 20000, &card, &len, &err), &err);
 	ck_assert_int_ge(pester(pids[0]), 1);
 	pids[1] = spawn(s, 1, rank_same_bits);
 	expect_all(s, pids, -1);

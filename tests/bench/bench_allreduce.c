@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * All-reduce between processes of this machine.
+ *
+ *	bench_allreduce [--ranks 2] [--bytes 16777216] [--rounds 200] [--type fp32|bf16]
+ *
+ * Prints the algorithmic bandwidth: bytes of the vector that is reduced, over the median time from queueing
+ * the collective to its end, on the slowest rank. (Between two ranks each sends and receives as many bytes.)
+ */
+#include <getopt.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include "../unit/rendezvous.h"
+#include "base/file.h"
+#include "engine/comm/comm.h"
+
+struct bench {
+	int ranks, rounds;
+	int64_t bytes;
+	enum dtype type;
+	char directory[64];
+	char carrier[96];
+	double median[64], best[64]; /* seconds, by rank */
+};
+
+static int compare(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}
+
+static int run_rank(struct bench *b, int rank)
+{
+	struct rendezvous meeting = rendezvous_in(b->directory);
+	struct comm_options options = {
+	    .rank = rank, .world_size = b->ranks, .timeout_s = 30, .rendezvous = &meeting, .group = "bench"};
+	int64_t count = b->bytes / (int64_t)dtype_size(b->type);
+	_cleanup_free_ double *times = calloc(b->rounds, sizeof(double));
+	struct error err = ERROR_INIT;
+	struct comm *comm;
+	void *buffer =
+	    mmap(NULL, b->bytes + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	int r = comm_create(NULL, &options, &comm, &err);
+
+	if (r >= 0) {
+		memset(buffer, 0, b->bytes);
+		snprintf(b->carrier, sizeof(b->carrier), "%s", comm_describe(comm));
+		for (int i = -b->rounds / 4; r >= 0 && i < b->rounds; i++) {
+			double start;
+
+			r = comm_wait(comm, comm_barrier(comm), &err);
+			start = clock_monotonic();
+			if (r >= 0)
+				r = comm_wait(comm, comm_all_reduce(comm, buffer, count, b->type, COMM_SUM),
+				              &err);
+			if (i >= 0)
+				times[i] = clock_monotonic() - start;
+		}
+		comm_destroy(comm);
+	}
+	if (r < 0) {
+		fprintf(stderr, "error: rank %d: %s\n", rank, err.message);
+		return 1;
+	}
+	qsort(times, b->rounds, sizeof(double), compare);
+	b->median[rank] = times[b->rounds / 2];
+	b->best[rank] = times[0];
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	static const struct option longs[] = {{"ranks", required_argument, NULL, 'r'},
+	                                      {"bytes", required_argument, NULL, 'b'},
+	                                      {"rounds", required_argument, NULL, 'n'},
+	                                      {"type", required_argument, NULL, 't'},
+	                                      {0}};
+	struct bench *b = mmap(NULL, sizeof(*b), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	struct error err = ERROR_INIT;
+	double median = 0, best = 0;
+	int failed = 0, c, status;
+
+	*b = (struct bench){
+	    .ranks = 2, .rounds = 200, .bytes = 16 << 20, .directory = "/tmp/dtrain-bench-XXXXXX"};
+	while ((c = getopt_long(argc, argv, "", longs, NULL)) != -1) {
+		if (c == 'r')
+			b->ranks = atoi(optarg);
+		else if (c == 'b')
+			b->bytes = atoll(optarg);
+		else if (c == 'n')
+			b->rounds = atoi(optarg);
+		else if (c == 't')
+			b->type = strcmp(optarg, "bf16") ? DTYPE_F32 : DTYPE_BF16;
+		else
+			return 2;
+	}
+	if (b->ranks < 1 || b->ranks > 64 || b->rounds < 1 || b->bytes < 8 || !mkdtemp(b->directory)) {
+		fprintf(stderr, "error: 1 to 64 ranks, at least one round, at least 8 bytes\n");
+		return 2;
+	}
+	for (int r = 0; r < b->ranks; r++)
+		if (!fork())
+			_exit(run_rank(b, r));
+	for (int r = 0; r < b->ranks; r++) {
+		wait(&status);
+		failed |= status;
+	}
+	file_remove_tree(b->directory, &err);
+	if (failed)
+		return 1;
+	for (int r = 0; r < b->ranks; r++) {
+		median = MAX(median, b->median[r]);
+		best = MAX(best, b->best[r]);
+	}
+	printf("%d ranks, %lld bytes, %s, %s: median %.1f us, %.2f GB/s; best %.1f us, %.2f GB/s\n", b->ranks,
+	       (long long)b->bytes, b->type == DTYPE_F32 ? "fp32" : "bf16", b->carrier, median * 1e6,
+	       b->bytes / median * 1e-9, best * 1e6, b->bytes / best * 1e-9);
+	return 0;
+}
