@@ -45,6 +45,7 @@ static int run_rank(struct bench *b, int rank)
 	int r = comm_create(NULL, &options, &comm, &err);
 
 	if (r >= 0) {
+		madvise(buffer, b->bytes, MADV_HUGEPAGE); /* as the engine's arena is */
 		memset(buffer, 0, b->bytes);
 		snprintf(b->carrier, sizeof(b->carrier), "%s", comm_describe(comm));
 		for (int i = -b->rounds / 4; r >= 0 && i < b->rounds; i++) {

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/cleanup.h"
@@ -66,11 +67,12 @@ static int open_ucx(struct comm *c, const struct comm_options *options, struct e
 	int r;
 
 	c->peers = calloc(c->size, sizeof(*c->peers));
-	c->transfers = calloc(2 * MAX(WINDOW, c->size), sizeof(*c->transfers));
-	c->scratch = aligned_alloc(4096, SCRATCH_BYTES);
+	c->transfers = calloc(2 * MAX(WINDOW_MAX, c->size), sizeof(*c->transfers));
+	c->scratch = aligned_alloc(HUGE_PAGE, SCRATCH_BYTES);
 	c->parts = calloc(c->size, sizeof(*c->parts));
 	if (!c->peers || !c->transfers || !c->scratch || !c->parts)
 		return error_oom(err);
+	(void)madvise(c->scratch, SCRATCH_BYTES, MADV_HUGEPAGE); /* advice only */
 	memset(c->scratch, 0, SCRATCH_BYTES);
 	for (int i = 0; i < c->size; i++)
 		c->peers[i].fd = -1;

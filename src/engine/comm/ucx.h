@@ -54,9 +54,11 @@ struct transfer {
 
 enum {
 	QUEUE_MAX = 256,
-	CHUNK_BYTES = 256 * 1024, /* a ring passes on chunks of this size … */
-	WINDOW = 4,               /* … so many at a time: all of them stay in the second-level cache */
-	SCRATCH_BYTES = WINDOW * CHUNK_BYTES,
+	CHUNK_BYTES = 512 * 1024, /* a ring passes on chunks of this size, or smaller ones … */
+	WINDOW_MAX = 32,          /* … up to so many at a time … */
+	SCRATCH_BYTES = 4 << 20,  /* … that fit in here together */
+	CHAIN_WINDOW = 4,         /* of a broadcast */
+	HUGE_PAGE = 2 << 20,
 	FLAT_BYTES = 16 * 1024, /* up to here all send all to all: one latency instead of 2 (n - 1) */
 };
 
@@ -98,7 +100,7 @@ struct comm {
 	int ucx_error;       /* a ucs_status_t that a message ended with, and whose */
 	int ucx_error_peer;
 
-	struct transfer *transfers; /* [2 · max(WINDOW, size)] */
+	struct transfer *transfers; /* [2 · max(WINDOW_MAX, size)] */
 	char *scratch;              /* [SCRATCH_BYTES], 64-byte aligned */
 	void **parts;               /* [size]: what a reduction adds up */
 };

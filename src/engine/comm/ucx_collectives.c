@@ -44,7 +44,8 @@ static int finish(struct comm *c, const struct transfer *transfers, int count)
 struct layout {
 	char *buffer;
 	size_t size; /* of an element */
-	int64_t count, shard, chunk;
+	int64_t count, shard;
+	int64_t chunk; /* set by the algorithm */
 };
 
 struct span {
@@ -71,17 +72,12 @@ struct ring {
 	struct comm *c;
 	struct layout layout;
 	int reduce_steps, steps;
+	int64_t blocks; /* chunks of the longest shard */
 };
 
-/* Where in the sequence of a ring's messages something stands: step by step, in each the chunks of a shard.
- */
-struct cursor {
-	int step;
-	int64_t chunk, passed; /* passed: messages before this one */
-};
-
-/* In step s of the reduction a rank passes on shard rank - s - 1, so that after size - 1 steps it has added
- * the last part to its own; the gathering starts with that. What arrives in one step is sent in the next. */
+/* In step s of the reduction a rank passes on its chunk of shard rank - s - 1, so that after size - 1 steps
+ * it has added the last part to its own; the gathering starts with that. What arrives in one step is sent in
+ * the next. */
 static int shard_sent(const struct ring *ring, int step)
 {
 	int r = ring->c->rank, n = ring->c->size;
@@ -98,25 +94,54 @@ static int shard_received(const struct ring *ring, int step)
 	                                 : modulo(r - (step - ring->reduce_steps) - 1, n);
 }
 
-static void cursor_settle(const struct ring *ring, struct cursor *at, int (*shard)(const struct ring *, int))
+/* Where in the sequence of a ring's messages something stands. The chunks go round in waves: in wave w, chunk
+ * w - s of a shard takes step s. Between two steps of one chunk lie those of the chunks beside it, which
+ * hides the way there and back, and what was just added is passed on while it is still in the cache. */
+struct cursor {
+	int64_t wave;
+	int step;
+	int64_t passed; /* messages before this one */
+};
+
+typedef int (*shard_fn)(const struct ring *ring, int step);
+
+static bool at_end(const struct ring *ring, const struct cursor *at)
 {
-	while (at->step < ring->steps &&
-	       at->chunk * ring->layout.chunk >= shard_count(&ring->layout, shard(ring, at->step))) {
-		at->step++;
-		at->chunk = 0;
+	return at->wave >= ring->blocks + ring->steps - 1;
+}
+
+static struct span span_at(const struct ring *ring, const struct cursor *at, shard_fn shard)
+{
+	return span_of(&ring->layout, shard(ring, at->step), at->wave - at->step);
+}
+
+/* Moves to the first message at or after this place: chunks that do not exist, or are empty, are none. */
+static void cursor_settle(const struct ring *ring, struct cursor *at, shard_fn shard)
+{
+	while (!at_end(ring, at)) {
+		if (at->step >= ring->steps || at->step > at->wave) {
+			at->wave++;
+			at->step = 0;
+		} else if (at->wave - at->step >= ring->blocks || span_at(ring, at, shard).count <= 0) {
+			at->step++;
+		} else {
+			break;
+		}
 	}
 }
 
-static void cursor_advance(const struct ring *ring, struct cursor *at, int (*shard)(const struct ring *, int))
+static void cursor_advance(const struct ring *ring, struct cursor *at, shard_fn shard)
 {
-	at->chunk++;
+	at->step++;
 	at->passed++;
 	cursor_settle(ring, at, shard);
 }
 
-static bool is_after(const struct cursor *at, int step, int64_t chunk)
+/* A chunk is sent on once it has arrived in the step before. */
+static bool may_send(const struct ring *ring, const struct cursor *sent, const struct cursor *arrived)
 {
-	return at->step > step || (at->step == step && at->chunk > chunk);
+	return !sent->step || at_end(ring, arrived) || arrived->wave > sent->wave - 1 ||
+	       (arrived->wave == sent->wave - 1 && arrived->step > sent->step - 1);
 }
 
 static int ring_run(struct comm *c, uint64_t ticket, const struct layout *layout, enum element type,
@@ -129,45 +154,49 @@ static int ring_run(struct comm *c, uint64_t ticket, const struct layout *layout
 	    .steps = (reduce ? c->size - 1 : 0) + (gather ? c->size - 1 : 0),
 	};
 	int next = modulo(c->rank + 1, c->size), previous = modulo(c->rank - 1, c->size);
-	struct transfer *in = c->transfers, *out = c->transfers + WINDOW;
+	int window = MIN(WINDOW_MAX, ring.steps + 6);
+	size_t slot_bytes = MIN(CHUNK_BYTES, SCRATCH_BYTES / window / 64 * 64);
+	struct transfer *in = c->transfers, *out = c->transfers + WINDOW_MAX;
 	struct cursor posted = {0}, arrived = {0}, sent = {0};
 	int64_t sends_done = 0;
 
+	ring.layout.chunk = slot_bytes / layout->size;
+	ring.blocks = (layout->shard + ring.layout.chunk - 1) / ring.layout.chunk;
 	cursor_settle(&ring, &posted, shard_received);
 	cursor_settle(&ring, &arrived, shard_received);
 	cursor_settle(&ring, &sent, shard_sent);
-	while (arrived.step < ring.steps || sent.step < ring.steps || sends_done < sent.passed) {
+	while (!at_end(&ring, &arrived) || !at_end(&ring, &sent) || sends_done < sent.passed) {
 		bool moved = false;
 
-		while (posted.step < ring.steps && posted.passed - arrived.passed < WINDOW) {
-			struct span to = span_of(layout, shard_received(&ring, posted.step), posted.chunk);
-			int slot = posted.passed % WINDOW;
+		while (!at_end(&ring, &posted) && posted.passed - arrived.passed < window) {
+			struct span to = span_at(&ring, &posted, shard_received);
+			int slot = posted.passed % window;
 			bool adds = posted.step < ring.reduce_steps;
 
 			transport_receive(c, previous,
 			                  make_tag(ticket, previous, adds ? PHASE_REDUCE : PHASE_GATHER),
-			                  adds ? c->scratch + slot * CHUNK_BYTES : to.data,
+			                  adds ? c->scratch + slot * slot_bytes : to.data,
 			                  to.count * layout->size, &in[slot]);
 			cursor_advance(&ring, &posted, shard_received);
 		}
-		while (sent.step < ring.steps && sent.passed - sends_done < WINDOW &&
-		       (!sent.step || is_after(&arrived, sent.step - 1, sent.chunk))) {
-			struct span from = span_of(layout, shard_sent(&ring, sent.step), sent.chunk);
+		while (!at_end(&ring, &sent) && sent.passed - sends_done < window &&
+		       may_send(&ring, &sent, &arrived)) {
+			struct span from = span_at(&ring, &sent, shard_sent);
 
 			transport_send(c, next,
 			               make_tag(ticket, c->rank,
 			                        sent.step < ring.reduce_steps ? PHASE_REDUCE : PHASE_GATHER),
-			               from.data, from.count * layout->size, &out[sent.passed % WINDOW]);
+			               from.data, from.count * layout->size, &out[sent.passed % window]);
 			cursor_advance(&ring, &sent, shard_sent);
 			moved = true;
 		}
-		for (; sends_done < sent.passed && out[sends_done % WINDOW].done; moved = true)
+		for (; sends_done < sent.passed && out[sends_done % window].done; moved = true)
 			sends_done++;
-		if (arrived.passed < posted.passed && in[arrived.passed % WINDOW].done && !c->ucx_error) {
-			struct span to = span_of(layout, shard_received(&ring, arrived.step), arrived.chunk);
+		if (arrived.passed < posted.passed && in[arrived.passed % window].done && !c->ucx_error) {
+			struct span to = span_at(&ring, &arrived, shard_received);
 
 			if (arrived.step < ring.reduce_steps)
-				reduce_pair(to.data, c->scratch + arrived.passed % WINDOW * CHUNK_BYTES,
+				reduce_pair(to.data, c->scratch + arrived.passed % window * slot_bytes,
 				            to.count, type, op);
 			cursor_advance(&ring, &arrived, shard_received);
 			moved = true;
@@ -241,8 +270,7 @@ static int all_reduce(struct comm *c, uint64_t ticket, const struct operation *o
 {
 	size_t size = element_size(o->type), bytes = o->count * size, stride = (bytes + 63) / 64 * 64;
 	int64_t per_rank = (o->count + c->size - 1) / c->size, line = 64 / size;
-	struct layout layout = {o->buffer, size, o->count, (per_rank + line - 1) / line * line,
-	                        CHUNK_BYTES / size};
+	struct layout layout = {o->buffer, size, o->count, (per_rank + line - 1) / line * line, 0};
 	int r;
 
 	if (bytes <= FLAT_BYTES && stride * c->size <= SCRATCH_BYTES) {
@@ -265,7 +293,7 @@ static int all_reduce(struct comm *c, uint64_t ticket, const struct operation *o
 static int reduce_scatter(struct comm *c, uint64_t ticket, const struct operation *o)
 {
 	size_t size = element_size(o->type);
-	struct layout layout = {o->buffer, size, o->count * c->size, o->count, CHUNK_BYTES / size};
+	struct layout layout = {o->buffer, size, o->count * c->size, o->count, 0};
 
 	if (o->type == ELEMENT_BF16 || o->count * size <= FLAT_BYTES)
 		return exchange_reduce(c, ticket, &layout, o->type, o->op);
@@ -275,7 +303,7 @@ static int reduce_scatter(struct comm *c, uint64_t ticket, const struct operatio
 static int all_gather(struct comm *c, uint64_t ticket, const struct operation *o)
 {
 	size_t size = element_size(o->type), bytes = o->count * size;
-	struct layout layout = {o->buffer, size, o->count * c->size, o->count, CHUNK_BYTES / size};
+	struct layout layout = {o->buffer, size, o->count * c->size, o->count, 0};
 	char *base = o->buffer;
 
 	if (bytes <= FLAT_BYTES)
@@ -312,7 +340,7 @@ static int broadcast_chain(struct comm *c, uint64_t ticket, const struct operati
 {
 	int at = modulo(c->rank - o->root, c->size), next = modulo(c->rank + 1, c->size),
 	    previous = modulo(c->rank - 1, c->size);
-	struct transfer *in = c->transfers, *out = c->transfers + WINDOW;
+	struct transfer *in = c->transfers, *out = c->transfers + WINDOW_MAX;
 	int64_t chunks = (o->count + CHUNK_BYTES - 1) / CHUNK_BYTES;
 	int64_t posted = 0, arrived = at ? 0 : chunks, sent = at == c->size - 1 ? chunks : 0,
 	        sends_done = sent;
@@ -320,18 +348,19 @@ static int broadcast_chain(struct comm *c, uint64_t ticket, const struct operati
 	while (arrived < chunks || sends_done < chunks) {
 		bool moved = false;
 
-		for (; at && posted < chunks && posted - arrived < WINDOW; posted++)
+		for (; at && posted < chunks && posted - arrived < CHAIN_WINDOW; posted++)
 			transport_receive(c, previous, make_tag(ticket, previous, PHASE_GATHER),
 			                  (char *)o->buffer + posted * CHUNK_BYTES,
 			                  MIN(CHUNK_BYTES, o->count - posted * CHUNK_BYTES),
-			                  &in[posted % WINDOW]);
-		for (; arrived < posted && in[arrived % WINDOW].done; moved = true)
+			                  &in[posted % CHAIN_WINDOW]);
+		for (; arrived < posted && in[arrived % CHAIN_WINDOW].done; moved = true)
 			arrived++;
-		for (; sent < arrived && sent - sends_done < WINDOW; sent++, moved = true)
+		for (; sent < arrived && sent - sends_done < CHAIN_WINDOW; sent++, moved = true)
 			transport_send(c, next, make_tag(ticket, c->rank, PHASE_GATHER),
 			               (char *)o->buffer + sent * CHUNK_BYTES,
-			               MIN(CHUNK_BYTES, o->count - sent * CHUNK_BYTES), &out[sent % WINDOW]);
-		for (; sends_done < sent && out[sends_done % WINDOW].done; moved = true)
+			               MIN(CHUNK_BYTES, o->count - sent * CHUNK_BYTES),
+			               &out[sent % CHAIN_WINDOW]);
+		for (; sends_done < sent && out[sends_done % CHAIN_WINDOW].done; moved = true)
 			sends_done++;
 		if (!moved || c->ucx_error) {
 			int r = comm_step(c);

