@@ -10,7 +10,7 @@
 #include "unit.h"
 
 static const enum dtype test_types[] = {DTYPE_F32, DTYPE_BF16};
-static const int test_threads[] = {1, 2, 3};
+static const int test_threads[] = {1, 3};
 
 static inline double test_random(uint64_t *state) /* about normal */
 {
