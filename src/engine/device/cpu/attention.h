@@ -240,3 +240,66 @@ VINLINE void transpose_words(word *dst, const word *src, int64_t words)
 			for (int64_t i = 0; i < 8; i++)
 				dst[(e + i) * BLOCK + r] = src[r * words + e + i];
 }
+
+/* ---- which keys a query sees, and what both directions share ---- */
+/* The keys that query row i (its position among the keys) may see, relative to the block of keys at j. */
+VINLINE int64_t key_end(int64_t position, int64_t j, int64_t keys)
+{
+	int64_t end = position - j + 1;
+
+	if (end > keys - j)
+		end = keys - j;
+	return end < 0 ? 0 : end > BLOCK ? BLOCK : end;
+}
+
+VINLINE int64_t key_begin(int64_t position, int64_t j, int window)
+{
+	int64_t begin = window > 0 ? position - window + 1 - j : 0;
+
+	return begin < 0 ? 0 : begin;
+}
+
+/* Whether the queries at these positions all see all keys of the block at j. */
+VINLINE bool sees_whole(int64_t position, int64_t rows, int64_t j, int window)
+{
+	return position >= j + BLOCK - 1 && (window <= 0 || position + rows - 1 - j < window);
+}
+
+VINLINE vi lane_mask(int64_t begin, int64_t end, int64_t base)
+{
+	vi lane = v_lanes() + (int32_t)base;
+
+	return (lane >= (int32_t)begin) & (lane < (int32_t)end);
+}
+
+VINLINE void store_rows(void *dst, int64_t ld, const float *src, int64_t rows, int64_t head_dim,
+                        int64_t width, enum dtype type)
+{
+	for (int64_t r = 0; r < rows; r++) {
+		void *row = at(dst, r * ld, type);
+		int64_t c = 0;
+
+		for (; c + VW <= head_dim; c += VW)
+			v_store(row, c, type, *(const vf_u *)(src + r * width + c));
+		if (c < head_dim)
+			v_store_n(row, c, type, *(const vf_u *)(src + r * width + c), head_dim - c);
+	}
+}
+
+#if defined(__AVX512BF16__) && VW == 16
+#define DOT true
+#else
+#define DOT false
+#endif
+
+static inline int64_t longest_document(const struct device_attention *a)
+{
+	int64_t longest = 0;
+
+	for (int d = 0; d < a->documents; d++) {
+		int64_t n = a->host_starts[d + 1] - a->host_starts[d];
+
+		longest = n > longest ? n : longest;
+	}
+	return longest;
+}
