@@ -1,13 +1,84 @@
 # SPDX-License-Identifier: Apache-2.0
-# DTRAIN_CUDA: --with-cuda[=DIR|no]; looks for nvcc in the usual places. Sets HAVE_CUDA, NVCC, CUDA_CFLAGS, CUDA_LIBS.
+# DTRAIN_CUDA: --with-cuda[=DIR|no]: the CUDA engine where a whole toolkit is: nvcc that compiles for the architectures named
+# below, the runtime, and cuBLASLt. By default it is built where all of that is found, and left out where anything is missing.
+# Sets HAVE_CUDA and HAVE_NCCL (conditionals), NVCC, NVCCFLAGS, CUDA_CFLAGS, CUDA_LIBS, NCCL_LIBS.
+# Libraries elsewhere than in the toolkit: ./configure CUDA_CFLAGS=-I… CUDA_LIBS=-L….
+
+# The architectures, one -gencode each, and PTX of the newest for those to come. (Brackets would die in m4: code= has none.)
+m4_define([DTRAIN_CUDA_GENCODE], [-gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 dnl
+-gencode arch=compute_100,code=sm_100 -gencode arch=compute_100,code=compute_100])
+
 AC_DEFUN([DTRAIN_CUDA], [
 AC_ARG_WITH([cuda], [AS_HELP_STRING([--with-cuda@<:@=DIR@:>@], [build the CUDA engine with the toolkit in DIR (default: look for it)])],
 	[], [with_cuda=check])
 AC_ARG_VAR([NVCC], [the CUDA compiler])
+AC_ARG_VAR([NVCC_ARCH], [its -gencode options])
+AC_ARG_VAR([CUDA_CFLAGS], [where cublasLt.h, nccl.h are, if not in the toolkit: -I…])
+AC_ARG_VAR([CUDA_LIBS], [where libcublasLt, libcudart, libnccl are, if not in the toolkit: -L…])
 have_cuda=no
-AS_CASE([$with_cuda], [no], [],
+have_nccl=no
+cuda_missing=
+AS_CASE([$with_cuda],
+	[no], [NVCC=],
 	[check|yes], [AC_PATH_PROG([NVCC], [nvcc], [], [$PATH:/usr/local/cuda/bin:/usr/lib/cuda/bin])],
 	[AC_PATH_PROG([NVCC], [nvcc], [], [$with_cuda/bin])])
-AS_IF([test -n "$NVCC"], [have_cuda=yes],
-	[AS_IF([test "x$with_cuda" != xcheck && test "x$with_cuda" != xno], [AC_MSG_ERROR([no nvcc found for --with-cuda=$with_cuda])])])
+AS_IF([test "x$with_cuda" = xno], [cuda_missing="--without-cuda"],
+	[test -z "$NVCC"], [cuda_missing="no nvcc"],
+	[
+	: ${NVCC_ARCH="DTRAIN_CUDA_GENCODE"}
+	# Quiet about nothing: the compiler's own remarks are switched on for the host's half.
+	NVCCFLAGS="-std=c++17 -O3 -lineinfo -Xcompiler -Wall"
+	AC_MSG_CHECKING([whether $NVCC compiles for $(echo "$NVCC_ARCH" | grep -o 'code=@<:@a-z@:>@*_@<:@0-9@:>@*' | cut -d= -f2 | tr '\n' ' ')])
+	cat >conftest.cu <<_ACEOF
+#include <cuda_runtime.h>
+#include <cuda_bf16.h>
+__global__ void k(float *x) { x@<:@threadIdx.x@:>@ *= 2; }
+_ACEOF
+	# Where nvcc itself looks: it may be a script that starts one elsewhere.
+	cuda_home=$($NVCC --dryrun -c -o conftest.$OBJEXT conftest.cu 2>&1 | sed -n 's/^.* TOP=//p')
+	AS_IF([test -d "$cuda_home/include"], [CUDA_CFLAGS="$CUDA_CFLAGS -isystem $cuda_home/include"])
+	for cuda_dir in "$cuda_home/lib64" "$cuda_home/lib"; do
+		AS_IF([test -e "$cuda_dir/libcudart.so"], [CUDA_LIBS="$CUDA_LIBS -L$cuda_dir"; break])
+	done
+	AS_IF([$NVCC $NVCC_ARCH $NVCCFLAGS -c -o conftest.$OBJEXT conftest.cu >&AS_MESSAGE_LOG_FD 2>&1],
+		[AC_MSG_RESULT([yes])], [AC_MSG_RESULT([no]); cuda_missing="nvcc that compiles (config.log says why not)"])
+	rm -f conftest.cu conftest.$OBJEXT
+	cuda_save_CPPFLAGS=$CPPFLAGS
+	cuda_save_LIBS=$LIBS
+	CPPFLAGS="$CPPFLAGS $CUDA_CFLAGS"
+	LIBS="$CUDA_LIBS $LIBS"
+	AS_IF([test -z "$cuda_missing"],
+		[AC_CHECK_HEADER([cublasLt.h], [], [cuda_missing="cublasLt.h (apt install libcublas-dev-13-0)"])])
+	AS_IF([test -z "$cuda_missing"],
+		[AC_CHECK_LIB([cudart], [cudaGetDeviceCount], [:], [cuda_missing="libcudart"])])
+	AS_IF([test -z "$cuda_missing"],
+		[AC_CHECK_LIB([cublasLt], [cublasLtCreate], [:], [cuda_missing="libcublasLt"])])
+	AS_IF([test -z "$cuda_missing"], [
+		have_cuda=yes
+		AC_CHECK_HEADER([nccl.h], [AC_CHECK_LIB([nccl], [ncclCommInitRankConfig], [have_nccl=yes], [], [-lcudart])])
+	])
+	CPPFLAGS=$cuda_save_CPPFLAGS
+	LIBS=$cuda_save_LIBS
+	NCCL_LIBS=-lnccl
+	CUDA_LIBS="$CUDA_LIBS -lcublasLt -lcudart -lstdc++"
+	])
+AC_MSG_CHECKING([for the CUDA engine])
+AS_IF([test $have_cuda = yes], [AC_MSG_RESULT([yes, collectives over NCCL: $have_nccl])],
+	[AC_MSG_RESULT([no: $cuda_missing])
+	 AS_CASE([$with_cuda], [no|check], [], [AC_MSG_ERROR([--with-cuda=$with_cuda: missing: $cuda_missing])])])
+AC_SUBST([NVCCFLAGS])
+AC_SUBST([NCCL_LIBS])
+AM_CONDITIONAL([HAVE_CUDA], [test $have_cuda = yes])
+AM_CONDITIONAL([HAVE_NCCL], [test $have_nccl = yes])
+])
+
+# DTRAIN_CXX: a C++ compiler for tests/simt, which runs the CUDA kernels on the host. Sets HAVE_CXX.
+AC_DEFUN([DTRAIN_CXX], [
+AC_LANG_PUSH([C++])
+AC_MSG_CHECKING([whether $CXX works])
+AC_COMPILE_IFELSE([AC_LANG_PROGRAM([[#include <vector>]], [[std::vector<int> v; auto f = [&] { return v.size(); }; return (int)f();]])],
+	[have_cxx=yes], [have_cxx=no])
+AC_MSG_RESULT([$have_cxx])
+AC_LANG_POP([C++])
+AM_CONDITIONAL([HAVE_CXX], [test $have_cxx = yes])
 ])

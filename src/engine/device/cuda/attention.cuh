@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Attention: what its files share. A kernel takes tiles of consecutive rows without regard to documents:
+ * every query knows the first key it may see, every key the last query that may see it, and what lies outside
+ * is masked; a tile's loop runs from the least to the greatest of them.
+ */
+#pragma once
+
+#include "engine/device/cuda/kernel.cuh"
+
+#define LOG2_E 1.44269504088896341f
+#define LN_2   0.69314718055994531f
+
+struct attention_shape {
+	int64_t queries; /* rows of q */
+	int64_t offset;  /* of query 0 among the keys: 0, or what the cache held before */
+	int64_t keys;
+	int heads, group; /* group: query heads to one of k and v */
+	int head_dim, window, documents;
+	const int32_t *starts; /* NULL: one document */
+	float scale;
+	int64_t ld_q, ld_k, ld_v, ld_o;
+};
+
+/* The document of row t: starts[d] <= t < starts[d + 1]. */
+static __device__ __forceinline__ int document_of(const attention_shape &a, int64_t t)
+{
+	int low = 0, high = a.documents - 1;
+
+	while (low < high) {
+		int middle = (low + high + 1) / 2;
+
+		if (a.starts[middle] <= t)
+			low = middle;
+		else
+			high = middle - 1;
+	}
+	return low;
+}
+
+/* Keys [first_key, position] are what the query at `position` sees. */
+static __device__ __forceinline__ int64_t first_key(const attention_shape &a, int64_t position)
+{
+	int64_t start = a.starts ? a.starts[document_of(a, position)] : 0;
+	int64_t window = a.window > 0 ? position - a.window + 1 : 0;
+
+	return window > start ? window : start;
+}
+
+/* Queries [key, end_query) see the key. */
+static __device__ __forceinline__ int64_t end_query(const attention_shape &a, int64_t key)
+{
+	int64_t end = a.starts ? a.starts[document_of(a, key) + 1] : a.keys;
+
+	return a.window > 0 && key + a.window < end ? key + a.window : end;
+}
+
+/* Each file's part. `plain` is fp32 arithmetic in any type, head size and alignment; the others bf16 on
+ * tensor cores. */
+void attention_forward_plain(struct device *dev, const attention_shape &a, enum dtype type, void *o,
+                             float *lse, int64_t ld_lse, const void *q, const void *k, const void *v);
+void attention_backward_plain(struct device *dev, const attention_shape &a, enum dtype type, void *d_q,
+                              void *d_k, void *d_v, const void *d_o, const float *delta, const float *lse,
+                              const void *q, const void *k, const void *v);
+bool attention_forward_tiles(struct device *dev, const attention_shape &a, bf16 *o, float *lse,
+                             int64_t ld_lse, const bf16 *q, const bf16 *k, const bf16 *v);
+bool attention_backward_tiles(struct device *dev, const attention_shape &a, bf16 *d_q, bf16 *d_k, bf16 *d_v,
+                              const bf16 *d_o, const float *delta, const float *lse, const bf16 *q,
+                              const bf16 *k, const bf16 *v);

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The inside of struct device on CUDA, shared by the files of this directory (and comm/nccl.c, which needs
+ * the stream). The operations of device.h are implemented beside their kernels, in the .cu files: each queues
+ * its kernels on `stream` and returns; what fails at that moment is kept with device_fault.
+ *
+ * tests/simt compiles the same files for the host, with stand-ins for the headers of CUDA.
+ */
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#include "engine/device/device.h"
+
+/* Partial sums are cut by shape alone: never by the number of multiprocessors. */
+#define REDUCE_PARTS 1024
+#define COLUMN_PARTS 512
+#define STAGING      ((size_t)4 << 20)
+#define WORKSPACE    ((size_t)32 << 20) /* of cuBLASLt; what it recommends for Hopper */
+
+struct gemm_cache;
+
+struct device {
+	int index, major, minor, multiprocessors;
+	bool stream_made;
+	cudaStream_t stream;
+	struct gemm_cache *gemm;
+	char *scratch;
+	size_t scratch_size;
+	double *parts; /* [REDUCE_PARTS] */
+	char *staging; /* pinned: small writes leave from here, so that the caller need not wait */
+	size_t staged; /* of it in use since the last time that the stream was waited for */
+	int fault;     /* first negative errno of an operation, cleared when it is returned */
+	char fault_message[192];
+	char description[192];
+};
+
+/* Keeps the first fault of the operations since the last synchronize. */
+void device_fault(struct device *dev, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+/* The scratch, or NULL with a fault where it is smaller than `bytes`. */
+void *device_scratch(struct device *dev, size_t bytes, const char *operation);
+/* After a launch: keeps its error. */
+void device_launched(struct device *dev, const char *kernel);
+/* Fills err from an error of the runtime; "cuda:0: what: the runtime's words". */
+int device_cuda_error(const struct device *dev, cudaError_t status, const char *what, struct error *err);
+
+/* gemm.c */
+int gemm_create(struct device *dev, struct error *err);
+void gemm_destroy(struct device *dev);
+const char *gemm_describe(void); /* "cuBLASLt 13.0.0"; static */
+
+/* attention.cu */
+size_t attention_scratch(int64_t tokens, int heads, int head_dim);
+
+static inline size_t round_up(size_t n, size_t to)
+{
+	return (n + to - 1) / to * to;
+}
+
+#ifdef __cplusplus
+}
+#endif

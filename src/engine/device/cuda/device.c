@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A GPU as a device: the stream, memory, scratch, transfers, faults, events. */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/device/cuda/cuda.h"
+
+struct device_event {
+	cudaEvent_t event;
+};
+
+#define MIB(bytes) ((double)(bytes) / (1 << 20))
+
+/* ---- what is there, said so that a person knows what to install ---- */
+static int find_gpu(struct device *dev, struct error *err)
+{
+	int driver = 0, runtime = 0, count = 0;
+	cudaError_t status;
+
+	(void)cudaRuntimeGetVersion(&runtime);
+	if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
+		return error_set(
+		    err, -ENODEV,
+		    "no NVIDIA driver on this machine: the CUDA engine needs one for CUDA %d.%d or "
+		    "newer (apt install nvidia-driver), or use the CPU engine",
+		    runtime / 1000, runtime % 1000 / 10);
+	status = cudaGetDeviceCount(&count);
+	if (status == (cudaError_t)cudaErrorInsufficientDriver || driver / 1000 < runtime / 1000)
+		return error_set(
+		    err, -ENODEV,
+		    "the NVIDIA driver is too old: it supports CUDA %d.%d, this engine was built with "
+		    "CUDA %d.%d; upgrade the driver",
+		    driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+	if (status == (cudaError_t)cudaErrorSystemDriverMismatch)
+		return error_set(
+		    err, -ENODEV,
+		    "the NVIDIA driver's library and its kernel module differ in version: reboot, or "
+		    "reload the module");
+	if (status != cudaSuccess)
+		return error_set(err, -ENODEV, "the NVIDIA driver does not answer: %s",
+		                 cudaGetErrorString(status));
+	if (dev->index < 0 || dev->index >= count)
+		return error_set(err, -ENODEV,
+		                 "GPU %d is asked for, %d %s visible to this process (CUDA_VISIBLE_DEVICES)",
+		                 dev->index, count, count == 1 ? "is" : "are");
+	status = cudaSetDevice(dev->index);
+	return status ? device_cuda_error(dev, status, "cannot be used", err) : 0;
+}
+
+static int open_gpu(struct device *dev, struct error *err)
+{
+	struct cudaDeviceProp properties;
+	cudaError_t status;
+	int r = find_gpu(dev, err);
+
+	if (r < 0)
+		return r;
+	status = cudaGetDeviceProperties(&properties, dev->index);
+	if (status)
+		return device_cuda_error(dev, status, "cannot be asked what it is", err);
+	dev->major = properties.major;
+	dev->minor = properties.minor;
+	dev->multiprocessors = properties.multiProcessorCount;
+	if (dev->major < 8)
+		return error_set(
+		    err, -ENODEV,
+		    "%s has compute capability %d.%d: the CUDA engine needs 8.0 (Ampere) or newer",
+		    properties.name, dev->major, dev->minor);
+	status = cudaStreamCreateWithFlags(&dev->stream, cudaStreamNonBlocking);
+	if (status)
+		return device_cuda_error(dev, status, "cannot make a stream", err);
+	dev->stream_made = true;
+	if ((status = cudaMalloc((void **)&dev->parts, REDUCE_PARTS * sizeof(*dev->parts))) ||
+	    (status = cudaMallocHost((void **)&dev->staging, STAGING)))
+		return device_cuda_error(dev, status, "cannot allocate the engine's own buffers", err);
+	r = gemm_create(dev, err);
+	if (r < 0)
+		return r;
+	snprintf(dev->description, sizeof(dev->description), "cuda:%d: %.80s, %.1f GiB, sm_%d%d, %s",
+	         dev->index, properties.name, MIB(properties.totalGlobalMem) / 1024, dev->major, dev->minor,
+	         gemm_describe());
+	return 0;
+}
+
+int device_create(const struct device_options *options, struct device **out, struct error *err)
+{
+	struct device *dev = calloc(1, sizeof(*dev));
+	int r;
+
+	if (!dev)
+		return error_oom(err);
+	dev->index = options ? options->index : 0;
+	r = open_gpu(dev, err);
+	if (r < 0)
+		device_destroy(dev);
+	else
+		*out = dev;
+	return r;
+}
+
+void device_destroy(struct device *dev)
+{
+	if (!dev)
+		return;
+	if (dev->stream_made)
+		(void)cudaStreamSynchronize(dev->stream);
+	gemm_destroy(dev);
+	(void)cudaFree(dev->scratch);
+	(void)cudaFree(dev->parts);
+	(void)cudaFreeHost(dev->staging);
+	if (dev->stream_made)
+		(void)cudaStreamDestroy(dev->stream);
+	free(dev);
+}
+
+const char *device_describe(const struct device *dev)
+{
+	return dev->description;
+}
+
+bool device_supports(const struct device *dev, enum dtype type)
+{
+	return type == DTYPE_F32 || type == DTYPE_BF16;
+}
+
+/* The data sheets' dense figures of the full-size boards, by the multiprocessors that this one has. */
+double device_peak_flops(const struct device *dev, enum dtype type)
+{
+	static const struct {
+		int major, minor, multiprocessors;
+		double bf16, f32;
+	} boards[] = {
+	    {8, 0, 108, 312e12, 19.5e12},   /* A100 SXM */
+	    {9, 0, 132, 989.4e12, 66.9e12}, /* H100 SXM, H200 */
+	    {10, 0, 148, 2250e12, 75e12},   /* B200 */
+	};
+
+	for (size_t i = 0; i < sizeof(boards) / sizeof(boards[0]); i++)
+		if (boards[i].major == dev->major && boards[i].minor == dev->minor)
+			return (type == DTYPE_F32 ? boards[i].f32 : boards[i].bf16) * dev->multiprocessors /
+			       boards[i].multiprocessors;
+	return 0;
+}
+
+/* ---- memory ---- */
+static int allocate(struct device *dev, size_t bytes, const char *what, void **out, struct error *err)
+{
+	size_t available = 0, total = 0;
+	cudaError_t status = cudaMalloc(out, bytes ? bytes : 1);
+
+	if (status == cudaSuccess)
+		return 0;
+	*out = NULL;
+	(void)cudaGetLastError();
+	if (status != cudaErrorMemoryAllocation)
+		return device_cuda_error(dev, status, "cannot allocate memory", err);
+	(void)cudaMemGetInfo(&available, &total);
+	return error_set(err, -ENOMEM,
+	                 "cannot allocate %.1f MiB of %s on GPU %d: %.1f MiB of its %.1f MiB are free",
+	                 MIB(bytes), what, dev->index, MIB(available), MIB(total));
+}
+
+int device_alloc(struct device *dev, size_t bytes, void **out, struct error *err)
+{
+	int r = allocate(dev, bytes, "memory", out, err);
+
+	if (r == 0)
+		device_zero(dev, *out, bytes);
+	return r;
+}
+
+void device_free(struct device *dev, void *p)
+{
+	(void)cudaFree(p);
+}
+
+size_t device_scratch_bytes(const struct device *dev, const struct device_shapes *s)
+{
+	int64_t qkv = (int64_t)(s->heads + 2 * s->kv_heads) * s->head_dim, widest = s->hidden;
+	size_t need = WORKSPACE, columns;
+
+	widest = qkv > widest ? qkv : widest;
+	widest = 2 * (int64_t)s->intermediate > widest ? 2 * (int64_t)s->intermediate : widest;
+	columns = (size_t)(COLUMN_PARTS * widest) * sizeof(float);
+	need = columns > need ? columns : need;
+	columns = attention_scratch(s->tokens, s->heads, s->head_dim);
+	return columns > need ? columns : need;
+}
+
+int device_reserve_scratch(struct device *dev, size_t bytes, struct error *err)
+{
+	void *p;
+	int r;
+
+	if (bytes <= dev->scratch_size)
+		return 0;
+	r = allocate(dev, bytes, "scratch", &p, err);
+	if (r < 0)
+		return r;
+	(void)cudaStreamSynchronize(dev->stream);
+	(void)cudaFree(dev->scratch);
+	dev->scratch = p;
+	dev->scratch_size = bytes;
+	return 0;
+}
+
+void *device_scratch(struct device *dev, size_t bytes, const char *operation)
+{
+	if (bytes <= dev->scratch_size)
+		return dev->scratch;
+	device_fault(dev, -ENOMEM, "%s needs %zu bytes of scratch, %zu are reserved", operation, bytes,
+	             dev->scratch_size);
+	return NULL;
+}
+
+/* ---- faults ---- */
+void device_fault(struct device *dev, int code, const char *fmt, ...)
+{
+	va_list ap;
+
+	if (dev->fault)
+		return;
+	dev->fault = code;
+	va_start(ap, fmt);
+	vsnprintf(dev->fault_message, sizeof(dev->fault_message), fmt, ap);
+	va_end(ap);
+}
+
+int device_cuda_error(const struct device *dev, cudaError_t status, const char *what, struct error *err)
+{
+	return error_set(err, status == cudaErrorMemoryAllocation ? -ENOMEM : -EIO, "GPU %d: %s: %s",
+	                 dev->index, what, cudaGetErrorString(status));
+}
+
+void device_launched(struct device *dev, const char *kernel)
+{
+	cudaError_t status = cudaGetLastError();
+
+	if (status == (cudaError_t)cudaErrorNoKernelImageForDevice)
+		device_fault(dev, -ENODEV, "this engine has no code for sm_%d%d", dev->major, dev->minor);
+	else if (status)
+		device_fault(dev, -EIO, "%s: %s", kernel, cudaGetErrorString(status));
+}
+
+int device_synchronize(struct device *dev, struct error *err)
+{
+	cudaError_t status = cudaStreamSynchronize(dev->stream);
+	int fault = dev->fault;
+
+	dev->staged = 0;
+	dev->fault = 0;
+	if (fault)
+		return error_set(err, fault, "GPU %d: %s", dev->index, dev->fault_message);
+	/* A kernel that went wrong spoils the context: every later call says the same. */
+	return status ? device_cuda_error(dev, status, "the computation failed", err) : 0;
+}
+
+/* ---- transfers ---- */
+int device_read(struct device *dev, void *host, const void *src, size_t bytes, struct error *err)
+{
+	bool small = bytes <= STAGING - dev->staged;
+	void *to = small ? dev->staging + dev->staged : host;
+	cudaError_t status =
+	    bytes ? cudaMemcpyAsync(to, src, bytes, cudaMemcpyDeviceToHost, dev->stream) : cudaSuccess;
+	int r = device_synchronize(dev, err);
+
+	if (r == 0 && status)
+		r = device_cuda_error(dev, status, "cannot be read from", err);
+	if (r == 0 && small && bytes)
+		memcpy(host, to, bytes);
+	return r;
+}
+
+int device_write(struct device *dev, void *dst, const void *host, size_t bytes, struct error *err)
+{
+	bool small = bytes <= STAGING / 4;
+	cudaError_t status = cudaSuccess;
+
+	if (bytes == 0)
+		return 0;
+	if (small && round_up(bytes, 16) > STAGING - dev->staged) {
+		status = cudaStreamSynchronize(dev->stream);
+		dev->staged = 0;
+	}
+	if (small && !status) {
+		memcpy(dev->staging + dev->staged, host, bytes);
+		host = dev->staging + dev->staged;
+		dev->staged += round_up(bytes, 16);
+	}
+	/* From pageable memory the call returns once the bytes have been taken. */
+	if (!status)
+		status = cudaMemcpyAsync(dst, host, bytes, cudaMemcpyHostToDevice, dev->stream);
+	return status ? device_cuda_error(dev, status, "cannot be written to", err) : 0;
+}
+
+void device_copy(struct device *dev, void *dst, const void *src, size_t bytes)
+{
+	cudaError_t status =
+	    bytes ? cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, dev->stream) : cudaSuccess;
+
+	if (status)
+		device_fault(dev, -EIO, "copy: %s", cudaGetErrorString(status));
+}
+
+void device_zero(struct device *dev, void *dst, size_t bytes)
+{
+	cudaError_t status = bytes ? cudaMemsetAsync(dst, 0, bytes, dev->stream) : cudaSuccess;
+
+	if (status)
+		device_fault(dev, -EIO, "zero: %s", cudaGetErrorString(status));
+}
+
+/* ---- events ---- */
+int device_event_create(struct device *dev, struct device_event **out, struct error *err)
+{
+	struct device_event *event = calloc(1, sizeof(*event));
+	cudaError_t status;
+
+	if (!event)
+		return error_oom(err);
+	status = cudaEventCreateWithFlags(&event->event, cudaEventDisableTiming);
+	if (status) {
+		free(event);
+		return device_cuda_error(dev, status, "cannot make an event", err);
+	}
+	*out = event;
+	return 0;
+}
+
+void device_event_destroy(struct device_event *event)
+{
+	if (event)
+		(void)cudaEventDestroy(event->event);
+	free(event);
+}
+
+void device_event_record(struct device *dev, struct device_event *event)
+{
+	cudaError_t status = cudaEventRecord(event->event, dev->stream);
+
+	if (status)
+		device_fault(dev, -EIO, "event: %s", cudaGetErrorString(status));
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What the kernels share: 16-byte accesses in either dtype, sums over a warp and a block in a fixed order,
+ * launching. Whatever names the hardware (bf16, mma, asynchronous copies) is in hardware.cuh, for which
+ * tests/simt has a stand-in.
+ */
+#pragma once
+
+#include "engine/device/cuda/cuda.h"
+#include "engine/device/cuda/hardware.cuh"
+
+#include <math.h>
+
+/* Elements in 16 bytes. */
+template <typename T> constexpr int WIDE = 16 / (int)sizeof(T);
+
+template <typename T, int N> struct alignas(sizeof(T) * N > 16 ? 16 : sizeof(T) * N) pack {
+	T v[N];
+};
+
+template <typename T, int N> __device__ __forceinline__ void load(float (&out)[N], const T *p)
+{
+	pack<T, N> x = *(const pack<T, N> *)p;
+
+#pragma unroll
+	for (int i = 0; i < N; i++)
+		out[i] = to_float(x.v[i]);
+}
+
+template <typename T, int N> __device__ __forceinline__ void store(T *p, const float (&in)[N])
+{
+	pack<T, N> x;
+
+#pragma unroll
+	for (int i = 0; i < N; i++)
+		x.v[i] = from_float<T>(in[i]);
+	*(pack<T, N> *)p = x;
+}
+
+/* The value as it will be stored. */
+template <typename T> __device__ __forceinline__ float rounded(float x)
+{
+	return to_float(from_float<T>(x));
+}
+
+template <typename V> __device__ __forceinline__ V warp_sum(V x)
+{
+#pragma unroll
+	for (int mask = 16; mask; mask >>= 1)
+		x += shuffle_xor(x, mask);
+	return x;
+}
+
+__device__ __forceinline__ float warp_max(float x)
+{
+#pragma unroll
+	for (int mask = 16; mask; mask >>= 1)
+		x = fmaxf(x, shuffle_xor(x, mask));
+	return x;
+}
+
+/* The same sum in every thread of a block of whole warps. May be called again at once. */
+template <typename V> __device__ __forceinline__ V block_sum(V x)
+{
+	__shared__ V part[32];
+	int warps = (int)blockDim.x / 32, lane = (int)threadIdx.x % 32;
+
+	x = warp_sum(x);
+	if (lane == 0)
+		part[threadIdx.x / 32] = x;
+	__syncthreads();
+	x = warp_sum(lane < warps ? part[lane] : (V)0);
+	__syncthreads();
+	return x;
+}
+
+/* ---- host side ---- */
+static inline bool aligned16(const void *p)
+{
+	return ((uintptr_t)p & 15) == 0;
+}
+
+/* Whether rows of `ld` elements of `size` bytes, from p on, can be read 16 bytes at a time. */
+static inline bool wide_rows(const void *p, int64_t ld, size_t size)
+{
+	return aligned16(p) && (size_t)ld * size % 16 == 0;
+}
+
+static inline int64_t ceil_div(int64_t a, int64_t b)
+{
+	return (a + b - 1) / b;
+}
+
+/* Blocks for n pieces of work of a loop that strides over its grid. */
+static inline unsigned grid_for(int64_t n, int threads)
+{
+	int64_t blocks = ceil_div(n, threads), most = 132 * 16;
+
+	return (unsigned)(blocks < 1 ? 1 : blocks < most ? blocks : most);
+}
+
+/* Calls f with a value of the type that `type` names: f(float()) or f(bf16()). */
+template <typename F> static void with_type(enum dtype type, F f)
+{
+	if (type == DTYPE_F32)
+		f(float());
+	else
+		f(bf16());
+}
+
+template <bool B> struct flag {
+	static constexpr bool value = B;
+};
+
+template <typename F> static void with_flag(bool b, F f)
+{
+	if (b)
+		f(flag<true>());
+	else
+		f(flag<false>());
+}
+
+/* fp16 is only ever cast: no kernel computes in it. */
+static inline bool computes(struct device *dev, const char *operation, enum dtype a, enum dtype b)
+{
+	if (a != DTYPE_F16 && b != DTYPE_F16)
+		return true;
+	device_fault(dev, -EOPNOTSUPP, "%s does not work in float16; use bfloat16 or float32", operation);
+	return false;
+}

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Rotary position embedding: (a, b) -> (a·cos - b·sin, b·cos + a·sin), b half a head behind a. */
+#include "engine/device/cuda/kernel.cuh"
+
+#define THREADS 256
+
+template <typename T, int N>
+static __global__ void rope_kernel(T *x, int64_t ld, int heads, int half, const int32_t *positions,
+                                   const float *cos_table, const float *sin_table, int64_t tokens, float sign)
+{
+	int per_head = half / N, per_token = heads * per_head;
+	int64_t total = tokens * per_token, stride = (int64_t)gridDim.x * blockDim.x;
+
+	for (int64_t p = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; p < total; p += stride) {
+		int64_t t = p / per_token;
+		int rest = (int)(p - t * per_token), head = rest / per_head, i = (rest - head * per_head) * N;
+		int64_t row = (int64_t)positions[t] * half + i;
+		T *pa = x + t * ld + (int64_t)head * 2 * half + i, *pb = pa + half;
+		float a[N], b[N], oa[N], ob[N];
+
+		load(a, pa);
+		load(b, pb);
+#pragma unroll
+		for (int k = 0; k < N; k++) {
+			float c = cos_table[row + k], s = sign * sin_table[row + k];
+
+			oa[k] = a[k] * c - b[k] * s;
+			ob[k] = b[k] * c + a[k] * s;
+		}
+		store(pa, oa);
+		store(pb, ob);
+	}
+}
+
+extern "C" void device_rope(struct device *dev, void *x, int64_t ld, int heads, int head_dim,
+                            const int32_t *positions, const float *cos_table, const float *sin_table,
+                            int64_t tokens, bool inverse, enum dtype type)
+{
+	int half = head_dim / 2;
+	float sign = inverse ? -1.0f : 1.0f;
+
+	if (tokens <= 0 || heads <= 0 || half <= 0 || !computes(dev, "rope", type, type))
+		return;
+	with_type(type, [&](auto t) {
+		typedef decltype(t) T;
+		constexpr int N = WIDE<T>;
+
+		if (wide_rows(x, ld, sizeof(T)) && half % N == 0)
+			LAUNCH(dev, (rope_kernel<T, N>), grid_for(tokens * heads * half / N, THREADS),
+			       THREADS, 0, (T *)x, ld, heads, half, positions, cos_table, sin_table, tokens,
+			       sign);
+		else
+			LAUNCH(dev, (rope_kernel<T, 1>), grid_for(tokens * heads * half, THREADS), THREADS, 0,
+			       (T *)x, ld, heads, half, positions, cos_table, sin_table, tokens, sign);
+	});
+}

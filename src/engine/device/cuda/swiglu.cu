@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+/* SwiGLU: y = silu(gate)·up. silu' = s·(1 + g·(1 - s)); d_gate = d_y·up·silu', d_up = d_y·silu. */
+#include "engine/device/cuda/kernel.cuh"
+
+#define THREADS 256
+
+static __device__ __forceinline__ float sigmoid(float x)
+{
+	return 1.0f / (1.0f + expf(-x));
+}
+
+template <typename T, int N>
+static __global__ void forward_kernel(T *y, const T *gate_up, int64_t tokens, int cols)
+{
+	int64_t packs = cols / N, stride = (int64_t)gridDim.x * blockDim.x;
+
+	for (int64_t p = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; p < tokens * packs; p += stride) {
+		int64_t t = p / packs, i = (p - t * packs) * N;
+		float g[N], u[N];
+
+		load(g, gate_up + 2 * t * cols + i);
+		load(u, gate_up + 2 * t * cols + cols + i);
+#pragma unroll
+		for (int k = 0; k < N; k++)
+			g[k] = g[k] * sigmoid(g[k]) * u[k];
+		store(y + t * cols + i, g);
+	}
+}
+
+/* d_gate_up may be gate_up: a thread reads its elements before it writes them. */
+template <typename T, int N>
+static __global__ void backward_kernel(T *d_gate_up, T *y, const T *d_y, const T *gate_up, int64_t tokens,
+                                       int cols)
+{
+	int64_t packs = cols / N, stride = (int64_t)gridDim.x * blockDim.x;
+
+	for (int64_t p = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; p < tokens * packs; p += stride) {
+		int64_t t = p / packs, i = (p - t * packs) * N, at = 2 * t * cols + i;
+		float g[N], u[N], dy[N], dg[N], du[N];
+
+		load(g, gate_up + at);
+		load(u, gate_up + at + cols);
+		load(dy, d_y + t * cols + i);
+#pragma unroll
+		for (int k = 0; k < N; k++) {
+			float s = sigmoid(g[k]), silu = g[k] * s;
+
+			du[k] = dy[k] * silu;
+			dg[k] = dy[k] * u[k] * (s + silu * (1.0f - s));
+			g[k] = silu * u[k];
+		}
+		store(d_gate_up + at, dg);
+		store(d_gate_up + at + cols, du);
+		if (y)
+			store(y + t * cols + i, g);
+	}
+}
+
+extern "C" void device_swiglu_forward(struct device *dev, void *y, const void *gate_up, int64_t tokens,
+                                      int cols, enum dtype type)
+{
+	if (tokens <= 0 || cols <= 0 || !computes(dev, "swiglu_forward", type, type))
+		return;
+	with_type(type, [&](auto t) {
+		typedef decltype(t) T;
+		constexpr int N = WIDE<T>;
+
+		if (wide_rows(y, cols, sizeof(T)) && aligned16(gate_up))
+			LAUNCH(dev, (forward_kernel<T, N>), grid_for(tokens * cols / N, THREADS), THREADS, 0,
+			       (T *)y, (const T *)gate_up, tokens, cols);
+		else
+			LAUNCH(dev, (forward_kernel<T, 1>), grid_for(tokens * cols, THREADS), THREADS, 0,
+			       (T *)y, (const T *)gate_up, tokens, cols);
+	});
+}
+
+extern "C" void device_swiglu_backward(struct device *dev, void *d_gate_up, void *y, const void *d_y,
+                                       const void *gate_up, int64_t tokens, int cols, enum dtype type)
+{
+	if (tokens <= 0 || cols <= 0 || !computes(dev, "swiglu_backward", type, type))
+		return;
+	with_type(type, [&](auto t) {
+		typedef decltype(t) T;
+		constexpr int N = WIDE<T>;
+
+		if (wide_rows(d_y, cols, sizeof(T)) && aligned16(y) && aligned16(gate_up) &&
+		    aligned16(d_gate_up))
+			LAUNCH(dev, (backward_kernel<T, N>), grid_for(tokens * cols / N, THREADS), THREADS, 0,
+			       (T *)d_gate_up, (T *)y, (const T *)d_y, (const T *)gate_up, tokens, cols);
+		else
+			LAUNCH(dev, (backward_kernel<T, 1>), grid_for(tokens * cols, THREADS), THREADS, 0,
+			       (T *)d_gate_up, (T *)y, (const T *)d_y, (const T *)gate_up, tokens, cols);
+	});
+}

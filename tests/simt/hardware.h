@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What src/engine/device/cuda/hardware.cuh says in instructions, said in C++ over the emulator. */
+#pragma once
+
+#include "engine/device/dtype.h"
+#include "simt/simt.h"
+
+#include <math.h>
+#include <new>
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __shared__      static
+#define __launch_bounds__(...)
+
+#define LAUNCH(dev, kernel, grid, block, shared, ...)                                                        \
+	do {                                                                                                 \
+		auto kernel_ = kernel;                                                                       \
+		simt::launch_lambda(#kernel, (grid), (block), (shared), [&] { kernel_(__VA_ARGS__); });      \
+		device_launched((dev), #kernel);                                                             \
+	} while (0)
+#define DYNAMIC_SHARED(name) unsigned char *name = (unsigned char *)simt::dynamic_shared()
+
+struct bf16 {
+	uint16_t bits;
+};
+
+struct f16 {
+	uint16_t bits;
+};
+
+static inline float to_float(float x)
+{
+	return x;
+}
+
+static inline float to_float(bf16 x)
+{
+	return bf16_to_float(x.bits);
+}
+
+static inline float to_float(f16 x)
+{
+	int exponent = x.bits >> 10 & 31, mantissa = x.bits & 0x3ff;
+	float f = exponent == 31 ? (mantissa ? NAN : INFINITY)
+	          : exponent     ? ldexpf((float)(mantissa | 0x400), exponent - 25)
+	                         : ldexpf((float)mantissa, -24);
+
+	return x.bits & 0x8000 ? -f : f;
+}
+
+template <typename T> inline T from_float(float x);
+
+template <> inline float from_float<float>(float x)
+{
+	return x;
+}
+
+template <> inline bf16 from_float<bf16>(float x)
+{
+	return bf16{bf16_from_float(x)};
+}
+
+template <> inline f16 from_float<f16>(float x)
+{
+	uint16_t sign = signbit(x) ? 0x8000 : 0;
+	float a = fabsf(x);
+	int exponent;
+
+	if (x != x)
+		return f16{(uint16_t)(sign | 0x7e00)};
+	if (a >= 65520.0f)
+		return f16{(uint16_t)(sign | 0x7c00)};
+	if (a < 0x1p-14f) /* subnormal: units of 2^-24, to the nearest even */
+		return f16{(uint16_t)(sign | (uint16_t)rintf(a * 0x1p24f))};
+	frexpf(a, &exponent); /* a = [0.5, 1) · 2^exponent */
+	return f16{(uint16_t)(sign | (uint16_t)(((exponent + 14) << 10) +
+	                                        (int)rintf(ldexpf(a, 11 - exponent)) - 0x400))};
+}
+
+static inline uint32_t pack_bf16(float low, float high)
+{
+	return (uint32_t)bf16_from_float(low) | (uint32_t)bf16_from_float(high) << 16;
+}
+
+static inline void __syncthreads()
+{
+	simt::block_barrier();
+}
+
+static inline void __syncwarp()
+{
+	simt::exchange(0, 0);
+}
+
+static inline int __popc(unsigned x)
+{
+	return __builtin_popcount(x);
+}
+
+template <typename V> static inline V shuffle_xor(V x, int mask)
+{
+	return simt::exchange(x, (int)(threadIdx.x % 32) ^ mask);
+}
+
+template <typename V> static inline V shuffle(V x, int lane)
+{
+	return simt::exchange(x, lane & 31);
+}
+
+static inline uint32_t warp_ballot(bool p)
+{
+	const unsigned char *lanes = simt::warp_exchange(&p, 1);
+	uint32_t votes = 0;
+
+	for (int l = 0; l < 32; l++)
+		votes |= (uint32_t)lanes[16 * l] << l;
+	return votes;
+}
+
+static inline bool block_any(bool p)
+{
+	return simt::block_any(p);
+}
+
+static inline float fast_exp2(float x)
+{
+	float y = exp2f(x);
+
+	return y < 0x1p-126f ? 0 : y; /* ftz */
+}
+
+static inline void copy_async(void *shared, const void *global, bool valid)
+{
+	simt::copy_async(shared, global, valid);
+}
+
+static inline void copy_commit()
+{
+	simt::copy_commit();
+}
+
+template <int N> static inline void copy_wait()
+{
+	simt::copy_wait(N);
+}
+
+static inline void load_matrices_(uint32_t (&r)[4], const void *row, bool transposed)
+{
+	const uint16_t *rows[32];
+	const unsigned char *lanes;
+	int lane = (int)(threadIdx.x % 32), g = lane / 4, t = lane % 4;
+
+	lanes = simt::warp_exchange(&row, sizeof(row));
+	for (int l = 0; l < 32; l++)
+		memcpy(&rows[l], lanes + 16 * l, sizeof(rows[l]));
+	for (int i = 0; i < 4; i++) {
+		const uint16_t *const *matrix = rows + 8 * i;
+		uint16_t low = transposed ? matrix[2 * t][g] : matrix[g][2 * t];
+		uint16_t high = transposed ? matrix[2 * t + 1][g] : matrix[g][2 * t + 1];
+
+		r[i] = (uint32_t)low | (uint32_t)high << 16;
+	}
+}
+
+static inline void load_matrices(uint32_t (&r)[4], const void *row)
+{
+	load_matrices_(r, row, false);
+}
+
+static inline void load_matrices_transposed(uint32_t (&r)[4], const void *row)
+{
+	load_matrices_(r, row, true);
+}
+
+static inline float half_of(uint32_t pair, int which)
+{
+	return bf16_to_float((uint16_t)(which ? pair >> 16 : pair));
+}
+
+static inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+	uint32_t b[2] = {b0, b1}, as[32][4], bs[32][2];
+	int lane = (int)(threadIdx.x % 32), g = lane / 4, t = lane % 4;
+	const unsigned char *lanes = simt::warp_exchange(a, 16);
+
+	for (int l = 0; l < 32; l++)
+		memcpy(as[l], lanes + 16 * l, 16);
+	lanes = simt::warp_exchange(b, 8);
+	for (int l = 0; l < 32; l++)
+		memcpy(bs[l], lanes + 16 * l, 8);
+	for (int i = 0; i < 4; i++) {
+		int col = 2 * t + (i & 1), high = i >> 1; /* row g or g + 8 */
+		float sum = 0;
+
+		for (int k = 0; k < 16; k++) {
+			int pair = k % 8 / 2, half = k / 8;
+
+			sum += half_of(as[4 * g + pair][high + 2 * half], k & 1) *
+			       half_of(bs[4 * col + pair][half], k & 1);
+		}
+		c[i] += sum;
+	}
+}

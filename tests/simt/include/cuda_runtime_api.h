@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* As much of the CUDA runtime as device/cuda asks of it, over the host's memory: everything is done at once.
+ */
+#pragma once
+
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef enum { cudaSuccess = 0, cudaErrorMemoryAllocation = 2, cudaErrorNoDevice = 100 } cudaError_t;
+enum {
+	cudaErrorInsufficientDriver = 35,
+	cudaErrorSystemDriverMismatch = 803,
+	cudaErrorNoKernelImageForDevice = 209
+};
+typedef struct simt_stream *cudaStream_t;
+typedef struct simt_event *cudaEvent_t;
+enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 };
+enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
+
+struct cudaDeviceProp {
+	char name[256];
+	int major, minor, multiProcessorCount;
+	size_t totalGlobalMem;
+};
+
+static inline const char *cudaGetErrorString(cudaError_t e)
+{
+	return e ? "an error" : "no error";
+}
+static inline cudaError_t cudaGetLastError(void)
+{
+	return cudaSuccess;
+}
+static inline cudaError_t cudaDriverGetVersion(int *v)
+{
+	*v = 13000;
+	return cudaSuccess;
+}
+static inline cudaError_t cudaRuntimeGetVersion(int *v)
+{
+	*v = 13000;
+	return cudaSuccess;
+}
+static inline cudaError_t cudaGetDeviceCount(int *n)
+{
+	*n = 1;
+	return cudaSuccess;
+}
+static inline cudaError_t cudaSetDevice(int i)
+{
+	return cudaSuccess;
+}
+static inline cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int i)
+{
+	memset(p, 0, sizeof(*p));
+	strcpy(p->name, "SIMT emulator");
+	p->major = 9;
+	p->multiProcessorCount = 1;
+	p->totalGlobalMem = (size_t)1 << 30;
+	return cudaSuccess;
+}
+static inline cudaError_t cudaMalloc(void **p, size_t n)
+{
+	*p = aligned_alloc(256, (n + 255) / 256 * 256);
+	return *p ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+static inline cudaError_t cudaFree(void *p)
+{
+	free(p);
+	return cudaSuccess;
+}
+static inline cudaError_t cudaMallocHost(void **p, size_t n)
+{
+	*p = malloc(n);
+	return *p ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+static inline cudaError_t cudaFreeHost(void *p)
+{
+	free(p);
+	return cudaSuccess;
+}
+static inline cudaError_t cudaMemGetInfo(size_t *available, size_t *total)
+{
+	*available = *total = (size_t)1 << 30;
+	return cudaSuccess;
+}
+static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, enum cudaMemcpyKind k,
+                                          cudaStream_t s)
+{
+	memmove(to, from, n);
+	return cudaSuccess;
+}
+static inline cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t s)
+{
+	memset(p, value, n);
+	return cudaSuccess;
+}
+static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags)
+{
+	*s = NULL;
+	return cudaSuccess;
+}
+static inline cudaError_t cudaStreamDestroy(cudaStream_t s)
+{
+	return cudaSuccess;
+}
+static inline cudaError_t cudaStreamSynchronize(cudaStream_t s)
+{
+	return cudaSuccess;
+}
+static inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags)
+{
+	*e = NULL;
+	return cudaSuccess;
+}
+static inline cudaError_t cudaEventDestroy(cudaEvent_t e)
+{
+	return cudaSuccess;
+}
+static inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
+{
+	return cudaSuccess;
+}

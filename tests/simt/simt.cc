@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "simt/simt.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <vector>
+
+simt_index threadIdx, blockIdx;
+dim3 blockDim, gridDim;
+
+namespace simt
+{
+enum { WARP = 32, MAX_THREADS = 1024, STACK = 64 * 1024 };
+
+enum state { READY, AT_BLOCK, AT_WARP, DONE };
+
+struct copy {
+	void *to;
+	const void *from; /* NULL: zeros */
+};
+
+struct fiber {
+	enum state state;
+	simt_index index;
+	unsigned exchanges; /* so far: two buffers alternate */
+	bool predicate;
+	std::vector<std::vector<copy>> groups; /* committed, the oldest first */
+	std::vector<copy> open;
+	void *stack;
+	void *sp;
+	ucontext_t context;
+};
+
+struct warp {
+	unsigned char lane[2][WARP * 16];
+};
+
+/* One machine per process: kernels are launched from one thread. */
+static struct {
+	fiber *fibers; /* [MAX_THREADS] */
+	warp *warps;
+	unsigned threads, current, made;
+	bool any, reverse, configured;
+	unsigned char *shared;
+	size_t shared_size;
+	body f;
+	void *context;
+	const char *kernel;
+	void *sp;
+	ucontext_t scheduler;
+} m;
+
+static void die(const char *what)
+{
+	fprintf(stderr, "simt: %s, block (%u, %u, %u): %s\n", m.kernel, blockIdx.x, blockIdx.y, blockIdx.z,
+	        what);
+	abort();
+}
+
+/* ---- switching: by hand where that is known, since ucontext asks the kernel for the signal mask ---- */
+#if defined(__x86_64__)
+extern "C" void simt_switch(void **save, void *to);
+__asm__(".text\n"
+        ".globl simt_switch\n"
+        ".type simt_switch, @function\n"
+        "simt_switch:\n"
+        "push %rbp\n push %rbx\n push %r12\n push %r13\n push %r14\n push %r15\n"
+        "mov %rsp, (%rdi)\n"
+        "mov %rsi, %rsp\n"
+        "pop %r15\n pop %r14\n pop %r13\n pop %r12\n pop %rbx\n pop %rbp\n"
+        "ret\n"
+        ".size simt_switch, .-simt_switch\n");
+
+static void to_fiber(fiber *f)
+{
+	simt_switch(&m.sp, f->sp);
+}
+
+static void to_scheduler(fiber *f)
+{
+	simt_switch(&f->sp, m.sp);
+}
+
+static void prepare(fiber *f, void (*entry)())
+{
+	void **top = (void **)((char *)f->stack + STACK);
+
+	*--top = NULL; /* the stack is 16-byte aligned before a call */
+	*--top = (void *)entry;
+	for (int i = 0; i < 6; i++)
+		*--top = NULL;
+	f->sp = top;
+}
+#else
+static void to_fiber(fiber *f)
+{
+	swapcontext(&m.scheduler, &f->context);
+}
+
+static void to_scheduler(fiber *f)
+{
+	swapcontext(&f->context, &m.scheduler);
+}
+
+static void prepare(fiber *f, void (*entry)())
+{
+	getcontext(&f->context);
+	f->context.uc_stack.ss_sp = f->stack;
+	f->context.uc_stack.ss_size = STACK;
+	f->context.uc_link = NULL;
+	makecontext(&f->context, entry, 0);
+}
+#endif
+
+static fiber *self()
+{
+	return &m.fibers[m.current];
+}
+
+/* A fiber never ends: it runs a block's thread, and waits for the next. */
+static void entry()
+{
+	for (;;) {
+		m.f(m.context);
+		self()->state = DONE;
+		to_scheduler(self());
+	}
+}
+
+static void pause(enum state state)
+{
+	fiber *f = self();
+
+	f->state = state;
+	to_scheduler(f);
+}
+
+static bool release_warp(unsigned w)
+{
+	unsigned waiting = 0, first = w * WARP;
+
+	for (unsigned i = first; i < first + WARP; i++)
+		waiting += m.fibers[i].state == AT_WARP;
+	if (waiting < WARP)
+		return false;
+	for (unsigned i = first; i < first + WARP; i++)
+		m.fibers[i].state = READY;
+	return true;
+}
+
+static bool release_block()
+{
+	m.any = false;
+	for (unsigned i = 0; i < m.threads; i++) {
+		if (m.fibers[i].state != AT_BLOCK)
+			return false;
+		m.any = m.any || m.fibers[i].predicate;
+	}
+	for (unsigned i = 0; i < m.threads; i++)
+		m.fibers[i].state = READY;
+	return true;
+}
+
+static void run_block()
+{
+	unsigned done = 0;
+
+	for (unsigned i = 0; i < m.threads; i++)
+		m.fibers[i].state = READY;
+	while (done < m.threads) {
+		bool moved = false;
+
+		done = 0;
+		for (unsigned w = 0; w < m.threads / WARP; w++) {
+			unsigned warp = m.reverse ? m.threads / WARP - 1 - w : w;
+
+			/* A warp goes on alone as long as it only meets itself. */
+			do {
+				for (unsigned l = 0; l < WARP; l++) {
+					m.current = warp * WARP + (m.reverse ? WARP - 1 - l : l);
+					if (self()->state != READY)
+						continue;
+					threadIdx = self()->index;
+					to_fiber(self());
+					moved = true;
+				}
+			} while (release_warp(warp));
+			for (unsigned l = 0; l < WARP; l++)
+				done += m.fibers[warp * WARP + l].state == DONE;
+		}
+		if (done < m.threads && !release_block() && !moved)
+			die("some threads wait where the others never come");
+	}
+}
+
+static void make_fibers(unsigned n)
+{
+	if (!m.configured) {
+		const char *order = getenv("SIMT_ORDER");
+
+		m.reverse = order && !strcmp(order, "reverse");
+		m.fibers = new fiber[MAX_THREADS]();
+		m.warps = new warp[MAX_THREADS / WARP]();
+		m.configured = true;
+	}
+	for (; m.made < n; m.made++) {
+		fiber *f = &m.fibers[m.made];
+
+		f->stack = mmap(NULL, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		if (f->stack == MAP_FAILED)
+			die("no memory for a thread");
+		prepare(f, entry);
+	}
+}
+
+void launch(const char *kernel, dim3 grid, dim3 block, size_t shared, body f, void *context)
+{
+	unsigned threads = block.x * block.y * block.z, asked = threads;
+
+	m.kernel = kernel;
+	if (!threads || threads > MAX_THREADS || grid.x < 1 || grid.y < 1 || grid.z < 1 || grid.y > 65535 ||
+	    grid.z > 65535 || grid.x > 0x7fffffff)
+		die("no such grid");
+	if (shared > 227 * 1024)
+		die("more shared memory than a multiprocessor has");
+	/* The last warp's lanes beyond the block idle; only a block of one warp may be less than whole ones.
+	 */
+	if (threads > 1 && threads % WARP)
+		die("a block of no whole warps");
+	threads = asked == 1 ? WARP : asked;
+	make_fibers(threads);
+	if (shared > m.shared_size) {
+		free(m.shared);
+		m.shared = (unsigned char *)aligned_alloc(128, (shared + 127) / 128 * 128);
+		m.shared_size = shared;
+	}
+	m.threads = threads;
+	m.f = f;
+	m.context = context;
+	gridDim = grid;
+	blockDim = block;
+	for (unsigned i = 0; i < threads; i++) {
+		m.fibers[i].index = {i % block.x, i / block.x % block.y, i / (block.x * block.y)};
+		m.fibers[i].exchanges = 0;
+	}
+	for (unsigned z = 0; z < grid.z; z++)
+		for (unsigned y = 0; y < grid.y; y++)
+			for (unsigned x = 0; x < grid.x; x++) {
+				blockIdx = {x, y, z};
+				if (shared)
+					memset(m.shared, 0xff, shared);
+				if (asked == 1) { /* nobody to meet */
+					threadIdx = {0, 0, 0};
+					m.current = 0;
+					f(context);
+					continue;
+				}
+				for (unsigned i = 0; i < threads; i++) {
+					m.fibers[i].groups.clear();
+					m.fibers[i].open.clear();
+				}
+				run_block();
+			}
+}
+
+void *dynamic_shared()
+{
+	return m.shared;
+}
+
+void block_barrier()
+{
+	self()->predicate = false;
+	pause(AT_BLOCK);
+}
+
+bool block_any(bool p)
+{
+	self()->predicate = p;
+	pause(AT_BLOCK);
+	return m.any;
+}
+
+const unsigned char *warp_exchange(const void *data, size_t bytes)
+{
+	fiber *f = self();
+	unsigned char *lanes = m.warps[m.current / WARP].lane[f->exchanges++ % 2];
+
+	memcpy(lanes + 16 * (m.current % WARP), data, bytes);
+	pause(AT_WARP);
+	return lanes;
+}
+
+void copy_async(void *shared, const void *global, bool valid)
+{
+	if (((uintptr_t)shared | (valid ? (uintptr_t)global : 0)) & 15)
+		die("an asynchronous copy that is not aligned");
+	self()->open.push_back({shared, valid ? global : NULL});
+}
+
+void copy_commit()
+{
+	self()->groups.push_back({});
+	self()->groups.back().swap(self()->open);
+}
+
+void copy_wait(int groups)
+{
+	fiber *f = self();
+
+	while (f->groups.size() > (size_t)groups) {
+		for (const copy &c : f->groups.front())
+			if (c.from)
+				memcpy(c.to, c.from, 16);
+			else
+				memset(c.to, 0, 16);
+		f->groups.erase(f->groups.begin());
+	}
+}
+} // namespace simt

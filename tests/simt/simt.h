@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A GPU of one multiprocessor, in plain C++: the threads of a block are fibers on one thread of the host, and
+ * blocks run one after the other. A thread runs until it meets a barrier (of its block or its warp), so that
+ * a kernel that lacks one gives other results when the threads run in the opposite order: SIMT_ORDER=reverse.
+ *
+ * A barrier that some threads of a block never reach, or an exit from within a warp's exchange, ends the
+ * program with the kernel's name. Dynamic shared memory is filled with NaNs before each block, and
+ * asynchronous copies land only when they are waited for.
+ */
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+struct simt_index {
+	unsigned x, y, z;
+};
+
+struct dim3 {
+	unsigned x, y, z;
+	dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_)
+	{
+	}
+};
+
+extern simt_index threadIdx, blockIdx;
+extern dim3 blockDim, gridDim;
+
+namespace simt
+{
+typedef void (*body)(void *context);
+
+void launch(const char *kernel, dim3 grid, dim3 block, size_t shared, body f, void *context);
+void *dynamic_shared();
+
+/* Meeting points of the running thread. */
+void block_barrier();
+/* All threads of the block meet; whether p held for any. */
+bool block_any(bool p);
+/* All lanes of the warp meet: each brings `bytes` (up to 16) and sees what the others brought, lane by lane.
+ */
+const unsigned char *warp_exchange(const void *data, size_t bytes); /* lane l's lie at 16·l */
+
+void copy_async(void *shared, const void *global, bool valid);
+void copy_commit();
+void copy_wait(int groups);
+
+template <typename F> void launch_lambda(const char *kernel, dim3 grid, dim3 block, size_t shared, F f)
+{
+	launch(
+	    kernel, grid, block, shared, [](void *context) { (*(F *)context)(); }, &f);
+}
+
+template <typename V> V exchange(V x, int from)
+{
+	V y;
+
+	static_assert(sizeof(V) <= 16, "a lane brings 16 bytes at most");
+	memcpy(&y, warp_exchange(&x, sizeof(x)) + 16 * from, sizeof(y));
+	return y;
+}
+} // namespace simt
