@@ -12,12 +12,14 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/str.h"
+#include "engine/checkpoint/claim.h"
 #include "worker/options.h"
 #include "worker/weights.h"
 
 struct saver {
 	const struct run_config *c;
 	bool writer; /* rank 0 */
+	int claim;   /* on output.dir; -1: not the writer */
 	int world_size;
 	char *resume_path;
 	struct checkpoint_state resumed; /* its history is `history` */
@@ -30,12 +32,12 @@ struct saver {
 	int64_t saved_step; /* of the newest checkpoint, -1: none */
 };
 
-/* What may be done with what is there, by output.resume, output.overwrite and the attempt: a later attempt of
- * the same run finds its own files and goes on, whatever they say about the first one. */
-static int choose(struct saver *s, const struct environment *env, struct error *err)
+/* What may be done with what is there, by output.resume, output.overwrite and the attempt: a later attempt
+ * that finds its own run's files (ours) goes on, whatever they say about the first one. */
+static int choose(struct saver *s, const struct environment *env, bool ours, struct error *err)
 {
 	const char *dir = s->c->output.dir, *resume = s->c->output.resume;
-	bool again = env->attempt > 1, used = false;
+	bool again = env->attempt > 1 && ours, used = false;
 	int64_t step;
 	int r;
 
@@ -62,11 +64,13 @@ int saver_open(const struct run_config *c, const struct environment *env, struct
                struct error *err)
 {
 	_cleanup_(saver_freep) struct saver *s = calloc(1, sizeof(*s));
+	bool ours = false;
 	int r;
 
 	if (!s)
 		return error_oom(err);
 	s->c = c;
+	s->claim = -1;
 	s->writer = env->rank == 0;
 	s->world_size = env->world_size;
 	s->saved_step = -1;
@@ -76,9 +80,13 @@ int saver_open(const struct run_config *c, const struct environment *env, struct
 			return error_prefix(err, "output.dir");
 		if (access(c->output.dir, W_OK | X_OK) < 0)
 			return error_errno(err, -errno, "output.dir %s cannot be written", c->output.dir);
-		r = checkpoint_clean(c->output.dir, err);
+		r = claim_take(c->output.dir, env->run_id, &s->claim, &ours, err);
 		if (r == 0)
-			r = choose(s, env, err);
+			r = checkpoint_clean(c->output.dir, err);
+		if (r == 0)
+			r = choose(s, env, ours, err);
+		if (r == 0)
+			r = claim_mark(s->claim, c->output.dir, env->run_id, err);
 		if (r == 0 && s->resume_path)
 			r = checkpoint_state_load(s->resume_path, &s->resumed, &s->resumed_owner, err);
 		if (r < 0)
@@ -96,6 +104,7 @@ void saver_free(struct saver *s)
 {
 	if (!s)
 		return;
+	closep(&s->claim);
 	json_decref(s->history);
 	json_decref(s->resumed_owner);
 	free(s->resume_path);

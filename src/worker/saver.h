@@ -13,8 +13,9 @@
 
 struct saver;
 
-/* Before any work: output.dir is made and can be written, leftovers of an interrupted save are gone, and what
- * is there may be used; finds the checkpoint to resume from. c and env are borrowed. */
+/* Before any work: output.dir is made, can be written and is this run's alone until saver_free, leftovers of
+ * an interrupted save are gone, and what is there may be used; finds the checkpoint to resume from. c and env
+ * are borrowed. */
 int saver_open(const struct run_config *c, const struct environment *env, struct saver **out,
                struct error *err);
 void saver_free(struct saver *s);

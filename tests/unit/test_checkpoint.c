@@ -9,6 +9,7 @@
 #include "base/json.h"
 #include "base/str.h"
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/claim.h"
 #include "engine/checkpoint/metrics.h"
 #include "engine/checkpoint/tfevents.h"
 
@@ -281,6 +282,35 @@ START_TEST(checkpoints_are_found_kept_and_cleaned)
 }
 END_TEST
 
+START_TEST(one_run_at_a_time_claims_an_output)
+{
+	_cleanup_free_ char *out = unit_tmpdir();
+	struct error err = ERROR_INIT;
+	bool ours = true, used = true;
+	int fd = -1, other = -1;
+
+	ck_ok(claim_take(out, "17", &fd, &ours, &err), &err);
+	ck_assert(!ours);
+	ck_ok(claim_mark(fd, out, "17", &err), &err);
+	ck_ok(checkpoint_output_in_use(out, &used, &err), &err);
+	ck_assert(!used);
+	ck_assert_int_eq(claim_take(out, "4", &other, &ours, &err), -EBUSY);
+	ck_assert_ptr_nonnull(strstr(err.message, "run 17"));
+	closep(&fd);
+	ck_ok(claim_take(out, "17", &fd, &ours, &err), &err);
+	ck_assert(ours);
+	closep(&fd);
+	ck_ok(claim_take(out, "4", &fd, &ours, &err), &err);
+	ck_assert(!ours);
+	ck_ok(claim_mark(fd, out, "4", &err), &err);
+	closep(&fd);
+	ck_ok(claim_take(out, "17", &fd, &ours, &err), &err);
+	ck_assert(!ours);
+	closep(&fd);
+	ck_ok(file_remove_tree(out, &err), &err);
+}
+END_TEST
+
 START_TEST(a_final_model_replaces_an_older_one)
 {
 	_cleanup_free_ char *out = unit_tmpdir(), *metrics = str_path_join(out, "metrics.jsonl");
@@ -372,6 +402,7 @@ int main(void)
 	tcase_add_test(t, halves_convert_exactly);
 	tcase_add_test(t, a_model_names_what_does_not_fit);
 	tcase_add_test(t, checkpoints_are_found_kept_and_cleaned);
+	tcase_add_test(t, one_run_at_a_time_claims_an_output);
 	tcase_add_test(t, a_final_model_replaces_an_older_one);
 	tcase_add_test(t, metrics_of_a_resumed_run_have_no_line_twice);
 	tcase_add_test(t, crc32c_is_castagnolis);

@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/str.h"
+#include "engine/checkpoint/claim.h"
 
 #define TMP ".tmp"
 
@@ -155,9 +156,10 @@ int checkpoint_output_in_use(const char *output, bool *used, struct error *err)
 	*used = false;
 	if (!d)
 		return errno == ENOENT ? 0 : error_errno(err, -errno, "cannot read directory %s", output);
-	/* The tokenized data may lie there before anything was trained. */
+	/* The tokenized data and the claim may lie there before anything was trained. */
 	while ((e = readdir(d)))
-		if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..") && strcmp(e->d_name, "cache"))
+		if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..") && strcmp(e->d_name, "cache") &&
+		    strcmp(e->d_name, CLAIM_FILE))
 			*used = true;
 	return 0;
 }
