@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -91,6 +92,15 @@ static int open_device(struct training *t, struct error *err)
 	return 0;
 }
 
+/* Nothing has to fail for a document that is longer than the model has seen: but its user should know. */
+static void warn_of_length(const struct training *t)
+{
+	if (first_rank(t) && t->c->data.max_length > t->model.max_positions)
+		printf("warning: data.max_length is %" PRId64
+		       ", but the model's max_position_embeddings is %" PRId64 "\n",
+		       t->c->data.max_length, t->model.max_positions);
+}
+
 static int open_data(struct training *t, struct error *err)
 {
 	_cleanup_free_ char *tokenizer = options_tokenizer(t->c), *cache = NULL;
@@ -111,6 +121,7 @@ static int open_data(struct training *t, struct error *err)
 		    "; a vocab_size of at least %d would be right",
 		    tokenizer, tokenizer_vocab_size(t->tok) - 1, t->model.vocab,
 		    tokenizer_vocab_size(t->tok));
+	warn_of_length(t);
 	options_dataset(t->c, cache, &o);
 	o.progress = tell_progress;
 	o.warn = tell_warning;
@@ -140,6 +151,64 @@ static int meet(struct training *t, struct error *err)
 	if (r == 0 && first_rank(t))
 		printf("%d ranks over %s\n", o.world_size, comm_describe(t->comm));
 	return r;
+}
+
+/* Bytes of rank 0 to all. */
+static int share(struct training *t, void *host, size_t bytes, struct error *err)
+{
+	void *staging;
+	int r;
+
+	if (!t->comm)
+		return 0;
+	r = device_alloc(t->dev, bytes, &staging, err);
+	if (r < 0)
+		return r;
+	r = weights_broadcast(t->dev, t->comm, staging, host, bytes, err);
+	device_free(t->dev, staging);
+	return r;
+}
+
+static uint64_t digest_rows(uint64_t h, const struct dataset *data)
+{
+	for (int64_t i = 0; data && i < dataset_rows(data); i++)
+		h = (h ^ (uint64_t)dataset_row_counted(data, i)) * 0x100000001b3u;
+	return h;
+}
+
+/* Each rank reads the model's config and the data where it runs. Where they differ, every rank would count
+ * other targets and take other rows, and nothing would show it. */
+static int check_agreement(struct training *t, struct error *err)
+{
+	struct {
+		int64_t vocab, hidden, layers, heads, parameters;
+		int64_t rows, tokens, max_row, held_back;
+		uint64_t digest;
+	} own = {.vocab = t->model.vocab,
+	         .hidden = t->model.hidden,
+	         .layers = t->model.layers,
+	         .heads = t->model.heads,
+	         .parameters = model_config_parameters(&t->model),
+	         .rows = dataset_rows(t->data),
+	         .tokens = dataset_tokens(t->data),
+	         .max_row = dataset_max_row(t->data),
+	         .held_back = t->eval ? dataset_rows(t->eval) : 0,
+	         .digest = digest_rows(digest_rows(0xcbf29ce484222325u, t->data), t->eval)},
+	  first = own;
+	int r = share(t, &first, sizeof(first), err);
+
+	if (r < 0 || !memcmp(&own, &first, sizeof(own)))
+		return r;
+	if (memcmp(&own, &first, offsetof(typeof(own), rows)))
+		return error_set(err, -EINVAL,
+		                 "the model differs between the nodes: %" PRId64 " parameters on rank %d, "
+		                 "%" PRId64 " on rank 0; the same config.json on all would be right",
+		                 own.parameters, t->env->rank, first.parameters);
+	return error_set(err, -EINVAL,
+	                 "the data differ between the nodes: %" PRId64 " rows of %" PRId64
+	                 " tokens on rank %d, %" PRId64 " of %" PRId64
+	                 " on rank 0; the same files on all would be right",
+	                 own.rows, own.tokens, t->env->rank, first.rows, first.tokens);
 }
 
 /* What decides which rows a step sees. */
@@ -216,18 +285,10 @@ static int start_weights(struct training *t, struct error *err)
 	const char *path = saver_resume_path(t->saver);
 	int64_t decision[3] = {path != NULL, saver_resume_state(t->saver)->step,
 	                       saver_resume_state(t->saver)->tokens};
-	void *staging = NULL;
-	int r = 0;
+	int r = share(t, decision, sizeof(decision), err);
 
-	if (t->comm) {
-		r = device_alloc(t->dev, sizeof(decision), &staging, err);
-		if (r == 0)
-			r = weights_broadcast(t->dev, t->comm, staging, decision, sizeof(decision), err);
-		if (staging)
-			device_free(t->dev, staging);
-		if (r < 0)
-			return r;
-	}
+	if (r < 0)
+		return r;
 	if (!decision[0])
 		return load_model(t, err);
 	t->tokens_before = decision[2];
@@ -279,15 +340,7 @@ static int on_log(void *context, const struct train_log *log, struct error *err)
 	print_progress(log);
 	link_report(t->link, metrics_line(line, sizeof(line), &m));
 	r = metrics_write(t->metrics, &m, err);
-	if (r == 0)
-		r = saver_log(t->saver, log, err);
-	if (r == 0 && !isfinite(log->loss))
-		return error_set(err, -ERANGE,
-		                 "the loss is %f at step %" PRId64
-		                 "; a lower train.learning_rate, train.clip or more "
-		                 "warm-up may help",
-		                 log->loss, log->step);
-	return r;
+	return r < 0 ? r : saver_log(t->saver, log, err);
 }
 
 static int on_save(void *context, int64_t step, bool stopped, struct error *err)
@@ -348,8 +401,8 @@ int train_task(const struct run_config *c, const struct environment *env, struct
 		return error_oom(err);
 	if ((r = options_train(c, &t.options, err)) < 0 || (r = saver_open(c, env, &t.saver, err)) < 0 ||
 	    (r = model_config_read(config, &t.model, err)) < 0 || (r = open_device(&t, err)) < 0 ||
-	    (r = open_data(&t, err)) < 0 || (r = meet(&t, err)) < 0 || (r = make_trainer(&t, err)) < 0 ||
-	    (r = start_weights(&t, err)) < 0)
+	    (r = open_data(&t, err)) < 0 || (r = meet(&t, err)) < 0 || (r = check_agreement(&t, err)) < 0 ||
+	    (r = make_trainer(&t, err)) < 0 || (r = start_weights(&t, err)) < 0)
 		return r;
 	if (first_rank(&t))
 		printf("ready in %.2f s\n", clock_monotonic() - start);

@@ -67,3 +67,14 @@ wait "$rank0"; s0=$?
 [ $s0 = 143 ] && [ $s1 = 143 ] || { show stop; fail "SIGTERM to one of two: $s0 and $s1"; }
 [ -d "$tmp/stop/checkpoint-$(lines "$tmp/stop")" ] || { show stop; fail "SIGTERM to one of two: no checkpoint"; }
 echo "a stopped rank stops both"
+
+# Ranks that see other data would train on anything: they refuse, and say what differs.
+json differ "$tmp/differ" '"max_steps": 10'
+head -c 5000 "$src/LICENSE" >"$tmp/part.txt"
+sed "s|$src/LICENSE|$tmp/part.txt|" "$tmp/differ.json" >"$tmp/apart.json"
+mkdir "$tmp/meet-differ"
+start_rank differ 0
+start_rank differ 1 apart
+both && fail "ranks with other data went on"
+grep -q "^error: the data differ between the nodes: .* on rank 1, .* on rank 0" "$tmp/differ-1.log" || { show differ; fail "ranks with other data: other words"; }
+echo "ranks with other data refuse"

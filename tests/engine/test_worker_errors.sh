@@ -7,7 +7,8 @@ train='"max_steps": 2'
 # refuses NAME WORDS: the run of $tmp/NAME.json ends with status 1 and exactly one line of error, which has the words.
 refuses() {
 	local status
-	env -i PATH="$PATH" OMP_NUM_THREADS=1 DTRAIN_CONFIG="$tmp/$1.json" "$worker" >"$tmp/out" 2>"$tmp/err"
+	env -i PATH="$PATH" OMP_NUM_THREADS=1 DTRAIN_ATTEMPT="${DTRAIN_ATTEMPT:-1}" ${DTRAIN_RUN_ID+"DTRAIN_RUN_ID=$DTRAIN_RUN_ID"} \
+		DTRAIN_CONFIG="$tmp/$1.json" "$worker" >"$tmp/out" 2>"$tmp/err"
 	status=$?
 	[ $status = 1 ] || { cat "$tmp/out" "$tmp/err"; fail "$1: status $status"; }
 	[ "$(wc -l <"$tmp/err")" = 1 ] || { cat "$tmp/err"; fail "$1: not one line"; }
@@ -25,6 +26,23 @@ refuses output-in-use "$tmp/used is not empty and has no checkpoint"
 
 json nothing-to-resume "$tmp/none" "$train" '"resume": "must"'
 refuses nothing-to-resume "has no checkpoint"
+
+# Another run that writes there, and a later attempt of a run whose files these are not.
+json writing "$tmp/shared" '"max_steps": 1000000' '"save_steps": 10'
+start writing
+writer=$pid
+while kill -0 "$writer" 2>/dev/null && [ ! -d "$tmp/shared/checkpoint-10" ]; do sleep 0.01; done
+json output-claimed "$tmp/shared" "$train" '"overwrite": true'
+refuses output-claimed "$tmp/shared is being written by another run"
+kill -9 "$writer"
+wait "$writer" 2>/dev/null
+json output-of-another "$tmp/shared" "$train" '"resume": "never"'
+DTRAIN_ATTEMPT=2 DTRAIN_RUN_ID=5 refuses output-of-another "$tmp/shared is not empty"
+
+printf '{"instruction": "%s", "output": "%s"}\n' "$(printf 'q%.0s' $(seq 5000))" "$(printf 'a%.0s' $(seq 40))" >"$tmp/masked.jsonl"
+json nothing-to-learn "$tmp/o3" "$train"
+sed -i "s|$src/LICENSE|$tmp/masked.jsonl|; s|\"pretrain\"|\"sft\"|; s|\"text\"|\"alpaca\", \"template\": \"alpaca\"|" "$tmp/nothing-to-learn.json"
+refuses nothing-to-learn "no row of the data has a token to learn"
 
 json no-data "$tmp/o1" "$train"
 sed -i "s|$src/LICENSE|$tmp/absent.txt|" "$tmp/no-data.json"

@@ -99,6 +99,26 @@ static int allocate(struct trainer *t, struct error *err)
 	return model_prepare(t->plan->model, err);
 }
 
+static bool has_targets(const struct dataset *data)
+{
+	for (int64_t i = 0; i < dataset_rows(data); i++)
+		if (dataset_row_counted(data, i) > 0)
+			return true;
+	return false;
+}
+
+static int check_data(const struct dataset *train, const struct dataset *eval, struct error *err)
+{
+	if (dataset_rows(train) < 1 || dataset_max_row(train) < 1)
+		return error_set(err, -EINVAL, "the data has no row to train on");
+	if (!has_targets(train) || (eval && !has_targets(eval)))
+		return error_set(err, -EINVAL,
+		                 "no row of the %s has a token to learn: are the answers cut off by "
+		                 "data.max_length, or the columns wrong?",
+		                 has_targets(train) ? "held-back part" : "data");
+	return 0;
+}
+
 int trainer_create(struct device *dev, struct comm *comm, const struct model_config *c,
                    const struct train_options *options, const struct dataset *train,
                    const struct dataset *eval, struct trainer **out, struct error *err)
@@ -108,7 +128,7 @@ int trainer_create(struct device *dev, struct comm *comm, const struct model_con
 
 	if (!t)
 		return error_oom(err);
-	if ((r = train_options_check(options, err)) < 0)
+	if ((r = train_options_check(options, err)) < 0 || (r = check_data(train, eval, err)) < 0)
 		return r;
 	t->dev = dev;
 	t->comm = comm;
@@ -126,8 +146,6 @@ int trainer_create(struct device *dev, struct comm *comm, const struct model_con
 	                              .accumulation = (int)t->o.accumulation,
 	                              .seed = t->o.seed,
 	                              .shuffle = t->o.shuffle};
-	if (t->sampler.rows < 1 || t->max_row < 1)
-		return error_set(err, -EINVAL, "the data has no row to train on");
 	count_steps(t);
 	if ((r = plan_create(dev, comm, t->rank, t->world_size, c, options, t->max_row, &t->plan, err)) < 0 ||
 	    (r = allocate(t, err)) < 0)
