@@ -60,7 +60,19 @@ static inline void *test_buffer(struct device *dev, double *values, int64_t n, e
 }
 
 /* Runs a suite under each instruction set that the machine has (a lesser one is taken for a greater it
- * lacks). */
+ * lacks); on the emulated GPU, with the threads of a block in their order and against it. */
+#ifdef TEST_ENGINE_SIMT
+static inline int test_run_each(Suite *(*make)(void))
+{
+	int status = EXIT_SUCCESS;
+
+	for (int reverse = 0; reverse < 2 && status == EXIT_SUCCESS; reverse++) {
+		setenv("SIMT_ORDER", reverse ? "reverse" : "forward", 1);
+		status = unit_run(make());
+	}
+	return status;
+}
+#else
 static inline int test_run_each(Suite *(*make)(void))
 {
 	static const char *const sets[] = {"generic", "v3", "v4", "bf16"};
@@ -86,6 +98,7 @@ static inline int test_run_each(Suite *(*make)(void))
 	}
 	return status;
 }
+#endif
 
 static inline double *test_values(int64_t n, uint64_t seed)
 {

@@ -7,22 +7,37 @@
 
 #define COUNT(a) (sizeof(a) / sizeof((a)[0]))
 
+/* From one length of the cache to the next. */
+#ifdef TEST_ENGINE_SIMT
+#define CACHE_STEP(past) (1 + 4 * (past))
+#else
+#define CACHE_STEP(past) (1 + (past) / 3)
+#endif
+
 struct shape {
 	int heads, kv_heads, head_dim, window, documents;
 	int32_t starts[6];
+	bool aligned; /* rows of whole 16 bytes: what the tensor-core kernels ask for */
 };
 
 static const struct shape shapes[] = {
-    {1, 1, 4, 0, 1, {0, 1}},
-    {2, 1, 8, 0, 1, {0, 17}},
-    {4, 2, 16, 0, 3, {0, 1, 4, 69}},
-    {3, 3, 20, 0, 2, {0, 65, 130}},
-    {4, 1, 64, 0, 2, {0, 64, 200}},
-    {2, 2, 10, 1, 1, {0, 70}},
-    {4, 2, 24, 5, 3, {0, 3, 80, 209}},
-    {2, 1, 64, 70, 2, {0, 200, 300}},
-    {8, 2, 32, 64, 5, {0, 63, 127, 192, 320, 323}},
-    {2, 1, 130, 0, 1, {0, 90}},
+    {1, 1, 4, 0, 1, {0, 1}, false},
+    {2, 1, 8, 0, 1, {0, 17}, false},
+    {4, 2, 16, 0, 3, {0, 1, 4, 69}, false},
+    {3, 3, 20, 0, 2, {0, 65, 130}, false},
+    {4, 1, 64, 0, 2, {0, 64, 200}, false},
+    {2, 2, 10, 1, 1, {0, 70}, false},
+    {4, 2, 24, 5, 3, {0, 3, 80, 209}, false},
+    {2, 1, 64, 70, 2, {0, 200, 300}, false},
+    {8, 2, 32, 64, 5, {0, 63, 127, 192, 320, 323}, false},
+    {2, 1, 130, 0, 1, {0, 90}, false},
+#ifdef TEST_ENGINE_SIMT
+    {1, 1, 64, 0, 1, {0, 1}, true},
+    {2, 1, 64, 0, 1, {0, 150}, true},
+    {4, 2, 128, 0, 3, {0, 17, 130, 145}, true},
+    {2, 2, 96, 40, 2, {0, 65, 200}, true},
+    {2, 1, 128, 1, 1, {0, 70}, true},
+#endif
 };
 
 struct problem {
@@ -101,8 +116,8 @@ static struct problem problem_make(const struct shape *s)
 {
 	struct problem p = {.s = s, .tokens = s->starts[s->documents]};
 
-	p.ld = (s->heads + 2 * s->kv_heads) * s->head_dim + 3;
-	p.ld_o = s->heads * s->head_dim + 5;
+	p.ld = (s->heads + 2 * s->kv_heads) * s->head_dim + (s->aligned ? 8 : 3);
+	p.ld_o = s->heads * s->head_dim + (s->aligned ? 16 : 5);
 	p.scale = (float)(1 / sqrt(s->head_dim));
 	p.qkv = test_values(p.tokens * p.ld, 1);
 	p.o = test_values(p.tokens * p.ld_o, 2);
@@ -212,7 +227,7 @@ START_TEST(attention)
 		ck_assert(!memcmp(copy_o, o, (size_t)no * size));
 
 		/* One document, continued from a cache at any place, is the same. */
-		for (int past = 0; s->documents == 1 && past < p.tokens; past += 1 + past / 3) {
+		for (int past = 0; s->documents == 1 && past < p.tokens; past += CACHE_STEP(past)) {
 			for (int64_t n = 1; past + n <= p.tokens; n += n < 3 ? 1
 			                                               : p.tokens - past - n
 			                                                   ? p.tokens - past - n
