@@ -321,7 +321,8 @@ static Suite *suite_make(void)
 	tcase_set_timeout(tc, 300);
 	tcase_add_test(tc, reference_agrees_with_differences);
 	tcase_add_test(tc, attention);
-	tcase_add_test(tc, threads_do_not_matter);
+	if (COUNT(test_threads) > 1)
+		tcase_add_test(tc, threads_do_not_matter);
 	suite_add_tcase(suite, tc);
 	return suite;
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The backward pass on tensor cores, in two kernels without a sum between blocks, so that the order of every sum is
- * fixed: one has tiles of keys and goes over the queries that see them, all heads of the group in turn; the other
- * has tiles of queries and goes over their keys. Both compute the probabilities again (seven products a pair of
- * tiles, where adding into d_q in memory would need five).
+ * The backward pass on tensor cores, in two kernels without a sum between blocks, so that the order of every
+ * sum is fixed: one has tiles of keys and goes over the queries that see them, all heads of the group in
+ * turn; the other has tiles of queries and goes over their keys. Both compute the probabilities again (seven
+ * products a pair of tiles, where adding into d_q in memory would need five).
  */
 #include "engine/device/cuda/tiles.cuh"
 
@@ -14,10 +14,12 @@
 #define NT      (STEP / 8)
 
 template <int HD>
-constexpr size_t BACKWARD_SHARED = (size_t)(2 * ROWS + 4 * STEP) * TILE_LD<HD> * sizeof(bf16) + 4 * STEP * sizeof(float);
+constexpr size_t BACKWARD_SHARED = (size_t)(2 * ROWS + 4 * STEP) * TILE_LD<HD> * sizeof(bf16) +
+                                   4 * STEP * sizeof(float);
 
 /* lse and delta of STEP queries; both 0 beyond the end, where everything is masked. */
-static __device__ __forceinline__ void fetch_statistics(float *to, const float *lse, const float *delta, int first, int end)
+static __device__ __forceinline__ void fetch_statistics(float *to, const float *lse, const float *delta,
+                                                        int first, int end)
 {
 	for (int i = (int)threadIdx.x; i < STEP; i += THREADS) {
 		to[i] = first + i < end ? lse[first + i] * LOG2_E : 0;
@@ -28,12 +30,13 @@ static __device__ __forceinline__ void fetch_statistics(float *to, const float *
 /* Rows are keys here, columns queries. */
 template <int HD>
 static __global__ void __launch_bounds__(THREADS)
-    key_gradient(attention_shape a, bf16 *d_k, bf16 *d_v, const bf16 *d_o, const float *delta, const float *lse,
-                 const bf16 *q, const bf16 *k, const bf16 *v)
+    key_gradient(attention_shape a, bf16 *d_k, bf16 *d_v, const bf16 *d_o, const float *delta,
+                 const float *lse, const bf16 *q, const bf16 *k, const bf16 *v)
 {
 	DYNAMIC_SHARED(memory);
 	constexpr int OWN = ROWS * TILE_LD<HD>, TILE = STEP * TILE_LD<HD>;
-	bf16 *keys = (bf16 *)memory, *values = keys + OWN, *queries = values + OWN, *gradients = queries + 2 * TILE;
+	bf16 *keys = (bf16 *)memory, *values = keys + OWN, *queries = values + OWN,
+	     *gradients = queries + 2 * TILE;
 	float *statistics = (float *)(gradients + 2 * TILE);
 	int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4, row = (int)threadIdx.x / 32 * 16;
 	int kv = (int)blockIdx.y, tokens = (int)a.queries, first = (int)blockIdx.x * ROWS;
@@ -60,10 +63,10 @@ static __global__ void __launch_bounds__(THREADS)
 		if (it + 1 < total) {
 			int head = kv * a.group + (it + 1) / steps, next = from + (it + 1) % steps * STEP;
 
-			tile_fetch<STEP, HD, THREADS>(queries + (stage ^ 1) * TILE, q + (int64_t)head * HD, a.ld_q, next,
-			                              tokens);
-			tile_fetch<STEP, HD, THREADS>(gradients + (stage ^ 1) * TILE, d_o + (int64_t)head * HD, a.ld_o,
-			                              next, tokens);
+			tile_fetch<STEP, HD, THREADS>(queries + (stage ^ 1) * TILE, q + (int64_t)head * HD,
+			                              a.ld_q, next, tokens);
+			tile_fetch<STEP, HD, THREADS>(gradients + (stage ^ 1) * TILE,
+			                              d_o + (int64_t)head * HD, a.ld_o, next, tokens);
 			fetch_statistics(statistics + (stage ^ 1) * 2 * STEP, lse + (int64_t)head * tokens,
 			                 delta + (int64_t)head * tokens, next, tokens);
 		}
@@ -99,12 +102,13 @@ static __global__ void __launch_bounds__(THREADS)
 /* Rows are queries, columns keys. */
 template <int HD>
 static __global__ void __launch_bounds__(THREADS)
-    query_gradient(attention_shape a, bf16 *d_q, const bf16 *d_o, const float *delta, const float *lse, const bf16 *q,
-                   const bf16 *k, const bf16 *v)
+    query_gradient(attention_shape a, bf16 *d_q, const bf16 *d_o, const float *delta, const float *lse,
+                   const bf16 *q, const bf16 *k, const bf16 *v)
 {
 	DYNAMIC_SHARED(memory);
 	constexpr int OWN = ROWS * TILE_LD<HD>, TILE = STEP * TILE_LD<HD>;
-	bf16 *queries = (bf16 *)memory, *gradients = queries + OWN, *keys = gradients + OWN, *values = keys + 2 * TILE;
+	bf16 *queries = (bf16 *)memory, *gradients = queries + OWN, *keys = gradients + OWN,
+	     *values = keys + 2 * TILE;
 	int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4, row = (int)threadIdx.x / 32 * 16;
 	int head = (int)blockIdx.y, tokens = (int)a.queries, first = (int)(gridDim.x - 1 - blockIdx.x) * ROWS;
 	int last = first + ROWS < tokens ? first + ROWS - 1 : tokens - 1, end = last + 1;
@@ -158,21 +162,22 @@ static __global__ void __launch_bounds__(THREADS)
 }
 
 template <int HD>
-static bool launch(struct device *dev, const attention_shape &a, bf16 *d_q, bf16 *d_k, bf16 *d_v, const bf16 *d_o,
-                   const float *delta, const float *lse, const bf16 *q, const bf16 *k, const bf16 *v)
+static bool launch(struct device *dev, const attention_shape &a, bf16 *d_q, bf16 *d_k, bf16 *d_v,
+                   const bf16 *d_o, const float *delta, const float *lse, const bf16 *q, const bf16 *k,
+                   const bf16 *v)
 {
 	unsigned tiles = (unsigned)ceil_div(a.queries, ROWS);
 
-	LAUNCH(dev, key_gradient<HD>, dim3(tiles, (unsigned)(a.heads / a.group)), THREADS, BACKWARD_SHARED<HD>, a, d_k,
-	       d_v, d_o, delta, lse, q, k, v);
-	LAUNCH(dev, query_gradient<HD>, dim3(tiles, (unsigned)a.heads), THREADS, BACKWARD_SHARED<HD>, a, d_q, d_o, delta,
-	       lse, q, k, v);
+	LAUNCH(dev, key_gradient<HD>, dim3(tiles, (unsigned)(a.heads / a.group)), THREADS,
+	       BACKWARD_SHARED<HD>, a, d_k, d_v, d_o, delta, lse, q, k, v);
+	LAUNCH(dev, query_gradient<HD>, dim3(tiles, (unsigned)a.heads), THREADS, BACKWARD_SHARED<HD>, a, d_q,
+	       d_o, delta, lse, q, k, v);
 	return true;
 }
 
 bool attention_backward_tiles(struct device *dev, const attention_shape &a, bf16 *d_q, bf16 *d_k, bf16 *d_v,
-                              const bf16 *d_o, const float *delta, const float *lse, const bf16 *q, const bf16 *k,
-                              const bf16 *v)
+                              const bf16 *d_o, const float *delta, const float *lse, const bf16 *q,
+                              const bf16 *k, const bf16 *v)
 {
 	switch (a.head_dim) {
 	case 64:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The forward pass on tensor cores (FlashAttention-2, Dao 2023): a block has ROWS queries of one head, in each warp
- * 32 of them, and goes over the keys they see, KEYS at a time, the next ones under way while these are used. The
- * longest work starts first.
+ * The forward pass on tensor cores (FlashAttention-2, Dao 2023): a block has ROWS queries of one head, in
+ * each warp 32 of them, and goes over the keys they see, KEYS at a time, the next ones under way while these
+ * are used. The longest work starts first.
  */
 #include "engine/device/cuda/tiles.cuh"
 
@@ -54,7 +54,8 @@ static __device__ __forceinline__ void online_softmax(float (&s)[MT][NT][4], flo
 
 template <int HD>
 static __global__ void __launch_bounds__(THREADS)
-    forward_kernel(attention_shape a, bf16 *o, float *lse, int64_t ld_lse, const bf16 *q, const bf16 *k, const bf16 *v)
+    forward_kernel(attention_shape a, bf16 *o, float *lse, int64_t ld_lse, const bf16 *q, const bf16 *k,
+                   const bf16 *v)
 {
 	DYNAMIC_SHARED(memory);
 	constexpr int TILE = KEYS * TILE_LD<HD>;
@@ -63,7 +64,8 @@ static __global__ void __launch_bounds__(THREADS)
 	int head = (int)blockIdx.y, first = (int)(gridDim.x - 1 - blockIdx.x) * ROWS, offset = (int)a.offset;
 	int last = first + ROWS < (int)a.queries ? first + ROWS - 1 : (int)a.queries - 1;
 	int j0 = (int)first_key(a, first + offset) / KEYS * KEYS, end = last + offset + 1;
-	int open = (int)first_key(a, last + offset); /* from here on every query of the tile sees what is not ahead */
+	int open = (int)first_key(
+	    a, last + offset); /* from here on every query of the tile sees what is not ahead */
 	float out[MT][HD / 8][4] = {}, max[MT][2], sum[MT][2] = {}, scale2 = a.scale * LOG2_E;
 	int begin[MT][2];
 
@@ -103,7 +105,8 @@ static __global__ void __launch_bounds__(THREADS)
 #pragma unroll
 					for (int i = 0; i < 4; i++) {
 						int key = j + 8 * n + 2 * t + i % 2;
-						int position = first + row + 16 * m + 8 * (i / 2) + g + offset;
+						int position =
+						    first + row + 16 * m + 8 * (i / 2) + g + offset;
 
 						if (key > position || key < begin[m][i / 2])
 							s[m][n][i] = -INFINITY;
@@ -136,16 +139,16 @@ static __global__ void __launch_bounds__(THREADS)
 }
 
 template <int HD>
-static bool launch(struct device *dev, const attention_shape &a, bf16 *o, float *lse, int64_t ld_lse, const bf16 *q,
-                   const bf16 *k, const bf16 *v)
+static bool launch(struct device *dev, const attention_shape &a, bf16 *o, float *lse, int64_t ld_lse,
+                   const bf16 *q, const bf16 *k, const bf16 *v)
 {
 	LAUNCH(dev, forward_kernel<HD>, dim3((unsigned)ceil_div(a.queries, ROWS), (unsigned)a.heads), THREADS,
 	       FORWARD_SHARED<HD>, a, o, lse, ld_lse, q, k, v);
 	return true;
 }
 
-bool attention_forward_tiles(struct device *dev, const attention_shape &a, bf16 *o, float *lse, int64_t ld_lse,
-                             const bf16 *q, const bf16 *k, const bf16 *v)
+bool attention_forward_tiles(struct device *dev, const attention_shape &a, bf16 *o, float *lse,
+                             int64_t ld_lse, const bf16 *q, const bf16 *k, const bf16 *v)
 {
 	switch (a.head_dim) {
 	case 64:

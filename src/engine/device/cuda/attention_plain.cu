@@ -36,15 +36,18 @@ static __device__ __forceinline__ float row_dot(const float *a, const float *b, 
 /* out[c] += sum over the 32 lanes' weights of weight · tile row, for dimensions lane + 32·c. */
 static __device__ __forceinline__ void weigh(float *out, float weight, const float *tile, int head_dim)
 {
+	__shared__ float weights[WARPS][32];
 	int lane = (int)threadIdx.x % 32;
+	float *own = weights[threadIdx.x / 32];
 
+	__syncwarp();
+	own[lane] = weight;
+	__syncwarp();
 	for (int l = 0; l < 32; l++) {
-		float w = shuffle(weight, l);
-
 #pragma unroll
 		for (int c = 0; c < MAX_DIM / 32; c++)
 			if (lane + 32 * c < head_dim)
-				out[c] += w * tile[l * (head_dim + 1) + lane + 32 * c];
+				out[c] += own[l] * tile[l * (head_dim + 1) + lane + 32 * c];
 	}
 }
 

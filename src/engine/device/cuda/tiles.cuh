@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Tiles of bf16 rows in shared memory and products of them on tensor cores. A tile's rows are 16 bytes longer than
- * what they hold: eight rows that are read at once lie in different banks. See hardware.cuh for who holds what of
- * a 16 x 8 product; a warp's rows are m-tiles of 16, its columns n-tiles of 8.
+ * Tiles of bf16 rows in shared memory and products of them on tensor cores. A tile's rows are 16 bytes longer
+ * than what they hold: eight rows that are read at once lie in different banks. See hardware.cuh for who
+ * holds what of a 16 x 8 product; a warp's rows are m-tiles of 16, its columns n-tiles of 8.
  */
 #pragma once
 
@@ -21,12 +21,14 @@ static __device__ __forceinline__ void tile_fetch(bf16 *tile, const bf16 *p, int
 		int row = i / CHUNKS, c = i % CHUNKS * 8;
 		bool valid = first + row < end;
 
-		copy_async(tile + row * TILE_LD<HD> + c, p + (valid ? (int64_t)(first + row) * ld : 0) + c, valid);
+		copy_async(tile + row * TILE_LD<HD> + c, p + (valid ? (int64_t)(first + row) * ld : 0) + c,
+		           valid);
 	}
 }
 
 /* a of mma: rows [row, row + 16), columns [k, k + 16) of a tile. */
-template <int HD> static __device__ __forceinline__ void tile_a(uint32_t (&a)[4], const bf16 *tile, int row, int k)
+template <int HD>
+static __device__ __forceinline__ void tile_a(uint32_t (&a)[4], const bf16 *tile, int row, int k)
 {
 	int lane = (int)threadIdx.x % 32;
 
@@ -34,7 +36,8 @@ template <int HD> static __device__ __forceinline__ void tile_a(uint32_t (&a)[4]
 }
 
 /* b of two mma whose columns are the tile's rows [n, n + 16): b[0], b[1] and b[2], b[3]. */
-template <int HD> static __device__ __forceinline__ void tile_b(uint32_t (&b)[4], const bf16 *tile, int n, int k)
+template <int HD>
+static __device__ __forceinline__ void tile_b(uint32_t (&b)[4], const bf16 *tile, int n, int k)
 {
 	int lane = (int)threadIdx.x % 32;
 
@@ -42,7 +45,8 @@ template <int HD> static __device__ __forceinline__ void tile_b(uint32_t (&b)[4]
 }
 
 /* b of two mma over the tile's rows [k, k + 16), whose columns are the tile's [n, n + 16). */
-template <int HD> static __device__ __forceinline__ void tile_b_rows(uint32_t (&b)[4], const bf16 *tile, int k, int n)
+template <int HD>
+static __device__ __forceinline__ void tile_b_rows(uint32_t (&b)[4], const bf16 *tile, int k, int n)
 {
 	int lane = (int)threadIdx.x % 32;
 
@@ -51,7 +55,8 @@ template <int HD> static __device__ __forceinline__ void tile_b_rows(uint32_t (&
 
 /* c[16·MT, 8·NT] = rows [row, …) of tile a · (rows [0, 8·NT) of tile b)ᵀ. */
 template <int HD, int MT, int NT>
-static __device__ __forceinline__ void multiply_transposed(float (&c)[MT][NT][4], const bf16 *a, int row, const bf16 *b)
+static __device__ __forceinline__ void multiply_transposed(float (&c)[MT][NT][4], const bf16 *a, int row,
+                                                           const bf16 *b)
 {
 #pragma unroll
 	for (int m = 0; m < MT; m++)
@@ -79,7 +84,8 @@ static __device__ __forceinline__ void multiply_transposed(float (&c)[MT][NT][4]
 	}
 }
 
-/* c[16·MT, HD] += p · tile b, p being [16·MT, 8·NT] in the registers of an earlier product, rounded to bf16. */
+/* c[16·MT, HD] += p · tile b, p being [16·MT, 8·NT] in the registers of an earlier product, rounded to bf16.
+ */
 template <int HD, int MT, int NT>
 static __device__ __forceinline__ void multiply_add(float (&c)[MT][HD / 8][4], const float (&p)[MT][NT][4],
                                                     const bf16 *b)
@@ -108,8 +114,8 @@ static __device__ __forceinline__ void multiply_add(float (&c)[MT][HD / 8][4], c
 }
 
 /*
- * A warp's sums, as bf16, to rows [first, …) of a matrix, by way of its own rows [row, …) of a tile that nobody
- * else reads any more; so that whole rows are written.
+ * A warp's sums, as bf16, to rows [first, …) of a matrix, by way of its own rows [row, …) of a tile that
+ * nobody else reads any more; so that whole rows are written.
  */
 template <int HD, int MT>
 static __device__ __forceinline__ void tile_put(bf16 *p, int64_t ld, int first, int end, bf16 *tile, int row,
@@ -125,8 +131,8 @@ static __device__ __forceinline__ void tile_put(bf16 *p, int64_t ld, int first, 
 		for (int n = 0; n < HD / 8; n++)
 #pragma unroll
 			for (int half = 0; half < 2; half++)
-				*(uint32_t *)(tile + (row + 16 * m + g + 8 * half) * TILE_LD<HD> + 8 * n + 2 * t) =
-				    pack_bf16(c[m][n][2 * half], c[m][n][2 * half + 1]);
+				*(uint32_t *)(tile + (row + 16 * m + g + 8 * half) * TILE_LD<HD> + 8 * n +
+				              2 * t) = pack_bf16(c[m][n][2 * half], c[m][n][2 * half + 1]);
 	__syncwarp();
 	for (int i = lane; i < 16 * MT * CHUNKS; i += 32) {
 		int r = i / CHUNKS, d = i % CHUNKS * 8;
