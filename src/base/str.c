@@ -135,6 +135,33 @@ bool str_eq(const char *a, const char *b)
 	return a && b ? strcmp(a, b) == 0 : a == b;
 }
 
+/* Bytes of the well-formed character at s, 0: there is none. */
+static size_t utf8_length(const unsigned char *s)
+{
+	static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+	size_t n = *s < 0x80 ? 1 : *s >> 5 == 6 ? 2 : *s >> 4 == 14 ? 3 : *s >> 3 == 30 ? 4 : 0;
+	uint32_t c = n > 1 ? *s & (0x7f >> n) : *s;
+
+	for (size_t i = 1; i < n; i++) {
+		if (s[i] >> 6 != 2)
+			return 0;
+		c = c << 6 | (s[i] & 0x3f);
+	}
+	return n > 1 && (c < least[n] || c > 0x10ffff || c >> 11 == 0xd800 >> 11) ? 0 : n;
+}
+
+char *str_make_utf8(char *s)
+{
+	for (char *p = s; *p;) {
+		size_t n = utf8_length((const unsigned char *)p);
+
+		if (n == 0)
+			*p = '?';
+		p += n ? n : 1;
+	}
+	return s;
+}
+
 char *str_strip(char *s)
 {
 	char *end;

@@ -8,6 +8,8 @@
 #include "base/str.h"
 #include "cluster/run.h"
 
+enum { CAUSE_MAX = 4096 }; /* of what a worker says */
+
 struct run_part *run_part_find(struct run *r, const char *node)
 {
 	for (size_t i = 0; i < r->part_count; i++)
@@ -220,7 +222,7 @@ unsigned run_report(struct run *r, const json_t *report, double now)
 		part->running = true;
 	part->ended = strcmp(state, "ended") == 0;
 	if (said && part->ended && !r->failed && r->state != RUN_STOPPING) {
-		run_set_reason(r, "%s: %s", node, said);
+		run_set_reason(r, "node %s: %s", node, said);
 		r->failed = true;
 		stop = true;
 	}
@@ -241,7 +243,7 @@ unsigned run_refused(struct run *r, struct run_part *part, bool busy, const char
 
 	part->ended = true;
 	if (stop) {
-		run_set_reason(r, "%s: %s", part->node, message);
+		run_set_reason(r, "node %s: %s", part->node, message);
 		r->requeue = busy;
 		r->failed = !busy;
 	}
@@ -276,6 +278,6 @@ void run_worker_error(struct run *r, int64_t rank, const char *message)
 {
 	if (r->cause)
 		return;
-	r->cause = strdup(message);
+	r->cause = strndup(message, CAUSE_MAX);
 	r->cause_rank = rank;
 }

@@ -125,7 +125,7 @@ int run_set_reason(struct run *r, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(text, sizeof(text), fmt, ap);
 	va_end(ap);
-	s = strdup(text);
+	s = strdup(str_make_utf8(text)); /* the cut may be within a character */
 	if (!s)
 		return -ENOMEM;
 	free(r->reason);

@@ -44,6 +44,7 @@ static bool usable(const struct sched_node *n, const struct sched_run *r)
 	return n->up && !n->drained && (int64_t)n->slots >= r->per_node && host_allowed(r, n->name);
 }
 
+/* kept: nodes that a run before this one waits for; NULL: none. */
 static struct view look(const struct sched_node *nodes, size_t count, const bool *kept,
                         const struct sched_run *r)
 {
@@ -65,7 +66,7 @@ static struct view look(const struct sched_node *nodes, size_t count, const bool
 			continue;
 		}
 		v.usable++;
-		if (kept[i])
+		if (kept && kept[i])
 			v.kept = true;
 		else if ((int64_t)free_slots(n) >= r->per_node)
 			v.fitting++;
@@ -116,6 +117,17 @@ static void say_impossible(struct sched_run *r, const struct view *v, const stru
 	else
 		snprintf(r->reason, sizeof(r->reason), "waits for node %s, which is %s",
 		         v->out ? v->out : "?", v->out_drained ? "drained" : "down");
+}
+
+bool schedule_possible(const struct sched_node *nodes, size_t count, struct sched_run *r)
+{
+	struct view v = look(nodes, count, NULL, r);
+
+	r->reason[0] = '\0';
+	if ((int64_t)v.allowed >= r->nodes && (int64_t)v.large >= r->nodes)
+		return true;
+	say_impossible(r, &v, nodes, count);
+	return false;
 }
 
 struct candidate {

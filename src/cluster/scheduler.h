@@ -29,6 +29,8 @@ struct sched_run {
 	char reason[200];
 };
 
+/* Could it run if all nodes were up and empty? False: its reason says why not. */
+bool schedule_possible(const struct sched_node *nodes, size_t node_count, struct sched_run *r);
 /* Queue in order. -ENOMEM: what is placed so far stands. */
 int schedule(struct sched_node *nodes, size_t node_count, struct sched_run *queue, size_t count,
              struct error *err);

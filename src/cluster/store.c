@@ -2,8 +2,10 @@
 #include "cluster/store.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <sqlite3.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/json.h"
 #include "base/str.h"
@@ -133,6 +135,7 @@ static int prepare(struct store *s, struct error *err)
 int store_open(const char *path, struct store **out, struct error *err)
 {
 	_cleanup_(store_closep) struct store *s = calloc(1, sizeof(*s));
+	_cleanup_close_ int fd = -1;
 	int r;
 
 	if (!s)
@@ -140,6 +143,10 @@ int store_open(const char *path, struct store **out, struct error *err)
 	s->path = strdup(path);
 	if (!s->path)
 		return error_oom(err);
+	/* SQLite gives its other files the mode of this one. */
+	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+	if (fd < 0 || fchmod(fd, 0600) < 0)
+		return error_errno(err, -errno, "cannot open %s", path);
 	if (sqlite3_open_v2(path, &s->db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX,
 	                    NULL) != SQLITE_OK)
 		return db_error(s, err);
@@ -182,6 +189,13 @@ int store_commit(struct store *s, struct error *err)
 		sqlite3_exec(s->db, "ROLLBACK", NULL, NULL, NULL);
 	s->open = false;
 	return r;
+}
+
+void store_rollback(struct store *s)
+{
+	if (s->open)
+		sqlite3_exec(s->db, "ROLLBACK", NULL, NULL, NULL);
+	s->open = false;
 }
 
 static void bind_text(sqlite3_stmt *st, int i, const char *text)

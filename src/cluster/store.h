@@ -11,6 +11,7 @@
 struct store;
 
 /* -EBUSY: another process has it. Older layouts are brought up to date, newer ones refused. */
+/* The file is for its owner alone: the configurations in there hold the variables of all users. */
 int store_open(const char *path, struct store **out, struct error *err);
 void store_close(struct store *s); /* what is not committed is lost */
 DEFINE_CLEANUP(struct store *, store_close)
@@ -20,6 +21,7 @@ int store_insert(struct store *s, struct run *r, const char *config, struct erro
 int store_update(struct store *s, const struct run *r, struct error *err);
 /* On failure everything since the last commit is undone. */
 int store_commit(struct store *s, struct error *err);
+void store_rollback(struct store *s);
 
 /* Without what it asks for (see run_set_request). -ENOENT: no such run. */
 int store_get(struct store *s, int64_t id, struct run **out, struct error *err);

@@ -17,6 +17,7 @@
 #include "http/local.h"
 
 static const double PATIENCE = 60.0; /* seconds that a restart of the service may take */
+static const double HELD = 10.0;     /* a call that lasted so long had found the service there */
 
 void client_release(struct client *client)
 {
@@ -68,9 +69,12 @@ static void pause_briefly(void)
 	nanosleep(&(struct timespec){0, 200000000}, NULL);
 }
 
-/* After a call without an answer: is it worth another try? `since` is when the service went away, 0: now. */
-static bool try_again(struct client *client, double *since, const struct error *err)
+/* After a call without an answer: is it worth another try? `since` is when the service went away, 0: now, as
+ * it is where the call, begun at `begun`, was held for a while. */
+static bool try_again(struct client *client, double begun, double *since, const struct error *err)
 {
+	if (clock_monotonic() - begun > HELD)
+		*since = 0;
 	if (*since == 0) {
 		*since = clock_monotonic();
 		client_fail(0, "%s; waiting for it to come back", err->message);
@@ -92,6 +96,7 @@ int client_wait_run(struct client *client, int64_t id, bool change, int64_t vers
 		return client_fail(EXIT_FAILURE, "out of memory");
 	for (;;) {
 		struct error err = ERROR_INIT;
+		double begun = clock_monotonic();
 		int status, r = client_try(client, "GET", target, NULL, &status, run, &err);
 
 		if (r == 0)
@@ -99,7 +104,7 @@ int client_wait_run(struct client *client, int64_t id, bool change, int64_t vers
 		/* 502 and 503: the local service is there, the controller is away. */
 		if (status != 0 && status != 502 && status != 503)
 			return client_fail(EXIT_FAILURE, "%s", err.message);
-		if (!try_again(client, &since, &err))
+		if (!try_again(client, begun, &since, &err))
 			return client_fail(STATUS_UNREACHABLE, "%s", err.message);
 	}
 }
@@ -131,9 +136,11 @@ int client_stream(struct client *client, const char *target, client_piece_fn pie
 	struct stream s = {.piece = piece, .context = context};
 	double since = 0;
 
-	for (;;) {
+	for (bool first = true;; first = false) {
 		struct error err = ERROR_INIT;
+		double begun = clock_monotonic();
 		size_t before = s.taken;
+		bool away;
 		int r = 0;
 
 		s.skip = s.taken;
@@ -143,12 +150,16 @@ int client_stream(struct client *client, const char *target, client_piece_fn pie
 			r = http_local_stream(client->http, "GET", target, on_piece, &s, &err);
 		if (r >= 0)
 			return 0;
+		/* The local service is there, but not the controller. */
+		away = r == -EREMOTEIO && (str_eq(http_local_error_code(client->http), "unreachable") ||
+		                           str_eq(http_local_error_code(client->http), "stopping"));
+		first = first && (!client->http || r == -EREMOTEIO);
 		client_release(client);
-		if (s.refused || r == -EREMOTEIO)
+		if (s.refused || (r == -EREMOTEIO && (first || !away)))
 			return client_fail(EXIT_FAILURE, "%s", err.message);
 		if (s.taken > before)
 			since = 0;
-		if ((since == 0 && s.taken == 0) || !try_again(client, &since, &err))
+		if (first || !try_again(client, begun, &since, &err))
 			return client_fail(STATUS_UNREACHABLE, "%s", err.message);
 	}
 }

@@ -210,21 +210,31 @@ int controller_heartbeat(struct controller *c, const json_t *heartbeat, json_t *
 	json_t *attempts = json_object_get(heartbeat, "attempts"), *forget = json_array(), *report;
 	const char *name = json_get_string(heartbeat, "node", "");
 	struct member *m = members_find(c->members, name);
+	bool news;
 	size_t i;
 
 	if (!m || m->removed) {
 		json_decref(forget);
 		return error_set(err, -ENOENT, "node %s is not in the controller's hosts file", name);
 	}
+	/* Most have nothing new to say, and there are many: the queue is not gone through for those. */
+	news = !json_equal(m->devices, json_object_get(heartbeat, "devices"));
+	if (m->shunned > 0 && clock_monotonic() >= m->shunned) {
+		m->shunned = 0;
+		news = true;
+	}
 	if (member_heartbeat(m, heartbeat, clock_monotonic(), clock_realtime())) {
+		news = true;
 		log_info("node %s is up", m->name);
 		sd_event_source_set_enabled(c->expiry, SD_EVENT_ONESHOT);
 		sd_event_source_set_time(c->expiry, 0);
 	}
 	json_array_foreach(attempts, i, report) reconcile(c, m->name, report, forget);
 	find_missing(c, m, attempts);
-	c->reschedule = true;
-	controller_touch(c);
+	if (news) {
+		c->reschedule = true;
+		controller_touch(c);
+	}
 	*answer = json_pack("{s:o}", "forget", forget);
 	return 0;
 }

@@ -38,6 +38,8 @@ int controller_set_hosts(struct controller *c, struct error *err); /* from the d
 
 /* Writes the run down and answers the request once it is on disk. Takes r. */
 void controller_submit(struct controller *c, struct http_request *request, struct run *r, const char *config);
+/* -ENODEV: this cluster could never run it, were it empty. */
+int controller_check(struct controller *c, const struct run *r, struct error *err);
 /* Does what the flags of run.h ask for, after an event of r. */
 void controller_after(struct controller *c, struct run *r, unsigned flags);
 void controller_touch(struct controller *c); /* something changed: a flush is due */

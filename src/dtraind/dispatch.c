@@ -93,11 +93,19 @@ static void refused(struct dispatch *d, bool busy, const char *message)
 		controller_after(d->controller, r, run_refused(r, part, busy, message, clock_realtime()));
 }
 
+/* No new runs there for a while. */
+static void shun(struct dispatch *d, double seconds)
+{
+	struct member *m = members_find(d->controller->members, d->node);
+
+	if (m)
+		m->shunned = clock_monotonic() + seconds;
+}
+
 static void on_started(void *context, const struct http_answer *a)
 {
 	_cleanup_free_ struct dispatch *d = context;
 	_cleanup_json_ json_t *json = a->len ? json_loadb(a->body, a->len, 0, NULL) : NULL;
-	struct member *m;
 
 	if (a->error.code == -ECANCELED)
 		return;
@@ -108,15 +116,14 @@ static void on_started(void *context, const struct http_answer *a)
 	if (a->status == 0) {
 		/* Whether it has the start is unknown: the attempt's number keeps it from harm. Another node,
 		 * or this one later, gets the next attempt. */
-		m = members_find(d->controller->members, d->node);
-		if (m)
-			m->shunned =
-			    clock_monotonic() + d->controller->daemon->settings->config->node_timeout;
+		shun(d, d->controller->daemon->settings->config->node_timeout);
 		log_warn("run %lld: node %s cannot be reached: %s", (long long)d->run, d->node,
 		         a->error.message);
 		refused(d, true, a->error.message);
 		return;
 	}
+	if (a->status == 409) /* what has its slots, its next heartbeat tells */
+		shun(d, d->controller->daemon->settings->config->heartbeat);
 	refused(d, a->status == 409,
 	        json_get_string(json_object_get(json, "error"), "message", "the node refused the start"));
 }

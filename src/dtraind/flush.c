@@ -94,8 +94,8 @@ int controller_write(struct controller *c)
 			code = store_update(c->store, c->queue.list[i], &err);
 	if (code == 0)
 		code = store_commit(c->store, &err);
-	else
-		store_commit(c->store, NULL);
+	else /* nothing of it: submissions in there are about to be refused */
+		store_rollback(c->store);
 	if (code < 0)
 		log_err("the store cannot be written: %s", err.message);
 	else
@@ -176,6 +176,22 @@ static void take_result(struct controller *c, struct run *r, struct sched_run *s
 	c->commit = true;
 }
 
+static struct sched_run sched_run(const struct run *r)
+{
+	return (struct sched_run){.id = r->id, .nodes = r->nodes, .per_node = r->per_node, .hosts = r->hosts};
+}
+
+int controller_check(struct controller *c, const struct run *r, struct error *err)
+{
+	_cleanup_(free_nodesp) struct sched_node *nodes = NULL;
+	struct sched_run asked = sched_run(r);
+	int code = build_nodes(c, &nodes, err);
+
+	if (code < 0 || schedule_possible(nodes, members_count(c->members), &asked))
+		return code;
+	return error_set(err, -ENODEV, "the run %s", asked.reason);
+}
+
 static void reschedule(struct controller *c)
 {
 	_cleanup_free_ struct sched_run *queue = calloc(c->queue.count + 1, sizeof(*queue));
@@ -188,8 +204,7 @@ static void reschedule(struct controller *c)
 		const struct run *r = c->queue.list[i];
 
 		if (r->state == RUN_QUEUED)
-			queue[n++] = (struct sched_run){
-			    .id = r->id, .nodes = r->nodes, .per_node = r->per_node, .hosts = r->hosts};
+			queue[n++] = sched_run(r);
 	}
 	if (n == 0)
 		return;
@@ -203,6 +218,16 @@ static void reschedule(struct controller *c)
 	}
 }
 
+/* The last of its parts to end takes them all away. */
+static void end_unstarted(struct controller *c, struct run *r)
+{
+	size_t i = 0;
+
+	while (i + 1 < r->part_count && r->parts[i].ended)
+		i++;
+	controller_after(c, r, run_refused(r, &r->parts[i], true, "not started", clock_realtime()));
+}
+
 /* An attempt is on disk before any node hears of it: its number is a fence. */
 static void start_placed(struct controller *c)
 {
@@ -210,9 +235,15 @@ static void start_placed(struct controller *c)
 		struct run *r = c->queue.list[i];
 		struct error err = ERROR_INIT;
 
-		if (!r->to_start || r->state != RUN_STARTING)
+		if (!r->to_start)
 			continue;
 		r->to_start = false;
+		if (r->state !=
+		    RUN_STARTING) { /* cancelled before it could be written down: no node has it */
+			while (r->part_count > 0)
+				end_unstarted(c, r);
+			continue;
+		}
 		if (dispatch_start(c, r, &err) < 0) {
 			for (size_t k = 0; k < r->part_count; k++)
 				r->parts[k].ended = true;
@@ -295,6 +326,8 @@ void controller_flush(struct controller *c)
 	if (dirty)
 		controller_arm_soft(c);
 	start_placed(c);
+	if (c->commit) /* a start failed at once: that is written down, in the next turn, before it is told */
+		return;
 	tell_changes(c);
 	daemon_status(c->daemon);
 }

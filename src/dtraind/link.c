@@ -42,6 +42,7 @@ json_t *link_ports(void)
 	return ports;
 }
 
+/* Given up in time for another try, over a new connection, before the controller gives the node up. */
 static int post(struct link *l, const char *target, const json_t *body,
                 void (*done)(void *context, const struct http_answer *answer), struct http_transfer **out)
 {
@@ -56,7 +57,7 @@ static int post(struct link *l, const char *target, const json_t *body,
 	    .body = text,
 	    .len = text ? strlen(text) : 0,
 	    .headers = (const char *const[]){"Content-Type: application/json", NULL},
-	    .timeout = s->config->node_timeout,
+	    .timeout = s->config->node_timeout / 2,
 	    .context = l,
 	    .on_done = done,
 	};

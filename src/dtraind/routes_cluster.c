@@ -8,6 +8,8 @@
 #include "base/str.h"
 #include "dtraind/routes.h"
 
+enum { BEHIND_MAX = 16 << 20 };
+
 void route_version(void *context, struct http_request *r)
 {
 	struct daemon *d = context;
@@ -78,7 +80,9 @@ static void on_event(void *context, const char *data, size_t len)
 {
 	struct event_stream *s = context;
 
-	if (data)
+	if (data && http_stream_pending(s->stream) > BEHIND_MAX)
+		http_stream_abort(s->stream); /* a reader that reads no more */
+	else if (data)
 		http_stream_write(s->stream, data, len);
 }
 

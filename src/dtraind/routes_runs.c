@@ -57,6 +57,7 @@ void route_submit(void *context, struct http_request *r)
 	_cleanup_free_ char *text = NULL;
 	struct error err = ERROR_INIT;
 	struct run *run = NULL;
+	int code;
 
 	if (forward_to_controller(d, r) || !check_submitter(r))
 		return;
@@ -65,6 +66,13 @@ void route_submit(void *context, struct http_request *r)
 		return;
 	if (normalize(body, &config, &err) < 0 || run_new(config, &run, &err) < 0) {
 		http_reply_error(r, 400, "bad-config", "%s", err.message);
+		return;
+	}
+	code = controller_check(d->controller, run, &err);
+	if (code < 0) {
+		http_reply_error(r, code == -ENODEV ? 409 : 500,
+		                 code == -ENODEV ? "impossible" : "out-of-memory", "%s", err.message);
+		run_free(run);
 		return;
 	}
 	run->uid = caller->uid;

@@ -12,6 +12,9 @@
 #include "base/str.h"
 #include "dtraind/routes.h"
 
+/* The longest report: the last one stays in memory. And what a reader of a stream may be behind. */
+enum { REPORT_MAX = 64 << 10, BEHIND_MAX = 16 << 20 };
+
 static char *metrics_path(struct daemon *d, int64_t run)
 {
 	_cleanup_free_ char *dir = run_directory(d, run);
@@ -46,6 +49,10 @@ static int check_lines(const char *text, size_t len, struct strbuf *out, json_t 
 		const char *nl = memchr(text, '\n', len);
 		size_t n = nl ? (size_t)(nl - text) : len;
 
+		if (n > REPORT_MAX)
+			return error_set(err, -EINVAL,
+			                 "metrics: a line of %zu bytes: at most %d are possible", n,
+			                 REPORT_MAX);
 		if (n > 0) {
 			json_decref(*last);
 			*last = NULL;
@@ -74,12 +81,25 @@ static struct run *find_live(struct daemon *d, struct http_request *r)
 	return NULL;
 }
 
+/* What an attempt before this one still says does not count. */
+static int check_attempt(struct http_request *r, const struct run *run, int64_t *attempt)
+{
+	if (http_request_query_int(r, "attempt", 1, INT64_MAX, run->attempt, attempt) < 0)
+		return -EINVAL;
+	if (*attempt == run->attempt && run->state != RUN_QUEUED)
+		return 0;
+	http_reply_error(r, 410, "stale-attempt", "run %lld: attempt %lld is not under way",
+	                 (long long)run->id, (long long)*attempt);
+	return -ESTALE;
+}
+
 void route_metrics_post(void *context, struct http_request *r)
 {
 	struct daemon *d = context;
 	_cleanup_strbuf_ struct strbuf lines = {0};
 	_cleanup_json_ json_t *last = NULL;
 	struct error err = ERROR_INIT;
+	int64_t attempt;
 	struct run *run;
 	const char *text;
 	size_t len;
@@ -87,7 +107,7 @@ void route_metrics_post(void *context, struct http_request *r)
 	if (forward_to_controller(d, r))
 		return;
 	run = find_live(d, r);
-	if (!run)
+	if (!run || check_attempt(r, run, &attempt) < 0)
 		return;
 	text = http_request_body(r, &len);
 	if (check_lines(text, len, &lines, &last, &err) < 0) {
@@ -110,6 +130,7 @@ struct metrics_stream {
 	struct http_stream *stream;
 	struct feed_listener *listener;
 	int64_t since;
+	size_t begin; /* bytes of what was there already */
 };
 
 static void write_since(struct http_stream *stream, const char *text, size_t len, int64_t since)
@@ -134,10 +155,12 @@ static void on_metrics(void *context, const char *data, size_t len)
 {
 	struct metrics_stream *m = context;
 
-	if (data)
-		write_since(m->stream, data, len, m->since);
-	else
+	if (!data)
 		http_stream_end(m->stream);
+	else if (http_stream_pending(m->stream) > m->begin + BEHIND_MAX)
+		http_stream_abort(m->stream); /* a reader that reads no more */
+	else
+		write_since(m->stream, data, len, m->since);
 }
 
 static void on_metrics_closed(void *context)
@@ -180,6 +203,7 @@ void route_metrics_get(void *context, struct http_request *r)
 	http_request_on_close(r, on_metrics_closed, m);
 	if (text)
 		write_since(m->stream, text, len, since);
+	m->begin = len;
 	if (!m->listener)
 		http_stream_end(m->stream);
 }
@@ -188,13 +212,14 @@ void route_worker_event(void *context, struct http_request *r)
 {
 	struct daemon *d = context;
 	_cleanup_json_ json_t *body = NULL;
+	int64_t attempt;
 	char fields[64];
 	struct run *run;
 
 	if (forward_to_controller(d, r))
 		return;
 	run = find_live(d, r);
-	body = run ? http_request_json(r) : NULL;
+	body = run && check_attempt(r, run, &attempt) == 0 ? http_request_json(r) : NULL;
 	if (!body)
 		return;
 	if (strcmp(json_get_string(body, "kind", ""), "error") == 0) {
@@ -205,17 +230,6 @@ void route_worker_event(void *context, struct http_request *r)
 		run_worker_error(run, json_get_int(body, "rank", -1), json_get_string(body, "message", ""));
 	}
 	http_reply_json(r, 200, json_object());
-}
-
-static int rendezvous_attempt(struct http_request *r, const struct run *run, int64_t *attempt)
-{
-	if (http_request_query_int(r, "attempt", 1, INT64_MAX, run->attempt, attempt) < 0)
-		return -EINVAL;
-	if (*attempt == run->attempt && run->state != RUN_QUEUED)
-		return 0;
-	http_reply_error(r, 410, "stale-attempt", "run %lld: attempt %lld is not under way",
-	                 (long long)run->id, (long long)*attempt);
-	return -ESTALE;
 }
 
 void route_rendezvous_put(void *context, struct http_request *r)
@@ -230,7 +244,7 @@ void route_rendezvous_put(void *context, struct http_request *r)
 	if (forward_to_controller(d, r))
 		return;
 	run = find_live(d, r);
-	if (!run || rendezvous_attempt(r, run, &attempt) < 0)
+	if (!run || check_attempt(r, run, &attempt) < 0)
 		return;
 	body = http_request_body(r, &len);
 	if (rendezvous_put(d->controller->rendezvous, run->id, attempt, http_request_capture(r, 1), body, len,
@@ -321,7 +335,7 @@ void route_rendezvous_get(void *context, struct http_request *r)
 	if (forward_to_controller(d, r))
 		return;
 	run = find_live(d, r);
-	if (!run || rendezvous_attempt(r, run, &attempt) < 0)
+	if (!run || check_attempt(r, run, &attempt) < 0)
 		return;
 	if (wait && (str_to_double(wait, &seconds) < 0 || seconds < 0 || seconds > 86400)) {
 		http_reply_error(r, 400, "bad-query", "wait=%s: seconds from 0 to 86400 are needed", wait);

@@ -283,8 +283,8 @@ static void set_tls(CURL *e, const struct identity *id)
 static int set_call(struct http_transfer *t, const struct http_call *call, struct error *err)
 {
 	bool v6 = strchr(call->address, ':');
-	_cleanup_free_ char *url = str_printf("https://%s%s%s:%d%s", v6 ? "[" : "", call->address,
-	                                      v6 ? "]" : "", call->port, call->target);
+	_cleanup_free_ char *url =
+	    str_printf("https://%s%s%s:%d/", v6 ? "[" : "", call->address, v6 ? "]" : "", call->port);
 	CURL *e = t->easy;
 
 	t->where = str_printf("%s port %d", call->address, call->port);
@@ -296,6 +296,9 @@ static int set_call(struct http_transfer *t, const struct http_call *call, struc
 	if (!t->headers)
 		return error_oom(err);
 	curl_easy_setopt(e, CURLOPT_URL, url);
+	/* As it is, not as a part of the URL: one that a user made up ("/v1/runs/1/../../peer", "%2Fv1@host")
+	 * would come out as another route, or another host, and there we speak as a service. */
+	curl_easy_setopt(e, CURLOPT_REQUEST_TARGET, call->target);
 	curl_easy_setopt(e, CURLOPT_PRIVATE, t);
 	curl_easy_setopt(e, CURLOPT_HTTPHEADER, t->headers);
 	curl_easy_setopt(e, CURLOPT_CUSTOMREQUEST, call->method);

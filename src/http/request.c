@@ -207,6 +207,7 @@ static void reply_error(struct http_request *r, int status, const char *code, co
 	char message[1024];
 
 	vsnprintf(message, sizeof(message), fmt, ap);
+	str_make_utf8(message); /* paths and words of others may hold anything, and may be cut */
 	http_reply_json(r, status, json_pack("{s:{s:s,s:s}}", "error", "code", code, "message", message));
 }
 

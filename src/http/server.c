@@ -26,6 +26,20 @@ static char *user_name(uid_t uid)
 	return getpwuid_r(uid, &pw, buf, sizeof(buf), &found) == 0 && found ? strdup(found->pw_name) : NULL;
 }
 
+/* A peer is one that holds our key: its certificate is ours, byte for byte, and the handshake itself proves
+ * that it has the key to it. */
+static int verify_peer(gnutls_session_t session)
+{
+	const struct http_listener *l = gnutls_session_get_ptr(session);
+	unsigned count = 0;
+	const gnutls_datum_t *chain = gnutls_certificate_get_peers(session, &count);
+
+	if (l && chain && count > 0 && chain[0].size == l->identity->certificate_der_len &&
+	    memcmp(chain[0].data, l->identity->certificate_der, chain[0].size) == 0)
+		return 0;
+	return GNUTLS_E_CERTIFICATE_ERROR;
+}
+
 /* Who calls: for the Unix socket the kernel says; a peer says for whom it speaks. */
 static int identify(struct http_request *r)
 {
@@ -38,6 +52,10 @@ static int identify(struct http_request *r)
 
 	r->caller = (struct http_caller){.peer = r->listener->identity, .uid = -1, .gid = -1};
 	if (r->caller.peer) {
+		/* The handshake has seen to it; but nobody is a peer because a callback was not called. */
+		info = MHD_get_connection_info(r->connection, MHD_CONNECTION_INFO_GNUTLS_SESSION);
+		if (!info || verify_peer(info->tls_session) < 0)
+			return -EACCES;
 		said = http_request_header(r, "Dtrain-User");
 		if (!said)
 			return 0;
@@ -158,20 +176,6 @@ static void on_completed(void *cls, struct MHD_Connection *connection, void **co
 {
 	http_request_free(*con_cls);
 	*con_cls = NULL;
-}
-
-/* A peer is one that holds our key: its certificate is ours, byte for byte, and the handshake itself proves
- * that it has the key to it. */
-static int verify_peer(gnutls_session_t session)
-{
-	const struct http_listener *l = gnutls_session_get_ptr(session);
-	unsigned count = 0;
-	const gnutls_datum_t *chain = gnutls_certificate_get_peers(session, &count);
-
-	if (chain && count > 0 && chain[0].size == l->identity->certificate_der_len &&
-	    memcmp(chain[0].data, l->identity->certificate_der, chain[0].size) == 0)
-		return 0;
-	return GNUTLS_E_CERTIFICATE_ERROR;
 }
 
 static void on_connection(void *cls, struct MHD_Connection *connection, void **socket_context,

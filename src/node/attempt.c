@@ -394,24 +394,27 @@ static int spawn_launcher(struct attempt *a, const char *program, int listen_fd,
 	return 0;
 }
 
-/* The user's file in a directory that is not theirs: nobody can put a link in its place. */
-static int make_user_file(const char *path, uid_t uid, gid_t gid, mode_t mode, struct error *err)
+/* The user's file in a directory that is not theirs: nobody can put a link in its place. A new one: what lies
+ * there from a cluster before, which counted its runs from 1 too, may be another user's. */
+static int make_user_file(const char *path, uid_t uid, gid_t gid, struct error *err)
 {
 	_cleanup_close_ int fd = -1;
 
 	if (!path)
 		return error_oom(err);
-	fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+	if (unlink(path) < 0 && errno != ENOENT)
+		return error_errno(err, -errno, "cannot replace %s", path);
+	fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
 	if (fd < 0)
 		return error_errno(err, -errno, "cannot make %s", path);
 	/* Without the rights to give it away it is ours, as the ranks will be. */
 	if (geteuid() == 0 && fchown(fd, uid, gid) < 0)
 		return error_errno(err, -errno, "cannot make %s", path);
-	return fchmod(fd, mode) < 0 ? error_errno(err, -errno, "cannot make %s", path) : 0;
+	return 0;
 }
 
 static int make_files(struct attempt *a, const struct request *q, const struct request_place *place,
-                      const struct run_user *user, gid_t log_group, struct error *err)
+                      const struct run_user *user, struct error *err)
 {
 	_cleanup_json_ json_t *launch = NULL;
 	int r;
@@ -425,9 +428,9 @@ static int make_files(struct attempt *a, const struct request *q, const struct r
 		_cleanup_free_ char *log = request_log_path(place->logs, q->ranks[i].rank);
 		_cleanup_free_ char *error_file = request_error_path(place->logs, q->ranks[i].rank);
 
-		r = make_user_file(log, user->uid, log_group, 0640, err);
+		r = make_user_file(log, user->uid, user->gid, err);
 		if (r == 0)
-			r = make_user_file(error_file, user->uid, user->gid, 0600, err);
+			r = make_user_file(error_file, user->uid, user->gid, err);
 	}
 	if (r == 0)
 		r = request_describe_launch(q, place, user, &launch, err);
@@ -457,8 +460,8 @@ static struct attempt *attempt_new(const struct attempt_owner *owner, const char
 }
 
 int attempt_start(const struct attempt_owner *owner, struct request *request,
-                  const struct request_place *place, const struct run_user *user, gid_t log_group,
-                  struct attempt **out, struct error *err)
+                  const struct request_place *place, const struct run_user *user, struct attempt **out,
+                  struct error *err)
 {
 	_cleanup_(attempt_freep) struct attempt *a = attempt_new(owner, place->dir);
 	_cleanup_free_ char *program = str_printf("%s/dtrain-launch", place->config->worker_dir);
@@ -467,7 +470,7 @@ int attempt_start(const struct attempt_owner *owner, struct request *request,
 
 	if (!a || !program)
 		return error_oom(err);
-	r = make_files(a, request, place, user, log_group, err);
+	r = make_files(a, request, place, user, err);
 	if (r == 0)
 		r = socket_in(a->dir, bind, &listen_fd, err);
 	if (r == 0 && listen(listen_fd, 8) < 0)

@@ -29,8 +29,8 @@ struct attempt_owner {
 
 /* Makes DIR and the logs, starts dtrain-launch. Takes the request over where it succeeds. */
 int attempt_start(const struct attempt_owner *owner, struct request *request,
-                  const struct request_place *place, const struct run_user *user, gid_t log_group,
-                  struct attempt **out, struct error *err);
+                  const struct request_place *place, const struct run_user *user, struct attempt **out,
+                  struct error *err);
 /* Finds again what DIR says. The first report comes from the event loop. */
 int attempt_adopt(const struct attempt_owner *owner, const char *dir, struct attempt **out,
                   struct error *err);

@@ -224,20 +224,6 @@ static void add_error_file(struct strbuf *out, const char *path, uid_t uid)
 	           MIN(json_string_length(message), (size_t)LAUNCH_ERROR_BYTES));
 }
 
-/* JSON strings are UTF-8; a program may write anything. */
-static void make_printable(char *s)
-{
-	json_t *probe = s ? json_string(s) : NULL;
-
-	if (!s || probe) {
-		json_decref(probe);
-		return;
-	}
-	for (; *s; s++)
-		if ((unsigned char)*s >= 0x80)
-			*s = '?';
-}
-
 void launch_rank_exited(struct launch_rank *rank, const struct launch_user *user, int status, bool told,
                         bool oom)
 {
@@ -270,7 +256,8 @@ void launch_rank_exited(struct launch_rank *rank, const struct launch_user *user
 	add_error_file(&text, rank->error_file, user->uid);
 	add_log_tail(&text, rank->log_fd);
 	rank->error = strbuf_steal(&text);
-	make_printable(rank->error);
+	if (rank->error) /* a program may write anything */
+		str_make_utf8(rank->error);
 }
 
 json_t *launch_rank_to_json(const struct launch_rank *rank)

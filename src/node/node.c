@@ -2,7 +2,6 @@
 #include "node/node.h"
 
 #include <errno.h>
-#include <grp.h>
 #include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,7 +30,6 @@ struct entry {
 struct node {
 	const struct daemon_config *config;
 	char *name, *attempts_dir;
-	gid_t log_group;
 	struct node_callbacks callbacks;
 	struct attempt_owner owner;
 	struct devices devices;
@@ -161,7 +159,6 @@ int node_create(sd_event *event, const struct daemon_config *config, const char 
                 const struct node_callbacks *callbacks, struct node **out, struct error *err)
 {
 	_cleanup_(node_destroyp) struct node *node = calloc(1, sizeof *node);
-	struct group *group;
 	int r;
 
 	if (!node)
@@ -172,8 +169,6 @@ int node_create(sd_event *event, const struct daemon_config *config, const char 
 	node->attempts_dir = str_path_join(config->runtime_dir, "attempts");
 	if (!node->name || !node->attempts_dir)
 		return error_oom(err);
-	group = config->group && *config->group ? getgrnam(config->group) : NULL;
-	node->log_group = group ? group->gr_gid : getegid();
 	node->owner = (struct attempt_owner){event, node->name, config->socket, on_changed, node};
 	r = devices_find(config, hosts_slots, &node->devices, err);
 	if (r < 0)
@@ -329,7 +324,7 @@ static int start(struct node *node, struct request **request, struct error *err)
 			return r;
 		q->master_port = r;
 	}
-	r = attempt_start(&node->owner, q, &place, user, node->log_group, &attempt, err);
+	r = attempt_start(&node->owner, q, &place, user, &attempt, err);
 	if (r < 0)
 		return r;
 	*request = NULL; /* the attempt's now */
@@ -345,8 +340,6 @@ int node_start(struct node *node, const json_t *json, struct error *err)
 		return 0;
 	if (r == 0)
 		r = start(node, &request, err);
-	if (r < 0)
-		error_prefix(err, "node %s", node->name);
 	return r;
 }
 

@@ -55,7 +55,8 @@ static char *meeting_target(const struct link *link, const char *key, const char
 	                  (long long)link->env->attempt, more);
 }
 
-/* One call, tried again while the service is away (it may be restarting) until the deadline. */
+/* One call, tried again while the service or (502, 503) the controller is away, as both may be restarting,
+ * until the deadline. */
 static int meeting_call(struct link *link, const char *method, const char *key, const char *more,
                         const void *body, size_t len, double timeout, double deadline, int *status,
                         char **answer, size_t *answer_len, struct error *err)
@@ -68,8 +69,11 @@ static int meeting_call(struct link *link, const char *method, const char *key, 
 	for (;;) {
 		r = call(&link->meeting, link->env->socket, method, target, body, len, timeout, status,
 		         answer, answer_len, err);
-		if (r == 0 || r == -EACCES || clock_monotonic() > deadline)
+		if ((r == 0 && *status != 502 && *status != 503) || r == -EACCES ||
+		    clock_monotonic() > deadline)
 			return r;
+		if (r == 0)
+			free(steal_pointer(*answer));
 		usleep(100000);
 	}
 }
@@ -198,7 +202,8 @@ static bool is_closing(struct link *link)
 static void *send_reports(void *context)
 {
 	struct link *link = context;
-	_cleanup_free_ char *target = str_printf("/v1/runs/%s/metrics", link->env->run_id);
+	_cleanup_free_ char *target =
+	    str_printf("/v1/runs/%s/metrics?attempt=%lld", link->env->run_id, (long long)link->env->attempt);
 	_cleanup_(http_local_closep) struct http_local *conn = NULL;
 	char *body;
 

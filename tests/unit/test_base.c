@@ -21,6 +21,29 @@ START_TEST(strbuf_grows_and_formats)
 }
 END_TEST
 
+START_TEST(bytes_become_utf8)
+{
+	static const struct {
+		const char *from, *to;
+	} cases[] = {
+	    {"", ""},
+	    {"plain", "plain"},
+	    {"h\xc3\xa9 \xe4\xb8\xad \xf0\x9f\x98\x80", "h\xc3\xa9 \xe4\xb8\xad \xf0\x9f\x98\x80"},
+	    {"cut \xe4\xb8", "cut ??"},                         /* in the middle of a character */
+	    {"\xff\x80z", "??z"},                               /* no byte of any, one that begins none */
+	    {"\xc0\xaf \xe0\x80\xaf", "?? ???"},                /* longer than need be */
+	    {"\xed\xa0\x80", "???"},                            /* half a surrogate pair */
+	    {"\xf4\x90\x80\x80 \xf8\x88\x80\x80", "???? ????"}, /* past the last one */
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_free_ char *s = strdup(cases[i].from);
+
+		ck_assert_str_eq(str_make_utf8(s), cases[i].to);
+	}
+}
+END_TEST
+
 START_TEST(numbers_are_whole_strings)
 {
 	int64_t v = 7;
@@ -128,6 +151,7 @@ int main(void)
 	TCase *t = tcase_create("base");
 
 	tcase_add_test(t, strbuf_grows_and_formats);
+	tcase_add_test(t, bytes_become_utf8);
 	tcase_add_test(t, numbers_are_whole_strings);
 	tcase_add_test(t, words_for_sizes_and_times);
 	tcase_add_test(t, atomic_write_replaces_whole_files);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/clock.h"
 #include "base/json.h"
@@ -104,6 +105,35 @@ static void describe(const struct sched_run *r, const struct sched_node *nodes, 
 		strbuf_addc(b, ']');
 	}
 }
+
+/* What waits though nothing is up could run; what the cluster is too small for could not. */
+START_TEST(impossible_runs)
+{
+	static const struct {
+		const char *nodes, *run, *reason;
+	} cases[] = {
+	    {"a:U b:U", "1:2x1", NULL},
+	    {"-a:U b:T", "1:2x1", NULL},
+	    {"a:U -b:", "1:2x8", "asks for 2 nodes with 8 slots each, the cluster has 1"},
+	    {"-a: -b:", "1:2x8", NULL}, /* never heard of: nobody knows */
+	    {"a:UU b:U", "1:3x1", "asks for 3 nodes, the cluster has 2"},
+	    {"a:U b:U", "1:1x1@c", "asks for host c, which is not in the cluster"},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		char node_text[100], run_text[100], *hosts[1][4];
+		struct sched_node nodes[4];
+		struct sched_run r;
+		size_t n = parse_nodes(cases[i].nodes, nodes, node_text);
+
+		parse_queue(cases[i].run, &r, run_text, hosts);
+		ck_assert_int_eq(schedule_possible(nodes, n, &r), !cases[i].reason);
+		ck_assert_str_eq(r.reason, cases[i].reason ? cases[i].reason : "");
+		while (n > 0)
+			free(nodes[--n].taken);
+	}
+}
+END_TEST
 
 /* Each wanted piece, "ID=…" or "ID?…", has to stand in the result's piece of the same run. */
 static void compare(const struct sched_case *c, const struct sched_run *r, const struct sched_node *nodes)
@@ -282,7 +312,7 @@ START_TEST(run_is_refused_or_lost)
 	ck_assert_uint_eq(run_refused(r, run_part_find(r, "n1"), false, "no directory /data either", 150),
 	                  RUN_ENDED);
 	ck_assert_int_eq(r->state, RUN_FAILED);
-	ck_assert_str_eq(r->reason, "n2: no directory /data");
+	ck_assert_str_eq(r->reason, "node n2: no directory /data");
 
 	r->state = RUN_QUEUED;
 	place(r);
@@ -311,8 +341,11 @@ START_TEST(store_survives)
 	_cleanup_(run_freep) struct run *r = make_run(2, 1), *back = NULL;
 	struct error err = ERROR_INIT;
 	int64_t seen[2] = {0, 0};
+	struct stat st;
 
 	ck_ok(store_open(path, &s, &err), &err);
+	ck_assert_int_eq(stat(path, &st), 0);
+	ck_assert_uint_eq(st.st_mode & 0777, 0600);
 	ck_assert_int_eq(store_open(path, &second, &err), -EBUSY);
 	ck_assert_ptr_nonnull(strstr(err.message, "another dtraind"));
 	ck_ok(store_insert(s, r, "{\"task\":\"command\"}", &err), &err);
@@ -523,6 +556,7 @@ int main(void)
 	tcase_set_timeout(c, 60);
 	suite_add_tcase(s, c);
 	tcase_add_loop_test(c, scheduler_table, 0, ARRAY_SIZE(sched_cases));
+	tcase_add_test(c, impossible_runs);
 	tcase_add_test(c, run_succeeds);
 	tcase_add_test(c, run_fails_with_the_first_cause);
 	tcase_add_test(c, run_worker_says_why);

@@ -201,6 +201,27 @@ START_TEST(a_log_goes_on_where_it_broke_off)
 }
 END_TEST
 
+START_TEST(a_log_waits_for_the_controller)
+{
+	static const char away[] = "HTTP/1.1 502 Bad Gateway\r\nContent-Length: 55\r\n\r\n"
+	                           "{\"error\":{\"code\":\"unreachable\",\"message\":\"n1 is away\"}}";
+	static const struct fake_step steps[] = {
+	    {"GET /v1/runs/17/logs?rank=0&follow=1 ", NULL, FAKE_HEAD("200 OK"), 1},
+	    {"GET /v1/runs/17/logs?rank=0&follow=1 ", NULL, away, 0},
+	    {"GET /v1/runs/17/logs?rank=0&follow=1 ", NULL, FAKE_HEAD("200 OK") "4\r\none\n\r\n0\r\n\r\n", 0},
+	    {"GET /v1/runs/17/logs?rank=0&follow=1 ", NULL, away, 0},
+	};
+	struct fake_service *fake = fake_service_start(path, steps, ARRAY_SIZE(steps));
+	_cleanup_free_ char *text = NULL;
+
+	ck_assert_int_eq(call(cmd_logs, "logs -f 17", &text), 0);
+	ck_assert_str_eq(text, "one\n");
+	/* But not where it was not there to begin with. */
+	ck_assert_int_eq(call(cmd_logs, "logs -f 17", NULL), EXIT_FAILURE);
+	fake_service_stop(fake);
+}
+END_TEST
+
 START_TEST(an_error_of_the_service_is_an_error)
 {
 	static const char missing[] =
@@ -306,6 +327,7 @@ int main(void)
 	tcase_add_test(tc, a_wait_ends_as_the_run_ended);
 	tcase_add_test(tc, a_restart_of_the_service_is_waited_for);
 	tcase_add_test(tc, a_log_goes_on_where_it_broke_off);
+	tcase_add_test(tc, a_log_waits_for_the_controller);
 	tcase_add_test(tc, an_error_of_the_service_is_an_error);
 	tcase_add_test(tc, a_watch_prints_plain_lines_without_a_terminal);
 	tcase_add_test(tc, tables_line_up);

@@ -412,6 +412,11 @@ START_TEST(peers_need_the_key)
 	p = call_peer(a, a, "/lines?n=100000");
 	ck_assert_msg(p.status == 200, "%s", p.error);
 	ck_assert_uint_gt(p.bytes, 1000000);
+	/* What was asked for is what arrives: no path is made out of another one on the way. */
+	p = call_peer(a, a, "/nix/../peers");
+	ck_assert_int_eq(p.status, 404);
+	p = call_peer(a, a, "/nix/%FF\xe4/a#b");
+	ck_assert_int_eq(p.status, 404);
 	/* A server with another key is not spoken to, nor is a client with another key. */
 	p = call_peer(b, a, "/peers");
 	ck_assert_int_eq(p.status, 0);

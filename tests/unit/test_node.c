@@ -198,7 +198,7 @@ START_TEST(a_restart_in_the_middle_loses_nothing)
 	await_pid("pid1");
 	fixture_restart(&f, false);
 	ck_assert_int_eq(node_free_slots(f.node), 0);
-	ck_fails(node_start(f.node, other, &err), &err, "node n1: slot 0 is leased to run 1, attempt 1");
+	ck_fails(node_start(f.node, other, &err), &err, "slot 0 is leased to run 1, attempt 1");
 	report = fixture_await(&f, 1, "running");
 	ck_assert_int_gt(json_get_int(fixture_rank(report, 1), "pid", 0), 1);
 	{

@@ -49,22 +49,22 @@ START_TEST(wrong_requests_are_refused)
 	q = fixture_shell(1, 1, ":");
 	json_object_set_new(q, "user", json_string("no-such-user"));
 	json_object_set_new(q, "uid", json_integer(4711));
-	refused(q, -EPERM, "node n1: no user 'no-such-user' (uid 4711)");
+	refused(q, -EPERM, "no user 'no-such-user' (uid 4711)");
 	q = fixture_shell(1, 1, ":");
 	json_object_set_new(q, "uid", json_integer(4711));
 	refused(q, -EPERM, "here, but 4711 where the run was submitted");
 	q = fixture_shell(1, 1, ":");
 	set_config(q, "directory", json_string("/no/such/place"));
-	refused(q, -ENOENT, "node n1: directory /no/such/place: No such file");
+	refused(q, -ENOENT, "directory /no/such/place: No such file");
 	refused(fixture_request(1, 1, 1, (const char *const[]){"no-such-program", NULL}), -ENOENT,
-	        "node n1: no program no-such-program in PATH (/usr/local/bin:/usr/bin:/bin)");
+	        "no program no-such-program in PATH (/usr/local/bin:/usr/bin:/bin)");
 	refused(fixture_request(1, 1, 1, (const char *const[]){"/etc/passwd", NULL}), -EACCES,
-	        "node n1: cannot execute /etc/passwd: Permission denied");
+	        "cannot execute /etc/passwd: Permission denied");
 	refused(fixture_shell(1, 3, ":"), -EINVAL, "no slot 2; there are 2, counted from 0");
 	q = fixture_shell(1, 2, ":");
 	json_object_set_new(json_array_get(json_object_get(q, "ranks"), 1), "slot", json_integer(0));
 	refused(q, -EINVAL, "twice");
-	refused(json_object(), -EINVAL, "node n1: request: run");
+	refused(json_object(), -EINVAL, "request: run");
 	q = fixture_shell(1, 1, ":");
 	set_config(q, "task", json_string("sft"));
 	set_config(q, "model", json_pack("{s:s}", "path", "no-such-model"));
@@ -79,7 +79,8 @@ START_TEST(what_the_user_may_not_is_refused)
 {
 	struct passwd *nobody = getpwnam("nobody");
 	_cleanup_free_ char *closed = fixture_path(&f, "closed"), *open_dir = fixture_path(&f, "open");
-	_cleanup_free_ char *program = fixture_path(&f, "program");
+	_cleanup_free_ char *program = fixture_path(&f, "program"), *logs = fixture_path(&f, "log/1/1");
+	_cleanup_free_ char *log_path = str_path_join(logs, "rank-0.log");
 	struct error err = ERROR_INIT;
 	const char *const argv[] = {program, NULL};
 	const json_t *rank;
@@ -100,6 +101,9 @@ START_TEST(what_the_user_may_not_is_refused)
 	ck_ok(file_mkdirs(open_dir, 0755, &err), &err);
 	ck_assert_int_eq(chmod(program, 0755), 0);
 	set_config(q, "directory", json_string(open_dir));
+	/* A log that lies there is another run's, from before the runs were counted anew. */
+	ck_ok(file_mkdirs(logs, 0755, &err), &err);
+	ck_ok(file_write_atomic(log_path, "secret\n", 7, 0600, &err), &err);
 	ck_ok(node_start(f.node, q, &err), &err);
 	json_decref(q);
 	rank = fixture_rank(fixture_await(&f, 1, "ended"), 0);
@@ -112,7 +116,7 @@ START_TEST(what_the_user_may_not_is_refused)
 		ck_ok(node_log_path(f.node, 1, 1, 0, &path, &err), &err);
 		ck_assert_int_eq(stat(path, &st), 0);
 		ck_assert_uint_eq(st.st_uid, nobody->pw_uid);
-		ck_assert_uint_eq(st.st_mode & 0777, 0640);
+		ck_assert_uint_eq(st.st_mode & 0777, 0600);
 	}
 	ck_fails(node_log_path(f.node, 1, 0, 1, &(char *){NULL}, &err), &err, "no log of run 1, rank 1");
 }
