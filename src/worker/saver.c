@@ -25,6 +25,11 @@ struct saver {
 	struct checkpoint_state resumed; /* its history is `history` */
 	json_t *resumed_owner, *history;
 
+	struct device *dev;
+	struct comm *comm;
+	void *word;      /* device: what rank 0 says while it writes */
+	double said;     /* when it last did */
+	double interval; /* seconds between two words */
 	struct trainer *trainer;
 	const struct tokenizer *tok;
 	char *fingerprint, *config, *tokenizer;
@@ -105,6 +110,8 @@ void saver_free(struct saver *s)
 	if (!s)
 		return;
 	closep(&s->claim);
+	if (s->word)
+		device_free(s->dev, s->word);
 	json_decref(s->history);
 	json_decref(s->resumed_owner);
 	free(s->resume_path);
@@ -124,9 +131,16 @@ const struct checkpoint_state *saver_resume_state(const struct saver *s)
 	return &s->resumed;
 }
 
-int saver_attach(struct saver *s, struct trainer *t, const struct tokenizer *tok, const char *fingerprint,
-                 struct error *err)
+int saver_attach(struct saver *s, struct device *dev, struct comm *comm, struct trainer *t,
+                 const struct tokenizer *tok, const char *fingerprint, struct error *err)
 {
+	int r = comm ? device_alloc(dev, sizeof(int64_t), &s->word, err) : 0;
+
+	if (r < 0)
+		return r;
+	s->dev = dev;
+	s->comm = comm;
+	s->interval = MIN(1, 0.2 * (double)s->c->parallel.timeout);
 	s->trainer = t;
 	s->tok = tok;
 	s->fingerprint = strdup(fingerprint);
@@ -134,6 +148,40 @@ int saver_attach(struct saver *s, struct trainer *t, const struct tokenizer *tok
 	s->tokenizer = options_tokenizer(s->c);
 	return s->fingerprint && s->config && s->tokenizer ? 0 : error_oom(err);
 }
+
+void saver_resumed(struct saver *s, int64_t step)
+{
+	s->saved_step = step;
+}
+
+/* ---- rank 0 and those who wait for it ---- */
+
+enum { WORD_WRITTEN, WORD_WRITING };
+
+static int say(struct saver *s, int64_t word, struct error *err)
+{
+	s->said = clock_monotonic();
+	return weights_broadcast(s->dev, s->comm, s->word, &word, sizeof(word), err);
+}
+
+static int say_writing(void *context, struct error *err)
+{
+	struct saver *s = context;
+
+	return s->comm && clock_monotonic() - s->said >= s->interval ? say(s, WORD_WRITING, err) : 0;
+}
+
+static int wait_for_writer(struct saver *s, struct error *err)
+{
+	int64_t word = s->comm ? WORD_WRITING : WORD_WRITTEN;
+	int r = 0;
+
+	while (r == 0 && word == WORD_WRITING)
+		r = weights_broadcast(s->dev, s->comm, s->word, &word, sizeof(word), err);
+	return r;
+}
+
+/* ---- saving ---- */
 
 int saver_log(struct saver *s, const struct train_log *log, struct error *err)
 {
@@ -151,7 +199,7 @@ int saver_log(struct saver *s, const struct train_log *log, struct error *err)
 
 static int save_model(struct saver *s, const char *directory, struct error *err)
 {
-	_cleanup_(weights_sources_free) struct weights_sources sources = {0};
+	_cleanup_(weights_sources_free) struct weights_sources sources = {.piece = say_writing, .context = s};
 	const struct run_config *c = s->c;
 	struct hf_save_options o = {
 	    .config = s->config,
@@ -170,7 +218,7 @@ static int save_model(struct saver *s, const char *directory, struct error *err)
 
 static int save_state(struct saver *s, const char *directory, int64_t step, bool resume, struct error *err)
 {
-	_cleanup_(weights_sources_free) struct weights_sources sources = {0};
+	_cleanup_(weights_sources_free) struct weights_sources sources = {.piece = say_writing, .context = s};
 	_cleanup_free_ char *inner = str_path_join(directory, "dtrain");
 	const struct run_config *c = s->c;
 	int64_t per_epoch = trainer_steps_per_epoch(s->trainer);
@@ -205,15 +253,13 @@ static int save_state(struct saver *s, const char *directory, int64_t step, bool
 	                                 (uint64_t)c->output.max_shard_mb * 1000000, err);
 }
 
-int saver_checkpoint(struct saver *s, int64_t step, struct error *err)
+static int write_checkpoint(struct saver *s, int64_t step, struct error *err)
 {
 	const char *dir = s->c->output.dir;
 	_cleanup_free_ char *name = str_printf("checkpoint-%" PRId64, step), *tmp = NULL;
 	double start = clock_monotonic();
 	int r;
 
-	if (!s->writer || step == s->saved_step)
-		return 0;
 	if (!name)
 		return error_oom(err);
 	r = checkpoint_begin(dir, name, &tmp, err);
@@ -229,20 +275,35 @@ int saver_checkpoint(struct saver *s, int64_t step, struct error *err)
 			file_remove_tree(tmp, NULL);
 		return r;
 	}
-	s->saved_step = step;
 	printf("saved %s/%s in %.1f s\n", dir, name, clock_monotonic() - start);
 	return checkpoint_prune(dir, s->c->output.keep, err);
 }
 
-int saver_final(struct saver *s, struct error *err)
+int saver_checkpoint(struct saver *s, int64_t step, struct error *err)
+{
+	int r;
+
+	if (step == s->saved_step)
+		return 0;
+	if (!s->writer) {
+		r = wait_for_writer(s, err);
+	} else {
+		r = write_checkpoint(s, step, err);
+		if (r == 0 && s->comm)
+			r = say(s, WORD_WRITTEN, err);
+	}
+	if (r == 0)
+		s->saved_step = step;
+	return r;
+}
+
+static int write_final(struct saver *s, struct error *err)
 {
 	const char *dir = s->c->output.dir;
 	_cleanup_free_ char *tmp = NULL;
 	double start = clock_monotonic();
 	int r;
 
-	if (!s->writer)
-		return 0;
 	r = checkpoint_begin(dir, "model", &tmp, err);
 	if (r == 0)
 		r = save_model(s, tmp, err);
@@ -257,4 +318,14 @@ int saver_final(struct saver *s, struct error *err)
 	}
 	printf("saved the model in %s in %.1f s\n", dir, clock_monotonic() - start);
 	return 0;
+}
+
+int saver_final(struct saver *s, struct error *err)
+{
+	int r;
+
+	if (!s->writer)
+		return wait_for_writer(s, err);
+	r = write_final(s, err);
+	return r == 0 && s->comm ? say(s, WORD_WRITTEN, err) : r;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The output directory of a training run: what is there at the start, checkpoints, the final model. Rank 0
- * alone touches it; on other ranks every call does nothing. */
+ * alone touches it. Saving is for all ranks: while rank 0 writes the others wait for it, and it tells them
+ * that it goes on, so that a slow disk is no stall of a collective, and one that stands still is. */
 #pragma once
 
 #include "base/cleanup.h"
@@ -25,9 +26,12 @@ DEFINE_CLEANUP(struct saver *, saver_free)
 const char *saver_resume_path(const struct saver *s);
 const struct checkpoint_state *saver_resume_state(const struct saver *s);
 
-/* Once trainer and tokenizer are there (borrowed). fingerprint decides whether a resume is the same run. */
-int saver_attach(struct saver *s, struct trainer *t, const struct tokenizer *tok, const char *fingerprint,
-                 struct error *err);
+/* Once trainer and tokenizer are there (all borrowed; comm may be NULL). fingerprint decides whether a resume
+ * is the same run. */
+int saver_attach(struct saver *s, struct device *dev, struct comm *comm, struct trainer *t,
+                 const struct tokenizer *tok, const char *fingerprint, struct error *err);
+/* The trainer goes on from a checkpoint, which makes its step: that one need not be written again. */
+void saver_resumed(struct saver *s, int64_t step);
 
 /* Keeps what trainer_state.json tells of each report. */
 int saver_log(struct saver *s, const struct train_log *log, struct error *err);

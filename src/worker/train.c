@@ -48,8 +48,8 @@ static void training_free(struct training *t)
 	dataset_closep(&t->eval);
 	dataset_closep(&t->data);
 	tokenizer_freep(&t->tok);
-	device_destroyp(&t->dev);
 	saver_freep(&t->saver);
+	device_destroyp(&t->dev);
 }
 
 static bool first_rank(const struct training *t)
@@ -70,7 +70,7 @@ static void tell_progress(void *context, const char *what, int64_t done, int64_t
 	if (total > 0)
 		printf("%s: %" PRId64 " of %" PRId64 "\n", what, done, total);
 	else
-		printf("%s: %" PRId64 "\n", what, done);
+		printf("%s\n", what);
 }
 
 static void tell_warning(void *context, const char *message)
@@ -229,7 +229,8 @@ static int make_trainer(struct training *t, struct error *err)
 
 	r = trainer_create(t->dev, t->comm, &t->model, &t->options, t->data, t->eval, &t->trainer, err);
 	if (r == 0)
-		r = print ? saver_attach(t->saver, t->trainer, t->tok, print, err) : error_oom(err);
+		r = print ? saver_attach(t->saver, t->dev, t->comm, t->trainer, t->tok, print, err)
+		          : error_oom(err);
 	if (r == 0)
 		r = trainer_plan_json(t->trainer, &plan, err);
 	if (r < 0)
@@ -300,6 +301,8 @@ static int start_weights(struct training *t, struct error *err)
 	/* A run made shorter than it has gone: there is nothing left to do but to save. */
 	if (r == 0)
 		r = trainer_set_step(t->trainer, MIN(decision[1], trainer_total_steps(t->trainer)), err);
+	if (r == 0)
+		saver_resumed(t->saver, trainer_step(t->trainer));
 	return r < 0 && path ? error_prefix(err, "resuming from %s", path) : r;
 }
 

@@ -14,6 +14,7 @@
 
 /* What of a trainer a source reads: one for each kind, the parameter is the source's index. */
 struct weights_part {
+	const struct weights_sources *all;
 	struct trainer *trainer;
 	enum trainer_state which;
 	enum dtype type;
@@ -37,7 +38,10 @@ static int fill_from_trainer(void *context, size_t index, size_t offset, size_t 
 	size_t size = dtype_size(part->type);
 	int64_t first = offset / size, left = len / size;
 	char *out = buf;
+	int r = part->all->piece ? part->all->piece(part->all->context, err) : 0;
 
+	if (r < 0)
+		return r;
 	if (part->type == DTYPE_F32)
 		return trainer_read(part->trainer, part->which, p, first, left, buf, err);
 	while (left > 0) {
@@ -45,8 +49,8 @@ static int fill_from_trainer(void *context, size_t index, size_t offset, size_t 
 		struct tensor t = {
 		    .name = p->name, .type = TENSOR_F32, .data = piece, .bytes = sizeof(piece)};
 		int64_t n = MIN(left, (int64_t)ARRAY_SIZE(piece));
-		int r = trainer_read(part->trainer, part->which, p, first, n, piece, err);
 
+		r = trainer_read(part->trainer, part->which, p, first, n, piece, err);
 		if (r == 0)
 			r = tensor_convert(&t, 0, n, part->type, out, err);
 		if (r < 0)
@@ -87,7 +91,7 @@ static int make_sources(struct trainer *t, const struct kind *kinds, size_t n_ki
 	if (!out->list || !out->names || !out->parts)
 		return error_oom(err);
 	for (size_t k = 0; k < n_kinds; k++) {
-		out->parts[k] = (struct weights_part){t, kinds[k].which, kinds[k].type};
+		out->parts[k] = (struct weights_part){out, t, kinds[k].which, kinds[k].type};
 		for (int i = 0; i < layout->parameters; i++, at++) {
 			const struct model_parameter *p = &layout->parameter[i];
 

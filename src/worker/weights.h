@@ -10,6 +10,9 @@
 struct weights_sources {
 	struct tensor_source *list;
 	size_t n;
+	/* Called before each piece that is read; a negative return ends the writing. NULL: nobody. */
+	int (*piece)(void *context, struct error *err);
+	void *context;
 	/* behind the list */
 	struct weights_part *parts;
 	char **names;

@@ -4,8 +4,9 @@
 # takes the other with it.
 . "$(dirname "$0")/worker.sh"
 steps=50
-start_rank() { # NAME RANK
-	env -i PATH="$PATH" OMP_NUM_THREADS=1 DTRAIN_ATTEMPT="${attempt:-1}" RANK="$2" WORLD_SIZE=2 LOCAL_RANK="$2" DTRAIN_RENDEZVOUS_DIR="$tmp/meet-$1" \
+more=
+start_rank() { # NAME RANK [CONFIG]; more variables of the environment in $more
+	env -i $more PATH="$PATH" OMP_NUM_THREADS=1 DTRAIN_ATTEMPT="${attempt:-1}" RANK="$2" WORLD_SIZE=2 LOCAL_RANK="$2" DTRAIN_RENDEZVOUS_DIR="$tmp/meet-$1" \
 		DTRAIN_CONFIG="$tmp/${3:-$1}.json" "$worker" >"$tmp/$1-$2.log" 2>&1 &
 	eval "rank$2=$!"
 	pids="$pids $!"
@@ -78,3 +79,16 @@ start_rank differ 1 apart
 both && fail "ranks with other data went on"
 grep -q "^error: the data differ between the nodes: .* on rank 1, .* on rank 0" "$tmp/differ-1.log" || { show differ; fail "ranks with other data: other words"; }
 echo "ranks with other data refuse"
+
+# A checkpoint that takes longer to write than a collective may stand still.
+if ${CC:-cc} -shared -fPIC -O1 -D_GNU_SOURCE -o "$tmp/slow_write.so" "$src/tests/engine/slow_write.c" -ldl 2>/dev/null; then
+	json slow "$tmp/slow" '"max_steps": 2' '"save_steps": 1'
+	sed -i 's|"train": {|"parallel": {"timeout": 1}, &|' "$tmp/slow.json"
+	more="LD_PRELOAD=$tmp/slow_write.so SLOW_WRITE_MS=50"
+	pair slow
+	both || { show slow; fail "two ranks with a slow disk"; }
+	grep "^saved " "$tmp/slow-0.log"
+	echo "a slow disk is no stall"
+else
+	echo "no compiler: the test of a slow disk is skipped"
+fi
