@@ -112,6 +112,21 @@ static unsigned bring_down(struct run *r)
 	return RUN_STOP;
 }
 
+/* Of a rank that was never started, or whose node is gone, no exit comes: it is not to look as if it ran. */
+static void close_ranks(struct run *r)
+{
+	json_t *rank;
+	size_t i;
+
+	json_array_foreach(r->ranks, i, rank)
+	{
+		bool begun = json_get_int(rank, "pid", 0) > 0;
+
+		if (strcmp(json_get_string(rank, "state", ""), "exited") != 0)
+			json_object_set_new(rank, "state", json_string(begun ? "lost" : "not-started"));
+	}
+}
+
 static unsigned finish_if_all_ended(struct run *r, double now)
 {
 	for (size_t i = 0; i < r->part_count; i++)
@@ -131,7 +146,8 @@ static unsigned finish_if_all_ended(struct run *r, double now)
 	if (r->state == RUN_QUEUED) {
 		r->ended = r->started = 0;
 		json_array_clear(r->ranks);
-	}
+	} else
+		close_ranks(r);
 	run_clear_parts(r);
 	run_touch(r);
 	return RUN_ENDED;

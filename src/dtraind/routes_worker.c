@@ -14,6 +14,8 @@
 
 /* The longest report: the last one stays in memory. And what a reader of a stream may be behind. */
 enum { REPORT_MAX = 64 << 10, BEHIND_MAX = 16 << 20 };
+/* What a run may have us keep. A million steps take less; beyond it only the last report is known. */
+enum { METRICS_MAX = 256 << 20 };
 
 static char *metrics_path(struct daemon *d, int64_t run)
 {
@@ -26,6 +28,7 @@ static int append_metrics(struct daemon *d, int64_t run, const char *text, size_
 {
 	_cleanup_free_ char *dir = run_directory(d, run), *path = metrics_path(d, run);
 	_cleanup_close_ int fd = -1;
+	struct stat st;
 	int r;
 
 	if (!dir || !path)
@@ -39,6 +42,8 @@ static int append_metrics(struct daemon *d, int64_t run, const char *text, size_
 	}
 	if (fd < 0)
 		return error_errno(err, -errno, "cannot write %s", path);
+	if (fstat(fd, &st) == 0 && st.st_size > METRICS_MAX)
+		return 0;
 	return file_write_all(fd, text, len, err);
 }
 

@@ -9,6 +9,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+enum { TAIL_MAX = 16 << 20 };
+
 struct log_reader {
 	int fd;
 	off_t offset;
@@ -28,7 +30,8 @@ void log_reader_close(struct log_reader *reader)
 	free(reader);
 }
 
-/* Where the last `lines` lines begin. A last line without its newline counts as one. */
+/* Where the last `lines` lines begin, as far as TAIL_MAX reaches back: the file is a user's, who may have
+ * made a hole of a terabyte of it. A last line without its newline counts as one. */
 static off_t find_tail(int fd, off_t size, int64_t lines)
 {
 	char buf[8192];
@@ -36,7 +39,7 @@ static off_t find_tail(int fd, off_t size, int64_t lines)
 
 	if (lines == 0)
 		return size;
-	while (end > 0) {
+	while (end > 0 && size - end < TAIL_MAX) {
 		size_t want = end < (off_t)sizeof buf ? (size_t)end : sizeof buf;
 		ssize_t n = pread(fd, buf, want, end - want);
 
@@ -47,7 +50,7 @@ static off_t find_tail(int fd, off_t size, int64_t lines)
 				return end - n + i + 1;
 		end -= n;
 	}
-	return 0;
+	return end;
 }
 
 static int on_wake(sd_event_source *source, void *context)

@@ -313,6 +313,7 @@ START_TEST(run_is_refused_or_lost)
 	                  RUN_ENDED);
 	ck_assert_int_eq(r->state, RUN_FAILED);
 	ck_assert_str_eq(r->reason, "node n2: no directory /data");
+	ck_assert_str_eq(json_get_string(json_array_get(r->ranks, 0), "state", ""), "not-started");
 
 	r->state = RUN_QUEUED;
 	place(r);

@@ -101,6 +101,25 @@ START_TEST(a_long_tail_crosses_blocks)
 }
 END_TEST
 
+START_TEST(a_tail_of_a_hole_is_not_looked_for_long)
+{
+	_cleanup_(log_reader_closep) struct log_reader *reader = NULL;
+	struct error err = ERROR_INIT;
+	char block[65536];
+	size_t sum = 0;
+	ssize_t n;
+
+	append("one\n");
+	ck_assert_int_eq(truncate(path, (off_t)1 << 40), 0);
+	append("two\n");
+	ck_ok(log_reader_open(NULL, path, 2, false, NULL, NULL, &reader, &err), &err);
+	while ((n = log_reader_read(reader, block, sizeof block)) > 0)
+		sum += n;
+	ck_assert_int_eq(n, 0);
+	ck_assert_uint_le(sum, 32 << 20);
+}
+END_TEST
+
 START_TEST(what_is_appended_wakes_and_comes)
 {
 	_cleanup_(log_reader_closep) struct log_reader *reader = NULL;
@@ -150,6 +169,7 @@ int main(void)
 	tcase_add_checked_fixture(tc, setup, teardown);
 	tcase_add_test(tc, tails_count_lines);
 	tcase_add_test(tc, a_long_tail_crosses_blocks);
+	tcase_add_test(tc, a_tail_of_a_hole_is_not_looked_for_long);
 	tcase_add_test(tc, what_is_appended_wakes_and_comes);
 	tcase_add_test(tc, a_missing_log_is_told);
 	suite_add_tcase(suite, tc);
