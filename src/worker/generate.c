@@ -115,6 +115,7 @@ static int load(struct generation *g, struct error *err)
 		return error_set(
 		    err, -EINVAL,
 		    "generate.prompt: the tokenizer makes no token of it; a longer one is needed");
+	o.ids = tokenizer_vocab_size(g->tok);
 	o.max_tokens = MIN((int64_t)g->ids.len + g->c->generate.max_new_tokens, g->model.max_positions);
 	if ((int64_t)g->ids.len >= g->model.max_positions)
 		return error_set(err, -E2BIG, "generate.prompt has %zu tokens; the model takes %" PRId64,

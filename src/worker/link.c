@@ -199,6 +199,17 @@ static bool is_closing(struct link *link)
 	return closing;
 }
 
+static bool deliver(struct link *link, struct http_local **conn, const char *target, const char *body)
+{
+	_cleanup_free_ char *answer = NULL;
+	size_t len;
+	int status;
+
+	return call(conn, link->env->socket, "POST", target, body, strlen(body), 10, &status, &answer, &len,
+	            NULL) == 0 &&
+	       status != 502 && status != 503;
+}
+
 static void *send_reports(void *context)
 {
 	struct link *link = context;
@@ -208,20 +219,10 @@ static void *send_reports(void *context)
 	char *body;
 
 	while (target && (body = take_lines(link))) {
-		/* Twice: a kept connection may have been closed by a service that was restarted. */
-		for (int i = 0; i < 2; i++) {
-			_cleanup_free_ char *answer = NULL;
-			size_t len;
-			int status;
-
-			if (call(&conn, link->env->socket, "POST", target, body, strlen(body), 10, &status,
-			         &answer, &len, NULL) == 0)
-				break;
-			if (is_closing(link))
-				break;
-			if (i == 0)
-				usleep(500000);
-		}
+		/* Until it is there: the service may be restarting. Newer lines wait meanwhile, the oldest
+		 * going where they are too many. */
+		while (!deliver(link, &conn, target, body) && !is_closing(link))
+			usleep(500000);
 		free(body);
 	}
 	pthread_mutex_lock(&link->lock);

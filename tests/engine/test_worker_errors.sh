@@ -57,6 +57,17 @@ refuses unknown-key "learnig_rate"
 # A saved model, then damaged in turn.
 json make "$tmp/model" "$train"
 run make || { cat "$tmp/make.log"; fail "training for the damaged models"; }
+# A model with ids that the tokenizer has not: none of them is chosen.
+mkdir "$tmp/wide" && cp "$src"/tests/engine/bytes/*.json "$tmp/wide" && sed -i 's/"vocab_size": 264/"vocab_size": 600/' "$tmp/wide/config.json"
+json wide "$tmp/wide-model" "$train"
+sed -i "s|$src/tests/engine/bytes|$tmp/wide|" "$tmp/wide.json"
+run wide || { cat "$tmp/wide.log"; fail "training with more ids than the tokenizer has"; }
+cat >"$tmp/generate.json" <<-EOF
+	{"task": "generate", "model": {"path": "$tmp/wide-model"},
+	 "generate": {"prompt": "a", "max_new_tokens": 250, "temperature": 2}}
+EOF
+run generate || { tail -1 "$tmp/generate.log"; fail "generating with more ids than the tokenizer has"; }
+
 damaged() { # NAME WORDS: the model in $tmp/bad
 	json "$1" "$tmp/o-$1" "$train"
 	sed -i "s|\"init\": \"[^\"]*\"|\"path\": \"$tmp/bad\"|" "$tmp/$1.json"

@@ -19,7 +19,7 @@ struct generator {
 	struct arena arena;
 	void *memory;
 	char **weights; /* of each unit */
-	int64_t max_tokens, length;
+	int64_t max_tokens, ids, length;
 	float *logits; /* host */
 	void *work;
 };
@@ -79,6 +79,7 @@ int generator_create(struct device *dev, const struct model_config *c,
 	g->dev = dev;
 	g->c = *c;
 	g->max_tokens = options->max_tokens ? options->max_tokens : c->max_positions;
+	g->ids = options->ids ? MIN(options->ids, c->vocab) : c->vocab;
 	o.max_tokens = MIN(PREFILL, g->max_tokens);
 	o.max_sequence = o.cache_tokens = g->max_tokens;
 	g->logits = malloc((size_t)c->vocab * sizeof(float));
@@ -153,5 +154,5 @@ const float *generator_logits(const struct generator *g)
 
 int32_t generator_choose(struct generator *g, const struct sampling *s)
 {
-	return sampling_choose(s, g->logits, g->c.vocab, g->length, g->work);
+	return sampling_choose(s, g->logits, g->ids, g->length, g->work);
 }

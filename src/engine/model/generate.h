@@ -15,6 +15,7 @@ struct generator;
 struct generator_options {
 	enum dtype type;
 	int64_t max_tokens; /* prompt and answer together; 0: max_positions */
+	int64_t ids;        /* only ids below are chosen: a tokenizer may have fewer than the model; 0: all */
 };
 
 /* fill produces the weights (from a checkpoint: parameters.h; from nothing: model_init_fill). dev is
