@@ -194,11 +194,11 @@ END_TEST
 
 START_TEST(bias)
 {
-	static const int64_t shapes[][2] = {{1, 1}, {3, 17}, {17, 65}, {300, 131}};
+	static const int64_t shapes[][2] = {{1, 1}, {3, 17}, {17, 65}, {300, 131}, {70, 64}};
 
 	FOR_ALL for (size_t s = 0; s < COUNT(shapes) * 2; s++)
 	{
-		int64_t rows = shapes[s / 2][0], cols = shapes[s / 2][1], ld = cols + 7;
+		int64_t rows = shapes[s / 2][0], cols = shapes[s / 2][1], ld = cols + (cols % 8 ? 7 : 8);
 		enum dtype grad_type = s & 1 ? type : DTYPE_F32;
 		double *x = test_values(rows * ld, 1), *b = test_values(cols, 2), *g = test_values(cols, 3);
 		void *dx = test_buffer(dev, x, rows * ld, type), *db = test_buffer(dev, b, cols, type);
@@ -226,7 +226,7 @@ END_TEST
 
 START_TEST(embedding)
 {
-	static const int64_t shapes[][3] = {{1, 3, 1}, {17, 5, 65}, {300, 40, 130}};
+	static const int64_t shapes[][3] = {{1, 3, 1}, {17, 5, 65}, {300, 40, 130}, {90, 7, 64}};
 
 	FOR_ALL for (size_t s = 0; s < COUNT(shapes); s++)
 	{
@@ -278,13 +278,14 @@ static double norm_objective(const double *x, const double *w, const double *d, 
 
 START_TEST(rmsnorm)
 {
-	static const int64_t shapes[][3] = {{1, 1, 1}, {3, 1, 17}, {5, 3, 65}, {70, 2, 48}, {130, 1, 200}};
+	static const int64_t shapes[][3] = {{1, 1, 1},     {3, 1, 17},   {5, 3, 65},  {70, 2, 48},
+	                                    {130, 1, 200}, {3, 1, 1040}, {2, 1, 1500}};
 
 	FOR_ALL for (size_t s = 0; s < COUNT(shapes) * 2; s++)
 	{
 		int64_t rows = shapes[s / 2][0], groups = shapes[s / 2][1], cols = shapes[s / 2][2];
-		int64_t ld_x = groups * cols + 3, ld_y = groups * cols + 6, nx = rows * ld_x,
-		        ny = rows * ld_y;
+		int64_t ld_x = groups * cols + (cols % 8 ? 3 : 8), ld_y = ld_x + (cols % 8 ? 3 : 8),
+		        nx = rows * ld_x, ny = rows * ld_y;
 		bool accumulate = s & 1;
 		double *x = test_values(nx, 1), *w = test_values(cols, 2), *y = test_values(ny, 3);
 		double *dy = test_values(ny, 4), *dx = test_values(nx, 5), *dw = test_values(cols, 6);
@@ -376,7 +377,7 @@ START_TEST(rope)
 	FOR_ALL for (size_t s = 0; s < COUNT(shapes); s++)
 	{
 		int tokens = shapes[s][0], heads = shapes[s][1], hd = shapes[s][2], half = hd / 2,
-		    ld = heads * hd + 5;
+		    ld = heads * hd + (hd % 16 ? 5 : 8);
 		double *x = test_values(tokens * ld, 1), *c = test_values(64 * half, 2),
 		       *sn = test_values(64 * half, 3);
 		int32_t *pos = malloc((size_t)tokens * sizeof(*pos));
@@ -428,7 +429,7 @@ static double silu(double g)
 
 START_TEST(swiglu)
 {
-	static const int shapes[][2] = {{1, 1}, {3, 17}, {17, 65}, {100, 300}};
+	static const int shapes[][2] = {{1, 1}, {3, 17}, {17, 65}, {100, 300}, {9, 64}};
 
 	FOR_ALL for (size_t s = 0; s < COUNT(shapes) * 2; s++)
 	{
@@ -476,7 +477,7 @@ END_TEST
 
 START_TEST(cross_entropy)
 {
-	static const int64_t shapes[][2] = {{1, 1}, {3, 17}, {5, 65}, {20, 3001}};
+	static const int64_t shapes[][2] = {{1, 1}, {3, 17}, {5, 65}, {20, 3001}, {3, 4096}};
 
 	FOR_ALL for (size_t s = 0; s < COUNT(shapes) * 2; s++)
 	{
