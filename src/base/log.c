@@ -76,6 +76,9 @@ void log_write(int level, const char *fields, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(message, sizeof(message), fmt, ap);
 	va_end(ap);
+	for (char *p = message; *p; p++) /* a line is one line, whatever it quotes */
+		if ((unsigned char)*p < 0x20 || *p == 0x7f)
+			*p = ' ';
 	if (log_state.journal)
 		to_journal(level, fields, message);
 	else

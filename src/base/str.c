@@ -150,6 +150,14 @@ static size_t utf8_length(const unsigned char *s)
 	return n > 1 && (c < least[n] || c > 0x10ffff || c >> 11 == 0xd800 >> 11) ? 0 : n;
 }
 
+char *str_make_plain(char *s)
+{
+	for (char *p = s; *p; p++)
+		if (((unsigned char)*p < 0x20 && *p != '\n' && *p != '\t') || *p == 0x7f)
+			*p = '?';
+	return s;
+}
+
 char *str_make_utf8(char *s)
 {
 	for (char *p = s; *p;) {

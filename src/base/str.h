@@ -36,6 +36,7 @@ bool str_starts(const char *s, const char *prefix);
 bool str_ends(const char *s, const char *suffix);
 bool str_eq(const char *a, const char *b); /* NULL equals only NULL */
 char *str_strip(char *s);                  /* in place: no white space at either end */
+char *str_make_plain(char *s);             /* in place: '?' for control characters but newline and tab */
 char *str_make_utf8(char *s);              /* in place: '?' for each byte that is no part of a character */
 
 /* Whole string as a decimal number within [min, max]: 0, or -EINVAL / -ERANGE with *out untouched. */

@@ -9,6 +9,8 @@
 #include "base/json.h"
 #include "base/str.h"
 
+enum { NAME_MAX_BYTES = 255 };
+
 static const char *const state_names[RUN_STATES] = {
     [RUN_QUEUED] = "queued",       [RUN_STARTING] = "starting",   [RUN_RUNNING] = "running",
     [RUN_STOPPING] = "stopping",   [RUN_SUCCEEDED] = "succeeded", [RUN_FAILED] = "failed",
@@ -86,6 +88,11 @@ int run_new(const json_t *config, struct run **out, struct error *err)
 	r->ranks = json_array();
 	if (!r->task || !r->name || !r->ranks)
 		return error_oom(err);
+	for (const char *p = r->name; *p; p++)
+		if ((unsigned char)*p < 0x20 || *p == 0x7f || p - r->name >= NAME_MAX_BYTES)
+			return error_set(err, -EINVAL,
+			                 "name: at most %d bytes and no control characters are possible",
+			                 NAME_MAX_BYTES);
 	code = run_set_request(r, config, err);
 	if (code < 0)
 		return code;

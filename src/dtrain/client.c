@@ -27,14 +27,15 @@ void client_release(struct client *client)
 
 int client_fail(int status, const char *fmt, ...)
 {
+	_cleanup_strbuf_ struct strbuf text = {0};
 	va_list ap;
 
 	fflush(stdout);
-	fputs("dtrain: ", stderr);
 	va_start(ap, fmt);
-	vfprintf(stderr, fmt, ap);
+	strbuf_addv(&text, fmt, ap);
 	va_end(ap);
-	fputc('\n', stderr);
+	/* It may quote what another user's program wrote: nothing for the terminal to obey. */
+	fprintf(stderr, "dtrain: %s\n", text.data ? str_make_plain(text.data) : fmt);
 	return status;
 }
 
@@ -53,6 +54,12 @@ int client_try(struct client *client, const char *method, const char *target, co
 	return r;
 }
 
+/* No answer; or (502, 503) the local service is there, but the controller is not. */
+static bool is_away(int status)
+{
+	return status == 0 || status == 502 || status == 503;
+}
+
 int client_json(struct client *client, const char *method, const char *target, const json_t *body,
                 json_t **answer)
 {
@@ -61,7 +68,7 @@ int client_json(struct client *client, const char *method, const char *target, c
 
 	if (client_try(client, method, target, body, &status, answer, &err) == 0)
 		return 0;
-	return client_fail(status ? EXIT_FAILURE : STATUS_UNREACHABLE, "%s", err.message);
+	return client_fail(is_away(status) ? STATUS_UNREACHABLE : EXIT_FAILURE, "%s", err.message);
 }
 
 static void pause_briefly(void)
@@ -101,8 +108,7 @@ int client_wait_run(struct client *client, int64_t id, bool change, int64_t vers
 
 		if (r == 0)
 			return 0;
-		/* 502 and 503: the local service is there, the controller is away. */
-		if (status != 0 && status != 502 && status != 503)
+		if (!is_away(status))
 			return client_fail(EXIT_FAILURE, "%s", err.message);
 		if (!try_again(client, begun, &since, &err))
 			return client_fail(STATUS_UNREACHABLE, "%s", err.message);
@@ -156,7 +162,7 @@ int client_stream(struct client *client, const char *target, client_piece_fn pie
 		first = first && (!client->http || r == -EREMOTEIO);
 		client_release(client);
 		if (s.refused || (r == -EREMOTEIO && (first || !away)))
-			return client_fail(EXIT_FAILURE, "%s", err.message);
+			return client_fail(away ? STATUS_UNREACHABLE : EXIT_FAILURE, "%s", err.message);
 		if (s.taken > before)
 			since = 0;
 		if (first || !try_again(client, begun, &since, &err))

@@ -104,7 +104,9 @@ int cmd_nodes(struct client *client, int argc, char **argv)
 
 		nodes = json_object_get(answer, "nodes");
 		if (r < 0 && (wait == 0 || late))
-			return client_fail(status ? EXIT_FAILURE : STATUS_UNREACHABLE, "%s", err.message);
+			return client_fail(status && status != 502 && status != 503 ? EXIT_FAILURE
+			                                                            : STATUS_UNREACHABLE,
+			                   "%s", err.message);
 		if (r == 0 && (count_up(nodes) >= wait || late)) {
 			if (json)
 				client_print_json(nodes);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "base/json.h"
@@ -21,8 +22,10 @@ static void print_time(const char *label, double seconds)
 
 static void print_line(const char *label, const char *value)
 {
-	if (value && *value)
-		printf("%-12s%s\n", label, value);
+	_cleanup_free_ char *text = value && *value ? strdup(value) : NULL;
+
+	if (text)
+		printf("%-12s%s\n", label, str_make_plain(text));
 }
 
 static void print_ranks(const json_t *ranks)

@@ -81,11 +81,12 @@ static void draw_bar(struct watch *w, const json_t *m)
 static void print_metrics(struct watch *w, const json_t *m)
 {
 	const char *message = json_get_string(m, "message", NULL);
+	_cleanup_free_ char *plain = message && *message ? strdup(message) : NULL;
 	_cleanup_strbuf_ struct strbuf text = {0};
 
-	if (message && *message) {
+	if (plain) {
 		clear_bar(w);
-		printf("%s\n", message);
+		printf("%s\n", str_make_plain(plain));
 	}
 	if (json_is_integer(json_object_get(m, "step"))) {
 		if (w->terminal) {
@@ -130,12 +131,14 @@ static int on_data(void *context, const char *data, size_t len, struct error *er
 static void print_state(struct watch *w, const json_t *run)
 {
 	const char *state = json_get_string(run, "state", ""), *reason = json_get_string(run, "reason", "");
+	_cleanup_free_ char *text = NULL;
 
 	if (w->json)
 		return;
 	clear_bar(w);
-	printf("run %lld (%s) is %s%s%s\n", w->id, json_get_string(run, "name", "?"), state,
-	       *reason ? ": " : "", reason);
+	text = str_printf("run %lld (%s) is %s%s%s", w->id, json_get_string(run, "name", "?"), state,
+	                  *reason ? ": " : "", reason);
+	puts(text ? str_make_plain(text) : state);
 	fflush(stdout);
 }
 

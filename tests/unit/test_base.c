@@ -35,12 +35,15 @@ START_TEST(bytes_become_utf8)
 	    {"\xed\xa0\x80", "???"},                            /* half a surrogate pair */
 	    {"\xf4\x90\x80\x80 \xf8\x88\x80\x80", "???? ????"}, /* past the last one */
 	};
+	char plain[32];
 
 	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
 		_cleanup_free_ char *s = strdup(cases[i].from);
 
 		ck_assert_str_eq(str_make_utf8(s), cases[i].to);
 	}
+	strcpy(plain, "\033[2J a\tb\nc\r\177 h\xc3\xa9");
+	ck_assert_str_eq(str_make_plain(plain), "?[2J a\tb\nc?? h\xc3\xa9");
 }
 END_TEST
 

@@ -217,7 +217,7 @@ START_TEST(a_log_waits_for_the_controller)
 	ck_assert_int_eq(call(cmd_logs, "logs -f 17", &text), 0);
 	ck_assert_str_eq(text, "one\n");
 	/* But not where it was not there to begin with. */
-	ck_assert_int_eq(call(cmd_logs, "logs -f 17", NULL), EXIT_FAILURE);
+	ck_assert_int_eq(call(cmd_logs, "logs -f 17", NULL), STATUS_UNREACHABLE);
 	fake_service_stop(fake);
 }
 END_TEST
