@@ -19,7 +19,8 @@
 struct saver {
 	const struct run_config *c;
 	bool writer; /* rank 0 */
-	int claim;   /* on output.dir; -1: not the writer */
+	struct claim claim;
+	int claimed; /* output.dir, while it is open; -1: not the writer */
 	int world_size;
 	char *resume_path;
 	struct checkpoint_state resumed; /* its history is `history` */
@@ -75,7 +76,8 @@ int saver_open(const struct run_config *c, const struct environment *env, struct
 	if (!s)
 		return error_oom(err);
 	s->c = c;
-	s->claim = -1;
+	s->claim = (struct claim){c->output.dir, env->run_id, env->attempt};
+	s->claimed = -1;
 	s->writer = env->rank == 0;
 	s->world_size = env->world_size;
 	s->saved_step = -1;
@@ -85,13 +87,13 @@ int saver_open(const struct run_config *c, const struct environment *env, struct
 			return error_prefix(err, "output.dir");
 		if (access(c->output.dir, W_OK | X_OK) < 0)
 			return error_errno(err, -errno, "output.dir %s cannot be written", c->output.dir);
-		r = claim_take(c->output.dir, env->run_id, &s->claim, &ours, err);
+		r = claim_take(&s->claim, &s->claimed, &ours, err);
 		if (r == 0)
 			r = checkpoint_clean(c->output.dir, err);
 		if (r == 0)
 			r = choose(s, env, ours, err);
 		if (r == 0)
-			r = claim_mark(s->claim, c->output.dir, env->run_id, err);
+			r = claim_mark(&s->claim, s->claimed, err);
 		if (r == 0 && s->resume_path)
 			r = checkpoint_state_load(s->resume_path, &s->resumed, &s->resumed_owner, err);
 		if (r < 0)
@@ -109,7 +111,7 @@ void saver_free(struct saver *s)
 {
 	if (!s)
 		return;
-	closep(&s->claim);
+	closep(&s->claimed);
 	if (s->word)
 		device_free(s->dev, s->word);
 	json_decref(s->history);
@@ -268,6 +270,8 @@ static int write_checkpoint(struct saver *s, int64_t step, struct error *err)
 	if (r == 0)
 		r = save_state(s, tmp, step, true, err);
 	if (r == 0)
+		r = claim_check(&s->claim, err);
+	if (r == 0)
 		r = checkpoint_publish(dir, name, tmp, err);
 	if (r < 0) {
 		/* A full disk has room again for the user to look around. */
@@ -309,6 +313,8 @@ static int write_final(struct saver *s, struct error *err)
 		r = save_model(s, tmp, err);
 	if (r == 0)
 		r = save_state(s, tmp, trainer_step(s->trainer), false, err);
+	if (r == 0)
+		r = claim_check(&s->claim, err);
 	if (r == 0)
 		r = checkpoint_publish_files(dir, tmp, err);
 	if (r < 0) {

@@ -127,6 +127,9 @@ static int open_data(struct training *t, struct error *err)
 	o.warn = tell_warning;
 	o.progress_context = o.warn_context = t;
 	r = dataset_open(&o, t->tok, &t->data, &t->eval, err);
+	if (r == 0 && !t->eval && t->c->data.eval_fraction > 0 && first_rank(t))
+		printf("warning: the part held back by data.eval_fraction makes no row: nothing is "
+		       "evaluated\n");
 	if (r == 0 && first_rank(t))
 		printf("data: %" PRId64 " examples in %" PRId64 " rows, %" PRId64 " tokens%s\n",
 		       dataset_examples(t->data), dataset_rows(t->data), dataset_tokens(t->data),

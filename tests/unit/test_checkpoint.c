@@ -285,27 +285,34 @@ END_TEST
 START_TEST(one_run_at_a_time_claims_an_output)
 {
 	_cleanup_free_ char *out = unit_tmpdir();
+	struct claim first = {out, "17", 1}, again = {out, "17", 2}, other = {out, "4", 1};
 	struct error err = ERROR_INIT;
 	bool ours = true, used = true;
-	int fd = -1, other = -1;
+	int fd = -1, second = -1;
 
-	ck_ok(claim_take(out, "17", &fd, &ours, &err), &err);
+	ck_ok(claim_take(&first, &fd, &ours, &err), &err);
 	ck_assert(!ours);
-	ck_ok(claim_mark(fd, out, "17", &err), &err);
+	ck_ok(claim_mark(&first, fd, &err), &err);
+	ck_ok(claim_check(&first, &err), &err);
 	ck_ok(checkpoint_output_in_use(out, &used, &err), &err);
 	ck_assert(!used);
-	ck_assert_int_eq(claim_take(out, "4", &other, &ours, &err), -EBUSY);
+	ck_assert_int_eq(claim_take(&other, &second, &ours, &err), -EBUSY);
 	ck_assert_ptr_nonnull(strstr(err.message, "run 17"));
 	closep(&fd);
-	ck_ok(claim_take(out, "17", &fd, &ours, &err), &err);
+
+	/* A later attempt knows its own; an older one that still runs somewhere may publish no more. */
+	ck_ok(claim_take(&again, &fd, &ours, &err), &err);
 	ck_assert(ours);
+	ck_ok(claim_mark(&again, fd, &err), &err);
+	ck_ok(claim_check(&again, &err), &err);
+	ck_assert_int_eq(claim_check(&first, &err), -ESTALE);
 	closep(&fd);
-	ck_ok(claim_take(out, "4", &fd, &ours, &err), &err);
+	ck_assert_int_eq(claim_take(&first, &fd, &ours, &err), -ESTALE);
+
+	ck_ok(claim_take(&other, &fd, &ours, &err), &err);
 	ck_assert(!ours);
-	ck_ok(claim_mark(fd, out, "4", &err), &err);
-	closep(&fd);
-	ck_ok(claim_take(out, "17", &fd, &ours, &err), &err);
-	ck_assert(!ours);
+	ck_ok(claim_mark(&other, fd, &err), &err);
+	ck_assert_int_eq(claim_check(&again, &err), -ESTALE);
 	closep(&fd);
 	ck_ok(file_remove_tree(out, &err), &err);
 }

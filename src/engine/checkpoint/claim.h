@@ -1,19 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The claim on an output directory: one run at a time writes there. A lock on the file CLAIM_FILE in it, held
- * by rank 0 as long as its process lives; in the file stands the run that was the last to write there, so
- * that a later attempt knows its own files from those of another run.
+ * by rank 0 as long as its process lives; in the file stand the run and the attempt that were the last to
+ * write there, so that a later attempt knows its own files from those of another run, and an older one, cut
+ * off from the cluster but not from the directory, finds that it is no longer the one to write.
  */
 #pragma once
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #include "base/error.h"
 
 #define CLAIM_FILE ".dtrain"
 
-/* -EBUSY where another process holds it. *ours: `run` (NULL is a name, too) was the last to mark it. *fd is
- * the claim, which ends when it is closed. File systems without locks give it to everybody. */
-int claim_take(const char *directory, const char *run, int *fd, bool *ours, struct error *err);
-/* From here on what lies there is this run's. */
-int claim_mark(int fd, const char *directory, const char *run, struct error *err);
+struct claim {
+	const char *directory;
+	const char *run; /* NULL where runs have no names (tests): then attempts are not compared */
+	int64_t attempt;
+};
+
+/* -EBUSY where another process holds it; -ESTALE where a newer attempt of the same run has marked it. *ours:
+ * an attempt of this run was the last to mark it. *fd holds the claim until it is closed. File systems
+ * without locks give it to everybody. */
+int claim_take(const struct claim *claim, int *fd, bool *ours, struct error *err);
+/* From here on what lies there is this attempt's. */
+int claim_mark(const struct claim *claim, int fd, struct error *err);
+/* Before anything is published: -ESTALE where another has marked it since. */
+int claim_check(const struct claim *claim, struct error *err);
