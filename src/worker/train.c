@@ -304,6 +304,10 @@ static int start_weights(struct training *t, struct error *err)
 	/* A run made shorter than it has gone: there is nothing left to do but to save. */
 	if (r == 0)
 		r = trainer_set_step(t->trainer, MIN(decision[1], trainer_total_steps(t->trainer)), err);
+	if (r == 0 && first_rank(t) && decision[1] > trainer_total_steps(t->trainer))
+		printf("warning: the checkpoint is of step %" PRId64 ", the run has %" PRId64
+		       ": nothing is left to train\n",
+		       decision[1], trainer_total_steps(t->trainer));
 	if (r == 0)
 		saver_resumed(t->saver, trainer_step(t->trainer));
 	return r < 0 && path ? error_prefix(err, "resuming from %s", path) : r;

@@ -55,4 +55,11 @@ json stop "$tmp/stop" "$train" '"save_steps": 1000, "resume": "must"' "$data"
 run stop || { cat "$tmp/stop.log"; fail "SIGTERM: the resumed run"; }
 diff <(losses "$tmp/whole-bf16" | sed 's/,"eval_loss.*/}/') <(losses "$tmp/stop" | sed 's/,"eval_loss.*/}/') || fail "SIGTERM: other losses"
 cmp -s "$tmp/whole-bf16/model.safetensors" "$tmp/stop/model.safetensors" || fail "SIGTERM: other weights"
+
+# A run made shorter than it has gone: says so, saves the model, and leaves its checkpoints as they are.
+json stop "$tmp/stop" "\"max_steps\": 3, \"accumulation\": 2" '"save_steps": 1000'
+before=$(ls -d "$tmp/stop"/checkpoint-*)
+run stop || { cat "$tmp/stop.log"; fail "a run made shorter"; }
+grep -q "^warning: .*nothing is left to train" "$tmp/stop.log" || { cat "$tmp/stop.log"; fail "a run made shorter: no word of it"; }
+[ "$before" = "$(ls -d "$tmp/stop"/checkpoint-*)" ] || fail "a run made shorter: $(ls "$tmp/stop")"
 echo "resumed runs are bitwise the same"
