@@ -27,7 +27,7 @@ json() {
 }
 # start NAME [LOG]: a worker of one rank in the background; its process is $pid.
 start() {
-	env -i PATH="$PATH" OMP_NUM_THREADS=1 DTRAIN_ATTEMPT="${attempt:-1}" DTRAIN_CONFIG="$tmp/$1.json" "$worker" >"$tmp/${2:-$1}.log" 2>&1 &
+	env -i PATH="$PATH" ${SIMT_PROTECT:+SIMT_PROTECT=1} OMP_NUM_THREADS=1 DTRAIN_ATTEMPT="${attempt:-1}" DTRAIN_CONFIG="$tmp/$1.json" "$worker" >"$tmp/${2:-$1}.log" 2>&1 &
 	pid=$!
 	pids="$pids $pid"
 }

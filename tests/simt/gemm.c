@@ -29,6 +29,10 @@ void device_gemm(struct device *dev, const struct device_gemm *g)
 		device_fault(dev, -EOPNOTSUPP, "gemm does not work in float16");
 		return;
 	}
+	simt_check(g->a, "A of a gemm");
+	simt_check(g->b, "B of a gemm");
+	simt_check(g->c, "C of a gemm");
+	simt_enter();
 	for (int64_t i = 0; i < g->m; i++) {
 		for (int64_t j = 0; j < g->n; j++) {
 			double sum = 0;
@@ -48,4 +52,5 @@ void device_gemm(struct device *dev, const struct device_gemm *g)
 				((uint16_t *)g->c)[i * g->ldc + j] = bf16_from_float(c);
 		}
 	}
+	simt_leave();
 }

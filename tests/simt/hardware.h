@@ -18,6 +18,7 @@
 #define LAUNCH(dev, kernel, grid, block, shared, ...)                                                        \
 	do {                                                                                                 \
 		auto kernel_ = kernel;                                                                       \
+		simt::check_arguments(#kernel, __VA_ARGS__);                                                 \
 		simt::launch_lambda(#kernel, (grid), (block), (shared), [&] { kernel_(__VA_ARGS__); });      \
 		device_launched((dev), #kernel);                                                             \
 	} while (0)

@@ -245,6 +245,7 @@ void launch(const char *kernel, dim3 grid, dim3 block, size_t shared, body f, vo
 		m.fibers[i].index = {i % block.x, i / block.x % block.y, i / (block.x * block.y)};
 		m.fibers[i].exchanges = 0;
 	}
+	simt_enter();
 	for (unsigned z = 0; z < grid.z; z++)
 		for (unsigned y = 0; y < grid.y; y++)
 			for (unsigned x = 0; x < grid.x; x++) {
@@ -263,6 +264,7 @@ void launch(const char *kernel, dim3 grid, dim3 block, size_t shared, body f, vo
 				}
 				run_block();
 			}
+	simt_leave();
 }
 
 void *dynamic_shared()
@@ -320,3 +322,92 @@ void copy_wait(int groups)
 	}
 }
 } // namespace simt
+
+/* ---- device memory ---- */
+#define REGIONS 256
+
+static struct {
+	struct {
+		char *p;
+		size_t size;
+	} region[REGIONS];
+	bool asked, on;
+} memory;
+
+static bool protecting()
+{
+	if (!memory.asked) {
+		memory.on = getenv("SIMT_PROTECT");
+		memory.asked = true;
+	}
+	return memory.on;
+}
+
+static void protect(int how)
+{
+	for (auto &r : memory.region)
+		if (r.p && mprotect(r.p, r.size, how) < 0)
+			abort();
+}
+
+extern "C" void *simt_malloc(size_t bytes)
+{
+	size_t size = (bytes + 65535) / 4096 * 4096;
+	void *p;
+
+	if (!protecting())
+		return aligned_alloc(256, (bytes + 255) / 256 * 256);
+	for (auto &r : memory.region) {
+		if (r.p)
+			continue;
+		p = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		if (p == MAP_FAILED)
+			return NULL;
+		r.p = (char *)p;
+		r.size = size;
+		return p;
+	}
+	return NULL;
+}
+
+extern "C" void simt_free(void *p)
+{
+	if (!p)
+		return;
+	if (!protecting()) {
+		free(p);
+		return;
+	}
+	for (auto &r : memory.region) {
+		if (r.p == p) {
+			munmap(r.p, r.size);
+			r.p = NULL;
+			return;
+		}
+	}
+	fprintf(stderr, "simt: what is freed is no device memory\n");
+	abort();
+}
+
+extern "C" void simt_enter(void)
+{
+	if (protecting())
+		protect(PROT_READ | PROT_WRITE);
+}
+
+extern "C" void simt_leave(void)
+{
+	if (protecting())
+		protect(PROT_NONE);
+}
+
+extern "C" void simt_check(const void *p, const char *what)
+{
+	if (!p || !protecting())
+		return;
+	for (auto &r : memory.region)
+		if (r.p && (const char *)p >= r.p && (const char *)p < r.p + r.size)
+			return;
+	fprintf(stderr, "simt: %s: a pointer to the host's memory\n", what);
+	abort();
+}

@@ -14,6 +14,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include <cuda_runtime_api.h>
+
 struct simt_index {
 	unsigned x, y, z;
 };
@@ -51,6 +53,21 @@ template <typename F> void launch_lambda(const char *kernel, dim3 grid, dim3 blo
 {
 	launch(
 	    kernel, grid, block, shared, [](void *context) { (*(F *)context)(); }, &f);
+}
+
+/* A kernel's pointers, those in a struct apart. */
+template <typename T> void check_argument(const char *kernel, T *p)
+{
+	simt_check(p, kernel);
+}
+
+template <typename T> void check_argument(const char *, T)
+{
+}
+
+template <typename... A> void check_arguments(const char *kernel, A... arguments)
+{
+	(check_argument(kernel, arguments), ...);
 }
 
 template <typename V> V exchange(V x, int from)

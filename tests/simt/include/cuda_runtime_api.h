@@ -60,14 +60,31 @@ static inline cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int 
 	p->totalGlobalMem = (size_t)1 << 30;
 	return cudaSuccess;
 }
+/*
+ * Device memory. With SIMT_PROTECT set the host may not touch it but through the calls below, and these and
+ * kernels may touch nothing else: a pointer on the wrong side ends the program. simt_enter and simt_leave
+ * stand around whatever the device does.
+ */
+#ifdef __cplusplus
+extern "C" {
+#endif
+void *simt_malloc(size_t bytes);
+void simt_free(void *p);
+void simt_enter(void);
+void simt_leave(void);
+void simt_check(const void *p, const char *what);
+#ifdef __cplusplus
+}
+#endif
+
 static inline cudaError_t cudaMalloc(void **p, size_t n)
 {
-	*p = aligned_alloc(256, (n + 255) / 256 * 256);
+	*p = simt_malloc(n);
 	return *p ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 static inline cudaError_t cudaFree(void *p)
 {
-	free(p);
+	simt_free(p);
 	return cudaSuccess;
 }
 static inline cudaError_t cudaMallocHost(void **p, size_t n)
@@ -88,12 +105,21 @@ static inline cudaError_t cudaMemGetInfo(size_t *available, size_t *total)
 static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, enum cudaMemcpyKind k,
                                           cudaStream_t s)
 {
+	if (k != cudaMemcpyDeviceToHost)
+		simt_check(to, "the target of a copy");
+	if (k != cudaMemcpyHostToDevice)
+		simt_check(from, "the source of a copy");
+	simt_enter();
 	memmove(to, from, n);
+	simt_leave();
 	return cudaSuccess;
 }
 static inline cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t s)
 {
+	simt_check(p, "what is set");
+	simt_enter();
 	memset(p, value, n);
+	simt_leave();
 	return cudaSuccess;
 }
 static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags)
