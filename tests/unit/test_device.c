@@ -561,11 +561,11 @@ START_TEST(adamw)
 		double *copy = test_values(n, 5), norm_squares = 0;
 		float *bp = test_buffer(dev, p, n, DTYPE_F32), *bm, *bv, scale, norm;
 		void *bg = test_buffer(dev, g, n, grad_type), *bc = test_buffer(dev, copy, n, type);
-		struct device_adamw h = {.learning_rate = 1e-2f,
-		                         .beta1 = 0.9f,
-		                         .beta2 = 0.95f,
-		                         .epsilon = 1e-8f,
-		                         .weight_decay = 0.1f,
+		struct device_adamw h = {.learning_rate = 1e-2,
+		                         .beta1 = 0.9,
+		                         .beta2 = 0.95,
+		                         .epsilon = 1e-8,
+		                         .weight_decay = 0.1,
 		                         .step = 3};
 
 		for (int64_t i = 0; i < n; i++)

@@ -187,8 +187,8 @@ void device_argmax(struct device *dev, int32_t *id, const void *logits, enum dty
 
 /* ---- AdamW (Loshchilov & Hutter 2019), decoupled decay, as torch.optim.AdamW ---- */
 struct device_adamw {
-	float learning_rate, beta1, beta2, epsilon, weight_decay;
-	int64_t step; /* 1 for the first */
+	double learning_rate, beta1, beta2, epsilon, weight_decay; /* double: 1 - 0.999f is off by 1e-5 */
+	int64_t step;                                              /* 1 for the first */
 };
 /* master, m, v: fp32 [n]; grad: grad_type [n], multiplied by *grad_scale (a device float; NULL: 1) before
  * use; param: the compute copy in param_type, rounded from master afterwards (NULL where master itself is

@@ -26,11 +26,11 @@ static int gradient_norm(struct shard *s, const struct adamw_options *o, const s
 static void step_range(struct shard *s, struct shard_unit *u, int64_t first, int64_t n, double decay,
                        const struct adamw_options *o, const struct adamw_work *w)
 {
-	struct device_adamw h = {.learning_rate = (float)o->learning_rate,
-	                         .beta1 = (float)o->beta1,
-	                         .beta2 = (float)o->beta2,
-	                         .epsilon = (float)o->epsilon,
-	                         .weight_decay = (float)decay,
+	struct device_adamw h = {.learning_rate = o->learning_rate,
+	                         .beta1 = o->beta1,
+	                         .beta2 = o->beta2,
+	                         .epsilon = o->epsilon,
+	                         .weight_decay = decay,
 	                         .step = o->step};
 	int64_t at, count = shard_own(u, first, n, &at);
 	char *copy =

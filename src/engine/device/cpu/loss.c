@@ -246,13 +246,13 @@ void KERNEL(adamw)(struct device *dev, float *master, void *param, enum dtype pa
 	double correction1 = 1 - pow(h->beta1, (double)h->step);
 	double correction2 = 1 - pow(h->beta2, (double)h->step);
 	const struct adamw_factors f = {
-	    .decay = 1 - h->learning_rate * h->weight_decay,
-	    .one_minus_beta1 = 1 - h->beta1,
-	    .beta2 = h->beta2,
-	    .one_minus_beta2 = 1 - h->beta2,
+	    .decay = (float)(1 - h->learning_rate * h->weight_decay),
+	    .one_minus_beta1 = (float)(1 - h->beta1),
+	    .beta2 = (float)h->beta2,
+	    .one_minus_beta2 = (float)(1 - h->beta2),
 	    .step_size = (float)(h->learning_rate / correction1),
 	    .inv_sqrt_correction2 = (float)(1 / sqrt(correction2)),
-	    .epsilon = h->epsilon,
+	    .epsilon = (float)h->epsilon,
 	    .grad_scale = grad_scale ? *grad_scale : 1,
 	};
 

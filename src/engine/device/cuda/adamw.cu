@@ -53,15 +53,15 @@ extern "C" void device_adamw(struct device *dev, float *master, void *param, enu
                              const void *grad, enum dtype grad_type, float *m, float *v, int64_t n,
                              const float *grad_scale, const struct device_adamw *h)
 {
-	double correction1 = 1 - pow((double)h->beta1, (double)h->step);
-	double correction2 = 1 - pow((double)h->beta2, (double)h->step);
-	adamw_factors f = {1 - h->learning_rate * h->weight_decay,
-	                   1 - h->beta1,
-	                   h->beta2,
-	                   1 - h->beta2,
+	double correction1 = 1 - pow(h->beta1, (double)h->step);
+	double correction2 = 1 - pow(h->beta2, (double)h->step);
+	adamw_factors f = {(float)(1 - h->learning_rate * h->weight_decay),
+	                   (float)(1 - h->beta1),
+	                   (float)h->beta2,
+	                   (float)(1 - h->beta2),
 	                   (float)(h->learning_rate / correction1),
 	                   (float)(1 / sqrt(correction2)),
-	                   h->epsilon};
+	                   (float)h->epsilon};
 
 	if (n <= 0 || !computes(dev, "adamw", param ? param_type : DTYPE_F32, grad_type))
 		return;
