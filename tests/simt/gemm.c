@@ -32,7 +32,7 @@ void device_gemm(struct device *dev, const struct device_gemm *g)
 	simt_check(g->a, "A of a gemm");
 	simt_check(g->b, "B of a gemm");
 	simt_check(g->c, "C of a gemm");
-	simt_enter();
+	simt_enter(dev->stream);
 	for (int64_t i = 0; i < g->m; i++) {
 		for (int64_t j = 0; j < g->n; j++) {
 			double sum = 0;

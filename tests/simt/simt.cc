@@ -245,7 +245,6 @@ void launch(const char *kernel, dim3 grid, dim3 block, size_t shared, body f, vo
 		m.fibers[i].index = {i % block.x, i / block.x % block.y, i / (block.x * block.y)};
 		m.fibers[i].exchanges = 0;
 	}
-	simt_enter();
 	for (unsigned z = 0; z < grid.z; z++)
 		for (unsigned y = 0; y < grid.y; y++)
 			for (unsigned x = 0; x < grid.x; x++) {
@@ -264,7 +263,6 @@ void launch(const char *kernel, dim3 grid, dim3 block, size_t shared, body f, vo
 				}
 				run_block();
 			}
-	simt_leave();
 }
 
 void *dynamic_shared()
@@ -389,8 +387,10 @@ extern "C" void simt_free(void *p)
 	abort();
 }
 
-extern "C" void simt_enter(void)
+extern "C" void simt_enter(cudaStream_t s)
 {
+	if (s)
+		simt_stream_settle(s);
 	if (protecting())
 		protect(PROT_READ | PROT_WRITE);
 }

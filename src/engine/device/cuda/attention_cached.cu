@@ -6,7 +6,7 @@
  */
 #include "engine/device/cuda/attention.cuh"
 
-#define MANY    16
+#define MANY    8
 #define WARPS   4
 #define THREADS (32 * WARPS)
 #define MAX_DIM 256

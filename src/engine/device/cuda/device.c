@@ -177,17 +177,23 @@ void device_free(struct device *dev, void *p)
 	(void)cudaFree(p);
 }
 
+static size_t larger(size_t a, size_t b)
+{
+	return a > b ? a : b;
+}
+
 size_t device_scratch_bytes(const struct device *dev, const struct device_shapes *s)
 {
-	int64_t qkv = (int64_t)(s->heads + 2 * s->kv_heads) * s->head_dim, widest = s->hidden;
-	size_t need = WORKSPACE, columns;
+	size_t qkv = (size_t)(s->heads + 2 * s->kv_heads) * (size_t)s->head_dim;
+	size_t norm = larger((size_t)s->hidden, (size_t)s->head_dim);
+	size_t bias = larger(2 * (size_t)s->intermediate, larger(qkv, (size_t)s->hidden));
+	size_t bias_parts = (size_t)s->tokens / 64 + 1; /* reduce.cu gives a part at least so many rows */
+	size_t need = larger(WORKSPACE, COLUMN_PARTS * norm * sizeof(float));
 
-	widest = qkv > widest ? qkv : widest;
-	widest = 2 * (int64_t)s->intermediate > widest ? 2 * (int64_t)s->intermediate : widest;
-	columns = (size_t)(COLUMN_PARTS * widest) * sizeof(float);
-	need = columns > need ? columns : need;
-	columns = attention_scratch(s->tokens, s->heads, s->head_dim);
-	return columns > need ? columns : need;
+	if (bias_parts > COLUMN_PARTS)
+		bias_parts = COLUMN_PARTS;
+	need = larger(need, bias_parts * bias * sizeof(float));
+	return larger(need, attention_scratch(s->tokens, s->heads, s->head_dim));
 }
 
 int device_reserve_scratch(struct device *dev, size_t bytes, struct error *err)

@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A stand-in for NCCL: ranks are threads of one process, a collective is done by a thread of the last to call
+ * it. */
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <nccl.h>
+
+enum { RANKS = 8, GROUPS = 64 };
+enum what { REDUCE, SCATTER, GATHER, BROADCAST };
+
+struct call {
+	enum what what;
+	const void *from;
+	void *to;
+	size_t n;
+	ncclDataType_t type;
+	ncclRedOp_t op;
+	int root;
+	cudaStream_t stream;
+};
+
+struct fake_comm {
+	struct group *group;
+	int rank, polls;
+	bool aborted;
+	int queued; /* calls not yet done */
+	struct call call[256];
+};
+
+/* The world of one id; never freed: a test is short. */
+static struct group {
+	int n, joined;
+	struct fake_comm *rank[RANKS];
+} groups[GROUPS];
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int ids;
+
+const char *ncclGetErrorString(ncclResult_t r)
+{
+	return r == ncclSuccess ? "no error" : "an error";
+}
+
+const char *ncclGetLastError(ncclComm_t c)
+{
+	return "";
+}
+
+ncclResult_t ncclGetVersion(int *v)
+{
+	*v = 22803;
+	return ncclSuccess;
+}
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
+{
+	pthread_mutex_lock(&lock);
+	memset(id, 0, sizeof(*id));
+	id->internal[0] = (char)ids++;
+	pthread_mutex_unlock(&lock);
+	return ncclSuccess;
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int n, ncclUniqueId id, int rank, ncclConfig_t *config)
+{
+	struct fake_comm *c = calloc(1, sizeof(*c));
+
+	pthread_mutex_lock(&lock);
+	c->group = &groups[(int)id.internal[0] % GROUPS];
+	c->group->n = n;
+	c->group->joined++;
+	c->group->rank[rank] = c;
+	c->rank = rank;
+	*out = c;
+	pthread_mutex_unlock(&lock);
+	return config->blocking ? ncclInvalidUsage : ncclInProgress;
+}
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *r)
+{
+	pthread_mutex_lock(&lock);
+	*r = c->group->joined < c->group->n || c->polls++ % 4 == 3 ? ncclInProgress : ncclSuccess;
+	pthread_mutex_unlock(&lock);
+	return ncclSuccess;
+}
+
+ncclResult_t ncclCommFinalize(ncclComm_t c)
+{
+	return ncclInProgress;
+}
+
+static void leave(struct fake_comm *c)
+{
+	c->aborted = true;
+	for (int i = 0; i < c->queued; i++)
+		simt_stream_end(c->call[i].stream);
+	c->queued = 0;
+	c->group->rank[c->rank] = NULL;
+}
+
+ncclResult_t ncclCommDestroy(ncclComm_t c)
+{
+	return ncclCommAbort(c);
+}
+
+ncclResult_t ncclCommAbort(ncclComm_t c)
+{
+	pthread_mutex_lock(&lock);
+	leave(c);
+	pthread_mutex_unlock(&lock);
+	free(c);
+	return ncclSuccess;
+}
+
+ncclResult_t ncclCommRegister(ncclComm_t c, void *p, size_t n, void **handle)
+{
+	*handle = p;
+	return ncclSuccess;
+}
+
+ncclResult_t ncclCommDeregister(ncclComm_t c, void *handle)
+{
+	return handle ? ncclSuccess : ncclInvalidArgument;
+}
+
+static double get(const void *p, size_t i, ncclDataType_t t)
+{
+	return t == ncclFloat64 ? ((const double *)p)[i] : ((const float *)p)[i];
+}
+
+static void set(void *p, size_t i, ncclDataType_t t, double x)
+{
+	if (t == ncclFloat64)
+		((double *)p)[i] = x;
+	else
+		((float *)p)[i] = (float)x;
+}
+
+static double reduced(const struct group *g, size_t i)
+{
+	const struct call *k = &g->rank[0]->call[0];
+	double x = get(k->from, i, k->type);
+
+	for (int r = 1; r < g->n; r++) {
+		double y = get(g->rank[r]->call[0].from, i, k->type);
+
+		x = k->op == ncclMax ? (y > x ? y : x) : x + y;
+	}
+	return x;
+}
+
+/* The first call of every rank, all being there. */
+static void carry_out(struct group *g)
+{
+	const struct call *k = &g->rank[0]->call[0];
+	size_t size = k->type == ncclUint8 ? 1 : k->type == ncclFloat64 ? 8 : k->type == ncclFloat32 ? 4 : 2;
+	size_t all = k->what == SCATTER ? k->n * (size_t)g->n : k->n;
+
+	for (size_t i = 0; i < all && (k->what == REDUCE || k->what == SCATTER); i++) {
+		double x = reduced(g, i);
+
+		for (int r = 0; r < g->n; r++) {
+			if (k->what == REDUCE)
+				set(g->rank[r]->call[0].to, i, k->type, x);
+			else if (i / k->n == (size_t)r)
+				set(g->rank[r]->call[0].to, i % k->n, k->type, x);
+		}
+	}
+	for (int r = 0; r < g->n && k->what == GATHER; r++)
+		for (int from = 0; from < g->n; from++)
+			memmove((char *)g->rank[r]->call[0].to + (size_t)from * k->n * size,
+			        g->rank[from]->call[0].from, k->n * size);
+	for (int r = 0; r < g->n && k->what == BROADCAST; r++)
+		memmove(g->rank[r]->call[0].to, g->rank[k->root]->call[0].from, k->n * size);
+	for (int r = 0; r < g->n; r++) {
+		struct fake_comm *c = g->rank[r];
+
+		simt_stream_end(c->call[0].stream);
+		memmove(&c->call[0], &c->call[1], (size_t)--c->queued * sizeof(c->call[0]));
+	}
+}
+
+static ncclResult_t add(struct fake_comm *c, struct call call)
+{
+	bool all = true;
+
+	pthread_mutex_lock(&lock);
+	simt_stream_begin(call.stream);
+	c->call[c->queued++] = call;
+	for (int r = 0; r < c->group->n; r++)
+		all = all && c->group->rank[r] && c->group->rank[r]->queued;
+	if (all)
+		carry_out(c->group);
+	pthread_mutex_unlock(&lock);
+	return ncclInProgress;
+}
+
+ncclResult_t ncclAllReduce(const void *from, void *to, size_t n, ncclDataType_t t, ncclRedOp_t op,
+                           ncclComm_t c, cudaStream_t s)
+{
+	return add(c, (struct call){
+	                  .what = REDUCE, .from = from, .to = to, .n = n, .type = t, .op = op, .stream = s});
+}
+
+ncclResult_t ncclReduceScatter(const void *from, void *to, size_t n, ncclDataType_t t, ncclRedOp_t op,
+                               ncclComm_t c, cudaStream_t s)
+{
+	return add(c, (struct call){
+	                  .what = SCATTER, .from = from, .to = to, .n = n, .type = t, .op = op, .stream = s});
+}
+
+ncclResult_t ncclAllGather(const void *from, void *to, size_t n, ncclDataType_t t, ncclComm_t c,
+                           cudaStream_t s)
+{
+	return add(c, (struct call){.what = GATHER, .from = from, .to = to, .n = n, .type = t, .stream = s});
+}
+
+ncclResult_t ncclBroadcast(const void *from, void *to, size_t n, ncclDataType_t t, int root, ncclComm_t c,
+                           cudaStream_t s)
+{
+	return add(
+	    c, (struct call){
+	           .what = BROADCAST, .from = from, .to = to, .n = n, .type = t, .root = root, .stream = s});
+}

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Streams and events: what kernels and copies do is done at once, what a collective does takes its time. */
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include <cuda_runtime_api.h>
+
+/* A place on a stream of collectives: reached once `done` of it is `count`. */
+struct place {
+	struct simt_stream *stream;
+	uint64_t count;
+};
+
+struct simt_stream {
+	uint64_t queued, done;
+	struct place awaited; /* what this stream has been told to wait for last */
+};
+
+struct simt_event {
+	struct place place;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+
+static int reached(const struct place *p)
+{
+	return !p->stream || p->stream->done >= p->count;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags)
+{
+	*s = calloc(1, sizeof(**s));
+	return *s ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t s)
+{
+	free(s);
+	return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t s)
+{
+	simt_stream_settle(s);
+	pthread_mutex_lock(&lock);
+	while (s->done < s->queued)
+		pthread_cond_wait(&changed, &lock);
+	pthread_mutex_unlock(&lock);
+	return cudaSuccess;
+}
+
+void simt_stream_settle(cudaStream_t s)
+{
+	pthread_mutex_lock(&lock);
+	while (!reached(&s->awaited))
+		pthread_cond_wait(&changed, &lock);
+	s->awaited.stream = NULL; /* it may go away before this one */
+	pthread_mutex_unlock(&lock);
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags)
+{
+	pthread_mutex_lock(&lock);
+	if (e->place.stream != s)
+		s->awaited = e->place;
+	pthread_mutex_unlock(&lock);
+	return cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags)
+{
+	*e = calloc(1, sizeof(**e));
+	return *e ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t e)
+{
+	free(e);
+	return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
+{
+	pthread_mutex_lock(&lock);
+	if (s->queued)
+		e->place = (struct place){s, s->queued};
+	else
+		e->place = s->awaited;
+	pthread_mutex_unlock(&lock);
+	return cudaSuccess;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t e)
+{
+	cudaError_t r;
+
+	pthread_mutex_lock(&lock);
+	r = reached(&e->place) ? cudaSuccess : cudaErrorNotReady;
+	pthread_mutex_unlock(&lock);
+	return r;
+}
+
+void simt_stream_begin(cudaStream_t s)
+{
+	pthread_mutex_lock(&lock);
+	s->queued++;
+	pthread_mutex_unlock(&lock);
+}
+
+void simt_stream_end(cudaStream_t s)
+{
+	pthread_mutex_lock(&lock);
+	s->done++;
+	pthread_cond_broadcast(&changed);
+	pthread_mutex_unlock(&lock);
+}
