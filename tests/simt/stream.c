@@ -15,6 +15,7 @@ struct place {
 struct simt_stream {
 	uint64_t queued, done;
 	struct place awaited; /* what this stream has been told to wait for last */
+	struct simt_stream *next;
 };
 
 struct simt_event {
@@ -23,6 +24,7 @@ struct simt_event {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static struct simt_stream *streams; /* all there are */
 
 static int reached(const struct place *p)
 {
@@ -32,11 +34,28 @@ static int reached(const struct place *p)
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags)
 {
 	*s = calloc(1, sizeof(**s));
-	return *s ? cudaSuccess : cudaErrorMemoryAllocation;
+	if (!*s)
+		return cudaErrorMemoryAllocation;
+	pthread_mutex_lock(&lock);
+	(*s)->next = streams;
+	streams = *s;
+	pthread_mutex_unlock(&lock);
+	return cudaSuccess;
 }
 
+/* Nobody waits any longer for what goes away. */
 cudaError_t cudaStreamDestroy(cudaStream_t s)
 {
+	pthread_mutex_lock(&lock);
+	for (struct simt_stream **p = &streams; *p;) {
+		if ((*p)->awaited.stream == s)
+			(*p)->awaited.stream = NULL;
+		if (*p == s)
+			*p = s->next;
+		else
+			p = &(*p)->next;
+	}
+	pthread_mutex_unlock(&lock);
 	free(s);
 	return cudaSuccess;
 }
@@ -56,7 +75,7 @@ void simt_stream_settle(cudaStream_t s)
 	pthread_mutex_lock(&lock);
 	while (!reached(&s->awaited))
 		pthread_cond_wait(&changed, &lock);
-	s->awaited.stream = NULL; /* it may go away before this one */
+	s->awaited.stream = NULL;
 	pthread_mutex_unlock(&lock);
 }
 
