@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A stand-in for cuBLASLt: column-major matrices in plain loops, and a word where shapes do not fit. */
+#include <cublasLt.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/device/dtype.h"
+
+struct fake_operation {
+	cublasOperation_t a, b;
+};
+
+struct fake_layout {
+	cudaDataType_t type;
+	int64_t rows, cols, ld;
+};
+
+struct fake_preference {
+	uint32_t align[4];
+};
+
+const char *cublasLtGetStatusString(cublasStatus_t s)
+{
+	return s == CUBLAS_STATUS_INVALID_VALUE ? "an invalid value" : "not supported";
+}
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *h)
+{
+	*h = NULL;
+	return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t h)
+{
+	return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t compute,
+                                        cudaDataType_t scale)
+{
+	*d = calloc(1, sizeof(**d));
+	return *d ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED;
+}
+
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d)
+{
+	free(d);
+	return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t a,
+                                              const void *p, size_t n)
+{
+	if (n != sizeof(cublasOperation_t))
+		return CUBLAS_STATUS_INVALID_VALUE;
+	memcpy(a == CUBLASLT_MATMUL_DESC_TRANSA ? &d->a : &d->b, p, n);
+	return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *l, cudaDataType_t type, uint64_t rows,
+                                          uint64_t cols, int64_t ld)
+{
+	if (ld < (int64_t)rows)
+		return CUBLAS_STATUS_INVALID_VALUE;
+	*l = malloc(sizeof(**l));
+	if (!*l)
+		return CUBLAS_STATUS_ALLOC_FAILED;
+	**l = (struct fake_layout){type, (int64_t)rows, (int64_t)cols, ld};
+	return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l)
+{
+	free(l);
+	return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *p)
+{
+	*p = calloc(1, sizeof(**p));
+	return *p ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p)
+{
+	free(p);
+	return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
+                                                    cublasLtMatmulPreferenceAttributes_t a, const void *v,
+                                                    size_t n)
+{
+	if (n != (a == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES ? sizeof(uint64_t) : sizeof(uint32_t)))
+		return CUBLAS_STATUS_INVALID_VALUE;
+	if (a >= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES)
+		memcpy(&p->align[a - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES], v, n);
+	return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t d,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t e,
+                                              cublasLtMatmulPreference_t p, int wanted,
+                                              cublasLtMatmulHeuristicResult_t *results, int *found)
+{
+	memcpy(results->algo.align, p->align, sizeof(p->align));
+	*found = 1;
+	return CUBLAS_STATUS_SUCCESS;
+}
+
+static float get(const void *p, int64_t i, cudaDataType_t type)
+{
+	return type == CUDA_R_32F ? ((const float *)p)[i] : bf16_to_float(((const uint16_t *)p)[i]);
+}
+
+/* Element (row, col) of op(x). */
+static float at(const void *p, const struct fake_layout *l, cublasOperation_t op, int64_t row, int64_t col)
+{
+	return get(p, op == CUBLAS_OP_T ? row * l->ld + col : col * l->ld + row, l->type);
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const void *alpha, const void *a,
+                              cublasLtMatrixLayout_t al, const void *b, cublasLtMatrixLayout_t bl,
+                              const void *beta, const void *c, cublasLtMatrixLayout_t cl, void *e,
+                              cublasLtMatrixLayout_t el, const cublasLtMatmulAlgo_t *algorithm,
+                              void *workspace, size_t size, cudaStream_t s)
+{
+	int64_t k = d->a == CUBLAS_OP_T ? al->rows : al->cols;
+	const void *pointers[] = {a, b, c, e};
+
+	for (int i = 0; i < 4; i++) {
+		simt_check(pointers[i], "a matrix of a gemm");
+		if ((uintptr_t)pointers[i] % algorithm->align[i])
+			return CUBLAS_STATUS_INVALID_VALUE;
+	}
+	simt_check(workspace, "the workspace of a gemm");
+	if ((d->a == CUBLAS_OP_T ? al->cols : al->rows) != cl->rows ||
+	    (d->b == CUBLAS_OP_T ? bl->cols : bl->rows) != k ||
+	    (d->b == CUBLAS_OP_T ? bl->rows : bl->cols) != cl->cols || al->type != bl->type || c != e ||
+	    cl != el)
+		return CUBLAS_STATUS_INVALID_VALUE;
+	simt_enter(s);
+	for (int64_t col = 0; col < cl->cols; col++) {
+		for (int64_t row = 0; row < cl->rows; row++) {
+			int64_t i = col * cl->ld + row;
+			double sum = 0;
+			float x;
+
+			for (int64_t j = 0; j < k; j++)
+				sum += (double)at(a, al, d->a, row, j) * at(b, bl, d->b, j, col);
+			x = (float)(*(const float *)alpha * sum);
+			if (*(const float *)beta != 0)
+				x += *(const float *)beta * get(c, i, cl->type);
+			if (cl->type == CUDA_R_32F)
+				((float *)e)[i] = x;
+			else
+				((uint16_t *)e)[i] = bf16_from_float(x);
+		}
+	}
+	simt_leave();
+	return CUBLAS_STATUS_SUCCESS;
+}

@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* As much of cuBLASLt as cuda/gemm.c asks of it; cublaslt.c beside simt.cc multiplies in plain loops. */
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define CUBLAS_VER_MAJOR 0
+#define CUBLAS_VER_MINOR 0
+#define CUBLAS_VER_PATCH 0
+
+typedef enum {
+	CUBLAS_STATUS_SUCCESS = 0,
+	CUBLAS_STATUS_ALLOC_FAILED = 3,
+	CUBLAS_STATUS_INVALID_VALUE = 7,
+	CUBLAS_STATUS_NOT_SUPPORTED = 15
+} cublasStatus_t;
+typedef enum { CUBLAS_OP_N, CUBLAS_OP_T } cublasOperation_t;
+typedef enum { CUBLAS_COMPUTE_32F = 68 } cublasComputeType_t;
+typedef enum { CUDA_R_32F = 0, CUDA_R_16BF = 14 } cudaDataType_t;
+enum { CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2 };
+typedef enum {
+	CUBLASLT_MATMUL_DESC_TRANSA = 3,
+	CUBLASLT_MATMUL_DESC_TRANSB = 4
+} cublasLtMatmulDescAttributes_t;
+typedef enum {
+	CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
+	CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,
+	CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5,
+	CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES = 6,
+	CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = 7,
+	CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8
+} cublasLtMatmulPreferenceAttributes_t;
+
+typedef struct fake_handle *cublasLtHandle_t;
+typedef struct fake_operation *cublasLtMatmulDesc_t;
+typedef struct fake_layout *cublasLtMatrixLayout_t;
+typedef struct fake_preference *cublasLtMatmulPreference_t;
+typedef struct {
+	uint32_t align[4]; /* of a, b, c, d: what was promised when it was chosen */
+} cublasLtMatmulAlgo_t;
+typedef struct {
+	cublasLtMatmulAlgo_t algo;
+} cublasLtMatmulHeuristicResult_t;
+
+const char *cublasLtGetStatusString(cublasStatus_t s);
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *h);
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t h);
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t compute,
+                                        cudaDataType_t scale);
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d);
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t a,
+                                              const void *p, size_t n);
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *l, cudaDataType_t type, uint64_t rows,
+                                          uint64_t cols, int64_t ld);
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l);
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *p);
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p);
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
+                                                    cublasLtMatmulPreferenceAttributes_t a, const void *v,
+                                                    size_t n);
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t d,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t e,
+                                              cublasLtMatmulPreference_t p, int wanted,
+                                              cublasLtMatmulHeuristicResult_t *results, int *found);
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const void *alpha, const void *a,
+                              cublasLtMatrixLayout_t al, const void *b, cublasLtMatrixLayout_t bl,
+                              const void *beta, const void *c, cublasLtMatrixLayout_t cl, void *e,
+                              cublasLtMatrixLayout_t el, const cublasLtMatmulAlgo_t *algorithm,
+                              void *workspace, size_t size, cudaStream_t s);
