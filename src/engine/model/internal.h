@@ -13,6 +13,7 @@ struct model_activations {
 	float *lse;      /* [heads, T] */
 	char *middle;    /* [T, hidden] residual stream between attention and MLP */
 	char *gate_up;   /* [T, 2·intermediate] */
+	size_t bytes;    /* all of these, in one piece from input on; 0 where blocks share them */
 };
 
 struct model {

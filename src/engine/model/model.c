@@ -65,6 +65,7 @@ static void take_activations(struct model *m, struct arena *a)
 
 	for (int l = 0; l <= m->c.layers; l++) {
 		struct model_activations *act = &m->layer[l];
+		size_t start = a->used;
 		bool own_input = l == 0 || m->o.training;
 
 		act->input = own_input ? arena_take(a, BUFFER_ACTIVATIONS, row * (size_t)m->c.hidden,
@@ -77,6 +78,7 @@ static void take_activations(struct model *m, struct arena *a)
 
 			*act = m->layer[0];
 			act->input = input;
+			act->bytes = 0;
 			continue;
 		}
 		act->qkv = arena_take(a, BUFFER_ACTIVATIONS, row * (size_t)m->qkv, "layer %d qkv", l);
@@ -88,7 +90,17 @@ static void take_activations(struct model *m, struct arena *a)
 		    arena_take(a, BUFFER_ACTIVATIONS, row * (size_t)m->c.hidden, "layer %d middle", l);
 		act->gate_up = arena_take(a, BUFFER_ACTIVATIONS, row * 2 * (size_t)m->c.intermediate,
 		                          "layer %d gate_up", l);
+		act->bytes = m->o.training && !m->o.recompute ? a->used - start : 0;
 	}
+}
+
+size_t model_spent(const struct model *m, int unit, void **memory)
+{
+	/* Unit u is block u - 1, and block u is behind it in the forward pass. */
+	if (unit < 1 || unit >= m->c.layers)
+		return 0;
+	*memory = m->layer[unit].input;
+	return m->layer[unit].bytes;
 }
 
 void model_take(struct model *m, struct arena *a)

@@ -44,6 +44,10 @@ int model_create(struct device *dev, const struct model_config *c, const struct 
 void model_free(struct model *m);
 DEFINE_CLEANUP(struct model *, model_free)
 void model_take(struct model *m, struct arena *a); /* both passes of the arena */
+/* After model_take: memory that the backward pass has no more use for when it begins to write the gradients
+ * of `unit`, and the next forward pass writes first: its size, 0 for none. Gradients that need not outlive
+ * the step may lie there. */
+size_t model_spent(const struct model *m, int unit, void **memory);
 /* After the arena has memory: fills the tables (RoPE). */
 int model_prepare(struct model *m, struct error *err);
 void model_shapes(const struct model *m, struct device_shapes *shapes); /* for device_scratch_bytes */

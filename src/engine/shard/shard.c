@@ -56,7 +56,11 @@ void shard_take(struct shard *s, struct arena *a)
 
 		u->weights = arena_take(a, BUFFER_WEIGHTS, (size_t)u->padded * dtype_size(s->type),
 		                        "unit %d weights", i);
-		u->gradients = arena_take(a, BUFFER_GRADIENTS, (size_t)u->padded * 4, "unit %d gradients", i);
+		if (u->lent_bytes >= (size_t)u->padded * 4)
+			u->gradients = u->lent;
+		else
+			u->gradients =
+			    arena_take(a, BUFFER_GRADIENTS, (size_t)u->padded * 4, "unit %d gradients", i);
 		if (s->type != DTYPE_F32)
 			u->master = arena_take(a, BUFFER_OPTIMIZER, (size_t)u->own * 4, "unit %d master", i);
 		else if (u->weights)

@@ -32,6 +32,8 @@ struct shard_unit {
 	int64_t first, own;    /* the part of master and moments that is here: [first, first + own) */
 	void *weights;         /* compute type, [padded] */
 	float *gradients;      /* [padded] */
+	void *lent;            /* where lent_bytes suffice, the gradients lie here */
+	size_t lent_bytes;
 	float *master, *m, *v; /* [own] */
 	comm_ticket ticket;    /* of the reduction, then of the gather */
 };
@@ -52,6 +54,7 @@ int shard_create(struct device *dev, struct comm *comm, int rank, int world_size
                  struct shard **out, struct error *err);
 void shard_free(struct shard *s);
 DEFINE_CLEANUP(struct shard *, shard_free)
+/* Both passes of the arena; lent and lent_bytes of the units are set before, or left 0. */
 void shard_take(struct shard *s, struct arena *a);
 
 /* Starts the sum of a unit's gradients over the ranks; afterwards [first, first + own) holds it. */

@@ -4,12 +4,16 @@
 #include <errno.h>
 #include <stdlib.h>
 
+/* With one micro-step a step, gradients live from the backward pass to the optimizer: those of all blocks but
+ * the last take the place of activations that are spent by then. */
 static void take_all(struct plan *p)
 {
+	model_take(p->model, &p->arena);
+	for (int u = 0; u < p->layout->units && p->one_micro_step; u++)
+		p->shard->unit[u].lent_bytes = model_spent(p->model, u, &p->shard->unit[u].lent);
 	shard_take(p->shard, &p->arena);
 	for (int u = 0; u < p->layout->units; u++)
 		model_set_unit(p->model, u, p->shard->unit[u].weights, p->shard->unit[u].gradients);
-	model_take(p->model, &p->arena);
 	p->sums = arena_take(&p->arena, BUFFER_SCRATCH, PLAN_SUMS * sizeof(double), "sums");
 	p->clip = arena_take(&p->arena, BUFFER_SCRATCH, 2 * sizeof(float), "clipping");
 }
@@ -27,6 +31,7 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 
 	if (!p)
 		return error_oom(err);
+	p->one_micro_step = options->accumulation == 1;
 	if (o.max_tokens > INT32_MAX / 2)
 		return error_set(err, -EINVAL,
 		                 "micro_batch %lld times rows of %lld tokens is more than a step can hold",

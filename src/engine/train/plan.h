@@ -17,6 +17,7 @@ struct plan {
 	struct shard *shard;
 	struct model *model;
 	struct arena arena;
+	bool one_micro_step; /* a step has no more */
 	/* Device. */
 	double *sums; /* [PLAN_SUMS] */
 	float *clip;  /* scale, norm */
