@@ -136,8 +136,8 @@ static void print_state(struct watch *w, const json_t *run)
 	if (w->json)
 		return;
 	clear_bar(w);
-	text = str_printf("run %lld (%s) is %s%s%s", w->id, json_get_string(run, "name", "?"), state,
-	                  *reason ? ": " : "", reason);
+	text = str_printf("run %lld (%s): %s%s%s", w->id, json_get_string(run, "name", "?"), state,
+	                  *reason ? ", " : "", reason);
 	puts(text ? str_make_plain(text) : state);
 	fflush(stdout);
 }

@@ -266,8 +266,8 @@ START_TEST(a_watch_prints_plain_lines_without_a_terminal)
 
 	ck_assert_int_eq(call(cmd_watch, "watch 17", &text), 0);
 	ck_assert_str_eq(
-	    text, "run 17 (a) is queued: 2 of 4 slots\nrun 17 (a) is running\n"
-	          "step 1/10  loss 2.5000  12.3k tokens/s  1m30s left\nsaved\nrun 17 (a) is succeeded\n");
+	    text, "run 17 (a): queued, 2 of 4 slots\nrun 17 (a): running\n"
+	          "step 1/10  loss 2.5000  12.3k tokens/s  1m30s left\nsaved\nrun 17 (a): succeeded\n");
 	fake_service_stop(fake);
 }
 END_TEST
