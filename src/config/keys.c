@@ -133,6 +133,8 @@ static bool is_choice(const char *choices, const char *s)
 {
 	size_t n = strlen(s);
 
+	if (strchr(s, '|'))
+		return false;
 	for (const char *p = choices; p; p = strchr(p, '|') ? strchr(p, '|') + 1 : NULL)
 		if (strncmp(p, s, n) == 0 && (p[n] == '|' || p[n] == '\0'))
 			return n > 0;

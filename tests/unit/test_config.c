@@ -76,6 +76,7 @@ static const struct {
     {"task = \"sft\";\n\ntrain = { epochs = \"two\"; };", NULL,
      "x.conf:3: train.epochs: a string; a number is needed"},
     {"task = \"dance\";", NULL, "x.conf:1: task: \"dance\" is not known; it has to be one of pretrain|sft"},
+    {"task = \"sft|generate\";", NULL, "task: \"sft|generate\" is not known"},
     {"task = \"sft\"", "train.beta1=2",
      "--set: train.beta1: 2 is out of range; it has to be within 0 and 0.999999"},
     {"task = \"sft\";", "train.lr=1", "--set: train.lr: unknown key"},
