@@ -11,14 +11,7 @@
 #include "base/str.h"
 #include "engine/data/dataset.h"
 #include "engine/data/template.h"
-
-static void print_list(const char *name, const int32_t *v, int64_t n)
-{
-	printf("\"%s\":[", name);
-	for (int64_t i = 0; i < n; i++)
-		printf("%s%d", i ? "," : "", v[i]);
-	printf("]");
-}
+#include "print_row.h"
 
 static void print_rows(const struct dataset *data)
 {
@@ -26,13 +19,8 @@ static void print_rows(const struct dataset *data)
 
 	for (int64_t i = 0; i < dataset_rows(data); i++) {
 		dataset_row(data, i, &row);
-		printf("{");
-		print_list("ids", row.ids, row.length);
-		printf(",");
-		print_list("targets", row.targets, row.length);
-		printf(",");
-		print_list("starts", row.starts, row.documents + 1);
-		printf("}\n");
+		print_row(&row);
+		printf("\n");
 	}
 }
 

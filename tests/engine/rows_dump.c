@@ -11,14 +11,7 @@
 
 #include "base/str.h"
 #include "engine/data/dataset.h"
-
-static void print_ids(const char *name, const int32_t *ids, int n)
-{
-	printf("\"%s\":[", name);
-	for (int i = 0; i < n; i++)
-		printf("%s%d", i ? "," : "", ids[i]);
-	printf("]");
-}
+#include "print_row.h"
 
 static int dump(char **argv, struct error *err)
 {
@@ -60,13 +53,8 @@ static int dump(char **argv, struct error *err)
 			if (rows[i] < 0)
 				continue;
 			dataset_row(train, rows[i], &row);
-			printf("%s{", comma);
-			print_ids("ids", row.ids, row.length);
-			printf(",");
-			print_ids("targets", row.targets, row.length);
-			printf(",");
-			print_ids("starts", row.starts, row.documents + 1);
-			printf("}");
+			printf("%s", comma);
+			print_row(&row);
 			comma = ",";
 		}
 		printf("]}\n");
