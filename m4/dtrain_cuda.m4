@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-# DTRAIN_CUDA: --with-cuda[=DIR|no]: the CUDA engine where a whole toolkit is: nvcc that compiles for the architectures named
-# below, the runtime, and cuBLASLt. By default it is built where all of that is found, and left out where anything is missing.
-# Sets HAVE_CUDA and HAVE_NCCL (conditionals), NVCC, NVCCFLAGS, CUDA_CFLAGS, CUDA_LIBS, NCCL_LIBS.
-# Libraries elsewhere than in the toolkit: ./configure CUDA_CFLAGS=-I… CUDA_LIBS=-L….
+# DTRAIN_CUDA: --with-cuda[=DIR|no]: the CUDA engine where the toolkit is: nvcc that compiles for the architectures named below,
+# the static runtime, and the headers of cuBLASLt and NCCL (their libraries are loaded at run time). By default it is built where
+# all of that is found, and left out where anything is missing.
+# Sets HAVE_CUDA (conditional), NVCC, NVCCFLAGS, CUDA_CFLAGS, CUDA_LIBS.
+# Headers elsewhere than in the toolkit: ./configure CUDA_CFLAGS=-I….
 
 # The architectures, one -gencode each, and PTX of the newest for those to come. (Brackets would die in m4: code= has none.)
 m4_define([DTRAIN_CUDA_GENCODE], [-gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 dnl
@@ -14,9 +15,8 @@ AC_ARG_WITH([cuda], [AS_HELP_STRING([--with-cuda@<:@=DIR@:>@], [build the CUDA e
 AC_ARG_VAR([NVCC], [the CUDA compiler])
 AC_ARG_VAR([NVCC_ARCH], [its -gencode options])
 AC_ARG_VAR([CUDA_CFLAGS], [where cublasLt.h, nccl.h are, if not in the toolkit: -I…])
-AC_ARG_VAR([CUDA_LIBS], [where libcublasLt, libcudart, libnccl are, if not in the toolkit: -L…])
+AC_ARG_VAR([CUDA_LIBS], [where libcudart_static.a is, if not in the toolkit: -L…])
 have_cuda=no
-have_nccl=no
 cuda_missing=
 AS_CASE([$with_cuda],
 	[no], [NVCC=],
@@ -38,7 +38,7 @@ _ACEOF
 	cuda_home=$($NVCC --dryrun -c -o conftest.$OBJEXT conftest.cu 2>&1 | sed -n 's/^.* TOP=//p')
 	AS_IF([test -d "$cuda_home/include"], [CUDA_CFLAGS="$CUDA_CFLAGS -isystem $cuda_home/include"])
 	for cuda_dir in "$cuda_home/lib64" "$cuda_home/lib"; do
-		AS_IF([test -e "$cuda_dir/libcudart.so"], [CUDA_LIBS="$CUDA_LIBS -L$cuda_dir"; break])
+		AS_IF([test -e "$cuda_dir/libcudart_static.a"], [CUDA_LIBS="$CUDA_LIBS -L$cuda_dir"; break])
 	done
 	AS_IF([$NVCC $NVCC_ARCH $NVCCFLAGS -c -o conftest.$OBJEXT conftest.cu >&AS_MESSAGE_LOG_FD 2>&1],
 		[AC_MSG_RESULT([yes])], [AC_MSG_RESULT([no]); cuda_missing="nvcc that compiles (config.log says why not)"])
@@ -49,27 +49,23 @@ _ACEOF
 	LIBS="$CUDA_LIBS $LIBS"
 	AS_IF([test -z "$cuda_missing"],
 		[AC_CHECK_HEADER([cublasLt.h], [], [cuda_missing="cublasLt.h (apt install libcublas-dev-13-0)"])])
-	AS_IF([test -z "$cuda_missing"],
-		[AC_CHECK_LIB([cudart], [cudaGetDeviceCount], [:], [cuda_missing="libcudart"])])
-	AS_IF([test -z "$cuda_missing"],
-		[AC_CHECK_LIB([cublasLt], [cublasLtCreate], [:], [cuda_missing="libcublasLt"])])
 	AS_IF([test -z "$cuda_missing"], [
-		have_cuda=yes
-		AC_CHECK_HEADER([nccl.h], [AC_CHECK_LIB([nccl], [ncclCommInitRankConfig], [have_nccl=yes], [], [-lcudart])])
-	])
+		# With registered buffers: 2.19.
+		AC_CHECK_DECL([ncclCommRegister], [], [cuda_missing="nccl.h of NCCL 2.19 or newer (apt install libnccl-dev)"],
+			[[#include <nccl.h>]])])
+	AS_IF([test -z "$cuda_missing"],
+		[AC_CHECK_LIB([cudart_static], [cudaGetDeviceCount], [have_cuda=yes],
+			[cuda_missing="libcudart_static.a (apt install cuda-cudart-dev-13-0)"], [-lpthread -ldl -lrt])])
 	CPPFLAGS=$cuda_save_CPPFLAGS
 	LIBS=$cuda_save_LIBS
-	NCCL_LIBS=-lnccl
-	CUDA_LIBS="$CUDA_LIBS -lcublasLt -lcudart -lstdc++"
+	CUDA_LIBS="$CUDA_LIBS -lcudart_static -lpthread -ldl -lrt -lstdc++"
 	])
 AC_MSG_CHECKING([for the CUDA engine])
-AS_IF([test $have_cuda = yes], [AC_MSG_RESULT([yes, collectives over NCCL: $have_nccl])],
+AS_IF([test $have_cuda = yes], [AC_MSG_RESULT([yes])],
 	[AC_MSG_RESULT([no: $cuda_missing])
 	 AS_CASE([$with_cuda], [no|check], [], [AC_MSG_ERROR([--with-cuda=$with_cuda: missing: $cuda_missing])])])
 AC_SUBST([NVCCFLAGS])
-AC_SUBST([NCCL_LIBS])
 AM_CONDITIONAL([HAVE_CUDA], [test $have_cuda = yes])
-AM_CONDITIONAL([HAVE_NCCL], [test $have_nccl = yes])
 ])
 
 # DTRAIN_CXX: a C++ compiler for tests/simt, which runs the CUDA kernels on the host. Sets HAVE_CXX.

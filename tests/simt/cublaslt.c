@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/device/cuda/cuda.h"
 #include "engine/device/dtype.h"
 
 struct fake_operation {
@@ -22,6 +23,16 @@ struct fake_preference {
 const char *cublasLtGetStatusString(cublasStatus_t s)
 {
 	return s == CUBLAS_STATUS_INVALID_VALUE ? "an invalid value" : "not supported";
+}
+
+size_t cublasLtGetVersion(void)
+{
+	return 130000;
+}
+
+int cublaslt_load(struct error *err)
+{
+	return 0;
 }
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *h)

@@ -8,6 +8,8 @@
 
 #include <nccl.h>
 
+#include "engine/comm/nccl_library.h"
+
 enum { RANKS = 8, GROUPS = 64 };
 enum what { REDUCE, SCATTER, GATHER, BROADCAST };
 
@@ -38,6 +40,11 @@ static struct group {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int ids;
+
+int nccl_load(struct error *err)
+{
+	return 0;
+}
 
 const char *ncclGetErrorString(ncclResult_t r)
 {

@@ -20,6 +20,7 @@
 #include "base/cleanup.h"
 #include "base/clock.h"
 #include "engine/comm/comm.h"
+#include "engine/comm/nccl_library.h"
 #include "engine/device/cuda/cuda.h"
 
 enum {
@@ -224,9 +225,11 @@ static int meet(struct comm *c, const struct comm_options *o, struct error *err)
 
 static int open_nccl(struct comm *c, const struct comm_options *o, struct error *err)
 {
-	int version = 0, r;
+	int version = 0, r = nccl_load(err);
 	cudaError_t s;
 
+	if (r < 0)
+		return r;
 	if ((s = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking)) ||
 	    (s = cudaEventCreateWithFlags(&c->computed, cudaEventDisableTiming)) ||
 	    (s = cudaMalloc((void **)&c->token, sizeof(*c->token))) ||

@@ -6,10 +6,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define CUBLAS_VER_MAJOR 0
-#define CUBLAS_VER_MINOR 0
-#define CUBLAS_VER_PATCH 0
-
 typedef enum {
 	CUBLAS_STATUS_SUCCESS = 0,
 	CUBLAS_STATUS_ALLOC_FAILED = 3,
@@ -45,6 +41,7 @@ typedef struct {
 } cublasLtMatmulHeuristicResult_t;
 
 const char *cublasLtGetStatusString(cublasStatus_t s);
+size_t cublasLtGetVersion(void);
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *h);
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t h);
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t compute,

@@ -15,6 +15,7 @@ typedef enum {
 } cudaError_t;
 enum {
 	cudaErrorInsufficientDriver = 35,
+	cudaErrorSystemNotReady = 802,
 	cudaErrorSystemDriverMismatch = 803,
 	cudaErrorNoKernelImageForDevice = 209
 };

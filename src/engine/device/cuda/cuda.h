@@ -54,7 +54,20 @@ int device_cuda_error(const struct device *dev, cudaError_t status, const char *
 /* gemm.c */
 int gemm_create(struct device *dev, struct error *err);
 void gemm_destroy(struct device *dev);
-const char *gemm_describe(void); /* "cuBLASLt 13.0.0"; static */
+const char *gemm_describe(char *text, size_t size); /* "cuBLASLt 13.0.0", the library's version; text */
+
+/* cublaslt.c: before the first of its functions; err names the library that is missing or too old. */
+int cublaslt_load(struct error *err);
+
+/* driver.c */
+struct driver_report {
+	int runtime, driver; /* 1000 · major + 10 · minor of CUDA: built with, supported; 0: no driver */
+	int status;          /* cudaError_t of cudaGetDeviceCount */
+	char module[32];     /* version of the kernel's module, "" unknown */
+};
+int driver_check(const struct driver_report *report, struct error *err);
+/* From /proc/driver/nvidia/version; "" where there is none. */
+void driver_module_version(const char *path, char *version, size_t size);
 
 /* attention.cu */
 size_t attention_scratch(int64_t tokens, int heads, int head_dim);

@@ -14,34 +14,21 @@ struct device_event {
 
 #define MIB(bytes) ((double)(bytes) / (1 << 20))
 
-/* ---- what is there, said so that a person knows what to install ---- */
+/* ---- what is there ---- */
 static int find_gpu(struct device *dev, struct error *err)
 {
-	int driver = 0, runtime = 0, count = 0;
+	struct driver_report report = {0};
+	int count = 0, r;
 	cudaError_t status;
 
-	(void)cudaRuntimeGetVersion(&runtime);
-	if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
-		return error_set(
-		    err, -ENODEV,
-		    "no NVIDIA driver on this machine: the CUDA engine needs one for CUDA %d.%d or "
-		    "newer (apt install nvidia-driver), or use the CPU engine",
-		    runtime / 1000, runtime % 1000 / 10);
-	status = cudaGetDeviceCount(&count);
-	if (status == (cudaError_t)cudaErrorInsufficientDriver || driver / 1000 < runtime / 1000)
-		return error_set(
-		    err, -ENODEV,
-		    "the NVIDIA driver is too old: it supports CUDA %d.%d, this engine was built with "
-		    "CUDA %d.%d; upgrade the driver",
-		    driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
-	if (status == (cudaError_t)cudaErrorSystemDriverMismatch)
-		return error_set(
-		    err, -ENODEV,
-		    "the NVIDIA driver's library and its kernel module differ in version: reboot, or "
-		    "reload the module");
-	if (status != cudaSuccess)
-		return error_set(err, -ENODEV, "the NVIDIA driver does not answer: %s",
-		                 cudaGetErrorString(status));
+	(void)cudaRuntimeGetVersion(&report.runtime);
+	if (cudaDriverGetVersion(&report.driver) != cudaSuccess)
+		report.driver = 0;
+	report.status = report.driver ? (int)cudaGetDeviceCount(&count) : cudaSuccess;
+	driver_module_version("/proc/driver/nvidia/version", report.module, sizeof(report.module));
+	r = driver_check(&report, err);
+	if (r < 0)
+		return r;
 	if (dev->index < 0 || dev->index >= count)
 		return error_set(err, -ENODEV,
 		                 "GPU %d is asked for, %d %s visible to this process (CUDA_VISIBLE_DEVICES)",
@@ -54,8 +41,11 @@ static int open_gpu(struct device *dev, struct error *err)
 {
 	struct cudaDeviceProp properties;
 	cudaError_t status;
-	int r = find_gpu(dev, err);
+	char gemm[32];
+	int r = cublaslt_load(err);
 
+	if (r == 0)
+		r = find_gpu(dev, err);
 	if (r < 0)
 		return r;
 	status = cudaGetDeviceProperties(&properties, dev->index);
@@ -81,7 +71,7 @@ static int open_gpu(struct device *dev, struct error *err)
 		return r;
 	snprintf(dev->description, sizeof(dev->description), "cuda:%d: %.80s, %.1f GiB, sm_%d%d, %s",
 	         dev->index, properties.name, MIB(properties.totalGlobalMem) / 1024, dev->major, dev->minor,
-	         gemm_describe());
+	         gemm_describe(gemm, sizeof(gemm)));
 	return 0;
 }
 

@@ -36,11 +36,12 @@ struct gemm_cache {
 	struct gemm_entry entry[SLOTS];
 };
 
-const char *gemm_describe(void)
+const char *gemm_describe(char *text, size_t size)
 {
-#define LT_STR_(a, b, c) "cuBLASLt " #a "." #b "." #c
-#define LT_STR(a, b, c)  LT_STR_(a, b, c)
-	return LT_STR(CUBLAS_VER_MAJOR, CUBLAS_VER_MINOR, CUBLAS_VER_PATCH);
+	unsigned v = (unsigned)cublasLtGetVersion();
+
+	snprintf(text, size, "cuBLASLt %u.%u.%u", v / 10000, v / 100 % 100, v % 100);
+	return text;
 }
 
 static const char *status_words(cublasStatus_t s)

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * NVIDIA's libraries, loaded at run time: linked directly, a missing one would end the program before main
+ * with the dynamic loader's words. A file that holds the forwarding functions of one library (cublaslt.c,
+ * comm/nccl_library.c) defines them from a list, so that callers use the library's own header:
+ *
+ *     #define FUNCTIONS(F) F(size_t, cublasLtGetVersion, (void), ()) …
+ *     static struct { FUNCTIONS(LIBRARY_POINTER) } real;
+ *     FUNCTIONS(LIBRARY_FORWARD)
+ *     static const struct library_symbol symbols[] = {FUNCTIONS(LIBRARY_SYMBOL)};
+ *
+ * `real` is written once, by library_load, before any of the functions is called.
+ */
+#pragma once
+
+#include <stddef.h>
+
+#include "base/error.h"
+
+#define LIBRARY_PATH_MAX 512
+
+struct library_symbol {
+	const char *name;
+	void **to; /* where its address goes */
+};
+
+#define LIBRARY_POINTER(type, name, parameters, arguments) type(*name) parameters;
+#define LIBRARY_FORWARD(type, name, parameters, arguments)                                                   \
+	type name parameters                                                                                 \
+	{                                                                                                    \
+		return real.name arguments;                                                                  \
+	}
+#define LIBRARY_SYMBOL(type, name, parameters, arguments) {#name, (void **)&real.name},
+
+struct library {
+	const char *title;   /* "cuBLASLt" */
+	const char *soname;  /* "libcublasLt.so.13": another one has another ABI */
+	const char *package; /* of NVIDIA's apt repository; for the message */
+	int minimum;         /* 10000 · major + 100 · minor + patch, as all of these libraries count */
+	const char *version_symbol;
+	int (*version)(void *function); /* calls what version_symbol names; negative: it did not say */
+	const struct library_symbol *symbols;
+	size_t symbol_count;
+};
+
+/* What was found. */
+struct library_found {
+	int version;
+	char path[LIBRARY_PATH_MAX];
+};
+
+/*
+ * Opens the library and fills the addresses of all its symbols; it stays open for good. Looked for in the
+ * directories that the environment's DTRAIN_LIBRARY_PATH lists, then where the dynamic loader looks, then in
+ * /usr/local/cuda. -ENOENT: it is nowhere; -ELIBBAD: there is one, but too old, broken, or another thing of
+ * the same name. Then err says which file, what version, and what to install, and no address is set. found
+ * may be NULL.
+ */
+int library_load(const struct library *library, struct library_found *found, struct error *err);
+
+/* "13.0.2", or "13.0" where there is no patch; into text, which is returned. */
+const char *library_version_text(int version, char *text, size_t size);
