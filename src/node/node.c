@@ -278,6 +278,7 @@ static int check_request(const struct request *q, const struct request_place *pl
 	if (r < 0)
 		return r;
 	preflight.program = program;
+	preflight.engine = request_engine(q, place);
 	if (q->native) {
 		preflight.model = json_get_string(model, "path", json_get_string(model, "init", NULL));
 		if (q->node_rank == 0) /* rank 0 writes */

@@ -153,6 +153,12 @@ static int check_program(const struct preflight *p, struct error *err)
 		_cleanup_free_ char *path = str_path_join(p->directory, p->program);
 
 		r = path ? check_executable(path) : -ENOMEM;
+		if (r == -ENOENT && p->engine)
+			return error_set(
+			    err, r,
+			    "%s slots need dtrain-engine-%s, which is not installed here (no %s): "
+			    "apt install dtrain-engine-%s",
+			    str_eq(p->engine, "cuda") ? "GPU" : "CPU", p->engine, path, p->engine);
 		return r < 0 ? error_errno(err, r, "cannot execute %s", path ? path : p->program) : 0;
 	}
 	while ((part = strsep(&rest, ":"))) {

@@ -97,12 +97,19 @@ static const char *user_variable(const struct request *q, const char *name)
 	return found;
 }
 
+const char *request_engine(const struct request *q, const struct request_place *place)
+{
+	if (!q->native)
+		return NULL;
+	return place->devices->list[q->ranks[0].slot].gpu ? "cuda" : "cpu";
+}
+
 int request_program(const struct request *q, const struct request_place *place, char **program,
                     const char **path, struct error *err)
 {
 	if (q->native)
-		*program = str_printf("%s/dtrain-worker-%s", place->config->worker_dir,
-		                      place->devices->list[q->ranks[0].slot].gpu ? "cuda" : "cpu");
+		*program =
+		    str_printf("%s/dtrain-worker-%s", place->config->worker_dir, request_engine(q, place));
 	else
 		*program =
 		    strdup(json_string_value(json_array_get(json_object_get(q->config, "command"), 0)));

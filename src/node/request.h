@@ -43,6 +43,8 @@ struct request_place {
 	const struct devices *devices;
 };
 
+/* "cuda" or "cpu": what the slots need to run it; NULL: nothing, it is the user's own command. */
+const char *request_engine(const struct request *request, const struct request_place *place);
 /* argv[0] and PATH as the ranks will have them; *program is owned by the caller. */
 int request_program(const struct request *request, const struct request_place *place, char **program,
                     const char **path, struct error *err);

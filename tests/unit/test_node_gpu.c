@@ -89,6 +89,20 @@ START_TEST(ranks_see_the_leased_gpus)
 }
 END_TEST
 
+START_TEST(gpus_need_their_engine)
+{
+	_cleanup_json_ json_t *q = fixture_shell(1, 1, ":");
+	struct error err = ERROR_INIT;
+
+	json_object_set_new(json_object_get(q, "config"), "task", json_string("sft"));
+	f.config->worker_dir[0] = '!';
+	ck_fails(node_start(f.node, q, &err), &err,
+	         "GPU slots need dtrain-engine-cuda, which is not installed here");
+	ck_fails(node_start(f.node, q, &err), &err, "dtrain-worker-cuda): apt install dtrain-engine-cuda");
+	f.config->worker_dir[0] = '/';
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("node_gpu");
@@ -99,6 +113,7 @@ int main(void)
 	tcase_add_checked_fixture(run, setup, teardown);
 	tcase_set_timeout(run, 60);
 	tcase_add_test(run, ranks_see_the_leased_gpus);
+	tcase_add_test(run, gpus_need_their_engine);
 	suite_add_tcase(suite, run);
 	return unit_run(suite);
 }

@@ -70,7 +70,7 @@ START_TEST(wrong_requests_are_refused)
 	set_config(q, "model", json_pack("{s:s}", "path", "no-such-model"));
 	json_object_set_new(q, "node_rank", json_integer(0));
 	f.config->worker_dir[0] = '!';
-	refused(q, -ENOENT, "dtrain-worker-cpu");
+	refused(q, -ENOENT, "CPU slots need dtrain-engine-cpu, which is not installed here (no ");
 	f.config->worker_dir[0] = '/';
 }
 END_TEST
