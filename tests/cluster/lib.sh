@@ -29,8 +29,8 @@ free_ports() { # N: ports that were free a moment ago, from the kernel
 		print(*[x.getsockname()[1] for x in s])
 	EOF
 }
-service_start() { # I: starts node I's service (again)
-	dtraind --config "$work/node$1/dtraind.conf" 2>>"$work/node$1/dtraind.log" &
+service_start() { # I: starts node I's service (again), with the GPUs that $DTRAIN_TEST_GPUS names: none
+	CUDA_VISIBLE_DEVICES=${DTRAIN_TEST_GPUS-} dtraind --config "$work/node$1/dtraind.conf" 2>>"$work/node$1/dtraind.log" &
 	service_pids[$1]=$!
 }
 services_start() {
