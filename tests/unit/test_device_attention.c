@@ -3,12 +3,13 @@
  * Attention against a plain float64 computation, its gradients against the textbook's float64 ones, and those
  * against finite differences: packed documents, windows, grouped heads, odd sizes.
  */
+#include "base/cleanup.h"
 #include "test_device.h"
 
 #define COUNT(a) (sizeof(a) / sizeof((a)[0]))
 
 /* From one length of the cache to the next. */
-#ifdef TEST_ENGINE_SIMT
+#ifdef TEST_GPU
 #define CACHE_STEP(past) (1 + 4 * (past))
 #else
 #define CACHE_STEP(past) (1 + (past) / 3)
@@ -31,12 +32,17 @@ static const struct shape shapes[] = {
     {2, 1, 64, 70, 2, {0, 200, 300}, false},
     {8, 2, 32, 64, 5, {0, 63, 127, 192, 320, 323}, false},
     {2, 1, 130, 0, 1, {0, 90}, false},
-#ifdef TEST_ENGINE_SIMT
+#ifdef TEST_GPU
     {1, 1, 64, 0, 1, {0, 1}, true},
     {2, 1, 64, 0, 1, {0, 150}, true},
     {4, 2, 128, 0, 3, {0, 17, 130, 145}, true},
     {2, 2, 96, 40, 2, {0, 65, 200}, true},
     {2, 1, 128, 1, 1, {0, 70}, true},
+#endif
+#ifdef TEST_ENGINE_CUDA
+    {4, 2, 128, 0, 3, {0, 1000, 1001, 2500}, true},
+    {4, 1, 64, 512, 2, {0, 2048, 2100}, true},
+    {2, 2, 96, 0, 1, {0, 1500}, true},
 #endif
 };
 
@@ -179,6 +185,7 @@ START_TEST(attention)
 		char *qkv = test_buffer(dev, p.qkv, nq, type), *o = test_buffer(dev, p.o, no, type);
 		char *d_o = test_buffer(dev, p.d_o, no, type), *d_qkv = test_buffer(dev, p.d_qkv, nq, type);
 		float *lse = test_buffer(dev, p.lse, nl, DTYPE_F32);
+		int32_t *starts = test_put(dev, s->starts, sizeof(s->starts));
 		struct device_attention a = {.tokens = p.tokens,
 		                             .heads = s->heads,
 		                             .kv_heads = s->kv_heads,
@@ -186,7 +193,7 @@ START_TEST(attention)
 		                             .scale = (float)p.scale,
 		                             .window = s->window,
 		                             .documents = s->documents,
-		                             .starts = s->starts,
+		                             .starts = starts,
 		                             .host_starts = s->starts,
 		                             .ld_q = p.ld,
 		                             .ld_k = p.ld,
@@ -202,6 +209,7 @@ START_TEST(attention)
 		                             .head_dim = s->head_dim,
 		                             .type = type};
 		char *copy_q = malloc((size_t)nq * size), *copy_o = malloc((size_t)no * size);
+		char *again = malloc((size_t)MAX(nq, no) * size);
 
 		ck_assert(device_scratch_bytes(dev, &need) < 64 << 20);
 		device_attention_forward(dev, &a, o, lse, qkv, qkv + (size_t)at_k * size,
@@ -211,20 +219,22 @@ START_TEST(attention)
 		                          qkv + (size_t)at_k * size, qkv + (size_t)at_v * size);
 		ck_ok(device_synchronize(dev, &err), &err);
 		reference(&p);
-		test_close("o", o, p.o, no, type, type == DTYPE_F32 ? 2e-5 : 1e-2, 1);
-		test_close("lse", lse, p.lse, nl, DTYPE_F32, type == DTYPE_F32 ? 2e-6 : 1e-4, 5);
-		test_close("d_qkv", d_qkv, p.d_qkv, nq, type, type == DTYPE_F32 ? 4e-5 : 4e-2, 3);
+		test_close(dev, "o", o, p.o, no, type, type == DTYPE_F32 ? 2e-5 : 1e-2, 1);
+		test_close(dev, "lse", lse, p.lse, nl, DTYPE_F32, type == DTYPE_F32 ? 2e-6 : 1e-4, 5);
+		test_close(dev, "d_qkv", d_qkv, p.d_qkv, nq, type, type == DTYPE_F32 ? 4e-5 : 4e-2, 3);
 
 		/* The same call gives the same bits. */
-		memcpy(copy_q, d_qkv, (size_t)nq * size);
-		memcpy(copy_o, o, (size_t)no * size);
+		test_fetch(dev, copy_q, d_qkv, (size_t)nq * size);
+		test_fetch(dev, copy_o, o, (size_t)no * size);
 		device_attention_forward(dev, &a, o, lse, qkv, qkv + (size_t)at_k * size,
 		                         qkv + (size_t)at_v * size);
 		device_attention_backward(dev, &a, d_qkv, d_qkv + (size_t)at_k * size,
 		                          d_qkv + (size_t)at_v * size, d_o, o, lse, qkv,
 		                          qkv + (size_t)at_k * size, qkv + (size_t)at_v * size);
-		ck_assert(!memcmp(copy_q, d_qkv, (size_t)nq * size));
-		ck_assert(!memcmp(copy_o, o, (size_t)no * size));
+		test_fetch(dev, again, d_qkv, (size_t)nq * size);
+		ck_assert(!memcmp(copy_q, again, (size_t)nq * size));
+		test_fetch(dev, again, o, (size_t)no * size);
+		ck_assert(!memcmp(copy_o, again, (size_t)no * size));
 
 		/* One document, continued from a cache at any place, is the same. */
 		for (int past = 0; s->documents == 1 && past < p.tokens; past += CACHE_STEP(past)) {
@@ -233,13 +243,14 @@ START_TEST(attention)
 			                                                   ? p.tokens - past - n
 			                                                   : 1) {
 				a.tokens = n;
-				memset(o, 0, (size_t)no * size);
+				device_zero(dev, o, (size_t)no * size);
 				device_attention_cached(dev, &a, past, o + (size_t)(past * p.ld_o) * size,
 				                        qkv + (size_t)(past * p.ld) * size,
 				                        qkv + (size_t)at_k * size, qkv + (size_t)at_v * size);
+				test_fetch(dev, again, o, (size_t)no * size);
 				for (int64_t t = past; t < past + n; t++)
 					for (int64_t i = 0; i < at_k; i++)
-						ck_assert_double_eq_tol(test_get(o, t * p.ld_o + i, type),
+						ck_assert_double_eq_tol(test_get(again, t * p.ld_o + i, type),
 						                        p.o[t * p.ld_o + i],
 						                        type == DTYPE_F32 ? 2e-5 : 5e-2);
 			}
@@ -250,10 +261,12 @@ START_TEST(attention)
 		device_free(dev, d_o);
 		device_free(dev, d_qkv);
 		device_free(dev, lse);
+		device_free(dev, starts);
 		device_destroy(dev);
 		problem_free(&p);
 		free(copy_q);
 		free(copy_o);
+		free(again);
 	}
 }
 END_TEST
@@ -274,13 +287,15 @@ START_TEST(threads_do_not_matter)
 		float *d_o = test_buffer(dev, p.d_o, no, DTYPE_F32),
 		      *d_qkv = test_buffer(dev, p.d_qkv, nq, DTYPE_F32);
 		float *lse = test_buffer(dev, p.lse, p.tokens * s->heads, DTYPE_F32);
+		float *again = malloc((size_t)MAX(nq, no) * sizeof(float));
+		int32_t *starts = test_put(dev, s->starts, sizeof(s->starts));
 		struct device_attention a = {.tokens = p.tokens,
 		                             .heads = s->heads,
 		                             .kv_heads = s->kv_heads,
 		                             .head_dim = s->head_dim,
 		                             .scale = (float)p.scale,
 		                             .documents = s->documents,
-		                             .starts = s->starts,
+		                             .starts = starts,
 		                             .host_starts = s->starts,
 		                             .ld_q = p.ld,
 		                             .ld_k = p.ld,
@@ -291,21 +306,24 @@ START_TEST(threads_do_not_matter)
 		device_attention_forward(dev, &a, o, lse, qkv, qkv + at_k, qkv + at_v);
 		device_attention_backward(dev, &a, d_qkv, d_qkv + at_k, d_qkv + at_v, d_o, o, lse, qkv,
 		                          qkv + at_k, qkv + at_v);
-		if (first) {
-			ck_assert(!memcmp(first, d_qkv, (size_t)nq * sizeof(float)));
-			ck_assert(!memcmp(last, o, (size_t)no * sizeof(float)));
-		} else {
-			first = malloc((size_t)nq * sizeof(float));
-			memcpy(first, d_qkv, (size_t)nq * sizeof(float));
-			last = malloc((size_t)no * sizeof(float));
-			memcpy(last, o, (size_t)no * sizeof(float));
-		}
+		test_fetch(dev, again, d_qkv, (size_t)nq * sizeof(float));
+		if (first)
+			ck_assert(!memcmp(first, again, (size_t)nq * sizeof(float)));
+		else
+			first = memcpy(malloc((size_t)nq * sizeof(float)), again, (size_t)nq * sizeof(float));
+		test_fetch(dev, again, o, (size_t)no * sizeof(float));
+		if (last)
+			ck_assert(!memcmp(last, again, (size_t)no * sizeof(float)));
+		else
+			last = memcpy(malloc((size_t)no * sizeof(float)), again, (size_t)no * sizeof(float));
 		device_free(dev, qkv);
 		device_free(dev, o);
 		device_free(dev, d_o);
 		device_free(dev, d_qkv);
 		device_free(dev, lse);
+		device_free(dev, starts);
 		device_destroy(dev);
+		free(again);
 	}
 	free(first);
 	free(last);

@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What follows the model: the loss and its gradient, the greedy choice, AdamW; as test_device.c does. */
+#include "test_device_each.h"
+
+START_TEST(cross_entropy)
+{
+	static const int64_t shapes[][2] = {{1, 1}, {3, 17}, {5, 65}, {20, 3001}, {3, 4096}};
+
+	FOR_ALL for (size_t s = 0; s < COUNT(shapes) * 2; s++)
+	{
+		int64_t rows = shapes[s / 2][0], vocab = shapes[s / 2][1];
+		bool backward = s & 1;
+		double *x = test_values(rows * vocab, 1), *loss = test_values(rows, 2), scale = 0.125;
+		int32_t *targets = malloc((size_t)rows * sizeof(*targets)),
+		        *best = malloc((size_t)rows * sizeof(*best)), *btargets, *bbest;
+		void *bx;
+		float *bl = test_buffer(dev, loss, rows, DTYPE_F32);
+
+		for (int64_t i = 0; i < rows * vocab; i++)
+			x[i] *= 4;
+		bx = test_buffer(dev, x, rows * vocab, type);
+		for (int64_t r = 0; r < rows; r++)
+			targets[r] = r % 5 == 4 ? -100 : (int32_t)(r * 13 % vocab);
+		btargets = test_put(dev, targets, (size_t)rows * sizeof(*targets));
+		bbest = test_put(dev, targets, (size_t)rows * sizeof(*best));
+		device_argmax(dev, bbest, bx, type, rows, vocab);
+		test_fetch(dev, best, bbest, (size_t)rows * sizeof(*best));
+		device_cross_entropy(dev, bx, type, btargets, rows, vocab, (float)scale, bl, backward);
+		for (int64_t r = 0; r < rows; r++) {
+			double *row = x + r * vocab, sum = 0, max = -INFINITY;
+			int64_t first = 0;
+
+			for (int64_t i = 0; i < vocab; i++) {
+				if (row[i] > max) {
+					max = row[i];
+					first = i;
+				}
+			}
+			ck_assert_int_eq(best[r], first);
+			for (int64_t i = 0; i < vocab; i++)
+				sum += exp(row[i] - max);
+			loss[r] = targets[r] < 0 ? 0 : log(sum) + max - row[targets[r]];
+			for (int64_t i = 0; backward && i < vocab; i++)
+				row[i] = targets[r] < 0
+				             ? 0
+				             : (exp(row[i] - max) / sum - (i == targets[r])) * scale;
+		}
+		test_close(dev, "loss", bl, loss, rows, DTYPE_F32, 1e-6, 1);
+		test_close(dev, "d_logits", bx, x, rows * vocab, type, test_tolerance(type),
+		           backward ? 1e-6 : 0);
+		device_free(dev, bx);
+		device_free(dev, bl);
+		device_free(dev, btargets);
+		device_free(dev, bbest);
+		free(x);
+		free(loss);
+		free(targets);
+		free(best);
+	}
+}
+END_TEST
+
+START_TEST(not_a_number_survives)
+{
+	double x[40] = {0}, g[40] = {0};
+	int32_t target = 3, *btarget;
+	float loss = 0, host[40], *bx, *y, *bloss;
+
+	threads = 1;
+	setup();
+	x[21] = NAN;
+	bx = test_buffer(dev, x, 40, DTYPE_F32);
+	y = test_buffer(dev, g, 20, DTYPE_F32);
+	btarget = test_put(dev, &target, sizeof(target));
+	bloss = test_put(dev, &loss, sizeof(loss));
+	device_swiglu_forward(dev, y, bx, 1, 20, DTYPE_F32);
+	test_fetch(dev, host, y, 20 * sizeof(float));
+	ck_assert(isnan(host[1]) && !isnan(host[0]));
+	device_cross_entropy(dev, bx, DTYPE_F32, btarget, 1, 40, 1, bloss, true);
+	test_fetch(dev, host, bx, sizeof(host));
+	test_fetch(dev, &loss, bloss, sizeof(loss));
+	ck_assert(isnan(loss) && isnan(host[0]));
+	device_free(dev, btarget);
+	device_free(dev, bloss);
+	device_free(dev, bx);
+	device_free(dev, y);
+	teardown();
+}
+END_TEST
+
+START_TEST(adamw)
+{
+	static const int64_t sizes[] = {1, 17, 65, 20001};
+
+	FOR_ALL for (size_t s = 0; s < COUNT(sizes) * 2; s++)
+	{
+		int64_t n = sizes[s / 2];
+		enum dtype grad_type = s & 1 ? type : DTYPE_F32;
+		double *p = test_values(n, 1), *g = test_values(n, 2), *m = test_values(n, 3),
+		       *v = test_values(n, 4);
+		double *copy = test_values(n, 5), norm_squares = 0, *bsquares, *master;
+		float *bp = test_buffer(dev, p, n, DTYPE_F32), *bm, *bv, clip[2] = {0}, *bclip;
+		double scale, norm;
+		void *bg = test_buffer(dev, g, n, grad_type), *bc = test_buffer(dev, copy, n, type);
+		struct device_adamw h = {.learning_rate = 1e-2,
+		                         .beta1 = 0.9,
+		                         .beta2 = 0.95,
+		                         .epsilon = 1e-8,
+		                         .weight_decay = 0.1,
+		                         .step = 3};
+
+		for (int64_t i = 0; i < n; i++)
+			v[i] *= v[i];
+		bm = test_buffer(dev, m, n, DTYPE_F32);
+		bv = test_buffer(dev, v, n, DTYPE_F32);
+		bsquares = test_put(dev, &norm_squares, sizeof(norm_squares));
+		bclip = test_put(dev, clip, sizeof(clip));
+		device_sum_squares(dev, bg, grad_type, n, bsquares);
+		device_clip_scale(dev, bsquares, 0.5f, &bclip[0], &bclip[1]);
+		test_fetch(dev, &norm_squares, bsquares, sizeof(norm_squares));
+		test_fetch(dev, clip, bclip, sizeof(clip));
+		scale = clip[0];
+		norm = clip[1];
+		ck_assert_double_eq_tol(scale, fmin(1, 0.5 / (sqrt(norm_squares) + 1e-6)), 1e-6);
+		ck_assert_double_eq_tol(norm, sqrt(norm_squares), 1e-5 * norm);
+		device_adamw(dev, bp, bc, type, bg, grad_type, bm, bv, n, &bclip[0], &h);
+		for (int64_t i = 0; i < n; i++) { /* torch.optim.AdamW */
+			double gi = g[i] * scale;
+
+			p[i] *= 1 - (double)h.learning_rate * h.weight_decay;
+			m[i] = h.beta1 * m[i] + (1 - (double)h.beta1) * gi;
+			v[i] = h.beta2 * v[i] + (1 - (double)h.beta2) * gi * gi;
+			p[i] -= h.learning_rate / (1 - pow(h.beta1, 3)) * m[i] /
+			        (sqrt(v[i]) / sqrt(1 - pow(h.beta2, 3)) + h.epsilon);
+		}
+		test_close(dev, "adamw", bp, p, n, DTYPE_F32, 3e-6, 1);
+		test_close(dev, "adamw m", bm, m, n, DTYPE_F32, 2e-6, 1);
+		test_close(dev, "adamw v", bv, v, n, DTYPE_F32, 2e-6, 1e-3);
+		master = test_fetch_values(dev, bp, n, DTYPE_F32);
+		for (int64_t i = 0; i < n; i++)
+			copy[i] =
+			    type == DTYPE_F32 ? master[i] : bf16_to_float(bf16_from_float((float)master[i]));
+		test_close(dev, "adamw copy", bc, copy, n, type, 0, 0);
+		device_free(dev, bp);
+		device_free(dev, bm);
+		device_free(dev, bv);
+		device_free(dev, bg);
+		device_free(dev, bc);
+		device_free(dev, bsquares);
+		device_free(dev, bclip);
+		free(master);
+		free(p);
+		free(g);
+		free(m);
+		free(v);
+		free(copy);
+	}
+}
+END_TEST
+
+TCase *test_device_loss(void)
+{
+	TCase *tc = tcase_create("loss and optimizer");
+
+	tcase_set_timeout(tc, 120);
+	tcase_add_test(tc, cross_entropy);
+	tcase_add_test(tc, not_a_number_survives);
+	tcase_add_test(tc, adamw);
+	return tc;
+}
