@@ -5,9 +5,11 @@
 # Sets HAVE_CUDA (conditional), NVCC, NVCCFLAGS, CUDA_CFLAGS, CUDA_LIBS.
 # Headers elsewhere than in the toolkit: ./configure CUDA_CFLAGS=-I….
 
-# The architectures, one -gencode each, and PTX of the newest for those to come. (Brackets would die in m4: code= has none.)
+# The architectures, one -gencode each (brackets would die in m4: code= has none): machine code for the data centre's A100, H100 and
+# H200, B200; sm_80's also runs on 8.6 and 8.9. Every other and later card compiles the PTX at its first use, once. That of
+# compute_80 is enough: the kernels have no instruction that came later, so a newer PTX would only be larger.
 m4_define([DTRAIN_CUDA_GENCODE], [-gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 dnl
--gencode arch=compute_100,code=sm_100 -gencode arch=compute_100,code=compute_100])
+-gencode arch=compute_100,code=sm_100 -gencode arch=compute_80,code=compute_80])
 
 AC_DEFUN([DTRAIN_CUDA], [
 AC_ARG_WITH([cuda], [AS_HELP_STRING([--with-cuda@<:@=DIR@:>@], [build the CUDA engine with the toolkit in DIR (default: look for it)])],
