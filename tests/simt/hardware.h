@@ -83,6 +83,20 @@ template <> inline f16 from_float<f16>(float x)
 	                                        (int)rintf(ldexpf(a, 11 - exponent)) - 0x400))};
 }
 
+static inline uint32_t float_bits(float x)
+{
+	uint32_t u;
+
+	memcpy(&u, &x, sizeof(u));
+	return u;
+}
+
+/* (-ffp-contract=off) */
+static inline float exact_product(float a, float b)
+{
+	return a * b;
+}
+
 static inline uint32_t pack_bf16(float low, float high)
 {
 	return (uint32_t)bf16_from_float(low) | (uint32_t)bf16_from_float(high) << 16;

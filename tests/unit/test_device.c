@@ -519,6 +519,7 @@ static Suite *suite_make(void)
 	tcase_add_test(tc, faults_stick_until_asked);
 	suite_add_tcase(suite, tc);
 	suite_add_tcase(suite, test_device_loss());
+	suite_add_tcase(suite, test_device_rounding());
 #ifndef TEST_ENGINE_SIMT
 	suite_add_tcase(suite, test_device_large());
 #endif

@@ -33,3 +33,4 @@ static void teardown(void)
 /* The cases of the other files. */
 TCase *test_device_loss(void);
 TCase *test_device_large(void);
+TCase *test_device_rounding(void);

@@ -189,10 +189,16 @@ void device_argmax(struct device *dev, int32_t *id, const void *logits, enum dty
 struct device_adamw {
 	double learning_rate, beta1, beta2, epsilon, weight_decay; /* double: 1 - 0.999f is off by 1e-5 */
 	int64_t step;                                              /* 1 for the first */
+	/* Without a master copy: of the rounding. */
+	uint64_t seed;
+	int64_t first; /* place of param[0] among all parameters, whichever rank holds them */
 };
 /* master, m, v: fp32 [n]; grad: grad_type [n], multiplied by *grad_scale (a device float; NULL: 1) before
  * use; param: the compute copy in param_type, rounded from master afterwards (NULL where master itself is
- * used). */
+ * used). With master NULL, param, in bf16, is all there is: it is rounded stochastically, up or down with the
+ * odds of what lies between (Gupta et al. 2015), by bits that are a function of (seed, step, first + i) alone
+ * (rounding.h); steps far below bf16's resolution add up in the mean. Every operation is rounded by itself,
+ * in the same order on every device: the same bits everywhere. */
 void device_adamw(struct device *dev, float *master, void *param, enum dtype param_type, const void *grad,
                   enum dtype grad_type, float *m, float *v, int64_t n, const float *grad_scale,
                   const struct device_adamw *h);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Embedding, cross-entropy, argmax, AdamW: the two ends of a step. */
+/* Embedding, cross-entropy, argmax: the two ends of a model. */
 #include "engine/device/cpu/kernels.h"
 #include "engine/device/cpu/parallel.h"
 #include "engine/device/cpu/vec.h"
@@ -189,83 +189,5 @@ void KERNEL(argmax)(struct device *dev, int32_t *id, const void *logits, enum dt
 		while (i < vocab - 1 && s_load(x, i, type) != max)
 			i++;
 		id[r] = (int32_t)(i < vocab - 1 || s_load(x, i, type) == max ? i : 0); /* NaNs: 0 */
-	}
-}
-
-/* ---- AdamW ---- */
-struct adamw_factors {
-	float decay, one_minus_beta1, beta2, one_minus_beta2, step_size, inv_sqrt_correction2, epsilon,
-	    grad_scale;
-};
-
-VINLINE void adamw_vector(const struct adamw_factors *f, vf g, vf *master, vf *m, vf *v)
-{
-	g *= f->grad_scale;
-	*m += (g - *m) * f->one_minus_beta1;
-	*v = *v * f->beta2 + g * g * f->one_minus_beta2;
-	*master =
-	    *master * f->decay - f->step_size * *m / (v_sqrt(*v) * f->inv_sqrt_correction2 + f->epsilon);
-}
-
-VINLINE void adamw_part(const struct adamw_factors *f, float *master, void *param, enum dtype param_type,
-                        const void *grad, enum dtype grad_type, float *m, float *v, int64_t lo, int64_t hi)
-{
-	int64_t i = lo;
-	vf p, mm, vv;
-
-	for (; i + VW <= hi; i += VW) {
-		p = v_load(master, i, DTYPE_F32);
-		mm = v_load(m, i, DTYPE_F32);
-		vv = v_load(v, i, DTYPE_F32);
-		adamw_vector(f, v_load(grad, i, grad_type), &p, &mm, &vv);
-		v_store(master, i, DTYPE_F32, p);
-		v_store(m, i, DTYPE_F32, mm);
-		v_store(v, i, DTYPE_F32, vv);
-		if (param)
-			v_store(param, i, param_type, p);
-	}
-	if (i < hi) {
-		int64_t n = hi - i;
-
-		p = v_load_n(master, i, DTYPE_F32, n);
-		mm = v_load_n(m, i, DTYPE_F32, n);
-		vv = v_load_n(v, i, DTYPE_F32, n);
-		adamw_vector(f, v_load_n(grad, i, grad_type, n), &p, &mm, &vv);
-		v_store_n(master, i, DTYPE_F32, p, n);
-		v_store_n(m, i, DTYPE_F32, mm, n);
-		v_store_n(v, i, DTYPE_F32, vv, n);
-		if (param)
-			v_store_n(param, i, param_type, p, n);
-	}
-}
-
-void KERNEL(adamw)(struct device *dev, float *master, void *param, enum dtype param_type, const void *grad,
-                   enum dtype grad_type, float *m, float *v, int64_t n, const float *grad_scale,
-                   const struct device_adamw *h)
-{
-	double correction1 = 1 - pow(h->beta1, (double)h->step);
-	double correction2 = 1 - pow(h->beta2, (double)h->step);
-	const struct adamw_factors f = {
-	    .decay = (float)(1 - h->learning_rate * h->weight_decay),
-	    .one_minus_beta1 = (float)(1 - h->beta1),
-	    .beta2 = (float)h->beta2,
-	    .one_minus_beta2 = (float)(1 - h->beta2),
-	    .step_size = (float)(h->learning_rate / correction1),
-	    .inv_sqrt_correction2 = (float)(1 / sqrt(correction2)),
-	    .epsilon = (float)h->epsilon,
-	    .grad_scale = grad_scale ? *grad_scale : 1,
-	};
-
-#pragma omp parallel num_threads(dev->threads) if (n > PARALLEL_MIN)
-	{
-		int64_t lo, hi;
-
-		parallel_part(n, CACHE_LINE, &lo, &hi);
-		if (grad_type == DTYPE_F32 && !param)
-			adamw_part(&f, master, NULL, DTYPE_F32, grad, DTYPE_F32, m, v, lo, hi);
-		else if (grad_type == DTYPE_F32)
-			adamw_part(&f, master, param, param_type, grad, DTYPE_F32, m, v, lo, hi);
-		else
-			adamw_part(&f, master, param, param_type, grad, DTYPE_BF16, m, v, lo, hi);
 	}
 }

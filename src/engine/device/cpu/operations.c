@@ -216,7 +216,9 @@ void device_adamw(struct device *dev, float *master, void *param, enum dtype par
                   enum dtype grad_type, float *m, float *v, int64_t n, const float *grad_scale,
                   const struct device_adamw *h)
 {
-	if (computes(dev, "adamw", param ? param_type : DTYPE_F32, grad_type))
+	if (!master && (!param || param_type != DTYPE_BF16))
+		device_fault(dev, -EINVAL, "adamw without a master copy is for bfloat16 parameters");
+	else if (computes(dev, "adamw", param ? param_type : DTYPE_F32, grad_type))
 		dev->kernels->adamw(dev, master, param, param_type, grad, grad_type, m, v, n, grad_scale, h);
 }
 

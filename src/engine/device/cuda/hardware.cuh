@@ -66,6 +66,17 @@ template <> __device__ __forceinline__ f16 from_float<f16>(float x)
 	return f16{__half_as_ushort(__float2half_rn(x))};
 }
 
+__device__ __forceinline__ uint32_t float_bits(float x)
+{
+	return __float_as_uint(x);
+}
+
+/* A product that no addition is fused with: the same bits on every device. */
+__device__ __forceinline__ float exact_product(float a, float b)
+{
+	return __fmul_rn(a, b);
+}
+
 /* Two bf16 in a register, the first in the low half. */
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high)
 {

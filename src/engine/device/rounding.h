@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The bits of stochastic rounding, the same on every device: a function of (seed, step, index) alone, so that
+ * neither the launch, nor the threads, nor the cut into ranks changes a result.
+ *
+ * The index goes through two rounds of multiply-and-shift with full avalanche (the two best of two
+ * multipliers that C. Wellons' hash-prospector found), with 32 bits of the key before each. For one (seed,
+ * step) that is a bijection of every 2^32 indices, so that each of the 65536 values comes equally often;
+ * neighbours in index and step are independent as far as tests/unit/test_device_rounding.c looks. The key is
+ * splitmix64 (Steele et al. 2014) over seed and step. Four 32-bit multiplications an element, in vectors on
+ * every processor; Philox 4x32-10 would take forty, half of them wide, for four to eight.
+ */
+#pragma once
+
+#include <stdint.h>
+
+struct rounding_key {
+	uint32_t a, b;
+};
+
+static inline uint64_t rounding_splitmix(uint64_t z)
+{
+	z += 0x9e3779b97f4a7c15u;
+	z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+	z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+	return z ^ z >> 31;
+}
+
+static inline struct rounding_key rounding_key(uint64_t seed, int64_t step)
+{
+	uint64_t z = rounding_splitmix(rounding_splitmix(seed) + (uint64_t)step);
+	struct rounding_key key = {(uint32_t)z, (uint32_t)(z >> 32)};
+
+	return key;
+}
+
+/* x: the index's low half (a uint32_t, or a vector of them), replaced by 16 random bits; high: the other
+ * half. */
+#define ROUNDING_BITS(x, high, key)                                                                          \
+	do {                                                                                                 \
+		(x) ^= (key).a;                                                                              \
+		(x) ^= (x) >> 16;                                                                            \
+		(x) *= 0x7feb352du;                                                                          \
+		(x) ^= (x) >> 15;                                                                            \
+		(x) *= 0x846ca68bu;                                                                          \
+		(x) ^= (x) >> 16;                                                                            \
+		(x) += (key).b + (high)*0x9e3779b9u;                                                         \
+		(x) ^= (x) >> 16;                                                                            \
+		(x) *= 0x21f0aaadu;                                                                          \
+		(x) ^= (x) >> 15;                                                                            \
+		(x) *= 0xd35a2d97u;                                                                          \
+		(x) ^= (x) >> 15;                                                                            \
+		(x) >>= 16;                                                                                  \
+	} while (0)
