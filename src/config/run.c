@@ -89,7 +89,10 @@ static const struct key run_key_list[] = {
     {"train", "clip", KEY_NUMBER, F(train.clip), "1.0", 0, 1e9, NULL,
      "largest global norm of the gradients; 0: no clipping"},
     {"train", "precision", KEY_CHOICE, F(train.precision), "fp32", 0, 0, "fp32|bf16",
-     "of activations and matrix products; master weights are fp32"},
+     "of activations and matrix products"},
+    {"train", "master", KEY_CHOICE, F(train.master), "fp32", 0, 0, "fp32|none",
+     "the copy of bf16 weights that steps add up in; none: 4 bytes a parameter less, and the weights are "
+     "rounded stochastically"},
     {"train", "recompute", KEY_BOOL, F(train.recompute), "false", 0, 0, NULL,
      "compute a block's activations again in the backward pass"},
     {"train", "shuffle", KEY_BOOL, F(train.shuffle), "true", 0, 0, NULL, "a new order each epoch"},
@@ -202,6 +205,11 @@ static int check_training(const struct run_config *c, const char *where, struct 
 		return error_set(err, -EINVAL,
 		                 "%s: train.min_learning_rate: %g is above train.learning_rate, %g", where,
 		                 c->train.min_learning_rate, c->train.learning_rate);
+	if (!strcmp(c->train.master, "none") && strcmp(c->train.precision, "bf16") != 0)
+		return error_set(err, -EINVAL,
+		                 "%s: train.master: \"none\" is for bf16 weights; train.precision = \"bf16\" "
+		                 "would be right",
+		                 where);
 	if (c->train.epochs <= 0 && c->train.max_steps == 0)
 		return error_set(err, -EINVAL,
 		                 "%s: train.epochs: 0 epochs and no train.max_steps: nothing to do", where);

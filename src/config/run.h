@@ -61,6 +61,7 @@ struct run_config {
 		bool decay_all;  /* decay norms and biases too */
 		double clip;     /* 0: none */
 		char *precision; /* fp32 bf16 */
+		char *master;    /* fp32 none: copy of the weights that the optimizer steps */
 		bool recompute;  /* recompute activations in the backward pass instead of keeping them */
 		bool shuffle;
 		int64_t seed;

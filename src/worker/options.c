@@ -58,6 +58,7 @@ int options_train(const struct run_config *c, struct train_options *out, struct 
 	out->decay_all = c->train.decay_all;
 	out->clip = c->train.clip;
 	out->precision = options_precision(c);
+	out->without_master = str_eq(c->train.master, "none");
 	out->recompute = c->train.recompute;
 	out->shuffle = c->train.shuffle;
 	out->seed = c->train.seed;

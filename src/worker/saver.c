@@ -249,7 +249,9 @@ static int save_state(struct saver *s, const char *directory, int64_t step, bool
 		return error_errno(err, -errno, "cannot make directory %s", inner);
 	r = checkpoint_state_save(directory, &state, true, err);
 	if (r == 0)
-		r = weights_state_sources(s->trainer, options_precision(c) != DTYPE_F32, &sources, err);
+		r = weights_state_sources(
+		    s->trainer, options_precision(c) != DTYPE_F32 && !str_eq(c->train.master, "none"),
+		    &sources, err);
 	return r < 0 ? r
 	             : safetensors_write(inner, "optimizer", sources.list, sources.n,
 	                                 (uint64_t)c->output.max_shard_mb * 1000000, err);

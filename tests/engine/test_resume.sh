@@ -15,8 +15,10 @@ same() { # A B WHAT
 	done
 }
 
-for precision in fp32 bf16; do
+# "none": bf16 without a master copy, rounded by lot
+for precision in fp32 none bf16; do
 	train="\"max_steps\": $steps, \"accumulation\": 2, \"precision\": \"$precision\", \"weight_decay\": 0.1"
+	[ $precision != none ] || train="${train/none/bf16}, \"master\": \"none\""
 	output='"save_steps": 6, "keep": 2'
 	data='"eval_fraction": 0.1'
 	json whole "$tmp/whole-$precision" "$train" "$output" "$data"
@@ -38,6 +40,8 @@ for precision in fp32 bf16; do
 	run cut cut-last || { cat "$tmp/cut-last.log"; fail "$precision: the run that was killed"; }
 	unset attempt
 	same "$tmp/whole-$precision" "$tmp/cut-$precision" "$precision, killed $killed times"
+	masters=$(grep -c '"master\.' "$tmp/whole-$precision/checkpoint-$steps/dtrain/optimizer.safetensors")
+	[ "$masters" = $([ $precision = bf16 ] && echo 1 || echo 0) ] || fail "$precision: $masters headers with master weights"
 	[ -z "$(find "$tmp/cut-$precision" -name '*.tmp')" ] || fail "leftovers: $(find "$tmp/cut-$precision" -name '*.tmp')"
 done
 

@@ -7,14 +7,14 @@ simt=$(readlink -f "${DTRAIN_BUILD:-.}")/tests/simt/dtrain-worker-simt
 cpu=$worker
 export SIMT_PROTECT=1 # neither may the host touch the emulated GPU's memory, nor its kernels the host's
 
-# compare NAME PRECISION HEAD-DIM TOLERANCE; heads of 64 in bf16 are what the tensor-core kernels take
+# compare NAME PRECISION HEAD-DIM TOLERANCE [TRAIN]; heads of 64 in bf16 are what the tensor-core kernels take
 compare() {
 	cp -r "$src/tests/engine/bytes" "$tmp/$1"
 	chmod -R u+w "$tmp/$1"
 	sed -i "s/\"head_dim\": 16/\"head_dim\": $3/; s/\"hidden_size\": 48/\"hidden_size\": $((3 * $3))/" "$tmp/$1/config.json"
 	for engine in cpu simt; do
 		worker=${!engine}
-		json "$engine" "$tmp/$1-$engine" "\"max_steps\": 4, \"precision\": \"$2\", \"weight_decay\": 0.1"
+		json "$engine" "$tmp/$1-$engine" "\"max_steps\": 4, \"precision\": \"$2\", \"weight_decay\": 0.1$5"
 		sed -i "s|$src/tests/engine/bytes|$tmp/$1|" "$tmp/$engine.json"
 		run "$engine" || { cat "$tmp/$engine.log"; fail "$1: the worker over $engine"; }
 	done
@@ -31,6 +31,7 @@ compare() {
 }
 compare fp32 fp32 16 2e-5
 compare bf16 bf16 16 1e-2
+compare none bf16 16 1e-2 ', "master": "none"'
 compare tiles bf16 64 1e-2
 
 for engine in cpu simt; do

@@ -18,6 +18,7 @@
 #else
 #define RESUME_PRECISION (_i >= 2 ? DTYPE_BF16 : DTYPE_F32)
 #endif
+#define RESUME_WITHOUT_MASTER (_i >= 4)
 
 static const char *const model_text =
     "{\"model_type\":\"qwen3\",\"hidden_size\":32,\"intermediate_size\":48,\"num_hidden_layers\":2,\"head_"
@@ -243,7 +244,7 @@ END_TEST
 START_TEST(resume_is_bitwise)
 {
 	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(21, 9, 8, 50, true);
-	int world_size = 1 + _i % 2;
+	int world_size = 1 + _i % 2, stop = 2 + _i % 4;
 	enum dtype precision = RESUME_PRECISION;
 	struct rank_run whole[8] = {{.train = train}}, first[8], second[8];
 	_cleanup_(model_layout_freep) struct model_layout *l = NULL;
@@ -254,28 +255,116 @@ START_TEST(resume_is_bitwise)
 	ck_ok(model_layout_create(&c, &l, &err), &err);
 	options(&whole[0].o, 2, 2);
 	whole[0].o.precision = precision;
+	whole[0].o.without_master = RESUME_WITHOUT_MASTER;
 	first[0] = whole[0];
-	first[0].stop = 2 + _i;
+	first[0].stop = stop;
 	run_all(whole, world_size);
 	run_all(first, world_size);
 	for (int r = 0; r < world_size; r++) {
 		ck_assert_int_eq(first[r].result, 1);
-		ck_assert_int_eq(first[r].steps, 2 + _i);
+		ck_assert_int_eq(first[r].steps, stop);
 	}
 	second[0] = whole[0];
-	second[0].start = 2 + _i;
+	second[0].start = stop;
 	for (int s = 0; s < 3; s++)
 		second[0].state[s] = first[0].state[s];
 	run_all(second, world_size);
 	for (int s = 0; s < STEPS; s++)
-		ck_assert_double_eq(s < 2 + _i ? first[0].losses[s] : second[0].losses[s],
-		                    whole[0].losses[s]);
+		ck_assert_double_eq(s < stop ? first[0].losses[s] : second[0].losses[s], whole[0].losses[s]);
 	ck_assert_mem_eq(second[0].weights, whole[0].weights, (size_t)l->elements * sizeof(float));
 	done(whole, world_size);
 	done(second, world_size);
 	done(first, world_size);
 }
 END_TEST
+
+#ifndef NAIVE
+/* Weights without a master copy: whole on each of two ranks, or half of their steps on each, the same bits;
+ * one rank adds the gradients up in another order, no more. */
+START_TEST(ranks_round_alike)
+{
+	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(21, 9, 8, 50, true);
+	struct rank_run one = {.train = train}, ddp[8] = {{.train = train}}, zero1[8];
+
+	options(&one.o, 4, 1);
+	one.o.precision = DTYPE_BF16;
+	one.o.without_master = true;
+	ddp[0].o = one.o;
+	ddp[0].o.micro_batch = 2;
+	zero1[0] = ddp[0];
+	zero1[0].o.strategy = SHARD_ZERO1;
+	run_all(&one, 1);
+	run_all(ddp, 2);
+	run_all(zero1, 2);
+	for (int s = 0; s < STEPS; s++) {
+		ck_assert_double_eq(ddp[0].losses[s], zero1[0].losses[s]);
+		ck_assert_double_eq(ddp[0].losses[s], ddp[1].losses[s]);
+		ck_assert_double_eq_tol(ddp[0].losses[s], one.losses[s], 3e-3);
+	}
+	done(&one, 1);
+	done(ddp, 2);
+	done(zero1, 2);
+}
+END_TEST
+
+/* At a learning rate whose steps bf16 cannot show: a master copy, none and rounding by lot, and none with
+ * rounding to the nearest, which is made here of a master copy that loses its low bits after each step. */
+static double loss_after(int steps, bool without_master, bool nearest)
+{
+	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(8, 9, 8, 50, true);
+	struct model_init init = {.seed = 1, .std = 0.1};
+	struct error err = ERROR_INIT;
+	struct train_options o;
+	struct model_config c;
+	struct train_log log;
+	struct trainer *t;
+	struct device *dev;
+
+	model(&c);
+	options(&o, 8, 1);
+	o.max_steps = steps;
+	o.precision = DTYPE_BF16;
+	o.without_master = without_master;
+	o.learning_rate = 1e-4;
+	o.schedule = SCHEDULE_CONSTANT;
+	o.weight_decay = 0;
+	o.warmup_steps = 0;
+	o.shuffle = false;
+	ck_ok(device_create(&(struct device_options){.threads = 1}, &dev, &err), &err);
+	ck_ok(trainer_create(dev, NULL, &c, &o, train, NULL, &t, &err), &err);
+	ck_ok(trainer_load(t, model_init_fill, &init, &err), &err);
+	for (int s = 1; s <= steps; s++) {
+		float *state[3] = {NULL};
+
+		ck_ok(trainer_run_step(t, &log, &err), &err);
+		for (int k = 0; k < 3 && nearest; k++)
+			state[k] = state_of(t, (enum trainer_state)k);
+		for (int64_t i = 0; i < trainer_layout(t)->elements && nearest; i++)
+			state[0][i] = bf16_to_float(bf16_from_float(state[0][i]));
+		if (nearest)
+			restore(t, state, s);
+		for (int k = 0; k < 3; k++)
+			free(state[k]);
+	}
+	trainer_free(t);
+	device_destroy(dev);
+	return log.loss;
+}
+
+START_TEST(small_steps_are_kept)
+{
+	double start = loss_after(1, false, false), master = loss_after(150, false, false);
+	double lot = loss_after(150, true, false), nearest = loss_after(150, false, true);
+
+	printf("loss %.4f; after 150 small steps %.4f with a master copy, %.4f without, %.4f rounded to the "
+	       "nearest\n",
+	       start, master, lot, nearest);
+	fflush(stdout);
+	ck_assert_double_lt(fabs(lot - master), 0.1 * (start - master));
+	ck_assert_double_gt(nearest - master, 0.3 * (start - master));
+}
+END_TEST
+#endif
 
 START_TEST(steps_and_epochs)
 {
@@ -317,6 +406,8 @@ END_TEST
 START_TEST(plan_needs_no_device)
 {
 	_cleanup_(plan_freep) struct plan *ddp = NULL, *zero1 = NULL, *half = NULL;
+	_cleanup_(plan_freep) struct plan *with = NULL, *without = NULL;
+	int64_t saved;
 	struct error err = ERROR_INIT;
 	struct train_options o;
 	struct model_config c;
@@ -330,6 +421,19 @@ START_TEST(plan_needs_no_device)
 	ck_ok(plan_create(NULL, NULL, 7, 8, &c, &o, 4096, &half, &err), &err);
 	ck_assert_int_gt(arena_total(&ddp->arena), arena_total(&zero1->arena));
 	ck_assert_int_gt(arena_total(&zero1->arena), arena_total(&half->arena));
+	/* bf16: 2 bytes of weights and 4 of gradients a parameter, 8 of moments, and 4 that can be spared. */
+	o.recompute = false;
+	o.precision = DTYPE_BF16;
+	o.strategy = SHARD_DDP;
+	ck_ok(plan_create(NULL, NULL, 0, 8, &c, &o, 4096, &with, &err), &err);
+	o.without_master = true;
+	ck_ok(plan_create(NULL, NULL, 0, 8, &c, &o, 4096, &without, &err), &err);
+	saved = (int64_t)(arena_total(&with->arena) - arena_total(&without->arena));
+	ck_assert_int_ge(saved, 4 * with->layout->elements);
+	ck_assert_int_le(saved, 4 * with->layout->elements + with->layout->units * 1024);
+	o.precision = DTYPE_F32;
+	ck_fails(train_options_check(&o, &err), &err, "only bf16 weights");
+	o.precision = DTYPE_BF16;
 	o.micro_batch = INT32_MAX;
 	ck_fails(plan_create(NULL, NULL, 7, 8, &c, &o, 4096, &half, &err), &err, "more than a step can hold");
 }
@@ -374,7 +478,13 @@ int main(void)
 	tcase_add_test(c, schedules_as_transformers);
 	tcase_add_test(c, steps_and_epochs);
 	tcase_add_test(c, any_split_gives_the_same_losses);
+#ifdef NAIVE
 	tcase_add_loop_test(c, resume_is_bitwise, 0, 4);
+#else
+	tcase_add_loop_test(c, resume_is_bitwise, 0, 6);
+	tcase_add_test(c, ranks_round_alike);
+	tcase_add_test(c, small_steps_are_kept);
+#endif
 	tcase_add_test(c, plan_needs_no_device);
 	tcase_add_test(c, not_finite_is_an_error);
 	suite_add_tcase(suite, c);

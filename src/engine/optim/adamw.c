@@ -31,13 +31,16 @@ static void step_range(struct shard *s, struct shard_unit *u, int64_t first, int
 	                         .beta2 = o->beta2,
 	                         .epsilon = o->epsilon,
 	                         .weight_decay = decay,
-	                         .step = o->step};
+	                         .step = o->step,
+	                         .seed = o->seed};
 	int64_t at, count = shard_own(u, first, n, &at);
+	float *master = u->master ? u->master + at : NULL;
 	char *copy =
 	    s->type == DTYPE_F32 ? NULL : (char *)u->weights + (size_t)(u->first + at) * dtype_size(s->type);
 
+	h.first = u->base + u->first + at;
 	if (count > 0)
-		device_adamw(s->dev, u->master + at, copy, s->type, u->gradients + u->first + at, DTYPE_F32,
+		device_adamw(s->dev, master, copy, s->type, u->gradients + u->first + at, DTYPE_F32,
 		             u->m + at, u->v + at, count, w->scale, &h);
 }
 

@@ -10,6 +10,7 @@ struct adamw_options {
 	bool decay_all; /* norms and biases too */
 	double clip;    /* 0: none */
 	int64_t step;   /* 1 for the first */
+	uint64_t seed;  /* of the rounding of weights without a master copy */
 };
 
 /* Device memory that a step needs. */

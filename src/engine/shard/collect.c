@@ -26,7 +26,7 @@ void shard_publish(struct shard *s, int unit, bool converted)
 	struct shard_unit *u = &s->unit[unit];
 	char *own = (char *)u->weights + (size_t)u->first * dtype_size(s->type);
 
-	if (s->type != DTYPE_F32 && !converted)
+	if (u->master && s->type != DTYPE_F32 && !converted)
 		device_cast(s->dev, own, s->type, u->master, DTYPE_F32, u->own);
 	if (s->world_size > 1 && s->strategy != SHARD_DDP)
 		u->ticket = comm_all_gather(s->comm, u->weights, u->own, s->type);

@@ -10,11 +10,11 @@
 #define SHARD_ALIGNMENT 32
 
 int shard_create(struct device *dev, struct comm *comm, int rank, int world_size,
-                 enum shard_strategy strategy, enum dtype type, const struct model_layout *layout,
-                 struct shard **out, struct error *err)
+                 enum shard_strategy strategy, enum dtype type, bool without_master,
+                 const struct model_layout *layout, struct shard **out, struct error *err)
 {
 	_cleanup_(shard_freep) struct shard *s = calloc(1, sizeof(*s));
-	int64_t step = (int64_t)world_size * SHARD_ALIGNMENT;
+	int64_t step = (int64_t)world_size * SHARD_ALIGNMENT, base = 0;
 
 	if (!s)
 		return error_oom(err);
@@ -24,6 +24,7 @@ int shard_create(struct device *dev, struct comm *comm, int rank, int world_size
 	s->world_size = world_size;
 	s->strategy = strategy;
 	s->type = type;
+	s->without_master = without_master;
 	s->units = layout->units;
 	s->unit = calloc((size_t)layout->units, sizeof(*s->unit));
 	if (!s->unit)
@@ -36,6 +37,8 @@ int shard_create(struct device *dev, struct comm *comm, int rank, int world_size
 		u->padded = strategy == SHARD_DDP ? u->count : (u->count + step - 1) / step * step;
 		u->own = strategy == SHARD_DDP ? u->padded : u->padded / world_size;
 		u->first = strategy == SHARD_DDP ? 0 : rank * u->own;
+		u->base = base;
+		base += u->count;
 	}
 	*out = steal_pointer(s);
 	return 0;
@@ -61,9 +64,9 @@ void shard_take(struct shard *s, struct arena *a)
 		else
 			u->gradients =
 			    arena_take(a, BUFFER_GRADIENTS, (size_t)u->padded * 4, "unit %d gradients", i);
-		if (s->type != DTYPE_F32)
+		if (s->type != DTYPE_F32 && !s->without_master)
 			u->master = arena_take(a, BUFFER_OPTIMIZER, (size_t)u->own * 4, "unit %d master", i);
-		else if (u->weights)
+		else if (s->type == DTYPE_F32 && u->weights)
 			u->master = (float *)u->weights + u->first;
 		u->m = arena_take(a, BUFFER_OPTIMIZER, (size_t)u->own * 4, "unit %d moment 1", i);
 		u->v = arena_take(a, BUFFER_OPTIMIZER, (size_t)u->own * 4, "unit %d moment 2", i);

@@ -37,8 +37,8 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 		                 "micro_batch %lld times rows of %lld tokens is more than a step can hold",
 		                 (long long)options->micro_batch, (long long)max_row);
 	if ((r = model_layout_create(c, &p->layout, err)) < 0 ||
-	    (r = shard_create(dev, comm, rank, world_size, options->strategy, options->precision, p->layout,
-	                      &p->shard, err)) < 0 ||
+	    (r = shard_create(dev, comm, rank, world_size, options->strategy, options->precision,
+	                      options->without_master, p->layout, &p->shard, err)) < 0 ||
 	    (r = model_create(dev, c, p->layout, &o, &p->model, err)) < 0)
 		return r;
 	take_all(p);

@@ -105,7 +105,8 @@ int trainer_run_step(struct trainer *t, struct train_log *log, struct error *err
 	                              .weight_decay = t->o.weight_decay,
 	                              .decay_all = t->o.decay_all,
 	                              .clip = t->o.clip,
-	                              .step = t->step + 1};
+	                              .step = t->step + 1,
+	                              .seed = t->o.seed};
 	struct adamw_work work = {.sum_squares = &t->plan->sums[PLAN_SUM_SQUARES],
 	                          .scale = &t->plan->clip[0],
 	                          .norm = &t->plan->clip[1]};

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "engine/train/internal.h"
 
@@ -45,6 +46,8 @@ int train_options_check(const struct train_options *o, struct error *err)
 	    {o->epsilon > 0 && o->weight_decay >= 0 && o->clip >= 0,
 	     "epsilon, weight_decay and clip: not negative"},
 	    {o->precision == DTYPE_F32 || o->precision == DTYPE_BF16, "precision has to be fp32 or bf16"},
+	    {!o->without_master || o->precision == DTYPE_BF16,
+	     "only bf16 weights can do without a master copy (train.master)"},
 	    {o->log_steps >= 1 && o->save_steps >= 0 && o->eval_steps >= 0,
 	     "log_steps has to be at least 1, save_steps and eval_steps at least 0"},
 	};
@@ -199,21 +202,38 @@ int trainer_plan_json(const struct trainer *t, json_t **out, struct error *err)
 	return arena_to_json(&t->plan->arena, out, err);
 }
 
-static float *state(const struct trainer *t, enum trainer_state which, int unit)
+/* Where element `at` of this rank's own part lies; in the weights' own type where they have no master copy.
+ */
+static void *state(const struct trainer *t, enum trainer_state which, int unit, int64_t at, enum dtype *type)
 {
 	const struct shard_unit *u = &t->plan->shard->unit[unit];
 
-	return which == TRAINER_WEIGHTS ? u->master : which == TRAINER_MOMENT1 ? u->m : u->v;
+	if (which == TRAINER_WEIGHTS && t->o.without_master) {
+		*type = DTYPE_BF16;
+		return (uint16_t *)u->weights + u->first + at;
+	}
+	*type = DTYPE_F32;
+	return (which == TRAINER_WEIGHTS ? u->master : which == TRAINER_MOMENT1 ? u->m : u->v) + at;
 }
 
 int trainer_read(struct trainer *t, enum trainer_state which, const struct model_parameter *p, int64_t first,
                  int64_t n, float *out, struct error *err)
 {
 	int64_t at, own = shard_own(&t->plan->shard->unit[p->unit], p->offset + first, n, &at);
+	enum dtype type;
+	void *from = state(t, which, p->unit, at, &type);
+	int r;
 
 	if (own != n)
 		return error_set(err, -ENOTSUP, "%s: this rank holds only a shard of it", p->name);
-	return device_read(t->dev, out, state(t, which, p->unit) + at, (size_t)n * sizeof(float), err);
+	r = device_read(t->dev, out, from, (size_t)n * dtype_size(type), err);
+	for (int64_t i = n - 1; i >= 0 && r == 0 && type == DTYPE_BF16; i--) { /* in place, the last first */
+		uint16_t narrow;
+
+		memcpy(&narrow, (const char *)out + (size_t)i * sizeof(narrow), sizeof(narrow));
+		out[i] = bf16_to_float(narrow);
+	}
+	return r;
 }
 
 int trainer_write(struct trainer *t, enum trainer_state which, const struct model_parameter *p, int64_t first,
@@ -222,10 +242,20 @@ int trainer_write(struct trainer *t, enum trainer_state which, const struct mode
 	int64_t at, own = shard_own(&t->plan->shard->unit[p->unit], p->offset + first, n, &at);
 	int64_t skip = at + t->plan->shard->unit[p->unit].first - (p->offset + first);
 
+	_cleanup_free_ uint16_t *narrow = NULL;
+	enum dtype type;
+	void *to = state(t, which, p->unit, at, &type);
+
 	if (own == 0)
 		return 0;
-	return device_write(t->dev, state(t, which, p->unit) + at, in + skip, (size_t)own * sizeof(float),
-	                    err);
+	if (type == DTYPE_F32)
+		return device_write(t->dev, to, in + skip, (size_t)own * sizeof(float), err);
+	narrow = malloc((size_t)own * sizeof(*narrow));
+	if (!narrow)
+		return error_oom(err);
+	for (int64_t i = 0; i < own; i++)
+		narrow[i] = bf16_from_float(in[skip + i]);
+	return device_write(t->dev, to, narrow, (size_t)own * sizeof(*narrow), err);
 }
 
 static int publish(struct trainer *t, struct error *err)

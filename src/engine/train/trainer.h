@@ -8,9 +8,9 @@
  * transformers. A step's loss is the sum of its targets' losses over their count, over all ranks and
  * micro-steps; so are its gradients. The count comes from the dataset and the sampler alone.
  *
- * Resume. The state after step s is: master weights, both moments, s. The sampler, the schedule and the order
- * of every sum are functions of the step, so a run continued from that state at the same world size gives the
- * same bits.
+ * Resume. The state after step s is: master weights (without them the bf16 ones), both moments, s. The
+ * sampler, the schedule and the order of every sum are functions of the step, so a run continued from that
+ * state at the same world size gives the same bits.
  */
 #pragma once
 
@@ -41,6 +41,7 @@ struct train_options {
 	bool decay_all;
 	double clip;          /* 0: none; the norm is reported either way */
 	enum dtype precision; /* DTYPE_F32 or DTYPE_BF16 */
+	bool without_master;  /* bf16 weights without a copy in fp32: rounded stochastically */
 	bool recompute;
 	bool shuffle;
 	uint64_t seed;
