@@ -2,10 +2,13 @@
 /*
  * train_bench [key=value …]: tokens per second of the whole training step on made-up rows, over one process.
  * Keys: precision=fp32|bf16 threads=0 steps=6 warm=2 micro_batch=4 accumulation=1 length=512 layers=8
- * hidden=512 heads=8 kv=2 intermediate=1408 vocab=6400 recompute=0 masked=0 spread=0
- * rows=64 family=llama. Prints one JSON
- * object.
+ * hidden=512 heads=8 kv=2 head_dim=hidden/heads intermediate=1408 vocab=6400 theta=1e6 recompute=0 masked=0
+ * spread=0 rows=64 documents=2 family=llama, or config=FILE, a config.json (layers= still wins). Prints one
+ * JSON object. Then, with profile=1, one step more with every operation timed (profile.h says how it is
+ * printed), and with capture=1 one that a profiler is told of.
  */
+#include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,8 +16,10 @@
 
 #include "../engine/fake_dataset.h"
 #include "base/clock.h"
+#include "base/json.h"
 #include "base/str.h"
 #include "engine/train/trainer.h"
+#include "profile.h"
 
 static const char *argument(char **argv, const char *key, const char *fallback)
 {
@@ -35,27 +40,68 @@ static int number(char **argv, const char *key, int fallback)
 
 static int config(char **argv, struct model_config *c, struct error *err)
 {
-	_cleanup_free_ char *text = str_printf(
+	const char *file = argument(argv, "config", NULL);
+	_cleanup_json_ json_t *o = NULL;
+	_cleanup_free_ char *text = NULL;
+	int r;
+
+	if (file) {
+		if ((r = json_read_file(file, &o, err)) < 0)
+			return r;
+		if (number(argv, "layers", 0) > 0)
+			json_object_set_new(o, "num_hidden_layers", json_integer(number(argv, "layers", 0)));
+		text = json_dumps(o, 0);
+		return text ? model_config_parse(text, strlen(text), file, c, err) : error_oom(err);
+	}
+	text = str_printf(
 	    "{\"model_type\":\"%s\",\"hidden_size\":%d,\"intermediate_size\":%d,\"num_hidden_layers\":%d,"
 	    "\"num_attention_heads\":%d,\"num_key_value_heads\":%d,\"head_dim\":%d,\"vocab_size\":%d,"
-	    "\"tie_word_embeddings\":true,\"rms_norm_eps\":1e-5,\"rope_theta\":1e6}",
+	    "\"tie_word_embeddings\":true,\"rms_norm_eps\":1e-5,\"rope_theta\":%s}",
 	    argument(argv, "family", "llama"), number(argv, "hidden", 512),
 	    number(argv, "intermediate", 1408), number(argv, "layers", 8), number(argv, "heads", 8),
-	    number(argv, "kv", 2), number(argv, "hidden", 512) / number(argv, "heads", 8),
-	    number(argv, "vocab", 6400));
-
+	    number(argv, "kv", 2),
+	    number(argv, "head_dim", number(argv, "hidden", 512) / number(argv, "heads", 8)),
+	    number(argv, "vocab", 6400), argument(argv, "theta", "1e6"));
 	return text ? model_config_parse(text, strlen(text), "bench", c, err) : error_oom(err);
+}
+
+static int compare(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}
+
+/* Steps beyond those that are timed. */
+static int extra_steps(char **argv, struct trainer *t, struct device *dev, struct error *err)
+{
+	struct train_log log = {0};
+	int r = 0;
+
+	if (number(argv, "profile", 0)) {
+		if ((r = profile_start(dev, err)) < 0 || (r = trainer_run_step(t, &log, err)) < 0 ||
+		    (r = profile_stop(dev, stdout, err)) < 0)
+			return r;
+	}
+	if (number(argv, "capture", 0)) {
+		profile_capture(true);
+		r = trainer_run_step(t, &log, err);
+		profile_capture(false);
+	}
+	return r;
 }
 
 static int run(char **argv, struct error *err)
 {
 	int steps = number(argv, "steps", 6), warm = number(argv, "warm", 2),
-	    length = number(argv, "length", 512);
+	    length = number(argv, "length", 512), documents = number(argv, "documents", 2);
 	struct device_options device = {.threads = number(argv, "threads", 0)};
 	struct model_init init = {.seed = 1, .std = 0.02};
-	double start = 0, seconds, flops, rate;
+	_cleanup_free_ double *times = calloc((size_t)(warm + steps), sizeof(*times));
+	double start = 0, first, rate, flops, peak, operations, memory_before;
+	_cleanup_json_ json_t *plan = NULL;
 	struct train_log log = {0};
-	int64_t seen = 0;
+	int64_t seen = 0, total;
 	struct train_options o;
 	struct model_config c;
 	struct dataset *data;
@@ -64,42 +110,62 @@ static int run(char **argv, struct error *err)
 	struct rusage usage;
 	int r;
 
+	if (!times || steps < 1)
+		return error_set(err, -EINVAL, "no steps");
 	train_options_default(&o);
 	o.micro_batch = number(argv, "micro_batch", 4);
 	o.accumulation = number(argv, "accumulation", 1);
 	o.precision = strcmp(argument(argv, "precision", "fp32"), "bf16") == 0 ? DTYPE_BF16 : DTYPE_F32;
 	o.recompute = number(argv, "recompute", 0);
-	o.max_steps = warm + steps;
+	o.max_steps = warm + steps + 2;
 	o.learning_rate = 3e-4;
 	o.weight_decay = 0.1;
+	first = clock_monotonic();
+	memory_before = (double)profile_memory();
 	if ((r = config(argv, &c, err)) < 0 || (r = device_create(&device, &dev, err)) < 0)
 		return r;
-	data = fake_dataset(number(argv, "rows", 64), length, number(argv, "spread", 0), (int32_t)c.vocab,
-	                    number(argv, "masked", 0));
+	data = documents == 1 ? fake_dataset_whole(number(argv, "rows", 64), length, (int32_t)c.vocab)
+	                      : fake_dataset(number(argv, "rows", 64), length, number(argv, "spread", 0),
+	                                     (int32_t)c.vocab, number(argv, "masked", 0));
 	if ((r = trainer_create(dev, NULL, &c, &o, data, NULL, &t, err)) < 0 ||
+	    (r = trainer_plan_json(t, &plan, err)) < 0 ||
 	    (r = trainer_load(t, model_init_fill, &init, err)) < 0)
 		return r;
 	for (int s = 0; s < warm + steps; s++) {
+		double begun = clock_monotonic();
+
 		if (s == warm) {
-			start = clock_monotonic();
+			start = begun;
 			seen = log.tokens;
 		}
 		if ((r = trainer_run_step(t, &log, err)) < 0)
 			return r;
+		times[s] = clock_monotonic() - begun;
+		if (s == 0)
+			first = clock_monotonic() - first;
 	}
-	seconds = clock_monotonic() - start;
-	rate = (double)(log.tokens - seen) / seconds;
-	flops = rate * model_config_flops(&c, length / 2); /* documents of half a row */
+	rate = (double)(log.tokens - seen) / (clock_monotonic() - start);
+	qsort(times + warm, (size_t)steps, sizeof(*times), compare);
+	total = json_integer_value(json_object_get(plan, "total"));
+	flops = model_config_flops(&c, length / documents);
+	operations = rate * flops;
+	peak = device_peak_flops(dev, o.precision);
 	getrusage(RUSAGE_SELF, &usage);
 	printf("{\"device\":\"%s\",\"tokens_per_second\":%.1f,\"gflops\":%.1f,\"loss\":%.6f,\"seconds_per_"
-	       "step\":%.4f,"
-	       "\"peak_mib\":%.0f}\n",
-	       device_describe(dev), rate, flops / 1e9, log.loss, seconds / steps,
+	       "step\":%.4f,\"median_step\":%.5f,\"first_step\":%.2f,\"parameters\":%" PRId64
+	       ",\"flops_per_token\":%.6g,\"mfu\":%.4f,\"plan_mib\":%.1f,\"before_mib\":%.1f,\"after_mib\":"
+	       "%.1f,\"peak_mib\":%.0f}\n",
+	       device_describe(dev), rate, operations / 1e9, log.loss,
+	       (double)(log.tokens - seen) / rate / steps, times[warm + steps / 2], first,
+	       model_config_parameters(&c), flops, peak > 0 ? operations / peak : 0,
+	       (double)total / (1 << 20), memory_before / (1 << 20), (double)profile_memory() / (1 << 20),
 	       (double)usage.ru_maxrss / 1024);
+	fflush(stdout);
+	r = extra_steps(argv, t, dev, err);
 	trainer_free(t);
 	dataset_close(data);
 	device_destroy(dev);
-	return 0;
+	return r;
 }
 
 int main(int argc, char **argv)

@@ -9,13 +9,14 @@ struct dataset {
 	int32_t longest;
 };
 
-static void make_row(struct dataset_row *row, uint32_t *random, int32_t length, int32_t vocab, bool masked)
+static void make_row(struct dataset_row *row, uint32_t *random, int32_t length, int documents, int32_t vocab,
+                     bool masked)
 {
 	int32_t *ids = malloc((size_t)length * sizeof(int32_t)),
 	        *targets = malloc((size_t)length * sizeof(int32_t));
 	int32_t *starts = calloc(3, sizeof(int32_t));
 
-	starts[1] = length / 2;
+	starts[1] = documents == 1 ? length : length / 2;
 	starts[2] = length;
 	for (int32_t t = 0; t < length; t++) {
 		*random = *random * 1664525 + 1013904223;
@@ -23,7 +24,7 @@ static void make_row(struct dataset_row *row, uint32_t *random, int32_t length, 
 		                                : (int32_t)((*random >> 7) % (uint32_t)vocab);
 	}
 	*row = (struct dataset_row){
-	    .ids = ids, .targets = targets, .starts = starts, .length = length, .documents = 2};
+	    .ids = ids, .targets = targets, .starts = starts, .length = length, .documents = documents};
 	for (int32_t t = 0; t < length; t++) {
 		bool last = t + 1 == starts[1] || t + 1 == starts[2];
 
@@ -42,9 +43,22 @@ struct dataset *fake_dataset(int64_t rows, int32_t length, int32_t spread, int32
 	for (int64_t i = 0; i < rows; i++) {
 		int32_t n = length + (spread ? (int32_t)(i * 7 % (spread + 1)) : 0);
 
-		make_row(&d->row[i], &random, n, vocab, masked);
+		make_row(&d->row[i], &random, n, 2, vocab, masked);
 		d->longest = MAX(d->longest, n);
 	}
+	return d;
+}
+
+struct dataset *fake_dataset_whole(int64_t rows, int32_t length, int32_t vocab)
+{
+	struct dataset *d = calloc(1, sizeof(*d));
+	uint32_t random = 1;
+
+	d->rows = rows;
+	d->row = calloc((size_t)rows, sizeof(*d->row));
+	d->longest = length;
+	for (int64_t i = 0; i < rows; i++)
+		make_row(&d->row[i], &random, length, 1, vocab, false);
 	return d;
 }
 

@@ -8,3 +8,5 @@
  * first third of each row's targets masked where `masked`. Ids follow each other by a rule, so that there is
  * something to learn. dataset_close frees it. */
 struct dataset *fake_dataset(int64_t rows, int32_t length, int32_t spread, int32_t vocab, bool masked);
+/* The same in documents of a whole row, all rows of `length`. */
+struct dataset *fake_dataset_whole(int64_t rows, int32_t length, int32_t vocab);

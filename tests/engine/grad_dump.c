@@ -115,8 +115,14 @@ static int run(const char *path, const char *batch_path, const char *out, bool r
 	d.sources = calloc((size_t)rig.layout->parameters + 3, sizeof(*d.sources));
 	for (int i = 0; i < rig.layout->parameters; i++) {
 		const struct model_parameter *p = &rig.layout->parameter[i];
+		size_t bytes = (size_t)p->count * sizeof(float);
+		float *g = malloc(bytes);
 
-		add(&d, p->name, rig.g[p->unit] + p->offset, p->dims, p->shape[0], p->shape[1]);
+		if (!g)
+			return error_oom(err);
+		add(&d, p->name, g, p->dims, p->shape[0], p->shape[1]);
+		if ((r = device_read(rig.dev, g, rig.g[p->unit] + p->offset, bytes, err)) < 0)
+			return r;
 	}
 	add(&d, "loss", &mean, 1, 1, 0);
 	add(&d, "losses", losses, 1, b.b.tokens, 0);
@@ -125,6 +131,8 @@ static int run(const char *path, const char *batch_path, const char *out, bool r
 	if ((r = file_mkdirs(out, 0755, err)) < 0 ||
 	    (r = safetensors_write(out, "model", d.sources, d.n, 0, err)) < 0)
 		return r;
+	for (int i = 0; i < rig.layout->parameters; i++)
+		free((void *)d.data[i]);
 	free(d.data);
 	free(d.sources);
 	free(b.ids);

@@ -16,19 +16,34 @@ static void take(struct rig *s)
 	model_take(s->model, &s->arena);
 }
 
+/* A parameter, through fp32 memory of the device: the host's is not the device's. */
+static int load_one(struct rig *s, const struct model_parameter *p, model_fill_fn fill, void *context,
+                    struct error *err)
+{
+	size_t bytes = (size_t)p->count * sizeof(float);
+	_cleanup_free_ float *x = malloc(bytes);
+	void *staging = NULL;
+	int r = x ? fill(context, p, 0, p->count, x, err) : error_oom(err);
+
+	if (r < 0 || (r = device_alloc(s->dev, bytes, &staging, err)) < 0)
+		return r;
+	r = device_write(s->dev, staging, x, bytes, err);
+	if (r == 0) {
+		device_cast(s->dev, s->w[p->unit] + (size_t)p->offset * dtype_size(s->type), s->type, staging,
+		            DTYPE_F32, p->count);
+		r = device_synchronize(s->dev, err);
+	}
+	device_free(s->dev, staging);
+	return r;
+}
+
 static int load(struct rig *s, model_fill_fn fill, void *context, struct error *err)
 {
-	for (int i = 0; i < s->layout->parameters; i++) {
-		const struct model_parameter *p = &s->layout->parameter[i];
-		_cleanup_free_ float *x = malloc((size_t)p->count * sizeof(float));
-		int r = x ? fill(context, p, 0, p->count, x, err) : error_oom(err);
+	int r = 0;
 
-		if (r < 0)
-			return r;
-		device_cast(s->dev, s->w[p->unit] + (size_t)p->offset * dtype_size(s->type), s->type, x,
-		            DTYPE_F32, p->count);
-	}
-	return 0;
+	for (int i = 0; i < s->layout->parameters && r == 0; i++)
+		r = load_one(s, &s->layout->parameter[i], fill, context, err);
+	return r;
 }
 
 int rig_create(struct rig *s, const struct model_config *c, const struct model_options *options,
