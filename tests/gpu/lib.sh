@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+# What the parts of tests/gpu/run share. Sourced by them, each a process of its own, with in its environment: GPU_ENGINE (cuda, or
+# simt: the emulated GPU), GPU_SRC and GPU_BUILD (source and build tree), GPU_WORK (a directory of this run), GPU_RESULTS (where results
+# go), GPU_PYTHON, and GPU_NONE (why there is no GPU; empty where there is one).
+set -u
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+src=$GPU_SRC build=$GPU_BUILD part=${GPU_PART:-} work=$GPU_WORK/${GPU_PART:-}
+tiny=$([ "$GPU_ENGINE" = simt ] && echo yes || true) # the emulator is slow: the smallest sizes
+unset OPENBLAS_CORETYPE OPENBLAS_L2_SIZE
+mkdir -p "$work"
+
+# One line a result, tab-separated: part, pass|fail|skip, name, words. What is told is told at once: a run may be cut off.
+result() {
+	printf '%s\t%s\t%s\t%s\n' "$part" "$1" "$2" "${3:-}" >>"$GPU_RESULTS"
+	printf '%s: %s: %s%s\n' "${1^^}" "$part" "$2" "${3:+: $3}" >&2
+}
+pass() { result pass "$@"; }
+fail() { result fail "$@"; }
+skip() { result skip "$@"; }
+# figure NAME OURS PEER RATIO [BOUND]: a line of the table; with a bound (">= 1.3") the ratio, or ours where there is none, has to keep it.
+figure() {
+	local holds=
+	if [ -n "${5:-}" ]; then
+		holds=$(awk -v x="${4:-$2}" -v bound="$5" 'BEGIN { split(bound, b, " "); ok = b[1] == ">=" ? x + 0 >= b[2] + 0 : x + 0 <= b[2] + 0
+			print ok && x == x + 0 ? "holds" : "MISSED" }')
+	fi
+	printf '%s\tfigure\t%s\t%s\t%s\t%s\t%s\t%s\n' "$part" "$1" "${2:-}" "${3:-}" "${4:-}" "${5:-}" "$holds" >>"$GPU_RESULTS"
+	printf '%s: %s  %s  %s  %s  %s %s\n' "$part" "$1" "${2:-}" "${3:-}" "${4:-}" "${5:-}" "$holds" >&2
+}
+# note WORDS: below the table.
+note() { printf '%s\tnote\t%s\n' "$part" "$*" >>"$GPU_RESULTS"; }
+
+# Where a GPU is needed and none is there: that, in one line, and the end of the part.
+need_gpu() {
+	[ "$GPU_ENGINE" = simt ] || [ -z "$GPU_NONE" ] || { skip "$part" "no GPU: $GPU_NONE"; exit 0; }
+}
+# A program over the device: grad_dump, logits, train_bench, bench_allreduce, test_device, test_device_attention.
+program() {
+	case $GPU_ENGINE in
+	cuda) echo "$build/tests/gpu/$1_cuda" ;;
+	*) case $1 in
+		test_device) echo "$build/tests/simt/test_simt" ;;
+		test_device_attention) echo "$build/tests/simt/test_simt_attention" ;;
+		*) echo "$build/tests/simt/$1_simt" ;;
+		esac ;;
+	esac
+}
+# has NAME…: whether these programs were built; says which was not.
+has() {
+	local p
+	for p in "$@"; do
+		[ -x "$(program "$p")" ] || { skip "$p" "$(program "$p") was not built"; return 1; }
+	done
+}
+# check NAME [LIMIT] -- COMMAND…: one result by the exit status (77: skipped); its output goes to the log, its last line to the table.
+check() {
+	local name=$1 limit=$2 status
+	shift 3
+	timeout -k 5 "$limit" "$@" >"$work/check.log" 2>&1
+	status=$?
+	cat "$work/check.log"
+	case $status in
+	0) pass "$name" "$(tail -n 1 "$work/check.log")" ;;
+	77) skip "$name" "$(tail -n 1 "$work/check.log")" ;;
+	124 | 137) fail "$name" "no end within $limit s" ;;
+	*) fail "$name" "status $status: $(grep -m 1 -E 'FAIL|rror' "$work/check.log" || tail -n 1 "$work/check.log")" ;;
+	esac
+	return $status
+}
+# json KEY: of the flat JSON object on stdin.
+json() { sed -n "s/.*\"$1\": *\"\{0,1\}\([^,\"}]*\).*/\1/p" | head -n 1; }
+# of KEY FILE: a number of each line of metrics.jsonl.
+of() { sed -n "s/.*\"$1\": *\([-+.0-9e]*\).*/\1/p" "$2"; }
+# apart FILE FILE: of two columns of numbers: the greatest difference, relative to the first; nothing where they are not as many.
+apart() {
+	paste "$1" "$2" | awk 'NF != 2 { bad = 1 } { d = ($1 - $2) / $1; if (d < 0) d = -d; if (d > worst) worst = d }
+		END { if (!bad && NR) printf "%.2g\n", worst }'
+}
+at_most() { awk -v x="$1" -v y="$2" 'BEGIN { exit !(x != "" && x + 0 <= y + 0) }'; }
+has_torch() {
+	[ -n "$GPU_PYTHON" ] && "$GPU_PYTHON" -c 'import torch, transformers' 2>/dev/null ||
+		{ skip "$1" "${GPU_PYTHON:-no python3}: no torch and transformers"; return 1; }
+}
+
+# Workers by the names that the services and test scripts expect. Each is a script: a rank's environment is clean, and has to lead to the
+# driver; two ranks on one GPU have to look to NCCL like two machines.
+worker_scripts() { # DIRECTORY
+	local nccl="NCCL_NET=Socket NCCL_IB_DISABLE=1 NCCL_SOCKET_IFNAME=lo NCCL_MNNVL_ENABLE=0" own=$build/dtrain-worker-cuda name=cuda
+	mkdir -p "$1"
+	if [ "$GPU_ENGINE" = simt ]; then own=$build/tests/simt/dtrain-worker-simt name=cpu; fi
+	cat >"$1/dtrain-worker-$name" <<-EOF
+		#!/bin/sh
+		export LOCAL_RANK=0 $nccl NCCL_HOSTID=dtrain-test-\${RANK:-0}
+		${LD_LIBRARY_PATH:+export LD_LIBRARY_PATH='$LD_LIBRARY_PATH'}
+		exec '$own' "\$@"
+	EOF
+	chmod +x "$1/dtrain-worker-$name"
+	ln -sf "$build/dtrain-launch" "$1/dtrain-launch"
+	gpu_worker=$1/dtrain-worker-$name
+}
+# config.json and tokenizer of bytes: a model of HIDDEN in heads of DIM, LAYERS of it.
+byte_model() { # DIRECTORY HIDDEN DIM LAYERS
+	cp -r "$src/tests/engine/bytes" "$1"
+	chmod -R u+w "$1"
+	sed -i "s/\"hidden_size\": .*/\"hidden_size\": $2,/; s/\"head_dim\": .*/\"head_dim\": $3,/; s/\"num_hidden_layers\": .*/\"num_hidden_layers\": $4,/
+		s/\"num_attention_heads\": .*/\"num_attention_heads\": $(($2 / $3)),/; s/\"num_key_value_heads\": .*/\"num_key_value_heads\": $((($2 / $3 + 1) / 2)),/
+		s/\"intermediate_size\": .*/\"intermediate_size\": $(($2 * 11 / 4)),/; s/\"max_position_embeddings\": .*/\"max_position_embeddings\": 4096,/" "$1/config.json"
+}
+text_file() { if [ -r "$src/../shared/data/text/tinyshakespeare.txt" ]; then echo "$src/../shared/data/text/tinyshakespeare.txt"; else echo "$src/LICENSE"; fi; }
