@@ -330,4 +330,6 @@ OPERATION(adamw,
            enum dtype grad_type, float *m, float *v, int64_t n, const float *grad_scale,
            const struct device_adamw *h),
           (dev, master, param, param_type, grad, grad_type, m, v, n, grad_scale, h), 0,
-          (double)n *(24 + size_of(grad_type) + (param ? size_of(param_type) : 0)), "adamw")
+          (double)n *((master ? 24 : 16 + size_of(param_type)) + size_of(grad_type) +
+                      (param ? size_of(param_type) : 0)),
+          "adamw")

@@ -3,9 +3,9 @@
  * train_bench [key=value …]: tokens per second of the whole training step on made-up rows, over one process.
  * Keys: precision=fp32|bf16 threads=0 steps=6 warm=2 micro_batch=4 accumulation=1 length=512 layers=8
  * hidden=512 heads=8 kv=2 head_dim=hidden/heads intermediate=1408 vocab=6400 theta=1e6 recompute=0 masked=0
- * spread=0 rows=64 documents=2 family=llama, or config=FILE, a config.json (layers= still wins). Prints one
- * JSON object. Then, with profile=1, one step more with every operation timed (profile.h says how it is
- * printed), and with capture=1 one that a profiler is told of.
+ * spread=0 master=1 rows=64 documents=2 family=llama, or config=FILE, a config.json (layers= still wins).
+ * Prints one JSON object. Then, with profile=1, one step more with every operation timed (profile.h says how
+ * it is printed), and with capture=1 one that a profiler is told of.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -117,6 +117,7 @@ static int run(char **argv, struct error *err)
 	o.accumulation = number(argv, "accumulation", 1);
 	o.precision = strcmp(argument(argv, "precision", "fp32"), "bf16") == 0 ? DTYPE_BF16 : DTYPE_F32;
 	o.recompute = number(argv, "recompute", 0);
+	o.without_master = !number(argv, "master", 1);
 	o.max_steps = warm + steps + 2;
 	o.learning_rate = 3e-4;
 	o.weight_decay = 0.1;

@@ -92,6 +92,7 @@ worker_scripts() { # DIRECTORY
 		#!/bin/sh
 		export LOCAL_RANK=0 $nccl NCCL_HOSTID=dtrain-test-\${RANK:-0}
 		${LD_LIBRARY_PATH:+export LD_LIBRARY_PATH='$LD_LIBRARY_PATH'}
+		${DTRAIN_LIBRARY_PATH:+export DTRAIN_LIBRARY_PATH='$DTRAIN_LIBRARY_PATH'}
 		exec '$own' "\$@"
 	EOF
 	chmod +x "$1/dtrain-worker-$name"
