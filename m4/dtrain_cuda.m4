@@ -22,7 +22,7 @@ have_cuda=no
 cuda_missing=
 AS_CASE([$with_cuda],
 	[no], [NVCC=],
-	[check|yes], [AC_PATH_PROG([NVCC], [nvcc], [], [$PATH:/usr/local/cuda/bin:/usr/lib/cuda/bin])],
+	[check|yes], [AC_PATH_PROG([NVCC], [nvcc], [], [$PATH:/usr/local/cuda/bin:/usr/local/cuda-13/bin:/usr/lib/cuda/bin])],
 	[AC_PATH_PROG([NVCC], [nvcc], [], [$with_cuda/bin])])
 AS_IF([test "x$with_cuda" = xno], [cuda_missing="--without-cuda"],
 	[test -z "$NVCC"], [cuda_missing="no nvcc"],

@@ -26,11 +26,10 @@ DEFINE_CLEANUP(struct run_user *, run_user_free)
 
 struct preflight {
 	const struct run_user *user;
-	const char *directory; /* absolute */
-	const char *program;   /* argv[0] */
-	const char
-	    *engine;      /* package that program belongs to, the slots' kind: "cuda"; NULL: the user's own */
-	const char *path; /* PATH of the run */
+	const char *directory;  /* absolute */
+	const char *program;    /* argv[0] */
+	const char *engine;     /* "cuda", "cpu": whose package has program; NULL: the user's own */
+	const char *path;       /* PATH of the run */
 	const char *model;      /* NULL: none; relative to directory */
 	const char *output_dir; /* NULL: not to be checked here */
 	const char *log_dir;
