@@ -21,7 +21,7 @@
 struct link {
 	const struct environment *env;
 	struct rendezvous rendezvous;
-	struct http_local *meeting; /* opened at the first use; of the thread that makes communicators */
+	struct http_local *meeting; /* of the last call that is over, for the next; under lock */
 
 	/* Reports: rank 0's main thread puts, the sender takes. */
 	pthread_t sender;
@@ -55,6 +55,27 @@ static char *meeting_target(const struct link *link, const char *key, const char
 	                  (long long)link->env->attempt, more);
 }
 
+/* Each call has a connection to itself: communicators meet in one thread and look after ranks in another. */
+static struct http_local *take_meeting(struct link *link)
+{
+	struct http_local *conn;
+
+	pthread_mutex_lock(&link->lock);
+	conn = steal_pointer(link->meeting);
+	pthread_mutex_unlock(&link->lock);
+	return conn;
+}
+
+static void give_meeting(struct link *link, struct http_local *conn)
+{
+	pthread_mutex_lock(&link->lock);
+	if (!link->meeting)
+		link->meeting = steal_pointer(conn);
+	pthread_mutex_unlock(&link->lock);
+	if (conn)
+		http_local_close(conn);
+}
+
 /* One call, tried again while the service or (502, 503) the controller is away, as both may be restarting,
  * until the deadline. */
 static int meeting_call(struct link *link, const char *method, const char *key, const char *more,
@@ -62,20 +83,22 @@ static int meeting_call(struct link *link, const char *method, const char *key, 
                         char **answer, size_t *answer_len, struct error *err)
 {
 	_cleanup_free_ char *target = meeting_target(link, key, more);
+	struct http_local *conn;
 	int r;
 
 	if (!target)
 		return error_oom(err);
-	for (;;) {
-		r = call(&link->meeting, link->env->socket, method, target, body, len, timeout, status,
-		         answer, answer_len, err);
+	for (conn = take_meeting(link);; usleep(100000)) {
+		r = call(&conn, link->env->socket, method, target, body, len, timeout, status, answer,
+		         answer_len, err);
 		if ((r == 0 && *status != 502 && *status != 503) || r == -EACCES ||
 		    clock_monotonic() > deadline)
-			return r;
+			break;
 		if (r == 0)
 			free(steal_pointer(*answer));
-		usleep(100000);
 	}
+	give_meeting(link, conn);
+	return r;
 }
 
 static int remote_error(const char *key, int status, const char *answer, struct error *err)

@@ -43,8 +43,9 @@ struct training {
 static void training_free(struct training *t)
 {
 	metrics_closep(&t->metrics);
-	trainer_freep(&t->trainer);
+	/* Before the memory that it may still be writing to. */
 	comm_destroyp(&t->comm);
+	trainer_freep(&t->trainer);
 	dataset_closep(&t->eval);
 	dataset_closep(&t->data);
 	tokenizer_freep(&t->tok);
@@ -145,6 +146,7 @@ static int meet(struct training *t, struct error *err)
 	    .timeout_s = t->c->parallel.timeout,
 	    .rendezvous = link_rendezvous(t->link),
 	    .group = "world",
+	    .stopping = stop_requested,
 	};
 	int r;
 

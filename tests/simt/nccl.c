@@ -28,7 +28,8 @@ struct fake_comm {
 	struct group *group;
 	int rank, polls;
 	bool aborted;
-	int queued; /* calls not yet done */
+	bool connected; /* a first collective is taken when all ranks have come to it */
+	int queued;     /* calls not yet done */
 	struct call call[256];
 };
 
@@ -89,7 +90,9 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int n, ncclUniqueId id, int
 ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *r)
 {
 	pthread_mutex_lock(&lock);
-	*r = c->group->joined < c->group->n || c->polls++ % 4 == 3 ? ncclInProgress : ncclSuccess;
+	*r = c->group->joined < c->group->n || (c->queued && !c->connected) || c->polls++ % 4 == 3
+	         ? ncclInProgress
+	         : ncclSuccess;
 	pthread_mutex_unlock(&lock);
 	return ncclSuccess;
 }
@@ -185,6 +188,7 @@ static void carry_out(struct group *g)
 	for (int r = 0; r < g->n; r++) {
 		struct fake_comm *c = g->rank[r];
 
+		c->connected = true;
 		simt_stream_end(c->call[0].stream);
 		memmove(&c->call[0], &c->call[1], (size_t)--c->queued * sizeof(c->call[0]));
 	}
@@ -197,8 +201,10 @@ static ncclResult_t add(struct fake_comm *c, struct call call)
 	pthread_mutex_lock(&lock);
 	simt_stream_begin(call.stream);
 	c->call[c->queued++] = call;
+	/* Ranks that call different things wait for each other, as they do over NCCL. */
 	for (int r = 0; r < c->group->n; r++)
-		all = all && c->group->rank[r] && c->group->rank[r]->queued;
+		all = all && c->group->rank[r] && c->group->rank[r]->queued &&
+		      c->group->rank[r]->call[0].what == c->call[0].what;
 	if (all)
 		carry_out(c->group);
 	pthread_mutex_unlock(&lock);

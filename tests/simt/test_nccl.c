@@ -10,28 +10,63 @@
 
 enum { RANKS = 3, SHARD = 5, COUNT = RANKS * SHARD };
 
+/* What the rendezvous does once the ranks have met. */
+enum later { WORKS, UNREACHABLE, DEAF /* to rank 2 */ };
+
 struct rank {
 	int rank;
 	const char *directory;
+	bool met;
+	enum later later;
+	bool stop;
+	struct rendezvous rendezvous;
 	struct device *dev;
 	struct comm *comm;
 	void (*body)(struct rank *r);
 	pthread_t thread;
 };
 
+static int put(void *context, const char *key, const void *data, size_t len, struct error *err)
+{
+	struct rank *r = context;
+
+	if (r->met && r->later == UNREACHABLE)
+		return error_set(err, -ECONNREFUSED, "nobody listens");
+	if (r->met && r->later == DEAF && r->rank == 2)
+		return 0;
+	return rendezvous_put((void *)r->directory, key, data, len, err);
+}
+
+static int get(void *context, const char *key, int timeout_ms, void **data, size_t *len, struct error *err)
+{
+	struct rank *r = context;
+
+	if (r->met && r->later == UNREACHABLE)
+		return error_set(err, -ECONNREFUSED, "nobody listens");
+	return rendezvous_get((void *)r->directory, key, timeout_ms, data, len, err);
+}
+
+static bool stopping(void *context)
+{
+	return ((struct rank *)context)->stop;
+}
+
 static struct comm *join(struct rank *r, int size, int timeout_s, int want, const char *words)
 {
-	struct rendezvous rendezvous = rendezvous_in(r->directory);
+	const struct rendezvous rendezvous = {r, put, get};
 	struct comm_options o = {.rank = r->rank,
 	                         .world_size = size,
 	                         .timeout_s = timeout_s,
 	                         .rendezvous = &rendezvous,
-	                         .group = "test"};
+	                         .group = "test",
+	                         .stopping = stopping,
+	                         .stopping_context = r};
 	struct error err = ERROR_INIT;
 	struct comm *c = NULL;
 
 	ck_ok(device_create(NULL, &r->dev, &err), &err);
 	ck_assert_msg(comm_create(r->dev, &o, &c, &err) == want, "%s", err.message);
+	r->met = true;
 	if (want < 0)
 		ck_assert_msg(strstr(err.message, words) != NULL, "%s", err.message);
 	return c;
@@ -47,18 +82,23 @@ static void *run(void *context)
 	return NULL;
 }
 
-static void with_ranks(int n, void (*body)(struct rank *r))
+static void with_ranks_later(int n, enum later later, void (*body)(struct rank *r))
 {
 	_cleanup_free_ char *directory = unit_tmpdir();
 	struct rank rank[RANKS];
 
 	for (int i = 0; i < n; i++) {
-		rank[i] = (struct rank){.rank = i, .directory = directory, .body = body};
+		rank[i] = (struct rank){.rank = i, .directory = directory, .later = later, .body = body};
 		ck_assert(!pthread_create(&rank[i].thread, NULL, run, &rank[i]));
 	}
 	for (int i = 0; i < n; i++)
 		pthread_join(rank[i].thread, NULL);
 	ck_assert(!file_remove_tree(directory, NULL));
+}
+
+static void with_ranks(int n, void (*body)(struct rank *r))
+{
+	with_ranks_later(n, WORKS, body);
 }
 
 static void finish(struct rank *r, comm_ticket ticket, float *host, const void *buffer, size_t bytes)
@@ -123,48 +163,212 @@ static void alone(struct rank *r)
 {
 	double start = clock_monotonic();
 
-	r->comm = join(r, RANKS, 1, -ETIMEDOUT, r->rank ? "not there" : "did not all meet within 1 s");
+	r->comm = join(
+	    r, RANKS, 1, -ETIMEDOUT,
+	    r->rank ? "rank 0 has not come within 1 s"
+	            : "the 3 ranks did not all meet within 1 s: rank 1 has not come, rank 2 has not come");
 	ck_assert(clock_monotonic() - start < 5);
+}
+
+static void without_the_first(struct rank *r)
+{
+	r->rank = 1;
+	alone(r);
 }
 
 START_TEST(a_missing_rank_is_an_error)
 {
 	with_ranks(1, alone);
+	with_ranks(1, without_the_first);
 }
 END_TEST
+
+/* A first all-reduce of all, then of ranks that find out within a second that it is the last. */
+static comm_ticket begin(struct rank *r, int size, int timeout_s, void **b)
+{
+	struct error err = ERROR_INIT;
+
+	r->comm = join(r, size, timeout_s, 0, NULL);
+	ck_ok(device_alloc(r->dev, 64, b, &err), &err);
+	ck_ok(comm_wait(r->comm, comm_all_reduce(r->comm, *b, 4, DTYPE_F32, COMM_SUM), &err), &err);
+	ck_ok(comm_flush(r->comm, &err), &err);
+	return 1;
+}
+
+static void stands_still(struct rank *r, comm_ticket ticket, int code, const char *words, const char *more)
+{
+	struct error err = ERROR_INIT;
+
+	(void)comm_wait(r->comm, ticket, &err);
+	ck_ok(device_synchronize(r->dev, &err), &err);
+	ck_assert_int_eq(comm_flush(r->comm, &err), code);
+	ck_assert_msg(strstr(err.message, words) != NULL && strstr(err.message, more) != NULL, "%s",
+	              err.message);
+	ck_assert_int_eq(comm_wait(r->comm, comm_barrier(r->comm), &err), code);
+}
 
 /* Rank 1 does not take part in the last collective: the other's wait for the device ends, too. */
 static void stalls(struct rank *r)
 {
-	struct error err = ERROR_INIT;
-	comm_ticket ticket;
 	void *b;
 
-	r->comm = join(r, 2, 1, 0, NULL);
-	ck_ok(device_alloc(r->dev, 64, &b, &err), &err);
-	ck_ok(comm_wait(r->comm, comm_all_reduce(r->comm, b, 4, DTYPE_F32, COMM_SUM), &err), &err);
-	ck_ok(comm_flush(r->comm, &err), &err);
-	if (r->rank == 0) {
-		ticket = comm_all_gather(r->comm, b, 2, DTYPE_F32);
-		ck_ok(comm_wait(r->comm, ticket, &err), &err);
-		ck_ok(device_synchronize(r->dev, &err), &err);
-		ck_assert_int_eq(comm_flush(r->comm, &err), -ETIMEDOUT);
-		ck_assert_msg(
-		    strstr(err.message, "rank 0: all-gather (collective 2) has made no progress for 1 s") !=
-		        NULL,
-		    "%s", err.message);
-		ticket = comm_all_reduce(r->comm, b, 4, DTYPE_F32, COMM_SUM);
-		ck_assert(ticket == 3);
-		ck_assert_int_eq(comm_wait(r->comm, ticket, &err), -ETIMEDOUT);
-	} else {
+	begin(r, 2, 1, &b);
+	if (r->rank == 0)
+		stands_still(r, comm_all_gather(r->comm, b, 2, DTYPE_F32), -ETIMEDOUT,
+		             "rank 0: all-gather (collective 2) has made no progress for 1 s: rank 1 on ",
+		             " is past all-reduce (collective 1) and has not begun it");
+	else
 		usleep(2500 * 1000);
-	}
 	device_free(r->dev, b);
 }
 
 START_TEST(a_stall_is_an_error)
 {
 	with_ranks(2, stalls);
+}
+END_TEST
+
+/* The same at the very first, which NCCL does not even take. */
+static void stalls_at_once(struct rank *r)
+{
+	void *b;
+
+	r->comm = join(r, 2, 1, 0, NULL);
+	ck_assert(device_alloc(r->dev, 64, &b, NULL) == 0);
+	if (r->rank == 0)
+		stands_still(r, comm_all_gather(r->comm, b, 2, DTYPE_F32), -ETIMEDOUT,
+		             "rank 0: all-gather (collective 1) has made no progress for 1 s: rank 1 on ",
+		             " has not begun it");
+	else
+		usleep(2500 * 1000);
+	device_free(r->dev, b);
+}
+
+START_TEST(a_stall_at_the_first)
+{
+	with_ranks(2, stalls_at_once);
+}
+END_TEST
+
+/* Rank 1 is late, rank 2 cannot be heard. */
+static void two_are_missing(struct rank *r)
+{
+	void *b;
+
+	begin(r, 3, 1, &b);
+	if (r->rank == 0)
+		stands_still(r, comm_barrier(r->comm), -ETIMEDOUT,
+		             "rank 0: barrier (collective 2) has made no progress for 1 s: rank 1 on ",
+		             " is past all-reduce (collective 1) and has not begun it, rank 2 on ");
+	else
+		usleep(2500 * 1000);
+	device_free(r->dev, b);
+}
+
+static void says_nothing(struct rank *r)
+{
+	void *b;
+
+	begin(r, 3, 1, &b);
+	if (r->rank == 2)
+		usleep(2500 * 1000);
+	else
+		stands_still(r, comm_barrier(r->comm), -ETIMEDOUT, "for 1 s: rank 2 on ",
+		             " says nothing: it hangs or has ended");
+	device_free(r->dev, b);
+}
+
+START_TEST(a_stall_names_who_is_missing)
+{
+	with_ranks(3, two_are_missing);
+	with_ranks_later(3, DEAF, two_are_missing);
+	with_ranks_later(3, DEAF, says_nothing);
+}
+END_TEST
+
+static void nobody_to_ask(struct rank *r)
+{
+	void *b;
+
+	begin(r, 2, 1, &b);
+	if (r->rank == 0)
+		stands_still(r, comm_barrier(r->comm), -ETIMEDOUT,
+		             "rank 0: barrier (collective 2) has made no progress for 1 s: ",
+		             "where the other ranks are is not known: nobody listens");
+	else
+		usleep(2500 * 1000);
+	device_free(r->dev, b);
+}
+
+START_TEST(a_stall_without_a_rendezvous)
+{
+	with_ranks_later(2, UNREACHABLE, nobody_to_ask);
+}
+END_TEST
+
+static void differs(struct rank *r)
+{
+	void *b;
+
+	begin(r, 2, 1, &b);
+	if (r->rank == 0)
+		stands_still(r, comm_all_reduce(r->comm, b, 4, DTYPE_F32, COMM_SUM), -ETIMEDOUT,
+		             "all-reduce (collective 2) has made no progress for 1 s: rank 1 on ",
+		             " runs broadcast in its place: the ranks' calls differ");
+	else
+		stands_still(r, comm_broadcast(r->comm, b, 4, 0), -ETIMEDOUT, "broadcast (collective 2)",
+		             " runs all-reduce in its place: the ranks' calls differ");
+	device_free(r->dev, b);
+}
+
+START_TEST(calls_that_differ)
+{
+	with_ranks(2, differs);
+}
+END_TEST
+
+/* One that goes on after a while has not stalled, and says so before the next time. */
+static void goes_on(struct rank *r)
+{
+	struct error err = ERROR_INIT;
+	void *b;
+
+	begin(r, 2, 2, &b);
+	for (int i = 0; i < 3; i++) {
+		if (r->rank == 1)
+			usleep(1300 * 1000);
+		ck_ok(comm_wait(r->comm, comm_barrier(r->comm), &err), &err);
+		ck_ok(comm_flush(r->comm, &err), &err);
+	}
+	device_free(r->dev, b);
+}
+
+START_TEST(slow_is_no_stall)
+{
+	with_ranks(2, goes_on);
+}
+END_TEST
+
+/* Where all are told to stop, since one has died, the others do not wait for the time-out. */
+static void told_to_stop(struct rank *r)
+{
+	double start = clock_monotonic();
+	void *b;
+
+	begin(r, 2, 4, &b);
+	r->stop = true;
+	if (r->rank == 0)
+		stands_still(r, comm_barrier(r->comm), -ECANCELED,
+		             "rank 0: told to stop; barrier (collective 2) has made no progress for 1 s", "");
+	ck_assert(clock_monotonic() - start < 3);
+	while (r->rank == 1 && clock_monotonic() - start < 2)
+		usleep(10000);
+	device_free(r->dev, b);
+}
+
+START_TEST(a_stopped_rank_does_not_wait)
+{
+	with_ranks(2, told_to_stop);
 }
 END_TEST
 
@@ -175,27 +379,78 @@ static void *abort_soon(void *context)
 	return NULL;
 }
 
-static void aborted(struct rank *r)
+/* In a collective that NCCL has taken, and in a first one that it has not. */
+static void aborted(struct rank *r, bool first)
 {
 	struct error err = ERROR_INIT;
 	pthread_t thread;
 	void *b;
 
-	r->comm = join(r, 2, 60, 0, NULL);
-	ck_ok(device_alloc(r->dev, 64, &b, &err), &err);
+	if (first) {
+		r->comm = join(r, 2, 60, 0, NULL);
+		ck_ok(device_alloc(r->dev, 64, &b, &err), &err);
+	} else {
+		begin(r, 2, 60, &b);
+	}
 	if (r->rank == 0) {
-		comm_all_reduce(r->comm, b, 4, DTYPE_F32, COMM_SUM);
 		ck_assert(!pthread_create(&thread, NULL, abort_soon, r->comm));
+		comm_all_reduce(r->comm, b, 4, DTYPE_F32, COMM_SUM);
 		ck_assert_int_eq(comm_flush(r->comm, &err), -ECANCELED);
 		ck_assert_int_eq(comm_wait(r->comm, 1, &err), -ECANCELED);
 		pthread_join(thread, NULL);
+	} else {
+		usleep(500 * 1000);
 	}
 	device_free(r->dev, b);
 }
 
+static void aborted_later(struct rank *r)
+{
+	aborted(r, false);
+}
+
+static void aborted_at_once(struct rank *r)
+{
+	aborted(r, true);
+}
+
 START_TEST(abort_from_another_thread)
 {
-	with_ranks(2, aborted);
+	with_ranks(2, aborted_later);
+	with_ranks(2, aborted_at_once);
+}
+END_TEST
+
+/* A second communicator beside that of all, of some of them. */
+static void beside(struct rank *r)
+{
+	struct comm_options o = {.rank = r->rank / 2,
+	                         .world_size = 2,
+	                         .timeout_s = 20,
+	                         .rendezvous = &(struct rendezvous){r, put, get},
+	                         .group = "even"};
+	struct error err = ERROR_INIT;
+	struct comm *even = NULL;
+	float x = (float)r->rank;
+	void *b;
+
+	begin(r, RANKS, 20, &b);
+	if (r->rank != 1) {
+		ck_ok(comm_create(r->dev, &o, &even, &err), &err);
+		ck_ok(device_write(r->dev, b, &x, sizeof(x), &err), &err);
+		ck_ok(comm_wait(even, comm_all_reduce(even, b, 1, DTYPE_F32, COMM_SUM), &err), &err);
+		ck_ok(device_read(r->dev, &x, b, sizeof(x), &err), &err);
+		ck_assert_float_eq(x, 2);
+	}
+	ck_ok(comm_wait(r->comm, comm_barrier(r->comm), &err), &err);
+	ck_ok(comm_flush(r->comm, &err), &err);
+	comm_destroy(even);
+	device_free(r->dev, b);
+}
+
+START_TEST(two_communicators)
+{
+	with_ranks(RANKS, beside);
 }
 END_TEST
 
@@ -228,7 +483,14 @@ int main(void)
 	tcase_add_test(tc, every_collective);
 	tcase_add_test(tc, a_missing_rank_is_an_error);
 	tcase_add_test(tc, a_stall_is_an_error);
+	tcase_add_test(tc, a_stall_at_the_first);
+	tcase_add_test(tc, a_stall_names_who_is_missing);
+	tcase_add_test(tc, a_stall_without_a_rendezvous);
+	tcase_add_test(tc, calls_that_differ);
+	tcase_add_test(tc, slow_is_no_stall);
+	tcase_add_test(tc, a_stopped_rank_does_not_wait);
 	tcase_add_test(tc, abort_from_another_thread);
+	tcase_add_test(tc, two_communicators);
 	tcase_add_test(tc, a_single_rank);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);

@@ -15,6 +15,7 @@
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -37,9 +38,15 @@ struct comm;
 struct comm_options {
 	int rank, world_size;
 	int timeout_s; /* of a collective without progress; also of the meeting at start */
-	const struct rendezvous *rendezvous; /* may be NULL when world_size is 1 */
+	const struct rendezvous
+	    *rendezvous; /* may be NULL when world_size is 1; its context has to outlive
+	                  * the communicator, which may call it from a thread of its own */
 	const char
 	    *group; /* prefix of the rendezvous keys; communicators of one attempt have distinct ones */
+	/* May be NULL. True: this rank has been told to end. A collective that then stands still is given up
+	 * within seconds (-ECANCELED) where nothing else shows that a peer has died. */
+	bool (*stopping)(void *context);
+	void *stopping_context;
 };
 
 int comm_create(struct device *dev, const struct comm_options *options, struct comm **out, struct error *err);

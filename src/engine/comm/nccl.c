@@ -1,175 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm.h over NCCL. Collectives run on a stream of their own, each behind an event of the compute stream;
- * comm_wait makes the compute stream wait for the collective's event. NCCL reports no dead peer on the same
- * host and no stall: a thread watches for both and aborts the communicator, which ends the kernels that hang
- * and so frees whoever waits for the GPU.
- *
- * NCCL is called under `lock` alone, and never blocks there: the communicator is made with blocking = 0. It
- * sums bf16 in fp32 within a step of its rings and rounds between the steps; gradients travel in fp32.
- */
+/* comm.h over NCCL: meeting, queueing, waiting. nccl.h says how it all goes together. */
+#include "engine/comm/nccl.h"
+
 #include <errno.h>
-#include <nccl.h>
-#include <pthread.h>
-#include <stdarg.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/cleanup.h"
 #include "base/clock.h"
-#include "engine/comm/comm.h"
 #include "engine/comm/nccl_library.h"
-#include "engine/device/cuda/cuda.h"
-
-enum {
-	EVENTS = 1024,  /* collectives whose ends are told apart; older ones are done when these are */
-	BUFFERS = 4096, /* registered */
-	POLL_NS = 20 * 1000,
-	WATCH_NS = 20 * 1000 * 1000,
-};
-
-enum kind { KIND_ALL_REDUCE, KIND_REDUCE_SCATTER, KIND_ALL_GATHER, KIND_BROADCAST, KIND_BARRIER };
-
-static const char *const kind_names[] = {"all-reduce", "reduce-scatter", "all-gather", "broadcast",
-                                         "barrier"};
-
-struct comm {
-	struct device *dev;
-	int rank, size, timeout_s;
-	char description[64];
-	ncclComm_t nccl; /* NULL: a single rank, or aborted */
-	cudaStream_t stream;
-	cudaEvent_t computed; /* what the next collective starts after */
-	double *token;        /* of barriers */
-	int events;           /* made so far */
-	cudaEvent_t event[EVENTS];
-	enum kind kind[EVENTS];
-
-	pthread_mutex_t lock; /* of everything below, and of nccl */
-	pthread_cond_t wake;  /* of the watching thread, which otherwise looks every WATCH_NS */
-	pthread_t watcher;
-	bool watching, stopping;
-	uint64_t queued, completed;
-	double moved; /* when `completed` grew last, or the first collective since came */
-	int failed;
-	struct error failure;
-	void *registered[BUFFERS];
-	int buffers;
-};
-
-static void pause_ns(long ns)
-{
-	nanosleep(&(struct timespec){.tv_nsec = ns}, NULL);
-}
-
-/* Keeps the first failure and stops the communicator's kernels; under lock. */
-__attribute__((format(printf, 3, 4))) static void fail(struct comm *c, int code, const char *fmt, ...)
-{
-	char words[512];
-	va_list ap;
-
-	if (c->failed)
-		return;
-	va_start(ap, fmt);
-	vsnprintf(words, sizeof(words), fmt, ap);
-	va_end(ap);
-	c->failed = error_set(&c->failure, code, "rank %d: %s", c->rank, words);
-	if (c->nccl)
-		ncclCommAbort(c->nccl);
-	c->nccl = NULL;
-}
-
-static int nccl_errno(ncclResult_t r)
-{
-	return r == ncclRemoteError || r == ncclSystemError ? -ECONNRESET : -EIO;
-}
-
-/* The words of NCCL's last error end with a line of their own. */
-static void fail_nccl(struct comm *c, const char *what, ncclResult_t r)
-{
-	char words[256];
-
-	snprintf(words, sizeof(words), "%s", c->nccl ? ncclGetLastError(c->nccl) : "");
-	words[strcspn(words, "\n")] = 0;
-	fail(c, nccl_errno(r), "%s: NCCL: %s%s%s", what, ncclGetErrorString(r), *words ? ": " : "", words);
-}
-
-/* Until NCCL has taken a call; under lock, which is let go between. */
-static ncclResult_t settle(struct comm *c, ncclResult_t r, double deadline)
-{
-	while (r == ncclInProgress && !c->failed) {
-		pthread_mutex_unlock(&c->lock);
-		pause_ns(POLL_NS);
-		pthread_mutex_lock(&c->lock);
-		if (c->failed || !c->nccl || ncclCommGetAsyncError(c->nccl, &r) != ncclSuccess)
-			break;
-		if (r == ncclInProgress && clock_monotonic() > deadline)
-			break;
-	}
-	return r;
-}
-
-/* ---- the watch ---- */
-static void look(struct comm *c)
-{
-	ncclResult_t r = ncclSuccess;
-	double now = clock_monotonic();
-
-	if (!c->nccl || c->failed)
-		return;
-	if (ncclCommGetAsyncError(c->nccl, &r) == ncclSuccess && r != ncclSuccess && r != ncclInProgress) {
-		fail_nccl(c, "collectives", r);
-		return;
-	}
-	while (c->completed < c->queued) {
-		uint64_t next = c->completed + 1;
-		cudaError_t status;
-
-		if (c->queued - next >= EVENTS)
-			next = c->queued - EVENTS + 1;
-		status = cudaEventQuery(c->event[next % EVENTS]);
-		if (status == cudaErrorNotReady)
-			break;
-		if (status != cudaSuccess) {
-			fail(c, -EIO, "%s: %s", kind_names[c->kind[next % EVENTS]],
-			     cudaGetErrorString(status));
-			return;
-		}
-		c->completed = next;
-		c->moved = now;
-	}
-	if (c->completed < c->queued && now - c->moved > c->timeout_s) {
-		uint64_t next = c->completed + 1;
-
-		fail(c, -ETIMEDOUT, "%s (collective %llu) has made no progress for %d s",
-		     kind_names[c->kind[next % EVENTS]], (unsigned long long)next, c->timeout_s);
-	}
-}
-
-static void *watch(void *context)
-{
-	struct comm *c = context;
-
-	(void)cudaSetDevice(c->dev->index);
-	pthread_mutex_lock(&c->lock);
-	while (!c->stopping) {
-		struct timespec until;
-
-		look(c);
-		clock_gettime(CLOCK_MONOTONIC, &until);
-		until.tv_nsec += WATCH_NS;
-		if (until.tv_nsec >= 1000000000) {
-			until.tv_nsec -= 1000000000;
-			until.tv_sec++;
-		}
-		if (!c->stopping)
-			pthread_cond_timedwait(&c->wake, &c->lock, &until);
-	}
-	pthread_mutex_unlock(&c->lock);
-	return NULL;
-}
 
 /* ---- meeting ---- */
 static int share_id(const struct comm_options *o, ncclUniqueId *id, struct error *err)
@@ -189,6 +30,8 @@ static int share_id(const struct comm_options *o, ncclUniqueId *id, struct error
 		return o->rendezvous->put(o->rendezvous->context, key, id, sizeof(*id), err);
 	}
 	e = o->rendezvous->get(o->rendezvous->context, key, o->timeout_s * 1000, &data, &len, err);
+	if (e == -ETIMEDOUT)
+		return error_prefix(err, "rank 0 has not come within %d s", o->timeout_s);
 	if (e < 0)
 		return e;
 	if (len != sizeof(*id))
@@ -204,18 +47,26 @@ static int meet(struct comm *c, const struct comm_options *o, struct error *err)
 	ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
 	ncclUniqueId id;
 	ncclResult_t n;
-	int r = share_id(o, &id, err);
+	char words[480];
+	int r = stall_tell(&c->stall, STANDS_COMING, 0, "", err);
 
+	if (r == 0)
+		r = share_id(o, &id, err);
 	if (r < 0)
 		return r;
+	c->told = STANDS_GOING; /* as good as */
 	config.blocking = 0;
 	pthread_mutex_lock(&c->lock);
 	n = ncclCommInitRankConfig(&c->nccl, c->size, id, c->rank, &config);
-	n = settle(c, n, clock_monotonic() + c->timeout_s);
-	if (n == ncclInProgress)
-		fail(c, -ETIMEDOUT, "the %d ranks did not all meet within %d s", c->size, c->timeout_s);
-	else if (n != ncclSuccess)
-		fail_nccl(c, "meeting the other ranks", n);
+	n = comm_settle(c, n, clock_monotonic() + c->timeout_s);
+	if (n == ncclInProgress) {
+		stall_ask(&c->stall, 0, "", words, sizeof(words));
+		comm_fail(c, -ETIMEDOUT, "the %d ranks did not all meet within %d s: %s", c->size,
+		          c->timeout_s, words);
+	} else if (n != ncclSuccess) {
+		comm_fail_nccl(c, "meeting the other ranks", n);
+	}
+	c->moved = clock_monotonic();
 	r = c->failed;
 	if (r < 0 && err)
 		*err = c->failure;
@@ -244,7 +95,7 @@ static int open_nccl(struct comm *c, const struct comm_options *o, struct error 
 	(void)ncclGetVersion(&version);
 	snprintf(c->description, sizeof(c->description), "NCCL %d.%d.%d", version / 10000,
 	         version / 100 % 100, version % 100);
-	r = -pthread_create(&c->watcher, NULL, watch, c);
+	r = -pthread_create(&c->watcher, NULL, comm_watch, c);
 	c->watching = r == 0;
 	return r < 0 ? error_errno(err, r, "cannot start a thread") : 0;
 }
@@ -267,6 +118,9 @@ int comm_create(struct device *dev, const struct comm_options *options, struct c
 	c->rank = options->rank;
 	c->size = options->world_size;
 	c->timeout_s = options->timeout_s;
+	c->stopping = options->stopping;
+	c->stopping_context = options->stopping_context;
+	stall_init(&c->stall, options);
 	strcpy(c->description, "a single rank");
 	pthread_mutex_init(&c->lock, NULL);
 	pthread_condattr_init(&attr);
@@ -287,10 +141,14 @@ static void close_nccl(struct comm *c)
 	ncclResult_t n = ncclSuccess;
 
 	pthread_mutex_lock(&c->lock);
-	if (c->nccl && c->completed < c->queued)
-		look(c);
+	while (c->aborting) {
+		comm_pause(c);
+	}
+	comm_look(c);
+	for (int i = 0; c->nccl && i < c->buffers; i++)
+		ncclCommDeregister(c->nccl, c->registered[i]);
 	if (c->nccl && c->completed == c->queued)
-		n = settle(c, ncclCommFinalize(c->nccl), clock_monotonic() + 1);
+		n = comm_settle(c, ncclCommFinalize(c->nccl), clock_monotonic() + 1);
 	if (c->nccl && c->completed == c->queued && n == ncclSuccess)
 		ncclCommDestroy(c->nccl);
 	else if (c->nccl)
@@ -305,13 +163,11 @@ void comm_destroy(struct comm *c)
 		return;
 	if (c->watching) {
 		pthread_mutex_lock(&c->lock);
-		c->stopping = true;
+		c->ending = true;
 		pthread_cond_signal(&c->wake);
 		pthread_mutex_unlock(&c->lock);
 		pthread_join(c->watcher, NULL);
 	}
-	for (int i = 0; c->nccl && i < c->buffers; i++)
-		ncclCommDeregister(c->nccl, c->registered[i]);
 	close_nccl(c);
 	for (int i = 0; i < c->events; i++)
 		(void)cudaEventDestroy(c->event[i]);
@@ -328,7 +184,7 @@ void comm_destroy(struct comm *c)
 void comm_abort(struct comm *c)
 {
 	pthread_mutex_lock(&c->lock);
-	fail(c, -ECANCELED, "the communicator was aborted");
+	comm_fail(c, -ECANCELED, "the communicator was aborted");
 	pthread_mutex_unlock(&c->lock);
 }
 
@@ -354,8 +210,9 @@ int comm_register(struct comm *c, void *buffer, size_t bytes, struct error *err)
 	if (c->size == 1 || c->buffers == BUFFERS)
 		return 0;
 	pthread_mutex_lock(&c->lock);
-	n = c->nccl ? ncclCommRegister(c->nccl, buffer, bytes, &c->registered[c->buffers]) : ncclSuccess;
-	if (n == ncclSuccess && c->nccl)
+	n = c->failed ? ncclInvalidUsage
+	              : ncclCommRegister(c->nccl, buffer, bytes, &c->registered[c->buffers]);
+	if (n == ncclSuccess)
 		c->buffers++;
 	pthread_mutex_unlock(&c->lock);
 	/* Without it collectives copy more: no reason to stop. */
@@ -391,32 +248,61 @@ static ncclResult_t start(struct comm *c, const struct collective *o)
 	return ncclInvalidArgument;
 }
 
+static int failed(struct comm *c)
+{
+	int r;
+
+	pthread_mutex_lock(&c->lock);
+	r = c->failed;
+	pthread_mutex_unlock(&c->lock);
+	return r;
+}
+
+static void fail_cuda(struct comm *c, const char *what, cudaError_t s)
+{
+	pthread_mutex_lock(&c->lock);
+	comm_fail(c, -EIO, "%s: %s", what, cudaGetErrorString(s));
+	pthread_mutex_unlock(&c->lock);
+}
+
+/* Until NCCL has taken it: at the first of a kind that is when all ranks have come. */
+static void enter(struct comm *c, const struct collective *o, comm_ticket ticket)
+{
+	ncclResult_t n;
+
+	pthread_mutex_lock(&c->lock);
+	if (!comm_pending(c))
+		c->moved = clock_monotonic();
+	c->kind[ticket % EVENTS] = o->kind;
+	c->entering = true;
+	if (!c->failed && o->count) {
+		n = comm_settle(c, start(c, o), HUGE_VAL); /* the watching thread has the clock */
+		if (n != ncclSuccess)
+			comm_fail_nccl(c, comm_kind_name(o->kind), n);
+	}
+	pthread_mutex_unlock(&c->lock);
+}
+
 static comm_ticket enqueue(struct comm *c, const struct collective *o)
 {
-	comm_ticket ticket;
+	comm_ticket ticket = c->queued + 1;
 	cudaError_t s;
-	ncclResult_t n;
 
 	if (c->size == 1)
 		return ++c->queued;
-	pthread_mutex_lock(&c->lock);
-	ticket = c->queued + 1;
-	if (!c->failed && ((s = cudaEventRecord(c->computed, c->dev->stream)) ||
-	                   (s = cudaStreamWaitEvent(c->stream, c->computed, 0))))
-		fail(c, -EIO, "%s: %s", kind_names[o->kind], cudaGetErrorString(s));
-	if (!c->failed && o->count) {
-		n = settle(c, start(c, o), clock_monotonic() + c->timeout_s);
-		if (n == ncclInProgress)
-			fail(c, -ETIMEDOUT, "%s (collective %llu) cannot start: no progress for %d s",
-			     kind_names[o->kind], (unsigned long long)ticket, c->timeout_s);
-		else if (n != ncclSuccess)
-			fail_nccl(c, kind_names[o->kind], n);
+	if (!failed(c)) {
+		s = cudaEventRecord(c->computed, c->dev->stream);
+		if (!s)
+			s = cudaStreamWaitEvent(c->stream, c->computed, 0);
+		if (!s) {
+			enter(c, o, ticket);
+			s = cudaEventRecord(c->event[ticket % EVENTS], c->stream);
+		}
+		if (s)
+			fail_cuda(c, comm_kind_name(o->kind), s);
 	}
-	if (!c->failed && (s = cudaEventRecord(c->event[ticket % EVENTS], c->stream)))
-		fail(c, -EIO, "%s: %s", kind_names[o->kind], cudaGetErrorString(s));
-	c->kind[ticket % EVENTS] = o->kind;
-	if (c->completed == c->queued)
-		c->moved = clock_monotonic();
+	pthread_mutex_lock(&c->lock);
+	c->entering = false;
 	c->queued = ticket;
 	pthread_mutex_unlock(&c->lock);
 	return ticket;
@@ -498,13 +384,13 @@ int comm_wait(struct comm *c, comm_ticket ticket, struct error *err)
 
 	if (!ticket)
 		return 0;
-	pthread_mutex_lock(&c->lock);
 	if (c->queued - ticket >= EVENTS)
 		ticket = c->queued - EVENTS + 1;
-	if (!c->failed && c->size > 1)
+	if (c->size > 1 && !failed(c))
 		s = cudaStreamWaitEvent(c->dev->stream, c->event[ticket % EVENTS], 0);
 	if (s)
-		fail(c, -EIO, "waiting for a collective: %s", cudaGetErrorString(s));
+		fail_cuda(c, "waiting for a collective", s);
+	pthread_mutex_lock(&c->lock);
 	r = failure(c, err);
 	pthread_mutex_unlock(&c->lock);
 	return r;
@@ -515,10 +401,8 @@ int comm_flush(struct comm *c, struct error *err)
 	int r;
 
 	pthread_mutex_lock(&c->lock);
-	for (look(c); c->nccl && c->completed < c->queued; look(c)) {
-		pthread_mutex_unlock(&c->lock);
-		pause_ns(POLL_NS);
-		pthread_mutex_lock(&c->lock);
+	for (comm_look(c); c->size > 1 && !c->failed && c->completed < c->queued; comm_look(c)) {
+		comm_pause(c);
 	}
 	r = failure(c, err);
 	pthread_mutex_unlock(&c->lock);

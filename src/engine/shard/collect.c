@@ -2,6 +2,19 @@
 /* Units on the wire: gradients together, weights out again. */
 #include "engine/shard/shard.h"
 
+void shard_register(struct shard *s)
+{
+	for (int i = 0; s->world_size > 1 && i < s->units; i++) {
+		struct shard_unit *u = &s->unit[i];
+
+		/* Only an advantage: what cannot be registered is carried all the same. */
+		(void)comm_register(s->comm, u->gradients, (size_t)u->padded * sizeof(float), NULL);
+		if (s->strategy != SHARD_DDP)
+			(void)comm_register(s->comm, u->weights, (size_t)u->padded * dtype_size(s->type),
+			                    NULL);
+	}
+}
+
 void shard_reduce(struct shard *s, int unit)
 {
 	struct shard_unit *u = &s->unit[unit];

@@ -99,6 +99,7 @@ static int allocate(struct trainer *t, struct error *err)
 	    (r = device_alloc(t->dev, t->plan->arena.used, &t->memory, err)) < 0)
 		return r;
 	plan_bind(t->plan, t->memory);
+	shard_register(t->plan->shard);
 	return model_prepare(t->plan->model, err);
 }
 
