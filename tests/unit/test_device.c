@@ -520,6 +520,7 @@ static Suite *suite_make(void)
 	suite_add_tcase(suite, tc);
 	suite_add_tcase(suite, test_device_loss());
 	suite_add_tcase(suite, test_device_rounding());
+	suite_add_tcase(suite, test_device_quantize());
 #ifndef TEST_ENGINE_SIMT
 	suite_add_tcase(suite, test_device_large());
 #endif

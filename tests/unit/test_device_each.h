@@ -34,3 +34,4 @@ static void teardown(void)
 TCase *test_device_loss(void);
 TCase *test_device_large(void);
 TCase *test_device_rounding(void);
+TCase *test_device_quantize(void);

@@ -641,6 +641,42 @@ START_TEST(adamw)
 }
 END_TEST
 
+/* ---- NF4: no element is further from its code than half the widest gap ---- */
+static void nf4_at(int64_t n, enum dtype t)
+{
+	int64_t blocks = (n + 63) / 64;
+	struct device_nf4 q = {.n = n, .codes = empty((n + 1) / 8 + 1, DTYPE_F32)};
+	void *x = filled(0, n, t), *y = empty(n, t);
+
+	q.absmax8 = empty(blocks / 4 + 1, DTYPE_F32);
+	q.absmax2 = empty(blocks / 256 + 1, DTYPE_F32);
+	q.offset = empty(1, DTYPE_F32);
+	device_nf4_quantize(dev, &q, x, t);
+	device_nf4_dequantize(dev, y, t, &q);
+	for (int s = 0; s < SAMPLES; s++) {
+		int64_t block = sample(n / 64, 64, s);
+		double want[64], max = 0;
+
+		for (int64_t i = 0; i < 64; i++) {
+			want[i] = value(0, block * 64 + i, t);
+			max = fmax(max, fabs(want[i]));
+		}
+		check_row("nf4", y, block, want, 64, t, 0.17 * max, 1);
+	}
+	device_free(dev, x);
+	device_free(dev, y);
+	device_free(dev, q.codes);
+	device_free(dev, q.absmax8);
+	device_free(dev, q.absmax2);
+	device_free(dev, q.offset);
+}
+
+START_TEST(nf4)
+{
+	each_size(1, nf4_at);
+}
+END_TEST
+
 TCase *test_device_large(void)
 {
 	TCase *tc = tcase_create("large");
@@ -655,5 +691,6 @@ TCase *test_device_large(void)
 	tcase_add_test(tc, embedding);
 	tcase_add_test(tc, cross_entropy);
 	tcase_add_test(tc, adamw);
+	tcase_add_test(tc, nf4);
 	return tc;
 }

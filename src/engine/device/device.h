@@ -206,3 +206,23 @@ void device_adamw(struct device *dev, float *master, void *param, enum dtype par
  * on the device. */
 void device_clip_scale(struct device *dev, const double *sum_squares, float max_norm, float *scale,
                        float *norm);
+
+/* ---- 4-bit storage: NF4, with double quantization (Dettmers et al. 2023, QLoRA; nf4.h) ---- */
+/*
+ * A tensor of n elements, flattened row-major, in blocks of 64: 4.127 bits an element. The bytes are those of
+ * bitsandbytes: a quant_state's packed weight, and either absmax, or with double quantization absmax8 (its
+ * absmax), absmax2 (its nested_absmax) and offset (its nested_offset). All on the device.
+ */
+struct device_nf4 {
+	int64_t n;
+	uint8_t *codes;   /* [ceil(n / 2)], the first of two elements in the high half */
+	float *absmax;    /* [ceil(n / 64)]: one scale a block, or NULL: double quantization, that is: */
+	uint8_t *absmax8; /* [ceil(n / 64)], each of which stands for map[absmax8] · absmax2 + offset */
+	float *absmax2;   /* [ceil(n / 64 / 256)] */
+	float *offset;    /* [1], the mean of the scales */
+};
+/* src: fp32 or bf16. Double quantization needs 4 · ceil(n / 64) bytes of scratch. The same bytes on every
+ * device. */
+void device_nf4_quantize(struct device *dev, const struct device_nf4 *q, const void *src, enum dtype type);
+/* dst[n] in fp32 or bf16: code · scale. */
+void device_nf4_dequantize(struct device *dev, void *dst, enum dtype type, const struct device_nf4 *q);
