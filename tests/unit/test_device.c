@@ -523,6 +523,7 @@ static Suite *suite_make(void)
 	suite_add_tcase(suite, test_device_quantize());
 #ifndef TEST_ENGINE_SIMT
 	suite_add_tcase(suite, test_device_large());
+	suite_add_tcase(suite, test_device_large_rows());
 #endif
 	return suite;
 }

@@ -33,5 +33,6 @@ static void teardown(void)
 /* The cases of the other files. */
 TCase *test_device_loss(void);
 TCase *test_device_large(void);
+TCase *test_device_large_rows(void);
 TCase *test_device_rounding(void);
 TCase *test_device_quantize(void);
