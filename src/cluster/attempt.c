@@ -84,6 +84,7 @@ int run_place(struct run *r, char *const *nodes, const int *slots, double now, s
 	r->failed = r->requeue = false;
 	free(steal_pointer(r->reason));
 	free(steal_pointer(r->cause));
+	free(steal_pointer(r->device_error));
 	r->cause_rank = -1;
 	r->exit_status = -1;
 	r->to_start = true;
@@ -216,6 +217,28 @@ static const json_t *merge_ranks(struct run *r, const char *node, const json_t *
 	return first;
 }
 
+/* A device that failed is the first cause, whatever was seen of it first. */
+static void add_device_error(struct run *r)
+{
+	_cleanup_free_ char *rest = NULL;
+
+	if (!r->failed || !r->device_error || (r->reason && str_starts(r->reason, r->device_error)))
+		return;
+	rest = r->reason ? strdup(r->reason) : NULL;
+	run_set_reason(r, "%s%s%s", r->device_error, rest ? "; " : "", rest ? rest : "");
+}
+
+/* Returns whether it is news. */
+static bool take_device_error(struct run *r, const json_t *report)
+{
+	const char *text = json_string_value(json_array_get(json_object_get(report, "device_errors"), 0));
+
+	if (!text || r->device_error)
+		return false;
+	r->device_error = strdup(text);
+	return true;
+}
+
 unsigned run_report(struct run *r, const json_t *report, double now)
 {
 	const char *node = json_get_string(report, "node", ""), *state = json_get_string(report, "state", "");
@@ -227,6 +250,7 @@ unsigned run_report(struct run *r, const json_t *report, double now)
 	if (!part || part->ended || json_get_int(report, "attempt", -1) != r->attempt)
 		return 0;
 	part->acknowledged = true;
+	changed = take_device_error(r, report);
 	failed = merge_ranks(r, node, report, &changed);
 	/* What dies after the stop was asked for, dies of it. */
 	if (failed && r->state != RUN_STOPPING) {
@@ -242,6 +266,7 @@ unsigned run_report(struct run *r, const json_t *report, double now)
 		r->failed = true;
 		stop = true;
 	}
+	add_device_error(r);
 	for (size_t i = 0; i < r->part_count; i++)
 		all_running = all_running && r->parts[i].running;
 	if (all_running && r->state == RUN_STARTING) {
@@ -276,6 +301,7 @@ unsigned run_part_lost(struct run *r, struct run_part *part, const char *message
 	if (stop) {
 		run_set_reason(r, "%s", message);
 		r->failed = true;
+		add_device_error(r);
 	}
 	return after(r, stop, now);
 }

@@ -8,6 +8,7 @@
 
 #include "base/json.h"
 #include "base/str.h"
+#include "cluster/topology.h"
 
 struct members {
 	struct member **list;
@@ -161,12 +162,69 @@ void member_release(struct member *m, int64_t run)
 
 	json_array_foreach(m->devices, i, d)
 	{
+		const char *state = json_get_string(d, "state", "");
+
 		if (json_get_int(d, "run", -1) != run ||
-		    strcmp(json_get_string(d, "state", ""), "leased") != 0)
+		    (!str_eq(state, "leased") && !str_eq(state, "draining")))
 			continue;
-		json_object_set_new(d, "state", json_string("free"));
+		json_object_set_new(d, "state", json_string(str_eq(state, "leased") ? "free" : "drained"));
 		json_object_set_new(d, "run", json_null());
 	}
+}
+
+bool member_slots_differ(const struct member *m, const json_t *devices)
+{
+	static const char *const keys[] = {"state", "run", "uuid", "reason"};
+	size_t i;
+	json_t *d;
+
+	if (json_array_size(m->devices) != json_array_size(devices))
+		return true;
+	json_array_foreach(devices, i, d)
+	{
+		const json_t *old = json_array_get(m->devices, i);
+
+		for (size_t k = 0; k < ARRAY_SIZE(keys); k++)
+			if (!json_equal(json_object_get(old, keys[k]), json_object_get(d, keys[k])) &&
+			    (json_object_get(old, keys[k]) || json_object_get(d, keys[k])))
+				return true;
+	}
+	return false;
+}
+
+unsigned char *member_links(const struct member *m)
+{
+	unsigned char *links;
+	bool some = false;
+	size_t i;
+	json_t *d;
+
+	json_array_foreach(m->devices, i, d) some =
+	    some || json_array_size(json_object_get(d, "links")) == m->slots;
+	links = some ? calloc(m->slots, m->slots) : NULL;
+	for (i = 0; links && i < m->slots; i++) {
+		const json_t *row = json_object_get(json_array_get(m->devices, i), "links");
+
+		for (size_t k = 0; k < m->slots; k++)
+			links[i * m->slots + k] = topology_weight(json_string_value(json_array_get(row, k)));
+	}
+	return links;
+}
+
+static bool is_drained(const json_t *device)
+{
+	const char *state = json_get_string(device, "state", "");
+
+	return str_eq(state, "drained") || str_eq(state, "draining");
+}
+
+size_t member_drained_slots(const struct member *m)
+{
+	size_t i, n = 0;
+	json_t *d;
+
+	json_array_foreach(m->devices, i, d) n += is_drained(d);
+	return n;
 }
 
 bool member_heartbeat(struct member *m, const json_t *heartbeat, double now, double now_realtime)
@@ -257,6 +315,21 @@ size_t member_free_slots(const struct member *m)
 	return n;
 }
 
+/* [{"index","reason"}] */
+static json_t *drained_list(const struct member *m)
+{
+	json_t *list = json_array(), *d;
+	size_t i;
+
+	json_array_foreach(m->devices, i, d)
+	{
+		if (is_drained(d))
+			json_array_append_new(list, json_pack("{s:I,s:s}", "index", (json_int_t)i, "reason",
+			                                      json_get_string(d, "reason", "")));
+	}
+	return list;
+}
+
 json_t *members_to_json(const struct members *m, const char *controller)
 {
 	json_t *list = json_array();
@@ -276,6 +349,7 @@ json_t *members_to_json(const struct members *m, const char *controller)
 		              : x->up    ? NULL
 		              : x->error ? x->error
 		                         : "not heard from yet");
+		json_object_set_new(o, "drained", drained_list(x));
 		json_object_set_new(o, "last_seen", x->last_seen > 0 ? json_real(x->last_seen) : json_null());
 		json_array_append_new(list, o);
 	}

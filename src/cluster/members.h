@@ -49,6 +49,12 @@ struct member *members_find(struct members *m, const char *name);
 /* {"node","instance","sequence","version","devices":[…],"ports":[…],…}. True: the node was down before. */
 bool member_heartbeat(struct member *m, const json_t *heartbeat, double now, double now_realtime);
 void member_set_devices(struct member *m, json_t *devices); /* takes the reference */
+/* Is this news to the scheduler? Sensors are none. */
+bool member_slots_differ(const struct member *m, const json_t *devices);
+/* How closely the slots are linked: slots × slots weights as topology.h has them, owned by the caller; NULL:
+ * none of its devices says. */
+unsigned char *member_links(const struct member *m);
+size_t member_drained_slots(const struct member *m);
 /* The devices that `run` held here are free, before the next heartbeat says so. */
 void member_release(struct member *m, int64_t run);
 int member_take_port(struct member *m, uint64_t salt);

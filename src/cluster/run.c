@@ -115,6 +115,7 @@ void run_free(struct run *r)
 	free(r->output);
 	free(r->reason);
 	free(r->cause);
+	free(r->device_error);
 	free(r);
 }
 

@@ -64,6 +64,8 @@ struct run {
 	bool requeue;   /* nothing wrong with the run itself: back into the queue once all parts have ended */
 	char *cause;    /* what a worker said of its own error, before its exit was seen */
 	int64_t cause_rank;
+	char
+	    *device_error; /* what a node said first of a device that it has, e.g. that it fell off the bus */
 
 	/* Bookkeeping of the owner. */
 	bool dirty;    /* differs from the store */

@@ -7,17 +7,18 @@
 #include <strings.h>
 
 #include "base/cleanup.h"
+#include "cluster/topology.h"
 
 /* What the nodes are to one run. */
 struct view {
-	size_t allowed;  /* in the cluster, as far as the run restricts hosts */
-	size_t large;    /* of these, with enough slots when empty */
-	size_t usable;   /* of these, up and not drained */
-	size_t fitting;  /* of these, with enough free slots now and not kept for a run before */
-	size_t most;     /* slots of the largest allowed node */
-	bool kept;       /* a run before this one keeps a node that it needs */
-	const char *out; /* a large node that is down or drained */
-	bool out_drained;
+	size_t allowed; /* in the cluster, as far as the run restricts hosts */
+	size_t large;   /* of these, with enough slots when empty */
+	size_t usable;  /* of these, up and not drained */
+	size_t fitting; /* of these, with enough free slots now and not kept for a run before */
+	size_t most;    /* slots of the largest allowed node */
+	bool kept;      /* a run before this one keeps a node that it needs */
+	/* A large node that is down or drained, as a whole or too many of its slots. */
+	const struct sched_node *out;
 };
 
 static bool host_allowed(const struct sched_run *r, const char *name)
@@ -41,7 +42,8 @@ static size_t free_slots(const struct sched_node *n)
 
 static bool usable(const struct sched_node *n, const struct sched_run *r)
 {
-	return n->up && !n->drained && (int64_t)n->slots >= r->per_node && host_allowed(r, n->name);
+	return n->up && !n->drained && (int64_t)(n->slots - n->broken) >= r->per_node &&
+	       host_allowed(r, n->name);
 }
 
 /* kept: nodes that a run before this one waits for; NULL: none. */
@@ -61,8 +63,7 @@ static struct view look(const struct sched_node *nodes, size_t count, const bool
 			continue;
 		v.large++;
 		if (!usable(n, r)) {
-			v.out = n->name;
-			v.out_drained = n->up && n->drained;
+			v.out = n;
 			continue;
 		}
 		v.usable++;
@@ -114,9 +115,13 @@ static void say_impossible(struct sched_run *r, const struct view *v, const stru
 		snprintf(r->reason, sizeof(r->reason),
 		         "asks for %lld nodes with %lld %s each, the cluster has %zu", (long long)r->nodes,
 		         (long long)r->per_node, plural(r->per_node, "slot", "slots"), v->large);
+	else if (v->out && v->out->up && !v->out->drained)
+		snprintf(r->reason, sizeof(r->reason), "waits for node %s, of whose %zu slots %zu %s drained",
+		         v->out->name, v->out->slots, v->out->broken,
+		         plural((int64_t)v->out->broken, "is", "are"));
 	else
 		snprintf(r->reason, sizeof(r->reason), "waits for node %s, which is %s",
-		         v->out ? v->out : "?", v->out_drained ? "drained" : "down");
+		         v->out ? v->out->name : "?", v->out && v->out->up ? "drained" : "down");
 }
 
 bool schedule_possible(const struct sched_node *nodes, size_t count, struct sched_run *r)
@@ -150,6 +155,21 @@ static int by_node(const void *a, const void *b)
 	return x->node < y->node ? -1 : x->node > y->node;
 }
 
+/* So many free slots of the node, in the order of local ranks. */
+static void take_slots(struct sched_node *node, int64_t count, int *out)
+{
+	int64_t got = 0;
+
+	if (node->links)
+		topology_choose(node->links, node->slots, node->taken, (size_t)count, out);
+	else
+		for (size_t s = 0; got < count; s++)
+			if (!node->taken[s])
+				out[got++] = (int)s;
+	for (int64_t i = 0; i < count; i++)
+		node->taken[out[i]] = true;
+}
+
 /* The fullest nodes that still fit, so that large ones stay whole for large runs; ranks in file order. */
 static int place(struct sched_node *nodes, size_t count, const bool *kept, struct sched_run *r,
                  struct error *err)
@@ -173,15 +193,8 @@ static int place(struct sched_node *nodes, size_t count, const bool *kept, struc
 	qsort(c, n, sizeof(*c), by_fit);
 	qsort(c, r->nodes, sizeof(*c), by_node);
 	for (int64_t i = 0; i < r->nodes; i++) {
-		struct sched_node *node = &nodes[c[i].node];
-		int64_t got = 0;
-
 		r->chosen[i] = c[i].node;
-		for (size_t s = 0; got < r->per_node; s++)
-			if (!node->taken[s]) {
-				node->taken[s] = true;
-				r->slots[i * r->per_node + got++] = s;
-			}
+		take_slots(&nodes[c[i].node], r->per_node, &r->slots[i * r->per_node]);
 	}
 	r->placed = true;
 	return 0;

@@ -15,8 +15,11 @@
 struct sched_node {
 	const char *name;
 	bool up, drained;
-	size_t slots; /* 0 while it has never been heard of */
-	bool *taken;  /* slots entries; scheduling marks what it gives away */
+	size_t slots;  /* 0 while it has never been heard of */
+	bool *taken;   /* slots entries; scheduling marks what it gives away */
+	size_t broken; /* of these, drained: taken until somebody resumes them */
+	const unsigned char
+	    *links; /* slots × slots, as topology.h has them; NULL: one is as good as another */
 };
 
 struct sched_run {

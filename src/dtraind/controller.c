@@ -218,7 +218,7 @@ int controller_heartbeat(struct controller *c, const json_t *heartbeat, json_t *
 		return error_set(err, -ENOENT, "node %s is not in the controller's hosts file", name);
 	}
 	/* Most have nothing new to say, and there are many: the queue is not gone through for those. */
-	news = !json_equal(m->devices, json_object_get(heartbeat, "devices"));
+	news = member_slots_differ(m, json_object_get(heartbeat, "devices"));
 	if (m->shunned > 0 && clock_monotonic() >= m->shunned) {
 		m->shunned = 0;
 		news = true;

@@ -122,8 +122,10 @@ static int build_nodes(struct controller *c, struct sched_node **out, struct err
 	for (size_t i = 0; i < n; i++) {
 		struct member *m = members_get(c->members, i);
 
-		nodes[i] = (struct sched_node){m->name, m->up && !m->removed && now >= m->shunned, m->drained,
-		                               m->slots, calloc(m->slots + 1, sizeof(bool))};
+		nodes[i] = (struct sched_node){
+		    m->name,        m->up && !m->removed && now >= m->shunned, m->drained,
+		    m->slots,       calloc(m->slots + 1, sizeof(bool)),        member_drained_slots(m),
+		    member_links(m)};
 		if (!nodes[i].taken)
 			return error_oom(err);
 		json_array_foreach(m->devices, k, d) nodes[i].taken[k] =
@@ -146,8 +148,10 @@ static int build_nodes(struct controller *c, struct sched_node **out, struct err
 
 static void free_nodes(struct sched_node *nodes)
 {
-	for (struct sched_node *n = nodes; n && n->taken; n++)
+	for (struct sched_node *n = nodes; n && n->taken; n++) {
 		free(n->taken);
+		free((void *)n->links);
+	}
 	free(nodes);
 }
 

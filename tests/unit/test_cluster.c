@@ -14,9 +14,9 @@
 #include "cluster/store.h"
 #include "unit.h"
 
-/* One case of the scheduler in words. nodes: "n1:UUTT" (U free, T taken), "-" before it: down, "~": drained.
- * queue: "ID:NODESxSLOTS" with "@host,host" for a restriction. want: "ID=n1[0,1]+n2[0]" or "ID?part of the
- * reason". */
+/* One case of the scheduler in words. nodes: "n1:UUTD" (U free, T taken, D drained), "-" before it: down,
+ * "~": drained. queue: "ID:NODESxSLOTS" with "@host,host" for a restriction. want: "ID=n1[0,1]+n2[0]" or
+ * "ID?part of the reason". */
 struct sched_case {
 	const char *nodes, *queue, *want;
 };
@@ -47,6 +47,10 @@ static const struct sched_case sched_cases[] = {
     {"a:U b:U", "1:1x1@B", "1=b[0]"},
     {"a:TUTU", "1:1x2", "1=a[1,3]"},
     {"", "1:1x1", "1?asks for 1 nodes, the cluster has 0"},
+    /* A drained slot is not given away, and holds up nobody but who needs it. */
+    {"a:DU", "1:1x1", "1=a[1]"},
+    {"a:UUUD b:UU", "1:1x4 2:1x3", "1?waits for node a, of whose 4 slots 1 is drained 2=a[0,1,2]"},
+    {"a:DDU", "1:1x3", "1?waits for node a, of whose 3 slots 2 are drained"},
 };
 
 static size_t parse_nodes(const char *text, struct sched_node *nodes, char *copy)
@@ -60,10 +64,15 @@ static size_t parse_nodes(const char *text, struct sched_node *nodes, char *copy
 		bool down = *word == '-', drained = *word == '~';
 
 		*slots++ = '\0';
-		nodes[n] = (struct sched_node){word + (down || drained), !down, drained, strlen(slots),
-		                               calloc(strlen(slots) + 1, sizeof(bool))};
-		for (size_t i = 0; slots[i]; i++)
-			nodes[n].taken[i] = slots[i] == 'T';
+		nodes[n] = (struct sched_node){.name = word + (down || drained),
+		                               .up = !down,
+		                               .drained = drained,
+		                               .slots = strlen(slots),
+		                               .taken = calloc(strlen(slots) + 1, sizeof(bool))};
+		for (size_t i = 0; slots[i]; i++) {
+			nodes[n].taken[i] = slots[i] != 'U';
+			nodes[n].broken += slots[i] == 'D';
+		}
 		n++;
 	}
 	return n;
@@ -205,15 +214,21 @@ static void place(struct run *r)
 	ck_ok(run_place(r, names, slots, 100, &err), &err);
 }
 
-static unsigned report(struct run *r, const char *node, const char *state, const char *rank)
+static unsigned report_with(struct run *r, const char *node, const char *state, const char *rank,
+                            const char *more)
 {
 	_cleanup_free_ char *text = str_printf("{\"run\":1,\"attempt\":%lld,\"node\":\"%s\",\"state\":\"%s\","
-	                                       "\"ranks\":[%s]}",
-	                                       (long long)r->attempt, node, state, rank);
+	                                       "%s\"ranks\":[%s]}",
+	                                       (long long)r->attempt, node, state, more, rank);
 	_cleanup_json_ json_t *json = json_loads(text, 0, NULL);
 
 	ck_assert_ptr_nonnull(json);
 	return run_report(r, json, 200);
+}
+
+static unsigned report(struct run *r, const char *node, const char *state, const char *rank)
+{
+	return report_with(r, node, state, rank, "");
 }
 
 #define RANK0_OK "{\"rank\":0,\"state\":\"exited\",\"exit_status\":0}"
@@ -265,6 +280,30 @@ START_TEST(run_fails_with_the_first_cause)
 	ck_assert_str_eq(r->reason, "rank 1 on n2: killed by SIGKILL\nlast line");
 	/* The same end a second time is nothing new. */
 	ck_assert_uint_eq(report(r, "n2", "ended", RANK1_KILLED), 0);
+}
+END_TEST
+
+/* A device that fails is the cause, whether its node says so before or after the rank has failed of it. */
+START_TEST(run_fails_with_its_device)
+{
+	static const char *const error =
+	    "\"device_errors\":[\"GPU 3 (GPU-x) of n2: Xid 79: fell off the bus\"],";
+	static const char *const want =
+	    "GPU 3 (GPU-x) of n2: Xid 79: fell off the bus; rank 1 on n2: killed by SIGKILL\nlast line";
+
+	for (int late = 0; late < 2; late++) {
+		_cleanup_(run_freep) struct run *r = make_run(2, 1);
+
+		place(r);
+		report(r, "n1", "running", "");
+		report_with(r, "n2", "running", "", late ? "" : error);
+		ck_assert_int_eq(r->state, RUN_RUNNING); /* it may get over it */
+		report_with(r, "n2", "stopping", RANK1_KILLED, late ? "" : error);
+		report_with(r, "n2", "ended", RANK1_KILLED, error);
+		report(r, "n1", "ended", RANK0_OK);
+		ck_assert_int_eq(r->state, RUN_FAILED);
+		ck_assert_str_eq(r->reason, want);
+	}
 }
 END_TEST
 
@@ -560,6 +599,7 @@ int main(void)
 	tcase_add_test(c, impossible_runs);
 	tcase_add_test(c, run_succeeds);
 	tcase_add_test(c, run_fails_with_the_first_cause);
+	tcase_add_test(c, run_fails_with_its_device);
 	tcase_add_test(c, run_worker_says_why);
 	tcase_add_test(c, run_is_cancelled);
 	tcase_add_test(c, run_is_refused_or_lost);

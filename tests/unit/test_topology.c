@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which slots of a node a run gets, by how they are linked; and what the controller knows of that. */
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/json.h"
+#include "base/str.h"
+#include "cluster/members.h"
+#include "cluster/scheduler.h"
+#include "cluster/topology.h"
+#include "unit.h"
+
+/* Machines as they are sold: how GPU i of n is linked with GPU k. */
+static const char *shape_link(const char *name, size_t i, size_t k)
+{
+	if (i == k)
+		return "X";
+	if (str_eq(name, "nvswitch"))
+		return "NV18";
+	if (str_eq(name, "sockets")) /* two, each with two PCIe switches of two GPUs */
+		return i / 2 == k / 2 ? "PIX" : i / 4 == k / 4 ? "NODE" : "SYS";
+	if (str_eq(name, "bridges")) /* an NVLink bridge over each pair */
+		return i / 2 == k / 2 ? "NV4" : "PHB";
+	if (str_eq(name, "crossed")) /* the same, but over 0-3 and 1-2 */
+		return i + k == 3 ? "NV4" : "PHB";
+	if (str_eq(name, "ring")) /* 0-2-1-3-0 */
+		return i / 2 != k / 2 ? "NV2" : "SYS";
+	return i / 4 == k / 4 ? "MIG" : "SYS"; /* "mig": two GPUs in four parts each */
+}
+
+/* free: the slots that are, in digits; want: the slots of local ranks 0, 1, … */
+static const struct topology_case {
+	const char *shape;
+	size_t slots;
+	const char *free, *want;
+} topology_cases[] = {
+    {"nvswitch", 8, "01234567", "0123"},
+    {"nvswitch", 8, "01234567", "01234567"},
+    {"nvswitch", 8, "13467", "134"},
+    {"sockets", 8, "01234567", "01"},
+    {"sockets", 8, "01234567", "0123"},
+    {"sockets", 8, "1234567", "4567"}, /* the whole socket rather than three and one */
+    {"sockets", 8, "1234567", "1"},    /* which leaves the pairs as they are */
+    {"sockets", 8, "0234567", "23"},   /* a pair */
+    {"sockets", 8, "0246", "02"},      /* no pair is left: the same socket */
+    {"sockets", 8, "0456", "456"},
+    {"sockets", 8, "024567", "4567"},
+    {"sockets", 8, "1356", "13"},
+    {"sockets", 8, "01234567", "01234567"},
+    {"bridges", 4, "0123", "01"},
+    {"bridges", 4, "123", "23"},
+    {"bridges", 4, "123", "1"},
+    {"bridges", 4, "0123", "012"},
+    {"crossed", 4, "0123", "03"},
+    {"crossed", 4, "012", "12"},
+    {"crossed", 4, "012", "0"},
+    {"crossed", 4, "0123", "0123"}, /* 0-1 and 2-3 by the host bridge, 1-2 and 3-0 by the bridges */
+    {"ring", 4, "0123", "0213"},
+    {"mig", 8, "01234567", "04"}, /* NCCL joins no two parts of one GPU */
+};
+
+START_TEST(topology_table)
+{
+	const struct topology_case *c = &topology_cases[_i];
+	unsigned char links[8 * 8];
+	size_t want = strlen(c->want);
+	bool taken[8];
+	int chosen[8];
+
+	for (size_t i = 0; i < c->slots; i++) {
+		taken[i] = !strchr(c->free, '0' + (int)i);
+		for (size_t k = 0; k < c->slots; k++)
+			links[i * c->slots + k] = topology_weight(shape_link(c->shape, i, k));
+	}
+	topology_choose(links, c->slots, taken, want, chosen);
+	for (size_t i = 0; i < want; i++)
+		ck_assert_msg(chosen[i] == c->want[i] - '0', "%s, free %s, want %s: rank %zu is on slot %d",
+		              c->shape, c->free, c->want, i, chosen[i]);
+}
+END_TEST
+
+/* Large machines: 16 GPUs in all their combinations, 56 MIG devices; each time valid, and soon. */
+START_TEST(topology_of_large_machines)
+{
+	static const size_t sizes[][2] = {{16, 8}, {16, 15}, {56, 28}, {256, 200}};
+	double start = clock_monotonic();
+
+	for (size_t s = 0; s < ARRAY_SIZE(sizes); s++) {
+		size_t n = sizes[s][0], want = sizes[s][1];
+		_cleanup_free_ unsigned char *links = calloc(n, n);
+		_cleanup_free_ bool *taken = calloc(n, sizeof(bool));
+		_cleanup_free_ int *chosen = calloc(n, sizeof(int));
+
+		for (size_t i = 0; i < n * n; i++)
+			links[i] = topology_weight(i / n / 8 == i % n / 8 ? "NV12" : "SYS");
+		topology_choose(links, n, taken, want, chosen);
+		for (size_t i = 0; i < want; i++) {
+			ck_assert(chosen[i] >= 0 && (size_t)chosen[i] < n && !taken[chosen[i]]);
+			taken[chosen[i]] = true;
+		}
+		if (n == 16 && want == 8)
+			ck_assert_int_eq(chosen[7], 7);
+	}
+	ck_assert_double_lt(clock_monotonic() - start, 2);
+}
+END_TEST
+
+START_TEST(placed_by_topology)
+{
+	unsigned char links[16];
+	bool taken[4] = {true};
+	struct sched_node node = {.name = "a", .up = true, .slots = 4, .taken = taken, .links = links};
+	struct sched_run r = {.id = 1, .nodes = 1, .per_node = 2};
+	struct error err = ERROR_INIT;
+
+	for (size_t i = 0; i < 16; i++)
+		links[i] = topology_weight(shape_link("bridges", i / 4, i % 4));
+	ck_ok(schedule(&node, 1, &r, 1, &err), &err);
+	ck_assert_int_eq(r.slots[0], 2);
+	ck_assert_int_eq(r.slots[1], 3);
+	ck_assert(!taken[1] && taken[2] && taken[3]);
+	free(r.chosen);
+	free(r.slots);
+}
+END_TEST
+
+START_TEST(members_tell_links_and_drains)
+{
+	_cleanup_json_ json_t *heartbeat = json_loads(
+	    "{\"devices\":["
+	    "{\"index\":0,\"state\":\"free\",\"run\":null,\"temperature\":40,\"links\":[\"X\",\"NV4\",null]},"
+	    "{\"index\":1,\"state\":\"draining\",\"run\":7,\"reason\":\"Xid "
+	    "79\",\"links\":[\"NV4\",\"X\",null]},"
+	    "{\"index\":2,\"state\":\"drained\",\"run\":null,\"reason\":\"by "
+	    "hand\",\"links\":[null,null,\"X\"]}]}",
+	    0, NULL);
+	_cleanup_json_ json_t *next = json_deep_copy(heartbeat);
+	json_t *devices = json_object_get(next, "devices");
+	_cleanup_free_ unsigned char *links = NULL;
+	struct member m = {.name = (char *)"a"};
+
+	ck_assert(member_slots_differ(&m, json_object_get(heartbeat, "devices")));
+	member_heartbeat(&m, heartbeat, 1, 1);
+	ck_assert_uint_eq(member_free_slots(&m), 1);
+	ck_assert_uint_eq(member_drained_slots(&m), 2);
+	links = member_links(&m);
+	ck_assert_int_eq(links[1], topology_weight("NV4"));
+	ck_assert_int_eq(links[2], topology_weight("SYS"));
+	/* A sensor is no news, a state is. */
+	json_object_set_new(json_array_get(devices, 0), "temperature", json_integer(41));
+	ck_assert(!member_slots_differ(&m, devices));
+	json_object_set_new(json_array_get(devices, 0), "state", json_string("drained"));
+	ck_assert(member_slots_differ(&m, devices));
+	/* What the run leaves is not given away. */
+	member_release(&m, 7);
+	ck_assert_uint_eq(member_free_slots(&m), 1);
+	ck_assert_uint_eq(member_drained_slots(&m), 2);
+	json_decref(m.devices);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("topology");
+	TCase *c = tcase_create("topology");
+
+	tcase_set_timeout(c, 60);
+	tcase_add_loop_test(c, topology_table, 0, ARRAY_SIZE(topology_cases));
+	tcase_add_test(c, topology_of_large_machines);
+	tcase_add_test(c, placed_by_topology);
+	tcase_add_test(c, members_tell_links_and_drains);
+	suite_add_tcase(suite, c);
+	return unit_run(suite);
+}
