@@ -114,9 +114,22 @@ static void on_node_report(void *context, const json_t *report)
 		link_report(d->link, report);
 }
 
+static void on_devices_changed(void *context)
+{
+	struct daemon *d = context;
+
+	if (d->link)
+		link_heartbeat(d->link);
+	if (d->controller) { /* a report may have brought the devices already, then the heartbeat is no news
+		              */
+		d->controller->reschedule = true;
+		controller_touch(d->controller);
+	}
+}
+
 static int setup_node(struct daemon *d, struct error *err)
 {
-	struct node_callbacks callbacks = {d, on_node_report};
+	struct node_callbacks callbacks = {d, on_node_report, on_devices_changed};
 
 	return node_create(d->event, d->settings->config, d->settings->name, d->settings->hosts_slots,
 	                   &callbacks, &d->node, err);

@@ -22,6 +22,7 @@ struct link {
 	struct http_transfer *beating, *reporting; /* one of each at a time: they keep their order */
 	json_t *pending;                           /* reports to send, the newest of each attempt */
 	bool lost;                                 /* the last heartbeat did not arrive */
+	bool again;                                /* there is more to say than the one under way does */
 };
 
 int64_t link_sequence(const struct link *l)
@@ -99,6 +100,8 @@ static void on_beaten(void *context, const struct http_answer *a)
 		sd_event_source_set_time(l->timer, 0);
 	}
 	daemon_status(l->daemon);
+	if (l->again)
+		link_heartbeat(l);
 }
 
 static json_t *heartbeat(struct link *l)
@@ -116,6 +119,7 @@ void link_heartbeat(struct link *l)
 	_cleanup_json_ json_t *body = NULL, *answer = NULL;
 	struct error err = ERROR_INIT;
 
+	l->again = l->beating;
 	if (l->beating)
 		return;
 	body = heartbeat(l);

@@ -36,6 +36,7 @@ struct attempt {
 	int pidfd;   /* dtrain-launch where it is our child, else -1 */
 	bool lost;   /* dtrain-launch is gone, and its last word was not the end */
 	char reason[128];
+	json_t *device_errors; /* NULL: none */
 	sd_event_source *link, *child, *orphans, *announce;
 };
 
@@ -84,6 +85,7 @@ void attempt_free(struct attempt *a)
 	strbuf_free(&a->in);
 	strbuf_free(&a->out);
 	json_decref(a->report);
+	json_decref(a->device_errors);
 	if (a->request)
 		request_free(a->request);
 	free(a->dir);
@@ -155,6 +157,8 @@ static int set_report(struct attempt *a, const char *state, json_t *ranks)
 		return -ENOMEM;
 	if (a->reason[0])
 		json_object_set_new(report, "reason", json_string(a->reason));
+	if (a->device_errors)
+		json_object_set(report, "device_errors", a->device_errors);
 	json_decref(a->report);
 	a->report = report;
 	return 0;
@@ -532,6 +536,17 @@ int attempt_adopt(const struct attempt_owner *owner, const char *dir, struct att
 		return r;
 	*out = steal_pointer(a);
 	return 0;
+}
+
+void attempt_add_error(struct attempt *a, const char *text)
+{
+	if (a->ended)
+		return;
+	if (!a->device_errors)
+		a->device_errors = json_array();
+	json_array_append_new(a->device_errors, json_string(text));
+	if (a->report)
+		json_object_set(a->report, "device_errors", a->device_errors);
 }
 
 void attempt_stop(struct attempt *a, double grace)

@@ -34,6 +34,8 @@ int attempt_start(const struct attempt_owner *owner, struct request *request,
 /* Finds again what DIR says. The first report comes from the event loop. */
 int attempt_adopt(const struct attempt_owner *owner, const char *dir, struct attempt **out,
                   struct error *err);
+/* A device that it has reports an error: goes into its reports, "device_errors", from now on. */
+void attempt_add_error(struct attempt *attempt, const char *text);
 void attempt_stop(struct attempt *attempt, double grace);
 void attempt_free(struct attempt *attempt); /* what runs goes on */
 

@@ -43,30 +43,40 @@ static uint64_t machine_memory(void)
 	return (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
+/* NVML's index or the start of a UUID. */
+static bool names(const char *token, const struct device *d)
+{
+	int64_t index;
+
+	if (str_to_int64(token, 0, INT32_MAX, &index) == 0)
+		return d->index == index;
+	return *token && str_starts(d->uuid, token);
+}
+
 void devices_filter_visible(struct device *list, size_t *count, const char *visible)
 {
 	_cleanup_free_ struct device *kept = calloc(*count + 1, sizeof *kept);
+	_cleanup_free_ bool *taken = calloc(*count + 1, sizeof *taken);
 	_cleanup_free_ char *copy = strdup(visible);
 	char *rest = copy, *token;
 	size_t n = 0;
 
-	if (!kept || !copy)
+	if (!kept || !taken || !copy)
 		return;
 	while ((token = strsep(&rest, ","))) {
-		struct device *found = NULL;
-		int64_t index;
+		size_t before = n;
+		bool one = false;
 
 		token = str_strip(token);
-		for (size_t i = 0; i < *count && !found && *token; i++)
-			if (str_to_int64(token, 0, INT32_MAX, &index) == 0 ? list[i].index == index
-			                                                   : str_starts(list[i].uuid, token))
-				found = &list[i];
-		for (size_t i = 0; i < n && found; i++)
-			if (kept[i].index == found->index)
-				found = NULL;
-		if (!found || n == *count)
+		for (size_t i = 0; i < *count; i++) {
+			if (taken[i] || one || !names(token, &list[i]))
+				continue;
+			kept[n++] = list[i];
+			taken[i] = true;
+			one = !list[i].mig;
+		}
+		if (n == before)
 			break;
-		kept[n++] = *found;
 	}
 	memcpy(list, kept, n * sizeof *list);
 	*count = n;
@@ -85,6 +95,7 @@ static int find_cpu_slots(const struct daemon_config *config, int hosts_slots, s
 		struct device *d = &out->list[i];
 
 		d->index = i;
+		d->numa = -1;
 		d->threads = threads;
 		d->memory = machine_memory() / slots;
 		if (i == 0)
@@ -96,31 +107,52 @@ static int find_cpu_slots(const struct daemon_config *config, int hosts_slots, s
 	return 0;
 }
 
+static int find_gpus(struct devices *out, const char *visible, struct error *err)
+{
+	int version = 0, r;
+
+	nvml_open(&out->nvml);
+	if (!out->nvml)
+		return 0;
+	r = gpus_find(out->nvml, &out->list, &out->count, err);
+	if (r < 0)
+		return r;
+	for (size_t i = 0; i < out->count; i++)
+		out->by_uuid = out->by_uuid || out->list[i].mig || out->list[i].fault[0];
+	if (visible && out->count > 0)
+		devices_filter_visible(out->list, &out->count, visible);
+	if (out->nvml->driver_version &&
+	    out->nvml->driver_version(out->driver, sizeof out->driver) != NVML_SUCCESS)
+		out->driver[0] = '\0';
+	if (out->nvml->cuda_version && out->nvml->cuda_version(&version) == NVML_SUCCESS)
+		snprintf(out->cuda, sizeof out->cuda, "%d.%d", version / 1000, version % 1000 / 10);
+	return 0;
+}
+
 int devices_find(const struct daemon_config *config, int hosts_slots, struct devices *out, struct error *err)
 {
 	const char *visible = getenv("CUDA_VISIBLE_DEVICES");
 	int r;
 
 	memset(out, 0, sizeof *out);
-	r = nvml_find(&out->list, &out->count, err);
-	if (r < 0)
-		return r;
-	if (visible && out->count > 0)
-		devices_filter_visible(out->list, &out->count, visible);
-	if (out->count == 0) {
+	r = find_gpus(out, visible, err);
+	if (r == 0 && out->count == 0) {
 		devices_release(out);
 		return find_cpu_slots(config, hosts_slots, out, err);
 	}
-	if (hosts_slots > (int)out->count) {
+	if (r == 0 && hosts_slots > (int)out->count)
 		r = error_set(err, -ENODEV,
 		              "the hosts file says slots=%d, but this machine shows %zu GPU%s%s", hosts_slots,
 		              out->count, out->count == 1 ? "" : "s",
 		              visible ? " (CUDA_VISIBLE_DEVICES is set for dtraind)" : "");
+	if (r == 0 && hosts_slots > 0)
+		out->count = hosts_slots;
+	if (r == 0)
+		r = gpus_connect(out, err);
+	if (r < 0) {
 		devices_release(out);
 		return r;
 	}
-	if (hosts_slots > 0)
-		out->count = hosts_slots;
 	for (size_t i = 0; i < out->count; i++)
 		out->list[i].threads = config->slot_threads > 0 ? config->slot_threads
 		                                                : MAX(usable_cores() / (int)out->count, 1);
@@ -130,6 +162,21 @@ int devices_find(const struct daemon_config *config, int hosts_slots, struct dev
 void devices_release(struct devices *devices)
 {
 	free(devices->list);
-	devices->list = NULL;
-	devices->count = 0;
+	free(devices->links);
+	if (devices->nvml)
+		nvml_close(devices->nvml);
+	memset(devices, 0, sizeof *devices);
+}
+
+const char *device_describe(const struct device *d, char *buf, size_t size)
+{
+	if (!d->gpu)
+		snprintf(buf, size, "CPU slot %d", d->index);
+	else if (d->mig)
+		snprintf(buf, size, "MIG device %s of GPU %d", d->uuid, d->index);
+	else if (d->uuid[0])
+		snprintf(buf, size, "GPU %d (%s)", d->index, d->uuid);
+	else
+		snprintf(buf, size, "GPU %d", d->index);
+	return buf;
 }

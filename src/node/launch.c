@@ -326,6 +326,7 @@ static int read_description(struct launch *l, const char *dir, struct error *err
 		rank->slot = json_get_int(json, "slot", 0);
 		rank->exec_fd = -1;
 		rank->error_file = json_get_string(json, "error_file", NULL);
+		rank->cpus = json_get_string(json, "cpus", NULL);
 		rank->environment = string_array(json_object_get(json, "environment"));
 		/* dtraind made the file, the user's, in a directory that is not theirs. */
 		rank->log_fd = open(log, O_RDWR | O_APPEND | O_CLOEXEC | O_NOFOLLOW);

@@ -7,7 +7,7 @@
  * any later dtraind will.
  *
  * launch.json: {"switch_user":bool,"uid","gid","groups":[…],"directory","argv":[…],
- *               "ranks":[{"rank","slot","environment":["K=V",…],"log","error_file"}]}
+ *               "ranks":[{"rank","slot","environment":["K=V",…],"log","error_file","cpus":"0-7"|null}]}
  *
  * Over the socket newline-delimited JSON. To the newest connection, at once and after each change, the whole
  * state: {"state":"starting|running|stopping|ended","ranks":[…as in node.h…],"reason"?}. So a restarted
@@ -37,6 +37,7 @@ struct launch_rank {
 	int log_fd;
 	char **environment;
 	const char *error_file; /* borrowed from the description, may be NULL */
+	const char *cpus;       /* the same: those that it may run on; NULL: all */
 	int exit_status;
 	int signal; /* 0: exited */
 	double ended;

@@ -20,6 +20,7 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/str.h"
+#include "node/affinity.h"
 #include "node/launch.h"
 
 extern char **environ;
@@ -54,6 +55,15 @@ static void write_small(const char *path, const char *text)
 		return; /* the launcher's own score stays: no reason not to run */
 }
 
+/* A matter of speed: a rank that cannot be bound runs all the same. */
+static void bind_cpus(const char *list)
+{
+	cpu_set_t cpus;
+
+	if (list && affinity_parse(list, &cpus) == 0)
+		sched_setaffinity(0, sizeof cpus, &cpus);
+}
+
 static int become_user(const struct launch_user *user)
 {
 	if (!user->change)
@@ -84,6 +94,7 @@ child(const struct launch_rank *rank, const struct launch_user *user, pid_t laun
 	dup2(rank->log_fd, STDERR_FILENO);
 	syscall(SYS_close_range, 3, ~0U, CLOSE_RANGE_CLOEXEC);
 	raise_limits();
+	bind_cpus(rank->cpus);
 	write_small("/proc/self/oom_score_adj", "0");
 	failure.code = -become_user(user);
 	/* After the change of user, which clears it. If the launcher died in between, nobody will tell us. */

@@ -14,9 +14,9 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "node/attempt.h"
-#include "node/devices.h"
 #include "node/preflight.h"
 #include "node/request.h"
+#include "node/slots.h"
 
 /* Ends that no controller asked to forget: so many are kept. */
 enum { ENDED_KEPT = 512 };
@@ -32,7 +32,7 @@ struct node {
 	char *name, *attempts_dir;
 	struct node_callbacks callbacks;
 	struct attempt_owner owner;
-	struct devices devices;
+	struct slots *slots;
 	struct entry *entries; /* oldest first */
 	sd_event_source *sweep;
 };
@@ -77,6 +77,42 @@ static int add_entry(struct node *node, struct attempt *attempt, struct error *e
 		end = &(*end)->next;
 	*end = e;
 	return 0;
+}
+
+/* Who has a device that reports an error hears of it: it may be why they fail. */
+static void on_fault(void *context, int slot, const char *text)
+{
+	struct node *node = context;
+	const struct request *q = slot_holder(node, slot);
+	struct entry *e = q ? find(node, q->run, q->attempt) : NULL;
+
+	if (!e)
+		return;
+	attempt_add_error(e->attempt, text);
+	if (node->callbacks.report)
+		node->callbacks.report(node->callbacks.context, attempt_report(e->attempt));
+}
+
+static void on_devices_changed(void *context)
+{
+	struct node *node = context;
+
+	if (node->callbacks.devices_changed)
+		node->callbacks.devices_changed(node->callbacks.context);
+}
+
+/* Of attempts that an earlier dtraind started. */
+static void tell_old_faults(struct node *node)
+{
+	for (struct entry *e = node->entries; e; e = e->next) {
+		const struct request *q = attempt_request(e->attempt);
+		char text[512];
+
+		for (size_t i = 0; i < q->rank_count; i++)
+			if (q->ranks[i].slot < slots_count(node->slots) &&
+			    slots_fault(node->slots, q->ranks[i].slot, text, sizeof text))
+				attempt_add_error(e->attempt, text);
+	}
 }
 
 static int on_sweep(sd_event_source *source, void *context)
@@ -170,7 +206,8 @@ int node_create(sd_event *event, const struct daemon_config *config, const char 
 	if (!node->name || !node->attempts_dir)
 		return error_oom(err);
 	node->owner = (struct attempt_owner){event, node->name, config->socket, on_changed, node};
-	r = devices_find(config, hosts_slots, &node->devices, err);
+	r = slots_create(event, config, name, hosts_slots,
+	                 &(struct slots_callbacks){node, on_fault, on_devices_changed}, &node->slots, err);
 	if (r < 0)
 		return error_prefix(err, "node %s", name);
 	r = sd_event_add_defer(event, &node->sweep, on_sweep, node);
@@ -184,6 +221,7 @@ int node_create(sd_event *event, const struct daemon_config *config, const char 
 		r = adopt_all(node, err);
 	if (r < 0)
 		return r;
+	tell_old_faults(node);
 	*out = steal_pointer(node);
 	return 0;
 }
@@ -198,7 +236,8 @@ void node_destroy(struct node *node)
 		free(e);
 	}
 	sd_event_source_disable_unref(node->sweep);
-	devices_release(&node->devices);
+	if (node->slots)
+		slots_destroy(node->slots);
 	free(node->name);
 	free(node->attempts_dir);
 	free(node);
@@ -206,15 +245,15 @@ void node_destroy(struct node *node)
 
 int node_slots(const struct node *node)
 {
-	return (int)node->devices.count;
+	return slots_count(node->slots);
 }
 
 int node_free_slots(const struct node *node)
 {
 	int n = 0;
 
-	for (size_t i = 0; i < node->devices.count; i++)
-		n += !slot_holder(node, (int)i);
+	for (int i = 0; i < slots_count(node->slots); i++)
+		n += !slot_holder(node, i) && !slots_drained(node->slots, i);
 	return n;
 }
 
@@ -222,19 +261,22 @@ json_t *node_devices(const struct node *node)
 {
 	json_t *list = json_array();
 
-	for (size_t i = 0; i < node->devices.count; i++) {
-		const struct device *d = &node->devices.list[i];
-		const struct request *holder = slot_holder(node, (int)i);
-		json_t *json = json_pack("{s:s, s:i, s:s, s:s, s:I, s:i, s:s}", "node", node->name, "index",
-		                         (int)i, "kind", d->gpu ? "gpu" : "cpu", "name", d->name, "memory",
-		                         (json_int_t)d->memory, "threads", d->threads, "state",
-		                         holder ? "leased" : "free");
+	for (int i = 0; i < slots_count(node->slots); i++) {
+		const struct request *holder = slot_holder(node, i);
 
-		json_object_set_new(json, "uuid", d->uuid[0] ? json_string(d->uuid) : json_null());
-		json_object_set_new(json, "run", holder ? json_integer(holder->run) : json_null());
-		json_array_append_new(list, json);
+		json_array_append_new(list, slots_to_json(node->slots, i, holder ? holder->run : 0));
 	}
 	return list;
+}
+
+int node_drain(struct node *node, int slot, const char *reason, struct error *err)
+{
+	return slots_drain(node->slots, slot, reason, err);
+}
+
+int node_resume(struct node *node, int slot, struct error *err)
+{
+	return slots_resume(node->slots, slot, err);
 }
 
 json_t *node_attempts(const struct node *node)
@@ -249,16 +291,24 @@ json_t *node_attempts(const struct node *node)
 
 static int check_slots(const struct node *node, const struct request *q, struct error *err)
 {
-	for (size_t i = 0; i < q->rank_count; i++) {
-		const struct request *holder = slot_holder(node, q->ranks[i].slot);
+	const struct devices *devices = slots_devices(node->slots);
 
-		if (q->ranks[i].slot >= (int)node->devices.count)
-			return error_set(err, -EINVAL, "no slot %d; there are %zu, counted from 0",
-			                 q->ranks[i].slot, node->devices.count);
+	for (size_t i = 0; i < q->rank_count; i++) {
+		int slot = q->ranks[i].slot;
+		const struct request *holder = slot_holder(node, slot);
+		const char *drained;
+		char name[200];
+
+		if (slot >= (int)devices->count)
+			return error_set(err, -EINVAL, "no slot %d; there are %zu, counted from 0", slot,
+			                 devices->count);
 		if (holder)
-			return error_set(err, -EBUSY, "slot %d is leased to run %lld, attempt %lld",
-			                 q->ranks[i].slot, (long long)holder->run,
-			                 (long long)holder->attempt);
+			return error_set(err, -EBUSY, "slot %d is leased to run %lld, attempt %lld", slot,
+			                 (long long)holder->run, (long long)holder->attempt);
+		drained = slots_drained(node->slots, slot);
+		if (drained)
+			return error_set(err, -EBUSY, "slot %d, %s, is drained: %s", slot,
+			                 device_describe(&devices->list[slot], name, sizeof name), drained);
 	}
 	return 0;
 }
@@ -314,7 +364,7 @@ static int start(struct node *node, struct request **request, struct error *err)
 	if (!dir || !logs)
 		return error_oom(err);
 
-	const struct request_place place = {node->config, node->name, dir, logs, &node->devices};
+	const struct request_place place = {node->config, node->name, dir, logs, slots_devices(node->slots)};
 
 	r = check_request(q, &place, user, err);
 	if (r < 0)

@@ -27,8 +27,10 @@ struct node_callbacks {
 	 * "ended" comes after every process of the attempt is gone and the lease is free. It is kept, and
 	 * comes again after a restart of the service, until node_forget: the receiver takes a second one as
 	 * nothing new. "reason" is there where the node itself has something to say (the launcher was killed,
-	 * a process that does not die). */
+	 * a process that does not die); "device_errors":["GPU 3 (GPU-12…) of n1: Xid 79: fell off the bus"]
+	 * where a device of the attempt was drained for an error while it ran. */
 	void (*report)(void *context, const json_t *report);
+	void (*devices_changed)(void *context); /* one is drained, or given back; NULL: nobody cares */
 };
 
 /* Finds devices (NVML loaded at run time, else CPU slots) and running attempts (runtime_dir/attempts). */
@@ -37,18 +39,26 @@ int node_create(sd_event *event, const struct daemon_config *config, const char 
 void node_destroy(struct node *node); /* running attempts go on without us */
 int node_slots(const struct node *node);
 int node_free_slots(const struct node *node);
-/* [{"node","index","kind":"cpu"|"gpu","name","uuid","memory","threads","state":"free"|"leased"|"drained","run":17|null}]
- */
+/* [{"node","index","kind":"cpu"|"gpu","name","uuid","memory","threads","state":"free"|"leased"|"draining"|"drained",
+ *   "run":17|null,"reason":why it is drained|null}], of a GPU also
+ * {"gpu":as nvidia-smi counts,"pci","numa","mig":{"gpu_instance","compute_instance"}|null,
+ *  "links":["X","NV18","SYS",…] by slot,"driver","cuda","xid":{"code","message","time"}|null,"read":when,
+ *  "memory_used","utilization":percent,"temperature","power":W,"power_limit","ecc_errors"}: null where not
+ * known. Draining: leased, and drained once it is free. */
 json_t *node_devices(const struct node *node);
+/* A device by hand: no new runs on it, until it is resumed. -ENOENT: no such slot; -EIO: it is broken still.
+ */
+int node_drain(struct node *node, int slot, const char *reason, struct error *err);
+int node_resume(struct node *node, int slot, struct error *err);
 /* The reports of all attempts here, as an array: what a controller that was restarted asks for. */
 json_t *node_attempts(const struct node *node);
 
 /* Leases the slots and starts the ranks of an attempt here:
  * {"run","attempt","user","uid","gid","config":{run_config},"world_size","nodes","node_rank","local_world_size",
  *  "master_addr","master_port":0|N,"ranks":[{"rank","local_rank","slot"}]}
- * -EBUSY: a slot is leased (message names slot and run); -EPERM: no such user here, or a uid that differs;
- * -EINVAL …: preflight (directory missing, program not found …) failed: nothing is leased then.
- * The same attempt a second time: 0. -ESTALE: a newer attempt of the run is known here. */
+ * -EBUSY: a slot is leased (message names slot and run) or drained (and why); -EPERM: no such user here, or a
+ * uid that differs; -EINVAL …: preflight (directory missing, program not found …) failed: nothing is leased
+ * then. The same attempt a second time: 0. -ESTALE: a newer attempt of the run is known here. */
 int node_start(struct node *node, const json_t *request, struct error *err);
 /* TERM to all ranks of the attempt, KILL after grace seconds to all they started. No such attempt: 0. */
 int node_stop(struct node *node, int64_t run, int64_t attempt, double grace, struct error *err);

@@ -1,110 +1,105 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GPUs through NVML, loaded at run time: a machine without the driver has no such library, and needs none. */
+#include "node/nvml.h"
+
 #include <dlfcn.h>
 #include <errno.h>
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
-#include "node/devices.h"
 
-/* NVML's stable C ABI, as far as it is used here. */
-struct nvml_memory {
-	unsigned long long total, free, used;
-};
-
-enum { NVML_SUCCESS = 0 };
-
-struct nvml {
-	void *library;
-	int (*init)(void);
-	int (*shutdown)(void);
-	int (*count)(unsigned *);
-	int (*handle)(unsigned, void **);
-	int (*name)(void *, char *, unsigned);
-	int (*uuid)(void *, char *, unsigned);
-	int (*memory)(void *, struct nvml_memory *);
-	const char *(*error)(int);
+/* In the order of age: the first name that the library has is taken. */
+static const struct symbol {
+	size_t to;
+	const char *names[2];
+	bool needed;
+} symbols[] = {
+#define TO(field) offsetof(struct nvml, field)
+    {TO(init), {"nvmlInit_v2"}, true},
+    {TO(shutdown), {"nvmlShutdown"}, true},
+    {TO(count), {"nvmlDeviceGetCount_v2"}, true},
+    {TO(handle), {"nvmlDeviceGetHandleByIndex_v2"}, true},
+    {TO(name), {"nvmlDeviceGetName"}, true},
+    {TO(uuid), {"nvmlDeviceGetUUID"}, true},
+    {TO(memory), {"nvmlDeviceGetMemoryInfo"}, true},
+    {TO(error), {"nvmlErrorString"}, true},
+    {TO(driver_version), {"nvmlSystemGetDriverVersion"}, false},
+    {TO(cuda_version), {"nvmlSystemGetCudaDriverVersion_v2", "nvmlSystemGetCudaDriverVersion"}, false},
+    {TO(utilization), {"nvmlDeviceGetUtilizationRates"}, false},
+    {TO(temperature), {"nvmlDeviceGetTemperature"}, false},
+    {TO(temperature_v), {"nvmlDeviceGetTemperatureV"}, false},
+    {TO(power), {"nvmlDeviceGetPowerUsage"}, false},
+    {TO(power_limit), {"nvmlDeviceGetEnforcedPowerLimit"}, false},
+    {TO(ecc_errors), {"nvmlDeviceGetTotalEccErrors"}, false},
+    {TO(retired_pending), {"nvmlDeviceGetRetiredPagesPendingStatus"}, false},
+    {TO(remapped_rows), {"nvmlDeviceGetRemappedRows"}, false},
+    {TO(pci), {"nvmlDeviceGetPciInfo_v3"}, false},
+    {TO(cpu_affinity), {"nvmlDeviceGetCpuAffinity"}, false},
+    {TO(memory_affinity), {"nvmlDeviceGetMemoryAffinity"}, false},
+    {TO(common_ancestor), {"nvmlDeviceGetTopologyCommonAncestor"}, false},
+    {TO(link_state), {"nvmlDeviceGetNvLinkState"}, false},
+    {TO(link_remote_pci), {"nvmlDeviceGetNvLinkRemotePciInfo_v2"}, false},
+    {TO(link_remote_type), {"nvmlDeviceGetNvLinkRemoteDeviceType"}, false},
+    {TO(mig_mode), {"nvmlDeviceGetMigMode"}, false},
+    {TO(mig_count), {"nvmlDeviceGetMaxMigDeviceCount"}, false},
+    {TO(mig_handle), {"nvmlDeviceGetMigDeviceHandleByIndex"}, false},
+    {TO(gpu_instance), {"nvmlDeviceGetGpuInstanceId"}, false},
+    {TO(compute_instance), {"nvmlDeviceGetComputeInstanceId"}, false},
+    {TO(event_set), {"nvmlEventSetCreate"}, false},
+    {TO(event_set_free), {"nvmlEventSetFree"}, false},
+    {TO(event_types), {"nvmlDeviceGetSupportedEventTypes"}, false},
+    {TO(event_register), {"nvmlDeviceRegisterEvents"}, false},
+    /* The older one leaves the instances as they were. */
+    {TO(event_wait), {"nvmlEventSetWait_v2", "nvmlEventSetWait"}, false},
+#undef TO
 };
 
 static int load(struct nvml *nvml)
 {
-	const struct {
-		const char *name;
-		void **to;
-	} symbols[] = {
-	    {"nvmlInit_v2", (void **)&nvml->init},
-	    {"nvmlShutdown", (void **)&nvml->shutdown},
-	    {"nvmlDeviceGetCount_v2", (void **)&nvml->count},
-	    {"nvmlDeviceGetHandleByIndex_v2", (void **)&nvml->handle},
-	    {"nvmlDeviceGetName", (void **)&nvml->name},
-	    {"nvmlDeviceGetUUID", (void **)&nvml->uuid},
-	    {"nvmlDeviceGetMemoryInfo", (void **)&nvml->memory},
-	    {"nvmlErrorString", (void **)&nvml->error},
-	};
-
 	nvml->library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
 	if (!nvml->library)
 		return -ENOENT;
-	for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
-		*symbols[i].to = dlsym(nvml->library, symbols[i].name);
-		if (!*symbols[i].to) {
-			log_warn("libnvidia-ml.so.1 lacks %s: its GPUs are not used", symbols[i].name);
-			dlclose(nvml->library);
+	for (size_t i = 0; i < ARRAY_SIZE(symbols); i++) {
+		const struct symbol *s = &symbols[i];
+		void *found = dlsym(nvml->library, s->names[0]);
+
+		if (!found && s->names[1])
+			found = dlsym(nvml->library, s->names[1]);
+		if (!found && s->needed) {
+			log_warn("libnvidia-ml.so.1 lacks %s: its GPUs are not used", s->names[0]);
 			return -ENOSYS;
 		}
+		memcpy((char *)nvml + s->to, &found, sizeof found);
 	}
 	return 0;
 }
 
-int nvml_find(struct device **list, size_t *count, struct error *err)
+void nvml_open(struct nvml **out)
 {
-	struct nvml nvml;
-	unsigned n = 0;
+	struct nvml *nvml = calloc(1, sizeof *nvml);
 	int r;
 
-	*list = NULL;
-	*count = 0;
-	if (load(&nvml) < 0)
-		return 0;
-	r = nvml.init();
-	if (r != NVML_SUCCESS) {
-		log_warn("NVML does not start: %s: GPUs are not used", nvml.error(r));
-		dlclose(nvml.library);
-		return 0;
-	}
-	if (nvml.count(&n) != NVML_SUCCESS)
-		n = 0;
-	*list = calloc(n + 1, sizeof **list);
-	if (!*list) {
-		r = error_oom(err);
-		goto out;
-	}
-	r = 0;
-	for (unsigned i = 0; i < n; i++) {
-		struct device *d = &(*list)[*count];
-		struct nvml_memory memory = {0};
-		void *handle;
-		int failed = nvml.handle(i, &handle);
-
-		if (failed == NVML_SUCCESS)
-			failed = nvml.uuid(handle, d->uuid, sizeof d->uuid);
-		if (failed == NVML_SUCCESS)
-			failed = nvml.memory(handle, &memory);
-		if (failed != NVML_SUCCESS) {
-			log_warn("GPU %u is left out: %s", i, nvml.error(failed));
-			memset(d, 0, sizeof *d);
-			continue;
+	*out = NULL;
+	if (!nvml)
+		return;
+	if (load(nvml) == 0) {
+		r = nvml->init();
+		if (r == NVML_SUCCESS) {
+			*out = nvml;
+			return;
 		}
-		if (nvml.name(handle, d->name, sizeof d->name) != NVML_SUCCESS)
-			strcpy(d->name, "GPU");
-		d->gpu = true;
-		d->index = i;
-		d->memory = memory.total;
-		(*count)++;
+		log_warn("NVML does not start: %s: GPUs are not used", nvml->error(r));
 	}
-out:
-	nvml.shutdown();
-	dlclose(nvml.library);
-	return r;
+	if (nvml->library)
+		dlclose(nvml->library);
+	free(nvml);
+}
+
+void nvml_close(struct nvml *nvml)
+{
+	nvml->shutdown();
+	dlclose(nvml->library);
+	free(nvml);
 }

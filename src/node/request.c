@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "base/str.h"
+#include "node/affinity.h"
 
 static const char DEFAULT_PATH[] = "/usr/local/bin:/usr/bin:/bin";
 
@@ -164,14 +165,26 @@ static void set_base(json_t *env, const struct request *q, const struct run_user
 	}
 }
 
+/* The name of a GPU for CUDA. By its number, which every program can read, unless numbers may mislead. */
+static void add_gpu_name(struct strbuf *b, const struct devices *devices, const struct device *d)
+{
+	strbuf_adds(b, b->len ? "," : "");
+	if (devices->by_uuid)
+		strbuf_adds(b, d->uuid);
+	else
+		strbuf_addf(b, "%d", d->index);
+}
+
 /* What the devices mean to a program. A list of GPUs is in the order of local ranks, the same for all of
- * them: a program takes the LOCAL_RANK-th. */
+ * them: a program takes the LOCAL_RANK-th. CUDA lets a process use one MIG device only: its rank sees that
+ * one, as the first. */
 static void set_devices(json_t *env, const struct request *q, const struct request_place *place,
                         const struct request_rank *rank)
 {
 	const struct device *device = &place->devices->list[rank->slot];
 	int64_t threads = json_get_int(json_object_get(q->config, "resources"), "threads", 0);
 	struct strbuf gpus = {0}, slots = {0};
+	int seen = 0, own = 0;
 
 	for (int local = 0; local < (int)q->rank_count; local++)
 		for (size_t i = 0; i < q->rank_count; i++) {
@@ -180,12 +193,17 @@ static void set_devices(json_t *env, const struct request *q, const struct reque
 			if (q->ranks[i].local_rank != local)
 				continue;
 			strbuf_addf(&slots, "%s%d", slots.len ? "," : "", q->ranks[i].slot);
-			if (d->gpu)
-				strbuf_addf(&gpus, "%s%d", gpus.len ? "," : "", d->index);
+			if (!d->gpu || (device->mig ? d != device : d->mig))
+				continue;
+			if (d == device)
+				own = seen;
+			seen++;
+			add_gpu_name(&gpus, place->devices, d);
 		}
 	if (gpus.len) {
 		set(env, "CUDA_VISIBLE_DEVICES", "%s", gpus.data);
 		set(env, "CUDA_DEVICE_ORDER", "PCI_BUS_ID");
+		set(env, "DTRAIN_DEVICE", "%d", own);
 	} else if (getenv("CUDA_VISIBLE_DEVICES")) {
 		set(env, "CUDA_VISIBLE_DEVICES", "%s", ""); /* as it is for dtraind, which saw none */
 	}
@@ -201,6 +219,23 @@ static void set_devices(json_t *env, const struct request *q, const struct reque
 		set(env, "OMP_NUM_THREADS", "%d", device->threads);
 	else if (q->local_world_size > 1)
 		set(env, "OMP_NUM_THREADS", "1"); /* torchrun's rule */
+}
+
+/* The CPUs for a rank, as launch.h has them; null: any. */
+static json_t *rank_cpus(const struct request *q, const struct request_place *place, size_t which)
+{
+	int64_t threads = json_get_int(json_object_get(q->config, "resources"), "threads", 0);
+	_cleanup_free_ int *slots = calloc(q->rank_count, sizeof *slots);
+	_cleanup_free_ char *text = NULL;
+	cpu_set_t allowed, cpus;
+
+	if (!slots || sched_getaffinity(0, sizeof allowed, &allowed) < 0)
+		return json_null();
+	for (size_t i = 0; i < q->rank_count; i++)
+		slots[i] = q->ranks[i].slot;
+	if (affinity_share(place->devices, slots, q->rank_count, which, (int)threads, &allowed, &cpus))
+		text = affinity_format(&cpus);
+	return text ? json_string(text) : json_null();
 }
 
 static void set_torchrun(json_t *env, const struct request *q, const struct request_place *place,
@@ -280,10 +315,11 @@ int request_describe_launch(const struct request *q, const struct request_place 
 
 		if (!log || !error_file)
 			return error_oom(err);
-		json_array_append_new(ranks,
-		                      json_pack("{s:i, s:i, s:s, s:s, s:o}", "rank", q->ranks[i].rank, "slot",
-		                                q->ranks[i].slot, "log", log, "error_file", error_file,
-		                                "environment", environment(q, place, user, &q->ranks[i])));
+		json_array_append_new(ranks, json_pack("{s:i, s:i, s:s, s:s, s:o, s:o}", "rank",
+		                                       q->ranks[i].rank, "slot", q->ranks[i].slot, "log", log,
+		                                       "error_file", error_file, "environment",
+		                                       environment(q, place, user, &q->ranks[i]), "cpus",
+		                                       rank_cpus(q, place, i)));
 	}
 	*out = json_pack("{s:b, s:I, s:I, s:O, s:s, s:O, s:O}", "switch_user", user->change, "uid",
 	                 (json_int_t)user->uid, "gid", (json_int_t)user->gid, "groups", groups, "directory",

@@ -2,6 +2,7 @@
 #include "node_fixture.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pwd.h>
 #include <signal.h>
 #include <string.h>
@@ -23,9 +24,16 @@ static void on_report(void *context, const json_t *report)
 	f->ends += str_eq(json_get_string(report, "state", ""), "ended");
 }
 
-static void create(struct fixture *f)
+static void on_devices_changed(void *context)
 {
-	const struct node_callbacks callbacks = {f, on_report};
+	struct fixture *f = context;
+
+	f->changes++;
+}
+
+void fixture_create(struct fixture *f)
+{
+	const struct node_callbacks callbacks = {f, on_report, on_devices_changed};
 	struct error err = ERROR_INIT;
 
 	ck_ok(node_create(f->event, f->config, "n1", 0, &callbacks, &f->node, &err), &err);
@@ -46,20 +54,50 @@ void fixture_setup(struct fixture *f)
 
 void fixture_setup_on(struct fixture *f, const char *gpus)
 {
+	fixture_prepare(f, gpus);
+	fixture_create(f);
+}
+
+void fixture_prepare(struct fixture *f, const char *gpus)
+{
 	_cleanup_free_ char *cwd = getcwd(NULL, 0), *text = NULL;
 	struct error err = ERROR_INIT;
 
-	setenv("CUDA_VISIBLE_DEVICES", gpus, 1);
+	unsetenv("FAKE_NVML");
+	unsetenv("CUDA_VISIBLE_DEVICES");
+	if (gpus)
+		setenv("CUDA_VISIBLE_DEVICES", gpus, 1);
 	memset(f, 0, sizeof *f);
+	f->events = -1;
 	f->dir = unit_tmpdir();
 	ck_assert_int_eq(chmod(f->dir, 0755), 0);
 	f->reports = json_object();
 	ck_assert_int_ge(sd_event_new(&f->event), 0);
-	text = str_printf("runtime_dir = \"%s/run\"; log_dir = \"%s/log\"; worker_dir = \"%s\"; socket = "
-	                  "\"%s/dtraind.sock\"; group = \"\"; cpu_slots = 2;",
-	                  f->dir, f->dir, cwd, f->dir);
+	text = str_printf(
+	    "runtime_dir = \"%s/run\"; log_dir = \"%s/log\"; state_dir = \"%s/state\"; worker_dir = "
+	    "\"%s\"; socket = \"%s/dtraind.sock\"; group = \"\"; cpu_slots = 2; heartbeat = 0.05; "
+	    "node_timeout = 0.2;",
+	    f->dir, f->dir, f->dir, cwd, f->dir);
 	ck_ok(daemon_config_parse(text, "test", &f->config, &err), &err);
-	create(f);
+}
+
+void fixture_machine(struct fixture *f, const char *gpus)
+{
+	_cleanup_free_ char *path = fixture_path(f, "gpus"), *events = fixture_path(f, "events");
+	struct error err = ERROR_INIT;
+
+	ck_ok(file_write_atomic(path, gpus, strlen(gpus), 0644, &err), &err);
+	if (f->events < 0) {
+		ck_assert_int_eq(mkfifo(events, 0600), 0);
+		f->events = open(events, O_RDWR | O_CLOEXEC);
+		ck_assert_int_ge(f->events, 0);
+	}
+	setenv("FAKE_NVML", f->dir, 1);
+}
+
+void fixture_gpu_event(const struct fixture *f, const char *line)
+{
+	ck_assert_int_eq(write(f->events, line, strlen(line)), (ssize_t)strlen(line));
 }
 
 /* Whatever a test left running. */
@@ -90,6 +128,8 @@ void fixture_teardown(struct fixture *f)
 		end_all(f);
 		node_destroy(f->node);
 	}
+	if (f->events >= 0)
+		close(f->events);
 	sd_event_unref(f->event);
 	daemon_config_free(f->config);
 	json_decref(f->reports);
@@ -106,7 +146,7 @@ void fixture_restart(struct fixture *f, bool stop_only)
 		return;
 	json_object_clear(f->reports);
 	f->ends = 0;
-	create(f);
+	fixture_create(f);
 }
 
 json_t *fixture_request(int run, int attempt, int count, const char *const *argv)
@@ -130,6 +170,34 @@ json_t *fixture_request(int run, int attempt, int count, const char *const *argv
 json_t *fixture_shell(int run, int count, const char *script)
 {
 	return fixture_request(run, 1, count, (const char *const[]){"sh", "-c", script, NULL});
+}
+
+void fixture_turn(struct fixture *f)
+{
+	turn(f, clock_monotonic(), "");
+}
+
+json_t *fixture_device(const struct fixture *f, int slot)
+{
+	_cleanup_json_ json_t *devices = node_devices(f->node);
+
+	return json_incref(json_array_get(devices, slot));
+}
+
+json_t *fixture_await_device(struct fixture *f, int slot, const char *state)
+{
+	double since = clock_monotonic();
+	char what[64];
+
+	snprintf(what, sizeof what, "slot %d to be %s", slot, state);
+	for (;;) {
+		json_t *device = fixture_device(f, slot);
+
+		if (str_eq(json_get_string(device, "state", ""), state))
+			return device;
+		json_decref(device);
+		turn(f, since, what);
+	}
 }
 
 const json_t *fixture_await(struct fixture *f, int run, const char *state)

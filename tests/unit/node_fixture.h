@@ -18,11 +18,19 @@ struct fixture {
 	struct node *node;
 	json_t *reports; /* RUN -> the newest report */
 	int ends;        /* reports of an end so far */
+	int changes;     /* of devices, likewise */
+	int events;      /* what keeps the FIFO of GPU events; -1: none */
 };
 
+/* GPUs for the fake NVML: the lines of its file. In the fixture's own directory, which has to be there. */
+void fixture_machine(struct fixture *f, const char *gpus);
+void fixture_gpu_event(const struct fixture *f, const char *line);
 void fixture_setup(struct fixture *f);
 void fixture_setup_on(struct fixture *f,
                       const char *gpus); /* what CUDA_VISIBLE_DEVICES of the service says */
+/* The same in two steps, for what has to be there before the node: NULL for gpus: none are hidden. */
+void fixture_prepare(struct fixture *f, const char *gpus);
+void fixture_create(struct fixture *f);
 void fixture_teardown(struct fixture *f);
 void fixture_restart(struct fixture *f, bool stop_only); /* as a restart of dtraind does */
 
@@ -30,6 +38,11 @@ void fixture_restart(struct fixture *f, bool stop_only); /* as a restart of dtra
 json_t *fixture_request(int run, int attempt, int count, const char *const *argv);
 json_t *fixture_shell(int run, int count, const char *script);
 
+/* Turns the event loop until a device is in that state; its JSON is the caller's. */
+json_t *fixture_await_device(struct fixture *f, int slot, const char *state);
+json_t *fixture_device(const struct fixture *f, int slot);
+/* Turns it once. */
+void fixture_turn(struct fixture *f);
 /* Turns the event loop until the run's report is in that state; fails the test after 20 s. */
 const json_t *fixture_await(struct fixture *f, int run, const char *state);
 /* … until the file is there and has content. Owned by the caller. */

@@ -305,7 +305,7 @@ static void forget_at_once(void *context, const json_t *report)
 
 START_TEST(an_end_may_be_forgotten_from_its_own_report)
 {
-	const struct node_callbacks callbacks = {NULL, forget_at_once};
+	const struct node_callbacks callbacks = {NULL, forget_at_once, NULL};
 	_cleanup_json_ json_t *attempts = NULL;
 	struct error err = ERROR_INIT;
 

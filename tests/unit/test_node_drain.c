@@ -1,0 +1,320 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A GPU that reports errors gets no new runs, says why, and comes back only when it is told to. */
+#include "node_fixture.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <string.h>
+
+#include "base/str.h"
+#include "node/xid.h"
+
+static struct fixture f;
+
+static void setup(void)
+{
+	ck_assert_msg(dlopen("tests/unit/libfake-nvml.so", RTLD_NOW | RTLD_GLOBAL), "%s", dlerror());
+	fixture_prepare(&f, NULL);
+	fixture_machine(&f, "temp=1\ntemp=1\n");
+	fixture_create(&f);
+}
+
+static void teardown(void)
+{
+	fixture_teardown(&f);
+}
+
+static void await(int slot, const char *state, const char *reason)
+{
+	_cleanup_json_ json_t *d = fixture_await_device(&f, slot, state);
+
+	ck_assert_str_eq(json_get_string(d, "reason", ""), reason);
+}
+
+/* A reading that began now has been seen. */
+static void await_reading(void)
+{
+	_cleanup_json_ json_t *d = fixture_device(&f, 1);
+	double before = json_get_number(d, "read", 0);
+
+	for (int i = 0; i < 2; i++)
+		do {
+			fixture_turn(&f);
+			json_decref(d);
+			d = fixture_device(&f, 1);
+		} while (json_get_number(d, "read", 0) <= before && (before = json_get_number(d, "read", 0)));
+}
+
+static void resume(int slot)
+{
+	struct error err = ERROR_INIT;
+	_cleanup_json_ json_t *d = NULL;
+
+	ck_ok(node_resume(f.node, slot, &err), &err);
+	d = fixture_device(&f, slot);
+	ck_assert_str_eq(json_get_string(d, "state", ""), "free");
+}
+
+START_TEST(an_xid_of_the_device_drains_it)
+{
+	_cleanup_json_ json_t *both = fixture_shell(1, 2, "true"), *one = fixture_shell(2, 1, "true"),
+	                      *d = NULL;
+	struct error err = ERROR_INIT;
+
+	fixture_gpu_event(&f, "1 79\n");
+	await(1, "drained", "Xid 79: fell off the bus");
+	ck_assert_int_eq(f.changes, 1);
+	d = fixture_device(&f, 1);
+	ck_assert_int_eq(json_get_int(json_object_get(d, "xid"), "code", 0), 79);
+	ck_assert_int_eq(node_free_slots(f.node), 1);
+	ck_assert_int_eq(node_start(f.node, both, &err), -EBUSY);
+	ck_assert_str_eq(err.message, "slot 1, GPU 1 (GPU-1000), is drained: Xid 79: fell off the bus");
+	ck_ok(node_start(f.node, one, &err), &err);
+	fixture_await(&f, 2, "ended");
+	/* What comes after it does not hide it, and neither does a restart. */
+	fixture_gpu_event(&f, "1 45\n1 74\n");
+	do {
+		fixture_turn(&f);
+		json_decref(d);
+		d = fixture_device(&f, 1);
+	} while (json_get_int(json_object_get(d, "xid"), "code", 0) != 74);
+	fixture_restart(&f, false);
+	await(1, "drained", "Xid 79: fell off the bus");
+	resume(1);
+	ck_ok(node_start(f.node, both, &err), &err);
+	fixture_await(&f, 1, "ended");
+	fixture_restart(&f, false);
+	json_decref(d);
+	d = fixture_device(&f, 1);
+	ck_assert_str_eq(json_get_string(d, "state", ""), "free");
+}
+END_TEST
+
+START_TEST(an_xid_of_a_program_does_not)
+{
+	_cleanup_json_ json_t *d = NULL;
+
+	fixture_gpu_event(&f, "0 31\n");
+	do {
+		fixture_turn(&f);
+		json_decref(d);
+		d = fixture_device(&f, 0);
+	} while (json_is_null(json_object_get(d, "xid")));
+	ck_assert_str_eq(json_get_string(json_object_get(d, "xid"), "message", ""), "memory page fault");
+	ck_assert_str_eq(json_get_string(d, "state", ""), "free");
+	ck_assert_int_eq(f.changes, 0);
+	ck_assert_int_eq(xid_find(13)->class, XID_APPLICATION);
+	ck_assert_int_eq(xid_find(43)->class, XID_NOTICE);
+	ck_assert_int_eq(xid_find(45)->class, XID_NOTICE);
+	ck_assert_int_eq(xid_find(68)->class, XID_APPLICATION);
+	ck_assert_int_eq(xid_find(119)->class, XID_DEVICE);
+	ck_assert_int_eq(xid_find(999)->class, XID_NOTICE);
+}
+END_TEST
+
+START_TEST(who_runs_on_it_is_told)
+{
+	_cleanup_json_ json_t *request = fixture_shell(1, 2, "exec sleep 1000");
+	struct error err = ERROR_INIT;
+	const json_t *report;
+
+	ck_ok(node_start(f.node, request, &err), &err);
+	fixture_await(&f, 1, "running");
+	fixture_gpu_event(&f, "1 95\n");
+	await(1, "draining", "Xid 95: uncontained uncorrectable memory error");
+	report = fixture_await(&f, 1, "running");
+	ck_assert_uint_eq(json_array_size(json_object_get(report, "device_errors")), 1);
+	ck_assert_str_eq(json_string_value(json_array_get(json_object_get(report, "device_errors"), 0)),
+	                 "GPU 1 (GPU-1000) of n1: Xid 95: uncontained uncorrectable memory error");
+	/* A service that is started again knows as much. */
+	fixture_restart(&f, false);
+	report = fixture_await(&f, 1, "running");
+	ck_assert_uint_eq(json_array_size(json_object_get(report, "device_errors")), 1);
+	node_stop(f.node, 1, 1, 0, &err);
+	report = fixture_await(&f, 1, "ended");
+	ck_assert_uint_eq(json_array_size(json_object_get(report, "device_errors")), 1);
+	await(1, "drained", "Xid 95: uncontained uncorrectable memory error");
+	await(0, "free", "");
+}
+END_TEST
+
+START_TEST(errors_that_are_counted)
+{
+	struct error err = ERROR_INIT;
+	_cleanup_json_ json_t *d = NULL;
+
+	/* What was there before is not new. */
+	fixture_machine(&f, "ecc=7\ntemp=1\n");
+	await(0, "drained", "7 uncorrected memory errors (ECC)");
+	resume(0);
+	fixture_restart(&f, false);
+	await_reading();
+	await(0, "free", "");
+	fixture_machine(&f, "ecc=8\ntemp=1\n");
+	await(0, "drained", "1 uncorrected memory error (ECC)");
+	resume(0);
+	fixture_gpu_event(&f, "0 0\n");
+	await(0, "drained", "uncorrectable memory error (double-bit ECC)");
+
+	/* A row that waits for a reset: who gives it back has seen that, until it is another one. */
+	fixture_machine(&f, "ecc=8\npending=1\n");
+	await(1, "drained",
+	      "a memory row or page waits to be retired: a reset of the GPU or a reboot does it");
+	resume(1);
+	fixture_restart(&f, false);
+	await_reading();
+	await(1, "free", "");
+	fixture_machine(&f, "ecc=8\nfailed=1 pending=1\n");
+	await(1, "drained", "a memory row could not be remapped");
+
+	/* Gone: not to be given back as long as it is. */
+	resume(1);
+	fixture_machine(&f, "ecc=8\nfailed=1 pending=1 fault=15\n");
+	await(1, "drained", "NVML error 15: GPU is lost");
+	ck_assert_int_eq(node_resume(f.node, 1, &err), -EIO);
+	ck_assert_str_eq(err.message,
+	                 "GPU 1 (GPU-1000) of n1 cannot be given back: NVML error 15: GPU is lost");
+	fixture_machine(&f, "ecc=8\nfailed=1 pending=1\n");
+	await_reading();
+	d = fixture_device(&f, 1);
+	ck_assert_str_eq(json_get_string(d, "state", ""), "drained");
+	resume(1);
+	await_reading();
+	await(1, "free", "");
+}
+END_TEST
+
+START_TEST(a_driver_that_does_not_answer)
+{
+	_cleanup_json_ json_t *d = NULL;
+	struct error err = ERROR_INIT;
+	bool refused;
+
+	fixture_machine(&f, "temp=1\nhang=1\n");
+	await(1, "drained", "hung: the driver does not answer");
+	await(0, "free", "");
+	ck_assert_int_eq(node_resume(f.node, 1, &err), -EIO);
+	fixture_machine(&f, "temp=1\ntemp=2\n");
+	do {
+		fixture_turn(&f);
+		json_decref(d);
+		d = fixture_device(&f, 1);
+		refused = json_get_int(d, "temperature", 0) != 2;
+	} while (refused);
+	resume(1);
+}
+END_TEST
+
+START_TEST(a_lost_gpu_keeps_its_slot)
+{
+	_cleanup_json_ json_t *one = fixture_shell(1, 1, "true");
+	struct error err = ERROR_INIT;
+
+	fixture_machine(&f, "lost=15\ntemp=1\n");
+	fixture_restart(&f, false);
+	await(0, "drained", "GPU is lost");
+	ck_assert_int_eq(node_start(f.node, one, &err), -EBUSY);
+	ck_assert_int_eq(node_resume(f.node, 0, &err), -EIO);
+	await(1, "free", "");
+}
+END_TEST
+
+START_TEST(by_hand)
+{
+	struct error err = ERROR_INIT;
+
+	ck_ok(node_drain(f.node, 0, "its fan is loud", &err), &err);
+	ck_ok(node_drain(f.node, 1, NULL, &err), &err);
+	await(1, "drained", "by hand");
+	fixture_restart(&f, false);
+	await(0, "drained", "its fan is loud");
+	/* An error of its own weighs more. */
+	f.changes = 0;
+	fixture_gpu_event(&f, "0 64\n");
+	do
+		fixture_turn(&f);
+	while (f.changes == 0);
+	await(0, "drained", "Xid 64: a memory row or page could not be retired");
+	ck_ok(node_drain(f.node, 0, "its fan is loud", &err), &err);
+	await(0, "drained", "Xid 64: a memory row or page could not be retired");
+	resume(0);
+	resume(1);
+	resume(1);
+	ck_assert_int_eq(node_drain(f.node, 2, NULL, &err), -ENOENT);
+	ck_assert_int_eq(node_resume(f.node, -1, &err), -ENOENT);
+}
+END_TEST
+
+static void write_drains(const char *boot)
+{
+	_cleanup_free_ char *path = fixture_path(&f, "state/drained.json"), *text = NULL;
+	struct error err = ERROR_INIT;
+
+	text = str_printf("{\"boot\":\"%s\",\"devices\":["
+	                  "{\"device\":\"GPU-0000\",\"reason\":\"Xid 48: x\",\"until_boot\":true},"
+	                  "{\"device\":\"GPU-1000\",\"reason\":\"Xid 79: y\",\"until_boot\":false}]}",
+	                  boot);
+	fixture_restart(&f, true);
+	ck_ok(file_write_atomic(path, text, strlen(text), 0644, &err), &err);
+	fixture_restart(&f, false);
+}
+
+START_TEST(a_reboot_heals_what_a_reset_heals)
+{
+	struct error err = ERROR_INIT;
+	_cleanup_free_ char *boot = NULL;
+
+	ck_ok(node_drain(f.node, 0, NULL, &err), &err); /* so that the directory is there */
+	ck_ok(file_read("/proc/sys/kernel/random/boot_id", 0, &boot, NULL, &err), &err);
+	write_drains(str_strip(boot));
+	await(0, "drained", "Xid 48: x");
+	await(1, "drained", "Xid 79: y");
+	write_drains("another");
+	await(0, "free", "");
+	await(1, "drained", "Xid 79: y");
+	/* Where it is not healed, that is seen before anybody gets it. */
+	fixture_restart(&f, true);
+	fixture_machine(&f, "pending=1\ntemp=1\n");
+	write_drains("another");
+	await(0, "drained",
+	      "a memory row or page waits to be retired: a reset of the GPU or a reboot does it");
+}
+END_TEST
+
+START_TEST(an_instance_fails_alone)
+{
+	fixture_restart(&f, true);
+	fixture_machine(&f, "mig=2\ntemp=1\n");
+	fixture_restart(&f, false);
+	fixture_gpu_event(&f, "0 94 8\n");
+	await(1, "drained", "Xid 94: contained uncorrectable memory error");
+	await(0, "free", "");
+	fixture_gpu_event(&f, "0 95\n"); /* of the whole GPU */
+	await(0, "drained", "Xid 95: uncontained uncorrectable memory error");
+	await(2, "free", "");
+	/* The MIG devices are taken away. */
+	resume(1);
+	fixture_machine(&f, "mig=1\ntemp=1\n");
+	await(1, "drained", "it is not there any more: restart dtraind");
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("node_drain");
+	TCase *run = tcase_create("node");
+
+	tcase_add_checked_fixture(run, setup, teardown);
+	tcase_set_timeout(run, 60);
+	tcase_add_test(run, an_xid_of_the_device_drains_it);
+	tcase_add_test(run, an_xid_of_a_program_does_not);
+	tcase_add_test(run, who_runs_on_it_is_told);
+	tcase_add_test(run, errors_that_are_counted);
+	tcase_add_test(run, a_driver_that_does_not_answer);
+	tcase_add_test(run, a_lost_gpu_keeps_its_slot);
+	tcase_add_test(run, by_hand);
+	tcase_add_test(run, a_reboot_heals_what_a_reset_heals);
+	tcase_add_test(run, an_instance_fails_alone);
+	suite_add_tcase(suite, run);
+	return unit_run(suite);
+}
