@@ -4,7 +4,7 @@
 
 #include <stddef.h>
 
-enum { TABLE_COLUMNS_MAX = 12 };
+enum { TABLE_COLUMNS_MAX = 20 };
 
 struct table {
 	size_t columns, cells, capacity;

@@ -12,6 +12,8 @@ const struct http_route daemon_routes[] = {
     {"GET", "/v1/nodes", HTTP_ANY, route_nodes},
     {"POST", "/v1/nodes/{}/drain", HTTP_ANY, route_drain},
     {"POST", "/v1/nodes/{}/resume", HTTP_ANY, route_resume},
+    {"POST", "/v1/nodes/{}/devices/{}/drain", HTTP_ANY, route_device_drain},
+    {"POST", "/v1/nodes/{}/devices/{}/resume", HTTP_ANY, route_device_resume},
     {"GET", "/v1/events", HTTP_ANY, route_events},
     {"GET", "/metrics", HTTP_ANY, route_prometheus},
     {"POST", "/v1/runs", HTTP_ANY, route_submit},
@@ -28,6 +30,8 @@ const struct http_route daemon_routes[] = {
     {"POST", "/v1/peer/stop", HTTP_PEER, route_peer_stop},
     {"POST", "/v1/peer/reports", HTTP_PEER, route_peer_reports},
     {"POST", "/v1/peer/heartbeat", HTTP_PEER, route_peer_heartbeat},
+    {"POST", "/v1/peer/devices/{}/drain", HTTP_PEER, route_peer_drain},
+    {"POST", "/v1/peer/devices/{}/resume", HTTP_PEER, route_peer_resume},
     {"GET", "/v1/peer/logs", HTTP_PEER, route_peer_logs},
 };
 

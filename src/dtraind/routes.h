@@ -10,7 +10,13 @@ void route_devices(void *context, struct http_request *r);
 void route_nodes(void *context, struct http_request *r);
 void route_drain(void *context, struct http_request *r);
 void route_resume(void *context, struct http_request *r);
+void route_device_drain(void *context, struct http_request *r);
+void route_device_resume(void *context, struct http_request *r);
 void route_events(void *context, struct http_request *r);
+/* A device of this very node: done, and answered. */
+void route_change_own_device(struct daemon *d, struct http_request *r, int64_t slot, bool drain);
+
+/* metrics.c */
 void route_prometheus(void *context, struct http_request *r);
 
 /* routes_runs.c */
@@ -32,6 +38,8 @@ void route_peer_start(void *context, struct http_request *r);
 void route_peer_stop(void *context, struct http_request *r);
 void route_peer_reports(void *context, struct http_request *r);
 void route_peer_heartbeat(void *context, struct http_request *r);
+void route_peer_drain(void *context, struct http_request *r);
+void route_peer_resume(void *context, struct http_request *r);
 void route_peer_logs(void *context, struct http_request *r);
 
 /* The run that the first captured part of the path names. NULL: answered with an error already; also where

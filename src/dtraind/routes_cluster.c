@@ -71,6 +71,79 @@ void route_resume(void *context, struct http_request *r)
 	set_drained(context, r, false);
 }
 
+void route_change_own_device(struct daemon *d, struct http_request *r, int64_t slot, bool drain)
+{
+	size_t len;
+	const char *text = http_request_body(r, &len);
+	_cleanup_json_ json_t *body = len ? json_loadb(text, len, 0, NULL) : NULL, *devices = NULL;
+	const json_t *device;
+	struct error err = ERROR_INIT;
+	int code = drain ? node_drain(d->node, (int)slot, json_get_string(body, "reason", NULL), &err)
+	                 : node_resume(d->node, (int)slot, &err);
+
+	if (code == -ENOENT) {
+		http_reply_error(r, 404, "no-such-device", "%s", err.message);
+		return;
+	}
+	if (code < 0) {
+		http_reply_error(r, code == -EIO ? 409 : 500, code == -EIO ? "broken" : "store", "%s",
+		                 err.message);
+		return;
+	}
+	devices = node_devices(d->node);
+	device = json_array_get(devices, slot);
+	http_reply_json(r, 200,
+	                json_pack("{s:s,s:I,s:s,s:O?}", "node", d->settings->name, "index", (json_int_t)slot,
+	                          "state", json_get_string(device, "state", ""), "reason",
+	                          json_object_get(device, "reason")));
+}
+
+static void change_device(struct daemon *d, struct http_request *r, bool drain)
+{
+	const char *name = http_request_capture(r, 0), *number = http_request_capture(r, 1);
+	_cleanup_free_ char *target = NULL;
+	struct member *m;
+	int64_t slot;
+
+	if (forward_to_controller(d, r))
+		return;
+	m = members_find(d->controller->members, name);
+	if (!caller_may(http_request_caller(r), 0)) {
+		http_reply_error(r, 403, "not-allowed", "only root may drain and resume devices");
+		return;
+	}
+	if (!m) {
+		http_reply_error(r, 404, "no-such-node", "there is no node %s in the hosts file", name);
+		return;
+	}
+	if (str_to_int64(number, 0, INT32_MAX, &slot) < 0) {
+		http_reply_error(r, 404, "no-such-device", "there is no slot %s: slots have numbers from 0",
+		                 number);
+		return;
+	}
+	if (str_eq(m->name, d->settings->name)) {
+		route_change_own_device(d, r, slot, drain);
+		return;
+	}
+	target = str_printf("/v1/peer/devices/%lld/%s", (long long)slot, drain ? "drain" : "resume");
+	if (!target) {
+		http_reply_error(r, 500, "out-of-memory", "out of memory");
+		return;
+	}
+	pipe_call(d, r, m->address, m->port, target,
+	          (const char *const[]){"Content-Type: application/json", NULL});
+}
+
+void route_device_drain(void *context, struct http_request *r)
+{
+	change_device(context, r, true);
+}
+
+void route_device_resume(void *context, struct http_request *r)
+{
+	change_device(context, r, false);
+}
+
 struct event_stream {
 	struct http_stream *stream;
 	struct feed_listener *listener;
@@ -110,90 +183,4 @@ void route_events(void *context, struct http_request *r)
 	}
 	s->stream = http_reply_stream(r, 200, "application/x-ndjson");
 	http_request_on_close(r, on_closed, s);
-}
-
-static void metric(struct strbuf *b, const char *name, const char *type, const char *help)
-{
-	strbuf_addf(b, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
-}
-
-/* A label's value: a name of ours needs no escaping, a user's may. */
-static void add_label(struct strbuf *b, const char *s)
-{
-	for (; *s; s++) {
-		if (*s == '\n') {
-			strbuf_adds(b, "\\n");
-			continue;
-		}
-		if (*s == '"' || *s == '\\')
-			strbuf_addc(b, '\\');
-		strbuf_addc(b, *s);
-	}
-}
-
-static void add_runs(struct strbuf *b, struct controller *c)
-{
-	static const struct {
-		const char *name, *key, *help;
-	} gauges[] = {
-	    {"dtrain_run_step", "step", "Steps done."},
-	    {"dtrain_run_loss", "loss", "Training loss of the last report."},
-	    {"dtrain_run_learning_rate", "learning_rate", "Learning rate of the last report."},
-	    {"dtrain_run_tokens_per_second", "tokens_per_second", "Tokens per second over the last steps."},
-	    {"dtrain_run_eta_seconds", "eta_seconds", "Seconds left, as the worker reckons."},
-	};
-
-	for (size_t g = 0; g < ARRAY_SIZE(gauges); g++) {
-		metric(b, gauges[g].name, "gauge", gauges[g].help);
-		for (size_t i = 0; i < c->queue.count; i++) {
-			const struct run *r = c->queue.list[i];
-			const json_t *v = json_object_get(r->progress, gauges[g].key);
-
-			if (!json_is_number(v))
-				continue;
-			strbuf_addf(b, "%s{run=\"%lld\",name=\"", gauges[g].name, (long long)r->id);
-			add_label(b, r->name);
-			strbuf_addf(b, "\"} %.9g\n", json_number_value(v));
-		}
-	}
-}
-
-void route_prometheus(void *context, struct http_request *r)
-{
-	struct daemon *d = context;
-	_cleanup_strbuf_ struct strbuf b = {0};
-	struct error err = ERROR_INIT;
-	int64_t counts[RUN_STATES];
-	struct controller *c = d->controller;
-
-	if (forward_to_controller(d, r))
-		return;
-	if (store_counts(c->store, counts, &err) < 0) {
-		http_reply_error(r, 500, "store", "%s", err.message);
-		return;
-	}
-	metric(&b, "dtrain_runs", "gauge", "Runs by state.");
-	for (int i = 0; i < RUN_STATES; i++)
-		strbuf_addf(&b, "dtrain_runs{state=\"%s\"} %lld\n", run_state_name(i), (long long)counts[i]);
-	metric(&b, "dtrain_node_up", "gauge", "1 where the node's heartbeats come.");
-	for (size_t i = 0; i < members_count(c->members); i++) {
-		struct member *m = members_get(c->members, i);
-
-		strbuf_addf(&b, "dtrain_node_up{node=\"%s\"} %d\n", m->name, m->up);
-	}
-	metric(&b, "dtrain_slots", "gauge", "Slots of a node.");
-	for (size_t i = 0; i < members_count(c->members); i++) {
-		struct member *m = members_get(c->members, i);
-
-		strbuf_addf(&b, "dtrain_slots{node=\"%s\"} %zu\n", m->name, m->slots);
-	}
-	metric(&b, "dtrain_slots_free", "gauge", "Slots of a node that no run has.");
-	for (size_t i = 0; i < members_count(c->members); i++) {
-		struct member *m = members_get(c->members, i);
-
-		strbuf_addf(&b, "dtrain_slots_free{node=\"%s\"} %zu\n", m->name,
-		            m->up ? member_free_slots(m) : 0);
-	}
-	add_runs(&b, c);
-	http_reply_bytes(r, 200, "text/plain; version=0.0.4; charset=utf-8", b.data ? b.data : "", b.len);
 }

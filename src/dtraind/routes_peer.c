@@ -5,6 +5,7 @@
 
 #include "base/json.h"
 #include "base/log.h"
+#include "base/str.h"
 #include "dtraind/link.h"
 #include "dtraind/logs.h"
 #include "dtraind/routes.h"
@@ -92,6 +93,26 @@ void route_peer_heartbeat(void *context, struct http_request *r)
 		http_reply_error(r, 404, "no-such-node", "%s", err.message);
 	else
 		http_reply_json(r, 200, answer);
+}
+
+static void change_device(void *context, struct http_request *r, bool drain)
+{
+	int64_t slot;
+
+	if (str_to_int64(http_request_capture(r, 0), 0, INT32_MAX, &slot) < 0)
+		http_reply_error(r, 404, "no-such-device", "slots have numbers from 0");
+	else
+		route_change_own_device(context, r, slot, drain);
+}
+
+void route_peer_drain(void *context, struct http_request *r)
+{
+	change_device(context, r, true);
+}
+
+void route_peer_resume(void *context, struct http_request *r)
+{
+	change_device(context, r, false);
 }
 
 void route_peer_logs(void *context, struct http_request *r)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # What the tests on loopback share: services_start N [THREADS] starts N services as N nodes of one cluster in $work, each with one CPU
-# slot; services_stop ends them. $work goes away with the shell. Needs $DTRAIN_ROOT's installed tree, or dtrain on PATH.
+# slot (or $slots of what it has); services_stop ends them. $work goes away with the shell. Needs $DTRAIN_ROOT's installed tree, or dtrain on PATH.
 set -eu
 src=${DTRAIN_SOURCE:-$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)}
 shared=$src/../shared
@@ -36,7 +36,7 @@ service_start() { # I: starts node I's service (again), with the GPUs that $DTRA
 services_start() {
 	local n=$1 threads=${2:-1} i ports
 	ports=($(free_ports "$n"))
-	for i in $(seq 1 "$n"); do echo "node$i addr=127.0.0.1 port=${ports[i - 1]} slots=1"; done >"$work/hosts"
+	for i in $(seq 1 "$n"); do echo "node$i addr=127.0.0.1 port=${ports[i - 1]} slots=${slots:-1}"; done >"$work/hosts"
 	dtrain keygen --output "$work/cluster.pem" >/dev/null
 	for i in $(seq 1 "$n"); do
 		mkdir -p "$work/node$i"

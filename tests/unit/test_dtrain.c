@@ -297,6 +297,62 @@ START_TEST(tables_line_up)
 END_TEST
 
 /* The manual describes every key, and its groups. */
+/* As an HTTP answer with that body; owned by the caller. */
+static char *answer_of(const char *body)
+{
+	return str_printf("HTTP/1.1 200 OK\r\nContent-Length: %zu\r\n\r\n%s", strlen(body), body);
+}
+
+START_TEST(devices_show_what_there_is)
+{
+	static const char cpu[] =
+	    "{\"devices\":[{\"node\":\"n1\",\"index\":0,\"kind\":\"cpu\",\"name\":\"Xeon\","
+	    "\"memory\":1073741824,\"threads\":8,\"state\":\"free\",\"run\":null,\"reason\":null}]}";
+	static const char gpu[] =
+	    "{\"devices\":[{\"node\":\"n1\",\"index\":3,\"kind\":\"gpu\",\"name\":\"H200\",\"memory\":"
+	    "1073741824,"
+	    "\"memory_used\":1048576,\"utilization\":97,\"temperature\":64,\"power\":512.3,\"power_limit\":"
+	    "700,"
+	    "\"ecc_errors\":null,\"xid\":{\"code\":79},\"threads\":8,\"state\":\"draining\",\"run\":17,"
+	    "\"reason\":\"Xid 79: fell off the bus\"}]}";
+	_cleanup_free_ char *first = answer_of(cpu), *second = answer_of(gpu), *text = NULL, *more = NULL;
+	const struct fake_step steps[] = {{"GET /v1/devices ", NULL, first, 1},
+	                                  {"GET /v1/devices ", NULL, second, 1}};
+	struct fake_service *fake = fake_service_start(path, steps, ARRAY_SIZE(steps));
+
+	ck_assert_int_eq(call(cmd_devices, "devices", &text), 0);
+	ck_assert_str_eq(text, "NODE  SLOT  KIND  NAME  MEMORY   THREADS  STATE  RUN\n"
+	                       "n1    0     cpu   Xeon  1.0 GiB  8        free   -\n");
+	ck_assert_int_eq(call(cmd_devices, "devices", &more), 0);
+	ck_assert_str_eq(
+	    more,
+	    "NODE  SLOT  KIND  NAME  MEMORY   USED     BUSY  TEMP  POWER     ECC  XID  THREADS  STATE     "
+	    "RUN  REASON\n"
+	    "n1    3     gpu   H200  1.0 GiB  1.0 MiB  97%   64C   512/700W  -    79   8        draining  "
+	    "17   Xid 79: fell off the bus\n");
+	fake_service_stop(fake);
+}
+END_TEST
+
+START_TEST(a_device_is_named_by_its_node_and_slot)
+{
+	_cleanup_free_ char *done = answer_of("{}");
+	const struct fake_step steps[] = {
+	    {"POST /v1/nodes/n1/drain ", NULL, done, 1},
+	    {"POST /v1/nodes/n1/devices/3/drain ", "{\"reason\":\"loud\"}", done, 1},
+	    {"POST /v1/nodes/n1/devices/3/resume ", NULL, done, 0},
+	    {"POST /v1/nodes/fe80%3A%3A1/resume ", NULL, done, 0},
+	    {"POST /v1/nodes/n1%3Ax/resume ", NULL, done, 1},
+	};
+	struct fake_service *fake = fake_service_start(path, steps, ARRAY_SIZE(steps));
+
+	ck_assert_int_eq(call(cmd_drain, "drain n1", NULL), 0);
+	ck_assert_int_eq(call(cmd_drain, "drain --reason loud n1:3", NULL), 0);
+	ck_assert_int_eq(call(cmd_resume, "resume n1:3 fe80::1 n1:x", NULL), 0);
+	fake_service_stop(fake);
+}
+END_TEST
+
 START_TEST(the_manual_has_every_key)
 {
 	_cleanup_free_ char *page = str_path_join(getenv("srcdir") ?: ".", "man/dtrain-run.5"), *text = NULL;
@@ -331,6 +387,8 @@ int main(void)
 	tcase_add_test(tc, an_error_of_the_service_is_an_error);
 	tcase_add_test(tc, a_watch_prints_plain_lines_without_a_terminal);
 	tcase_add_test(tc, tables_line_up);
+	tcase_add_test(tc, devices_show_what_there_is);
+	tcase_add_test(tc, a_device_is_named_by_its_node_and_slot);
 	tcase_add_test(tc, the_manual_has_every_key);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
