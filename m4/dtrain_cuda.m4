@@ -30,6 +30,7 @@ AS_IF([test "x$with_cuda" = xno], [cuda_missing="--without-cuda"],
 	: ${NVCC_ARCH="DTRAIN_CUDA_GENCODE"}
 	# Quiet about nothing: the compiler's own remarks are switched on for the host's half.
 	NVCCFLAGS="-std=c++17 -O3 -lineinfo -Xcompiler -Wall"
+	AS_IF([test "x$enable_werror" = xyes], [NVCCFLAGS="$NVCCFLAGS --Werror all-warnings -Xcompiler -Werror"])
 	AC_MSG_CHECKING([whether $NVCC compiles for $(echo "$NVCC_ARCH" | grep -o 'code=@<:@a-z@:>@*_@<:@0-9@:>@*' | cut -d= -f2 | tr '\n' ' ')])
 	cat >conftest.cu <<_ACEOF
 #include <cuda_runtime.h>
