@@ -88,12 +88,22 @@ static int take(const struct option_spec *spec, const char *value)
 	return 0;
 }
 
+/* How many arguments follow the first "--". getopt moves what stood before it behind it. */
+static int count_after_dashes(int argc, char **argv)
+{
+	for (int i = 1; i < argc; i++)
+		if (str_eq(argv[i], "--"))
+			return argc - i - 1;
+	return -1;
+}
+
 int options_parse(struct client *client, const struct usage *u, int argc, char **argv, int *first,
                   bool *dashes)
 {
 	struct option table[OPTIONS_MAX + 3] = {{0}};
 	char letters[2 * OPTIONS_MAX + 3], *l = letters;
-	int c, count;
+	int c, count, after = count_after_dashes(argc, argv);
+	const char *value = NULL;
 
 	*l++ = 'h';
 	for (size_t i = 0; i < u->count && i < OPTIONS_MAX; i++) {
@@ -115,6 +125,7 @@ int options_parse(struct client *client, const struct usage *u, int argc, char *
 		size_t i = 0;
 		int r;
 
+		value = optarg;
 		if (c == 'h') {
 			print_help(u);
 			return EXIT_SUCCESS;
@@ -135,7 +146,8 @@ int options_parse(struct client *client, const struct usage *u, int argc, char *
 	}
 	*first = optind;
 	if (dashes)
-		*dashes = optind > 1 && str_eq(argv[optind - 1], "--");
+		*dashes =
+		    argv[optind - 1] != value && str_eq(argv[optind - 1], "--") && argc - optind == after;
 	count = argc - optind;
 	if (count >= u->min_arguments && (u->max_arguments < 0 || count <= u->max_arguments))
 		return OPTIONS_DONE;

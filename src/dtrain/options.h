@@ -40,8 +40,8 @@ struct usage {
 enum { OPTIONS_DONE = -1 };
 
 /* OPTIONS_DONE: go on; argv[*first] is the first argument that is no option, *dashes (may be NULL) whether
- * "--" stood before it. Otherwise the exit status: 0 after --help, STATUS_USAGE. --help and --socket are
- * there for every subcommand. */
+ * "--" stood before all of them. Otherwise the exit status: 0 after --help, STATUS_USAGE. --help and --socket
+ * are there for every subcommand. */
 int options_parse(struct client *client, const struct usage *usage, int argc, char **argv, int *first,
                   bool *dashes);
 int option_list_add(struct option_list *list, const char *item); /* borrowed; -ENOMEM */

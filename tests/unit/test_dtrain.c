@@ -12,6 +12,7 @@
 #include "config/keys.h"
 #include "config/run.h"
 #include "dtrain/commands.h"
+#include "dtrain/options.h"
 #include "dtrain/run_request.h"
 #include "dtrain/table.h"
 
@@ -120,6 +121,38 @@ START_TEST(usage_is_told_for_each)
 		ck_assert_msg(call(commands[i].command, commands[i].wrong, NULL) == STATUS_USAGE, "%s",
 		              commands[i].wrong);
 	}
+}
+END_TEST
+
+/* What comes after "--" is a command, and only that. */
+START_TEST(dashes_make_a_command)
+{
+	const char *name = NULL;
+	const struct option_spec options[] = {{0, "name", OPTION_STRING, &name, "NAME", "a name"}};
+	const struct usage usage = {"x", "RUN_FILE | -- COMMAND", "", NULL, options, 1, 1, -1};
+	static const struct {
+		const char *line, *first;
+		bool dashes;
+	} lines[] = {
+	    {"x run.conf", "run.conf", false},          {"x run.conf --", "run.conf", false},
+	    {"x run.conf --name y", "run.conf", false}, {"x -- run.conf", "run.conf", true},
+	    {"x --name y -- sh -c --", "sh", true},     {"x --name -- run.conf", "run.conf", false},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(lines); i++) {
+		_cleanup_free_ char *copy = strdup(lines[i].line);
+		struct client client = {.socket = path};
+		char *argv[16], *rest = copy;
+		int argc = 0, first;
+		bool dashes;
+
+		while ((argv[argc] = strsep(&rest, " ")))
+			argc++;
+		ck_assert_int_eq(options_parse(&client, &usage, argc, argv, &first, &dashes), OPTIONS_DONE);
+		ck_assert_str_eq(argv[first], lines[i].first);
+		ck_assert_msg(dashes == lines[i].dashes, "%s", lines[i].line);
+	}
+	ck_assert_int_eq(call(cmd_submit, "submit run.conf -- true", NULL), STATUS_USAGE);
 }
 END_TEST
 
@@ -379,6 +412,7 @@ int main(void)
 	tcase_add_test(tc, a_command_is_posted_as_it_was_typed);
 	tcase_add_test(tc, directories_are_seen_from_here);
 	tcase_add_test(tc, usage_is_told_for_each);
+	tcase_add_test(tc, dashes_make_a_command);
 	tcase_add_test(tc, no_service_is_a_status_of_its_own);
 	tcase_add_test(tc, a_wait_ends_as_the_run_ended);
 	tcase_add_test(tc, a_restart_of_the_service_is_waited_for);
