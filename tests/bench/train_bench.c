@@ -3,9 +3,9 @@
  * train_bench [key=value …]: tokens per second of the whole training step on made-up rows, over one process.
  * Keys: precision=fp32|bf16 threads=0 steps=6 warm=2 micro_batch=4 accumulation=1 length=512 layers=8
  * hidden=512 heads=8 kv=2 head_dim=hidden/heads intermediate=1408 vocab=6400 theta=1e6 recompute=0 masked=0
- * spread=0 master=1 rows=64 documents=2 family=llama, or config=FILE, a config.json (layers= still wins).
- * Prints one JSON object. Then, with profile=1, one step more with every operation timed (profile.h says how
- * it is printed), and with capture=1 one that a profiler is told of.
+ * spread=0 master=1 unfused=0 rows=64 documents=2 family=llama, or config=FILE, a config.json (layers= still
+ * wins). Prints one JSON object. Then, with profile=1, one step more with every operation timed (profile.h
+ * says how it is printed), and with capture=1 one that a profiler is told of.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -95,7 +95,8 @@ static int run(char **argv, struct error *err)
 {
 	int steps = number(argv, "steps", 6), warm = number(argv, "warm", 2),
 	    length = number(argv, "length", 512), documents = number(argv, "documents", 2);
-	struct device_options device = {.threads = number(argv, "threads", 0)};
+	struct device_options device = {.threads = number(argv, "threads", 0),
+	                                .unfused = number(argv, "unfused", 0)};
 	struct model_init init = {.seed = 1, .std = 0.02};
 	_cleanup_free_ double *times = calloc((size_t)(warm + steps), sizeof(*times));
 	double start = 0, first, rate, flops, peak, operations, memory_before;

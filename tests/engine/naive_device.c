@@ -106,7 +106,11 @@ void device_gemm(struct device *dev, const struct device_gemm *g)
 				sum += (double)(g->transpose_a ? a[k * g->lda + i] : a[i * g->lda + k]) *
 				       (g->transpose_b ? b[j * g->ldb + k] : b[k * g->ldb + j]);
 			*c = (float)(g->alpha * sum) + (g->beta != 0 ? g->beta * *c : 0);
+			*c += g->bias ? ((const float *)g->bias)[j] : 0;
 		}
+	for (int64_t i = 0; i < g->m && g->d_bias; i++)
+		for (int64_t k = 0; k < g->k; k++)
+			g->d_bias[i] += a[k * g->lda + i];
 }
 
 void device_bias_forward(struct device *dev, void *x, const void *bias, int64_t rows, int64_t cols,

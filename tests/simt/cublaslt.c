@@ -9,6 +9,8 @@
 
 struct fake_operation {
 	cublasOperation_t a, b;
+	cublasLtEpilogue_t epilogue;
+	void *bias; /* in D's type */
 };
 
 struct fake_layout {
@@ -62,10 +64,24 @@ cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d)
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t a,
                                               const void *p, size_t n)
 {
-	if (n != sizeof(cublasOperation_t))
-		return CUBLAS_STATUS_INVALID_VALUE;
-	memcpy(a == CUBLASLT_MATMUL_DESC_TRANSA ? &d->a : &d->b, p, n);
-	return CUBLAS_STATUS_SUCCESS;
+	const struct {
+		cublasLtMatmulDescAttributes_t name;
+		void *to;
+		size_t size;
+	} attributes[] = {
+	    {CUBLASLT_MATMUL_DESC_TRANSA, &d->a, sizeof(d->a)},
+	    {CUBLASLT_MATMUL_DESC_TRANSB, &d->b, sizeof(d->b)},
+	    {CUBLASLT_MATMUL_DESC_EPILOGUE, &d->epilogue, sizeof(d->epilogue)},
+	    {CUBLASLT_MATMUL_DESC_BIAS_POINTER, &d->bias, sizeof(d->bias)},
+	};
+
+	for (size_t i = 0; i < sizeof(attributes) / sizeof(attributes[0]); i++) {
+		if (attributes[i].name != a || attributes[i].size != n)
+			continue;
+		memcpy(attributes[i].to, p, n);
+		return CUBLAS_STATUS_SUCCESS;
+	}
+	return CUBLAS_STATUS_INVALID_VALUE;
 }
 
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *l, cudaDataType_t type, uint64_t rows,
@@ -115,6 +131,12 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
                                               cublasLtMatmulPreference_t p, int wanted,
                                               cublasLtMatmulHeuristicResult_t *results, int *found)
 {
+	/* The real one has its conditions, too: callers have to bear a no. */
+	if (d->epilogue >= CUBLASLT_EPILOGUE_BIAS && c->ld % 2) {
+		*found = 0;
+		return d->epilogue == CUBLASLT_EPILOGUE_BIAS ? CUBLAS_STATUS_NOT_SUPPORTED
+		                                             : CUBLAS_STATUS_SUCCESS;
+	}
 	memcpy(results->algo.align, p->align, sizeof(p->align));
 	*found = 1;
 	return CUBLAS_STATUS_SUCCESS;
@@ -129,6 +151,14 @@ static float get(const void *p, int64_t i, cudaDataType_t type)
 static float at(const void *p, const struct fake_layout *l, cublasOperation_t op, int64_t row, int64_t col)
 {
 	return get(p, op == CUBLAS_OP_T ? row * l->ld + col : col * l->ld + row, l->type);
+}
+
+static void put(void *p, int64_t i, cudaDataType_t type, float x)
+{
+	if (type == CUDA_R_32F)
+		((float *)p)[i] = x;
+	else
+		((uint16_t *)p)[i] = bf16_from_float(x);
 }
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const void *alpha, const void *a,
@@ -146,6 +176,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
 			return CUBLAS_STATUS_INVALID_VALUE;
 	}
 	simt_check(workspace, "the workspace of a gemm");
+	simt_check(d->bias, "the bias of a gemm");
+	if (d->epilogue >= CUBLASLT_EPILOGUE_BIAS && cl->ld % 5 == 0)
+		return CUBLAS_STATUS_NOT_SUPPORTED; /* a no that comes late */
 	if ((d->a == CUBLAS_OP_T ? al->cols : al->rows) != cl->rows ||
 	    (d->b == CUBLAS_OP_T ? bl->cols : bl->rows) != k ||
 	    (d->b == CUBLAS_OP_T ? bl->rows : bl->cols) != cl->cols || al->type != bl->type || c != e ||
@@ -163,11 +196,17 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
 			x = (float)(*(const float *)alpha * sum);
 			if (*(const float *)beta != 0)
 				x += *(const float *)beta * get(c, i, cl->type);
-			if (cl->type == CUDA_R_32F)
-				((float *)e)[i] = x;
-			else
-				((uint16_t *)e)[i] = bf16_from_float(x);
+			if (d->epilogue == CUBLASLT_EPILOGUE_BIAS)
+				x += get(d->bias, row, cl->type);
+			put(e, i, cl->type, x);
 		}
+	}
+	for (int64_t col = 0; col < cl->cols && d->epilogue == CUBLASLT_EPILOGUE_BGRADB; col++) {
+		double sum = 0;
+
+		for (int64_t j = 0; j < k; j++)
+			sum += at(b, bl, d->b, j, col);
+		put(d->bias, col, cl->type, (float)sum);
 	}
 	simt_leave();
 	return CUBLAS_STATUS_SUCCESS;

@@ -12,6 +12,7 @@ compare() {
 	cp -r "$src/tests/engine/bytes" "$tmp/$1"
 	chmod -R u+w "$tmp/$1"
 	sed -i "s/\"head_dim\": 16/\"head_dim\": $3/; s/\"hidden_size\": 48/\"hidden_size\": $((3 * $3))/" "$tmp/$1/config.json"
+	[ "$1" != biases ] || sed -i 's/"model_type": "[a-z0-9]*"/"model_type": "qwen2"/' "$tmp/$1/config.json"
 	for engine in cpu simt; do
 		worker=${!engine}
 		json "$engine" "$tmp/$1-$engine" "\"max_steps\": 4, \"precision\": \"$2\", \"weight_decay\": 0.1$5"
@@ -31,6 +32,7 @@ compare() {
 }
 compare fp32 fp32 16 2e-5
 compare bf16 bf16 16 1e-2
+compare biases bf16 16 1e-2
 compare none bf16 16 1e-2 ', "master": "none"'
 compare tiles bf16 64 1e-2
 

@@ -134,64 +134,6 @@ START_TEST(casts_round_to_nearest_even)
 }
 END_TEST
 
-START_TEST(gemm)
-{
-	static const int64_t shapes[][3] = {{1, 1, 1},   {3, 17, 65},    {17, 65, 3},
-	                                    {65, 3, 17}, {128, 96, 300}, {2, 130, 70}};
-	static const float factors[][2] = {{1, 0}, {1, 1}, {0.5f, 1}, {2, 0.25f}};
-
-	FOR_ALL for (size_t s = 0; s < COUNT(shapes) * 4 * COUNT(factors) * 2; s++)
-	{
-		const int64_t *mnk = shapes[s / (8 * COUNT(factors))];
-		const float *f = factors[s / 8 % COUNT(factors)];
-
-		if (s / 8 % COUNT(factors) > 1 && s / (8 * COUNT(factors)) % 2)
-			continue; /* all factors on every other shape */
-		bool ta = s & 1, tb = s & 2;
-		int64_t m = mnk[0], n = mnk[1], k = mnk[2], pad = 5;
-		int64_t lda = (ta ? m : k) + pad, ldb = (tb ? k : n) + pad, ldc = n + pad;
-		int64_t na = (ta ? k : m) * lda, nb = (tb ? n : k) * ldb, nc = m * ldc;
-		enum dtype c_type = s & 4 ? type : DTYPE_F32;
-		double *a = test_values(na, 1), *b = test_values(nb, 2), *c = test_values(nc, 3);
-		void *da = test_buffer(dev, a, na, type), *db = test_buffer(dev, b, nb, type);
-		void *dc = test_buffer(dev, c, nc, c_type);
-
-		device_gemm(dev, &(struct device_gemm){.transpose_a = ta,
-		                                       .transpose_b = tb,
-		                                       .m = m,
-		                                       .n = n,
-		                                       .k = k,
-		                                       .alpha = f[0],
-		                                       .beta = f[1],
-		                                       .a = da,
-		                                       .b = db,
-		                                       .c = dc,
-		                                       .lda = lda,
-		                                       .ldb = ldb,
-		                                       .ldc = ldc,
-		                                       .ab_type = type,
-		                                       .c_type = c_type});
-		for (int64_t i = 0; i < m; i++) {
-			for (int64_t j = 0; j < n; j++) {
-				double sum = 0;
-
-				for (int64_t p = 0; p < k; p++)
-					sum += a[ta ? p * lda + i : i * lda + p] *
-					       b[tb ? j * ldb + p : p * ldb + j];
-				c[i * ldc + j] = f[0] * sum + f[1] * c[i * ldc + j];
-			}
-		}
-		test_close(dev, "gemm", dc, c, nc, c_type, test_tolerance(c_type), 8 + (double)k / 8);
-		device_free(dev, da);
-		device_free(dev, db);
-		device_free(dev, dc);
-		free(a);
-		free(b);
-		free(c);
-	}
-}
-END_TEST
-
 START_TEST(bias)
 {
 	static const int64_t shapes[][2] = {{1, 1}, {3, 17}, {17, 65}, {300, 131}, {70, 64}};
@@ -510,7 +452,6 @@ static Suite *suite_make(void)
 	tcase_add_test(tc, describes);
 	tcase_add_test(tc, elementwise);
 	tcase_add_test(tc, casts_round_to_nearest_even);
-	tcase_add_test(tc, gemm);
 	tcase_add_test(tc, bias);
 	tcase_add_test(tc, embedding);
 	tcase_add_test(tc, rmsnorm);
@@ -518,6 +459,7 @@ static Suite *suite_make(void)
 	tcase_add_test(tc, swiglu);
 	tcase_add_test(tc, faults_stick_until_asked);
 	suite_add_tcase(suite, tc);
+	suite_add_tcase(suite, test_device_gemm());
 	suite_add_tcase(suite, test_device_loss());
 	suite_add_tcase(suite, test_device_rounding());
 	suite_add_tcase(suite, test_device_quantize());

@@ -27,9 +27,13 @@
 
 struct device;
 
+/* Parts of a product that go as kernels of their own: to see what a library's fused ones bring. */
+enum device_unfused { DEVICE_UNFUSED_BIAS = 1, DEVICE_UNFUSED_BIAS_GRADIENT = 2 };
+
 struct device_options {
 	int index;   /* GPU ordinal among the visible ones; ignored on CPU */
 	int threads; /* CPU threads, 0: OMP_NUM_THREADS or all that the affinity mask allows */
+	int unfused; /* enum device_unfused, added up; the CPU has none that it fuses */
 };
 
 int device_create(const struct device_options *options, struct device **out, struct error *err);
@@ -82,7 +86,9 @@ void device_sum(struct device *dev, const float *x, int64_t n, double *sum);
 /* ---- GEMM ---- */
 /* C[m,n] = alpha · op(A)·op(B) + beta · C. op(X) is X, or its transpose where the flag is set. lda, ldb, ldc
  * are row strides of the stored matrices. A and B have type ab_type, C has c_type (that or fp32); sums are
- * fp32. */
+ * fp32. bias: a row of n in c_type, added to every row of C (NULL: none). d_bias: fp32 [m], to which the sums
+ * of op(A)'s rows over k are added (NULL: none; with transpose_a alone): where A is the gradient of an output
+ * and C that of its weights, that of its bias. */
 struct device_gemm {
 	bool transpose_a, transpose_b;
 	int64_t m, n, k;
@@ -91,6 +97,8 @@ struct device_gemm {
 	void *c;
 	int64_t lda, ldb, ldc;
 	enum dtype ab_type, c_type;
+	const void *bias;
+	float *d_bias;
 };
 void device_gemm(struct device *dev, const struct device_gemm *g);
 

@@ -18,11 +18,10 @@ static void weight_gradient(struct model *m, float *dw, float *d_bias, const voi
 	                        .ldb = in,
 	                        .ldc = in,
 	                        .ab_type = m->o.type,
-	                        .c_type = DTYPE_F32};
+	                        .c_type = DTYPE_F32,
+	                        .d_bias = d_bias};
 
 	device_gemm(m->dev, &g);
-	if (d_bias)
-		device_bias_backward(m->dev, d_bias, DTYPE_F32, dy, tokens, out, out, m->o.type);
 }
 
 /* dx[T, in] = dy[T, out] · w[out, in] */

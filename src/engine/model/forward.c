@@ -18,11 +18,10 @@ void model_linear(struct model *m, void *y, const void *x, const void *w, const 
 	                        .ldb = in,
 	                        .ldc = out,
 	                        .ab_type = m->o.type,
-	                        .c_type = m->o.type};
+	                        .c_type = m->o.type,
+	                        .bias = bias};
 
 	device_gemm(m->dev, &g);
-	if (bias)
-		device_bias_forward(m->dev, y, bias, tokens, out, out, m->o.type);
 }
 
 static struct device_norm plain_norm(const struct model *m, int64_t tokens)

@@ -18,8 +18,15 @@ typedef enum { CUDA_R_32F = 0, CUDA_R_16BF = 14 } cudaDataType_t;
 enum { CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2 };
 typedef enum {
 	CUBLASLT_MATMUL_DESC_TRANSA = 3,
-	CUBLASLT_MATMUL_DESC_TRANSB = 4
+	CUBLASLT_MATMUL_DESC_TRANSB = 4,
+	CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
+	CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8
 } cublasLtMatmulDescAttributes_t;
+typedef enum {
+	CUBLASLT_EPILOGUE_DEFAULT = 1,
+	CUBLASLT_EPILOGUE_BIAS = 4,    /* to each row of D its element of the bias */
+	CUBLASLT_EPILOGUE_BGRADB = 512 /* the bias becomes the sums of op(B)'s columns over k */
+} cublasLtEpilogue_t;
 typedef enum {
 	CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
 	CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,

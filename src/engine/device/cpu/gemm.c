@@ -294,16 +294,8 @@ static void gemm_widened(struct device *dev, const struct device_gemm *g)
 	dev->threads = threads;
 }
 
-void device_gemm(struct device *dev, const struct device_gemm *g)
+static void product(struct device *dev, const struct device_gemm *g)
 {
-	if (g->m <= 0 || g->n <= 0)
-		return;
-	if (g->ab_type == DTYPE_F16 || g->c_type == DTYPE_F16 ||
-	    (g->ab_type == DTYPE_F32 && g->c_type != DTYPE_F32)) {
-		device_fault(dev, -EOPNOTSUPP, "no product of %s into %s on this engine",
-		             dtype_name(g->ab_type), dtype_name(g->c_type));
-		return;
-	}
 	/* The libraries ask the calling thread how many threads it may have. */
 	if (omp_get_max_threads() != dev->threads)
 		omp_set_num_threads(dev->threads);
@@ -315,4 +307,25 @@ void device_gemm(struct device *dev, const struct device_gemm *g)
 		gemm_dnnl(dev, g);
 	else
 		gemm_widened(dev, g);
+}
+
+void device_gemm(struct device *dev, const struct device_gemm *g)
+{
+	if (g->m <= 0 || g->n <= 0)
+		return;
+	if (g->ab_type == DTYPE_F16 || g->c_type == DTYPE_F16 ||
+	    (g->ab_type == DTYPE_F32 && g->c_type != DTYPE_F32)) {
+		device_fault(dev, -EOPNOTSUPP, "no product of %s into %s on this engine",
+		             dtype_name(g->ab_type), dtype_name(g->c_type));
+		return;
+	}
+	if (g->d_bias && !g->transpose_a) {
+		device_fault(dev, -EINVAL, "gemm: the gradient of a bias needs transpose_a");
+		return;
+	}
+	product(dev, g);
+	if (g->bias)
+		device_bias_forward(dev, g->c, g->bias, g->m, g->n, g->ldc, g->c_type);
+	if (g->d_bias)
+		device_bias_backward(dev, g->d_bias, DTYPE_F32, g->a, g->k, g->m, g->lda, g->ab_type);
 }

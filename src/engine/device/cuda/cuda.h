@@ -30,6 +30,7 @@ struct gemm_cache;
 struct device {
 	int index, major, minor, multiprocessors;
 	bool stream_made;
+	int unfused; /* enum device_unfused */
 	cudaStream_t stream;
 	struct gemm_cache *gemm;
 	char *scratch;

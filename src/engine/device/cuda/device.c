@@ -83,6 +83,7 @@ int device_create(const struct device_options *options, struct device **out, str
 	if (!dev)
 		return error_oom(err);
 	dev->index = options ? options->index : 0;
+	dev->unfused = options ? options->unfused : 0;
 	r = open_gpu(dev, err);
 	if (r < 0)
 		device_destroy(dev);
@@ -178,7 +179,7 @@ size_t device_scratch_bytes(const struct device *dev, const struct device_shapes
 	size_t norm = larger((size_t)s->hidden, (size_t)s->head_dim);
 	size_t bias = larger(2 * (size_t)s->intermediate, larger(qkv, (size_t)s->hidden));
 	size_t bias_parts = (size_t)s->tokens / 64 + 1; /* reduce.cu gives a part at least so many rows */
-	size_t need = larger(WORKSPACE, COLUMN_PARTS * norm * sizeof(float));
+	size_t need = larger(WORKSPACE + bias * sizeof(float), COLUMN_PARTS * norm * sizeof(float));
 
 	if (bias_parts > COLUMN_PARTS)
 		bias_parts = COLUMN_PARTS;

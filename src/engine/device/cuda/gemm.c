@@ -2,7 +2,10 @@
 /*
  * Matrix products through cuBLASLt: fp32 sums, TF32 off. The library is asked for an algorithm once per
  * shape, and the first that it names is kept: the same shape gives the same bits. Its workspace is the
- * device's scratch.
+ * device's scratch, behind which a fused gradient of a bias lies until it is added.
+ *
+ * A bias is added by the product itself, and its gradient summed up by that of the weights, where the library
+ * has an algorithm for that; where it has none (it says so, or finds none) a kernel of ours does it.
  */
 #include <cublasLt.h>
 #include <errno.h>
@@ -19,6 +22,7 @@ struct gemm_key {
 	int64_t m, n, k, lda, ldb, ldc;
 	int32_t transpose_a, transpose_b, ab_type, c_type;
 	int32_t align_a, align_b, align_c, adds;
+	int32_t epilogue, align_bias;
 };
 
 struct gemm_entry {
@@ -27,6 +31,7 @@ struct gemm_entry {
 	cublasLtMatmulDesc_t operation;
 	cublasLtMatrixLayout_t a, b, c;
 	cublasLtMatmulAlgo_t algorithm;
+	bool plain; /* the epilogue is not to be had */
 };
 
 struct gemm_cache {
@@ -111,11 +116,13 @@ static cudaDataType_t data_type(int32_t type)
  * The library is asked in its own, column-major terms: a row-major matrix is there its own transpose, so that
  * Cᵀ = op(B)ᵀ · op(A)ᵀ, and what is stored as B comes first.
  */
-static cublasStatus_t entry_fill(struct gemm_cache *g, struct gemm_entry *e)
+static cublasStatus_t entry_try(struct gemm_cache *g, struct gemm_entry *e, cublasLtEpilogue_t epilogue,
+                                const void *bias)
 {
 	const struct gemm_key *k = &e->key;
 	cublasOperation_t first = k->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
 	cublasOperation_t second = k->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+	bool fused = epilogue != CUBLASLT_EPILOGUE_DEFAULT;
 	cublasLtMatmulHeuristicResult_t result;
 	size_t workspace = WORKSPACE;
 	int found = 0;
@@ -130,6 +137,10 @@ static cublasStatus_t entry_fill(struct gemm_cache *g, struct gemm_entry *e)
 	                                        sizeof(first))) ||
 	    (s = cublasLtMatmulDescSetAttribute(e->operation, CUBLASLT_MATMUL_DESC_TRANSB, &second,
 	                                        sizeof(second))) ||
+	    (fused && ((s = cublasLtMatmulDescSetAttribute(e->operation, CUBLASLT_MATMUL_DESC_EPILOGUE,
+	                                                   &epilogue, sizeof(epilogue))) ||
+	               (s = cublasLtMatmulDescSetAttribute(e->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+	                                                   &bias, sizeof(bias))))) ||
 	    (s = cublasLtMatrixLayoutCreate(&e->a, data_type(k->ab_type), k->transpose_b ? k->k : k->n,
 	                                    k->transpose_b ? k->n : k->k, k->ldb)) ||
 	    (s = cublasLtMatrixLayoutCreate(&e->b, data_type(k->ab_type), k->transpose_a ? k->m : k->k,
@@ -154,7 +165,26 @@ static cublasStatus_t entry_fill(struct gemm_cache *g, struct gemm_entry *e)
 	return CUBLAS_STATUS_SUCCESS;
 }
 
-static cublasStatus_t cache_find(struct gemm_cache *g, const struct gemm_key *key, struct gemm_entry **out)
+/* Again, without its epilogue. */
+static cublasStatus_t entry_make_plain(struct gemm_cache *g, struct gemm_entry *e)
+{
+	struct gemm_entry old = {.used = e->used, .key = e->key, .plain = true};
+
+	entry_clear(e);
+	*e = old;
+	return entry_try(g, e, CUBLASLT_EPILOGUE_DEFAULT, NULL);
+}
+
+static cublasStatus_t entry_fill(struct gemm_cache *g, struct gemm_entry *e, const void *bias)
+{
+	cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)e->key.epilogue;
+	cublasStatus_t s = entry_try(g, e, epilogue, bias);
+
+	return s && epilogue != CUBLASLT_EPILOGUE_DEFAULT ? entry_make_plain(g, e) : s;
+}
+
+static cublasStatus_t cache_find(struct gemm_cache *g, const struct gemm_key *key, const void *bias,
+                                 struct gemm_entry **out)
 {
 	const unsigned char *bytes = (const unsigned char *)key;
 	uint64_t hash = 14695981039346656037u;
@@ -178,7 +208,7 @@ static cublasStatus_t cache_find(struct gemm_cache *g, const struct gemm_key *ke
 		e = &g->entry[hash % SLOTS];
 	}
 	e->key = *key;
-	s = entry_fill(g, e);
+	s = entry_fill(g, e, bias);
 	if (s) {
 		entry_clear(e);
 		return s;
@@ -196,8 +226,67 @@ static int32_t alignment(const void *p)
 	return low == 0 || low > 256 ? 256 : (int32_t)low;
 }
 
+/* Which epilogue to ask for, and where its vector lies; *scratch: what the product needs of it. */
+static cublasLtEpilogue_t choose_epilogue(const struct device *dev, const struct device_gemm *d,
+                                          size_t *scratch)
+{
+	*scratch = WORKSPACE;
+	if (d->bias && !(dev->unfused & DEVICE_UNFUSED_BIAS))
+		return CUBLASLT_EPILOGUE_BIAS;
+	/* The library's sum takes the place of what was there: it goes to the scratch first. What is our A is
+	 * its B. */
+	if (d->d_bias && !d->bias && d->c_type == DTYPE_F32 &&
+	    !(dev->unfused & DEVICE_UNFUSED_BIAS_GRADIENT)) {
+		*scratch += round_up((size_t)d->m * sizeof(float), 256);
+		return CUBLASLT_EPILOGUE_BGRADB;
+	}
+	return CUBLASLT_EPILOGUE_DEFAULT;
+}
+
+static cublasStatus_t multiply_once(struct device *dev, const struct device_gemm *d, struct gemm_entry *e,
+                                    const void *bias)
+{
+	cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
+
+	if (bias && !e->plain)
+		s = cublasLtMatmulDescSetAttribute(e->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias,
+		                                   sizeof(bias));
+	return s ? s
+	         : cublasLtMatmul(dev->gemm->handle, e->operation, &d->alpha, d->b, e->a, d->a, e->b,
+	                          &d->beta, d->c, e->c, d->c, e->c, &e->algorithm, dev->scratch, WORKSPACE,
+	                          dev->stream);
+}
+
+/* What the library has offered it may still refuse, before it has done anything. */
+static cublasStatus_t multiply(struct device *dev, const struct device_gemm *d, struct gemm_entry *e,
+                               const void *bias)
+{
+	cublasStatus_t s = multiply_once(dev, d, e, bias);
+
+	if ((s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE) && bias && !e->plain) {
+		s = entry_make_plain(dev->gemm, e);
+		if (s == CUBLAS_STATUS_SUCCESS)
+			s = multiply_once(dev, d, e, bias);
+	}
+	return s;
+}
+
+/* What the product has left undone of the biases. */
+static void finish_biases(struct device *dev, const struct device_gemm *d, cublasLtEpilogue_t done)
+{
+	if (d->bias && done != CUBLASLT_EPILOGUE_BIAS)
+		device_bias_forward(dev, d->c, d->bias, d->m, d->n, d->ldc, d->c_type);
+	if (d->d_bias && done == CUBLASLT_EPILOGUE_BGRADB)
+		device_add(dev, d->d_bias, dev->scratch + WORKSPACE, DTYPE_F32, d->m);
+	else if (d->d_bias)
+		device_bias_backward(dev, d->d_bias, DTYPE_F32, d->a, d->k, d->m, d->lda, d->ab_type);
+}
+
 void device_gemm(struct device *dev, const struct device_gemm *d)
 {
+	size_t scratch;
+	cublasLtEpilogue_t epilogue = choose_epilogue(dev, d, &scratch);
+	const void *bias = NULL;
 	struct gemm_key key = {.m = d->m,
 	                       .n = d->n,
 	                       .k = d->k,
@@ -211,7 +300,8 @@ void device_gemm(struct device *dev, const struct device_gemm *d)
 	                       .align_a = alignment(d->a),
 	                       .align_b = alignment(d->b),
 	                       .align_c = alignment(d->c),
-	                       .adds = d->beta != 0};
+	                       .adds = d->beta != 0,
+	                       .epilogue = (int32_t)epilogue};
 	struct gemm_entry *e = NULL;
 	cublasStatus_t s;
 
@@ -223,14 +313,23 @@ void device_gemm(struct device *dev, const struct device_gemm *d)
 		             dtype_name(d->c_type));
 		return;
 	}
-	if (!device_scratch(dev, WORKSPACE, "gemm"))
+	if (d->d_bias && !d->transpose_a) {
+		device_fault(dev, -EINVAL, "gemm: the gradient of a bias needs transpose_a");
 		return;
-	s = cache_find(dev->gemm, &key, &e);
+	}
+	if (!device_scratch(dev, scratch, "gemm"))
+		return;
+	if (epilogue == CUBLASLT_EPILOGUE_BIAS)
+		bias = d->bias;
+	else if (epilogue == CUBLASLT_EPILOGUE_BGRADB)
+		bias = dev->scratch + WORKSPACE;
+	key.align_bias = bias ? alignment(bias) : 0;
+	s = cache_find(dev->gemm, &key, bias, &e);
 	if (s == CUBLAS_STATUS_SUCCESS)
-		s = cublasLtMatmul(dev->gemm->handle, e->operation, &d->alpha, d->b, e->a, d->a, e->b,
-		                   &d->beta, d->c, e->c, d->c, e->c, &e->algorithm, dev->scratch, WORKSPACE,
-		                   dev->stream);
+		s = multiply(dev, d, e, bias);
 	if (s)
 		device_fault(dev, -EIO, "gemm of %lld x %lld x %lld in %s: %s", (long long)d->m,
 		             (long long)d->n, (long long)d->k, dtype_name(d->ab_type), status_words(s));
+	else
+		finish_biases(dev, d, e->plain ? CUBLASLT_EPILOGUE_DEFAULT : epilogue);
 }
