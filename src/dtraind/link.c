@@ -119,7 +119,7 @@ void link_heartbeat(struct link *l)
 	_cleanup_json_ json_t *body = NULL, *answer = NULL;
 	struct error err = ERROR_INIT;
 
-	l->again = l->beating;
+	l->again = l->beating != NULL;
 	if (l->beating)
 		return;
 	body = heartbeat(l);
@@ -207,7 +207,8 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *userdata)
 	/* A controller that was away is found again soon. */
 	if (l->lost)
 		interval = MIN(interval, LOST_SECONDS);
-	link_heartbeat(l);
+	if (!l->beating)
+		link_heartbeat(l);
 	send_reports(l);
 	sd_event_now(l->daemon->event, CLOCK_MONOTONIC, &now);
 	sd_event_source_set_time(source, now + (uint64_t)(interval * 1e6));

@@ -132,12 +132,16 @@ static int save(const struct drains *d, struct error *err)
 	for (size_t i = 0; i < d->count; i++) {
 		const struct drain *e = &d->list[i];
 
-		if (e->reason[0] || e->pending_accepted || e->failed_accepted)
-			json_array_append_new(
-			    devices, json_pack("{s:s, s:s, s:f, s:b, s:b, s:b, s:b}", "device", e->key,
-			                       "reason", e->reason, "time", e->time, "by_hand", e->by_hand,
-			                       "until_boot", e->until_boot, "pending_accepted",
-			                       e->pending_accepted, "failed_accepted", e->failed_accepted));
+		if (!e->reason[0] && !e->pending_accepted && !e->failed_accepted)
+			continue;
+		if (json_array_append_new(
+		        devices, json_pack("{s:s, s:s, s:f, s:b, s:b, s:b, s:b}", "device", e->key, "reason",
+		                           e->reason, "time", e->time, "by_hand", e->by_hand, "until_boot",
+		                           e->until_boot, "pending_accepted", e->pending_accepted,
+		                           "failed_accepted", e->failed_accepted)) < 0) {
+			json_decref(devices);
+			return error_oom(err);
+		}
 	}
 	json = json_pack("{s:s, s:o}", "boot", d->boot, "devices", devices);
 	text = json ? json_to_string(json) : NULL;

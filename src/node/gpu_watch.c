@@ -353,6 +353,9 @@ int gpu_watch_start(sd_event *event, const struct devices *devices, const struct
 		return error_oom(err);
 	}
 	r = sd_event_add_io(event, &w->io, w->shared->event_fd, EPOLLIN, on_news, w);
+	/* Before what the ranks on it do: where both come at once, the GPU is why. */
+	if (r >= 0)
+		r = sd_event_source_set_priority(w->io, SD_EVENT_PRIORITY_IMPORTANT);
 	if (r >= 0)
 		r = sd_event_add_time_relative(event, &w->timer, CLOCK_MONOTONIC,
 		                               (uint64_t)(options->patience * 1e6 / 4), 0, on_timer, w);

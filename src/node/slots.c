@@ -198,9 +198,11 @@ int slots_drain(struct slots *s, int i, const char *reason, struct error *err)
 	struct drain drain = {.by_hand = true, .time = clock_realtime()};
 	int r = find_slot(s, i, err);
 
-	if (r < 0 || slots_drained(s, i))
-		return r; /* by an error of its own: that stays the reason */
+	if (r < 0)
+		return r;
 	old = drains_find(s->drains, s->list[i].key);
+	if (slots_drained(s, i) && !(old && old->by_hand))
+		return 0; /* by an error of its own: that stays the reason */
 	if (old) {
 		drain.pending_accepted = old->pending_accepted;
 		drain.failed_accepted = old->failed_accepted;
@@ -208,6 +210,7 @@ int slots_drain(struct slots *s, int i, const char *reason, struct error *err)
 	snprintf(drain.key, sizeof drain.key, "%s", s->list[i].key);
 	snprintf(drain.reason, sizeof drain.reason, "%s", reason && *reason ? reason : "by hand");
 	str_make_plain(drain.reason);
+	str_make_utf8(drain.reason); /* it may have been cut in the middle of a character */
 	r = drains_set(s->drains, &drain, err);
 	log_info("slot %d is drained: %s", i, drain.reason);
 	s->callbacks.changed(s->callbacks.context);

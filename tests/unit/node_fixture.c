@@ -76,7 +76,7 @@ void fixture_prepare(struct fixture *f, const char *gpus)
 	text = str_printf(
 	    "runtime_dir = \"%s/run\"; log_dir = \"%s/log\"; state_dir = \"%s/state\"; worker_dir = "
 	    "\"%s\"; socket = \"%s/dtraind.sock\"; group = \"\"; cpu_slots = 2; heartbeat = 0.05; "
-	    "node_timeout = 0.2;",
+	    "node_timeout = 0.5;",
 	    f->dir, f->dir, f->dir, cwd, f->dir);
 	ck_ok(daemon_config_parse(text, "test", &f->config, &err), &err);
 }
