@@ -107,11 +107,35 @@ static int find_cpu_slots(const struct daemon_config *config, int hosts_slots, s
 	return 0;
 }
 
-static int find_gpus(struct devices *out, const char *visible, struct error *err)
+/* GPUs that must be there, though the driver shows none: not to be taken for CPU slots, nor to be forgotten.
+ */
+static int make_broken_gpus(struct devices *out, int slots, const char *fault, struct error *err)
 {
+	out->list = calloc(slots, sizeof *out->list);
+	if (!out->list)
+		return error_oom(err);
+	out->count = slots;
+	out->by_uuid = true;
+	for (int i = 0; i < slots; i++) {
+		struct device *d = &out->list[i];
+
+		d->gpu = true;
+		d->index = i;
+		d->numa = -1;
+		strcpy(d->name, "GPU");
+		snprintf(d->fault, sizeof d->fault, "%s", fault);
+	}
+	return 0;
+}
+
+static int find_gpus(struct devices *out, int hosts_slots, const char *visible, struct error *err)
+{
+	char fault[sizeof out->list->fault];
 	int version = 0, r;
 
-	nvml_open(&out->nvml);
+	nvml_open(&out->nvml, fault, sizeof fault);
+	if (fault[0] && !(visible && !*visible))
+		return make_broken_gpus(out, MAX(hosts_slots, 1), fault, err);
 	if (!out->nvml)
 		return 0;
 	r = gpus_find(out->nvml, &out->list, &out->count, err);
@@ -135,7 +159,7 @@ int devices_find(const struct daemon_config *config, int hosts_slots, struct dev
 	int r;
 
 	memset(out, 0, sizeof *out);
-	r = find_gpus(out, visible, err);
+	r = find_gpus(out, hosts_slots, visible, err);
 	if (r == 0 && out->count == 0) {
 		devices_release(out);
 		return find_cpu_slots(config, hosts_slots, out, err);

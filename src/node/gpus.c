@@ -186,7 +186,7 @@ struct wires {
 static void follow_wires(const struct nvml *nvml, const struct devices *devices, const struct device *d,
                          struct wires *w)
 {
-	if (!nvml->link_state || !d->parent || d->mig) /* MIG devices have no NVLink */
+	if (!d->parent || !nvml->link_state || d->mig) /* MIG devices have no NVLink */
 		return;
 	for (unsigned link = 0; link < NVML_LINKS_MAX; link++) {
 		struct nvml_pci remote = {0};

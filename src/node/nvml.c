@@ -4,7 +4,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdbool.h>
-#include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -76,12 +76,13 @@ static int load(struct nvml *nvml)
 	return 0;
 }
 
-void nvml_open(struct nvml **out)
+void nvml_open(struct nvml **out, char *fault, size_t fault_size)
 {
 	struct nvml *nvml = calloc(1, sizeof *nvml);
 	int r;
 
 	*out = NULL;
+	fault[0] = '\0';
 	if (!nvml)
 		return;
 	if (load(nvml) == 0) {
@@ -90,7 +91,11 @@ void nvml_open(struct nvml **out)
 			*out = nvml;
 			return;
 		}
-		log_warn("NVML does not start: %s: GPUs are not used", nvml->error(r));
+		if (r == NVML_DRIVER_NOT_LOADED)
+			log_warn("NVML does not start: %s: GPUs, if there are any, are not used",
+			         nvml->error(r));
+		else
+			snprintf(fault, fault_size, "NVML does not start: error %d, %s", r, nvml->error(r));
 	}
 	if (nvml->library)
 		dlclose(nvml->library);

@@ -6,6 +6,8 @@
  */
 #pragma once
 
+#include <stddef.h>
+
 #include "base/cleanup.h"
 #include "base/error.h"
 
@@ -16,6 +18,7 @@ enum {
 	NVML_NO_PERMISSION = 4,
 	NVML_NOT_FOUND = 6,
 	NVML_INSUFFICIENT_POWER = 8,
+	NVML_DRIVER_NOT_LOADED = 9,
 	NVML_TIMEOUT = 10,
 	NVML_IRQ_ISSUE = 11,
 	NVML_GPU_IS_LOST = 15,
@@ -104,7 +107,9 @@ struct nvml {
 	int (*event_wait)(void *, struct nvml_event *, unsigned);
 };
 
-/* *out NULL where there is no driver, or none that can be used (then the log says why). */
-void nvml_open(struct nvml **out);
+/* *out NULL where there is no driver, or none that can be used. Where that is not how a machine without GPUs
+ * looks (after an upgrade the library and the kernel's part of the driver may differ), fault says so;
+ * otherwise it is empty. */
+void nvml_open(struct nvml **out, char *fault, size_t fault_size);
 void nvml_close(struct nvml *nvml);
 DEFINE_CLEANUP(struct nvml *, nvml_close)

@@ -73,6 +73,31 @@ START_TEST(gpus_are_slots)
 }
 END_TEST
 
+/* After an upgrade, say: the library is the new one, the kernel's part the old. */
+START_TEST(a_driver_that_does_not_start)
+{
+	_cleanup_json_ json_t *d = NULL, *q = fixture_shell(1, 1, "true");
+	struct error err = ERROR_INIT;
+	struct devices devices;
+
+	setenv("FAKE_NVML_INIT", "9", 1); /* no driver, so perhaps no GPU */
+	ck_ok(devices_find(f.config, 0, &devices, &err), &err);
+	ck_assert(!devices.list[0].gpu);
+	devices_release(&devices);
+	setenv("FAKE_NVML_INIT", "18", 1);
+	ck_ok(devices_find(f.config, 4, &devices, &err), &err);
+	ck_assert_uint_eq(devices.count, 4);
+	ck_assert(devices.list[3].gpu);
+	devices_release(&devices);
+	fixture_create(&f);
+	d = fixture_device(&f, 0);
+	ck_assert_str_eq(json_get_string(d, "state", ""), "drained");
+	ck_assert_str_eq(json_get_string(d, "reason", ""), "NVML does not start: error 18, Some error");
+	ck_assert_int_eq(node_start(f.node, q, &err), -EBUSY);
+	unsetenv("FAKE_NVML_INIT");
+}
+END_TEST
+
 static char *rank_log(int run, int count, int rank, const char *script)
 {
 	_cleanup_json_ json_t *request = fixture_shell(run, count, script);
@@ -337,6 +362,7 @@ int main(void)
 	tcase_set_timeout(run, 60);
 	tcase_add_test(run, ranks_see_the_leased_gpus);
 	tcase_add_test(run, gpus_need_their_engine);
+	tcase_add_test(run, a_driver_that_does_not_start);
 	tcase_add_test(run, names_that_cannot_mislead);
 	tcase_add_test(run, what_nvml_says_is_shown);
 	tcase_add_test(run, links_are_named_as_nvidia_smi_does);
