@@ -92,7 +92,8 @@ static int load(struct generation *g, struct error *err)
 	_cleanup_(model_layout_freep) struct model_layout *layout = NULL;
 	_cleanup_(safetensors_closep) struct safetensors *st = NULL;
 	_cleanup_free_ char *config = options_config(g->c), *tokenizer = options_tokenizer(g->c);
-	struct device_options dev = {.threads = g->c->resources.threads};
+	struct device_options dev = {.threads = g->c->resources.threads,
+	                             .attention = DEVICE_ATTENTION_OWN}; /* which alone knows a cache */
 	struct generator_options o = {.type = options_precision(g->c)};
 	int r;
 

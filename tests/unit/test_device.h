@@ -155,7 +155,11 @@ static inline int test_run_each(Suite *(*make)(void))
 		struct error err = ERROR_INIT;
 		struct device *dev = NULL;
 
-		if (device_create(NULL, &dev, &err) == 0)
+		const char *choice = getenv("TEST_ATTENTION"); /* test_device_attention's */
+		struct device_options o = {.attention =
+		                               (enum device_attention_choice)(choice ? atoi(choice) : 0)};
+
+		if (device_create(&o, &dev, &err) == 0)
 			printf("%s\n", device_describe(dev));
 		else
 			printf("skipped: %s\n", err.message);

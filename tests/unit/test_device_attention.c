@@ -5,6 +5,9 @@
  */
 #include "base/cleanup.h"
 #include "test_device.h"
+#ifdef TEST_ENGINE_SIMT
+#include <cuda_runtime_api.h>
+#endif
 
 #define COUNT(a) (sizeof(a) / sizeof((a)[0]))
 
@@ -38,13 +41,57 @@ static const struct shape shapes[] = {
     {4, 2, 128, 0, 3, {0, 17, 130, 145}, true},
     {2, 2, 96, 40, 2, {0, 65, 200}, true},
     {2, 1, 128, 1, 1, {0, 70}, true},
+    {3, 1, 64, 33, 2, {0, 128, 256}, true},
+    {2, 2, 64, 0, 5, {0, 50, 51, 116, 300, 310}, true},
 #endif
 #ifdef TEST_ENGINE_CUDA
     {4, 2, 128, 0, 3, {0, 1000, 1001, 2500}, true},
     {4, 1, 64, 512, 2, {0, 2048, 2100}, true},
     {2, 2, 96, 0, 1, {0, 1500}, true},
+    {8, 2, 128, 0, 2, {0, 2048, 4096}, true},
 #endif
 };
+
+#ifdef TEST_GPU
+/* Our own kernels, then cuDNN wherever it goes. */
+static const enum device_attention_choice choices[] = {DEVICE_ATTENTION_OWN, DEVICE_ATTENTION_CUDNN};
+#else
+static const enum device_attention_choice choices[] = {DEVICE_ATTENTION_AUTO};
+#endif
+
+static struct device *open_device(int threads)
+{
+	struct device_options o = {.threads = threads, .attention = DEVICE_ATTENTION_AUTO};
+	const char *choice = getenv("TEST_ATTENTION");
+	struct error err = ERROR_INIT;
+	struct device *dev = NULL;
+
+	if (choice)
+		o.attention = (enum device_attention_choice)atoi(choice);
+	ck_ok(device_create(&o, &dev, &err), &err);
+	ck_ok(device_reserve_scratch(dev, 64 << 20, &err), &err);
+	return dev;
+}
+
+/* The plans of cuDNN that have run; on the emulated GPU it is known. */
+static int cudnn_count(void)
+{
+#ifdef TEST_ENGINE_SIMT
+	return simt_cudnn_executions();
+#else
+	return 0;
+#endif
+}
+
+/* Whether cuDNN has to have taken the call. */
+static bool cudnn_expected(const struct shape *s, enum dtype type)
+{
+#ifdef TEST_ENGINE_SIMT
+	return atoi(getenv("TEST_ATTENTION")) == DEVICE_ATTENTION_CUDNN && s->aligned && type == DTYPE_BF16;
+#else
+	return false;
+#endif
+}
 
 struct problem {
 	const struct shape *s;
@@ -176,7 +223,7 @@ START_TEST(attention)
 	for (size_t x = 0; x < COUNT(shapes) * COUNT(test_threads) * 2; x++) {
 		const struct shape *s = &shapes[x / 2 / COUNT(test_threads)];
 		enum dtype type = test_types[x & 1];
-		struct device *dev = test_device(test_threads[x / 2 % COUNT(test_threads)]);
+		struct device *dev = open_device(test_threads[x / 2 % COUNT(test_threads)]);
 		struct error err = ERROR_INIT;
 		struct problem p = problem_make(s);
 		int64_t nq = p.tokens * p.ld, no = p.tokens * p.ld_o, nl = p.tokens * s->heads;
@@ -210,6 +257,7 @@ START_TEST(attention)
 		                             .type = type};
 		char *copy_q = malloc((size_t)nq * size), *copy_o = malloc((size_t)no * size);
 		char *again = malloc((size_t)MAX(nq, no) * size);
+		int before = cudnn_count();
 
 		ck_assert(device_scratch_bytes(dev, &need) < 64 << 20);
 		device_attention_forward(dev, &a, o, lse, qkv, qkv + (size_t)at_k * size,
@@ -218,6 +266,7 @@ START_TEST(attention)
 		                          d_qkv + (size_t)at_v * size, d_o, o, lse, qkv,
 		                          qkv + (size_t)at_k * size, qkv + (size_t)at_v * size);
 		ck_ok(device_synchronize(dev, &err), &err);
+		ck_assert_int_eq(cudnn_count() - before, cudnn_expected(s, type) ? 2 : 0);
 		reference(&p);
 		test_close(dev, "o", o, p.o, no, type, type == DTYPE_F32 ? 2e-5 : 1e-2, 1);
 		test_close(dev, "lse", lse, p.lse, nl, DTYPE_F32, type == DTYPE_F32 ? 2e-6 : 1e-4, 5);
@@ -281,7 +330,7 @@ START_TEST(threads_do_not_matter)
 	float *first = NULL, *last = NULL;
 
 	for (int threads = 1; threads <= 24; threads += threads < 4 ? 1 : 10) {
-		struct device *dev = test_device(threads);
+		struct device *dev = open_device(threads);
 		float *qkv = test_buffer(dev, p.qkv, nq, DTYPE_F32),
 		      *o = test_buffer(dev, p.o, no, DTYPE_F32);
 		float *d_o = test_buffer(dev, p.d_o, no, DTYPE_F32),
@@ -347,5 +396,17 @@ static Suite *suite_make(void)
 
 int main(void)
 {
-	return test_run_each(suite_make);
+	int r;
+
+	for (size_t i = 0; i < COUNT(choices); i++) {
+		char choice[8];
+
+		snprintf(choice, sizeof(choice), "%d", (int)choices[i]);
+		setenv("TEST_ATTENTION", choice, 1);
+		r = test_run_each(suite_make);
+		/* Skipped as a whole where there is no GPU; where there is no cuDNN, only that. */
+		if (r && !(i > 0 && r == 77))
+			return r;
+	}
+	return EXIT_SUCCESS;
 }

@@ -30,10 +30,15 @@ struct device;
 /* Parts of a product that go as kernels of their own: to see what a library's fused ones bring. */
 enum device_unfused { DEVICE_UNFUSED_BIAS = 1, DEVICE_UNFUSED_BIAS_GRADIENT = 2 };
 
+/* Of a GPU. Auto: cuDNN where it is installed and expected to be the faster for a shape. The same calls give
+ * the same bits with each, though not the same bits as with another. */
+enum device_attention_choice { DEVICE_ATTENTION_AUTO, DEVICE_ATTENTION_OWN, DEVICE_ATTENTION_CUDNN };
+
 struct device_options {
 	int index;   /* GPU ordinal among the visible ones; ignored on CPU */
 	int threads; /* CPU threads, 0: OMP_NUM_THREADS or all that the affinity mask allows */
 	int unfused; /* enum device_unfused, added up; the CPU has none that it fuses */
+	enum device_attention_choice attention;
 };
 
 int device_create(const struct device_options *options, struct device **out, struct error *err);

@@ -120,6 +120,17 @@ static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, 
 	simt_leave();
 	return cudaSuccess;
 }
+static inline cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
+                                            size_t width, size_t height, enum cudaMemcpyKind k,
+                                            cudaStream_t s)
+{
+	cudaError_t r = cudaSuccess;
+
+	for (size_t i = 0; i < height && !r; i++)
+		r = cudaMemcpyAsync((char *)to + i * to_pitch, (const char *)from + i * from_pitch, width, k,
+		                    s);
+	return r;
+}
 static inline cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t s)
 {
 	simt_check(p, "what is set");
@@ -150,6 +161,8 @@ cudaError_t cudaEventQuery(cudaEvent_t e);
 void simt_stream_begin(cudaStream_t s);
 void simt_stream_end(cudaStream_t s);
 void simt_stream_settle(cudaStream_t s);
+/* Of the stand-in for cuDNN: how many plans have run. */
+int simt_cudnn_executions(void);
 #ifdef __cplusplus
 }
 #endif

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Attention: choosing the kernels. */
 #include "engine/device/cuda/attention.cuh"
+#include "engine/device/cuda/attention_cudnn.h"
 
 #define THREADS 256
 
@@ -44,6 +45,8 @@ extern "C" void device_attention_forward(struct device *dev, const struct device
 
 	if (a->tokens <= 0 || !computes(dev, "attention_forward", a->type, a->type))
 		return;
+	if (tiles(a, q, k, v, o) && attention_cudnn_forward(dev, a, o, lse, q, k, v))
+		return;
 	if (!tiles(a, q, k, v, o) ||
 	    !attention_forward_tiles(dev, s, (bf16 *)o, lse, a->tokens, (const bf16 *)q, (const bf16 *)k,
 	                             (const bf16 *)v))
@@ -74,9 +77,13 @@ extern "C" void device_attention_backward(struct device *dev, const struct devic
                                           const float *lse, const void *q, const void *k, const void *v)
 {
 	attention_shape s = shape_of(a);
+	bool wide =
+	    tiles(a, q, k, v, d_o) && aligned16(o) && aligned16(d_q) && aligned16(d_k) && aligned16(d_v);
 	float *delta;
 
 	if (a->tokens <= 0 || !computes(dev, "attention_backward", a->type, a->type))
+		return;
+	if (wide && attention_cudnn_backward(dev, a, d_q, d_k, d_v, d_o, o, lse, q, k, v))
 		return;
 	delta = (float *)device_scratch(dev, attention_scratch(a->tokens, a->heads, a->head_dim),
 	                                "attention_backward");
@@ -87,8 +94,39 @@ extern "C" void device_attention_backward(struct device *dev, const struct devic
 		       THREADS, 0, delta, (const decltype(t) *)d_o, (const decltype(t) *)o, a->tokens,
 		       a->heads, a->head_dim, a->ld_o);
 	});
-	if (!(tiles(a, q, k, v, d_o) && aligned16(d_q) && aligned16(d_k) && aligned16(d_v)) ||
+	if (!wide ||
 	    !attention_backward_tiles(dev, s, (bf16 *)d_q, (bf16 *)d_k, (bf16 *)d_v, (const bf16 *)d_o, delta,
 	                              lse, (const bf16 *)q, (const bf16 *)k, (const bf16 *)v))
 		attention_backward_plain(dev, s, a->type, d_q, d_k, d_v, d_o, delta, lse, q, k, v);
+}
+
+static __global__ void places_kernel(struct attention_places p, const int32_t *starts, int documents)
+{
+	for (int i = (int)threadIdx.x; i <= p.batch; i += THREADS) {
+		int64_t row = starts[i < documents ? i : documents];
+
+		for (int c = 0; c < p.count; c++)
+			p.offsets[c * p.stride + i] = row * p.ld[c];
+		if (i < p.batch)
+			p.lengths[i] = i < documents ? starts[i + 1] - starts[i] : 0;
+	}
+}
+
+extern "C" void attention_places(struct device *dev, const struct attention_places *p, const int32_t *starts,
+                                 int documents)
+{
+	LAUNCH(dev, places_kernel, 1, THREADS, 0, *p, starts, documents);
+}
+
+static __global__ void transpose_kernel(float *to, const float *from, int64_t rows, int64_t cols)
+{
+	for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < rows * cols;
+	     i += (int64_t)gridDim.x * THREADS)
+		to[i] = from[i % rows * cols + i / rows];
+}
+
+extern "C" void attention_transpose(struct device *dev, float *to, const float *from, int64_t rows,
+                                    int64_t cols)
+{
+	LAUNCH(dev, transpose_kernel, grid_for(rows * cols, THREADS), THREADS, 0, to, from, rows, cols);
 }

@@ -26,6 +26,7 @@ extern "C" {
 #define WORKSPACE    ((size_t)32 << 20) /* of cuBLASLt; what it recommends for Hopper */
 
 struct gemm_cache;
+struct attention_cudnn;
 
 struct device {
 	int index, major, minor, multiprocessors;
@@ -33,6 +34,8 @@ struct device {
 	int unfused; /* enum device_unfused */
 	cudaStream_t stream;
 	struct gemm_cache *gemm;
+	struct attention_cudnn *cudnn; /* NULL: our own attention alone */
+	const char *cudnn_missing;     /* why, where it was looked for */
 	char *scratch;
 	size_t scratch_size;
 	double *parts; /* [REDUCE_PARTS] */
@@ -40,7 +43,7 @@ struct device {
 	size_t staged; /* of it in use since the last time that the stream was waited for */
 	int fault;     /* first negative errno of an operation, cleared when it is returned */
 	char fault_message[192];
-	char description[192];
+	char description[256];
 };
 
 /* Keeps the first fault of the operations since the last synchronize. */

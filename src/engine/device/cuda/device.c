@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/device/cuda/attention_cudnn.h"
 #include "engine/device/cuda/cuda.h"
 
 struct device_event {
@@ -37,11 +38,11 @@ static int find_gpu(struct device *dev, struct error *err)
 	return status ? device_cuda_error(dev, status, "cannot be used", err) : 0;
 }
 
-static int open_gpu(struct device *dev, struct error *err)
+static int open_gpu(struct device *dev, const struct device_options *options, struct error *err)
 {
 	struct cudaDeviceProp properties;
 	cudaError_t status;
-	char gemm[32];
+	char gemm[32], attention[96];
 	int r = cublaslt_load(err);
 
 	if (r == 0)
@@ -66,12 +67,13 @@ static int open_gpu(struct device *dev, struct error *err)
 	if ((status = cudaMalloc((void **)&dev->parts, REDUCE_PARTS * sizeof(*dev->parts))) ||
 	    (status = cudaMallocHost((void **)&dev->staging, STAGING)))
 		return device_cuda_error(dev, status, "cannot allocate the engine's own buffers", err);
-	r = gemm_create(dev, err);
-	if (r < 0)
+	if ((r = gemm_create(dev, err)) < 0 ||
+	    (r = attention_cudnn_create(dev, options ? options->attention : DEVICE_ATTENTION_AUTO, err)) < 0)
 		return r;
-	snprintf(dev->description, sizeof(dev->description), "cuda:%d: %.80s, %.1f GiB, sm_%d%d, %s",
+	snprintf(dev->description, sizeof(dev->description), "cuda:%d: %.80s, %.1f GiB, sm_%d%d, %s, %s",
 	         dev->index, properties.name, MIB(properties.totalGlobalMem) / 1024, dev->major, dev->minor,
-	         gemm_describe(gemm, sizeof(gemm)));
+	         gemm_describe(gemm, sizeof(gemm)),
+	         attention_cudnn_describe(dev, attention, sizeof(attention)));
 	return 0;
 }
 
@@ -84,7 +86,7 @@ int device_create(const struct device_options *options, struct device **out, str
 		return error_oom(err);
 	dev->index = options ? options->index : 0;
 	dev->unfused = options ? options->unfused : 0;
-	r = open_gpu(dev, err);
+	r = open_gpu(dev, options, err);
 	if (r < 0)
 		device_destroy(dev);
 	else
@@ -98,6 +100,7 @@ void device_destroy(struct device *dev)
 		return;
 	if (dev->stream_made)
 		(void)cudaStreamSynchronize(dev->stream);
+	attention_cudnn_destroy(dev);
 	gemm_destroy(dev);
 	(void)cudaFree(dev->scratch);
 	(void)cudaFree(dev->parts);
@@ -184,7 +187,8 @@ size_t device_scratch_bytes(const struct device *dev, const struct device_shapes
 	if (bias_parts > COLUMN_PARTS)
 		bias_parts = COLUMN_PARTS;
 	need = larger(need, bias_parts * bias * sizeof(float));
-	return larger(need, attention_scratch(s->tokens, s->heads, s->head_dim));
+	need = larger(need, attention_scratch(s->tokens, s->heads, s->head_dim));
+	return larger(need, attention_cudnn_scratch(dev, s));
 }
 
 int device_reserve_scratch(struct device *dev, size_t bytes, struct error *err)
