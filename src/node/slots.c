@@ -78,9 +78,12 @@ static void fail(struct slots *s, int i, bool until_boot, const char *reason)
 {
 	const struct drain *old = drains_find(s->drains, s->list[i].key);
 	struct drain drain = {.time = clock_realtime(), .until_boot = until_boot};
-	char text[512], fields[160];
+	char text[512] = "", fields[160];
 
+	snprintf(fields, sizeof fields, "GPU_UUID=%s", s->devices.list[i].uuid);
 	if (old && old->reason[0] && !old->by_hand) {
+		log_write(LOG_WARNING, fields, "%s, which is drained already: %s",
+		          device_describe(&s->devices.list[i], text, sizeof text), reason);
 		/* A second error that a reboot does not heal keeps it drained beyond that. */
 		if (old->until_boot && !until_boot) {
 			drain = *old;
@@ -97,7 +100,6 @@ static void fail(struct slots *s, int i, bool until_boot, const char *reason)
 	snprintf(drain.reason, sizeof drain.reason, "%s", reason);
 	set_drain(s, i, &drain);
 	slots_fault(s, i, text, sizeof text);
-	snprintf(fields, sizeof fields, "GPU_UUID=%s", s->devices.list[i].uuid);
 	log_write(LOG_ERR, fields, "%s: drained until \"dtrain resume %s:%d\"%s", text, s->node, i,
 	          until_boot ? " or a reboot" : "");
 	s->callbacks.fault(s->callbacks.context, i, text);
