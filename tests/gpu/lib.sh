@@ -17,11 +17,12 @@ result() {
 pass() { result pass "$@"; }
 fail() { result fail "$@"; }
 skip() { result skip "$@"; }
-# figure NAME OURS PEER RATIO [BOUND]: a line of the table; with a bound (">= 1.3") the ratio, or ours where there is none, has to keep it.
+# figure NAME OURS PEER RATIO [BOUND]: a line of the table; with a bound (">= 1.3", "within 2 %") the ratio, or ours where there is none, has to keep it.
 figure() {
 	local holds=
 	if [ -n "${5:-}" ]; then
 		holds=$(awk -v x="${4:-$2}" -v bound="$5" 'BEGIN { split(bound, b, " "); ok = b[1] == ">=" ? x + 0 >= b[2] + 0 : x + 0 <= b[2] + 0
+			if (b[1] == "within") ok = x >= 1 - b[2] / 100 && x <= 1 + b[2] / 100
 			print ok && x == x + 0 ? "holds" : "MISSED" }')
 	fi
 	printf '%s\tfigure\t%s\t%s\t%s\t%s\t%s\t%s\n' "$part" "$1" "${2:-}" "${3:-}" "${4:-}" "${5:-}" "$holds" >>"$GPU_RESULTS"
@@ -96,6 +97,7 @@ worker_scripts() { # DIRECTORY
 		exec '$own' "\$@"
 	EOF
 	chmod +x "$1/dtrain-worker-$name"
+	[ "$GPU_ENGINE" != simt ] || ln -sf dtrain-worker-cpu "$1/dtrain-worker-cuda"
 	ln -sf "$build/dtrain-launch" "$1/dtrain-launch"
 	gpu_worker=$1/dtrain-worker-$name
 }
