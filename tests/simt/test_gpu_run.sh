@@ -30,7 +30,7 @@ slow/run --engine simt --build "$build" --out "$tmp/slow/out" --only profile >sl
 grep -q '| profile | profile | fail | cut off after 1 s |' slow/out/results.md || fail "a part that hangs: $(cat slow/out/results.md)"
 grep -q '^1 passed, 1 failed, 0 skipped$' slow/words || fail "a part that hangs: $(tail -n 1 slow/words)"
 for p in /proc/[0-9]*; do
-	[ "$(tr '\0' ' ' <"$p/cmdline" 2>/dev/null)" != "sleep 4712.5 " ] || fail "a part that hangs leaves processes"
+	[ "$(cat "$p/cmdline" 2>/dev/null | tr '\0' ' ')" != "sleep 4712.5 " ] || fail "a part that hangs leaves processes"
 done
 slow/run --engine simt --build "$build" --out "$tmp/slow/out" --only profile --minutes 0 | grep -q '^0 passed, 0 failed, 1 skipped$' || fail "no minutes left"
 
