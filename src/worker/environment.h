@@ -8,7 +8,8 @@
 
 /* Strings are the environment's own. */
 struct environment {
-	int rank, world_size, local_rank;
+	int rank, world_size;
+	int device;                 /* DTRAIN_DEVICE: its GPU among the visible ones; LOCAL_RANK without */
 	const char *config;         /* DTRAIN_CONFIG: path of the run's JSON; always there */
 	const char *run_id;         /* DTRAIN_RUN_ID, NULL without a service */
 	int64_t attempt;            /* DTRAIN_ATTEMPT, 1 for the first */

@@ -46,3 +46,8 @@ for engine in cpu simt; do
 done
 cmp "$tmp/text-cpu.log" "$tmp/text-simt.log" || fail "another text: $(cat "$tmp/text-cpu.log" "$tmp/text-simt.log")"
 echo "60 tokens are the same"
+
+# A rank takes the GPU that its node names; there is one here.
+json device "$tmp/device"
+env -i PATH="$PATH" DTRAIN_DEVICE=1 DTRAIN_CONFIG="$tmp/device.json" "$simt" >"$tmp/device.log" 2>&1 && fail "a second GPU was found: $(cat "$tmp/device.log")"
+grep -q "GPU 1 is asked for, 1 is visible" "$tmp/device.log" || fail "another GPU: $(cat "$tmp/device.log")"
