@@ -204,7 +204,8 @@ static ncclResult_t add(struct fake_comm *c, struct call call)
 	/* Ranks that call different things wait for each other, as they do over NCCL. */
 	for (int r = 0; r < c->group->n; r++)
 		all = all && c->group->rank[r] && c->group->rank[r]->queued &&
-		      c->group->rank[r]->call[0].what == c->call[0].what;
+		      c->group->rank[r]->call[0].what == c->call[0].what &&
+		      !simt_stream_waits(c->group->rank[r]->call[0].stream);
 	if (all)
 		carry_out(c->group);
 	pthread_mutex_unlock(&lock);

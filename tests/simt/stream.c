@@ -19,7 +19,7 @@ struct simt_stream {
 };
 
 struct simt_event {
-	struct place place;
+	struct place place, awaited; /* both */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -82,8 +82,10 @@ void simt_stream_settle(cudaStream_t s)
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags)
 {
 	pthread_mutex_lock(&lock);
-	if (e->place.stream != s)
+	if (e->place.stream && e->place.stream != s)
 		s->awaited = e->place;
+	else if (e->awaited.stream && e->awaited.stream != s)
+		s->awaited = e->awaited;
 	pthread_mutex_unlock(&lock);
 	return cudaSuccess;
 }
@@ -103,10 +105,8 @@ cudaError_t cudaEventDestroy(cudaEvent_t e)
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 {
 	pthread_mutex_lock(&lock);
-	if (s->queued)
-		e->place = (struct place){s, s->queued};
-	else
-		e->place = s->awaited;
+	e->place = (struct place){s->queued ? s : NULL, s->queued};
+	e->awaited = s->awaited;
 	pthread_mutex_unlock(&lock);
 	return cudaSuccess;
 }
@@ -116,9 +116,19 @@ cudaError_t cudaEventQuery(cudaEvent_t e)
 	cudaError_t r;
 
 	pthread_mutex_lock(&lock);
-	r = reached(&e->place) ? cudaSuccess : cudaErrorNotReady;
+	r = reached(&e->place) && reached(&e->awaited) ? cudaSuccess : cudaErrorNotReady;
 	pthread_mutex_unlock(&lock);
 	return r;
+}
+
+int simt_stream_waits(cudaStream_t s)
+{
+	int waits;
+
+	pthread_mutex_lock(&lock);
+	waits = !reached(&s->awaited);
+	pthread_mutex_unlock(&lock);
+	return waits;
 }
 
 void simt_stream_begin(cudaStream_t s)

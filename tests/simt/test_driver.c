@@ -3,8 +3,8 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "engine/device/cuda/cuda.h"
 #include "base/str.h"
+#include "engine/device/cuda/cuda.h"
 #include "unit.h"
 
 static void refused(struct driver_report report, const char *words)
@@ -44,6 +44,18 @@ START_TEST(too_old)
 	/* A later minor version of the runtime is no reason. */
 	ck_assert_int_eq(driver_check(&(struct driver_report){.runtime = 13010, .driver = 13000}, NULL), 0);
 	ck_assert_int_eq(driver_check(&(struct driver_report){.runtime = 13000, .driver = 14000}, NULL), 0);
+}
+END_TEST
+
+START_TEST(gpu_too_old)
+{
+	struct error err = ERROR_INIT;
+
+	ck_fails(
+	    driver_check_gpu("Tesla V100-SXM2-32GB", 7, 0, &err), &err,
+	    "Tesla V100-SXM2-32GB has compute capability 7.0, the CUDA engine needs 8.0 (Ampere) or newer");
+	ck_assert_int_eq(driver_check_gpu("NVIDIA A100", 8, 0, &err), 0);
+	ck_assert_int_eq(driver_check_gpu("NVIDIA B200", 10, 0, &err), 0);
 }
 END_TEST
 
@@ -101,6 +113,7 @@ int main(void)
 
 	tcase_add_test(tc, no_driver);
 	tcase_add_test(tc, too_old);
+	tcase_add_test(tc, gpu_too_old);
 	tcase_add_test(tc, in_trouble);
 	tcase_add_test(tc, version_of_the_module);
 	suite_add_tcase(suite, tc);

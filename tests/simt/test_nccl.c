@@ -4,7 +4,10 @@
 #include <pthread.h>
 
 #include "base/clock.h"
+#include "base/str.h"
 #include "engine/comm/comm.h"
+#include "engine/comm/nccl_stall.h"
+#include "engine/device/cuda/cuda.h"
 #include "rendezvous.h"
 #include "unit.h"
 
@@ -218,7 +221,7 @@ static void stalls(struct rank *r)
 		             "rank 0: all-gather (collective 2) has made no progress for 1 s: rank 1 on ",
 		             " is past all-reduce (collective 1) and has not begun it");
 	else
-		usleep(2500 * 1000);
+		usleep(1700 * 1000);
 	device_free(r->dev, b);
 }
 
@@ -240,7 +243,7 @@ static void stalls_at_once(struct rank *r)
 		             "rank 0: all-gather (collective 1) has made no progress for 1 s: rank 1 on ",
 		             " has not begun it");
 	else
-		usleep(2500 * 1000);
+		usleep(1700 * 1000);
 	device_free(r->dev, b);
 }
 
@@ -261,7 +264,7 @@ static void two_are_missing(struct rank *r)
 		             "rank 0: barrier (collective 2) has made no progress for 1 s: rank 1 on ",
 		             " is past all-reduce (collective 1) and has not begun it, rank 2 on ");
 	else
-		usleep(2500 * 1000);
+		usleep(1700 * 1000);
 	device_free(r->dev, b);
 }
 
@@ -271,7 +274,7 @@ static void says_nothing(struct rank *r)
 
 	begin(r, 3, 1, &b);
 	if (r->rank == 2)
-		usleep(2500 * 1000);
+		usleep(1700 * 1000);
 	else
 		stands_still(r, comm_barrier(r->comm), -ETIMEDOUT, "for 1 s: rank 2 on ",
 		             " says nothing: it hangs or has ended");
@@ -296,7 +299,7 @@ static void nobody_to_ask(struct rank *r)
 		             "rank 0: barrier (collective 2) has made no progress for 1 s: ",
 		             "where the other ranks are is not known: nobody listens");
 	else
-		usleep(2500 * 1000);
+		usleep(1700 * 1000);
 	device_free(r->dev, b);
 }
 
@@ -327,6 +330,33 @@ START_TEST(calls_that_differ)
 }
 END_TEST
 
+/* Rank 1 has queued it, but its GPU is not done with what comes before. */
+static void hangs(struct rank *r)
+{
+	void *b;
+
+	begin(r, 2, 1, &b);
+	if (r->rank == 0) {
+		stands_still(r, comm_barrier(r->comm), -ETIMEDOUT,
+		             "barrier (collective 2) has made no progress for 1 s: the GPU of rank 1 on ",
+		             " has not come to barrier (collective 2)");
+	} else {
+		simt_stream_begin(r->dev->stream);
+		comm_barrier(r->comm);
+		usleep(1500 * 1000);
+		simt_stream_end(r->dev->stream);
+		stands_still(r, 0, -ETIMEDOUT, "rank 1: barrier (collective 2)",
+		             "this rank's GPU has not come to it: the computation before it hangs");
+	}
+	device_free(r->dev, b);
+}
+
+START_TEST(a_gpu_that_hangs)
+{
+	with_ranks(2, hangs);
+}
+END_TEST
+
 /* One that goes on after a while has not stalled, and says so before the next time. */
 static void goes_on(struct rank *r)
 {
@@ -349,6 +379,63 @@ START_TEST(slow_is_no_stall)
 }
 END_TEST
 
+static int put_nothing(void *context, const char *key, const void *data, size_t len, struct error *err)
+{
+	return 0;
+}
+
+/* What others have written, by their rank; NULL: nothing. */
+static int get_place(void *context, const char *key, int timeout_ms, void **data, size_t *len,
+                     struct error *err)
+{
+	const char *value = ((const char *const *)context)[atoi(strrchr(key, '/') + 1)];
+
+	ck_assert(str_starts(key, "group/at/") && timeout_ms == 0);
+	if (!value)
+		return error_set(err, -ETIMEDOUT, "nobody came");
+	*data = strdup(value);
+	*len = strlen(value);
+	return 0;
+}
+
+START_TEST(many_that_are_missing)
+{
+	const char *places[] = {NULL,
+	                        "in 7 barrier a",
+	                        "past 3 broadcast b",
+	                        NULL,
+	                        "going 0 - c",
+	                        "before 7 barrier d",
+	                        "in 6 all-gather e",
+	                        "past 0 - f",
+	                        "in 8 barrier g"};
+	const struct rendezvous rendezvous = {places, put_nothing, get_place};
+	struct comm_options o = {.world_size = 9, .rendezvous = &rendezvous, .group = "group"};
+	struct stall s;
+	char words[480], few[24];
+
+	stall_init(&s, &o);
+	stall_ask(&s, 7, "barrier", words, sizeof(words));
+	ck_assert_str_eq(words,
+	                 "rank 2 on b is past broadcast (collective 3) and has not begun it, rank 3 says "
+	                 "nothing: it hangs or has ended, rank 4 on c says nothing: it hangs or has ended, "
+	                 "the GPU of rank 5 on d has not come to barrier (collective 7) and 2 more");
+	stall_ask(&s, 7, "barrier", few, sizeof(few));
+	ck_assert_str_eq(few, "rank 2 on b is past bro");
+	stall_ask(&s, 0, "", words, sizeof(words));
+	ck_assert_str_eq(words, "rank 3 has not come");
+	for (int i = 1; i < 9; i++)
+		places[i] = "in 7 barrier x";
+	stall_ask(&s, 7, "barrier", words, sizeof(words));
+	ck_assert_str_eq(words, "every rank is there: check the network (NCCL_DEBUG=INFO says more)");
+	places[3] = "something else";
+	stall_ask(&s, 7, "barrier", words, sizeof(words));
+	ck_assert_str_eq(
+	    words,
+	    "where the other ranks are is not known: group/at/3 is not what this version writes there");
+}
+END_TEST
+
 /* Where all are told to stop, since one has died, the others do not wait for the time-out. */
 static void told_to_stop(struct rank *r)
 {
@@ -358,8 +445,9 @@ static void told_to_stop(struct rank *r)
 	begin(r, 2, 4, &b);
 	r->stop = true;
 	if (r->rank == 0)
-		stands_still(r, comm_barrier(r->comm), -ECANCELED,
-		             "rank 0: told to stop; barrier (collective 2) has made no progress for 1 s", "");
+		stands_still(
+		    r, comm_barrier(r->comm), -ECANCELED,
+		    "rank 0: told to stop; barrier (collective 2) has waited for other ranks for 1 s", "");
 	ck_assert(clock_monotonic() - start < 3);
 	while (r->rank == 1 && clock_monotonic() - start < 2)
 		usleep(10000);
@@ -487,7 +575,9 @@ int main(void)
 	tcase_add_test(tc, a_stall_names_who_is_missing);
 	tcase_add_test(tc, a_stall_without_a_rendezvous);
 	tcase_add_test(tc, calls_that_differ);
+	tcase_add_test(tc, a_gpu_that_hangs);
 	tcase_add_test(tc, slow_is_no_stall);
+	tcase_add_test(tc, many_that_are_missing);
 	tcase_add_test(tc, a_stopped_rank_does_not_wait);
 	tcase_add_test(tc, abort_from_another_thread);
 	tcase_add_test(tc, two_communicators);

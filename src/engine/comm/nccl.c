@@ -87,7 +87,8 @@ static int open_nccl(struct comm *c, const struct comm_options *o, struct error 
 	    (s = cudaMemset(c->token, 0, sizeof(*c->token))))
 		return device_cuda_error(c->dev, s, "cannot make the communicator's stream", err);
 	for (; c->events < EVENTS; c->events++)
-		if ((s = cudaEventCreateWithFlags(&c->event[c->events], cudaEventDisableTiming)))
+		if ((s = cudaEventCreateWithFlags(&c->event[c->events], cudaEventDisableTiming)) ||
+		    (s = cudaEventCreateWithFlags(&c->begun[c->events], cudaEventDisableTiming)))
 			return device_cuda_error(c->dev, s, "cannot make the communicator's events", err);
 	r = meet(c, o, err);
 	if (r < 0)
@@ -169,8 +170,12 @@ void comm_destroy(struct comm *c)
 		pthread_join(c->watcher, NULL);
 	}
 	close_nccl(c);
-	for (int i = 0; i < c->events; i++)
-		(void)cudaEventDestroy(c->event[i]);
+	for (int i = 0; i < EVENTS; i++) {
+		if (c->event[i])
+			(void)cudaEventDestroy(c->event[i]);
+		if (c->begun[i])
+			(void)cudaEventDestroy(c->begun[i]);
+	}
 	if (c->computed)
 		(void)cudaEventDestroy(c->computed);
 	if (c->stream)
@@ -294,6 +299,8 @@ static comm_ticket enqueue(struct comm *c, const struct collective *o)
 		s = cudaEventRecord(c->computed, c->dev->stream);
 		if (!s)
 			s = cudaStreamWaitEvent(c->stream, c->computed, 0);
+		if (!s)
+			s = cudaEventRecord(c->begun[ticket % EVENTS], c->stream);
 		if (!s) {
 			enter(c, o, ticket);
 			s = cudaEventRecord(c->event[ticket % EVENTS], c->stream);

@@ -38,10 +38,11 @@ struct comm {
 	char description[64];
 	ncclComm_t nccl; /* NULL: a single rank; not to be used once `failed` is set */
 	cudaStream_t stream;
-	cudaEvent_t computed; /* what the next collective starts after */
-	double *token;        /* of barriers */
-	int events;           /* made so far */
-	cudaEvent_t event[EVENTS];
+	cudaEvent_t computed;      /* what the next collective starts after */
+	double *token;             /* of barriers */
+	int events;                /* made so far */
+	cudaEvent_t begun[EVENTS]; /* this GPU has come to it: what it computes before is done */
+	cudaEvent_t event[EVENTS]; /* it is done */
 	enum kind kind[EVENTS];
 
 	pthread_mutex_t lock; /* of everything below, and of nccl */
@@ -51,7 +52,8 @@ struct comm {
 	uint64_t queued, completed;
 	bool entering;  /* queued + 1, which NCCL has not taken yet */
 	double moved;   /* when `completed` grew last, or the first collective since came */
-	double longest; /* that anything has stood still so far */
+	double came;    /* when `begun` of the next was first seen, 0: not yet */
+	double longest; /* that one has waited for the other ranks so far */
 	enum standing told;
 	uint64_t told_at;
 	int aborting; /* threads inside ncclCommAbort */

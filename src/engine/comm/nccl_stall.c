@@ -17,7 +17,7 @@
 
 enum { NAMED = 4 }; /* the others are counted */
 
-static const char *const standings[] = {"coming", "going", "in", "past"};
+static const char *const standings[] = {"coming", "going", "before", "in", "past"};
 
 struct place {
 	enum standing standing;
@@ -91,7 +91,9 @@ static int read_place(const struct stall *s, int rank, struct place *p, struct e
 
 	if (r == -ETIMEDOUT)
 		return clock_monotonic() - before < SLOW ? -ENOENT : r;
-	return r < 0 ? r : parse(data, len, p);
+	if (r == 0 && parse(data, len, p) < 0)
+		r = error_set(err, -EPROTO, "%s is not what this version writes there", key);
+	return r;
 }
 
 __attribute__((format(printf, 2, 3))) static void name_rank(struct answer *a, const char *fmt, ...)
@@ -122,6 +124,9 @@ static void judge(struct answer *a, int rank, const struct place *p, uint64_t co
 		name_rank(a, "rank %d on %s has not begun it", rank, p->host);
 	else if (p->standing == STANDS_PAST && p->collective < collective)
 		name_rank(a, "rank %d on %s is past %s (collective %" PRIu64 ") and has not begun it", rank,
+		          p->host, p->kind, p->collective);
+	else if (p->standing == STANDS_BEFORE && p->collective <= collective)
+		name_rank(a, "the GPU of rank %d on %s has not come to %s (collective %" PRIu64 ")", rank,
 		          p->host, p->kind, p->collective);
 	else if (p->standing == STANDS_IN && p->collective < collective)
 		name_rank(a, "rank %d on %s is still in %s (collective %" PRIu64 ")", rank, p->host, p->kind,

@@ -13,6 +13,7 @@
 enum standing {
 	STANDS_COMING, /* to the meeting */
 	STANDS_GOING,  /* on, as far as was last known */
+	STANDS_BEFORE, /* a collective that it has queued, but its GPU has not come to */
 	STANDS_IN,     /* a collective that does not end */
 	STANDS_PAST,   /* a collective, and has begun no other */
 };

@@ -116,16 +116,24 @@ void comm_look(struct comm *c)
 			return;
 		}
 		c->completed = next;
-		c->longest = MAX(c->longest, now - c->moved);
+		if (c->came > 0)
+			c->longest = MAX(c->longest, now - c->came);
+		c->came = 0;
 		c->moved = now;
 	}
+	if (!c->came && comm_pending(c) &&
+	    cudaEventQuery(c->begun[(c->completed + 1) % EVENTS]) == cudaSuccess)
+		c->came = now;
 }
 
 /* Where this rank stands, for those that will ask. Lets the lock go while it speaks. */
 static void tell(struct comm *c)
 {
 	bool still = clock_monotonic() - c->moved > 0.5 * c->timeout_s;
-	enum standing standing = !still ? STANDS_GOING : comm_pending(c) ? STANDS_IN : STANDS_PAST;
+	enum standing standing = !still             ? STANDS_GOING
+	                         : !comm_pending(c) ? STANDS_PAST
+	                         : c->came          ? STANDS_IN
+	                                            : STANDS_BEFORE;
 	uint64_t at = !still ? 0 : c->completed + comm_pending(c);
 	const char *kind = kind_of(c, at);
 
@@ -141,38 +149,35 @@ static void tell(struct comm *c)
 /* Lets the lock go while it asks the others. */
 static void give_up(struct comm *c)
 {
+	char words[480] = "this rank's GPU has not come to it: the computation before it hangs";
 	uint64_t next = c->completed + 1;
 	const char *kind = kind_of(c, next);
-	char words[480];
 
-	pthread_mutex_unlock(&c->lock);
-	stall_ask(&c->stall, next, kind, words, sizeof(words));
-	pthread_mutex_lock(&c->lock);
-	comm_look(c);
+	if (c->came > 0) {
+		pthread_mutex_unlock(&c->lock);
+		stall_ask(&c->stall, next, kind, words, sizeof(words));
+		pthread_mutex_lock(&c->lock);
+		comm_look(c);
+	}
 	if (c->completed < next && comm_pending(c))
 		comm_fail(c, -ETIMEDOUT, "%s (collective %llu) has made no progress for %d s: %s", kind,
 		          (unsigned long long)next, c->timeout_s, words);
 }
 
-/* A rank that is to end, as all are where one has died, need not wait as long. Its own computation, which a
- * collective waits for as well, has its time. */
-static bool stops(const struct comm *c, double still)
-{
-	return c->stopping && still > MIN(STOP_PATIENCE, 0.25 * c->timeout_s) + 2 * c->longest &&
-	       c->stopping(c->stopping_context);
-}
-
 static void judge(struct comm *c)
 {
-	double still = clock_monotonic() - c->moved;
+	double now = clock_monotonic(), waited = c->came > 0 ? now - c->came : 0;
+	double patience = MIN(STOP_PATIENCE, 0.25 * c->timeout_s) + 2 * c->longest;
 
 	if (c->failed || !comm_pending(c))
 		return;
-	if (still > c->timeout_s)
+	if (now - c->moved > c->timeout_s)
 		give_up(c);
-	else if (stops(c, still))
-		comm_fail(c, -ECANCELED, "told to stop; %s (collective %llu) has made no progress for %.0f s",
-		          kind_of(c, c->completed + 1), (unsigned long long)c->completed + 1, still);
+	/* As all ranks are told to where one has died. */
+	else if (waited > patience && c->stopping && c->stopping(c->stopping_context))
+		comm_fail(c, -ECANCELED,
+		          "told to stop; %s (collective %llu) has waited for other ranks for %.0f s",
+		          kind_of(c, c->completed + 1), (unsigned long long)c->completed + 1, waited);
 }
 
 void *comm_watch(void *context)

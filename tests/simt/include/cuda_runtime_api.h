@@ -161,6 +161,7 @@ cudaError_t cudaEventQuery(cudaEvent_t e);
 void simt_stream_begin(cudaStream_t s);
 void simt_stream_end(cudaStream_t s);
 void simt_stream_settle(cudaStream_t s);
+int simt_stream_waits(cudaStream_t s); /* for what is under way on another */
 /* Of the stand-in for cuDNN: how many plans have run. */
 int simt_cudnn_executions(void);
 #ifdef __cplusplus

@@ -70,6 +70,7 @@ struct driver_report {
 	char module[32];     /* version of the kernel's module, "" unknown */
 };
 int driver_check(const struct driver_report *report, struct error *err);
+int driver_check_gpu(const char *name, int major, int minor, struct error *err); /* compute capability */
 /* From /proc/driver/nvidia/version; "" where there is none. */
 void driver_module_version(const char *path, char *version, size_t size);
 

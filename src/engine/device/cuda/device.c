@@ -55,11 +55,9 @@ static int open_gpu(struct device *dev, const struct device_options *options, st
 	dev->major = properties.major;
 	dev->minor = properties.minor;
 	dev->multiprocessors = properties.multiProcessorCount;
-	if (dev->major < 8)
-		return error_set(
-		    err, -ENODEV,
-		    "%s has compute capability %d.%d: the CUDA engine needs 8.0 (Ampere) or newer",
-		    properties.name, dev->major, dev->minor);
+	r = driver_check_gpu(properties.name, dev->major, dev->minor, err);
+	if (r < 0)
+		return r;
 	status = cudaStreamCreateWithFlags(&dev->stream, cudaStreamNonBlocking);
 	if (status)
 		return device_cuda_error(dev, status, "cannot make a stream", err);

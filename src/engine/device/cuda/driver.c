@@ -94,3 +94,14 @@ int driver_check(const struct driver_report *d, struct error *err)
 		                 cudaGetErrorString((cudaError_t)d->status));
 	return 0;
 }
+
+int driver_check_gpu(const char *name, int major, int minor, struct error *err)
+{
+	if (major >= 8)
+		return 0;
+	return error_set(
+	    err, -ENODEV,
+	    "%s has compute capability %d.%d, the CUDA engine needs 8.0 (Ampere) or newer: train on CPU "
+	    "slots, with CUDA_VISIBLE_DEVICES= in dtraind's environment",
+	    name, major, minor);
+}
