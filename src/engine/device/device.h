@@ -62,6 +62,10 @@ struct device_shapes {
 	int64_t vocab, logits_rows; /* rows of a cross-entropy chunk */
 	enum dtype type;
 };
+/* Bytes of logits that the head does best at a time. Each chunk reads the head's weights twice and adds to
+ * their gradient once; the fewer rows, the more that weighs, and the more, the less of a chunk stays in the
+ * cache. */
+size_t device_logits_bytes(void);
 size_t device_scratch_bytes(const struct device *dev, const struct device_shapes *shapes);
 int device_reserve_scratch(struct device *dev, size_t bytes, struct error *err);
 

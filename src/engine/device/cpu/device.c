@@ -187,6 +187,12 @@ void device_free(struct device *dev, void *p)
 	free(p);
 }
 
+/* Near the last cache: memory is not that much faster than the processor. */
+size_t device_logits_bytes(void)
+{
+	return (size_t)16 << 20;
+}
+
 size_t device_scratch_bytes(const struct device *dev, const struct device_shapes *s)
 {
 	int64_t longest = s->max_sequence < s->tokens ? s->max_sequence : s->tokens;

@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Embedding: rows copied; the gradient's rows added in token order by the block of an id's first token. */
+/*
+ * Embedding: rows copied; the gradient's rows added in token order, an id's by one block for each THREADS · 4
+ * columns: the gradient is read once, the touched rows of the table once and written once.
+ */
 #include "engine/device/cuda/kernel.cuh"
+
+#include <stdlib.h>
+#include <string.h>
 
 #define THREADS 256
 
@@ -36,61 +42,103 @@ extern "C" void device_embedding_forward(struct device *dev, void *out, const in
 	          });
 }
 
-/*
- * One block a token. Where the id stood before, an earlier block has all its rows. Else: the later places of
- * the id, THREADS tokens at a time, are listed in order, and their rows added to the table's in that order.
- */
-template <typename G, typename T, int N>
-static __global__ void __launch_bounds__(THREADS)
-    scatter(G *d_table, const T *d_out, const int32_t *ids, int64_t tokens, int cols)
+/* ---- the gradient ---- */
+/* The places of the tokens in the order of their ids, those of the same id in their own; `other` is room for
+ * as many. Returns the array that has them. */
+static int32_t *sort_places(const int32_t *ids, int32_t *order, int32_t *other, int64_t n, int64_t vocab)
 {
-	__shared__ int64_t list[THREADS];
-	__shared__ int counts[THREADS / 32];
-	int64_t mine = blockIdx.x;
-	int32_t id = ids[mine];
-	G *row = d_table + (int64_t)id * cols;
-	int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+	enum { BITS = 11, DIGITS = 1 << BITS };
+	int64_t first[DIGITS + 1];
 
-	for (int64_t t = threadIdx.x; t - threadIdx.x < mine; t += THREADS)
-		if (block_any(t < mine && ids[t] == id))
-			return;
-	for (int64_t first = mine; first < tokens; first += THREADS) {
-		int64_t t = first + threadIdx.x;
-		bool match = t < tokens && ids[t] == id;
-		uint32_t votes = warp_ballot(match);
-		int before = 0, n = 0;
+	for (int64_t i = 0; i < n; i++)
+		order[i] = (int32_t)i;
+	for (int shift = 0; (vocab - 1) >> shift; shift += BITS) {
+		int32_t *from = order;
 
-		if (lane == 0)
-			counts[warp] = __popc(votes);
-		__syncthreads();
-		for (int i = 0; i < THREADS / 32; i++) {
-			before += i < warp ? counts[i] : 0;
-			n += counts[i];
-		}
-		if (match)
-			list[before + __popc(votes & ((1u << lane) - 1))] = t;
-		__syncthreads();
-		for (int i = (int)threadIdx.x * N; n && i < cols; i += THREADS * N) {
-			float sum[N], v[N];
-
-			load(sum, row + i);
-			for (int j = 0; j < n; j++) {
-				load(v, d_out + list[j] * cols + i);
-#pragma unroll
-				for (int k = 0; k < N; k++)
-					sum[k] += v[k];
-			}
-			store(row + i, sum);
-		}
-		__syncthreads();
+		memset(first, 0, sizeof(first));
+		for (int64_t i = 0; i < n; i++)
+			first[(ids[i] >> shift & (DIGITS - 1)) + 1]++;
+		for (int d = 0; d < DIGITS; d++)
+			first[d + 1] += first[d];
+		for (int64_t i = 0; i < n; i++)
+			other[first[ids[from[i]] >> shift & (DIGITS - 1)]++] = from[i];
+		order = other;
+		other = from;
 	}
+	return order;
+}
+
+/* All rows of one id, in the order of their tokens, into its row of the table; AHEAD of them under way. */
+#define AHEAD 8
+
+template <typename G, typename T, int N>
+static __global__ void __launch_bounds__(THREADS) scatter(G *d_table, const T *d_out, const int32_t *ids,
+                                                          const int32_t *order, const int32_t *runs, int cols)
+{
+	int lo = runs[blockIdx.x], hi = runs[blockIdx.x + 1],
+	    i = (int)(blockIdx.y * THREADS + threadIdx.x) * N;
+	G *row = d_table + (int64_t)ids[order[lo]] * cols + i;
+	float sum[N];
+
+	if (i >= cols)
+		return;
+	load(sum, row);
+	for (int j = lo; j < hi; j += AHEAD) {
+		float v[AHEAD][N];
+
+#pragma unroll
+		for (int a = 0; a < AHEAD; a++)
+			if (j + a < hi)
+				load(v[a], d_out + (int64_t)order[j + a] * cols + i);
+#pragma unroll
+		for (int a = 0; a < AHEAD; a++)
+#pragma unroll
+			for (int k = 0; k < N; k++)
+				sum[k] += j + a < hi ? v[a][k] : 0;
+	}
+	store(row, sum);
+}
+
+/* Sorts the tokens on the host, which has nothing else to do, and writes order[tokens] and runs[*count + 1]
+ * to the scratch: where each id's tokens begin, and the end. */
+static int32_t *upload_runs(struct device *dev, const int32_t *ids, int64_t tokens, int64_t vocab,
+                            int64_t *count)
+{
+	size_t n = (size_t)tokens, bytes = (2 * n + 1) * sizeof(int32_t);
+	int32_t *scratch = (int32_t *)device_scratch(dev, bytes, "embedding_backward");
+	int32_t *host = scratch ? (int32_t *)malloc(3 * (n + 1) * sizeof(int32_t)) : NULL, *order, *runs;
+	struct error err = ERROR_INIT;
+
+	if (!host) {
+		device_fault(dev, -ENOMEM, "out of memory");
+		return NULL;
+	}
+	order = sort_places(ids, host, host + n, tokens, vocab);
+	if (order != host)
+		memcpy(host, order, n * sizeof(int32_t));
+	runs = host + n;
+	*count = 0;
+	for (int64_t i = 0; i < tokens; i++)
+		if (i == 0 || ids[host[i]] != ids[host[i - 1]])
+			runs[(*count)++] = (int32_t)i;
+	runs[*count] = (int32_t)tokens;
+	if (device_write(dev, scratch, host, (n + (size_t)*count + 1) * sizeof(int32_t), &err) < 0)
+		device_fault(dev, err.code, "embedding_backward: %s", err.message);
+	free(host);
+	return scratch;
 }
 
 extern "C" void device_embedding_backward(struct device *dev, void *d_table, enum dtype grad_type,
                                           const void *d_out, const int32_t *ids, const int32_t *host_ids,
                                           int64_t tokens, int64_t vocab, int hidden, enum dtype type)
 {
+	int64_t count;
+	int32_t *order;
+
 	if (tokens <= 0 || hidden <= 0 || !computes(dev, "embedding_backward", type, grad_type))
+		return;
+	order = upload_runs(dev, host_ids, tokens, vocab, &count);
+	if (!order)
 		return;
 	with_type(type, [&](auto t) {
 		typedef decltype(t) T;
@@ -98,13 +146,15 @@ extern "C" void device_embedding_backward(struct device *dev, void *d_table, enu
 		with_type(grad_type, [&](auto g) {
 			typedef decltype(g) G;
 			constexpr int N = 4; /* 16 bytes of fp32 gradients, 8 of bf16 */
+			dim3 wide((unsigned)count, (unsigned)ceil_div(hidden, THREADS * N));
+			dim3 narrow((unsigned)count, (unsigned)ceil_div(hidden, THREADS));
 
 			if (hidden % 8 == 0 && aligned16(d_table) && aligned16(d_out))
-				LAUNCH(dev, (scatter<G, T, N>), (unsigned)tokens, THREADS, 0, (G *)d_table,
-				       (const T *)d_out, ids, tokens, hidden);
+				LAUNCH(dev, (scatter<G, T, N>), wide, THREADS, 0, (G *)d_table,
+				       (const T *)d_out, ids, order, order + tokens, hidden);
 			else
-				LAUNCH(dev, (scatter<G, T, 1>), (unsigned)tokens, THREADS, 0, (G *)d_table,
-				       (const T *)d_out, ids, tokens, hidden);
+				LAUNCH(dev, (scatter<G, T, 1>), narrow, THREADS, 0, (G *)d_table,
+				       (const T *)d_out, ids, order, order + tokens, hidden);
 		});
 	});
 }

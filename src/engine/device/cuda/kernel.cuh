@@ -91,10 +91,11 @@ static inline int64_t ceil_div(int64_t a, int64_t b)
 	return (a + b - 1) / b;
 }
 
-/* Blocks for n pieces of work of a loop that strides over its grid. */
+/* Blocks for n pieces of work of a loop that strides over its grid: so many that the last ones, which leave
+ * some multiprocessors idle, weigh nothing. */
 static inline unsigned grid_for(int64_t n, int threads)
 {
-	int64_t blocks = ceil_div(n, threads), most = 132 * 16;
+	int64_t blocks = ceil_div(n, threads), most = 1 << 16;
 
 	return (unsigned)(blocks < 1 ? 1 : blocks < most ? blocks : most);
 }

@@ -16,16 +16,16 @@ static __global__ void rope_kernel(T *x, int64_t ld, int heads, int half, const 
 		int rest = (int)(p - t * per_token), head = rest / per_head, i = (rest - head * per_head) * N;
 		int64_t row = (int64_t)positions[t] * half + i;
 		T *pa = x + t * ld + (int64_t)head * 2 * half + i, *pb = pa + half;
-		float a[N], b[N], oa[N], ob[N];
+		float a[N], b[N], c[N], s[N], oa[N], ob[N];
 
 		load(a, pa);
 		load(b, pb);
+		load(c, cos_table + row);
+		load(s, sin_table + row);
 #pragma unroll
 		for (int k = 0; k < N; k++) {
-			float c = cos_table[row + k], s = sign * sin_table[row + k];
-
-			oa[k] = a[k] * c - b[k] * s;
-			ob[k] = b[k] * c + a[k] * s;
+			oa[k] = a[k] * c[k] - b[k] * sign * s[k];
+			ob[k] = b[k] * c[k] + a[k] * sign * s[k];
 		}
 		store(pa, oa);
 		store(pb, ob);
@@ -45,7 +45,8 @@ extern "C" void device_rope(struct device *dev, void *x, int64_t ld, int heads, 
 		typedef decltype(t) T;
 		constexpr int N = WIDE<T>;
 
-		if (wide_rows(x, ld, sizeof(T)) && half % N == 0)
+		if (wide_rows(x, ld, sizeof(T)) && half % N == 0 && aligned16(cos_table) &&
+		    aligned16(sin_table))
 			LAUNCH(dev, (rope_kernel<T, N>), grid_for(tokens * heads * half / N, THREADS),
 			       THREADS, 0, (T *)x, ld, heads, half, positions, cos_table, sin_table, tokens,
 			       sign);
