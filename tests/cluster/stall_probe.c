@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A rank of a run, as the communicator over NCCL speaks with the others where a collective stands still: rank
+ * 0 asks, rank 1 has said that it is past another, rank 2 has only come. Rank 0 prints what it learnt, and
+ * does so while another of its threads waits at the same rendezvous.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "engine/comm/nccl_stall.h"
+#include "worker/environment.h"
+#include "worker/link.h"
+
+static void *wait_for_nothing(void *context)
+{
+	const struct rendezvous *meeting = context;
+	void *data = NULL;
+	size_t len;
+
+	return meeting->get(meeting->context, "world/never", 3000, &data, &len, NULL) == -ETIMEDOUT ? context
+	                                                                                            : NULL;
+}
+
+static int await(const struct rendezvous *meeting, const char *key, struct error *err)
+{
+	_cleanup_free_ void *data = NULL;
+	size_t len;
+
+	return meeting->get(meeting->context, key, 20000, &data, &len, err);
+}
+
+static int probe(const struct environment *env, const struct rendezvous *meeting, struct error *err)
+{
+	const struct comm_options o = {
+	    .rank = env->rank, .world_size = env->world_size, .rendezvous = meeting, .group = "world"};
+	struct stall stall;
+	pthread_t thread;
+	char words[480];
+	double start;
+	void *waited;
+	int r;
+
+	stall_init(&stall, &o);
+	r = stall_tell(&stall, STANDS_COMING, 0, "", err);
+	if (r == 0 && env->rank == 1)
+		r = stall_tell(&stall, STANDS_PAST, 811, "all-gather", err);
+	if (r == 0)
+		r = meeting->put(meeting->context,
+		                 env->rank == 1   ? "world/one"
+		                 : env->rank == 2 ? "world/two"
+		                                  : "world/zero",
+		                 "x", 1, err);
+	if (r < 0 || env->rank != 0)
+		return r < 0 ? r : await(meeting, "world/end", err);
+	if ((r = await(meeting, "world/one", err)) < 0 || (r = await(meeting, "world/two", err)) < 0)
+		return r;
+	if (pthread_create(&thread, NULL, wait_for_nothing, (void *)meeting))
+		return -EAGAIN;
+	usleep(200000);
+	start = clock_monotonic();
+	stall_ask(&stall, 812, "all-reduce", words, sizeof(words));
+	printf("%s\n%s\n", words, clock_monotonic() - start < 2 ? "at once" : "late");
+	pthread_join(thread, &waited);
+	printf("%s\n", waited ? "waited" : "did not wait");
+	return meeting->put(meeting->context, "world/end", "x", 1, err);
+}
+
+int main(void)
+{
+	_cleanup_(link_destroyp) struct link *link = NULL;
+	struct error err = ERROR_INIT;
+	struct environment env;
+	int r;
+
+	setenv("DTRAIN_CONFIG", "/dev/null", 1); /* a worker of our own has one */
+	r = environment_read(&env, &err);
+	if (r == 0)
+		r = link_create(&env, &link, &err);
+	if (r == 0)
+		r = probe(&env, link_rendezvous(link), &err);
+	if (r < 0)
+		fprintf(stderr, "error: %s\n", err.message);
+	return r < 0;
+}
