@@ -16,7 +16,7 @@ mkdir t
 export TMPDIR=$tmp/t GPU_BENCH_MODES=${GPU_BENCH_MODES:-eager}
 "$src/tests/gpu/run" --engine simt --build "$build" --out "$tmp/out" --python "${DTRAIN_TEST_PYTHON:-no-python}" || fail "tests/gpu/run: status $?"
 for want in "two ranks give one rank's losses" "one rank killed ends the other" "6 steps in bf16 against the CPU engine" "killed and resumed, bitwise" \
-	"operations by events"; do
+	"operations by events" "matrix products"; do
 	grep -q "$want.*| pass |" out/results.md || fail "no word of: $want"
 done
 [ -z "$(ls t | grep dtrain)" ] || fail "leftovers: $(ls t)"

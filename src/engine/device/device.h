@@ -38,6 +38,9 @@ struct device_options {
 	int index;   /* GPU ordinal among the visible ones; ignored on CPU */
 	int threads; /* CPU threads, 0: OMP_NUM_THREADS or all that the affinity mask allows */
 	int unfused; /* enum device_unfused, added up; the CPU has none that it fuses */
+	/* Which of the algorithms that the library names for a product, its best guess first: 0 but where
+	 * they are compared. The last where it names fewer; at most 7. */
+	int gemm_choice;
 	enum device_attention_choice attention;
 };
 

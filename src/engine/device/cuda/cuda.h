@@ -32,6 +32,7 @@ struct device {
 	int index, major, minor, multiprocessors;
 	bool stream_made;
 	int unfused; /* enum device_unfused */
+	int gemm_choice;
 	cudaStream_t stream;
 	struct gemm_cache *gemm;
 	struct attention_cudnn *cudnn; /* NULL: our own attention alone */

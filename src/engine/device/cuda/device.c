@@ -84,6 +84,7 @@ int device_create(const struct device_options *options, struct device **out, str
 		return error_oom(err);
 	dev->index = options ? options->index : 0;
 	dev->unfused = options ? options->unfused : 0;
+	dev->gemm_choice = options ? options->gemm_choice : 0;
 	r = open_gpu(dev, options, err);
 	if (r < 0)
 		device_destroy(dev);

@@ -13,9 +13,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/cleanup.h"
 #include "engine/device/cuda/cuda.h"
 
-#define SLOTS 1024 /* a power of two */
+#define SLOTS   1024 /* a power of two */
+#define CHOICES 8
 
 /* No padding: compared and hashed as bytes. */
 struct gemm_key {
@@ -37,6 +39,7 @@ struct gemm_entry {
 struct gemm_cache {
 	cublasLtHandle_t handle;
 	cublasLtMatmulPreference_t preference;
+	int choice; /* among the algorithms that the library names */
 	int count;
 	struct gemm_entry entry[SLOTS];
 };
@@ -64,6 +67,7 @@ int gemm_create(struct device *dev, struct error *err)
 	if (!g)
 		return error_oom(err);
 	dev->gemm = g;
+	g->choice = MIN(MAX(dev->gemm_choice, 0), CHOICES - 1);
 	if ((s = cublasLtCreate(&g->handle)) || (s = cublasLtMatmulPreferenceCreate(&g->preference)) ||
 	    (s = cublasLtMatmulPreferenceSetAttribute(
 	         g->preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof(reductions))))
@@ -123,7 +127,7 @@ static cublasStatus_t entry_try(struct gemm_cache *g, struct gemm_entry *e, cubl
 	cublasOperation_t first = k->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
 	cublasOperation_t second = k->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
 	bool fused = epilogue != CUBLASLT_EPILOGUE_DEFAULT;
-	cublasLtMatmulHeuristicResult_t result;
+	cublasLtMatmulHeuristicResult_t results[CHOICES];
 	size_t workspace = WORKSPACE;
 	int found = 0;
 	uint32_t align[] = {(uint32_t)k->align_b, (uint32_t)k->align_a, (uint32_t)k->align_c};
@@ -157,11 +161,11 @@ static cublasStatus_t entry_try(struct gemm_cache *g, struct gemm_entry *e, cubl
 	if ((s = cublasLtMatmulPreferenceSetAttribute(
 	         g->preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &align[0], sizeof(align[0]))) ||
 	    (s = cublasLtMatmulAlgoGetHeuristic(g->handle, e->operation, e->a, e->b, e->c, e->c,
-	                                        g->preference, 1, &result, &found)))
+	                                        g->preference, g->choice + 1, results, &found)))
 		return s;
 	if (found == 0)
 		return CUBLAS_STATUS_NOT_SUPPORTED;
-	e->algorithm = result.algo;
+	e->algorithm = results[MIN(g->choice, found - 1)].algo;
 	return CUBLAS_STATUS_SUCCESS;
 }
 
