@@ -214,17 +214,23 @@ static double norm_objective(const double *x, const double *w, const double *d, 
 {
 	double squares = 0, sum = 0;
 
-	for (int64_t i = 0; i < n; i++)
+	for (int64_t i = 0; i < n; i++) {
 		squares += x[i] * x[i];
-	for (int64_t i = 0; i < n; i++)
-		sum += x[i] / sqrt(squares / (double)n + eps) * w[i] * d[i];
-	return sum;
+		sum += x[i] * w[i] * d[i];
+	}
+	return sum / sqrt(squares / (double)n + eps);
 }
 
 START_TEST(rmsnorm)
 {
-	static const int64_t shapes[][3] = {{1, 1, 1},     {3, 1, 17},   {5, 3, 65},  {70, 2, 48},
-	                                    {130, 1, 200}, {3, 1, 1040}, {2, 1, 1500}};
+	/* Rows in the registers of a warp, of a block, and longer ones, each in packs of 16 bytes and
+	 * without. */
+	static const int64_t shapes[][3] = {{1, 1, 1},     {3, 1, 17},   {5, 3, 65},   {70, 2, 48},
+	                                    {130, 1, 200}, {3, 1, 1040}, {2, 1, 1500}, {9, 1, 1000},
+#ifdef TEST_GPU
+	                                    {1, 1, 4000},  {1, 1, 8200}
+#endif
+	};
 
 	FOR_ALL for (size_t s = 0; s < COUNT(shapes) * 2; s++)
 	{

@@ -13,6 +13,7 @@ static __global__ void column_finish_kernel(T *out, const float *parts, int64_t 
 	float s = 0;
 
 	if (c < cols)
+#pragma unroll 8
 		for (int64_t p = slice; p < n; p += 8)
 			s += parts[p * cols + c];
 	sums[slice][x] = s;
