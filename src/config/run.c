@@ -95,6 +95,8 @@ static const struct key run_key_list[] = {
      "rounded stochastically"},
     {"train", "recompute", KEY_BOOL, F(train.recompute), "false", 0, 0, NULL,
      "compute a block's activations again in the backward pass"},
+    {"train", "attention", KEY_CHOICE, F(train.attention), "auto", 0, 0, "auto|own|cudnn",
+     "whose kernels compute attention on a GPU"},
     {"train", "shuffle", KEY_BOOL, F(train.shuffle), "true", 0, 0, NULL, "a new order each epoch"},
     {"train", "seed", KEY_INT, F(train.seed), "42", 0, 9007199254740992.0, NULL,
      "of weights, order and the split"},

@@ -63,6 +63,7 @@ struct run_config {
 		char *precision; /* fp32 bf16 */
 		char *master;    /* fp32 none: copy of the weights that the optimizer steps */
 		bool recompute;  /* recompute activations in the backward pass instead of keeping them */
+		char *attention; /* auto own cudnn: whose kernels, on a GPU */
 		bool shuffle;
 		int64_t seed;
 		int64_t eval_steps; /* 0: at each save and at the end */

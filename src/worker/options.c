@@ -37,6 +37,13 @@ enum dtype options_precision(const struct run_config *c)
 	return str_eq(c->train.precision, "bf16") ? DTYPE_BF16 : DTYPE_F32;
 }
 
+enum device_attention_choice options_attention(const struct run_config *c)
+{
+	return str_eq(c->train.attention, "own")     ? DEVICE_ATTENTION_OWN
+	       : str_eq(c->train.attention, "cudnn") ? DEVICE_ATTENTION_CUDNN
+	                                             : DEVICE_ATTENTION_AUTO;
+}
+
 int options_train(const struct run_config *c, struct train_options *out, struct error *err)
 {
 	train_options_default(out);

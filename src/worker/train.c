@@ -82,7 +82,9 @@ static void tell_warning(void *context, const char *message)
 
 static int open_device(struct training *t, struct error *err)
 {
-	struct device_options o = {.index = t->env->device, .threads = t->c->resources.threads};
+	struct device_options o = {.index = t->env->device,
+	                           .threads = t->c->resources.threads,
+	                           .attention = options_attention(t->c)};
 	int r = device_create(&o, &t->dev, err);
 
 	if (r < 0)
