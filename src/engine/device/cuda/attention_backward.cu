@@ -13,9 +13,17 @@
 #define STEP    64           /* rows of the other side at a time */
 #define NT      (STEP / 8)
 
+/* For the gradients of queries, whose sums are half as many, a warp has twice the rows: what it reads of the
+ * other side from shared memory, which would be the limit, serves both halves. */
+#define QUERY_MT   2
+#define QUERY_ROWS (ROWS * QUERY_MT)
+template <int HD> constexpr int QUERY_STEP = HD > 64 ? 32 : 64; /* as registers allow */
+
 template <int HD>
-constexpr size_t BACKWARD_SHARED = (size_t)(2 * ROWS + 4 * STEP) * TILE_LD<HD> * sizeof(bf16) +
-                                   4 * STEP * sizeof(float);
+constexpr size_t KEY_SHARED = (size_t)(2 * ROWS + 4 * STEP) * TILE_LD<HD> * sizeof(bf16) +
+                              4 * STEP * sizeof(float);
+template <int HD>
+constexpr size_t QUERY_SHARED = (size_t)(2 * QUERY_ROWS + 4 * QUERY_STEP<HD>)*TILE_LD<HD> * sizeof(bf16);
 
 /* lse and delta of STEP queries; both 0 beyond the end, where everything is masked. */
 static __device__ __forceinline__ void fetch_statistics(float *to, const float *lse, const float *delta,
@@ -88,13 +96,14 @@ static __global__ void __launch_bounds__(THREADS)
 				if (masked && (i0 + c < key || i0 + c >= limit[i / 2]))
 					e = 0;
 				p[0][n][i] = e;
-				ds[0][n][i] = e * (ds[0][n][i] - own[STEP + c]) * a.scale;
+				ds[0][n][i] = e * (ds[0][n][i] - own[STEP + c]);
 			}
 		}
 		multiply_add<HD, 1, NT>(dv, p, gradients + stage * TILE);
 		multiply_add<HD, 1, NT>(dk, ds, queries + stage * TILE);
 		__syncthreads();
 	}
+	tile_scale<HD, 1>(dk, a.scale);
 	tile_put<HD, 1>(d_k + (int64_t)kv * HD, a.ld_k, first + row, last + 1, keys, row, dk);
 	tile_put<HD, 1>(d_v + (int64_t)kv * HD, a.ld_v, first + row, last + 1, values, row, dv);
 }
@@ -106,59 +115,69 @@ static __global__ void __launch_bounds__(THREADS)
                    const bf16 *q, const bf16 *k, const bf16 *v)
 {
 	DYNAMIC_SHARED(memory);
-	constexpr int OWN = ROWS * TILE_LD<HD>, TILE = STEP * TILE_LD<HD>;
+	constexpr int MT = QUERY_MT, KEYS = QUERY_STEP<HD>, OWN = QUERY_ROWS * TILE_LD<HD>,
+	              TILE = KEYS * TILE_LD<HD>;
 	bf16 *queries = (bf16 *)memory, *gradients = queries + OWN, *keys = gradients + OWN,
 	     *values = keys + 2 * TILE;
-	int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4, row = (int)threadIdx.x / 32 * 16;
-	int head = (int)blockIdx.y, tokens = (int)a.queries, first = (int)(gridDim.x - 1 - blockIdx.x) * ROWS;
-	int last = first + ROWS < tokens ? first + ROWS - 1 : tokens - 1, end = last + 1;
-	int j0 = (int)first_key(a, first) / STEP * STEP, open = (int)first_key(a, last), begin[2];
-	float dq[1][HD / 8][4] = {}, l[2], d[2], scale2 = a.scale * LOG2_E;
+	int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4, row = (int)threadIdx.x / 32 * 16 * MT;
+	int head = (int)blockIdx.y, tokens = (int)a.queries,
+	    first = (int)(gridDim.x - 1 - blockIdx.x) * QUERY_ROWS;
+	int last = first + QUERY_ROWS < tokens ? first + QUERY_ROWS - 1 : tokens - 1, end = last + 1;
+	int j0 = (int)first_key(a, first) / KEYS * KEYS, open = (int)first_key(a, last), begin[MT][2];
+	float dq[MT][HD / 8][4] = {}, l[MT][2], d[MT][2], scale2 = a.scale * LOG2_E;
 
 	k += (int64_t)(head / a.group) * HD;
 	v += (int64_t)(head / a.group) * HD;
-#pragma unroll
-	for (int half = 0; half < 2; half++) {
-		int r = first + row + 8 * half + g;
-
-		begin[half] = r <= last ? (int)first_key(a, r) : end;
-		l[half] = r <= last ? lse[(int64_t)head * tokens + r] * LOG2_E : 0;
-		d[half] = r <= last ? delta[(int64_t)head * tokens + r] : 0;
-	}
-	tile_fetch<ROWS, HD, THREADS>(queries, q + (int64_t)head * HD, a.ld_q, first, tokens);
-	tile_fetch<ROWS, HD, THREADS>(gradients, d_o + (int64_t)head * HD, a.ld_o, first, tokens);
-	tile_fetch<STEP, HD, THREADS>(keys, k, a.ld_k, j0, end);
-	tile_fetch<STEP, HD, THREADS>(values, v, a.ld_v, j0, end);
+	tile_fetch<QUERY_ROWS, HD, THREADS>(queries, q + (int64_t)head * HD, a.ld_q, first, tokens);
+	tile_fetch<QUERY_ROWS, HD, THREADS>(gradients, d_o + (int64_t)head * HD, a.ld_o, first, tokens);
+	tile_fetch<KEYS, HD, THREADS>(keys, k, a.ld_k, j0, end);
+	tile_fetch<KEYS, HD, THREADS>(values, v, a.ld_v, j0, end);
 	copy_commit();
-	for (int j = j0, stage = 0; j < end; j += STEP, stage ^= 1) {
-		float p[1][NT][4], ds[1][NT][4];
+#pragma unroll
+	for (int m = 0; m < MT; m++) {
+#pragma unroll
+		for (int half = 0; half < 2; half++) {
+			int r = first + row + 16 * m + 8 * half + g;
 
-		if (j + STEP < end) {
-			tile_fetch<STEP, HD, THREADS>(keys + (stage ^ 1) * TILE, k, a.ld_k, j + STEP, end);
-			tile_fetch<STEP, HD, THREADS>(values + (stage ^ 1) * TILE, v, a.ld_v, j + STEP, end);
+			begin[m][half] = r <= last ? (int)first_key(a, r) : end;
+			l[m][half] = r <= last ? lse[(int64_t)head * tokens + r] * LOG2_E : 0;
+			d[m][half] = r <= last ? delta[(int64_t)head * tokens + r] : 0;
+		}
+	}
+	for (int j = j0, stage = 0; j < end; j += KEYS, stage ^= 1) {
+		float p[MT][KEYS / 8][4], ds[MT][KEYS / 8][4];
+
+		if (j + KEYS < end) {
+			tile_fetch<KEYS, HD, THREADS>(keys + (stage ^ 1) * TILE, k, a.ld_k, j + KEYS, end);
+			tile_fetch<KEYS, HD, THREADS>(values + (stage ^ 1) * TILE, v, a.ld_v, j + KEYS, end);
 		}
 		copy_commit();
 		copy_wait<1>();
 		__syncthreads();
-		multiply_transposed<HD, 1, NT>(p, queries, row, keys + stage * TILE);
-		multiply_transposed<HD, 1, NT>(ds, gradients, row, values + stage * TILE);
-		bool masked = j + STEP - 1 > first || j < open;
+		multiply_transposed<HD, MT, KEYS / 8>(p, queries, row, keys + stage * TILE);
+		multiply_transposed<HD, MT, KEYS / 8>(ds, gradients, row, values + stage * TILE);
+		bool masked = j + KEYS - 1 > first || j < open;
 #pragma unroll
-		for (int n = 0; n < NT; n++) {
+		for (int m = 0; m < MT; m++) {
 #pragma unroll
-			for (int i = 0; i < 4; i++) {
-				int key = j + 8 * n + 2 * t + i % 2, position = first + row + 8 * (i / 2) + g;
-				float e = fast_exp2(p[0][n][i] * scale2 - l[i / 2]);
+			for (int n = 0; n < KEYS / 8; n++) {
+#pragma unroll
+				for (int i = 0; i < 4; i++) {
+					int key = j + 8 * n + 2 * t + i % 2;
+					int position = first + row + 16 * m + 8 * (i / 2) + g;
+					float e = fast_exp2(p[m][n][i] * scale2 - l[m][i / 2]);
 
-				if (masked && (key > position || key < begin[i / 2]))
-					e = 0;
-				ds[0][n][i] = e * (ds[0][n][i] - d[i / 2]) * a.scale;
+					if (masked && (key > position || key < begin[m][i / 2]))
+						e = 0;
+					ds[m][n][i] = e * (ds[m][n][i] - d[m][i / 2]);
+				}
 			}
 		}
-		multiply_add<HD, 1, NT>(dq, ds, keys + stage * TILE);
+		multiply_add<HD, MT, KEYS / 8>(dq, ds, keys + stage * TILE);
 		__syncthreads();
 	}
-	tile_put<HD, 1>(d_q + (int64_t)head * HD, a.ld_q, first + row, last + 1, queries, row, dq);
+	tile_scale<HD, MT>(dq, a.scale);
+	tile_put<HD, MT>(d_q + (int64_t)head * HD, a.ld_q, first + row, last + 1, queries, row, dq);
 }
 
 template <int HD>
@@ -166,12 +185,11 @@ static bool launch(struct device *dev, const attention_shape &a, bf16 *d_q, bf16
                    const bf16 *d_o, const float *delta, const float *lse, const bf16 *q, const bf16 *k,
                    const bf16 *v)
 {
-	unsigned tiles = (unsigned)ceil_div(a.queries, ROWS);
+	dim3 keys((unsigned)ceil_div(a.keys, ROWS), (unsigned)(a.heads / a.group));
+	dim3 queries((unsigned)ceil_div(a.queries, QUERY_ROWS), (unsigned)a.heads);
 
-	LAUNCH(dev, key_gradient<HD>, dim3(tiles, (unsigned)(a.heads / a.group)), THREADS,
-	       BACKWARD_SHARED<HD>, a, d_k, d_v, d_o, delta, lse, q, k, v);
-	LAUNCH(dev, query_gradient<HD>, dim3(tiles, (unsigned)a.heads), THREADS, BACKWARD_SHARED<HD>, a, d_q,
-	       d_o, delta, lse, q, k, v);
+	LAUNCH(dev, key_gradient<HD>, keys, THREADS, KEY_SHARED<HD>, a, d_k, d_v, d_o, delta, lse, q, k, v);
+	LAUNCH(dev, query_gradient<HD>, queries, THREADS, QUERY_SHARED<HD>, a, d_q, d_o, delta, lse, q, k, v);
 	return true;
 }
 

@@ -113,6 +113,18 @@ static __device__ __forceinline__ void multiply_add(float (&c)[MT][HD / 8][4], c
 	}
 }
 
+template <int HD, int MT>
+static __device__ __forceinline__ void tile_scale(float (&c)[MT][HD / 8][4], float scale)
+{
+#pragma unroll
+	for (int m = 0; m < MT; m++)
+#pragma unroll
+		for (int n = 0; n < HD / 8; n++)
+#pragma unroll
+			for (int i = 0; i < 4; i++)
+				c[m][n][i] *= scale;
+}
+
 /*
  * A warp's sums, as bf16, to rows [first, …) of a matrix, by way of its own rows [row, …) of a tile that
  * nobody else reads any more; so that whole rows are written.
