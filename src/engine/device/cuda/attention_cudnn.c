@@ -256,9 +256,14 @@ static bool can_do(const struct attention_cudnn *c, enum dtype type, int head_di
 	       (!backward || c->target.major >= 9);
 }
 
+static bool is_auto(int major, int64_t rows)
+{
+	return major >= 9 && rows >= AUTO_ROWS;
+}
+
 static bool is_wanted(const struct attention_cudnn *c, int64_t rows)
 {
-	return c->choice == DEVICE_ATTENTION_CUDNN || rows >= AUTO_ROWS;
+	return c->choice == DEVICE_ATTENTION_CUDNN || is_auto(c->target.major, rows);
 }
 
 size_t attention_cudnn_scratch(const struct device *dev, const struct device_shapes *need)
@@ -335,6 +340,18 @@ static bool prepare(struct device *dev, const struct device_attention *a, bool b
 		return false;
 	call->at = layout_of(&s, a->tokens, call->gather, cudnn_plan_workspace(call->entry->plan));
 	return call->at.bytes <= dev->scratch_size;
+}
+
+bool attention_cudnn_takes(struct device *dev, const struct device_attention *a, bool backward)
+{
+	struct call call = {0};
+
+	return prepare(dev, a, backward, &call);
+}
+
+bool attention_cudnn_by_auto(const struct device *dev, const struct device_attention *a)
+{
+	return is_auto(dev->major, a->tokens / a->documents);
 }
 
 /* The documents' places as each tensor has them. */

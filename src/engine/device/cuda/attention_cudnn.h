@@ -25,6 +25,10 @@ bool attention_cudnn_backward(struct device *dev, const struct device_attention 
                               void *d_v, const void *d_o, const void *o, const float *lse, const void *q,
                               const void *k, const void *v);
 
+/* Whether such a call is cuDNN's on this device, and whether it were with "auto". */
+bool attention_cudnn_takes(struct device *dev, const struct device_attention *a, bool backward);
+bool attention_cudnn_by_auto(const struct device *dev, const struct device_attention *a);
+
 /* ---- attention.cu: kernels for it ---- */
 /* batch + 1 offsets, `count` times: the first row of each document times ld; lengths[batch]: its rows.
  * Documents that are not there begin at the end and have none. */

@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Attention by our own kernels and by cuDNN, side by side on one GPU: time forward and backward, whether they
+ * agree, whether each gives the same bits again, and whether "auto" would have taken the faster. One line and
+ * one of JSON a shape, at the end one that says it all; exit status 1 where they disagree, 77 without a GPU.
+ */
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/cleanup.h"
+#include "base/clock.h"
+#include "engine/device/cuda/attention_cudnn.h"
+
+struct shape {
+	const char *name;
+	int heads, kv_heads, head_dim, window;
+	int32_t tokens, lengths[12]; /* of documents, again and again until there are `tokens`; 0 ends them */
+};
+
+#ifdef TEST_ENGINE_SIMT
+#define ROUNDS 1
+static const struct shape shapes[] = {
+    {"d=64 T=128", 2, 1, 64, 0, 256, {128}},
+    {"d=64 packed", 2, 1, 64, 0, 200, {37, 64, 99}},
+    {"d=128 window", 2, 2, 128, 33, 128, {128}},
+};
+#else
+#define ROUNDS 10
+static const struct shape shapes[] = {
+    {"d=64 T=1024", 32, 8, 64, 0, 16384, {1024}},
+    {"d=64 T=4096", 32, 8, 64, 0, 16384, {4096}},
+    {"d=64 T=8192", 32, 8, 64, 0, 16384, {8192}},
+    {"d=128 T=1024", 32, 8, 128, 0, 16384, {1024}},
+    {"d=128 T=4096", 32, 8, 128, 0, 16384, {4096}},
+    {"d=128 T=8192", 32, 8, 128, 0, 16384, {8192}},
+    {"d=128 T=4096 x1", 32, 8, 128, 0, 4096, {4096}},
+    {"d=96 T=4096", 32, 32, 96, 0, 8192, {4096}},
+    {"d=128 T=8192 w=1024", 32, 8, 128, 1024, 16384, {8192}},
+    {"d=64 packed long", 32, 8, 64, 0, 16384, {900, 4096, 1700, 700, 2600, 1301, 3000, 2087}},
+    {"d=64 packed short", 32, 8, 64, 0, 16384, {90, 410, 170, 70, 1260, 131, 300, 208, 512, 37}},
+    {"d=128 packed long", 32, 8, 128, 0, 16384, {900, 4096, 1700, 700, 2600, 1301, 3000, 2087}},
+};
+#endif
+
+enum { OWN, CUDNN, SIDES };
+enum { FORWARD, BACKWARD, PASSES };
+static const char *const pass_names[PASSES] = {"forward", "backward"};
+
+struct bench {
+	struct device *dev[SIDES];
+	const struct shape *s;
+	struct device_attention a;
+	int64_t ld, ld_o;
+	double pairs; /* of queries and keys that they see */
+	int32_t *host_starts;
+	void *qkv, *d_o, *starts, *o[SIDES], *d_qkv[SIDES], *lse[SIDES];
+};
+
+struct tally {
+	int passes, right, slower, wrong, unsteady;
+	double worst;
+};
+
+static void stop(const struct error *err)
+{
+	fprintf(stderr, "error: %s\n", err->message);
+	exit(EXIT_FAILURE);
+}
+
+static void *on_device(struct bench *b, size_t bytes)
+{
+	struct error err = ERROR_INIT;
+	void *p = NULL;
+
+	if (device_alloc(b->dev[OWN], bytes, &p, &err) < 0)
+		stop(&err);
+	return p;
+}
+
+static void *noise(struct bench *b, int64_t n, uint64_t state)
+{
+	void *p = on_device(b, (size_t)n * 2);
+	_cleanup_free_ uint16_t *host = malloc((size_t)n * 2);
+	struct error err = ERROR_INIT;
+
+	if (!host)
+		exit(EXIT_FAILURE);
+	for (int64_t i = 0; i < n; i++) {
+		double sum = 0;
+
+		for (int j = 0; j < 4; j++) {
+			state = state * 6364136223846793005ull + 1442695040888963407ull;
+			sum += (double)(state >> 40) / (1 << 24) - 0.5;
+		}
+		host[i] = bf16_from_float((float)(sum * 1.7));
+	}
+	if (device_write(b->dev[OWN], p, host, (size_t)n * 2, &err) < 0 ||
+	    device_synchronize(b->dev[OWN], &err) < 0)
+		stop(&err);
+	return p;
+}
+
+static double seen(int64_t rows, int64_t window)
+{
+	int64_t w = window > 0 && window < rows ? window : rows;
+
+	return (double)w * (double)(w + 1) / 2 + (double)(rows - w) * (double)w;
+}
+
+static void cut(struct bench *b)
+{
+	const struct shape *s = b->s;
+	int n = 0;
+
+	b->host_starts = calloc((size_t)s->tokens + 1, sizeof(*b->host_starts));
+	if (!b->host_starts)
+		exit(EXIT_FAILURE);
+	for (int i = 0; b->host_starts[n] < s->tokens; i = i + 1 < 12 && s->lengths[i + 1] ? i + 1 : 0) {
+		int32_t end = MIN(b->host_starts[n] + s->lengths[i], s->tokens);
+
+		b->pairs += seen(end - b->host_starts[n], s->window);
+		b->host_starts[++n] = end;
+	}
+	b->a.documents = n;
+}
+
+static void prepare(struct bench *b)
+{
+	const struct shape *s = b->s;
+	struct error err = ERROR_INIT;
+	size_t starts;
+
+	cut(b);
+	b->ld = (int64_t)(s->heads + 2 * s->kv_heads) * s->head_dim;
+	b->ld_o = (int64_t)s->heads * s->head_dim;
+	b->qkv = noise(b, s->tokens * b->ld, 1);
+	b->d_o = noise(b, s->tokens * b->ld_o, 2);
+	for (int side = 0; side < SIDES; side++) {
+		b->o[side] = on_device(b, (size_t)(s->tokens * b->ld_o) * 2);
+		b->d_qkv[side] = on_device(b, (size_t)(s->tokens * b->ld) * 2);
+		b->lse[side] = on_device(b, (size_t)s->tokens * (size_t)s->heads * sizeof(float));
+	}
+	starts = (size_t)(b->a.documents + 1) * sizeof(*b->host_starts);
+	b->starts = on_device(b, starts);
+	if (device_write(b->dev[OWN], b->starts, b->host_starts, starts, &err) < 0 ||
+	    device_synchronize(b->dev[OWN], &err) < 0)
+		stop(&err);
+	b->a = (struct device_attention){.tokens = s->tokens,
+	                                 .heads = s->heads,
+	                                 .kv_heads = s->kv_heads,
+	                                 .head_dim = s->head_dim,
+	                                 .scale = (float)(1 / sqrt(s->head_dim)),
+	                                 .window = s->window,
+	                                 .documents = b->a.documents,
+	                                 .starts = b->starts,
+	                                 .host_starts = b->host_starts,
+	                                 .ld_q = b->ld,
+	                                 .ld_k = b->ld,
+	                                 .ld_v = b->ld,
+	                                 .ld_o = b->ld_o,
+	                                 .type = DTYPE_BF16};
+}
+
+static void release(struct bench *b)
+{
+	device_free(b->dev[OWN], b->qkv);
+	device_free(b->dev[OWN], b->d_o);
+	device_free(b->dev[OWN], b->starts);
+	for (int side = 0; side < SIDES; side++) {
+		device_free(b->dev[OWN], b->o[side]);
+		device_free(b->dev[OWN], b->d_qkv[side]);
+		device_free(b->dev[OWN], b->lse[side]);
+	}
+	free(b->host_starts);
+}
+
+static void run(struct bench *b, int side, int pass)
+{
+	size_t k = (size_t)b->ld_o * 2, v = k + (size_t)b->a.kv_heads * (size_t)b->a.head_dim * 2;
+	char *qkv = b->qkv, *d_qkv = b->d_qkv[side];
+
+	if (pass == FORWARD)
+		device_attention_forward(b->dev[side], &b->a, b->o[side], b->lse[side], qkv, qkv + k,
+		                         qkv + v);
+	else
+		device_attention_backward(b->dev[side], &b->a, d_qkv, d_qkv + k, d_qkv + v, b->d_o,
+		                          b->o[side], b->lse[side], qkv, qkv + k, qkv + v);
+}
+
+/* Seconds of one pass. */
+static double measure(struct bench *b, int side, int pass)
+{
+	struct error err = ERROR_INIT;
+	double from;
+
+	run(b, side, pass);
+	if (device_synchronize(b->dev[side], &err) < 0)
+		stop(&err);
+	from = clock_monotonic();
+	for (int i = 0; i < ROUNDS; i++)
+		run(b, side, pass);
+	if (device_synchronize(b->dev[side], &err) < 0)
+		stop(&err);
+	return (clock_monotonic() - from) / ROUNDS;
+}
+
+static uint16_t *fetch(struct bench *b, int side, int pass)
+{
+	int64_t n = b->a.tokens * (pass == FORWARD ? b->ld_o : b->ld);
+	uint16_t *host = malloc((size_t)n * 2);
+	struct error err = ERROR_INIT;
+
+	if (!host)
+		exit(EXIT_FAILURE);
+	if (device_read(b->dev[side], host, pass == FORWARD ? b->o[side] : b->d_qkv[side], (size_t)n * 2,
+	                &err) < 0)
+		stop(&err);
+	return host;
+}
+
+/* The largest difference of two elements, against what they are and the root of the mean square. */
+static double difference(const uint16_t *x, const uint16_t *y, int64_t n)
+{
+	double most = 0, square = 0;
+
+	for (int64_t i = 0; i < n; i++)
+		square += pow(bf16_to_float(x[i]), 2);
+	square = sqrt(square / (double)n) + 1e-30;
+	for (int64_t i = 0; i < n; i++) {
+		double a = bf16_to_float(x[i]), c = bf16_to_float(y[i]), d = fabs(a - c) / (fabs(a) + square);
+
+		if (!(d <= most)) /* a NaN, too */
+			most = d;
+	}
+	return most;
+}
+
+static void bench_pass(struct bench *b, int pass, struct tally *t)
+{
+	int64_t n = b->a.tokens * (pass == FORWARD ? b->ld_o : b->ld);
+	double flops = 4.0 * b->a.head_dim * b->a.heads * b->pairs * (pass == FORWARD ? 1 : 2.5);
+	bool taken = attention_cudnn_takes(b->dev[CUDNN], &b->a, pass == BACKWARD), is_auto, same = true;
+	double seconds[SIDES] = {0}, apart = 0;
+	uint16_t *result[SIDES] = {NULL};
+
+	for (int side = OWN; side < (taken ? SIDES : CUDNN); side++) {
+		_cleanup_free_ uint16_t *again = NULL;
+
+		seconds[side] = measure(b, side, pass);
+		result[side] = fetch(b, side, pass);
+		run(b, side, pass);
+		again = fetch(b, side, pass);
+		same = same && !memcmp(result[side], again, (size_t)n * 2);
+	}
+	if (taken)
+		apart = difference(result[OWN], result[CUDNN], n);
+	else
+		run(b, CUDNN, pass); /* what the backward then needs */
+	is_auto = taken && attention_cudnn_by_auto(b->dev[CUDNN], &b->a);
+	t->passes += taken;
+	t->right += taken && is_auto == (seconds[CUDNN] < seconds[OWN]);
+	t->slower += taken && seconds[CUDNN] > seconds[OWN];
+	t->wrong += taken && !(apart < 0.1);
+	t->unsteady += !same;
+	t->worst = fmax(t->worst, apart);
+	printf("%-20s %-8s own %6.1f TFLOP/s", b->s->name, pass_names[pass], flops / seconds[OWN] * 1e-12);
+	if (taken)
+		printf(", cuDNN %6.1f, auto takes %s, apart %.3f", flops / seconds[CUDNN] * 1e-12,
+		       is_auto ? "cuDNN" : "our own", apart);
+	else
+		printf(", cuDNN has none");
+	printf("%s\n", same ? "" : ", NOT THE SAME BITS AGAIN");
+	printf("{\"shape\":\"%s\",\"pass\":\"%s\",\"own_ms\":%.4f,\"own_tflops\":%.1f", b->s->name,
+	       pass_names[pass], seconds[OWN] * 1e3, flops / seconds[OWN] * 1e-12);
+	if (taken)
+		printf(",\"cudnn_ms\":%.4f,\"cudnn_tflops\":%.1f,\"apart\":%.4f", seconds[CUDNN] * 1e3,
+		       flops / seconds[CUDNN] * 1e-12, apart);
+	printf(",\"auto\":\"%s\",\"same_bits\":%s}\n", is_auto ? "cudnn" : "own", same ? "true" : "false");
+	fflush(stdout);
+	free(result[OWN]);
+	free(result[CUDNN]);
+}
+
+static int open_devices(struct device **dev, struct error *err)
+{
+	static const enum device_attention_choice choices[SIDES] = {DEVICE_ATTENTION_OWN,
+	                                                            DEVICE_ATTENTION_CUDNN};
+	int r = device_create(&(struct device_options){.attention = choices[OWN]}, &dev[OWN], err);
+
+	if (r < 0)
+		return r;
+	r = device_create(&(struct device_options){.attention = choices[CUDNN]}, &dev[CUDNN], err);
+	if (r < 0) {
+		printf("without cuDNN: %s\n", err->message);
+		r = device_create(&(struct device_options){.attention = choices[OWN]}, &dev[CUDNN], err);
+	}
+	return r;
+}
+
+int main(void)
+{
+	struct device *dev[SIDES] = {NULL};
+	struct error err = ERROR_INIT;
+	struct tally t = {0};
+	int r = open_devices(dev, &err);
+
+	if (r < 0) {
+		printf("skipped: %s\n", err.message);
+		return r == -ENODEV || r == -ENOENT || r == -ELIBBAD ? 77 : EXIT_FAILURE;
+	}
+	printf("%s\n", device_describe(dev[CUDNN]));
+	for (size_t i = 0; i < ARRAY_SIZE(shapes); i++) {
+		const struct shape *s = &shapes[i];
+		struct device_shapes need = {.tokens = s->tokens,
+		                             .max_sequence = s->tokens,
+		                             .hidden = s->heads * s->head_dim,
+		                             .heads = s->heads,
+		                             .kv_heads = s->kv_heads,
+		                             .head_dim = s->head_dim,
+		                             .type = DTYPE_BF16};
+		struct bench b = {.dev = {dev[OWN], dev[CUDNN]}, .s = s};
+
+		for (int side = 0; side < SIDES; side++)
+			if (device_reserve_scratch(dev[side], device_scratch_bytes(dev[side], &need), &err) <
+			    0)
+				stop(&err);
+		prepare(&b);
+		for (int pass = 0; pass < PASSES; pass++)
+			bench_pass(&b, pass, &t);
+		release(&b);
+	}
+	printf("cuDNN took %d of %d passes, slower than our own in %d; auto chose the faster in %d; worst "
+	       "difference %.3f%s%s\n",
+	       t.passes, (int)ARRAY_SIZE(shapes) * PASSES, t.slower, t.right, t.worst,
+	       t.wrong ? ": TOO MUCH" : "", t.unsteady ? "; NOT THE SAME BITS AGAIN" : "");
+	device_destroy(dev[OWN]);
+	device_destroy(dev[CUDNN]);
+	return t.wrong || t.unsteady ? EXIT_FAILURE : EXIT_SUCCESS;
+}
