@@ -4,7 +4,8 @@
 
 START_TEST(cross_entropy)
 {
-	static const int64_t shapes[][2] = {{1, 1}, {3, 17}, {5, 65}, {20, 3001}, {3, 4096}};
+	static const int64_t shapes[][2] = {{1, 1},    {3, 17},    {5, 65},    {20, 3001},
+	                                    {3, 4096}, {2, 40000}, {2, 40003}, {1, 17000}};
 
 	FOR_ALL for (size_t s = 0; s < COUNT(shapes) * 2; s++)
 	{

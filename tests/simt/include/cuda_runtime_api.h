@@ -27,7 +27,7 @@ enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
 struct cudaDeviceProp {
 	char name[256];
 	int major, minor, multiProcessorCount;
-	size_t totalGlobalMem;
+	size_t totalGlobalMem, sharedMemPerBlockOptin;
 };
 
 static inline const char *cudaGetErrorString(cudaError_t e)
@@ -64,6 +64,7 @@ static inline cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int 
 	p->major = 9;
 	p->multiProcessorCount = 1;
 	p->totalGlobalMem = (size_t)1 << 30;
+	p->sharedMemPerBlockOptin = 99 * 1024;
 	return cudaSuccess;
 }
 /*

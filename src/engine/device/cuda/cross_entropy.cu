@@ -1,12 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Softmax cross-entropy, one block a row: the maximum and the sum of exponentials in one reading, the
- * gradient in place in another, for which the row still lies in the L2 cache.
+ * gradient in place behind it. What the shared memory holds of the row is not read again: all of it up to
+ * some 100 thousand columns, 7/8 of a vocabulary of 128256 in bf16, whose rest one row on each multiprocessor
+ * leaves in the L2 cache. So memory moves 2 bytes a logit in and 2 out.
  */
 #include "engine/device/cuda/kernel.cuh"
 
-#define THREADS 512
-#define LOG2_E  1.44269504088896341f
+#define THREADS     512         /* of argmax */
+#define SMALL_ROW   (32 * 1024) /* bytes up to which a row is for few threads */
+#define FEW         256
+#define MANY        1024
+#define AHEAD       4   /* packs under way */
+#define STATIC_MOST 512 /* bytes of shared memory beside the row */
+#define LOG2_E      1.44269504088896341f
 
 /* The sum of 2^(x - max) over what has been seen; max is finite, or -inf while nothing has. */
 struct softmax {
@@ -24,80 +31,122 @@ static __device__ __forceinline__ softmax merge(softmax a, softmax b)
 	return softmax{max, a.sum * exp2f(a.max - max) + b.sum * exp2f(b.max - max)};
 }
 
-static __device__ __forceinline__ softmax block_merge(softmax s)
+static __device__ __forceinline__ softmax warp_merge(softmax s)
 {
-	__shared__ softmax part[THREADS / 32];
-
 #pragma unroll
 	for (int mask = 16; mask; mask >>= 1)
 		s = merge(s, softmax{shuffle_xor(s.max, mask), shuffle_xor(s.sum, mask)});
-	if (threadIdx.x % 32 == 0)
-		part[threadIdx.x / 32] = s;
-	__syncthreads();
-	s = part[0];
-	for (int i = 1; i < THREADS / 32; i++)
-		s = merge(s, part[i]);
 	return s;
 }
 
-template <typename T, int N, bool BACKWARD>
-static __global__ void __launch_bounds__(THREADS)
-    cross_entropy_kernel(T *logits, const int32_t *targets, int64_t vocab, float scale, float *loss)
+static __device__ __forceinline__ softmax block_merge(softmax s)
 {
-	T *x = logits + blockIdx.x * vocab;
-	int64_t target = targets[blockIdx.x];
+	__shared__ softmax part[MANY / 32];
+	int lane = (int)threadIdx.x % 32;
+
+	s = warp_merge(s);
+	if (lane == 0)
+		part[threadIdx.x / 32] = s;
+	__syncthreads();
+	return warp_merge(lane < (int)blockDim.x / 32 ? part[lane] : softmax{-INFINITY, 0});
+}
+
+template <typename T, int N>
+static __device__ __forceinline__ void widen(float (&v)[N], const pack<T, N> &raw)
+{
+#pragma unroll
+	for (int k = 0; k < N; k++)
+		v[k] = to_float(raw.v[k]);
+}
+
+template <typename T, int N> static __device__ __forceinline__ softmax add(softmax s, const pack<T, N> &raw)
+{
+	float v[N], max = s.max;
+
+	widen(v, raw);
+#pragma unroll
+	for (int k = 0; k < N; k++) {
+		v[k] *= LOG2_E;
+		max = v[k] > max || v[k] != v[k] ? v[k] : max; /* NaNs go on to the loss */
+	}
+	if (max == -INFINITY)
+		return s;
+	s.sum *= s.max == max ? 1.0f : exp2f(s.max - max);
+	s.max = max;
+#pragma unroll
+	for (int k = 0; k < N; k++)
+		s.sum += exp2f(v[k] - max);
+	return s;
+}
+
+/* A thread keeps its first `kept` packs in its own places of the shared memory. */
+template <typename T, int N, int WIDTH, bool BACKWARD>
+static __global__ void __launch_bounds__(WIDTH)
+    cross_entropy_kernel(T *logits, const int32_t *targets, int64_t vocab, float scale, float *loss, int kept)
+{
+	DYNAMIC_SHARED(memory);
+	pack<T, N> *x = (pack<T, N> *)(logits + blockIdx.x * vocab),
+	           *cache = (pack<T, N> *)memory + threadIdx.x;
+	int target = targets[blockIdx.x], packs = (int)(vocab / N), mine = (int)threadIdx.x;
 	softmax s = {-INFINITY, 0};
-	float at_target, factor, p;
+	float at_target, factor;
 
 	if (target < 0 || target >= vocab) {
-		if (BACKWARD)
-			for (int64_t i = threadIdx.x * N; i < vocab; i += THREADS * N) {
-				float zero[N] = {};
-
-				store(x + i, zero);
-			}
-		if (threadIdx.x == 0)
+		for (int p = mine; BACKWARD && p < packs; p += WIDTH)
+			x[p] = pack<T, N>{};
+		if (mine == 0)
 			loss[blockIdx.x] = 0;
 		return;
 	}
-	at_target = to_float(x[target]) * LOG2_E;
-	for (int64_t i = threadIdx.x * N; i < vocab; i += THREADS * N) {
-		float v[N], max = s.max;
+	at_target = to_float(((const T *)x)[target]) * LOG2_E;
+	for (int j = 0; j * WIDTH < packs; j += AHEAD) {
+		pack<T, N> raw[AHEAD] = {};
 
-		load(v, x + i);
 #pragma unroll
-		for (int k = 0; k < N; k++) {
-			v[k] *= LOG2_E;
-			max = v[k] > max || v[k] != v[k] ? v[k] : max; /* NaNs go on to the loss */
+		for (int a = 0; a < AHEAD; a++)
+			if ((j + a) * WIDTH + mine < packs)
+				raw[a] = x[(j + a) * WIDTH + mine];
+#pragma unroll
+		for (int a = 0; a < AHEAD; a++) {
+			if ((j + a) * WIDTH + mine >= packs)
+				continue;
+			if (BACKWARD && j + a < kept)
+				cache[(j + a) * WIDTH] = raw[a];
+			s = add(s, raw[a]);
 		}
-		if (max == -INFINITY)
-			continue;
-		s.sum *= s.max == max ? 1.0f : exp2f(s.max - max);
-		s.max = max;
-#pragma unroll
-		for (int k = 0; k < N; k++)
-			s.sum += exp2f(v[k] - max);
 	}
 	s = block_merge(s); /* and nobody still reads x[target] */
 	factor = scale / s.sum;
-	if (BACKWARD) {
-		for (int64_t i = threadIdx.x * N; i < vocab; i += THREADS * N) {
-			float v[N];
+	for (int j = 0; BACKWARD && j * WIDTH + mine < packs; j++) {
+		int p = j * WIDTH + mine;
+		float v[N];
 
-			load(v, x + i);
+		widen(v, j < kept ? cache[j * WIDTH] : x[p]);
 #pragma unroll
-			for (int k = 0; k < N; k++) {
-				v[k] = exp2f(v[k] * LOG2_E - s.max) * factor;
-				if (i + k == target)
-					v[k] -= scale;
-			}
-			store(x + i, v);
+		for (int k = 0; k < N; k++) {
+			v[k] = exp2f(v[k] * LOG2_E - s.max) * factor;
+			if (p * N + k == target)
+				v[k] -= scale;
 		}
+		store((T *)(x + p), v);
 	}
-	if (threadIdx.x == 0) {
-		p = log2f(s.sum) - (at_target - s.max);
-		loss[blockIdx.x] = p / LOG2_E;
-	}
+	if (mine == 0)
+		loss[blockIdx.x] = (log2f(s.sum) - (at_target - s.max)) / LOG2_E;
+}
+
+template <typename T, int N, int WIDTH, bool BACKWARD>
+static void launch(struct device *dev, T *logits, const int32_t *targets, int64_t rows, int64_t vocab,
+                   float scale, float *loss)
+{
+	int64_t line = WIDTH * (int64_t)sizeof(pack<T, N>), kept = ceil_div(vocab, (int64_t)WIDTH * N);
+	int64_t most = dev->shared_most > STATIC_MOST ? ((int64_t)dev->shared_most - STATIC_MOST) / line : 0;
+
+	if (kept > most)
+		kept = most;
+	if (!BACKWARD)
+		kept = 0;
+	LAUNCH(dev, (cross_entropy_kernel<T, N, WIDTH, BACKWARD>), (unsigned)rows, WIDTH,
+	       (size_t)(kept * line), logits, targets, vocab, scale, loss, (int)kept);
 }
 
 extern "C" void device_cross_entropy(struct device *dev, void *logits, enum dtype type,
@@ -112,12 +161,14 @@ extern "C" void device_cross_entropy(struct device *dev, void *logits, enum dtyp
 		with_flag(backward, [&](auto b) {
 			constexpr bool B = decltype(b)::value;
 
-			if (wide_rows(logits, vocab, sizeof(T)))
-				LAUNCH(dev, (cross_entropy_kernel<T, WIDE<T>, B>), (unsigned)rows, THREADS, 0,
-				       (T *)logits, targets, vocab, scale, loss);
+			if (!wide_rows(logits, vocab, sizeof(T)))
+				launch<T, 1, MANY, B>(dev, (T *)logits, targets, rows, vocab, scale, loss);
+			else if (vocab * (int64_t)sizeof(T) <= SMALL_ROW)
+				launch<T, WIDE<T>, FEW, B>(dev, (T *)logits, targets, rows, vocab, scale,
+				                           loss);
 			else
-				LAUNCH(dev, (cross_entropy_kernel<T, 1, B>), (unsigned)rows, THREADS, 0,
-				       (T *)logits, targets, vocab, scale, loss);
+				launch<T, WIDE<T>, MANY, B>(dev, (T *)logits, targets, rows, vocab, scale,
+				                            loss);
 		});
 	});
 }

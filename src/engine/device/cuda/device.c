@@ -55,6 +55,7 @@ static int open_gpu(struct device *dev, const struct device_options *options, st
 	dev->major = properties.major;
 	dev->minor = properties.minor;
 	dev->multiprocessors = properties.multiProcessorCount;
+	dev->shared_most = properties.sharedMemPerBlockOptin;
 	r = driver_check_gpu(properties.name, dev->major, dev->minor, err);
 	if (r < 0)
 		return r;
