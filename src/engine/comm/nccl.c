@@ -142,9 +142,8 @@ static void close_nccl(struct comm *c)
 	ncclResult_t n = ncclSuccess;
 
 	pthread_mutex_lock(&c->lock);
-	while (c->aborting) {
+	while (c->aborting)
 		comm_pause(c);
-	}
 	comm_look(c);
 	for (int i = 0; c->nccl && i < c->buffers; i++)
 		ncclCommDeregister(c->nccl, c->registered[i]);

@@ -51,7 +51,7 @@ struct comm {
 	bool watching, ending;
 	uint64_t queued, completed;
 	bool entering;  /* queued + 1, which NCCL has not taken yet */
-	double moved;   /* when `completed` grew last, or the first collective since came */
+	double moved;   /* when `completed` grew last, the first since was queued, or this GPU came to it */
 	double came;    /* when `begun` of the next was first seen, 0: not yet */
 	double longest; /* that one has waited for the other ranks so far */
 	enum standing told;

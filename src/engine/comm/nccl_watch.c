@@ -123,7 +123,7 @@ void comm_look(struct comm *c)
 	}
 	if (!c->came && comm_pending(c) &&
 	    cudaEventQuery(c->begun[(c->completed + 1) % EVENTS]) == cudaSuccess)
-		c->came = now;
+		c->came = c->moved = now;
 }
 
 /* Where this rank stands, for those that will ask. Lets the lock go while it speaks. */
