@@ -53,18 +53,23 @@ has() {
 		[ -x "$(program "$p")" ] || { skip "$p" "$(program "$p") was not built"; return 1; }
 	done
 }
-# check NAME [LIMIT] -- COMMAND…: one result by the exit status (77: skipped); its output goes to the log, its last line to the table.
+# check NAME LIMIT -- COMMAND…: one result by the exit status (77: skipped); its output goes to the log, its last line to the table. With
+# $check_wants, these words have to be in the output, too.
+check_wants=
 check() {
-	local name=$1 limit=$2 status
+	local name=$1 limit=$2 status words
 	shift 3
 	timeout -k 5 "$limit" "$@" >"$work/check.log" 2>&1
 	status=$?
 	cat "$work/check.log"
+	words=$(tail -n 1 "$work/check.log" | cut -c1-200)
+	if [ $status = 0 ] && [ -z "$tiny" ] && grep -q 'Checks: 0,' <<<"$words"; then status=1; fi
+	if [ $status = 0 ] && [ -n "$check_wants" ] && ! grep -q "$check_wants" "$work/check.log"; then status=1; fi
 	case $status in
-	0) pass "$name" "$(tail -n 1 "$work/check.log")" ;;
-	77) skip "$name" "$(tail -n 1 "$work/check.log")" ;;
+	0) pass "$name" "$words" ;;
+	77) skip "$name" "$words" ;;
 	124 | 137) fail "$name" "no end within $limit s" ;;
-	*) fail "$name" "status $status: $(grep -m 1 -E 'FAIL|rror' "$work/check.log" || tail -n 1 "$work/check.log")" ;;
+	*) fail "$name" "status $status: $(grep -m 1 -E 'FAIL|rror' "$work/check.log" | cut -c1-200 || true)${words:+ … $words}" ;;
 	esac
 	return $status
 }
