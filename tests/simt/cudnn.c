@@ -46,6 +46,14 @@ struct cudnnContext {
 static char words[160];
 static int executions;
 
+/* SIMT_CUDNN=none: there is no engine for anything; SIMT_CUDNN=fails: plans do not run. */
+static bool is_told(const char *what)
+{
+	const char *word = getenv("SIMT_CUDNN");
+
+	return word && !strcmp(word, what);
+}
+
 int simt_cudnn_executions(void)
 {
 	return executions;
@@ -410,6 +418,10 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t descriptor, int 
 	to = type == CUDNN_TYPE_BACKEND_DESCRIPTOR ? *(struct descriptor **)elements : NULL;
 	switch (name) {
 	case CUDNN_ATTR_ENGINEHEUR_RESULTS:
+		if (is_told("none")) {
+			*count = 0;
+			return CUDNN_STATUS_SUCCESS;
+		}
 		x = to->own = calloc(1, sizeof(*x));
 		x->type = CUDNN_BACKEND_ENGINE_DESCRIPTOR;
 		graph = part(d, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH);
@@ -584,6 +596,8 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
 	graph = part(part(config, CUDNN_ATTR_ENGINECFG_ENGINE), CUDNN_ATTR_ENGINE_OPERATION_GRAPH);
 	d = part(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS);
 	n = &names[is_backward(d)];
+	if (is_told("fails"))
+		return wrong(NOT_SUPPORTED, "told to fail");
 	if (!uids || !pointers || uids->count != pointers->count || !given)
 		return wrong(BAD_PARAM, "a variant pack lacks something");
 	pack = (struct pack){(const int64_t *)uids->bytes, (void *const *)pointers->bytes, uids->count};

@@ -3,6 +3,8 @@
  * Attention against a plain float64 computation, its gradients against the textbook's float64 ones, and those
  * against finite differences: packed documents, windows, grouped heads, odd sizes.
  */
+#include <errno.h>
+
 #include "base/cleanup.h"
 #include "test_device.h"
 #ifdef TEST_ENGINE_SIMT
@@ -401,6 +403,62 @@ START_TEST(threads_do_not_matter)
 }
 END_TEST
 
+#ifdef TEST_ENGINE_SIMT
+/* A library without an engine leaves all to our own kernels; one whose plan does not run is an error where it
+ * was asked for, and otherwise our own kernels' work, too. */
+START_TEST(cudnn_that_cannot)
+{
+	const struct shape *s = &shapes[COUNT(shapes) - 1];
+	bool fails = _i, named = chosen() == DEVICE_ATTENTION_CUDNN;
+	struct error err = ERROR_INIT;
+	struct device *dev;
+	struct problem p = problem_make(s);
+	int before = cudnn_count();
+	struct device_attention a = {.tokens = p.tokens,
+	                             .heads = s->heads,
+	                             .kv_heads = s->kv_heads,
+	                             .head_dim = s->head_dim,
+	                             .scale = (float)p.scale,
+	                             .documents = s->documents,
+	                             .host_starts = s->starts,
+	                             .ld_q = p.ld,
+	                             .ld_k = p.ld,
+	                             .ld_v = p.ld,
+	                             .ld_o = p.ld_o,
+	                             .type = DTYPE_BF16};
+	char *qkv, *o;
+	float *lse;
+	int r;
+
+	setenv("SIMT_CUDNN", fails ? "fails" : "none", 1);
+	dev = open_device(1);
+	qkv = test_buffer(dev, p.qkv, p.tokens * p.ld, DTYPE_BF16);
+	o = test_buffer(dev, p.o, p.tokens * p.ld_o, DTYPE_BF16);
+	lse = test_buffer(dev, p.lse, p.tokens * s->heads, DTYPE_F32);
+	a.starts = test_put(dev, s->starts, sizeof(s->starts));
+	for (int again = 0; again < 2; again++)
+		device_attention_forward(dev, &a, o, lse, qkv, qkv + s->heads * s->head_dim * 2,
+		                         qkv + (s->heads + s->kv_heads) * s->head_dim * 2);
+	r = device_synchronize(dev, &err);
+	ck_assert_int_eq(r, fails && named ? -EIO : 0);
+	ck_assert_int_eq(cudnn_count(), before);
+	if (r < 0) {
+		ck_assert_msg(strstr(err.message, "told to fail") != NULL, "%s", err.message);
+	} else {
+		reference(&p);
+		test_close(dev, "o", o, p.o, p.tokens * p.ld_o, DTYPE_BF16, 1e-2, 1);
+	}
+	device_free(dev, qkv);
+	device_free(dev, o);
+	device_free(dev, lse);
+	device_free(dev, (void *)a.starts);
+	device_destroy(dev);
+	unsetenv("SIMT_CUDNN");
+	problem_free(&p);
+}
+END_TEST
+#endif
+
 static Suite *suite_make(void)
 {
 	Suite *suite = suite_create("device attention");
@@ -409,6 +467,9 @@ static Suite *suite_make(void)
 	tcase_set_timeout(tc, 300);
 	tcase_add_test(tc, reference_agrees_with_differences);
 	tcase_add_test(tc, attention);
+#ifdef TEST_ENGINE_SIMT
+	tcase_add_loop_test(tc, cudnn_that_cannot, 0, 2);
+#endif
 	if (COUNT(test_threads) > 1)
 		tcase_add_test(tc, threads_do_not_matter);
 	suite_add_tcase(suite, tc);

@@ -284,7 +284,7 @@ size_t attention_cudnn_scratch(const struct device *dev, const struct device_sha
 	                             .type = need->type};
 	size_t most = 0;
 
-	if (!c || !is_wanted(c, need->tokens) || need->tokens > INT32_MAX)
+	if (!c || !is_wanted(c, MIN(need->tokens, need->max_sequence)) || need->tokens > INT32_MAX)
 		return 0;
 	c->tokens = need->tokens;
 	c->sequence = need->max_sequence;
