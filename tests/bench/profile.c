@@ -302,6 +302,12 @@ OPERATION(rope,
            const float *cos, const float *sin, int64_t tokens, bool inverse, enum dtype type),
           (dev, x, ld, heads, head_dim, positions, cos, sin, tokens, inverse, type), 0,
           2.0 * (double)tokens * heads * head_dim * size_of(type), "rope")
+OPERATION(qk_norm_rope,
+          (struct device * dev, const struct device_qk_norm *n, void *y, float *rstd, const void *x,
+           const void *w_q, const void *w_k),
+          (dev, n, y, rstd, x, w_q, w_k), 0,
+          2.0 * (double)n->tokens * (n->heads + n->kv_heads) * n->head_dim * size_of(n->type),
+          "q/k norm + rope")
 OPERATION(attention_forward,
           (struct device * dev, const struct device_attention *a, void *o, float *lse, const void *q,
            const void *k, const void *v),

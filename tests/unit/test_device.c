@@ -377,6 +377,86 @@ START_TEST(rope)
 }
 END_TEST
 
+/* In one kernel what the two do that have been tried above. */
+START_TEST(qk_norm_rope)
+{
+	static const int shapes[][5] = {/* tokens, heads, kv_heads, head_dim, beyond the row */
+	                                {1, 1, 1, 2, 0},    {7, 3, 1, 6, 3},    {33, 2, 2, 64, 8},
+	                                {19, 5, 2, 96, 16}, {50, 4, 1, 128, 8}, {3, 2, 1, 256, 8}};
+
+	FOR_ALL for (size_t s = 0; s < COUNT(shapes) * 2; s++)
+	{
+		const int *p = shapes[s / 2];
+		int64_t tokens = p[0], heads = p[1], kv = p[2], hd = p[3], ld = (heads + kv) * hd + p[4];
+		int64_t n = tokens * ld, half = hd / 2, rows = tokens * (heads + kv);
+		double *x = test_values(n, 1), *y = test_values(n, 2), *wq = test_values(hd, 3);
+		double *wk = test_values(hd, 4), *c = test_values(64 * half, 5),
+		       *si = test_values(64 * half, 6);
+		double *r = test_values(rows, 7), *head = test_values(hd, 8);
+		void *bx = test_buffer(dev, x, n, type), *by = test_buffer(dev, y, n, type);
+		void *bq = test_buffer(dev, wq, hd, type), *bk = test_buffer(dev, wk, hd, type);
+		float *bc = test_buffer(dev, c, 64 * half, DTYPE_F32),
+		      *bs = test_buffer(dev, si, 64 * half, DTYPE_F32);
+		float *br = test_buffer(dev, r, rows, DTYPE_F32);
+		int32_t *pos = malloc((size_t)tokens * sizeof(*pos)), *bpos;
+
+		for (int64_t t = 0; t < tokens; t++)
+			pos[t] = (int32_t)(t * 5 % 64);
+		bpos = test_put(dev, pos, (size_t)tokens * sizeof(*pos));
+		device_qk_norm_rope(dev,
+		                    &(struct device_qk_norm){.tokens = tokens,
+		                                             .heads = (int)heads,
+		                                             .kv_heads = (int)kv,
+		                                             .head_dim = (int)hd,
+		                                             .ld = ld,
+		                                             .eps = 1e-3f,
+		                                             .positions = bpos,
+		                                             .cos = bc,
+		                                             .sin = bs,
+		                                             .type = type},
+		                    by, s & 1 ? br : NULL, bx, bq, bk);
+		for (int64_t row = 0; row < rows; row++) {
+			int64_t t = row / (heads + kv), h = row % (heads + kv), at = t * ld + h * hd;
+			double squares = 0, rstd;
+
+			for (int64_t i = 0; i < hd; i++)
+				squares += x[at + i] * x[at + i];
+			rstd = 1 / sqrt(squares / (double)hd + 1e-3);
+			if (s & 1)
+				r[h < heads ? t * heads + h : tokens * heads + t * kv + h - heads] = rstd;
+			for (int64_t i = 0; i < hd; i++)
+				head[i] = x[at + i] * rstd * (h < heads ? wq : wk)[i];
+			for (int64_t i = 0; i < half; i++) {
+				double cs = c[pos[t] * half + i], sn = si[pos[t] * half + i];
+
+				y[at + i] = head[i] * cs - head[half + i] * sn;
+				y[at + half + i] = head[half + i] * cs + head[i] * sn;
+			}
+		}
+		/* In bf16 two roundings, of numbers that may cancel. */
+		test_close(dev, "qk_norm_rope", by, y, n, type, test_tolerance(type), 6);
+		test_close(dev, "rstd of heads", br, r, rows, DTYPE_F32, 2e-6, 0);
+		device_free(dev, bx);
+		device_free(dev, by);
+		device_free(dev, bq);
+		device_free(dev, bk);
+		device_free(dev, bc);
+		device_free(dev, bs);
+		device_free(dev, br);
+		device_free(dev, bpos);
+		free(x);
+		free(y);
+		free(wq);
+		free(wk);
+		free(c);
+		free(si);
+		free(r);
+		free(head);
+		free(pos);
+	}
+}
+END_TEST
+
 static double silu(double g)
 {
 	return g / (1 + exp(-g));
@@ -462,6 +542,7 @@ static Suite *suite_make(void)
 	tcase_add_test(tc, embedding);
 	tcase_add_test(tc, rmsnorm);
 	tcase_add_test(tc, rope);
+	tcase_add_test(tc, qk_norm_rope);
 	tcase_add_test(tc, swiglu);
 	tcase_add_test(tc, faults_stick_until_asked);
 	suite_add_tcase(suite, tc);

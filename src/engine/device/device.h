@@ -161,6 +161,22 @@ void device_rmsnorm_backward(struct device *dev, const struct device_norm *n, vo
 void device_rope(struct device *dev, void *x, int64_t ld, int heads, int head_dim, const int32_t *positions,
                  const float *cos, const float *sin, int64_t tokens, bool inverse, enum dtype type);
 
+/* Norm of the heads of q and k, and their rotation (qwen3): in each row of x and y, ld apart, lie `heads`
+ * heads of q, normed with w_q[head_dim], then kv_heads of k, normed with w_k. y = rope(norm(x)), the norm
+ * rounded to `type`; not in place. rstd (where not NULL): [tokens, heads], then [tokens, kv_heads]. The
+ * backward is device_rope's inverse, then device_rmsnorm_backward of each. */
+struct device_qk_norm {
+	int64_t tokens;
+	int heads, kv_heads, head_dim;
+	int64_t ld;
+	float eps;
+	const int32_t *positions; /* these three as device_rope has them */
+	const float *cos, *sin;
+	enum dtype type;
+};
+void device_qk_norm_rope(struct device *dev, const struct device_qk_norm *n, void *y, float *rstd,
+                         const void *x, const void *w_q, const void *w_k);
+
 /* ---- attention: causal, grouped heads, packed documents; never builds T×T (Dao 2022, FlashAttention-2) ----
  */
 struct device_attention {

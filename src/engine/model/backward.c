@@ -121,11 +121,13 @@ static void mlp_backward(struct model *m, int layer, int64_t tokens, bool first)
 	              weight(m, unit, PARAMETER_POST_NORM), tokens);
 }
 
-/* From gradients of the normed heads to those of the projections, in place in d_qkv. */
+/* From gradients of the normed heads to those of the projections, in place in d_qkv. The statistics are those
+ * that model_qk_norm_rotate has left. */
 static void qk_norm_backward(struct model *m, int unit, const char *qkv, int64_t tokens)
 {
 	static const enum parameter_role role[2] = {PARAMETER_Q_NORM, PARAMETER_K_NORM};
 	int heads[2] = {m->c.heads, m->c.kv_heads};
+	const float *rstd = m->rstd;
 	size_t at = 0;
 
 	for (int i = 0; i < 2; i++) {
@@ -137,12 +139,9 @@ static void qk_norm_backward(struct model *m, int unit, const char *qkv, int64_t
 		                        .eps = m->c.norm_eps,
 		                        .type = m->o.type};
 
-		/* Only for the statistics: cheaper than keeping them for every layer. */
-		device_rmsnorm_forward(m->dev, &n, m->rotated + at, m->rstd, qkv + at,
-		                       weight(m, unit, role[i]));
 		device_rmsnorm_backward(m->dev, &n, m->d_qkv + at, false, gradient(m, unit, role[i]),
-		                        DTYPE_F32, m->d_qkv + at, qkv + at, m->rstd,
-		                        weight(m, unit, role[i]));
+		                        DTYPE_F32, m->d_qkv + at, qkv + at, rstd, weight(m, unit, role[i]));
+		rstd += tokens * heads[i];
 		at += (size_t)m->q * m->size;
 	}
 }
@@ -161,8 +160,7 @@ static void attention_backward(struct model *m, const struct model_pass *p, int 
 	                a->attention, tokens, hidden, m->q, first);
 	if (m->c.qk_norm) {
 		qk = m->rotated;
-		model_qk_norm(m, unit, qk, a->qkv, tokens);
-		model_rotate(m, qk, tokens, false);
+		model_qk_norm_rotate(m, unit, qk, a->qkv, tokens);
 	}
 	attention.window = model_config_window(&m->c, layer);
 	device_attention_backward(m->dev, &attention, m->d_qkv, m->d_qkv + k, m->d_qkv + v, m->d_wide,

@@ -44,9 +44,10 @@ static void decode_block(struct model *m, int layer, int n)
 	             m->qkv, c->hidden);
 	if (c->qk_norm) {
 		qk = m->rotated;
-		model_qk_norm(m, unit, qk, a->qkv, n);
+		model_qk_norm_rotate(m, unit, qk, a->qkv, n);
+	} else {
+		model_rotate(m, qk, n, false);
 	}
-	model_rotate(m, qk, n, false);
 	append_cache(m, layer, qk + (size_t)m->q * m->size, v, n);
 	device_attention_cached(m->dev, &attention, m->past, a->attention, qk, m->cache[layer],
 	                        m->cache[layer] + (size_t)m->kv * m->size);

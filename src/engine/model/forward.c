@@ -49,17 +49,21 @@ void model_add_norm(struct model *m, void *y, void *sum, const void *x, const vo
 	device_add_rmsnorm_forward(m->dev, &n, y, m->rstd, sum, x, w);
 }
 
-void model_qk_norm(struct model *m, int unit, char *y, const char *x, int64_t tokens)
+void model_qk_norm_rotate(struct model *m, int unit, char *y, const char *x, int64_t tokens)
 {
-	struct device_norm n = plain_norm(m, tokens);
-	size_t k = (size_t)m->q * m->size;
+	struct device_qk_norm n = {.tokens = tokens,
+	                           .heads = m->c.heads,
+	                           .kv_heads = m->c.kv_heads,
+	                           .head_dim = m->c.head_dim,
+	                           .ld = m->qkv,
+	                           .eps = m->c.norm_eps,
+	                           .positions = m->positions,
+	                           .cos = m->cos,
+	                           .sin = m->sin,
+	                           .type = m->o.type};
 
-	n.cols = m->c.head_dim;
-	n.ld_x = n.ld_y = m->qkv;
-	n.groups = m->c.heads;
-	device_rmsnorm_forward(m->dev, &n, y, NULL, x, weight(m, unit, PARAMETER_Q_NORM));
-	n.groups = m->c.kv_heads;
-	device_rmsnorm_forward(m->dev, &n, y + k, NULL, x + k, weight(m, unit, PARAMETER_K_NORM));
+	device_qk_norm_rope(m->dev, &n, y, m->rstd, x, weight(m, unit, PARAMETER_Q_NORM),
+	                    weight(m, unit, PARAMETER_K_NORM));
 }
 
 void model_rotate(struct model *m, char *x, int64_t tokens, bool inverse)
@@ -81,9 +85,10 @@ void model_block_forward(struct model *m, const struct model_pass *p, int layer)
 	             m->qkv, hidden);
 	if (m->c.qk_norm) {
 		qk = m->rotated;
-		model_qk_norm(m, unit, qk, a->qkv, tokens);
+		model_qk_norm_rotate(m, unit, qk, a->qkv, tokens);
+	} else {
+		model_rotate(m, qk, tokens, false);
 	}
-	model_rotate(m, qk, tokens, false);
 	attention.window = model_config_window(&m->c, layer);
 	device_attention_forward(m->dev, &attention, a->attention, a->lse, qk, qk + (size_t)m->q * m->size,
 	                         a->qkv + (size_t)(m->q + m->kv) * m->size);

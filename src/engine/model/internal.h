@@ -37,7 +37,7 @@ struct model {
 	char *d_qkv;   /* [T, qkv] */
 	char *rotated; /* [T, qkv] normed and rotated q and k, where the family norms them */
 	char *dx;      /* [T, hidden] gradient of the residual stream */
-	float *rstd;   /* [T · heads] */
+	float *rstd;   /* [T · (heads + kv_heads)] */
 	char *logits;  /* [logits_rows, vocab] */
 	float *losses; /* [logits_rows] */
 
@@ -94,8 +94,9 @@ void model_linear(struct model *m, void *y, const void *x, const void *w, const 
 void model_norm(struct model *m, void *y, const void *x, const void *w, int64_t tokens);
 /* sum += x, y = norm(sum): the residual connection and the norm after it. */
 void model_add_norm(struct model *m, void *y, void *sum, const void *x, const void *w, int64_t tokens);
-/* Norm of q and k of x into y (both [tokens, qkv]), where the family has it. */
-void model_qk_norm(struct model *m, int unit, char *y, const char *x, int64_t tokens);
+/* Norm and rotation of q and k of x into y (both [tokens, qkv]), where the family norms them; statistics in
+ * m->rstd. */
+void model_qk_norm_rotate(struct model *m, int unit, char *y, const char *x, int64_t tokens);
 void model_rotate(struct model *m, char *x, int64_t tokens, bool inverse);
 
 /* Checks the batch, copies it to the device, fills p. */

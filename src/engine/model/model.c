@@ -5,8 +5,8 @@
 
 #include "engine/model/internal.h"
 
-/* A chunk of logits: large enough for a good GEMM, else as the device would have it. Eight chunks at most: each
- * of them reads and writes the gradients of the whole head. */
+/* A chunk of logits: large enough for a good GEMM, else as the device would have it. Eight chunks at most:
+ * each of them reads and writes the gradients of the whole head. */
 static int64_t choose_logits_rows(const struct model *m)
 {
 	int64_t rows = (int64_t)device_logits_bytes() / (m->c.vocab * (int64_t)m->size) / 64 * 64;
@@ -113,7 +113,8 @@ void model_take(struct model *m, struct arena *a)
 	take_activations(m, a);
 	m->h = arena_take(a, BUFFER_SCRATCH, row * hidden, "norm output");
 	m->y = arena_take(a, BUFFER_SCRATCH, row * (size_t)m->wide, "mlp output");
-	m->rstd = arena_take(a, BUFFER_SCRATCH, tokens * (size_t)m->c.heads * 4, "norm statistics");
+	m->rstd = arena_take(a, BUFFER_SCRATCH, tokens * (size_t)(m->c.heads + m->c.kv_heads) * 4,
+	                     "norm statistics");
 	if (m->c.qk_norm)
 		m->rotated = arena_take(a, BUFFER_SCRATCH, row * (size_t)m->qkv, "normed q and k");
 	if (m->o.training) {

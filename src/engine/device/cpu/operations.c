@@ -162,6 +162,26 @@ void device_rope(struct device *dev, void *x, int64_t ld, int heads, int head_di
 		                   inverse, type);
 }
 
+void device_qk_norm_rope(struct device *dev, const struct device_qk_norm *n, void *y, float *rstd,
+                         const void *x, const void *w_q, const void *w_k)
+{
+	struct device_norm norm = {.rows = n->tokens,
+	                           .groups = n->heads,
+	                           .cols = n->head_dim,
+	                           .ld_x = n->ld,
+	                           .ld_y = n->ld,
+	                           .eps = n->eps,
+	                           .type = n->type};
+	size_t k = (size_t)n->heads * (size_t)n->head_dim * dtype_size(n->type);
+
+	device_rmsnorm_forward(dev, &norm, y, rstd, x, w_q);
+	norm.groups = n->kv_heads;
+	device_rmsnorm_forward(dev, &norm, (char *)y + k, rstd ? rstd + n->tokens * n->heads : NULL,
+	                       (const char *)x + k, w_k);
+	device_rope(dev, y, n->ld, n->heads + n->kv_heads, n->head_dim, n->positions, n->cos, n->sin,
+	            n->tokens, false, n->type);
+}
+
 void device_attention_forward(struct device *dev, const struct device_attention *a, void *o, float *lse,
                               const void *q, const void *k, const void *v)
 {

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * q/k norm and the rotation behind it: a team of 8 lanes (16 in fp32) has a head in its registers, a pack of
+ * its first half and that of its second with which it turns. 4 bytes an element move in bf16, where two
+ * kernels moved 8.
+ */
+#include "engine/device/cuda/kernel.cuh"
+
+#define THREADS 256
+
+template <typename T> constexpr int TEAM = 128 / 2 / WIDE<T>; /* heads of up to 128 */
+
+template <typename T>
+static __global__ void __launch_bounds__(THREADS)
+    qk_norm_rope_kernel(device_qk_norm n, T *y, float *rstd, const T *x, const T *w_q, const T *w_k,
+                        const int32_t *positions, const float *cos_table, const float *sin_table)
+{
+	constexpr int N = WIDE<T>;
+	int half = n.head_dim / 2, all = n.heads + n.kv_heads, i = (int)threadIdx.x % TEAM<T> * N;
+	int64_t total = n.tokens * all, stride = (int64_t)gridDim.x * (THREADS / TEAM<T>);
+	int64_t first = (int64_t)blockIdx.x * (THREADS / TEAM<T>);
+
+	/* The lanes of a warp stay together for the sums. */
+	for (; first < total; first += stride) {
+		int64_t row = first + threadIdx.x / TEAM<T>, t = row / all;
+		int head = (int)(row - t * all);
+		bool mine = row < total && i < half;
+		int64_t at = t * n.ld + (int64_t)head * n.head_dim + i;
+		const T *w = (head < n.heads ? w_q : w_k) + i;
+		float a[N] = {}, b[N] = {}, squares = 0, r;
+
+		if (mine) {
+			load(a, x + at);
+			load(b, x + at + half);
+		}
+#pragma unroll
+		for (int k = 0; k < N; k++)
+			squares += a[k] * a[k] + b[k] * b[k];
+#pragma unroll
+		for (int mask = TEAM<T> / 2; mask; mask >>= 1)
+			squares += shuffle_xor(squares, mask);
+		r = 1.0f / sqrtf(squares / (float)n.head_dim + n.eps);
+		if (!mine)
+			continue;
+		if (rstd && i == 0)
+			rstd[head < n.heads ? t * n.heads + head
+			                    : n.tokens * n.heads + t * n.kv_heads + head - n.heads] = r;
+
+		int64_t turn = (int64_t)positions[t] * half + i;
+		float wa[N], wb[N], c[N], s[N];
+
+		load(wa, w);
+		load(wb, w + half);
+		load(c, cos_table + turn);
+		load(s, sin_table + turn);
+#pragma unroll
+		for (int k = 0; k < N; k++) {
+			float p = rounded<T>(a[k] * r * wa[k]), q = rounded<T>(b[k] * r * wb[k]);
+
+			a[k] = p * c[k] - q * s[k];
+			b[k] = q * c[k] + p * s[k];
+		}
+		store(y + at, a);
+		store(y + at + half, b);
+	}
+}
+
+/* Heads that no team takes, or that are not aligned. */
+static void separately(struct device *dev, const struct device_qk_norm *n, char *y, float *rstd,
+                       const char *x, const void *w_q, const void *w_k)
+{
+	struct device_norm norm = {};
+	size_t k = (size_t)n->heads * (size_t)n->head_dim * dtype_size(n->type);
+
+	norm.rows = n->tokens;
+	norm.groups = n->heads;
+	norm.cols = n->head_dim;
+	norm.ld_x = norm.ld_y = n->ld;
+	norm.eps = n->eps;
+	norm.type = n->type;
+	device_rmsnorm_forward(dev, &norm, y, rstd, x, w_q);
+	norm.groups = n->kv_heads;
+	device_rmsnorm_forward(dev, &norm, y + k, rstd ? rstd + n->tokens * n->heads : NULL, x + k, w_k);
+	device_rope(dev, y, n->ld, n->heads + n->kv_heads, n->head_dim, n->positions, n->cos, n->sin,
+	            n->tokens, false, n->type);
+}
+
+extern "C" void device_qk_norm_rope(struct device *dev, const struct device_qk_norm *n, void *y, float *rstd,
+                                    const void *x, const void *w_q, const void *w_k)
+{
+	int half = n->head_dim / 2;
+
+	if (n->tokens <= 0 || !computes(dev, "qk_norm_rope", n->type, n->type))
+		return;
+	with_type(n->type, [&](auto t) {
+		typedef decltype(t) T;
+		constexpr int N = WIDE<T>;
+
+		if (half % N || half > TEAM<T> * N || !wide_rows(x, n->ld, sizeof(T)) || !aligned16(y) ||
+		    !aligned16(w_q) || !aligned16(w_k) || !aligned16(n->cos) || !aligned16(n->sin))
+			separately(dev, n, (char *)y, rstd, (const char *)x, w_q, w_k);
+		else
+			LAUNCH(dev, qk_norm_rope_kernel<T>,
+			       grid_for(n->tokens * (n->heads + n->kv_heads) * TEAM<T>, THREADS), THREADS, 0,
+			       *n, (T *)y, rstd, (const T *)x, (const T *)w_q, (const T *)w_k, n->positions,
+			       n->cos, n->sin);
+	});
+}
