@@ -160,6 +160,11 @@ int main(void)
 {
 	struct error err = ERROR_INIT;
 
+#ifdef __SANITIZE_ADDRESS__
+	/* Whose dlopen loses the place that cuDNN looks for its parts in. */
+	printf("skipped: cuDNN does not find its parts under ASan\n");
+	return 77;
+#endif
 	if (!dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL) &&
 	    !dlopen("tests/unit/libfake-cuda.so", RTLD_NOW | RTLD_GLOBAL)) {
 		fprintf(stderr, "error: %s\n", dlerror());

@@ -29,13 +29,18 @@ static attention_shape shape_of(const struct device_attention *a)
 	return s;
 }
 
-/* The tensor-core kernels read and write 16 bytes at a time. */
+/* The tensor-core kernels read and write 16 bytes at a time, and count within a tile in 32 bits. */
+static bool tile_rows(const void *p, int64_t ld)
+{
+	return wide_rows(p, ld, 2) && ld < 1 << 24;
+}
+
 static bool tiles(const struct device_attention *a, const void *q, const void *k, const void *v,
                   const void *o)
 {
 	return a->type == DTYPE_BF16 && (a->head_dim == 64 || a->head_dim == 96 || a->head_dim == 128) &&
-	       wide_rows(q, a->ld_q, 2) && wide_rows(k, a->ld_k, 2) && wide_rows(v, a->ld_v, 2) &&
-	       wide_rows(o, a->ld_o, 2);
+	       tile_rows(q, a->ld_q) && tile_rows(k, a->ld_k) && tile_rows(v, a->ld_v) &&
+	       tile_rows(o, a->ld_o);
 }
 
 extern "C" void device_attention_forward(struct device *dev, const struct device_attention *a, void *o,

@@ -10,19 +10,35 @@
 
 template <int HD> constexpr int TILE_LD = HD + 8;
 
-/* Rows [first, first + ROWS) into a tile, zeros from `end` on; done after copy_wait and a barrier. */
+/* Rows [first, first + ROWS) into a tile, zeros from `end` on; done after copy_wait and a barrier. Within a
+ * tile 32 bits are enough for a place: rows are shorter than 2^24 elements (attention.cu). */
 template <int ROWS, int HD, int THREADS>
 static __device__ __forceinline__ void tile_fetch(bf16 *tile, const bf16 *p, int64_t ld, int first, int end)
 {
 	constexpr int CHUNKS = HD / 8;
+	int rows = end - first, step = (int)ld;
 
+	p += (int64_t)first * ld;
+	if constexpr (THREADS % CHUNKS == 0) { /* a thread's pieces are below each other */
+		constexpr int BELOW = THREADS / CHUNKS;
+		int row = (int)threadIdx.x / CHUNKS, c = (int)threadIdx.x % CHUNKS * 8, at = row * step + c;
+
+		static_assert(ROWS % BELOW == 0, "whole rounds");
+		tile += row * TILE_LD<HD> + c;
+#pragma unroll
+		for (int i = 0; i < ROWS; i += BELOW) {
+			bool valid = row + i < rows;
+
+			copy_async(tile + i * TILE_LD<HD>, p + (valid ? at + i * step : 0), valid);
+		}
+	} else {
 #pragma unroll 4
-	for (int i = (int)threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
-		int row = i / CHUNKS, c = i % CHUNKS * 8;
-		bool valid = first + row < end;
+		for (int i = (int)threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
+			int row = i / CHUNKS, c = i % CHUNKS * 8;
+			bool valid = row < rows;
 
-		copy_async(tile + row * TILE_LD<HD> + c, p + (valid ? (int64_t)(first + row) * ld : 0) + c,
-		           valid);
+			copy_async(tile + row * TILE_LD<HD> + c, p + (valid ? row * step + c : 0), valid);
+		}
 	}
 }
 
