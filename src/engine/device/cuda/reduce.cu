@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Sums whose order depends on the shape alone: parts, then the parts in order. */
+/*
+ * Sums whose order depends on the shape alone: parts, then the parts in order. Everything is read once; at
+ * most REDUCE_PARTS blocks, which an H200 runs at once.
+ */
 #include "engine/device/cuda/columns.cuh"
 #include "engine/device/cuda/kernel.cuh"
 

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Rotary position embedding: (a, b) -> (a·cos - b·sin, b·cos + a·sin), b half a head behind a. */
+/*
+ * Rotary position embedding: (a, b) -> (a·cos - b·sin, b·cos + a·sin), b half a head behind a. In place: each
+ * element is read and written once, the tables come from the cache (all heads of a token share a row).
+ */
 #include "engine/device/cuda/kernel.cuh"
 
 #define THREADS 256
