@@ -535,6 +535,7 @@ static Suite *suite_make(void)
 	TCase *tc = tcase_create("operations");
 
 	tcase_set_timeout(tc, 120);
+	tcase_set_tags(tc, "small"); /* compute-sanitizer runs these */
 	tcase_add_test(tc, describes);
 	tcase_add_test(tc, elementwise);
 	tcase_add_test(tc, casts_round_to_nearest_even);

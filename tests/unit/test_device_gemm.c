@@ -159,6 +159,7 @@ TCase *test_device_gemm(void)
 	TCase *tc = tcase_create("products");
 
 	tcase_set_timeout(tc, 120);
+	tcase_set_tags(tc, "small"); /* compute-sanitizer runs these */
 	tcase_add_test(tc, gemm);
 	tcase_add_test(tc, gemm_biases);
 	return tc;

@@ -164,6 +164,7 @@ TCase *test_device_loss(void)
 	TCase *tc = tcase_create("loss and optimizer");
 
 	tcase_set_timeout(tc, 120);
+	tcase_set_tags(tc, "small"); /* compute-sanitizer runs these */
 	tcase_add_test(tc, cross_entropy);
 	tcase_add_test(tc, not_a_number_survives);
 	tcase_add_test(tc, adamw);

@@ -207,6 +207,7 @@ TCase *test_device_quantize(void)
 	TCase *tc = tcase_create("quantization");
 
 	tcase_set_timeout(tc, 120);
+	tcase_set_tags(tc, "small"); /* compute-sanitizer runs these */
 	tcase_add_test(tc, tables_are_bitsandbytes);
 	tcase_add_test(tc, scales_are_found_as_bitsandbytes_does);
 	tcase_add_test(tc, nf4);

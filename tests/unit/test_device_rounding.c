@@ -262,6 +262,7 @@ TCase *test_device_rounding(void)
 	TCase *tc = tcase_create("stochastic rounding");
 
 	tcase_set_timeout(tc, 120);
+	tcase_set_tags(tc, "small"); /* compute-sanitizer runs these */
 	tcase_add_test(tc, bits_are_random);
 	tcase_add_test(tc, bits_are_the_same_everywhere);
 	tcase_add_test(tc, small_steps_add_up);
