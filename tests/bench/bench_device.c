@@ -156,7 +156,12 @@ static void bench(enum dtype type)
 	                             .ld_v = QKV,
 	                             .ld_o = H,
 	                             .type = type};
-	struct device_adamw h = {1e-3, 0.9, 0.999, 1e-8, 0.1, 10};
+	struct device_adamw h = {.learning_rate = 1e-3,
+	                         .beta1 = 0.9,
+	                         .beta2 = 0.999,
+	                         .epsilon = 1e-8,
+	                         .weight_decay = 0.1,
+	                         .step = 10};
 	size_t k_at = (size_t)(HEADS * HD) * dtype_size(type),
 	       v_at = k_at + (size_t)(KV * HD) * dtype_size(type);
 	double sum = 0;
