@@ -34,6 +34,7 @@ struct entry {
 struct attention_cudnn {
 	enum device_attention_choice choice;
 	struct cudnn_target target;
+	bool backward;            /* not before cuDNN 9.28, nor on Ampere */
 	int64_t tokens, sequence; /* of the shapes that the scratch was asked for, 0: not yet */
 	struct entry entries[PLANS];
 	int count;
@@ -76,6 +77,7 @@ int attention_cudnn_create(struct device *dev, enum device_attention_choice choi
 		return error_oom(err);
 	}
 	c->choice = choice;
+	c->backward = cudnnGetVersion() >= CUDNN_BACKWARD && dev->major >= 9;
 	c->target = (struct cudnn_target){.handle = handle, .major = dev->major};
 	dev->cudnn = c;
 	return 0;
@@ -103,7 +105,8 @@ const char *attention_cudnn_describe(const struct device *dev, char *text, size_
 	if (c && c->choice == DEVICE_ATTENTION_AUTO)
 		snprintf(where, sizeof(where), " for documents of %d tokens and more", AUTO_ROWS);
 	if (c)
-		snprintf(text, size, "attention: cuDNN %zu.%zu%s", v / 10000, v / 100 % 100, where);
+		snprintf(text, size, "attention: cuDNN %zu.%zu%s%s", v / 10000, v / 100 % 100,
+		         c->backward ? "" : " forward", where);
 	else
 		snprintf(text, size, "attention: own%s%s%s", dev->cudnn_missing ? " (" : "",
 		         dev->cudnn_missing ? dev->cudnn_missing : "", dev->cudnn_missing ? ")" : "");
@@ -253,7 +256,7 @@ static struct layout layout_of(const struct cudnn_shape *s, int64_t tokens, bool
 static bool can_do(const struct attention_cudnn *c, enum dtype type, int head_dim, bool backward)
 {
 	return type == DTYPE_BF16 && (head_dim == 64 || head_dim == 96 || head_dim == 128) &&
-	       (!backward || c->target.major >= 9);
+	       (!backward || c->backward);
 }
 
 static bool is_auto(int major, int64_t rows)

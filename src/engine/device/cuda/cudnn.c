@@ -5,8 +5,8 @@
 #include "base/cleanup.h"
 #include "engine/device/cuda/library.h"
 
-/* The first whose one attention operation takes strided statistics back and sums d_q in a fixed order. */
-#define MINIMUM 92600
+/* The first whose one operation for attention takes masks. */
+#define MINIMUM 92100
 
 /* clang-format off */
 #define FUNCTIONS(F) \

@@ -140,5 +140,8 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
                                   cudnnBackendDescriptor_t pack);
 #endif
 
+/* The first version with engines for the backward operation. */
+#define CUDNN_BACKWARD 92800
+
 /* Loads the library. -ENOENT where there is none, -ELIBBAD where it cannot be used, with words. */
 int cudnn_load(struct error *err);
