@@ -26,6 +26,12 @@
  */
 #define AUTO_ROWS 1024
 
+/* Hopper, and the Blackwell of data centres. */
+static bool is_known(int major)
+{
+	return major == 9 || major == 10;
+}
+
 struct entry {
 	struct cudnn_shape shape;
 	struct cudnn_plan *plan; /* NULL: there is none */
@@ -34,7 +40,7 @@ struct entry {
 struct attention_cudnn {
 	enum device_attention_choice choice;
 	struct cudnn_target target;
-	bool backward;            /* not before cuDNN 9.28, nor on Ampere */
+	bool backward;            /* not before cuDNN 9.28, nor on other GPUs */
 	int64_t tokens, sequence; /* of the shapes that the scratch was asked for, 0: not yet */
 	struct entry entries[PLANS];
 	int count;
@@ -50,7 +56,7 @@ int attention_cudnn_create(struct device *dev, enum device_attention_choice choi
 	cudnnStatus_t status;
 	int r;
 
-	if (choice == DEVICE_ATTENTION_OWN || (!must && dev->major < 9))
+	if (choice == DEVICE_ATTENTION_OWN || (!must && !is_known(dev->major)))
 		return 0;
 	r = cudnn_load(&words);
 	if (r < 0 && must)
@@ -77,7 +83,7 @@ int attention_cudnn_create(struct device *dev, enum device_attention_choice choi
 		return error_oom(err);
 	}
 	c->choice = choice;
-	c->backward = cudnnGetVersion() >= CUDNN_BACKWARD && dev->major >= 9;
+	c->backward = cudnnGetVersion() >= CUDNN_BACKWARD && is_known(dev->major);
 	c->target = (struct cudnn_target){.handle = handle, .major = dev->major};
 	dev->cudnn = c;
 	return 0;
@@ -261,7 +267,7 @@ static bool can_do(const struct attention_cudnn *c, enum dtype type, int head_di
 
 static bool is_auto(int major, int64_t rows)
 {
-	return major >= 9 && rows >= AUTO_ROWS;
+	return is_known(major) && rows >= AUTO_ROWS;
 }
 
 static bool is_wanted(const struct attention_cudnn *c, int64_t rows)
