@@ -13,12 +13,12 @@
 #include <cuda_fp16.h>
 #include <stdint.h>
 
-/* Queues a kernel on dev's stream; `shared` bytes of dynamic shared memory beyond 48 KiB are asked for first.
- */
+/* Queues a kernel on dev's stream. A block has 48 KiB of shared memory unasked, what the kernel declares of
+ * it by itself (8 KiB at most) and `shared` together; more has to be asked for first. */
 #define LAUNCH(dev, kernel, grid, block, shared, ...)                                                        \
 	do {                                                                                                 \
 		auto kernel_ = kernel;                                                                       \
-		if ((shared) > 48 * 1024)                                                                    \
+		if ((shared) > 40 * 1024)                                                                    \
 			cudaFuncSetAttribute((const void *)kernel_,                                          \
 			                     cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(shared));    \
 		kernel_<<<(grid), (block), (shared), (dev)->stream>>>(__VA_ARGS__);                          \
