@@ -223,8 +223,8 @@ void launch(const char *kernel, dim3 grid, dim3 block, size_t shared, body f, vo
 	if (!threads || threads > MAX_THREADS || grid.x < 1 || grid.y < 1 || grid.z < 1 || grid.y > 65535 ||
 	    grid.z > 65535 || grid.x > 0x7fffffff)
 		die("no such grid");
-	if (shared > 227 * 1024)
-		die("more shared memory than a multiprocessor has");
+	if (shared > simt_shared_most())
+		die("more shared memory than a block may have");
 	/* The last warp's lanes beyond the block idle; only a block of one warp may be less than whole ones.
 	 */
 	if (threads > 1 && threads % WARP)
@@ -320,6 +320,13 @@ void copy_wait(int groups)
 	}
 }
 } // namespace simt
+
+extern "C" size_t simt_shared_most(void)
+{
+	const char *asked = getenv("SIMT_SHARED");
+
+	return (size_t)(asked ? atoi(asked) : 227) * 1024;
+}
 
 /* ---- device memory ---- */
 #define REGIONS 256

@@ -111,6 +111,17 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 	return cudaSuccess;
 }
 
+/* Of this thread. */
+static _Thread_local cudaError_t last;
+
+cudaError_t cudaGetLastError(void)
+{
+	cudaError_t r = last;
+
+	last = cudaSuccess;
+	return r;
+}
+
 cudaError_t cudaEventQuery(cudaEvent_t e)
 {
 	cudaError_t r;
@@ -118,6 +129,8 @@ cudaError_t cudaEventQuery(cudaEvent_t e)
 	pthread_mutex_lock(&lock);
 	r = reached(&e->place) && reached(&e->awaited) ? cudaSuccess : cudaErrorNotReady;
 	pthread_mutex_unlock(&lock);
+	if (r)
+		last = r;
 	return r;
 }
 

@@ -30,13 +30,20 @@ struct cudaDeviceProp {
 	size_t totalGlobalMem, sharedMemPerBlockOptin;
 };
 
+/* simt.cc: what a block may have of it; SIMT_SHARED says how many KiB, else that of an H200. */
+#ifdef __cplusplus
+extern "C" {
+#endif
+size_t simt_shared_most(void);
+/* stream.c: of the calling thread, "not ready" among them, as the real one keeps it. */
+cudaError_t cudaGetLastError(void);
+#ifdef __cplusplus
+}
+#endif
+
 static inline const char *cudaGetErrorString(cudaError_t e)
 {
-	return e ? "an error" : "no error";
-}
-static inline cudaError_t cudaGetLastError(void)
-{
-	return cudaSuccess;
+	return e == cudaErrorNotReady ? "not ready" : e ? "an error" : "no error";
 }
 static inline cudaError_t cudaDriverGetVersion(int *v)
 {
@@ -64,7 +71,7 @@ static inline cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int 
 	p->major = 9;
 	p->multiProcessorCount = 1;
 	p->totalGlobalMem = (size_t)1 << 30;
-	p->sharedMemPerBlockOptin = 99 * 1024;
+	p->sharedMemPerBlockOptin = simt_shared_most();
 	return cudaSuccess;
 }
 /*

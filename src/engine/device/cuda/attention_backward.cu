@@ -4,14 +4,15 @@
  * sum is fixed: one has tiles of keys and goes over the queries that see them, all heads of the group in
  * turn; the other has tiles of queries and goes over their keys. Both compute the probabilities again (seven
  * products a pair of tiles, where adding into d_q in memory would need five).
+ *
+ * As in the forward pass, steps are smaller where shared memory is.
  */
 #include "engine/device/cuda/tiles.cuh"
 
-#define WARPS   4
-#define THREADS (32 * WARPS)
-#define ROWS    (16 * WARPS) /* of a block's own tile */
-#define STEP    64           /* rows of the other side at a time */
-#define NT      (STEP / 8)
+#define WARPS    4
+#define THREADS  (32 * WARPS)
+#define ROWS     (16 * WARPS) /* of a block's own tile */
+#define KEY_STEP 64           /* rows of the other side at a time */
 
 /* For the gradients of queries, whose sums are half as many, a warp has twice the rows: what it reads of the
  * other side from shared memory, which would be the limit, serves both halves. */
@@ -19,13 +20,14 @@
 #define QUERY_ROWS (ROWS * QUERY_MT)
 template <int HD> constexpr int QUERY_STEP = HD > 64 ? 32 : 64; /* as registers allow */
 
-template <int HD>
+template <int HD, int STEP>
 constexpr size_t KEY_SHARED = (size_t)(2 * ROWS + 4 * STEP) * TILE_LD<HD> * sizeof(bf16) +
                               4 * STEP * sizeof(float);
-template <int HD>
-constexpr size_t QUERY_SHARED = (size_t)(2 * QUERY_ROWS + 4 * QUERY_STEP<HD>)*TILE_LD<HD> * sizeof(bf16);
+template <int HD, int KEYS>
+constexpr size_t QUERY_SHARED = (size_t)(2 * QUERY_ROWS + 4 * KEYS) * TILE_LD<HD> * sizeof(bf16);
 
 /* lse and delta of STEP queries; both 0 beyond the end, where everything is masked. */
+template <int STEP>
 static __device__ __forceinline__ void fetch_statistics(float *to, const float *lse, const float *delta,
                                                         int first, int end)
 {
@@ -36,13 +38,13 @@ static __device__ __forceinline__ void fetch_statistics(float *to, const float *
 }
 
 /* Rows are keys here, columns queries. */
-template <int HD>
+template <int HD, int STEP>
 static __global__ void __launch_bounds__(THREADS)
     key_gradient(attention_shape a, bf16 *d_k, bf16 *d_v, const bf16 *d_o, const float *delta,
                  const float *lse, const bf16 *q, const bf16 *k, const bf16 *v)
 {
 	DYNAMIC_SHARED(memory);
-	constexpr int OWN = ROWS * TILE_LD<HD>, TILE = STEP * TILE_LD<HD>;
+	constexpr int OWN = ROWS * TILE_LD<HD>, TILE = STEP * TILE_LD<HD>, NT = STEP / 8;
 	bf16 *keys = (bf16 *)memory, *values = keys + OWN, *queries = values + OWN,
 	     *gradients = queries + 2 * TILE;
 	float *statistics = (float *)(gradients + 2 * TILE);
@@ -75,8 +77,9 @@ static __global__ void __launch_bounds__(THREADS)
 			                              a.ld_q, next, tokens);
 			tile_fetch<STEP, HD, THREADS>(gradients + (stage ^ 1) * TILE,
 			                              d_o + (int64_t)head * HD, a.ld_o, next, tokens);
-			fetch_statistics(statistics + (stage ^ 1) * 2 * STEP, lse + (int64_t)head * tokens,
-			                 delta + (int64_t)head * tokens, next, tokens);
+			fetch_statistics<STEP>(statistics + (stage ^ 1) * 2 * STEP,
+			                       lse + (int64_t)head * tokens, delta + (int64_t)head * tokens,
+			                       next, tokens);
 		}
 		copy_commit();
 		if (it < 0)
@@ -109,14 +112,13 @@ static __global__ void __launch_bounds__(THREADS)
 }
 
 /* Rows are queries, columns keys. */
-template <int HD>
+template <int HD, int KEYS>
 static __global__ void __launch_bounds__(THREADS)
     query_gradient(attention_shape a, bf16 *d_q, const bf16 *d_o, const float *delta, const float *lse,
                    const bf16 *q, const bf16 *k, const bf16 *v)
 {
 	DYNAMIC_SHARED(memory);
-	constexpr int MT = QUERY_MT, KEYS = QUERY_STEP<HD>, OWN = QUERY_ROWS * TILE_LD<HD>,
-	              TILE = KEYS * TILE_LD<HD>;
+	constexpr int MT = QUERY_MT, OWN = QUERY_ROWS * TILE_LD<HD>, TILE = KEYS * TILE_LD<HD>;
 	bf16 *queries = (bf16 *)memory, *gradients = queries + OWN, *keys = gradients + OWN,
 	     *values = keys + 2 * TILE;
 	int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4, row = (int)threadIdx.x / 32 * 16 * MT;
@@ -180,16 +182,35 @@ static __global__ void __launch_bounds__(THREADS)
 	tile_put<HD, MT>(d_q + (int64_t)head * HD, a.ld_q, first + row, last + 1, queries, row, dq);
 }
 
-template <int HD>
-static bool launch(struct device *dev, const attention_shape &a, bf16 *d_q, bf16 *d_k, bf16 *d_v,
-                   const bf16 *d_o, const float *delta, const float *lse, const bf16 *q, const bf16 *k,
-                   const bf16 *v)
-{
-	dim3 keys((unsigned)ceil_div(a.keys, ROWS), (unsigned)(a.heads / a.group));
-	dim3 queries((unsigned)ceil_div(a.queries, QUERY_ROWS), (unsigned)a.heads);
+/* What both kernels are given. */
+struct work {
+	attention_shape a;
+	const bf16 *d_o, *q, *k, *v;
+	const float *delta, *lse;
+};
 
-	LAUNCH(dev, key_gradient<HD>, keys, THREADS, KEY_SHARED<HD>, a, d_k, d_v, d_o, delta, lse, q, k, v);
-	LAUNCH(dev, query_gradient<HD>, queries, THREADS, QUERY_SHARED<HD>, a, d_q, d_o, delta, lse, q, k, v);
+/* False: not with the shared memory that there is. */
+template <int HD, int STEP> static bool keys(struct device *dev, const work &w, bf16 *d_k, bf16 *d_v)
+{
+	constexpr size_t shared = KEY_SHARED<HD, STEP>;
+	dim3 grid((unsigned)ceil_div(w.a.keys, ROWS), (unsigned)(w.a.heads / w.a.group));
+
+	if (shared > dev->shared_most)
+		return false;
+	LAUNCH(dev, (key_gradient<HD, STEP>), grid, THREADS, shared, w.a, d_k, d_v, w.d_o, w.delta, w.lse,
+	       w.q, w.k, w.v);
+	return true;
+}
+
+template <int HD, int STEP> static bool queries(struct device *dev, const work &w, bf16 *d_q)
+{
+	constexpr size_t shared = QUERY_SHARED<HD, STEP>;
+	dim3 grid((unsigned)ceil_div(w.a.queries, QUERY_ROWS), (unsigned)w.a.heads);
+
+	if (shared > dev->shared_most)
+		return false;
+	LAUNCH(dev, (query_gradient<HD, STEP>), grid, THREADS, shared, w.a, d_q, w.d_o, w.delta, w.lse, w.q,
+	       w.k, w.v);
 	return true;
 }
 
@@ -197,13 +218,17 @@ bool attention_backward_tiles(struct device *dev, const attention_shape &a, bf16
                               const bf16 *d_o, const float *delta, const float *lse, const bf16 *q,
                               const bf16 *k, const bf16 *v)
 {
+	work w = {a, d_o, q, k, v, delta, lse};
+
 	switch (a.head_dim) {
 	case 64:
-		return launch<64>(dev, a, d_q, d_k, d_v, d_o, delta, lse, q, k, v);
+		return keys<64, KEY_STEP>(dev, w, d_k, d_v) && queries<64, QUERY_STEP<64>>(dev, w, d_q);
 	case 96:
-		return launch<96>(dev, a, d_q, d_k, d_v, d_o, delta, lse, q, k, v);
+		return keys<96, KEY_STEP>(dev, w, d_k, d_v) && queries<96, QUERY_STEP<96>>(dev, w, d_q);
 	case 128:
-		return launch<128>(dev, a, d_q, d_k, d_v, d_o, delta, lse, q, k, v);
+		return (keys<128, KEY_STEP>(dev, w, d_k, d_v) || keys<128, KEY_STEP / 2>(dev, w, d_k, d_v)) &&
+		       (queries<128, QUERY_STEP<128>>(dev, w, d_q) ||
+		        queries<128, QUERY_STEP<128> / 2>(dev, w, d_q));
 	}
 	return false;
 }

@@ -3,6 +3,9 @@
  * The forward pass on tensor cores (FlashAttention-2, Dao 2023): a block has ROWS queries of one head, in
  * each warp 32 of them, and goes over the keys they see, KEYS at a time, the next ones under way while these
  * are used. The longest work starts first.
+ *
+ * Where a block may not have the shared memory for that (99 KiB on sm_86, sm_89 and sm_120, where heads of
+ * 128 need 102) it goes in smaller steps.
  */
 #include "engine/device/cuda/tiles.cuh"
 
@@ -10,13 +13,13 @@
 #define THREADS (32 * WARPS)
 #define MT      2 /* m-tiles of a warp */
 #define ROWS    (16 * MT * WARPS)
-#define KEYS    64
-#define NT      (KEYS / 8)
+#define STEP    64 /* keys at a time */
 
-template <int HD> constexpr size_t FORWARD_SHARED = (size_t)(ROWS + 4 * KEYS) * TILE_LD<HD> * sizeof(bf16);
+template <int HD, int KEYS>
+constexpr size_t FORWARD_SHARED = (size_t)(ROWS + 4 * KEYS) * TILE_LD<HD> * sizeof(bf16);
 
 /* Scores in s become probabilities against the new maximum; what was summed before shrinks accordingly. */
-template <int HD>
+template <int HD, int NT>
 static __device__ __forceinline__ void online_softmax(float (&s)[MT][NT][4], float (&out)[MT][HD / 8][4],
                                                       float (&max)[MT][2], float (&sum)[MT][2], float scale2)
 {
@@ -52,13 +55,13 @@ static __device__ __forceinline__ void online_softmax(float (&s)[MT][NT][4], flo
 	}
 }
 
-template <int HD>
+template <int HD, int KEYS>
 static __global__ void __launch_bounds__(THREADS)
     forward_kernel(attention_shape a, bf16 *o, float *lse, int64_t ld_lse, const bf16 *q, const bf16 *k,
                    const bf16 *v)
 {
 	DYNAMIC_SHARED(memory);
-	constexpr int TILE = KEYS * TILE_LD<HD>;
+	constexpr int TILE = KEYS * TILE_LD<HD>, NT = KEYS / 8;
 	bf16 *queries = (bf16 *)memory, *keys = queries + ROWS * TILE_LD<HD>, *values = keys + 2 * TILE;
 	int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4, row = (int)threadIdx.x / 32 * 16 * MT;
 	int head = (int)blockIdx.y, first = (int)(gridDim.x - 1 - blockIdx.x) * ROWS, offset = (int)a.offset;
@@ -112,7 +115,7 @@ static __global__ void __launch_bounds__(THREADS)
 							s[m][n][i] = -INFINITY;
 					}
 		}
-		online_softmax<HD>(s, out, max, sum, scale2);
+		online_softmax<HD, NT>(s, out, max, sum, scale2);
 		multiply_add<HD, MT, NT>(out, s, values + stage * TILE);
 		__syncthreads();
 	}
@@ -138,12 +141,17 @@ static __global__ void __launch_bounds__(THREADS)
 	tile_put<HD, MT>(o + (int64_t)head * HD, a.ld_o, first + row, last + 1, queries, row, out);
 }
 
-template <int HD>
+/* False: not with the shared memory that there is. */
+template <int HD, int KEYS>
 static bool launch(struct device *dev, const attention_shape &a, bf16 *o, float *lse, int64_t ld_lse,
                    const bf16 *q, const bf16 *k, const bf16 *v)
 {
-	LAUNCH(dev, forward_kernel<HD>, dim3((unsigned)ceil_div(a.queries, ROWS), (unsigned)a.heads), THREADS,
-	       FORWARD_SHARED<HD>, a, o, lse, ld_lse, q, k, v);
+	constexpr size_t shared = FORWARD_SHARED<HD, KEYS>;
+	dim3 grid((unsigned)ceil_div(a.queries, ROWS), (unsigned)a.heads);
+
+	if (shared > dev->shared_most)
+		return false;
+	LAUNCH(dev, (forward_kernel<HD, KEYS>), grid, THREADS, shared, a, o, lse, ld_lse, q, k, v);
 	return true;
 }
 
@@ -152,11 +160,12 @@ bool attention_forward_tiles(struct device *dev, const attention_shape &a, bf16 
 {
 	switch (a.head_dim) {
 	case 64:
-		return launch<64>(dev, a, o, lse, ld_lse, q, k, v);
+		return launch<64, STEP>(dev, a, o, lse, ld_lse, q, k, v);
 	case 96:
-		return launch<96>(dev, a, o, lse, ld_lse, q, k, v);
+		return launch<96, STEP>(dev, a, o, lse, ld_lse, q, k, v);
 	case 128:
-		return launch<128>(dev, a, o, lse, ld_lse, q, k, v);
+		return launch<128, STEP>(dev, a, o, lse, ld_lse, q, k, v) ||
+		       launch<128, STEP / 2>(dev, a, o, lse, ld_lse, q, k, v);
 	}
 	return false;
 }
