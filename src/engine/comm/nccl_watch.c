@@ -91,6 +91,16 @@ ncclResult_t comm_settle(struct comm *c, ncclResult_t r, double deadline)
 }
 
 /* ---- the watch ---- */
+/* "Not ready" stays behind as the thread's last error, for which its next kernel would be blamed. */
+static cudaError_t query(cudaEvent_t event)
+{
+	cudaError_t s = cudaEventQuery(event);
+
+	if (s == cudaErrorNotReady)
+		(void)cudaGetLastError();
+	return s;
+}
+
 void comm_look(struct comm *c)
 {
 	ncclResult_t r = ncclSuccess;
@@ -108,7 +118,7 @@ void comm_look(struct comm *c)
 
 		if (c->queued - next >= EVENTS)
 			next = c->queued - EVENTS + 1;
-		status = cudaEventQuery(c->event[next % EVENTS]);
+		status = query(c->event[next % EVENTS]);
 		if (status == cudaErrorNotReady)
 			break;
 		if (status != cudaSuccess) {
@@ -121,8 +131,7 @@ void comm_look(struct comm *c)
 		c->came = 0;
 		c->moved = now;
 	}
-	if (!c->came && comm_pending(c) &&
-	    cudaEventQuery(c->begun[(c->completed + 1) % EVENTS]) == cudaSuccess)
+	if (!c->came && comm_pending(c) && query(c->begun[(c->completed + 1) % EVENTS]) == cudaSuccess)
 		c->came = c->moved = now;
 }
 
