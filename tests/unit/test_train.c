@@ -207,9 +207,10 @@ START_TEST(any_split_gives_the_same_losses)
 		int world_size, micro_batch, accumulation;
 		enum shard_strategy strategy;
 		bool recompute;
-	} splits[] = {{1, 4, 2, SHARD_DDP, false}, {1, 2, 4, SHARD_DDP, true},
-	              {2, 4, 1, SHARD_DDP, false}, {2, 1, 4, SHARD_ZERO1, false},
-	              {4, 1, 2, SHARD_DDP, false}, {4, 2, 1, SHARD_ZERO1, true}};
+	} splits[] = {{1, 4, 2, SHARD_DDP, false},  {1, 2, 4, SHARD_DDP, true},
+	              {2, 4, 1, SHARD_DDP, false},  {2, 1, 4, SHARD_ZERO1, false},
+	              {4, 1, 2, SHARD_DDP, false},  {4, 2, 1, SHARD_ZERO1, true},
+	              {2, 4, 1, SHARD_ZERO1, false}};
 	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(21, 9, 8, 50, true);
 	_cleanup_(dataset_closep) struct dataset *eval = fake_dataset(5, 12, 8, 50, false);
 	struct rank_run whole = {.train = train, .eval = eval};

@@ -21,6 +21,8 @@ void shard_reduce(struct shard *s, int unit)
 
 	if (s->world_size == 1)
 		return;
+	/* What fills up the last shard: nobody has computed it, and the norm counts it. */
+	device_zero(s->dev, u->gradients + u->count, (size_t)(u->padded - u->count) * sizeof(float));
 	u->ticket = s->strategy == SHARD_DDP
 	                ? comm_all_reduce(s->comm, u->gradients, u->padded, DTYPE_F32, COMM_SUM)
 	                : comm_reduce_scatter(s->comm, u->gradients, u->own, DTYPE_F32, COMM_SUM);
