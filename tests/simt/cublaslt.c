@@ -137,6 +137,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
 		return d->epilogue == CUBLASLT_EPILOGUE_BIAS ? CUBLAS_STATUS_NOT_SUPPORTED
 		                                             : CUBLAS_STATUS_SUCCESS;
 	}
+	results->state = d->epilogue >= CUBLASLT_EPILOGUE_BIAS && c->ld % 3 == 0 ? CUBLAS_STATUS_NOT_SUPPORTED
+	                                                                         : CUBLAS_STATUS_SUCCESS;
 	memcpy(results->algo.align, p->align, sizeof(p->align));
 	*found = 1;
 	return CUBLAS_STATUS_SUCCESS;

@@ -45,6 +45,7 @@ typedef struct {
 } cublasLtMatmulAlgo_t;
 typedef struct {
 	cublasLtMatmulAlgo_t algo;
+	cublasStatus_t state;
 } cublasLtMatmulHeuristicResult_t;
 
 const char *cublasLtGetStatusString(cublasStatus_t s);

@@ -192,7 +192,8 @@ size_t device_scratch_bytes(const struct device *dev, const struct device_shapes
 	size_t norm = larger((size_t)s->hidden, (size_t)s->head_dim);
 	size_t bias = larger(2 * (size_t)s->intermediate, larger(qkv, (size_t)s->hidden));
 	size_t bias_parts = (size_t)s->tokens / 64 + 1; /* reduce.cu gives a part at least so many rows */
-	size_t need = larger(WORKSPACE + bias * sizeof(float), COLUMN_PARTS * norm * sizeof(float));
+	size_t need =
+	    larger(WORKSPACE + round_up(bias * sizeof(float), 256), COLUMN_PARTS * norm * sizeof(float));
 
 	if (bias_parts > COLUMN_PARTS)
 		bias_parts = COLUMN_PARTS;

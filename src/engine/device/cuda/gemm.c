@@ -165,8 +165,9 @@ static cublasStatus_t entry_try(struct gemm_cache *g, struct gemm_entry *e, cubl
 		return s;
 	if (found == 0)
 		return CUBLAS_STATUS_NOT_SUPPORTED;
-	e->algorithm = results[MIN(g->choice, found - 1)].algo;
-	return CUBLAS_STATUS_SUCCESS;
+	found = MIN(g->choice, found - 1);
+	e->algorithm = results[found].algo;
+	return results[found].state; /* each has its own */
 }
 
 /* Again, without its epilogue. */
