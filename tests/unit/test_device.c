@@ -86,7 +86,8 @@ END_TEST
 /* Casts 32 elements of the host on the device. */
 static void cast32(void *dst, enum dtype dst_type, const void *src, enum dtype src_type)
 {
-	void *from = test_put(dev, src, 32 * dtype_size(src_type)), *to = test_put(dev, src, 32 * 4);
+	const float room[32] = {0};
+	void *from = test_put(dev, src, 32 * dtype_size(src_type)), *to = test_put(dev, room, sizeof(room));
 
 	device_cast(dev, to, dst_type, from, src_type, 32);
 	test_fetch(dev, dst, to, 32 * dtype_size(dst_type));
