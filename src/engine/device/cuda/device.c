@@ -303,9 +303,13 @@ int device_write(struct device *dev, void *dst, const void *host, size_t bytes, 
 		host = dev->staging + dev->staged;
 		dev->staged += round_up(bytes, 16);
 	}
-	/* From pageable memory the call returns once the bytes have been taken. */
 	if (!status)
 		status = cudaMemcpyAsync(dst, host, bytes, cudaMemcpyHostToDevice, dev->stream);
+	/* Where a GPU reads the process's own memory (Grace, HMM) the copy need not be done at return. */
+	if (!status && !small) {
+		status = cudaStreamSynchronize(dev->stream);
+		dev->staged = 0;
+	}
 	return status ? device_cuda_error(dev, status, "cannot be written to", err) : 0;
 }
 
