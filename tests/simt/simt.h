@@ -6,7 +6,8 @@
  *
  * A barrier that some threads of a block never reach, or an exit from within a warp's exchange, ends the
  * program with the kernel's name. Dynamic shared memory is filled with NaNs before each block, and
- * asynchronous copies land only when they are waited for.
+ * asynchronous copies land only when they are waited for. A block may have 227 KiB of it, or as many as
+ * SIMT_SHARED says.
  */
 #pragma once
 
