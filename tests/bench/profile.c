@@ -90,6 +90,7 @@ struct mark {
 /* The wrapped calls carry no context of ours: one profile a program. */
 static struct profile {
 	struct device *dev; /* NULL: not now */
+	bool within;        /* an operation, whose own calls of others count as its */
 	int n;
 	struct mark mark[MARKS];
 	point begin, end;
@@ -103,8 +104,9 @@ static struct mark *begin(struct device *dev, double operations, double bytes, c
 	struct mark *m;
 	va_list ap;
 
-	if (!profile || profile->dev != dev || profile->n == MARKS)
+	if (!profile || profile->dev != dev || profile->within || profile->n == MARKS)
 		return NULL;
+	profile->within = true;
 	m = &profile->mark[profile->n++];
 	va_start(ap, fmt);
 	vsnprintf(m->name, sizeof(m->name), fmt, ap);
@@ -117,8 +119,10 @@ static struct mark *begin(struct device *dev, double operations, double bytes, c
 
 static void end(struct device *dev, struct mark *m)
 {
-	if (m)
-		point_set(dev, &m->end);
+	if (!m)
+		return;
+	point_set(dev, &m->end);
+	profile->within = false;
 }
 
 int profile_start(struct device *dev, struct error *err)
