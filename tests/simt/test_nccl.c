@@ -26,6 +26,7 @@ struct rank {
 	struct device *dev;
 	struct comm *comm;
 	void (*body)(struct rank *r);
+	pthread_barrier_t *together; /* all have their device: from here on, seconds count */
 	pthread_t thread;
 };
 
@@ -68,6 +69,7 @@ static struct comm *join(struct rank *r, int size, int timeout_s, int want, cons
 	struct comm *c = NULL;
 
 	ck_ok(device_create(NULL, &r->dev, &err), &err);
+	pthread_barrier_wait(r->together);
 	ck_assert_msg(comm_create(r->dev, &o, &c, &err) == want, "%s", err.message);
 	r->met = true;
 	if (want < 0)
@@ -88,14 +90,18 @@ static void *run(void *context)
 static void with_ranks_later(int n, enum later later, void (*body)(struct rank *r))
 {
 	_cleanup_free_ char *directory = unit_tmpdir();
+	pthread_barrier_t together;
 	struct rank rank[RANKS];
 
+	ck_assert(!pthread_barrier_init(&together, NULL, (unsigned)n));
 	for (int i = 0; i < n; i++) {
-		rank[i] = (struct rank){.rank = i, .directory = directory, .later = later, .body = body};
+		rank[i] = (struct rank){
+		    .rank = i, .directory = directory, .later = later, .body = body, .together = &together};
 		ck_assert(!pthread_create(&rank[i].thread, NULL, run, &rank[i]));
 	}
 	for (int i = 0; i < n; i++)
 		pthread_join(rank[i].thread, NULL);
+	pthread_barrier_destroy(&together);
 	ck_assert(!file_remove_tree(directory, NULL));
 }
 
