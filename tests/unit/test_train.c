@@ -241,6 +241,55 @@ START_TEST(any_split_gives_the_same_losses)
 }
 END_TEST
 
+/* One rank's gradients of a unit, whose padding is what activations have left there. */
+static void *reduce_padding(void *context)
+{
+	struct comm *comm = context;
+	_cleanup_(model_layout_freep) struct model_layout *l = NULL;
+	_cleanup_(shard_freep) struct shard *s = NULL;
+	struct error err = ERROR_INIT;
+	struct shard_unit *u;
+	struct model_config c;
+	struct device *dev;
+	float *host;
+
+	model(&c);
+	ck_ok(device_create(&(struct device_options){.threads = 1}, &dev, &err), &err);
+	ck_ok(model_layout_create(&c, &l, &err), &err);
+	ck_ok(shard_create(dev, comm, comm_rank(comm), 2, SHARD_ZERO1, DTYPE_F32, false, l, &s, &err), &err);
+	u = &s->unit[s->units - 1]; /* the last norm: less than a shard for each */
+	ck_assert_int_gt(u->padded, u->count);
+	host = malloc((size_t)u->padded * sizeof(*host));
+	for (int64_t i = 0; i < u->padded; i++)
+		host[i] = 1;
+	ck_ok(device_alloc(dev, (size_t)u->padded * sizeof(*host), (void **)&u->gradients, &err), &err);
+	ck_ok(device_write(dev, u->gradients, host, (size_t)u->padded * sizeof(*host), &err), &err);
+	shard_reduce(s, s->units - 1);
+	ck_ok(shard_wait(s, s->units - 1, &err), &err);
+	ck_ok(device_read(dev, host, u->gradients, (size_t)u->padded * sizeof(*host), &err), &err);
+	for (int64_t i = u->first; i < u->first + u->own; i++)
+		ck_assert_float_eq(host[i], i < u->count ? 2 : 0);
+	free(host);
+	device_free(dev, u->gradients);
+	device_destroy(dev);
+	return NULL;
+}
+
+START_TEST(padding_is_no_gradient)
+{
+	struct comm *comms[2];
+	pthread_t threads[2];
+
+	thread_comm_create(2, comms);
+	for (int r = 0; r < 2; r++)
+		pthread_create(&threads[r], NULL, reduce_padding, comms[r]);
+	for (int r = 0; r < 2; r++) {
+		pthread_join(threads[r], NULL);
+		comm_destroy(comms[r]);
+	}
+}
+END_TEST
+
 /* Stopped after any step and gone on from the saved state: the same bits. */
 START_TEST(resume_is_bitwise)
 {
@@ -479,6 +528,7 @@ int main(void)
 	tcase_add_test(c, schedules_as_transformers);
 	tcase_add_test(c, steps_and_epochs);
 	tcase_add_test(c, any_split_gives_the_same_losses);
+	tcase_add_test(c, padding_is_no_gradient);
 #ifdef NAIVE
 	tcase_add_loop_test(c, resume_is_bitwise, 0, 4);
 #else
