@@ -6,6 +6,7 @@
 #include <ftw.h>
 #include <libgen.h>
 #include <limits.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,22 +16,40 @@
 
 #include "base/str.h"
 
-int file_read(const char *path, size_t max, char **data, size_t *len, struct error *err)
+/* O_NONBLOCK: to open a pipe that nobody writes to would wait for one who does. */
+int file_open_regular(const char *path, struct stat *st, struct error *err)
 {
-	_cleanup_close_ int fd = open(path, O_RDONLY | O_CLOEXEC);
-	_cleanup_free_ char *buf = NULL;
-	size_t cap, n = 0;
-	struct stat st;
+	_cleanup_close_ int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+	int found;
 
-	if (fd < 0)
+	if (fd < 0 || fstat(fd, st) < 0)
 		return error_errno(err, -errno, "cannot read %s", path);
-	if (fstat(fd, &st) < 0)
-		return error_errno(err, -errno, "cannot read %s", path);
-	if (S_ISDIR(st.st_mode))
+	if (S_ISDIR(st->st_mode))
 		return error_errno(err, -EISDIR, "cannot read %s", path);
-	/* One byte more than the size says, so that a regular file needs no second allocation; pipes grow. */
-	cap = (S_ISREG(st.st_mode) ? (size_t)st.st_size : 4096) + 2;
-	buf = malloc(cap);
+	if (!S_ISREG(st->st_mode))
+		return error_set(err, -EINVAL, "cannot read %s: it is a %s; a regular file is needed", path,
+		                 S_ISFIFO(st->st_mode) ? "pipe" : "device");
+	found = fd;
+	fd = -1;
+	return found;
+}
+
+/* Until something can be read, or the other side of a pipe has closed it. */
+static bool wait_readable(int fd)
+{
+	struct pollfd p = {.fd = fd, .events = POLLIN};
+
+	return poll(&p, 1, -1) > 0 || errno == EINTR;
+}
+
+/* All that is left of an open file; `size` is what it is expected to hold. */
+static int read_rest(int fd, const char *path, size_t size, size_t max, char **data, size_t *len,
+                     struct error *err)
+{
+	/* One byte more than expected, so that a regular file needs no second allocation; pipes grow. */
+	size_t cap = size + 2, n = 0;
+	_cleanup_free_ char *buf = malloc(cap);
+
 	if (!buf)
 		return error_oom(err);
 	for (;;) {
@@ -44,7 +63,7 @@ int file_read(const char *path, size_t max, char **data, size_t *len, struct err
 			buf = p;
 		}
 		r = read(fd, buf + n, cap - n - 1);
-		if (r < 0 && errno == EINTR)
+		if (r < 0 && (errno == EINTR || (errno == EAGAIN && wait_readable(fd))))
 			continue;
 		if (r < 0)
 			return error_errno(err, -errno, "cannot read %s", path);
@@ -56,6 +75,37 @@ int file_read(const char *path, size_t max, char **data, size_t *len, struct err
 	}
 	buf[n] = '\0';
 	*data = steal_pointer(buf);
+	if (len)
+		*len = n;
+	return 0;
+}
+
+int file_read(const char *path, size_t max, char **data, size_t *len, struct error *err)
+{
+	struct stat st;
+	_cleanup_close_ int fd = file_open_regular(path, &st, err);
+
+	return fd < 0 ? fd : read_rest(fd, path, (size_t)st.st_size, max, data, len, err);
+}
+
+int file_read_stream(const char *path, size_t max, char **data, size_t *len, struct error *err)
+{
+	_cleanup_close_ int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+	size_t n;
+	struct stat st;
+	int r;
+
+	if (fd < 0 || fstat(fd, &st) < 0)
+		return error_errno(err, -errno, "cannot read %s", path);
+	if (S_ISDIR(st.st_mode))
+		return error_errno(err, -EISDIR, "cannot read %s", path);
+	r = read_rest(fd, path, S_ISREG(st.st_mode) ? (size_t)st.st_size : 4096, max, data, &n, err);
+	if (r < 0)
+		return r;
+	if (n == 0 && S_ISFIFO(st.st_mode)) {
+		free(steal_pointer(*data));
+		return error_set(err, -ENODATA, "cannot read %s: nothing writes to this pipe", path);
+	}
 	if (len)
 		*len = n;
 	return 0;
@@ -162,13 +212,13 @@ bool file_exists(const char *path)
 
 int file_copy(const char *from, const char *to, struct error *err)
 {
-	_cleanup_close_ int in = open(from, O_RDONLY | O_CLOEXEC), out = -1;
-	char buf[65536];
 	struct stat st;
+	_cleanup_close_ int in = file_open_regular(from, &st, err), out = -1;
+	char buf[65536];
 	ssize_t n;
 
-	if (in < 0 || fstat(in, &st) < 0)
-		return error_errno(err, -errno, "cannot read %s", from);
+	if (in < 0)
+		return in;
 	out = open(to, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, st.st_mode & 0777);
 	if (out < 0)
 		return error_errno(err, -errno, "cannot write %s", to);
@@ -185,15 +235,13 @@ int file_copy(const char *from, const char *to, struct error *err)
 
 int file_map_open(const char *path, struct file_map *map, struct error *err)
 {
-	_cleanup_close_ int fd = open(path, O_RDONLY | O_CLOEXEC);
 	struct stat st;
+	_cleanup_close_ int fd = file_open_regular(path, &st, err);
 	void *p;
 
 	*map = (struct file_map){"", 0};
-	if (fd < 0 || fstat(fd, &st) < 0)
-		return error_errno(err, -errno, "cannot read %s", path);
-	if (!S_ISREG(st.st_mode))
-		return error_set(err, -EINVAL, "cannot read %s: not a regular file", path);
+	if (fd < 0)
+		return fd;
 	if (st.st_size == 0)
 		return 0;
 	p = mmap(NULL, st.st_size, PROT_READ, MAP_SHARED, fd, 0);

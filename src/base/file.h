@@ -4,14 +4,21 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <sys/stat.h>
 #include <sys/types.h>
 
 #include "base/cleanup.h"
 #include "base/error.h"
 
-/* Whole file, NUL-terminated after *len bytes; owned by the caller. -EFBIG beyond `max` bytes (0: no limit).
- */
+/* A descriptor to read from, *st filled; or -EISDIR, and -EINVAL for what is neither a directory nor a
+ * regular file. Never waits. */
+int file_open_regular(const char *path, struct stat *st, struct error *err);
+/* Whole regular file, NUL-terminated after *len bytes; owned by the caller. -EFBIG beyond `max` bytes (0: no
+ * limit). */
 int file_read(const char *path, size_t max, char **data, size_t *len, struct error *err);
+/* The same of a pipe or a terminal, too: to its end, however long that takes. -ENODATA where no process has
+ * the pipe open for writing and nothing is in it. */
+int file_read_stream(const char *path, size_t max, char **data, size_t *len, struct error *err);
 
 /* Written to a temporary name in the same directory, synced, renamed over `path`, directory synced. */
 int file_write_atomic(const char *path, const void *data, size_t len, mode_t mode, struct error *err);

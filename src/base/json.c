@@ -2,6 +2,7 @@
 #include "base/json.h"
 
 #include <errno.h>
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,19 +32,33 @@ int json_read_file(const char *path, json_t **out, struct error *err)
 	return json_parse(text, len, path, out, err);
 }
 
+/* v with so many significant digits; whether that reads back as v. */
+static bool print_digits(char *buf, size_t size, double v, int digits)
+{
+	snprintf(buf, size, "%.*e", digits - 1, v);
+	return strtod(buf, NULL) == v;
+}
+
 const char *json_real_text(char *buf, size_t size, double v)
 {
 	char *e;
-	int digits = 1, exponent;
+	int digits = DBL_DIG, exponent;
 
 	if (!isfinite(v)) {
 		snprintf(buf, size, "null");
 		return buf;
 	}
-	for (; digits <= 17; digits++) {
-		snprintf(buf, size, "%.*e", digits - 1, v);
-		if (strtod(buf, NULL) == v)
-			break;
+	/* What 15 digits can tell has no other text as short or shorter, but for zeros at its end; numbers
+	 * below DBL_MIN have fewer bits than that. */
+	if (fabs(v) < DBL_MIN) {
+		for (digits = 1; !print_digits(buf, size, v, digits) && digits < 17;)
+			digits++;
+	} else if (print_digits(buf, size, v, digits)) {
+		for (e = strchr(buf, 'e') - 1; *e == '0' && digits > 1; e--)
+			digits--;
+		print_digits(buf, size, v, digits);
+	} else if (!print_digits(buf, size, v, ++digits)) {
+		print_digits(buf, size, v, ++digits);
 	}
 	e = strchr(buf, 'e');
 	exponent = e ? atoi(e + 1) : 0;
@@ -70,16 +85,39 @@ static int key_order(const void *x, const void *y)
 
 static void write_string(struct strbuf *b, const char *s, size_t len)
 {
-	_cleanup_json_ json_t *v = json_stringn_nocheck(s, len);
-	_cleanup_free_ char *text = v ? json_dumps(v, JSON_ENCODE_ANY) : NULL;
+	static const char escapes[] = "\bb\tt\nn\ff\rr\"\"\\\\";
+	size_t from = 0;
 
-	if (text)
-		strbuf_adds(b, text);
-	else
-		b->failed = true;
+	strbuf_addc(b, '"');
+	for (size_t i = 0; i < len; i++) {
+		unsigned char c = s[i];
+		const char *escape;
+
+		if (c >= 0x20 && c != '"' && c != '\\')
+			continue;
+		strbuf_add(b, s + from, i - from);
+		from = i + 1;
+		for (escape = escapes; *escape && *escape != (char)c;)
+			escape += 2;
+		if (*escape)
+			strbuf_addf(b, "\\%c", escape[1]);
+		else
+			strbuf_addf(b, "\\u%04x", c);
+	}
+	strbuf_add(b, s + from, len - from);
+	strbuf_addc(b, '"');
 }
 
-static void write_object(struct strbuf *b, const json_t *value, int indent, bool sort_keys, int depth)
+static void write_member(struct strbuf *b, const char *key, const json_t *value, int indent, bool sort_keys,
+                         int depth)
+{
+	line_break(b, indent, depth);
+	write_string(b, key, strlen(key));
+	strbuf_adds(b, indent ? ": " : ":");
+	write_value(b, value, indent, sort_keys, depth);
+}
+
+static void write_sorted(struct strbuf *b, const json_t *value, int indent, int depth)
 {
 	size_t n = json_object_size(value), i = 0;
 	_cleanup_free_ const char **keys = calloc(n + 1, sizeof(*keys));
@@ -94,18 +132,33 @@ static void write_object(struct strbuf *b, const json_t *value, int indent, bool
 	{
 		keys[i++] = key;
 	}
-	if (sort_keys)
-		qsort(keys, n, sizeof(*keys), key_order);
-	strbuf_addc(b, '{');
+	qsort(keys, n, sizeof(*keys), key_order);
 	for (i = 0; i < n; i++) {
 		if (i)
 			strbuf_addc(b, ',');
-		line_break(b, indent, depth + 1);
-		write_string(b, keys[i], strlen(keys[i]));
-		strbuf_adds(b, indent ? ": " : ":");
-		write_value(b, json_object_get(value, keys[i]), indent, sort_keys, depth + 1);
+		write_member(b, keys[i], json_object_get(value, keys[i]), indent, true, depth);
 	}
-	if (n)
+}
+
+static void write_object(struct strbuf *b, const json_t *value, int indent, bool sort_keys, int depth)
+{
+	bool first = true;
+	const char *key;
+	json_t *v;
+
+	strbuf_addc(b, '{');
+	if (sort_keys) {
+		write_sorted(b, value, indent, depth + 1);
+	} else {
+		json_object_foreach((json_t *)value, key, v)
+		{
+			if (!first)
+				strbuf_addc(b, ',');
+			write_member(b, key, v, indent, false, depth + 1);
+			first = false;
+		}
+	}
+	if (json_object_size(value))
 		line_break(b, indent, depth);
 	strbuf_addc(b, '}');
 }
@@ -154,9 +207,19 @@ int json_write_file(const char *path, const json_t *value, int indent, bool sort
 	return b.failed ? error_oom(err) : file_write_atomic(path, b.data, b.len, 0644, err);
 }
 
+char *json_to_text(const json_t *value, int indent)
+{
+	struct strbuf b = {0};
+
+	if (!value)
+		return NULL;
+	write_value(&b, value, indent, false, 0);
+	return strbuf_steal(&b);
+}
+
 char *json_to_string(const json_t *value)
 {
-	return json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
+	return json_to_text(value, 0);
 }
 
 const char *json_get_string(const json_t *object, const char *key, const char *fallback)

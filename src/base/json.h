@@ -18,7 +18,9 @@ int json_read_file(const char *path, json_t **out, struct error *err);
 /* indent 0: one compact line. The file ends with a newline. Reals have the fewest digits that read back as
  * the same number, as Python writes them. */
 int json_write_file(const char *path, const json_t *value, int indent, bool sort_keys, struct error *err);
-char *json_to_string(const json_t *value); /* compact; owned by the caller; NULL: out of memory */
+/* Owned by the caller; NULL: out of memory, or value is NULL. Reals as above. */
+char *json_to_string(const json_t *value); /* compact */
+char *json_to_text(const json_t *value, int indent);
 /* The fewest digits that read back as v: "0.1", "1e-05", "10000.0"; NaN and infinities, which JSON lacks, as
  * "null". Into buf (at least 32 bytes), returned. */
 const char *json_real_text(char *buf, size_t size, double v);

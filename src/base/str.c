@@ -3,6 +3,7 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -150,6 +151,15 @@ static size_t utf8_length(const unsigned char *s)
 	return n > 1 && (c < least[n] || c > 0x10ffff || c >> 11 == 0xd800 >> 11) ? 0 : n;
 }
 
+bool str_is_utf8(const char *s)
+{
+	size_t n = 1;
+
+	for (; *s && n > 0; s += n)
+		n = utf8_length((const unsigned char *)s);
+	return n > 0;
+}
+
 char *str_make_plain(char *s)
 {
 	for (char *p = s; *p; p++)
@@ -214,6 +224,12 @@ int str_to_double(const char *s, double *out)
 	return 0;
 }
 
+const char *str_count(char *buf, size_t size, int64_t n, const char *noun)
+{
+	snprintf(buf, size, "%" PRId64 " %s%s", n, noun, n == 1 ? "" : "s");
+	return buf;
+}
+
 const char *str_bytes(char *buf, size_t size, uint64_t bytes)
 {
 	static const char *const unit[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
@@ -230,7 +246,8 @@ const char *str_bytes(char *buf, size_t size, uint64_t bytes)
 
 const char *str_duration(char *buf, size_t size, double seconds)
 {
-	long s = seconds < 0 ? 0 : lround(seconds);
+	/* No number at all is no time; beyond some thousand years it does not matter. */
+	long s = seconds > 0 ? lround(MIN(seconds, 1e11)) : 0;
 
 	if (s < 60)
 		snprintf(buf, size, "%lds", s);
@@ -243,9 +260,48 @@ const char *str_duration(char *buf, size_t size, double seconds)
 	return buf;
 }
 
+const char *str_measure(char *buf, size_t size, double value, int decimals)
+{
+	bool fits = fabs(value) < 1e6 || !isfinite(value);
+
+	snprintf(buf, size, fits ? "%.*f" : "%.*e", fits ? MIN(decimals, 8) : 3, value);
+	return buf;
+}
+
 char *str_path_join(const char *base, const char *path)
 {
 	if (path[0] == '/' || !base || !*base)
 		return strdup(path);
 	return str_printf("%s%s%s", base, str_ends(base, "/") ? "" : "/", path);
+}
+
+void str_list_free(char **list)
+{
+	for (char **p = list; p && *p; p++)
+		free(*p);
+	free(list);
+}
+
+size_t str_distance(const char *a, const char *b)
+{
+	enum { LONGEST = 128 };
+	size_t n = strlen(a), m = strlen(b), rows[3][LONGEST + 1];
+
+	if (n > LONGEST || m > LONGEST)
+		return MAX(n, m);
+	for (size_t i = 0; i <= n; i++) {
+		size_t *row = rows[i % 3], *last = rows[(i + 2) % 3], *before = rows[(i + 1) % 3];
+
+		row[0] = i;
+		for (size_t j = 1; j <= m; j++) {
+			if (i == 0) {
+				row[j] = j;
+				continue;
+			}
+			row[j] = MIN(MIN(last[j], row[j - 1]) + 1, last[j - 1] + (a[i - 1] != b[j - 1]));
+			if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+				row[j] = MIN(row[j], before[j - 2] + 1);
+		}
+	}
+	return rows[n % 3][m];
 }

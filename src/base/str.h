@@ -36,18 +36,32 @@ bool str_starts(const char *s, const char *prefix);
 bool str_ends(const char *s, const char *suffix);
 bool str_eq(const char *a, const char *b); /* NULL equals only NULL */
 char *str_strip(char *s);                  /* in place: no white space at either end */
-char *str_make_plain(char *s);             /* in place: '?' for control characters but newline and tab */
-char *str_make_utf8(char *s);              /* in place: '?' for each byte that is no part of a character */
+bool str_is_utf8(const char *s);
+char *str_make_plain(char *s); /* in place: '?' for control characters but newline and tab */
+char *str_make_utf8(char *s);  /* in place: '?' for each byte that is no part of a character */
 
 /* Whole string as a decimal number within [min, max]: 0, or -EINVAL / -ERANGE with *out untouched. */
 int str_to_int64(const char *s, int64_t min, int64_t max, int64_t *out);
 int str_to_double(const char *s, double *out); /* finite only */
 
+/* "1 step", "2 steps": into buf (at least 24 bytes and the noun), returned. */
+const char *str_count(char *buf, size_t size, int64_t n, const char *noun);
 /* "1.5 GiB", "312 KiB": into buf (at least 16 bytes), returned. */
 const char *str_bytes(char *buf, size_t size, uint64_t bytes);
 /* "42s", "3m10s", "2h05m", "3d04h": into buf (at least 16 bytes), returned. */
 const char *str_duration(char *buf, size_t size, double seconds);
 
+/* A measured number in at most 16 characters: with so many decimals ("2.3026"), or "1.000e+308" where it has
+ * more than 6 digits before the point. Into buf, returned. */
+#define STR_MEASURE 24
+const char *str_measure(char *buf, size_t size, double value, int decimals);
+
+/* How many letters differ: put in, left out, changed, or two neighbours swapped (Damerau and Levenshtein). */
+size_t str_distance(const char *a, const char *b);
+
 /* Path of `path` seen from directory `base`: path itself where absolute or base is NULL. Owned by the caller.
  */
 char *str_path_join(const char *base, const char *path);
+
+/* A list of strings that ends with NULL, and the strings; NULL is fine. */
+void str_list_free(char **list);

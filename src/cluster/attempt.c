@@ -1,14 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The state machine of an attempt: all its parts start, run and end together; the first cause is kept. */
+/* The state machine of an attempt: all its parts start, run and end together. Its first
+ * cause is decided when all of them have ended (cause.h). */
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
 
 #include "base/json.h"
 #include "base/str.h"
+#include "cluster/cause.h"
 #include "cluster/run.h"
 
 enum { CAUSE_MAX = 4096 }; /* of what a worker says */
+
+/* The reason until it is decided. */
+static const char UNDECIDED[] = "a part of it has failed, the rest is being stopped";
 
 struct run_part *run_part_find(struct run *r, const char *node)
 {
@@ -20,8 +25,10 @@ struct run_part *run_part_find(struct run *r, const char *node)
 
 void run_clear_parts(struct run *r)
 {
-	for (size_t i = 0; i < r->part_count; i++)
+	for (size_t i = 0; i < r->part_count; i++) {
 		free(r->parts[i].node);
+		free(r->parts[i].trouble);
+	}
 	free(r->parts);
 	r->parts = NULL;
 	r->part_count = 0;
@@ -42,7 +49,7 @@ static int parts_add(struct run *r, const char *node, struct error *err)
 	return 0;
 }
 
-int run_recover(struct run *r, struct error *err)
+static int add_parts_of_ranks(struct run *r, struct error *err)
 {
 	json_t *rank;
 	size_t i;
@@ -60,32 +67,101 @@ int run_recover(struct run *r, struct error *err)
 	return 0;
 }
 
+int run_recover(struct run *r, double now, struct error *err)
+{
+	r->recovered = now;
+	return add_parts_of_ranks(r, err);
+}
+
+json_t *run_under_way(const struct run *r)
+{
+	json_t *o, *parts;
+
+	if (r->part_count == 0)
+		return NULL;
+	o = json_object();
+	parts = json_array();
+	for (size_t i = 0; i < r->part_count; i++) {
+		const struct run_part *p = &r->parts[i];
+
+		if (p->ended || p->trouble)
+			json_array_append_new(parts,
+			                      json_pack("{s:s,s:b,s:s?,s:f,s:f}", "node", p->node, "ended",
+			                                p->ended, "trouble", p->trouble, "trouble_at",
+			                                p->trouble_at, "clock_error", p->clock_error));
+	}
+	if (json_array_size(parts) > 0)
+		json_object_set(o, "parts", parts);
+	json_decref(parts);
+	if (r->words)
+		json_object_set(o, "words", r->words);
+	if (r->device_error)
+		json_object_set_new(o, "device_error", json_string(r->device_error));
+	if (json_object_size(o) == 0)
+		json_decref(steal_pointer(o));
+	return o;
+}
+
+int run_set_under_way(struct run *r, const json_t *under_way, struct error *err)
+{
+	const char *device_error = json_get_string(under_way, "device_error", NULL);
+	json_t *words = json_object_get(under_way, "words"), *saved;
+	size_t i;
+
+	json_array_foreach(json_object_get(under_way, "parts"), i, saved)
+	{
+		const char *trouble = json_get_string(saved, "trouble", NULL);
+		struct run_part *p;
+
+		if (parts_add(r, json_get_string(saved, "node", ""), err) < 0)
+			return -ENOMEM;
+		p = &r->parts[r->part_count - 1];
+		p->ended = json_get_bool(saved, "ended", false);
+		p->trouble = trouble ? strdup(trouble) : NULL;
+		p->trouble_at = json_get_number(saved, "trouble_at", 0);
+		p->clock_error = json_get_number(saved, "clock_error", 0);
+	}
+	r->words = json_is_object(words) ? json_deep_copy(words) : NULL;
+	r->device_error = device_error ? strdup(device_error) : NULL;
+	return 0;
+}
+
 int run_place(struct run *r, char *const *nodes, const int *slots, double now, struct error *err)
 {
+	int64_t each = r->one_per_node ? r->per_node : 1, count = r->nodes * r->per_node / each;
 	json_t *ranks = json_array();
 
-	for (int64_t i = 0; i < r->nodes * r->per_node; i++)
-		json_array_append_new(ranks, json_pack("{s:I,s:s,s:i,s:s}", "rank", (json_int_t)i, "node",
-		                                       nodes[i / r->per_node], "slot", slots[i], "state",
-		                                       "starting"));
-	if ((int64_t)json_array_size(ranks) != r->nodes * r->per_node) {
+	for (int64_t i = 0; i < count; i++) {
+		const int *own = slots + i * each;
+		json_t *rank = json_pack("{s:I,s:s,s:i,s:s}", "rank", (json_int_t)i, "node",
+		                         nodes[i * each / r->per_node], "slot", own[0], "state", "starting");
+
+		for (int64_t k = 0; k < each && each > 1; k++) {
+			if (k == 0)
+				json_object_set_new(rank, "slots", json_array());
+			json_array_append_new(json_object_get(rank, "slots"), json_integer(own[k]));
+		}
+		json_array_append_new(ranks, rank);
+	}
+	if ((int64_t)json_array_size(ranks) != count) {
 		json_decref(ranks);
 		return error_oom(err);
 	}
 	json_decref(r->ranks);
 	r->ranks = ranks;
 	run_clear_parts(r);
-	if (run_recover(r, err) < 0)
+	if (add_parts_of_ranks(r, err) < 0)
 		return -ENOMEM;
+	r->recovered = 0;
 	r->state = RUN_STARTING;
 	r->attempt++;
 	r->started = now;
 	r->ended = 0;
 	r->failed = r->requeue = false;
 	free(steal_pointer(r->reason));
-	free(steal_pointer(r->cause));
+	free(steal_pointer(r->detail));
 	free(steal_pointer(r->device_error));
-	r->cause_rank = -1;
+	json_decref(steal_pointer(r->words));
 	r->exit_status = -1;
 	r->to_start = true;
 	run_touch(r);
@@ -123,98 +199,10 @@ static void close_ranks(struct run *r)
 	{
 		bool begun = json_get_int(rank, "pid", 0) > 0;
 
-		if (strcmp(json_get_string(rank, "state", ""), "exited") != 0)
+		if (strcmp(json_get_string(rank, "state", ""), "exited") != 0 &&
+		    strcmp(json_get_string(rank, "state", ""), "lost") != 0)
 			json_object_set_new(rank, "state", json_string(begun ? "lost" : "not-started"));
 	}
-}
-
-static unsigned finish_if_all_ended(struct run *r, double now)
-{
-	for (size_t i = 0; i < r->part_count; i++)
-		if (!r->parts[i].ended)
-			return 0;
-	r->ended = now;
-	if (r->cancelled)
-		r->state = RUN_CANCELLED;
-	else if (r->failed)
-		r->state = RUN_FAILED;
-	else if (r->requeue)
-		r->state = RUN_QUEUED;
-	else {
-		r->state = RUN_SUCCEEDED;
-		r->exit_status = 0;
-	}
-	if (r->state == RUN_QUEUED) {
-		r->ended = r->started = 0;
-		json_array_clear(r->ranks);
-	} else
-		close_ranks(r);
-	run_clear_parts(r);
-	run_touch(r);
-	return RUN_ENDED;
-}
-
-static unsigned after(struct run *r, bool stop, double now)
-{
-	unsigned flags = stop ? bring_down(r) : 0;
-
-	flags |= finish_if_all_ended(r, now);
-	return flags & RUN_ENDED ? RUN_ENDED : flags;
-}
-
-/* The first cause, in words: who, where, how, and what it last said. The node's words begin with the how. */
-static void set_cause(struct run *r, int64_t rank, const char *node, int64_t status, const char *sig,
-                      const char *words)
-{
-	bool said = r->cause && r->cause_rank == rank;
-
-	if (said && sig)
-		run_set_reason(r, "rank %lld on %s: killed by %s: %s", (long long)rank, node, sig, r->cause);
-	else if (said)
-		run_set_reason(r, "rank %lld on %s: exit status %lld: %s", (long long)rank, node,
-		               (long long)status, r->cause);
-	else if (words && *words)
-		run_set_reason(r, "rank %lld on %s: %s", (long long)rank, node, words);
-	else if (sig)
-		run_set_reason(r, "rank %lld on %s: killed by %s", (long long)rank, node, sig);
-	else
-		run_set_reason(r, "rank %lld on %s: exit status %lld", (long long)rank, node,
-		               (long long)status);
-	r->exit_status = sig ? 128 + signal_number(sig) : (int)status;
-	r->failed = true;
-}
-
-/* Takes over what the node says of its ranks; returns the one that failed first, or NULL. *changed is set
- * where it says anything new: heartbeats say the same again and again. */
-static const json_t *merge_ranks(struct run *r, const char *node, const json_t *report, bool *changed)
-{
-	static const char *const keys[] = {"state", "pid", "exit_status", "signal"};
-	const json_t *first = NULL;
-	json_t *theirs, *ours;
-	size_t i;
-
-	json_array_foreach(json_object_get(report, "ranks"), i, theirs)
-	{
-		int64_t number = json_get_int(theirs, "rank", -1);
-
-		ours = number < 0 ? NULL : json_array_get(r->ranks, number);
-		if (!ours || !str_eq(json_get_string(ours, "node", NULL), node))
-			continue;
-		for (size_t k = 0; k < ARRAY_SIZE(keys); k++) {
-			json_t *v = json_object_get(theirs, keys[k]);
-
-			if (!v || json_is_null(v) || json_equal(v, json_object_get(ours, keys[k])))
-				continue;
-			json_object_set(ours, keys[k], v);
-			*changed = true;
-		}
-		if (strcmp(json_get_string(theirs, "state", ""), "exited") != 0 ||
-		    (json_get_int(theirs, "exit_status", 0) == 0 && !json_get_string(theirs, "signal", NULL)))
-			continue;
-		if (!first || json_get_number(theirs, "ended", 0) < json_get_number(first, "ended", 0))
-			first = theirs;
-	}
-	return first;
 }
 
 /* A device that failed is the first cause, whatever was seen of it first. */
@@ -239,34 +227,242 @@ static bool take_device_error(struct run *r, const json_t *report)
 	return true;
 }
 
+static json_t *words_of(struct run *r, int64_t rank)
+{
+	char key[32];
+	json_t *words;
+
+	if (!r->words)
+		r->words = json_object();
+	snprintf(key, sizeof(key), "%lld", (long long)rank);
+	words = json_object_get(r->words, key);
+	if (!words) {
+		words = json_object();
+		json_object_set_new(r->words, key, words);
+	}
+	return words;
+}
+
+static bool rank_failed(const json_t *rank)
+{
+	return strcmp(json_get_string(rank, "state", ""), "exited") == 0 &&
+	       (json_get_int(rank, "exit_status", 0) != 0 || json_get_string(rank, "signal", NULL));
+}
+
+/* Who, where and how for everybody; the last lines of its log, or what the worker said, for the owner. */
+static void blame_rank(struct run *r, const json_t *rank)
+{
+	const char *node = json_get_string(rank, "node", "?"), *sig = json_get_string(rank, "signal", NULL);
+	long long number = json_get_int(rank, "rank", 0), status = json_get_int(rank, "exit_status", 0);
+	const json_t *words = words_of(r, number);
+	const char *detail = json_get_string(words, "worker", json_get_string(words, "log", NULL));
+
+	if (sig)
+		run_set_reason(
+		    r, "rank %lld on %s: killed by %s%s%s", number, node, sig,
+		    json_get_bool(rank, "oom", false) ? " (the kernel ran out of memory: OOM killer)" : "",
+		    json_get_bool(rank, "core_dumped", false) ? ", core dumped" : "");
+	else
+		run_set_reason(r, "rank %lld on %s: exit status %lld", number, node, status);
+	r->exit_status = sig ? 128 + signal_number(sig) : (int)status;
+	free(r->detail);
+	r->detail = detail && *detail ? strdup(detail) : NULL;
+}
+
+/* Only now, with all ends known: reports come in any order, and what dies of another's death may be seen
+ * first. */
+static void decide_cause(struct run *r)
+{
+	size_t max = r->part_count + json_array_size(r->ranks), n = 0, i;
+	_cleanup_free_ struct cause *list = calloc(max + 1, sizeof(*list));
+	_cleanup_free_ const void **whose = calloc(max + 1, sizeof(*whose));
+	json_t *rank;
+	int first;
+
+	for (i = 0; list && whose && i < r->part_count; i++)
+		if (r->parts[i].trouble) {
+			whose[n] = r->parts[i].trouble;
+			list[n++] =
+			    (struct cause){CAUSE_NODE, r->parts[i].trouble_at, r->parts[i].clock_error};
+		}
+	max = n;
+	json_array_foreach(list && whose ? r->ranks : NULL, i, rank)
+	{
+		const struct run_part *part = run_part_find(r, json_get_string(rank, "node", ""));
+		const char *sig = json_get_string(rank, "signal", NULL);
+
+		if (!rank_failed(rank))
+			continue;
+		whose[n] = rank;
+		list[n++] = (struct cause){
+		    cause_of_rank((int)json_get_int(rank, "exit_status", 0), sig ? signal_number(sig) : 0,
+		                  json_get_bool(rank, "stopped", false),
+		                  json_get_bool(words_of(r, (int64_t)i), "lost_peer", false)),
+		    json_get_number(rank, "ended", 0), part ? part->clock_error : 0};
+	}
+	first = cause_choose(list, n);
+	if (first >= 0 && first < (int)max) {
+		run_set_reason(r, "%s", (const char *)whose[first]);
+	} else if (first >= 0) {
+		free(steal_pointer(r->detail));
+		blame_rank(r, whose[first]);
+	} else if (str_eq(r->reason, UNDECIDED))
+		run_set_reason(r, "a part of it has failed; which one and why is not known any more");
+	add_device_error(r);
+}
+
+static unsigned finish_if_all_ended(struct run *r, double now)
+{
+	for (size_t i = 0; i < r->part_count; i++)
+		if (!r->parts[i].ended)
+			return 0;
+	r->ended = now;
+	if (r->cancelled) {
+		r->state = RUN_CANCELLED;
+		if (str_eq(r->reason, UNDECIDED))
+			free(steal_pointer(r->reason));
+	} else if (r->failed) {
+		r->state = RUN_FAILED;
+		decide_cause(r);
+	} else if (r->requeue)
+		r->state = RUN_QUEUED;
+	else {
+		r->state = RUN_SUCCEEDED;
+		r->exit_status = 0;
+	}
+	if (r->state == RUN_QUEUED) {
+		r->ended = r->started = 0;
+		json_array_clear(r->ranks);
+	} else
+		close_ranks(r);
+	run_clear_parts(r);
+	run_touch(r);
+	return RUN_ENDED;
+}
+
+static unsigned after(struct run *r, bool stop, double now)
+{
+	unsigned flags = stop ? bring_down(r) : 0;
+
+	flags |= finish_if_all_ended(r, now);
+	return flags & RUN_ENDED ? RUN_ENDED : flags;
+}
+
+/* Takes over what the node says of its ranks. Returns whether it is news: heartbeats say the same again and
+ * again. */
+static bool merge_ranks(struct run *r, const struct run_part *part, const json_t *report)
+{
+	static const char *const keys[] = {"state", "pid",     "exit_status", "signal",
+	                                   "oom",   "stopped", "core_dumped"};
+	double offset = json_get_number(report, "clock_offset", 0);
+	json_t *theirs, *ours;
+	bool changed = false;
+	size_t i;
+
+	json_array_foreach(json_object_get(report, "ranks"), i, theirs)
+	{
+		int64_t number = json_get_int(theirs, "rank", -1);
+		json_t *words = json_object_get(theirs, "error");
+
+		ours = number < 0 ? NULL : json_array_get(r->ranks, number);
+		if (!ours || !str_eq(json_get_string(ours, "node", NULL), part->node))
+			continue;
+		for (size_t k = 0; k < ARRAY_SIZE(keys); k++) {
+			json_t *v = json_object_get(theirs, keys[k]);
+
+			if (!v || json_is_null(v) || json_equal(v, json_object_get(ours, keys[k])))
+				continue;
+			json_object_set(ours, keys[k], v);
+			changed = true;
+		}
+		/* By our clock, as well as it was known then. */
+		if (json_is_number(json_object_get(theirs, "ended")) && !json_object_get(ours, "ended"))
+			json_object_set_new(ours, "ended",
+			                    json_real(json_get_number(theirs, "ended", 0) + offset));
+		if (json_is_string(words) &&
+		    !json_equal(words, json_object_get(words_of(r, number), "log"))) {
+			json_object_set(words_of(r, number), "log", words);
+			r->dirty = true;
+		}
+	}
+	return changed;
+}
+
+/* Nothing is left of the attempt on this node but the record of its start. */
+static void mark_lost(struct run *r, const char *node)
+{
+	json_t *rank;
+	size_t i;
+
+	json_array_foreach(r->ranks, i, rank)
+	{
+		if (str_eq(json_get_string(rank, "node", ""), node))
+			json_object_set_new(rank, "state", json_string("lost"));
+	}
+}
+
+static bool any_rank_failed(const struct run *r)
+{
+	json_t *rank;
+	size_t i;
+
+	json_array_foreach(r->ranks, i, rank) if (rank_failed(rank)) return true;
+	return false;
+}
+
+/* The part fails as a whole. The first word of it counts. */
+static void set_trouble(struct run *r, struct run_part *part, const char *text, double at)
+{
+	if (part->trouble)
+		return;
+	r->dirty = true;
+	part->trouble = strdup(text);
+	part->trouble_at = at;
+}
+
+/* The attempt has failed; of what is decided once all its parts have ended. */
+static bool fail(struct run *r)
+{
+	if (r->state == RUN_STOPPING)
+		return false;
+	r->failed = true;
+	run_set_reason(r, "%s", UNDECIDED);
+	return true;
+}
+
 unsigned run_report(struct run *r, const json_t *report, double now)
 {
 	const char *node = json_get_string(report, "node", ""), *state = json_get_string(report, "state", "");
 	const char *said = json_get_string(report, "reason", NULL);
+	const char *shutdown = json_get_string(report, "shutdown", NULL);
 	struct run_part *part = run_part_find(r, node);
-	bool stop = false, all_running = true, changed = false;
-	const json_t *failed;
+	bool stop = false, all_running = true, changed = false, lost = json_get_bool(report, "lost", false);
 
 	if (!part || part->ended || json_get_int(report, "attempt", -1) != r->attempt)
 		return 0;
 	part->acknowledged = true;
+	part->clock_error = json_get_number(report, "clock_error", 0);
 	changed = take_device_error(r, report);
-	failed = merge_ranks(r, node, report, &changed);
-	/* What dies after the stop was asked for, dies of it. */
-	if (failed && r->state != RUN_STOPPING) {
-		set_cause(r, json_get_int(failed, "rank", 0), node, json_get_int(failed, "exit_status", 0),
-		          json_get_string(failed, "signal", NULL), json_get_string(failed, "error", NULL));
-		stop = true;
-	}
+	changed = merge_ranks(r, part, report) || changed;
 	if (strcmp(state, "running") == 0)
 		part->running = true;
 	part->ended = strcmp(state, "ended") == 0;
-	if (said && part->ended && !r->failed && r->state != RUN_STOPPING) {
-		run_set_reason(r, "node %s: %s", node, said);
-		r->failed = true;
-		stop = true;
+	if (part->ended)
+		r->dirty = true;
+	if (lost)
+		mark_lost(r, node);
+	if (shutdown)
+		set_trouble(r, part, shutdown, now);
+	if (said && part->ended) {
+		_cleanup_free_ char *text = str_printf("node %s: %s", node, said);
+
+		set_trouble(r, part, text ? text : said, now);
 	}
-	add_device_error(r);
+	if (part->trouble || any_rank_failed(r))
+		stop = fail(r);
+	/* What was started somewhere is not queued again because another node never had it. */
+	if (lost && part->ended && r->requeue)
+		r->failed = true;
 	for (size_t i = 0; i < r->part_count; i++)
 		all_running = all_running && r->parts[i].running;
 	if (all_running && r->state == RUN_STARTING) {
@@ -278,31 +474,56 @@ unsigned run_report(struct run *r, const json_t *report, double now)
 	return after(r, stop, now);
 }
 
+unsigned run_superseded(struct run *r, const char *node, int64_t attempt, double now)
+{
+	if (r->state != RUN_QUEUED || attempt <= r->attempt)
+		return 0;
+	/* r->attempt stays: what is above it is not ours, now and after the end. */
+	run_set_reason(
+	    r,
+	    "attempt %lld was started on node %s after this copy of the controller's store was made; "
+	    "its result is not known here",
+	    (long long)attempt, node);
+	r->failed = true;
+	return after(r, false, now);
+}
+
 unsigned run_refused(struct run *r, struct run_part *part, bool busy, const char *message, double now)
 {
 	bool stop = r->state != RUN_STOPPING;
 
-	part->ended = true;
-	if (stop) {
+	part->ended = r->dirty = true;
+	if (stop && busy) {
 		run_set_reason(r, "node %s: %s", part->node, message);
-		r->requeue = busy;
-		r->failed = !busy;
+		r->requeue = true;
+	} else if (stop) {
+		_cleanup_free_ char *text = str_printf("node %s: the start has failed", part->node);
+
+		/* The message names directories and programs of the user. */
+		set_trouble(r, part, text ? text : part->node, now);
+		free(r->detail);
+		r->detail = str_printf("node %s: %s", part->node, message);
+		fail(r);
 	}
 	return after(r, stop, now);
 }
 
-unsigned run_part_lost(struct run *r, struct run_part *part, const char *message, double now)
+unsigned run_part_lost(struct run *r, struct run_part *part, const char *message, double since, double now)
 {
-	bool stop = r->state != RUN_STOPPING;
+	bool stop;
 
 	if (part->ended)
 		return 0;
-	part->ended = true;
-	if (stop) {
-		run_set_reason(r, "%s", message);
+	part->ended = r->dirty = true;
+	/* Who was not heard by this controller may have gone at any time. It is not taken for the cause of
+	 * what had failed before. */
+	if (since <= 0)
+		since = r->failed || r->recovered <= 0 ? now : r->recovered;
+	set_trouble(r, part, message, since);
+	stop = fail(r);
+	/* Whether a node had started what an earlier controller wrote down, it alone knows. */
+	if (r->requeue && part->acknowledged && !part->instance[0])
 		r->failed = true;
-		add_device_error(r);
-	}
 	return after(r, stop, now);
 }
 
@@ -316,10 +537,16 @@ unsigned run_cancel(struct run *r, double now)
 	return after(r, r->state != RUN_QUEUED, now);
 }
 
-void run_worker_error(struct run *r, int64_t rank, const char *message)
+void run_worker_error(struct run *r, int64_t rank, const char *message, bool lost_peer)
 {
-	if (r->cause)
+	json_t *words;
+
+	if (rank < 0 || rank >= (int64_t)json_array_size(r->ranks))
 		return;
-	r->cause = strndup(message, CAUSE_MAX);
-	r->cause_rank = rank;
+	words = words_of(r, rank);
+	if (json_object_get(words, "worker"))
+		return;
+	json_object_set_new(words, "worker", json_stringn(message, strnlen(message, CAUSE_MAX)));
+	json_object_set_new(words, "lost_peer", json_boolean(lost_peer));
+	r->dirty = true;
 }

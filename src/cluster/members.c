@@ -10,11 +10,26 @@
 #include "base/str.h"
 #include "cluster/topology.h"
 
+/* A host that is not in the hosts file any more: what it was told. */
+struct departed {
+	char *name;
+	int64_t epoch;
+};
+
 struct members {
 	struct member **list;
 	size_t count;
-	double created;
+	struct departed *departed;
+	size_t departed_count;
+	struct name_index index; /* of the list */
+	char hosts_hash[HOSTS_HASH_SIZE];
+	double watched_since; /* nobody's silence counts from before */
+	double check_due;     /* when members_expire asked to be called again; 0: it did not */
 };
+
+/* How closely ages are looked at, in parts of the time-out, and how late a look may be: one later than that
+ * means that this process stood still, and what it did not read says nothing about who sent it. */
+enum { CHECKS_PER_TIMEOUT = 8, LATE_PARTS = 4 };
 
 static void member_free(struct member *m)
 {
@@ -27,7 +42,9 @@ static void member_free(struct member *m)
 	free(m->address);
 	free(m->version);
 	free(m->error);
+	free(m->drain_reason);
 	json_decref(m->devices);
+	json_decref(m->foreign);
 	free(m);
 }
 
@@ -39,7 +56,7 @@ int members_create(double now, struct members **out, struct error *err)
 
 	if (!m)
 		return error_oom(err);
-	m->created = now;
+	m->watched_since = now;
 	*out = m;
 	return 0;
 }
@@ -50,6 +67,10 @@ void members_destroy(struct members *m)
 		return;
 	for (size_t i = 0; i < m->count; i++)
 		member_free(m->list[i]);
+	for (size_t i = 0; i < m->departed_count; i++)
+		free(m->departed[i].name);
+	free(m->departed);
+	name_index_free(&m->index);
 	free(m->list);
 	free(m);
 }
@@ -66,10 +87,9 @@ struct member *members_get(struct members *m, size_t i)
 
 struct member *members_find(struct members *m, const char *name)
 {
-	for (size_t i = 0; i < m->count; i++)
-		if (strcasecmp(m->list[i]->name, name) == 0)
-			return m->list[i];
-	return NULL;
+	size_t i;
+
+	return name_index_find(&m->index, name, &i) ? m->list[i] : NULL;
 }
 
 static char **copy_list(char *const *list)
@@ -106,10 +126,37 @@ static int describe(struct member *m, const struct host *h, int default_port)
 	return 0;
 }
 
+static struct departed *find_departed(const struct members *m, const char *name)
+{
+	for (size_t i = 0; i < m->departed_count; i++)
+		if (strcasecmp(m->departed[i].name, name) == 0)
+			return &m->departed[i];
+	return NULL;
+}
+
+/* Takes the member. Without memory to remember it, it is a new one when it comes back. */
+static void depart(struct members *m, struct member *old)
+{
+	struct departed *d = find_departed(m, old->name);
+
+	if (!d && old->epoch > 0) {
+		d = reallocarray(m->departed, m->departed_count + 1, sizeof(*d));
+		if (d) {
+			m->departed = d;
+			d += m->departed_count++;
+			*d = (struct departed){.name = steal_pointer(old->name)};
+		}
+	}
+	if (d)
+		d->epoch = old->epoch;
+	member_free(old);
+}
+
 int members_set_hosts(struct members *m, const struct hosts *hosts, int default_port, double now,
                       bool (*keep)(void *context, const char *name), void *context, struct error *err)
 {
 	struct member **list = calloc(hosts->count + m->count + 1, sizeof(*list));
+	_cleanup_(name_index_free) struct name_index index = {0};
 	size_t n = 0;
 
 	if (!list)
@@ -118,11 +165,16 @@ int members_set_hosts(struct members *m, const struct hosts *hosts, int default_
 		struct member *old = members_find(m, hosts->list[i].name), *new = old;
 
 		if (!old) {
+			const struct departed *before = find_departed(m, hosts->list[i].name);
+
 			new = calloc(1, sizeof(*new));
-			if (new)
+			if (new) {
 				new->name = strdup(hosts->list[i].name);
+				new->epoch = before ? before->epoch : 0;
+			}
 		}
-		if (!new || !new->name || describe(new, &hosts->list[i], default_port) < 0) {
+		if (!new || !new->name || describe(new, &hosts->list[i], default_port) < 0 ||
+		    name_index_add(&index, new->name, n) < 0) {
 			if (!old)
 				member_free(new);
 			free(list);
@@ -135,16 +187,21 @@ int members_set_hosts(struct members *m, const struct hosts *hosts, int default_
 
 		if (hosts_find(hosts, old->name))
 			continue;
-		if (keep && keep(context, old->name)) {
+		if (keep && keep(context, old->name) && name_index_add(&index, old->name, n) == 0) {
 			old->removed = true;
 			list[n++] = old;
 		} else
-			member_free(old);
+			depart(m, old);
 	}
 	free(m->list);
 	m->list = list;
 	m->count = n;
-	m->created = now;
+	name_index_free(&m->index);
+	m->index = index;
+	index = (struct name_index){0};
+	hosts_hash(hosts, m->hosts_hash);
+	m->watched_since = now;
+	m->check_due = 0;
 	return 0;
 }
 
@@ -174,7 +231,7 @@ void member_release(struct member *m, int64_t run)
 
 bool member_slots_differ(const struct member *m, const json_t *devices)
 {
-	static const char *const keys[] = {"state", "run", "uuid", "reason"};
+	static const char *const keys[] = {"state", "run", "kind", "uuid", "reason"};
 	size_t i;
 	json_t *d;
 
@@ -211,6 +268,27 @@ unsigned char *member_links(const struct member *m)
 	return links;
 }
 
+void member_set_drained(struct member *m, bool drained, const char *reason)
+{
+	free(m->drain_reason);
+	m->drained = drained;
+	m->drain_reason = drained && reason && *reason ? strdup(reason) : NULL;
+}
+
+enum slot_kind member_kind(const struct member *m)
+{
+	const json_t *first = json_array_get(m->devices, 0);
+
+	if (!first)
+		return SLOT_ANY;
+	return str_eq(json_get_string(first, "kind", NULL), "gpu") ? SLOT_GPU : SLOT_CPU;
+}
+
+bool member_awaited(const struct member *m)
+{
+	return !m->up && m->heard == 0 && !m->error && !m->removed;
+}
+
 static bool is_drained(const json_t *device)
 {
 	const char *state = json_get_string(device, "state", "");
@@ -231,10 +309,11 @@ bool member_heartbeat(struct member *m, const json_t *heartbeat, double now, dou
 {
 	const char *version = json_get_string(heartbeat, "version", NULL);
 	json_t *devices = json_object_get(heartbeat, "devices"), *port;
-	bool was_down = !m->up;
+	bool was_down = !m->up || m->shutting_down;
 	size_t i;
 
 	m->up = true;
+	m->shutting_down = json_get_bool(heartbeat, "shutting_down", false);
 	m->heard = now;
 	m->last_seen = now_realtime;
 	m->sequence = json_get_int(heartbeat, "sequence", 0);
@@ -245,6 +324,10 @@ bool member_heartbeat(struct member *m, const json_t *heartbeat, double now, dou
 		free(m->version);
 		m->version = strdup(version);
 	}
+	was_down = was_down && !m->shutting_down;
+	snprintf(m->hosts_hash, sizeof(m->hosts_hash), "%s", json_get_string(heartbeat, "hosts", ""));
+	m->port_low = (int)json_integer_value(json_array_get(json_object_get(heartbeat, "port_range"), 0));
+	m->port_high = (int)json_integer_value(json_array_get(json_object_get(heartbeat, "port_range"), 1));
 	m->port_count = 0;
 	json_array_foreach(json_object_get(heartbeat, "ports"), i, port)
 	{
@@ -259,7 +342,11 @@ int member_take_port(struct member *m, uint64_t salt)
 {
 	if (m->port_count > 0)
 		return m->ports[--m->port_count];
-	/* More runs than ports since its last heartbeat: below the range from which kernels give ports. */
+	/* More runs than ports since its last heartbeat: within its range, or below that from which kernels
+	 * give ports. */
+	if (m->port_low > 0 && m->port_high >= m->port_low)
+		return m->port_low +
+		       (int)((salt * 2654435761u >> 7) % (unsigned)(m->port_high - m->port_low + 1));
 	return 20000 + (salt * 2654435761u >> 7) % 12000;
 }
 
@@ -276,17 +363,19 @@ void member_set_down(struct member *m, const char *fmt, ...)
 	m->error = strdup(text);
 }
 
-double members_expire(struct members *m, double now, double timeout,
+double members_expire(struct members *m, const char *self, double now, double timeout,
                       void (*down)(void *context, struct member *), void *context)
 {
 	double next = 0;
 
+	if (m->check_due > 0 && now - m->check_due > timeout / LATE_PARTS)
+		m->watched_since = now;
 	for (size_t i = 0; i < m->count; i++) {
 		struct member *x = m->list[i];
-		double due = (x->heard > m->created ? x->heard : m->created) + timeout;
+		double due = MAX(x->heard, m->watched_since) + timeout;
 
 		/* One that was never heard of is due once: its error tells that it was. */
-		if (!x->up && (x->heard > 0 || x->error))
+		if (strcasecmp(x->name, self) == 0 || (!x->up && (x->heard > 0 || x->error)))
 			continue;
 		if (due > now) {
 			next = next == 0 || due < next ? due : next;
@@ -298,6 +387,9 @@ double members_expire(struct members *m, double now, double timeout,
 			member_set_down(x, "not heard from since the controller started");
 		down(context, x);
 	}
+	if (next > 0)
+		next = MIN(next, now + timeout / CHECKS_PER_TIMEOUT);
+	m->check_due = next;
 	return next;
 }
 
@@ -330,6 +422,11 @@ static json_t *drained_list(const struct member *m)
 	return list;
 }
 
+bool member_hosts_differ(const struct members *m, const struct member *x)
+{
+	return x->up && x->hosts_hash[0] && !str_eq(x->hosts_hash, m->hosts_hash);
+}
+
 json_t *members_to_json(const struct members *m, const char *controller)
 {
 	json_t *list = json_array();
@@ -350,6 +447,10 @@ json_t *members_to_json(const struct members *m, const char *controller)
 		              : x->error ? x->error
 		                         : "not heard from yet");
 		json_object_set_new(o, "drained", drained_list(x));
+		json_object_set_new(o, "hosts_differ", json_boolean(member_hosts_differ(m, x)));
+		json_object_set_new(o, "foreign", x->foreign ? json_incref(x->foreign) : json_array());
+		json_object_set_new(o, "reason",
+		                    x->drain_reason ? json_string(x->drain_reason) : json_null());
 		json_object_set_new(o, "last_seen", x->last_seen > 0 ? json_real(x->last_seen) : json_null());
 		json_array_append_new(list, o);
 	}
@@ -372,6 +473,8 @@ json_t *members_devices(const struct members *m)
 			}
 			copy = json_copy(d);
 			json_object_set_new(copy, "state", json_string("drained"));
+			if (m->list[i]->drain_reason)
+				json_object_set_new(copy, "reason", json_string(m->list[i]->drain_reason));
 			json_array_append_new(list, copy);
 		}
 	return list;

@@ -11,6 +11,7 @@
 
 #include "base/cleanup.h"
 #include "base/error.h"
+#include "cluster/scheduler.h"
 #include "config/hosts.h"
 
 struct members;
@@ -20,18 +21,26 @@ struct member {
 	int port;
 	char **labels;
 	bool up, drained;
-	bool removed;     /* from the hosts file, while a run still names it */
-	double heard;     /* monotonic, 0: never */
-	double last_seen; /* Unix time */
-	double shunned;   /* monotonic: no new runs before, since calls to it failed */
+	char *drain_reason; /* what the admin gave as the reason; NULL: nothing */
+	bool shutting_down; /* as its last heartbeat says: no new runs */
+	bool removed;       /* from the hosts file, while a run still names it */
+	double heard;       /* monotonic, 0: never */
+	double last_seen;   /* Unix time */
+	double shunned;     /* monotonic: no new runs before, since calls to it failed */
 	char instance[40];
+	char hosts_hash[HOSTS_HASH_SIZE]; /* of the hosts file that it has; "": it did not say */
+	bool hosts_told;                  /* that it is not ours is in the log */
 	int64_t sequence;
 	char *version;
 	json_t *devices; /* as node.h has them */
 	size_t slots;
 	int ports[8]; /* free TCP ports there, to be used once each */
 	size_t port_count;
-	char *error; /* why it is down; NULL: not heard from yet */
+	int port_low, port_high; /* its port_range; 0: any port */
+	json_t *foreign; /* attempts there that are not of this store, [{"run","attempt",…}]; NULL: none */
+	int64_t epoch;   /* that it was told by this controller, also before it was taken out of the hosts
+	                  * file and put back; 0: none yet */
+	char *error;     /* why it is down; NULL: not heard from yet */
 };
 
 int members_create(double now, struct members **out, struct error *err);
@@ -46,25 +55,35 @@ size_t members_count(const struct members *m);
 struct member *members_get(struct members *m, size_t i); /* in the order of the hosts file */
 struct member *members_find(struct members *m, const char *name);
 
-/* {"node","instance","sequence","version","devices":[…],"ports":[…],…}. True: the node was down before. */
+/* {"node","instance","sequence","version","hosts","devices":[…],"ports":[…],…}. True: the node was down, or
+ * shutting down, before. */
 bool member_heartbeat(struct member *m, const json_t *heartbeat, double now, double now_realtime);
+/* reason: copied; NULL: none was given. */
+void member_set_drained(struct member *m, bool drained, const char *reason);
 void member_set_devices(struct member *m, json_t *devices); /* takes the reference */
 /* Is this news to the scheduler? Sensors are none. */
 bool member_slots_differ(const struct member *m, const json_t *devices);
 /* How closely the slots are linked: slots × slots weights as topology.h has them, owned by the caller; NULL:
  * none of its devices says. */
 unsigned char *member_links(const struct member *m);
+enum slot_kind member_kind(const struct member *m); /* of its slots */
+/* Not heard from since the controller began, but the time for its first report has not passed. */
+bool member_awaited(const struct member *m);
 size_t member_drained_slots(const struct member *m);
 /* The devices that `run` held here are free, before the next heartbeat says so. */
 void member_release(struct member *m, int64_t run);
 int member_take_port(struct member *m, uint64_t salt);
 
-/* Marks as down who has not been heard of for `timeout` (at first: since `created`); calls `down` for each.
- * Returns when the next one may be due, monotonic; 0: none. */
-double members_expire(struct members *m, double now, double timeout,
+/* Marks as down who has not been heard of for `timeout` (at first: since the hosts were set); calls `down`
+ * for each. `self`, the node that we are on, is not judged. A call that comes much later than asked for gives
+ * everybody the whole time-out again. Returns when to call again, monotonic; 0: not before the next
+ * heartbeat. */
+double members_expire(struct members *m, const char *self, double now, double timeout,
                       void (*down)(void *context, struct member *), void *context);
 void member_set_down(struct member *m, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
+bool member_hosts_differ(const struct members *m,
+                         const struct member *x); /* another hosts file than set here */
 json_t *members_to_json(const struct members *m, const char *controller); /* the array of GET /v1/nodes */
 json_t *members_devices(const struct members *m);                         /* of GET /v1/devices */
 const char *member_state(const struct member *m);

@@ -34,7 +34,6 @@ struct attempt {
 
 struct rendezvous {
 	struct attempt *attempts; /* few at a time: those of the runs that run */
-	size_t max_bytes;
 };
 
 static unsigned bucket(const char *key)
@@ -46,13 +45,12 @@ static unsigned bucket(const char *key)
 	return h % BUCKETS;
 }
 
-int rendezvous_create(size_t max_bytes, struct rendezvous **out, struct error *err)
+int rendezvous_create(struct rendezvous **out, struct error *err)
 {
 	struct rendezvous *r = calloc(1, sizeof(*r));
 
 	if (!r)
 		return error_oom(err);
-	r->max_bytes = max_bytes;
 	*out = r;
 	return 0;
 }
@@ -162,6 +160,14 @@ static int check_key(const char *key, struct error *err)
 	return 0;
 }
 
+/* What the attempt will hold with this key set. */
+static size_t bytes_with(struct attempt *a, const char *key, size_t len)
+{
+	const struct entry *e = find_entry(a, key);
+
+	return e ? a->bytes - e->len + len : a->bytes + sizeof(*e) + strlen(key) + len;
+}
+
 static int set_value(struct attempt *a, const char *key, const void *value, size_t len)
 {
 	struct entry *e = find_entry(a, key);
@@ -188,8 +194,8 @@ static int set_value(struct attempt *a, const char *key, const void *value, size
 	return 0;
 }
 
-int rendezvous_put(struct rendezvous *r, int64_t run, int64_t attempt, const char *key, const void *value,
-                   size_t len, struct error *err)
+int rendezvous_put(struct rendezvous *r, int64_t run, int64_t attempt, size_t max_bytes, const char *key,
+                   const void *value, size_t len, struct error *err)
 {
 	struct rendezvous_waiter *w, *next;
 	struct attempt *a;
@@ -204,9 +210,12 @@ int rendezvous_put(struct rendezvous *r, int64_t run, int64_t attempt, const cha
 	code = find_attempt(r, run, attempt, &a, err);
 	if (code < 0)
 		return code;
-	if (a->bytes + len > r->max_bytes)
-		return error_set(err, -ENOSPC, "the rendezvous of run %lld is full (%zu bytes)",
-		                 (long long)run, r->max_bytes);
+	if (bytes_with(a, key, len) > max_bytes)
+		return error_set(
+		    err, -ENOSPC,
+		    "the rendezvous of run %lld is full: %zu bytes are there, %zu more do not fit "
+		    "into %zu",
+		    (long long)run, a->bytes, len, max_bytes);
 	if (set_value(a, key, value, len) < 0)
 		return error_oom(err);
 	for (w = a->waiters; w; w = next) {

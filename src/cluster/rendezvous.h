@@ -16,15 +16,15 @@ enum { RENDEZVOUS_KEY_MAX = 200, RENDEZVOUS_VALUE_MAX = 1 << 20 };
 struct rendezvous;
 struct rendezvous_waiter;
 
-/* max_bytes: of all values and keys of one attempt together. */
-int rendezvous_create(size_t max_bytes, struct rendezvous **out, struct error *err);
+int rendezvous_create(struct rendezvous **out, struct error *err);
 void rendezvous_destroy(struct rendezvous *r); /* waiters are told: gone */
 DEFINE_CLEANUP(struct rendezvous *, rendezvous_destroy)
 
 /* Sets a key, and tells those who wait for it. The first put of a newer attempt makes the older one's keys
- * vanish. -ESTALE: the attempt is older than one seen; -ENOSPC, -EINVAL: too much, a bad key. */
-int rendezvous_put(struct rendezvous *r, int64_t run, int64_t attempt, const char *key, const void *value,
-                   size_t len, struct error *err);
+ * vanish. max_bytes: of all values and keys of the attempt together, with what is needed to keep them.
+ * -ESTALE: the attempt is older than one seen; -ENOSPC, -EINVAL: too much, a bad key. */
+int rendezvous_put(struct rendezvous *r, int64_t run, int64_t attempt, size_t max_bytes, const char *key,
+                   const void *value, size_t len, struct error *err);
 /* The value, valid until the next call. -ENOENT. */
 int rendezvous_get(struct rendezvous *r, int64_t run, int64_t attempt, const char *key, const void **value,
                    size_t *len, struct error *err);

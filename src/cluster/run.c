@@ -39,22 +39,20 @@ static char *copy(const char *s)
 	return s ? strdup(s) : NULL;
 }
 
-static void free_list(char **list)
-{
-	for (char **p = list; p && *p; p++)
-		free(*p);
-	free(list);
-}
-
 int run_set_request(struct run *r, const json_t *config, struct error *err)
 {
 	const json_t *res = json_object_get(config, "resources"), *hosts = json_object_get(res, "hosts"), *h;
+	const char *kind = json_get_string(res, "kind", "auto");
 	size_t i, n = json_array_size(hosts);
 
 	r->nodes = json_get_int(res, "nodes", 1);
-	r->per_node = json_get_int(res, "devices_per_node", 1);
+	r->all_slots = str_eq(json_get_string(res, "devices_per_node", NULL), "all");
+	if (!r->all_slots)
+		r->per_node = json_get_int(res, "devices_per_node", 1);
+	r->one_per_node = json_get_bool(res, "one_per_node", false);
+	r->kind = str_eq(kind, "gpu") ? SLOT_GPU : str_eq(kind, "cpu") ? SLOT_CPU : SLOT_ANY;
 	r->grace = json_get_int(res, "grace", 30);
-	if (r->nodes < 1 || r->nodes > 100000 || r->per_node < 1 || r->per_node > 1024)
+	if (r->nodes < 1 || r->nodes > 100000 || (r->per_node < 1 && !r->all_slots) || r->per_node > 1024)
 		return error_set(err, -EINVAL,
 		                 "resources: nodes and devices_per_node: at least 1 of each is needed");
 	if (n == 0)
@@ -80,7 +78,6 @@ int run_new(const json_t *config, struct run **out, struct error *err)
 	if (!r)
 		return error_oom(err);
 	r->exit_status = -1;
-	r->cause_rank = -1;
 	r->task = copy(json_get_string(config, "task", "command"));
 	r->name = copy(json_get_string(config, "name", r->task));
 	r->directory = copy(json_get_string(config, "directory", NULL));
@@ -105,7 +102,7 @@ void run_free(struct run *r)
 	if (!r)
 		return;
 	run_clear_parts(r);
-	free_list(r->hosts);
+	str_list_free(r->hosts);
 	json_decref(r->ranks);
 	json_decref(r->progress);
 	free(r->name);
@@ -114,7 +111,8 @@ void run_free(struct run *r)
 	free(r->directory);
 	free(r->output);
 	free(r->reason);
-	free(r->cause);
+	free(r->detail);
+	json_decref(r->words);
 	free(r->device_error);
 	free(r);
 }
@@ -151,7 +149,15 @@ static void set_time(json_t *o, const char *key, double t)
 	json_object_set_new(o, key, t > 0 ? json_real(t) : json_null());
 }
 
-json_t *run_to_json(const struct run *r)
+int64_t run_world_size(const struct run *r)
+{
+	/* One that comes out of the store without what it asks for has its ranks, if it was ever placed. */
+	if (json_array_size(r->ranks) > 0)
+		return json_array_size(r->ranks);
+	return r->one_per_node ? r->nodes : r->nodes * r->per_node;
+}
+
+json_t *run_to_json(const struct run *r, bool own)
 {
 	json_t *o = json_object(), *nodes = json_array(), *rank;
 	const char *last = "";
@@ -178,9 +184,12 @@ json_t *run_to_json(const struct run *r)
 		last = node;
 	}
 	json_object_set_new(o, "nodes", nodes);
-	json_object_set_new(o, "world_size", json_integer(r->nodes * r->per_node));
+	json_object_set_new(o, "world_size",
+	                    run_world_size(r) > 0 ? json_integer(run_world_size(r)) : json_null());
 	json_object_set(o, "ranks", r->ranks);
 	set_string(o, "reason", r->reason);
+	if (own)
+		set_string(o, "detail", r->detail);
 	json_object_set_new(o, "exit_status",
 	                    r->exit_status >= 0 ? json_integer(r->exit_status) : json_null());
 	if (r->progress)

@@ -12,6 +12,7 @@
 
 #include "base/cleanup.h"
 #include "base/error.h"
+#include "cluster/scheduler.h"
 
 enum run_state {
 	RUN_QUEUED,
@@ -37,8 +38,11 @@ struct run_part {
 	char *node;
 	bool acknowledged; /* the node has taken the start */
 	bool running, ended;
-	char instance[40]; /* of the node's service when it acknowledged, */
-	int64_t sequence;  /* and its last heartbeat then: only later ones can miss the attempt */
+	char *trouble;     /* why the part failed as a whole: "node n2 is shutting down"; NULL: nothing did */
+	double trouble_at; /* Unix seconds, of the controller's clock */
+	double clock_error; /* ± seconds: how well that of the node is known */
+	char instance[40];  /* of the node's service when it acknowledged, */
+	int64_t sequence;   /* and its last heartbeat then: only later ones can miss the attempt */
 };
 
 struct run {
@@ -47,23 +51,28 @@ struct run {
 	int64_t uid, gid;
 	enum run_state state;
 	double submitted, started, ended; /* Unix seconds; 0: not yet */
-	char *reason;                     /* why it waits, or the first cause of its failure */
-	int exit_status;                  /* -1: none */
-	json_t *ranks;                    /* [{"rank","node","slot","state","pid","exit_status","signal"}] */
-	json_t *progress;                 /* the last metrics; NULL: none yet */
+	char *reason;                     /* why it waits, or the first cause of its failure: for everybody */
+	char *detail; /* the last lines of the failed rank's log, what its worker said: for its owner alone */
+	int exit_status; /* -1: none */
+	json_t *ranks; /* [{"rank","node","slot","slots"?,"state","pid","exit_status","signal","ended",…}] */
+	json_t *progress; /* the last metrics; NULL: none yet */
 
 	/* What it asks for. */
-	int64_t nodes, per_node, grace;
-	char **hosts; /* NULL-terminated; NULL: any */
+	int64_t nodes, grace;
+	int64_t per_node; /* with all_slots what its newest placement came to; 0: none yet */
+	bool all_slots;   /* every slot of each node */
+	enum slot_kind kind;
+	bool one_per_node; /* one rank a node, on all these slots */
+	char **hosts;      /* NULL-terminated; NULL: any */
 
 	/* The attempt under way. */
 	struct run_part *parts;
 	size_t part_count;
-	bool cancelled; /* somebody asked for it */
-	bool failed;    /* the first cause is in reason */
-	bool requeue;   /* nothing wrong with the run itself: back into the queue once all parts have ended */
-	char *cause;    /* what a worker said of its own error, before its exit was seen */
-	int64_t cause_rank;
+	double recovered; /* Unix seconds: it came out of the store then; 0: it was placed since */
+	bool cancelled;   /* somebody asked for it */
+	bool failed;      /* the first cause is in reason once all parts have ended */
+	bool requeue;  /* nothing wrong with the run itself: back into the queue once all parts have ended */
+	json_t *words; /* RANK: {"worker": what it said of its error, "lost_peer": bool, "log": last lines} */
 	char
 	    *device_error; /* what a node said first of a device that it has, e.g. that it fell off the bus */
 
@@ -81,7 +90,8 @@ int run_set_request(struct run *r, const json_t *config, struct error *err);
 void run_free(struct run *r);
 DEFINE_CLEANUP(struct run *, run_free)
 
-json_t *run_to_json(const struct run *r); /* without "config" */
+/* Without "config". own: for its owner, root or the service's user, with "detail". */
+json_t *run_to_json(const struct run *r, bool own);
 /* Something that the world may want to know has changed. */
 void run_touch(struct run *r);
 int run_set_reason(struct run *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
@@ -92,17 +102,31 @@ enum {
 	RUN_ENDED = 2, /* all parts have ended: the run is final, or queued again */
 };
 
-/* The next attempt on these nodes; slots[i * per_node + j] is rank i * per_node + j's. Queued -> starting. */
+/* How many ranks; 0: not known before it is placed. */
+int64_t run_world_size(const struct run *r);
+/* The next attempt on these nodes; slots[i * per_node + j] is rank i * per_node + j's, with one_per_node rank
+ * i's. Queued -> starting. */
 int run_place(struct run *r, char *const *nodes, const int *slots, double now, struct error *err);
-/* Parts as the ranks say: for a run that comes out of the store in the middle of an attempt. */
-int run_recover(struct run *r, struct error *err);
+/* For a run that comes out of the store in the middle of an attempt: parts as the ranks say, and as
+ * run_set_under_way has set them. */
+int run_recover(struct run *r, double now, struct error *err);
+/* What the store keeps of an attempt that has not ended, beside the ranks, so that its cause can be decided
+ * by a controller that was restarted meanwhile: which parts have ended and why, and the words, which are for
+ * the owner. NULL: nothing yet, or no attempt is under way. A new reference. */
+json_t *run_under_way(const struct run *r);
+int run_set_under_way(struct run *r, const json_t *under_way, struct error *err);
 void run_clear_parts(struct run *r);
 struct run_part *run_part_find(struct run *r, const char *node);
 
 unsigned run_report(struct run *r, const json_t *report, double now); /* as node.h has it */
+/* A node has an attempt of this run that the store, an older copy, knows nothing of: a run that waits must
+ * not be started once more. */
+unsigned run_superseded(struct run *r, const char *node, int64_t attempt, double now);
 /* A node refused the start (busy: somebody has the slots; then the run goes back into the queue). */
 unsigned run_refused(struct run *r, struct run_part *part, bool busy, const char *message, double now);
-unsigned run_part_lost(struct run *r, struct run_part *part, const char *message, double now);
+/* since: when it was last known to be there (Unix seconds); 0: it has not been heard from since the run came
+ * out of the store. */
+unsigned run_part_lost(struct run *r, struct run_part *part, const char *message, double since, double now);
 unsigned run_cancel(struct run *r, double now);
-/* A worker says what went wrong: kept as the cause until its exit is seen. */
-void run_worker_error(struct run *r, int64_t rank, const char *message);
+/* A worker says what went wrong; lost_peer: that another rank has gone, which is a consequence. */
+void run_worker_error(struct run *r, int64_t rank, const char *message, bool lost_peer);

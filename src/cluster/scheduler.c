@@ -9,16 +9,30 @@
 #include "base/cleanup.h"
 #include "cluster/topology.h"
 
+enum { SLOTS_MAX = 1024 }; /* of a node, where equal ones are looked for */
+
+/* What a run asks of each of its nodes, once it is settled by what the cluster has. */
+struct need {
+	enum slot_kind kind;
+	int64_t per_node; /* 0: no number is common to so many nodes */
+	bool exact;       /* not more of them than that */
+	bool unsettled;   /* the kind depends on nodes that have not reported yet */
+};
+
 /* What the nodes are to one run. */
 struct view {
+	struct need need;
 	size_t allowed; /* in the cluster, as far as the run restricts hosts */
+	size_t of_kind; /* of these, those with slots of its kind, and those never heard of */
 	size_t large;   /* of these, with enough slots when empty */
 	size_t usable;  /* of these, up and not drained */
 	size_t fitting; /* of these, with enough free slots now and not kept for a run before */
-	size_t most;    /* slots of the largest allowed node */
+	size_t most;    /* slots of the largest one of its kind */
 	bool kept;      /* a run before this one keeps a node that it needs */
+	bool mixed;     /* it leaves the kind open, and there are both */
 	/* A large node that is down or drained, as a whole or too many of its slots. */
 	const struct sched_node *out;
+	const struct sched_node *awaited;
 };
 
 static bool host_allowed(const struct sched_run *r, const char *name)
@@ -40,17 +54,86 @@ static size_t free_slots(const struct sched_node *n)
 	return k;
 }
 
-static bool usable(const struct sched_node *n, const struct sched_run *r)
+/* Has it enough slots when empty? */
+static bool large(const struct sched_node *n, const struct need *need)
 {
-	return n->up && !n->drained && (int64_t)(n->slots - n->broken) >= r->per_node &&
+	if (n->kind != need->kind || need->per_node == 0)
+		return false;
+	return need->exact ? (int64_t)n->slots == need->per_node : (int64_t)n->slots >= need->per_node;
+}
+
+static bool usable(const struct sched_node *n, const struct sched_run *r, const struct need *need)
+{
+	return n->up && !n->drained && large(n, need) && (int64_t)(n->slots - n->broken) >= need->per_node &&
 	       host_allowed(r, n->name);
+}
+
+/* The most slots of a kind that so many nodes have in common, if the unknown ones have it too. */
+static int64_t common_slots(const struct sched_node *nodes, size_t count, const struct sched_run *r,
+                            enum slot_kind kind, size_t unknown)
+{
+	size_t with[SLOTS_MAX + 1] = {0};
+
+	for (size_t i = 0; i < count; i++)
+		if (nodes[i].kind == kind && nodes[i].slots <= SLOTS_MAX && host_allowed(r, nodes[i].name))
+			with[nodes[i].slots]++;
+	for (int64_t n = SLOTS_MAX; n > 0; n--)
+		if (with[n] > 0 && (int64_t)(with[n] + unknown) >= r->nodes)
+			return n;
+	return 0;
+}
+
+/* How many nodes of the kind have enough slots, and what that comes to for each. */
+static size_t holders(const struct sched_node *nodes, size_t count, const struct sched_run *r,
+                      enum slot_kind kind, size_t unknown, struct need *need)
+{
+	size_t n = 0;
+
+	*need = (struct need){.kind = kind, .per_node = r->per_node, .exact = r->per_node == 0};
+	if (need->exact)
+		need->per_node = common_slots(nodes, count, r, kind, unknown);
+	for (size_t i = 0; i < count; i++)
+		n += large(&nodes[i], need) && host_allowed(r, nodes[i].name);
+	return n;
+}
+
+/* Which kind, and how many a node. What is known decides; nodes that were never heard of do so only while
+ * they are awaited, or where the run cannot do without them. */
+static struct need settle(const struct sched_node *nodes, size_t count, const struct sched_run *r)
+{
+	size_t unknown = 0, awaited = 0, gpus, cpus;
+	struct need gpu, cpu;
+
+	for (size_t i = 0; i < count; i++) {
+		bool never = nodes[i].kind == SLOT_ANY && host_allowed(r, nodes[i].name);
+
+		unknown += never;
+		awaited += never && nodes[i].awaited;
+	}
+	gpus = holders(nodes, count, r, SLOT_GPU, 0, &gpu);
+	cpus = holders(nodes, count, r, SLOT_CPU, 0, &cpu);
+	if (r->kind != SLOT_CPU && (int64_t)gpus >= r->nodes)
+		return gpu;
+	if (r->kind == SLOT_ANY && awaited > 0) {
+		size_t more = holders(nodes, count, r, SLOT_GPU, awaited, &gpu) + awaited;
+
+		gpu.unsettled = (int64_t)more >= r->nodes;
+		if (gpu.unsettled)
+			return gpu;
+	}
+	if (r->kind != SLOT_GPU && (int64_t)cpus >= r->nodes)
+		return cpu;
+	gpus = holders(nodes, count, r, SLOT_GPU, unknown, &gpu);
+	cpus = holders(nodes, count, r, SLOT_CPU, unknown, &cpu);
+	return r->kind == SLOT_GPU || (r->kind == SLOT_ANY && gpus > cpus) ? gpu : cpu;
 }
 
 /* kept: nodes that a run before this one waits for; NULL: none. */
 static struct view look(const struct sched_node *nodes, size_t count, const bool *kept,
                         const struct sched_run *r)
 {
-	struct view v = {0};
+	struct view v = {.need = settle(nodes, count, r)};
+	bool gpus = false, cpus = false;
 
 	for (size_t i = 0; i < count; i++) {
 		const struct sched_node *n = &nodes[i];
@@ -58,20 +141,27 @@ static struct view look(const struct sched_node *nodes, size_t count, const bool
 		if (!host_allowed(r, n->name))
 			continue;
 		v.allowed++;
-		v.most = n->slots > v.most ? n->slots : v.most;
-		if (n->slots > 0 && (int64_t)n->slots < r->per_node)
+		gpus = gpus || n->kind == SLOT_GPU;
+		cpus = cpus || n->kind == SLOT_CPU;
+		if (n->kind == v.need.kind || r->kind == SLOT_ANY)
+			v.most = MAX(v.most, n->slots);
+		v.of_kind += n->kind == v.need.kind || n->kind == SLOT_ANY;
+		if (n->kind != SLOT_ANY && !large(n, &v.need))
 			continue;
 		v.large++;
-		if (!usable(n, r)) {
+		if (n->kind == SLOT_ANY && n->awaited)
+			v.awaited = n;
+		if (!usable(n, r, &v.need)) {
 			v.out = n;
 			continue;
 		}
 		v.usable++;
 		if (kept && kept[i])
 			v.kept = true;
-		else if ((int64_t)free_slots(n) >= r->per_node)
+		else if ((int64_t)free_slots(n) >= v.need.per_node)
 			v.fitting++;
 	}
+	v.mixed = r->kind == SLOT_ANY && gpus && cpus;
 	return v;
 }
 
@@ -93,11 +183,29 @@ static const char *unknown_host(const struct sched_node *nodes, size_t count, co
 	return NULL;
 }
 
-/* Why a run waits that could not run even on empty nodes. */
-static void say_impossible(struct sched_run *r, const struct view *v, const struct sched_node *nodes,
-                           size_t count)
+static const char *kind_word(enum slot_kind kind)
+{
+	return kind == SLOT_GPU ? "GPU" : "CPU";
+}
+
+/* "8 GPU slots": as many as it asks for on each node. */
+static const char *slots_asked(const struct sched_run *r, const struct view *v, char *buf, size_t size)
+{
+	const char *noun = plural(v->need.per_node, "slot", "slots");
+
+	if (v->mixed && (int64_t)v->large < r->nodes)
+		snprintf(buf, size, "%lld %s of one kind", (long long)v->need.per_node, noun);
+	else
+		snprintf(buf, size, "%lld %s %s", (long long)v->need.per_node, kind_word(v->need.kind), noun);
+	return buf;
+}
+
+/* More than the cluster has, whatever happens. */
+static void say_too_much(struct sched_run *r, const struct view *v, const struct sched_node *nodes,
+                         size_t count)
 {
 	const char *strange = unknown_host(nodes, count, r);
+	char slots[64];
 
 	if ((int64_t)v->allowed < r->nodes && strange)
 		snprintf(r->reason, sizeof(r->reason), "asks for host %s, which is not in the cluster",
@@ -106,15 +214,41 @@ static void say_impossible(struct sched_run *r, const struct view *v, const stru
 		snprintf(r->reason, sizeof(r->reason), "asks for %lld nodes, but names %zu %s",
 		         (long long)r->nodes, v->allowed, plural(v->allowed, "host", "hosts"));
 	else if ((int64_t)v->allowed < r->nodes)
-		snprintf(r->reason, sizeof(r->reason), "asks for %lld nodes, the cluster has %zu",
-		         (long long)r->nodes, v->allowed);
-	else if ((int64_t)v->large < r->nodes && r->nodes == 1)
-		snprintf(r->reason, sizeof(r->reason), "asks for %lld %s on a node, the largest has %zu",
-		         (long long)r->per_node, plural(r->per_node, "slot", "slots"), v->most);
-	else if ((int64_t)v->large < r->nodes)
+		snprintf(r->reason, sizeof(r->reason), "asks for %lld %s; the cluster has %zu %s",
+		         (long long)r->nodes, plural(r->nodes, "node", "nodes"), v->allowed,
+		         plural((int64_t)v->allowed, "node", "nodes"));
+	else if (v->of_kind == 0)
+		snprintf(r->reason, sizeof(r->reason), "asks for %s slots; %s", kind_word(v->need.kind),
+		         r->hosts ? "none of the hosts that it names has any" : "the cluster has none");
+	else if (r->per_node == 0)
+		snprintf(
+		    r->reason, sizeof(r->reason),
+		    "asks for all %s of %lld nodes; the cluster has no %lld nodes with equally many; give a "
+		    "number for each, or name hosts",
+		    v->mixed                   ? "slots of one kind"
+		    : v->need.kind == SLOT_GPU ? "GPU slots"
+		                               : "CPU slots",
+		    (long long)r->nodes, (long long)r->nodes);
+	else if (r->nodes == 1)
+		snprintf(r->reason, sizeof(r->reason), "asks for %s on a node; the largest has %zu %s",
+		         slots_asked(r, v, slots, sizeof(slots)), v->most,
+		         plural((int64_t)v->most, "slot", "slots"));
+	else
 		snprintf(r->reason, sizeof(r->reason),
-		         "asks for %lld nodes with %lld %s each, the cluster has %zu", (long long)r->nodes,
-		         (long long)r->per_node, plural(r->per_node, "slot", "slots"), v->large);
+		         "asks for %lld nodes with %s each; the cluster has %zu %s with so many",
+		         (long long)r->nodes, slots_asked(r, v, slots, sizeof(slots)), v->large,
+		         plural((int64_t)v->large, "node", "nodes"));
+}
+
+/* Why a run waits that could not run now even on empty nodes. */
+static void say_impossible(struct sched_run *r, const struct view *v, const struct sched_node *nodes,
+                           size_t count)
+{
+	if ((int64_t)v->allowed < r->nodes || (int64_t)v->large < r->nodes)
+		say_too_much(r, v, nodes, count);
+	else if (v->need.unsettled && v->awaited)
+		snprintf(r->reason, sizeof(r->reason), "waits to hear from node %s, which may have GPUs",
+		         v->awaited->name);
 	else if (v->out && v->out->up && !v->out->drained)
 		snprintf(r->reason, sizeof(r->reason), "waits for node %s, of whose %zu slots %zu %s drained",
 		         v->out->name, v->out->slots, v->out->broken,
@@ -122,6 +256,20 @@ static void say_impossible(struct sched_run *r, const struct view *v, const stru
 	else
 		snprintf(r->reason, sizeof(r->reason), "waits for node %s, which is %s",
 		         v->out ? v->out->name : "?", v->out && v->out->up ? "drained" : "down");
+}
+
+static void say_busy(struct sched_run *r, const struct view *v)
+{
+	char slots[64];
+
+	slots_asked(r, v, slots, sizeof(slots));
+	if (v->need.exact)
+		snprintf(r->reason, sizeof(r->reason), "waits for %lld %s with all %s free: %zu now",
+		         (long long)r->nodes, plural(r->nodes, "node", "nodes"), slots, v->fitting);
+	else
+		snprintf(r->reason, sizeof(r->reason), "waits for %lld %s with %lld free %s %s: %zu now",
+		         (long long)r->nodes, plural(r->nodes, "node", "nodes"), (long long)v->need.per_node,
+		         kind_word(v->need.kind), plural(v->need.per_node, "slot", "slots"), v->fitting);
 }
 
 bool schedule_possible(const struct sched_node *nodes, size_t count, struct sched_run *r)
@@ -172,11 +320,12 @@ static void take_slots(struct sched_node *node, int64_t count, int *out)
 
 /* The fullest nodes that still fit, so that large ones stay whole for large runs; ranks in file order. */
 static int place(struct sched_node *nodes, size_t count, const bool *kept, struct sched_run *r,
-                 struct error *err)
+                 const struct need *need, struct error *err)
 {
 	_cleanup_free_ struct candidate *c = calloc(count, sizeof(*c));
 	size_t n = 0;
 
+	r->per_node = need->per_node;
 	r->chosen = calloc(r->nodes, sizeof(*r->chosen));
 	r->slots = calloc(r->nodes * r->per_node, sizeof(*r->slots));
 	if (!c || !r->chosen || !r->slots) {
@@ -185,7 +334,7 @@ static int place(struct sched_node *nodes, size_t count, const bool *kept, struc
 		return error_oom(err);
 	}
 	for (size_t i = 0; i < count; i++) {
-		size_t k = usable(&nodes[i], r) && !kept[i] ? free_slots(&nodes[i]) : 0;
+		size_t k = usable(&nodes[i], r, need) && !kept[i] ? free_slots(&nodes[i]) : 0;
 
 		if (k > 0 && (int64_t)k >= r->per_node)
 			c[n++] = (struct candidate){i, k};
@@ -214,12 +363,12 @@ int schedule(struct sched_node *nodes, size_t node_count, struct sched_run *queu
 
 		r->placed = false;
 		r->reason[0] = '\0';
-		if ((int64_t)v.usable < r->nodes) {
+		if (v.need.unsettled || (int64_t)v.usable < r->nodes) {
 			say_impossible(r, &v, nodes, node_count);
 			continue;
 		}
 		if ((int64_t)v.fitting >= r->nodes) {
-			int code = place(nodes, node_count, kept, r, err);
+			int code = place(nodes, node_count, kept, r, &v.need, err);
 
 			if (code < 0)
 				return code;
@@ -228,11 +377,9 @@ int schedule(struct sched_node *nodes, size_t node_count, struct sched_run *queu
 		if (v.kept)
 			snprintf(r->reason, sizeof(r->reason), "waits behind run %lld", (long long)ahead);
 		else
-			snprintf(r->reason, sizeof(r->reason), "waits for %lld %s with %lld free %s: %zu now",
-			         (long long)r->nodes, plural(r->nodes, "node", "nodes"),
-			         (long long)r->per_node, plural(r->per_node, "slot", "slots"), v.fitting);
+			say_busy(r, &v);
 		for (size_t i = 0; i < node_count; i++)
-			kept[i] = kept[i] || usable(&nodes[i], r);
+			kept[i] = kept[i] || usable(&nodes[i], r, &v.need);
 		if (!v.kept || ahead == 0)
 			ahead = r->id;
 	}

@@ -3,6 +3,9 @@
  * The scheduler: a pure function from nodes and queue to placements. First come, first served: a run that
  * could run here but has to wait keeps the nodes it may use from those behind it. A run that no node now up
  * could ever satisfy waits without holding up the others. A gang gets all its slots or none.
+ *
+ * All slots of a run are of one kind. One that leaves the kind open gets GPUs where the cluster has nodes
+ * with enough of them, be they taken, drained or down; CPU slots only where it has none.
  */
 #pragma once
 
@@ -12,6 +15,12 @@
 
 #include "base/error.h"
 
+enum slot_kind {
+	SLOT_ANY, /* of a node: not known, it has never been heard of. Of a run: see above */
+	SLOT_CPU,
+	SLOT_GPU,
+};
+
 struct sched_node {
 	const char *name;
 	bool up, drained;
@@ -20,10 +29,16 @@ struct sched_node {
 	size_t broken; /* of these, drained: taken until somebody resumes them */
 	const unsigned char
 	    *links; /* slots × slots, as topology.h has them; NULL: one is as good as another */
+	enum slot_kind kind;
+	bool awaited; /* never heard of, but the time in which it has to report has not passed */
 };
 
 struct sched_run {
-	int64_t id, nodes, per_node;
+	int64_t id, nodes;
+	/* 0: every slot of each node, and as many on each: the most that so many nodes have in common. In
+	 * what was placed it is that number. */
+	int64_t per_node;
+	enum slot_kind kind;
 	char *const *hosts; /* NULL-terminated; NULL: any */
 	/* Out: where it goes, or why it waits. */
 	bool placed;

@@ -34,6 +34,8 @@ static const struct key daemon_key_list[] = {
     {NULL, "listen", KEY_STRING, F(listen), "0.0.0.0", 0, 0, NULL, "address of the port for peers"},
     {NULL, "port", KEY_INT, F(port), "29600", 1, 65535, NULL,
      "port for peers, where the hosts file has none"},
+    {NULL, "port_range", KEY_STRING, F(port_range), NULL, 0, 0, NULL,
+     "TCP ports for what runs listen on, \"29700-29999\"; default: any that the kernel gives"},
     {NULL, "cpu_slots", KEY_INT, F(cpu_slots), "0", 0, 1024, NULL,
      "slots on a machine without GPUs; 0: slots= of the hosts file, else 1"},
     {NULL, "slot_threads", KEY_INT, F(slot_threads), "0", 0, 4096, NULL,
@@ -43,6 +45,8 @@ static const struct key daemon_key_list[] = {
     {NULL, "heartbeat", KEY_NUMBER, F(heartbeat), "1", 0.05, 60, NULL, "seconds between a node's reports"},
     {NULL, "node_timeout", KEY_NUMBER, F(node_timeout), "5", 0.2, 3600, NULL,
      "seconds without a report until a node is down"},
+    {NULL, "shutdown_grace", KEY_NUMBER, F(shutdown_grace), "90", 0, 86400, NULL,
+     "most seconds between TERM and KILL at a shutdown"},
 };
 
 const struct keys daemon_keys = {daemon_key_list, ARRAY_SIZE(daemon_key_list)};
@@ -55,16 +59,50 @@ void daemon_config_free(struct daemon_config *c)
 	free(c);
 }
 
+/* "LOW-HIGH" */
+static int read_port_range(struct daemon_config *c, const char *where, struct error *err)
+{
+	_cleanup_free_ char *low = c->port_range ? strdup(c->port_range) : NULL;
+	char *high = low ? strchr(low, '-') : NULL;
+	int64_t first, last;
+
+	if (!c->port_range || !*c->port_range)
+		return 0;
+	if (!low)
+		return error_oom(err);
+	if (high)
+		*high++ = '\0';
+	if (!high || str_to_int64(str_strip(low), 1, 65535, &first) < 0 ||
+	    str_to_int64(str_strip(high), 1, 65535, &last) < 0 || first > last)
+		return error_set(
+		    err, -EINVAL,
+		    "%s: port_range: \"%.40s\" is no range of ports from 1 to 65535; it is written "
+		    "\"29700-29999\"",
+		    where, c->port_range);
+	if (c->port >= first && c->port <= last)
+		return error_set(err, -EINVAL,
+		                 "%s: port_range: %lld, the service's own port, lies within \"%.40s\"", where,
+		                 (long long)c->port, c->port_range);
+	c->port_low = (int)first;
+	c->port_high = (int)last;
+	return 0;
+}
+
 int daemon_config_parse(const char *text, const char *where, struct daemon_config **out, struct error *err)
 {
 	_cleanup_(daemon_config_freep) struct daemon_config *c = calloc(1, sizeof(*c));
+	bool seen[ARRAY_SIZE(daemon_key_list)] = {false};
 	int r;
 
 	if (!c)
 		return error_oom(err);
 	r = keys_set_defaults(&daemon_keys, c, err);
 	if (r == 0)
-		r = keys_read_text(&daemon_keys, c, text, where, NULL, err);
+		r = keys_read_text(&daemon_keys, c, text, where, seen, err);
+	if (r < 0)
+		return r;
+	c->hosts_file_given = keys_seen(&daemon_keys, seen, "hosts_file");
+	r = read_port_range(c, where, err);
 	if (r < 0)
 		return r;
 	if (c->node_timeout <= c->heartbeat)

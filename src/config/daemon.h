@@ -13,17 +13,21 @@ struct daemon_config {
 	char *node;       /* this node's name in the hosts file; NULL: found by host name or address */
 	char *controller; /* NULL: the first host */
 	char *hosts_file, *cluster_key;
-	char *socket; /* the Unix socket for clients */
+	bool hosts_file_given; /* it is not the default that nobody wrote */
+	char *socket;          /* the Unix socket for clients */
 	char *state_dir, *runtime_dir, *log_dir;
-	char *worker_dir;     /* holds dtrain-launch and dtrain-worker-* */
-	char *group;          /* may use the socket; NULL or "": only the daemon's own user and root */
-	char *listen;         /* address of the peer port */
-	int64_t port;         /* default 29600; the hosts entry's port= wins */
-	int64_t cpu_slots;    /* where there is no GPU; 0: the hosts entry's slots=, else 1 */
-	int64_t slot_threads; /* CPU threads per slot; 0: cores / slots */
-	char *log_level;      /* error warning info debug */
-	double heartbeat;     /* seconds between a node's reports to the controller */
-	double node_timeout;  /* without one for so long a node is down */
+	char *worker_dir;        /* holds dtrain-launch and dtrain-worker-* */
+	char *group;             /* may use the socket; NULL or "": only the daemon's own user and root */
+	char *listen;            /* address of the peer port */
+	int64_t port;            /* default 29600; the hosts entry's port= wins */
+	char *port_range;        /* "29700-29999": what runs listen on; NULL: what the kernel gives */
+	int port_low, port_high; /* the same as numbers; 0 */
+	int64_t cpu_slots;       /* where there is no GPU; 0: the hosts entry's slots=, else 1 */
+	int64_t slot_threads;    /* CPU threads per slot; 0: cores / slots */
+	char *log_level;         /* error warning info debug */
+	double heartbeat;        /* seconds between a node's reports to the controller */
+	double node_timeout;     /* without one for so long a node is down */
+	double shutdown_grace;   /* seconds: at a shutdown no run has more between TERM and KILL */
 };
 
 /* path NULL: the defaults. A missing file at `path` is an error, at the default place

@@ -6,12 +6,15 @@
 #include <ifaddrs.h>
 #include <limits.h>
 #include <netdb.h>
+#include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/str.h"
 
 static void host_free(struct host *h)
@@ -29,16 +32,33 @@ void hosts_free(struct hosts *h)
 		return;
 	for (size_t i = 0; i < h->count; i++)
 		host_free(&h->list[i]);
+	name_index_free(&h->index);
 	free(h->list);
 	free(h);
 }
 
 const struct host *hosts_find(const struct hosts *h, const char *name)
 {
-	for (size_t i = 0; i < h->count; i++)
-		if (strcasecmp(h->list[i].name, name) == 0)
-			return &h->list[i];
-	return NULL;
+	size_t i;
+
+	return name_index_find(&h->index, name, &i) ? &h->list[i] : NULL;
+}
+
+void hosts_hash(const struct hosts *h, char hash[HOSTS_HASH_SIZE])
+{
+	uint64_t sum = 0;
+
+	for (size_t i = 0; i < h->count; i++) {
+		const struct host *x = &h->list[i];
+		_cleanup_strbuf_ struct strbuf line = {0};
+
+		strbuf_addf(&line, "%s %s %d %d", x->name, x->address, x->port, x->slots);
+		for (char **l = x->labels; l && *l; l++)
+			strbuf_addf(&line, " %s", *l);
+		strbuf_addc(&line, '\n');
+		sum = hash_bytes(line.data, line.len, sum);
+	}
+	snprintf(hash, HOSTS_HASH_SIZE, "%016llx", (unsigned long long)sum);
 }
 
 static bool valid_name(const char *s, const char *more)
@@ -125,13 +145,16 @@ static int parse_line(struct hosts *hosts, char *text, int line, const char *whe
 	if (twin)
 		return error_set(err, -EINVAL, "%s:%d: host %s is already on line %d; one line a host", where,
 		                 line, word, twin->line);
-	list = realloc(hosts->list, (hosts->count + 1) * sizeof(*list));
+	/* Room for as many again at each power of two. */
+	list = hosts->list;
+	if ((hosts->count & (hosts->count - 1)) == 0)
+		list = realloc(list, MAX(2 * hosts->count, 1) * sizeof(*list));
 	if (!list)
 		return error_oom(err);
 	hosts->list = list;
 	h = &list[hosts->count++];
 	*h = (struct host){.name = strdup(word), .line = line};
-	if (!h->name)
+	if (!h->name || name_index_add(&hosts->index, h->name, hosts->count - 1) < 0)
 		return error_oom(err);
 	while (r == 0 && (word = strtok_r(NULL, " \t\r", &save)))
 		r = parse_word(h, word, where, err);

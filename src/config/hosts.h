@@ -9,6 +9,7 @@
 
 #include "base/cleanup.h"
 #include "base/error.h"
+#include "base/name_index.h"
 
 struct host {
 	char *name;
@@ -22,7 +23,10 @@ struct host {
 struct hosts {
 	struct host *list;
 	size_t count;
+	struct name_index index; /* of the list, by name */
 };
+
+enum { HOSTS_HASH_SIZE = 17 };
 
 /* An empty file is -ENODATA (DeepSpeed calls it an error; dtraind is then a cluster of one), a missing one
  * -ENOENT, both with a message. */
@@ -31,6 +35,8 @@ int hosts_parse(const char *text, size_t len, const char *where, struct hosts **
 void hosts_free(struct hosts *h);
 DEFINE_CLEANUP(struct hosts *, hosts_free)
 const struct host *hosts_find(const struct hosts *h, const char *name); /* by name, case-insensitive */
+/* Of what it says, without comments and spaces: tells files apart that ought to be the same. */
+void hosts_hash(const struct hosts *h, char hash[HOSTS_HASH_SIZE]);
 /* The entry that is this machine: `node` where not NULL, else the host name (full or short form), else an
  * entry whose address is one of this machine's. -ENOENT: none, with a message that says what was tried;
  * -EEXIST: several addresses match. */

@@ -16,7 +16,7 @@ const char *const keys_type_words[] = {
     [KEY_STRING] = "a string",          [KEY_CHOICE] = "a string",
     [KEY_INT] = "an integer",           [KEY_NUMBER] = "a number",
     [KEY_BOOL] = "true or false",       [KEY_LIST] = "a string or a list of strings",
-    [KEY_GROUP] = "a group of strings",
+    [KEY_GROUP] = "a group of strings", [KEY_COUNT] = "an integer or \"all\"",
 };
 
 const char *keys_name(const struct key *k, char *buf, size_t size)
@@ -51,26 +51,25 @@ bool keys_seen(const struct keys *keys, const bool *seen, const char *dotted)
 	return false;
 }
 
-static size_t edit_distance(const char *a, const char *b)
+/* "lr" for "learning_rate": the first letters of its words, where there are several. */
+static bool is_initials(const char *text, const char *name)
 {
-	size_t n = strlen(a), m = strlen(b), row[NAME_MAX_LEN + 1];
+	size_t n = 0;
 
-	if (n >= NAME_MAX_LEN || m >= NAME_MAX_LEN)
-		return NAME_MAX_LEN;
-	for (size_t j = 0; j <= m; j++)
-		row[j] = j;
-	for (size_t i = 1; i <= n; i++) {
-		size_t diagonal = row[0];
-
-		row[0] = i;
-		for (size_t j = 1; j <= m; j++) {
-			size_t above = row[j], best = MIN(above, row[j - 1]) + 1;
-
-			row[j] = MIN(best, diagonal + (a[i - 1] != b[j - 1]));
-			diagonal = above;
+	for (const char *p = name; *p; p++)
+		if (p == name || p[-1] == '_') {
+			if (text[n] != *p)
+				return false;
+			n++;
 		}
-	}
-	return row[m];
+	return n > 1 && text[n] == '\0';
+}
+
+static bool in_section(const struct key *k, const char *dotted, const char *dot)
+{
+	size_t n = (size_t)(dot - dotted);
+
+	return k->section && strlen(k->section) == n && !memcmp(k->section, dotted, n);
 }
 
 const char *keys_nearest(const struct keys *keys, const char *dotted, char *buf, size_t size)
@@ -81,11 +80,14 @@ const char *keys_nearest(const struct keys *keys, const char *dotted, char *buf,
 	char name[NAME_MAX_LEN];
 
 	for (size_t i = 0; i < keys->count; i++) {
-		size_t d = edit_distance(keys_name(&keys->list[i], name, sizeof(name)), dotted);
+		size_t d = str_distance(keys_name(&keys->list[i], name, sizeof(name)), dotted);
 
 		/* The right name in the wrong section is nearer than any misspelling. */
 		if (strcmp(keys->list[i].name, last ? last + 1 : dotted) == 0)
 			d = d ? 1 : 0;
+		if (is_initials(last ? last + 1 : dotted, keys->list[i].name) &&
+		    (!last || in_section(&keys->list[i], dotted, last)))
+			d = MIN(d, 1u);
 		if (d < best || (d == best && !found)) {
 			best = d;
 			found = &keys->list[i];
@@ -104,13 +106,6 @@ int keys_unknown(const struct keys *keys, const char *where, const char *dotted,
 	return error_set(err, -EINVAL, "%s: %s: unknown key", where, dotted);
 }
 
-void string_list_free(char **list)
-{
-	for (char **p = list; p && *p; p++)
-		free(*p);
-	free(list);
-}
-
 static char **list_copy(char **from)
 {
 	size_t n = 0;
@@ -122,7 +117,7 @@ static char **list_copy(char **from)
 	for (size_t i = 0; copy && i < n; i++) {
 		copy[i] = strdup(from[i]);
 		if (!copy[i]) {
-			string_list_free(copy);
+			str_list_free(copy);
 			return NULL;
 		}
 	}
@@ -159,17 +154,29 @@ static int set_list(void *field, const struct value *v, struct error *err)
 
 	if (!copy)
 		return error_oom(err);
-	string_list_free(*(char ***)field);
+	str_list_free(*(char ***)field);
 	*(char ***)field = copy;
 	return 0;
 }
 
-static int check_range(const struct key *k, double v, const char *where, const char *name, struct error *err)
+/* An integer is compared as such and named as it is written: a double does not hold all of them. */
+static int check_range(const struct key *k, const struct value *v, const char *where, const char *name,
+                       struct error *err)
 {
-	if ((k->min == 0 && k->max == 0) || (v >= k->min && v <= k->max))
+	double d = v->kind == VALUE_INT ? (double)v->i : v->d;
+	bool fits = k->type != KEY_NUMBER ? v->i >= (int64_t)k->min && v->i <= (int64_t)k->max
+	                                  : d >= k->min && d <= k->max;
+	int precision = k->type != KEY_NUMBER ? 17 : 10;
+	char text[32];
+
+	if (fits || (k->min == 0 && k->max == 0))
 		return 0;
-	return error_set(err, -ERANGE, "%s: %s: %.10g is out of range; it has to be within %.10g and %.10g",
-	                 where, name, v, k->min, k->max);
+	if (v->kind == VALUE_INT)
+		snprintf(text, sizeof(text), "%lld", (long long)v->i);
+	else
+		snprintf(text, sizeof(text), "%.10g", v->d);
+	return error_set(err, -ERANGE, "%s: %s: %s is out of range; it has to be within %.*g and %.*g", where,
+	                 name, text, precision, k->min, precision, k->max);
 }
 
 /* The one place where a value is checked and becomes a field. */
@@ -189,6 +196,9 @@ static int assign(const struct key *k, void *target, const struct value *v, cons
 		break;
 	case KEY_INT:
 		fits = v->kind == VALUE_INT;
+		break;
+	case KEY_COUNT:
+		fits = v->kind == VALUE_INT || (v->kind == VALUE_STRING && str_eq(v->s, COUNT_ALL));
 		break;
 	case KEY_NUMBER:
 		fits = v->kind == VALUE_INT || v->kind == VALUE_NUMBER;
@@ -217,13 +227,19 @@ static int assign(const struct key *k, void *target, const struct value *v, cons
 		return set_string(field, v->s, err);
 	case KEY_LIST:
 		return set_list(field, v, err);
+	case KEY_COUNT:
+		if (v->kind == VALUE_STRING) {
+			*(int64_t *)field = 0;
+			return 0;
+		}
+		/* fall through */
 	case KEY_INT:
-		r = check_range(k, (double)v->i, where, name, err);
+		r = check_range(k, v, where, name, err);
 		if (r == 0)
 			*(int64_t *)field = v->i;
 		return r;
 	case KEY_NUMBER:
-		r = check_range(k, v->kind == VALUE_INT ? (double)v->i : v->d, where, name, err);
+		r = check_range(k, v, where, name, err);
 		if (r == 0)
 			*(double *)field = v->kind == VALUE_INT ? (double)v->i : v->d;
 		return r;
@@ -262,7 +278,7 @@ static char **split_list(const char *text)
 	for (char *s = strtok_r(copy, ",", &save); s; s = strtok_r(NULL, ",", &save)) {
 		list[n] = strdup(s);
 		if (!list[n++]) {
-			string_list_free(list);
+			str_list_free(list);
 			return NULL;
 		}
 	}
@@ -278,6 +294,10 @@ static int assign_text(const struct keys *keys, const struct key *k, void *targe
 	int r;
 
 	switch (k->type) {
+	case KEY_COUNT:
+		if (str_eq(text, COUNT_ALL))
+			break;
+		/* fall through */
 	case KEY_INT:
 		v.kind = VALUE_INT;
 		bad = str_to_int64(text, INT64_MIN, INT64_MAX, &v.i) < 0;
@@ -317,7 +337,7 @@ static int assign_text(const struct keys *keys, const struct key *k, void *targe
 		                 k->type == KEY_GROUP ? "a JSON object" : keys_type_words[k->type]);
 	r = keys_assign(keys, k, target, &v, where, seen, err);
 	if (k->type == KEY_LIST)
-		string_list_free(v.list);
+		str_list_free(v.list);
 	return r;
 }
 
@@ -364,7 +384,7 @@ void keys_free(const struct keys *keys, void *target)
 			free(*(char **)field);
 			break;
 		case KEY_LIST:
-			string_list_free(*(char ***)field);
+			str_list_free(*(char ***)field);
 			break;
 		default:
 			break;

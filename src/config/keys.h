@@ -18,6 +18,7 @@ enum key_type {
 	KEY_STRING, /* char * */
 	KEY_CHOICE, /* char *, one of `choices` */
 	KEY_INT,    /* int64_t */
+	KEY_COUNT,  /* int64_t: an integer from 1, or "all", which is 0 */
 	KEY_NUMBER, /* double; integers are fine in the source */
 	KEY_BOOL,   /* bool */
 	KEY_LIST,   /* char **, NULL-terminated: a string or a list of strings in the source */
@@ -30,7 +31,7 @@ struct key {
 	enum key_type type;
 	size_t offset;
 	const char *fallback; /* as an override would spell it; NULL: absent (strings), 0, false */
-	double min, max;      /* KEY_INT, KEY_NUMBER; both 0: any */
+	double min, max;      /* KEY_INT, KEY_COUNT, KEY_NUMBER; both 0: any */
 	const char *choices;  /* KEY_CHOICE: "a|b|c" */
 	const char *help;     /* one line for the man page */
 };
@@ -59,4 +60,3 @@ void keys_free(const struct keys *keys, void *target); /* the strings and lists,
 bool keys_seen(const struct keys *keys, const bool *seen, const char *dotted);
 /* The known name nearest to `dotted` (Levenshtein distance at most a third of it), or NULL. */
 const char *keys_nearest(const struct keys *keys, const char *dotted, char *buf, size_t size);
-void string_list_free(char **list);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "base/str.h"
 #include "config/keys_source.h"
 
 static int assign_json(const struct keys *keys, const struct key *k, void *target, const json_t *j,
@@ -54,7 +55,7 @@ static int assign_json(const struct keys *keys, const struct key *k, void *targe
 
 			list[i] = s ? strdup(s) : NULL;
 			if (!list[i]) {
-				string_list_free(list);
+				str_list_free(list);
 				return error_set(err, -EINVAL, "%s: %s: not all strings; %s is needed", where,
 				                 keys_name(k, name, sizeof(name)), keys_type_words[k->type]);
 			}
@@ -62,7 +63,7 @@ static int assign_json(const struct keys *keys, const struct key *k, void *targe
 		break;
 	}
 	r = keys_assign(keys, k, target, &v, where, seen, err);
-	string_list_free(list);
+	str_list_free(list);
 	return r;
 }
 
@@ -105,29 +106,52 @@ int keys_from_json(const struct keys *keys, void *target, const json_t *json, co
 	return 0;
 }
 
-static json_t *field_to_json(const struct key *k, const void *field)
+/* NULL unless all of them are UTF-8. */
+static json_t *list_to_json(char *const *list)
 {
-	json_t *array;
+	_cleanup_json_ json_t *array = json_array();
 
+	for (; array && *list; list++)
+		if (json_array_append_new(array, json_string(*list)) < 0)
+			return NULL;
+	return steal_pointer(array);
+}
+
+static bool is_unset(const struct key *k, const void *field)
+{
 	switch (k->type) {
 	case KEY_STRING:
 	case KEY_CHOICE:
-		return *(char *const *)field ? json_string(*(char *const *)field) : NULL;
 	case KEY_GROUP:
-		return *(char *const *)field ? json_loads(*(char *const *)field, 0, NULL) : NULL;
+		return !*(char *const *)field;
+	case KEY_LIST:
+		return !*(char **const *)field;
+	default:
+		return false;
+	}
+}
+
+/* Of one that is set; NULL: it is not UTF-8. */
+static json_t *field_to_json(const struct key *k, const void *field)
+{
+	switch (k->type) {
+	case KEY_STRING:
+	case KEY_CHOICE:
+		return json_string(*(char *const *)field);
+	case KEY_GROUP:
+		return json_loads(*(char *const *)field, 0, NULL);
 	case KEY_INT:
+		return json_integer(*(const int64_t *)field);
+	case KEY_COUNT:
+		if (*(const int64_t *)field == 0)
+			return json_string(COUNT_ALL);
 		return json_integer(*(const int64_t *)field);
 	case KEY_NUMBER:
 		return json_real(*(const double *)field);
 	case KEY_BOOL:
 		return json_boolean(*(const bool *)field);
 	case KEY_LIST:
-		if (!*(char **const *)field)
-			return NULL;
-		array = json_array();
-		for (char **p = *(char **const *)field; *p; p++)
-			json_array_append_new(array, json_string(*p));
-		return array;
+		return list_to_json(*(char **const *)field);
 	}
 	return NULL;
 }
@@ -140,10 +164,16 @@ int keys_to_json(const struct keys *keys, const void *target, json_t **out, stru
 		return error_oom(err);
 	for (size_t i = 0; i < keys->count; i++) {
 		const struct key *k = &keys->list[i];
-		json_t *value = field_to_json(k, (const char *)target + k->offset), *parent = root;
+		const void *field = (const char *)target + k->offset;
+		json_t *value, *parent = root;
+		char name[NAME_MAX_LEN];
 
-		if (!value)
+		if (is_unset(k, field))
 			continue;
+		value = field_to_json(k, field);
+		if (!value)
+			return error_set(err, -EINVAL, "%s: not valid UTF-8",
+			                 keys_name(k, name, sizeof(name)));
 		if (k->section) {
 			parent = json_object_get(root, k->section);
 			if (!parent) {
@@ -152,7 +182,7 @@ int keys_to_json(const struct keys *keys, const void *target, json_t **out, stru
 			}
 		}
 		if (json_object_set_new(parent, k->name, value) < 0)
-			return error_set(err, -EINVAL, "%s: not valid UTF-8", k->name);
+			return error_oom(err);
 	}
 	*out = steal_pointer(root);
 	return 0;

@@ -41,7 +41,7 @@ static int list_from_setting(const config_setting_t *s, char ***out)
 		else if (text)
 			list[i] = strdup(text);
 		if (!list[i]) {
-			string_list_free(list);
+			str_list_free(list);
 			return text ? -ENOMEM : -EINVAL;
 		}
 	}
@@ -98,18 +98,18 @@ static int assign_setting(const struct keys *keys, const struct key *k, void *ta
 		return error_set(err, r, "%s: %s: not all strings; %s is needed", where,
 		                 keys_name(k, name, sizeof(name)), keys_type_words[k->type]);
 	r = keys_assign(keys, k, target, &v, where, seen, err);
-	string_list_free(list);
+	str_list_free(list);
 	return r;
 }
 
 static int read_setting(const struct keys *keys, void *target, const char *section, const config_setting_t *s,
-                        const char *file, bool *seen, struct error *err)
+                        const struct keys_text *text, bool *seen, struct error *err)
 {
 	const char *name = config_setting_name(s);
 	const struct key *k = keys_find(keys, section, name);
 	char where[512], dotted[2 * NAME_MAX_LEN];
 
-	snprintf(where, sizeof(where), "%s:%u", file, config_setting_source_line(s));
+	keys_text_where(text, config_setting_source_line(s), where, sizeof(where));
 	if (k)
 		return assign_setting(keys, k, target, s, where, seen, err);
 	if (section || !keys_is_section(keys, name)) {
@@ -119,7 +119,7 @@ static int read_setting(const struct keys *keys, void *target, const char *secti
 	if (!config_setting_is_group(s))
 		return error_set(err, -EINVAL, "%s: %s: a group is needed: %s = { … };", where, name, name);
 	for (int i = 0; i < config_setting_length(s); i++) {
-		int r = read_setting(keys, target, name, config_setting_get_elem(s, i), file, seen, err);
+		int r = read_setting(keys, target, name, config_setting_get_elem(s, i), text, seen, err);
 
 		if (r < 0)
 			return r;
@@ -131,18 +131,19 @@ int keys_read_text(const struct keys *keys, void *target, const char *text, cons
                    struct error *err)
 {
 	_cleanup_(config_destroy) config_t config;
+	_cleanup_(keys_text_release) struct keys_text whole = {0};
 	const config_setting_t *root;
+	int r;
 
 	config_init(&config);
-	if (config_read_string(&config, text) != CONFIG_TRUE)
-		return error_set(err, -EINVAL, "%s:%d: %s; a setting is written: name = value;", where,
-		                 config_error_line(&config), config_error_text(&config));
+	r = keys_text_read(&whole, text, where, err);
+	if (r < 0)
+		return r;
+	if (config_read_string(&config, whole.text.data) != CONFIG_TRUE)
+		return keys_text_error(&whole, config_error_text(&config),
+		                       (unsigned)config_error_line(&config), err);
 	root = config_root_setting(&config);
-	for (int i = 0; i < config_setting_length(root); i++) {
-		int r = read_setting(keys, target, NULL, config_setting_get_elem(root, i), where, seen, err);
-
-		if (r < 0)
-			return r;
-	}
-	return 0;
+	for (int i = 0; i < config_setting_length(root) && r == 0; i++)
+		r = read_setting(keys, target, NULL, config_setting_get_elem(root, i), &whole, seen, err);
+	return r;
 }

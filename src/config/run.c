@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/file.h"
 #include "base/str.h"
@@ -20,12 +21,18 @@ static const struct key run_key_list[] = {
      "working directory; default: where dtrain submit was called"},
     {NULL, "environment", KEY_LIST, F(environment), NULL, 0, 0, NULL,
      "more environment for the workers: a group or a list of \"K=V\""},
+    {NULL, "umask", KEY_STRING, F(umask), NULL, 0, 0, NULL,
+     "rights that new files are not to give, in octal: \"027\"; default: the submitter's for a command, "
+     "else 022"},
 
     {"model", "path", KEY_STRING, F(model.path), NULL, 0, 0, NULL, "Hugging Face directory to start from"},
     {"model", "init", KEY_STRING, F(model.init), NULL, 0, 0, NULL,
      "config.json (or its directory) to start from random weights"},
     {"model", "tokenizer", KEY_STRING, F(model.tokenizer), NULL, 0, 0, NULL,
      "directory with tokenizer.json; default: the model's"},
+    {"model", "load", KEY_CHOICE, F(model.load), "all", 0, 0, "all|broadcast",
+     "all: each rank reads the weights on its own node, and all are compared; broadcast: rank 0 reads and "
+     "sends them"},
     {"model", "init_std", KEY_NUMBER, F(model.init_std), "0", 0, 10, NULL,
      "standard deviation of random weights; 0: initializer_range of config.json"},
 
@@ -44,6 +51,9 @@ static const struct key run_key_list[] = {
      "chat template; default: the tokenizer's own where it is known"},
     {"data", "system", KEY_STRING, F(data.system), NULL, 0, 0, NULL,
      "system prompt where an example has none"},
+    {"data", "tool_prompt", KEY_STRING, F(data.tool_prompt), NULL, 0, 0, NULL,
+     "file with the text that describes tools to the model, {{tools}} where their list goes; default: the "
+     "template's"},
     {"data", "max_length", KEY_INT, F(data.max_length), "2048", 2, 1 << 20, NULL, "tokens of a row at most"},
     {"data", "packing", KEY_BOOL, F(data.packing), "false", 0, 0, NULL,
      "several documents in a row; default: true when pretraining, else false"},
@@ -58,7 +68,7 @@ static const struct key run_key_list[] = {
     {"data", "max_samples", KEY_INT, F(data.max_samples), "0", 0, 1e15, NULL,
      "first N examples of each file; 0: all"},
     {"data", "eval_fraction", KEY_NUMBER, F(data.eval_fraction), "0", 0, 1e15, NULL,
-     "part held back for evaluation, or a count when above 1"},
+     "part of the examples that is held out for evaluation, or their count when above 1"},
     {"data", "cache_dir", KEY_STRING, F(data.cache_dir), NULL, 0, 0, NULL,
      "where tokenized data is kept; default: output.dir/cache"},
 
@@ -88,8 +98,8 @@ static const struct key run_key_list[] = {
     {"train", "decay_all", KEY_BOOL, F(train.decay_all), "false", 0, 0, NULL, "decay norms and biases too"},
     {"train", "clip", KEY_NUMBER, F(train.clip), "1.0", 0, 1e9, NULL,
      "largest global norm of the gradients; 0: no clipping"},
-    {"train", "precision", KEY_CHOICE, F(train.precision), "fp32", 0, 0, "fp32|bf16",
-     "of activations and matrix products"},
+    {"train", "precision", KEY_CHOICE, F(train.precision), "auto", 0, 0, "auto|fp32|bf16",
+     "of activations and matrix products; auto: bf16 where every rank's device multiplies it, else fp32"},
     {"train", "master", KEY_CHOICE, F(train.master), "fp32", 0, 0, "fp32|none",
      "the copy of bf16 weights that steps add up in; none: 4 bytes a parameter less, and the weights are "
      "rounded stochastically"},
@@ -111,13 +121,17 @@ static const struct key run_key_list[] = {
      "seconds that a collective may make no progress"},
 
     {"resources", "nodes", KEY_INT, F(resources.nodes), "1", 1, 100000, NULL, "machines"},
-    {"resources", "devices_per_node", KEY_INT, F(resources.devices_per_node), "1", 1, 1024, NULL,
-     "slots on each: GPUs, or CPU slots"},
+    {"resources", "devices_per_node", KEY_COUNT, F(resources.devices_per_node), "1", 1, 1024, NULL,
+     "slots on each: GPUs, or CPU slots; \"all\": every one that a node has"},
+    {"resources", "kind", KEY_CHOICE, F(resources.kind), "auto", 0, 0, "auto|gpu|cpu",
+     "of the slots; auto: GPUs where the cluster has nodes with enough of them, else CPU slots"},
+    {"resources", "one_per_node", KEY_BOOL, F(resources.one_per_node), "false", 0, 0, NULL,
+     "a command is started once a node, and has all devices of the run there"},
     {"resources", "threads", KEY_INT, F(resources.threads), "0", 0, 4096, NULL,
      "CPU threads per rank; 0: the slot's"},
     {"resources", "hosts", KEY_LIST, F(resources.hosts), NULL, 0, 0, NULL, "only on these nodes"},
     {"resources", "max_restarts", KEY_INT, F(resources.max_restarts), "0", 0, 1e6, NULL,
-     "starts again after a failure at most so often"},
+     "0, all that can be given: a failed run is not started again"},
     {"resources", "grace", KEY_INT, F(resources.grace), "30", 0, 86400, NULL,
      "seconds between TERM and KILL when a run is stopped"},
 
@@ -161,9 +175,9 @@ struct reading {
 	char *task;
 };
 
-static const struct key task_key = {NULL,        "task", KEY_CHOICE, offsetof(struct reading, task),
-                                    NULL,        0,      0,          "pretrain|sft|generate|command",
-                                    "what to do"};
+const struct key run_task_key = {NULL,        "task", KEY_CHOICE, offsetof(struct reading, task),
+                                 NULL,        0,      0,          "pretrain|sft|generate|command",
+                                 "what to do"};
 
 const char *run_task_name(enum run_task task)
 {
@@ -207,7 +221,7 @@ static int check_training(const struct run_config *c, const char *where, struct 
 		return error_set(err, -EINVAL,
 		                 "%s: train.min_learning_rate: %g is above train.learning_rate, %g", where,
 		                 c->train.min_learning_rate, c->train.learning_rate);
-	if (!strcmp(c->train.master, "none") && strcmp(c->train.precision, "bf16") != 0)
+	if (!strcmp(c->train.master, "none") && !strcmp(c->train.precision, "fp32"))
 		return error_set(err, -EINVAL,
 		                 "%s: train.master: \"none\" is for bf16 weights; train.precision = \"bf16\" "
 		                 "would be right",
@@ -218,12 +232,122 @@ static int check_training(const struct run_config *c, const char *where, struct 
 	return 0;
 }
 
+bool run_variable_is_reserved(const char *name)
+{
+	static const char *const names[] = {
+	    "RANK",
+	    "WORLD_SIZE",
+	    "LOCAL_RANK",
+	    "LOCAL_WORLD_SIZE",
+	    "LOCAL_SIZE",
+	    "GROUP_RANK",
+	    "GROUP_WORLD_SIZE",
+	    "CROSS_RANK",
+	    "CROSS_SIZE",
+	    "ROLE_RANK",
+	    "ROLE_WORLD_SIZE",
+	    "ROLE_NAME",
+	    "MASTER_ADDR",
+	    "MASTER_PORT",
+	    "TORCHELASTIC_RUN_ID",
+	    "TORCHELASTIC_RESTART_COUNT",
+	    "TORCHELASTIC_MAX_RESTARTS",
+	    "TORCHELASTIC_USE_AGENT_STORE",
+	    "TORCHELASTIC_ERROR_FILE",
+	};
+	/* Of ours, these are for who runs it to set. */
+	static const char *const free_names[] = {"DTRAIN_LIBRARY_PATH", "DTRAIN_CPU_ISA"};
+	size_t n = strcspn(name, "=");
+
+	for (size_t i = 0; i < ARRAY_SIZE(names); i++)
+		if (strlen(names[i]) == n && strncmp(names[i], name, n) == 0)
+			return true;
+	for (size_t i = 0; i < ARRAY_SIZE(free_names); i++)
+		if (strlen(free_names[i]) == n && strncmp(free_names[i], name, n) == 0)
+			return false;
+	return str_starts(name, "DTRAIN_");
+}
+
+static int check_variable(const char *entry, const char *where, struct error *err)
+{
+	size_t n = strcspn(entry, "=");
+
+	if (n == 0 || !entry[n])
+		return error_set(err, -EINVAL, "%s: \"%.100s\" is not of the form NAME=VALUE", where, entry);
+	if (run_variable_is_reserved(entry))
+		return error_set(err, -EINVAL, "%s: %.*s: dtrain sets it for each rank itself; leave it out",
+		                 where, (int)MIN(n, 100), entry);
+	if (!str_is_utf8(entry))
+		return error_set(err, -EINVAL, "%s: %.*s: not valid UTF-8; convert it, or leave it out",
+		                 where, (int)MIN(n, 100), entry);
+	return 0;
+}
+
+int run_config_set_variable(struct run_config *c, const char *entry, bool keep, const char *where,
+                            struct error *err)
+{
+	size_t n = strcspn(entry, "=") + 1, count = 0;
+	char *copy, **list;
+	int r = check_variable(entry, where, err);
+
+	if (r < 0)
+		return r;
+	for (; c->environment && c->environment[count]; count++)
+		if (strncmp(c->environment[count], entry, n) == 0) {
+			if (keep)
+				return 0;
+			copy = strdup(entry);
+			if (!copy)
+				return error_oom(err);
+			free(c->environment[count]);
+			c->environment[count] = copy;
+			return 0;
+		}
+	list = reallocarray(c->environment, count + 2, sizeof(*list));
+	if (!list)
+		return error_oom(err);
+	c->environment = list;
+	list[count] = strdup(entry);
+	list[count + 1] = NULL;
+	return list[count] ? 0 : error_oom(err);
+}
+
+/* Octal digits, no more than nine bits. */
+static bool is_umask(const char *text)
+{
+	size_t n = strspn(text, "01234567");
+
+	return n > 0 && n <= 4 && !text[n] && strtol(text, NULL, 8) <= 0777;
+}
+
 static int check_run(const struct run_config *c, const char *where, struct error *err)
 {
+	_cleanup_free_ char *environment = str_printf("%s: environment", where);
+
+	if (!environment)
+		return error_oom(err);
 	for (char **e = c->environment; e && *e; e++)
-		if ((*e)[0] == '=' || !strchr(*e, '='))
-			return error_set(err, -EINVAL,
-			                 "%s: environment: \"%s\" is not of the form NAME=VALUE", where, *e);
+		if (check_variable(*e, environment, err) < 0)
+			return -EINVAL;
+	if (c->umask && !is_umask(c->umask))
+		return error_set(err, -EINVAL,
+		                 "%s: umask: \"%.20s\" is not three octal digits such as \"027\"", where,
+		                 c->umask);
+	if (c->resources.max_restarts != 0)
+		return error_set(
+		    err, -EINVAL,
+		    "%s: resources.max_restarts: %lld: a failed run is not started again: this is not "
+		    "implemented yet, and 0 is all that can be given",
+		    where, (long long)c->resources.max_restarts);
+	if (c->task != RUN_COMMAND && c->command)
+		return error_set(err, -EINVAL,
+		                 "%s: command: has no effect with task = \"%s\"; leave out one of the two",
+		                 where, task_names[c->task]);
+	if (c->task != RUN_COMMAND && c->resources.one_per_node)
+		return error_set(err, -EINVAL,
+		                 "%s: resources.one_per_node: has no effect with task = \"%s\": it is for "
+		                 "commands; leave it out",
+		                 where, task_names[c->task]);
 	switch (c->task) {
 	case RUN_PRETRAIN:
 	case RUN_SFT:
@@ -259,7 +383,7 @@ static enum run_task task_from_name(const char *name)
 static struct keys reading_keys(struct key *list)
 {
 	memcpy(list, run_key_list, sizeof(run_key_list));
-	list[ARRAY_SIZE(run_key_list)] = task_key;
+	list[ARRAY_SIZE(run_key_list)] = run_task_key;
 	return (struct keys){list, ARRAY_SIZE(run_key_list) + 1};
 }
 
@@ -271,7 +395,7 @@ static int finish(struct reading *in, const struct keys *keys, const bool *seen,
 
 	if (!in->task && !in->config.command)
 		return error_set(err, -EINVAL, "%s: task: missing; it has to be one of %s", where,
-		                 task_key.choices);
+		                 run_task_key.choices);
 	in->config.task = in->task ? task_from_name(in->task) : RUN_COMMAND;
 	if (!keys_seen(keys, seen, "data.packing"))
 		in->config.data.packing = in->config.task == RUN_PRETRAIN;
@@ -337,7 +461,7 @@ int run_config_read(const char *path, const char *const *overrides, struct run_c
 	size_t len;
 	int r;
 
-	r = file_read(path, 1 << 20, &text, &len, err);
+	r = file_read_stream(path, 1 << 20, &text, &len, err);
 	if (r < 0)
 		return r;
 	if (strlen(text) != len)
@@ -371,4 +495,17 @@ int run_config_to_json(const struct run_config *c, json_t **out, struct error *e
 int run_config_from_json(const json_t *json, struct run_config **out, struct error *err)
 {
 	return read_all(NULL, json, NULL, "config", NULL, out, err);
+}
+
+char *run_config_tokenizer(const struct run_config *c)
+{
+	const char *init = c->model.init, *slash;
+	struct stat st;
+
+	if (c->model.tokenizer || c->model.path)
+		return strdup(c->model.tokenizer ? c->model.tokenizer : c->model.path);
+	if (stat(init, &st) == 0 && S_ISDIR(st.st_mode))
+		return strdup(init);
+	slash = strrchr(init, '/');
+	return slash ? strndup(init, slash - init + (slash == init)) : strdup(".");
 }

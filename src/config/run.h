@@ -24,11 +24,13 @@ struct run_config {
 	char **command;     /* RUN_COMMAND: argv */
 	char *directory;    /* working directory, absolute; submit fills in its own */
 	char **environment; /* "K=V" for the worker */
+	char *umask;        /* octal digits; NULL: 022 */
 
 	struct {
 		char *path;      /* Hugging Face directory */
 		char *init;      /* config.json to start from random weights instead */
 		char *tokenizer; /* directory; default: path, or the directory of init */
+		char *load;      /* all broadcast: which ranks read the weights */
 		double init_std; /* 0: config.json's initializer_range */
 	} model;
 
@@ -41,6 +43,7 @@ struct run_config {
 		char *tags;      /* JSON text of the group data.tags */
 		char *template_; /* key "template" */
 		char *system;
+		char *tool_prompt; /* file with what describes tools */
 		int64_t max_length;
 		bool packing, cross_documents, train_on_prompt, mask_history, efficient_eos;
 		int64_t max_samples;
@@ -60,7 +63,7 @@ struct run_config {
 		double weight_decay, beta1, beta2, epsilon;
 		bool decay_all;  /* decay norms and biases too */
 		double clip;     /* 0: none */
-		char *precision; /* fp32 bf16 */
+		char *precision; /* auto fp32 bf16 */
 		char *master;    /* fp32 none: copy of the weights that the optimizer steps */
 		bool recompute;  /* recompute activations in the backward pass instead of keeping them */
 		char *attention; /* auto own cudnn: whose kernels, on a GPU */
@@ -76,9 +79,12 @@ struct run_config {
 	} parallel;
 
 	struct {
-		int64_t nodes, devices_per_node;
-		int64_t threads; /* CPU threads per rank, 0: the slot's */
-		char **hosts;    /* only on these nodes; NULL: any */
+		int64_t nodes;
+		int64_t devices_per_node; /* 0: all that a node has */
+		char *kind;               /* auto gpu cpu */
+		bool one_per_node;        /* RUN_COMMAND: one rank a node, which has all these devices */
+		int64_t threads;          /* CPU threads per rank, 0: the slot's */
+		char **hosts;             /* only on these nodes; NULL: any */
 		int64_t max_restarts;
 		int64_t grace; /* seconds between TERM and KILL */
 	} resources;
@@ -126,6 +132,19 @@ int run_config_to_json(const struct run_config *c, json_t **out, struct error *e
 int run_config_from_json(const json_t *json, struct run_config **out, struct error *err);
 const char *run_task_name(enum run_task task);
 
+/* One "NAME=VALUE" into config->environment, in the place of another with that name (keep: unless there is
+ * one). -EINVAL: no such form, not UTF-8, or a variable that dtrain sets itself; `where` begins the
+ * message. */
+int run_config_set_variable(struct run_config *c, const char *entry, bool keep, const char *where,
+                            struct error *err);
+/* A variable that dtrain sets for each rank: RANK, MASTER_ADDR, DTRAIN_NODE … The name ends at '=' or NUL. */
+bool run_variable_is_reserved(const char *name);
+
 /* The table of keys (without "task"), for the man page's check and for completion. */
 struct keys;
 extern const struct keys run_keys;
+extern const struct key run_task_key; /* "task": beside the table, its field is an enum */
+
+/* Where the tokenizer is: model.tokenizer, else the model's directory, else that of model.init. Owned by the
+ * caller; NULL: out of memory. */
+char *run_config_tokenizer(const struct run_config *c);

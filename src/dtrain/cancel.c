@@ -1,26 +1,69 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/json.h"
 #include "base/str.h"
 #include "dtrain/commands.h"
 #include "dtrain/options.h"
+#include "http/local.h"
+
+/* POST's target for "NODE" or "NODE:RUN". */
+static char *foreign_target(const char *what)
+{
+	const char *colon = strrchr(what, ':');
+	_cleanup_free_ char *node = NULL, *name = NULL;
+	int64_t run;
+
+	/* An IPv6 address as a name has more than one. */
+	if (colon && strchr(what, ':') == colon && str_to_int64(colon + 1, 1, INT64_MAX, &run) == 0) {
+		node = strndup(what, (size_t)(colon - what));
+		name = node ? http_escape(node) : NULL;
+		return name ? str_printf("/v1/nodes/%s/cancel-foreign?run=%lld", name, (long long)run) : NULL;
+	}
+	name = http_escape(what);
+	return name ? str_printf("/v1/nodes/%s/cancel-foreign", name) : NULL;
+}
+
+static int cancel_foreign(struct client *client, char **nodes)
+{
+	int worst = 0;
+
+	for (; *nodes; nodes++) {
+		_cleanup_free_ char *target = foreign_target(*nodes);
+		int status = target ? client_json(client, "POST", target, NULL, NULL)
+		                    : client_fail(EXIT_FAILURE, "out of memory");
+
+		worst = MAX(worst, status);
+	}
+	return worst;
+}
 
 int cmd_cancel(struct client *client, int argc, char **argv)
 {
-	bool wait = false;
+	bool wait = false, foreign = false;
 	const struct option_spec options[] = {
 	    {'w', "wait", OPTION_FLAG, &wait, NULL, "return once the runs have ended"},
+	    {0, "foreign", OPTION_FLAG, &foreign, NULL,
+	     "end what nodes have and the controller's store does not know, of NODE[:RUN]…; for root"},
 	};
-	const struct usage usage = {
-	    "cancel", "RUN…",  "Ends runs: TERM to their programs, KILL after the grace of each run",
-	    NULL,     options, ARRAY_SIZE(options),
-	    1,        -1};
+	const struct usage usage = {"cancel",
+	                            "RUN…",
+	                            "Ends runs: TERM to their programs, KILL after the grace of each run",
+	                            "With --foreign, NODE or NODE:RUN is expected instead of RUN: see BACKUP "
+	                            "AND RESTORE in dtraind(8).",
+	                            options,
+	                            ARRAY_SIZE(options),
+	                            1,
+	                            -1};
 	int first, worst = 0, status = options_parse(client, &usage, argc, argv, &first, NULL);
 
 	if (status != OPTIONS_DONE)
 		return status;
+	if (foreign)
+		return wait ? client_fail(STATUS_USAGE, "--wait is not possible with --foreign")
+		            : cancel_foreign(client, argv + first);
 	for (int i = first; i < argc; i++)
 		if (client_run_id(argv[i]) < 0)
 			return STATUS_USAGE;

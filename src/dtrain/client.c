@@ -2,6 +2,7 @@
 #include "dtrain/client.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -78,12 +79,14 @@ static void pause_briefly(void)
 
 /* After a call without an answer: is it worth another try? `since` is when the service went away, 0: now, as
  * it is where the call, begun at `begun`, was held for a while. */
-static bool try_again(struct client *client, double begun, double *since, const struct error *err)
+static bool try_again(const struct client *client, double begun, double *since, const struct error *err)
 {
 	if (clock_monotonic() - begun > HELD)
 		*since = 0;
 	if (*since == 0) {
 		*since = clock_monotonic();
+		if (client->before_message)
+			client->before_message(client->message_context);
 		client_fail(0, "%s; waiting for it to come back", err->message);
 	}
 	if (err->code == -EACCES || clock_monotonic() - *since > PATIENCE)
@@ -137,23 +140,25 @@ static int on_piece(void *context, const char *data, size_t len, struct error *e
 	return r;
 }
 
-int client_stream(struct client *client, const char *target, client_piece_fn piece, void *context)
+int client_try_stream(struct client *client, const char *target, client_piece_fn piece, void *context,
+                      bool *begun, struct error *err)
 {
 	struct stream s = {.piece = piece, .context = context};
 	double since = 0;
 
 	for (bool first = true;; first = false) {
-		struct error err = ERROR_INIT;
-		double begun = clock_monotonic();
+		double start = clock_monotonic();
 		size_t before = s.taken;
 		bool away;
 		int r = 0;
 
+		*err = (struct error){0};
 		s.skip = s.taken;
 		if (!client->http)
-			r = http_local_open(client->socket, &client->http, &err);
+			r = http_local_open(client->socket, &client->http, err);
 		if (r == 0)
-			r = http_local_stream(client->http, "GET", target, on_piece, &s, &err);
+			r = http_local_stream(client->http, "GET", target, on_piece, &s, err);
+		*begun = s.taken > 0;
 		if (r >= 0)
 			return 0;
 		/* The local service is there, but not the controller. */
@@ -162,12 +167,21 @@ int client_stream(struct client *client, const char *target, client_piece_fn pie
 		first = first && (!client->http || r == -EREMOTEIO);
 		client_release(client);
 		if (s.refused || (r == -EREMOTEIO && (first || !away)))
-			return client_fail(away ? STATUS_UNREACHABLE : EXIT_FAILURE, "%s", err.message);
+			return away ? STATUS_UNREACHABLE : EXIT_FAILURE;
 		if (s.taken > before)
 			since = 0;
-		if (first || !try_again(client, begun, &since, &err))
-			return client_fail(STATUS_UNREACHABLE, "%s", err.message);
+		if (first || !try_again(client, start, &since, err))
+			return STATUS_UNREACHABLE;
 	}
+}
+
+int client_stream(struct client *client, const char *target, client_piece_fn piece, void *context)
+{
+	struct error err = ERROR_INIT;
+	bool begun;
+	int status = client_try_stream(client, target, piece, context, &begun, &err);
+
+	return status == 0 ? 0 : client_fail(status, "%s", err.message);
 }
 
 struct interrupt {
@@ -238,8 +252,11 @@ bool client_run_ended(const json_t *run)
 	return str_eq(state, "succeeded") || str_eq(state, "failed") || str_eq(state, "cancelled");
 }
 
-int client_run_status(const json_t *run)
+int client_run_status(const json_t *run, int shown)
 {
+	const char *reason = json_get_string(run, "reason", "no reason is known");
+	const char *detail = json_get_string(run, "detail", "");
+	_cleanup_free_ char *rank = str_printf("rank %d ", shown);
 	const char *state = json_get_string(run, "state", "");
 	long long id = json_get_int(run, "id", 0);
 	int64_t status = json_get_int(run, "exit_status", 0);
@@ -248,13 +265,22 @@ int client_run_status(const json_t *run)
 		return EXIT_SUCCESS;
 	if (str_eq(state, "cancelled"))
 		return client_fail(STATUS_CANCELLED, "run %lld was cancelled", id);
-	return client_fail(status > 0 && status < 256 ? (int)status : EXIT_FAILURE, "run %lld %s: %s", id,
-	                   state, json_get_string(run, "reason", "no reason is known"));
+	if (rank && str_starts(reason, rank) && strchr(detail, '\n')) /* its log was shown */
+		detail = "";
+	return client_fail(status > 0 && status < 256 ? (int)status : EXIT_FAILURE, "run %lld %s: %s%s%s", id,
+	                   state, reason,
+	                   !*detail               ? ""
+	                   : strchr(detail, '\n') ? "\n"
+	                                          : ": ",
+	                   detail);
 }
 
 int client_print_json(const json_t *json)
 {
-	json_dumpf(json, stdout, JSON_INDENT(2) | JSON_ENCODE_ANY);
-	putchar('\n');
+	_cleanup_free_ char *text = json_to_text(json, 2);
+
+	if (!text)
+		return client_fail(EXIT_FAILURE, "out of memory");
+	puts(text);
 	return 0;
 }

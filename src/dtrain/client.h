@@ -16,7 +16,10 @@ enum { STATUS_USAGE = 2, STATUS_UNREACHABLE = 3, STATUS_CANCELLED = 130 };
 
 struct client {
 	const char *socket;
-	struct http_local *http; /* NULL until the first call */
+	struct http_local *http;               /* NULL until the first call */
+	void (*before_message)(void *context); /* what takes away a bar of progress, or NULL */
+	void *message_context;
+	bool completing; /* a subcommand only tells how its words may go on */
 };
 
 void client_release(struct client *client);
@@ -38,6 +41,9 @@ int client_wait_run(struct client *client, int64_t id, bool change, int64_t vers
  * from the start, without the bytes that came already. */
 typedef int (*client_piece_fn)(void *context, const char *data, size_t len, struct error *err);
 int client_stream(struct client *client, const char *target, client_piece_fn piece, void *context);
+/* The same, but the error that ends it is left in err; *begun: something came before it. */
+int client_try_stream(struct client *client, const char *target, client_piece_fn piece, void *context,
+                      bool *begun, struct error *err);
 
 /* While this process waits for a run: an interrupt (or TERM) cancels it, or says that it goes on; then exits.
  */
@@ -45,7 +51,12 @@ int client_on_interrupt(const struct client *client, int64_t id, bool cancel);
 
 /* "17" -> 17; -1 after a usage error was printed. */
 int64_t client_run_id(const char *text);
-/* The exit status of a run that has ended; why is printed where it did not succeed. */
-int client_run_status(const json_t *run);
+/* The run that an argument names; NULL: the newest of the caller's, `generate` runs left out. 0 and *id, or
+ * the exit status after the error was printed. */
+int client_run_argument(struct client *client, const char *text, int64_t *id);
+bool client_is_generate(const json_t *run); /* a short run of `dtrain generate` */
+/* The exit status of a run that has ended; why is printed where it did not succeed, with the last lines of
+ * the log of the rank that failed first unless they were printed already: those of `shown` (-1: of none). */
+int client_run_status(const json_t *run, int shown);
 bool client_run_ended(const json_t *run);
 int client_print_json(const json_t *json); /* on stdout, with indents; 0 */

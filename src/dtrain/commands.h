@@ -5,6 +5,19 @@
 
 #include "dtrain/client.h"
 
+struct command {
+	const char *name, *summary;
+	int (*run)(struct client *client, int argc, char **argv);
+};
+
+extern const struct command commands[];
+extern const size_t command_count;
+
+const struct command *command_find(const char *name); /* NULL: there is none */
+/* What may have been meant, or NULL. */
+const char *command_nearest(const char *name);
+
+int cmd_backup(struct client *client, int argc, char **argv);
 int cmd_cancel(struct client *client, int argc, char **argv);
 int cmd_check(struct client *client, int argc, char **argv);
 int cmd_devices(struct client *client, int argc, char **argv);

@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/str.h"
 #include "dtrain/commands.h"
+#include "dtrain/follow.h"
 #include "dtrain/options.h"
 #include "dtrain/run_request.h"
 
@@ -26,7 +27,7 @@ int cmd_generate(struct client *client, int argc, char **argv)
 	    {0, "top-p", OPTION_STRING, &top_p, "P", "choose among the likeliest that make up P; default: 1"},
 	    {0, "seed", OPTION_STRING, &seed, "N", "of the choices; default: 42"},
 	    {0, "tokenizer", OPTION_STRING, &tokenizer, "DIRECTORY", "default: the model's"},
-	    {0, "precision", OPTION_STRING, &precision, "fp32|bf16", "default: fp32"},
+	    {0, "precision", OPTION_STRING, &precision, "auto|fp32|bf16", "default: auto"},
 	    {'s', "set", OPTION_LIST, &set, "KEY=VALUE", "any key of a run file; again for more"},
 	};
 	const struct usage usage = {"generate",
@@ -48,7 +49,7 @@ int cmd_generate(struct client *client, int argc, char **argv)
 		goto out;
 	prompt = argv[first + 1];
 	if (str_eq(prompt, "-")) {
-		if (file_read("/dev/stdin", 1 << 20, &input, NULL, &err) < 0) {
+		if (file_read_stream("/dev/stdin", 1 << 20, &input, NULL, &err) < 0) {
 			status = client_fail(EXIT_FAILURE, "%s", err.message);
 			goto out;
 		}
@@ -92,11 +93,9 @@ int cmd_generate(struct client *client, int argc, char **argv)
 	id = json_get_int(answer, "id", 0);
 	status = client_on_interrupt(client, id, true);
 	if (status == 0)
-		status = run_request_follow(client, id, "0");
+		status = follow_run(client, id, 0, &run);
 	if (status == 0)
-		status = client_wait_run(client, id, false, 0, &run);
-	if (status == 0)
-		status = client_run_status(run);
+		status = client_run_status(run, 0);
 out:
 	option_list_release(&set);
 	return status;

@@ -3,8 +3,8 @@
 
 #include "base/str.h"
 #include "dtrain/commands.h"
+#include "dtrain/follow.h"
 #include "dtrain/options.h"
-#include "dtrain/run_request.h"
 
 int cmd_logs(struct client *client, int argc, char **argv)
 {
@@ -18,7 +18,14 @@ int cmd_logs(struct client *client, int argc, char **argv)
 	    {0, "attempt", OPTION_INT, &attempt, "N", "of that start of the run; default: the newest"},
 	};
 	const struct usage usage = {
-	    "logs", "RUN", "Prints what the ranks of a run wrote", NULL, options, ARRAY_SIZE(options), 1, 1};
+	    "logs",
+	    "[RUN]",
+	    "Prints what the ranks of a run wrote: of the newest of yours where none is named",
+	    NULL,
+	    options,
+	    ARRAY_SIZE(options),
+	    0,
+	    1};
 	_cleanup_strbuf_ struct strbuf target = {0};
 	int first, status = options_parse(client, &usage, argc, argv, &first, NULL);
 
@@ -26,9 +33,13 @@ int cmd_logs(struct client *client, int argc, char **argv)
 		return status;
 	if (!str_eq(rank, "all") && str_to_int64(rank, 0, INT32_MAX, &number) < 0)
 		return client_fail(STATUS_USAGE, "--rank: \"%s\" is neither a number nor \"all\"", rank);
-	id = client_run_id(argv[first]);
-	if (id < 0)
-		return STATUS_USAGE;
+	status = client_run_argument(client, argv[first], &id);
+	if (status == 0 && !argv[first])
+		client_fail(0, "run %lld, the newest of yours", (long long)id);
+	if (status == 0 && follow)
+		status = client_on_interrupt(client, id, false);
+	if (status != 0)
+		return status;
 	strbuf_addf(&target, "/v1/runs/%lld/logs?rank=%s", (long long)id, rank);
 	if (follow)
 		strbuf_adds(&target, "&follow=1");
@@ -36,5 +47,5 @@ int cmd_logs(struct client *client, int argc, char **argv)
 		strbuf_addf(&target, "&tail=%lld", (long long)tail);
 	if (attempt > 0)
 		strbuf_addf(&target, "&attempt=%lld", (long long)attempt);
-	return client_stream(client, target.data, run_request_print, NULL);
+	return client_stream(client, target.data, follow_print, NULL);
 }

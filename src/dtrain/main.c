@@ -7,28 +7,7 @@
 #include "base/cleanup.h"
 #include "base/str.h"
 #include "dtrain/commands.h"
-
-struct command {
-	const char *name, *summary;
-	int (*run)(struct client *client, int argc, char **argv);
-};
-
-static const struct command commands[] = {
-    {"submit", "submit a run: a run file, or a command", cmd_submit},
-    {"runs", "list runs", cmd_runs},
-    {"show", "show one run in full", cmd_show},
-    {"logs", "print what the ranks of a run wrote", cmd_logs},
-    {"watch", "follow the progress of a run", cmd_watch},
-    {"cancel", "end runs", cmd_cancel},
-    {"nodes", "list the nodes of the cluster", cmd_nodes},
-    {"devices", "list the devices of the cluster", cmd_devices},
-    {"drain", "let no new runs onto a node", cmd_drain},
-    {"resume", "let runs onto a drained node again", cmd_resume},
-    {"generate", "generate text with a model", cmd_generate},
-    {"tokenizer", "train or try a tokenizer", cmd_tokenizer},
-    {"check", "check a run file without submitting it", cmd_check},
-    {"keygen", "make the key of a cluster", cmd_keygen},
-};
+#include "dtrain/complete.h"
 
 static void print_help(FILE *to)
 {
@@ -36,14 +15,35 @@ static void print_help(FILE *to)
 	    "Usage: dtrain COMMAND [OPTION…] [ARGUMENT…]\nTrains language models on the machines of a dtrain "
 	    "cluster.\n\nCommands:\n",
 	    to);
-	for (size_t i = 0; i < ARRAY_SIZE(commands); i++)
+	for (size_t i = 0; i < command_count; i++)
 		fprintf(to, "  %-10s  %s\n", commands[i].name, commands[i].summary);
 	fputs("\n\"dtrain COMMAND --help\" tells more about each. dtrain(1) is the manual.\n", to);
+}
+
+static int unknown_command(const char *name)
+{
+	const char *near = command_nearest(name);
+
+	if (near)
+		return client_fail(STATUS_USAGE, "no command \"%s\"; did you mean %s?", name, near);
+	return client_fail(STATUS_USAGE, "no command \"%s\"; \"dtrain --help\" lists them", name);
+}
+
+static int unknown_option(const char *word)
+{
+	static const char *const known[] = {"--socket", "--help", "--version"};
+
+	for (size_t i = 0; i < ARRAY_SIZE(known); i++)
+		if (str_distance(known[i], word) <= strlen(known[i]) / 3)
+			return client_fail(STATUS_USAGE, "unknown option %s; did you mean %s?", word,
+			                   known[i]);
+	return client_fail(STATUS_USAGE, "unknown option %s; \"dtrain --help\" tells how it is called", word);
 }
 
 int main(int argc, char **argv)
 {
 	struct client client = {.socket = getenv("DTRAIN_SOCKET")};
+	const struct command *command;
 	int at = 1, status;
 
 	setlocale(LC_CTYPE, "");
@@ -61,9 +61,7 @@ int main(int argc, char **argv)
 			print_help(stdout);
 			return EXIT_SUCCESS;
 		} else {
-			client_fail(0, "unknown option %s", argv[at]);
-			print_help(stderr);
-			return STATUS_USAGE;
+			return unknown_option(argv[at]);
 		}
 	}
 	if (at == argc) {
@@ -78,13 +76,17 @@ int main(int argc, char **argv)
 		argv[at] = argv[at + 1];
 		argv[at + 1] = (char *)"--help";
 	}
-	for (size_t i = 0; i < ARRAY_SIZE(commands); i++)
-		if (str_eq(argv[at], commands[i].name)) {
-			status = commands[i].run(&client, argc - at, argv + at);
-			client_release(&client);
-			if (fflush(stdout) != 0 || ferror(stdout))
-				return client_fail(EXIT_FAILURE, "cannot write the output");
-			return status;
-		}
-	return client_fail(STATUS_USAGE, "no command \"%s\"; \"dtrain --help\" lists them", argv[at]);
+	if (str_eq(argv[at], "complete")) { /* for shells: not listed */
+		status = cmd_complete(&client, argc - at, argv + at);
+		client_release(&client);
+		return status;
+	}
+	command = command_find(argv[at]);
+	if (!command)
+		return unknown_command(argv[at]);
+	status = command->run(&client, argc - at, argv + at);
+	client_release(&client);
+	if (fflush(stdout) != 0 || ferror(stdout))
+		return client_fail(EXIT_FAILURE, "cannot write the output");
+	return status;
 }

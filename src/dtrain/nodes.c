@@ -33,6 +33,8 @@ static void print_nodes(const json_t *nodes)
 	for (size_t i = 0; i < json_array_size(nodes); i++) {
 		const json_t *node = json_array_get(nodes, i), *labels = json_object_get(node, "labels");
 		const json_t *drained = json_object_get(node, "drained");
+		const json_t *foreign = json_object_get(node, "foreign");
+		const char *why = json_get_string(node, "reason", NULL);
 		_cleanup_strbuf_ struct strbuf text = {0}, remark = {0};
 
 		for (size_t k = 0; k < json_array_size(labels); k++)
@@ -49,11 +51,22 @@ static void print_nodes(const json_t *nodes)
 		strbuf_adds(&remark, json_get_string(node, "error", ""));
 		if (!remark.len && json_get_bool(node, "controller", false))
 			strbuf_adds(&remark, "controller");
+		if (json_get_bool(node, "hosts_differ", false))
+			strbuf_addf(&remark, "%sits hosts file differs from the controller's",
+			            remark.len ? "; " : "");
+		if (why)
+			strbuf_addf(&remark, "%sdrained: %s", remark.len ? "; " : "", why);
 		for (size_t k = 0; k < json_array_size(drained); k++) {
 			const json_t *d = json_array_get(drained, k);
 
 			strbuf_addf(&remark, "%sslot %lld drained: %s", remark.len ? "; " : "",
 			            (long long)json_get_int(d, "index", 0), json_get_string(d, "reason", ""));
+		}
+		for (size_t k = 0; k < json_array_size(foreign); k++) {
+			const json_t *f = json_array_get(foreign, k);
+
+			strbuf_addf(&remark, "%sforeign run %lld of %s", remark.len ? "; " : "",
+			            (long long)json_get_int(f, "run", 0), json_get_string(f, "user", "?"));
 		}
 		table_add(&table, "%s", remark.data ? remark.data : "");
 	}
@@ -331,7 +344,7 @@ int cmd_drain(struct client *client, int argc, char **argv)
 {
 	const char *reason = NULL;
 	const struct option_spec options[] = {
-	    {'r', "reason", OPTION_STRING, &reason, "TEXT", "why, for who looks at a device"},
+	    {'r', "reason", OPTION_STRING, &reason, "TEXT", "why, as nodes and devices show it"},
 	};
 	const struct usage usage = {"drain",
 	                            "NODE[:SLOT]…",

@@ -10,6 +10,7 @@
 
 #include "base/cleanup.h"
 #include "base/str.h"
+#include "dtrain/complete.h"
 
 enum { OPTIONS_MAX = 32, FIRST_VALUE = 256, VALUE_HELP, VALUE_SOCKET };
 
@@ -64,6 +65,52 @@ static int usage_error(const struct usage *u)
 	return STATUS_USAGE;
 }
 
+/* The option that getopt's `value` stands for: its letter, or what make_table gave it. */
+static const struct option_spec *find_spec(const struct usage *u, const struct option *table, int value)
+{
+	for (size_t i = 0; i < u->count; i++)
+		if (table[i].val == value)
+			return &u->options[i];
+	return NULL;
+}
+
+/* What getopt did not know: an option, or its value is missing. */
+static int refuse(const struct usage *u, const struct option *table, int c, const char *word)
+{
+	const struct option_spec *spec = find_spec(u, table, optopt);
+	size_t n = strcspn(word, "="), best = n / 3 + 2, starts = 0;
+	_cleanup_free_ char *name = strndup(word, n);
+	const char *near = NULL;
+
+	if (c == ':' && optopt == VALUE_SOCKET)
+		client_fail(0, "%s: --socket needs a value: PATH", u->command);
+	else if (c == ':' && spec)
+		client_fail(0, "%s: --%s needs a value: %s", u->command, spec->name, spec->value);
+	else if (optopt && spec)
+		client_fail(0, "%s: --%s takes no value", u->command, spec->name);
+	else if (optopt && optopt < FIRST_VALUE && !str_starts(word, "--"))
+		client_fail(0, "%s: unknown option -%c", u->command, optopt);
+	else {
+		for (size_t i = 0; name && table[i].name; i++) {
+			size_t d = str_distance(table[i].name, name + MIN(n, 2u));
+
+			starts += str_starts(table[i].name, name + MIN(n, 2u));
+			if (d < best) {
+				best = d;
+				near = table[i].name;
+			}
+		}
+		if (starts > 1)
+			client_fail(0, "%s: %s is the begin of several options", u->command,
+			            name ? name : word);
+		else if (near)
+			client_fail(0, "%s: unknown option %s; did you mean --%s?", u->command, name, near);
+		else
+			client_fail(0, "%s: unknown option %s", u->command, name ? name : word);
+	}
+	return usage_error(u);
+}
+
 static int take(const struct option_spec *spec, const char *value)
 {
 	switch (spec->type) {
@@ -101,10 +148,13 @@ int options_parse(struct client *client, const struct usage *u, int argc, char *
                   bool *dashes)
 {
 	struct option table[OPTIONS_MAX + 3] = {{0}};
-	char letters[2 * OPTIONS_MAX + 3], *l = letters;
+	char letters[2 * OPTIONS_MAX + 4], *l = letters;
 	int c, count, after = count_after_dashes(argc, argv);
 	const char *value = NULL;
 
+	if (client->completing)
+		return complete_options(client, u, argc, argv);
+	*l++ = ':'; /* a missing value is told from an unknown option */
 	*l++ = 'h';
 	for (size_t i = 0; i < u->count && i < OPTIONS_MAX; i++) {
 		int has = u->options[i].type == OPTION_FLAG ? no_argument : required_argument;
@@ -121,11 +171,14 @@ int options_parse(struct client *client, const struct usage *u, int argc, char *
 	table[u->count] = (struct option){"socket", required_argument, NULL, VALUE_SOCKET};
 	table[u->count + 1] = (struct option){"help", no_argument, NULL, 'h'};
 	optind = 0; /* GNU: start afresh */
+	opterr = 0; /* refuse() says it */
 	while ((c = getopt_long(argc, argv, letters, table, NULL)) != -1) {
-		size_t i = 0;
+		const struct option_spec *spec;
 		int r;
 
 		value = optarg;
+		if (c == '?' || c == ':')
+			return refuse(u, table, c, argv[optind - 1]);
 		if (c == 'h') {
 			print_help(u);
 			return EXIT_SUCCESS;
@@ -134,11 +187,10 @@ int options_parse(struct client *client, const struct usage *u, int argc, char *
 			client->socket = optarg;
 			continue;
 		}
-		while (i < u->count && table[i].val != c)
-			i++;
-		if (i == u->count)
+		spec = find_spec(u, table, c);
+		if (!spec)
 			return usage_error(u);
-		r = take(&u->options[i], optarg);
+		r = take(spec, optarg);
 		if (r < 0)
 			return client_fail(EXIT_FAILURE, "out of memory");
 		if (r > 0)

@@ -12,7 +12,8 @@
 #include "config/run.h"
 
 /* Consumes config. */
-static int to_json(struct run_config *config, json_t **out, struct error *err)
+static int to_json(struct run_config *config, const struct environment_options *environment, json_t **out,
+                   struct error *err)
 {
 	_cleanup_(run_config_freep) struct run_config *c = config;
 	_cleanup_free_ char *here = getcwd(NULL, 0);
@@ -27,15 +28,18 @@ static int to_json(struct run_config *config, json_t **out, struct error *err)
 		directory[strlen(here)] = '\0'; /* without the slash of an empty name */
 	free(c->directory);
 	c->directory = directory;
+	if (environment && environment_collect(environment, c, err) < 0)
+		return err->code;
 	return run_config_to_json(c, out, err);
 }
 
-int run_request_file(const char *path, const char *const *overrides, json_t **out, struct error *err)
+int run_request_file(const char *path, const char *const *overrides,
+                     const struct environment_options *environment, json_t **out, struct error *err)
 {
 	struct run_config *config;
 	int r = run_config_read(path, overrides, &config, err);
 
-	return r < 0 ? r : to_json(config, out, err);
+	return r < 0 ? r : to_json(config, environment, out, err);
 }
 
 /* A libconfig string. */
@@ -52,7 +56,8 @@ static void add_quoted(struct strbuf *b, const char *s)
 	strbuf_addc(b, '"');
 }
 
-int run_request_command(char **argv, const char *const *overrides, json_t **out, struct error *err)
+int run_request_command(char **argv, const char *const *overrides,
+                        const struct environment_options *environment, json_t **out, struct error *err)
 {
 	_cleanup_strbuf_ struct strbuf text = {0};
 	struct run_config *config;
@@ -72,7 +77,7 @@ int run_request_command(char **argv, const char *const *overrides, json_t **out,
 	if (text.failed)
 		return error_oom(err);
 	r = run_config_parse(text.data, "command line", overrides, &config, err);
-	return r < 0 ? r : to_json(config, out, err);
+	return r < 0 ? r : to_json(config, environment, out, err);
 }
 
 int run_request_task(const char *task, const char *const *overrides, json_t **out, struct error *err)
@@ -84,21 +89,5 @@ int run_request_task(const char *task, const char *const *overrides, json_t **ou
 	if (!text)
 		return error_oom(err);
 	r = run_config_parse(text, "command line", overrides, &config, err);
-	return r < 0 ? r : to_json(config, out, err);
-}
-
-int run_request_print(void *context, const char *data, size_t len, struct error *err)
-{
-	if (fwrite(data, 1, len, stdout) != len || fflush(stdout) != 0)
-		return error_errno(err, -EIO, "cannot write the output");
-	return 0;
-}
-
-int run_request_follow(struct client *client, int64_t id, const char *rank)
-{
-	_cleanup_free_ char *target = str_printf("/v1/runs/%lld/logs?rank=%s&follow=1", (long long)id, rank);
-
-	if (!target)
-		return client_fail(EXIT_FAILURE, "out of memory");
-	return client_stream(client, target, run_request_print, NULL);
+	return r < 0 ? r : to_json(config, NULL, out, err);
 }

@@ -28,6 +28,21 @@ static void print_line(const char *label, const char *value)
 		printf("%-12s%s\n", label, str_make_plain(text));
 }
 
+/* One, or all that a rank has. */
+static void print_slots(struct table *table, const json_t *rank)
+{
+	const json_t *slots = json_object_get(rank, "slots");
+	_cleanup_strbuf_ struct strbuf text = {0};
+
+	for (size_t i = 0; i < json_array_size(slots); i++)
+		strbuf_addf(&text, "%s%lld", i ? "," : "",
+		            (long long)json_integer_value(json_array_get(slots, i)));
+	if (text.len)
+		table_add(table, "%s", text.data);
+	else
+		table_add(table, "%lld", (long long)json_get_int(rank, "slot", 0));
+}
+
 static void print_ranks(const json_t *ranks)
 {
 	static const char *const header[] = {"RANK", "NODE", "SLOT", "PID", "STATE", "EXIT"};
@@ -43,7 +58,7 @@ static void print_ranks(const json_t *ranks)
 
 		table_add(&table, "%lld", (long long)json_get_int(rank, "rank", 0));
 		table_add(&table, "%s", json_get_string(rank, "node", ""));
-		table_add(&table, "%lld", (long long)json_get_int(rank, "slot", 0));
+		print_slots(&table, rank);
 		if (json_get_int(rank, "pid", 0) > 0)
 			table_add(&table, "%lld", (long long)json_get_int(rank, "pid", 0));
 		else
@@ -61,13 +76,14 @@ static void print_ranks(const json_t *ranks)
 
 static void print_progress(const json_t *progress)
 {
-	char left[32];
+	char left[32], loss[STR_MEASURE], rate[STR_MEASURE];
 
 	if (json_get_int(progress, "step", 0) <= 0)
 		return;
-	printf("%-12sstep %lld of %lld, loss %.4f, %.0f tokens/s", "progress",
+	printf("%-12sstep %lld of %lld, loss %s, %s tokens/s", "progress",
 	       (long long)json_get_int(progress, "step", 0), (long long)json_get_int(progress, "steps", 0),
-	       json_get_number(progress, "loss", 0), json_get_number(progress, "tokens_per_second", 0));
+	       str_measure(loss, sizeof loss, json_get_number(progress, "loss", 0), 4),
+	       str_measure(rate, sizeof rate, json_get_number(progress, "tokens_per_second", 0), 0));
 	if (json_get_number(progress, "eta_seconds", 0) > 0)
 		printf(", %s left",
 		       str_duration(left, sizeof left, json_get_number(progress, "eta_seconds", 0)));
@@ -87,6 +103,7 @@ static void print_run(const json_t *run)
 	print_line("task", json_get_string(run, "task", NULL));
 	print_line("state", json_get_string(run, "state", NULL));
 	print_line("reason", json_get_string(run, "reason", NULL));
+	print_line("detail", json_get_string(run, "detail", NULL)); /* for the owner alone */
 	if (json_is_integer(json_object_get(run, "exit_status")))
 		printf("%-12s%lld\n", "exit status", (long long)json_get_int(run, "exit_status", 0));
 	printf("%-12s%lld\n", "attempt", (long long)json_get_int(run, "attempt", 0));
@@ -108,7 +125,9 @@ int cmd_show(struct client *client, int argc, char **argv)
 	    {0, "json", OPTION_FLAG, &json, NULL, "print JSON"},
 	};
 	const struct usage usage = {
-	    "show", "RUN", "Shows one run in full", NULL, options, ARRAY_SIZE(options), 1, 1};
+	    "show", "[RUN]", "Shows one run in full: the newest of yours where none is named",
+	    NULL,   options, ARRAY_SIZE(options),
+	    0,      1};
 	_cleanup_json_ json_t *run = NULL;
 	_cleanup_free_ char *target = NULL;
 	int first, status = options_parse(client, &usage, argc, argv, &first, NULL);
@@ -116,13 +135,17 @@ int cmd_show(struct client *client, int argc, char **argv)
 
 	if (status != OPTIONS_DONE)
 		return status;
-	id = client_run_id(argv[first]);
-	if (id < 0)
-		return STATUS_USAGE;
+	status = client_run_argument(client, argv[first], &id);
+	if (status != 0)
+		return status;
 	target = str_printf("/v1/runs/%lld", (long long)id);
 	status = client_json(client, "GET", target, NULL, &run);
 	if (status != 0)
 		return status;
+	if (config && !json_object_get(run, "config"))
+		return client_fail(EXIT_FAILURE,
+		                   "the run file of run %lld is shown to its owner and root only",
+		                   (long long)id);
 	if (config)
 		return client_print_json(json_object_get(run, "config"));
 	if (json)

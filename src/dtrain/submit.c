@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* dtrain submit, and dtrain check, which reads a run file in the same way. */
+/* dtrain submit: a run file, or a command. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,12 +9,14 @@
 #include "base/str.h"
 #include "config/run.h"
 #include "dtrain/commands.h"
+#include "dtrain/follow.h"
 #include "dtrain/options.h"
 #include "dtrain/run_request.h"
 
 struct submit {
 	struct option_list set;
-	const char *name, *nodes, *per_node;
+	struct environment_options environment;
+	const char *name, *nodes, *per_node, *kind;
 	bool wait, follow, json, quiet;
 };
 
@@ -30,17 +32,16 @@ static int read_config(const struct submit *s, char **arguments, bool is_command
 	_cleanup_free_ char *nodes = s->nodes ? str_printf("resources.nodes=%s", s->nodes) : NULL;
 	_cleanup_free_ char *per_node =
 	    s->per_node ? str_printf("resources.devices_per_node=%s", s->per_node) : NULL;
+	_cleanup_free_ char *kind = s->kind ? str_printf("resources.kind=%s", s->kind) : NULL;
+	const char *const given[] = {name, nodes, per_node, kind};
 
-	for (size_t i = 0; i < 3; i++) {
-		const char *override = i == 0 ? name : i == 1 ? nodes : per_node;
-
-		if (override)
-			option_list_add(&overrides, override);
-	}
+	for (size_t i = 0; i < ARRAY_SIZE(given); i++)
+		if (given[i])
+			option_list_add(&overrides, given[i]);
 	if (is_command)
-		r = run_request_command(arguments, overrides.items, out, &err);
+		r = run_request_command(arguments, overrides.items, &s->environment, out, &err);
 	else
-		r = run_request_file(arguments[0], overrides.items, out, &err);
+		r = run_request_file(arguments[0], overrides.items, &s->environment, out, &err);
 	option_list_release(&overrides);
 	return r < 0 ? client_fail(STATUS_USAGE, "%s", err.message) : 0;
 }
@@ -50,15 +51,13 @@ static int finish(struct client *client, int64_t id, const struct submit *s)
 	_cleanup_json_ json_t *run = NULL;
 	int status;
 
-	if (s->follow) {
-		status = run_request_follow(client, id, "0");
-		if (status != 0)
-			return status;
-	}
-	status = client_wait_run(client, id, false, 0, &run);
+	if (s->follow)
+		status = follow_run(client, id, 0, &run);
+	else
+		status = client_wait_run(client, id, false, 0, &run);
 	if (status == 0 && s->json)
 		client_print_json(run);
-	return status ?: client_run_status(run);
+	return status ?: client_run_status(run, s->follow ? 0 : -1);
 }
 
 int cmd_submit(struct client *client, int argc, char **argv)
@@ -67,9 +66,16 @@ int cmd_submit(struct client *client, int argc, char **argv)
 	const struct option_spec options[] = {
 	    {'N', "nodes", OPTION_STRING, &s.nodes, "N", "machines to run on (resources.nodes)"},
 	    {'n', "per-node", OPTION_STRING, &s.per_node, "N",
-	     "devices on each (resources.devices_per_node)"},
+	     "devices on each, or \"all\" (resources.devices_per_node)"},
+	    {0, "kind", OPTION_STRING, &s.kind, "KIND",
+	     "gpu or cpu devices; default: gpu where the cluster has them (resources.kind)"},
 	    {0, "name", OPTION_STRING, &s.name, "NAME", "name shown in listings"},
 	    {'s', "set", OPTION_LIST, &s.set, "KEY=VALUE", "override a key of the run file; again for more"},
+	    {0, "env", OPTION_LIST, &s.environment.variables, "NAME[=VALUE]",
+	     "a variable of the ranks' environment, as given or as it is here; again for more"},
+	    {0, "env-file", OPTION_LIST, &s.environment.files, "FILE", "the same from lines NAME=VALUE"},
+	    {0, "no-env", OPTION_FLAG, &s.environment.none, NULL,
+	     "a command takes nothing else of the environment along"},
 	    {'w', "wait", OPTION_FLAG, &s.wait, NULL, "wait for the end, and end as the run ended"},
 	    {'f', "follow", OPTION_FLAG, &s.follow, NULL, "print the log of rank 0 as it comes, and wait"},
 	    {'q', "quiet", OPTION_FLAG, &s.quiet, NULL, "print the number of the run only"},
@@ -79,7 +85,9 @@ int cmd_submit(struct client *client, int argc, char **argv)
 	    "submit",
 	    "RUN_FILE | -- COMMAND [ARGUMENT…]",
 	    "Submits a run, and prints its number",
-	    "A command is run once per device, with torchrun's environment (RANK, WORLD_SIZE, …).",
+	    "A command is run once per device, with torchrun's environment (RANK, WORLD_SIZE, …). It takes\n"
+	    "along PATH, VIRTUAL_ENV, CONDA_PREFIX, CONDA_DEFAULT_ENV, PYTHONPATH, LD_LIBRARY_PATH,\n"
+	    "OMP_NUM_THREADS, HF_*, NCCL_* and the umask from here.",
 	    options,
 	    ARRAY_SIZE(options),
 	    1,
@@ -120,29 +128,7 @@ int cmd_submit(struct client *client, int argc, char **argv)
 	}
 out:
 	option_list_release(&s.set);
-	return status;
-}
-
-int cmd_check(struct client *client, int argc, char **argv)
-{
-	struct submit s = {0};
-	const struct option_spec options[] = {
-	    {'s', "set", OPTION_LIST, &s.set, "KEY=VALUE", "override a key of the run file; again for more"},
-	    {0, "json", OPTION_FLAG, &s.json, NULL, "print the run as it would be submitted"},
-	};
-	const struct usage usage = {"check", "RUN_FILE", "Reads a run file and says what is wrong with it",
-	                            NULL,    options,    ARRAY_SIZE(options),
-	                            1,       1};
-	_cleanup_json_ json_t *config = NULL;
-	int first, status = options_parse(client, &usage, argc, argv, &first, NULL);
-
-	if (status == OPTIONS_DONE) {
-		status = read_config(&s, argv + first, false, &config);
-		if (status == 0 && s.json)
-			client_print_json(config);
-		else if (status == 0)
-			printf("%s: fine\n", argv[first]);
-	}
-	option_list_release(&s.set);
+	option_list_release(&s.environment.variables);
+	option_list_release(&s.environment.files);
 	return status;
 }

@@ -2,6 +2,7 @@
 #include "dtrain/table.h"
 
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,9 +33,11 @@ void table_add(struct table *table, const char *fmt, ...)
 	if (n >= 0 && text && table->cells == table->capacity) {
 		size_t capacity = table->capacity ? table->capacity * 2 : 256;
 		char **list = realloc(table->list, capacity * sizeof *list);
+		const char **colors = list ? realloc(table->colors, capacity * sizeof *colors) : NULL;
 
-		if (list) {
-			table->list = list;
+		table->list = list ? list : table->list;
+		if (colors) {
+			table->colors = colors;
 			table->capacity = capacity;
 		} else {
 			free(text);
@@ -48,7 +51,14 @@ void table_add(struct table *table, const char *fmt, ...)
 	for (char *c = text; *c; c++)
 		if ((unsigned char)*c < 0x20 || *c == 0x7f)
 			*c = *c == '\n' ? ' ' : '?';
+	table->colors[table->cells] = NULL;
 	table->list[table->cells++] = text;
+}
+
+void table_color(struct table *table, const char *color)
+{
+	if (table->cells > 0 && !table->failed)
+		table->colors[table->cells - 1] = color;
 }
 
 /* Characters, not bytes. */
@@ -61,22 +71,43 @@ static size_t width(const char *s)
 	return n;
 }
 
+/* At most `room` characters of it, the last of which is an ellipsis where it is longer; room 0: all. */
+static void print_cell(const char *text, size_t room, const char *color)
+{
+	bool cut = room > 0 && width(text) > room;
+	size_t bytes = 0, n = 0;
+
+	while (text[bytes] && (!cut || (text[bytes] & 0xc0) == 0x80 || n + 1 < room))
+		n += (text[bytes++] & 0xc0) != 0x80;
+	while (cut && (text[bytes] & 0xc0) == 0x80)
+		bytes++;
+	printf("%s%s%s%.*s%s%s", color ? "\033[" : "", color ?: "", color ? "m" : "", (int)bytes, text,
+	       cut ? "…" : "", color ? "\033[0m" : "");
+}
+
 void table_print(struct table *table)
 {
-	size_t widths[TABLE_COLUMNS_MAX] = {0};
+	size_t widths[TABLE_COLUMNS_MAX] = {0}, before = 0, last = table->columns - 1;
 
 	for (size_t i = 0; i < table->cells; i++)
 		widths[i % table->columns] = MAX(widths[i % table->columns], width(table->list[i]));
+	for (size_t i = 0; i < last; i++)
+		before += widths[i] + 2;
 	for (size_t i = 0; i < table->cells && !table->failed; i++) {
 		size_t column = i % table->columns;
+		const char *text = table->list[i];
+		size_t room = 0;
 
-		if (column + 1 == table->columns)
-			printf("%s\n", table->list[i]);
+		if (column == last && table->width > 0)
+			room = (size_t)table->width > before + 1 ? (size_t)table->width - before : 1;
+		print_cell(text, room, table->colors[i]);
+		if (column == last)
+			putchar('\n');
 		else
-			printf("%s%*s", table->list[i], (int)(widths[column] - width(table->list[i]) + 2),
-			       "");
+			printf("%*s", (int)(widths[column] - width(text) + 2), "");
 	}
 	for (size_t i = 0; i < table->cells; i++)
 		free(table->list[i]);
 	free(table->list);
+	free(table->colors);
 }

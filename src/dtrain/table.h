@@ -9,6 +9,8 @@ enum { TABLE_COLUMNS_MAX = 20 };
 struct table {
 	size_t columns, cells, capacity;
 	char **list;
+	const char **colors; /* of each cell: the parameters of an escape sequence, or NULL */
+	int width;           /* the last column is cut to fit into it; 0: it may be as wide as it is */
 	int failed;
 };
 
@@ -16,4 +18,5 @@ struct table {
 void table_begin(struct table *table, size_t columns, const char *const *header);
 /* What a terminal would take as a command comes out as "?". NULL and "" come out as "-". */
 void table_add(struct table *table, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-void table_print(struct table *table); /* on stdout; releases the table */
+void table_color(struct table *table, const char *color); /* of the newest cell; borrowed */
+void table_print(struct table *table);                    /* on stdout; releases the table */

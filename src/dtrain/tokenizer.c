@@ -12,6 +12,7 @@
 #include "base/json.h"
 #include "base/str.h"
 #include "dtrain/commands.h"
+#include "dtrain/complete.h"
 #include "dtrain/options.h"
 
 static int fail(const struct error *err)
@@ -59,9 +60,16 @@ static int texts_open(struct texts *t, struct error *err)
 	int r = 0;
 
 	if (str_ends(path, ".jsonl")) {
-		t->lines = fopen(path, "re");
-		if (!t->lines)
-			return error_errno(err, -errno, "%s", path);
+		struct stat st;
+		int fd = file_open_regular(path, &st, err);
+
+		if (fd < 0)
+			return fd;
+		t->lines = fdopen(fd, "r");
+		if (!t->lines) {
+			close(fd);
+			return error_oom(err);
+		}
 	} else {
 		r = file_map_open(path, &t->map, err);
 	}
@@ -128,14 +136,34 @@ static int next_text(void *context, const char **text, size_t *len, struct error
 	return 0;
 }
 
+struct shown {
+	bool any;
+	int64_t tokens; /* that there are so far */
+};
+
 static void show_progress(void *context, int64_t done, int64_t total)
 {
-	bool *shown = context;
+	struct shown *shown = context;
 
+	shown->tokens = done;
 	if (!isatty(STDERR_FILENO))
 		return;
 	fprintf(stderr, "\r%lld of %lld tokens", (long long)done, (long long)total);
-	*shown = true;
+	shown->any = true;
+}
+
+static void print_trained(const char *directory, int64_t tokens, int64_t wanted, int64_t min_frequency)
+{
+	char rarer[64] = "";
+
+	if (min_frequency > 1)
+		snprintf(rarer, sizeof(rarer), " that occur %lld times or more", (long long)min_frequency);
+	printf("%s: %lld tokens\n", directory, (long long)tokens);
+	if (tokens < wanted)
+		printf("only %lld of the %lld tokens of --vocab-size: the text has no more pairs to merge%s; "
+		       "a longer "
+		       "text has\n",
+		       (long long)tokens, (long long)wanted, rarer);
 }
 
 static int read_template(const char *name, char **out, struct error *err)
@@ -199,7 +227,7 @@ static int train(struct client *client, int argc, char **argv)
 	_cleanup_free_ char *source = NULL;
 	struct texts texts = {0};
 	struct error err = ERROR_INIT;
-	bool shown = false;
+	struct shown shown = {0};
 	int first, status = options_parse(client, &usage, argc, argv, &first, NULL), r;
 
 	if (status != OPTIONS_DONE) {
@@ -228,10 +256,12 @@ static int train(struct client *client, int argc, char **argv)
 
 		tokenizer_train(&options, next_text, &texts, output, &err);
 	}
-	if (shown)
+	if (shown.any)
 		fputc('\n', stderr);
 	if (err.code)
 		status = fail(&err);
+	else if (status == EXIT_SUCCESS)
+		print_trained(output, shown.tokens, vocab_size, min_frequency);
 	texts_close(&texts);
 	free(texts.line);
 	option_list_release(&given);
@@ -421,6 +451,11 @@ int cmd_tokenizer(struct client *client, int argc, char **argv)
 	                           "  decode DIR [ID…|-]                       print the text of ids\n\n"
 	                           "\"dtrain tokenizer train --help\" tells more about each.\n";
 
+	if (client->completing && argc == 2) {
+		for (size_t i = 0; i < ARRAY_SIZE(parts); i++)
+			complete_offer(argv[1], parts[i].name, NULL);
+		return EXIT_SUCCESS;
+	}
 	if (argc > 1 && (str_eq(argv[1], "--help") || str_eq(argv[1], "-h"))) {
 		fputs(help, stdout);
 		return EXIT_SUCCESS;
@@ -428,6 +463,10 @@ int cmd_tokenizer(struct client *client, int argc, char **argv)
 	for (size_t i = 0; argc > 1 && i < ARRAY_SIZE(parts); i++)
 		if (str_eq(argv[1], parts[i].name))
 			return parts[i].run(client, argc - 1, argv + 1);
+	for (size_t i = 0; argc > 1 && i < ARRAY_SIZE(parts); i++)
+		if (str_distance(argv[1], parts[i].name) <= 2)
+			return client_fail(STATUS_USAGE, "tokenizer: there is no \"%s\"; did you mean %s?",
+			                   argv[1], parts[i].name);
 	if (argc > 1)
 		client_fail(0, "tokenizer: there is no \"%s\"", argv[1]);
 	fputs(help, stderr);

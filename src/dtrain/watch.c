@@ -4,21 +4,25 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/json.h"
 #include "base/str.h"
 #include "dtrain/commands.h"
 #include "dtrain/options.h"
+#include "dtrain/terminal.h"
 
-enum { BAR_MAX = 30 };
+/* The bar is as wide from the first report to the last; on a narrow terminal there is none. */
+enum { BAR = 20, NARROW = 60 };
 
 struct watch {
 	struct client *client;
 	long long id;
-	const char *name;
 	bool terminal, json;
+	double started; /* Unix time of the attempt's start, 0: not yet */
+	double loss;    /* of the last report that had one */
+	bool has_loss;
 	bool drawn; /* the bar is on the current line */
 	struct strbuf partial;
 };
@@ -30,31 +34,52 @@ static void clear_bar(struct watch *w)
 	w->drawn = false;
 }
 
-static int terminal_width(void)
+/* A message is about to go to stderr, which is the same terminal. */
+static void on_message(void *context)
 {
-	struct winsize size;
-
-	return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+	clear_bar(context);
+	fflush(stdout);
 }
 
-/* "loss 1.2345  12.3k tokens/s  3m10s left" */
-static void describe(const json_t *m, struct strbuf *out)
+static double elapsed(const struct watch *w, double end)
+{
+	return w->started > 0 ? MAX((end > 0 ? end : clock_realtime()) - w->started, 0.0) : 0;
+}
+
+/* "loss 1.2345  12.3k tokens/s  1m05s, 3m10s left" */
+static void describe(const struct watch *w, const json_t *m, struct strbuf *out)
 {
 	double rate = json_get_number(m, "tokens_per_second", 0), left = json_get_number(m, "eta_seconds", 0);
 	char text[32];
 
 	if (json_is_number(json_object_get(m, "loss")))
-		strbuf_addf(out, "  loss %.4f", json_get_number(m, "loss", 0));
+		strbuf_addf(out, "  loss %s",
+		            str_measure(text, sizeof text, json_get_number(m, "loss", 0), 4));
 	if (json_is_number(json_object_get(m, "eval_loss")))
-		strbuf_addf(out, "  eval loss %.4f", json_get_number(m, "eval_loss", 0));
+		strbuf_addf(out, "  eval loss %s",
+		            str_measure(text, sizeof text, json_get_number(m, "eval_loss", 0), 4));
 	if (rate >= 100000)
-		strbuf_addf(out, "  %.0fk tokens/s", rate / 1000);
+		strbuf_addf(out, "  %sk tokens/s", str_measure(text, sizeof text, rate / 1000, 0));
 	else if (rate >= 10000)
 		strbuf_addf(out, "  %.1fk tokens/s", rate / 1000);
 	else if (rate > 0)
 		strbuf_addf(out, "  %.0f tokens/s", rate);
+	if (w->started > 0)
+		strbuf_addf(out, "  %s", str_duration(text, sizeof text, elapsed(w, 0)));
 	if (left > 0)
-		strbuf_addf(out, "  %s left", str_duration(text, sizeof text, left));
+		strbuf_addf(out, "%s %s left", w->started > 0 ? "," : " ",
+		            str_duration(text, sizeof text, left));
+}
+
+/* The first `room` characters of it. */
+static void print_cut(const char *text, int room)
+{
+	size_t bytes = 0;
+
+	for (int n = 0; text[bytes]; bytes++)
+		if ((text[bytes] & 0xc0) != 0x80 && n++ == room)
+			break;
+	fwrite(text, 1, bytes, stdout);
 }
 
 static void draw_bar(struct watch *w, const json_t *m)
@@ -62,19 +87,20 @@ static void draw_bar(struct watch *w, const json_t *m)
 	long long step = json_get_int(m, "step", 0), steps = json_get_int(m, "steps", 0);
 	double share = steps > 0 ? MIN((double)step / steps, 1.0) : 0;
 	_cleanup_strbuf_ struct strbuf text = {0}, line = {0};
-	int room, filled;
+	int width = terminal_width(), bar = width >= NARROW ? BAR : 0;
+	char all[32];
 
-	describe(m, &text);
+	snprintf(all, sizeof all, "%lld", steps);
+	describe(w, m, &text);
 	strbuf_addf(&line, "run %lld  ", w->id);
-	room = terminal_width() - 1 - (int)line.len - (int)text.len - 26;
-	room = MAX(MIN(room, BAR_MAX), 0);
-	filled = (int)(share * room + 0.5);
-	for (int i = 0; i < room; i++)
-		strbuf_adds(&line, i < filled ? "█" : "░");
-	strbuf_addf(&line, "  %lld/%lld  %.0f%%%s", step, steps, share * 100, text.data ? text.data : "");
+	for (int i = 0; i < bar; i++)
+		strbuf_adds(&line, i < (int)(share * bar + 0.5) ? "█" : "░");
+	strbuf_addf(&line, "  %*lld/%s %3.0f%%%s", (int)strlen(all), step, all, share * 100,
+	            text.data ? text.data : "");
 	clear_bar(w);
+	/* A full line would wrap, and could not be taken away. */
 	if (line.data)
-		fputs(line.data, stdout);
+		print_cut(line.data, width - 1);
 	w->drawn = true;
 }
 
@@ -88,11 +114,15 @@ static void print_metrics(struct watch *w, const json_t *m)
 		clear_bar(w);
 		printf("%s\n", str_make_plain(plain));
 	}
+	if (json_is_number(json_object_get(m, "loss"))) {
+		w->loss = json_get_number(m, "loss", 0);
+		w->has_loss = true;
+	}
 	if (json_is_integer(json_object_get(m, "step"))) {
 		if (w->terminal) {
 			draw_bar(w, m);
 		} else {
-			describe(m, &text);
+			describe(w, m, &text);
 			printf("step %lld/%lld%s\n", (long long)json_get_int(m, "step", 0),
 			       (long long)json_get_int(m, "steps", 0), text.data ? text.data : "");
 		}
@@ -142,6 +172,40 @@ static void print_state(struct watch *w, const json_t *run)
 	fflush(stdout);
 }
 
+/* "run 17 (alpaca): succeeded after 3m10s, loss 1.2345, the model is in /home/alice/saves/alpaca". Where it
+ * did not succeed, the cause follows on stderr. */
+static void print_end(struct watch *w, const json_t *run)
+{
+	const char *directory = json_get_string(run, "directory", NULL),
+	           *output = json_get_string(run, "output", NULL);
+	const char *task = json_get_string(run, "task", ""), *state = json_get_string(run, "state", "");
+	bool trains = str_eq(task, "pretrain") || str_eq(task, "sft"), good = str_eq(state, "succeeded");
+	_cleanup_free_ char *where = output ? str_path_join(directory, output) : NULL;
+	const json_t *progress = json_object_get(run, "progress");
+	_cleanup_strbuf_ struct strbuf text = {0};
+	char time[32];
+
+	if (w->json)
+		return;
+	clear_bar(w);
+	w->started = json_get_number(run, "started", 0);
+	if (!w->has_loss && json_is_number(json_object_get(progress, "loss"))) {
+		w->loss = json_get_number(progress, "loss", 0);
+		w->has_loss = true;
+	}
+	strbuf_addf(&text, "run %lld (%s): %s", w->id, json_get_string(run, "name", "?"), state);
+	if (w->started > 0)
+		strbuf_addf(&text, " after %s",
+		            str_duration(time, sizeof time, elapsed(w, json_get_number(run, "ended", 0))));
+	if (w->has_loss)
+		strbuf_addf(&text, ", loss %s", str_measure(time, sizeof time, w->loss, 4));
+	if (trains && where)
+		strbuf_addf(&text, ", %s in %s", good ? "the model is" : "checkpoints, if any, are", where);
+	if (text.data)
+		puts(str_make_plain(text.data));
+	fflush(stdout);
+}
+
 static int watch(struct watch *w, json_t **run)
 {
 	_cleanup_free_ char *metrics = str_printf("/v1/runs/%lld/metrics?follow=1", w->id);
@@ -158,6 +222,7 @@ static int watch(struct watch *w, json_t **run)
 			print_state(w, *run);
 		free(last);
 		last = now;
+		w->started = json_get_number(*run, "started", 0);
 		if (str_eq(state, "running")) {
 			/* To the end of the run; it may start again after a failure, and then go on here. */
 			status = client_stream(w->client, metrics, on_data, w);
@@ -177,26 +242,38 @@ static int watch(struct watch *w, json_t **run)
 int cmd_watch(struct client *client, int argc, char **argv)
 {
 	struct watch w = {.client = client, .terminal = isatty(STDOUT_FILENO)};
+	int64_t id = 0;
 	const struct option_spec options[] = {
 	    {0, "json", OPTION_FLAG, &w.json, NULL, "print the reports as they come, one JSON object a line"},
 	};
-	const struct usage usage = {
-	    "watch", "RUN",   "Follows the progress of a run, and ends as the run ended",
-	    NULL,    options, ARRAY_SIZE(options),
-	    1,       1};
+	const struct usage usage = {"watch",
+	                            "[RUN]",
+	                            "Follows the progress of a run, the newest of yours where none is named, "
+	                            "and ends as the run ended",
+	                            NULL,
+	                            options,
+	                            ARRAY_SIZE(options),
+	                            0,
+	                            1};
 	_cleanup_json_ json_t *run = NULL;
 	int first, status = options_parse(client, &usage, argc, argv, &first, NULL);
 
 	if (status != OPTIONS_DONE)
 		return status;
-	w.id = client_run_id(argv[first]);
-	if (w.id < 0)
-		return STATUS_USAGE;
+	status = client_run_argument(client, argv[first], &id);
+	if (status == 0)
+		status = client_on_interrupt(client, id, false);
+	if (status != 0)
+		return status;
+	w.id = id;
+	client->before_message = on_message;
+	client->message_context = &w;
 	status = watch(&w, &run);
+	client->before_message = NULL;
+	clear_bar(&w);
 	strbuf_free(&w.partial);
 	if (status != 0)
 		return status;
-	if (str_eq(json_get_string(run, "state", ""), "succeeded"))
-		print_state(&w, run);
-	return client_run_status(run);
+	print_end(&w, run);
+	return client_run_status(run, -1);
 }

@@ -16,7 +16,7 @@
 enum {
 	SOFT_USEC = 1000 * 1000, /* what need not be on disk at once is there after so long */
 	FLUSH_PRIORITY = 100,    /* after all input of this turn */
-	RENDEZVOUS_BYTES = 256 << 20,
+	EXPIRY_PRIORITY = 200,   /* after all heartbeats that wait to be read */
 };
 
 bool caller_may(const struct http_caller *caller, int64_t uid)
@@ -58,12 +58,12 @@ void controller_cancel(struct controller *c, struct run *r)
 	controller_after(c, r, flags);
 }
 
-void controller_set_drained(struct controller *c, struct member *m, bool drained)
+void controller_set_drained(struct controller *c, struct member *m, bool drained, const char *reason)
 {
 	struct error err = ERROR_INIT;
 
-	m->drained = drained;
-	if (store_set_drained(c->store, m->name, drained, &err) < 0)
+	member_set_drained(m, drained, reason);
+	if (store_set_drained(c->store, m->name, drained, m->drain_reason, &err) < 0)
 		log_err("%s", err.message);
 	c->commit = c->reschedule = true;
 	controller_touch(c);
@@ -99,14 +99,18 @@ static void on_member_down(void *context, struct member *m)
 	char message[400];
 
 	log_warn("node %s is down: %s", m->name, m->error ? m->error : "removed");
-	snprintf(message, sizeof(message), "node %s is down: %s", m->name,
-	         m->error ? m->error : "it was removed");
+	if (m->shutting_down)
+		snprintf(message, sizeof(message), "node %s is shutting down", m->name);
+	else
+		snprintf(message, sizeof(message), "node %s is down: %s", m->name,
+		         m->error ? m->error : "it was removed");
 	for (size_t i = 0; i < c->queue.count; i++) {
 		struct run *r = c->queue.list[i];
 		struct run_part *part = run_part_find(r, m->name);
 
 		if (part && !part->ended)
-			controller_after(c, r, run_part_lost(r, part, message, clock_realtime()));
+			controller_after(c, r,
+			                 run_part_lost(r, part, message, m->last_seen, clock_realtime()));
 	}
 	c->reschedule = true;
 	controller_touch(c);
@@ -117,10 +121,12 @@ static int on_expiry(sd_event_source *source, uint64_t usec, void *userdata)
 	struct controller *c = userdata;
 	double now = clock_monotonic(), next;
 
-	next = members_expire(c->members, now, c->daemon->settings->config->node_timeout, on_member_down, c);
+	next = members_expire(c->members, c->daemon->settings->name, now,
+	                      c->daemon->settings->config->node_timeout, on_member_down, c);
 	/* With nobody up the next heartbeat arms the timer again. */
 	sd_event_source_set_enabled(source, next > 0 ? SD_EVENT_ONESHOT : SD_EVENT_OFF);
 	sd_event_source_set_time(source, (uint64_t)(next * 1e6) + 1000);
+	controller_settle(c);
 	return 0;
 }
 
@@ -134,8 +140,11 @@ int controller_set_hosts(struct controller *c, struct error *err)
 		return r;
 	for (size_t i = 0; i < members_count(c->members); i++) {
 		struct member *m = members_get(c->members, i);
+		_cleanup_free_ char *reason = NULL;
+		bool drained;
 
-		m->drained = store_drained(c->store, m->name);
+		drained = store_drained(c->store, m->name, &reason);
+		member_set_drained(m, drained, reason);
 		if (m->removed) {
 			member_set_down(m, "removed from the hosts file");
 			on_member_down(c, m);
@@ -155,6 +164,10 @@ static void reconcile(struct controller *c, const char *node, const json_t *repo
 	struct run *r = queue_find(&c->queue, id);
 	struct run_part *part = r ? run_part_find(r, node) : NULL;
 
+	if (foreign_is(c, report)) {
+		foreign_note(c, members_find(c->members, node), report);
+		return;
+	}
 	if (part && attempt == r->attempt) {
 		controller_report(c, report);
 		r = queue_find(&c->queue, id);
@@ -189,8 +202,8 @@ static void find_missing(struct controller *c, const struct member *m, const jso
 		    (strcmp(part->instance, m->instance) == 0 && m->sequence <= part->sequence))
 			continue;
 		json_array_foreach(attempts, k, a) there =
-		    there ||
-		    (json_get_int(a, "run", -1) == r->id && json_get_int(a, "attempt", -1) == r->attempt);
+		    there || (json_get_int(a, "run", -1) == r->id &&
+		              json_get_int(a, "attempt", -1) == r->attempt && !foreign_is(c, a));
 		if (there)
 			continue;
 		/* A start that a controller before us wrote down, but may never have sent, costs nothing. */
@@ -201,7 +214,7 @@ static void find_missing(struct controller *c, const struct member *m, const jso
 		snprintf(message, sizeof(message),
 		         "node %s has lost attempt %lld: the machine was restarted?", m->name,
 		         (long long)r->attempt);
-		controller_after(c, r, run_part_lost(r, part, message, clock_realtime()));
+		controller_after(c, r, run_part_lost(r, part, message, clock_realtime(), clock_realtime()));
 	}
 }
 
@@ -210,7 +223,7 @@ int controller_heartbeat(struct controller *c, const json_t *heartbeat, json_t *
 	json_t *attempts = json_object_get(heartbeat, "attempts"), *forget = json_array(), *report;
 	const char *name = json_get_string(heartbeat, "node", "");
 	struct member *m = members_find(c->members, name);
-	bool news;
+	bool news, epoch_on_disk;
 	size_t i;
 
 	if (!m || m->removed) {
@@ -229,13 +242,27 @@ int controller_heartbeat(struct controller *c, const json_t *heartbeat, json_t *
 		sd_event_source_set_enabled(c->expiry, SD_EVENT_ONESHOT);
 		sd_event_source_set_time(c->expiry, 0);
 	}
+	if (m->hosts_told != member_hosts_differ(c->members, m)) {
+		m->hosts_told = !m->hosts_told;
+		if (m->hosts_told)
+			log_warn("node %s has another hosts file than the controller", m->name);
+	}
+	foreign_learn(c, m, heartbeat);
 	json_array_foreach(attempts, i, report) reconcile(c, m->name, report, forget);
 	find_missing(c, m, attempts);
 	if (news) {
 		c->reschedule = true;
 		controller_touch(c);
 	}
-	*answer = json_pack("{s:o}", "forget", forget);
+	controller_settle(c);
+	/* An epoch that begins with this heartbeat is not on disk yet, and the one before it would make us a
+	 * stale controller: the next answer names the cluster again. */
+	epoch_on_disk = store_epoch(c->store) == store_newest_epoch(c->store);
+	*answer = json_pack("{s:o,s:f,s:s?,s:I,s:I}", "forget", forget, "time", clock_realtime(), "cluster",
+	                    epoch_on_disk ? store_cluster(c->store) : NULL, "epoch",
+	                    (json_int_t)store_epoch(c->store), "highest_run", (json_int_t)c->announced);
+	if (epoch_on_disk)
+		m->epoch = store_epoch(c->store);
 	return 0;
 }
 
@@ -243,7 +270,7 @@ void controller_report(struct controller *c, const json_t *report)
 {
 	struct run *r = queue_find(&c->queue, json_get_int(report, "run", -1));
 
-	if (r)
+	if (r && !foreign_is(c, report))
 		controller_after(c, r, run_report(r, report, clock_realtime()));
 }
 
@@ -276,7 +303,7 @@ static int load_one(void *context, struct run *r, struct error *err)
 	if (code == 0)
 		code = run_set_request(run, config, err);
 	if (code == 0 && run->state != RUN_QUEUED)
-		code = run_recover(run, err);
+		code = run_recover(run, clock_realtime(), err);
 	if (code < 0) {
 		/* One run that cannot be read is no reason not to serve the others. */
 		log_err("run %lld: %s", (long long)run->id, err->message);
@@ -337,7 +364,23 @@ static int add_sources(struct controller *c, struct error *err)
 		r = sd_event_source_set_enabled(c->soft, SD_EVENT_OFF);
 	if (r >= 0)
 		r = sd_event_add_time(e, &c->expiry, CLOCK_MONOTONIC, 0, 10000, on_expiry, c);
+	if (r >= 0)
+		r = sd_event_source_set_priority(c->expiry, EXPIRY_PRIORITY);
 	return r < 0 ? error_errno(err, r, "cannot set up the controller") : 0;
+}
+
+/* The directories of runs that an earlier store counted. */
+static int lift_above_directories(struct controller *c, struct error *err)
+{
+	_cleanup_free_ char *path = str_path_join(c->daemon->settings->config->state_dir, "runs");
+	_cleanup_closedir_ DIR *dir = path ? opendir(path) : NULL;
+	int64_t run, highest = 0;
+	struct dirent *entry;
+
+	while (dir && (entry = readdir(dir)))
+		if (str_to_int64(entry->d_name, 1, INT64_MAX, &run) == 0)
+			highest = MAX(highest, run);
+	return store_lift(c->store, highest, err);
 }
 
 DEFINE_CLEANUP(struct controller *, controller_destroy)
@@ -353,9 +396,20 @@ int controller_create(struct daemon *d, struct controller **out, struct error *e
 	c->daemon = d;
 	r = store_open(path, &c->store, err);
 	if (r == 0)
+		backup_remove_leftovers(d->settings->config->state_dir);
+	/* On disk before any node hears of it. */
+	if (r == 0)
+		r = store_begin_epoch(c->store, 0, false, err);
+	if (r == 0)
+		r = lift_above_directories(c, err);
+	if (r == 0)
+		r = store_commit(c->store, err);
+	if (r == 0)
+		c->announced = store_highest(c->store);
+	if (r == 0)
 		r = members_create(clock_monotonic(), &c->members, err);
 	if (r == 0)
-		r = rendezvous_create(RENDEZVOUS_BYTES, &c->rendezvous, err);
+		r = rendezvous_create(&c->rendezvous, err);
 	if (r == 0)
 		r = feed_create(&c->events, err);
 	if (r == 0)
@@ -395,6 +449,8 @@ void controller_destroy(struct controller *c)
 	while (c->waiters)
 		waiter_free(c->waiters);
 	submissions_free(c);
+	held_free(c);
+	json_decref(c->foreign_before);
 	sd_event_source_disable_unref(c->flush);
 	sd_event_source_disable_unref(c->soft);
 	sd_event_source_disable_unref(c->expiry);

@@ -13,6 +13,8 @@
 #include "cluster/store.h"
 #include "dtraind/daemon.h"
 
+struct backup;
+struct held;
 struct waiter;
 struct submission;
 
@@ -27,9 +29,14 @@ struct controller {
 	struct feed *events, *metrics;
 	struct waiter *waiters;         /* requests that wait for a run */
 	struct submission *submissions; /* requests that wait for the commit */
+	json_t *foreign_before;         /* of the node whose heartbeat is read: what it had the last time */
+	struct held *held;              /* submissions that wait until it is settled */
+	struct backup *backup;          /* the one under way, or NULL */
 	sd_event_source *flush, *soft, *expiry;
-	bool commit;     /* something has to be on disk before the world hears of it */
-	bool reschedule; /* slots or queue have changed */
+	bool commit;       /* something must be committed before replies */
+	bool settled;      /* all nodes have reported, or are down: see foreign.c */
+	int64_t announced; /* the last run number that is on disk */
+	bool reschedule;   /* slots or queue have changed */
 };
 
 int controller_create(struct daemon *d, struct controller **out, struct error *err);
@@ -44,11 +51,15 @@ int controller_check(struct controller *c, const struct run *r, struct error *er
 void controller_after(struct controller *c, struct run *r, unsigned flags);
 void controller_touch(struct controller *c); /* something changed: a flush is due */
 void controller_cancel(struct controller *c, struct run *r);
-void controller_set_drained(struct controller *c, struct member *m, bool drained);
+void controller_set_drained(struct controller *c, struct member *m, bool drained, const char *reason);
+
+/* An administrator ends foreign work on a node: that of one run, or (0) all. How much there is. */
+size_t controller_cancel_foreign(struct controller *c, struct member *m, int64_t run);
 
 /* What nodes say. */
 void controller_report(struct controller *c, const json_t *report);
-/* *answer: {"forget":[{"run","attempt"}…]}, the ends that are on disk. */
+/* *answer: {"forget":[{"run","attempt"}…],"time","cluster","epoch","highest_run"}: the ends that are on disk,
+ * our clock, and what the node is to remember of the store; "cluster" null: its epoch is not on disk yet. */
 int controller_heartbeat(struct controller *c, const json_t *heartbeat, json_t **answer, struct error *err);
 
 /* The run, from memory or (then the caller's to free, *owned) from the store. -ENOENT. */
@@ -63,6 +74,10 @@ void controller_wait(struct controller *c, struct http_request *request, struct 
 struct waiter *controller_wait_call(struct controller *c, int64_t run, unsigned states, int64_t version,
                                     void (*ready)(void *context, const struct run *r), void *context);
 void waiter_free(struct waiter *w);
+
+/* backup.c: copies of the store that an earlier service left half made */
+#define BACKUP_PREFIX "backup."
+void backup_remove_leftovers(const char *state_dir);
 
 /* dispatch.c */
 int dispatch_start(struct controller *c, struct run *r, struct error *err);

@@ -20,9 +20,11 @@
 #include "base/str.h"
 #include "dtraind/controller.h"
 #include "dtraind/link.h"
+#include "dtraind/lock.h"
 #include "dtraind/logs.h"
+#include "dtraind/shutdown.h"
 
-enum { MAX_BODY = 8 << 20 };
+enum { MAX_BODY = 64 << 10 }; /* where the table of routes says nothing else */
 
 static int log_level(const char *name)
 {
@@ -41,6 +43,10 @@ static int on_stop(sd_event_source *source, const struct signalfd_siginfo *info,
 {
 	struct daemon *d = userdata;
 
+	if (d->shutdown || (node_running(d->node) > 0 && shutdown_of_machine())) {
+		sd_notify(0, "STOPPING=1");
+		return shutdown_begin(d, true, NULL);
+	}
 	sd_notify(0, "STOPPING=1\nSTATUS=Stopping; running attempts go on");
 	return sd_event_exit(d->event, 0);
 }
@@ -78,13 +84,33 @@ static int setup_event(struct daemon *d, struct error *err)
 	return r < 0 ? error_errno(err, r, "cannot set up the event loop") : 0;
 }
 
+static bool same_directory(const char *a, const char *b)
+{
+	struct stat x, y;
+
+	return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+/* The first thing of all: who is second changes nothing, and starts, stops and adopts nothing. */
+static int take_locks(struct daemon *d, struct error *err)
+{
+	const struct daemon_config *c = d->settings->config;
+	int r;
+
+	umask(022);
+	r = lock_take("runtime_dir", c->runtime_dir, &d->locks[0], err);
+	/* One directory for both is locked once. */
+	if (r == 0 && !same_directory(c->state_dir, c->runtime_dir))
+		r = lock_take("state_dir", c->state_dir, &d->locks[1], err);
+	return r;
+}
+
 static int setup_directories(struct daemon *d, struct error *err)
 {
 	const struct daemon_config *c = d->settings->config;
 	_cleanup_free_ char *socket = strdup(c->socket);
 	int r;
 
-	umask(022);
 	r = file_mkdirs(c->state_dir, 0755, err);
 	if (r == 0)
 		r = file_mkdirs(c->runtime_dir, 0755, err);
@@ -158,10 +184,45 @@ static int listen_unix(struct daemon *d, struct error *err)
 			                 "dtraind.socket: a listening Unix stream socket is needed");
 		r = http_server_listen_unix(d->server, SD_LISTEN_FDS_START + i, err);
 	}
-	if (n > 0 || r < 0)
+	if (r < 0 || (n > 0 && http_unix_answers(d->settings->config->socket)))
 		return r;
+	if (n > 0)
+		log_warn("%s was removed: it is made again, until dtraind.socket is restarted",
+		         d->settings->config->socket);
 	r = bind_own_socket(d, &fd, err);
 	return r < 0 ? r : http_server_listen_unix(d->server, fd, err);
+}
+
+/* Somebody removed the socket: what is connected goes on, and whoever comes finds a new one. */
+static void remake_socket(struct daemon *d)
+{
+	const char *path = d->settings->config->socket;
+	struct error err = ERROR_INIT;
+	int fd;
+
+	if (http_unix_answers(path))
+		return;
+	if (bind_own_socket(d, &fd, &err) < 0) {
+		log_err("%s", err.message);
+		return;
+	}
+	http_server_leave_unix(d->server);
+	if (http_server_listen_unix(d->server, fd, &err) < 0)
+		log_err("%s", err.message);
+	else
+		log_warn("%s was gone: it is made again", path);
+}
+
+/* Who calls from an address of the hosts file is not held up by strangers. */
+static void set_peers(struct daemon *d)
+{
+	const struct hosts *h = d->settings->hosts;
+	_cleanup_free_ const char **addresses = calloc(h->count + 1, sizeof(*addresses));
+
+	for (size_t i = 0; addresses && i < h->count; i++)
+		addresses[i] = h->list[i].address;
+	if (!addresses || http_server_set_peers(d->server, addresses, h->count) < 0)
+		log_err("out of memory");
 }
 
 /* Peers are served as soon as there are any. */
@@ -170,6 +231,7 @@ static int listen_peers(struct daemon *d, struct error *err)
 	const struct settings *s = d->settings;
 	int fd, r;
 
+	set_peers(d);
 	if (!s->cluster || d->tls_listening)
 		return 0;
 	if (!d->identity) {
@@ -177,6 +239,7 @@ static int listen_peers(struct daemon *d, struct error *err)
 		if (r < 0)
 			return r;
 		http_client_set_identity(d->client, d->identity);
+		http_client_set_identity(d->peer_client, d->identity);
 	}
 	r = http_bind_tcp(s->config->listen, s->port, &fd, err);
 	if (r == 0)
@@ -187,10 +250,12 @@ static int listen_peers(struct daemon *d, struct error *err)
 
 static int setup_http(struct daemon *d, struct error *err)
 {
-	struct http_server_options options = {daemon_routes, daemon_route_count, d, MAX_BODY};
+	struct http_server_options options = {daemon_routes, daemon_route_count, d, MAX_BODY, 0, 0};
 	int r;
 
 	r = http_client_create(d->event, NULL, &d->client, err);
+	if (r == 0)
+		r = http_client_create(d->event, NULL, &d->peer_client, err);
 	if (r == 0)
 		r = http_server_create(d->event, &options, &d->server, err);
 	return r;
@@ -208,10 +273,13 @@ static int setup(struct daemon *d, struct error *err)
 	r = settings_read(d->config_path, &d->settings, err);
 	if (r < 0)
 		return r;
+	r = take_locks(d, err);
+	if (r < 0)
+		return r;
 	log_set_level(log_level(d->settings->config->log_level));
-	if ((r = setup_directories(d, err)) < 0 || (r = setup_event(d, err)) < 0 ||
-	    (r = setup_http(d, err)) < 0 || (r = log_streams_create(d, &d->logs, err)) < 0 ||
-	    (r = setup_node(d, err)) < 0)
+	if ((r = setup_directories(d, err)) < 0 || (r = settings_remember(d->settings, err)) < 0 ||
+	    (r = setup_event(d, err)) < 0 || (r = setup_http(d, err)) < 0 ||
+	    (r = log_streams_create(d, &d->logs, err)) < 0 || (r = setup_node(d, err)) < 0)
 		return r;
 	if (str_eq(d->settings->name, d->settings->controller)) {
 		r = controller_create(d, &d->controller, err);
@@ -232,6 +300,7 @@ int daemon_create(const char *config_path, struct daemon **out, struct error *er
 	if (!d)
 		return error_oom(err);
 	d->config_path = config_path;
+	d->locks[0] = d->locks[1] = -1;
 	r = setup(d, err);
 	if (r < 0)
 		return r;
@@ -305,8 +374,17 @@ void daemon_reload(struct daemon *d)
 	struct error err = ERROR_INIT;
 	struct settings *old = d->settings;
 
+	remake_socket(d); /* whatever the files say */
 	if (settings_read(d->config_path, &new, &err) < 0) {
 		log_err("nothing is reloaded: %s", err.message);
+		return;
+	}
+	/* Its record may be gone with state_dir: we know it still. */
+	if (old->cluster && new->alone) {
+		log_err("nothing is reloaded: %s names no host, but this node is in a cluster of %zu; to "
+		        "make it a "
+		        "cluster of its own, write a hosts file that names this machine alone",
+		        new->config->hosts_file, old->hosts->count);
 		return;
 	}
 	warn_unchanged(old, new);
@@ -323,6 +401,9 @@ void daemon_reload(struct daemon *d)
 	old->controller_port = new->controller_port;
 	old->config->heartbeat = new->config->heartbeat;
 	old->config->node_timeout = new->config->node_timeout;
+	old->config->shutdown_grace = new->config->shutdown_grace;
+	if (settings_remember(old, &err) < 0)
+		log_err("%s", err.message);
 	if (listen_peers(d, &err) < 0)
 		log_err("peers cannot be served: %s", err.message);
 	if (d->controller && controller_set_hosts(d->controller, &err) < 0)
@@ -336,9 +417,11 @@ void daemon_destroy(struct daemon *d)
 	if (!d)
 		return;
 	/* The mirror of setup: requests end first, what they use goes after them. */
+	shutdown_free(d->shutdown);
 	http_server_destroy(d->server);
 	link_destroy(d->link);
 	http_client_destroy(d->client);
+	http_client_destroy(d->peer_client);
 	controller_destroy(d->controller);
 	if (d->node)
 		node_destroy(d->node);
@@ -348,6 +431,8 @@ void daemon_destroy(struct daemon *d)
 	sd_event_source_disable_unref(d->sigterm);
 	sd_event_source_disable_unref(d->sigint);
 	sd_event_unref(d->event);
+	for (size_t i = 0; i < ARRAY_SIZE(d->locks); i++)
+		closep(&d->locks[i]);
 	settings_free(d->settings);
 	free(d);
 }

@@ -28,14 +28,21 @@ struct settings {
 	struct daemon_config *config;
 	struct hosts *hosts; /* of a single node: one made up */
 	bool cluster;        /* several hosts: peers are served, and a key is needed */
+	bool alone;          /* there is no hosts file, or no host in it */
 	char *name, *controller, *controller_address;
 	int port, controller_port;
 	int hosts_slots; /* slots= of our own line; 0: not said */
 };
 
+/* Without hosts the cluster is this machine; but not where a hosts file was asked for, or where state_dir
+ * says that this node was in a cluster before: then -ENOENT or -ENODATA. */
 int settings_read(const char *config_path, struct settings **out, struct error *err);
+/* Writes into state_dir whether this node is in a cluster. */
+int settings_remember(const struct settings *s, struct error *err);
 void settings_free(struct settings *s);
 DEFINE_CLEANUP(struct settings *, settings_free)
+
+struct shutdown;
 
 struct daemon {
 	const char *config_path; /* NULL: the default place */
@@ -45,12 +52,17 @@ struct daemon {
 	sd_event_source *sighup, *sigterm, *sigint;
 	struct node *node;
 	struct http_server *server;
-	struct http_client *client;
+	struct http_client *client; /* for requests that are passed on, and logs */
+	struct http_client
+	    *peer_client; /* heartbeats, reports, starts, stops: nobody else has its connections */
 	struct controller *controller; /* NULL: another node is it */
 	struct link *link;
 	struct log_streams *logs;
+	struct shutdown *shutdown; /* NULL: attempts go on */
 	bool tls_listening;
-	char instance[40]; /* tells this process from the one before it */
+	double loop_lag, loop_lag_max; /* seconds by which the last heartbeat was late, and the most so far */
+	int locks[2];                  /* on runtime_dir and state_dir */
+	char instance[40];             /* tells this process from the one before it */
 };
 
 int daemon_create(const char *config_path, struct daemon **out, struct error *err);

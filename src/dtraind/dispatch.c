@@ -57,7 +57,7 @@ static int call(struct controller *c, struct dispatch *ctx, const char *target, 
 		return error_set(err, -ENOENT, "node %s is not in the hosts file", ctx->node);
 	call.address = m->address;
 	call.port = m->port;
-	return http_client_call(c->daemon->client, &call, NULL, err);
+	return http_client_call(c->daemon->peer_client, &call, NULL, err);
 }
 
 /* The part that the call was about, if the run still stands where it stood. */
@@ -128,16 +128,37 @@ static void on_started(void *context, const struct http_answer *a)
 	        json_get_string(json_object_get(json, "error"), "message", "the node refused the start"));
 }
 
+static void on_local_started(void *context, int code, const char *message)
+{
+	_cleanup_free_ struct dispatch *d = context;
+
+	if (code == -ESHUTDOWN) /* the controller is gone already */
+		return;
+	link_refresh_local(d->controller->daemon);
+	if (code == 0)
+		started(d, d->controller->daemon->instance, link_sequence(d->controller->daemon->link));
+	else
+		refused(d, code == -EBUSY, message);
+}
+
+/* Takes d. */
 static void start_local(struct controller *c, struct dispatch *d, const json_t *request)
 {
 	struct error err = ERROR_INIT;
-	int r = node_start(c->daemon->node, request, &err);
+	int r = node_start(c->daemon->node, request, on_local_started, d, &err);
 
-	link_refresh_local(c->daemon);
-	if (r == 0)
-		started(d, c->daemon->instance, link_sequence(c->daemon->link));
+	if (r < 0)
+		on_local_started(d, r, err.message);
 	else
-		refused(d, r == -EBUSY, err.message);
+		link_refresh_local(c->daemon);
+}
+
+/* Who asks: the controller, and the store that it asks for. */
+static void add_stamp(struct controller *c, json_t *request)
+{
+	json_object_set_new(request, "controller", json_string(c->daemon->settings->name));
+	json_object_set_new(request, "cluster", json_string(store_cluster(c->store)));
+	json_object_set_new(request, "epoch", json_integer(store_epoch(c->store)));
 }
 
 /* {"run",…,"ranks":[…]} of one node, as node_start has it. */
@@ -146,32 +167,40 @@ static json_t *start_request(struct controller *c, const struct run *r, json_t *
 {
 	const char *node = r->parts[index].node;
 	struct member *master = members_find(c->members, r->parts[0].node);
-	json_t *ranks = json_array(), *rank;
+	json_t *ranks = json_array(), *rank, *request;
 	size_t i;
 
 	json_array_foreach(r->ranks, i, rank)
 	{
+		json_t *theirs;
+
 		if (strcmp(json_get_string(rank, "node", ""), node) != 0)
 			continue;
-		json_array_append_new(ranks, json_pack("{s:i,s:i,s:O}", "rank", (int)i, "local_rank",
-		                                       (int)json_array_size(ranks), "slot",
-		                                       json_object_get(rank, "slot")));
+		theirs = json_pack("{s:i,s:i,s:O}", "rank", (int)i, "local_rank", (int)json_array_size(ranks),
+		                   "slot", json_object_get(rank, "slot"));
+		if (json_object_get(rank, "slots"))
+			json_object_set(theirs, "slots", json_object_get(rank, "slots"));
+		json_array_append_new(ranks, theirs);
 	}
-	return json_pack("{s:I,s:I,s:s?,s:I,s:I,s:O,s:I,s:I,s:I,s:I,s:s,s:i,s:o}", "run", (json_int_t)r->id,
-	                 "attempt", (json_int_t)r->attempt, "user", r->user, "uid", (json_int_t)r->uid, "gid",
-	                 (json_int_t)r->gid, "config", config, "world_size",
-	                 (json_int_t)(r->nodes * r->per_node), "nodes", (json_int_t)r->nodes, "node_rank",
-	                 (json_int_t)index, "local_world_size", (json_int_t)r->per_node, "master_addr",
-	                 r->nodes == 1 || !master ? "127.0.0.1" : master->address, "master_port", port,
-	                 "ranks", ranks);
+	request = json_pack("{s:I,s:I,s:s?,s:I,s:I,s:O,s:I,s:I,s:I,s:I,s:s,s:i,s:o}", "run",
+	                    (json_int_t)r->id, "attempt", (json_int_t)r->attempt, "user", r->user, "uid",
+	                    (json_int_t)r->uid, "gid", (json_int_t)r->gid, "config", config, "world_size",
+	                    (json_int_t)run_world_size(r), "nodes", (json_int_t)r->nodes, "node_rank",
+	                    (json_int_t)index, "local_world_size", (json_int_t)json_array_size(ranks),
+	                    "master_addr", r->nodes == 1 || !master ? "127.0.0.1" : master->address,
+	                    "master_port", port, "ranks", ranks);
+	add_stamp(c, request);
+	return request;
 }
 
-static int choose_port(struct controller *c, const struct run *r)
+/* On the first node, where rank 0 listens. */
+static int choose_port(struct controller *c, const struct run *r, struct error *err)
 {
 	struct member *m = members_find(c->members, r->parts[0].node);
-	int port = is_local(c, r->parts[0].node) ? node_free_port(NULL) : -1;
 
-	return port > 0 || !m ? port : member_take_port(m, r->id * 31 + r->attempt);
+	if (is_local(c, r->parts[0].node))
+		return node_free_port(c->daemon->node, err);
+	return m ? member_take_port(m, r->id * 31 + r->attempt) : 0;
 }
 
 int dispatch_start(struct controller *c, struct run *r, struct error *err)
@@ -179,9 +208,10 @@ int dispatch_start(struct controller *c, struct run *r, struct error *err)
 	_cleanup_json_ json_t *config = NULL, *local_request = NULL;
 	_cleanup_free_ char *text = NULL;
 	_cleanup_free_ struct dispatch *local = NULL;
-	int port = choose_port(c, r), code;
+	int port = choose_port(c, r, err), code = port;
 
-	code = store_config(c->store, r->id, &text, err);
+	if (code >= 0)
+		code = store_config(c->store, r->id, &text, err);
 	if (code == 0)
 		code = json_parse(text, strlen(text), "stored configuration", &config, err);
 	if (code < 0)
@@ -208,7 +238,7 @@ int dispatch_start(struct controller *c, struct run *r, struct error *err)
 		json_decref(request);
 	}
 	if (local)
-		start_local(c, local, local_request);
+		start_local(c, steal_pointer(local), local_request);
 	return 0;
 }
 
@@ -223,19 +253,21 @@ static void on_stopped(void *context, const struct http_answer *a)
 		         a->status ? "it answered with an error" : a->error.message);
 }
 
-static void stop_at(struct controller *c, const char *node, int64_t run, int64_t attempt, double grace)
+static void stop_at(struct controller *c, const char *node, int64_t run, int64_t attempt, double grace,
+                    bool foreign)
 {
 	struct error err = ERROR_INIT;
 	_cleanup_json_ json_t *body = NULL;
 	struct dispatch *d;
 
-	if (is_local(c, node)) {
-		if (node_stop(c->daemon->node, run, attempt, grace, &err) < 0)
+	body = json_pack("{s:I,s:I,s:f,s:b}", "run", (json_int_t)run, "attempt", (json_int_t)attempt, "grace",
+	                 grace, "foreign", foreign);
+	add_stamp(c, body);
+	if (body && is_local(c, node)) {
+		if (node_stop_request(c->daemon->node, body, &err) < 0)
 			log_warn("run %lld: %s", (long long)run, err.message);
 		return;
 	}
-	body = json_pack("{s:I,s:I,s:f}", "run", (json_int_t)run, "attempt", (json_int_t)attempt, "grace",
-	                 grace);
 	d = dispatch_new(c, run, attempt, node);
 	if (!d || !body || call(c, d, "/v1/peer/stop", body, on_stopped, &err) < 0) {
 		free(d);
@@ -250,12 +282,19 @@ void dispatch_stop(struct controller *c, struct run *r, struct run_part *part)
 
 	/* By copy: our own node may report, and the part be gone, before this returns. */
 	if (node)
-		stop_at(c, node, r->id, r->attempt, r->grace);
+		stop_at(c, node, r->id, r->attempt, r->grace, false);
 }
 
 void dispatch_stop_stray(struct controller *c, const char *node, int64_t run, int64_t attempt)
 {
 	log_info("node %s still has attempt %lld of run %lld: told to stop it", node, (long long)attempt,
 	         (long long)run);
-	stop_at(c, node, run, attempt, 5);
+	stop_at(c, node, run, attempt, 5, false);
+}
+
+void dispatch_stop_foreign(struct controller *c, const char *node, int64_t run, int64_t attempt)
+{
+	log_warn("node %s is told to stop attempt %lld of run %lld, foreign work, as an administrator asks",
+	         node, (long long)attempt, (long long)run);
+	stop_at(c, node, run, attempt, 30, true);
 }

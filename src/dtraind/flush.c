@@ -36,10 +36,13 @@ void submissions_free(struct controller *c)
 
 void controller_submit(struct controller *c, struct http_request *request, struct run *r, const char *config)
 {
-	struct submission *s = calloc(1, sizeof(*s));
+	struct submission *s;
 	struct error err = ERROR_INIT;
 	int code;
 
+	if (controller_hold(c, request, r, config))
+		return;
+	s = calloc(1, sizeof(*s));
 	r->submitted = clock_realtime();
 	r->version = 1;
 	r->changed = true;
@@ -98,12 +101,28 @@ int controller_write(struct controller *c)
 		store_rollback(c->store);
 	if (code < 0)
 		log_err("the store cannot be written: %s", err.message);
-	else
+	else {
+		c->announced = store_highest(c->store);
 		for (size_t i = 0; i < c->queue.count; i++)
 			c->queue.list[i]->dirty = false;
+	}
 	c->commit = code < 0;
 	answer_submissions(c, code, &err);
 	return code;
+}
+
+/* The slots of one rank. */
+static void take_slots(struct sched_node *node, const json_t *rank)
+{
+	const json_t *slots = json_object_get(rank, "slots");
+
+	for (size_t i = 0; i < MAX(json_array_size(slots), (size_t)1); i++) {
+		size_t slot = slots ? (size_t)json_integer_value(json_array_get(slots, i))
+		                    : (size_t)json_get_int(rank, "slot", 0);
+
+		if (slot < node->slots)
+			node->taken[slot] = true;
+	}
 }
 
 /* The nodes as the scheduler sees them: a slot is taken where its node says so, or where a run of ours has
@@ -123,9 +142,16 @@ static int build_nodes(struct controller *c, struct sched_node **out, struct err
 		struct member *m = members_get(c->members, i);
 
 		nodes[i] = (struct sched_node){
-		    m->name,        m->up && !m->removed && now >= m->shunned, m->drained,
-		    m->slots,       calloc(m->slots + 1, sizeof(bool)),        member_drained_slots(m),
-		    member_links(m)};
+		    .name = m->name,
+		    .up = m->up && !m->removed && !m->shutting_down && now >= m->shunned,
+		    .drained = m->drained,
+		    .slots = m->slots,
+		    .taken = calloc(m->slots + 1, sizeof(bool)),
+		    .broken = member_drained_slots(m),
+		    .links = member_links(m),
+		    .kind = member_kind(m),
+		    .awaited = member_awaited(m),
+		};
 		if (!nodes[i].taken)
 			return error_oom(err);
 		json_array_foreach(m->devices, k, d) nodes[i].taken[k] =
@@ -135,12 +161,12 @@ static int build_nodes(struct controller *c, struct sched_node **out, struct err
 		json_array_foreach(c->queue.list[q]->part_count ? c->queue.list[q]->ranks : NULL, k, d)
 		{
 			const char *name = json_get_string(d, "node", "");
-			size_t slot = json_get_int(d, "slot", 0), i = 0;
+			size_t i = 0;
 
 			while (i < n && strcmp(nodes[i].name, name) != 0)
 				i++;
-			if (i < n && slot < nodes[i].slots)
-				nodes[i].taken[slot] = true;
+			if (i < n)
+				take_slots(&nodes[i], d);
 		}
 	}
 	return 0;
@@ -172,6 +198,7 @@ static void take_result(struct controller *c, struct run *r, struct sched_run *s
 		}
 		return;
 	}
+	r->per_node = s->per_node;
 	names = calloc(r->nodes, sizeof(*names));
 	for (int64_t i = 0; names && i < r->nodes; i++)
 		names[i] = (char *)nodes[s->chosen[i]].name;
@@ -182,7 +209,11 @@ static void take_result(struct controller *c, struct run *r, struct sched_run *s
 
 static struct sched_run sched_run(const struct run *r)
 {
-	return (struct sched_run){.id = r->id, .nodes = r->nodes, .per_node = r->per_node, .hosts = r->hosts};
+	return (struct sched_run){.id = r->id,
+	                          .nodes = r->nodes,
+	                          .per_node = r->all_slots ? 0 : r->per_node,
+	                          .kind = r->kind,
+	                          .hosts = r->hosts};
 }
 
 int controller_check(struct controller *c, const struct run *r, struct error *err)
@@ -203,6 +234,8 @@ static void reschedule(struct controller *c)
 	struct error err = ERROR_INIT;
 	size_t n = 0;
 
+	if (!c->settled)
+		return;
 	c->reschedule = false;
 	for (size_t i = 0; queue && i < c->queue.count; i++) {
 		const struct run *r = c->queue.list[i];

@@ -22,7 +22,10 @@ struct link {
 	struct http_transfer *beating, *reporting; /* one of each at a time: they keep their order */
 	json_t *pending;                           /* reports to send, the newest of each attempt */
 	bool lost;                                 /* the last heartbeat did not arrive */
-	bool again;                                /* there is more to say than the one under way does */
+	bool stale;           /* the controller's store is older than what is known here */
+	bool again;           /* there is more to say than the one under way does */
+	struct clock_gap gap; /* between our clock and the controller's */
+	double sent;          /* the heartbeat under way, by our clock */
 };
 
 int64_t link_sequence(const struct link *l)
@@ -30,12 +33,17 @@ int64_t link_sequence(const struct link *l)
 	return l->sequence;
 }
 
-json_t *link_ports(void)
+bool link_is_idle(const struct link *l)
+{
+	return !l->beating && !l->reporting && !l->again && json_array_size(l->pending) == 0;
+}
+
+json_t *link_ports(struct daemon *d)
 {
 	json_t *ports = json_array();
 
 	for (int i = 0; i < SPARE_PORTS; i++) {
-		int port = node_free_port(NULL);
+		int port = node_free_port(d->node, NULL);
 
 		if (port > 0)
 			json_array_append_new(ports, json_integer(port));
@@ -62,7 +70,7 @@ static int post(struct link *l, const char *target, const json_t *body,
 	    .context = l,
 	    .on_done = done,
 	};
-	int r = text ? http_client_call(l->daemon->client, &call, out, &err) : -ENOMEM;
+	int r = text ? http_client_call(l->daemon->peer_client, &call, out, &err) : -ENOMEM;
 
 	if (r < 0)
 		log_err("cannot call the controller: %s", err.message);
@@ -72,8 +80,16 @@ static int post(struct link *l, const char *target, const json_t *body,
 static void forget(struct link *l, const json_t *answer)
 {
 	json_t *entry;
+	struct error err = ERROR_INIT;
 	size_t i;
 
+	if (node_learn(l->daemon->node, answer, &err) < 0) {
+		if (!l->stale)
+			log_err("controller %s: %s", l->daemon->settings->controller, err.message);
+		l->stale = true;
+		return;
+	}
+	l->stale = false;
 	json_array_foreach(json_object_get(answer, "forget"), i, entry)
 	    node_forget(l->daemon->node, json_get_int(entry, "run", 0), json_get_int(entry, "attempt", 0));
 }
@@ -93,6 +109,7 @@ static void on_beaten(void *context, const struct http_answer *a)
 		if (l->lost)
 			log_info("the controller %s is there", l->daemon->settings->controller);
 		l->lost = false;
+		clock_gap_add(&l->gap, l->sent, json_get_number(answer, "time", 0), clock_realtime());
 		forget(l, answer);
 	} else if (!l->lost) {
 		log_warn("the controller %s cannot be spoken to: %s", l->daemon->settings->controller, why);
@@ -104,13 +121,29 @@ static void on_beaten(void *context, const struct http_answer *a)
 		link_heartbeat(l);
 }
 
+/* How far the times in the report are from the controller's clock. */
+static void add_clock(const struct link *l, json_t *report)
+{
+	json_object_set_new(report, "clock_offset", json_real(l->gap.offset));
+	json_object_set_new(report, "clock_error", json_real(l->gap.error));
+}
+
 static json_t *heartbeat(struct link *l)
 {
+	const struct daemon_config *config = l->daemon->settings->config;
+	json_t *attempts = node_attempts_described(l->daemon->node), *report;
+	char hosts[HOSTS_HASH_SIZE];
+	size_t i;
+
+	json_array_foreach(l->daemon->controller ? NULL : attempts, i, report) add_clock(l, report);
 	l->sequence++;
-	return json_pack("{s:s,s:s,s:I,s:s,s:o,s:o,s:o}", "node", l->daemon->settings->name, "instance",
-	                 l->daemon->instance, "sequence", (json_int_t)l->sequence, "version", DTRAIN_VERSION,
-	                 "devices", node_devices(l->daemon->node), "attempts", node_attempts(l->daemon->node),
-	                 "ports", link_ports());
+	hosts_hash(l->daemon->settings->hosts, hosts);
+	return json_pack("{s:s,s:s,s:s,s:I,s:s,s:o,s:o,s:o,s:[i,i],s:b,s:o}", "node",
+	                 l->daemon->settings->name, "hosts", hosts, "instance", l->daemon->instance,
+	                 "sequence", (json_int_t)l->sequence, "version", DTRAIN_VERSION, "devices",
+	                 node_devices(l->daemon->node), "attempts", attempts, "ports", link_ports(l->daemon),
+	                 "port_range", config->port_low, config->port_high, "shutting_down",
+	                 node_is_shutting_down(l->daemon->node), "known", node_known(l->daemon->node));
 }
 
 void link_heartbeat(struct link *l)
@@ -125,6 +158,7 @@ void link_heartbeat(struct link *l)
 	body = heartbeat(l);
 	if (!body)
 		return;
+	l->sent = clock_realtime();
 	if (!c)
 		post(l, "/v1/peer/heartbeat", body, on_beaten, &l->beating);
 	else if (controller_heartbeat(c, body, &answer, &err) < 0)
@@ -166,18 +200,19 @@ static void send_reports(struct link *l)
 
 static void add_pending(struct link *l, const json_t *report)
 {
-	json_t *old;
+	json_t *copy = json_deep_copy(report), *old;
 	size_t i;
 
+	add_clock(l, copy);
 	json_array_foreach(l->pending, i, old)
 	{
 		if (json_get_int(old, "run", -1) == json_get_int(report, "run", -2) &&
 		    json_get_int(old, "attempt", -1) == json_get_int(report, "attempt", -2)) {
-			json_array_set_new(l->pending, i, json_deep_copy(report));
+			json_array_set_new(l->pending, i, copy);
 			return;
 		}
 	}
-	json_array_append_new(l->pending, json_deep_copy(report));
+	json_array_append_new(l->pending, copy);
 }
 
 void link_report(struct link *l, const json_t *report)
@@ -204,13 +239,17 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *userdata)
 	struct link *l = userdata;
 	uint64_t now;
 
+	sd_event_now(l->daemon->event, CLOCK_MONOTONIC, &now);
+	if (usec > 0) { /* 0: at once, for a reason */
+		l->daemon->loop_lag = (now - usec) / 1e6;
+		l->daemon->loop_lag_max = MAX(l->daemon->loop_lag_max, l->daemon->loop_lag);
+	}
 	/* A controller that was away is found again soon. */
 	if (l->lost)
 		interval = MIN(interval, LOST_SECONDS);
 	if (!l->beating)
 		link_heartbeat(l);
 	send_reports(l);
-	sd_event_now(l->daemon->event, CLOCK_MONOTONIC, &now);
 	sd_event_source_set_time(source, now + (uint64_t)(interval * 1e6));
 	return sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
 }

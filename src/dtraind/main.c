@@ -5,6 +5,7 @@
 
 #include "base/log.h"
 #include "dtraind/daemon.h"
+#include "dtraind/shutdown.h"
 
 static void usage(FILE *f)
 {
@@ -12,6 +13,7 @@ static void usage(FILE *f)
 	      "The service of dtrain: exposes this machine's devices, joins its peers, executes runs.\n\n"
 	      "  -c, --config FILE  read FILE instead of " SYSCONFDIR "/dtrain/dtraind.conf\n"
 	      "      --check        check the configuration and the hosts file, then exit\n"
+	      "      --end-runs     end all runs on this node, each with its grace, then exit\n"
 	      "      --version      print the version and exit\n"
 	      "      --help         print this and exit\n",
 	      f);
@@ -32,6 +34,16 @@ static int check(const char *config)
 	return 0;
 }
 
+static int end_runs(const char *config)
+{
+	struct error err = ERROR_INIT;
+
+	if (shutdown_end_runs(config, &err) == 0)
+		return 0;
+	fprintf(stderr, "dtraind: %s\n", err.message);
+	return 1;
+}
+
 static int serve(const char *config)
 {
 	_cleanup_(daemon_destroyp) struct daemon *d = NULL;
@@ -46,16 +58,14 @@ static int serve(const char *config)
 
 int main(int argc, char **argv)
 {
-	enum { CHECK = 256, VERSION, HELP };
+	enum { CHECK = 256, END_RUNS, VERSION, HELP };
 	static const struct option options[] = {
-	    {"config", required_argument, NULL, 'c'},
-	    {"check", no_argument, NULL, CHECK},
-	    {"version", no_argument, NULL, VERSION},
-	    {"help", no_argument, NULL, HELP},
-	    {NULL, 0, NULL, 0},
+	    {"config", required_argument, NULL, 'c'},  {"check", no_argument, NULL, CHECK},
+	    {"end-runs", no_argument, NULL, END_RUNS}, {"version", no_argument, NULL, VERSION},
+	    {"help", no_argument, NULL, HELP},         {NULL, 0, NULL, 0},
 	};
 	const char *config = NULL;
-	bool only_check = false;
+	bool only_check = false, only_end = false;
 	int option;
 
 	log_init("dtraind", LOG_INFO);
@@ -66,6 +76,9 @@ int main(int argc, char **argv)
 			break;
 		case CHECK:
 			only_check = true;
+			break;
+		case END_RUNS:
+			only_end = true;
 			break;
 		case VERSION:
 			puts("dtraind " DTRAIN_VERSION);
@@ -81,5 +94,5 @@ int main(int argc, char **argv)
 		fprintf(stderr, "dtraind: %s: no argument is expected\n", argv[optind]);
 		return 2;
 	}
-	return only_check ? check(config) : serve(config);
+	return only_check ? check(config) : only_end ? end_runs(config) : serve(config);
 }

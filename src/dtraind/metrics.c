@@ -135,6 +135,11 @@ void route_prometheus(void *context, struct http_request *r)
 
 		strbuf_addf(&b, "dtrain_slots_drained{node=\"%s\"} %zu\n", m->name, member_drained_slots(m));
 	}
+	metric(&b, "dtrain_event_loop_lag_seconds", "gauge",
+	       "By how much the controller's last timer was late.");
+	strbuf_addf(&b, "dtrain_event_loop_lag_seconds %.6f\n", d->loop_lag);
+	metric(&b, "dtrain_event_loop_lag_max_seconds", "gauge", "The most that one was since the start.");
+	strbuf_addf(&b, "dtrain_event_loop_lag_max_seconds %.6f\n", d->loop_lag_max);
 	add_gpus(&b, c);
 	add_runs(&b, c);
 	http_reply_bytes(r, 200, "text/plain; version=0.0.4; charset=utf-8", b.data ? b.data : "", b.len);

@@ -12,9 +12,16 @@ void route_drain(void *context, struct http_request *r);
 void route_resume(void *context, struct http_request *r);
 void route_device_drain(void *context, struct http_request *r);
 void route_device_resume(void *context, struct http_request *r);
+void route_cancel_foreign(void *context, struct http_request *r);
 void route_events(void *context, struct http_request *r);
 /* A device of this very node: done, and answered. */
 void route_change_own_device(struct daemon *d, struct http_request *r, int64_t slot, bool drain);
+
+/* backup.c */
+void route_backup(void *context, struct http_request *r);
+
+/* shutdown.c */
+void route_end_runs(void *context, struct http_request *r);
 
 /* metrics.c */
 void route_prometheus(void *context, struct http_request *r);
@@ -27,11 +34,15 @@ void route_cancel(void *context, struct http_request *r);
 void route_logs(void *context, struct http_request *r);
 
 /* routes_worker.c: what workers say and ask */
+enum { METRICS_REPORT_MAX = 64 << 10 };            /* bytes of one report */
+char *metrics_path(struct daemon *d, int64_t run); /* of a run's reports; owned by the caller */
 void route_metrics_post(void *context, struct http_request *r);
-void route_metrics_get(void *context, struct http_request *r);
 void route_rendezvous_put(void *context, struct http_request *r);
 void route_rendezvous_get(void *context, struct http_request *r);
 void route_worker_event(void *context, struct http_request *r);
+
+/* metrics_stream.c */
+void route_metrics_get(void *context, struct http_request *r);
 
 /* routes_peer.c */
 void route_peer_start(void *context, struct http_request *r);

@@ -43,21 +43,34 @@ void route_nodes(void *context, struct http_request *r)
 		                          members_to_json(d->controller->members, d->settings->controller)));
 }
 
+/* Of the reason that an admin gives: it goes into every list of the nodes. */
+enum { REASON_BYTES = 200 };
+
 static void set_drained(struct daemon *d, struct http_request *r, bool drained)
 {
-	const char *name = http_request_capture(r, 0);
+	const char *name = http_request_capture(r, 0), *text, *reason;
+	_cleanup_json_ json_t *body = NULL;
 	struct member *m;
+	size_t len;
 
 	if (forward_to_controller(d, r))
 		return;
 	m = members_find(d->controller->members, name);
+	text = http_request_body(r, &len);
+	body = len ? json_loadb(text, len, 0, NULL) : NULL;
+	reason = json_get_string(body, "reason", NULL);
 	if (!caller_may(http_request_caller(r), 0))
 		http_reply_error(r, 403, "not-allowed", "only root may drain and resume nodes");
+	else if (reason && strlen(reason) > REASON_BYTES)
+		http_reply_error(r, 400, "bad-json", "reason: %zu bytes; at most %d are possible",
+		                 strlen(reason), REASON_BYTES);
 	else if (!m)
 		http_reply_error(r, 404, "no-such-node", "there is no node %s in the hosts file", name);
 	else {
-		controller_set_drained(d->controller, m, drained);
-		http_reply_json(r, 200, json_pack("{s:s,s:s}", "name", m->name, "state", member_state(m)));
+		controller_set_drained(d->controller, m, drained, reason);
+		http_reply_json(r, 200,
+		                json_pack("{s:s,s:s,s:s?}", "name", m->name, "state", member_state(m),
+		                          "reason", m->drain_reason));
 	}
 }
 
@@ -142,6 +155,35 @@ void route_device_drain(void *context, struct http_request *r)
 void route_device_resume(void *context, struct http_request *r)
 {
 	change_device(context, r, false);
+}
+
+void route_cancel_foreign(void *context, struct http_request *r)
+{
+	struct daemon *d = context;
+	const char *name = http_request_capture(r, 0);
+	struct member *m;
+	int64_t run;
+	size_t n;
+
+	if (forward_to_controller(d, r) || http_request_query_int(r, "run", 1, INT64_MAX, 0, &run) < 0)
+		return;
+	m = members_find(d->controller->members, name);
+	if (!caller_may(http_request_caller(r), 0)) {
+		http_reply_error(r, 403, "not-allowed", "only root may end foreign work");
+		return;
+	}
+	if (!m) {
+		http_reply_error(r, 404, "no-such-node", "there is no node %s in the hosts file", name);
+		return;
+	}
+	n = controller_cancel_foreign(d->controller, m, run);
+	if (n > 0)
+		http_reply_json(r, 202, json_pack("{s:s,s:I}", "name", m->name, "stopping", (json_int_t)n));
+	else if (run)
+		http_reply_error(r, 404, "no-such-run", "there is no foreign run %lld on node %s",
+		                 (long long)run, m->name);
+	else
+		http_reply_error(r, 404, "no-such-run", "there is no foreign work on node %s", m->name);
 }
 
 struct event_stream {

@@ -2,6 +2,7 @@
 /* Between services. The caller has proved that it holds the cluster's key. */
 #include <errno.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/json.h"
 #include "base/log.h"
@@ -24,23 +25,68 @@ static int start_status(int code)
 	}
 }
 
+/* A node obeys the controller of its own hosts file. Services of an older version do not name themselves. */
+static bool check_controller(struct daemon *d, struct http_request *r, const json_t *request)
+{
+	const char *name = json_get_string(request, "controller", NULL), *own = d->settings->controller;
+
+	if (!name || strcasecmp(name, own) == 0)
+		return true;
+	http_reply_error(
+	    r, 410, "refused",
+	    "%s takes itself for the controller, %s takes %s for it: the hosts files or dtraind.conf "
+	    "differ",
+	    name, d->settings->name, own);
+	return false;
+}
+
+/* A start that is under way: the caller may go before its answer. */
+struct start_wait {
+	struct daemon *daemon;
+	struct http_request *request; /* NULL: it is gone */
+};
+
+static void on_start_closed(void *context)
+{
+	((struct start_wait *)context)->request = NULL;
+}
+
+static void on_started(void *context, int code, const char *message)
+{
+	_cleanup_free_ struct start_wait *w = context;
+
+	if (!w->request)
+		return;
+	http_request_on_close(w->request, NULL, NULL);
+	if (code < 0)
+		http_reply_error(w->request, start_status(code), code == -EBUSY ? "busy" : "refused", "%s",
+		                 message);
+	else
+		http_reply_json(w->request, 200,
+		                json_pack("{s:s,s:I}", "instance", w->daemon->instance, "sequence",
+		                          (json_int_t)link_sequence(w->daemon->link)));
+}
+
 void route_peer_start(void *context, struct http_request *r)
 {
 	struct daemon *d = context;
 	_cleanup_json_ json_t *request = http_request_json(r);
 	struct error err = ERROR_INIT;
+	struct start_wait *w;
 	int code;
 
-	if (!request)
+	if (!request || !check_controller(d, r, request))
 		return;
-	code = node_start(d->node, request, &err);
+	w = calloc(1, sizeof(*w));
+	if (!w) {
+		http_reply_error(r, 500, "out-of-memory", "out of memory");
+		return;
+	}
+	*w = (struct start_wait){d, r};
+	http_request_on_close(r, on_start_closed, w);
+	code = node_start(d->node, request, on_started, w, &err);
 	if (code < 0)
-		http_reply_error(r, start_status(code), code == -EBUSY ? "busy" : "refused", "%s",
-		                 err.message);
-	else
-		http_reply_json(r, 200,
-		                json_pack("{s:s,s:I}", "instance", d->instance, "sequence",
-		                          (json_int_t)link_sequence(d->link)));
+		on_started(w, code, err.message);
 }
 
 void route_peer_stop(void *context, struct http_request *r)
@@ -49,11 +95,13 @@ void route_peer_stop(void *context, struct http_request *r)
 	_cleanup_json_ json_t *request = http_request_json(r);
 	struct error err = ERROR_INIT;
 
-	if (!request)
+	int code;
+
+	if (!request || !check_controller(d, r, request))
 		return;
-	if (node_stop(d->node, json_get_int(request, "run", 0), json_get_int(request, "attempt", 0),
-	              json_get_number(request, "grace", 30), &err) < 0)
-		http_reply_error(r, 500, "stop", "%s", err.message);
+	code = node_stop_request(d->node, request, &err);
+	if (code < 0)
+		http_reply_error(r, code == -ESTALE ? 410 : 403, "refused", "%s", err.message);
 	else
 		http_reply_json(r, 200, json_object());
 }

@@ -95,7 +95,7 @@ struct listing {
 
 static int list_add(struct listing *l, const struct run *r, struct error *err)
 {
-	json_t *json = run_to_json(r);
+	json_t *json = run_to_json(r, false);
 	_cleanup_free_ char *text = json ? json_to_string(json) : NULL;
 
 	json_decref(json);
@@ -171,13 +171,12 @@ void route_runs(void *context, struct http_request *r)
 void controller_reply_run(struct controller *c, struct http_request *request, const struct run *r)
 {
 	_cleanup_free_ char *text = NULL;
-	json_t *o = run_to_json(r), *config = NULL;
+	bool own = caller_may(http_request_caller(request), r->uid);
+	json_t *o = run_to_json(r, own), *config = NULL;
 
-	if (store_config(c->store, r->id, &text, NULL) == 0)
+	/* The command line, the variables, the paths: nobody else's business. */
+	if (own && store_config(c->store, r->id, &text, NULL) == 0)
 		config = json_loads(text, 0, NULL);
-	/* Variables may hold what others are not to know. */
-	if (config && !caller_may(http_request_caller(request), r->uid))
-		json_object_del(config, "environment");
 	if (config)
 		json_object_set_new(o, "config", config);
 	http_reply_json(request, 200, o);

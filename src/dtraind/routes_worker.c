@@ -12,17 +12,20 @@
 #include "base/str.h"
 #include "dtraind/routes.h"
 
-/* The longest report: the last one stays in memory. And what a reader of a stream may be behind. */
-enum { REPORT_MAX = 64 << 10, BEHIND_MAX = 16 << 20 };
+/* The longest report: the last one stays in memory. */
+enum { REPORT_MAX = METRICS_REPORT_MAX };
 /* What a run may have us keep. A million steps take less; beyond it only the last report is known. */
 enum { METRICS_MAX = 256 << 20 };
 
-static char *metrics_path(struct daemon *d, int64_t run)
+char *metrics_path(struct daemon *d, int64_t run)
 {
 	_cleanup_free_ char *dir = run_directory(d, run);
 
 	return dir ? str_printf("%s/metrics.jsonl", dir) : NULL;
 }
+
+/* What a run may keep in our memory as keys: NCCL's ids and UCX's addresses take a few KiB of each rank. */
+enum { RENDEZVOUS_BYTES = 2 << 20, RENDEZVOUS_RANK_BYTES = 64 << 10, RENDEZVOUS_MOST = 64 << 20 };
 
 static int append_metrics(struct daemon *d, int64_t run, const char *text, size_t len, struct error *err)
 {
@@ -131,94 +134,13 @@ void route_metrics_post(void *context, struct http_request *r)
 	http_reply_json(r, 200, json_object());
 }
 
-struct metrics_stream {
-	struct http_stream *stream;
-	struct feed_listener *listener;
-	int64_t since;
-	size_t begin; /* bytes of what was there already */
-};
-
-static void write_since(struct http_stream *stream, const char *text, size_t len, int64_t since)
-{
-	if (since < 0) {
-		http_stream_write(stream, text, len);
-		return;
-	}
-	while (len > 0) {
-		const char *nl = memchr(text, '\n', len);
-		size_t n = nl ? (size_t)(nl - text) + 1 : len;
-		_cleanup_json_ json_t *o = json_loadb(text, n, 0, NULL);
-
-		if (json_get_int(o, "step", INT64_MAX) > since)
-			http_stream_write(stream, text, n);
-		text += n;
-		len -= n;
-	}
-}
-
-static void on_metrics(void *context, const char *data, size_t len)
-{
-	struct metrics_stream *m = context;
-
-	if (!data)
-		http_stream_end(m->stream);
-	else if (http_stream_pending(m->stream) > m->begin + BEHIND_MAX)
-		http_stream_abort(m->stream); /* a reader that reads no more */
-	else
-		write_since(m->stream, data, len, m->since);
-}
-
-static void on_metrics_closed(void *context)
-{
-	struct metrics_stream *m = context;
-
-	feed_remove(m->listener);
-	free(m);
-}
-
-void route_metrics_get(void *context, struct http_request *r)
-{
-	struct daemon *d = context;
-	_cleanup_(run_freep) struct run *owned = NULL;
-	_cleanup_free_ char *path = NULL, *text = NULL;
-	struct error err = ERROR_INIT;
-	struct metrics_stream *m;
-	int64_t since, follow;
-	struct run *run;
-	size_t len = 0;
-
-	if (forward_to_controller(d, r))
-		return;
-	run = route_find_run(d->controller, r, false, &owned);
-	if (!run || http_request_query_int(r, "since", -1, INT64_MAX, -1, &since) < 0 ||
-	    http_request_query_int(r, "follow", 0, 1, 0, &follow) < 0)
-		return;
-	m = calloc(1, sizeof(*m));
-	if (!m || (follow && !owned &&
-	           feed_listen(d->controller->metrics, run->id, on_metrics, m, &m->listener, &err) < 0)) {
-		free(m);
-		http_reply_error(r, 500, "out-of-memory", "out of memory");
-		return;
-	}
-	m->since = since;
-	path = metrics_path(d, run->id);
-	if (path && file_read(path, 0, &text, &len, &err) < 0 && err.code != -ENOENT)
-		log_warn("%s", err.message);
-	m->stream = http_reply_stream(r, 200, "application/x-ndjson");
-	http_request_on_close(r, on_metrics_closed, m);
-	if (text)
-		write_since(m->stream, text, len, since);
-	m->begin = len;
-	if (!m->listener)
-		http_stream_end(m->stream);
-}
-
 void route_worker_event(void *context, struct http_request *r)
 {
 	struct daemon *d = context;
 	_cleanup_json_ json_t *body = NULL;
 	int64_t attempt;
 	char fields[64];
+	bool lost_peer;
 	struct run *run;
 
 	if (forward_to_controller(d, r))
@@ -227,12 +149,17 @@ void route_worker_event(void *context, struct http_request *r)
 	body = run && check_attempt(r, run, &attempt) == 0 ? http_request_json(r) : NULL;
 	if (!body)
 		return;
-	if (strcmp(json_get_string(body, "kind", ""), "error") == 0) {
+	lost_peer = strcmp(json_get_string(body, "kind", ""), "peer-lost") == 0;
+	if (lost_peer || strcmp(json_get_string(body, "kind", ""), "error") == 0) {
 		snprintf(fields, sizeof(fields), "RUN_ID=%lld\nRANK=%lld", (long long)run->id,
 		         (long long)json_get_int(body, "rank", -1));
-		log_write(LOG_WARNING, fields, "run %lld: rank %lld: %s", (long long)run->id,
-		          (long long)json_get_int(body, "rank", -1), json_get_string(body, "message", ""));
-		run_worker_error(run, json_get_int(body, "rank", -1), json_get_string(body, "message", ""));
+		/* Its words are for the owner: not for the journal. */
+		log_write(LOG_WARNING, fields, "run %lld: rank %lld reports %s", (long long)run->id,
+		          (long long)json_get_int(body, "rank", -1),
+		          lost_peer ? "that it has lost a peer" : "an error");
+		run_worker_error(run, json_get_int(body, "rank", -1), json_get_string(body, "message", ""),
+		                 lost_peer);
+		controller_touch(d->controller);
 	}
 	http_reply_json(r, 200, json_object());
 }
@@ -241,7 +168,7 @@ void route_rendezvous_put(void *context, struct http_request *r)
 {
 	struct daemon *d = context;
 	struct error err = ERROR_INIT;
-	int64_t attempt;
+	int64_t attempt, max;
 	struct run *run;
 	const void *body;
 	size_t len;
@@ -252,8 +179,9 @@ void route_rendezvous_put(void *context, struct http_request *r)
 	if (!run || check_attempt(r, run, &attempt) < 0)
 		return;
 	body = http_request_body(r, &len);
-	if (rendezvous_put(d->controller->rendezvous, run->id, attempt, http_request_capture(r, 1), body, len,
-	                   &err) < 0)
+	max = MIN(RENDEZVOUS_BYTES + run->nodes * run->per_node * RENDEZVOUS_RANK_BYTES, RENDEZVOUS_MOST);
+	if (rendezvous_put(d->controller->rendezvous, run->id, attempt, max, http_request_capture(r, 1), body,
+	                   len, &err) < 0)
 		http_reply_error(r, err.code == -ENOSPC ? 413 : 400, "rendezvous", "%s", err.message);
 	else
 		http_reply_json(r, 200, json_object());

@@ -5,6 +5,8 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include "base/file.h"
+#include "base/json.h"
 #include "base/str.h"
 #include "dtraind/daemon.h"
 
@@ -31,6 +33,52 @@ static int single_host(const struct daemon_config *config, struct hosts **out, s
 	return line ? hosts_parse(line, strlen(line), "this machine", out, err) : error_oom(err);
 }
 
+/* state_dir/cluster: there as long as this node belongs to a cluster of several. A machine that loses its
+ * hosts file would otherwise become a cluster of its own, and end what runs on the others. */
+static char *record_path(const struct daemon_config *config)
+{
+	return str_path_join(config->state_dir, "cluster");
+}
+
+int settings_remember(const struct settings *s, struct error *err)
+{
+	_cleanup_free_ char *path = record_path(s->config), *text = NULL, *old = NULL;
+	_cleanup_json_ json_t *record =
+	    json_pack("{s:s,s:I}", "controller", s->controller, "hosts", (json_int_t)s->hosts->count);
+
+	text = record ? json_to_string(record) : NULL;
+	if (!path || !text)
+		return error_oom(err);
+	if (!s->cluster)
+		return unlink(path) < 0 && errno != ENOENT
+		           ? error_errno(err, -errno, "cannot remove %s", path)
+		           : 0;
+	if (file_read(path, 0, &old, NULL, NULL) == 0 && str_eq(old, text))
+		return 0;
+	return file_write_atomic(path, text, strlen(text), 0644, err);
+}
+
+/* There are no hosts, as `err` says: may this machine be a cluster of its own? */
+static int check_alone(const struct daemon_config *config, struct error *err)
+{
+	_cleanup_free_ char *path = record_path(config), *why = strdup(err->message);
+	_cleanup_json_ json_t *record = NULL;
+	int code = err->code;
+
+	if (!path || !why)
+		return error_oom(err);
+	if (config->hosts_file_given)
+		return error_set(err, code, "hosts_file of dtraind.conf: %s", why);
+	if (!file_exists(path))
+		return 0;
+	json_read_file(path, &record, NULL);
+	return error_set(
+	    err, code,
+	    "%s; but this node is in a cluster, whose controller is %s: put the file back, or, to make it "
+	    "a cluster of its own, write a hosts file that names this machine alone",
+	    why, json_get_string(record, "controller", "not known"));
+}
+
 static int find_controller(struct settings *s, struct error *err)
 {
 	const struct host *h = &s->hosts->list[0];
@@ -51,7 +99,6 @@ int settings_read(const char *path, struct settings **out, struct error *err)
 {
 	_cleanup_(settings_freep) struct settings *s = calloc(1, sizeof(*s));
 	const struct host *self;
-	bool alone;
 	int r;
 
 	if (!s)
@@ -60,14 +107,16 @@ int settings_read(const char *path, struct settings **out, struct error *err)
 	if (r < 0)
 		return r;
 	r = hosts_read(s->config->hosts_file, &s->hosts, err);
-	alone = r == -ENOENT || r == -ENODATA;
-	if (alone)
+	s->alone = r == -ENOENT || r == -ENODATA;
+	if (s->alone)
+		r = check_alone(s->config, err);
+	if (s->alone && r == 0)
 		r = single_host(s->config, &s->hosts, err);
 	if (r < 0)
 		return r;
 	s->cluster = s->hosts->count > 1;
 	self = &s->hosts->list[0];
-	if (!alone) {
+	if (!s->alone) {
 		r = hosts_find_self(s->hosts, s->config->node, &self, err);
 		if (r < 0)
 			return r;

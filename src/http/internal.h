@@ -7,10 +7,23 @@
 #include "base/str.h"
 #include "http/server.h"
 
+struct http_connection;
+struct in6_addr;
+
+enum {
+	HTTP_CONNECTIONS = 4000
+}; /* of a listener; below the limit of descriptors that dtraind.service asks for */
+
+enum { HTTP_REFUSAL_SIZE = 256 };
+
 struct http_server {
 	sd_event *event;
 	struct http_server_options options;
 	struct http_listener *listeners;
+	struct http_request *large, **large_end; /* large bodies, complete, in the order of their handling */
+	sd_event_source *large_source;
+	struct in6_addr *peers; /* addresses of services */
+	size_t peer_count;
 	bool closing;
 };
 
@@ -20,8 +33,11 @@ struct http_listener {
 	struct http_listener *next;
 	struct MHD_Daemon *daemon;
 	const struct identity *identity; /* NULL: a Unix socket */
+	bool left;                       /* takes no new connections */
 	struct http_request *requests;   /* all that are under way */
-	sd_event_source *io, *timer;
+	struct http_connection *connections, *pending, *pending_last;
+	size_t connection_count; /* those that are dropped and not closed yet included */
+	sd_event_source *io, *timer, *head_timer;
 	sd_event_source *resumed; /* MHD does not look for these by itself */
 };
 
@@ -44,6 +60,8 @@ struct http_request {
 	char *user; /* behind caller.user */
 	struct strbuf body;
 	bool started, dispatched, suspended, gone;
+	struct http_request *large_next; /* in the server's queue of large bodies, where `queued` */
+	bool queued;
 	/* The answer: a response to queue, or an early refusal that waits for the body to have passed. */
 	struct MHD_Response *response;
 	int status;
@@ -61,3 +79,18 @@ void http_request_resume(struct http_request *r);
 void http_request_end(struct http_request *r); /* the server is going: no more waiting */
 void http_request_suspend(struct http_request *r);
 void http_request_free(struct http_request *r);
+/* server.c, for request.c */
+void http_server_unqueue(struct http_server *s, struct http_request *r);
+
+/* connections.c: bounds and deadlines. One that is over a bound is shut down from within. */
+struct http_connection *http_connection_new(struct http_listener *l, int fd);
+void http_connection_free(struct http_connection *c);
+/* The first line of a request's head is there, or all of it. */
+void http_connection_head(struct http_connection *c, bool complete);
+/* A request over TLS begins, on behalf of user uid (-1: of a service). reserved: its route is HTTP_RESERVED.
+ * -EAGAIN: a bound is reached, which `why` says, and the request is to be refused. */
+int http_connection_admit(struct http_connection *c, bool reserved, int64_t uid, char why[HTTP_REFUSAL_SIZE]);
+void http_connection_done(struct http_connection *c); /* the request has ended */
+/* The most connections that a listener takes. */
+size_t http_connection_limit(const struct http_listener *l);
+int http_connections_timer(sd_event_source *source, uint64_t usec, void *listener);

@@ -12,12 +12,16 @@
 
 #include "http/server.h"
 
-/* Gone, stale or somebody's? Connecting tells. */
-static bool unix_answers(const struct sockaddr_un *sun)
+bool http_unix_answers(const char *path)
 {
-	_cleanup_close_ int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	_cleanup_close_ int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	struct sockaddr_un sun = {.sun_family = AF_UNIX};
 
-	return fd >= 0 && connect(fd, (const struct sockaddr *)sun, sizeof(*sun)) == 0;
+	if (fd < 0 || strlen(path) >= sizeof(sun.sun_path))
+		return false;
+	strcpy(sun.sun_path, path);
+	/* EAGAIN: so many wait there that one more has no room. */
+	return connect(fd, (const struct sockaddr *)&sun, sizeof(sun)) == 0 || errno == EAGAIN;
 }
 
 static int give_to_group(const char *path, const char *group, struct error *err)
@@ -51,7 +55,7 @@ int http_bind_unix(const char *path, mode_t mode, const char *group, int *out, s
 		                 "socket %s: a path of at most %zu characters is possible", path,
 		                 sizeof(sun.sun_path) - 1);
 	strcpy(sun.sun_path, path);
-	if (unix_answers(&sun))
+	if (http_unix_answers(path))
 		return error_set(err, -EADDRINUSE, "socket %s is in use: another dtraind answers there",
 		                 path);
 	unlink(path);

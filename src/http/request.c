@@ -103,6 +103,7 @@ void http_request_free(struct http_request *r)
 	if (r->next)
 		r->next->prev = r->prev;
 	sd_event_source_disable_unref(r->hangup);
+	http_server_unqueue(r->listener->server, r);
 	notify_closed(r);
 	if (r->response)
 		MHD_destroy_response(r->response);

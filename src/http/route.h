@@ -12,6 +12,12 @@ enum http_callers {
 	HTTP_LOCAL = 1, /* programs on this machine, through the Unix socket */
 	HTTP_PEER = 2,  /* services that hold the cluster's key */
 	HTTP_ANY = 3,
+	/* Beside who may call: request bodies larger than the server's limit. */
+	HTTP_BODY_1M = 4,
+	HTTP_BODY_8M = 8,
+	HTTP_BODY_4M = 16,
+	/* Services' own calls: the bounds on requests over TLS leave connections for them. */
+	HTTP_RESERVED = 32,
 };
 
 struct http_route {

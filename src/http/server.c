@@ -9,13 +9,15 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "http/internal.h"
 
 enum {
-	IDLE_SECONDS = 300,     /* a connection on which nothing is asked; peers speak every heartbeat */
-	MAX_CONNECTIONS = 4000, /* below the limit of descriptors that dtraind.service asks for */
+	IDLE_SECONDS = 300,    /* a connection on which nothing is asked; peers speak every heartbeat */
+	LARGE_BODY = 64 << 10, /* takes time to parse: handled one a turn */
+	LARGE_PRIORITY = 50,   /* after the sockets */
 };
 
 static char *user_name(uid_t uid)
@@ -76,6 +78,27 @@ static int identify(struct http_request *r)
 	return 0;
 }
 
+static struct http_connection *connection_of(struct MHD_Connection *connection)
+{
+	const union MHD_ConnectionInfo *info =
+	    MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+
+	return info ? info->socket_context : NULL;
+}
+
+/* One that is refused gives its connection back, too. */
+static void admit(struct http_request *r, bool reserved)
+{
+	char why[HTTP_REFUSAL_SIZE];
+
+	if (http_connection_admit(connection_of(r->connection), reserved, r->caller.uid, why) == 0)
+		return;
+	if (!r->answered)
+		http_request_refuse(r, 503, "too-many", "%s", why);
+	if (r->response)
+		MHD_add_response_header(r->response, MHD_HTTP_HEADER_CONNECTION, "close");
+}
+
 /* Everything that can be said before the body: the answer then waits until the body has passed. */
 static void request_start(struct http_request *r, const char *method, const char *path)
 {
@@ -98,14 +121,20 @@ static void request_start(struct http_request *r, const char *method, const char
 		if (!r->captures[i])
 			http_request_refuse(r, 500, "out-of-memory", "out of memory");
 	}
+	if (r->listener->identity)
+		admit(r, found == 0 && (r->match.route->callers & HTTP_RESERVED));
 }
 
 static void request_body(struct http_request *r, const char *data, size_t len)
 {
-	size_t max = r->listener->server->options.max_body;
+	size_t max;
 
 	if (r->answered)
 		return;
+	max = r->match.route->callers & HTTP_BODY_8M   ? 8 << 20
+	      : r->match.route->callers & HTTP_BODY_4M ? 4 << 20
+	      : r->match.route->callers & HTTP_BODY_1M ? 1 << 20
+	                                               : r->listener->server->options.max_body;
 	if (r->body.len + len > max) {
 		strbuf_free(&r->body);
 		http_request_refuse(r, 413, "too-large", "the request's body is larger than %zu bytes", max);
@@ -116,11 +145,60 @@ static void request_body(struct http_request *r, const char *data, size_t len)
 		http_request_refuse(r, 500, "out-of-memory", "out of memory");
 }
 
+static void request_dispatch(struct http_request *r)
+{
+	struct http_server *s = r->listener->server;
+
+	if (!r->answered && s->closing)
+		http_request_refuse(r, 503, "stopping", "the service is being stopped");
+	if (!r->answered)
+		r->match.route->handler(s->options.context, r);
+}
+
+static void queue_large(struct http_request *r)
+{
+	struct http_server *s = r->listener->server;
+
+	r->queued = true;
+	*s->large_end = r;
+	s->large_end = &r->large_next;
+	sd_event_source_set_enabled(s->large_source, SD_EVENT_ONESHOT);
+}
+
+void http_server_unqueue(struct http_server *s, struct http_request *r)
+{
+	if (!r->queued)
+		return;
+	for (struct http_request **p = &s->large; *p; p = &(*p)->large_next) {
+		if (*p != r)
+			continue;
+		*p = r->large_next;
+		if (s->large_end == &r->large_next)
+			s->large_end = p;
+		break;
+	}
+	r->large_next = NULL;
+	r->queued = false;
+}
+
+static int on_large(sd_event_source *source, void *userdata)
+{
+	struct http_server *s = userdata;
+	struct http_request *r = s->large;
+
+	if (!r)
+		return 0;
+	http_server_unqueue(s, r);
+	if (s->large)
+		sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
+	request_dispatch(r);
+	return 0;
+}
+
 static enum MHD_Result on_access(void *cls, struct MHD_Connection *connection, const char *path,
                                  const char *method, const char *version, const char *data, size_t *len,
                                  void **con_cls)
 {
-	const struct http_listener *l = cls;
 	struct http_request *r = *con_cls;
 
 	if (!r)
@@ -128,6 +206,7 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *connection, c
 	r->connection = connection;
 	if (!r->started) {
 		r->started = true;
+		http_connection_head(connection_of(connection), true);
 		request_start(r, method, path);
 		return MHD_YES;
 	}
@@ -138,10 +217,10 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *connection, c
 	}
 	if (!r->dispatched) {
 		r->dispatched = true;
-		if (!r->answered && l->server->closing)
-			http_request_refuse(r, 503, "stopping", "the service is being stopped");
-		if (!r->answered)
-			r->match.route->handler(l->server->options.context, r);
+		if (!r->answered && r->body.len > LARGE_BODY && (r->match.route->callers & HTTP_LOCAL))
+			queue_large(r);
+		else
+			request_dispatch(r);
 	}
 	if (!r->answered) {
 		http_request_suspend(r);
@@ -159,6 +238,7 @@ static void *on_request_line(void *cls, const char *target, struct MHD_Connectio
 		return NULL;
 	r->listener = cls;
 	r->connection = connection;
+	http_connection_head(connection_of(connection), false);
 	r->target = strdup(target);
 	if (!r->target) {
 		free(r);
@@ -174,6 +254,7 @@ static void *on_request_line(void *cls, const char *target, struct MHD_Connectio
 static void on_completed(void *cls, struct MHD_Connection *connection, void **con_cls,
                          enum MHD_RequestTerminationCode code)
 {
+	http_connection_done(connection_of(connection));
 	http_request_free(*con_cls);
 	*con_cls = NULL;
 }
@@ -185,7 +266,14 @@ static void on_connection(void *cls, struct MHD_Connection *connection, void **s
 	const union MHD_ConnectionInfo *info;
 	gnutls_session_t session;
 
-	if (code != MHD_CONNECTION_NOTIFY_STARTED || !l->identity)
+	if (code != MHD_CONNECTION_NOTIFY_STARTED) {
+		http_connection_free(*socket_context);
+		*socket_context = NULL;
+		return;
+	}
+	info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+	*socket_context = info ? http_connection_new(l, info->connect_fd) : NULL;
+	if (!l->identity)
 		return;
 	info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_GNUTLS_SESSION);
 	if (!info)
@@ -208,8 +296,14 @@ static void pump(struct http_listener *l)
 {
 	MHD_UNSIGNED_LONG_LONG ms;
 	uint64_t now;
+	bool full;
 
-	MHD_run(l->daemon);
+	/* At its limit MHD looks away from the listening socket, and does not look again before the next run,
+	 * for which there may be no event. */
+	do {
+		full = l->connection_count >= http_connection_limit(l);
+		MHD_run(l->daemon);
+	} while (full && l->connection_count < http_connection_limit(l));
 	if (MHD_get_timeout(l->daemon, &ms) != MHD_YES) {
 		sd_event_source_set_enabled(l->timer, SD_EVENT_OFF);
 		return;
@@ -241,11 +335,22 @@ int http_server_create(sd_event *event, const struct http_server_options *option
                        struct error *err)
 {
 	struct http_server *s = calloc(1, sizeof(*s));
+	int r;
 
 	if (!s)
 		return error_oom(err);
 	s->event = sd_event_ref(event);
 	s->options = *options;
+	s->large_end = &s->large;
+	r = sd_event_add_defer(event, &s->large_source, on_large, s);
+	if (r >= 0)
+		r = sd_event_source_set_priority(s->large_source, LARGE_PRIORITY);
+	if (r >= 0)
+		r = sd_event_source_set_enabled(s->large_source, SD_EVENT_OFF);
+	if (r < 0) {
+		http_server_destroy(s);
+		return error_errno(err, r, "cannot serve HTTP");
+	}
 	*out = s;
 	return 0;
 }
@@ -268,8 +373,8 @@ static struct MHD_Daemon *start_daemon(struct http_listener *l, int fd)
 	                        MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_URI_LOG_CALLBACK, on_request_line, l,
 	                        MHD_OPTION_NOTIFY_COMPLETED, on_completed, l, MHD_OPTION_NOTIFY_CONNECTION,
 	                        on_connection, l, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_SECONDS,
-	                        MHD_OPTION_CONNECTION_LIMIT, (unsigned)MAX_CONNECTIONS, MHD_OPTION_ARRAY,
-	                        l->identity ? tls : none, MHD_OPTION_END);
+	                        MHD_OPTION_CONNECTION_LIMIT, (unsigned)http_connection_limit(l),
+	                        MHD_OPTION_ARRAY, l->identity ? tls : none, MHD_OPTION_END);
 }
 
 static void listener_free(struct http_listener *l)
@@ -287,6 +392,7 @@ static void listener_free(struct http_listener *l)
 	sd_event_source_disable_unref(l->timer);
 	if (l->daemon)
 		MHD_stop_daemon(l->daemon);
+	sd_event_source_disable_unref(l->head_timer);
 	sd_event_source_disable_unref(l->resumed);
 	free(l);
 }
@@ -319,6 +425,9 @@ static int listen_on(struct http_server *s, int fd_taken, const struct identity 
 		r = sd_event_add_time(s->event, &l->timer, CLOCK_MONOTONIC, 0, 1000, on_timer, l);
 	if (r >= 0)
 		r = sd_event_add_defer(s->event, &l->resumed, on_resumed, l);
+	if (r >= 0)
+		r = sd_event_add_time(s->event, &l->head_timer, CLOCK_MONOTONIC, UINT64_MAX, 50000,
+		                      http_connections_timer, l);
 	if (r < 0)
 		return error_errno(err, r, "cannot serve HTTP");
 	l->next = s->listeners;
@@ -337,6 +446,21 @@ int http_server_listen_tls(struct http_server *server, int fd, const struct iden
 	return listen_on(server, fd, identity, err);
 }
 
+void http_server_leave_unix(struct http_server *server)
+{
+	for (struct http_listener *l = server->listeners; l; l = l->next) {
+		int fd;
+
+		if (l->identity || l->left)
+			continue;
+		/* MHD gives its socket away, and would give it again. */
+		fd = MHD_quiesce_daemon(l->daemon);
+		if (fd >= 0)
+			close(fd);
+		l->left = true;
+	}
+}
+
 void http_server_destroy(struct http_server *s)
 {
 	struct http_listener *l;
@@ -348,6 +472,8 @@ void http_server_destroy(struct http_server *s)
 		s->listeners = l->next;
 		listener_free(l);
 	}
+	sd_event_source_disable_unref(s->large_source);
+	free(s->peers);
 	sd_event_unref(s->event);
 	free(s);
 }

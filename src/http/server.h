@@ -5,7 +5,8 @@
  *
  * A handler is called once the request's body is there, and answers now or later: until it has answered, the
  * request waits without a cost. It stays valid until its `closed` callback; a request that was answered is
- * not to be touched any more, a stream not after its own `closed`.
+ * not to be touched any more, a stream not after its own `closed`. Requests with a large body that do not
+ * come from another service are handled one a turn of the event loop, after what else there is to read.
  */
 #pragma once
 
@@ -29,7 +30,10 @@ struct http_server_options {
 	const struct http_route *routes; /* borrowed, for the server's life */
 	size_t route_count;
 	void *context;   /* for the handlers */
-	size_t max_body; /* larger request bodies: 413 */
+	size_t max_body; /* larger request bodies: 413; for routes without a limit of their own (route.h) */
+	double head_seconds;    /* for a handshake and the head of a request; 0: 10 */
+	size_t tls_connections; /* of a listener for services; 0: 4,000. The bounds on requests are parts of
+	                           it */
 };
 
 int http_server_create(sd_event *event, const struct http_server_options *options, struct http_server **out,
@@ -38,12 +42,18 @@ int http_server_create(sd_event *event, const struct http_server_options *option
 int http_server_listen_unix(struct http_server *server, int fd, struct error *err);
 int http_server_listen_tls(struct http_server *server, int fd, const struct identity *identity,
                            struct error *err);
+/* Unix sockets that were listened on so far take no new connections; those that are there go on. */
+void http_server_leave_unix(struct http_server *server);
+/* Addresses of other services, as numbers (names are passed over): the bounds for strangers are not theirs.
+ */
+int http_server_set_peers(struct http_server *server, const char *const *addresses, size_t count);
 /* Ends every connection; the `closed` callbacks of what is open run from here. */
 void http_server_destroy(struct http_server *server);
 DEFINE_CLEANUP(struct http_server *, http_server_destroy)
 
 /* Listening sockets. mode and group (NULL: none) of the Unix socket apply before anyone can connect; a stale
  * socket file is replaced, one that answers is -EADDRINUSE. */
+bool http_unix_answers(const char *path); /* is anybody listening there? Connecting tells. */
 int http_bind_unix(const char *path, mode_t mode, const char *group, int *fd, struct error *err);
 int http_bind_tcp(const char *address, int port, int *fd, struct error *err);
 

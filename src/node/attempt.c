@@ -19,8 +19,10 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/str.h"
+#include "node/cgroup.h"
 #include "node/launch.h"
 #include "node/processes.h"
+#include "node/started.h"
 
 /* Between two looks for what a killed launcher left behind. */
 enum { ORPHANS_AGAIN_USEC = 20000 };
@@ -32,10 +34,14 @@ struct attempt {
 	json_t *report;
 	bool ended;
 	struct strbuf in, out;
-	int link_fd; /* to dtrain-launch */
-	int pidfd;   /* dtrain-launch where it is our child, else -1 */
-	bool lost;   /* dtrain-launch is gone, and its last word was not the end */
-	char reason[128];
+	int link_fd;  /* to dtrain-launch */
+	int pidfd;    /* dtrain-launch where it is our child, else -1 */
+	pid_t pid;    /* of dtrain-launch; 0: not known */
+	char *cgroup; /* NULL: none */
+	bool lost;    /* dtrain-launch is gone, and its last report was not the end */
+	bool no_dir; /* nothing but the record of its start is left: the record stays until it is forgotten */
+	bool found;  /* and some of its processes were */
+	char reason[128], shutdown[128];
 	json_t *device_errors; /* NULL: none */
 	sd_event_source *link, *child, *orphans, *announce;
 };
@@ -53,6 +59,21 @@ const json_t *attempt_report(const struct attempt *attempt)
 bool attempt_has_ended(const struct attempt *attempt)
 {
 	return attempt->ended;
+}
+
+bool attempt_is_settled(const struct attempt *attempt)
+{
+	return attempt->ended && attempt->pidfd < 0 && attempt->link_fd < 0;
+}
+
+pid_t attempt_launcher(const struct attempt *attempt)
+{
+	return attempt->lost ? 0 : attempt->pid;
+}
+
+double attempt_grace(const struct attempt *attempt)
+{
+	return json_get_number(json_object_get(attempt->request->config, "resources"), "grace", 30);
 }
 
 const char *attempt_dir(const struct attempt *attempt)
@@ -80,6 +101,7 @@ void attempt_free(struct attempt *a)
 {
 	close_link(a);
 	close_child(a);
+	free(a->cgroup);
 	sd_event_source_disable_unref(a->orphans);
 	sd_event_source_disable_unref(a->announce);
 	strbuf_free(&a->in);
@@ -155,8 +177,14 @@ static int set_report(struct attempt *a, const char *state, json_t *ranks)
 
 	if (!report)
 		return -ENOMEM;
+	if (*a->request->cluster) {
+		json_object_set_new(report, "cluster", json_string(a->request->cluster));
+		json_object_set_new(report, "epoch", json_integer(a->request->epoch));
+	}
 	if (a->reason[0])
 		json_object_set_new(report, "reason", json_string(a->reason));
+	if (a->shutdown[0])
+		json_object_set_new(report, "shutdown", json_string(a->shutdown));
 	if (a->device_errors)
 		json_object_set(report, "device_errors", a->device_errors);
 	json_decref(a->report);
@@ -226,8 +254,9 @@ static void take_line(struct attempt *a, const char *line, size_t len)
 	}
 	state = json_get_string(json, "state", NULL);
 	ranks = json_object_get(json, "ranks");
-	if (!state || !json_is_array(ranks) || a->ended)
+	if (!state || !json_is_array(ranks) || a->ended || a->lost)
 		return;
+	a->pid = json_get_int(json, "launcher", a->pid);
 	snprintf(a->reason, sizeof a->reason, "%s", json_get_string(json, "reason", ""));
 	if (set_report(a, state, json_incref(ranks)) < 0)
 		return;
@@ -237,6 +266,16 @@ static void take_line(struct attempt *a, const char *line, size_t len)
 		flush_link(a);
 	}
 	a->owner.changed(a->owner.context, a);
+}
+
+/* The last callback: dtrain-launch is gone, and its control group with it. */
+static void settle(struct attempt *a)
+{
+	if (!attempt_is_settled(a))
+		return;
+	if (a->cgroup)
+		cgroup_remove(a->cgroup);
+	a->owner.settled(a->owner.context, a);
 }
 
 static void finish_lost(struct attempt *a)
@@ -253,30 +292,69 @@ static void finish_lost(struct attempt *a)
 		json_object_set_new(rank, "exit_status", json_integer(128 + SIGKILL));
 		json_object_set_new(rank, "signal", json_string("SIGKILL"));
 		json_object_set_new(rank, "ended", json_real(clock_realtime()));
-		json_object_set_new(rank, "error", json_string(a->reason));
+		json_object_set_new(rank, "stopped", json_true());
 	}
 	if (set_report(a, "ended", json_incref(ranks)) < 0)
 		return;
-	record_end(a);
+	if (a->no_dir) {
+		a->ended = true;
+		json_object_set_new(a->report, "lost", json_true());
+	} else {
+		record_end(a);
+	}
 	a->owner.changed(a->owner.context, a);
 }
 
-/* The ranks die with their launcher; what they started is known by its environment only. */
-static int on_orphans(sd_event_source *source, uint64_t usec, void *context)
+/* What a killed launcher left. The guard of dtrain-launch has ended it, unless it was killed, too. Then the
+ * control group knows all of it; without one our own orphans are what became our children. Of a launcher that
+ * an earlier dtraind started these became init's: those are known by their environment, if they left it as it
+ * was. Where the attempt's directory was removed, guard and launcher may still live. */
+static bool kill_orphans(struct attempt *a)
 {
-	struct attempt *a = context;
 	_cleanup_free_ char *run = str_printf("DTRAIN_RUN_ID=%lld", (long long)a->request->run);
 	_cleanup_free_ char *number = str_printf("DTRAIN_ATTEMPT=%lld", (long long)a->request->attempt);
 	_cleanup_free_ char *where = str_printf("DTRAIN_SOCKET=%s", a->owner.socket);
-	const char *marks[] = {run, number, where, NULL};
+	_cleanup_free_ char *cluster = str_printf("DTRAIN_CLUSTER=%s", a->request->cluster);
+	const char *marks[] = {run, number, where, *a->request->cluster ? cluster : NULL, NULL};
+	int left;
 
-	if (run && number && where && processes_signal_marked(a->request->uid, marks, SIGKILL) == 0) {
+	if (!run || !number || !where || !cluster)
+		return true;
+	left = a->cgroup ? cgroup_kill(a->cgroup) : 0;
+	if (a->no_dir)
+		left += processes_signal_launcher(a->dir, SIGKILL);
+	else
+		left += processes_signal_orphans(a->owner.is_launcher, a->owner.context, SIGKILL);
+	left += processes_signal_marked(a->request->uid, marks, SIGKILL);
+	return left > 0;
+}
+
+static int on_orphans(sd_event_source *source, uint64_t usec, void *context)
+{
+	struct attempt *a = context;
+
+	if (!kill_orphans(a)) {
 		a->orphans = sd_event_source_disable_unref(a->orphans);
 		finish_lost(a);
+		settle(a);
 		return 0;
+	}
+	if (a->no_dir && !a->found) {
+		a->found = true;
+		log_err("run %lld, attempt %lld: %s was removed while it ran; what is left of it is killed",
+		        (long long)a->request->run, (long long)a->request->attempt, a->dir);
+		snprintf(a->reason, sizeof a->reason,
+		         "attempt %lld was started and is lost: its directory was removed while it ran",
+		         (long long)a->request->attempt);
 	}
 	sd_event_source_set_time_relative(source, ORPHANS_AGAIN_USEC);
 	return sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
+}
+
+static int look_for_orphans(struct attempt *a)
+{
+	return sd_event_add_time_relative(a->owner.event, &a->orphans, CLOCK_MONOTONIC, 0, 1000, on_orphans,
+	                                  a);
 }
 
 static void lose(struct attempt *a, const char *why)
@@ -284,12 +362,24 @@ static void lose(struct attempt *a, const char *why)
 	if (a->lost || a->ended)
 		return;
 	a->lost = true;
+	close_link(a);
 	snprintf(a->reason, sizeof a->reason, "%s", why);
 	log_err("run %lld, attempt %lld: %s", (long long)a->request->run, (long long)a->request->attempt,
 	        why);
-	if (sd_event_add_time_relative(a->owner.event, &a->orphans, CLOCK_MONOTONIC, 0, 1000, on_orphans, a) <
-	    0)
+	if (look_for_orphans(a) < 0)
 		log_err("cannot look for what is left of run %lld", (long long)a->request->run);
+}
+
+static int on_link(sd_event_source *source, int fd, uint32_t events, void *context);
+
+static int open_link(struct attempt *a, struct error *err)
+{
+	int r = socket_in(a->dir, connect, &a->link_fd, err);
+
+	if (r < 0)
+		return r;
+	r = sd_event_add_io(a->owner.event, &a->link, a->link_fd, EPOLLIN, on_link, a);
+	return r < 0 ? error_errno(err, r, "cannot watch dtrain-launch") : 0;
 }
 
 static int on_link(sd_event_source *source, int fd, uint32_t events, void *context)
@@ -321,9 +411,11 @@ static int on_link(sd_event_source *source, int fd, uint32_t events, void *conte
 	}
 	if (closed) {
 		close_link(a);
-		/* Our child says how it ended; another's is just gone. */
-		if (!a->ended && a->pidfd < 0)
+		/* Our child's status says how it ended. Where it is another's, its guard holds the socket
+		 * open until it has ended all that was left. */
+		if (!a->ended && a->pidfd < 0 && open_link(a, NULL) < 0)
 			lose(a, "dtrain-launch is gone: it was killed");
+		settle(a);
 	}
 	return 0;
 }
@@ -336,12 +428,14 @@ static int on_child(sd_event_source *source, int fd, uint32_t events, void *cont
 
 	if (waitid(P_PIDFD, fd, &info, WEXITED | WNOHANG) == 0 && info.si_pid == 0)
 		return 0;
-	/* Its last words may still be on the way. */
+	/* Its last report may still be on the way. */
 	if (a->link_fd >= 0)
 		on_link(a->link, a->link_fd, EPOLLIN, a);
 	close_child(a);
-	if (a->ended)
+	if (a->ended) {
+		settle(a);
 		return 0;
+	}
 	if (info.si_code == CLD_EXITED)
 		snprintf(why, sizeof why, "dtrain-launch ended with exit status %d", info.si_status);
 	else
@@ -349,16 +443,6 @@ static int on_child(sd_event_source *source, int fd, uint32_t events, void *cont
 		         sigabbrev_np(info.si_status) ?: "?");
 	lose(a, why);
 	return 0;
-}
-
-static int open_link(struct attempt *a, struct error *err)
-{
-	int r = socket_in(a->dir, connect, &a->link_fd, err);
-
-	if (r < 0)
-		return r;
-	r = sd_event_add_io(a->owner.event, &a->link, a->link_fd, EPOLLIN, on_link, a);
-	return r < 0 ? error_errno(err, r, "cannot watch dtrain-launch") : 0;
 }
 
 static int spawn_launcher(struct attempt *a, const char *program, int listen_fd, struct error *err)
@@ -387,6 +471,7 @@ static int spawn_launcher(struct attempt *a, const char *program, int listen_fd,
 	posix_spawnattr_destroy(&attributes);
 	if (r != 0)
 		return error_errno(err, -r, "cannot start %s", program);
+	a->pid = pid;
 	a->pidfd = pidfd_open(pid, 0);
 	if (a->pidfd < 0 ||
 	    (r = sd_event_add_io(a->owner.event, &a->child, a->pidfd, EPOLLIN, on_child, a)) < 0) {
@@ -438,6 +523,18 @@ static int make_files(struct attempt *a, const struct request *q, const struct r
 	}
 	if (r == 0)
 		r = request_describe_launch(q, place, user, &launch, err);
+	if (r == 0) {
+		_cleanup_free_ char *record = started_path(place->config->state_dir, q);
+
+		if (!record)
+			return error_oom(err);
+		json_object_set_new(launch, "record", json_string(record));
+		json_object_set_new(launch, "started", started_describe(q, a->cgroup));
+		json_object_set_new(launch, "grace",
+		                    json_real(MIN(attempt_grace(a), place->config->shutdown_grace)));
+		if (a->cgroup)
+			json_object_set_new(launch, "cgroup", json_string(a->cgroup));
+	}
 	if (r == 0)
 		r = write_file(a->dir, "config.json", q->config, user->uid, 0400, err);
 	if (r == 0)
@@ -445,6 +542,30 @@ static int make_files(struct attempt *a, const struct request *q, const struct r
 	if (r == 0)
 		r = write_file(a->dir, "request.json", q->json, geteuid(), 0600, err);
 	return r;
+}
+
+/* Where none can be made, the subreapers are what there is. */
+static void make_cgroup(struct attempt *a)
+{
+	const char *name = strrchr(a->dir, '/');
+
+	if (a->owner.cgroups && name)
+		a->cgroup = str_printf("%s%s", a->owner.cgroups, name);
+	if (a->cgroup && cgroup_create(a->cgroup) < 0)
+		free(steal_pointer(a->cgroup));
+}
+
+/* As launch.json has it: that of an earlier dtraind may be another. */
+static void find_cgroup(struct attempt *a)
+{
+	_cleanup_free_ char *path = str_path_join(a->dir, "launch.json");
+	_cleanup_json_ json_t *launch = NULL;
+	const char *group;
+
+	if (!path || json_read_file(path, &launch, NULL) < 0)
+		return;
+	group = json_get_string(launch, "cgroup", NULL);
+	a->cgroup = group ? strdup(group) : NULL;
 }
 
 static struct attempt *attempt_new(const struct attempt_owner *owner, const char *dir)
@@ -474,6 +595,8 @@ int attempt_start(const struct attempt_owner *owner, struct request *request,
 
 	if (!a || !program)
 		return error_oom(err);
+	make_cgroup(a);
+	a->request = request;
 	r = make_files(a, request, place, user, err);
 	if (r == 0)
 		r = socket_in(a->dir, bind, &listen_fd, err);
@@ -484,10 +607,12 @@ int attempt_start(const struct attempt_owner *owner, struct request *request,
 	if (r == 0)
 		r = spawn_launcher(a, program, listen_fd, err);
 	if (r < 0) {
+		a->request = NULL; /* the caller's still */
+		if (a->cgroup)
+			cgroup_remove(a->cgroup);
 		file_remove_tree(a->dir, NULL);
 		return r;
 	}
-	a->request = request;
 	set_report(a, "starting", rank_array(a, "starting"));
 	*out = steal_pointer(a);
 	return 0;
@@ -517,15 +642,18 @@ int attempt_adopt(const struct attempt_owner *owner, const char *dir, struct att
 		r = request_parse(json, &a->request, err);
 	if (r < 0)
 		return r;
+	find_cgroup(a);
 	if (file_exists(ended)) {
 		r = json_read_file(ended, &a->report, err);
 		if (r == 0)
 			r = sd_event_add_defer(owner->event, &a->announce, on_announce, a);
 		a->ended = true;
-		/* dtrain-launch may not have heard that we know. */
+		/* dtrain-launch may not have got the acknowledgement. */
 		if (r >= 0 && open_link(a, NULL) == 0) {
 			strbuf_adds(&a->out, "{\"acknowledge\":true}\n");
 			flush_link(a);
+		} else if (r >= 0 && a->cgroup) {
+			cgroup_remove(a->cgroup);
 		}
 	} else {
 		r = set_report(a, "running", rank_array(a, "running"));
@@ -534,6 +662,37 @@ int attempt_adopt(const struct attempt_owner *owner, const char *dir, struct att
 	}
 	if (r < 0)
 		return r;
+	*out = steal_pointer(a);
+	return 0;
+}
+
+int attempt_lost(const struct attempt_owner *owner, const char *dir, struct request *request,
+                 struct attempt **out, struct error *err)
+{
+	_cleanup_(attempt_freep) struct attempt *a = attempt_new(owner, dir);
+	_cleanup_free_ char *name =
+	    str_printf("/%lld.%lld", (long long)request->run, (long long)request->attempt);
+	const char *group = json_get_string(request->json, "cgroup", NULL);
+	int r;
+
+	if (!a || !name)
+		return error_oom(err);
+	a->lost = a->no_dir = true;
+	a->request = request;
+	if (group)
+		a->cgroup = strdup(group);
+	else if (owner->cgroups)
+		a->cgroup = str_printf("%s%s", owner->cgroups, name);
+	snprintf(a->reason, sizeof a->reason,
+	         "attempt %lld was started and is lost: was the machine restarted?",
+	         (long long)request->attempt);
+	r = set_report(a, "stopping", json_array());
+	if (r == 0)
+		r = look_for_orphans(a);
+	if (r < 0) {
+		a->request = NULL; /* the caller's still */
+		return error_errno(err, r, "run %lld", (long long)request->run);
+	}
 	*out = steal_pointer(a);
 	return 0;
 }
@@ -555,4 +714,14 @@ void attempt_stop(struct attempt *a, double grace)
 		return;
 	strbuf_addf(&a->out, "{\"stop\":%.3f}\n", MAX(grace, 0.0));
 	flush_link(a);
+}
+
+void attempt_shut_down(struct attempt *a, double grace, const char *reason)
+{
+	if (a->ended)
+		return;
+	snprintf(a->shutdown, sizeof a->shutdown, "%s", reason);
+	if (a->report)
+		json_object_set_new(a->report, "shutdown", json_string(a->shutdown));
+	attempt_stop(a, grace);
 }

@@ -16,15 +16,18 @@
 
 struct attempt;
 
-/* The report changed: attempt_report() has it. */
-typedef void (*attempt_changed_fn)(void *context, struct attempt *attempt);
-
 struct attempt_owner {
 	sd_event *event;
 	const char *node;
-	const char *socket; /* DTRAIN_SOCKET of our ranks */
-	attempt_changed_fn changed;
+	const char *socket;  /* DTRAIN_SOCKET of our ranks */
+	const char *cgroups; /* where attempts get control groups; NULL: nowhere */
 	void *context;
+	/* The report changed: attempt_report() has it. */
+	void (*changed)(void *context, struct attempt *attempt);
+	/* Its dtrain-launch is gone after the end: attempt_is_settled(). */
+	void (*settled)(void *context, struct attempt *attempt);
+	/* Is this the dtrain-launch of an attempt that is not lost? Its processes are not to be killed. */
+	bool (*is_launcher)(void *context, pid_t pid);
 };
 
 /* Makes DIR and the logs, starts dtrain-launch. Takes the request over where it succeeds. */
@@ -34,12 +37,24 @@ int attempt_start(const struct attempt_owner *owner, struct request *request,
 /* Finds again what DIR says. The first report comes from the event loop. */
 int attempt_adopt(const struct attempt_owner *owner, const char *dir, struct attempt **out,
                   struct error *err);
+/* One of which no file is left but the record of its start (started.h). What runs of it is killed, and only
+ * when nothing is left has it ended, as "lost"; until then it has its slots. Takes the request over where it
+ * succeeds. */
+int attempt_lost(const struct attempt_owner *owner, const char *dir, struct request *request,
+                 struct attempt **out, struct error *err);
 /* A device that it has reports an error: goes into its reports, "device_errors", from now on. */
 void attempt_add_error(struct attempt *attempt, const char *text);
 void attempt_stop(struct attempt *attempt, double grace);
+/* Stops it because the node shuts down: its reports say so, "shutdown". */
+void attempt_shut_down(struct attempt *attempt, double grace, const char *reason);
 void attempt_free(struct attempt *attempt); /* what runs goes on */
 
 const struct request *attempt_request(const struct attempt *attempt);
 const json_t *attempt_report(const struct attempt *attempt);
 bool attempt_has_ended(const struct attempt *attempt);
+/* It has ended, and no process of it or of dtrain-launch is left. */
+bool attempt_is_settled(const struct attempt *attempt);
+/* Process of its dtrain-launch; 0: not known, or it is gone. */
+pid_t attempt_launcher(const struct attempt *attempt);
+double attempt_grace(const struct attempt *attempt); /* seconds between TERM and KILL, as the run asks */
 const char *attempt_dir(const struct attempt *attempt);

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * dtrain-launch DIR: starts the ranks of one attempt on this node, tells dtraind how they fare, and ends with
+ * dtrain-launch DIR: starts the ranks of one attempt on this node, tells dtraind their state, and ends with
  * everything that they started gone. It is the subreaper of them all, so that a daemon which forked itself
  * away is still ours. It outlives dtraind: whoever connects next gets the state.
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <libgen.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,16 +21,20 @@
 
 #include "base/cleanup.h"
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "base/str.h"
+#include "node/cgroup.h"
 #include "node/launch.h"
 #include "node/processes.h"
 
+/* From EVENT_RANK on two for each rank: its exec, and its end. */
 enum { EVENT_LISTEN, EVENT_SIGNAL, EVENT_TIMER, EVENT_CLIENT, EVENT_RANK };
+enum { EVENTS_MAX = 1024 };
 
 /* How long until another look for what SIGKILL has not ended yet, and until it is worth a word. */
 static const double KILL_AGAIN = 0.05, KILL_REMARK = 5.0;
-/* Where nobody said: TERM to the launcher itself (a shutdown of the machine). */
+/* Where launch.json names none, as that of an older dtraind. */
 static const double DEFAULT_GRACE = 30.0;
 
 struct launch {
@@ -40,12 +45,14 @@ struct launch {
 	int epoll_fd, signal_fd, timer_fd, listen_fd, client_fd;
 	struct strbuf in, out;
 	size_t sent;
-	bool dirty;     /* the client has not got the newest state */
-	bool stopping;  /* TERM was sent */
-	bool killing;   /* KILL was sent; again until nothing is left */
-	bool ended;     /* nothing is left */
-	bool finished;  /* and it is on record: we may go */
-	double kill_at; /* monotonic */
+	bool dirty;      /* the client has not got the newest state */
+	bool stopping;   /* TERM was sent */
+	bool killing;    /* KILL was sent; again until nothing is left */
+	bool ended;      /* nothing is left */
+	bool finished;   /* and it is on record: we may go */
+	bool terminated; /* TERM was sent to us: nobody may be there any more to acknowledge the end */
+	double grace;    /* seconds, after TERM to us */
+	double kill_at;  /* monotonic */
 	double killed_since;
 	char remark[128];
 	int64_t oom_kills;
@@ -87,6 +94,23 @@ static void kill_all(struct launch *l)
 	set_timer(l, KILL_AGAIN);
 }
 
+static void take_exit(struct launch *l, struct launch_rank *rank, int status)
+{
+	bool oom = WIFSIGNALED(status) && processes_oom_kills() > l->oom_kills;
+
+	launch_rank_exited(rank, &l->user, status, l->killing ? SIGKILL : l->stopping ? SIGTERM : 0, oom);
+	l->dirty = true;
+}
+
+static void reap_rank(struct launch *l, struct launch_rank *rank)
+{
+	int status;
+
+	if (rank->pid > 0 && rank->state != LAUNCH_EXITED &&
+	    waitpid(rank->pid, &status, WNOHANG) == rank->pid)
+		take_exit(l, rank, status);
+}
+
 static void stop(struct launch *l, double grace)
 {
 	double at = clock_monotonic() + MAX(grace, 0.0);
@@ -94,6 +118,9 @@ static void stop(struct launch *l, double grace)
 	if (l->killing || l->ended)
 		return;
 	if (!l->stopping) {
+		/* What has ended by now ended by itself. */
+		for (size_t i = 0; i < l->rank_count; i++)
+			reap_rank(l, &l->ranks[i]);
 		l->stopping = l->dirty = true;
 		l->kill_at = at;
 		for (size_t i = 0; i < l->rank_count; i++)
@@ -116,12 +143,8 @@ static void reap(struct launch *l)
 
 	while ((pid = waitpid(-1, &status, WNOHANG)) > 0)
 		for (size_t i = 0; i < l->rank_count; i++)
-			if (l->ranks[i].pid == pid && l->ranks[i].state != LAUNCH_EXITED) {
-				bool oom = WIFSIGNALED(status) && processes_oom_kills() > l->oom_kills;
-
-				launch_rank_exited(&l->ranks[i], &l->user, status, l->stopping, oom);
-				l->dirty = true;
-			}
+			if (l->ranks[i].pid == pid && l->ranks[i].state != LAUNCH_EXITED)
+				take_exit(l, &l->ranks[i], status);
 	if (l->ended || !all_exited(l)) {
 		if (l->killing)
 			kill_all(l);
@@ -140,9 +163,8 @@ static void take_signals(struct launch *l)
 	while (read(l->signal_fd, &info, sizeof info) == sizeof info) {
 		if (info.ssi_signo == SIGCHLD)
 			continue;
-		if (l->ended)
-			l->finished = true; /* the machine goes down: nobody will ask any more */
-		stop(l, DEFAULT_GRACE);
+		l->terminated = true;
+		stop(l, l->grace);
 	}
 	reap(l);
 }
@@ -201,7 +223,8 @@ static void send_state(struct launch *l)
 				return;
 			for (size_t i = 0; i < l->rank_count; i++)
 				json_array_append_new(ranks, launch_rank_to_json(&l->ranks[i]));
-			json = json_pack("{s:s, s:O}", "state", state_name(l), "ranks", ranks);
+			json = json_pack("{s:s, s:i, s:O}", "state", state_name(l), "launcher",
+			                 (int)getppid(), "ranks", ranks);
 			if (l->remark[0] && !l->ended)
 				json_object_set_new(json, "reason", json_string(l->remark));
 			text = json_to_string(json);
@@ -248,7 +271,7 @@ static void take_message(struct launch *l, char *line, size_t len)
 	_cleanup_json_ json_t *json = json_loadb(line, len, 0, NULL);
 
 	if (json_is_number(json_object_get(json, "stop")))
-		stop(l, json_get_number(json, "stop", DEFAULT_GRACE));
+		stop(l, json_get_number(json, "stop", l->grace));
 	if (json_get_bool(json, "acknowledge", false) && l->ended)
 		l->finished = true;
 }
@@ -304,6 +327,8 @@ static int read_description(struct launch *l, const char *dir, struct error *err
 	ranks = json_object_get(l->description, "ranks");
 	groups = json_object_get(l->description, "groups");
 	l->user.change = json_get_bool(l->description, "switch_user", false);
+	l->grace = json_get_number(l->description, "grace", DEFAULT_GRACE);
+	l->user.umask = json_get_int(l->description, "umask", 022);
 	l->user.uid = json_get_int(l->description, "uid", -1);
 	l->user.gid = json_get_int(l->description, "gid", -1);
 	l->user.directory = json_get_string(l->description, "directory", "/");
@@ -324,7 +349,7 @@ static int read_description(struct launch *l, const char *dir, struct error *err
 
 		rank->rank = json_get_int(json, "rank", 0);
 		rank->slot = json_get_int(json, "slot", 0);
-		rank->exec_fd = -1;
+		rank->exec_fd = rank->pidfd = -1;
 		rank->error_file = json_get_string(json, "error_file", NULL);
 		rank->cpus = json_get_string(json, "cpus", NULL);
 		rank->environment = string_array(json_object_get(json, "environment"));
@@ -349,7 +374,7 @@ static int prepare(struct launch *l, struct error *err)
 	sigaddset(&set, SIGTERM);
 	sigaddset(&set, SIGINT);
 	sigaddset(&set, SIGHUP);
-	sigprocmask(SIG_BLOCK, &set, NULL);
+	sigprocmask(SIG_SETMASK, &set, NULL);
 	l->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	l->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
 	l->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
@@ -363,16 +388,43 @@ static int prepare(struct launch *l, struct error *err)
 	return 0;
 }
 
+/* started.h: on disk before the first rank is executed. After a power failure the name is what counts: one
+ * sync, of the directory. */
+static int make_record(const struct launch *l, struct error *err)
+{
+	const char *path = json_get_string(l->description, "record", NULL);
+	_cleanup_free_ char *directory = path ? strdup(path) : NULL, *text = NULL;
+	const json_t *content = json_object_get(l->description, "started");
+	_cleanup_close_ int fd = -1;
+	int r;
+
+	if (!path)
+		return 0;
+	text = content ? json_to_string(content) : strdup("");
+	if (!directory || !text)
+		return error_oom(err);
+	fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+	if (fd < 0)
+		return error_errno(err, -errno, "cannot record the start in %s", path);
+	r = file_write_all(fd, text, strlen(text), err);
+	if (r < 0)
+		return error_prefix(err, "cannot record the start in %s", path);
+	return file_sync_directory(dirname(directory), err);
+}
+
 static void start_ranks(struct launch *l)
 {
 	struct error err = ERROR_INIT;
+	bool recorded = make_record(l, &err) == 0;
 
 	l->oom_kills = processes_oom_kills();
 	for (size_t i = 0; i < l->rank_count; i++) {
 		struct launch_rank *rank = &l->ranks[i];
 
-		if (launch_rank_start(rank, &l->user, &err) == 0) {
-			watch(l, EPOLL_CTL_ADD, rank->exec_fd, EPOLLIN, EVENT_RANK + i);
+		if (recorded && launch_rank_start(rank, &l->user, &err) == 0) {
+			watch(l, EPOLL_CTL_ADD, rank->exec_fd, EPOLLIN, EVENT_RANK + 2 * i);
+			if (rank->pidfd >= 0)
+				watch(l, EPOLL_CTL_ADD, rank->pidfd, EPOLLIN, EVENT_RANK + 2 * i + 1);
 			continue;
 		}
 		rank->state = LAUNCH_EXITED;
@@ -385,13 +437,22 @@ static void start_ranks(struct launch *l)
 
 static void run(struct launch *l)
 {
-	struct epoll_event events[16];
+	struct epoll_event events[EVENTS_MAX];
 
 	start_ranks(l);
 	reap(l);
 	while (!l->finished) {
 		int n = epoll_wait(l->epoll_fd, events, ARRAY_SIZE(events), -1);
 
+		/* Ends first, in the order in which they happened, which is that of the events: which rank
+		 * was the first matters, and what a stop ends has to be told from what had ended before it.
+		 */
+		for (int i = 0; i < n; i++) {
+			uint64_t tag = events[i].data.u64;
+
+			if (tag > EVENT_RANK && (tag - EVENT_RANK) % 2)
+				reap_rank(l, &l->ranks[(tag - EVENT_RANK) / 2]);
+		}
 		for (int i = 0; i < n; i++) {
 			uint64_t tag = events[i].data.u64;
 
@@ -403,12 +464,15 @@ static void run(struct launch *l)
 				take_timer(l);
 			else if (tag == EVENT_CLIENT)
 				take_client(l);
-			else {
-				launch_rank_executed(&l->ranks[tag - EVENT_RANK], &l->user);
+			else if ((tag - EVENT_RANK) % 2 == 0) {
+				launch_rank_executed(&l->ranks[(tag - EVENT_RANK) / 2], &l->user);
 				l->dirty = true;
 			}
 		}
 		send_state(l);
+		/* The end is in the socket, if dtraind is there: it is received after our exit, too. */
+		if (l->terminated && l->ended && (l->client_fd < 0 || (!l->dirty && l->sent == l->out.len)))
+			l->finished = true;
 	}
 }
 
@@ -433,23 +497,33 @@ int main(int argc, char **argv)
 	struct launch l = {
 	    .epoll_fd = -1, .signal_fd = -1, .timer_fd = -1, .listen_fd = LAUNCH_SOCKET_FD, .client_fd = -1};
 	struct error err = ERROR_INIT;
+	const char *group = NULL;
 	int r;
 
 	if (argc == 2 && str_eq(argv[1], "--version")) {
 		puts("dtrain-launch " DTRAIN_VERSION);
 		return 0;
 	}
+	if (argc == 2 && str_eq(argv[1], "--preflight"))
+		return preflight_main();
 	if (argc != 2 || argv[1][0] == '-') {
 		fprintf(stderr, "dtrain-launch is started by dtraind: dtrain-launch DIRECTORY\n");
 		return 2;
 	}
 	prctl(PR_SET_NAME, "dtrain-launch");
-	r = prepare(&l, &err);
+	r = read_description(&l, argv[1], &err);
+	if (r == 0) {
+		group = json_get_string(l.description, "cgroup", NULL);
+		r = launch_guard(group, &err);
+	}
 	if (r == 0)
-		r = read_description(&l, argv[1], &err);
-	if (r == 0)
+		r = prepare(&l, &err);
+	if (r == 0) {
+		/* Without it the subreapers remain: no reason not to run. */
+		if (group)
+			cgroup_enter(group);
 		run(&l);
-	else
+	} else
 		fprintf(stderr, "dtrain-launch: %s\n", err.message);
 	release(&l);
 	return r < 0 ? 1 : 0;

@@ -6,13 +6,18 @@
  * DIR/launch.sock, and executes `dtrain-launch DIR` with that socket as descriptor 3; it then connects like
  * any later dtraind will.
  *
- * launch.json: {"switch_user":bool,"uid","gid","groups":[…],"directory","argv":[…],
- *               "ranks":[{"rank","slot","environment":["K=V",…],"log","error_file","cpus":"0-7"|null}]}
+ * launch.json: {"switch_user":bool,"umask","uid","gid","groups":[…],"directory","argv":[…],"grace":SECONDS,
+ *               "record":PATH,"started":{content of the record, started.h},
+ *               "cgroup":PATH|absent,"ranks":[{"rank","slot","environment":["K=V",…],"log","error_file","cpus":"0-7"|null}]}
  *
  * Over the socket newline-delimited JSON. To the newest connection, at once and after each change, the whole
- * state: {"state":"starting|running|stopping|ended","ranks":[…as in node.h…],"reason"?}. So a restarted
- * dtraind needs no history, and a slow one gets the newest state only. Back: {"stop":GRACE_SECONDS} and, once
- * the end is on record, {"acknowledge":true}; then dtrain-launch exits.
+ * state: {"state":"starting|running|stopping|ended","launcher":PID,"ranks":[…as in node.h…],"reason"?}. So a
+ * restarted dtraind needs no history, and a slow one gets the newest state only. Back: {"stop":GRACE_SECONDS}
+ * and, once the end is on record, {"acknowledge":true}; then dtrain-launch exits. After a TERM (at a shutdown
+ * of the machine) it stops the ranks with the grace of launch.json, which is that of the run or, where that
+ * is longer, shutdown_grace, and exits at their end without an acknowledgement.
+ *
+ * "launcher" is the process that dtraind started: the guard (launch_guard.c), parent of the launcher itself.
  */
 #pragma once
 
@@ -33,19 +38,24 @@ struct launch_rank {
 	int rank, slot;
 	enum launch_rank_state state;
 	pid_t pid;
+	int pidfd;   /* readable once it has ended; -1 before and after */
 	int exec_fd; /* readable once the exec was done (end of file) or failed; -1 after that */
 	int log_fd;
 	char **environment;
 	const char *error_file; /* borrowed from the description, may be NULL */
 	const char *cpus;       /* the same: those that it may run on; NULL: all */
 	int exit_status;
-	int signal; /* 0: exited */
+	int signal;   /* 0: exited */
+	bool stopped; /* it ended after our stop, of a signal that we had sent or with a status of its own */
+	bool oom;     /* the kernel's OOM killer struck while it ran, and it was killed */
+	bool core_dumped;
 	double ended;
-	char *error; /* owned; NULL: none */
+	char *error; /* for the user alone: the last lines of its log; owned; NULL: none */
 };
 
 struct launch_user {
 	bool change; /* running as root: become the user */
+	mode_t umask;
 	uid_t uid;
 	gid_t gid;
 	gid_t *groups;
@@ -54,12 +64,18 @@ struct launch_user {
 	char **argv;
 };
 
+/* Forks. Returns in the child, which goes on as the launcher, with the signals that it handles blocked; the
+ * parent guards it and never returns. */
+int launch_guard(const char *cgroup, struct error *err);
 /* Forks and executes. Failures of the exec itself come through exec_fd. */
 int launch_rank_start(struct launch_rank *rank, const struct launch_user *user, struct error *err);
 /* exec_fd is readable: running, or error filled. */
 void launch_rank_executed(struct launch_rank *rank, const struct launch_user *user);
-/* The process was reaped with this wait status; told: because we ended it. Fills the error of a failure. */
-void launch_rank_exited(struct launch_rank *rank, const struct launch_user *user, int status, bool told,
+/* The process was reaped with this wait status. sent: the last signal of ours to it, 0: none; oom: the OOM
+ * killer has struck meanwhile. Fills the error of a failure. */
+void launch_rank_exited(struct launch_rank *rank, const struct launch_user *user, int status, int sent,
                         bool oom);
 json_t *launch_rank_to_json(const struct launch_rank *rank);
 void launch_rank_release(struct launch_rank *rank);
+/* preflight.c: `dtrain-launch --preflight`, as preflight.h has it. Returns the exit status. */
+int preflight_main(void);

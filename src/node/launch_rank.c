@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/pidfd.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -86,7 +87,7 @@ child(const struct launch_rank *rank, const struct launch_user *user, pid_t laun
 		signal(sig, SIG_DFL);
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
-	umask(022);
+	umask(user->umask);
 	null = open("/dev/null", O_RDONLY | O_CLOEXEC);
 	if (null >= 0)
 		dup2(null, STDIN_FILENO);
@@ -135,6 +136,7 @@ int launch_rank_start(struct launch_rank *rank, const struct launch_user *user, 
 		return error_errno(err, code, "rank %d: fork", rank->rank);
 	}
 	rank->exec_fd = fds[0];
+	rank->pidfd = pidfd_open(rank->pid, 0);
 	return 0;
 }
 
@@ -197,9 +199,8 @@ static void add_log_tail(struct strbuf *out, int fd)
 			break;
 	if (!*p)
 		return;
-	if (out->len)
-		strbuf_adds(out, "\n");
-	strbuf_adds(out, p);
+	/* A heading: who has been shown the log anyway can leave it out. */
+	strbuf_addf(out, "%slast lines of the log:\n%s", out->len ? "\n" : "", p);
 }
 
 /* TORCHELASTIC_ERROR_FILE: {"message":{"message":…,"extraInfo":{…}}} or {"message":"…"}. The file is the
@@ -229,13 +230,20 @@ static void add_error_file(struct strbuf *out, const char *path, uid_t uid)
 		message = json_object_get(message, "message");
 	if (!json_is_string(message))
 		return;
-	if (out->len)
-		strbuf_adds(out, ": ");
 	strbuf_add(out, json_string_value(message),
 	           MIN(json_string_length(message), (size_t)LAUNCH_ERROR_BYTES));
 }
 
-void launch_rank_exited(struct launch_rank *rank, const struct launch_user *user, int status, bool told,
+static void close_descriptors(struct launch_rank *rank)
+{
+	if (rank->exec_fd >= 0)
+		close(rank->exec_fd);
+	if (rank->pidfd >= 0)
+		close(rank->pidfd);
+	rank->exec_fd = rank->pidfd = -1;
+}
+
+void launch_rank_exited(struct launch_rank *rank, const struct launch_user *user, int status, int sent,
                         bool oom)
 {
 	struct strbuf text = {0};
@@ -245,28 +253,18 @@ void launch_rank_exited(struct launch_rank *rank, const struct launch_user *user
 	rank->ended = clock_realtime();
 	rank->signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
 	rank->exit_status = rank->signal ? 128 + rank->signal : WEXITSTATUS(status);
-	if (rank->exec_fd >= 0)
-		close(rank->exec_fd);
-	rank->exec_fd = -1;
-	if (rank->error || told || rank->exit_status == 0)
+	rank->core_dumped = rank->signal && WCOREDUMP(status);
+	/* A KILL that we did not send is another's, whatever we have sent before. */
+	rank->stopped = sent != 0 && (rank->signal != SIGKILL || sent == SIGKILL);
+	rank->oom = oom && rank->signal == SIGKILL && !rank->stopped;
+	close_descriptors(rank);
+	if (rank->error || rank->stopped || rank->exit_status == 0)
 		return;
-	if (rank->signal) {
-		const char *name = sigabbrev_np(rank->signal);
-
-		if (name)
-			strbuf_addf(&text, "killed by SIG%s", name);
-		else
-			strbuf_addf(&text, "killed by signal %d", rank->signal);
-		if (rank->signal == SIGKILL && oom)
-			strbuf_adds(&text, " (the kernel ran out of memory: OOM killer)");
-		if (WCOREDUMP(status))
-			strbuf_adds(&text, ", core dumped");
-	} else {
-		strbuf_addf(&text, "exit status %d", rank->exit_status);
-	}
 	add_error_file(&text, rank->error_file, user->uid);
 	add_log_tail(&text, rank->log_fd);
-	rank->error = strbuf_steal(&text);
+	if (text.len)
+		rank->error = strbuf_steal(&text);
+	strbuf_free(&text);
 	if (rank->error) /* a program may write anything */
 		str_make_utf8(rank->error);
 }
@@ -280,6 +278,11 @@ json_t *launch_rank_to_json(const struct launch_rank *rank)
 	if (rank->state == LAUNCH_EXITED) {
 		json_object_set_new(json, "exit_status", json_integer(rank->exit_status));
 		json_object_set_new(json, "ended", json_real(rank->ended));
+		json_object_set_new(json, "stopped", json_boolean(rank->stopped));
+		if (rank->oom)
+			json_object_set_new(json, "oom", json_true());
+		if (rank->core_dumped)
+			json_object_set_new(json, "core_dumped", json_true());
 	}
 	if (rank->signal) {
 		char name[32];
@@ -299,8 +302,7 @@ json_t *launch_rank_to_json(const struct launch_rank *rank)
 
 void launch_rank_release(struct launch_rank *rank)
 {
-	if (rank->exec_fd >= 0)
-		close(rank->exec_fd);
+	close_descriptors(rank);
 	if (rank->log_fd >= 0)
 		close(rank->log_fd);
 	free(rank->environment);

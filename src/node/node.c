@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -14,9 +15,12 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "node/attempt.h"
-#include "node/preflight.h"
+#include "node/cgroup.h"
+#include "node/clusters.h"
 #include "node/request.h"
 #include "node/slots.h"
+#include "node/started.h"
+#include "node/starts.h"
 
 /* Ends that no controller asked to forget: so many are kept. */
 enum { ENDED_KEPT = 512 };
@@ -24,16 +28,20 @@ enum { ENDED_KEPT = 512 };
 struct entry {
 	struct entry *next;
 	struct attempt *attempt;
-	bool forgotten; /* freed once no callback of it can be on the stack */
+	bool forgotten; /* freed once its dtrain-launch is gone and no callback of it can be on the stack */
 };
 
 struct node {
 	const struct daemon_config *config;
-	char *name, *attempts_dir;
+	char *name, *attempts_dir, *cgroups;
+	bool shutting_down;
+	unsigned ports_given;
 	struct node_callbacks callbacks;
 	struct attempt_owner owner;
 	struct slots *slots;
+	struct clusters *clusters;
 	struct entry *entries; /* oldest first */
+	struct starts *starts; /* what is being looked into: it has its slots, and no attempt yet */
 	sd_event_source *sweep;
 };
 
@@ -45,14 +53,10 @@ static bool holds(const struct entry *e)
 /* The attempt that has this slot, or NULL. */
 static const struct request *slot_holder(const struct node *node, int slot)
 {
-	for (const struct entry *e = node->entries; e; e = e->next) {
-		const struct request *q = attempt_request(e->attempt);
-
-		for (size_t i = 0; holds(e) && i < q->rank_count; i++)
-			if (q->ranks[i].slot == slot)
-				return q;
-	}
-	return NULL;
+	for (const struct entry *e = node->entries; e; e = e->next)
+		if (holds(e) && request_has_slot(attempt_request(e->attempt), slot))
+			return attempt_request(e->attempt);
+	return starts_holder(node->starts, slot);
 }
 
 static struct entry *find(const struct node *node, int64_t run, int64_t attempt)
@@ -108,9 +112,9 @@ static void tell_old_faults(struct node *node)
 		const struct request *q = attempt_request(e->attempt);
 		char text[512];
 
-		for (size_t i = 0; i < q->rank_count; i++)
-			if (q->ranks[i].slot < slots_count(node->slots) &&
-			    slots_fault(node->slots, q->ranks[i].slot, text, sizeof text))
+		for (size_t i = 0; i < q->slot_count; i++)
+			if (q->slots[i] < slots_count(node->slots) &&
+			    slots_fault(node->slots, q->slots[i], text, sizeof text))
 				attempt_add_error(e->attempt, text);
 	}
 }
@@ -122,7 +126,7 @@ static int on_sweep(sd_event_source *source, void *context)
 	for (struct entry **at = &node->entries; *at;) {
 		struct entry *e = *at;
 
-		if (!e->forgotten) {
+		if (!e->forgotten || !attempt_is_settled(e->attempt)) {
 			at = &e->next;
 			continue;
 		}
@@ -137,10 +141,31 @@ static void forget(struct node *node, struct entry *e)
 {
 	struct error err = ERROR_INIT;
 
+	_cleanup_free_ char *record = started_path(node->config->state_dir, attempt_request(e->attempt));
+
 	if (file_remove_tree(attempt_dir(e->attempt), &err) < 0)
 		log_warn("%s", err.message);
+	if (record)
+		unlink(record);
 	e->forgotten = true;
 	sd_event_source_set_enabled(node->sweep, SD_EVENT_ONESHOT);
+}
+
+static void on_settled(void *context, struct attempt *attempt)
+{
+	struct node *node = context;
+
+	sd_event_source_set_enabled(node->sweep, SD_EVENT_ONESHOT);
+}
+
+static bool is_launcher(void *context, pid_t pid)
+{
+	const struct node *node = context;
+
+	for (const struct entry *e = node->entries; e; e = e->next)
+		if (attempt_launcher(e->attempt) == pid)
+			return true;
+	return false;
 }
 
 static void on_changed(void *context, struct attempt *attempt)
@@ -189,6 +214,30 @@ static int adopt_all(struct node *node, struct error *err)
 	return r;
 }
 
+static int begin(void *context, struct request **request, const struct request_place *place,
+                 const struct run_user *user, struct error *err);
+
+/* A record of a start without the attempt that it is of. */
+static int adopt_record(void *context, struct request *request, struct error *err)
+{
+	_cleanup_(request_freep) struct request *q = request;
+	struct node *node = context;
+	_cleanup_free_ char *dir =
+	    str_printf("%s/%lld.%lld", node->attempts_dir, (long long)q->run, (long long)q->attempt);
+	struct attempt *attempt;
+	int r;
+
+	if (find(node, q->run, q->attempt))
+		return 0;
+	if (!dir)
+		return error_oom(err);
+	r = attempt_lost(&node->owner, dir, q, &attempt, err);
+	if (r < 0)
+		return r;
+	q = NULL;
+	return add_entry(node, attempt, err);
+}
+
 DEFINE_CLEANUP(struct node *, node_destroy)
 
 int node_create(sd_event *event, const struct daemon_config *config, const char *name, int hosts_slots,
@@ -205,7 +254,16 @@ int node_create(sd_event *event, const struct daemon_config *config, const char 
 	node->attempts_dir = str_path_join(config->runtime_dir, "attempts");
 	if (!node->name || !node->attempts_dir)
 		return error_oom(err);
-	node->owner = (struct attempt_owner){event, node->name, config->socket, on_changed, node};
+	/* What a killed dtrain-launch of ours leaves becomes our own child. */
+	if (prctl(PR_SET_CHILD_SUBREAPER, 1) < 0)
+		return error_errno(err, -errno, "node %s: cannot become a subreaper", name);
+	node->cgroups = cgroup_find_base(config->runtime_dir);
+	node->owner = (struct attempt_owner){event, node->name, config->socket, node->cgroups,
+	                                     node,  on_changed, on_settled,     is_launcher};
+	r = starts_create(event, &(struct starts_callbacks){node, begin, on_devices_changed}, &node->starts,
+	                  err);
+	if (r < 0)
+		return r;
 	r = slots_create(event, config, name, hosts_slots,
 	                 &(struct slots_callbacks){node, on_fault, on_devices_changed}, &node->slots, err);
 	if (r < 0)
@@ -218,7 +276,13 @@ int node_create(sd_event *event, const struct daemon_config *config, const char 
 	if (r == 0)
 		r = file_mkdirs(config->log_dir, 0755, err);
 	if (r == 0)
+		r = started_make_directory(config->state_dir, err);
+	if (r == 0)
+		r = clusters_open(config->state_dir, config->log_dir, &node->clusters, err);
+	if (r == 0)
 		r = adopt_all(node, err);
+	if (r == 0)
+		r = started_each(config->state_dir, adopt_record, node, err);
 	if (r < 0)
 		return r;
 	tell_old_faults(node);
@@ -228,6 +292,7 @@ int node_create(sd_event *event, const struct daemon_config *config, const char 
 
 void node_destroy(struct node *node)
 {
+	starts_destroy(node->starts);
 	while (node->entries) {
 		struct entry *e = node->entries;
 
@@ -238,8 +303,10 @@ void node_destroy(struct node *node)
 	sd_event_source_disable_unref(node->sweep);
 	if (node->slots)
 		slots_destroy(node->slots);
+	clusters_close(node->clusters);
 	free(node->name);
 	free(node->attempts_dir);
+	free(node->cgroups);
 	free(node);
 }
 
@@ -289,12 +356,42 @@ json_t *node_attempts(const struct node *node)
 	return list;
 }
 
+json_t *node_attempts_described(const struct node *node)
+{
+	json_t *list = json_array();
+
+	for (const struct entry *e = node->entries; e; e = e->next) {
+		const struct request *q = attempt_request(e->attempt);
+		json_t *report = e->forgotten ? NULL : json_deep_copy(attempt_report(e->attempt));
+
+		if (!report)
+			continue;
+		json_object_set_new(report, "user", json_string(q->user));
+		json_object_set_new(report, "name", json_string(json_get_string(q->config, "name", "")));
+		json_array_append_new(list, report);
+	}
+	return list;
+}
+
+json_t *node_known(const struct node *node)
+{
+	return clusters_to_json(node->clusters);
+}
+
+int node_learn(struct node *node, const json_t *answer, struct error *err)
+{
+	return clusters_learn(node->clusters, json_get_string(answer, "cluster", ""),
+	                      json_get_int(answer, "epoch", 0), json_get_int(answer, "highest_run", 0), err);
+}
+
 static int check_slots(const struct node *node, const struct request *q, struct error *err)
 {
 	const struct devices *devices = slots_devices(node->slots);
 
-	for (size_t i = 0; i < q->rank_count; i++) {
-		int slot = q->ranks[i].slot;
+	if (node->shutting_down)
+		return error_set(err, -EBUSY, "node %s is shutting down", node->name);
+	for (size_t i = 0; i < q->slot_count; i++) {
+		int slot = q->slots[i];
 		const struct request *holder = slot_holder(node, slot);
 		const char *drained;
 		char name[200];
@@ -313,50 +410,68 @@ static int check_slots(const struct node *node, const struct request *q, struct 
 	return 0;
 }
 
-static int check_request(const struct request *q, const struct request_place *place,
-                         const struct run_user *user, struct error *err)
+/* Nothing older than what is known here of the run. */
+static int check_age(const struct node *node, const struct request *q, struct error *err)
 {
-	_cleanup_free_ char *program = NULL;
-	const json_t *model = json_object_get(q->config, "model");
-	struct preflight preflight = {
-	    .user = user,
-	    .directory = json_get_string(q->config, "directory", user->home),
-	    .log_dir = place->config->log_dir,
-	};
-	int r = request_program(q, place, &program, &preflight.path, err);
+	int64_t newest = starts_newest(node->starts, q->run);
+
+	for (const struct entry *e = node->entries; e; e = e->next)
+		if (!e->forgotten && attempt_request(e->attempt)->run == q->run &&
+		    str_eq(attempt_request(e->attempt)->cluster, q->cluster))
+			newest = MAX(newest, attempt_request(e->attempt)->attempt);
+	if (newest <= q->attempt)
+		return 0;
+	return error_set(err, -ESTALE, "attempt %lld of run %lld is older than attempt %lld, known here",
+	                 (long long)q->attempt, (long long)q->run, (long long)newest);
+}
+
+/* The user could run it: the ranks start. A device may have been drained meanwhile. */
+static int begin(void *context, struct request **request, const struct request_place *place,
+                 const struct run_user *user, struct error *err)
+{
+	struct node *node = context;
+	struct request *q = *request;
+	struct attempt *attempt;
+	int r = check_slots(node, q, err);
+
+	if (r == 0 && q->master_port == 0 && q->node_count == 1) {
+		r = node_free_port(node, err);
+		q->master_port = r;
+	}
+	if (r >= 0)
+		r = attempt_start(&node->owner, q, place, user, &attempt, err);
+	if (r < 0)
+		return r;
+	*request = NULL; /* the attempt's now */
+	return add_entry(node, attempt, err);
+}
+
+int node_start(struct node *node, const json_t *json, node_started_fn started, void *context,
+               struct error *err)
+{
+	_cleanup_(request_freep) struct request *q = NULL;
+	_cleanup_free_ char *dir = NULL, *logs = NULL;
+	int r = request_parse(json, &q, err);
+	const struct entry *e;
 
 	if (r < 0)
 		return r;
-	preflight.program = program;
-	preflight.engine = request_engine(q, place);
-	if (q->native) {
-		preflight.model = json_get_string(model, "path", json_get_string(model, "init", NULL));
-		if (q->node_rank == 0) /* rank 0 writes */
-			preflight.output_dir =
-			    json_get_string(json_object_get(q->config, "output"), "dir", NULL);
+	r = clusters_learn(node->clusters, q->cluster, q->epoch, q->run, err);
+	if (r < 0)
+		return r;
+	e = find(node, q->run, q->attempt);
+	if (e && !str_eq(attempt_request(e->attempt)->cluster, q->cluster))
+		return error_set(err, -EEXIST, "run %lld, attempt %lld of another cluster is kept here",
+		                 (long long)q->run, (long long)q->attempt);
+	if (e) {
+		started(context, 0, "");
+		return 0;
 	}
-	return preflight_check(&preflight, err);
-}
-
-static int start(struct node *node, struct request **request, struct error *err)
-{
-	_cleanup_(run_user_freep) struct run_user *user = NULL;
-	_cleanup_free_ char *dir = NULL, *logs = NULL;
-	struct request *q = *request;
-	struct attempt *attempt;
-	int r;
-
-	for (struct entry *e = node->entries; e; e = e->next) {
-		const struct request *known = attempt_request(e->attempt);
-
-		if (!e->forgotten && known->run == q->run && known->attempt > q->attempt)
-			return error_set(err, -ESTALE,
-			                 "attempt %lld of run %lld is older than attempt %lld, known here",
-			                 (long long)q->attempt, (long long)q->run, (long long)known->attempt);
-	}
-	r = check_slots(node, q, err);
+	if (starts_wait(node->starts, q->run, q->attempt, started, context))
+		return 0;
+	r = check_age(node, q, err);
 	if (r == 0)
-		r = run_user_find(q->user, q->uid, &user, err);
+		r = check_slots(node, q, err);
 	if (r < 0)
 		return r;
 	dir = str_printf("%s/%lld.%lld", node->attempts_dir, (long long)q->run, (long long)q->attempt);
@@ -366,32 +481,7 @@ static int start(struct node *node, struct request **request, struct error *err)
 
 	const struct request_place place = {node->config, node->name, dir, logs, slots_devices(node->slots)};
 
-	r = check_request(q, &place, user, err);
-	if (r < 0)
-		return r;
-	if (q->master_port == 0 && q->node_count == 1) {
-		r = node_free_port(err);
-		if (r < 0)
-			return r;
-		q->master_port = r;
-	}
-	r = attempt_start(&node->owner, q, &place, user, &attempt, err);
-	if (r < 0)
-		return r;
-	*request = NULL; /* the attempt's now */
-	return add_entry(node, attempt, err);
-}
-
-int node_start(struct node *node, const json_t *json, struct error *err)
-{
-	_cleanup_(request_freep) struct request *request = NULL;
-	int r = request_parse(json, &request, err);
-
-	if (r == 0 && find(node, request->run, request->attempt))
-		return 0;
-	if (r == 0)
-		r = start(node, &request, err);
-	return r;
+	return starts_add(node->starts, &q, &place, started, context, err);
 }
 
 int node_stop(struct node *node, int64_t run, int64_t attempt, double grace, struct error *err)
@@ -400,7 +490,65 @@ int node_stop(struct node *node, int64_t run, int64_t attempt, double grace, str
 
 	if (e)
 		attempt_stop(e->attempt, grace);
+	else
+		starts_stop(node->starts, run, attempt);
 	return 0;
+}
+
+int node_stop_request(struct node *node, const json_t *request, struct error *err)
+{
+	const char *cluster = json_get_string(request, "cluster", "");
+	struct entry *e = find(node, json_get_int(request, "run", 0), json_get_int(request, "attempt", 0));
+	const char *own = e ? attempt_request(e->attempt)->cluster : "";
+	int r = clusters_check(node->clusters, cluster, json_get_int(request, "epoch", 0), err);
+
+	if (r < 0)
+		return r;
+	if (!e)
+		starts_stop(node->starts, json_get_int(request, "run", 0),
+		            json_get_int(request, "attempt", 0));
+	else if (json_get_bool(request, "foreign", false))
+		attempt_stop(e->attempt, attempt_grace(e->attempt));
+	else if (*own && *cluster && !str_eq(own, cluster))
+		return error_set(err, -EPERM, "run %lld, attempt %lld on node %s is of another cluster",
+		                 (long long)attempt_request(e->attempt)->run,
+		                 (long long)attempt_request(e->attempt)->attempt, node->name);
+	else
+		attempt_stop(e->attempt, json_get_number(request, "grace", 30));
+	return 0;
+}
+
+double node_shut_down(struct node *node)
+{
+	char reason[128];
+	double grace = 0;
+
+	node->shutting_down = true;
+	snprintf(reason, sizeof reason, "node %s is shutting down", node->name);
+	for (struct entry *e = node->entries; e; e = e->next)
+		if (holds(e)) {
+			double own = MIN(attempt_grace(e->attempt), node->config->shutdown_grace);
+
+			grace = MAX(grace, own);
+			attempt_shut_down(e->attempt, own, reason);
+			if (node->callbacks.report)
+				node->callbacks.report(node->callbacks.context, attempt_report(e->attempt));
+		}
+	return grace;
+}
+
+bool node_is_shutting_down(const struct node *node)
+{
+	return node->shutting_down;
+}
+
+int node_running(const struct node *node)
+{
+	int n = 0;
+
+	for (const struct entry *e = node->entries; e; e = e->next)
+		n += holds(e);
+	return n;
 }
 
 void node_forget(struct node *node, int64_t run, int64_t attempt)
@@ -411,16 +559,33 @@ void node_forget(struct node *node, int64_t run, int64_t attempt)
 		forget(node, e);
 }
 
-int node_free_port(struct error *err)
+/* -errno, or the port that was bound and let go again; 0: any. */
+static int try_port(int port)
 {
 	_cleanup_close_ int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	struct sockaddr_in address = {.sin_family = AF_INET};
+	struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port)};
 	socklen_t len = sizeof address;
 
 	if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof address) < 0 ||
 	    getsockname(fd, (struct sockaddr *)&address, &len) < 0)
-		return error_errno(err, -errno, "cannot find a free TCP port");
+		return -errno;
 	return ntohs(address.sin_port);
+}
+
+int node_free_port(struct node *node, struct error *err)
+{
+	int low = node->config->port_low, count = low ? node->config->port_high - low + 1 : 1;
+	int r = -EADDRINUSE;
+
+	/* A service that was started anew does not begin with those that it gave away last. */
+	if (!node->ports_given)
+		node->ports_given = (unsigned)getpid();
+	for (int i = 0; i < count && r < 0; i++)
+		r = try_port(low ? low + (int)(node->ports_given++ % (unsigned)count) : 0);
+	if (r < 0 && low)
+		return error_errno(err, r, "no port of port_range %s is free on node %s",
+		                   node->config->port_range, node->name);
+	return r < 0 ? error_errno(err, r, "cannot find a free TCP port") : r;
 }
 
 /* The newest attempt of which this rank's log is here. */

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <jansson.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <systemd/sd-event.h>
 
@@ -23,12 +24,17 @@ struct node_callbacks {
 	/* The state of one attempt here, sent at each change (borrowed):
 	 * {"run":17,"attempt":1,"node":"n1","state":"starting|running|stopping|ended",
 	 *  "ranks":[{"rank":0,"slot":0,"state":"starting|running|exited","pid":123,"exit_status":0,"signal":"SIGKILL"|null,
-	 *            "ended":1732147200.1,"error":"last lines of its log, where it failed"}]}
+	 *            "ended":1732147200.1,"stopped":bool,"oom":true?,"core_dumped":true?,
+	 *            "error":"last lines of its log, where it failed, for its user alone"}]}
+	 * "stopped": it ended of node_stop, not by itself.
 	 * "ended" comes after every process of the attempt is gone and the lease is free. It is kept, and
 	 * comes again after a restart of the service, until node_forget: the receiver takes a second one as
 	 * nothing new. "reason" is there where the node itself has something to say (the launcher was killed,
 	 * a process that does not die); "device_errors":["GPU 3 (GPU-12…) of n1: Xid 79: fell off the bus"]
-	 * where a device of the attempt was drained for an error while it ran. */
+	 * where a device of the attempt was drained for an error while it ran; "shutdown":"node n1 is
+	 * shutting down" where the attempt was stopped for that; "cluster" and "epoch" as the start named
+	 * them; "lost":true where nothing but the record of the start is left, after a restart of the
+	 * machine: then "ranks" is empty. */
 	void (*report)(void *context, const json_t *report);
 	void (*devices_changed)(void *context); /* one is drained, or given back; NULL: nobody cares */
 };
@@ -53,19 +59,44 @@ int node_resume(struct node *node, int slot, struct error *err);
 /* The reports of all attempts here, as an array: what a controller that was restarted asks for. */
 json_t *node_attempts(const struct node *node);
 
-/* Leases the slots and starts the ranks of an attempt here:
+/* The attempts as the heartbeat has them: the report, "user" and "name" of the run. */
+json_t *node_attempts_described(const struct node *node);
+/* What this node knows of clusters, for the heartbeat: clusters_to_json. */
+json_t *node_known(const struct node *node);
+/* What the controller answers: {"cluster","epoch","highest_run"}. -ESTALE: an earlier epoch than is known
+ * here: a stale controller, nothing that it says counts. */
+int node_learn(struct node *node, const json_t *answer, struct error *err);
+
+typedef void (*node_started_fn)(void *context, int code, const char *message);
+/* Leases the slots, looks whether the user could run it here, and starts the ranks of an attempt:
  * {"run","attempt","user","uid","gid","config":{run_config},"world_size","nodes","node_rank","local_world_size",
- *  "master_addr","master_port":0|N,"ranks":[{"rank","local_rank","slot"}]}
+ *  "cluster","epoch","master_addr","master_port":0|N,"ranks":[{"rank","local_rank","slot"}]}
+ * A rank on several slots has "slots":[…].
  * -EBUSY: a slot is leased (message names slot and run) or drained (and why); -EPERM: no such user here, or a
  * uid that differs; -EINVAL …: preflight (directory missing, program not found …) failed: nothing is leased
- * then. The same attempt a second time: 0. -ESTALE: a newer attempt of the run is known here. */
-int node_start(struct node *node, const json_t *request, struct error *err);
+ * then. -ETIMEDOUT: the preflight hung. The same attempt a second time: 0. -ESTALE: a newer attempt of the
+ * run is known here, or a later epoch of the cluster. -ECANCELED: node_stop came first; -ESHUTDOWN: the node
+ * is destroyed. A negative return: refused, `started` is not called. 0: it is called once with 0 or such a
+ * code and a message, from the event loop, or at once where the attempt is there already. */
+int node_start(struct node *node, const json_t *request, node_started_fn started, void *context,
+               struct error *err);
 /* TERM to all ranks of the attempt, KILL after grace seconds to all they started. No such attempt: 0. */
 int node_stop(struct node *node, int64_t run, int64_t attempt, double grace, struct error *err);
+/* The same as a controller asks for it: {"run","attempt","grace","cluster","epoch","foreign":bool}. -ESTALE:
+ * a stale controller. -EPERM: the attempt is of another cluster, and "foreign" is not said; with it the grace
+ * is that of the run. */
+int node_stop_request(struct node *node, const json_t *request, struct error *err);
+/* Stops all attempts, each with the grace of its run, but at most shutdown_grace, and refuses new ones from
+ * now on (-EBUSY): the machine is shutting down, or dtrain is being removed. Returns the longest grace in
+ * seconds. */
+double node_shut_down(struct node *node);
+bool node_is_shutting_down(const struct node *node);
+int node_running(const struct node *node); /* attempts that have not ended */
 /* The controller has the end of this attempt: nothing about it (but its logs) needs to be kept here. */
 void node_forget(struct node *node, int64_t run, int64_t attempt);
-/* A free TCP port on this machine for MASTER_PORT. */
-int node_free_port(struct error *err);
+/* A free TCP port on this machine for MASTER_PORT, within port_range where there is one: each time another
+ * one, so that two runs which start at once do not get the same. -EADDRINUSE: none is free. */
+int node_free_port(struct node *node, struct error *err);
 /* Path of a rank's log here, owned by the caller; -ENOENT: this node has no such rank. attempt 0: the newest.
  */
 int node_log_path(const struct node *node, int64_t run, int64_t attempt, int rank, char **path,

@@ -1,125 +1,80 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "node/preflight.h"
-
+/* The process that looks, dtrain-launch --preflight: preflight.h. It may block for ever; who started it may
+ * not. */
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
 #include <limits.h>
-#include <pwd.h>
+#include <signal.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/fsuid.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <sys/syscall.h>
+#include <unistd.h>
 
+#include "base/file.h"
+#include "base/json.h"
 #include "base/str.h"
+#include "node/launch.h"
+#include "node/run_user.h"
 
 enum { LOG_SPACE = 16 << 20 };
 
-void run_user_free(struct run_user *user)
-{
-	free(user->name);
-	free(user->home);
-	free(user->shell);
-	free(user->groups);
-	free(user);
-}
-
-int run_user_find(const char *name, uid_t uid, struct run_user **out, struct error *err)
-{
-	_cleanup_(run_user_freep) struct run_user *user = calloc(1, sizeof *user);
-	_cleanup_free_ char *buf = malloc(65536);
-	struct passwd entry, *found = NULL;
-	int r, count = 64;
-
-	if (!user || !buf)
-		return error_oom(err);
-	r = getpwnam_r(name, &entry, buf, 65536, &found);
-	if (!found && r != 0 && r != ENOENT)
-		return error_errno(err, -r, "cannot look up user '%s'", name);
-	if (!found)
-		return error_set(err, -EPERM, "no user '%s' (uid %u)", name, (unsigned)uid);
-	if (entry.pw_uid != uid)
-		return error_set(err, -EPERM, "user '%s' has uid %u here, but %u where the run was submitted",
-		                 name, (unsigned)entry.pw_uid, (unsigned)uid);
-	user->uid = uid;
-	user->gid = entry.pw_gid;
-	user->change = geteuid() == 0;
-	if (!user->change && uid != geteuid())
-		return error_set(err, -EPERM,
-		                 "dtraind does not run as root here and cannot start programs as '%s'", name);
-	user->name = strdup(name);
-	user->home = strdup(entry.pw_dir && *entry.pw_dir ? entry.pw_dir : "/");
-	user->shell = strdup(entry.pw_shell && *entry.pw_shell ? entry.pw_shell : "/bin/sh");
-	/* getgrouplist says how many there are where the room does not do. */
-	for (;;) {
-		int have = count;
-		gid_t *groups = realloc(user->groups, count * sizeof *groups);
-
-		if (!groups || !user->name || !user->home || !user->shell)
-			return error_oom(err);
-		user->groups = groups;
-		if (getgrouplist(name, entry.pw_gid, groups, &count) >= 0)
-			break;
-		if (count <= have)
-			count = have * 2;
-	}
-	user->group_count = count;
-	*out = steal_pointer(user);
-	return 0;
-}
-
-/*
- * The file system sees this thread as the user between enter and leave. Raw calls: glibc's setgroups() would
- * change every thread. Leaving cannot fail for root; if it does, going on with the wrong rights is worse.
- */
-struct disguise {
-	gid_t *groups;
-	int count;
-	bool on;
+/* A request with all that it leaves open filled in. */
+struct check {
+	const struct run_user *user;
+	const char *directory, *program, *engine, *path, *model, *output_dir, *log_dir;
 };
 
-static int disguise_enter(struct disguise *d, const struct run_user *user, struct error *err)
+static void write_line(json_t *json)
+{
+	_cleanup_free_ char *text = json ? json_to_string(json) : NULL;
+	_cleanup_free_ char *line = text ? str_printf("%s\n", text) : NULL;
+
+	json_decref(json);
+	/* Nobody listens any more: nothing of this is of use. */
+	if (!line || file_write_all(STDOUT_FILENO, line, strlen(line), NULL) < 0)
+		_exit(1);
+}
+
+/* Says what is looked at next: it may take its time. */
+static void __attribute__((format(printf, 1, 2))) step(const char *fmt, ...)
+{
+	char text[PATH_MAX + 64];
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(text, sizeof text, fmt, ap);
+	va_end(ap);
+	str_make_utf8(text);
+	write_line(json_pack("{s:s}", "step", text));
+}
+
+/* For good: this process is theirs from here on. */
+static int become(const struct run_user *user, struct error *err)
 {
 	if (!user->change)
 		return 0;
-	d->count = getgroups(0, NULL);
-	d->groups = calloc(d->count + 1, sizeof *d->groups);
-	if (!d->groups)
-		return error_oom(err);
-	d->count = getgroups(d->count, d->groups);
-	if (syscall(SYS_setgroups, (size_t)user->group_count, user->groups) < 0)
-		return error_errno(err, -errno, "setgroups");
-	setfsgid(user->gid);
-	setfsuid(user->uid);
-	d->on = true;
+	if (setgroups(user->group_count, user->groups) < 0 ||
+	    setresgid(user->gid, user->gid, user->gid) < 0 || setresuid(user->uid, user->uid, user->uid) < 0)
+		return error_errno(err, -errno, "cannot become %s", user->name);
 	return 0;
 }
 
-static void disguise_leave(struct disguise *d)
-{
-	if (d->on) {
-		setfsuid(geteuid());
-		setfsgid(getegid());
-		if (syscall(SYS_setgroups, (size_t)d->count, d->groups) < 0 ||
-		    (uid_t)setfsuid(-1) != geteuid())
-			abort();
-	}
-	free(d->groups);
-}
-
-/* access() with the file system ids. */
+/* access() with the effective ids. */
 static int may(const char *path, int mode)
 {
 	return faccessat(AT_FDCWD, path, mode, AT_EACCESS) < 0 ? -errno : 0;
 }
 
-static int check_directory(const struct preflight *p, struct error *err)
+static int check_directory(const struct check *p, struct error *err)
 {
 	struct stat st;
 	int r;
 
+	step("directory %s", p->directory);
 	if (p->directory[0] != '/')
 		return error_set(err, -EINVAL, "directory %s is not an absolute path", p->directory);
 	if (stat(p->directory, &st) < 0)
@@ -139,7 +94,7 @@ static int check_executable(const char *path)
 	return S_ISREG(st.st_mode) ? may(path, X_OK) : -EACCES;
 }
 
-static int check_program(const struct preflight *p, struct error *err)
+static int check_program(const struct check *p, struct error *err)
 {
 	_cleanup_free_ char *copy = strdup(p->path ? p->path : "/usr/bin:/bin");
 	char *rest = copy, *part;
@@ -147,6 +102,7 @@ static int check_program(const struct preflight *p, struct error *err)
 
 	if (!copy)
 		return error_oom(err);
+	step("program %s", p->program);
 	if (!p->program[0])
 		return error_set(err, -EINVAL, "the command is empty");
 	if (strchr(p->program, '/')) {
@@ -178,7 +134,7 @@ static int check_program(const struct preflight *p, struct error *err)
 }
 
 /* The directory itself, or the nearest above it that is there, has to be writable. */
-static int check_output(const struct preflight *p, struct error *err)
+static int check_output(const struct check *p, struct error *err)
 {
 	_cleanup_free_ char *path = str_path_join(p->directory, p->output_dir);
 	struct stat st;
@@ -186,10 +142,11 @@ static int check_output(const struct preflight *p, struct error *err)
 
 	if (!path)
 		return error_oom(err);
+	step("output.dir %s", path);
 	while (stat(path, &st) < 0) {
 		char *slash = strrchr(path, '/');
 
-		if (errno != ENOENT)
+		if (errno != ENOENT && errno != ENOTDIR)
 			return error_errno(err, -errno, "output.dir %s", path);
 		if (!slash || slash == path) {
 			path[slash == path] = '\0';
@@ -197,15 +154,15 @@ static int check_output(const struct preflight *p, struct error *err)
 		}
 		*slash = '\0';
 	}
+	if (stat(path, &st) == 0 && !S_ISDIR(st.st_mode))
+		return error_set(err, -ENOTDIR, "output.dir %s: %s is not a directory", p->output_dir, path);
 	r = may(path, W_OK | X_OK);
-	if (r == 0 && stat(path, &st) == 0 && !S_ISDIR(st.st_mode))
-		r = -ENOTDIR;
 	return r < 0 ? error_errno(err, r, "output.dir %s: %s cannot write to %s", p->output_dir,
 	                           p->user->name, path)
 	             : 0;
 }
 
-static int check_as_user(const struct preflight *p, struct error *err)
+static int check_as_user(const struct check *p, struct error *err)
 {
 	int r = check_directory(p, err);
 
@@ -214,6 +171,7 @@ static int check_as_user(const struct preflight *p, struct error *err)
 	if (r == 0 && p->model) {
 		_cleanup_free_ char *path = str_path_join(p->directory, p->model);
 
+		step("model %s", path ? path : p->model);
 		r = path ? may(path, R_OK) : -ENOMEM;
 		if (r < 0)
 			error_errno(err, r, "model %s", path ? path : p->model);
@@ -223,24 +181,61 @@ static int check_as_user(const struct preflight *p, struct error *err)
 	return r;
 }
 
-int preflight_check(const struct preflight *what, struct error *err)
+static int check_log_space(const char *log_dir, struct error *err)
 {
-	struct disguise disguise = {0};
 	struct statvfs disk;
+	char text[16];
+
+	step("log_dir %s", log_dir);
+	if (statvfs(log_dir, &disk) < 0 || (uint64_t)disk.f_bavail * disk.f_frsize >= LOG_SPACE)
+		return 0;
+	return error_set(err, -ENOSPC, "only %s free for logs in %s",
+	                 str_bytes(text, sizeof text, (uint64_t)disk.f_bavail * disk.f_frsize), log_dir);
+}
+
+static int check(const json_t *request, struct error *err)
+{
+	_cleanup_(run_user_freep) struct run_user *user = NULL;
+	const char *name = json_get_string(request, "user", "");
+	struct check what = {
+	    .program = json_get_string(request, "program", ""),
+	    .engine = json_get_string(request, "engine", NULL),
+	    .path = json_get_string(request, "path", NULL),
+	    .model = json_get_string(request, "model", NULL),
+	    .output_dir = json_get_string(request, "output_dir", NULL),
+	    .log_dir = json_get_string(request, "log_dir", "/"),
+	};
 	int r;
 
-	r = disguise_enter(&disguise, what->user, err);
-	if (r == 0)
-		r = check_as_user(what, err);
-	disguise_leave(&disguise);
+	step("user %s", name);
+	r = run_user_find(name, (uid_t)json_get_int(request, "uid", -1), &user, err);
 	if (r < 0)
 		return r;
-	if (statvfs(what->log_dir, &disk) == 0 && (uint64_t)disk.f_bavail * disk.f_frsize < LOG_SPACE) {
-		char text[16];
+	write_line(json_pack("{s:o}", "user", run_user_to_json(user)));
+	what.user = user;
+	what.directory = json_get_string(request, "directory", user->home);
+	r = check_log_space(what.log_dir, err);
+	if (r == 0)
+		r = become(user, err);
+	return r < 0 ? r : check_as_user(&what, err);
+}
 
-		return error_set(err, -ENOSPC, "only %s free for logs in %s",
-		                 str_bytes(text, sizeof text, (uint64_t)disk.f_bavail * disk.f_frsize),
-		                 what->log_dir);
-	}
+int preflight_main(void)
+{
+	_cleanup_json_ json_t *request = NULL;
+	_cleanup_free_ char *text = NULL;
+	struct error err = ERROR_INIT;
+	size_t len;
+	int r;
+
+	prctl(PR_SET_NAME, "dtrain-check");
+	signal(SIGPIPE, SIG_IGN);
+	r = file_read("/proc/self/fd/0", 0, &text, &len, &err);
+	if (r == 0)
+		r = json_parse(text, len, "standard input", &request, &err);
+	if (r == 0)
+		r = check(request, &err);
+	str_make_utf8(err.message);
+	write_line(json_pack("{s:i,s:s}", "error", r < 0 ? r : 0, "message", r < 0 ? err.message : ""));
 	return 0;
 }

@@ -1,32 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What can be known before anything is started: is this user one here, and could they run this here. */
+/*
+ * What can be known before anything is started: is this user one here, and could they run this here.
+ *
+ * A directory of users and a network file system answer when they like: the looking is done by a process of
+ * its own, `dtrain-launch --preflight`, which becomes the user before it touches a path of theirs. It reads
+ * one JSON object from standard input,
+ * {"user","uid","directory"|null,"program","engine"|null,"path","model"|null,"output_dir"|null,"log_dir"},
+ * and writes lines: {"step":"directory /nfs/x"} before each look, {"user":{…}} once they are known, and at
+ * the end
+ * {"error":CODE,"message":"…"}, CODE 0: nothing is wrong.
+ */
 #pragma once
 
-#include <jansson.h>
-#include <stdbool.h>
 #include <sys/types.h>
+#include <systemd/sd-event.h>
 
-#include "base/cleanup.h"
 #include "base/error.h"
-
-/* The user of a run as this machine knows them. */
-struct run_user {
-	char *name, *home, *shell;
-	uid_t uid;
-	gid_t gid;
-	gid_t *groups;
-	int group_count;
-	bool change; /* we are root, and become them */
-};
-
-/* -EPERM: nobody here of that name, another uid, or we may not become them. */
-int run_user_find(const char *name, uid_t uid, struct run_user **out, struct error *err);
-void run_user_free(struct run_user *user);
-DEFINE_CLEANUP(struct run_user *, run_user_free)
+#include "node/run_user.h"
 
 struct preflight {
-	const struct run_user *user;
-	const char *directory;  /* absolute */
+	const char *user;
+	uid_t uid;
+	const char *directory;  /* absolute; NULL: the user's home */
 	const char *program;    /* argv[0] */
 	const char *engine;     /* "cuda", "cpu": whose package has program; NULL: the user's own */
 	const char *path;       /* PATH of the run */
@@ -35,6 +30,13 @@ struct preflight {
 	const char *log_dir;
 };
 
-/* Looks with the user's own rights at directory, program, model and output directory; and at the free disk
- * for logs. One sentence on the first thing that is wrong. */
-int preflight_check(const struct preflight *what, struct error *err);
+struct preflight_call;
+
+/* Starts `launcher --preflight`. `done` is called once, from the event loop, and the call is gone after it:
+ * with the user (borrowed) and NULL, or with one sentence on the first thing that is wrong. Codes: -EPERM:
+ * nobody here of that name, another uid, or we may not become them; -ETIMEDOUT: no answer within `seconds`.
+ */
+int preflight_start(sd_event *event, const char *launcher, const struct preflight *what, double seconds,
+                    void (*done)(void *context, const struct run_user *user, const struct error *err),
+                    void *context, struct preflight_call **out, struct error *err);
+void preflight_cancel(struct preflight_call *call); /* done is not called; NULL: nothing */

@@ -2,6 +2,7 @@
 /* Finding and ending processes through /proc: what a program started, and what it left behind. */
 #pragma once
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
 
@@ -10,9 +11,21 @@
  * repeat until 0. */
 int processes_signal_descendants(pid_t root, int sig, pid_t *first);
 
-/* Sends sig to every process of user uid whose environment holds all of the NULL-terminated "K=V" entries;
- * returns how many there are. For what is left when the launcher itself was killed, and its tree with it. */
+/* Sends sig to every child of the calling process (a subreaper) that has a session other than the caller's,
+ * and to all descendants of those; reaps the children that have ended. That is what a killed launcher leaves,
+ * since a process may make itself a new session but never enter ours. Children of which spare() is true,
+ * launchers that live, are left alone with all below them. Returns how many there are that are not zombies.
+ */
+int processes_signal_orphans(bool (*spare)(void *context, pid_t pid), void *context, int sig);
+
+/* Sends sig to every process of user uid ((uid_t)-1: of any) whose environment holds all of the
+ * NULL-terminated "K=V" entries; returns how many there are. For what is left of a killed launcher that was
+ * not our child. */
 int processes_signal_marked(uid_t uid, const char *const *marks, int sig);
+
+/* Sends sig to all that is below the launcher, "dtrain-launch DIR", of our own user, and to the launcher
+ * itself once nothing is; its guard then ends by itself. Returns how many of guard and launcher there are. */
+int processes_signal_launcher(const char *dir, int sig);
 
 /* How often the kernel's OOM killer has struck since boot; -1 where it does not say. */
 int64_t processes_oom_kills(void);

@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/str.h"
 #include "node/affinity.h"
+#include "node/clusters.h"
 
 static const char DEFAULT_PATH[] = "/usr/local/bin:/usr/bin:/bin";
 
@@ -15,7 +16,59 @@ void request_free(struct request *request)
 {
 	json_decref(request->json);
 	free(request->ranks);
+	free(request->slots);
 	free(request);
+}
+
+bool request_has_slot(const struct request *q, int slot)
+{
+	for (size_t i = 0; i < q->slot_count; i++)
+		if (q->slots[i] == slot)
+			return true;
+	return false;
+}
+
+static int add_slot(struct request *q, int64_t slot, struct error *err)
+{
+	int *slots = reallocarray(q->slots, q->slot_count + 1, sizeof *slots);
+
+	if (!slots)
+		return error_oom(err);
+	q->slots = slots;
+	for (size_t i = 0; i < q->slot_count; i++)
+		if (slots[i] == slot)
+			return error_set(err, -EINVAL, "request: ranks: slot %d twice", (int)slot);
+	slots[q->slot_count++] = (int)slot;
+	return 0;
+}
+
+/* "slots":[…] of a rank that has several, else its "slot". */
+static int parse_slots(struct request *q, const json_t *json, struct request_rank *rank, struct error *err)
+{
+	const json_t *list = json_object_get(json, "slots");
+	int64_t slot;
+	int r = 0;
+
+	rank->first = q->slot_count;
+	if (!list) {
+		if (json_need_int(json, "slot", "request: ranks", 0, INT32_MAX, &slot, err) < 0)
+			return err->code;
+		r = add_slot(q, slot, err);
+	}
+	if (list && !json_array_size(list))
+		return error_set(err, -EINVAL, "request: ranks: slots: a list of numbers is needed");
+	for (size_t i = 0; i < json_array_size(list) && r == 0; i++) {
+		const json_t *item = json_array_get(list, i);
+
+		slot = json_is_integer(item) ? json_integer_value(item) : -1;
+		if (slot < 0 || slot > INT32_MAX)
+			return error_set(err, -EINVAL, "request: ranks: slots: a list of numbers is needed");
+		r = add_slot(q, slot, err);
+	}
+	rank->slot_count = q->slot_count - rank->first;
+	if (r == 0)
+		rank->slot = q->slots[rank->first];
+	return r;
 }
 
 static int parse_ranks(struct request *q, const json_t *ranks, struct error *err)
@@ -27,17 +80,19 @@ static int parse_ranks(struct request *q, const json_t *ranks, struct error *err
 		return error_oom(err);
 	for (size_t i = 0; i < json_array_size(ranks); i++) {
 		const json_t *json = json_array_get(ranks, i);
-		int64_t rank, local_rank, slot;
+		struct request_rank *own = &q->ranks[q->rank_count];
+		int64_t rank, local_rank;
 
 		if (json_need_int(json, "rank", "request: ranks", 0, q->world_size - 1, &rank, err) < 0 ||
 		    json_need_int(json, "local_rank", "request: ranks", 0, INT32_MAX, &local_rank, err) < 0 ||
-		    json_need_int(json, "slot", "request: ranks", 0, INT32_MAX, &slot, err) < 0)
+		    parse_slots(q, json, own, err) < 0)
 			return err ? err->code : -EINVAL;
 		for (size_t k = 0; k < q->rank_count; k++)
-			if (q->ranks[k].slot == slot || q->ranks[k].rank == rank)
-				return error_set(err, -EINVAL, "request: ranks: rank %d or slot %d twice",
-				                 (int)rank, (int)slot);
-		q->ranks[q->rank_count++] = (struct request_rank){rank, local_rank, slot};
+			if (q->ranks[k].rank == rank)
+				return error_set(err, -EINVAL, "request: ranks: rank %d twice", (int)rank);
+		own->rank = rank;
+		own->local_rank = local_rank;
+		q->rank_count++;
 	}
 	return 0;
 }
@@ -60,6 +115,12 @@ int request_parse(const json_t *json, struct request **out, struct error *err)
 	    json_need_int(q->json, "uid", "request", 0, (uid_t)-2, &uid, err) < 0 ||
 	    json_need_int(q->json, "world_size", "request", 1, 1 << 20, &world_size, err) < 0)
 		return err->code;
+	q->cluster = json_get_string(q->json, "cluster", "");
+	q->epoch = json_get_int(q->json, "epoch", 0);
+	/* It is a part of names of files. */
+	if (strlen(q->cluster) > CLUSTER_ID_MAX || q->cluster[strspn(q->cluster, "0123456789abcdef")])
+		return error_set(err, -EINVAL, "request: cluster: at most %d hexadecimal digits are possible",
+		                 CLUSTER_ID_MAX);
 	q->uid = uid;
 	q->world_size = world_size;
 	q->config = json_object_get(q->json, "config");
@@ -141,7 +202,8 @@ static void __attribute__((format(printf, 3, 4))) set(json_t *env, const char *n
 	strbuf_free(&text);
 }
 
-static void set_base(json_t *env, const struct request *q, const struct run_user *user)
+static void set_base(json_t *env, const struct request *q, const struct request_place *place,
+                     const struct run_user *user)
 {
 	const json_t *list = json_object_get(q->config, "environment");
 
@@ -152,6 +214,10 @@ static void set_base(json_t *env, const struct request *q, const struct run_user
 	set(env, "SHELL", "%s", user->shell);
 	set(env, "LANG", "%s", getenv("LANG") ?: "C.UTF-8");
 	set(env, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
+	if (!q->native) /* what Python prints is in the log at once */
+		set(env, "PYTHONUNBUFFERED", "1");
+	if (place->config->port_low) /* what ranks of ours listen on, and programs over UCX */
+		set(env, "UCX_TCP_PORT_RANGE", "%d-%d", place->config->port_low, place->config->port_high);
 	for (size_t i = 0; i < json_array_size(list); i++) {
 		const char *entry = json_string_value(json_array_get(list, i));
 		const char *equals = entry ? strchr(entry, '=') : NULL;
@@ -187,19 +253,20 @@ static void set_devices(json_t *env, const struct request *q, const struct reque
 	int seen = 0, own = 0;
 
 	for (int local = 0; local < (int)q->rank_count; local++)
-		for (size_t i = 0; i < q->rank_count; i++) {
-			const struct device *d = &place->devices->list[q->ranks[i].slot];
+		for (size_t i = 0; i < q->rank_count; i++)
+			for (size_t k = 0; q->ranks[i].local_rank == local && k < q->ranks[i].slot_count;
+			     k++) {
+				int slot = q->slots[q->ranks[i].first + k];
+				const struct device *d = &place->devices->list[slot];
 
-			if (q->ranks[i].local_rank != local)
-				continue;
-			strbuf_addf(&slots, "%s%d", slots.len ? "," : "", q->ranks[i].slot);
-			if (!d->gpu || (device->mig ? d != device : d->mig))
-				continue;
-			if (d == device)
-				own = seen;
-			seen++;
-			add_gpu_name(&gpus, place->devices, d);
-		}
+				strbuf_addf(&slots, "%s%d", slots.len ? "," : "", slot);
+				if (!d->gpu || (device->mig ? d != device : d->mig))
+					continue;
+				if (d == device)
+					own = seen;
+				seen++;
+				add_gpu_name(&gpus, place->devices, d);
+			}
 	if (gpus.len) {
 		set(env, "CUDA_VISIBLE_DEVICES", "%s", gpus.data);
 		set(env, "CUDA_DEVICE_ORDER", "PCI_BUS_ID");
@@ -216,7 +283,7 @@ static void set_devices(json_t *env, const struct request *q, const struct reque
 	if (threads > 0)
 		set(env, "OMP_NUM_THREADS", "%lld", (long long)threads);
 	else if (q->native || !device->gpu)
-		set(env, "OMP_NUM_THREADS", "%d", device->threads);
+		set(env, "OMP_NUM_THREADS", "%d", device->threads * (int)rank->slot_count);
 	else if (q->local_world_size > 1)
 		set(env, "OMP_NUM_THREADS", "1"); /* torchrun's rule */
 }
@@ -229,6 +296,8 @@ static json_t *rank_cpus(const struct request *q, const struct request_place *pl
 	_cleanup_free_ char *text = NULL;
 	cpu_set_t allowed, cpus;
 
+	if (q->ranks[which].slot_count > 1) /* it has all that is near to several */
+		return json_null();
 	if (!slots || sched_getaffinity(0, sizeof allowed, &allowed) < 0)
 		return json_null();
 	for (size_t i = 0; i < q->rank_count; i++)
@@ -268,6 +337,10 @@ static void set_torchrun(json_t *env, const struct request *q, const struct requ
 
 	for (size_t i = 0; i < ARRAY_SIZE(numbers); i++)
 		set(env, numbers[i].name, "%lld", numbers[i].value);
+	if (*q->cluster) {
+		set(env, "DTRAIN_CLUSTER", "%s", q->cluster);
+		set(env, "DTRAIN_EPOCH", "%lld", (long long)q->epoch);
+	}
 	set(env, "ROLE_NAME", "default");
 	set(env, "TORCHELASTIC_USE_AGENT_STORE", "False");
 	set(env, "TORCHELASTIC_ERROR_FILE", "%s", error_file ? error_file : "");
@@ -287,7 +360,7 @@ static json_t *environment(const struct request *q, const struct request_place *
 	json_t *list = json_array(), *value;
 	const char *name;
 
-	set_base(env, q, user);
+	set_base(env, q, place, user);
 	set_devices(env, q, place, rank);
 	set_torchrun(env, q, place, rank);
 	json_object_foreach(env, name, value)
@@ -301,7 +374,7 @@ int request_describe_launch(const struct request *q, const struct request_place 
 	_cleanup_json_ json_t *argv = NULL, *groups = json_array(), *ranks = json_array();
 	_cleanup_free_ char *program = NULL;
 	const char *path;
-	int r;
+	int r, umask;
 
 	r = request_program(q, place, &program, &path, err);
 	if (r < 0)
@@ -321,8 +394,10 @@ int request_describe_launch(const struct request *q, const struct request_place 
 		                                       environment(q, place, user, &q->ranks[i]), "cpus",
 		                                       rank_cpus(q, place, i)));
 	}
-	*out = json_pack("{s:b, s:I, s:I, s:O, s:s, s:O, s:O}", "switch_user", user->change, "uid",
-	                 (json_int_t)user->uid, "gid", (json_int_t)user->gid, "groups", groups, "directory",
-	                 json_get_string(q->config, "directory", user->home), "argv", argv, "ranks", ranks);
+	umask = strtol(json_get_string(q->config, "umask", "022"), NULL, 8) & 0777;
+	*out = json_pack("{s:b, s:i, s:I, s:I, s:O, s:s, s:O, s:O}", "switch_user", user->change, "umask",
+	                 umask, "uid", (json_int_t)user->uid, "gid", (json_int_t)user->gid, "groups", groups,
+	                 "directory", json_get_string(q->config, "directory", user->home), "argv", argv,
+	                 "ranks", ranks);
 	return *out ? 0 : error_oom(err);
 }

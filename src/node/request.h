@@ -11,15 +11,19 @@
 #include "base/error.h"
 #include "config/daemon.h"
 #include "node/devices.h"
-#include "node/preflight.h"
+#include "node/run_user.h"
 
 struct request_rank {
-	int rank, local_rank, slot;
+	int rank, local_rank;
+	int slot;                 /* the first of: */
+	size_t first, slot_count; /* request.slots[first …]: one, or with one_per_node all of the run here */
 };
 
 struct request {
 	json_t *json; /* a reference; the strings below are its own */
 	int64_t run, attempt;
+	const char *cluster; /* id of the cluster that counts the runs so; "": not named */
+	int64_t epoch;       /* of its store when the attempt was started */
 	const char *user;
 	uid_t uid;
 	const json_t *config;
@@ -28,11 +32,14 @@ struct request {
 	const char *master_addr;
 	struct request_rank *ranks;
 	size_t rank_count;
+	int *slots; /* of all ranks */
+	size_t slot_count;
 };
 
 int request_parse(const json_t *json, struct request **out, struct error *err);
 void request_free(struct request *request);
 DEFINE_CLEANUP(struct request *, request_free)
+bool request_has_slot(const struct request *request, int slot);
 
 /* Where everything of the attempt lies. */
 struct request_place {

@@ -2,7 +2,9 @@
 #include "worker/environment.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "base/str.h"
 
@@ -35,7 +37,8 @@ int environment_read(struct environment *env, struct error *err)
 	    read_number("RANK", 0, world_size - 1, 0, &rank, err) < 0 ||
 	    read_number("LOCAL_RANK", 0, world_size - 1, 0, &local_rank, err) < 0 ||
 	    read_number("DTRAIN_DEVICE", 0, 4096, local_rank, &device, err) < 0 ||
-	    read_number("DTRAIN_ATTEMPT", 0, INT64_MAX, 1, &env->attempt, err) < 0)
+	    read_number("DTRAIN_ATTEMPT", 0, INT64_MAX, 1, &env->attempt, err) < 0 ||
+	    read_number("DTRAIN_EPOCH", 0, INT64_MAX, 0, &env->epoch, err) < 0)
 		return err->code;
 	env->rank = rank;
 	env->world_size = world_size;
@@ -43,6 +46,13 @@ int environment_read(struct environment *env, struct error *err)
 	env->config = read_text("DTRAIN_CONFIG");
 	env->run_id = read_text("DTRAIN_RUN_ID");
 	env->socket = read_text("DTRAIN_SOCKET");
+	env->cluster = read_text("DTRAIN_CLUSTER");
+	env->node = read_text("DTRAIN_NODE");
+	if (!env->node) {
+		if (gethostname(env->host, sizeof(env->host) - 1) < 0 || !env->host[0])
+			snprintf(env->host, sizeof(env->host), "localhost");
+		env->node = env->host;
+	}
 	env->rendezvous_dir = read_text("DTRAIN_RENDEZVOUS_DIR");
 	if (!env->config)
 		return error_set(err, -EINVAL,

@@ -13,6 +13,7 @@
 #include "engine/model/generate.h"
 #include "engine/train/parameters.h"
 #include "worker/options.h"
+#include "worker/precision.h"
 #include "worker/tasks.h"
 
 DEFINE_CLEANUP(struct device *, device_destroy)
@@ -94,7 +95,7 @@ static int load(struct generation *g, struct error *err)
 	_cleanup_free_ char *config = options_config(g->c), *tokenizer = options_tokenizer(g->c);
 	struct device_options dev = {.threads = g->c->resources.threads,
 	                             .attention = DEVICE_ATTENTION_OWN}; /* which alone knows a cache */
-	struct generator_options o = {.type = options_precision(g->c)};
+	struct generator_options o = {0};
 	int r;
 
 	if (!config || !tokenizer)
@@ -121,8 +122,11 @@ static int load(struct generation *g, struct error *err)
 	if ((int64_t)g->ids.len >= g->model.max_positions)
 		return error_set(err, -E2BIG, "generate.prompt has %zu tokens; the model takes %" PRId64,
 		                 g->ids.len, g->model.max_positions);
-	if ((r = device_create(&dev, &g->dev, err)) < 0 ||
-	    (r = model_layout_create(&g->model, &layout, err)) < 0 ||
+	if ((r = device_create(&dev, &g->dev, err)) < 0)
+		return r;
+	o.type = precision_of_device(g->dev);
+	precision_parse(g->c->train.precision, &o.type);
+	if ((r = model_layout_create(&g->model, &layout, err)) < 0 ||
 	    (r = safetensors_open(g->c->model.path, &st, err)) < 0 ||
 	    (r = parameters_check(layout, st, g->c->model.path, err)) < 0)
 		return r;

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include "base/str.h"
+#include "worker/precision.h"
 
 void options_dataset(const struct run_config *c, const char *cache_dir, struct dataset_options *out)
 {
@@ -19,6 +20,7 @@ void options_dataset(const struct run_config *c, const char *cache_dir, struct d
 	    .tags_json = c->data.tags,
 	    .template_name = c->data.template_,
 	    .system = c->data.system,
+	    .tool_prompt = c->data.tool_prompt,
 	    .max_length = c->data.max_length,
 	    .packing = c->data.packing,
 	    .cross_documents = c->data.cross_documents,
@@ -30,11 +32,6 @@ void options_dataset(const struct run_config *c, const char *cache_dir, struct d
 	    .seed = c->train.seed,
 	    .cache_dir = cache_dir,
 	};
-}
-
-enum dtype options_precision(const struct run_config *c)
-{
-	return str_eq(c->train.precision, "bf16") ? DTYPE_BF16 : DTYPE_F32;
 }
 
 enum device_attention_choice options_attention(const struct run_config *c)
@@ -64,7 +61,9 @@ int options_train(const struct run_config *c, struct train_options *out, struct 
 	out->epsilon = c->train.epsilon;
 	out->decay_all = c->train.decay_all;
 	out->clip = c->train.clip;
-	out->precision = options_precision(c);
+	/* "auto" is decided once the ranks have met; until then, what allows the other options. */
+	out->precision = DTYPE_BF16;
+	precision_parse(c->train.precision, &out->precision);
 	out->without_master = str_eq(c->train.master, "none");
 	out->recompute = c->train.recompute;
 	out->shuffle = c->train.shuffle;
@@ -92,12 +91,5 @@ char *options_config(const struct run_config *c)
 
 char *options_tokenizer(const struct run_config *c)
 {
-	const char *init = c->model.init, *slash;
-
-	if (c->model.tokenizer || c->model.path)
-		return strdup(c->model.tokenizer ? c->model.tokenizer : c->model.path);
-	if (is_directory(init))
-		return strdup(init);
-	slash = strrchr(init, '/');
-	return slash ? strndup(init, slash - init + (slash == init)) : strdup(".");
+	return run_config_tokenizer(c);
 }

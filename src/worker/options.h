@@ -9,7 +9,6 @@
 /* Strings stay the config's; cache_dir is where the tokenized data go. */
 void options_dataset(const struct run_config *c, const char *cache_dir, struct dataset_options *out);
 int options_train(const struct run_config *c, struct train_options *out, struct error *err);
-enum dtype options_precision(const struct run_config *c);
 enum device_attention_choice options_attention(const struct run_config *c);
 /* Owned by the caller; NULL: out of memory. */
 char *options_tokenizer(const struct run_config *c); /* directory or file to load the tokenizer from */

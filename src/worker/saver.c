@@ -14,6 +14,7 @@
 #include "base/str.h"
 #include "engine/checkpoint/claim.h"
 #include "worker/options.h"
+#include "worker/precision.h"
 #include "worker/weights.h"
 
 struct saver {
@@ -33,6 +34,7 @@ struct saver {
 	double interval; /* seconds between two words */
 	struct trainer *trainer;
 	const struct tokenizer *tok;
+	enum dtype precision;
 	char *fingerprint, *config, *tokenizer;
 	int64_t tokens;     /* of earlier attempts */
 	int64_t saved_step; /* of the newest checkpoint, -1: none */
@@ -76,7 +78,7 @@ int saver_open(const struct run_config *c, const struct environment *env, struct
 	if (!s)
 		return error_oom(err);
 	s->c = c;
-	s->claim = (struct claim){c->output.dir, env->run_id, env->attempt};
+	s->claim = (struct claim){c->output.dir, env->run_id, env->attempt, env->cluster, env->epoch};
 	s->claimed = -1;
 	s->writer = env->rank == 0;
 	s->world_size = env->world_size;
@@ -89,11 +91,12 @@ int saver_open(const struct run_config *c, const struct environment *env, struct
 			return error_errno(err, -errno, "output.dir %s cannot be written", c->output.dir);
 		r = claim_take(&s->claim, &s->claimed, &ours, err);
 		if (r == 0)
-			r = checkpoint_clean(c->output.dir, err);
-		if (r == 0)
 			r = choose(s, env, ours, err);
 		if (r == 0)
 			r = claim_mark(&s->claim, s->claimed, err);
+		/* Only then: what is refused is left as it is. */
+		if (r == 0)
+			r = checkpoint_clean(c->output.dir, err);
 		if (r == 0 && s->resume_path)
 			r = checkpoint_state_load(s->resume_path, &s->resumed, &s->resumed_owner, err);
 		if (r < 0)
@@ -134,7 +137,8 @@ const struct checkpoint_state *saver_resume_state(const struct saver *s)
 }
 
 int saver_attach(struct saver *s, struct device *dev, struct comm *comm, struct trainer *t,
-                 const struct tokenizer *tok, const char *fingerprint, struct error *err)
+                 const struct tokenizer *tok, enum dtype precision, const char *fingerprint,
+                 struct error *err)
 {
 	int r = comm ? device_alloc(dev, sizeof(int64_t), &s->word, err) : 0;
 
@@ -145,6 +149,7 @@ int saver_attach(struct saver *s, struct device *dev, struct comm *comm, struct 
 	s->interval = MIN(1, 0.2 * (double)s->c->parallel.timeout);
 	s->trainer = t;
 	s->tok = tok;
+	s->precision = precision;
 	s->fingerprint = strdup(fingerprint);
 	s->config = options_config(s->c);
 	s->tokenizer = options_tokenizer(s->c);
@@ -207,7 +212,7 @@ static int save_model(struct saver *s, const char *directory, struct error *err)
 	    .config = s->config,
 	    .source = c->model.path,
 	    .tokenizer = s->tokenizer,
-	    .type = options_precision(c),
+	    .type = s->precision,
 	    .bos = tokenizer_bos(s->tok),
 	    .eos = tokenizer_eos(s->tok),
 	    .pad = tokenizer_pad(s->tok),
@@ -237,6 +242,7 @@ static int save_state(struct saver *s, const char *directory, int64_t step, bool
 	    .save_steps = c->output.save_steps,
 	    .seed = c->train.seed,
 	    .fingerprint = s->fingerprint,
+	    .precision = precision_name(s->precision),
 	    .log_history = s->history,
 	};
 	int r;
@@ -250,11 +256,20 @@ static int save_state(struct saver *s, const char *directory, int64_t step, bool
 	r = checkpoint_state_save(directory, &state, true, err);
 	if (r == 0)
 		r = weights_state_sources(
-		    s->trainer, options_precision(c) != DTYPE_F32 && !str_eq(c->train.master, "none"),
-		    &sources, err);
+		    s->trainer, s->precision != DTYPE_F32 && !str_eq(c->train.master, "none"), &sources, err);
 	return r < 0 ? r
 	             : safetensors_write(inner, "optimizer", sources.list, sources.n,
 	                                 (uint64_t)c->output.max_shard_mb * 1000000, err);
+}
+
+/* A rank that has failed, or a communicator that was aborted, may have let the device go on with partial
+ * sums: what was saved in that time is not to be trusted. Nor may an older attempt replace what a newer one
+ * wrote. */
+static int may_publish(struct saver *s, struct error *err)
+{
+	int r = s->comm ? comm_check(s->comm, err) : 0;
+
+	return r < 0 ? r : claim_check(&s->claim, err);
 }
 
 static int write_checkpoint(struct saver *s, int64_t step, struct error *err)
@@ -272,7 +287,7 @@ static int write_checkpoint(struct saver *s, int64_t step, struct error *err)
 	if (r == 0)
 		r = save_state(s, tmp, step, true, err);
 	if (r == 0)
-		r = claim_check(&s->claim, err);
+		r = may_publish(s, err);
 	if (r == 0)
 		r = checkpoint_publish(dir, name, tmp, err);
 	if (r < 0) {
@@ -283,6 +298,11 @@ static int write_checkpoint(struct saver *s, int64_t step, struct error *err)
 	}
 	printf("saved %s/%s in %.1f s\n", dir, name, clock_monotonic() - start);
 	return checkpoint_prune(dir, s->c->output.keep, err);
+}
+
+int64_t saver_saved_step(const struct saver *s)
+{
+	return s->saved_step;
 }
 
 int saver_checkpoint(struct saver *s, int64_t step, struct error *err)
@@ -316,7 +336,7 @@ static int write_final(struct saver *s, struct error *err)
 	if (r == 0)
 		r = save_state(s, tmp, trainer_step(s->trainer), false, err);
 	if (r == 0)
-		r = claim_check(&s->claim, err);
+		r = may_publish(s, err);
 	if (r == 0)
 		r = checkpoint_publish_files(dir, tmp, err);
 	if (r < 0) {

@@ -29,11 +29,13 @@ const struct checkpoint_state *saver_resume_state(const struct saver *s);
 /* Once trainer and tokenizer are there (all borrowed; comm may be NULL). fingerprint decides whether a resume
  * is the same run. */
 int saver_attach(struct saver *s, struct device *dev, struct comm *comm, struct trainer *t,
-                 const struct tokenizer *tok, const char *fingerprint, struct error *err);
+                 const struct tokenizer *tok, enum dtype precision, const char *fingerprint,
+                 struct error *err);
 /* The trainer goes on from a checkpoint, which makes its step: that one need not be written again. */
 void saver_resumed(struct saver *s, int64_t step);
 
 /* Keeps what trainer_state.json tells of each report. */
 int saver_log(struct saver *s, const struct train_log *log, struct error *err);
 int saver_checkpoint(struct saver *s, int64_t step, struct error *err);
+int64_t saver_saved_step(const struct saver *s); /* of the newest checkpoint; -1: none */
 int saver_final(struct saver *s, struct error *err);

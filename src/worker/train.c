@@ -2,18 +2,19 @@
 /* Training, from the config to the final model. Errors of files and settings come before the ranks meet. */
 #include <errno.h>
 #include <inttypes.h>
-#include <math.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/hash.h"
 #include "base/json.h"
 #include "base/str.h"
-#include "engine/checkpoint/metrics.h"
 #include "engine/train/parameters.h"
+#include "worker/agreement.h"
 #include "worker/options.h"
+#include "worker/precision.h"
+#include "worker/report.h"
 #include "worker/saver.h"
 #include "worker/stop.h"
 #include "worker/tasks.h"
@@ -22,12 +23,16 @@
 DEFINE_CLEANUP(struct device *, device_destroy)
 DEFINE_CLEANUP(struct comm *, comm_destroy)
 
+/* What each rank reads for itself. */
+enum { INPUT_CONFIG, INPUT_TOKENIZER, INPUT_DATA, INPUT_EVAL, INPUTS };
+
 struct training {
 	const struct run_config *c;
 	const struct environment *env;
 	struct link *link;
 
 	struct train_options options;
+	struct precision precision;
 	struct model_config model;
 	struct device *dev;
 	struct tokenizer *tok;
@@ -35,14 +40,17 @@ struct training {
 	struct comm *comm;
 	struct trainer *trainer;
 	struct saver *saver;
-	struct metrics *metrics;
+	struct report *report;
 	int64_t tokens_before; /* of the run's earlier attempts */
-	double told;           /* when the progress of the preparation was last printed */
+	char *config, *tokenizer;
+	char data_words[256]; /* names the files of the data in errors */
+	struct agreement_item inputs[INPUTS];
+	double told; /* when the progress of the preparation was last printed */
 };
 
 static void training_free(struct training *t)
 {
-	metrics_closep(&t->metrics);
+	report_closep(&t->report);
 	/* Before the memory that it may still be writing to. */
 	comm_destroyp(&t->comm);
 	trainer_freep(&t->trainer);
@@ -51,6 +59,8 @@ static void training_free(struct training *t)
 	tokenizer_freep(&t->tok);
 	saver_freep(&t->saver);
 	device_destroyp(&t->dev);
+	free(t->config);
+	free(t->tokenizer);
 }
 
 static bool first_rank(const struct training *t)
@@ -64,12 +74,14 @@ static void tell_progress(void *context, const char *what, int64_t done, int64_t
 {
 	struct training *t = context;
 	double now = clock_monotonic();
+	char part[32], all[32];
 
 	if (!first_rank(t) || now - t->told < 5)
 		return;
 	t->told = now;
 	if (total > 0)
-		printf("%s: %" PRId64 " of %" PRId64 "\n", what, done, total);
+		printf("%s: %s of %s read\n", what, str_bytes(part, sizeof(part), done),
+		       str_bytes(all, sizeof(all), total));
 	else
 		printf("%s\n", what);
 }
@@ -90,8 +102,6 @@ static int open_device(struct training *t, struct error *err)
 	if (r < 0)
 		return r;
 	printf("rank %d of %d on %s\n", t->env->rank, t->env->world_size, device_describe(t->dev));
-	if (!device_supports(t->dev, t->options.precision) && first_rank(t))
-		printf("warning: %s is slow on this device\n", t->c->train.precision);
 	return 0;
 }
 
@@ -104,15 +114,68 @@ static void warn_of_length(const struct training *t)
 		       t->c->data.max_length, t->model.max_positions);
 }
 
+/* "the tokenized data of a.json and 2 others" */
+static void name_data(struct training *t)
+{
+	char *const *names = t->c->data.path ? t->c->data.path : t->c->data.dataset;
+	char others[48] = "";
+	int64_t n = 0;
+
+	while (names && names[n])
+		n++;
+	if (n > 1)
+		snprintf(others, sizeof(others), " and %" PRId64 " other%s", n - 1, n > 2 ? "s" : "");
+	snprintf(t->data_words, sizeof(t->data_words), "the tokenized data%s%.140s%s", n ? " of " : "",
+	         n ? names[0] : "", others);
+}
+
+/* Each rank reads the model's config, the tokenizer and the data where it runs. */
+static void digest_inputs(struct training *t)
+{
+	int32_t special[] = {tokenizer_bos(t->tok), tokenizer_eos(t->tok), tokenizer_pad(t->tok)};
+	struct agreement_item *in = t->inputs;
+
+	/* What was read of it, not the file: another release of transformers writes other keys besides. */
+	in[INPUT_CONFIG] =
+	    (struct agreement_item){"the model's configuration", t->config, model_config_digest(&t->model)};
+	in[INPUT_TOKENIZER] = (struct agreement_item){
+	    "the tokenizer", t->tokenizer, hash_bytes(special, sizeof(special), tokenizer_hash(t->tok))};
+	in[INPUT_DATA] =
+	    (struct agreement_item){t->data_words, dataset_path(t->data), dataset_digest(t->data)};
+	in[INPUT_EVAL] = (struct agreement_item){t->data_words, "", 0};
+	if (t->eval)
+		in[INPUT_EVAL] =
+		    (struct agreement_item){t->data_words, dataset_path(t->eval), dataset_digest(t->eval)};
+}
+
+static void print_data(const struct training *t)
+{
+	double fraction = t->c->data.eval_fraction;
+	int64_t trained = dataset_examples(t->data), held_out = t->eval ? dataset_examples(t->eval) : 0;
+	char examples[48], rows[48], tokens[48], part[32] = "";
+
+	printf("data: %s in %s, %s\n", str_count(examples, sizeof(examples), trained, "example"),
+	       str_count(rows, sizeof(rows), dataset_rows(t->data), "row"),
+	       str_count(tokens, sizeof(tokens), dataset_tokens(t->data), "token"));
+	if (fraction > 0 && fraction <= 1)
+		snprintf(part, sizeof(part), "%g%% ", fraction * 100);
+	if (t->eval)
+		printf("%sheld out for evaluation: %" PRId64 " of %s\n", part, held_out,
+		       str_count(examples, sizeof(examples), trained + held_out, "example"));
+	else if (fraction > 0)
+		printf("warning: what data.eval_fraction holds out makes no row: nothing is evaluated\n");
+}
+
 static int open_data(struct training *t, struct error *err)
 {
-	_cleanup_free_ char *tokenizer = options_tokenizer(t->c), *cache = NULL;
+	const char *tokenizer = t->tokenizer;
+	_cleanup_free_ char *cache = NULL;
 	struct dataset_options o;
 	int r;
 
 	cache =
 	    t->c->data.cache_dir ? strdup(t->c->data.cache_dir) : str_path_join(t->c->output.dir, "cache");
-	if (!tokenizer || !cache)
+	if (!cache)
 		return error_oom(err);
 	r = tokenizer_load(tokenizer, &t->tok, err);
 	if (r < 0)
@@ -130,13 +193,12 @@ static int open_data(struct training *t, struct error *err)
 	o.warn = tell_warning;
 	o.progress_context = o.warn_context = t;
 	r = dataset_open(&o, t->tok, &t->data, &t->eval, err);
-	if (r == 0 && !t->eval && t->c->data.eval_fraction > 0 && first_rank(t))
-		printf("warning: the part held back by data.eval_fraction makes no row: nothing is "
-		       "evaluated\n");
 	if (r == 0 && first_rank(t))
-		printf("data: %" PRId64 " examples in %" PRId64 " rows, %" PRId64 " tokens%s\n",
-		       dataset_examples(t->data), dataset_rows(t->data), dataset_tokens(t->data),
-		       t->eval ? ", a part held back" : "");
+		print_data(t);
+	if (r == 0 && t->env->world_size > 1) {
+		name_data(t);
+		digest_inputs(t);
+	}
 	return r;
 }
 
@@ -148,6 +210,7 @@ static int meet(struct training *t, struct error *err)
 	    .timeout_s = t->c->parallel.timeout,
 	    .rendezvous = link_rendezvous(t->link),
 	    .group = "world",
+	    .node = t->env->node,
 	    .stopping = stop_requested,
 	};
 	int r;
@@ -176,46 +239,33 @@ static int share(struct training *t, void *host, size_t bytes, struct error *err
 	return r;
 }
 
-static uint64_t digest_rows(uint64_t h, const struct dataset *data)
+static int check_inputs(struct training *t, struct error *err)
 {
-	for (int64_t i = 0; data && i < dataset_rows(data); i++)
-		h = (h ^ (uint64_t)dataset_row_counted(data, i)) * 0x100000001b3u;
-	return h;
+	return agreement_check(t->inputs, INPUTS, t->dev, t->comm, t->env->node,
+	                       "the same files on every node are needed", err);
 }
 
-/* Each rank reads the model's config and the data where it runs. Where they differ, every rank would count
- * other targets and take other rows, and nothing would show it. */
-static int check_agreement(struct training *t, struct error *err)
+/* Once the ranks have met, and rank 0 knows what it goes on from. */
+static int choose_precision(struct training *t, struct error *err)
 {
-	struct {
-		int64_t vocab, hidden, layers, heads, parameters;
-		int64_t rows, tokens, max_row, held_back;
-		uint64_t digest;
-	} own = {.vocab = t->model.vocab,
-	         .hidden = t->model.hidden,
-	         .layers = t->model.layers,
-	         .heads = t->model.heads,
-	         .parameters = model_config_parameters(&t->model),
-	         .rows = dataset_rows(t->data),
-	         .tokens = dataset_tokens(t->data),
-	         .max_row = dataset_max_row(t->data),
-	         .held_back = t->eval ? dataset_rows(t->eval) : 0,
-	         .digest = digest_rows(digest_rows(0xcbf29ce484222325u, t->data), t->eval)},
-	  first = own;
-	int r = share(t, &first, sizeof(first), err);
+	const char *checkpoint = saver_resume_path(t->saver) ? saver_resume_state(t->saver)->precision : NULL;
+	char text[96];
+	int r = precision_choose(t->c->train.precision, checkpoint, t->dev, t->comm, &t->precision, err);
 
-	if (r < 0 || !memcmp(&own, &first, sizeof(own)))
+	if (r < 0)
 		return r;
-	if (memcmp(&own, &first, offsetof(typeof(own), rows)))
-		return error_set(err, -EINVAL,
-		                 "the model differs between the nodes: %" PRId64 " parameters on rank %d, "
-		                 "%" PRId64 " on rank 0; the same config.json on all would be right",
-		                 own.parameters, t->env->rank, first.parameters);
-	return error_set(err, -EINVAL,
-	                 "the data differ between the nodes: %" PRId64 " rows of %" PRId64
-	                 " tokens on rank %d, %" PRId64 " of %" PRId64
-	                 " on rank 0; the same files on all would be right",
-	                 own.rows, own.tokens, t->env->rank, first.rows, first.tokens);
+	if (t->precision.type != DTYPE_BF16 && t->options.without_master)
+		return error_set(
+		    err, -EINVAL,
+		    "train.master = \"none\" is for bf16 weights, but train.precision = \"auto\" is "
+		    "%s here; \"bf16\" would be right",
+		    precision_describe(text, sizeof(text), &t->precision));
+	t->options.precision = t->precision.type;
+	if (first_rank(t))
+		printf("precision: %s\n", precision_describe(text, sizeof(text), &t->precision));
+	if (first_rank(t) && !device_supports(t->dev, t->precision.type))
+		printf("warning: %s is slow on this device\n", precision_name(t->precision.type));
+	return 0;
 }
 
 /* What decides which rows a step sees. */
@@ -231,21 +281,22 @@ static int make_trainer(struct training *t, struct error *err)
 {
 	_cleanup_free_ char *print = fingerprint(t);
 	_cleanup_json_ json_t *plan = NULL;
-	char memory[32];
+	char memory[32], steps[48];
 	int r;
 
 	r = trainer_create(t->dev, t->comm, &t->model, &t->options, t->data, t->eval, &t->trainer, err);
 	if (r == 0)
-		r = print ? saver_attach(t->saver, t->dev, t->comm, t->trainer, t->tok, print, err)
+		r = print ? saver_attach(t->saver, t->dev, t->comm, t->trainer, t->tok, t->precision.type,
+		                         print, err)
 		          : error_oom(err);
 	if (r == 0)
 		r = trainer_plan_json(t->trainer, &plan, err);
 	if (r < 0)
 		return r;
 	if (first_rank(t))
-		printf("model: %s, %" PRId64 " parameters; %" PRId64 " steps, %" PRId64
-		       " an epoch; %s of memory\n",
-		       t->model.family, trainer_layout(t->trainer)->elements, trainer_total_steps(t->trainer),
+		printf("model: %s, %" PRId64 " parameters; %s, %" PRId64 " an epoch; %s of memory\n",
+		       t->model.family, trainer_layout(t->trainer)->elements,
+		       str_count(steps, sizeof(steps), trainer_total_steps(t->trainer), "step"),
 		       trainer_steps_per_epoch(t->trainer),
 		       str_bytes(memory, sizeof(memory), json_integer_value(json_object_get(plan, "total"))));
 	return 0;
@@ -253,23 +304,30 @@ static int make_trainer(struct training *t, struct error *err)
 
 /* ---- where the weights come from ---- */
 
+static struct weights_place weights_place(const struct training *t)
+{
+	return (struct weights_place){t->trainer, t->dev, t->comm, t->env->node};
+}
+
 static int load_model(struct training *t, struct error *err)
 {
 	_cleanup_(safetensors_closep) struct safetensors *st = NULL;
-	const struct model_layout *layout = trainer_layout(t->trainer);
-	int r;
+	struct weights_place place = weights_place(t);
+	bool broadcast = str_eq(t->c->model.load, "broadcast");
+	int r = 0;
 
 	if (!t->c->model.path) {
 		struct model_init init = {.seed = t->options.seed,
 		                          .std = t->c->model.init_std > 0 ? t->c->model.init_std
 		                                                          : t->model.init_std};
 
-		return trainer_load(t->trainer, model_init_fill, &init, err);
+		return weights_load(&place, model_init_fill, &init, NULL, broadcast, err);
 	}
-	r = safetensors_open(t->c->model.path, &st, err);
-	if (r == 0)
-		r = parameters_check(layout, st, t->c->model.path, err);
-	return r < 0 ? r : trainer_load(t->trainer, parameters_fill, st, err);
+	if (!broadcast || first_rank(t))
+		r = safetensors_open(t->c->model.path, &st, err);
+	if (r == 0 && st)
+		r = parameters_check(trainer_layout(t->trainer), st, t->c->model.path, err);
+	return r < 0 ? r : weights_load(&place, parameters_fill, st, st, broadcast, err);
 }
 
 static void warn_of_changes(const struct training *t)
@@ -293,6 +351,7 @@ static int start_weights(struct training *t, struct error *err)
 	const char *path = saver_resume_path(t->saver);
 	int64_t decision[3] = {path != NULL, saver_resume_state(t->saver)->step,
 	                       saver_resume_state(t->saver)->tokens};
+	struct weights_place place = weights_place(t);
 	int r = share(t, decision, sizeof(decision), err);
 
 	if (r < 0)
@@ -304,7 +363,7 @@ static int start_weights(struct training *t, struct error *err)
 		printf("resuming from %s\n", path);
 		warn_of_changes(t);
 	}
-	r = weights_resume(t->trainer, t->dev, t->comm, path, err);
+	r = weights_resume(&place, path, err);
 	/* A run made shorter than it has gone: there is nothing left to do but to save. */
 	if (r == 0)
 		r = trainer_set_step(t->trainer, MIN(decision[1], trainer_total_steps(t->trainer)), err);
@@ -319,42 +378,23 @@ static int start_weights(struct training *t, struct error *err)
 
 /* ---- the loop ---- */
 
-static void print_progress(const struct train_log *log)
-{
-	char eta[32], eval[48] = "";
-
-	if (log->has_eval)
-		snprintf(eval, sizeof(eval), " eval %.4f", log->eval_loss);
-	printf("step %" PRId64 "/%" PRId64 " loss %.4f%s lr %.1e grad %.2f %.0f tok/s eta %s\n", log->step,
-	       log->steps, log->loss, eval, log->learning_rate, log->grad_norm, log->tokens_per_second,
-	       str_duration(eta, sizeof(eta), log->eta_seconds));
-}
-
 static int on_log(void *context, const struct train_log *log, struct error *err)
 {
 	struct training *t = context;
-	struct metrics_record m = {
-	    .step = log->step,
-	    .steps = log->steps,
-	    .epoch = log->epoch,
-	    .loss = log->loss,
-	    .learning_rate = log->learning_rate,
-	    .grad_norm = log->grad_norm,
-	    .tokens = t->tokens_before + log->tokens,
-	    .tokens_per_second = log->tokens_per_second,
-	    .eta_seconds = log->eta_seconds,
-	    .eval_loss = log->has_eval ? log->eval_loss : NAN,
-	    .time = clock_realtime(),
-	};
-	char line[METRICS_LINE];
 	int r;
 
 	if (!first_rank(t))
 		return 0;
-	print_progress(log);
-	link_report(t->link, metrics_line(line, sizeof(line), &m));
-	r = metrics_write(t->metrics, &m, err);
+	r = report_log(t->report, log, err);
 	return r < 0 ? r : saver_log(t->saver, log, err);
+}
+
+static int save_checkpoint(struct training *t, int64_t step, struct error *err)
+{
+	bool there = saver_saved_step(t->saver) == step;
+	int r = saver_checkpoint(t->saver, step, err);
+
+	return r == 0 && !there && first_rank(t) ? report_checkpoint(t->report, step, err) : r;
 }
 
 static int on_save(void *context, int64_t step, bool stopped, struct error *err)
@@ -362,7 +402,22 @@ static int on_save(void *context, int64_t step, bool stopped, struct error *err)
 	struct training *t = context;
 
 	/* Without save_steps nobody has asked for checkpoints, and nothing would resume from it. */
-	return stopped && t->c->output.save_steps == 0 ? 0 : saver_checkpoint(t->saver, step, err);
+	return stopped && t->c->output.save_steps == 0 ? 0 : save_checkpoint(t, step, err);
+}
+
+static int open_report(struct training *t, struct error *err)
+{
+	struct report_options o = {.config = t->c,
+	                           .env = t->env,
+	                           .link = t->link,
+	                           .dev = t->dev,
+	                           .comm = t->comm,
+	                           .trainer = t->trainer,
+	                           .precision = precision_name(t->precision.type),
+	                           .resumed_from = saver_resume_path(t->saver),
+	                           .tokens_before = t->tokens_before};
+
+	return report_open(&o, &t->report, err);
 }
 
 static int run_loop(struct training *t, struct error *err)
@@ -370,18 +425,19 @@ static int run_loop(struct training *t, struct error *err)
 	struct train_callbacks cb = {t, on_log, on_save, stop_requested};
 	int r;
 
-	if (first_rank(t)) {
-		r = metrics_open(t->c->output.dir, trainer_step(t->trainer), t->c->output.tensorboard,
-		                 &t->metrics, err);
-		if (r < 0)
-			return r;
-	}
+	r = open_report(t, err);
+	if (r < 0)
+		return r;
 	link_event(t->link, "ready", "");
 	stop_defer(true);
 	r = trainer_run(t->trainer, &cb, err);
-	if (r == 1 && first_rank(t))
-		printf("stopped by %s after step %" PRId64 "\n",
-		       strsignal(stop_signal() ? stop_signal() : 15), trainer_step(t->trainer));
+	if (r == 1 && first_rank(t)) {
+		const char *name = strsignal(stop_signal() ? stop_signal() : 15);
+		int s = report_end(t->report, trainer_step(t->trainer), name, err);
+
+		printf("stopped by %s after step %" PRId64 "\n", name, trainer_step(t->trainer));
+		r = s < 0 ? s : r;
+	}
 	return r;
 }
 
@@ -392,9 +448,11 @@ static int finish(struct training *t, bool stopped, struct error *err)
 	int r = 0;
 
 	if (!stopped && t->c->output.save_steps > 0)
-		r = saver_checkpoint(t->saver, trainer_step(t->trainer), err);
+		r = save_checkpoint(t, trainer_step(t->trainer), err);
 	if (r == 0 && !stopped)
 		r = saver_final(t->saver, err);
+	if (r == 0 && !stopped && first_rank(t))
+		r = report_end(t->report, trainer_step(t->trainer), NULL, err);
 	if (r == 0 && t->comm)
 		r = comm_wait(t->comm, comm_barrier(t->comm), err);
 	if (r == 0 && t->comm)
@@ -406,17 +464,19 @@ int train_task(const struct run_config *c, const struct environment *env, struct
                struct error *err)
 {
 	_cleanup_(training_free) struct training t = {.c = c, .env = env, .link = link};
-	_cleanup_free_ char *config = options_config(c);
 	double start = clock_monotonic();
 	char took[32];
 	int r, stopped;
 
-	if (!config)
+	t.config = options_config(c);
+	t.tokenizer = options_tokenizer(c);
+	if (!t.config || !t.tokenizer)
 		return error_oom(err);
 	if ((r = options_train(c, &t.options, err)) < 0 || (r = saver_open(c, env, &t.saver, err)) < 0 ||
-	    (r = model_config_read(config, &t.model, err)) < 0 || (r = open_device(&t, err)) < 0 ||
-	    (r = open_data(&t, err)) < 0 || (r = meet(&t, err)) < 0 || (r = check_agreement(&t, err)) < 0 ||
-	    (r = make_trainer(&t, err)) < 0 || (r = start_weights(&t, err)) < 0)
+	    (r = model_config_read(t.config, &t.model, err)) < 0 || (r = open_device(&t, err)) < 0 ||
+	    (r = open_data(&t, err)) < 0 || (r = meet(&t, err)) < 0 || (r = check_inputs(&t, err)) < 0 ||
+	    (r = choose_precision(&t, err)) < 0 || (r = make_trainer(&t, err)) < 0 ||
+	    (r = start_weights(&t, err)) < 0)
 		return r;
 	if (first_rank(&t))
 		printf("ready in %.2f s\n", clock_monotonic() - start);

@@ -2,15 +2,20 @@
 #include "worker/weights.h"
 
 #include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/str.h"
 #include "engine/checkpoint/hf.h"
 #include "engine/train/parameters.h"
+#include "worker/agreement.h"
 
-#define PIECE (256 << 10) /* elements that travel at once */
+#define PIECE      (256 << 10) /* elements that travel at once */
+#define READ_PIECE (1 << 20)   /* elements of one read from the device, each of which waits for it */
 
 /* What of a trainer a source reads: one for each kind, the parameter is the source's index. */
 struct weights_part {
@@ -45,12 +50,13 @@ static int fill_from_trainer(void *context, size_t index, size_t offset, size_t 
 	if (part->type == DTYPE_F32)
 		return trainer_read(part->trainer, part->which, p, first, left, buf, err);
 	while (left > 0) {
-		float piece[4096];
-		struct tensor t = {
-		    .name = p->name, .type = TENSOR_F32, .data = piece, .bytes = sizeof(piece)};
-		int64_t n = MIN(left, (int64_t)ARRAY_SIZE(piece));
+		int64_t n = MIN(left, READ_PIECE);
+		struct tensor t = {.name = p->name,
+		                   .type = TENSOR_F32,
+		                   .data = part->all->wide,
+		                   .bytes = (size_t)n * sizeof(float)};
 
-		r = trainer_read(part->trainer, part->which, p, first, n, piece, err);
+		r = trainer_read(part->trainer, part->which, p, first, n, part->all->wide, err);
 		if (r == 0)
 			r = tensor_convert(&t, 0, n, part->type, out, err);
 		if (r < 0)
@@ -69,6 +75,7 @@ void weights_sources_free(struct weights_sources *s)
 	free(s->names);
 	free(s->list);
 	free(s->parts);
+	free(s->wide);
 	*s = (struct weights_sources){0};
 }
 
@@ -88,7 +95,8 @@ static int make_sources(struct trainer *t, const struct kind *kinds, size_t n_ki
 	out->list = calloc(n, sizeof(*out->list));
 	out->names = calloc(n, sizeof(*out->names));
 	out->parts = calloc(n_kinds, sizeof(*out->parts));
-	if (!out->list || !out->names || !out->parts)
+	out->wide = malloc(READ_PIECE * sizeof(*out->wide));
+	if (!out->list || !out->names || !out->parts || !out->wide)
 		return error_oom(err);
 	for (size_t k = 0; k < n_kinds; k++) {
 		out->parts[k] = (struct weights_part){out, t, kinds[k].which, kinds[k].type};
@@ -187,46 +195,191 @@ static const struct tensor *find_state(const struct safetensors *model, const st
 	return t ? t : hf_find(model, p->name);
 }
 
-int weights_resume(struct trainer *t, struct device *dev, struct comm *comm, const char *directory,
-                   struct error *err)
+/* The fill that trainer_load is given: around that of the weights. */
+struct loading {
+	const struct weights_place *place;
+	model_fill_fn fill;
+	void *context;
+	const struct safetensors *files;
+	bool broadcast;
+	void *staging;                /* device, where they are sent */
+	struct agreement_item *items; /* of each parameter */
+	char (*names)[80];
+	const struct model_parameter *first;
+};
+
+static const char *file_of(const struct loading *l, const char *name)
 {
-	static const enum trainer_state kinds[] = {TRAINER_WEIGHTS, TRAINER_MOMENT1, TRAINER_MOMENT2};
-	_cleanup_(safetensors_closep) struct safetensors *model = NULL, *state = NULL;
-	const struct model_layout *layout = trainer_layout(t);
-	_cleanup_free_ float *piece = malloc(PIECE * sizeof(*piece));
-	void *staging = NULL;
+	const struct tensor *t = l->files ? hf_find(l->files, name) : NULL;
+
+	return t          ? safetensors_file(l->files, t)
+	       : !l->fill ? "the weights that rank 0 sent"
+	                  : "the random weights of model.init";
+}
+
+static int send_pieces(const struct loading *l, float *piece, int64_t n, struct error *err)
+{
 	int r = 0;
 
-	if (!piece)
+	for (int64_t at = 0; at < n && r == 0; at += PIECE)
+		r = weights_broadcast(l->place->dev, l->place->comm, l->staging, piece + at,
+		                      MIN(n - at, PIECE) * sizeof(*piece), err);
+	return r;
+}
+
+static int fill_and_hash(void *context, const struct model_parameter *p, int64_t first, int64_t n, float *out,
+                         struct error *err)
+{
+	struct loading *l = context;
+	struct agreement_item *item = &l->items[p - l->first];
+	int r = l->fill ? l->fill(l->context, p, first, n, out, err) : 0;
+
+	if (r == 0 && l->staging)
+		r = send_pieces(l, out, n, err);
+	if (r < 0)
+		return r;
+	if (first == 0) {
+		snprintf(l->names[p - l->first], sizeof(*l->names), "tensor %s", p->name);
+		*item = (struct agreement_item){l->names[p - l->first], file_of(l, p->name), 0};
+	}
+	item->digest = hash_bytes(out, (size_t)n * sizeof(*out), item->digest);
+	return 0;
+}
+
+int weights_load(const struct weights_place *place, model_fill_fn fill, void *context,
+                 const struct safetensors *files, bool broadcast, struct error *err)
+{
+	const struct model_layout *layout = trainer_layout(place->trainer);
+	bool sends = broadcast && place->comm, reads = !sends || comm_rank(place->comm) == 0;
+	_cleanup_free_ struct agreement_item *items = calloc((size_t)layout->parameters, sizeof(*items));
+	_cleanup_free_ void *names = calloc((size_t)layout->parameters, sizeof(char[80]));
+	struct loading l = {.place = place,
+	                    .fill = reads ? fill : NULL,
+	                    .context = context,
+	                    .files = reads ? files : NULL,
+	                    .items = items,
+	                    .names = names,
+	                    .first = layout->parameter};
+	int r;
+
+	if (!items || !names)
+		return error_oom(err);
+	r = sends ? device_alloc(place->dev, PIECE * sizeof(float), &l.staging, err) : 0;
+	if (r == 0)
+		r = trainer_load(place->trainer, fill_and_hash, &l, err);
+	if (l.staging)
+		device_free(place->dev, l.staging);
+	if (r == 0)
+		r = agreement_check(items, (size_t)layout->parameters, place->dev, place->comm, place->node,
+		                    sends
+		                        ? "the network or the memory of one of them is faulty"
+		                        : "the same files on every node, or model.load = \"broadcast\", are "
+		                          "needed",
+		                    err);
+	return r;
+}
+
+/* One parameter's weights or moments: read by rank 0, sent to all, hashed by all. */
+static int resume_parameter(const struct weights_place *place, enum trainer_state which,
+                            const struct model_parameter *p, const struct tensor *from, const char *file,
+                            void *staging, float *piece, uint64_t *digest, struct error *err)
+{
+	int64_t infinite = -1;
+	int r = 0;
+
+	for (int64_t first = 0; first < p->count && r == 0; first += PIECE) {
+		int64_t n = MIN(p->count - first, PIECE);
+
+		if (from)
+			r = tensor_to_f32(from, first, n, piece, err);
+		if (r == 0 && from && which == TRAINER_WEIGHTS)
+			r = parameters_check_finite(from->name, file, first, piece, n, err);
+		else if (r == 0 && from)
+			r = parameters_check_moments(from->name, file, first, piece, n, &infinite, err);
+		if (r == 0)
+			r = weights_broadcast(place->dev, place->comm, staging, piece, n * sizeof(*piece),
+			                      err);
+		if (r == 0)
+			r = trainer_write(place->trainer, which, p, first, n, piece, err);
+		*digest = hash_bytes(piece, (size_t)n * sizeof(*piece), *digest);
+	}
+	/* The run that saved it trained with that: going on changes nothing. */
+	if (r == 0 && infinite >= 0)
+		printf("warning: %s: tensor %s: element %" PRId64
+		       " is infinite, as it was when the checkpoint was saved: its weight may not learn any "
+		       "more\n",
+		       file, from->name, infinite);
+	return r;
+}
+
+struct resumed {
+	struct safetensors *model, *state; /* NULL where rank 0 sends them */
+	float *piece;
+	void *staging;
+	struct agreement_item *items;
+	char (*names)[80];
+};
+
+static void resumed_free(struct resumed *f)
+{
+	safetensors_close(f->model);
+	safetensors_close(f->state);
+	free(f->piece);
+	free(f->items);
+	free(f->names);
+}
+
+static int resume_all(const struct weights_place *place, struct resumed *f, struct error *err)
+{
+	static const char *const kinds[] = {[TRAINER_WEIGHTS] = "weights of",
+	                                    [TRAINER_MOMENT1] = "first moment of",
+	                                    [TRAINER_MOMENT2] = "second moment of"};
+	const struct model_layout *layout = trainer_layout(place->trainer);
+	int r = 0;
+
+	for (size_t at = 0; at < ARRAY_SIZE(kinds) * layout->parameters && r == 0; at++) {
+		enum trainer_state which = at / layout->parameters;
+		const struct model_parameter *p = &layout->parameter[at % layout->parameters];
+		const struct tensor *from = f->model ? find_state(f->model, f->state, which, p) : NULL;
+		struct agreement_item *item = &f->items[at];
+
+		snprintf(f->names[at], sizeof(*f->names), "%s %s", kinds[which], p->name);
+		*item = (struct agreement_item){f->names[at], "the checkpoint that rank 0 sent", 0};
+		if (from)
+			item->file = safetensors_file(
+			    safetensors_find(f->state, from->name) == from ? f->state : f->model, from);
+		r = resume_parameter(place, which, p, from, item->file, f->staging, f->piece, &item->digest,
+		                     err);
+	}
+	return r < 0 ? r
+	             : agreement_check(f->items, ARRAY_SIZE(kinds) * layout->parameters, place->dev,
+	                               place->comm, place->node,
+	                               "the network or the memory of one of them is faulty", err);
+}
+
+int weights_resume(const struct weights_place *place, const char *directory, struct error *err)
+{
+	const struct model_layout *layout = trainer_layout(place->trainer);
+	size_t n = 3 * (size_t)layout->parameters;
+	_cleanup_(resumed_free) struct resumed f = {.piece = malloc(PIECE * sizeof(float)),
+	                                            .items = calloc(n, sizeof(*f.items)),
+	                                            .names = calloc(n, sizeof(*f.names))};
+	int r = 0;
+
+	if (!f.piece || !f.items || !f.names)
 		return error_oom(err);
 	if (directory) {
-		r = safetensors_open(directory, &model, err);
+		r = safetensors_open(directory, &f.model, err);
 		if (r == 0)
-			r = parameters_check(layout, model, directory, err);
+			r = parameters_check(layout, f.model, directory, err);
 		if (r == 0)
-			r = open_state(directory, layout, &state, err);
+			r = open_state(directory, layout, &f.state, err);
 	}
-	if (r == 0 && comm)
-		r = device_alloc(dev, PIECE * sizeof(*piece), &staging, err);
-	for (size_t k = 0; k < ARRAY_SIZE(kinds) && r == 0; k++) {
-		for (int i = 0; i < layout->parameters && r == 0; i++) {
-			const struct model_parameter *p = &layout->parameter[i];
-
-			for (int64_t first = 0; first < p->count && r == 0; first += PIECE) {
-				int64_t n = MIN(p->count - first, PIECE);
-
-				if (directory)
-					r = tensor_to_f32(find_state(model, state, kinds[k], p), first, n,
-					                  piece, err);
-				if (r == 0)
-					r = weights_broadcast(dev, comm, staging, piece, n * sizeof(*piece),
-					                      err);
-				if (r == 0)
-					r = trainer_write(t, kinds[k], p, first, n, piece, err);
-			}
-		}
-	}
-	if (staging)
-		device_free(dev, staging);
+	if (r == 0 && place->comm)
+		r = device_alloc(place->dev, PIECE * sizeof(*f.piece), &f.staging, err);
+	if (r == 0)
+		r = resume_all(place, &f, err);
+	if (f.staging)
+		device_free(place->dev, f.staging);
 	return r;
 }

@@ -16,6 +16,7 @@ struct weights_sources {
 	/* behind the list */
 	struct weights_part *parts;
 	char **names;
+	float *wide; /* what was read, before it is rounded to the file's type */
 };
 void weights_sources_free(struct weights_sources *s);
 /* The model's tensors in `type`. */
@@ -23,10 +24,25 @@ int weights_model_sources(struct trainer *t, enum dtype type, struct weights_sou
 /* m.NAME, v.NAME and, with master, master.NAME, all fp32. */
 int weights_state_sources(struct trainer *t, bool master, struct weights_sources *out, struct error *err);
 
+/* Where weights are loaded. */
+struct weights_place {
+	struct trainer *trainer;
+	struct device *dev;
+	struct comm *comm; /* NULL: one rank */
+	const char *node;  /* names this machine in errors */
+};
+
+/* The model's first weights, by fill and its context (layout.h). files: what it reads from; NULL where it
+ * makes them. Each rank fills its own, or, with `broadcast`, rank 0 alone, which sends them in pieces: the
+ * others' fill may be NULL. Either way every tensor is hashed on the way, and afterwards the ranks have the
+ * same (agreement.h). */
+int weights_load(const struct weights_place *place, model_fill_fn fill, void *context,
+                 const struct safetensors *files, bool broadcast, struct error *err);
+
 /* Weights and moments of checkpoint-N into the trainer, bit by bit. With a communicator rank 0 alone reads
- * (other ranks' directory is NULL): the directory need not be shared between nodes. */
-int weights_resume(struct trainer *t, struct device *dev, struct comm *comm, const char *directory,
-                   struct error *err);
+ * (other ranks' directory is NULL): the directory need not be shared between nodes. What arrived is compared
+ * as by weights_load. */
+int weights_resume(const struct weights_place *place, const char *directory, struct error *err);
 
 /* Bytes of rank 0 to all. comm may be NULL. */
 int weights_broadcast(struct device *dev, struct comm *comm, void *staging, void *host, size_t bytes,

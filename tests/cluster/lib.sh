@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # What the tests on loopback share: services_start N [THREADS] starts N services as N nodes of one cluster in $work, each with one CPU
-# slot (or $slots of what it has); services_stop ends them. $work goes away with the shell. Needs $DTRAIN_ROOT's installed tree, or dtrain on PATH.
+# slot (or $slots of what it has) and the $settings given; services_stop ends them. $work goes away with the shell. Needs $DTRAIN_ROOT's installed tree, or dtrain on PATH.
 set -eu
 src=${DTRAIN_SOURCE:-$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)}
 shared=$src/../shared
@@ -8,6 +8,43 @@ if [ -n "${DTRAIN_ROOT:-}" ]; then PATH=$DTRAIN_ROOT/bin:$DTRAIN_ROOT/sbin:$PATH
 unset OPENBLAS_CORETYPE OPENBLAS_L2_SIZE
 skip() { echo "$*"; exit 77; }
 die() { echo "FAILED: $*" >&2; exit 1; }
+# What is random is a function of SEED: SEED=N does it again.
+SEED=${SEED:-$RANDOM}
+RANDOM=$SEED
+echo "# SEED=$SEED"
+
+# The Test Anything Protocol, for a script of many checks: each is a result of its own in ./runtests, and one that fails does not end
+# the script. tap_end is the last line; what ends without it has failed.
+tap_count=0
+tap_failed=0
+tap() { # NAME COMMAND…: a check that passes where the command succeeds
+	local name=$1
+	shift
+	tap_count=$((tap_count + 1))
+	if "$@" >"$work/tap" 2>&1; then
+		echo "ok $tap_count - $name"
+	else
+		tap_failed=$((tap_failed + 1))
+		echo "not ok $tap_count - $name"
+		sed 's/^/# /' "$work/tap"
+	fi
+}
+tap_end() {
+	echo "1..$tap_count"
+	[ $tap_failed = 0 ]
+}
+is_equal() { [ "$1" = "$2" ] || { echo "got \"$1\", wanted \"$2\""; return 1; }; }
+is_like() { case $1 in *"$2"*) ;; *) echo "\"$1\" lacks \"$2\""; return 1 ;; esac; }
+fails() { if "$@"; then return 1; fi; }
+# until_true SECONDS WHAT COMMAND…: waits for the command to succeed; ends the script after so many seconds.
+until_true() {
+	local seconds=$1 what=$2 end=$((SECONDS + $1))
+	shift 2
+	until "$@"; do
+		[ $SECONDS -lt $end ] || die "waited $seconds s for $what"
+		sleep 0.05
+	done
+}
 command -v dtraind >/dev/null && command -v dtrain >/dev/null || skip "dtrain is not installed: set DTRAIN_ROOT"
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/dtrain-test-XXXXXX")
@@ -16,6 +53,8 @@ lib_exit() {
 	local status=$?
 	if [ $status != 0 ] && [ $status != 77 ]; then tail -n 15 "$work"/node*/dtraind.log 2>/dev/null || true; fi
 	services_stop
+	# Runs outlive their services: a script that ends in the middle leaves some.
+	pkill -TERM -f "^dtrain-launch $work/" || true
 	rm -rf "$work"
 	exit $status
 }
@@ -43,8 +82,8 @@ services_start() {
 		cat >"$work/node$i/dtraind.conf" <<-EOF
 			node = "node$i"; hosts_file = "$work/hosts"; cluster_key = "$work/cluster.pem"; listen = "127.0.0.1"; group = "";
 			socket = "$work/node$i/dtraind.sock"; state_dir = "$work/node$i/state"; runtime_dir = "$work/node$i/run";
-			log_dir = "$work/node$i/log"; cpu_slots = 1; slot_threads = $threads;
-			worker_dir = "${DTRAIN_ROOT:-/usr}/libexec/dtrain";
+			log_dir = "$work/node$i/log"; cpu_slots = 0; slot_threads = $threads;
+			worker_dir = "${DTRAIN_ROOT:-/usr}/libexec/dtrain"; ${settings:-}
 		EOF
 		service_start "$i"
 	done
@@ -54,6 +93,16 @@ services_start() {
 services_stop() {
 	local p
 	for p in "${service_pids[@]}"; do kill "$p" 2>/dev/null || true; done
-	for p in "${service_pids[@]}"; do wait "$p" 2>/dev/null || true; done
+	for p in "${service_pids[@]}"; do
+		timeout 60 tail --pid="$p" -f /dev/null || kill -KILL "$p" 2>/dev/null || true # one that hangs must not hold up the test
+		wait "$p" 2>/dev/null || true
+	done
 	service_pids=()
 }
+# service_end I: waits for node I's service, which has been told to end, and returns its status.
+service_end() {
+	timeout 120 tail --pid="${service_pids[$1]}" -f /dev/null || { echo "node$1 does not end within 120 s"; return 1; }
+	wait "${service_pids[$1]}"
+}
+# A program for a run that goes on until FILE is there, or for ten minutes: a run outlives the services of a test that has failed.
+until_file() { echo "n=0; until [ -e $1 ] || [ \$((n += 1)) -gt 12000 ]; do sleep 0.05; done"; }

@@ -35,8 +35,11 @@ static int await(const struct rendezvous *meeting, const char *key, struct error
 
 static int probe(const struct environment *env, const struct rendezvous *meeting, struct error *err)
 {
-	const struct comm_options o = {
-	    .rank = env->rank, .world_size = env->world_size, .rendezvous = meeting, .group = "world"};
+	const struct comm_options o = {.rank = env->rank,
+	                               .world_size = env->world_size,
+	                               .rendezvous = meeting,
+	                               .group = "world",
+	                               .node = env->node};
 	struct stall stall;
 	pthread_t thread;
 	char words[480];

@@ -51,6 +51,7 @@ static int parse_option(struct dataset_options *o, char *arg, const char **paths
 	             {"tags", &o->tags_json},
 	             {"template", &o->template_name},
 	             {"system", &o->system},
+	             {"tool_prompt", &o->tool_prompt},
 	             {"cache_dir", &o->cache_dir}};
 
 	if (!value)

@@ -159,9 +159,10 @@ def encode(tok, tp, example, cutoff, train_on_prompt=False, mask_history=False, 
         if i == 0:
             ids += tp.ids(tok, tp.prefix)
             text = system + (tool_text(tp, tools) if tools else "")
-            if text and tp.merged:
+            # A list of no tools is a text that is not empty: with it the system prompt is written, empty or not.
+            if (system or tools) and tp.merged:
                 content = tp.system[0].replace("{{content}}", text, 1) + content
-            elif text:
+            elif system or tools:
                 ids += tp.ids(tok, tp.system, text)
         if role == "function":
             content = call_text(tp, content)

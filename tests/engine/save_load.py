@@ -3,6 +3,7 @@
 worker, loaded again by transformers: tokenizer, config, trainer state and the logits have to agree."""
 import glob
 import json
+import math
 import os
 import subprocess
 import sys
@@ -75,7 +76,7 @@ for name, config in families.items():
     for precision in ("fp32", "bf16"):
         out = f"{start}-{precision}"
         run_worker(f"{name}-{precision}", {
-            "task": "pretrain", "directory": tmp, "model": {"path": start},
+            "task": "pretrain", "directory": tmp, "model": {"path": start}, "environment": ["HF_TOKEN=secret"],
             "data": {"path": [source + "/LICENSE"], "format": "text", "max_length": 64, "packing": True, "eval_fraction": 0.1},
             "train": {"max_steps": 4, "learning_rate": 1e-3, "micro_batch": 2, "precision": precision},
             "output": {"dir": out, "save_steps": 2, "log_steps": 1, "max_shard_mb": 1},
@@ -96,12 +97,36 @@ for name, config in families.items():
         check(state.global_step == 4 and state.max_steps == 4 and len(state.log_history) == 4, f"{out}: {state}")
         state.save_to_json(tmp + "/again.json")
         check(json.load(open(tmp + "/again.json")) == json.load(open(out + "/trainer_state.json")), f"{out}: trainer_state.json is not transformers'")
-        metrics = [json.loads(line) for line in open(out + "/metrics.jsonl")]
+        lines = [json.loads(line) for line in open(out + "/metrics.jsonl")]
+        metrics, marks = [m for m in lines if "event" not in m], [m for m in lines if "event" in m]
         events = EventAccumulator(out + "/runs")
         events.Reload()
+        check([(m["event"], m["step"]) for m in marks] == [("start", 0), ("checkpoint", 2), ("checkpoint", 4), ("model", 4)], f"{out}: {marks}")
+        check(marks[0]["precision"] == precision and marks[0]["ranks"] == 1 and marks[0]["attempt"] == 1, f"{out}: {marks[0]}")
+        check(marks[1]["path"] == out + "/checkpoint-2", f"{out}: {marks[1]}")
+        for m in metrics:
+            parts = [m[k] for k in ("compute_seconds", "communication_seconds", "data_seconds")]
+            check(min(parts) >= 0 and abs(sum(parts) - m["step_seconds"]) < 1e-5, f"{out}: the parts of a step: {m}")
+            check(m["memory_bytes"] > m["device_memory_bytes"] > 0 and "slowest_rank" not in m, f"{out}: {m}")
+            check(("eval_loss" in m) == ("eval_perplexity" in m), f"{out}: {m}")
+        last = metrics[-1]
+        check(abs(math.exp(last["eval_loss"]) - last["eval_perplexity"]) < 1e-5 * last["eval_perplexity"], f"{out}: {last}")
         points = events.Scalars("train/loss")
         check([p.step for p in points] == [1, 2, 3, 4], f"{out}: TensorBoard has {points}")
         check(all(abs(p.value - m["loss"]) < 1e-6 for p, m in zip(points, metrics)), f"{out}: TensorBoard and metrics.jsonl differ")
         for tag in ("train/learning_rate", "train/grad_norm", "eval/loss", "perf/tokens_per_second"):
             check(events.Scalars(tag), f"{out}: no {tag}")
+        for tag, key in (("train/tokens", "tokens"), ("perf/step_seconds", "step_seconds"), ("perf/compute_seconds", "compute_seconds"),
+                         ("perf/communication_seconds", "communication_seconds"), ("perf/data_seconds", "data_seconds"),
+                         ("perf/memory_bytes", "memory_bytes"), ("perf/device_memory_bytes", "device_memory_bytes"),
+                         ("eval/perplexity", "eval_perplexity")):
+            want = [m[key] for m in metrics if key in m]
+            seen = [p.value for p in events.Scalars(tag)]
+            check(len(want) == len(seen) > 0 and all(abs(a - b) <= 1e-5 * abs(a) + 1e-6 for a, b in zip(want, seen)), f"{out}: {tag}: {seen}, {key}: {want}")
+        texts = {tag: [(e.step, e.tensor_proto.string_val[0].decode()) for e in events.Tensors(tag)] for tag in events.Tags()["tensors"]}
+        check(set(texts) == {"configuration", "events"}, f"{out}: TensorBoard has the texts {list(texts)}")
+        check(all(events.SummaryMetadata(tag).plugin_data.plugin_name == "text" for tag in texts), f"{out}: not texts for TensorBoard")
+        check(json.loads(texts["configuration"][0][1])["train"]["learning_rate"] == 1e-3, f"{out}: {texts['configuration']}")
+        check("secret" not in texts["configuration"][0][1], f"{out}: the environment is shown")
+        check([s for s, _ in texts["events"]] == [0, 2, 4, 4] and "checkpoint-2" in texts["events"][1][1], f"{out}: {texts['events']}")
         print(f"{name} {precision}: logits agree to {before:.1e} as loaded, {after:.1e} as saved")

@@ -7,7 +7,7 @@ model=$src/../shared/checkpoints/stories260K
 want=$model/greedy_from_run_c.txt
 prompt="Once upon a time"
 cat >"$tmp/generate.json" <<-EOF
-	{"task": "generate", "model": {"path": "$model"},
+	{"task": "generate", "model": {"path": "$model"}, "train": {"precision": "fp32"},
 	 "generate": {"prompt": "$prompt", "max_new_tokens": ${TOKENS:-300}, "temperature": 0}}
 EOF
 run generate || { cat "$tmp/generate.log"; fail "generate"; }

@@ -7,7 +7,7 @@ train='"max_steps": 2'
 # refuses NAME WORDS: the run of $tmp/NAME.json ends with status 1 and exactly one line of error, which has the words.
 refuses() {
 	local status
-	env -i PATH="$PATH" OMP_NUM_THREADS=1 DTRAIN_ATTEMPT="${DTRAIN_ATTEMPT:-1}" ${DTRAIN_RUN_ID+"DTRAIN_RUN_ID=$DTRAIN_RUN_ID"} \
+	timeout 60 env -i PATH="$PATH" OMP_NUM_THREADS=1 DTRAIN_ATTEMPT="${DTRAIN_ATTEMPT:-1}" ${DTRAIN_RUN_ID+"DTRAIN_RUN_ID=$DTRAIN_RUN_ID"} \
 		DTRAIN_CONFIG="$tmp/$1.json" "$worker" >"$tmp/out" 2>"$tmp/err"
 	status=$?
 	[ $status = 1 ] || { cat "$tmp/out" "$tmp/err"; fail "$1: status $status"; }
@@ -29,15 +29,35 @@ refuses nothing-to-resume "has no checkpoint"
 
 # Another run that writes there, and a later attempt of a run whose files these are not.
 json writing "$tmp/shared" '"max_steps": 1000000' '"save_steps": 10'
-start writing
+DTRAIN_RUN_ID=3 start writing
 writer=$pid
 while kill -0 "$writer" 2>/dev/null && [ ! -d "$tmp/shared/checkpoint-10" ]; do sleep 0.01; done
 json output-claimed "$tmp/shared" "$train" '"overwrite": true'
-refuses output-claimed "$tmp/shared is being written by another run"
+refuses output-claimed "$tmp/shared is being written by run 3"
 kill -9 "$writer"
 wait "$writer" 2>/dev/null
 json output-of-another "$tmp/shared" "$train" '"resume": "never"'
 DTRAIN_ATTEMPT=2 DTRAIN_RUN_ID=5 refuses output-of-another "$tmp/shared is not empty"
+
+# A run that starts again after another has taken its directory.
+json taken "$tmp/shared" "$train"
+DTRAIN_RUN_ID=5 start taken
+wait "$pid" || { cat "$tmp/taken.log"; fail "a run that goes on from the checkpoints of another"; }
+DTRAIN_ATTEMPT=2 DTRAIN_RUN_ID=3 refuses writing "$tmp/shared belongs to run 5"
+
+# Submitted again after an end before the first checkpoint, as another run: not in its own way. Files of others still are.
+json early "$tmp/early" '"max_steps": 1000000' '"save_steps": 900000'
+DTRAIN_RUN_ID=8 start early
+while kill -0 "$pid" 2>/dev/null && [ ! -s "$tmp/early/metrics.jsonl" ]; do sleep 0.01; done
+kill -9 "$pid"
+wait "$pid" 2>/dev/null
+[ -s "$tmp/early/metrics.jsonl" ] && [ -d "$tmp/early/runs" ] || { cat "$tmp/early.log"; fail "a run that ended early has left nothing"; }
+json early "$tmp/early" "$train" '"save_steps": 900000'
+cp -r "$tmp/early" "$tmp/early-notes" && echo x >"$tmp/early-notes/notes.txt"
+DTRAIN_RUN_ID=9 start early
+wait "$pid" || { cat "$tmp/early.log"; fail "the same run again after an early end"; }
+json early-notes "$tmp/early-notes" "$train"
+DTRAIN_RUN_ID=9 refuses early-notes "$tmp/early-notes is not empty"
 
 printf '{"instruction": "%s", "output": "%s"}\n' "$(printf 'q%.0s' $(seq 5000))" "$(printf 'a%.0s' $(seq 40))" >"$tmp/masked.jsonl"
 json nothing-to-learn "$tmp/o3" "$train"
@@ -47,6 +67,21 @@ refuses nothing-to-learn "no row of the data has a token to learn"
 json no-data "$tmp/o1" "$train"
 sed -i "s|$src/LICENSE|$tmp/absent.txt|" "$tmp/no-data.json"
 refuses no-data "absent.txt"
+
+# A pipe that nobody writes to: as data, tokenizer, configuration and weights. Nothing waits for it.
+mkfifo "$tmp/pipe"
+json data-pipe "$tmp/o1" "$train"
+sed -i "s|$src/LICENSE|$tmp/pipe|" "$tmp/data-pipe.json"
+refuses data-pipe "$tmp/pipe: it is a pipe; a regular file is needed"
+json data-device "$tmp/o1" "$train"
+sed -i "s|$src/LICENSE|/dev/zero|" "$tmp/data-device.json"
+refuses data-device "/dev/zero: it is a device; a regular file is needed"
+for file in config.json tokenizer.json tokenizer_config.json; do
+	rm -rf "$tmp/pipes" && cp -r "$src/tests/engine/bytes" "$tmp/pipes" && rm "$tmp/pipes/$file" && mkfifo "$tmp/pipes/$file"
+	json "$file-pipe" "$tmp/o1" "$train"
+	sed -i "s|$src/tests/engine/bytes|$tmp/pipes|" "$tmp/$file-pipe.json"
+	refuses "$file-pipe" "$tmp/pipes/$file: it is a pipe; a regular file is needed"
+done
 
 echo '{"task": "pretrain"' >"$tmp/broken.json"
 refuses broken "broken.json"
@@ -79,6 +114,7 @@ fresh && truncate -s 100 "$tmp/bad/model.safetensors" && damaged cut-header "tru
 fresh && sed -i 's/"model.norm.weight"/"model.morn.weight"/' "$tmp/bad/model.safetensors" && damaged missing-tensor "missing: model.norm.weight"
 fresh && sed -i 's/"hidden_size": 48/"hidden_size": 64/' "$tmp/bad/config.json" && damaged other-shape "has shape .*; the model needs"
 fresh && rm "$tmp/bad/model.safetensors" && damaged no-weights "neither model.safetensors nor"
+fresh && rm "$tmp/bad/model.safetensors" && mkfifo "$tmp/bad/model.safetensors" && damaged weights-pipe "model.safetensors: it is a pipe; a regular file"
 fresh && rm "$tmp/bad/config.json" && damaged no-config "config.json"
 fresh && echo '{' >"$tmp/bad/tokenizer.json" && damaged broken-tokenizer "tokenizer.json"
 

@@ -11,6 +11,10 @@ cleanup() {
 	rm -rf "$tmp"
 }
 trap cleanup EXIT
+# What is random is a function of SEED: SEED=N does it again.
+SEED=${SEED:-$RANDOM}
+RANDOM=$SEED
+echo "SEED=$SEED"
 fail() {
 	echo "FAILED: $*" >&2
 	exit 1
@@ -21,13 +25,13 @@ json() {
 		{"task": "pretrain", "directory": "$tmp", "model": {"init": "$src/tests/engine/bytes"},
 		 "data": {"path": ["$src/LICENSE"], "format": "text", "max_length": 64, "packing": true,
 		          "cache_dir": "$tmp/cache"${5:+, $5}},
-		 "train": {"learning_rate": 0.003, "warmup_steps": 3, "micro_batch": 2, "shuffle": true${3:+, $3}},
+		 "train": {"learning_rate": 0.003, "warmup_steps": 3, "micro_batch": 2, "shuffle": true, "precision": "fp32"${3:+, $3}},
 		 "output": {"dir": "$2", "log_steps": 1${4:+, $4}}}
 	EOF
 }
 # start NAME [LOG]: a worker of one rank in the background; its process is $pid.
 start() {
-	env -i PATH="$PATH" ${SIMT_PROTECT:+SIMT_PROTECT=1} OMP_NUM_THREADS=1 DTRAIN_ATTEMPT="${attempt:-1}" DTRAIN_CONFIG="$tmp/$1.json" "$worker" >"$tmp/${2:-$1}.log" 2>&1 &
+	env -i PATH="$PATH" ${SIMT_PROTECT:+SIMT_PROTECT=1} OMP_NUM_THREADS=1 DTRAIN_ATTEMPT="${attempt:-1}" ${DTRAIN_RUN_ID+"DTRAIN_RUN_ID=$DTRAIN_RUN_ID"} DTRAIN_CONFIG="$tmp/$1.json" "$worker" >"$tmp/${2:-$1}.log" 2>&1 &
 	pid=$!
 	pids="$pids $pid"
 }
@@ -36,7 +40,9 @@ run() {
 	start "$@"
 	wait "$pid"
 }
-# The numbers of metrics.jsonl that have to be the same, one line a step.
+# The numbers of metrics.jsonl that have to be the same, one line a step: without marks, and without what is measured.
 losses() {
-	sed -E 's/,"(tokens_per_second|eta_seconds|time)":[^,}]*//g' "$1/metrics.jsonl"
+	sed -E '/^\{"event"/d; s/,"(tokens_per_second|eta_seconds|time|[a-z]*_seconds|[a-z_]*memory_bytes|slowest_[a-z]*)":[^,}]*//g' "$1/metrics.jsonl"
 }
+# Its lines that report a step.
+lines() { cat "$1/metrics.jsonl" 2>/dev/null | grep -c '"loss":'; }

@@ -5,6 +5,7 @@
 
 #include "base/json.h"
 #include "config/daemon.h"
+#include "config/keys_source.h"
 #include "config/run.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -28,6 +29,25 @@ static void fuzz_json(const char *text, size_t len)
 		abort();
 }
 
+/* What is added to a text is an L here and there, and nothing more the second time. */
+static void fuzz_integers(const char *text)
+{
+	_cleanup_free_ char *once = NULL, *twice = NULL;
+	struct error err;
+
+	if (keys_widen_integers(text, "fuzz", &once, &err) < 0)
+		return;
+	if (keys_widen_integers(once, "fuzz", &twice, &err) < 0 || strcmp(once, twice) != 0)
+		abort();
+	for (const char *p = once; *p; p++)
+		if (*text == *p)
+			text++;
+		else if (*p != 'L')
+			abort();
+	if (*text)
+		abort();
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	_cleanup_free_ char *text = NULL;
@@ -36,9 +56,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (size < 1)
 		return 0;
 	text = strndup((const char *)data + 1, size - 1);
-	/* libconfig opens the files that @include names: not what is tested here. */
+	/* Opening the files that @include names is not what is tested here. */
 	if (strstr(text, "@include"))
 		return 0;
+	fuzz_integers(text);
 	if (data[0] % 3 == 0) {
 		_cleanup_(run_config_freep) struct run_config *c = NULL;
 

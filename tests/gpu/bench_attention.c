@@ -315,7 +315,7 @@ int main(void)
 	for (size_t i = 0; i < ARRAY_SIZE(shapes); i++) {
 		const struct shape *s = &shapes[i];
 		struct device_shapes need = {.tokens = s->tokens,
-		                             .max_sequence = s->tokens,
+		                             .windowed = s->window > 0,
 		                             .hidden = s->heads * s->head_dim,
 		                             .heads = s->heads,
 		                             .kv_heads = s->kv_heads,
@@ -323,6 +323,8 @@ int main(void)
 		                             .type = DTYPE_BF16};
 		struct bench b = {.dev = {dev[OWN], dev[CUDNN]}, .s = s};
 
+		for (size_t l = 0; l < ARRAY_SIZE(s->lengths); l++)
+			need.max_sequence = MAX(need.max_sequence, s->lengths[l]);
 		for (int side = 0; side < SIDES; side++)
 			if (device_reserve_scratch(dev[side], device_scratch_bytes(dev[side], &need), &err) <
 			    0)

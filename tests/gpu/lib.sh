@@ -7,7 +7,9 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 src=$GPU_SRC build=$GPU_BUILD part=${GPU_PART:-} work=$GPU_WORK/${GPU_PART:-}
 tiny=$([ "$GPU_ENGINE" = simt ] && echo yes || true) # the emulator is slow: the smallest sizes
 unset OPENBLAS_CORETYPE OPENBLAS_L2_SIZE
+RANDOM=${SEED:=$RANDOM} # SEED=N does again what is random
 mkdir -p "$work"
+echo "SEED=$SEED" >&2
 
 # One line a result, tab-separated: part, pass|fail|skip, name, words. What is told is told at once: a run may be cut off.
 result() {

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What src/engine/device/cuda/hardware.cuh says in instructions, said in C++ over the emulator. */
+/* What src/engine/device/cuda/hardware.cuh says in instructions, said in C++ over the emulator; given to the
+ * compiler before each kernel. */
 #pragma once
+
+#define DEVICE_HARDWARE
 
 #include "engine/device/dtype.h"
 #include "simt/simt.h"
@@ -46,12 +49,7 @@ static inline float to_float(bf16 x)
 
 static inline float to_float(f16 x)
 {
-	int exponent = x.bits >> 10 & 31, mantissa = x.bits & 0x3ff;
-	float f = exponent == 31 ? (mantissa ? NAN : INFINITY)
-	          : exponent     ? ldexpf((float)(mantissa | 0x400), exponent - 25)
-	                         : ldexpf((float)mantissa, -24);
-
-	return x.bits & 0x8000 ? -f : f;
+	return f16_to_float(x.bits);
 }
 
 template <typename T> inline T from_float(float x);
@@ -68,19 +66,7 @@ template <> inline bf16 from_float<bf16>(float x)
 
 template <> inline f16 from_float<f16>(float x)
 {
-	uint16_t sign = signbit(x) ? 0x8000 : 0;
-	float a = fabsf(x);
-	int exponent;
-
-	if (x != x)
-		return f16{(uint16_t)(sign | 0x7e00)};
-	if (a >= 65520.0f)
-		return f16{(uint16_t)(sign | 0x7c00)};
-	if (a < 0x1p-14f) /* subnormal: units of 2^-24, to the nearest even */
-		return f16{(uint16_t)(sign | (uint16_t)rintf(a * 0x1p24f))};
-	frexpf(a, &exponent); /* a = [0.5, 1) · 2^exponent */
-	return f16{(uint16_t)(sign | (uint16_t)(((exponent + 14) << 10) +
-	                                        (int)rintf(ldexpf(a, 11 - exponent)) - 0x400))};
+	return f16{f16_from_float(x)};
 }
 
 static inline uint32_t float_bits(float x)

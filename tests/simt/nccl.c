@@ -3,6 +3,7 @@
  * it. */
 #include <pthread.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,7 +11,7 @@
 
 #include "engine/comm/nccl_library.h"
 
-enum { RANKS = 8, GROUPS = 64 };
+enum { RANKS = 8, GROUPS = 64, REGISTERED = 64 };
 enum what { REDUCE, SCATTER, GATHER, BROADCAST };
 
 struct call {
@@ -24,6 +25,11 @@ struct call {
 	cudaStream_t stream;
 };
 
+struct region {
+	void *at;
+	size_t n;
+};
+
 struct fake_comm {
 	struct group *group;
 	int rank, polls;
@@ -31,16 +37,33 @@ struct fake_comm {
 	bool connected; /* a first collective is taken when all ranks have come to it */
 	int queued;     /* calls not yet done */
 	struct call call[256];
+	int registered;
+	struct region region[REGISTERED];
 };
 
 /* The world of one id; never freed: a test is short. */
 static struct group {
 	int n, joined;
+	bool died; /* a rank of it */
 	struct fake_comm *rank[RANKS];
 } groups[GROUPS];
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static int ids;
+static int ids, abort_fills = -1, refused_rank = -1, refused_after, allocated;
+
+void simt_nccl_abort_fills(int byte)
+{
+	pthread_mutex_lock(&lock);
+	abort_fills = byte;
+	pthread_mutex_unlock(&lock);
+}
+
+void simt_nccl_die(ncclComm_t c)
+{
+	pthread_mutex_lock(&lock);
+	c->group->died = true;
+	pthread_mutex_unlock(&lock);
+}
 
 int nccl_load(struct error *err)
 {
@@ -90,7 +113,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int n, ncclUniqueId id, int
 ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *r)
 {
 	pthread_mutex_lock(&lock);
-	*r = c->group->joined < c->group->n || (c->queued && !c->connected) || c->polls++ % 4 == 3
+	*r = c->group->died ? ncclRemoteError
+	     : c->group->joined < c->group->n || (c->queued && !c->connected) || c->polls++ % 4 == 3
 	         ? ncclInProgress
 	         : ncclSuccess;
 	pthread_mutex_unlock(&lock);
@@ -102,11 +126,19 @@ ncclResult_t ncclCommFinalize(ncclComm_t c)
 	return ncclInProgress;
 }
 
+static size_t type_size(ncclDataType_t type)
+{
+	return type == ncclUint8 ? 1 : type == ncclFloat64 ? 8 : type == ncclFloat32 ? 4 : 2;
+}
+
 static void leave(struct fake_comm *c)
 {
 	c->aborted = true;
-	for (int i = 0; i < c->queued; i++)
+	for (int i = 0; i < c->queued; i++) {
+		if (abort_fills >= 0)
+			memset(c->call[i].to, abort_fills, c->call[i].n * type_size(c->call[i].type));
 		simt_stream_end(c->call[i].stream);
+	}
 	c->queued = 0;
 	c->group->rank[c->rank] = NULL;
 }
@@ -125,15 +157,91 @@ ncclResult_t ncclCommAbort(ncclComm_t c)
 	return ncclSuccess;
 }
 
+/* What happens to be wrong ends the program: the real one would go on with other ranks' memory. */
+__attribute__((noreturn)) static void wrong(const char *what)
+{
+	fprintf(stderr, "NCCL's stand-in: %s\n", what);
+	abort();
+}
+
 ncclResult_t ncclCommRegister(ncclComm_t c, void *p, size_t n, void **handle)
 {
-	*handle = p;
-	return ncclSuccess;
+	ncclResult_t r = ncclSuccess;
+
+	pthread_mutex_lock(&lock);
+	if (c->rank == refused_rank && c->registered == refused_after)
+		r = ncclUnhandledCudaError;
+	else if (c->registered == REGISTERED)
+		r = ncclInvalidUsage;
+	else
+		c->region[c->registered++] = (struct region){ *handle = p, n};
+	pthread_mutex_unlock(&lock);
+	return r;
 }
 
 ncclResult_t ncclCommDeregister(ncclComm_t c, void *handle)
 {
-	return handle ? ncclSuccess : ncclInvalidArgument;
+	ncclResult_t r = ncclInvalidArgument;
+
+	pthread_mutex_lock(&lock);
+	if (c->queued)
+		wrong("a buffer is deregistered while a collective is under way");
+	for (int i = 0; i < c->registered && r; i++)
+		if (c->region[i].at == handle) {
+			c->region[i] = c->region[--c->registered];
+			r = ncclSuccess;
+		}
+	pthread_mutex_unlock(&lock);
+	return r;
+}
+
+ncclResult_t ncclMemAlloc(void **p, size_t n)
+{
+	*p = simt_malloc(n);
+	if (*p)
+		__atomic_fetch_add(&allocated, 1, __ATOMIC_RELAXED);
+	return *p ? ncclSuccess : ncclUnhandledCudaError;
+}
+
+ncclResult_t ncclMemFree(void *p)
+{
+	simt_free(p);
+	__atomic_fetch_sub(&allocated, 1, __ATOMIC_RELAXED);
+	return ncclSuccess;
+}
+
+int simt_nccl_registered(ncclComm_t c)
+{
+	int n;
+
+	pthread_mutex_lock(&lock);
+	n = c->registered;
+	pthread_mutex_unlock(&lock);
+	return n;
+}
+
+int simt_nccl_allocated(void)
+{
+	return __atomic_load_n(&allocated, __ATOMIC_RELAXED);
+}
+
+void simt_nccl_refuse(int rank, int after)
+{
+	pthread_mutex_lock(&lock);
+	refused_rank = rank;
+	refused_after = after;
+	pthread_mutex_unlock(&lock);
+}
+
+/* Whether what a rank's next call works on lies in a registered buffer. */
+static bool is_registered(const struct fake_comm *c)
+{
+	const char *from = c->call[0].from;
+
+	for (int i = 0; i < c->registered; i++)
+		if (from >= (char *)c->region[i].at && from < (char *)c->region[i].at + c->region[i].n)
+			return true;
+	return false;
 }
 
 static double get(const void *p, size_t i, ncclDataType_t t)
@@ -166,9 +274,12 @@ static double reduced(const struct group *g, size_t i)
 static void carry_out(struct group *g)
 {
 	const struct call *k = &g->rank[0]->call[0];
-	size_t size = k->type == ncclUint8 ? 1 : k->type == ncclFloat64 ? 8 : k->type == ncclFloat32 ? 4 : 2;
+	size_t size = type_size(k->type);
 	size_t all = k->what == SCATTER ? k->n * (size_t)g->n : k->n;
 
+	for (int r = 1; r < g->n; r++)
+		if (is_registered(g->rank[r]) != is_registered(g->rank[0]))
+			wrong("one rank's buffer is registered, another's is not");
 	for (size_t i = 0; i < all && (k->what == REDUCE || k->what == SCATTER); i++) {
 		double x = reduced(g, i);
 

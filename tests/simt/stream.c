@@ -111,6 +111,18 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 	return cudaSuccess;
 }
 
+static int reads;
+
+void simt_count_read(void)
+{
+	__atomic_fetch_add(&reads, 1, __ATOMIC_RELAXED);
+}
+
+int simt_reads(void)
+{
+	return __atomic_load_n(&reads, __ATOMIC_RELAXED);
+}
+
 /* Of this thread. */
 static _Thread_local cudaError_t last;
 

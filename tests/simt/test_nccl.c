@@ -5,9 +5,7 @@
 
 #include "base/clock.h"
 #include "base/str.h"
-#include "engine/comm/comm.h"
-#include "engine/comm/nccl_stall.h"
-#include "engine/device/cuda/cuda.h"
+#include "engine/comm/nccl.h"
 #include "rendezvous.h"
 #include "unit.h"
 
@@ -129,8 +127,8 @@ static void collectives(struct rank *r)
 	r->comm = join(r, RANKS, 20, 0, NULL);
 	ck_assert(strstr(comm_describe(r->comm), "NCCL 2.28.3") != NULL);
 	ck_assert(comm_rank(r->comm) == r->rank && comm_size(r->comm) == RANKS);
-	ck_ok(device_alloc(r->dev, sizeof(host), &b, &err), &err);
-	ck_ok(comm_register(r->comm, b, sizeof(host), &err), &err);
+	ck_ok(comm_alloc(r->comm, sizeof(host), &b, &err), &err);
+	ck_assert_int_eq(comm_register(r->comm, &(struct comm_buffer){b, sizeof(host)}, 1, &err), 1);
 	for (int round = 0; round < 500; round++) {
 		for (int i = 0; i < COUNT; i++)
 			host[i] = (float)(i + 100 * r->rank + round);
@@ -169,12 +167,66 @@ static void collectives(struct rank *r)
 		device_scale(r->dev, b, DTYPE_F32, 1, COUNT);
 		ck_ok(device_synchronize(r->dev, &err), &err);
 	}
-	device_free(r->dev, b);
 }
 
 START_TEST(every_collective)
 {
 	with_ranks(RANKS, collectives);
+	ck_assert_int_eq(simt_nccl_allocated(), 0);
+}
+END_TEST
+
+/* Three buffers, of which rank 1 can register two: nobody keeps one, and collectives go on without. The
+ * stand-in ends the program where it sees some ranks' buffers registered and others' not. */
+static void one_cannot_register(struct rank *r)
+{
+	struct comm_buffer buffers[3];
+	struct error err = ERROR_INIT;
+
+	r->comm = join(r, RANKS, 20, 0, NULL);
+	for (int i = 0; i < 3; i++) {
+		buffers[i].bytes = 64;
+		ck_ok(comm_alloc(r->comm, 64, &buffers[i].data, &err), &err);
+	}
+	for (int round = 0; round < 2; round++) {
+		/* In the second round it can. */
+		ck_assert_int_eq(comm_register(r->comm, buffers, 3, &err), round);
+		ck_assert_int_eq(simt_nccl_registered(r->comm->nccl), 3 * round);
+		for (int i = 0; i < 3; i++)
+			ck_ok(comm_wait(r->comm,
+			                comm_all_reduce(r->comm, buffers[i].data, 4, DTYPE_F32, COMM_SUM),
+			                &err),
+			      &err);
+		ck_ok(comm_flush(r->comm, &err), &err);
+		simt_nccl_refuse(-1, 0);
+	}
+}
+
+START_TEST(registered_everywhere_or_nowhere)
+{
+	simt_nccl_refuse(1, 2);
+	with_ranks(RANKS, one_cannot_register);
+	ck_assert_int_eq(simt_nccl_allocated(), 0);
+}
+END_TEST
+
+/* A communicator that ends in the midst of a collective leaves its buffers registered until that is aborted:
+ * the stand-in ends the program otherwise. */
+static void ends_in_the_midst(struct rank *r)
+{
+	struct error err = ERROR_INIT;
+	void *b;
+
+	r->comm = join(r, 2, 20, 0, NULL);
+	ck_ok(comm_alloc(r->comm, 64, &b, &err), &err);
+	ck_assert_int_eq(comm_register(r->comm, &(struct comm_buffer){b, 64}, 1, &err), 1);
+	if (r->rank == 0)
+		comm_all_reduce(r->comm, b, 4, DTYPE_F32, COMM_SUM);
+}
+
+START_TEST(buffers_of_a_collective_under_way)
+{
+	with_ranks(2, ends_in_the_midst);
 }
 END_TEST
 
@@ -585,6 +637,8 @@ int main(void)
 
 	tcase_set_timeout(tc, 60);
 	tcase_add_test(tc, every_collective);
+	tcase_add_test(tc, registered_everywhere_or_nowhere);
+	tcase_add_test(tc, buffers_of_a_collective_under_way);
 	tcase_add_test(tc, a_missing_rank_is_an_error);
 	tcase_add_test(tc, a_stall_is_an_error);
 	tcase_add_test(tc, a_stall_at_the_first);

@@ -96,6 +96,7 @@ struct comm *join_group(struct stage *s, int rank, const char *group)
 	    .timeout_s = s->timeout_s,
 	    .rendezvous = &meeting,
 	    .group = group,
+	    .node = rank % 2 ? "odd" : "even",
 	};
 	struct error err = ERROR_INIT;
 	struct comm *comm;

@@ -65,7 +65,7 @@ static void *serve(void *context)
 		}
 		if (send(fd, step->answer, strlen(step->answer), MSG_NOSIGNAL) < 0)
 			break;
-		fake->taken++;
+		__atomic_fetch_add(&fake->taken, 1, __ATOMIC_SEQ_CST);
 		if (step->hang_up) {
 			close(fd);
 			fd = -1;
@@ -105,4 +105,9 @@ void fake_service_stop(struct fake_service *fake)
 	free(fake);
 	ck_assert_msg(!wrong[0], "%s", wrong);
 	ck_assert_msg(taken == count, "%zu of %zu steps were taken", taken, count);
+}
+
+size_t fake_service_taken(struct fake_service *fake)
+{
+	return __atomic_load_n(&fake->taken, __ATOMIC_SEQ_CST);
 }

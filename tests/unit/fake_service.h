@@ -18,6 +18,9 @@ struct fake_service *fake_service_start(const char *socket, const struct fake_st
 /* Fails the test unless every step was taken, each as expected. */
 void fake_service_stop(struct fake_service *fake);
 
+/* How many steps were taken so far. */
+size_t fake_service_taken(struct fake_service *fake);
+
 /* "HTTP/1.1 200 …" around JSON or text; in a static string per use: a macro, so that scripts are tables. */
 #define FAKE_HEAD(status)  "HTTP/1.1 " status "\r\nTransfer-Encoding: chunked\r\n\r\n"
 #define FAKE_CLOSE(status) "HTTP/1.1 " status "\r\nConnection: close\r\n\r\n"

@@ -172,6 +172,46 @@ json_t *fixture_shell(int run, int count, const char *script)
 	return fixture_request(run, 1, count, (const char *const[]){"sh", "-c", script, NULL});
 }
 
+void fixture_launcher(struct fixture *f, const char *script)
+{
+	_cleanup_free_ char *cwd = getcwd(NULL, 0), *dir = fixture_path(f, "libexec"),
+	                    *path = fixture_path(f, "libexec/dtrain-launch"), *text = NULL;
+	struct error err = ERROR_INIT;
+
+	text =
+	    str_printf("#!/bin/sh\nif [ \"$1\" = --preflight ]; then %s; fi\nexec %s/dtrain-launch \"$@\"\n",
+	               script ? script : ":", cwd);
+	ck_ok(file_mkdirs(dir, 0755, &err), &err);
+	ck_ok(file_write_atomic(path, text, strlen(text), 0755, &err), &err);
+	free(f->config->worker_dir);
+	f->config->worker_dir = strdup(dir);
+}
+
+struct start_result {
+	struct error *err;
+	int code;
+	bool there;
+};
+
+static void on_started(void *context, int code, const char *message)
+{
+	struct start_result *r = context;
+
+	r->there = true;
+	r->code = code < 0 ? error_set(r->err, code, "%s", message) : 0;
+}
+
+int fixture_start(struct fixture *f, const json_t *request, struct error *err)
+{
+	struct start_result result = {err, 0, false};
+	double since = clock_monotonic();
+	int r = node_start(f->node, request, on_started, &result, err);
+
+	while (r == 0 && !result.there)
+		turn(f, since, "a start");
+	return r < 0 ? r : result.code;
+}
+
 void fixture_turn(struct fixture *f)
 {
 	turn(f, clock_monotonic(), "");
@@ -244,7 +284,7 @@ const json_t *fixture_rank(const json_t *report, int index)
 }
 
 /* A zombie that nobody reaps (no init in a container) is gone too. */
-static bool gone(pid_t pid)
+bool fixture_gone(pid_t pid)
 {
 	_cleanup_free_ char *path = str_printf("/proc/%d/stat", (int)pid), *text = NULL;
 
@@ -255,7 +295,7 @@ void fixture_await_gone(struct fixture *f, pid_t pid)
 {
 	double since = clock_monotonic();
 
-	while (!gone(pid))
+	while (!fixture_gone(pid))
 		turn(f, since, "a process to be gone");
 }
 

@@ -38,6 +38,11 @@ void fixture_restart(struct fixture *f, bool stop_only); /* as a restart of dtra
 json_t *fixture_request(int run, int attempt, int count, const char *const *argv);
 json_t *fixture_shell(int run, int count, const char *script);
 
+/* A directory of workers with nothing in it but dtrain-launch, whose preflight is the shell's `script` where
+ * that is not NULL. */
+void fixture_launcher(struct fixture *f, const char *script);
+/* node_start and its result: the event loop is turned until the preflight has ended. */
+int fixture_start(struct fixture *f, const json_t *request, struct error *err);
 /* Turns the event loop until a device is in that state; its JSON is the caller's. */
 json_t *fixture_await_device(struct fixture *f, int slot, const char *state);
 json_t *fixture_device(const struct fixture *f, int slot);
@@ -49,6 +54,7 @@ const json_t *fixture_await(struct fixture *f, int run, const char *state);
 char *fixture_await_file(struct fixture *f, const char *name);
 char *fixture_path(const struct fixture *f, const char *name);
 const json_t *fixture_rank(const json_t *report, int index);
+bool fixture_gone(pid_t pid); /* no such process, or a zombie */
 /* … until no such process is left. */
 void fixture_await_gone(struct fixture *f, pid_t pid);
 char *fixture_log(struct fixture *f, int run, int rank);

@@ -2,9 +2,14 @@
 #include "unit.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
+#include <poll.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include "base/hash.h"
 #include "base/json.h"
 #include "base/str.h"
 
@@ -40,6 +45,7 @@ START_TEST(bytes_become_utf8)
 	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
 		_cleanup_free_ char *s = strdup(cases[i].from);
 
+		ck_assert_int_eq(str_is_utf8(cases[i].from), str_eq(cases[i].from, cases[i].to));
 		ck_assert_str_eq(str_make_utf8(s), cases[i].to);
 	}
 	strcpy(plain, "\033[2J a\tb\nc\r\177 h\xc3\xa9");
@@ -73,6 +79,45 @@ START_TEST(words_for_sizes_and_times)
 	ck_assert_str_eq(str_bytes(b, sizeof(b), 312ull << 20), "312 MiB");
 	ck_assert_str_eq(str_duration(b, sizeof(b), 190), "3m10s");
 	ck_assert_str_eq(str_duration(b, sizeof(b), 7500), "2h05m");
+	ck_assert_str_eq(str_duration(b, sizeof(b), NAN), "0s");
+	ck_assert_uint_le(strlen(str_duration(b, sizeof(b), 1e308)), 16);
+	ck_assert_str_eq(str_measure(b, sizeof(b), 2.302585, 4), "2.3026");
+	ck_assert_str_eq(str_measure(b, sizeof(b), -999999.5, 2), "-999999.50");
+	ck_assert_str_eq(str_measure(b, sizeof(b), 1e308, 4), "1.000e+308");
+	ck_assert_str_eq(str_measure(b, sizeof(b), -1e308, 4), "-1.000e+308");
+	ck_assert_str_eq(str_measure(b, sizeof(b), 123456789, 0), "1.235e+08");
+}
+END_TEST
+
+/* What libxxhash 0.8.1 gives for the same bytes. */
+START_TEST(hashes_are_those_of_xxhash)
+{
+	static const struct {
+		size_t len;
+		uint64_t seed, hash;
+	} cases[] = {
+	    {0, 0, 0xef46db3751d8e999u},
+	    {1, 0, 0xe934a84adb052768u},
+	    {3, 1, 0xe28289efff1ffcf1u},
+	    {7, 0, 0x988bac4681d0b05cu},
+	    {8, 2, 0x9bd97d972366f605u},
+	    {12, 0, 0xc82567b97b6d3c30u},
+	    {31, 0, 0xf3276aa3eed4830bu},
+	    {32, 0, 0x4e9e0d46d4c19d60u},
+	    {33, 5, 0xa7cbf936954be110u},
+	    {63, 0, 0xb0ea0ba30a543d2bu},
+	    {100, 9223372036854775809u, 0xc2cda6eae01b819bu},
+	    {200, 0, 0xe6332600dd09ddf6u},
+	};
+	unsigned char text[200], odd[201];
+
+	for (int i = 0; i < 200; i++)
+		text[i] = (unsigned char)(i * i * 7 + i * 3);
+	memcpy(odd + 1, text, sizeof(text));
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		ck_assert_uint_eq(hash_bytes(text, cases[i].len, cases[i].seed), cases[i].hash);
+		ck_assert_uint_eq(hash_bytes(odd + 1, cases[i].len, cases[i].seed), cases[i].hash);
+	}
 }
 END_TEST
 
@@ -92,6 +137,53 @@ START_TEST(atomic_write_replaces_whole_files)
 	ck_fails(file_write_atomic("/nonexistent/x", "a", 1, 0644, &err), &err, "/nonexistent/x");
 	ck_ok(file_remove_tree(dir, &err), &err);
 	ck_assert(!file_exists(dir));
+}
+END_TEST
+
+/* Nothing waits for a writer that never comes; a pipe that somebody fills is read to its end. */
+START_TEST(only_regular_files_are_read)
+{
+	char dir[] = "/tmp/dtrain-base-XXXXXX";
+	_cleanup_free_ char *pipe_path = NULL, *other = NULL, *text = NULL;
+	struct error err = ERROR_INIT;
+	struct pollfd first = {.events = POLLIN};
+	struct file_map map;
+	size_t len;
+	pid_t child;
+	int status;
+
+	ck_assert_ptr_nonnull(mkdtemp(dir));
+	pipe_path = str_path_join(dir, "pipe");
+	other = str_path_join(dir, "copy");
+	ck_assert_int_eq(mkfifo(pipe_path, 0600), 0);
+	alarm(20);
+	ck_fails(file_read(pipe_path, 0, &text, &len, &err), &err, "/pipe: it is a pipe; a regular file");
+	ck_fails(file_map_open(pipe_path, &map, &err), &err, "/pipe: it is a pipe; a regular file");
+	ck_fails(file_copy(pipe_path, other, &err), &err, "/pipe: it is a pipe; a regular file");
+	ck_fails(file_read("/dev/zero", 0, &text, &len, &err), &err, "/dev/zero: it is a device; a regular");
+	ck_fails(file_read(dir, 0, &text, &len, &err), &err, "Is a directory");
+	ck_fails(file_map_open(dir, &map, &err), &err, "Is a directory");
+	ck_fails(file_read_stream(pipe_path, 0, &text, &len, &err), &err, "nothing writes to this pipe");
+	first.fd = open(pipe_path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+	child = fork();
+	if (child == 0) {
+		int out = open(pipe_path, O_WRONLY);
+
+		for (int i = 0; i < 50; i++) {
+			if (write(out, "0123456789", 10) != 10)
+				_exit(1);
+			usleep(1000);
+		}
+		_exit(0);
+	}
+	ck_assert_int_eq(poll(&first, 1, -1), 1); /* the writer is there */
+	ck_ok(file_read_stream(pipe_path, 0, &text, &len, &err), &err);
+	close(first.fd);
+	ck_assert_uint_eq(len, 500);
+	ck_assert_uint_eq(strlen(text), 500);
+	ck_assert_int_eq(waitpid(child, &status, 0), child);
+	ck_assert_int_eq(status, 0);
+	ck_ok(file_remove_tree(dir, &err), &err);
 }
 END_TEST
 
@@ -125,11 +217,50 @@ START_TEST(json_reals_have_the_fewest_digits)
 	    {1.0 / 3, "0.3333333333333333"},
 	    {NAN, "null"},
 	    {1e15, "1000000000000000.0"},
+	    {2e-5, "2e-05"},
+	    {5e-324, "5e-324"},
+	    {2.2250738585072014e-308, "2.2250738585072014e-308"},
+	    {1.7976931348623157e308, "1.7976931348623157e+308"},
+	    {0.30000000000000004, "0.30000000000000004"},
+	    {-100, "-100.0"},
 	};
 	char buf[40];
 
 	for (size_t i = 0; i < ARRAY_SIZE(cases); i++)
 		ck_assert_str_eq(json_real_text(buf, sizeof(buf), cases[i].v), cases[i].text);
+}
+END_TEST
+
+/* What the services and the client write: as jansson does, but for the reals. */
+START_TEST(json_text)
+{
+	static const char text[] =
+	    "{\"b\":[1,-9223372036854775808,true,false,null,[],{}],\"a\":\"\\\"\\\\/\\b\\f\\n\\r\\t\\u0001"
+	    "\\u001f\\u0000\x7f\xc3\xa9\",\"\xc3\xbc\\n\":\"\"}";
+	_cleanup_json_ json_t *j = NULL, *real = json_pack("{s:f}", "rate", 2e-5);
+	_cleanup_free_ char *got = NULL, *indented = NULL, *want = NULL, *rate = json_to_string(real);
+	struct error err = ERROR_INIT;
+
+	ck_ok(json_parse(text, strlen(text), "x", &j, &err), &err);
+	got = json_to_string(j);
+	ck_assert_str_eq(got, text);
+	indented = json_to_text(j, 2);
+	want = json_dumps(j, JSON_INDENT(2));
+	for (char *p = want; (p = strstr(p, "\\u001F")); p++)
+		memcpy(p, "\\u001f", 6);
+	ck_assert_str_eq(indented, want);
+	ck_assert_str_eq(rate, "{\"rate\":2e-05}");
+	ck_assert_ptr_null(json_to_string(NULL));
+}
+END_TEST
+
+START_TEST(counts_have_their_plural)
+{
+	char buf[48];
+
+	ck_assert_str_eq(str_count(buf, sizeof(buf), 1, "step"), "1 step");
+	ck_assert_str_eq(str_count(buf, sizeof(buf), 0, "step"), "0 steps");
+	ck_assert_str_eq(str_count(buf, sizeof(buf), 1207, "token"), "1207 tokens");
 }
 END_TEST
 
@@ -157,9 +288,13 @@ int main(void)
 	tcase_add_test(t, bytes_become_utf8);
 	tcase_add_test(t, numbers_are_whole_strings);
 	tcase_add_test(t, words_for_sizes_and_times);
+	tcase_add_test(t, hashes_are_those_of_xxhash);
 	tcase_add_test(t, atomic_write_replaces_whole_files);
+	tcase_add_test(t, only_regular_files_are_read);
 	tcase_add_test(t, json_errors_name_the_line);
 	tcase_add_test(t, json_reals_have_the_fewest_digits);
+	tcase_add_test(t, json_text);
+	tcase_add_test(t, counts_have_their_plural);
 	tcase_add_test(t, json_files_look_as_python_writes_them);
 	suite_add_tcase(s, t);
 	return unit_run(s);

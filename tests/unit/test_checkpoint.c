@@ -285,7 +285,9 @@ END_TEST
 START_TEST(one_run_at_a_time_claims_an_output)
 {
 	_cleanup_free_ char *out = unit_tmpdir();
-	struct claim first = {out, "17", 1}, again = {out, "17", 2}, other = {out, "4", 1};
+	struct claim first = {out, "17", 1, NULL, 0}, again = {out, "17", 2, NULL, 0},
+	             other = {out, "4", 1, NULL, 0}, third = {out, "7", 1, NULL, 0},
+	             other_again = {out, "4", 2, NULL, 0};
 	struct error err = ERROR_INIT;
 	bool ours = true, used = true;
 	int fd = -1, second = -1;
@@ -314,6 +316,86 @@ START_TEST(one_run_at_a_time_claims_an_output)
 	ck_ok(claim_mark(&other, fd, &err), &err);
 	ck_assert_int_eq(claim_check(&again, &err), -ESTALE);
 	closep(&fd);
+
+	/* The first one starts again: what is there now is of the other. A run that never wrote there may
+	 * have it. */
+	ck_assert_int_eq(claim_take(&again, &fd, &ours, &err), -ESTALE);
+	ck_assert_ptr_nonnull(strstr(err.message, "belongs to run 4"));
+	ck_ok(claim_take(&third, &fd, &ours, &err), &err);
+	ck_assert(!ours);
+	ck_ok(claim_mark(&third, fd, &err), &err);
+	closep(&fd);
+	for (int i = 0; i < 2; i++)
+		ck_assert_int_eq(claim_take(i ? &other_again : &again, &fd, &ours, &err), -ESTALE);
+	ck_assert_ptr_nonnull(strstr(err.message, "belongs to run 7"));
+	ck_ok(claim_take(&third, &fd, &ours, &err), &err);
+	ck_assert(ours);
+	closep(&fd);
+	ck_ok(file_remove_tree(out, &err), &err);
+}
+END_TEST
+
+/* What a run leaves that ended before its first checkpoint; the same names without a run are somebody's. */
+START_TEST(leftovers_before_a_checkpoint_are_no_use)
+{
+	static const char *const names[] = {
+	    "cache", "runs", "metrics.jsonl", "metrics.jsonl.12", "checkpoint-5.tmp", "model.tmp"};
+	_cleanup_free_ char *out = unit_tmpdir(), *notes = str_path_join(out, "notes.txt");
+	struct claim claim = {out, "17", 1, NULL, 0};
+	struct error err = ERROR_INIT;
+	bool ours, used = true;
+	int fd = -1;
+
+	for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
+		_cleanup_free_ char *path = str_path_join(out, names[i]);
+
+		ck_assert_int_eq(mkdir(path, 0755), 0);
+		ck_ok(checkpoint_output_in_use(out, &used, &err), &err);
+		ck_assert_int_eq(used, i > 0);
+	}
+	ck_ok(claim_take(&claim, &fd, &ours, &err), &err);
+	ck_ok(checkpoint_output_in_use(out, &used, &err), &err);
+	ck_assert(used);
+	ck_ok(claim_mark(&claim, fd, &err), &err);
+	closep(&fd);
+	ck_ok(checkpoint_output_in_use(out, &used, &err), &err);
+	ck_assert(!used);
+	ck_assert_int_eq(mkdir(notes, 0755), 0);
+	ck_ok(checkpoint_output_in_use(out, &used, &err), &err);
+	ck_assert(used);
+	ck_ok(file_remove_tree(out, &err), &err);
+}
+END_TEST
+
+/* Two clusters count from 1 each; one whose store was restored counts some numbers once more, in a later
+ * epoch. */
+START_TEST(a_claim_is_of_one_cluster)
+{
+	_cleanup_free_ char *out = unit_tmpdir();
+	struct claim first = {out, "17", 1, "a1", 3}, elsewhere = {out, "17", 2, "b2", 1},
+	             restored = {out, "17", 1, "a1", 5}, next = {out, "17", 2, "a1", 6};
+	struct error err = ERROR_INIT;
+	bool ours = true;
+	int fd = -1;
+
+	ck_ok(claim_take(&first, &fd, &ours, &err), &err);
+	ck_ok(claim_mark(&first, fd, &err), &err);
+	ck_ok(claim_check(&first, &err), &err);
+	ck_assert_int_eq(claim_check(&restored, &err), -ESTALE);
+	ck_assert_int_eq(claim_check(&elsewhere, &err), -ESTALE);
+	closep(&fd);
+	ck_ok(claim_take(&elsewhere, &fd, &ours, &err), &err);
+	ck_assert(!ours);
+	closep(&fd);
+	ck_ok(claim_take(&next, &fd, &ours, &err), &err);
+	ck_assert(ours);
+	closep(&fd);
+	ck_ok(claim_take(&restored, &fd, &ours, &err), &err);
+	ck_ok(claim_mark(&restored, fd, &err), &err);
+	ck_assert_int_eq(claim_check(&first, &err), -ESTALE);
+	closep(&fd);
+	ck_assert_int_eq(claim_take(&first, &fd, &ours, &err), -ESTALE);
+	ck_assert_ptr_nonnull(strstr(err.message, "epoch 5"));
 	ck_ok(file_remove_tree(out, &err), &err);
 }
 END_TEST
@@ -357,6 +439,10 @@ static void check_steps(const char *path, const int *steps, size_t n, struct err
 		_cleanup_json_ json_t *j = NULL;
 
 		ck_ok(json_parse(line, strlen(line), "line", &j, err), err);
+		if (json_object_get(j, "event")) {
+			i--;
+			continue;
+		}
 		ck_assert_int_eq(json_get_int(j, "step", -1), steps[i]);
 		ck_assert(json_get_number(j, "loss", 0) == 1.0 / 3);
 	}
@@ -368,12 +454,17 @@ START_TEST(metrics_of_a_resumed_run_have_no_line_twice)
 	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_path_join(dir, "metrics.jsonl"), *text = NULL;
 	struct metrics_record rec = {.steps = 9, .loss = 1.0 / 3, .learning_rate = 1e-4, .eval_loss = NAN};
 	struct error err = ERROR_INIT;
+	_cleanup_json_ json_t *details = json_pack("{s:i, s:s}", "attempt", 2, "from", "a\"b");
 	struct metrics *m;
 	size_t len;
 
 	ck_ok(metrics_open(dir, 0, true, &m, &err), &err);
-	for (rec.step = 1; rec.step <= 6; rec.step++)
+	ck_ok(metrics_event(m, 0, 12.3456, "start", details, "begun", &err), &err);
+	for (rec.step = 1; rec.step <= 6; rec.step++) {
 		ck_ok(metrics_write(m, &rec, &err), &err);
+		if (rec.step == 3)
+			ck_ok(metrics_event(m, 3, 0, "checkpoint", NULL, "saved", &err), &err);
+	}
 	metrics_close(m);
 	/* The last line is cut in the middle, as by a crash. */
 	ck_ok(file_read(path, 0, &text, &len, &err), &err);
@@ -387,7 +478,96 @@ START_TEST(metrics_of_a_resumed_run_have_no_line_twice)
 	ck_ok(metrics_write(m, &rec, &err), &err);
 	metrics_close(m);
 	check_steps(path, (int[]){1, 2, 3, 4}, 4, &err);
+	/* Marks go with their steps. */
+	free(steal_pointer(text));
+	ck_ok(file_read(path, 0, &text, &len, &err), &err);
+	ck_assert(str_starts(
+	    text, "{\"event\":\"start\",\"step\":0,\"time\":12.346,\"attempt\":2,\"from\":\"a\\\"b\"}\n"));
+	ck_assert_ptr_nonnull(
+	    strstr(text, "{\"event\":\"checkpoint\",\"step\":3,\"time\":0.0}\n{\"step\":4"));
+	ck_ok(metrics_open(dir, 2, false, &m, &err), &err);
+	metrics_close(m);
+	free(steal_pointer(text));
+	ck_ok(file_read(path, 0, &text, &len, &err), &err);
+	ck_assert_ptr_null(strstr(text, "checkpoint"));
 	ck_ok(file_remove_tree(dir, &err), &err);
+}
+END_TEST
+
+/* Two runs in the directory of one that ended before its first checkpoint: nothing is lost. */
+START_TEST(metrics_of_an_earlier_run_are_kept)
+{
+	_cleanup_free_ char *dir = unit_tmpdir();
+	struct metrics_record rec = {.steps = 9, .loss = 1.0 / 3, .learning_rate = 1e-4, .eval_loss = NAN};
+	struct error err = ERROR_INIT;
+	struct metrics *m;
+
+	/* One without measurements is written anew. */
+	for (int run = 0; run < 4; run++) {
+		ck_ok(metrics_open(dir, 0, false, &m, &err), &err);
+		ck_ok(metrics_event(m, 0, 1, "start", NULL, "", &err), &err);
+		rec.step = run;
+		if (run)
+			ck_ok(metrics_write(m, &rec, &err), &err);
+		metrics_close(m);
+	}
+	for (int run = 1; run < 4; run++) {
+		_cleanup_free_ char *path = run < 3 ? str_printf("%s/metrics.jsonl.%d", dir, run)
+		                                    : str_path_join(dir, "metrics.jsonl");
+		_cleanup_free_ char *text = NULL;
+		size_t len;
+
+		ck_ok(file_read(path, 0, &text, &len, &err), &err);
+		ck_assert(str_starts(text, "{\"event\":\"start\""));
+		check_steps(path, (int[]){run}, 1, &err);
+	}
+	ck_ok(file_remove_tree(dir, &err), &err);
+}
+END_TEST
+
+/* What is not known is left out, and a line of the longest numbers is whole. */
+START_TEST(a_line_of_metrics_holds_everything)
+{
+	struct metrics_record rec = {
+	    .step = INT64_MAX,
+	    .steps = INT64_MAX,
+	    .epoch = -2.2250738585072014e-308,
+	    .loss = -2.2250738585072014e-308,
+	    .learning_rate = -2.2250738585072014e-308,
+	    .grad_norm = -2.2250738585072014e-308,
+	    .tokens = INT64_MAX,
+	    .tokens_per_second = -1.7976931348623157e+308,
+	    .eta_seconds = -1.7976931348623157e+308,
+	    .eval_loss = 709.7,
+	    .time = -1.7976931348623157e+308,
+	    .step_seconds = 1e300,
+	    .compute_seconds = 1e300,
+	    .communication_seconds = 1e300,
+	    .data_seconds = 1e300,
+	    .memory_bytes = INT64_MAX,
+	    .device_memory_bytes = INT64_MAX,
+	    .slowest_rank = INT32_MAX,
+	    .slowest_node = "a \"node\\ with\na name of more than sixty-four characters, which are the most",
+	    .slowest_seconds = 1e300};
+	_cleanup_json_ json_t *all = NULL, *few = NULL;
+	struct error err = ERROR_INIT;
+	char line[METRICS_LINE];
+
+	metrics_line(line, sizeof(line), &rec);
+	ck_ok(json_parse(line, strlen(line), "line", &all, &err), &err);
+	ck_assert_int_eq(json_get_int(all, "memory_bytes", 0), INT64_MAX);
+	ck_assert(str_starts(json_get_string(all, "slowest_node", ""), "anodewithaname"));
+	ck_assert_double_eq_tol(json_get_number(all, "eval_perplexity", 0) / exp(709.7), 1, 1e-9);
+	rec = (struct metrics_record){
+	    .eval_loss = NAN, .communication_seconds = NAN, .compute_seconds = NAN, .slowest_rank = -1};
+	metrics_line(line, sizeof(line), &rec);
+	ck_ok(json_parse(line, strlen(line), "line", &few, &err), &err);
+	ck_assert_ptr_nonnull(json_object_get(few, "data_seconds"));
+	for (size_t i = 0; i < 7; i++)
+		ck_assert_ptr_null(json_object_get(
+		    few, ((const char *const[]){"compute_seconds", "communication_seconds", "slowest_rank",
+		                                "slowest_node", "memory_bytes", "eval_loss",
+		                                "eval_perplexity"})[i]));
 }
 END_TEST
 
@@ -409,9 +589,13 @@ int main(void)
 	tcase_add_test(t, halves_convert_exactly);
 	tcase_add_test(t, a_model_names_what_does_not_fit);
 	tcase_add_test(t, checkpoints_are_found_kept_and_cleaned);
+	tcase_add_test(t, leftovers_before_a_checkpoint_are_no_use);
 	tcase_add_test(t, one_run_at_a_time_claims_an_output);
+	tcase_add_test(t, a_claim_is_of_one_cluster);
 	tcase_add_test(t, a_final_model_replaces_an_older_one);
 	tcase_add_test(t, metrics_of_a_resumed_run_have_no_line_twice);
+	tcase_add_test(t, metrics_of_an_earlier_run_are_kept);
+	tcase_add_test(t, a_line_of_metrics_holds_everything);
 	tcase_add_test(t, crc32c_is_castagnolis);
 	suite_add_tcase(s, t);
 	return unit_run(s);

@@ -38,7 +38,7 @@ static void rank_killed(struct stage *s, int rank)
 		s->moment = clock_monotonic();
 		raise(SIGKILL);
 	}
-	expect_failure(s, rank, comm, ticket, -ECONNRESET, "rank 1 ", 1.0);
+	expect_failure(s, rank, comm, ticket, -ECONNRESET, "rank 1 on odd", 1.0);
 	free(x);
 }
 

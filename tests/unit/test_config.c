@@ -3,13 +3,22 @@
 
 #include <errno.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/json.h"
 #include "base/str.h"
 #include "config/daemon.h"
 #include "config/hosts.h"
 #include "config/run.h"
+
+/* libconfig 1.5 leaks what its scanner holds when its grammar refuses a value. */
+const char *__lsan_default_suppressions(void);
+const char *__lsan_default_suppressions(void)
+{
+	return "leak:libconfig.so";
+}
 
 static const char alpaca[] =
     "name = \"alpaca\";\n"
@@ -79,7 +88,9 @@ static const struct {
     {"task = \"sft|generate\";", NULL, "task: \"sft|generate\" is not known"},
     {"task = \"sft\"", "train.beta1=2",
      "--set: train.beta1: 2 is out of range; it has to be within 0 and 0.999999"},
-    {"task = \"sft\";", "train.lr=1", "--set: train.lr: unknown key"},
+    {"task = \"sft\";", "train.lr=1", "--set: train.lr: unknown key; did you mean train.learning_rate?"},
+    {"task = \"sft\"; train = { lr = 1; };", NULL,
+     "x.conf:1: train.lr: unknown key; did you mean train.learning_rate?"},
     {"task = \"sft\";", "learning_rate=1", "did you mean train.learning_rate?"},
     {"task = \"sft\";", "nonsense", "not of the form section.key=value"},
     {"task = \"sft\";\n model {", NULL, "x.conf:2: syntax error"},
@@ -90,7 +101,18 @@ static const struct {
     {"task = \"sft\"; model = \"x\";", NULL, "model: a group is needed"},
     {"task = \"sft\"; data = { path = [1, 2]; };", NULL, "data.path: not all strings"},
     {"task = \"command\";", NULL, "command: missing"},
+    {"task = \"generate\"; model = { path = \"x\"; }; generate = { prompt = \"x\"; };\n",
+     "resources.one_per_node=true",
+     "resources.one_per_node: has no effect with task = \"generate\": it is for commands"},
     {"command = [\"true\"]; environment = [\"NOPE\"];", NULL, "not of the form NAME=VALUE"},
+    {"command = [\"true\"]; resources = { max_restarts = 3; };", NULL,
+     "x.conf: resources.max_restarts: 3: a failed run is not started again: this is not implemented yet, and "
+     "0 is "
+     "all that can be given"},
+    {"command = [\"true\"];", "resources.max_restarts=1",
+     "resources.max_restarts: 1: a failed run is not started again"},
+    {"task = \"sft\"; command = [\"true\"];", NULL,
+     "x.conf: command: has no effect with task = \"sft\"; leave out one of the two"},
     {"task = \"generate\"; model = { path = \"x\"; };", NULL, "generate.prompt: missing"},
 };
 
@@ -103,6 +125,288 @@ START_TEST(wrong_run_files_say_where)
 	ck_fails(run_config_parse(wrong[_i].text, "x.conf", overrides, &c, &err), &err, wrong[_i].words);
 	ck_assert_ptr_null(c);
 	ck_assert_ptr_null(strchr(err.message, '\n'));
+}
+END_TEST
+
+/* Each in a run file and, where it has a number of its own, with --set: both say the same. */
+static const struct {
+	const char *written;
+	int64_t steps; /* -1: an error, that says: */
+	const char *words;
+} integers[] = {
+    {"10", 10, NULL},
+    {"2147483647", 2147483647, NULL},
+    {"2147483648", 2147483648, NULL},
+    {"4294967306", 4294967306, NULL},
+    {"4294967306L", 4294967306, NULL},
+    {"+4294967306", 4294967306, NULL},
+    {"4294967306LL", 4294967306, NULL},
+    {"0xFFFFFFFF", 4294967295, NULL},
+    {"0x10000000A", 4294967306, NULL},
+    {"0x10000000AL", 4294967306, NULL},
+    {"0x00000000000000000000A", 10, NULL},
+    {"-2147483648", -1, "train.max_steps: -2147483648 is out of range"},
+    {"-2147483649", -1, "train.max_steps: -2147483649 is out of range"},
+    {"-4294967295", -1, "train.max_steps: -4294967295 is out of range"},
+    {"9223372036854775807", -1, "train.max_steps: 9223372036854775807 is out of range"},
+    {"18446744073709551617", -1,
+     "x.conf:3: max_steps: 18446744073709551617 is out of range; an integer has to be within "
+     "-9223372036854775808 and 9223372036854775807"},
+    {"18446744073709551617L", -1, "x.conf:3: max_steps: 18446744073709551617 is out of range"},
+    {"-9223372036854775809", -1, "x.conf:3: max_steps: -9223372036854775809 is out of range"},
+    {"0x8000000000000000", -1, "x.conf:3: max_steps: 0x8000000000000000 is out of range"},
+    {"0x1000000000000000A", -1, "x.conf:3: max_steps: 0x1000000000000000A is out of range"},
+    {"0x1000000000000000AL", -1, "x.conf:3: max_steps: 0x1000000000000000A is out of range"},
+    {"4294967306.", -1, "train.max_steps: a number; an integer is needed"},
+    {"4294967306e0", -1, "train.max_steps: a number; an integer is needed"},
+};
+
+START_TEST(integers_keep_all_their_bits)
+{
+	_cleanup_free_ char *text = str_printf("command = [\"true\"];\n# 99999999999999999999\n"
+	                                       "train = { max_steps = %s; }; name = \"x\";\n",
+	                                       integers[_i].written);
+	_cleanup_(run_config_freep) struct run_config *c = NULL;
+	struct error err = ERROR_INIT;
+	int r = run_config_parse(text, "x.conf", NULL, &c, &err);
+
+	if (integers[_i].words) {
+		ck_fails(r, &err, integers[_i].words);
+		return;
+	}
+	ck_ok(r, &err);
+	ck_assert_int_eq(c->train.max_steps, integers[_i].steps);
+	ck_assert_str_eq(c->name, "x");
+}
+END_TEST
+
+/* Only integers are touched: names, strings, comments and the lines of errors stay what they are. */
+START_TEST(integers_are_told_from_what_looks_like_one)
+{
+	_cleanup_(run_config_freep) struct run_config *c = NULL;
+	struct run_config *none = NULL;
+	struct error err = ERROR_INIT;
+
+	ck_ok(run_config_parse(
+	          "/* 4294967306\n * \" */ name = \"4294967306 \\\" 99999999999999999999 # \";\n"
+	          "// 99999999999999999999 \"\n"
+	          "command = [ \"a\" \"99999999999999999999\", \"/* 4294967306\" ];\n"
+	          "train = { learning_rate = 4294967306e-9; warmup_ratio = .25; clip = 429496730.; "
+	          "epochs = 1.0E+0; max_steps:4294967306L; seed = 4294967306 # 5\n };",
+	          "x.conf", NULL, &c, &err),
+	      &err);
+	ck_assert_str_eq(c->name, "4294967306 \" 99999999999999999999 # ");
+	ck_assert_str_eq(c->command[0], "a99999999999999999999");
+	ck_assert_str_eq(c->command[1], "/* 4294967306");
+	ck_assert_double_eq(c->train.learning_rate, 4.294967306);
+	ck_assert_double_eq(c->train.warmup_ratio, 0.25);
+	ck_assert_double_eq(c->train.clip, 429496730.);
+	ck_assert_double_eq(c->train.epochs, 1);
+	ck_assert_int_eq(c->train.max_steps, 4294967306);
+	ck_assert_int_eq(c->train.seed, 4294967306);
+	ck_fails(run_config_parse("command = [\"true\"];\nresources = {\n nodes = 4294967298; };", "x.conf",
+	                          NULL, &none, &err),
+	         &err,
+	         "x.conf:3: resources.nodes: 4294967298 is out of range; it has to be within 1 and 100000");
+	ck_fails(run_config_parse("command = [\"true\"]; train = { learning_rate = -9223372036854775808; };",
+	                          "x.conf", NULL, &none, &err),
+	         &err, "train.learning_rate: -9223372036854775808 is out of range");
+	ck_fails(run_config_parse("command = [\"true\"]; train = { seed = 9007199254740993; };", "x.conf",
+	                          NULL, &none, &err),
+	         &err,
+	         "train.seed: 9007199254740993 is out of range; it has to be within 0 and 9007199254740992");
+	ck_fails(run_config_parse("task4294967306 = 1;", "x.conf", NULL, &none, &err), &err,
+	         "x.conf:1: task4294967306: unknown key");
+}
+END_TEST
+
+/* Files to include, in a directory of their own. */
+static char *write_file(const char *dir, const char *name, const char *text)
+{
+	char *path = str_path_join(dir, name);
+	struct error err = ERROR_INIT;
+
+	ck_ok(file_write_atomic(path, text, strlen(text), 0600, &err), &err);
+	return path;
+}
+
+START_TEST(included_files_are_part_of_the_text)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *inner = write_file(dir, "inner.conf", "epochs = 3"),
+	                    *outer = NULL;
+	_cleanup_free_ char *nested =
+	    str_printf("train = { max_steps = 4294967306; \n@include \"%s\"\n };\n", inner);
+	_cleanup_free_ char *text = NULL;
+	_cleanup_(run_config_freep) struct run_config *c = NULL;
+	struct error err = ERROR_INIT;
+
+	outer = write_file(dir, "outer \"1\".conf", nested);
+	text = str_printf(
+	    "command = [\"true\"];\n \t@include \"%s/outer \\\"1\\\".conf\" name = \"x\";\n"
+	    "# @include \"/nowhere\"\n/*\n@include \"/nowhere\"\n*/ directory = \"\n@include \\\"/no\\\"\";",
+	    dir);
+	ck_ok(run_config_parse(text, "x.conf", NULL, &c, &err), &err);
+	ck_assert_int_eq(c->train.max_steps, 4294967306);
+	ck_assert_double_eq(c->train.epochs, 3);
+	ck_assert_str_eq(c->name, "x");
+	ck_assert_str_eq(c->directory, "\n@include \"/no\"");
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
+/* %s in the text and in the words: the included file. */
+static const struct {
+	const char *included, *text, *words;
+} wrong_includes[] = {
+    {"\n\nepchs = 3;", "train = {\n@include \"%s\"\n};",
+     "%s:3: train.epchs: unknown key; did you mean train.epochs?"},
+    {"epochs = \"x\";", "train = {\n@include \"%s\"\n};", "%s:1: train.epochs: a string; a number is needed"},
+    {"", "train = {\n@include \"%s\" epchs = 3;\n};",
+     "x.conf:2: train.epchs: unknown key; did you mean train.epochs?"},
+    {"task =", "\n@include \"%s\"\n\"sft\"; tsk = 1;", "x.conf:3: tsk: unknown key; did you mean task?"},
+    {"a b", "\n@include \"%s\"", "%s:1: syntax error; a setting is written: name = value;"},
+    {"name = \"b\";\nx 1", "\n@include \"%s\"\n", "%s:2: syntax error; a setting is written: name = value;"},
+    {"name = \"b\";\n", "name = \"a\";\n@include \"%s\"\n",
+     "%s:1: name: set twice; the first time at x.conf:1"},
+    {"/* never\n", "\n@include \"%s\"\n", "%s:1: a comment without an end: /* … */"},
+    {"\nname = \"\n", "\n@include \"%s\"\n", "%s:2: a string without an end: \"…\""},
+    {"\na = \001;\n", "\n@include \"%s\"\n", "%s:2: not a text file: the byte 0x01 is in it"},
+    {"max_steps = 99999999999999999999;", "train = {\n@include \"%s\"\n};",
+     "%s:1: max_steps: 99999999999999999999 is out of range; an integer has to be within "
+     "-9223372036854775808 and 9223372036854775807"},
+};
+
+START_TEST(an_included_file_is_named)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = write_file(dir, "y", wrong_includes[_i].included);
+	_cleanup_strbuf_ struct strbuf text = {0}, words = {0};
+	struct error err = ERROR_INIT;
+	struct run_config *c = NULL;
+
+	strbuf_addf(&text, wrong_includes[_i].text, path);
+	strbuf_addf(&words, wrong_includes[_i].words, path);
+	ck_assert_int_lt(run_config_parse(text.data, "x.conf", NULL, &c, &err), 0);
+	ck_assert_str_eq(err.message, words.data);
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
+START_TEST(an_include_that_cannot_be_read)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *fifo = str_path_join(dir, "fifo"), *self = NULL;
+	_cleanup_free_ char *myself = str_printf("@include \"%s/self\"\n", dir);
+	const struct {
+		const char *name, *words;
+	} cases[] = {
+	    {"/nowhere/x", "x.conf:2: @include \"/nowhere/x\": No such file or directory"},
+	    {"/", "x.conf:2: @include \"/\": a directory; a file is needed"},
+	    {fifo, "\": not a regular file; a file is needed"},
+	    {"/dev/zero", "x.conf:2: @include \"/dev/zero\": not a regular file; a file is needed"},
+	    {"/bin/true", "/bin/true: not a text file: a NUL byte in it"},
+	};
+	struct error err = ERROR_INIT;
+	struct run_config *c = NULL;
+
+	ck_assert_int_eq(mkfifo(fifo, 0600), 0);
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_free_ char *text = str_printf("\n@include \"%s\"\n", cases[i].name);
+
+		ck_fails(run_config_parse(text, "x.conf", NULL, &c, &err), &err, cases[i].words);
+	}
+	self = write_file(dir, "self", myself);
+	ck_fails(run_config_parse(myself, "x.conf", NULL, &c, &err), &err,
+	         "/self\": too many; does a file include itself?");
+	ck_fails(run_config_parse("\n@include \"/x", "x.conf", NULL, &c, &err), &err,
+	         "x.conf:2: @include: a string without an end: \"…\"");
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
+START_TEST(what_libconfig_refuses_is_said_in_full)
+{
+	_cleanup_strbuf_ struct strbuf deep = {0};
+	static const struct {
+		const char *text, *words;
+	} cases[] = {
+	    {"name = \"a\";\nname = \"b\";", "x.conf:2: name: set twice; the first time at x.conf:1"},
+	    {"train = { epochs = 1; seed = 2; };\ndata = { path = \"seed = 4\"; };\n"
+	     "parallel = { timeout = 3; }; train = { seed = 1; };",
+	     "x.conf:3: train: set twice; the first time at x.conf:1"},
+	    {"train = {\n epochs = 1;\n # epochs = 3\n seed : 2;\n epochs = 2;\n};",
+	     "x.conf:5: train.epochs: set twice; the first time at x.conf:2"},
+	    {"\ndata = { path = [1, \"a\"]; };",
+	     "x.conf:2: values of several types in an array; [ … ] holds values of one type"},
+	    {"\nname = \"a\n\n", "x.conf:2: a string without an end: \"…\""},
+	    {"\nname \"a\";", "x.conf:2: syntax error; a setting is written: name = value;"},
+	};
+	struct error err = ERROR_INIT;
+	struct run_config *c = NULL;
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		ck_assert_int_lt(run_config_parse(cases[i].text, "x.conf", NULL, &c, &err), 0);
+		ck_assert_str_eq(err.message, cases[i].words);
+	}
+	strbuf_adds(&deep, "\nname = ");
+	for (int i = 0; i < 20000; i++)
+		strbuf_adds(&deep, "(");
+	ck_assert_int_lt(run_config_parse(deep.data, "x.conf", NULL, &c, &err), 0);
+	ck_assert_str_eq(err.message, "x.conf:2: nested too deeply; a key is at most in a group: "
+	                              "section = { name = value; };");
+}
+END_TEST
+
+/* An integer or "all", in a file, with --set and in JSON. */
+START_TEST(all_devices_of_a_node)
+{
+	static const struct {
+		const char *text, *override;
+		int64_t wanted;
+	} fine[] = {
+	    {"", NULL, 1},
+	    {"resources = { devices_per_node = 8; };", NULL, 8},
+	    {"resources = { devices_per_node = \"all\"; };", NULL, 0},
+	    {"resources = { devices_per_node = 8; };", "resources.devices_per_node=all", 0},
+	    {"resources = { devices_per_node = \"all\"; };", "resources.devices_per_node=2", 2},
+	};
+	static const struct {
+		const char *text, *override, *words;
+	} wrong_ones[] = {
+	    {"resources = { devices_per_node = 0; };", NULL,
+	     "x.conf:2: resources.devices_per_node: 0 is out of range; it has to be within 1 and 1024"},
+	    {"resources = { devices_per_node = \"most\"; };", NULL,
+	     "resources.devices_per_node: a string; an integer or \"all\" is needed"},
+	    {"", "resources.devices_per_node=some",
+	     "--set: resources.devices_per_node: \"some\" is not an integer or \"all\""},
+	    {"resources = { kind = \"tpu\"; };", NULL,
+	     "x.conf:2: resources.kind: \"tpu\" is not known; it has to be one of auto|gpu|cpu"},
+	    {"task = \"generate\"; model = { path = \"x\"; }; generate = { prompt = \"x\"; };",
+	     "resources.devices_per_node=all", "generate runs on one device"},
+	};
+	struct error err = ERROR_INIT;
+
+	for (size_t i = 0; i < ARRAY_SIZE(fine); i++) {
+		const char *overrides[] = {fine[i].override, NULL};
+		_cleanup_free_ char *text = str_printf("command = [\"true\"];\n%s", fine[i].text);
+		_cleanup_(run_config_freep) struct run_config *c = NULL, *again = NULL;
+		_cleanup_json_ json_t *json = NULL;
+
+		ck_ok(run_config_parse(text, "x.conf", overrides, &c, &err), &err);
+		ck_assert_int_eq(c->resources.devices_per_node, fine[i].wanted);
+		ck_ok(run_config_to_json(c, &json, &err), &err);
+		ck_ok(run_config_from_json(json, &again, &err), &err);
+		ck_assert_int_eq(again->resources.devices_per_node, fine[i].wanted);
+	}
+	for (size_t i = 0; i < ARRAY_SIZE(wrong_ones); i++) {
+		const char *overrides[] = {wrong_ones[i].override, NULL};
+		_cleanup_free_ char *text = str_printf(
+		    "%s\n%s",
+		    wrong_ones[i].override && strstr(wrong_ones[i].text, "task") ? ""
+		                                                                 : "command = [\"true\"];",
+		    wrong_ones[i].text);
+		struct run_config *none = NULL;
+
+		ck_fails(run_config_parse(text, "x.conf", overrides, &none, &err), &err, wrong_ones[i].words);
+	}
 }
 END_TEST
 
@@ -132,9 +436,27 @@ START_TEST(daemon_defaults_and_errors)
 	ck_assert_double_eq(c->heartbeat, 1);
 	ck_fails(daemon_config_parse("port = 70000;", "d.conf", &none, &err), &err,
 	         "d.conf:1: port: 70000 is out of range");
+	ck_fails(daemon_config_parse("port = 4294996896;", "d.conf", &none, &err), &err,
+	         "d.conf:1: port: 4294996896 is out of range; it has to be within 1 and 65535");
+	ck_fails(daemon_config_parse("port = 2147483648;", "d.conf", &none, &err), &err,
+	         "d.conf:1: port: 2147483648 is out of range");
 	ck_fails(daemon_config_parse("\nprot = 1;", "d.conf", &none, &err), &err,
 	         "d.conf:2: prot: unknown key; did you mean port?");
 	ck_fails(daemon_config_parse("heartbeat = 10.0;", "d.conf", &none, &err), &err, "node_timeout");
+	daemon_config_free(steal_pointer(c));
+	ck_ok(daemon_config_parse("port_range = \"29700 - 29999\";", "d.conf", &c, &err), &err);
+	ck_assert_int_eq(c->port_low, 29700);
+	ck_assert_int_eq(c->port_high, 29999);
+	static const char *const ranges[] = {"29700", "29999-29700", "0-5", "1-65536", "a-b", "1-2-3"};
+	for (size_t i = 0; i < ARRAY_SIZE(ranges); i++) {
+		_cleanup_free_ char *text = str_printf("\nport_range = \"%s\";", ranges[i]);
+		_cleanup_free_ char *words =
+		    str_printf("d.conf: port_range: \"%s\" is no range of ports from 1 to 65535", ranges[i]);
+
+		ck_fails(daemon_config_parse(text, "d.conf", &none, &err), &err, words);
+	}
+	ck_fails(daemon_config_parse("port_range = \"29000-30000\";", "d.conf", &none, &err), &err,
+	         "d.conf: port_range: 29600, the service's own port, lies within \"29000-30000\"");
 	ck_fails(daemon_config_read("/nonexistent.conf", &none, &err), &err, "/nonexistent.conf");
 }
 END_TEST
@@ -178,6 +500,45 @@ static const struct {
     {"n1 addr=a/b\n", "not a host name or an address"},
 };
 
+/* Found by name in no more time a host than few take, and told from a file that says something else. */
+START_TEST(many_hosts)
+{
+	enum { MANY = 100000 };
+	static const char spaced[] = "# the same\n\ta   slots=1 # a\n\nb\n";
+	static const char *const others[] = {"a slots=1 x\nb",      "a slots=1\nb port=7", "a slots=2\nb",
+	                                     "a slots=1 addr=c\nb", "b\na slots=1",        "a slots=1\nb\nc"};
+	_cleanup_(hosts_freep) struct hosts *h = NULL, *same = NULL;
+	_cleanup_strbuf_ struct strbuf text = {0};
+	char hash[HOSTS_HASH_SIZE], other[HOSTS_HASH_SIZE], name[32];
+	struct error err = ERROR_INIT;
+
+	for (int i = 0; i < MANY; i++)
+		strbuf_addf(&text, "node-%d.example.org slots=8\n", i);
+	ck_ok(hosts_parse(text.data, text.len, "hosts", &h, &err), &err);
+	ck_assert_uint_eq(h->count, MANY);
+	for (int i = 0; i < MANY; i++) {
+		snprintf(name, sizeof(name), "NODE-%d.example.org", i);
+		ck_assert_ptr_eq(hosts_find(h, name), &h->list[i]);
+	}
+	ck_assert_ptr_null(hosts_find(h, "node-100000.example.org"));
+	strbuf_adds(&text, "Node-7.example.org\n");
+	ck_fails(hosts_parse(text.data, text.len, "hosts", &same, &err), &err,
+	         "hosts:100001: host Node-7.example.org is already on line 8");
+	hosts_free(steal_pointer(h));
+	ck_ok(hosts_parse("a slots=1\nb", 11, "hosts", &h, &err), &err);
+	ck_ok(hosts_parse(spaced, strlen(spaced), "hosts", &same, &err), &err);
+	hosts_hash(h, hash);
+	hosts_hash(same, other);
+	ck_assert_str_eq(hash, other);
+	for (size_t i = 0; i < ARRAY_SIZE(others); i++) {
+		hosts_free(steal_pointer(same));
+		ck_ok(hosts_parse(others[i], strlen(others[i]), "hosts", &same, &err), &err);
+		hosts_hash(same, other);
+		ck_assert_str_ne(hash, other);
+	}
+}
+END_TEST
+
 START_TEST(wrong_hosts_files_say_where)
 {
 	struct hosts *h = NULL;
@@ -219,9 +580,18 @@ int main(void)
 	tcase_add_test(t, packing_default_follows_the_task);
 	tcase_add_test(t, json_round_trip);
 	tcase_add_loop_test(t, wrong_run_files_say_where, 0, ARRAY_SIZE(wrong));
+	tcase_add_loop_test(t, integers_keep_all_their_bits, 0, ARRAY_SIZE(integers));
+	tcase_add_test(t, integers_are_told_from_what_looks_like_one);
+	tcase_add_test(t, included_files_are_part_of_the_text);
+	tcase_add_loop_test(t, an_included_file_is_named, 0, ARRAY_SIZE(wrong_includes));
+	tcase_add_test(t, an_include_that_cannot_be_read);
+	tcase_add_test(t, what_libconfig_refuses_is_said_in_full);
+	tcase_add_test(t, all_devices_of_a_node);
 	tcase_add_test(t, services_believe_no_client);
 	tcase_add_test(t, daemon_defaults_and_errors);
+	tcase_set_timeout(t, 60);
 	tcase_add_test(t, hosts_file);
+	tcase_add_test(t, many_hosts);
 	tcase_add_loop_test(t, wrong_hosts_files_say_where, 0, ARRAY_SIZE(wrong_hosts));
 	tcase_add_test(t, self_by_host_name_or_address);
 	suite_add_tcase(s, t);

@@ -3,6 +3,7 @@
 #include "base/json.h"
 #include "engine/data/dataset.h"
 #include "engine/data/encode.h"
+#include "engine/data/exact_json.h"
 #include "engine/data/pack.h"
 #include "engine/data/records.h"
 #include "engine/data/template.h"
@@ -179,15 +180,29 @@ START_TEST(test_python_json)
 	     "{\"b\": [1, 2.5, 1e+22, 1e-05, -0.0, 123456.789], \"a\": \"\xc3\xa9\\n\\u0001/\", \"c\": {}, "
 	     "\"d\": "
 	     "[], \"e\": null}"},
+	    /* Integers above int64, beside strings that look like what stands for them inside. */
+	    {"[9223372036854775807,-9223372036854775808,9223372036854775808,-9223372036854775809]",
+	     "[9223372036854775807, -9223372036854775808, 9223372036854775808, -9223372036854775809]"},
+	    {"{\"a\":[\"\\u00001\",\"\\u0000\\u0000\",\"\\u0000\",\"\",\"1\\\\\"],\"100000000000000000000\":"
+	     "100000000000000000000000000000000000000000,\"b\":\"99999999999999999999 \\\" 1\"}",
+	     "{\"a\": [\"\\u00001\", \"\\u0000\\u0000\", \"\\u0000\", \"\", \"1\\\\\"], "
+	     "\"100000000000000000000\": "
+	     "100000000000000000000000000000000000000000, \"b\": \"99999999999999999999 \\\" 1\"}"},
+	    {"99999999999999999999", "99999999999999999999"},
 	};
+	static const char *const broken[] = {
+	    "[099999999999999999999]", "[99999999999999999999", "1e999", "[99999999999999999999\"]", "-",
+	    "[--99999999999999999999]"};
 
 	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
-		_cleanup_json_ json_t *v = json_loads(cases[i][0], 0, NULL);
+		_cleanup_json_ json_t *v = exact_json_load(cases[i][0], strlen(cases[i][0]), NULL);
 		_cleanup_strbuf_ struct strbuf b = {0};
 
-		tools_dump(v, 0, &b);
+		exact_json_dump(v, 0, &b);
 		ck_assert_str_eq(b.data, cases[i][1]);
 	}
+	for (size_t i = 0; i < ARRAY_SIZE(broken); i++)
+		ck_assert_ptr_null(exact_json_load(broken[i], strlen(broken[i]), NULL));
 }
 END_TEST
 

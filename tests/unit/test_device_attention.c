@@ -277,7 +277,10 @@ START_TEST(attention)
 		                             .heads = s->heads,
 		                             .kv_heads = s->kv_heads,
 		                             .head_dim = s->head_dim,
-		                             .type = type};
+		                             .type = type,
+		                             .windowed = s->window > 0,
+		                             .ld_qkv = p.ld,
+		                             .ld_o = p.ld_o};
 		char *copy_q = malloc((size_t)nq * size), *copy_o = malloc((size_t)no * size);
 		char *again = malloc((size_t)MAX(nq, no) * size);
 		int before = cudnn_count();
@@ -404,12 +407,11 @@ START_TEST(threads_do_not_matter)
 END_TEST
 
 #ifdef TEST_ENGINE_SIMT
-/* A library without an engine leaves all to our own kernels; one whose plan does not run is an error where it
- * was asked for, and otherwise our own kernels' work, too. */
+/* A library without an engine leaves all to our own kernels; one whose plan does not run is an error. */
 START_TEST(cudnn_that_cannot)
 {
 	const struct shape *s = &shapes[COUNT(shapes) - 1];
-	bool fails = _i, named = chosen() == DEVICE_ATTENTION_CUDNN;
+	bool fails = _i && chosen() != DEVICE_ATTENTION_OWN;
 	struct error err = ERROR_INIT;
 	struct device *dev;
 	struct problem p = problem_make(s);
@@ -430,8 +432,18 @@ START_TEST(cudnn_that_cannot)
 	float *lse;
 	int r;
 
-	setenv("SIMT_CUDNN", fails ? "fails" : "none", 1);
+	struct device_shapes need = {.tokens = p.tokens,
+	                             .max_sequence = p.tokens,
+	                             .heads = s->heads,
+	                             .kv_heads = s->kv_heads,
+	                             .head_dim = s->head_dim,
+	                             .type = DTYPE_BF16,
+	                             .ld_qkv = p.ld,
+	                             .ld_o = p.ld_o};
+
+	setenv("SIMT_CUDNN", _i ? "fails" : "none", 1);
 	dev = open_device(1);
+	ck_assert(device_scratch_bytes(dev, &need) < 64 << 20);
 	qkv = test_buffer(dev, p.qkv, p.tokens * p.ld, DTYPE_BF16);
 	o = test_buffer(dev, p.o, p.tokens * p.ld_o, DTYPE_BF16);
 	lse = test_buffer(dev, p.lse, p.tokens * s->heads, DTYPE_F32);
@@ -440,10 +452,12 @@ START_TEST(cudnn_that_cannot)
 		device_attention_forward(dev, &a, o, lse, qkv, qkv + s->heads * s->head_dim * 2,
 		                         qkv + (s->heads + s->kv_heads) * s->head_dim * 2);
 	r = device_synchronize(dev, &err);
-	ck_assert_int_eq(r, fails && named ? -EIO : 0);
+	ck_assert_int_eq(r, fails ? -EIO : 0);
 	ck_assert_int_eq(cudnn_count(), before);
 	if (r < 0) {
-		ck_assert_msg(strstr(err.message, "told to fail") != NULL, "%s", err.message);
+		ck_assert_msg(strstr(err.message, "told to fail") != NULL &&
+		                  strstr(err.message, "train.attention = \"own\"") != NULL,
+		              "%s", err.message);
 	} else {
 		reference(&p);
 		test_close(dev, "o", o, p.o, p.tokens * p.ld_o, DTYPE_BF16, 1e-2, 1);
@@ -455,6 +469,83 @@ START_TEST(cudnn_that_cannot)
 	device_destroy(dev);
 	unsetenv("SIMT_CUDNN");
 	problem_free(&p);
+}
+END_TEST
+
+/* One micro-batch of `documents` whole rows of `rows` tokens through both passes, into out[2]. */
+static void whole_rows(struct device *dev, int documents, int rows, uint16_t *out)
+{
+	enum { LD = 3 * 64 };
+	int64_t tokens = (int64_t)documents * rows, n = tokens * LD;
+	double *some = test_values(n, 7);
+	int32_t *starts = calloc((size_t)documents + 1, sizeof(*starts));
+	char *qkv = test_buffer(dev, some, n, DTYPE_BF16), *d_qkv = test_buffer(dev, some, n, DTYPE_BF16);
+	char *o = test_buffer(dev, some, tokens * 64, DTYPE_BF16);
+	float *lse = test_buffer(dev, some, tokens, DTYPE_F32);
+	struct device_attention a = {.tokens = tokens,
+	                             .heads = 1,
+	                             .kv_heads = 1,
+	                             .head_dim = 64,
+	                             .scale = 0.125,
+	                             .documents = documents,
+	                             .host_starts = starts,
+	                             .ld_q = LD,
+	                             .ld_k = LD,
+	                             .ld_v = LD,
+	                             .ld_o = 64,
+	                             .type = DTYPE_BF16};
+
+	for (int d = 0; d <= documents; d++)
+		starts[d] = d * rows;
+	a.starts = test_put(dev, starts, ((size_t)documents + 1) * sizeof(*starts));
+	device_attention_forward(dev, &a, o, lse, qkv, qkv + 128, qkv + 256);
+	device_attention_backward(dev, &a, d_qkv, d_qkv + 128, d_qkv + 256, o, o, lse, qkv, qkv + 128,
+	                          qkv + 256);
+	test_fetch(dev, out, o, (size_t)tokens * 128);
+	test_fetch(dev, out + tokens * 64, d_qkv, (size_t)n * 2);
+	device_free(dev, qkv);
+	device_free(dev, d_qkv);
+	device_free(dev, o);
+	device_free(dev, lse);
+	device_free(dev, (void *)a.starts);
+	free(starts);
+	free(some);
+}
+
+/* Whose kernels do a call, and its bits, are the same whatever was called before: a resumed run has another
+ * past than one that was not interrupted. */
+START_TEST(history_does_not_matter)
+{
+	enum { ROWS = 16, MOST = 64 };
+	struct device_shapes need = {.tokens = ROWS * MOST,
+	                             .max_sequence = ROWS,
+	                             .heads = 1,
+	                             .kv_heads = 1,
+	                             .head_dim = 64,
+	                             .type = DTYPE_BF16};
+	size_t size = (size_t)ROWS * MOST * 64 * 4;
+	uint16_t *used = calloc(size, 2), *fresh = calloc(size, 2);
+	struct device *dev = open_device(1);
+
+	ck_assert(device_scratch_bytes(dev, &need) < 64 << 20);
+	for (int documents = 1; documents <= MOST; documents++) {
+		int before = cudnn_count();
+
+		whole_rows(dev, documents, ROWS, used);
+		ck_assert_msg(cudnn_count() - before == 2, "%d documents: %d passes by cuDNN", documents,
+		              cudnn_count() - before);
+		if (documents % 21)
+			continue;
+		struct device *other = open_device(1);
+
+		ck_assert(device_scratch_bytes(other, &need) < 64 << 20);
+		whole_rows(other, documents, ROWS, fresh);
+		ck_assert_msg(!memcmp(used, fresh, size * 2), "%d documents", documents);
+		device_destroy(other);
+	}
+	device_destroy(dev);
+	free(used);
+	free(fresh);
 }
 END_TEST
 #endif
@@ -469,6 +560,8 @@ static Suite *suite_make(void)
 	tcase_add_test(tc, attention);
 #ifdef TEST_ENGINE_SIMT
 	tcase_add_loop_test(tc, cudnn_that_cannot, 0, 2);
+	if (chosen() == DEVICE_ATTENTION_CUDNN)
+		tcase_add_test(tc, history_does_not_matter);
 #endif
 	if (COUNT(test_threads) > 1)
 		tcase_add_test(tc, threads_do_not_matter);

@@ -1,11 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <string.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
 #include <systemd/sd-event.h>
 
 #include "base/json.h"
@@ -122,6 +129,8 @@ struct served {
 	int closed;
 	pthread_t thread;
 	char *dir, *socket;
+	char order[16]; /* of the requests that were handled: L, S */
+	int asked;      /* a connection on which a large request sends a small one */
 };
 
 static void echo(void *context, struct http_request *r)
@@ -166,6 +175,11 @@ static void hold(void *context, struct http_request *r)
 	http_request_on_close(r, on_held_closed, s);
 }
 
+/* Answered by the end of the server, or not at all. */
+static void wait_on(void *context, struct http_request *r)
+{
+}
+
 static void release(void *context, struct http_request *r)
 {
 	struct served *s = context;
@@ -183,10 +197,50 @@ static void stop(void *context, struct http_request *r)
 	sd_event_exit(s->event, 0);
 }
 
+/* A client of the Unix socket that sends without waiting for an answer. */
+static int send_raw(const char *socket_path, const char *head, size_t body)
+{
+	struct sockaddr_un sun = {.sun_family = AF_UNIX};
+	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	_cleanup_free_ char *zeros = calloc(1, body + 1);
+
+	strcpy(sun.sun_path, socket_path);
+	ck_assert_int_eq(connect(fd, (struct sockaddr *)&sun, sizeof(sun)), 0);
+	ck_assert_int_eq(write(fd, head, strlen(head)), (ssize_t)strlen(head));
+	if (body)
+		ck_assert_int_eq(write(fd, zeros, body), (ssize_t)body);
+	return fd;
+}
+
+/* The first large one of several has a small one follow it. */
+static void large(void *context, struct http_request *r)
+{
+	struct served *s = context;
+
+	if (!*s->order)
+		s->asked = send_raw(s->socket, "GET /small HTTP/1.1\r\nHost: x\r\n\r\n", 0);
+	strcat(s->order, "L");
+	http_reply_json(r, 200, json_object());
+}
+
+static void small(void *context, struct http_request *r)
+{
+	strcat(((struct served *)context)->order, "S");
+	http_reply_json(r, 200, json_object());
+}
+
 static const struct http_route test_routes[] = {
-    {"POST", "/echo/{}", HTTP_ANY, echo},  {"GET", "/lines", HTTP_ANY, count_lines},
-    {"GET", "/hold", HTTP_ANY, hold},      {"POST", "/release", HTTP_ANY, release},
-    {"GET", "/peers", HTTP_PEER, nothing}, {"POST", "/stop", HTTP_ANY, stop},
+    {"POST", "/echo/{}", HTTP_ANY, echo},
+    {"GET", "/lines", HTTP_ANY, count_lines},
+    {"GET", "/hold", HTTP_ANY, hold},
+    {"POST", "/release", HTTP_ANY, release},
+    {"GET", "/wait", HTTP_ANY, wait_on},
+    {"GET", "/peers", HTTP_PEER | HTTP_RESERVED, nothing},
+    {"POST", "/stop", HTTP_ANY, stop},
+    {"POST", "/large", HTTP_ANY, large},
+    {"GET", "/small", HTTP_ANY, small},
+    {"POST", "/mebibyte", HTTP_ANY | HTTP_BODY_1M, nothing},
+    {"POST", "/mebibytes", HTTP_ANY | HTTP_BODY_4M, nothing},
 };
 
 static void *serve(void *arg)
@@ -199,9 +253,9 @@ static void *serve(void *arg)
 	return NULL;
 }
 
-static void served_start(struct served *s)
+static void served_start_with(struct served *s, double head_seconds)
 {
-	struct http_server_options o = {test_routes, ARRAY_SIZE(test_routes), s, 1 << 20};
+	struct http_server_options o = {test_routes, ARRAY_SIZE(test_routes), s, 400000, head_seconds, 0};
 	struct error err = ERROR_INIT;
 	int fd;
 
@@ -213,6 +267,11 @@ static void served_start(struct served *s)
 	ck_ok(http_bind_unix(s->socket, 0600, NULL, &fd, &err), &err);
 	ck_ok(http_server_listen_unix(s->server, fd, &err), &err);
 	ck_assert_int_eq(pthread_create(&s->thread, NULL, serve, s), 0);
+}
+
+static void served_start(struct served *s)
+{
+	served_start_with(s, 0);
 }
 
 static void served_stop(struct served *s)
@@ -273,13 +332,65 @@ START_TEST(server_answers)
 	ck_ok(http_local_stream(l, "GET", "/lines?n=300000", count_piece, &lines, &err), &err);
 	ck_assert_uint_eq(lines, 300000);
 
-	big = calloc(1, 2 << 20);
+	big = calloc(1, (4 << 20) + 1);
 	ck_ok(http_local_bytes(l, "POST", "/echo/x", NULL, big, 2 << 20, 5, &status, &text, &len, &err),
+	      &err);
+	ck_assert_int_eq(status, 413);
+	free(text);
+	ck_ok(http_local_bytes(l, "POST", "/mebibyte", NULL, big, 1 << 20, 5, &status, &text, &len, &err),
+	      &err);
+	ck_assert_int_eq(status, 200);
+	free(text);
+	ck_ok(
+	    http_local_bytes(l, "POST", "/mebibyte", NULL, big, (1 << 20) + 1, 5, &status, &text, &len, &err),
+	    &err);
+	ck_assert_int_eq(status, 413);
+	free(text);
+	ck_ok(http_local_bytes(l, "POST", "/mebibytes", NULL, big, 4 << 20, 5, &status, &text, &len, &err),
+	      &err);
+	ck_assert_int_eq(status, 200);
+	free(text);
+	ck_ok(http_local_bytes(l, "POST", "/mebibytes", NULL, big, (4 << 20) + 1, 5, &status, &text, &len,
+	                       &err),
 	      &err);
 	ck_assert_int_eq(status, 413);
 	free(text);
 	free(big);
 	served_stop(&s);
+}
+END_TEST
+
+/* Requests that take time to parse let others pass: they are handled one a turn, after what there is to read.
+ */
+START_TEST(small_requests_pass_large_ones)
+{
+	struct http_server_options o = {test_routes, ARRAY_SIZE(test_routes), NULL, 400000, 0, 0};
+	struct error err = ERROR_INIT;
+	struct served s = {.asked = -1};
+	int fd, large_fds[4];
+
+	s.dir = unit_tmpdir();
+	s.socket = str_printf("%s/sock", s.dir);
+	o.context = &s;
+	ck_assert_int_ge(sd_event_new(&s.event), 0);
+	ck_ok(http_server_create(s.event, &o, &s.server, &err), &err);
+	ck_ok(http_bind_unix(s.socket, 0600, NULL, &fd, &err), &err);
+	ck_ok(http_server_listen_unix(s.server, fd, &err), &err);
+	/* All of it waits in the sockets before the server looks. */
+	for (size_t i = 0; i < ARRAY_SIZE(large_fds); i++)
+		large_fds[i] = send_raw(
+		    s.socket, "POST /large HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n", 100000);
+	while (strlen(s.order) < ARRAY_SIZE(large_fds) + 1)
+		ck_assert_int_ge(sd_event_run(s.event, 10000000), 0);
+	ck_assert_str_eq(s.order, "LSLLL");
+	for (size_t i = 0; i < ARRAY_SIZE(large_fds); i++)
+		close(large_fds[i]);
+	close(s.asked);
+	http_server_destroy(s.server);
+	sd_event_unref(s.event);
+	file_remove_tree(s.dir, NULL);
+	free(s.dir);
+	free(s.socket);
 }
 END_TEST
 
@@ -363,7 +474,7 @@ static void on_peer_done(void *context, const struct http_answer *a)
 static struct peer_call call_peer(const struct identity *server_id, const struct identity *client_id,
                                   const char *target)
 {
-	struct http_server_options o = {test_routes, ARRAY_SIZE(test_routes), NULL, 1 << 20};
+	struct http_server_options o = {test_routes, ARRAY_SIZE(test_routes), NULL, 1 << 20, 0, 0};
 	struct http_server *server;
 	struct http_client *client;
 	struct error err = ERROR_INIT;
@@ -430,6 +541,418 @@ START_TEST(peers_need_the_key)
 }
 END_TEST
 
+enum { FLOOD = 4200 };
+
+/* Another process that opens connections, says so through the pipe, and holds them until it is ended. */
+static pid_t flood(const struct sockaddr *to, socklen_t len, uid_t uid, int *told)
+{
+	struct rlimit limit;
+	int fds[2];
+	pid_t pid;
+
+	ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+	limit.rlim_cur = limit.rlim_max;
+	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	ck_assert_int_eq(pipe2(fds, O_CLOEXEC), 0);
+	pid = fork();
+	ck_assert_int_ge(pid, 0);
+	if (pid == 0) {
+		int last = -1;
+		char answer[512] = "";
+
+		close(fds[0]);
+		if (uid && (setgid(uid) < 0 || setuid(uid) < 0))
+			_exit(1);
+		for (int i = 0; i < FLOOD; i++) {
+			last = socket(to->sa_family, SOCK_STREAM, 0);
+			if (last < 0 || connect(last, to, len) < 0)
+				_exit(1);
+		}
+		/* Over a Unix socket the last one is told why. */
+		if (to->sa_family == AF_UNIX && recv(last, answer, sizeof(answer) - 1, 0) <= 0)
+			_exit(1);
+		if (write(fds[1], answer[0] ? answer : "-", MAX(strlen(answer), 1)) < 0)
+			_exit(1);
+		for (;;)
+			pause();
+	}
+	close(fds[1]);
+	*told = fds[0];
+	return pid;
+}
+
+static void end_flood(pid_t pid, int told)
+{
+	kill(pid, SIGKILL);
+	waitpid(pid, NULL, 0);
+	close(told);
+}
+
+static int on_told(sd_event_source *source, int fd, uint32_t revents, void *userdata)
+{
+	*(bool *)userdata = true;
+	return sd_event_source_set_enabled(source, SD_EVENT_OFF);
+}
+
+static void on_flooded_done(void *context, const struct http_answer *a)
+{
+	struct peer_call *p = context;
+
+	p->status = a->status ? a->status : -1;
+	snprintf(p->error, sizeof(p->error), "%s", a->error.message);
+}
+
+/* Strangers open more connections than a service takes, and say nothing: a peer gets through. */
+START_TEST(strangers_leave_room_for_peers)
+{
+	struct http_server_options o = {test_routes, ARRAY_SIZE(test_routes), NULL, 1 << 20, 0, 0};
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/a.pem", dir);
+	_cleanup_(identity_freep) struct identity *id = NULL;
+	struct sockaddr_in sin;
+	socklen_t len = sizeof(sin);
+	struct http_server *server;
+	struct http_client *client;
+	struct error err = ERROR_INIT;
+	struct peer_call p = {0};
+	struct http_call call = {.method = "GET",
+	                         .address = "127.0.0.1",
+	                         .target = "/peers",
+	                         .timeout = 30,
+	                         .context = &p,
+	                         .on_done = on_flooded_done};
+	sd_event_source *source;
+	bool flooded = false;
+	int fd, told;
+	pid_t pid;
+
+	ck_ok(identity_make(path, false, &err), &err);
+	ck_ok(identity_load(path, &id, &err), &err);
+	ck_ok(http_bind_tcp("127.0.0.1", 0, &fd, &err), &err);
+	ck_assert_int_eq(getsockname(fd, (struct sockaddr *)&sin, &len), 0);
+	call.port = ntohs(sin.sin_port);
+	pid = flood((struct sockaddr *)&sin, len, 0, &told);
+	ck_assert_int_ge(sd_event_new(&p.event), 0);
+	ck_ok(http_server_create(p.event, &o, &server, &err), &err);
+	if (_i) /* from the address of a peer, or from that of nobody */
+		ck_assert_int_eq(http_server_set_peers(server, (const char *const[]){"n1", "127.0.0.1"}, 2),
+		                 0);
+	ck_ok(http_server_listen_tls(server, fd, id, &err), &err);
+	ck_assert_int_ge(sd_event_add_io(p.event, &source, told, EPOLLIN, on_told, &flooded), 0);
+	while (!flooded)
+		ck_assert_int_ge(sd_event_run(p.event, 30000000), 0);
+	ck_ok(http_client_create(p.event, id, &client, &err), &err);
+	ck_ok(http_client_call(client, &call, NULL, &err), &err);
+	while (!p.status)
+		ck_assert_int_ge(sd_event_run(p.event, 30000000), 0);
+	ck_assert_msg(p.status == 200, "%s", p.error);
+	http_client_destroy(client);
+	http_server_destroy(server);
+	sd_event_source_disable_unref(source);
+	sd_event_unref(p.event);
+	end_flood(pid, told);
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
+enum { CONNECTIONS = 160 }; /* 40 requests for a node, 80 for a user, 96 for users, 100 in all */
+
+/* A server of services in this thread, and a client that calls it. */
+struct busy {
+	sd_event *event;
+	struct http_server *server;
+	struct http_client *client;
+	struct identity *id;
+	char *dir;
+	struct sockaddr_in address;
+};
+
+static void busy_start(struct busy *b, size_t connections, bool known)
+{
+	struct http_server_options o = {test_routes, ARRAY_SIZE(test_routes), NULL, 1 << 20, 300,
+	                                connections};
+	_cleanup_free_ char *path = NULL;
+	struct error err = ERROR_INIT;
+	socklen_t len = sizeof(b->address);
+	int fd;
+
+	memset(b, 0, sizeof(*b));
+	b->dir = unit_tmpdir();
+	path = str_printf("%s/a.pem", b->dir);
+	ck_ok(identity_make(path, false, &err), &err);
+	ck_ok(identity_load(path, &b->id, &err), &err);
+	ck_assert_int_ge(sd_event_new(&b->event), 0);
+	ck_ok(http_server_create(b->event, &o, &b->server, &err), &err);
+	if (known)
+		ck_assert_int_eq(http_server_set_peers(b->server, (const char *const[]){"127.0.0.1"}, 1), 0);
+	ck_ok(http_bind_tcp("127.0.0.1", 0, &fd, &err), &err);
+	ck_assert_int_eq(getsockname(fd, (struct sockaddr *)&b->address, &len), 0);
+	ck_ok(http_server_listen_tls(b->server, fd, b->id, &err), &err);
+	ck_ok(http_client_create(b->event, b->id, &b->client, &err), &err);
+}
+
+static void busy_stop(struct busy *b)
+{
+	http_client_destroy(b->client);
+	http_server_destroy(b->server);
+	sd_event_unref(b->event);
+	identity_free(b->id);
+	file_remove_tree(b->dir, NULL);
+	free(b->dir);
+}
+
+struct asked {
+	int status;
+	bool done;
+	char code[64], error[768];
+};
+
+static void on_asked_done(void *context, const struct http_answer *a)
+{
+	struct asked *asked = context;
+	_cleanup_json_ json_t *answer = a->len ? json_loadb(a->body, a->len, 0, NULL) : NULL;
+	json_t *error = json_object_get(answer, "error");
+
+	asked->status = a->status;
+	asked->done = true;
+	snprintf(asked->code, sizeof(asked->code), "%s", json_get_string(error, "code", ""));
+	snprintf(asked->error, sizeof(asked->error), "%s",
+	         a->status ? json_get_string(error, "message", "") : a->error.message);
+}
+
+static void busy_ask(struct busy *b, const char *target, const char *user, struct asked *asked)
+{
+	struct error err = ERROR_INIT;
+	struct http_call call = {.method = "GET",
+	                         .address = "127.0.0.1",
+	                         .port = ntohs(b->address.sin_port),
+	                         .target = target,
+	                         .headers = (const char *const[]){user, NULL},
+	                         .context = asked,
+	                         .on_done = on_asked_done};
+
+	memset(asked, 0, sizeof(*asked));
+	ck_ok(http_client_call(b->client, &call, NULL, &err), &err);
+}
+
+static void busy_turn(struct busy *b)
+{
+	ck_assert_int_ge(sd_event_run(b->event, 30000000), 0);
+}
+
+/* Requests that services pass on and that last leave connections for what services ask of each other. */
+START_TEST(requests_leave_room_for_services)
+{
+	static const struct {
+		const char *user, *why;
+		int taken;
+	} cases[] = {
+	    {"Dtrain-User: 65534:65534:nobody", "40 of users on this node", CONNECTIONS / 4},
+	    {"Dtrain-User: 0:0:root", "100 from all nodes", CONNECTIONS * 25 / 40},
+	};
+	static struct asked asked[CONNECTIONS], peer, root, idle;
+	struct busy b;
+	int answered = 0;
+
+	busy_start(&b, CONNECTIONS, true);
+	for (int i = 0; i < CONNECTIONS; i++)
+		busy_ask(&b, "/wait", cases[_i].user, &asked[i]);
+	while (answered < CONNECTIONS - cases[_i].taken) {
+		busy_turn(&b);
+		answered = 0;
+		for (int i = 0; i < CONNECTIONS; i++) {
+			/* So many handshakes may take a loaded machine longer than a connection has. */
+			if (asked[i].done && asked[i].status == 0)
+				busy_ask(&b, "/wait", cases[_i].user, &asked[i]);
+			answered += asked[i].done;
+		}
+	}
+	ck_assert_int_eq(answered, CONNECTIONS - cases[_i].taken);
+	for (int i = 0; i < CONNECTIONS; i++) {
+		if (!asked[i].done)
+			continue;
+		ck_assert_msg(asked[i].status == 503, "%d: %s", asked[i].status, asked[i].error);
+		ck_assert_str_eq(asked[i].code, "too-many");
+		ck_assert_ptr_nonnull(strstr(asked[i].error, cases[_i].why));
+	}
+	busy_ask(&b, "/peers", "Dtrain-User: 65534:65534:nobody", &peer);
+	while (!peer.done)
+		busy_turn(&b);
+	ck_assert_msg(peer.status == 200, "%s", peer.error);
+	/* Users leave room for root; and an unknown path holds no connection either. */
+	busy_ask(&b, "/small/nix", "Dtrain-User: 0:0:root", &root);
+	busy_ask(&b, "/lines?n=1", cases[_i].user, &idle);
+	while (!root.done || !idle.done)
+		busy_turn(&b);
+	ck_assert_int_eq(root.status, 404);
+	ck_assert_int_eq(idle.status, 503);
+	busy_stop(&b);
+}
+END_TEST
+
+static int open_silent(const struct busy *b)
+{
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	ck_assert_int_eq(connect(fd, (const struct sockaddr *)&b->address, sizeof(b->address)), 0);
+	return fd;
+}
+
+static int count_open(const int *fds, int count)
+{
+	int open = 0;
+
+	for (int i = 0; i < count; i++) {
+		char byte;
+
+		open += recv(fds[i], &byte, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN;
+	}
+	return open;
+}
+
+/* The ranks of a node call at once: a service may have more connections without a head than a stranger. */
+START_TEST(peers_may_have_more_pending)
+{
+	static const struct {
+		bool known;
+		int kept;
+	} cases[] = {{false, 63}, {true, 200}};
+	int fds[200];
+	struct asked asked;
+	struct busy b;
+
+	busy_start(&b, 0, cases[_i].known);
+	for (size_t i = 0; i < ARRAY_SIZE(fds); i++)
+		fds[i] = open_silent(&b);
+	busy_ask(&b, "/peers", "Dtrain-User: -1:-1:", &asked);
+	while (!asked.done || count_open(fds, ARRAY_SIZE(fds)) > cases[_i].kept)
+		busy_turn(&b);
+	ck_assert_msg(asked.status == 200, "%s", asked.error);
+	ck_assert_int_eq(count_open(fds, ARRAY_SIZE(fds)), cases[_i].kept);
+	for (size_t i = 0; i < ARRAY_SIZE(fds); i++)
+		close(fds[i]);
+	busy_stop(&b);
+}
+END_TEST
+
+/* Where every connection is taken, by requests, idle ones and silent ones, a service still gets one. */
+START_TEST(a_service_gets_the_place_of_a_silent_one)
+{
+	static struct asked asked[CONNECTIONS / 4], small[CONNECTIONS / 4], peer;
+	int fds[2 * CONNECTIONS], done;
+	struct busy b;
+
+	busy_start(&b, CONNECTIONS, true);
+	for (size_t i = 0; i < ARRAY_SIZE(small); i++)
+		busy_ask(&b, "/lines?n=1", "Dtrain-User: -1:-1:", &small[i]);
+	for (done = 0; done < (int)ARRAY_SIZE(small);) {
+		busy_turn(&b);
+		done = 0;
+		for (size_t i = 0; i < ARRAY_SIZE(small); i++)
+			done += small[i].done;
+	}
+	for (size_t i = 0; i < ARRAY_SIZE(asked); i++)
+		busy_ask(&b, "/wait", "Dtrain-User: 65534:65534:nobody", &asked[i]);
+	for (size_t i = 0; i < ARRAY_SIZE(fds); i++)
+		fds[i] = open_silent(&b);
+	busy_ask(&b, "/peers", "Dtrain-User: -1:-1:", &peer);
+	while (!peer.done)
+		busy_turn(&b);
+	ck_assert_msg(peer.status == 200, "%s", peer.error);
+	for (size_t i = 0; i < ARRAY_SIZE(asked); i++)
+		ck_assert_msg(!asked[i].done, "%d: %s", asked[i].status, asked[i].error);
+	for (size_t i = 0; i < ARRAY_SIZE(fds); i++)
+		close(fds[i]);
+	busy_stop(&b);
+}
+END_TEST
+
+START_TEST(users_leave_room_for_root)
+{
+	_cleanup_(http_local_closep) struct http_local *l = NULL;
+	struct sockaddr_un sun = {.sun_family = AF_UNIX};
+	struct error err = ERROR_INIT;
+	char answer[512] = "", *text;
+	struct served s;
+	int told, status;
+	size_t len;
+	pid_t pid;
+
+	if (geteuid() != 0)
+		return;
+	served_start(&s);
+	ck_assert_int_eq(chmod(s.dir, 0755), 0);
+	ck_assert_int_eq(chmod(s.socket, 0666), 0);
+	strcpy(sun.sun_path, s.socket);
+	pid = flood((struct sockaddr *)&sun, sizeof(sun), 65534, &told);
+	ck_assert_int_gt(read(told, answer, sizeof(answer) - 1), 0);
+	ck_assert_msg(str_starts(answer, "HTTP/1.1 503") && strstr(answer, "too many connections"), "%s",
+	              answer);
+	ck_ok(http_local_open(s.socket, &l, &err), &err);
+	ck_ok(http_local_bytes(l, "GET", "/lines?n=1", NULL, NULL, 0, 30, &status, &text, &len, &err), &err);
+	ck_assert_int_eq(status, 200);
+	free(text);
+	end_flood(pid, told);
+	served_stop(&s);
+}
+END_TEST
+
+/* Sends a byte now and then until the other side has closed. */
+static void drip(int fd, const char *bytes, size_t count)
+{
+	size_t i = 0;
+
+	for (;;) {
+		struct pollfd p = {fd, POLLIN, 0};
+		char buf[64];
+
+		if (i < count && send(fd, &bytes[i++], 1, MSG_NOSIGNAL) < 0)
+			return;
+		if (poll(&p, 1, 100) > 0 && recv(fd, buf, sizeof(buf), 0) <= 0)
+			return;
+	}
+}
+
+/* The head of a request has to come in time, however busy its sender looks; what is done with it may take
+ * longer. */
+START_TEST(a_head_has_a_deadline)
+{
+	_cleanup_(http_local_closep) struct http_local *l = NULL;
+	struct error err = ERROR_INIT;
+	struct served s;
+	char head[4096] = "GET /small HTTP/1.1\r\nX: ";
+	size_t start = strlen(head);
+	int fd, status, n;
+	pthread_t thread;
+	json_t *held;
+	char *text;
+	size_t len;
+
+	memset(head + start, 'x', sizeof(head) - start);
+	served_start_with(&s, 1.5);
+	ck_ok(http_local_open(s.socket, &l, &err), &err);
+	ck_ok(http_local_json(l, "POST", "/release", NULL, &status, NULL, &err), &err);
+	ck_assert_int_eq(pthread_create(&thread, NULL, get_hold, &s), 0);
+	for (n = 0; n < 2; n++) {
+		fd = send_raw(s.socket, "", 0);
+		drip(fd, head, n ? sizeof(head) : 0);
+		close(fd);
+	}
+	/* A second request on a connection has the same time for its head. */
+	fd =
+	    send_raw(s.socket, "GET /small HTTP/1.1\r\nHost: x\r\n\r\nGET /small HTTP/1.1\r\nHost: y\r\n", 0);
+	drip(fd, head + start, sizeof(head) - start);
+	close(fd);
+	/* Older than all of them: one that waits for its next request, and one that waits for its answer. */
+	ck_ok(http_local_bytes(l, "POST", "/release", NULL, NULL, 0, 30, &status, &text, &len, &err), &err);
+	ck_assert_int_eq(status, 200);
+	free(text);
+	pthread_join(thread, (void **)&held);
+	ck_assert(json_get_bool(held, "released", false));
+	json_decref(held);
+	served_stop(&s);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("http");
@@ -441,6 +964,13 @@ int main(void)
 	tcase_add_test(c, identity_file);
 	tcase_add_test(c, server_answers);
 	tcase_add_test(c, server_holds);
+	tcase_add_test(c, small_requests_pass_large_ones);
 	tcase_add_test(c, peers_need_the_key);
+	tcase_add_loop_test(c, strangers_leave_room_for_peers, 0, 2);
+	tcase_add_loop_test(c, requests_leave_room_for_services, 0, 2);
+	tcase_add_loop_test(c, peers_may_have_more_pending, 0, 2);
+	tcase_add_test(c, a_service_gets_the_place_of_a_silent_one);
+	tcase_add_test(c, users_leave_room_for_root);
+	tcase_add_test(c, a_head_has_a_deadline);
 	return unit_run(s);
 }

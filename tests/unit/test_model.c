@@ -67,8 +67,94 @@ START_TEST(config_families)
 }
 END_TEST
 
+/* Nodes may have files of different releases of transformers; what makes another model counts. */
+START_TEST(config_digest_is_of_the_model)
+{
+	static const char *const same[] = {
+	    "\"transformers_version\":\"4.40\",\"_name_or_path\":\"/a\",\"dtype\":\"float32\"",
+	    "\"torch_dtype\":\"bfloat16\",\"use_cache\":false,\"architectures\":[\"LlamaForCausalLM\"]",
+	    "\"head_dim\":16,\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":10000.0}",
+	    "\"bos_token_id\":1,\"eos_token_id\":[2,3]",
+	};
+	static const char *const other[] = {
+	    "\"rope_theta\":20000.0",
+	    "\"tie_word_embeddings\":true",
+	    "\"rms_norm_eps\":1e-5",
+	    "\"attention_bias\":true",
+	    "\"mlp_bias\":true",
+	    "\"head_dim\":32",
+	    "\"initializer_range\":0.5",
+	    "\"max_position_embeddings\":9",
+	    "\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":2.0}",
+	};
+	struct error err = ERROR_INIT;
+	struct model_config c;
+	uint64_t digest;
+	char text[512];
+
+	ck_ok(parse("{\"model_type\":\"llama\"," SIZES "}", &c, &err), &err);
+	digest = model_config_digest(&c);
+	for (size_t i = 0; i < ARRAY_SIZE(same) + ARRAY_SIZE(other); i++) {
+		bool is_same = i < ARRAY_SIZE(same);
+
+		snprintf(text, sizeof(text), "{\"model_type\":\"llama\"," SIZES ",%s}",
+		         is_same ? same[i] : other[i - ARRAY_SIZE(same)]);
+		/* What lies between the members is not compared. */
+		memset(&c, 0x5a, sizeof(c));
+		ck_ok(parse(text, &c, &err), &err);
+		ck_assert_msg((model_config_digest(&c) == digest) == is_same, "%s", text);
+	}
+	ck_ok(parse("{\"model_type\":\"mistral\"," SIZES ",\"sliding_window\":null}", &c, &err), &err);
+	ck_assert(model_config_digest(&c) != digest);
+}
+END_TEST
+
+START_TEST(moments_may_be_infinite)
+{
+	float in[] = {0, 1, INFINITY, -INFINITY, 2};
+	struct error err = ERROR_INIT;
+	int64_t infinite = -1;
+
+	ck_ok(parameters_check_moments("v.a", "f", 10, in, 2, &infinite, &err), &err);
+	ck_assert_int_eq(infinite, -1);
+	ck_ok(parameters_check_moments("v.a", "f", 10, in, 5, &infinite, &err), &err);
+	ck_assert_int_eq(infinite, 12);
+	ck_ok(parameters_check_moments("v.a", "f", 20, in, 5, &infinite, &err), &err);
+	ck_assert_int_eq(infinite, 12);
+	ck_fails(parameters_check_finite("a", "f", 10, in, 5, &err), &err,
+	         "f: tensor a: element 12 is infinite");
+	in[4] = NAN;
+	ck_fails(parameters_check_moments("v.a", "f", 10, in, 5, &infinite, &err), &err,
+	         "f: tensor v.a: element 14 is NaN");
+}
+END_TEST
+
 START_TEST(config_errors_say_what)
 {
+	/* What transformers 5 refuses, and what it would take no notice of. */
+	static const struct {
+		const char *text, *words;
+	} wrong[] = {
+	    {"\"hidden_act\":3", "config.json: hidden_act"},
+	    {"\"hidden_act\":null", "config.json: hidden_act"},
+	    {"\"rope_theta\":null", "config.json: rope_theta: null"},
+	    {"\"rope_scaling\":{\"rope_type\":null}", "rope_scaling: rope_type"},
+	    {"\"rope_scaling\":{\"rope_type\":null,\"type\":\"linear\",\"factor\":2}",
+	     "rope_scaling: rope_type"},
+	    {"\"rope_scaling\":{\"type\":null,\"factor\":2}", "rope_scaling: type"},
+	    {"\"rope_parameters\":{\"rope_type\":3}", "rope_parameters: rope_type"},
+	    {"\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":null}",
+	     "rope_parameters: rope_theta: null"},
+	    {"\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"default\",\"rope_theta\":1e6},"
+	     "\"sliding_attention\":{\"rope_type\":\"default\",\"rope_theta\":1e4}}",
+	     "rope_parameters: full_attention: other parameters for each kind of layer are not supported"},
+	    {"\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":null}", "rope_scaling: factor: null"},
+	    {"\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":\"2\"}", "rope_scaling: factor"},
+	    {"\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1}",
+	     "rope_scaling: high_freq_factor is missing"},
+	    {"\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"high_freq_factor\":4}",
+	     "rope_scaling: low_freq_factor is missing"},
+	};
 	struct error err = ERROR_INIT;
 	struct model_config c;
 
@@ -84,6 +170,12 @@ START_TEST(config_errors_say_what)
 	ck_fails(
 	    parse("{\"model_type\":\"llama\"," SIZES ",\"rope_scaling\":{\"type\":\"linear\"}}", &c, &err),
 	    &err, "factor is missing");
+	for (size_t i = 0; i < ARRAY_SIZE(wrong); i++) {
+		_cleanup_free_ char *text =
+		    str_printf("{\"model_type\":\"llama\"," SIZES ",%s}", wrong[i].text);
+
+		ck_fails(parse(text, &c, &err), &err, wrong[i].words);
+	}
 	ck_fails(parse("{\"model_type\":\"llama\",\"hidden_size\":64}", &c, &err), &err, "intermediate_size");
 	ck_fails(parse("{\"model_type\":\"llama\"," SIZES ",\"head_dim\":7}", &c, &err), &err, "even");
 	ck_fails(parse("{\"model_type\":\"llama\"," SIZES ",\"num_attention_heads\":3}", &c, &err), &err,
@@ -424,6 +516,8 @@ int main(void)
 
 	tcase_set_timeout(c, 120);
 	tcase_add_test(c, config_families);
+	tcase_add_test(c, config_digest_is_of_the_model);
+	tcase_add_test(c, moments_may_be_infinite);
 	tcase_add_test(c, config_errors_say_what);
 	tcase_add_test(c, layout_is_flat_and_complete);
 	tcase_add_test(c, init_does_not_depend_on_the_pieces);

@@ -3,10 +3,18 @@
 #include "node_fixture.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
+#include <spawn.h>
 #include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include "base/clock.h"
 #include "base/str.h"
+#include "node/cgroup.h"
 
 static struct fixture f; /* Check's fixtures have no other place */
 
@@ -24,7 +32,7 @@ static void start(json_t *request)
 {
 	struct error err = ERROR_INIT;
 
-	ck_ok(node_start(f.node, request, &err), &err);
+	ck_ok(fixture_start(&f, request, &err), &err);
 	json_decref(request);
 }
 
@@ -49,6 +57,16 @@ static json_t *shell_in(int run, int count, const char *fmt)
 	return fixture_shell(run, count, script.data);
 }
 
+/* The parent of a rank is its launcher, whose parent is its guard. */
+static pid_t parent_of(pid_t pid)
+{
+	_cleanup_free_ char *path = str_printf("/proc/%d/stat", (int)pid), *text = NULL;
+	struct error err = ERROR_INIT;
+
+	ck_ok(file_read(path, 0, &text, NULL, &err), &err);
+	return atoi(strrchr(text, ')') + 3);
+}
+
 START_TEST(statuses_come_through)
 {
 	const json_t *report;
@@ -69,13 +87,14 @@ START_TEST(statuses_come_through)
 	report = fixture_await(&f, 2, "ended");
 	ck_assert_int_eq(json_get_int(fixture_rank(report, 0), "exit_status", -1), 7);
 	ck_assert_str_eq(json_get_string(fixture_rank(report, 0), "error", ""),
-	                 "exit status 7\nfirst\nsecond");
+	                 "last lines of the log:\nfirst\nsecond");
 
 	start(fixture_shell(3, 1, "kill -SEGV $$"));
 	report = fixture_await(&f, 3, "ended");
 	ck_assert_str_eq(json_get_string(fixture_rank(report, 0), "signal", ""), "SIGSEGV");
 	ck_assert_int_eq(json_get_int(fixture_rank(report, 0), "exit_status", -1), 128 + SIGSEGV);
-	ck_assert(str_starts(json_get_string(fixture_rank(report, 0), "error", ""), "killed by SIGSEGV"));
+	ck_assert(!json_get_bool(fixture_rank(report, 0), "stopped", true));
+	ck_assert_ptr_null(json_object_get(fixture_rank(report, 0), "error"));
 }
 END_TEST
 
@@ -87,12 +106,12 @@ START_TEST(only_the_last_lines_of_a_failure_are_told)
 	    1, 1,
 	    "i=0; while [ $i -lt 3000 ]; do i=$((i+1)); echo line $i; done; printf 'caf\\351\\n'; exit 1"));
 	error = json_get_string(fixture_rank(fixture_await(&f, 1, "ended"), 0), "error", "");
-	ck_assert_str_eq(error, "exit status 1\nline 2997\nline 2998\nline 2999\nline 3000\ncaf?");
+	ck_assert_str_eq(error, "last lines of the log:\nline 2997\nline 2998\nline 2999\nline 3000\ncaf?");
 	start(fixture_shell(2, 1,
 	                    "echo '{\"message\":{\"message\":\"ValueError: no\",\"extraInfo\":{}}}' > "
 	                    "$TORCHELASTIC_ERROR_FILE; exit 1"));
 	error = json_get_string(fixture_rank(fixture_await(&f, 2, "ended"), 0), "error", "");
-	ck_assert_str_eq(error, "exit status 1: ValueError: no");
+	ck_assert_str_eq(error, "ValueError: no");
 }
 END_TEST
 
@@ -124,7 +143,9 @@ START_TEST(the_first_failure_is_told_at_once)
 	ck_ok(node_stop(f.node, 1, 1, 30.0, &err), &err);
 	report = fixture_await(&f, 1, "ended");
 	ck_assert_str_eq(json_get_string(fixture_rank(report, 1), "signal", ""), "SIGTERM");
-	/* Ended because we said so: no failure of its own. */
+	/* Ended because we stopped it: no failure of its own. */
+	ck_assert(json_get_bool(fixture_rank(report, 1), "stopped", false));
+	ck_assert(!json_get_bool(fixture_rank(report, 0), "stopped", true));
 	ck_assert_ptr_null(json_object_get(fixture_rank(report, 1), "error"));
 }
 END_TEST
@@ -171,6 +192,50 @@ START_TEST(who_ignores_term_is_killed_after_the_grace)
 }
 END_TEST
 
+/* Somebody else's KILL is told from ours, also after our TERM. */
+START_TEST(a_kill_of_another_is_no_stop)
+{
+	struct error err = ERROR_INIT;
+	const json_t *rank;
+	pid_t pid;
+
+	start(shell_in(1, 1, "trap 'touch @/term' TERM; echo $$ > @/pid; while :; do sleep 0.02; done"));
+	pid = await_pid("pid");
+	ck_ok(node_stop(f.node, 1, 1, 1000, &err), &err);
+	fixture_await(&f, 1, "stopping");
+	ck_assert_int_eq(kill(pid, SIGKILL), 0);
+	rank = fixture_rank(fixture_await(&f, 1, "ended"), 0);
+	ck_assert_str_eq(json_get_string(rank, "signal", ""), "SIGKILL");
+	ck_assert(!json_get_bool(rank, "stopped", true));
+}
+END_TEST
+
+/* The order of the ends is the order in which the ranks ended, however late the launcher comes to look. */
+START_TEST(ends_have_their_order)
+{
+	const json_t *report;
+	pid_t last, launcher;
+
+	start(shell_in(
+	    1, 2, "echo $$ > @/pid$RANK; while ! [ -e @/go$RANK ]; do sleep 0.01; done; exit $((RANK + 1))"));
+	last = await_pid("pid0");
+	launcher = parent_of(last);
+	ck_assert_int_eq(kill(launcher, SIGSTOP), 0);
+	for (int i = 1; i >= 0; i--) {
+		_cleanup_free_ char *name = str_printf("go%d", i), *path = fixture_path(&f, name);
+		_cleanup_free_ char *pid = str_printf("pid%d", i);
+		struct error err = ERROR_INIT;
+
+		ck_ok(file_write_atomic(path, "", 0, 0644, &err), &err);
+		fixture_await_gone(&f, await_pid(pid));
+	}
+	ck_assert_int_eq(kill(launcher, SIGCONT), 0);
+	report = fixture_await(&f, 1, "ended");
+	ck_assert_double_lt(json_get_number(fixture_rank(report, 1), "ended", 0),
+	                    json_get_number(fixture_rank(report, 0), "ended", 0));
+}
+END_TEST
+
 START_TEST(a_stop_gives_time_for_the_last_words)
 {
 	struct error err = ERROR_INIT;
@@ -198,7 +263,7 @@ START_TEST(a_restart_in_the_middle_loses_nothing)
 	await_pid("pid1");
 	fixture_restart(&f, false);
 	ck_assert_int_eq(node_free_slots(f.node), 0);
-	ck_fails(node_start(f.node, other, &err), &err, "slot 0 is leased to run 1, attempt 1");
+	ck_fails(fixture_start(&f, other, &err), &err, "slot 0 is leased to run 1, attempt 1");
 	report = fixture_await(&f, 1, "running");
 	ck_assert_int_gt(json_get_int(fixture_rank(report, 1), "pid", 0), 1);
 	{
@@ -247,51 +312,405 @@ START_TEST(an_end_while_the_service_was_away_is_found)
 }
 END_TEST
 
-/* The parent of a rank is its launcher. */
-static pid_t launcher_of(pid_t rank)
+static json_t *stamped(json_t *request, const char *cluster, int epoch)
 {
-	_cleanup_free_ char *path = str_printf("/proc/%d/stat", (int)rank), *text = NULL;
+	json_object_set_new(request, "cluster", json_string(cluster));
+	json_object_set_new(request, "epoch", json_integer(epoch));
+	return request;
+}
+
+/* runtime_dir is gone after a reboot: what was started by then is reported as lost, until it is forgotten. */
+START_TEST(a_start_outlives_the_runtime_directory)
+{
+	_cleanup_free_ char *attempts = fixture_path(&f, "run/attempts"),
+	                    *record = fixture_path(&f, "state/started/1.1.3.a1b2");
+	_cleanup_json_ json_t *none = NULL;
 	struct error err = ERROR_INIT;
-
-	ck_ok(file_read(path, 0, &text, NULL, &err), &err);
-	return atoi(strrchr(text, ')') + 3);
-}
-
-static void kill_launcher(bool away)
-{
 	const json_t *report;
-	pid_t rank, daemon;
 
-	start(shell_in(1, 1,
-	               "setsid sh -c 'echo $$ > @/daemon; exec sleep 1000' & echo $$ > @/rank; while :; do "
-	               "sleep 0.05; done"));
-	rank = await_pid("rank");
-	daemon = await_pid("daemon");
-	fixture_await(&f, 1, "running");
-	if (away)
-		fixture_restart(&f, true);
-	ck_assert_int_eq(kill(launcher_of(rank), SIGKILL), 0);
-	if (away) {
-		fixture_await_gone(&f, rank);
-		fixture_restart(&f, false);
-	}
+	start(stamped(shell_in(1, 1, "[ -e @/state/started/1.1.3.a1b2 ] || exit 9"), "a1b2", 3));
 	report = fixture_await(&f, 1, "ended");
-	ck_assert(str_starts(json_get_string(report, "reason", ""), "dtrain-launch "));
-	ck_assert_str_eq(json_get_string(fixture_rank(report, 0), "signal", ""), "SIGKILL");
-	fixture_await_gone(&f, rank);
-	fixture_await_gone(&f, daemon);
+	ck_assert_int_eq(json_get_int(fixture_rank(report, 0), "exit_status", -1), 0);
+	fixture_restart(&f, true);
+	ck_ok(file_remove_tree(attempts, &err), &err);
+	fixture_restart(&f, false);
+	report = fixture_await(&f, 1, "ended");
+	ck_assert(json_get_bool(report, "lost", false));
+	ck_assert_str_eq(json_get_string(report, "cluster", ""), "a1b2");
+	ck_assert_int_eq(json_get_int(report, "epoch", 0), 3);
+	/* Its dtrain-launch may still be on its way out, or not: the rest says which. */
+	ck_assert(str_starts(json_get_string(report, "reason", ""), "attempt 1 was started and is lost: "));
 	ck_assert_int_eq(node_free_slots(f.node), 2);
-}
-
-START_TEST(a_killed_launcher_takes_its_ranks_along)
-{
-	kill_launcher(false);
+	ck_assert(file_exists(record));
+	node_forget(f.node, 1, 1);
+	ck_assert(!file_exists(record));
+	fixture_restart(&f, false);
+	none = node_attempts(f.node);
+	ck_assert_uint_eq(json_array_size(none), 0);
 }
 END_TEST
 
-START_TEST(a_launcher_killed_while_the_service_was_away_is_found)
+static int stop_as(const char *cluster, int epoch, bool foreign, struct error *err)
 {
-	kill_launcher(true);
+	_cleanup_json_ json_t *request =
+	    json_pack("{s:i,s:i,s:f,s:s,s:i,s:b}", "run", 1, "attempt", 1, "grace", 5.0, "cluster", cluster,
+	              "epoch", epoch, "foreign", foreign);
+
+	return node_stop_request(f.node, request, err);
+}
+
+static int learn(const char *cluster, int epoch, int highest, struct error *err)
+{
+	_cleanup_json_ json_t *answer =
+	    json_pack("{s:s,s:i,s:i}", "cluster", cluster, "epoch", epoch, "highest_run", highest);
+
+	return node_learn(f.node, answer, err);
+}
+
+/* Work of another cluster ends by an administrator's word alone; a stale controller is refused, also after a
+ * restart of the service. */
+START_TEST(a_node_knows_clusters)
+{
+	_cleanup_json_ json_t *other = stamped(fixture_shell(1, 1, ":"), "b2", 1),
+	                      *stale = stamped(fixture_shell(2, 1, ":"), "a1", 2), *known = NULL;
+	struct error err = ERROR_INIT;
+
+	start(stamped(shell_in(1, 1, "exec sleep 1000"), "a1", 3));
+	fixture_await(&f, 1, "running");
+	ck_fails(stop_as("b2", 9, false, &err), &err, "run 1, attempt 1 on node n1 is of another cluster");
+	ck_fails(fixture_start(&f, other, &err), &err, "run 1, attempt 1 of another cluster is kept here");
+	ck_fails(stop_as("a1", 2, false, &err), &err, "a stale controller: its store is of epoch 2");
+	ck_fails(fixture_start(&f, stale, &err), &err, "and epoch 3 is known here");
+	ck_fails(learn("a1", 2, 99, &err), &err, "a stale controller");
+	ck_ok(learn("a1", 4, 57, &err), &err);
+	ck_ok(learn("a1", 4, 60, &err), &err);
+	fixture_restart(&f, false);
+	ck_fails(stop_as("a1", 3, false, &err), &err, "a stale controller");
+	known = node_known(f.node);
+	ck_assert_int_eq(json_get_int(known, "highest_run", 0), 60);
+	ck_ok(stop_as("b2", 9, true, &err), &err);
+	fixture_await(&f, 1, "ended");
+}
+END_TEST
+
+/* As on a machine where no control group can be made. */
+static void hide_cgroups(void)
+{
+	if (geteuid() != 0 || unshare(CLONE_NEWNS) < 0)
+		return;
+	ck_assert_int_eq(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL), 0);
+	umount2("/sys/fs/cgroup/unified", MNT_DETACH);
+	umount2("/sys/fs/cgroup", MNT_DETACH);
+}
+
+enum { KILL_LAUNCHER = 1, KILL_GUARD = 2, AWAY = 4, WITHOUT_CGROUPS = 8 };
+
+/* A rank, and what it started: in a session of its own, and, without its environment, nobody's child. All of
+ * it is gone when the end is reported. */
+static void kill_launcher(int how)
+{
+	const json_t *report;
+	pid_t rank, daemon, hidden, launcher, guard;
+
+	if (how & WITHOUT_CGROUPS) {
+		fixture_restart(&f, true);
+		hide_cgroups();
+		fixture_restart(&f, false);
+	}
+	start(shell_in(
+	    1, 1,
+	    "setsid sh -c 'echo $$ > @/daemon; exec sleep 1000' & "
+	    "(setsid env -i /bin/sh -c 'trap \"\" TERM HUP; echo $$ > @/hidden; exec sleep 1000' &) & "
+	    "echo $$ > @/rank; while :; do sleep 0.05; done"));
+	rank = await_pid("rank");
+	daemon = await_pid("daemon");
+	hidden = await_pid("hidden");
+	fixture_await(&f, 1, "running");
+	if (how & AWAY)
+		fixture_restart(&f, true);
+	launcher = parent_of(rank);
+	guard = parent_of(launcher);
+	ck_assert_int_ne(guard, getpid());
+	if (how & KILL_GUARD)
+		ck_assert_int_eq(kill(guard, SIGKILL), 0);
+	if (how & KILL_LAUNCHER)
+		ck_assert_int_eq(kill(launcher, SIGKILL), 0);
+	if (how & AWAY)
+		fixture_restart(&f, false);
+	report = fixture_await(&f, 1, "ended");
+	ck_assert(fixture_gone(rank));
+	ck_assert(fixture_gone(daemon));
+	ck_assert(fixture_gone(hidden));
+	ck_assert_int_eq(node_free_slots(f.node), 2);
+	ck_assert(str_starts(json_get_string(report, "reason", ""), "dtrain-launch "));
+	ck_assert_str_eq(json_get_string(fixture_rank(report, 0), "signal", ""), "SIGKILL");
+}
+
+static const int ways_to_kill[] = {
+    KILL_LAUNCHER,
+    KILL_GUARD,
+    KILL_LAUNCHER | KILL_GUARD,
+    KILL_LAUNCHER | AWAY,
+    KILL_LAUNCHER | KILL_GUARD | AWAY,
+    KILL_LAUNCHER | WITHOUT_CGROUPS,
+    KILL_GUARD | WITHOUT_CGROUPS,
+    KILL_LAUNCHER | KILL_GUARD | WITHOUT_CGROUPS,
+    KILL_LAUNCHER | AWAY | WITHOUT_CGROUPS,
+};
+
+START_TEST(a_killed_launcher_leaves_nothing)
+{
+	kill_launcher(ways_to_kill[_i]);
+}
+END_TEST
+
+/* What clears runtime_dir ends no process: the slots are held until nothing of the attempt is left. */
+static void clear_runtime_dir(int how)
+{
+	_cleanup_json_ json_t *other = fixture_request(2, 1, 1, (const char *const[]){"true", NULL});
+	_cleanup_free_ char *attempts = fixture_path(&f, "run/attempts");
+	struct error err = ERROR_INIT;
+	pid_t rank, daemon, hidden, launcher, guard;
+	const json_t *report;
+
+	if (how & WITHOUT_CGROUPS) {
+		fixture_restart(&f, true);
+		hide_cgroups();
+		fixture_restart(&f, false);
+	}
+	start(stamped(shell_in(1, 1,
+	                       "setsid sh -c 'trap \"\" TERM; echo $$ > @/daemon; exec sleep 1000' & "
+	                       "(setsid env -i /bin/sh -c 'echo $$ > @/hidden; exec sleep 1000' &) & "
+	                       "echo $$ > @/rank; while :; do sleep 0.05; done"),
+	              "a1", 3));
+	rank = await_pid("rank");
+	daemon = await_pid("daemon");
+	hidden = await_pid("hidden");
+	fixture_await(&f, 1, "running");
+	fixture_restart(&f, true);
+	launcher = parent_of(rank);
+	guard = parent_of(launcher);
+	if (how & KILL_GUARD)
+		ck_assert_int_eq(kill(guard, SIGKILL), 0);
+	if (how & KILL_LAUNCHER)
+		ck_assert_int_eq(kill(launcher, SIGKILL), 0);
+	ck_ok(file_remove_tree(attempts, &err), &err);
+	fixture_restart(&f, false);
+	ck_assert_int_eq(node_free_slots(f.node), 1);
+	ck_fails(fixture_start(&f, other, &err), &err, "slot 0 is leased to run 1, attempt 1");
+	report = fixture_await(&f, 1, "ended");
+	ck_assert(json_get_bool(report, "lost", false));
+	/* Why differs where what was killed is gone before the first look. */
+	ck_assert(str_starts(json_get_string(report, "reason", ""), "attempt 1 was started and is lost: "));
+	ck_assert(fixture_gone(rank));
+	ck_assert(fixture_gone(daemon));
+	ck_assert(fixture_gone(hidden));
+	fixture_await_gone(&f, launcher);
+	fixture_await_gone(&f, guard);
+	ck_assert_int_eq(node_free_slots(f.node), 2);
+}
+
+static const int ways_to_clear[] = {0, KILL_GUARD, WITHOUT_CGROUPS, WITHOUT_CGROUPS | KILL_GUARD};
+
+START_TEST(a_cleared_runtime_directory_frees_no_slot_in_use)
+{
+	clear_runtime_dir(ways_to_clear[_i]);
+}
+END_TEST
+
+static pid_t spawn_marked(const char *cluster)
+{
+	_cleanup_free_ char *mark = str_printf("DTRAIN_CLUSTER=%s", cluster),
+	                    *where = str_printf("DTRAIN_SOCKET=%s", f.config->socket);
+	char *argv[] = {(char *)"sleep", (char *)"100", NULL},
+	     *environment[] = {(char *)"DTRAIN_RUN_ID=1", (char *)"DTRAIN_ATTEMPT=1", where, mark, NULL};
+	pid_t pid;
+
+	ck_assert_int_eq(posix_spawnp(&pid, "sleep", NULL, NULL, argv, environment), 0);
+	return pid;
+}
+
+/* Clusters count their runs from 1, each: a process of the same run and attempt of another is none of it.
+ * Only the record is left, without its content as after a power failure: uid and slots are not known. */
+START_TEST(what_another_cluster_marked_is_spared)
+{
+	_cleanup_free_ char *record = fixture_path(&f, "state/started/1.1.3.a1");
+	struct error err = ERROR_INIT;
+	pid_t own, others;
+
+	fixture_restart(&f, true);
+	ck_ok(file_write_atomic(record, "", 0, 0600, &err), &err);
+	own = spawn_marked("a1");
+	others = spawn_marked("b2");
+	fixture_restart(&f, false);
+	fixture_await(&f, 1, "ended");
+	ck_assert(fixture_gone(own));
+	ck_assert(!fixture_gone(others));
+	kill(others, SIGKILL);
+	waitpid(own, NULL, 0);
+	waitpid(others, NULL, 0);
+}
+END_TEST
+
+static void put(const char *name, const char *text)
+{
+	_cleanup_free_ char *path = fixture_path(&f, name);
+	struct error err = ERROR_INIT;
+
+	ck_ok(file_write_atomic(path, text, strlen(text), 0644, &err), &err);
+}
+
+/* The files of a kernel before 5.14, in a directory: a rank of root's has moved into a group below. */
+START_TEST(groups_below_are_killed_and_removed_too)
+{
+	_cleanup_free_ char *group = fixture_path(&f, "base/group"),
+	                    *below = fixture_path(&f, "base/group/a/b");
+	_cleanup_free_ char *base = fixture_path(&f, "base"), *pid = NULL;
+	struct error err = ERROR_INIT;
+	pid_t child = fork();
+	int status;
+
+	if (child == 0)
+		for (;;)
+			pause();
+	pid = str_printf("%d\n", (int)child);
+	ck_ok(file_mkdirs(below, 0755, &err), &err);
+	put("base/group/cgroup.events", "populated 1\nfrozen 0\n");
+	put("base/group/cgroup.procs", "");
+	put("base/group/a/cgroup.procs", "");
+	put("base/group/a/b/cgroup.procs", pid);
+	ck_assert_int_eq(cgroup_kill(group), 1);
+	alarm(30); /* one that was not killed is not awaited for ever */
+	ck_assert_int_eq(waitpid(child, &status, 0), child);
+	ck_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+	alarm(0);
+	ck_ok(file_remove_tree(group, &err), &err);
+	ck_ok(file_mkdirs(below, 0755, &err), &err);
+	cgroup_remove(group);
+	ck_assert(!file_exists(base));
+}
+END_TEST
+
+/* The guards of other attempts remove the parent whenever it is empty: here one that does nothing else. */
+START_TEST(a_group_is_made_while_its_parent_is_removed)
+{
+	enum { TIMES = 1000 };
+	_cleanup_free_ char *base = fixture_path(&f, "base"), *group = fixture_path(&f, "base/1.1");
+	pid_t child = fork();
+	int failed = 0, status;
+
+	if (child == 0)
+		for (;;)
+			rmdir(base);
+	for (int i = 0; i < TIMES; i++) {
+		failed += cgroup_create(group) < 0;
+		rmdir(group);
+	}
+	kill(child, SIGKILL);
+	waitpid(child, &status, 0);
+	ck_assert_int_eq(failed, 0);
+}
+END_TEST
+
+/* What is killed belongs to the lost attempt alone. */
+START_TEST(a_killed_launcher_takes_no_other_attempt_along)
+{
+	struct error err = ERROR_INIT;
+	json_t *other = shell_in(2, 1, "echo $$ > @/other; exec sleep 1000");
+	pid_t rank, kept;
+
+	hide_cgroups();
+	json_object_set_new(json_array_get(json_object_get(other, "ranks"), 0), "slot", json_integer(1));
+	start(shell_in(1, 1, "echo $$ > @/rank; exec sleep 1000"));
+	start(other);
+	rank = await_pid("rank");
+	kept = await_pid("other");
+	ck_assert_int_eq(kill(parent_of(parent_of(rank)), SIGKILL), 0);
+	fixture_await(&f, 1, "ended");
+	ck_assert(fixture_gone(rank));
+	ck_assert(!fixture_gone(kept));
+	ck_ok(node_stop(f.node, 2, 1, 30, &err), &err);
+	ck_assert_str_eq(json_get_string(fixture_rank(fixture_await(&f, 2, "ended"), 0), "signal", ""),
+	                 "SIGTERM");
+}
+END_TEST
+
+/* At a shutdown of the machine TERM comes to all processes while no dtraind is there to acknowledge the end.
+ */
+START_TEST(a_launcher_that_gets_term_ends_by_itself)
+{
+	pid_t rank, launcher, guard;
+
+	start(
+	    shell_in(1, 1, "trap 'sleep 0.1; exit 3' TERM; echo $$ > @/rank; while :; do sleep 0.01; done"));
+	rank = await_pid("rank");
+	launcher = parent_of(rank);
+	guard = parent_of(launcher);
+	fixture_restart(&f, true);
+	ck_assert_int_eq(kill(_i ? guard : launcher, SIGTERM), 0);
+	fixture_await_gone(&f, rank);
+	fixture_await_gone(&f, launcher);
+	fixture_await_gone(&f, guard);
+}
+END_TEST
+
+static json_t *with_grace(json_t *request, int seconds)
+{
+	json_object_set_new(json_object_get(json_object_get(request, "config"), "resources"), "grace",
+	                    json_integer(seconds));
+	return request;
+}
+
+/* With the grace of the run or of a shutdown, whichever is shorter, not one of the launcher's own. */
+START_TEST(a_launcher_that_gets_term_knows_the_grace)
+{
+	json_t *request = shell_in(1, 1, "trap '' TERM; echo $$ > @/rank; while :; do sleep 0.01; done");
+	double since = clock_monotonic();
+	pid_t rank;
+
+	f.config->shutdown_grace = _i ? 1 : 90;
+	start(with_grace(request, _i ? 86400 : 1));
+	rank = await_pid("rank");
+	ck_assert_int_eq(kill(parent_of(rank), SIGTERM), 0);
+	ck_assert_str_eq(json_get_string(fixture_rank(fixture_await(&f, 1, "ended"), 0), "signal", ""),
+	                 "SIGKILL");
+	ck_assert_double_ge(clock_monotonic() - since, 1.0);
+	ck_assert(fixture_gone(rank));
+}
+END_TEST
+
+START_TEST(a_node_that_shuts_down_ends_its_attempts)
+{
+	_cleanup_json_ json_t *other = fixture_request(2, 1, 1, (const char *const[]){"true", NULL});
+	struct error err = ERROR_INIT;
+	const json_t *report;
+
+	start(shell_in(1, 1, "trap 'exit 0' TERM; echo $$ > @/rank; while :; do sleep 0.01; done"));
+	await_pid("rank");
+	ck_assert_double_eq(node_shut_down(f.node), 30.0);
+	ck_assert_int_eq(node_running(f.node), 1);
+	ck_assert_int_eq(fixture_start(&f, other, &err), -EBUSY);
+	ck_assert_str_eq(err.message, "node n1 is shutting down");
+	report = fixture_await(&f, 1, "ended");
+	ck_assert_str_eq(json_get_string(report, "shutdown", ""), "node n1 is shutting down");
+	ck_assert_int_eq(node_running(f.node), 0);
+}
+END_TEST
+
+START_TEST(a_shutdown_does_not_wait_for_a_longer_grace)
+{
+	const json_t *report;
+
+	f.config->shutdown_grace = 1;
+	start(with_grace(shell_in(1, 1, "trap '' TERM; echo $$ > @/rank; while :; do sleep 0.01; done"),
+	                 86400));
+	await_pid("rank");
+	/* Nor where its owner has stopped it before. */
+	ck_assert_int_eq(node_stop(f.node, 1, 1, 86400, NULL), 0);
+	fixture_await(&f, 1, "stopping");
+	ck_assert_double_eq(node_shut_down(f.node), 1.0);
+	report = fixture_await(&f, 1, "ended");
+	ck_assert_str_eq(json_get_string(fixture_rank(report, 0), "signal", ""), "SIGKILL");
 }
 END_TEST
 
@@ -329,16 +748,29 @@ int main(void)
 	tcase_add_checked_fixture(tc, setup, teardown);
 	tcase_set_timeout(tc, 60);
 	tcase_add_test(tc, statuses_come_through);
+	tcase_add_test(tc, a_start_outlives_the_runtime_directory);
+	tcase_add_test(tc, a_node_knows_clusters);
 	tcase_add_test(tc, only_the_last_lines_of_a_failure_are_told);
 	tcase_add_test(tc, a_failed_exec_is_told);
 	tcase_add_test(tc, the_first_failure_is_told_at_once);
 	tcase_add_test(tc, what_ranks_leave_behind_is_ended);
 	tcase_add_test(tc, who_ignores_term_is_killed_after_the_grace);
+	tcase_add_test(tc, a_kill_of_another_is_no_stop);
+	tcase_add_test(tc, ends_have_their_order);
 	tcase_add_test(tc, a_stop_gives_time_for_the_last_words);
 	tcase_add_test(tc, a_restart_in_the_middle_loses_nothing);
 	tcase_add_test(tc, an_end_while_the_service_was_away_is_found);
-	tcase_add_test(tc, a_killed_launcher_takes_its_ranks_along);
-	tcase_add_test(tc, a_launcher_killed_while_the_service_was_away_is_found);
+	tcase_add_loop_test(tc, a_killed_launcher_leaves_nothing, 0, ARRAY_SIZE(ways_to_kill));
+	tcase_add_loop_test(tc, a_cleared_runtime_directory_frees_no_slot_in_use, 0,
+	                    ARRAY_SIZE(ways_to_clear));
+	tcase_add_test(tc, what_another_cluster_marked_is_spared);
+	tcase_add_test(tc, groups_below_are_killed_and_removed_too);
+	tcase_add_test(tc, a_group_is_made_while_its_parent_is_removed);
+	tcase_add_test(tc, a_killed_launcher_takes_no_other_attempt_along);
+	tcase_add_loop_test(tc, a_launcher_that_gets_term_ends_by_itself, 0, 2);
+	tcase_add_loop_test(tc, a_launcher_that_gets_term_knows_the_grace, 0, 2);
+	tcase_add_test(tc, a_node_that_shuts_down_ends_its_attempts);
+	tcase_add_test(tc, a_shutdown_does_not_wait_for_a_longer_grace);
 	tcase_add_test(tc, an_end_may_be_forgotten_from_its_own_report);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);

@@ -67,9 +67,9 @@ START_TEST(an_xid_of_the_device_drains_it)
 	d = fixture_device(&f, 1);
 	ck_assert_int_eq(json_get_int(json_object_get(d, "xid"), "code", 0), 79);
 	ck_assert_int_eq(node_free_slots(f.node), 1);
-	ck_assert_int_eq(node_start(f.node, both, &err), -EBUSY);
+	ck_assert_int_eq(fixture_start(&f, both, &err), -EBUSY);
 	ck_assert_str_eq(err.message, "slot 1, GPU 1 (GPU-1000), is drained: Xid 79: fell off the bus");
-	ck_ok(node_start(f.node, one, &err), &err);
+	ck_ok(fixture_start(&f, one, &err), &err);
 	fixture_await(&f, 2, "ended");
 	/* What comes after it does not hide it, and neither does a restart. */
 	fixture_gpu_event(&f, "1 45\n1 74\n");
@@ -81,7 +81,7 @@ START_TEST(an_xid_of_the_device_drains_it)
 	fixture_restart(&f, false);
 	await(1, "drained", "Xid 79: fell off the bus");
 	resume(1);
-	ck_ok(node_start(f.node, both, &err), &err);
+	ck_ok(fixture_start(&f, both, &err), &err);
 	fixture_await(&f, 1, "ended");
 	fixture_restart(&f, false);
 	json_decref(d);
@@ -118,7 +118,7 @@ START_TEST(who_runs_on_it_is_told)
 	struct error err = ERROR_INIT;
 	const json_t *report;
 
-	ck_ok(node_start(f.node, request, &err), &err);
+	ck_ok(fixture_start(&f, request, &err), &err);
 	fixture_await(&f, 1, "running");
 	fixture_gpu_event(&f, "1 95\n");
 	await(1, "draining", "Xid 95: uncontained uncorrectable memory error");
@@ -213,7 +213,7 @@ START_TEST(a_lost_gpu_keeps_its_slot)
 	fixture_machine(&f, "lost=15\ntemp=1\n");
 	fixture_restart(&f, false);
 	await(0, "drained", "GPU is lost");
-	ck_assert_int_eq(node_start(f.node, one, &err), -EBUSY);
+	ck_assert_int_eq(fixture_start(&f, one, &err), -EBUSY);
 	ck_assert_int_eq(node_resume(f.node, 0, &err), -EIO);
 	await(1, "free", "");
 }

@@ -93,7 +93,7 @@ START_TEST(a_driver_that_does_not_start)
 	d = fixture_device(&f, 0);
 	ck_assert_str_eq(json_get_string(d, "state", ""), "drained");
 	ck_assert_str_eq(json_get_string(d, "reason", ""), "NVML does not start: error 18, Some error");
-	ck_assert_int_eq(node_start(f.node, q, &err), -EBUSY);
+	ck_assert_int_eq(fixture_start(&f, q, &err), -EBUSY);
 	unsetenv("FAKE_NVML_INIT");
 }
 END_TEST
@@ -103,7 +103,7 @@ static char *rank_log(int run, int count, int rank, const char *script)
 	_cleanup_json_ json_t *request = fixture_shell(run, count, script);
 	struct error err = ERROR_INIT;
 
-	ck_ok(node_start(f.node, request, &err), &err);
+	ck_ok(fixture_start(&f, request, &err), &err);
 	fixture_await(&f, run, "ended");
 	return fixture_log(&f, run, rank);
 }
@@ -124,6 +124,29 @@ START_TEST(ranks_see_the_leased_gpus)
 }
 END_TEST
 
+/* One rank on several GPUs has them all, in the order of the request, and all of them are leased. */
+START_TEST(one_rank_has_several_gpus)
+{
+	_cleanup_json_ json_t *q = fixture_shell(1, 1,
+	                                         "echo $CUDA_VISIBLE_DEVICES $LOCAL_RANK $DTRAIN_DEVICE "
+	                                         "$DTRAIN_SLOT $DTRAIN_SLOTS ${OMP_NUM_THREADS-unset}");
+	_cleanup_free_ char *log = NULL;
+	struct error err = ERROR_INIT;
+
+	setenv("CUDA_VISIBLE_DEVICES", "3,0,1", 1);
+	fixture_machine(&f, "\n\n\n\n");
+	fixture_create(&f);
+	json_object_set_new(json_array_get(json_object_get(q, "ranks"), 0), "slots",
+	                    json_pack("[i, i]", 1, 2));
+	ck_ok(fixture_start(&f, q, &err), &err);
+	ck_assert_int_eq(node_free_slots(f.node), 1);
+	fixture_await(&f, 1, "ended");
+	log = fixture_log(&f, 1, 0);
+	ck_assert_str_eq(log, "0,1 0 0 1 1,2 unset\n");
+	ck_assert_int_eq(node_free_slots(f.node), 3);
+}
+END_TEST
+
 START_TEST(gpus_need_their_engine)
 {
 	_cleanup_json_ json_t *q = fixture_shell(1, 1, ":");
@@ -131,11 +154,10 @@ START_TEST(gpus_need_their_engine)
 
 	json_object_set_new(json_object_get(q, "config"), "task", json_string("sft"));
 	fixture_create(&f);
-	f.config->worker_dir[0] = '!';
-	ck_fails(node_start(f.node, q, &err), &err,
+	fixture_launcher(&f, NULL);
+	ck_fails(fixture_start(&f, q, &err), &err,
 	         "GPU slots need dtrain-engine-cuda, which is not installed here");
-	ck_fails(node_start(f.node, q, &err), &err, "dtrain-worker-cuda): apt install dtrain-engine-cuda");
-	f.config->worker_dir[0] = '/';
+	ck_fails(fixture_start(&f, q, &err), &err, "dtrain-worker-cuda): apt install dtrain-engine-cuda");
 }
 END_TEST
 
@@ -361,6 +383,7 @@ int main(void)
 	tcase_add_checked_fixture(run, setup, teardown);
 	tcase_set_timeout(run, 60);
 	tcase_add_test(run, ranks_see_the_leased_gpus);
+	tcase_add_test(run, one_rank_has_several_gpus);
 	tcase_add_test(run, gpus_need_their_engine);
 	tcase_add_test(run, a_driver_that_does_not_start);
 	tcase_add_test(run, names_that_cannot_mislead);

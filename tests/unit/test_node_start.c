@@ -3,13 +3,18 @@
 #include "node_fixture.h"
 
 #include <errno.h>
+#include <netinet/in.h>
 #include <pwd.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/str.h"
+#include "config/run.h"
 #include "node/devices.h"
+#include "node/preflight.h"
 
 static struct fixture f;
 
@@ -29,7 +34,7 @@ static void refused(json_t *request, int code, const char *words)
 	struct error err = ERROR_INIT;
 	_cleanup_free_ char *dir = fixture_path(&f, "run/attempts/1.1");
 
-	ck_fails(node_start(f.node, request, &err), &err, words);
+	ck_fails(fixture_start(&f, request, &err), &err, words);
 	ck_assert_msg(err.code == code, "%s: code %d, not %d", err.message, err.code, code);
 	ck_assert_ptr_null(strchr(err.message, '\n'));
 	ck_assert_int_eq(node_free_slots(f.node), 2);
@@ -69,9 +74,8 @@ START_TEST(wrong_requests_are_refused)
 	set_config(q, "task", json_string("sft"));
 	set_config(q, "model", json_pack("{s:s}", "path", "no-such-model"));
 	json_object_set_new(q, "node_rank", json_integer(0));
-	f.config->worker_dir[0] = '!';
+	fixture_launcher(&f, NULL);
 	refused(q, -ENOENT, "CPU slots need dtrain-engine-cpu, which is not installed here (no ");
-	f.config->worker_dir[0] = '/';
 }
 END_TEST
 
@@ -97,14 +101,13 @@ START_TEST(what_the_user_may_not_is_refused)
 	refused(json_incref(q), -EACCES, "cannot execute");
 	set_config(q, "directory", json_string(closed));
 	refused(json_incref(q), -EACCES, "nobody cannot enter directory");
-	/* The disguise was taken off: root may again. */
 	ck_ok(file_mkdirs(open_dir, 0755, &err), &err);
 	ck_assert_int_eq(chmod(program, 0755), 0);
 	set_config(q, "directory", json_string(open_dir));
 	/* A log that lies there is another run's, from before the runs were counted anew. */
 	ck_ok(file_mkdirs(logs, 0755, &err), &err);
 	ck_ok(file_write_atomic(log_path, "secret\n", 7, 0600, &err), &err);
-	ck_ok(node_start(f.node, q, &err), &err);
+	ck_ok(fixture_start(&f, q, &err), &err);
 	json_decref(q);
 	rank = fixture_rank(fixture_await(&f, 1, "ended"), 0);
 	ck_assert_int_eq(json_get_int(rank, "exit_status", -1), 0);
@@ -122,6 +125,136 @@ START_TEST(what_the_user_may_not_is_refused)
 }
 END_TEST
 
+struct told {
+	int times, code;
+	char message[768];
+};
+
+static void on_told(void *context, int code, const char *message)
+{
+	struct told *t = context;
+
+	t->times++;
+	t->code = code;
+	snprintf(t->message, sizeof t->message, "%s", message);
+}
+
+static void on_looked(void *context, const struct run_user *user, const struct error *err)
+{
+	ck_assert_int_eq(!user, err != NULL);
+	on_told(context, err ? err->code : 0, err ? err->message : "");
+}
+
+/* The preflight alone. */
+static struct told look(const struct preflight *what, double seconds)
+{
+	_cleanup_free_ char *launcher = str_path_join(f.config->worker_dir, "dtrain-launch");
+	struct told told = {0};
+	struct preflight_call *call;
+	struct error err = ERROR_INIT;
+
+	ck_ok(preflight_start(f.event, launcher, what, seconds, on_looked, &told, &call, &err), &err);
+	while (!told.times)
+		fixture_turn(&f);
+	return told;
+}
+
+/* A file in the way of output.dir is no question of permissions. */
+START_TEST(an_output_directory_that_is_a_file)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *file = str_path_join(dir, "c.txt");
+	struct preflight preflight = {
+	    .directory = dir, .program = "/bin/true", .log_dir = dir, .uid = getuid()};
+	struct told told;
+	static const char *const outputs[] = {"c.txt", "c.txt/model"};
+	struct error err = ERROR_INIT;
+
+	ck_ok(file_write_atomic(file, "", 0, 0644, &err), &err);
+	preflight.user = getpwuid(getuid())->pw_name;
+	for (size_t i = 0; i < ARRAY_SIZE(outputs); i++) {
+		_cleanup_free_ char *want =
+		    str_printf("output.dir %s: %s is not a directory", outputs[i], file);
+
+		preflight.output_dir = outputs[i];
+		told = look(&preflight, 20);
+		ck_assert_int_eq(told.code, -ENOTDIR);
+		ck_assert_str_eq(told.message, want);
+	}
+	preflight.output_dir = "not/there/yet";
+	told = look(&preflight, 20);
+	ck_assert_msg(told.code == 0, "%s", told.message);
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
+/* A user's directory on a file server that is down: the slot waits for it, the event loop does not. */
+START_TEST(a_preflight_that_hangs_holds_up_nothing)
+{
+	_cleanup_json_ json_t *hung = fixture_shell(1, 1, ":"), *busy = fixture_shell(2, 1, ":"),
+	                      *devices = NULL;
+	struct told first = {0}, again = {0}, gone = {0};
+	struct error err = ERROR_INIT;
+
+	fixture_launcher(&f, "echo '{\"step\":\"directory /nfs\"}'; echo $$ >$0.pid; exec sleep 1000");
+	ck_ok(node_start(f.node, hung, on_told, &first, &err), &err);
+	ck_ok(node_start(f.node, hung, on_told, &again, &err), &err);
+	ck_assert_int_eq(node_free_slots(f.node), 1);
+	devices = node_devices(f.node);
+	ck_assert_str_eq(json_get_string(json_array_get(devices, 0), "state", ""), "leased");
+	ck_assert_int_eq(json_get_int(json_array_get(devices, 0), "run", 0), 1);
+	ck_fails(node_start(f.node, busy, on_told, &gone, &err), &err,
+	         "slot 0 is leased to run 1, attempt 1");
+	free(fixture_await_file(&f, "libexec/dtrain-launch.pid"));
+	ck_assert_int_eq(first.times, 0);
+	/* A stop ends it, and both who asked hear of it. */
+	f.changes = 0;
+	ck_ok(node_stop(f.node, 1, 1, 30, &err), &err);
+	ck_assert_int_eq(first.times, 1);
+	ck_assert_int_eq(first.code, -ECANCELED);
+	ck_assert_int_eq(again.code, -ECANCELED);
+	ck_assert_int_eq(node_free_slots(f.node), 2);
+	ck_assert_int_eq(f.changes, 1);
+	{
+		_cleanup_free_ char *pid = fixture_await_file(&f, "libexec/dtrain-launch.pid");
+
+		fixture_await_gone(&f, atoi(pid));
+	}
+	/* One that is under way when the service ends. */
+	ck_ok(node_start(f.node, busy, on_told, &gone, &err), &err);
+	fixture_restart(&f, false);
+	ck_assert_int_eq(gone.code, -ESHUTDOWN);
+	ck_assert_int_eq(gone.times, 1);
+	ck_assert_int_eq(node_free_slots(f.node), 2);
+}
+END_TEST
+
+START_TEST(a_preflight_has_a_deadline)
+{
+	static const char *const scripts[] = {
+	    "echo '{\"step\":\"directory /nfs/home\"}'; exec sleep 1000",
+	    "echo '{\"step\":\"directory /nfs/home\"}'; kill -SEGV $$",
+	    "echo nonsense; exec sleep 1000",
+	    "exit 0",
+	};
+	static const char *const words[] = {"directory /nfs/home: no answer within 3 s",
+	                                    "dtrain-launch ended while it looked at directory /nfs/home",
+	                                    "preflight",
+	                                    "dtrain-launch ended while it looked at user nobody"};
+	const struct preflight what = {
+	    .user = "nobody", .uid = 65534, .program = "true", .path = "/bin", .log_dir = "/"};
+
+	for (size_t i = 0; i < ARRAY_SIZE(scripts); i++) {
+		struct told told;
+
+		fixture_launcher(&f, scripts[i]);
+		told = look(&what, i == 0 ? 3 : 20);
+		ck_assert_msg(strstr(told.message, words[i]), "%s", told.message);
+		if (i == 0)
+			ck_assert_int_eq(told.code, -ETIMEDOUT);
+	}
+}
+END_TEST
+
 START_TEST(no_two_leases_on_one_slot)
 {
 	_cleanup_json_ json_t *first = fixture_shell(1, 1, "exec sleep 1000");
@@ -130,11 +263,11 @@ START_TEST(no_two_leases_on_one_slot)
 	_cleanup_json_ json_t *devices = NULL;
 	struct error err = ERROR_INIT;
 
-	ck_ok(node_start(f.node, first, &err), &err);
-	ck_ok(node_start(f.node, first, &err), &err); /* an answer got lost: the same once more */
-	ck_assert_int_eq(node_start(f.node, second, &err), -EBUSY);
+	ck_ok(fixture_start(&f, first, &err), &err);
+	ck_ok(fixture_start(&f, first, &err), &err); /* an answer got lost: the same once more */
+	ck_assert_int_eq(fixture_start(&f, second, &err), -EBUSY);
 	ck_assert_ptr_nonnull(strstr(err.message, "slot 0 is leased to run 1, attempt 1"));
-	ck_assert_int_eq(node_start(f.node, newer, &err), -EBUSY);
+	ck_assert_int_eq(fixture_start(&f, newer, &err), -EBUSY);
 	ck_assert_int_eq(node_free_slots(f.node), 1);
 	devices = node_devices(f.node);
 	ck_assert_str_eq(json_get_string(json_array_get(devices, 0), "state", ""), "leased");
@@ -143,11 +276,52 @@ START_TEST(no_two_leases_on_one_slot)
 	ck_ok(node_stop(f.node, 1, 1, 5, &err), &err);
 	fixture_await(&f, 1, "ended");
 	json_object_clear(f.reports);
-	ck_ok(node_start(f.node, newer, &err), &err);
+	ck_ok(fixture_start(&f, newer, &err), &err);
 	fixture_await(&f, 1, "ended");
-	ck_ok(node_start(f.node, first, &err), &err); /* and the answer to the first came very late */
+	ck_ok(fixture_start(&f, first, &err), &err); /* and the answer to the first came very late */
 	node_forget(f.node, 1, 1);
-	ck_assert_int_eq(node_start(f.node, first, &err), -ESTALE);
+	ck_assert_int_eq(fixture_start(&f, first, &err), -ESTALE);
+}
+END_TEST
+
+/* With one_per_node a rank has several slots: all are leased, also to a service that was started again. */
+START_TEST(one_rank_leases_all_its_slots)
+{
+	_cleanup_free_ char *up = fixture_path(&f, "up");
+	_cleanup_free_ char *script =
+	    str_printf("echo $OMP_NUM_THREADS $DTRAIN_SLOTS; echo up >%s; exec sleep 1000", up);
+	_cleanup_json_ json_t *q = fixture_shell(1, 1, script);
+	_cleanup_json_ json_t *second = fixture_shell(2, 1, ":");
+	_cleanup_free_ char *log = NULL, *want = NULL;
+	json_t *rank = json_array_get(json_object_get(q, "ranks"), 0);
+	json_t *other = json_array_get(json_object_get(second, "ranks"), 0);
+	_cleanup_json_ json_t *device = NULL;
+	struct error err = ERROR_INIT;
+
+	json_object_set_new(rank, "slots", json_array());
+	ck_fails(fixture_start(&f, q, &err), &err, "request: ranks: slots: a list of numbers is needed");
+	json_object_set_new(rank, "slots", json_pack("[i, i]", 1, 1));
+	ck_fails(fixture_start(&f, q, &err), &err, "request: ranks: slot 1 twice");
+	json_object_set_new(rank, "slots", json_pack("[i, i]", 0, 2));
+	ck_fails(fixture_start(&f, q, &err), &err, "no slot 2; there are 2, counted from 0");
+	json_object_set_new(rank, "slots", json_pack("[i, i]", 0, 1));
+	ck_ok(fixture_start(&f, q, &err), &err);
+	fixture_await(&f, 1, "running");
+	free(fixture_await_file(&f, "up"));
+	for (int i = 0; i < 2; i++) {
+		ck_assert_int_eq(node_free_slots(f.node), 0);
+		json_object_set_new(other, "slot", json_integer(1));
+		ck_fails(fixture_start(&f, second, &err), &err, "slot 1 is leased to run 1, attempt 1");
+		if (i == 0)
+			fixture_restart(&f, false);
+	}
+	ck_ok(node_stop(f.node, 1, 1, 5, &err), &err);
+	fixture_await(&f, 1, "ended");
+	ck_assert_int_eq(node_free_slots(f.node), 2);
+	device = fixture_device(&f, 0);
+	want = str_printf("%d 0,1\n", 2 * (int)json_get_int(device, "threads", 0));
+	log = fixture_log(&f, 1, 0);
+	ck_assert_str_eq(log, want);
 }
 END_TEST
 
@@ -185,7 +359,7 @@ START_TEST(the_environment_is_what_torchrun_gives)
 	set_config(q, "environment",
 	           json_pack("[s, s, s]", "HELLO=world=all", "RANK=17", "PATH=/bin:/usr/bin"));
 	set_config(q, "resources", json_pack("{s:i, s:i}", "threads", 3, "max_restarts", 3));
-	ck_ok(node_start(f.node, q, &err), &err);
+	ck_ok(fixture_start(&f, q, &err), &err);
 	fixture_await(&f, 1, "ended");
 	log = fixture_log(&f, 1, 1);
 	for (size_t i = 0; i < ARRAY_SIZE(want); i++) {
@@ -200,6 +374,118 @@ START_TEST(the_environment_is_what_torchrun_gives)
 }
 END_TEST
 
+/* Each variable that the node sets whatever the run says is one that a run may not name. */
+START_TEST(what_the_node_sets_is_reserved)
+{
+	static const char *const open_names[] = {"PATH",
+	                                         "HOME",
+	                                         "USER",
+	                                         "LOGNAME",
+	                                         "SHELL",
+	                                         "LANG",
+	                                         "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+	                                         "PYTHONUNBUFFERED",
+	                                         "OMP_NUM_THREADS",
+	                                         "CUDA_VISIBLE_DEVICES",
+	                                         "CUDA_DEVICE_ORDER",
+	                                         "UCX_TCP_PORT_RANGE"};
+	_cleanup_json_ json_t *q = fixture_request(1, 1, 2, (const char *const[]){"env", NULL});
+	_cleanup_free_ char *log = NULL;
+	struct error err = ERROR_INIT;
+	char *save, *line;
+	int reserved = 0;
+
+	ck_ok(fixture_start(&f, q, &err), &err);
+	fixture_await(&f, 1, "ended");
+	log = fixture_log(&f, 1, 1);
+	for (line = strtok_r(log, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
+		bool is_open = false;
+
+		for (size_t i = 0; i < ARRAY_SIZE(open_names); i++)
+			is_open = is_open ||
+			          (str_starts(line, open_names[i]) && line[strlen(open_names[i])] == '=');
+		ck_assert_msg(is_open != run_variable_is_reserved(line), "%s", line);
+		reserved += !is_open;
+	}
+	ck_assert_int_ge(reserved, 20);
+}
+END_TEST
+
+/* What comes from the submitter: for the rank, as its user, and not for what starts it. */
+START_TEST(a_command_has_its_users_world)
+{
+	_cleanup_json_ json_t *q = fixture_shell(
+	    1, 1,
+	    "echo $PYTHONUNBUFFERED $VIRTUAL_ENV; umask; wc -c </proc/$PPID/environ; cat /proc/$PPID/comm");
+	_cleanup_json_ json_t *own = fixture_shell(2, 1, "echo \"[$PYTHONUNBUFFERED]\"");
+	_cleanup_free_ char *log = NULL, *second = NULL;
+	struct error err = ERROR_INIT;
+
+	set_config(q, "environment",
+	           json_pack("[s, s, s]", "VIRTUAL_ENV=/venv", "LD_LIBRARY_PATH=/nowhere", "LD_BIND_NOW=1"));
+	set_config(q, "umask", json_string("027"));
+	ck_ok(fixture_start(&f, q, &err), &err);
+	fixture_await(&f, 1, "ended");
+	log = fixture_log(&f, 1, 0);
+	ck_assert_str_eq(log, "1 /venv\n0027\n0\ndtrain-launch\n");
+	set_config(own, "environment", json_pack("[s]", "PYTHONUNBUFFERED="));
+	ck_ok(fixture_start(&f, own, &err), &err);
+	fixture_await(&f, 2, "ended");
+	second = fixture_log(&f, 2, 0);
+	ck_assert_str_eq(second, "[]\n");
+}
+END_TEST
+
+/* Where there is a range of ports, MASTER_PORT is of it, and each start gets another one. */
+START_TEST(ports_come_from_the_range)
+{
+	_cleanup_json_ json_t *q = fixture_shell(1, 1, "echo $MASTER_PORT $UCX_TCP_PORT_RANGE");
+	_cleanup_json_ json_t *own = fixture_shell(2, 1, "echo $UCX_TCP_PORT_RANGE");
+	_cleanup_free_ char *log = NULL, *second = NULL;
+	struct sockaddr_in address = {.sin_family = AF_INET};
+	socklen_t len = sizeof address;
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), low, port, last = 0;
+	struct error err = ERROR_INIT;
+
+	/* Three ports, the middle one of which is taken. */
+	ck_assert_int_eq(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
+	ck_assert_int_eq(getsockname(fd, (struct sockaddr *)&address, &len), 0);
+	low = ntohs(address.sin_port) - 1;
+	f.config->port_low = low;
+	f.config->port_high = low + 2;
+	for (int i = 0; i < 6; i++) {
+		port = node_free_port(f.node, &err);
+		if (port == -EADDRINUSE) /* others have the ports beside ours */
+			break;
+		ck_assert_msg(port == low || port == low + 2, "%d of %d to %d", port, low, low + 2);
+		last = port;
+	}
+	if (last) {
+		_cleanup_free_ char *want = str_printf("%d-%d\n", low, low + 2);
+
+		ck_ok(fixture_start(&f, q, &err), &err);
+		fixture_await(&f, 1, "ended");
+		log = fixture_log(&f, 1, 0);
+		ck_assert_int_ge(atoi(log), low);
+		ck_assert_int_le(atoi(log), low + 2);
+		ck_assert_int_ne(atoi(log), low + 1);
+		ck_assert(str_ends(log, want));
+	}
+	set_config(own, "environment", json_pack("[s]", "UCX_TCP_PORT_RANGE=5-6"));
+	json_object_set_new(own, "master_port", json_integer(1234));
+	ck_ok(fixture_start(&f, own, &err), &err);
+	fixture_await(&f, 2, "ended");
+	second = fixture_log(&f, 2, 0);
+	ck_assert_str_eq(second, "5-6\n");
+	f.config->port_range = strdup("taken");
+	f.config->port_low = f.config->port_high = low + 1;
+	ck_assert_int_eq(node_free_port(f.node, &err), -EADDRINUSE);
+	ck_assert_str_eq(err.message,
+	                 "no port of port_range taken is free on node n1: Address already in use");
+	close(fd);
+}
+END_TEST
+
 START_TEST(ranks_stand_on_their_own)
 {
 	_cleanup_free_ char *log = NULL;
@@ -210,7 +496,7 @@ START_TEST(ranks_stand_on_their_own)
 	    "/proc/$$/stat) == $$)); cat /proc/self/oom_score_adj; grep -c 'SigBlk.*0000000000000000' "
 	    "/proc/self/status; umask");
 
-	ck_ok(node_start(f.node, q, &err), &err);
+	ck_ok(fixture_start(&f, q, &err), &err);
 	fixture_await(&f, 1, "ended");
 	log = fixture_log(&f, 1, 0);
 	ck_assert_str_eq(log, "/dev/null\nno more\nsid 1\n0\n1\n0022\n");
@@ -226,7 +512,7 @@ START_TEST(a_start_to_end_is_quick)
 		double start = clock_monotonic();
 		struct error err = ERROR_INIT;
 
-		ck_ok(node_start(f.node, q, &err), &err);
+		ck_ok(fixture_start(&f, q, &err), &err);
 		fixture_await(&f, run, "ended");
 		best = MIN(best, clock_monotonic() - start);
 	}
@@ -267,8 +553,15 @@ int main(void)
 	tcase_set_timeout(tc, 60);
 	tcase_add_test(tc, wrong_requests_are_refused);
 	tcase_add_test(tc, what_the_user_may_not_is_refused);
+	tcase_add_test(tc, an_output_directory_that_is_a_file);
+	tcase_add_test(tc, a_preflight_that_hangs_holds_up_nothing);
+	tcase_add_test(tc, a_preflight_has_a_deadline);
 	tcase_add_test(tc, no_two_leases_on_one_slot);
+	tcase_add_test(tc, one_rank_leases_all_its_slots);
 	tcase_add_test(tc, the_environment_is_what_torchrun_gives);
+	tcase_add_test(tc, what_the_node_sets_is_reserved);
+	tcase_add_test(tc, a_command_has_its_users_world);
+	tcase_add_test(tc, ports_come_from_the_range);
 	tcase_add_test(tc, ranks_stand_on_their_own);
 	tcase_add_test(tc, a_start_to_end_is_quick);
 	tcase_add_test(tc, visible_devices_filter_as_cuda_does);

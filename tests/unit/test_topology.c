@@ -109,13 +109,15 @@ START_TEST(placed_by_topology)
 {
 	unsigned char links[16];
 	bool taken[4] = {true};
-	struct sched_node node = {.name = "a", .up = true, .slots = 4, .taken = taken, .links = links};
+	struct sched_node node = {
+	    .name = "a", .up = true, .slots = 4, .taken = taken, .links = links, .kind = SLOT_GPU};
 	struct sched_run r = {.id = 1, .nodes = 1, .per_node = 2};
 	struct error err = ERROR_INIT;
 
 	for (size_t i = 0; i < 16; i++)
 		links[i] = topology_weight(shape_link("bridges", i / 4, i % 4));
 	ck_ok(schedule(&node, 1, &r, 1, &err), &err);
+	ck_assert_msg(r.placed, "%s", r.reason);
 	ck_assert_int_eq(r.slots[0], 2);
 	ck_assert_int_eq(r.slots[1], 3);
 	ck_assert(!taken[1] && taken[2] && taken[3]);

@@ -111,6 +111,12 @@ int checkpoint_prune(const char *output, int64_t keep, struct error *err)
 	return r;
 }
 
+/* Of a save that was interrupted. */
+static bool is_leftover(const char *name)
+{
+	return str_ends(name, TMP) && (str_starts(name, "checkpoint-") || !strcmp(name, "model" TMP));
+}
+
 int checkpoint_clean(const char *output, struct error *err)
 {
 	_cleanup_closedir_ DIR *d = opendir(output);
@@ -122,8 +128,7 @@ int checkpoint_clean(const char *output, struct error *err)
 	while (r == 0 && (e = readdir(d))) {
 		_cleanup_free_ char *path = NULL;
 
-		if (!str_ends(e->d_name, TMP) ||
-		    (!str_starts(e->d_name, "checkpoint-") && strcmp(e->d_name, "model" TMP)))
+		if (!is_leftover(e->d_name))
 			continue;
 		path = str_path_join(output, e->d_name);
 		r = path ? file_remove_tree(path, err) : error_oom(err);
@@ -148,19 +153,44 @@ int checkpoint_remove_all(const char *output, struct error *err)
 	return r;
 }
 
+/* Of a run that ended before its first checkpoint: metrics.jsonl, metrics.jsonl.N (metrics_open), runs. */
+static bool is_measurements(const char *name)
+{
+	const char *number = str_starts(name, "metrics.jsonl.") ? name + strlen("metrics.jsonl.") : "x";
+
+	return !strcmp(name, "metrics.jsonl") || !strcmp(name, "runs") ||
+	       (*number && !number[strspn(number, "0123456789")]);
+}
+
+/* A claim that a run has marked: what it wrote before its first checkpoint is known by name. */
+static bool is_marked(const char *output)
+{
+	_cleanup_free_ char *path = str_path_join(output, CLAIM_FILE);
+	struct stat st;
+
+	return path && stat(path, &st) == 0 && st.st_size > 0;
+}
+
 int checkpoint_output_in_use(const char *output, bool *used, struct error *err)
 {
 	_cleanup_closedir_ DIR *d = opendir(output);
+	bool marked = is_marked(output);
 	struct dirent *e;
 
 	*used = false;
 	if (!d)
 		return errno == ENOENT ? 0 : error_errno(err, -errno, "cannot read directory %s", output);
-	/* The tokenized data and the claim may lie there before anything was trained. */
-	while ((e = readdir(d)))
-		if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..") && strcmp(e->d_name, "cache") &&
-		    strcmp(e->d_name, CLAIM_FILE))
-			*used = true;
+	while ((e = readdir(d))) {
+		const char *name = e->d_name;
+
+		/* The tokenized data and the claim may lie there before anything was trained. */
+		if (!strcmp(name, ".") || !strcmp(name, "..") || !strcmp(name, "cache") ||
+		    !strcmp(name, CLAIM_FILE))
+			continue;
+		if (marked && (is_leftover(name) || is_measurements(name)))
+			continue;
+		*used = true;
+	}
 	return 0;
 }
 

@@ -27,7 +27,8 @@ int checkpoint_clean(const char *output, struct error *err);
  * is NULL where there is none, `output` itself not being there included. */
 int checkpoint_find(const char *output, char **path, int64_t *step, struct error *err);
 
-/* Whether `output` holds anything that a new run would mix with; false where it does not exist. */
+/* Whether `output` holds anything that a new run would mix with; false where it does not exist. What a run of
+ * ours leaves that ends before its first checkpoint (its metrics, an interrupted save) is no such thing. */
 int checkpoint_output_in_use(const char *output, bool *used, struct error *err);
 
 /* A fresh directory to fill: output/NAME.tmp. */
@@ -51,7 +52,9 @@ struct checkpoint_state {
 	int64_t micro_batch, log_steps, eval_steps, save_steps;
 	uint64_t seed;
 	const char *fingerprint; /* of what decides the bits: rows, batch, order; compared at resume */
-	json_t *log_history;     /* array; borrowed by save, owned by the caller after load */
+	const char
+	    *precision;      /* that it was trained in: "fp32" or "bf16"; load: fp32 where it does not say */
+	json_t *log_history; /* array; borrowed by save, owned by the caller after load */
 };
 /* resume: dtrain/state.json too; without, trainer_state.json alone (the final model). */
 int checkpoint_state_save(const char *directory, const struct checkpoint_state *state, bool resume,

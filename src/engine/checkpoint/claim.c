@@ -9,25 +9,78 @@
 #include <unistd.h>
 
 #include "base/cleanup.h"
-#include "base/file.h"
 #include "base/str.h"
 
-/* The file's only line: "ATTEMPT RUN". */
+#define EARLIER_MAX  64  /* runs that are remembered */
+#define RUN_TEXT_MAX 160 /* a run's number and its cluster */
+
+/* The file's first line, "ATTEMPT.EPOCH RUN CLUSTER", is of the run that writes there or was the last to;
+ * behind it stand the runs before that one, the newest first. Where no cluster is known, and in a file of a
+ * release that did not write them, "ATTEMPT RUN". */
 struct mark {
-	char text[160];
-	const char *run; /* in text; "" where nobody has marked it, or a run without a name */
-	int64_t attempt;
+	char text[8192];
+	const char
+	    *run; /* in text, with its cluster; "" where nobody has marked it, or a run without a name */
+	int64_t attempt, epoch;
+	char *earlier; /* in text: the other lines */
 };
 
 static void read_mark(int fd, struct mark *m)
 {
 	ssize_t n = pread(fd, m->text, sizeof(m->text) - 1, 0);
+	size_t line;
 	char *end;
 
 	m->text[MAX(n, 0)] = '\0';
-	m->text[strcspn(m->text, "\n")] = '\0';
+	line = strcspn(m->text, "\n");
+	m->earlier = m->text + line + (m->text[line] == '\n');
+	m->text[line] = '\0';
 	m->attempt = strtoll(m->text, &end, 10);
+	m->epoch = *end == '.' ? strtoll(end + 1, &end, 10) : 0;
 	m->run = *end == ' ' ? end + 1 : "";
+}
+
+/* A run as the file has it, "17 CLUSTER": another cluster's 17 is another run. */
+static const char *run_text(const struct claim *c, char *buf, size_t size)
+{
+	bool cluster = c->cluster && *c->cluster;
+
+	snprintf(buf, size, "%s%s%s", c->run ? c->run : "", cluster ? " " : "", cluster ? c->cluster : "");
+	return buf;
+}
+
+/* Its number alone, for a message. */
+static int number_length(const struct mark *m)
+{
+	return (int)strcspn(m->run, " ");
+}
+
+/* Whether a line's run is that of the claim. A line without cluster and epoch may be of the release before
+ * the one that writes them: a later attempt of a run, started after an upgrade, finds the mark of its first
+ * one so, and the number alone decides. A first attempt has nothing of its own there. */
+static bool is_run(const struct claim *c, const char *run, size_t len, int64_t epoch)
+{
+	char buf[RUN_TEXT_MAX];
+	const char *text = run_text(c, buf, sizeof(buf));
+
+	if (strlen(text) == len && !memcmp(run, text, len))
+		return true;
+	return c->attempt > 1 && epoch == 0 && len > 0 && c->run && strlen(c->run) == len &&
+	       !memcmp(run, c->run, len);
+}
+
+/* Whether a whole line of `earlier` is of that run. */
+static bool wrote_earlier(const struct mark *m, const struct claim *c)
+{
+	for (const char *line = m->earlier; *line; line += strcspn(line, "\n"), line += *line == '\n') {
+		const char *name = line + strcspn(line, " \n");
+		size_t len = strcspn(line, "\n") - (size_t)(name - line);
+		const char *dot = memchr(line, '.', (size_t)(name - line));
+
+		if (len > 1 && is_run(c, name + 1, len - 1, dot ? strtoll(dot + 1, NULL, 10) : 0))
+			return true;
+	}
+	return false;
 }
 
 static char *claim_path(const struct claim *c)
@@ -37,7 +90,45 @@ static char *claim_path(const struct claim *c)
 
 static bool same_run(const struct claim *c, const struct mark *m)
 {
-	return !strcmp(m->run, c->run ? c->run : "");
+	return is_run(c, m->run, strlen(m->run), m->epoch);
+}
+
+/* Whether this attempt may go on from what lies there, and write. */
+static int check_mark(const struct claim *c, const struct mark *m, struct error *err)
+{
+	if (!c->run)
+		return 0;
+	if (same_run(c, m) && m->epoch > c->epoch)
+		return error_set(
+		    err, -ESTALE,
+		    "output.dir %s belongs to this run as of epoch %lld of the cluster; this is %lld",
+		    c->directory, (long long)m->epoch, (long long)c->epoch);
+	if (same_run(c, m) && m->attempt > c->attempt)
+		return error_set(err, -ESTALE,
+		                 "output.dir %s belongs to attempt %lld of this run; this is %lld",
+		                 c->directory, (long long)m->attempt, (long long)c->attempt);
+	/* What lies there now is of another, newer run: neither to go on from nor to write into. */
+	if (c->attempt > 1 && !same_run(c, m) && wrote_earlier(m, c))
+		return error_set(
+		    err, -ESTALE,
+		    "output.dir %s belongs to run %.*s, which began to write there after this run did",
+		    c->directory, number_length(m), m->run);
+	return 0;
+}
+
+/* Opens the file anew: that is when a network file system looks at what is there now. */
+static int read_mark_now(const struct claim *c, struct mark *m, struct error *err)
+{
+	_cleanup_free_ char *path = claim_path(c);
+	_cleanup_close_ int fd = -1;
+
+	if (!path)
+		return error_oom(err);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return error_errno(err, -errno, "cannot read %s", path);
+	read_mark(fd, m);
+	return 0;
 }
 
 int claim_take(const struct claim *c, int *out, bool *ours, struct error *err)
@@ -45,6 +136,7 @@ int claim_take(const struct claim *c, int *out, bool *ours, struct error *err)
 	_cleanup_free_ char *path = claim_path(c);
 	_cleanup_close_ int fd = -1;
 	struct mark m;
+	int r;
 
 	if (!path)
 		return error_oom(err);
@@ -53,50 +145,69 @@ int claim_take(const struct claim *c, int *out, bool *ours, struct error *err)
 		return error_errno(err, -errno, "cannot write %s", path);
 	if (flock(fd, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK) {
 		read_mark(fd, &m);
-		return error_set(err, -EBUSY, "output.dir %s is being written by %s%s; choose another",
-		                 c->directory, *m.run ? "run " : "another run", m.run);
+		return error_set(err, -EBUSY, "output.dir %s is being written by %s%.*s; choose another",
+		                 c->directory, *m.run ? "run " : "another run", number_length(&m), m.run);
 	}
 	read_mark(fd, &m);
-	if (c->run && same_run(c, &m) && m.attempt > c->attempt)
-		return error_set(err, -ESTALE,
-		                 "output.dir %s belongs to attempt %lld of this run; this is %lld",
-		                 c->directory, (long long)m.attempt, (long long)c->attempt);
+	r = check_mark(c, &m, err);
+	if (r < 0)
+		return r;
 	*ours = same_run(c, &m);
 	*out = fd;
 	fd = -1;
 	return 0;
 }
 
+static void add_line(struct strbuf *text, int64_t attempt, int64_t epoch, const char *run)
+{
+	strbuf_addf(text, "%lld", (long long)attempt);
+	if (epoch)
+		strbuf_addf(text, ".%lld", (long long)epoch);
+	strbuf_addf(text, " %s\n", run);
+}
+
 int claim_mark(const struct claim *c, int fd, struct error *err)
 {
-	_cleanup_free_ char *line = str_printf("%lld %s\n", (long long)c->attempt, c->run ? c->run : "");
+	_cleanup_strbuf_ struct strbuf text = {0};
+	struct mark m;
+	char buf[RUN_TEXT_MAX];
+	int lines = 0, r;
+	ssize_t n;
 
-	if (!line)
+	/* File systems without locks give the claim to everybody: another may have marked it since. */
+	r = read_mark_now(c, &m, err);
+	if (r == 0)
+		r = check_mark(c, &m, err);
+	if (r < 0)
+		return r;
+	add_line(&text, c->attempt, c->epoch, run_text(c, buf, sizeof(buf)));
+	if (*m.run && !same_run(c, &m))
+		add_line(&text, m.attempt, m.epoch, m.run);
+	for (char *rest = m.earlier, *line; lines < EARLIER_MAX && (line = strsep(&rest, "\n")) && *line;
+	     lines++)
+		strbuf_addf(&text, "%s\n", line);
+	if (text.failed)
 		return error_oom(err);
-	if (ftruncate(fd, 0) < 0 || lseek(fd, 0, SEEK_SET) < 0)
+	/* Over the old text, then its length: a full disk or an end in between leaves a whole first line. */
+	n = pwrite(fd, text.data, text.len, 0);
+	if (n >= 0 && (size_t)n < text.len)
+		errno = ENOSPC;
+	if (n < 0 || (size_t)n < text.len || ftruncate(fd, (off_t)text.len) < 0)
 		return error_errno(err, -errno, "cannot write %s/" CLAIM_FILE, c->directory);
-	if (file_write_all(fd, line, strlen(line), err) < 0)
-		return error_prefix(err, "%s/" CLAIM_FILE, c->directory);
 	return fsync(fd) < 0 ? error_errno(err, -errno, "cannot write %s/" CLAIM_FILE, c->directory) : 0;
 }
 
 int claim_check(const struct claim *c, struct error *err)
 {
-	_cleanup_free_ char *path = claim_path(c);
-	_cleanup_close_ int fd = -1;
 	struct mark m;
+	int r = read_mark_now(c, &m, err);
 
-	if (!path)
-		return error_oom(err);
-	/* Opened anew: that is when a network file system looks at what is there now. */
-	fd = open(path, O_RDONLY | O_CLOEXEC);
-	if (fd < 0)
-		return error_errno(err, -errno, "cannot read %s", path);
-	read_mark(fd, &m);
-	if (!same_run(c, &m) || m.attempt != c->attempt)
+	if (r < 0)
+		return r;
+	if (!same_run(c, &m) || m.attempt != c->attempt || m.epoch != c->epoch)
 		return error_set(
 		    err, -ESTALE,
-		    "attempt %lld of run %s writes in output.dir %s now: nothing more is saved here",
-		    (long long)m.attempt, *m.run ? m.run : "?", c->directory);
+		    "attempt %lld of run %.*s writes in output.dir %s now: nothing more is saved here",
+		    (long long)m.attempt, *m.run ? number_length(&m) : 1, *m.run ? m.run : "?", c->directory);
 	return 0;
 }

@@ -19,26 +19,70 @@ struct metrics {
 	struct tfevents *events;
 };
 
+/* The name of a node as a JSON string needs no escapes; what does is left out. */
+static void add_name(struct strbuf *b, const char *key, const char *name)
+{
+	strbuf_addf(b, ",\"%s\":\"", key);
+	for (int i = 0; name[i] && i < 64; i++)
+		if ((unsigned char)name[i] > ' ' && name[i] != '"' && name[i] != '\\' && name[i] != 0x7f)
+			strbuf_addc(b, name[i]);
+	strbuf_addc(b, '"');
+}
+
+static void add_number(struct strbuf *b, const char *key, double value)
+{
+	char text[40];
+
+	strbuf_addf(b, ",\"%s\":%s", key, json_real_text(text, sizeof(text), value));
+}
+
+/* What is not measured is left out. */
+static void add_measure(struct strbuf *b, const char *key, double value, double scale)
+{
+	if (isfinite(value))
+		add_number(b, key, fabs(value) < 1e9 ? round(value * scale) / scale : value);
+}
+
+static double perplexity(const struct metrics_record *m)
+{
+	double p = exp(m->eval_loss);
+
+	return isfinite(p) ? p : NAN;
+}
+
 const char *metrics_line(char *buf, size_t size, const struct metrics_record *m)
 {
-	char epoch[40], loss[40], rate[40], norm[40], speed[40], eta[40], eval[40], time[40];
-	int n;
+	_cleanup_strbuf_ struct strbuf b = {0};
 
-	n = snprintf(buf, size,
-	             "{\"step\":%" PRId64 ",\"steps\":%" PRId64
-	             ",\"epoch\":%s,\"loss\":%s,\"learning_rate\":%s,\"grad_norm\":%s,\"tokens\":%" PRId64
-	             ",\"tokens_per_second\":%s,\"eta_seconds\":%s,\"time\":%s",
-	             m->step, m->steps, json_real_text(epoch, sizeof(epoch), m->epoch),
-	             json_real_text(loss, sizeof(loss), m->loss),
-	             json_real_text(rate, sizeof(rate), m->learning_rate),
-	             json_real_text(norm, sizeof(norm), m->grad_norm), m->tokens,
-	             json_real_text(speed, sizeof(speed), round(m->tokens_per_second * 10) / 10),
-	             json_real_text(eta, sizeof(eta), round(m->eta_seconds * 10) / 10),
-	             json_real_text(time, sizeof(time), round(m->time * 1000) / 1000));
-	if (!isnan(m->eval_loss))
-		n += snprintf(buf + n, size - n, ",\"eval_loss\":%s",
-		              json_real_text(eval, sizeof(eval), m->eval_loss));
-	snprintf(buf + n, size - n, "}");
+	strbuf_addf(&b, "{\"step\":%" PRId64 ",\"steps\":%" PRId64, m->step, m->steps);
+	add_number(&b, "epoch", m->epoch);
+	add_number(&b, "loss", m->loss);
+	add_number(&b, "learning_rate", m->learning_rate);
+	add_number(&b, "grad_norm", m->grad_norm);
+	strbuf_addf(&b, ",\"tokens\":%" PRId64, m->tokens);
+	add_number(&b, "tokens_per_second", round(m->tokens_per_second * 10) / 10);
+	add_number(&b, "eta_seconds", round(m->eta_seconds * 10) / 10);
+	add_number(&b, "time", round(m->time * 1000) / 1000);
+	add_measure(&b, "step_seconds", m->step_seconds, 1e6);
+	add_measure(&b, "compute_seconds", m->compute_seconds, 1e6);
+	add_measure(&b, "communication_seconds", m->communication_seconds, 1e6);
+	add_measure(&b, "data_seconds", m->data_seconds, 1e6);
+	if (m->memory_bytes > 0)
+		strbuf_addf(&b, ",\"memory_bytes\":%" PRId64, m->memory_bytes);
+	if (m->device_memory_bytes > 0)
+		strbuf_addf(&b, ",\"device_memory_bytes\":%" PRId64, m->device_memory_bytes);
+	if (m->slowest_rank >= 0) {
+		strbuf_addf(&b, ",\"slowest_rank\":%d", m->slowest_rank);
+		if (m->slowest_node)
+			add_name(&b, "slowest_node", m->slowest_node);
+		add_measure(&b, "slowest_seconds", m->slowest_seconds, 1e6);
+	}
+	if (!isnan(m->eval_loss)) {
+		add_number(&b, "eval_loss", m->eval_loss);
+		add_measure(&b, "eval_perplexity", perplexity(m), 1e6);
+	}
+	strbuf_addc(&b, '}');
+	snprintf(buf, size, "%s", b.failed || b.len >= size ? "{}" : b.data);
 	return buf;
 }
 
@@ -60,6 +104,29 @@ static size_t kept_bytes(const char *text, size_t len, int64_t step)
 	return kept;
 }
 
+/* What an earlier run measured is not for a new one to remove: its file becomes metrics.jsonl.N, the first N
+ * that is free. Marks alone are no loss. */
+static int set_aside(const char *path, struct error *err)
+{
+	_cleanup_free_ char *text = NULL;
+	size_t len;
+	int r = file_read(path, 0, &text, &len, err);
+
+	if (r < 0 || !strstr(text, "\"loss\":"))
+		return r;
+	for (int n = 1;; n++) {
+		_cleanup_free_ char *free_name = str_printf("%s.%d", path, n);
+
+		if (!free_name)
+			return error_oom(err);
+		if (file_exists(free_name))
+			continue;
+		return rename(path, free_name) < 0
+		           ? error_errno(err, -errno, "cannot rename %s to %s", path, free_name)
+		           : 0;
+	}
+}
+
 int metrics_open(const char *directory, int64_t resumed_step, bool tensorboard, struct metrics **out,
                  struct error *err)
 {
@@ -79,6 +146,8 @@ int metrics_open(const char *directory, int64_t resumed_step, bool tensorboard, 
 		if (r < 0)
 			return r;
 		len = kept_bytes(text, len, resumed_step);
+	} else if (file_exists(m->path) && (r = set_aside(m->path, err)) < 0) {
+		return r;
 	}
 	m->fd = open(m->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
 	if (m->fd < 0 || ftruncate(m->fd, len) < 0)
@@ -88,6 +157,34 @@ int metrics_open(const char *directory, int64_t resumed_step, bool tensorboard, 
 	if (r == 0)
 		*out = steal_pointer(m);
 	return r;
+}
+
+/* One write a line: a reader never sees half of one but at a crash. */
+static int write_line(struct metrics *m, const char *line, struct error *err)
+{
+	return file_write_all(m->fd, line, strlen(line), err) < 0 ? error_prefix(err, "%s", m->path) : 0;
+}
+
+int metrics_text(struct metrics *m, int64_t step, double time, const char *tag, const char *text,
+                 struct error *err)
+{
+	return m->events ? tfevents_text(m->events, time, step, tag, text, err) : 0;
+}
+
+int metrics_event(struct metrics *m, int64_t step, double time, const char *event, const json_t *details,
+                  const char *text, struct error *err)
+{
+	_cleanup_free_ char *more = details && json_object_size(details) ? json_to_string(details) : NULL;
+	_cleanup_strbuf_ struct strbuf line = {0};
+	int r;
+
+	strbuf_addf(&line, "{\"event\":\"%s\",\"step\":%" PRId64, event, step);
+	add_number(&line, "time", round(time * 1000) / 1000);
+	strbuf_addf(&line, "%s%s\n", more ? "," : "", more ? more + 1 : "}");
+	if (line.failed)
+		return error_oom(err);
+	r = write_line(m, line.data, err);
+	return r < 0 ? r : metrics_text(m, step, time, "events", text, err);
 }
 
 int metrics_write(struct metrics *m, const struct metrics_record *record, struct error *err)
@@ -101,16 +198,25 @@ int metrics_write(struct metrics *m, const struct metrics_record *record, struct
 	    {"train/grad_norm", record->grad_norm},
 	    {"train/epoch", record->epoch},
 	    {"perf/tokens_per_second", record->tokens_per_second},
+	    {"train/tokens", (double)record->tokens},
+	    {"perf/step_seconds", record->step_seconds},
+	    {"perf/compute_seconds", record->compute_seconds},
+	    {"perf/communication_seconds", record->communication_seconds},
+	    {"perf/data_seconds", record->data_seconds},
+	    {"perf/memory_bytes", record->memory_bytes > 0 ? (double)record->memory_bytes : NAN},
+	    {"perf/device_memory_bytes",
+	     record->device_memory_bytes > 0 ? (double)record->device_memory_bytes : NAN},
+	    {"perf/slowest_rank", record->slowest_rank >= 0 ? record->slowest_rank : NAN},
+	    {"perf/slowest_seconds", record->slowest_rank >= 0 ? record->slowest_seconds : NAN},
 	    {"eval/loss", record->eval_loss},
+	    {"eval/perplexity", perplexity(record)},
 	};
 	char line[METRICS_LINE + 1];
-	int r = 0;
+	int r;
 
 	metrics_line(line, METRICS_LINE, record);
 	strcat(line, "\n");
-	/* One write a line: a reader never sees half of one but at a crash. */
-	if (file_write_all(m->fd, line, strlen(line), err) < 0)
-		return error_prefix(err, "%s", m->path);
+	r = write_line(m, line, err);
 	for (size_t i = 0; i < ARRAY_SIZE(scalars) && m->events && r == 0; i++)
 		if (!isnan(scalars[i].value))
 			r = tfevents_scalar(m->events, record->time, record->step, scalars[i].tag,

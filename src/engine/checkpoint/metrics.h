@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The measurements of a run in its output directory: metrics.jsonl, one object per line, and TensorBoard
- * event files in runs/. Written by rank 0 alone. */
+ * event files in runs/. Written by rank 0 alone. A line is a report, or, with the key "event", a mark: the
+ * run's start, its going on from a checkpoint, a checkpoint, its end. */
 #pragma once
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -18,16 +20,31 @@ struct metrics_record {
 	double tokens_per_second, eta_seconds;
 	double eval_loss; /* NaN: not evaluated at this step */
 	double time;      /* Unix seconds */
+	/* Of a step, the mean since the report before; NaN: not measured, and the key is left out. */
+	double step_seconds, compute_seconds, communication_seconds, data_seconds;
+	int64_t memory_bytes,
+	    device_memory_bytes;  /* of rank 0: the most it had; what the plan takes; 0: unknown */
+	int slowest_rank;         /* -1: none */
+	const char *slowest_node; /* NULL: unknown */
+	double slowest_seconds;   /* of a step of that rank, waiting apart */
 };
 
 /* The JSON line of a record without its newline: of metrics.jsonl, and of what rank 0 posts to the service.
  * Into buf (at least METRICS_LINE bytes), returned. */
-#define METRICS_LINE 512
+#define METRICS_LINE 1024
 const char *metrics_line(char *buf, size_t size, const struct metrics_record *m);
 
-/* Appends to what is there. Lines after resumed_step are cut off (0: a new run, nothing stays), so that the
- * file reads as if the run had not been interrupted. */
+/* Appends to what is there. Lines after resumed_step are cut off so that the file reads as if the run had not
+ * been interrupted. 0: a run from the start; a file that has measurements is renamed to metrics.jsonl.1, or
+ * the next number that is free. */
 int metrics_open(const char *directory, int64_t resumed_step, bool tensorboard, struct metrics **out,
+                 struct error *err);
+/* A mark after `step`: {"event":EVENT,"step":…,"time":…} with the members of details (borrowed, may be NULL);
+ * for TensorBoard text, in Markdown. */
+int metrics_event(struct metrics *m, int64_t step, double time, const char *event, const json_t *details,
+                  const char *text, struct error *err);
+/* A text of the whole run, for TensorBoard alone. */
+int metrics_text(struct metrics *m, int64_t step, double time, const char *tag, const char *text,
                  struct error *err);
 int metrics_write(struct metrics *m, const struct metrics_record *record, struct error *err);
 void metrics_close(struct metrics *m);

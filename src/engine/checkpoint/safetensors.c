@@ -16,6 +16,7 @@
 #define INDEX_MAX  (256u << 20)
 
 struct shard {
+	char *path;          /* NULL when parsed from memory */
 	struct file_map map; /* empty when parsed from memory */
 	json_t *header;      /* owns the names of its tensors */
 	struct tensor *tensors;
@@ -278,6 +279,9 @@ static int open_shard(struct safetensors *st, const char *path, struct error *er
 	st->shards = s;
 	s += st->n_shards++;
 	*s = (struct shard){.map = {"", 0}};
+	s->path = strdup(path);
+	if (!s->path)
+		return error_oom(err);
 	r = file_map_open(path, &s->map, err);
 	return r < 0 ? r : parse_shard(s->map.data, s->map.len, path, s, err);
 }
@@ -408,11 +412,20 @@ void safetensors_close(struct safetensors *st)
 		file_map_close(&st->shards[i].map);
 		json_decref(st->shards[i].header);
 		free(st->shards[i].tensors);
+		free(st->shards[i].path);
 	}
 	free(st->shards);
 	free(st->order);
 	free(st->names);
 	free(st);
+}
+
+const char *safetensors_file(const struct safetensors *st, const struct tensor *t)
+{
+	for (size_t i = 0; i < st->n_shards; i++)
+		if (t >= st->shards[i].tensors && t < st->shards[i].tensors + st->shards[i].n)
+			return st->shards[i].path ? st->shards[i].path : "";
+	return "";
 }
 
 size_t safetensors_count(const struct safetensors *st)

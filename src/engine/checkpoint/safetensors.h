@@ -48,6 +48,8 @@ int safetensors_parse(const void *data, size_t len, const char *where, struct sa
 void safetensors_close(struct safetensors *st);
 DEFINE_CLEANUP(struct safetensors *, safetensors_close)
 
+/* The file that holds a tensor of the set; "" where it was parsed from memory. */
+const char *safetensors_file(const struct safetensors *st, const struct tensor *t);
 size_t safetensors_count(const struct safetensors *st);
 const struct tensor *safetensors_at(const struct safetensors *st, size_t i); /* by name order within a file */
 const struct tensor *safetensors_find(const struct safetensors *st, const char *name); /* NULL: none */

@@ -5,47 +5,6 @@
 
 #include "engine/checkpoint/safetensors.h"
 
-static float f16_to_float(uint16_t h)
-{
-	uint32_t sign = (uint32_t)(h & 0x8000) << 16, e = h >> 10 & 31, m = h & 0x3ff, u;
-	float f;
-
-	if (e == 31) {
-		u = sign | 0x7f800000 | m << 13;
-	} else if (e) {
-		u = sign | (e + 112) << 23 | m << 13;
-	} else { /* subnormal: m · 2^-24 is exact in fp32 */
-		f = m * 0x1p-24f;
-		memcpy(&u, &f, 4);
-		u |= sign;
-	}
-	memcpy(&f, &u, 4);
-	return f;
-}
-
-/* Round to nearest even, overflow to infinity. */
-static uint16_t f16_from_float(float f)
-{
-	uint32_t u, sign;
-	float a;
-
-	memcpy(&u, &f, 4);
-	sign = u >> 16 & 0x8000;
-	u &= 0x7fffffff;
-	if (u > 0x7f800000)
-		return sign | 0x7e00;
-	if (u >= 0x477ff000) /* rounds to 65536 or more */
-		return sign | 0x7c00;
-	if (u < 0x38800000) { /* below 2^-14: adding 0.5 leaves the subnormal in the low bits, rounded */
-		memcpy(&a, &u, 4);
-		a += 0.5f;
-		memcpy(&u, &a, 4);
-		return sign | (u - 0x3f000000);
-	}
-	u += 0xfff + (u >> 13 & 1);
-	return sign | ((u >> 13) - (112 << 10));
-}
-
 int64_t tensor_elements(const struct tensor *t)
 {
 	return t->bytes / tensor_type_size(t->type);

@@ -18,7 +18,11 @@ struct tfevents {
 
 /* Field numbers of Event, Summary, Summary.Value and SessionLog; the wire types below. */
 enum { EVENT_TIME = 1, EVENT_STEP = 2, EVENT_VERSION = 3, EVENT_SUMMARY = 5, EVENT_SESSION = 7 };
-enum { SUMMARY_VALUE = 1, VALUE_TAG = 1, VALUE_SIMPLE = 2, SESSION_STATUS = 1, SESSION_START = 1 };
+enum { SUMMARY_VALUE = 1, VALUE_TAG = 1, VALUE_SIMPLE = 2, VALUE_TENSOR = 8, VALUE_METADATA = 9 };
+enum { SESSION_STATUS = 1, SESSION_START = 1 };
+/* Of SummaryMetadata, its PluginData and TensorProto with its shape. */
+enum { METADATA_PLUGIN = 1, PLUGIN_NAME = 1, TENSOR_DTYPE = 1, TENSOR_SHAPE = 2, TENSOR_STRING = 8 };
+enum { SHAPE_DIM = 2, DIM_SIZE = 1, DT_STRING = 7 };
 enum { WIRE_VARINT = 0, WIRE_64 = 1, WIRE_BYTES = 2, WIRE_32 = 5 };
 
 uint32_t tfevents_crc32c(const void *data, size_t len)
@@ -130,22 +134,55 @@ int tfevents_open(const char *directory, int64_t first_step, struct tfevents **o
 	return r;
 }
 
+/* A Summary of one Value, which v is. */
+static int write_summary(struct tfevents *t, double time, int64_t step, const struct strbuf *v,
+                         struct error *err)
+{
+	_cleanup_strbuf_ struct strbuf summary = {0};
+
+	if (!v->failed)
+		put_bytes(&summary, SUMMARY_VALUE, v->data, v->len);
+	if (v->failed || summary.failed)
+		return error_oom(err);
+	begin_event(t, time, step);
+	put_bytes(&t->event, EVENT_SUMMARY, summary.data, summary.len);
+	return write_event(t, err);
+}
+
 int tfevents_scalar(struct tfevents *t, double time, int64_t step, const char *tag, float value,
                     struct error *err)
 {
-	_cleanup_strbuf_ struct strbuf v = {0}, summary = {0};
+	_cleanup_strbuf_ struct strbuf v = {0};
 	uint32_t bits;
 
 	memcpy(&bits, &value, 4);
 	put_bytes(&v, VALUE_TAG, tag, strlen(tag));
 	put_key(&v, VALUE_SIMPLE, WIRE_32);
 	put_fixed(&v, bits, 4);
-	put_bytes(&summary, SUMMARY_VALUE, v.data, v.len);
-	if (v.failed || summary.failed)
+	return write_summary(t, time, step, &v, err);
+}
+
+int tfevents_text(struct tfevents *t, double time, int64_t step, const char *tag, const char *text,
+                  struct error *err)
+{
+	static const char plugin[] = {PLUGIN_NAME << 3 | WIRE_BYTES, 4, 't', 'e', 'x', 't'};
+	static const char dim[] = {DIM_SIZE << 3 | WIRE_VARINT, 1};
+	_cleanup_strbuf_ struct strbuf v = {0}, metadata = {0}, shape = {0}, tensor = {0};
+
+	put_bytes(&metadata, METADATA_PLUGIN, plugin, sizeof(plugin));
+	put_bytes(&shape, SHAPE_DIM, dim, sizeof(dim));
+	put_key(&tensor, TENSOR_DTYPE, WIRE_VARINT);
+	put_varint(&tensor, DT_STRING);
+	if (metadata.failed || shape.failed)
 		return error_oom(err);
-	begin_event(t, time, step);
-	put_bytes(&t->event, EVENT_SUMMARY, summary.data, summary.len);
-	return write_event(t, err);
+	put_bytes(&tensor, TENSOR_SHAPE, shape.data, shape.len);
+	put_bytes(&tensor, TENSOR_STRING, text, strlen(text));
+	if (tensor.failed)
+		return error_oom(err);
+	put_bytes(&v, VALUE_TAG, tag, strlen(tag));
+	put_bytes(&v, VALUE_TENSOR, tensor.data, tensor.len);
+	put_bytes(&v, VALUE_METADATA, metadata.data, metadata.len);
+	return write_summary(t, time, step, &v, err);
 }
 
 void tfevents_close(struct tfevents *t)

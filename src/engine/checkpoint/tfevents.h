@@ -15,6 +15,9 @@ struct tfevents;
 int tfevents_open(const char *directory, int64_t first_step, struct tfevents **out, struct error *err);
 int tfevents_scalar(struct tfevents *t, double time, int64_t step, const char *tag, float value,
                     struct error *err);
+/* Markdown, shown under TensorBoard's tab of texts. */
+int tfevents_text(struct tfevents *t, double time, int64_t step, const char *tag, const char *text,
+                  struct error *err);
 void tfevents_close(struct tfevents *t);
 DEFINE_CLEANUP(struct tfevents *, tfevents_close)
 

@@ -12,6 +12,10 @@
  * A peer that died, a connection that broke, comm_abort from another thread, or a collective that makes no
  * progress for timeout_s: comm_wait returns -ECONNRESET, -ECANCELED or -ETIMEDOUT with the rank and the
  * collective named; the communicator is unusable from then on and only comm_destroy may follow.
+ *
+ * On CUDA the device waits, not the host. A failure ends the device's wait, too, and it goes on with whatever
+ * lies in the buffers: what the host has read from the device is a result only once comm_check has returned 0
+ * after the read.
  */
 #pragma once
 
@@ -42,7 +46,8 @@ struct comm_options {
 	    *rendezvous; /* may be NULL when world_size is 1; its context has to outlive
 	                  * the communicator, which may call it from a thread of its own */
 	const char
-	    *group; /* prefix of the rendezvous keys; communicators of one attempt have distinct ones */
+	    *group;       /* prefix of the rendezvous keys; communicators of one attempt have distinct ones */
+	const char *node; /* what messages call this machine; NULL: by its host name */
 	/* May be NULL. True: this rank has been told to end. A collective that then stands still is given up
 	 * within seconds (-ECANCELED) where nothing else shows that a peer has died. */
 	bool (*stopping)(void *context);
@@ -58,8 +63,17 @@ int comm_rank(const struct comm *comm);
 int comm_size(const struct comm *comm);
 /* "ucx 1.13: shared memory" / "ucx 1.13: tcp": what carries the data, for the log. */
 const char *comm_describe(const struct comm *comm);
-/* Registers a buffer that collectives will use often (pinning); optional, at start. */
-int comm_register(struct comm *comm, void *buffer, size_t bytes, struct error *err);
+/* Device memory for the buffers of collectives, zeroed, of the kind that the library carries best. It is the
+ * communicator's, and is freed with it. */
+int comm_alloc(struct comm *comm, size_t bytes, void **out, struct error *err);
+struct comm_buffer {
+	void *data;
+	size_t bytes;
+};
+/* Registers buffers that collectives will use often (pinning); optional, at start. Itself a collective: every
+ * rank calls it with as many buffers, in the same order, and waits for the others. 1: they are registered on
+ * every rank; 0: on none, which is slower and no error. */
+int comm_register(struct comm *comm, const struct comm_buffer *buffers, int n, struct error *err);
 
 enum comm_op { COMM_SUM, COMM_MAX };
 
@@ -82,3 +96,8 @@ comm_ticket comm_barrier(struct comm *comm);
 
 int comm_wait(struct comm *comm, comm_ticket ticket, struct error *err);
 int comm_flush(struct comm *comm, struct error *err);
+/* Seconds that the computation has stood still in comm_wait so far; NaN where that is not measured (CUDA). */
+double comm_waited_seconds(const struct comm *comm);
+/* After device_synchronize or device_read: 0 where every collective that the device has waited for has ended
+ * in order, else why the communicator has failed. Does not wait. */
+int comm_check(struct comm *comm, struct error *err);

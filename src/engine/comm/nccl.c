@@ -145,10 +145,11 @@ static void close_nccl(struct comm *c)
 	while (c->aborting)
 		comm_pause(c);
 	comm_look(c);
-	for (int i = 0; c->nccl && i < c->buffers; i++)
-		ncclCommDeregister(c->nccl, c->registered[i]);
-	if (c->nccl && c->completed == c->queued)
+	/* While a collective is under way its buffers stay registered: the abort below sees to them. */
+	if (c->nccl && c->completed == c->queued) {
+		comm_deregister(c, 0);
 		n = comm_settle(c, ncclCommFinalize(c->nccl), clock_monotonic() + 1);
+	}
 	if (c->nccl && c->completed == c->queued && n == ncclSuccess)
 		ncclCommDestroy(c->nccl);
 	else if (c->nccl)
@@ -169,6 +170,7 @@ void comm_destroy(struct comm *c)
 		pthread_join(c->watcher, NULL);
 	}
 	close_nccl(c);
+	comm_free_buffers(c);
 	for (int i = 0; i < EVENTS; i++) {
 		if (c->event[i])
 			(void)cudaEventDestroy(c->event[i]);
@@ -205,22 +207,6 @@ int comm_size(const struct comm *c)
 const char *comm_describe(const struct comm *c)
 {
 	return c->description;
-}
-
-int comm_register(struct comm *c, void *buffer, size_t bytes, struct error *err)
-{
-	ncclResult_t n;
-
-	if (c->size == 1 || c->buffers == BUFFERS)
-		return 0;
-	pthread_mutex_lock(&c->lock);
-	n = c->failed ? ncclInvalidUsage
-	              : ncclCommRegister(c->nccl, buffer, bytes, &c->registered[c->buffers]);
-	if (n == ncclSuccess)
-		c->buffers++;
-	pthread_mutex_unlock(&c->lock);
-	/* Without it collectives copy more: no reason to stop. */
-	return 0;
 }
 
 /* ---- collectives ---- */
@@ -400,6 +386,24 @@ int comm_wait(struct comm *c, comm_ticket ticket, struct error *err)
 	r = failure(c, err);
 	pthread_mutex_unlock(&c->lock);
 	return r;
+}
+
+/* An abort marks the failure before it ends the kernels, so that it is seen here by whoever was waiting for
+ * them; an error of NCCL's own leaves them waiting until then. */
+int comm_check(struct comm *c, struct error *err)
+{
+	int r;
+
+	pthread_mutex_lock(&c->lock);
+	comm_look(c);
+	r = failure(c, err);
+	pthread_mutex_unlock(&c->lock);
+	return r;
+}
+
+double comm_waited_seconds(const struct comm *c)
+{
+	return NAN; /* the stream waits, not the host */
 }
 
 int comm_flush(struct comm *c, struct error *err)

@@ -59,9 +59,16 @@ struct comm {
 	int aborting; /* threads inside ncclCommAbort */
 	int failed;
 	struct error failure;
-	void *registered[BUFFERS];
+	void *registered[BUFFERS]; /* handles */
 	int buffers;
+
+	struct allocation *allocations; /* comm_alloc's */
+	bool foreign;                   /* some of them are not NCCL's: nothing is registered */
 };
+
+/* nccl_buffers.c */
+void comm_deregister(struct comm *c, int first); /* handles from `first` on; under lock, none in use */
+void comm_free_buffers(struct comm *c);          /* once nothing is under way */
 
 /* nccl_watch.c; all under lock */
 void comm_pause(struct comm *c); /* lets the lock go for POLL_NS */

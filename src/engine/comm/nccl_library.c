@@ -22,6 +22,8 @@
 	F(ncclResult_t, ncclCommRegister, (const ncclComm_t comm, void *buffer, size_t size, void **handle), \
 	  (comm, buffer, size, handle)) \
 	F(ncclResult_t, ncclCommDeregister, (const ncclComm_t comm, void *handle), (comm, handle)) \
+	F(ncclResult_t, ncclMemAlloc, (void **memory, size_t size), (memory, size)) \
+	F(ncclResult_t, ncclMemFree, (void *memory), (memory)) \
 	F(ncclResult_t, ncclAllReduce, \
 	  (const void *from, void *to, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, \
 	   cudaStream_t stream), \
@@ -61,7 +63,7 @@ int nccl_load(struct error *err)
 	static const struct library l = {.title = "NCCL",
 	                                 .soname = "libnccl.so.2",
 	                                 .package = "libnccl2",
-	                                 .minimum = 21900, /* buffers are registered */
+	                                 .minimum = 21900, /* buffers are registered, and memory handed out */
 	                                 .version_symbol = "ncclGetVersion",
 	                                 .version = version,
 	                                 .symbols = symbols,

@@ -40,6 +40,10 @@ void stall_init(struct stall *s, const struct comm_options *o)
 	if (o->rendezvous)
 		s->rendezvous = *o->rendezvous;
 	snprintf(s->group, sizeof(s->group), "%s", o->group ? o->group : "world");
+	if (o->node)
+		snprintf(s->node, sizeof(s->node), "%s", o->node);
+	else
+		(void)gethostname(s->node, sizeof(s->node) - 1);
 }
 
 static const char *key_of(const struct stall *s, int rank, char *key, size_t size)
@@ -51,12 +55,11 @@ static const char *key_of(const struct stall *s, int rank, char *key, size_t siz
 int stall_tell(const struct stall *s, enum standing standing, uint64_t collective, const char *kind,
                struct error *err)
 {
-	char key[128], host[65] = "", value[160];
+	char key[128], value[160];
 	int n;
 
-	(void)gethostname(host, sizeof(host) - 1);
 	n = snprintf(value, sizeof(value), "%s %" PRIu64 " %s %s", standings[standing], collective,
-	             *kind ? kind : "-", *host ? host : "-");
+	             *kind ? kind : "-", *s->node ? s->node : "-");
 	return s->rendezvous.put(s->rendezvous.context, key_of(s, s->rank, key, sizeof(key)), value,
 	                         (size_t)n, err);
 }

@@ -21,7 +21,7 @@ enum standing {
 struct stall {
 	int rank, size;
 	struct rendezvous rendezvous;
-	char group[96];
+	char group[96], node[65];
 };
 
 /* Copies what it needs; the rendezvous' context has to outlive it. */

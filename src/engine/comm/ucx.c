@@ -105,6 +105,7 @@ int comm_create(struct device *dev, const struct comm_options *options, struct c
 	c = calloc(1, sizeof(*c));
 	if (!c)
 		return error_oom(err);
+	c->dev = dev;
 	c->rank = options->rank;
 	c->size = options->world_size;
 	c->timeout_s = options->timeout_s;
@@ -144,6 +145,9 @@ void comm_destroy(struct comm *c)
 	free(c->transfers);
 	free(c->scratch);
 	free(c->parts);
+	for (int i = 0; i < c->allocated; i++)
+		device_free(c->dev, c->allocations[i]);
+	free(c->allocations);
 	free(c);
 }
 
@@ -169,7 +173,21 @@ const char *comm_describe(const struct comm *c)
 	return c->description;
 }
 
-int comm_register(struct comm *c, void *buffer, size_t bytes, struct error *err)
+int comm_alloc(struct comm *c, size_t bytes, void **out, struct error *err)
+{
+	void **list = realloc(c->allocations, ((size_t)c->allocated + 1) * sizeof(*list));
+	int r;
+
+	if (!list)
+		return error_oom(err);
+	c->allocations = list;
+	r = device_alloc(c->dev, bytes, out, err);
+	if (r == 0)
+		list[c->allocated++] = *out;
+	return r;
+}
+
+int comm_register(struct comm *c, const struct comm_buffer *buffers, int n, struct error *err)
 {
 	return 0; /* UCX registers on its own where the hardware asks for it, and keeps that */
 }
@@ -227,13 +245,14 @@ comm_ticket comm_barrier(struct comm *c)
 
 int comm_wait(struct comm *c, comm_ticket ticket, struct error *err)
 {
-	double spin_until;
+	double begun, spin_until;
 	int r = 0;
 
 	if (!ticket || (c->completed >= ticket && c->failed != -ECANCELED))
 		return 0;
 	atomic_fetch_add(&c->waiters, 1);
-	for (spin_until = clock_monotonic() + SPIN_BEHIND_COMPUTE; clock_monotonic() < spin_until; relax())
+	begun = clock_monotonic();
+	for (spin_until = begun + SPIN_BEHIND_COMPUTE; clock_monotonic() < spin_until; relax())
 		if (c->completed >= ticket || c->failed)
 			break;
 	pthread_mutex_lock(&c->lock);
@@ -244,12 +263,30 @@ int comm_wait(struct comm *c, comm_ticket ticket, struct error *err)
 		if (err)
 			*err = c->failure;
 	}
+	c->waited += clock_monotonic() - begun;
 	pthread_mutex_unlock(&c->lock);
 	atomic_fetch_sub(&c->waiters, 1);
 	return r;
 }
 
+double comm_waited_seconds(const struct comm *c)
+{
+	return c->waited;
+}
+
 int comm_flush(struct comm *c, struct error *err)
 {
 	return comm_wait(c, c->queued, err);
+}
+
+int comm_check(struct comm *c, struct error *err)
+{
+	int r;
+
+	pthread_mutex_lock(&c->lock);
+	r = c->failed;
+	if (r < 0 && err)
+		*err = c->failure;
+	pthread_mutex_unlock(&c->lock);
+	return r;
 }

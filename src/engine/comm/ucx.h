@@ -63,6 +63,7 @@ enum {
 };
 
 struct comm {
+	struct device *dev;
 	int rank, size, timeout_s;
 	char description[96];
 
@@ -77,6 +78,7 @@ struct comm {
 	_Atomic bool stopping; /* comm_destroy */
 	_Atomic bool asleep;   /* the thread waits in epoll and wants wake_fd */
 	_Atomic int waiters;   /* threads inside comm_wait: their cores are free */
+	double waited;         /* seconds inside comm_wait; under lock */
 	pthread_t thread;
 	bool thread_started;
 
@@ -103,6 +105,9 @@ struct comm {
 	struct transfer *transfers; /* [2 · max(WINDOW_MAX, size)] */
 	char *scratch;              /* [SCRATCH_BYTES], 64-byte aligned */
 	void **parts;               /* [size]: what a reduction adds up */
+
+	void **allocations; /* comm_alloc's: [allocated] */
+	int allocated;
 };
 
 /* ucx_transport.c */

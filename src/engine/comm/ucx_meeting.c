@@ -149,6 +149,30 @@ static void list_addresses(struct card *card, bool ipv4_only)
 	freeifaddrs(list);
 }
 
+/* Binds to a port of UCX_TCP_PORT_RANGE ("29700-29999"), which UCX heeds for its own, or to any. The search
+ * begins anywhere in it: ranks of one machine begin together. */
+static int bind_port(int fd, struct sockaddr *address, socklen_t len, in_port_t *port)
+{
+	const char *range = getenv("UCX_TCP_PORT_RANGE");
+	unsigned low = 0, high = 0, count = 1, start = 0;
+
+	if (range && sscanf(range, "%u-%u", &low, &high) == 2 && low > 0 && low <= high && high <= 65535) {
+		count = high - low + 1;
+		if (getrandom(&start, sizeof(start), GRND_NONBLOCK) < 0)
+			start = (unsigned)getpid();
+	} else {
+		low = 0;
+	}
+	for (unsigned i = 0; i < count; i++) {
+		*port = htons(low ? low + (start + i) % count : 0);
+		if (bind(fd, address, len) == 0)
+			return 0;
+		if (errno != EADDRINUSE && errno != EACCES)
+			break;
+	}
+	return -errno;
+}
+
 static int start_listening(struct meeting *m, uint16_t *port, struct error *err)
 {
 	struct sockaddr_in6 any6 = {.sin6_family = AF_INET6};
@@ -160,7 +184,10 @@ static int start_listening(struct meeting *m, uint16_t *port, struct error *err)
 	m->listen_fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (m->listen_fd >= 0) {
 		setsockopt(m->listen_fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
-		r = bind(m->listen_fd, (struct sockaddr *)&any6, sizeof(any6));
+		r = bind_port(m->listen_fd, (struct sockaddr *)&any6, sizeof(any6), &any6.sin6_port);
+		if (r == -EADDRINUSE)
+			return error_errno(err, r, "no port of UCX_TCP_PORT_RANGE=%s for the other ranks",
+			                   getenv("UCX_TCP_PORT_RANGE") ?: "");
 		if (r < 0) {
 			close(m->listen_fd);
 			m->listen_fd = -1;
@@ -169,8 +196,11 @@ static int start_listening(struct meeting *m, uint16_t *port, struct error *err)
 	if (m->listen_fd < 0) {
 		m->ipv4_only = true;
 		m->listen_fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-		if (m->listen_fd < 0 || bind(m->listen_fd, (struct sockaddr *)&any4, sizeof(any4)) < 0)
-			return error_errno(err, -errno, "cannot open a TCP port for the other ranks");
+		r = m->listen_fd < 0
+		        ? -errno
+		        : bind_port(m->listen_fd, (struct sockaddr *)&any4, sizeof(any4), &any4.sin_port);
+		if (r < 0)
+			return error_errno(err, r, "cannot open a TCP port for the other ranks");
 	}
 	if (listen(m->listen_fd, 1024) < 0 || getsockname(m->listen_fd, (struct sockaddr *)&bound, &len) < 0)
 		return error_errno(err, -errno, "cannot listen on a TCP port for the other ranks");
@@ -199,7 +229,9 @@ static int publish(struct meeting *m, const void *blob, size_t blob_len, struct 
 	mine->world_size = o->world_size;
 	mine->blob_len = blob_len;
 	describe_home(mine->home, sizeof(mine->home));
-	if (gethostname(mine->host, sizeof(mine->host) - 1) < 0)
+	if (o->node)
+		snprintf(mine->host, sizeof(mine->host), "%s", o->node);
+	else if (gethostname(mine->host, sizeof(mine->host) - 1) < 0)
 		strcpy(mine->host, "?");
 	if (getrandom(mine->token, sizeof(mine->token), 0) != sizeof(mine->token))
 		return error_errno(err, -errno, "no random numbers");

@@ -9,6 +9,7 @@
 #include "base/str.h"
 #include "engine/data/convert.h"
 #include "engine/data/encode.h"
+#include "engine/data/exact_json.h"
 #include "engine/data/pack.h"
 #include "engine/data/records.h"
 
@@ -21,7 +22,6 @@ struct work {
 	struct record record;
 	const struct source *source;
 	const struct records *file;
-	bool first;     /* of its file: a missing column is then an error */
 	bool continued; /* goes on with the document of the record before */
 	bool held_back; /* belongs to the evaluation split */
 	struct token_list ids, labels;
@@ -112,8 +112,6 @@ static void process_record(const struct builder *b, struct work *w)
 		if (w->result == -EBADMSG)
 			error_prefix(&w->err, "%s", where);
 	}
-	if (w->result == -ENOKEY && !w->first)
-		w->result = -EBADMSG;
 	example_clear(&e);
 }
 
@@ -297,8 +295,8 @@ static enum record_kind kind_of(const struct source *s)
 	}
 }
 
-/* JSON or plain text? By the first character that is no white space. */
-static int sniff(struct source *s, enum dataset_task task, struct error *err)
+/* JSON or plain text, for pretraining? By the first character that is no white space. */
+static int sniff(struct source *s, struct error *err)
 {
 	_cleanup_(records_closep) struct records *file = NULL;
 	struct record first;
@@ -314,40 +312,58 @@ static int sniff(struct source *s, enum dataset_task task, struct error *err)
 		first.data++;
 		first.len--;
 	}
-	if (*first.data == '{' || *first.data == '[')
-		return 0;
-	if (task == DATASET_SFT)
-		return error_set(err, -EINVAL, "%s: neither a JSON array nor JSON lines", s->path);
-	s->format = FORMAT_TEXT;
+	if (*first.data != '{' && *first.data != '[')
+		s->format = FORMAT_TEXT;
 	return 0;
 }
 
-/* Settles format, columns and tags of a file by its first record that is JSON; *first is its index. A file
- * without any is left to be skipped, record by record. */
-static int detect(struct source *s, enum dataset_task task, int64_t *first, struct error *err)
+/* Settles format, columns and tags of a file by its first record that tells them. Where none does, the first
+ * record's error says why; a file without any JSON is left to be skipped, record by record. */
+static int detect(struct source *s, enum dataset_task task, struct error *err)
 {
 	_cleanup_(records_closep) struct records *file = NULL;
+	struct error why = ERROR_INIT;
 	struct record record;
-	int r = 0;
+	int r = 0, first = 0;
+	bool any = false, json = false;
 
-	*first = 0;
-	if (s->format == FORMAT_AUTO)
-		r = sniff(s, task, err);
+	if (s->format == FORMAT_AUTO && task == DATASET_PRETRAIN)
+		r = sniff(s, err);
 	if (r < 0 || kind_of(s) != RECORDS_JSON)
 		return r;
 	r = records_open(s->path, RECORDS_JSON, &file, err);
 	while (r == 0 && (r = records_next(file, &record, err)) > 0) {
 		_cleanup_free_ char *where = str_printf("%s:%lld", s->path, (long long)record.line);
-		_cleanup_json_ json_t *value =
-		    json_loadb(record.data, record.len, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+		_cleanup_json_ json_t *value = exact_json_load(record.data, record.len, NULL);
 
 		if (!where)
 			return error_oom(err);
-		if (value)
-			return source_detect(s, value, task, where, err);
-		++*first;
+		any = true;
+		r = 0;
+		if (!value)
+			continue;
+		json = true;
+		r = source_detect(s, value, task, where, first ? NULL : &why);
+		if (r == 0)
+			return 0;
+		first = first ? first : r;
 		r = 0;
 	}
+	if (r == 0 && any && !json && s->format == FORMAT_AUTO)
+		return error_set(err, -EINVAL, "%s: neither a JSON array nor JSON lines", s->path);
+	if (r < 0 || first == 0)
+		return r;
+	if (err)
+		*err = why;
+	return first;
+}
+
+int dataset_detect(const struct dataset_options *options, struct source_list *list, struct error *err)
+{
+	int r = 0;
+
+	for (size_t i = 0; r == 0 && i < list->count; i++)
+		r = detect(&list->items[i], options->task, err);
 	return r;
 }
 
@@ -409,10 +425,10 @@ struct group_state {
 	int64_t index, taken; /* documents seen; drawn */
 };
 
-static int add_file(struct builder *b, const struct source *s, int64_t first, const int64_t *counts,
+static int add_file(struct builder *b, const struct source *s, const int64_t *counts,
                     struct group_state *group, struct error *err)
 {
-	int64_t limit = b->options->max_samples, in_file = 0;
+	int64_t limit = b->options->max_samples;
 	struct records *file;
 	struct record record;
 	bool continued = false, held = false;
@@ -434,7 +450,6 @@ static int add_file(struct builder *b, const struct source *s, int64_t first, co
 			*w = (struct work){.record = record,
 			                   .source = s,
 			                   .file = file,
-			                   .first = in_file == first,
 			                   .continued = continued,
 			                   .held_back = held,
 			                   .ids = w->ids,
@@ -452,7 +467,6 @@ static int add_file(struct builder *b, const struct source *s, int64_t first, co
 		}
 		group->index += !record.more;
 		continued = record.more;
-		in_file++;
 	}
 	b->bytes_done += records_consumed(file);
 	return MIN(r, 0);
@@ -460,8 +474,7 @@ static int add_file(struct builder *b, const struct source *s, int64_t first, co
 
 /* What is to be known before the first record: formats, sizes, and counts where something is drawn by chance.
  */
-static int prepare(struct builder *b, struct source_list *list, int64_t *first, int64_t *counts,
-                   struct error *err)
+static int prepare(struct builder *b, struct source_list *list, int64_t *counts, struct error *err)
 {
 	bool draw = b->held_back != NULL;
 	int64_t total = 0;
@@ -475,7 +488,7 @@ static int prepare(struct builder *b, struct source_list *list, int64_t *first, 
 		b->bytes_total += map.len;
 		file_map_close(&map);
 		if (r == 0)
-			r = detect(s, b->options->task, &first[i], err);
+			r = detect(s, b->options->task, err);
 		draw = draw || s->num_samples >= 0;
 	}
 	if (r < 0 || !draw)
@@ -497,7 +510,7 @@ static int prepare(struct builder *b, struct source_list *list, int64_t *first, 
 	if (b->held_count >= total)
 		return error_set(
 		    err, -EINVAL,
-		    "data.eval_fraction holds back all of the %lld examples there are; none is left to "
+		    "data.eval_fraction holds out all of the %lld examples there are; none is left to "
 		    "train on",
 		    (long long)total);
 	return 0;
@@ -539,19 +552,18 @@ int dataset_build(const struct dataset_options *options, struct source_list *lis
 {
 	struct builder b = {
 	    .options = options, .tok = tok, .train = train, .held_back = held_back, .bos = -1};
-	_cleanup_free_ int64_t *first = calloc(list->count + 1, sizeof(*first));
 	_cleanup_free_ int64_t *counts = calloc(list->groups + 1, sizeof(*counts));
 	_cleanup_free_ struct group_state *groups = calloc(list->groups + 1, sizeof(*groups));
 	int r;
 
-	if (!first || !counts || !groups)
+	if (!counts || !groups)
 		return error_oom(err);
 	r = builder_init(&b, template, err);
 	if (r == 0)
-		r = prepare(&b, list, first, counts, err);
+		r = prepare(&b, list, counts, err);
 	report(&b, 0);
 	for (size_t i = 0; r == 0 && i < list->count; i++)
-		r = add_file(&b, &list->items[i], first[i], counts, &groups[list->items[i].group], err);
+		r = add_file(&b, &list->items[i], counts, &groups[list->items[i].group], err);
 	if (r == 0)
 		r = flush_batch(&b, true, err);
 	if (r == 0)

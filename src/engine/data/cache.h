@@ -41,6 +41,8 @@ int cache_open(const char *path, const struct cache_key *key, struct cache *out,
 int cache_check(const void *data, size_t len, const struct cache_key *key, struct cache *out,
                 struct error *err);
 void cache_close(struct cache *c);
+/* Of all rows and their order, read anew from the file. */
+uint64_t cache_digest(const struct cache *c);
 
 struct cache_writer;
 /* Writes to path.tmp; cache_writer_finish syncs it and renames it to path. */

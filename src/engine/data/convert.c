@@ -6,6 +6,7 @@
 
 #include "base/json.h"
 #include "base/str.h"
+#include "engine/data/exact_json.h"
 
 void example_clear(struct example *e)
 {
@@ -88,7 +89,7 @@ static int take_json(struct example *e, const json_t *v, struct text *out, struc
 		*out = (struct text){json_string_value(v), json_string_length(v)};
 		return 0;
 	}
-	tools_dump(v, 0, &b);
+	exact_json_dump(v, 0, &b);
 	return own(e, &b, out, err);
 }
 
@@ -97,28 +98,16 @@ static const json_t *column(const struct example *e, const char *name)
 	return name ? json_object_get(e->record, name) : NULL;
 }
 
-static int need_column(const struct example *e, const char *name, const char *what, const char *where,
-                       struct error *err)
-{
-	_cleanup_free_ char *names = NULL;
-
-	if (column(e, name))
-		return 0;
-	names = source_column_names(e->record);
-	if (!name)
-		return error_set(err, -ENOKEY,
-		                 "%s: data.columns names no column for the %s; the columns there are: %s",
-		                 where, what, names ? names : "");
-	return error_set(err, -ENOKEY,
-	                 "%s: column '%s' is missing; the columns there are: %s; map it with data.columns",
-	                 where, name, names ? names : "");
-}
-
 static int take_side_columns(const struct source *s, const char *where, struct example *e, struct error *err)
 {
+	const json_t *tools = column(e, s->columns.tools);
 	int r = take_text(e, column(e, s->columns.system), where, "the system column", &e->system, err);
 
-	return r < 0 ? r : take_json(e, column(e, s->columns.tools), &e->tools, err);
+	/* An empty list is none, but as text or from OpenAI, which becomes text, it is a list of no tools: so
+	 * LLaMA-Factory has it, and writes a system prompt there. */
+	if (s->format != FORMAT_OPENAI && json_is_array(tools) && json_array_size(tools) == 0)
+		return r;
+	return r < 0 ? r : take_json(e, tools, &e->tools, err);
 }
 
 static int convert_history(const struct source *s, const char *where, struct example *e, struct error *err)
@@ -151,11 +140,7 @@ static int convert_alpaca(const struct source *s, enum dataset_task task, const 
 	struct text prompt, query, response;
 	int r;
 
-	r = need_column(e, s->columns.prompt, "prompt", where, err);
-	if (r == 0 && task == DATASET_SFT)
-		r = need_column(e, s->columns.response, "response", where, err);
-	if (r == 0)
-		r = convert_history(s, where, e, err);
+	r = convert_history(s, where, e, err);
 	if (r == 0)
 		r = take_text(e, column(e, s->columns.prompt), where, s->columns.prompt, &prompt, err);
 	if (r == 0)
@@ -176,7 +161,8 @@ static int convert_alpaca(const struct source *s, enum dataset_task task, const 
 	if (r < 0 || task == DATASET_PRETRAIN)
 		return r;
 	if (!json_is_string(column(e, s->columns.response)))
-		return error_set(err, -EBADMSG, "%s: column '%s' is no string", where, s->columns.response);
+		return error_set(err, -EBADMSG, "%s: column '%s' is %s", where, s->columns.response,
+		                 column(e, s->columns.response) ? "no string" : "missing");
 	r = take_text(e, column(e, s->columns.response), where, s->columns.response, &response, err);
 	if (r == 0)
 		r = add_turn(e, ROLE_ASSISTANT, response, err);
@@ -218,8 +204,7 @@ static int openai_content(const struct source *s, const json_t *message, int *ro
 	if (r < 0 || (*role != ROLE_ASSISTANT && *role != ROLE_FUNCTION))
 		return r;
 	if (json_is_string(calls))
-		calls = parsed =
-		    json_loadb(json_string_value(calls), json_string_length(calls), JSON_ALLOW_NUL, NULL);
+		calls = parsed = exact_json_load(json_string_value(calls), json_string_length(calls), NULL);
 	if (json_array_size(calls) > 0) {
 		_cleanup_json_ json_t *list = json_array();
 
@@ -229,7 +214,7 @@ static int openai_content(const struct source *s, const json_t *message, int *ro
 			if (json_array_append(list, f ? f : call) < 0)
 				return error_oom(err);
 		}
-		tools_dump(list, 0, &b);
+		exact_json_dump(list, 0, &b);
 		*role = ROLE_FUNCTION;
 		return own(e, &b, out, err);
 	}
@@ -285,15 +270,13 @@ static int convert_messages(const struct source *s, enum dataset_task task, cons
 	const json_t *messages;
 	int r;
 
-	r = need_column(e, s->columns.messages, "messages", where, err);
-	if (r == 0)
-		r = take_side_columns(s, where, e, err);
+	r = take_side_columns(s, where, e, err);
 	if (r < 0)
 		return r;
 	messages = column(e, s->columns.messages);
 	if (!json_is_array(messages))
-		return error_set(err, -EBADMSG, "%s: column '%s' is no list of messages", where,
-		                 s->columns.messages);
+		return error_set(err, -EBADMSG, "%s: column '%s' is %s", where, s->columns.messages,
+		                 messages ? "no list of messages" : "missing");
 	for (size_t i = 0; i < json_array_size(messages); i++) {
 		const json_t *message = json_array_get(messages, i);
 		int role = message_role(s, message);
@@ -338,7 +321,7 @@ int example_convert(const struct source *s, enum dataset_task task, const char *
 
 	if (s->format == FORMAT_TEXT || s->format == FORMAT_PARAGRAPHS || s->format == FORMAT_FILES)
 		return add_turn(e, ROLE_USER, (struct text){data, len}, err);
-	e->record = json_loadb(data, len, JSON_DECODE_ANY | JSON_ALLOW_NUL, &je);
+	e->record = exact_json_load(data, len, &je);
 	if (!e->record)
 		return error_set(err, -EBADMSG, "%s: not valid JSON: %s", where, je.text);
 	if (!json_is_object(e->record))

@@ -30,17 +30,18 @@ struct example {
 
 void example_clear(struct example *e);
 
-/* Parses and converts a record. Errors: -ENOKEY a column is missing (the message says which are there),
- * -EBADMSG the example is broken and should be skipped, -ENOMEM. `where`: "file:line", begins all messages.
- */
+/* Parses and converts a record of a source that source_detect() has settled; a column that the record lacks
+ * is as null. Errors: -EBADMSG the example is broken and should be skipped, -ENOMEM. `where`: "file:line",
+ * begins all messages. */
 int example_convert(const struct source *s, enum dataset_task task, const char *data, size_t len,
                     const char *where, struct example *e, struct error *err);
 
-/* The description of the tools as text of the system prompt, appended to out. */
+/* The description of the tools (JSON text) as text of the system prompt, appended to out; an empty list adds
+ * nothing. */
 struct strbuf;
-int tools_describe(enum tool_format format, const struct text *tools, struct strbuf *out, struct error *err);
+int tools_describe(const struct template *t, const struct text *tools, struct strbuf *out, struct error *err);
+/* A file's text before and after its {{tools}}, for a template's tool_words; owned by the caller, also on
+ * failure. */
+int tools_read_words(const char *path, char **before, char **after, struct error *err);
 /* The text of function calls: content is JSON, {"name", "arguments"} or a list of such. */
 int tools_call(enum tool_format format, const struct text *content, struct strbuf *out, struct error *err);
-/* JSON as Python's json.dumps(…, ensure_ascii=False, indent=indent) writes it (indent 0: one line): what the
- * models have seen. */
-void tools_dump(const json_t *value, int indent, struct strbuf *out);

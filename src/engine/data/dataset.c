@@ -10,14 +10,16 @@
 #include "base/file.h"
 #include "base/str.h"
 #include "engine/data/build.h"
+#include "engine/data/convert.h"
 
 /* Files up to this size are part of the key by their content, larger ones by size, time and their ends. */
 #define CONTENT_MAX (64 << 20)
 #define CONTENT_END (1 << 20)
 /* Raised when the rules of encoding change, so that older caches are not taken. */
-#define RULES_VERSION 1
+#define RULES_VERSION 2
 
 struct dataset {
+	char *path;
 	struct cache cache;
 };
 
@@ -69,6 +71,8 @@ static int make_key(const struct dataset_options *o, const struct source_list *l
 	cache_key_add(key, &o->eval_fraction, sizeof(o->eval_fraction));
 	key_string(key, DTRAIN_VERSION);
 	key_string(key, template ? template->name : NULL);
+	key_string(key, template ? template->tool_words[0] : NULL);
+	key_string(key, template ? template->tool_words[1] : NULL);
 	key_string(key, o->system);
 	for (size_t i = 0; i < list->count; i++) {
 		const struct source *s = &list->items[i];
@@ -131,6 +135,9 @@ static int open_both(const char *train_path, const char *eval_path, const struct
 		if (r < 0)
 			cache_close(&train->cache);
 	}
+	if (r == 0 &&
+	    (!(train->path = strdup(train_path)) || (held_back && !(held_back->path = strdup(eval_path)))))
+		r = error_oom(err);
 	return r;
 }
 
@@ -225,6 +232,8 @@ int dataset_open(const struct dataset_options *o, const struct tokenizer *tok, s
 	_cleanup_(dataset_closep) struct dataset *a = calloc(1, sizeof(*a)), *b = NULL;
 	_cleanup_(source_list_free) struct source_list list = {0};
 	const struct template *template = NULL;
+	_cleanup_free_ char *before = NULL, *after = NULL;
+	struct template with_tools;
 	int r;
 
 	*train = NULL;
@@ -240,6 +249,15 @@ int dataset_open(const struct dataset_options *o, const struct tokenizer *tok, s
 	r = check_options(o, err);
 	if (r == 0 && (o->task == DATASET_SFT || o->template_name))
 		r = template_resolve(o->template_name, tok, &template, err);
+	if (r == 0 && o->task == DATASET_SFT && o->tool_prompt) {
+		with_tools = *template;
+		r = tools_read_words(o->tool_prompt, &before, &after, err);
+		if (r < 0)
+			error_prefix(err, "data.tool_prompt");
+		with_tools.tool_words[0] = before;
+		with_tools.tool_words[1] = after;
+		template = &with_tools;
+	}
 	if (r == 0)
 		r = source_list_resolve(o, &list, err);
 	if (r == 0)
@@ -257,6 +275,7 @@ void dataset_close(struct dataset *data)
 	if (!data)
 		return;
 	cache_close(&data->cache);
+	free(data->path);
 	free(data);
 }
 
@@ -293,6 +312,16 @@ void dataset_row(const struct dataset *data, int64_t index, struct dataset_row *
 	    .documents = r->documents,
 	    .counted = r->counted,
 	};
+}
+
+const char *dataset_path(const struct dataset *data)
+{
+	return data->path;
+}
+
+uint64_t dataset_digest(const struct dataset *data)
+{
+	return cache_digest(&data->cache);
 }
 
 int64_t dataset_row_counted(const struct dataset *data, int64_t index)

@@ -32,6 +32,8 @@ struct dataset_options {
 	const char *template_name; /* NULL: the tokenizer's own where it is one we know, else "default";
 	                              pretraining needs none */
 	const char *system;        /* default system prompt; NULL: the template's */
+	const char *tool_prompt;   /* file with what describes tools to the model, {{tools}} where their list
+	                              goes;   NULL: the template's words */
 	int max_length;            /* tokens of a row at most (LLaMA-Factory's cutoff_len) */
 	bool packing;
 	bool cross_documents; /* packed documents see each other (as LLaMA-Factory without neat_packing);
@@ -66,6 +68,8 @@ int64_t dataset_rows(const struct dataset *data);
 int64_t dataset_tokens(const struct dataset *data);
 int64_t dataset_examples(const struct dataset *data); /* before packing */
 int32_t dataset_max_row(const struct dataset *data);  /* longest row */
+const char *dataset_path(const struct dataset *data); /* the file of the rows in the cache */
+uint64_t dataset_digest(const struct dataset *data);  /* of all rows and their order; reads all of them */
 
 /* A row: ids[length]; targets[t] is the id to be predicted after ids[t], already shifted, -100 where it does
  * not count (prompts, the end of a document). documents: starts[documents + 1], 0 first, length last;

@@ -158,16 +158,19 @@ static int encode_function(const struct encoder *enc, struct text content, struc
 	return template_encode(enc->tok, enc->eos, enc->function, call.data, call.len, out, err);
 }
 
-/* The system prompt with the tools, "" for none. */
-static int system_text(const struct encoder *enc, const struct example *e, struct strbuf *out,
+/* The system prompt with the tools, "" for none; *present: it is written, even where it is empty: as in
+ * LLaMA-Factory, a list of no tools is enough. */
+static int system_text(const struct encoder *enc, const struct example *e, struct strbuf *out, bool *present,
                        struct error *err)
 {
 	if (e->system.len)
 		strbuf_add(out, e->system.data, e->system.len);
 	else
 		strbuf_adds(out, enc->system);
+	*present = out->len || e->tools.len;
+	strbuf_adds(out, ""); /* so that it is a string */
 	if (e->tools.len) {
-		int r = tools_describe(enc->template->tools, &e->tools, out, err);
+		int r = tools_describe(enc->template, &e->tools, out, err);
 
 		if (r < 0)
 			return r;
@@ -182,15 +185,16 @@ static int encode_source(const struct encoder *enc, const struct example *e, siz
 	const struct turn *turn = &e->turns[i];
 	_cleanup_strbuf_ struct strbuf system = {0}, user = {0};
 	struct text content = turn->content;
+	bool present = false;
 	int r = 0;
 
 	if (i == 0) {
 		r = template_encode(enc->tok, enc->eos, template_slots(t, ROLE_PREFIX), "", 0, out, err);
 		if (r == 0)
-			r = system_text(enc, e, &system, err);
+			r = system_text(enc, e, &system, &present, err);
 		if (r < 0)
 			return r;
-		if (system.len && t->system_in_user && turn->role == ROLE_USER) {
+		if (present && t->system_in_user && turn->role == ROLE_USER) {
 			const char *slot = template_slots(t, ROLE_SYSTEM)[0].text;
 			const char *at = strstr(slot, "{{content}}");
 
@@ -201,7 +205,7 @@ static int encode_source(const struct encoder *enc, const struct example *e, siz
 			if (user.failed)
 				return error_oom(err);
 			content = (struct text){user.data, user.len};
-		} else if (system.len && !t->system_in_user) {
+		} else if (present && !t->system_in_user) {
 			r = template_encode(enc->tok, enc->eos, template_slots(t, ROLE_SYSTEM), system.data,
 			                    system.len, out, err);
 		}

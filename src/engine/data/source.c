@@ -450,9 +450,75 @@ static const char *first_of(const json_t *record, const char *a, const char *b)
 	                                                   : NULL;
 }
 
-static bool has_string(const json_t *record, const char *key)
+static bool has(const json_t *record, const char *key)
 {
-	return key && json_is_string(json_object_get(record, key));
+	return key && json_object_get(record, key);
+}
+
+/* The format by the names of the columns. */
+static int detect_format(struct source *s, const json_t *record, const char *messages, bool pretrain,
+                         const char *where, struct error *err)
+{
+	const json_t *first = messages ? json_array_get(json_object_get(record, messages), 0) : NULL;
+	_cleanup_free_ char *names = NULL;
+
+	if (pretrain && (s->columns.given ? s->columns.prompt != NULL : has(record, "text"))) {
+		s->format = FORMAT_JSONL;
+	} else if (!pretrain && first && has(first, s->tags.given ? s->tags.role : "from")) {
+		s->format = FORMAT_SHAREGPT;
+	} else if (!pretrain && first) {
+		s->format = FORMAT_OPENAI;
+	} else if (!pretrain && (s->columns.given ? s->columns.prompt != NULL : has(record, "instruction"))) {
+		s->format = FORMAT_ALPACA;
+	} else {
+		names = source_column_names(record);
+		return error_set(
+		    err, -EINVAL,
+		    "%s: the columns there are (%s) tell no format: %s; map them with data.columns", where,
+		    names ? names : "",
+		    pretrain ? "pretrain wants text"
+		             : "alpaca has instruction and output, sharegpt conversations, openai "
+		               "messages");
+	}
+	return 0;
+}
+
+/* Columns by the names that the formats have by default. Those at the side are read from each record that has
+ * them. */
+static void default_names(struct source *s, const char *messages, bool pretrain)
+{
+	bool chat = s->format == FORMAT_SHAREGPT || s->format == FORMAT_OPENAI;
+
+	s->columns = default_columns;
+	if (pretrain && !chat && s->format != FORMAT_ALPACA) {
+		s->columns = (struct source_columns){.prompt = "text"};
+	} else if (chat) {
+		s->columns.messages = messages                     ? messages
+		                      : s->format == FORMAT_OPENAI ? "messages"
+		                                                   : "conversations";
+		s->columns.tools = "tools";
+	}
+	if (!pretrain || s->format != FORMAT_JSONL) {
+		s->columns.system = "system";
+		s->columns.history = chat ? NULL : "history";
+	}
+}
+
+static int need_column(const json_t *record, const char *name, const char *what, const char *where,
+                       struct error *err)
+{
+	_cleanup_free_ char *names = NULL;
+
+	if (has(record, name))
+		return 0;
+	names = source_column_names(record);
+	if (!name)
+		return error_set(err, -ENOKEY,
+		                 "%s: data.columns names no column for the %s; the columns there are: %s",
+		                 where, what, names ? names : "");
+	return error_set(err, -ENOKEY,
+	                 "%s: column '%s' is missing; the columns there are: %s; map it with data.columns",
+	                 where, name, names ? names : "");
 }
 
 int source_detect(struct source *s, const json_t *record, enum dataset_task task, const char *where,
@@ -461,57 +527,31 @@ int source_detect(struct source *s, const json_t *record, enum dataset_task task
 	bool pretrain = task == DATASET_PRETRAIN;
 	const char *messages =
 	    s->columns.given ? s->columns.messages : first_of(record, "messages", "conversations");
-	const json_t *first = messages ? json_array_get(json_object_get(record, messages), 0) : NULL;
+	struct source found = *s;
+	int r = 0;
 
 	if (!json_is_object(record))
 		return error_set(err, -EINVAL,
 		                 "%s: a JSON object is needed, with a column for each part of an example",
 		                 where);
-	if (s->format == FORMAT_AUTO || (s->format == FORMAT_JSONL && !pretrain)) {
-		if (pretrain && (s->columns.given ? s->columns.prompt != NULL : has_string(record, "text")))
-			s->format = FORMAT_JSONL;
-		else if (!pretrain && first && json_object_get(first, s->tags.given ? s->tags.role : "from"))
-			s->format = FORMAT_SHAREGPT;
-		else if (!pretrain && first)
-			s->format = FORMAT_OPENAI;
-		else if (!pretrain &&
-		         (s->columns.given ? s->columns.prompt != NULL : has_string(record, "instruction")))
-			s->format = FORMAT_ALPACA;
-		else {
-			_cleanup_free_ char *names = source_column_names(record);
-
-			return error_set(
-			    err, -EINVAL,
-			    "%s: the columns there are (%s) tell no format: %s; map them with data.columns",
-			    where, names ? names : "",
-			    pretrain ? "pretrain wants text"
-			             : "alpaca has instruction and output, sharegpt "
-			               "conversations, openai messages");
-		}
-	}
+	if (s->format == FORMAT_AUTO || (s->format == FORMAT_JSONL && !pretrain))
+		r = detect_format(&found, record, messages, pretrain, where, err);
+	if (r < 0)
+		return r;
 	/* dataset_info.json's defaults stand as they are where the file has such columns. */
-	if (!s->columns.given && !(s->columns.prompt && (json_object_get(record, s->columns.prompt) ||
-	                                                 json_object_get(record, s->columns.messages)))) {
-		bool chat = s->format == FORMAT_SHAREGPT || s->format == FORMAT_OPENAI;
-
-		s->columns = default_columns;
-		if (pretrain && !chat && s->format != FORMAT_ALPACA) {
-			s->columns = (struct source_columns){.prompt = "text"};
-		} else if (chat) {
-			s->columns.messages = messages                     ? messages
-			                      : s->format == FORMAT_OPENAI ? "messages"
-			                                                   : "conversations";
-			if (json_object_get(record, "tools"))
-				s->columns.tools = "tools";
-		}
-		if (!pretrain || s->format != FORMAT_JSONL) {
-			if (json_object_get(record, "system"))
-				s->columns.system = "system";
-			if (json_object_get(record, "history") && !chat)
-				s->columns.history = "history";
-		}
-	}
+	if (!s->columns.given &&
+	    !(s->columns.prompt && (has(record, s->columns.prompt) || has(record, s->columns.messages))))
+		default_names(&found, messages, pretrain);
 	if (!s->tags.given)
-		s->tags = s->format == FORMAT_OPENAI ? openai_tags : sharegpt_tags;
-	return 0;
+		found.tags = found.format == FORMAT_OPENAI ? openai_tags : sharegpt_tags;
+	if (found.format == FORMAT_SHAREGPT || found.format == FORMAT_OPENAI) {
+		r = need_column(record, found.columns.messages, "messages", where, err);
+	} else {
+		r = need_column(record, found.columns.prompt, "prompt", where, err);
+		if (r == 0 && !pretrain)
+			r = need_column(record, found.columns.response, "response", where, err);
+	}
+	if (r == 0)
+		*s = found;
+	return r;
 }

@@ -39,12 +39,13 @@ struct template
 	    assistant[TEMPLATE_SLOTS], observation[TEMPLATE_SLOTS], function[TEMPLATE_SLOTS];
 	const char *default_system;
 	const char *stop_words[4];
-	const char *thought[2]; /* around a chain of thought; NULL: <think> */
-	enum tool_format tools; /* how tools are described and calls are written */
-	bool efficient_eos;     /* no end token after each answer, one at the end of all */
-	bool replace_eos;       /* the first stop word is the end token */
-	bool system_in_user;    /* the system prompt goes into the first user turn */
-	bool reasoning;         /* an answer without a thought gets an empty one */
+	const char *thought[2];    /* around a chain of thought; NULL: <think> */
+	enum tool_format tools;    /* how tools are described and calls are written */
+	const char *tool_words[2]; /* before and after the list of tools; NULL: the format's own */
+	bool efficient_eos;        /* no end token after each answer, one at the end of all */
+	bool replace_eos;          /* the first stop word is the end token */
+	bool system_in_user;       /* the system prompt goes into the first user turn */
+	bool reasoning;            /* an answer without a thought gets an empty one */
 };
 
 enum template_role { ROLE_USER, ROLE_ASSISTANT, ROLE_OBSERVATION, ROLE_FUNCTION, ROLE_SYSTEM, ROLE_PREFIX };

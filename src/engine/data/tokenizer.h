@@ -64,6 +64,8 @@ struct tokenizer_train_options {
 	const char *bos, *eos, *pad;       /* among the special tokens, or NULL */
 	const char *chat_template;         /* Jinja source or NULL */
 	int64_t min_frequency;
+	/* Tokens that there are so far, of vocab_size. The last call has all that there will be: less than
+	 * vocab_size where the texts have no more pairs to merge. */
 	void (*progress)(void *context, int64_t done, int64_t total);
 	void *progress_context;
 };

@@ -1,119 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How tools are described to a model and how it writes its calls. */
 #include <errno.h>
-#include <math.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/json.h"
 #include "base/str.h"
 #include "engine/data/convert.h"
+#include "engine/data/exact_json.h"
 
-static void dump_string(const char *s, size_t len, struct strbuf *out)
-{
-	static const char short_escapes[] = "\bb\tt\nn\ff\rr\"\"\\\\";
-
-	strbuf_addc(out, '"');
-	for (size_t i = 0; i < len; i++) {
-		unsigned char c = s[i];
-		size_t k = 0;
-
-		while (k < sizeof(short_escapes) - 1 && short_escapes[k] != (char)c)
-			k += 2;
-		if (k < sizeof(short_escapes) - 1)
-			strbuf_addf(out, "\\%c", short_escapes[k + 1]);
-		else if (c < 0x20)
-			strbuf_addf(out, "\\u%04x", c);
-		else
-			strbuf_addc(out, c);
-	}
-	strbuf_addc(out, '"');
-}
-
-/* Python's repr: the shortest digits that read back the same; an exponent below 1e-4 and from 1e16 on. */
-static void dump_real(double v, struct strbuf *out)
-{
-	char digits[40], *e;
-	int precision = 0, exponent;
-
-	do
-		snprintf(digits, sizeof(digits), "%.*e", precision, v);
-	while (strtod(digits, NULL) != v && ++precision < 17);
-	e = strchr(digits, 'e');
-	exponent = e ? atoi(e + 1) : 0;
-	if (exponent >= -4 && exponent < 16) {
-		strbuf_addf(out, "%.*f", MAX(precision - exponent, 1), v);
-		return;
-	}
-	strbuf_add(out, digits, e - digits);
-	strbuf_addf(out, "e%c%02d", exponent < 0 ? '-' : '+', abs(exponent));
-}
-
-static void dump_break(int indent, int depth, struct strbuf *out)
-{
-	if (!indent)
-		return;
-	strbuf_addc(out, '\n');
-	for (int i = 0; i < indent * depth; i++)
-		strbuf_addc(out, ' ');
-}
-
-static void dump_value(const json_t *v, int indent, int depth, struct strbuf *out)
-{
-	const char *separator = indent ? "," : ", ", *key;
-	size_t n = 0;
-	json_t *item;
-
-	switch (json_typeof(v)) {
-	case JSON_OBJECT:
-		strbuf_addc(out, '{');
-		json_object_foreach((json_t *)v, key, item)
-		{
-			if (n++)
-				strbuf_adds(out, separator);
-			dump_break(indent, depth + 1, out);
-			dump_string(key, strlen(key), out);
-			strbuf_adds(out, ": ");
-			dump_value(item, indent, depth + 1, out);
-		}
-		if (n)
-			dump_break(indent, depth, out);
-		strbuf_addc(out, '}');
-		break;
-	case JSON_ARRAY:
-		strbuf_addc(out, '[');
-		for (; n < json_array_size(v); n++) {
-			if (n)
-				strbuf_adds(out, separator);
-			dump_break(indent, depth + 1, out);
-			dump_value(json_array_get(v, n), indent, depth + 1, out);
-		}
-		if (n)
-			dump_break(indent, depth, out);
-		strbuf_addc(out, ']');
-		break;
-	case JSON_STRING:
-		dump_string(json_string_value(v), json_string_length(v), out);
-		break;
-	case JSON_INTEGER:
-		strbuf_addf(out, "%" JSON_INTEGER_FORMAT, json_integer_value(v));
-		break;
-	case JSON_REAL:
-		dump_real(json_real_value(v), out);
-		break;
-	case JSON_TRUE:
-	case JSON_FALSE:
-		strbuf_adds(out, json_is_true(v) ? "true" : "false");
-		break;
-	case JSON_NULL:
-		strbuf_adds(out, "null");
-		break;
-	}
-}
-
-void tools_dump(const json_t *value, int indent, struct strbuf *out)
-{
-	dump_value(value, indent, 0, out);
-}
+#define TOOL_PROMPT_MAX (1 << 20)
+#define TOOLS           "{{tools}}" /* where the list goes in a file of data.tool_prompt */
 
 /* {"type":"function","function":tool} around a tool that does not have it yet. */
 static json_t *tool_wrapped(json_t *tool)
@@ -123,41 +20,19 @@ static json_t *tool_wrapped(json_t *tool)
 	return json_pack("{s:s, s:O}", "type", "function", "function", tool);
 }
 
-static int dump_tools(enum tool_format format, const json_t *tools, struct strbuf *out)
-{
-	for (size_t i = 0; i < json_array_size(tools); i++) {
-		_cleanup_json_ json_t *tool = tool_wrapped(json_array_get(tools, i));
-
-		if (!tool)
-			return -ENOMEM;
-		switch (format) {
-		case TOOLS_LLAMA3:
-			tools_dump(tool, 4, out);
-			strbuf_adds(out, "\n\n");
-			break;
-		case TOOLS_MISTRAL:
-			strbuf_adds(out, i ? ", " : "");
-			tools_dump(tool, 0, out);
-			break;
-		default:
-			strbuf_adds(out, "\n");
-			tools_dump(tool, 0, out);
-			break;
-		}
-	}
-	return out->failed ? -ENOMEM : 0;
-}
-
-/* What stands before and after the list of tools: the words of each family's own chat template. llama3's has
- * a date in it; the template's default is taken, so that the same data always give the same ids. */
+/* What stands around the list of tools, and between two of them: the words of each family's own chat
+ * template, and for all other templates words of our own, which dtrain-run(5) quotes. llama3's has a date in
+ * it; the template's default is taken, so that the same data always give the same ids. */
 static const struct {
-	const char *before, *after;
+	const char *before, *between, *after;
+	int indent;
 } tool_words[] = {
-    [TOOLS_DEFAULT] = {"\n\nThese tools can be called:",
+    [TOOLS_DEFAULT] = {"\n\nThese tools can be called:\n", "\n",
                        "\nTo call one, answer with a line `Action: NAME` and a line `Action Input: "
                        "ARGUMENTS`, the arguments as a JSON object.\n"},
     [TOOLS_QWEN] = {"\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
-                    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>",
+                    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n",
+                    "\n",
                     "\n</tools>\n\nFor each function call, return a json object with function name and "
                     "arguments within <tool_call></tool_call> XML tags:\n<tool_call>\n{\"name\": "
                     "<function-name>, \"arguments\": <args-json-object>}\n</tool_call>"},
@@ -165,17 +40,80 @@ static const struct {
                       "the following functions. To call a function, please respond with JSON for a function "
                       "call. Respond in the format {\"name\": function name, \"parameters\": dictionary of "
                       "argument name and its value}. Do not use variables.\n\n",
-                      ""},
-    [TOOLS_MISTRAL] = {"[AVAILABLE_TOOLS] [", "][/AVAILABLE_TOOLS]"},
+                      "\n\n", "\n\n", 4},
+    [TOOLS_MISTRAL] = {"[AVAILABLE_TOOLS] [", ", ", "][/AVAILABLE_TOOLS]"},
+    [TOOLS_NONE] = {"", "\n", ""},
 };
 
-int tools_describe(enum tool_format format, const struct text *text, struct strbuf *out, struct error *err)
+static int dump_tools(enum tool_format format, const json_t *tools, struct strbuf *out)
 {
-	_cleanup_json_ json_t *tools =
-	    json_loadb(text->data, text->len, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+	for (size_t i = 0; i < json_array_size(tools); i++) {
+		_cleanup_json_ json_t *tool = tool_wrapped(json_array_get(tools, i));
 
-	if (format == TOOLS_NONE)
-		return error_set(err, -EBADMSG, "this template has no form for tools");
+		if (!tool)
+			return -ENOMEM;
+		strbuf_adds(out, i ? tool_words[format].between : "");
+		exact_json_dump(tool, tool_words[format].indent, out);
+	}
+	return out->failed ? -ENOMEM : 0;
+}
+
+static bool no_tools(const json_t *tools)
+{
+	return json_is_array(tools)    ? json_array_size(tools) == 0
+	       : json_is_object(tools) ? json_object_size(tools) == 0
+	                               : false;
+}
+
+static int line_of(const char *text, const char *at)
+{
+	int line = 1;
+
+	for (; text < at; text++)
+		line += *text == '\n';
+	return line;
+}
+
+int tools_read_words(const char *path, char **before, char **after, struct error *err)
+{
+	_cleanup_free_ char *text = NULL;
+	_cleanup_json_ json_t *utf8 = NULL;
+	const char *at, *second;
+	size_t len;
+	int r;
+
+	r = file_read(path, TOOL_PROMPT_MAX, &text, &len, err);
+	if (r < 0)
+		return r;
+	utf8 = json_stringn(text, len);
+	if (!utf8 || strlen(text) != len)
+		return error_set(err, -EINVAL, "%s is no UTF-8 text", path);
+	at = strstr(text, TOOLS);
+	if (!at)
+		return error_set(err, -EINVAL,
+		                 "%s: " TOOLS " is missing; it has to stand where the list of tools goes",
+		                 path);
+	second = strstr(at + 1, TOOLS);
+	if (second)
+		return error_set(err, -EINVAL,
+		                 "%s:%d: " TOOLS " stands here again; it may "
+		                 "occur once",
+		                 path, line_of(text, second));
+	*before = strndup(text, at - text);
+	*after = strdup(at + strlen(TOOLS));
+	return *before && *after ? 0 : error_oom(err);
+}
+
+int tools_describe(const struct template *t, const struct text *text, struct strbuf *out, struct error *err)
+{
+	_cleanup_json_ json_t *tools = exact_json_load(text->data, text->len, NULL);
+	bool own = t->tool_words[0] != NULL;
+
+	if (no_tools(tools))
+		return 0;
+	if (t->tools == TOOLS_NONE && !own)
+		return error_set(err, -EBADMSG,
+		                 "template %s has no form for tools; data.tool_prompt can give one", t->name);
 	if (json_is_object(tools)) { /* one tool by itself */
 		json_t *list = json_pack("[O]", tools);
 
@@ -186,15 +124,13 @@ int tools_describe(enum tool_format format, const struct text *text, struct strb
 	}
 	if (!json_is_array(tools))
 		return error_set(err, -EBADMSG, "the tools are no JSON list");
-	if (json_array_size(tools) == 0)
-		return 0;
 	for (size_t i = 0; i < json_array_size(tools); i++)
 		if (!json_is_object(json_array_get(tools, i)))
 			return error_set(err, -EBADMSG, "tool %zu is no JSON object", i + 1);
-	strbuf_adds(out, tool_words[format].before);
-	if (dump_tools(format, tools, out) < 0)
+	strbuf_adds(out, own ? t->tool_words[0] : tool_words[t->tools].before);
+	if (dump_tools(t->tools, tools, out) < 0)
 		return error_oom(err);
-	strbuf_adds(out, tool_words[format].after);
+	strbuf_adds(out, own ? t->tool_words[1] : tool_words[t->tools].after);
 	return out->failed ? error_oom(err) : 0;
 }
 
@@ -207,10 +143,10 @@ static int dump_call(enum tool_format format, const char *name, json_t *argument
 		return -ENOMEM;
 	if (format == TOOLS_DEFAULT) {
 		strbuf_addf(out, "Action: %s\nAction Input: ", name);
-		tools_dump(arguments, 0, out);
+		exact_json_dump(arguments, 0, out);
 	} else {
 		strbuf_adds(out, format == TOOLS_QWEN ? "<tool_call>\n" : "");
-		tools_dump(call, 0, out);
+		exact_json_dump(call, 0, out);
 		strbuf_adds(out, format == TOOLS_QWEN ? "\n</tool_call>" : "");
 	}
 	return 0;
@@ -218,8 +154,7 @@ static int dump_call(enum tool_format format, const char *name, json_t *argument
 
 int tools_call(enum tool_format format, const struct text *content, struct strbuf *out, struct error *err)
 {
-	_cleanup_json_ json_t *root =
-	    json_loadb(content->data, content->len, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+	_cleanup_json_ json_t *root = exact_json_load(content->data, content->len, NULL);
 	size_t count = json_is_array(root) ? json_array_size(root) : 1;
 	bool list = format == TOOLS_MISTRAL || (format == TOOLS_LLAMA3 && count > 1);
 
@@ -236,9 +171,8 @@ int tools_call(enum tool_format format, const struct text *content, struct strbu
 			                 "a function call is no JSON object with name and arguments");
 		/* OpenAI's API has the arguments as text of JSON. */
 		if (json_is_string(arguments)) {
-			json_t *inner =
-			    json_loadb(json_string_value(arguments), json_string_length(arguments),
-			               JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+			json_t *inner = exact_json_load(json_string_value(arguments),
+			                                json_string_length(arguments), NULL);
 
 			if (json_is_object(inner)) {
 				json_decref(arguments);

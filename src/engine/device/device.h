@@ -64,11 +64,16 @@ struct device_shapes {
 	int hidden, intermediate, heads, kv_heads, head_dim;
 	int64_t vocab, logits_rows; /* rows of a cross-entropy chunk */
 	enum dtype type;
+	/* Attention: whether layers see all before a token, or a window of it; neither: all. */
+	bool all_before, windowed;
+	/* Strides of q, k and v in one matrix, and of o; 0: as wide as they are. */
+	int64_t ld_qkv, ld_o;
 };
 /* Bytes of logits that the head does best at a time. Each chunk reads the head's weights twice and adds to
  * their gradient once; the fewer rows, the more that weighs, and the more, the less of a chunk stays in the
  * cache. */
 size_t device_logits_bytes(void);
+/* A GPU also prepares itself for these shapes, in place of those that it was asked about before. */
 size_t device_scratch_bytes(const struct device *dev, const struct device_shapes *shapes);
 int device_reserve_scratch(struct device *dev, size_t bytes, struct error *err);
 

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One block of device memory, divided once. Whoever needs buffers writes one function that takes them all
- * from an arena. It runs twice: over an arena without memory, which only counts (the plan, `dtrain
- * estimate`), and over the same arena once it has memory, which hands out the pointers. So the plan is the
- * run.
+ * from an arena. It runs twice: over an arena without memory, which only counts (the plan), and over the
+ * same arena once it has memory, which hands out the pointers. So the plan is the run.
  */
 #pragma once
 

@@ -154,7 +154,9 @@ void model_shapes(const struct model *m, struct device_shapes *s)
 	                            .head_dim = m->c.head_dim,
 	                            .vocab = m->c.vocab,
 	                            .logits_rows = m->logits_rows,
-	                            .type = m->o.type};
+	                            .type = m->o.type,
+	                            .all_before = !m->c.window || m->c.window_from > 0,
+	                            .windowed = m->c.window && m->c.window_from < m->c.layers};
 }
 
 void model_set_unit(struct model *m, int unit, void *parameters, float *gradients)

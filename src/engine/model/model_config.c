@@ -9,6 +9,7 @@
 
 #include "base/cleanup.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/json.h"
 #include "base/str.h"
 
@@ -100,59 +101,93 @@ static int32_t first_id(const json_t *o, const char *key)
 	           : -1;
 }
 
-/* rope_parameters (transformers 5) holds everything; before, rope_theta stood beside rope_scaling. */
+/* A string with a default where the key is absent; null is a mistake, as it is to transformers. */
+static int read_word(const json_t *o, const char *key, const char *where, const char *fallback,
+                     const char **out, struct error *err)
+{
+	*out = fallback;
+	return json_object_get(o, key) ? json_need_string(o, key, where, out, err) : 0;
+}
+
+/* The same for a number; without a fallback (NaN) it has to be there. */
+static int need_number(const json_t *o, const char *key, const char *where, double min, double max,
+                       double fallback, double *out, struct error *err)
+{
+	if (!json_object_get(o, key) && isnan(fallback))
+		return error_set(err, -EINVAL, "%s: %s is missing", where, key);
+	if (json_is_null(json_object_get(o, key)))
+		return error_set(err, -EINVAL, "%s: %s: null; a number from %g to %g is needed", where, key,
+		                 min, max);
+	return read_number(o, key, where, min, max, fallback, out, err);
+}
+
+static int read_rope_type(const json_t *rope, const char *place, enum rope_type *out, struct error *err)
+{
+	static const char *const names[] = {
+	    [ROPE_DEFAULT] = "default", [ROPE_LINEAR] = "linear", [ROPE_LLAMA3] = "llama3"};
+	const char *key, *type;
+	json_t *v;
+	int r;
+
+	json_object_foreach((json_t *)rope, key, v)
+	{
+		if (json_is_object(v))
+			return error_set(
+			    err, -EINVAL,
+			    "%s: %.40s: other parameters for each kind of layer are not supported", place,
+			    key);
+	}
+	r = read_word(rope, json_object_get(rope, "rope_type") ? "rope_type" : "type", place, "default",
+	              &type, err);
+	if (r < 0)
+		return r;
+	for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
+		if (str_eq(type, names[i])) {
+			*out = i;
+			return 0;
+		}
+	}
+	return error_set(err, -EINVAL,
+	                 "%s: rope type \"%.40s\" is not supported (default, linear and llama3 are)", place,
+	                 type);
+}
+
+/* rope_parameters (transformers 5) holds everything; before, rope_theta stood beside rope_scaling. What has
+ * no default there has none here. */
 static int read_rope(const json_t *o, const char *where, struct model_config *c, struct error *err)
 {
 	const json_t *new_form = member(o, "rope_parameters"), *old_form = member(o, "rope_scaling");
 	const json_t *rope = new_form ? new_form : old_form;
-	const char *key = new_form ? "rope_parameters" : "rope_scaling", *type;
-	char place[300];
 	double partial;
-	int64_t positions = c->max_positions;
+	char place[300];
 	int r;
 
-	snprintf(place, sizeof(place), "%s: %s", where, key);
+	snprintf(place, sizeof(place), "%s: %s", where, new_form ? "rope_parameters" : "rope_scaling");
 	if (rope && !json_is_object(rope))
 		return error_set(err, -EINVAL, "%s: an object is needed", place);
-	if ((r = read_number(o, "rope_theta", where, 1, 1e15, 10000, &c->rope.theta, err)) < 0 ||
-	    (r = read_number(o, "partial_rotary_factor", where, 0, 1, 1, &partial, err)) < 0)
-		return r;
 	c->rope.type = ROPE_DEFAULT;
 	c->rope.factor = 1;
-	if (rope) {
-		type = json_get_string(rope, "rope_type", json_get_string(rope, "type", "default"));
-		if ((r = read_number(rope, "rope_theta", place, 1, 1e15, c->rope.theta, &c->rope.theta,
-		                     err)) < 0 ||
-		    (r = read_number(rope, "partial_rotary_factor", place, 0, 1, partial, &partial, err)) < 0)
-			return r;
-		if (str_eq(type, "linear"))
-			c->rope.type = ROPE_LINEAR;
-		else if (str_eq(type, "llama3"))
-			c->rope.type = ROPE_LLAMA3;
-		else if (!str_eq(type, "default"))
-			return error_set(
-			    err, -EINVAL,
-			    "%s: rope type \"%.40s\" is not supported (default, linear and llama3 are)",
-			    place, type);
-		if (c->rope.type != ROPE_DEFAULT) {
-			if (!member(rope, "factor"))
-				return error_set(err, -EINVAL, "%s: factor is missing", place);
-			if ((r = read_number(rope, "factor", place, 1, 1e6, 1, &c->rope.factor, err)) < 0)
-				return r;
-		}
-		if (c->rope.type == ROPE_LLAMA3) {
-			if ((r = read_number(rope, "low_freq_factor", place, 1e-3, 1e6, 1,
-			                     &c->rope.low_freq_factor, err)) < 0 ||
-			    (r = read_number(rope, "high_freq_factor", place, 1e-3, 1e6, 4,
-			                     &c->rope.high_freq_factor, err)) < 0 ||
-			    (r = read_int(rope, "original_max_position_embeddings", place, 1, INT32_MAX,
-			                  positions, &c->rope.original_positions, err)) < 0)
-				return r;
-			if (c->rope.high_freq_factor <= c->rope.low_freq_factor)
-				return error_set(err, -EINVAL,
-				                 "%s: high_freq_factor has to exceed low_freq_factor", place);
-		}
-	}
+	if ((r = need_number(o, "rope_theta", where, 1, 1e15, 10000, &c->rope.theta, err)) < 0 ||
+	    (r = read_number(o, "partial_rotary_factor", where, 0, 1, 1, &partial, err)) < 0)
+		return r;
+	if (rope &&
+	    ((r = read_rope_type(rope, place, &c->rope.type, err)) < 0 ||
+	     (r = need_number(rope, "rope_theta", place, 1, 1e15, c->rope.theta, &c->rope.theta, err)) < 0 ||
+	     (r = read_number(rope, "partial_rotary_factor", place, 0, 1, partial, &partial, err)) < 0))
+		return r;
+	if (c->rope.type != ROPE_DEFAULT &&
+	    (r = need_number(rope, "factor", place, 1, 1e6, NAN, &c->rope.factor, err)) < 0)
+		return r;
+	if (c->rope.type == ROPE_LLAMA3 &&
+	    ((r = need_number(rope, "low_freq_factor", place, 1e-3, 1e6, NAN, &c->rope.low_freq_factor,
+	                      err)) < 0 ||
+	     (r = need_number(rope, "high_freq_factor", place, 1e-3, 1e6, NAN, &c->rope.high_freq_factor,
+	                      err)) < 0 ||
+	     (r = read_int(rope, "original_max_position_embeddings", place, 1, INT32_MAX, c->max_positions,
+	                   &c->rope.original_positions, err)) < 0))
+		return r;
+	if (c->rope.type == ROPE_LLAMA3 && c->rope.high_freq_factor <= c->rope.low_freq_factor)
+		return error_set(err, -EINVAL, "%s: high_freq_factor has to exceed low_freq_factor", place);
 	if (partial != 1)
 		return error_set(err, -EINVAL, "%s: partial_rotary_factor %g is not supported (only 1 is)",
 		                 where, partial);
@@ -260,7 +295,8 @@ static int parse_object(const json_t *o, const char *where, struct model_config 
 		return error_set(err, -EINVAL, "%s: model_type \"%.60s\" is not supported (%s are)", where,
 		                 type, FAMILY_NAMES);
 	snprintf(c->family, sizeof(c->family), "%s", f->name);
-	act = json_get_string(o, "hidden_act", "silu");
+	if ((r = read_word(o, "hidden_act", where, "silu", &act, err)) < 0)
+		return r;
 	if (!str_eq(act, "silu") && !str_eq(act, "swish"))
 		return error_set(err, -EINVAL, "%s: hidden_act \"%.60s\" is not supported (silu is)", where,
 		                 act);
@@ -310,6 +346,37 @@ int model_config_read(const char *path, struct model_config *out, struct error *
 	if ((r = file_read(file, 16 << 20, &text, &len, err)) < 0)
 		return r;
 	return model_config_parse(text, len, file, out, err);
+}
+
+uint64_t model_config_digest(const struct model_config *c)
+{
+	const int64_t whole[] = {c->hidden,
+	                         c->intermediate,
+	                         c->layers,
+	                         c->heads,
+	                         c->kv_heads,
+	                         c->head_dim,
+	                         c->vocab,
+	                         c->max_positions,
+	                         c->tied,
+	                         c->qkv_bias,
+	                         c->o_bias,
+	                         c->mlp_bias,
+	                         c->qk_norm,
+	                         c->window,
+	                         c->window_from,
+	                         c->rope.type,
+	                         c->rope.original_positions};
+	const double real[] = {c->norm_eps,
+	                       c->init_std,
+	                       c->rope.theta,
+	                       c->rope.factor,
+	                       c->rope.low_freq_factor,
+	                       c->rope.high_freq_factor};
+	uint64_t h = hash_bytes(c->family, strlen(c->family), 0);
+
+	h = hash_bytes(whole, sizeof(whole), h);
+	return hash_bytes(real, sizeof(real), h);
 }
 
 static int64_t block_parameters(const struct model_config *c)

@@ -44,6 +44,9 @@ int model_config_parse(const char *text, size_t len, const char *where, struct m
 /* path: a config.json, or a directory that holds one. */
 int model_config_read(const char *path, struct model_config *out, struct error *err);
 
+/* The same for all configs that make the same model to train, whatever else their files say. The special
+ * tokens do not count: training takes the tokenizer's. */
+uint64_t model_config_digest(const struct model_config *c);
 int64_t model_config_parameters(const struct model_config *c);
 /* Forward and backward, per token, of documents of `length` tokens: 6·(N − N_embedding) + 6·L·H·d·T, causal
  * attention halved, recomputation not counted; the head's matrix counts, tied or not. */

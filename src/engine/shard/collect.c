@@ -2,17 +2,29 @@
 /* Units on the wire: gradients together, weights out again. */
 #include "engine/shard/shard.h"
 
-void shard_register(struct shard *s)
+#include <stdlib.h>
+
+int shard_register(struct shard *s, struct error *err)
 {
-	for (int i = 0; s->world_size > 1 && i < s->units; i++) {
+	_cleanup_free_ struct comm_buffer *buffers = NULL;
+	int n = 0, r;
+
+	if (s->world_size == 1)
+		return 0;
+	buffers = calloc(2 * (size_t)s->units, sizeof(*buffers));
+	if (!buffers)
+		return error_oom(err);
+	for (int i = 0; i < s->units; i++) {
 		struct shard_unit *u = &s->unit[i];
 
-		/* Only an advantage: what cannot be registered is carried all the same. */
-		(void)comm_register(s->comm, u->gradients, (size_t)u->padded * sizeof(float), NULL);
+		buffers[n++] = (struct comm_buffer){u->gradients, (size_t)u->padded * sizeof(float)};
 		if (s->strategy != SHARD_DDP)
-			(void)comm_register(s->comm, u->weights, (size_t)u->padded * dtype_size(s->type),
-			                    NULL);
+			buffers[n++] =
+			    (struct comm_buffer){u->weights, (size_t)u->padded * dtype_size(s->type)};
 	}
+	/* Only an advantage: what cannot be registered is carried all the same. */
+	r = comm_register(s->comm, buffers, n, err);
+	return MIN(r, 0);
 }
 
 void shard_reduce(struct shard *s, int unit)

@@ -60,8 +60,8 @@ DEFINE_CLEANUP(struct shard *, shard_free)
 /* Both passes of the arena; lent and lent_bytes of the units are set before, or left 0. */
 void shard_take(struct shard *s, struct arena *a);
 
-/* Tells the communicator which buffers it will see, once they are bound. */
-void shard_register(struct shard *s);
+/* Tells the communicator which buffers it will see, once they are bound; every rank at the same time. */
+int shard_register(struct shard *s, struct error *err);
 /* Starts the sum of a unit's gradients over the ranks; afterwards [first, first + own) holds it. */
 void shard_reduce(struct shard *s, int unit);
 int shard_wait(struct shard *s, int unit, struct error *err); /* for what was last started on that unit */

@@ -21,6 +21,10 @@ struct trainer {
 	int64_t tokens; /* seen by all ranks in this process */
 	bool stop;      /* this rank asks for it; after a step: any rank did */
 
+	double waited;             /* comm_waited_seconds when the last step ended */
+	double data_seconds, busy; /* of the last step: laying out rows; all but waiting for other ranks */
+
+	double *sums; /* host: those of the plan */
 	/* Host: the rows of a step and a micro-batch of them. */
 	int64_t *rows, *all_rows;
 	int64_t max_row;
@@ -30,3 +34,5 @@ struct trainer {
 /* Lays n rows (-1: none) behind each other; batch->tokens is 0 where nothing was there. */
 void trainer_gather(struct trainer *t, const struct dataset *data, const int64_t *rows, int64_t n,
                     struct model_batch *batch);
+/* After the host has read from the device: whether what it read came of collectives that ended in order. */
+int trainer_check_comm(struct trainer *t, struct error *err);

@@ -1,13 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The loop: steps, and what happens between them. */
+#include <stdlib.h>
+#include <string.h>
+
 #include "base/clock.h"
 #include "engine/train/internal.h"
 
 /* Since the last report. Only the steps themselves are timed: saving and evaluating are not training. */
 struct interval {
 	int64_t steps, tokens;
-	double seconds, loss;
+	double seconds, loss, data, waited;
 };
+
+/* Means of a step since the last report, and which rank made the others wait. */
+static void report_times(const struct interval *last, double *ranks, int n, struct train_log *log)
+{
+	double steps = (double)last->steps;
+	int slowest = 0;
+
+	log->step_seconds = last->seconds / steps;
+	log->data_seconds = last->data / steps;
+	log->communication_seconds = last->waited / steps;
+	for (int i = 1; i < n; i++)
+		if (ranks[i] > ranks[slowest])
+			slowest = i;
+	log->slowest_rank = n > 1 && ranks[slowest] > 0 ? slowest : -1;
+	log->slowest_seconds = ranks[slowest] / steps;
+	memset(ranks, 0, (size_t)n * sizeof(*ranks));
+}
 
 static bool due(int64_t step, int64_t every)
 {
@@ -23,8 +43,12 @@ static double seconds_per_step(const struct interval *all, double first)
 int trainer_run(struct trainer *t, const struct train_callbacks *cb, struct error *err)
 {
 	double began = clock_monotonic(), first = 0;
+	_cleanup_free_ double *ranks = calloc((size_t)t->world_size, sizeof(*ranks));
 	struct interval all = {0}, last = {0};
 	int r;
+
+	if (!ranks)
+		return error_oom(err);
 
 	while (t->step < t->total_steps) {
 		double start = clock_monotonic(), seconds;
@@ -43,7 +67,11 @@ int trainer_run(struct trainer *t, const struct train_callbacks *cb, struct erro
 			in->tokens += log.step_tokens;
 			in->seconds += seconds;
 			in->loss += log.loss;
+			in->data += log.data_seconds;
+			in->waited += log.communication_seconds;
 		}
+		for (int i = 0; i < t->world_size; i++)
+			ranks[i] += trainer_rank_seconds(t)[i];
 		end = t->step == t->total_steps;
 		save = !end && (due(t->step, t->o.save_steps) || t->stop);
 		eval =
@@ -58,6 +86,7 @@ int trainer_run(struct trainer *t, const struct train_callbacks *cb, struct erro
 			log.tokens_per_second = last.seconds > 0 ? (double)last.tokens / last.seconds : 0;
 			log.eta_seconds = (double)(t->total_steps - t->step) * seconds_per_step(&all, first);
 			log.seconds = clock_monotonic() - began;
+			report_times(&last, ranks, t->world_size, &log);
 			last = (struct interval){0};
 			if ((r = cb->on_log(cb->context, &log, err)) < 0)
 				return r;

@@ -2,17 +2,70 @@
 #include "engine/train/parameters.h"
 
 #include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
 
 #include "engine/checkpoint/hf.h"
+
+/* Without a branch, so that the compiler makes vectors of it: it runs over all of the model. */
+static bool all_finite(const float *in, int64_t n)
+{
+	uint32_t found = 0;
+
+	for (int64_t i = 0; i < n; i++) {
+		uint32_t bits;
+
+		memcpy(&bits, &in[i], sizeof(bits));
+		found |= (bits & 0x7f800000) == 0x7f800000;
+	}
+	return !found;
+}
+
+static int damaged(const char *tensor, const char *file, int64_t element, const char *what, struct error *err)
+{
+	return error_set(err, -EDOM,
+	                 "%s: tensor %s: element %" PRId64
+	                 " is %s: these weights are damaged, or of a training that diverged",
+	                 file, tensor, element, what);
+}
+
+int parameters_check_finite(const char *tensor, const char *file, int64_t first, const float *in, int64_t n,
+                            struct error *err)
+{
+	if (all_finite(in, n))
+		return 0;
+	for (int64_t i = 0; i < n; i++)
+		if (!isfinite(in[i]))
+			return damaged(tensor, file, first + i, isnan(in[i]) ? "NaN" : "infinite", err);
+	return 0;
+}
+
+int parameters_check_moments(const char *tensor, const char *file, int64_t first, const float *in, int64_t n,
+                             int64_t *infinite, struct error *err)
+{
+	if (all_finite(in, n))
+		return 0;
+	for (int64_t i = 0; i < n; i++) {
+		if (isnan(in[i]))
+			return damaged(tensor, file, first + i, "NaN", err);
+		if (isinf(in[i]) && *infinite < 0)
+			*infinite = first + i;
+	}
+	return 0;
+}
 
 int parameters_fill(void *safetensors, const struct model_parameter *p, int64_t first, int64_t n, float *out,
                     struct error *err)
 {
 	const struct tensor *t = hf_find(safetensors, p->name);
+	int r;
 
 	if (!t)
 		return error_set(err, -EINVAL, "%s is missing", p->name);
-	return tensor_to_f32(t, first, n, out, err);
+	r = tensor_to_f32(t, first, n, out, err);
+	return r < 0 ? r
+	             : parameters_check_finite(t->name, safetensors_file(safetensors, t), first, out, n, err);
 }
 
 int parameters_check(const struct model_layout *layout, const struct safetensors *st, const char *where,

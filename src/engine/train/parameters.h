@@ -8,6 +8,14 @@
 /* Every parameter is there with its shape, and nothing that matters besides (hf_check). */
 int parameters_check(const struct model_layout *layout, const struct safetensors *st, const char *where,
                      struct error *err);
-/* context: the struct safetensors, checked. */
+/* A value that is neither NaN nor infinite can be trained; else -EDOM naming tensor, file and element. `in`
+ * are elements [first, first + n) of it. */
+int parameters_check_finite(const char *tensor, const char *file, int64_t first, const float *in, int64_t n,
+                            struct error *err);
+/* The same of an optimizer's moments, where a squared gradient may have overflowed in a run that went on: NaN
+ * is -EDOM; *infinite, set by the caller to -1, is the first element that is infinite. */
+int parameters_check_moments(const char *tensor, const char *file, int64_t first, const float *in, int64_t n,
+                             int64_t *infinite, struct error *err);
+/* context: the struct safetensors, checked. Values have to be finite. */
 int parameters_fill(void *safetensors, const struct model_parameter *p, int64_t first, int64_t n, float *out,
                     struct error *err);

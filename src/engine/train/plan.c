@@ -14,7 +14,8 @@ static void take_all(struct plan *p)
 	shard_take(p->shard, &p->arena);
 	for (int u = 0; u < p->layout->units; u++)
 		model_set_unit(p->model, u, p->shard->unit[u].weights, p->shard->unit[u].gradients);
-	p->sums = arena_take(&p->arena, BUFFER_SCRATCH, PLAN_SUMS * sizeof(double), "sums");
+	p->sums = arena_take(&p->arena, BUFFER_SCRATCH,
+	                     (size_t)(PLAN_SUM_RANKS + p->shard->world_size) * sizeof(double), "sums");
 	p->clip = arena_take(&p->arena, BUFFER_SCRATCH, 2 * sizeof(float), "clipping");
 }
 

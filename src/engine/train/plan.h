@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The plan: every buffer of a step, computed from configuration and rank count before anything is allocated.
- * The trainer allocates exactly this; `dtrain estimate` prints it. */
+ * The trainer allocates exactly this. */
 #pragma once
 
 #include <jansson.h>
@@ -19,11 +19,13 @@ struct plan {
 	struct arena arena;
 	bool one_micro_step; /* a step has no more */
 	/* Device. */
-	double *sums; /* [PLAN_SUMS] */
+	double *sums; /* [PLAN_SUM_RANKS + world_size] */
 	float *clip;  /* scale, norm */
 };
 
-enum { PLAN_SUM_LOSS, PLAN_SUM_STOP, PLAN_SUM_SQUARES, PLAN_SUMS };
+/* What is summed over the ranks: the gradient's squares by the optimizer; the rest at once, in which each
+ * rank has a place of its own for the seconds that its step before took without waiting for others. */
+enum { PLAN_SUM_SQUARES, PLAN_SUM_LOSS, PLAN_SUM_STOP, PLAN_SUM_RANKS };
 
 /* dev and comm may be NULL for an estimate: the device's own scratch is noted by the trainer, which has one.
  * max_row: tokens of the longest row of the data. */

@@ -47,6 +47,11 @@ static void count_batch(struct trainer *t, int64_t *targets, int64_t *tokens)
 	}
 }
 
+static size_t sums_bytes(const struct trainer *t)
+{
+	return (size_t)(PLAN_SUM_RANKS + t->world_size) * sizeof(*t->sums);
+}
+
 static void unit_done(void *context, int unit)
 {
 	struct trainer *t = context;
@@ -69,6 +74,7 @@ static int accumulate(struct trainer *t, float scale, struct error *err)
 	int64_t batch = t->o.micro_batch, last = 0;
 	struct model_batch b;
 	bool first = true;
+	double begun;
 	int r;
 
 	sampler_step(&t->sampler, t->step, t->rows);
@@ -76,7 +82,9 @@ static int accumulate(struct trainer *t, float scale, struct error *err)
 		if (has_rows(t->rows + a * batch, batch))
 			last = a;
 	for (int64_t a = 0; a <= last; a++) {
+		begun = clock_monotonic();
 		trainer_gather(t, t->train, t->rows + a * batch, batch, &b);
+		t->data_seconds += clock_monotonic() - begun;
 		/* An empty one still starts the reductions where it is the only one. */
 		if (b.tokens == 0 && a < last)
 			continue;
@@ -89,11 +97,40 @@ static int accumulate(struct trainer *t, float scale, struct error *err)
 	return 0;
 }
 
-/* Loss and the wish to stop, summed over the ranks. Queued behind the gradients. */
+/* Loss, stop flag and times, summed over the ranks. Queued behind the gradients. */
 static comm_ticket share_sums(struct trainer *t)
 {
-	return t->world_size > 1 ? comm_all_reduce_f64(t->comm, t->plan->sums, PLAN_SUM_SQUARES, COMM_SUM)
-	                         : 0;
+	return t->world_size > 1
+	           ? comm_all_reduce_f64(t->comm, &t->plan->sums[PLAN_SUM_LOSS],
+	                                 PLAN_SUM_RANKS - PLAN_SUM_LOSS + t->world_size, COMM_SUM)
+	           : 0;
+}
+
+/* What this rank knows of its own last step; the others' places are theirs. */
+static void prepare_sums(struct trainer *t)
+{
+	memset(t->sums, 0, sums_bytes(t));
+	t->sums[PLAN_SUM_STOP] = t->stop ? 1 : 0;
+	t->sums[PLAN_SUM_RANKS + t->rank] = t->busy;
+}
+
+/* Where the time since `begun` went. */
+static void measure(struct trainer *t, double begun, struct train_log *log)
+{
+	double waited = t->comm ? comm_waited_seconds(t->comm) : 0;
+
+	log->step_seconds = clock_monotonic() - begun;
+	log->data_seconds = t->data_seconds;
+	log->communication_seconds = waited - t->waited;
+	log->slowest_rank = -1;
+	t->waited = waited;
+	/* Not measured: 0, which is no time of a step. */
+	t->busy = isnan(waited) ? 0 : log->step_seconds - log->communication_seconds;
+}
+
+int trainer_check_comm(struct trainer *t, struct error *err)
+{
+	return t->comm ? comm_check(t->comm, err) : 0;
 }
 
 int trainer_run_step(struct trainer *t, struct train_log *log, struct error *err)
@@ -110,14 +147,17 @@ int trainer_run_step(struct trainer *t, struct train_log *log, struct error *err
 	struct adamw_work work = {.sum_squares = &t->plan->sums[PLAN_SUM_SQUARES],
 	                          .scale = &t->plan->clip[0],
 	                          .norm = &t->plan->clip[1]};
-	double sums[PLAN_SUMS] = {[PLAN_SUM_STOP] = t->stop ? 1 : 0};
+	double begun = clock_monotonic();
 	int64_t targets, tokens;
 	comm_ticket ticket;
 	float clip[2];
 	int r;
 
+	t->waited = t->comm ? comm_waited_seconds(t->comm) : 0;
 	count_batch(t, &targets, &tokens);
-	if ((r = device_write(t->dev, t->plan->sums, sums, sizeof(sums), err)) < 0 ||
+	t->data_seconds = clock_monotonic() - begun;
+	prepare_sums(t);
+	if ((r = device_write(t->dev, t->plan->sums, t->sums, sums_bytes(t), err)) < 0 ||
 	    (r = accumulate(t, targets ? (float)(1.0 / (double)targets) : 0, err)) < 0)
 		return r;
 	ticket = share_sums(t);
@@ -128,20 +168,22 @@ int trainer_run_step(struct trainer *t, struct train_log *log, struct error *err
 	for (int u = 0; u < t->plan->shard->units; u++)
 		if ((r = shard_wait(t->plan->shard, u, err)) < 0)
 			return r;
-	if ((r = device_read(t->dev, sums, t->plan->sums, sizeof(sums), err)) < 0 ||
-	    (r = device_read(t->dev, clip, t->plan->clip, sizeof(clip), err)) < 0)
+	if ((r = device_read(t->dev, t->sums, t->plan->sums, sums_bytes(t), err)) < 0 ||
+	    (r = device_read(t->dev, clip, t->plan->clip, sizeof(clip), err)) < 0 ||
+	    (r = trainer_check_comm(t, err)) < 0)
 		return r;
 	t->step++;
 	t->tokens += tokens;
-	t->stop = sums[PLAN_SUM_STOP] > 0;
+	t->stop = t->sums[PLAN_SUM_STOP] > 0;
 	*log = (struct train_log){.step = t->step,
 	                          .steps = t->total_steps,
 	                          .epoch = (double)t->step / (double)t->steps_per_epoch,
-	                          .loss = targets ? sums[PLAN_SUM_LOSS] / (double)targets : 0,
+	                          .loss = targets ? t->sums[PLAN_SUM_LOSS] / (double)targets : 0,
 	                          .learning_rate = adamw.learning_rate,
 	                          .grad_norm = (double)clip[1],
 	                          .tokens = t->tokens,
 	                          .step_tokens = tokens};
+	measure(t, begun, log);
 	if (!isfinite(log->loss) || !isfinite(log->grad_norm))
 		return error_set(
 		    err, -EDOM,
@@ -176,7 +218,8 @@ int trainer_evaluate(struct trainer *t, double *loss, struct error *err)
 	if (t->world_size > 1 &&
 	    (r = comm_wait(t->comm, comm_all_reduce_f64(t->comm, sum, 1, COMM_SUM), err)) < 0)
 		return r;
-	if ((r = device_read(t->dev, &total, sum, sizeof(total), err)) < 0)
+	if ((r = device_read(t->dev, &total, sum, sizeof(total), err)) < 0 ||
+	    (r = trainer_check_comm(t, err)) < 0)
 		return r;
 	*loss = targets ? total / (double)targets : 0;
 	return 0;

@@ -90,17 +90,19 @@ static int allocate(struct trainer *t, struct error *err)
 	t->ids = malloc(tokens * sizeof(*t->ids));
 	t->targets = malloc(tokens * sizeof(*t->targets));
 	t->starts = malloc((tokens + 1) * sizeof(*t->starts));
-	if (!t->rows || !t->all_rows || !t->ids || !t->targets || !t->starts)
+	t->sums = calloc((size_t)(PLAN_SUM_RANKS + t->world_size), sizeof(*t->sums));
+	if (!t->sums || !t->rows || !t->all_rows || !t->ids || !t->targets || !t->starts)
 		return error_oom(err);
 	model_shapes(t->plan->model, &shapes);
 	scratch = device_scratch_bytes(t->dev, &shapes);
 	arena_note(&t->plan->arena, BUFFER_SCRATCH, scratch, "device");
 	if ((r = device_reserve_scratch(t->dev, scratch, err)) < 0 ||
-	    (r = device_alloc(t->dev, t->plan->arena.used, &t->memory, err)) < 0)
+	    (r = t->comm ? comm_alloc(t->comm, t->plan->arena.used, &t->memory, err)
+	                 : device_alloc(t->dev, t->plan->arena.used, &t->memory, err)) < 0)
 		return r;
 	plan_bind(t->plan, t->memory);
-	shard_register(t->plan->shard);
-	return model_prepare(t->plan->model, err);
+	r = shard_register(t->plan->shard, err);
+	return r < 0 ? r : model_prepare(t->plan->model, err);
 }
 
 static bool has_targets(const struct dataset *data)
@@ -119,7 +121,7 @@ static int check_data(const struct dataset *train, const struct dataset *eval, s
 		return error_set(err, -EINVAL,
 		                 "no row of the %s has a token to learn: are the answers cut off by "
 		                 "data.max_length, or the columns wrong?",
-		                 has_targets(train) ? "held-back part" : "data");
+		                 has_targets(train) ? "evaluation split" : "data");
 	return 0;
 }
 
@@ -163,8 +165,9 @@ void trainer_free(struct trainer *t)
 	if (!t)
 		return;
 	plan_free(t->plan);
-	if (t->memory)
+	if (t->memory && !t->comm) /* which frees its own */
 		device_free(t->dev, t->memory);
+	free(t->sums);
 	free(t->rows);
 	free(t->all_rows);
 	free(t->ids);
@@ -191,6 +194,11 @@ int64_t trainer_step(const struct trainer *t)
 int64_t trainer_tokens(const struct trainer *t)
 {
 	return t->tokens;
+}
+
+const double *trainer_rank_seconds(const struct trainer *t)
+{
+	return t->sums + PLAN_SUM_RANKS;
 }
 
 const struct model_layout *trainer_layout(const struct trainer *t)
@@ -268,7 +276,8 @@ static int publish(struct trainer *t, struct error *err)
 		if ((r = shard_wait(t->plan->shard, u, err)) < 0)
 			return r;
 	}
-	return device_synchronize(t->dev, err);
+	r = device_synchronize(t->dev, err);
+	return r < 0 ? r : trainer_check_comm(t, err);
 }
 
 int trainer_load(struct trainer *t, model_fill_fn fill, void *context, struct error *err)

@@ -70,6 +70,13 @@ struct train_log {
 	double seconds; /* since trainer_run began */
 	bool has_eval;
 	double eval_loss; /* where has_eval */
+	/* Where the time of a step goes on this rank; trainer_run: the mean since the last log. */
+	double step_seconds, data_seconds;
+	double communication_seconds; /* that the computation waited for collectives; NaN: not measured */
+	/* The rank that computed longest since the last log, and its mean of a step; -1: one rank, or not
+	 * measured. Each rank's part of a step is known to the others one step later. */
+	int slowest_rank;
+	double slowest_seconds;
 };
 
 /* Called on every rank, between steps; a negative return ends the run with that error. */
@@ -86,8 +93,9 @@ struct train_callbacks {
 	bool (*should_stop)(void *context);
 };
 
-/* Everything is borrowed and must outlive the trainer. comm may be NULL for one rank. eval may be NULL.
- * Allocates the whole plan. */
+/* Everything is borrowed and must outlive the trainer, but for comm, which may be destroyed just before it.
+ * comm may be NULL for one rank, eval may be NULL. Allocates the whole plan; with a communicator the memory
+ * is that one's. Every rank at the same time. */
 int trainer_create(struct device *dev, struct comm *comm, const struct model_config *c,
                    const struct train_options *options, const struct dataset *train,
                    const struct dataset *eval, struct trainer **out, struct error *err);
@@ -96,7 +104,9 @@ DEFINE_CLEANUP(struct trainer *, trainer_free)
 
 int64_t trainer_total_steps(const struct trainer *t);
 int64_t trainer_steps_per_epoch(const struct trainer *t);
-int64_t trainer_step(const struct trainer *t);   /* steps done */
+int64_t trainer_step(const struct trainer *t); /* steps done */
+/* After a step: seconds that each rank computed in the step before, [world_size]. */
+const double *trainer_rank_seconds(const struct trainer *t);
 int64_t trainer_tokens(const struct trainer *t); /* seen so far in this process, all ranks together */
 const struct model_layout *trainer_layout(const struct trainer *t);
 /* The plan as JSON (arena.h says how). */

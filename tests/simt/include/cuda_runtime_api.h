@@ -87,6 +87,8 @@ void simt_free(void *p);
 void simt_enter(cudaStream_t s); /* waits for what s has been told to wait for */
 void simt_leave(void);
 void simt_check(const void *p, const char *what);
+void simt_count_read(void);
+int simt_reads(void); /* copies to the host so far */
 #ifdef __cplusplus
 }
 #endif
@@ -123,6 +125,8 @@ static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, 
 		simt_check(to, "the target of a copy");
 	if (k != cudaMemcpyHostToDevice)
 		simt_check(from, "the source of a copy");
+	if (k == cudaMemcpyDeviceToHost)
+		simt_count_read();
 	simt_enter(s);
 	memmove(to, from, n);
 	simt_leave();

@@ -35,6 +35,16 @@ typedef struct {
 		1                                                                                            \
 	}
 
+/* The stand-in's own. What an aborted collective leaves in its buffer: this byte, or with -1 what lay there.
+ */
+void simt_nccl_abort_fills(int byte);
+/* The rank's process has died: the others' communicators say so when they are asked. */
+void simt_nccl_die(ncclComm_t c);
+/* That rank can register so many buffers and no more; -1: nobody is refused. */
+void simt_nccl_refuse(int rank, int after);
+int simt_nccl_registered(ncclComm_t c);
+int simt_nccl_allocated(void); /* pieces of ncclMemAlloc's memory that are not freed yet */
+
 const char *ncclGetErrorString(ncclResult_t r);
 const char *ncclGetLastError(ncclComm_t c);
 ncclResult_t ncclGetVersion(int *v);
@@ -46,6 +56,8 @@ ncclResult_t ncclCommDestroy(ncclComm_t c);
 ncclResult_t ncclCommAbort(ncclComm_t c);
 ncclResult_t ncclCommRegister(ncclComm_t c, void *p, size_t n, void **handle);
 ncclResult_t ncclCommDeregister(ncclComm_t c, void *handle);
+ncclResult_t ncclMemAlloc(void **p, size_t n);
+ncclResult_t ncclMemFree(void *p);
 ncclResult_t ncclAllReduce(const void *from, void *to, size_t n, ncclDataType_t t, ncclRedOp_t op,
                            ncclComm_t c, cudaStream_t s);
 ncclResult_t ncclReduceScatter(const void *from, void *to, size_t n, ncclDataType_t t, ncclRedOp_t op,

@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "engine/device/device.h"
+#include "engine/device/fault.h"
 
 #define CACHE_LINE 64
 /* Partial sums of a long reduction: at most this many, added up in order. */
@@ -23,21 +23,13 @@ struct kernels;
 struct gemm_cache;
 
 struct device {
+	struct device_base base; /* its scratch is aligned to CACHE_LINE */
 	int threads;
 	const struct kernels *kernels;
 	struct gemm_cache *gemm;
-	char *scratch; /* aligned to CACHE_LINE */
-	size_t scratch_size;
 	double *parts; /* [REDUCE_PARTS] */
-	int fault;     /* first negative errno of an operation, cleared when it is returned */
-	char fault_message[192];
 	char description[160];
 };
-
-/* Keeps the first fault of the operations since the last synchronize. */
-void device_fault(struct device *dev, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-/* The scratch, or NULL with a fault where it is smaller than `bytes`. */
-void *device_scratch(struct device *dev, size_t bytes, const char *operation);
 
 static inline size_t round_up(size_t n, size_t to)
 {

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <omp.h>
 #include <sched.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -135,7 +134,7 @@ void device_destroy(struct device *dev)
 	if (!dev)
 		return;
 	gemm_destroy(dev);
-	free(dev->scratch);
+	free(dev->base.scratch);
 	free(dev->parts);
 	free(dev);
 }
@@ -216,46 +215,22 @@ int device_reserve_scratch(struct device *dev, size_t bytes, struct error *err)
 {
 	void *p;
 
-	if (bytes <= dev->scratch_size)
+	if (bytes <= dev->base.scratch_size)
 		return 0;
 	p = alloc_zeroed(bytes);
 	if (!p)
 		return error_set(err, -ENOMEM, "cannot allocate %.1f MiB of scratch for the CPU engine",
 		                 (double)bytes / (1 << 20));
-	free(dev->scratch);
-	dev->scratch = p;
-	dev->scratch_size = bytes;
+	free(dev->base.scratch);
+	dev->base.scratch = p;
+	dev->base.scratch_size = bytes;
 	return 0;
 }
 
-void *device_scratch(struct device *dev, size_t bytes, const char *operation)
-{
-	if (bytes <= dev->scratch_size)
-		return dev->scratch;
-	device_fault(dev, -ENOMEM, "%s needs %zu bytes of scratch, %zu are reserved", operation, bytes,
-	             dev->scratch_size);
-	return NULL;
-}
-
 /* ---- faults and transfers ---- */
-void device_fault(struct device *dev, int code, const char *fmt, ...)
-{
-	va_list ap;
-
-	if (dev->fault)
-		return;
-	dev->fault = code;
-	va_start(ap, fmt);
-	vsnprintf(dev->fault_message, sizeof(dev->fault_message), fmt, ap);
-	va_end(ap);
-}
-
 int device_synchronize(struct device *dev, struct error *err)
 {
-	int fault = dev->fault;
-
-	dev->fault = 0;
-	return fault ? error_set(err, fault, "cpu engine: %s", dev->fault_message) : 0;
+	return device_take_fault(dev, "cpu engine", err);
 }
 
 int device_read(struct device *dev, void *host, const void *src, size_t bytes, struct error *err)

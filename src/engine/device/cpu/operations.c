@@ -6,55 +6,6 @@
 
 #include "engine/device/cpu/kernels.h"
 
-/* fp16 is only ever cast: no kernel computes in it. */
-static bool computes(struct device *dev, const char *operation, enum dtype a, enum dtype b)
-{
-	if (a != DTYPE_F16 && b != DTYPE_F16)
-		return true;
-	device_fault(dev, -EOPNOTSUPP, "%s does not work in float16; use bfloat16 or float32", operation);
-	return false;
-}
-
-static float f16_to_float(uint16_t h)
-{
-	uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, mantissa = h & 0x3ff, u;
-	float f;
-
-	if (exponent == 31) {
-		u = sign | 0x7f800000 | mantissa << 13;
-	} else if (exponent) {
-		u = sign | (exponent + 112) << 23 | mantissa << 13;
-	} else {
-		f = (float)mantissa * 0x1p-24f;
-		return sign ? -f : f;
-	}
-	memcpy(&f, &u, 4);
-	return f;
-}
-
-static uint16_t f16_from_float(float f)
-{
-	uint32_t u, sign, rest, shift, mantissa, half;
-	int exponent;
-
-	memcpy(&u, &f, 4);
-	sign = u >> 16 & 0x8000;
-	u &= 0x7fffffff;
-	if (u > 0x7f800000)
-		return (uint16_t)(sign | 0x7e00);
-	if (u >= 0x477ff000) /* rounds to 65536 or more */
-		return (uint16_t)(sign | 0x7c00);
-	exponent = (int)(u >> 23) - 112;
-	mantissa = (u & 0x7fffff) | 0x800000;
-	shift = exponent > 0 ? 13 : (uint32_t)(14 - exponent);
-	if (shift > 24)
-		return (uint16_t)sign;
-	half = exponent > 0 ? ((uint32_t)exponent << 10 | (mantissa >> 13 & 0x3ff)) : mantissa >> shift;
-	rest = mantissa & ((1u << shift) - 1);
-	half += rest > 1u << (shift - 1) || (rest == 1u << (shift - 1) && (half & 1));
-	return (uint16_t)(sign | half);
-}
-
 static void cast_f16(void *dst, enum dtype dst_type, const void *src, enum dtype src_type, int64_t n)
 {
 	for (int64_t i = 0; i < n; i++) {
@@ -82,19 +33,19 @@ void device_cast(struct device *dev, void *dst, enum dtype dst_type, const void 
 
 void device_scale(struct device *dev, void *x, enum dtype type, float factor, int64_t n)
 {
-	if (computes(dev, "scale", type, type))
+	if (device_computes(dev, "scale", type, type))
 		dev->kernels->scale(dev, x, type, factor, n);
 }
 
 void device_add(struct device *dev, void *dst, const void *src, enum dtype type, int64_t n)
 {
-	if (computes(dev, "add", type, type))
+	if (device_computes(dev, "add", type, type))
 		dev->kernels->add(dev, dst, src, type, n);
 }
 
 void device_sum_squares(struct device *dev, const void *x, enum dtype type, int64_t n, double *sum)
 {
-	if (computes(dev, "sum_squares", type, type))
+	if (device_computes(dev, "sum_squares", type, type))
 		dev->kernels->sum_squares(dev, x, type, n, sum);
 }
 
@@ -106,14 +57,14 @@ void device_sum(struct device *dev, const float *x, int64_t n, double *sum)
 void device_bias_forward(struct device *dev, void *x, const void *bias, int64_t rows, int64_t cols,
                          int64_t ld, enum dtype type)
 {
-	if (computes(dev, "bias_forward", type, type))
+	if (device_computes(dev, "bias_forward", type, type))
 		dev->kernels->bias_forward(dev, x, bias, rows, cols, ld, type);
 }
 
 void device_bias_backward(struct device *dev, void *d_bias, enum dtype grad_type, const void *d_y,
                           int64_t rows, int64_t cols, int64_t ld, enum dtype type)
 {
-	if (computes(dev, "bias_backward", type, grad_type))
+	if (device_computes(dev, "bias_backward", type, grad_type))
 		dev->kernels->bias_backward(dev, d_bias, grad_type, d_y, rows, cols, ld, type);
 }
 
@@ -127,21 +78,21 @@ void device_embedding_backward(struct device *dev, void *d_table, enum dtype gra
                                const int32_t *ids, const int32_t *host_ids, int64_t tokens, int64_t vocab,
                                int hidden, enum dtype type)
 {
-	if (computes(dev, "embedding_backward", type, grad_type))
+	if (device_computes(dev, "embedding_backward", type, grad_type))
 		dev->kernels->embedding_backward(dev, d_table, grad_type, d_out, ids, tokens, hidden, type);
 }
 
 void device_rmsnorm_forward(struct device *dev, const struct device_norm *n, void *y, float *rstd,
                             const void *x, const void *w)
 {
-	if (computes(dev, "rmsnorm_forward", n->type, n->type))
+	if (device_computes(dev, "rmsnorm_forward", n->type, n->type))
 		dev->kernels->rmsnorm_forward(dev, n, y, rstd, NULL, x, w);
 }
 
 void device_add_rmsnorm_forward(struct device *dev, const struct device_norm *n, void *y, float *rstd,
                                 void *residual, const void *x, const void *w)
 {
-	if (computes(dev, "add_rmsnorm_forward", n->type, n->type))
+	if (device_computes(dev, "add_rmsnorm_forward", n->type, n->type))
 		dev->kernels->rmsnorm_forward(dev, n, y, rstd, residual, x, w);
 }
 
@@ -149,7 +100,7 @@ void device_rmsnorm_backward(struct device *dev, const struct device_norm *n, vo
                              void *d_w, enum dtype grad_type, const void *d_y, const void *x,
                              const float *rstd, const void *w)
 {
-	if (computes(dev, "rmsnorm_backward", n->type, grad_type))
+	if (device_computes(dev, "rmsnorm_backward", n->type, grad_type))
 		dev->kernels->rmsnorm_backward(dev, n, d_x, accumulate, d_w, grad_type, d_y, x, rstd, w);
 }
 
@@ -157,7 +108,7 @@ void device_rope(struct device *dev, void *x, int64_t ld, int heads, int head_di
                  const float *cos_table, const float *sin_table, int64_t tokens, bool inverse,
                  enum dtype type)
 {
-	if (computes(dev, "rope", type, type))
+	if (device_computes(dev, "rope", type, type))
 		dev->kernels->rope(dev, x, ld, heads, head_dim, positions, cos_table, sin_table, tokens,
 		                   inverse, type);
 }
@@ -185,7 +136,7 @@ void device_qk_norm_rope(struct device *dev, const struct device_qk_norm *n, voi
 void device_attention_forward(struct device *dev, const struct device_attention *a, void *o, float *lse,
                               const void *q, const void *k, const void *v)
 {
-	if (computes(dev, "attention_forward", a->type, a->type))
+	if (device_computes(dev, "attention_forward", a->type, a->type))
 		dev->kernels->attention_forward(dev, a, o, lse, q, k, v);
 }
 
@@ -193,42 +144,42 @@ void device_attention_backward(struct device *dev, const struct device_attention
                                void *d_v, const void *d_o, const void *o, const float *lse, const void *q,
                                const void *k, const void *v)
 {
-	if (computes(dev, "attention_backward", a->type, a->type))
+	if (device_computes(dev, "attention_backward", a->type, a->type))
 		dev->kernels->attention_backward(dev, a, d_q, d_k, d_v, d_o, o, lse, q, k, v);
 }
 
 void device_attention_cached(struct device *dev, const struct device_attention *a, int64_t past, void *o,
                              const void *q, const void *k_cache, const void *v_cache)
 {
-	if (computes(dev, "attention_cached", a->type, a->type))
+	if (device_computes(dev, "attention_cached", a->type, a->type))
 		dev->kernels->attention_cached(dev, a, past, o, q, k_cache, v_cache);
 }
 
 void device_swiglu_forward(struct device *dev, void *y, const void *gate_up, int64_t tokens, int cols,
                            enum dtype type)
 {
-	if (computes(dev, "swiglu_forward", type, type))
+	if (device_computes(dev, "swiglu_forward", type, type))
 		dev->kernels->swiglu_forward(dev, y, gate_up, tokens, cols, type);
 }
 
 void device_swiglu_backward(struct device *dev, void *d_gate_up, void *y, const void *d_y,
                             const void *gate_up, int64_t tokens, int cols, enum dtype type)
 {
-	if (computes(dev, "swiglu_backward", type, type))
+	if (device_computes(dev, "swiglu_backward", type, type))
 		dev->kernels->swiglu_backward(dev, d_gate_up, y, d_y, gate_up, tokens, cols, type);
 }
 
 void device_cross_entropy(struct device *dev, void *logits, enum dtype type, const int32_t *targets,
                           int64_t rows, int64_t vocab, float scale, float *loss, bool backward)
 {
-	if (computes(dev, "cross_entropy", type, type))
+	if (device_computes(dev, "cross_entropy", type, type))
 		dev->kernels->cross_entropy(dev, logits, type, targets, rows, vocab, scale, loss, backward);
 }
 
 void device_argmax(struct device *dev, int32_t *id, const void *logits, enum dtype type, int64_t rows,
                    int64_t vocab)
 {
-	if (computes(dev, "argmax", type, type))
+	if (device_computes(dev, "argmax", type, type))
 		dev->kernels->argmax(dev, id, logits, type, rows, vocab);
 }
 
@@ -238,7 +189,7 @@ void device_adamw(struct device *dev, float *master, void *param, enum dtype par
 {
 	if (!master && (!param || param_type != DTYPE_BF16))
 		device_fault(dev, -EINVAL, "adamw without a master copy is for bfloat16 parameters");
-	else if (computes(dev, "adamw", param ? param_type : DTYPE_F32, grad_type))
+	else if (device_computes(dev, "adamw", param ? param_type : DTYPE_F32, grad_type))
 		dev->kernels->adamw(dev, master, param, param_type, grad, grad_type, m, v, n, grad_scale, h);
 }
 

@@ -51,12 +51,8 @@ void device_nf4_quantize(struct device *dev, const struct device_nf4 *q, const v
 	struct nf4_tables t;
 	double sum = 0;
 
-	if (q->n <= 0)
+	if (q->n <= 0 || !device_computes(dev, "nf4", type, type))
 		return;
-	if (type == DTYPE_F16) {
-		device_fault(dev, -EOPNOTSUPP, "nf4 does not work in float16; use bfloat16 or float32");
-		return;
-	}
 	if (!absmax)
 		absmax = device_scratch(dev, (size_t)blocks * sizeof(float), "nf4_quantize");
 	if (!absmax)
@@ -80,10 +76,8 @@ void device_nf4_dequantize(struct device *dev, void *dst, enum dtype type, const
 	int64_t blocks = (q->n + NF4_BLOCK - 1) / NF4_BLOCK;
 	struct nf4_tables t;
 
-	if (type == DTYPE_F16) {
-		device_fault(dev, -EOPNOTSUPP, "nf4 does not work in float16; use bfloat16 or float32");
+	if (!device_computes(dev, "nf4", type, type))
 		return;
-	}
 	nf4_tables_fill(&t);
 #pragma omp parallel for schedule(static) num_threads(dev->threads)
 	for (int64_t b = 0; b < blocks; b++) {

@@ -114,7 +114,7 @@ extern "C" void device_adamw(struct device *dev, float *master, void *param, enu
 		device_fault(dev, -EINVAL, "adamw without a master copy is for bfloat16 parameters");
 		return;
 	}
-	if (n <= 0 || !computes(dev, "adamw", param ? param_type : DTYPE_F32, grad_type))
+	if (n <= 0 || !device_computes(dev, "adamw", param ? param_type : DTYPE_F32, grad_type))
 		return;
 	with_type(grad_type, [&](auto g) {
 		typedef const decltype(g) G;

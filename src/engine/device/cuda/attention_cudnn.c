@@ -4,8 +4,11 @@
  * it. A call that is not taken is left to the kernels of this directory, which can do all; forward and
  * backward are taken or left apart from each other, as both keep lse in device.h's layout.
  *
- * What is taken depends on the call's shape, the GPU's kind and the library alone, never on a clock, so that
- * the same run gives the same bits.
+ * What is taken depends on the call's shape, the run's shapes, the GPU's kind and the library alone, never on
+ * a clock nor on the calls before, so that the same run gives the same bits, resumed or not. For that all the
+ * plans of a run are made before its first step (attention_cudnn_scratch): few, since the numbers of
+ * documents and the lengths of the longest go up to the next of a few bounds. A call beyond them is never
+ * taken.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -16,7 +19,11 @@
 #include "engine/device/cuda/attention_cudnn.h"
 #include "engine/device/cuda/cudnn_plan.h"
 
-#define PLANS 64 /* tenths of a second each; shapes beyond are left to our own kernels */
+/* Bounds of the documents of a call and of their rows, each four times the one before: a plan for each pair,
+ * which takes tenths of a second. */
+#define LEAST_DOCUMENTS 8
+#define LEAST_ROWS      256
+#define MOST_DOCUMENTS  2048
 
 /*
  * With "auto" cuDNN is taken on Hopper and Blackwell where the documents have this many rows on average. From
@@ -42,9 +49,8 @@ struct attention_cudnn {
 	struct cudnn_target target;
 	bool backward;            /* not before cuDNN 9.28, nor on other GPUs */
 	int64_t tokens, sequence; /* of the shapes that the scratch was asked for, 0: not yet */
-	struct entry entries[PLANS];
+	struct entry *entries;    /* all the plans that there will be */
 	int count;
-	struct error why; /* of the last plan that could not be made or run */
 };
 
 int attention_cudnn_create(struct device *dev, enum device_attention_choice choice, struct error *err)
@@ -89,14 +95,22 @@ int attention_cudnn_create(struct device *dev, enum device_attention_choice choi
 	return 0;
 }
 
+static void forget_plans(struct attention_cudnn *c)
+{
+	for (int i = 0; i < c->count; i++)
+		cudnn_plan_destroy(c->entries[i].plan);
+	free(c->entries);
+	c->entries = NULL;
+	c->count = 0;
+}
+
 void attention_cudnn_destroy(struct device *dev)
 {
 	struct attention_cudnn *c = dev->cudnn;
 
 	if (!c)
 		return;
-	for (int i = 0; i < c->count; i++)
-		cudnn_plan_destroy(c->entries[i].plan);
+	forget_plans(c);
 	(void)cudnnDestroy(c->target.handle);
 	free(c);
 	dev->cudnn = NULL;
@@ -120,26 +134,17 @@ const char *attention_cudnn_describe(const struct device *dev, char *text, size_
 }
 
 /* ---- shapes ---- */
-static int64_t power_of_two(int64_t n, int64_t least)
+static int64_t bound(int64_t n, int64_t least)
 {
 	while (least < n)
-		least *= 2;
+		least *= 4;
 	return least;
 }
 
-/* Few sizes: each is a plan. */
-static int64_t rows_bound(int64_t longest, int64_t total)
+/* No document is longer than the run's longest. */
+static int64_t rows_bound(const struct attention_cudnn *c, int64_t longest)
 {
-	int64_t rows = 256;
-
-	while (rows < longest)
-		rows *= 4;
-	return MIN(rows, total);
-}
-
-static int64_t total_bound(const struct attention_cudnn *c, int64_t tokens)
-{
-	return tokens <= c->tokens ? c->tokens : power_of_two(tokens, 256);
+	return MIN(bound(longest, LEAST_ROWS), c->sequence);
 }
 
 static bool group_of(const struct device_attention *a)
@@ -147,16 +152,14 @@ static bool group_of(const struct device_attention *a)
 	return a->heads > a->kv_heads;
 }
 
-/* Documents of one length are a batch, if it is a length that will come again. */
+/* Rows of the data that are all of the longest length, each a document: alone, or as many as a micro-batch
+ * has. Any other number of them is ragged. */
 static bool is_dense(const struct attention_cudnn *c, const struct device_attention *a)
 {
-	int64_t rows = a->tokens / a->documents;
-
 	for (int i = 0; i < a->documents; i++)
-		if (a->host_starts[i + 1] - a->host_starts[i] != rows)
+		if (a->host_starts[i + 1] - a->host_starts[i] != c->sequence)
 			return false;
-	return rows > 1 &&
-	       (rows == c->sequence || rows == c->tokens || (rows >= 128 && (rows & (rows - 1)) == 0));
+	return c->sequence > 1 && (a->documents == 1 || a->documents == c->tokens / c->sequence);
 }
 
 static struct cudnn_shape shape_of(const struct attention_cudnn *c, const struct device_attention *a,
@@ -182,9 +185,9 @@ static struct cudnn_shape shape_of(const struct attention_cudnn *c, const struct
 		return s;
 	for (int i = 0; i < a->documents; i++)
 		longest = MAX(longest, (int64_t)a->host_starts[i + 1] - a->host_starts[i]);
-	s.batch = power_of_two(a->documents, 8);
-	s.total = total_bound(c, a->tokens);
-	s.rows = rows_bound(longest, s.total);
+	s.batch = bound(a->documents, LEAST_DOCUMENTS);
+	s.total = c->tokens;
+	s.rows = rows_bound(c, longest);
 	/* The gradients of every query head's keys and values come first, a group's rows as far apart as
 	 * those of its key: three times the memory where that is a row of q, k and v. */
 	if (backward && group_of(a))
@@ -201,21 +204,29 @@ static bool is_same(const struct cudnn_shape *a, const struct cudnn_shape *b)
 	       a->ld_d_v == b->ld_d_v;
 }
 
-/* The plan, made if it is not yet; NULL where cuDNN has none. */
-static struct entry *plan_for(struct attention_cudnn *c, const struct cudnn_shape *s)
+/* NULL where there is none. */
+static struct entry *find_plan(const struct attention_cudnn *c, const struct cudnn_shape *s)
 {
-	struct entry *e;
-
 	for (int i = 0; i < c->count; i++)
 		if (is_same(&c->entries[i].shape, s))
 			return c->entries[i].plan ? &c->entries[i] : NULL;
-	if (c->count == PLANS)
+	return NULL;
+}
+
+/* An entry for the shape, without a plan where cuDNN has none for it; NULL: out of memory. */
+static struct entry *make_plan(struct attention_cudnn *c, const struct cudnn_shape *s)
+{
+	struct entry *e = realloc(c->entries, ((size_t)c->count + 1) * sizeof(*e));
+	struct error why;
+
+	if (!e)
 		return NULL;
-	e = &c->entries[c->count++];
-	e->shape = *s;
-	if (cudnn_plan_create(&c->target, s, &e->plan, &c->why) < 0)
+	c->entries = e;
+	e += c->count++;
+	*e = (struct entry){.shape = *s};
+	if (cudnn_plan_create(&c->target, s, &e->plan, &why) < 0)
 		e->plan = NULL;
-	return e->plan ? e : NULL;
+	return e;
 }
 
 /* ---- scratch ---- */
@@ -275,52 +286,96 @@ static bool is_wanted(const struct attention_cudnn *c, int64_t rows)
 	return c->choice == DEVICE_ATTENTION_CUDNN || is_auto(c->target.major, rows);
 }
 
-size_t attention_cudnn_scratch(const struct device *dev, const struct device_shapes *need)
+/* What shape_of makes of any call that is taken: `documents` of them, or fewer, of `rows` rows at most. */
+struct variant {
+	bool backward, window, dense;
+	int64_t documents, rows;
+};
+
+/* Makes its plan and returns the scratch for the largest call. */
+static size_t add_variant(struct attention_cudnn *c, const struct device_shapes *need,
+                          const struct variant *v)
 {
-	struct attention_cudnn *c = dev->cudnn;
-	int32_t whole[2] = {0, (int32_t)need->tokens};
-	int64_t ld = (int64_t)(need->heads + 2 * need->kv_heads) * need->head_dim;
-	struct device_attention a = {.tokens = need->tokens,
-	                             .heads = need->heads,
-	                             .kv_heads = need->kv_heads,
-	                             .head_dim = need->head_dim,
-	                             .documents = 1,
-	                             .host_starts = whole,
-	                             .ld_q = ld,
-	                             .ld_k = ld,
-	                             .ld_v = ld,
-	                             .ld_o = (int64_t)need->heads * need->head_dim,
-	                             .type = need->type};
+	int64_t ld =
+	    need->ld_qkv ? need->ld_qkv : (int64_t)(need->heads + 2 * need->kv_heads) * need->head_dim;
+	struct device_attention a = {.heads = need->heads, .kv_heads = need->kv_heads};
+	struct cudnn_shape s = {.backward = v->backward,
+	                        .ragged = !v->dense,
+	                        .window = v->window,
+	                        .heads = need->heads,
+	                        .kv_heads = need->kv_heads,
+	                        .head_dim = need->head_dim,
+	                        .batch = v->documents,
+	                        .rows = v->rows,
+	                        .total = v->dense ? 0 : c->tokens,
+	                        .ld_q = ld,
+	                        .ld_k = ld,
+	                        .ld_v = ld,
+	                        .ld_o = need->ld_o ? need->ld_o : (int64_t)need->heads * need->head_dim,
+	                        .ld_d_k = v->backward ? ld : 0,
+	                        .ld_d_v = v->backward ? ld : 0};
+	bool gather = s.ragged && s.backward && group_of(&a);
+	struct entry *e;
+
+	if (gather)
+		s.ld_d_k = s.ld_d_v = (int64_t)need->kv_heads * need->head_dim;
+	e = make_plan(c, &s);
+	return e && e->plan ? layout_of(&s, c->tokens, gather, cudnn_plan_workspace(e->plan)).bytes : 0;
+}
+
+static size_t larger(size_t a, size_t b)
+{
+	return a > b ? a : b;
+}
+
+/* All variants of one pass and one kind of mask. */
+static size_t add_variants(struct attention_cudnn *c, const struct device_shapes *need, bool backward,
+                           bool window)
+{
+	struct variant v = {.backward = backward, .window = window, .dense = true, .rows = c->sequence};
+	bool named = c->choice == DEVICE_ATTENTION_CUDNN;
+	int64_t batch = c->tokens / c->sequence, most_documents, documents, rows;
 	size_t most = 0;
 
-	if (!c || !is_wanted(c, MIN(need->tokens, need->max_sequence)) || need->tokens > INT32_MAX)
+	for (v.documents = 1; v.rows > 1 && v.documents <= batch; v.documents += MAX(batch - 1, 1))
+		most = larger(most, add_variant(c, need, &v));
+	/* With "auto" they have AUTO_ROWS rows on average, the longest at least. */
+	most_documents = named ? MIN(c->tokens, MOST_DOCUMENTS) : c->tokens / AUTO_ROWS;
+	v.dense = false;
+	for (documents = LEAST_DOCUMENTS;; documents *= 4) {
+		for (rows = named ? LEAST_ROWS : AUTO_ROWS;; rows *= 4) {
+			v.documents = documents;
+			v.rows = rows_bound(c, rows);
+			most = larger(most, add_variant(c, need, &v));
+			if (rows >= c->sequence)
+				break;
+		}
+		if (documents >= most_documents)
+			break;
+	}
+	return most;
+}
+
+size_t attention_cudnn_scratch(const struct device *dev, const struct device_shapes *need)
+{
+	bool all_before = need->all_before || !need->windowed;
+	struct attention_cudnn *c = dev->cudnn;
+	size_t most = 0;
+
+	if (!c)
+		return 0;
+	forget_plans(c);
+	c->tokens = c->sequence = 0;
+	if (need->tokens < 1 || need->max_sequence < 1 || need->tokens > INT32_MAX ||
+	    !is_wanted(c, MIN(need->tokens, need->max_sequence)))
 		return 0;
 	c->tokens = need->tokens;
-	c->sequence = need->max_sequence;
-	for (int x = 0; x < 4; x++) {
-		bool backward = x & 1;
-		struct cudnn_shape s = shape_of(c, &a, backward);
-		struct entry *e;
-
-		if (!can_do(c, a.type, a.head_dim, backward))
-			continue;
-		if (x & 2) { /* as many and as long documents as there may be: no plan needs more */
-			s.ragged = true;
-			s.batch = power_of_two(c->choice == DEVICE_ATTENTION_CUDNN
-			                           ? MIN(need->tokens / 16 + 1, 1024)
-			                           : need->tokens / AUTO_ROWS,
-			                       8);
-			s.total = need->tokens;
-			s.rows = rows_bound(need->max_sequence, s.total);
-			if (backward && group_of(&a))
-				s.ld_d_k = s.ld_d_v = (int64_t)a.kv_heads * a.head_dim;
-		}
-		e = plan_for(c, &s);
-		if (e)
-			most = MAX(most, layout_of(&s, need->tokens, s.ragged && backward && group_of(&a),
-			                           cudnn_plan_workspace(e->plan))
-			                     .bytes);
-	}
+	c->sequence = MIN(need->tokens, need->max_sequence);
+	for (int backward = 0; backward < 2; backward++)
+		for (int window = 0; window < 2; window++)
+			if (can_do(c, need->type, need->head_dim, backward) &&
+			    (window ? need->windowed : all_before))
+				most = larger(most, add_variants(c, need, backward, window));
 	return most;
 }
 
@@ -338,17 +393,17 @@ static bool prepare(struct device *dev, const struct device_attention *a, bool b
 	struct attention_cudnn *c = dev->cudnn;
 	struct cudnn_shape s;
 
-	if (!c || !can_do(c, a->type, a->head_dim, backward) || a->documents < 1 || a->tokens > INT32_MAX ||
+	if (!c || !can_do(c, a->type, a->head_dim, backward) || a->documents < 1 || a->tokens > c->tokens ||
 	    !is_wanted(c, a->tokens / a->documents))
 		return false;
 	s = shape_of(c, a, backward);
 	call->a = a;
 	call->gather = s.ragged && backward && group_of(a);
-	call->entry = plan_for(c, &s);
+	call->entry = find_plan(c, &s);
 	if (!call->entry)
 		return false;
 	call->at = layout_of(&s, a->tokens, call->gather, cudnn_plan_workspace(call->entry->plan));
-	return call->at.bytes <= dev->scratch_size;
+	return call->at.bytes <= dev->base.scratch_size;
 }
 
 bool attention_cudnn_takes(struct device *dev, const struct device_attention *a, bool backward)
@@ -367,9 +422,9 @@ bool attention_cudnn_by_auto(const struct device *dev, const struct device_atten
 static void tell_documents(struct device *dev, struct call *call)
 {
 	const struct cudnn_shape *s = &call->entry->shape;
-	int64_t *offsets = (int64_t *)(dev->scratch + call->at.offsets);
+	int64_t *offsets = (int64_t *)(dev->base.scratch + call->at.offsets);
 	struct attention_places places = {.offsets = offsets,
-	                                  .lengths = (int32_t *)(dev->scratch + call->at.lengths),
+	                                  .lengths = (int32_t *)(dev->base.scratch + call->at.lengths),
 	                                  .stride = offsets_stride(s),
 	                                  .batch = (int)s->batch};
 	const int64_t ld[OFFSETS] = {s->ld_q, s->ld_k, s->ld_v, s->ld_o, s->heads, s->ld_d_k, s->ld_d_v};
@@ -382,20 +437,16 @@ static void tell_documents(struct device *dev, struct call *call)
 	attention_places(dev, &places, call->a->starts, call->a->documents);
 }
 
-static bool run(struct device *dev, struct call *call)
+static void run(struct device *dev, struct call *call)
 {
 	struct attention_cudnn *c = dev->cudnn;
-	struct entry *e = call->entry;
+	struct error why = ERROR_INIT;
 
-	if (cudnn_plan_run(e->plan, c->target.handle, call->pointers, call->a->scale, call->a->window,
-	                   dev->scratch + call->at.workspace, &c->why) == 0)
-		return true;
-	/* It has been promised a plan that runs: somebody who asked for it by name is told. */
-	if (c->choice == DEVICE_ATTENTION_CUDNN)
-		device_fault(dev, -EIO, "%.160s", c->why.message);
-	cudnn_plan_destroy(e->plan);
-	e->plan = NULL;
-	return c->choice == DEVICE_ATTENTION_CUDNN;
+	if (cudnn_plan_run(call->entry->plan, c->target.handle, call->pointers, call->a->scale,
+	                   call->a->window, dev->base.scratch + call->at.workspace, &why) == 0)
+		return;
+	/* Other kernels in its place would give other bits from here on, and those of a resumed run again. */
+	device_fault(dev, -EIO, "%.110s (train.attention = \"own\" does without cuDNN)", why.message);
 }
 
 bool attention_cudnn_forward(struct device *dev, const struct device_attention *a, void *o, float *lse,
@@ -411,11 +462,11 @@ bool attention_cudnn_forward(struct device *dev, const struct device_attention *
 	call.pointers[CUDNN_TENSOR_K] = (void *)k;
 	call.pointers[CUDNN_TENSOR_V] = (void *)v;
 	call.pointers[CUDNN_TENSOR_O] = o;
-	call.pointers[CUDNN_TENSOR_STATISTICS] = ragged ? dev->scratch + call.at.statistics : (void *)lse;
+	call.pointers[CUDNN_TENSOR_STATISTICS] =
+	    ragged ? dev->base.scratch + call.at.statistics : (void *)lse;
 	if (ragged)
 		tell_documents(dev, &call);
-	if (!run(dev, &call))
-		return false;
+	run(dev, &call);
 	if (ragged)
 		attention_transpose(dev, lse, call.pointers[CUDNN_TENSOR_STATISTICS], a->tokens, a->heads);
 	return true;
@@ -447,17 +498,16 @@ bool attention_cudnn_backward(struct device *dev, const struct device_attention 
 	call.pointers[CUDNN_TENSOR_STATISTICS] = (void *)lse;
 	call.pointers[CUDNN_TENSOR_D_O] = (void *)d_o;
 	call.pointers[CUDNN_TENSOR_D_Q] = d_q;
-	call.pointers[CUDNN_TENSOR_D_K] = call.gather ? dev->scratch + call.at.d_k : d_k;
-	call.pointers[CUDNN_TENSOR_D_V] = call.gather ? dev->scratch + call.at.d_v : d_v;
+	call.pointers[CUDNN_TENSOR_D_K] = call.gather ? dev->base.scratch + call.at.d_k : d_k;
+	call.pointers[CUDNN_TENSOR_D_V] = call.gather ? dev->base.scratch + call.at.d_v : d_v;
 	if (call.entry->shape.ragged) {
-		float *statistics = (float *)(dev->scratch + call.at.statistics);
+		float *statistics = (float *)(dev->base.scratch + call.at.statistics);
 
 		call.pointers[CUDNN_TENSOR_STATISTICS] = statistics;
 		attention_transpose(dev, statistics, lse, a->heads, a->tokens);
 		tell_documents(dev, &call);
 	}
-	if (!run(dev, &call))
-		return false;
+	run(dev, &call);
 	if (call.gather) {
 		spread(dev, d_k, a->ld_k, call.pointers[CUDNN_TENSOR_D_K], a);
 		spread(dev, d_v, a->ld_v, call.pointers[CUDNN_TENSOR_D_V], a);

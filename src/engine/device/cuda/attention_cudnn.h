@@ -14,7 +14,8 @@ int attention_cudnn_create(struct device *dev, enum device_attention_choice choi
 void attention_cudnn_destroy(struct device *dev);
 /* "attention: cuDNN 9.28", or "attention: own (no cuDNN)"; text. */
 const char *attention_cudnn_describe(const struct device *dev, char *text, size_t size);
-/* Bytes for the largest calls of such shapes; 0 where none is taken. Makes their plans. */
+/* Bytes for the largest calls of such shapes; 0 where none is taken. Makes all their plans, in place of those
+ * of the shapes before: no other call is taken from here on. */
 size_t attention_cudnn_scratch(const struct device *dev, const struct device_shapes *need);
 
 /* True: queued (or a fault is kept). False: not taken. q, k, v, o and the gradients can be read 16 bytes at a

@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-#include "engine/device/device.h"
+#include "engine/device/fault.h"
 
 /* Partial sums are cut by shape alone: never by the number of multiprocessors. */
 #define REDUCE_PARTS 1024
@@ -29,6 +29,7 @@ struct gemm_cache;
 struct attention_cudnn;
 
 struct device {
+	struct device_base base;
 	int index, major, minor, multiprocessors;
 	size_t shared_most; /* bytes of shared memory that a block may ask for */
 	bool stream_made;
@@ -38,20 +39,12 @@ struct device {
 	struct gemm_cache *gemm;
 	struct attention_cudnn *cudnn; /* NULL: our own attention alone */
 	const char *cudnn_missing;     /* why, where it was looked for */
-	char *scratch;
-	size_t scratch_size;
-	double *parts; /* [REDUCE_PARTS] */
+	double *parts;                 /* [REDUCE_PARTS] */
 	char *staging; /* pinned: small writes leave from here, so that the caller need not wait */
 	size_t staged; /* of it in use since the last time that the stream was waited for */
-	int fault;     /* first negative errno of an operation, cleared when it is returned */
-	char fault_message[192];
 	char description[256];
 };
 
-/* Keeps the first fault of the operations since the last synchronize. */
-void device_fault(struct device *dev, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-/* The scratch, or NULL with a fault where it is smaller than `bytes`. */
-void *device_scratch(struct device *dev, size_t bytes, const char *operation);
 /* After a launch: keeps its error. */
 void device_launched(struct device *dev, const char *kernel);
 /* Fills err from an error of the runtime; "cuda:0: what: the runtime's words". */

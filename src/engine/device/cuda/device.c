@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A GPU as a device: the stream, memory, scratch, transfers, faults, events. */
 #include <errno.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -102,7 +101,7 @@ void device_destroy(struct device *dev)
 		(void)cudaStreamSynchronize(dev->stream);
 	attention_cudnn_destroy(dev);
 	gemm_destroy(dev);
-	(void)cudaFree(dev->scratch);
+	(void)cudaFree(dev->base.scratch);
 	(void)cudaFree(dev->parts);
 	(void)cudaFreeHost(dev->staging);
 	if (dev->stream_made)
@@ -208,40 +207,19 @@ int device_reserve_scratch(struct device *dev, size_t bytes, struct error *err)
 	void *p;
 	int r;
 
-	if (bytes <= dev->scratch_size)
+	if (bytes <= dev->base.scratch_size)
 		return 0;
 	r = allocate(dev, bytes, "scratch", &p, err);
 	if (r < 0)
 		return r;
 	(void)cudaStreamSynchronize(dev->stream);
-	(void)cudaFree(dev->scratch);
-	dev->scratch = p;
-	dev->scratch_size = bytes;
+	(void)cudaFree(dev->base.scratch);
+	dev->base.scratch = p;
+	dev->base.scratch_size = bytes;
 	return 0;
 }
 
-void *device_scratch(struct device *dev, size_t bytes, const char *operation)
-{
-	if (bytes <= dev->scratch_size)
-		return dev->scratch;
-	device_fault(dev, -ENOMEM, "%s needs %zu bytes of scratch, %zu are reserved", operation, bytes,
-	             dev->scratch_size);
-	return NULL;
-}
-
 /* ---- faults ---- */
-void device_fault(struct device *dev, int code, const char *fmt, ...)
-{
-	va_list ap;
-
-	if (dev->fault)
-		return;
-	dev->fault = code;
-	va_start(ap, fmt);
-	vsnprintf(dev->fault_message, sizeof(dev->fault_message), fmt, ap);
-	va_end(ap);
-}
-
 int device_cuda_error(const struct device *dev, cudaError_t status, const char *what, struct error *err)
 {
 	return error_set(err, status == cudaErrorMemoryAllocation ? -ENOMEM : -EIO, "GPU %d: %s: %s",
@@ -261,12 +239,14 @@ void device_launched(struct device *dev, const char *kernel)
 int device_synchronize(struct device *dev, struct error *err)
 {
 	cudaError_t status = cudaStreamSynchronize(dev->stream);
-	int fault = dev->fault;
+	char where[24];
+	int fault;
 
 	dev->staged = 0;
-	dev->fault = 0;
+	snprintf(where, sizeof(where), "GPU %d", dev->index);
+	fault = device_take_fault(dev, where, err);
 	if (fault)
-		return error_set(err, fault, "GPU %d: %s", dev->index, dev->fault_message);
+		return fault;
 	/* A kernel that went wrong spoils the context: every later call says the same. */
 	return status ? device_cuda_error(dev, status, "the computation failed", err) : 0;
 }

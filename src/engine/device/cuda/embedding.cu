@@ -135,7 +135,7 @@ extern "C" void device_embedding_backward(struct device *dev, void *d_table, enu
 	int64_t count;
 	int32_t *order;
 
-	if (tokens <= 0 || hidden <= 0 || !computes(dev, "embedding_backward", type, grad_type))
+	if (tokens <= 0 || hidden <= 0 || !device_computes(dev, "embedding_backward", type, grad_type))
 		return;
 	order = upload_runs(dev, host_ids, tokens, vocab, &count);
 	if (!order)

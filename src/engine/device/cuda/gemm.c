@@ -258,8 +258,8 @@ static cublasStatus_t multiply_once(struct device *dev, const struct device_gemm
 		                                   sizeof(bias));
 	return s ? s
 	         : cublasLtMatmul(dev->gemm->handle, e->operation, &d->alpha, d->b, e->a, d->a, e->b,
-	                          &d->beta, d->c, e->c, d->c, e->c, &e->algorithm, dev->scratch, WORKSPACE,
-	                          dev->stream);
+	                          &d->beta, d->c, e->c, d->c, e->c, &e->algorithm, dev->base.scratch,
+	                          WORKSPACE, dev->stream);
 }
 
 /* What the library has offered it may still refuse, before it has done anything. */
@@ -282,7 +282,7 @@ static void finish_biases(struct device *dev, const struct device_gemm *d, cubla
 	if (d->bias && done != CUBLASLT_EPILOGUE_BIAS)
 		device_bias_forward(dev, d->c, d->bias, d->m, d->n, d->ldc, d->c_type);
 	if (d->d_bias && done == CUBLASLT_EPILOGUE_BGRADB)
-		device_add(dev, d->d_bias, dev->scratch + WORKSPACE, DTYPE_F32, d->m);
+		device_add(dev, d->d_bias, dev->base.scratch + WORKSPACE, DTYPE_F32, d->m);
 	else if (d->d_bias)
 		device_bias_backward(dev, d->d_bias, DTYPE_F32, d->a, d->k, d->m, d->lda, d->ab_type);
 }
@@ -327,7 +327,7 @@ void device_gemm(struct device *dev, const struct device_gemm *d)
 	if (epilogue == CUBLASLT_EPILOGUE_BIAS)
 		bias = d->bias;
 	else if (epilogue == CUBLASLT_EPILOGUE_BGRADB)
-		bias = dev->scratch + WORKSPACE;
+		bias = dev->base.scratch + WORKSPACE;
 	key.align_bias = bias ? alignment(bias) : 0;
 	s = cache_find(dev->gemm, &key, bias, &e);
 	if (s == CUBLAS_STATUS_SUCCESS)

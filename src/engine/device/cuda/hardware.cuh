@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The instructions that C++ has no words for, each behind a function. tests/simt/hardware.h says them on the
- * host. */
+/* The instructions that C++ has no words for, each behind a function. Whoever compiles the kernels for
+ * anything but a GPU brings functions of the same names and defines DEVICE_HARDWARE. */
 #pragma once
 
-#include <errno.h>
-
-#ifdef DTRAIN_SIMT
-#include "simt/hardware.h"
-#else
+#ifndef DEVICE_HARDWARE
+#define DEVICE_HARDWARE
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * What the kernels share: 16-byte accesses in either dtype, sums over a warp and a block in a fixed order,
- * launching. Whatever names the hardware (bf16, mma, asynchronous copies) is in hardware.cuh, for which
- * tests/simt has a stand-in.
+ * launching. Whatever names the hardware (bf16, mma, asynchronous copies) is in hardware.cuh.
  */
 #pragma once
 
 #include "engine/device/cuda/cuda.h"
 #include "engine/device/cuda/hardware.cuh"
 
+#include <errno.h>
 #include <math.h>
 
 /* Elements in 16 bytes. */
@@ -119,13 +119,4 @@ template <typename F> static void with_flag(bool b, F f)
 		f(flag<true>());
 	else
 		f(flag<false>());
-}
-
-/* fp16 is only ever cast: no kernel computes in it. */
-static inline bool computes(struct device *dev, const char *operation, enum dtype a, enum dtype b)
-{
-	if (a != DTYPE_F16 && b != DTYPE_F16)
-		return true;
-	device_fault(dev, -EOPNOTSUPP, "%s does not work in float16; use bfloat16 or float32", operation);
-	return false;
 }

@@ -62,7 +62,7 @@ static void sum_all(struct device *dev, const T *x, int64_t n, double *sum)
 
 extern "C" void device_sum_squares(struct device *dev, const void *x, enum dtype type, int64_t n, double *sum)
 {
-	if (n <= 0 || !computes(dev, "sum_squares", type, type))
+	if (n <= 0 || !device_computes(dev, "sum_squares", type, type))
 		return;
 	with_type(type, [&](auto t) { sum_all<decltype(t), true>(dev, (const decltype(t) *)x, n, sum); });
 }
@@ -118,7 +118,7 @@ extern "C" void device_bias_backward(struct device *dev, void *d_bias, enum dtyp
 	int64_t parts = ceil_div(rows, grain);
 	float *sums;
 
-	if (rows <= 0 || cols <= 0 || !computes(dev, "bias_backward", type, grad_type))
+	if (rows <= 0 || cols <= 0 || !device_computes(dev, "bias_backward", type, grad_type))
 		return;
 	sums = (float *)device_scratch(dev, (size_t)(parts * cols) * sizeof(float), "bias_backward");
 	if (!sums)

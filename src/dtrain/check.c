@@ -1,0 +1,339 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * dtrain check: reads a run file, and looks at what it names as far as that can be seen from here: the model,
+ * the tokenizer, the data, the template, the output directory, the program. What only the nodes can tell is
+ * named.
+ */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/str.h"
+#include "config/run.h"
+#include "dtrain/commands.h"
+#include "dtrain/options.h"
+#include "dtrain/run_request.h"
+#include "engine/checkpoint/safetensors.h"
+#include "engine/data/build.h"
+#include "engine/data/convert.h"
+#include "engine/data/source.h"
+#include "engine/data/template.h"
+#include "engine/data/tokenizer.h"
+#include "engine/model/layout.h"
+#include "engine/train/parameters.h"
+
+enum { FILES_SHOWN = 8 };
+
+struct check {
+	const struct run_config *c;
+	const char *where; /* the run file */
+	bool quiet;
+	int wrong;
+};
+
+static void print_good(const struct check *k, const char *label, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+static void print_good(const struct check *k, const char *label, const char *fmt, ...)
+{
+	_cleanup_strbuf_ struct strbuf text = {0};
+	va_list ap;
+
+	va_start(ap, fmt);
+	strbuf_addv(&text, fmt, ap);
+	va_end(ap);
+	if (!k->quiet && text.data)
+		printf("%-10s  %s\n", label, str_make_plain(text.data));
+}
+
+static void print_wrong(struct check *k, const char *key, const struct error *err)
+{
+	client_fail(0, "%s: %s: %s", k->where, key, err->message);
+	k->wrong++;
+}
+
+static bool is_directory(const char *path)
+{
+	struct stat st;
+
+	return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+/* "596.0 M" */
+static const char *millions(char *buf, size_t size, int64_t n)
+{
+	snprintf(buf, size, "%.1f M", (double)n / 1e6);
+	return buf;
+}
+
+/* The weights are those that config.json describes. */
+static int check_weights(const char *path, const struct model_config *model, struct error *err)
+{
+	_cleanup_(model_layout_freep) struct model_layout *layout = NULL;
+	_cleanup_(safetensors_closep) struct safetensors *st = NULL;
+	int r = safetensors_open(path, &st, err);
+
+	if (r == 0)
+		r = model_layout_create(model, &layout, err);
+	return r < 0 ? r : parameters_check(layout, st, path, err);
+}
+
+static void check_model(struct check *k)
+{
+	const char *path = k->c->model.path ? k->c->model.path : k->c->model.init;
+	const char *key = k->c->model.path ? "model.path" : "model.init";
+	struct error err = ERROR_INIT;
+	struct model_config model;
+	char count[32];
+	int r = 0;
+
+	if (k->c->model.path && !is_directory(path))
+		r = file_exists(path) ? error_set(&err, -ENOTDIR, "%s is not a directory", path)
+		                      : error_errno(&err, -ENOENT, "%s", path);
+	if (r == 0)
+		r = model_config_read(path, &model, &err);
+	if (r == 0 && k->c->model.path)
+		r = check_weights(path, &model, &err);
+	if (r < 0)
+		print_wrong(k, key, &err);
+	else
+		print_good(k, "model", "%s: %s, %d layers, %s parameters%s", path, model.family, model.layers,
+		           millions(count, sizeof(count), model_config_parameters(&model)),
+		           k->c->model.path ? "" : ", from random weights");
+}
+
+static struct tokenizer *check_tokenizer(struct check *k)
+{
+	_cleanup_free_ char *path = run_config_tokenizer(k->c);
+	struct tokenizer *tok = NULL;
+	struct error err = ERROR_INIT;
+	const char *key = k->c->model.tokenizer ? "model.tokenizer"
+	                  : k->c->model.path    ? "model.path"
+	                                        : "model.init";
+
+	/* A model that is not there was reported already. */
+	if (str_eq(path, k->c->model.path) && !is_directory(path))
+		return NULL;
+	if (!path || tokenizer_load(path, &tok, &err) < 0) {
+		print_wrong(k, key, &err);
+		return NULL;
+	}
+	print_good(k, "tokenizer", "%s: %lld tokens", path, (long long)tokenizer_vocab_size(tok));
+	return tok;
+}
+
+static void check_template(struct check *k, const struct tokenizer *tok)
+{
+	const char *name = k->c->data.template_;
+	const struct template *template;
+	struct error err = ERROR_INIT;
+	int r;
+
+	if (!tok && !name)
+		return;
+	r = tok ? template_resolve(name, tok, &template, &err) : template_find(name, &template, &err);
+	if (r < 0)
+		print_wrong(k, "data.template", &err);
+	else
+		print_good(k, "template", "%s%s", template->name, name ? "" : ", by the tokenizer");
+}
+
+static void check_tool_prompt(struct check *k)
+{
+	_cleanup_free_ char *before = NULL, *after = NULL;
+	struct error err = ERROR_INIT;
+
+	if (!k->c->data.tool_prompt)
+		return;
+	if (tools_read_words(k->c->data.tool_prompt, &before, &after, &err) < 0)
+		print_wrong(k, "data.tool_prompt", &err);
+	else
+		print_good(k, "tools", "described by %s", k->c->data.tool_prompt);
+}
+
+static void check_data(struct check *k)
+{
+	const struct dataset_options options = {
+	    .task = k->c->task == RUN_SFT ? DATASET_SFT : DATASET_PRETRAIN,
+	    .paths = (const char *const *)k->c->data.path,
+	    .dataset_dir = k->c->data.dataset_dir,
+	    .datasets = (const char *const *)k->c->data.dataset,
+	    .format = k->c->data.format,
+	    .columns_json = k->c->data.columns,
+	    .tags_json = k->c->data.tags,
+	};
+	struct source_list list = {0};
+	struct error err = ERROR_INIT;
+
+	if (source_list_resolve(&options, &list, &err) < 0 || dataset_detect(&options, &list, &err) < 0) {
+		print_wrong(k, k->c->data.path ? "data.path" : "data.dataset", &err);
+		source_list_free(&list);
+		return;
+	}
+	for (size_t i = 0; i < list.count && i < FILES_SHOWN; i++)
+		print_good(k, "data", "%s: %s", list.items[i].path, source_format_name(list.items[i].format));
+	if (list.count > FILES_SHOWN)
+		print_good(k, "data", "and %zu more files", list.count - FILES_SHOWN);
+	source_list_free(&list);
+}
+
+/* The directory itself, or the nearest above it that is there. */
+static void check_output(struct check *k)
+{
+	_cleanup_free_ char *path = str_path_join(k->c->directory, k->c->output.dir);
+	struct error err = ERROR_INIT;
+	char *slash;
+
+	while (path && !file_exists(path) && (slash = strrchr(path, '/')) && slash > path)
+		*slash = '\0';
+	if (!path)
+		error_oom(&err);
+	else if (!is_directory(path))
+		error_set(&err, -ENOTDIR, "%s is not a directory", path);
+	else if (access(path, W_OK | X_OK) < 0)
+		error_errno(&err, -errno, "cannot write to %s", path);
+	if (err.code < 0)
+		print_wrong(k, "output.dir", &err);
+	else
+		print_good(k, "output", "%s: can be written", k->c->output.dir);
+}
+
+/* A directory passes access(X_OK), too. */
+static int check_executable(const char *path)
+{
+	struct stat st;
+
+	if (stat(path, &st) < 0)
+		return -errno;
+	if (!S_ISREG(st.st_mode))
+		return -EACCES;
+	return access(path, X_OK) < 0 ? -errno : 0;
+}
+
+static void check_command(struct check *k)
+{
+	const char *program = k->c->command[0], *search = getenv("PATH") ?: "/usr/bin:/bin";
+	_cleanup_free_ char *copy = NULL, *found = NULL;
+	struct error err = ERROR_INIT;
+	char *rest, *part;
+	int r;
+
+	for (char **e = k->c->environment; e && *e; e++)
+		if (str_starts(*e, "PATH="))
+			search = *e + strlen("PATH=");
+	if (strchr(program, '/')) {
+		r = check_executable(program);
+		if (r < 0)
+			error_errno(&err, r, "cannot execute %s%s", program,
+			            is_directory(program) ? ", a directory" : "");
+	} else {
+		rest = copy = strdup(search);
+		while (!found && (part = strsep(&rest, ":"))) {
+			found = str_path_join(*part ? part : ".", program);
+			if (found && check_executable(found) < 0)
+				free(steal_pointer(found));
+		}
+		if (!found)
+			error_set(&err, -ENOENT, "no program %s in PATH (%s)", program, search);
+	}
+	if (err.code < 0)
+		print_wrong(k, "command", &err);
+	else
+		print_good(k, "program", "%s", found ? found : program);
+}
+
+static void check_all(struct check *k)
+{
+	bool trains = k->c->task == RUN_PRETRAIN || k->c->task == RUN_SFT;
+	struct tokenizer *tok = NULL;
+	struct error err = ERROR_INIT;
+
+	/* All names are seen from there. */
+	if (chdir(k->c->directory) < 0) {
+		error_errno(&err, -errno, "%s", k->c->directory);
+		print_wrong(k, "directory", &err);
+		return;
+	}
+	if (k->c->task == RUN_COMMAND) {
+		check_command(k);
+		return;
+	}
+	check_model(k);
+	tok = check_tokenizer(k);
+	if (k->c->task == RUN_SFT || k->c->generate.chat)
+		check_template(k, tok);
+	if (k->c->task == RUN_SFT)
+		check_tool_prompt(k);
+	if (trains) {
+		check_data(k);
+		check_output(k);
+	}
+	tokenizer_freep(&tok);
+}
+
+static void print_unchecked(const struct check *k)
+{
+	static const char *const words[] = {
+	    [RUN_PRETRAIN] =
+	        "that the files are equal on all nodes, each example of the data, and that the cluster has "
+	        "devices with enough memory",
+	    [RUN_SFT] =
+	        "that the files are equal on all nodes, each example of the data, and that the cluster has "
+	        "devices with enough memory",
+	    [RUN_GENERATE] =
+	        "that the model is on the node that runs it, and that its device has enough memory",
+	    [RUN_COMMAND] = "that the program is the same on all nodes, and that the cluster has the devices",
+	};
+
+	printf("not checked: %s\n", words[k->c->task]);
+}
+
+int cmd_check(struct client *client, int argc, char **argv)
+{
+	struct option_list set = {0};
+	bool json = false;
+	const struct option_spec options[] = {
+	    {'s', "set", OPTION_LIST, &set, "KEY=VALUE", "override a key of the run file; again for more"},
+	    {0, "json", OPTION_FLAG, &json, NULL, "print the run as it would be submitted"},
+	};
+	const struct usage usage = {"check",
+	                            "RUN_FILE",
+	                            "Reads a run file, looks at what it names, and says what is wrong",
+	                            "Model, tokenizer, data, template, output directory and program are "
+	                            "looked at as they are on this machine.",
+	                            options,
+	                            ARRAY_SIZE(options),
+	                            1,
+	                            1};
+	_cleanup_(run_config_freep) struct run_config *c = NULL;
+	_cleanup_json_ json_t *config = NULL;
+	struct error err = ERROR_INIT;
+	int first, status = options_parse(client, &usage, argc, argv, &first, NULL);
+
+	if (status == OPTIONS_DONE) {
+		struct check k = {.where = argv[first], .quiet = json};
+
+		status = 0;
+		if (run_request_file(argv[first], set.items, NULL, &config, &err) < 0 ||
+		    run_config_from_json(config, &c, &err) < 0) {
+			status = client_fail(STATUS_USAGE, "%s", err.message);
+		} else {
+			k.c = c;
+			check_all(&k);
+			status = k.wrong ? EXIT_FAILURE : EXIT_SUCCESS;
+			if (json)
+				client_print_json(config);
+			else if (!k.wrong)
+				printf("%s: fine\n", k.where);
+			if (!json)
+				print_unchecked(&k);
+		}
+	}
+	option_list_release(&set);
+	return status;
+}

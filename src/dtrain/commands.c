@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The subcommands as data: what --help lists, completion offers, and the manual describes. */
+#include "dtrain/commands.h"
+
+#include <string.h>
+
+#include "base/cleanup.h"
+#include "base/str.h"
+
+const struct command commands[] = {
+    {"submit", "submit a run: a run file, or a command", cmd_submit},
+    {"runs", "list runs", cmd_runs},
+    {"show", "show one run in full", cmd_show},
+    {"logs", "print what the ranks of a run wrote", cmd_logs},
+    {"watch", "follow the progress of a run", cmd_watch},
+    {"cancel", "end runs", cmd_cancel},
+    {"nodes", "list the nodes of the cluster", cmd_nodes},
+    {"devices", "list the devices of the cluster", cmd_devices},
+    {"drain", "let no new runs onto a node", cmd_drain},
+    {"resume", "let runs onto a drained node again", cmd_resume},
+    {"generate", "generate text with a model", cmd_generate},
+    {"tokenizer", "train or try a tokenizer", cmd_tokenizer},
+    {"backup", "copy the store of the running service", cmd_backup},
+    {"check", "check a run file without submitting it", cmd_check},
+    {"keygen", "make the key of a cluster", cmd_keygen},
+};
+const size_t command_count = ARRAY_SIZE(commands);
+
+const struct command *command_find(const char *name)
+{
+	for (size_t i = 0; i < command_count; i++)
+		if (str_eq(commands[i].name, name))
+			return &commands[i];
+	return NULL;
+}
+
+const char *command_nearest(const char *name)
+{
+	size_t best = strlen(name) / 3 + 2;
+	const char *found = NULL;
+
+	for (size_t i = 0; i < command_count; i++) {
+		size_t d = str_distance(commands[i].name, name);
+
+		if (d < best) {
+			best = d;
+			found = commands[i].name;
+		}
+	}
+	return found;
+}

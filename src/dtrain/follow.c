@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Following a run: each change of the run is awaited, and once an attempt is running its log is read to the
+ * end.
+ *
+ *   queued --(reason on stderr)--> starting --> running --(log on stdout)--> queued again, or ended
+ *
+ * A short attempt may be over before it was seen running: then its log is read after the end.
+ */
+#include "dtrain/follow.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/str.h"
+
+struct follow {
+	struct client *client;
+	int64_t id;
+	int rank;
+	int64_t attempt;  /* whose log was read, 0: none */
+	char *waits;      /* the reason that was printed last */
+	struct error err; /* why the newest log could not be read */
+};
+
+int follow_print(void *context, const char *data, size_t len, struct error *err)
+{
+	if (fwrite(data, 1, len, stdout) != len || fflush(stdout) != 0)
+		return error_errno(err, -EIO, "cannot write the output");
+	return 0;
+}
+
+static void print_reason(struct follow *f, const json_t *run)
+{
+	const char *reason = json_get_string(run, "reason", "");
+
+	if (!*reason || str_eq(reason, f->waits))
+		return;
+	free(f->waits);
+	f->waits = strdup(reason);
+	client_fail(0, "run %lld waits: %.*s", (long long)f->id, (int)strcspn(reason, "\n"), reason);
+}
+
+/* Of the newest attempt, unless it was read already. The exit status of a failure to write the output. */
+static int read_log(struct follow *f, const json_t *run)
+{
+	int64_t attempt = json_get_int(run, "attempt", 0);
+	_cleanup_free_ char *target = NULL;
+	bool begun;
+	int status;
+
+	if (attempt <= f->attempt || json_array_size(json_object_get(run, "ranks")) == 0)
+		return 0;
+	target = str_printf("/v1/runs/%lld/logs?rank=%d&follow=1&attempt=%lld", (long long)f->id, f->rank,
+	                    (long long)attempt);
+	if (!target)
+		return client_fail(EXIT_FAILURE, "out of memory");
+	f->err = (struct error){0};
+	status = client_try_stream(f->client, target, follow_print, NULL, &begun, &f->err);
+	/* A service that was away before the first byte is asked again after the next change of the run. */
+	if (status != STATUS_UNREACHABLE || begun)
+		f->attempt = attempt;
+	if (ferror(stdout))
+		return client_fail(EXIT_FAILURE, "%s", f->err.message);
+	return 0;
+}
+
+static int follow(struct follow *f, json_t **run)
+{
+	int64_t version = 0;
+
+	for (;;) {
+		const char *state;
+		int status = client_wait_run(f->client, f->id, true, version, run);
+
+		if (status != 0)
+			return status;
+		version = json_get_int(*run, "version", 0);
+		state = json_get_string(*run, "state", "");
+		if (str_eq(state, "queued"))
+			print_reason(f, *run);
+		else if (!str_eq(state, "starting"))
+			status = read_log(f, *run);
+		if (status != 0 || client_run_ended(*run))
+			return status;
+		json_decref(*run);
+		*run = NULL;
+	}
+}
+
+int follow_run(struct client *client, int64_t id, int rank, json_t **run)
+{
+	struct follow f = {.client = client, .id = id, .rank = rank};
+	int status = follow(&f, run);
+
+	if (status == 0 && f.err.code && str_eq(json_get_string(*run, "state", ""), "succeeded"))
+		client_fail(0, "the log could not be read to its end: %s", f.err.message);
+	free(f.waits);
+	return status;
+}

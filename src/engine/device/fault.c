@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Faults of a device's operations, and what they are checked against before they begin. */
+#include "engine/device/fault.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+static struct device_base *base_of(struct device *dev)
+{
+	return (struct device_base *)dev;
+}
+
+void device_fault(struct device *dev, int code, const char *fmt, ...)
+{
+	struct device_base *b = base_of(dev);
+	va_list ap;
+
+	if (b->fault)
+		return;
+	b->fault = code;
+	va_start(ap, fmt);
+	vsnprintf(b->fault_message, sizeof(b->fault_message), fmt, ap);
+	va_end(ap);
+}
+
+int device_take_fault(struct device *dev, const char *where, struct error *err)
+{
+	struct device_base *b = base_of(dev);
+	int fault = b->fault;
+
+	b->fault = 0;
+	return fault ? error_set(err, fault, "%s: %s", where, b->fault_message) : 0;
+}
+
+void *device_scratch(struct device *dev, size_t bytes, const char *operation)
+{
+	struct device_base *b = base_of(dev);
+
+	if (bytes <= b->scratch_size)
+		return b->scratch;
+	device_fault(dev, -ENOMEM, "%s needs %zu bytes of scratch, %zu are reserved", operation, bytes,
+	             b->scratch_size);
+	return NULL;
+}
+
+bool device_computes(struct device *dev, const char *operation, enum dtype a, enum dtype b)
+{
+	if (a != DTYPE_F16 && b != DTYPE_F16)
+		return true;
+	device_fault(dev, -EOPNOTSUPP, "%s does not work in float16; use bfloat16 or float32", operation);
+	return false;
+}

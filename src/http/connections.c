@@ -1,0 +1,389 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Who may have how many connections, and for how long one may say nothing: a stranger who opens thousands
+ * must not keep services and root out.
+ *
+ * A connection is pending until the head of a request is complete, and has ten seconds for it, the TLS
+ * handshake included. Over TLS only those who hold the cluster's key get as far as a head: what is pending is
+ * bounded for each address and, for addresses that no service has, in all; a new one takes the place of the
+ * oldest, so that who is quick gets through. On a Unix socket the kernel says who calls: users have a bound
+ * each and leave room for root.
+ *
+ * A service passes requests of its users on over TLS, each over a connection of its own for as long as it
+ * lasts (events, logs that are followed, waits). Those under way are bounded for each address, each user and
+ * in all, and refused beyond that: the rest of the connections is for what services ask of each other
+ * (heartbeats, reports, starts). Where all connections are in use but a few, a new one takes the place of one
+ * that is idle after such a request, or else of the oldest that is pending.
+ */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "http/internal.h"
+
+enum {
+	HEAD_SECONDS = 10,
+	PENDING_OF_ADDRESS = 64,
+	PENDING_OF_PEER = 512, /* the ranks of a node call at the same moment */
+	PENDING_OF_STRANGERS = 512,
+	OF_USER = 512,
+	OF_USERS = HTTP_CONNECTIONS - 400, /* the rest is root's */
+	/* Requests under way that a service makes for others, in fortieths of the listener's connections. */
+	PARTS = 40,
+	REQUESTS_OF_ADDRESS = 10,
+	REQUESTS_OF_USER = 20, /* on all nodes: the ranks of its runs are in it */
+	REQUESTS_OF_USERS = 24,
+	REQUESTS = 25, /* root's included */
+	SPARE = 1,
+};
+
+struct http_connection {
+	struct http_listener *listener;
+	struct http_connection *prev, *next;   /* all of the listener */
+	struct http_connection *before, *then; /* those that are pending, the oldest first */
+	bool pending, proven, known, dropped;
+	bool busy;     /* over TLS: a request is under way that was admitted */
+	bool reserved; /* the last request was a service's own */
+	int64_t user;  /* for whom it was, or -1 */
+	uint64_t due;  /* monotonic, microseconds */
+	int fd;
+	int64_t uid; /* Unix socket; -1: over TLS */
+	struct in6_addr address;
+};
+
+/* An IPv4 address as the IPv6 one that stands for it. */
+static bool to_address(int family, const void *from, struct in6_addr *to)
+{
+	*to = (struct in6_addr){0};
+	if (family == AF_INET6) {
+		memcpy(to, from, sizeof(*to));
+		return true;
+	}
+	to->s6_addr[10] = to->s6_addr[11] = 0xff;
+	memcpy(&to->s6_addr[12], from, 4);
+	return family == AF_INET;
+}
+
+static bool same_address(const struct http_connection *a, const struct http_connection *b)
+{
+	return memcmp(&a->address, &b->address, sizeof(a->address)) == 0;
+}
+
+int http_server_set_peers(struct http_server *s, const char *const *addresses, size_t count)
+{
+	struct in6_addr *peers = calloc(count + 1, sizeof(*peers));
+	unsigned char raw[16];
+	size_t n = 0;
+
+	if (!peers)
+		return -ENOMEM;
+	/* Names are not resolved: a service whose address is not known is once it has called. */
+	for (size_t i = 0; i < count; i++) {
+		if (inet_pton(AF_INET, addresses[i], raw) == 1)
+			to_address(AF_INET, raw, &peers[n++]);
+		else if (inet_pton(AF_INET6, addresses[i], raw) == 1)
+			to_address(AF_INET6, raw, &peers[n++]);
+	}
+	free(s->peers);
+	s->peers = peers;
+	s->peer_count = n;
+	return 0;
+}
+
+static void set_pending(struct http_connection *c)
+{
+	struct http_listener *l = c->listener;
+	double seconds = l->server->options.head_seconds > 0 ? l->server->options.head_seconds : HEAD_SECONDS;
+	uint64_t now;
+
+	sd_event_now(l->server->event, CLOCK_MONOTONIC, &now);
+	c->due = now + (uint64_t)(seconds * 1e6);
+	c->pending = true;
+	c->before = l->pending_last;
+	c->then = NULL;
+	if (c->before)
+		c->before->then = c;
+	else
+		l->pending = c;
+	l->pending_last = c;
+	if (l->pending == c) {
+		sd_event_source_set_time(l->head_timer, c->due);
+		sd_event_source_set_enabled(l->head_timer, SD_EVENT_ONESHOT);
+	}
+}
+
+static void clear_pending(struct http_connection *c)
+{
+	struct http_listener *l = c->listener;
+
+	if (!c->pending)
+		return;
+	c->pending = false;
+	if (c->before)
+		c->before->then = c->then;
+	else
+		l->pending = c->then;
+	if (c->then)
+		c->then->before = c->before;
+	else
+		l->pending_last = c->before;
+}
+
+/* MHD sees the end of it and closes. */
+static void drop(struct http_connection *c)
+{
+	clear_pending(c);
+	c->dropped = true;
+	shutdown(c->fd, SHUT_RDWR);
+}
+
+int http_connections_timer(sd_event_source *source, uint64_t usec, void *userdata)
+{
+	struct http_listener *l = userdata;
+	uint64_t now;
+
+	sd_event_now(l->server->event, CLOCK_MONOTONIC, &now);
+	while (l->pending && l->pending->due <= now)
+		drop(l->pending);
+	if (!l->pending)
+		return 0;
+	sd_event_source_set_time(source, l->pending->due);
+	return sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
+}
+
+static bool is_known(const struct http_connection *c)
+{
+	const struct http_server *s = c->listener->server;
+
+	for (size_t i = 0; i < s->peer_count; i++)
+		if (memcmp(&s->peers[i], &c->address, sizeof(c->address)) == 0)
+			return true;
+	for (const struct http_connection *x = c->listener->connections; x; x = x->next)
+		if (x->proven && !x->dropped && same_address(x, c))
+			return true;
+	return false;
+}
+
+/* Makes room among those that are pending. */
+static void bound_pending(struct http_connection *c)
+{
+	struct http_connection *oldest = NULL, *oldest_stranger = NULL;
+	size_t same = 0, strangers = 0;
+
+	for (struct http_connection *x = c->listener->pending; x; x = x->then) {
+		if (x == c)
+			continue;
+		if (same_address(x, c) && same++ == 0)
+			oldest = x;
+		if (!x->known && !x->proven && strangers++ == 0)
+			oldest_stranger = x;
+	}
+	if (same >= (c->known ? PENDING_OF_PEER : PENDING_OF_ADDRESS))
+		drop(oldest);
+	else if (!c->known && strangers >= PENDING_OF_STRANGERS)
+		drop(oldest_stranger);
+}
+
+size_t http_connection_limit(const struct http_listener *l)
+{
+	const struct http_server_options *o = &l->server->options;
+
+	return l->identity && o->tls_connections ? o->tls_connections : HTTP_CONNECTIONS;
+}
+
+static size_t part_of(const struct http_listener *l, size_t parts)
+{
+	return http_connection_limit(l) * parts / PARTS;
+}
+
+/* MHD takes no more than the limit: whoever comes then, a heartbeat too, waits until one ends. */
+static void bound_all(struct http_connection *c)
+{
+	struct http_listener *l = c->listener;
+	struct http_connection *idle = NULL;
+	size_t count = 0;
+
+	for (struct http_connection *x = l->connections; x; x = x->next) {
+		if (x->dropped)
+			continue;
+		count++;
+		if (x->proven && !x->pending && !x->busy && !x->reserved)
+			idle = x; /* the oldest comes last */
+	}
+	if (count <= part_of(l, PARTS - SPARE))
+		return;
+	if (idle)
+		drop(idle);
+	else if (l->pending != c)
+		drop(l->pending);
+}
+
+static bool is_privileged(int64_t uid)
+{
+	return uid == 0 || uid == geteuid();
+}
+
+static bool bound_users(const struct http_connection *c)
+{
+	size_t own = 0, users = 0;
+
+	if (is_privileged(c->uid))
+		return true;
+	for (const struct http_connection *x = c->listener->connections; x; x = x->next) {
+		if (x == c || x->dropped)
+			continue;
+		own += x->uid == c->uid;
+		users += !is_privileged(x->uid);
+	}
+	return own < OF_USER && users < OF_USERS;
+}
+
+/* It fits into the socket's buffer, and is there to be read after the end. */
+static void refuse(struct http_connection *c)
+{
+	static const char body[] = "{\"error\":{\"code\":\"too-many\",\"message\":\"this user has too many "
+	                           "connections to dtraind\"}}\n";
+	char text[512];
+	int n =
+	    snprintf(text, sizeof(text),
+	             "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: "
+	             "%zu\r\nConnection: close\r\n\r\n%s",
+	             sizeof(body) - 1, body);
+
+	if (send(c->fd, text, n, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
+		log_debug("http: a refusal cannot be sent: %s", strerror(errno));
+	drop(c);
+}
+
+static int identify(struct http_connection *c)
+{
+	struct sockaddr_storage from;
+	socklen_t len = sizeof(from), cred_len = sizeof(struct ucred);
+	struct ucred cred;
+
+	c->uid = -1;
+	if (!c->listener->identity) {
+		if (getsockopt(c->fd, SOL_SOCKET, SO_PEERCRED, &cred, &cred_len) < 0)
+			return -errno;
+		c->uid = cred.uid;
+		return 0;
+	}
+	if (getpeername(c->fd, (struct sockaddr *)&from, &len) < 0)
+		return -errno;
+	to_address(from.ss_family,
+	           from.ss_family == AF_INET6 ? (void *)&((struct sockaddr_in6 *)&from)->sin6_addr
+	                                      : (void *)&((struct sockaddr_in *)&from)->sin_addr,
+	           &c->address);
+	c->known = is_known(c);
+	return 0;
+}
+
+struct http_connection *http_connection_new(struct http_listener *l, int fd)
+{
+	struct http_connection *c = calloc(1, sizeof(*c));
+
+	if (!c) {
+		shutdown(fd, SHUT_RDWR);
+		return NULL;
+	}
+	c->listener = l;
+	c->fd = fd;
+	c->next = l->connections;
+	if (c->next)
+		c->next->prev = c;
+	l->connections = c;
+	l->connection_count++;
+	if (identify(c) < 0) {
+		drop(c); /* it has gone already */
+		return c;
+	}
+	if (!l->identity && !bound_users(c)) {
+		refuse(c);
+		return c;
+	}
+	set_pending(c);
+	if (l->identity) {
+		bound_pending(c);
+		bound_all(c);
+	}
+	return c;
+}
+
+void http_connection_free(struct http_connection *c)
+{
+	if (!c)
+		return;
+	clear_pending(c);
+	c->listener->connection_count--;
+	if (c->prev)
+		c->prev->next = c->next;
+	else
+		c->listener->connections = c->next;
+	if (c->next)
+		c->next->prev = c->prev;
+	free(c);
+}
+
+void http_connection_head(struct http_connection *c, bool complete)
+{
+	if (!c || c->dropped)
+		return;
+	if (!complete && !c->pending)
+		set_pending(c);
+	if (!complete)
+		return;
+	clear_pending(c);
+	c->proven = true;
+}
+
+int http_connection_admit(struct http_connection *c, bool reserved, int64_t uid, char why[HTTP_REFUSAL_SIZE])
+{
+	size_t of_address = 0, of_user = 0, of_users = 0, all = 0, most;
+
+	if (!c || c->dropped)
+		return 0;
+	c->reserved = reserved;
+	c->user = uid;
+	c->busy = false;
+	for (const struct http_connection *x = reserved ? NULL : c->listener->connections; x; x = x->next) {
+		if (!x->busy || x->reserved || x->dropped)
+			continue;
+		all++;
+		if (is_privileged(x->user))
+			continue;
+		of_users++;
+		of_address += same_address(x, c);
+		of_user += uid >= 0 && x->user == uid;
+	}
+	if (all >= (most = part_of(c->listener, REQUESTS)))
+		snprintf(why, HTTP_REFUSAL_SIZE,
+		         "too many requests are under way: %zu from all nodes; try again later", most);
+	else if (is_privileged(uid))
+		c->busy = true;
+	else if (of_users >= (most = part_of(c->listener, REQUESTS_OF_USERS)))
+		snprintf(why, HTTP_REFUSAL_SIZE,
+		         "too many requests are under way: %zu of users on all nodes; try again later", most);
+	else if (of_user >= (most = part_of(c->listener, REQUESTS_OF_USER)))
+		snprintf(why, HTTP_REFUSAL_SIZE,
+		         "too many requests are under way: %zu of the user with uid %lld on all nodes; "
+		         "try again later",
+		         most, (long long)uid);
+	else if (of_address >= (most = part_of(c->listener, REQUESTS_OF_ADDRESS)))
+		snprintf(why, HTTP_REFUSAL_SIZE,
+		         "too many requests are under way: %zu of users on this node; try again later", most);
+	else
+		c->busy = true;
+	return c->busy ? 0 : -EAGAIN;
+}
+
+void http_connection_done(struct http_connection *c)
+{
+	if (c)
+		c->busy = false;
+}

@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "node/clusters.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/str.h"
+
+/* So many are remembered: a node meets another one only when its controller's store was lost. */
+enum { KNOWN_MAX = 32 };
+
+struct known {
+	char id[CLUSTER_ID_MAX + 1];
+	int64_t epoch;
+};
+
+struct clusters {
+	char *directory;
+	char *path;                   /* clusters.json: written and synced with each new epoch */
+	char *run_path;               /* highest_run: with each higher number, not synced */
+	struct known list[KNOWN_MAX]; /* the one heard last comes last */
+	size_t count;
+	int64_t highest_run;
+	bool epoch_unsaved, run_unsaved;
+};
+
+void clusters_close(struct clusters *c)
+{
+	if (!c)
+		return;
+	free(c->directory);
+	free(c->path);
+	free(c->run_path);
+	free(c);
+}
+
+static struct known *find(const struct clusters *c, const char *id)
+{
+	for (size_t i = 0; i < c->count; i++)
+		if (str_eq(c->list[i].id, id))
+			return (struct known *)&c->list[i];
+	return NULL;
+}
+
+/* The entry of `id`, as the last one; the oldest makes room. */
+static struct known *touch(struct clusters *c, const char *id)
+{
+	struct known *k = find(c, id), moved = {.epoch = 0};
+	size_t hole = k ? (size_t)(k - c->list) : 0;
+
+	if (k)
+		moved = *k;
+	else
+		snprintf(moved.id, sizeof moved.id, "%s", id);
+	if (k || c->count == KNOWN_MAX) {
+		memmove(&c->list[hole], &c->list[hole + 1], (c->count - hole - 1) * sizeof *c->list);
+		c->count--;
+	}
+	c->list[c->count] = moved;
+	return &c->list[c->count++];
+}
+
+/* A file that is damaged, as by a crash of the machine, must not keep the node from starting: without it the
+ * node learns the same from the next answer of the controller. */
+static void load_clusters(struct clusters *c)
+{
+	_cleanup_json_ json_t *json = NULL;
+	struct error err = ERROR_INIT;
+	json_t *each;
+	size_t i;
+
+	if (!file_exists(c->path))
+		return;
+	if (json_read_file(c->path, &json, &err) < 0) {
+		log_warn("%s; what this node knew of clusters is lost, and learned again from its controller",
+		         err.message);
+		return;
+	}
+	c->highest_run = MAX(json_get_int(json, "highest_run", 0), 0);
+	json_array_foreach(json_object_get(json, "clusters"), i, each)
+	{
+		const char *id = json_get_string(each, "id", "");
+
+		if (*id && strlen(id) <= CLUSTER_ID_MAX)
+			touch(c, id)->epoch = json_get_int(each, "epoch", 0);
+	}
+}
+
+static void load_run(struct clusters *c)
+{
+	_cleanup_free_ char *text = NULL;
+	struct error err = ERROR_INIT;
+	int64_t run;
+
+	if (!file_exists(c->run_path))
+		return;
+	if (file_read(c->run_path, 64, &text, NULL, &err) < 0)
+		log_warn("%s", err.message);
+	else if (str_to_int64(str_strip(text), 0, INT64_MAX, &run) < 0)
+		log_warn("%s: not a number; the highest run number is learned again from the controller",
+		         c->run_path);
+	else
+		c->highest_run = MAX(c->highest_run, run);
+}
+
+static void scan_logs(struct clusters *c, const char *log_dir)
+{
+	_cleanup_closedir_ DIR *dir = opendir(log_dir);
+	struct dirent *entry;
+	int64_t run;
+
+	while (dir && (entry = readdir(dir)))
+		if (str_to_int64(entry->d_name, 1, INT64_MAX, &run) == 0)
+			c->highest_run = MAX(c->highest_run, run);
+}
+
+int clusters_open(const char *state_dir, const char *log_dir, struct clusters **out, struct error *err)
+{
+	_cleanup_(clusters_closep) struct clusters *c = calloc(1, sizeof *c);
+
+	if (!c)
+		return error_oom(err);
+	c->directory = strdup(state_dir);
+	c->path = str_path_join(state_dir, "clusters.json");
+	c->run_path = str_path_join(state_dir, "highest_run");
+	if (!c->directory || !c->path || !c->run_path)
+		return error_oom(err);
+	load_clusters(c);
+	load_run(c);
+	scan_logs(c, log_dir);
+	*out = steal_pointer(c);
+	return 0;
+}
+
+json_t *clusters_to_json(const struct clusters *c)
+{
+	json_t *list = json_array();
+
+	for (size_t i = 0; i < c->count; i++)
+		json_array_append_new(list, json_pack("{s:s, s:I}", "id", c->list[i].id, "epoch",
+		                                      (json_int_t)c->list[i].epoch));
+	return json_pack("{s:I, s:o}", "highest_run", (json_int_t)c->highest_run, "clusters", list);
+}
+
+static int save_clusters(const struct clusters *c, struct error *err)
+{
+	_cleanup_json_ json_t *json = clusters_to_json(c);
+	_cleanup_free_ char *text = json ? json_to_string(json) : NULL;
+
+	return text ? file_write_atomic(c->path, text, strlen(text), 0644, err) : error_oom(err);
+}
+
+/* In place and always of the same length: after a crash of the machine the old number is there or the new
+ * one, without a sync. */
+static int save_run(const struct clusters *c, struct error *err)
+{
+	_cleanup_close_ int fd = open(c->run_path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+	char text[32];
+	int r;
+
+	if (fd < 0)
+		return error_errno(err, -errno, "cannot write %s", c->run_path);
+	snprintf(text, sizeof text, "%019lld\n", (long long)c->highest_run);
+	r = file_write_all(fd, text, strlen(text), err);
+	return r < 0 ? error_prefix(err, "%s", c->run_path) : 0;
+}
+
+static int save(struct clusters *c, struct error *err)
+{
+	int r = file_mkdirs(c->directory, 0755, err);
+
+	if (r == 0 && c->epoch_unsaved)
+		r = save_clusters(c, err);
+	if (r < 0)
+		return r;
+	c->epoch_unsaved = false;
+	if (c->run_unsaved)
+		r = save_run(c, err);
+	if (r == 0)
+		c->run_unsaved = false;
+	return r;
+}
+
+int clusters_check(const struct clusters *c, const char *id, int64_t epoch, struct error *err)
+{
+	const struct known *k = find(c, id);
+
+	if (!*id || !k || k->epoch <= epoch)
+		return 0;
+	return error_set(err, -ESTALE,
+	                 "a stale controller: its store is of epoch %lld of the cluster, and epoch %lld is "
+	                 "known here",
+	                 (long long)epoch, (long long)k->epoch);
+}
+
+int clusters_learn(struct clusters *c, const char *id, int64_t epoch, int64_t highest_run, struct error *err)
+{
+	const struct known *k = find(c, id);
+	bool new_epoch = *id && (!k || k->epoch < epoch);
+	struct error failure = ERROR_INIT;
+	int r = clusters_check(c, id, epoch, err);
+
+	if (r < 0)
+		return r;
+	if (strlen(id) > CLUSTER_ID_MAX)
+		return error_set(err, -EINVAL, "the name of a cluster has at most %d characters",
+		                 CLUSTER_ID_MAX);
+	c->epoch_unsaved = c->epoch_unsaved || new_epoch;
+	c->run_unsaved = c->run_unsaved || highest_run > c->highest_run;
+	if (new_epoch)
+		touch(c, id)->epoch = epoch;
+	c->highest_run = MAX(c->highest_run, highest_run);
+	/* What cannot be written is known nevertheless, and written the next time. */
+	if ((c->epoch_unsaved || c->run_unsaved) && save(c, &failure) < 0)
+		log_warn("%s", failure.message);
+	return 0;
+}

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Starts that are being looked into: each has its slots and waits for its preflight, then it becomes an
+ * attempt or is refused, and who asked for it is told.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <systemd/sd-event.h>
+
+#include "base/error.h"
+#include "node/node.h"
+#include "node/request.h"
+
+struct starts;
+
+struct starts_callbacks {
+	void *context;
+	/* Nothing is wrong: makes it an attempt. Takes the request where it succeeds (*request NULL then). */
+	int (*begin)(void *context, struct request **request, const struct request_place *place,
+	             const struct run_user *user, struct error *err);
+	void (*freed)(void *context); /* one was refused: its slots are free again */
+};
+
+int starts_create(sd_event *event, const struct starts_callbacks *callbacks, struct starts **out,
+                  struct error *err);
+void starts_destroy(struct starts *s); /* those that wait are told -ESHUTDOWN; NULL: nothing */
+
+/* Takes the request (*request NULL then) where it succeeds; copies dir and logs of the place, borrows the
+ * rest. */
+int starts_add(struct starts *s, struct request **request, const struct request_place *place,
+               node_started_fn started, void *context, struct error *err);
+/* One more to be told of such a start. False: there is none. */
+bool starts_wait(struct starts *s, int64_t run, int64_t attempt, node_started_fn started, void *context);
+void starts_stop(struct starts *s, int64_t run, int64_t attempt);
+const struct request *starts_holder(const struct starts *s, int slot); /* NULL: nobody */
+int64_t starts_newest(const struct starts *s, int64_t run);            /* attempt; 0: none */

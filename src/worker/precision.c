@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/precision.h"
+
+#include <stdio.h>
+
+#include "base/str.h"
+
+static const struct {
+	const char *name;
+	enum dtype type;
+} names[] = {{"fp32", DTYPE_F32}, {"bf16", DTYPE_BF16}};
+
+bool precision_parse(const char *name, enum dtype *type)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
+		if (str_eq(name, names[i].name)) {
+			*type = names[i].type;
+			return true;
+		}
+	}
+	return str_eq(name, "auto");
+}
+
+const char *precision_name(enum dtype type)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(names); i++)
+		if (names[i].type == type)
+			return names[i].name;
+	return "?";
+}
+
+enum dtype precision_of_device(const struct device *dev)
+{
+	return device_supports(dev, DTYPE_BF16) ? DTYPE_BF16 : DTYPE_F32;
+}
+
+/* Sums over the ranks, in place. */
+static int sum(double *values, int n, struct device *dev, struct comm *comm, struct error *err)
+{
+	size_t bytes = (size_t)n * sizeof(*values);
+	void *staging;
+	int r;
+
+	if (!comm)
+		return 0;
+	if ((r = device_alloc(dev, bytes, &staging, err)) < 0)
+		return r;
+	r = device_write(dev, staging, values, bytes, err);
+	if (r == 0)
+		r = comm_wait(comm, comm_all_reduce_f64(comm, staging, n, COMM_SUM), err);
+	if (r == 0)
+		r = comm_flush(comm, err);
+	if (r == 0)
+		r = device_read(dev, values, staging, bytes, err);
+	device_free(dev, staging);
+	return r;
+}
+
+int precision_choose(const char *wanted, const char *checkpoint, struct device *dev, struct comm *comm,
+                     struct precision *out, struct error *err)
+{
+	enum { SLOWER, CHECKPOINT, CHECKPOINT_BF16, VALUES };
+	double values[VALUES] = {[SLOWER] = precision_of_device(dev) == DTYPE_F32};
+	enum dtype type = DTYPE_F32;
+	int r;
+
+	*out = (struct precision){.reason = PRECISION_GIVEN};
+	if (!str_eq(wanted, "auto")) {
+		precision_parse(wanted, &out->type);
+		return 0;
+	}
+	if (checkpoint) {
+		precision_parse(checkpoint, &type);
+		values[CHECKPOINT] = 1;
+		values[CHECKPOINT_BF16] = type == DTYPE_BF16;
+	}
+	if ((r = sum(values, VALUES, dev, comm, err)) < 0)
+		return r;
+	out->slower = (int)values[SLOWER];
+	out->reason = values[CHECKPOINT] > 0 ? PRECISION_CHECKPOINT : PRECISION_DEVICE;
+	out->type = (out->reason == PRECISION_CHECKPOINT ? values[CHECKPOINT_BF16] > 0 : out->slower == 0)
+	                ? DTYPE_BF16
+	                : DTYPE_F32;
+	return 0;
+}
+
+const char *precision_describe(char *buf, size_t size, const struct precision *p)
+{
+	const char *name = precision_name(p->type);
+
+	if (p->reason == PRECISION_GIVEN)
+		snprintf(buf, size, "%s", name);
+	else if (p->reason == PRECISION_CHECKPOINT)
+		snprintf(buf, size, "%s (auto: as the checkpoint)", name);
+	else if (p->slower == 0)
+		snprintf(buf, size, "%s (auto: every rank's device multiplies it)", name);
+	else
+		snprintf(buf, size, "%s (auto: %d rank%s no bf16 arithmetic)", name, p->slower,
+		         p->slower == 1 ? " has" : "s have");
+	return buf;
+}

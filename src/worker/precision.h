@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What train.precision = "auto" means to all ranks of a run. */
+#pragma once
+
+#include "base/error.h"
+#include "engine/comm/comm.h"
+#include "engine/device/device.h"
+
+enum precision_reason {
+	PRECISION_GIVEN,      /* the run file names it */
+	PRECISION_CHECKPOINT, /* that of the checkpoint that the run goes on from */
+	PRECISION_DEVICE,     /* what the devices of all ranks are best at */
+};
+
+struct precision {
+	enum dtype type;
+	enum precision_reason reason;
+	int slower; /* PRECISION_DEVICE: ranks whose device computes bf16 slower than fp32 */
+};
+
+/* By name of the run file: "fp32", "bf16", "auto"; false: another. *type is left alone for "auto". */
+bool precision_parse(const char *name, enum dtype *type);
+const char *precision_name(enum dtype type);
+/* The best for one device. */
+enum dtype precision_of_device(const struct device *dev);
+
+/* Called by all ranks with the same wanted ("auto" or a type's name); comm may be NULL for one. checkpoint:
+ * the precision that rank 0's checkpoint was made with, by name; NULL on the other ranks, and where there is
+ * no checkpoint. bf16 only where all ranks compute it faster than fp32: they have to agree. */
+int precision_choose(const char *wanted, const char *checkpoint, struct device *dev, struct comm *comm,
+                     struct precision *out, struct error *err);
+/* "bf16 (faster than fp32 on every rank)": for the log. Into buf, returned. */
+const char *precision_describe(char *buf, size_t size, const struct precision *p);

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/report.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "base/clock.h"
+#include "base/json.h"
+#include "base/str.h"
+#include "engine/checkpoint/metrics.h"
+
+#define NODE_MAX 64
+
+struct report {
+	struct report_options o;
+	struct metrics *metrics;
+	char (*nodes)[NODE_MAX]; /* of each rank */
+	int64_t device_bytes;
+};
+
+/* Every rank's node, on all of them. */
+static int gather_nodes(const struct report_options *o, char (*nodes)[NODE_MAX], struct error *err)
+{
+	int rank = o->env->rank, r;
+	size_t bytes = (size_t)o->env->world_size * sizeof(*nodes);
+	void *staging;
+
+	snprintf(nodes[rank], sizeof(*nodes), "%s", o->env->node);
+	if (!o->comm)
+		return 0;
+	if ((r = device_alloc(o->dev, bytes, &staging, err)) < 0)
+		return r;
+	r = device_write(o->dev, staging, nodes, bytes, err);
+	if (r == 0) /* copied, not summed: the type is but a size */
+		r = comm_wait(o->comm,
+		              comm_all_gather(o->comm, staging, NODE_MAX / (int64_t)sizeof(float), DTYPE_F32),
+		              err);
+	if (r == 0)
+		r = comm_flush(o->comm, err);
+	if (r == 0)
+		r = device_read(o->dev, nodes, staging, bytes, err);
+	device_free(o->dev, staging);
+	return r;
+}
+
+/* The run as its file describes it, for TensorBoard: an indented block is what Markdown leaves alone. Without
+ * the environment, which may hold what nobody else should read. */
+static int write_config(struct report *r, int64_t step, struct error *err)
+{
+	_cleanup_json_ json_t *config = NULL;
+	_cleanup_free_ char *text = NULL;
+	_cleanup_strbuf_ struct strbuf block = {0};
+	int s = run_config_to_json(r->o.config, &config, err);
+
+	if (s < 0)
+		return s;
+	json_object_del(config, "environment");
+	text = json_dumps(config, JSON_INDENT(2) | JSON_SORT_KEYS | JSON_REAL_PRECISION(10));
+	if (!text)
+		return error_oom(err);
+	for (const char *line = text; *line; line += strcspn(line, "\n"), line += *line == '\n')
+		strbuf_addf(&block, "    %.*s\n", (int)strcspn(line, "\n"), line);
+	if (block.failed)
+		return error_oom(err);
+	return metrics_text(r->metrics, step, clock_realtime(), "configuration", block.data, err);
+}
+
+static int write_start(struct report *r, struct error *err)
+{
+	const struct environment *env = r->o.env;
+	int64_t step = trainer_step(r->o.trainer);
+	const char *from = r->o.resumed_from;
+	_cleanup_json_ json_t *details =
+	    json_pack("{s:I, s:i, s:s, s:s*}", "attempt", (json_int_t)env->attempt, "ranks", env->world_size,
+	              "precision", r->o.precision, "from", from);
+	_cleanup_free_ char *text = NULL;
+
+	text = from ? str_printf("attempt %" PRId64 ", %d ranks, %s, goes on from `%s`", env->attempt,
+	                         env->world_size, r->o.precision, from)
+	            : str_printf("attempt %" PRId64 ", %d ranks, %s, from the start", env->attempt,
+	                         env->world_size, r->o.precision);
+	if (!details || !text)
+		return error_oom(err);
+	return metrics_event(r->metrics, step, clock_realtime(), from ? "resume" : "start", details, text,
+	                     err);
+}
+
+int report_open(const struct report_options *o, struct report **out, struct error *err)
+{
+	_cleanup_(report_closep) struct report *r = calloc(1, sizeof(*r));
+	_cleanup_json_ json_t *plan = NULL;
+	int64_t step = trainer_step(o->trainer);
+	int s;
+
+	if (!r || !(r->nodes = calloc((size_t)o->env->world_size, sizeof(*r->nodes))))
+		return error_oom(err);
+	r->o = *o;
+	if ((s = gather_nodes(o, r->nodes, err)) < 0 || o->env->rank != 0)
+		return s;
+	if ((s = trainer_plan_json(o->trainer, &plan, err)) < 0 ||
+	    (s = metrics_open(o->config->output.dir, step, o->config->output.tensorboard, &r->metrics, err)) <
+	        0)
+		return s;
+	r->device_bytes = json_get_int(plan, "total", 0);
+	if ((s = write_config(r, step, err)) < 0 || (s = write_start(r, err)) < 0)
+		return s;
+	*out = steal_pointer(r);
+	return 0;
+}
+
+void report_close(struct report *r)
+{
+	if (!r)
+		return;
+	metrics_closep(&r->metrics);
+	free(r->nodes);
+	free(r);
+}
+
+static void print_progress(const struct train_log *log)
+{
+	char eta[32], eval[STR_MEASURE + 8] = "", loss[STR_MEASURE], norm[STR_MEASURE];
+
+	if (log->has_eval)
+		snprintf(eval, sizeof(eval), " eval %s", str_measure(loss, sizeof(loss), log->eval_loss, 4));
+	printf("step %" PRId64 "/%" PRId64 " loss %s%s lr %.1e grad %s %.0f tokens/s eta %s\n", log->step,
+	       log->steps, str_measure(loss, sizeof(loss), log->loss, 4), eval, log->learning_rate,
+	       str_measure(norm, sizeof(norm), log->grad_norm, 2), log->tokens_per_second,
+	       str_duration(eta, sizeof(eta), log->eta_seconds));
+}
+
+/* The most that this process has had in memory. */
+static int64_t peak_memory(void)
+{
+	struct rusage usage;
+
+	return getrusage(RUSAGE_SELF, &usage) == 0 ? (int64_t)usage.ru_maxrss * 1024 : 0;
+}
+
+int report_log(struct report *r, const struct train_log *log, struct error *err)
+{
+	struct metrics_record m = {
+	    .step = log->step,
+	    .steps = log->steps,
+	    .epoch = log->epoch,
+	    .loss = log->loss,
+	    .learning_rate = log->learning_rate,
+	    .grad_norm = log->grad_norm,
+	    .tokens = r->o.tokens_before + log->tokens,
+	    .tokens_per_second = log->tokens_per_second,
+	    .eta_seconds = log->eta_seconds,
+	    .eval_loss = log->has_eval ? log->eval_loss : NAN,
+	    .time = clock_realtime(),
+	    .step_seconds = log->step_seconds,
+	    /* What is left: NaN where the waiting is not measured. */
+	    .compute_seconds = log->step_seconds - log->data_seconds - log->communication_seconds,
+	    .communication_seconds = log->communication_seconds,
+	    .data_seconds = log->data_seconds,
+	    .memory_bytes = peak_memory(),
+	    .device_memory_bytes = r->device_bytes,
+	    .slowest_rank = log->slowest_rank,
+	    .slowest_node = log->slowest_rank >= 0 ? r->nodes[log->slowest_rank] : NULL,
+	    .slowest_seconds = log->slowest_seconds,
+	};
+	char line[METRICS_LINE];
+
+	print_progress(log);
+	link_report(r->o.link, metrics_line(line, sizeof(line), &m));
+	return metrics_write(r->metrics, &m, err);
+}
+
+int report_checkpoint(struct report *r, int64_t step, struct error *err)
+{
+	_cleanup_free_ char *path = str_printf("%s/checkpoint-%" PRId64, r->o.config->output.dir, step);
+	_cleanup_free_ char *text = path ? str_printf("saved `%s`", path) : NULL;
+	_cleanup_json_ json_t *details = path ? json_pack("{s:s}", "path", path) : NULL;
+
+	if (!text || !details)
+		return error_oom(err);
+	return metrics_event(r->metrics, step, clock_realtime(), "checkpoint", details, text, err);
+}
+
+int report_end(struct report *r, int64_t step, const char *signal, struct error *err)
+{
+	const char *dir = r->o.config->output.dir;
+	_cleanup_free_ char *text =
+	    signal ? str_printf("stopped by %s", signal) : str_printf("saved the model in `%s`", dir);
+	_cleanup_json_ json_t *details =
+	    signal ? json_pack("{s:s}", "signal", signal) : json_pack("{s:s}", "path", dir);
+
+	if (!text || !details)
+		return error_oom(err);
+	return metrics_event(r->metrics, step, clock_realtime(), signal ? "stopped" : "model", details, text,
+	                     err);
+}

@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A collective that fails in the midst of a step or of a save: the device goes on with whatever lies in its
+ * buffers, and nothing of that may be reported or published. Rank 0 trains over the emulated GPU and the
+ * stand-in for NCCL; rank 1 is a thread that takes part in the collectives alone.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <semaphore.h>
+
+#include "../engine/fake_dataset.h"
+#include "base/str.h"
+#include "engine/comm/nccl.h"
+#include "engine/train/trainer.h"
+#include "rendezvous.h"
+#include "unit.h"
+#include "worker/saver.h"
+
+/* The smallest model of tests/engine, and its tokenizer. */
+static char *model_file(const char *name)
+{
+	return str_printf("%s/tests/engine/bytes/%s", getenv("srcdir") ?: ".", name);
+}
+
+/* How rank 1 leaves step 2, after the gradients and before the sums of losses; or that it waits after step 1
+ * for rank 0 to save. */
+enum end { STALLS, DIES, WAITS };
+
+struct world {
+	char *directory;
+	enum end end;
+	struct model_config c;
+	struct model_layout *layout;
+	sem_t over; /* rank 0 has seen what it was to see */
+	pthread_t peer;
+
+	struct device *dev; /* rank 0's from here on */
+	struct comm *comm;
+	struct dataset *data;
+	struct trainer *trainer;
+	int logs, saves;
+};
+
+static struct comm *join(struct world *w, int rank, struct device **dev)
+{
+	const struct rendezvous rendezvous = rendezvous_in(w->directory);
+	struct comm_options o = {
+	    .rank = rank, .world_size = 2, .timeout_s = 5, .rendezvous = &rendezvous, .group = "test"};
+	struct error err = ERROR_INIT;
+	struct comm *c;
+
+	ck_ok(device_create(NULL, dev, &err), &err);
+	ck_ok(comm_create(*dev, &o, &c, &err), &err);
+	return c;
+}
+
+/* What a step of two ranks under ddp adds up: each unit's gradients, then the losses. */
+static void add_up(struct world *w, struct comm *c, void *gradients, double *sums)
+{
+	for (int u = w->layout->units - 1; u >= 0; u--)
+		comm_all_reduce(c, gradients, w->layout->unit[u].count, DTYPE_F32, COMM_SUM);
+	if (sums)
+		comm_all_reduce_f64(c, sums, 2, COMM_SUM);
+}
+
+static void *peer(void *context)
+{
+	struct world *w = context;
+	struct error err = ERROR_INIT;
+	struct device *dev;
+	struct comm *c = join(w, 1, &dev);
+	size_t largest = 0;
+	void *b, *sums;
+
+	for (int u = 0; u < w->layout->units; u++)
+		largest = MAX(largest, (size_t)w->layout->unit[u].count);
+	ck_ok(comm_alloc(c, largest * sizeof(float), &b, &err), &err);
+	ck_ok(comm_alloc(c, 2 * sizeof(double), &sums, &err), &err);
+	ck_ok(comm_register(c, &(struct comm_buffer){b, largest * sizeof(float)}, 1, &err), &err);
+	add_up(w, c, b, sums);
+	ck_ok(comm_flush(c, &err), &err);
+	if (w->end == WAITS)
+		comm_broadcast(c, sums, sizeof(int64_t), 0);
+	else
+		add_up(w, c, b, NULL);
+	ck_ok(comm_flush(c, &err), &err);
+	if (w->end == DIES)
+		simt_nccl_die(c->nccl);
+	sem_wait(&w->over);
+	comm_destroy(c);
+	device_destroy(dev);
+	return NULL;
+}
+
+static void start(struct world *w, enum end end)
+{
+	struct model_init init = {.seed = 1, .std = 0.1};
+	_cleanup_free_ char *config = model_file("config.json");
+	struct error err = ERROR_INIT;
+	struct train_options o;
+
+	*w = (struct world){.directory = unit_tmpdir(), .end = end};
+	ck_assert(!sem_init(&w->over, 0, 0));
+	ck_ok(model_config_read(config, &w->c, &err), &err);
+	ck_ok(model_layout_create(&w->c, &w->layout, &err), &err);
+	ck_assert(!pthread_create(&w->peer, NULL, peer, w));
+	w->comm = join(w, 0, &w->dev);
+	w->data = fake_dataset(16, 9, 4, 200, false);
+	train_options_default(&o);
+	o.max_steps = 4;
+	o.log_steps = o.save_steps = 1;
+	ck_ok(trainer_create(w->dev, w->comm, &w->c, &o, w->data, NULL, &w->trainer, &err), &err);
+	ck_ok(trainer_load(w->trainer, model_init_fill, &init, &err), &err);
+}
+
+static void finish(struct world *w)
+{
+	sem_post(&w->over);
+	pthread_join(w->peer, NULL);
+	comm_destroy(w->comm);
+	trainer_free(w->trainer);
+	dataset_close(w->data);
+	device_destroy(w->dev);
+	model_layout_free(w->layout);
+	sem_destroy(&w->over);
+	ck_assert(!file_remove_tree(w->directory, NULL));
+	free(w->directory);
+}
+
+static int on_log(void *context, const struct train_log *log, struct error *err)
+{
+	struct world *w = context;
+
+	ck_assert_int_eq(log->step, ++w->logs);
+	return 0;
+}
+
+static int on_save(void *context, int64_t step, bool stopped, struct error *err)
+{
+	((struct world *)context)->saves++;
+	return 0;
+}
+
+/* Whatever the abort leaves there: what lay there, or numbers that are none. */
+START_TEST(a_failed_collective_is_no_step)
+{
+	static const struct {
+		enum end end;
+		int fills, code;
+		const char *words;
+	} tries[] = {
+	    {STALLS, -1, -ETIMEDOUT, "has made no progress for 5 s: rank 1 on "},
+	    {STALLS, 0xff, -ETIMEDOUT, "has made no progress for 5 s: rank 1 on "},
+	    {DIES, -1, -ECONNRESET, ": NCCL: "},
+	    {DIES, 0xff, -ECONNRESET, ": NCCL: "},
+	};
+	struct train_callbacks cb = {.on_log = on_log, .on_save = on_save};
+	struct error err = ERROR_INIT;
+	struct world w;
+	int r;
+
+	start(&w, tries[_i].end);
+	simt_nccl_abort_fills(tries[_i].fills);
+	cb.context = &w;
+	r = trainer_run(w.trainer, &cb, &err);
+	ck_assert_msg(r == tries[_i].code, "%d: %s", r, err.message);
+	ck_assert_msg(strstr(err.message, tries[_i].words) != NULL, "%s", err.message);
+	ck_assert_int_eq(w.logs, 1);
+	ck_assert_int_eq(w.saves, 1);
+	finish(&w);
+}
+END_TEST
+
+/* The tensors of the model are written, nothing is in place yet. */
+static struct comm *aborted_while_saving;
+int __real_checkpoint_state_save(const char *directory, const struct checkpoint_state *s, bool resume,
+                                 struct error *err);
+int __wrap_checkpoint_state_save(const char *directory, const struct checkpoint_state *s, bool resume,
+                                 struct error *err);
+
+int __wrap_checkpoint_state_save(const char *directory, const struct checkpoint_state *s, bool resume,
+                                 struct error *err)
+{
+	comm_abort(aborted_while_saving);
+	return __real_checkpoint_state_save(directory, s, resume, err);
+}
+
+/* The communicator fails while rank 0 writes a checkpoint, or the model: neither is put in place. */
+START_TEST(a_failed_communicator_publishes_nothing)
+{
+	_cleanup_free_ char *out = NULL, *config = model_file("config.json"), *set_out = NULL,
+	                    *set_init = NULL, *published = NULL;
+	struct environment env = {.world_size = 2, .attempt = 1};
+	_cleanup_(run_config_freep) struct run_config *c = NULL;
+	_cleanup_(saver_freep) struct saver *s = NULL;
+	struct error err = ERROR_INIT;
+	_cleanup_(tokenizer_freep) struct tokenizer *tok = NULL;
+	_cleanup_free_ char *tokenizer = model_file("");
+	struct train_log log;
+	struct world w;
+	int r;
+
+	start(&w, WAITS);
+	out = str_path_join(w.directory, "out");
+	set_out = str_printf("output.dir=%s", out);
+	set_init = str_printf("model.init=%s", config);
+	published = str_path_join(out, _i ? "model.safetensors" : "checkpoint-1");
+	ck_ok(tokenizer_load(tokenizer, &tok, &err), &err);
+	ck_ok(run_config_new(
+	          RUN_PRETRAIN,
+	          (const char *const[]){set_out, set_init, "data.path=x", "train.precision=fp32", NULL}, &c,
+	          &err),
+	      &err);
+	ck_ok(saver_open(c, &env, &s, &err), &err);
+	ck_ok(saver_attach(s, w.dev, w.comm, w.trainer, tok, DTYPE_F32, "print", &err), &err);
+	ck_ok(trainer_run_step(w.trainer, &log, &err), &err);
+	aborted_while_saving = w.comm;
+	r = _i ? saver_final(s, &err) : saver_checkpoint(s, 1, &err);
+	ck_assert_msg(r == -ECANCELED, "%d: %s", r, err.message);
+	ck_assert_msg(strstr(err.message, "aborted") != NULL, "%s", err.message);
+	ck_assert_msg(!file_exists(published), "%s is there", published);
+	finish(&w);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("nccl train");
+	TCase *tc = tcase_create("nccl train");
+
+	tcase_set_timeout(tc, 120);
+	tcase_add_loop_test(tc, a_failed_collective_is_no_step, 0, 4);
+	tcase_add_loop_test(tc, a_failed_communicator_publishes_nothing, 0, 2);
+	suite_add_tcase(suite, tc);
+	return unit_run(suite);
+}

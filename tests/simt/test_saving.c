@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What is saved from a GPU: the bytes, and how many reads bring them. Each read waits for the GPU. */
+#include <cuda_runtime_api.h>
+
+#include "../engine/fake_dataset.h"
+#include "base/str.h"
+#include "engine/train/trainer.h"
+#include "unit.h"
+#include "worker/weights.h"
+
+/* An embedding of 1.5 million elements; everything else is far below one. */
+static const char model_text[] =
+    "{\"model_type\":\"llama\",\"hidden_size\":32,\"intermediate_size\":160,\"num_hidden_layers\":1,"
+    "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"vocab_size\":48000,\"tie_word_embeddings\":true}";
+
+/* What is saved of a parameter's elements, each by itself. */
+static void expect_bytes(struct trainer *t, const struct model_parameter *p, const void *saved)
+{
+	float *all = malloc((size_t)p->count * sizeof(*all));
+	uint16_t *want = malloc((size_t)p->count * sizeof(*want));
+	struct error err = ERROR_INIT;
+
+	ck_ok(trainer_read(t, TRAINER_WEIGHTS, p, 0, p->count, all, &err), &err);
+	for (int64_t i = 0; i < p->count; i++)
+		want[i] = bf16_from_float(all[i]);
+	ck_assert_msg(!memcmp(saved, want, (size_t)p->count * sizeof(*want)), "%s", p->name);
+	free(all);
+	free(want);
+}
+
+/* _i: weights without a master copy, which lie there in bf16 already. */
+START_TEST(one_read_for_a_million_elements)
+{
+	_cleanup_(weights_sources_free) struct weights_sources sources = {0};
+	_cleanup_(dataset_closep) struct dataset *data = fake_dataset(4, 9, 4, 50, false);
+	_cleanup_(safetensors_closep) struct safetensors *st = NULL;
+	_cleanup_free_ char *directory = unit_tmpdir();
+	struct model_init init = {.seed = 1, .std = 0.1};
+	const struct model_layout *layout;
+	struct error err = ERROR_INIT;
+	struct train_options o;
+	struct trainer *t = NULL;
+	struct model_config c;
+	struct device *dev;
+	int before, pieces = 0;
+
+	ck_ok(model_config_parse(model_text, strlen(model_text), "config.json", &c, &err), &err);
+	train_options_default(&o);
+	o.precision = DTYPE_BF16;
+	o.without_master = _i;
+	ck_ok(device_create(NULL, &dev, &err), &err);
+	ck_ok(trainer_create(dev, NULL, &c, &o, data, NULL, &t, &err), &err);
+	ck_ok(trainer_load(t, model_init_fill, &init, &err), &err);
+	ck_ok(weights_model_sources(t, DTYPE_BF16, &sources, &err), &err);
+	before = simt_reads();
+	ck_ok(safetensors_write(directory, "model", sources.list, sources.n, 0, &err), &err);
+	layout = trainer_layout(t);
+	for (int i = 0; i < layout->parameters; i++)
+		pieces += (int)((layout->parameter[i].count + (1 << 20) - 1) >> 20);
+	ck_assert_int_eq(pieces, layout->parameters + 1);
+	ck_assert_int_eq(simt_reads() - before, pieces);
+	ck_ok(safetensors_open(directory, &st, &err), &err);
+	for (int i = 0; i < layout->parameters; i++) {
+		const struct tensor *saved = safetensors_find(st, layout->parameter[i].name);
+
+		ck_assert_ptr_nonnull(saved);
+		ck_assert_int_eq(saved->bytes, 2 * layout->parameter[i].count);
+		expect_bytes(t, &layout->parameter[i], saved->data);
+	}
+	trainer_free(t);
+	device_destroy(dev);
+	ck_assert(!file_remove_tree(directory, NULL));
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("saving");
+	TCase *tc = tcase_create("saving");
+
+	tcase_set_timeout(tc, 120);
+	tcase_add_loop_test(tc, one_read_for_a_million_elements, 0, 2);
+	suite_add_tcase(suite, tc);
+	return unit_run(suite);
+}

@@ -1,0 +1,207 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The first cause of a failure: of all ends, in whatever order their reports arrive. */
+#include <signal.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/str.h"
+#include "cluster/cause.h"
+#include "cluster/run.h"
+#include "unit.h"
+
+START_TEST(what_an_end_means)
+{
+	ck_assert_int_eq(cause_of_rank(137, SIGKILL, false, false), CAUSE_SIGNAL);
+	ck_assert_int_eq(cause_of_rank(137, SIGKILL, false, true), CAUSE_SIGNAL);
+	ck_assert_int_eq(cause_of_rank(139, SIGSEGV, false, false), CAUSE_SIGNAL);
+	ck_assert_int_eq(cause_of_rank(137, 0, false, false), CAUSE_SIGNAL); /* as a shell passes it on */
+	ck_assert_int_eq(cause_of_rank(134, SIGABRT, false, false), CAUSE_EXIT);
+	ck_assert_int_eq(cause_of_rank(1, 0, false, false), CAUSE_EXIT);
+	ck_assert_int_eq(cause_of_rank(255, 0, false, false), CAUSE_EXIT);
+	ck_assert_int_eq(cause_of_rank(1, 0, false, true), CAUSE_PEER);
+	ck_assert_int_eq(cause_of_rank(141, SIGPIPE, false, false), CAUSE_PEER);
+	ck_assert_int_eq(cause_of_rank(143, SIGTERM, true, true), CAUSE_STOPPED);
+}
+END_TEST
+
+static const struct {
+	struct cause list[4];
+	size_t count;
+	int want;
+} choices[] = {
+    {{{CAUSE_EXIT, 0, 0}}, 0, -1},
+    {{{CAUSE_EXIT, 10, 0}}, 1, 0},
+    /* Among equals the earliest. */
+    {{{CAUSE_EXIT, 10.2, 0}, {CAUSE_EXIT, 10.1, 0}, {CAUSE_EXIT, 10.3, 0}}, 3, 1},
+    /* Its peers ended before the killed one was reaped. */
+    {{{CAUSE_EXIT, 10.0, 0}, {CAUSE_PEER, 10.1, 0}, {CAUSE_SIGNAL, 11.5, 0}}, 3, 2},
+    {{{CAUSE_PEER, 10.0, 0}, {CAUSE_EXIT, 10.4, 0}}, 2, 1},
+    {{{CAUSE_PEER, 10.0, 0}, {CAUSE_SIGNAL, 10.2, 0}, {CAUSE_NODE, 10.4, 0}}, 3, 2},
+    /* What came long after is a consequence; how long depends on the clocks. */
+    {{{CAUSE_EXIT, 10, 0}, {CAUSE_SIGNAL, 16, 0}}, 2, 0},
+    {{{CAUSE_EXIT, 10, 0.5}, {CAUSE_SIGNAL, 16, 0.6}}, 2, 1},
+};
+
+START_TEST(the_first_cause)
+{
+	ck_assert_int_eq(cause_choose(choices[_i].list, choices[_i].count), choices[_i].want);
+}
+END_TEST
+
+static struct run *two_nodes(void)
+{
+	static const char text[] =
+	    "{\"task\":\"command\",\"name\":\"t\",\"directory\":\"/tmp\",\"resources\":"
+	    "{\"nodes\":2,\"devices_per_node\":2,\"grace\":5}}";
+	_cleanup_json_ json_t *config = json_loads(text, 0, NULL);
+	char *names[] = {(char *)"n1", (char *)"n2"};
+	int slots[] = {0, 1, 0, 1};
+	struct error err = ERROR_INIT;
+	struct run *r = NULL;
+
+	ck_ok(run_new(config, &r, &err), &err);
+	r->id = 1;
+	ck_ok(run_place(r, names, slots, 100, &err), &err);
+	return r;
+}
+
+static unsigned report(struct run *r, const char *node, const char *state, const char *more,
+                       const char *ranks)
+{
+	_cleanup_free_ char *text =
+	    str_printf("{\"run\":1,\"attempt\":1,\"node\":\"%s\",\"state\":\"%s\",%s\"ranks\":[%s]}", node,
+	               state, more, ranks);
+	_cleanup_json_ json_t *json = json_loads(text, 0, NULL);
+
+	ck_assert_ptr_nonnull(json);
+	return run_report(r, json, 200);
+}
+
+#define EXITED(rank, status, ended, more)                                                                    \
+	"{\"rank\":" #rank ",\"state\":\"exited\",\"exit_status\":" #status ",\"ended\":" #ended more "}"
+#define KILLED(rank, ended)                                                                                  \
+	"{\"rank\":" #rank                                                                                   \
+	",\"state\":\"exited\",\"exit_status\":137,\"signal\":\"SIGKILL\",\"ended\":" #ended                 \
+	",\"stopped\":false,\"error\":\"private\"}"
+#define STOPPED ",\"stopped\":true"
+
+/* The survivors on the controller's own node are heard first. */
+START_TEST(the_killed_rank_is_named_whoever_is_heard_first)
+{
+	_cleanup_(run_freep) struct run *r = two_nodes();
+
+	report(r, "n1", "running", "", "");
+	report(r, "n2", "running", "", "");
+	ck_assert_uint_eq(report(r, "n1", "running", "", EXITED(0, 1, 50.01, "")), RUN_STOP);
+	ck_assert_ptr_null(strstr(r->reason, "rank"));
+	ck_assert_uint_eq(report(r, "n1", "ended", "", EXITED(0, 1, 50.01, "") "," EXITED(1, 1, 50.02, "")),
+	                  0);
+	/* Its clock is 1000 s ahead. */
+	ck_assert_uint_eq(report(r, "n2", "ended", "\"clock_offset\":-1000,\"clock_error\":0.001,",
+	                         EXITED(2, 143, 1050.5, STOPPED) "," KILLED(3, 1050.0)),
+	                  RUN_ENDED);
+	ck_assert_int_eq(r->state, RUN_FAILED);
+	ck_assert_str_eq(r->reason, "rank 3 on n2: killed by SIGKILL");
+	ck_assert_str_eq(r->detail, "private");
+	ck_assert_int_eq(r->exit_status, 137);
+}
+END_TEST
+
+START_TEST(who_lost_a_peer_is_not_the_cause)
+{
+	_cleanup_(run_freep) struct run *r = two_nodes();
+
+	run_worker_error(r, 0, "rank 2 is gone", true);
+	run_worker_error(r, 2, "no such column: text", false);
+	report(r, "n1", "ended", "", EXITED(0, 1, 50.0, "") "," EXITED(1, 143, 50.2, STOPPED));
+	report(r, "n2", "ended", "", EXITED(2, 1, 50.1, "") "," EXITED(3, 143, 50.2, STOPPED));
+	ck_assert_str_eq(r->reason, "rank 2 on n2: exit status 1");
+	ck_assert_str_eq(r->detail, "no such column: text");
+}
+END_TEST
+
+START_TEST(a_node_that_shuts_down_is_the_cause)
+{
+	_cleanup_(run_freep) struct run *r = two_nodes();
+
+	ck_assert_uint_eq(report(r, "n1", "running", "", EXITED(0, 1, 199.0, "")), RUN_STOP);
+	report(r, "n2", "stopping", "\"shutdown\":\"node n2 is shutting down\",", "");
+	report(r, "n1", "ended", "", EXITED(0, 1, 199.0, "") "," EXITED(1, 1, 199.1, ""));
+	ck_assert_uint_eq(report(r, "n2", "ended", "\"shutdown\":\"node n2 is shutting down\",",
+	                         EXITED(2, 143, 199.0, STOPPED) "," EXITED(3, 143, 199.0, STOPPED)),
+	                  RUN_ENDED);
+	ck_assert_str_eq(r->reason, "node n2 is shutting down");
+}
+END_TEST
+
+/* Its peers noticed before the controller gave it up. */
+START_TEST(a_node_that_is_gone_is_the_cause)
+{
+	_cleanup_(run_freep) struct run *r = two_nodes();
+
+	report(r, "n1", "ended", "", EXITED(0, 1, 100.5, "") "," EXITED(1, 1, 100.6, ""));
+	ck_assert_uint_eq(run_part_lost(r, run_part_find(r, "n2"), "node n2 is down", 100, 105), RUN_ENDED);
+	ck_assert_str_eq(r->reason, "node n2 is down");
+}
+END_TEST
+
+START_TEST(what_failed_long_before_stays_the_cause)
+{
+	_cleanup_(run_freep) struct run *r = two_nodes();
+
+	report(r, "n1", "ended", "", EXITED(0, 3, 50, "") "," EXITED(1, 143, 51, STOPPED));
+	run_part_lost(r, run_part_find(r, "n2"), "node n2 is down", 100, 105);
+	ck_assert_str_eq(r->reason, "rank 0 on n1: exit status 3");
+	ck_assert_int_eq(r->exit_status, 3);
+}
+END_TEST
+
+/* By another controller, or by TERM to dtrain-launch: nobody else fails, and it is no success. */
+START_TEST(a_stop_by_another_is_a_failure)
+{
+	_cleanup_(run_freep) struct run *r = two_nodes();
+
+	report(r, "n1", "running", "", "");
+	report(r, "n2", "running", "", "");
+	ck_assert_uint_eq(report(r, "n1", "stopping", "", EXITED(1, 143, 50, STOPPED)), RUN_STOP);
+	report(r, "n1", "ended", "", EXITED(0, 143, 51, STOPPED) "," EXITED(1, 143, 50, STOPPED));
+	report(r, "n2", "ended", "", EXITED(2, 143, 52, STOPPED) "," EXITED(3, 143, 53, STOPPED));
+	ck_assert_int_eq(r->state, RUN_FAILED);
+	ck_assert_str_eq(r->reason, "rank 1 on n1: exit status 143");
+}
+END_TEST
+
+/* The lines of a log and what a worker says are for the owner. */
+START_TEST(words_are_private)
+{
+	_cleanup_(run_freep) struct run *r = two_nodes();
+	_cleanup_json_ json_t *open = NULL, *own = NULL;
+	_cleanup_free_ char *text = NULL;
+
+	report(r, "n1", "ended", "", KILLED(0, 50) "," EXITED(1, 143, 51, STOPPED));
+	run_refused(r, run_part_find(r, "n2"), false, "private: no such directory", 50);
+	open = run_to_json(r, false);
+	own = run_to_json(r, true);
+	text = json_to_string(open);
+	ck_assert_ptr_null(strstr(text, "private"));
+	ck_assert_str_eq(json_get_string(own, "detail", ""), "private");
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("cause");
+	TCase *tc = tcase_create("cause");
+
+	tcase_add_test(tc, what_an_end_means);
+	tcase_add_loop_test(tc, the_first_cause, 0, ARRAY_SIZE(choices));
+	tcase_add_test(tc, the_killed_rank_is_named_whoever_is_heard_first);
+	tcase_add_test(tc, who_lost_a_peer_is_not_the_cause);
+	tcase_add_test(tc, a_node_that_shuts_down_is_the_cause);
+	tcase_add_test(tc, a_node_that_is_gone_is_the_cause);
+	tcase_add_test(tc, what_failed_long_before_stays_the_cause);
+	tcase_add_test(tc, a_stop_by_another_is_a_failure);
+	tcase_add_test(tc, words_are_private);
+	suite_add_tcase(suite, tc);
+	return unit_run(suite);
+}

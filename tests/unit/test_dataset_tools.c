@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tools in conversations and the numbers in them, and which columns a file has: what LLaMA-Factory 0.9.5
+ * does, as tests/engine/llamafactory_compare.py sees it where that is installed. */
+#include "dataset_fixture.h"
+
+/* What LLaMA-Factory 0.9.5 makes of lists of no tools: a text of any length brings the system prompt with it.
+ */
+START_TEST(test_no_tools)
+{
+	static const struct {
+		const char *template_name, *tools, *want;
+	} cases[] = {
+	    {"chatml", "\"[]\"", "<|im_start|>system\n<|im_end|>\n<|im_start|>user\nu<|im_end|>\n"},
+	    {"chatml", "\"{}\"", "<|im_start|>system\n<|im_end|>\n<|im_start|>user\nu<|im_end|>\n"},
+	    {"chatml", "\"\"", "<|im_start|>user\nu<|im_end|>\n"},
+	    {"chatml", "null", "<|im_start|>user\nu<|im_end|>\n"},
+	    {"chatml", "[]", "<|im_start|>user\nu<|im_end|>\n"},
+	    {"qwen", "\"[]\"",
+	     "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful "
+	     "assistant.<|im_end|>\n"},
+	    {"mistral", "\"[]\"", "<s>[INST] \n\nu[/INST] g</s>"},
+	    {"mistral", "\"\"", "<s>[INST] u[/INST] g</s>"},
+	    {"glm4", "\"[]\"", "[gMASK]<sop><|system|>\n<|user|>\nu<|assistant|>"},
+	};
+	struct tokenizer tok = {0};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_free_ char *record =
+		    str_printf("{\"conversations\":[{\"from\":\"human\",\"value\":\"u\"},{\"from\":\"gpt\","
+		               "\"value\":\"g\"}],\"tools\":%s}\n",
+		               cases[i].tools);
+		_cleanup_(dataset_closep) struct dataset *d = NULL;
+		struct notes notes = {0};
+		struct dataset_options o = options(put("n.jsonl", record), &notes);
+		struct error err = ERROR_INIT;
+		_cleanup_free_ char *text = NULL;
+
+		o.template_name = cases[i].template_name;
+		ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+		text = row_text(d, 0);
+		ck_assert_msg(str_starts(text, cases[i].want), "%s, tools %s: %s", cases[i].template_name,
+		              cases[i].tools, text);
+	}
+}
+END_TEST
+
+/* Integers as large as one likes keep their digits, as with Python's json. */
+START_TEST(test_large_integers)
+{
+	const char *path = put(
+	    "i.jsonl",
+	    "{\"id\":99999999999999999999,\"conversations\":[{\"from\":\"human\",\"value\":\"u\"},"
+	    "{\"from\":\"function_call\",\"value\":\"{\\\"name\\\":\\\"f\\\",\\\"arguments\\\":{\\\"x\\\":"
+	    "-9223372036854775809}}\"}],\"tools\":[{\"name\":\"f\",\"most\":18446744073709551616}]}\n");
+	struct notes notes = {0};
+	struct dataset_options o = options(path, &notes);
+	struct error err = ERROR_INIT;
+	struct tokenizer tok = {0};
+	_cleanup_(dataset_closep) struct dataset *d = NULL;
+	_cleanup_free_ char *text = NULL;
+
+	o.template_name = "qwen";
+	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+	ck_assert_msg(notes.warnings == 0, "%s", notes.last);
+	text = row_text(d, 0);
+	ck_assert_ptr_nonnull(strstr(text, "{\"name\": \"f\", \"most\": 18446744073709551616}"));
+	ck_assert_ptr_nonnull(
+	    strstr(text, "{\"name\": \"f\", \"arguments\": {\"x\": -9223372036854775809}}"));
+}
+END_TEST
+
+START_TEST(test_tool_prompt)
+{
+	const char *data =
+	    put("t.jsonl", "{\"conversations\":[{\"from\":\"human\",\"value\":\"u\"},{\"from\":"
+	                   "\"gpt\",\"value\":\"g\"}],\"tools\":\"[{\\\"name\\\":\\\"f\\\"}]\","
+	                   "\"system\":\"S\"}\n");
+	static const struct {
+		const char *content, *words;
+	} wrong[] = {
+	    {"no place\n", "p: {{tools}} is missing; it has to stand where the list of tools goes"},
+	    {"{{tools}}\n\n{{tools}}", "p:3: {{tools}} stands here again; it may occur once"},
+	    {"\xff{{tools}}", "p is no UTF-8 text"},
+	};
+	struct notes notes = {0};
+	struct dataset_options o = options(data, &notes);
+	struct error err = ERROR_INIT;
+	struct tokenizer tok = {0};
+	struct dataset *d;
+	char *text;
+
+	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+	text = row_text(d, 0);
+	ck_assert_msg(
+	    str_starts(text,
+	               "<|im_start|>system\nS\n\nThese tools can be called:\n{\"type\": \"function\", "
+	               "\"function\": {\"name\": \"f\"}}\nTo call one, answer with a line `Action: NAME` "
+	               "and a line `Action Input: ARGUMENTS`, the arguments as a JSON object.\n<|im_end|>"),
+	    "%s", text);
+	free(text);
+	dataset_close(d);
+	/* Another text is another cache; glm4 has no form of its own. */
+	for (int i = 0; i < 3; i++) {
+		static const char *const want[] = {
+		    "<|im_start|>system\nSA:", "<|im_start|>system\nSB:", "[gMASK]<sop><|system|>\nSB:"};
+		_cleanup_free_ char *all =
+		    str_printf("%s{\"type\": \"function\", \"function\": {\"name\": \"f\"}}.\n", want[i]);
+
+		o.tool_prompt = put("p", i ? "B:{{tools}}.\n" : "A:{{tools}}.\n");
+		o.template_name = i == 2 ? "glm4" : "chatml";
+		ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+		text = row_text(d, 0);
+		ck_assert_msg(str_starts(text, all), "%s", text);
+		free(text);
+		dataset_close(d);
+	}
+	for (size_t i = 0; i < ARRAY_SIZE(wrong); i++) {
+		o.tool_prompt = put("p", wrong[i].content);
+		ck_fails(dataset_open(&o, &tok, &d, NULL, &err), &err, wrong[i].words);
+	}
+	o.tool_prompt = "/nowhere/p";
+	ck_fails(dataset_open(&o, &tok, &d, NULL, &err), &err, "data.tool_prompt: cannot read /nowhere/p");
+}
+END_TEST
+
+/* A file's columns are settled by the first record that tells them; null or a wrong type there costs that
+ * record alone. */
+START_TEST(test_columns_of_a_file)
+{
+	static const struct {
+		const char *content, *row;
+		int rows, warnings;
+	} cases[] = {
+	    {"{\"instruction\":null,\"output\":\"a\"}\n{\"instruction\":\"q\",\"output\":\"b\"}\n", "qb|_b_",
+	     2, 0},
+	    {"{\"instruction\":5,\"output\":\"a\"}\n{\"instruction\":\"q\",\"output\":\"b\"}\n", "qb|_b_", 1,
+	     1},
+	    {"null\n{\"instruction\":\"q\",\"output\":\"b\"}\n", "qb|_b_", 1, 1},
+	    {"{\"note\":1}\n{\"instruction\":\"q\",\"output\":\"b\"}\n", "qb|_b_", 1, 1},
+	    {"{\"instruction\":\"q\"}\n{\"instruction\":\"q\",\"output\":\"b\"}\n", "qb|_b_", 1, 1},
+	    {"{\"messages\":null}\n{\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{\"role\":"
+	     "\"assistant\","
+	     "\"content\":\"b\"}]}\n",
+	     "qb|_b_", 1, 1},
+	    {"{\"conversations\":[]}\n{\"conversations\":[{\"from\":\"human\",\"value\":\"q\"},{\"from\":"
+	     "\"gpt\","
+	     "\"value\":\"b\"}]}\n",
+	     "qb|_b_", 1, 1},
+	    /* Columns at the side that only a later record has. */
+	    {"{\"instruction\":\"x\",\"output\":\"y\"}\n{\"instruction\":\"q\",\"output\":\"b\",\"system\":"
+	     "\"S\","
+	     "\"history\":[[\"h\",\"i\"]]}\n",
+	     "Shiqb|__i_b_", 2, 0},
+	};
+	struct tokenizer tok = {0};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_(dataset_closep) struct dataset *d = NULL;
+		struct notes notes = {0};
+		struct dataset_options o = options(put("c.jsonl", cases[i].content), &notes);
+		struct error err = ERROR_INIT;
+
+		o.template_name = "empty";
+		o.efficient_eos = false;
+		ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+		ck_assert_msg(dataset_rows(d) == cases[i].rows && notes.warnings == cases[i].warnings,
+		              "case %zu: %lld rows, %d warnings: %s", i, (long long)dataset_rows(d),
+		              notes.warnings, notes.last);
+		ck_row(d, cases[i].rows - 1, cases[i].row);
+	}
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("dataset, tools");
+	TCase *tc = tcase_create("all");
+	const TTest *const tests[] = {test_no_tools, test_large_integers, test_tool_prompt,
+	                              test_columns_of_a_file};
+
+	tcase_add_checked_fixture(tc, setup, teardown);
+	tcase_set_timeout(tc, 60);
+	for (size_t i = 0; i < ARRAY_SIZE(tests); i++)
+		tcase_add_test(tc, tests[i]);
+	suite_add_tcase(suite, tc);
+	return unit_run(suite);
+}

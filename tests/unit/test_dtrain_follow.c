@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* dtrain submit --follow and generate: why a run waits, what it wrote, and how it ended, each told once. */
+#include "dtrain_fixture.h"
+
+#include <string.h>
+
+#include "base/str.h"
+
+#define RUN "\"id\":17,\"name\":\"a\""
+#define POSTED                                                                                               \
+	{                                                                                                    \
+		"POST /v1/runs ", "{\"id\":17,\"state\":\"queued\"}"                                         \
+	}
+#define CHANGE(v)  "GET /v1/runs/17?wait=change&version=" #v " "
+#define LOG(n)     "GET /v1/runs/17/logs?rank=0&follow=1&attempt=" #n " "
+#define ONE_RANK   "\"ranks\":[{\"rank\":0,\"node\":\"n1\"}]"
+#define CALL(list) fixture_exchange(cmd_submit, "submit --follow -- true", list, ARRAY_SIZE(list))
+
+START_TEST(why_a_run_waits_is_told_when_it_changes)
+{
+	static const struct exchange list[] = {
+	    POSTED,
+	    {CHANGE(0), "{" RUN ",\"state\":\"queued\",\"version\":1,\"reason\":null}"},
+	    {CHANGE(1), "{" RUN ",\"state\":\"queued\",\"version\":2,\"reason\":\"0 of 1 slots are free\"}"},
+	    {CHANGE(2), "{" RUN ",\"state\":\"queued\",\"version\":3,\"reason\":\"0 of 1 slots are free\"}"},
+	    {CHANGE(3), "{" RUN ",\"state\":\"queued\",\"version\":4,\"reason\":\"it waits behind run 16\"}"},
+	    {CHANGE(4), "{" RUN ",\"state\":\"starting\",\"version\":5,\"attempt\":1," ONE_RANK "}"},
+	    {CHANGE(5), "{" RUN ",\"state\":\"running\",\"version\":6,\"attempt\":1," ONE_RANK "}"},
+	    {LOG(1), "one\ntwo\n"},
+	    {CHANGE(6), "{" RUN ",\"state\":\"succeeded\",\"version\":7,\"attempt\":1," ONE_RANK "}"},
+	};
+	_cleanup_(call_release) struct call call = CALL(list);
+
+	ck_assert_int_eq(call.status, 0);
+	ck_assert_str_eq(call.output, "one\ntwo\n");
+	ck_assert_str_eq(call.errors, "run 17 is submitted\n"
+	                              "dtrain: run 17 waits: 0 of 1 slots are free\n"
+	                              "dtrain: run 17 waits: it waits behind run 16\n");
+}
+END_TEST
+
+/* Its directory is missing on the node, for instance: there is a rank, but no log of it. */
+START_TEST(the_cause_is_named_where_there_is_no_log)
+{
+	_cleanup_free_ char *no_log = fixture_refusal(404, "no-such-log", "no log of run 17, rank 0");
+	const struct exchange list[] = {
+	    POSTED,
+	    {CHANGE(0), "{" RUN ",\"state\":\"failed\",\"version\":7,\"attempt\":1,\"exit_status\":126,"
+	                "\"reason\":\"node n1: /data: no such directory\"," ONE_RANK "}"},
+	    {LOG(1), no_log},
+	};
+	_cleanup_(call_release) struct call call = CALL(list);
+
+	ck_assert_int_eq(call.status, 126);
+	ck_assert_str_eq(call.errors, "run 17 is submitted\n"
+	                              "dtrain: run 17 failed: node n1: /data: no such directory\n");
+}
+END_TEST
+
+START_TEST(a_cancelled_run_ends_with_130)
+{
+	_cleanup_free_ char *no_log =
+	    fixture_refusal(404, "no-such-log", "run 17 has not started on any node");
+	const struct exchange list[] = {
+	    POSTED,
+	    {CHANGE(0), "{" RUN ",\"state\":\"running\",\"version\":3,\"attempt\":1," ONE_RANK "}"},
+	    {LOG(1), no_log},
+	    {CHANGE(3), "{" RUN ",\"state\":\"cancelled\",\"version\":5,\"attempt\":1," ONE_RANK "}"},
+	};
+	static const struct exchange queued[] = {
+	    POSTED,
+	    {CHANGE(0), "{" RUN ",\"state\":\"cancelled\",\"version\":2,\"attempt\":0,\"ranks\":[]}"},
+	};
+	_cleanup_(call_release) struct call call = CALL(list), second = CALL(queued);
+
+	ck_assert_int_eq(call.status, STATUS_CANCELLED);
+	ck_assert_str_eq(call.errors, "run 17 is submitted\ndtrain: run 17 was cancelled\n");
+	ck_assert_int_eq(second.status, STATUS_CANCELLED);
+	ck_assert_str_eq(second.errors, "run 17 is submitted\ndtrain: run 17 was cancelled\n");
+}
+END_TEST
+
+#define FAILED(rank)                                                                                         \
+	"{" RUN ",\"state\":\"failed\",\"version\":7,\"attempt\":1,\"exit_status\":3,\"reason\":"            \
+	"\"rank " #rank                                                                                      \
+	" on n1: exit status 3\",\"detail\":\"last lines of the log:\\nout of luck\"," ONE_RANK "}"
+
+START_TEST(the_last_lines_are_shown_once)
+{
+	static const struct exchange followed[] = {POSTED, {CHANGE(0), FAILED(0)}, {LOG(1), "out of luck\n"}};
+	static const struct exchange other[] = {POSTED, {CHANGE(0), FAILED(1)}, {LOG(1), "fine here\n"}};
+	static const struct exchange waited[] = {POSTED, {"GET /v1/runs/17?wait=1 ", FAILED(0)}};
+	_cleanup_(call_release) struct call first = CALL(followed), second = CALL(other);
+	_cleanup_(call_release) struct call third =
+	    fixture_exchange(cmd_submit, "submit --wait -- true", waited, ARRAY_SIZE(waited));
+
+	ck_assert_int_eq(first.status, 3);
+	ck_assert_str_eq(first.output, "out of luck\n");
+	ck_assert_str_eq(first.errors, "run 17 is submitted\n"
+	                               "dtrain: run 17 failed: rank 0 on n1: exit status 3\n");
+	ck_assert_str_eq(
+	    second.errors,
+	    "run 17 is submitted\n"
+	    "dtrain: run 17 failed: rank 1 on n1: exit status 3\nlast lines of the log:\nout of luck\n");
+	ck_assert_str_eq(
+	    third.errors,
+	    "run 17 is submitted\n"
+	    "dtrain: run 17 failed: rank 0 on n1: exit status 3\nlast lines of the log:\nout of luck\n");
+}
+END_TEST
+
+/* An attempt that found its slots taken goes back into the queue: the next one's log is read, too. */
+START_TEST(each_attempt_is_followed)
+{
+	static const struct exchange list[] = {
+	    POSTED,
+	    {CHANGE(0), "{" RUN ",\"state\":\"running\",\"version\":2,\"attempt\":1," ONE_RANK "}"},
+	    {LOG(1), "first\n"},
+	    {CHANGE(2), "{" RUN ",\"state\":\"queued\",\"version\":3,\"attempt\":1,\"ranks\":[]}"},
+	    {CHANGE(3), "{" RUN ",\"state\":\"running\",\"version\":4,\"attempt\":2," ONE_RANK "}"},
+	    {LOG(2), "second\n"},
+	    {CHANGE(4), "{" RUN ",\"state\":\"succeeded\",\"version\":5,\"attempt\":2," ONE_RANK "}"},
+	};
+	_cleanup_(call_release) struct call call = CALL(list);
+
+	ck_assert_int_eq(call.status, 0);
+	ck_assert_str_eq(call.output, "first\nsecond\n");
+}
+END_TEST
+
+START_TEST(a_lost_log_of_a_good_run_is_said)
+{
+	_cleanup_free_ char *no_log = fixture_refusal(404, "no-such-log", "no log of run 17, rank 0");
+	const struct exchange list[] = {
+	    POSTED,
+	    {CHANGE(0), "{" RUN ",\"state\":\"succeeded\",\"version\":7,\"attempt\":1," ONE_RANK "}"},
+	    {LOG(1), no_log},
+	};
+	_cleanup_(call_release) struct call call = CALL(list);
+
+	ck_assert_int_eq(call.status, 0);
+	ck_assert_str_eq(call.errors,
+	                 "run 17 is submitted\n"
+	                 "dtrain: the log could not be read to its end: no log of run 17, rank 0\n");
+}
+END_TEST
+
+START_TEST(generate_names_the_cause)
+{
+	_cleanup_free_ char *no_log = fixture_refusal(404, "no-such-log", "no log of run 17, rank 0");
+	const struct exchange list[] = {
+	    POSTED,
+	    {CHANGE(0),
+	     "{" RUN ",\"state\":\"failed\",\"version\":7,\"attempt\":1,\"exit_status\":1,"
+	     "\"reason\":\"rank 0 on n1: exit status 1\",\"detail\":\"/m: no config.json\"," ONE_RANK "}"},
+	    {LOG(1), no_log},
+	};
+	_cleanup_(call_release) struct call call =
+	    fixture_exchange(cmd_generate, "generate /m hello", list, ARRAY_SIZE(list));
+
+	ck_assert_int_eq(call.status, 1);
+	ck_assert_str_eq(call.errors,
+	                 "dtrain: run 17 failed: rank 0 on n1: exit status 1: /m: no config.json\n");
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("dtrain_follow");
+	TCase *tc = tcase_create("follow");
+
+	tcase_add_checked_fixture(tc, fixture_setup, fixture_teardown);
+	tcase_set_timeout(tc, 60);
+	tcase_add_test(tc, why_a_run_waits_is_told_when_it_changes);
+	tcase_add_test(tc, the_cause_is_named_where_there_is_no_log);
+	tcase_add_test(tc, a_cancelled_run_ends_with_130);
+	tcase_add_test(tc, the_last_lines_are_shown_once);
+	tcase_add_test(tc, each_attempt_is_followed);
+	tcase_add_test(tc, a_lost_log_of_a_good_run_is_said);
+	tcase_add_test(tc, generate_names_the_cause);
+	suite_add_tcase(suite, tc);
+	return unit_run(suite);
+}

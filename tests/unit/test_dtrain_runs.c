@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What people look at: the table of runs, the newest run of theirs, and the progress of one, on a terminal
+ * and not. */
+#include "dtrain_fixture.h"
+
+#include <string.h>
+#include <unistd.h>
+
+#include "base/str.h"
+
+#define LIST "GET /v1/runs?state=all&limit=100 "
+
+static const char many[] = "{\"runs\":["
+                           "{\"id\":1204,\"name\":\"a-name-that-is-longer-than-most\",\"user\":"
+                           "\"administrator\",\"task\":\"sft\",\"state\":"
+                           "\"failed\",\"world_size\":1024,\"nodes\":[\"n1\",\"n2\"],\"submitted\":"
+                           "1700000000,\"started\":1700000000,\"ended\":"
+                           "1700003600,\"reason\":\"rank 12 on n2: exit status 1: the reason is a long "
+                           "sentence that does not fit here\"},"
+                           "{\"id\":17,\"name\":\"g\",\"user\":\"u\",\"task\":\"generate\",\"state\":"
+                           "\"succeeded\",\"world_size\":1},"
+                           "{\"id\":9,\"name\":\"größe\",\"user\":\"u\",\"task\":\"pretrain\",\"state\":"
+                           "\"running\",\"world_size\":2,"
+                           "\"progress\":{\"step\":12,\"steps\":100,\"loss\":2.5}}]}";
+
+/* In characters. */
+static size_t width(const char *line, size_t bytes)
+{
+	size_t n = 0;
+
+	for (size_t i = 0; i < bytes; i++)
+		n += (line[i] & 0xc0) != 0x80;
+	return n;
+}
+
+START_TEST(the_table_fits_80_columns)
+{
+	static const struct exchange list[] = {{LIST, many}};
+	_cleanup_(call_release) struct call call = fixture_exchange(cmd_runs, "runs", list, 1);
+
+	ck_assert_str_eq(call.output,
+	                 "RUN   NAME                USER        STATE    SIZE  TIME   PROGRESS\n"
+	                 "1204  a-name-that-is-lo…  administr…  failed   1024  1h00m  rank 12 on n2: exit…\n"
+	                 "9     größe               u           running  2     -      12/100, loss 2.5000\n");
+	for (const char *line = call.output; *line; line += strcspn(line, "\n") + 1)
+		ck_assert_uint_le(width(line, strcspn(line, "\n")), 80);
+}
+END_TEST
+
+START_TEST(all_are_listed_with_all)
+{
+	static const struct exchange list[] = {{"GET /v1/runs?state=all&limit=1000 ", many}};
+	_cleanup_(call_release) struct call call = fixture_exchange(cmd_runs, "runs --all", list, 1);
+
+	ck_assert_ptr_nonnull(strstr(call.output, "\n17    g "));
+}
+END_TEST
+
+/* {"runs":[...]}: so many runs of generate, the newest with number `id`; `more` follows them. */
+static char *generated(int64_t id, size_t count, const char *more)
+{
+	struct strbuf b = {0};
+
+	strbuf_adds(&b, "{\"runs\":[");
+	for (size_t i = 0; i < count; i++)
+		strbuf_addf(&b, "%s{\"id\":%lld,\"uid\":%d,\"task\":\"generate\"}", i ? "," : "",
+		            (long long)(id - (int64_t)i), (int)geteuid());
+	strbuf_addf(&b, "%s]}", more);
+	return strbuf_steal(&b);
+}
+
+/* As many as were asked for, however many of generate there are between them, and few requests for them. */
+START_TEST(the_limit_counts_what_is_shown)
+{
+	_cleanup_free_ char *first = generated(1204, 99, ",{\"id\":1105,\"task\":\"sft\"}");
+	_cleanup_free_ char *second = generated(1104, 998,
+	                                        ",{\"id\":106,\"task\":\"sft\"},"
+	                                        "{\"id\":105,\"task\":\"sft\"}");
+	const struct exchange list[] = {
+	    {"GET /v1/runs?state=all&limit=100 ", first},
+	    {"GET /v1/runs?state=all&limit=1000&before=1105 ", second},
+	};
+	_cleanup_(call_release) struct call call = fixture_exchange(cmd_runs, "runs -n 2", list, 2);
+
+	ck_assert_ptr_nonnull(strstr(call.output, "\n1105 "));
+	ck_assert_ptr_nonnull(strstr(call.output, "\n106 "));
+	ck_assert_ptr_null(strstr(call.output, "\n105 "));
+	ck_assert_ptr_null(strstr(call.output, "\n1104 "));
+}
+END_TEST
+
+/* A short page is the last; one request is enough. */
+START_TEST(a_limit_is_kept_within_a_page)
+{
+	static const struct exchange list[] = {
+	    {"GET /v1/runs?state=all&limit=100 ",
+	     "{\"runs\":[{\"id\":5,\"task\":\"sft\"},{\"id\":4,\"task\":\"sft\"}]}"}};
+	_cleanup_(call_release) struct call call = fixture_exchange(cmd_runs, "runs -n 1", list, 1);
+
+	ck_assert_ptr_nonnull(strstr(call.output, "\n5 "));
+	ck_assert_ptr_null(strstr(call.output, "\n4 "));
+}
+END_TEST
+
+START_TEST(the_newest_is_looked_for_in_large_pages)
+{
+	_cleanup_free_ char *first = generated(1200, 100, "");
+	_cleanup_free_ char *mine = str_printf(",{\"id\":101,\"uid\":%d,\"task\":\"sft\"}", (int)geteuid());
+	_cleanup_free_ char *second = generated(1100, 999, mine);
+	const struct exchange list[] = {
+	    {"GET /v1/runs?state=all&limit=100&before=0 ", first},
+	    {"GET /v1/runs?state=all&limit=1000&before=1101 ", second},
+	    {"GET /v1/runs/101 ", "{\"id\":101,\"state\":\"queued\"}"},
+	};
+	_cleanup_(call_release) struct call call = fixture_exchange(cmd_show, "show", list, 3);
+
+	ck_assert_int_eq(call.status, 0);
+}
+END_TEST
+
+static struct call list_on_terminal(int columns)
+{
+	_cleanup_free_ char *answer = fixture_answer(many);
+	const struct fake_step steps[] = {{LIST, NULL, answer, 0}};
+	struct fake_service *fake = fake_service_start(fixture_socket(), steps, 1);
+	struct call call = fixture_terminal(cmd_runs, "runs", columns);
+
+	fake_service_stop(fake);
+	unlink(fixture_socket());
+	return call;
+}
+
+START_TEST(states_have_colours_on_a_terminal)
+{
+	_cleanup_(call_release) struct call colored = {0}, plain = {0}, wide = {0};
+
+	setenv("TERM", "xterm", 1);
+	unsetenv("NO_COLOR");
+	colored = list_on_terminal(80);
+	ck_assert_ptr_nonnull(strstr(colored.output, "\033[31mfailed\033[0m"));
+	ck_assert_ptr_nonnull(strstr(colored.output, "\033[32mrunning\033[0m"));
+	setenv("NO_COLOR", "1", 1);
+	plain = list_on_terminal(80);
+	ck_assert_ptr_null(strchr(plain.output, '\033'));
+	wide = list_on_terminal(200);
+	ck_assert_ptr_nonnull(strstr(wide.output, "SUBMITTED"));
+	ck_assert_ptr_nonnull(strstr(wide.output, "a long sentence that does not fit here\r\n"));
+}
+END_TEST
+
+START_TEST(without_a_number_it_is_the_newest_of_mine)
+{
+	_cleanup_free_ char *runs =
+	    str_printf("{\"runs\":[{\"id\":30,\"uid\":%d,\"task\":\"sft\"},{\"id\":29,\"uid\":%d,"
+	               "\"task\":\"generate\"},{\"id\":17,\"uid\":%d,\"task\":\"command\"}]}",
+	               (int)geteuid() + 1, (int)geteuid(), (int)geteuid());
+	const struct exchange show[] = {{"GET /v1/runs?state=all&limit=100&before=0 ", runs},
+	                                {"GET /v1/runs/17 ", "{\"id\":17,\"state\":\"queued\"}"}};
+	const struct exchange logs[] = {show[0], {"GET /v1/runs/17/logs?rank=0&tail=3 ", "one\n"}};
+	const struct exchange watch[] = {show[0],
+	                                 {"GET /v1/runs/17 ", "{\"id\":17,\"state\":\"succeeded\"}"}};
+	static const struct exchange none[] = {
+	    {"GET /v1/runs?state=all&limit=100&before=0 ", "{\"runs\":[]}"}};
+	_cleanup_(call_release) struct call shown = fixture_exchange(cmd_show, "show", show, 2);
+	_cleanup_(call_release) struct call logged = fixture_exchange(cmd_logs, "logs --tail 3", logs, 2);
+	_cleanup_(call_release) struct call watched = fixture_exchange(cmd_watch, "watch", watch, 2);
+	_cleanup_(call_release) struct call failed = fixture_exchange(cmd_show, "show", none, 1);
+
+	ck_assert_ptr_nonnull(strstr(shown.output, "17\n"));
+	ck_assert_str_eq(logged.output, "one\n");
+	ck_assert_str_eq(logged.errors, "dtrain: run 17, the newest of yours\n");
+	ck_assert_str_eq(watched.output, "run 17 (?): succeeded\n");
+	ck_assert_int_eq(failed.status, STATUS_USAGE);
+	ck_assert_str_eq(failed.errors,
+	                 "dtrain: no run of yours: name one by its number; \"dtrain runs\" lists them\n");
+}
+END_TEST
+
+#define RUNNING                                                                                              \
+	"{\"id\":17,\"name\":\"a\",\"task\":\"sft\",\"state\":\"running\",\"version\":2,\"attempt\":1}"
+#define ENDED(state, more)                                                                                   \
+	"{\"id\":17,\"name\":\"a\",\"task\":\"sft\",\"state\":\"" state "\",\"version\":3,\"started\":1000," \
+	"\"ended\":1190,\"directory\":\"/home/u\",\"output\":\"saves/a\"" more "}"
+
+START_TEST(a_watch_ends_with_what_came_out)
+{
+	static const struct exchange good[] = {
+	    {"GET /v1/runs/17 ", RUNNING},
+	    {"GET /v1/runs/17/metrics?follow=1 ",
+	     "{\"step\":1,\"steps\":2,\"loss\":2.5}\n{\"step\":2,\"steps\":2,\"loss\":"
+	     "1.25}\n"},
+	    {"GET /v1/runs/17?wait=change&version=2 ", ENDED("succeeded", "")},
+	};
+	static const struct exchange bad[] = {
+	    {"GET /v1/runs/17 ", ENDED("failed", ",\"exit_status\":7,\"reason\":\"rank 0 "
+	                                         "on n1: exit status 7\"")}};
+	_cleanup_(call_release) struct call call =
+	    fixture_exchange(cmd_watch, "watch 17", good, ARRAY_SIZE(good));
+	_cleanup_(call_release) struct call failed = fixture_exchange(cmd_watch, "watch 17", bad, 1);
+
+	ck_assert_int_eq(call.status, 0);
+	ck_assert_str_eq(call.output,
+	                 "run 17 (a): running\nstep 1/2  loss 2.5000\nstep 2/2  loss 1.2500\n"
+	                 "run 17 (a): succeeded after 3m10s, loss 1.2500, the model is in /home/u/saves/a\n");
+	ck_assert_int_eq(failed.status, 7);
+	ck_assert_str_eq(failed.output,
+	                 "run 17 (a): failed after 3m10s, checkpoints, if any, are in /home/u/saves/a\n");
+	ck_assert_str_eq(failed.errors, "dtrain: run 17 failed: rank 0 on n1: exit status 7\n");
+}
+END_TEST
+
+/* The service is started again in the middle: its message stands on a line of its own, the bar goes on below
+ * it. */
+START_TEST(the_bar_keeps_its_width)
+{
+	static const char first[] = "{\"step\":1,\"steps\":1000,\"loss\":2.5}\n",
+	                  both[] = "{\"step\":1,\"steps\":1000,\"loss\":2.5}\n"
+	                           "{\"step\":999,\"steps\":1000,\"loss\":0.25,\"tokens_per_second\":1234567,"
+	                           "\"eta_seconds\":100000}\n";
+	_cleanup_free_ char *run = fixture_answer(RUNNING), *end = fixture_answer(ENDED("succeeded", ""));
+	_cleanup_free_ char *broken = str_printf("HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n%s", first);
+	_cleanup_free_ char *whole = fixture_answer(both);
+	const struct fake_step steps[] = {
+	    {"GET /v1/runs/17 ", NULL, run, 0},
+	    {"GET /v1/runs/17/metrics?follow=1 ", NULL, broken, 1},
+	    {"GET /v1/runs/17/metrics?follow=1 ", NULL, whole, 0},
+	    {"GET /v1/runs/17?wait=change&version=2 ", NULL, end, 0},
+	};
+	struct fake_service *fake = fake_service_start(fixture_socket(), steps, ARRAY_SIZE(steps));
+	_cleanup_(call_release) struct call call = fixture_terminal(cmd_watch, "watch 17", 80);
+	_cleanup_free_ char *message = str_printf("\r\033[Kdtrain: dtraind at %s", fixture_socket());
+	const char *bar;
+	int bars = 0;
+
+	fake_service_stop(fake);
+	ck_assert_int_eq(call.status, 0);
+	for (bar = call.output; (bar = strstr(bar, "run 17  ")); bar++, bars++) {
+		const char *from = bar + strlen("run 17  ");
+		size_t cells = 0, line = strcspn(bar, "\r\n");
+
+		for (; str_starts(from, "█") || str_starts(from, "░"); from += 3)
+			cells++;
+		ck_assert_uint_eq(cells, 20);
+		ck_assert_uint_lt(width(bar, line), 80);
+	}
+	ck_assert_int_ge(bars, 2);
+	ck_assert_ptr_nonnull(strstr(call.output, "     1/1000   0%  loss 2.5000"));
+	ck_assert_ptr_nonnull(strstr(call.output, "   999/1000 100%  loss 0.2500  1235k tokens/s"));
+	ck_assert_msg(strstr(call.output, message), "%s", call.output);
+	ck_assert_msg(str_ends(call.output,
+	                       "\r\033[Krun 17 (a): succeeded after 3m10s, loss 0.2500, the model is in "
+	                       "/home/u/saves/a\r\n"),
+	              "%s", call.output);
+}
+END_TEST
+
+START_TEST(an_interrupt_ends_the_watching_alone)
+{
+	static const struct exchange watch[] = {{"GET /v1/runs/17 ", RUNNING},
+	                                        {"GET /v1/runs/17/metrics?follow=1 ", ""}};
+	static const struct exchange logs[] = {{"GET /v1/runs/17/logs?rank=0&follow=1 ", ""}};
+	static const struct exchange submit[] = {{"POST /v1/runs ", "{\"id\":17,\"state\":\"queued\"}"},
+	                                         {"GET /v1/runs/17?wait=change&version=0 ", ""}};
+	static const char words[] = "\r\ndtrain: run 17 goes on; \"dtrain cancel 17\" ends it\r\n";
+	const struct {
+		command_fn command;
+		const char *line;
+		const struct exchange *list;
+		size_t count;
+	} calls[] = {{cmd_watch, "watch 17", watch, 2},
+	             {cmd_logs, "logs -f 17", logs, 1},
+	             {cmd_submit, "submit --follow -- true", submit, 2}};
+
+	for (size_t i = 0; i < ARRAY_SIZE(calls); i++) {
+		_cleanup_(call_release) struct call call =
+		    fixture_interrupt(calls[i].command, calls[i].line, calls[i].list, calls[i].count);
+
+		unlink(fixture_socket());
+		ck_assert_int_eq(call.status, STATUS_CANCELLED);
+		ck_assert_msg(str_ends(call.output, words), "%s", call.output);
+	}
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("dtrain_runs");
+	TCase *tc = tcase_create("runs");
+
+	tcase_add_checked_fixture(tc, fixture_setup, fixture_teardown);
+	tcase_set_timeout(tc, 120);
+	tcase_add_test(tc, the_table_fits_80_columns);
+	tcase_add_test(tc, all_are_listed_with_all);
+	tcase_add_test(tc, the_limit_counts_what_is_shown);
+	tcase_add_test(tc, a_limit_is_kept_within_a_page);
+	tcase_add_test(tc, the_newest_is_looked_for_in_large_pages);
+	tcase_add_test(tc, states_have_colours_on_a_terminal);
+	tcase_add_test(tc, without_a_number_it_is_the_newest_of_mine);
+	tcase_add_test(tc, a_watch_ends_with_what_came_out);
+	tcase_add_test(tc, the_bar_keeps_its_width);
+	tcase_add_test(tc, an_interrupt_ends_the_watching_alone);
+	suite_add_tcase(suite, tc);
+	return unit_run(suite);
+}

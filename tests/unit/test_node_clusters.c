@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a node knows of clusters, over a restart of its service and over damaged files. */
+#include "node/clusters.h"
+#include "unit.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/str.h"
+
+struct place {
+	char *dir, *state, *logs;
+	struct clusters *clusters;
+};
+
+static struct place place; /* Check's fixtures have no other place */
+
+static void restart(void)
+{
+	struct error err = ERROR_INIT;
+
+	clusters_close(place.clusters);
+	place.clusters = NULL;
+	ck_ok(clusters_open(place.state, place.logs, &place.clusters, &err), &err);
+}
+
+static void setup(void)
+{
+	memset(&place, 0, sizeof place);
+	place.dir = unit_tmpdir();
+	place.state = str_path_join(place.dir, "state");
+	place.logs = str_path_join(place.dir, "log");
+	restart();
+}
+
+static void teardown(void)
+{
+	clusters_close(place.clusters);
+	file_remove_tree(place.dir, NULL);
+	free(place.dir);
+	free(place.state);
+	free(place.logs);
+}
+
+static void learn(int epoch, int highest)
+{
+	struct error err = ERROR_INIT;
+
+	ck_ok(clusters_learn(place.clusters, "a1", epoch, highest, &err), &err);
+}
+
+static void check_known(int epoch, int highest)
+{
+	_cleanup_json_ json_t *known = clusters_to_json(place.clusters);
+	struct error err = ERROR_INIT;
+
+	ck_assert_int_eq(json_get_int(known, "highest_run", 0), highest);
+	ck_ok(clusters_check(place.clusters, "a1", epoch, &err), &err);
+	ck_assert_int_eq(clusters_check(place.clusters, "a1", epoch - 1, &err), epoch ? -ESTALE : 0);
+}
+
+static char *state_path(const char *name)
+{
+	return str_path_join(place.state, name);
+}
+
+static void damage(const char *name, const char *text)
+{
+	_cleanup_free_ char *path = state_path(name);
+	struct error err = ERROR_INIT;
+
+	ck_ok(file_write_atomic(path, text, strlen(text), 0644, &err), &err);
+}
+
+/* As a crash of the machine may leave the files. */
+START_TEST(damaged_files_are_as_missing_ones)
+{
+	static const char *const texts[] = {"", "{\"clu", "[]", "\xff",
+	                                    "{\"clusters\":[7,{},{\"id\":\"\"}]}"};
+
+	for (size_t i = 0; i < ARRAY_SIZE(texts); i++) {
+		_cleanup_json_ json_t *known = NULL;
+		int epoch = 10 + (int)i, run = 60 + (int)i;
+
+		learn(epoch, run);
+		damage("clusters.json", texts[i]);
+		restart();
+		known = clusters_to_json(place.clusters);
+		ck_assert_uint_eq(json_array_size(json_object_get(known, "clusters")), 0);
+		check_known(0, run);
+		learn(epoch, run);
+		damage("highest_run", texts[i]);
+		restart();
+		check_known(epoch, run);
+		damage("clusters.json", texts[i]);
+		restart();
+		check_known(0, 0);
+		learn(epoch, run);
+		restart();
+		check_known(epoch, run);
+	}
+}
+END_TEST
+
+/* What is synced is not put at risk by each new run: that file stays as it is. */
+START_TEST(a_new_run_does_not_rewrite_the_epochs)
+{
+	_cleanup_free_ char *path = state_path("clusters.json");
+	struct stat before, after;
+
+	learn(4, 57);
+	ck_assert_int_eq(stat(path, &before), 0);
+	learn(4, 58);
+	ck_assert_int_eq(stat(path, &after), 0);
+	ck_assert_uint_eq(before.st_ino, after.st_ino);
+	ck_assert_int_eq(before.st_mtim.tv_sec, after.st_mtim.tv_sec);
+	ck_assert_int_eq(before.st_mtim.tv_nsec, after.st_mtim.tv_nsec);
+	restart();
+	check_known(4, 58);
+	learn(5, 58);
+	restart();
+	check_known(5, 58);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("clusters of a node");
+	TCase *tc = tcase_create("clusters");
+
+	tcase_add_checked_fixture(tc, setup, teardown);
+	tcase_add_test(tc, damaged_files_are_as_missing_ones);
+	tcase_add_test(tc, a_new_run_does_not_rewrite_the_epochs);
+	suite_add_tcase(suite, tc);
+	return unit_run(suite);
+}

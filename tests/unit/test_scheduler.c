@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The scheduler as a table: nodes and a queue in words, and what is to come of them. */
+#include <string.h>
+
+#include "base/str.h"
+#include "cluster/scheduler.h"
+#include "unit.h"
+
+/* One case of the scheduler in words. nodes: "n1:UUTD" (U free, T taken, D drained; none: never heard of),
+ * "*" before it: GPUs, "-": down, "~": drained, "?": awaited. queue: "ID:NODESxSLOTS", SLOTS may be all, with
+ * "/gpu" or "/cpu" for a kind and "@host,host" for a restriction. want: "ID=n1[0,1]+n2[0]" or "ID?part of the
+ * reason". */
+struct sched_case {
+	const char *nodes, *queue, *want;
+};
+
+static const struct sched_case sched_cases[] = {
+    {"a:U", "1:1x1", "1=a[0]"},
+    {"a:UU b:UU", "1:2x2", "1=a[0,1]+b[0,1]"},
+    {"a:UU b:UU", "1:2x1 2:2x1 3:2x1",
+     "1=a[0]+b[0] 2=a[1]+b[1] 3?waits for 2 nodes with 1 free CPU slot: 0 now"},
+    /* A gang gets all its slots or none. */
+    {"a:U b:T", "1:2x1", "1?waits for 2 nodes with 1 free CPU slot: 1 now"},
+    /* First come, first served: the small one does not slip past the large one. */
+    {"a:UT", "1:1x2 2:1x1", "1?waits for 1 node with 2 free CPU slots: 0 now 2?waits behind run 1"},
+    /* But one that cannot use the same nodes does not wait for it. */
+    {"a:UT b:U", "1:1x2 2:1x1", "1?waits for 1 node with 2 free 2=b[0]"},
+    {"a:TT b:U", "1:1x2@a 2:1x1@b", "1?waits for 1 node 2=b[0]"},
+    /* What the cluster never has holds nobody up. */
+    {"a:U b:U", "1:4x1 2:1x1", "1?asks for 4 nodes; the cluster has 2 nodes 2=a[0]"},
+    {"a:UUUU b:UU", "1:1x8", "1?asks for 8 CPU slots on a node; the largest has 4 slots"},
+    {"a:UUUU b:UU", "1:2x4", "1?asks for 2 nodes with 4 CPU slots each; the cluster has 1 node with so many"},
+    {"a:U b:U", "1:1x1@c", "1?asks for host c, which is not in the cluster"},
+    {"a:U b:U", "1:2x1@a", "1?asks for 2 nodes, but names 1 host"},
+    {"a:U -b:U", "1:2x1 2:1x1", "1?waits for node b, which is down 2=a[0]"},
+    {"a:U ~b:U", "1:2x1 2:1x1", "1?waits for node b, which is drained 2=a[0]"},
+    {"-a: b:U", "1:2x1", "1?waits for node a, which is down"},
+    {"-a:U ~b:U", "1:1x1", "1?which is drained"},
+    /* The fullest node that fits; names in any case. */
+    {"a:UUUU b:UTTT", "1:1x1 2:1x4", "1=b[0] 2=a[0,1,2,3]"},
+    {"a:U b:U", "1:1x1@B", "1=b[0]"},
+    {"a:TUTU", "1:1x2", "1=a[1,3]"},
+    {"", "1:1x1", "1?asks for 1 node; the cluster has 0 nodes"},
+    /* A drained slot is not given away, and holds up nobody but who needs it. */
+    {"a:DU", "1:1x1", "1=a[1]"},
+    {"a:UUUD b:UU", "1:1x4 2:1x3", "1?waits for node a, of whose 4 slots 1 is drained 2=a[0,1,2]"},
+    {"a:DDU", "1:1x3", "1?waits for node a, of whose 3 slots 2 are drained"},
+    /* GPUs where there are any, even if the CPU nodes fit better, come first and are free. */
+    {"a:U *b:UU", "1:1x1", "1=b[0]"},
+    {"a:UU *b:UU *c:UU", "1:2x2", "1=b[0,1]+c[0,1]"},
+    {"a:UU *b:TU", "1:1x2 2:1x1", "1?waits for 1 node with 2 free GPU slots: 0 now 2?waits behind run 1"},
+    {"a:UU *b:UD", "1:1x2", "1?waits for node b, of whose 2 slots 1 is drained"},
+    {"a:UU -*b:UU", "1:1x2", "1?waits for node b, which is down"},
+    {"a:UU ~*b:UU", "1:1x2", "1?waits for node b, which is drained"},
+    /* CPU slots where the GPUs could never hold it; never both in one run. */
+    {"a:UU b:UU *c:UU", "1:2x2", "1=a[0,1]+b[0,1]"},
+    {"a:UUUU *b:UU", "1:1x4", "1=a[0,1,2,3]"},
+    {"a:U *b:U", "1:2x1 2:1x1",
+     "1?asks for 2 nodes with 1 slot of one kind each; the cluster has 1 node with so many 2=b[0]"},
+    {"a:UUUU *b:UU", "1:1x8", "1?asks for 8 slots of one kind on a node; the largest has 4 slots"},
+    {"a:UU *b:UU", "1:1x2@a", "1=a[0,1]"},
+    /* The kind that it asks for. */
+    {"a:U *b:U", "1:1x1/cpu 2:1x1/gpu 3:1x1/cpu",
+     "1=a[0] 2=b[0] 3?waits for 1 node with 1 free CPU slot: 0 now"},
+    {"a:UUUU *b:UU", "1:1x4/gpu", "1?asks for 4 GPU slots on a node; the largest has 2 slots"},
+    {"a:UU b:UU *c:UU", "1:2x2/gpu",
+     "1?asks for 2 nodes with 2 GPU slots each; the cluster has 1 node with so many"},
+    {"a:UU b:UU", "1:1x1/gpu", "1?asks for GPU slots; the cluster has none"},
+    {"a:UU *b:UU", "1:1x1/gpu@a", "1?asks for GPU slots; none of the hosts that it names has any"},
+    {"*a:UU", "1:1x1/cpu", "1?asks for CPU slots; the cluster has none"},
+    /* A wait for GPUs holds up nobody who wants CPU slots. */
+    {"a:U *b:T", "1:1x1/gpu 2:1x1/cpu", "1?waits for 1 node 2=a[0]"},
+    /* Nodes that have not reported yet may have GPUs; those that did not in time have none. */
+    {"a:UU ?b:", "1:1x2", "1?waits to hear from node b, which may have GPUs"},
+    {"a:UU ?b:", "1:1x2/cpu", "1=a[0,1]"},
+    {"a:UU -b:", "1:1x2", "1=a[0,1]"},
+    {"*a:UU ?b:", "1:1x2", "1=a[0,1]"},
+    {"a:UU ?b:", "1:1x2@a", "1=a[0,1]"},
+    {"a:UU c:UU *d:UU ?b:", "1:2x2", "1?waits to hear from node b"},
+    {"a:UU c:UU ?b:", "1:2x2", "1=a[0,1]+c[0,1]"},
+    {"*a:UU -b:", "1:2x2", "1?waits for node b, which is down"},
+    /* Every slot: the most that so many nodes have in common. */
+    {"a:UU b:UUUU c:UU", "1:1xall 2:2xall", "1=b[0,1,2,3] 2=a[0,1]+c[0,1]"},
+    {"a:UU *b:UUU *c:UUU *d:UU", "1:2xall", "1=b[0,1,2]+c[0,1,2]"},
+    {"a:UUUU b:UUUU *c:UU", "1:2xall 2:1xall", "1=a[0,1,2,3]+b[0,1,2,3] 2=c[0,1]"},
+    {"a:UUUU *c:UU", "1:1xall/cpu", "1=a[0,1,2,3]"},
+    {"a:UUT b:UU", "1:1xall 2:1x1", "1?waits for 1 node with all 3 CPU slots free: 0 now 2=b[0]"},
+    {"a:UUD b:UU", "1:1xall", "1?waits for node a, of whose 3 slots 1 is drained"},
+    {"a:UUU b:UU", "1:2xall",
+     "1?asks for all CPU slots of 2 nodes; the cluster has no 2 nodes with equally many"},
+    {"a:UUU *b:UU", "1:2xall", "1?asks for all slots of one kind of 2 nodes; the cluster has no 2 nodes"},
+    {"*a:UUU -b:", "1:2xall", "1?waits for node b, which is down"},
+    {"-a: -b:", "1:2xall", "1?waits for node b, which is down"},
+    {"a:UU b:UU -c:UUUU", "1:1xall", "1?waits for node c, which is down"},
+};
+
+static size_t parse_nodes(const char *text, struct sched_node *nodes, char *copy)
+{
+	char *save, *word;
+	size_t n = 0;
+
+	strcpy(copy, text);
+	for (word = strtok_r(copy, " ", &save); word; word = strtok_r(NULL, " ", &save)) {
+		char *slots = strchr(word, ':'), *name = word + strspn(word, "-~?*");
+		bool gpu = memchr(word, '*', name - word), awaited = memchr(word, '?', name - word);
+
+		*slots++ = '\0';
+		nodes[n] = (struct sched_node){.name = name,
+		                               .up = !awaited && !memchr(word, '-', name - word),
+		                               .drained = memchr(word, '~', name - word),
+		                               .kind = !*slots ? SLOT_ANY
+		                                       : gpu   ? SLOT_GPU
+		                                               : SLOT_CPU,
+		                               .awaited = awaited,
+		                               .slots = strlen(slots),
+		                               .taken = calloc(strlen(slots) + 1, sizeof(bool))};
+		for (size_t i = 0; slots[i]; i++) {
+			nodes[n].taken[i] = slots[i] != 'U';
+			nodes[n].broken += slots[i] == 'D';
+		}
+		n++;
+	}
+	return n;
+}
+
+static size_t parse_queue(const char *text, struct sched_run *queue, char *copy, char *hosts[][4])
+{
+	char *save, *word, *inner;
+	size_t n = 0;
+
+	strcpy(copy, text);
+	for (word = strtok_r(copy, " ", &save); word; word = strtok_r(NULL, " ", &save)) {
+		long long id, nodes, slots = 0;
+		char *at = strchr(word, '@'), *kind = strchr(word, '/');
+		size_t h = 0;
+
+		ck_assert_int_eq(sscanf(word, "%lld:%lldx%lld", &id, &nodes, &slots),
+		                 strstr(word, "xall") ? 2 : 3);
+		queue[n] = (struct sched_run){.id = id, .nodes = nodes, .per_node = slots};
+		if (kind)
+			queue[n].kind = kind[1] == 'g' ? SLOT_GPU : SLOT_CPU;
+		for (char *p = at ? strtok_r(at + 1, ",", &inner) : NULL; p; p = strtok_r(NULL, ",", &inner))
+			hosts[n][h++] = p;
+		hosts[n][h] = NULL;
+		queue[n].hosts = at ? hosts[n] : NULL;
+		n++;
+	}
+	return n;
+}
+
+static void describe(const struct sched_run *r, const struct sched_node *nodes, struct strbuf *b)
+{
+	strbuf_addf(b, "%lld", (long long)r->id);
+	if (!r->placed) {
+		strbuf_addf(b, "?%s", r->reason);
+		return;
+	}
+	for (int64_t i = 0; i < r->nodes; i++) {
+		strbuf_addf(b, "%s%s[", i ? "+" : "=", nodes[r->chosen[i]].name);
+		for (int64_t k = 0; k < r->per_node; k++)
+			strbuf_addf(b, "%s%d", k ? "," : "", r->slots[i * r->per_node + k]);
+		strbuf_addc(b, ']');
+	}
+}
+
+/* What waits though nothing is up could run; what the cluster is too small for could not. */
+START_TEST(impossible_runs)
+{
+	static const struct {
+		const char *nodes, *run, *reason;
+	} cases[] = {
+	    {"a:U b:U", "1:2x1", NULL},
+	    {"-a:U b:T", "1:2x1", NULL},
+	    {"a:U -b:", "1:2x8",
+	     "asks for 2 nodes with 8 CPU slots each; the cluster has 1 node with so many"},
+	    {"-a: -b:", "1:2x8", NULL}, /* never heard of: nobody knows */
+	    {"a:UU b:U", "1:3x1", "asks for 3 nodes; the cluster has 2 nodes"},
+	    {"a:U b:U", "1:1x1@c", "asks for host c, which is not in the cluster"},
+	    {"a:U -*b:T", "1:1x1/gpu", NULL},
+	    {"a:U -b:", "1:1x1/gpu", NULL},
+	    {"a:U ?b:", "1:1x1", NULL},
+	    {"a:U b:U", "1:1x1/gpu", "asks for GPU slots; the cluster has none"},
+	    {"-a:UU -b:", "1:2xall", NULL},
+	    {"a:UU b:U", "1:2xall",
+	     "asks for all CPU slots of 2 nodes; the cluster has no 2 nodes with equally many; give a "
+	     "number for each, or name hosts"},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		char node_text[100], run_text[100], *hosts[1][4];
+		struct sched_node nodes[4];
+		struct sched_run r;
+		size_t n = parse_nodes(cases[i].nodes, nodes, node_text);
+
+		parse_queue(cases[i].run, &r, run_text, hosts);
+		ck_assert_int_eq(schedule_possible(nodes, n, &r), !cases[i].reason);
+		ck_assert_str_eq(r.reason, cases[i].reason ? cases[i].reason : "");
+		while (n > 0)
+			free(nodes[--n].taken);
+	}
+}
+END_TEST
+
+/* Each wanted piece, "ID=…" or "ID?…", has to stand in the result's piece of the same run. */
+static void compare(const struct sched_case *c, const struct sched_run *r, const struct sched_node *nodes)
+{
+	_cleanup_strbuf_ struct strbuf got = {0};
+	char id[32];
+	const char *want, *end;
+	size_t len;
+
+	describe(r, nodes, &got);
+	snprintf(id, sizeof(id), "%lld%c", (long long)r->id, r->placed ? '=' : '?');
+	want = strstr(c->want, id);
+	ck_assert_msg(want, "%s | %s: got %s, want %s", c->nodes, c->queue, got.data, c->want);
+	snprintf(id, sizeof(id), " %lld", (long long)r->id + 1);
+	for (end = want; (end = strstr(end, id)); end++)
+		if (end[strlen(id)] == '=' || end[strlen(id)] == '?')
+			break;
+	len = end ? (size_t)(end - want) : strlen(want);
+	if (r->placed)
+		ck_assert_msg(strlen(got.data) == len && memcmp(got.data, want, len) == 0,
+		              "%s | %s: got %s, want %s", c->nodes, c->queue, got.data, c->want);
+	else
+		ck_assert_msg(memmem(got.data, got.len, want + 2, len - 2), "%s | %s: got %s, want %s",
+		              c->nodes, c->queue, got.data, c->want);
+}
+
+START_TEST(scheduler_table)
+{
+	const struct sched_case *c = &sched_cases[_i];
+	char nodes_text[256], queue_text[256], *hosts[8][4];
+	struct sched_node nodes[8];
+	struct sched_run queue[8];
+	struct error err = ERROR_INIT;
+	size_t n = parse_nodes(c->nodes, nodes, nodes_text),
+	       q = parse_queue(c->queue, queue, queue_text, hosts);
+
+	ck_ok(schedule(nodes, n, queue, q, &err), &err);
+	for (size_t i = 0; i < q; i++) {
+		compare(c, &queue[i], nodes);
+		free(queue[i].chosen);
+		free(queue[i].slots);
+	}
+	for (size_t i = 0; i < n; i++)
+		free(nodes[i].taken);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("scheduler");
+	TCase *c = tcase_create("scheduler");
+
+	tcase_add_loop_test(c, scheduler_table, 0, ARRAY_SIZE(sched_cases));
+	tcase_add_test(c, impossible_runs);
+	suite_add_tcase(s, c);
+	return unit_run(s);
+}
