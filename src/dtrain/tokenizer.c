@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* dtrain tokenizer train|encode|decode: works where it stands, without a service. */
-#include "engine/data/tokenizer.h"
+#include "engine/tokenizer/tokenizer.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -12,7 +12,7 @@
 
 #include "base/log.h"
 #include "base/str.h"
-#include "dtraind/routes.h"
+#include "dtraind/routes/routes.h"
 
 enum {
 	SLICE_PAGES = 256,     /* 1 MiB a turn */

@@ -18,10 +18,10 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/str.h"
-#include "dtraind/controller.h"
-#include "dtraind/link.h"
+#include "controller/controller.h"
+#include "dtraind/heartbeat.h"
 #include "dtraind/lock.h"
-#include "dtraind/logs.h"
+#include "dtraind/log_streams.h"
 #include "dtraind/shutdown.h"
 
 enum { MAX_BODY = 64 << 10 }; /* where the table of routes says nothing else */

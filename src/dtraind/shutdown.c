@@ -9,10 +9,10 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "dtraind/controller.h"
-#include "dtraind/link.h"
+#include "controller/controller.h"
+#include "dtraind/heartbeat.h"
 #include "dtraind/lock.h"
-#include "dtraind/routes.h"
+#include "dtraind/routes/routes.h"
 #include "http/local.h"
 
 enum { LOOK_USEC = 20000, BUS_TIMEOUT_USEC = 5 * 1000 * 1000 };

@@ -19,9 +19,9 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/str.h"
-#include "node/cgroup.h"
-#include "node/launch.h"
-#include "node/processes.h"
+#include "node/launch/cgroup.h"
+#include "node/launch/launch.h"
+#include "node/launch/processes.h"
 #include "node/started.h"
 
 /* Between two looks for what a killed launcher left behind. */

@@ -15,7 +15,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/str.h"
-#include "node/preflight.h"
+#include "node/launch/preflight.h"
 
 struct preflight_call {
 	void (*done)(void *context, const struct run_user *user, const struct error *err);

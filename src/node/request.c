@@ -7,8 +7,8 @@
 
 #include "base/json.h"
 #include "base/str.h"
-#include "node/affinity.h"
 #include "node/clusters.h"
+#include "node/gpu/affinity.h"
 
 static const char DEFAULT_PATH[] = "/usr/local/bin:/usr/bin:/bin";
 
@@ -232,7 +232,7 @@ static void set_base(json_t *env, const struct request *q, const struct request_
 }
 
 /* The name of a GPU for CUDA. By its number, which every program can read, unless numbers may mislead. */
-static void add_gpu_name(struct strbuf *b, const struct devices *devices, const struct device *d)
+static void add_gpu_name(struct strbuf *b, const struct devices *devices, const struct node_device *d)
 {
 	strbuf_adds(b, b->len ? "," : "");
 	if (devices->by_uuid)
@@ -247,7 +247,7 @@ static void add_gpu_name(struct strbuf *b, const struct devices *devices, const 
 static void set_devices(json_t *env, const struct request *q, const struct request_place *place,
                         const struct request_rank *rank)
 {
-	const struct device *device = &place->devices->list[rank->slot];
+	const struct node_device *device = &place->devices->list[rank->slot];
 	int64_t threads = json_get_int(json_object_get(q->config, "resources"), "threads", 0);
 	struct strbuf gpus = {0}, slots = {0};
 	int seen = 0, own = 0;
@@ -257,7 +257,7 @@ static void set_devices(json_t *env, const struct request *q, const struct reque
 			for (size_t k = 0; q->ranks[i].local_rank == local && k < q->ranks[i].slot_count;
 			     k++) {
 				int slot = q->slots[q->ranks[i].first + k];
-				const struct device *d = &place->devices->list[slot];
+				const struct node_device *d = &place->devices->list[slot];
 
 				strbuf_addf(&slots, "%s%d", slots.len ? "," : "", slot);
 				if (!d->gpu || (device->mig ? d != device : d->mig))

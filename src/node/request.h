@@ -10,8 +10,8 @@
 #include "base/cleanup.h"
 #include "base/error.h"
 #include "config/daemon.h"
-#include "node/devices.h"
-#include "node/run_user.h"
+#include "node/gpu/devices.h"
+#include "node/launch/run_user.h"
 
 struct request_rank {
 	int rank, local_rank;

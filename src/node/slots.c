@@ -8,9 +8,9 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/str.h"
-#include "node/drains.h"
-#include "node/gpu_watch.h"
-#include "node/xid.h"
+#include "node/gpu/drains.h"
+#include "node/gpu/watch.h"
+#include "node/gpu/xid.h"
 
 /* NVML may take so many times node_timeout for one GPU. */
 enum { PATIENCE = 6 };
@@ -265,7 +265,7 @@ static json_t *text_or_null(const char *text)
 
 static void add_gpu(const struct slots *s, int i, json_t *json)
 {
-	const struct device *d = &s->devices.list[i];
+	const struct node_device *d = &s->devices.list[i];
 	const struct slot *slot = &s->list[i];
 	const struct gpu_reading *r = &slot->reading;
 	json_t *links = json_array(), *xid = json_null(), *mig = json_null();
@@ -299,7 +299,7 @@ static void add_gpu(const struct slots *s, int i, json_t *json)
 
 json_t *slots_to_json(const struct slots *s, int i, int64_t run)
 {
-	const struct device *d = &s->devices.list[i];
+	const struct node_device *d = &s->devices.list[i];
 	const char *drained = slots_drained(s, i);
 	const char *state = drained ? (run ? "draining" : "drained") : run ? "leased" : "free";
 	json_t *json = json_pack("{s:s, s:i, s:s, s:s, s:I, s:i, s:s}", "node", s->node, "index", i, "kind",
@@ -319,7 +319,7 @@ static void name_keys(struct slots *s)
 	char name[200];
 
 	for (size_t i = 0; i < s->devices.count; i++) {
-		const struct device *d = &s->devices.list[i];
+		const struct node_device *d = &s->devices.list[i];
 		struct slot *slot = &s->list[i];
 
 		slot->reading.retirement_pending = slot->reading.retirement_failed =

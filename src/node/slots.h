@@ -13,7 +13,7 @@
 #include "base/cleanup.h"
 #include "base/error.h"
 #include "config/daemon.h"
-#include "node/devices.h"
+#include "node/gpu/devices.h"
 
 struct slots;
 

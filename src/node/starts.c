@@ -7,7 +7,7 @@
 
 #include "base/json.h"
 #include "base/str.h"
-#include "node/preflight.h"
+#include "node/launch/preflight.h"
 
 /* A preflight that has not ended then never does; the controller waits for half a minute. */
 enum { PREFLIGHT_SECONDS = 20 };

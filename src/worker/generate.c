@@ -9,7 +9,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/str.h"
-#include "engine/data/template.h"
+#include "engine/chat/template.h"
 #include "engine/model/generate.h"
 #include "engine/train/parameters.h"
 #include "worker/options.h"

@@ -11,7 +11,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "worker/environment.h"
-#include "worker/link.h"
+#include "worker/service_client.h"
 #include "worker/stop.h"
 #include "worker/tasks.h"
 

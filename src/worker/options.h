@@ -3,7 +3,7 @@
 #pragma once
 
 #include "config/run.h"
-#include "engine/data/dataset.h"
+#include "engine/dataset/dataset.h"
 #include "engine/train/trainer.h"
 
 /* Strings stay the config's; cache_dir is where the tokenized data go. */

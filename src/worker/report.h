@@ -9,7 +9,7 @@
 #include "config/run.h"
 #include "engine/train/trainer.h"
 #include "worker/environment.h"
-#include "worker/link.h"
+#include "worker/service_client.h"
 
 struct report;
 

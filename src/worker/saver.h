@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "config/run.h"
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/data/tokenizer.h"
+#include "engine/tokenizer/tokenizer.h"
 #include "engine/train/trainer.h"
 #include "worker/environment.h"
 

@@ -4,7 +4,7 @@
 
 #include "config/run.h"
 #include "worker/environment.h"
-#include "worker/link.h"
+#include "worker/service_client.h"
 
 int worker_main(void); /* the exit status */
 

@@ -11,9 +11,9 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "engine/comm/nccl_stall.h"
+#include "engine/comm/nccl/stall.h"
 #include "worker/environment.h"
-#include "worker/link.h"
+#include "worker/service_client.h"
 
 static void *wait_for_nothing(void *context)
 {

@@ -3,7 +3,7 @@
 #include <nccl.h>
 #include <stdio.h>
 
-#include "engine/comm/nccl_library.h"
+#include "engine/comm/nccl/library.h"
 
 int main(void)
 {

@@ -9,8 +9,8 @@
 
 #include "base/clock.h"
 #include "base/str.h"
-#include "engine/data/dataset.h"
-#include "engine/data/template.h"
+#include "engine/chat/template.h"
+#include "engine/dataset/dataset.h"
 #include "print_row.h"
 
 static void print_rows(const struct dataset *data)

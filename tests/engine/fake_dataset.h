@@ -2,7 +2,7 @@
 /* Rows from nowhere, for tests of what consumes them; the sampler is the real one. */
 #pragma once
 
-#include "engine/data/dataset.h"
+#include "engine/dataset/dataset.h"
 
 /* `rows` rows of `length` to `length + spread` tokens, ids below vocab, in documents of about half a row; the
  * first third of each row's targets masked where `masked`. Ids follow each other by a rule, so that there is

@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-#include "engine/data/dataset.h"
+#include "engine/dataset/dataset.h"
 
 static inline void print_ids(const char *name, const int32_t *ids, int64_t n)
 {

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 
 #include "base/str.h"
-#include "engine/data/dataset.h"
+#include "engine/dataset/dataset.h"
 #include "print_row.h"
 
 static int dump(char **argv, struct error *err)

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "engine/data/tokenizer.h"
+#include "engine/tokenizer/tokenizer.h"
 
 static int fail(const struct error *err)
 {

@@ -7,10 +7,10 @@
 #include <stdint.h>
 
 #include "base/json.h"
-#include "engine/data/cache.h"
-#include "engine/data/encode.h"
-#include "engine/data/records.h"
-#include "engine/data/source.h"
+#include "engine/chat/encode.h"
+#include "engine/dataset/cache.h"
+#include "engine/dataset/reader.h"
+#include "engine/dataset/source.h"
 
 #include "../unit/stub_tokenizer.h"
 
@@ -48,7 +48,7 @@ static void fuzz_records(const uint8_t *data, size_t size, enum record_kind kind
 	static const char *const names[] = {"chatml", "mistral", "qwen3", "llama3", "alpaca", "seed_coder"};
 	static const enum source_format formats[] = {FORMAT_AUTO, FORMAT_ALPACA, FORMAT_SHAREGPT,
 	                                             FORMAT_OPENAI};
-	struct dataset_options o = {.max_length = 64, .mask_history = flags & 1};
+	struct encoder_options o = {.cutoff = 64, .mask_history = flags & 1};
 	_cleanup_(records_closep) struct records *r = NULL;
 	struct source s = {.format = formats[flags >> 1 & 3], .num_samples = -1};
 	enum dataset_task task = flags & 8 ? DATASET_PRETRAIN : DATASET_SFT;

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "base/str.h"
-#include "engine/data/tokenizer_internal.h"
+#include "engine/tokenizer/internal.h"
 
 #define FUZZ_LEVEL "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false}"
 #define FUZZ_SPLIT(regex)                                                                                    \

@@ -12,7 +12,7 @@
 
 #include "base/cleanup.h"
 #include "base/clock.h"
-#include "engine/device/cuda/attention_cudnn.h"
+#include "engine/device/cuda/attention/cudnn_attention.h"
 
 struct shape {
 	const char *name;

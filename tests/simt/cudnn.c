@@ -4,7 +4,7 @@
  * about what a plan is given: it keeps whatever is set, looks at it when it is finalized, and computes the
  * attention that the descriptors say in plain loops in float64.
  */
-#include "engine/device/cuda/cudnn.h"
+#include "engine/device/cuda/attention/cudnn.h"
 
 #include <math.h>
 #include <stdbool.h>
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/device/cuda/cudnn_plan.h"
+#include "engine/device/cuda/attention/cudnn_plan.h"
 #include "engine/device/dtype.h"
 
 enum {

@@ -9,7 +9,7 @@
 
 #include <nccl.h>
 
-#include "engine/comm/nccl_library.h"
+#include "engine/comm/nccl/library.h"
 
 enum { RANKS = 8, GROUPS = 64, REGISTERED = 64 };
 enum what { REDUCE, SCATTER, GATHER, BROADCAST };

@@ -5,7 +5,7 @@
 
 #include "base/clock.h"
 #include "base/str.h"
-#include "engine/comm/nccl.h"
+#include "engine/comm/nccl/internal.h"
 #include "rendezvous.h"
 #include "unit.h"
 

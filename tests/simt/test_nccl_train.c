@@ -10,7 +10,7 @@
 
 #include "../engine/fake_dataset.h"
 #include "base/str.h"
-#include "engine/comm/nccl.h"
+#include "engine/comm/nccl/internal.h"
 #include "engine/train/trainer.h"
 #include "rendezvous.h"
 #include "unit.h"

@@ -2,7 +2,7 @@
 /* A directory for each test of a dataset, files in it, options that count warnings, and rows as text. */
 #pragma once
 
-#include "engine/data/dataset.h"
+#include "engine/dataset/dataset.h"
 #include "unit.h"
 
 #include "stub_tokenizer.h"

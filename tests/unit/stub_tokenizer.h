@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/str.h"
-#include "engine/data/tokenizer.h"
+#include "engine/tokenizer/tokenizer.h"
 
 struct tokenizer {
 	const char *chat_template;

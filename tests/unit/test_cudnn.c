@@ -9,7 +9,7 @@
 #include <stdlib.h>
 
 #include "base/cleanup.h"
-#include "engine/device/cuda/cudnn_plan.h"
+#include "engine/device/cuda/attention/cudnn_plan.h"
 #include "engine/device/cuda/library.h"
 #include "unit.h"
 

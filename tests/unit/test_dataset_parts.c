@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The parts below dataset.h, each by itself: records, templates, packing; and the sampler. */
 #include "base/json.h"
-#include "engine/data/dataset.h"
-#include "engine/data/encode.h"
-#include "engine/data/exact_json.h"
-#include "engine/data/pack.h"
-#include "engine/data/records.h"
-#include "engine/data/template.h"
+#include "engine/chat/encode.h"
+#include "engine/chat/exact_json.h"
+#include "engine/chat/template.h"
+#include "engine/dataset/dataset.h"
+#include "engine/dataset/pack.h"
+#include "engine/dataset/reader.h"
 #include "unit.h"
 
 #include "stub_tokenizer.h"

@@ -5,8 +5,8 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/str.h"
-#include "engine/data/dataset.h"
-#include "engine/data/template.h"
+#include "engine/chat/template.h"
+#include "engine/dataset/dataset.h"
 #include "unit.h"
 
 static char *shared(const char *name)

@@ -6,8 +6,8 @@
 #include "base/file.h"
 #include "base/str.h"
 #include "config/run.h"
-#include "engine/data/dataset.h"
-#include "engine/data/template.h"
+#include "engine/chat/template.h"
+#include "engine/dataset/dataset.h"
 #include "unit.h"
 
 #include "stub_tokenizer.h"

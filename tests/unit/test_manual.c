@@ -16,7 +16,7 @@
 #include "config/keys.h"
 #include "config/run.h"
 #include "dtrain/complete.h"
-#include "engine/data/template.h"
+#include "engine/chat/template.h"
 
 /* ---- a page as plain text: a line "@TP" before each tag, "# NAME" for a section ---- */
 
@@ -344,7 +344,7 @@ START_TEST(each_route_is_described)
 	regex_t regex;
 	size_t count = 0;
 
-	ck_ok(file_read(SRCDIR "/src/dtraind/routes.c", 0, &source, NULL, &err), &err);
+	ck_ok(file_read(SRCDIR "/src/dtraind/routes/table.c", 0, &source, NULL, &err), &err);
 	ck_assert_int_eq(regcomp(&regex, "[{]\"([A-Z]+)\",[ \n\t]*\"(/[^\"]*)\",", REG_EXTENDED), 0);
 	for (const char *p = source; regexec(&regex, p, 3, m, 0) == 0; p += m[0].rm_eo) {
 		_cleanup_free_ char *method = strndup(p + m[1].rm_so, (size_t)(m[1].rm_eo - m[1].rm_so));

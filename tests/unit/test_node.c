@@ -14,7 +14,7 @@
 
 #include "base/clock.h"
 #include "base/str.h"
-#include "node/cgroup.h"
+#include "node/launch/cgroup.h"
 
 static struct fixture f; /* Check's fixtures have no other place */
 

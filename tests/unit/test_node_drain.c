@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/str.h"
-#include "node/xid.h"
+#include "node/gpu/xid.h"
 
 static struct fixture f;
 

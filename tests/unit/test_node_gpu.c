@@ -10,8 +10,8 @@
 #include <unistd.h>
 
 #include "base/str.h"
-#include "node/affinity.h"
-#include "node/devices.h"
+#include "node/gpu/affinity.h"
+#include "node/gpu/devices.h"
 
 /* By its path; from then on its name finds it, as it does the driver's. */
 static void load_driver(const char *path)
@@ -328,7 +328,7 @@ END_TEST
 /* CPUs that this machine has not: each a core of its own. */
 START_TEST(cores_are_shared_by_the_ranks_near_them)
 {
-	struct device list[4] = {{.gpu = true}, {.gpu = true}, {.gpu = true}, {.gpu = true}};
+	struct node_device list[4] = {{.gpu = true}, {.gpu = true}, {.gpu = true}, {.gpu = true}};
 	const struct devices devices = {.list = list, .count = 4};
 	const struct {
 		const char *allowed, *want;

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/str.h"
-#include "node/logs.h"
+#include "node/log_reader.h"
 
 static char *dir, *path;
 static sd_event *event;

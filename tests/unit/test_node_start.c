@@ -13,8 +13,8 @@
 #include "base/file.h"
 #include "base/str.h"
 #include "config/run.h"
-#include "node/devices.h"
-#include "node/preflight.h"
+#include "node/gpu/devices.h"
+#include "node/launch/preflight.h"
 
 static struct fixture f;
 
@@ -530,7 +530,7 @@ START_TEST(visible_devices_filter_as_cuda_does)
 	             {"NoDevFiles", 0, 0}, {"1,1", 1, 1}, {" 3 , 2", 2, 3}, {"-1,0", 0, 0}};
 
 	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
-		struct device list[4] = {{0}};
+		struct node_device list[4] = {{0}};
 		size_t count = 4;
 
 		for (int k = 0; k < 4; k++) {

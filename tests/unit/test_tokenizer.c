@@ -3,8 +3,8 @@
 #include <pthread.h>
 #include <string.h>
 
-#include "engine/data/tokenizer.h"
-#include "engine/data/tokenizer_internal.h"
+#include "engine/tokenizer/internal.h"
+#include "engine/tokenizer/tokenizer.h"
 #include "unit.h"
 
 #define LEVEL "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":true}"

@@ -12,7 +12,7 @@
 #include "base/cleanup.h"
 #include "base/error.h"
 #include "engine/device/device.h"
-#include "engine/model/arena.h"
+#include "engine/memory/arena.h"
 #include "engine/model/layout.h"
 #include "engine/model/model_config.h"
 

@@ -22,7 +22,7 @@
 #include "base/error.h"
 #include "engine/comm/comm.h"
 #include "engine/device/device.h"
-#include "engine/model/arena.h"
+#include "engine/memory/arena.h"
 #include "engine/model/layout.h"
 
 enum shard_strategy { SHARD_DDP, SHARD_ZERO1 };

@@ -7,7 +7,7 @@
 
 #include "engine/comm/comm.h"
 #include "engine/device/device.h"
-#include "engine/model/arena.h"
+#include "engine/memory/arena.h"
 #include "engine/model/model.h"
 #include "engine/shard/shard.h"
 #include "engine/train/trainer.h"

@@ -21,7 +21,7 @@
 #include "base/cleanup.h"
 #include "base/error.h"
 #include "engine/comm/comm.h"
-#include "engine/data/dataset.h"
+#include "engine/dataset/dataset.h"
 #include "engine/device/device.h"
 #include "engine/model/layout.h"
 #include "engine/model/model_config.h"

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/device/cuda/attention_cudnn.h"
+#include "engine/device/cuda/attention/cudnn_attention.h"
 #include "engine/device/cuda/cuda.h"
 
 struct device_event {

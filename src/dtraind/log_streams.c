@@ -1,0 +1,329 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "dtraind/log_streams.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/log.h"
+#include "base/str.h"
+#include "node/log_reader.h"
+
+enum { HIGH = 1 << 20, BLOCK = 32 * 1024, LONGEST_LINE = 64 * 1024 };
+
+struct log_streams {
+	struct daemon *daemon;
+	struct source *sources; /* that read files */
+};
+
+/* One rank's log on its way into an answer. */
+struct source {
+	struct view *view;
+	struct source *prev, *next; /* among log_streams */
+	int64_t rank;
+	struct log_reader *reader;
+	struct http_transfer *transfer;
+	struct strbuf line; /* the part of a line that has come, where lines are prefixed */
+	bool bad, done;
+};
+
+struct view {
+	struct log_streams *streams;
+	struct http_request *request;
+	struct http_stream *stream;
+	struct log_query query;
+	bool prefix;
+	struct source *sources;
+	size_t count, left;
+};
+
+int log_streams_create(struct daemon *d, struct log_streams **out, struct error *err)
+{
+	struct log_streams *s = calloc(1, sizeof(*s));
+
+	if (!s)
+		return error_oom(err);
+	s->daemon = d;
+	*out = s;
+	return 0;
+}
+
+void log_streams_destroy(struct log_streams *s)
+{
+	free(s);
+}
+
+void log_streams_finish(struct log_streams *s, int64_t run, int64_t attempt)
+{
+	struct source *next;
+
+	for (struct source *x = s ? s->sources : NULL; x; x = next) {
+		next = x->next;
+		if (x->view->query.run == run && x->view->query.attempt == attempt)
+			log_reader_finish(x->reader);
+	}
+}
+
+static void close_reader(struct source *s)
+{
+	if (!s->reader)
+		return;
+	log_reader_close(s->reader);
+	s->reader = NULL;
+	if (s->prev)
+		s->prev->next = s->next;
+	else
+		s->view->streams->sources = s->next;
+	if (s->next)
+		s->next->prev = s->prev;
+}
+
+static void view_free(struct view *v)
+{
+	for (size_t i = 0; i < v->count; i++) {
+		close_reader(&v->sources[i]);
+		http_transfer_cancel(v->sources[i].transfer);
+		strbuf_free(&v->sources[i].line);
+	}
+	free(v->sources);
+	free(v);
+}
+
+static void on_closed(void *context)
+{
+	view_free(context);
+}
+
+static void write_line(struct source *s, const char *text, size_t len)
+{
+	char prefix[32];
+
+	snprintf(prefix, sizeof(prefix), "[%lld] ", (long long)s->rank);
+	http_stream_write(s->view->stream, prefix, strlen(prefix));
+	http_stream_write(s->view->stream, text, len);
+	http_stream_write(s->view->stream, "\n", 1);
+}
+
+/* Whole lines of one rank at a time, however the pieces come. */
+static void pass(struct source *s, const char *data, size_t len)
+{
+	if (!s->view->prefix) {
+		http_stream_write(s->view->stream, data, len);
+		return;
+	}
+	while (len > 0) {
+		const char *nl = memchr(data, '\n', len);
+		size_t n = nl ? (size_t)(nl - data) : len;
+
+		strbuf_add(&s->line, data, n);
+		if (nl || s->line.len > LONGEST_LINE) {
+			write_line(s, s->line.data ? s->line.data : "", s->line.len);
+			strbuf_reset(&s->line);
+		}
+		data += nl ? n + 1 : n;
+		len -= nl ? n + 1 : n;
+	}
+}
+
+static void source_done(struct source *s)
+{
+	if (s->done)
+		return;
+	s->done = true;
+	close_reader(s);
+	if (s->line.len > 0)
+		write_line(s, s->line.data, s->line.len);
+	if (--s->view->left == 0)
+		http_stream_end(s->view->stream);
+}
+
+static void read_source(struct source *s)
+{
+	char buf[BLOCK];
+
+	while (s->reader && http_stream_pending(s->view->stream) < HIGH) {
+		ssize_t n = log_reader_read(s->reader, buf, sizeof(buf));
+
+		if (n == -EAGAIN)
+			return;
+		if (n <= 0) {
+			source_done(s);
+			return;
+		}
+		pass(s, buf, n);
+	}
+}
+
+static void on_wakeup(void *context)
+{
+	read_source(context);
+}
+
+static void on_drained(void *context)
+{
+	struct view *v = context;
+
+	for (size_t i = 0; i < v->count; i++) {
+		if (v->sources[i].transfer)
+			http_transfer_pause(v->sources[i].transfer, false);
+		else
+			read_source(&v->sources[i]);
+	}
+}
+
+/* Does this attempt still run here? Then its logs may grow. */
+static bool is_live(struct daemon *d, int64_t run, int64_t attempt)
+{
+	_cleanup_json_ json_t *list = node_attempts(d->node);
+	json_t *a;
+	size_t i;
+
+	json_array_foreach(list, i, a)
+	{
+		if (json_get_int(a, "run", -1) == run && json_get_int(a, "attempt", -1) == attempt)
+			return strcmp(json_get_string(a, "state", ""), "ended") != 0;
+	}
+	return false;
+}
+
+static int open_local(struct source *s, struct error *err)
+{
+	struct log_streams *streams = s->view->streams;
+	const struct log_query *q = &s->view->query;
+	_cleanup_free_ char *path = NULL;
+	int r;
+
+	r = node_log_path(streams->daemon->node, q->run, q->attempt, s->rank, &path, err);
+	if (r == 0)
+		r = log_reader_open(streams->daemon->event, path, q->tail,
+		                    q->follow && is_live(streams->daemon, q->run, q->attempt), on_wakeup, s,
+		                    &s->reader, err);
+	if (r < 0)
+		return r;
+	s->next = streams->sources;
+	if (s->next)
+		s->next->prev = s;
+	streams->sources = s;
+	return 0;
+}
+
+static void on_headers(void *context, int status, const char *type)
+{
+	struct source *s = context;
+
+	s->bad = status < 200 || status > 299;
+}
+
+static void on_data(void *context, const void *data, size_t len)
+{
+	struct source *s = context;
+
+	if (s->bad)
+		return;
+	pass(s, data, len);
+	if (http_stream_pending(s->view->stream) > HIGH)
+		http_transfer_pause(s->transfer, true);
+}
+
+static void on_done(void *context, const struct http_answer *a)
+{
+	static const char lost[] = "(dtrain: this log cannot be read to its end)";
+	struct source *s = context;
+
+	s->transfer = NULL;
+	if (a->status == 0 || s->bad)
+		write_line(s, lost, sizeof(lost) - 1);
+	source_done(s);
+}
+
+char *logs_target(const struct log_query *q, int64_t rank)
+{
+	return str_printf("/v1/peer/logs?run=%lld&attempt=%lld&rank=%lld&tail=%lld&follow=%d",
+	                  (long long)q->run, (long long)q->attempt, (long long)rank, (long long)q->tail,
+	                  q->follow);
+}
+
+static int open_remote(struct source *s, const struct log_place *place, struct error *err)
+{
+	_cleanup_free_ char *target = logs_target(&s->view->query, place->rank);
+	struct http_call call = {
+	    .method = "GET",
+	    .address = place->address,
+	    .port = place->port,
+	    .target = target,
+	    .context = s,
+	    .on_headers = on_headers,
+	    .on_data = on_data,
+	    .on_done = on_done,
+	};
+
+	return target ? http_client_call(s->view->streams->daemon->client, &call, &s->transfer, err)
+	              : error_oom(err);
+}
+
+static struct view *view_new(struct daemon *d, struct http_request *r, const struct log_query *q,
+                             size_t count)
+{
+	struct view *v = calloc(1, sizeof(*v));
+
+	if (v)
+		v->sources = calloc(count, sizeof(*v->sources));
+	if (!v || !v->sources) {
+		free(v);
+		http_reply_error(r, 500, "out-of-memory", "out of memory");
+		return NULL;
+	}
+	v->streams = d->logs;
+	v->request = r;
+	v->query = *q;
+	v->count = v->left = count;
+	for (size_t i = 0; i < count; i++)
+		v->sources[i].view = v;
+	return v;
+}
+
+static void view_begin(struct view *v)
+{
+	v->stream = http_reply_stream(v->request, 200, "text/plain; charset=utf-8");
+	http_stream_on_drain(v->stream, on_drained, v);
+	http_request_on_close(v->request, on_closed, v);
+}
+
+void logs_serve_local(struct daemon *d, struct http_request *r, const struct log_query *q)
+{
+	struct error err = ERROR_INIT;
+	struct view *v = view_new(d, r, q, 1);
+
+	if (!v)
+		return;
+	v->sources[0].rank = q->rank;
+	if (open_local(&v->sources[0], &err) < 0) {
+		http_reply_error(r, err.code == -ENOENT ? 404 : 500, "no-such-log", "%s", err.message);
+		view_free(v);
+		return;
+	}
+	view_begin(v);
+	read_source(&v->sources[0]);
+}
+
+void logs_serve_merged(struct daemon *d, struct http_request *r, const struct log_query *q,
+                       const struct log_place *places, size_t count)
+{
+	struct view *v = view_new(d, r, q, count);
+
+	if (!v)
+		return;
+	v->prefix = true;
+	view_begin(v);
+	for (size_t i = 0; i < count; i++) {
+		struct source *s = &v->sources[i];
+		struct error err = ERROR_INIT;
+
+		s->rank = places[i].rank;
+		if ((places[i].address ? open_remote(s, &places[i], &err) : open_local(s, &err)) < 0) {
+			write_line(s, err.message, strlen(err.message));
+			source_done(s);
+		} else
+			read_source(s);
+	}
+}

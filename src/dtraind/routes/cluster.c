@@ -1,0 +1,228 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/json.h"
+#include "base/log.h"
+#include "base/str.h"
+#include "dtraind/routes/routes.h"
+
+enum { BEHIND_MAX = 16 << 20 };
+
+void route_version(void *context, struct http_request *r)
+{
+	struct daemon *d = context;
+
+	http_reply_json(r, 200,
+	                json_pack("{s:s,s:s,s:s}", "version", DTRAIN_VERSION, "node", d->settings->name,
+	                          "controller", d->settings->controller));
+}
+
+void route_devices(void *context, struct http_request *r)
+{
+	struct daemon *d = context;
+	int64_t local;
+
+	if (http_request_query_int(r, "local", 0, 1, 0, &local) < 0)
+		return;
+	if (local)
+		http_reply_json(r, 200, json_pack("{s:o}", "devices", node_devices(d->node)));
+	else if (!forward_to_controller(d, r))
+		http_reply_json(r, 200,
+		                json_pack("{s:o}", "devices", members_devices(d->controller->members)));
+}
+
+void route_nodes(void *context, struct http_request *r)
+{
+	struct daemon *d = context;
+
+	if (!forward_to_controller(d, r))
+		http_reply_json(r, 200,
+		                json_pack("{s:o}", "nodes",
+		                          members_to_json(d->controller->members, d->settings->controller)));
+}
+
+/* Of the reason that an admin gives: it goes into every list of the nodes. */
+enum { REASON_BYTES = 200 };
+
+static void set_drained(struct daemon *d, struct http_request *r, bool drained)
+{
+	const char *name = http_request_capture(r, 0), *text, *reason;
+	_cleanup_json_ json_t *body = NULL;
+	struct member *m;
+	size_t len;
+
+	if (forward_to_controller(d, r))
+		return;
+	m = members_find(d->controller->members, name);
+	text = http_request_body(r, &len);
+	body = len ? json_loadb(text, len, 0, NULL) : NULL;
+	reason = json_get_string(body, "reason", NULL);
+	if (!caller_may(http_request_caller(r), 0))
+		http_reply_error(r, 403, "not-allowed", "only root may drain and resume nodes");
+	else if (reason && strlen(reason) > REASON_BYTES)
+		http_reply_error(r, 400, "bad-json", "reason: %zu bytes; at most %d are possible",
+		                 strlen(reason), REASON_BYTES);
+	else if (!m)
+		http_reply_error(r, 404, "no-such-node", "there is no node %s in the hosts file", name);
+	else {
+		controller_set_drained(d->controller, m, drained, reason);
+		http_reply_json(r, 200,
+		                json_pack("{s:s,s:s,s:s?}", "name", m->name, "state", member_state(m),
+		                          "reason", m->drain_reason));
+	}
+}
+
+void route_drain(void *context, struct http_request *r)
+{
+	set_drained(context, r, true);
+}
+
+void route_resume(void *context, struct http_request *r)
+{
+	set_drained(context, r, false);
+}
+
+void route_change_own_device(struct daemon *d, struct http_request *r, int64_t slot, bool drain)
+{
+	size_t len;
+	const char *text = http_request_body(r, &len);
+	_cleanup_json_ json_t *body = len ? json_loadb(text, len, 0, NULL) : NULL, *devices = NULL;
+	const json_t *device;
+	struct error err = ERROR_INIT;
+	int code = drain ? node_drain(d->node, (int)slot, json_get_string(body, "reason", NULL), &err)
+	                 : node_resume(d->node, (int)slot, &err);
+
+	if (code == -ENOENT) {
+		http_reply_error(r, 404, "no-such-device", "%s", err.message);
+		return;
+	}
+	if (code < 0) {
+		http_reply_error(r, code == -EIO ? 409 : 500, code == -EIO ? "broken" : "store", "%s",
+		                 err.message);
+		return;
+	}
+	devices = node_devices(d->node);
+	device = json_array_get(devices, slot);
+	http_reply_json(r, 200,
+	                json_pack("{s:s,s:I,s:s,s:O?}", "node", d->settings->name, "index", (json_int_t)slot,
+	                          "state", json_get_string(device, "state", ""), "reason",
+	                          json_object_get(device, "reason")));
+}
+
+static void change_device(struct daemon *d, struct http_request *r, bool drain)
+{
+	const char *name = http_request_capture(r, 0), *number = http_request_capture(r, 1);
+	_cleanup_free_ char *target = NULL;
+	struct member *m;
+	int64_t slot;
+
+	if (forward_to_controller(d, r))
+		return;
+	m = members_find(d->controller->members, name);
+	if (!caller_may(http_request_caller(r), 0)) {
+		http_reply_error(r, 403, "not-allowed", "only root may drain and resume devices");
+		return;
+	}
+	if (!m) {
+		http_reply_error(r, 404, "no-such-node", "there is no node %s in the hosts file", name);
+		return;
+	}
+	if (str_to_int64(number, 0, INT32_MAX, &slot) < 0) {
+		http_reply_error(r, 404, "no-such-device", "there is no slot %s: slots have numbers from 0",
+		                 number);
+		return;
+	}
+	if (str_eq(m->name, d->settings->name)) {
+		route_change_own_device(d, r, slot, drain);
+		return;
+	}
+	target = str_printf("/v1/peer/devices/%lld/%s", (long long)slot, drain ? "drain" : "resume");
+	if (!target) {
+		http_reply_error(r, 500, "out-of-memory", "out of memory");
+		return;
+	}
+	pipe_call(d, r, m->address, m->port, target,
+	          (const char *const[]){"Content-Type: application/json", NULL});
+}
+
+void route_device_drain(void *context, struct http_request *r)
+{
+	change_device(context, r, true);
+}
+
+void route_device_resume(void *context, struct http_request *r)
+{
+	change_device(context, r, false);
+}
+
+void route_cancel_foreign(void *context, struct http_request *r)
+{
+	struct daemon *d = context;
+	const char *name = http_request_capture(r, 0);
+	struct member *m;
+	int64_t run;
+	size_t n;
+
+	if (forward_to_controller(d, r) || http_request_query_int(r, "run", 1, INT64_MAX, 0, &run) < 0)
+		return;
+	m = members_find(d->controller->members, name);
+	if (!caller_may(http_request_caller(r), 0)) {
+		http_reply_error(r, 403, "not-allowed", "only root may end foreign work");
+		return;
+	}
+	if (!m) {
+		http_reply_error(r, 404, "no-such-node", "there is no node %s in the hosts file", name);
+		return;
+	}
+	n = controller_cancel_foreign(d->controller, m, run);
+	if (n > 0)
+		http_reply_json(r, 202, json_pack("{s:s,s:I}", "name", m->name, "stopping", (json_int_t)n));
+	else if (run)
+		http_reply_error(r, 404, "no-such-run", "there is no foreign run %lld on node %s",
+		                 (long long)run, m->name);
+	else
+		http_reply_error(r, 404, "no-such-run", "there is no foreign work on node %s", m->name);
+}
+
+struct event_stream {
+	struct http_stream *stream;
+	struct feed_listener *listener;
+};
+
+static void on_event(void *context, const char *data, size_t len)
+{
+	struct event_stream *s = context;
+
+	if (data && http_stream_pending(s->stream) > BEHIND_MAX)
+		http_stream_abort(s->stream); /* a reader that reads no more */
+	else if (data)
+		http_stream_write(s->stream, data, len);
+}
+
+static void on_closed(void *context)
+{
+	struct event_stream *s = context;
+
+	feed_remove(s->listener);
+	free(s);
+}
+
+void route_events(void *context, struct http_request *r)
+{
+	struct daemon *d = context;
+	struct event_stream *s;
+	struct error err = ERROR_INIT;
+
+	if (forward_to_controller(d, r))
+		return;
+	s = calloc(1, sizeof(*s));
+	if (!s || feed_listen(d->controller->events, FEED_EVENTS, on_event, s, &s->listener, &err) < 0) {
+		free(s);
+		http_reply_error(r, 500, "out-of-memory", "out of memory");
+		return;
+	}
+	s->stream = http_reply_stream(r, 200, "application/x-ndjson");
+	http_request_on_close(r, on_closed, s);
+}

@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Between services. The caller has proved that it holds the cluster's key. */
+#include <errno.h>
+#include <string.h>
+#include <strings.h>
+
+#include "base/json.h"
+#include "base/log.h"
+#include "base/str.h"
+#include "dtraind/heartbeat.h"
+#include "dtraind/log_streams.h"
+#include "dtraind/routes/routes.h"
+
+static int start_status(int code)
+{
+	switch (code) {
+	case -EBUSY:
+		return 409;
+	case -ESTALE:
+		return 410;
+	case -EPERM:
+		return 403;
+	default:
+		return 400;
+	}
+}
+
+/* A node obeys the controller of its own hosts file. Services of an older version do not name themselves. */
+static bool check_controller(struct daemon *d, struct http_request *r, const json_t *request)
+{
+	const char *name = json_get_string(request, "controller", NULL), *own = d->settings->controller;
+
+	if (!name || strcasecmp(name, own) == 0)
+		return true;
+	http_reply_error(
+	    r, 410, "refused",
+	    "%s takes itself for the controller, %s takes %s for it: the hosts files or dtraind.conf "
+	    "differ",
+	    name, d->settings->name, own);
+	return false;
+}
+
+/* A start that is under way: the caller may go before its answer. */
+struct start_wait {
+	struct daemon *daemon;
+	struct http_request *request; /* NULL: it is gone */
+};
+
+static void on_start_closed(void *context)
+{
+	((struct start_wait *)context)->request = NULL;
+}
+
+static void on_started(void *context, int code, const char *message)
+{
+	_cleanup_free_ struct start_wait *w = context;
+
+	if (!w->request)
+		return;
+	http_request_on_close(w->request, NULL, NULL);
+	if (code < 0)
+		http_reply_error(w->request, start_status(code), code == -EBUSY ? "busy" : "refused", "%s",
+		                 message);
+	else
+		http_reply_json(w->request, 200,
+		                json_pack("{s:s,s:I}", "instance", w->daemon->instance, "sequence",
+		                          (json_int_t)link_sequence(w->daemon->link)));
+}
+
+void route_peer_start(void *context, struct http_request *r)
+{
+	struct daemon *d = context;
+	_cleanup_json_ json_t *request = http_request_json(r);
+	struct error err = ERROR_INIT;
+	struct start_wait *w;
+	int code;
+
+	if (!request || !check_controller(d, r, request))
+		return;
+	w = calloc(1, sizeof(*w));
+	if (!w) {
+		http_reply_error(r, 500, "out-of-memory", "out of memory");
+		return;
+	}
+	*w = (struct start_wait){d, r};
+	http_request_on_close(r, on_start_closed, w);
+	code = node_start(d->node, request, on_started, w, &err);
+	if (code < 0)
+		on_started(w, code, err.message);
+}
+
+void route_peer_stop(void *context, struct http_request *r)
+{
+	struct daemon *d = context;
+	_cleanup_json_ json_t *request = http_request_json(r);
+	struct error err = ERROR_INIT;
+
+	int code;
+
+	if (!request || !check_controller(d, r, request))
+		return;
+	code = node_stop_request(d->node, request, &err);
+	if (code < 0)
+		http_reply_error(r, code == -ESTALE ? 410 : 403, "refused", "%s", err.message);
+	else
+		http_reply_json(r, 200, json_object());
+}
+
+void route_peer_reports(void *context, struct http_request *r)
+{
+	struct daemon *d = context;
+	_cleanup_json_ json_t *reports = NULL;
+	size_t len, i;
+	const char *text = http_request_body(r, &len);
+	json_t *report;
+
+	if (forward_to_controller(d, r))
+		return;
+	reports = json_loadb(text, len, 0, NULL);
+	if (!json_is_array(reports)) {
+		http_reply_error(r, 400, "bad-json", "request body: an array of reports is needed");
+		return;
+	}
+	json_array_foreach(reports, i, report) controller_report(d->controller, report);
+	http_reply_json(r, 200, json_object());
+}
+
+void route_peer_heartbeat(void *context, struct http_request *r)
+{
+	struct daemon *d = context;
+	_cleanup_json_ json_t *heartbeat = NULL;
+	struct error err = ERROR_INIT;
+	json_t *answer;
+
+	if (forward_to_controller(d, r))
+		return;
+	heartbeat = http_request_json(r);
+	if (!heartbeat)
+		return;
+	if (controller_heartbeat(d->controller, heartbeat, &answer, &err) < 0)
+		http_reply_error(r, 404, "no-such-node", "%s", err.message);
+	else
+		http_reply_json(r, 200, answer);
+}
+
+static void change_device(void *context, struct http_request *r, bool drain)
+{
+	int64_t slot;
+
+	if (str_to_int64(http_request_capture(r, 0), 0, INT32_MAX, &slot) < 0)
+		http_reply_error(r, 404, "no-such-device", "slots have numbers from 0");
+	else
+		route_change_own_device(context, r, slot, drain);
+}
+
+void route_peer_drain(void *context, struct http_request *r)
+{
+	change_device(context, r, true);
+}
+
+void route_peer_resume(void *context, struct http_request *r)
+{
+	change_device(context, r, false);
+}
+
+void route_peer_logs(void *context, struct http_request *r)
+{
+	struct log_query q;
+	int64_t follow;
+
+	if (http_request_query_int(r, "run", 1, INT64_MAX, 0, &q.run) < 0 ||
+	    http_request_query_int(r, "attempt", 0, INT64_MAX, 0, &q.attempt) < 0 ||
+	    http_request_query_int(r, "rank", 0, INT32_MAX, 0, &q.rank) < 0 ||
+	    http_request_query_int(r, "tail", -1, INT64_MAX, -1, &q.tail) < 0 ||
+	    http_request_query_int(r, "follow", 0, 1, 0, &follow) < 0)
+		return;
+	q.follow = follow;
+	logs_serve_local(context, r, &q);
+}

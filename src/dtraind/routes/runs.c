@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/json.h"
+#include "base/log.h"
+#include "base/str.h"
+#include "config/run.h"
+#include "dtraind/log_streams.h"
+#include "dtraind/routes/routes.h"
+
+/* The most that one answer lists; for more, the caller asks again with before=. */
+enum { LIST_DEFAULT = 100, LIST_MAX = 1000 };
+
+/* May this caller submit here at all? */
+static bool check_submitter(struct http_request *r)
+{
+	const struct http_caller *caller = http_request_caller(r);
+
+	if (caller->uid < 0 || !caller->user) {
+		http_reply_error(r, 403, "no-such-user",
+		                 "the caller has no user name: a run needs a user to run as");
+		return false;
+	}
+	if (geteuid() != 0 && caller->uid != geteuid()) {
+		http_reply_error(
+		    r, 403, "not-allowed",
+		    "dtraind runs as an ordinary user here and can start programs as that user only");
+		return false;
+	}
+	return true;
+}
+
+/* The configuration checked again, and in its normal form: a service believes no client. */
+static int normalize(const json_t *body, json_t **out, struct error *err)
+{
+	_cleanup_(run_config_freep) struct run_config *config = NULL;
+	const json_t *given = json_object_get(body, "config");
+	int r;
+
+	if (!json_is_object(given))
+		return error_set(err, -EINVAL,
+		                 "request body: config: missing; the run's configuration is needed");
+	r = run_config_from_json(given, &config, err);
+	if (r == 0 && (!config->directory || config->directory[0] != '/'))
+		return error_set(err, -EINVAL,
+		                 "directory: the absolute path of the working directory is needed");
+	return r < 0 ? r : run_config_to_json(config, out, err);
+}
+
+void route_submit(void *context, struct http_request *r)
+{
+	struct daemon *d = context;
+	const struct http_caller *caller = http_request_caller(r);
+	_cleanup_json_ json_t *body = NULL, *config = NULL;
+	_cleanup_free_ char *text = NULL;
+	struct error err = ERROR_INIT;
+	struct run *run = NULL;
+	int code;
+
+	if (forward_to_controller(d, r) || !check_submitter(r))
+		return;
+	body = http_request_json(r);
+	if (!body)
+		return;
+	if (normalize(body, &config, &err) < 0 || run_new(config, &run, &err) < 0) {
+		http_reply_error(r, 400, "bad-config", "%s", err.message);
+		return;
+	}
+	code = controller_check(d->controller, run, &err);
+	if (code < 0) {
+		http_reply_error(r, code == -ENODEV ? 409 : 500,
+		                 code == -ENODEV ? "impossible" : "out-of-memory", "%s", err.message);
+		run_free(run);
+		return;
+	}
+	run->uid = caller->uid;
+	run->gid = caller->gid;
+	run->user = strdup(caller->user);
+	text = json_to_string(config);
+	if (!run->user || !text) {
+		run_free(run);
+		http_reply_error(r, 500, "out-of-memory", "out of memory");
+		return;
+	}
+	controller_submit(d->controller, r, run, text);
+}
+
+/* The answer grows as text, a run at a time: as one tree of JSON it would be many times as large. */
+struct listing {
+	struct controller *controller;
+	struct strbuf text;
+};
+
+static int list_add(struct listing *l, const struct run *r, struct error *err)
+{
+	json_t *json = run_to_json(r, false);
+	_cleanup_free_ char *text = json ? json_to_string(json) : NULL;
+
+	json_decref(json);
+	if (!text)
+		return error_oom(err);
+	strbuf_adds(&l->text, l->text.len ? "," : "{\"runs\":[");
+	strbuf_adds(&l->text, text);
+	return 0;
+}
+
+static int list_one(void *context, struct run *r, struct error *err)
+{
+	_cleanup_(run_freep) struct run *stored = r;
+	struct listing *l = context;
+	/* What is in memory is newer than what is written down. */
+	const struct run *live = queue_find(&l->controller->queue, stored->id);
+
+	return list_add(l, live ? live : stored, err);
+}
+
+/* The active ones, from memory alone. */
+static int list_active(struct listing *l, unsigned states, int64_t before, int64_t limit, struct error *err)
+{
+	const struct queue *q = &l->controller->queue;
+	int r = 0;
+
+	for (size_t i = q->count; i > 0 && limit > 0 && r == 0; i--) {
+		const struct run *run = q->list[i - 1];
+
+		if (!(states >> run->state & 1) || (before > 0 && run->id >= before))
+			continue;
+		r = list_add(l, run, err);
+		limit--;
+	}
+	return r;
+}
+
+void route_runs(void *context, struct http_request *r)
+{
+	struct daemon *d = context;
+	const char *word = http_request_query(r, "state");
+	unsigned states = run_state_set(word ? word : "all");
+	struct listing l = {d->controller, {0}};
+	struct error err = ERROR_INIT;
+	int64_t limit, before;
+	int code;
+
+	if (forward_to_controller(d, r) ||
+	    http_request_query_int(r, "limit", 1, LIST_MAX, LIST_DEFAULT, &limit) < 0 ||
+	    http_request_query_int(r, "before", 0, INT64_MAX, 0, &before) < 0)
+		return;
+	if (states == 0) {
+		http_reply_error(r, 400, "bad-query",
+		                 "state=%s: active, all, or a state is needed: queued, starting, "
+		                 "running, stopping, succeeded, failed, cancelled",
+		                 word);
+		return;
+	}
+	if ((states & ~run_state_set("active")) == 0)
+		code = list_active(&l, states, before, limit, &err);
+	else
+		code = store_list(d->controller->store, states, before, limit, list_one, &l, &err);
+	strbuf_adds(&l.text, l.text.len ? "]}\n" : "{\"runs\":[]}\n");
+	if (code == 0 && l.text.failed)
+		code = error_oom(&err);
+	if (code < 0)
+		http_reply_error(r, 500, "store", "%s", err.message);
+	else
+		http_reply_bytes(r, 200, "application/json", l.text.data, l.text.len);
+	strbuf_free(&l.text);
+}
+
+void controller_reply_run(struct controller *c, struct http_request *request, const struct run *r)
+{
+	_cleanup_free_ char *text = NULL;
+	bool own = caller_may(http_request_caller(request), r->uid);
+	json_t *o = run_to_json(r, own), *config = NULL;
+
+	/* The command line, the variables, the paths: nobody else's business. */
+	if (own && store_config(c->store, r->id, &text, NULL) == 0)
+		config = json_loads(text, 0, NULL);
+	if (config)
+		json_object_set_new(o, "config", config);
+	http_reply_json(request, 200, o);
+}
+
+void route_run(void *context, struct http_request *r)
+{
+	struct daemon *d = context;
+	_cleanup_(run_freep) struct run *owned = NULL;
+	const char *wait = http_request_query(r, "wait"), *state = http_request_query(r, "state");
+	unsigned states = state ? run_state_set(state) : 0;
+	struct run *run;
+	int64_t version;
+
+	if (forward_to_controller(d, r) ||
+	    http_request_query_int(r, "version", 0, INT64_MAX, 0, &version) < 0)
+		return;
+	run = route_find_run(d->controller, r, false, &owned);
+	if (!run)
+		return;
+	if (state && states == 0)
+		http_reply_error(r, 400, "bad-query", "state=%s: there is no such state", state);
+	else if (!wait || owned)
+		controller_reply_run(d->controller, r, run);
+	else if (strcmp(wait, "change") == 0)
+		controller_wait(d->controller, r, run, states, version);
+	else if (strcmp(wait, "1") == 0)
+		controller_wait(d->controller, r, run, states, INT64_MAX);
+	else
+		http_reply_error(r, 400, "bad-query", "wait=%s: 1 or change is needed", wait);
+}
+
+void route_cancel(void *context, struct http_request *r)
+{
+	struct daemon *d = context;
+	_cleanup_(run_freep) struct run *owned = NULL;
+	struct run *run;
+
+	if (forward_to_controller(d, r))
+		return;
+	run = route_find_run(d->controller, r, true, &owned);
+	if (!run)
+		return;
+	if (owned || run_state_final(run->state)) {
+		http_reply_error(r, 409, "ended", "run %lld has ended already: %s", (long long)run->id,
+		                 run_state_name(run->state));
+		return;
+	}
+	http_reply_json(r, 202, json_pack("{s:I,s:s}", "id", (json_int_t)run->id, "state", "stopping"));
+	controller_cancel(d->controller, run);
+}
+
+/* A request for logs of a run that has no rank yet: it waits for the start. */
+struct logs_wait {
+	struct daemon *daemon;
+	struct http_request *request;
+	struct waiter *waiter;
+	struct log_query query;
+};
+
+static void serve_logs(struct daemon *d, struct http_request *r, const struct run *run, struct log_query q);
+
+static void on_logs_closed(void *context)
+{
+	struct logs_wait *w = context;
+
+	waiter_free(w->waiter);
+	free(w);
+}
+
+static void on_logs_ready(void *context, const struct run *run)
+{
+	_cleanup_free_ struct logs_wait *w = context;
+
+	http_request_on_close(w->request, NULL, NULL);
+	serve_logs(w->daemon, w->request, run, w->query);
+}
+
+static void wait_for_logs(struct daemon *d, struct http_request *r, const struct run *run,
+                          const struct log_query *q)
+{
+	unsigned started = run_state_set("running") | run_state_set("stopping");
+	struct logs_wait *w = calloc(1, sizeof(*w));
+
+	if (w) {
+		*w = (struct logs_wait){d, r, NULL, *q};
+		w->waiter =
+		    controller_wait_call(d->controller, run->id, started, INT64_MAX, on_logs_ready, w);
+	}
+	if (!w || !w->waiter) {
+		free(w);
+		http_reply_error(r, 500, "out-of-memory", "out of memory");
+		return;
+	}
+	http_request_on_close(r, on_logs_closed, w);
+}
+
+static struct log_place find_place(struct daemon *d, const json_t *rank)
+{
+	const char *node = json_get_string(rank, "node", "");
+	struct member *m = members_find(d->controller->members, node);
+	struct log_place place = {.rank = json_get_int(rank, "rank", 0)};
+
+	if (strcmp(node, d->settings->name) != 0) {
+		place.address = m ? m->address : node;
+		place.port = m ? m->port : d->settings->config->port;
+	}
+	return place;
+}
+
+static void serve_logs(struct daemon *d, struct http_request *r, const struct run *run, struct log_query q)
+{
+	size_t n = json_array_size(run->ranks);
+	_cleanup_free_ struct log_place *places = calloc(n + 1, sizeof(*places));
+	_cleanup_free_ char *target = NULL;
+	struct log_place one;
+
+	q.attempt = q.attempt ? q.attempt : run->attempt;
+	if (n == 0 || q.rank >= (int64_t)n || !places) {
+		if (n == 0)
+			http_reply_error(r, 404, "no-such-log",
+			                 "run %lld has not started on any node: there is no log",
+			                 (long long)run->id);
+		else
+			http_reply_error(r, 404, "no-such-rank", "run %lld has the ranks 0 to %zu",
+			                 (long long)run->id, n - 1);
+		return;
+	}
+	if (q.rank < 0) {
+		for (size_t i = 0; i < n; i++)
+			places[i] = find_place(d, json_array_get(run->ranks, i));
+		logs_serve_merged(d, r, &q, places, n);
+		return;
+	}
+	one = find_place(d, json_array_get(run->ranks, q.rank));
+	if (!one.address) {
+		logs_serve_local(d, r, &q);
+		return;
+	}
+	target = logs_target(&q, q.rank);
+	pipe_call(d, r, one.address, one.port, target ? target : "/", NULL);
+}
+
+void route_logs(void *context, struct http_request *r)
+{
+	struct daemon *d = context;
+	_cleanup_(run_freep) struct run *owned = NULL;
+	const char *rank = http_request_query(r, "rank");
+	struct log_query q = {0};
+	struct run *run;
+	int64_t follow;
+
+	if (forward_to_controller(d, r))
+		return;
+	run = route_find_run(d->controller, r, true, &owned);
+	if (!run || http_request_query_int(r, "attempt", 1, INT64_MAX, 0, &q.attempt) < 0 ||
+	    http_request_query_int(r, "tail", 0, INT64_MAX, -1, &q.tail) < 0 ||
+	    http_request_query_int(r, "follow", 0, 1, 0, &follow) < 0)
+		return;
+	if (rank && strcmp(rank, "all") == 0)
+		q.rank = -1;
+	else if (http_request_query_int(r, "rank", 0, INT32_MAX, 0, &q.rank) < 0)
+		return;
+	q.run = run->id;
+	q.follow = follow;
+	if (q.follow && (run->state == RUN_QUEUED || run->state == RUN_STARTING))
+		wait_for_logs(d, r, run, &q);
+	else
+		serve_logs(d, r, run, q);
+}

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Buffers of collectives over NCCL: memory that the library itself hands out, and registering, without which
+ * it copies what it carries once more. A collective for which some ranks have registered their buffer and
+ * others have not is undefined, so that the ranks agree: all of a call's buffers on all ranks, or none.
+ */
+#include "engine/comm/nccl/internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+struct allocation {
+	struct allocation *next;
+	void *data;
+	bool by_nccl; /* else by the device */
+};
+
+int comm_alloc(struct comm *c, size_t bytes, void **out, struct error *err)
+{
+	struct allocation *a = calloc(1, sizeof(*a));
+	int r = 0;
+
+	if (!a)
+		return error_oom(err);
+	a->by_nccl = c->size > 1 && ncclMemAlloc(&a->data, bytes ? bytes : 1) == ncclSuccess;
+	if (a->by_nccl) {
+		device_zero(c->dev, a->data, bytes);
+	} else {
+		/* Out of memory, or a kind that this machine's driver lacks: the device says which. */
+		(void)cudaGetLastError();
+		c->foreign = true;
+		r = device_alloc(c->dev, bytes, &a->data, err);
+	}
+	if (r < 0) {
+		free(a);
+		return r;
+	}
+	a->next = c->allocations;
+	c->allocations = a;
+	*out = a->data;
+	return 0;
+}
+
+void comm_free_buffers(struct comm *c)
+{
+	struct allocation *a;
+
+	/* What computes may still use them. */
+	if (c->allocations)
+		(void)cudaStreamSynchronize(c->dev->stream);
+	while ((a = c->allocations)) {
+		c->allocations = a->next;
+		if (a->by_nccl)
+			(void)ncclMemFree(a->data);
+		else
+			device_free(c->dev, a->data);
+		free(a);
+	}
+}
+
+void comm_deregister(struct comm *c, int first)
+{
+	for (; c->buffers > first; c->buffers--)
+		(void)ncclCommDeregister(c->nccl, c->registered[c->buffers - 1]);
+}
+
+/* Whether `yes` holds on every rank; waits for all of them. */
+static int on_all_ranks(struct comm *c, bool yes, struct error *err)
+{
+	double no = yes ? 0 : 1;
+	int r = device_write(c->dev, c->token, &no, sizeof(no), err);
+
+	if (r == 0)
+		r = comm_wait(c, comm_all_reduce_f64(c, c->token, 1, COMM_MAX), err);
+	if (r == 0)
+		r = comm_flush(c, err);
+	if (r == 0)
+		r = device_read(c->dev, &no, c->token, sizeof(no), err);
+	device_zero(c->dev, c->token, sizeof(*c->token));
+	return r < 0 ? r : no == 0;
+}
+
+/* Without a handle, as where NCCL_LOCAL_REGISTER=0 forbids it, it is not registered. */
+static bool register_one(struct comm *c, const struct comm_buffer *b)
+{
+	void **handle = &c->registered[c->buffers];
+
+	*handle = NULL;
+	if (c->failed || c->foreign || c->buffers == BUFFERS ||
+	    ncclCommRegister(c->nccl, b->data, b->bytes, handle) != ncclSuccess || !*handle)
+		return false;
+	c->buffers++;
+	return true;
+}
+
+int comm_register(struct comm *c, const struct comm_buffer *buffers, int n, struct error *err)
+{
+	bool all = true;
+	int first, r;
+
+	if (c->size == 1)
+		return 0;
+	pthread_mutex_lock(&c->lock);
+	first = c->buffers;
+	for (int i = 0; i < n && all; i++)
+		all = register_one(c, &buffers[i]);
+	pthread_mutex_unlock(&c->lock);
+	r = on_all_ranks(c, all, err);
+	pthread_mutex_lock(&c->lock);
+	if (r == 0 && !c->failed)
+		comm_deregister(c, first);
+	pthread_mutex_unlock(&c->lock);
+	return r;
+}

@@ -1,0 +1,420 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* comm.h over NCCL: meeting, queueing, waiting. nccl.h says how it all goes together. */
+#include "engine/comm/nccl/internal.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/cleanup.h"
+#include "base/clock.h"
+#include "engine/comm/nccl/library.h"
+
+/* ---- meeting ---- */
+static int share_id(const struct comm_options *o, ncclUniqueId *id, struct error *err)
+{
+	_cleanup_free_ void *data = NULL;
+	char key[200];
+	ncclResult_t r;
+	size_t len = 0;
+	int e;
+
+	snprintf(key, sizeof(key), "%s/nccl-id", o->group ? o->group : "world");
+	if (o->rank == 0) {
+		r = ncclGetUniqueId(id);
+		if (r != ncclSuccess)
+			return error_set(err, -EIO, "NCCL cannot open a place to meet: %s",
+			                 ncclGetLastError(NULL));
+		return o->rendezvous->put(o->rendezvous->context, key, id, sizeof(*id), err);
+	}
+	e = o->rendezvous->get(o->rendezvous->context, key, o->timeout_s * 1000, &data, &len, err);
+	if (e == -ETIMEDOUT)
+		return error_prefix(err, "rank 0 has not come within %d s", o->timeout_s);
+	if (e < 0)
+		return e;
+	if (len != sizeof(*id))
+		return error_set(err, -EPROTO,
+		                 "rank 0 has another version of NCCL: its id has %zu bytes, not %zu", len,
+		                 sizeof(*id));
+	memcpy(id, data, sizeof(*id));
+	return 0;
+}
+
+static int meet(struct comm *c, const struct comm_options *o, struct error *err)
+{
+	ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+	ncclUniqueId id;
+	ncclResult_t n;
+	char words[480];
+	int r = stall_tell(&c->stall, STANDS_COMING, 0, "", err);
+
+	if (r == 0)
+		r = share_id(o, &id, err);
+	if (r < 0)
+		return r;
+	c->told = STANDS_GOING; /* as good as */
+	config.blocking = 0;
+	pthread_mutex_lock(&c->lock);
+	n = ncclCommInitRankConfig(&c->nccl, c->size, id, c->rank, &config);
+	n = comm_settle(c, n, clock_monotonic() + c->timeout_s);
+	if (n == ncclInProgress) {
+		stall_ask(&c->stall, 0, "", words, sizeof(words));
+		comm_fail(c, -ETIMEDOUT, "the %d ranks did not all meet within %d s: %s", c->size,
+		          c->timeout_s, words);
+	} else if (n != ncclSuccess) {
+		comm_fail_nccl(c, "meeting the other ranks", n);
+	}
+	c->moved = clock_monotonic();
+	r = c->failed;
+	if (r < 0 && err)
+		*err = c->failure;
+	pthread_mutex_unlock(&c->lock);
+	return r;
+}
+
+static int open_nccl(struct comm *c, const struct comm_options *o, struct error *err)
+{
+	int version = 0, r = nccl_load(err);
+	cudaError_t s;
+
+	if (r < 0)
+		return r;
+	if ((s = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking)) ||
+	    (s = cudaEventCreateWithFlags(&c->computed, cudaEventDisableTiming)) ||
+	    (s = cudaMalloc((void **)&c->token, sizeof(*c->token))) ||
+	    (s = cudaMemset(c->token, 0, sizeof(*c->token))))
+		return device_cuda_error(c->dev, s, "cannot make the communicator's stream", err);
+	for (; c->events < EVENTS; c->events++)
+		if ((s = cudaEventCreateWithFlags(&c->event[c->events], cudaEventDisableTiming)) ||
+		    (s = cudaEventCreateWithFlags(&c->begun[c->events], cudaEventDisableTiming)))
+			return device_cuda_error(c->dev, s, "cannot make the communicator's events", err);
+	r = meet(c, o, err);
+	if (r < 0)
+		return r;
+	(void)ncclGetVersion(&version);
+	snprintf(c->description, sizeof(c->description), "NCCL %d.%d.%d", version / 10000,
+	         version / 100 % 100, version % 100);
+	r = -pthread_create(&c->watcher, NULL, comm_watch, c);
+	c->watching = r == 0;
+	return r < 0 ? error_errno(err, r, "cannot start a thread") : 0;
+}
+
+int comm_create(struct device *dev, const struct comm_options *options, struct comm **out, struct error *err)
+{
+	pthread_condattr_t attr;
+	struct comm *c;
+	int r = 0;
+
+	*out = NULL;
+	if (options->world_size < 1 || options->rank < 0 || options->rank >= options->world_size ||
+	    options->timeout_s < 1 || (options->world_size > 1 && !options->rendezvous))
+		return error_set(err, -EINVAL, "rank %d of %d with a time-out of %d s: no such communicator",
+		                 options->rank, options->world_size, options->timeout_s);
+	c = calloc(1, sizeof(*c));
+	if (!c)
+		return error_oom(err);
+	c->dev = dev;
+	c->rank = options->rank;
+	c->size = options->world_size;
+	c->timeout_s = options->timeout_s;
+	c->stopping = options->stopping;
+	c->stopping_context = options->stopping_context;
+	stall_init(&c->stall, options);
+	strcpy(c->description, "a single rank");
+	pthread_mutex_init(&c->lock, NULL);
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(&c->wake, &attr);
+	pthread_condattr_destroy(&attr);
+	if (c->size > 1)
+		r = open_nccl(c, options, err);
+	if (r < 0)
+		comm_destroy(c);
+	else
+		*out = c;
+	return r;
+}
+
+static void close_nccl(struct comm *c)
+{
+	ncclResult_t n = ncclSuccess;
+
+	pthread_mutex_lock(&c->lock);
+	while (c->aborting)
+		comm_pause(c);
+	comm_look(c);
+	/* While a collective is under way its buffers stay registered: the abort below sees to them. */
+	if (c->nccl && c->completed == c->queued) {
+		comm_deregister(c, 0);
+		n = comm_settle(c, ncclCommFinalize(c->nccl), clock_monotonic() + 1);
+	}
+	if (c->nccl && c->completed == c->queued && n == ncclSuccess)
+		ncclCommDestroy(c->nccl);
+	else if (c->nccl)
+		ncclCommAbort(c->nccl);
+	c->nccl = NULL;
+	pthread_mutex_unlock(&c->lock);
+}
+
+void comm_destroy(struct comm *c)
+{
+	if (!c)
+		return;
+	if (c->watching) {
+		pthread_mutex_lock(&c->lock);
+		c->ending = true;
+		pthread_cond_signal(&c->wake);
+		pthread_mutex_unlock(&c->lock);
+		pthread_join(c->watcher, NULL);
+	}
+	close_nccl(c);
+	comm_free_buffers(c);
+	for (int i = 0; i < EVENTS; i++) {
+		if (c->event[i])
+			(void)cudaEventDestroy(c->event[i]);
+		if (c->begun[i])
+			(void)cudaEventDestroy(c->begun[i]);
+	}
+	if (c->computed)
+		(void)cudaEventDestroy(c->computed);
+	if (c->stream)
+		(void)cudaStreamDestroy(c->stream);
+	(void)cudaFree(c->token);
+	pthread_cond_destroy(&c->wake);
+	pthread_mutex_destroy(&c->lock);
+	free(c);
+}
+
+void comm_abort(struct comm *c)
+{
+	pthread_mutex_lock(&c->lock);
+	comm_fail(c, -ECANCELED, "the communicator was aborted");
+	pthread_mutex_unlock(&c->lock);
+}
+
+int comm_rank(const struct comm *c)
+{
+	return c->rank;
+}
+
+int comm_size(const struct comm *c)
+{
+	return c->size;
+}
+
+const char *comm_describe(const struct comm *c)
+{
+	return c->description;
+}
+
+/* ---- collectives ---- */
+struct collective {
+	enum kind kind;
+	void *buffer;
+	size_t count; /* elements: all, or a shard */
+	ncclDataType_t type;
+	size_t size; /* of an element */
+	ncclRedOp_t op;
+	int root;
+};
+
+static ncclResult_t start(struct comm *c, const struct collective *o)
+{
+	char *own = (char *)o->buffer + (size_t)c->rank * o->count * o->size;
+
+	switch (o->kind) {
+	case KIND_ALL_REDUCE:
+	case KIND_BARRIER:
+		return ncclAllReduce(o->buffer, o->buffer, o->count, o->type, o->op, c->nccl, c->stream);
+	case KIND_REDUCE_SCATTER:
+		return ncclReduceScatter(o->buffer, own, o->count, o->type, o->op, c->nccl, c->stream);
+	case KIND_ALL_GATHER:
+		return ncclAllGather(own, o->buffer, o->count, o->type, c->nccl, c->stream);
+	case KIND_BROADCAST:
+		return ncclBroadcast(o->buffer, o->buffer, o->count, o->type, o->root, c->nccl, c->stream);
+	}
+	return ncclInvalidArgument;
+}
+
+static int failed(struct comm *c)
+{
+	int r;
+
+	pthread_mutex_lock(&c->lock);
+	r = c->failed;
+	pthread_mutex_unlock(&c->lock);
+	return r;
+}
+
+static void fail_cuda(struct comm *c, const char *what, cudaError_t s)
+{
+	pthread_mutex_lock(&c->lock);
+	comm_fail(c, -EIO, "%s: %s", what, cudaGetErrorString(s));
+	pthread_mutex_unlock(&c->lock);
+}
+
+/* Until NCCL has taken it: at the first of a kind that is when all ranks have come. */
+static void enter(struct comm *c, const struct collective *o, comm_ticket ticket)
+{
+	ncclResult_t n;
+
+	pthread_mutex_lock(&c->lock);
+	if (!comm_pending(c))
+		c->moved = clock_monotonic();
+	c->kind[ticket % EVENTS] = o->kind;
+	c->entering = true;
+	if (!c->failed && o->count) {
+		n = comm_settle(c, start(c, o), HUGE_VAL); /* the watching thread has the clock */
+		if (n != ncclSuccess)
+			comm_fail_nccl(c, comm_kind_name(o->kind), n);
+	}
+	pthread_mutex_unlock(&c->lock);
+}
+
+static comm_ticket enqueue(struct comm *c, const struct collective *o)
+{
+	comm_ticket ticket = c->queued + 1;
+	cudaError_t s;
+
+	if (c->size == 1)
+		return ++c->queued;
+	if (!failed(c)) {
+		s = cudaEventRecord(c->computed, c->dev->stream);
+		if (!s)
+			s = cudaStreamWaitEvent(c->stream, c->computed, 0);
+		if (!s)
+			s = cudaEventRecord(c->begun[ticket % EVENTS], c->stream);
+		if (!s) {
+			enter(c, o, ticket);
+			s = cudaEventRecord(c->event[ticket % EVENTS], c->stream);
+		}
+		if (s)
+			fail_cuda(c, comm_kind_name(o->kind), s);
+	}
+	pthread_mutex_lock(&c->lock);
+	c->entering = false;
+	c->queued = ticket;
+	pthread_mutex_unlock(&c->lock);
+	return ticket;
+}
+
+static ncclDataType_t data_type(enum dtype type)
+{
+	return type == DTYPE_F32 ? ncclFloat32 : type == DTYPE_BF16 ? ncclBfloat16 : ncclFloat16;
+}
+
+static comm_ticket reduction(struct comm *c, enum kind kind, void *buffer, int64_t count, enum dtype type,
+                             enum comm_op op)
+{
+	return enqueue(c, &(struct collective){.kind = kind,
+	                                       .buffer = buffer,
+	                                       .count = (size_t)count,
+	                                       .type = data_type(type),
+	                                       .size = dtype_size(type),
+	                                       .op = op == COMM_MAX ? ncclMax : ncclSum});
+}
+
+comm_ticket comm_all_reduce(struct comm *c, void *buffer, int64_t count, enum dtype type, enum comm_op op)
+{
+	return reduction(c, KIND_ALL_REDUCE, buffer, count, type, op);
+}
+
+comm_ticket comm_all_reduce_f64(struct comm *c, double *buffer, int64_t count, enum comm_op op)
+{
+	return enqueue(c, &(struct collective){.kind = KIND_ALL_REDUCE,
+	                                       .buffer = buffer,
+	                                       .count = (size_t)count,
+	                                       .type = ncclFloat64,
+	                                       .size = sizeof(double),
+	                                       .op = op == COMM_MAX ? ncclMax : ncclSum});
+}
+
+comm_ticket comm_reduce_scatter(struct comm *c, void *buffer, int64_t shard, enum dtype type, enum comm_op op)
+{
+	return reduction(c, KIND_REDUCE_SCATTER, buffer, shard, type, op);
+}
+
+comm_ticket comm_all_gather(struct comm *c, void *buffer, int64_t shard, enum dtype type)
+{
+	return reduction(c, KIND_ALL_GATHER, buffer, shard, type, COMM_SUM);
+}
+
+comm_ticket comm_broadcast(struct comm *c, void *buffer, size_t bytes, int root)
+{
+	return enqueue(c, &(struct collective){.kind = KIND_BROADCAST,
+	                                       .buffer = buffer,
+	                                       .count = bytes,
+	                                       .type = ncclUint8,
+	                                       .size = 1,
+	                                       .root = root});
+}
+
+comm_ticket comm_barrier(struct comm *c)
+{
+	return enqueue(c, &(struct collective){.kind = KIND_BARRIER,
+	                                       .buffer = c->token,
+	                                       .count = 1,
+	                                       .type = ncclFloat64,
+	                                       .size = sizeof(double),
+	                                       .op = ncclSum});
+}
+
+/* ---- waiting ---- */
+static int failure(struct comm *c, struct error *err)
+{
+	if (c->failed && err)
+		*err = c->failure;
+	return c->failed;
+}
+
+int comm_wait(struct comm *c, comm_ticket ticket, struct error *err)
+{
+	cudaError_t s = cudaSuccess;
+	int r;
+
+	if (!ticket)
+		return 0;
+	if (c->queued - ticket >= EVENTS)
+		ticket = c->queued - EVENTS + 1;
+	if (c->size > 1 && !failed(c))
+		s = cudaStreamWaitEvent(c->dev->stream, c->event[ticket % EVENTS], 0);
+	if (s)
+		fail_cuda(c, "waiting for a collective", s);
+	pthread_mutex_lock(&c->lock);
+	r = failure(c, err);
+	pthread_mutex_unlock(&c->lock);
+	return r;
+}
+
+/* An abort marks the failure before it ends the kernels, so that it is seen here by whoever was waiting for
+ * them; an error of NCCL's own leaves them waiting until then. */
+int comm_check(struct comm *c, struct error *err)
+{
+	int r;
+
+	pthread_mutex_lock(&c->lock);
+	comm_look(c);
+	r = failure(c, err);
+	pthread_mutex_unlock(&c->lock);
+	return r;
+}
+
+double comm_waited_seconds(const struct comm *c)
+{
+	return NAN; /* the stream waits, not the host */
+}
+
+int comm_flush(struct comm *c, struct error *err)
+{
+	int r;
+
+	pthread_mutex_lock(&c->lock);
+	for (comm_look(c); c->size > 1 && !c->failed && c->completed < c->queued; comm_look(c)) {
+		comm_pause(c);
+	}
+	r = failure(c, err);
+	pthread_mutex_unlock(&c->lock);
+	return r;
+}

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Inside comm over NCCL. Collectives run on a stream of their own, each behind an event of the compute
+ * stream; comm_wait makes the compute stream wait for the collective's event. NCCL reports no dead peer on
+ * the same host and no stall: a thread watches for both and aborts the communicator, which ends the kernels
+ * that hang and so frees whoever waits for the GPU.
+ *
+ * NCCL is called under `lock` alone, and never blocks there: the communicator is made with blocking = 0. Only
+ * ncclCommAbort does block, and is called without the lock, once nobody else uses the communicator any more.
+ * CUDA is called without it, too, where it could make the caller wait: a stream that has too much queued
+ * behind a collective that hangs must not keep the watching thread from ending that.
+ *
+ * NCCL sums bf16 in fp32 within a step of its rings and rounds between the steps; gradients travel in fp32.
+ */
+#pragma once
+
+#include <nccl.h>
+#include <pthread.h>
+
+#include "engine/comm/comm.h"
+#include "engine/comm/nccl/stall.h"
+#include "engine/device/cuda/cuda.h"
+
+enum {
+	EVENTS = 1024,  /* collectives whose ends are told apart; older ones are done when these are */
+	BUFFERS = 4096, /* registered */
+	POLL_NS = 20 * 1000,
+};
+
+enum kind { KIND_ALL_REDUCE, KIND_REDUCE_SCATTER, KIND_ALL_GATHER, KIND_BROADCAST, KIND_BARRIER };
+
+struct comm {
+	struct device *dev;
+	int rank, size, timeout_s;
+	bool (*stopping)(void *context);
+	void *stopping_context;
+	struct stall stall;
+	char description[64];
+	ncclComm_t nccl; /* NULL: a single rank; not to be used once `failed` is set */
+	cudaStream_t stream;
+	cudaEvent_t computed;      /* what the next collective starts after */
+	double *token;             /* of barriers */
+	int events;                /* made so far */
+	cudaEvent_t begun[EVENTS]; /* this GPU has come to it: what it computes before is done */
+	cudaEvent_t event[EVENTS]; /* it is done */
+	enum kind kind[EVENTS];
+
+	pthread_mutex_t lock; /* of everything below, and of nccl */
+	pthread_cond_t wake;  /* of the watching thread, which otherwise looks every WATCH_NS */
+	pthread_t watcher;
+	bool watching, ending;
+	uint64_t queued, completed;
+	bool entering;  /* queued + 1, which NCCL has not taken yet */
+	double moved;   /* when `completed` grew last, the first since was queued, or this GPU came to it */
+	double came;    /* when `begun` of the next was first seen, 0: not yet */
+	double longest; /* that one has waited for the other ranks so far */
+	enum standing told;
+	uint64_t told_at;
+	int aborting; /* threads inside ncclCommAbort */
+	int failed;
+	struct error failure;
+	void *registered[BUFFERS]; /* handles */
+	int buffers;
+
+	struct allocation *allocations; /* comm_alloc's */
+	bool foreign;                   /* some of them are not NCCL's: nothing is registered */
+};
+
+/* nccl_buffers.c */
+void comm_deregister(struct comm *c, int first); /* handles from `first` on; under lock, none in use */
+void comm_free_buffers(struct comm *c);          /* once nothing is under way */
+
+/* nccl_watch.c; all under lock */
+void comm_pause(struct comm *c); /* lets the lock go for POLL_NS */
+/* Keeps the first failure and stops the communicator's kernels; lets the lock go meanwhile. */
+void comm_fail(struct comm *c, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+void comm_fail_nccl(struct comm *c, const char *what, ncclResult_t r);
+/* Until NCCL has taken a call; lets the lock go between. */
+ncclResult_t comm_settle(struct comm *c, ncclResult_t r, double deadline);
+/* Learns what has been done since, or has failed. */
+void comm_look(struct comm *c);
+/* Something is queued that has not been done, or NCCL has not taken. */
+bool comm_pending(const struct comm *c);
+const char *comm_kind_name(enum kind kind);
+void *comm_watch(void *comm); /* the thread; not under lock */

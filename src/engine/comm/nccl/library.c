@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* NCCL's functions, each passed on to the library once it has been loaded: a single rank needs none of it. */
+#include <nccl.h>
+
+#include "base/cleanup.h"
+#include "engine/comm/nccl/library.h"
+#include "engine/device/cuda/library.h"
+
+/* clang-format off */
+#define FUNCTIONS(F) \
+	F(const char *, ncclGetErrorString, (ncclResult_t result), (result)) \
+	F(const char *, ncclGetLastError, (ncclComm_t comm), (comm)) \
+	F(ncclResult_t, ncclGetVersion, (int *version), (version)) \
+	F(ncclResult_t, ncclGetUniqueId, (ncclUniqueId *id), (id)) \
+	F(ncclResult_t, ncclCommInitRankConfig, \
+	  (ncclComm_t *comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t *config), \
+	  (comm, ranks, id, rank, config)) \
+	F(ncclResult_t, ncclCommGetAsyncError, (ncclComm_t comm, ncclResult_t *result), (comm, result)) \
+	F(ncclResult_t, ncclCommFinalize, (ncclComm_t comm), (comm)) \
+	F(ncclResult_t, ncclCommDestroy, (ncclComm_t comm), (comm)) \
+	F(ncclResult_t, ncclCommAbort, (ncclComm_t comm), (comm)) \
+	F(ncclResult_t, ncclCommRegister, (const ncclComm_t comm, void *buffer, size_t size, void **handle), \
+	  (comm, buffer, size, handle)) \
+	F(ncclResult_t, ncclCommDeregister, (const ncclComm_t comm, void *handle), (comm, handle)) \
+	F(ncclResult_t, ncclMemAlloc, (void **memory, size_t size), (memory, size)) \
+	F(ncclResult_t, ncclMemFree, (void *memory), (memory)) \
+	F(ncclResult_t, ncclAllReduce, \
+	  (const void *from, void *to, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, \
+	   cudaStream_t stream), \
+	  (from, to, count, type, op, comm, stream)) \
+	F(ncclResult_t, ncclReduceScatter, \
+	  (const void *from, void *to, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, \
+	   cudaStream_t stream), \
+	  (from, to, count, type, op, comm, stream)) \
+	F(ncclResult_t, ncclAllGather, \
+	  (const void *from, void *to, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream), \
+	  (from, to, count, type, comm, stream)) \
+	F(ncclResult_t, ncclBroadcast, \
+	  (const void *from, void *to, size_t count, ncclDataType_t type, int root, ncclComm_t comm, \
+	   cudaStream_t stream), \
+	  (from, to, count, type, root, comm, stream))
+/* clang-format on */
+
+/* One library a process, as it would be if it were linked: these functions have no context to carry it. */
+static struct {
+	FUNCTIONS(LIBRARY_POINTER)
+} real;
+
+FUNCTIONS(LIBRARY_FORWARD)
+
+static const struct library_symbol symbols[] = {FUNCTIONS(LIBRARY_SYMBOL)};
+
+static int version(void *function)
+{
+	int v = 0;
+
+	return ((ncclResult_t(*)(int *))function)(&v) == ncclSuccess ? v : -1;
+}
+
+int nccl_load(struct error *err)
+{
+	/* ncclConfig_t carries its own size and version: an older library reads what it knows. */
+	static const struct library l = {.title = "NCCL",
+	                                 .soname = "libnccl.so.2",
+	                                 .package = "libnccl2",
+	                                 .minimum = 21900, /* buffers are registered, and memory handed out */
+	                                 .version_symbol = "ncclGetVersion",
+	                                 .version = version,
+	                                 .symbols = symbols,
+	                                 .symbol_count = ARRAY_SIZE(symbols)};
+
+	return real.ncclCommInitRankConfig ? 0 : library_load(&l, NULL, err);
+}

@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What becomes of collectives: those that end, fail, or stand still. */
+#include "engine/comm/nccl/internal.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/cleanup.h"
+#include "base/clock.h"
+
+#define WATCH_NS      (20 * 1000 * 1000)
+#define STOP_PATIENCE 10.0 /* seconds, once this rank has been told to end */
+
+static const char *const kind_names[] = {"all-reduce", "reduce-scatter", "all-gather", "broadcast",
+                                         "barrier"};
+
+const char *comm_kind_name(enum kind kind)
+{
+	return kind_names[kind];
+}
+
+void comm_pause(struct comm *c)
+{
+	pthread_mutex_unlock(&c->lock);
+	nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);
+	pthread_mutex_lock(&c->lock);
+}
+
+void comm_fail(struct comm *c, int code, const char *fmt, ...)
+{
+	ncclComm_t nccl = c->nccl;
+	char words[640];
+	va_list ap;
+
+	if (c->failed)
+		return;
+	va_start(ap, fmt);
+	vsnprintf(words, sizeof(words), fmt, ap);
+	va_end(ap);
+	c->failed = error_set(&c->failure, code, "rank %d: %s", c->rank, words);
+	if (!nccl)
+		return;
+	c->aborting++;
+	pthread_mutex_unlock(&c->lock);
+	ncclCommAbort(nccl);
+	pthread_mutex_lock(&c->lock);
+	/* Only now: one that was still being made has been written to its place once more. */
+	c->nccl = NULL;
+	c->aborting--;
+}
+
+bool comm_pending(const struct comm *c)
+{
+	return c->completed < c->queued || c->entering;
+}
+
+static const char *kind_of(const struct comm *c, uint64_t collective)
+{
+	return collective ? kind_names[c->kind[collective % EVENTS]] : "";
+}
+
+static int nccl_errno(ncclResult_t r)
+{
+	return r == ncclRemoteError || r == ncclSystemError ? -ECONNRESET : -EIO;
+}
+
+/* The words of NCCL's last error end with a line of their own. */
+void comm_fail_nccl(struct comm *c, const char *what, ncclResult_t r)
+{
+	char words[256];
+
+	snprintf(words, sizeof(words), "%s", c->nccl ? ncclGetLastError(c->nccl) : "");
+	words[strcspn(words, "\n")] = 0;
+	comm_fail(c, nccl_errno(r), "%s: NCCL: %s%s%s", what, ncclGetErrorString(r), *words ? ": " : "",
+	          words);
+}
+
+ncclResult_t comm_settle(struct comm *c, ncclResult_t r, double deadline)
+{
+	while (r == ncclInProgress && !c->failed) {
+		comm_pause(c);
+		if (c->failed || ncclCommGetAsyncError(c->nccl, &r) != ncclSuccess)
+			break;
+		if (r == ncclInProgress && clock_monotonic() > deadline)
+			break;
+	}
+	return r;
+}
+
+/* ---- the watch ---- */
+/* "Not ready" stays behind as the thread's last error, for which its next kernel would be blamed. */
+static cudaError_t query(cudaEvent_t event)
+{
+	cudaError_t s = cudaEventQuery(event);
+
+	if (s == cudaErrorNotReady)
+		(void)cudaGetLastError();
+	return s;
+}
+
+void comm_look(struct comm *c)
+{
+	ncclResult_t r = ncclSuccess;
+	double now = clock_monotonic();
+
+	if (!c->nccl || c->failed)
+		return;
+	if (ncclCommGetAsyncError(c->nccl, &r) == ncclSuccess && r != ncclSuccess && r != ncclInProgress) {
+		comm_fail_nccl(c, "collectives", r);
+		return;
+	}
+	while (c->completed < c->queued) {
+		uint64_t next = c->completed + 1;
+		cudaError_t status;
+
+		if (c->queued - next >= EVENTS)
+			next = c->queued - EVENTS + 1;
+		status = query(c->event[next % EVENTS]);
+		if (status == cudaErrorNotReady)
+			break;
+		if (status != cudaSuccess) {
+			comm_fail(c, -EIO, "%s: %s", kind_of(c, next), cudaGetErrorString(status));
+			return;
+		}
+		c->completed = next;
+		if (c->came > 0)
+			c->longest = MAX(c->longest, now - c->came);
+		c->came = 0;
+		c->moved = now;
+	}
+	if (!c->came && comm_pending(c) && query(c->begun[(c->completed + 1) % EVENTS]) == cudaSuccess)
+		c->came = c->moved = now;
+}
+
+/* Where this rank stands, for those that will ask. Lets the lock go while it speaks. */
+static void tell(struct comm *c)
+{
+	bool still = clock_monotonic() - c->moved > 0.5 * c->timeout_s;
+	enum standing standing = !still             ? STANDS_GOING
+	                         : !comm_pending(c) ? STANDS_PAST
+	                         : c->came          ? STANDS_IN
+	                                            : STANDS_BEFORE;
+	uint64_t at = !still ? 0 : c->completed + comm_pending(c);
+	const char *kind = kind_of(c, at);
+
+	if (c->failed || (standing == c->told && at == c->told_at))
+		return;
+	c->told = standing;
+	c->told_at = at;
+	pthread_mutex_unlock(&c->lock);
+	(void)stall_tell(&c->stall, standing, at, kind, NULL);
+	pthread_mutex_lock(&c->lock);
+}
+
+/* Lets the lock go while it asks the others. */
+static void give_up(struct comm *c)
+{
+	char words[480] = "this rank's GPU has not come to it: the computation before it hangs";
+	uint64_t next = c->completed + 1;
+	const char *kind = kind_of(c, next);
+
+	if (c->came > 0) {
+		pthread_mutex_unlock(&c->lock);
+		stall_ask(&c->stall, next, kind, words, sizeof(words));
+		pthread_mutex_lock(&c->lock);
+		comm_look(c);
+	}
+	if (c->completed < next && comm_pending(c))
+		comm_fail(c, -ETIMEDOUT, "%s (collective %llu) has made no progress for %d s: %s", kind,
+		          (unsigned long long)next, c->timeout_s, words);
+}
+
+static void judge(struct comm *c)
+{
+	double now = clock_monotonic(), waited = c->came > 0 ? now - c->came : 0;
+	double patience = MIN(STOP_PATIENCE, 0.25 * c->timeout_s) + 2 * c->longest;
+
+	if (c->failed || !comm_pending(c))
+		return;
+	if (now - c->moved > c->timeout_s)
+		give_up(c);
+	/* As all ranks are told to where one has died. */
+	else if (waited > patience && c->stopping && c->stopping(c->stopping_context))
+		comm_fail(c, -ECANCELED,
+		          "told to stop; %s (collective %llu) has waited for other ranks for %.0f s",
+		          kind_of(c, c->completed + 1), (unsigned long long)c->completed + 1, waited);
+}
+
+void *comm_watch(void *context)
+{
+	struct comm *c = context;
+
+	(void)cudaSetDevice(c->dev->index);
+	pthread_mutex_lock(&c->lock);
+	while (!c->ending) {
+		struct timespec until;
+
+		comm_look(c);
+		tell(c);
+		judge(c);
+		clock_gettime(CLOCK_MONOTONIC, &until);
+		until.tv_nsec += WATCH_NS;
+		if (until.tv_nsec >= 1000000000) {
+			until.tv_nsec -= 1000000000;
+			until.tv_sec++;
+		}
+		if (!c->ending)
+			pthread_cond_timedwait(&c->wake, &c->lock, &until);
+	}
+	pthread_mutex_unlock(&c->lock);
+	return NULL;
+}

@@ -1,0 +1,292 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* comm.h over UCX: creating, queueing, waiting. ucx.h says who owns what. */
+#include "engine/comm/ucx/internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/cleanup.h"
+#include "base/clock.h"
+
+static comm_ticket enqueue(struct comm *c, const struct operation *o)
+{
+	uint64_t ticket = c->queued + 1;
+
+	if (c->size == 1) {
+		c->queued = c->completed = ticket;
+		return ticket;
+	}
+	if (ticket - c->completed > QUEUE_MAX - 1)
+		comm_wait(c, ticket - (QUEUE_MAX - 1), NULL);
+	c->queue[ticket % QUEUE_MAX] = *o;
+	atomic_store(&c->queued, ticket);
+	if (c->asleep)
+		progress_wake(c);
+	return ticket;
+}
+
+static int watch(int epoll, int fd, uint32_t who)
+{
+	struct epoll_event event = {.events = EPOLLIN, .data.u32 = who};
+
+	return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) < 0 ? -errno : 0;
+}
+
+static int open_epolls(struct comm *c, struct error *err)
+{
+	int ucx_fd, r;
+
+	c->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	c->control_epoll = epoll_create1(EPOLL_CLOEXEC);
+	c->epoll = epoll_create1(EPOLL_CLOEXEC);
+	if (c->wake_fd < 0 || c->control_epoll < 0 || c->epoll < 0)
+		return error_errno(err, -errno, "eventfd, epoll");
+	if (ucp_worker_get_efd(c->worker, &ucx_fd) != UCS_OK)
+		return error_set(err, -ENODEV,
+		                 "UCX's transports cannot wake a sleeping thread: is UCX_TLS set?");
+	r = watch(c->control_epoll, c->wake_fd, c->rank);
+	for (int i = 0; i < c->size && r >= 0; i++)
+		if (i != c->rank)
+			r = watch(c->control_epoll, c->peers[i].fd, i);
+	if (r >= 0)
+		r = watch(c->epoll, c->control_epoll, 0);
+	if (r >= 0)
+		r = watch(c->epoll, ucx_fd, 0);
+	return r < 0 ? error_errno(err, r, "epoll") : 0;
+}
+
+static int open_ucx(struct comm *c, const struct comm_options *options, struct error *err)
+{
+	_cleanup_free_ void *address = NULL;
+	size_t len;
+	int r;
+
+	c->peers = calloc(c->size, sizeof(*c->peers));
+	c->transfers = calloc(2 * MAX(WINDOW_MAX, c->size), sizeof(*c->transfers));
+	c->scratch = aligned_alloc(HUGE_PAGE, SCRATCH_BYTES);
+	c->parts = calloc(c->size, sizeof(*c->parts));
+	if (!c->peers || !c->transfers || !c->scratch || !c->parts)
+		return error_oom(err);
+	(void)madvise(c->scratch, SCRATCH_BYTES, MADV_HUGEPAGE); /* advice only */
+	memset(c->scratch, 0, SCRATCH_BYTES);
+	for (int i = 0; i < c->size; i++)
+		c->peers[i].fd = -1;
+	r = transport_open(c, &address, &len, err);
+	if (r >= 0)
+		r = meeting_hold(options, address, len, c->peers, err);
+	if (r >= 0)
+		r = open_epolls(c, err);
+	if (r >= 0)
+		r = transport_connect(c, err);
+	if (r >= 0)
+		r = progress_start(c, err);
+	if (r < 0)
+		return r;
+	return comm_wait(c, enqueue(c, &(struct operation){.kind = KIND_MEET}), err);
+}
+
+int comm_create(struct device *dev, const struct comm_options *options, struct comm **out, struct error *err)
+{
+	pthread_condattr_t attr;
+	struct comm *c;
+	int r = 0;
+
+	*out = NULL;
+	if (options->world_size < 1 || options->world_size > 65535 || options->rank < 0 ||
+	    options->rank >= options->world_size || options->timeout_s < 1 ||
+	    (options->world_size > 1 && !options->rendezvous))
+		return error_set(err, -EINVAL, "rank %d of %d with a time-out of %d s: no such communicator",
+		                 options->rank, options->world_size, options->timeout_s);
+	c = calloc(1, sizeof(*c));
+	if (!c)
+		return error_oom(err);
+	c->dev = dev;
+	c->rank = options->rank;
+	c->size = options->world_size;
+	c->timeout_s = options->timeout_s;
+	c->wake_fd = c->control_epoll = c->epoll = -1;
+	strcpy(c->description, "a single rank");
+	pthread_mutex_init(&c->lock, NULL);
+	pthread_condattr_init(&attr);
+	pthread_cond_init(&c->changed, &attr);
+	pthread_condattr_destroy(&attr);
+	if (c->size > 1)
+		r = open_ucx(c, options, err);
+	if (r < 0)
+		comm_destroy(c);
+	else
+		*out = c;
+	return r;
+}
+
+void comm_destroy(struct comm *c)
+{
+	if (!c)
+		return;
+	if (c->thread_started) {
+		atomic_store(&c->stopping, true);
+		progress_wake(c);
+		pthread_join(c->thread, NULL);
+	}
+	transport_close(c);
+	for (int r = 0; c->peers && r < c->size; r++)
+		peer_close(&c->peers[r]);
+	closep(&c->wake_fd);
+	closep(&c->control_epoll);
+	closep(&c->epoll);
+	pthread_cond_destroy(&c->changed);
+	pthread_mutex_destroy(&c->lock);
+	free(c->peers);
+	free(c->transfers);
+	free(c->scratch);
+	free(c->parts);
+	for (int i = 0; i < c->allocated; i++)
+		device_free(c->dev, c->allocations[i]);
+	free(c->allocations);
+	free(c);
+}
+
+void comm_abort(struct comm *c)
+{
+	comm_fail(c, -ECANCELED, c->rank, "the communicator was aborted");
+	if (c->size > 1)
+		progress_wake(c);
+}
+
+int comm_rank(const struct comm *c)
+{
+	return c->rank;
+}
+
+int comm_size(const struct comm *c)
+{
+	return c->size;
+}
+
+const char *comm_describe(const struct comm *c)
+{
+	return c->description;
+}
+
+int comm_alloc(struct comm *c, size_t bytes, void **out, struct error *err)
+{
+	void **list = realloc(c->allocations, ((size_t)c->allocated + 1) * sizeof(*list));
+	int r;
+
+	if (!list)
+		return error_oom(err);
+	c->allocations = list;
+	r = device_alloc(c->dev, bytes, out, err);
+	if (r == 0)
+		list[c->allocated++] = *out;
+	return r;
+}
+
+int comm_register(struct comm *c, const struct comm_buffer *buffers, int n, struct error *err)
+{
+	return 0; /* UCX registers on its own where the hardware asks for it, and keeps that */
+}
+
+static comm_ticket reduction(struct comm *c, enum kind kind, void *buffer, int64_t count, enum dtype type,
+                             enum comm_op op)
+{
+	struct operation o = {.kind = kind, .op = op, .buffer = buffer, .count = count};
+
+	if (type == DTYPE_F16)
+		comm_fail(c, -EINVAL, c->rank, "%s: float16 is not carried between CPU ranks, use bfloat16",
+		          collective_name(kind));
+	o.type = type == DTYPE_F32 ? ELEMENT_F32 : ELEMENT_BF16;
+	return enqueue(c, &o);
+}
+
+comm_ticket comm_all_reduce(struct comm *c, void *buffer, int64_t count, enum dtype type, enum comm_op op)
+{
+	return reduction(c, KIND_ALL_REDUCE, buffer, count, type, op);
+}
+
+comm_ticket comm_all_reduce_f64(struct comm *c, double *buffer, int64_t count, enum comm_op op)
+{
+	return enqueue(
+	    c, &(struct operation){
+	           .kind = KIND_ALL_REDUCE, .type = ELEMENT_F64, .op = op, .buffer = buffer, .count = count});
+}
+
+comm_ticket comm_reduce_scatter(struct comm *c, void *buffer, int64_t shard, enum dtype type, enum comm_op op)
+{
+	return reduction(c, KIND_REDUCE_SCATTER, buffer, shard, type, op);
+}
+
+comm_ticket comm_all_gather(struct comm *c, void *buffer, int64_t shard, enum dtype type)
+{
+	return enqueue(c, &(struct operation){.kind = KIND_ALL_GATHER,
+	                                      .type = ELEMENT_BYTE,
+	                                      .buffer = buffer,
+	                                      .count = shard * (int64_t)dtype_size(type)});
+}
+
+comm_ticket comm_broadcast(struct comm *c, void *buffer, size_t bytes, int root)
+{
+	return enqueue(c, &(struct operation){.kind = KIND_BROADCAST,
+	                                      .type = ELEMENT_BYTE,
+	                                      .buffer = buffer,
+	                                      .count = (int64_t)bytes,
+	                                      .root = root});
+}
+
+comm_ticket comm_barrier(struct comm *c)
+{
+	return enqueue(c, &(struct operation){.kind = KIND_BARRIER});
+}
+
+int comm_wait(struct comm *c, comm_ticket ticket, struct error *err)
+{
+	double begun, spin_until;
+	int r = 0;
+
+	if (!ticket || (c->completed >= ticket && c->failed != -ECANCELED))
+		return 0;
+	atomic_fetch_add(&c->waiters, 1);
+	begun = clock_monotonic();
+	for (spin_until = begun + SPIN_BEHIND_COMPUTE; clock_monotonic() < spin_until; relax())
+		if (c->completed >= ticket || c->failed)
+			break;
+	pthread_mutex_lock(&c->lock);
+	while (c->completed < ticket && !c->failed)
+		pthread_cond_wait(&c->changed, &c->lock);
+	if (c->completed < ticket || c->failed == -ECANCELED) {
+		r = c->failed;
+		if (err)
+			*err = c->failure;
+	}
+	c->waited += clock_monotonic() - begun;
+	pthread_mutex_unlock(&c->lock);
+	atomic_fetch_sub(&c->waiters, 1);
+	return r;
+}
+
+double comm_waited_seconds(const struct comm *c)
+{
+	return c->waited;
+}
+
+int comm_flush(struct comm *c, struct error *err)
+{
+	return comm_wait(c, c->queued, err);
+}
+
+int comm_check(struct comm *c, struct error *err)
+{
+	int r;
+
+	pthread_mutex_lock(&c->lock);
+	r = c->failed;
+	if (r < 0 && err)
+		*err = c->failure;
+	pthread_mutex_unlock(&c->lock);
+	return r;
+}

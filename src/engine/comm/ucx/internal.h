@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Inside comm over UCX. One progress thread per communicator takes the queued operations in order and runs
+ * each to its end; all of UCX, and every lifeline, is touched by that thread alone once comm_create has
+ * returned. The caller's threads meet it at the queue (one producer), at `completed`, and under `lock`.
+ */
+#pragma once
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <ucp/api/ucp.h>
+
+#include "engine/comm/comm.h"
+#include "engine/comm/ucx/lifeline.h"
+#include "engine/comm/ucx/reduce.h"
+
+/* Seconds without work before a thread sleeps: longer while a caller waits, whose core is then free. */
+#define SPIN_BEHIND_COMPUTE 20e-6
+#define SPIN_AWAITED        200e-6
+
+static inline void relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+	__builtin_ia32_pause();
+#endif
+}
+
+enum kind {
+	KIND_NONE,
+	KIND_MEET, /* the first of all: every rank hears from every other */
+	KIND_ALL_REDUCE,
+	KIND_REDUCE_SCATTER,
+	KIND_ALL_GATHER,
+	KIND_BROADCAST,
+	KIND_BARRIER,
+};
+
+struct operation {
+	enum kind kind;
+	enum element type;
+	enum comm_op op;
+	int root;
+	void *buffer;
+	int64_t count; /* elements: all of them (all_reduce, broadcast) or a shard (the others) */
+};
+
+/* One message on its way. It lives in struct comm, since UCX may still name it after a failure. */
+struct transfer {
+	bool done;
+	int peer;
+	size_t expected;
+	struct comm *comm;
+};
+
+enum {
+	QUEUE_MAX = 256,
+	CHUNK_BYTES = 512 * 1024, /* a ring passes on chunks of this size, or smaller ones … */
+	WINDOW_MAX = 32,          /* … up to so many at a time … */
+	SCRATCH_BYTES = 4 << 20,  /* … that fit in here together */
+	CHAIN_WINDOW = 4,         /* of a broadcast */
+	HUGE_PAGE = 2 << 20,
+	FLAT_BYTES = 16 * 1024, /* up to here all send all to all: one latency instead of 2 (n - 1) */
+};
+
+struct comm {
+	struct device *dev;
+	int rank, size, timeout_s;
+	char description[96];
+
+	/* The queue. Ticket t is at queue[t % QUEUE_MAX]. */
+	struct operation queue[QUEUE_MAX];
+	_Atomic uint64_t queued, completed;
+	pthread_mutex_t lock; /* of failure, and for the conditions */
+	pthread_cond_t changed;
+	_Atomic int failed;    /* 0 or the code in failure */
+	struct error failure;  /* the first one; under lock */
+	int culprit;           /* whom it is about; under lock */
+	_Atomic bool stopping; /* comm_destroy */
+	_Atomic bool asleep;   /* the thread waits in epoll and wants wake_fd */
+	_Atomic int waiters;   /* threads inside comm_wait: their cores are free */
+	double waited;         /* seconds inside comm_wait; under lock */
+	pthread_t thread;
+	bool thread_started;
+
+	/* The progress thread's own. */
+	struct peer *peers; /* [size] */
+	int wake_fd, control_epoll, epoll;
+	uint64_t running; /* ticket, 0: idle */
+	enum kind running_kind;
+	uint64_t begun; /* the ticket begun last, and its kind */
+	enum kind begun_kind;
+	uint64_t progress;      /* counts messages done */
+	uint64_t progress_seen; /* … when the clock below was set */
+	double progress_at;     /* the last time that something moved */
+	double idle_since, control_at, pinged_at;
+	int pings; /* asked around since then */
+	bool saying_goodbye;
+
+	ucp_context_h context;
+	ucp_worker_h worker;
+	ucp_ep_h *endpoints; /* [size] */
+	int ucx_error;       /* a ucs_status_t that a message ended with, and whose */
+	int ucx_error_peer;
+
+	struct transfer *transfers; /* [2 · max(WINDOW_MAX, size)] */
+	char *scratch;              /* [SCRATCH_BYTES], 64-byte aligned */
+	void **parts;               /* [size]: what a reduction adds up */
+
+	void **allocations; /* comm_alloc's: [allocated] */
+	int allocated;
+};
+
+/* ucx_transport.c */
+int transport_open(struct comm *c, void **address, size_t *address_len, struct error *err);
+int transport_connect(struct comm *c, struct error *err);
+void transport_describe(struct comm *c);
+void transport_close(struct comm *c);
+/* A message that fails is done too; the next comm_step returns its error. */
+void transport_send(struct comm *c, int peer, uint64_t tag, const void *data, size_t len, struct transfer *t);
+void transport_receive(struct comm *c, int peer, uint64_t tag, void *data, size_t len, struct transfer *t);
+
+/* ucx_progress.c */
+int progress_start(struct comm *c, struct error *err);
+void progress_wake(struct comm *c); /* from any thread */
+/* Lets UCX work, looks after the lifelines, spins or sleeps; returns after anything may have changed.
+ * Negative: the communicator has failed, and the operation has to be left at once. */
+int comm_step(struct comm *c);
+/* Keeps the first failure; returns code. `culprit` is told to the peers. */
+int comm_fail(struct comm *c, int code, int culprit, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+
+/* ucx_collectives.c */
+int collective_run(struct comm *c, uint64_t ticket, const struct operation *o);
+const char *collective_name(enum kind kind);

@@ -1,0 +1,413 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The progress thread: when it works, spins and sleeps, what it hears from the peers, and what becomes of
+ * failures. */
+#include "engine/comm/ucx/internal.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "base/cleanup.h"
+#include "base/clock.h"
+
+#define CONTROL_EVERY    1e-3 /* between two looks at the lifelines while spinning */
+#define GOODBYE_PATIENCE 1.0  /* for peers that still read our last data */
+
+void progress_wake(struct comm *c)
+{
+	uint64_t one = 1;
+
+	(void)!write(c->wake_fd, &one, sizeof(one));
+}
+
+/* ---- failures ---- */
+
+static int fail_va(struct comm *c, int code, int culprit, const char *fmt, va_list ap)
+{
+	pthread_mutex_lock(&c->lock);
+	if (!c->failed) {
+		vsnprintf(c->failure.message, sizeof(c->failure.message), fmt, ap);
+		c->failure.code = code;
+		c->culprit = culprit;
+		atomic_store(&c->failed, code);
+		pthread_cond_broadcast(&c->changed);
+	}
+	code = c->failed;
+	pthread_mutex_unlock(&c->lock);
+	return code;
+}
+
+int comm_fail(struct comm *c, int code, int culprit, const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	code = fail_va(c, code, culprit, fmt, ap);
+	va_end(ap);
+	return code;
+}
+
+/* "all_reduce (collective 17)", or where it stood between two. */
+static const char *where(const struct comm *c, char *buf, size_t size)
+{
+	if (c->running && c->running_kind == KIND_MEET)
+		snprintf(buf, size, "%s", collective_name(KIND_MEET));
+	else if (c->running)
+		snprintf(buf, size, "%s (collective %llu)", collective_name(c->running_kind),
+		         (unsigned long long)c->running - 1);
+	else if (c->completed > 1)
+		snprintf(buf, size, "after collective %llu", (unsigned long long)c->completed - 1);
+	else
+		snprintf(buf, size, "before the first collective");
+	return buf;
+}
+
+static int fail_about(struct comm *c, int code, int rank, const char *what)
+{
+	char at[64];
+
+	return comm_fail(c, code, rank, "%s: rank %d on %s %s", where(c, at, sizeof(at)), rank,
+	                 c->peers[rank].host, what);
+}
+
+/* A peer gave up: with its reason, unless we have found our own. */
+static void hear_failure(struct comm *c, int from, const struct message *m)
+{
+	int culprit = m->rank >= 0 && m->rank < c->size ? m->rank : from;
+	char what[128], at[64];
+
+	if (m->code == -ECANCELED) {
+		fail_about(c, -ECONNRESET, from, "stopped in the middle of the run");
+	} else if (m->code == -ETIMEDOUT && culprit == c->rank) {
+		comm_fail(c, -ETIMEDOUT, c->rank, "%s: rank %d on %s waited %d s for this rank and gave up",
+		          where(c, at, sizeof(at)), from, c->peers[from].host, c->timeout_s);
+	} else if (m->code == -ETIMEDOUT) {
+		snprintf(what, sizeof(what), "does not go on: rank %d waited %d s for it", from,
+		         c->timeout_s);
+		fail_about(c, -ETIMEDOUT, culprit, what);
+	} else if (m->code == -ECONNRESET && culprit != from) {
+		snprintf(what, sizeof(what), "is gone, as rank %d saw", from);
+		fail_about(c, -ECONNRESET, culprit, what);
+	} else {
+		fail_about(c, m->code == -EPROTO ? -EPROTO : -ECONNRESET, from,
+		           m->code == -EPROTO ? "found that the ranks disagree about it" : "failed");
+	}
+}
+
+static void tell_failure(struct comm *c)
+{
+	struct message m = {.type = MESSAGE_FAIL, .code = c->failed, .rank = c->culprit};
+
+	/* Those who told us, too: our connections to them end next, and they must not take that for the
+	 * cause. */
+	for (int r = 0; r < c->size; r++)
+		peer_send(&c->peers[r], &m);
+}
+
+/* No message has moved for timeout_s: who is it? A rank that does not answer at all, else one that has not
+ * come to this collective, else one that is in another. */
+static int fail_timeout(struct comm *c)
+{
+	char what[160], at[64];
+
+	for (int r = 0; r < c->size; r++) {
+		struct peer *p = &c->peers[r];
+
+		if (r != c->rank && !p->answered && !p->left) {
+			snprintf(what, sizeof(what), "has not answered for %d s: it hangs or is stopped",
+			         c->timeout_s);
+			return fail_about(c, -ETIMEDOUT, r, what);
+		}
+	}
+	for (int r = 0; r < c->size; r++) {
+		struct peer *p = &c->peers[r];
+
+		if (r == c->rank || p->left || p->at_ticket >= c->running)
+			continue;
+		snprintf(what, sizeof(what), "has not begun it within %d s: it is %s %s (collective %llu)",
+		         c->timeout_s, p->running ? "still in" : "past", collective_name(p->at_kind),
+		         (unsigned long long)p->at_ticket - 1);
+		return fail_about(c, -ETIMEDOUT, r, what);
+	}
+	for (int r = 0; r < c->size; r++) {
+		struct peer *p = &c->peers[r];
+
+		if (r == c->rank || p->left || p->at_ticket > c->running || p->at_kind == c->running_kind)
+			continue;
+		snprintf(what, sizeof(what), "runs %s in its place: the ranks' calls differ",
+		         collective_name(p->at_kind));
+		return fail_about(c, -ETIMEDOUT, r, what);
+	}
+	return comm_fail(c, -ETIMEDOUT, c->rank,
+	                 "%s: nothing has moved for %d s, though every rank answers: check the network",
+	                 where(c, at, sizeof(at)), c->timeout_s);
+}
+
+/* ---- lifelines ---- */
+
+static void hear(struct comm *c, int from, const struct message *m)
+{
+	struct peer *p = &c->peers[from];
+	struct message answer = {0};
+
+	switch (m->type) {
+	case MESSAGE_PING:
+		answer.type = MESSAGE_PONG;
+		answer.ticket = c->begun;
+		answer.kind = c->begun_kind;
+		answer.code = c->running != 0;
+		peer_send(p, &answer);
+		break;
+	case MESSAGE_PONG:
+		p->answered = true;
+		p->at_ticket = m->ticket;
+		p->at_kind = m->kind;
+		p->running = m->code;
+		break;
+	case MESSAGE_BYE:
+		p->left = true;
+		p->left_after = m->ticket;
+		break;
+	case MESSAGE_READ:
+		p->has_read = true;
+		break;
+	case MESSAGE_FAIL:
+		hear_failure(c, from, m);
+		break;
+	}
+}
+
+/* Answers goodbyes, and sees to it that nobody waits for one who has left. */
+static void settle_goodbyes(struct comm *c)
+{
+	struct message m = {.type = MESSAGE_READ};
+
+	for (int r = 0; r < c->size; r++) {
+		struct peer *p = &c->peers[r];
+
+		if (!p->left)
+			continue;
+		if (!p->told_read && c->completed >= p->left_after) {
+			p->told_read = true;
+			peer_send(p, &m);
+		}
+		if (c->running > p->left_after)
+			fail_about(c, -ECONNRESET, r, "has already ended in order: the ranks' calls differ");
+	}
+}
+
+static void listen_to_peers(struct comm *c)
+{
+	struct epoll_event events[16];
+	int n;
+
+	c->control_at = clock_monotonic();
+	n = epoll_wait(c->control_epoll, events, ARRAY_SIZE(events), 0);
+	for (int i = 0; i < n; i++) {
+		int from = (int)events[i].data.u32, r;
+		struct message m;
+		uint64_t count;
+
+		if (from == c->rank) {
+			(void)!read(c->wake_fd, &count, sizeof(count));
+			continue;
+		}
+		while ((r = peer_read(&c->peers[from], &m)) > 0)
+			hear(c, from, &m);
+		if (r < 0) {
+			peer_close(&c->peers[from]);
+			c->peers[from].has_read = true;
+			if (!c->peers[from].left)
+				fail_about(c, -ECONNRESET, from, "died");
+		}
+	}
+	if (n > 0)
+		settle_goodbyes(c);
+}
+
+/* ---- the thread's step ---- */
+
+static int fail_message(struct comm *c)
+{
+	int rank = c->ucx_error_peer;
+	char what[128];
+
+	/* The lifeline may know better why. */
+	listen_to_peers(c);
+	if (c->ucx_error == UCS_ERR_MESSAGE_TRUNCATED)
+		return fail_about(c, -EPROTO, rank, "sends another count than this rank: the calls differ");
+	snprintf(what, sizeof(what), "cannot be reached any more: %s", ucs_status_string(c->ucx_error));
+	return fail_about(c, -ECONNRESET, rank, what);
+}
+
+/* When nothing has moved for half of the time allowed, and again at three quarters, asks around; at the end,
+ * and once the peers have had time to answer, gives up. */
+static int watch_clock(struct comm *c)
+{
+	static const struct message ping = {.type = MESSAGE_PING};
+	double now = c->control_at, allowed = c->timeout_s;
+
+	if (!c->running || c->failed)
+		return c->failed;
+	if (c->stopping)
+		return comm_fail(c, -ECANCELED, c->rank, "the communicator was destroyed");
+	if (c->progress != c->progress_seen) {
+		c->progress_seen = c->progress;
+		c->progress_at = now;
+		c->pings = 0;
+	}
+	if (c->pings < 2 && now - c->progress_at >= (c->pings + 2) * 0.25 * allowed) {
+		c->pings++;
+		c->pinged_at = now;
+		for (int r = 0; r < c->size; r++) {
+			c->peers[r].answered = false;
+			peer_send(&c->peers[r], &ping);
+		}
+	} else if (now - c->progress_at >= allowed && now - c->pinged_at >= 0.2) {
+		return fail_timeout(c);
+	}
+	return 0;
+}
+
+static bool has_work(struct comm *c)
+{
+	return c->failed || (c->stopping && !c->saying_goodbye) || (!c->running && c->queued > c->completed);
+}
+
+static void sleep_until_event(struct comm *c)
+{
+	struct epoll_event events[4];
+
+	atomic_store(&c->asleep, true);
+	if (!has_work(c) && ucp_worker_arm(c->worker) == UCS_OK)
+		(void)!epoll_wait(c->epoll, events, ARRAY_SIZE(events),
+		                  c->running          ? MIN(100, c->timeout_s * 125)
+		                  : c->saying_goodbye ? 20
+		                                      : -1);
+	atomic_store(&c->asleep, false);
+	listen_to_peers(c);
+}
+
+int comm_step(struct comm *c)
+{
+	double now;
+
+	if (c->failed)
+		return c->failed;
+	if (c->ucx_error)
+		return fail_message(c);
+	if (ucp_worker_progress(c->worker)) {
+		c->idle_since = 0;
+		return 0;
+	}
+	now = clock_monotonic();
+	if (!c->idle_since)
+		c->idle_since = now;
+	if (now - c->control_at > CONTROL_EVERY) {
+		listen_to_peers(c);
+		return watch_clock(c);
+	} else if (now - c->idle_since < (c->waiters ? SPIN_AWAITED : SPIN_BEHIND_COMPUTE)) {
+		relax();
+	} else {
+		sleep_until_event(c);
+		c->idle_since = 0;
+		return watch_clock(c);
+	}
+	return c->failed;
+}
+
+/* ---- the thread ---- */
+
+static bool everyone_has_read(const struct comm *c)
+{
+	for (int r = 0; r < c->size; r++) {
+		const struct peer *p = &c->peers[r];
+
+		if (r != c->rank && !p->has_read && !(p->left && p->left_after >= c->completed))
+			return false;
+	}
+	return true;
+}
+
+/* The last messages may still be here, in memory that peers read: they say when they have them. */
+static void say_goodbye(struct comm *c)
+{
+	struct message bye = {.type = MESSAGE_BYE, .ticket = c->completed};
+	double deadline = clock_monotonic() + GOODBYE_PATIENCE;
+
+	c->saying_goodbye = true;
+	for (int r = 0; r < c->size; r++)
+		peer_send(&c->peers[r], &bye);
+	while (!everyone_has_read(c) && clock_monotonic() < deadline)
+		if (comm_step(c) < 0)
+			break;
+}
+
+static int run_next(struct comm *c)
+{
+	uint64_t ticket = c->completed + 1;
+	struct operation *o = &c->queue[ticket % QUEUE_MAX];
+	int r;
+
+	c->running = c->begun = ticket;
+	c->running_kind = c->begun_kind = o->kind;
+	c->progress_at = clock_monotonic();
+	c->progress_seen = c->progress;
+	c->pings = 0;
+	settle_goodbyes(c);
+	r = c->failed ? c->failed : collective_run(c, ticket, o);
+	if (r < 0)
+		return r;
+	if (o->kind == KIND_MEET)
+		transport_describe(c);
+	c->running = 0;
+	atomic_store(&c->completed, ticket);
+	if (c->waiters) {
+		pthread_mutex_lock(&c->lock);
+		pthread_cond_broadcast(&c->changed);
+		pthread_mutex_unlock(&c->lock);
+	}
+	settle_goodbyes(c);
+	return 0;
+}
+
+static void *progress_main(void *arg)
+{
+	struct comm *c = arg;
+	int r = 0;
+
+	while (r >= 0) {
+		if (c->queued > c->completed)
+			r = c->stopping ? comm_fail(c, -ECANCELED, c->rank, "the communicator was destroyed")
+			                : run_next(c);
+		else if (c->stopping)
+			break;
+		else
+			r = comm_step(c);
+	}
+	if (r >= 0)
+		say_goodbye(c);
+	else
+		tell_failure(c);
+	return NULL;
+}
+
+int progress_start(struct comm *c, struct error *err)
+{
+	sigset_t all, before;
+	int r;
+
+	/* Signals are for the caller's threads. */
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	r = pthread_create(&c->thread, NULL, progress_main, c);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	if (r)
+		return error_errno(err, -r, "cannot start the thread of the collectives");
+	c->thread_started = true;
+	return 0;
+}

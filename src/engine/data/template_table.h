@@ -1,6 +1,0 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-#pragma once
-
-#include "engine/data/template.h"
-
-extern const struct template template_table[]; /* ends with a NULL name */

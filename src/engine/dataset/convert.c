@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/dataset/convert.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/str.h"
+#include "engine/chat/exact_json.h"
+
+/* Takes over the string of b. */
+static int own(struct example *e, struct strbuf *b, struct text *out, struct error *err)
+{
+	size_t len = b->len;
+	char *s = strbuf_steal(b), **p;
+
+	if (!s)
+		return error_oom(err);
+	p = realloc(e->owned, (e->owned_count + 1) * sizeof(*p));
+	if (!p) {
+		free(s);
+		return error_oom(err);
+	}
+	e->owned = p;
+	e->owned[e->owned_count++] = s;
+	*out = (struct text){s, len};
+	return 0;
+}
+
+static int add_turn(struct example *e, enum template_role role, struct text content, struct error *err)
+{
+	if (e->count == e->cap) {
+		size_t cap = e->cap ? 2 * e->cap : 8;
+		struct turn *p = realloc(e->turns, cap * sizeof(*p));
+
+		if (!p)
+			return error_oom(err);
+		e->turns = p;
+		e->cap = cap;
+	}
+	e->turns[e->count++] = (struct turn){role, content};
+	return 0;
+}
+
+/* A string; null or nothing as ""; a list of OpenAI's parts as the text in them. */
+static int take_text(struct example *e, const json_t *v, const char *where, const char *what,
+                     struct text *out, struct error *err)
+{
+	_cleanup_strbuf_ struct strbuf b = {0};
+
+	*out = (struct text){"", 0};
+	if (!v || json_is_null(v))
+		return 0;
+	if (json_is_string(v)) {
+		*out = (struct text){json_string_value(v), json_string_length(v)};
+		return 0;
+	}
+	if (!json_is_array(v))
+		return error_set(err, -EBADMSG, "%s: %s is no string", where, what);
+	for (size_t i = 0; i < json_array_size(v); i++) {
+		const json_t *part = json_array_get(v, i), *t = json_object_get(part, "text");
+
+		if (!str_eq(json_get_string(part, "type", NULL), "text") || !json_is_string(t))
+			return error_set(err, -EBADMSG, "%s: %s holds a part that is no text", where, what);
+		strbuf_add(&b, json_string_value(t), json_string_length(t));
+	}
+	return own(e, &b, out, err);
+}
+
+/* JSON text: as it stands, or of a value. */
+static int take_json(struct example *e, const json_t *v, struct text *out, struct error *err)
+{
+	_cleanup_strbuf_ struct strbuf b = {0};
+
+	*out = (struct text){"", 0};
+	if (!v || json_is_null(v))
+		return 0;
+	if (json_is_string(v)) {
+		*out = (struct text){json_string_value(v), json_string_length(v)};
+		return 0;
+	}
+	exact_json_dump(v, 0, &b);
+	return own(e, &b, out, err);
+}
+
+static const json_t *column(const struct example *e, const char *name)
+{
+	return name ? json_object_get(e->record, name) : NULL;
+}
+
+static int take_side_columns(const struct source *s, const char *where, struct example *e, struct error *err)
+{
+	const json_t *tools = column(e, s->columns.tools);
+	int r = take_text(e, column(e, s->columns.system), where, "the system column", &e->system, err);
+
+	/* An empty list is none, but as text or from OpenAI, which becomes text, it is a list of no tools: so
+	 * LLaMA-Factory has it, and writes a system prompt there. */
+	if (s->format != FORMAT_OPENAI && json_is_array(tools) && json_array_size(tools) == 0)
+		return r;
+	return r < 0 ? r : take_json(e, tools, &e->tools, err);
+}
+
+static int convert_history(const struct source *s, const char *where, struct example *e, struct error *err)
+{
+	const json_t *history = column(e, s->columns.history);
+
+	for (size_t i = 0; i < json_array_size(history); i++) {
+		const json_t *pair = json_array_get(history, i);
+
+		if (json_array_size(pair) != 2)
+			return error_set(err, -EBADMSG, "%s: history is no list of [prompt, answer] pairs",
+			                 where);
+		for (size_t k = 0; k < 2; k++) {
+			struct text t;
+			int r = take_text(e, json_array_get(pair, k), where, "history", &t, err);
+
+			if (r == 0)
+				r = add_turn(e, k ? ROLE_ASSISTANT : ROLE_USER, t, err);
+			if (r < 0)
+				return r;
+		}
+	}
+	return 0;
+}
+
+static int convert_alpaca(const struct source *s, enum dataset_task task, const char *where,
+                          struct example *e, struct error *err)
+{
+	_cleanup_strbuf_ struct strbuf b = {0};
+	struct text prompt, query, response;
+	int r;
+
+	r = convert_history(s, where, e, err);
+	if (r == 0)
+		r = take_text(e, column(e, s->columns.prompt), where, s->columns.prompt, &prompt, err);
+	if (r == 0)
+		r = take_text(e, column(e, s->columns.query), where, s->columns.query, &query, err);
+	if (r < 0)
+		return r;
+	if (prompt.len && query.len) {
+		strbuf_add(&b, prompt.data, prompt.len);
+		strbuf_addc(&b, '\n');
+		strbuf_add(&b, query.data, query.len);
+		r = own(e, &b, &prompt, err);
+		if (r < 0)
+			return r;
+	} else if (query.len) {
+		prompt = query;
+	}
+	r = add_turn(e, ROLE_USER, prompt, err);
+	if (r < 0 || task == DATASET_PRETRAIN)
+		return r;
+	if (!json_is_string(column(e, s->columns.response)))
+		return error_set(err, -EBADMSG, "%s: column '%s' is %s", where, s->columns.response,
+		                 column(e, s->columns.response) ? "no string" : "missing");
+	r = take_text(e, column(e, s->columns.response), where, s->columns.response, &response, err);
+	if (r == 0)
+		r = add_turn(e, ROLE_ASSISTANT, response, err);
+	return r < 0 ? r : take_side_columns(s, where, e, err);
+}
+
+static const json_t *message_member(const json_t *message, const char *key)
+{
+	return key ? json_object_get(message, key) : NULL;
+}
+
+/* The role of a message; -1: one that the tags do not know. */
+static int message_role(const struct source *s, const json_t *message)
+{
+	const struct source_tags *t = &s->tags;
+	const json_t *v = message_member(message, t->role);
+	const char *name = json_is_string(v) ? json_string_value(v) : NULL;
+
+	return !name                          ? -1
+	       : str_eq(name, t->user)        ? ROLE_USER
+	       : str_eq(name, t->assistant)   ? ROLE_ASSISTANT
+	       : str_eq(name, t->observation) ? ROLE_OBSERVATION
+	       : str_eq(name, t->function)    ? ROLE_FUNCTION
+	       : str_eq(name, t->system)      ? ROLE_SYSTEM
+	                                      : -1;
+}
+
+/* The text of an OpenAI message: calls of tools in place of the content, reasoning in front of it. */
+static int openai_content(const struct source *s, const json_t *message, int *role, const char *where,
+                          struct example *e, struct text *out, struct error *err)
+{
+	_cleanup_json_ json_t *parsed = NULL;
+	_cleanup_strbuf_ struct strbuf b = {0};
+	const json_t *calls = json_object_get(message, "tool_calls");
+	const json_t *thought = json_object_get(message, "reasoning_content");
+	int r;
+
+	r = take_text(e, message_member(message, s->tags.content), where, "a message's content", out, err);
+	if (r < 0 || (*role != ROLE_ASSISTANT && *role != ROLE_FUNCTION))
+		return r;
+	if (json_is_string(calls))
+		calls = parsed = exact_json_load(json_string_value(calls), json_string_length(calls), NULL);
+	if (json_array_size(calls) > 0) {
+		_cleanup_json_ json_t *list = json_array();
+
+		for (size_t i = 0; i < json_array_size(calls); i++) {
+			json_t *call = json_array_get(calls, i), *f = json_object_get(call, "function");
+
+			if (json_array_append(list, f ? f : call) < 0)
+				return error_oom(err);
+		}
+		exact_json_dump(list, 0, &b);
+		*role = ROLE_FUNCTION;
+		return own(e, &b, out, err);
+	}
+	if (json_is_string(thought) && json_string_length(thought)) {
+		strbuf_adds(&b, "<think>\n");
+		strbuf_add(&b, json_string_value(thought), json_string_length(thought));
+		strbuf_adds(&b, "\n</think>\n\n");
+		strbuf_add(&b, out->data, out->len);
+		return own(e, &b, out, err);
+	}
+	return 0;
+}
+
+/* Adds a message; answers of tools that follow each other become one turn (OpenAI only). */
+static int add_message(struct example *e, int role, struct text content, bool merge, struct error *err)
+{
+	struct turn *last = e->count ? &e->turns[e->count - 1] : NULL;
+
+	if (merge && role == ROLE_OBSERVATION && last && last->role == ROLE_OBSERVATION) {
+		_cleanup_strbuf_ struct strbuf b = {0};
+
+		strbuf_add(&b, last->content.data, last->content.len);
+		strbuf_adds(&b, "\n</tool_response>\n<tool_response>\n");
+		strbuf_add(&b, content.data, content.len);
+		return own(e, &b, &last->content, err);
+	}
+	return add_turn(e, role, content, err);
+}
+
+static int check_turns(const struct example *e, const char *where, struct error *err)
+{
+	static const char *const due[] = {"user's or a tool's", "assistant's"};
+
+	for (size_t i = 0; i < e->count; i++) {
+		enum template_role role = e->turns[i].role;
+		bool answer = role == ROLE_ASSISTANT || role == ROLE_FUNCTION;
+
+		if (role == ROLE_SYSTEM || answer != (i % 2 == 1))
+			return error_set(err, -EBADMSG, "%s: turn %zu of the conversation should be the %s",
+			                 where, i + 1, due[i % 2]);
+	}
+	if (e->count == 0)
+		return error_set(err, -EBADMSG, "%s: the conversation is empty", where);
+	if (e->count % 2)
+		return error_set(err, -EBADMSG, "%s: the conversation ends without an answer", where);
+	return 0;
+}
+
+static int convert_messages(const struct source *s, enum dataset_task task, const char *where,
+                            struct example *e, struct error *err)
+{
+	bool openai = s->format == FORMAT_OPENAI;
+	const json_t *messages;
+	int r;
+
+	r = take_side_columns(s, where, e, err);
+	if (r < 0)
+		return r;
+	messages = column(e, s->columns.messages);
+	if (!json_is_array(messages))
+		return error_set(err, -EBADMSG, "%s: column '%s' is %s", where, s->columns.messages,
+		                 messages ? "no list of messages" : "missing");
+	for (size_t i = 0; i < json_array_size(messages); i++) {
+		const json_t *message = json_array_get(messages, i);
+		int role = message_role(s, message);
+		struct text content;
+
+		if (role < 0) {
+			const json_t *v = message_member(message, s->tags.role);
+
+			if (!json_is_string(v))
+				return error_set(err, -EBADMSG, "%s: message %zu has no '%s'", where, i + 1,
+				                 s->tags.role);
+			return error_set(err, -EBADMSG,
+			                 "%s: message %zu: unknown role '%.40s'; map it with data.tags",
+			                 where, i + 1, json_string_value(v));
+		}
+		if (!openai && !message_member(message, s->tags.content))
+			return error_set(err, -EBADMSG, "%s: message %zu has no '%s'", where, i + 1,
+			                 s->tags.content);
+		r = openai ? openai_content(s, message, &role, where, e, &content, err)
+		           : take_text(e, message_member(message, s->tags.content), where,
+		                       "a message's content", &content, err);
+		if (r == 0 && i == 0 && role == ROLE_SYSTEM) {
+			e->system = content;
+			if (!e->tools.len)
+				r = take_json(e, json_object_get(message, "tools"), &e->tools, err);
+		} else if (r == 0) {
+			r = add_message(e, role, content, openai, err);
+		}
+		if (r < 0)
+			return r;
+	}
+	/* Answers of tools that nothing follows. */
+	if (openai && e->count && e->count % 2 && e->turns[e->count - 1].role == ROLE_OBSERVATION)
+		e->count--;
+	return task == DATASET_PRETRAIN && e->count ? 0 : check_turns(e, where, err);
+}
+
+int example_convert(const struct source *s, enum dataset_task task, const char *data, size_t len,
+                    const char *where, struct example *e, struct error *err)
+{
+	json_error_t je;
+
+	if (s->format == FORMAT_TEXT || s->format == FORMAT_PARAGRAPHS || s->format == FORMAT_FILES)
+		return add_turn(e, ROLE_USER, (struct text){data, len}, err);
+	e->record = exact_json_load(data, len, &je);
+	if (!e->record)
+		return error_set(err, -EBADMSG, "%s: not valid JSON: %s", where, je.text);
+	if (!json_is_object(e->record))
+		return error_set(err, -EBADMSG, "%s: no JSON object", where);
+	if (s->format == FORMAT_SHAREGPT || s->format == FORMAT_OPENAI)
+		return convert_messages(s, task, where, e, err);
+	return convert_alpaca(s, task, where, e, err);
+}

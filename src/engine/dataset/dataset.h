@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * From raw files to rows of tokens: readers, templates, masking, truncation and packing (the rules of
+ * LLaMA-Factory), tokenized once into a cache that all ranks of a node map. Rows never change: what an epoch
+ * sees is decided by the sampler alone.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/cleanup.h"
+#include "base/error.h"
+#include "engine/tokenizer/tokenizer.h"
+
+enum dataset_task { DATASET_PRETRAIN, DATASET_SFT };
+
+/* Strings are borrowed for the call. NULL / 0 mean the default said beside. Messages of errors name files and
+ * lines. */
+struct dataset_options {
+	enum dataset_task task;
+	const char *const *paths;    /* NULL-terminated: files or directories */
+	const char *dataset_dir;     /* holds dataset_info.json (NULL: beside the paths, where there) */
+	const char *const *datasets; /* NULL-terminated names in dataset_info.json; instead of paths */
+	/* auto | text (a document a line) | paragraphs (documents between blank lines) | files (a document a
+	 * file) | jsonl (column "text") | alpaca | sharegpt | openai. auto: by a file's first record; *.txt
+	 * is text. */
+	const char *format;
+	const char *
+	    columns_json; /* {"prompt":"instruction",…}: as dataset_info.json's columns; NULL: the format's */
+	const char *tags_json;     /* {"role_tag":"from",…} */
+	const char *template_name; /* NULL: the tokenizer's own where it is one we know, else "default";
+	                              pretraining needs none */
+	const char *system;        /* default system prompt; NULL: the template's */
+	const char *tool_prompt;   /* file with what describes tools to the model, {{tools}} where their list
+	                              goes;   NULL: the template's words */
+	int max_length;            /* tokens of a row at most (LLaMA-Factory's cutoff_len) */
+	bool packing;
+	bool cross_documents; /* packed documents see each other (as LLaMA-Factory without neat_packing);
+	                         default no */
+	bool train_on_prompt, mask_history, efficient_eos;
+	int64_t max_samples; /* first N examples of each file or dataset; 0: all */
+	double
+	    eval_fraction; /* 0 … 1 of the examples are held back, or a count when above 1; chosen by seed */
+	uint64_t seed;
+	const char *cache_dir; /* where the tokenized rows are kept, keyed by a hash of all of the above and
+	                          the files; NULL: nowhere, they go with the dataset */
+	/* "tokenizing", done and total in bytes, first with done = 0; or what it waits for, with total = 0.
+	 */
+	void (*progress)(void *context, const char *what, int64_t done, int64_t total);
+	void *progress_context;
+	void (*warn)(void *context,
+	             const char *message); /* "skipped: x.json:12: …", at most a few and a count */
+	void *warn_context;
+};
+
+struct dataset; /* one split: mapped, read-only, shared by threads */
+
+/* Makes or finds the cache, and opens it. *eval is NULL where nothing is held back. Several processes may
+ * call this for the same cache at once: one builds (file lock), the others wait. Errors: unreadable file,
+ * unknown format, a missing column (file:line and the columns that are there), no usable example. */
+int dataset_open(const struct dataset_options *options, const struct tokenizer *tok, struct dataset **train,
+                 struct dataset **eval, struct error *err);
+void dataset_close(struct dataset *data);
+DEFINE_CLEANUP(struct dataset *, dataset_close)
+
+int64_t dataset_rows(const struct dataset *data);
+int64_t dataset_tokens(const struct dataset *data);
+int64_t dataset_examples(const struct dataset *data); /* before packing */
+int32_t dataset_max_row(const struct dataset *data);  /* longest row */
+const char *dataset_path(const struct dataset *data); /* the file of the rows in the cache */
+uint64_t dataset_digest(const struct dataset *data);  /* of all rows and their order; reads all of them */
+
+/* A row: ids[length]; targets[t] is the id to be predicted after ids[t], already shifted, -100 where it does
+ * not count (prompts, the end of a document). documents: starts[documents + 1], 0 first, length last;
+ * attention stays within a document and positions restart at each. */
+struct dataset_row {
+	const int32_t *ids, *targets, *starts;
+	int32_t length, documents;
+	int64_t counted; /* targets that are not -100 */
+};
+void dataset_row(const struct dataset *data, int64_t index, struct dataset_row *row);
+int64_t dataset_row_counted(const struct dataset *data, int64_t index); /* without touching the row itself */
+
+/*
+ * The sampler: which row a rank sees when. An epoch is a permutation of all rows, a function of (seed,
+ * epoch); global step s takes the next world_size · micro_batch · accumulation places of it, micro-step a
+ * gives rank r the places (a · world_size + r) · micro_batch + b. So any split of the same global batch sees
+ * the same rows. The last step of an epoch is short where the rows do not divide: no row twice, none left out
+ * (row -1 marks an empty place).
+ */
+struct sampler {
+	int64_t rows;
+	int world_size, rank, micro_batch, accumulation;
+	uint64_t seed;
+	bool shuffle;
+};
+int64_t sampler_steps_per_epoch(const struct sampler *s);
+/* out[accumulation · micro_batch]: this rank's rows of global step `step` (from 0, counted over all epochs).
+ */
+void sampler_step(const struct sampler *s, int64_t step, int64_t *out);
+/* All ranks' rows of a step, out[accumulation · world_size · micro_batch]: for the global count of targets.
+ */
+void sampler_step_all(const struct sampler *s, int64_t step, int64_t *out);
+/* Place p of epoch e: a permutation computed without storing it (Feistel network, cycle walking), the same on
+ * every machine. */
+int64_t sampler_permute(const struct sampler *s, int64_t epoch, int64_t place);

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory of the CPU as a device: allocation, transfers, scratch, and events. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "engine/device/cpu/kernels.h"
+
+struct device_event {
+	int recorded;
+};
+
+static void *alloc_zeroed(size_t bytes)
+{
+	size_t huge = (size_t)2 << 20;
+	void *p = NULL;
+
+	bytes = round_up(bytes ? bytes : 1, CACHE_LINE);
+	if (posix_memalign(&p, bytes >= 2 * huge ? huge : CACHE_LINE, bytes))
+		return NULL;
+	if (bytes >= 2 * huge)
+		(void)madvise(p, bytes, MADV_HUGEPAGE); /* fewer TLB misses; advice only */
+	return p;
+}
+
+int device_alloc(struct device *dev, size_t bytes, void **out, struct error *err)
+{
+	void *p = alloc_zeroed(bytes);
+
+	if (!p)
+		return error_set(err, -ENOMEM, "cannot allocate %.1f MiB of memory for the CPU engine",
+		                 (double)bytes / (1 << 20));
+	/* Zeroed by the threads that will use it, so that its pages lie near them. */
+	device_zero(dev, p, bytes);
+	*out = p;
+	return 0;
+}
+
+void device_free(struct device *dev, void *p)
+{
+	free(p);
+}
+
+int device_reserve_scratch(struct device *dev, size_t bytes, struct error *err)
+{
+	void *p;
+
+	if (bytes <= dev->base.scratch_size)
+		return 0;
+	p = alloc_zeroed(bytes);
+	if (!p)
+		return error_set(err, -ENOMEM, "cannot allocate %.1f MiB of scratch for the CPU engine",
+		                 (double)bytes / (1 << 20));
+	free(dev->base.scratch);
+	dev->base.scratch = p;
+	dev->base.scratch_size = bytes;
+	return 0;
+}
+
+int device_synchronize(struct device *dev, struct error *err)
+{
+	return device_take_fault(dev, "cpu engine", err);
+}
+
+int device_read(struct device *dev, void *host, const void *src, size_t bytes, struct error *err)
+{
+	memcpy(host, src, bytes);
+	return device_synchronize(dev, err);
+}
+
+int device_write(struct device *dev, void *dst, const void *host, size_t bytes, struct error *err)
+{
+	memcpy(dst, host, bytes);
+	return 0;
+}
+
+void device_copy(struct device *dev, void *dst, const void *src, size_t bytes)
+{
+	const size_t piece = 64 << 10;
+
+	if (bytes <= piece) {
+		memmove(dst, src, bytes);
+		return;
+	}
+#pragma omp parallel for schedule(static) num_threads(dev->threads)
+	for (size_t i = 0; i < (bytes + piece - 1) / piece; i++)
+		memcpy((char *)dst + i * piece, (const char *)src + i * piece,
+		       bytes - i * piece < piece ? bytes - i * piece : piece);
+}
+
+void device_zero(struct device *dev, void *dst, size_t bytes)
+{
+	const size_t piece = 64 << 10;
+
+#pragma omp parallel for schedule(static) num_threads(dev->threads) if (bytes > piece)
+	for (size_t i = 0; i < (bytes + piece - 1) / piece; i++)
+		memset((char *)dst + i * piece, 0, bytes - i * piece < piece ? bytes - i * piece : piece);
+}
+
+/* An operation is done when its call returns, and so is an event. */
+int device_event_create(struct device *dev, struct device_event **out, struct error *err)
+{
+	*out = calloc(1, sizeof(**out));
+	return *out ? 0 : error_oom(err);
+}
+
+void device_event_destroy(struct device_event *event)
+{
+	free(event);
+}
+
+void device_event_record(struct device *dev, struct device_event *event)
+{
+	__atomic_store_n(&event->recorded, 1, __ATOMIC_RELEASE);
+}

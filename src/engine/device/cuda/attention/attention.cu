@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Attention: choosing the kernels. */
+#include "engine/device/cuda/attention/attention.cuh"
+#include "engine/device/cuda/attention/cudnn_attention.h"
+
+#define THREADS 256
+
+extern "C" size_t attention_scratch(int64_t tokens, int heads, int head_dim)
+{
+	return (size_t)tokens * (size_t)heads * sizeof(float);
+}
+
+static attention_shape shape_of(const struct device_attention *a)
+{
+	attention_shape s = {};
+
+	s.queries = s.keys = a->tokens;
+	s.heads = a->heads;
+	s.group = a->heads / a->kv_heads;
+	s.head_dim = a->head_dim;
+	s.window = a->window;
+	s.documents = a->documents;
+	s.starts = a->documents > 1 ? a->starts : NULL;
+	s.scale = a->scale;
+	s.ld_q = a->ld_q;
+	s.ld_k = a->ld_k;
+	s.ld_v = a->ld_v;
+	s.ld_o = a->ld_o;
+	return s;
+}
+
+/* The tensor-core kernels read and write 16 bytes at a time, and count within a tile in 32 bits. */
+static bool tile_rows(const void *p, int64_t ld)
+{
+	return wide_rows(p, ld, 2) && ld < 1 << 24;
+}
+
+static bool tiles(const struct device_attention *a, const void *q, const void *k, const void *v,
+                  const void *o)
+{
+	return a->type == DTYPE_BF16 && (a->head_dim == 64 || a->head_dim == 96 || a->head_dim == 128) &&
+	       tile_rows(q, a->ld_q) && tile_rows(k, a->ld_k) && tile_rows(v, a->ld_v) &&
+	       tile_rows(o, a->ld_o);
+}
+
+extern "C" void device_attention_forward(struct device *dev, const struct device_attention *a, void *o,
+                                         float *lse, const void *q, const void *k, const void *v)
+{
+	attention_shape s = shape_of(a);
+
+	if (a->tokens <= 0 || !device_computes(dev, "attention_forward", a->type, a->type))
+		return;
+	if (tiles(a, q, k, v, o) && attention_cudnn_forward(dev, a, o, lse, q, k, v))
+		return;
+	if (!tiles(a, q, k, v, o) ||
+	    !attention_forward_tiles(dev, s, (bf16 *)o, lse, a->tokens, (const bf16 *)q, (const bf16 *)k,
+	                             (const bf16 *)v))
+		attention_forward_plain(dev, s, a->type, o, lse, a->tokens, q, k, v);
+}
+
+/* delta[h, t] = sum of d_o · o: a warp a row. */
+template <typename T>
+static __global__ void delta_kernel(float *delta, const T *d_o, const T *o, int64_t tokens, int heads,
+                                    int head_dim, int64_t ld)
+{
+	int64_t i = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32, t = i / heads;
+	int h = (int)(i % heads);
+	float sum = 0;
+
+	if (t >= tokens)
+		return;
+	for (int d = (int)threadIdx.x % 32; d < head_dim; d += 32)
+		sum += to_float(d_o[t * ld + (int64_t)h * head_dim + d]) *
+		       to_float(o[t * ld + (int64_t)h * head_dim + d]);
+	sum = warp_sum(sum);
+	if (threadIdx.x % 32 == 0)
+		delta[h * tokens + t] = sum;
+}
+
+extern "C" void device_attention_backward(struct device *dev, const struct device_attention *a, void *d_q,
+                                          void *d_k, void *d_v, const void *d_o, const void *o,
+                                          const float *lse, const void *q, const void *k, const void *v)
+{
+	attention_shape s = shape_of(a);
+	bool wide =
+	    tiles(a, q, k, v, d_o) && aligned16(o) && aligned16(d_q) && aligned16(d_k) && aligned16(d_v);
+	float *delta;
+
+	if (a->tokens <= 0 || !device_computes(dev, "attention_backward", a->type, a->type))
+		return;
+	if (wide && attention_cudnn_backward(dev, a, d_q, d_k, d_v, d_o, o, lse, q, k, v))
+		return;
+	delta = (float *)device_scratch(dev, attention_scratch(a->tokens, a->heads, a->head_dim),
+	                                "attention_backward");
+	if (!delta)
+		return;
+	with_type(a->type, [&](auto t) {
+		LAUNCH(dev, delta_kernel<decltype(t)>, (unsigned)ceil_div(a->tokens * a->heads, THREADS / 32),
+		       THREADS, 0, delta, (const decltype(t) *)d_o, (const decltype(t) *)o, a->tokens,
+		       a->heads, a->head_dim, a->ld_o);
+	});
+	if (!wide ||
+	    !attention_backward_tiles(dev, s, (bf16 *)d_q, (bf16 *)d_k, (bf16 *)d_v, (const bf16 *)d_o, delta,
+	                              lse, (const bf16 *)q, (const bf16 *)k, (const bf16 *)v))
+		attention_backward_plain(dev, s, a->type, d_q, d_k, d_v, d_o, delta, lse, q, k, v);
+}
+
+static __global__ void places_kernel(struct attention_places p, const int32_t *starts, int documents)
+{
+	for (int i = (int)threadIdx.x; i <= p.batch; i += THREADS) {
+		int64_t row = starts[i < documents ? i : documents];
+
+		for (int c = 0; c < p.count; c++)
+			p.offsets[c * p.stride + i] = row * p.ld[c];
+		if (i < p.batch)
+			p.lengths[i] = i < documents ? starts[i + 1] - starts[i] : 0;
+	}
+}
+
+extern "C" void attention_places(struct device *dev, const struct attention_places *p, const int32_t *starts,
+                                 int documents)
+{
+	LAUNCH(dev, places_kernel, 1, THREADS, 0, *p, starts, documents);
+}
+
+static __global__ void transpose_kernel(float *to, const float *from, int64_t rows, int64_t cols)
+{
+	for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < rows * cols;
+	     i += (int64_t)gridDim.x * THREADS)
+		to[i] = from[i % rows * cols + i / rows];
+}
+
+extern "C" void attention_transpose(struct device *dev, float *to, const float *from, int64_t rows,
+                                    int64_t cols)
+{
+	LAUNCH(dev, transpose_kernel, grid_for(rows * cols, THREADS), THREADS, 0, to, from, rows, cols);
+}

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cuDNN's functions, each passed on to the library once it has been loaded. */
+#include "engine/device/cuda/attention/cudnn.h"
+
+#include "base/cleanup.h"
+#include "engine/device/cuda/library.h"
+
+/* The first whose one operation for attention takes masks. */
+#define MINIMUM 92100
+
+/* clang-format off */
+#define FUNCTIONS(F) \
+	F(size_t, cudnnGetVersion, (void), ()) \
+	F(const char *, cudnnGetErrorString, (cudnnStatus_t status), (status)) \
+	F(void, cudnnGetLastErrorString, (char *message, size_t size), (message, size)) \
+	F(cudnnStatus_t, cudnnCreate, (cudnnHandle_t *handle), (handle)) \
+	F(cudnnStatus_t, cudnnDestroy, (cudnnHandle_t handle), (handle)) \
+	F(cudnnStatus_t, cudnnSetStream, (cudnnHandle_t handle, cudaStream_t stream), (handle, stream)) \
+	F(cudnnStatus_t, cudnnBackendCreateDescriptor, \
+	  (int type, cudnnBackendDescriptor_t *descriptor), (type, descriptor)) \
+	F(cudnnStatus_t, cudnnBackendDestroyDescriptor, (cudnnBackendDescriptor_t descriptor), (descriptor)) \
+	F(cudnnStatus_t, cudnnBackendFinalize, (cudnnBackendDescriptor_t descriptor), (descriptor)) \
+	F(cudnnStatus_t, cudnnBackendSetAttribute, \
+	  (cudnnBackendDescriptor_t descriptor, int name, int type, int64_t count, const void *elements), \
+	  (descriptor, name, type, count, elements)) \
+	F(cudnnStatus_t, cudnnBackendGetAttribute, \
+	  (cudnnBackendDescriptor_t descriptor, int name, int type, int64_t wanted, int64_t *count, \
+	   void *elements), \
+	  (descriptor, name, type, wanted, count, elements)) \
+	F(cudnnStatus_t, cudnnBackendExecute, \
+	  (cudnnHandle_t handle, cudnnBackendDescriptor_t plan, cudnnBackendDescriptor_t pack), \
+	  (handle, plan, pack))
+/* clang-format on */
+
+/* One library a process, as it would be if it were linked. */
+static struct {
+	FUNCTIONS(LIBRARY_POINTER)
+} real;
+
+FUNCTIONS(LIBRARY_FORWARD)
+
+static const struct library_symbol symbols[] = {FUNCTIONS(LIBRARY_SYMBOL)};
+
+static int version(void *function)
+{
+	return (int)((size_t(*)(void))function)();
+}
+
+int cudnn_load(struct error *err)
+{
+	static const struct library l = {.title = "cuDNN",
+	                                 .soname = "libcudnn.so.9",
+	                                 .package = "libcudnn9-cuda-13",
+	                                 .minimum = MINIMUM,
+	                                 .version_symbol = "cudnnGetVersion",
+	                                 .version = version,
+	                                 .symbols = symbols,
+	                                 .symbol_count = ARRAY_SIZE(symbols)};
+
+	return real.cudnnCreate ? 0 : library_load(&l, NULL, err);
+}

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The forward pass on tensor cores (FlashAttention-2, Dao 2023): a block has ROWS queries of one head, in
+ * each warp 32 of them, and goes over the keys they see, KEYS at a time, the next ones under way while these
+ * are used. The longest work starts first.
+ *
+ * Where a block may not have the shared memory for that (99 KiB on sm_86, sm_89 and sm_120, where heads of
+ * 128 need 102) it goes in smaller steps.
+ */
+#include "engine/device/cuda/attention/tiles.cuh"
+
+#define WARPS   4
+#define THREADS (32 * WARPS)
+#define MT      2 /* m-tiles of a warp */
+#define ROWS    (16 * MT * WARPS)
+#define STEP    64 /* keys at a time */
+
+template <int HD, int KEYS>
+constexpr size_t FORWARD_SHARED = (size_t)(ROWS + 4 * KEYS) * TILE_LD<HD> * sizeof(bf16);
+
+/* Scores in s become probabilities against the new maximum; what was summed before shrinks accordingly. */
+template <int HD, int NT>
+static __device__ __forceinline__ void online_softmax(float (&s)[MT][NT][4], float (&out)[MT][HD / 8][4],
+                                                      float (&max)[MT][2], float (&sum)[MT][2], float scale2)
+{
+#pragma unroll
+	for (int m = 0; m < MT; m++) {
+#pragma unroll
+		for (int half = 0; half < 2; half++) {
+			float before = max[m][half], now = before, shift, alpha, total = 0;
+
+#pragma unroll
+			for (int n = 0; n < NT; n++)
+				now = fmaxf(now, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
+			now = fmaxf(now, shuffle_xor(now, 1)); /* the four lanes of a row */
+			now = fmaxf(now, shuffle_xor(now, 2));
+			max[m][half] = now;
+			shift = now == -INFINITY ? 0 : now * scale2; /* nothing seen yet */
+			alpha = fast_exp2(before * scale2 - shift);
+#pragma unroll
+			for (int n = 0; n < NT; n++) {
+#pragma unroll
+				for (int i = 2 * half; i < 2 * half + 2; i++) {
+					s[m][n][i] = fast_exp2(s[m][n][i] * scale2 - shift);
+					total += s[m][n][i];
+				}
+			}
+			sum[m][half] = sum[m][half] * alpha + total;
+#pragma unroll
+			for (int n = 0; n < HD / 8; n++) {
+				out[m][n][2 * half] *= alpha;
+				out[m][n][2 * half + 1] *= alpha;
+			}
+		}
+	}
+}
+
+template <int HD, int KEYS>
+static __global__ void __launch_bounds__(THREADS)
+    forward_kernel(attention_shape a, bf16 *o, float *lse, int64_t ld_lse, const bf16 *q, const bf16 *k,
+                   const bf16 *v)
+{
+	DYNAMIC_SHARED(memory);
+	constexpr int TILE = KEYS * TILE_LD<HD>, NT = KEYS / 8;
+	bf16 *queries = (bf16 *)memory, *keys = queries + ROWS * TILE_LD<HD>, *values = keys + 2 * TILE;
+	int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4, row = (int)threadIdx.x / 32 * 16 * MT;
+	int head = (int)blockIdx.y, first = (int)(gridDim.x - 1 - blockIdx.x) * ROWS, offset = (int)a.offset;
+	int last = first + ROWS < (int)a.queries ? first + ROWS - 1 : (int)a.queries - 1;
+	int j0 = (int)first_key(a, first + offset) / KEYS * KEYS, end = last + offset + 1;
+	int open = (int)first_key(
+	    a, last + offset); /* from here on every query of the tile sees what is not ahead */
+	float out[MT][HD / 8][4] = {}, max[MT][2], sum[MT][2] = {}, scale2 = a.scale * LOG2_E;
+	int begin[MT][2];
+
+	q += (int64_t)head * HD;
+	k += (int64_t)(head / a.group) * HD;
+	v += (int64_t)(head / a.group) * HD;
+	tile_fetch<ROWS, HD, THREADS>(queries, q, a.ld_q, first, (int)a.queries);
+	tile_fetch<KEYS, HD, THREADS>(keys, k, a.ld_k, j0, end);
+	tile_fetch<KEYS, HD, THREADS>(values, v, a.ld_v, j0, end);
+	copy_commit();
+#pragma unroll
+	for (int m = 0; m < MT; m++) {
+#pragma unroll
+		for (int half = 0; half < 2; half++) {
+			int r = first + row + 16 * m + 8 * half + g;
+
+			begin[m][half] = r <= last ? (int)first_key(a, r + offset) : end;
+			max[m][half] = -INFINITY;
+		}
+	}
+	for (int j = j0, stage = 0; j < end; j += KEYS, stage ^= 1) {
+		float s[MT][NT][4];
+
+		if (j + KEYS < end) {
+			tile_fetch<KEYS, HD, THREADS>(keys + (stage ^ 1) * TILE, k, a.ld_k, j + KEYS, end);
+			tile_fetch<KEYS, HD, THREADS>(values + (stage ^ 1) * TILE, v, a.ld_v, j + KEYS, end);
+		}
+		copy_commit();
+		copy_wait<1>();
+		__syncthreads();
+		multiply_transposed<HD, MT, NT>(s, queries, row, keys + stage * TILE);
+		if (j + KEYS - 1 > first + offset || j < open) {
+#pragma unroll
+			for (int m = 0; m < MT; m++)
+#pragma unroll
+				for (int n = 0; n < NT; n++)
+#pragma unroll
+					for (int i = 0; i < 4; i++) {
+						int key = j + 8 * n + 2 * t + i % 2;
+						int position =
+						    first + row + 16 * m + 8 * (i / 2) + g + offset;
+
+						if (key > position || key < begin[m][i / 2])
+							s[m][n][i] = -INFINITY;
+					}
+		}
+		online_softmax<HD, NT>(s, out, max, sum, scale2);
+		multiply_add<HD, MT, NT>(out, s, values + stage * TILE);
+		__syncthreads();
+	}
+#pragma unroll
+	for (int m = 0; m < MT; m++) {
+#pragma unroll
+		for (int half = 0; half < 2; half++) {
+			int r = first + row + 16 * m + 8 * half + g;
+			float total = sum[m][half], inverse;
+
+			total += shuffle_xor(total, 1);
+			total += shuffle_xor(total, 2);
+			inverse = 1.0f / total;
+			if (lse && t == 0 && r <= last)
+				lse[head * ld_lse + r] = max[m][half] * a.scale + logf(total);
+#pragma unroll
+			for (int n = 0; n < HD / 8; n++) {
+				out[m][n][2 * half] *= inverse;
+				out[m][n][2 * half + 1] *= inverse;
+			}
+		}
+	}
+	tile_put<HD, MT>(o + (int64_t)head * HD, a.ld_o, first + row, last + 1, queries, row, out);
+}
+
+/* False: not with the shared memory that there is. */
+template <int HD, int KEYS>
+static bool launch(struct device *dev, const attention_shape &a, bf16 *o, float *lse, int64_t ld_lse,
+                   const bf16 *q, const bf16 *k, const bf16 *v)
+{
+	constexpr size_t shared = FORWARD_SHARED<HD, KEYS>;
+	dim3 grid((unsigned)ceil_div(a.queries, ROWS), (unsigned)a.heads);
+
+	if (shared > dev->shared_most)
+		return false;
+	LAUNCH(dev, (forward_kernel<HD, KEYS>), grid, THREADS, shared, a, o, lse, ld_lse, q, k, v);
+	return true;
+}
+
+bool attention_forward_tiles(struct device *dev, const attention_shape &a, bf16 *o, float *lse,
+                             int64_t ld_lse, const bf16 *q, const bf16 *k, const bf16 *v)
+{
+	switch (a.head_dim) {
+	case 64:
+		return launch<64, STEP>(dev, a, o, lse, ld_lse, q, k, v);
+	case 96:
+		return launch<96, STEP>(dev, a, o, lse, ld_lse, q, k, v);
+	case 128:
+		return launch<128, STEP>(dev, a, o, lse, ld_lse, q, k, v) ||
+		       launch<128, STEP / 2>(dev, a, o, lse, ld_lse, q, k, v);
+	}
+	return false;
+}

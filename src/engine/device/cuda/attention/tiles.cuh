@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Tiles of bf16 rows in shared memory and products of them on tensor cores. A tile's rows are 16 bytes longer
+ * than what they hold: eight rows that are read at once lie in different banks. See hardware.cuh for who
+ * holds what of a 16 x 8 product; a warp's rows are m-tiles of 16, its columns n-tiles of 8.
+ */
+#pragma once
+
+#include "engine/device/cuda/attention/attention.cuh"
+
+template <int HD> constexpr int TILE_LD = HD + 8;
+
+/* Rows [first, first + ROWS) into a tile, zeros from `end` on; done after copy_wait and a barrier. Within a
+ * tile 32 bits are enough for a place: rows are shorter than 2^24 elements (attention.cu). */
+template <int ROWS, int HD, int THREADS>
+static __device__ __forceinline__ void tile_fetch(bf16 *tile, const bf16 *p, int64_t ld, int first, int end)
+{
+	constexpr int CHUNKS = HD / 8;
+	int rows = end - first, step = (int)ld;
+
+	p += (int64_t)first * ld;
+	if constexpr (THREADS % CHUNKS == 0) { /* a thread's pieces are below each other */
+		constexpr int BELOW = THREADS / CHUNKS;
+		int row = (int)threadIdx.x / CHUNKS, c = (int)threadIdx.x % CHUNKS * 8, at = row * step + c;
+
+		static_assert(ROWS % BELOW == 0, "whole rounds");
+		tile += row * TILE_LD<HD> + c;
+#pragma unroll
+		for (int i = 0; i < ROWS; i += BELOW) {
+			bool valid = row + i < rows;
+
+			copy_async(tile + i * TILE_LD<HD>, p + (valid ? at + i * step : 0), valid);
+		}
+	} else {
+#pragma unroll 4
+		for (int i = (int)threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
+			int row = i / CHUNKS, c = i % CHUNKS * 8;
+			bool valid = row < rows;
+
+			copy_async(tile + row * TILE_LD<HD> + c, p + (valid ? row * step + c : 0), valid);
+		}
+	}
+}
+
+/* a of mma: rows [row, row + 16), columns [k, k + 16) of a tile. */
+template <int HD>
+static __device__ __forceinline__ void tile_a(uint32_t (&a)[4], const bf16 *tile, int row, int k)
+{
+	int lane = (int)threadIdx.x % 32;
+
+	load_matrices(a, tile + (row + lane % 16) * TILE_LD<HD> + k + lane / 16 * 8);
+}
+
+/* b of two mma whose columns are the tile's rows [n, n + 16): b[0], b[1] and b[2], b[3]. */
+template <int HD>
+static __device__ __forceinline__ void tile_b(uint32_t (&b)[4], const bf16 *tile, int n, int k)
+{
+	int lane = (int)threadIdx.x % 32;
+
+	load_matrices(b, tile + (n + lane % 8 + lane / 16 * 8) * TILE_LD<HD> + k + lane / 8 % 2 * 8);
+}
+
+/* b of two mma over the tile's rows [k, k + 16), whose columns are the tile's [n, n + 16). */
+template <int HD>
+static __device__ __forceinline__ void tile_b_rows(uint32_t (&b)[4], const bf16 *tile, int k, int n)
+{
+	int lane = (int)threadIdx.x % 32;
+
+	load_matrices_transposed(b, tile + (k + lane % 16) * TILE_LD<HD> + n + lane / 16 * 8);
+}
+
+/* c[16·MT, 8·NT] = rows [row, …) of tile a · (rows [0, 8·NT) of tile b)ᵀ. */
+template <int HD, int MT, int NT>
+static __device__ __forceinline__ void multiply_transposed(float (&c)[MT][NT][4], const bf16 *a, int row,
+                                                           const bf16 *b)
+{
+#pragma unroll
+	for (int m = 0; m < MT; m++)
+#pragma unroll
+		for (int n = 0; n < NT; n++)
+#pragma unroll
+			for (int i = 0; i < 4; i++)
+				c[m][n][i] = 0;
+#pragma unroll
+	for (int k = 0; k < HD; k += 16) {
+		uint32_t af[MT][4], bf[4];
+
+#pragma unroll
+		for (int m = 0; m < MT; m++)
+			tile_a<HD>(af[m], a, row + 16 * m, k);
+#pragma unroll
+		for (int n = 0; n < NT; n += 2) {
+			tile_b<HD>(bf, b, 8 * n, k);
+#pragma unroll
+			for (int m = 0; m < MT; m++) {
+				mma(c[m][n], af[m], bf[0], bf[1]);
+				mma(c[m][n + 1], af[m], bf[2], bf[3]);
+			}
+		}
+	}
+}
+
+/* c[16·MT, HD] += p · tile b, p being [16·MT, 8·NT] in the registers of an earlier product, rounded to bf16.
+ */
+template <int HD, int MT, int NT>
+static __device__ __forceinline__ void multiply_add(float (&c)[MT][HD / 8][4], const float (&p)[MT][NT][4],
+                                                    const bf16 *b)
+{
+#pragma unroll
+	for (int k = 0; k < NT; k += 2) {
+		uint32_t af[MT][4], bf[4];
+
+#pragma unroll
+		for (int m = 0; m < MT; m++) {
+			af[m][0] = pack_bf16(p[m][k][0], p[m][k][1]);
+			af[m][1] = pack_bf16(p[m][k][2], p[m][k][3]);
+			af[m][2] = pack_bf16(p[m][k + 1][0], p[m][k + 1][1]);
+			af[m][3] = pack_bf16(p[m][k + 1][2], p[m][k + 1][3]);
+		}
+#pragma unroll
+		for (int n = 0; n < HD / 8; n += 2) {
+			tile_b_rows<HD>(bf, b, 8 * k, 8 * n);
+#pragma unroll
+			for (int m = 0; m < MT; m++) {
+				mma(c[m][n], af[m], bf[0], bf[1]);
+				mma(c[m][n + 1], af[m], bf[2], bf[3]);
+			}
+		}
+	}
+}
+
+template <int HD, int MT>
+static __device__ __forceinline__ void tile_scale(float (&c)[MT][HD / 8][4], float scale)
+{
+#pragma unroll
+	for (int m = 0; m < MT; m++)
+#pragma unroll
+		for (int n = 0; n < HD / 8; n++)
+#pragma unroll
+			for (int i = 0; i < 4; i++)
+				c[m][n][i] *= scale;
+}
+
+/*
+ * A warp's sums, as bf16, to rows [first, …) of a matrix, by way of its own rows [row, …) of a tile that
+ * nobody else reads any more; so that whole rows are written.
+ */
+template <int HD, int MT>
+static __device__ __forceinline__ void tile_put(bf16 *p, int64_t ld, int first, int end, bf16 *tile, int row,
+                                                const float (&c)[MT][HD / 8][4])
+{
+	constexpr int CHUNKS = HD / 8;
+	int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
+
+	__syncwarp();
+#pragma unroll
+	for (int m = 0; m < MT; m++)
+#pragma unroll
+		for (int n = 0; n < HD / 8; n++)
+#pragma unroll
+			for (int half = 0; half < 2; half++)
+				*(uint32_t *)(tile + (row + 16 * m + g + 8 * half) * TILE_LD<HD> + 8 * n +
+				              2 * t) = pack_bf16(c[m][n][2 * half], c[m][n][2 * half + 1]);
+	__syncwarp();
+	for (int i = lane; i < 16 * MT * CHUNKS; i += 32) {
+		int r = i / CHUNKS, d = i % CHUNKS * 8;
+
+		if (first + r < end)
+			*(pack<bf16, 8> *)(p + (int64_t)(first + r) * ld + d) =
+			    *(const pack<bf16, 8> *)(tile + (row + r) * TILE_LD<HD> + d);
+	}
+}

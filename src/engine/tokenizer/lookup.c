@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a loaded tokenizer says of itself: ids of tokens and the reverse, its special tokens. */
+#include <string.h>
+
+#include "engine/tokenizer/internal.h"
+
+int32_t tokenizer_vocab_size(const struct tokenizer *t)
+{
+	return t->size;
+}
+
+int32_t tokenizer_token_to_id(const struct tokenizer *t, const char *token)
+{
+	int32_t at = added_find(&t->added, token, strlen(token));
+
+	return at >= 0 ? t->added.v[at].id : vocab_find(&t->vocab, token, strlen(token));
+}
+
+const char *tokenizer_id_to_token(const struct tokenizer *t, int32_t id)
+{
+	if (id < 0 || id >= t->size)
+		return NULL;
+	if (t->added_by_id[id])
+		return t->added_by_id[id]->content;
+	if (id >= t->vocab.size || t->vocab.token[id].len == UINT32_MAX)
+		return NULL;
+	return t->vocab.pool.data + t->vocab.token[id].off;
+}
+
+int32_t tokenizer_bos(const struct tokenizer *t)
+{
+	return t->bos;
+}
+
+int32_t tokenizer_eos(const struct tokenizer *t)
+{
+	return t->eos;
+}
+
+int32_t tokenizer_pad(const struct tokenizer *t)
+{
+	return t->pad;
+}
+
+bool tokenizer_adds_bos(const struct tokenizer *t)
+{
+	return t->adds_bos;
+}
+
+const char *tokenizer_chat_template(const struct tokenizer *t)
+{
+	return t->chat_template;
+}
+
+uint64_t tokenizer_hash(const struct tokenizer *t)
+{
+	return t->hash;
+}

@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "node/gpu/drains.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/str.h"
+
+struct drains {
+	char *directory, *path, boot[64];
+	struct drain *list;
+	size_t count;
+};
+
+/* Which boot this is; empty: not known, then nothing is forgotten. */
+static void read_boot_id(char *boot, size_t size)
+{
+	_cleanup_fclose_ FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+
+	if (!f || !fgets(boot, (int)size, f))
+		boot[0] = '\0';
+	boot[strcspn(boot, "\n")] = '\0';
+}
+
+void drains_close(struct drains *d)
+{
+	free(d->directory);
+	free(d->path);
+	free(d->list);
+	free(d);
+}
+
+static struct drain *entry(struct drains *d, const char *key)
+{
+	for (size_t i = 0; i < d->count; i++)
+		if (str_eq(d->list[i].key, key))
+			return &d->list[i];
+	return NULL;
+}
+
+const struct drain *drains_find(const struct drains *d, const char *key)
+{
+	return entry((struct drains *)d, key);
+}
+
+static int put(struct drains *d, const struct drain *drain, struct error *err)
+{
+	struct drain *e = entry(d, drain->key);
+
+	if (!e) {
+		e = reallocarray(d->list, d->count + 1, sizeof *e);
+		if (!e)
+			return error_oom(err);
+		d->list = e;
+		e += d->count++;
+	}
+	*e = *drain;
+	return 0;
+}
+
+static int load(struct drains *d, struct error *err)
+{
+	_cleanup_json_ json_t *json = NULL;
+	const char *boot;
+	bool rebooted;
+	json_t *each;
+	size_t i;
+	int r;
+
+	if (!file_exists(d->path))
+		return 0;
+	r = json_read_file(d->path, &json, err);
+	if (r < 0)
+		return r;
+	boot = json_get_string(json, "boot", "");
+	rebooted = *boot && d->boot[0] && !str_eq(boot, d->boot);
+	json_array_foreach(json_object_get(json, "devices"), i, each)
+	{
+		struct drain drain = {
+		    .time = json_get_number(each, "time", 0),
+		    .by_hand = json_get_bool(each, "by_hand", false),
+		    .until_boot = json_get_bool(each, "until_boot", false),
+		    .pending_accepted = json_get_bool(each, "pending_accepted", false),
+		    .failed_accepted = json_get_bool(each, "failed_accepted", false),
+		};
+
+		snprintf(drain.key, sizeof drain.key, "%s", json_get_string(each, "device", ""));
+		snprintf(drain.reason, sizeof drain.reason, "%s", json_get_string(each, "reason", ""));
+		if (rebooted && drain.until_boot && drain.reason[0]) {
+			log_info("%s is looked at anew after the reboot; it was drained: %s", drain.key,
+			         drain.reason);
+			drain.reason[0] = '\0';
+		}
+		if (rebooted)
+			drain.pending_accepted = false;
+		if (drain.key[0] && (r = put(d, &drain, err)) < 0)
+			return r;
+	}
+	return 0;
+}
+
+int drains_open(const char *state_dir, struct drains **out, struct error *err)
+{
+	_cleanup_(drains_closep) struct drains *d = calloc(1, sizeof *d);
+	int r;
+
+	if (!d)
+		return error_oom(err);
+	d->directory = strdup(state_dir);
+	d->path = str_path_join(state_dir, "drained.json");
+	if (!d->directory || !d->path)
+		return error_oom(err);
+	read_boot_id(d->boot, sizeof d->boot);
+	r = load(d, err);
+	if (r < 0)
+		return r;
+	*out = steal_pointer(d);
+	return 0;
+}
+
+static int save(const struct drains *d, struct error *err)
+{
+	_cleanup_json_ json_t *json = NULL;
+	_cleanup_free_ char *text = NULL;
+	json_t *devices = json_array();
+	int r;
+
+	for (size_t i = 0; i < d->count; i++) {
+		const struct drain *e = &d->list[i];
+
+		if (!e->reason[0] && !e->pending_accepted && !e->failed_accepted)
+			continue;
+		if (json_array_append_new(
+		        devices, json_pack("{s:s, s:s, s:f, s:b, s:b, s:b, s:b}", "device", e->key, "reason",
+		                           e->reason, "time", e->time, "by_hand", e->by_hand, "until_boot",
+		                           e->until_boot, "pending_accepted", e->pending_accepted,
+		                           "failed_accepted", e->failed_accepted)) < 0) {
+			json_decref(devices);
+			return error_oom(err);
+		}
+	}
+	json = json_pack("{s:s, s:o}", "boot", d->boot, "devices", devices);
+	text = json ? json_to_string(json) : NULL;
+	if (!text)
+		return error_oom(err);
+	r = file_mkdirs(d->directory, 0755, err);
+	return r < 0 ? r : file_write_atomic(d->path, text, strlen(text), 0644, err);
+}
+
+int drains_set(struct drains *d, const struct drain *drain, struct error *err)
+{
+	int r = put(d, drain, err);
+
+	return r < 0 ? r : save(d, err);
+}

@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "node/launch/cgroup.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <libgen.h>
+#include <signal.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/cleanup.h"
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/str.h"
+
+/* For how long a group is tried to be made while others remove its parent. */
+enum { CREATE_SECONDS = 2 };
+
+/* Where the version 2 hierarchy is mounted, owned by the caller. A mount of a part of it is of no use. */
+static char *find_mount(void)
+{
+	_cleanup_fclose_ FILE *f = fopen("/proc/self/mountinfo", "re");
+	_cleanup_free_ char *line = NULL;
+	size_t size = 0;
+
+	while (f && getline(&line, &size, f) > 0) {
+		char root[4096], point[4096];
+		const char *type = strstr(line, " - ");
+
+		if (type && str_starts(type, " - cgroup2 ") &&
+		    sscanf(line, "%*d %*d %*s %4095s %4095s", root, point) == 2 && str_eq(root, "/"))
+			return strdup(point);
+	}
+	return NULL;
+}
+
+/* Our own group within it: "0::/system.slice/dtraind.service". */
+static char *find_own(void)
+{
+	_cleanup_fclose_ FILE *f = fopen("/proc/self/cgroup", "re");
+	_cleanup_free_ char *line = NULL;
+	size_t size = 0;
+
+	while (f && getline(&line, &size, f) > 0)
+		if (str_starts(line, "0::/")) {
+			line[strcspn(line, "\n")] = '\0';
+			return strdup(line + strlen("0::"));
+		}
+	return NULL;
+}
+
+/* Two services on one machine, in one group, have different directories. */
+static uint32_t hash(const char *text)
+{
+	uint32_t h = 2166136261u;
+
+	for (; *text; text++)
+		h = (h ^ (unsigned char)*text) * 16777619u;
+	return h;
+}
+
+char *cgroup_find_base(const char *runtime_dir)
+{
+	_cleanup_free_ char *mount = find_mount(), *own = find_own(), *base = NULL;
+
+	/* A path that climbs is outside of the namespace that we see. */
+	if (!mount || !own || strstr(own, "/.."))
+		return NULL;
+	base =
+	    str_printf("%s%s/dtrain-%08x", mount, str_eq(own, "/") ? "" : own, (unsigned)hash(runtime_dir));
+	if (!base || (mkdir(base, 0755) < 0 && errno != EEXIST))
+		return NULL;
+	rmdir(base);
+	return steal_pointer(base);
+}
+
+int cgroup_create(const char *path)
+{
+	_cleanup_free_ char *copy = strdup(path);
+	const char *parent = copy ? dirname(copy) : NULL;
+	double deadline = clock_monotonic() + CREATE_SECONDS;
+	int r;
+
+	if (!parent)
+		return -ENOMEM;
+	/* The guard of another attempt removes the parent where that is empty, also between these two
+	 * calls. How often it wins is a matter of chance, so a number of tries is no bound. */
+	do {
+		r = mkdir(parent, 0755) < 0 && errno != EEXIST ? -errno : 0;
+		if (r == 0)
+			r = mkdir(path, 0755) < 0 && errno != EEXIST ? -errno : 0;
+	} while (r == -ENOENT && clock_monotonic() < deadline);
+	return r;
+}
+
+static int write_file(const char *path, const char *name, const char *text)
+{
+	_cleanup_free_ char *file = str_path_join(path, name);
+	_cleanup_close_ int fd = file ? open(file, O_WRONLY | O_CLOEXEC) : -1;
+
+	return fd < 0 || write(fd, text, strlen(text)) < 0 ? -errno : 0;
+}
+
+int cgroup_enter(const char *path)
+{
+	return write_file(path, "cgroup.procs", "0");
+}
+
+static bool is_populated(const char *path)
+{
+	_cleanup_free_ char *file = str_path_join(path, "cgroup.events"), *text = NULL;
+
+	return file && file_read(file, 4096, &text, NULL, NULL) == 0 && strstr(text, "populated 1");
+}
+
+static void kill_own(const char *path)
+{
+	_cleanup_free_ char *file = str_path_join(path, "cgroup.procs"), *text = NULL;
+	char *save, *word;
+	int64_t pid;
+
+	if (!file || file_read(file, 0, &text, NULL, NULL) < 0)
+		return;
+	for (word = strtok_r(text, "\n", &save); word; word = strtok_r(NULL, "\n", &save))
+		if (str_to_int64(word, 1, INT32_MAX, &pid) == 0)
+			kill((pid_t)pid, SIGKILL);
+}
+
+static void remove_own(const char *path)
+{
+	rmdir(path);
+}
+
+/* For the group and all below it (a container of root's makes some), the innermost first. */
+static void each_group(const char *path, void (*act)(const char *path))
+{
+	_cleanup_closedir_ DIR *dir = opendir(path);
+	struct dirent *entry;
+
+	while (dir && (entry = readdir(dir))) {
+		_cleanup_free_ char *below = NULL;
+
+		if (entry->d_type != DT_DIR || str_eq(entry->d_name, ".") || str_eq(entry->d_name, ".."))
+			continue;
+		below = str_path_join(path, entry->d_name);
+		if (below)
+			each_group(below, act);
+	}
+	act(path);
+}
+
+int cgroup_kill(const char *path)
+{
+	if (!is_populated(path))
+		return 0;
+	/* Linux before 5.14 has no cgroup.kill: one by one, again until none is left. */
+	if (write_file(path, "cgroup.kill", "1") < 0)
+		each_group(path, kill_own);
+	return is_populated(path);
+}
+
+void cgroup_remove(const char *path)
+{
+	_cleanup_free_ char *copy = strdup(path);
+
+	each_group(path, remove_own);
+	if (copy)
+		rmdir(dirname(copy));
+}

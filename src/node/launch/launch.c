@@ -1,0 +1,530 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * dtrain-launch DIR: starts the ranks of one attempt on this node, tells dtraind their state, and ends with
+ * everything that they started gone. It is the subreaper of them all, so that a daemon which forked itself
+ * away is still ours. It outlives dtraind: whoever connects next gets the state.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <libgen.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/timerfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/cleanup.h"
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/str.h"
+#include "node/launch/cgroup.h"
+#include "node/launch/launch.h"
+#include "node/launch/processes.h"
+
+/* From EVENT_RANK on two for each rank: its exec, and its end. */
+enum { EVENT_LISTEN, EVENT_SIGNAL, EVENT_TIMER, EVENT_CLIENT, EVENT_RANK };
+enum { EVENTS_MAX = 1024 };
+
+/* How long until another look for what SIGKILL has not ended yet, and until it is worth a word. */
+static const double KILL_AGAIN = 0.05, KILL_REMARK = 5.0;
+/* Where launch.json names none, as that of an older dtraind. */
+static const double DEFAULT_GRACE = 30.0;
+
+struct launch {
+	json_t *description;
+	struct launch_user user;
+	struct launch_rank *ranks;
+	size_t rank_count;
+	int epoll_fd, signal_fd, timer_fd, listen_fd, client_fd;
+	struct strbuf in, out;
+	size_t sent;
+	bool dirty;      /* the client has not got the newest state */
+	bool stopping;   /* TERM was sent */
+	bool killing;    /* KILL was sent; again until nothing is left */
+	bool ended;      /* nothing is left */
+	bool finished;   /* and it is on record: we may go */
+	bool terminated; /* TERM was sent to us: nobody may be there any more to acknowledge the end */
+	double grace;    /* seconds, after TERM to us */
+	double kill_at;  /* monotonic */
+	double killed_since;
+	char remark[128];
+	int64_t oom_kills;
+};
+
+static void set_timer(struct launch *l, double seconds)
+{
+	struct itimerspec spec = {0};
+
+	seconds = MAX(seconds, 1e-6);
+	spec.it_value.tv_sec = (time_t)seconds;
+	spec.it_value.tv_nsec = (long)((seconds - spec.it_value.tv_sec) * 1e9);
+	timerfd_settime(l->timer_fd, 0, &spec, NULL);
+}
+
+static bool all_exited(const struct launch *l)
+{
+	for (size_t i = 0; i < l->rank_count; i++)
+		if (l->ranks[i].state != LAUNCH_EXITED)
+			return false;
+	return true;
+}
+
+/* KILL to all that is below us. A rank is a child until it is reaped, so no pid can be another's. */
+static void kill_all(struct launch *l)
+{
+	pid_t first = 0;
+	int alive = processes_signal_descendants(getpid(), SIGKILL, &first);
+	char name[100];
+
+	if (!l->killing)
+		l->killed_since = clock_monotonic();
+	l->killing = true;
+	if (alive > 0 && clock_monotonic() - l->killed_since > KILL_REMARK && !l->remark[0]) {
+		snprintf(l->remark, sizeof l->remark, "%s does not die",
+		         processes_describe(first, name, sizeof name));
+		l->dirty = true;
+	}
+	set_timer(l, KILL_AGAIN);
+}
+
+static void take_exit(struct launch *l, struct launch_rank *rank, int status)
+{
+	bool oom = WIFSIGNALED(status) && processes_oom_kills() > l->oom_kills;
+
+	launch_rank_exited(rank, &l->user, status, l->killing ? SIGKILL : l->stopping ? SIGTERM : 0, oom);
+	l->dirty = true;
+}
+
+static void reap_rank(struct launch *l, struct launch_rank *rank)
+{
+	int status;
+
+	if (rank->pid > 0 && rank->state != LAUNCH_EXITED &&
+	    waitpid(rank->pid, &status, WNOHANG) == rank->pid)
+		take_exit(l, rank, status);
+}
+
+static void stop(struct launch *l, double grace)
+{
+	double at = clock_monotonic() + MAX(grace, 0.0);
+
+	if (l->killing || l->ended)
+		return;
+	if (!l->stopping) {
+		/* What has ended by now ended by itself. */
+		for (size_t i = 0; i < l->rank_count; i++)
+			reap_rank(l, &l->ranks[i]);
+		l->stopping = l->dirty = true;
+		l->kill_at = at;
+		for (size_t i = 0; i < l->rank_count; i++)
+			if (l->ranks[i].pid > 0 && l->ranks[i].state != LAUNCH_EXITED) {
+				/* The session may not be there yet between fork and setsid. */
+				if (kill(-l->ranks[i].pid, SIGTERM) < 0)
+					kill(l->ranks[i].pid, SIGTERM);
+				kill(-l->ranks[i].pid, SIGCONT);
+			}
+	}
+	l->kill_at = MIN(l->kill_at, at);
+	set_timer(l, l->kill_at - clock_monotonic());
+}
+
+/* Everything that has ended; and once the ranks have, the end of the rest. */
+static void reap(struct launch *l)
+{
+	int status;
+	pid_t pid;
+
+	while ((pid = waitpid(-1, &status, WNOHANG)) > 0)
+		for (size_t i = 0; i < l->rank_count; i++)
+			if (l->ranks[i].pid == pid && l->ranks[i].state != LAUNCH_EXITED)
+				take_exit(l, &l->ranks[i], status);
+	if (l->ended || !all_exited(l)) {
+		if (l->killing)
+			kill_all(l);
+		return;
+	}
+	if (pid < 0 && errno == ECHILD)
+		l->ended = l->dirty = true;
+	else
+		kill_all(l);
+}
+
+static void take_signals(struct launch *l)
+{
+	struct signalfd_siginfo info;
+
+	while (read(l->signal_fd, &info, sizeof info) == sizeof info) {
+		if (info.ssi_signo == SIGCHLD)
+			continue;
+		l->terminated = true;
+		stop(l, l->grace);
+	}
+	reap(l);
+}
+
+static void take_timer(struct launch *l)
+{
+	uint64_t ticks;
+
+	if (read(l->timer_fd, &ticks, sizeof ticks) != sizeof ticks || l->ended)
+		return;
+	if (l->killing || (l->stopping && clock_monotonic() >= l->kill_at))
+		kill_all(l);
+	reap(l);
+}
+
+static const char *state_name(const struct launch *l)
+{
+	if (l->ended)
+		return "ended";
+	if (l->stopping)
+		return "stopping";
+	for (size_t i = 0; i < l->rank_count; i++)
+		if (l->ranks[i].state == LAUNCH_STARTING)
+			return "starting";
+	return "running";
+}
+
+static void drop_client(struct launch *l)
+{
+	if (l->client_fd >= 0)
+		close(l->client_fd);
+	l->client_fd = -1;
+	strbuf_reset(&l->in);
+	strbuf_reset(&l->out);
+	l->sent = 0;
+}
+
+static void watch(struct launch *l, int op, int fd, uint32_t events, uint64_t tag)
+{
+	struct epoll_event event = {.events = events, .data.u64 = tag};
+
+	epoll_ctl(l->epoll_fd, op, fd, &event);
+}
+
+/* The state as of now, once what was said before is on its way. */
+static void send_state(struct launch *l)
+{
+	while (l->client_fd >= 0) {
+		ssize_t n;
+
+		if (l->sent == l->out.len) {
+			_cleanup_json_ json_t *json = NULL, *ranks = json_array();
+			_cleanup_free_ char *text = NULL;
+
+			if (!l->dirty)
+				return;
+			for (size_t i = 0; i < l->rank_count; i++)
+				json_array_append_new(ranks, launch_rank_to_json(&l->ranks[i]));
+			json = json_pack("{s:s, s:i, s:O}", "state", state_name(l), "launcher",
+			                 (int)getppid(), "ranks", ranks);
+			if (l->remark[0] && !l->ended)
+				json_object_set_new(json, "reason", json_string(l->remark));
+			text = json_to_string(json);
+			if (!text)
+				return;
+			strbuf_reset(&l->out);
+			strbuf_addf(&l->out, "%s\n", text);
+			l->sent = 0;
+			l->dirty = false;
+		}
+		n = send(l->client_fd, l->out.data + l->sent, l->out.len - l->sent,
+		         MSG_NOSIGNAL | MSG_DONTWAIT);
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0 && errno == EAGAIN) {
+			watch(l, EPOLL_CTL_MOD, l->client_fd, EPOLLIN | EPOLLOUT, EVENT_CLIENT);
+			return;
+		}
+		if (n < 0) {
+			drop_client(l);
+			return;
+		}
+		l->sent += n;
+		if (l->sent == l->out.len)
+			watch(l, EPOLL_CTL_MOD, l->client_fd, EPOLLIN, EVENT_CLIENT);
+	}
+}
+
+/* A new dtraind takes the place of an old one. */
+static void take_connection(struct launch *l)
+{
+	int fd = accept4(l->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+	if (fd < 0)
+		return;
+	drop_client(l);
+	l->client_fd = fd;
+	l->dirty = true;
+	watch(l, EPOLL_CTL_ADD, fd, EPOLLIN, EVENT_CLIENT);
+}
+
+static void take_message(struct launch *l, char *line, size_t len)
+{
+	_cleanup_json_ json_t *json = json_loadb(line, len, 0, NULL);
+
+	if (json_is_number(json_object_get(json, "stop")))
+		stop(l, json_get_number(json, "stop", l->grace));
+	if (json_get_bool(json, "acknowledge", false) && l->ended)
+		l->finished = true;
+}
+
+static void take_client(struct launch *l)
+{
+	char buf[1024], *newline;
+	bool closed = false;
+	ssize_t n;
+
+	while (!closed) {
+		n = recv(l->client_fd, buf, sizeof buf, MSG_DONTWAIT);
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0 && errno == EAGAIN)
+			break;
+		closed = n <= 0 || l->in.len > 65536;
+		if (n > 0)
+			strbuf_add(&l->in, buf, n);
+	}
+	while (l->in.len && (newline = memchr(l->in.data, '\n', l->in.len))) {
+		size_t used = newline - l->in.data + 1;
+
+		take_message(l, l->in.data, used - 1);
+		memmove(l->in.data, l->in.data + used, l->in.len - used);
+		l->in.len -= used;
+	}
+	if (closed) /* only now: the last words may be what counts */
+		drop_client(l);
+}
+
+/* The strings of a JSON array, NULL-terminated; the array is the caller's, the strings stay the JSON's. */
+static char **string_array(const json_t *json)
+{
+	char **list = calloc(json_array_size(json) + 1, sizeof *list);
+
+	for (size_t i = 0; list && i < json_array_size(json); i++)
+		list[i] = (char *)(json_string_value(json_array_get(json, i)) ?: "");
+	return list;
+}
+
+static int read_description(struct launch *l, const char *dir, struct error *err)
+{
+	_cleanup_free_ char *path = str_path_join(dir, "launch.json");
+	const json_t *groups, *ranks;
+	int r;
+
+	if (!path)
+		return error_oom(err);
+	r = json_read_file(path, &l->description, err);
+	if (r < 0)
+		return r;
+	ranks = json_object_get(l->description, "ranks");
+	groups = json_object_get(l->description, "groups");
+	l->user.change = json_get_bool(l->description, "switch_user", false);
+	l->grace = json_get_number(l->description, "grace", DEFAULT_GRACE);
+	l->user.umask = json_get_int(l->description, "umask", 022);
+	l->user.uid = json_get_int(l->description, "uid", -1);
+	l->user.gid = json_get_int(l->description, "gid", -1);
+	l->user.directory = json_get_string(l->description, "directory", "/");
+	l->user.argv = string_array(json_object_get(l->description, "argv"));
+	l->user.groups = calloc(json_array_size(groups) + 1, sizeof *l->user.groups);
+	l->ranks = calloc(json_array_size(ranks) + 1, sizeof *l->ranks);
+	if (!l->user.argv || !l->user.groups || !l->ranks)
+		return error_oom(err);
+	if (!l->user.argv[0] || l->user.uid == (uid_t)-1 || l->user.gid == (gid_t)-1 ||
+	    !json_array_size(ranks))
+		return error_set(err, -EINVAL, "%s: argv, uid, gid and ranks are needed", path);
+	for (size_t i = 0; i < json_array_size(groups); i++)
+		l->user.groups[l->user.group_count++] = json_integer_value(json_array_get(groups, i));
+	for (size_t i = 0; i < json_array_size(ranks); i++) {
+		const json_t *json = json_array_get(ranks, i);
+		struct launch_rank *rank = &l->ranks[l->rank_count++];
+		const char *log = json_get_string(json, "log", "/dev/null");
+
+		rank->rank = json_get_int(json, "rank", 0);
+		rank->slot = json_get_int(json, "slot", 0);
+		rank->exec_fd = rank->pidfd = -1;
+		rank->error_file = json_get_string(json, "error_file", NULL);
+		rank->cpus = json_get_string(json, "cpus", NULL);
+		rank->environment = string_array(json_object_get(json, "environment"));
+		/* dtraind made the file, the user's, in a directory that is not theirs. */
+		rank->log_fd = open(log, O_RDWR | O_APPEND | O_CLOEXEC | O_NOFOLLOW);
+		if (rank->log_fd < 0)
+			return error_errno(err, -errno, "cannot open the log %s", log);
+		if (!rank->environment)
+			return error_oom(err);
+	}
+	return 0;
+}
+
+static int prepare(struct launch *l, struct error *err)
+{
+	sigset_t set;
+
+	if (prctl(PR_SET_CHILD_SUBREAPER, 1) < 0)
+		return error_errno(err, -errno, "cannot become a subreaper");
+	sigemptyset(&set);
+	sigaddset(&set, SIGCHLD);
+	sigaddset(&set, SIGTERM);
+	sigaddset(&set, SIGINT);
+	sigaddset(&set, SIGHUP);
+	sigprocmask(SIG_SETMASK, &set, NULL);
+	l->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	l->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+	l->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+	if (l->epoll_fd < 0 || l->signal_fd < 0 || l->timer_fd < 0)
+		return error_errno(err, -errno, "cannot make an event loop");
+	if (fcntl(l->listen_fd, F_SETFD, FD_CLOEXEC) < 0 || fcntl(l->listen_fd, F_SETFL, O_NONBLOCK) < 0)
+		return error_errno(err, -errno, "descriptor %d has to be the listening socket", l->listen_fd);
+	watch(l, EPOLL_CTL_ADD, l->listen_fd, EPOLLIN, EVENT_LISTEN);
+	watch(l, EPOLL_CTL_ADD, l->signal_fd, EPOLLIN, EVENT_SIGNAL);
+	watch(l, EPOLL_CTL_ADD, l->timer_fd, EPOLLIN, EVENT_TIMER);
+	return 0;
+}
+
+/* started.h: on disk before the first rank is executed. After a power failure the name is what counts: one
+ * sync, of the directory. */
+static int make_record(const struct launch *l, struct error *err)
+{
+	const char *path = json_get_string(l->description, "record", NULL);
+	_cleanup_free_ char *directory = path ? strdup(path) : NULL, *text = NULL;
+	const json_t *content = json_object_get(l->description, "started");
+	_cleanup_close_ int fd = -1;
+	int r;
+
+	if (!path)
+		return 0;
+	text = content ? json_to_string(content) : strdup("");
+	if (!directory || !text)
+		return error_oom(err);
+	fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+	if (fd < 0)
+		return error_errno(err, -errno, "cannot record the start in %s", path);
+	r = file_write_all(fd, text, strlen(text), err);
+	if (r < 0)
+		return error_prefix(err, "cannot record the start in %s", path);
+	return file_sync_directory(dirname(directory), err);
+}
+
+static void start_ranks(struct launch *l)
+{
+	struct error err = ERROR_INIT;
+	bool recorded = make_record(l, &err) == 0;
+
+	l->oom_kills = processes_oom_kills();
+	for (size_t i = 0; i < l->rank_count; i++) {
+		struct launch_rank *rank = &l->ranks[i];
+
+		if (recorded && launch_rank_start(rank, &l->user, &err) == 0) {
+			watch(l, EPOLL_CTL_ADD, rank->exec_fd, EPOLLIN, EVENT_RANK + 2 * i);
+			if (rank->pidfd >= 0)
+				watch(l, EPOLL_CTL_ADD, rank->pidfd, EPOLLIN, EVENT_RANK + 2 * i + 1);
+			continue;
+		}
+		rank->state = LAUNCH_EXITED;
+		rank->exit_status = 126;
+		rank->ended = clock_realtime();
+		rank->error = strdup(err.message);
+	}
+	l->dirty = true;
+}
+
+static void run(struct launch *l)
+{
+	struct epoll_event events[EVENTS_MAX];
+
+	start_ranks(l);
+	reap(l);
+	while (!l->finished) {
+		int n = epoll_wait(l->epoll_fd, events, ARRAY_SIZE(events), -1);
+
+		/* Ends first, in the order in which they happened, which is that of the events: which rank
+		 * was the first matters, and what a stop ends has to be told from what had ended before it.
+		 */
+		for (int i = 0; i < n; i++) {
+			uint64_t tag = events[i].data.u64;
+
+			if (tag > EVENT_RANK && (tag - EVENT_RANK) % 2)
+				reap_rank(l, &l->ranks[(tag - EVENT_RANK) / 2]);
+		}
+		for (int i = 0; i < n; i++) {
+			uint64_t tag = events[i].data.u64;
+
+			if (tag == EVENT_LISTEN)
+				take_connection(l);
+			else if (tag == EVENT_SIGNAL)
+				take_signals(l);
+			else if (tag == EVENT_TIMER)
+				take_timer(l);
+			else if (tag == EVENT_CLIENT)
+				take_client(l);
+			else if ((tag - EVENT_RANK) % 2 == 0) {
+				launch_rank_executed(&l->ranks[(tag - EVENT_RANK) / 2], &l->user);
+				l->dirty = true;
+			}
+		}
+		send_state(l);
+		/* The end is in the socket, if dtraind is there: it is received after our exit, too. */
+		if (l->terminated && l->ended && (l->client_fd < 0 || (!l->dirty && l->sent == l->out.len)))
+			l->finished = true;
+	}
+}
+
+static void release(struct launch *l)
+{
+	drop_client(l);
+	strbuf_free(&l->in);
+	strbuf_free(&l->out);
+	for (size_t i = 0; i < l->rank_count; i++)
+		launch_rank_release(&l->ranks[i]);
+	free(l->ranks);
+	free(l->user.argv);
+	free(l->user.groups);
+	json_decref(l->description);
+	close(l->epoll_fd);
+	close(l->signal_fd);
+	close(l->timer_fd);
+}
+
+int main(int argc, char **argv)
+{
+	struct launch l = {
+	    .epoll_fd = -1, .signal_fd = -1, .timer_fd = -1, .listen_fd = LAUNCH_SOCKET_FD, .client_fd = -1};
+	struct error err = ERROR_INIT;
+	const char *group = NULL;
+	int r;
+
+	if (argc == 2 && str_eq(argv[1], "--version")) {
+		puts("dtrain-launch " DTRAIN_VERSION);
+		return 0;
+	}
+	if (argc == 2 && str_eq(argv[1], "--preflight"))
+		return preflight_main();
+	if (argc != 2 || argv[1][0] == '-') {
+		fprintf(stderr, "dtrain-launch is started by dtraind: dtrain-launch DIRECTORY\n");
+		return 2;
+	}
+	prctl(PR_SET_NAME, "dtrain-launch");
+	r = read_description(&l, argv[1], &err);
+	if (r == 0) {
+		group = json_get_string(l.description, "cgroup", NULL);
+		r = launch_guard(group, &err);
+	}
+	if (r == 0)
+		r = prepare(&l, &err);
+	if (r == 0) {
+		/* Without it the subreapers remain: no reason not to run. */
+		if (group)
+			cgroup_enter(group);
+		run(&l);
+	} else
+		fprintf(stderr, "dtrain-launch: %s\n", err.message);
+	release(&l);
+	return r < 0 ? 1 : 0;
+}

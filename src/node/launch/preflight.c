@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The process that looks, dtrain-launch --preflight: preflight.h. It may block for ever; who started it may
+ * not. */
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/str.h"
+#include "node/launch/launch.h"
+#include "node/launch/run_user.h"
+
+enum { LOG_SPACE = 16 << 20 };
+
+/* A request with all that it leaves open filled in. */
+struct check {
+	const struct run_user *user;
+	const char *directory, *program, *engine, *path, *model, *output_dir, *log_dir;
+};
+
+static void write_line(json_t *json)
+{
+	_cleanup_free_ char *text = json ? json_to_string(json) : NULL;
+	_cleanup_free_ char *line = text ? str_printf("%s\n", text) : NULL;
+
+	json_decref(json);
+	/* Nobody listens any more: nothing of this is of use. */
+	if (!line || file_write_all(STDOUT_FILENO, line, strlen(line), NULL) < 0)
+		_exit(1);
+}
+
+/* Says what is looked at next: it may take its time. */
+static void __attribute__((format(printf, 1, 2))) step(const char *fmt, ...)
+{
+	char text[PATH_MAX + 64];
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(text, sizeof text, fmt, ap);
+	va_end(ap);
+	str_make_utf8(text);
+	write_line(json_pack("{s:s}", "step", text));
+}
+
+/* For good: this process is theirs from here on. */
+static int become(const struct run_user *user, struct error *err)
+{
+	if (!user->change)
+		return 0;
+	if (setgroups(user->group_count, user->groups) < 0 ||
+	    setresgid(user->gid, user->gid, user->gid) < 0 || setresuid(user->uid, user->uid, user->uid) < 0)
+		return error_errno(err, -errno, "cannot become %s", user->name);
+	return 0;
+}
+
+/* access() with the effective ids. */
+static int may(const char *path, int mode)
+{
+	return faccessat(AT_FDCWD, path, mode, AT_EACCESS) < 0 ? -errno : 0;
+}
+
+static int check_directory(const struct check *p, struct error *err)
+{
+	struct stat st;
+	int r;
+
+	step("directory %s", p->directory);
+	if (p->directory[0] != '/')
+		return error_set(err, -EINVAL, "directory %s is not an absolute path", p->directory);
+	if (stat(p->directory, &st) < 0)
+		return error_errno(err, -errno, "directory %s", p->directory);
+	if (!S_ISDIR(st.st_mode))
+		return error_set(err, -ENOTDIR, "directory %s is not a directory", p->directory);
+	r = may(p->directory, X_OK);
+	return r < 0 ? error_errno(err, r, "%s cannot enter directory %s", p->user->name, p->directory) : 0;
+}
+
+static int check_executable(const char *path)
+{
+	struct stat st;
+
+	if (stat(path, &st) < 0)
+		return -errno;
+	return S_ISREG(st.st_mode) ? may(path, X_OK) : -EACCES;
+}
+
+static int check_program(const struct check *p, struct error *err)
+{
+	_cleanup_free_ char *copy = strdup(p->path ? p->path : "/usr/bin:/bin");
+	char *rest = copy, *part;
+	int r = -ENOENT;
+
+	if (!copy)
+		return error_oom(err);
+	step("program %s", p->program);
+	if (!p->program[0])
+		return error_set(err, -EINVAL, "the command is empty");
+	if (strchr(p->program, '/')) {
+		_cleanup_free_ char *path = str_path_join(p->directory, p->program);
+
+		r = path ? check_executable(path) : -ENOMEM;
+		if (r == -ENOENT && p->engine)
+			return error_set(
+			    err, r,
+			    "%s slots need dtrain-engine-%s, which is not installed here (no %s): "
+			    "apt install dtrain-engine-%s",
+			    str_eq(p->engine, "cuda") ? "GPU" : "CPU", p->engine, path, p->engine);
+		return r < 0 ? error_errno(err, r, "cannot execute %s", path ? path : p->program) : 0;
+	}
+	while ((part = strsep(&rest, ":"))) {
+		_cleanup_free_ char *in = str_path_join(p->directory, *part ? part : ".");
+		_cleanup_free_ char *path = in ? str_path_join(in, p->program) : NULL;
+		int found = path ? check_executable(path) : -ENOMEM;
+
+		if (found == 0)
+			return 0;
+		if (found != -ENOENT && found != -ENOTDIR && r == -ENOENT)
+			r = found;
+	}
+	if (r != -ENOENT)
+		return error_errno(err, r, "cannot execute %s", p->program);
+	return error_set(err, r, "no program %s in PATH (%s)", p->program,
+	                 p->path ? p->path : "/usr/bin:/bin");
+}
+
+/* The directory itself, or the nearest above it that is there, has to be writable. */
+static int check_output(const struct check *p, struct error *err)
+{
+	_cleanup_free_ char *path = str_path_join(p->directory, p->output_dir);
+	struct stat st;
+	int r;
+
+	if (!path)
+		return error_oom(err);
+	step("output.dir %s", path);
+	while (stat(path, &st) < 0) {
+		char *slash = strrchr(path, '/');
+
+		if (errno != ENOENT && errno != ENOTDIR)
+			return error_errno(err, -errno, "output.dir %s", path);
+		if (!slash || slash == path) {
+			path[slash == path] = '\0';
+			break;
+		}
+		*slash = '\0';
+	}
+	if (stat(path, &st) == 0 && !S_ISDIR(st.st_mode))
+		return error_set(err, -ENOTDIR, "output.dir %s: %s is not a directory", p->output_dir, path);
+	r = may(path, W_OK | X_OK);
+	return r < 0 ? error_errno(err, r, "output.dir %s: %s cannot write to %s", p->output_dir,
+	                           p->user->name, path)
+	             : 0;
+}
+
+static int check_as_user(const struct check *p, struct error *err)
+{
+	int r = check_directory(p, err);
+
+	if (r == 0)
+		r = check_program(p, err);
+	if (r == 0 && p->model) {
+		_cleanup_free_ char *path = str_path_join(p->directory, p->model);
+
+		step("model %s", path ? path : p->model);
+		r = path ? may(path, R_OK) : -ENOMEM;
+		if (r < 0)
+			error_errno(err, r, "model %s", path ? path : p->model);
+	}
+	if (r == 0 && p->output_dir)
+		r = check_output(p, err);
+	return r;
+}
+
+static int check_log_space(const char *log_dir, struct error *err)
+{
+	struct statvfs disk;
+	char text[16];
+
+	step("log_dir %s", log_dir);
+	if (statvfs(log_dir, &disk) < 0 || (uint64_t)disk.f_bavail * disk.f_frsize >= LOG_SPACE)
+		return 0;
+	return error_set(err, -ENOSPC, "only %s free for logs in %s",
+	                 str_bytes(text, sizeof text, (uint64_t)disk.f_bavail * disk.f_frsize), log_dir);
+}
+
+static int check(const json_t *request, struct error *err)
+{
+	_cleanup_(run_user_freep) struct run_user *user = NULL;
+	const char *name = json_get_string(request, "user", "");
+	struct check what = {
+	    .program = json_get_string(request, "program", ""),
+	    .engine = json_get_string(request, "engine", NULL),
+	    .path = json_get_string(request, "path", NULL),
+	    .model = json_get_string(request, "model", NULL),
+	    .output_dir = json_get_string(request, "output_dir", NULL),
+	    .log_dir = json_get_string(request, "log_dir", "/"),
+	};
+	int r;
+
+	step("user %s", name);
+	r = run_user_find(name, (uid_t)json_get_int(request, "uid", -1), &user, err);
+	if (r < 0)
+		return r;
+	write_line(json_pack("{s:o}", "user", run_user_to_json(user)));
+	what.user = user;
+	what.directory = json_get_string(request, "directory", user->home);
+	r = check_log_space(what.log_dir, err);
+	if (r == 0)
+		r = become(user, err);
+	return r < 0 ? r : check_as_user(&what, err);
+}
+
+int preflight_main(void)
+{
+	_cleanup_json_ json_t *request = NULL;
+	_cleanup_free_ char *text = NULL;
+	struct error err = ERROR_INIT;
+	size_t len;
+	int r;
+
+	prctl(PR_SET_NAME, "dtrain-check");
+	signal(SIGPIPE, SIG_IGN);
+	r = file_read("/proc/self/fd/0", 0, &text, &len, &err);
+	if (r == 0)
+		r = json_parse(text, len, "standard input", &request, &err);
+	if (r == 0)
+		r = check(request, &err);
+	str_make_utf8(err.message);
+	write_line(json_pack("{s:i,s:s}", "error", r < 0 ? r : 0, "message", r < 0 ? err.message : ""));
+	return 0;
+}

@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One rank as dtrain-launch sees it: its start as the user, and what its end means. */
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <linux/close_range.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/pidfd.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/cleanup.h"
+#include "base/clock.h"
+#include "base/json.h"
+#include "base/str.h"
+#include "node/gpu/affinity.h"
+#include "node/launch/launch.h"
+
+extern char **environ;
+
+enum { STAGE_USER, STAGE_DIRECTORY, STAGE_EXEC };
+
+struct failure {
+	int stage, code;
+};
+
+static void raise_limits(void)
+{
+	struct rlimit limit;
+
+	/* RDMA and CUDA pin memory. As an ordinary user the hard limit stays what it is. */
+	limit.rlim_cur = limit.rlim_max = RLIM_INFINITY;
+	if (setrlimit(RLIMIT_MEMLOCK, &limit) < 0 && getrlimit(RLIMIT_MEMLOCK, &limit) == 0) {
+		limit.rlim_cur = limit.rlim_max;
+		setrlimit(RLIMIT_MEMLOCK, &limit);
+	}
+	if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+		limit.rlim_cur = limit.rlim_max;
+		setrlimit(RLIMIT_NOFILE, &limit);
+	}
+}
+
+static void write_small(const char *path, const char *text)
+{
+	_cleanup_close_ int fd = open(path, O_WRONLY | O_CLOEXEC);
+
+	if (fd >= 0 && write(fd, text, strlen(text)) < 0)
+		return; /* the launcher's own score stays: no reason not to run */
+}
+
+/* A matter of speed: a rank that cannot be bound runs all the same. */
+static void bind_cpus(const char *list)
+{
+	cpu_set_t cpus;
+
+	if (list && affinity_parse(list, &cpus) == 0)
+		sched_setaffinity(0, sizeof cpus, &cpus);
+}
+
+static int become_user(const struct launch_user *user)
+{
+	if (!user->change)
+		return 0;
+	if (setgroups(user->group_count, user->groups) < 0 ||
+	    setresgid(user->gid, user->gid, user->gid) < 0 || setresuid(user->uid, user->uid, user->uid) < 0)
+		return -errno;
+	return 0;
+}
+
+static void __attribute__((noreturn))
+child(const struct launch_rank *rank, const struct launch_user *user, pid_t launcher, int report_fd)
+{
+	struct failure failure = {STAGE_USER, 0};
+	sigset_t none;
+	int null;
+
+	setsid();
+	for (int sig = 1; sig < NSIG; sig++)
+		signal(sig, SIG_DFL);
+	sigemptyset(&none);
+	sigprocmask(SIG_SETMASK, &none, NULL);
+	umask(user->umask);
+	null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	if (null >= 0)
+		dup2(null, STDIN_FILENO);
+	dup2(rank->log_fd, STDOUT_FILENO);
+	dup2(rank->log_fd, STDERR_FILENO);
+	syscall(SYS_close_range, 3, ~0U, CLOSE_RANGE_CLOEXEC);
+	raise_limits();
+	bind_cpus(rank->cpus);
+	write_small("/proc/self/oom_score_adj", "0");
+	failure.code = -become_user(user);
+	/* After the change of user, which clears it. If the launcher died in between, nobody will tell us. */
+	if (!failure.code && (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0 || getppid() != launcher))
+		_exit(128 + SIGKILL);
+	if (!failure.code) {
+		failure.stage = STAGE_DIRECTORY;
+		if (chdir(user->directory) < 0)
+			failure.code = errno;
+	}
+	if (!failure.code) {
+		failure.stage = STAGE_EXEC;
+		environ = rank->environment; /* PATH is the user's */
+		execvp(user->argv[0], user->argv);
+		failure.code = errno;
+	}
+	if (write(report_fd, &failure, sizeof failure) < 0)
+		_exit(125);
+	_exit(failure.code == ENOENT && failure.stage == STAGE_EXEC ? 127 : 126);
+}
+
+int launch_rank_start(struct launch_rank *rank, const struct launch_user *user, struct error *err)
+{
+	pid_t launcher = getpid();
+	int fds[2];
+
+	if (pipe2(fds, O_CLOEXEC | O_NONBLOCK) < 0)
+		return error_errno(err, -errno, "rank %d: pipe", rank->rank);
+	rank->pid = fork();
+	if (rank->pid == 0)
+		child(rank, user, launcher, fds[1]);
+	close(fds[1]);
+	if (rank->pid < 0) {
+		int code = -errno;
+
+		close(fds[0]);
+		rank->pid = 0;
+		return error_errno(err, code, "rank %d: fork", rank->rank);
+	}
+	rank->exec_fd = fds[0];
+	rank->pidfd = pidfd_open(rank->pid, 0);
+	return 0;
+}
+
+void launch_rank_executed(struct launch_rank *rank, const struct launch_user *user)
+{
+	struct failure failure;
+	ssize_t n;
+
+	if (rank->exec_fd < 0)
+		return;
+	n = read(rank->exec_fd, &failure, sizeof failure);
+	if (n < 0 && (errno == EAGAIN || errno == EINTR))
+		return;
+	close(rank->exec_fd);
+	rank->exec_fd = -1;
+	if (n != sizeof failure) {
+		if (rank->state == LAUNCH_STARTING)
+			rank->state = LAUNCH_RUNNING;
+		return;
+	}
+	free(rank->error);
+	switch (failure.stage) {
+	case STAGE_USER:
+		rank->error =
+		    str_printf("cannot become uid %u: %s", (unsigned)user->uid, strerror(failure.code));
+		break;
+	case STAGE_DIRECTORY:
+		rank->error =
+		    str_printf("cannot enter directory %s: %s", user->directory, strerror(failure.code));
+		break;
+	default:
+		rank->error = str_printf("cannot execute %s: %s", user->argv[0], strerror(failure.code));
+	}
+}
+
+/* The last lines of the log, without the white space around them. */
+static void add_log_tail(struct strbuf *out, int fd)
+{
+	char text[LAUNCH_ERROR_BYTES + 1], *start, *p;
+	struct stat st;
+	ssize_t n;
+	int lines = 0;
+
+	if (fstat(fd, &st) < 0)
+		return;
+	n = pread(fd, text, LAUNCH_ERROR_BYTES,
+	          st.st_size > LAUNCH_ERROR_BYTES ? st.st_size - LAUNCH_ERROR_BYTES : 0);
+	if (n <= 0)
+		return;
+	text[n] = '\0';
+	for (p = text; p < text + n; p++)
+		if (*p == '\0')
+			*p = ' ';
+	start = text;
+	if (st.st_size > LAUNCH_ERROR_BYTES && (p = strchr(text, '\n')))
+		start = p + 1; /* not a cut line, and no half of a UTF-8 character */
+	start = str_strip(start);
+	for (p = start + strlen(start); p > start; p--)
+		if (p[-1] == '\n' && ++lines == LAUNCH_ERROR_LINES)
+			break;
+	if (!*p)
+		return;
+	/* A heading: who has been shown the log anyway can leave it out. */
+	strbuf_addf(out, "%slast lines of the log:\n%s", out->len ? "\n" : "", p);
+}
+
+/* TORCHELASTIC_ERROR_FILE: {"message":{"message":…,"extraInfo":{…}}} or {"message":"…"}. The file is the
+ * user's: only a plain one of theirs is read, and not much of it. */
+static void add_error_file(struct strbuf *out, const char *path, uid_t uid)
+{
+	_cleanup_close_ int fd = -1;
+	_cleanup_json_ json_t *json = NULL;
+	_cleanup_free_ char *text = NULL;
+	const size_t limit = 256 << 10;
+	const json_t *message;
+	struct stat st;
+	ssize_t n;
+
+	if (!path)
+		return;
+	fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	if (fd < 0 || fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) || st.st_uid != uid)
+		return;
+	text = malloc(limit);
+	n = text ? read(fd, text, limit) : 0;
+	if (n <= 0)
+		return;
+	json = json_loadb(text, n, 0, NULL);
+	message = json_object_get(json, "message");
+	if (json_is_object(message))
+		message = json_object_get(message, "message");
+	if (!json_is_string(message))
+		return;
+	strbuf_add(out, json_string_value(message),
+	           MIN(json_string_length(message), (size_t)LAUNCH_ERROR_BYTES));
+}
+
+static void close_descriptors(struct launch_rank *rank)
+{
+	if (rank->exec_fd >= 0)
+		close(rank->exec_fd);
+	if (rank->pidfd >= 0)
+		close(rank->pidfd);
+	rank->exec_fd = rank->pidfd = -1;
+}
+
+void launch_rank_exited(struct launch_rank *rank, const struct launch_user *user, int status, int sent,
+                        bool oom)
+{
+	struct strbuf text = {0};
+
+	launch_rank_executed(rank, user); /* a failed exec may be known only now */
+	rank->state = LAUNCH_EXITED;
+	rank->ended = clock_realtime();
+	rank->signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+	rank->exit_status = rank->signal ? 128 + rank->signal : WEXITSTATUS(status);
+	rank->core_dumped = rank->signal && WCOREDUMP(status);
+	/* A KILL that we did not send is another's, whatever we have sent before. */
+	rank->stopped = sent != 0 && (rank->signal != SIGKILL || sent == SIGKILL);
+	rank->oom = oom && rank->signal == SIGKILL && !rank->stopped;
+	close_descriptors(rank);
+	if (rank->error || rank->stopped || rank->exit_status == 0)
+		return;
+	add_error_file(&text, rank->error_file, user->uid);
+	add_log_tail(&text, rank->log_fd);
+	if (text.len)
+		rank->error = strbuf_steal(&text);
+	strbuf_free(&text);
+	if (rank->error) /* a program may write anything */
+		str_make_utf8(rank->error);
+}
+
+json_t *launch_rank_to_json(const struct launch_rank *rank)
+{
+	static const char *const states[] = {"starting", "running", "exited"};
+	json_t *json = json_pack("{s:i, s:i, s:s, s:i}", "rank", rank->rank, "slot", rank->slot, "state",
+	                         states[rank->state], "pid", (int)rank->pid);
+
+	if (rank->state == LAUNCH_EXITED) {
+		json_object_set_new(json, "exit_status", json_integer(rank->exit_status));
+		json_object_set_new(json, "ended", json_real(rank->ended));
+		json_object_set_new(json, "stopped", json_boolean(rank->stopped));
+		if (rank->oom)
+			json_object_set_new(json, "oom", json_true());
+		if (rank->core_dumped)
+			json_object_set_new(json, "core_dumped", json_true());
+	}
+	if (rank->signal) {
+		char name[32];
+
+		snprintf(name, sizeof name, "%s%s", sigabbrev_np(rank->signal) ? "SIG" : "",
+		         sigabbrev_np(rank->signal) ?: "signal");
+		if (!sigabbrev_np(rank->signal))
+			snprintf(name, sizeof name, "SIGRTMIN+%d", rank->signal - SIGRTMIN);
+		json_object_set_new(json, "signal", json_string(name));
+	} else {
+		json_object_set_new(json, "signal", json_null());
+	}
+	if (rank->error)
+		json_object_set_new(json, "error", json_string(rank->error));
+	return json;
+}
+
+void launch_rank_release(struct launch_rank *rank)
+{
+	close_descriptors(rank);
+	if (rank->log_fd >= 0)
+		close(rank->log_fd);
+	free(rank->environment);
+	free(rank->error);
+}

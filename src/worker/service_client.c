@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/service_client.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/str.h"
+#include "http/local.h"
+
+#define QUEUE_MAX   256
+#define CLOSE_GRACE 2.0
+
+struct link {
+	const struct environment *env;
+	struct rendezvous rendezvous;
+	struct http_local *meeting; /* of the last call that is over, for the next; under lock */
+
+	/* Reports: rank 0's main thread puts, the sender takes. */
+	pthread_t sender;
+	bool has_sender;
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+	char *queue[QUEUE_MAX]; /* a ring: count lines from first on */
+	size_t first, count;
+	bool closing, done;
+};
+
+/* ---- meeting through the service ---- */
+
+static int call(struct http_local **conn, const char *socket, const char *method, const char *target,
+                const void *body, size_t len, double timeout, int *status, char **answer, size_t *answer_len,
+                struct error *err)
+{
+	int r = *conn ? 0 : http_local_open(socket, conn, err);
+
+	if (r == 0)
+		r = http_local_bytes(*conn, method, target, "application/octet-stream", body, len, timeout,
+		                     status, answer, answer_len, err);
+	if (r < 0 && *conn)
+		http_local_close(steal_pointer(*conn));
+	return r;
+}
+
+static char *meeting_target(const struct link *link, const char *key, const char *more)
+{
+	return str_printf("/v1/runs/%s/rendezvous/%s?attempt=%lld%s", link->env->run_id, key,
+	                  (long long)link->env->attempt, more);
+}
+
+/* Each call has a connection to itself: communicators meet in one thread and look after ranks in another. */
+static struct http_local *take_meeting(struct link *link)
+{
+	struct http_local *conn;
+
+	pthread_mutex_lock(&link->lock);
+	conn = steal_pointer(link->meeting);
+	pthread_mutex_unlock(&link->lock);
+	return conn;
+}
+
+static void give_meeting(struct link *link, struct http_local *conn)
+{
+	pthread_mutex_lock(&link->lock);
+	if (!link->meeting)
+		link->meeting = steal_pointer(conn);
+	pthread_mutex_unlock(&link->lock);
+	if (conn)
+		http_local_close(conn);
+}
+
+/* One call, tried again while the service or (502, 503) the controller is away, as both may be restarting,
+ * until the deadline. */
+static int meeting_call(struct link *link, const char *method, const char *key, const char *more,
+                        const void *body, size_t len, double timeout, double deadline, int *status,
+                        char **answer, size_t *answer_len, struct error *err)
+{
+	_cleanup_free_ char *target = meeting_target(link, key, more);
+	struct http_local *conn;
+	int r;
+
+	if (!target)
+		return error_oom(err);
+	for (conn = take_meeting(link);; usleep(100000)) {
+		r = call(&conn, link->env->socket, method, target, body, len, timeout, status, answer,
+		         answer_len, err);
+		if ((r == 0 && *status != 502 && *status != 503) || r == -EACCES ||
+		    clock_monotonic() > deadline)
+			break;
+		if (r == 0)
+			free(steal_pointer(*answer));
+	}
+	give_meeting(link, conn);
+	return r;
+}
+
+static int remote_error(const char *key, int status, const char *answer, struct error *err)
+{
+	_cleanup_json_ json_t *j = NULL;
+	const char *words = "";
+
+	if (answer && json_parse(answer, strlen(answer), "answer", &j, NULL) == 0)
+		words = json_get_string(json_object_get(j, "error"), "message", "");
+	return error_set(err, -EREMOTEIO, "rendezvous %s: the service answered %d%s%s", key, status,
+	                 *words ? ": " : "", words);
+}
+
+static int service_put(void *context, const char *key, const void *data, size_t len, struct error *err)
+{
+	struct link *link = context;
+	_cleanup_free_ char *answer = NULL;
+	size_t answer_len;
+	int status = 0, r;
+
+	r = meeting_call(link, "PUT", key, "", data, len, 10, clock_monotonic() + 30, &status, &answer,
+	                 &answer_len, err);
+	if (r < 0)
+		return r;
+	return status / 100 == 2 ? 0 : remote_error(key, status, answer, err);
+}
+
+static int service_get(void *context, const char *key, int timeout_ms, void **data, size_t *len,
+                       struct error *err)
+{
+	struct link *link = context;
+	double deadline = clock_monotonic() + timeout_ms / 1000.0;
+
+	for (;;) {
+		double left = deadline - clock_monotonic(), wait = left < 0 ? 0 : MIN(left, 20);
+		_cleanup_free_ char *answer = NULL, *more = str_printf("&wait=%.3f", wait);
+		size_t answer_len = 0;
+		int status = 0, r;
+
+		if (!more)
+			return error_oom(err);
+		r = meeting_call(link, "GET", key, more, NULL, 0, wait + 10, deadline, &status, &answer,
+		                 &answer_len, err);
+		if (r < 0)
+			return r;
+		if (status == 200) {
+			*data = steal_pointer(answer);
+			*len = answer_len;
+			return 0;
+		}
+		if (status != 404)
+			return remote_error(key, status, answer, err);
+		if (clock_monotonic() >= deadline)
+			return error_set(err, -ETIMEDOUT, "rendezvous %s: nobody came in %d s", key,
+			                 timeout_ms / 1000);
+	}
+}
+
+/* ---- meeting through files ---- */
+
+static char *file_of_key(const struct link *link, const char *key)
+{
+	_cleanup_free_ char *name = str_printf("%lld-%s", (long long)link->env->attempt, key);
+
+	for (char *c = name; c && *c; c++)
+		if (*c == '/')
+			*c = '_';
+	return name ? str_path_join(link->env->rendezvous_dir, name) : NULL;
+}
+
+static int files_put(void *context, const char *key, const void *data, size_t len, struct error *err)
+{
+	_cleanup_free_ char *path = file_of_key(context, key);
+
+	return path ? file_write_atomic(path, data, len, 0600, err) : error_oom(err);
+}
+
+static int files_get(void *context, const char *key, int timeout_ms, void **data, size_t *len,
+                     struct error *err)
+{
+	_cleanup_free_ char *path = file_of_key(context, key);
+	double deadline = clock_monotonic() + timeout_ms / 1000.0;
+
+	if (!path)
+		return error_oom(err);
+	while (!file_exists(path)) {
+		if (clock_monotonic() > deadline)
+			return error_set(err, -ETIMEDOUT, "rendezvous %s: nobody came in %d s", path,
+			                 timeout_ms / 1000);
+		usleep(2000);
+	}
+	return file_read(path, 0, (char **)data, len, err);
+}
+
+/* ---- reports ---- */
+
+/* The queued lines as one body, NULL: none and closing. */
+static char *take_lines(struct link *link)
+{
+	struct strbuf b = {0};
+
+	pthread_mutex_lock(&link->lock);
+	while (!link->count && !link->closing)
+		pthread_cond_wait(&link->changed, &link->lock);
+	for (; link->count; link->count--, link->first = (link->first + 1) % QUEUE_MAX) {
+		strbuf_adds(&b, link->queue[link->first]);
+		strbuf_addc(&b, '\n');
+		free(link->queue[link->first]);
+	}
+	pthread_mutex_unlock(&link->lock);
+	return b.len ? strbuf_steal(&b) : NULL;
+}
+
+static bool is_closing(struct link *link)
+{
+	bool closing;
+
+	pthread_mutex_lock(&link->lock);
+	closing = link->closing;
+	pthread_mutex_unlock(&link->lock);
+	return closing;
+}
+
+static bool deliver(struct link *link, struct http_local **conn, const char *target, const char *body)
+{
+	_cleanup_free_ char *answer = NULL;
+	size_t len;
+	int status;
+
+	return call(conn, link->env->socket, "POST", target, body, strlen(body), 10, &status, &answer, &len,
+	            NULL) == 0 &&
+	       status != 502 && status != 503;
+}
+
+static void *send_reports(void *context)
+{
+	struct link *link = context;
+	_cleanup_free_ char *target =
+	    str_printf("/v1/runs/%s/metrics?attempt=%lld", link->env->run_id, (long long)link->env->attempt);
+	_cleanup_(http_local_closep) struct http_local *conn = NULL;
+	char *body;
+
+	while (target && (body = take_lines(link))) {
+		/* Until it is there: the service may be restarting. Newer lines wait meanwhile, the oldest
+		 * going where they are too many. */
+		while (!deliver(link, &conn, target, body) && !is_closing(link))
+			usleep(500000);
+		free(body);
+	}
+	pthread_mutex_lock(&link->lock);
+	link->done = true;
+	pthread_cond_broadcast(&link->changed);
+	pthread_mutex_unlock(&link->lock);
+	return NULL;
+}
+
+void link_report(struct link *link, const char *line)
+{
+	char *copy;
+
+	if (!link->has_sender || !(copy = strdup(line)))
+		return;
+	pthread_mutex_lock(&link->lock);
+	if (link->count == QUEUE_MAX) {
+		free(link->queue[link->first]);
+		link->first = (link->first + 1) % QUEUE_MAX;
+		link->count--;
+	}
+	link->queue[(link->first + link->count++) % QUEUE_MAX] = copy;
+	pthread_cond_broadcast(&link->changed);
+	pthread_mutex_unlock(&link->lock);
+}
+
+void link_event(struct link *link, const char *kind, const char *message)
+{
+	_cleanup_(http_local_closep) struct http_local *conn = NULL;
+	_cleanup_json_ json_t *j = NULL;
+	_cleanup_free_ char *target = NULL, *body = NULL, *answer = NULL;
+	size_t len;
+	int status;
+
+	if (!link->env->socket)
+		return;
+	j = json_pack("{s:i, s:s, s:s}", "rank", link->env->rank, "kind", kind, "message", message);
+	body = j ? json_to_string(j) : NULL;
+	target =
+	    str_printf("/v1/runs/%s/events?attempt=%lld", link->env->run_id, (long long)link->env->attempt);
+	if (body && target)
+		call(&conn, link->env->socket, "POST", target, body, strlen(body), 2, &status, &answer, &len,
+		     NULL);
+}
+
+const struct rendezvous *link_rendezvous(const struct link *link)
+{
+	return link->rendezvous.put ? &link->rendezvous : NULL;
+}
+
+int link_create(const struct environment *env, struct link **out, struct error *err)
+{
+	_cleanup_(link_destroyp) struct link *link = calloc(1, sizeof(*link));
+	pthread_condattr_t monotonic;
+
+	if (!link)
+		return error_oom(err);
+	link->env = env;
+	pthread_mutex_init(&link->lock, NULL);
+	pthread_condattr_init(&monotonic);
+	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+	pthread_cond_init(&link->changed, &monotonic);
+	pthread_condattr_destroy(&monotonic);
+	if (env->rendezvous_dir)
+		link->rendezvous = (struct rendezvous){link, files_put, files_get};
+	else if (env->socket)
+		link->rendezvous = (struct rendezvous){link, service_put, service_get};
+	if (env->socket && env->rank == 0) {
+		int r = -pthread_create(&link->sender, NULL, send_reports, link);
+
+		if (r < 0)
+			return error_errno(err, r, "cannot start a thread");
+		link->has_sender = true;
+	}
+	*out = steal_pointer(link);
+	return 0;
+}
+
+void link_destroy(struct link *link)
+{
+	if (!link)
+		return;
+	if (link->has_sender) {
+		struct timespec until;
+		bool done;
+
+		clock_gettime(CLOCK_MONOTONIC, &until);
+		until.tv_sec += (time_t)CLOSE_GRACE;
+		pthread_mutex_lock(&link->lock);
+		link->closing = true;
+		pthread_cond_broadcast(&link->changed);
+		while (!link->done && pthread_cond_timedwait(&link->changed, &link->lock, &until) == 0)
+			;
+		done = link->done;
+		pthread_mutex_unlock(&link->lock);
+		if (!done)
+			return; /* the thread still uses it all; the process is about to end */
+		pthread_join(link->sender, NULL);
+	}
+	if (link->meeting)
+		http_local_close(link->meeting);
+	for (; link->count; link->count--, link->first = (link->first + 1) % QUEUE_MAX)
+		free(link->queue[link->first]);
+	pthread_cond_destroy(&link->changed);
+	pthread_mutex_destroy(&link->lock);
+	free(link);
+}
