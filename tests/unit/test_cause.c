@@ -6,8 +6,7 @@
 #include "base/json.h"
 #include "base/str.h"
 #include "cluster/cause.h"
-#include "cluster/run.h"
-#include "unit.h"
+#include "cluster_fixture.h"
 
 START_TEST(what_an_end_means)
 {
@@ -50,31 +49,16 @@ END_TEST
 
 static struct run *two_nodes(void)
 {
-	static const char text[] =
-	    "{\"task\":\"command\",\"name\":\"t\",\"directory\":\"/tmp\",\"resources\":"
-	    "{\"nodes\":2,\"devices_per_node\":2,\"grace\":5}}";
-	_cleanup_json_ json_t *config = json_loads(text, 0, NULL);
-	char *names[] = {(char *)"n1", (char *)"n2"};
-	int slots[] = {0, 1, 0, 1};
-	struct error err = ERROR_INIT;
-	struct run *r = NULL;
+	struct run *r = fixture_run(2, 2);
 
-	ck_ok(run_new(config, &r, &err), &err);
-	r->id = 1;
-	ck_ok(run_place(r, names, slots, 100, &err), &err);
+	fixture_place(r);
 	return r;
 }
 
 static unsigned report(struct run *r, const char *node, const char *state, const char *more,
                        const char *ranks)
 {
-	_cleanup_free_ char *text =
-	    str_printf("{\"run\":1,\"attempt\":1,\"node\":\"%s\",\"state\":\"%s\",%s\"ranks\":[%s]}", node,
-	               state, more, ranks);
-	_cleanup_json_ json_t *json = json_loads(text, 0, NULL);
-
-	ck_assert_ptr_nonnull(json);
-	return run_report(r, json, 200);
+	return fixture_report_with(r, node, state, ranks, more);
 }
 
 #define EXITED(rank, status, ended, more)                                                                    \

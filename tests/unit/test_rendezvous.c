@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The rendezvous: keys of an attempt, and those who wait for them. */
+#include <errno.h>
+#include <string.h>
+
+#include "base/str.h"
+#include "cluster/rendezvous.h"
+#include "unit.h"
+
+static void on_key(void *context, const void *value, size_t len)
+{
+	snprintf(context, 16, "%.*s", value ? (int)len : 4, value ? (const char *)value : "gone");
+}
+
+START_TEST(a_waiter_gets_its_key_or_the_end_of_the_attempt)
+{
+	_cleanup_(rendezvous_destroyp) struct rendezvous *r = NULL;
+	struct rendezvous_waiter *w1, *w2, *w3;
+	char one[16] = "", two[16] = "", three[16] = "", key[RENDEZVOUS_KEY_MAX + 2], small[32];
+	struct error err = ERROR_INIT;
+	const void *value;
+	size_t len;
+	int code;
+
+	ck_ok(rendezvous_create(&r, &err), &err);
+	ck_assert_int_eq(rendezvous_get(r, 1, 1, "a/b", &value, &len, &err), -ENOENT);
+	ck_ok(rendezvous_wait(r, 1, 1, "a/b", on_key, one, &w1, &err), &err);
+	ck_ok(rendezvous_wait(r, 1, 1, "a/b", on_key, two, &w2, &err), &err);
+	ck_ok(rendezvous_wait(r, 1, 1, "c", on_key, three, &w3, &err), &err);
+	rendezvous_unwait(w2);
+	ck_ok(rendezvous_put(r, 1, 1, 1000, "a/b", "hello", 5, &err), &err);
+	ck_assert_str_eq(one, "hello");
+	ck_assert_str_eq(two, "");
+	ck_ok(rendezvous_get(r, 1, 1, "a/b", &value, &len, &err), &err);
+	ck_assert(len == 5 && memcmp(value, "hello", 5) == 0);
+	ck_assert_int_eq(rendezvous_get(r, 2, 1, "a/b", &value, &len, &err), -ENOENT);
+
+	/* A newer attempt: the older one's waiters hear of it, its keys are gone, it may not come back. */
+	ck_ok(rendezvous_put(r, 1, 2, 1000, "d", "x", 1, &err), &err);
+	ck_assert_str_eq(three, "gone");
+	ck_assert_int_eq(rendezvous_get(r, 1, 2, "a/b", &value, &len, &err), -ENOENT);
+	ck_assert_int_eq(rendezvous_put(r, 1, 1, 1000, "a/b", "late", 4, &err), -ESTALE);
+
+	memset(key, 'k', sizeof(key));
+	key[sizeof(key) - 1] = '\0';
+	ck_assert_int_eq(rendezvous_put(r, 1, 2, 1000, key, "x", 1, &err), -EINVAL);
+	ck_assert_int_eq(rendezvous_put(r, 1, 2, 1000, "big", key, 2000, &err), -ENOSPC);
+	/* A key set again takes no more room; many small ones do, the empty ones too. */
+	for (int i = 0; i < 100; i++)
+		ck_ok(rendezvous_put(r, 1, 2, 1000, "same", key, 150, &err), &err);
+	for (code = 0, len = 0; code == 0 && len < 100; len++) {
+		snprintf(small, sizeof(small), "small-%zu", len);
+		code = rendezvous_put(r, 1, 2, 1000, small, "", 0, &err);
+	}
+	ck_assert_int_eq(code, -ENOSPC);
+	ck_assert_ptr_nonnull(strstr(err.message, "the rendezvous of run 1 is full"));
+	ck_ok(rendezvous_wait(r, 1, 2, "never", on_key, three, &w3, &err), &err);
+	three[0] = '\0';
+	rendezvous_drop(r, 1);
+	ck_assert_str_eq(three, "gone");
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("rendezvous");
+	TCase *c = tcase_create("rendezvous");
+
+	tcase_set_timeout(c, 60);
+	suite_add_tcase(s, c);
+	tcase_add_test(c, a_waiter_gets_its_key_or_the_end_of_the_attempt);
+	return unit_run(s);
+}

@@ -1,0 +1,335 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The state machine of a run: what reports, refusals and losses make of it. */
+#include <string.h>
+
+#include "base/json.h"
+#include "base/str.h"
+#include "cluster_fixture.h"
+
+/* Every slot of a node: how many that is, a placement says, and the store keeps. */
+START_TEST(the_world_size_of_all_slots_is_known_once_placed)
+{
+	_cleanup_json_ json_t *config =
+	    json_pack("{s:s,s:s,s:{s:i,s:s,s:s}}", "task", "command", "directory", "/tmp", "resources",
+	              "nodes", 2, "devices_per_node", "all", "kind", "gpu");
+	_cleanup_json_ json_t *json = NULL, *placed = NULL;
+	_cleanup_(run_freep) struct run *r = NULL;
+	struct error err = ERROR_INIT;
+	char *names[] = {(char *)"n1", (char *)"n2"};
+	int slots[] = {0, 1, 0, 1};
+
+	ck_ok(run_new(config, &r, &err), &err);
+	ck_assert(r->all_slots);
+	ck_assert_int_eq(r->kind, SLOT_GPU);
+	json = run_to_json(r, true);
+	ck_assert(json_is_null(json_object_get(json, "world_size")));
+	r->per_node = 2;
+	ck_ok(run_place(r, names, slots, 100, &err), &err);
+	/* As the controller does it for one that comes out of the store. */
+	ck_ok(run_set_request(r, config, &err), &err);
+	ck_assert_int_eq(r->per_node, 2);
+	placed = run_to_json(r, true);
+	ck_assert_int_eq(json_get_int(placed, "world_size", 0), 4);
+	ck_assert_int_eq(json_array_size(json_object_get(placed, "ranks")), 4);
+}
+END_TEST
+
+/* One rank a node, on all slots of the run there. */
+START_TEST(one_rank_per_node_has_all_slots_there)
+{
+	_cleanup_json_ json_t *config =
+	    json_pack("{s:s,s:s,s:s,s:{s:i,s:i,s:b}}", "task", "command", "name", "x", "directory", "/tmp",
+	              "resources", "nodes", 2, "devices_per_node", 3, "one_per_node", 1);
+	_cleanup_json_ json_t *want =
+	    json_pack("[{s:i,s:s,s:i,s:[i,i,i],s:s},{s:i,s:s,s:i,s:[i,i,i],s:s}]", "rank", 0, "node", "n1",
+	              "slot", 4, "slots", 4, 5, 6, "state", "starting", "rank", 1, "node", "n2", "slot", 0,
+	              "slots", 0, 1, 2, "state", "starting");
+	_cleanup_(run_freep) struct run *r = NULL;
+	struct error err = ERROR_INIT;
+	char *names[] = {(char *)"n1", (char *)"n2"};
+	int slots[] = {4, 5, 6, 0, 1, 2};
+
+	ck_ok(run_new(config, &r, &err), &err);
+	r->id = 1;
+	ck_assert_int_eq(run_world_size(r), 2);
+	ck_ok(run_place(r, names, slots, 100, &err), &err);
+	ck_assert(json_equal(r->ranks, want));
+	ck_assert_uint_eq(r->part_count, 2);
+	ck_assert_int_eq(run_world_size(r), 2);
+	/* What the nodes say of their ranks takes none of the slots away. */
+	fixture_report(r, "n1", "ended", "{\"rank\":0,\"slot\":4,\"state\":\"exited\",\"exit_status\":0}");
+	ck_assert_uint_eq(json_array_size(json_object_get(json_array_get(r->ranks, 0), "slots")), 3);
+}
+END_TEST
+
+START_TEST(a_run_succeeds_once_all_its_nodes_have_ended_well)
+{
+	_cleanup_(run_freep) struct run *r = fixture_run(2, 1);
+	_cleanup_json_ json_t *json = NULL;
+
+	fixture_place(r);
+	ck_assert_int_eq(r->state, RUN_STARTING);
+	ck_assert_uint_eq(fixture_report(r, "n1", "running", "{\"rank\":0,\"state\":\"running\",\"pid\":11}"),
+	                  0);
+	ck_assert_int_eq(r->state, RUN_STARTING);
+	ck_assert_uint_eq(fixture_report(r, "n2", "running", "{\"rank\":1,\"state\":\"running\",\"pid\":12}"),
+	                  0);
+	ck_assert_int_eq(r->state, RUN_RUNNING);
+	/* One node cannot speak for another's rank. */
+	fixture_report(r, "n2", "running", "{\"rank\":0,\"state\":\"exited\",\"exit_status\":9}");
+	ck_assert_int_eq(r->state, RUN_RUNNING);
+	ck_assert_uint_eq(fixture_report(r, "n1", "ended", RANK0_OK), 0);
+	ck_assert_uint_eq(fixture_report(r, "n2", "ended", RANK1_OK), RUN_ENDED);
+	ck_assert_int_eq(r->state, RUN_SUCCEEDED);
+	json = run_to_json(r, true);
+	ck_assert_int_eq(json_get_int(json, "exit_status", -1), 0);
+	ck_assert_uint_eq(json_array_size(json_object_get(json, "nodes")), 2);
+}
+END_TEST
+
+START_TEST(a_rank_stopped_after_a_failure_is_not_its_cause)
+{
+	_cleanup_(run_freep) struct run *r = fixture_run(2, 1);
+
+	fixture_place(r);
+	fixture_report(r, "n1", "running", "");
+	fixture_report(r, "n2", "running", "");
+	ck_assert_uint_eq(fixture_report(r, "n2", "stopping", RANK1_KILLED), RUN_STOP);
+	ck_assert_int_eq(r->state, RUN_STOPPING);
+	ck_assert_uint_eq(fixture_report(r, "n2", "ended", RANK1_KILLED), 0);
+	/* The survivor dies of the stop: that is not the cause. */
+	ck_assert_uint_eq(fixture_report(r, "n1", "ended",
+	                                 "{\"rank\":0,\"state\":\"exited\",\"exit_status\":143,\"signal\":"
+	                                 "\"SIGTERM\",\"stopped\":true}"),
+	                  RUN_ENDED);
+	ck_assert_int_eq(r->state, RUN_FAILED);
+	ck_assert_int_eq(r->exit_status, 137);
+	ck_assert_str_eq(r->reason, "rank 1 on n2: killed by SIGKILL");
+	ck_assert_str_eq(r->detail, "last line");
+	/* The same end a second time is nothing new. */
+	ck_assert_uint_eq(fixture_report(r, "n2", "ended", RANK1_KILLED), 0);
+}
+END_TEST
+
+/* A device that fails is the cause, whether its node says so before or after the rank has failed of it. */
+START_TEST(a_failed_device_is_named_before_the_rank)
+{
+	static const char *const error =
+	    "\"device_errors\":[\"GPU 3 (GPU-x) of n2: Xid 79: fell off the bus\"],";
+	static const char *const want =
+	    "GPU 3 (GPU-x) of n2: Xid 79: fell off the bus; rank 1 on n2: killed by SIGKILL";
+
+	for (int late = 0; late < 2; late++) {
+		_cleanup_(run_freep) struct run *r = fixture_run(2, 1);
+
+		fixture_place(r);
+		fixture_report(r, "n1", "running", "");
+		fixture_report_with(r, "n2", "running", "", late ? "" : error);
+		ck_assert_int_eq(r->state, RUN_RUNNING); /* it may get over it */
+		fixture_report_with(r, "n2", "stopping", RANK1_KILLED, late ? "" : error);
+		fixture_report_with(r, "n2", "ended", RANK1_KILLED, error);
+		fixture_report(r, "n1", "ended", RANK0_OK);
+		ck_assert_int_eq(r->state, RUN_FAILED);
+		ck_assert_str_eq(r->reason, want);
+	}
+}
+END_TEST
+
+START_TEST(a_worker_error_is_the_detail)
+{
+	_cleanup_(run_freep) struct run *r = fixture_run(1, 1);
+
+	fixture_place(r);
+	run_worker_error(r, 0, "no such column: text", false);
+	fixture_report(r, "n1", "ended",
+	               "{\"rank\":0,\"state\":\"exited\",\"exit_status\":1,\"error\":\"other lines\"}");
+	ck_assert_str_eq(r->reason, "rank 0 on n1: exit status 1");
+	ck_assert_str_eq(r->detail, "no such column: text");
+}
+END_TEST
+
+START_TEST(a_cancelled_run_is_stopped_first_unless_it_waits)
+{
+	_cleanup_(run_freep) struct run *r = fixture_run(2, 1), *queued = fixture_run(1, 1);
+
+	fixture_place(r);
+	ck_assert_uint_eq(run_cancel(r, 150), RUN_STOP);
+	ck_assert_uint_eq(run_cancel(r, 151), 0);
+	fixture_report(r, "n1", "ended", RANK0_OK);
+	ck_assert_uint_eq(fixture_report(r, "n2", "ended", RANK1_KILLED), RUN_ENDED);
+	ck_assert_int_eq(r->state, RUN_CANCELLED);
+	ck_assert_uint_eq(run_cancel(queued, 150), RUN_ENDED);
+	ck_assert_int_eq(queued->state, RUN_CANCELLED);
+}
+END_TEST
+
+/* Its slots are somebody else's: it waits again, and its next attempt has the next number. */
+START_TEST(a_run_refused_by_a_busy_node_waits_again)
+{
+	_cleanup_(run_freep) struct run *r = fixture_run(2, 1);
+
+	fixture_place(r);
+	ck_assert_uint_eq(run_refused(r, run_part_find(r, "n2"), true, "slot 1 is leased to run 9", 150),
+	                  RUN_STOP);
+	ck_assert_uint_eq(fixture_report(r, "n1", "ended", RANK0_OK), RUN_ENDED);
+	ck_assert_int_eq(r->state, RUN_QUEUED);
+	fixture_place(r);
+	ck_assert_int_eq(r->attempt, 2);
+}
+END_TEST
+
+/* That it was refused once has no part in how its next attempt ends. */
+START_TEST(a_run_refused_once_ends_as_its_next_attempt_ends)
+{
+	static const struct {
+		const char *rank;
+		enum run_state state;
+	} cases[] = {{RANK1_OK, RUN_SUCCEEDED}, {RANK1_KILLED, RUN_FAILED}};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_(run_freep) struct run *r = fixture_run(2, 1);
+
+		fixture_place(r);
+		run_refused(r, run_part_find(r, "n2"), true, "slot 1 is leased to run 9", 150);
+		ck_assert_uint_eq(fixture_report(r, "n1", "ended", RANK0_OK), RUN_ENDED);
+		ck_assert_int_eq(r->state, RUN_QUEUED);
+		fixture_place(r);
+		ck_assert_ptr_null(r->reason);
+		fixture_report(r, "n1", "running", "");
+		fixture_report(r, "n2", "running", "");
+		fixture_report(r, "n1", "ended", RANK0_OK);
+		ck_assert_uint_eq(fixture_report(r, "n2", "ended", cases[i].rank), RUN_ENDED);
+		ck_assert_int_eq(r->state, cases[i].state);
+	}
+}
+END_TEST
+
+/* What nodes say of an attempt that is over changes nothing of the one under way. */
+START_TEST(a_late_report_of_an_earlier_attempt_is_ignored)
+{
+	static const struct {
+		const char *state, *rank, *more;
+	} late[] = {
+	    {"running", "{\"rank\":1,\"state\":\"running\",\"pid\":9}", ""},
+	    {"running", "", "\"device_errors\":[\"GPU 3 of n2: Xid 79: fell off the bus\"],"},
+	    {"stopping", RANK1_KILLED, "\"shutdown\":\"node n2 is shutting down\","},
+	    {"ended", RANK1_KILLED, ""},
+	    {"ended", "", "\"lost\":true,\"reason\":\"attempt 1 was started and is lost\","},
+	};
+	_cleanup_(run_freep) struct run *r = fixture_run(2, 1);
+
+	fixture_place(r);
+	run_refused(r, run_part_find(r, "n2"), true, "slot 1 is leased to run 9", 150);
+	fixture_report(r, "n1", "ended", RANK0_OK);
+	fixture_place(r);
+	fixture_report(r, "n1", "running", "");
+	for (size_t i = 0; i < ARRAY_SIZE(late); i++) {
+		int64_t version = r->version;
+
+		ck_assert_uint_eq(fixture_report_of(r, 1, "n2", late[i].state, late[i].rank, late[i].more),
+		                  0);
+		ck_assert_int_eq(r->state, RUN_STARTING);
+		ck_assert_int_eq(r->version, version);
+	}
+	fixture_report(r, "n2", "running", "");
+	ck_assert_int_eq(r->state, RUN_RUNNING);
+	fixture_report(r, "n1", "ended", RANK0_OK);
+	fixture_report(r, "n2", "ended", RANK1_OK);
+	ck_assert_int_eq(r->state, RUN_SUCCEEDED);
+}
+END_TEST
+
+/* A preflight that fails is the run's own fault: it does not wait for a better time. */
+START_TEST(a_run_whose_preflight_fails_has_failed)
+{
+	_cleanup_(run_freep) struct run *r = fixture_run(2, 1);
+
+	fixture_place(r);
+	ck_assert_uint_eq(run_refused(r, run_part_find(r, "n2"), false, "no directory /data", 150), RUN_STOP);
+	ck_assert_uint_eq(run_refused(r, run_part_find(r, "n1"), false, "no directory /data either", 150),
+	                  RUN_ENDED);
+	ck_assert_int_eq(r->state, RUN_FAILED);
+	ck_assert_str_eq(r->reason, "node n2: the start has failed");
+	ck_assert_str_eq(r->detail, "node n2: no directory /data");
+	ck_assert_str_eq(json_get_string(json_array_get(r->ranks, 0), "state", ""), "not-started");
+}
+END_TEST
+
+START_TEST(a_lost_node_takes_the_run_down)
+{
+	_cleanup_(run_freep) struct run *r = fixture_run(2, 1);
+
+	fixture_place(r);
+	ck_assert_uint_eq(run_part_lost(r, run_part_find(r, "n2"), "node n2 is down", 160, 160), RUN_STOP);
+	ck_assert_uint_eq(run_part_lost(r, run_part_find(r, "n2"), "node n2 is down", 161, 161), 0);
+	ck_assert_uint_eq(fixture_report(r, "n1", "ended", RANK0_OK), RUN_ENDED);
+	ck_assert_int_eq(r->state, RUN_FAILED);
+	ck_assert_str_eq(r->reason, "node n2 is down");
+}
+END_TEST
+
+/* After a restart of the controller, which had written the start down: one node had begun, the other had not.
+ * In whatever order that is known, the run has failed, and is not executed once more. */
+START_TEST(a_run_begun_on_one_node_is_not_queued_again)
+{
+	static const char lost[] = "\"lost\":true,\"reason\":\"attempt 1 was started and is lost\",";
+
+	for (int order = 0; order < 3; order++) {
+		_cleanup_(run_freep) struct run *r = fixture_run(2, 1);
+
+		fixture_place(r);
+		r->parts[0].acknowledged = r->parts[1].acknowledged = true; /* out of the store */
+		if (order == 0)
+			fixture_report_with(r, "n1", "ended", "", lost);
+		run_refused(r, run_part_find(r, "n2"), true, "not started", 150);
+		if (order == 1)
+			fixture_report_with(r, "n1", "ended", "", lost);
+		if (order == 2)
+			run_part_lost(r, run_part_find(r, "n1"), "node n1 is down", 160, 160);
+		else if (run_part_find(r, "n2") && !run_part_find(r, "n2")->ended)
+			run_part_lost(r, run_part_find(r, "n2"), "node n2 has lost it", 160, 160);
+		ck_assert_int_eq(r->state, RUN_FAILED);
+		ck_assert_str_eq(r->reason, order == 2 ? "node n1 is down"
+		                                       : "node n1: attempt 1 was started and is lost");
+		if (order < 2)
+			ck_assert_str_eq(json_get_string(json_array_get(r->ranks, 0), "state", ""), "lost");
+		ck_assert_str_eq(json_get_string(json_array_get(r->ranks, 1), "state", ""), "not-started");
+	}
+}
+END_TEST
+
+START_TEST(a_waiting_run_that_an_unknown_attempt_has_executed_fails)
+{
+	_cleanup_(run_freep) struct run *r = fixture_run(2, 1);
+
+	ck_assert_uint_eq(run_superseded(r, "n1", 0, 100), 0);
+	ck_assert_uint_eq(run_superseded(r, "n1", 1, 100), RUN_ENDED);
+	ck_assert_int_eq(r->state, RUN_FAILED);
+	ck_assert_int_eq(r->attempt, 0); /* the attempt there is foreign, still */
+	ck_assert_ptr_nonnull(strstr(r->reason, "attempt 1 was started on node n1"));
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("run state");
+	TCase *c = tcase_create("run state");
+
+	tcase_set_timeout(c, 60);
+	suite_add_tcase(s, c);
+	tcase_add_test(c, the_world_size_of_all_slots_is_known_once_placed);
+	tcase_add_test(c, one_rank_per_node_has_all_slots_there);
+	tcase_add_test(c, a_run_succeeds_once_all_its_nodes_have_ended_well);
+	tcase_add_test(c, a_rank_stopped_after_a_failure_is_not_its_cause);
+	tcase_add_test(c, a_failed_device_is_named_before_the_rank);
+	tcase_add_test(c, a_worker_error_is_the_detail);
+	tcase_add_test(c, a_cancelled_run_is_stopped_first_unless_it_waits);
+	tcase_add_test(c, a_run_refused_by_a_busy_node_waits_again);
+	tcase_add_test(c, a_run_refused_once_ends_as_its_next_attempt_ends);
+	tcase_add_test(c, a_late_report_of_an_earlier_attempt_is_ignored);
+	tcase_add_test(c, a_run_whose_preflight_fails_has_failed);
+	tcase_add_test(c, a_lost_node_takes_the_run_down);
+	tcase_add_test(c, a_run_begun_on_one_node_is_not_queued_again);
+	tcase_add_test(c, a_waiting_run_that_an_unknown_attempt_has_executed_fails);
+	return unit_run(s);
+}

@@ -1,0 +1,510 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The store: what is on disk after a commit, a crash, an upgrade and a copy. */
+#include <errno.h>
+#include <signal.h>
+#include <sqlite3.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/json.h"
+#include "base/str.h"
+#include "cluster/store.h"
+#include "cluster_fixture.h"
+
+/* A cluster keeps its id, each opening gets its epoch; numbers can be lifted, also before the first one. */
+START_TEST(epochs_and_numbers_grow_across_openings)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/dtrain.db", dir), *cluster = NULL,
+	                    *other = str_printf("%s/other.db", dir);
+	_cleanup_(store_closep) struct store *s = NULL, *second = NULL;
+	_cleanup_(run_freep) struct run *r = fixture_run(1, 1);
+	struct error err = ERROR_INIT;
+
+	ck_ok(store_open(path, &s, &err), &err);
+	ck_ok(store_open(other, &second, &err), &err);
+	cluster = strdup(store_cluster(s));
+	ck_assert_uint_eq(strlen(cluster), 32);
+	ck_assert_str_ne(cluster, store_cluster(second));
+	ck_assert_int_eq(store_epoch(s), 0);
+	ck_ok(store_begin_epoch(s, 0, false, &err), &err);
+	ck_assert_int_eq(store_newest_epoch(s), 1);
+	ck_assert_int_eq(store_epoch(s), 0);
+	ck_assert_int_eq(store_highest(s), 0);
+	ck_ok(store_lift(s, 57, &err), &err);
+	ck_ok(store_insert(s, r, "{}", &err), &err);
+	ck_assert_int_eq(r->id, 58);
+	ck_ok(store_lift(s, 40, &err), &err);
+	ck_ok(store_insert(s, r, "{}", &err), &err);
+	ck_assert_int_eq(r->id, 59);
+	ck_ok(store_lift(s, 100, &err), &err);
+	ck_ok(store_commit(s, &err), &err);
+	store_close(steal_pointer(s));
+
+	ck_ok(store_open(path, &s, &err), &err);
+	ck_assert_str_eq(cluster, store_cluster(s));
+	ck_assert_int_eq(store_epoch(s), 1);
+	ck_ok(store_begin_epoch(s, 0, false, &err), &err);
+	ck_assert_int_eq(store_newest_epoch(s), 2);
+	ck_ok(store_insert(s, r, "{}", &err), &err);
+	ck_assert_int_eq(r->id, 101);
+	/* A node knows epoch 7: this store is an older copy, and never had what lies between. */
+	ck_ok(store_begin_epoch(s, 7, true, &err), &err);
+	ck_assert_int_eq(store_newest_epoch(s), 8);
+	ck_assert(store_has_epoch(s, 1) && store_has_epoch(s, 8));
+	ck_assert(!store_has_epoch(s, 2) && !store_has_epoch(s, 7));
+	ck_ok(store_commit(s, &err), &err);
+	ck_assert_int_eq(store_epoch(s), 8);
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
+/* One that was not written down is not sent, is no longer known, and begins anew with the next attempt. How:
+ * by a rollback, or by a commit that fails. */
+START_TEST(an_epoch_that_is_not_committed_is_undone)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/dtrain.db", dir);
+	_cleanup_(store_closep) struct store *s = NULL;
+	struct error err = ERROR_INIT;
+	struct rlimit limit;
+
+	ck_ok(store_open(path, &s, &err), &err);
+	ck_ok(store_begin_epoch(s, 0, false, &err), &err);
+	ck_ok(store_commit(s, &err), &err);
+	ck_ok(store_begin_epoch(s, 7, true, &err), &err);
+	ck_assert_int_eq(store_epoch(s), 1);
+	if (_i == 0)
+		store_rollback(s);
+	else {
+		signal(SIGXFSZ, SIG_IGN); /* a write beyond the limit fails with EFBIG */
+		ck_assert_int_eq(getrlimit(RLIMIT_FSIZE, &limit), 0);
+		ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &(struct rlimit){0, limit.rlim_max}), 0);
+		ck_assert_int_lt(store_commit(s, &err), 0);
+		ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
+	}
+	ck_assert_int_eq(store_epoch(s), 1);
+	ck_assert_int_eq(store_newest_epoch(s), 1);
+	ck_assert(store_has_epoch(s, 1) && !store_has_epoch(s, 8));
+	ck_ok(store_begin_epoch(s, 7, true, &err), &err);
+	ck_ok(store_commit(s, &err), &err);
+	ck_assert_int_eq(store_epoch(s), 8);
+	ck_assert(store_has_epoch(s, 8) && !store_has_epoch(s, 1));
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
+/* A store that cannot take the new epoch keeps the one that it replaces, whatever is committed after it. */
+START_TEST(an_epoch_that_cannot_be_replaced_is_kept)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/dtrain.db", dir);
+	_cleanup_(store_closep) struct store *s = NULL;
+	struct error err = ERROR_INIT;
+	sqlite3 *db;
+
+	ck_ok(store_open(path, &s, &err), &err);
+	ck_ok(store_begin_epoch(s, 0, false, &err), &err);
+	ck_ok(store_commit(s, &err), &err);
+	store_close(steal_pointer(s));
+	ck_assert_int_eq(sqlite3_open(path, &db), SQLITE_OK);
+	ck_assert_int_eq(
+	    sqlite3_exec(db,
+	                 "CREATE TRIGGER a BEFORE INSERT ON epochs BEGIN SELECT RAISE(ABORT, 'no'); END;"
+	                 "CREATE TRIGGER b BEFORE UPDATE ON epochs BEGIN SELECT RAISE(ABORT, 'no'); END;",
+	                 NULL, NULL, NULL),
+	    SQLITE_OK);
+	ck_assert_int_eq(sqlite3_close(db), SQLITE_OK);
+	ck_ok(store_open(path, &s, &err), &err);
+	ck_assert_int_lt(store_begin_epoch(s, 7, true, &err), 0);
+	ck_ok(store_commit(s, &err), &err);
+	ck_assert(store_has_epoch(s, 1));
+	ck_assert_int_eq(store_epoch(s), 1);
+	ck_assert_int_eq(store_newest_epoch(s), 1);
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
+static int count_run(void *context, struct run *r, struct error *err)
+{
+	int64_t *seen = context;
+
+	ck_assert(seen[0] == 0 || r->id < seen[0]);
+	seen[0] = r->id;
+	seen[1]++;
+	run_free(r);
+	return 0;
+}
+
+START_TEST(what_is_committed_is_there_after_a_restart)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/dtrain.db", dir), *config = NULL;
+	_cleanup_(store_closep) struct store *s = NULL, *second = NULL;
+	_cleanup_(run_freep) struct run *r = fixture_run(2, 1), *back = NULL;
+	_cleanup_free_ char *reason = NULL;
+	struct error err = ERROR_INIT;
+	int64_t seen[2] = {0, 0};
+	struct stat st;
+
+	ck_ok(store_open(path, &s, &err), &err);
+	ck_assert_int_eq(stat(path, &st), 0);
+	ck_assert_uint_eq(st.st_mode & 0777, 0600);
+	ck_assert_int_eq(store_open(path, &second, &err), -EBUSY);
+	ck_assert_ptr_nonnull(strstr(err.message, "another dtraind"));
+	ck_ok(store_insert(s, r, "{\"task\":\"command\"}", &err), &err);
+	ck_assert_int_eq(r->id, 1);
+	fixture_place(r);
+	run_set_reason(r, "because");
+	r->progress = json_pack("{s:i}", "step", 5);
+	ck_ok(store_update(s, r, &err), &err);
+	ck_ok(store_commit(s, &err), &err);
+	ck_ok(store_set_drained(s, "n2", true, "a new fan", &err), &err);
+	ck_ok(store_set_drained(s, "n3", true, NULL, &err), &err);
+	ck_ok(store_commit(s, &err), &err);
+	/* Not committed: as if it had never been. */
+	ck_ok(store_insert(s, r, "{}", &err), &err);
+	store_close(steal_pointer(s));
+
+	ck_ok(store_open(path, &s, &err), &err);
+	ck_ok(store_get(s, 1, &back, &err), &err);
+	ck_assert_str_eq(back->user, "alice");
+	ck_assert_int_eq(back->state, RUN_STARTING);
+	ck_assert_int_eq(back->attempt, 1);
+	ck_assert_str_eq(back->reason, "because");
+	ck_assert_int_eq(json_get_int(back->progress, "step", 0), 5);
+	ck_ok(run_recover(back, 300, &err), &err);
+	ck_assert_uint_eq(back->part_count, 2);
+	ck_ok(store_config(s, 1, &config, &err), &err);
+	ck_assert_str_eq(config, "{\"task\":\"command\"}");
+	ck_assert_int_eq(store_get(s, 2, &back, &err), -ENOENT);
+	ck_assert(!store_drained(s, "n1", &reason));
+	ck_assert(store_drained(s, "n3", &reason));
+	ck_assert_ptr_null(reason);
+	ck_assert(store_drained(s, "n2", &reason));
+	ck_assert_str_eq(reason, "a new fan");
+	ck_ok(store_list(s, run_state_set("all"), 0, 10, count_run, seen, &err), &err);
+	ck_assert_int_eq(seen[1], 1);
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
+/* The controller is killed and starts again: all that it knows of the run is in its store. */
+static void restart(struct store *s, struct run **r)
+{
+	struct error err = ERROR_INIT;
+	int64_t id = (*r)->id;
+
+	ck_assert((*r)->dirty);
+	ck_ok(store_update(s, *r, &err), &err);
+	ck_ok(store_commit(s, &err), &err);
+	run_free(*r);
+	*r = NULL;
+	ck_ok(store_get(s, id, r, &err), &err);
+	ck_ok(run_recover(*r, 1000, &err), &err);
+}
+
+/* A run is stopping when the controller is restarted: it ends with the same words as without. */
+START_TEST(the_cause_outlives_the_controller)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/dtrain.db", dir);
+	_cleanup_(store_closep) struct store *s = NULL;
+	_cleanup_(run_freep) struct run *r = fixture_run(2, 1);
+	_cleanup_json_ json_t *view = NULL, *left = NULL;
+	_cleanup_free_ char *text = NULL;
+	struct error err = ERROR_INIT;
+
+	ck_ok(store_open(path, &s, &err), &err);
+	ck_ok(store_insert(s, r, "{}", &err), &err);
+	fixture_place(r);
+	ck_ok(store_update(s, r, &err), &err);
+	r->dirty = false;
+	switch (_i) {
+	case 0: /* a start was refused: that node has no attempt that it could have lost */
+		run_refused(r, run_part_find(r, "n1"), false, "private: no directory", 150);
+		restart(s, &r);
+		ck_assert(run_part_find(r, "n1")->ended && !run_part_find(r, "n2")->ended);
+		fixture_report(r, "n2", "ended", RANK1_OK);
+		ck_assert_str_eq(r->reason, "node n1: the start has failed");
+		ck_assert_str_eq(r->detail, "node n1: private: no directory");
+		break;
+	case 1: /* by a node whose slots were taken: it waits again */
+		run_refused(r, run_part_find(r, "n1"), true, "slot 0 is leased to run 9", 150);
+		restart(s, &r);
+		fixture_report(r, "n2", "ended", RANK1_OK);
+		ck_assert_int_eq(r->state, RUN_QUEUED);
+		break;
+	case 2: /* both ranks fail, and one said why; its device is the first cause */
+		run_worker_error(r, 0, "private: rank 1 is gone", true);
+		run_worker_error(r, 1, "private: no such column", false);
+		fixture_report_with(r, "n1", "ended",
+		                    "{\"rank\":0,\"state\":\"exited\",\"exit_status\":1,\"ended\":50.0,"
+		                    "\"error\":\"private: traceback\"}",
+		                    "\"device_errors\":[\"GPU 0 of n1: Xid 79\"],");
+		restart(s, &r);
+		fixture_report(r, "n2", "ended",
+		               "{\"rank\":1,\"state\":\"exited\",\"exit_status\":1,\"ended\":50.1}");
+		ck_assert_str_eq(r->reason, "GPU 0 of n1: Xid 79; rank 1 on n2: exit status 1");
+		ck_assert_str_eq(r->detail, "private: no such column");
+		break;
+	case 3: /* the lines of the log of a part that has ended are not reported again */
+		fixture_report(r, "n2", "ended", RANK1_KILLED);
+		restart(s, &r);
+		fixture_report(r, "n1", "ended", RANK0_OK);
+		ck_assert_str_eq(r->reason, "rank 1 on n2: killed by SIGKILL");
+		ck_assert_str_eq(r->detail, "last line");
+		break;
+	case 4: /* the store of an earlier version, which kept nothing of it */
+		r->failed = true;
+		r->state = RUN_STOPPING;
+		run_set_reason(r, "a part of it has failed, the rest is being stopped");
+		run_touch(r);
+		restart(s, &r);
+		fixture_report(r, "n1", "ended", RANK0_OK);
+		fixture_report(r, "n2", "ended", RANK1_OK);
+		ck_assert_int_eq(r->state, RUN_FAILED);
+		ck_assert_ptr_null(strstr(r->reason, "is being stopped"));
+		break;
+	case 5: /* cancelled when it had failed */
+		fixture_report(r, "n2", "ended", RANK1_KILLED);
+		run_cancel(r, 160);
+		restart(s, &r);
+		fixture_report(r, "n1", "ended", RANK0_OK);
+		ck_assert_int_eq(r->state, RUN_CANCELLED);
+		ck_assert_ptr_null(r->reason);
+		break;
+	case 6: /* gone before, but noticed only now: it did not make the other fail, long ago */
+		fixture_report(r, "n2", "ended", RANK1_KILLED);
+		restart(s, &r);
+		run_part_lost(r, run_part_find(r, "n1"), "node n1 is down", 0, 1010);
+		ck_assert_str_eq(r->reason, "rank 1 on n2: killed by SIGKILL");
+		break;
+	case 7: /* gone when the controller started at the latest: the other failed for it, 8 s later */
+		run_touch(r);
+		restart(s, &r);
+		run_part_lost(r, run_part_find(r, "n1"), "node n1 is down", 0, 1010);
+		fixture_report(r, "n2", "ended",
+		               "{\"rank\":1,\"state\":\"exited\",\"exit_status\":1,\"ended\":1001.0}");
+		ck_assert_str_eq(r->reason, "node n1 is down");
+		break;
+	}
+	view = run_to_json(r, false);
+	text = json_to_string(view);
+	ck_assert_ptr_null(strstr(text, "private"));
+	ck_assert_ptr_null(strstr(text, "last line"));
+	left = run_under_way(r);
+	ck_assert_ptr_null(left); /* nothing of it stays in the store */
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
+/* As dtrain 0.1 made it. */
+static const char first_layout[] =
+    "CREATE TABLE runs (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, user TEXT, uid INTEGER NOT "
+    "NULL,"
+    " gid INTEGER NOT NULL, task TEXT NOT NULL, state INTEGER NOT NULL, attempt INTEGER NOT NULL,"
+    " version INTEGER NOT NULL, submitted REAL NOT NULL, started REAL NOT NULL, ended REAL NOT NULL, reason "
+    "TEXT,"
+    " exit_status INTEGER NOT NULL, cancelled INTEGER NOT NULL, failed INTEGER NOT NULL, requeue INTEGER NOT "
+    "NULL,"
+    " nodes INTEGER NOT NULL, per_node INTEGER NOT NULL, directory TEXT, output TEXT, ranks TEXT NOT NULL,"
+    " progress TEXT, config TEXT NOT NULL);"
+    "CREATE INDEX runs_state ON runs (state, id);"
+    "CREATE TABLE drained (node TEXT PRIMARY KEY) WITHOUT ROWID;"
+    "PRAGMA user_version = 1; INSERT INTO drained VALUES ('n1');"
+#define OLD_RUN(reason, status)                                                                              \
+	"INSERT INTO runs VALUES (NULL, 'x', 'alice', 1, 1, 'command', 5, 1, 1, 1, 1, 1, '" reason           \
+	"', " status ", 0, 1, 0, 1, 1, NULL, NULL, '[]', NULL, '{}');"
+    OLD_RUN("rank 1 on n2: exit status 3: private\nlines", "3")
+        OLD_RUN("GPU 3 of n2: Xid 79: fell off the bus; rank 1 on n2: killed by SIGKILL\nprivate", "137")
+            OLD_RUN("node n2: private", "-1") OLD_RUN("node n2 is down: no heartbeat for 5 s", "-1");
+
+/* The reason was shown to everybody: what was private in it is the owner's now. */
+static const char *const old_reasons[][2] = {
+    {"rank 1 on n2: exit status 3", "rank 1 on n2: exit status 3: private\nlines"},
+    {"GPU 3 of n2: Xid 79: fell off the bus",
+     "GPU 3 of n2: Xid 79: fell off the bus; rank 1 on n2: killed by SIGKILL\nprivate"},
+    {"node n2: the start has failed", "node n2: private"},
+    {"node n2 is down: no heartbeat for 5 s", NULL},
+};
+
+START_TEST(a_store_of_the_first_layout_is_converted_once)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/dtrain.db", dir), *reason = NULL;
+	_cleanup_(store_closep) struct store *s = NULL;
+	struct error err = ERROR_INIT;
+	sqlite3 *db;
+
+	ck_assert_int_eq(sqlite3_open(path, &db), SQLITE_OK);
+	ck_assert_int_eq(sqlite3_exec(db, first_layout, NULL, NULL, NULL), SQLITE_OK);
+	ck_assert_int_eq(sqlite3_close(db), SQLITE_OK);
+	for (int i = 0; i < 2; i++) { /* brought up to date, once */
+		ck_ok(store_open(path, &s, &err), &err);
+		ck_assert(store_drained(s, "n1", &reason));
+		ck_assert_ptr_null(reason);
+		for (size_t k = 0; k < ARRAY_SIZE(old_reasons); k++) {
+			_cleanup_(run_freep) struct run *r = NULL;
+
+			ck_ok(store_get(s, (int64_t)k + 1, &r, &err), &err);
+			ck_assert_str_eq(r->reason, old_reasons[k][0]);
+			ck_assert_pstr_eq(r->detail, old_reasons[k][1]);
+		}
+		ck_ok(store_set_drained(s, "n2", true, "a new fan", &err), &err);
+		ck_ok(store_commit(s, &err), &err);
+		store_close(steal_pointer(s));
+	}
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
+/* Another process opens the store at `path` when `go` says so: its status is the error's number, 0 if it got
+ * in. It is forked before this one has opened the store, and so knows nothing of its locks. */
+static pid_t start_opener(const char *path, int go[2])
+{
+	pid_t pid;
+
+	ck_assert_int_eq(pipe(go), 0);
+	pid = fork();
+	ck_assert_int_ge(pid, 0);
+	if (pid == 0) {
+		struct error err = ERROR_INIT;
+		struct store *s;
+		char c;
+
+		close(go[1]);
+		if (read(go[0], &c, 1) != 1)
+			_exit(255);
+		_exit(-store_open(path, &s, &err));
+	}
+	close(go[0]);
+	return pid;
+}
+
+static int opener_status(pid_t pid, const int go[2])
+{
+	int status;
+
+	ck_assert_int_eq(write(go[1], "g", 1), 1);
+	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+	close(go[1]);
+	ck_assert(WIFEXITED(status));
+	return WEXITSTATUS(status);
+}
+
+/* As long as the store is open, no other process gets in, whatever was opened and closed in this one before.
+ */
+START_TEST(another_process_cannot_open_an_open_store)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/dtrain.db", dir);
+	_cleanup_(store_closep) struct store *s = NULL, *second = NULL;
+	_cleanup_(run_freep) struct run *r = fixture_run(1, 1);
+	struct error err = ERROR_INIT;
+	int go[4][2];
+	pid_t pids[4];
+
+	for (int i = 0; i < 4; i++)
+		pids[i] = start_opener(path, go[i]);
+	ck_ok(store_open(path, &s, &err), &err);
+	ck_assert_int_eq(opener_status(pids[0], go[0]), EBUSY);
+	ck_assert_int_eq(store_open(path, &second, &err), -EBUSY);
+	ck_assert_int_eq(opener_status(pids[1], go[1]), EBUSY);
+	ck_ok(store_insert(s, r, "{}", &err), &err);
+	ck_ok(store_commit(s, &err), &err);
+	ck_assert_int_eq(opener_status(pids[2], go[2]), EBUSY);
+	store_close(steal_pointer(s));
+	ck_assert_int_eq(opener_status(pids[3], go[3]), 0);
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
+/* What is written while the copy is made is in it. */
+START_TEST(a_copy_has_what_is_written_meanwhile)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/dtrain.db", dir),
+	                    *to = str_printf("%s/copy", dir);
+	_cleanup_(store_closep) struct store *s = NULL, *copy = NULL;
+	_cleanup_(store_backup_freep) struct store_backup *b = NULL;
+	_cleanup_(run_freep) struct run *r = fixture_run(1, 1), *back = NULL;
+	struct error err = ERROR_INIT;
+	bool done = false;
+	int slices = 0;
+
+	ck_ok(store_open(path, &s, &err), &err);
+	for (int i = 0; i < 500; i++)
+		ck_ok(store_insert(s, r, "{\"some\":\"text that takes a part of a page\"}", &err), &err);
+	ck_ok(store_commit(s, &err), &err);
+	ck_ok(file_write_atomic(to, "", 0, 0600, &err), &err);
+	ck_ok(store_backup_begin(s, to, &b, &err), &err);
+	while (!done) {
+		ck_ok(store_backup_step(b, 4, &done, &err), &err);
+		if (slices++ == 3) {
+			ck_ok(store_insert(s, r, "{}", &err), &err);
+			ck_ok(store_backup_step(b, 4, &done, &err), &err); /* a transaction is open: later */
+			ck_ok(store_commit(s, &err), &err);
+		}
+	}
+	ck_assert_int_gt(slices, 4);
+	store_backup_free(steal_pointer(b));
+	ck_ok(store_open(to, &copy, &err), &err);
+	ck_ok(store_get(copy, 501, &back, &err), &err);
+	ck_assert_str_eq(back->user, "alice");
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
+/* The times are printed, not judged: a test machine may be busy. */
+START_TEST(thousands_of_runs_are_listed_by_state)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/dtrain.db", dir);
+	_cleanup_(store_closep) struct store *s = NULL;
+	_cleanup_(run_freep) struct run *r = fixture_run(1, 1);
+	struct error err = ERROR_INIT;
+	int64_t all[2] = {0, 0}, active[2] = {0, 0}, counts[RUN_STATES];
+	double t;
+
+	ck_ok(store_open(path, &s, &err), &err);
+	t = clock_monotonic();
+	for (int i = 0; i < 11000; i++) {
+		r->state = i < 10000 ? RUN_SUCCEEDED : RUN_QUEUED;
+		ck_ok(store_insert(s, r, "{\"task\":\"command\"}", &err), &err);
+	}
+	ck_ok(store_commit(s, &err), &err);
+	printf("11000 runs written: %.1f ms\n", (clock_monotonic() - t) * 1e3);
+	t = clock_monotonic();
+	ck_ok(store_list(s, run_state_set("all"), 0, 100, count_run, all, &err), &err);
+	printf("newest 100 listed: %.2f ms\n", (clock_monotonic() - t) * 1e3);
+	ck_assert_int_eq(all[1], 100);
+	memset(all, 0, sizeof(all));
+	t = clock_monotonic();
+	ck_ok(store_list(s, run_state_set("all"), 0, 100000, count_run, all, &err), &err);
+	printf("all 11000 listed: %.1f ms\n", (clock_monotonic() - t) * 1e3);
+	ck_assert_int_eq(all[1], 11000);
+	t = clock_monotonic();
+	ck_ok(store_list(s, run_state_set("active"), 0, 100000, count_run, active, &err), &err);
+	printf("1000 active listed: %.1f ms\n", (clock_monotonic() - t) * 1e3);
+	ck_assert_int_eq(active[1], 1000);
+	ck_ok(store_counts(s, counts, &err), &err);
+	ck_assert_int_eq(counts[RUN_SUCCEEDED], 10000);
+	ck_assert_int_eq(counts[RUN_QUEUED], 1000);
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("store");
+	TCase *c = tcase_create("store");
+
+	tcase_set_timeout(c, 60);
+	suite_add_tcase(s, c);
+	tcase_add_test(c, epochs_and_numbers_grow_across_openings);
+	tcase_add_loop_test(c, an_epoch_that_is_not_committed_is_undone, 0, 2);
+	tcase_add_test(c, an_epoch_that_cannot_be_replaced_is_kept);
+	tcase_add_test(c, what_is_committed_is_there_after_a_restart);
+	tcase_add_loop_test(c, the_cause_outlives_the_controller, 0, 8);
+	tcase_add_test(c, a_store_of_the_first_layout_is_converted_once);
+	tcase_add_test(c, another_process_cannot_open_an_open_store);
+	tcase_add_test(c, a_copy_has_what_is_written_meanwhile);
+	tcase_add_test(c, thousands_of_runs_are_listed_by_state);
+	return unit_run(s);
+}
