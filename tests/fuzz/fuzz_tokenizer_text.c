@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/tokenizer.h"
+#include "engine/tokenizer/unicode.h"
 #include "tokenizers.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -4,7 +4,8 @@
 #pragma once
 
 #include "base/str.h"
-#include "engine/tokenizer/internal.h"
+#include "engine/tokenizer/tokenizer.h"
+#include "engine/tokenizer/unicode.h"
 
 #define FUZZ_LEVEL "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false}"
 #define FUZZ_SPLIT(regex)                                                                                    \

@@ -3,7 +3,7 @@
 #include <pthread.h>
 #include <string.h>
 
-#include "engine/tokenizer/internal.h"
+#include "engine/tokenizer/match.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "unit.h"
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "engine/tokenizer/added.h"
 #include "engine/tokenizer/internal.h"
 
 static uint32_t new_node(struct trie *t, uint8_t byte)

@@ -5,6 +5,7 @@
 #include <utf8proc.h>
 
 #include "engine/tokenizer/internal.h"
+#include "engine/tokenizer/steps.h"
 
 static void replace_content(struct strbuf *text, struct strbuf *with)
 {

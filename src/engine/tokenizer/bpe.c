@@ -7,7 +7,9 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "engine/tokenizer/bpe.h"
 #include "engine/tokenizer/internal.h"
+#include "engine/tokenizer/unicode.h"
 
 #define RANK_NONE UINT32_MAX
 #define SCAN_MAX  48

@@ -6,7 +6,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
-#include "engine/tokenizer/internal.h"
+#include "engine/tokenizer/parts.h"
 
 static int add_id(struct tokenizer *t, struct token_list *list, const json_t *id, const char *where,
                   struct error *err)

@@ -5,6 +5,7 @@
 
 #include "base/json.h"
 #include "engine/tokenizer/internal.h"
+#include "engine/tokenizer/parts.h"
 
 /* Strings end to end in one buffer; ends[i] is where the i-th ends. */
 struct token_texts {

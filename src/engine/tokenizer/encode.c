@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "engine/tokenizer/internal.h"
+#include "engine/tokenizer/parts.h"
 
 /* Everything that one call needs beside the tokenizer. */
 struct encoding {

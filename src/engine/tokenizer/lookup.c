@@ -2,7 +2,7 @@
 /* What a loaded tokenizer says of itself: ids of tokens and the reverse, its special tokens. */
 #include <string.h>
 
-#include "engine/tokenizer/internal.h"
+#include "engine/tokenizer/parts.h"
 
 int32_t tokenizer_vocab_size(const struct tokenizer *t)
 {

@@ -8,6 +8,7 @@
 #include <pcre2.h>
 
 #include "engine/tokenizer/internal.h"
+#include "engine/tokenizer/match.h"
 
 #define SPACES                                                                                               \
 	"\\t-\\r\\x20\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{"     \

@@ -4,7 +4,7 @@
  * that begins at pos ends. Every alternative of the pattern stands as one paragraph, in its order; something
  * always matches, so that matches lie end to end.
  */
-#include "engine/tokenizer/internal.h"
+#include "engine/tokenizer/match.h"
 
 static size_t run_of(const struct unicode *u, const char *text, size_t pos, size_t len, uint8_t classes)
 {

@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "engine/tokenizer/internal.h"
+#include "engine/tokenizer/steps.h"
 
 #define SEQUENCE_DEPTH 16
 

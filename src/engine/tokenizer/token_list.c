@@ -1,9 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A list of token ids that grows. */
+/* Lists that grow: of anything inside the tokenizer, and of token ids for its callers. */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "engine/tokenizer/internal.h"
+#include "engine/tokenizer/tokenizer.h"
+
+int tokenizer_grow(void *v, size_t *cap, size_t n, size_t size)
+{
+	void **array = v;
+	size_t want = *cap ? *cap : 16;
+	void *p;
+
+	if (n <= *cap)
+		return 0;
+	while (want < n)
+		want += want / 2;
+	p = realloc(*array, want * size);
+	if (!p)
+		return -ENOMEM;
+	*array = p;
+	*cap = want;
+	return 0;
+}
 
 int token_list_add(struct token_list *list, const int32_t *ids, size_t n)
 {

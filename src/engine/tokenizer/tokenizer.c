@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Loads a tokenizer.json: checks its form, has each part read its own, and puts them together. */
 #include "engine/tokenizer/tokenizer.h"
 
 #include <errno.h>
@@ -8,6 +9,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "engine/tokenizer/internal.h"
+#include "engine/tokenizer/parts.h"
 
 static int check_version(const json_t *root, const char *where, struct error *err)
 {

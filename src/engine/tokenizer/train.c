@@ -9,7 +9,10 @@
 #include <string.h>
 
 #include "engine/tokenizer/internal.h"
+#include "engine/tokenizer/match.h"
 #include "engine/tokenizer/train.h"
+#include "engine/tokenizer/unicode.h"
+#include "engine/tokenizer/vocab.h"
 
 #define BYTES 256
 

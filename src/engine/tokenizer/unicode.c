@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Classes of characters by a table of ranges, and the checking and repairing of UTF-8. */
 #include <string.h>
 
-#include "engine/tokenizer/internal.h"
+#include "engine/tokenizer/unicode.h"
 #include "engine/tokenizer/unicode_table.h"
 
 static size_t range_of(uint32_t cp)
@@ -205,22 +206,4 @@ bool bytelevel_decode(struct strbuf *out, const char *text, size_t len)
 		strbuf_addc(out, (char)b);
 	}
 	return true;
-}
-
-int tokenizer_grow(void *v, size_t *cap, size_t n, size_t size)
-{
-	void **array = v;
-	size_t want = *cap ? *cap : 16;
-	void *p;
-
-	if (n <= *cap)
-		return 0;
-	while (want < n)
-		want += want / 2;
-	p = realloc(*array, want * size);
-	if (!p)
-		return -12;
-	*array = p;
-	*cap = want;
-	return 0;
 }

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The vocabulary of a model: reads it, and finds ids by string with open addressing. */
 #include <errno.h>
 #include <string.h>
 
 #include "base/json.h"
 #include "engine/tokenizer/internal.h"
+#include "engine/tokenizer/unicode.h"
+#include "engine/tokenizer/vocab.h"
 
 uint64_t tokenizer_hash_bytes(const void *data, size_t len, uint64_t seed)
 {

@@ -5,8 +5,8 @@
 
 #include "base/file.h"
 #include "base/json.h"
-#include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/train.h"
+#include "engine/tokenizer/unicode.h"
 
 static json_t *byte_level(void)
 {

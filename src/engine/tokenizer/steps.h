@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Normalizers and pre-tokenizers as flat lists of steps: steps.c reads them, apply.c carries them out. */
+#pragma once
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "engine/tokenizer/match.h"
+
+enum step_kind {
+	STEP_FORM, /* a Unicode normalization form */
+	STEP_LOWERCASE,
+	STEP_PREPEND,
+	STEP_REPLACE,
+	STEP_STRIP,
+	STEP_STRIP_ACCENTS,
+	STEP_NMT,
+	STEP_BYTES, /* to the byte-level alphabet: both a normalizer and a pre-tokenizer */
+	/* Pre-tokenizers alone. */
+	STEP_PREFIX_SPACE,
+	STEP_SPLIT,
+	STEP_METASPACE,
+};
+
+enum split_behaviour { SPLIT_REMOVED, SPLIT_ISOLATED, SPLIT_PREVIOUS, SPLIT_NEXT, SPLIT_CONTIGUOUS };
+enum prepend_scheme { PREPEND_ALWAYS, PREPEND_FIRST, PREPEND_NEVER };
+
+struct step {
+	enum step_kind kind;
+	int form; /* STEP_FORM: utf8proc options */
+	struct matcher matcher;
+	char *text;
+	size_t len;
+	bool left, right, invert;
+	enum split_behaviour behaviour;
+	enum prepend_scheme scheme;
+};
+
+struct step_list {
+	struct step *v;
+	size_t n, cap;
+};
+
+struct piece {
+	uint32_t off, len;
+	bool first; /* begins where the whole text begins */
+};
+
+/* A text and its pieces, in order. */
+struct pieces {
+	struct strbuf text;
+	struct piece *v;
+	size_t n, cap;
+};
+
+int normalizer_parse(struct step_list *list, const json_t *json, const char *where, struct error *err);
+int pretokenizer_parse(struct step_list *list, const json_t *json, const char *where, struct error *err);
+void step_list_release(struct step_list *list);
+int normalizer_apply(const struct step_list *list, const struct unicode *u, struct match_scratch *s,
+                     struct strbuf *text, struct error *err);
+/* work: two; the first holds the text as one piece, and the result is in the returned one. raw: a closing
+ * STEP_BYTES is only noted. */
+int pretokenizer_apply(const struct step_list *list, bool raw, const struct unicode *u,
+                       struct match_scratch *s, struct pieces *work, struct match_list *spans,
+                       struct pieces **out, struct error *err);
+int pieces_add(struct pieces *p, uint32_t off, uint32_t len, bool first);
+void pieces_release(struct pieces *p);
+
+/* {"String": s} or {"Regex": s}. */
+int pattern_parse(struct matcher *m, const json_t *object, const char *where, struct error *err);
+/* "replacement" (one character) and "prepend_scheme" of a Metaspace; the text is the caller's. */
+int replacement_parse(const json_t *json, const char *where, char **text, size_t *len,
+                      enum prepend_scheme *scheme, struct error *err);
+/* object[key], a string; the text is the caller's. */
+int string_parse(const json_t *object, const char *key, const char *where, char **text, size_t *len,
+                 struct error *err);
