@@ -84,7 +84,7 @@ static int open_ucx(struct comm *c, const struct comm_options *options, struct e
 	if (r >= 0)
 		r = transport_connect(c, err);
 	if (r >= 0)
-		r = progress_start(c, err);
+		r = progress_start(c, collective_run, err);
 	if (r < 0)
 		return r;
 	return comm_wait(c, enqueue(c, &(struct operation){.kind = KIND_MEET}), err);

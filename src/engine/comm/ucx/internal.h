@@ -44,6 +44,10 @@ struct operation {
 	int64_t count; /* elements: all of them (all_reduce, broadcast) or a shard (the others) */
 };
 
+/* Runs an operation from its first message to its last, on the progress thread; a negative return means that
+ * the communicator has failed. */
+typedef int collective_run_fn(struct comm *c, uint64_t ticket, const struct operation *o);
+
 /* One message on its way. It lives in struct comm, since UCX may still name it after a failure. */
 struct transfer {
 	bool done;
@@ -80,6 +84,7 @@ struct comm {
 	_Atomic int waiters;   /* threads inside comm_wait: their cores are free */
 	double waited;         /* seconds inside comm_wait; under lock */
 	pthread_t thread;
+	collective_run_fn *run; /* what the thread does with an operation */
 	bool thread_started;
 
 	/* The progress thread's own. */
@@ -110,7 +115,7 @@ struct comm {
 	int allocated;
 };
 
-/* ucx_transport.c */
+/* transport.c */
 int transport_open(struct comm *c, void **address, size_t *address_len, struct error *err);
 int transport_connect(struct comm *c, struct error *err);
 void transport_describe(struct comm *c);
@@ -119,8 +124,9 @@ void transport_close(struct comm *c);
 void transport_send(struct comm *c, int peer, uint64_t tag, const void *data, size_t len, struct transfer *t);
 void transport_receive(struct comm *c, int peer, uint64_t tag, void *data, size_t len, struct transfer *t);
 
-/* ucx_progress.c */
-int progress_start(struct comm *c, struct error *err);
+/* progress.c */
+/* Starts the progress thread, which passes each queued operation to run. */
+int progress_start(struct comm *c, collective_run_fn *run, struct error *err);
 void progress_wake(struct comm *c); /* from any thread */
 /* Lets UCX work, looks after the lifelines, spins or sleeps; returns after anything may have changed.
  * Negative: the communicator has failed, and the operation has to be left at once. */
@@ -129,6 +135,7 @@ int comm_step(struct comm *c);
 int comm_fail(struct comm *c, int code, int culprit, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* ucx_collectives.c */
-int collective_run(struct comm *c, uint64_t ticket, const struct operation *o);
+/* collectives.c */
+collective_run_fn collective_run;
+/* collective_names.c */
 const char *collective_name(enum kind kind);

@@ -359,7 +359,7 @@ static int run_next(struct comm *c)
 	c->progress_seen = c->progress;
 	c->pings = 0;
 	settle_goodbyes(c);
-	r = c->failed ? c->failed : collective_run(c, ticket, o);
+	r = c->failed ? c->failed : c->run(c, ticket, o);
 	if (r < 0)
 		return r;
 	if (o->kind == KIND_MEET)
@@ -396,11 +396,12 @@ static void *progress_main(void *arg)
 	return NULL;
 }
 
-int progress_start(struct comm *c, struct error *err)
+int progress_start(struct comm *c, collective_run_fn *run, struct error *err)
 {
 	sigset_t all, before;
 	int r;
 
+	c->run = run;
 	/* Signals are for the caller's threads. */
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
