@@ -97,6 +97,25 @@ int run_new(const json_t *config, struct run **out, struct error *err)
 	return 0;
 }
 
+struct run_part *run_part_find(struct run *r, const char *node)
+{
+	for (size_t i = 0; i < r->part_count; i++)
+		if (strcmp(r->parts[i].node, node) == 0)
+			return &r->parts[i];
+	return NULL;
+}
+
+void run_clear_parts(struct run *r)
+{
+	for (size_t i = 0; i < r->part_count; i++) {
+		free(r->parts[i].node);
+		free(r->parts[i].trouble);
+	}
+	free(r->parts);
+	r->parts = NULL;
+	r->part_count = 0;
+}
+
 void run_free(struct run *r)
 {
 	if (!r)

@@ -15,25 +15,6 @@ enum { CAUSE_MAX = 4096 }; /* of what a worker says */
 /* The reason until it is decided. */
 static const char UNDECIDED[] = "a part of it has failed, the rest is being stopped";
 
-struct run_part *run_part_find(struct run *r, const char *node)
-{
-	for (size_t i = 0; i < r->part_count; i++)
-		if (strcmp(r->parts[i].node, node) == 0)
-			return &r->parts[i];
-	return NULL;
-}
-
-void run_clear_parts(struct run *r)
-{
-	for (size_t i = 0; i < r->part_count; i++) {
-		free(r->parts[i].node);
-		free(r->parts[i].trouble);
-	}
-	free(r->parts);
-	r->parts = NULL;
-	r->part_count = 0;
-}
-
 static int parts_add(struct run *r, const char *node, struct error *err)
 {
 	struct run_part *p = reallocarray(r->parts, r->part_count + 1, sizeof(*p));

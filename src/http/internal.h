@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Shared by server.c (connections) and request.c (requests and answers). */
+/* Shared by server.c, connections.c and request.c: server.c calls the other two, they do not call it. */
 #pragma once
 
 #include <microhttpd.h>
@@ -79,8 +79,9 @@ void http_request_resume(struct http_request *r);
 void http_request_end(struct http_request *r); /* the server is going: no more waiting */
 void http_request_suspend(struct http_request *r);
 void http_request_free(struct http_request *r);
-/* server.c, for request.c */
-void http_server_unqueue(struct http_server *s, struct http_request *r);
+/* Requests with a large body wait in the server's queue for their turn. */
+void http_request_queue(struct http_request *r);
+void http_request_unqueue(struct http_request *r); /* does nothing where it is not in the queue */
 
 /* connections.c: bounds and deadlines. One that is over a bound is shut down from within. */
 struct http_connection *http_connection_new(struct http_listener *l, int fd);

@@ -92,6 +92,34 @@ static void notify_closed(struct http_request *r)
 		closed(r->closed_context);
 }
 
+void http_request_queue(struct http_request *r)
+{
+	struct http_server *s = r->listener->server;
+
+	r->queued = true;
+	*s->large_end = r;
+	s->large_end = &r->large_next;
+	sd_event_source_set_enabled(s->large_source, SD_EVENT_ONESHOT);
+}
+
+void http_request_unqueue(struct http_request *r)
+{
+	struct http_server *s = r->listener->server;
+
+	if (!r->queued)
+		return;
+	for (struct http_request **p = &s->large; *p; p = &(*p)->large_next) {
+		if (*p != r)
+			continue;
+		*p = r->large_next;
+		if (s->large_end == &r->large_next)
+			s->large_end = p;
+		break;
+	}
+	r->large_next = NULL;
+	r->queued = false;
+}
+
 void http_request_free(struct http_request *r)
 {
 	if (!r)
@@ -103,7 +131,7 @@ void http_request_free(struct http_request *r)
 	if (r->next)
 		r->next->prev = r->prev;
 	sd_event_source_disable_unref(r->hangup);
-	http_server_unqueue(r->listener->server, r);
+	http_request_unqueue(r);
 	notify_closed(r);
 	if (r->response)
 		MHD_destroy_response(r->response);

@@ -155,32 +155,6 @@ static void request_dispatch(struct http_request *r)
 		r->match.route->handler(s->options.context, r);
 }
 
-static void queue_large(struct http_request *r)
-{
-	struct http_server *s = r->listener->server;
-
-	r->queued = true;
-	*s->large_end = r;
-	s->large_end = &r->large_next;
-	sd_event_source_set_enabled(s->large_source, SD_EVENT_ONESHOT);
-}
-
-void http_server_unqueue(struct http_server *s, struct http_request *r)
-{
-	if (!r->queued)
-		return;
-	for (struct http_request **p = &s->large; *p; p = &(*p)->large_next) {
-		if (*p != r)
-			continue;
-		*p = r->large_next;
-		if (s->large_end == &r->large_next)
-			s->large_end = p;
-		break;
-	}
-	r->large_next = NULL;
-	r->queued = false;
-}
-
 static int on_large(sd_event_source *source, void *userdata)
 {
 	struct http_server *s = userdata;
@@ -188,7 +162,7 @@ static int on_large(sd_event_source *source, void *userdata)
 
 	if (!r)
 		return 0;
-	http_server_unqueue(s, r);
+	http_request_unqueue(r);
 	if (s->large)
 		sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
 	request_dispatch(r);
@@ -218,7 +192,7 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *connection, c
 	if (!r->dispatched) {
 		r->dispatched = true;
 		if (!r->answered && r->body.len > LARGE_BODY && (r->match.route->callers & HTTP_LOCAL))
-			queue_large(r);
+			http_request_queue(r);
 		else
 			request_dispatch(r);
 	}
