@@ -12,22 +12,13 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "controller/internal.h"
+#include "dtraind/routes/routes.h"
 
 enum {
 	SOFT_USEC = 1000 * 1000, /* what need not be on disk at once is there after so long */
 	FLUSH_PRIORITY = 100,    /* after all input of this turn */
 	EXPIRY_PRIORITY = 200,   /* after all heartbeats that wait to be read */
 };
-
-bool caller_may(const struct http_caller *caller, int64_t uid)
-{
-	return caller->uid >= 0 && (caller->uid == uid || caller->uid == 0 || caller->uid == geteuid());
-}
-
-char *run_directory(struct daemon *d, int64_t id)
-{
-	return str_printf("%s/runs/%lld", d->settings->config->state_dir, (long long)id);
-}
 
 void controller_touch(struct controller *c)
 {

@@ -75,14 +75,6 @@ struct waiter *controller_wait_call(struct controller *c, int64_t run, unsigned 
                                     void (*ready)(void *context, const struct run *r), void *context);
 void waiter_free(struct waiter *w);
 
-/* backup.c: copies of the store that an earlier service left half made */
-#define BACKUP_PREFIX "backup."
-void backup_remove_leftovers(const char *state_dir);
-
 /* dispatch.c */
 int dispatch_start(struct controller *c, struct run *r, struct error *err);
 void dispatch_stop(struct controller *c, struct run *r, struct run_part *part);
-
-/* May the caller touch what belongs to uid? Its owner, root, and the service's own user. */
-bool caller_may(const struct http_caller *caller, int64_t uid);
-char *run_directory(struct daemon *d, int64_t id); /* state_dir/runs/ID; owned by the caller */

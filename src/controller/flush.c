@@ -9,6 +9,7 @@
 #include "base/str.h"
 #include "cluster/scheduler.h"
 #include "controller/internal.h"
+#include "dtraind/status.h"
 
 struct submission {
 	struct controller *controller;
@@ -366,5 +367,5 @@ void controller_flush(struct controller *c)
 	if (c->commit) /* a start failed at once: that is written down, in the next turn, before it is told */
 		return;
 	tell_changes(c);
-	daemon_status(c->daemon);
+	status_notify(c->daemon);
 }

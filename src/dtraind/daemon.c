@@ -22,7 +22,9 @@
 #include "dtraind/heartbeat.h"
 #include "dtraind/lock.h"
 #include "dtraind/log_streams.h"
+#include "dtraind/routes/table.h"
 #include "dtraind/shutdown.h"
+#include "dtraind/status.h"
 
 enum { MAX_BODY = 64 << 10 }; /* where the table of routes says nothing else */
 
@@ -250,7 +252,8 @@ static int listen_peers(struct daemon *d, struct error *err)
 
 static int setup_http(struct daemon *d, struct error *err)
 {
-	struct http_server_options options = {daemon_routes, daemon_route_count, d, MAX_BODY, 0, 0};
+	struct http_server_options options = {route_table, route_table_count, d, MAX_BODY, 0,
+	                                      0,           route_intercept};
 	int r;
 
 	r = http_client_create(d->event, NULL, &d->client, err);
@@ -317,33 +320,10 @@ int daemon_run(struct daemon *d, struct error *err)
 	log_info("dtrain %s: node %s with %d %s, controller %s%s", DTRAIN_VERSION, s->name,
 	         node_slots(d->node), node_slots(d->node) == 1 ? "slot" : "slots", s->controller,
 	         d->controller ? " (this node)" : "");
-	daemon_status(d);
+	status_notify(d);
 	sd_notify(0, "READY=1");
 	r = sd_event_loop(d->event);
 	return r < 0 ? error_errno(err, r, "the event loop failed") : 0;
-}
-
-void daemon_status(struct daemon *d)
-{
-	char line[256];
-	size_t up = 0, n, queued = 0;
-
-	if (!d->controller) {
-		snprintf(line, sizeof(line), "STATUS=Node %s: %d of %d slots free; controller %s",
-		         d->settings->name, node_free_slots(d->node), node_slots(d->node),
-		         d->settings->controller);
-		sd_notify(0, line);
-		return;
-	}
-	n = members_count(d->controller->members);
-	for (size_t i = 0; i < n; i++)
-		up += members_get(d->controller->members, i)->up;
-	for (size_t i = 0; i < d->controller->queue.count; i++)
-		queued += d->controller->queue.list[i]->state == RUN_QUEUED;
-	snprintf(line, sizeof(line),
-	         "STATUS=Controller %s: %zu of %zu nodes up; %zu runs queued, %zu under way",
-	         d->settings->name, up, n, queued, d->controller->queue.count - queued);
-	sd_notify(0, line);
 }
 
 /* What cannot change under a running service is said, and stays. */

@@ -71,16 +71,3 @@ void daemon_destroy(struct daemon *d);
 DEFINE_CLEANUP(struct daemon *, daemon_destroy)
 /* SIGHUP: both files again; with a bad one everything stays as it was. */
 void daemon_reload(struct daemon *d);
-void daemon_status(struct daemon *d); /* STATUS= for systemctl status */
-
-/* Sends the request on to the controller, answer and all. True: this service is not the controller, and the
- * request is taken care of. */
-bool forward_to_controller(struct daemon *d, struct http_request *r);
-
-/* A transfer's body poured into a request's answer, no faster than the caller takes it. Answers with 502 and
- * `code` where the other service cannot be reached. headers: NULL-terminated, or NULL. */
-void pipe_call(struct daemon *d, struct http_request *r, const char *address, int port, const char *target,
-               const char *const *headers);
-
-extern const struct http_route daemon_routes[];
-extern const size_t daemon_route_count;

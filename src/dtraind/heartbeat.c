@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "controller/controller.h"
 #include "dtraind/log_streams.h"
+#include "dtraind/status.h"
 
 enum { SPARE_PORTS = 4 };
 
@@ -116,7 +117,7 @@ static void on_beaten(void *context, const struct http_answer *a)
 		l->lost = true;
 		sd_event_source_set_time(l->timer, 0);
 	}
-	daemon_status(l->daemon);
+	status_notify(l->daemon);
 	if (l->again)
 		link_heartbeat(l);
 }

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Another service's answer, passed on as it comes. */
+#include "dtraind/proxy.h"
+
 #include <errno.h>
 #include <string.h>
 
 #include "base/log.h"
 #include "base/str.h"
-#include "controller/controller.h"
 
 enum { PIPE_HIGH = 1 << 20 }; /* more than this waits for the caller: the other side is held up */
 

@@ -12,6 +12,7 @@
 #include "controller/controller.h"
 #include "dtraind/heartbeat.h"
 #include "dtraind/lock.h"
+#include "dtraind/routes/access.h"
 #include "dtraind/routes/routes.h"
 #include "http/local.h"
 

@@ -18,6 +18,8 @@ enum http_callers {
 	HTTP_BODY_4M = 16,
 	/* Services' own calls: the bounds on requests over TLS leave connections for them. */
 	HTTP_RESERVED = 32,
+	/* This bit and those above it belong to the owner of the table: see http_server_options.intercept. */
+	HTTP_OWNER = 64,
 };
 
 struct http_route {

@@ -147,12 +147,17 @@ static void request_body(struct http_request *r, const char *data, size_t len)
 
 static void request_dispatch(struct http_request *r)
 {
+	const struct http_route *route = r->match.route;
 	struct http_server *s = r->listener->server;
+	unsigned bits;
 
 	if (!r->answered && s->closing)
 		http_request_refuse(r, 503, "stopping", "the service is being stopped");
-	if (!r->answered)
-		r->match.route->handler(s->options.context, r);
+	if (r->answered)
+		return;
+	bits = route->callers & ~(unsigned)(HTTP_OWNER - 1);
+	if (!bits || !s->options.intercept || !s->options.intercept(s->options.context, r, bits))
+		route->handler(s->options.context, r);
 }
 
 static int on_large(sd_event_source *source, void *userdata)

@@ -34,6 +34,9 @@ struct http_server_options {
 	double head_seconds;    /* for a handshake and the head of a request; 0: 10 */
 	size_t tls_connections; /* of a listener for services; 0: 4,000. The bounds on requests are parts of
 	                           it */
+	/* Called before the handler of each route with bits of its owner's (NULL: never), with these bits.
+	 * True: the request is taken care of, and the handler is not called. */
+	bool (*intercept)(void *context, struct http_request *r, unsigned bits);
 };
 
 int http_server_create(sd_event *event, const struct http_server_options *options, struct http_server **out,

@@ -241,7 +241,18 @@ static const struct http_route test_routes[] = {
     {"GET", "/small", HTTP_ANY, small},
     {"POST", "/mebibyte", HTTP_ANY | HTTP_BODY_1M, nothing},
     {"POST", "/mebibytes", HTTP_ANY | HTTP_BODY_4M, nothing},
+    {"GET", "/taken", HTTP_ANY | HTTP_OWNER, nothing},
+    {"GET", "/let-through", HTTP_ANY | HTTP_OWNER << 1, nothing},
 };
+
+/* Takes what has the first bit of the owner. */
+static bool take(void *context, struct http_request *r, unsigned bits)
+{
+	if (bits != HTTP_OWNER)
+		return false;
+	http_reply_error(r, 421, "taken", "this request is taken before its handler");
+	return true;
+}
 
 static void *serve(void *arg)
 {
@@ -255,7 +266,8 @@ static void *serve(void *arg)
 
 static void served_start_with(struct served *s, double head_seconds)
 {
-	struct http_server_options o = {test_routes, ARRAY_SIZE(test_routes), s, 400000, head_seconds, 0};
+	struct http_server_options o = {test_routes, ARRAY_SIZE(test_routes), s, 400000, head_seconds, 0,
+	                                take};
 	struct error err = ERROR_INIT;
 	int fd;
 
@@ -329,6 +341,10 @@ START_TEST(server_answers)
 	ck_assert_int_eq(http_local_json(l, "GET", "/lines?n=0", NULL, &status, NULL, &err), -EREMOTEIO);
 	ck_assert_int_eq(status, 400);
 
+	ck_assert_int_eq(http_local_json(l, "GET", "/taken", NULL, &status, NULL, &err), -EREMOTEIO);
+	ck_assert_int_eq(status, 421);
+	ck_ok(http_local_json(l, "GET", "/let-through", NULL, &status, NULL, &err), &err);
+
 	ck_ok(http_local_stream(l, "GET", "/lines?n=300000", count_piece, &lines, &err), &err);
 	ck_assert_uint_eq(lines, 300000);
 
@@ -364,7 +380,7 @@ END_TEST
  */
 START_TEST(small_requests_pass_large_ones)
 {
-	struct http_server_options o = {test_routes, ARRAY_SIZE(test_routes), NULL, 400000, 0, 0};
+	struct http_server_options o = {test_routes, ARRAY_SIZE(test_routes), NULL, 400000, 0, 0, NULL};
 	struct error err = ERROR_INIT;
 	struct served s = {.asked = -1};
 	int fd, large_fds[4];
@@ -474,7 +490,7 @@ static void on_peer_done(void *context, const struct http_answer *a)
 static struct peer_call call_peer(const struct identity *server_id, const struct identity *client_id,
                                   const char *target)
 {
-	struct http_server_options o = {test_routes, ARRAY_SIZE(test_routes), NULL, 1 << 20, 0, 0};
+	struct http_server_options o = {test_routes, ARRAY_SIZE(test_routes), NULL, 1 << 20, 0, 0, NULL};
 	struct http_server *server;
 	struct http_client *client;
 	struct error err = ERROR_INIT;
@@ -605,7 +621,7 @@ static void on_flooded_done(void *context, const struct http_answer *a)
 /* Strangers open more connections than a service takes, and say nothing: a peer gets through. */
 START_TEST(strangers_leave_room_for_peers)
 {
-	struct http_server_options o = {test_routes, ARRAY_SIZE(test_routes), NULL, 1 << 20, 0, 0};
+	struct http_server_options o = {test_routes, ARRAY_SIZE(test_routes), NULL, 1 << 20, 0, 0, NULL};
 	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/a.pem", dir);
 	_cleanup_(identity_freep) struct identity *id = NULL;
 	struct sockaddr_in sin;
@@ -668,8 +684,8 @@ struct busy {
 
 static void busy_start(struct busy *b, size_t connections, bool known)
 {
-	struct http_server_options o = {test_routes, ARRAY_SIZE(test_routes), NULL, 1 << 20, 300,
-	                                connections};
+	struct http_server_options o = {test_routes, ARRAY_SIZE(test_routes), NULL, 1 << 20, 300, connections,
+	                                NULL};
 	_cleanup_free_ char *path = NULL;
 	struct error err = ERROR_INIT;
 	socklen_t len = sizeof(b->address);

@@ -6,6 +6,9 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/str.h"
+#include "controller/controller.h"
+#include "dtraind/proxy.h"
+#include "dtraind/routes/access.h"
 #include "dtraind/routes/routes.h"
 
 enum { BEHIND_MAX = 16 << 20 };
@@ -37,10 +40,9 @@ void route_nodes(void *context, struct http_request *r)
 {
 	struct daemon *d = context;
 
-	if (!forward_to_controller(d, r))
-		http_reply_json(r, 200,
-		                json_pack("{s:o}", "nodes",
-		                          members_to_json(d->controller->members, d->settings->controller)));
+	http_reply_json(
+	    r, 200,
+	    json_pack("{s:o}", "nodes", members_to_json(d->controller->members, d->settings->controller)));
 }
 
 /* Of the reason that an admin gives: it goes into every list of the nodes. */
@@ -53,8 +55,6 @@ static void set_drained(struct daemon *d, struct http_request *r, bool drained)
 	struct member *m;
 	size_t len;
 
-	if (forward_to_controller(d, r))
-		return;
 	m = members_find(d->controller->members, name);
 	text = http_request_body(r, &len);
 	body = len ? json_loadb(text, len, 0, NULL) : NULL;
@@ -118,8 +118,6 @@ static void change_device(struct daemon *d, struct http_request *r, bool drain)
 	struct member *m;
 	int64_t slot;
 
-	if (forward_to_controller(d, r))
-		return;
 	m = members_find(d->controller->members, name);
 	if (!caller_may(http_request_caller(r), 0)) {
 		http_reply_error(r, 403, "not-allowed", "only root may drain and resume devices");
@@ -165,7 +163,7 @@ void route_cancel_foreign(void *context, struct http_request *r)
 	int64_t run;
 	size_t n;
 
-	if (forward_to_controller(d, r) || http_request_query_int(r, "run", 1, INT64_MAX, 0, &run) < 0)
+	if (http_request_query_int(r, "run", 1, INT64_MAX, 0, &run) < 0)
 		return;
 	m = members_find(d->controller->members, name);
 	if (!caller_may(http_request_caller(r), 0)) {
@@ -215,8 +213,6 @@ void route_events(void *context, struct http_request *r)
 	struct event_stream *s;
 	struct error err = ERROR_INIT;
 
-	if (forward_to_controller(d, r))
-		return;
 	s = calloc(1, sizeof(*s));
 	if (!s || feed_listen(d->controller->events, FEED_EVENTS, on_event, s, &s->listener, &err) < 0) {
 		free(s);

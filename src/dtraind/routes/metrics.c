@@ -11,6 +11,8 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/str.h"
+#include "controller/controller.h"
+#include "dtraind/routes/access.h"
 #include "dtraind/routes/routes.h"
 
 /* A slice holds the longest report. What a follower may be behind before it is given up. */
@@ -134,8 +136,6 @@ void route_metrics_get(void *context, struct http_request *r)
 	int64_t since, follow;
 	struct run *run;
 
-	if (forward_to_controller(d, r))
-		return;
 	run = route_find_run(d->controller, r, false, &owned);
 	if (!run || http_request_query_int(r, "since", -1, INT64_MAX, -1, &since) < 0 ||
 	    http_request_query_int(r, "follow", 0, 1, 0, &follow) < 0)

@@ -7,6 +7,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/str.h"
+#include "controller/controller.h"
 #include "dtraind/heartbeat.h"
 #include "dtraind/log_streams.h"
 #include "dtraind/routes/routes.h"
@@ -114,8 +115,6 @@ void route_peer_reports(void *context, struct http_request *r)
 	const char *text = http_request_body(r, &len);
 	json_t *report;
 
-	if (forward_to_controller(d, r))
-		return;
 	reports = json_loadb(text, len, 0, NULL);
 	if (!json_is_array(reports)) {
 		http_reply_error(r, 400, "bad-json", "request body: an array of reports is needed");
@@ -132,8 +131,6 @@ void route_peer_heartbeat(void *context, struct http_request *r)
 	struct error err = ERROR_INIT;
 	json_t *answer;
 
-	if (forward_to_controller(d, r))
-		return;
 	heartbeat = http_request_json(r);
 	if (!heartbeat)
 		return;

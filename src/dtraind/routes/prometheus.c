@@ -4,6 +4,7 @@
 
 #include "base/json.h"
 #include "base/str.h"
+#include "controller/controller.h"
 #include "dtraind/routes/routes.h"
 
 static void metric(struct strbuf *b, const char *name, const char *type, const char *help)
@@ -100,8 +101,6 @@ void route_prometheus(void *context, struct http_request *r)
 	int64_t counts[RUN_STATES];
 	struct controller *c = d->controller;
 
-	if (forward_to_controller(d, r))
-		return;
 	if (store_counts(c->store, counts, &err) < 0) {
 		http_reply_error(r, 500, "store", "%s", err.message);
 		return;

@@ -2,9 +2,9 @@
 /* The handlers, by file. Each takes the daemon as its context. */
 #pragma once
 
-#include "controller/controller.h"
+#include "dtraind/daemon.h"
 
-/* routes_cluster.c */
+/* cluster.c */
 void route_version(void *context, struct http_request *r);
 void route_devices(void *context, struct http_request *r);
 void route_nodes(void *context, struct http_request *r);
@@ -18,22 +18,23 @@ void route_events(void *context, struct http_request *r);
 void route_change_own_device(struct daemon *d, struct http_request *r, int64_t slot, bool drain);
 
 /* backup.c */
+void backup_remove_leftovers(const char *state_dir); /* copies that an earlier service left half made */
 void route_backup(void *context, struct http_request *r);
 
 /* shutdown.c */
 void route_end_runs(void *context, struct http_request *r);
 
-/* metrics.c */
+/* prometheus.c */
 void route_prometheus(void *context, struct http_request *r);
 
-/* routes_runs.c */
+/* runs.c */
 void route_submit(void *context, struct http_request *r);
 void route_runs(void *context, struct http_request *r);
 void route_run(void *context, struct http_request *r);
 void route_cancel(void *context, struct http_request *r);
 void route_logs(void *context, struct http_request *r);
 
-/* routes_worker.c: what workers say and ask */
+/* worker.c: what workers say and ask */
 enum { METRICS_REPORT_MAX = 64 << 10 };            /* bytes of one report */
 char *metrics_path(struct daemon *d, int64_t run); /* of a run's reports; owned by the caller */
 void route_metrics_post(void *context, struct http_request *r);
@@ -41,10 +42,10 @@ void route_rendezvous_put(void *context, struct http_request *r);
 void route_rendezvous_get(void *context, struct http_request *r);
 void route_worker_event(void *context, struct http_request *r);
 
-/* metrics_stream.c */
+/* metrics.c */
 void route_metrics_get(void *context, struct http_request *r);
 
-/* routes_peer.c */
+/* peer.c */
 void route_peer_start(void *context, struct http_request *r);
 void route_peer_stop(void *context, struct http_request *r);
 void route_peer_reports(void *context, struct http_request *r);
@@ -52,7 +53,3 @@ void route_peer_heartbeat(void *context, struct http_request *r);
 void route_peer_drain(void *context, struct http_request *r);
 void route_peer_resume(void *context, struct http_request *r);
 void route_peer_logs(void *context, struct http_request *r);
-
-/* The run that the first captured part of the path names. NULL: answered with an error already; also where
- * `own` and the caller may not touch it. *owned is the caller's to free. */
-struct run *route_find_run(struct controller *c, struct http_request *r, bool own, struct run **owned);

@@ -7,7 +7,10 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "config/run.h"
+#include "controller/controller.h"
 #include "dtraind/log_streams.h"
+#include "dtraind/proxy.h"
+#include "dtraind/routes/access.h"
 #include "dtraind/routes/routes.h"
 
 /* The most that one answer lists; for more, the caller asks again with before=. */
@@ -59,7 +62,7 @@ void route_submit(void *context, struct http_request *r)
 	struct run *run = NULL;
 	int code;
 
-	if (forward_to_controller(d, r) || !check_submitter(r))
+	if (!check_submitter(r))
 		return;
 	body = http_request_json(r);
 	if (!body)
@@ -143,8 +146,7 @@ void route_runs(void *context, struct http_request *r)
 	int64_t limit, before;
 	int code;
 
-	if (forward_to_controller(d, r) ||
-	    http_request_query_int(r, "limit", 1, LIST_MAX, LIST_DEFAULT, &limit) < 0 ||
+	if (http_request_query_int(r, "limit", 1, LIST_MAX, LIST_DEFAULT, &limit) < 0 ||
 	    http_request_query_int(r, "before", 0, INT64_MAX, 0, &before) < 0)
 		return;
 	if (states == 0) {
@@ -191,8 +193,7 @@ void route_run(void *context, struct http_request *r)
 	struct run *run;
 	int64_t version;
 
-	if (forward_to_controller(d, r) ||
-	    http_request_query_int(r, "version", 0, INT64_MAX, 0, &version) < 0)
+	if (http_request_query_int(r, "version", 0, INT64_MAX, 0, &version) < 0)
 		return;
 	run = route_find_run(d->controller, r, false, &owned);
 	if (!run)
@@ -215,8 +216,6 @@ void route_cancel(void *context, struct http_request *r)
 	_cleanup_(run_freep) struct run *owned = NULL;
 	struct run *run;
 
-	if (forward_to_controller(d, r))
-		return;
 	run = route_find_run(d->controller, r, true, &owned);
 	if (!run)
 		return;
@@ -329,8 +328,6 @@ void route_logs(void *context, struct http_request *r)
 	struct run *run;
 	int64_t follow;
 
-	if (forward_to_controller(d, r))
-		return;
 	run = route_find_run(d->controller, r, true, &owned);
 	if (!run || http_request_query_int(r, "attempt", 1, INT64_MAX, 0, &q.attempt) < 0 ||
 	    http_request_query_int(r, "tail", 0, INT64_MAX, -1, &q.tail) < 0 ||

@@ -10,12 +10,20 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/str.h"
+#include "controller/controller.h"
+#include "dtraind/routes/access.h"
 #include "dtraind/routes/routes.h"
 
 /* The longest report: the last one stays in memory. */
 enum { REPORT_MAX = METRICS_REPORT_MAX };
 /* What a run may have us keep. A million steps take less; beyond it only the last report is known. */
 enum { METRICS_MAX = 256 << 20 };
+
+/* Owned by the caller. */
+static char *run_directory(struct daemon *d, int64_t id)
+{
+	return str_printf("%s/runs/%lld", d->settings->config->state_dir, (long long)id);
+}
 
 char *metrics_path(struct daemon *d, int64_t run)
 {
@@ -112,8 +120,6 @@ void route_metrics_post(void *context, struct http_request *r)
 	const char *text;
 	size_t len;
 
-	if (forward_to_controller(d, r))
-		return;
 	run = find_live(d, r);
 	if (!run || check_attempt(r, run, &attempt) < 0)
 		return;
@@ -143,8 +149,6 @@ void route_worker_event(void *context, struct http_request *r)
 	bool lost_peer;
 	struct run *run;
 
-	if (forward_to_controller(d, r))
-		return;
 	run = find_live(d, r);
 	body = run && check_attempt(r, run, &attempt) == 0 ? http_request_json(r) : NULL;
 	if (!body)
@@ -173,8 +177,6 @@ void route_rendezvous_put(void *context, struct http_request *r)
 	const void *body;
 	size_t len;
 
-	if (forward_to_controller(d, r))
-		return;
 	run = find_live(d, r);
 	if (!run || check_attempt(r, run, &attempt) < 0)
 		return;
@@ -265,8 +267,6 @@ void route_rendezvous_get(void *context, struct http_request *r)
 	size_t len;
 	int code;
 
-	if (forward_to_controller(d, r))
-		return;
 	run = find_live(d, r);
 	if (!run || check_attempt(r, run, &attempt) < 0)
 		return;

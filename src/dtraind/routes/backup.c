@@ -12,7 +12,11 @@
 
 #include "base/log.h"
 #include "base/str.h"
+#include "controller/controller.h"
+#include "dtraind/routes/access.h"
 #include "dtraind/routes/routes.h"
+
+#define BACKUP_PREFIX "backup."
 
 enum {
 	SLICE_PAGES = 256,     /* 1 MiB a turn */
@@ -153,8 +157,6 @@ void route_backup(void *context, struct http_request *r)
 	struct daemon *d = context;
 	struct error err = ERROR_INIT;
 
-	if (forward_to_controller(d, r))
-		return;
 	if (!caller_may(http_request_caller(r), 0))
 		http_reply_error(r, 403, "not-allowed",
 		                 "only root and the service's own user may copy the store: it holds the "
