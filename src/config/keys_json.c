@@ -106,6 +106,39 @@ int keys_from_json(const struct keys *keys, void *target, const json_t *json, co
 	return 0;
 }
 
+static size_t drop_member(json_t *object, const char *section, const char *name, char *buf, size_t size,
+                          size_t before)
+{
+	if (before == 0 && size > 0)
+		snprintf(buf, size, "%s%s%s", section ? section : "", section ? "." : "", name);
+	json_object_del(object, name);
+	return before + 1;
+}
+
+size_t keys_drop_unknown(const struct keys *keys, json_t *json, char *buf, size_t size)
+{
+	const char *name, *inner;
+	json_t *value, *member;
+	void *next, *inner_next;
+	size_t n = 0;
+
+	json_object_foreach_safe(json, next, name, value)
+	{
+		if (keys_find(keys, NULL, name))
+			continue;
+		if (!keys_is_section(keys, name)) {
+			n = drop_member(json, NULL, name, buf, size, n);
+			continue;
+		}
+		json_object_foreach_safe(value, inner_next, inner, member)
+		{
+			if (!keys_find(keys, name, inner))
+				n = drop_member(value, name, inner, buf, size, n);
+		}
+	}
+	return n;
+}
+
 /* NULL unless all of them are UTF-8. */
 static json_t *list_to_json(char *const *list)
 {

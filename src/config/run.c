@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "base/str.h"
 #include "config/keys.h"
 
@@ -387,8 +388,8 @@ static struct keys reading_keys(struct key *list)
 	return (struct keys){list, ARRAY_SIZE(run_key_list) + 1};
 }
 
-static int finish(struct reading *in, const struct keys *keys, const bool *seen, const char *where,
-                  struct run_config **out, struct error *err)
+static int finish(struct reading *in, const struct keys *keys, const bool *seen, bool check,
+                  const char *where, struct run_config **out, struct error *err)
 {
 	struct run_config *c;
 	int r;
@@ -399,7 +400,7 @@ static int finish(struct reading *in, const struct keys *keys, const bool *seen,
 	in->config.task = in->task ? task_from_name(in->task) : RUN_COMMAND;
 	if (!keys_seen(keys, seen, "data.packing"))
 		in->config.data.packing = in->config.task == RUN_PRETRAIN;
-	r = check_run(&in->config, where, err);
+	r = check ? check_run(&in->config, where, err) : 0;
 	if (r < 0)
 		return r;
 	c = malloc(sizeof(*c));
@@ -437,7 +438,33 @@ static int read_all(const char *text, const json_t *json, const char *task, cons
 	}
 	for (; r == 0 && overrides && *overrides; overrides++)
 		r = keys_override(&keys, &in, *overrides, seen, err);
-	return r < 0 ? r : finish(&in, &keys, seen, where, out, err);
+	return r < 0 ? r : finish(&in, &keys, seen, true, where, out, err);
+}
+
+int run_config_decode(const json_t *json, const char *where, bool lenient, struct run_config **out,
+                      struct error *err)
+{
+	_cleanup_(reading_free) struct reading in = {0};
+	struct key list[ARRAY_SIZE(run_key_list) + 1];
+	bool seen[ARRAY_SIZE(run_key_list) + 1] = {0};
+	struct keys keys = reading_keys(list);
+	_cleanup_json_ json_t *known = lenient ? json_deep_copy(json) : json_incref((json_t *)json);
+	int r = known ? keys_set_defaults(&keys, &in, err) : error_oom(err);
+
+	if (lenient)
+		keys_drop_unknown(&keys, known, NULL, 0);
+	if (r == 0)
+		r = keys_from_json(&keys, &in, known, where, seen, err);
+	return r < 0 ? r : finish(&in, &keys, seen, false, where, out, err);
+}
+
+bool run_config_unknown_key(const json_t *json, char *buf, size_t size)
+{
+	struct key list[ARRAY_SIZE(run_key_list) + 1];
+	struct keys keys = reading_keys(list);
+	_cleanup_json_ json_t *copy = json_deep_copy(json);
+
+	return keys_drop_unknown(&keys, copy, buf, size) > 0;
 }
 
 int run_config_parse(const char *text, const char *where, const char *const *overrides,

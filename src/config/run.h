@@ -130,6 +130,13 @@ int run_config_new(enum run_task task, const char *const *overrides, struct run_
  * JSON all the same checks run again: a service believes no client. */
 int run_config_to_json(const struct run_config *c, json_t **out, struct error *err);
 int run_config_from_json(const json_t *json, struct run_config **out, struct error *err);
+/* The same of a run that another service has checked when it was submitted: names, types and ranges are
+ * checked, and whether a task is named. lenient: unknown keys, as a service of another version may know them,
+ * are left out. `where` begins the message. */
+int run_config_decode(const json_t *json, const char *where, bool lenient, struct run_config **out,
+                      struct error *err);
+/* The first key that is not known here, into buf; false: all are known. */
+bool run_config_unknown_key(const json_t *json, char *buf, size_t size);
 const char *run_task_name(enum run_task task);
 
 /* One "NAME=VALUE" into config->environment, in the place of another with that name (keep: unless there is

@@ -10,6 +10,7 @@
 #include "base/str.h"
 #include "controller/internal.h"
 #include "dtraind/heartbeat.h"
+#include "wire/start_request.h"
 
 /* A call under way. The run may have gone on, or away, when the answer comes: it is looked up by these. */
 struct dispatch {
@@ -69,7 +70,7 @@ static struct run_part *find_part(struct dispatch *d, struct run **r)
 	return run_part_find(*r, d->node);
 }
 
-static void started(struct dispatch *d, const char *instance, int64_t sequence)
+static void started(struct dispatch *d, const struct start_answer *answer)
 {
 	struct run *r;
 	struct run_part *part = find_part(d, &r);
@@ -77,8 +78,8 @@ static void started(struct dispatch *d, const char *instance, int64_t sequence)
 	if (!part || part->ended)
 		return;
 	part->acknowledged = true;
-	snprintf(part->instance, sizeof(part->instance), "%s", instance);
-	part->sequence = sequence;
+	snprintf(part->instance, sizeof(part->instance), "%s", answer->instance ? answer->instance : "");
+	part->sequence = answer->sequence;
 	/* The stop may have overtaken the start. */
 	if (r->state == RUN_STOPPING)
 		dispatch_stop(d->controller, r, part);
@@ -110,7 +111,12 @@ static void on_started(void *context, const struct http_answer *a)
 	if (a->error.code == -ECANCELED)
 		return;
 	if (a->status == 200) {
-		started(d, json_get_string(json, "instance", ""), json_get_int(json, "sequence", 0));
+		_cleanup_(start_answer_release) struct start_answer answer = {0};
+		struct error err = ERROR_INIT;
+
+		if (start_answer_decode(json, &answer, &err) < 0)
+			log_warn("run %lld: node %s: %s", (long long)d->run, d->node, err.message);
+		started(d, &answer);
 		return;
 	}
 	if (a->status == 0) {
@@ -136,13 +142,14 @@ static void on_local_started(void *context, int code, const char *message)
 		return;
 	link_refresh_local(d->controller->daemon);
 	if (code == 0)
-		started(d, d->controller->daemon->instance, link_sequence(d->controller->daemon->link));
+		started(d, &(struct start_answer){d->controller->daemon->instance,
+		                                  link_sequence(d->controller->daemon->link)});
 	else
 		refused(d, code == -EBUSY, message);
 }
 
-/* Takes d. */
-static void start_local(struct controller *c, struct dispatch *d, const json_t *request)
+/* Takes d, and what the request owns. */
+static void start_local(struct controller *c, struct dispatch *d, struct start_request *request)
 {
 	struct error err = ERROR_INIT;
 	int r = node_start(c->daemon->node, request, on_local_started, d, &err);
@@ -153,44 +160,65 @@ static void start_local(struct controller *c, struct dispatch *d, const json_t *
 		link_refresh_local(c->daemon);
 }
 
-/* Who asks: the controller, and the store that it asks for. */
-static void add_stamp(struct controller *c, json_t *request)
+static int copy_string(const char *from, char **to)
 {
-	json_object_set_new(request, "controller", json_string(c->daemon->settings->name));
-	json_object_set_new(request, "cluster", json_string(store_cluster(c->store)));
-	json_object_set_new(request, "epoch", json_integer(store_epoch(c->store)));
+	*to = from ? strdup(from) : NULL;
+	return from && !*to ? -ENOMEM : 0;
 }
 
-/* {"run",…,"ranks":[…]} of one node, as node_start has it. */
-static json_t *start_request(struct controller *c, const struct run *r, json_t *config, size_t index,
-                             int port)
+static int copy_ranks(const struct run *r, const char *node, struct start_request *out)
 {
-	const char *node = r->parts[index].node;
-	struct member *master = members_find(c->members, r->parts[0].node);
-	json_t *ranks = json_array(), *rank, *request;
+	json_t *rank;
 	size_t i;
 
+	out->ranks = calloc(json_array_size(r->ranks) + 1, sizeof(*out->ranks));
+	if (!out->ranks)
+		return -ENOMEM;
 	json_array_foreach(r->ranks, i, rank)
 	{
-		json_t *theirs;
+		const json_t *slots = json_object_get(rank, "slots");
+		struct start_rank *own = &out->ranks[out->rank_count];
 
 		if (strcmp(json_get_string(rank, "node", ""), node) != 0)
 			continue;
-		theirs = json_pack("{s:i,s:i,s:O}", "rank", (int)i, "local_rank", (int)json_array_size(ranks),
-		                   "slot", json_object_get(rank, "slot"));
-		if (json_object_get(rank, "slots"))
-			json_object_set(theirs, "slots", json_object_get(rank, "slots"));
-		json_array_append_new(ranks, theirs);
+		*own = (struct start_rank){.rank = (int64_t)i,
+		                           .local_rank = (int64_t)out->rank_count++,
+		                           .slot = json_get_int(rank, "slot", 0)};
+		if (!slots)
+			continue;
+		own->slots = calloc(json_array_size(slots) + 1, sizeof(*own->slots));
+		if (!own->slots)
+			return -ENOMEM;
+		for (; own->slot_count < json_array_size(slots); own->slot_count++)
+			own->slots[own->slot_count] =
+			    json_integer_value(json_array_get(slots, own->slot_count));
 	}
-	request = json_pack("{s:I,s:I,s:s?,s:I,s:I,s:O,s:I,s:I,s:I,s:I,s:s,s:i,s:o}", "run",
-	                    (json_int_t)r->id, "attempt", (json_int_t)r->attempt, "user", r->user, "uid",
-	                    (json_int_t)r->uid, "gid", (json_int_t)r->gid, "config", config, "world_size",
-	                    (json_int_t)run_world_size(r), "nodes", (json_int_t)r->nodes, "node_rank",
-	                    (json_int_t)index, "local_world_size", (json_int_t)json_array_size(ranks),
-	                    "master_addr", r->nodes == 1 || !master ? "127.0.0.1" : master->address,
-	                    "master_port", port, "ranks", ranks);
-	add_stamp(c, request);
-	return request;
+	return 0;
+}
+
+/* Of one node; config is the run's as the store has it. To be released in any case. */
+static int make_start(struct controller *c, const struct run *r, const json_t *config, size_t index, int port,
+                      struct start_request *out, struct error *err)
+{
+	struct member *master = members_find(c->members, r->parts[0].node);
+
+	*out = (struct start_request){.epoch = store_epoch(c->store),
+	                              .run = r->id,
+	                              .attempt = r->attempt,
+	                              .uid = r->uid,
+	                              .gid = r->gid,
+	                              .world_size = run_world_size(r),
+	                              .nodes = r->nodes,
+	                              .node_rank = (int64_t)index,
+	                              .master_port = port};
+	if (copy_string(c->daemon->settings->name, &out->controller) < 0 ||
+	    copy_string(store_cluster(c->store), &out->cluster) < 0 ||
+	    copy_string(r->user ? r->user : "", &out->user) < 0 ||
+	    copy_string(r->nodes == 1 || !master ? "127.0.0.1" : master->address, &out->master_addr) < 0 ||
+	    copy_ranks(r, r->parts[index].node, out) < 0)
+		return error_oom(err);
+	out->local_world_size = (int64_t)out->rank_count;
+	return run_config_decode(config, "stored configuration", false, &out->config, err);
 }
 
 /* On the first node, where rank 0 listens. */
@@ -203,9 +231,23 @@ static int choose_port(struct controller *c, const struct run *r, struct error *
 	return m ? member_take_port(m, r->id * 31 + r->attempt) : 0;
 }
 
+/* Takes what the request owns. */
+static void start_remote(struct controller *c, struct dispatch *d, struct start_request *request)
+{
+	_cleanup_json_ json_t *body = start_request_encode(request);
+	struct error err = ERROR_INIT;
+
+	start_request_release(request);
+	if (call(c, d, "/v1/peer/start", body, on_started, &err) < 0) {
+		refused(d, false, err.message);
+		free(d);
+	}
+}
+
 int dispatch_start(struct controller *c, struct run *r, struct error *err)
 {
-	_cleanup_json_ json_t *config = NULL, *local_request = NULL;
+	_cleanup_(start_request_release) struct start_request local_request = {0};
+	_cleanup_json_ json_t *config = NULL;
 	_cleanup_free_ char *text = NULL;
 	_cleanup_free_ struct dispatch *local = NULL;
 	int port = choose_port(c, r, err), code = port;
@@ -214,32 +256,25 @@ int dispatch_start(struct controller *c, struct run *r, struct error *err)
 		code = store_config(c->store, r->id, &text, err);
 	if (code == 0)
 		code = json_parse(text, strlen(text), "stored configuration", &config, err);
-	if (code < 0)
-		return code;
 	/* The calls go out first; our own node's part runs while they are under way. */
-	for (size_t i = 0; i < r->part_count; i++) {
+	for (size_t i = 0; code == 0 && i < r->part_count; i++) {
+		struct start_request request = {0};
 		struct dispatch *d = dispatch_new(c, r->id, r->attempt, r->parts[i].node);
-		json_t *request = d ? start_request(c, r, config, i, port) : NULL;
-		struct error call_error = ERROR_INIT;
 
-		if (!request) {
+		code = d ? make_start(c, r, config, i, port, &request, err) : error_oom(err);
+		if (code < 0) {
+			start_request_release(&request);
 			free(d);
-			return error_oom(err);
-		}
-		if (is_local(c, d->node)) {
+		} else if (is_local(c, d->node)) {
 			local = d;
 			local_request = request;
-			continue;
+		} else {
+			start_remote(c, d, &request);
 		}
-		if (call(c, d, "/v1/peer/start", request, on_started, &call_error) < 0) {
-			refused(d, false, call_error.message);
-			free(d);
-		}
-		json_decref(request);
 	}
-	if (local)
-		start_local(c, steal_pointer(local), local_request);
-	return 0;
+	if (code == 0 && local)
+		start_local(c, steal_pointer(local), &local_request);
+	return code;
 }
 
 static void on_stopped(void *context, const struct http_answer *a)
@@ -256,18 +291,23 @@ static void on_stopped(void *context, const struct http_answer *a)
 static void stop_at(struct controller *c, const char *node, int64_t run, int64_t attempt, double grace,
                     bool foreign)
 {
-	struct error err = ERROR_INIT;
+	const struct stop_request request = {.controller = c->daemon->settings->name,
+	                                     .cluster = (char *)store_cluster(c->store),
+	                                     .epoch = store_epoch(c->store),
+	                                     .run = run,
+	                                     .attempt = attempt,
+	                                     .grace = grace,
+	                                     .foreign = foreign};
 	_cleanup_json_ json_t *body = NULL;
+	struct error err = ERROR_INIT;
 	struct dispatch *d;
 
-	body = json_pack("{s:I,s:I,s:f,s:b}", "run", (json_int_t)run, "attempt", (json_int_t)attempt, "grace",
-	                 grace, "foreign", foreign);
-	add_stamp(c, body);
-	if (body && is_local(c, node)) {
-		if (node_stop_request(c->daemon->node, body, &err) < 0)
+	if (is_local(c, node)) {
+		if (node_stop_request(c->daemon->node, &request, &err) < 0)
 			log_warn("run %lld: %s", (long long)run, err.message);
 		return;
 	}
+	body = stop_request_encode(&request);
 	d = dispatch_new(c, run, attempt, node);
 	if (!d || !body || call(c, d, "/v1/peer/stop", body, on_stopped, &err) < 0) {
 		free(d);

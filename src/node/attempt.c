@@ -73,7 +73,8 @@ pid_t attempt_launcher(const struct attempt *attempt)
 
 double attempt_grace(const struct attempt *attempt)
 {
-	return json_get_number(json_object_get(attempt->request->config, "resources"), "grace", 30);
+	/* Of one that is lost nothing is left to wait for. */
+	return attempt->request->config ? (double)attempt->request->config->resources.grace : 0;
 }
 
 const char *attempt_dir(const struct attempt *attempt)
@@ -502,6 +503,21 @@ static int make_user_file(const char *path, uid_t uid, gid_t gid, struct error *
 	return 0;
 }
 
+static int write_config(const char *dir, const struct run_config *config, uid_t owner, struct error *err)
+{
+	_cleanup_json_ json_t *json = NULL;
+	int r = run_config_to_json(config, &json, err);
+
+	return r < 0 ? r : write_file(dir, "config.json", json, owner, 0400, err);
+}
+
+static int write_request(const char *dir, const struct start_request *request, struct error *err)
+{
+	_cleanup_json_ json_t *json = start_request_encode(request);
+
+	return json ? write_file(dir, "request.json", json, geteuid(), 0600, err) : error_oom(err);
+}
+
 static int make_files(struct attempt *a, const struct request *q, const struct request_place *place,
                       const struct run_user *user, struct error *err)
 {
@@ -536,11 +552,11 @@ static int make_files(struct attempt *a, const struct request *q, const struct r
 			json_object_set_new(launch, "cgroup", json_string(a->cgroup));
 	}
 	if (r == 0)
-		r = write_file(a->dir, "config.json", q->config, user->uid, 0400, err);
+		r = write_config(a->dir, q->config, user->uid, err);
 	if (r == 0)
 		r = write_file(a->dir, "launch.json", launch, geteuid(), 0600, err);
 	if (r == 0)
-		r = write_file(a->dir, "request.json", q->json, geteuid(), 0600, err);
+		r = write_request(a->dir, &q->start, err);
 	return r;
 }
 
@@ -633,13 +649,16 @@ int attempt_adopt(const struct attempt_owner *owner, const char *dir, struct att
 	_cleanup_free_ char *request = str_path_join(dir, "request.json");
 	_cleanup_free_ char *ended = str_path_join(dir, "ended.json");
 	_cleanup_json_ json_t *json = NULL;
+	struct start_request start;
 	int r;
 
 	if (!a || !request || !ended)
 		return error_oom(err);
 	r = json_read_file(request, &json, err);
 	if (r == 0)
-		r = request_parse(json, &a->request, err);
+		r = start_request_decode(json, &start, err);
+	if (r == 0)
+		r = request_new(&start, &a->request, err);
 	if (r < 0)
 		return r;
 	find_cgroup(a);
@@ -672,15 +691,14 @@ int attempt_lost(const struct attempt_owner *owner, const char *dir, struct requ
 	_cleanup_(attempt_freep) struct attempt *a = attempt_new(owner, dir);
 	_cleanup_free_ char *name =
 	    str_printf("/%lld.%lld", (long long)request->run, (long long)request->attempt);
-	const char *group = json_get_string(request->json, "cgroup", NULL);
 	int r;
 
 	if (!a || !name)
 		return error_oom(err);
 	a->lost = a->no_dir = true;
 	a->request = request;
-	if (group)
-		a->cgroup = strdup(group);
+	if (request->cgroup)
+		a->cgroup = strdup(request->cgroup);
 	else if (owner->cgroups)
 		a->cgroup = str_printf("%s%s", owner->cgroups, name);
 	snprintf(a->reason, sizeof a->reason,

@@ -11,10 +11,9 @@
 
 #include "base/cleanup.h"
 #include "base/error.h"
+#include "wire/start_request.h"
 
 struct clusters;
-
-enum { CLUSTER_ID_MAX = 64 };
 
 /* state_dir/clusters.json and state_dir/highest_run; of what cannot be read there, a warning is logged, and
  * nothing of it is known. log_dir: its directories are named after runs, and count as seen. */

@@ -367,7 +367,8 @@ json_t *node_attempts_described(const struct node *node)
 		if (!report)
 			continue;
 		json_object_set_new(report, "user", json_string(q->user));
-		json_object_set_new(report, "name", json_string(json_get_string(q->config, "name", "")));
+		json_object_set_new(report, "name",
+		                    json_string(q->config && q->config->name ? q->config->name : ""));
 		json_array_append_new(list, report);
 	}
 	return list;
@@ -446,16 +447,20 @@ static int begin(void *context, struct request **request, const struct request_p
 	return add_entry(node, attempt, err);
 }
 
-int node_start(struct node *node, const json_t *json, node_started_fn started, void *context,
+int node_start(struct node *node, struct start_request *start, node_started_fn started, void *context,
                struct error *err)
 {
 	_cleanup_(request_freep) struct request *q = NULL;
 	_cleanup_free_ char *dir = NULL, *logs = NULL;
-	int r = request_parse(json, &q, err);
+	int r = request_new(start, &q, err);
 	const struct entry *e;
 
 	if (r < 0)
 		return r;
+	/* What the worker would not know either. */
+	if (q->native && q->start.unknown_key[0])
+		return error_set(err, -EINVAL, "start request: config: %s: unknown key",
+		                 q->start.unknown_key);
 	r = clusters_learn(node->clusters, q->cluster, q->epoch, q->run, err);
 	if (r < 0)
 		return r;
@@ -495,26 +500,25 @@ int node_stop(struct node *node, int64_t run, int64_t attempt, double grace, str
 	return 0;
 }
 
-int node_stop_request(struct node *node, const json_t *request, struct error *err)
+int node_stop_request(struct node *node, const struct stop_request *request, struct error *err)
 {
-	const char *cluster = json_get_string(request, "cluster", "");
-	struct entry *e = find(node, json_get_int(request, "run", 0), json_get_int(request, "attempt", 0));
+	const char *cluster = request->cluster ? request->cluster : "";
+	struct entry *e = find(node, request->run, request->attempt);
 	const char *own = e ? attempt_request(e->attempt)->cluster : "";
-	int r = clusters_check(node->clusters, cluster, json_get_int(request, "epoch", 0), err);
+	int r = clusters_check(node->clusters, cluster, request->epoch, err);
 
 	if (r < 0)
 		return r;
 	if (!e)
-		starts_stop(node->starts, json_get_int(request, "run", 0),
-		            json_get_int(request, "attempt", 0));
-	else if (json_get_bool(request, "foreign", false))
+		starts_stop(node->starts, request->run, request->attempt);
+	else if (request->foreign)
 		attempt_stop(e->attempt, attempt_grace(e->attempt));
 	else if (*own && *cluster && !str_eq(own, cluster))
 		return error_set(err, -EPERM, "run %lld, attempt %lld on node %s is of another cluster",
 		                 (long long)attempt_request(e->attempt)->run,
 		                 (long long)attempt_request(e->attempt)->attempt, node->name);
 	else
-		attempt_stop(e->attempt, json_get_number(request, "grace", 30));
+		attempt_stop(e->attempt, request->grace);
 	return 0;
 }
 

@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "config/daemon.h"
 #include "config/hosts.h"
+#include "wire/start_request.h"
 
 struct node;
 
@@ -68,24 +69,21 @@ json_t *node_known(const struct node *node);
 int node_learn(struct node *node, const json_t *answer, struct error *err);
 
 typedef void (*node_started_fn)(void *context, int code, const char *message);
-/* Leases the slots, looks whether the user could run it here, and starts the ranks of an attempt:
- * {"run","attempt","user","uid","gid","config":{run_config},"world_size","nodes","node_rank","local_world_size",
- *  "cluster","epoch","master_addr","master_port":0|N,"ranks":[{"rank","local_rank","slot"}]}
- * A rank on several slots has "slots":[…].
- * -EBUSY: a slot is leased (message names slot and run) or drained (and why); -EPERM: no such user here, or a
- * uid that differs; -EINVAL …: preflight (directory missing, program not found …) failed: nothing is leased
- * then. -ETIMEDOUT: the preflight hung. The same attempt a second time: 0. -ESTALE: a newer attempt of the
- * run is known here, or a later epoch of the cluster. -ECANCELED: node_stop came first; -ESHUTDOWN: the node
- * is destroyed. A negative return: refused, `started` is not called. 0: it is called once with 0 or such a
- * code and a message, from the event loop, or at once where the attempt is there already. */
-int node_start(struct node *node, const json_t *request, node_started_fn started, void *context,
+/* Leases the slots, looks whether the user could run it here, and starts the ranks of an attempt. Takes what
+ * the request owns and leaves it empty, also where it fails. -EBUSY: a slot is leased (message names slot and
+ * run) or drained (and why); -EPERM: no such user here, or a uid that differs; -EINVAL …: preflight
+ * (directory missing, program not found …) failed: nothing is leased then. -ETIMEDOUT: the preflight hung.
+ * The same attempt a second time: 0. -ESTALE: a newer attempt of the run is known here, or a later epoch of
+ * the cluster. -ECANCELED: node_stop came first; -ESHUTDOWN: the node is destroyed. A negative return:
+ * refused, `started` is not called. 0: it is called once with 0 or such a code and a message, from the event
+ * loop, or at once where the attempt is there already. */
+int node_start(struct node *node, struct start_request *request, node_started_fn started, void *context,
                struct error *err);
 /* TERM to all ranks of the attempt, KILL after grace seconds to all they started. No such attempt: 0. */
 int node_stop(struct node *node, int64_t run, int64_t attempt, double grace, struct error *err);
-/* The same as a controller asks for it: {"run","attempt","grace","cluster","epoch","foreign":bool}. -ESTALE:
- * a stale controller. -EPERM: the attempt is of another cluster, and "foreign" is not said; with it the grace
- * is that of the run. */
-int node_stop_request(struct node *node, const json_t *request, struct error *err);
+/* The same as a controller asks for it. -ESTALE: a stale controller. -EPERM: the attempt is of another
+ * cluster, and the request is not for foreign ones, too. */
+int node_stop_request(struct node *node, const struct stop_request *request, struct error *err);
 /* Stops all attempts, each with the grace of its run, but at most shutdown_grace, and refuses new ones from
  * now on (-EBUSY): the machine is shutting down, or dtrain is being removed. Returns the longest grace in
  * seconds. */

@@ -14,7 +14,8 @@ static const char DEFAULT_PATH[] = "/usr/local/bin:/usr/bin:/bin";
 
 void request_free(struct request *request)
 {
-	json_decref(request->json);
+	start_request_release(&request->start);
+	free(request->cgroup);
 	free(request->ranks);
 	free(request->slots);
 	free(request);
@@ -28,117 +29,60 @@ bool request_has_slot(const struct request *q, int slot)
 	return false;
 }
 
-static int add_slot(struct request *q, int64_t slot, struct error *err)
+/* The ranks with the slots of all of them in one list. */
+static int copy_ranks(struct request *q, struct error *err)
 {
-	int *slots = reallocarray(q->slots, q->slot_count + 1, sizeof *slots);
+	size_t count = q->start.rank_count, slot_count = 0;
 
-	if (!slots)
+	for (size_t i = 0; i < count; i++)
+		slot_count += MAX(q->start.ranks[i].slot_count, 1u);
+	q->ranks = calloc(count + 1, sizeof(*q->ranks));
+	q->slots = calloc(slot_count + 1, sizeof(*q->slots));
+	if (!q->ranks || !q->slots)
 		return error_oom(err);
-	q->slots = slots;
-	for (size_t i = 0; i < q->slot_count; i++)
-		if (slots[i] == slot)
-			return error_set(err, -EINVAL, "request: ranks: slot %d twice", (int)slot);
-	slots[q->slot_count++] = (int)slot;
-	return 0;
-}
-
-/* "slots":[…] of a rank that has several, else its "slot". */
-static int parse_slots(struct request *q, const json_t *json, struct request_rank *rank, struct error *err)
-{
-	const json_t *list = json_object_get(json, "slots");
-	int64_t slot;
-	int r = 0;
-
-	rank->first = q->slot_count;
-	if (!list) {
-		if (json_need_int(json, "slot", "request: ranks", 0, INT32_MAX, &slot, err) < 0)
-			return err->code;
-		r = add_slot(q, slot, err);
-	}
-	if (list && !json_array_size(list))
-		return error_set(err, -EINVAL, "request: ranks: slots: a list of numbers is needed");
-	for (size_t i = 0; i < json_array_size(list) && r == 0; i++) {
-		const json_t *item = json_array_get(list, i);
-
-		slot = json_is_integer(item) ? json_integer_value(item) : -1;
-		if (slot < 0 || slot > INT32_MAX)
-			return error_set(err, -EINVAL, "request: ranks: slots: a list of numbers is needed");
-		r = add_slot(q, slot, err);
-	}
-	rank->slot_count = q->slot_count - rank->first;
-	if (r == 0)
-		rank->slot = q->slots[rank->first];
-	return r;
-}
-
-static int parse_ranks(struct request *q, const json_t *ranks, struct error *err)
-{
-	if (!json_array_size(ranks))
-		return error_set(err, -EINVAL, "request: ranks: at least one is needed");
-	q->ranks = calloc(json_array_size(ranks), sizeof *q->ranks);
-	if (!q->ranks)
-		return error_oom(err);
-	for (size_t i = 0; i < json_array_size(ranks); i++) {
-		const json_t *json = json_array_get(ranks, i);
+	for (; q->rank_count < count; q->rank_count++) {
+		const struct start_rank *rank = &q->start.ranks[q->rank_count];
 		struct request_rank *own = &q->ranks[q->rank_count];
-		int64_t rank, local_rank;
 
-		if (json_need_int(json, "rank", "request: ranks", 0, q->world_size - 1, &rank, err) < 0 ||
-		    json_need_int(json, "local_rank", "request: ranks", 0, INT32_MAX, &local_rank, err) < 0 ||
-		    parse_slots(q, json, own, err) < 0)
-			return err ? err->code : -EINVAL;
-		for (size_t k = 0; k < q->rank_count; k++)
-			if (q->ranks[k].rank == rank)
-				return error_set(err, -EINVAL, "request: ranks: rank %d twice", (int)rank);
-		own->rank = rank;
-		own->local_rank = local_rank;
-		q->rank_count++;
+		*own = (struct request_rank){.rank = (int)rank->rank,
+		                             .local_rank = (int)rank->local_rank,
+		                             .slot = (int)rank->slot,
+		                             .first = q->slot_count,
+		                             .slot_count = MAX(rank->slot_count, 1u)};
+		for (size_t k = 0; k < own->slot_count; k++)
+			q->slots[q->slot_count++] = (int)(rank->slot_count ? rank->slots[k] : rank->slot);
 	}
 	return 0;
 }
 
-int request_parse(const json_t *json, struct request **out, struct error *err)
+int request_new(struct start_request *start, struct request **out, struct error *err)
 {
-	_cleanup_(request_freep) struct request *q = calloc(1, sizeof *q);
-	struct error local = ERROR_INIT;
-	const json_t *nodes;
-	int64_t uid, world_size;
+	_cleanup_(request_freep) struct request *q = calloc(1, sizeof(*q));
 	int r;
 
-	err = err ? err : &local;
-	if (!q)
+	if (!q) {
+		start_request_release(start);
 		return error_oom(err);
-	q->json = json_deep_copy(json);
-	if (json_need_int(q->json, "run", "request", 1, INT64_MAX, &q->run, err) < 0 ||
-	    json_need_int(q->json, "attempt", "request", 1, INT32_MAX, &q->attempt, err) < 0 ||
-	    json_need_string(q->json, "user", "request", &q->user, err) < 0 ||
-	    json_need_int(q->json, "uid", "request", 0, (uid_t)-2, &uid, err) < 0 ||
-	    json_need_int(q->json, "world_size", "request", 1, 1 << 20, &world_size, err) < 0)
-		return err->code;
-	q->cluster = json_get_string(q->json, "cluster", "");
-	q->epoch = json_get_int(q->json, "epoch", 0);
-	/* It is a part of names of files. */
-	if (strlen(q->cluster) > CLUSTER_ID_MAX || q->cluster[strspn(q->cluster, "0123456789abcdef")])
-		return error_set(err, -EINVAL, "request: cluster: at most %d hexadecimal digits are possible",
-		                 CLUSTER_ID_MAX);
-	q->uid = uid;
-	q->world_size = world_size;
-	q->config = json_object_get(q->json, "config");
-	if (!json_is_object(q->config))
-		return error_set(err, -EINVAL, "request: config: missing");
-	r = parse_ranks(q, json_object_get(q->json, "ranks"), err);
+	}
+	q->start = *start;
+	*start = (struct start_request){0};
+	q->run = q->start.run;
+	q->attempt = q->start.attempt;
+	q->cluster = q->start.cluster ? q->start.cluster : "";
+	q->epoch = q->start.epoch;
+	q->user = q->start.user;
+	q->uid = (uid_t)q->start.uid;
+	q->config = q->start.config;
+	q->world_size = (int)q->start.world_size;
+	q->node_count = (int)q->start.nodes;
+	q->node_rank = (int)q->start.node_rank;
+	q->local_world_size = (int)q->start.local_world_size;
+	q->master_addr = q->start.master_addr ? q->start.master_addr : "127.0.0.1";
+	q->master_port = (int)q->start.master_port;
+	q->native = q->config->task != RUN_COMMAND;
+	r = copy_ranks(q, err);
 	if (r < 0)
 		return r;
-	nodes = json_object_get(q->json, "nodes");
-	q->node_count =
-	    json_is_array(nodes) ? (int)json_array_size(nodes) : (int)json_get_int(q->json, "nodes", 1);
-	q->node_rank = json_get_int(q->json, "node_rank", 0);
-	q->local_world_size = json_get_int(q->json, "local_world_size", q->rank_count);
-	q->master_addr = json_get_string(q->json, "master_addr", "127.0.0.1");
-	q->master_port = json_get_int(q->json, "master_port", 0);
-	q->native = !str_eq(json_get_string(q->config, "task", ""), "command");
-	if (!q->native && !json_is_string(json_array_get(json_object_get(q->config, "command"), 0)))
-		return error_set(err, -EINVAL, "request: config: command: a list of strings is needed");
 	*out = steal_pointer(q);
 	return 0;
 }
@@ -146,16 +90,12 @@ int request_parse(const json_t *json, struct request **out, struct error *err)
 /* The value of NAME in the run's own environment, or NULL. */
 static const char *user_variable(const struct request *q, const char *name)
 {
-	const json_t *list = json_object_get(q->config, "environment");
 	size_t n = strlen(name);
 	const char *found = NULL;
 
-	for (size_t i = 0; i < json_array_size(list); i++) {
-		const char *entry = json_string_value(json_array_get(list, i));
-
-		if (entry && !strncmp(entry, name, n) && entry[n] == '=')
-			found = entry + n + 1;
-	}
+	for (char **entry = q->config->environment; entry && *entry; entry++)
+		if (!strncmp(*entry, name, n) && (*entry)[n] == '=')
+			found = *entry + n + 1;
 	return found;
 }
 
@@ -173,8 +113,7 @@ int request_program(const struct request *q, const struct request_place *place, 
 		*program =
 		    str_printf("%s/dtrain-worker-%s", place->config->worker_dir, request_engine(q, place));
 	else
-		*program =
-		    strdup(json_string_value(json_array_get(json_object_get(q->config, "command"), 0)));
+		*program = strdup(q->config->command[0]);
 	*path = user_variable(q, "PATH") ?: DEFAULT_PATH;
 	return *program ? 0 : error_oom(err);
 }
@@ -205,8 +144,6 @@ static void __attribute__((format(printf, 3, 4))) set(json_t *env, const char *n
 static void set_base(json_t *env, const struct request *q, const struct request_place *place,
                      const struct run_user *user)
 {
-	const json_t *list = json_object_get(q->config, "environment");
-
 	set(env, "PATH", "%s", DEFAULT_PATH);
 	set(env, "HOME", "%s", user->home);
 	set(env, "USER", "%s", user->name);
@@ -218,12 +155,11 @@ static void set_base(json_t *env, const struct request *q, const struct request_
 		set(env, "PYTHONUNBUFFERED", "1");
 	if (place->config->port_low) /* what ranks of ours listen on, and programs over UCX */
 		set(env, "UCX_TCP_PORT_RANGE", "%d-%d", place->config->port_low, place->config->port_high);
-	for (size_t i = 0; i < json_array_size(list); i++) {
-		const char *entry = json_string_value(json_array_get(list, i));
-		const char *equals = entry ? strchr(entry, '=') : NULL;
+	for (char **entry = q->config->environment; entry && *entry; entry++) {
+		const char *equals = strchr(*entry, '=');
 
-		if (equals && equals > entry) {
-			_cleanup_free_ char *name = strndup(entry, equals - entry);
+		if (equals && equals > *entry) {
+			_cleanup_free_ char *name = strndup(*entry, equals - *entry);
 
 			if (name)
 				set(env, name, "%s", equals + 1);
@@ -248,7 +184,7 @@ static void set_devices(json_t *env, const struct request *q, const struct reque
                         const struct request_rank *rank)
 {
 	const struct node_device *device = &place->devices->list[rank->slot];
-	int64_t threads = json_get_int(json_object_get(q->config, "resources"), "threads", 0);
+	int64_t threads = q->config->resources.threads;
 	struct strbuf gpus = {0}, slots = {0};
 	int seen = 0, own = 0;
 
@@ -291,7 +227,7 @@ static void set_devices(json_t *env, const struct request *q, const struct reque
 /* The CPUs for a rank, as launch.h has them; null: any. */
 static json_t *rank_cpus(const struct request *q, const struct request_place *place, size_t which)
 {
-	int64_t threads = json_get_int(json_object_get(q->config, "resources"), "threads", 0);
+	int64_t threads = q->config->resources.threads;
 	_cleanup_free_ int *slots = calloc(q->rank_count, sizeof *slots);
 	_cleanup_free_ char *text = NULL;
 	cpu_set_t allowed, cpus;
@@ -329,8 +265,7 @@ static void set_torchrun(json_t *env, const struct request *q, const struct requ
 	    {"ROLE_WORLD_SIZE", q->world_size},
 	    {"TORCHELASTIC_RUN_ID", q->run},
 	    {"TORCHELASTIC_RESTART_COUNT", q->attempt - 1},
-	    {"TORCHELASTIC_MAX_RESTARTS",
-	     json_get_int(json_object_get(q->config, "resources"), "max_restarts", 0)},
+	    {"TORCHELASTIC_MAX_RESTARTS", q->config->resources.max_restarts},
 	    {"DTRAIN_RUN_ID", q->run},
 	    {"DTRAIN_ATTEMPT", q->attempt},
 	};
@@ -368,6 +303,15 @@ static json_t *environment(const struct request *q, const struct request_place *
 	return list;
 }
 
+static json_t *string_list(char *const *list)
+{
+	json_t *array = json_array();
+
+	for (; *list; list++)
+		json_array_append_new(array, json_string(*list));
+	return array;
+}
+
 int request_describe_launch(const struct request *q, const struct request_place *place,
                             const struct run_user *user, json_t **out, struct error *err)
 {
@@ -379,7 +323,7 @@ int request_describe_launch(const struct request *q, const struct request_place 
 	r = request_program(q, place, &program, &path, err);
 	if (r < 0)
 		return r;
-	argv = q->native ? json_pack("[s]", program) : json_incref(json_object_get(q->config, "command"));
+	argv = q->native ? json_pack("[s]", program) : string_list(q->config->command);
 	for (int i = 0; i < user->group_count; i++)
 		json_array_append_new(groups, json_integer(user->groups[i]));
 	for (size_t i = 0; i < q->rank_count; i++) {
@@ -394,10 +338,10 @@ int request_describe_launch(const struct request *q, const struct request_place 
 		                                       environment(q, place, user, &q->ranks[i]), "cpus",
 		                                       rank_cpus(q, place, i)));
 	}
-	umask = strtol(json_get_string(q->config, "umask", "022"), NULL, 8) & 0777;
+	umask = strtol(q->config->umask ? q->config->umask : "022", NULL, 8) & 0777;
 	*out = json_pack("{s:b, s:i, s:I, s:I, s:O, s:s, s:O, s:O}", "switch_user", user->change, "umask",
 	                 umask, "uid", (json_int_t)user->uid, "gid", (json_int_t)user->gid, "groups", groups,
-	                 "directory", json_get_string(q->config, "directory", user->home), "argv", argv,
+	                 "directory", q->config->directory ? q->config->directory : user->home, "argv", argv,
 	                 "ranks", ranks);
 	return *out ? 0 : error_oom(err);
 }

@@ -12,6 +12,7 @@
 #include "config/daemon.h"
 #include "node/gpu/devices.h"
 #include "node/launch/run_user.h"
+#include "wire/start_request.h"
 
 struct request_rank {
 	int rank, local_rank;
@@ -20,14 +21,15 @@ struct request_rank {
 };
 
 struct request {
-	json_t *json; /* a reference; the strings below are its own */
+	struct start_request start; /* as it was sent; the strings below are its own */
 	int64_t run, attempt;
 	const char *cluster; /* id of the cluster that counts the runs so; "": not named */
 	int64_t epoch;       /* of its store when the attempt was started */
 	const char *user;
 	uid_t uid;
-	const json_t *config;
-	bool native; /* a task of ours, not a command */
+	const struct run_config *config; /* NULL: only the record of its start is left */
+	char *cgroup;                    /* of that record; NULL: it names none */
+	bool native;                     /* a task of ours, not a command */
 	int world_size, node_rank, node_count, local_world_size, master_port;
 	const char *master_addr;
 	struct request_rank *ranks;
@@ -36,7 +38,8 @@ struct request {
 	size_t slot_count;
 };
 
-int request_parse(const json_t *json, struct request **out, struct error *err);
+/* Takes what `start` owns and leaves it empty, also where it fails. */
+int request_new(struct start_request *start, struct request **out, struct error *err);
 void request_free(struct request *request);
 DEFINE_CLEANUP(struct request *, request_free)
 bool request_has_slot(const struct request *request, int slot);

@@ -45,12 +45,14 @@ static void read_content(const char *directory, const char *name, struct request
 {
 	_cleanup_free_ char *path = str_path_join(directory, name);
 	_cleanup_json_ json_t *json = NULL;
+	const char *cgroup;
 	const json_t *slots;
 
 	/* An empty one is what a power failure leaves. */
 	if (!path || json_read_file(path, &json, NULL) < 0 || !json_is_object(json))
 		return;
-	json_object_update_missing(q->json, json);
+	cgroup = json_get_string(json, "cgroup", NULL);
+	q->cgroup = cgroup ? strdup(cgroup) : NULL;
 	q->uid = (uid_t)json_get_int(json, "uid", (uid_t)-1);
 	slots = json_object_get(json, "slots");
 	q->slots = calloc(json_array_size(slots) + 1, sizeof *q->slots);
@@ -66,10 +68,10 @@ static struct request *parse(const char *name)
 
 	if (!q || sscanf(name, "%lld.%lld.%lld.%n", &run, &attempt, &epoch, &used) != 3 || used == 0)
 		return NULL;
-	q->json = json_pack("{s:s}", "cluster", name + used);
-	if (!q->json)
+	q->start.cluster = strdup(name + used);
+	if (!q->start.cluster)
 		return NULL;
-	q->cluster = json_string_value(json_object_get(q->json, "cluster"));
+	q->cluster = q->start.cluster;
 	q->run = run;
 	q->attempt = attempt;
 	q->epoch = epoch;

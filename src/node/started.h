@@ -17,8 +17,8 @@ char *started_path(const char *state_dir, const struct request *request);
 /* Its content, owned by the caller; cgroup may be NULL. */
 json_t *started_describe(const struct request *request, const char *cgroup);
 int started_make_directory(const char *state_dir, struct error *err);
-/* A request for each record, with what name and content say (json is the content) and without ranks, which is
- * the callback's to free. Where the content is lost, its uid is (uid_t)-1 and it has no slots. A
+/* A request for each record, with what name and content say and without ranks and config, which is the
+ * callback's to free. Where the content is lost, its uid is (uid_t)-1 and it has no slots. A
  * negative return of it ends the reading and is returned. */
 int started_each(const char *state_dir,
                  int (*each)(void *context, struct request *request, struct error *err), void *context,

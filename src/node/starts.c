@@ -127,12 +127,11 @@ static int start_preflight(struct start *x, struct error *err)
 {
 	const struct request *q = x->request;
 	const struct daemon_config *config = x->place.config;
-	const json_t *model = json_object_get(q->config, "model");
 	_cleanup_free_ char *program = NULL, *launcher = str_printf("%s/dtrain-launch", config->worker_dir);
 	struct preflight what = {
 	    .user = q->user,
 	    .uid = q->uid,
-	    .directory = json_get_string(q->config, "directory", NULL),
+	    .directory = q->config->directory,
 	    .engine = request_engine(q, &x->place),
 	    .log_dir = config->log_dir,
 	};
@@ -142,9 +141,9 @@ static int start_preflight(struct start *x, struct error *err)
 		return r;
 	what.program = program;
 	if (q->native) {
-		what.model = json_get_string(model, "path", json_get_string(model, "init", NULL));
+		what.model = q->config->model.path ? q->config->model.path : q->config->model.init;
 		if (q->node_rank == 0) /* rank 0 writes */
-			what.output_dir = json_get_string(json_object_get(q->config, "output"), "dir", NULL);
+			what.output_dir = q->config->output.dir;
 	}
 	return preflight_start(x->starts->event, launcher, &what, PREFLIGHT_SECONDS, on_preflight, x,
 	                       &x->preflight, err);

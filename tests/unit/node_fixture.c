@@ -201,11 +201,20 @@ static void on_started(void *context, int code, const char *message)
 	r->code = code < 0 ? error_set(r->err, code, "%s", message) : 0;
 }
 
+int fixture_begin(struct fixture *f, const json_t *json, node_started_fn started, void *context,
+                  struct error *err)
+{
+	struct start_request request;
+	int r = start_request_decode(json, &request, err);
+
+	return r < 0 ? r : node_start(f->node, &request, started, context, err);
+}
+
 int fixture_start(struct fixture *f, const json_t *request, struct error *err)
 {
 	struct start_result result = {err, 0, false};
 	double since = clock_monotonic();
-	int r = node_start(f->node, request, on_started, &result, err);
+	int r = fixture_begin(f, request, on_started, &result, err);
 
 	while (r == 0 && !result.there)
 		turn(f, since, "a start");

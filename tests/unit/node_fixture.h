@@ -41,7 +41,10 @@ json_t *fixture_shell(int run, int count, const char *script);
 /* A directory of workers with nothing in it but dtrain-launch, whose preflight is the shell's `script` where
  * that is not NULL. */
 void fixture_launcher(struct fixture *f, const char *script);
-/* node_start and its result: the event loop is turned until the preflight has ended. */
+/* node_start of a request as it is sent. */
+int fixture_begin(struct fixture *f, const json_t *request, node_started_fn started, void *context,
+                  struct error *err);
+/* The same and its result: the event loop is turned until the preflight has ended. */
 int fixture_start(struct fixture *f, const json_t *request, struct error *err);
 /* Turns the event loop until a device is in that state; its JSON is the caller's. */
 json_t *fixture_await_device(struct fixture *f, int slot, const char *state);

@@ -352,11 +352,14 @@ END_TEST
 
 static int stop_as(const char *cluster, int epoch, bool foreign, struct error *err)
 {
-	_cleanup_json_ json_t *request =
-	    json_pack("{s:i,s:i,s:f,s:s,s:i,s:b}", "run", 1, "attempt", 1, "grace", 5.0, "cluster", cluster,
-	              "epoch", epoch, "foreign", foreign);
+	const struct stop_request request = {.run = 1,
+	                                     .attempt = 1,
+	                                     .grace = 5,
+	                                     .cluster = (char *)cluster,
+	                                     .epoch = epoch,
+	                                     .foreign = foreign};
 
-	return node_stop_request(f.node, request, err);
+	return node_stop_request(f.node, &request, err);
 }
 
 static int learn(const char *cluster, int epoch, int highest, struct error *err)

@@ -69,7 +69,7 @@ START_TEST(wrong_requests_are_refused)
 	q = fixture_shell(1, 2, ":");
 	json_object_set_new(json_array_get(json_object_get(q, "ranks"), 1), "slot", json_integer(0));
 	refused(q, -EINVAL, "twice");
-	refused(json_object(), -EINVAL, "request: run");
+	refused(json_object(), -EINVAL, "start request: run: missing");
 	q = fixture_shell(1, 1, ":");
 	set_config(q, "task", json_string("sft"));
 	set_config(q, "model", json_pack("{s:s}", "path", "no-such-model"));
@@ -196,14 +196,13 @@ START_TEST(a_preflight_that_hangs_holds_up_nothing)
 	struct error err = ERROR_INIT;
 
 	fixture_launcher(&f, "echo '{\"step\":\"directory /nfs\"}'; echo $$ >$0.pid; exec sleep 1000");
-	ck_ok(node_start(f.node, hung, on_told, &first, &err), &err);
-	ck_ok(node_start(f.node, hung, on_told, &again, &err), &err);
+	ck_ok(fixture_begin(&f, hung, on_told, &first, &err), &err);
+	ck_ok(fixture_begin(&f, hung, on_told, &again, &err), &err);
 	ck_assert_int_eq(node_free_slots(f.node), 1);
 	devices = node_devices(f.node);
 	ck_assert_str_eq(json_get_string(json_array_get(devices, 0), "state", ""), "leased");
 	ck_assert_int_eq(json_get_int(json_array_get(devices, 0), "run", 0), 1);
-	ck_fails(node_start(f.node, busy, on_told, &gone, &err), &err,
-	         "slot 0 is leased to run 1, attempt 1");
+	ck_fails(fixture_begin(&f, busy, on_told, &gone, &err), &err, "slot 0 is leased to run 1, attempt 1");
 	free(fixture_await_file(&f, "libexec/dtrain-launch.pid"));
 	ck_assert_int_eq(first.times, 0);
 	/* A stop ends it, and both who asked hear of it. */
@@ -220,7 +219,7 @@ START_TEST(a_preflight_that_hangs_holds_up_nothing)
 		fixture_await_gone(&f, atoi(pid));
 	}
 	/* One that is under way when the service ends. */
-	ck_ok(node_start(f.node, busy, on_told, &gone, &err), &err);
+	ck_ok(fixture_begin(&f, busy, on_told, &gone, &err), &err);
 	fixture_restart(&f, false);
 	ck_assert_int_eq(gone.code, -ESHUTDOWN);
 	ck_assert_int_eq(gone.times, 1);
@@ -299,9 +298,10 @@ START_TEST(one_rank_leases_all_its_slots)
 	struct error err = ERROR_INIT;
 
 	json_object_set_new(rank, "slots", json_array());
-	ck_fails(fixture_start(&f, q, &err), &err, "request: ranks: slots: a list of numbers is needed");
+	ck_fails(fixture_start(&f, q, &err), &err,
+	         "start request: ranks[0].slots: a list of numbers is needed");
 	json_object_set_new(rank, "slots", json_pack("[i, i]", 1, 1));
-	ck_fails(fixture_start(&f, q, &err), &err, "request: ranks: slot 1 twice");
+	ck_fails(fixture_start(&f, q, &err), &err, "start request: ranks: slot 1 twice");
 	json_object_set_new(rank, "slots", json_pack("[i, i]", 0, 2));
 	ck_fails(fixture_start(&f, q, &err), &err, "no slot 2; there are 2, counted from 0");
 	json_object_set_new(rank, "slots", json_pack("[i, i]", 0, 1));

@@ -10,6 +10,7 @@
 #include "dtraind/proxy.h"
 #include "dtraind/routes/access.h"
 #include "dtraind/routes/routes.h"
+#include "wire/start_request.h"
 
 enum { BEHIND_MAX = 16 << 20 };
 
@@ -48,17 +49,34 @@ void route_nodes(void *context, struct http_request *r)
 /* Of the reason that an admin gives: it goes into every list of the nodes. */
 enum { REASON_BYTES = 200 };
 
-static void set_drained(struct daemon *d, struct http_request *r, bool drained)
+/* The body, which may be missing. Where it is wrong, the request is answered. */
+static int read_drain(struct http_request *r, struct drain_request *request)
 {
-	const char *name = http_request_capture(r, 0), *text, *reason;
 	_cleanup_json_ json_t *body = NULL;
-	struct member *m;
+	struct error err = ERROR_INIT;
 	size_t len;
 
+	http_request_body(r, &len);
+	if (len == 0)
+		return 0;
+	body = http_request_json(r);
+	if (!body)
+		return -EINVAL;
+	if (drain_request_decode(body, request, &err) < 0)
+		http_reply_error(r, 400, "bad-json", "%s", err.message);
+	return err.code;
+}
+
+static void set_drained(struct daemon *d, struct http_request *r, bool drained)
+{
+	_cleanup_(drain_request_release) struct drain_request request = {0};
+	const char *name = http_request_capture(r, 0), *reason;
+	struct member *m;
+
+	if (drained && read_drain(r, &request) < 0)
+		return;
 	m = members_find(d->controller->members, name);
-	text = http_request_body(r, &len);
-	body = len ? json_loadb(text, len, 0, NULL) : NULL;
-	reason = json_get_string(body, "reason", NULL);
+	reason = request.reason;
 	if (!caller_may(http_request_caller(r), 0))
 		http_reply_error(r, 403, "not-allowed", "only root may drain and resume nodes");
 	else if (reason && strlen(reason) > REASON_BYTES)
@@ -86,14 +104,16 @@ void route_resume(void *context, struct http_request *r)
 
 void route_change_own_device(struct daemon *d, struct http_request *r, int64_t slot, bool drain)
 {
-	size_t len;
-	const char *text = http_request_body(r, &len);
-	_cleanup_json_ json_t *body = len ? json_loadb(text, len, 0, NULL) : NULL, *devices = NULL;
+	_cleanup_(drain_request_release) struct drain_request request = {0};
+	_cleanup_json_ json_t *devices = NULL;
 	const json_t *device;
 	struct error err = ERROR_INIT;
-	int code = drain ? node_drain(d->node, (int)slot, json_get_string(body, "reason", NULL), &err)
-	                 : node_resume(d->node, (int)slot, &err);
+	int code;
 
+	if (drain && read_drain(r, &request) < 0)
+		return;
+	code = drain ? node_drain(d->node, (int)slot, request.reason, &err)
+	             : node_resume(d->node, (int)slot, &err);
 	if (code == -ENOENT) {
 		http_reply_error(r, 404, "no-such-device", "%s", err.message);
 		return;

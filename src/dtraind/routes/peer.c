@@ -11,6 +11,7 @@
 #include "dtraind/heartbeat.h"
 #include "dtraind/log_streams.h"
 #include "dtraind/routes/routes.h"
+#include "wire/start_request.h"
 
 static int start_status(int code)
 {
@@ -27,9 +28,9 @@ static int start_status(int code)
 }
 
 /* A node obeys the controller of its own hosts file. Services of an older version do not name themselves. */
-static bool check_controller(struct daemon *d, struct http_request *r, const json_t *request)
+static bool check_controller(struct daemon *d, struct http_request *r, const char *name)
 {
-	const char *name = json_get_string(request, "controller", NULL), *own = d->settings->controller;
+	const char *own = d->settings->controller;
 
 	if (!name || strcasecmp(name, own) == 0)
 		return true;
@@ -64,19 +65,26 @@ static void on_started(void *context, int code, const char *message)
 		                 message);
 	else
 		http_reply_json(w->request, 200,
-		                json_pack("{s:s,s:I}", "instance", w->daemon->instance, "sequence",
-		                          (json_int_t)link_sequence(w->daemon->link)));
+		                start_answer_encode(&(struct start_answer){(char *)w->daemon->instance,
+		                                                           link_sequence(w->daemon->link)}));
 }
 
 void route_peer_start(void *context, struct http_request *r)
 {
 	struct daemon *d = context;
-	_cleanup_json_ json_t *request = http_request_json(r);
+	_cleanup_json_ json_t *body = http_request_json(r);
+	_cleanup_(start_request_release) struct start_request request = {0};
 	struct error err = ERROR_INIT;
 	struct start_wait *w;
 	int code;
 
-	if (!request || !check_controller(d, r, request))
+	if (!body)
+		return;
+	if (start_request_decode(body, &request, &err) < 0) {
+		http_reply_error(r, 400, "refused", "%s", err.message);
+		return;
+	}
+	if (!check_controller(d, r, request.controller))
 		return;
 	w = calloc(1, sizeof(*w));
 	if (!w) {
@@ -85,7 +93,7 @@ void route_peer_start(void *context, struct http_request *r)
 	}
 	*w = (struct start_wait){d, r};
 	http_request_on_close(r, on_start_closed, w);
-	code = node_start(d->node, request, on_started, w, &err);
+	code = node_start(d->node, &request, on_started, w, &err);
 	if (code < 0)
 		on_started(w, code, err.message);
 }
@@ -93,14 +101,20 @@ void route_peer_start(void *context, struct http_request *r)
 void route_peer_stop(void *context, struct http_request *r)
 {
 	struct daemon *d = context;
-	_cleanup_json_ json_t *request = http_request_json(r);
+	_cleanup_json_ json_t *body = http_request_json(r);
+	_cleanup_(stop_request_release) struct stop_request request = {0};
 	struct error err = ERROR_INIT;
-
 	int code;
 
-	if (!request || !check_controller(d, r, request))
+	if (!body)
 		return;
-	code = node_stop_request(d->node, request, &err);
+	if (stop_request_decode(body, &request, &err) < 0) {
+		http_reply_error(r, 400, "refused", "%s", err.message);
+		return;
+	}
+	if (!check_controller(d, r, request.controller))
+		return;
+	code = node_stop_request(d->node, &request, &err);
 	if (code < 0)
 		http_reply_error(r, code == -ESTALE ? 410 : 403, "refused", "%s", err.message);
 	else

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the controller asks of a node: to start an attempt of a run, to stop it, and what a node that has
+ * started one answers. A node keeps the start request of each attempt on disk, until the attempt is
+ * forgotten, and reads it again after an upgrade: what once was written stays readable.
+ */
+#pragma once
+
+#include "config/run.h"
+#include "wire/message.h"
+
+enum { CLUSTER_ID_MAX = 64, PORT_MAX = 65535 };
+
+struct start_rank {
+	int64_t rank, local_rank;
+	int64_t slot; /* the first of its slots */
+	int64_t *slots;
+	size_t slot_count; /* 0: `slot` is its only one. Optional: since one_per_node; "slot" may then be
+	                      missing */
+};
+
+/* POST /v1/peer/start. "nodes" may also be a list, whose length counts. */
+struct start_request {
+	char *controller;     /* name of the node that takes itself for the controller; optional */
+	char *cluster;        /* id of the cluster that counts the runs so, hexadecimal digits; optional */
+	int64_t epoch;        /* of its store; optional: 0 */
+	int64_t run, attempt; /* from 1 */
+	char *user;
+	int64_t uid;
+	int64_t gid; /* optional: -1 */
+	struct run_config *config;
+	int64_t world_size, nodes; /* nodes is optional: 1 */
+	int64_t node_rank;         /* optional: 0 */
+	int64_t local_world_size;  /* optional: the count of ranks */
+	char *master_addr;         /* optional: 127.0.0.1 */
+	int64_t master_port;       /* optional: 0, the node chooses one */
+	struct start_rank *ranks;  /* those of this node, at least one; no rank and no slot is named twice */
+	size_t rank_count;
+	char unknown_key[128]; /* the first key of "config" that is not known here; "": all are known */
+};
+
+MESSAGE_DECLARE(start_request)
+
+/* The answer, where the attempt was started: the service that has it. */
+struct start_answer {
+	char *instance;   /* of the service: another one after each of its starts; optional */
+	int64_t sequence; /* of its last heartbeat; optional: 0 */
+};
+
+MESSAGE_DECLARE(start_answer)
+
+/* POST /v1/peer/stop. */
+struct stop_request {
+	char *controller, *cluster; /* as in the start request; both optional */
+	int64_t epoch;              /* optional: 0 */
+	int64_t run, attempt;
+	double grace; /* seconds between TERM and KILL; optional: 30 */
+	bool foreign; /* also where the attempt is of another cluster, with the grace of the run; optional */
+};
+
+MESSAGE_DECLARE(stop_request)
+
+/* POST …/drain, of a node or of one of its devices; the body may be missing as a whole. */
+struct drain_request {
+	char *reason; /* optional */
+};
+
+MESSAGE_DECLARE(drain_request)

@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Messages between programs: what is encoded is decoded to the same, and what is wrong is named. */
+#include "unit.h"
+
+#include <string.h>
+
+#include "base/json.h"
+#include "base/str.h"
+#include "wire/start_request.h"
+
+/* Decodes and encodes again. */
+#define DEFINE_PASS(NAME)                                                                                    \
+	static int pass_##NAME(const json_t *json, json_t **again, struct error *err)                        \
+	{                                                                                                    \
+		struct NAME value;                                                                           \
+		int r = NAME##_decode(json, &value, err);                                                    \
+                                                                                                             \
+		if (r < 0)                                                                                   \
+			return r;                                                                            \
+		*again = NAME##_encode(&value);                                                              \
+		NAME##_release(&value);                                                                      \
+		NAME##_release(&value); /* the second time there is nothing left to free */                  \
+		return *again ? 0 : error_oom(err);                                                          \
+	}
+
+DEFINE_PASS(start_request)
+DEFINE_PASS(start_answer)
+DEFINE_PASS(stop_request)
+DEFINE_PASS(drain_request)
+
+static const char START[] =
+    "{\"controller\":\"n1\",\"cluster\":\"a1\",\"epoch\":3,\"run\":17,\"attempt\":2,\"user\":\"ada\","
+    "\"uid\":1000,\"gid\":100,\"config\":{\"task\":\"command\",\"command\":[\"env\",\"-0\"],"
+    "\"directory\":\"/home/ada\",\"environment\":[\"A=b=c\"],\"umask\":\"027\",\"resources\":{\"nodes\":2,"
+    "\"devices_per_node\":\"all\",\"grace\":7}},\"world_size\":4,\"nodes\":2,\"node_rank\":1,"
+    "\"local_world_size\":2,\"master_addr\":\"10.0.0.1\",\"master_port\":29500,"
+    "\"ranks\":[{\"rank\":2,\"local_rank\":0,\"slot\":1},"
+    "{\"rank\":3,\"local_rank\":1,\"slot\":0,\"slots\":[0,2]}]}";
+
+/* A message with all of its fields, and by name: one that must be there, and one that is of another type. A
+ * dot leads into an object, a number into a list. */
+static const struct sample {
+	const char *name;
+	int (*pass)(const json_t *json, json_t **again, struct error *err);
+	const char *text;
+	const char *missing; /* NULL: all fields are optional */
+	const char *typed;
+	const char *unknown; /* where an unknown field is put, with the dot; NULL: it is left out */
+} samples[] = {
+    {"start request", pass_start_request, START, "user", "world_size", ""},
+    {"start request", pass_start_request, START, "ranks.1.rank", "ranks.0.local_rank", "ranks.1."},
+    {"start request", pass_start_request, START, "config", "master_addr", ""},
+    {"stop request", pass_stop_request,
+     "{\"controller\":\"n1\",\"cluster\":\"a1\",\"epoch\":3,\"run\":17,\"attempt\":2,\"grace\":2.5,"
+     "\"foreign\":true}",
+     "attempt", "foreign", ""},
+    {"request body", pass_drain_request, "{\"reason\":\"a fan is broken\"}", NULL, "reason", ""},
+    {"answer to a start", pass_start_answer, "{\"instance\":\"0123abcd\",\"sequence\":5}", NULL, "sequence",
+     NULL},
+};
+
+static json_t *parse(const char *text)
+{
+	struct error err = ERROR_INIT;
+	json_t *json;
+
+	ck_ok(json_parse(text, strlen(text), "sample", &json, &err), &err);
+	return json;
+}
+
+/* A sample as a service of this version sends it. */
+static json_t *make(const struct sample *s)
+{
+	json_t *json = parse(s->text);
+
+	if (!json_object_get(json, "version"))
+		json_object_set_new(json, "version", json_string(DTRAIN_VERSION));
+	if (s->pass == pass_drain_request)
+		json_object_del(json, "version");
+	return json;
+}
+
+/* The object that holds the field of a dotted name; *last is the name without what leads to it. */
+static json_t *holder(json_t *json, const char *dotted, const char **last)
+{
+	const char *dot;
+
+	for (; (dot = strchr(dotted, '.')); dotted = dot + 1) {
+		_cleanup_free_ char *name = strndup(dotted, (size_t)(dot - dotted));
+
+		json = json_is_array(json) ? json_array_get(json, (size_t)atoi(name))
+		                           : json_object_get(json, name);
+	}
+	*last = dotted;
+	return json;
+}
+
+/* "ranks.1.rank" as errors name it: "ranks[1].rank" */
+static char *error_name(const char *dotted)
+{
+	struct strbuf b = {0};
+
+	for (const char *p = dotted; *p; p++)
+		if (*p == '.' && p[1] >= '0' && p[1] <= '9') {
+			strbuf_addf(&b, "[%c]", p[1]);
+			p++;
+		} else {
+			strbuf_addc(&b, *p);
+		}
+	return strbuf_steal(&b);
+}
+
+static void must_fail(const struct sample *s, const json_t *json, const char *field, const char *words)
+{
+	_cleanup_free_ char *name = error_name(field),
+	                    *start = str_printf("%s: %s: %s", s->name, name, words);
+	struct error err = ERROR_INIT;
+	json_t *again = NULL;
+
+	ck_assert_msg(s->pass(json, &again, &err) < 0, "%s: %s: should have failed: %s", s->name, field,
+	              words);
+	ck_assert_msg(str_starts(err.message, start), "\"%s\" does not begin with \"%s\"", err.message,
+	              start);
+}
+
+/* In `all` is everything that is in `part`, with the same value. */
+static bool contains(const json_t *all, const json_t *part)
+{
+	const char *key;
+	json_t *value;
+	size_t i;
+
+	if (json_is_object(part)) {
+		json_object_foreach((json_t *)part, key,
+		                    value) if (!contains(json_object_get(all, key), value)) return false;
+		return true;
+	}
+	if (json_is_array(part)) {
+		json_array_foreach(part, i, value) if (!contains(json_array_get(all, i), value)) return false;
+		return json_array_size(all) == json_array_size(part);
+	}
+	return json_equal(all, part);
+}
+
+START_TEST(what_is_decoded_is_encoded_again)
+{
+	const struct sample *s = &samples[_i];
+	_cleanup_json_ json_t *json = make(s), *again = NULL, *third = NULL;
+	struct error err = ERROR_INIT;
+
+	if (!s->unknown)
+		json_object_del(json, "version");
+	ck_ok(s->pass(json, &again, &err), &err);
+	ck_assert_msg(contains(again, json), "%s: %s", s->name, json_to_string(again));
+	ck_ok(s->pass(again, &third, &err), &err);
+	ck_assert(json_equal(again, third));
+}
+END_TEST
+
+START_TEST(a_missing_field_is_named)
+{
+	const struct sample *s = &samples[_i];
+	_cleanup_json_ json_t *json = make(s);
+	const char *last;
+	json_t *object;
+
+	if (!s->missing)
+		return;
+	object = holder(json, s->missing, &last);
+	json_object_set_new(object, last, json_null());
+	must_fail(s, json, s->missing, "missing");
+	json_object_del(object, last);
+	must_fail(s, json, s->missing, "missing");
+}
+END_TEST
+
+START_TEST(a_field_of_another_type_is_named)
+{
+	const struct sample *s = &samples[_i];
+	_cleanup_json_ json_t *json = make(s), *array = json_pack("[[]]"), *object = json_pack("{s:{}}", "x");
+	const char *last;
+	json_t *parent = holder(json, s->typed, &last);
+
+	json_object_set(parent, last, json_is_array(json_object_get(parent, last)) ? object : array);
+	must_fail(s, json, s->typed, "");
+	ck_assert(json_object_get(parent, last));
+}
+END_TEST
+
+START_TEST(an_unknown_field_is_named)
+{
+	const struct sample *s = &samples[_i];
+	_cleanup_json_ json_t *json = make(s), *again = NULL;
+	_cleanup_free_ char *dotted = str_printf("%ssurprise", s->unknown ? s->unknown : "");
+	struct error err = ERROR_INIT;
+	const char *last;
+
+	json_object_set_new(holder(json, dotted, &last), "surprise", json_integer(1));
+	if (s->unknown) {
+		must_fail(s, json, dotted, "unknown field");
+		if (!json_object_get(json, "version"))
+			return;
+		/* A service of another version may know more. */
+		json_object_set_new(json, "version", json_string("9.9.9"));
+	}
+	ck_ok(s->pass(json, &again, &err), &err);
+	ck_assert_ptr_null(json_object_get(again, "surprise"));
+	json_decref(steal_pointer(again));
+	/* As may one of a version that did not name itself. */
+	json_object_del(json, "version");
+	ck_ok(s->pass(json, &again, &err), &err);
+}
+END_TEST
+
+START_TEST(what_is_no_object_is_refused)
+{
+	const struct sample *s = &samples[_i];
+	_cleanup_json_ json_t *json = json_pack("[i]", 1);
+	struct error err = ERROR_INIT;
+	json_t *again;
+
+	ck_fails(s->pass(json, &again, &err), &err, s->name);
+	ck_fails(s->pass(NULL, &again, &err), &err, ": an object is needed");
+}
+END_TEST
+
+/* What is wrong in a start request, by the text that takes the place of another. */
+START_TEST(wrong_start_requests_are_refused)
+{
+	static const struct {
+		const char *from, *to, *words;
+	} cases[] = {
+	    {"\"run\":17", "\"run\":0", "start request: run: 0 is out of range; it has to be within 1 and"},
+	    {"\"uid\":1000", "\"uid\":-1", "start request: uid: -1 is out of range"},
+	    {"\"uid\":1000", "\"uid\":4294967295", "start request: uid: 4294967295 is out of range"},
+	    {"\"rank\":3", "\"rank\":4", "start request: ranks[1].rank: 4 is out of range; world_size is 4"},
+	    {"\"rank\":3", "\"rank\":2", "start request: ranks: rank 2 twice"},
+	    {"[0,2]", "[0,1]", "start request: ranks: slot 1 twice"},
+	    {"[0,2]", "[0,0]", "start request: ranks: slot 0 twice"},
+	    {"[0,2]", "[]", "start request: ranks[1].slots: a list of numbers is needed"},
+	    {"[0,2]", "[0,\"2\"]", "start request: ranks[1].slots: a list of integers is needed"},
+	    {"[0,2]", "[0,-2]", "start request: ranks[1].slots: -2 is out of range"},
+	    {"\"slot\":1", "\"slots\":null", "start request: ranks[0].slot: missing"},
+	    {"\"a1\"", "\"../a1\"", "start request: cluster: at most 64 hexadecimal digits are possible"},
+	    {"29500", "65536", "start request: master_port: 65536 is out of range"},
+	    {"[\"env\",\"-0\"]", "[]", "start request: config: command: missing"},
+	    {"[\"env\",\"-0\"]", "[1]", "start request: config: command: not all strings"},
+	    {"\"grace\"", "\"grave\"", "start request: config: resources.grave: unknown key; did you mean"},
+	    {"\"nodes\":2,\"node_rank\"", "\"nodes\":[],\"node_rank\"",
+	     "start request: nodes: 0 is out of range"},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		const char *at = strstr(START, cases[i].from);
+		_cleanup_free_ char *text = NULL;
+		_cleanup_json_ json_t *json = NULL;
+		struct start_request q;
+		struct error err = ERROR_INIT;
+
+		ck_assert_ptr_nonnull(at);
+		text =
+		    str_printf("%.*s%s%s", (int)(at - START), START, cases[i].to, at + strlen(cases[i].from));
+		json = parse(text);
+		json_object_set_new(json, "version", json_string(DTRAIN_VERSION));
+		ck_fails(start_request_decode(json, &q, &err), &err, cases[i].words);
+		ck_assert_ptr_null(q.user);
+	}
+}
+END_TEST
+
+/* Defaults of what older services leave out, and of a run's keys that another version knows. */
+START_TEST(start_requests_of_other_versions)
+{
+	_cleanup_json_ json_t *json = parse(START);
+	struct error err = ERROR_INIT;
+	struct start_request q;
+
+	ck_ok(start_request_decode(json, &q, &err), &err);
+	ck_assert_str_eq(q.cluster, "a1");
+	ck_assert_int_eq(q.ranks[0].slot_count, 0);
+	ck_assert_int_eq(q.ranks[1].slot_count, 2);
+	ck_assert_int_eq(q.ranks[1].slots[1], 2);
+	ck_assert_int_eq(q.config->resources.grace, 7);
+	ck_assert_int_eq(q.config->resources.devices_per_node, 0);
+	ck_assert_str_eq(q.unknown_key, "");
+	start_request_release(&q);
+
+	for (const char *const *name =
+	         (const char *const[]){"controller", "cluster", "epoch", "gid", "node_rank",
+	                               "local_world_size", "master_addr", "master_port", NULL};
+	     *name; name++)
+		json_object_del(json, *name);
+	json_object_set_new(json, "nodes", json_pack("[s,s,s]", "n1", "n2", "n3"));
+	json_object_set_new(json_object_get(json, "config"), "comet", json_true());
+	json_object_set_new(json_object_get(json_object_get(json, "config"), "resources"), "tails",
+	                    json_integer(1));
+	ck_ok(start_request_decode(json, &q, &err), &err);
+	ck_assert_ptr_null(q.cluster);
+	ck_assert_int_eq(q.epoch, 0);
+	ck_assert_int_eq(q.gid, -1);
+	ck_assert_int_eq(q.nodes, 3);
+	ck_assert_int_eq(q.local_world_size, 2);
+	ck_assert_int_eq(q.master_port, 0);
+	ck_assert(str_eq(q.unknown_key, "comet") || str_eq(q.unknown_key, "resources.tails"));
+	ck_assert_str_eq(q.config->command[1], "-0");
+	start_request_release(&q);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("wire");
+	TCase *tc = tcase_create("messages");
+	const int count = (int)ARRAY_SIZE(samples);
+
+	tcase_add_loop_test(tc, what_is_decoded_is_encoded_again, 0, count);
+	tcase_add_loop_test(tc, a_missing_field_is_named, 0, count);
+	tcase_add_loop_test(tc, a_field_of_another_type_is_named, 0, count);
+	tcase_add_loop_test(tc, an_unknown_field_is_named, 0, count);
+	tcase_add_loop_test(tc, what_is_no_object_is_refused, 0, count);
+	tcase_add_test(tc, wrong_start_requests_are_refused);
+	tcase_add_test(tc, start_requests_of_other_versions);
+	suite_add_tcase(suite, tc);
+	return unit_run(suite);
+}
