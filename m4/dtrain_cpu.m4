@@ -13,5 +13,8 @@ __m512 f(__m512 a, __m512bh b) { return _mm512_dpbf16_ps(a, b, b); }
 ]])], [dtrain_kernels_x86=yes], [dtrain_kernels_x86=no])
 CFLAGS=$dtrain_save_CFLAGS
 AC_MSG_RESULT([$dtrain_kernels_x86])
+AS_IF([test $dtrain_kernels_x86 = yes],
+	[dtrain_summary_kernels="x86-64, x86-64-v3, x86-64-v4 and AVX512_BF16, chosen when a worker starts"],
+	[dtrain_summary_kernels="the compiler's target alone"])
 AM_CONDITIONAL([KERNELS_X86], [test "x$dtrain_kernels_x86" = xyes])
 ])

@@ -19,6 +19,7 @@ AC_ARG_VAR([NVCC_ARCH], [its -gencode options])
 AC_ARG_VAR([CUDA_CFLAGS], [where cublasLt.h, nccl.h are, if not in the toolkit: -I…])
 AC_ARG_VAR([CUDA_LIBS], [where libcudart_static.a is, if not in the toolkit: -L…])
 have_cuda=no
+have_cudnn_headers=no
 cuda_missing=
 AS_CASE([$with_cuda],
 	[no], [NVCC=],
@@ -59,6 +60,8 @@ _ACEOF
 	AS_IF([test -z "$cuda_missing"],
 		[AC_CHECK_LIB([cudart_static], [cudaGetDeviceCount], [have_cuda=yes],
 			[cuda_missing="libcudart_static.a (apt install cuda-cudart-dev-13-0)"], [-lpthread -ldl -lrt])])
+	# cuDNN is loaded at run time and needs no headers; where they are, its constants are compared with them.
+	AS_IF([test -z "$cuda_missing"], [AC_CHECK_HEADER([cudnn_graph.h], [have_cudnn_headers=yes])])
 	CPPFLAGS=$cuda_save_CPPFLAGS
 	LIBS=$cuda_save_LIBS
 	CUDA_LIBS="$CUDA_LIBS -lcudart_static -lpthread -ldl -lrt -lstdc++"
@@ -67,6 +70,13 @@ AC_MSG_CHECKING([for the CUDA engine])
 AS_IF([test $have_cuda = yes], [AC_MSG_RESULT([yes])],
 	[AC_MSG_RESULT([no: $cuda_missing])
 	 AS_CASE([$with_cuda], [no|check], [], [AC_MSG_ERROR([--with-cuda=$with_cuda: missing: $cuda_missing])])])
+AS_IF([test $have_cuda = yes],
+	[dtrain_summary_cuda="yes: $NVCC"
+	 dtrain_summary_nccl="yes (the library is loaded at run time)"
+	 dtrain_summary_cudnn="$have_cudnn_headers (optional; the library is loaded at run time)"],
+	[dtrain_summary_cuda="no: $cuda_missing"
+	 dtrain_summary_nccl="not looked for: no CUDA engine"
+	 dtrain_summary_cudnn="not looked for: no CUDA engine"])
 AC_SUBST([NVCCFLAGS])
 AM_CONDITIONAL([HAVE_CUDA], [test $have_cuda = yes])
 ])
