@@ -3,6 +3,7 @@
 # slot (or $slots of what it has) and the $settings given; services_stop ends them. $work goes away with the shell. Needs $DTRAIN_ROOT's installed tree, or dtrain on PATH.
 set -eu
 src=${DTRAIN_SOURCE:-$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)}
+# shellcheck disable=SC2034 # read by the scripts that source this one
 shared=$src/../shared
 if [ -n "${DTRAIN_ROOT:-}" ]; then PATH=$DTRAIN_ROOT/bin:$DTRAIN_ROOT/sbin:$PATH; fi
 unset OPENBLAS_CORETYPE OPENBLAS_L2_SIZE
@@ -74,6 +75,7 @@ service_start() { # I: starts node I's service (again), with the GPUs that $DTRA
 }
 services_start() {
 	local n=$1 threads=${2:-1} i ports
+	# shellcheck disable=SC2207 # numbers
 	ports=($(free_ports "$n"))
 	for i in $(seq 1 "$n"); do echo "node$i addr=127.0.0.1 port=${ports[i - 1]} slots=${slots:-1}"; done >"$work/hosts"
 	dtrain keygen --output "$work/cluster.pem" >/dev/null

@@ -6,6 +6,7 @@
 steps=50
 more=
 start_rank() { # NAME RANK [CONFIG]; more variables of the environment in $more
+	# shellcheck disable=SC2086 # $more is a list of assignments
 	env -i $more PATH="$PATH" OMP_NUM_THREADS=1 DTRAIN_ATTEMPT="${attempt:-1}" RANK="$2" WORLD_SIZE=2 LOCAL_RANK="$2" DTRAIN_RENDEZVOUS_DIR="$tmp/meet-$1" \
 		DTRAIN_CONFIG="$tmp/${3:-$1}.json" "$worker" >"$tmp/$1-$2.log" 2>&1 &
 	eval "rank$2=$!"
@@ -18,7 +19,9 @@ pair() { # NAME
 }
 both() { # waits for both
 	local s0 s1
+	# shellcheck disable=SC2154 # set by start_rank
 	wait "$rank0"; s0=$?
+	# shellcheck disable=SC2154 # set by start_rank
 	wait "$rank1"; s1=$?
 	[ $s0 = 0 ] && [ $s1 = 0 ]
 }
@@ -48,6 +51,7 @@ while [ "$measured" != 0 ] && kill -0 "$rank0" 2>/dev/null; do
 	sleep 0.05
 done
 kill -TERM "$rank1"
+# shellcheck disable=SC2154 # set by start_rank
 wait "$rank0" "$rank1"
 [ "$measured" = 0 ] || grep -E '"communication_seconds":0\.[2-9]' "$tmp/slowest/metrics.jsonl" | grep -q '"step_seconds":0\.[2-9]' || { tail -3 "$tmp/slowest/metrics.jsonl"; fail "rank 0 does not say that it waited"; }
 grep -Eo '"slowest_rank":1,.*"slowest_seconds":0\.[2-9][0-9]*' "$tmp/slowest/metrics.jsonl" | head -1 || true
@@ -57,6 +61,7 @@ pair cut
 while kill -0 "$rank0" 2>/dev/null && [ "$(lines "$tmp/cut")" -lt 31 ]; do sleep 0.01; done
 began=$(date +%s%N)
 kill -9 "$rank1" && wait "$rank1" 2>/dev/null
+# shellcheck disable=SC2154 # set by start_rank
 wait "$rank0"
 status=$?
 took=$((($(date +%s%N) - began) / 1000000))
@@ -80,7 +85,9 @@ attempt=1
 pair stop
 while kill -0 "$rank0" 2>/dev/null && [ "$(lines "$tmp/stop")" -lt 5 ]; do sleep 0.01; done
 kill -TERM "$rank1"
+# shellcheck disable=SC2154 # set by start_rank
 wait "$rank1"; s1=$?
+# shellcheck disable=SC2154 # set by start_rank
 wait "$rank0"; s0=$?
 [ $s0 = 143 ] && [ $s1 = 143 ] || { show stop; fail "SIGTERM to one of two: $s0 and $s1"; }
 [ -d "$tmp/stop/checkpoint-$(lines "$tmp/stop")" ] || { show stop; fail "SIGTERM to one of two: no checkpoint"; }

@@ -42,6 +42,7 @@ for precision in fp32 none bf16; do
 	json cut "$tmp/cut-$precision" "$train" "$output" "$data"
 	run whole || { cat "$tmp/whole.log"; fail "$precision: the run left alone"; }
 	[ "$(lines "$tmp/whole-$precision")" = $steps ] || fail "$precision: $(lines "$tmp/whole-$precision") lines of metrics for $steps steps"
+	# shellcheck disable=SC2012 # counts directories with plain names
 	[ "$(ls -d "$tmp/whole-$precision"/checkpoint-* | wc -l)" = 2 ] || fail "keep = 2: $(ls "$tmp/whole-$precision")"
 
 	# A machine that is busy elsewhere may see the end before it kills: then all of it again.
@@ -56,7 +57,7 @@ for precision in fp32 none bf16; do
 	unset attempt
 	same "$tmp/whole-$precision" "$tmp/cut-$precision" "$precision, killed four times"
 	masters=$(grep -c '"master\.' "$tmp/whole-$precision/checkpoint-$steps/dtrain/optimizer.safetensors")
-	[ "$masters" = $([ $precision = bf16 ] && echo 1 || echo 0) ] || fail "$precision: $masters headers with master weights"
+	[ "$masters" = "$([ $precision = bf16 ] && echo 1 || echo 0)" ] || fail "$precision: $masters headers with master weights"
 	[ -z "$(find "$tmp/cut-$precision" -name '*.tmp')" ] || fail "leftovers: $(find "$tmp/cut-$precision" -name '*.tmp')"
 done
 
@@ -90,8 +91,8 @@ grep -Eq '^precision: (bf16|fp32) \(auto: .*(multiplies it|no bf16 arithmetic)\)
 for precision in fp32 bf16; do
 	json first "$tmp/auto-$precision" "\"max_steps\": 2, \"precision\": \"$precision\"" '"save_steps": 1'
 	run first || { cat "$tmp/first.log"; fail "$precision, to be resumed"; }
-	json then "$tmp/auto-$precision" '"max_steps": 3, "precision": "auto"' '"save_steps": 1'
-	run then || { cat "$tmp/then.log"; fail "$precision, resumed with auto"; }
+	json "then" "$tmp/auto-$precision" '"max_steps": 3, "precision": "auto"' '"save_steps": 1'
+	run "then" || { cat "$tmp/then.log"; fail "$precision, resumed with auto"; }
 	grep -q "^precision: $precision (auto: as the checkpoint)$" "$tmp/then.log" || { cat "$tmp/then.log"; fail "$precision: resumed in another precision"; }
 	grep -q "\"precision\": \"$precision\"" "$tmp/auto-$precision/checkpoint-3/dtrain/state.json" || fail "$precision: not saved with its precision"
 done

@@ -16,7 +16,9 @@ both() {
 	meet=$(mktemp -d "$tmp/meet-XXXXXX")
 	on_rank 0 "$1"
 	on_rank 1 "$2"
+	# shellcheck disable=SC2154 # set by on_rank
 	wait "$rank0"; s0=$?
+	# shellcheck disable=SC2154 # set by on_rank
 	wait "$rank1"; s1=$?
 }
 show() { cat "$tmp/$1-0.log" "$tmp/$2-1.log"; }
@@ -46,6 +48,7 @@ where() {
 		print(8 + n + json.loads(data[8:8 + n])[sys.argv[2]]["data_offsets"][0])
 	EOF
 }
+# shellcheck disable=SC2059 # the bytes are written as escapes of printf
 put() { printf "$3" | dd of="$1" bs=1 seek="$2" conv=notrunc status=none; }
 flip() { put "$1" "$2" "$(printf '\\x%02x' $(($(od -An -tu1 -j "$2" -N 1 "$1") ^ 1)))"; }
 tensor=model.layers.1.mlp.up_proj.weight

@@ -3,6 +3,7 @@
 # simt: the emulated GPU), GPU_SRC and GPU_BUILD (source and build tree), GPU_WORK (a directory of this run), GPU_RESULTS (where results
 # go), GPU_PYTHON, and GPU_NONE (why there is no GPU; empty where there is one).
 set -u
+# shellcheck disable=SC2034 # read by the scripts that source this one
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 src=$GPU_SRC build=$GPU_BUILD part=${GPU_PART:-} work=$GPU_WORK/${GPU_PART:-}
 tiny=$([ "$GPU_ENGINE" = simt ] && echo yes || true) # the emulator is slow: the smallest sizes
@@ -106,6 +107,7 @@ worker_scripts() { # DIRECTORY
 	chmod +x "$1/dtrain-worker-$name"
 	[ "$GPU_ENGINE" != simt ] || ln -sf dtrain-worker-cpu "$1/dtrain-worker-cuda"
 	ln -sf "$build/dtrain-launch" "$1/dtrain-launch"
+	# shellcheck disable=SC2034 # read by the scripts that source this one
 	gpu_worker=$1/dtrain-worker-$name
 }
 # config.json and tokenizer of bytes: a model of HIDDEN in heads of DIM, LAYERS of it.

@@ -19,7 +19,7 @@ for want in "two ranks give one rank's losses" "one rank killed ends the other" 
 	"operations by events" "matrix products"; do
 	grep -q "$want.*| pass |" out/results.md || fail "no word of: $want"
 done
-[ -z "$(ls t | grep dtrain)" ] || fail "leftovers: $(ls t)"
+! compgen -G "t/*dtrain*" >/dev/null || fail "leftovers: $(ls t)"
 
 # What is cut off says so, leaves nothing running, and is a failure; what has no time left is skipped.
 mkdir slow slow/parts

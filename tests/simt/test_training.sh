@@ -4,6 +4,7 @@
 simt=$(readlink -f "${DTRAIN_BUILD:-.}")/tests/simt/dtrain-worker-simt
 [ -x "$simt" ] || { echo "no $simt: a C++ compiler and Check build it"; exit 77; }
 . "$(dirname "$0")/../engine/worker.sh"
+# shellcheck disable=SC2034 # read as ${!engine}
 cpu=$worker
 export SIMT_PROTECT=1 # neither may the host touch the emulated GPU's memory, nor its kernels the host's
 

@@ -3,10 +3,11 @@
 """Checks the house: which room may know which, and that no two files know each other in a circle.
 
 Usage: house.py SOURCE [BUILD]
+       house.py --drawing
 
 A file knows another that it includes, or (where BUILD holds the object files) whose symbol it uses. No two headers may include each other
-in a circle, nor two .c files call each other in one. ROOMS below is the drawing in docs/architecture.md. Prints a line for each fault; exit
-status 1 when there is one."""
+in a circle, nor two .c files call each other in one. ROOMS below is the drawing: --drawing prints it as docs/architecture.md has it. Prints a
+line for each fault; exit status 1 when there is one."""
 import collections
 import os
 import re
@@ -151,7 +152,16 @@ def find_circles(edges):
     return circles
 
 
+def draw():
+    """A line for each room: the rooms that it may know."""
+    for room, known in ROOMS.items():
+        print(("%-20s %s" % (room, known or "-")).rstrip())
+
+
 def main():
+    if sys.argv[1:] == ["--drawing"]:
+        draw()
+        return 0
     if len(sys.argv) not in (2, 3):
         print("usage: house.py SOURCE [BUILD]", file=sys.stderr)
         return 2
