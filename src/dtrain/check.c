@@ -21,13 +21,13 @@
 #include "dtrain/run_request.h"
 #include "engine/chat/template.h"
 #include "engine/chat/tool_calls.h"
+#include "engine/checkpoint/parameters.h"
 #include "engine/checkpoint/safetensors.h"
 #include "engine/dataset/build.h"
 #include "engine/dataset/convert.h"
 #include "engine/dataset/source.h"
 #include "engine/model/layout.h"
 #include "engine/tokenizer/tokenizer.h"
-#include "engine/train/parameters.h"
 
 enum { FILES_SHOWN = 8 };
 

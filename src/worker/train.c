@@ -2,6 +2,7 @@
 /* Training, from the config to the final model. Errors of files and settings come before the ranks meet. */
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,15 +11,15 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/str.h"
-#include "engine/train/parameters.h"
-#include "worker/agreement.h"
+#include "engine/checkpoint/agreement.h"
+#include "engine/checkpoint/parameters.h"
+#include "engine/checkpoint/saver.h"
+#include "engine/checkpoint/weights.h"
 #include "worker/options.h"
 #include "worker/precision.h"
 #include "worker/report.h"
-#include "worker/saver.h"
 #include "worker/stop.h"
 #include "worker/tasks.h"
-#include "worker/weights.h"
 
 DEFINE_CLEANUP(struct device *, device_destroy)
 DEFINE_CLEANUP(struct comm *, comm_destroy)
@@ -90,6 +91,20 @@ static void tell_warning(void *context, const char *message)
 {
 	if (first_rank(context))
 		printf("warning: %s\n", message);
+}
+
+static void print_line(void *none, const char *message)
+{
+	puts(message);
+}
+
+static int open_saver(struct training *t, struct error *err)
+{
+	struct saver_options o;
+
+	options_saver(t->c, t->env, t->config, t->tokenizer, &o);
+	o.notify = print_line;
+	return saver_open(&o, &t->saver, err);
 }
 
 static int open_device(struct training *t, struct error *err)
@@ -277,6 +292,24 @@ static char *fingerprint(const struct training *t)
 	                  t->options.seed, t->options.shuffle);
 }
 
+static int attach_saver(struct training *t, const char *print, struct error *err)
+{
+	struct saver_source source = {.dev = t->dev,
+	                              .comm = t->comm,
+	                              .parameters = trainer_access(t->trainer),
+	                              .precision = t->precision.type,
+	                              .precision_name = precision_name(t->precision.type),
+	                              .master = !t->options.without_master,
+	                              .bos = tokenizer_bos(t->tok),
+	                              .eos = tokenizer_eos(t->tok),
+	                              .pad = tokenizer_pad(t->tok),
+	                              .fingerprint = print,
+	                              .total_steps = trainer_total_steps(t->trainer),
+	                              .steps_per_epoch = trainer_steps_per_epoch(t->trainer)};
+
+	return saver_attach(t->saver, &source, err);
+}
+
 static int make_trainer(struct training *t, struct error *err)
 {
 	_cleanup_free_ char *print = fingerprint(t);
@@ -286,9 +319,7 @@ static int make_trainer(struct training *t, struct error *err)
 
 	r = trainer_create(t->dev, t->comm, &t->model, &t->options, t->data, t->eval, &t->trainer, err);
 	if (r == 0)
-		r = print ? saver_attach(t->saver, t->dev, t->comm, t->trainer, t->tok, t->precision.type,
-		                         print, err)
-		          : error_oom(err);
+		r = print ? attach_saver(t, print, err) : error_oom(err);
 	if (r == 0)
 		r = trainer_plan_json(t->trainer, &plan, err);
 	if (r < 0)
@@ -304,9 +335,16 @@ static int make_trainer(struct training *t, struct error *err)
 
 /* ---- where the weights come from ---- */
 
+/* Of what one rank alone has found. */
+static void warn_anywhere(void *none, const char *message)
+{
+	printf("warning: %s\n", message);
+}
+
 static struct weights_place weights_place(const struct training *t)
 {
-	return (struct weights_place){t->trainer, t->dev, t->comm, t->env->node};
+	return (struct weights_place){
+	    trainer_access(t->trainer), t->dev, t->comm, t->env->node, warn_anywhere, NULL};
 }
 
 static int load_model(struct training *t, struct error *err)
@@ -386,13 +424,21 @@ static int on_log(void *context, const struct train_log *log, struct error *err)
 	if (!first_rank(t))
 		return 0;
 	r = report_log(t->report, log, err);
-	return r < 0 ? r : saver_log(t->saver, log, err);
+	return r < 0 ? r
+	             : saver_log(t->saver,
+	                         &(struct checkpoint_log){.step = log->step,
+	                                                  .epoch = log->epoch,
+	                                                  .loss = log->loss,
+	                                                  .learning_rate = log->learning_rate,
+	                                                  .grad_norm = log->grad_norm,
+	                                                  .eval_loss = log->has_eval ? log->eval_loss : NAN},
+	                         err);
 }
 
 static int save_checkpoint(struct training *t, int64_t step, struct error *err)
 {
 	bool there = saver_saved_step(t->saver) == step;
-	int r = saver_checkpoint(t->saver, step, err);
+	int r = saver_checkpoint(t->saver, step, trainer_tokens(t->trainer), err);
 
 	return r == 0 && !there && first_rank(t) ? report_checkpoint(t->report, step, err) : r;
 }
@@ -450,7 +496,7 @@ static int finish(struct training *t, bool stopped, struct error *err)
 	if (!stopped && t->c->output.save_steps > 0)
 		r = save_checkpoint(t, trainer_step(t->trainer), err);
 	if (r == 0 && !stopped)
-		r = saver_final(t->saver, err);
+		r = saver_final(t->saver, trainer_step(t->trainer), trainer_tokens(t->trainer), err);
 	if (r == 0 && !stopped && first_rank(t))
 		r = report_end(t->report, trainer_step(t->trainer), NULL, err);
 	if (r == 0 && t->comm)
@@ -472,7 +518,7 @@ int train_task(const struct run_config *c, const struct environment *env, struct
 	t.tokenizer = options_tokenizer(c);
 	if (!t.config || !t.tokenizer)
 		return error_oom(err);
-	if ((r = options_train(c, &t.options, err)) < 0 || (r = saver_open(c, env, &t.saver, err)) < 0 ||
+	if ((r = options_train(c, &t.options, err)) < 0 || (r = open_saver(&t, err)) < 0 ||
 	    (r = model_config_read(t.config, &t.model, err)) < 0 || (r = open_device(&t, err)) < 0 ||
 	    (r = open_data(&t, err)) < 0 || (r = meet(&t, err)) < 0 || (r = check_inputs(&t, err)) < 0 ||
 	    (r = choose_precision(&t, err)) < 0 || (r = make_trainer(&t, err)) < 0 ||

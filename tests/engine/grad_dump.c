@@ -12,7 +12,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/str.h"
-#include "engine/train/parameters.h"
+#include "engine/checkpoint/parameters.h"
 #include "rig.h"
 
 struct dump {

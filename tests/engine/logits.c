@@ -5,8 +5,8 @@
 #include <stdlib.h>
 
 #include "base/str.h"
+#include "engine/checkpoint/parameters.h"
 #include "engine/model/generate.h"
-#include "engine/train/parameters.h"
 
 DEFINE_CLEANUP(struct device *, device_destroy)
 

@@ -10,11 +10,11 @@
 
 #include "../engine/fake_dataset.h"
 #include "base/str.h"
+#include "engine/checkpoint/saver.h"
 #include "engine/comm/nccl/internal.h"
 #include "engine/train/trainer.h"
 #include "rendezvous.h"
 #include "unit.h"
-#include "worker/saver.h"
 
 /* The smallest model of tests/engine, and its tokenizer. */
 static char *model_file(const char *name)
@@ -185,37 +185,44 @@ int __wrap_checkpoint_state_save(const char *directory, const struct checkpoint_
 	return __real_checkpoint_state_save(directory, s, resume, err);
 }
 
+static void ignore_line(void *none, const char *message)
+{
+}
+
 /* The communicator fails while rank 0 writes a checkpoint, or the model: neither is put in place. */
 START_TEST(a_failed_communicator_publishes_nothing)
 {
-	_cleanup_free_ char *out = NULL, *config = model_file("config.json"), *set_out = NULL,
-	                    *set_init = NULL, *published = NULL;
-	struct environment env = {.world_size = 2, .attempt = 1};
-	_cleanup_(run_config_freep) struct run_config *c = NULL;
+	_cleanup_free_ char *out = NULL, *config = model_file("config.json"), *published = NULL,
+	                    *tokenizer = model_file("");
+	struct saver_options o = {.world_size = 2,
+	                          .timeout_s = 60,
+	                          .config = config,
+	                          .tokenizer = tokenizer,
+	                          .notify = ignore_line};
+	struct saver_source source = {.precision = DTYPE_F32,
+	                              .precision_name = "fp32",
+	                              .bos = -1,
+	                              .eos = -1,
+	                              .pad = -1,
+	                              .fingerprint = "print"};
 	_cleanup_(saver_freep) struct saver *s = NULL;
 	struct error err = ERROR_INIT;
-	_cleanup_(tokenizer_freep) struct tokenizer *tok = NULL;
-	_cleanup_free_ char *tokenizer = model_file("");
 	struct train_log log;
 	struct world w;
 	int r;
 
 	start(&w, WAITS);
 	out = str_path_join(w.directory, "out");
-	set_out = str_printf("output.dir=%s", out);
-	set_init = str_printf("model.init=%s", config);
 	published = str_path_join(out, _i ? "model.safetensors" : "checkpoint-1");
-	ck_ok(tokenizer_load(tokenizer, &tok, &err), &err);
-	ck_ok(run_config_new(
-	          RUN_PRETRAIN,
-	          (const char *const[]){set_out, set_init, "data.path=x", "train.precision=fp32", NULL}, &c,
-	          &err),
-	      &err);
-	ck_ok(saver_open(c, &env, &s, &err), &err);
-	ck_ok(saver_attach(s, w.dev, w.comm, w.trainer, tok, DTYPE_F32, "print", &err), &err);
+	o.claim = (struct claim){.directory = out, .attempt = 1};
+	source.dev = w.dev;
+	source.comm = w.comm;
+	source.parameters = trainer_access(w.trainer);
+	ck_ok(saver_open(&o, &s, &err), &err);
+	ck_ok(saver_attach(s, &source, &err), &err);
 	ck_ok(trainer_run_step(w.trainer, &log, &err), &err);
 	aborted_while_saving = w.comm;
-	r = _i ? saver_final(s, &err) : saver_checkpoint(s, 1, &err);
+	r = _i ? saver_final(s, 1, 0, &err) : saver_checkpoint(s, 1, 0, &err);
 	ck_assert_msg(r == -ECANCELED, "%d: %s", r, err.message);
 	ck_assert_msg(strstr(err.message, "aborted") != NULL, "%s", err.message);
 	ck_assert_msg(!file_exists(published), "%s is there", published);

@@ -4,9 +4,9 @@
 
 #include "../engine/fake_dataset.h"
 #include "base/str.h"
+#include "engine/checkpoint/weights.h"
 #include "engine/train/trainer.h"
 #include "unit.h"
-#include "worker/weights.h"
 
 /* An embedding of 1.5 million elements; everything else is far below one. */
 static const char model_text[] =
@@ -20,7 +20,7 @@ static void expect_bytes(struct trainer *t, const struct model_parameter *p, con
 	uint16_t *want = malloc((size_t)p->count * sizeof(*want));
 	struct error err = ERROR_INIT;
 
-	ck_ok(trainer_read(t, TRAINER_WEIGHTS, p, 0, p->count, all, &err), &err);
+	ck_ok(trainer_read(t, STATE_WEIGHTS, p, 0, p->count, all, &err), &err);
 	for (int64_t i = 0; i < p->count; i++)
 		want[i] = bf16_from_float(all[i]);
 	ck_assert_msg(!memcmp(saved, want, (size_t)p->count * sizeof(*want)), "%s", p->name);
@@ -39,6 +39,7 @@ START_TEST(one_read_for_a_million_elements)
 	const struct model_layout *layout;
 	struct error err = ERROR_INIT;
 	struct train_options o;
+	struct parameter_access access;
 	struct trainer *t = NULL;
 	struct model_config c;
 	struct device *dev;
@@ -50,8 +51,9 @@ START_TEST(one_read_for_a_million_elements)
 	o.without_master = _i;
 	ck_ok(device_create(NULL, &dev, &err), &err);
 	ck_ok(trainer_create(dev, NULL, &c, &o, data, NULL, &t, &err), &err);
+	access = trainer_access(t);
 	ck_ok(trainer_load(t, model_init_fill, &init, &err), &err);
-	ck_ok(weights_model_sources(t, DTYPE_BF16, &sources, &err), &err);
+	ck_ok(weights_model_sources(&access, DTYPE_BF16, &sources, &err), &err);
 	before = simt_reads();
 	ck_ok(safetensors_write(directory, "model", sources.list, sources.n, 0, &err), &err);
 	layout = trainer_layout(t);

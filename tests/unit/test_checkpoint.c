@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* safetensors, Hugging Face directories, checkpoints and metrics on disk, and files that are not what they
+ * say. */
 #include "unit.h"
 
 #include <errno.h>
@@ -71,6 +73,13 @@ START_TEST(a_short_file_is_named)
 	ck_fails(safetensors_parse("abc", 3, "x", &st, &err), &err, "x: 3 bytes are too few");
 	ck_fails(safetensors_parse("\x10\0\0\0\0\0\0\0{}", 10, "x", &st, &err), &err,
 	         "x: truncated: a header of 16");
+	/* By one byte, and by as many as the length itself has. */
+	for (char len = 3; len <= 10; len++) {
+		const char file[10] = {len, 0, 0, 0, 0, 0, 0, 0, '{', '}'};
+
+		ck_fails(safetensors_parse(file, sizeof(file), "x", &st, &err), &err,
+		         "x: truncated: a header of");
+	}
 	ck_fails(safetensors_parse("\0\0\0\0\0\0\0\1{}", 10, "x", &st, &err), &err, "not a safetensors file");
 	ck_fails(safetensors_open("/nonexistent/m", &st, &err), &err, "cannot read /nonexistent/m");
 }

@@ -7,8 +7,8 @@
 #include "../engine/rig.h"
 #include "base/json.h"
 #include "base/str.h"
+#include "engine/checkpoint/parameters.h"
 #include "engine/model/generate.h"
-#include "engine/train/parameters.h"
 
 /* Beside the source tree, wherever the build is. */
 static char *checkpoint(const char *file)

@@ -86,7 +86,7 @@ struct rank_run {
 	int saves, result;
 };
 
-static float *state_of(struct trainer *t, enum trainer_state which)
+static float *state_of(struct trainer *t, enum parameter_state which)
 {
 	const struct model_layout *l = trainer_layout(t);
 	float *out = calloc((size_t)l->elements, sizeof(float)), *at = out;
@@ -107,7 +107,7 @@ static void restore(struct trainer *t, float *const state[3], int64_t step)
 		const float *at = state[s];
 
 		for (int i = 0; i < l->parameters; at += l->parameter[i++].count)
-			ck_ok(trainer_write(t, (enum trainer_state)s, &l->parameter[i], 0,
+			ck_ok(trainer_write(t, (enum parameter_state)s, &l->parameter[i], 0,
 			                    l->parameter[i].count, at, &err),
 			      &err);
 	}
@@ -160,8 +160,8 @@ static void *run_rank(void *context)
 	ck_ok(r->result = trainer_run(t, &callbacks, &err), &err);
 	if (r->result == 1)
 		for (int s = 0; s < 3; s++)
-			r->state[s] = state_of(t, (enum trainer_state)s);
-	r->weights = state_of(t, TRAINER_WEIGHTS);
+			r->state[s] = state_of(t, (enum parameter_state)s);
+	r->weights = state_of(t, STATE_WEIGHTS);
 	trainer_free(t);
 	device_destroy(dev);
 	return NULL;
@@ -388,7 +388,7 @@ static double loss_after(int steps, bool without_master, bool nearest)
 
 		ck_ok(trainer_run_step(t, &log, &err), &err);
 		for (int k = 0; k < 3 && nearest; k++)
-			state[k] = state_of(t, (enum trainer_state)k);
+			state[k] = state_of(t, (enum parameter_state)k);
 		for (int64_t i = 0; i < trainer_layout(t)->elements && nearest; i++)
 			state[0][i] = bf16_to_float(bf16_from_float(state[0][i]));
 		if (nearest)

@@ -9,7 +9,7 @@
 
 #include "../engine/thread_comm.h"
 #include "base/str.h"
-#include "worker/agreement.h"
+#include "engine/checkpoint/agreement.h"
 #include "worker/precision.h"
 
 #define RANKS 4

@@ -213,20 +213,21 @@ int trainer_plan_json(const struct trainer *t, json_t **out, struct error *err)
 
 /* Where element `at` of this rank's own part lies; in the weights' own type where they have no master copy.
  */
-static void *state(const struct trainer *t, enum trainer_state which, int unit, int64_t at, enum dtype *type)
+static void *state(const struct trainer *t, enum parameter_state which, int unit, int64_t at,
+                   enum dtype *type)
 {
 	const struct shard_unit *u = &t->plan->shard->unit[unit];
 
-	if (which == TRAINER_WEIGHTS && t->o.without_master) {
+	if (which == STATE_WEIGHTS && t->o.without_master) {
 		*type = DTYPE_BF16;
 		return (uint16_t *)u->weights + u->first + at;
 	}
 	*type = DTYPE_F32;
-	return (which == TRAINER_WEIGHTS ? u->master : which == TRAINER_MOMENT1 ? u->m : u->v) + at;
+	return (which == STATE_WEIGHTS ? u->master : which == STATE_MOMENT1 ? u->m : u->v) + at;
 }
 
-int trainer_read(struct trainer *t, enum trainer_state which, const struct model_parameter *p, int64_t first,
-                 int64_t n, float *out, struct error *err)
+int trainer_read(struct trainer *t, enum parameter_state which, const struct model_parameter *p,
+                 int64_t first, int64_t n, float *out, struct error *err)
 {
 	int64_t at, own = shard_own(&t->plan->shard->unit[p->unit], p->offset + first, n, &at);
 	enum dtype type;
@@ -245,8 +246,8 @@ int trainer_read(struct trainer *t, enum trainer_state which, const struct model
 	return r;
 }
 
-int trainer_write(struct trainer *t, enum trainer_state which, const struct model_parameter *p, int64_t first,
-                  int64_t n, const float *in, struct error *err)
+int trainer_write(struct trainer *t, enum parameter_state which, const struct model_parameter *p,
+                  int64_t first, int64_t n, const float *in, struct error *err)
 {
 	int64_t at, own = shard_own(&t->plan->shard->unit[p->unit], p->offset + first, n, &at);
 	int64_t skip = at + t->plan->shard->unit[p->unit].first - (p->offset + first);
@@ -295,7 +296,7 @@ int trainer_load(struct trainer *t, model_fill_fn fill, void *context, struct er
 			int64_t n = MIN(p->count - first, PIECE);
 
 			if ((r = fill(context, p, first, n, piece, err)) < 0 ||
-			    (r = trainer_write(t, TRAINER_WEIGHTS, p, first, n, piece, err)) < 0)
+			    (r = trainer_write(t, STATE_WEIGHTS, p, first, n, piece, err)) < 0)
 				return r;
 		}
 	}
@@ -309,4 +310,26 @@ int trainer_set_step(struct trainer *t, int64_t step, struct error *err)
 		                 (long long)step, (long long)t->total_steps);
 	t->step = step;
 	return publish(t, err);
+}
+
+static int access_read(void *t, enum parameter_state which, const struct model_parameter *p, int64_t first,
+                       int64_t n, float *out, struct error *err)
+{
+	return trainer_read(t, which, p, first, n, out, err);
+}
+
+static int access_write(void *t, enum parameter_state which, const struct model_parameter *p, int64_t first,
+                        int64_t n, const float *in, struct error *err)
+{
+	return trainer_write(t, which, p, first, n, in, err);
+}
+
+static int access_load(void *t, model_fill_fn fill, void *fill_context, struct error *err)
+{
+	return trainer_load(t, fill, fill_context, err);
+}
+
+struct parameter_access trainer_access(struct trainer *t)
+{
+	return (struct parameter_access){t->plan->layout, t, access_read, access_write, access_load};
 }

@@ -20,6 +20,7 @@
 
 #include "base/cleanup.h"
 #include "base/error.h"
+#include "engine/checkpoint/parameters.h"
 #include "engine/comm/comm.h"
 #include "engine/dataset/dataset.h"
 #include "engine/device/device.h"
@@ -116,14 +117,15 @@ int trainer_plan_json(const struct trainer *t, json_t **out, struct error *err);
  * the same. */
 int trainer_load(struct trainer *t, model_fill_fn fill, void *context, struct error *err);
 
-/* State, for checkpoints: host-readable fp32 pieces of a parameter's master weights or moments. */
-enum trainer_state { TRAINER_WEIGHTS, TRAINER_MOMENT1, TRAINER_MOMENT2 };
-int trainer_read(struct trainer *t, enum trainer_state which, const struct model_parameter *p, int64_t first,
-                 int64_t n, float *out, struct error *err);
+/* Host-readable fp32 pieces of a parameter's master weights or moments: elements [first, first + n) of p. */
+int trainer_read(struct trainer *t, enum parameter_state which, const struct model_parameter *p,
+                 int64_t first, int64_t n, float *out, struct error *err);
 /* Resume: write all weights and moments, then say after which step they were taken. trainer_set_step makes
  * the compute copies. */
-int trainer_write(struct trainer *t, enum trainer_state which, const struct model_parameter *p, int64_t first,
-                  int64_t n, const float *in, struct error *err);
+int trainer_write(struct trainer *t, enum parameter_state which, const struct model_parameter *p,
+                  int64_t first, int64_t n, const float *in, struct error *err);
+/* trainer_read, trainer_write and trainer_load for checkpoints; valid as long as the trainer. */
+struct parameter_access trainer_access(struct trainer *t);
 int trainer_set_step(struct trainer *t, int64_t step, struct error *err);
 
 /* From the current step to the last; returns 0 at the end, 1 where it was stopped, or a negative errno. */

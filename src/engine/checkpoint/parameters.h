@@ -1,9 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Weights from safetensors: the fill (layout.h) that trainer_load and generator_create take. */
+/* Parameters between safetensors and whoever holds them in memory: the fill (layout.h) that trainer_load and
+ * generator_create take, and what the saver reads and writes of a trainer. */
 #pragma once
 
 #include "engine/checkpoint/safetensors.h"
 #include "engine/model/layout.h"
+
+/* What is kept of a parameter. */
+enum parameter_state {
+	STATE_WEIGHTS, /* the master weights, where there are any */
+	STATE_MOMENT1,
+	STATE_MOMENT2
+};
+
+/* The state of all parameters, held by somebody else (trainer_access): pieces of it in fp32, on the host.
+ * Elements are [first, first + n) of p. */
+struct parameter_access {
+	const struct model_layout *layout;
+	void *context;
+	int (*read)(void *context, enum parameter_state which, const struct model_parameter *p, int64_t first,
+	            int64_t n, float *out, struct error *err);
+	int (*write)(void *context, enum parameter_state which, const struct model_parameter *p,
+	             int64_t first, int64_t n, const float *in, struct error *err);
+	/* All weights from fill, and whatever is computed from them. */
+	int (*load)(void *context, model_fill_fn fill, void *fill_context, struct error *err);
+};
 
 /* Every parameter is there with its shape, and nothing that matters besides (hf_check). */
 int parameters_check(const struct model_layout *layout, const struct safetensors *st, const char *where,

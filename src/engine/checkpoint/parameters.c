@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "engine/train/parameters.h"
+/* Finds the parameters of a model in safetensors, and refuses values that cannot be trained. */
+#include "engine/checkpoint/parameters.h"
 
 #include <errno.h>
 #include <inttypes.h>

@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Parameters of a trainer <-> tensors of files. */
+/* The parameters of a trainer into files and back, with rank 0 sending to the others what it alone read. */
 #pragma once
 
 #include "base/error.h"
+#include "engine/checkpoint/parameters.h"
 #include "engine/checkpoint/safetensors.h"
-#include "engine/train/trainer.h"
+#include "engine/comm/comm.h"
+#include "engine/device/device.h"
 
-/* Sources for safetensors_write over a trainer's state. */
+/* Sources for safetensors_write over the state of parameters. */
 struct weights_sources {
 	struct tensor_source *list;
 	size_t n;
-	/* Called before each piece that is read; a negative return ends the writing. NULL: nobody. */
+	/* Called before each piece that is read; a negative return ends the writing. NULL: nothing
+	 * is. */
 	int (*piece)(void *context, struct error *err);
 	void *context;
 	/* behind the list */
@@ -20,16 +23,21 @@ struct weights_sources {
 };
 void weights_sources_free(struct weights_sources *s);
 /* The model's tensors in `type`. */
-int weights_model_sources(struct trainer *t, enum dtype type, struct weights_sources *out, struct error *err);
+int weights_model_sources(const struct parameter_access *access, enum dtype type, struct weights_sources *out,
+                          struct error *err);
 /* m.NAME, v.NAME and, with master, master.NAME, all fp32. */
-int weights_state_sources(struct trainer *t, bool master, struct weights_sources *out, struct error *err);
+int weights_state_sources(const struct parameter_access *access, bool master, struct weights_sources *out,
+                          struct error *err);
 
 /* Where weights are loaded. */
 struct weights_place {
-	struct trainer *trainer;
+	struct parameter_access access;
 	struct device *dev;
 	struct comm *comm; /* NULL: one rank */
 	const char *node;  /* names this machine in errors */
+	/* Takes the text of a warning; may be called by any rank. */
+	void (*warn)(void *context, const char *message);
+	void *warn_context;
 };
 
 /* The model's first weights, by fill and its context (layout.h). files: what it reads from; NULL where it

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/weights.h"
+/* Reads the state of parameters for the writer of files; loads weights and resumes moments, one rank reading
+ * for all where it has to, each checking by hash that all have the same. */
+#include "engine/checkpoint/weights.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -10,9 +12,9 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/str.h"
+#include "engine/checkpoint/agreement.h"
 #include "engine/checkpoint/hf.h"
-#include "engine/train/parameters.h"
-#include "worker/agreement.h"
+#include "engine/checkpoint/parameters.h"
 
 #define PIECE      (256 << 10) /* elements that travel at once */
 #define READ_PIECE (1 << 20)   /* elements of one read from the device, each of which waits for it */
@@ -20,8 +22,8 @@
 /* What of a trainer a source reads: one for each kind, the parameter is the source's index. */
 struct weights_part {
 	const struct weights_sources *all;
-	struct trainer *trainer;
-	enum trainer_state which;
+	const struct parameter_access *access;
+	enum parameter_state which;
 	enum dtype type;
 };
 
@@ -39,7 +41,7 @@ static int fill_from_trainer(void *context, size_t index, size_t offset, size_t 
                              struct error *err)
 {
 	const struct weights_part *part = context;
-	const struct model_parameter *p = &trainer_layout(part->trainer)->parameter[index];
+	const struct model_parameter *p = &part->access->layout->parameter[index];
 	size_t size = dtype_size(part->type);
 	int64_t first = offset / size, left = len / size;
 	char *out = buf;
@@ -48,7 +50,7 @@ static int fill_from_trainer(void *context, size_t index, size_t offset, size_t 
 	if (r < 0)
 		return r;
 	if (part->type == DTYPE_F32)
-		return trainer_read(part->trainer, part->which, p, first, left, buf, err);
+		return part->access->read(part->access->context, part->which, p, first, left, buf, err);
 	while (left > 0) {
 		int64_t n = MIN(left, READ_PIECE);
 		struct tensor t = {.name = p->name,
@@ -56,7 +58,7 @@ static int fill_from_trainer(void *context, size_t index, size_t offset, size_t 
 		                   .data = part->all->wide,
 		                   .bytes = (size_t)n * sizeof(float)};
 
-		r = trainer_read(part->trainer, part->which, p, first, n, part->all->wide, err);
+		r = part->access->read(part->access->context, part->which, p, first, n, part->all->wide, err);
 		if (r == 0)
 			r = tensor_convert(&t, 0, n, part->type, out, err);
 		if (r < 0)
@@ -81,14 +83,14 @@ void weights_sources_free(struct weights_sources *s)
 
 struct kind {
 	const char *prefix;
-	enum trainer_state which;
+	enum parameter_state which;
 	enum dtype type;
 };
 
-static int make_sources(struct trainer *t, const struct kind *kinds, size_t n_kinds,
+static int make_sources(const struct parameter_access *access, const struct kind *kinds, size_t n_kinds,
                         struct weights_sources *out, struct error *err)
 {
-	const struct model_layout *layout = trainer_layout(t);
+	const struct model_layout *layout = access->layout;
 	size_t n = n_kinds * layout->parameters, at = 0;
 
 	out->n = n;
@@ -99,7 +101,7 @@ static int make_sources(struct trainer *t, const struct kind *kinds, size_t n_ki
 	if (!out->list || !out->names || !out->parts || !out->wide)
 		return error_oom(err);
 	for (size_t k = 0; k < n_kinds; k++) {
-		out->parts[k] = (struct weights_part){out, t, kinds[k].which, kinds[k].type};
+		out->parts[k] = (struct weights_part){out, access, kinds[k].which, kinds[k].type};
 		for (int i = 0; i < layout->parameters; i++, at++) {
 			const struct model_parameter *p = &layout->parameter[i];
 
@@ -118,18 +120,20 @@ static int make_sources(struct trainer *t, const struct kind *kinds, size_t n_ki
 	return 0;
 }
 
-int weights_model_sources(struct trainer *t, enum dtype type, struct weights_sources *out, struct error *err)
+int weights_model_sources(const struct parameter_access *access, enum dtype type, struct weights_sources *out,
+                          struct error *err)
 {
-	return make_sources(t, &(struct kind){"", TRAINER_WEIGHTS, type}, 1, out, err);
+	return make_sources(access, &(struct kind){"", STATE_WEIGHTS, type}, 1, out, err);
 }
 
-int weights_state_sources(struct trainer *t, bool master, struct weights_sources *out, struct error *err)
+int weights_state_sources(const struct parameter_access *access, bool master, struct weights_sources *out,
+                          struct error *err)
 {
-	static const struct kind kinds[] = {{"m.", TRAINER_MOMENT1, DTYPE_F32},
-	                                    {"v.", TRAINER_MOMENT2, DTYPE_F32},
-	                                    {"master.", TRAINER_WEIGHTS, DTYPE_F32}};
+	static const struct kind kinds[] = {{"m.", STATE_MOMENT1, DTYPE_F32},
+	                                    {"v.", STATE_MOMENT2, DTYPE_F32},
+	                                    {"master.", STATE_WEIGHTS, DTYPE_F32}};
 
-	return make_sources(t, kinds, master ? 3 : 2, out, err);
+	return make_sources(access, kinds, master ? 3 : 2, out, err);
 }
 
 /* ---- in ---- */
@@ -183,10 +187,10 @@ static int open_state(const char *directory, const struct model_layout *layout, 
 /* Where a parameter's state lies; the weights themselves are the master weights when they were saved in fp32.
  */
 static const struct tensor *find_state(const struct safetensors *model, const struct safetensors *state,
-                                       enum trainer_state which, const struct model_parameter *p)
+                                       enum parameter_state which, const struct model_parameter *p)
 {
 	static const char *const prefixes[] = {
-	    [TRAINER_WEIGHTS] = "master.", [TRAINER_MOMENT1] = "m.", [TRAINER_MOMENT2] = "v."};
+	    [STATE_WEIGHTS] = "master.", [STATE_MOMENT1] = "m.", [STATE_MOMENT2] = "v."};
 	const struct tensor *t;
 	char name[80];
 
@@ -249,7 +253,7 @@ static int fill_and_hash(void *context, const struct model_parameter *p, int64_t
 int weights_load(const struct weights_place *place, model_fill_fn fill, void *context,
                  const struct safetensors *files, bool broadcast, struct error *err)
 {
-	const struct model_layout *layout = trainer_layout(place->trainer);
+	const struct model_layout *layout = place->access.layout;
 	bool sends = broadcast && place->comm, reads = !sends || comm_rank(place->comm) == 0;
 	_cleanup_free_ struct agreement_item *items = calloc((size_t)layout->parameters, sizeof(*items));
 	_cleanup_free_ void *names = calloc((size_t)layout->parameters, sizeof(char[80]));
@@ -266,7 +270,7 @@ int weights_load(const struct weights_place *place, model_fill_fn fill, void *co
 		return error_oom(err);
 	r = sends ? device_alloc(place->dev, PIECE * sizeof(float), &l.staging, err) : 0;
 	if (r == 0)
-		r = trainer_load(place->trainer, fill_and_hash, &l, err);
+		r = place->access.load(place->access.context, fill_and_hash, &l, err);
 	if (l.staging)
 		device_free(place->dev, l.staging);
 	if (r == 0)
@@ -279,8 +283,20 @@ int weights_load(const struct weights_place *place, model_fill_fn fill, void *co
 	return r;
 }
 
+static void warn_infinite(const struct weights_place *place, const char *file, const char *tensor,
+                          int64_t element)
+{
+	_cleanup_free_ char *message = str_printf(
+	    "%s: tensor %s: element %" PRId64
+	    " is infinite, as it was when the checkpoint was saved: its weight may not learn any more",
+	    file, tensor, element);
+
+	if (message)
+		place->warn(place->warn_context, message);
+}
+
 /* One parameter's weights or moments: read by rank 0, sent to all, hashed by all. */
-static int resume_parameter(const struct weights_place *place, enum trainer_state which,
+static int resume_parameter(const struct weights_place *place, enum parameter_state which,
                             const struct model_parameter *p, const struct tensor *from, const char *file,
                             void *staging, float *piece, uint64_t *digest, struct error *err)
 {
@@ -292,7 +308,7 @@ static int resume_parameter(const struct weights_place *place, enum trainer_stat
 
 		if (from)
 			r = tensor_to_f32(from, first, n, piece, err);
-		if (r == 0 && from && which == TRAINER_WEIGHTS)
+		if (r == 0 && from && which == STATE_WEIGHTS)
 			r = parameters_check_finite(from->name, file, first, piece, n, err);
 		else if (r == 0 && from)
 			r = parameters_check_moments(from->name, file, first, piece, n, &infinite, err);
@@ -300,15 +316,12 @@ static int resume_parameter(const struct weights_place *place, enum trainer_stat
 			r = weights_broadcast(place->dev, place->comm, staging, piece, n * sizeof(*piece),
 			                      err);
 		if (r == 0)
-			r = trainer_write(place->trainer, which, p, first, n, piece, err);
+			r = place->access.write(place->access.context, which, p, first, n, piece, err);
 		*digest = hash_bytes(piece, (size_t)n * sizeof(*piece), *digest);
 	}
 	/* The run that saved it trained with that: going on changes nothing. */
 	if (r == 0 && infinite >= 0)
-		printf("warning: %s: tensor %s: element %" PRId64
-		       " is infinite, as it was when the checkpoint was saved: its weight may not learn any "
-		       "more\n",
-		       file, from->name, infinite);
+		warn_infinite(place, file, from->name, infinite);
 	return r;
 }
 
@@ -331,14 +344,14 @@ static void resumed_free(struct resumed *f)
 
 static int resume_all(const struct weights_place *place, struct resumed *f, struct error *err)
 {
-	static const char *const kinds[] = {[TRAINER_WEIGHTS] = "weights of",
-	                                    [TRAINER_MOMENT1] = "first moment of",
-	                                    [TRAINER_MOMENT2] = "second moment of"};
-	const struct model_layout *layout = trainer_layout(place->trainer);
+	static const char *const kinds[] = {[STATE_WEIGHTS] = "weights of",
+	                                    [STATE_MOMENT1] = "first moment of",
+	                                    [STATE_MOMENT2] = "second moment of"};
+	const struct model_layout *layout = place->access.layout;
 	int r = 0;
 
 	for (size_t at = 0; at < ARRAY_SIZE(kinds) * layout->parameters && r == 0; at++) {
-		enum trainer_state which = at / layout->parameters;
+		enum parameter_state which = at / layout->parameters;
 		const struct model_parameter *p = &layout->parameter[at % layout->parameters];
 		const struct tensor *from = f->model ? find_state(f->model, f->state, which, p) : NULL;
 		struct agreement_item *item = &f->items[at];
@@ -359,7 +372,7 @@ static int resume_all(const struct weights_place *place, struct resumed *f, stru
 
 int weights_resume(const struct weights_place *place, const char *directory, struct error *err)
 {
-	const struct model_layout *layout = trainer_layout(place->trainer);
+	const struct model_layout *layout = place->access.layout;
 	size_t n = 3 * (size_t)layout->parameters;
 	_cleanup_(resumed_free) struct resumed f = {.piece = malloc(PIECE * sizeof(float)),
 	                                            .items = calloc(n, sizeof(*f.items)),

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Eight bytes a rank are enough where all agree: the hash of all items, gathered. Otherwise the first of the
- * ranks with the most frequent hash sends what it has, item by item; the first rank that differs finds the
- * item and sends the message, so that whichever rank's error is reported first names the cause.
+ * Compares between the ranks what each has read. Eight bytes a rank are enough where all agree: the hash of
+ * all items, gathered. Otherwise the first of the ranks with the most frequent hash sends what it has, item
+ * by item; the first rank that differs finds the item and sends the message, so that whichever rank's error
+ * is reported first names the cause.
  */
-#include "worker/agreement.h"
+#include "engine/checkpoint/agreement.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The output directory of a training run: what is there at the start, its checkpoints and the final model.
+ * Rank 0 alone touches it. Saving is a collective: while rank 0 writes the others wait for it, and it sends
+ * them a sign that it goes on, so that a slow disk is no stall of a collective and a writer that hangs is. */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/cleanup.h"
+#include "base/error.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/claim.h"
+#include "engine/checkpoint/parameters.h"
+#include "engine/comm/comm.h"
+#include "engine/device/device.h"
+
+struct saver;
+
+/* What a run does about a checkpoint that it finds. */
+enum saver_resume {
+	SAVER_RESUME_AUTO,  /* goes on from it */
+	SAVER_RESUME_NEVER, /* does not, unless this is a later attempt of the run that wrote it */
+	SAVER_RESUME_MUST,  /* goes on from it, and fails where there is none */
+};
+
+/* Strings are borrowed until saver_free. */
+struct saver_options {
+	struct claim claim; /* its directory is the output directory */
+	int rank, world_size;
+	double timeout_s; /* of a collective: the waiting ranks hear from the writer well within it */
+	enum saver_resume resume;
+	bool overwrite;           /* removes checkpoints that the run does not go on from */
+	int64_t keep;             /* newest checkpoints to keep; 0: all */
+	uint64_t max_shard_bytes; /* of a file of weights */
+	const char *config;       /* path of the config.json that the model was made from */
+	const char *source;       /* directory of the model; NULL: it was made from nothing */
+	const char *tokenizer;    /* directory or file of the tokenizer */
+	/* What trainer_state.json and state.json record of the run. */
+	double epochs;
+	int64_t micro_batch, log_steps, eval_steps, save_steps;
+	uint64_t seed;
+	/* Takes a line for the log; on rank 0 alone. */
+	void (*notify)(void *context, const char *message);
+	void *context;
+};
+
+/* Before any work: the output directory is made, can be written and is this run's alone until saver_free,
+ * leftovers of an interrupted save are gone, and what is there may be used; finds the checkpoint to resume
+ * from. The directory is marked as this attempt's before anything in it is removed, and a run that is refused
+ * leaves it as it was. */
+int saver_open(const struct saver_options *options, struct saver **out, struct error *err);
+void saver_free(struct saver *s);
+DEFINE_CLEANUP(struct saver *, saver_free)
+
+/* The checkpoint to resume from, or NULL. Other ranks learn it from rank 0. */
+const char *saver_resume_path(const struct saver *s);
+const struct checkpoint_state *saver_resume_state(const struct saver *s);
+
+/* What is saved. Borrowed until saver_free, but for the fingerprint, which is copied. */
+struct saver_source {
+	struct device *dev;
+	struct comm *comm; /* NULL: one rank */
+	struct parameter_access parameters;
+	enum dtype precision; /* of the saved weights */
+	const char *precision_name;
+	bool master;           /* where the precision is not fp32: a checkpoint has fp32 master weights too */
+	int32_t bos, eos, pad; /* the tokenizer's; -1: none */
+	const char *fingerprint; /* of what decides the bits (struct checkpoint_state) */
+	int64_t total_steps, steps_per_epoch;
+};
+/* Once there is something to save. */
+int saver_attach(struct saver *s, const struct saver_source *source, struct error *err);
+/* The trainer goes on from the checkpoint of that step, which need not be written again. */
+void saver_resumed(struct saver *s, int64_t step);
+
+/* Keeps an entry for the log_history of trainer_state.json. */
+int saver_log(struct saver *s, const struct checkpoint_log *log, struct error *err);
+/* Called by all ranks. tokens: seen in this process by all ranks together. */
+int saver_checkpoint(struct saver *s, int64_t step, int64_t tokens, struct error *err);
+int saver_final(struct saver *s, int64_t step, int64_t tokens, struct error *err);
+int64_t saver_saved_step(const struct saver *s); /* of the newest checkpoint; -1: none */
