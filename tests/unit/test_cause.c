@@ -140,6 +140,49 @@ START_TEST(what_failed_long_before_stays_the_cause)
 }
 END_TEST
 
+/* Of several things that are said of one part, rank or device, the first stands. */
+START_TEST(the_first_word_of_each_counts)
+{
+	_cleanup_(run_freep) struct run *r = two_nodes();
+
+	report(r, "n1", "running", "\"shutdown\":\"node n1 is shutting down\",", "");
+	report(r, "n1", "ended", "\"reason\":\"the launcher was killed\",", "");
+	report(r, "n2", "ended", "", "");
+	ck_assert_str_eq(r->reason, "node n1 is shutting down");
+
+	run_free(r);
+	r = two_nodes();
+	run_worker_error(r, 2, "no such column: text", false);
+	run_worker_error(r, 2, "rank 0 is gone", true);
+	run_worker_error(r, 0, "rank 2 is gone", true);
+	report(r, "n1", "ended", "", EXITED(0, 1, 50.0, "") "," EXITED(1, 143, 50.2, STOPPED));
+	report(r, "n2", "ended", "", EXITED(2, 1, 50.1, "") "," EXITED(3, 143, 50.2, STOPPED));
+	ck_assert_str_eq(r->reason, "rank 2 on n2: exit status 1");
+	ck_assert_str_eq(r->detail, "no such column: text");
+
+	run_free(r);
+	r = two_nodes();
+	report(r, "n2", "running", "\"device_errors\":[\"GPU 3 of n2: Xid 79: fell off the bus\"],", "");
+	report(r, "n2", "ended", "\"device_errors\":[\"GPU 2 of n2: Xid 45: stopped\"],",
+	       EXITED(2, 1, 50.1, "") "," EXITED(3, 143, 50.2, STOPPED));
+	report(r, "n1", "ended", "", "");
+	ck_assert_str_eq(r->reason, "GPU 3 of n2: Xid 79: fell off the bus; rank 2 on n2: exit status 1");
+}
+END_TEST
+
+/* A node reports its ends again with each heartbeat, and its clock is known otherwise by then. */
+START_TEST(an_end_keeps_the_time_of_its_first_report)
+{
+	_cleanup_(run_freep) struct run *r = two_nodes();
+
+	report(r, "n1", "running", "", EXITED(0, 3, 50.0, ""));
+	report(r, "n2", "running", "", EXITED(2, 4, 50.5, ""));
+	report(r, "n1", "ended", "\"clock_offset\":1.0,", EXITED(0, 3, 50.0, "") "," EXITED(1, 1, 50.3, ""));
+	report(r, "n2", "ended", "", EXITED(2, 4, 50.5, "") "," EXITED(3, 1, 50.6, ""));
+	ck_assert_str_eq(r->reason, "rank 0 on n1: exit status 3");
+}
+END_TEST
+
 /* By another controller, or by TERM to dtrain-launch: nobody else fails, and it is no success. */
 START_TEST(a_stop_by_another_is_a_failure)
 {
@@ -184,6 +227,8 @@ int main(void)
 	tcase_add_test(tc, a_node_that_shuts_down_is_the_cause);
 	tcase_add_test(tc, a_node_that_is_gone_is_the_cause);
 	tcase_add_test(tc, what_failed_long_before_stays_the_cause);
+	tcase_add_test(tc, the_first_word_of_each_counts);
+	tcase_add_test(tc, an_end_keeps_the_time_of_its_first_report);
 	tcase_add_test(tc, a_stop_by_another_is_a_failure);
 	tcase_add_test(tc, words_are_private);
 	suite_add_tcase(suite, tc);

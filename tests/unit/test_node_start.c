@@ -187,6 +187,90 @@ START_TEST(an_output_directory_that_is_a_file)
 }
 END_TEST
 
+/* Without it the run would fail at its first checkpoint, hours later. */
+START_TEST(an_output_directory_has_to_be_writable)
+{
+	const struct passwd *user = getpwnam(geteuid() == 0 ? "nobody" : getpwuid(geteuid())->pw_name);
+	static const struct {
+		const char *dir, *at; /* at: NULL: it may be written to */
+	} cases[] = {
+	    {"open", NULL},
+	    {"open/not/yet", NULL},
+	    {"closed", "closed"},
+	    {"closed/", "closed/"},
+	    {"closed/not/yet", "closed"},
+	    {"no-entry", "no-entry"},
+	    {"../work/closed/x", "../work/closed"},
+	    {"./open/../closed", "./open/../closed"},
+	};
+	_cleanup_free_ char *dir = unit_tmpdir(), *work = str_path_join(dir, "work");
+	struct preflight preflight = {.directory = work, .program = "/bin/true", .log_dir = dir};
+	struct error err = ERROR_INIT;
+	static const struct {
+		const char *name;
+		mode_t mode;
+	} dirs[] = {
+	    {"", 0755}, {"work", 0755}, {"work/open", 0777}, {"work/closed", 0555}, {"work/no-entry", 0666}};
+
+	if (!user)
+		return;
+	preflight.user = user->pw_name;
+	preflight.uid = user->pw_uid;
+	for (size_t i = 0; i < ARRAY_SIZE(dirs); i++) {
+		_cleanup_free_ char *path = str_path_join(dir, dirs[i].name);
+
+		ck_ok(file_mkdirs(path, 0755, &err), &err);
+		ck_assert_int_eq(chmod(path, dirs[i].mode), 0);
+	}
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_free_ char *at = cases[i].at ? str_path_join(work, cases[i].at) : NULL, *want = NULL;
+		struct told told;
+
+		preflight.output_dir = cases[i].dir;
+		told = look(&preflight, 20);
+		want = at ? str_printf("output.dir %s: %s cannot write to %s: Permission denied",
+		                       cases[i].dir, user->pw_name, at)
+		          : strdup("");
+		ck_assert_msg(told.code == (at ? -EACCES : 0) && str_eq(told.message, want), "%s: %s, not %s",
+		              cases[i].dir, told.message, want);
+	}
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
+/* A model that is not there, or is not for this user. */
+START_TEST(a_model_has_to_be_readable)
+{
+	const struct passwd *user = getpwnam(geteuid() == 0 ? "nobody" : getpwuid(geteuid())->pw_name);
+	_cleanup_free_ char *dir = unit_tmpdir(), *closed = str_path_join(dir, "closed"),
+	                    *want = str_printf("model %s/nix: No such file or directory", dir),
+	                    *denied = str_printf("model %s: Permission denied", closed);
+	struct preflight preflight = {.directory = dir, .program = "/bin/true", .log_dir = dir};
+	struct error err = ERROR_INIT;
+	struct told told;
+
+	if (!user)
+		return;
+	preflight.user = user->pw_name;
+	preflight.uid = user->pw_uid;
+	ck_assert_int_eq(chmod(dir, 0755), 0);
+	ck_ok(file_mkdirs(closed, 0755, &err), &err);
+	preflight.model = "closed";
+	told = look(&preflight, 20);
+	ck_assert_msg(told.code == 0, "%s", told.message);
+	ck_assert_int_eq(chmod(closed, 0), 0);
+	told = look(&preflight, 20);
+	ck_assert_int_eq(told.code, -EACCES);
+	ck_assert_str_eq(told.message, denied);
+	preflight.model = "nix";
+	told = look(&preflight, 20);
+	ck_assert_int_eq(told.code, -ENOENT);
+	ck_assert_str_eq(told.message, want);
+	ck_assert_int_eq(chmod(closed, 0700), 0);
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
 /* A user's directory on a file server that is down: the slot waits for it, the event loop does not. */
 START_TEST(a_preflight_that_hangs_holds_up_nothing)
 {
@@ -554,6 +638,8 @@ int main(void)
 	tcase_add_test(tc, wrong_requests_are_refused);
 	tcase_add_test(tc, what_the_user_may_not_is_refused);
 	tcase_add_test(tc, an_output_directory_that_is_a_file);
+	tcase_add_test(tc, an_output_directory_has_to_be_writable);
+	tcase_add_test(tc, a_model_has_to_be_readable);
 	tcase_add_test(tc, a_preflight_that_hangs_holds_up_nothing);
 	tcase_add_test(tc, a_preflight_has_a_deadline);
 	tcase_add_test(tc, no_two_leases_on_one_slot);
