@@ -1,26 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Who a service takes its callers for. The client here is one that anybody can write: gnutls and a socket,
- * with no check of its own, so that a refusal is the service's.
- */
+/* Who a service takes its callers for: the holder of the cluster's key, or the user that the kernel names. */
 #include <arpa/inet.h>
-#include <gnutls/gnutls.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <systemd/sd-event.h>
 
 #include "base/json.h"
 #include "base/str.h"
 #include "http/identity.h"
 #include "http/server.h"
-#include "unit.h"
-
-enum { SILENCE_MS = 20000 };
+#include "raw_http.h"
 
 static void say_who(void *context, struct http_request *r)
 {
@@ -113,104 +106,27 @@ static void make_lookalike(const struct service *s, struct identity **out)
 	}
 }
 
-static int connect_tcp(const struct service *s)
+/* GET as a service, or (over the Unix socket) as this user. header may be NULL. */
+static struct raw_answer get_tls(const struct service *s, const char *path, const char *header)
 {
-	struct sockaddr_in sin = {.sin_family = AF_INET,
-	                          .sin_port = htons((uint16_t)s->port),
-	                          .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-	struct timeval silence = {SILENCE_MS / 1000, 0};
-	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	struct raw_request q = {.method = "GET", .target = path, .header = header};
 
-	ck_assert_int_eq(connect(fd, (struct sockaddr *)&sin, sizeof(sin)), 0);
-	ck_assert_int_eq(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &silence, sizeof(silence)), 0);
-	return fd;
+	return raw_ask_tls(raw_connect_tcp(s->port), s->id->certificate, s->id->key, &q);
 }
 
-static int connect_unix(const struct service *s)
+static struct raw_answer get_local(const struct service *s, const char *path, const char *header)
 {
-	struct sockaddr_un sun = {.sun_family = AF_UNIX};
-	struct timeval silence = {SILENCE_MS / 1000, 0};
-	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	struct raw_request q = {.method = "GET", .target = path, .header = header};
 
-	strcpy(sun.sun_path, s->socket);
-	ck_assert_int_eq(connect(fd, (struct sockaddr *)&sun, sizeof(sun)), 0);
-	ck_assert_int_eq(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &silence, sizeof(silence)), 0);
-	return fd;
+	return raw_ask(raw_connect_unix(s->socket), &q);
 }
 
-static char *request_text(const char *path, const char *header)
+static json_t *body_of(struct raw_answer a)
 {
-	return str_printf("GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n%s%s\r\n", path,
-	                  header ? header : "", header ? "\r\n" : "");
-}
+	_cleanup_free_ char *body = a.body;
+	json_t *json = json_loads(body, 0, NULL);
 
-/* The whole answer over TLS, "" where the service gave none; owned by the caller. certificate, key: PEM, or
- * NULL. */
-static char *ask_tls(const struct service *s, const char *certificate, const char *key, const char *path,
-                     const char *header)
-{
-	_cleanup_free_ char *request = request_text(path, header);
-	_cleanup_strbuf_ struct strbuf answer = {0};
-	gnutls_certificate_credentials_t credentials;
-	gnutls_session_t session;
-	int fd = connect_tcp(s), r;
-
-	ck_assert_int_eq(gnutls_certificate_allocate_credentials(&credentials), 0);
-	gnutls_certificate_set_flags(credentials, GNUTLS_CERTIFICATE_SKIP_KEY_CERT_MATCH);
-	if (certificate)
-		ck_assert_int_ge(
-		    gnutls_certificate_set_x509_key_mem(
-		        credentials, &(gnutls_datum_t){(unsigned char *)certificate, strlen(certificate)},
-		        &(gnutls_datum_t){(unsigned char *)key, strlen(key)}, GNUTLS_X509_FMT_PEM),
-		    0);
-	ck_assert_int_eq(gnutls_init(&session, GNUTLS_CLIENT | GNUTLS_FORCE_CLIENT_CERT | GNUTLS_NO_SIGNAL),
-	                 0);
-	ck_assert_int_eq(gnutls_set_default_priority(session), 0);
-	ck_assert_int_eq(gnutls_credentials_set(session, GNUTLS_CRD_CERTIFICATE, credentials), 0);
-	gnutls_transport_set_int(session, fd);
-	do
-		r = gnutls_handshake(session);
-	while (r < 0 && !gnutls_error_is_fatal(r));
-	/* With TLS 1.3 the client's side is complete before the service has judged the certificate. */
-	if (r == 0 && gnutls_record_send(session, request, strlen(request)) > 0)
-		for (;;) {
-			char piece[1024];
-			ssize_t n = gnutls_record_recv(session, piece, sizeof(piece));
-
-			ck_assert_msg(n != GNUTLS_E_AGAIN, "the service neither answers nor closes");
-			if (n > 0)
-				strbuf_add(&answer, piece, n);
-			else if (n == 0 || gnutls_error_is_fatal((int)n))
-				break;
-		}
-	gnutls_deinit(session);
-	gnutls_certificate_free_credentials(credentials);
-	close(fd);
-	strbuf_add(&answer, "", 1);
-	return strbuf_steal(&answer);
-}
-
-static char *ask_plain(int fd, const char *path, const char *header)
-{
-	_cleanup_free_ char *request = request_text(path, header);
-	_cleanup_strbuf_ struct strbuf answer = {0};
-	char piece[1024];
-	ssize_t n;
-
-	ck_assert_int_eq(send(fd, request, strlen(request), MSG_NOSIGNAL), (ssize_t)strlen(request));
-	while ((n = recv(fd, piece, sizeof(piece), 0)) > 0)
-		strbuf_add(&answer, piece, n);
-	close(fd);
-	strbuf_add(&answer, "", 1);
-	return strbuf_steal(&answer);
-}
-
-static json_t *body_of(const char *answer)
-{
-	const char *body = strstr(answer, "\r\n\r\n");
-	json_t *json = body ? json_loads(body + 4, JSON_DISABLE_EOF_CHECK, NULL) : NULL;
-
-	ck_assert_msg(str_starts(answer, "HTTP/1.1 200 ") && json, "%s", answer);
+	ck_assert_msg(a.status == 200 && json, "%d: %s", a.status, body);
 	return json;
 }
 
@@ -234,18 +150,21 @@ START_TEST(only_who_holds_the_key_is_answered_over_tls)
 		};
 
 		for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
-			_cleanup_free_ char *answer =
-			    ask_tls(&s, cases[i].certificate, cases[i].key, "/who", NULL);
+			struct raw_request q = {.method = "GET", .target = "/who"};
+			struct raw_answer a =
+			    raw_ask_tls(raw_connect_tcp(s.port), cases[i].certificate, cases[i].key, &q);
 
-			ck_assert_msg(cases[i].answered ? str_starts(answer, "HTTP/1.1 200 ")
-			                                : strstr(answer, "200") == NULL,
-			              "%s: %s", cases[i].what, answer);
+			ck_assert_msg(a.status == (cases[i].answered ? 200 : 0), "%s: %d", cases[i].what,
+			              a.status);
+			free(a.body);
 		}
 	}
 	{
-		_cleanup_free_ char *answer = ask_plain(connect_tcp(&s), "/who", NULL);
+		struct raw_request q = {.method = "GET", .target = "/who"};
+		struct raw_answer plain = raw_ask(raw_connect_tcp(s.port), &q);
 
-		ck_assert_str_eq(answer, "");
+		ck_assert_int_eq(plain.status, 0);
+		free(plain.body);
 	}
 	service_stop(&s);
 }
@@ -267,9 +186,7 @@ START_TEST(a_service_says_for_whom_it_speaks)
 
 	service_start(&s);
 	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
-		_cleanup_free_ char *answer =
-		    ask_tls(&s, s.id->certificate, s.id->key, "/who", cases[i].header);
-		_cleanup_json_ json_t *who = body_of(answer);
+		_cleanup_json_ json_t *who = body_of(get_tls(&s, "/who", cases[i].header));
 
 		ck_assert(json_get_bool(who, "peer", false));
 		ck_assert_int_eq(json_get_int(who, "uid", -2), cases[i].uid);
@@ -277,9 +194,10 @@ START_TEST(a_service_says_for_whom_it_speaks)
 		ck_assert_pstr_eq(json_get_string(who, "user", NULL), cases[i].user);
 	}
 	for (size_t i = 0; i < ARRAY_SIZE(bad); i++) {
-		_cleanup_free_ char *answer = ask_tls(&s, s.id->certificate, s.id->key, "/who", bad[i]);
+		struct raw_answer a = get_tls(&s, "/who", bad[i]);
 
-		ck_assert_msg(str_starts(answer, "HTTP/1.1 403 "), "%s", answer);
+		ck_assert_msg(a.status == 403 && str_eq(a.code, "not-allowed"), "%s: %d", bad[i], a.status);
+		free(a.body);
 	}
 	service_stop(&s);
 }
@@ -299,8 +217,7 @@ START_TEST(a_program_cannot_say_that_it_is_another_user)
 
 	service_start(&s);
 	for (size_t i = 0; i < ARRAY_SIZE(said); i++) {
-		_cleanup_free_ char *answer = ask_plain(connect_unix(&s), "/who", said[i]);
-		_cleanup_json_ json_t *who = body_of(answer);
+		_cleanup_json_ json_t *who = body_of(get_local(&s, "/who", said[i]));
 
 		ck_assert(!json_get_bool(who, "peer", true));
 		ck_assert_int_eq(json_get_int(who, "uid", -2), geteuid());
@@ -314,23 +231,25 @@ END_TEST
 START_TEST(each_socket_has_its_own_routes)
 {
 	static const struct {
-		const char *path, *tls, *local;
+		const char *path;
+		int tls, local;
 	} cases[] = {
-	    {"/who", "HTTP/1.1 200 ", "HTTP/1.1 200 "},
-	    {"/peers", "HTTP/1.1 200 ", "HTTP/1.1 403 "},
-	    {"/local", "HTTP/1.1 403 ", "HTTP/1.1 200 "},
-	    {"/nix", "HTTP/1.1 404 ", "HTTP/1.1 404 "},
+	    {"/who", 200, 200},
+	    {"/peers", 200, 403},
+	    {"/local", 403, 200},
+	    {"/nix", 404, 404},
 	};
 	struct service s;
 
 	service_start(&s);
 	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
-		_cleanup_free_ char *tls =
-		    ask_tls(&s, s.id->certificate, s.id->key, cases[i].path, "Dtrain-User: 0:0:root");
-		_cleanup_free_ char *local = ask_plain(connect_unix(&s), cases[i].path, NULL);
+		struct raw_answer tls = get_tls(&s, cases[i].path, "Dtrain-User: 0:0:root");
+		struct raw_answer local = get_local(&s, cases[i].path, NULL);
 
-		ck_assert_msg(str_starts(tls, cases[i].tls), "%s: %s", cases[i].path, tls);
-		ck_assert_msg(str_starts(local, cases[i].local), "%s: %s", cases[i].path, local);
+		ck_assert_msg(tls.status == cases[i].tls, "%s: %d", cases[i].path, tls.status);
+		ck_assert_msg(local.status == cases[i].local, "%s: %d", cases[i].path, local.status);
+		free(tls.body);
+		free(local.body);
 	}
 	service_stop(&s);
 }
