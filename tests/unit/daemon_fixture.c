@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Starts and ends a service for tests, and asks it: daemon_fixture.h. */
+#include "daemon_fixture.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/json.h"
+#include "base/log.h"
+#include "base/str.h"
+#include "dtraind/daemon.h"
+#include "http/identity.h"
+
+static int free_port(void)
+{
+	struct sockaddr_in sin = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t len = sizeof(sin);
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	ck_assert_int_eq(bind(fd, (struct sockaddr *)&sin, sizeof(sin)), 0);
+	ck_assert_int_eq(getsockname(fd, (struct sockaddr *)&sin, &len), 0);
+	close(fd);
+	return ntohs(sin.sin_port);
+}
+
+static void write_text(const char *path, const char *text)
+{
+	struct error err = ERROR_INIT;
+
+	ck_ok(file_write_atomic(path, text, strlen(text), 0644, &err), &err);
+}
+
+/* The service's own process. It is over when daemon_run returns, or with the test. */
+static void __attribute__((noreturn)) serve(const struct daemon_fixture *f, int ready)
+{
+	static const char *const of_systemd[] = {"NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "WATCHDOG_USEC",
+	                                         "WATCHDOG_PID"};
+	_cleanup_free_ char *log = str_path_join(f->dir, "service.log");
+	struct error err = ERROR_INIT;
+	struct daemon *d = NULL;
+	int fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644), r;
+
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	for (size_t i = 0; i < ARRAY_SIZE(of_systemd); i++)
+		unsetenv(of_systemd[i]);
+	setenv("CUDA_VISIBLE_DEVICES", "", 1);
+	dup2(fd, STDERR_FILENO);
+	log_init("dtraind", LOG_INFO);
+	r = daemon_create(f->config, &d, &err);
+	if (r == 0 && write(ready, "r", 1) == 1)
+		r = daemon_run(d, &err);
+	if (r < 0)
+		log_err("%s", err.message);
+	daemon_destroy(d);
+	exit(r < 0);
+}
+
+void daemon_fixture_again(struct daemon_fixture *f)
+{
+	int ready[2];
+	char byte;
+
+	ck_assert_int_eq(pipe2(ready, O_CLOEXEC), 0);
+	fflush(NULL);
+	f->pid = fork();
+	ck_assert_int_ge(f->pid, 0);
+	if (f->pid == 0) {
+		close(ready[0]);
+		serve(f, ready[1]);
+	}
+	close(ready[1]);
+	if (read(ready[0], &byte, 1) != 1) {
+		_cleanup_free_ char *log = str_path_join(f->dir, "service.log"), *text = NULL;
+
+		file_read(log, 0, &text, NULL, NULL);
+		ck_abort_msg("the service does not start: %s", text ? text : "");
+	}
+	close(ready[0]);
+	/* For other users, as the group of the package is. */
+	ck_assert_int_eq(chmod(f->socket, 0666), 0);
+}
+
+void daemon_fixture_start(struct daemon_fixture *f, const char *peer, const char *controller,
+                          const char *more)
+{
+	_cleanup_free_ char *cwd = getcwd(NULL, 0), *hosts = NULL, *text = NULL, *hosts_text = NULL;
+
+	*f = (struct daemon_fixture){.dir = unit_tmpdir()};
+	f->config = str_path_join(f->dir, "dtraind.conf");
+	f->socket = str_path_join(f->dir, "dtraind.sock");
+	hosts = str_path_join(f->dir, "hosts");
+	ck_assert_int_eq(chmod(f->dir, 0755), 0);
+	hosts_text = str_printf("n1 slots=2 addr=127.0.0.1\n%s", peer ? peer : "");
+	write_text(hosts, hosts_text);
+	if (peer) {
+		_cleanup_free_ char *key = str_path_join(f->dir, "cluster.pem");
+		struct error err = ERROR_INIT;
+
+		f->port = free_port();
+		ck_ok(identity_make(key, false, &err), &err);
+	}
+	text = str_printf("node = \"n1\"; controller = \"%s\"; hosts_file = \"%s/hosts\"; cluster_key = "
+	                  "\"%s/cluster.pem\"; socket = \"%s\"; runtime_dir = \"%s/run\"; state_dir = "
+	                  "\"%s/state\"; log_dir = \"%s/log\"; worker_dir = \"%s\"; group = \"\"; "
+	                  "cpu_slots = 2; listen = \"127.0.0.1\"; port = %d;\n%s",
+	                  controller, f->dir, f->dir, f->socket, f->dir, f->dir, f->dir, cwd,
+	                  f->port ? f->port : 29600, more);
+	write_text(f->config, text);
+	daemon_fixture_again(f);
+}
+
+void daemon_fixture_stop(struct daemon_fixture *f)
+{
+	int status;
+
+	ck_assert_int_eq(kill(f->pid, SIGTERM), 0);
+	ck_assert_int_eq(waitpid(f->pid, &status, 0), f->pid);
+	ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the service ended with status %#x",
+	              status);
+}
+
+void daemon_fixture_teardown(struct daemon_fixture *f)
+{
+	daemon_fixture_stop(f);
+	file_remove_tree(f->dir, NULL);
+	free(f->dir);
+	free(f->config);
+	free(f->socket);
+}
+
+/* The kernel notes who connects at that moment. */
+static int connect_as(const struct daemon_fixture *f, const struct person *who)
+{
+	uid_t uid = geteuid();
+	gid_t gid = getegid();
+	int fd;
+
+	if (!who || who->uid == uid)
+		return raw_connect_unix(f->socket);
+	ck_assert_int_eq(setegid(who->gid), 0);
+	ck_assert_int_eq(seteuid(who->uid), 0);
+	fd = raw_connect_unix(f->socket);
+	ck_assert_int_eq(seteuid(uid), 0);
+	ck_assert_int_eq(setegid(gid), 0);
+	return fd;
+}
+
+struct raw_answer daemon_ask(const struct daemon_fixture *f, const struct person *who,
+                             const struct raw_request *q)
+{
+	return raw_ask(connect_as(f, who), q);
+}
+
+json_t *daemon_get(const struct daemon_fixture *f, const struct person *who, const char *target)
+{
+	struct raw_request q = {.method = "GET", .target = target};
+	struct raw_answer a = daemon_ask(f, who, &q);
+	json_t *json = json_loadb(a.body, a.len, 0, NULL);
+
+	ck_assert_msg(a.status == 200 && json, "GET %s: %d: %s", target, a.status, a.body);
+	free(a.body);
+	return json;
+}
+
+int64_t daemon_submit(const struct daemon_fixture *f, const struct person *who, const char *script, int slots)
+{
+	_cleanup_json_ json_t *body =
+	    json_pack("{s:{s:s,s:s,s:[s,s,s],s:s,s:{s:i,s:i,s:i}}}", "config", "task", "command", "name",
+	              "test", "command", "sh", "-c", script, "directory", "/", "resources", "nodes", 1,
+	              "devices_per_node", slots, "grace", 5);
+	_cleanup_free_ char *text = json_to_string(body);
+	struct raw_request q = {.method = "POST", .target = "/v1/runs", .body = text};
+	struct raw_answer a = daemon_ask(f, who, &q);
+	_cleanup_json_ json_t *answer = json_loadb(a.body, a.len, 0, NULL);
+
+	ck_assert_msg(a.status == 201, "POST /v1/runs: %d: %s", a.status, a.body);
+	free(a.body);
+	return json_get_int(answer, "id", 0);
+}
+
+void daemon_await(const struct daemon_fixture *f, int64_t run, const char *state)
+{
+	_cleanup_free_ char *target = str_printf("/v1/runs/%lld?wait=1&state=%s", (long long)run, state);
+	_cleanup_json_ json_t *r = daemon_get(f, NULL, target);
+
+	ck_assert_msg(str_eq(json_get_string(r, "state", ""), state), "run %lld: %s: %s, %s", (long long)run,
+	              json_get_string(r, "state", ""), json_get_string(r, "reason", ""),
+	              json_get_string(r, "detail", ""));
+}
