@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/background.h"
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
@@ -27,6 +28,8 @@
 #include "dtraind/status.h"
 
 enum { MAX_BODY = 64 << 10 }; /* where the table of routes says nothing else */
+
+static const double RELOAD_SECONDS = 60.0; /* to read the files, on SIGHUP */
 
 static int log_level(const char *name)
 {
@@ -53,15 +56,7 @@ static int on_stop(sd_event_source *source, const struct signalfd_siginfo *info,
 	return sd_event_exit(d->event, 0);
 }
 
-static int on_sighup(sd_event_source *source, const struct signalfd_siginfo *info, void *userdata)
-{
-	struct daemon *d = userdata;
-
-	sd_notify(0, "RELOADING=1");
-	daemon_reload(d);
-	sd_notify(0, "READY=1");
-	return 0;
-}
+static int on_sighup(sd_event_source *source, const struct signalfd_siginfo *info, void *userdata);
 
 static int setup_event(struct daemon *d, struct error *err)
 {
@@ -252,8 +247,8 @@ static int listen_peers(struct daemon *d, struct error *err)
 
 static int setup_http(struct daemon *d, struct error *err)
 {
-	struct http_server_options options = {route_table, route_table_count, d, MAX_BODY, 0,
-	                                      0,           route_intercept};
+	struct http_server_options options = {route_table, route_table_count, d,   MAX_BODY, 0,
+	                                      0,           route_intercept,   NULL};
 	int r;
 
 	r = http_client_create(d->event, NULL, &d->client, err);
@@ -348,17 +343,11 @@ static void warn_unchanged(const struct settings *old, const struct settings *ne
 		log_warn(text, "the number of slots or of their threads");
 }
 
-void daemon_reload(struct daemon *d)
+static void take_over(struct daemon *d, struct settings *new)
 {
-	_cleanup_(settings_freep) struct settings *new = NULL;
-	struct error err = ERROR_INIT;
 	struct settings *old = d->settings;
+	struct error err = ERROR_INIT;
 
-	remake_socket(d); /* whatever the files say */
-	if (settings_read(d->config_path, &new, &err) < 0) {
-		log_err("nothing is reloaded: %s", err.message);
-		return;
-	}
 	/* Its record may be gone with state_dir: we know it still. */
 	if (old->cluster && new->alone) {
 		log_err("nothing is reloaded: %s names no host, but this node is in a cluster of %zu; to "
@@ -392,11 +381,61 @@ void daemon_reload(struct daemon *d)
 	         d->settings->hosts->count == 1 ? "host" : "hosts");
 }
 
+static void reload(struct daemon *d);
+
+static void on_settings_read(void *context, void *data)
+{
+	struct settings_reading *reading = data;
+	struct daemon *d = context;
+
+	if (!reading) {
+		log_err(
+		    "nothing is reloaded: reading the files and looking up the addresses of the hosts takes "
+		    "longer than %.0f s",
+		    RELOAD_SECONDS);
+		background_cancel(d->reload);
+	} else if (!reading->settings)
+		log_err("nothing is reloaded: %s", reading->err.message);
+	else
+		take_over(d, reading->settings);
+	d->reload = NULL;
+	if (d->reload_again)
+		reload(d);
+	else
+		sd_notify(0, "READY=1");
+}
+
+/* Both files again; with a bad one everything stays as it was. */
+static void reload(struct daemon *d)
+{
+	struct error err = ERROR_INIT;
+
+	d->reload_again = d->reload;
+	if (d->reload)
+		return;
+	if (settings_read_background(d->event, d->config_path, RELOAD_SECONDS, on_settings_read, d,
+	                             &d->reload, &err) < 0) {
+		log_err("nothing is reloaded: %s", err.message);
+		sd_notify(0, "READY=1");
+	}
+}
+
+static int on_sighup(sd_event_source *source, const struct signalfd_siginfo *info, void *userdata)
+{
+	struct daemon *d = userdata;
+
+	sd_notify(0, "RELOADING=1");
+	remake_socket(d); /* whatever the files say */
+	reload(d);
+	return 0;
+}
+
 void daemon_destroy(struct daemon *d)
 {
 	if (!d)
 		return;
 	/* The mirror of setup: requests end first, what they use goes after them. */
+	background_cancel(d->reload);
 	shutdown_free(d->shutdown);
 	http_server_destroy(d->server);
 	link_destroy(d->link);

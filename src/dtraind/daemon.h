@@ -19,6 +19,7 @@
 #include "http/server.h"
 #include "node/node.h"
 
+struct background;
 struct controller;
 struct link;
 struct log_streams;
@@ -37,6 +38,18 @@ struct settings {
 /* Without hosts the cluster is this machine; but not where a hosts file was asked for, or where state_dir
  * says that this node was in a cluster before: then -ENOENT or -ENODATA. */
 int settings_read(const char *config_path, struct settings **out, struct error *err);
+
+struct settings_reading {
+	char *path;
+	struct settings *settings; /* NULL: failed, for `err`; the callback may take it */
+	struct error err;
+};
+
+/* The same off the event loop: files may lie on a slow file system, and the name of a host may have to be
+ * looked up. `done` as in base/background.h, with a struct settings_reading. */
+int settings_read_background(sd_event *event, const char *path, double deadline,
+                             void (*done)(void *context, void *reading), void *context,
+                             struct background **out, struct error *err);
 /* Writes into state_dir whether this node is in a cluster. */
 int settings_remember(const struct settings *s, struct error *err);
 void settings_free(struct settings *s);
@@ -59,6 +72,8 @@ struct daemon {
 	struct link *link;
 	struct log_streams *logs;
 	struct shutdown *shutdown; /* NULL: attempts go on */
+	struct background *reload; /* the files are being read again; NULL: they are not */
+	bool reload_again;         /* SIGHUP came meanwhile */
 	bool tls_listening;
 	double loop_lag, loop_lag_max; /* seconds by which the last heartbeat was late, and the most so far */
 	int locks[2];                  /* on runtime_dir and state_dir */
@@ -69,5 +84,3 @@ int daemon_create(const char *config_path, struct daemon **out, struct error *er
 int daemon_run(struct daemon *d, struct error *err); /* until SIGTERM or SIGINT */
 void daemon_destroy(struct daemon *d);
 DEFINE_CLEANUP(struct daemon *, daemon_destroy)
-/* SIGHUP: both files again; with a bad one everything stays as it was. */
-void daemon_reload(struct daemon *d);

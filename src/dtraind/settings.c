@@ -5,6 +5,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include "base/background.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "base/str.h"
@@ -136,4 +137,43 @@ int settings_read(const char *path, struct settings **out, struct error *err)
 		return r;
 	*out = steal_pointer(s);
 	return 0;
+}
+
+static void reading_free(void *data)
+{
+	struct settings_reading *r = data;
+
+	if (!r)
+		return;
+	settings_free(r->settings);
+	free(r->path);
+	free(r);
+}
+
+static void read_in_thread(void *data)
+{
+	struct settings_reading *r = data;
+
+	settings_read(r->path, &r->settings, &r->err);
+}
+
+int settings_read_background(sd_event *event, const char *path, double deadline,
+                             void (*done)(void *context, void *reading), void *context,
+                             struct background **out, struct error *err)
+{
+	struct settings_reading *r = calloc(1, sizeof(*r));
+	struct background_task task = {.deadline = deadline,
+	                               .work = read_in_thread,
+	                               .done = done,
+	                               .context = context,
+	                               .release = reading_free,
+	                               .data = r};
+
+	if (r && path)
+		r->path = strdup(path);
+	if (!r || (path && !r->path)) {
+		reading_free(r);
+		return error_oom(err);
+	}
+	return background_start(event, &task, out, err);
 }

@@ -6,6 +6,7 @@
 
 #include "base/str.h"
 #include "http/server.h"
+#include "http/users.h"
 
 struct http_connection;
 struct in6_addr;
@@ -22,6 +23,7 @@ struct http_server {
 	struct http_listener *listeners;
 	struct http_request *large, **large_end; /* large bodies, complete, in the order of their handling */
 	sd_event_source *large_source;
+	struct users *users;
 	struct in6_addr *peers; /* addresses of services */
 	size_t peer_count;
 	bool closing;
@@ -62,6 +64,7 @@ struct http_request {
 	bool started, dispatched, suspended, gone;
 	struct http_request *large_next; /* in the server's queue of large bodies, where `queued` */
 	bool queued;
+	bool unnamed; /* complete, and waits for the name of its caller */
 	/* The answer: a response to queue, or an early refusal that waits for the body to have passed. */
 	struct MHD_Response *response;
 	int status;

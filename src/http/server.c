@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <gnutls/gnutls.h>
-#include <pwd.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -20,14 +19,6 @@ enum {
 	LARGE_PRIORITY = 50,   /* after the sockets */
 };
 
-static char *user_name(uid_t uid)
-{
-	struct passwd pw, *found = NULL;
-	char buf[4096];
-
-	return getpwuid_r(uid, &pw, buf, sizeof(buf), &found) == 0 && found ? strdup(found->pw_name) : NULL;
-}
-
 /* A peer is one that holds our key: its certificate is ours, byte for byte, and the handshake itself proves
  * that it has the key to it. */
 static int verify_peer(gnutls_session_t session)
@@ -42,7 +33,8 @@ static int verify_peer(gnutls_session_t session)
 	return GNUTLS_E_CERTIFICATE_ERROR;
 }
 
-/* Who calls: for the Unix socket the kernel says; a peer says for whom it speaks. */
+/* Who calls: for the Unix socket the kernel says; a peer says for whom it speaks. The kernel knows no names:
+ * see find_name. */
 static int identify(struct http_request *r)
 {
 	const union MHD_ConnectionInfo *info;
@@ -70,7 +62,6 @@ static int identify(struct http_request *r)
 		info = MHD_get_connection_info(r->connection, MHD_CONNECTION_INFO_CONNECTION_FD);
 		if (!info || getsockopt(info->connect_fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) < 0)
 			return -EACCES;
-		r->user = user_name(cred.uid);
 		r->caller.uid = cred.uid;
 		r->caller.gid = cred.gid;
 	}
@@ -174,6 +165,48 @@ static int on_large(sd_event_source *source, void *userdata)
 	return 0;
 }
 
+/* False: it is being looked up. */
+static bool find_name(struct http_request *r)
+{
+	const char *name;
+
+	if (r->answered || r->listener->identity)
+		return true;
+	if (!users_find(r->listener->server->users, r->caller.uid, &name))
+		return false;
+	r->user = name ? strdup(name) : NULL;
+	r->caller.user = r->user;
+	return true;
+}
+
+static void handle(struct http_request *r)
+{
+	if (!r->answered && r->body.len > LARGE_BODY && (r->match.route->callers & HTTP_LOCAL))
+		http_request_queue(r);
+	else
+		request_dispatch(r);
+}
+
+static struct http_request *next_named(struct http_server *s)
+{
+	for (struct http_listener *l = s->listeners; l; l = l->next)
+		for (struct http_request *r = l->requests; r; r = r->next)
+			if (r->unnamed && find_name(r))
+				return r;
+	return NULL;
+}
+
+/* A handler may end any request: after each the search begins anew. */
+static void on_users(void *context)
+{
+	struct http_request *r;
+
+	while ((r = next_named(context))) {
+		r->unnamed = false;
+		handle(r);
+	}
+}
+
 static enum MHD_Result on_access(void *cls, struct MHD_Connection *connection, const char *path,
                                  const char *method, const char *version, const char *data, size_t *len,
                                  void **con_cls)
@@ -196,10 +229,9 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *connection, c
 	}
 	if (!r->dispatched) {
 		r->dispatched = true;
-		if (!r->answered && r->body.len > LARGE_BODY && (r->match.route->callers & HTTP_LOCAL))
-			http_request_queue(r);
-		else
-			request_dispatch(r);
+		r->unnamed = !find_name(r);
+		if (!r->unnamed)
+			handle(r);
 	}
 	if (!r->answered) {
 		http_request_suspend(r);
@@ -321,6 +353,11 @@ int http_server_create(sd_event *event, const struct http_server_options *option
 	s->event = sd_event_ref(event);
 	s->options = *options;
 	s->large_end = &s->large;
+	r = users_create(event, options->users, on_users, s, &s->users, err);
+	if (r < 0) {
+		http_server_destroy(s);
+		return r;
+	}
 	r = sd_event_add_defer(event, &s->large_source, on_large, s);
 	if (r >= 0)
 		r = sd_event_source_set_priority(s->large_source, LARGE_PRIORITY);
@@ -452,6 +489,7 @@ void http_server_destroy(struct http_server *s)
 		listener_free(l);
 	}
 	sd_event_source_disable_unref(s->large_source);
+	users_destroy(s->users);
 	free(s->peers);
 	sd_event_unref(s->event);
 	free(s);

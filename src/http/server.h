@@ -25,6 +25,7 @@
 
 struct http_server;
 struct http_stream;
+struct users_options;
 
 struct http_server_options {
 	const struct http_route *routes; /* borrowed, for the server's life */
@@ -37,6 +38,7 @@ struct http_server_options {
 	/* Called before the handler of each route with bits of its owner's (NULL: never), with these bits.
 	 * True: the request is taken care of, and the handler is not called. */
 	bool (*intercept)(void *context, struct http_request *r, unsigned bits);
+	const struct users_options *users; /* NULL: the defaults */
 };
 
 int http_server_create(sd_event *event, const struct http_server_options *options, struct http_server **out,
@@ -65,7 +67,7 @@ int http_bind_tcp(const char *address, int port, int *fd, struct error *err);
 struct http_caller {
 	bool peer;
 	int64_t uid, gid;
-	const char *user; /* NULL: no such entry in the password database */
+	const char *user; /* NULL: no such entry in the password database, or it does not answer */
 };
 
 const struct http_caller *http_request_caller(const struct http_request *r);

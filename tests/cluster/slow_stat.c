@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A network file system that is down, for test_hung_preflight: loaded with LD_PRELOAD, it never answers for
- * paths with "hung-mount" in them. */
+/* What a machine depends on and what does not answer, loaded with LD_PRELOAD: a network file system for paths
+ * with "hung-mount" in them (test_hung_preflight), DNS for the name "hung-name", and the password database as
+ * long as the file $HUNG_USERS is there (test_hung_names). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <netdb.h>
+#include <pwd.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -27,4 +31,27 @@ int faccessat(int fd, const char *path, int mode, int flags)
 
 	hang(path);
 	return next(fd, path, mode, flags);
+}
+
+int getaddrinfo(const char *restrict name, const char *restrict service,
+                const struct addrinfo *restrict hints, struct addrinfo **restrict out)
+{
+	int (*next)(const char *restrict, const char *restrict, const struct addrinfo *restrict,
+	            struct addrinfo **restrict) = dlsym(RTLD_NEXT, "getaddrinfo");
+
+	while (name && strcmp(name, "hung-name") == 0)
+		pause();
+	return next(name, service, hints, out);
+}
+
+int getpwuid_r(uid_t uid, struct passwd *restrict pw, char *restrict buf, size_t size,
+               struct passwd **restrict found)
+{
+	int (*next)(uid_t, struct passwd *restrict, char *restrict, size_t, struct passwd **restrict) =
+	    dlsym(RTLD_NEXT, "getpwuid_r");
+	const char *hung = getenv("HUNG_USERS");
+
+	while (hung && access(hung, F_OK) == 0)
+		usleep(10000);
+	return next(uid, pw, buf, size, found);
 }

@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -21,6 +22,7 @@
 #include "http/identity.h"
 #include "http/local.h"
 #include "http/server.h"
+#include "http/users.h"
 #include "unit.h"
 
 static void nothing(void *context, struct http_request *r)
@@ -140,9 +142,9 @@ static void echo(void *context, struct http_request *r)
 
 	if (body)
 		http_reply_json(r, 200,
-		                json_pack("{s:O,s:I,s:s,s:s?}", "body", body, "uid", (json_int_t)caller->uid,
-		                          "name", http_request_capture(r, 0), "q",
-		                          http_request_query(r, "q")));
+		                json_pack("{s:O,s:I,s:s?,s:s,s:s?}", "body", body, "uid",
+		                          (json_int_t)caller->uid, "user", caller->user, "name",
+		                          http_request_capture(r, 0), "q", http_request_query(r, "q")));
 }
 
 static void count_lines(void *context, struct http_request *r)
@@ -264,10 +266,10 @@ static void *serve(void *arg)
 	return NULL;
 }
 
-static void served_start_with(struct served *s, double head_seconds)
+static void served_start_named(struct served *s, double head_seconds, const struct users_options *users)
 {
-	struct http_server_options o = {test_routes, ARRAY_SIZE(test_routes), s, 400000, head_seconds, 0,
-	                                take};
+	struct http_server_options o = {
+	    test_routes, ARRAY_SIZE(test_routes), s, 400000, head_seconds, 0, take, users};
 	struct error err = ERROR_INIT;
 	int fd;
 
@@ -279,6 +281,11 @@ static void served_start_with(struct served *s, double head_seconds)
 	ck_ok(http_bind_unix(s->socket, 0600, NULL, &fd, &err), &err);
 	ck_ok(http_server_listen_unix(s->server, fd, &err), &err);
 	ck_assert_int_eq(pthread_create(&s->thread, NULL, serve, s), 0);
+}
+
+static void served_start_with(struct served *s, double head_seconds)
+{
+	served_start_named(s, head_seconds, NULL);
 }
 
 static void served_start(struct served *s)
@@ -376,11 +383,58 @@ START_TEST(server_answers)
 }
 END_TEST
 
+static sem_t name_is_there;
+
+static bool look_up_slowly(uid_t uid, char *name)
+{
+	sem_wait(&name_is_there);
+	strcpy(name, "alice");
+	return uid == getuid();
+}
+
+static size_t read_all(int fd, char *answer, size_t size)
+{
+	size_t len = 0;
+	ssize_t n;
+
+	while (len + 1 < size && (n = read(fd, answer + len, size - 1 - len)) > 0)
+		len += n;
+	answer[len] = '\0';
+	return len;
+}
+
+/* A request waits for the name of its caller, not the event loop: who hangs up meanwhile is noticed, and what
+ * comes after the name is handled. */
+START_TEST(request_waits_for_its_callers_name)
+{
+	static const char head[] = "POST /echo/x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+	                           "Content-Length: 2\r\n\r\n{}";
+	const struct users_options options = {.deadline = 60, .look_up = look_up_slowly};
+	char answer[4096];
+	struct pollfd fds;
+	struct served s;
+	int gone;
+
+	sem_init(&name_is_there, 0, 0);
+	served_start_named(&s, 0, &options);
+	gone = send_raw(s.socket, head, 0);
+	fds = (struct pollfd){.fd = send_raw(s.socket, head, 0), .events = POLLIN};
+	ck_assert_int_eq(poll(&fds, 1, 100), 0);
+	shutdown(gone, SHUT_RDWR);
+	close(gone);
+	sem_post(&name_is_there);
+	ck_assert_uint_gt(read_all(fds.fd, answer, sizeof(answer)), 0);
+	ck_assert_ptr_nonnull(strstr(answer, "alice"));
+	close(fds.fd);
+	served_stop(&s);
+}
+END_TEST
+
 /* Requests that take time to parse let others pass: they are handled one a turn, after what there is to read.
  */
 START_TEST(small_requests_pass_large_ones)
 {
-	struct http_server_options o = {test_routes, ARRAY_SIZE(test_routes), NULL, 400000, 0, 0, NULL};
+	struct http_server_options o = {test_routes, ARRAY_SIZE(test_routes), NULL, 400000, 0, 0, NULL, NULL};
 	struct error err = ERROR_INIT;
 	struct served s = {.asked = -1};
 	int fd, large_fds[4];
@@ -490,7 +544,8 @@ static void on_peer_done(void *context, const struct http_answer *a)
 static struct peer_call call_peer(const struct identity *server_id, const struct identity *client_id,
                                   const char *target)
 {
-	struct http_server_options o = {test_routes, ARRAY_SIZE(test_routes), NULL, 1 << 20, 0, 0, NULL};
+	struct http_server_options o = {test_routes, ARRAY_SIZE(test_routes), NULL, 1 << 20, 0, 0, NULL,
+	                                NULL};
 	struct http_server *server;
 	struct http_client *client;
 	struct error err = ERROR_INIT;
@@ -621,7 +676,8 @@ static void on_flooded_done(void *context, const struct http_answer *a)
 /* Strangers open more connections than a service takes, and say nothing: a peer gets through. */
 START_TEST(strangers_leave_room_for_peers)
 {
-	struct http_server_options o = {test_routes, ARRAY_SIZE(test_routes), NULL, 1 << 20, 0, 0, NULL};
+	struct http_server_options o = {test_routes, ARRAY_SIZE(test_routes), NULL, 1 << 20, 0, 0, NULL,
+	                                NULL};
 	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/a.pem", dir);
 	_cleanup_(identity_freep) struct identity *id = NULL;
 	struct sockaddr_in sin;
@@ -684,8 +740,8 @@ struct busy {
 
 static void busy_start(struct busy *b, size_t connections, bool known)
 {
-	struct http_server_options o = {test_routes, ARRAY_SIZE(test_routes), NULL, 1 << 20, 300, connections,
-	                                NULL};
+	struct http_server_options o = {
+	    test_routes, ARRAY_SIZE(test_routes), NULL, 1 << 20, 300, connections, NULL, NULL};
 	_cleanup_free_ char *path = NULL;
 	struct error err = ERROR_INIT;
 	socklen_t len = sizeof(b->address);
@@ -979,6 +1035,7 @@ int main(void)
 	tcase_add_test(c, routes_match);
 	tcase_add_test(c, identity_file);
 	tcase_add_test(c, server_answers);
+	tcase_add_test(c, request_waits_for_its_callers_name);
 	tcase_add_test(c, server_holds);
 	tcase_add_test(c, small_requests_pass_large_ones);
 	tcase_add_test(c, peers_need_the_key);

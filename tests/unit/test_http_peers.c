@@ -62,7 +62,7 @@ static void make_identity(const char *dir, const char *name, struct identity **o
 
 static void service_start(struct service *s)
 {
-	struct http_server_options o = {routes, ARRAY_SIZE(routes), s, 4096, 0, 0, NULL};
+	struct http_server_options o = {routes, ARRAY_SIZE(routes), s, 4096, 0, 0, NULL, NULL};
 	struct sockaddr_in sin;
 	socklen_t len = sizeof(sin);
 	struct error err = ERROR_INIT;

@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A cache of user names, filled by look-ups in threads: one at a time for each user.
+ *
+ *   unknown --users_find--> looked up --answer, or deadline--> known --users_find after `keep`--> known, and
+ *   looked up once more --answer--> known
+ */
+#include "http/users.h"
+
+#include <pwd.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/background.h"
+#include "base/cleanup.h"
+#include "base/clock.h"
+#include "base/log.h"
+
+/* Users at a time; the one that has not called for the longest time is forgotten. */
+enum { USERS_MAX = 4096 };
+
+static const double RETRY_SECONDS = 5.0; /* after which one that was not found is looked up again */
+
+struct look_up {
+	uid_t uid;
+	bool (*look_up)(uid_t uid, char *name);
+	bool found;
+	char name[USERS_NAME_SIZE];
+};
+
+struct user {
+	struct users *users;
+	struct user *next; /* who called last comes first */
+	uid_t uid;
+	bool known;
+	char *name;   /* NULL: none */
+	double fresh; /* monotonic: until then it is not looked up again */
+	struct background *look_up;
+};
+
+struct users {
+	sd_event *event;
+	struct users_options options;
+	void (*changed)(void *context);
+	void *context;
+	struct user *list;
+	size_t count;
+};
+
+static bool look_up_name(uid_t uid, char *name)
+{
+	size_t size = 16384;
+	struct passwd pw, *found = NULL;
+	_cleanup_free_ char *buf = malloc(size);
+
+	if (!buf || getpwuid_r(uid, &pw, buf, size, &found) != 0 || !found ||
+	    strlen(found->pw_name) >= USERS_NAME_SIZE)
+		return false;
+	strcpy(name, found->pw_name);
+	return true;
+}
+
+static void work(void *data)
+{
+	struct look_up *l = data;
+
+	l->found = l->look_up(l->uid, l->name);
+}
+
+static void set_known(struct user *u, char *name, double seconds)
+{
+	free(u->name);
+	u->name = name;
+	u->known = true;
+	u->fresh = clock_monotonic() + seconds;
+}
+
+static void on_looked_up(void *context, void *data)
+{
+	struct user *u = context;
+	const struct look_up *l = data;
+
+	if (l) {
+		u->look_up = NULL;
+		set_known(u, l->found ? strdup(l->name) : NULL,
+		          l->found ? u->users->options.keep : RETRY_SECONDS);
+	} else {
+		log_warn("the password database has not said within %g s who has the uid %lld",
+		         u->users->options.deadline, (long long)u->uid);
+		set_known(u, steal_pointer(u->name), RETRY_SECONDS); /* a name that was known stays */
+	}
+	u->users->changed(u->users->context);
+}
+
+static void start_look_up(struct user *u)
+{
+	struct look_up *l = calloc(1, sizeof(*l));
+	struct error err = ERROR_INIT;
+	struct background_task task = {.deadline = u->users->options.deadline,
+	                               .work = work,
+	                               .done = on_looked_up,
+	                               .context = u,
+	                               .release = free,
+	                               .data = l};
+
+	if (l) {
+		l->uid = u->uid;
+		l->look_up = u->users->options.look_up;
+	}
+	if (!l || background_start(u->users->event, &task, &u->look_up, &err) < 0) {
+		log_err("cannot look up who has the uid %lld: %s", (long long)u->uid,
+		        l ? err.message : "out of memory");
+		set_known(u, steal_pointer(u->name), RETRY_SECONDS);
+	}
+}
+
+static void user_free(struct user *u)
+{
+	background_cancel(u->look_up);
+	free(u->name);
+	free(u);
+}
+
+static struct user *find(struct users *users, uid_t uid)
+{
+	struct user **at = &users->list, *u;
+
+	while (*at && (*at)->uid != uid)
+		at = &(*at)->next;
+	u = *at;
+	if (u)
+		*at = u->next;
+	else {
+		u = calloc(1, sizeof(*u));
+		if (!u)
+			return NULL;
+		u->users = users;
+		u->uid = uid;
+		users->count++;
+	}
+	u->next = users->list;
+	users->list = u;
+	return u;
+}
+
+/* Who is waited for stays. */
+static void forget_last(struct users *users)
+{
+	struct user **at = NULL, *u;
+
+	for (struct user **p = &users->list; *p; p = &(*p)->next)
+		if (!(*p)->look_up)
+			at = p;
+	if (users->count <= USERS_MAX || !at || *at == users->list)
+		return;
+	u = *at;
+	*at = u->next;
+	users->count--;
+	user_free(u);
+}
+
+bool users_find(struct users *users, uid_t uid, const char **name)
+{
+	struct user *u = find(users, uid);
+
+	*name = NULL;
+	if (!u)
+		return true;
+	if (users->count > USERS_MAX)
+		forget_last(users);
+	if (!u->look_up && (!u->known || clock_monotonic() >= u->fresh))
+		start_look_up(u);
+	*name = u->name;
+	return u->known;
+}
+
+int users_create(sd_event *event, const struct users_options *options, void (*changed)(void *context),
+                 void *context, struct users **out, struct error *err)
+{
+	struct users *u = calloc(1, sizeof(*u));
+
+	if (!u)
+		return error_oom(err);
+	u->event = sd_event_ref(event);
+	if (options)
+		u->options = *options;
+	if (u->options.deadline == 0)
+		u->options.deadline = 10;
+	if (u->options.keep == 0)
+		u->options.keep = 60;
+	if (!u->options.look_up)
+		u->options.look_up = look_up_name;
+	u->changed = changed;
+	u->context = context;
+	*out = u;
+	return 0;
+}
+
+void users_destroy(struct users *users)
+{
+	struct user *next;
+
+	if (!users)
+		return;
+	for (struct user *u = users->list; u; u = next) {
+		next = u->next;
+		user_free(u);
+	}
+	sd_event_unref(users->event);
+	free(users);
+}

@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Work off the event loop, and the names of users that are looked up so. */
+#include <errno.h>
+#include <semaphore.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "base/background.h"
+#include "base/clock.h"
+#include "base/str.h"
+#include "http/users.h"
+#include "unit.h"
+
+/* What a thread of a test is given: it waits for `go` and notes what it does. */
+struct job {
+	sem_t go;
+	atomic_int worked, released;
+	int done, late; /* calls on the event loop: with data, and without */
+};
+
+static void job_work(void *data)
+{
+	struct job *j = *(struct job **)data;
+
+	sem_wait(&j->go);
+	j->worked++;
+}
+
+static void job_release(void *data)
+{
+	struct job *j = *(struct job **)data;
+
+	free(data);
+	j->released++;
+}
+
+static void job_done(void *context, void *data)
+{
+	struct job *j = context;
+
+	if (data) {
+		ck_assert_ptr_eq(*(struct job **)data, j);
+		ck_assert_int_eq(j->worked, 1);
+		j->done++;
+	} else
+		j->late++;
+}
+
+static struct background *job_start(sd_event *event, struct job *j, double deadline)
+{
+	struct job **data = malloc(sizeof(struct job *));
+	struct background_task task = {deadline, job_work, job_done, j, job_release, data};
+	struct background *b = NULL;
+	struct error err = ERROR_INIT;
+
+	*data = j;
+	sem_init(&j->go, 0, 0);
+	ck_ok(background_start(event, &task, &b, &err), &err);
+	return b;
+}
+
+/* Turns the event loop until the number is reached. */
+static void await(sd_event *event, const int *n, int value)
+{
+	double end = clock_monotonic() + 60;
+
+	while (*n < value) {
+		ck_assert(clock_monotonic() < end);
+		ck_assert_int_ge(sd_event_run(event, 1000000), 0);
+	}
+}
+
+START_TEST(work_is_handed_back_once)
+{
+	struct job j = {0};
+	sd_event *event;
+
+	ck_assert_int_ge(sd_event_new(&event), 0);
+	job_start(event, &j, 60);
+	ck_assert_int_ge(sd_event_run(event, 0), 0);
+	ck_assert_int_eq(j.done, 0);
+	sem_post(&j.go);
+	await(event, &j.done, 1);
+	ck_assert_int_eq(j.released, 1);
+	ck_assert_int_eq(j.late, 0);
+	sd_event_unref(event);
+}
+END_TEST
+
+START_TEST(work_beyond_its_deadline_is_handed_back_late)
+{
+	struct job j = {0};
+	sd_event *event;
+
+	ck_assert_int_ge(sd_event_new(&event), 0);
+	job_start(event, &j, 0.01);
+	await(event, &j.late, 1);
+	ck_assert_int_eq(j.done, 0);
+	ck_assert_int_eq(j.released, 0);
+	sem_post(&j.go);
+	await(event, &j.done, 1);
+	ck_assert_int_eq(j.released, 1);
+	ck_assert_int_eq(j.late, 1);
+	sd_event_unref(event);
+}
+END_TEST
+
+/* In a thread that goes on, and after it has ended. */
+START_TEST(cancelled_work_is_not_handed_back)
+{
+	struct job j = {0};
+	struct background *b;
+	sd_event *event;
+	double end = clock_monotonic() + 60;
+
+	ck_assert_int_ge(sd_event_new(&event), 0);
+	b = job_start(event, &j, 60);
+	if (_i == 0)
+		background_cancel(b);
+	sem_post(&j.go);
+	while (!j.worked)
+		ck_assert(clock_monotonic() < end);
+	if (_i == 1)
+		background_cancel(b);
+	while (!j.released)
+		ck_assert(clock_monotonic() < end);
+	ck_assert_int_ge(sd_event_run(event, 0), 0);
+	ck_assert_int_eq(j.done + j.late, 0);
+	background_cancel(NULL);
+	sd_event_unref(event);
+}
+END_TEST
+
+/* A password database that answers when the test says so. */
+static sem_t database;
+static atomic_int asked;
+
+static bool ask_database(uid_t uid, char *name)
+{
+	asked++;
+	sem_wait(&database);
+	sprintf(name, "user%d", (int)uid);
+	return uid != 404;
+}
+
+static void count_change(void *context)
+{
+	++*(int *)context;
+}
+
+static struct users *start_users(sd_event **event, double deadline, double keep, int *changes)
+{
+	struct users_options options = {deadline, keep, ask_database};
+	struct error err = ERROR_INIT;
+	struct users *users;
+
+	sem_init(&database, 0, 0);
+	asked = 0;
+	ck_assert_int_ge(sd_event_new(event), 0);
+	ck_ok(users_create(*event, &options, count_change, changes, &users, &err), &err);
+	return users;
+}
+
+START_TEST(a_name_is_looked_up_once)
+{
+	int changes = 0;
+	sd_event *event;
+	struct users *users = start_users(&event, 60, 3600, &changes);
+	const char *name = "";
+
+	for (int i = 0; i < 3; i++) {
+		ck_assert(!users_find(users, 1000, &name));
+		ck_assert(!users_find(users, 404, &name));
+	}
+	ck_assert_int_ge(sd_event_run(event, 0), 0);
+	ck_assert_int_eq(changes, 0);
+	sem_post(&database);
+	sem_post(&database);
+	await(event, &changes, 2);
+	for (int i = 0; i < 3; i++) {
+		ck_assert(users_find(users, 1000, &name));
+		ck_assert_str_eq(name, "user1000");
+		ck_assert(users_find(users, 404, &name));
+		ck_assert_ptr_null(name);
+	}
+	ck_assert_int_eq(asked, 2);
+	users_destroy(users);
+	sd_event_unref(event);
+}
+END_TEST
+
+/* Nobody waits for a database that does not answer, and no thread is added to the one that does; once it has
+ * answered, the name counts. */
+START_TEST(a_user_has_no_name_until_a_late_answer)
+{
+	int changes = 0;
+	sd_event *event;
+	struct users *users = start_users(&event, 0.01, 3600, &changes);
+	const char *name = "";
+
+	ck_assert(!users_find(users, 1000, &name));
+	await(event, &changes, 1);
+	ck_assert(users_find(users, 1000, &name));
+	ck_assert_ptr_null(name);
+	sem_post(&database);
+	await(event, &changes, 2);
+	ck_assert(users_find(users, 1000, &name));
+	ck_assert_str_eq(name, "user1000");
+	ck_assert_int_eq(asked, 1);
+	users_destroy(users);
+	sd_event_unref(event);
+}
+END_TEST
+
+/* An old name is good while it is looked up again. */
+START_TEST(an_old_name_is_looked_up_again)
+{
+	int changes = 0;
+	sd_event *event;
+	struct users *users = start_users(&event, 60, 1e-9, &changes);
+	const char *name = "";
+
+	ck_assert(!users_find(users, 1000, &name));
+	sem_post(&database);
+	await(event, &changes, 1);
+	ck_assert(users_find(users, 1000, &name));
+	ck_assert_str_eq(name, "user1000");
+	sem_post(&database);
+	await(event, &changes, 2);
+	ck_assert_int_eq(asked, 2);
+	users_destroy(users);
+	sd_event_unref(event);
+}
+END_TEST
+
+/* The end does not wait for a look-up either. */
+START_TEST(a_look_up_that_hangs_is_left_behind)
+{
+	int changes = 0;
+	sd_event *event;
+	struct users *users = start_users(&event, 60, 3600, &changes);
+	const char *name;
+
+	ck_assert(!users_find(users, 1000, &name));
+	users_destroy(users);
+	users_destroy(NULL);
+	sd_event_unref(event);
+	ck_assert_int_eq(changes, 0);
+}
+END_TEST
+
+/* Many users: who is known is forgotten, who is waited for is not. */
+START_TEST(who_called_long_ago_is_forgotten)
+{
+	int changes = 0;
+	sd_event *event;
+	struct users *users = start_users(&event, 60, 3600, &changes);
+	const char *name;
+
+	for (int i = 0; i < 20000; i++)
+		sem_post(&database);
+	for (uid_t uid = 1; uid <= 5000; uid++) {
+		int before = changes;
+
+		users_find(users, uid, &name);
+		await(event, &changes, before + 1);
+	}
+	ck_assert(users_find(users, 5000, &name));
+	ck_assert(!users_find(users, 1, &name));
+	users_destroy(users);
+	sd_event_unref(event);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("users");
+	TCase *c = tcase_create("users");
+
+	tcase_set_timeout(c, 120);
+	suite_add_tcase(s, c);
+	tcase_add_test(c, work_is_handed_back_once);
+	tcase_add_test(c, work_beyond_its_deadline_is_handed_back_late);
+	tcase_add_loop_test(c, cancelled_work_is_not_handed_back, 0, 2);
+	tcase_add_test(c, a_name_is_looked_up_once);
+	tcase_add_test(c, a_user_has_no_name_until_a_late_answer);
+	tcase_add_test(c, an_old_name_is_looked_up_again);
+	tcase_add_test(c, a_look_up_that_hangs_is_left_behind);
+	tcase_add_test(c, who_called_long_ago_is_forgotten);
+	return unit_run(s);
+}
