@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* dataset.h over rows made up in memory, each of one document or of two. */
 #include "fake_dataset.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 struct dataset {
 	int64_t rows;
@@ -59,6 +61,38 @@ struct dataset *fake_dataset_whole(int64_t rows, int32_t length, int32_t vocab)
 	d->longest = length;
 	for (int64_t i = 0; i < rows; i++)
 		make_row(&d->row[i], &random, length, 1, vocab, false);
+	return d;
+}
+
+/* Copies the elements [from, to) of a row's document, which becomes a row. */
+static void cut_row(struct dataset_row *out, const struct dataset_row *row, int32_t from, int32_t to)
+{
+	size_t bytes = (size_t)(to - from) * sizeof(int32_t);
+	int32_t *ids = malloc(bytes), *targets = malloc(bytes), *starts = calloc(2, sizeof(*starts));
+
+	memcpy(ids, row->ids + from, bytes);
+	memcpy(targets, row->targets + from, bytes);
+	starts[1] = to - from;
+	*out = (struct dataset_row){
+	    .ids = ids, .targets = targets, .starts = starts, .length = to - from, .documents = 1};
+	for (int32_t t = 0; t < out->length; t++)
+		out->counted += targets[t] >= 0;
+}
+
+struct dataset *fake_dataset_unpacked(const struct dataset *packed)
+{
+	struct dataset *d = calloc(1, sizeof(*d));
+
+	for (int64_t i = 0; i < packed->rows; i++)
+		d->rows += packed->row[i].documents;
+	d->row = calloc((size_t)d->rows, sizeof(*d->row));
+	for (int64_t i = 0, at = 0; i < packed->rows; i++)
+		for (int32_t k = 0; k < packed->row[i].documents; k++, at++) {
+			const int32_t *starts = packed->row[i].starts;
+
+			cut_row(&d->row[at], &packed->row[i], starts[k], starts[k + 1]);
+			d->longest = MAX(d->longest, d->row[at].length);
+		}
 	return d;
 }
 

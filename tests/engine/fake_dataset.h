@@ -10,3 +10,5 @@
 struct dataset *fake_dataset(int64_t rows, int32_t length, int32_t spread, int32_t vocab, bool masked);
 /* The same in documents of a whole row, all rows of `length`. */
 struct dataset *fake_dataset_whole(int64_t rows, int32_t length, int32_t vocab);
+/* The documents of another one, each a row of its own. */
+struct dataset *fake_dataset_unpacked(const struct dataset *packed);

@@ -1,4 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Collectives between threads. A call queues the collective; comm_wait and comm_flush carry out what is
+ * queued, in order, so that a caller who does not wait sees its buffer unchanged. Where a collective is
+ * carried out, all ranks meet at a barrier. */
 #include "thread_comm.h"
 
 #include <pthread.h>
@@ -11,10 +14,23 @@ struct group {
 	void **buffer; /* of each rank in the collective that runs */
 };
 
+enum { QUEUE_MAX = 256 };
+
+struct operation {
+	void (*run)(struct comm *c, const struct operation *o);
+	void *buffer;
+	int64_t count; /* elements of a shard or of the whole; bytes of a broadcast */
+	int64_t first; /* of the elements that are reduced here */
+	size_t size;   /* of an element */
+	int root;
+};
+
 struct comm {
 	struct group *group;
 	int rank;
-	void *memory; /* the host's: one piece is all that a test asks for */
+	void *memory;                      /* the host's: one piece is all that a test asks for */
+	struct operation queue[QUEUE_MAX]; /* that of ticket t is at t % QUEUE_MAX */
+	comm_ticket queued, completed;
 };
 
 void thread_comm_create(int world_size, struct comm **comms)
@@ -78,13 +94,12 @@ static struct group *enter(struct comm *c, void *buffer)
 	return c->group;
 }
 
-static comm_ticket leave(struct comm *c)
+static void leave(struct comm *c)
 {
 	pthread_barrier_wait(&c->group->barrier);
-	return 1;
 }
 
-/* Sum of [first, first + n) into *out, in rank order. */
+/* Sum of [first, first + n) in rank order; owned by the caller. */
 static void *sum(const struct group *g, int64_t first, int64_t n, bool wide)
 {
 	double *total = calloc((size_t)n, sizeof(*total));
@@ -104,56 +119,93 @@ static void *sum(const struct group *g, int64_t first, int64_t n, bool wide)
 	return out;
 }
 
-static comm_ticket reduce(struct comm *c, void *buffer, int64_t first, int64_t n, bool wide)
+static void run_reduce(struct comm *c, const struct operation *o)
 {
-	void *result = sum(enter(c, buffer), first, n, wide);
-	size_t size = wide ? sizeof(double) : sizeof(float);
+	void *result = sum(enter(c, o->buffer), o->first, o->count, o->size == sizeof(double));
 
 	leave(c);
-	memcpy((char *)buffer + (size_t)first * size, result, (size_t)n * size);
+	memcpy((char *)o->buffer + (size_t)o->first * o->size, result, (size_t)o->count * o->size);
 	free(result);
-	return 1;
+}
+
+static void run_all_gather(struct comm *c, const struct operation *o)
+{
+	struct group *g = enter(c, o->buffer);
+	size_t bytes = (size_t)o->count * o->size;
+
+	for (int r = 0; r < g->world_size; r++)
+		if (r != c->rank)
+			memcpy((char *)o->buffer + (size_t)r * bytes,
+			       (char *)g->buffer[r] + (size_t)r * bytes, bytes);
+	leave(c);
+}
+
+static void run_broadcast(struct comm *c, const struct operation *o)
+{
+	struct group *g = enter(c, o->buffer);
+
+	if (c->rank != o->root)
+		memcpy(o->buffer, g->buffer[o->root], (size_t)o->count);
+	leave(c);
+}
+
+static void run_barrier(struct comm *c, const struct operation *o)
+{
+	enter(c, NULL);
+	leave(c);
+}
+
+static comm_ticket enqueue(struct comm *c, struct operation o)
+{
+	if (c->queued - c->completed == QUEUE_MAX)
+		comm_wait(c, c->completed + 1, NULL);
+	c->queue[++c->queued % QUEUE_MAX] = o;
+	return c->queued;
 }
 
 comm_ticket comm_all_reduce(struct comm *c, void *buffer, int64_t count, enum dtype type, enum comm_op op)
 {
-	return reduce(c, buffer, 0, count, false);
+	return enqueue(c, (struct operation){run_reduce, buffer, count, .size = sizeof(float)});
 }
 
 comm_ticket comm_all_reduce_f64(struct comm *c, double *buffer, int64_t count, enum comm_op op)
 {
-	return reduce(c, buffer, 0, count, true);
+	return enqueue(c, (struct operation){run_reduce, buffer, count, .size = sizeof(double)});
 }
 
 comm_ticket comm_reduce_scatter(struct comm *c, void *buffer, int64_t shard, enum dtype type, enum comm_op op)
 {
-	return reduce(c, buffer, c->rank * shard, shard, false);
+	return enqueue(c, (struct operation){run_reduce, buffer, shard, c->rank * shard, sizeof(float), 0});
 }
 
 comm_ticket comm_all_gather(struct comm *c, void *buffer, int64_t shard, enum dtype type)
 {
-	struct group *g = enter(c, buffer);
-	size_t bytes = (size_t)shard * dtype_size(type);
-
-	for (int r = 0; r < g->world_size; r++)
-		if (r != c->rank)
-			memcpy((char *)buffer + (size_t)r * bytes, (char *)g->buffer[r] + (size_t)r * bytes,
-			       bytes);
-	return leave(c);
+	return enqueue(c, (struct operation){run_all_gather, buffer, shard, .size = dtype_size(type)});
 }
 
 comm_ticket comm_broadcast(struct comm *c, void *buffer, size_t bytes, int root)
 {
-	struct group *g = enter(c, buffer);
+	return enqueue(c, (struct operation){run_broadcast, buffer, (int64_t)bytes, .root = root});
+}
 
-	if (c->rank != root)
-		memcpy(buffer, g->buffer[root], bytes);
-	return leave(c);
+comm_ticket comm_barrier(struct comm *c)
+{
+	return enqueue(c, (struct operation){run_barrier, NULL, 0, .size = 0});
+}
+
+int comm_wait(struct comm *c, comm_ticket ticket, struct error *err)
+{
+	while (c->completed < ticket) {
+		const struct operation *o = &c->queue[++c->completed % QUEUE_MAX];
+
+		o->run(c, o);
+	}
+	return 0;
 }
 
 int comm_flush(struct comm *c, struct error *err)
 {
-	return 0;
+	return comm_wait(c, c->queued, err);
 }
 
 double comm_waited_seconds(const struct comm *c)
@@ -162,11 +214,6 @@ double comm_waited_seconds(const struct comm *c)
 }
 
 int comm_check(struct comm *c, struct error *err)
-{
-	return 0;
-}
-
-int comm_wait(struct comm *c, comm_ticket ticket, struct error *err)
 {
 	return 0;
 }

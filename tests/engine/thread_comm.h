@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* comm.h between threads of one process, each collective done at once: for tests of what uses it. */
+/* comm.h between threads of one process, for tests of what uses it. A collective is done when it is waited
+ * for (by all ranks), not before. */
 #pragma once
 
 #include "engine/comm/comm.h"

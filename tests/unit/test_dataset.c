@@ -33,6 +33,14 @@ START_TEST(test_masks)
 	       "_[INST] q[/INST] a</s>[INST] Q\nI[/INST] A</s>_");
 	dataset_close(d);
 	o.train_on_prompt = false;
+	/* A template that has no words of its own for the end of an answer. */
+	o.template_name = "default";
+	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+	ck_row(d, 0,
+	       "Human: q</s>\nAssistant:a</s>\nHuman: Q\nI</s>\nAssistant:A</s>\n|"
+	       "____________________a</s>\n______________________A</s>\n_");
+	dataset_close(d);
+	o.template_name = "mistral";
 	o.efficient_eos = true;
 	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
 	ck_row(d, 0,

@@ -82,6 +82,7 @@ START_TEST(test_templates)
 	struct error err = ERROR_INIT;
 	const struct template *t;
 	struct tokenizer tok = {0};
+	int plain = 0;
 	static const char *const jinja[][2] = {
 	    {"{{'<|im_start|>' + x}}", "chatml"}, {"<|im_start|> <tool_call> <think>", "qwen3"},
 	    {"<|start_header_id|>", "llama3"},    {"[INST] {{x}} [/INST]", "mistral"},
@@ -97,7 +98,9 @@ START_TEST(test_templates)
 	ck_fails(template_resolve("lama3", &tok, &t, &err), &err,
 	         "unknown template 'lama3'; known are: alpaca, ");
 	ck_assert_ptr_nonnull(strstr(err.message, "zephyr"));
-	/* Each has slots with exactly one place for the content, and system_in_user a system of one text. */
+	/* Each has slots with exactly one place for the content, and system_in_user a system of one text.
+	 * Where a template has no words for the end of an answer, the end token stands there, or once behind
+	 * all. */
 	for (size_t i = 0; (t = template_at(i)); i++) {
 		for (int role = ROLE_USER; role <= ROLE_SYSTEM; role++) {
 			int places = 0;
@@ -106,9 +109,18 @@ START_TEST(test_templates)
 				places += s->kind == SLOT_TEXT && strstr(s->text, "{{content}}");
 			ck_assert_msg(places == 1, "%s", t->name);
 		}
+		if (!t->assistant[0].kind) {
+			const struct slot *last = template_slots(t, ROLE_ASSISTANT);
+
+			while (last[1].kind)
+				last++;
+			ck_assert_msg((last->kind == SLOT_EOS) == !t->efficient_eos, "%s", t->name);
+			plain++;
+		}
 		ck_assert(!t->system_in_user || template_slots(t, ROLE_SYSTEM)[0].kind == SLOT_TEXT);
 		ck_assert(!t->replace_eos || t->stop_words[0]);
 	}
+	ck_assert_int_gt(plain, 0);
 }
 END_TEST
 
@@ -132,6 +144,27 @@ START_TEST(test_template_prompt)
 		ck_ok(template_prompt(&tok, cases[i][0], cases[i][1], cases[i][2], &ids, &err), &err);
 		text = stub_text(ids.ids, ids.len);
 		ck_assert_str_eq(text, cases[i][3]);
+		free(text);
+		token_list_free(&ids);
+	}
+}
+END_TEST
+
+/* What ends the answer of a model that was trained with a template. */
+START_TEST(test_template_stops)
+{
+	static const char *const cases[][2] = {
+	    {"mistral", "</s>"}, {"chatml", "<|im_end|><|im_start|>"}, {"default", "</s>"}};
+	struct error err = ERROR_INIT;
+	struct tokenizer tok = {0};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		struct token_list ids = {0};
+		char *text;
+
+		ck_ok(template_stops(&tok, cases[i][0], &ids, &err), &err);
+		text = stub_text(ids.ids, ids.len);
+		ck_assert_str_eq(text, cases[i][1]);
 		free(text);
 		token_list_free(&ids);
 	}
@@ -290,9 +323,9 @@ int main(void)
 {
 	Suite *suite = suite_create("dataset parts");
 	TCase *tc = tcase_create("all");
-	const TTest *const tests[] = {test_records,         test_record_pieces, test_templates,
-	                              test_template_prompt, test_budget,        test_knapsack,
-	                              test_python_json,     test_sampler,       test_sampler_splits};
+	const TTest *const tests[] = {
+	    test_records, test_record_pieces, test_templates,   test_template_prompt, test_template_stops,
+	    test_budget,  test_knapsack,      test_python_json, test_sampler,         test_sampler_splits};
 
 	tcase_set_timeout(tc, 60);
 	for (size_t i = 0; i < ARRAY_SIZE(tests); i++)

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "../engine/thread_comm.h"
+#include "base/json.h"
 #include "base/str.h"
 #include "engine/checkpoint/saver.h"
 #include "engine/checkpoint/weights.h"
@@ -502,6 +503,31 @@ START_TEST(the_final_models_weights_come_last)
 }
 END_TEST
 
+/* The ids that the configuration does not give are the tokenizer's; those that nobody has are left out. */
+START_TEST(the_tokenizers_ids_are_saved)
+{
+	static const char *const files[] = {"config.json", "generation_config.json"};
+	_cleanup_(saver_freep) struct saver *s = NULL;
+	struct error err = ERROR_INIT;
+	struct fixture f;
+
+	setup(&f);
+	s = open_saver(&f);
+	attach(&f, s, NULL, DTYPE_F32, true);
+	ck_ok(saver_final(s, 10, 0, &err), &err);
+	for (size_t i = 0; i < ARRAY_SIZE(files); i++) {
+		_cleanup_free_ char *path = str_path_join(f.out, files[i]);
+		_cleanup_json_ json_t *j = NULL;
+
+		ck_ok(json_read_file(path, &j, &err), &err);
+		ck_assert_int_eq(json_get_int(j, "eos_token_id", -1), 2);
+		ck_assert_ptr_null(json_object_get(j, "bos_token_id"));
+		ck_assert_ptr_null(json_object_get(j, "pad_token_id"));
+	}
+	teardown(&f);
+}
+END_TEST
+
 /* A newer attempt has marked the directory meanwhile: the older one publishes nothing. */
 START_TEST(an_older_attempt_publishes_nothing)
 {
@@ -588,6 +614,7 @@ int main(void)
 	tcase_add_test(t, a_checkpoint_is_synced_then_renamed);
 	tcase_add_loop_test(t, publishing_syncs_the_names_first, 0, 2);
 	tcase_add_test(t, the_final_models_weights_come_last);
+	tcase_add_test(t, the_tokenizers_ids_are_saved);
 	tcase_add_loop_test(t, an_older_attempt_publishes_nothing, 0, 2);
 	tcase_add_test(t, the_others_wait_for_the_writer);
 	suite_add_tcase(s, t);

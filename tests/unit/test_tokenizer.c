@@ -100,6 +100,31 @@ START_TEST(test_long_word)
 }
 END_TEST
 
+/* Of pairs of one rank the leftmost is merged first, in short words and in those long enough for the heap. */
+START_TEST(test_tie)
+{
+	static const size_t lengths[] = {3, 5, 7, 31, 99, 301, 3001};
+	struct tokenizer *tok =
+	    parse("{\"model\":{\"vocab\":{\"a\":0,\"aa\":1,\"b\":2},\"merges\":[\"a a\"]}}");
+	struct error err = ERROR_INIT;
+
+	for (size_t k = 0; k < ARRAY_SIZE(lengths); k++) {
+		size_t n = lengths[k];
+		_cleanup_free_ char *text = malloc(n);
+		struct token_list ids = {0};
+
+		memset(text, 'a', n);
+		ck_ok(tokenizer_encode(tok, text, n, false, &ids, &err), &err);
+		ck_assert_uint_eq(ids.len, n / 2 + 1);
+		for (size_t i = 0; i < ids.len; i++)
+			ck_assert_msg(ids.ids[i] == (i + 1 < ids.len), "%zu letters: id %zu is %d", n, i,
+			              ids.ids[i]);
+		token_list_free(&ids);
+	}
+	tokenizer_free(tok);
+}
+END_TEST
+
 #define ADDED(id, content, flags)                                                                            \
 	"{\"id\":" #id ",\"content\":\"" content "\",\"special\":true,\"normalized\":false" flags "}"
 
@@ -448,6 +473,27 @@ START_TEST(test_train)
 }
 END_TEST
 
+/* Pairs that are equally frequent and begin with the same letter: the lower second letter wins. */
+START_TEST(test_train_tie)
+{
+	static const char *const texts[] = {"qz qz qb qb qm qm", NULL};
+	struct tokenizer_train_options options = {.vocab_size = 259};
+	struct once once = {texts};
+	struct error err = ERROR_INIT;
+	struct tokenizer *tok = NULL;
+	char *dir = unit_tmpdir();
+
+	options.special_tokens = specials + ARRAY_SIZE(specials) - 1; /* none */
+	ck_ok(tokenizer_train(&options, next_text, &once, dir, &err), &err);
+	ck_ok(tokenizer_load(dir, &tok, &err), &err);
+	ck_assert_str_eq(tokenizer_id_to_token(tok, 257), "\xc4\xa0qb");
+	ck_assert_str_eq(tokenizer_id_to_token(tok, 258), "\xc4\xa0qm");
+	tokenizer_free(tok);
+	ck_ok(file_remove_tree(dir, &err), &err);
+	free(dir);
+}
+END_TEST
+
 /* ---- the files beside ---- */
 
 static void write_file(const char *dir, const char *name, const char *text)
@@ -532,6 +578,8 @@ int main(void)
 	tcase_add_test(tc, test_byte_level);
 	tcase_add_test(tc, test_sentencepiece);
 	tcase_add_test(tc, test_long_word);
+	tcase_add_test(tc, test_tie);
+	tcase_add_test(tc, test_train_tie);
 	tcase_add_test(tc, test_added);
 	tcase_add_test(tc, test_invalid_utf8);
 	tcase_add_test(tc, test_decoders);

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The trainer over a small model and made-up rows: schedules, splits over ranks, resume, and what is refused.
+ */
 #include "unit.h"
 
 #include <math.h>
@@ -238,6 +240,60 @@ START_TEST(any_split_gives_the_same_losses)
 		done(runs, splits[i].world_size);
 	}
 	done(&whole, 1);
+}
+END_TEST
+
+/* Two documents packed into a row learn what they learn as two rows: neither sees the other. */
+START_TEST(packed_documents_are_apart)
+{
+	_cleanup_(dataset_closep) struct dataset *packed = fake_dataset(8, 9, 8, 50, false);
+	_cleanup_(dataset_closep) struct dataset *rows = fake_dataset_unpacked(packed);
+	struct rank_run together = {.train = packed, .eval = packed}, apart = {.train = rows, .eval = rows};
+
+	ck_assert_int_eq(dataset_rows(rows), 16);
+	options(&together.o, 2, 1);
+	together.o.shuffle = false;
+	apart.o = together.o;
+	apart.o.micro_batch = 4;
+	run_all(&together, 1);
+	run_all(&apart, 1);
+	for (int s = 0; s < STEPS; s++) {
+		ck_assert_double_eq_tol(together.losses[s], apart.losses[s], 2e-6);
+		ck_assert_double_eq_tol(together.norms[s], apart.norms[s], 2e-5);
+	}
+	ck_assert_double_eq_tol(together.eval_loss, apart.eval_loss, 2e-6);
+	done(&together, 1);
+	done(&apart, 1);
+}
+END_TEST
+
+/* Where a unit begins among all elements does not depend on the ranks and the strategy, which decide the
+ * padding: the rounding of a weight is drawn by its place. */
+START_TEST(padding_moves_no_unit)
+{
+	_cleanup_(model_layout_freep) struct model_layout *l = NULL;
+	struct error err = ERROR_INIT;
+	struct model_config c;
+	bool padded = false;
+
+	model(&c);
+	ck_ok(model_layout_create(&c, &l, &err), &err);
+	for (int world_size = 1; world_size <= 8; world_size *= 2) {
+		for (int strategy = SHARD_DDP; strategy <= SHARD_ZERO1; strategy++) {
+			_cleanup_(shard_freep) struct shard *s = NULL;
+			int64_t base = 0;
+
+			ck_ok(shard_create(NULL, NULL, 0, world_size, (enum shard_strategy)strategy,
+			                   DTYPE_BF16, true, l, &s, &err),
+			      &err);
+			for (int u = 0; u < s->units; u++) {
+				ck_assert_int_eq(s->unit[u].base, base);
+				base += l->unit[u].count;
+				padded = padded || (u + 1 < s->units && s->unit[u].padded > s->unit[u].count);
+			}
+		}
+	}
+	ck_assert(padded);
 }
 END_TEST
 
@@ -528,6 +584,8 @@ int main(void)
 	tcase_add_test(c, schedules_as_transformers);
 	tcase_add_test(c, steps_and_epochs);
 	tcase_add_test(c, any_split_gives_the_same_losses);
+	tcase_add_test(c, packed_documents_are_apart);
+	tcase_add_test(c, padding_moves_no_unit);
 	tcase_add_test(c, padding_is_no_gradient);
 #ifdef NAIVE
 	tcase_add_loop_test(c, resume_is_bitwise, 0, 4);
