@@ -18,9 +18,8 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "dtraind/daemon.h"
-#include "http/identity.h"
 
-static int free_port(void)
+int daemon_fixture_port(void)
 {
 	struct sockaddr_in sin = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 	socklen_t len = sizeof(sin);
@@ -32,8 +31,9 @@ static int free_port(void)
 	return ntohs(sin.sin_port);
 }
 
-static void write_text(const char *path, const char *text)
+void daemon_fixture_write(const struct daemon_fixture *f, const char *name, const char *text)
 {
+	_cleanup_free_ char *path = str_path_join(f->dir, name);
 	struct error err = ERROR_INIT;
 
 	ck_ok(file_write_atomic(path, text, strlen(text), 0644, &err), &err);
@@ -89,32 +89,39 @@ void daemon_fixture_again(struct daemon_fixture *f)
 	ck_assert_int_eq(chmod(f->socket, 0666), 0);
 }
 
-void daemon_fixture_start(struct daemon_fixture *f, const char *peer, const char *controller,
-                          const char *more)
+/* A key of its own, or that of another service. */
+static void set_key(struct daemon_fixture *f, const struct daemon_fixture *other)
 {
-	_cleanup_free_ char *cwd = getcwd(NULL, 0), *hosts = NULL, *text = NULL, *hosts_text = NULL;
+	_cleanup_free_ char *own = str_path_join(f->dir, "cluster.pem"),
+	                    *path = str_path_join(other ? other->dir : f->dir, "cluster.pem");
+	struct error err = ERROR_INIT;
 
-	*f = (struct daemon_fixture){.dir = unit_tmpdir()};
+	if (other)
+		ck_assert_int_eq(link(path, own), 0);
+	else
+		ck_ok(identity_make(own, false, &err), &err);
+	ck_ok(identity_load(own, &f->id, &err), &err);
+}
+
+void daemon_fixture_start(struct daemon_fixture *f, const struct daemon_setup *setup)
+{
+	static const struct daemon_setup one = {0};
+	const struct daemon_setup *s = setup ? setup : &one;
+	_cleanup_free_ char *cwd = getcwd(NULL, 0), *text = NULL;
+
+	*f = (struct daemon_fixture){.dir = unit_tmpdir(), .port = s->port ? s->port : 29600};
 	f->config = str_path_join(f->dir, "dtraind.conf");
 	f->socket = str_path_join(f->dir, "dtraind.sock");
-	hosts = str_path_join(f->dir, "hosts");
 	ck_assert_int_eq(chmod(f->dir, 0755), 0);
-	hosts_text = str_printf("n1 slots=2 addr=127.0.0.1\n%s", peer ? peer : "");
-	write_text(hosts, hosts_text);
-	if (peer) {
-		_cleanup_free_ char *key = str_path_join(f->dir, "cluster.pem");
-		struct error err = ERROR_INIT;
-
-		f->port = free_port();
-		ck_ok(identity_make(key, false, &err), &err);
-	}
-	text = str_printf("node = \"n1\"; controller = \"%s\"; hosts_file = \"%s/hosts\"; cluster_key = "
+	set_key(f, s->other);
+	daemon_fixture_write(f, "hosts", s->hosts ? s->hosts : "n1 slots=2 addr=127.0.0.1\n");
+	text = str_printf("node = \"%s\"; controller = \"%s\"; hosts_file = \"%s/hosts\"; cluster_key = "
 	                  "\"%s/cluster.pem\"; socket = \"%s\"; runtime_dir = \"%s/run\"; state_dir = "
 	                  "\"%s/state\"; log_dir = \"%s/log\"; worker_dir = \"%s\"; group = \"\"; "
 	                  "cpu_slots = 2; listen = \"127.0.0.1\"; port = %d;\n%s",
-	                  controller, f->dir, f->dir, f->socket, f->dir, f->dir, f->dir, cwd,
-	                  f->port ? f->port : 29600, more);
-	write_text(f->config, text);
+	                  s->name ? s->name : "n1", s->controller ? s->controller : "n1", f->dir, f->dir,
+	                  f->socket, f->dir, f->dir, f->dir, cwd, f->port, s->more ? s->more : "");
+	daemon_fixture_write(f, "dtraind.conf", text);
 	daemon_fixture_again(f);
 }
 
@@ -131,6 +138,7 @@ void daemon_fixture_stop(struct daemon_fixture *f)
 void daemon_fixture_teardown(struct daemon_fixture *f)
 {
 	daemon_fixture_stop(f);
+	identity_free(f->id);
 	file_remove_tree(f->dir, NULL);
 	free(f->dir);
 	free(f->config);
@@ -160,6 +168,11 @@ struct raw_answer daemon_ask(const struct daemon_fixture *f, const struct person
 	return raw_ask(connect_as(f, who), q);
 }
 
+struct raw_answer daemon_ask_tls(const struct daemon_fixture *f, const struct raw_request *q)
+{
+	return raw_ask_tls(raw_connect_tcp(f->port), f->id->certificate, f->id->key, q);
+}
+
 json_t *daemon_get(const struct daemon_fixture *f, const struct person *who, const char *target)
 {
 	struct raw_request q = {.method = "GET", .target = target};
@@ -171,11 +184,12 @@ json_t *daemon_get(const struct daemon_fixture *f, const struct person *who, con
 	return json;
 }
 
-int64_t daemon_submit(const struct daemon_fixture *f, const struct person *who, const char *script, int slots)
+int64_t daemon_submit(const struct daemon_fixture *f, const struct person *who, const char *script, int nodes,
+                      int slots)
 {
 	_cleanup_json_ json_t *body =
 	    json_pack("{s:{s:s,s:s,s:[s,s,s],s:s,s:{s:i,s:i,s:i}}}", "config", "task", "command", "name",
-	              "test", "command", "sh", "-c", script, "directory", "/", "resources", "nodes", 1,
+	              "test", "command", "sh", "-c", script, "directory", "/", "resources", "nodes", nodes,
 	              "devices_per_node", slots, "grace", 5);
 	_cleanup_free_ char *text = json_to_string(body);
 	struct raw_request q = {.method = "POST", .target = "/v1/runs", .body = text};

@@ -5,12 +5,25 @@
 #include <jansson.h>
 #include <sys/types.h>
 
+#include "http/identity.h"
 #include "raw_http.h"
 
 struct daemon_fixture {
 	char *dir, *config, *socket;
 	pid_t pid;
-	int port; /* for services; 0: it serves none */
+	int port; /* where other services reach it, if it has any */
+	struct identity *id;
+};
+
+/* What NULL and 0 stand for is in brackets. */
+struct daemon_setup {
+	const char *name;       /* of the node [n1] */
+	const char *hosts;      /* the hosts file [n1 alone] */
+	const char *controller; /* [n1] */
+	const char *more;       /* lines of dtraind.conf [none] */
+	int port;               /* [29600] */
+	/* Whose cluster.pem it has [one of its own] */
+	const struct daemon_fixture *other;
 };
 
 /* A user of this machine. Users other than oneself can be asked as by root alone. */
@@ -20,11 +33,10 @@ struct person {
 	const char *name;
 };
 
-/* The node n1. Without a peer it is a cluster of its own; with one, n1 and the peer, which does not answer,
- * are one, whose controller is named, and whose key is cluster.pem in the directory. more: further lines of
- * dtraind.conf, or "". The service answers when this returns. */
-void daemon_fixture_start(struct daemon_fixture *f, const char *peer, const char *controller,
-                          const char *more);
+/* The service answers when this returns. setup NULL: a cluster of one node. */
+void daemon_fixture_start(struct daemon_fixture *f, const struct daemon_setup *setup);
+int daemon_fixture_port(void); /* a free one */
+void daemon_fixture_write(const struct daemon_fixture *f, const char *name, const char *text);
 /* TERM; fails the test unless the service ends with exit status 0. */
 void daemon_fixture_stop(struct daemon_fixture *f);
 /* The same, and the directory is removed. */
@@ -35,10 +47,12 @@ void daemon_fixture_again(struct daemon_fixture *f);
 /* One request over the Unix socket; who NULL: oneself. */
 struct raw_answer daemon_ask(const struct daemon_fixture *f, const struct person *who,
                              const struct raw_request *q);
+/* The same over TLS with the cluster's key, as a service does. */
+struct raw_answer daemon_ask_tls(const struct daemon_fixture *f, const struct raw_request *q);
 /* The JSON of an answer that has to have this status; a new reference. */
 json_t *daemon_get(const struct daemon_fixture *f, const struct person *who, const char *target);
-/* Submits a shell script that takes so many slots, as `who`. Returns the run's id. */
-int64_t daemon_submit(const struct daemon_fixture *f, const struct person *who, const char *script,
+/* Submits a shell script for so many nodes with so many slots each, as `who`. Returns the run's id. */
+int64_t daemon_submit(const struct daemon_fixture *f, const struct person *who, const char *script, int nodes,
                       int slots);
 /* Waits until the run is in that state or has ended, and fails the test where that is another one. */
 void daemon_await(const struct daemon_fixture *f, int64_t run, const char *state);

@@ -107,7 +107,10 @@ struct raw_answer raw_ask(int fd, const struct raw_request *q)
 			break;
 	}
 	do {
-		n = recv(fd, piece, sizeof(piece), 0);
+		/* Another thread that changes its user interrupts this one. */
+		do
+			n = recv(fd, piece, sizeof(piece), 0);
+		while (n < 0 && errno == EINTR);
 		ck_assert_msg(n >= 0 || errno != EAGAIN, "%s %s: neither an answer nor an end", q->method,
 		              q->target);
 	} while (take(&text, q, piece, n));

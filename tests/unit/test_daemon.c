@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every route of a service, asked over its Unix socket by the owner of a run, by another user, and by root.
  */
+#include <pthread.h>
 #include <pwd.h>
+#include <signal.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -200,22 +202,277 @@ START_TEST(each_route_answers_those_who_may)
 {
 	struct daemon_fixture f;
 
-	find_people();
-	daemon_fixture_start(&f, NULL, "n1", "");
-	ck_assert_int_eq(daemon_submit(&f, &owner, "echo out", 1), 1);
+	daemon_fixture_start(&f, NULL);
+	ck_assert_int_eq(daemon_submit(&f, &owner, "echo out", 1, 1), 1);
 	daemon_await(&f, 1, "succeeded");
-	ck_assert_int_eq(daemon_submit(&f, &owner, "exec sleep 60", 2), 2);
+	ck_assert_int_eq(daemon_submit(&f, &owner, "exec sleep 60", 1, 2), 2);
 	daemon_await(&f, 2, "running");
-	ck_assert_int_eq(daemon_submit(&f, &owner, "exec sleep 60", 1), 3);
+	ck_assert_int_eq(daemon_submit(&f, &owner, "exec sleep 60", 1, 1), 3);
 	for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {
-		if (many)
+		if (many) {
 			ask(&f, &rows[i], &other, "other user", &rows[i].other);
-		if (many)
 			ask(&f, &rows[i], &owner, "owner", &rows[i].owner);
-		/* The user of the service may do all that root may. */
-		ask(&f, &rows[i], &root, "root", &rows[i].root);
+			ask(&f, &rows[i], &root, "root", &rows[i].root);
+		} else { /* the user of the service may do all that root and the owner may */
+			bool as_owner = rows[i].owner.status && rows[i].owner.status != 403;
+
+			ask(&f, &rows[i], NULL, "service's user", as_owner ? &rows[i].owner : &rows[i].root);
+		}
 	}
 	daemon_await(&f, 2, "failed");
+	daemon_fixture_teardown(&f);
+}
+END_TEST
+
+static bool says(const struct daemon_fixture *f, const struct person *who, const char *target,
+                 const char *word)
+{
+	struct raw_request q = {.method = "GET", .target = target};
+	struct raw_answer a = daemon_ask(f, who, &q);
+	bool there = memmem(a.body, a.len, word, strlen(word));
+
+	ck_assert_msg(a.status == 200, "GET %s: %d: %s", target, a.status, a.body);
+	free(a.body);
+	return there;
+}
+
+/* Its command, its variables, the last lines of its log: a list shows them to nobody. */
+START_TEST(what_a_run_says_is_for_its_owner)
+{
+	static const char *const open_to_all[] = {"/v1/runs",  "/v1/runs?state=failed", "/metrics",
+	                                          "/v1/nodes", "/v1/devices",           "/v1/runs/1/metrics"};
+	struct daemon_fixture f;
+
+	daemon_fixture_start(&f, NULL);
+	daemon_submit(&f, &owner, "echo private $((6 * 7)); exit 3", 1, 1);
+	daemon_await(&f, 1, "failed");
+	for (size_t i = 0; i < ARRAY_SIZE(open_to_all); i++)
+		ck_assert_msg(!says(&f, &owner, open_to_all[i], "private"), "%s", open_to_all[i]);
+	ck_assert(says(&f, &owner, "/v1/runs/1", "\"config\""));
+	ck_assert(says(&f, &owner, "/v1/runs/1", "private 42"));
+	ck_assert(says(&f, &root, "/v1/runs/1", "private 42"));
+	ck_assert(says(&f, &owner, "/v1/runs/1/logs", "private 42\n"));
+	ck_assert(says(&f, &owner, "/v1/runs/1/logs?rank=all", "[0] private 42\n"));
+	if (many) {
+		ck_assert(!says(&f, &other, "/v1/runs/1", "private"));
+		ck_assert(!says(&f, &other, "/v1/runs/1", "\"config\""));
+		ck_assert(says(&f, &other, "/v1/runs/1", "rank 0 on n1: exit status 3"));
+	}
+	daemon_fixture_teardown(&f);
+}
+END_TEST
+
+/* Submits a script that waits for daemon_fixture_write(f, "go", …). */
+static int64_t submit_waiting(const struct daemon_fixture *f, const char *then)
+{
+	_cleanup_free_ char *script = str_printf("until [ -e %s/go ]; do sleep 0.02; done; %s", f->dir, then);
+
+	return daemon_submit(f, &owner, script, 1, 2);
+}
+
+START_TEST(a_restart_finds_runs_again)
+{
+	struct daemon_fixture f;
+	_cleanup_json_ json_t *before = NULL, *after = NULL;
+
+	daemon_fixture_start(&f, NULL);
+	submit_waiting(&f, "echo still here");
+	daemon_await(&f, 1, "running");
+	ck_assert_int_eq(daemon_submit(&f, &owner, "true", 1, 1), 2);
+	before = daemon_get(&f, &owner, "/v1/runs/1");
+	daemon_fixture_stop(&f);
+	daemon_fixture_again(&f);
+	daemon_await(&f, 1, "running");
+	after = daemon_get(&f, &owner, "/v1/runs/1");
+	ck_assert(json_equal(json_object_get(before, "ranks"), json_object_get(after, "ranks")));
+	ck_assert(json_equal(json_object_get(before, "attempt"), json_object_get(after, "attempt")));
+	daemon_fixture_write(&f, "go", "");
+	daemon_await(&f, 1, "succeeded");
+	daemon_await(&f, 2, "succeeded");
+	ck_assert(says(&f, &owner, "/v1/runs/1/logs", "still here\n"));
+	ck_assert_int_eq(daemon_submit(&f, &owner, "true", 1, 1), 3);
+	daemon_fixture_teardown(&f);
+}
+END_TEST
+
+static void post_as(const struct daemon_fixture *f, const struct person *who, const char *target,
+                    const char *body)
+{
+	struct raw_request q = {.method = "POST", .target = target, .body = body};
+	struct raw_answer a = daemon_ask(f, who, &q);
+
+	ck_assert_msg(a.status == 200, "POST %s: %d: %s", target, a.status, a.body);
+	free(a.body);
+}
+
+START_TEST(a_drained_node_starts_nothing)
+{
+	struct daemon_fixture f;
+
+	daemon_fixture_start(&f, NULL);
+	post_as(&f, &root, "/v1/nodes/n1/drain", "{\"reason\":\"a new fan\"}");
+	ck_assert(says(&f, &other, "/v1/nodes", "a new fan"));
+	ck_assert_int_eq(daemon_submit(&f, &owner, "true", 1, 1), 1);
+	ck_assert(says(&f, &other, "/v1/runs/1", "waits for node n1, which is drained"));
+	/* It stays drained when the service starts again. */
+	daemon_fixture_stop(&f);
+	daemon_fixture_again(&f);
+	ck_assert(says(&f, &other, "/v1/nodes", "a new fan"));
+	post_as(&f, &root, "/v1/nodes/n1/resume", NULL);
+	daemon_await(&f, 1, "succeeded");
+	/* One slot of the two. */
+	post_as(&f, &root, "/v1/nodes/n1/devices/0/drain", "{\"reason\":\"a new fan\"}");
+	ck_assert_int_eq(daemon_submit(&f, &owner, "true", 1, 2), 2);
+	ck_assert(says(&f, &other, "/v1/runs/2", "of whose 2 slots 1 is drained"));
+	ck_assert(says(&f, &other, "/metrics", "dtrain_slots_drained{node=\"n1\"} 1\n"));
+	ck_assert_int_eq(daemon_submit(&f, &owner, "true", 1, 1), 3);
+	daemon_await(&f, 3, "succeeded");
+	post_as(&f, &root, "/v1/nodes/n1/devices/0/resume", NULL);
+	daemon_await(&f, 2, "succeeded");
+	daemon_fixture_teardown(&f);
+}
+END_TEST
+
+/* A request whose answer takes its time, in a thread. */
+struct later {
+	int fd;
+	struct raw_request q;
+	struct raw_answer a;
+	pthread_t thread;
+};
+
+static void *ask_later(void *context)
+{
+	struct later *l = context;
+
+	l->a = raw_ask(l->fd, &l->q);
+	return NULL;
+}
+
+static void later_get(const struct daemon_fixture *f, const char *target, struct later *l)
+{
+	*l = (struct later){.fd = raw_connect_unix(f->socket), .q = {.method = "GET", .target = target}};
+	ck_assert_int_eq(pthread_create(&l->thread, NULL, ask_later, l), 0);
+}
+
+/* The body; owned by the caller. */
+static char *later_join(struct later *l, int status)
+{
+	pthread_join(l->thread, NULL);
+	ck_assert_msg(l->a.status == status, "GET %s: %d: %s", l->q.target, l->a.status, l->a.body);
+	return l->a.body;
+}
+
+START_TEST(progress_is_kept_and_followed)
+{
+	_cleanup_free_ char *followed = NULL;
+	_cleanup_json_ json_t *run = NULL;
+	struct daemon_fixture f;
+	struct later follower;
+
+	daemon_fixture_start(&f, NULL);
+	submit_waiting(&f, "true");
+	daemon_await(&f, 1, "running");
+	post_as(&f, &owner, "/v1/runs/1/metrics?attempt=1", "{\"step\":1}\n{\"step\":2}\n{\"step\":3}");
+	ck_assert(says(&f, &other, "/v1/runs/1/metrics", "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n"));
+	ck_assert(!says(&f, &other, "/v1/runs/1/metrics?since=1", "{\"step\":1}"));
+	ck_assert(says(&f, &other, "/v1/runs/1/metrics?since=1", "{\"step\":2}\n"));
+	later_get(&f, "/v1/runs/1/metrics?follow=1&since=2", &follower);
+	post_as(&f, &owner, "/v1/runs/1/metrics?attempt=1", "{\"step\":4}\n");
+	run = daemon_get(&f, NULL, "/v1/runs/1");
+	ck_assert_int_eq(json_get_int(json_object_get(run, "progress"), "step", 0), 4);
+	ck_assert(says(&f, &other, "/metrics", "dtrain_run_step{run=\"1\",name=\"test\"} 4\n"));
+	daemon_fixture_write(&f, "go", "");
+	daemon_await(&f, 1, "succeeded");
+	followed = later_join(&follower, 200);
+	ck_assert_ptr_null(strstr(followed, "{\"step\":2}"));
+	ck_assert_ptr_nonnull(strstr(followed, "{\"step\":3}\n"));
+	ck_assert_ptr_nonnull(strstr(followed, "{\"step\":4}\n"));
+	ck_assert(says(&f, &other, "/v1/runs/1/metrics?since=3", "{\"step\":4}\n"));
+	daemon_fixture_teardown(&f);
+}
+END_TEST
+
+/* Who asks before there is an answer gets it when it is there. */
+START_TEST(an_answer_that_comes_later_is_waited_for)
+{
+	_cleanup_free_ char *log = NULL, *key = NULL;
+	struct daemon_fixture f;
+	struct raw_request put = {.method = "PUT", .target = "/v1/runs/1/rendezvous/key", .body = "value"};
+	struct raw_answer a;
+	struct later follower, waiter;
+
+	daemon_fixture_start(&f, NULL);
+	post_as(&f, &root, "/v1/nodes/n1/drain", NULL);
+	submit_waiting(&f, "echo the end");
+	/* It has not started anywhere. */
+	later_get(&f, "/v1/runs/1/logs?follow=1", &follower);
+	post_as(&f, &root, "/v1/nodes/n1/resume", NULL);
+	daemon_await(&f, 1, "running");
+	later_get(&f, "/v1/runs/1/rendezvous/key?wait=60", &waiter);
+	a = daemon_ask(&f, &owner, &put);
+	ck_assert_int_eq(a.status, 200);
+	free(a.body);
+	key = later_join(&waiter, 200);
+	ck_assert_str_eq(key, "value");
+	daemon_fixture_write(&f, "go", "");
+	log = later_join(&follower, 200);
+	ck_assert_ptr_nonnull(strstr(log, "the end\n"));
+	daemon_await(&f, 1, "succeeded");
+	daemon_fixture_teardown(&f);
+}
+END_TEST
+
+/* Who waits for a key is told when the attempt ends, and the run's end ends its log. */
+START_TEST(a_cancelled_run_ends_what_waits_for_it)
+{
+	_cleanup_free_ char *log = NULL, *key = NULL;
+	struct raw_request cancel = {.method = "DELETE", .target = "/v1/runs/1"};
+	struct daemon_fixture f;
+	struct raw_answer a;
+	struct later follower, waiter;
+
+	daemon_fixture_start(&f, NULL);
+	submit_waiting(&f, "true");
+	daemon_await(&f, 1, "running");
+	later_get(&f, "/v1/runs/1/logs?follow=1", &follower);
+	later_get(&f, "/v1/runs/1/rendezvous/key?wait=60", &waiter);
+	a = daemon_ask(&f, &owner, &cancel);
+	ck_assert_int_eq(a.status, 202);
+	free(a.body);
+	daemon_await(&f, 1, "cancelled");
+	key = later_join(&waiter, 410);
+	log = later_join(&follower, 200);
+	daemon_fixture_teardown(&f);
+}
+END_TEST
+
+START_TEST(the_store_can_be_copied)
+{
+	struct daemon_fixture f;
+
+	daemon_fixture_start(&f, NULL);
+	daemon_submit(&f, &owner, "echo in the copy", 1, 1);
+	daemon_await(&f, 1, "succeeded");
+	ck_assert(says(&f, &root, "/v1/backup", "SQLite format 3"));
+	ck_assert(says(&f, &root, "/v1/backup", "echo in the copy"));
+	daemon_fixture_teardown(&f);
+}
+END_TEST
+
+/* HUP with a file that does not parse changes nothing, and the socket is made again where it is missing. */
+START_TEST(a_reload_makes_the_socket_again)
+{
+	struct daemon_fixture f;
+
+	daemon_fixture_start(&f, NULL);
+	daemon_fixture_write(&f, "dtraind.conf", "what = ;");
+	ck_assert_int_eq(unlink(f.socket), 0);
+	ck_assert_int_eq(kill(f.pid, SIGHUP), 0);
+	while (access(f.socket, F_OK) < 0)
+		usleep(1000);
+	daemon_submit(&f, NULL, "true", 1, 1);
+	daemon_await(&f, 1, "succeeded");
 	daemon_fixture_teardown(&f);
 }
 END_TEST
@@ -243,9 +500,18 @@ int main(void)
 	Suite *s = suite_create("daemon");
 	TCase *c = tcase_create("daemon");
 
+	find_people();
 	tcase_set_timeout(c, 120);
 	suite_add_tcase(s, c);
 	tcase_add_test(c, each_route_is_asked);
 	tcase_add_test(c, each_route_answers_those_who_may);
+	tcase_add_test(c, what_a_run_says_is_for_its_owner);
+	tcase_add_test(c, a_restart_finds_runs_again);
+	tcase_add_test(c, a_drained_node_starts_nothing);
+	tcase_add_test(c, progress_is_kept_and_followed);
+	tcase_add_test(c, an_answer_that_comes_later_is_waited_for);
+	tcase_add_test(c, a_cancelled_run_ends_what_waits_for_it);
+	tcase_add_test(c, the_store_can_be_copied);
+	tcase_add_test(c, a_reload_makes_the_socket_again);
 	return unit_run(s);
 }

@@ -1,0 +1,338 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Services among themselves: what they ask of each other, for users too, and what happens when one is away.
+ */
+#include <pwd.h>
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/json.h"
+#include "base/str.h"
+#include "daemon_fixture.h"
+
+struct row {
+	const char *method, *target, *body, *user; /* user: as Dtrain-User has it; NULL: nobody's */
+	int status;
+	const char *code;
+};
+
+static void ask_tls(const struct daemon_fixture *f, const struct row *row)
+{
+	_cleanup_free_ char *user = row->user ? str_printf("Dtrain-User: %s", row->user) : NULL;
+	struct raw_request q = {
+	    .method = row->method, .target = row->target, .body = row->body, .header = user};
+	struct raw_answer a = daemon_ask_tls(f, &q);
+
+	ck_assert_msg(a.status == row->status && str_eq(a.code, row->code ? row->code : ""),
+	              "%s %s %s for %s: %d %s, expected %d: %s", row->method, row->target,
+	              row->body ? row->body : "", row->user ? row->user : "itself", a.status, a.code,
+	              row->status, a.body);
+	free(a.body);
+}
+
+static void ask_local(const struct daemon_fixture *f, const struct row *row)
+{
+	struct raw_request q = {.method = row->method, .target = row->target, .body = row->body};
+	struct raw_answer a = daemon_ask(f, NULL, &q);
+
+	ck_assert_msg(a.status == row->status && str_eq(a.code, row->code ? row->code : ""),
+	              "%s %s: %d %s, expected %d: %s", row->method, row->target, a.status, a.code,
+	              row->status, a.body);
+	free(a.body);
+}
+
+#define HEARTBEAT(node)                                                                                      \
+	"{\"node\":\"" node "\",\"hosts\":\"0\",\"instance\":\"i\",\"sequence\":1,\"version\":\"0\","        \
+	"\"devices\":[{\"node\":\"" node                                                                     \
+	"\",\"index\":0,\"kind\":\"cpu\",\"name\":\"CPU\",\"threads\":1,\"state\":\"free\",\"run\":null}],"  \
+	"\"attempts\":[],\"ports\":[4001],\"port_range\":[0,0],\"shutting_down\":false,\"known\":{}}"
+
+/* n1 is the controller; n2 is in the hosts file, and is given up soon, since it is not there. Run 1 of the
+ * user who runs the test has ended. 4242 is somebody else. */
+static const struct row rows_of_controller[] = {
+    /* A service speaks for a user, or for itself, who owns nothing. */
+    {"GET", "/v1/runs/1/logs", NULL, "4242:4242:mallory", 403, "not-allowed"},
+    {"GET", "/v1/runs/1/logs", NULL, NULL, 403, "not-allowed"},
+    {"GET", "/v1/runs/1/logs", NULL, "0:0:root", 200, NULL},
+    {"GET", "/v1/runs/1", NULL, "4242:4242:mallory", 200, NULL},
+    {"DELETE", "/v1/runs/1", NULL, "4242:4242:mallory", 403, "not-allowed"},
+    {"DELETE", "/v1/runs/1", NULL, "0:0:root", 409, "ended"},
+    {"POST", "/v1/nodes/n2/drain", NULL, "4242:4242:mallory", 403, "not-allowed"},
+    {"POST", "/v1/nodes/n2/drain", NULL, NULL, 403, "not-allowed"},
+    {"POST", "/v1/nodes/n2/drain", NULL, "0:0:root", 200, NULL},
+    {"POST", "/v1/nodes/n2/devices/0/drain", NULL, "0:0:root", 502, "unreachable"},
+    {"POST", "/v1/runs", "{}", NULL, 403, "no-such-user"},
+    {"POST", "/v1/runs", "{}", "4242:4242:", 403, "no-such-user"},
+    {"GET", "/v1/backup", NULL, NULL, 403, "not-allowed"},
+    {"GET", "/v1/version", NULL, "nonsense", 403, "not-allowed"},
+    /* The administrator of this machine alone. */
+    {"POST", "/v1/end-runs", NULL, "0:0:root", 403, "not-allowed"},
+    /* What nodes say. */
+    {"POST", "/v1/peer/heartbeat", HEARTBEAT("n2"), NULL, 200, NULL},
+    {"POST", "/v1/peer/heartbeat", HEARTBEAT("n3"), NULL, 404, "no-such-node"},
+    {"POST", "/v1/peer/heartbeat", "[]", NULL, 400, "bad-json"},
+    {"POST", "/v1/peer/reports", "[]", NULL, 200, NULL},
+    {"POST", "/v1/peer/reports", "{}", NULL, 400, "bad-json"},
+    /* What a controller asks. */
+    {"POST", "/v1/peer/start", "{}", NULL, 400, "refused"},
+    {"POST", "/v1/peer/start", "[]", NULL, 400, "bad-json"},
+    {"POST", "/v1/peer/stop", "[]", NULL, 400, "bad-json"},
+    {"POST", "/v1/peer/stop", "{\"run\":7,\"attempt\":1,\"grace\":1.0,\"controller\":\"n1\"}", NULL, 200,
+     NULL},
+    {"POST", "/v1/peer/stop", "{\"run\":7,\"attempt\":1,\"grace\":1.0,\"controller\":\"n2\"}", NULL, 410,
+     "refused"},
+    {"POST", "/v1/peer/devices/0/drain", NULL, NULL, 200, NULL},
+    {"POST", "/v1/peer/devices/0/resume", NULL, NULL, 200, NULL},
+    {"POST", "/v1/peer/devices/99/drain", NULL, NULL, 404, "no-such-device"},
+    {"POST", "/v1/peer/devices/x/resume", NULL, NULL, 404, "no-such-device"},
+    {"GET", "/v1/peer/logs?run=1&attempt=1&rank=0", NULL, NULL, 200, NULL},
+    {"GET", "/v1/peer/logs?run=1&attempt=1&rank=0&tail=-1&follow=1", NULL, NULL, 200, NULL},
+    {"GET", "/v1/peer/logs?run=99", NULL, NULL, 404, "no-such-log"},
+    {"GET", "/v1/peer/logs?run=0", NULL, NULL, 400, "bad-query"},
+    {"GET", "/v1/peer/logs?run=1&follow=x", NULL, NULL, 400, "bad-query"},
+};
+
+START_TEST(a_controller_answers_services)
+{
+	struct daemon_setup setup = {.port = daemon_fixture_port(),
+	                             .more = "heartbeat = 0.2; node_timeout = 0.5;"};
+	_cleanup_free_ char *hosts = str_printf(
+	    "n1 slots=2 addr=127.0.0.1\nn2 slots=2 addr=127.0.0.1 port=%d\n", daemon_fixture_port());
+	struct daemon_fixture f;
+
+	setup.hosts = hosts;
+	daemon_fixture_start(&f, &setup);
+	daemon_submit(&f, NULL, "echo out", 1, 1);
+	daemon_await(&f, 1, "succeeded");
+	for (size_t i = 0; i < ARRAY_SIZE(rows_of_controller); i++)
+		ask_tls(&f, &rows_of_controller[i]);
+	daemon_fixture_teardown(&f);
+}
+END_TEST
+
+/* n2 is the controller, and is not there. */
+static const struct row rows_without_controller[] = {
+    {"GET", "/v1/version", NULL, NULL, 200, NULL},
+    {"GET", "/v1/devices?local=1", NULL, NULL, 200, NULL},
+    {"GET", "/v1/devices", NULL, NULL, 502, "unreachable"},
+    {"GET", "/v1/nodes", NULL, NULL, 502, "unreachable"},
+    {"GET", "/v1/runs", NULL, NULL, 502, "unreachable"},
+    {"POST", "/v1/runs", "{}", NULL, 502, "unreachable"},
+    {"GET", "/v1/runs/1/logs", NULL, NULL, 502, "unreachable"},
+    {"GET", "/v1/events", NULL, NULL, 502, "unreachable"},
+    {"GET", "/v1/backup", NULL, NULL, 502, "unreachable"},
+    {"POST", "/v1/nodes/n1/drain", NULL, NULL, 502, "unreachable"},
+    {"POST", "/v1/end-runs", NULL, NULL, 200, NULL},
+};
+
+/* What one service has passed on, another one does not pass on again. */
+static const struct row rows_of_other[] = {
+    {"GET", "/v1/runs", NULL, "0:0:root", 421, "not-controller"},
+    {"POST", "/v1/peer/heartbeat", HEARTBEAT("n2"), NULL, 421, "not-controller"},
+    {"POST", "/v1/peer/reports", "[]", NULL, 421, "not-controller"},
+    {"POST", "/v1/peer/devices/1/drain", NULL, NULL, 200, NULL},
+};
+
+START_TEST(a_node_without_its_controller_says_so)
+{
+	struct daemon_setup setup = {.port = daemon_fixture_port(), .controller = "n2"};
+	_cleanup_free_ char *hosts = str_printf(
+	    "n1 slots=2 addr=127.0.0.1\nn2 slots=2 addr=127.0.0.1 port=%d\n", daemon_fixture_port());
+	struct daemon_fixture f;
+
+	setup.hosts = hosts;
+	daemon_fixture_start(&f, &setup);
+	for (size_t i = 0; i < ARRAY_SIZE(rows_of_other); i++)
+		ask_tls(&f, &rows_of_other[i]);
+	for (size_t i = 0; i < ARRAY_SIZE(rows_without_controller); i++)
+		ask_local(&f, &rows_without_controller[i]);
+	daemon_fixture_teardown(&f);
+}
+END_TEST
+
+/* Two services, n1 with the queue. */
+static void start_two(struct daemon_fixture *one, struct daemon_fixture *two)
+{
+	struct daemon_setup setup = {.port = daemon_fixture_port()}, other = {.name = "n2"};
+	_cleanup_free_ char *hosts = NULL;
+
+	do
+		other.port = daemon_fixture_port();
+	while (other.port == setup.port);
+	hosts = str_printf("n1 slots=2 addr=127.0.0.1 port=%d\nn2 slots=2 addr=127.0.0.1 port=%d\n",
+	                   setup.port, other.port);
+	setup.hosts = other.hosts = hosts;
+	other.other = one;
+	daemon_fixture_start(one, &setup);
+	daemon_fixture_start(two, &other);
+}
+
+static char *get_text(const struct daemon_fixture *f, const struct person *who, const char *target,
+                      int status)
+{
+	struct raw_request q = {.method = "GET", .target = target};
+	struct raw_answer a = daemon_ask(f, who, &q);
+
+	ck_assert_msg(a.status == status, "GET %s: %d: %s", target, a.status, a.body);
+	return a.body;
+}
+
+START_TEST(two_services_execute_a_run_together)
+{
+	struct daemon_fixture one, two;
+	_cleanup_free_ char *merged = NULL, *second = NULL, *events = NULL;
+	_cleanup_json_ json_t *run = NULL, *nodes = NULL;
+
+	start_two(&one, &two);
+	/* Submitted where the queue is not. */
+	ck_assert_int_eq(daemon_submit(&two, NULL, "echo rank $RANK of $WORLD_SIZE on $DTRAIN_NODE", 2, 1),
+	                 1);
+	daemon_await(&two, 1, "succeeded");
+	run = daemon_get(&two, NULL, "/v1/runs/1");
+	ck_assert_uint_eq(json_array_size(json_object_get(run, "nodes")), 2);
+	for (int i = 0; i < 2; i++) {
+		const struct daemon_fixture *f = i ? &two : &one;
+
+		free(merged);
+		free(second);
+		merged = get_text(f, NULL, "/v1/runs/1/logs?rank=all", 200);
+		ck_assert_ptr_nonnull(strstr(merged, "[0] rank 0 of 2"));
+		ck_assert_ptr_nonnull(strstr(merged, "[1] rank 1 of 2"));
+		second = get_text(f, NULL, "/v1/runs/1/logs?rank=1&tail=1", 200);
+		ck_assert_ptr_nonnull(strstr(second, "rank 1 of 2"));
+	}
+	nodes = daemon_get(&two, NULL, "/v1/nodes");
+	ck_assert_uint_eq(json_array_size(json_object_get(nodes, "nodes")), 2);
+	daemon_fixture_teardown(&two);
+	daemon_fixture_teardown(&one);
+}
+END_TEST
+
+/* A rank on one node fails: the other node's rank is stopped, and the reason names the first. */
+START_TEST(a_failure_on_one_node_ends_the_run_on_both)
+{
+	struct daemon_fixture one, two;
+	_cleanup_json_ json_t *run = NULL;
+
+	start_two(&one, &two);
+	daemon_submit(&one, NULL, "[ $RANK = 0 ] && exec sleep 60; exit 7", 2, 1);
+	daemon_await(&one, 1, "failed");
+	run = daemon_get(&one, NULL, "/v1/runs/1");
+	ck_assert_str_eq(json_get_string(run, "reason", ""), "rank 1 on n2: exit status 7");
+	ck_assert_int_eq(json_get_int(run, "exit_status", 0), 7);
+	daemon_fixture_teardown(&two);
+	daemon_fixture_teardown(&one);
+}
+END_TEST
+
+/* The node that the caller is on vouches for who he is, and the owner is known everywhere. */
+START_TEST(a_user_is_the_same_on_all_nodes)
+{
+	const struct passwd *nobody = getpwnam("nobody");
+	struct daemon_fixture one, two;
+	struct raw_request cancel = {.method = "DELETE", .target = "/v1/runs/1"};
+	struct raw_answer a;
+	struct person other;
+
+	if (geteuid() != 0 || !nobody) {
+		printf("daemon_peers: only root can ask as somebody else: not tested\n");
+		return;
+	}
+	other = (struct person){nobody->pw_uid, nobody->pw_gid, "nobody"};
+	start_two(&one, &two);
+	daemon_submit(&two, NULL, "exec sleep 60", 1, 1);
+	daemon_await(&two, 1, "running");
+	for (int i = 0; i < 2; i++) {
+		const struct daemon_fixture *f = i ? &two : &one;
+
+		free(get_text(f, &other, "/v1/runs/1/logs", 403));
+		free(get_text(f, NULL, "/v1/runs/1/logs", 200));
+		a = daemon_ask(f, &other, &cancel);
+		ck_assert_int_eq(a.status, 403);
+		free(a.body);
+	}
+	a = daemon_ask(&two, NULL, &cancel);
+	ck_assert_int_eq(a.status, 202);
+	free(a.body);
+	daemon_await(&one, 1, "cancelled");
+	daemon_fixture_teardown(&two);
+	daemon_fixture_teardown(&one);
+}
+END_TEST
+
+/* A device of another node is drained there, and the controller knows. */
+START_TEST(a_device_is_drained_where_it_is)
+{
+	struct daemon_fixture one, two;
+	struct raw_request drain = {
+	    .method = "POST", .target = "/v1/nodes/n2/devices/1/drain", .body = "{\"reason\":\"a new fan\"}"};
+	_cleanup_json_ json_t *local = NULL;
+	struct raw_answer a;
+
+	start_two(&one, &two);
+	a = daemon_ask(&one, NULL, &drain);
+	ck_assert_msg(a.status == 200, "%d: %s", a.status, a.body);
+	free(a.body);
+	local = daemon_get(&two, NULL, "/v1/devices?local=1");
+	ck_assert_str_eq(json_get_string(json_array_get(json_object_get(local, "devices"), 1), "state", ""),
+	                 "drained");
+	/* It takes all four slots. */
+	daemon_submit(&one, NULL, "true", 2, 2);
+	{
+		_cleanup_json_ json_t *run = daemon_get(&one, NULL, "/v1/runs/1");
+
+		ck_assert_ptr_nonnull(strstr(json_get_string(run, "reason", ""),
+		                             "waits for node n2, of whose 2 slots 1 is drained"));
+	}
+	drain.target = "/v1/nodes/n2/devices/1/resume";
+	a = daemon_ask(&two, NULL, &drain);
+	ck_assert_int_eq(a.status, 200);
+	free(a.body);
+	daemon_await(&one, 1, "succeeded");
+	daemon_fixture_teardown(&two);
+	daemon_fixture_teardown(&one);
+}
+END_TEST
+
+/* A new line of the hosts file is a new node, from the next HUP on. */
+START_TEST(a_reload_takes_new_hosts_over)
+{
+	struct daemon_setup setup = {.port = daemon_fixture_port()};
+	static const char two[] = "n1 slots=2 addr=127.0.0.1\nn2 slots=2 addr=127.0.0.1 port=1\n",
+	                  three[] =
+	                      "n1 slots=2 addr=127.0.0.1\nn2 slots=2 addr=127.0.0.1 port=1\nn3 slots=1\n";
+	struct daemon_fixture f;
+	size_t count = 0;
+
+	setup.hosts = two;
+	daemon_fixture_start(&f, &setup);
+	daemon_fixture_write(&f, "hosts", "n1 slots=x\n");
+	ck_assert_int_eq(kill(f.pid, SIGHUP), 0);
+	daemon_fixture_write(&f, "hosts", three);
+	ck_assert_int_eq(kill(f.pid, SIGHUP), 0);
+	while (count != 3) {
+		_cleanup_json_ json_t *nodes = daemon_get(&f, NULL, "/v1/nodes");
+
+		count = json_array_size(json_object_get(nodes, "nodes"));
+		ck_assert(count == 2 || count == 3);
+	}
+	daemon_fixture_teardown(&f);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("daemon peers");
+	TCase *c = tcase_create("daemon peers");
+
+	tcase_set_timeout(c, 120);
+	suite_add_tcase(s, c);
+	tcase_add_test(c, a_controller_answers_services);
+	tcase_add_test(c, a_node_without_its_controller_says_so);
+	tcase_add_test(c, two_services_execute_a_run_together);
+	tcase_add_test(c, a_failure_on_one_node_ends_the_run_on_both);
+	tcase_add_test(c, a_user_is_the_same_on_all_nodes);
+	tcase_add_test(c, a_device_is_drained_where_it_is);
+	tcase_add_test(c, a_reload_takes_new_hosts_over);
+	return unit_run(s);
+}
