@@ -21,12 +21,12 @@ struct member {
 	int port;
 	char **labels;
 	bool up, drained;
-	char *drain_reason; /* what the admin gave as the reason; NULL: nothing */
-	bool shutting_down; /* as its last heartbeat says: no new runs */
-	bool removed;       /* from the hosts file, while a run still names it */
-	double heard;       /* monotonic, 0: never */
-	double last_seen;   /* Unix time */
-	double shunned;     /* monotonic: no new runs before, since calls to it failed */
+	char *drain_reason;   /* what the admin gave as the reason; NULL: nothing */
+	bool shutting_down;   /* as its last heartbeat says: no new runs */
+	bool removed;         /* from the hosts file, while a run still names it */
+	double heard;         /* monotonic, 0: never */
+	double last_seen;     /* Unix time */
+	double backoff_until; /* monotonic: no new runs before, since calls to it failed; 0: none has */
 	char instance[40];
 	char hosts_hash[HOSTS_HASH_SIZE]; /* of the hosts file that it has; "": it did not say */
 	bool hosts_told;                  /* that it is not ours is in the log */

@@ -77,10 +77,10 @@ struct run {
 	    *device_error; /* what a node said first of a device that it has, e.g. that it fell off the bus */
 
 	/* Bookkeeping of the owner. */
-	bool dirty;    /* differs from the store */
-	bool changed;  /* its version grew since the waiters were told */
-	bool to_start; /* placed, and the nodes do not know yet */
-	int told;      /* 1 + the state that the events have */
+	bool dirty;           /* differs from the store */
+	bool changed;         /* its version grew since the waiters were told */
+	bool to_start;        /* placed, and the nodes do not know yet */
+	int last_event_state; /* 1 + the state that the last event had; 0: there was none */
 };
 
 /* From a checked run_config in its JSON form: name, task, directory, output and what it asks for. */

@@ -5,38 +5,30 @@
  * alone; an administrator's command alone ends it. The epoch and the numbers of runs are lifted above what
  * any node knows. Until all nodes have reported once, or are down, no run gets a number and none is placed.
  */
-#include <errno.h>
-#include <string.h>
+#include "controller/foreign.h"
 
-#include "base/clock.h"
+#include <errno.h>
+
 #include "base/json.h"
 #include "base/log.h"
 #include "base/str.h"
 #include "controller/internal.h"
+#include "controller/runs.h"
 
 /* Numbers that were given after the last heartbeat of any node: left out where numbers are lifted. */
 enum { NUMBERS_MARGIN = 100 };
-
-/* A submission that waits for its number. */
-struct held {
-	struct controller *controller;
-	struct held *next;
-	struct http_request *request;
-	struct run *run;
-	char *config;
-};
 
 bool foreign_is(struct controller *c, const json_t *report)
 {
 	const char *cluster = json_get_string(report, "cluster", "");
 	int64_t id = json_get_int(report, "run", -1), epoch = json_get_int(report, "epoch", 0);
 	_cleanup_(run_freep) struct run *owned = NULL;
-	struct run *r;
+	const struct run *r;
 
 	/* What a service of an older version has started names no cluster. */
 	if (*cluster && (!str_eq(cluster, store_cluster(c->store)) || !store_has_epoch(c->store, epoch)))
 		return true;
-	return controller_find(c, id, &r, &owned, NULL) == -ENOENT ||
+	return controller_find_run(c, id, &r, &owned, NULL) == -ENOENT ||
 	       (r && json_get_int(report, "attempt", 0) > r->attempt);
 }
 
@@ -75,7 +67,7 @@ void foreign_note(struct controller *c, struct member *m, const json_t *report)
 	struct run *r = queue_find(&c->queue, run);
 
 	if (r && str_eq(cluster, store_cluster(c->store)))
-		controller_after(c, r, run_superseded(r, m->name, attempt, clock_realtime()));
+		apply_flags(c, r, run_superseded(r, m->name, attempt, controller_time(c)));
 	if (str_eq(json_get_string(report, "state", ""), "ended"))
 		return;
 	if (!contains(c->foreign_before, run, attempt))
@@ -133,51 +125,6 @@ void foreign_learn(struct controller *c, struct member *m, const json_t *heartbe
 		controller_touch(c);
 }
 
-static void remove_held(struct held *h)
-{
-	struct held **at = &h->controller->held;
-
-	while (*at != h)
-		at = &(*at)->next;
-	*at = h->next;
-}
-
-static void on_held_closed(void *context)
-{
-	struct held *h = context;
-
-	remove_held(h);
-	run_free(h->run);
-	free(h->config);
-	free(h);
-}
-
-bool controller_hold(struct controller *c, struct http_request *request, struct run *r, const char *config)
-{
-	struct held *h = c->settled ? NULL : calloc(1, sizeof(*h)), **end = &c->held;
-
-	if (!h || !(h->config = strdup(config))) {
-		free(h);
-		return false;
-	}
-	h->controller = c;
-	h->request = request;
-	h->run = r;
-	while (*end)
-		end = &(*end)->next;
-	*end = h;
-	http_request_on_close(request, on_held_closed, h);
-	return true;
-}
-
-void held_free(struct controller *c)
-{
-	while (c->held) {
-		http_request_on_close(c->held->request, NULL, NULL);
-		on_held_closed(c->held);
-	}
-}
-
 void controller_settle(struct controller *c)
 {
 	if (c->settled)
@@ -190,28 +137,20 @@ void controller_settle(struct controller *c)
 	}
 	c->settled = c->reschedule = true;
 	controller_touch(c);
-	while (c->held) {
-		struct held *h = c->held;
-
-		remove_held(h);
-		http_request_on_close(h->request, NULL, NULL);
-		controller_submit(c, h->request, h->run, h->config);
-		free(h->config);
-		free(h);
-	}
+	submissions_release(c);
 }
 
-size_t controller_cancel_foreign(struct controller *c, struct member *m, int64_t run)
+size_t controller_cancel_foreign(struct controller *c, const char *node, int64_t run)
 {
+	const struct member *m = members_find(c->members, node);
 	json_t *entry;
 	size_t i, n = 0;
 
-	json_array_foreach(m->foreign, i, entry)
+	json_array_foreach(m ? m->foreign : NULL, i, entry)
 	{
 		if (run && json_get_int(entry, "run", 0) != run)
 			continue;
-		dispatch_stop_foreign(c, m->name, json_get_int(entry, "run", 0),
-		                      json_get_int(entry, "attempt", 0));
+		stop_foreign(c, m->name, json_get_int(entry, "run", 0), json_get_int(entry, "attempt", 0));
 		n++;
 	}
 	return n;

@@ -1,18 +1,97 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The inside of the controller: the flush, and who waits for it. */
+/*
+ * The inside of the controller, for its own files alone. They call each other downwards in this order:
+ * controller.c; nodes.c, reconcile.c; foreign.c; runs.c, start.c; apply.c, commit.c, notify.c; and
+ * schedule_pass.c, stop.c, submit.c, waiters.c.
+ */
 #pragma once
 
+#include "cluster/feed.h"
+#include "cluster/members.h"
+#include "cluster/queue.h"
+#include "cluster/rendezvous.h"
+#include "cluster/store.h"
 #include "controller/controller.h"
 
-/* Schedules, commits, answers, starts, tells: in this order. */
-void controller_flush(struct controller *c);
-int controller_write(struct controller *c); /* dirty runs into the store, and the commit */
-void controller_arm_soft(struct controller *c);
+struct submission;
+struct waiter;
+
+enum { FEED_EVENTS = 0 }; /* the topic of events; other topics: a run's id, for its metrics */
+
+struct controller {
+	struct controller_options options; /* hosts are not kept */
+	struct store *store;
+	struct queue queue;
+	struct members *members;
+	struct rendezvous *rendezvous;
+	struct feed *events, *metrics;
+	struct waiter *waiters;         /* who waits for a run to change */
+	struct submission *submissions; /* in their order: who waits for a number, or for the commit */
+	json_t *foreign_before;         /* of the node whose heartbeat is read: what it had the last time */
+	bool lazy_commit;               /* its timer is set */
+	bool commit;                    /* a commit must precede replies */
+	bool settled;                   /* all nodes have reported, or are down: see foreign.c */
+	int64_t announced;              /* the last run number that is on disk */
+	bool reschedule;                /* slots or queue have changed */
+};
+
+static inline double controller_now(const struct controller *c)
+{
+	return c->options.clock.monotonic(c->options.clock.context);
+}
+
+static inline double controller_time(const struct controller *c)
+{
+	return c->options.clock.realtime(c->options.clock.context);
+}
+
+static inline void controller_set_timer(struct controller *c, enum controller_timer timer, double at)
+{
+	c->options.clock.set_timer(c->options.clock.context, timer, at);
+}
+
+/* Something has changed: a flush is due. */
+static inline void controller_touch(struct controller *c)
+{
+	controller_set_timer(c, CONTROLLER_FLUSH, 0);
+}
+
+/* schedule_pass.c */
+void schedule_pass(struct controller *c);
+int schedule_pass_check(struct controller *c, const struct run *r, struct error *err);
+
+/* start.c: all attempts that were placed, and are on disk. */
+void start_placed(struct controller *c);
+
+/* stop.c: the calls to nodes */
+struct peer peer_of(const struct member *m);
+void stop_part(struct controller *c, const struct run *r, const struct run_part *part);
+/* An attempt that the controller has given up. */
+void stop_stray(struct controller *c, const char *node, int64_t run, int64_t attempt);
+/* One that no controller with this store has started. */
+void stop_foreign(struct controller *c, const char *node, int64_t run, int64_t attempt);
+
+/* apply.c: does what the flags of run.h ask for, after an event of r. */
+void apply_flags(struct controller *c, struct run *r, unsigned flags);
+
+/* commit.c: dirty runs into the store, and the commit; then `done`. Submissions are answered before it. */
+void commit_changes(struct controller *c, void (*done)(struct controller *c, int code));
+/* Changes that may wait are committed within a second. */
+void commit_lazily(struct controller *c);
+
+/* notify.c: those who wait for runs, and the feed of events. What has ended leaves the memory. */
+void notify_changes(struct controller *c);
+/* waiters.c */
+void waiters_notify(struct controller *c, const struct run *r);
+void waiters_free(struct controller *c);
+
+/* submit.c */
+void submissions_release(struct controller *c);                                   /* they get their numbers */
+void submissions_answer(struct controller *c, int code, const struct error *err); /* after the commit */
 void submissions_free(struct controller *c);
-/* The waiters of a run that has changed, and the feed of events. */
-void waiters_tell(struct controller *c, const struct run *r);
-/* An attempt that the controller knows nothing of, or has given up. */
-void dispatch_stop_foreign(struct controller *c, const char *node, int64_t run, int64_t attempt);
+
+/* nodes.c: who has not been heard of is down. */
+void nodes_expire(struct controller *c);
 
 /* foreign.c: what a node has or knows that this store does not. */
 /* Was this attempt, as a node reports it, not started by a controller with this store? */
@@ -23,8 +102,3 @@ void foreign_note(struct controller *c, struct member *m, const json_t *report);
 void foreign_learn(struct controller *c, struct member *m, const json_t *heartbeat);
 /* Once all nodes have reported, or are down, numbers are given and runs are placed. */
 void controller_settle(struct controller *c);
-/* True: it is taken, and submitted then. */
-bool controller_hold(struct controller *c, struct http_request *request, struct run *r, const char *config);
-void held_free(struct controller *c);
-
-void dispatch_stop_stray(struct controller *c, const char *node, int64_t run, int64_t attempt);

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Requests (and code) that wait for a run to change. */
-#include "base/json.h"
-#include "base/log.h"
+/* Who waits for a run to change, as a list in the controller. */
+#include "controller/waiters.h"
+
+#include <stdlib.h>
+
 #include "controller/internal.h"
 
 struct waiter {
@@ -9,8 +11,7 @@ struct waiter {
 	struct waiter *prev, *next;
 	int64_t run, version;
 	unsigned states;
-	struct http_request *request;
-	void (*ready)(void *context, const struct run *r);
+	waiter_fn ready;
 	void *context;
 };
 
@@ -18,8 +19,6 @@ void waiter_free(struct waiter *w)
 {
 	if (!w)
 		return;
-	if (w->request)
-		http_request_on_close(w->request, NULL, NULL);
 	if (w->prev)
 		w->prev->next = w->next;
 	else
@@ -29,16 +28,14 @@ void waiter_free(struct waiter *w)
 	free(w);
 }
 
-static void on_closed(void *context)
+void waiters_free(struct controller *c)
 {
-	struct waiter *w = context;
-
-	w->request = NULL;
-	waiter_free(w);
+	while (c->waiters)
+		waiter_free(c->waiters);
 }
 
-struct waiter *controller_wait_call(struct controller *c, int64_t run, unsigned states, int64_t version,
-                                    void (*ready)(void *context, const struct run *r), void *context)
+struct waiter *waiter_create(struct controller *c, int64_t run, unsigned states, int64_t version,
+                             waiter_fn ready, void *context)
 {
 	struct waiter *w = calloc(1, sizeof(*w));
 
@@ -62,41 +59,24 @@ static bool satisfied(const struct run *r, unsigned states, int64_t version)
 	return run_state_final(r->state) || states >> r->state & 1 || r->version > version;
 }
 
-void controller_wait(struct controller *c, struct http_request *request, struct run *r, unsigned states,
-                     int64_t version)
+/* What has changed and is not told yet waits for the flush: nobody is told of what is not on disk. */
+bool waiter_is_needless(const struct run *r, unsigned states, int64_t version)
 {
-	struct waiter *w;
-
-	/* What has changed and is not told yet waits for the flush: nobody hears of what is not on disk. */
-	if (!r->changed && satisfied(r, states, version)) {
-		controller_reply_run(c, request, r);
-		return;
-	}
-	w = controller_wait_call(c, r->id, states, version, NULL, NULL);
-	if (!w) {
-		http_reply_error(request, 500, "out-of-memory", "out of memory");
-		return;
-	}
-	w->request = request;
-	http_request_on_close(request, on_closed, w);
+	return !r->changed && satisfied(r, states, version);
 }
 
-void waiters_tell(struct controller *c, const struct run *r)
+void waiters_notify(struct controller *c, const struct run *r)
 {
 	struct waiter *next;
 
 	for (struct waiter *w = c->waiters; w; w = next) {
-		void (*ready)(void *context, const struct run *r) = w->ready;
-		struct http_request *request = w->request;
+		waiter_fn ready = w->ready;
 		void *context = w->context;
 
 		next = w->next;
 		if (w->run != r->id || !satisfied(r, w->states, w->version))
 			continue;
 		waiter_free(w);
-		if (request)
-			controller_reply_run(c, request, r);
-		else
-			ready(context, r);
+		ready(context, r);
 	}
 }

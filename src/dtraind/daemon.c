@@ -20,12 +20,16 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "controller/controller.h"
+#include "controller/nodes.h"
 #include "dtraind/heartbeat.h"
 #include "dtraind/lock.h"
 #include "dtraind/log_streams.h"
+#include "dtraind/peers.h"
+#include "dtraind/routes/routes.h"
 #include "dtraind/routes/table.h"
 #include "dtraind/shutdown.h"
 #include "dtraind/status.h"
+#include "dtraind/timers.h"
 
 enum { MAX_BODY = 64 << 10 }; /* where the table of routes says nothing else */
 
@@ -143,11 +147,9 @@ static void on_devices_changed(void *context)
 
 	if (d->link)
 		link_heartbeat(d->link);
-	if (d->controller) { /* a report may have brought the devices already, then the heartbeat is no news
-		              */
-		d->controller->reschedule = true;
-		controller_touch(d->controller);
-	}
+	/* A report may have brought the devices already, then the heartbeat is no news. */
+	if (d->controller)
+		controller_reschedule(d->controller);
 }
 
 static int setup_node(struct daemon *d, struct error *err)
@@ -259,6 +261,35 @@ static int setup_http(struct daemon *d, struct error *err)
 	return r;
 }
 
+static void on_flushed(void *context)
+{
+	status_notify(context);
+}
+
+static int setup_controller(struct daemon *d, struct error *err)
+{
+	const struct settings *s = d->settings;
+	struct controller_options options = {
+	    .name = s->name,
+	    .state_dir = s->config->state_dir,
+	    .hosts = s->hosts,
+	    .default_port = s->config->port,
+	    .node_timeout = s->config->node_timeout,
+	    .peers = peers_of_daemon(d),
+	    .flushed = on_flushed,
+	    .context = d,
+	};
+	int r = timers_create(d, &d->timers, err);
+
+	if (r < 0)
+		return r;
+	options.clock = timers_clock(d->timers);
+	r = controller_create(&options, &d->controller, err);
+	if (r == 0)
+		backup_remove_leftovers(s->config->state_dir);
+	return r;
+}
+
 static int setup(struct daemon *d, struct error *err)
 {
 	uint64_t instance = 0;
@@ -280,7 +311,7 @@ static int setup(struct daemon *d, struct error *err)
 	    (r = log_streams_create(d, &d->logs, err)) < 0 || (r = setup_node(d, err)) < 0)
 		return r;
 	if (str_eq(d->settings->name, d->settings->controller)) {
-		r = controller_create(d, &d->controller, err);
+		r = setup_controller(d, err);
 		if (r < 0)
 			return r;
 	}
@@ -375,7 +406,8 @@ static void take_over(struct daemon *d, struct settings *new)
 		log_err("%s", err.message);
 	if (listen_peers(d, &err) < 0)
 		log_err("peers cannot be served: %s", err.message);
-	if (d->controller && controller_set_hosts(d->controller, &err) < 0)
+	if (d->controller && controller_set_hosts(d->controller, old->hosts, old->config->port,
+	                                          old->config->node_timeout, &err) < 0)
 		log_err("the hosts file cannot be taken over: %s", err.message);
 	log_info("configuration reloaded: %zu %s", d->settings->hosts->count,
 	         d->settings->hosts->count == 1 ? "host" : "hosts");
@@ -442,6 +474,7 @@ void daemon_destroy(struct daemon *d)
 	http_client_destroy(d->client);
 	http_client_destroy(d->peer_client);
 	controller_destroy(d->controller);
+	timers_destroy(d->timers);
 	if (d->node)
 		node_destroy(d->node);
 	log_streams_destroy(d->logs);

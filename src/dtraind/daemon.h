@@ -23,6 +23,8 @@ struct background;
 struct controller;
 struct link;
 struct log_streams;
+struct shutdown;
+struct timers;
 
 /* The two files as they were read and checked together: who we are, who decides, how we are reached. */
 struct settings {
@@ -55,8 +57,6 @@ int settings_remember(const struct settings *s, struct error *err);
 void settings_free(struct settings *s);
 DEFINE_CLEANUP(struct settings *, settings_free)
 
-struct shutdown;
-
 struct daemon {
 	const char *config_path; /* NULL: the default place */
 	struct settings *settings;
@@ -69,6 +69,8 @@ struct daemon {
 	struct http_client
 	    *peer_client; /* heartbeats, reports, starts, stops: nobody else has its connections */
 	struct controller *controller; /* NULL: another node is it */
+	struct timers *timers;         /* the controller's; NULL likewise */
+	bool backup;                   /* the store is being copied */
 	struct link *link;
 	struct log_streams *logs;
 	struct shutdown *shutdown; /* NULL: attempts go on */

@@ -8,7 +8,8 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "controller/controller.h"
+#include "controller/nodes.h"
+#include "controller/reconcile.h"
 #include "dtraind/log_streams.h"
 #include "dtraind/status.h"
 
@@ -170,10 +171,8 @@ void link_heartbeat(struct link *l)
 
 void link_refresh_local(struct daemon *d)
 {
-	struct member *m = d->controller ? members_find(d->controller->members, d->settings->name) : NULL;
-
-	if (m)
-		member_set_devices(m, node_devices(d->node));
+	if (d->controller)
+		controller_set_devices(d->controller, d->settings->name, node_devices(d->node));
 }
 
 static void send_reports(struct link *l);

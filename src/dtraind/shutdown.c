@@ -9,7 +9,7 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "controller/controller.h"
+#include "controller/runs.h"
 #include "dtraind/heartbeat.h"
 #include "dtraind/lock.h"
 #include "dtraind/routes/access.h"
@@ -55,12 +55,7 @@ bool shutdown_of_machine(void)
 /* Has everybody been told what there is to tell? */
 static bool is_told(const struct daemon *d)
 {
-	const struct controller *c = d->controller;
-
-	for (size_t i = 0; c && i < c->queue.count; i++)
-		if (c->queue.list[i]->state == RUN_STOPPING && c->queue.list[i]->part_count > 0)
-			return false;
-	return link_is_idle(d->link);
+	return !(d->controller && controller_is_stopping(d->controller)) && link_is_idle(d->link);
 }
 
 static void answer(struct shutdown *s)

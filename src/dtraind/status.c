@@ -8,8 +8,8 @@
 
 void status_notify(struct daemon *d)
 {
+	struct controller_status status;
 	char line[256];
-	size_t up = 0, n, queued = 0;
 
 	if (!d->controller) {
 		snprintf(line, sizeof(line), "STATUS=Node %s: %d of %d slots free; controller %s",
@@ -18,13 +18,9 @@ void status_notify(struct daemon *d)
 		sd_notify(0, line);
 		return;
 	}
-	n = members_count(d->controller->members);
-	for (size_t i = 0; i < n; i++)
-		up += members_get(d->controller->members, i)->up;
-	for (size_t i = 0; i < d->controller->queue.count; i++)
-		queued += d->controller->queue.list[i]->state == RUN_QUEUED;
+	controller_get_status(d->controller, &status);
 	snprintf(line, sizeof(line),
 	         "STATUS=Controller %s: %zu of %zu nodes up; %zu runs queued, %zu under way",
-	         d->settings->name, up, n, queued, d->controller->queue.count - queued);
+	         d->settings->name, status.nodes_up, status.nodes, status.queued, status.under_way);
 	sd_notify(0, line);
 }

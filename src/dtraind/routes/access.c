@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/str.h"
+#include "controller/runs.h"
 
 bool caller_may(const struct http_caller *caller, int64_t uid)
 {
@@ -26,11 +27,11 @@ static void refuse(struct http_request *r, const struct run *run)
 	    str_eq(run->user, caller->user) ? "; a user needs the same uid on all nodes" : "");
 }
 
-struct run *route_find_run(struct controller *c, struct http_request *r, bool own, struct run **owned)
+const struct run *route_find_run(struct controller *c, struct http_request *r, bool own, struct run **owned)
 {
 	const char *text = http_request_capture(r, 0);
 	struct error err = ERROR_INIT;
-	struct run *run = NULL;
+	const struct run *run = NULL;
 	int64_t id;
 
 	*owned = NULL;
@@ -38,7 +39,7 @@ struct run *route_find_run(struct controller *c, struct http_request *r, bool ow
 		http_reply_error(r, 404, "no-such-run", "there is no run %s: runs have numbers", text);
 		return NULL;
 	}
-	if (controller_find(c, id, &run, owned, &err) < 0) {
+	if (controller_find_run(c, id, &run, owned, &err) < 0) {
 		if (err.code == -ENOENT)
 			http_reply_error(r, 404, "no-such-run", "%s", err.message);
 		else

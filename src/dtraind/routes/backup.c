@@ -12,6 +12,7 @@
 
 #include "base/log.h"
 #include "base/str.h"
+#include "cluster/store.h"
 #include "controller/controller.h"
 #include "dtraind/routes/access.h"
 #include "dtraind/routes/routes.h"
@@ -26,7 +27,7 @@ enum {
 };
 
 struct backup {
-	struct controller *controller;
+	struct daemon *daemon;
 	struct http_request *request;
 	struct http_stream *stream; /* once the copy is complete */
 	struct store_backup *copy;
@@ -51,7 +52,7 @@ static void on_closed(void *context)
 {
 	struct backup *b = context;
 
-	b->controller->backup = NULL;
+	b->daemon->backup = false;
 	backup_free(b);
 }
 
@@ -108,27 +109,27 @@ static int on_slice(sd_event_source *source, void *userdata)
 	return 0;
 }
 
-static int backup_begin(struct controller *c, struct http_request *r, struct error *err)
+static int backup_begin(struct daemon *d, struct http_request *r, struct error *err)
 {
 	struct backup *b = calloc(1, sizeof(*b));
 	int code;
 
 	if (!b)
 		return error_oom(err);
-	b->controller = c;
+	b->daemon = d;
 	b->request = r;
 	b->fd = -1;
-	b->path = str_printf("%s/" BACKUP_PREFIX "XXXXXX", c->daemon->settings->config->state_dir);
+	b->path = str_printf("%s/" BACKUP_PREFIX "XXXXXX", d->settings->config->state_dir);
 	if (b->path)
 		b->fd = mkostemp(b->path, O_CLOEXEC);
 	if (b->fd < 0) {
 		code = error_errno(err, b->path ? -errno : -ENOMEM, "cannot make a file in %s",
-		                   c->daemon->settings->config->state_dir);
+		                   d->settings->config->state_dir);
 		free(steal_pointer(b->path));
 	} else
-		code = store_backup_begin(c->store, b->path, &b->copy, err);
+		code = controller_backup_begin(d->controller, b->path, &b->copy, err);
 	if (code == 0)
-		code = sd_event_add_defer(c->daemon->event, &b->slice, on_slice, b);
+		code = sd_event_add_defer(d->event, &b->slice, on_slice, b);
 	if (code >= 0)
 		code = sd_event_source_set_priority(b->slice, SLICE_PRIORITY);
 	if (code >= 0)
@@ -137,7 +138,7 @@ static int backup_begin(struct controller *c, struct http_request *r, struct err
 		backup_free(b);
 		return err->code ? err->code : error_errno(err, code, "cannot copy the store");
 	}
-	c->backup = b;
+	d->backup = true;
 	http_request_on_close(r, on_closed, b);
 	return 0;
 }
@@ -161,9 +162,9 @@ void route_backup(void *context, struct http_request *r)
 		http_reply_error(r, 403, "not-allowed",
 		                 "only root and the service's own user may copy the store: it holds the "
 		                 "variables of all users");
-	else if (d->controller->backup)
+	else if (d->backup)
 		http_reply_error(r, 409, "busy", "the store is being copied already");
-	else if (backup_begin(d->controller, r, &err) < 0) {
+	else if (backup_begin(d, r, &err) < 0) {
 		log_err("backup: %s", err.message);
 		http_reply_error(r, 500, "store", "%s", err.message);
 	}

@@ -6,7 +6,9 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/str.h"
-#include "controller/controller.h"
+#include "controller/foreign.h"
+#include "controller/nodes.h"
+#include "controller/runs.h"
 #include "dtraind/proxy.h"
 #include "dtraind/routes/access.h"
 #include "dtraind/routes/routes.h"
@@ -34,16 +36,14 @@ void route_devices(void *context, struct http_request *r)
 		http_reply_json(r, 200, json_pack("{s:o}", "devices", node_devices(d->node)));
 	else if (!forward_to_controller(d, r))
 		http_reply_json(r, 200,
-		                json_pack("{s:o}", "devices", members_devices(d->controller->members)));
+		                json_pack("{s:o}", "devices", controller_devices_to_json(d->controller)));
 }
 
 void route_nodes(void *context, struct http_request *r)
 {
 	struct daemon *d = context;
 
-	http_reply_json(
-	    r, 200,
-	    json_pack("{s:o}", "nodes", members_to_json(d->controller->members, d->settings->controller)));
+	http_reply_json(r, 200, json_pack("{s:o}", "nodes", controller_nodes_to_json(d->controller)));
 }
 
 /* Of the reason that an admin gives: it goes into every list of the nodes. */
@@ -71,11 +71,11 @@ static void set_drained(struct daemon *d, struct http_request *r, bool drained)
 {
 	_cleanup_(drain_request_release) struct drain_request request = {0};
 	const char *name = http_request_capture(r, 0), *reason;
-	struct member *m;
+	const struct member *m;
 
 	if (drained && read_drain(r, &request) < 0)
 		return;
-	m = members_find(d->controller->members, name);
+	m = controller_find_node(d->controller, name);
 	reason = request.reason;
 	if (!caller_may(http_request_caller(r), 0))
 		http_reply_error(r, 403, "not-allowed", "only root may drain and resume nodes");
@@ -85,7 +85,7 @@ static void set_drained(struct daemon *d, struct http_request *r, bool drained)
 	else if (!m)
 		http_reply_error(r, 404, "no-such-node", "there is no node %s in the hosts file", name);
 	else {
-		controller_set_drained(d->controller, m, drained, reason);
+		controller_set_drained(d->controller, m->name, drained, reason);
 		http_reply_json(r, 200,
 		                json_pack("{s:s,s:s,s:s?}", "name", m->name, "state", member_state(m),
 		                          "reason", m->drain_reason));
@@ -135,10 +135,10 @@ static void change_device(struct daemon *d, struct http_request *r, bool drain)
 {
 	const char *name = http_request_capture(r, 0), *number = http_request_capture(r, 1);
 	_cleanup_free_ char *target = NULL;
-	struct member *m;
+	const struct member *m;
 	int64_t slot;
 
-	m = members_find(d->controller->members, name);
+	m = controller_find_node(d->controller, name);
 	if (!caller_may(http_request_caller(r), 0)) {
 		http_reply_error(r, 403, "not-allowed", "only root may drain and resume devices");
 		return;
@@ -179,13 +179,13 @@ void route_cancel_foreign(void *context, struct http_request *r)
 {
 	struct daemon *d = context;
 	const char *name = http_request_capture(r, 0);
-	struct member *m;
+	const struct member *m;
 	int64_t run;
 	size_t n;
 
 	if (http_request_query_int(r, "run", 1, INT64_MAX, 0, &run) < 0)
 		return;
-	m = members_find(d->controller->members, name);
+	m = controller_find_node(d->controller, name);
 	if (!caller_may(http_request_caller(r), 0)) {
 		http_reply_error(r, 403, "not-allowed", "only root may end foreign work");
 		return;
@@ -194,7 +194,7 @@ void route_cancel_foreign(void *context, struct http_request *r)
 		http_reply_error(r, 404, "no-such-node", "there is no node %s in the hosts file", name);
 		return;
 	}
-	n = controller_cancel_foreign(d->controller, m, run);
+	n = controller_cancel_foreign(d->controller, m->name, run);
 	if (n > 0)
 		http_reply_json(r, 202, json_pack("{s:s,s:I}", "name", m->name, "stopping", (json_int_t)n));
 	else if (run)
@@ -234,7 +234,7 @@ void route_events(void *context, struct http_request *r)
 	struct error err = ERROR_INIT;
 
 	s = calloc(1, sizeof(*s));
-	if (!s || feed_listen(d->controller->events, FEED_EVENTS, on_event, s, &s->listener, &err) < 0) {
+	if (!s || controller_listen_events(d->controller, on_event, s, &s->listener, &err) < 0) {
 		free(s);
 		http_reply_error(r, 500, "out-of-memory", "out of memory");
 		return;

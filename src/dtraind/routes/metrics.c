@@ -11,7 +11,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/str.h"
-#include "controller/controller.h"
+#include "controller/runs.h"
 #include "dtraind/routes/access.h"
 #include "dtraind/routes/routes.h"
 
@@ -64,16 +64,19 @@ static void on_metrics(void *context, const char *data, size_t len)
  * two. */
 static void end_of_file(struct metrics_stream *m)
 {
-	struct controller *c = m->daemon->controller;
 	struct error err = ERROR_INIT;
+	int code = -ENOENT;
 
 	if (m->fd >= 0)
 		close(m->fd);
 	m->fd = -1;
 	http_stream_on_drain(m->stream, NULL, NULL);
-	if (!m->follow || !queue_find(&c->queue, m->run))
+	if (m->follow)
+		code = controller_listen_metrics(m->daemon->controller, m->run, on_metrics, m, &m->listener,
+		                                 &err);
+	if (code == -ENOENT)
 		http_stream_end(m->stream);
-	else if (feed_listen(c->metrics, m->run, on_metrics, m, &m->listener, &err) < 0)
+	else if (code < 0)
 		http_stream_abort(m->stream);
 }
 
@@ -134,7 +137,7 @@ void route_metrics_get(void *context, struct http_request *r)
 	_cleanup_(run_freep) struct run *owned = NULL;
 	_cleanup_free_ char *path = NULL;
 	int64_t since, follow;
-	struct run *run;
+	const struct run *run;
 
 	run = route_find_run(d->controller, r, false, &owned);
 	if (!run || http_request_query_int(r, "since", -1, INT64_MAX, -1, &since) < 0 ||

@@ -7,7 +7,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/str.h"
-#include "controller/controller.h"
+#include "controller/reconcile.h"
 #include "dtraind/heartbeat.h"
 #include "dtraind/log_streams.h"
 #include "dtraind/routes/routes.h"

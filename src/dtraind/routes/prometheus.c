@@ -4,7 +4,8 @@
 
 #include "base/json.h"
 #include "base/str.h"
-#include "controller/controller.h"
+#include "controller/nodes.h"
+#include "controller/runs.h"
 #include "dtraind/routes/routes.h"
 
 static void metric(struct strbuf *b, const char *name, const char *type, const char *help)
@@ -40,8 +41,8 @@ static void add_runs(struct strbuf *b, struct controller *c)
 
 	for (size_t g = 0; g < ARRAY_SIZE(gauges); g++) {
 		metric(b, gauges[g].name, "gauge", gauges[g].help);
-		for (size_t i = 0; i < c->queue.count; i++) {
-			const struct run *r = c->queue.list[i];
+		for (size_t i = 0; i < controller_active_count(c); i++) {
+			const struct run *r = controller_active_run(c, i);
 			const json_t *v = json_object_get(r->progress, gauges[g].key);
 
 			if (!json_is_number(v))
@@ -73,8 +74,8 @@ static void add_gpus(struct strbuf *b, struct controller *c)
 
 	for (size_t g = 0; g < ARRAY_SIZE(metrics); g++) {
 		metric(b, metrics[g].name, metrics[g].type, metrics[g].help);
-		for (size_t i = 0; i < members_count(c->members); i++) {
-			const struct member *m = members_get(c->members, i);
+		for (size_t i = 0; i < controller_node_count(c); i++) {
+			const struct member *m = controller_node(c, i);
 			size_t k;
 			json_t *d;
 
@@ -101,7 +102,7 @@ void route_prometheus(void *context, struct http_request *r)
 	int64_t counts[RUN_STATES];
 	struct controller *c = d->controller;
 
-	if (store_counts(c->store, counts, &err) < 0) {
+	if (controller_count_runs(c, counts, &err) < 0) {
 		http_reply_error(r, 500, "store", "%s", err.message);
 		return;
 	}
@@ -109,28 +110,28 @@ void route_prometheus(void *context, struct http_request *r)
 	for (int i = 0; i < RUN_STATES; i++)
 		strbuf_addf(&b, "dtrain_runs{state=\"%s\"} %lld\n", run_state_name(i), (long long)counts[i]);
 	metric(&b, "dtrain_node_up", "gauge", "1 where the node's heartbeats come.");
-	for (size_t i = 0; i < members_count(c->members); i++) {
-		struct member *m = members_get(c->members, i);
+	for (size_t i = 0; i < controller_node_count(c); i++) {
+		const struct member *m = controller_node(c, i);
 
 		strbuf_addf(&b, "dtrain_node_up{node=\"%s\"} %d\n", m->name, m->up);
 	}
 	metric(&b, "dtrain_slots", "gauge", "Slots of a node.");
-	for (size_t i = 0; i < members_count(c->members); i++) {
-		struct member *m = members_get(c->members, i);
+	for (size_t i = 0; i < controller_node_count(c); i++) {
+		const struct member *m = controller_node(c, i);
 
 		strbuf_addf(&b, "dtrain_slots{node=\"%s\"} %zu\n", m->name, m->slots);
 	}
 	metric(&b, "dtrain_slots_free", "gauge", "Slots of a node that no run has.");
-	for (size_t i = 0; i < members_count(c->members); i++) {
-		struct member *m = members_get(c->members, i);
+	for (size_t i = 0; i < controller_node_count(c); i++) {
+		const struct member *m = controller_node(c, i);
 
 		strbuf_addf(&b, "dtrain_slots_free{node=\"%s\"} %zu\n", m->name,
 		            m->up ? member_free_slots(m) : 0);
 	}
 	metric(&b, "dtrain_slots_drained", "gauge",
 	       "Slots of a node that get no runs: broken, or drained by hand.");
-	for (size_t i = 0; i < members_count(c->members); i++) {
-		struct member *m = members_get(c->members, i);
+	for (size_t i = 0; i < controller_node_count(c); i++) {
+		const struct member *m = controller_node(c, i);
 
 		strbuf_addf(&b, "dtrain_slots_drained{node=\"%s\"} %zu\n", m->name, member_drained_slots(m));
 	}

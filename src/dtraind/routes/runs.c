@@ -7,7 +7,10 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "config/run.h"
-#include "controller/controller.h"
+#include "controller/nodes.h"
+#include "controller/runs.h"
+#include "controller/submit.h"
+#include "controller/waiters.h"
 #include "dtraind/log_streams.h"
 #include "dtraind/proxy.h"
 #include "dtraind/routes/access.h"
@@ -52,6 +55,58 @@ static int normalize(const json_t *body, json_t **out, struct error *err)
 	return r < 0 ? r : run_config_to_json(config, out, err);
 }
 
+/* A caller who waits until its run is on disk. */
+struct submit_wait {
+	struct http_request *request;
+	struct submission *submission;
+};
+
+static void on_submit_closed(void *context)
+{
+	_cleanup_free_ struct submit_wait *w = context;
+
+	submission_abandon(w->submission);
+}
+
+static void refuse_submission(struct http_request *r, const struct error *err)
+{
+	http_reply_error(r, 500, "store", "the run cannot be written down: %s", err->message);
+}
+
+static void on_submitted(void *context, int64_t id, enum run_state state, const struct error *err)
+{
+	_cleanup_free_ struct submit_wait *w = context;
+
+	http_request_on_close(w->request, NULL, NULL);
+	if (err)
+		refuse_submission(w->request, err);
+	else
+		http_reply_json(w->request, 201,
+		                json_pack("{s:I,s:s}", "id", (json_int_t)id, "state", run_state_name(state)));
+}
+
+/* Takes run. */
+static void submit(struct daemon *d, struct http_request *r, struct run *run, const char *config)
+{
+	struct submit_wait *w = calloc(1, sizeof(*w));
+	struct error err = ERROR_INIT;
+	int code;
+
+	if (!w) {
+		run_free(run);
+		http_reply_error(r, 500, "out-of-memory", "out of memory");
+		return;
+	}
+	w->request = r;
+	code = controller_submit(d->controller, run, config, on_submitted, w, &w->submission, &err);
+	if (code < 0) {
+		free(w);
+		refuse_submission(r, &err);
+		return;
+	}
+	http_request_on_close(r, on_submit_closed, w);
+}
+
 void route_submit(void *context, struct http_request *r)
 {
 	struct daemon *d = context;
@@ -87,53 +142,22 @@ void route_submit(void *context, struct http_request *r)
 		http_reply_error(r, 500, "out-of-memory", "out of memory");
 		return;
 	}
-	controller_submit(d->controller, r, run, text);
+	submit(d, r, run, text);
 }
 
 /* The answer grows as text, a run at a time: as one tree of JSON it would be many times as large. */
-struct listing {
-	struct controller *controller;
-	struct strbuf text;
-};
-
-static int list_add(struct listing *l, const struct run *r, struct error *err)
+static int list_add(void *context, const struct run *r, struct error *err)
 {
+	struct strbuf *text = context;
 	json_t *json = run_to_json(r, false);
-	_cleanup_free_ char *text = json ? json_to_string(json) : NULL;
+	_cleanup_free_ char *one = json ? json_to_string(json) : NULL;
 
 	json_decref(json);
-	if (!text)
+	if (!one)
 		return error_oom(err);
-	strbuf_adds(&l->text, l->text.len ? "," : "{\"runs\":[");
-	strbuf_adds(&l->text, text);
+	strbuf_adds(text, text->len ? "," : "{\"runs\":[");
+	strbuf_adds(text, one);
 	return 0;
-}
-
-static int list_one(void *context, struct run *r, struct error *err)
-{
-	_cleanup_(run_freep) struct run *stored = r;
-	struct listing *l = context;
-	/* What is in memory is newer than what is written down. */
-	const struct run *live = queue_find(&l->controller->queue, stored->id);
-
-	return list_add(l, live ? live : stored, err);
-}
-
-/* The active ones, from memory alone. */
-static int list_active(struct listing *l, unsigned states, int64_t before, int64_t limit, struct error *err)
-{
-	const struct queue *q = &l->controller->queue;
-	int r = 0;
-
-	for (size_t i = q->count; i > 0 && limit > 0 && r == 0; i--) {
-		const struct run *run = q->list[i - 1];
-
-		if (!(states >> run->state & 1) || (before > 0 && run->id >= before))
-			continue;
-		r = list_add(l, run, err);
-		limit--;
-	}
-	return r;
 }
 
 void route_runs(void *context, struct http_request *r)
@@ -141,7 +165,7 @@ void route_runs(void *context, struct http_request *r)
 	struct daemon *d = context;
 	const char *word = http_request_query(r, "state");
 	unsigned states = run_state_set(word ? word : "all");
-	struct listing l = {d->controller, {0}};
+	_cleanup_strbuf_ struct strbuf text = {0};
 	struct error err = ERROR_INIT;
 	int64_t limit, before;
 	int code;
@@ -156,32 +180,73 @@ void route_runs(void *context, struct http_request *r)
 		                 word);
 		return;
 	}
-	if ((states & ~run_state_set("active")) == 0)
-		code = list_active(&l, states, before, limit, &err);
-	else
-		code = store_list(d->controller->store, states, before, limit, list_one, &l, &err);
-	strbuf_adds(&l.text, l.text.len ? "]}\n" : "{\"runs\":[]}\n");
-	if (code == 0 && l.text.failed)
+	code = controller_list_runs(d->controller, states, before, limit, list_add, &text, &err);
+	strbuf_adds(&text, text.len ? "]}\n" : "{\"runs\":[]}\n");
+	if (code == 0 && text.failed)
 		code = error_oom(&err);
 	if (code < 0)
 		http_reply_error(r, 500, "store", "%s", err.message);
 	else
-		http_reply_bytes(r, 200, "application/json", l.text.data, l.text.len);
-	strbuf_free(&l.text);
+		http_reply_bytes(r, 200, "application/json", text.data, text.len);
 }
 
-void controller_reply_run(struct controller *c, struct http_request *request, const struct run *r)
+/* The run as it is now, "config" included as far as the caller may see it. */
+static void reply_run(struct controller *c, struct http_request *request, const struct run *r)
 {
 	_cleanup_free_ char *text = NULL;
 	bool own = caller_may(http_request_caller(request), r->uid);
 	json_t *o = run_to_json(r, own), *config = NULL;
 
 	/* The command line, the variables, the paths: nobody else's business. */
-	if (own && store_config(c->store, r->id, &text, NULL) == 0)
+	if (own && controller_run_config(c, r->id, &text, NULL) == 0)
 		config = json_loads(text, 0, NULL);
 	if (config)
 		json_object_set_new(o, "config", config);
 	http_reply_json(request, 200, o);
+}
+
+/* A caller who waits for a run to change. */
+struct run_wait {
+	struct controller *controller;
+	struct http_request *request;
+	struct waiter *waiter;
+};
+
+static void on_run_closed(void *context)
+{
+	_cleanup_free_ struct run_wait *w = context;
+
+	waiter_free(w->waiter);
+}
+
+static void on_run_changed(void *context, const struct run *run)
+{
+	_cleanup_free_ struct run_wait *w = context;
+
+	http_request_on_close(w->request, NULL, NULL);
+	reply_run(w->controller, w->request, run);
+}
+
+static void wait_for_run(struct controller *c, struct http_request *r, const struct run *run, unsigned states,
+                         int64_t version)
+{
+	struct run_wait *w;
+
+	if (waiter_is_needless(run, states, version)) {
+		reply_run(c, r, run);
+		return;
+	}
+	w = calloc(1, sizeof(*w));
+	if (w) {
+		*w = (struct run_wait){c, r, NULL};
+		w->waiter = waiter_create(c, run->id, states, version, on_run_changed, w);
+	}
+	if (!w || !w->waiter) {
+		free(w);
+		http_reply_error(r, 500, "out-of-memory", "out of memory");
+		return;
+	}
+	http_request_on_close(r, on_run_closed, w);
 }
 
 void route_run(void *context, struct http_request *r)
@@ -190,7 +255,7 @@ void route_run(void *context, struct http_request *r)
 	_cleanup_(run_freep) struct run *owned = NULL;
 	const char *wait = http_request_query(r, "wait"), *state = http_request_query(r, "state");
 	unsigned states = state ? run_state_set(state) : 0;
-	struct run *run;
+	const struct run *run;
 	int64_t version;
 
 	if (http_request_query_int(r, "version", 0, INT64_MAX, 0, &version) < 0)
@@ -201,11 +266,11 @@ void route_run(void *context, struct http_request *r)
 	if (state && states == 0)
 		http_reply_error(r, 400, "bad-query", "state=%s: there is no such state", state);
 	else if (!wait || owned)
-		controller_reply_run(d->controller, r, run);
+		reply_run(d->controller, r, run);
 	else if (strcmp(wait, "change") == 0)
-		controller_wait(d->controller, r, run, states, version);
+		wait_for_run(d->controller, r, run, states, version);
 	else if (strcmp(wait, "1") == 0)
-		controller_wait(d->controller, r, run, states, INT64_MAX);
+		wait_for_run(d->controller, r, run, states, INT64_MAX);
 	else
 		http_reply_error(r, 400, "bad-query", "wait=%s: 1 or change is needed", wait);
 }
@@ -214,7 +279,7 @@ void route_cancel(void *context, struct http_request *r)
 {
 	struct daemon *d = context;
 	_cleanup_(run_freep) struct run *owned = NULL;
-	struct run *run;
+	const struct run *run;
 
 	run = route_find_run(d->controller, r, true, &owned);
 	if (!run)
@@ -225,7 +290,7 @@ void route_cancel(void *context, struct http_request *r)
 		return;
 	}
 	http_reply_json(r, 202, json_pack("{s:I,s:s}", "id", (json_int_t)run->id, "state", "stopping"));
-	controller_cancel(d->controller, run);
+	controller_cancel_run(d->controller, run->id);
 }
 
 /* A request for logs of a run that has no rank yet: it waits for the start. */
@@ -262,8 +327,7 @@ static void wait_for_logs(struct daemon *d, struct http_request *r, const struct
 
 	if (w) {
 		*w = (struct logs_wait){d, r, NULL, *q};
-		w->waiter =
-		    controller_wait_call(d->controller, run->id, started, INT64_MAX, on_logs_ready, w);
+		w->waiter = waiter_create(d->controller, run->id, started, INT64_MAX, on_logs_ready, w);
 	}
 	if (!w || !w->waiter) {
 		free(w);
@@ -276,7 +340,7 @@ static void wait_for_logs(struct daemon *d, struct http_request *r, const struct
 static struct log_place find_place(struct daemon *d, const json_t *rank)
 {
 	const char *node = json_get_string(rank, "node", "");
-	struct member *m = members_find(d->controller->members, node);
+	const struct member *m = controller_find_node(d->controller, node);
 	struct log_place place = {.rank = json_get_int(rank, "rank", 0)};
 
 	if (strcmp(node, d->settings->name) != 0) {
@@ -325,7 +389,7 @@ void route_logs(void *context, struct http_request *r)
 	_cleanup_(run_freep) struct run *owned = NULL;
 	const char *rank = http_request_query(r, "rank");
 	struct log_query q = {0};
-	struct run *run;
+	const struct run *run;
 	int64_t follow;
 
 	run = route_find_run(d->controller, r, true, &owned);

@@ -10,7 +10,9 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/str.h"
+#include "cluster/rendezvous.h"
 #include "controller/controller.h"
+#include "controller/runs.h"
 #include "dtraind/routes/access.h"
 #include "dtraind/routes/routes.h"
 
@@ -86,10 +88,10 @@ static int check_lines(const char *text, size_t len, struct strbuf *out, json_t 
 }
 
 /* A run that is under way, and belongs to the caller: what workers may speak about. */
-static struct run *find_live(struct daemon *d, struct http_request *r)
+static const struct run *find_live(struct daemon *d, struct http_request *r)
 {
 	_cleanup_(run_freep) struct run *owned = NULL;
-	struct run *run = route_find_run(d->controller, r, true, &owned);
+	const struct run *run = route_find_run(d->controller, r, true, &owned);
 
 	if (!owned)
 		return run;
@@ -116,7 +118,7 @@ void route_metrics_post(void *context, struct http_request *r)
 	_cleanup_json_ json_t *last = NULL;
 	struct error err = ERROR_INIT;
 	int64_t attempt;
-	struct run *run;
+	const struct run *run;
 	const char *text;
 	size_t len;
 
@@ -131,11 +133,7 @@ void route_metrics_post(void *context, struct http_request *r)
 	if (last) {
 		if (append_metrics(d, run->id, lines.data, lines.len, &err) < 0)
 			log_warn("run %lld: %s", (long long)run->id, err.message);
-		json_decref(run->progress);
-		run->progress = json_incref(last);
-		run_touch(run);
-		feed_write(d->controller->metrics, run->id, lines.data, lines.len);
-		controller_touch(d->controller);
+		controller_set_progress(d->controller, run->id, last, lines.data, lines.len);
 	}
 	http_reply_json(r, 200, json_object());
 }
@@ -147,7 +145,7 @@ void route_worker_event(void *context, struct http_request *r)
 	int64_t attempt;
 	char fields[64];
 	bool lost_peer;
-	struct run *run;
+	const struct run *run;
 
 	run = find_live(d, r);
 	body = run && check_attempt(r, run, &attempt) == 0 ? http_request_json(r) : NULL;
@@ -161,9 +159,8 @@ void route_worker_event(void *context, struct http_request *r)
 		log_write(LOG_WARNING, fields, "run %lld: rank %lld reports %s", (long long)run->id,
 		          (long long)json_get_int(body, "rank", -1),
 		          lost_peer ? "that it has lost a peer" : "an error");
-		run_worker_error(run, json_get_int(body, "rank", -1), json_get_string(body, "message", ""),
-		                 lost_peer);
-		controller_touch(d->controller);
+		controller_worker_error(d->controller, run->id, json_get_int(body, "rank", -1),
+		                        json_get_string(body, "message", ""), lost_peer);
 	}
 	http_reply_json(r, 200, json_object());
 }
@@ -173,7 +170,7 @@ void route_rendezvous_put(void *context, struct http_request *r)
 	struct daemon *d = context;
 	struct error err = ERROR_INIT;
 	int64_t attempt, max;
-	struct run *run;
+	const struct run *run;
 	const void *body;
 	size_t len;
 
@@ -182,8 +179,8 @@ void route_rendezvous_put(void *context, struct http_request *r)
 		return;
 	body = http_request_body(r, &len);
 	max = MIN(RENDEZVOUS_BYTES + run->nodes * run->per_node * RENDEZVOUS_RANK_BYTES, RENDEZVOUS_MOST);
-	if (rendezvous_put(d->controller->rendezvous, run->id, attempt, max, http_request_capture(r, 1), body,
-	                   len, &err) < 0)
+	if (rendezvous_put(controller_rendezvous(d->controller), run->id, attempt, max,
+	                   http_request_capture(r, 1), body, len, &err) < 0)
 		http_reply_error(r, err.code == -ENOSPC ? 413 : 400, "rendezvous", "%s", err.message);
 	else
 		http_reply_json(r, 200, json_object());
@@ -245,8 +242,8 @@ static void wait_for_key(struct daemon *d, struct http_request *r, const struct 
 	if (!w ||
 	    sd_event_add_time(d->event, &w->timer, CLOCK_MONOTONIC, now + (uint64_t)(seconds * 1e6), 1000,
 	                      on_key_timeout, w) < 0 ||
-	    rendezvous_wait(d->controller->rendezvous, run->id, attempt, http_request_capture(r, 1), on_key,
-	                    w, &w->waiter, &err) < 0) {
+	    rendezvous_wait(controller_rendezvous(d->controller), run->id, attempt,
+	                    http_request_capture(r, 1), on_key, w, &w->waiter, &err) < 0) {
 		if (w)
 			key_wait_free(w);
 		http_reply_error(r, 500, "rendezvous", "%s", err.message);
@@ -262,7 +259,7 @@ void route_rendezvous_get(void *context, struct http_request *r)
 	struct error err = ERROR_INIT;
 	double seconds = 0;
 	int64_t attempt;
-	struct run *run;
+	const struct run *run;
 	const void *value;
 	size_t len;
 	int code;
@@ -274,8 +271,8 @@ void route_rendezvous_get(void *context, struct http_request *r)
 		http_reply_error(r, 400, "bad-query", "wait=%s: seconds from 0 to 86400 are needed", wait);
 		return;
 	}
-	code = rendezvous_get(d->controller->rendezvous, run->id, attempt, http_request_capture(r, 1), &value,
-	                      &len, &err);
+	code = rendezvous_get(controller_rendezvous(d->controller), run->id, attempt,
+	                      http_request_capture(r, 1), &value, &len, &err);
 	if (code == 0)
 		http_reply_bytes(r, 200, "application/octet-stream", value, len);
 	else if (code == -ENOENT && seconds > 0)

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What follows from an event of a run, beyond its own state. */
+#include "controller/internal.h"
+
+void apply_flags(struct controller *c, struct run *r, unsigned flags)
+{
+	if (flags & RUN_STOP)
+		for (size_t i = 0; i < r->part_count; i++)
+			if (!r->parts[i].ended)
+				stop_part(c, r, &r->parts[i]);
+	if (flags & RUN_ENDED) {
+		/* The slots are free before the next heartbeats say so. */
+		for (size_t i = 0; i < members_count(c->members); i++)
+			member_release(members_get(c->members, i), r->id);
+		rendezvous_drop(c->rendezvous, r->id);
+		c->commit = c->reschedule = true;
+	}
+	controller_touch(c);
+}

@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The nodes of the hosts file: which are there, which are down, and what that does to runs. */
+#include "controller/nodes.h"
+
+#include <errno.h>
+
+#include "base/log.h"
+#include "controller/internal.h"
+
+static bool keep_member(void *context, const char *name)
+{
+	struct controller *c = context;
+
+	for (size_t i = 0; i < c->queue.count; i++)
+		if (run_part_find(c->queue.list[i], name))
+			return true;
+	return false;
+}
+
+/* A node that is gone takes its parts of the runs with it; the rest of each run comes down. */
+static void on_member_down(void *context, struct member *m)
+{
+	struct controller *c = context;
+	char message[400];
+
+	log_warn("node %s is down: %s", m->name, m->error ? m->error : "removed");
+	if (m->shutting_down)
+		snprintf(message, sizeof(message), "node %s is shutting down", m->name);
+	else
+		snprintf(message, sizeof(message), "node %s is down: %s", m->name,
+		         m->error ? m->error : "it was removed");
+	for (size_t i = 0; i < c->queue.count; i++) {
+		struct run *r = c->queue.list[i];
+		struct run_part *part = run_part_find(r, m->name);
+
+		if (part && !part->ended)
+			apply_flags(c, r, run_part_lost(r, part, message, m->last_seen, controller_time(c)));
+	}
+	c->reschedule = true;
+	controller_touch(c);
+}
+
+void nodes_expire(struct controller *c)
+{
+	double now = controller_now(c);
+	double next =
+	    members_expire(c->members, c->options.name, now, c->options.node_timeout, on_member_down, c);
+
+	/* With nobody up the next heartbeat sets the timer again. */
+	controller_set_timer(c, CONTROLLER_EXPIRY, next > 0 ? next + 0.001 : -1);
+}
+
+int controller_set_hosts(struct controller *c, const struct hosts *hosts, int default_port,
+                         double node_timeout, struct error *err)
+{
+	int r = members_set_hosts(c->members, hosts, default_port, controller_now(c), keep_member, c, err);
+
+	if (r < 0)
+		return r;
+	c->options.node_timeout = node_timeout;
+	for (size_t i = 0; i < members_count(c->members); i++) {
+		struct member *m = members_get(c->members, i);
+		_cleanup_free_ char *reason = NULL;
+		bool drained;
+
+		drained = store_drained(c->store, m->name, &reason);
+		member_set_drained(m, drained, reason);
+		if (m->removed) {
+			member_set_down(m, "removed from the hosts file");
+			on_member_down(c, m);
+		}
+	}
+	c->reschedule = true;
+	controller_touch(c);
+	controller_set_timer(c, CONTROLLER_EXPIRY, 0);
+	return 0;
+}
+
+size_t controller_node_count(const struct controller *c)
+{
+	return members_count(c->members);
+}
+
+const struct member *controller_node(const struct controller *c, size_t i)
+{
+	return members_get(c->members, i);
+}
+
+const struct member *controller_find_node(const struct controller *c, const char *name)
+{
+	return members_find(c->members, name);
+}
+
+json_t *controller_nodes_to_json(const struct controller *c)
+{
+	return members_to_json(c->members, c->options.name);
+}
+
+json_t *controller_devices_to_json(const struct controller *c)
+{
+	return members_devices(c->members);
+}
+
+void controller_reschedule(struct controller *c)
+{
+	c->reschedule = true;
+	controller_touch(c);
+}
+
+int controller_set_drained(struct controller *c, const char *name, bool drained, const char *reason)
+{
+	struct member *m = members_find(c->members, name);
+	struct error err = ERROR_INIT;
+
+	if (!m)
+		return -ENOENT;
+	member_set_drained(m, drained, reason);
+	if (store_set_drained(c->store, m->name, drained, m->drain_reason, &err) < 0)
+		log_err("%s", err.message);
+	c->commit = true;
+	controller_reschedule(c);
+	return 0;
+}
+
+void controller_set_devices(struct controller *c, const char *name, json_t *devices)
+{
+	struct member *m = members_find(c->members, name);
+
+	if (m)
+		member_set_devices(m, devices);
+	else
+		json_decref(devices);
+}

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The nodes of the hosts file, as the controller knows them. */
+#pragma once
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "cluster/members.h"
+#include "config/hosts.h"
+
+struct controller;
+
+/* Takes over a hosts file, as members_set_hosts does. Runs on nodes that are gone lose their parts. */
+int controller_set_hosts(struct controller *c, const struct hosts *hosts, int default_port,
+                         double node_timeout, struct error *err);
+
+/* In the order of the hosts file. What is returned is valid until the hosts are set again. */
+size_t controller_node_count(const struct controller *c);
+const struct member *controller_node(const struct controller *c, size_t i);
+const struct member *controller_find_node(const struct controller *c, const char *name); /* NULL: none */
+
+json_t *controller_nodes_to_json(const struct controller *c);   /* the array of GET /v1/nodes */
+json_t *controller_devices_to_json(const struct controller *c); /* the array of GET /v1/devices */
+
+/* A drained node gets no new runs. reason: copied; NULL: none was given. -ENOENT: no such node. */
+int controller_set_drained(struct controller *c, const char *name, bool drained, const char *reason);
+/* The devices of a node between two heartbeats. Takes the reference. */
+void controller_set_devices(struct controller *c, const char *name, json_t *devices);
+void controller_reschedule(struct controller *c); /* slots have changed */

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The nodes as the controller reaches them: functions that are handed to controller_create. Whether a node is
+ * the machine that the controller runs on or another one is known to the implementation alone.
+ */
+#pragma once
+
+#include <stdint.h>
+
+#include "base/error.h"
+
+struct start_request;
+struct stop_request;
+
+/* A node, and where its service is reached. Borrowed for the call. */
+struct peer {
+	const char *name, *address;
+	int port;
+};
+
+/* The result of a call. Everything in it is borrowed for the callback. */
+struct peer_result {
+	/* 0: done. -EBUSY: a slot is leased or drained. -EHOSTUNREACH: no answer came, and whether the node
+	 * has the call is unknown. -ECANCELED: this service stops; the controller may be gone already, and is
+	 * not to be touched. Other codes: the node refuses. */
+	int code;
+	const char *message;  /* why, where code is negative */
+	const char *instance; /* of a start: the node's service, */
+	int64_t sequence;     /* and the number of its last heartbeat: only later ones can lack the attempt */
+	double backoff;       /* seconds in which the node should get no further start */
+};
+
+typedef void (*peer_done_fn)(void *context, const struct peer_result *result);
+
+struct peers {
+	void *context; /* the first argument of each function */
+	/* Starts or stops a node's part of an attempt. start takes what the request owns and leaves it empty.
+	 * `done` is called once, from within the call or later. */
+	void (*start)(void *context, const struct peer *peer, struct start_request *request,
+	              peer_done_fn done, void *done_context);
+	void (*stop)(void *context, const struct peer *peer, const struct stop_request *request,
+	             peer_done_fn done, void *done_context);
+	/* A TCP port that is free on the node at this moment. 0: this cannot be told at once, one of the
+	 * ports in its last heartbeat has to do. */
+	int (*free_port)(void *context, const struct peer *peer, struct error *err);
+};

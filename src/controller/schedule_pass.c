@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One scheduling pass: the queue and the nodes as the scheduler sees them, and what it has decided. */
+#include <errno.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/log.h"
+#include "base/str.h"
+#include "cluster/scheduler.h"
+#include "controller/internal.h"
+
+/* The slots of one rank. */
+static void take_slots(struct sched_node *node, const json_t *rank)
+{
+	const json_t *slots = json_object_get(rank, "slots");
+
+	for (size_t i = 0; i < MAX(json_array_size(slots), (size_t)1); i++) {
+		size_t slot = slots ? (size_t)json_integer_value(json_array_get(slots, i))
+		                    : (size_t)json_get_int(rank, "slot", 0);
+
+		if (slot < node->slots)
+			node->taken[slot] = true;
+	}
+}
+
+/* The nodes as the scheduler sees them: a slot is taken where its node says so, or where a run of ours has
+ * it. */
+static int build_nodes(struct controller *c, struct sched_node **out, struct error *err)
+{
+	size_t n = members_count(c->members);
+	struct sched_node *nodes = calloc(n + 1, sizeof(*nodes));
+	double now = controller_now(c);
+	json_t *d;
+	size_t k;
+
+	*out = nodes;
+	if (!nodes)
+		return error_oom(err);
+	for (size_t i = 0; i < n; i++) {
+		struct member *m = members_get(c->members, i);
+
+		nodes[i] = (struct sched_node){
+		    .name = m->name,
+		    .up = m->up && !m->removed && !m->shutting_down && now >= m->backoff_until,
+		    .drained = m->drained,
+		    .slots = m->slots,
+		    .taken = calloc(m->slots + 1, sizeof(bool)),
+		    .broken = member_drained_slots(m),
+		    .links = member_links(m),
+		    .kind = member_kind(m),
+		    .awaited = member_awaited(m),
+		};
+		if (!nodes[i].taken)
+			return error_oom(err);
+		json_array_foreach(m->devices, k, d) nodes[i].taken[k] =
+		    strcmp(json_get_string(d, "state", ""), "free") != 0;
+	}
+	for (size_t q = 0; q < c->queue.count; q++) {
+		json_array_foreach(c->queue.list[q]->part_count ? c->queue.list[q]->ranks : NULL, k, d)
+		{
+			const char *name = json_get_string(d, "node", "");
+			size_t i = 0;
+
+			while (i < n && strcmp(nodes[i].name, name) != 0)
+				i++;
+			if (i < n)
+				take_slots(&nodes[i], d);
+		}
+	}
+	return 0;
+}
+
+static void free_nodes(struct sched_node *nodes)
+{
+	for (struct sched_node *n = nodes; n && n->taken; n++) {
+		free(n->taken);
+		free((void *)n->links);
+	}
+	free(nodes);
+}
+
+DEFINE_CLEANUP(struct sched_node *, free_nodes)
+
+static void take_result(struct controller *c, struct run *r, struct sched_run *s,
+                        const struct sched_node *nodes)
+{
+	struct error err = ERROR_INIT;
+	_cleanup_free_ char **names = NULL;
+
+	if (!s->placed) {
+		/* Waiters are notified of it, but it is not worth a write: it is worked out anew after a
+		 * restart. */
+		if (!str_eq(r->reason, s->reason)) {
+			run_set_reason(r, "%s", s->reason);
+			r->version++;
+			r->changed = true;
+		}
+		return;
+	}
+	r->per_node = s->per_node;
+	names = calloc(r->nodes, sizeof(*names));
+	for (int64_t i = 0; names && i < r->nodes; i++)
+		names[i] = (char *)nodes[s->chosen[i]].name;
+	if (!names || run_place(r, names, s->slots, controller_time(c), &err) < 0)
+		log_err("run %lld: %s", (long long)r->id, names ? err.message : "out of memory");
+	c->commit = true;
+}
+
+static struct sched_run sched_run(const struct run *r)
+{
+	return (struct sched_run){.id = r->id,
+	                          .nodes = r->nodes,
+	                          .per_node = r->all_slots ? 0 : r->per_node,
+	                          .kind = r->kind,
+	                          .hosts = r->hosts};
+}
+
+int schedule_pass_check(struct controller *c, const struct run *r, struct error *err)
+{
+	_cleanup_(free_nodesp) struct sched_node *nodes = NULL;
+	struct sched_run asked = sched_run(r);
+	int code = build_nodes(c, &nodes, err);
+
+	if (code < 0 || schedule_possible(nodes, members_count(c->members), &asked))
+		return code;
+	return error_set(err, -ENODEV, "the run %s", asked.reason);
+}
+
+void schedule_pass(struct controller *c)
+{
+	_cleanup_free_ struct sched_run *queue = calloc(c->queue.count + 1, sizeof(*queue));
+	_cleanup_(free_nodesp) struct sched_node *nodes = NULL;
+	struct error err = ERROR_INIT;
+	size_t n = 0;
+
+	if (!c->settled)
+		return;
+	c->reschedule = false;
+	for (size_t i = 0; queue && i < c->queue.count; i++) {
+		const struct run *r = c->queue.list[i];
+
+		if (r->state == RUN_QUEUED)
+			queue[n++] = sched_run(r);
+	}
+	if (n == 0)
+		return;
+	if (!queue || build_nodes(c, &nodes, &err) < 0 ||
+	    schedule(nodes, members_count(c->members), queue, n, &err) < 0)
+		log_err("cannot schedule: out of memory");
+	for (size_t i = 0; queue && i < n; i++) {
+		take_result(c, queue_find(&c->queue, queue[i].id), &queue[i], nodes);
+		free(queue[i].chosen);
+		free(queue[i].slots);
+	}
+}

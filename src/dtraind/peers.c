@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How the controller reaches nodes: this one by calls, the others over HTTP. It cannot tell the difference,
+ * but for how soon the answer comes.
+ */
+#include "dtraind/peers.h"
+
+#include <errno.h>
+#include <string.h>
+#include <strings.h>
+
+#include "base/json.h"
+#include "base/log.h"
+#include "base/str.h"
+#include "dtraind/heartbeat.h"
+#include "wire/start_request.h"
+
+enum { CALL_SECONDS = 30 };
+
+struct call {
+	struct daemon *daemon;
+	peer_done_fn done;
+	void *context;
+	char node[];
+};
+
+static bool is_here(const struct daemon *d, const struct peer *peer)
+{
+	return strcasecmp(peer->name, d->settings->name) == 0;
+}
+
+static struct call *call_new(struct daemon *d, const struct peer *peer, peer_done_fn done, void *context)
+{
+	struct call *call = calloc(1, sizeof(*call) + strlen(peer->name) + 1);
+
+	if (!call) {
+		done(context, &(struct peer_result){.code = -ENOMEM, .message = "out of memory"});
+		return NULL;
+	}
+	call->daemon = d;
+	call->done = done;
+	call->context = context;
+	strcpy(call->node, peer->name);
+	return call;
+}
+
+/* Takes call. */
+static void finish(struct call *call, const struct peer_result *result)
+{
+	call->done(call->context, result);
+	free(call);
+}
+
+/* Takes call and body. */
+static void post(struct call *call, const struct peer *peer, const char *target, json_t *body,
+                 void (*done)(void *context, const struct http_answer *answer))
+{
+	_cleanup_free_ char *text = body ? json_to_string(body) : NULL;
+	struct http_call http = {
+	    .method = "POST",
+	    .address = peer->address,
+	    .port = peer->port,
+	    .target = target,
+	    .body = text,
+	    .len = text ? strlen(text) : 0,
+	    .headers = (const char *const[]){"Content-Type: application/json", NULL},
+	    .timeout = CALL_SECONDS,
+	    .context = call,
+	    .on_done = done,
+	};
+	struct error err = ERROR_INIT;
+
+	json_decref(body);
+	if (!text)
+		error_oom(&err);
+	if (!text || http_client_call(call->daemon->peer_client, &http, NULL, &err) < 0)
+		finish(call, &(struct peer_result){.code = -EIO, .message = err.message});
+}
+
+/* The controller's view of our devices is up to date at once: no backoff is needed. */
+static void on_started_here(void *context, int code, const char *message)
+{
+	struct call *call = context;
+	struct daemon *d = call->daemon;
+
+	if (code == -ESHUTDOWN) { /* the controller is gone already */
+		finish(call, &(struct peer_result){.code = -ECANCELED, .message = message});
+		return;
+	}
+	link_refresh_local(d);
+	finish(call, &(struct peer_result){.code = code,
+	                                   .message = message,
+	                                   .instance = d->instance,
+	                                   .sequence = link_sequence(d->link)});
+}
+
+static void on_started_there(void *context, const struct http_answer *a)
+{
+	struct call *call = context;
+	const struct daemon_config *config = call->daemon->settings->config;
+	_cleanup_json_ json_t *json = a->len ? json_loadb(a->body, a->len, 0, NULL) : NULL;
+	_cleanup_(start_answer_release) struct start_answer answer = {0};
+	struct peer_result result = {0};
+	struct error err = ERROR_INIT;
+
+	if (a->error.code == -ECANCELED) {
+		result.code = -ECANCELED;
+	} else if (a->status == 200) {
+		if (start_answer_decode(json, &answer, &err) < 0)
+			log_warn("node %s: %s", call->node, err.message);
+		result.instance = answer.instance;
+		result.sequence = answer.sequence;
+	} else if (a->status == 0) {
+		result.code = -EHOSTUNREACH;
+		result.message = a->error.message;
+		result.backoff = config->node_timeout;
+	} else {
+		result.code = a->status == 409 ? -EBUSY : -EREMOTEIO;
+		result.message =
+		    json_get_string(json_object_get(json, "error"), "message", "the node refused the start");
+		if (a->status == 409) /* what has its slots is in its next heartbeat */
+			result.backoff = config->heartbeat;
+	}
+	finish(call, &result);
+}
+
+static void start(void *context, const struct peer *peer, struct start_request *request, peer_done_fn done,
+                  void *done_context)
+{
+	struct daemon *d = context;
+	struct call *call = call_new(d, peer, done, done_context);
+	struct error err = ERROR_INIT;
+	int r;
+
+	if (!call) {
+		start_request_release(request);
+		return;
+	}
+	if (!is_here(d, peer)) {
+		post(call, peer, "/v1/peer/start", start_request_encode(request), on_started_there);
+		start_request_release(request);
+		return;
+	}
+	r = node_start(d->node, request, on_started_here, call, &err);
+	if (r < 0)
+		on_started_here(call, r, err.message);
+	else
+		link_refresh_local(d);
+}
+
+static void on_stopped_there(void *context, const struct http_answer *a)
+{
+	struct call *call = context;
+	struct peer_result result = {0};
+
+	if (a->error.code == -ECANCELED)
+		result.code = -ECANCELED;
+	else if (a->status != 200) {
+		result.code = a->status ? -EREMOTEIO : -EHOSTUNREACH;
+		result.message = a->status ? "it answered with an error" : a->error.message;
+	}
+	finish(call, &result);
+}
+
+static void stop(void *context, const struct peer *peer, const struct stop_request *request,
+                 peer_done_fn done, void *done_context)
+{
+	struct daemon *d = context;
+	struct call *call = call_new(d, peer, done, done_context);
+	struct error err = ERROR_INIT;
+	int r;
+
+	if (!call)
+		return;
+	if (!is_here(d, peer)) {
+		post(call, peer, "/v1/peer/stop", stop_request_encode(request), on_stopped_there);
+		return;
+	}
+	r = node_stop_request(d->node, request, &err);
+	finish(call, &(struct peer_result){.code = r, .message = err.message});
+}
+
+static int free_port(void *context, const struct peer *peer, struct error *err)
+{
+	struct daemon *d = context;
+
+	return is_here(d, peer) ? node_free_port(d->node, err) : 0;
+}
+
+struct peers peers_of_daemon(struct daemon *d)
+{
+	return (struct peers){d, start, stop, free_port};
+}

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The controller's timers on the service's event loop, and its clocks. */
+#include "dtraind/timers.h"
+
+#include "base/clock.h"
+#include "controller/controller.h"
+
+static const struct {
+	int64_t priority;
+	uint64_t accuracy; /* microseconds */
+} properties[CONTROLLER_TIMERS] = {
+    [CONTROLLER_FLUSH] = {100, 1000},
+    [CONTROLLER_LAZY_COMMIT] = {0, 100 * 1000},
+    [CONTROLLER_EXPIRY] = {200, 10 * 1000},
+};
+
+struct timer {
+	struct timers *timers;
+	enum controller_timer which;
+	sd_event_source *source;
+};
+
+struct timers {
+	struct daemon *daemon;
+	struct timer list[CONTROLLER_TIMERS];
+	sd_event_source *flush; /* for one that is due at once: no timer has to be set and read */
+};
+
+static int on_timer(sd_event_source *source, uint64_t usec, void *userdata)
+{
+	struct timer *t = userdata;
+
+	controller_run_timer(t->timers->daemon->controller, t->which);
+	return 0;
+}
+
+static int on_flush(sd_event_source *source, void *userdata)
+{
+	struct timers *t = userdata;
+
+	controller_run_timer(t->daemon->controller, CONTROLLER_FLUSH);
+	return 0;
+}
+
+static void set_timer(void *context, enum controller_timer which, double at)
+{
+	struct timers *t = context;
+	sd_event_source *source = t->list[which].source;
+
+	if (which == CONTROLLER_FLUSH && at == 0) {
+		sd_event_source_set_enabled(t->flush, SD_EVENT_ONESHOT);
+		return;
+	}
+	sd_event_source_set_time(source, at > 0 ? (uint64_t)(at * 1e6) : 0);
+	sd_event_source_set_enabled(source, at < 0 ? SD_EVENT_OFF : SD_EVENT_ONESHOT);
+}
+
+static double monotonic(void *context)
+{
+	return clock_monotonic();
+}
+
+static double realtime(void *context)
+{
+	return clock_realtime();
+}
+
+struct controller_clock timers_clock(struct timers *t)
+{
+	return (struct controller_clock){t, monotonic, realtime, set_timer};
+}
+
+int timers_create(struct daemon *d, struct timers **out, struct error *err)
+{
+	struct timers *t = calloc(1, sizeof(*t));
+	int r;
+
+	if (!t)
+		return error_oom(err);
+	t->daemon = d;
+	r = sd_event_add_defer(d->event, &t->flush, on_flush, t);
+	if (r >= 0)
+		r = sd_event_source_set_priority(t->flush, properties[CONTROLLER_FLUSH].priority);
+	if (r >= 0)
+		r = sd_event_source_set_enabled(t->flush, SD_EVENT_OFF);
+	for (int i = 0; i < CONTROLLER_TIMERS && r >= 0; i++) {
+		t->list[i] = (struct timer){.timers = t, .which = i};
+		r = sd_event_add_time(d->event, &t->list[i].source, CLOCK_MONOTONIC, 0,
+		                      properties[i].accuracy, on_timer, &t->list[i]);
+		if (r >= 0)
+			r = sd_event_source_set_priority(t->list[i].source, properties[i].priority);
+		if (r >= 0)
+			r = sd_event_source_set_enabled(t->list[i].source, SD_EVENT_OFF);
+	}
+	if (r < 0) {
+		timers_destroy(t);
+		return error_errno(err, r, "cannot set up the controller");
+	}
+	*out = t;
+	return 0;
+}
+
+void timers_destroy(struct timers *t)
+{
+	if (!t)
+		return;
+	sd_event_source_disable_unref(t->flush);
+	for (size_t i = 0; i < CONTROLLER_TIMERS; i++)
+		sd_event_source_disable_unref(t->list[i].source);
+	free(t);
+}
