@@ -43,8 +43,8 @@ static void member_free(struct member *m)
 	free(m->version);
 	free(m->error);
 	free(m->drain_reason);
-	json_decref(m->devices);
-	json_decref(m->foreign);
+	message_free_list(&device_info_message, m->devices, m->slots);
+	message_free_list(&foreign_attempt_message, m->foreign, m->foreign_count);
 	free(m);
 }
 
@@ -205,65 +205,63 @@ int members_set_hosts(struct members *m, const struct hosts *hosts, int default_
 	return 0;
 }
 
-void member_set_devices(struct member *m, json_t *devices)
+void member_set_devices(struct member *m, struct device_info *devices, size_t count)
 {
-	json_decref(m->devices);
+	message_free_list(&device_info_message, m->devices, m->slots);
 	m->devices = devices;
-	m->slots = json_array_size(devices);
+	m->slots = count;
 }
 
 void member_release(struct member *m, int64_t run)
 {
-	json_t *d;
-	size_t i;
+	for (size_t i = 0; i < m->slots; i++) {
+		struct device_info *d = &m->devices[i];
 
-	json_array_foreach(m->devices, i, d)
-	{
-		const char *state = json_get_string(d, "state", "");
-
-		if (json_get_int(d, "run", -1) != run ||
-		    (!str_eq(state, "leased") && !str_eq(state, "draining")))
+		if (d->run != run || (d->state != SLOT_LEASED && d->state != SLOT_DRAINING))
 			continue;
-		json_object_set_new(d, "state", json_string(str_eq(state, "leased") ? "free" : "drained"));
-		json_object_set_new(d, "run", json_null());
+		d->state = d->state == SLOT_LEASED ? SLOT_FREE : SLOT_DRAINED;
+		d->run = 0;
 	}
 }
 
-bool member_slots_differ(const struct member *m, const json_t *devices)
+bool member_slots_differ(const struct member *m, const struct device_info *devices, size_t count)
 {
-	static const char *const keys[] = {"state", "run", "kind", "uuid", "reason"};
-	size_t i;
-	json_t *d;
-
-	if (json_array_size(m->devices) != json_array_size(devices))
+	if (m->slots != count)
 		return true;
-	json_array_foreach(devices, i, d)
-	{
-		const json_t *old = json_array_get(m->devices, i);
+	for (size_t i = 0; i < count; i++) {
+		const struct device_info *old = &m->devices[i], *d = &devices[i];
 
-		for (size_t k = 0; k < ARRAY_SIZE(keys); k++)
-			if (!json_equal(json_object_get(old, keys[k]), json_object_get(d, keys[k])) &&
-			    (json_object_get(old, keys[k]) || json_object_get(d, keys[k])))
-				return true;
+		if (old->state != d->state || old->run != d->run || old->kind != d->kind ||
+		    !str_eq(old->uuid, d->uuid) || !str_eq(old->reason, d->reason))
+			return true;
 	}
 	return false;
+}
+
+/* How many of the other slots the device says how it is linked with. */
+static size_t link_count(const struct device_info *d)
+{
+	size_t n = 0;
+
+	while (d->gpu_info && d->gpu_info->links && d->gpu_info->links[n])
+		n++;
+	return n;
 }
 
 unsigned char *member_links(const struct member *m)
 {
 	unsigned char *links;
 	bool some = false;
-	size_t i;
-	json_t *d;
 
-	json_array_foreach(m->devices, i, d) some =
-	    some || json_array_size(json_object_get(d, "links")) == m->slots;
+	for (size_t i = 0; i < m->slots; i++)
+		some = some || link_count(&m->devices[i]) == m->slots;
 	links = some ? calloc(m->slots, m->slots) : NULL;
-	for (i = 0; links && i < m->slots; i++) {
-		const json_t *row = json_object_get(json_array_get(m->devices, i), "links");
+	for (size_t i = 0; links && i < m->slots; i++) {
+		size_t known = link_count(&m->devices[i]);
 
 		for (size_t k = 0; k < m->slots; k++)
-			links[i * m->slots + k] = topology_weight(json_string_value(json_array_get(row, k)));
+			links[i * m->slots + k] =
+			    topology_weight(k < known ? m->devices[i].gpu_info->links[k] : NULL);
 	}
 	return links;
 }
@@ -277,11 +275,9 @@ void member_set_drained(struct member *m, bool drained, const char *reason)
 
 enum slot_kind member_kind(const struct member *m)
 {
-	const json_t *first = json_array_get(m->devices, 0);
-
-	if (!first)
+	if (m->slots == 0)
 		return SLOT_ANY;
-	return str_eq(json_get_string(first, "kind", NULL), "gpu") ? SLOT_GPU : SLOT_CPU;
+	return m->devices[0].kind == DEVICE_KIND_GPU ? SLOT_GPU : SLOT_CPU;
 }
 
 bool member_awaited(const struct member *m)
@@ -289,51 +285,42 @@ bool member_awaited(const struct member *m)
 	return !m->up && m->heard == 0 && !m->error && !m->removed;
 }
 
-static bool is_drained(const json_t *device)
+static bool is_drained(const struct device_info *device)
 {
-	const char *state = json_get_string(device, "state", "");
-
-	return str_eq(state, "drained") || str_eq(state, "draining");
+	return device->state == SLOT_DRAINED || device->state == SLOT_DRAINING;
 }
 
 size_t member_drained_slots(const struct member *m)
 {
-	size_t i, n = 0;
-	json_t *d;
+	size_t n = 0;
 
-	json_array_foreach(m->devices, i, d) n += is_drained(d);
+	for (size_t i = 0; i < m->slots; i++)
+		n += is_drained(&m->devices[i]);
 	return n;
 }
 
-bool member_heartbeat(struct member *m, const json_t *heartbeat, double now, double now_realtime)
+bool member_heartbeat(struct member *m, struct heartbeat *heartbeat, double now, double now_realtime)
 {
-	const char *version = json_get_string(heartbeat, "version", NULL);
-	json_t *devices = json_object_get(heartbeat, "devices"), *port;
-	bool was_down = !m->up || m->shutting_down;
-	size_t i;
+	bool was_down = (!m->up || m->shutting_down) && !heartbeat->shutting_down;
 
 	m->up = true;
-	m->shutting_down = json_get_bool(heartbeat, "shutting_down", false);
+	m->shutting_down = heartbeat->shutting_down;
 	m->heard = now;
 	m->last_seen = now_realtime;
-	m->sequence = json_get_int(heartbeat, "sequence", 0);
-	snprintf(m->instance, sizeof(m->instance), "%s", json_get_string(heartbeat, "instance", ""));
-	if (json_is_array(devices))
-		member_set_devices(m, json_incref(devices));
-	if (version && !str_eq(version, m->version)) {
+	m->sequence = heartbeat->sequence;
+	snprintf(m->instance, sizeof(m->instance), "%s", heartbeat->instance);
+	member_set_devices(m, steal_pointer(heartbeat->devices), heartbeat->device_count);
+	heartbeat->device_count = 0;
+	if (!str_eq(heartbeat->version, m->version)) {
 		free(m->version);
-		m->version = strdup(version);
+		m->version = strdup(heartbeat->version);
 	}
-	was_down = was_down && !m->shutting_down;
-	snprintf(m->hosts_hash, sizeof(m->hosts_hash), "%s", json_get_string(heartbeat, "hosts", ""));
-	m->port_low = (int)json_integer_value(json_array_get(json_object_get(heartbeat, "port_range"), 0));
-	m->port_high = (int)json_integer_value(json_array_get(json_object_get(heartbeat, "port_range"), 1));
-	m->port_count = 0;
-	json_array_foreach(json_object_get(heartbeat, "ports"), i, port)
-	{
-		if (json_is_integer(port) && m->port_count < ARRAY_SIZE(m->ports))
-			m->ports[m->port_count++] = json_integer_value(port);
-	}
+	snprintf(m->hosts_hash, sizeof(m->hosts_hash), "%s", heartbeat->hosts ? heartbeat->hosts : "");
+	m->port_low = heartbeat->port_range_count == 2 ? (int)heartbeat->port_range[0] : 0;
+	m->port_high = heartbeat->port_range_count == 2 ? (int)heartbeat->port_range[1] : 0;
+	m->port_count = MIN(heartbeat->port_count, ARRAY_SIZE(m->ports));
+	for (size_t i = 0; i < m->port_count; i++)
+		m->ports[i] = (int)heartbeat->ports[i];
 	free(steal_pointer(m->error));
 	return was_down;
 }
@@ -393,33 +380,18 @@ double members_expire(struct members *m, const char *self, double now, double ti
 	return next;
 }
 
-const char *member_state(const struct member *m)
+enum node_state member_state(const struct member *m)
 {
-	return !m->up ? "down" : m->drained ? "drained" : "up";
+	return !m->up ? NODE_DOWN : m->drained ? NODE_DRAINED : NODE_UP;
 }
 
 size_t member_free_slots(const struct member *m)
 {
-	json_t *d;
-	size_t i, n = 0;
+	size_t n = 0;
 
-	json_array_foreach(m->devices, i, d) n += strcmp(json_get_string(d, "state", ""), "free") == 0;
+	for (size_t i = 0; i < m->slots; i++)
+		n += m->devices[i].state == SLOT_FREE;
 	return n;
-}
-
-/* [{"index","reason"}] */
-static json_t *drained_list(const struct member *m)
-{
-	json_t *list = json_array(), *d;
-	size_t i;
-
-	json_array_foreach(m->devices, i, d)
-	{
-		if (is_drained(d))
-			json_array_append_new(list, json_pack("{s:I,s:s}", "index", (json_int_t)i, "reason",
-			                                      json_get_string(d, "reason", "")));
-	}
-	return list;
 }
 
 bool member_hosts_differ(const struct members *m, const struct member *x)
@@ -427,55 +399,76 @@ bool member_hosts_differ(const struct members *m, const struct member *x)
 	return x->up && x->hosts_hash[0] && !str_eq(x->hosts_hash, m->hosts_hash);
 }
 
+/* Borrows all but the list of drained slots, which is the caller's to free. */
+static struct node_view describe_member(const struct members *m, const struct member *x,
+                                        const char *controller)
+{
+	struct node_view view = {
+	    .name = x->name,
+	    .address = x->address,
+	    .port = x->port,
+	    .state = member_state(x),
+	    .controller = strcasecmp(x->name, controller) == 0,
+	    .slots = (int64_t)x->slots,
+	    .free = x->up && !x->drained ? (int64_t)member_free_slots(x) : 0,
+	    .version = x->version,
+	    .labels = x->labels,
+	    .error = x->removed ? (char *)"removed from the hosts file"
+	             : x->up    ? NULL
+	             : x->error ? x->error
+	                        : (char *)"not heard from yet",
+	    .drained = calloc(x->slots + 1, sizeof(*view.drained)),
+	    .hosts_differ = member_hosts_differ(m, x),
+	    .foreign = x->foreign,
+	    .foreign_count = x->foreign_count,
+	    .reason = x->drain_reason,
+	    .last_seen = x->last_seen,
+	};
+
+	for (size_t i = 0; view.drained && i < x->slots; i++)
+		if (is_drained(&x->devices[i]))
+			view.drained[view.drained_count++] = (struct drained_slot){
+			    (int64_t)i, x->devices[i].reason ? x->devices[i].reason : (char *)""};
+	return view;
+}
+
 json_t *members_to_json(const struct members *m, const char *controller)
 {
-	json_t *list = json_array();
+	struct node_list list = {.nodes = calloc(m->count + 1, sizeof(*list.nodes))};
+	json_t *json;
 
-	for (size_t i = 0; i < m->count; i++) {
-		const struct member *x = m->list[i];
-		json_t *labels = json_array(), *o;
-
-		for (char **l = x->labels; l && *l; l++)
-			json_array_append_new(labels, json_string(*l));
-		o = json_pack("{s:s,s:s,s:i,s:s,s:b,s:I,s:I,s:s?,s:o,s:s?}", "name", x->name, "address",
-		              x->address, "port", x->port, "state", member_state(x), "controller",
-		              strcasecmp(x->name, controller) == 0, "slots", (json_int_t)x->slots, "free",
-		              (json_int_t)(x->up && !x->drained ? member_free_slots(x) : 0), "version",
-		              x->version, "labels", labels, "error",
-		              x->removed ? "removed from the hosts file"
-		              : x->up    ? NULL
-		              : x->error ? x->error
-		                         : "not heard from yet");
-		json_object_set_new(o, "drained", drained_list(x));
-		json_object_set_new(o, "hosts_differ", json_boolean(member_hosts_differ(m, x)));
-		json_object_set_new(o, "foreign", x->foreign ? json_incref(x->foreign) : json_array());
-		json_object_set_new(o, "reason",
-		                    x->drain_reason ? json_string(x->drain_reason) : json_null());
-		json_object_set_new(o, "last_seen", x->last_seen > 0 ? json_real(x->last_seen) : json_null());
-		json_array_append_new(list, o);
-	}
-	return list;
+	for (; list.nodes && list.count < m->count; list.count++)
+		list.nodes[list.count] = describe_member(m, m->list[list.count], controller);
+	json = list.nodes ? node_list_encode(&list) : NULL;
+	for (size_t i = 0; i < list.count; i++)
+		free(list.nodes[i].drained);
+	free(list.nodes);
+	return json;
 }
 
 json_t *members_devices(const struct members *m)
 {
-	json_t *list = json_array(), *d;
-	size_t k;
+	struct device_list list = {0};
+	size_t count = 0;
+	json_t *json;
 
 	for (size_t i = 0; i < m->count; i++)
-		json_array_foreach(m->list[i]->devices, k, d)
-		{
-			json_t *copy;
+		count += m->list[i]->slots;
+	list.devices = calloc(count + 1, sizeof(*list.devices)); /* what they own is the members' */
+	if (!list.devices)
+		return NULL;
+	for (size_t i = 0; i < m->count; i++)
+		for (size_t k = 0; k < m->list[i]->slots; k++) {
+			struct device_info *d = &list.devices[list.count++];
 
-			if (!m->list[i]->drained || strcmp(json_get_string(d, "state", ""), "free") != 0) {
-				json_array_append(list, d);
+			*d = m->list[i]->devices[k];
+			if (!m->list[i]->drained || d->state != SLOT_FREE)
 				continue;
-			}
-			copy = json_copy(d);
-			json_object_set_new(copy, "state", json_string("drained"));
+			d->state = SLOT_DRAINED;
 			if (m->list[i]->drain_reason)
-				json_object_set_new(copy, "reason", json_string(m->list[i]->drain_reason));
-			json_array_append_new(list, copy);
+				d->reason = m->list[i]->drain_reason;
 		}
-	return list;
+	json = device_list_encode(&list);
+	free(list.devices);
+	return json;
 }

@@ -13,6 +13,8 @@
 #include "base/error.h"
 #include "cluster/scheduler.h"
 #include "config/hosts.h"
+#include "wire/heartbeat.h"
+#include "wire/node_view.h"
 
 struct members;
 
@@ -32,15 +34,16 @@ struct member {
 	bool hosts_told;                  /* that it is not ours is in the log */
 	int64_t sequence;
 	char *version;
-	json_t *devices; /* as node.h has them */
+	struct device_info *devices; /* by slot */
 	size_t slots;
 	int ports[8]; /* free TCP ports there, to be used once each */
 	size_t port_count;
-	int port_low, port_high; /* its port_range; 0: any port */
-	json_t *foreign; /* attempts there that are not of this store, [{"run","attempt",…}]; NULL: none */
-	int64_t epoch;   /* that it was told by this controller, also before it was taken out of the hosts
-	                  * file and put back; 0: none yet */
-	char *error;     /* why it is down; NULL: not heard from yet */
+	int port_low, port_high;         /* its port_range; 0: any port */
+	struct foreign_attempt *foreign; /* attempts there that are not of this store */
+	size_t foreign_count;
+	int64_t epoch; /* that it was told by this controller, also before it was taken out of the hosts
+	                * file and put back; 0: none yet */
+	char *error;   /* why it is down; NULL: not heard from yet */
 };
 
 int members_create(double now, struct members **out, struct error *err);
@@ -55,14 +58,14 @@ size_t members_count(const struct members *m);
 struct member *members_get(struct members *m, size_t i); /* in the order of the hosts file */
 struct member *members_find(struct members *m, const char *name);
 
-/* {"node","instance","sequence","version","hosts","devices":[…],"ports":[…],…}. True: the node was down, or
- * shutting down, before. */
-bool member_heartbeat(struct member *m, const json_t *heartbeat, double now, double now_realtime);
+/* Takes the devices out of the heartbeat. True: the node was down, or shutting down, before. */
+bool member_heartbeat(struct member *m, struct heartbeat *heartbeat, double now, double now_realtime);
 /* reason: copied; NULL: none was given. */
 void member_set_drained(struct member *m, bool drained, const char *reason);
-void member_set_devices(struct member *m, json_t *devices); /* takes the reference */
+/* Takes the devices. */
+void member_set_devices(struct member *m, struct device_info *devices, size_t count);
 /* Is this news to the scheduler? Sensors are none. */
-bool member_slots_differ(const struct member *m, const json_t *devices);
+bool member_slots_differ(const struct member *m, const struct device_info *devices, size_t count);
 /* How closely the slots are linked: slots × slots weights as topology.h has them, owned by the caller; NULL:
  * none of its devices says. */
 unsigned char *member_links(const struct member *m);
@@ -84,7 +87,8 @@ void member_set_down(struct member *m, const char *fmt, ...) __attribute__((form
 
 bool member_hosts_differ(const struct members *m,
                          const struct member *x); /* another hosts file than set here */
-json_t *members_to_json(const struct members *m, const char *controller); /* the array of GET /v1/nodes */
-json_t *members_devices(const struct members *m);                         /* of GET /v1/devices */
-const char *member_state(const struct member *m);
+/* The answer to GET /v1/nodes: a new reference; NULL: out of memory. */
+json_t *members_to_json(const struct members *m, const char *controller);
+json_t *members_devices(const struct members *m); /* to GET /v1/devices: the same */
+enum node_state member_state(const struct member *m);
 size_t member_free_slots(const struct member *m);

@@ -13,6 +13,7 @@
 #include "base/cleanup.h"
 #include "base/error.h"
 #include "cluster/scheduler.h"
+#include "wire/report.h"
 
 enum run_state {
 	RUN_QUEUED,
@@ -118,7 +119,7 @@ int run_set_under_way(struct run *r, const json_t *under_way, struct error *err)
 void run_clear_parts(struct run *r);
 struct run_part *run_part_find(struct run *r, const char *node);
 
-unsigned run_report(struct run *r, const json_t *report, double now); /* as node.h has it */
+unsigned run_report(struct run *r, const struct report *report, double now);
 /* A node has an attempt of this run that the store, an older copy, knows nothing of: a run that waits must
  * not be started once more. */
 unsigned run_superseded(struct run *r, const char *node, int64_t attempt, double now);

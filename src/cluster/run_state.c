@@ -198,9 +198,9 @@ static void add_device_error(struct run *r)
 }
 
 /* Returns whether it is news. */
-static bool take_device_error(struct run *r, const json_t *report)
+static bool take_device_error(struct run *r, const struct report *report)
 {
-	const char *text = json_string_value(json_array_get(json_object_get(report, "device_errors"), 0));
+	const char *text = report->device_errors ? report->device_errors[0] : NULL;
 
 	if (!text || r->device_error)
 		return false;
@@ -329,42 +329,56 @@ static unsigned after(struct run *r, bool stop, double now)
 	return flags & RUN_ENDED ? RUN_ENDED : flags;
 }
 
+/* Sets a member where that is news. Takes the value. */
+static bool set_member(json_t *rank, const char *key, json_t *value)
+{
+	bool same = json_equal(value, json_object_get(rank, key));
+
+	if (same)
+		json_decref(value);
+	else
+		json_object_set_new(rank, key, value);
+	return !same;
+}
+
+/* One rank of ours as its node reports it. What the report does not say stays as it was known. */
+static bool merge_rank(json_t *ours, const struct rank_report *theirs)
+{
+	bool changed = set_member(ours, "state", json_string(rank_states[theirs->state]));
+
+	if (theirs->pid > 0)
+		changed = set_member(ours, "pid", json_integer(theirs->pid)) || changed;
+	if (theirs->exit_status >= 0)
+		changed = set_member(ours, "exit_status", json_integer(theirs->exit_status)) || changed;
+	if (theirs->signal)
+		changed = set_member(ours, "signal", json_string(theirs->signal)) || changed;
+	if (theirs->oom)
+		changed = set_member(ours, "oom", json_true()) || changed;
+	if (theirs->state == RANK_EXITED)
+		changed = set_member(ours, "stopped", json_boolean(theirs->stopped)) || changed;
+	if (theirs->core_dumped)
+		changed = set_member(ours, "core_dumped", json_true()) || changed;
+	return changed;
+}
+
 /* Takes over what the node says of its ranks. Returns whether it is news: heartbeats say the same again and
  * again. */
-static bool merge_ranks(struct run *r, const struct run_part *part, const json_t *report)
+static bool merge_ranks(struct run *r, const struct run_part *part, const struct report *report)
 {
-	static const char *const keys[] = {"state", "pid",     "exit_status", "signal",
-	                                   "oom",   "stopped", "core_dumped"};
-	double offset = json_get_number(report, "clock_offset", 0);
-	json_t *theirs, *ours;
 	bool changed = false;
-	size_t i;
 
-	json_array_foreach(json_object_get(report, "ranks"), i, theirs)
-	{
-		int64_t number = json_get_int(theirs, "rank", -1);
-		json_t *words = json_object_get(theirs, "error");
+	for (size_t i = 0; i < report->rank_count; i++) {
+		const struct rank_report *theirs = &report->ranks[i];
+		json_t *ours = json_array_get(r->ranks, (size_t)theirs->rank);
 
-		ours = number < 0 ? NULL : json_array_get(r->ranks, number);
 		if (!ours || !str_eq(json_get_string(ours, "node", NULL), part->node))
 			continue;
-		for (size_t k = 0; k < ARRAY_SIZE(keys); k++) {
-			json_t *v = json_object_get(theirs, keys[k]);
-
-			if (!v || json_is_null(v) || json_equal(v, json_object_get(ours, keys[k])))
-				continue;
-			json_object_set(ours, keys[k], v);
-			changed = true;
-		}
+		changed = merge_rank(ours, theirs) || changed;
 		/* By our clock, as well as it was known then. */
-		if (json_is_number(json_object_get(theirs, "ended")) && !json_object_get(ours, "ended"))
-			json_object_set_new(ours, "ended",
-			                    json_real(json_get_number(theirs, "ended", 0) + offset));
-		if (json_is_string(words) &&
-		    !json_equal(words, json_object_get(words_of(r, number), "log"))) {
-			json_object_set(words_of(r, number), "log", words);
+		if (theirs->ended > 0 && !json_object_get(ours, "ended"))
+			json_object_set_new(ours, "ended", json_real(theirs->ended + report->clock_offset));
+		if (theirs->error && set_member(words_of(r, theirs->rank), "log", json_string(theirs->error)))
 			r->dirty = true;
-		}
 	}
 	return changed;
 }
@@ -411,38 +425,35 @@ static bool fail(struct run *r)
 	return true;
 }
 
-unsigned run_report(struct run *r, const json_t *report, double now)
+unsigned run_report(struct run *r, const struct report *report, double now)
 {
-	const char *node = json_get_string(report, "node", ""), *state = json_get_string(report, "state", "");
-	const char *said = json_get_string(report, "reason", NULL);
-	const char *shutdown = json_get_string(report, "shutdown", NULL);
-	struct run_part *part = run_part_find(r, node);
-	bool stop = false, all_running = true, changed = false, lost = json_get_bool(report, "lost", false);
+	struct run_part *part = run_part_find(r, report->node);
+	bool stop = false, all_running = true, changed = false;
 
-	if (!part || part->ended || json_get_int(report, "attempt", -1) != r->attempt)
+	if (!part || part->ended || report->attempt != r->attempt)
 		return 0;
 	part->acknowledged = true;
-	part->clock_error = json_get_number(report, "clock_error", 0);
+	part->clock_error = report->clock_error;
 	changed = take_device_error(r, report);
 	changed = merge_ranks(r, part, report) || changed;
-	if (strcmp(state, "running") == 0)
+	if (report->state == ATTEMPT_RUNNING)
 		part->running = true;
-	part->ended = strcmp(state, "ended") == 0;
+	part->ended = report->state == ATTEMPT_ENDED;
 	if (part->ended)
 		r->dirty = true;
-	if (lost)
-		mark_lost(r, node);
-	if (shutdown)
-		set_trouble(r, part, shutdown, now);
-	if (said && part->ended) {
-		_cleanup_free_ char *text = str_printf("node %s: %s", node, said);
+	if (report->lost)
+		mark_lost(r, report->node);
+	if (report->shutdown)
+		set_trouble(r, part, report->shutdown, now);
+	if (report->reason && part->ended) {
+		_cleanup_free_ char *text = str_printf("node %s: %s", report->node, report->reason);
 
-		set_trouble(r, part, text ? text : said, now);
+		set_trouble(r, part, text ? text : report->reason, now);
 	}
 	if (part->trouble || any_rank_failed(r))
 		stop = fail(r);
 	/* What was started somewhere is not queued again because another node never had it. */
-	if (lost && part->ended && r->requeue)
+	if (report->lost && part->ended && r->requeue)
 		r->failed = true;
 	for (size_t i = 0; i < r->part_count; i++)
 		all_running = all_running && r->parts[i].running;

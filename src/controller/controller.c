@@ -212,7 +212,7 @@ void controller_destroy(struct controller *c)
 	}
 	waiters_free(c);
 	submissions_free(c);
-	json_decref(c->foreign_before);
+	message_free_list(&foreign_attempt_message, c->foreign_before, c->foreign_before_count);
 	feed_destroy(c->metrics);
 	feed_destroy(c->events);
 	rendezvous_destroy(c->rendezvous);

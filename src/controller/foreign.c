@@ -8,6 +8,8 @@
 #include "controller/foreign.h"
 
 #include <errno.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "base/json.h"
 #include "base/log.h"
@@ -18,67 +20,77 @@
 /* Numbers that were given after the last heartbeat of any node: left out where numbers are lifted. */
 enum { NUMBERS_MARGIN = 100 };
 
-bool foreign_is(struct controller *c, const json_t *report)
+bool foreign_is(struct controller *c, const struct report *report)
 {
-	const char *cluster = json_get_string(report, "cluster", "");
-	int64_t id = json_get_int(report, "run", -1), epoch = json_get_int(report, "epoch", 0);
 	_cleanup_(run_freep) struct run *owned = NULL;
 	const struct run *r;
 
 	/* What a service of an older version has started names no cluster. */
-	if (*cluster && (!str_eq(cluster, store_cluster(c->store)) || !store_has_epoch(c->store, epoch)))
+	if (report->cluster &&
+	    (!str_eq(report->cluster, store_cluster(c->store)) || !store_has_epoch(c->store, report->epoch)))
 		return true;
-	return controller_find_run(c, id, &r, &owned, NULL) == -ENOENT ||
-	       (r && json_get_int(report, "attempt", 0) > r->attempt);
+	return controller_find_run(c, report->run, &r, &owned, NULL) == -ENOENT ||
+	       (r && report->attempt > r->attempt);
 }
 
-static bool contains(const json_t *list, int64_t run, int64_t attempt)
+static bool contains(const struct foreign_attempt *list, size_t count, int64_t run, int64_t attempt)
 {
-	json_t *entry;
-	size_t i;
-
-	json_array_foreach(list, i, entry)
-	{
-		if (json_get_int(entry, "run", -1) == run && json_get_int(entry, "attempt", -1) == attempt)
+	for (size_t i = 0; i < count; i++)
+		if (list[i].run == run && list[i].attempt == attempt)
 			return true;
-	}
 	return false;
 }
 
-static json_t *describe(const json_t *report)
+static char *copy(const char *text)
 {
-	json_t *slots = json_array(), *rank;
-	size_t i;
-
-	json_array_foreach(json_object_get(report, "ranks"), i, rank)
-	    json_array_append(slots, json_object_get(rank, "slot"));
-	return json_pack(
-	    "{s:I,s:I,s:s,s:I,s:s,s:s,s:s,s:o}", "run", (json_int_t)json_get_int(report, "run", 0), "attempt",
-	    (json_int_t)json_get_int(report, "attempt", 0), "cluster", json_get_string(report, "cluster", ""),
-	    "epoch", (json_int_t)json_get_int(report, "epoch", 0), "user",
-	    json_get_string(report, "user", ""), "name", json_get_string(report, "name", ""), "state",
-	    json_get_string(report, "state", ""), "slots", slots);
+	return strdup(text ? text : "");
 }
 
-void foreign_note(struct controller *c, struct member *m, const json_t *report)
+/* False: out of memory; then the next heartbeat has it again. */
+static bool add_foreign(struct member *m, const struct report *report)
 {
-	const char *cluster = json_get_string(report, "cluster", "");
-	int64_t run = json_get_int(report, "run", 0), attempt = json_get_int(report, "attempt", 0);
-	struct run *r = queue_find(&c->queue, run);
+	struct foreign_attempt *list = reallocarray(m->foreign, m->foreign_count + 1, sizeof(*list)), *own;
 
-	if (r && str_eq(cluster, store_cluster(c->store)))
-		apply_flags(c, r, run_superseded(r, m->name, attempt, controller_time(c)));
-	if (str_eq(json_get_string(report, "state", ""), "ended"))
+	if (!list)
+		return false;
+	m->foreign = list;
+	own = &list[m->foreign_count];
+	*own = (struct foreign_attempt){.run = report->run,
+	                                .attempt = report->attempt,
+	                                .cluster = copy(report->cluster),
+	                                .epoch = report->epoch,
+	                                .user = copy(report->user),
+	                                .name = copy(report->name),
+	                                .state = report->state,
+	                                .slots = calloc(report->rank_count + 1, sizeof(*own->slots))};
+	if (!own->cluster || !own->user || !own->name || !own->slots) {
+		foreign_attempt_release(own);
+		return false;
+	}
+	for (size_t i = 0; i < report->rank_count; i++)
+		if (report->ranks[i].slot >= 0)
+			own->slots[own->slot_count++] = report->ranks[i].slot;
+	m->foreign_count++;
+	return true;
+}
+
+void foreign_note(struct controller *c, struct member *m, const struct report *report)
+{
+	struct run *r = queue_find(&c->queue, report->run);
+	bool ours = str_eq(report->cluster, store_cluster(c->store));
+
+	if (r && ours)
+		apply_flags(c, r, run_superseded(r, m->name, report->attempt, controller_time(c)));
+	if (report->state == ATTEMPT_ENDED)
 		return;
-	if (!contains(c->foreign_before, run, attempt))
+	if (!contains(c->foreign_before, c->foreign_before_count, report->run, report->attempt))
 		log_warn(
 		    "node %s has run %lld, attempt %lld, of %s, which this store does not know: it is left "
 		    "alone",
-		    m->name, (long long)run, (long long)attempt,
-		    str_eq(cluster, store_cluster(c->store)) ? "this cluster" : "another cluster");
-	if (!m->foreign)
-		m->foreign = json_array();
-	json_array_append_new(m->foreign, describe(report));
+		    m->name, (long long)report->run, (long long)report->attempt,
+		    ours ? "this cluster" : "another cluster");
+	if (!add_foreign(m, report))
+		log_err("out of memory");
 }
 
 static void learn_epoch(struct controller *c, const struct member *m, int64_t known)
@@ -98,21 +110,18 @@ static void learn_epoch(struct controller *c, const struct member *m, int64_t kn
 	c->commit = true;
 }
 
-void foreign_learn(struct controller *c, struct member *m, const json_t *heartbeat)
+void foreign_learn(struct controller *c, struct member *m, const struct known_clusters *known)
 {
-	const json_t *known = json_object_get(heartbeat, "known");
-	int64_t highest = json_get_int(known, "highest_run", 0);
+	int64_t highest = known ? known->highest_run : 0;
 	struct error err = ERROR_INIT;
-	json_t *cluster;
-	size_t i;
 
-	json_decref(c->foreign_before);
+	message_free_list(&foreign_attempt_message, c->foreign_before, c->foreign_before_count);
 	c->foreign_before = steal_pointer(m->foreign);
-	json_array_foreach(json_object_get(known, "clusters"), i, cluster)
-	{
-		if (str_eq(json_get_string(cluster, "id", ""), store_cluster(c->store)))
-			learn_epoch(c, m, json_get_int(cluster, "epoch", 0));
-	}
+	c->foreign_before_count = m->foreign_count;
+	m->foreign_count = 0;
+	for (size_t i = 0; known && i < known->cluster_count; i++)
+		if (str_eq(known->clusters[i].id, store_cluster(c->store)))
+			learn_epoch(c, m, known->clusters[i].epoch);
 	if (highest > store_highest(c->store) && highest < INT64_MAX / 2) {
 		log_warn("node %s knows run %lld, the store knows %lld: the next number is %lld", m->name,
 		         (long long)highest, (long long)store_highest(c->store),
@@ -143,14 +152,12 @@ void controller_settle(struct controller *c)
 size_t controller_cancel_foreign(struct controller *c, const char *node, int64_t run)
 {
 	const struct member *m = members_find(c->members, node);
-	json_t *entry;
-	size_t i, n = 0;
+	size_t n = 0;
 
-	json_array_foreach(m ? m->foreign : NULL, i, entry)
-	{
-		if (run && json_get_int(entry, "run", 0) != run)
+	for (size_t i = 0; m && i < m->foreign_count; i++) {
+		if (run && m->foreign[i].run != run)
 			continue;
-		stop_foreign(c, m->name, json_get_int(entry, "run", 0), json_get_int(entry, "attempt", 0));
+		stop_foreign(c, m->name, m->foreign[i].run, m->foreign[i].attempt);
 		n++;
 	}
 	return n;

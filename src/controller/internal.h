@@ -27,12 +27,14 @@ struct controller {
 	struct feed *events, *metrics;
 	struct waiter *waiters;         /* who waits for a run to change */
 	struct submission *submissions; /* in their order: who waits for a number, or for the commit */
-	json_t *foreign_before;         /* of the node whose heartbeat is read: what it had the last time */
-	bool lazy_commit;               /* its timer is set */
-	bool commit;                    /* a commit must precede replies */
-	bool settled;                   /* all nodes have reported, or are down: see foreign.c */
-	int64_t announced;              /* the last run number that is on disk */
-	bool reschedule;                /* slots or queue have changed */
+	/* Of the node whose heartbeat is read: what it had the last time. */
+	struct foreign_attempt *foreign_before;
+	size_t foreign_before_count;
+	bool lazy_commit;  /* its timer is set */
+	bool commit;       /* a commit must precede replies */
+	bool settled;      /* all nodes have reported, or are down: see foreign.c */
+	int64_t announced; /* the last run number that is on disk */
+	bool reschedule;   /* slots or queue have changed */
 };
 
 static inline double controller_now(const struct controller *c)
@@ -95,10 +97,10 @@ void nodes_expire(struct controller *c);
 
 /* foreign.c: what a node has or knows that this store does not. */
 /* Was this attempt, as a node reports it, not started by a controller with this store? */
-bool foreign_is(struct controller *c, const json_t *report);
+bool foreign_is(struct controller *c, const struct report *report);
 /* It is noted, shown, and left alone. */
-void foreign_note(struct controller *c, struct member *m, const json_t *report);
+void foreign_note(struct controller *c, struct member *m, const struct report *report);
 /* What the node knows of epochs and run numbers: ours become higher. */
-void foreign_learn(struct controller *c, struct member *m, const json_t *heartbeat);
+void foreign_learn(struct controller *c, struct member *m, const struct known_clusters *known);
 /* Once all nodes have reported, or are down, numbers are given and runs are placed. */
 void controller_settle(struct controller *c);

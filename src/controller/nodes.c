@@ -122,12 +122,13 @@ int controller_set_drained(struct controller *c, const char *name, bool drained,
 	return 0;
 }
 
-void controller_set_devices(struct controller *c, const char *name, json_t *devices)
+void controller_set_devices(struct controller *c, const char *name, struct device_list *devices)
 {
 	struct member *m = members_find(c->members, name);
 
-	if (m)
-		member_set_devices(m, devices);
-	else
-		json_decref(devices);
+	if (m) {
+		member_set_devices(m, devices->devices, devices->count);
+		*devices = (struct device_list){0};
+	}
+	device_list_release(devices);
 }

@@ -20,11 +20,11 @@ size_t controller_node_count(const struct controller *c);
 const struct member *controller_node(const struct controller *c, size_t i);
 const struct member *controller_find_node(const struct controller *c, const char *name); /* NULL: none */
 
-json_t *controller_nodes_to_json(const struct controller *c);   /* the array of GET /v1/nodes */
-json_t *controller_devices_to_json(const struct controller *c); /* the array of GET /v1/devices */
+json_t *controller_nodes_to_json(const struct controller *c);   /* the answer to GET /v1/nodes */
+json_t *controller_devices_to_json(const struct controller *c); /* the answer to GET /v1/devices */
 
 /* A drained node gets no new runs. reason: copied; NULL: none was given. -ENOENT: no such node. */
 int controller_set_drained(struct controller *c, const char *name, bool drained, const char *reason);
-/* The devices of a node between two heartbeats. Takes the reference. */
-void controller_set_devices(struct controller *c, const char *name, json_t *devices);
+/* The devices of a node between two heartbeats. Takes what the list owns and leaves it empty. */
+void controller_set_devices(struct controller *c, const char *name, struct device_list *devices);
 void controller_reschedule(struct controller *c); /* slots have changed */

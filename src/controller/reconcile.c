@@ -6,6 +6,7 @@
 #include "controller/reconcile.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/json.h"
@@ -13,62 +14,69 @@
 #include "base/str.h"
 #include "controller/internal.h"
 
-void controller_report(struct controller *c, const json_t *report)
+void controller_report(struct controller *c, const struct report *report)
 {
-	struct run *r = queue_find(&c->queue, json_get_int(report, "run", -1));
+	struct run *r = queue_find(&c->queue, report->run);
 
 	if (r && !foreign_is(c, report))
 		apply_flags(c, r, run_report(r, report, controller_time(c)));
 }
 
-/* A node says that it has this attempt. One that is not to be there is stopped. */
-static void reconcile(struct controller *c, const char *node, const json_t *report, json_t *forget)
+static void add_forget(struct heartbeat_answer *answer, int64_t run, int64_t attempt)
 {
-	int64_t id = json_get_int(report, "run", -1), attempt = json_get_int(report, "attempt", -1);
-	bool ended = strcmp(json_get_string(report, "state", ""), "ended") == 0;
-	struct run *r = queue_find(&c->queue, id);
+	struct forget *list = reallocarray(answer->forget, answer->forget_count + 1, sizeof(*list));
+
+	if (!list) /* the next answer says it */
+		return;
+	answer->forget = list;
+	list[answer->forget_count++] = (struct forget){run, attempt};
+}
+
+/* A node says that it has this attempt. One that is not to be there is stopped. */
+static void reconcile(struct controller *c, const char *node, const struct report *report,
+                      struct heartbeat_answer *answer)
+{
+	struct run *r = queue_find(&c->queue, report->run);
 	struct run_part *part = r ? run_part_find(r, node) : NULL;
 
 	if (foreign_is(c, report)) {
 		foreign_note(c, members_find(c->members, node), report);
 		return;
 	}
-	if (part && attempt == r->attempt) {
+	if (part && report->attempt == r->attempt) {
 		controller_report(c, report);
-		r = queue_find(&c->queue, id);
+		r = queue_find(&c->queue, report->run);
 		part = r ? run_part_find(r, node) : NULL;
 		/* A stop that did not arrive is said again. */
-		if (part && !part->ended && r->state == RUN_STOPPING &&
-		    strcmp(json_get_string(report, "state", ""), "stopping") != 0)
+		if (part && !part->ended && r->state == RUN_STOPPING && report->state != ATTEMPT_STOPPING)
 			stop_part(c, r, part);
 		return;
 	}
-	if (ended) {
+	if (report->state == ATTEMPT_ENDED) {
 		/* Only what is on disk may be forgotten there: while r is in memory, its end may not be. */
-		if (!r || attempt < r->attempt)
-			json_array_append_new(forget, json_pack("{s:I,s:I}", "run", (json_int_t)id, "attempt",
-			                                        (json_int_t)attempt));
+		if (!r || report->attempt < r->attempt)
+			add_forget(answer, report->run, report->attempt);
 	} else
-		stop_stray(c, node, id, attempt);
+		stop_stray(c, node, report->run, report->attempt);
 }
 
 /* Parts that the node should have, and does not: its service or the whole machine began anew. */
-static void find_missing(struct controller *c, const struct member *m, const json_t *attempts)
+static void find_missing(struct controller *c, const struct member *m, const struct heartbeat *heartbeat)
 {
 	for (size_t i = 0; i < c->queue.count; i++) {
 		struct run *r = c->queue.list[i];
 		struct run_part *part = run_part_find(r, m->name);
 		bool there = false;
 		char message[300];
-		json_t *a;
-		size_t k;
 
 		if (!part || part->ended || !part->acknowledged ||
 		    (strcmp(part->instance, m->instance) == 0 && m->sequence <= part->sequence))
 			continue;
-		json_array_foreach(attempts, k, a) there =
-		    there || (json_get_int(a, "run", -1) == r->id &&
-		              json_get_int(a, "attempt", -1) == r->attempt && !foreign_is(c, a));
+		for (size_t k = 0; k < heartbeat->attempt_count; k++) {
+			const struct report *a = &heartbeat->attempts[k];
+
+			there = there || (a->run == r->id && a->attempt == r->attempt && !foreign_is(c, a));
+		}
 		if (there)
 			continue;
 		/* A start that a controller before us wrote down, but may never have sent, costs nothing. */
@@ -83,20 +91,18 @@ static void find_missing(struct controller *c, const struct member *m, const jso
 	}
 }
 
-int controller_heartbeat(struct controller *c, const json_t *heartbeat, json_t **answer, struct error *err)
+int controller_heartbeat(struct controller *c, struct heartbeat *heartbeat, struct heartbeat_answer *answer,
+                         struct error *err)
 {
-	json_t *attempts = json_object_get(heartbeat, "attempts"), *forget = json_array(), *report;
-	const char *name = json_get_string(heartbeat, "node", "");
-	struct member *m = members_find(c->members, name);
-	bool news, epoch_on_disk;
-	size_t i;
+	struct member *m = members_find(c->members, heartbeat->node);
+	bool news;
 
-	if (!m || m->removed) {
-		json_decref(forget);
-		return error_set(err, -ENOENT, "node %s is not in the controller's hosts file", name);
-	}
+	*answer = (struct heartbeat_answer){0};
+	if (!m || m->removed)
+		return error_set(err, -ENOENT, "node %s is not in the controller's hosts file",
+		                 heartbeat->node);
 	/* Most have nothing new to say, and there are many: the queue is not gone through for those. */
-	news = member_slots_differ(m, json_object_get(heartbeat, "devices"));
+	news = member_slots_differ(m, heartbeat->devices, heartbeat->device_count);
 	if (m->backoff_until > 0 && controller_now(c) >= m->backoff_until) {
 		m->backoff_until = 0;
 		news = true;
@@ -111,21 +117,27 @@ int controller_heartbeat(struct controller *c, const json_t *heartbeat, json_t *
 		if (m->hosts_told)
 			log_warn("node %s has another hosts file than the controller", m->name);
 	}
-	foreign_learn(c, m, heartbeat);
-	json_array_foreach(attempts, i, report) reconcile(c, m->name, report, forget);
-	find_missing(c, m, attempts);
+	foreign_learn(c, m, heartbeat->known);
+	for (size_t i = 0; i < heartbeat->attempt_count; i++)
+		reconcile(c, m->name, &heartbeat->attempts[i], answer);
+	find_missing(c, m, heartbeat);
 	if (news) {
 		c->reschedule = true;
 		controller_touch(c);
 	}
 	controller_settle(c);
+	answer->time = controller_time(c);
+	answer->epoch = store_epoch(c->store);
+	answer->highest_run = c->announced;
 	/* An epoch that begins with this heartbeat is not on disk yet, and the one before it would make us a
 	 * stale controller: the next answer names the cluster again. */
-	epoch_on_disk = store_epoch(c->store) == store_newest_epoch(c->store);
-	*answer = json_pack("{s:o,s:f,s:s?,s:I,s:I}", "forget", forget, "time", controller_time(c), "cluster",
-	                    epoch_on_disk ? store_cluster(c->store) : NULL, "epoch",
-	                    (json_int_t)store_epoch(c->store), "highest_run", (json_int_t)c->announced);
-	if (epoch_on_disk)
-		m->epoch = store_epoch(c->store);
+	if (store_epoch(c->store) != store_newest_epoch(c->store))
+		return 0;
+	answer->cluster = strdup(store_cluster(c->store));
+	if (!answer->cluster) {
+		heartbeat_answer_release(answer);
+		return error_oom(err);
+	}
+	m->epoch = store_epoch(c->store);
 	return 0;
 }

@@ -2,15 +2,15 @@
 /* What nodes report, compared with what they should have. */
 #pragma once
 
-#include <jansson.h>
-
 #include "base/error.h"
+#include "wire/heartbeat.h"
 
 struct controller;
 
-/* The state of one attempt on one node, as node.h has it. */
-void controller_report(struct controller *c, const json_t *report);
-/* *answer: {"forget":[{"run","attempt"}…],"time","cluster","epoch","highest_run"}: the ends that are on disk,
- * our clock, and what the node is to remember of the store; "cluster" null: its epoch is not on disk yet.
- * -ENOENT: the node is not in the hosts file. */
-int controller_heartbeat(struct controller *c, const json_t *heartbeat, json_t **answer, struct error *err);
+/* The state of one attempt on one node. */
+void controller_report(struct controller *c, const struct report *report);
+/* Takes the devices out of the heartbeat. The answer is to be released by the caller: the ends that are on
+ * disk, our clock, and what the node is to remember of the store. -ENOENT: the node is not in the hosts file.
+ */
+int controller_heartbeat(struct controller *c, struct heartbeat *heartbeat, struct heartbeat_answer *answer,
+                         struct error *err);

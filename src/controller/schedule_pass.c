@@ -52,8 +52,8 @@ static int build_nodes(struct controller *c, struct sched_node **out, struct err
 		};
 		if (!nodes[i].taken)
 			return error_oom(err);
-		json_array_foreach(m->devices, k, d) nodes[i].taken[k] =
-		    strcmp(json_get_string(d, "state", ""), "free") != 0;
+		for (k = 0; k < m->slots; k++)
+			nodes[i].taken[k] = m->devices[k].state != SLOT_FREE;
 	}
 	for (size_t q = 0; q < c->queue.count; q++) {
 		json_array_foreach(c->queue.list[q]->part_count ? c->queue.list[q]->ranks : NULL, k, d)

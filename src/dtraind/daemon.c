@@ -132,7 +132,7 @@ static void raise_descriptor_limit(void)
 	}
 }
 
-static void on_node_report(void *context, const json_t *report)
+static void on_node_report(void *context, const struct report *report)
 {
 	struct daemon *d = context;
 

@@ -17,13 +17,20 @@ enum { SPARE_PORTS = 4 };
 
 #define LOST_SECONDS 0.2
 
+/* A report to send. */
+struct pending {
+	int64_t run, attempt;
+	json_t *report;
+};
+
 struct link {
 	struct daemon *daemon;
 	sd_event_source *timer;
 	int64_t sequence;
 	struct http_transfer *beating, *reporting; /* one of each at a time: they keep their order */
-	json_t *pending;                           /* reports to send, the newest of each attempt */
-	bool lost;                                 /* the last heartbeat did not arrive */
+	struct pending *pending;                   /* the newest of each attempt */
+	size_t pending_count;
+	bool lost;            /* the last heartbeat did not arrive */
 	bool stale;           /* the controller's store is older than what is known here */
 	bool again;           /* there is more to say than the one under way does */
 	struct clock_gap gap; /* between our clock and the controller's */
@@ -37,20 +44,7 @@ int64_t link_sequence(const struct link *l)
 
 bool link_is_idle(const struct link *l)
 {
-	return !l->beating && !l->reporting && !l->again && json_array_size(l->pending) == 0;
-}
-
-json_t *link_ports(struct daemon *d)
-{
-	json_t *ports = json_array();
-
-	for (int i = 0; i < SPARE_PORTS; i++) {
-		int port = node_free_port(d->node, NULL);
-
-		if (port > 0)
-			json_array_append_new(ports, json_integer(port));
-	}
-	return ports;
+	return !l->beating && !l->reporting && !l->again && l->pending_count == 0;
 }
 
 /* Given up in time for another try, over a new connection, before the controller gives the node up. */
@@ -79,11 +73,9 @@ static int post(struct link *l, const char *target, const json_t *body,
 	return r;
 }
 
-static void forget(struct link *l, const json_t *answer)
+static void take_answer(struct link *l, const struct heartbeat_answer *answer)
 {
-	json_t *entry;
 	struct error err = ERROR_INIT;
-	size_t i;
 
 	if (node_learn(l->daemon->node, answer, &err) < 0) {
 		if (!l->stale)
@@ -92,8 +84,21 @@ static void forget(struct link *l, const json_t *answer)
 		return;
 	}
 	l->stale = false;
-	json_array_foreach(json_object_get(answer, "forget"), i, entry)
-	    node_forget(l->daemon->node, json_get_int(entry, "run", 0), json_get_int(entry, "attempt", 0));
+	for (size_t i = 0; i < answer->forget_count; i++)
+		node_forget(l->daemon->node, answer->forget[i].run, answer->forget[i].attempt);
+}
+
+static void read_answer(struct link *l, const json_t *json)
+{
+	_cleanup_(heartbeat_answer_release) struct heartbeat_answer answer = {0};
+	struct error err = ERROR_INIT;
+
+	if (heartbeat_answer_decode(json, &answer, &err) < 0) {
+		log_err("controller %s: %s", l->daemon->settings->controller, err.message);
+		return;
+	}
+	clock_gap_add(&l->gap, l->sent, answer.time, clock_realtime());
+	take_answer(l, &answer);
 }
 
 static void on_beaten(void *context, const struct http_answer *a)
@@ -111,8 +116,7 @@ static void on_beaten(void *context, const struct http_answer *a)
 		if (l->lost)
 			log_info("the controller %s is there", l->daemon->settings->controller);
 		l->lost = false;
-		clock_gap_add(&l->gap, l->sent, json_get_number(answer, "time", 0), clock_realtime());
-		forget(l, answer);
+		read_answer(l, answer);
 	} else if (!l->lost) {
 		log_warn("the controller %s cannot be spoken to: %s", l->daemon->settings->controller, why);
 		l->lost = true;
@@ -124,58 +128,134 @@ static void on_beaten(void *context, const struct http_answer *a)
 }
 
 /* How far the times in the report are from the controller's clock. */
-static void add_clock(const struct link *l, json_t *report)
+static void set_clock(const struct link *l, struct report *report)
 {
-	json_object_set_new(report, "clock_offset", json_real(l->gap.offset));
-	json_object_set_new(report, "clock_error", json_real(l->gap.error));
+	report->clock_offset = l->gap.offset;
+	report->clock_error = l->gap.error;
 }
 
-static json_t *heartbeat(struct link *l)
+/* The reports are copies of the node's without what these own. */
+static int add_attempts(struct link *l, struct heartbeat *out, struct error *err)
+{
+	const struct report *report;
+	size_t count = 0;
+
+	while (node_attempt(l->daemon->node, count))
+		count++;
+	out->attempts = calloc(count + 1, sizeof(*out->attempts));
+	if (!out->attempts)
+		return error_oom(err);
+	while ((report = node_attempt(l->daemon->node, out->attempt_count))) {
+		out->attempts[out->attempt_count] = *report;
+		if (!l->daemon->controller)
+			set_clock(l, &out->attempts[out->attempt_count]);
+		out->attempt_count++;
+	}
+	return 0;
+}
+
+/* A few free TCP ports, for the controller to give away. */
+static int add_ports(struct link *l, struct heartbeat *out, struct error *err)
 {
 	const struct daemon_config *config = l->daemon->settings->config;
-	json_t *attempts = node_attempts_described(l->daemon->node), *report;
-	char hosts[HOSTS_HASH_SIZE];
-	size_t i;
 
-	json_array_foreach(l->daemon->controller ? NULL : attempts, i, report) add_clock(l, report);
+	out->ports = calloc(SPARE_PORTS, sizeof(*out->ports));
+	out->port_range = calloc(2, sizeof(*out->port_range));
+	if (!out->ports || !out->port_range)
+		return error_oom(err);
+	for (int i = 0; i < SPARE_PORTS; i++) {
+		int port = node_free_port(l->daemon->node, NULL);
+
+		if (port > 0)
+			out->ports[out->port_count++] = port;
+	}
+	out->port_range[0] = config->port_low;
+	out->port_range[1] = config->port_high;
+	out->port_range_count = 2;
+	return 0;
+}
+
+static void release_heartbeat(struct heartbeat *heartbeat)
+{
+	/* What they own is the node's. */
+	free(heartbeat->attempts);
+	heartbeat->attempts = NULL;
+	heartbeat->attempt_count = 0;
+	heartbeat_release(heartbeat);
+}
+
+static int make_heartbeat(struct link *l, struct heartbeat *out, struct error *err)
+{
+	struct device_list devices = {0};
+	char hosts[HOSTS_HASH_SIZE];
+	int r;
+
 	l->sequence++;
 	hosts_hash(l->daemon->settings->hosts, hosts);
-	return json_pack("{s:s,s:s,s:s,s:I,s:s,s:o,s:o,s:o,s:[i,i],s:b,s:o}", "node",
-	                 l->daemon->settings->name, "hosts", hosts, "instance", l->daemon->instance,
-	                 "sequence", (json_int_t)l->sequence, "version", DTRAIN_VERSION, "devices",
-	                 node_devices(l->daemon->node), "attempts", attempts, "ports", link_ports(l->daemon),
-	                 "port_range", config->port_low, config->port_high, "shutting_down",
-	                 node_is_shutting_down(l->daemon->node), "known", node_known(l->daemon->node));
+	*out = (struct heartbeat){.node = strdup(l->daemon->settings->name),
+	                          .hosts = strdup(hosts),
+	                          .instance = strdup(l->daemon->instance),
+	                          .sequence = l->sequence,
+	                          .version = strdup(DTRAIN_VERSION),
+	                          .shutting_down = node_is_shutting_down(l->daemon->node),
+	                          .known = calloc(1, sizeof(*out->known))};
+	if (!out->node || !out->hosts || !out->instance || !out->version || !out->known)
+		return error_oom(err);
+	if ((r = node_known(l->daemon->node, out->known, err)) < 0 ||
+	    (r = node_devices(l->daemon->node, &devices, err)) < 0)
+		return r;
+	out->devices = devices.devices;
+	out->device_count = devices.count;
+	r = add_attempts(l, out, err);
+	return r < 0 ? r : add_ports(l, out, err);
 }
 
 void link_heartbeat(struct link *l)
 {
+	_cleanup_(heartbeat_answer_release) struct heartbeat_answer answer = {0};
+	_cleanup_(release_heartbeat) struct heartbeat beat = {0};
 	struct controller *c = l->daemon->controller;
-	_cleanup_json_ json_t *body = NULL, *answer = NULL;
+	_cleanup_json_ json_t *body = NULL;
 	struct error err = ERROR_INIT;
 
 	l->again = l->beating != NULL;
 	if (l->beating)
 		return;
-	body = heartbeat(l);
-	if (!body)
+	if (make_heartbeat(l, &beat, &err) < 0) {
+		log_err("%s", err.message);
 		return;
+	}
 	l->sent = clock_realtime();
-	if (!c)
+	if (!c) {
+		body = heartbeat_encode(&beat);
 		post(l, "/v1/peer/heartbeat", body, on_beaten, &l->beating);
-	else if (controller_heartbeat(c, body, &answer, &err) < 0)
+	} else if (controller_heartbeat(c, &beat, &answer, &err) < 0)
 		log_err("%s", err.message);
 	else
-		forget(l, answer);
+		take_answer(l, &answer);
 }
 
 void link_refresh_local(struct daemon *d)
 {
-	if (d->controller)
-		controller_set_devices(d->controller, d->settings->name, node_devices(d->node));
+	struct device_list devices;
+	struct error err = ERROR_INIT;
+
+	if (!d->controller)
+		return;
+	if (node_devices(d->node, &devices, &err) < 0)
+		log_err("%s", err.message);
+	else
+		controller_set_devices(d->controller, d->settings->name, &devices);
 }
 
 static void send_reports(struct link *l);
+
+static void clear_pending(struct link *l)
+{
+	for (size_t i = 0; i < l->pending_count; i++)
+		json_decref(l->pending[i].report);
+	l->pending_count = 0;
+}
 
 static void on_reported(void *context, const struct http_answer *a)
 {
@@ -186,48 +266,57 @@ static void on_reported(void *context, const struct http_answer *a)
 		return;
 	/* What did not arrive comes again with the heartbeats: they carry all attempts. */
 	if (a->status != 200)
-		json_array_clear(l->pending);
+		clear_pending(l);
 	send_reports(l);
 }
 
 static void send_reports(struct link *l)
 {
-	if (l->reporting || json_array_size(l->pending) == 0)
+	_cleanup_json_ json_t *reports = NULL;
+
+	if (l->reporting || l->pending_count == 0)
 		return;
-	post(l, "/v1/peer/reports", l->pending, on_reported, &l->reporting);
-	json_array_clear(l->pending);
+	reports = json_array();
+	for (size_t i = 0; i < l->pending_count; i++)
+		json_array_append(reports, l->pending[i].report);
+	post(l, "/v1/peer/reports", reports, on_reported, &l->reporting);
+	clear_pending(l);
 }
 
-static void add_pending(struct link *l, const json_t *report)
+static void add_pending(struct link *l, const struct report *report)
 {
-	json_t *copy = json_deep_copy(report), *old;
-	size_t i;
+	struct report stamped = *report; /* what it owns is the node's */
+	struct pending *list, new = {report->run, report->attempt, NULL};
 
-	add_clock(l, copy);
-	json_array_foreach(l->pending, i, old)
-	{
-		if (json_get_int(old, "run", -1) == json_get_int(report, "run", -2) &&
-		    json_get_int(old, "attempt", -1) == json_get_int(report, "attempt", -2)) {
-			json_array_set_new(l->pending, i, copy);
+	set_clock(l, &stamped);
+	new.report = report_encode(&stamped);
+	if (!new.report)
+		return;
+	for (size_t i = 0; i < l->pending_count; i++)
+		if (l->pending[i].run == new.run && l->pending[i].attempt == new.attempt) {
+			json_decref(l->pending[i].report);
+			l->pending[i] = new;
 			return;
 		}
+	list = reallocarray(l->pending, l->pending_count + 1, sizeof(*list));
+	if (!list) {
+		json_decref(new.report); /* the next heartbeat has it */
+		return;
 	}
-	json_array_append_new(l->pending, copy);
+	l->pending = list;
+	list[l->pending_count++] = new;
 }
 
-void link_report(struct link *l, const json_t *report)
+void link_report(struct link *l, const struct report *report)
 {
-	const char *state = json_get_string(report, "state", "");
-
-	if (strcmp(state, "ended") == 0)
-		log_streams_finish(l->daemon->logs, json_get_int(report, "run", -1),
-		                   json_get_int(report, "attempt", -1));
+	if (report->state == ATTEMPT_ENDED)
+		log_streams_finish(l->daemon->logs, report->run, report->attempt);
 	if (l->daemon->controller) {
 		link_refresh_local(l->daemon);
 		controller_report(l->daemon->controller, report);
 		return;
 	}
-	if (strcmp(state, "starting") == 0) /* the answer to the start says as much */
+	if (report->state == ATTEMPT_STARTING) /* the answer to the start says as much */
 		return;
 	add_pending(l, report);
 	send_reports(l);
@@ -262,7 +351,6 @@ int link_create(struct daemon *d, struct link **out, struct error *err)
 	if (!l)
 		return error_oom(err);
 	l->daemon = d;
-	l->pending = json_array();
 	r = sd_event_add_time(d->event, &l->timer, CLOCK_MONOTONIC, 0, 20000, on_timer, l);
 	if (r < 0) {
 		link_destroy(l);
@@ -279,6 +367,7 @@ void link_destroy(struct link *l)
 	sd_event_source_disable_unref(l->timer);
 	http_transfer_cancel(l->beating);
 	http_transfer_cancel(l->reporting);
-	json_decref(l->pending);
+	clear_pending(l);
+	free(l->pending);
 	free(l);
 }

@@ -10,10 +10,9 @@
 int link_create(struct daemon *d, struct link **out, struct error *err);
 void link_destroy(struct link *l);
 /* The node's callback: an attempt here has changed. */
-void link_report(struct link *l, const json_t *report);
+void link_report(struct link *l, const struct report *report);
 int64_t link_sequence(const struct link *l); /* of the last heartbeat */
 void link_heartbeat(struct link *l);         /* one now */
 bool link_is_idle(const struct link *l);     /* nothing is under way to the controller, or waits for it */
 /* Our own devices, into the controller's view, where that is here. */
 void link_refresh_local(struct daemon *d);
-json_t *link_ports(struct daemon *d); /* a few free TCP ports, for the controller to give away */

@@ -174,15 +174,11 @@ static void on_drained(void *context)
 /* Does this attempt still run here? Then its logs may grow. */
 static bool is_live(struct daemon *d, int64_t run, int64_t attempt)
 {
-	_cleanup_json_ json_t *list = node_attempts(d->node);
-	json_t *a;
-	size_t i;
+	const struct report *a;
 
-	json_array_foreach(list, i, a)
-	{
-		if (json_get_int(a, "run", -1) == run && json_get_int(a, "attempt", -1) == attempt)
-			return strcmp(json_get_string(a, "state", ""), "ended") != 0;
-	}
+	for (size_t i = 0; (a = node_attempt(d->node, i)); i++)
+		if (a->run == run && a->attempt == attempt)
+			return a->state != ATTEMPT_ENDED;
 	return false;
 }
 

@@ -161,7 +161,7 @@ void route_end_runs(void *context, struct http_request *r)
 	http_request_on_close(r, on_closed, d->shutdown);
 }
 
-static void ignore_report(void *context, const json_t *report)
+static void ignore_report(void *context, const struct report *report)
 {
 }
 

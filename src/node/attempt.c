@@ -31,7 +31,7 @@ struct attempt {
 	struct attempt_owner owner;
 	struct request *request;
 	char *dir;
-	json_t *report;
+	struct report report;
 	bool ended;
 	struct strbuf in, out;
 	int link_fd;  /* to dtrain-launch */
@@ -41,8 +41,7 @@ struct attempt {
 	bool lost;    /* dtrain-launch is gone, and its last report was not the end */
 	bool no_dir; /* nothing but the record of its start is left: the record stays until it is forgotten */
 	bool found;  /* and some of its processes were */
-	char reason[128], shutdown[128];
-	json_t *device_errors; /* NULL: none */
+	char reason[128];
 	sd_event_source *link, *child, *orphans, *announce;
 };
 
@@ -51,9 +50,9 @@ const struct request *attempt_request(const struct attempt *attempt)
 	return attempt->request;
 }
 
-const json_t *attempt_report(const struct attempt *attempt)
+const struct report *attempt_report(const struct attempt *attempt)
 {
-	return attempt->report;
+	return &attempt->report;
 }
 
 bool attempt_has_ended(const struct attempt *attempt)
@@ -107,8 +106,7 @@ void attempt_free(struct attempt *a)
 	sd_event_source_disable_unref(a->announce);
 	strbuf_free(&a->in);
 	strbuf_free(&a->out);
-	json_decref(a->report);
-	json_decref(a->device_errors);
+	report_release(&a->report);
 	if (a->request)
 		request_free(a->request);
 	free(a->dir);
@@ -159,38 +157,49 @@ static int socket_in(const char *dir, int (*act)(int, const struct sockaddr *, s
 	return 0;
 }
 
-static json_t *rank_array(const struct attempt *a, const char *state)
+/* All ranks in that state, without a process. */
+static int set_ranks(struct attempt *a, enum rank_state state)
 {
-	json_t *ranks = json_array();
+	const struct request *q = a->request;
+	struct rank_report *ranks = calloc(q->rank_count + 1, sizeof(*ranks));
 
-	for (size_t i = 0; i < a->request->rank_count; i++)
-		json_array_append_new(ranks,
-		                      json_pack("{s:i, s:i, s:s, s:n}", "rank", a->request->ranks[i].rank,
-		                                "slot", a->request->ranks[i].slot, "state", state, "signal"));
-	return ranks;
+	if (!ranks)
+		return -ENOMEM;
+	for (size_t i = 0; i < q->rank_count; i++)
+		ranks[i] = (struct rank_report){
+		    .rank = q->ranks[i].rank, .slot = q->ranks[i].slot, .state = state, .exit_status = -1};
+	free(a->report.ranks);
+	a->report.ranks = ranks;
+	a->report.rank_count = q->rank_count;
+	return 0;
 }
 
-static int set_report(struct attempt *a, const char *state, json_t *ranks)
+static int copy_string(const char *from, char **to)
 {
-	json_t *report =
-	    json_pack("{s:I, s:I, s:s, s:s, s:o}", "run", (json_int_t)a->request->run, "attempt",
-	              (json_int_t)a->request->attempt, "node", a->owner.node, "state", state, "ranks", ranks);
+	char *copy = from && *from ? strdup(from) : NULL;
 
-	if (!report)
+	if (from && *from && !copy)
 		return -ENOMEM;
-	if (*a->request->cluster) {
-		json_object_set_new(report, "cluster", json_string(a->request->cluster));
-		json_object_set_new(report, "epoch", json_integer(a->request->epoch));
-	}
-	if (a->reason[0])
-		json_object_set_new(report, "reason", json_string(a->reason));
-	if (a->shutdown[0])
-		json_object_set_new(report, "shutdown", json_string(a->shutdown));
-	if (a->device_errors)
-		json_object_set(report, "device_errors", a->device_errors);
-	json_decref(a->report);
-	a->report = report;
+	free(*to);
+	*to = copy;
 	return 0;
+}
+
+/* The report of an attempt of which no report is known yet. */
+static int first_report(struct attempt *a, enum attempt_state state)
+{
+	const struct request *q = a->request;
+	struct report *report = &a->report;
+
+	report->run = q->run;
+	report->attempt = q->attempt;
+	report->state = state;
+	report->epoch = *q->cluster ? q->epoch : 0;
+	if (copy_string(a->owner.node, &report->node) < 0 || copy_string(q->cluster, &report->cluster) < 0 ||
+	    copy_string(q->user, &report->user) < 0 ||
+	    copy_string(q->config ? q->config->name : NULL, &report->name) < 0)
+		return -ENOMEM;
+	return copy_string(a->reason, &report->reason);
 }
 
 /* Error files that stayed empty tell nothing. */
@@ -215,10 +224,12 @@ static void sweep_logs(struct attempt *a)
 /* The end is on record before dtrain-launch may forget it. */
 static void record_end(struct attempt *a)
 {
+	_cleanup_json_ json_t *json = NULL;
 	struct error err = ERROR_INIT;
 
 	a->ended = true;
-	if (write_file(a->dir, "ended.json", a->report, geteuid(), 0600, &err) < 0)
+	json = report_encode(&a->report);
+	if (write_file(a->dir, "ended.json", json, geteuid(), 0600, &err) < 0)
 		log_err("%s", err.message);
 	sweep_logs(a);
 }
@@ -242,26 +253,39 @@ static int flush_link(struct attempt *a)
 	return 0;
 }
 
+/* What each of them has, the other has afterwards. */
+static void steal_ranks(struct report *report, struct launch_report *said)
+{
+	struct rank_report *ranks = report->ranks;
+	size_t count = report->rank_count;
+
+	report->ranks = said->ranks;
+	report->rank_count = said->rank_count;
+	said->ranks = ranks;
+	said->rank_count = count;
+}
+
 static void take_line(struct attempt *a, const char *line, size_t len)
 {
-	struct error err = ERROR_INIT;
+	_cleanup_(launch_report_release) struct launch_report said = {0};
 	_cleanup_json_ json_t *json = NULL;
-	const char *state;
-	json_t *ranks;
+	struct error err = ERROR_INIT;
 
-	if (json_parse(line, len, "dtrain-launch", &json, &err) < 0) {
+	if (json_parse(line, len, "dtrain-launch", &json, &err) < 0 ||
+	    launch_report_decode(json, &said, &err) < 0) {
 		log_err("run %lld: %s", (long long)a->request->run, err.message);
 		return;
 	}
-	state = json_get_string(json, "state", NULL);
-	ranks = json_object_get(json, "ranks");
-	if (!state || !json_is_array(ranks) || a->ended || a->lost)
+	if (a->ended || a->lost)
 		return;
-	a->pid = json_get_int(json, "launcher", a->pid);
-	snprintf(a->reason, sizeof a->reason, "%s", json_get_string(json, "reason", ""));
-	if (set_report(a, state, json_incref(ranks)) < 0)
-		return;
-	if (str_eq(state, "ended")) {
+	if (said.launcher > 0)
+		a->pid = (pid_t)said.launcher;
+	snprintf(a->reason, sizeof a->reason, "%s", said.reason ? said.reason : "");
+	a->report.state = said.state;
+	/* The old ranks are released with what was said. */
+	steal_ranks(&a->report, &said);
+	copy_string(a->reason, &a->report.reason);
+	if (said.state == ATTEMPT_ENDED) {
 		record_end(a);
 		strbuf_adds(&a->out, "{\"acknowledge\":true}\n");
 		flush_link(a);
@@ -281,25 +305,22 @@ static void settle(struct attempt *a)
 
 static void finish_lost(struct attempt *a)
 {
-	_cleanup_json_ json_t *ranks =
-	    a->report ? json_deep_copy(json_object_get(a->report, "ranks")) : rank_array(a, "starting");
+	for (size_t i = 0; i < a->report.rank_count; i++) {
+		struct rank_report *rank = &a->report.ranks[i];
 
-	for (size_t i = 0; i < json_array_size(ranks); i++) {
-		json_t *rank = json_array_get(ranks, i);
-
-		if (str_eq(json_get_string(rank, "state", ""), "exited"))
+		if (rank->state == RANK_EXITED)
 			continue;
-		json_object_set_new(rank, "state", json_string("exited"));
-		json_object_set_new(rank, "exit_status", json_integer(128 + SIGKILL));
-		json_object_set_new(rank, "signal", json_string("SIGKILL"));
-		json_object_set_new(rank, "ended", json_real(clock_realtime()));
-		json_object_set_new(rank, "stopped", json_true());
+		rank->state = RANK_EXITED;
+		rank->exit_status = 128 + SIGKILL;
+		copy_string("SIGKILL", &rank->signal);
+		rank->ended = clock_realtime();
+		rank->stopped = true;
 	}
-	if (set_report(a, "ended", json_incref(ranks)) < 0)
-		return;
+	a->report.state = ATTEMPT_ENDED;
+	copy_string(a->reason, &a->report.reason);
 	if (a->no_dir) {
 		a->ended = true;
-		json_object_set_new(a->report, "lost", json_true());
+		a->report.lost = true;
 	} else {
 		record_end(a);
 	}
@@ -629,7 +650,8 @@ int attempt_start(const struct attempt_owner *owner, struct request *request,
 		file_remove_tree(a->dir, NULL);
 		return r;
 	}
-	set_report(a, "starting", rank_array(a, "starting"));
+	if (first_report(a, ATTEMPT_STARTING) < 0 || set_ranks(a, RANK_STARTING) < 0)
+		log_err("run %lld: out of memory", (long long)request->run);
 	*out = steal_pointer(a);
 	return 0;
 }
@@ -641,6 +663,21 @@ static int on_announce(sd_event_source *source, void *context)
 	a->announce = sd_event_source_disable_unref(a->announce);
 	a->owner.changed(a->owner.context, a);
 	return 0;
+}
+
+static int read_end(struct attempt *a, const char *path, struct error *err)
+{
+	_cleanup_json_ json_t *json = NULL;
+	int r = json_read_file(path, &json, err);
+
+	if (r == 0)
+		r = report_decode(json, &a->report, err);
+	/* Version 0.1.0 wrote neither. */
+	if (r == 0 && !a->report.user)
+		copy_string(a->request->user, &a->report.user);
+	if (r == 0 && !a->report.name)
+		copy_string(a->request->config->name, &a->report.name);
+	return r;
 }
 
 int attempt_adopt(const struct attempt_owner *owner, const char *dir, struct attempt **out, struct error *err)
@@ -663,7 +700,7 @@ int attempt_adopt(const struct attempt_owner *owner, const char *dir, struct att
 		return r;
 	find_cgroup(a);
 	if (file_exists(ended)) {
-		r = json_read_file(ended, &a->report, err);
+		r = read_end(a, ended, err);
 		if (r == 0)
 			r = sd_event_add_defer(owner->event, &a->announce, on_announce, a);
 		a->ended = true;
@@ -675,7 +712,9 @@ int attempt_adopt(const struct attempt_owner *owner, const char *dir, struct att
 			cgroup_remove(a->cgroup);
 		}
 	} else {
-		r = set_report(a, "running", rank_array(a, "running"));
+		r = first_report(a, ATTEMPT_RUNNING);
+		if (r == 0)
+			r = set_ranks(a, RANK_RUNNING);
 		if (r == 0 && open_link(a, err) < 0)
 			lose(a, "dtrain-launch is gone: it was killed while dtraind did not run");
 	}
@@ -704,7 +743,7 @@ int attempt_lost(const struct attempt_owner *owner, const char *dir, struct requ
 	snprintf(a->reason, sizeof a->reason,
 	         "attempt %lld was started and is lost: was the machine restarted?",
 	         (long long)request->attempt);
-	r = set_report(a, "stopping", json_array());
+	r = first_report(a, ATTEMPT_STOPPING);
 	if (r == 0)
 		r = look_for_orphans(a);
 	if (r < 0) {
@@ -717,13 +756,19 @@ int attempt_lost(const struct attempt_owner *owner, const char *dir, struct requ
 
 void attempt_add_error(struct attempt *a, const char *text)
 {
+	char **list;
+	size_t n = 0;
+
 	if (a->ended)
 		return;
-	if (!a->device_errors)
-		a->device_errors = json_array();
-	json_array_append_new(a->device_errors, json_string(text));
-	if (a->report)
-		json_object_set(a->report, "device_errors", a->device_errors);
+	while (a->report.device_errors && a->report.device_errors[n])
+		n++;
+	list = reallocarray(a->report.device_errors, n + 2, sizeof(*list));
+	if (!list)
+		return;
+	a->report.device_errors = list;
+	list[n] = strdup(text);
+	list[n + 1] = NULL;
 }
 
 void attempt_stop(struct attempt *a, double grace)
@@ -738,8 +783,6 @@ void attempt_shut_down(struct attempt *a, double grace, const char *reason)
 {
 	if (a->ended)
 		return;
-	snprintf(a->shutdown, sizeof a->shutdown, "%s", reason);
-	if (a->report)
-		json_object_set_new(a->report, "shutdown", json_string(a->shutdown));
+	copy_string(reason, &a->report.shutdown);
 	attempt_stop(a, grace);
 }

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "node/request.h"
+#include "wire/report.h"
 
 struct attempt;
 
@@ -50,7 +51,7 @@ void attempt_shut_down(struct attempt *attempt, double grace, const char *reason
 void attempt_free(struct attempt *attempt); /* what runs goes on */
 
 const struct request *attempt_request(const struct attempt *attempt);
-const json_t *attempt_report(const struct attempt *attempt);
+const struct report *attempt_report(const struct attempt *attempt);
 bool attempt_has_ended(const struct attempt *attempt);
 /* It has ended, and no process of it or of dtrain-launch is left. */
 bool attempt_is_settled(const struct attempt *attempt);

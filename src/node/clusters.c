@@ -139,21 +139,36 @@ int clusters_open(const char *state_dir, const char *log_dir, struct clusters **
 	return 0;
 }
 
-json_t *clusters_to_json(const struct clusters *c)
+int clusters_describe(const struct clusters *c, struct known_clusters *out, struct error *err)
 {
-	json_t *list = json_array();
+	*out = (struct known_clusters){.highest_run = c->highest_run,
+	                               .clusters = calloc(c->count + 1, sizeof(*out->clusters))};
+	if (!out->clusters)
+		return error_oom(err);
+	for (; out->cluster_count < c->count; out->cluster_count++) {
+		struct known_cluster *own = &out->clusters[out->cluster_count];
 
-	for (size_t i = 0; i < c->count; i++)
-		json_array_append_new(list, json_pack("{s:s, s:I}", "id", c->list[i].id, "epoch",
-		                                      (json_int_t)c->list[i].epoch));
-	return json_pack("{s:I, s:o}", "highest_run", (json_int_t)c->highest_run, "clusters", list);
+		own->id = strdup(c->list[out->cluster_count].id);
+		own->epoch = c->list[out->cluster_count].epoch;
+		if (!own->id) {
+			known_clusters_release(out);
+			return error_oom(err);
+		}
+	}
+	return 0;
 }
 
 static int save_clusters(const struct clusters *c, struct error *err)
 {
-	_cleanup_json_ json_t *json = clusters_to_json(c);
-	_cleanup_free_ char *text = json ? json_to_string(json) : NULL;
+	_cleanup_(known_clusters_release) struct known_clusters known = {0};
+	_cleanup_json_ json_t *json = NULL;
+	_cleanup_free_ char *text = NULL;
+	int r = clusters_describe(c, &known, err);
 
+	if (r < 0)
+		return r;
+	json = known_clusters_encode(&known);
+	text = json ? json_to_string(json) : NULL;
 	return text ? file_write_atomic(c->path, text, strlen(text), 0644, err) : error_oom(err);
 }
 

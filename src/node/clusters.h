@@ -11,6 +11,7 @@
 
 #include "base/cleanup.h"
 #include "base/error.h"
+#include "wire/heartbeat.h"
 #include "wire/start_request.h"
 
 struct clusters;
@@ -27,5 +28,5 @@ int clusters_check(const struct clusters *c, const char *id, int64_t epoch, stru
 /* The same, and remembers both, and the run's number. A new epoch is synced; a number alone is not: it grows
  * with every run, and is known to all nodes. */
 int clusters_learn(struct clusters *c, const char *id, int64_t epoch, int64_t highest_run, struct error *err);
-/* {"highest_run","clusters":[{"id","epoch"}…]}, a new reference. */
-json_t *clusters_to_json(const struct clusters *c);
+/* To be released by the caller. */
+int clusters_describe(const struct clusters *c, struct known_clusters *out, struct error *err);

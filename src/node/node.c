@@ -324,16 +324,27 @@ int node_free_slots(const struct node *node)
 	return n;
 }
 
-json_t *node_devices(const struct node *node)
+int node_describe_device(const struct node *node, int slot, struct device_info *out, struct error *err)
 {
-	json_t *list = json_array();
+	const struct request *holder = slot_holder(node, slot);
 
-	for (int i = 0; i < slots_count(node->slots); i++) {
-		const struct request *holder = slot_holder(node, i);
+	return slots_describe(node->slots, slot, holder ? holder->run : 0, out, err);
+}
 
-		json_array_append_new(list, slots_to_json(node->slots, i, holder ? holder->run : 0));
+int node_devices(const struct node *node, struct device_list *out, struct error *err)
+{
+	int count = slots_count(node->slots), r = 0;
+
+	*out = (struct device_list){.devices = calloc((size_t)count + 1, sizeof(*out->devices))};
+	if (!out->devices)
+		return error_oom(err);
+	for (int i = 0; i < count && r == 0; i++) {
+		r = node_describe_device(node, i, &out->devices[i], err);
+		out->count++;
 	}
-	return list;
+	if (r < 0)
+		device_list_release(out);
+	return r;
 }
 
 int node_drain(struct node *node, int slot, const char *reason, struct error *err)
@@ -346,43 +357,23 @@ int node_resume(struct node *node, int slot, struct error *err)
 	return slots_resume(node->slots, slot, err);
 }
 
-json_t *node_attempts(const struct node *node)
+const struct report *node_attempt(const struct node *node, size_t i)
 {
-	json_t *list = json_array();
-
 	for (const struct entry *e = node->entries; e; e = e->next)
-		if (!e->forgotten)
-			json_array_append_new(list, json_deep_copy(attempt_report(e->attempt)));
-	return list;
+		if (!e->forgotten && i-- == 0)
+			return attempt_report(e->attempt);
+	return NULL;
 }
 
-json_t *node_attempts_described(const struct node *node)
+int node_known(const struct node *node, struct known_clusters *out, struct error *err)
 {
-	json_t *list = json_array();
-
-	for (const struct entry *e = node->entries; e; e = e->next) {
-		const struct request *q = attempt_request(e->attempt);
-		json_t *report = e->forgotten ? NULL : json_deep_copy(attempt_report(e->attempt));
-
-		if (!report)
-			continue;
-		json_object_set_new(report, "user", json_string(q->user));
-		json_object_set_new(report, "name",
-		                    json_string(q->config && q->config->name ? q->config->name : ""));
-		json_array_append_new(list, report);
-	}
-	return list;
+	return clusters_describe(node->clusters, out, err);
 }
 
-json_t *node_known(const struct node *node)
+int node_learn(struct node *node, const struct heartbeat_answer *answer, struct error *err)
 {
-	return clusters_to_json(node->clusters);
-}
-
-int node_learn(struct node *node, const json_t *answer, struct error *err)
-{
-	return clusters_learn(node->clusters, json_get_string(answer, "cluster", ""),
-	                      json_get_int(answer, "epoch", 0), json_get_int(answer, "highest_run", 0), err);
+	return clusters_learn(node->clusters, answer->cluster ? answer->cluster : "", answer->epoch,
+	                      answer->highest_run, err);
 }
 
 static int check_slots(const struct node *node, const struct request *q, struct error *err)

@@ -16,27 +16,16 @@
 #include "base/error.h"
 #include "config/daemon.h"
 #include "config/hosts.h"
+#include "wire/heartbeat.h"
+#include "wire/node_view.h"
 #include "wire/start_request.h"
 
 struct node;
 
 struct node_callbacks {
 	void *context;
-	/* The state of one attempt here, sent at each change (borrowed):
-	 * {"run":17,"attempt":1,"node":"n1","state":"starting|running|stopping|ended",
-	 *  "ranks":[{"rank":0,"slot":0,"state":"starting|running|exited","pid":123,"exit_status":0,"signal":"SIGKILL"|null,
-	 *            "ended":1732147200.1,"stopped":bool,"oom":true?,"core_dumped":true?,
-	 *            "error":"last lines of its log, where it failed, for its user alone"}]}
-	 * "stopped": it ended of node_stop, not by itself.
-	 * "ended" comes after every process of the attempt is gone and the lease is free. It is kept, and
-	 * comes again after a restart of the service, until node_forget: the receiver takes a second one as
-	 * nothing new. "reason" is there where the node itself has something to say (the launcher was killed,
-	 * a process that does not die); "device_errors":["GPU 3 (GPU-12…) of n1: Xid 79: fell off the bus"]
-	 * where a device of the attempt was drained for an error while it ran; "shutdown":"node n1 is
-	 * shutting down" where the attempt was stopped for that; "cluster" and "epoch" as the start named
-	 * them; "lost":true where nothing but the record of the start is left, after a restart of the
-	 * machine: then "ranks" is empty. */
-	void (*report)(void *context, const json_t *report);
+	/* The state of one attempt here, at each change; the report is the node's. */
+	void (*report)(void *context, const struct report *report);
 	void (*devices_changed)(void *context); /* one is drained, or given back; NULL: nobody cares */
 };
 
@@ -46,27 +35,22 @@ int node_create(sd_event *event, const struct daemon_config *config, const char 
 void node_destroy(struct node *node); /* running attempts go on without us */
 int node_slots(const struct node *node);
 int node_free_slots(const struct node *node);
-/* [{"node","index","kind":"cpu"|"gpu","name","uuid","memory","threads","state":"free"|"leased"|"draining"|"drained",
- *   "run":17|null,"reason":why it is drained|null}], of a GPU also
- * {"gpu":as nvidia-smi counts,"pci","numa","mig":{"gpu_instance","compute_instance"}|null,
- *  "links":["X","NV18","SYS",…] by slot,"driver","cuda","xid":{"code","message","time"}|null,"read":when,
- *  "memory_used","utilization":percent,"temperature","power":W,"power_limit","ecc_errors"}: null where not
- * known. Draining: leased, and drained once it is free. */
-json_t *node_devices(const struct node *node);
+/* The devices by slot; to be released by the caller, where it succeeds. */
+int node_devices(const struct node *node, struct device_list *out, struct error *err);
+int node_describe_device(const struct node *node, int slot, struct device_info *out, struct error *err);
 /* A device by hand: no new runs on it, until it is resumed. -ENOENT: no such slot; -EIO: it is broken still.
  */
 int node_drain(struct node *node, int slot, const char *reason, struct error *err);
 int node_resume(struct node *node, int slot, struct error *err);
-/* The reports of all attempts here, as an array: what a controller that was restarted asks for. */
-json_t *node_attempts(const struct node *node);
+/* The i-th of the reports of all attempts here, oldest first, borrowed until the event loop goes on; NULL:
+ * there are no more. */
+const struct report *node_attempt(const struct node *node, size_t i);
 
-/* The attempts as the heartbeat has them: the report, "user" and "name" of the run. */
-json_t *node_attempts_described(const struct node *node);
-/* What this node knows of clusters, for the heartbeat: clusters_to_json. */
-json_t *node_known(const struct node *node);
-/* What the controller answers: {"cluster","epoch","highest_run"}. -ESTALE: an earlier epoch than is known
- * here: a stale controller, nothing that it says counts. */
-int node_learn(struct node *node, const json_t *answer, struct error *err);
+/* What this node knows of clusters, for the heartbeat; to be released by the caller. */
+int node_known(const struct node *node, struct known_clusters *out, struct error *err);
+/* What the controller answers. -ESTALE: an earlier epoch than is known here: a stale controller, nothing that
+ * it says counts. */
+int node_learn(struct node *node, const struct heartbeat_answer *answer, struct error *err);
 
 typedef void (*node_started_fn)(void *context, int code, const char *message);
 /* Leases the slots, looks whether the user could run it here, and starts the ranks of an attempt. Takes what

@@ -248,70 +248,87 @@ int slots_resume(struct slots *s, int i, struct error *err)
 	return r;
 }
 
-static json_t *known(int64_t value)
+static double watts(int64_t milliwatts)
 {
-	return value < 0 ? json_null() : json_integer(value);
+	return milliwatts < 0 ? -1 : (double)((milliwatts + 50) / 100) / 10;
 }
 
-static json_t *watts(int64_t milliwatts)
+/* NULL for no text; false: out of memory. */
+static bool set_text(char **to, const char *text)
 {
-	return milliwatts < 0 ? json_null() : json_real((double)((milliwatts + 50) / 100) / 10);
+	*to = text && *text ? strdup(text) : NULL;
+	return *to || !text || !*text;
 }
 
-static json_t *text_or_null(const char *text)
+static bool describe_links(const struct slots *s, int i, struct gpu_info *out)
 {
-	return *text ? json_string(text) : json_null();
+	out->links = calloc(s->devices.count + 1, sizeof(*out->links));
+	for (size_t k = 0; out->links && k < s->devices.count; k++) {
+		out->links[k] = strdup(s->devices.links[(size_t)i * s->devices.count + k]);
+		if (!out->links[k])
+			return false;
+	}
+	return out->links;
 }
 
-static void add_gpu(const struct slots *s, int i, json_t *json)
+static bool describe_gpu(const struct slots *s, int i, struct gpu_info *out)
 {
 	const struct node_device *d = &s->devices.list[i];
 	const struct slot *slot = &s->list[i];
 	const struct gpu_reading *r = &slot->reading;
-	json_t *links = json_array(), *xid = json_null(), *mig = json_null();
+	bool was_read = r->time > 0; /* otherwise it is not known, which is not the same as 0 */
 
-	for (size_t k = 0; k < s->devices.count; k++)
-		json_array_append_new(links,
-		                      text_or_null(s->devices.links[(size_t)i * s->devices.count + k]));
-	if (slot->xid)
-		xid = json_pack("{s:I, s:s, s:f}", "code", (json_int_t)slot->xid, "message",
-		                xid_find(slot->xid)->text, "time", slot->xid_time);
-	if (d->mig)
-		mig = json_pack("{s:i, s:i}", "gpu_instance", (int)d->gpu_instance, "compute_instance",
-		                (int)d->compute_instance);
-	json_object_set_new(json, "gpu", json_integer(d->index));
-	json_object_set_new(json, "pci", text_or_null(d->pci));
-	json_object_set_new(json, "numa", known(d->numa));
-	json_object_set_new(json, "mig", mig);
-	json_object_set_new(json, "links", links);
-	json_object_set_new(json, "driver", text_or_null(s->devices.driver));
-	json_object_set_new(json, "cuda", text_or_null(s->devices.cuda));
-	json_object_set_new(json, "xid", xid);
-	/* Nothing was read yet: not known, and not nought. */
-	json_object_set_new(json, "read", r->time > 0 ? json_real(r->time) : json_null());
-	json_object_set_new(json, "memory_used", known(r->time > 0 ? r->memory_used : -1));
-	json_object_set_new(json, "utilization", known(r->time > 0 ? r->utilization : -1));
-	json_object_set_new(json, "temperature", known(r->time > 0 ? r->temperature : -1));
-	json_object_set_new(json, "power", watts(r->time > 0 ? r->power : -1));
-	json_object_set_new(json, "power_limit", watts(r->time > 0 ? r->power_limit : -1));
-	json_object_set_new(json, "ecc_errors", known(r->time > 0 ? r->ecc_errors : -1));
+	*out = (struct gpu_info){.gpu = d->index,
+	                         .numa = d->numa < 0 ? -1 : d->numa,
+	                         .read = was_read ? r->time : 0,
+	                         .memory_used = was_read ? r->memory_used : -1,
+	                         .utilization = was_read ? r->utilization : -1,
+	                         .temperature = was_read ? r->temperature : -1,
+	                         .power = watts(was_read ? r->power : -1),
+	                         .power_limit = watts(was_read ? r->power_limit : -1),
+	                         .ecc_errors = was_read ? r->ecc_errors : -1};
+	if (slot->xid) {
+		out->xid = calloc(1, sizeof(*out->xid));
+		if (!out->xid || !set_text(&out->xid->message, xid_find(slot->xid)->text))
+			return false;
+		out->xid->code = (int64_t)slot->xid;
+		out->xid->time = slot->xid_time;
+	}
+	if (d->mig) {
+		out->mig = calloc(1, sizeof(*out->mig));
+		if (!out->mig)
+			return false;
+		*out->mig = (struct mig_info){(int64_t)d->gpu_instance, (int64_t)d->compute_instance};
+	}
+	return set_text(&out->pci, d->pci) && set_text(&out->driver, s->devices.driver) &&
+	       set_text(&out->cuda, s->devices.cuda) && describe_links(s, i, out);
 }
 
-json_t *slots_to_json(const struct slots *s, int i, int64_t run)
+int slots_describe(const struct slots *s, int i, int64_t run, struct device_info *out, struct error *err)
 {
 	const struct node_device *d = &s->devices.list[i];
 	const char *drained = slots_drained(s, i);
-	const char *state = drained ? (run ? "draining" : "drained") : run ? "leased" : "free";
-	json_t *json = json_pack("{s:s, s:i, s:s, s:s, s:I, s:i, s:s}", "node", s->node, "index", i, "kind",
-	                         d->gpu ? "gpu" : "cpu", "name", d->name, "memory", (json_int_t)d->memory,
-	                         "threads", d->threads, "state", state);
+	bool fits;
 
-	json_object_set_new(json, "uuid", text_or_null(d->uuid));
-	json_object_set_new(json, "run", run ? json_integer(run) : json_null());
-	json_object_set_new(json, "reason", drained ? json_string(drained) : json_null());
-	if (d->gpu)
-		add_gpu(s, i, json);
-	return json;
+	*out = (struct device_info){.node = strdup(s->node),
+	                            .index = i,
+	                            .kind = d->gpu ? DEVICE_KIND_GPU : DEVICE_KIND_CPU,
+	                            .name = strdup(d->name),
+	                            .memory = (int64_t)d->memory,
+	                            .threads = d->threads,
+	                            .state = drained ? (run ? SLOT_DRAINING : SLOT_DRAINED)
+	                                     : run   ? SLOT_LEASED
+	                                             : SLOT_FREE,
+	                            .run = run};
+	fits = out->node && out->name && set_text(&out->uuid, d->uuid) && set_text(&out->reason, drained);
+	if (fits && d->gpu) {
+		out->gpu_info = calloc(1, sizeof(*out->gpu_info));
+		fits = out->gpu_info && describe_gpu(s, i, out->gpu_info);
+	}
+	if (fits)
+		return 0;
+	device_info_release(out);
+	return error_oom(err);
 }
 
 static void name_keys(struct slots *s)

@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "config/daemon.h"
 #include "node/gpu/devices.h"
+#include "wire/device_info.h"
 
 struct slots;
 
@@ -40,5 +41,6 @@ const char *slots_fault(const struct slots *slots, int slot, char *buf, size_t s
 int slots_drain(struct slots *slots, int slot, const char *reason, struct error *err);
 /* Back again. -ENOENT; -EIO: it cannot be spoken to even now. */
 int slots_resume(struct slots *slots, int slot, struct error *err);
-/* An element of node_devices(); run 0: free. */
-json_t *slots_to_json(const struct slots *slots, int slot, int64_t run);
+/* run 0: free. To be released by the caller, where it succeeds. */
+int slots_describe(const struct slots *slots, int slot, int64_t run, struct device_info *out,
+                   struct error *err);

@@ -21,9 +21,16 @@ static const char VERSION[] = "version";
 
 static const struct field *find_field(const struct message *m, const char *name)
 {
-	for (size_t i = 0; i < m->count; i++)
-		if (strcmp(m->fields[i].name, name) == 0)
-			return &m->fields[i];
+	for (size_t i = 0; i < m->count; i++) {
+		const struct field *f = &m->fields[i];
+
+		if (f->type == FIELD_MEMBERS)
+			f = find_field(f->message, name);
+		else if (strcmp(f->name, name) != 0)
+			f = NULL;
+		if (f)
+			return f;
+	}
 	return NULL;
 }
 
@@ -59,6 +66,7 @@ static bool is_absent(const struct field *f, const void *value)
 		return IN(size_t, value, f->count_offset) == 0;
 	case FIELD_STRINGS:
 	case FIELD_STRUCT:
+	case FIELD_MEMBERS:
 	case FIELD_CONFIG:
 	case FIELD_OBJECT:
 		return !IN(void *, value, f->offset);
@@ -81,7 +89,7 @@ static json_t *encode_strings(char *const *list)
 	_cleanup_json_ json_t *array = json_array();
 
 	for (; list && *list; list++)
-		if (json_array_append_new(array, json_string(*list)) < 0)
+		if (json_array_append_new(array, **list ? json_string(*list) : json_null()) < 0)
 			return NULL;
 	return steal_pointer(array);
 }
@@ -117,6 +125,7 @@ static json_t *encode_field(const struct field *f, const void *value)
 	case FIELD_STRINGS:
 		return encode_strings(IN(char **, value, f->offset));
 	case FIELD_STRUCT:
+	case FIELD_MEMBERS:
 		return encode_object(f->message, IN(void *, value, f->offset));
 	case FIELD_STRUCTS:
 		return encode_structs(f->message, IN(char *, value, f->offset),
@@ -136,10 +145,18 @@ static json_t *encode_object(const struct message *m, const void *value)
 
 	for (size_t i = 0; i < m->count; i++) {
 		const struct field *f = &m->fields[i];
-		bool absent = f->presence != FIELD_REQUIRED && is_absent(f, value);
+		bool absent =
+		    (f->presence == FIELD_OPTIONAL || f->presence == FIELD_NULL) && is_absent(f, value);
 
 		if (absent && f->presence == FIELD_OPTIONAL)
 			continue;
+		if (f->type == FIELD_MEMBERS) {
+			_cleanup_json_ json_t *members = encode_field(f, value);
+
+			if (!members || json_object_update(json, members) < 0)
+				return NULL;
+			continue;
+		}
 		if (json_object_set_new(json, f->name, absent ? json_null() : encode_field(f, value)) < 0)
 			return NULL;
 	}
@@ -181,7 +198,8 @@ static const char *const type_words[] = {
     [FIELD_BOOL] = "true or false",      [FIELD_ENUM] = "a string",
     [FIELD_INTS] = "a list of integers", [FIELD_STRINGS] = "a list of strings",
     [FIELD_STRUCT] = "an object",        [FIELD_STRUCTS] = "a list of objects",
-    [FIELD_CONFIG] = "an object",        [FIELD_OBJECT] = "an object",
+    [FIELD_MEMBERS] = "an object",       [FIELD_CONFIG] = "an object",
+    [FIELD_OBJECT] = "an object",
 };
 
 /* `where` begins every error: "report: ranks[1]." */
@@ -290,9 +308,10 @@ static int decode_strings(const struct field *f, const json_t *json, void *value
 	if (!json_is_array(json))
 		return wrong_type(f, where, err);
 	for (size_t i = 0; i < count; i++) {
-		const char *s = json_string_value(json_array_get(json, i));
+		const json_t *element = json_array_get(json, i);
+		const char *s = json_is_null(element) ? "" : json_string_value(element);
 
-		if (!s || strlen(s) != json_string_length(json_array_get(json, i)))
+		if (!s || (*s && strlen(s) != json_string_length(element)))
 			return wrong_type(f, where, err);
 		list[i] = strdup(s);
 		if (!list[i])
@@ -314,6 +333,22 @@ static int decode_struct(const struct field *f, const json_t *json, void *value,
 		return wrong_type(f, where, err);
 	snprintf(place, sizeof(place), "%s%s.", where, f->name);
 	return decode_object(f->message, json, inner, place, lenient, err);
+}
+
+/* The fields of the inner message are those of `json` itself, where the first of them is there. */
+static int decode_members(const struct field *f, const json_t *json, void *value, const char *where,
+                          struct error *err)
+{
+	const json_t *first = json_object_get(json, f->message->fields[0].name);
+	void *inner;
+
+	if (!first || json_is_null(first))
+		return 0;
+	inner = calloc(1, f->message->size);
+	if (!inner)
+		return error_oom(err);
+	AT(void *, value, f->offset) = inner;
+	return decode_object(f->message, json, inner, where, true, err);
 }
 
 static int decode_structs(const struct field *f, const json_t *json, void *value, const char *where,
@@ -378,6 +413,8 @@ static int decode_field(const struct field *f, const json_t *json, void *value, 
 		return decode_struct(f, json, value, where, lenient, err);
 	case FIELD_STRUCTS:
 		return decode_structs(f, json, value, where, lenient, err);
+	case FIELD_MEMBERS:
+		return decode_members(f, json, value, where, err);
 	case FIELD_CONFIG:
 		return decode_config(f, json, value, where, lenient, err);
 	case FIELD_OBJECT:
@@ -413,7 +450,7 @@ static int decode_object(const struct message *m, const json_t *json, void *valu
 	for (size_t i = 0; i < m->count && r == 0; i++) {
 		const struct field *f = &m->fields[i];
 
-		member = json_object_get(json, f->name);
+		member = f->type == FIELD_MEMBERS ? (json_t *)json : json_object_get(json, f->name);
 		if (!member || json_is_null(member))
 			r = set_absent(f, value, where, err);
 		else
@@ -506,6 +543,7 @@ void message_release(const struct message *m, void *value)
 			str_list_free(AT(char **, value, f->offset));
 			break;
 		case FIELD_STRUCT:
+		case FIELD_MEMBERS:
 			pointer = AT(void *, value, f->offset);
 			message_free_list(f->message, pointer, pointer ? 1 : 0);
 			break;

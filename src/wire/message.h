@@ -29,9 +29,11 @@ enum field_type {
 	FIELD_BOOL,    /* bool */
 	FIELD_ENUM,    /* an enum; its words are `names` */
 	FIELD_INTS,    /* int64_t * and a count; min and max: the range of each */
-	FIELD_STRINGS, /* char ** that ends with NULL */
+	FIELD_STRINGS, /* char ** that ends with NULL; "" stands for null */
 	FIELD_STRUCT,  /* a pointer to the struct of `message`; NULL: absent */
 	FIELD_STRUCTS, /* an array of such structs and a count; max: how many, 0: any */
+	FIELD_MEMBERS, /* the same as FIELD_STRUCT, but the fields of `message` are members of the very object
+	                * that this field is in; they are there where the first of them is */
 	FIELD_CONFIG,  /* struct run_config * */
 	FIELD_OBJECT,  /* json_t *: an object whose members the message does not define */
 };
@@ -40,6 +42,7 @@ enum field_presence {
 	FIELD_REQUIRED,
 	FIELD_OPTIONAL, /* left out where it is absent */
 	FIELD_NULL,     /* null where it is absent; it may be left out, too */
+	FIELD_DEFAULT,  /* always sent; where it is missing it is what is absent */
 };
 
 /* An absent field is, in the struct: NULL (strings, structs, lists), false, or the integer `absent`. A list

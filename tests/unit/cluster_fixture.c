@@ -44,9 +44,12 @@ unsigned fixture_report_of(struct run *r, int64_t attempt, const char *node, con
 	                                       "%s\"ranks\":[%s]}",
 	                                       (long long)attempt, node, state, more, ranks);
 	_cleanup_json_ json_t *json = json_loads(text, 0, NULL);
+	_cleanup_(report_release) struct report report;
+	struct error err = ERROR_INIT;
 
 	ck_assert_ptr_nonnull(json);
-	return run_report(r, json, 200);
+	ck_ok(report_decode(json, &report, &err), &err);
+	return run_report(r, &report, 200);
 }
 
 unsigned fixture_report_with(struct run *r, const char *node, const char *state, const char *ranks,

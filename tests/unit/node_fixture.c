@@ -14,14 +14,14 @@
 
 static const double PATIENCE = 20.0;
 
-static void on_report(void *context, const json_t *report)
+static void on_report(void *context, const struct report *report)
 {
 	struct fixture *f = context;
 	char key[32];
 
-	snprintf(key, sizeof key, "%lld", (long long)json_get_int(report, "run", 0));
-	json_object_set_new(f->reports, key, json_deep_copy(report));
-	f->ends += str_eq(json_get_string(report, "state", ""), "ended");
+	snprintf(key, sizeof key, "%lld", (long long)report->run);
+	json_object_set_new(f->reports, key, report_encode(report));
+	f->ends += report->state == ATTEMPT_ENDED;
 }
 
 static void on_devices_changed(void *context)
@@ -106,16 +106,14 @@ static void end_all(struct fixture *f)
 	double since = clock_monotonic();
 
 	for (bool running = true; running;) {
-		_cleanup_json_ json_t *attempts = node_attempts(f->node);
+		const struct report *a;
 
 		running = false;
-		for (size_t i = 0; i < json_array_size(attempts); i++) {
-			const json_t *a = json_array_get(attempts, i);
-
-			if (str_eq(json_get_string(a, "state", ""), "ended"))
+		for (size_t i = 0; (a = node_attempt(f->node, i)); i++) {
+			if (a->state == ATTEMPT_ENDED)
 				continue;
 			running = true;
-			node_stop(f->node, json_get_int(a, "run", 0), json_get_int(a, "attempt", 0), 0, NULL);
+			node_stop(f->node, a->run, a->attempt, 0, NULL);
 		}
 		if (running)
 			turn(f, since, "everything to end");
@@ -226,9 +224,31 @@ void fixture_turn(struct fixture *f)
 	turn(f, clock_monotonic(), "");
 }
 
+json_t *fixture_attempts(const struct fixture *f)
+{
+	const struct report *report;
+	json_t *list = json_array();
+
+	for (size_t i = 0; (report = node_attempt(f->node, i)); i++)
+		json_array_append_new(list, report_encode(report));
+	return list;
+}
+
+json_t *fixture_devices(const struct fixture *f)
+{
+	_cleanup_json_ json_t *json = NULL;
+	struct device_list devices;
+	struct error err = ERROR_INIT;
+
+	ck_ok(node_devices(f->node, &devices, &err), &err);
+	json = device_list_encode(&devices);
+	device_list_release(&devices);
+	return json_incref(json_object_get(json, "devices"));
+}
+
 json_t *fixture_device(const struct fixture *f, int slot)
 {
-	_cleanup_json_ json_t *devices = node_devices(f->node);
+	_cleanup_json_ json_t *devices = fixture_devices(f);
 
 	return json_incref(json_array_get(devices, slot));
 }

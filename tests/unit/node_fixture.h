@@ -49,6 +49,8 @@ int fixture_start(struct fixture *f, const json_t *request, struct error *err);
 /* Turns the event loop until a device is in that state; its JSON is the caller's. */
 json_t *fixture_await_device(struct fixture *f, int slot, const char *state);
 json_t *fixture_device(const struct fixture *f, int slot);
+json_t *fixture_devices(const struct fixture *f);  /* of all slots */
+json_t *fixture_attempts(const struct fixture *f); /* the reports of all attempts */
 /* Turns it once. */
 void fixture_turn(struct fixture *f);
 /* Turns the event loop until the run's report is in that state; fails the test after 20 s. */

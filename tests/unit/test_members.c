@@ -9,10 +9,25 @@
 
 static json_t *heartbeat(const char *node, const char *instance, int sequence)
 {
-	return json_pack("{s:s,s:s,s:i,s:s,s:[{s:s,s:i,s:s,s:n},{s:s,s:i,s:s,s:i}],s:[i,i]}", "node", node,
-	                 "instance", instance, "sequence", sequence, "version", "1", "devices", "node", node,
-	                 "index", 0, "state", "free", "run", "node", node, "index", 1, "state", "leased",
-	                 "run", 7, "ports", 4001, 4002);
+	json_t *devices = json_array();
+
+	for (int i = 0; i < 2; i++) {
+		json_array_append_new(devices, json_pack("{s:s,s:i,s:s,s:s,s:i,s:i,s:s}", "node", node,
+		                                         "index", i, "kind", "cpu", "name", "CPU", "memory",
+		                                         1, "threads", 1, "state", i ? "leased" : "free"));
+		json_object_set_new(json_array_get(devices, i), "run", i ? json_integer(7) : json_null());
+	}
+	return json_pack("{s:s,s:s,s:i,s:s,s:o,s:[],s:[i,i]}", "node", node, "instance", instance, "sequence",
+	                 sequence, "version", "1", "devices", devices, "attempts", "ports", 4001, 4002);
+}
+
+static bool take_heartbeat(struct member *m, const json_t *json, double now, double now_realtime)
+{
+	_cleanup_(heartbeat_release) struct heartbeat heartbeat;
+	struct error err = ERROR_INIT;
+
+	ck_ok(heartbeat_decode(json, &heartbeat, &err), &err);
+	return member_heartbeat(m, &heartbeat, now, now_realtime);
 }
 
 static void on_down(void *context, struct member *m)
@@ -32,6 +47,7 @@ START_TEST(members_come_and_go)
 	_cleanup_(members_destroyp) struct members *m = NULL;
 	_cleanup_(hosts_freep) struct hosts *hosts = NULL, *fewer = NULL, *none = NULL;
 	_cleanup_json_ json_t *beat = heartbeat("b", "x", 3), *list = NULL, *nodes = NULL, *devices = NULL;
+	const json_t *each;
 	struct error err = ERROR_INIT;
 	char down[16] = "";
 	struct member *b;
@@ -46,8 +62,8 @@ START_TEST(members_come_and_go)
 	ck_assert_int_eq(b->port, 7);
 	ck_assert_int_eq(member_kind(b), SLOT_ANY);
 	ck_assert(member_awaited(b));
-	ck_assert(member_heartbeat(b, beat, 101, 1000));
-	ck_assert(!member_heartbeat(b, beat, 102, 1001));
+	ck_assert(take_heartbeat(b, beat, 101, 1000));
+	ck_assert(!take_heartbeat(b, beat, 102, 1001));
 	ck_assert_int_eq(member_kind(b), SLOT_CPU);
 	ck_assert(!member_awaited(b) && member_awaited(members_find(m, "a")));
 	ck_assert_uint_eq(member_free_slots(b), 1);
@@ -57,7 +73,7 @@ START_TEST(members_come_and_go)
 	ck_assert_int_gt(member_take_port(b, 1), 1024);
 	/* Where the node has a range, what is taken without having been offered is of it, too. */
 	json_object_set_new(beat, "port_range", json_pack("[i,i]", 700, 702));
-	member_heartbeat(b, beat, 102, 1001);
+	take_heartbeat(b, beat, 102, 1001);
 	ck_assert_int_eq(member_take_port(b, 1), 4002);
 	ck_assert_int_eq(member_take_port(b, 1), 4001);
 	for (int i = 0; i < 20; i++) {
@@ -74,10 +90,10 @@ START_TEST(members_come_and_go)
 	ck_assert(!member_awaited(members_find(m, "a")));
 	ck_assert_double_eq(members_expire(m, "c", 107, 5, on_down, down), 0);
 	ck_assert_str_eq(down, "ab");
-	ck_assert_str_eq(member_state(b), "down");
+	ck_assert_int_eq(member_state(b), NODE_DOWN);
 	ck_assert(!member_awaited(b));
 	ck_assert_int_eq(member_kind(b), SLOT_CPU);
-	ck_assert(member_heartbeat(b, beat, 109, 1002));
+	ck_assert(take_heartbeat(b, beat, 109, 1002));
 	ck_ok(members_set_hosts(m, fewer, 29600, 110, keep_none, NULL, &err), &err);
 	ck_assert_ptr_null(members_find(m, "a"));
 	/* Out of the hosts file and back: it has what it knows from us. */
@@ -88,20 +104,23 @@ START_TEST(members_come_and_go)
 	ck_assert_int_eq(b->epoch, 5);
 	ck_assert(!b->up);
 	ck_assert_int_eq(members_find(m, "c")->epoch, 0);
-	ck_assert(member_heartbeat(b, beat, 110, 1002));
+	ck_assert(take_heartbeat(b, beat, 110, 1002));
 	ck_ok(members_set_hosts(m, fewer, 29600, 110, keep_none, NULL, &err), &err);
 	ck_assert_ptr_eq(members_find(m, "b"), b);
 	ck_assert(b->up);
 	ck_assert_int_eq(b->port, 29600);
 	list = members_to_json(m, "b");
-	ck_assert_uint_eq(json_array_size(list), 2);
-	ck_assert(json_get_bool(json_array_get(list, 0), "controller", false));
+	each = json_object_get(list, "nodes");
+	ck_assert_uint_eq(json_array_size(each), 2);
+	ck_assert(json_get_bool(json_array_get(each, 0), "controller", false));
 	member_set_drained(b, true, "a new fan");
 	nodes = members_to_json(m, "b");
 	devices = members_devices(m);
-	ck_assert_str_eq(json_get_string(json_array_get(nodes, 0), "reason", ""), "a new fan");
-	ck_assert_str_eq(json_get_string(json_array_get(devices, 0), "state", ""), "drained");
-	ck_assert_str_eq(json_get_string(json_array_get(devices, 0), "reason", ""), "a new fan");
+	each = json_array_get(json_object_get(nodes, "nodes"), 0);
+	ck_assert_str_eq(json_get_string(each, "reason", ""), "a new fan");
+	each = json_array_get(json_object_get(devices, "devices"), 0);
+	ck_assert_str_eq(json_get_string(each, "state", ""), "drained");
+	ck_assert_str_eq(json_get_string(each, "reason", ""), "a new fan");
 	member_set_drained(b, false, NULL);
 	ck_assert_ptr_null(b->drain_reason);
 }
@@ -121,8 +140,8 @@ START_TEST(a_controller_that_stood_still_marks_nobody_down)
 	ck_ok(hosts_parse(text, strlen(text), "hosts", &hosts, &err), &err);
 	ck_ok(members_create(100, &m, &err), &err);
 	ck_ok(members_set_hosts(m, hosts, 29600, 100, keep_none, NULL, &err), &err);
-	ck_assert(member_heartbeat(members_find(m, "a"), a, 100, 1000));
-	ck_assert(member_heartbeat(members_find(m, "b"), b, 100, 1000));
+	ck_assert(take_heartbeat(members_find(m, "a"), a, 100, 1000));
+	ck_assert(take_heartbeat(members_find(m, "b"), b, 100, 1000));
 	next = members_expire(m, "a", 100, 5, on_down, down);
 	ck_assert(next > 100 && next <= 101);
 	/* 6 s, then 15 s without a look: nobody is judged, not even one that was never heard of. */
@@ -135,7 +154,7 @@ START_TEST(a_controller_that_stood_still_marks_nobody_down)
 		next = members_expire(m, "a", next, 5, on_down, down);
 	ck_assert_double_eq(next, 0);
 	ck_assert_str_eq(down, "bc");
-	ck_assert_str_eq(member_state(members_find(m, "a")), "up");
+	ck_assert_int_eq(member_state(members_find(m, "a")), NODE_UP);
 }
 END_TEST
 

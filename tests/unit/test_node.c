@@ -297,17 +297,17 @@ START_TEST(an_end_while_the_service_was_away_is_found)
 	ck_assert_int_eq(json_get_int(fixture_rank(report, 0), "exit_status", -1), 6);
 	/* The end is kept and told again until the controller has it. */
 	fixture_restart(&f, false);
-	attempts = node_attempts(f.node);
+	attempts = fixture_attempts(&f);
 	ck_assert_uint_eq(json_array_size(attempts), 1);
 	ck_assert_int_eq(node_free_slots(f.node), 2);
 	fixture_await(&f, 1, "ended");
 	node_forget(f.node, 1, 1);
-	none = node_attempts(f.node);
+	none = fixture_attempts(&f);
 	ck_assert_uint_eq(json_array_size(none), 0);
 	sd_event_run(f.event, 0);
 	fixture_restart(&f, false);
 	json_decref(none);
-	none = node_attempts(f.node);
+	none = fixture_attempts(&f);
 	ck_assert_uint_eq(json_array_size(none), 0);
 }
 END_TEST
@@ -345,7 +345,7 @@ START_TEST(a_start_outlives_the_runtime_directory)
 	node_forget(f.node, 1, 1);
 	ck_assert(!file_exists(record));
 	fixture_restart(&f, false);
-	none = node_attempts(f.node);
+	none = fixture_attempts(&f);
 	ck_assert_uint_eq(json_array_size(none), 0);
 }
 END_TEST
@@ -364,10 +364,10 @@ static int stop_as(const char *cluster, int epoch, bool foreign, struct error *e
 
 static int learn(const char *cluster, int epoch, int highest, struct error *err)
 {
-	_cleanup_json_ json_t *answer =
-	    json_pack("{s:s,s:i,s:i}", "cluster", cluster, "epoch", epoch, "highest_run", highest);
+	const struct heartbeat_answer answer = {
+	    .cluster = (char *)cluster, .epoch = epoch, .highest_run = highest};
 
-	return node_learn(f.node, answer, err);
+	return node_learn(f.node, &answer, err);
 }
 
 /* Work of another cluster ends by an administrator's word alone; a stale controller is refused, also after a
@@ -375,7 +375,8 @@ static int learn(const char *cluster, int epoch, int highest, struct error *err)
 START_TEST(a_node_knows_clusters)
 {
 	_cleanup_json_ json_t *other = stamped(fixture_shell(1, 1, ":"), "b2", 1),
-	                      *stale = stamped(fixture_shell(2, 1, ":"), "a1", 2), *known = NULL;
+	                      *stale = stamped(fixture_shell(2, 1, ":"), "a1", 2);
+	struct known_clusters known;
 	struct error err = ERROR_INIT;
 
 	start(stamped(shell_in(1, 1, "exec sleep 1000"), "a1", 3));
@@ -389,8 +390,9 @@ START_TEST(a_node_knows_clusters)
 	ck_ok(learn("a1", 4, 60, &err), &err);
 	fixture_restart(&f, false);
 	ck_fails(stop_as("a1", 3, false, &err), &err, "a stale controller");
-	known = node_known(f.node);
-	ck_assert_int_eq(json_get_int(known, "highest_run", 0), 60);
+	ck_ok(node_known(f.node, &known, &err), &err);
+	ck_assert_int_eq(known.highest_run, 60);
+	known_clusters_release(&known);
 	ck_ok(stop_as("b2", 9, true, &err), &err);
 	fixture_await(&f, 1, "ended");
 }
@@ -717,10 +719,10 @@ START_TEST(a_shutdown_does_not_wait_for_a_longer_grace)
 }
 END_TEST
 
-static void forget_at_once(void *context, const json_t *report)
+static void forget_at_once(void *context, const struct report *report)
 {
-	if (str_eq(json_get_string(report, "state", ""), "ended")) {
-		node_forget(f.node, json_get_int(report, "run", 0), json_get_int(report, "attempt", 0));
+	if (report->state == ATTEMPT_ENDED) {
+		node_forget(f.node, report->run, report->attempt);
 		f.ends++;
 	}
 }
@@ -738,7 +740,7 @@ START_TEST(an_end_may_be_forgotten_from_its_own_report)
 		while (f.ends < run)
 			ck_assert_int_ge(sd_event_run(f.event, 1000000), 0);
 	}
-	attempts = node_attempts(f.node);
+	attempts = fixture_attempts(&f);
 	ck_assert_uint_eq(json_array_size(attempts), 0);
 }
 END_TEST

@@ -52,10 +52,12 @@ static void learn(int epoch, int highest)
 
 static void check_known(int epoch, int highest)
 {
-	_cleanup_json_ json_t *known = clusters_to_json(place.clusters);
+	struct known_clusters known;
 	struct error err = ERROR_INIT;
 
-	ck_assert_int_eq(json_get_int(known, "highest_run", 0), highest);
+	ck_ok(clusters_describe(place.clusters, &known, &err), &err);
+	ck_assert_int_eq(known.highest_run, highest);
+	known_clusters_release(&known);
 	ck_ok(clusters_check(place.clusters, "a1", epoch, &err), &err);
 	ck_assert_int_eq(clusters_check(place.clusters, "a1", epoch - 1, &err), epoch ? -ESTALE : 0);
 }
@@ -80,14 +82,16 @@ START_TEST(damaged_files_are_as_missing_ones)
 	                                    "{\"clusters\":[7,{},{\"id\":\"\"}]}"};
 
 	for (size_t i = 0; i < ARRAY_SIZE(texts); i++) {
-		_cleanup_json_ json_t *known = NULL;
+		struct known_clusters known;
+		struct error err = ERROR_INIT;
 		int epoch = 10 + (int)i, run = 60 + (int)i;
 
 		learn(epoch, run);
 		damage("clusters.json", texts[i]);
 		restart();
-		known = clusters_to_json(place.clusters);
-		ck_assert_uint_eq(json_array_size(json_object_get(known, "clusters")), 0);
+		ck_ok(clusters_describe(place.clusters, &known, &err), &err);
+		ck_assert_uint_eq(known.cluster_count, 0);
+		known_clusters_release(&known);
 		check_known(0, run);
 		learn(epoch, run);
 		damage("highest_run", texts[i]);

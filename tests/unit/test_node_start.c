@@ -283,7 +283,7 @@ START_TEST(a_preflight_that_hangs_holds_up_nothing)
 	ck_ok(fixture_begin(&f, hung, on_told, &first, &err), &err);
 	ck_ok(fixture_begin(&f, hung, on_told, &again, &err), &err);
 	ck_assert_int_eq(node_free_slots(f.node), 1);
-	devices = node_devices(f.node);
+	devices = fixture_devices(&f);
 	ck_assert_str_eq(json_get_string(json_array_get(devices, 0), "state", ""), "leased");
 	ck_assert_int_eq(json_get_int(json_array_get(devices, 0), "run", 0), 1);
 	ck_fails(fixture_begin(&f, busy, on_told, &gone, &err), &err, "slot 0 is leased to run 1, attempt 1");
@@ -352,7 +352,7 @@ START_TEST(no_two_leases_on_one_slot)
 	ck_assert_ptr_nonnull(strstr(err.message, "slot 0 is leased to run 1, attempt 1"));
 	ck_assert_int_eq(fixture_start(&f, newer, &err), -EBUSY);
 	ck_assert_int_eq(node_free_slots(f.node), 1);
-	devices = node_devices(f.node);
+	devices = fixture_devices(&f);
 	ck_assert_str_eq(json_get_string(json_array_get(devices, 0), "state", ""), "leased");
 	ck_assert_int_eq(json_get_int(json_array_get(devices, 0), "run", 0), 1);
 	ck_assert_str_eq(json_get_string(json_array_get(devices, 1), "state", ""), "free");

@@ -126,38 +126,54 @@ START_TEST(placed_by_topology)
 }
 END_TEST
 
+/* Heartbeats with three GPUs, of which the second is linked with the first. */
+static void make_heartbeat(struct heartbeat *out)
+{
+	static const char device[] =
+	    "{\"node\":\"a\",\"index\":%d,\"kind\":\"gpu\",\"name\":\"G\",\"memory\":1,"
+	    "\"threads\":1,\"state\":\"%s\",\"run\":%s,\"reason\":%s,\"gpu\":%d,"
+	    "\"temperature\":40,\"links\":%s}";
+	_cleanup_free_ char *first = str_printf(device, 0, "free", "null", "null", 0, "[\"X\",\"NV4\",null]");
+	_cleanup_free_ char *second =
+	    str_printf(device, 1, "draining", "7", "\"Xid 79\"", 1, "[\"NV4\",\"X\",null]");
+	_cleanup_free_ char *third =
+	    str_printf(device, 2, "drained", "null", "\"by hand\"", 2, "[null,null,\"X\"]");
+	_cleanup_free_ char *text =
+	    str_printf("{\"node\":\"a\",\"instance\":\"x\",\"sequence\":1,\"version\":\"1\",\"attempts\":[],"
+	               "\"devices\":[%s,%s,%s]}",
+	               first, second, third);
+	_cleanup_json_ json_t *json = json_loads(text, 0, NULL);
+	struct error err = ERROR_INIT;
+
+	ck_ok(heartbeat_decode(json, out, &err), &err);
+}
+
 START_TEST(members_tell_links_and_drains)
 {
-	_cleanup_json_ json_t *heartbeat = json_loads(
-	    "{\"devices\":["
-	    "{\"index\":0,\"state\":\"free\",\"run\":null,\"temperature\":40,\"links\":[\"X\",\"NV4\",null]},"
-	    "{\"index\":1,\"state\":\"draining\",\"run\":7,\"reason\":\"Xid "
-	    "79\",\"links\":[\"NV4\",\"X\",null]},"
-	    "{\"index\":2,\"state\":\"drained\",\"run\":null,\"reason\":\"by "
-	    "hand\",\"links\":[null,null,\"X\"]}]}",
-	    0, NULL);
-	_cleanup_json_ json_t *next = json_deep_copy(heartbeat);
-	json_t *devices = json_object_get(next, "devices");
+	_cleanup_(heartbeat_release) struct heartbeat first, next;
 	_cleanup_free_ unsigned char *links = NULL;
 	struct member m = {.name = (char *)"a"};
 
-	ck_assert(member_slots_differ(&m, json_object_get(heartbeat, "devices")));
-	member_heartbeat(&m, heartbeat, 1, 1);
+	make_heartbeat(&first);
+	make_heartbeat(&next);
+	ck_assert(member_slots_differ(&m, first.devices, first.device_count));
+	member_heartbeat(&m, &first, 1, 1);
 	ck_assert_uint_eq(member_free_slots(&m), 1);
 	ck_assert_uint_eq(member_drained_slots(&m), 2);
 	links = member_links(&m);
 	ck_assert_int_eq(links[1], topology_weight("NV4"));
 	ck_assert_int_eq(links[2], topology_weight("SYS"));
 	/* A sensor is no news, a state is. */
-	json_object_set_new(json_array_get(devices, 0), "temperature", json_integer(41));
-	ck_assert(!member_slots_differ(&m, devices));
-	json_object_set_new(json_array_get(devices, 0), "state", json_string("drained"));
-	ck_assert(member_slots_differ(&m, devices));
+	next.devices[0].gpu_info->temperature = 41;
+	ck_assert(!member_slots_differ(&m, next.devices, next.device_count));
+	next.devices[0].state = SLOT_DRAINED;
+	ck_assert(member_slots_differ(&m, next.devices, next.device_count));
 	/* What the run leaves is not given away. */
 	member_release(&m, 7);
 	ck_assert_uint_eq(member_free_slots(&m), 1);
 	ck_assert_uint_eq(member_drained_slots(&m), 2);
-	json_decref(m.devices);
+	member_set_devices(&m, NULL, 0);
+	free(m.version);
 }
 END_TEST
 

@@ -6,6 +6,8 @@
 
 #include "base/json.h"
 #include "base/str.h"
+#include "wire/heartbeat.h"
+#include "wire/node_view.h"
 #include "wire/start_request.h"
 
 /* Decodes and encodes again. */
@@ -27,6 +29,15 @@ DEFINE_PASS(start_request)
 DEFINE_PASS(start_answer)
 DEFINE_PASS(stop_request)
 DEFINE_PASS(drain_request)
+DEFINE_PASS(report)
+DEFINE_PASS(launch_report)
+DEFINE_PASS(heartbeat)
+DEFINE_PASS(heartbeat_answer)
+DEFINE_PASS(device_info)
+DEFINE_PASS(node_list)
+DEFINE_PASS(device_list)
+DEFINE_PASS(node_drained)
+DEFINE_PASS(device_drained)
 
 static const char START[] =
     "{\"controller\":\"n1\",\"cluster\":\"a1\",\"epoch\":3,\"run\":17,\"attempt\":2,\"user\":\"ada\","
@@ -36,6 +47,39 @@ static const char START[] =
     "\"local_world_size\":2,\"master_addr\":\"10.0.0.1\",\"master_port\":29500,"
     "\"ranks\":[{\"rank\":2,\"local_rank\":0,\"slot\":1},"
     "{\"rank\":3,\"local_rank\":1,\"slot\":0,\"slots\":[0,2]}]}";
+
+#define REPORT                                                                                               \
+	"{\"run\":17,\"attempt\":2,\"node\":\"n1\",\"state\":\"stopping\",\"ranks\":["                       \
+	"{\"rank\":0,\"slot\":1,\"state\":\"running\",\"pid\":123,\"signal\":null},"                         \
+	"{\"rank\":3,\"slot\":2,\"state\":\"exited\",\"pid\":124,\"exit_status\":137,\"signal\":"            \
+	"\"SIGKILL\","                                                                                       \
+	"\"ended\":1732147200.5,\"stopped\":true,\"oom\":true,\"core_dumped\":true,\"error\":\"out of "      \
+	"mem\"}],"                                                                                           \
+	"\"cluster\":\"a1\",\"epoch\":3,\"user\":\"ada\",\"name\":\"alpaca\",\"reason\":\"it was killed\","  \
+	"\"shutdown\":\"node n1 is shutting down\",\"device_errors\":[\"GPU 3 of n1: Xid "                   \
+	"79\"],\"lost\":true,"                                                                               \
+	"\"clock_offset\":-0.25,\"clock_error\":0.5}"
+#define CPU                                                                                                  \
+	"{\"node\":\"n1\",\"index\":0,\"kind\":\"cpu\",\"name\":\"EPYC\",\"memory\":1024,\"threads\":4,"     \
+	"\"state\":\"free\",\"uuid\":null,\"run\":null,\"reason\":null}"
+#define GPU                                                                                                  \
+	"{\"node\":\"n1\",\"index\":1,\"kind\":\"gpu\",\"name\":\"H200\",\"memory\":150000000000,"           \
+	"\"threads\":8,"                                                                                     \
+	"\"state\":\"draining\",\"uuid\":\"GPU-1\",\"run\":17,\"reason\":\"Xid 79\",\"gpu\":3,"              \
+	"\"pci\":\"0000:1b:00.0\",\"numa\":1,\"mig\":{\"gpu_instance\":1,\"compute_instance\":0},"           \
+	"\"links\":[null,\"X\"],\"driver\":\"570.1\",\"cuda\":\"12.8\","                                     \
+	"\"xid\":{\"code\":79,\"message\":\"fell off the "                                                   \
+	"bus\",\"time\":1732147200.5},\"read\":1732147201.5,"                                                \
+	"\"memory_used\":7,\"utilization\":99,\"temperature\":40,\"power\":312.5,\"power_limit\":700.0,"     \
+	"\"ecc_errors\":0}"
+#define NODE                                                                                                 \
+	"{\"name\":\"n1\",\"address\":\"10.0.0.1\",\"port\":29600,\"state\":\"drained\",\"controller\":"     \
+	"true,"                                                                                              \
+	"\"slots\":2,\"free\":0,\"version\":\"0.1.0\",\"labels\":[\"fast\"],\"error\":\"why\","              \
+	"\"drained\":[{\"index\":1,\"reason\":\"Xid 79\"}],\"hosts_differ\":true,\"foreign\":[{\"run\":5,"   \
+	"\"attempt\":1,\"cluster\":\"b2\",\"epoch\":1,\"user\":\"bob\",\"name\":\"x\",\"state\":"            \
+	"\"running\","                                                                                       \
+	"\"slots\":[0,1]}],\"reason\":\"a fan\",\"last_seen\":1732147200.5}"
 
 /* A message with all of its fields, and by name: one that must be there, and one that is of another type. A
  * dot leads into an object, a number into a list. */
@@ -55,6 +99,34 @@ static const struct sample {
      "\"foreign\":true}",
      "attempt", "foreign", ""},
     {"request body", pass_drain_request, "{\"reason\":\"a fan is broken\"}", NULL, "reason", ""},
+    {"report", pass_report, REPORT, "node", "state", ""},
+    {"report", pass_report, REPORT, "ranks.1.rank", "ranks.1.signal", "ranks.0."},
+    {"report", pass_report, REPORT, "ranks.0.state", "device_errors", ""},
+    {"dtrain-launch", pass_launch_report,
+     "{\"state\":\"ended\",\"launcher\":77,\"reason\":\"why\",\"ranks\":[{\"rank\":0,\"slot\":0,"
+     "\"state\":\"exited\",\"pid\":5,\"exit_status\":0,\"ended\":1.5,\"stopped\":false,\"signal\":null}]}",
+     "ranks", "launcher", "ranks.0."},
+    {"heartbeat", pass_heartbeat,
+     "{\"node\":\"n1\",\"hosts\":\"abc\",\"instance\":\"0123\",\"sequence\":7,\"version\":\"" DTRAIN_VERSION
+     "\",\"devices\":[" CPU "," GPU "],\"attempts\":[" REPORT "],\"ports\":[4001,4002],"
+     "\"port_range\":[4000,4999],\"shutting_down\":true,\"known\":{\"highest_run\":17,"
+     "\"clusters\":[{\"id\":\"a1\",\"epoch\":3}]}}",
+     "attempts.0.ranks.1.rank", "known.clusters.0.epoch", "attempts.0."},
+    {"answer to a heartbeat", pass_heartbeat_answer,
+     "{\"forget\":[{\"run\":5,\"attempt\":1}],\"time\":1732147200.5,\"cluster\":null,\"epoch\":3,"
+     "\"highest_run\":17}",
+     "forget.0.attempt", "time", ""},
+    {"device", pass_device_info, CPU, "kind", "memory", NULL},
+    {"device", pass_device_info, GPU, "xid.code", "links", NULL},
+    {"device", pass_device_info, GPU, "mig.gpu_instance", "power", NULL},
+    {"list of devices", pass_device_list, "{\"devices\":[" CPU "," GPU "]}", "devices.1.state",
+     "devices.1.temperature", NULL},
+    {"list of nodes", pass_node_list, "{\"nodes\":[" NODE "]}", "nodes.0.state", "nodes.0.foreign", NULL},
+    {"list of nodes", pass_node_list, "{\"nodes\":[" NODE "]}", "nodes.0.drained.0.index",
+     "nodes.0.foreign.0.run", NULL},
+    {"node", pass_node_drained, "{\"name\":\"n1\",\"state\":\"up\",\"reason\":null}", "name", "reason", NULL},
+    {"device", pass_device_drained, "{\"node\":\"n1\",\"index\":3,\"state\":\"free\",\"reason\":null}",
+     "index", "state", NULL},
     {"answer to a start", pass_start_answer, "{\"instance\":\"0123abcd\",\"sequence\":5}", NULL, "sequence",
      NULL},
 };
@@ -206,7 +278,9 @@ START_TEST(an_unknown_field_is_named)
 	ck_ok(s->pass(json, &again, &err), &err);
 	ck_assert_ptr_null(json_object_get(again, "surprise"));
 	json_decref(steal_pointer(again));
-	/* As may one of a version that did not name itself. */
+	/* As may one of a version that did not name itself; heartbeats always did. */
+	if (s->pass == pass_heartbeat)
+		return;
 	json_object_del(json, "version");
 	ck_ok(s->pass(json, &again, &err), &err);
 }
@@ -307,6 +381,72 @@ START_TEST(start_requests_of_other_versions)
 }
 END_TEST
 
+/* A word of a state that is none of them, and the words that are. */
+START_TEST(states_are_words_of_a_list)
+{
+	_cleanup_json_ json_t *json = parse(REPORT);
+	struct error err = ERROR_INIT;
+	struct report report;
+
+	ck_ok(report_decode(json, &report, &err), &err);
+	ck_assert_int_eq(report.state, ATTEMPT_STOPPING);
+	ck_assert_int_eq(report.ranks[1].state, RANK_EXITED);
+	report_release(&report);
+	json_object_set_new(json, "state", json_string("asleep"));
+	ck_fails(
+	    report_decode(json, &report, &err), &err,
+	    "report: state: \"asleep\" is not known; expected one of starting, running, stopping, ended");
+	ck_assert_ptr_null(report.node);
+}
+END_TEST
+
+/* What is not there is not taken for 0. */
+START_TEST(what_a_device_does_not_tell_is_absent)
+{
+	_cleanup_json_ json_t *json = parse(GPU), *again = NULL;
+	static const char *const names[] = {
+	    "pci",         "numa",        "mig",         "driver", "cuda",        "xid",       "read",
+	    "memory_used", "utilization", "temperature", "power",  "power_limit", "ecc_errors"};
+	struct error err = ERROR_INIT;
+	struct device_info device;
+
+	for (size_t i = 0; i < ARRAY_SIZE(names); i++)
+		json_object_set_new(json, names[i], json_null());
+	ck_ok(device_info_decode(json, &device, &err), &err);
+	ck_assert_int_eq(device.gpu_info->gpu, 3);
+	ck_assert_int_eq(device.gpu_info->ecc_errors, -1);
+	ck_assert_double_eq(device.gpu_info->power, -1);
+	ck_assert_str_eq(device.gpu_info->links[0], "");
+	ck_assert_str_eq(device.gpu_info->links[1], "X");
+	again = device_info_encode(&device);
+	ck_assert(json_equal(json, again));
+	device_info_release(&device);
+	json_object_del(json, "gpu");
+	ck_ok(device_info_decode(json, &device, &err), &err);
+	ck_assert_ptr_null(device.gpu_info);
+	device_info_release(&device);
+}
+END_TEST
+
+/* As version 0.1.0 wrote them, without the name of its version and with what it left out. */
+START_TEST(older_reports_are_read)
+{
+	_cleanup_json_ json_t *json = parse("{\"run\":1,\"attempt\":1,\"node\":\"n1\",\"state\":\"starting\","
+	                                    "\"ranks\":[{\"rank\":0,\"slot\":0,"
+	                                    "\"state\":\"starting\",\"signal\":null}]}");
+	struct error err = ERROR_INIT;
+	struct report report;
+
+	ck_ok(report_decode(json, &report, &err), &err);
+	ck_assert_ptr_null(report.cluster);
+	ck_assert_ptr_null(report.user);
+	ck_assert_int_eq(report.ranks[0].exit_status, -1);
+	ck_assert_int_eq(report.ranks[0].pid, 0);
+	ck_assert(!report.ranks[0].stopped && !report.lost);
+	report_release(&report);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("wire");
@@ -320,6 +460,9 @@ int main(void)
 	tcase_add_loop_test(tc, what_is_no_object_is_refused, 0, count);
 	tcase_add_test(tc, wrong_start_requests_are_refused);
 	tcase_add_test(tc, start_requests_of_other_versions);
+	tcase_add_test(tc, states_are_words_of_a_list);
+	tcase_add_test(tc, what_a_device_does_not_tell_is_absent);
+	tcase_add_test(tc, older_reports_are_read);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
 }

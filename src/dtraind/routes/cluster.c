@@ -27,23 +27,26 @@ void route_version(void *context, struct http_request *r)
 
 void route_devices(void *context, struct http_request *r)
 {
+	_cleanup_(device_list_release) struct device_list devices = {0};
 	struct daemon *d = context;
+	struct error err = ERROR_INIT;
 	int64_t local;
 
 	if (http_request_query_int(r, "local", 0, 1, 0, &local) < 0)
 		return;
-	if (local)
-		http_reply_json(r, 200, json_pack("{s:o}", "devices", node_devices(d->node)));
+	if (local && node_devices(d->node, &devices, &err) < 0)
+		http_reply_error(r, 500, "out-of-memory", "%s", err.message);
+	else if (local)
+		http_reply_json(r, 200, device_list_encode(&devices));
 	else if (!forward_to_controller(d, r))
-		http_reply_json(r, 200,
-		                json_pack("{s:o}", "devices", controller_devices_to_json(d->controller)));
+		http_reply_json(r, 200, controller_devices_to_json(d->controller));
 }
 
 void route_nodes(void *context, struct http_request *r)
 {
 	struct daemon *d = context;
 
-	http_reply_json(r, 200, json_pack("{s:o}", "nodes", controller_nodes_to_json(d->controller)));
+	http_reply_json(r, 200, controller_nodes_to_json(d->controller));
 }
 
 /* Of the reason that an admin gives: it goes into every list of the nodes. */
@@ -86,9 +89,9 @@ static void set_drained(struct daemon *d, struct http_request *r, bool drained)
 		http_reply_error(r, 404, "no-such-node", "there is no node %s in the hosts file", name);
 	else {
 		controller_set_drained(d->controller, m->name, drained, reason);
-		http_reply_json(r, 200,
-		                json_pack("{s:s,s:s,s:s?}", "name", m->name, "state", member_state(m),
-		                          "reason", m->drain_reason));
+		http_reply_json(
+		    r, 200,
+		    node_drained_encode(&(struct node_drained){m->name, member_state(m), m->drain_reason}));
 	}
 }
 
@@ -105,8 +108,7 @@ void route_resume(void *context, struct http_request *r)
 void route_change_own_device(struct daemon *d, struct http_request *r, int64_t slot, bool drain)
 {
 	_cleanup_(drain_request_release) struct drain_request request = {0};
-	_cleanup_json_ json_t *devices = NULL;
-	const json_t *device;
+	_cleanup_(device_info_release) struct device_info device = {0};
 	struct error err = ERROR_INIT;
 	int code;
 
@@ -123,12 +125,12 @@ void route_change_own_device(struct daemon *d, struct http_request *r, int64_t s
 		                 err.message);
 		return;
 	}
-	devices = node_devices(d->node);
-	device = json_array_get(devices, slot);
-	http_reply_json(r, 200,
-	                json_pack("{s:s,s:I,s:s,s:O?}", "node", d->settings->name, "index", (json_int_t)slot,
-	                          "state", json_get_string(device, "state", ""), "reason",
-	                          json_object_get(device, "reason")));
+	if (node_describe_device(d->node, (int)slot, &device, &err) < 0)
+		http_reply_error(r, 500, "out-of-memory", "%s", err.message);
+	else
+		http_reply_json(r, 200,
+		                device_drained_encode(&(struct device_drained){device.node, slot,
+		                                                               device.state, device.reason}));
 }
 
 static void change_device(struct daemon *d, struct http_request *r, bool drain)

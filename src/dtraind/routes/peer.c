@@ -124,34 +124,40 @@ void route_peer_stop(void *context, struct http_request *r)
 void route_peer_reports(void *context, struct http_request *r)
 {
 	struct daemon *d = context;
-	_cleanup_json_ json_t *reports = NULL;
-	size_t len, i;
+	_cleanup_json_ json_t *body = NULL;
+	struct error err = ERROR_INIT;
+	size_t len, count;
 	const char *text = http_request_body(r, &len);
-	json_t *report;
+	void *reports = NULL;
 
-	reports = json_loadb(text, len, 0, NULL);
-	if (!json_is_array(reports)) {
-		http_reply_error(r, 400, "bad-json", "request body: an array of reports is needed");
+	if (json_parse(text, len, "request body", &body, &err) < 0 ||
+	    message_decode_list(&report_message, body, &reports, &count, &err) < 0) {
+		http_reply_error(r, 400, "bad-json", "%s", err.message);
 		return;
 	}
-	json_array_foreach(reports, i, report) controller_report(d->controller, report);
+	for (size_t i = 0; i < count; i++)
+		controller_report(d->controller, (const struct report *)reports + i);
+	message_free_list(&report_message, reports, count);
 	http_reply_json(r, 200, json_object());
 }
 
 void route_peer_heartbeat(void *context, struct http_request *r)
 {
 	struct daemon *d = context;
-	_cleanup_json_ json_t *heartbeat = NULL;
+	_cleanup_(heartbeat_answer_release) struct heartbeat_answer answer = {0};
+	_cleanup_(heartbeat_release) struct heartbeat heartbeat = {0};
+	_cleanup_json_ json_t *body = http_request_json(r);
 	struct error err = ERROR_INIT;
-	json_t *answer;
 
-	heartbeat = http_request_json(r);
-	if (!heartbeat)
+	if (!body)
 		return;
-	if (controller_heartbeat(d->controller, heartbeat, &answer, &err) < 0)
-		http_reply_error(r, 404, "no-such-node", "%s", err.message);
+	if (heartbeat_decode(body, &heartbeat, &err) < 0)
+		http_reply_error(r, 400, "bad-json", "%s", err.message);
+	else if (controller_heartbeat(d->controller, &heartbeat, &answer, &err) < 0)
+		http_reply_error(r, err.code == -ENOENT ? 404 : 500,
+		                 err.code == -ENOENT ? "no-such-node" : "out-of-memory", "%s", err.message);
 	else
-		http_reply_json(r, 200, answer);
+		http_reply_json(r, 200, heartbeat_answer_encode(&answer));
 }
 
 static void change_device(void *context, struct http_request *r, bool drain)

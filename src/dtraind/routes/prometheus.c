@@ -54,41 +54,74 @@ static void add_runs(struct strbuf *b, struct controller *c)
 	}
 }
 
+enum gpu_metric {
+	GPU_MEMORY,
+	GPU_MEMORY_USED,
+	GPU_UTILIZATION,
+	GPU_TEMPERATURE,
+	GPU_POWER,
+	GPU_POWER_LIMIT,
+	GPU_ECC_ERRORS,
+	GPU_METRICS
+};
+
+/* In the metric's unit; below 0: not known. */
+static double gpu_value(const struct device_info *d, enum gpu_metric metric)
+{
+	const struct gpu_info *gpu = d->gpu_info;
+
+	switch (metric) {
+	case GPU_MEMORY:
+		return (double)d->memory;
+	case GPU_MEMORY_USED:
+		return (double)gpu->memory_used;
+	case GPU_UTILIZATION:
+		return (double)gpu->utilization * 0.01;
+	case GPU_TEMPERATURE:
+		return (double)gpu->temperature;
+	case GPU_POWER:
+		return gpu->power;
+	case GPU_POWER_LIMIT:
+		return gpu->power_limit;
+	case GPU_ECC_ERRORS:
+		return (double)gpu->ecc_errors;
+	default:
+		return -1;
+	}
+}
+
 /* Of each GPU, as its node last said; what is not known is left out. */
 static void add_gpus(struct strbuf *b, struct controller *c)
 {
 	static const struct {
-		const char *name, *key, *type, *help;
-		double scale;
-	} metrics[] = {
-	    {"dtrain_gpu_memory_bytes", "memory", "gauge", "Memory.", 1},
-	    {"dtrain_gpu_memory_used_bytes", "memory_used", "gauge", "Memory in use.", 1},
-	    {"dtrain_gpu_utilization_ratio", "utilization", "gauge", "Share of the time that it was busy.",
-	     0.01},
-	    {"dtrain_gpu_temperature_celsius", "temperature", "gauge", "Temperature.", 1},
-	    {"dtrain_gpu_power_watts", "power", "gauge", "Power drawn.", 1},
-	    {"dtrain_gpu_power_limit_watts", "power_limit", "gauge", "Power that it may draw.", 1},
-	    {"dtrain_gpu_ecc_errors_total", "ecc_errors", "counter",
-	     "Uncorrected memory errors since the driver was loaded.", 1},
+		const char *name, *type, *help;
+	} metrics[GPU_METRICS] = {
+	    [GPU_MEMORY] = {"dtrain_gpu_memory_bytes", "gauge", "Memory."},
+	    [GPU_MEMORY_USED] = {"dtrain_gpu_memory_used_bytes", "gauge", "Memory in use."},
+	    [GPU_UTILIZATION] = {"dtrain_gpu_utilization_ratio", "gauge",
+	                         "Share of the time that it was busy."},
+	    [GPU_TEMPERATURE] = {"dtrain_gpu_temperature_celsius", "gauge", "Temperature."},
+	    [GPU_POWER] = {"dtrain_gpu_power_watts", "gauge", "Power drawn."},
+	    [GPU_POWER_LIMIT] = {"dtrain_gpu_power_limit_watts", "gauge", "Power that it may draw."},
+	    [GPU_ECC_ERRORS] = {"dtrain_gpu_ecc_errors_total", "counter",
+	                        "Uncorrected memory errors since the driver was loaded."},
 	};
 
-	for (size_t g = 0; g < ARRAY_SIZE(metrics); g++) {
+	for (enum gpu_metric g = 0; g < GPU_METRICS; g++) {
 		metric(b, metrics[g].name, metrics[g].type, metrics[g].help);
 		for (size_t i = 0; i < controller_node_count(c); i++) {
 			const struct member *m = controller_node(c, i);
-			size_t k;
-			json_t *d;
 
-			json_array_foreach(m->up ? m->devices : NULL, k, d)
-			{
-				const json_t *v = json_object_get(d, metrics[g].key);
+			for (size_t k = 0; m->up && k < m->slots; k++) {
+				const struct device_info *d = &m->devices[k];
+				double value = d->gpu_info ? gpu_value(d, g) : -1;
 
-				if (!str_eq(json_get_string(d, "kind", ""), "gpu") || !json_is_number(v))
+				if (value < 0)
 					continue;
 				strbuf_addf(b, "%s{node=\"%s\",slot=\"%zu\",uuid=\"", metrics[g].name,
 				            m->name, k);
-				add_label(b, json_get_string(d, "uuid", ""));
-				strbuf_addf(b, "\"} %.15g\n", json_number_value(v) * metrics[g].scale);
+				add_label(b, d->uuid ? d->uuid : "");
+				strbuf_addf(b, "\"} %.15g\n", value);
 			}
 		}
 	}

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a node says of itself to the controller, every few seconds, and what the controller answers. */
+#pragma once
+
+#include "wire/device_info.h"
+#include "wire/report.h"
+
+/* The highest epoch of a cluster that a node has heard of. */
+struct known_cluster {
+	char *id;
+	int64_t epoch;
+};
+
+/* What a node knows of clusters (node/clusters.h). */
+struct known_clusters {
+	int64_t highest_run;
+	struct known_cluster *clusters;
+	size_t cluster_count;
+};
+
+MESSAGE_DECLARE(known_clusters)
+
+/* POST /v1/peer/heartbeat. */
+struct heartbeat {
+	char *node;
+	char *hosts;                 /* hosts_hash of its hosts file; optional */
+	char *instance;              /* of its service: another one after each of its starts */
+	int64_t sequence;            /* grows with each heartbeat of an instance */
+	char *version;               /* of its service */
+	struct device_info *devices; /* by slot */
+	size_t device_count;
+	struct report *attempts; /* all that the node has, ended ones that are not forgotten included */
+	size_t attempt_count;
+	int64_t *ports; /* free TCP ports, for the controller to give away; optional */
+	size_t port_count;
+	int64_t *port_range; /* two: port_range of dtraind.conf, 0 and 0: any port; optional */
+	size_t port_range_count;
+	bool shutting_down;           /* no new runs; optional */
+	struct known_clusters *known; /* optional */
+};
+
+MESSAGE_DECLARE(heartbeat)
+
+/* An end that is on disk: the node need not keep it. */
+struct forget {
+	int64_t run, attempt;
+};
+
+struct heartbeat_answer {
+	struct forget *forget;
+	size_t forget_count;
+	double time;         /* the controller's clock, Unix seconds; optional: 0 */
+	char *cluster;       /* id of its cluster; NULL: its epoch is not on disk yet */
+	int64_t epoch;       /* optional: 0 */
+	int64_t highest_run; /* the newest run number that is on disk; optional: 0 */
+};
+
+MESSAGE_DECLARE(heartbeat_answer)

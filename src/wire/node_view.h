@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A node as the controller sees it: the answer to GET /v1/nodes. And the devices: GET /v1/devices. */
+#pragma once
+
+#include "wire/device_info.h"
+#include "wire/report.h"
+
+enum node_state { NODE_UP, NODE_DOWN, NODE_DRAINED };
+
+extern const char *const node_states[]; /* by enum node_state; ends with NULL */
+
+struct drained_slot {
+	int64_t index;
+	char *reason; /* optional */
+};
+
+/* An attempt on a node that no controller with this store has started. */
+struct foreign_attempt {
+	int64_t run, attempt;
+	char *cluster; /* id of the cluster that it is of, "": not known; optional, as all that follows */
+	int64_t epoch;
+	char *user, *name;
+	enum attempt_state state;
+	int64_t *slots;
+	size_t slot_count;
+};
+
+MESSAGE_DECLARE(foreign_attempt)
+
+struct node_view {
+	char *name, *address;
+	int64_t port;
+	enum node_state state;
+	bool controller;
+	int64_t slots, free;
+	char *version; /* NULL: not heard from yet */
+	char **labels;
+	char *error;                  /* why it is down; NULL: it is not */
+	struct drained_slot *drained; /* slots that get no new runs */
+	size_t drained_count;
+	bool hosts_differ; /* its hosts file is not the controller's */
+	struct foreign_attempt *foreign;
+	size_t foreign_count;
+	char *reason;     /* why an administrator has drained it; NULL: none was given */
+	double last_seen; /* Unix seconds; 0: never */
+};
+
+MESSAGE_DECLARE(node_view)
+
+struct node_list {
+	struct node_view *nodes; /* in the order of the hosts file */
+	size_t count;
+};
+
+MESSAGE_DECLARE(node_list)
+
+struct device_list {
+	struct device_info *devices;
+	size_t count;
+};
+
+MESSAGE_DECLARE(device_list)
+
+/* The answer to draining or resuming a node. */
+struct node_drained {
+	char *name;
+	enum node_state state;
+	char *reason; /* optional */
+};
+
+MESSAGE_DECLARE(node_drained)
+
+/* The same for a device. */
+struct device_drained {
+	char *node;
+	int64_t index;
+	enum slot_state state;
+	char *reason; /* optional */
+};
+
+MESSAGE_DECLARE(device_drained)
