@@ -25,7 +25,7 @@ static int read_config(const char *path, struct run_config **out, struct error *
 	return r;
 }
 
-static int run(const struct environment *env, struct link *link, struct error *err)
+static int run(const struct environment *env, struct service_client *service, struct error *err)
 {
 	_cleanup_(run_config_freep) struct run_config *c = NULL;
 	int r = read_config(env->config, &c, err);
@@ -37,7 +37,7 @@ static int run(const struct environment *env, struct link *link, struct error *e
 	switch (c->task) {
 	case RUN_PRETRAIN:
 	case RUN_SFT:
-		return train_task(c, env, link, err);
+		return train_task(c, env, service, err);
 	case RUN_GENERATE:
 		return generate_task(c, env, err);
 	case RUN_COMMAND:
@@ -48,7 +48,7 @@ static int run(const struct environment *env, struct link *link, struct error *e
 
 int worker_main(void)
 {
-	_cleanup_(link_destroyp) struct link *link = NULL;
+	_cleanup_(service_client_destroyp) struct service_client *service = NULL;
 	struct error err = ERROR_INIT;
 	struct environment env;
 	int r;
@@ -59,9 +59,9 @@ int worker_main(void)
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	r = environment_read(&env, &err);
 	if (r == 0)
-		r = link_create(&env, &link, &err);
+		r = service_client_create(&env, &service, &err);
 	if (r == 0)
-		r = run(&env, link, &err);
+		r = run(&env, service, &err);
 	if (r >= 0)
 		return r > 0 ? stop_exit_status() : 0;
 	for (char *c = err.message; *c; c++)
@@ -70,8 +70,9 @@ int worker_main(void)
 	fflush(stdout);
 	fprintf(stderr, "error: %s\n", err.message);
 	/* A lost peer is a consequence; its own end, or its own word, is the cause. */
-	if (link)
-		link_event(link, err.code == -ECONNRESET || err.code == -ECANCELED ? "peer-lost" : "error",
-		           err.message);
+	if (service)
+		service_client_event(
+		    service, err.code == -ECONNRESET || err.code == -ECANCELED ? "peer-lost" : "error",
+		    err.message);
 	return 1;
 }

@@ -169,7 +169,7 @@ int report_log(struct report *r, const struct train_log *log, struct error *err)
 	char line[METRICS_LINE];
 
 	print_progress(log);
-	link_report(r->o.link, metrics_line(line, sizeof(line), &m));
+	service_client_report(r->o.service, metrics_line(line, sizeof(line), &m));
 	return metrics_write(r->metrics, &m, err);
 }
 

@@ -17,7 +17,7 @@ struct report;
 struct report_options {
 	const struct run_config *config;
 	const struct environment *env;
-	struct link *link;
+	struct service_client *service;
 	struct device *dev;
 	struct comm *comm; /* NULL: one rank */
 	struct trainer *trainer;

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Calls of the local service: the key-value store of its rendezvous, events, and reports in a thread of their
+ * own. */
 #include "worker/service_client.h"
 
 #include <errno.h>
@@ -18,10 +20,10 @@
 #define QUEUE_MAX   256
 #define CLOSE_GRACE 2.0
 
-struct link {
+struct service_client {
 	const struct environment *env;
-	struct rendezvous rendezvous;
-	struct http_local *meeting; /* of the last call that is over, for the next; under lock */
+	struct kv_store store;
+	struct http_local *idle; /* connection of the last call that is over, for the next; under lock */
 
 	/* Reports: rank 0's main thread puts, the sender takes. */
 	pthread_t sender;
@@ -33,7 +35,7 @@ struct link {
 	bool closing, done;
 };
 
-/* ---- meeting through the service ---- */
+/* ---- the service's rendezvous ---- */
 
 static int call(struct http_local **conn, const char *socket, const char *method, const char *target,
                 const void *body, size_t len, double timeout, int *status, char **answer, size_t *answer_len,
@@ -49,47 +51,47 @@ static int call(struct http_local **conn, const char *socket, const char *method
 	return r;
 }
 
-static char *meeting_target(const struct link *link, const char *key, const char *more)
+static char *rendezvous_target(const struct service_client *service, const char *key, const char *more)
 {
-	return str_printf("/v1/runs/%s/rendezvous/%s?attempt=%lld%s", link->env->run_id, key,
-	                  (long long)link->env->attempt, more);
+	return str_printf("/v1/runs/%s/rendezvous/%s?attempt=%lld%s", service->env->run_id, key,
+	                  (long long)service->env->attempt, more);
 }
 
-/* Each call has a connection to itself: communicators meet in one thread and look after ranks in another. */
-static struct http_local *take_meeting(struct link *link)
+/* Each call has a connection to itself: communicators are made in one thread and watch ranks in another. */
+static struct http_local *take_connection(struct service_client *service)
 {
 	struct http_local *conn;
 
-	pthread_mutex_lock(&link->lock);
-	conn = steal_pointer(link->meeting);
-	pthread_mutex_unlock(&link->lock);
+	pthread_mutex_lock(&service->lock);
+	conn = steal_pointer(service->idle);
+	pthread_mutex_unlock(&service->lock);
 	return conn;
 }
 
-static void give_meeting(struct link *link, struct http_local *conn)
+static void give_connection(struct service_client *service, struct http_local *conn)
 {
-	pthread_mutex_lock(&link->lock);
-	if (!link->meeting)
-		link->meeting = steal_pointer(conn);
-	pthread_mutex_unlock(&link->lock);
+	pthread_mutex_lock(&service->lock);
+	if (!service->idle)
+		service->idle = steal_pointer(conn);
+	pthread_mutex_unlock(&service->lock);
 	if (conn)
 		http_local_close(conn);
 }
 
 /* One call, tried again while the service or (502, 503) the controller is away, as both may be restarting,
  * until the deadline. */
-static int meeting_call(struct link *link, const char *method, const char *key, const char *more,
-                        const void *body, size_t len, double timeout, double deadline, int *status,
-                        char **answer, size_t *answer_len, struct error *err)
+static int rendezvous_call(struct service_client *service, const char *method, const char *key,
+                           const char *more, const void *body, size_t len, double timeout, double deadline,
+                           int *status, char **answer, size_t *answer_len, struct error *err)
 {
-	_cleanup_free_ char *target = meeting_target(link, key, more);
+	_cleanup_free_ char *target = rendezvous_target(service, key, more);
 	struct http_local *conn;
 	int r;
 
 	if (!target)
 		return error_oom(err);
-	for (conn = take_meeting(link);; usleep(100000)) {
-		r = call(&conn, link->env->socket, method, target, body, len, timeout, status, answer,
+	for (conn = take_connection(service);; usleep(100000)) {
+		r = call(&conn, service->env->socket, method, target, body, len, timeout, status, answer,
 		         answer_len, err);
 		if ((r == 0 && *status != 502 && *status != 503) || r == -EACCES ||
 		    clock_monotonic() > deadline)
@@ -97,7 +99,7 @@ static int meeting_call(struct link *link, const char *method, const char *key, 
 		if (r == 0)
 			free(steal_pointer(*answer));
 	}
-	give_meeting(link, conn);
+	give_connection(service, conn);
 	return r;
 }
 
@@ -114,13 +116,13 @@ static int remote_error(const char *key, int status, const char *answer, struct 
 
 static int service_put(void *context, const char *key, const void *data, size_t len, struct error *err)
 {
-	struct link *link = context;
+	struct service_client *service = context;
 	_cleanup_free_ char *answer = NULL;
 	size_t answer_len;
 	int status = 0, r;
 
-	r = meeting_call(link, "PUT", key, "", data, len, 10, clock_monotonic() + 30, &status, &answer,
-	                 &answer_len, err);
+	r = rendezvous_call(service, "PUT", key, "", data, len, 10, clock_monotonic() + 30, &status, &answer,
+	                    &answer_len, err);
 	if (r < 0)
 		return r;
 	return status / 100 == 2 ? 0 : remote_error(key, status, answer, err);
@@ -129,7 +131,7 @@ static int service_put(void *context, const char *key, const void *data, size_t 
 static int service_get(void *context, const char *key, int timeout_ms, void **data, size_t *len,
                        struct error *err)
 {
-	struct link *link = context;
+	struct service_client *service = context;
 	double deadline = clock_monotonic() + timeout_ms / 1000.0;
 
 	for (;;) {
@@ -140,8 +142,8 @@ static int service_get(void *context, const char *key, int timeout_ms, void **da
 
 		if (!more)
 			return error_oom(err);
-		r = meeting_call(link, "GET", key, more, NULL, 0, wait + 10, deadline, &status, &answer,
-		                 &answer_len, err);
+		r = rendezvous_call(service, "GET", key, more, NULL, 0, wait + 10, deadline, &status, &answer,
+		                    &answer_len, err);
 		if (r < 0)
 			return r;
 		if (status == 200) {
@@ -152,21 +154,21 @@ static int service_get(void *context, const char *key, int timeout_ms, void **da
 		if (status != 404)
 			return remote_error(key, status, answer, err);
 		if (clock_monotonic() >= deadline)
-			return error_set(err, -ETIMEDOUT, "rendezvous %s: nobody came in %d s", key,
+			return error_set(err, -ETIMEDOUT, "rendezvous %s: timed out after %d s", key,
 			                 timeout_ms / 1000);
 	}
 }
 
-/* ---- meeting through files ---- */
+/* ---- files in its place ---- */
 
-static char *file_of_key(const struct link *link, const char *key)
+static char *file_of_key(const struct service_client *service, const char *key)
 {
-	_cleanup_free_ char *name = str_printf("%lld-%s", (long long)link->env->attempt, key);
+	_cleanup_free_ char *name = str_printf("%lld-%s", (long long)service->env->attempt, key);
 
 	for (char *c = name; c && *c; c++)
 		if (*c == '/')
 			*c = '_';
-	return name ? str_path_join(link->env->rendezvous_dir, name) : NULL;
+	return name ? str_path_join(service->env->rendezvous_dir, name) : NULL;
 }
 
 static int files_put(void *context, const char *key, const void *data, size_t len, struct error *err)
@@ -186,7 +188,7 @@ static int files_get(void *context, const char *key, int timeout_ms, void **data
 		return error_oom(err);
 	while (!file_exists(path)) {
 		if (clock_monotonic() > deadline)
-			return error_set(err, -ETIMEDOUT, "rendezvous %s: nobody came in %d s", path,
+			return error_set(err, -ETIMEDOUT, "rendezvous %s: timed out after %d s", path,
 			                 timeout_ms / 1000);
 		usleep(2000);
 	}
@@ -196,83 +198,84 @@ static int files_get(void *context, const char *key, int timeout_ms, void **data
 /* ---- reports ---- */
 
 /* The queued lines as one body, NULL: none and closing. */
-static char *take_lines(struct link *link)
+static char *take_lines(struct service_client *service)
 {
 	struct strbuf b = {0};
 
-	pthread_mutex_lock(&link->lock);
-	while (!link->count && !link->closing)
-		pthread_cond_wait(&link->changed, &link->lock);
-	for (; link->count; link->count--, link->first = (link->first + 1) % QUEUE_MAX) {
-		strbuf_adds(&b, link->queue[link->first]);
+	pthread_mutex_lock(&service->lock);
+	while (!service->count && !service->closing)
+		pthread_cond_wait(&service->changed, &service->lock);
+	for (; service->count; service->count--, service->first = (service->first + 1) % QUEUE_MAX) {
+		strbuf_adds(&b, service->queue[service->first]);
 		strbuf_addc(&b, '\n');
-		free(link->queue[link->first]);
+		free(service->queue[service->first]);
 	}
-	pthread_mutex_unlock(&link->lock);
+	pthread_mutex_unlock(&service->lock);
 	return b.len ? strbuf_steal(&b) : NULL;
 }
 
-static bool is_closing(struct link *link)
+static bool is_closing(struct service_client *service)
 {
 	bool closing;
 
-	pthread_mutex_lock(&link->lock);
-	closing = link->closing;
-	pthread_mutex_unlock(&link->lock);
+	pthread_mutex_lock(&service->lock);
+	closing = service->closing;
+	pthread_mutex_unlock(&service->lock);
 	return closing;
 }
 
-static bool deliver(struct link *link, struct http_local **conn, const char *target, const char *body)
+static bool deliver(struct service_client *service, struct http_local **conn, const char *target,
+                    const char *body)
 {
 	_cleanup_free_ char *answer = NULL;
 	size_t len;
 	int status;
 
-	return call(conn, link->env->socket, "POST", target, body, strlen(body), 10, &status, &answer, &len,
-	            NULL) == 0 &&
+	return call(conn, service->env->socket, "POST", target, body, strlen(body), 10, &status, &answer,
+	            &len, NULL) == 0 &&
 	       status != 502 && status != 503;
 }
 
 static void *send_reports(void *context)
 {
-	struct link *link = context;
-	_cleanup_free_ char *target =
-	    str_printf("/v1/runs/%s/metrics?attempt=%lld", link->env->run_id, (long long)link->env->attempt);
+	struct service_client *service = context;
+	_cleanup_free_ char *target = str_printf("/v1/runs/%s/metrics?attempt=%lld", service->env->run_id,
+	                                         (long long)service->env->attempt);
 	_cleanup_(http_local_closep) struct http_local *conn = NULL;
 	char *body;
 
-	while (target && (body = take_lines(link))) {
+	while (target && (body = take_lines(service))) {
 		/* Until it is there: the service may be restarting. Newer lines wait meanwhile, the oldest
 		 * going where they are too many. */
-		while (!deliver(link, &conn, target, body) && !is_closing(link))
+		while (!deliver(service, &conn, target, body) && !is_closing(service))
 			usleep(500000);
 		free(body);
 	}
-	pthread_mutex_lock(&link->lock);
-	link->done = true;
-	pthread_cond_broadcast(&link->changed);
-	pthread_mutex_unlock(&link->lock);
+	pthread_mutex_lock(&service->lock);
+	service->done = true;
+	pthread_cond_broadcast(&service->changed);
+	pthread_mutex_unlock(&service->lock);
 	return NULL;
 }
 
-void link_report(struct link *link, const char *line)
+void service_client_report(struct service_client *service, const char *line)
 {
 	char *copy;
 
-	if (!link->has_sender || !(copy = strdup(line)))
+	if (!service->has_sender || !(copy = strdup(line)))
 		return;
-	pthread_mutex_lock(&link->lock);
-	if (link->count == QUEUE_MAX) {
-		free(link->queue[link->first]);
-		link->first = (link->first + 1) % QUEUE_MAX;
-		link->count--;
+	pthread_mutex_lock(&service->lock);
+	if (service->count == QUEUE_MAX) {
+		free(service->queue[service->first]);
+		service->first = (service->first + 1) % QUEUE_MAX;
+		service->count--;
 	}
-	link->queue[(link->first + link->count++) % QUEUE_MAX] = copy;
-	pthread_cond_broadcast(&link->changed);
-	pthread_mutex_unlock(&link->lock);
+	service->queue[(service->first + service->count++) % QUEUE_MAX] = copy;
+	pthread_cond_broadcast(&service->changed);
+	pthread_mutex_unlock(&service->lock);
 }
 
-void link_event(struct link *link, const char *kind, const char *message)
+void service_client_event(struct service_client *service, const char *kind, const char *message)
 {
 	_cleanup_(http_local_closep) struct http_local *conn = NULL;
 	_cleanup_json_ json_t *j = NULL;
@@ -280,76 +283,77 @@ void link_event(struct link *link, const char *kind, const char *message)
 	size_t len;
 	int status;
 
-	if (!link->env->socket)
+	if (!service->env->socket)
 		return;
-	j = json_pack("{s:i, s:s, s:s}", "rank", link->env->rank, "kind", kind, "message", message);
+	j = json_pack("{s:i, s:s, s:s}", "rank", service->env->rank, "kind", kind, "message", message);
 	body = j ? json_to_string(j) : NULL;
-	target =
-	    str_printf("/v1/runs/%s/events?attempt=%lld", link->env->run_id, (long long)link->env->attempt);
+	target = str_printf("/v1/runs/%s/events?attempt=%lld", service->env->run_id,
+	                    (long long)service->env->attempt);
 	if (body && target)
-		call(&conn, link->env->socket, "POST", target, body, strlen(body), 2, &status, &answer, &len,
-		     NULL);
+		call(&conn, service->env->socket, "POST", target, body, strlen(body), 2, &status, &answer,
+		     &len, NULL);
 }
 
-const struct rendezvous *link_rendezvous(const struct link *link)
+const struct kv_store *service_client_store(const struct service_client *service)
 {
-	return link->rendezvous.put ? &link->rendezvous : NULL;
+	return service->store.put ? &service->store : NULL;
 }
 
-int link_create(const struct environment *env, struct link **out, struct error *err)
+int service_client_create(const struct environment *env, struct service_client **out, struct error *err)
 {
-	_cleanup_(link_destroyp) struct link *link = calloc(1, sizeof(*link));
+	_cleanup_(service_client_destroyp) struct service_client *service = calloc(1, sizeof(*service));
 	pthread_condattr_t monotonic;
 
-	if (!link)
+	if (!service)
 		return error_oom(err);
-	link->env = env;
-	pthread_mutex_init(&link->lock, NULL);
+	service->env = env;
+	pthread_mutex_init(&service->lock, NULL);
 	pthread_condattr_init(&monotonic);
 	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-	pthread_cond_init(&link->changed, &monotonic);
+	pthread_cond_init(&service->changed, &monotonic);
 	pthread_condattr_destroy(&monotonic);
 	if (env->rendezvous_dir)
-		link->rendezvous = (struct rendezvous){link, files_put, files_get};
+		service->store = (struct kv_store){service, files_put, files_get};
 	else if (env->socket)
-		link->rendezvous = (struct rendezvous){link, service_put, service_get};
+		service->store = (struct kv_store){service, service_put, service_get};
 	if (env->socket && env->rank == 0) {
-		int r = -pthread_create(&link->sender, NULL, send_reports, link);
+		int r = -pthread_create(&service->sender, NULL, send_reports, service);
 
 		if (r < 0)
 			return error_errno(err, r, "cannot start a thread");
-		link->has_sender = true;
+		service->has_sender = true;
 	}
-	*out = steal_pointer(link);
+	*out = steal_pointer(service);
 	return 0;
 }
 
-void link_destroy(struct link *link)
+void service_client_destroy(struct service_client *service)
 {
-	if (!link)
+	if (!service)
 		return;
-	if (link->has_sender) {
+	if (service->has_sender) {
 		struct timespec until;
 		bool done;
 
 		clock_gettime(CLOCK_MONOTONIC, &until);
 		until.tv_sec += (time_t)CLOSE_GRACE;
-		pthread_mutex_lock(&link->lock);
-		link->closing = true;
-		pthread_cond_broadcast(&link->changed);
-		while (!link->done && pthread_cond_timedwait(&link->changed, &link->lock, &until) == 0)
+		pthread_mutex_lock(&service->lock);
+		service->closing = true;
+		pthread_cond_broadcast(&service->changed);
+		while (!service->done &&
+		       pthread_cond_timedwait(&service->changed, &service->lock, &until) == 0)
 			;
-		done = link->done;
-		pthread_mutex_unlock(&link->lock);
+		done = service->done;
+		pthread_mutex_unlock(&service->lock);
 		if (!done)
 			return; /* the thread still uses it all; the process is about to end */
-		pthread_join(link->sender, NULL);
+		pthread_join(service->sender, NULL);
 	}
-	if (link->meeting)
-		http_local_close(link->meeting);
-	for (; link->count; link->count--, link->first = (link->first + 1) % QUEUE_MAX)
-		free(link->queue[link->first]);
-	pthread_cond_destroy(&link->changed);
-	pthread_mutex_destroy(&link->lock);
-	free(link);
+	if (service->idle)
+		http_local_close(service->idle);
+	for (; service->count; service->count--, service->first = (service->first + 1) % QUEUE_MAX)
+		free(service->queue[service->first]);
+	pthread_cond_destroy(&service->changed);
+	pthread_mutex_destroy(&service->lock);
+	free(service);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The worker's link to its local service: where the ranks of an attempt meet, where rank 0 reports progress,
- * and where a rank says what it died of. Without a service everything but the meeting does nothing.
+ * The worker's client of its local service: the key-value store of an attempt's ranks, the progress that rank
+ * 0 reports, and the error that a rank ends with. Without a service only the store works, over files.
  */
 #pragma once
 
@@ -10,20 +10,20 @@
 #include "engine/comm/comm.h"
 #include "worker/environment.h"
 
-struct link;
+struct service_client;
 
-int link_create(const struct environment *env, struct link **out, struct error *err);
+int service_client_create(const struct environment *env, struct service_client **out, struct error *err);
 /* Gives reports that are still queued 2 seconds to go out. */
-void link_destroy(struct link *link);
-DEFINE_CLEANUP(struct link *, link_destroy)
+void service_client_destroy(struct service_client *service);
+DEFINE_CLEANUP(struct service_client *, service_client_destroy)
 
-/* NULL where world_size is 1 and there is nobody to meet. */
-const struct rendezvous *link_rendezvous(const struct link *link);
+/* NULL without a service and without a directory of files; a single rank needs none. */
+const struct kv_store *service_client_store(const struct service_client *service);
 
 /* Queues a line of JSON for /metrics. Never blocks and never fails: a service that does not answer, or is
  * being upgraded, costs the oldest of the queued lines, not the training. */
-void link_report(struct link *link, const char *line);
+void service_client_report(struct service_client *service, const char *line);
 
 /* Tells the service: kind "ready", "error" (the first cause) or "peer-lost" (an
  * error that another rank's end has caused). Waits 2 seconds at most; best effort. */
-void link_event(struct link *link, const char *kind, const char *message);
+void service_client_event(struct service_client *service, const char *kind, const char *message);

@@ -9,7 +9,7 @@
 int worker_main(void); /* the exit status */
 
 /* pretrain and sft. 0: done; 1: stopped by a signal; or a negative errno. */
-int train_task(const struct run_config *c, const struct environment *env, struct link *link,
+int train_task(const struct run_config *c, const struct environment *env, struct service_client *service,
                struct error *err);
 
 /* Loads the model and prints the continuation of the prompt as it comes. */

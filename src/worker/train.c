@@ -30,7 +30,7 @@ enum { INPUT_CONFIG, INPUT_TOKENIZER, INPUT_DATA, INPUT_EVAL, INPUTS };
 struct training {
 	const struct run_config *c;
 	const struct environment *env;
-	struct link *link;
+	struct service_client *service;
 
 	struct train_options options;
 	struct precision precision;
@@ -223,7 +223,7 @@ static int meet(struct training *t, struct error *err)
 	    .rank = t->env->rank,
 	    .world_size = t->env->world_size,
 	    .timeout_s = t->c->parallel.timeout,
-	    .rendezvous = link_rendezvous(t->link),
+	    .store = service_client_store(t->service),
 	    .group = "world",
 	    .node = t->env->node,
 	    .stopping = stop_requested,
@@ -455,7 +455,7 @@ static int open_report(struct training *t, struct error *err)
 {
 	struct report_options o = {.config = t->c,
 	                           .env = t->env,
-	                           .link = t->link,
+	                           .service = t->service,
 	                           .dev = t->dev,
 	                           .comm = t->comm,
 	                           .trainer = t->trainer,
@@ -474,7 +474,7 @@ static int run_loop(struct training *t, struct error *err)
 	r = open_report(t, err);
 	if (r < 0)
 		return r;
-	link_event(t->link, "ready", "");
+	service_client_event(t->service, "ready", "");
 	stop_defer(true);
 	r = trainer_run(t->trainer, &cb, err);
 	if (r == 1 && first_rank(t)) {
@@ -506,10 +506,10 @@ static int finish(struct training *t, bool stopped, struct error *err)
 	return r;
 }
 
-int train_task(const struct run_config *c, const struct environment *env, struct link *link,
+int train_task(const struct run_config *c, const struct environment *env, struct service_client *service,
                struct error *err)
 {
-	_cleanup_(training_free) struct training t = {.c = c, .env = env, .link = link};
+	_cleanup_(training_free) struct training t = {.c = c, .env = env, .service = service};
 	double start = clock_monotonic();
 	char took[32];
 	int r, stopped;

@@ -11,7 +11,7 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 
-#include "../unit/rendezvous.h"
+#include "../unit/kv_store.h"
 #include "base/file.h"
 #include "engine/comm/comm.h"
 
@@ -33,9 +33,9 @@ static int compare(const void *a, const void *b)
 
 static int run_rank(struct bench *b, int rank)
 {
-	struct rendezvous meeting = rendezvous_in(b->directory);
+	struct kv_store store = kv_store_in(b->directory);
 	struct comm_options options = {
-	    .rank = rank, .world_size = b->ranks, .timeout_s = 30, .rendezvous = &meeting, .group = "bench"};
+	    .rank = rank, .world_size = b->ranks, .timeout_s = 30, .store = &store, .group = "bench"};
 	int64_t count = b->bytes / (int64_t)dtype_size(b->type);
 	_cleanup_free_ double *times = calloc(b->rounds, sizeof(double));
 	struct error err = ERROR_INIT;

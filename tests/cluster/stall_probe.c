@@ -17,27 +17,27 @@
 
 static void *wait_for_nothing(void *context)
 {
-	const struct rendezvous *meeting = context;
+	const struct kv_store *store = context;
 	void *data = NULL;
 	size_t len;
 
-	return meeting->get(meeting->context, "world/never", 3000, &data, &len, NULL) == -ETIMEDOUT ? context
-	                                                                                            : NULL;
+	return store->get(store->context, "world/never", 3000, &data, &len, NULL) == -ETIMEDOUT ? context
+	                                                                                        : NULL;
 }
 
-static int await(const struct rendezvous *meeting, const char *key, struct error *err)
+static int await(const struct kv_store *store, const char *key, struct error *err)
 {
 	_cleanup_free_ void *data = NULL;
 	size_t len;
 
-	return meeting->get(meeting->context, key, 20000, &data, &len, err);
+	return store->get(store->context, key, 20000, &data, &len, err);
 }
 
-static int probe(const struct environment *env, const struct rendezvous *meeting, struct error *err)
+static int probe(const struct environment *env, const struct kv_store *store, struct error *err)
 {
 	const struct comm_options o = {.rank = env->rank,
 	                               .world_size = env->world_size,
-	                               .rendezvous = meeting,
+	                               .store = store,
 	                               .group = "world",
 	                               .node = env->node};
 	struct stall stall;
@@ -48,20 +48,20 @@ static int probe(const struct environment *env, const struct rendezvous *meeting
 	int r;
 
 	stall_init(&stall, &o);
-	r = stall_tell(&stall, STANDS_COMING, 0, "", err);
+	r = stall_report(&stall, BOOTSTRAPPING, 0, "", err);
 	if (r == 0 && env->rank == 1)
-		r = stall_tell(&stall, STANDS_PAST, 811, "all-gather", err);
+		r = stall_report(&stall, COMPLETED, 811, "all-gather", err);
 	if (r == 0)
-		r = meeting->put(meeting->context,
-		                 env->rank == 1   ? "world/one"
-		                 : env->rank == 2 ? "world/two"
-		                                  : "world/zero",
-		                 "x", 1, err);
+		r = store->put(store->context,
+		               env->rank == 1   ? "world/one"
+		               : env->rank == 2 ? "world/two"
+		                                : "world/zero",
+		               "x", 1, err);
 	if (r < 0 || env->rank != 0)
-		return r < 0 ? r : await(meeting, "world/end", err);
-	if ((r = await(meeting, "world/one", err)) < 0 || (r = await(meeting, "world/two", err)) < 0)
+		return r < 0 ? r : await(store, "world/end", err);
+	if ((r = await(store, "world/one", err)) < 0 || (r = await(store, "world/two", err)) < 0)
 		return r;
-	if (pthread_create(&thread, NULL, wait_for_nothing, (void *)meeting))
+	if (pthread_create(&thread, NULL, wait_for_nothing, (void *)store))
 		return -EAGAIN;
 	usleep(200000);
 	start = clock_monotonic();
@@ -69,12 +69,12 @@ static int probe(const struct environment *env, const struct rendezvous *meeting
 	printf("%s\n%s\n", words, clock_monotonic() - start < 2 ? "at once" : "late");
 	pthread_join(thread, &waited);
 	printf("%s\n", waited ? "waited" : "did not wait");
-	return meeting->put(meeting->context, "world/end", "x", 1, err);
+	return store->put(store->context, "world/end", "x", 1, err);
 }
 
 int main(void)
 {
-	_cleanup_(link_destroyp) struct link *link = NULL;
+	_cleanup_(service_client_destroyp) struct service_client *service = NULL;
 	struct error err = ERROR_INIT;
 	struct environment env;
 	int r;
@@ -82,9 +82,9 @@ int main(void)
 	setenv("DTRAIN_CONFIG", "/dev/null", 1); /* a worker of our own has one */
 	r = environment_read(&env, &err);
 	if (r == 0)
-		r = link_create(&env, &link, &err);
+		r = service_client_create(&env, &service, &err);
 	if (r == 0)
-		r = probe(&env, link_rendezvous(link), &err);
+		r = probe(&env, service_client_store(service), &err);
 	if (r < 0)
 		fprintf(stderr, "error: %s\n", err.message);
 	return r < 0;

@@ -13,7 +13,7 @@
 #include "base/json.h"
 #include "base/str.h"
 #include "engine/checkpoint/parameters.h"
-#include "rig.h"
+#include "model_fixture.h"
 
 struct dump {
 	const float **data;
@@ -86,7 +86,7 @@ static int run(const char *path, const char *batch_path, const char *out, bool r
 	                                .training = true,
 	                                .recompute = recompute,
 	                                .logits_rows = 7};
-	_cleanup_(rig_free) struct rig rig = {0};
+	_cleanup_(model_fixture_free) struct model_fixture fixture = {0};
 	_cleanup_free_ float *losses = NULL, *logits = NULL;
 	struct model_config c;
 	struct batch b = {0};
@@ -101,27 +101,27 @@ static int run(const char *path, const char *batch_path, const char *out, bool r
 	read_batch(o, &b);
 	options.max_tokens = b.b.tokens;
 	options.max_sequence = b.longest;
-	if ((r = rig_create(&rig, &c, &options, parameters_fill, st, err)) < 0 ||
-	    (r = parameters_check(rig.layout, st, path, err)) < 0)
+	if ((r = model_fixture_create(&fixture, &c, &options, parameters_fill, st, err)) < 0 ||
+	    (r = parameters_check(fixture.layout, st, path, err)) < 0)
 		return r;
 	losses = calloc((size_t)b.b.tokens, sizeof(float));
 	logits = calloc((size_t)(b.b.tokens * c.vocab), sizeof(float));
-	if ((r = model_evaluate(rig.model, &b.b, rig.loss, losses, err)) < 0 ||
-	    (!bf16 && (r = model_logits(rig.model, &b.b, logits, err)) < 0) ||
-	    (r = rig_gradients(&rig, &b.b, 1.0f / (float)b.counted, true, &loss, err)) < 0)
+	if ((r = model_evaluate(fixture.model, &b.b, fixture.loss, losses, err)) < 0 ||
+	    (!bf16 && (r = model_logits(fixture.model, &b.b, logits, err)) < 0) ||
+	    (r = model_fixture_gradients(&fixture, &b.b, 1.0f / (float)b.counted, true, &loss, err)) < 0)
 		return r;
 	mean = (float)(loss / (double)b.counted);
-	d.data = calloc((size_t)rig.layout->parameters + 3, sizeof(*d.data));
-	d.sources = calloc((size_t)rig.layout->parameters + 3, sizeof(*d.sources));
-	for (int i = 0; i < rig.layout->parameters; i++) {
-		const struct model_parameter *p = &rig.layout->parameter[i];
+	d.data = calloc((size_t)fixture.layout->parameters + 3, sizeof(*d.data));
+	d.sources = calloc((size_t)fixture.layout->parameters + 3, sizeof(*d.sources));
+	for (int i = 0; i < fixture.layout->parameters; i++) {
+		const struct model_parameter *p = &fixture.layout->parameter[i];
 		size_t bytes = (size_t)p->count * sizeof(float);
 		float *g = malloc(bytes);
 
 		if (!g)
 			return error_oom(err);
 		add(&d, p->name, g, p->dims, p->shape[0], p->shape[1]);
-		if ((r = device_read(rig.dev, g, rig.g[p->unit] + p->offset, bytes, err)) < 0)
+		if ((r = device_read(fixture.dev, g, fixture.g[p->unit] + p->offset, bytes, err)) < 0)
 			return r;
 	}
 	add(&d, "loss", &mean, 1, 1, 0);
@@ -131,7 +131,7 @@ static int run(const char *path, const char *batch_path, const char *out, bool r
 	if ((r = file_mkdirs(out, 0755, err)) < 0 ||
 	    (r = safetensors_write(out, "model", d.sources, d.n, 0, err)) < 0)
 		return r;
-	for (int i = 0; i < rig.layout->parameters; i++)
+	for (int i = 0; i < fixture.layout->parameters; i++)
 		free((void *)d.data[i]);
 	free(d.data);
 	free(d.sources);

@@ -32,7 +32,7 @@ kill_rounds() {
 	done
 }
 
-# "none": bf16 without a master copy, rounded by lot
+# "none": bf16 without a master copy, rounded stochastically
 for precision in fp32 none bf16; do
 	train="\"max_steps\": $steps, \"accumulation\": 2, \"precision\": \"$precision\", \"weight_decay\": 0.1"
 	[ $precision != none ] || train="${train/none/bf16}, \"master\": \"none\""

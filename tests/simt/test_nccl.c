@@ -6,7 +6,7 @@
 #include "base/clock.h"
 #include "base/str.h"
 #include "engine/comm/nccl/internal.h"
-#include "rendezvous.h"
+#include "kv_store.h"
 #include "unit.h"
 
 enum { RANKS = 3, SHARD = 5, COUNT = RANKS * SHARD };
@@ -20,7 +20,7 @@ struct rank {
 	bool met;
 	enum later later;
 	bool stop;
-	struct rendezvous rendezvous;
+	struct kv_store store;
 	struct device *dev;
 	struct comm *comm;
 	void (*body)(struct rank *r);
@@ -36,7 +36,7 @@ static int put(void *context, const char *key, const void *data, size_t len, str
 		return error_set(err, -ECONNREFUSED, "nobody listens");
 	if (r->met && r->later == DEAF && r->rank == 2)
 		return 0;
-	return rendezvous_put((void *)r->directory, key, data, len, err);
+	return kv_store_put((void *)r->directory, key, data, len, err);
 }
 
 static int get(void *context, const char *key, int timeout_ms, void **data, size_t *len, struct error *err)
@@ -45,7 +45,7 @@ static int get(void *context, const char *key, int timeout_ms, void **data, size
 
 	if (r->met && r->later == UNREACHABLE)
 		return error_set(err, -ECONNREFUSED, "nobody listens");
-	return rendezvous_get((void *)r->directory, key, timeout_ms, data, len, err);
+	return kv_store_get((void *)r->directory, key, timeout_ms, data, len, err);
 }
 
 static bool stopping(void *context)
@@ -55,11 +55,11 @@ static bool stopping(void *context)
 
 static struct comm *join(struct rank *r, int size, int timeout_s, int want, const char *words)
 {
-	const struct rendezvous rendezvous = {r, put, get};
+	const struct kv_store store = {r, put, get};
 	struct comm_options o = {.rank = r->rank,
 	                         .world_size = size,
 	                         .timeout_s = timeout_s,
-	                         .rendezvous = &rendezvous,
+	                         .store = &store,
 	                         .group = "test",
 	                         .stopping = stopping,
 	                         .stopping_context = r};
@@ -469,16 +469,16 @@ static int get_place(void *context, const char *key, int timeout_ms, void **data
 START_TEST(many_that_are_missing)
 {
 	const char *places[] = {NULL,
-	                        "in 7 barrier a",
-	                        "past 3 broadcast b",
+	                        "running 7 barrier a",
+	                        "completed 3 broadcast b",
 	                        NULL,
-	                        "going 0 - c",
-	                        "before 7 barrier d",
-	                        "in 6 all-gather e",
-	                        "past 0 - f",
-	                        "in 8 barrier g"};
-	const struct rendezvous rendezvous = {places, put_nothing, get_place};
-	struct comm_options o = {.world_size = 9, .rendezvous = &rendezvous, .group = "group"};
+	                        "progressing 0 - c",
+	                        "queued 7 barrier d",
+	                        "running 6 all-gather e",
+	                        "completed 0 - f",
+	                        "running 8 barrier g"};
+	const struct kv_store store = {places, put_nothing, get_place};
+	struct comm_options o = {.world_size = 9, .store = &store, .group = "group"};
 	struct stall s;
 	char words[480], few[24];
 
@@ -493,7 +493,7 @@ START_TEST(many_that_are_missing)
 	stall_ask(&s, 0, "", words, sizeof(words));
 	ck_assert_str_eq(words, "rank 3 has not come");
 	for (int i = 1; i < 9; i++)
-		places[i] = "in 7 barrier x";
+		places[i] = "running 7 barrier x";
 	stall_ask(&s, 7, "barrier", words, sizeof(words));
 	ck_assert_str_eq(words, "every rank is there: check the network (NCCL_DEBUG=INFO says more)");
 	places[3] = "something else";
@@ -583,7 +583,7 @@ static void beside(struct rank *r)
 	struct comm_options o = {.rank = r->rank / 2,
 	                         .world_size = 2,
 	                         .timeout_s = 20,
-	                         .rendezvous = &(struct rendezvous){r, put, get},
+	                         .store = &(struct kv_store){r, put, get},
 	                         .group = "even"};
 	struct error err = ERROR_INIT;
 	struct comm *even = NULL;

@@ -13,7 +13,7 @@
 #include "engine/checkpoint/saver.h"
 #include "engine/comm/nccl/internal.h"
 #include "engine/train/trainer.h"
-#include "rendezvous.h"
+#include "kv_store.h"
 #include "unit.h"
 
 /* The smallest model of tests/engine, and its tokenizer. */
@@ -43,9 +43,9 @@ struct world {
 
 static struct comm *join(struct world *w, int rank, struct device **dev)
 {
-	const struct rendezvous rendezvous = rendezvous_in(w->directory);
+	const struct kv_store store = kv_store_in(w->directory);
 	struct comm_options o = {
-	    .rank = rank, .world_size = 2, .timeout_s = 5, .rendezvous = &rendezvous, .group = "test"};
+	    .rank = rank, .world_size = 2, .timeout_s = 5, .store = &store, .group = "test"};
 	struct error err = ERROR_INIT;
 	struct comm *c;
 

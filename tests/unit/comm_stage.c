@@ -89,12 +89,12 @@ void run_ranks(int size, int timeout_s, rank_fn fn)
 
 struct comm *join_group(struct stage *s, int rank, const char *group)
 {
-	struct rendezvous meeting = rendezvous_in(s->directory);
+	struct kv_store store = kv_store_in(s->directory);
 	struct comm_options options = {
 	    .rank = rank,
 	    .world_size = s->size,
 	    .timeout_s = s->timeout_s,
-	    .rendezvous = &meeting,
+	    .store = &store,
 	    .group = group,
 	    .node = rank % 2 ? "odd" : "even",
 	};

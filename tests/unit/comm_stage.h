@@ -6,7 +6,7 @@
 #include <sys/types.h>
 
 #include "engine/comm/comm.h"
-#include "rendezvous.h"
+#include "kv_store.h"
 #include "unit.h"
 
 enum { RANKS_MAX = 8 };

@@ -157,7 +157,7 @@ START_TEST(a_single_rank)
 }
 END_TEST
 
-/* ---- the meeting ---- */
+/* ---- bootstrap ---- */
 
 /* Connects to every TCP port that a process listens on, says something strange there, and stays. */
 static int pester(pid_t pid)
@@ -222,7 +222,7 @@ START_TEST(stray_connections)
 
 	use_transport(_i);
 	pids[0] = spawn(s, 0, rank_same_bits);
-	ck_ok(rendezvous_get(s->directory, "a/ucx/0", 20000, &card, &len, &err), &err);
+	ck_ok(kv_store_get(s->directory, "a/ucx/0", 20000, &card, &len, &err), &err);
 	ck_assert_int_ge(pester(pids[0]), 1);
 	pids[1] = spawn(s, 1, rank_same_bits);
 	expect_all(s, pids, -1);
@@ -267,7 +267,7 @@ END_TEST
 int main(void)
 {
 	Suite *suite = suite_create("comm");
-	TCase *results = tcase_create("results"), *meeting = tcase_create("meeting");
+	TCase *results = tcase_create("results"), *bootstrap = tcase_create("bootstrap");
 
 	tcase_set_timeout(results, 120);
 	tcase_add_loop_test(results, every_collective, 0, 15);
@@ -276,9 +276,9 @@ int main(void)
 	tcase_add_test(results, groups);
 	tcase_add_test(results, a_single_rank);
 	suite_add_tcase(suite, results);
-	tcase_set_timeout(meeting, 60);
-	tcase_add_loop_test(meeting, stray_connections, 0, 2);
-	tcase_add_test(meeting, quiet_with_odd_variables);
-	suite_add_tcase(suite, meeting);
+	tcase_set_timeout(bootstrap, 60);
+	tcase_add_loop_test(bootstrap, stray_connections, 0, 2);
+	tcase_add_test(bootstrap, quiet_with_odd_variables);
+	suite_add_tcase(suite, bootstrap);
 	return unit_run(suite);
 }

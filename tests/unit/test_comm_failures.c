@@ -273,16 +273,16 @@ END_TEST
 START_TEST(a_missing_rank_is_named)
 {
 	struct stage *s = stage_open(2, 1);
-	struct rendezvous meeting = rendezvous_in(s->directory);
+	struct kv_store store = kv_store_in(s->directory);
 	struct comm_options options = {
-	    .rank = 0, .world_size = 2, .timeout_s = 1, .rendezvous = &meeting, .group = "x"};
+	    .rank = 0, .world_size = 2, .timeout_s = 1, .store = &store, .group = "x"};
 	struct error err = ERROR_INIT;
 	struct comm *comm;
 
 	use_transport(0);
 	ck_fails(comm_create(NULL, &options, &comm, &err), &err, "rank 1 of 2 did not come");
 	ck_assert_int_eq(err.code, -ETIMEDOUT);
-	ck_ok(rendezvous_put(s->directory, "y/ucx/1", "garbage", 7, &err), &err);
+	ck_ok(kv_store_put(s->directory, "y/ucx/1", "garbage", 7, &err), &err);
 	options.group = "y";
 	ck_fails(comm_create(NULL, &options, &comm, &err), &err, "another version");
 	setenv("UCX_TLS", "no-such-thing", 1);

@@ -197,7 +197,7 @@ START_TEST(small_steps_add_up)
 		target[i] = bf16_to_float(bf16_from_float((float)start[i])) - 0.02f;
 	}
 	g = test_put(dev, grad, sizeof(grad));
-	for (int k = 0; k < 3; k++) { /* a master copy; none, by lot; none, to the nearest */
+	for (int k = 0; k < 3; k++) { /* a master copy; none, stochastically; none, to the nearest */
 		double *zeros = calloc(N, sizeof(*zeros));
 
 		p[k] = test_buffer(dev, start, N, DTYPE_BF16);
@@ -222,7 +222,8 @@ START_TEST(small_steps_add_up)
 			             v[k], N, NULL, &h);
 		}
 	}
-	printf("root of mean square error, from 0.02: %.2g with a master copy, %.2g without, by lot, %.2g to "
+	printf("root of mean square error, from 0.02: %.2g with a master copy, %.2g without, stochastically, "
+	       "%.2g to "
 	       "the "
 	       "nearest\n",
 	       sqrt(error[0]), sqrt(error[1]), sqrt(error[2]));

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "../engine/rig.h"
+#include "../engine/model_fixture.h"
 #include "base/json.h"
 #include "base/str.h"
 #include "engine/checkpoint/parameters.h"
@@ -291,17 +291,18 @@ START_TEST(gradients_are_differences)
 	    .type = DTYPE_F32, .max_tokens = 40, .max_sequence = 40, .training = true, .logits_rows = 7};
 	struct model_config c;
 	struct sample s;
-	struct rig rig;
+	struct model_fixture fixture;
 	double loss;
 
 	o.recompute = _i % 2;
 	ck_ok(parse(gradient_cases[_i], &c, &err), &err);
 	sample_make(&s, c.vocab, _i % 2);
-	ck_ok(rig_create(&rig, &c, &o, model_init_fill, &init, &err), &err);
-	ck_ok(rig_gradients(&rig, &s.b, 1.0f / (float)s.counted, true, &loss, &err), &err);
-	for (int i = 0; i < rig.layout->parameters; i++) {
-		const struct model_parameter *p = &rig.layout->parameter[i];
-		float *w = (float *)(void *)rig.w[p->unit] + p->offset, *g = rig.g[p->unit] + p->offset;
+	ck_ok(model_fixture_create(&fixture, &c, &o, model_init_fill, &init, &err), &err);
+	ck_ok(model_fixture_gradients(&fixture, &s.b, 1.0f / (float)s.counted, true, &loss, &err), &err);
+	for (int i = 0; i < fixture.layout->parameters; i++) {
+		const struct model_parameter *p = &fixture.layout->parameter[i];
+		float *w = (float *)(void *)fixture.w[p->unit] + p->offset,
+		      *g = fixture.g[p->unit] + p->offset;
 		_cleanup_free_ float *old = malloc((size_t)p->count * sizeof(float));
 		double norm = 0, step, side[2];
 
@@ -313,14 +314,14 @@ START_TEST(gradients_are_differences)
 		for (int k = 0; k < 2; k++) {
 			for (int64_t j = 0; j < p->count; j++)
 				w[j] = (float)(old[j] + (k ? step : -step) * g[j]);
-			ck_ok(rig_loss(&rig, &s.b, &side[k], &err), &err);
+			ck_ok(model_fixture_loss(&fixture, &s.b, &side[k], &err), &err);
 		}
 		memcpy(w, old, (size_t)p->count * sizeof(float));
 		ck_assert_msg(fabs((side[1] - side[0]) / (2 * step) / norm - 1) < 1e-2 || sqrt(norm) < 1e-3,
 		              "%s: %g, differences say %g", p->name, sqrt(norm),
 		              (side[1] - side[0]) / (2 * step) / sqrt(norm));
 	}
-	rig_free(&rig);
+	model_fixture_free(&fixture);
 }
 END_TEST
 
@@ -332,14 +333,14 @@ START_TEST(accumulation_adds_up)
 	struct model_options o = {.type = DTYPE_F32, .max_tokens = 40, .max_sequence = 40, .training = true};
 	struct model_config c;
 	struct sample s;
-	struct rig whole, parts;
+	struct model_fixture whole, parts;
 	double loss, sum = 0;
 
 	ck_ok(parse(gradient_cases[_i], &c, &err), &err);
 	sample_make(&s, c.vocab, false);
-	ck_ok(rig_create(&whole, &c, &o, model_init_fill, &init, &err), &err);
-	ck_ok(rig_create(&parts, &c, &o, model_init_fill, &init, &err), &err);
-	ck_ok(rig_gradients(&whole, &s.b, 0.1f, true, &loss, &err), &err);
+	ck_ok(model_fixture_create(&whole, &c, &o, model_init_fill, &init, &err), &err);
+	ck_ok(model_fixture_create(&parts, &c, &o, model_init_fill, &init, &err), &err);
+	ck_ok(model_fixture_gradients(&whole, &s.b, 0.1f, true, &loss, &err), &err);
 	for (int twice = 0; twice < 2; twice++, sum = twice < 2 ? 0 : sum)
 		for (int d = 0; d < 4; d++) {
 			int32_t starts[2] = {0, s.starts[d + 1] - s.starts[d]};
@@ -350,15 +351,15 @@ START_TEST(accumulation_adds_up)
 			                        .starts = starts};
 			double part;
 
-			ck_ok(rig_gradients(&parts, &b, 0.1f, d == 0, &part, &err), &err);
+			ck_ok(model_fixture_gradients(&parts, &b, 0.1f, d == 0, &part, &err), &err);
 			sum += part;
 		}
 	ck_assert_double_eq_tol(sum, loss, 1e-4);
 	for (int u = 0; u < whole.layout->units; u++)
 		for (int64_t i = 0; i < whole.layout->unit[u].count; i++)
 			ck_assert_float_eq_tol(whole.g[u][i], parts.g[u][i], 2e-5f);
-	rig_free(&whole);
-	rig_free(&parts);
+	model_fixture_free(&whole);
+	model_fixture_free(&parts);
 }
 END_TEST
 
@@ -369,24 +370,24 @@ START_TEST(wrong_batches_are_refused)
 	struct model_options o = {.type = DTYPE_F32, .max_tokens = 32, .max_sequence = 13, .training = true};
 	struct model_config c;
 	struct sample s;
-	struct rig rig;
+	struct model_fixture fixture;
 	double loss;
 
 	ck_ok(parse(gradient_cases[0], &c, &err), &err);
 	sample_make(&s, c.vocab, false);
-	ck_ok(rig_create(&rig, &c, &o, model_init_fill, &init, &err), &err);
-	ck_ok(rig_loss(&rig, &s.b, &loss, &err), &err);
+	ck_ok(model_fixture_create(&fixture, &c, &o, model_init_fill, &init, &err), &err);
+	ck_ok(model_fixture_loss(&fixture, &s.b, &loss, &err), &err);
 	s.ids[5] = 100;
-	ck_fails(rig_loss(&rig, &s.b, &loss, &err), &err,
+	ck_fails(model_fixture_loss(&fixture, &s.b, &loss, &err), &err,
 	         "token id 100 is outside the model's vocabulary of 100");
 	s.ids[5] = 0;
 	s.starts[2] = s.starts[1];
-	ck_fails(rig_loss(&rig, &s.b, &loss, &err), &err, "document 1");
+	ck_fails(model_fixture_loss(&fixture, &s.b, &loss, &err), &err, "document 1");
 	s.starts[2] = 31;
-	ck_fails(rig_loss(&rig, &s.b, &loss, &err), &err, "13 are possible");
+	ck_fails(model_fixture_loss(&fixture, &s.b, &loss, &err), &err, "13 are possible");
 	s.b.tokens = 33;
-	ck_fails(rig_loss(&rig, &s.b, &loss, &err), &err, "does not fit");
-	rig_free(&rig);
+	ck_fails(model_fixture_loss(&fixture, &s.b, &loss, &err), &err, "does not fit");
+	model_fixture_free(&fixture);
 }
 END_TEST
 
@@ -401,15 +402,15 @@ START_TEST(cache_equals_forward)
 	static float logits[32 * 100];
 	struct model_config c;
 	struct sample s;
-	struct rig rig;
+	struct model_fixture fixture;
 
 	ck_ok(parse(gradient_cases[_i], &c, &err), &err);
 	sample_make(&s, c.vocab, false);
 	s.starts[1] = 32;
 	s.b.documents = 1;
-	ck_ok(rig_create(&rig, &c, &o, model_init_fill, &init, &err), &err);
-	ck_ok(model_logits(rig.model, &s.b, logits, &err), &err);
-	ck_ok(generator_create(rig.dev, &c, &go, model_init_fill, &init, &g, &err), &err);
+	ck_ok(model_fixture_create(&fixture, &c, &o, model_init_fill, &init, &err), &err);
+	ck_ok(model_logits(fixture.model, &s.b, logits, &err), &err);
+	ck_ok(generator_create(fixture.dev, &c, &go, model_init_fill, &init, &g, &err), &err);
 	ck_ok(generator_feed(g, s.ids, 20, &err), &err);
 	for (int t = 20; t <= 32; t++) {
 		for (int i = 0; i < 100; i++)
@@ -419,7 +420,7 @@ START_TEST(cache_equals_forward)
 	}
 	ck_fails(generator_feed(g, s.ids, 1, &err), &err, "33 tokens are more than the 32");
 	generator_free(steal_pointer(g));
-	rig_free(&rig);
+	model_fixture_free(&fixture);
 }
 END_TEST
 
@@ -469,7 +470,7 @@ START_TEST(stories_as_the_reference)
 	const json_t *nll, *text;
 	struct model_config c;
 	struct sample s = {0};
-	struct rig rig;
+	struct model_fixture fixture;
 	float losses[40];
 	double sum = 0;
 
@@ -487,14 +488,14 @@ START_TEST(stories_as_the_reference)
 	}
 	s.starts[1] = 32;
 	s.b.documents = 1;
-	ck_ok(rig_create(&rig, &c, &o, parameters_fill, st, &err), &err);
-	ck_ok(parameters_check(rig.layout, st, path, &err), &err);
-	ck_ok(model_evaluate(rig.model, &s.b, &sum, losses, &err), &err);
+	ck_ok(model_fixture_create(&fixture, &c, &o, parameters_fill, st, &err), &err);
+	ck_ok(parameters_check(fixture.layout, st, path, &err), &err);
+	ck_ok(model_evaluate(fixture.model, &s.b, &sum, losses, &err), &err);
 	nll = json_object_get(reference, "per_token_nll");
 	for (size_t i = 0; i < 31; i++)
 		ck_assert_double_eq_tol(losses[i], json_number_value(json_array_get(nll, i)), 1e-5);
 	ck_assert_double_eq_tol(sum / 31, json_get_number(reference, "mean_loss", 0), 1e-5);
-	ck_ok(generator_create(rig.dev, &c, &go, parameters_fill, st, &g, &err), &err);
+	ck_ok(generator_create(fixture.dev, &c, &go, parameters_fill, st, &g, &err), &err);
 	text = json_object_get(reference, "greedy_ids_from_bos");
 	for (size_t i = 0; i < json_array_size(text); i++) {
 		int32_t id = (int32_t)json_integer_value(json_array_get(text, i));
@@ -504,7 +505,7 @@ START_TEST(stories_as_the_reference)
 		ck_ok(generator_feed(g, &id, 1, &err), &err);
 	}
 	generator_free(steal_pointer(g));
-	rig_free(&rig);
+	model_fixture_free(&fixture);
 }
 END_TEST
 

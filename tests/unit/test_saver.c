@@ -198,7 +198,7 @@ struct fixture {
 	char said[200]; /* the last line for the log */
 };
 
-static void hear(void *context, const char *message)
+static void keep_line(void *context, const char *message)
 {
 	struct fixture *f = context;
 
@@ -219,7 +219,7 @@ static void setup(struct fixture *f)
 	                                    .world_size = 1,
 	                                    .timeout_s = 60,
 	                                    .config = f->config,
-	                                    .notify = hear,
+	                                    .notify = keep_line,
 	                                    .context = f};
 	make_parameters(&f->parameters);
 }

@@ -413,8 +413,9 @@ START_TEST(ranks_round_alike)
 }
 END_TEST
 
-/* At a learning rate whose steps bf16 cannot show: a master copy, none and rounding by lot, and none with
- * rounding to the nearest, which is made here of a master copy that loses its low bits after each step. */
+/* At a learning rate whose steps bf16 cannot show: a master copy, none and rounding stochastically, and none
+ * with rounding to the nearest, which is made here of a master copy that loses its low bits after each step.
+ */
 static double loss_after(int steps, bool without_master, bool nearest)
 {
 	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(8, 9, 8, 50, true);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * comm.h: collectives between the ranks of one attempt. ucx.c (CPU) and nccl.c (CUDA) each implement all of
+ * comm.h: collectives between the ranks of one attempt. ucx/ (CPU) and nccl/ (CUDA) each implement all of
  * it.
  *
  * Every rank calls the same collectives in the same order with the same counts. A collective is queued and
@@ -30,7 +30,7 @@
 /* How ranks find each other: a small key-value store that all ranks of this attempt share. Both calls return
  * 0 or a negative errno with err filled; get waits until the key is there (or timeout_ms, then -ETIMEDOUT);
  * *data is malloc'ed. */
-struct rendezvous {
+struct kv_store {
 	void *context;
 	int (*put)(void *context, const char *key, const void *data, size_t len, struct error *err);
 	int (*get)(void *context, const char *key, int timeout_ms, void **data, size_t *len,
@@ -41,12 +41,12 @@ struct comm;
 
 struct comm_options {
 	int rank, world_size;
-	int timeout_s; /* of a collective without progress; also of the meeting at start */
-	const struct rendezvous
-	    *rendezvous; /* may be NULL when world_size is 1; its context has to outlive
-	                  * the communicator, which may call it from a thread of its own */
-	const char
-	    *group;       /* prefix of the rendezvous keys; communicators of one attempt have distinct ones */
+	int timeout_s; /* of a collective without progress; also of the bootstrap at start */
+	/* May be NULL when world_size is 1. Its context has to outlive the communicator, which may call it
+	 * from a thread of its own. */
+	const struct kv_store *store;
+	/* Prefix of the keys in the store; communicators of one attempt have distinct ones. */
+	const char *group;
 	const char *node; /* what messages call this machine; NULL: by its host name */
 	/* May be NULL. True: this rank has been told to end. A collective that then stands still is given up
 	 * within seconds (-ECANCELED) where nothing else shows that a peer has died. */

@@ -23,7 +23,7 @@ struct work {
 	const struct source *source;
 	const struct records *file;
 	bool continued; /* goes on with the document of the record before */
-	bool held_back; /* belongs to the evaluation split */
+	bool held_out;  /* belongs to the evaluation split */
 	struct token_list ids, labels;
 	int result; /* 0, or the negative errno of err */
 	struct error err;
@@ -42,9 +42,9 @@ struct builder {
 	const struct tokenizer *tok;
 	struct encoder encoder;
 	int32_t pretrain_eos, bos; /* bos -1: none is put in front */
-	struct cache_writer *train, *held_back;
+	struct cache_writer *train, *held_out;
 	struct batch batch;
-	struct sampler split; /* its permutation chooses what is held back */
+	struct sampler split; /* its permutation chooses what is held out */
 	int64_t held_count;   /* how many examples are */
 	int64_t index;        /* of the next record, over all files */
 	int64_t bytes_done, bytes_total;
@@ -231,7 +231,7 @@ static int collect(struct builder *b, struct work **parts[2], size_t counts[2], 
 {
 	for (size_t i = 0; i < b->batch.count; i++) {
 		struct work *w = &b->batch.items[i];
-		int part = w->held_back ? 1 : 0;
+		int part = w->held_out ? 1 : 0;
 
 		if (w->result < 0 && w->result != -EBADMSG) {
 			if (err)
@@ -252,13 +252,13 @@ static int collect(struct builder *b, struct work **parts[2], size_t counts[2], 
 static int flush_batch(struct builder *b, bool last, struct error *err)
 {
 	_cleanup_free_ struct work **train = malloc(BATCH * sizeof(*train));
-	_cleanup_free_ struct work **held_back = malloc(BATCH * sizeof(*held_back));
-	struct work **parts[2] = {train, held_back};
+	_cleanup_free_ struct work **held_out = malloc(BATCH * sizeof(*held_out));
+	struct work **parts[2] = {train, held_out};
 	struct batch *batch = &b->batch;
 	size_t counts[2] = {0};
 	int r;
 
-	if (!train || !held_back)
+	if (!train || !held_out)
 		return error_oom(err);
 #pragma omp parallel for schedule(dynamic, 8)
 	for (size_t i = 0; i < batch->count; i++)
@@ -268,7 +268,7 @@ static int flush_batch(struct builder *b, bool last, struct error *err)
 	if (r == 0)
 		r = write_split(b, b->train, train, counts[0], last, err);
 	if (r == 0)
-		r = write_split(b, b->held_back, held_back, counts[1], last, err);
+		r = write_split(b, b->held_out, held_out, counts[1], last, err);
 	batch->count = 0;
 	/* Only the newest file may still have records to come. */
 	while (batch->open_count > 1) {
@@ -367,7 +367,7 @@ int dataset_detect(const struct dataset_options *options, struct source_list *li
 	return r;
 }
 
-/* Counts the documents of each group: needed before the first can be drawn or held back. */
+/* Counts the documents of each group: needed before the first can be drawn or held out. */
 static int count_documents(const struct source_list *list, int64_t *counts, struct error *err)
 {
 	for (size_t i = 0; i < list->count; i++) {
@@ -451,7 +451,7 @@ static int add_file(struct builder *b, const struct source *s, const int64_t *co
 			                   .source = s,
 			                   .file = file,
 			                   .continued = continued,
-			                   .held_back = held,
+			                   .held_out = held,
 			                   .ids = w->ids,
 			                   .labels = w->labels};
 			if (!record.more) {
@@ -476,7 +476,7 @@ static int add_file(struct builder *b, const struct source *s, const int64_t *co
  */
 static int prepare(struct builder *b, struct source_list *list, int64_t *counts, struct error *err)
 {
-	bool draw = b->held_back != NULL;
+	bool draw = b->held_out != NULL;
 	int64_t total = 0;
 	int r = 0;
 
@@ -502,7 +502,7 @@ static int prepare(struct builder *b, struct source_list *list, int64_t *counts,
 			continue;
 		total += b->options->max_samples ? MIN(n, b->options->max_samples) : n;
 	}
-	if (r < 0 || !b->held_back)
+	if (r < 0 || !b->held_out)
 		return r;
 	b->held_count = b->options->eval_fraction > 1 ? (int64_t)b->options->eval_fraction
 	                                              : (int64_t)ceil(b->options->eval_fraction * total);
@@ -556,10 +556,9 @@ static int builder_init(struct builder *b, const struct template *template, stru
 
 int dataset_build(const struct dataset_options *options, struct source_list *list,
                   const struct tokenizer *tok, const struct template *template, struct cache_writer *train,
-                  struct cache_writer *held_back, struct error *err)
+                  struct cache_writer *held_out, struct error *err)
 {
-	struct builder b = {
-	    .options = options, .tok = tok, .train = train, .held_back = held_back, .bos = -1};
+	struct builder b = {.options = options, .tok = tok, .train = train, .held_out = held_out, .bos = -1};
 	_cleanup_free_ int64_t *counts = calloc(list->groups + 1, sizeof(*counts));
 	_cleanup_free_ struct group_state *groups = calloc(list->groups + 1, sizeof(*groups));
 	int r;

@@ -127,17 +127,17 @@ static int lock(const struct dataset_options *o, const char *path, int *fd, stru
 }
 
 static int open_both(const char *train_path, const char *eval_path, const struct cache_key *key,
-                     struct dataset *train, struct dataset *held_back, struct error *err)
+                     struct dataset *train, struct dataset *held_out, struct error *err)
 {
 	int r = cache_open(train_path, key, &train->cache, err);
 
-	if (r == 0 && held_back) {
-		r = cache_open(eval_path, key, &held_back->cache, err);
+	if (r == 0 && held_out) {
+		r = cache_open(eval_path, key, &held_out->cache, err);
 		if (r < 0)
 			cache_close(&train->cache);
 	}
 	if (r == 0 &&
-	    (!(train->path = strdup(train_path)) || (held_back && !(held_back->path = strdup(eval_path)))))
+	    (!(train->path = strdup(train_path)) || (held_out && !(held_out->path = strdup(eval_path)))))
 		r = error_oom(err);
 	return r;
 }
@@ -146,17 +146,17 @@ static int build(const struct dataset_options *o, struct source_list *list, cons
                  const struct template *template, const char *train_path, const char *eval_path,
                  const struct cache_key *key, struct error *err)
 {
-	_cleanup_(cache_writer_freep) struct cache_writer *train = NULL, *held_back = NULL;
+	_cleanup_(cache_writer_freep) struct cache_writer *train = NULL, *held_out = NULL;
 	int r;
 
 	r = cache_writer_open(train_path, key, &train, err);
 	if (r == 0 && eval_path)
-		r = cache_writer_open(eval_path, key, &held_back, err);
+		r = cache_writer_open(eval_path, key, &held_out, err);
 	if (r == 0)
-		r = dataset_build(o, list, tok, template, train, held_back, err);
+		r = dataset_build(o, list, tok, template, train, held_out, err);
 	/* The training rows last: where they are, all is. */
-	if (r == 0 && held_back)
-		r = cache_writer_finish(held_back, err);
+	if (r == 0 && held_out)
+		r = cache_writer_finish(held_out, err);
 	if (r == 0)
 		r = cache_writer_finish(train, err);
 	return r;
@@ -204,7 +204,7 @@ static int paths_make(const struct dataset_options *o, const struct cache_key *k
 
 static int find_or_build(const struct dataset_options *o, struct source_list *list,
                          const struct tokenizer *tok, const struct template *template, struct dataset *train,
-                         struct dataset *held_back, struct error *err)
+                         struct dataset *held_out, struct error *err)
 {
 	_cleanup_(paths_free) struct paths p = {0};
 	_cleanup_close_ int fd = -1;
@@ -216,19 +216,19 @@ static int find_or_build(const struct dataset_options *o, struct source_list *li
 		r = paths_make(o, &key, &p, err);
 	if (r < 0)
 		return r;
-	if (open_both(p.train, p.eval, &key, train, held_back, NULL) == 0)
+	if (open_both(p.train, p.eval, &key, train, held_out, NULL) == 0)
 		return 0;
 	r = lock(o, p.lock, &fd, err);
-	if (r < 0 || open_both(p.train, p.eval, &key, train, held_back, NULL) == 0)
+	if (r < 0 || open_both(p.train, p.eval, &key, train, held_out, NULL) == 0)
 		return r;
-	r = build(o, list, tok, template, p.train, held_back ? p.eval : NULL, &key, err);
+	r = build(o, list, tok, template, p.train, held_out ? p.eval : NULL, &key, err);
 	if (r < 0)
 		return r;
-	return open_both(p.train, p.eval, &key, train, held_back, err);
+	return open_both(p.train, p.eval, &key, train, held_out, err);
 }
 
 int dataset_open(const struct dataset_options *o, const struct tokenizer *tok, struct dataset **train,
-                 struct dataset **held_back, struct error *err)
+                 struct dataset **held_out, struct error *err)
 {
 	_cleanup_(dataset_closep) struct dataset *a = calloc(1, sizeof(*a)), *b = NULL;
 	_cleanup_(source_list_free) struct source_list list = {0};
@@ -238,8 +238,8 @@ int dataset_open(const struct dataset_options *o, const struct tokenizer *tok, s
 	int r;
 
 	*train = NULL;
-	if (held_back)
-		*held_back = NULL;
+	if (held_out)
+		*held_out = NULL;
 	if (o->eval_fraction > 0)
 		b = calloc(1, sizeof(*b));
 	if (!a || (o->eval_fraction > 0 && !b))
@@ -266,8 +266,8 @@ int dataset_open(const struct dataset_options *o, const struct tokenizer *tok, s
 	if (r < 0)
 		return r;
 	*train = steal_pointer(a);
-	if (held_back && b && b->cache.count > 0)
-		*held_back = steal_pointer(b);
+	if (held_out && b && b->cache.count > 0)
+		*held_out = steal_pointer(b);
 	return 0;
 }
 

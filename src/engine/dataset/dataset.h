@@ -41,7 +41,7 @@ struct dataset_options {
 	bool train_on_prompt, mask_history, efficient_eos;
 	int64_t max_samples; /* first N examples of each file or dataset; 0: all */
 	double
-	    eval_fraction; /* 0 … 1 of the examples are held back, or a count when above 1; chosen by seed */
+	    eval_fraction; /* 0 … 1 of the examples are held out, or a count when above 1; chosen by seed */
 	uint64_t seed;
 	const char *cache_dir; /* where the tokenized rows are kept, keyed by a hash of all of the above and
 	                          the files; NULL: nowhere, they go with the dataset */
@@ -56,7 +56,7 @@ struct dataset_options {
 
 struct dataset; /* one split: mapped, read-only, shared by threads */
 
-/* Makes or finds the cache, and opens it. *eval is NULL where nothing is held back. Several processes may
+/* Makes or finds the cache, and opens it. *eval is NULL where nothing is held out. Several processes may
  * call this for the same cache at once: one builds (file lock), the others wait. Errors: unreadable file,
  * unknown format, a missing column (file:line and the columns that are there), no usable example. */
 int dataset_open(const struct dataset_options *options, const struct tokenizer *tok, struct dataset **train,

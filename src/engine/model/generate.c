@@ -33,7 +33,7 @@ static void take(struct generator *g, struct arena *a, size_t size)
 		model_set_unit(g->model, u, w, NULL);
 		g->weights[u] = w;
 	}
-	model_take(g->model, a);
+	model_place_buffers(g->model, a);
 }
 
 /* Weights arrive as fp32 pieces on the host and are rounded there. */

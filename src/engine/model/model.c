@@ -96,7 +96,7 @@ static void take_activations(struct model *m, struct arena *a)
 	}
 }
 
-size_t model_spent(const struct model *m, int unit, void **memory)
+size_t model_reusable(const struct model *m, int unit, void **memory)
 {
 	/* Unit u is block u - 1, and block u is behind it in the forward pass. */
 	if (unit < 1 || unit >= m->c.layers)
@@ -105,7 +105,7 @@ size_t model_spent(const struct model *m, int unit, void **memory)
 	return m->layer[unit].bytes;
 }
 
-void model_take(struct model *m, struct arena *a)
+void model_place_buffers(struct model *m, struct arena *a)
 {
 	size_t tokens = (size_t)m->o.max_tokens, row = tokens * m->size, hidden = (size_t)m->c.hidden;
 	size_t table = (size_t)m->o.max_sequence * (size_t)(m->c.head_dim / 2) * 4;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A decoder-only transformer over device.h: forward and backward by hand. The model owns no memory of the
- * device: model_take takes its buffers from an arena, and the flat parameters and gradients of the units
- * belong to whoever shards them (shard/) and are lent by model_set_unit.
+ * device: model_place_buffers takes its buffers from an arena, and the flat parameters and gradients of the
+ * units belong to whoever shards them (shard/) and are borrowed (model_set_unit).
  */
 #pragma once
 
@@ -43,11 +43,11 @@ int model_create(struct device *dev, const struct model_config *c, const struct 
                  const struct model_options *options, struct model **out, struct error *err);
 void model_free(struct model *m);
 DEFINE_CLEANUP(struct model *, model_free)
-void model_take(struct model *m, struct arena *a); /* both passes of the arena */
-/* After model_take: memory that the backward pass has no more use for when it begins to write the gradients
- * of `unit`, and the next forward pass writes first: its size, 0 for none. Gradients that need not outlive
- * the step may lie there. */
-size_t model_spent(const struct model *m, int unit, void **memory);
+void model_place_buffers(struct model *m, struct arena *a); /* both passes of the arena */
+/* After model_place_buffers: memory that the backward pass has no more use for when it begins to write the
+ * gradients of `unit`, and the next forward pass writes first: its size, 0 for none. Gradients that need not
+ * outlive the step may lie there. */
+size_t model_reusable(const struct model *m, int unit, void **memory);
 /* After the arena has memory: fills the tables (RoPE). */
 int model_prepare(struct model *m, struct error *err);
 void model_shapes(const struct model *m, struct device_shapes *shapes); /* for device_scratch_bytes */

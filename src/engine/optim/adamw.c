@@ -56,7 +56,7 @@ int adamw_step(struct shard *s, const struct adamw_options *o, const struct adam
 		step_range(s, u, 0, u->matrices, o->weight_decay, o, w);
 		step_range(s, u, u->matrices, u->padded - u->matrices, o->decay_all ? o->weight_decay : 0, o,
 		           w);
-		shard_publish(s, i, true);
+		shard_all_gather_weights(s, i, true);
 	}
 	return 0;
 }

@@ -33,7 +33,7 @@ void shard_reduce(struct shard *s, int unit)
 
 	if (s->world_size == 1)
 		return;
-	/* What fills up the last shard: nobody has computed it, and the norm counts it. */
+	/* The padding of the last shard: no rank has computed it, and the norm counts it. */
 	device_zero(s->dev, u->gradients + u->count, (size_t)(u->padded - u->count) * sizeof(float));
 	u->ticket = s->strategy == SHARD_DDP
 	                ? comm_all_reduce(s->comm, u->gradients, u->padded, DTYPE_F32, COMM_SUM)
@@ -48,7 +48,7 @@ int shard_wait(struct shard *s, int unit, struct error *err)
 	return ticket ? comm_wait(s->comm, ticket, err) : 0;
 }
 
-void shard_publish(struct shard *s, int unit, bool converted)
+void shard_all_gather_weights(struct shard *s, int unit, bool converted)
 {
 	struct shard_unit *u = &s->unit[unit];
 	char *own = (char *)u->weights + (size_t)u->first * dtype_size(s->type);

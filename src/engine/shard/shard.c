@@ -52,15 +52,15 @@ void shard_free(struct shard *s)
 	free(s);
 }
 
-void shard_take(struct shard *s, struct arena *a)
+void shard_place_buffers(struct shard *s, struct arena *a)
 {
 	for (int i = 0; i < s->units; i++) {
 		struct shard_unit *u = &s->unit[i];
 
 		u->weights = arena_take(a, BUFFER_WEIGHTS, (size_t)u->padded * dtype_size(s->type),
 		                        "unit %d weights", i);
-		if (u->lent_bytes >= (size_t)u->padded * 4)
-			u->gradients = u->lent;
+		if (u->aliased_bytes >= (size_t)u->padded * 4)
+			u->gradients = u->aliased;
 		else
 			u->gradients =
 			    arena_take(a, BUFFER_GRADIENTS, (size_t)u->padded * 4, "unit %d gradients", i);

@@ -34,8 +34,8 @@ struct shard_unit {
 	int64_t base;          /* elements of the units before this one, padding apart */
 	void *weights;         /* compute type, [padded] */
 	float *gradients;      /* [padded] */
-	void *lent;            /* where lent_bytes suffice, the gradients lie here */
-	size_t lent_bytes;
+	void *aliased;         /* where aliased_bytes suffice, the gradients lie here */
+	size_t aliased_bytes;
 	float *master, *m, *v; /* [own]; master NULL where there is none */
 	comm_ticket ticket;    /* of the reduction, then of the gather */
 };
@@ -57,8 +57,8 @@ int shard_create(struct device *dev, struct comm *comm, int rank, int world_size
                  const struct model_layout *layout, struct shard **out, struct error *err);
 void shard_free(struct shard *s);
 DEFINE_CLEANUP(struct shard *, shard_free)
-/* Both passes of the arena; lent and lent_bytes of the units are set before, or left 0. */
-void shard_take(struct shard *s, struct arena *a);
+/* Both passes of the arena; aliased and aliased_bytes of the units are set before, or left 0. */
+void shard_place_buffers(struct shard *s, struct arena *a);
 
 /* Tells the communicator which buffers it will see, once they are bound; every rank at the same time. */
 int shard_register(struct shard *s, struct error *err);
@@ -67,7 +67,7 @@ void shard_reduce(struct shard *s, int unit);
 int shard_wait(struct shard *s, int unit, struct error *err); /* for what was last started on that unit */
 /* Makes the compute weights of a unit from the master weights, if there are any: `converted` where the
  * optimizer has already written this rank's own part. Starts the gather; shard_wait ends it. */
-void shard_publish(struct shard *s, int unit, bool converted);
+void shard_all_gather_weights(struct shard *s, int unit, bool converted);
 /* A part of the unit as this rank sees it: where [first, first + n) of the unit meets its own part. Returns
  * the number of elements, and the place of the first within the own part. */
 int64_t shard_own(const struct shard_unit *u, int64_t first, int64_t n, int64_t *at);

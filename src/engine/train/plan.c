@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Computes the buffers of a step, and places them in the memory that is allocated for them. */
 #include "engine/train/plan.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
 /* With one micro-step a step, gradients live from the backward pass to the optimizer: those of all blocks but
- * the last take the place of activations that are spent by then. */
-static void take_all(struct plan *p)
+ * the last take the place of activations that are reusable by then. */
+static void place_all(struct plan *p)
 {
-	model_take(p->model, &p->arena);
+	model_place_buffers(p->model, &p->arena);
 	for (int u = 0; u < p->layout->units && p->one_micro_step; u++)
-		p->shard->unit[u].lent_bytes = model_spent(p->model, u, &p->shard->unit[u].lent);
-	shard_take(p->shard, &p->arena);
+		p->shard->unit[u].aliased_bytes = model_reusable(p->model, u, &p->shard->unit[u].aliased);
+	shard_place_buffers(p->shard, &p->arena);
 	for (int u = 0; u < p->layout->units; u++)
 		model_set_unit(p->model, u, p->shard->unit[u].weights, p->shard->unit[u].gradients);
 	p->sums = arena_take(&p->arena, BUFFER_SCRATCH,
@@ -42,7 +43,7 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 	                      options->without_master, p->layout, &p->shard, err)) < 0 ||
 	    (r = model_create(dev, c, p->layout, &o, &p->model, err)) < 0)
 		return r;
-	take_all(p);
+	place_all(p);
 	if (p->arena.failed)
 		return error_oom(err);
 	*out = steal_pointer(p);
@@ -63,5 +64,5 @@ void plan_free(struct plan *p)
 void plan_bind(struct plan *p, void *memory)
 {
 	arena_bind(&p->arena, memory);
-	take_all(p);
+	place_all(p);
 }

@@ -29,7 +29,7 @@ void trainer_gather(struct trainer *t, const struct dataset *data, const int64_t
 	}
 }
 
-/* Targets and tokens of the whole global batch: known to every rank without a word. */
+/* Targets and tokens of the whole global batch: known to every rank without communication. */
 static void count_batch(struct trainer *t, int64_t *targets, int64_t *tokens)
 {
 	int64_t n = (int64_t)t->world_size * t->o.accumulation * t->o.micro_batch;
@@ -201,7 +201,7 @@ int trainer_evaluate(struct trainer *t, double *loss, struct error *err)
 	int r;
 
 	if (rows == 0)
-		return error_set(err, -EINVAL, "nothing was held back to evaluate on");
+		return error_set(err, -EINVAL, "there is no held-out evaluation split");
 	for (int64_t i = 0; i < rows; i++)
 		targets += dataset_row_counted(t->eval, i);
 	if ((r = device_write(t->dev, sum, &total, sizeof(total), err)) < 0)

@@ -268,12 +268,12 @@ int trainer_write(struct trainer *t, enum parameter_state which, const struct mo
 	return device_write(t->dev, to, narrow, (size_t)own * sizeof(*narrow), err);
 }
 
-static int publish(struct trainer *t, struct error *err)
+static int gather_weights(struct trainer *t, struct error *err)
 {
 	int r;
 
 	for (int u = 0; u < t->plan->shard->units; u++) {
-		shard_publish(t->plan->shard, u, false);
+		shard_all_gather_weights(t->plan->shard, u, false);
 		if ((r = shard_wait(t->plan->shard, u, err)) < 0)
 			return r;
 	}
@@ -300,7 +300,7 @@ int trainer_load(struct trainer *t, model_fill_fn fill, void *context, struct er
 				return r;
 		}
 	}
-	return publish(t, err);
+	return gather_weights(t, err);
 }
 
 int trainer_set_step(struct trainer *t, int64_t step, struct error *err)
@@ -309,7 +309,7 @@ int trainer_set_step(struct trainer *t, int64_t step, struct error *err)
 		return error_set(err, -EINVAL, "cannot go on from step %lld of a run of %lld steps",
 		                 (long long)step, (long long)t->total_steps);
 	t->step = step;
-	return publish(t, err);
+	return gather_weights(t, err);
 }
 
 static int access_read(void *t, enum parameter_state which, const struct model_parameter *p, int64_t first,

@@ -132,5 +132,5 @@ int trainer_set_step(struct trainer *t, int64_t step, struct error *err);
 int trainer_run(struct trainer *t, const struct train_callbacks *callbacks, struct error *err);
 /* One step by itself (tests, benchmarks): fills log. */
 int trainer_run_step(struct trainer *t, struct train_log *log, struct error *err);
-/* Mean loss over the held-back rows, all ranks together. */
+/* Mean loss over the held-out rows, all ranks together. */
 int trainer_evaluate(struct trainer *t, double *loss, struct error *err);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* comm.h over NCCL: meeting, queueing, waiting. nccl.h says how it all goes together. */
+/* comm.h over NCCL: bootstrap, queueing and waiting. internal.h says how the parts go together. */
 #include "engine/comm/nccl/internal.h"
 
 #include <errno.h>
@@ -12,7 +12,7 @@
 #include "base/clock.h"
 #include "engine/comm/nccl/library.h"
 
-/* ---- meeting ---- */
+/* ---- bootstrap ---- */
 static int share_id(const struct comm_options *o, ncclUniqueId *id, struct error *err)
 {
 	_cleanup_free_ void *data = NULL;
@@ -27,9 +27,9 @@ static int share_id(const struct comm_options *o, ncclUniqueId *id, struct error
 		if (r != ncclSuccess)
 			return error_set(err, -EIO, "NCCL cannot open a place to meet: %s",
 			                 ncclGetLastError(NULL));
-		return o->rendezvous->put(o->rendezvous->context, key, id, sizeof(*id), err);
+		return o->store->put(o->store->context, key, id, sizeof(*id), err);
 	}
-	e = o->rendezvous->get(o->rendezvous->context, key, o->timeout_s * 1000, &data, &len, err);
+	e = o->store->get(o->store->context, key, o->timeout_s * 1000, &data, &len, err);
 	if (e == -ETIMEDOUT)
 		return error_prefix(err, "rank 0 has not come within %d s", o->timeout_s);
 	if (e < 0)
@@ -48,13 +48,13 @@ static int meet(struct comm *c, const struct comm_options *o, struct error *err)
 	ncclUniqueId id;
 	ncclResult_t n;
 	char words[480];
-	int r = stall_tell(&c->stall, STANDS_COMING, 0, "", err);
+	int r = stall_report(&c->stall, BOOTSTRAPPING, 0, "", err);
 
 	if (r == 0)
 		r = share_id(o, &id, err);
 	if (r < 0)
 		return r;
-	c->told = STANDS_GOING; /* as good as */
+	c->reported = PROGRESSING; /* as good as */
 	config.blocking = 0;
 	pthread_mutex_lock(&c->lock);
 	n = ncclCommInitRankConfig(&c->nccl, c->size, id, c->rank, &config);
@@ -64,9 +64,9 @@ static int meet(struct comm *c, const struct comm_options *o, struct error *err)
 		comm_fail(c, -ETIMEDOUT, "the %d ranks did not all meet within %d s: %s", c->size,
 		          c->timeout_s, words);
 	} else if (n != ncclSuccess) {
-		comm_fail_nccl(c, "meeting the other ranks", n);
+		comm_fail_nccl(c, "connecting to the other ranks", n);
 	}
-	c->moved = clock_monotonic();
+	c->last_progress_at = clock_monotonic();
 	r = c->failed;
 	if (r < 0 && err)
 		*err = c->failure;
@@ -109,7 +109,7 @@ int comm_create(struct device *dev, const struct comm_options *options, struct c
 
 	*out = NULL;
 	if (options->world_size < 1 || options->rank < 0 || options->rank >= options->world_size ||
-	    options->timeout_s < 1 || (options->world_size > 1 && !options->rendezvous))
+	    options->timeout_s < 1 || (options->world_size > 1 && !options->store))
 		return error_set(err, -EINVAL, "rank %d of %d with a time-out of %d s: no such communicator",
 		                 options->rank, options->world_size, options->timeout_s);
 	c = calloc(1, sizeof(*c));
@@ -262,7 +262,7 @@ static void enter(struct comm *c, const struct collective *o, comm_ticket ticket
 
 	pthread_mutex_lock(&c->lock);
 	if (!comm_pending(c))
-		c->moved = clock_monotonic();
+		c->last_progress_at = clock_monotonic();
 	c->kind[ticket % EVENTS] = o->kind;
 	c->entering = true;
 	if (!c->failed && o->count) {

@@ -50,12 +50,13 @@ struct comm {
 	pthread_t watcher;
 	bool watching, ending;
 	uint64_t queued, completed;
-	bool entering;  /* queued + 1, which NCCL has not taken yet */
-	double moved;   /* when `completed` grew last, the first since was queued, or this GPU came to it */
-	double came;    /* when `begun` of the next was first seen, 0: not yet */
-	double longest; /* that one has waited for the other ranks so far */
-	enum standing told;
-	uint64_t told_at;
+	bool entering; /* queued + 1, which NCCL has not taken yet */
+	/* When `completed` grew last, the first collective since was queued, or this GPU came to it. */
+	double last_progress_at;
+	double started_at;   /* when `begun` of the next was first seen, 0: not yet */
+	double longest_wait; /* that one has waited for the other ranks so far */
+	enum progress_state reported;
+	uint64_t reported_at;
 	int aborting; /* threads inside ncclCommAbort */
 	int failed;
 	struct error failure;
@@ -66,11 +67,11 @@ struct comm {
 	bool foreign;                   /* some of them are not NCCL's: nothing is registered */
 };
 
-/* nccl_buffers.c */
+/* buffers.c */
 void comm_deregister(struct comm *c, int first); /* handles from `first` on; under lock, none in use */
 void comm_free_buffers(struct comm *c);          /* once nothing is under way */
 
-/* nccl_watch.c; all under lock */
+/* watch.c; all under lock */
 void comm_pause(struct comm *c); /* lets the lock go for POLL_NS */
 /* Keeps the first failure and stops the communicator's kernels; lets the lock go meanwhile. */
 void comm_fail(struct comm *c, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));

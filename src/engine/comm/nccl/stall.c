@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Reports where this rank is in the key-value store, and reads where the others are. */
 #include "engine/comm/nccl/stall.h"
 
 #include <errno.h>
@@ -11,16 +12,21 @@
 
 #include "base/cleanup.h"
 #include "base/clock.h"
+#include "base/str.h"
 
-#define PATIENCE 10.0 /* with all the answers together */
-#define SLOW     4.0  /* an answer that takes so long is none */
+#define ANSWERS_TIMEOUT 10.0 /* seconds for all the answers together */
+#define SLOW            4.0  /* seconds: an answer that takes longer is none */
 
 enum { NAMED = 4 }; /* the others are counted */
 
-static const char *const standings[] = {"coming", "going", "before", "in", "past"};
+static const char *const state_names[] = {[BOOTSTRAPPING] = "bootstrapping",
+                                          [PROGRESSING] = "progressing",
+                                          [QUEUED] = "queued",
+                                          [RUNNING] = "running",
+                                          [COMPLETED] = "completed"};
 
 struct place {
-	enum standing standing;
+	enum progress_state state;
 	uint64_t collective;
 	char kind[24], host[65];
 };
@@ -37,8 +43,8 @@ void stall_init(struct stall *s, const struct comm_options *o)
 	memset(s, 0, sizeof(*s));
 	s->rank = o->rank;
 	s->size = o->world_size;
-	if (o->rendezvous)
-		s->rendezvous = *o->rendezvous;
+	if (o->store)
+		s->store = *o->store;
 	snprintf(s->group, sizeof(s->group), "%s", o->group ? o->group : "world");
 	if (o->node)
 		snprintf(s->node, sizeof(s->node), "%s", o->node);
@@ -52,31 +58,30 @@ static const char *key_of(const struct stall *s, int rank, char *key, size_t siz
 	return key;
 }
 
-int stall_tell(const struct stall *s, enum standing standing, uint64_t collective, const char *kind,
-               struct error *err)
+int stall_report(const struct stall *s, enum progress_state state, uint64_t collective, const char *kind,
+                 struct error *err)
 {
 	char key[128], value[160];
 	int n;
 
-	n = snprintf(value, sizeof(value), "%s %" PRIu64 " %s %s", standings[standing], collective,
+	n = snprintf(value, sizeof(value), "%s %" PRIu64 " %s %s", state_names[state], collective,
 	             *kind ? kind : "-", *s->node ? s->node : "-");
-	return s->rendezvous.put(s->rendezvous.context, key_of(s, s->rank, key, sizeof(key)), value,
-	                         (size_t)n, err);
+	return s->store.put(s->store.context, key_of(s, s->rank, key, sizeof(key)), value, (size_t)n, err);
 }
 
 static int parse(const char *data, size_t len, struct place *p)
 {
-	char text[192], standing[16];
+	char text[192], state[16];
 
 	if (len >= sizeof(text))
 		return -EPROTO;
 	memcpy(text, data, len);
 	text[len] = '\0';
-	if (sscanf(text, "%15s %" SCNu64 " %23s %64s", standing, &p->collective, p->kind, p->host) != 4)
+	if (sscanf(text, "%15s %" SCNu64 " %23s %64s", state, &p->collective, p->kind, p->host) != 4)
 		return -EPROTO;
-	for (size_t i = 0; i < ARRAY_SIZE(standings); i++)
-		if (!strcmp(standing, standings[i])) {
-			p->standing = (enum standing)i;
+	for (size_t i = 0; i < ARRAY_SIZE(state_names); i++)
+		if (str_eq(state, state_names[i])) {
+			p->state = (enum progress_state)i;
 			return 0;
 		}
 	return -EPROTO;
@@ -89,8 +94,7 @@ static int read_place(const struct stall *s, int rank, struct place *p, struct e
 	double before = clock_monotonic();
 	char key[128];
 	size_t len = 0;
-	int r =
-	    s->rendezvous.get(s->rendezvous.context, key_of(s, rank, key, sizeof(key)), 0, &data, &len, err);
+	int r = s->store.get(s->store.context, key_of(s, rank, key, sizeof(key)), 0, &data, &len, err);
 
 	if (r == -ETIMEDOUT)
 		return clock_monotonic() - before < SLOW ? -ENOENT : r;
@@ -116,25 +120,26 @@ __attribute__((format(printf, 2, 3))) static void name_rank(struct answer *a, co
 	a->at = MIN(a->at + (size_t)MAX(n, 0), a->size - 1);
 }
 
-/* Says what is wrong with where another rank is, if anything. */
-static void judge(struct answer *a, int rank, const struct place *p, uint64_t collective, const char *kind)
+/* Adds what is wrong with where another rank is, if anything. */
+static void describe_place(struct answer *a, int rank, const struct place *p, uint64_t collective,
+                           const char *kind)
 {
 	if (collective == 0)
 		return;
-	if (p->standing == STANDS_COMING || p->standing == STANDS_GOING)
+	if (p->state == BOOTSTRAPPING || p->state == PROGRESSING)
 		name_rank(a, "rank %d on %s says nothing: it hangs or has ended", rank, p->host);
-	else if (p->standing == STANDS_PAST && p->collective == 0)
+	else if (p->state == COMPLETED && p->collective == 0)
 		name_rank(a, "rank %d on %s has not begun it", rank, p->host);
-	else if (p->standing == STANDS_PAST && p->collective < collective)
+	else if (p->state == COMPLETED && p->collective < collective)
 		name_rank(a, "rank %d on %s is past %s (collective %" PRIu64 ") and has not begun it", rank,
 		          p->host, p->kind, p->collective);
-	else if (p->standing == STANDS_BEFORE && p->collective <= collective)
+	else if (p->state == QUEUED && p->collective <= collective)
 		name_rank(a, "the GPU of rank %d on %s has not come to %s (collective %" PRIu64 ")", rank,
 		          p->host, p->kind, p->collective);
-	else if (p->standing == STANDS_IN && p->collective < collective)
+	else if (p->state == RUNNING && p->collective < collective)
 		name_rank(a, "rank %d on %s is still in %s (collective %" PRIu64 ")", rank, p->host, p->kind,
 		          p->collective);
-	else if (p->standing == STANDS_IN && p->collective == collective && strcmp(p->kind, kind) != 0)
+	else if (p->state == RUNNING && p->collective == collective && !str_eq(p->kind, kind))
 		name_rank(a, "rank %d on %s runs %s in its place: the ranks' calls differ", rank, p->host,
 		          p->kind);
 }
@@ -142,7 +147,7 @@ static void judge(struct answer *a, int rank, const struct place *p, uint64_t co
 void stall_ask(const struct stall *s, uint64_t collective, const char *kind, char *words, size_t size)
 {
 	struct answer a = {.words = words, .size = size};
-	double until = clock_monotonic() + PATIENCE;
+	double until = clock_monotonic() + ANSWERS_TIMEOUT;
 	struct error err = ERROR_INIT;
 	int asked = 0, r = 0;
 
@@ -160,7 +165,7 @@ void stall_ask(const struct stall *s, uint64_t collective, const char *kind, cha
 		else if (r < 0)
 			break;
 		else
-			judge(&a, rank, &p, collective, kind);
+			describe_place(&a, rank, &p, collective, kind);
 	}
 	if (a.more)
 		a.at += (size_t)snprintf(words + a.at, size - a.at, " and %d more", a.more);

@@ -1,5 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What becomes of collectives: those that end, fail, or stand still. */
+/*
+ * The thread that watches the collectives: it learns which have ended, fails the communicator where one has
+ * failed or makes no progress, and reports where this rank is. Every WATCH_NS, from what it sees of the
+ * oldest collective that has not ended:
+ *
+ *                     queued by the host            its GPU comes to it            it ends
+ *     PROGRESSING  ---------------------> QUEUED ---------------------> RUNNING ------------> COMPLETED
+ *          ^                                                                                     |
+ *          +------------------------------- another one is queued --------------------------------+
+ *
+ * A state other than PROGRESSING is reported only once nothing has changed for half of the time-out
+ * (last_progress_at). After the whole time-out the rank gives up: in QUEUED its own computation hangs; in
+ * RUNNING it asks where the others are (stall.h) and names those that are missing.
+ */
 #include "engine/comm/nccl/internal.h"
 
 #include <errno.h>
@@ -11,8 +24,8 @@
 #include "base/cleanup.h"
 #include "base/clock.h"
 
-#define WATCH_NS      (20 * 1000 * 1000)
-#define STOP_PATIENCE 10.0 /* seconds, once this rank has been told to end */
+#define WATCH_NS     (20 * 1000 * 1000)
+#define STOP_TIMEOUT 10.0 /* seconds, once this rank has been told to end */
 
 static const char *const kind_names[] = {"all-reduce", "reduce-scatter", "all-gather", "broadcast",
                                          "barrier"};
@@ -126,32 +139,32 @@ void comm_look(struct comm *c)
 			return;
 		}
 		c->completed = next;
-		if (c->came > 0)
-			c->longest = MAX(c->longest, now - c->came);
-		c->came = 0;
-		c->moved = now;
+		if (c->started_at > 0)
+			c->longest_wait = MAX(c->longest_wait, now - c->started_at);
+		c->started_at = 0;
+		c->last_progress_at = now;
 	}
-	if (!c->came && comm_pending(c) && query(c->begun[(c->completed + 1) % EVENTS]) == cudaSuccess)
-		c->came = c->moved = now;
+	if (!c->started_at && comm_pending(c) && query(c->begun[(c->completed + 1) % EVENTS]) == cudaSuccess)
+		c->started_at = c->last_progress_at = now;
 }
 
-/* Where this rank stands, for those that will ask. Lets the lock go while it speaks. */
-static void tell(struct comm *c)
+/* Reports where this rank is, for those that will ask. Lets the lock go meanwhile. */
+static void broadcast_status(struct comm *c)
 {
-	bool still = clock_monotonic() - c->moved > 0.5 * c->timeout_s;
-	enum standing standing = !still             ? STANDS_GOING
-	                         : !comm_pending(c) ? STANDS_PAST
-	                         : c->came          ? STANDS_IN
-	                                            : STANDS_BEFORE;
+	bool still = clock_monotonic() - c->last_progress_at > 0.5 * c->timeout_s;
+	enum progress_state state = !still             ? PROGRESSING
+	                            : !comm_pending(c) ? COMPLETED
+	                            : c->started_at    ? RUNNING
+	                                               : QUEUED;
 	uint64_t at = !still ? 0 : c->completed + comm_pending(c);
 	const char *kind = kind_of(c, at);
 
-	if (c->failed || (standing == c->told && at == c->told_at))
+	if (c->failed || (state == c->reported && at == c->reported_at))
 		return;
-	c->told = standing;
-	c->told_at = at;
+	c->reported = state;
+	c->reported_at = at;
 	pthread_mutex_unlock(&c->lock);
-	(void)stall_tell(&c->stall, standing, at, kind, NULL);
+	(void)stall_report(&c->stall, state, at, kind, NULL);
 	pthread_mutex_lock(&c->lock);
 }
 
@@ -162,7 +175,7 @@ static void give_up(struct comm *c)
 	uint64_t next = c->completed + 1;
 	const char *kind = kind_of(c, next);
 
-	if (c->came > 0) {
+	if (c->started_at > 0) {
 		pthread_mutex_unlock(&c->lock);
 		stall_ask(&c->stall, next, kind, words, sizeof(words));
 		pthread_mutex_lock(&c->lock);
@@ -173,17 +186,17 @@ static void give_up(struct comm *c)
 		          (unsigned long long)next, c->timeout_s, words);
 }
 
-static void judge(struct comm *c)
+static void check_timeout(struct comm *c)
 {
-	double now = clock_monotonic(), waited = c->came > 0 ? now - c->came : 0;
-	double patience = MIN(STOP_PATIENCE, 0.25 * c->timeout_s) + 2 * c->longest;
+	double now = clock_monotonic(), waited = c->started_at > 0 ? now - c->started_at : 0;
+	double allowed = MIN(STOP_TIMEOUT, 0.25 * c->timeout_s) + 2 * c->longest_wait;
 
 	if (c->failed || !comm_pending(c))
 		return;
-	if (now - c->moved > c->timeout_s)
+	if (now - c->last_progress_at > c->timeout_s)
 		give_up(c);
-	/* As all ranks are told to where one has died. */
-	else if (waited > patience && c->stopping && c->stopping(c->stopping_context))
+	/* All ranks are told to stop where one has died. */
+	else if (waited > allowed && c->stopping && c->stopping(c->stopping_context))
 		comm_fail(c, -ECANCELED,
 		          "told to stop; %s (collective %llu) has waited for other ranks for %.0f s",
 		          kind_of(c, c->completed + 1), (unsigned long long)c->completed + 1, waited);
@@ -199,8 +212,8 @@ void *comm_watch(void *context)
 		struct timespec until;
 
 		comm_look(c);
-		tell(c);
-		judge(c);
+		broadcast_status(c);
+		check_timeout(c);
 		clock_gettime(CLOCK_MONOTONIC, &until);
 		until.tv_nsec += WATCH_NS;
 		if (until.tv_nsec >= 1000000000) {

@@ -1,11 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The meeting: how the ranks of a communicator find each other. Every rank listens, publishes a card in the
- * rendezvous (its addresses, a random token, UCX's address), reads the others' cards, connects to every lower
- * rank and accepts every higher one. Both ends show the other's token first, so that a stray connection, a
- * port scan or a rank of an older attempt is told apart and dropped. The caller greets, the called one
- * answers, the caller greets again: only then does either count it as made, since a caller that lost its
- * patience meanwhile has left a dead connection behind.
+ * Bootstrap: how the ranks of a communicator find each other. Every rank listens, puts its address into the
+ * key-value store (struct rank_address, with a random token and UCX's address), reads the others' addresses,
+ * connects to every lower rank and accepts every higher one. Both ends show the other's token first, so that
+ * a stray connection, a port scan or a rank of an older attempt is told apart and dropped:
+ *
+ *     rank r (connects to every lower rank)               rank q < r (accepts)
+ *     put r's address                                     put q's address
+ *     get q's address                                     get r's address
+ *     connect, one address of q after another  -------->  accept: unproven for CONNECTION_TIMEOUT at most
+ *     greeting: q's token, rank r              -------->  checks its own token and that r > q
+ *     checks its own token and that it is q    <--------  greeting: r's token, rank q
+ *     greeting: q's token, rank r              -------->  checks both again
+ *     the lifeline to q                                   the lifeline to r
+ *
+ * The third greeting is needed because a rank that timed out meanwhile has left a dead connection behind:
+ * only then does either end count the connection as made.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -28,17 +38,18 @@
 #include "base/str.h"
 #include "engine/comm/ucx/lifeline.h"
 
-#define MAGIC         0x314c5444u /* "DTL1": changes whenever card, greeting or message do */
+#define MAGIC         0x314c5444u /* "DTL1": changes with struct rank_address, greeting or message */
 #define ADDRESSES_MAX 16
-#define STRAYS_MAX    64  /* unproven connections held at once; the oldest goes first */
-#define PATIENCE      3.0 /* seconds that an unproven connection, or an address tried, is given */
+#define STRAYS_MAX    64 /* unproven connections held at once; the oldest goes first */
+/* Seconds that an unproven connection, or an address that is tried, is given. */
+#define CONNECTION_TIMEOUT 3.0
 
-struct card {
+struct rank_address {
 	uint32_t magic, rank, world_size, address_count;
 	uint8_t token[16];
-	char host[64]; /* where it runs, for people */
-	char home[96]; /* kernel and namespaces: equal means the same host to UCX */
-	uint16_t port; /* host order */
+	char host[64];    /* where it runs, for people */
+	char host_id[96]; /* kernel and namespaces: equal means the same host to UCX */
+	uint16_t port;    /* host order */
 	uint16_t reserved[3];
 	uint8_t addresses[ADDRESSES_MAX][16]; /* IPv6, or IPv4 mapped into it; best first */
 	uint64_t blob_len;                    /* UCX's address follows */
@@ -46,44 +57,44 @@ struct card {
 
 struct greeting {
 	uint32_t magic, rank;
-	uint8_t token[16]; /* of the one who is spoken to */
+	uint8_t token[16]; /* of the rank that it is sent to */
 };
 
-/* A connection that is being made to a lower rank, or one that came in and has not proved itself. */
-struct call {
+/* A connection that is being made to a lower rank, or an incoming one that has not proved itself. */
+struct connection {
 	int fd;
-	int rank;     /* whom we call; -1: came in */
-	int from;     /* who came in, once it has greeted; else -1 */
+	int rank;     /* that we connect to; -1: an incoming one */
+	int from;     /* of an incoming one, once it has greeted; else -1 */
 	int attempt;  /* which of its addresses */
 	bool greeted; /* connected and our greeting sent */
 	double since;
-	struct greeting heard;
-	size_t heard_len;
+	struct greeting received;
+	size_t received_len;
 };
 
-struct meeting {
+struct bootstrap {
 	const struct comm_options *options;
 	struct peer *peers;
-	struct card *cards; /* [world_size] */
+	struct rank_address *ranks; /* [world_size] */
 	int listen_fd;
 	bool ipv4_only;
-	struct call *calls; /* [call_count] */
-	int call_count, call_max;
+	struct connection *connections; /* [connection_count] */
+	int connection_count, connection_max;
 	double deadline;
 };
 
-static void meeting_release(struct meeting *m)
+static void bootstrap_release(struct bootstrap *m)
 {
-	for (int i = 0; i < m->call_count; i++)
-		if (m->calls[i].fd >= 0)
-			close(m->calls[i].fd);
+	for (int i = 0; i < m->connection_count; i++)
+		if (m->connections[i].fd >= 0)
+			close(m->connections[i].fd);
 	if (m->listen_fd >= 0)
 		close(m->listen_fd);
-	free(m->calls);
-	free(m->cards);
+	free(m->connections);
+	free(m->ranks);
 }
 
-static int timeout_ms(const struct meeting *m)
+static int timeout_ms(const struct bootstrap *m)
 {
 	double left = m->deadline - clock_monotonic();
 
@@ -91,7 +102,7 @@ static int timeout_ms(const struct meeting *m)
 }
 
 /* boot id, network and IPC namespace: what two processes have to share for shared memory and loopback. */
-static void describe_home(char *home, size_t size)
+static void describe_host(char *host_id, size_t size)
 {
 	char boot[40] = "";
 	struct stat net = {0}, ipc = {0};
@@ -101,7 +112,7 @@ static void describe_home(char *home, size_t size)
 		boot[strcspn(boot, "\n")] = '\0';
 	stat("/proc/self/ns/net", &net);
 	stat("/proc/self/ns/ipc", &ipc);
-	snprintf(home, size, "%s %lx %lx", boot, (unsigned long)net.st_ino, (unsigned long)ipc.st_ino);
+	snprintf(host_id, size, "%s %lx %lx", boot, (unsigned long)net.st_ino, (unsigned long)ipc.st_ino);
 }
 
 static void map_ipv4(uint8_t out[16], const struct in_addr *in)
@@ -119,15 +130,15 @@ static bool is_ipv4(const uint8_t address[16])
 }
 
 /* Every address of this machine that another could reach, IPv4 first; link-local ones are of no use. */
-static void list_addresses(struct card *card, bool ipv4_only)
+static void list_addresses(struct rank_address *mine, bool ipv4_only)
 {
 	struct ifaddrs *list = NULL;
 
 	if (getifaddrs(&list) < 0)
 		return;
 	for (int family = AF_INET;; family = AF_INET6) {
-		for (struct ifaddrs *i = list; i && card->address_count < ADDRESSES_MAX; i = i->ifa_next) {
-			uint8_t *out = card->addresses[card->address_count];
+		for (struct ifaddrs *i = list; i && mine->address_count < ADDRESSES_MAX; i = i->ifa_next) {
+			uint8_t *out = mine->addresses[mine->address_count];
 
 			if (!i->ifa_addr || i->ifa_addr->sa_family != family || !(i->ifa_flags & IFF_UP) ||
 			    (i->ifa_flags & IFF_LOOPBACK))
@@ -141,7 +152,7 @@ static void list_addresses(struct card *card, bool ipv4_only)
 					continue;
 				memcpy(out, a, 16);
 			}
-			card->address_count++;
+			mine->address_count++;
 		}
 		if (family == AF_INET6)
 			break;
@@ -173,7 +184,7 @@ static int bind_port(int fd, struct sockaddr *address, socklen_t len, in_port_t 
 	return -errno;
 }
 
-static int start_listening(struct meeting *m, uint16_t *port, struct error *err)
+static int start_listening(struct bootstrap *m, uint16_t *port, struct error *err)
 {
 	struct sockaddr_in6 any6 = {.sin6_family = AF_INET6};
 	struct sockaddr_in any4 = {.sin_family = AF_INET};
@@ -209,16 +220,16 @@ static int start_listening(struct meeting *m, uint16_t *port, struct error *err)
 	return 0;
 }
 
-static char *card_key(const struct comm_options *o, int rank)
+static char *address_key(const struct comm_options *o, int rank)
 {
 	return str_printf("%s/ucx/%d", o->group && *o->group ? o->group : "comm", rank);
 }
 
-static int publish(struct meeting *m, const void *blob, size_t blob_len, struct error *err)
+static int publish(struct bootstrap *m, const void *blob, size_t blob_len, struct error *err)
 {
 	const struct comm_options *o = m->options;
-	struct card *mine = &m->cards[o->rank];
-	_cleanup_free_ char *key = card_key(o, o->rank);
+	struct rank_address *mine = &m->ranks[o->rank];
+	_cleanup_free_ char *key = address_key(o, o->rank);
 	_cleanup_free_ char *value = malloc(sizeof(*mine) + blob_len);
 	int r;
 
@@ -228,7 +239,7 @@ static int publish(struct meeting *m, const void *blob, size_t blob_len, struct 
 	mine->rank = o->rank;
 	mine->world_size = o->world_size;
 	mine->blob_len = blob_len;
-	describe_home(mine->home, sizeof(mine->home));
+	describe_host(mine->host_id, sizeof(mine->host_id));
 	if (o->node)
 		snprintf(mine->host, sizeof(mine->host), "%s", o->node);
 	else if (gethostname(mine->host, sizeof(mine->host) - 1) < 0)
@@ -241,112 +252,112 @@ static int publish(struct meeting *m, const void *blob, size_t blob_len, struct 
 	list_addresses(mine, m->ipv4_only);
 	memcpy(value, mine, sizeof(*mine));
 	memcpy(value + sizeof(*mine), blob, blob_len);
-	r = o->rendezvous->put(o->rendezvous->context, key, value, sizeof(*mine) + blob_len, err);
+	r = o->store->put(o->store->context, key, value, sizeof(*mine) + blob_len, err);
 	return r < 0 ? error_prefix(err, "rendezvous, putting %s", key) : 0;
 }
 
-static int read_card(struct meeting *m, int rank, struct error *err)
+static int read_address(struct bootstrap *m, int rank, struct error *err)
 {
 	const struct comm_options *o = m->options;
-	_cleanup_free_ char *key = card_key(o, rank);
+	_cleanup_free_ char *key = address_key(o, rank);
 	_cleanup_free_ void *data = NULL;
-	struct card *card = &m->cards[rank];
+	struct rank_address *theirs = &m->ranks[rank];
 	struct peer *peer = &m->peers[rank];
 	size_t len = 0;
 	int r;
 
 	if (!key)
 		return error_oom(err);
-	r = o->rendezvous->get(o->rendezvous->context, key, timeout_ms(m), &data, &len, err);
+	r = o->store->get(o->store->context, key, timeout_ms(m), &data, &len, err);
 	if (r == -ETIMEDOUT)
 		return error_set(err, r, "rank %d of %d did not come to the rendezvous within %d s", rank,
 		                 o->world_size, o->timeout_s);
 	if (r < 0)
 		return error_prefix(err, "rendezvous, waiting for rank %d", rank);
-	if (len >= sizeof(*card))
-		memcpy(card, data, sizeof(*card));
-	if (len < sizeof(*card) || card->magic != MAGIC || card->rank != (uint32_t)rank ||
-	    card->address_count > ADDRESSES_MAX || card->blob_len != len - sizeof(*card))
+	if (len >= sizeof(*theirs))
+		memcpy(theirs, data, sizeof(*theirs));
+	if (len < sizeof(*theirs) || theirs->magic != MAGIC || theirs->rank != (uint32_t)rank ||
+	    theirs->address_count > ADDRESSES_MAX || theirs->blob_len != len - sizeof(*theirs))
 		return error_set(err, -EPROTO,
 		                 "what rank %d put into the rendezvous cannot be read: "
 		                 "does it run another version of dtrain?",
 		                 rank);
-	if (card->world_size != (uint32_t)o->world_size)
+	if (theirs->world_size != (uint32_t)o->world_size)
 		return error_set(err, -EPROTO, "rank %d counts %u ranks, this rank %d", rank,
-		                 card->world_size, o->world_size);
-	card->host[sizeof(card->host) - 1] = '\0';
-	card->home[sizeof(card->home) - 1] = '\0';
-	strcpy(peer->host, card->host);
-	peer->same_host = str_eq(card->home, m->cards[o->rank].home);
-	peer->address_len = card->blob_len;
-	peer->address = malloc(card->blob_len ? card->blob_len : 1);
+		                 theirs->world_size, o->world_size);
+	theirs->host[sizeof(theirs->host) - 1] = '\0';
+	theirs->host_id[sizeof(theirs->host_id) - 1] = '\0';
+	strcpy(peer->host, theirs->host);
+	peer->same_host = str_eq(theirs->host_id, m->ranks[o->rank].host_id);
+	peer->address_len = theirs->blob_len;
+	peer->address = malloc(theirs->blob_len ? theirs->blob_len : 1);
 	if (!peer->address)
 		return error_oom(err);
-	memcpy(peer->address, (char *)data + sizeof(*card), card->blob_len);
+	memcpy(peer->address, (char *)data + sizeof(*theirs), theirs->blob_len);
 	return 0;
 }
 
-static void greet(const struct meeting *m, struct call *call, int rank)
+static void greet(const struct bootstrap *m, struct connection *conn, int rank)
 {
 	struct greeting g = {.magic = MAGIC, .rank = m->options->rank};
 
-	memcpy(g.token, m->cards[rank].token, sizeof(g.token));
-	(void)!send(call->fd, &g, sizeof(g), MSG_DONTWAIT | MSG_NOSIGNAL);
-	call->greeted = true;
+	memcpy(g.token, m->ranks[rank].token, sizeof(g.token));
+	(void)!send(conn->fd, &g, sizeof(g), MSG_DONTWAIT | MSG_NOSIGNAL);
+	conn->greeted = true;
 }
 
 /* Begins a connection to the next address of a lower rank; after the last one, with the first again. */
-static void call_next(const struct meeting *m, struct call *call)
+static void connect_next(const struct bootstrap *m, struct connection *conn)
 {
-	const struct card *card = &m->cards[call->rank];
-	bool local = m->peers[call->rank].same_host;
-	int count = card->address_count + local, which;
+	const struct rank_address *theirs = &m->ranks[conn->rank];
+	bool local = m->peers[conn->rank].same_host;
+	int count = theirs->address_count + local, which;
 	uint8_t address[16];
 	int r;
 
-	if (call->fd >= 0)
-		close(call->fd);
-	call->fd = -1;
-	call->greeted = false;
-	call->heard_len = 0;
-	call->since = clock_monotonic();
+	if (conn->fd >= 0)
+		close(conn->fd);
+	conn->fd = -1;
+	conn->greeted = false;
+	conn->received_len = 0;
+	conn->since = clock_monotonic();
 	if (!count)
 		return;
-	which = call->attempt++ % count;
+	which = conn->attempt++ % count;
 	if (local && which == 0)
 		map_ipv4(address, &(struct in_addr){htonl(INADDR_LOOPBACK)});
 	else
-		memcpy(address, card->addresses[which - local], 16);
+		memcpy(address, theirs->addresses[which - local], 16);
 	if (is_ipv4(address)) {
-		struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(card->port)};
+		struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(theirs->port)};
 
 		memcpy(&to.sin_addr, address + 12, 4);
-		call->fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-		r = call->fd < 0 ? -1 : connect(call->fd, (struct sockaddr *)&to, sizeof(to));
+		conn->fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+		r = conn->fd < 0 ? -1 : connect(conn->fd, (struct sockaddr *)&to, sizeof(to));
 	} else {
-		struct sockaddr_in6 to = {.sin6_family = AF_INET6, .sin6_port = htons(card->port)};
+		struct sockaddr_in6 to = {.sin6_family = AF_INET6, .sin6_port = htons(theirs->port)};
 
 		memcpy(&to.sin6_addr, address, 16);
-		call->fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-		r = call->fd < 0 ? -1 : connect(call->fd, (struct sockaddr *)&to, sizeof(to));
+		conn->fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+		r = conn->fd < 0 ? -1 : connect(conn->fd, (struct sockaddr *)&to, sizeof(to));
 	}
-	if (r < 0 && errno != EINPROGRESS && call->fd >= 0) {
-		close(call->fd);
-		call->fd = -1; /* its patience runs out below, and the next address is tried */
+	if (r < 0 && errno != EINPROGRESS && conn->fd >= 0) {
+		close(conn->fd);
+		conn->fd = -1; /* it times out in connect_all, and the next address is tried */
 	}
 }
 
-static void call_end(struct meeting *m, int i)
+static void connection_end(struct bootstrap *m, int i)
 {
-	if (m->calls[i].fd >= 0)
-		close(m->calls[i].fd);
-	m->calls[i] = m->calls[--m->call_count];
+	if (m->connections[i].fd >= 0)
+		close(m->connections[i].fd);
+	m->connections[i] = m->connections[--m->connection_count];
 }
 
 /* The connection has proved itself: it is the lifeline to that rank now. */
-static void call_done(struct meeting *m, int i, int rank)
+static void connection_proved(struct bootstrap *m, int i, int rank)
 {
-	int fd = m->calls[i].fd, one = 1, count = 5;
+	int fd = m->connections[i].fd, one = 1, count = 5;
 
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
 	/* A host that lost its power sends nothing: the kernel asks, even while the process is stopped. */
@@ -355,78 +366,79 @@ static void call_done(struct meeting *m, int i, int rank)
 	setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &one, sizeof(one));
 	setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof(count));
 	m->peers[rank].fd = fd;
-	m->calls[i].fd = -1;
-	call_end(m, i);
+	m->connections[i].fd = -1;
+	connection_end(m, i);
 }
 
-static void accept_one(struct meeting *m)
+static void accept_one(struct bootstrap *m)
 {
-	struct call call = {.rank = -1, .from = -1, .since = clock_monotonic()};
+	struct connection conn = {.rank = -1, .from = -1, .since = clock_monotonic()};
 
-	call.fd = accept4(m->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-	if (call.fd < 0)
+	conn.fd = accept4(m->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	if (conn.fd < 0)
 		return;
-	if (m->call_count == m->call_max) {
+	if (m->connection_count == m->connection_max) {
 		int oldest = -1;
 
-		for (int i = 0; i < m->call_count; i++)
-			if (m->calls[i].rank < 0 &&
-			    (oldest < 0 || m->calls[i].since < m->calls[oldest].since))
+		for (int i = 0; i < m->connection_count; i++)
+			if (m->connections[i].rank < 0 &&
+			    (oldest < 0 || m->connections[i].since < m->connections[oldest].since))
 				oldest = i;
-		call_end(m, oldest); /* call_max leaves room for all of ours, so one is a stray */
+		connection_end(m, oldest); /* connection_max leaves room for all of ours, so one is a stray */
 	}
-	m->calls[m->call_count++] = call;
+	m->connections[m->connection_count++] = conn;
 }
 
-/* Reads a greeting. False: the connection is to be dropped (a call of ours then tries the next address). */
-static bool call_read(struct meeting *m, int i)
+/* Reads a greeting. False: the connection is to be dropped (a connection of ours then tries the next
+ * address). */
+static bool connection_read(struct bootstrap *m, int i)
 {
-	struct call *call = &m->calls[i];
-	const struct card *mine = &m->cards[m->options->rank];
+	struct connection *conn = &m->connections[i];
+	const struct rank_address *mine = &m->ranks[m->options->rank];
 	uint32_t rank;
 	ssize_t n;
 
-	if (call->rank >= 0 && !call->greeted) {
+	if (conn->rank >= 0 && !conn->greeted) {
 		int failed = 0;
 		socklen_t len = sizeof(failed);
 
-		if (getsockopt(call->fd, SOL_SOCKET, SO_ERROR, &failed, &len) < 0 || failed)
+		if (getsockopt(conn->fd, SOL_SOCKET, SO_ERROR, &failed, &len) < 0 || failed)
 			return false;
-		greet(m, call, call->rank);
+		greet(m, conn, conn->rank);
 		return true;
 	}
-	n = recv(call->fd, (char *)&call->heard + call->heard_len, sizeof(call->heard) - call->heard_len,
-	         MSG_DONTWAIT);
+	n = recv(conn->fd, (char *)&conn->received + conn->received_len,
+	         sizeof(conn->received) - conn->received_len, MSG_DONTWAIT);
 	if (n < 0 && (errno == EAGAIN || errno == EINTR))
 		return true;
 	if (n <= 0)
 		return false;
-	call->heard_len += n;
-	if (call->heard_len < sizeof(call->heard))
+	conn->received_len += n;
+	if (conn->received_len < sizeof(conn->received))
 		return true;
-	rank = call->heard.rank;
-	if (call->heard.magic != MAGIC || memcmp(call->heard.token, mine->token, sizeof(mine->token)) ||
+	rank = conn->received.rank;
+	if (conn->received.magic != MAGIC || memcmp(conn->received.token, mine->token, sizeof(mine->token)) ||
 	    rank >= (uint32_t)m->options->world_size)
 		return false;
-	call->heard_len = 0;
-	if (call->rank >= 0) {
-		if (rank != (uint32_t)call->rank)
+	conn->received_len = 0;
+	if (conn->rank >= 0) {
+		if (rank != (uint32_t)conn->rank)
 			return false;
-		greet(m, call, rank);
-	} else if (call->from < 0) {
+		greet(m, conn, rank);
+	} else if (conn->from < 0) {
 		if (rank <= (uint32_t)m->options->rank)
 			return false;
-		call->from = rank;
-		greet(m, call, rank);
+		conn->from = rank;
+		greet(m, conn, rank);
 		return true;
-	} else if (rank != (uint32_t)call->from || m->peers[rank].fd >= 0) {
+	} else if (rank != (uint32_t)conn->from || m->peers[rank].fd >= 0) {
 		return false;
 	}
-	call_done(m, i, rank);
+	connection_proved(m, i, rank);
 	return true;
 }
 
-static int missing_rank(const struct meeting *m)
+static int missing_rank(const struct bootstrap *m)
 {
 	for (int r = 0; r < m->options->world_size; r++)
 		if (r != m->options->rank && m->peers[r].fd < 0)
@@ -434,31 +446,32 @@ static int missing_rank(const struct meeting *m)
 	return -1;
 }
 
-static int connect_all(struct meeting *m, struct error *err)
+static int connect_all(struct bootstrap *m, struct error *err)
 {
-	_cleanup_free_ struct pollfd *fds = calloc(m->call_max + 1, sizeof(*fds));
+	_cleanup_free_ struct pollfd *fds = calloc(m->connection_max + 1, sizeof(*fds));
 	int missing;
 
 	if (!fds)
 		return error_oom(err);
 	for (int r = 0; r < m->options->rank; r++) {
-		struct call *call = &m->calls[m->call_count++];
+		struct connection *conn = &m->connections[m->connection_count++];
 
-		*call = (struct call){.fd = -1, .rank = r, .from = -1};
-		call_next(m, call);
+		*conn = (struct connection){.fd = -1, .rank = r, .from = -1};
+		connect_next(m, conn);
 	}
 	while ((missing = missing_rank(m)) >= 0) {
 		double now = clock_monotonic();
-		int n = m->call_count, timeout = timeout_ms(m);
+		int n = m->connection_count, timeout = timeout_ms(m);
 
 		if (now >= m->deadline)
 			return error_set(err, -ETIMEDOUT,
 			                 "no connection to rank %d on %s within %d s: is TCP between the "
 			                 "nodes blocked?",
-			                 missing, m->cards[missing].host, m->options->timeout_s);
+			                 missing, m->ranks[missing].host, m->options->timeout_s);
 		for (int i = 0; i < n; i++) {
-			fds[i].fd = m->calls[i].fd;
-			fds[i].events = m->calls[i].rank >= 0 && !m->calls[i].greeted && m->calls[i].fd >= 0
+			fds[i].fd = m->connections[i].fd;
+			fds[i].events = m->connections[i].rank >= 0 && !m->connections[i].greeted &&
+			                        m->connections[i].fd >= 0
 			                    ? POLLOUT
 			                    : POLLIN;
 			fds[i].revents = 0;
@@ -466,19 +479,19 @@ static int connect_all(struct meeting *m, struct error *err)
 		fds[n] = (struct pollfd){.fd = m->listen_fd, .events = POLLIN};
 		if (poll(fds, n + 1, MIN(timeout, 100)) < 0 && errno != EINTR)
 			return error_errno(err, -errno, "poll");
-		/* From the end, since call_end moves the last one into a gap. */
+		/* From the end, since connection_end moves the last one into a gap. */
 		for (int i = n - 1; i >= 0; i--) {
-			struct call *call = &m->calls[i];
+			struct connection *conn = &m->connections[i];
 			bool keep = true;
 
-			if (call->fd >= 0 && fds[i].revents)
-				keep = call_read(m, i);
-			else if (clock_monotonic() - call->since > (call->fd >= 0 ? PATIENCE : 0.1))
+			if (conn->fd >= 0 && fds[i].revents)
+				keep = connection_read(m, i);
+			else if (clock_monotonic() - conn->since > (conn->fd >= 0 ? CONNECTION_TIMEOUT : 0.1))
 				keep = false;
-			if (!keep && call->rank >= 0)
-				call_next(m, call);
+			if (!keep && conn->rank >= 0)
+				connect_next(m, conn);
 			else if (!keep)
-				call_end(m, i);
+				connection_end(m, i);
 		}
 		if (fds[n].revents)
 			accept_one(m);
@@ -486,28 +499,28 @@ static int connect_all(struct meeting *m, struct error *err)
 	return 0;
 }
 
-int meeting_hold(const struct comm_options *options, const void *address, size_t address_len,
-                 struct peer *peers, struct error *err)
+int bootstrap_connect(const struct comm_options *options, const void *address, size_t address_len,
+                      struct peer *peers, struct error *err)
 {
-	_cleanup_(meeting_release) struct meeting m = {
+	_cleanup_(bootstrap_release) struct bootstrap m = {
 	    .options = options,
 	    .peers = peers,
 	    .listen_fd = -1,
-	    .call_max = options->world_size + STRAYS_MAX,
+	    .connection_max = options->world_size + STRAYS_MAX,
 	    .deadline = clock_monotonic() + options->timeout_s,
 	};
 	int r;
 
-	m.cards = calloc(options->world_size, sizeof(*m.cards));
-	m.calls = calloc(m.call_max, sizeof(*m.calls));
-	if (!m.cards || !m.calls)
+	m.ranks = calloc(options->world_size, sizeof(*m.ranks));
+	m.connections = calloc(m.connection_max, sizeof(*m.connections));
+	if (!m.ranks || !m.connections)
 		return error_oom(err);
 	r = publish(&m, address, address_len, err);
 	for (int rank = 0; r >= 0 && rank < options->world_size; rank++)
 		if (rank != options->rank)
-			r = read_card(&m, rank, err);
+			r = read_address(&m, rank, err);
 	if (r >= 0) {
-		strcpy(peers[options->rank].host, m.cards[options->rank].host);
+		strcpy(peers[options->rank].host, m.ranks[options->rank].host);
 		r = connect_all(&m, err);
 	}
 	return r;

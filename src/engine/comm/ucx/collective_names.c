@@ -4,7 +4,7 @@
 #include "engine/comm/ucx/internal.h"
 
 static const char *const names[] = {
-    [KIND_NONE] = "nothing",          [KIND_MEET] = "the meeting at start",
+    [KIND_NONE] = "nothing",          [KIND_BOOTSTRAP] = "the bootstrap at start",
     [KIND_ALL_REDUCE] = "all_reduce", [KIND_REDUCE_SCATTER] = "reduce_scatter",
     [KIND_ALL_GATHER] = "all_gather", [KIND_BROADCAST] = "broadcast",
     [KIND_BARRIER] = "barrier",

@@ -395,7 +395,7 @@ static int barrier(struct comm *c, uint64_t ticket, const struct operation *o)
 }
 
 /* Opens every connection, and maps what the peers share: a rank that ended early would take that with it. */
-static int meet(struct comm *c, uint64_t ticket, const struct operation *o)
+static int run_bootstrap(struct comm *c, uint64_t ticket, const struct operation *o)
 {
 	enum { BYTES = 1024 };
 
@@ -406,7 +406,7 @@ typedef int (*collective_fn)(struct comm *c, uint64_t ticket, const struct opera
 
 static const collective_fn collectives[] = {
     [KIND_NONE] = NULL,
-    [KIND_MEET] = meet,
+    [KIND_BOOTSTRAP] = run_bootstrap,
     [KIND_ALL_REDUCE] = all_reduce,
     [KIND_REDUCE_SCATTER] = reduce_scatter,
     [KIND_ALL_GATHER] = all_gather,
@@ -416,7 +416,7 @@ static const collective_fn collectives[] = {
 
 int collective_run(struct comm *c, uint64_t ticket, const struct operation *o)
 {
-	if (!o->count && o->kind != KIND_BARRIER && o->kind != KIND_MEET)
+	if (!o->count && o->kind != KIND_BARRIER && o->kind != KIND_BOOTSTRAP)
 		return 0;
 	return collectives[o->kind](c, ticket, o);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* comm.h over UCX: creating, queueing, waiting. ucx.h says who owns what. */
+/* comm.h over UCX: creating, queueing and waiting. internal.h says who owns what. */
 #include "engine/comm/ucx/internal.h"
 
 #include <errno.h>
@@ -78,7 +78,7 @@ static int open_ucx(struct comm *c, const struct comm_options *options, struct e
 		c->peers[i].fd = -1;
 	r = transport_open(c, &address, &len, err);
 	if (r >= 0)
-		r = meeting_hold(options, address, len, c->peers, err);
+		r = bootstrap_connect(options, address, len, c->peers, err);
 	if (r >= 0)
 		r = open_epolls(c, err);
 	if (r >= 0)
@@ -87,7 +87,7 @@ static int open_ucx(struct comm *c, const struct comm_options *options, struct e
 		r = progress_start(c, collective_run, err);
 	if (r < 0)
 		return r;
-	return comm_wait(c, enqueue(c, &(struct operation){.kind = KIND_MEET}), err);
+	return comm_wait(c, enqueue(c, &(struct operation){.kind = KIND_BOOTSTRAP}), err);
 }
 
 int comm_create(struct device *dev, const struct comm_options *options, struct comm **out, struct error *err)
@@ -99,7 +99,7 @@ int comm_create(struct device *dev, const struct comm_options *options, struct c
 	*out = NULL;
 	if (options->world_size < 1 || options->world_size > 65535 || options->rank < 0 ||
 	    options->rank >= options->world_size || options->timeout_s < 1 ||
-	    (options->world_size > 1 && !options->rendezvous))
+	    (options->world_size > 1 && !options->store))
 		return error_set(err, -EINVAL, "rank %d of %d with a time-out of %d s: no such communicator",
 		                 options->rank, options->world_size, options->timeout_s);
 	c = calloc(1, sizeof(*c));

@@ -27,7 +27,7 @@ static inline void relax(void)
 
 enum kind {
 	KIND_NONE,
-	KIND_MEET, /* the first of all: every rank hears from every other */
+	KIND_BOOTSTRAP, /* the first of all: every rank receives from every other */
 	KIND_ALL_REDUCE,
 	KIND_REDUCE_SCATTER,
 	KIND_ALL_GATHER,
@@ -58,9 +58,9 @@ struct transfer {
 
 enum {
 	QUEUE_MAX = 256,
-	CHUNK_BYTES = 512 * 1024, /* a ring passes on chunks of this size, or smaller ones … */
-	WINDOW_MAX = 32,          /* … up to so many at a time … */
-	SCRATCH_BYTES = 4 << 20,  /* … that fit in here together */
+	CHUNK_BYTES = 512 * 1024, /* a ring passes on chunks of this size, or smaller ones, */
+	WINDOW_MAX = 32,          /* up to so many at a time, */
+	SCRATCH_BYTES = 4 << 20,  /* that fit in here together */
 	CHAIN_WINDOW = 4,         /* of a broadcast */
 	HUGE_PAGE = 2 << 20,
 	FLAT_BYTES = 16 * 1024, /* up to here all send all to all: one latency instead of 2 (n - 1) */
@@ -78,7 +78,7 @@ struct comm {
 	pthread_cond_t changed;
 	_Atomic int failed;    /* 0 or the code in failure */
 	struct error failure;  /* the first one; under lock */
-	int culprit;           /* whom it is about; under lock */
+	int failed_rank;       /* that it is about; under lock */
 	_Atomic bool stopping; /* comm_destroy */
 	_Atomic bool asleep;   /* the thread waits in epoll and wants wake_fd */
 	_Atomic int waiters;   /* threads inside comm_wait: their cores are free */
@@ -95,11 +95,11 @@ struct comm {
 	uint64_t begun; /* the ticket begun last, and its kind */
 	enum kind begun_kind;
 	uint64_t progress;      /* counts messages done */
-	uint64_t progress_seen; /* … when the clock below was set */
+	uint64_t progress_seen; /* its value when the clock below was set */
 	double progress_at;     /* the last time that something moved */
 	double idle_since, control_at, pinged_at;
-	int pings; /* asked around since then */
-	bool saying_goodbye;
+	int pings; /* sent since then */
+	bool departing;
 
 	ucp_context_h context;
 	ucp_worker_h worker;
@@ -131,8 +131,8 @@ void progress_wake(struct comm *c); /* from any thread */
 /* Lets UCX work, looks after the lifelines, spins or sleeps; returns after anything may have changed.
  * Negative: the communicator has failed, and the operation has to be left at once. */
 int comm_step(struct comm *c);
-/* Keeps the first failure; returns code. `culprit` is told to the peers. */
-int comm_fail(struct comm *c, int code, int culprit, const char *fmt, ...)
+/* Keeps the first failure; returns code. `failed_rank` is sent to the peers. */
+int comm_fail(struct comm *c, int code, int failed_rank, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
 /* collectives.c */

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Sends and reads the short messages between two ranks. */
 #include "engine/comm/ucx/lifeline.h"
 
 #include <errno.h>
@@ -38,6 +39,8 @@ int peer_read(struct peer *peer, struct message *message)
 
 void peer_close(struct peer *peer)
 {
+	if (!peer)
+		return;
 	if (peer->fd >= 0)
 		close(peer->fd);
 	peer->fd = -1;

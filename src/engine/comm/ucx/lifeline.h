@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The lifeline: one TCP connection between every two ranks, beside UCX. UCX does not see a peer die over
- * shared memory; the kernel closes a dead process's sockets at once, so end of file without a goodbye is a
+ * shared memory; the kernel closes a dead process's sockets at once, so end of file without a departure is a
  * death, whatever carries the data. The few messages that pass here say who left in order, who failed first
  * and why, and, when a collective stands still, who still answers and where it is.
  */
@@ -15,11 +15,11 @@
 #include "engine/comm/comm.h"
 
 enum message_type {
-	MESSAGE_PING = 1, /* where are you? */
-	MESSAGE_PONG,     /* ticket, kind: the collective begun last; code: 1 while it runs */
-	MESSAGE_BYE,      /* ticket: I have completed all up to this one and will begin no other */
-	MESSAGE_READ,     /* ticket: I too have completed all up to your goodbye */
-	MESSAGE_FAIL,     /* code, rank: I give up, and this is why */
+	MESSAGE_PING = 1,       /* asks where the other is */
+	MESSAGE_PONG,           /* ticket, kind: the collective begun last; code: 1 while it runs */
+	MESSAGE_DEPARTURE,      /* ticket: this rank has completed all up to it and will begin no other */
+	MESSAGE_DEPARTURE_READ, /* ticket: this rank has completed all up to the departure of the other */
+	MESSAGE_FAIL,           /* code, rank: this rank fails, and why */
 };
 
 struct message {
@@ -34,8 +34,9 @@ struct peer {
 	bool same_host; /* one kernel, one network and IPC namespace */
 	void *address;  /* UCX's, until the endpoints stand */
 	size_t address_len;
-	bool left, told_read, has_read; /* it said goodbye; we answered; it answered ours */
-	uint64_t left_after;
+	/* It has departed; this rank has answered that; it has answered this rank's departure. */
+	bool departed, sent_read, has_read;
+	uint64_t departed_after;
 	bool answered, running; /* its last pong */
 	uint64_t at_ticket;
 	uint32_t at_kind;
@@ -46,8 +47,8 @@ struct peer {
 /* Publishes this rank's addresses, waits for all others' and connects to each; peers is [world_size], zeroed
  * by the caller with every fd -1. Connections that do not show this attempt's token are closed and ignored.
  * On failure the caller still owns what is in peers (peer_close). */
-int meeting_hold(const struct comm_options *options, const void *address, size_t address_len,
-                 struct peer *peers, struct error *err);
+int bootstrap_connect(const struct comm_options *options, const void *address, size_t address_len,
+                      struct peer *peers, struct error *err);
 
 /* Never blocks; a message that does not fit is lost, and the peer then counts as not answering. */
 void peer_send(struct peer *peer, const struct message *message);

@@ -1,6 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The progress thread: when it works, spins and sleeps, what it hears from the peers, and what becomes of
- * failures. */
+/*
+ * The progress thread: it runs the queued collectives one by one, works, spins or sleeps while they wait,
+ * handles the control messages of the peers, and keeps and broadcasts the first failure.
+ *
+ *     idle ---- operation queued ----> running ---- complete ----> idle
+ *      |                                  |
+ *      | comm_destroy                     | comm_fail: by a control message, UCX, the time-out or comm_abort
+ *      v                                  v
+ *     departing: DEPARTURE to all      failed: FAIL to all, then the thread ends
+ *      |   ends once all have read what this rank has sent, or after DEPARTURE_TIMEOUT
+ *      v
+ *     ended
+ */
 #include "engine/comm/ucx/internal.h"
 
 #include <errno.h>
@@ -14,8 +25,8 @@
 #include "base/cleanup.h"
 #include "base/clock.h"
 
-#define CONTROL_EVERY    1e-3 /* between two looks at the lifelines while spinning */
-#define GOODBYE_PATIENCE 1.0  /* for peers that still read our last data */
+#define CONTROL_EVERY     1e-3 /* seconds between two looks at the lifelines while spinning */
+#define DEPARTURE_TIMEOUT 1.0  /* seconds for peers that still read our last data */
 
 void progress_wake(struct comm *c)
 {
@@ -26,13 +37,13 @@ void progress_wake(struct comm *c)
 
 /* ---- failures ---- */
 
-static int fail_va(struct comm *c, int code, int culprit, const char *fmt, va_list ap)
+static int fail_va(struct comm *c, int code, int failed_rank, const char *fmt, va_list ap)
 {
 	pthread_mutex_lock(&c->lock);
 	if (!c->failed) {
 		vsnprintf(c->failure.message, sizeof(c->failure.message), fmt, ap);
 		c->failure.code = code;
-		c->culprit = culprit;
+		c->failed_rank = failed_rank;
 		atomic_store(&c->failed, code);
 		pthread_cond_broadcast(&c->changed);
 	}
@@ -41,12 +52,12 @@ static int fail_va(struct comm *c, int code, int culprit, const char *fmt, va_li
 	return code;
 }
 
-int comm_fail(struct comm *c, int code, int culprit, const char *fmt, ...)
+int comm_fail(struct comm *c, int code, int failed_rank, const char *fmt, ...)
 {
 	va_list ap;
 
 	va_start(ap, fmt);
-	code = fail_va(c, code, culprit, fmt, ap);
+	code = fail_va(c, code, failed_rank, fmt, ap);
 	va_end(ap);
 	return code;
 }
@@ -54,8 +65,8 @@ int comm_fail(struct comm *c, int code, int culprit, const char *fmt, ...)
 /* "all_reduce (collective 17)", or where it stood between two. */
 static const char *where(const struct comm *c, char *buf, size_t size)
 {
-	if (c->running && c->running_kind == KIND_MEET)
-		snprintf(buf, size, "%s", collective_name(KIND_MEET));
+	if (c->running && c->running_kind == KIND_BOOTSTRAP)
+		snprintf(buf, size, "%s", collective_name(KIND_BOOTSTRAP));
 	else if (c->running)
 		snprintf(buf, size, "%s (collective %llu)", collective_name(c->running_kind),
 		         (unsigned long long)c->running - 1);
@@ -74,36 +85,36 @@ static int fail_about(struct comm *c, int code, int rank, const char *what)
 	                 c->peers[rank].host, what);
 }
 
-/* A peer gave up: with its reason, unless we have found our own. */
-static void hear_failure(struct comm *c, int from, const struct message *m)
+/* A peer has failed: its reason is kept, unless this rank has one of its own. */
+static void handle_failure(struct comm *c, int from, const struct message *m)
 {
-	int culprit = m->rank >= 0 && m->rank < c->size ? m->rank : from;
+	int failed_rank = m->rank >= 0 && m->rank < c->size ? m->rank : from;
 	char what[128], at[64];
 
 	if (m->code == -ECANCELED) {
 		fail_about(c, -ECONNRESET, from, "stopped in the middle of the run");
-	} else if (m->code == -ETIMEDOUT && culprit == c->rank) {
+	} else if (m->code == -ETIMEDOUT && failed_rank == c->rank) {
 		comm_fail(c, -ETIMEDOUT, c->rank, "%s: rank %d on %s waited %d s for this rank and gave up",
 		          where(c, at, sizeof(at)), from, c->peers[from].host, c->timeout_s);
 	} else if (m->code == -ETIMEDOUT) {
 		snprintf(what, sizeof(what), "does not go on: rank %d waited %d s for it", from,
 		         c->timeout_s);
-		fail_about(c, -ETIMEDOUT, culprit, what);
-	} else if (m->code == -ECONNRESET && culprit != from) {
+		fail_about(c, -ETIMEDOUT, failed_rank, what);
+	} else if (m->code == -ECONNRESET && failed_rank != from) {
 		snprintf(what, sizeof(what), "is gone, as rank %d saw", from);
-		fail_about(c, -ECONNRESET, culprit, what);
+		fail_about(c, -ECONNRESET, failed_rank, what);
 	} else {
 		fail_about(c, m->code == -EPROTO ? -EPROTO : -ECONNRESET, from,
 		           m->code == -EPROTO ? "found that the ranks disagree about it" : "failed");
 	}
 }
 
-static void tell_failure(struct comm *c)
+static void broadcast_failure(struct comm *c)
 {
-	struct message m = {.type = MESSAGE_FAIL, .code = c->failed, .rank = c->culprit};
+	struct message m = {.type = MESSAGE_FAIL, .code = c->failed, .rank = c->failed_rank};
 
-	/* Those who told us, too: our connections to them end next, and they must not take that for the
-	 * cause. */
+	/* To those that have sent a failure, too: our connections to them end next, and they must not take
+	 * that for the cause. */
 	for (int r = 0; r < c->size; r++)
 		peer_send(&c->peers[r], &m);
 }
@@ -117,7 +128,7 @@ static int fail_timeout(struct comm *c)
 	for (int r = 0; r < c->size; r++) {
 		struct peer *p = &c->peers[r];
 
-		if (r != c->rank && !p->answered && !p->left) {
+		if (r != c->rank && !p->answered && !p->departed) {
 			snprintf(what, sizeof(what), "has not answered for %d s: it hangs or is stopped",
 			         c->timeout_s);
 			return fail_about(c, -ETIMEDOUT, r, what);
@@ -126,7 +137,7 @@ static int fail_timeout(struct comm *c)
 	for (int r = 0; r < c->size; r++) {
 		struct peer *p = &c->peers[r];
 
-		if (r == c->rank || p->left || p->at_ticket >= c->running)
+		if (r == c->rank || p->departed || p->at_ticket >= c->running)
 			continue;
 		snprintf(what, sizeof(what), "has not begun it within %d s: it is %s %s (collective %llu)",
 		         c->timeout_s, p->running ? "still in" : "past", collective_name(p->at_kind),
@@ -136,7 +147,7 @@ static int fail_timeout(struct comm *c)
 	for (int r = 0; r < c->size; r++) {
 		struct peer *p = &c->peers[r];
 
-		if (r == c->rank || p->left || p->at_ticket > c->running || p->at_kind == c->running_kind)
+		if (r == c->rank || p->departed || p->at_ticket > c->running || p->at_kind == c->running_kind)
 			continue;
 		snprintf(what, sizeof(what), "runs %s in its place: the ranks' calls differ",
 		         collective_name(p->at_kind));
@@ -149,7 +160,7 @@ static int fail_timeout(struct comm *c)
 
 /* ---- lifelines ---- */
 
-static void hear(struct comm *c, int from, const struct message *m)
+static void handle_control_message(struct comm *c, int from, const struct message *m)
 {
 	struct peer *p = &c->peers[from];
 	struct message answer = {0};
@@ -168,39 +179,39 @@ static void hear(struct comm *c, int from, const struct message *m)
 		p->at_kind = m->kind;
 		p->running = m->code;
 		break;
-	case MESSAGE_BYE:
-		p->left = true;
-		p->left_after = m->ticket;
+	case MESSAGE_DEPARTURE:
+		p->departed = true;
+		p->departed_after = m->ticket;
 		break;
-	case MESSAGE_READ:
+	case MESSAGE_DEPARTURE_READ:
 		p->has_read = true;
 		break;
 	case MESSAGE_FAIL:
-		hear_failure(c, from, m);
+		handle_failure(c, from, m);
 		break;
 	}
 }
 
-/* Answers goodbyes, and sees to it that nobody waits for one who has left. */
-static void settle_goodbyes(struct comm *c)
+/* Answers departures, and fails a collective that waits for a rank that has departed. */
+static void process_departures(struct comm *c)
 {
-	struct message m = {.type = MESSAGE_READ};
+	struct message m = {.type = MESSAGE_DEPARTURE_READ};
 
 	for (int r = 0; r < c->size; r++) {
 		struct peer *p = &c->peers[r];
 
-		if (!p->left)
+		if (!p->departed)
 			continue;
-		if (!p->told_read && c->completed >= p->left_after) {
-			p->told_read = true;
+		if (!p->sent_read && c->completed >= p->departed_after) {
+			p->sent_read = true;
 			peer_send(p, &m);
 		}
-		if (c->running > p->left_after)
+		if (c->running > p->departed_after)
 			fail_about(c, -ECONNRESET, r, "has already ended in order: the ranks' calls differ");
 	}
 }
 
-static void listen_to_peers(struct comm *c)
+static void read_control_messages(struct comm *c)
 {
 	struct epoll_event events[16];
 	int n;
@@ -217,16 +228,16 @@ static void listen_to_peers(struct comm *c)
 			continue;
 		}
 		while ((r = peer_read(&c->peers[from], &m)) > 0)
-			hear(c, from, &m);
+			handle_control_message(c, from, &m);
 		if (r < 0) {
 			peer_close(&c->peers[from]);
 			c->peers[from].has_read = true;
-			if (!c->peers[from].left)
+			if (!c->peers[from].departed)
 				fail_about(c, -ECONNRESET, from, "died");
 		}
 	}
 	if (n > 0)
-		settle_goodbyes(c);
+		process_departures(c);
 }
 
 /* ---- the thread's step ---- */
@@ -237,7 +248,7 @@ static int fail_message(struct comm *c)
 	char what[128];
 
 	/* The lifeline may know better why. */
-	listen_to_peers(c);
+	read_control_messages(c);
 	if (c->ucx_error == UCS_ERR_MESSAGE_TRUNCATED)
 		return fail_about(c, -EPROTO, rank, "sends another count than this rank: the calls differ");
 	snprintf(what, sizeof(what), "cannot be reached any more: %s", ucs_status_string(c->ucx_error));
@@ -275,7 +286,7 @@ static int watch_clock(struct comm *c)
 
 static bool has_work(struct comm *c)
 {
-	return c->failed || (c->stopping && !c->saying_goodbye) || (!c->running && c->queued > c->completed);
+	return c->failed || (c->stopping && !c->departing) || (!c->running && c->queued > c->completed);
 }
 
 static void sleep_until_event(struct comm *c)
@@ -285,11 +296,11 @@ static void sleep_until_event(struct comm *c)
 	atomic_store(&c->asleep, true);
 	if (!has_work(c) && ucp_worker_arm(c->worker) == UCS_OK)
 		(void)!epoll_wait(c->epoll, events, ARRAY_SIZE(events),
-		                  c->running          ? MIN(100, c->timeout_s * 125)
-		                  : c->saying_goodbye ? 20
-		                                      : -1);
+		                  c->running     ? MIN(100, c->timeout_s * 125)
+		                  : c->departing ? 20
+		                                 : -1);
 	atomic_store(&c->asleep, false);
-	listen_to_peers(c);
+	read_control_messages(c);
 }
 
 int comm_step(struct comm *c)
@@ -308,7 +319,7 @@ int comm_step(struct comm *c)
 	if (!c->idle_since)
 		c->idle_since = now;
 	if (now - c->control_at > CONTROL_EVERY) {
-		listen_to_peers(c);
+		read_control_messages(c);
 		return watch_clock(c);
 	} else if (now - c->idle_since < (c->waiters ? SPIN_AWAITED : SPIN_BEHIND_COMPUTE)) {
 		relax();
@@ -322,27 +333,27 @@ int comm_step(struct comm *c)
 
 /* ---- the thread ---- */
 
-static bool everyone_has_read(const struct comm *c)
+static bool everyone_acknowledged(const struct comm *c)
 {
 	for (int r = 0; r < c->size; r++) {
 		const struct peer *p = &c->peers[r];
 
-		if (r != c->rank && !p->has_read && !(p->left && p->left_after >= c->completed))
+		if (r != c->rank && !p->has_read && !(p->departed && p->departed_after >= c->completed))
 			return false;
 	}
 	return true;
 }
 
 /* The last messages may still be here, in memory that peers read: they say when they have them. */
-static void say_goodbye(struct comm *c)
+static void depart(struct comm *c)
 {
-	struct message bye = {.type = MESSAGE_BYE, .ticket = c->completed};
-	double deadline = clock_monotonic() + GOODBYE_PATIENCE;
+	struct message departure = {.type = MESSAGE_DEPARTURE, .ticket = c->completed};
+	double deadline = clock_monotonic() + DEPARTURE_TIMEOUT;
 
-	c->saying_goodbye = true;
+	c->departing = true;
 	for (int r = 0; r < c->size; r++)
-		peer_send(&c->peers[r], &bye);
-	while (!everyone_has_read(c) && clock_monotonic() < deadline)
+		peer_send(&c->peers[r], &departure);
+	while (!everyone_acknowledged(c) && clock_monotonic() < deadline)
 		if (comm_step(c) < 0)
 			break;
 }
@@ -358,11 +369,11 @@ static int run_next(struct comm *c)
 	c->progress_at = clock_monotonic();
 	c->progress_seen = c->progress;
 	c->pings = 0;
-	settle_goodbyes(c);
+	process_departures(c);
 	r = c->failed ? c->failed : c->run(c, ticket, o);
 	if (r < 0)
 		return r;
-	if (o->kind == KIND_MEET)
+	if (o->kind == KIND_BOOTSTRAP)
 		transport_describe(c);
 	c->running = 0;
 	atomic_store(&c->completed, ticket);
@@ -371,7 +382,7 @@ static int run_next(struct comm *c)
 		pthread_cond_broadcast(&c->changed);
 		pthread_mutex_unlock(&c->lock);
 	}
-	settle_goodbyes(c);
+	process_departures(c);
 	return 0;
 }
 
@@ -390,9 +401,9 @@ static void *progress_main(void *arg)
 			r = comm_step(c);
 	}
 	if (r >= 0)
-		say_goodbye(c);
+		depart(c);
 	else
-		tell_failure(c);
+		broadcast_failure(c);
 	return NULL;
 }
 

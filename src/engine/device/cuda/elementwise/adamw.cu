@@ -14,7 +14,7 @@ struct adamw_factors {
 	int64_t first;
 };
 
-/* p rounded to bf16 by lot; infinities and NaNs stay. */
+/* p rounded to bf16 stochastically; infinities and NaNs stay. */
 static __device__ __forceinline__ bf16 rounded_by_lot(const adamw_factors &f, float p, int64_t i)
 {
 	uint64_t index = (uint64_t)(f.first + i);

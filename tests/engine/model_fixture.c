@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "rig.h"
+/* Places a model, its weights and gradients in memory of its own, and runs single passes over it. */
+#include "model_fixture.h"
 
 #include <stdlib.h>
 
-static void take(struct rig *s)
+static void place(struct model_fixture *s)
 {
 	for (int u = 0; u < s->layout->units; u++) {
 		size_t n = (size_t)s->layout->unit[u].count;
@@ -13,12 +14,12 @@ static void take(struct rig *s)
 		model_set_unit(s->model, u, s->w[u], s->g[u]);
 	}
 	s->loss = arena_take(&s->arena, BUFFER_SCRATCH, sizeof(double), "loss");
-	model_take(s->model, &s->arena);
+	model_place_buffers(s->model, &s->arena);
 }
 
 /* A parameter, through fp32 memory of the device: the host's is not the device's. */
-static int load_one(struct rig *s, const struct model_parameter *p, model_fill_fn fill, void *context,
-                    struct error *err)
+static int load_one(struct model_fixture *s, const struct model_parameter *p, model_fill_fn fill,
+                    void *context, struct error *err)
 {
 	size_t bytes = (size_t)p->count * sizeof(float);
 	_cleanup_free_ float *x = malloc(bytes);
@@ -37,7 +38,7 @@ static int load_one(struct rig *s, const struct model_parameter *p, model_fill_f
 	return r;
 }
 
-static int load(struct rig *s, model_fill_fn fill, void *context, struct error *err)
+static int load(struct model_fixture *s, model_fill_fn fill, void *context, struct error *err)
 {
 	int r = 0;
 
@@ -46,24 +47,25 @@ static int load(struct rig *s, model_fill_fn fill, void *context, struct error *
 	return r;
 }
 
-int rig_create(struct rig *s, const struct model_config *c, const struct model_options *options,
-               model_fill_fn fill, void *context, struct error *err)
+int model_fixture_create(struct model_fixture *s, const struct model_config *c,
+                         const struct model_options *options, model_fill_fn fill, void *context,
+                         struct error *err)
 {
 	struct device_shapes shapes;
 	int r;
 
-	*s = (struct rig){.c = *c, .type = options->type};
+	*s = (struct model_fixture){.c = *c, .type = options->type};
 	if ((r = device_create(&(struct device_options){0}, &s->dev, err)) < 0 ||
 	    (r = model_layout_create(c, &s->layout, err)) < 0 ||
 	    (r = model_create(s->dev, &s->c, s->layout, options, &s->model, err)) < 0)
 		return r;
 	s->w = calloc((size_t)s->layout->units, sizeof(*s->w));
 	s->g = calloc((size_t)s->layout->units, sizeof(*s->g));
-	take(s);
+	place(s);
 	if ((r = device_alloc(s->dev, s->arena.used, &s->memory, err)) < 0)
 		return r;
 	arena_bind(&s->arena, s->memory);
-	take(s);
+	place(s);
 	model_shapes(s->model, &shapes);
 	if ((r = device_reserve_scratch(s->dev, device_scratch_bytes(s->dev, &shapes), err)) < 0 ||
 	    (r = model_prepare(s->model, err)) < 0)
@@ -71,7 +73,7 @@ int rig_create(struct rig *s, const struct model_config *c, const struct model_o
 	return load(s, fill, context, err);
 }
 
-void rig_free(struct rig *s)
+void model_fixture_free(struct model_fixture *s)
 {
 	model_free(s->model);
 	model_layout_free(s->layout);
@@ -93,7 +95,7 @@ static double counted(const struct model_batch *b)
 	return n;
 }
 
-int rig_loss(struct rig *s, const struct model_batch *b, double *loss, struct error *err)
+int model_fixture_loss(struct model_fixture *s, const struct model_batch *b, double *loss, struct error *err)
 {
 	double zero = 0;
 	int r;
@@ -106,8 +108,8 @@ int rig_loss(struct rig *s, const struct model_batch *b, double *loss, struct er
 	return 0;
 }
 
-int rig_gradients(struct rig *s, const struct model_batch *b, float scale, bool first, double *loss_sum,
-                  struct error *err)
+int model_fixture_gradients(struct model_fixture *s, const struct model_batch *b, float scale, bool first,
+                            double *loss_sum, struct error *err)
 {
 	double zero = 0;
 	int r;

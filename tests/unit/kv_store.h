@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A rendezvous in a directory, for tests and benchmarks on one machine: a key is a file, renamed into place.
+/* A key-value store in a directory, for tests and benchmarks on one machine: a key is a file, renamed into
+ * place.
  */
 #pragma once
 
@@ -27,8 +28,8 @@ static inline void rendezvous_path(char *path, size_t size, const char *director
 			*p = '_';
 }
 
-static inline int rendezvous_put(void *context, const char *key, const void *data, size_t len,
-                                 struct error *err)
+static inline int kv_store_put(void *context, const char *key, const void *data, size_t len,
+                               struct error *err)
 {
 	char path[512], temporary[540];
 	_cleanup_close_ int fd = -1;
@@ -41,8 +42,8 @@ static inline int rendezvous_put(void *context, const char *key, const void *dat
 	return 0;
 }
 
-static inline int rendezvous_get(void *context, const char *key, int timeout_ms, void **data, size_t *len,
-                                 struct error *err)
+static inline int kv_store_get(void *context, const char *key, int timeout_ms, void **data, size_t *len,
+                               struct error *err)
 {
 	_cleanup_close_ int watch = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
 	double deadline = clock_monotonic() + timeout_ms * 1e-3;
@@ -72,7 +73,7 @@ static inline int rendezvous_get(void *context, const char *key, int timeout_ms,
 	}
 }
 
-static inline struct rendezvous rendezvous_in(const char *directory)
+static inline struct kv_store kv_store_in(const char *directory)
 {
-	return (struct rendezvous){(void *)directory, rendezvous_put, rendezvous_get};
+	return (struct kv_store){(void *)directory, kv_store_put, kv_store_get};
 }
