@@ -93,9 +93,10 @@ def read_includes(source, files):
                     yield path, target, "src/%s:%d includes %s" % (path, number, target)
 
 
-def read_calls(build, files):
+def read_calls(source, build, files):
     """(from, to, what) of each symbol that an object uses and another one of ours defines. A file that is compiled several times (for
-    several processors, for another engine) is one file; a symbol that several files define is no edge, for the linker chooses."""
+    several processors, for another engine) is one file; a symbol that several files define is no edge, for the linker chooses. An
+    object that is older than its source is left over from an earlier build, and is not read."""
     sources = {stem(path): path for path in files if path.endswith((".c", ".cu"))}
     defined = collections.defaultdict(set)
     used = []
@@ -105,9 +106,10 @@ def read_calls(build, files):
                 continue
             base = re.sub(r"^.*-(?=[^-]*\.o$)", "", name)[: -len(".o")]
             path = sources.get(os.path.normpath(os.path.join(os.path.relpath(folder, os.path.join(build, "src")), base)))
-            if not path:
+            compiled = os.path.join(folder, name)
+            if not path or os.path.getmtime(compiled) < os.path.getmtime(os.path.join(source, "src", path)):
                 continue
-            listing = subprocess.run(["nm", "-P", os.path.join(folder, name)], capture_output=True, text=True, check=True).stdout
+            listing = subprocess.run(["nm", "-P", compiled], capture_output=True, text=True, check=True).stdout
             for line in listing.splitlines():
                 symbol, kind = line.split()[:2]
                 if kind in "TDBRVWC":
@@ -173,7 +175,7 @@ def main():
     either = {frozenset(pair) for pair in EITHER}
     links = list(read_includes(source, files))
     if len(sys.argv) == 3:
-        links += read_calls(sys.argv[2], files)
+        links += read_calls(source, sys.argv[2], files)
     for path in files:
         if not room_of(path):
             faults.append("src/%s lies in no room" % path)
