@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Starts, ends and restored stores of a service, and what becomes of the runs on its node. */
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/json.h"
+#include "base/str.h"
+#include "daemon_fixture.h"
+#include "dtraind/daemon.h"
+#include "dtraind/shutdown.h"
+
+static struct daemon_fixture f;
+
+static void setup(void)
+{
+	daemon_fixture_start(&f, NULL);
+}
+
+static void teardown(void)
+{
+	daemon_fixture_teardown(&f);
+}
+
+static json_t *get_run(int64_t run)
+{
+	_cleanup_free_ char *target = str_printf("/v1/runs/%lld", (long long)run);
+
+	return daemon_get(&f, NULL, target);
+}
+
+static void reason_is(int64_t run, const char *words)
+{
+	_cleanup_json_ json_t *r = get_run(run);
+
+	ck_assert_msg(strstr(json_get_string(r, "reason", ""), words), "run %lld: %s, not %s", (long long)run,
+	              json_get_string(r, "reason", ""), words);
+}
+
+START_TEST(a_second_service_is_refused_the_directories)
+{
+	struct daemon *d = NULL;
+	struct error err = ERROR_INIT;
+
+	ck_assert_int_eq(daemon_create(f.config, &d, &err), -EBUSY);
+	ck_assert_ptr_null(d);
+	/* The first one has not noticed. */
+	daemon_submit(&f, NULL, "true", 1, 1);
+	daemon_await(&f, 1, "succeeded");
+}
+END_TEST
+
+START_TEST(all_runs_of_a_node_are_ended_by_its_service)
+{
+	struct error err = ERROR_INIT;
+
+	daemon_submit(&f, NULL, "exec sleep 60", 1, 2);
+	daemon_await(&f, 1, "running");
+	ck_ok(shutdown_end_runs(f.config, &err), &err);
+	daemon_await(&f, 1, "failed");
+	reason_is(1, "node n1 is shutting down");
+	/* Nothing starts here until the service does. */
+	daemon_submit(&f, NULL, "true", 1, 1);
+	{
+		_cleanup_json_ json_t *r = get_run(2);
+
+		ck_assert_str_eq(json_get_string(r, "state", ""), "queued");
+	}
+	ck_ok(shutdown_end_runs(f.config, &err), &err); /* there is nothing to end */
+	daemon_fixture_stop(&f);
+	daemon_fixture_again(&f);
+	daemon_await(&f, 2, "succeeded");
+}
+END_TEST
+
+START_TEST(runs_are_ended_where_no_service_runs)
+{
+	struct error err = ERROR_INIT;
+
+	daemon_submit(&f, NULL, "exec sleep 60", 1, 2);
+	daemon_await(&f, 1, "running");
+	daemon_fixture_stop(&f);
+	ck_ok(shutdown_end_runs(f.config, &err), &err);
+	daemon_fixture_again(&f);
+	daemon_await(&f, 1, "failed");
+	daemon_submit(&f, NULL, "true", 1, 2);
+	daemon_await(&f, 2, "succeeded");
+}
+END_TEST
+
+START_TEST(runs_cannot_be_ended_by_a_file_that_is_not_there)
+{
+	_cleanup_free_ char *path = str_path_join(f.dir, "nix.conf");
+	struct error err = ERROR_INIT;
+
+	ck_fails(shutdown_end_runs(path, &err), &err, "nix.conf");
+}
+END_TEST
+
+static void copy_file(const char *from, const char *to)
+{
+	_cleanup_free_ char *text = NULL;
+	struct error err = ERROR_INIT;
+	size_t len;
+
+	ck_ok(file_read(from, 0, &text, &len, &err), &err);
+	ck_ok(file_write_atomic(to, text, len, 0600, &err), &err);
+}
+
+static json_t *foreign_of_n1(void)
+{
+	_cleanup_json_ json_t *nodes = daemon_get(&f, NULL, "/v1/nodes");
+
+	return json_incref(json_object_get(json_array_get(json_object_get(nodes, "nodes"), 0), "foreign"));
+}
+
+/* The store is of before run 2, which runs: it is not ended, its number is not given again, and its slots
+ * are not either. */
+START_TEST(a_restored_store_leaves_alone_what_it_does_not_know)
+{
+	_cleanup_free_ char *db = str_path_join(f.dir, "state/dtrain.db"),
+	                    *old = str_path_join(f.dir, "old.db");
+	struct raw_request end = {.method = "POST", .target = "/v1/nodes/n1/cancel-foreign?run=2"},
+	                   nothing = {.method = "POST", .target = "/v1/nodes/n1/cancel-foreign?run=7"};
+	struct raw_answer a;
+	int64_t next;
+
+	daemon_submit(&f, NULL, "true", 1, 1);
+	daemon_await(&f, 1, "succeeded");
+	daemon_fixture_stop(&f);
+	copy_file(db, old);
+	daemon_fixture_again(&f);
+	ck_assert_int_eq(daemon_submit(&f, NULL, "exec sleep 60", 1, 2), 2);
+	daemon_await(&f, 2, "running");
+	daemon_fixture_stop(&f);
+	copy_file(old, db);
+	daemon_fixture_again(&f);
+	{
+		_cleanup_json_ json_t *foreign = foreign_of_n1();
+
+		ck_assert_uint_eq(json_array_size(foreign), 1);
+		ck_assert_int_eq(json_get_int(json_array_get(foreign, 0), "run", 0), 2);
+		ck_assert_str_eq(json_get_string(json_array_get(foreign, 0), "state", ""), "running");
+	}
+	next = daemon_submit(&f, NULL, "true", 1, 1);
+	ck_assert_int_gt(next, 2);
+	reason_is(next, "waits for 1 node with 1 free CPU slot");
+	a = daemon_ask(&f, NULL, &nothing);
+	ck_assert_int_eq(a.status, 404);
+	free(a.body);
+	a = daemon_ask(&f, NULL, &end);
+	ck_assert_msg(a.status == 202, "%d: %s", a.status, a.body);
+	free(a.body);
+	daemon_await(&f, next, "succeeded");
+	/* The next heartbeat says that nothing is left. */
+	for (size_t left = 1; left > 0; usleep(20000)) {
+		_cleanup_json_ json_t *foreign = foreign_of_n1();
+
+		left = json_array_size(foreign);
+	}
+}
+END_TEST
+
+/* A run that waits in the restored store was started meanwhile: it is not executed a second time. */
+START_TEST(a_run_started_after_the_copy_is_not_started_again)
+{
+	_cleanup_free_ char *db = str_path_join(f.dir, "state/dtrain.db"),
+	                    *old = str_path_join(f.dir, "old.db");
+	struct raw_request drain = {.method = "POST", .target = "/v1/nodes/n1/drain"},
+	                   resume = {.method = "POST", .target = "/v1/nodes/n1/resume"};
+	_cleanup_json_ json_t *r = NULL;
+
+	free(daemon_ask(&f, NULL, &drain).body);
+	ck_assert_int_eq(daemon_submit(&f, NULL, "exec sleep 60", 1, 2), 1);
+	daemon_fixture_stop(&f);
+	copy_file(db, old);
+	daemon_fixture_again(&f);
+	free(daemon_ask(&f, NULL, &resume).body);
+	daemon_await(&f, 1, "running");
+	daemon_fixture_stop(&f);
+	copy_file(old, db);
+	daemon_fixture_again(&f);
+	daemon_await(&f, 1, "failed");
+	reason_is(1, "attempt 1 was started on node n1");
+	r = get_run(1);
+	ck_assert_int_eq(json_get_int(r, "attempt", -1), 0);
+	ck_ok(shutdown_end_runs(f.config, &(struct error)ERROR_INIT), &(struct error)ERROR_INIT);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("daemon life");
+	TCase *c = tcase_create("daemon life");
+
+	tcase_set_timeout(c, 120);
+	tcase_add_checked_fixture(c, setup, teardown);
+	suite_add_tcase(s, c);
+	tcase_add_test(c, a_second_service_is_refused_the_directories);
+	tcase_add_test(c, all_runs_of_a_node_are_ended_by_its_service);
+	tcase_add_test(c, runs_are_ended_where_no_service_runs);
+	tcase_add_test(c, runs_cannot_be_ended_by_a_file_that_is_not_there);
+	tcase_add_test(c, a_restored_store_leaves_alone_what_it_does_not_know);
+	tcase_add_test(c, a_run_started_after_the_copy_is_not_started_again);
+	return unit_run(s);
+}

@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* dtraind.conf and the hosts file together: who this node is, and which node is the controller. */
+#include <string.h>
+#include <unistd.h>
+
+#include "base/str.h"
+#include "dtraind/daemon.h"
+#include "http/identity.h"
+#include "unit.h"
+
+static char *dir;
+
+static void setup(void)
+{
+	dir = unit_tmpdir();
+}
+
+static void teardown(void)
+{
+	file_remove_tree(dir, NULL);
+	free(dir);
+}
+
+static char *write_text(const char *name, const char *text)
+{
+	char *path = str_path_join(dir, name);
+	struct error err = ERROR_INIT;
+
+	ck_ok(file_write_atomic(path, text, strlen(text), 0600, &err), &err);
+	return path;
+}
+
+/* hosts NULL: there is no such file. */
+static int read_settings(const char *lines, const char *hosts, struct settings **out, struct error *err)
+{
+	_cleanup_free_ char *text = str_printf("state_dir = \"%s\"; hosts_file = \"%s/hosts\"; cluster_key = "
+	                                       "\"%s/cluster.pem\"; port = 700;\n%s",
+	                                       dir, dir, dir, lines),
+	                    *path = write_text("dtraind.conf", text),
+	                    *hosts_path = str_path_join(dir, "hosts");
+
+	unlink(hosts_path);
+	if (hosts)
+		free(write_text("hosts", hosts));
+	return settings_read(path, out, err);
+}
+
+static void make_key(void)
+{
+	_cleanup_free_ char *path = str_path_join(dir, "cluster.pem");
+	struct error err = ERROR_INIT;
+
+	ck_ok(identity_make(path, true, &err), &err);
+}
+
+#define THREE "n1 slots=2 addr=10.0.0.1\nn2 slots=4 addr=10.0.0.2 port=800\nn3\n"
+
+START_TEST(both_files_say_who_is_who)
+{
+	static const struct {
+		const char *lines, *hosts;
+		const char *name, *controller, *address;
+		int port, controller_port, slots;
+		bool cluster;
+	} cases[] = {
+	    {"node = \"n1\";", "n1 slots=2\n", "n1", "n1", "n1", 700, 700, 2, false},
+	    /* The first host, unless another one is named. */
+	    {"node = \"n2\";", THREE, "n2", "n1", "10.0.0.1", 800, 700, 4, true},
+	    {"node = \"n1\"; controller = \"n2\";", THREE, "n1", "n2", "10.0.0.2", 700, 800, 2, true},
+	    {"node = \"N1\"; controller = \"n3\";", THREE, "n1", "n3", "n3", 700, 700, 2, true},
+	    {"node = \"n3\";", THREE, "n3", "n1", "10.0.0.1", 700, 700, 0, true},
+	};
+
+	make_key();
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_(settings_freep) struct settings *s = NULL;
+		struct error err = ERROR_INIT;
+
+		ck_ok(read_settings(cases[i].lines, cases[i].hosts, &s, &err), &err);
+		ck_assert_str_eq(s->name, cases[i].name);
+		ck_assert_str_eq(s->controller, cases[i].controller);
+		ck_assert_str_eq(s->controller_address, cases[i].address);
+		ck_assert_int_eq(s->port, cases[i].port);
+		ck_assert_int_eq(s->controller_port, cases[i].controller_port);
+		ck_assert_int_eq(s->hosts_slots, cases[i].slots);
+		ck_assert_int_eq(s->cluster, cases[i].cluster);
+		ck_assert(!s->alone);
+	}
+}
+END_TEST
+
+START_TEST(files_that_do_not_fit_together_are_refused)
+{
+	static const struct {
+		const char *lines, *hosts, *words;
+	} cases[] = {
+	    {"node = \"n1\"; controller = \"n4\";", THREE, "controller = \"n4\": there is no such host"},
+	    {"node = \"n4\";", THREE, "node \"n4\" of dtraind.conf is not among the hosts"},
+	    {"node = \"n1\";", NULL, "hosts_file of dtraind.conf:"},
+	    {"node = \"n1\";", "# nobody\n", "hosts_file of dtraind.conf:"},
+	    {"node = \"n1\";", "n1 slots=x\n", "slots"},
+	    {"nix = 1;", THREE, "nix"},
+	};
+
+	make_key();
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		struct settings *s = NULL;
+		struct error err = ERROR_INIT;
+
+		ck_fails(read_settings(cases[i].lines, cases[i].hosts, &s, &err), &err, cases[i].words);
+		ck_assert_ptr_null(s);
+	}
+}
+END_TEST
+
+START_TEST(a_cluster_needs_a_key)
+{
+	_cleanup_(settings_freep) struct settings *s = NULL;
+	struct error err = ERROR_INIT;
+
+	ck_fails(read_settings("node = \"n1\";", THREE, &s, &err), &err, "make one with dtrain keygen");
+	make_key();
+	ck_ok(read_settings("node = \"n1\";", THREE, &s, &err), &err);
+}
+END_TEST
+
+/* Without the default hosts file. */
+static int read_alone(struct settings **out, struct error *err)
+{
+	_cleanup_free_ char *text = str_printf("state_dir = \"%s\"; node = \"n9\";", dir),
+	                    *path = write_text("dtraind.conf", text);
+
+	return settings_read(path, out, err);
+}
+
+/* A machine without a hosts file is a cluster of its own; but not one whose hosts file was lost. */
+START_TEST(a_node_that_loses_its_hosts_file_does_not_go_on_alone)
+{
+	_cleanup_(settings_freep) struct settings *alone = NULL, *member = NULL, *again = NULL;
+	struct error err = ERROR_INIT;
+
+	if (access(SYSCONFDIR "/dtrain/hosts", F_OK) == 0) {
+		printf("settings: this machine has " SYSCONFDIR "/dtrain/hosts: not tested\n");
+		return;
+	}
+	ck_ok(read_alone(&alone, &err), &err);
+	ck_assert(alone->alone && !alone->cluster);
+	ck_assert_str_eq(alone->name, "n9");
+	ck_assert_str_eq(alone->controller, "n9");
+	ck_ok(settings_remember(alone, &err), &err);
+	ck_ok(read_alone(&again, &err), &err);
+
+	make_key();
+	ck_ok(read_settings("node = \"n1\";", THREE, &member, &err), &err);
+	ck_ok(settings_remember(member, &err), &err);
+	ck_ok(settings_remember(member, &err), &err);
+	ck_fails(read_alone(&(struct settings *){NULL}, &err), &err,
+	         "this node is in a cluster, whose controller is n1: put the file back");
+	/* A file that names this machine alone says that it has left the cluster. */
+	settings_free(steal_pointer(member));
+	ck_ok(read_settings("node = \"n1\";", "n1\n", &member, &err), &err);
+	ck_ok(settings_remember(member, &err), &err);
+	settings_free(steal_pointer(again));
+	ck_ok(read_alone(&again, &err), &err);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("settings");
+	TCase *c = tcase_create("settings");
+
+	tcase_add_checked_fixture(c, setup, teardown);
+	suite_add_tcase(s, c);
+	tcase_add_test(c, both_files_say_who_is_who);
+	tcase_add_test(c, files_that_do_not_fit_together_are_refused);
+	tcase_add_test(c, a_cluster_needs_a_key);
+	tcase_add_test(c, a_node_that_loses_its_hosts_file_does_not_go_on_alone);
+	return unit_run(s);
+}
