@@ -127,6 +127,9 @@ void controller_set_devices(struct controller *c, const char *name, struct devic
 	struct member *m = members_find(c->members, name);
 
 	if (m) {
+		/* Foreign work frees its slots, too, and no event of a run says so. */
+		if (member_slots_differ(m, devices->devices, devices->count))
+			controller_reschedule(c);
 		member_set_devices(m, devices->devices, devices->count);
 		*devices = (struct device_list){0};
 	}
