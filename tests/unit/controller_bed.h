@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A cluster in simulated time, for tests of the controller that read like stories: submit a run, lose a node,
+ * see what follows. The controller and its store are real; nodes, network, clock and event loop are
+ * stand-ins. Nothing happens but in bed_pass and in the functions that wait, which are built on it.
+ *
+ * A node sends a heartbeat each second. It takes a start whose slots are free, and runs what it was given
+ * until the test ends it. What is sent arrives a millisecond later.
+ *
+ * At every start the bed checks that the store has the attempt on disk by then.
+ */
+#pragma once
+
+#include "cluster/run.h"
+#include "unit.h"
+
+struct bed;
+
+/* hosts: as in a hosts file, with slots= in each line; the controller is on the first node. All nodes have
+ * reported when this returns. */
+struct bed *bed_create(const char *hosts);
+void bed_free(struct bed *b);
+void bed_pass(struct bed *b, double seconds); /* time passes */
+
+/* What users do, and see. */
+int64_t bed_submit(struct bed *b, int nodes, int per_node); /* it has to be accepted; returns its id */
+int bed_submit_failing(struct bed *b); /* one on a single slot, which has to be refused: why, -errno */
+void bed_cancel(struct bed *b, int64_t run);
+/* Valid until the next call of any function here. */
+const struct run *bed_run(struct bed *b, int64_t run);
+/* Waits until the run is in this state, for at most a minute; a test fails after that. */
+void bed_await(struct bed *b, int64_t run, enum run_state state);
+/* Does any line of the feed of events contain the words? */
+bool bed_has_event(const struct bed *b, const char *words);
+
+/* What nodes do. */
+void bed_end_ranks(struct bed *b, const char *node, int64_t run, int exit_status);    /* they report it */
+void bed_refuse_next(struct bed *b, const char *node, int code, const char *message); /* the next start */
+/* The next start arrives, but the answer to it does not: the controller waits for 30 seconds. */
+void bed_lose_answer(struct bed *b, const char *node);
+void bed_cut_off(struct bed *b, const char *node, bool cut_off);     /* nothing reaches or leaves it */
+void bed_reboot(struct bed *b, const char *node);                    /* all that it had is gone */
+void bed_set_delay(struct bed *b, const char *node, double seconds); /* of reports and heartbeats from it */
+void bed_send_heartbeat(struct bed *b, const char *node);            /* one now, beside the others */
+int bed_starts(const struct bed *b, const char *node);               /* how many starts have reached it */
+/* The attempt of the run that is on the node and has not ended; 0: none. */
+int64_t bed_attempt_on(const struct bed *b, const char *node, int64_t run);
+
+/* What the controller's machine does. */
+void bed_break_store(struct bed *b, bool broken); /* every commit fails */
+void bed_restart_controller(struct bed *b);

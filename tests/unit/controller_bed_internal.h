@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The inside of the bed, for controller_bed.c (clock, network, stories) and controller_bed_nodes.c. */
+#pragma once
+
+#include <jansson.h>
+
+#include "base/str.h"
+#include "config/hosts.h"
+#include "controller/controller.h"
+#include "controller_bed.h"
+
+#define LATENCY      0.001 /* seconds that a message takes */
+#define HEARTBEAT    1.0
+#define NODE_TIMEOUT 10.0
+#define CALL_TIMEOUT 30.0
+#define EPOCH        1700000000.0 /* Unix seconds at monotonic time 0 */
+#define LONGEST_WAIT 60.0
+
+struct feed_listener;
+struct heartbeat_answer;
+
+enum { NODES = 8, SLOTS = 8, ATTEMPTS = 16, RUNS = 32 };
+
+enum life { NONE, RUNNING, ENDED };
+
+struct attempt {
+	int64_t run, attempt, epoch;
+	char cluster[80];
+	enum life state;
+	size_t ranks;
+	int64_t rank[SLOTS], slot[SLOTS];
+	int exit_status; /* of all ranks, once it has ended */
+	bool stopped;
+	double ended;
+};
+
+struct node {
+	char name[32], instance[32];
+	int slots, boots, starts;
+	int64_t sequence;
+	struct attempt attempts[ATTEMPTS];
+	double next_heartbeat, delay;
+	bool cut_off;
+	/* What happens to the next start. */
+	int refuse_code;
+	const char *refuse_message;
+	bool lose_answer;
+};
+
+enum packet_kind { START, STOP, ANSWER, REPORT, BEAT };
+
+struct packet {
+	enum packet_kind kind;
+	struct packet *next;
+	double due;
+	struct node *node; /* that it goes to, or comes from */
+	struct attempt attempt;
+	/* Calls and their answers. */
+	peer_done_fn done;
+	void *context;
+	struct peer_result result;
+	json_t *body; /* of reports and heartbeats */
+};
+
+struct bed {
+	char *dir;
+	struct hosts *hosts;
+	struct controller *controller;
+	double now;
+	double timers[CONTROLLER_TIMERS]; /* negative: off */
+	struct node nodes[NODES];
+	size_t node_count;
+	struct packet *packets; /* in the order of their arrival */
+	struct run *owned;      /* what bed_run has returned, where it is ours */
+	struct feed_listener *listener;
+	struct strbuf events;
+	/* The submission under way. */
+	int64_t submitted;
+	int refused;
+	/* What the store was given, and has on disk: the newest attempt, by the run's id. */
+	bool store_broken;
+	int64_t pending[RUNS], on_disk[RUNS];
+};
+
+/* controller_bed.c */
+void bed_send(struct bed *b, struct packet packet, double delay);
+void bed_answer(struct bed *b, const struct packet *call, struct peer_result result, double delay);
+void bed_answer_never(struct bed *b, const struct packet *call); /* the caller gives up */
+
+/* controller_bed_nodes.c */
+struct node *node_find(const struct bed *b, const char *name);
+struct attempt *node_find_attempt(const struct node *n, int64_t run, int64_t number); /* 0: that runs */
+void node_end_attempt(struct bed *b, struct node *n, struct attempt *a, int exit_status, bool stopped);
+void node_send_heartbeat(struct bed *b, struct node *n);
+void node_take_start(struct bed *b, struct packet *m);
+void node_take_stop(struct bed *b, struct packet *m);
+void node_take_heartbeat_answer(struct node *n, const struct heartbeat_answer *reply);
