@@ -42,10 +42,12 @@ static void ask_local(const struct daemon_fixture *f, const struct row *row)
 }
 
 #define HEARTBEAT(node)                                                                                      \
-	"{\"node\":\"" node "\",\"hosts\":\"0\",\"instance\":\"i\",\"sequence\":1,\"version\":\"0\","        \
-	"\"devices\":[{\"node\":\"" node                                                                     \
-	"\",\"index\":0,\"kind\":\"cpu\",\"name\":\"CPU\",\"threads\":1,\"state\":\"free\",\"run\":null}],"  \
-	"\"attempts\":[],\"ports\":[4001],\"port_range\":[0,0],\"shutting_down\":false,\"known\":{}}"
+	"{\"node\":\"" node                                                                                  \
+	"\",\"hosts\":\"0\",\"instance\":\"i\",\"sequence\":1,\"version\":\"0\",\"devices\":["               \
+	"{\"node\":\"" node                                                                                  \
+	"\",\"index\":0,\"kind\":\"cpu\",\"name\":\"CPU\",\"uuid\":null,\"memory\":1024,"                    \
+	"\"threads\":1,\"state\":\"free\",\"run\":null,\"reason\":null}],\"attempts\":[],\"ports\":[4001],"  \
+	"\"port_range\":[0,0],\"shutting_down\":false,\"known\":{\"clusters\":[],\"highest_run\":0}}"
 
 /* n1 is the controller; n2 is in the hosts file, and is given up soon, since it is not there. Run 1 of the
  * user who runs the test has ended. 4242 is somebody else. */
@@ -71,6 +73,7 @@ static const struct row rows_of_controller[] = {
     {"POST", "/v1/peer/heartbeat", HEARTBEAT("n2"), NULL, 200, NULL},
     {"POST", "/v1/peer/heartbeat", HEARTBEAT("n3"), NULL, 404, "no-such-node"},
     {"POST", "/v1/peer/heartbeat", "[]", NULL, 400, "bad-json"},
+    {"POST", "/v1/peer/heartbeat", "{\"node\":\"n2\"}", NULL, 400, "bad-json"},
     {"POST", "/v1/peer/reports", "[]", NULL, 200, NULL},
     {"POST", "/v1/peer/reports", "{}", NULL, 400, "bad-json"},
     /* What a controller asks. */
