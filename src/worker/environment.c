@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Reads the variables that the launcher sets for a worker. */
 #include "worker/environment.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Chooses the precision that all ranks of a run train in. */
 #include "worker/precision.h"
 
 #include <stdio.h>

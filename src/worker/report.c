@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Writes the progress of a training run: to the log, the service, metrics.jsonl and TensorBoard. */
 #include "worker/report.h"
 
 #include <inttypes.h>

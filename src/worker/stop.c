@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Signals that ask the worker to stop: at once before the first step, between two steps afterwards. */
 #include "worker/stop.h"
 
 #include <signal.h>

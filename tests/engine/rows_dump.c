@@ -11,6 +11,7 @@
 
 #include "base/str.h"
 #include "engine/dataset/dataset.h"
+#include "engine/dataset/sampler.h"
 #include "print_row.h"
 
 static int dump(char **argv, struct error *err)

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Frees what a conversation holds. */
 #include "engine/chat/conversation.h"
 
 #include <stdlib.h>

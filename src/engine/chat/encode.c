@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Conversations into ids and labels: which parts are learnt, and what is cut off where a row is too long. */
 #include "engine/chat/encode.h"
 
 #include <errno.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* JSON with numbers kept as they are written: integers beyond 64 bits, and the form that Python gives
+ * floats. */
 #include "engine/chat/exact_json.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Finds the template of a model, and turns the slots of a role into ids. */
 #include "engine/chat/template.h"
 
 #include <errno.h>

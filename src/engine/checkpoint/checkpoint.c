@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The checkpoints in an output directory: finds, publishes, prunes and removes them. */
 #include "engine/checkpoint/checkpoint.h"
 
 #include <errno.h>

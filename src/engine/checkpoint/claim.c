@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Takes, marks and checks the claim on an output directory. */
 #include "engine/checkpoint/claim.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Finds a model's parameters in safetensors, and refuses what does not fit them. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Writes a model as a Hugging Face directory. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* metrics.jsonl and TensorBoard: a line for each report, and what goes where a run starts again. */
 #include "engine/checkpoint/metrics.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Reads safetensors, one file or a set with an index, and checks every promise of their headers. */
 #include "engine/checkpoint/safetensors.h"
 
 #include <errno.h>

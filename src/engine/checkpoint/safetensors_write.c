@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Writes safetensors, in as many files as the largest size asks for, with an index. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>

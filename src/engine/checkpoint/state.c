@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* state.json and trainer_state.json of a checkpoint. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>

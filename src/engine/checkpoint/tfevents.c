@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* TensorBoard's event files: scalars in protocol buffers, each record with its checksums. */
 #include "engine/checkpoint/tfevents.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Tokenizes the records of all files, packs them into rows, and writes the rows of both splits. */
 #include "engine/dataset/build.h"
 
 #include <errno.h>
@@ -12,6 +13,7 @@
 #include "engine/dataset/convert.h"
 #include "engine/dataset/pack.h"
 #include "engine/dataset/reader.h"
+#include "engine/dataset/sampler.h"
 
 /* LLaMA-Factory packs within batches of this many records; so do we, and the rows are the same. */
 #define BATCH        1000

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The file of the rows: written once, checked, and mapped by every process that reads it. */
 #include "engine/dataset/cache.h"
 
 #include <errno.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* One record of a file into an example: Alpaca, ShareGPT and OpenAI messages, by the columns of its
+ * source. */
 #include "engine/dataset/convert.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Opens a dataset: finds its rows in the cache, or has one process build them while the others wait. */
 #include "engine/dataset/dataset.h"
 
 #include <errno.h>

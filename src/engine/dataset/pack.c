@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Packs documents into rows: each row takes the longest document that still fits, until none does. */
 #include "engine/dataset/pack.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Cuts files into records: lines, paragraphs, whole files, JSON arrays and lines of JSON. */
 #include "engine/dataset/reader.h"
 
 #include <errno.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "engine/dataset/dataset.h"
+/* The order of the rows, computed for each place of an epoch. */
+#include "engine/dataset/sampler.h"
 
 /* splitmix64's finalizer: every bit of the input moves every bit of the output. */
 static uint64_t sampler_mix(uint64_t x)

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Which files a dataset consists of, and what their columns are called: paths, or dataset_info.json. */
 #include "engine/dataset/source.h"
 
 #include <dirent.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Counts the buffers of a plan in a first pass, and places them in one piece of memory in a second. */
 #include "engine/memory/arena.h"
 
 #include <stdarg.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The backward pass: from the loss through the blocks, the last first, with the gradients of each unit. */
 #include "engine/model/internal.h"
 
 /* dw[out, in] (+)= dyᵀ · x, and the bias's sum. */

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The forward pass: embedding, blocks, final norm, head and loss, in chunks of rows that bound the
+ * logits. */
 #include <errno.h>
 
 #include "engine/model/internal.h"

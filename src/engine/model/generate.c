@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* A model with its weights and a cache of keys and values, fed a prompt and then one token at a time. */
 #include "engine/model/generate.h"
 
 #include <errno.h>

@@ -9,6 +9,7 @@
 #include "engine/device/device.h"
 #include "engine/model/layout.h"
 #include "engine/model/model_config.h"
+#include "engine/model/sampling.h"
 
 struct generator;
 
@@ -33,17 +34,5 @@ int generator_feed(struct generator *g, const int32_t *ids, int64_t n, struct er
 /* Logits after the last token fed, fp32 [vocab], valid until the next feed. */
 const float *generator_logits(const struct generator *g);
 
-struct sampling {
-	double temperature; /* 0: greedy */
-	int64_t top_k;      /* 0: all */
-	double top_p;       /* 1: all */
-	uint64_t seed;
-};
-/* The next id, chosen on the host in fp32 from generator_logits: temperature, then top_k, then top_p, as
- * transformers does. place: position of the choice in the sequence; the same (seed, place, logits) give the
- * same id. Greedy takes the lowest id among equals. */
-int32_t sampling_choose(const struct sampling *s, const float *logits, int64_t vocab, int64_t place,
-                        void *work); /* work: sampling_work_bytes(vocab) */
-size_t sampling_work_bytes(int64_t vocab);
-/* The same with the generator's own logits. */
+/* The next id from the generator's own logits (sampling_choose). */
 int32_t generator_choose(struct generator *g, const struct sampling *s);

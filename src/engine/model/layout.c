@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Lays out the parameters of a model in flat units, and names them as Hugging Face does. */
 #include "engine/model/layout.h"
 
 #include <stdio.h>

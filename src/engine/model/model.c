@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Creates a model, and takes the memory of its activations and scratch from an arena. */
 #include "engine/model/model.h"
 
 #include <stdlib.h>

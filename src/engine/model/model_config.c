@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Reads a Hugging Face config.json: a table of families, each with its keys and what it lacks. */
 #include "engine/model/model_config.h"
 
 #include <errno.h>

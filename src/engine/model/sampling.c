@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Draws the next token: temperature, then top_k, then top_p, with a random number of its own for each
+ * place. */
 #include <math.h>
 #include <stdlib.h>
 
-#include "engine/model/generate.h"
+#include "engine/model/sampling.h"
 
 struct candidate {
 	float logit;

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* One step of AdamW over this rank's part of every unit, with the norm of all gradients first. */
 #include "engine/optim/adamw.h"
 
 static int gradient_norm(struct shard *s, const struct adamw_options *o, const struct adamw_work *w,

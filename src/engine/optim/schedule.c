@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The learning rate of a step: warm-up, then one of the schedules of transformers. */
 #include "engine/optim/schedule.h"
 
 #include <errno.h>

@@ -2,6 +2,7 @@
 /* What trainer.c, step.c and loop.c share. */
 #pragma once
 
+#include "engine/dataset/sampler.h"
 #include "engine/train/plan.h"
 #include "engine/train/trainer.h"
 

@@ -10,7 +10,7 @@
 #include "engine/memory/arena.h"
 #include "engine/model/model.h"
 #include "engine/shard/shard.h"
-#include "engine/train/trainer.h"
+#include "engine/train/options.h"
 
 struct plan {
 	struct model_layout *layout;

@@ -26,33 +26,7 @@
 #include "engine/device/device.h"
 #include "engine/model/layout.h"
 #include "engine/model/model_config.h"
-#include "engine/optim/schedule.h"
-#include "engine/shard/shard.h"
-
-struct train_options {
-	double epochs; /* used where max_steps is 0 */
-	int64_t max_steps;
-	int64_t micro_batch, accumulation;
-	double learning_rate, min_learning_rate;
-	enum schedule_kind schedule;
-	double warmup_ratio;
-	int64_t warmup_steps;
-	double decay_ratio; /* wsd: share of the steps that decays at the end */
-	double weight_decay, beta1, beta2, epsilon;
-	bool decay_all;
-	double clip;          /* 0: none; the norm is reported either way */
-	enum dtype precision; /* DTYPE_F32 or DTYPE_BF16 */
-	bool without_master;  /* bf16 weights without a copy in fp32: rounded stochastically */
-	bool recompute;
-	bool shuffle;
-	uint64_t seed;
-	int64_t log_steps;  /* at least 1 */
-	int64_t save_steps; /* 0: on_save is not called by the loop, except at a stop */
-	int64_t eval_steps; /* 0: with each save and at the end */
-	enum shard_strategy strategy;
-};
-void train_options_default(struct train_options *o);
-int train_options_check(const struct train_options *o, struct error *err);
+#include "engine/train/options.h"
 
 struct trainer;
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Sums and maxima of host buffers, vectorized by the compiler. */
 #include "engine/comm/ucx/reduce.h"
 
 #include <string.h>

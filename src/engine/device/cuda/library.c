@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Loads a library at run time, and checks its version and functions. */
 #include "engine/device/cuda/library.h"
 
 #include <dlfcn.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Builds the graph of one attention for cuDNN, and the plan that it carries out. */
 #include "engine/device/cuda/attention/cudnn_plan.h"
 
 #include <errno.h>

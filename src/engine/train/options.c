@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Defaults and checks of the options of a training run. */
+#include "engine/train/options.h"
+
+#include <errno.h>
+
+#include "base/cleanup.h"
+
+void train_options_default(struct train_options *o)
+{
+	*o = (struct train_options){.epochs = 1,
+	                            .micro_batch = 1,
+	                            .accumulation = 1,
+	                            .learning_rate = 5e-5,
+	                            .schedule = SCHEDULE_LINEAR,
+	                            .decay_ratio = 0.1,
+	                            .beta1 = 0.9,
+	                            .beta2 = 0.999,
+	                            .epsilon = 1e-8,
+	                            .clip = 1,
+	                            .precision = DTYPE_F32,
+	                            .shuffle = true,
+	                            .seed = 42,
+	                            .log_steps = 10,
+	                            .strategy = SHARD_DDP};
+}
+
+int train_options_check(const struct train_options *o, struct error *err)
+{
+	const struct {
+		bool ok;
+		const char *what;
+	} checks[] = {
+	    {o->micro_batch >= 1 && o->accumulation >= 1,
+	     "micro_batch and accumulation have to be at least 1"},
+	    {o->max_steps > 0 || o->epochs > 0, "epochs or max_steps has to be above 0"},
+	    {o->learning_rate >= 0 && o->min_learning_rate >= 0 && o->min_learning_rate <= o->learning_rate,
+	     "learning rates: 0 <= min_learning_rate <= learning_rate"},
+	    {o->warmup_ratio >= 0 && o->warmup_ratio <= 1 && o->warmup_steps >= 0,
+	     "warmup_ratio has to be 0 to 1"},
+	    {o->decay_ratio >= 0 && o->decay_ratio <= 1, "decay_ratio has to be 0 to 1"},
+	    {o->beta1 >= 0 && o->beta1 < 1 && o->beta2 >= 0 && o->beta2 < 1,
+	     "betas have to be from 0 to below 1"},
+	    {o->epsilon > 0 && o->weight_decay >= 0 && o->clip >= 0,
+	     "epsilon, weight_decay and clip: not negative"},
+	    {o->precision == DTYPE_F32 || o->precision == DTYPE_BF16, "precision has to be fp32 or bf16"},
+	    {!o->without_master || o->precision == DTYPE_BF16,
+	     "only bf16 weights can do without a master copy (train.master)"},
+	    {o->log_steps >= 1 && o->save_steps >= 0 && o->eval_steps >= 0,
+	     "log_steps has to be at least 1, save_steps and eval_steps at least 0"},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(checks); i++)
+		if (!checks[i].ok)
+			return error_set(err, -EINVAL, "%s", checks[i].what);
+	return 0;
+}
