@@ -317,12 +317,10 @@ static int make_trainer(struct training *t, struct error *err)
 	char memory[32], steps[48];
 	int r;
 
-	r = trainer_create(t->dev, t->comm, &t->model, &t->options, t->data, t->eval, &t->trainer, err);
-	if (r == 0)
-		r = print ? attach_saver(t, print, err) : error_oom(err);
-	if (r == 0)
-		r = trainer_plan_json(t->trainer, &plan, err);
-	if (r < 0)
+	if ((r = trainer_create(t->dev, t->comm, &t->model, &t->options, t->data, t->eval, &t->trainer,
+	                        err)) < 0 ||
+	    (r = print ? attach_saver(t, print, err) : error_oom(err)) < 0 ||
+	    (r = trainer_plan_json(t->trainer, &plan, err)) < 0)
 		return r;
 	if (first_rank(t))
 		printf("model: %s, %" PRId64 " parameters; %s, %" PRId64 " an epoch; %s of memory\n",
@@ -373,7 +371,7 @@ static void warn_of_changes(const struct training *t)
 	const struct checkpoint_state *s = saver_resume_state(t->saver);
 	_cleanup_free_ char *now = fingerprint(t);
 
-	if (now && strcmp(now, s->fingerprint))
+	if (now && !str_eq(now, s->fingerprint))
 		printf("warning: the checkpoint was made with %s, now it is %s: the data go on in another "
 		       "order\n",
 		       s->fingerprint, now);

@@ -5,9 +5,9 @@
 #include "engine/chat/exact_json.h"
 #include "engine/chat/template.h"
 #include "engine/dataset/dataset.h"
-#include "engine/dataset/sampler.h"
 #include "engine/dataset/pack.h"
 #include "engine/dataset/reader.h"
+#include "engine/dataset/sampler.h"
 #include "unit.h"
 
 #include "stub_tokenizer.h"

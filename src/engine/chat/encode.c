@@ -191,10 +191,9 @@ static int encode_source(const struct encoder *enc, const struct example *e, siz
 	int r = 0;
 
 	if (i == 0) {
-		r = template_encode(enc->tok, enc->eos, template_slots(t, ROLE_PREFIX), "", 0, out, err);
-		if (r == 0)
-			r = system_text(enc, e, &system, &present, err);
-		if (r < 0)
+		if ((r = template_encode(enc->tok, enc->eos, template_slots(t, ROLE_PREFIX), "", 0, out,
+		                         err)) < 0 ||
+		    (r = system_text(enc, e, &system, &present, err)) < 0)
 			return r;
 		if (present && t->system_in_user && turn->role == ROLE_USER) {
 			const char *slot = template_slots(t, ROLE_SYSTEM)[0].text;

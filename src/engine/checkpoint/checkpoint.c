@@ -115,7 +115,7 @@ int checkpoint_prune(const char *output, int64_t keep, struct error *err)
 /* Of a save that was interrupted. */
 static bool is_leftover(const char *name)
 {
-	return str_ends(name, TMP) && (str_starts(name, "checkpoint-") || !strcmp(name, "model" TMP));
+	return str_ends(name, TMP) && (str_starts(name, "checkpoint-") || str_eq(name, "model" TMP));
 }
 
 int checkpoint_clean(const char *output, struct error *err)
@@ -159,7 +159,7 @@ static bool is_measurements(const char *name)
 {
 	const char *number = str_starts(name, "metrics.jsonl.") ? name + strlen("metrics.jsonl.") : "x";
 
-	return !strcmp(name, "metrics.jsonl") || !strcmp(name, "runs") ||
+	return str_eq(name, "metrics.jsonl") || str_eq(name, "runs") ||
 	       (*number && !number[strspn(number, "0123456789")]);
 }
 
@@ -185,8 +185,8 @@ int checkpoint_output_in_use(const char *output, bool *used, struct error *err)
 		const char *name = e->d_name;
 
 		/* The tokenized data and the claim may lie there before anything was trained. */
-		if (!strcmp(name, ".") || !strcmp(name, "..") || !strcmp(name, "cache") ||
-		    !strcmp(name, CLAIM_FILE))
+		if (str_eq(name, ".") || str_eq(name, "..") || str_eq(name, "cache") ||
+		    str_eq(name, CLAIM_FILE))
 			continue;
 		if (marked && (is_leftover(name) || is_measurements(name)))
 			continue;
@@ -266,7 +266,7 @@ static int move_files(const char *output, const char *tmp, bool weights, json_t 
 
 		if (!from || !to)
 			return error_oom(err);
-		if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..") || is_weights(e->d_name) != weights)
+		if (str_eq(e->d_name, ".") || str_eq(e->d_name, "..") || is_weights(e->d_name) != weights)
 			continue;
 		if (rename(from, to) < 0)
 			return error_errno(err, -errno, "cannot publish %s", to);

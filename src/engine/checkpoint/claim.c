@@ -176,10 +176,7 @@ int claim_mark(const struct claim *c, int fd, struct error *err)
 	ssize_t n;
 
 	/* File systems without locks give the claim to everybody: another may have marked it since. */
-	r = read_mark_now(c, &m, err);
-	if (r == 0)
-		r = check_mark(c, &m, err);
-	if (r < 0)
+	if ((r = read_mark_now(c, &m, err)) < 0 || (r = check_mark(c, &m, err)) < 0)
 		return r;
 	add_line(&text, c->attempt, c->epoch, run_text(c, buf, sizeof(buf)));
 	if (*m.run && !same_run(c, &m))

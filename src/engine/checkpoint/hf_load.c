@@ -32,7 +32,7 @@ const struct tensor *hf_find(const struct safetensors *st, const char *name)
 /* Tables that are computed, and the output layer of a model that ties it to the embedding. */
 static bool harmless(const char *name)
 {
-	return !strcmp(name, "lm_head.weight") || str_ends(name, ".rotary_emb.inv_freq") ||
+	return str_eq(name, "lm_head.weight") || str_ends(name, ".rotary_emb.inv_freq") ||
 	       str_ends(name, ".rotary_emb.cos_cached") || str_ends(name, ".rotary_emb.sin_cached") ||
 	       str_ends(name, ".attn.masked_bias");
 }

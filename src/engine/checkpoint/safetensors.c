@@ -77,7 +77,7 @@ static int parse_tensor(const char *where, const char *name, const json_t *entry
 	if (!json_is_object(entry) || !type || !json_is_array(shape) || !json_is_array(offsets))
 		return error_set(err, -EINVAL, "%s: tensor %s: dtype, shape and data_offsets are needed",
 		                 where, name);
-	for (i = 0; i < ARRAY_SIZE(types) && strcmp(types[i].name, type); i++)
+	for (i = 0; i < ARRAY_SIZE(types) && !str_eq(types[i].name, type); i++)
 		;
 	if (i == ARRAY_SIZE(types))
 		return error_set(err, -EINVAL,
@@ -216,7 +216,7 @@ static int parse_shard(const void *bytes, size_t len, const char *where, struct 
 			if ((unsigned char)*c < ' ')
 				return error_set(err, -EINVAL, "%s: header: a control character in a name",
 				                 where);
-		if (!strcmp(name, "__metadata__")) {
+		if (str_eq(name, "__metadata__")) {
 			if (!json_is_object(entry))
 				return error_set(err, -EINVAL, "%s: __metadata__: not an object of strings",
 				                 where);
@@ -247,7 +247,7 @@ static int finish(struct safetensors *st, const char *where, struct error *err)
 	memcpy(st->names, st->order, st->n * sizeof(*st->names));
 	qsort(st->names, st->n, sizeof(*st->names), by_name);
 	for (size_t i = 1; i < st->n; i++)
-		if (!strcmp(st->names[i - 1]->name, st->names[i]->name))
+		if (str_eq(st->names[i - 1]->name, st->names[i]->name))
 			return error_set(err, -EINVAL, "%s: tensor %s is in two files of the set", where,
 			                 st->names[i]->name);
 	return 0;
@@ -327,10 +327,8 @@ static int open_index(struct safetensors *st, const char *path, struct error *er
 
 	if (!dir || !files)
 		return error_oom(err);
-	r = file_read(path, INDEX_MAX, &text, &len, err);
-	if (r == 0)
-		r = json_parse(text, len, path, &index, err);
-	if (r < 0)
+	if ((r = file_read(path, INDEX_MAX, &text, &len, err)) < 0 ||
+	    (r = json_parse(text, len, path, &index, err)) < 0)
 		return r;
 	map = json_object_get(index, "weight_map");
 	if (!json_is_object(map) || !json_object_size(map))
@@ -360,7 +358,7 @@ static int open_index(struct safetensors *st, const char *path, struct error *er
 		struct tensor key = {.name = name};
 		size_t i = 0;
 
-		while (strcmp(sorted[i], json_string_value(v)))
+		while (!str_eq(sorted[i], json_string_value(v)))
 			i++;
 		if (!bsearch(&key, st->shards[i].tensors, st->shards[i].n, sizeof(key), tensor_by_name))
 			return error_set(err, -EINVAL, "%s: tensor %s is not in %s", path, name, sorted[i]);

@@ -58,10 +58,9 @@ static int fill_from_trainer(void *context, size_t index, size_t offset, size_t 
 		                   .data = part->all->wide,
 		                   .bytes = (size_t)n * sizeof(float)};
 
-		r = part->access->read(part->access->context, part->which, p, first, n, part->all->wide, err);
-		if (r == 0)
-			r = tensor_convert(&t, 0, n, part->type, out, err);
-		if (r < 0)
+		if ((r = part->access->read(part->access->context, part->which, p, first, n, part->all->wide,
+		                            err)) < 0 ||
+		    (r = tensor_convert(&t, 0, n, part->type, out, err)) < 0)
 			return r;
 		first += n;
 		left -= n;

@@ -114,11 +114,10 @@ static int convert_history(const struct source *s, const char *where, struct exa
 			                 where);
 		for (size_t k = 0; k < 2; k++) {
 			struct text t;
-			int r = take_text(e, json_array_get(pair, k), where, "history", &t, err);
+			int r;
 
-			if (r == 0)
-				r = add_turn(e, k ? ROLE_ASSISTANT : ROLE_USER, t, err);
-			if (r < 0)
+			if ((r = take_text(e, json_array_get(pair, k), where, "history", &t, err)) < 0 ||
+			    (r = add_turn(e, k ? ROLE_ASSISTANT : ROLE_USER, t, err)) < 0)
 				return r;
 		}
 	}
@@ -132,12 +131,9 @@ static int convert_alpaca(const struct source *s, enum dataset_task task, const 
 	struct text prompt, query, response;
 	int r;
 
-	r = convert_history(s, where, e, err);
-	if (r == 0)
-		r = take_text(e, column(e, s->columns.prompt), where, s->columns.prompt, &prompt, err);
-	if (r == 0)
-		r = take_text(e, column(e, s->columns.query), where, s->columns.query, &query, err);
-	if (r < 0)
+	if ((r = convert_history(s, where, e, err)) < 0 ||
+	    (r = take_text(e, column(e, s->columns.prompt), where, s->columns.prompt, &prompt, err)) < 0 ||
+	    (r = take_text(e, column(e, s->columns.query), where, s->columns.query, &query, err)) < 0)
 		return r;
 	if (prompt.len && query.len) {
 		strbuf_add(&b, prompt.data, prompt.len);

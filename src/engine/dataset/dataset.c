@@ -212,10 +212,7 @@ static int find_or_build(const struct dataset_options *o, struct source_list *li
 	struct cache_key key;
 	int r;
 
-	r = make_key(o, list, tok, template, &key, err);
-	if (r == 0)
-		r = paths_make(o, &key, &p, err);
-	if (r < 0)
+	if ((r = make_key(o, list, tok, template, &key, err)) < 0 || (r = paths_make(o, &key, &p, err)) < 0)
 		return r;
 	if (open_both(p.train, p.eval, &key, train, held_out, NULL) == 0)
 		return 0;

@@ -291,10 +291,7 @@ int source_list_add_info(struct source_list *list, const char *text, size_t len,
 		return unknown_dataset(info, where, name, err);
 	if (!json_is_object(entry))
 		return error_set(err, -EINVAL, "%s: has to be a JSON object", at);
-	r = check_local(entry, at, err);
-	if (r == 0)
-		r = check_usable(entry, at, err);
-	if (r < 0)
+	if ((r = check_local(entry, at, err)) < 0 || (r = check_usable(entry, at, err)) < 0)
 		return r;
 	formatting = json_get_string(entry, "formatting", "alpaca");
 	if (!str_eq(formatting, "alpaca") && !str_eq(formatting, "sharegpt") && !str_eq(formatting, "openai"))

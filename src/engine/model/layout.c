@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/str.h"
+
 /* 64 bytes of bf16. */
 #define ALIGNMENT 32
 
@@ -212,7 +214,7 @@ void model_layout_free(struct model_layout *l)
 const struct model_parameter *model_layout_find(const struct model_layout *l, const char *name)
 {
 	for (int i = 0; i < l->parameters; i++)
-		if (strcmp(l->parameter[i].name, name) == 0)
+		if (str_eq(l->parameter[i].name, name))
 			return &l->parameter[i];
 	return NULL;
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/cleanup.h"
+#include "base/str.h"
 
 static const char *const names[] = {[SCHEDULE_LINEAR] = "linear",
                                     [SCHEDULE_COSINE] = "cosine",
@@ -16,7 +17,7 @@ static const char *const names[] = {[SCHEDULE_LINEAR] = "linear",
 int schedule_kind_parse(const char *name, enum schedule_kind *out)
 {
 	for (size_t i = 0; i < ARRAY_SIZE(names); i++)
-		if (strcmp(name, names[i]) == 0) {
+		if (str_eq(name, names[i])) {
 			*out = (enum schedule_kind)i;
 			return 0;
 		}

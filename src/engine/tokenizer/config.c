@@ -6,6 +6,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/str.h"
 #include "engine/tokenizer/parts.h"
 
 static int add_id(struct tokenizer *t, struct token_list *list, const json_t *id, const char *where,
@@ -52,7 +53,7 @@ static int parse_template(struct tokenizer *t, const json_t *json, const char *w
 
 		if (!sequence)
 			r = template_token(t, piece, known, text ? &t->after : &t->before, where, err);
-		else if (text || strcmp(json_get_string(sequence, "id", "A"), "A") != 0)
+		else if (text || !str_eq(json_get_string(sequence, "id", "A"), "A"))
 			r = error_set(err, -ENOTSUP, "%s: single: the text has to stand in it once, as A",
 			              where);
 		else
@@ -81,9 +82,9 @@ static int parse_processor(struct tokenizer *t, const json_t *json, const char *
 
 	if (!type)
 		return error_set(err, -EINVAL, "%s: an object with a \"type\" is needed", where);
-	if (!strcmp(type, "ByteLevel")) /* moves offsets only */
+	if (str_eq(type, "ByteLevel")) /* moves offsets only */
 		return 0;
-	if (!strcmp(type, "Sequence")) {
+	if (str_eq(type, "Sequence")) {
 		if (!json_is_array(array))
 			return error_set(err, -EINVAL, "%s: processors: an array is needed", where);
 		if (depth > 16)
@@ -94,9 +95,9 @@ static int parse_processor(struct tokenizer *t, const json_t *json, const char *
 	}
 	/* What a later processor adds goes around what an earlier one added. */
 	t->before = t->after = (struct token_list){0};
-	if (!strcmp(type, "TemplateProcessing"))
+	if (str_eq(type, "TemplateProcessing"))
 		r = parse_template(t, json, where, err);
-	else if (!strcmp(type, "RobertaProcessing") || !strcmp(type, "BertProcessing"))
+	else if (str_eq(type, "RobertaProcessing") || str_eq(type, "BertProcessing"))
 		r = parse_pair_tokens(t, json, where, err);
 	else
 		r = error_set(
@@ -207,7 +208,7 @@ static const char *find_template(const json_t *config)
 	{
 		const char *text = json_get_string(item, "template", NULL);
 
-		if (!strcmp(json_get_string(item, "name", ""), "default") && text)
+		if (str_eq(json_get_string(item, "name", ""), "default") && text)
 			return text;
 		first = first ? first : text;
 	}

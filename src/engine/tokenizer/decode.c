@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "base/str.h"
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/parts.h"
 
@@ -337,7 +338,7 @@ static int parse_decoder(struct decoder *d, const json_t *json, const char *wher
 
 	if (!type)
 		return error_set(err, -EINVAL, "%s: an object with a \"type\" is needed", where);
-	if (!strcmp(type, "Sequence")) {
+	if (str_eq(type, "Sequence")) {
 		if (!json_is_array(array))
 			return error_set(err, -EINVAL, "%s: decoders: an array is needed", where);
 		if (depth > 16)
@@ -347,7 +348,7 @@ static int parse_decoder(struct decoder *d, const json_t *json, const char *wher
 		return r;
 	}
 	for (size_t i = 0; i < ARRAY_SIZE(types); i++) {
-		if (strcmp(type, types[i]) != 0)
+		if (!str_eq(type, types[i]))
 			continue;
 		s = add_step(d, (enum decode_kind)i);
 		return s ? parse_members(s, json, where, err) : error_oom(err);

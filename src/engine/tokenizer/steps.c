@@ -6,6 +6,7 @@
 #include <utf8proc.h>
 
 #include "base/json.h"
+#include "base/str.h"
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/steps.h"
 
@@ -162,7 +163,7 @@ static int parse_scheme(const json_t *json, const char *where, enum prepend_sche
 	bool known = false;
 
 	for (size_t i = 0; i < ARRAY_SIZE(names); i++)
-		if (!strcmp(s, names[i])) {
+		if (str_eq(s, names[i])) {
 			*out = (enum prepend_scheme)i;
 			known = true;
 		}
@@ -310,7 +311,7 @@ static int parse_part(struct step_list *list, const struct part *parts, const ch
 		return 0;
 	if (!type)
 		return error_set(err, -EINVAL, "%s: an object with a \"type\" is needed", where);
-	if (!strcmp(type, "Sequence")) {
+	if (str_eq(type, "Sequence")) {
 		const json_t *array = json_object_get(json, members);
 
 		if (!json_is_array(array))
@@ -330,7 +331,7 @@ static int parse_part(struct step_list *list, const struct part *parts, const ch
 	for (const struct part *p = parts; p->type; p++) {
 		struct step *s;
 
-		if (strcmp(type, p->type)) {
+		if (!str_eq(type, p->type)) {
 			strbuf_addf(&known, "%s, ", p->type);
 			continue;
 		}

@@ -8,6 +8,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/str.h"
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/parts.h"
 
@@ -18,7 +19,7 @@ static int check_version(const json_t *root, const char *where, struct error *er
 	if (!json_is_object(root))
 		return error_set(err, -EINVAL,
 		                 "%s: not an object; a tokenizer.json of Hugging Face is needed", where);
-	if (strcmp(version, "1.0") != 0)
+	if (!str_eq(version, "1.0"))
 		return error_set(err, -ENOTSUP, "%s: version \"%.20s\"; 1.0 is what dtrain reads", where,
 		                 version);
 	return 0;
@@ -34,7 +35,7 @@ static int check_model(const json_t *model, const char *where, struct error *err
 		                 model ? "not an object" : "missing");
 	if (!type)
 		type = json_object_get(model, "merges") ? "BPE" : "of no type and without merges";
-	if (strcmp(type, "BPE") != 0)
+	if (!str_eq(type, "BPE"))
 		return error_set(err, -ENOTSUP, "%s: model.type: \"%.40s\" is not supported; BPE is", where,
 		                 type);
 	return 0;
@@ -121,10 +122,7 @@ static int parse_text(const char *json, size_t len, const char *where, struct to
 	if (!t->where)
 		return error_oom(err);
 	unicode_init(&t->unicode);
-	r = json_parse(json, len, where, &root, err);
-	if (r == 0)
-		r = parse_root(t, root, err);
-	if (r < 0)
+	if ((r = json_parse(json, len, where, &root, err)) < 0 || (r = parse_root(t, root, err)) < 0)
 		return r;
 	t->hash = tokenizer_hash_bytes(json, len, 0x6474726169);
 	*out = steal_pointer(t);

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "base/str.h"
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/match.h"
 #include "engine/tokenizer/train.h"
@@ -454,7 +455,7 @@ static int check_options(const struct tokenizer_train_options *o, struct trained
 		if (utf8_valid_prefix(s[out->first], strlen(s[out->first])) < strlen(s[out->first]))
 			return error_set(err, -EINVAL, "special token %d is not valid UTF-8", out->first + 1);
 		for (int32_t i = 0; i < out->first; i++)
-			if (!strcmp(s[i], s[out->first]))
+			if (str_eq(s[i], s[out->first]))
 				return error_set(err, -EINVAL, "the special token \"%s\" is given twice",
 				                 s[i]);
 	}
@@ -468,7 +469,7 @@ static int check_options(const struct tokenizer_train_options *o, struct trained
 		bool found = !roles[i];
 
 		for (int32_t k = 0; k < out->first; k++)
-			found = found || !strcmp(roles[i], s[k]);
+			found = found || str_eq(roles[i], s[k]);
 		if (!found)
 			return error_set(err, -EINVAL, "\"%s\" is not among the special tokens", roles[i]);
 	}

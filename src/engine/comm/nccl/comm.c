@@ -48,11 +48,9 @@ static int meet(struct comm *c, const struct comm_options *o, struct error *err)
 	ncclUniqueId id;
 	ncclResult_t n;
 	char words[480];
-	int r = stall_report(&c->stall, BOOTSTRAPPING, 0, "", err);
+	int r;
 
-	if (r == 0)
-		r = share_id(o, &id, err);
-	if (r < 0)
+	if ((r = stall_report(&c->stall, BOOTSTRAPPING, 0, "", err)) < 0 || (r = share_id(o, &id, err)) < 0)
 		return r;
 	c->reported = PROGRESSING; /* as good as */
 	config.blocking = 0;

@@ -10,6 +10,8 @@
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
+
+#include "base/str.h"
 #endif
 
 #include "engine/device/cpu/kernels.h"
@@ -57,7 +59,7 @@ static const struct kernels *override_kernels(const struct kernels *best)
 #endif
 
 	for (size_t i = 0; name && i < sizeof(all) / sizeof(all[0]); i++) {
-		if (!strcmp(all[i]->isa, name))
+		if (str_eq(all[i]->isa, name))
 			return all[i];
 		if (all[i] == best)
 			break;

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/str.h"
 #include "engine/device/cpu/kernels.h"
 
 #define CACHE_ENTRIES 256
@@ -114,14 +115,14 @@ static bool choose_implementation(dnnl_primitive_desc_iterator_t it, bool transp
 	*out = pd;
 	if (!pd || !transpose_a ||
 	    dnnl_primitive_desc_query(pd, dnnl_query_impl_info_str, 0, &name) != dnnl_success ||
-	    strcmp(name, "brg:avx512_core_bf16"))
+	    !str_eq(name, "brg:avx512_core_bf16"))
 		return pd != NULL;
 	while (dnnl_primitive_desc_iterator_next(it) == dnnl_success) {
 		pd = dnnl_primitive_desc_iterator_fetch(it);
 		if (!pd)
 			break;
 		if (dnnl_primitive_desc_query(pd, dnnl_query_impl_info_str, 0, &name) == dnnl_success &&
-		    !strcmp(name, "gemm:jit")) {
+		    str_eq(name, "gemm:jit")) {
 			dnnl_primitive_desc_destroy(*out);
 			*out = pd;
 			return true;

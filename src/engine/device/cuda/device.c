@@ -42,11 +42,9 @@ static int open_gpu(struct device *dev, const struct device_options *options, st
 	struct cudaDeviceProp properties;
 	cudaError_t status;
 	char gemm[32], attention[96];
-	int r = cublaslt_load(err);
+	int r;
 
-	if (r == 0)
-		r = find_gpu(dev, err);
-	if (r < 0)
+	if ((r = cublaslt_load(err)) < 0 || (r = find_gpu(dev, err)) < 0)
 		return r;
 	status = cudaGetDeviceProperties(&properties, dev->index);
 	if (status)
