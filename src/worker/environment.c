@@ -17,8 +17,8 @@ static int read_number(const char *name, int64_t min, int64_t max, int64_t fallb
 	*out = fallback;
 	if (v && str_to_int64(v, min, max, out) < 0)
 		return error_set(err, -EINVAL,
-		                 "%s=%s in the environment: a number from %lld to %lld would be right", name,
-		                 v, (long long)min, (long long)max);
+		                 "%s=%s in the environment: expected a number from %lld to %lld", name, v,
+		                 (long long)min, (long long)max);
 	return 0;
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the launcher tells a worker: torchrun's variables and dtrain's own. */
+/* What the launcher sets for a worker: torchrun's variables and dtrain's own. */
 #pragma once
 
 #include <stdint.h>

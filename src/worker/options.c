@@ -62,7 +62,8 @@ int options_train(const struct run_config *c, struct train_options *out, struct 
 	out->epsilon = c->train.epsilon;
 	out->decay_all = c->train.decay_all;
 	out->clip = c->train.clip;
-	/* "auto" is decided once the ranks have met; until then, what allows the other options. */
+	/* "auto" is decided once the ranks are connected; until then, the one that allows the other options.
+	 */
 	out->precision = DTYPE_BF16;
 	precision_parse(c->train.precision, &out->precision);
 	out->without_master = str_eq(c->train.master, "none");

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What train.precision = "auto" means to all ranks of a run. */
+/* The precision that all ranks of a run train in, where train.precision is "auto". */
 #pragma once
 
 #include "base/error.h"

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The one thing that has to be global: a handler is told nothing but the number. */
+/* These have to be global: a handler receives nothing but the number of the signal. */
 static volatile sig_atomic_t received, deferred;
 
 static void on_signal(int number)
@@ -15,7 +15,7 @@ static void on_signal(int number)
 
 	received = number;
 	if (!deferred) {
-		/* The status says it as well, where the log is full or gone. */
+		/* The exit status says it as well, in case the log is full or gone. */
 		if (write(STDOUT_FILENO, words, sizeof(words) - 1) < 0)
 			_exit(128 + number);
 		_exit(128 + number);
@@ -30,13 +30,13 @@ void stop_init(void)
 	sigaction(SIGTERM, &sa, NULL);
 	sigaction(SIGINT, &sa, NULL);
 	signal(SIGPIPE, SIG_IGN);
-	signal(SIGXFSZ, SIG_IGN); /* then writing fails with words */
+	signal(SIGXFSZ, SIG_IGN); /* then writing fails with an error message */
 }
 
 void stop_defer(bool defer)
 {
 	deferred = defer;
-	/* One that came between two instructions of the caller. */
+	/* A signal that arrived between two instructions of the caller. */
 	if (!defer && received)
 		_exit(128 + received);
 }
@@ -48,7 +48,7 @@ int stop_signal(void)
 
 int stop_exit_status(void)
 {
-	/* Another rank may have been told instead. */
+	/* Another rank may have received the signal instead. */
 	return 128 + (received ? received : SIGTERM);
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a worker does: one function for each task, and the frame around them. */
+/* What a worker does: one function for each task, and the one that calls them. */
 #pragma once
 
 #include "config/run.h"

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Training, from the config to the final model. Errors of files and settings come before the ranks meet. */
+/* Training, from the config to the final model. Errors of files and settings are found before the ranks
+ * connect. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -44,9 +45,9 @@ struct training {
 	struct report *report;
 	int64_t tokens_before; /* of the run's earlier attempts */
 	char *config, *tokenizer;
-	char data_words[256]; /* names the files of the data in errors */
+	char data_name[256]; /* names the files of the data in errors */
 	struct agreement_item inputs[INPUTS];
-	double told; /* when the progress of the preparation was last printed */
+	double printed_at; /* when the progress of the preparation was last printed */
 };
 
 static void training_free(struct training *t)
@@ -71,15 +72,15 @@ static bool first_rank(const struct training *t)
 
 /* ---- preparation ---- */
 
-static void tell_progress(void *context, const char *what, int64_t done, int64_t total)
+static void print_progress(void *context, const char *what, int64_t done, int64_t total)
 {
 	struct training *t = context;
 	double now = clock_monotonic();
 	char part[32], all[32];
 
-	if (!first_rank(t) || now - t->told < 5)
+	if (!first_rank(t) || now - t->printed_at < 5)
 		return;
-	t->told = now;
+	t->printed_at = now;
 	if (total > 0)
 		printf("%s: %s of %s read\n", what, str_bytes(part, sizeof(part), done),
 		       str_bytes(all, sizeof(all), total));
@@ -87,7 +88,7 @@ static void tell_progress(void *context, const char *what, int64_t done, int64_t
 		printf("%s\n", what);
 }
 
-static void tell_warning(void *context, const char *message)
+static void print_warning(void *context, const char *message)
 {
 	if (first_rank(context))
 		printf("warning: %s\n", message);
@@ -120,7 +121,7 @@ static int open_device(struct training *t, struct error *err)
 	return 0;
 }
 
-/* Nothing has to fail for a document that is longer than the model has seen: but its user should know. */
+/* A document that is longer than the model has seen is no error, but is reported. */
 static void warn_of_length(const struct training *t)
 {
 	if (first_rank(t) && t->c->data.max_length > t->model.max_positions)
@@ -140,7 +141,7 @@ static void name_data(struct training *t)
 		n++;
 	if (n > 1)
 		snprintf(others, sizeof(others), " and %" PRId64 " other%s", n - 1, n > 2 ? "s" : "");
-	snprintf(t->data_words, sizeof(t->data_words), "the tokenized data%s%.140s%s", n ? " of " : "",
+	snprintf(t->data_name, sizeof(t->data_name), "the tokenized data%s%.140s%s", n ? " of " : "",
 	         n ? names[0] : "", others);
 }
 
@@ -156,11 +157,11 @@ static void digest_inputs(struct training *t)
 	in[INPUT_TOKENIZER] = (struct agreement_item){
 	    "the tokenizer", t->tokenizer, hash_bytes(special, sizeof(special), tokenizer_hash(t->tok))};
 	in[INPUT_DATA] =
-	    (struct agreement_item){t->data_words, dataset_path(t->data), dataset_digest(t->data)};
-	in[INPUT_EVAL] = (struct agreement_item){t->data_words, "", 0};
+	    (struct agreement_item){t->data_name, dataset_path(t->data), dataset_digest(t->data)};
+	in[INPUT_EVAL] = (struct agreement_item){t->data_name, "", 0};
 	if (t->eval)
 		in[INPUT_EVAL] =
-		    (struct agreement_item){t->data_words, dataset_path(t->eval), dataset_digest(t->eval)};
+		    (struct agreement_item){t->data_name, dataset_path(t->eval), dataset_digest(t->eval)};
 }
 
 static void print_data(const struct training *t)
@@ -199,13 +200,13 @@ static int open_data(struct training *t, struct error *err)
 		return error_set(
 		    err, -EINVAL,
 		    "the tokenizer in %s has ids up to %d, but the model's vocab_size is %" PRId64
-		    "; a vocab_size of at least %d would be right",
+		    "; expected a vocab_size of at least %d",
 		    tokenizer, tokenizer_vocab_size(t->tok) - 1, t->model.vocab,
 		    tokenizer_vocab_size(t->tok));
 	warn_of_length(t);
 	options_dataset(t->c, cache, &o);
-	o.progress = tell_progress;
-	o.warn = tell_warning;
+	o.progress = print_progress;
+	o.warn = print_warning;
 	o.progress_context = o.warn_context = t;
 	r = dataset_open(&o, t->tok, &t->data, &t->eval, err);
 	if (r == 0 && first_rank(t))
@@ -217,7 +218,7 @@ static int open_data(struct training *t, struct error *err)
 	return r;
 }
 
-static int meet(struct training *t, struct error *err)
+static int connect_ranks(struct training *t, struct error *err)
 {
 	struct comm_options o = {
 	    .rank = t->env->rank,
@@ -260,7 +261,7 @@ static int check_inputs(struct training *t, struct error *err)
 	                       "the same files on every node are needed", err);
 }
 
-/* Once the ranks have met, and rank 0 knows what it goes on from. */
+/* Once the ranks are connected, and rank 0 knows what it goes on from. */
 static int choose_precision(struct training *t, struct error *err)
 {
 	const char *checkpoint = saver_resume_path(t->saver) ? saver_resume_state(t->saver)->precision : NULL;
@@ -273,7 +274,7 @@ static int choose_precision(struct training *t, struct error *err)
 		return error_set(
 		    err, -EINVAL,
 		    "train.master = \"none\" is for bf16 weights, but train.precision = \"auto\" is "
-		    "%s here; \"bf16\" would be right",
+		    "%s here; expected \"bf16\"",
 		    precision_describe(text, sizeof(text), &t->precision));
 	t->options.precision = t->precision.type;
 	if (first_rank(t))
@@ -518,9 +519,9 @@ int train_task(const struct run_config *c, const struct environment *env, struct
 		return error_oom(err);
 	if ((r = options_train(c, &t.options, err)) < 0 || (r = open_saver(&t, err)) < 0 ||
 	    (r = model_config_read(t.config, &t.model, err)) < 0 || (r = open_device(&t, err)) < 0 ||
-	    (r = open_data(&t, err)) < 0 || (r = meet(&t, err)) < 0 || (r = check_inputs(&t, err)) < 0 ||
-	    (r = choose_precision(&t, err)) < 0 || (r = make_trainer(&t, err)) < 0 ||
-	    (r = start_weights(&t, err)) < 0)
+	    (r = open_data(&t, err)) < 0 || (r = connect_ranks(&t, err)) < 0 ||
+	    (r = check_inputs(&t, err)) < 0 || (r = choose_precision(&t, err)) < 0 ||
+	    (r = make_trainer(&t, err)) < 0 || (r = start_weights(&t, err)) < 0)
 		return r;
 	if (first_rank(&t))
 		printf("ready in %.2f s\n", clock_monotonic() - start);

@@ -52,8 +52,8 @@ struct checkpoint_state {
 	int64_t micro_batch, log_steps, eval_steps, save_steps;
 	uint64_t seed;
 	const char *fingerprint; /* of what decides the bits: rows, batch, order; compared at resume */
-	const char
-	    *precision;      /* that it was trained in: "fp32" or "bf16"; load: fp32 where it does not say */
+	/* That it was trained in: "fp32" or "bf16"; after load, fp32 where the file does not say. */
+	const char *precision;
 	json_t *log_history; /* array; borrowed by save, owned by the caller after load */
 };
 /* resume: dtrain/state.json too; without, trainer_state.json alone (the final model). */

@@ -20,8 +20,8 @@
  * release that did not write them, "ATTEMPT RUN". */
 struct mark {
 	char text[8192];
-	const char
-	    *run; /* in text, with its cluster; "" where nobody has marked it, or a run without a name */
+	/* In text, with its cluster; "" where no run has marked it, or one without a name. */
+	const char *run;
 	int64_t attempt, epoch;
 	char *earlier; /* in text: the other lines */
 };

@@ -36,8 +36,8 @@ int hf_load(const char *path, const struct hf_parameter *parameters, size_t n, h
 struct hf_save_options {
 	const char *config; /* path of the config.json that the model was made from */
 	const char *source; /* directory with a generation_config.json to copy; NULL: one is made */
-	const char *
-	    tokenizer; /* directory (or the tokenizer.json in one) to copy the tokenizer's files from; NULL */
+	/* Directory, or the tokenizer.json in one, to copy the tokenizer's files from; NULL: none. */
+	const char *tokenizer;
 	enum dtype type;          /* of the saved weights */
 	int32_t bos, eos, pad;    /* the tokenizer's; put into the config where it says nothing; -1: none */
 	uint64_t max_shard_bytes; /* 0: 5 GB */

@@ -81,7 +81,7 @@ static int parse_tensor(const char *where, const char *name, const json_t *entry
 		;
 	if (i == ARRAY_SIZE(types))
 		return error_set(err, -EINVAL,
-		                 "%s: tensor %s: type %.16s is not known; F32, BF16 or F16 would be right",
+		                 "%s: tensor %s: type %.16s is not known; expected one of F32, BF16, F16",
 		                 where, name, type);
 	t->name = name;
 	t->type = i;

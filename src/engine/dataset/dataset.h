@@ -15,42 +15,47 @@
 
 enum dataset_task { DATASET_PRETRAIN, DATASET_SFT };
 
-/* Strings are borrowed for the call. NULL / 0 mean the default said beside. Messages of errors name files and
- * lines. */
+/* Strings are borrowed for the call. NULL and 0 mean the default that is named with each. Messages of errors
+ * name files and lines. */
 struct dataset_options {
 	enum dataset_task task;
-	const char *const *paths;    /* NULL-terminated: files or directories */
-	const char *dataset_dir;     /* holds dataset_info.json (NULL: beside the paths, where there) */
+	const char *const *paths; /* NULL-terminated: files or directories */
+	/* Holds dataset_info.json; NULL: beside the paths, where there is one. */
+	const char *dataset_dir;
 	const char *const *datasets; /* NULL-terminated names in dataset_info.json; instead of paths */
 	/* auto | text (a document a line) | paragraphs (documents between blank lines) | files (a document a
 	 * file) | jsonl (column "text") | alpaca | sharegpt | openai. auto: by a file's first record; *.txt
 	 * is text. */
 	const char *format;
-	const char *
-	    columns_json; /* {"prompt":"instruction",…}: as dataset_info.json's columns; NULL: the format's */
-	const char *tags_json;     /* {"role_tag":"from",…} */
-	const char *template_name; /* NULL: the tokenizer's own where it is one we know, else "default";
-	                              pretraining needs none */
-	const char *system;        /* default system prompt; NULL: the template's */
-	const char *tool_prompt;   /* file with what describes tools to the model, {{tools}} where their list
-	                              goes;   NULL: the template's words */
-	int max_length;            /* tokens of a row at most (LLaMA-Factory's cutoff_len) */
+	/* {"prompt":"instruction",…}, as dataset_info.json's columns; NULL: the format's. */
+	const char *columns_json;
+	const char *tags_json; /* {"role_tag":"from",…} */
+	/* NULL: the tokenizer's own where it is one we know, else "default"; pretraining needs none. */
+	const char *template_name;
+	const char *system; /* default system prompt; NULL: the template's */
+	/* A file with the text that describes tools to the model, {{tools}} where their list goes; NULL: the
+	 * template's words. */
+	const char *tool_prompt;
+	int max_length; /* tokens of a row at most (LLaMA-Factory's cutoff_len) */
 	bool packing;
-	bool cross_documents; /* packed documents see each other (as LLaMA-Factory without neat_packing);
-	                         default no */
+	/* Packed documents see each other, as in LLaMA-Factory without neat_packing; by default they do not.
+	 */
+	bool cross_documents;
 	bool train_on_prompt, mask_history, efficient_eos;
 	int64_t max_samples; /* first N examples of each file or dataset; 0: all */
-	double
-	    eval_fraction; /* 0 … 1 of the examples are held out, or a count when above 1; chosen by seed */
+	/* Up to 1, the share of the examples that goes into the held-out evaluation split; above 1, their
+	 * number. The seed chooses them. */
+	double eval_fraction;
 	uint64_t seed;
-	const char *cache_dir; /* where the tokenized rows are kept, keyed by a hash of all of the above and
-	                          the files; NULL: nowhere, they go with the dataset */
+	/* Where the tokenized rows are kept, keyed by a hash of all of the above and the files; NULL:
+	 * nowhere, they go with the dataset. */
+	const char *cache_dir;
 	/* "tokenizing", done and total in bytes, first with done = 0; or what it waits for, with total = 0.
 	 */
 	void (*progress)(void *context, const char *what, int64_t done, int64_t total);
 	void *progress_context;
-	void (*warn)(void *context,
-	             const char *message); /* "skipped: x.json:12: …", at most a few and a count */
+	/* "skipped: x.json:12: REASON", at most a few of them and a count. */
+	void (*warn)(void *context, const char *message);
 	void *warn_context;
 };
 

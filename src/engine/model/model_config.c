@@ -21,9 +21,10 @@ struct family {
 	bool attention_bias; /* the key is honoured: q, k, v and o */
 	bool mlp_bias;       /* the key is honoured */
 	bool qk_norm;
-	bool window;        /* sliding_window applies to every layer */
-	bool window_switch; /* … to the layers from max_window_layers on, with use_sliding_window */
-	int head_dim;       /* default, 0: hidden / heads */
+	bool window; /* sliding_window applies to every layer */
+	/* With use_sliding_window it applies to the layers from max_window_layers on. */
+	bool window_switch;
+	int head_dim; /* default, 0: hidden / heads */
 	int64_t default_window, default_positions;
 };
 

@@ -43,15 +43,15 @@ int tokenizer_decode(const struct tokenizer *tok, const int32_t *ids, size_t n, 
 
 int32_t tokenizer_vocab_size(const struct tokenizer *tok); /* highest id + 1, added tokens included */
 int32_t tokenizer_token_to_id(const struct tokenizer *tok, const char *token); /* -1: none */
-const char *tokenizer_id_to_token(const struct tokenizer *tok,
-                                  int32_t id); /* NULL: none; as stored in the vocabulary */
+/* As stored in the vocabulary; NULL: none. */
+const char *tokenizer_id_to_token(const struct tokenizer *tok, int32_t id);
 /* -1 where not set. From tokenizer_config.json / special_tokens_map.json, else guessed from the usual names.
  */
 int32_t tokenizer_bos(const struct tokenizer *tok);
 int32_t tokenizer_eos(const struct tokenizer *tok);
 int32_t tokenizer_pad(const struct tokenizer *tok);
-bool tokenizer_adds_bos(
-    const struct tokenizer *tok); /* add_bos_token, or a post-processor that puts one first */
+/* add_bos_token, or a post-processor that puts a bos first. */
+bool tokenizer_adds_bos(const struct tokenizer *tok);
 const char *tokenizer_chat_template(const struct tokenizer *tok); /* Jinja source, NULL: none */
 /* A stable 64-bit hash of everything that decides ids: keys the cache of tokenized data. */
 uint64_t tokenizer_hash(const struct tokenizer *tok);
