@@ -7,6 +7,7 @@
 #include "base/json.h"
 #include "cluster/store.h"
 #include "config/run.h"
+#include "controller/nodes.h"
 #include "controller/reconcile.h"
 #include "controller/runs.h"
 #include "controller/submit.h"
@@ -321,6 +322,11 @@ void bed_free(struct bed *b)
 	current = NULL;
 }
 
+struct controller *bed_controller(struct bed *b)
+{
+	return b->controller;
+}
+
 static void on_submitted(void *context, int64_t id, enum run_state state, const struct error *err)
 {
 	struct bed *b = context;
@@ -329,27 +335,37 @@ static void on_submitted(void *context, int64_t id, enum run_state state, const 
 	b->refused = err ? err->code : 0;
 }
 
-static void submit(struct bed *b, int nodes, int per_node)
+struct submission *bed_begin_submission(struct bed *b, int nodes, int per_node)
 {
 	_cleanup_json_ json_t *given = json_pack("{s:s,s:s,s:[s],s:s,s:{s:i,s:i}}", "task", "command", "name",
 	                                         "story", "command", "true", "directory", "/tmp", "resources",
 	                                         "nodes", nodes, "devices_per_node", per_node),
 	                      *checked = NULL;
 	_cleanup_(run_config_freep) struct run_config *config = NULL;
+	_cleanup_free_ char *text = NULL;
 	struct submission *submission;
 	struct error err = ERROR_INIT;
 	struct run *r = NULL;
-	_cleanup_free_ char *text = NULL;
 
 	ck_ok(run_config_from_json(given, &config, &err), &err);
 	ck_ok(run_config_to_json(config, &checked, &err), &err);
 	ck_ok(run_new(checked, &r, &err), &err);
-	ck_ok(controller_check(b->controller, r, &err), &err);
 	r->uid = r->gid = 1000;
 	r->user = strdup("alice");
 	text = json_to_string(checked);
 	b->submitted = -1;
 	ck_ok(controller_submit(b->controller, r, text, on_submitted, b, &submission, &err), &err);
+	return submission;
+}
+
+int64_t bed_submitted(const struct bed *b)
+{
+	return b->submitted;
+}
+
+static void submit(struct bed *b, int nodes, int per_node)
+{
+	bed_begin_submission(b, nodes, per_node);
 	for (double end = b->now + LONGEST_WAIT; b->submitted < 0 && b->now < end;)
 		bed_pass(b, LATENCY / 10);
 	ck_assert_msg(b->submitted >= 0, "a submission is not answered");
@@ -457,6 +473,45 @@ int64_t bed_attempt_on(const struct bed *b, const char *node, int64_t run)
 void bed_break_store(struct bed *b, bool broken)
 {
 	b->store_broken = broken;
+}
+
+void bed_set_hosts(struct bed *b, const char *hosts)
+{
+	struct error err = ERROR_INIT;
+
+	hosts_free(steal_pointer(b->hosts));
+	ck_ok(hosts_parse(hosts, strlen(hosts), "hosts", &b->hosts, &err), &err);
+	ck_ok(controller_set_hosts(b->controller, b->hosts, 29600, NODE_TIMEOUT, &err), &err);
+}
+
+void bed_plant(struct bed *b, const char *node, const char *cluster, int64_t run)
+{
+	struct node *n = node_find(b, node);
+
+	for (size_t i = 0; i < ATTEMPTS; i++) {
+		struct attempt *a = &n->attempts[i];
+
+		if (a->state != NONE)
+			continue;
+		*a = (struct attempt){
+		    .run = run, .attempt = 1, .epoch = 1, .state = RUNNING, .ranks = 1, .slot = {0}};
+		snprintf(a->cluster, sizeof(a->cluster), "%s", cluster);
+		return;
+	}
+	ck_abort_msg("node %s is full", node);
+}
+
+void bed_copy_store(struct bed *b, bool back)
+{
+	_cleanup_free_ char *live = str_printf("%s/dtrain.db", b->dir),
+	                    *copy = str_printf("%s/copy.db", b->dir), *data = NULL;
+	struct error err = ERROR_INIT;
+	size_t len;
+
+	stop_controller(b);
+	ck_ok(file_read(back ? copy : live, 0, &data, &len, &err), &err);
+	ck_ok(file_write_atomic(back ? live : copy, data, len, 0600, &err), &err);
+	start_controller(b);
 }
 
 void bed_restart_controller(struct bed *b)

@@ -15,6 +15,8 @@
 #include "unit.h"
 
 struct bed;
+struct controller;
+struct submission;
 
 /* hosts: as in a hosts file, with slots= in each line; the controller is on the first node. All nodes have
  * reported when this returns. */
@@ -22,8 +24,14 @@ struct bed *bed_create(const char *hosts);
 void bed_free(struct bed *b);
 void bed_pass(struct bed *b, double seconds); /* time passes */
 
+/* For what a test asks of it by its own functions. */
+struct controller *bed_controller(struct bed *b);
+
 /* What users do, and see. */
 int64_t bed_submit(struct bed *b, int nodes, int per_node); /* it has to be accepted; returns its id */
+/* The same without waiting. The id is -1 until it is answered, with a refusal, too. */
+struct submission *bed_begin_submission(struct bed *b, int nodes, int per_node);
+int64_t bed_submitted(const struct bed *b);
 int bed_submit_failing(struct bed *b); /* one on a single slot, which has to be refused: why, -errno */
 void bed_cancel(struct bed *b, int64_t run);
 /* Valid until the next call of any function here. */
@@ -42,10 +50,15 @@ void bed_cut_off(struct bed *b, const char *node, bool cut_off);     /* nothing 
 void bed_reboot(struct bed *b, const char *node);                    /* all that it had is gone */
 void bed_set_delay(struct bed *b, const char *node, double seconds); /* of reports and heartbeats from it */
 void bed_send_heartbeat(struct bed *b, const char *node);            /* one now, beside the others */
-int bed_starts(const struct bed *b, const char *node);               /* how many starts have reached it */
+/* On its slot 0 runs what another controller has started: attempt 1 of this run. */
+void bed_plant(struct bed *b, const char *node, const char *cluster, int64_t run);
+int bed_starts(const struct bed *b, const char *node); /* how many starts have reached it */
 /* The attempt of the run that is on the node and has not ended; 0: none. */
 int64_t bed_attempt_on(const struct bed *b, const char *node, int64_t run);
 
 /* What the controller's machine does. */
 void bed_break_store(struct bed *b, bool broken); /* every commit fails */
 void bed_restart_controller(struct bed *b);
+void bed_set_hosts(struct bed *b, const char *hosts); /* no nodes but those that the bed began with */
+/* Restarts the controller, with a copy of its store taken meanwhile, or (back) put into its place. */
+void bed_copy_store(struct bed *b, bool back);

@@ -19,7 +19,7 @@
 struct feed_listener;
 struct heartbeat_answer;
 
-enum { NODES = 8, SLOTS = 8, ATTEMPTS = 16, RUNS = 32 };
+enum { NODES = 8, SLOTS = 8, ATTEMPTS = 16, RUNS = 1000 };
 
 enum life { NONE, RUNNING, ENDED };
 
@@ -38,6 +38,9 @@ struct node {
 	char name[32], instance[32];
 	int slots, boots, starts;
 	int64_t sequence;
+	/* What it was told by a controller. */
+	char cluster[80];
+	int64_t epoch, highest_run;
 	struct attempt attempts[ATTEMPTS];
 	double next_heartbeat, delay;
 	bool cut_off;

@@ -88,6 +88,11 @@ void node_send_heartbeat(struct bed *b, struct node *n)
 	body = json_pack("{s:s,s:s,s:I,s:s,s:o,s:o,s:[i,i]}", "node", n->name, "instance", n->instance,
 	                 "sequence", (json_int_t)++n->sequence, "version", "1", "devices",
 	                 describe_devices(n), "attempts", attempts, "ports", 4001, 4002);
+	if (n->cluster[0])
+		json_object_set_new(body, "known",
+		                    json_pack("{s:I,s:[{s:s,s:I}]}", "highest_run",
+		                              (json_int_t)n->highest_run, "clusters", "id", n->cluster,
+		                              "epoch", (json_int_t)n->epoch));
 	ck_assert_ptr_nonnull(body);
 	bed_send(b, (struct packet){.kind = BEAT, .node = n, .body = body}, LATENCY + n->delay);
 }
@@ -143,6 +148,11 @@ void node_take_stop(struct bed *b, struct packet *m)
 
 void node_take_heartbeat_answer(struct node *n, const struct heartbeat_answer *reply)
 {
+	if (!reply->cluster || reply->epoch < n->epoch) /* not on disk yet; a stale controller */
+		return;
+	snprintf(n->cluster, sizeof(n->cluster), "%s", reply->cluster);
+	n->epoch = reply->epoch;
+	n->highest_run = MAX(n->highest_run, reply->highest_run);
 	for (size_t i = 0; i < reply->forget_count; i++) {
 		struct attempt *a = node_find_attempt(n, reply->forget[i].run, reply->forget[i].attempt);
 

@@ -3,6 +3,11 @@
 #include <errno.h>
 #include <string.h>
 
+#include "base/json.h"
+#include "controller/controller.h"
+#include "controller/runs.h"
+#include "controller/submit.h"
+#include "controller/waiters.h"
 #include "controller_bed.h"
 
 START_TEST(a_run_goes_through_its_states)
@@ -215,6 +220,177 @@ START_TEST(a_cancelled_run_is_stopped_on_all_nodes)
 }
 END_TEST
 
+struct seen {
+	int calls;
+	enum run_state state;
+};
+
+static void on_ready(void *context, const struct run *r)
+{
+	struct seen *seen = context;
+
+	seen->calls++;
+	seen->state = r->state;
+}
+
+START_TEST(who_waits_for_a_run_is_called_once)
+{
+	struct bed *b = bed_create("n1 slots=1\n");
+	struct controller *c = bed_controller(b);
+	struct seen end = {0}, change = {0}, running = {0}, none = {0};
+	int64_t run = bed_submit(b, 1, 1);
+	struct waiter *given_up;
+
+	bed_await(b, run, RUN_STARTING);
+	ck_assert(!waiter_is_needless(bed_run(b, run), 0, INT64_MAX));
+	ck_assert(waiter_is_needless(bed_run(b, run), 0, bed_run(b, run)->version - 1));
+	ck_assert_ptr_nonnull(waiter_create(c, run, 0, INT64_MAX, on_ready, &end));
+	ck_assert_ptr_nonnull(waiter_create(c, run, 0, bed_run(b, run)->version, on_ready, &change));
+	ck_assert_ptr_nonnull(waiter_create(c, run, run_state_set("running"), INT64_MAX, on_ready, &running));
+	given_up = waiter_create(c, run, 0, INT64_MAX, on_ready, &none);
+	waiter_free(given_up);
+	bed_await(b, run, RUN_RUNNING);
+	bed_pass(b, 5);
+	ck_assert_int_eq(change.calls, 1);
+	ck_assert_int_eq(running.calls, 1);
+	ck_assert_int_eq(running.state, RUN_RUNNING);
+	ck_assert_int_eq(end.calls, 0);
+	bed_end_ranks(b, "n1", run, 7);
+	bed_pass(b, 5);
+	ck_assert_int_eq(end.calls, 1);
+	ck_assert_int_eq(end.state, RUN_FAILED);
+	ck_assert_int_eq(none.calls, 0);
+	ck_assert(waiter_is_needless(bed_run(b, run), 0, INT64_MAX));
+	/* One that waits for an end that does not come goes with the controller. */
+	ck_assert_ptr_nonnull(waiter_create(c, run + 1, 0, INT64_MAX, on_ready, &none));
+	bed_free(b);
+	ck_assert_int_eq(none.calls, 0);
+}
+END_TEST
+
+/* Nobody is told of an end that may be lost with the machine. */
+START_TEST(who_waits_is_not_called_before_the_commit)
+{
+	struct bed *b = bed_create("n1 slots=1\n");
+	struct seen end = {0};
+	int64_t run = bed_submit(b, 1, 1);
+
+	bed_await(b, run, RUN_RUNNING);
+	ck_assert_ptr_nonnull(waiter_create(bed_controller(b), run, 0, INT64_MAX, on_ready, &end));
+	bed_break_store(b, true);
+	bed_end_ranks(b, "n1", run, 0);
+	bed_pass(b, 10);
+	ck_assert_int_eq(end.calls, 0);
+	bed_break_store(b, false);
+	bed_pass(b, 3);
+	ck_assert_int_eq(end.calls, 1);
+	bed_free(b);
+}
+END_TEST
+
+static int add_id(void *context, const struct run *r, struct error *err)
+{
+	char *text = context, id[16];
+
+	snprintf(id, sizeof(id), "%lld:%s ", (long long)r->id, run_state_name(r->state));
+	strcat(text, id);
+	return 0;
+}
+
+START_TEST(runs_are_listed_newest_first)
+{
+	struct bed *b = bed_create("n1 slots=1\n");
+	struct controller *c = bed_controller(b);
+	char all[100] = "", active[100] = "", older[100] = "", queued[100] = "";
+	int64_t first = bed_submit(b, 1, 1), counts[RUN_STATES];
+	_cleanup_free_ char *config = NULL;
+	struct error err = ERROR_INIT;
+	const struct run *found;
+	struct run *owned;
+
+	bed_await(b, first, RUN_RUNNING);
+	bed_end_ranks(b, "n1", first, 0);
+	bed_await(b, first, RUN_SUCCEEDED);
+	bed_await(b, bed_submit(b, 1, 1), RUN_RUNNING);
+	bed_submit(b, 1, 1);
+	ck_ok(controller_list_runs(c, run_state_set("all"), 0, 10, add_id, all, &err), &err);
+	ck_assert_str_eq(all, "3:queued 2:running 1:succeeded ");
+	ck_ok(controller_list_runs(c, run_state_set("active"), 0, 1, add_id, active, &err), &err);
+	ck_assert_str_eq(active, "3:queued ");
+	ck_ok(controller_list_runs(c, run_state_set("active"), 3, 10, add_id, older, &err), &err);
+	ck_assert_str_eq(older, "2:running ");
+	ck_ok(controller_list_runs(c, run_state_set("queued"), 0, 10, add_id, queued, &err), &err);
+	ck_assert_str_eq(queued, "3:queued ");
+	ck_ok(controller_count_runs(c, counts, &err), &err);
+	ck_assert_int_eq(counts[RUN_SUCCEEDED], 1);
+	ck_assert_uint_eq(controller_active_count(c), 2);
+	ck_assert_int_eq(controller_active_run(c, 0)->id, 2);
+	ck_ok(controller_run_config(c, first, &config, &err), &err);
+	ck_assert_ptr_nonnull(strstr(config, "\"story\""));
+	ck_assert_int_eq(controller_find_run(c, 9, &found, &owned, &err), -ENOENT);
+	bed_free(b);
+}
+END_TEST
+
+static void on_line(void *context, const char *data, size_t len)
+{
+	if (data)
+		strncat(context, data, len);
+	else
+		strcat(context, "end");
+}
+
+START_TEST(progress_goes_to_those_who_listen)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+	struct controller *c = bed_controller(b);
+	_cleanup_json_ json_t *last = json_pack("{s:i}", "step", 5);
+	int64_t run = bed_submit(b, 2, 1);
+	struct feed_listener *listener;
+	struct error err = ERROR_INIT;
+	char text[100] = "";
+
+	bed_await(b, run, RUN_RUNNING);
+	ck_ok(controller_listen_metrics(c, run, on_line, text, &listener, &err), &err);
+	controller_set_progress(c, run, last, "5\n", 2);
+	ck_assert_ptr_eq(bed_run(b, run)->progress, last);
+	/* The rank that says why it fails gives the words; one that lost a peer is not the cause. */
+	controller_worker_error(c, run, 0, "lost rank 1", true);
+	controller_worker_error(c, run, 1, "the data ends early", false);
+	bed_end_ranks(b, "n1", run, 1);
+	bed_pass(b, 0.1);
+	ck_assert(controller_is_stopping(c) || bed_run(b, run)->state == RUN_FAILED);
+	bed_await(b, run, RUN_FAILED);
+	ck_assert(!controller_is_stopping(c));
+	ck_assert_str_eq(text, "5\nend");
+	feed_remove(listener);
+	ck_assert_int_eq(controller_listen_metrics(c, run, on_line, text, &listener, &err), -ENOENT);
+	/* Of a run that has ended nothing is taken any more. */
+	controller_set_progress(c, run, last, "6\n", 2);
+	controller_worker_error(c, run, 0, "late", false);
+	controller_cancel_run(c, run);
+	bed_pass(b, 2);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_FAILED);
+	bed_free(b);
+}
+END_TEST
+
+START_TEST(what_the_cluster_could_never_run_is_refused)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+	_cleanup_(run_freep) struct run *fits = NULL, *large = NULL;
+	_cleanup_json_ json_t *two = json_pack("{s:s,s:{s:i}}", "task", "command", "resources", "nodes", 2),
+	                      *three = json_pack("{s:s,s:{s:i}}", "task", "command", "resources", "nodes", 3);
+	struct error err = ERROR_INIT;
+
+	ck_ok(run_new(two, &fits, &err), &err);
+	ck_ok(run_new(three, &large, &err), &err);
+	ck_ok(controller_check(bed_controller(b), fits, &err), &err);
+	ck_assert_int_eq(controller_check(bed_controller(b), large, &err), -ENODEV);
+	bed_free(b);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("controller");
@@ -232,6 +408,11 @@ int main(void)
 	tcase_add_test(tc, a_lost_node_takes_its_runs_down_and_no_others);
 	tcase_add_test(tc, a_restarted_controller_finds_its_runs);
 	tcase_add_test(tc, a_cancelled_run_is_stopped_on_all_nodes);
+	tcase_add_test(tc, who_waits_for_a_run_is_called_once);
+	tcase_add_test(tc, who_waits_is_not_called_before_the_commit);
+	tcase_add_test(tc, runs_are_listed_newest_first);
+	tcase_add_test(tc, progress_goes_to_those_who_listen);
+	tcase_add_test(tc, what_the_cluster_could_never_run_is_refused);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
 }

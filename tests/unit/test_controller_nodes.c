@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Stories of the controller's nodes, and of stores that do not know what nodes know (controller_bed.h). */
+#include <errno.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "controller/controller.h"
+#include "controller/foreign.h"
+#include "controller/nodes.h"
+#include "controller/runs.h"
+#include "controller/submit.h"
+#include "controller_bed.h"
+
+START_TEST(a_drained_node_gets_no_runs)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+	struct controller *c = bed_controller(b);
+	int64_t run;
+
+	ck_assert_int_eq(controller_set_drained(c, "n9", true, NULL), -ENOENT);
+	ck_assert_int_eq(controller_set_drained(c, "n2", true, "a new fan"), 0);
+	run = bed_submit(b, 2, 1);
+	bed_pass(b, 5);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_QUEUED);
+	/* It stays so with the next controller. */
+	bed_restart_controller(b);
+	bed_pass(b, 5);
+	c = bed_controller(b);
+	ck_assert(controller_find_node(c, "n2")->drained);
+	ck_assert_str_eq(controller_find_node(c, "n2")->drain_reason, "a new fan");
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_QUEUED);
+	ck_assert_int_eq(controller_set_drained(c, "n2", false, NULL), 0);
+	bed_await(b, run, RUN_RUNNING);
+	bed_free(b);
+}
+END_TEST
+
+START_TEST(a_node_that_leaves_the_hosts_file_loses_its_parts)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\nn3 slots=1\n");
+	int64_t run = bed_submit(b, 2, 1);
+
+	bed_await(b, run, RUN_RUNNING);
+	bed_cut_off(b, "n2", true);
+	bed_set_hosts(b, "n1 slots=1\nn3 slots=1\n");
+	bed_await(b, run, RUN_FAILED);
+	ck_assert_ptr_nonnull(strstr(bed_run(b, run)->reason, "removed from the hosts file"));
+	bed_set_hosts(b, "n1 slots=1\nn3 slots=1\n");
+	ck_assert_uint_eq(controller_node_count(bed_controller(b)), 2);
+	ck_assert_ptr_null(controller_find_node(bed_controller(b), "n2"));
+	ck_assert_str_eq(controller_node(bed_controller(b), 1)->name, "n3");
+	bed_free(b);
+}
+END_TEST
+
+START_TEST(nodes_are_listed_as_they_are)
+{
+	struct bed *b = bed_create("n1 slots=2\nn2 slots=1\n");
+	_cleanup_json_ json_t *nodes = NULL, *devices = NULL;
+	struct controller_status status;
+	json_t *list;
+
+	bed_await(b, bed_submit(b, 1, 2), RUN_RUNNING);
+	bed_submit(b, 2, 1);
+	bed_cut_off(b, "n2", true);
+	bed_pass(b, 30);
+	controller_get_status(bed_controller(b), &status);
+	ck_assert_uint_eq(status.nodes, 2);
+	ck_assert_uint_eq(status.nodes_up, 1);
+	ck_assert_uint_eq(status.queued, 1);
+	ck_assert_uint_eq(status.under_way, 1);
+	nodes = controller_nodes_to_json(bed_controller(b));
+	list = json_object_get(nodes, "nodes");
+	ck_assert_uint_eq(json_array_size(list), 2);
+	ck_assert_str_eq(json_get_string(json_array_get(list, 0), "state", ""), "up");
+	ck_assert_int_eq(json_get_int(json_array_get(list, 0), "free", -1), 0);
+	ck_assert_str_eq(json_get_string(json_array_get(list, 1), "state", ""), "down");
+	devices = controller_devices_to_json(bed_controller(b));
+	ck_assert_uint_ge(json_array_size(json_object_get(devices, "devices")), 2);
+	bed_free(b);
+}
+END_TEST
+
+/* Until all nodes have reported, or are down, nobody knows which numbers are free. */
+START_TEST(submissions_wait_for_all_nodes)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+	struct submission *given_up;
+
+	bed_cut_off(b, "n2", true);
+	bed_restart_controller(b);
+	bed_begin_submission(b, 1, 1);
+	bed_pass(b, 3);
+	ck_assert_int_eq(bed_submitted(b), -1);
+	given_up = bed_begin_submission(b, 1, 1);
+	submission_abandon(given_up); /* it never gets a number */
+	bed_cut_off(b, "n2", false);
+	bed_pass(b, 3);
+	ck_assert_int_eq(bed_submitted(b), 1);
+	ck_assert_uint_eq(controller_active_count(bed_controller(b)), 1);
+	bed_await(b, 1, RUN_RUNNING);
+	/* A node that is down is not waited for. */
+	bed_cut_off(b, "n2", true);
+	bed_restart_controller(b);
+	bed_begin_submission(b, 1, 1);
+	bed_pass(b, 30);
+	ck_assert_int_eq(bed_submitted(b), 2);
+	bed_free(b);
+}
+END_TEST
+
+START_TEST(a_run_whose_submitter_has_gone_stays)
+{
+	struct bed *b = bed_create("n1 slots=1\n");
+
+	submission_abandon(bed_begin_submission(b, 1, 1));
+	bed_await(b, 1, RUN_RUNNING);
+	ck_assert_int_eq(bed_submitted(b), -1);
+	bed_free(b);
+}
+END_TEST
+
+START_TEST(a_restored_store_leaves_newer_runs_alone)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+	int64_t old = bed_submit(b, 1, 1), newer, next;
+
+	bed_await(b, old, RUN_RUNNING);
+	bed_copy_store(b, false);
+	newer = bed_submit(b, 1, 1);
+	bed_await(b, newer, RUN_RUNNING);
+	ck_assert_int_eq(bed_attempt_on(b, "n2", newer), 1);
+	bed_pass(b, 3);
+	bed_copy_store(b, true);
+	bed_pass(b, 5);
+	/* The store does not know the newer run: it goes on, its number is not given again, its slot neither.
+	 */
+	ck_assert_int_eq(bed_attempt_on(b, "n2", newer), 1);
+	ck_assert_int_eq(bed_run(b, old)->state, RUN_RUNNING);
+	next = bed_submit(b, 1, 1);
+	ck_assert_int_gt(next, newer + 50);
+	bed_pass(b, 5);
+	ck_assert_int_eq(bed_run(b, next)->state, RUN_QUEUED);
+	ck_assert_uint_eq(controller_find_node(bed_controller(b), "n2")->foreign_count, 1);
+	/* What the next controller starts is not foreign to it. */
+	bed_end_ranks(b, "n1", old, 0);
+	bed_await(b, next, RUN_RUNNING);
+	bed_pass(b, 5);
+	ck_assert_int_eq(bed_run(b, next)->state, RUN_RUNNING);
+	/* An administrator ends the foreign work. */
+	ck_assert_uint_eq(controller_cancel_foreign(bed_controller(b), "n2", 77), 0);
+	ck_assert_uint_eq(controller_cancel_foreign(bed_controller(b), "n9", 0), 0);
+	ck_assert_uint_eq(controller_cancel_foreign(bed_controller(b), "n2", newer), 1);
+	bed_pass(b, 5);
+	ck_assert_int_eq(bed_attempt_on(b, "n2", newer), 0);
+	ck_assert_uint_eq(controller_find_node(bed_controller(b), "n2")->foreign_count, 0);
+	bed_free(b);
+}
+END_TEST
+
+/* The copy has the run as queued. It was started since: it must not run twice. */
+START_TEST(a_restored_store_does_not_start_a_run_twice)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+	int64_t first = bed_submit(b, 2, 1), waiting = bed_submit(b, 1, 1);
+
+	bed_await(b, first, RUN_RUNNING);
+	bed_copy_store(b, false);
+	bed_pass(b, 3);
+	bed_cancel(b, first);
+	bed_await(b, waiting, RUN_RUNNING);
+	bed_pass(b, 3);
+	bed_copy_store(b, true);
+	bed_pass(b, 10);
+	ck_assert_int_eq(bed_run(b, waiting)->state, RUN_FAILED);
+	ck_assert_ptr_nonnull(strstr(bed_run(b, waiting)->reason, "its result is not known here"));
+	ck_assert_int_eq(bed_attempt_on(b, "n1", waiting), 1);
+	ck_assert_int_eq(bed_starts(b, "n1"), 2);
+	bed_free(b);
+}
+END_TEST
+
+START_TEST(work_of_another_cluster_is_left_alone)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+	int64_t run;
+
+	bed_plant(b, "n1", "0123456789abcdef0123456789abcdef", 1);
+	bed_pass(b, 2);
+	run = bed_submit(b, 1, 1); /* the same number, of another cluster */
+	ck_assert_int_eq(run, 1);
+	bed_await(b, run, RUN_RUNNING);
+	bed_pass(b, 5);
+	ck_assert_int_eq(bed_attempt_on(b, "n1", 1), 1);
+	ck_assert_int_eq(bed_starts(b, "n1"), 0);
+	ck_assert_int_eq(bed_starts(b, "n2"), 1);
+	ck_assert_uint_eq(controller_find_node(bed_controller(b), "n1")->foreign_count, 1);
+	ck_assert_uint_eq(controller_cancel_foreign(bed_controller(b), "n1", 0), 1);
+	bed_pass(b, 2);
+	ck_assert_int_eq(bed_attempt_on(b, "n1", 1), 0);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_RUNNING);
+	bed_free(b);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("controller nodes");
+	TCase *tc = tcase_create("stories");
+
+	tcase_set_timeout(tc, 120);
+	tcase_add_test(tc, a_drained_node_gets_no_runs);
+	tcase_add_test(tc, a_node_that_leaves_the_hosts_file_loses_its_parts);
+	tcase_add_test(tc, nodes_are_listed_as_they_are);
+	tcase_add_test(tc, submissions_wait_for_all_nodes);
+	tcase_add_test(tc, a_run_whose_submitter_has_gone_stays);
+	tcase_add_test(tc, a_restored_store_leaves_newer_runs_alone);
+	tcase_add_test(tc, a_restored_store_does_not_start_a_run_twice);
+	tcase_add_test(tc, work_of_another_cluster_is_left_alone);
+	suite_add_tcase(suite, tc);
+	return unit_run(suite);
+}
