@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# What the tests on loopback share: services_start N [THREADS] starts N services as N nodes of one cluster in $work, each with one CPU
-# slot (or $slots of what it has) and the $settings given; services_stop ends them. $work goes away with the shell. Needs $DTRAIN_ROOT's installed tree, or dtrain on PATH.
+# Functions of the tests on loopback. services_start N [THREADS] starts N services as N nodes of one cluster in $work, each with one CPU slot
+# (or $slots) and the given $settings; services_stop ends them. $work is removed at the end of the shell. Needs the installed tree in
+# $DTRAIN_ROOT, or dtrain on PATH.
 set -eu
 src=${DTRAIN_SOURCE:-$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)}
 # shellcheck disable=SC2034 # read by the scripts that source this one
@@ -9,13 +10,13 @@ if [ -n "${DTRAIN_ROOT:-}" ]; then PATH=$DTRAIN_ROOT/bin:$DTRAIN_ROOT/sbin:$PATH
 unset OPENBLAS_CORETYPE OPENBLAS_L2_SIZE
 skip() { echo "$*"; exit 77; }
 die() { echo "FAILED: $*" >&2; exit 1; }
-# What is random is a function of SEED: SEED=N does it again.
+# Everything random is a function of SEED; SEED=N repeats it.
 SEED=${SEED:-$RANDOM}
 RANDOM=$SEED
 echo "# SEED=$SEED"
 
-# The Test Anything Protocol, for a script of many checks: each is a result of its own in ./runtests, and one that fails does not end
-# the script. tap_end is the last line; what ends without it has failed.
+# The Test Anything Protocol, for a script of many checks: each check is a result of its own in ./runtests, and a failed check does not end
+# the script. tap_end is the last command; a script that ends without it has failed.
 tap_count=0
 tap_failed=0
 tap() { # NAME COMMAND…: a check that passes where the command succeeds
@@ -37,7 +38,7 @@ tap_end() {
 is_equal() { [ "$1" = "$2" ] || { echo "got \"$1\", wanted \"$2\""; return 1; }; }
 is_like() { case $1 in *"$2"*) ;; *) echo "\"$1\" lacks \"$2\""; return 1 ;; esac; }
 fails() { if "$@"; then return 1; fi; }
-# until_true SECONDS WHAT COMMAND…: waits for the command to succeed; ends the script after so many seconds.
+# until_true SECONDS WHAT COMMAND…: repeats the command until it succeeds; ends the script after this many seconds.
 until_true() {
 	local seconds=$1 what=$2 end=$((SECONDS + $1))
 	shift 2
@@ -54,7 +55,7 @@ lib_exit() {
 	local status=$?
 	if [ $status != 0 ] && [ $status != 77 ]; then tail -n 15 "$work"/node*/dtraind.log 2>/dev/null || true; fi
 	services_stop
-	# Runs outlive their services: a script that ends in the middle leaves some.
+	# Runs continue when their service stops; a script that ends early may have left some.
 	pkill -TERM -f "^dtrain-launch $work/" || true
 	rm -rf "$work"
 	exit $status
@@ -101,10 +102,10 @@ services_stop() {
 	done
 	service_pids=()
 }
-# service_end I: waits for node I's service, which has been told to end, and returns its status.
+# service_end I: waits for the service of node I, which has been told to stop, and returns its exit status.
 service_end() {
 	timeout 120 tail --pid="${service_pids[$1]}" -f /dev/null || { echo "node$1 does not end within 120 s"; return 1; }
 	wait "${service_pids[$1]}"
 }
-# A program for a run that goes on until FILE is there, or for ten minutes: a run outlives the services of a test that has failed.
+# A program for a run that runs until FILE exists, or for ten minutes, since a run continues when the services of a failed test have stopped.
 until_file() { echo "n=0; until [ -e $1 ] || [ \$((n += 1)) -gt 12000 ]; do sleep 0.05; done"; }

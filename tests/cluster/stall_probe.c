@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A rank of a run, as the communicator over NCCL speaks with the others where a collective stands still: rank
- * 0 asks, rank 1 has said that it is past another, rank 2 has only come. Rank 0 prints what it learnt, and
- * does so while another of its threads waits at the same rendezvous.
+ * A rank of a run that makes the calls of the communicator over NCCL after a collective has made no progress:
+ * rank 0 asks for the state of the others, rank 1 has reported another collective, rank 2 has only started.
+ * Rank 0 prints the answers, while another of its threads waits at the same rendezvous.
  */
 #include <errno.h>
 #include <pthread.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Loads NCCL as a worker of several ranks does, and prints its version; or what is wrong with it. */
+/* Loads NCCL as a worker of several ranks does, and prints its version or the error. */
 #include <nccl.h>
 #include <stdio.h>
 

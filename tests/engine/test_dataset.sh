@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# The rows of datasets against the same rules written again in Python over Hugging Face's tokenizers.
+# Compares the rows of datasets with an implementation of the same rules in Python over Hugging Face's tokenizers.
 set -e
 src=${DTRAIN_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 dump=${DTRAIN_BUILD:-.}/tests/engine/dataset_dump

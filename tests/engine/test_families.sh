@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Loss, logits and every gradient of each family against transformers' own models.
+# Compares loss, logits and every gradient of each family with the models of transformers.
 set -e
 src=${DTRAIN_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 dump=${DTRAIN_BUILD:-.}/tests/engine/grad_dump

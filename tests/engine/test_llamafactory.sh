@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# The rows of random conversations against LLaMA-Factory's own. DTRAIN_LLAMAFACTORY_PYTHON: a Python that has it
-# (llamafactory 0.9.5, and what its data module imports: torch, transformers, datasets, peft); default: the tests'.
+# Compares the rows of random conversations with those of LLaMA-Factory. DTRAIN_LLAMAFACTORY_PYTHON: a Python with llamafactory 0.9.5
+# and the modules that its data module imports (torch, transformers, datasets, peft); default: the Python of the tests.
 set -e
 src=${DTRAIN_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 dump=${DTRAIN_BUILD:-.}/tests/engine/dataset_dump

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Two ranks with the same global batch as one: the same losses to 1e-5. Killed and resumed, bitwise their own. A rank that dies
-# takes the other with it.
+# Two ranks with the same global batch as one rank have losses that are equal to 1e-5; killed and resumed, they have bitwise their own losses.
+# When one rank dies, the other ends.
 . "$(dirname "$0")/worker.sh"
 steps=50
 more=
@@ -38,15 +38,15 @@ paste -d ' ' <(losses "$tmp/one" | sed -E 's/.*"loss":([^,]*),.*/\1/') <(losses 
 	awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > max) max = d; n++ } END { printf "%d steps, largest difference of the losses %.2e\n", n, max; exit !(n == '$steps' && max <= 1e-5) }' ||
 	fail "one rank and two differ"
 
-# Where the time goes, and which rank the others wait for: rank 1, which is stopped again and again.
+# The measured times, and the rank for which the others wait: rank 1, which is stopped repeatedly.
 json slowest "$tmp/slowest" '"max_steps": 100000'
 pair slowest
 while kill -0 "$rank0" 2>/dev/null && [ "$(lines "$tmp/slowest")" -lt 5 ]; do sleep 0.01; done
-# NCCL keeps the GPU waiting, not the process, and nothing of it is measured.
+# With NCCL the GPU waits, not the process: this is not measured.
 measured=$(grep -c '"communication_seconds"' "$tmp/slowest/metrics.jsonl")
 while [ "$measured" != 0 ] && kill -0 "$rank0" 2>/dev/null; do
 	kill -STOP "$rank1" && sleep 0.3 && kill -CONT "$rank1"
-	# The 300 ms are rank 1's own, or rank 1 was stopped while it waited itself: then once more.
+	# The 300 ms count for rank 1, unless it was stopped while it waited itself: then try again.
 	! grep -Eq '"slowest_rank":1,"slowest_node":"[^"]+","slowest_seconds":0\.[2-9]' "$tmp/slowest/metrics.jsonl" || break
 	sleep 0.05
 done
@@ -69,7 +69,7 @@ took=$((($(date +%s%N) - began) / 1000000))
 grep -q '^error: ' "$tmp/cut-0.log" || { show cut; fail "the other rank has no word on it"; }
 echo "the other rank ended $took ms later: $(grep '^error: ' "$tmp/cut-0.log")"
 [ $took -lt "${RANKS_END_MS:-3000}" ] || fail "the other rank took $took ms"
-# Rank 1 as on a machine that does not see rank 0's output directory.
+# Rank 1 runs as on a machine without the output directory of rank 0.
 attempt=2
 sed "s|\"dir\": \"[^\"]*\"|\"dir\": \"$tmp/elsewhere\"|" "$tmp/cut.json" >"$tmp/apart.json"
 start_rank cut 0
@@ -79,7 +79,7 @@ diff <(losses "$tmp/two") <(losses "$tmp/cut") || fail "two ranks, resumed: othe
 cmp -s "$tmp/two/model.safetensors" "$tmp/cut/model.safetensors" || fail "two ranks, resumed: other weights"
 echo "two ranks resume bitwise"
 
-# A rank that is told to stop stops both, after the same step.
+# A signal to one rank stops both after the same step.
 json stop "$tmp/stop" '"max_steps": 100000' '"save_steps": 100000' "$data"
 attempt=1
 pair stop
@@ -93,7 +93,7 @@ wait "$rank0"; s0=$?
 [ -d "$tmp/stop/checkpoint-$(lines "$tmp/stop")" ] || { show stop; fail "SIGTERM to one of two: no checkpoint"; }
 echo "a stopped rank stops both"
 
-# A checkpoint that takes longer to write than a collective may stand still.
+# Writing a checkpoint takes longer than the timeout of collectives.
 if ${CC:-cc} -shared -fPIC -O1 -D_GNU_SOURCE -o "$tmp/slow_write.so" "$src/tests/engine/slow_write.c" -ldl 2>/dev/null; then
 	json slow "$tmp/slow" '"max_steps": 2' '"save_steps": 1'
 	sed -i 's|"train": {|"parallel": {"timeout": '"${RANKS_TIMEOUT:-1}"'}, &|' "$tmp/slow.json"

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# A run killed with SIGKILL at random steps, and one stopped with SIGTERM, each resumed: bitwise the same losses and weights as
-# one left alone.
+# A run that is killed with SIGKILL at random steps, and one that is stopped with SIGTERM, have after resuming bitwise the same losses and
+# weights as an uninterrupted run.
 . "$(dirname "$0")/worker.sh"
 steps=120
 last_step() { (cd "$1" && ls -d checkpoint-* 2>/dev/null) | grep -v tmp | sed 's/.*-//' | sort -n | tail -1; }
@@ -14,7 +14,7 @@ same() { # A B WHAT
 	done
 }
 
-# Four times killed in mid-run, each time at a later step; 1: it ended by itself.
+# Kills the run four times, each time at a later step; returns 1 where it ended before.
 kill_rounds() {
 	local round at status
 	unset attempt
@@ -45,7 +45,7 @@ for precision in fp32 none bf16; do
 	# shellcheck disable=SC2012 # counts directories with plain names
 	[ "$(ls -d "$tmp/whole-$precision"/checkpoint-* | wc -l)" = 2 ] || fail "keep = 2: $(ls "$tmp/whole-$precision")"
 
-	# A machine that is busy elsewhere may see the end before it kills: then all of it again.
+	# On a loaded machine the run may end before it is killed: then everything is repeated.
 	tries=0
 	until kill_rounds; do
 		tries=$((tries + 1))
@@ -61,7 +61,7 @@ for precision in fp32 none bf16; do
 	[ -z "$(find "$tmp/cut-$precision" -name '*.tmp')" ] || fail "leftovers: $(find "$tmp/cut-$precision" -name '*.tmp')"
 done
 
-# SIGTERM: the step is finished, a checkpoint written, 143.
+# SIGTERM: the worker finishes the step, writes a checkpoint, and ends with 143.
 json stop "$tmp/stop" "$train" '"save_steps": 1000' "$data"
 start stop
 while kill -0 "$pid" 2>/dev/null && [ "$(lines "$tmp/stop")" -lt 9 ]; do sleep 0.01; done
@@ -76,7 +76,7 @@ run stop || { cat "$tmp/stop.log"; fail "SIGTERM: the resumed run"; }
 diff <(losses "$tmp/whole-bf16" | sed 's/,"eval_loss.*/}/') <(losses "$tmp/stop" | sed 's/,"eval_loss.*/}/') || fail "SIGTERM: other losses"
 cmp -s "$tmp/whole-bf16/model.safetensors" "$tmp/stop/model.safetensors" || fail "SIGTERM: other weights"
 
-# A run made shorter than it has gone: says so, saves the model, and leaves its checkpoints as they are.
+# A run whose number of steps is reduced below the step of its checkpoint prints a warning, saves the model, and keeps its checkpoints.
 json stop "$tmp/stop" "\"max_steps\": 3, \"accumulation\": 2" '"save_steps": 1000'
 before=$(ls -d "$tmp/stop"/checkpoint-*)
 run stop || { cat "$tmp/stop.log"; fail "a run made shorter"; }
@@ -84,7 +84,7 @@ grep -q "^warning: .*nothing is left to train" "$tmp/stop.log" || { cat "$tmp/st
 [ "$before" = "$(ls -d "$tmp/stop"/checkpoint-*)" ] || fail "a run made shorter: $(ls "$tmp/stop")"
 echo "resumed runs are bitwise the same"
 
-# Without a precision in the run file: what the device is best at, but a run that goes on stays as it was.
+# Without a precision in the run file the device decides, but a resumed run keeps its precision.
 json auto "$tmp/auto" '"max_steps": 2, "precision": "auto"' '"save_steps": 1'
 run auto || { cat "$tmp/auto.log"; fail "precision auto"; }
 grep -Eq '^precision: (bf16|fp32) \(auto: .*(multiplies it|no bf16 arithmetic)\)$' "$tmp/auto.log" || { cat "$tmp/auto.log"; fail "precision auto: it does not say which"; }

@@ -1,17 +1,17 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Ranks that read other files than the rest do not begin: the error of every rank names node, file and what differs in it. With
-# model.load = "broadcast" rank 0's weights are everybody's. Weights that are not finite are named.
+# Where ranks read different files, training does not begin: the error of every rank names the node, the file and the difference. With
+# model.load = "broadcast" all ranks use the weights of rank 0. Weights that are not finite are named.
 . "$(dirname "$0")/worker.sh"
 
-# on_rank RANK CONFIG: a rank of two on "node" n1 or n2, in the background; its process is $rankN, its log CONFIG-N.log
+# on_rank RANK CONFIG: starts one of two ranks on "node" n1 or n2 in the background; $rankN is its process, CONFIG-N.log its log
 on_rank() {
 	env -i PATH="$PATH" OMP_NUM_THREADS=1 DTRAIN_ATTEMPT="${attempt:-1}" RANK="$1" WORLD_SIZE=2 LOCAL_RANK="$1" DTRAIN_NODE="n$(($1 + 1))" \
 		DTRAIN_RENDEZVOUS_DIR="$meet" DTRAIN_CONFIG="$tmp/$2.json" "$worker" >"$tmp/$2-$1.log" 2>&1 &
 	eval "rank$1=$!"
 	pids="$pids $!"
 }
-# both CONFIG0 CONFIG1: both ranks to their end; s0 and s1 are their states.
+# both CONFIG0 CONFIG1: runs both ranks to their end; s0 and s1 are their exit statuses.
 both() {
 	meet=$(mktemp -d "$tmp/meet-XXXXXX")
 	on_rank 0 "$1"
@@ -32,14 +32,14 @@ refuse() {
 	! grep -q '^step ' "$tmp/$1-0.log" || { show "$1" "$2"; fail "$2: trained all the same"; }
 	grep '^error: ' "$tmp/$2-1.log"
 }
-# apart NAME SED: rank 1's configuration, base.json with changes
+# apart NAME SED: makes the configuration of rank 1 from base.json with changes
 apart() { sed "$2; s|\"dir\": \"[^\"]*\"|\"dir\": \"$tmp/elsewhere\"|; s|$tmp/cache|$tmp/cache-$1|" "$tmp/base.json" >"$tmp/$1.json"; }
 
 json make "$tmp/model" '"max_steps": 2'
 run make || { cat "$tmp/make.log"; fail "making a model"; }
 json base "$tmp/out" '"max_steps": 2' '"overwrite": true'
 sed -i "s|\"init\": \"[^\"]*\"|\"path\": \"$tmp/model\"|" "$tmp/base.json"
-# where TENSOR: its first byte in the file
+# where TENSOR: prints the position of its first byte in the file
 where() {
 	python3 - "$tmp/model/model.safetensors" "$1" <<-'EOF'
 		import json, struct, sys
@@ -61,7 +61,7 @@ both base base
 apart weights "s|$tmp/model|$tmp/other|"
 refuse base weights "node n2, rank 1: $tmp/other/model.safetensors: tensor $tensor is not what rank 0 on node n1 has"
 
-# The same two with the weights of rank 0 alone, of which rank 1 needs none: bitwise the run of one set of files.
+# With the weights of rank 0 only, and none for rank 1, the run is bitwise the same as with one set of files.
 sed 's|"path": "\([^"]*model\)"|&, "load": "broadcast"|' "$tmp/base.json" >"$tmp/send.json"
 rm "$tmp/other/model.safetensors"
 apart receive "s|$tmp/model\"|$tmp/other\", \"load\": \"broadcast\"|"
@@ -71,7 +71,7 @@ both send receive
 cmp -s "$tmp/want" "$tmp/out/model.safetensors" || fail "sent weights: another model"
 echo "sent weights are those of the files"
 
-# Configuration, tokenizer, data.
+# Differences in configuration, tokenizer and data.
 rm -rf "$tmp/other" && cp -r "$tmp/model" "$tmp/other"
 sed -i 's/"rope_theta": [0-9.]*/"rope_theta": 20000.0/' "$tmp/other/config.json"
 cmp -s "$tmp/model/config.json" "$tmp/other/config.json" && fail "config.json was not changed"
@@ -89,14 +89,14 @@ tr A-C X-Z <"$src/LICENSE" | head -c "$(wc -c <"$src/LICENSE")" >"$tmp/license.t
 apart data "s|$src/LICENSE|$tmp/license.txt|"
 refuse base data "node n2, rank 1: $tmp/cache-data/[0-9a-f]*.train: the tokenized data of $tmp/license.txt is not what rank 0 on node n1 has"
 
-# One byte of the tokenized rows, which the checks of the file itself do not see.
+# A difference in one byte of the tokenized rows, which the checksum of the file does not cover.
 apart rows ''
 both base rows
 [ $s0 = 0 ] && [ $s1 = 0 ] || { show base rows; fail "two caches of the same data"; }
 flip "$(echo "$tmp"/cache-rows/*.train)" 1000
 refuse base rows "node n2, rank 1: $tmp/cache-rows/[0-9a-f]*.train: the tokenized data of $src/LICENSE is not what rank 0 on node n1 has"
 
-# A value that is no number: the tensor is named, not the learning rate.
+# A NaN in the weights: the error names the tensor, not the learning rate.
 cp -r "$tmp/model" "$tmp/nan"
 put "$tmp/nan/model.safetensors" $(($(where $tensor) + 40)) '\x00\x00\xc0\x7f'
 json nan "$tmp/nan-out" '"max_steps": 2'
@@ -104,13 +104,13 @@ sed -i "s|\"init\": \"[^\"]*\"|\"path\": \"$tmp/nan\"|" "$tmp/nan.json"
 run nan && fail "weights with NaN were trained"
 grep -q "^error: $tmp/nan/model.safetensors: tensor $tensor: element 10 is NaN" "$tmp/nan.log" || { cat "$tmp/nan.log"; fail "weights with NaN: other words"; }
 grep '^error: ' "$tmp/nan.log"
-# The same in what is resumed: weights and moments.
+# The same in a checkpoint that is resumed: weights and moments.
 json resumed "$tmp/resumed" '"max_steps": 2' '"save_steps": 2'
 run resumed || { cat "$tmp/resumed.log"; fail "a run to resume"; }
 state="$tmp/resumed/checkpoint-2/dtrain/optimizer.safetensors"
 last=$(($(wc -c <"$state") - 4))
 put "$state" $last '\x00\x00\x80\x7f'
-# A squared gradient that overflowed: the run went on with it, and so does what resumes it.
+# A squared gradient that overflowed: the run continued with it, and so does a resumed run.
 run resumed || { cat "$tmp/resumed.log"; fail "moments that are infinite were not resumed"; }
 [ "$(grep -c "^warning: .*$state: tensor v\..*: element [0-9]* is infinite" "$tmp/resumed.log")" = 1 ] || { cat "$tmp/resumed.log"; fail "infinite moments: other words"; }
 put "$state" $last '\x00\x00\xc0\x7f'

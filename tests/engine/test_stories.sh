@@ -12,7 +12,7 @@ cat >"$tmp/generate.json" <<-EOF
 EOF
 run generate || { cat "$tmp/generate.log"; fail "generate"; }
 { printf %s "$prompt"; cat "$tmp/generate.log"; } >"$tmp/text"
-# run.c stops after its number of steps, so that its text is the beginning of ours.
+# run.c stops after a number of steps, so that its text is the beginning of this engine's text.
 head -c "$(($(wc -c <"$want") - 1))" "$tmp/text" | cmp -s - <(head -c "$(($(wc -c <"$want") - 1))" "$want") ||
 	{ diff "$tmp/text" "$want"; fail "another text"; }
 echo "$(wc -c <"$want") bytes are the same"

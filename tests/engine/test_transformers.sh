@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# What we save loads in transformers with from_pretrained and gives our logits; what transformers saves loads here.
+# transformers loads saved models with from_pretrained and computes the same logits; this engine loads models that transformers saved.
 . "$(dirname "$0")/worker.sh"
 [ -x "${DTRAIN_TEST_PYTHON:-}" ] || { echo "no Python with transformers: set DTRAIN_TEST_PYTHON"; exit 77; }
 logits=${DTRAIN_LOGITS:-${DTRAIN_BUILD:-.}/tests/engine/logits}

@@ -1,10 +1,10 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# What can be wrong with a run's files: one line on stderr that says what and where, and status 1.
+# An error in the files of a run gives one line on stderr that says what is wrong and where, and exit status 1.
 . "$(dirname "$0")/worker.sh"
 train='"max_steps": 2'
 
-# refuses NAME WORDS: the run of $tmp/NAME.json ends with status 1 and exactly one line of error, which has the words.
+# refuses NAME WORDS: the run of $tmp/NAME.json ends with status 1 and exactly one line of error, which contains the words.
 refuses() {
 	local status
 	timeout 60 env -i PATH="$PATH" OMP_NUM_THREADS=1 DTRAIN_ATTEMPT="${DTRAIN_ATTEMPT:-1}" ${DTRAIN_RUN_ID+"DTRAIN_RUN_ID=$DTRAIN_RUN_ID"} \
@@ -27,7 +27,7 @@ refuses output-in-use "$tmp/used is not empty and has no checkpoint"
 json nothing-to-resume "$tmp/none" "$train" '"resume": "must"'
 refuses nothing-to-resume "has no checkpoint"
 
-# Another run that writes there, and a later attempt of a run whose files these are not.
+# The output directory is in use by another run; a later attempt of a run to which the files do not belong.
 json writing "$tmp/shared" '"max_steps": 1000000' '"save_steps": 10'
 DTRAIN_RUN_ID=3 start writing
 writer=$pid
@@ -39,13 +39,13 @@ wait "$writer" 2>/dev/null
 json output-of-another "$tmp/shared" "$train" '"resume": "never"'
 DTRAIN_ATTEMPT=2 DTRAIN_RUN_ID=5 refuses output-of-another "$tmp/shared is not empty"
 
-# A run that starts again after another has taken its directory.
+# A run that starts again after another run has claimed its directory.
 json taken "$tmp/shared" "$train"
 DTRAIN_RUN_ID=5 start taken
 wait "$pid" || { cat "$tmp/taken.log"; fail "a run that goes on from the checkpoints of another"; }
 DTRAIN_ATTEMPT=2 DTRAIN_RUN_ID=3 refuses writing "$tmp/shared belongs to run 5"
 
-# Submitted again after an end before the first checkpoint, as another run: not in its own way. Files of others still are.
+# A run that ended before its first checkpoint can be submitted again as another run with the same directory; other files there are still refused.
 json early "$tmp/early" '"max_steps": 1000000' '"save_steps": 900000'
 DTRAIN_RUN_ID=8 start early
 while kill -0 "$pid" 2>/dev/null && [ ! -s "$tmp/early/metrics.jsonl" ]; do sleep 0.01; done
@@ -68,7 +68,7 @@ json no-data "$tmp/o1" "$train"
 sed -i "s|$src/LICENSE|$tmp/absent.txt|" "$tmp/no-data.json"
 refuses no-data "absent.txt"
 
-# A pipe that nobody writes to: as data, tokenizer, configuration and weights. Nothing waits for it.
+# A named pipe without a writer as data, tokenizer, configuration and weights: the worker does not wait for it.
 mkfifo "$tmp/pipe"
 json data-pipe "$tmp/o1" "$train"
 sed -i "s|$src/LICENSE|$tmp/pipe|" "$tmp/data-pipe.json"
@@ -89,10 +89,10 @@ refuses broken "broken.json"
 json unknown-key "$tmp/o2" "$train, \"learnig_rate\": 1"
 refuses unknown-key "learnig_rate"
 
-# A saved model, then damaged in turn.
+# Each part of a saved model is damaged in turn.
 json make "$tmp/model" "$train"
 run make || { cat "$tmp/make.log"; fail "training for the damaged models"; }
-# A model with ids that the tokenizer has not: none of them is chosen.
+# A model with ids that the tokenizer does not have: generation never chooses them.
 mkdir "$tmp/wide" && cp "$src"/tests/engine/bytes/*.json "$tmp/wide" && sed -i 's/"vocab_size": 264/"vocab_size": 600/' "$tmp/wide/config.json"
 json wide "$tmp/wide-model" "$train"
 sed -i "s|$src/tests/engine/bytes|$tmp/wide|" "$tmp/wide.json"
@@ -118,7 +118,7 @@ fresh && rm "$tmp/bad/model.safetensors" && mkfifo "$tmp/bad/model.safetensors" 
 fresh && rm "$tmp/bad/config.json" && damaged no-config "config.json"
 fresh && echo '{' >"$tmp/bad/tokenizer.json" && damaged broken-tokenizer "tokenizer.json"
 
-# A disk that takes no more, as a limit on the size of files: nothing half-written stays.
+# A full disk, emulated by a limit on the size of files: no incomplete file is left.
 json full "$tmp/full" "$train" '"save_steps": 1'
 ulimit -f 60
 refuses full "model.safetensors: write failed\|File too large"

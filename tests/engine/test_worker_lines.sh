@@ -1,9 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# What a worker says of its data and its steps: each number with what it counts.
+# The lines of a worker about its data and its steps: each number with its unit.
 . "$(dirname "$0")/worker.sh"
 
-# says PATTERN: the run's log has a whole line that matches.
+# says PATTERN: the log of the run has a whole line that matches.
 says() { grep -qxE -- "$1" "$tmp/$name.log" || { cat "$tmp/$name.log"; fail "$name: no line \"$1\""; }; }
 kib='[0-9.]+ (B|KiB)'
 lines=$(grep -c '[^[:space:]]' "$src/LICENSE")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# For tests that start workers directly, without a service. Sourced; leaves $tmp, which goes away, and these functions.
+# For tests that start workers directly, without a service. The scripts source it; it defines $tmp, which is removed at the end, and these functions.
 src=${DTRAIN_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 worker=${DTRAIN_WORKER:-${DTRAIN_BUILD:-.}/dtrain-worker-cpu}
 [ -x "$worker" ] || { echo "no worker at $worker: set DTRAIN_BUILD to a build directory"; exit 77; }
@@ -11,7 +11,7 @@ cleanup() {
 	rm -rf "$tmp"
 }
 trap cleanup EXIT
-# What is random is a function of SEED: SEED=N does it again.
+# Everything random is a function of SEED; SEED=N repeats it.
 SEED=${SEED:-$RANDOM}
 RANDOM=$SEED
 echo "SEED=$SEED"
@@ -19,7 +19,7 @@ fail() {
 	echo "FAILED: $*" >&2
 	exit 1
 }
-# json NAME OUTPUT-DIR TRAIN OUTPUT [DATA]: writes $tmp/NAME.json, members added to the groups of the same name.
+# json NAME OUTPUT-DIR TRAIN OUTPUT [DATA]: writes $tmp/NAME.json; TRAIN, OUTPUT and DATA are members that are added to these groups.
 json() {
 	cat >"$tmp/$1.json" <<-EOF
 		{"task": "pretrain", "directory": "$tmp", "model": {"init": "$src/tests/engine/bytes"},
@@ -29,20 +29,20 @@ json() {
 		 "output": {"dir": "$2", "log_steps": 1${4:+, $4}}}
 	EOF
 }
-# start NAME [LOG]: a worker of one rank in the background; its process is $pid.
+# start NAME [LOG]: starts a worker of one rank in the background; its process is $pid.
 start() {
 	env -i PATH="$PATH" ${SIMT_PROTECT:+SIMT_PROTECT=1} OMP_NUM_THREADS=1 DTRAIN_ATTEMPT="${attempt:-1}" ${DTRAIN_RUN_ID+"DTRAIN_RUN_ID=$DTRAIN_RUN_ID"} DTRAIN_CONFIG="$tmp/$1.json" "$worker" >"$tmp/${2:-$1}.log" 2>&1 &
 	pid=$!
 	pids="$pids $pid"
 }
-# run NAME [LOG]: the same to its end; returns its status.
+# run NAME [LOG]: the same, waits for its end, and returns its exit status.
 run() {
 	start "$@"
 	wait "$pid"
 }
-# The numbers of metrics.jsonl that have to be the same, one line a step: without marks, and without what is measured.
+# The numbers of metrics.jsonl that have to be the same, one line for each step: without marks and without measurements.
 losses() {
 	sed -E '/^\{"event"/d; s/,"(tokens_per_second|eta_seconds|time|[a-z]*_seconds|[a-z_]*memory_bytes|slowest_[a-z]*)":[^,}]*//g' "$1/metrics.jsonl"
 }
-# Its lines that report a step.
+# The number of lines of metrics.jsonl that report a step.
 lines() { cat "$1/metrics.jsonl" 2>/dev/null | grep -c '"loss":'; }

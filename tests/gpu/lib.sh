@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What the parts of tests/gpu/run share. Sourced by them, each a process of its own, with in its environment: GPU_ENGINE (cuda, or
+# Functions of the parts of tests/gpu/run, which source this file. Each part is a process of its own; its environment has GPU_ENGINE (cuda, or
 # simt: the emulated GPU), GPU_SRC and GPU_BUILD (source and build tree), GPU_WORK (a directory of this run), GPU_RESULTS (where results
 # go), GPU_PYTHON, and GPU_NONE (why there is no GPU; empty where there is one).
 set -u
@@ -12,7 +12,7 @@ RANDOM=${SEED:=$RANDOM} # SEED=N does again what is random
 mkdir -p "$work"
 echo "SEED=$SEED" >&2
 
-# One line a result, tab-separated: part, pass|fail|skip, name, words. What is told is told at once: a run may be cut off.
+# One tab-separated line for each result: part, pass|fail|skip, name, words. It is written at once, since the time of a run may end.
 result() {
 	printf '%s\t%s\t%s\t%s\n' "$part" "$1" "$2" "${3:-}" >>"$GPU_RESULTS"
 	printf '%s: %s: %s%s\n' "${1^^}" "$part" "$2" "${3:+: $3}" >&2
@@ -20,7 +20,7 @@ result() {
 pass() { result pass "$@"; }
 fail() { result fail "$@"; }
 skip() { result skip "$@"; }
-# figure NAME OURS PEER RATIO [BOUND]: a line of the table; with a bound (">= 1.3", "within 2 %") the ratio, or ours where there is none, has to keep it.
+# figure NAME OURS PEER RATIO [BOUND]: a line of the table; a bound (">= 1.3", "within 2 %") holds for the ratio, or for OURS where there is no ratio.
 figure() {
 	local holds=
 	if [ -n "${5:-}" ]; then
@@ -31,10 +31,10 @@ figure() {
 	printf '%s\tfigure\t%s\t%s\t%s\t%s\t%s\t%s\n' "$part" "$1" "${2:-}" "${3:-}" "${4:-}" "${5:-}" "$holds" >>"$GPU_RESULTS"
 	printf '%s: %s  %s  %s  %s  %s %s\n' "$part" "$1" "${2:-}" "${3:-}" "${4:-}" "${5:-}" "$holds" >&2
 }
-# note WORDS: below the table.
+# note WORDS: adds a line below the table.
 note() { printf '%s\tnote\t%s\n' "$part" "$*" >>"$GPU_RESULTS"; }
 
-# Where a GPU is needed and none is there: that, in one line, and the end of the part.
+# Ends the part, with one line that says so, where there is no GPU.
 need_gpu() {
 	[ "$GPU_ENGINE" = simt ] || [ -z "$GPU_NONE" ] || { skip "$part" "no GPU: $GPU_NONE"; exit 0; }
 }
@@ -49,7 +49,7 @@ program() {
 		esac ;;
 	esac
 }
-# has NAME…: whether these programs were built; says which was not.
+# has NAME…: succeeds where these programs were built; otherwise it names the missing one.
 has() {
 	local p
 	for p in "$@"; do
@@ -76,11 +76,11 @@ check() {
 	esac
 	return $status
 }
-# json KEY: of the flat JSON object on stdin.
+# json KEY: the value of KEY in the flat JSON object on stdin.
 json() { sed -n "s/.*\"$1\": *\"\{0,1\}\([^,\"}]*\).*/\1/p" | head -n 1; }
 # of KEY FILE: a number of each line of metrics.jsonl.
 of() { sed -n "s/.*\"$1\": *\([-+.0-9e]*\).*/\1/p" "$2"; }
-# apart FILE FILE: of two columns of numbers: the greatest difference, relative to the first; nothing where they are not as many.
+# apart FILE FILE: the greatest difference of two columns of numbers, relative to the first; nothing where their lengths differ.
 apart() {
 	paste "$1" "$2" | awk 'NF != 2 { bad = 1 } { d = ($1 - $2) / $1; if (d < 0) d = -d; if (d > worst) worst = d }
 		END { if (!bad && NR) printf "%.2g\n", worst }'
@@ -91,8 +91,8 @@ has_torch() {
 		{ skip "$1" "${GPU_PYTHON:-no python3}: no torch and transformers"; return 1; }
 }
 
-# Workers by the names that the services and test scripts expect. Each is a script: a rank's environment is clean, and has to lead to the
-# driver; two ranks on one GPU have to look to NCCL like two machines.
+# Makes workers with the names that the services and test scripts expect. Each is a script, which sets the path of the driver, since the
+# environment of ranks is clean, and which makes two ranks on one GPU look like two machines to NCCL.
 worker_scripts() { # DIRECTORY
 	local nccl="NCCL_NET=Socket NCCL_IB_DISABLE=1 NCCL_SOCKET_IFNAME=lo NCCL_MNNVL_ENABLE=0" own=$build/dtrain-worker-cuda name=cuda
 	mkdir -p "$1"
@@ -110,7 +110,7 @@ worker_scripts() { # DIRECTORY
 	# shellcheck disable=SC2034 # read by the scripts that source this one
 	gpu_worker=$1/dtrain-worker-$name
 }
-# config.json and tokenizer of bytes: a model of HIDDEN in heads of DIM, LAYERS of it.
+# Makes config.json and a byte-level tokenizer of a model with hidden size HIDDEN, heads of DIM, and LAYERS layers.
 byte_model() { # DIRECTORY HIDDEN DIM LAYERS
 	cp -r "$src/tests/engine/bytes" "$1"
 	chmod -R u+w "$1"

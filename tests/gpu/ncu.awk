@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Of "ncu --csv --page raw --print-units base": kernels by their time, with shares of the peak bandwidth and of the tensor cores' cycles.
+# Reads "ncu --csv --page raw --print-units base" and prints kernels by their time, with shares of the peak bandwidth and of the cycles of the tensor cores.
 # -v most=5
 function field(name) { return name in column ? column[name] : 0 }
 function number(i) { gsub(/,/, "", cell[i]); return cell[i] + 0 }

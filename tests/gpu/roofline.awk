@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Of train_bench's profile=1: the costliest operations, with their share of the step and of what the device can do at best.
+# Reads the output of train_bench profile=1 and prints the costliest operations, with their share of the step and of the peak rates of the device.
 # -v peak_tf=… -v peak_tb=…: TF/s and TB/s, 0: unknown; -v most=5
 BEGIN {
 	FS = "\t"

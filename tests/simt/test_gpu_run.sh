@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# tests/gpu/run, all of its parts at their smallest, over the emulated GPU: what it compares, times, kills and counts is tried here.
+# Runs all parts of tests/gpu/run at their smallest sizes over the emulated GPU, to test how it compares, times, kills and counts.
 src=${DTRAIN_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 build=$(readlink -f "${DTRAIN_BUILD:-.}")
 [ -x "$build/tests/simt/train_bench_simt" ] || { echo "no $build/tests/simt/train_bench_simt: a C++ compiler and Check build it"; exit 77; }
@@ -21,7 +21,7 @@ for want in "two ranks give one rank's losses" "one rank killed ends the other" 
 done
 ! compgen -G "t/*dtrain*" >/dev/null || fail "leftovers: $(ls t)"
 
-# What is cut off says so, leaves nothing running, and is a failure; what has no time left is skipped.
+# A part that exceeds its time is a failure that says so, and leaves no process running; a part for which no time is left is skipped.
 mkdir slow slow/parts
 cp "$src"/tests/gpu/*.awk "$src/tests/gpu/lib.sh" "$src/tests/gpu/run" slow/
 printf '#!/bin/bash\n. "$(dirname "$0")/../lib.sh"\npass early\nsetsid sleep 4712.5 &\nsleep 60\n' >slow/parts/profile
@@ -34,7 +34,7 @@ for p in /proc/[0-9]*; do
 done
 slow/run --engine simt --build "$build" --out "$tmp/slow/out" --only profile --minutes 0 | grep -q '^0 passed, 0 failed, 1 skipped$' || fail "no minutes left"
 
-# ncu's table, from a made-up one.
+# The table of ncu, from made-up output.
 cat >ncu.csv <<'EOF'
 ==PROF== Profiling
 "ID","Kernel Name","Grid Size","dram__bytes.sum","dram__throughput.avg.pct_of_peak_sustained_elapsed","gpu__time_duration.sum","sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed","sm__throughput.avg.pct_of_peak_sustained_elapsed"

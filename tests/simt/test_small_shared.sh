@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# On a GPU that gives a block 99 KiB of shared memory (sm_86, sm_89, sm_120) instead of an H200's 227: kernels that hold more take
-# smaller tiles, or less of a row.
+# On a GPU with 99 KiB of shared memory for a block (sm_86, sm_89, sm_120), instead of 227 as on an H200, kernels that need more use
+# smaller tiles, or a smaller part of a row.
 cd "${top_builddir:-.}" || exit 1
 SIMT_SHARED=99
 export SIMT_SHARED

@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Small models trained by the CUDA engine's kernels on the emulated GPU: the CPU engine's losses and gradients, and its text.
+# Small models trained by the kernels of the CUDA engine on the emulated GPU have the losses, gradients and text of the CPU engine.
 simt=$(readlink -f "${DTRAIN_BUILD:-.}")/tests/simt/dtrain-worker-simt
 [ -x "$simt" ] || { echo "no $simt: a C++ compiler and Check build it"; exit 77; }
 . "$(dirname "$0")/../engine/worker.sh"
@@ -8,7 +8,7 @@ simt=$(readlink -f "${DTRAIN_BUILD:-.}")/tests/simt/dtrain-worker-simt
 cpu=$worker
 export SIMT_PROTECT=1 # neither may the host touch the emulated GPU's memory, nor its kernels the host's
 
-# compare NAME PRECISION HEAD-DIM TOLERANCE [TRAIN]; heads of 64 in bf16 are what the tensor-core kernels take
+# compare NAME PRECISION HEAD-DIM TOLERANCE [TRAIN]; the tensor-core kernels are used for heads of 64 in bf16
 compare() {
 	cp -r "$src/tests/engine/bytes" "$tmp/$1"
 	chmod -R u+w "$tmp/$1"
@@ -50,7 +50,7 @@ done
 cmp "$tmp/text-cpu.log" "$tmp/text-simt.log" || fail "another text: $(cat "$tmp/text-cpu.log" "$tmp/text-simt.log")"
 echo "60 tokens are the same"
 
-# A rank takes the GPU that its node names; there is one here.
+# A rank uses the GPU that its node names; the emulator has one.
 json device "$tmp/device"
 env -i PATH="$PATH" DTRAIN_DEVICE=1 DTRAIN_CONFIG="$tmp/device.json" "$simt" >"$tmp/device.log" 2>&1 && fail "a second GPU was found: $(cat "$tmp/device.log")"
 grep -q "GPU 1 is asked for, 1 is visible" "$tmp/device.log" || fail "another GPU: $(cat "$tmp/device.log")"
