@@ -2,8 +2,8 @@
 /*
  * Times every operation of device.h at the training shapes of the 26M-parameter Llama (hidden 512, 8 layers,
  * 8 heads, 2 kv heads of 64, intermediate 1408, vocab 6400, 4 documents of 512 tokens), and puts them
- * together to a step. bench_device [THREADS]     unset OPENBLAS_CORETYPE first With one thread the clock is
- * the thread's own CPU time, so that a busy machine disturbs little.
+ * together to a step. Usage: bench_device [THREADS], with OPENBLAS_CORETYPE unset. With one thread the clock
+ * is the CPU time of the thread, so that other load on the machine has little influence.
  */
 #include <math.h>
 #include <stdio.h>
@@ -118,7 +118,7 @@ static void gemms(const char *name, enum dtype type, int64_t rows, int64_t n, in
 	gemm(words, type, DTYPE_F32, true, false, n, k, rows, 1, times);
 }
 
-/* bytes: what has to move at least. */
+/* bytes: the fewest that have to be read and written. */
 static void report(const char *name, double t, double bytes, double flops, int times)
 {
 	printf("%-28s %27.3f ms", name, t * 1e3);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bench_sgemm [THREADS]: what the machine's single-precision matrix multiplication does at the shapes of a
+ * bench_sgemm [THREADS]: measures single-precision matrix multiplication on this machine at the shapes of a
  * training step: the products of the benchmark's model (512 wide, 8 layers, intermediate 1408, vocabulary
  * 6400, 2,048 tokens), forward and both backward, each as often as a step needs it. Prints one JSON object;
- * gflops is the rate over the whole step's products, the ceiling that a step's share is taken of.
+ * gflops is the rate over all products of a step, the upper limit with which a step is compared.
  */
 #include <cblas.h>
 #include <stdio.h>
@@ -28,8 +28,8 @@ static double now(void)
 	return t.tv_sec + t.tv_nsec * 1e-9;
 }
 
-/* y[T,out] = x[T,in] · w[out,in]ᵀ; dx = dy · w; dw = dyᵀ · x. The best of some rounds, since others share
- * the machine. */
+/* y[T,out] = x[T,in] · w[out,in]ᵀ; dx = dy · w; dw = dyᵀ · x. The best of several rounds, since other
+ * programs may use the machine. */
 static double seconds_of(int in, int out, const float *x, const float *w, float *y)
 {
 	double best = 1e9;

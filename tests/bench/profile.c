@@ -13,7 +13,7 @@
 
 enum { MARKS = 1 << 15 };
 
-/* A point in the device's time. The CPU and the emulated GPU have done each operation when it returns. */
+/* A point in time of the device. On the CPU and the emulated GPU each operation is done when it returns. */
 #ifdef PROFILE_CUDA
 #include <cuda_profiler_api.h>
 #include <cuda_runtime_api.h>
@@ -87,7 +87,7 @@ struct mark {
 	point begin, end;
 };
 
-/* The wrapped calls carry no context of ours: one profile a program. */
+/* The wrapped calls have no context parameter: therefore a program has one profile. */
 static struct profile {
 	struct device *dev; /* NULL: not now */
 	bool within;        /* an operation, whose own calls of others count as its */
@@ -205,7 +205,7 @@ int profile_stop(struct device *dev, FILE *out, struct error *err)
 	return 0;
 }
 
-/* ---- the operations: what each has to compute and to move at least ---- */
+/* ---- the operations: the fewest computations and bytes that each needs ---- */
 /* A function of device.h and its wrapped twin; `work` names the operation and counts. */
 #define OPERATION(name, parameters, arguments, ...)                                                          \
 	void __real_device_##name parameters;                                                                \
@@ -223,7 +223,7 @@ static double size_of(enum dtype type)
 	return (double)dtype_size(type);
 }
 
-/* Pairs of query and key, of one head. */
+/* The number of pairs of query and key of one head. */
 static double attention_pairs(const struct device_attention *a)
 {
 	double pairs = 0;

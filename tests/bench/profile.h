@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Where the time of a step goes: every operation of device.h, timed on the device's own stream. The program
- * is linked with $(wrap_device), which leads its calls through profile.c; what is not listed there is not
- * seen.
+ * The time of each operation of device.h in a step, measured on the stream of the device. The program is
+ * linked with $(wrap_device), which directs its calls to profile.c; operations that are not listed there are
+ * not measured.
  */
 #pragma once
 
@@ -11,9 +11,9 @@
 
 #include "engine/device/device.h"
 
-/* Bytes of the device's memory that are in use, by whoever; -1: it cannot be asked. */
+/* Bytes of the memory of the device that are in use by all processes; -1: unknown. */
 int64_t profile_memory(void);
-/* Tells a profiler that waits for it (ncu --profile-from-start off) where to begin and end. */
+/* Starts and ends the recording of a profiler that waits for it (ncu --profile-from-start off). */
 void profile_capture(bool on);
 
 /* From here to profile_stop operations are timed. */

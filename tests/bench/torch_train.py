@@ -26,7 +26,7 @@ parser.add_argument("--length", type=int, default=512)
 options = parser.parse_args()
 
 TUNED_MALLOC = {
-    # Without these glibc gives the activations back to the kernel at every step.
+    # Without these settings glibc returns the memory of activations to the kernel at every step.
     "MALLOC_TOP_PAD_": "536870912",
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": "100000000000",
@@ -177,7 +177,7 @@ print(json.dumps({
     "threads": options.threads,
     "tokens_per_second": round(options.batch * options.length / statistics.median(times), 1),
     "best_tokens_per_second": round(options.batch * options.length / min(times), 1),
-    # On a machine that others use too, with one thread: what it would be if they did not.
+    # With one thread, CPU time shows the speed without the load of other programs.
     "tokens_per_processor_second": round(options.batch * options.length / min(processor), 1),
     "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     "first_step_s": round(first, 2),

@@ -4,8 +4,8 @@
  * Keys: precision=fp32|bf16 threads=0 steps=6 warm=2 micro_batch=4 accumulation=1 length=512 layers=8
  * hidden=512 heads=8 kv=2 head_dim=hidden/heads intermediate=1408 vocab=6400 theta=1e6 recompute=0 masked=0
  * spread=0 master=1 unfused=0 rows=64 documents=2 family=llama, or config=FILE, a config.json (layers= still
- * wins). Prints one JSON object. Then, with profile=1, one step more with every operation timed (profile.h
- * says how it is printed), and with capture=1 one that a profiler is told of.
+ * wins). Prints one JSON object. With profile=1 it then runs one more step and prints the time of every
+ * operation (profile.h describes the format); with capture=1 one more step that a profiler records.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -72,7 +72,7 @@ static int compare(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-/* Steps beyond those that are timed. */
+/* Steps that are not timed. */
 static int extra_steps(char **argv, struct trainer *t, struct device *dev, struct error *err)
 {
 	struct train_log log = {0};

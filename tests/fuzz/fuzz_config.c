@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Run files, dtraind.conf and the JSON form of a run: the first byte chooses. */
+/* Run files, dtraind.conf and the JSON form of a run; the first byte of the input chooses among them. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,7 +29,7 @@ static void fuzz_json(const char *text, size_t len)
 		abort();
 }
 
-/* What is added to a text is an L here and there, and nothing more the second time. */
+/* The function only adds the suffix L to integers, and adds nothing when it is called again. */
 static void fuzz_integers(const char *text)
 {
 	_cleanup_free_ char *once = NULL, *twice = NULL;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * HTTP as far as it is our own: answers on the Unix socket (one connection, one answer after the other),
- * routes, escapes, and the file with the cluster's key. The first byte chooses.
+ * The parts of HTTP that dtrain implements itself: answers on the Unix socket (several answers on one
+ * connection), routes, escapes, and the file with the cluster's key. The first byte of the input chooses.
  */
 #include <stdint.h>
 #include <unistd.h>
@@ -25,7 +25,7 @@ static int count(void *context, const char *data, size_t len, struct error *err)
 	return sum % 251 == 250 ? error_set(err, -EIO, "enough") : 0;
 }
 
-/* What is asked lies unread at the other end. */
+/* The request stays unread at the other end. */
 static struct http_local *connected(const uint8_t *data, size_t size, int *other)
 {
 	struct http_local *l = calloc(1, sizeof(*l));
@@ -115,7 +115,8 @@ static void key_file(const char *pem)
 		identity_parse(id, "fuzz", &err);
 }
 
-/* A good file with bytes changed: three bytes each, where and what. */
+/* A valid file with changed bytes: three bytes of input for each, two for the position and one for the value.
+ */
 static void changed_key_file(const uint8_t *data, size_t size)
 {
 	static char *good;

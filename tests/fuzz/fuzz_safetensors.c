@@ -8,7 +8,8 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* What parses can be read whole: first and last element of every tensor, each converted. */
+/* A file that parses can be read completely: the first and the last element of every tensor, with conversion.
+ */
 static void parse(const uint8_t *data, size_t size)
 {
 	struct safetensors *st = NULL;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A tokenizer.json from the input; where it parses, a text goes through it and back. */
+/* The input is a tokenizer.json; where it parses, a text is encoded and decoded with it. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Any bytes through a few small tokenizers that have every kind of step between them; what a byte-level one
- * without losses decodes is what came in. */
+/* Encodes any bytes with a few small tokenizers that together have every kind of step; a byte-level tokenizer
+ * without normalizer decodes to the input. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

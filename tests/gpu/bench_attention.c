@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Attention by our own kernels and by cuDNN, side by side on one GPU: time forward and backward, whether they
- * agree, whether each gives the same bits again, and whether "auto" would have taken the faster. One line and
- * one of JSON a shape, at the end one that says it all; exit status 1 where they disagree, 77 without a GPU.
+ * Compares the attention kernels of the engine with those of cuDNN on one GPU: time forward and backward,
+ * whether the results agree, whether each gives the same bits again, and whether "auto" chooses the faster.
+ * Prints one line and one JSON object for each shape, and a summary; exit status 1 where they disagree, 77
+ * without a GPU.
  */
 #include <errno.h>
 #include <math.h>
@@ -221,7 +222,7 @@ static uint16_t *fetch(struct bench *b, int side, int pass)
 	return host;
 }
 
-/* The largest difference of two elements, against what they are and the root of the mean square. */
+/* The largest difference of two elements, relative to their size and to the root of the mean square. */
 static double difference(const uint16_t *x, const uint16_t *y, int64_t n)
 {
 	double most = 0, square = 0;

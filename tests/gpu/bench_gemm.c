@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bench_gemm CONFIG_JSON TOKENS [CHUNK [SECONDS]]: every matrix product of a training step in bf16, with each
- * of the algorithms that the library names for it: whether its best guess, which the engine takes, is the
- * fastest. CHUNK: rows of logits at a time; SECONDS: for which each is timed. Prints a line a product, and
- * what a step would gain with the fastest of each.
+ * bench_gemm CONFIG_JSON TOKENS [CHUNK [SECONDS]]: times every matrix product of a training step in bf16 with
+ * each algorithm that the library suggests for it, and compares the first one, which the engine uses, with
+ * the fastest. CHUNK: rows of logits at a time; SECONDS: how long each is timed. Prints one line for each
+ * product, and the time that a step would gain with the fastest algorithms.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -55,7 +55,7 @@ static int fill(struct device *dev, void *p, int64_t bytes, struct error *err)
 	return r;
 }
 
-/* Seconds of one, the median of three; negative errno where the device refuses it. */
+/* Seconds of one product, the median of three; a negative errno where the device refuses it. */
 static int measure(struct bench *b, struct device *dev, const struct product *p, double *seconds,
                    struct error *err)
 {
@@ -96,7 +96,7 @@ static int measure(struct bench *b, struct device *dev, const struct product *p,
 	return 0;
 }
 
-/* Both sides of a layer's or the head's weights [out, in], times of them a step, over `tokens` rows. */
+/* The products with weights [out, in] of a layer or the head, `times` in each step, over `tokens` rows. */
 static int weights(struct bench *b, const char *name, int64_t tokens, int64_t out, int64_t in, double times,
                    double *guessed, double *fastest, struct error *err)
 {
