@@ -279,6 +279,12 @@ START_TEST(a_device_is_drained_where_it_is)
 	local = daemon_get(&two, NULL, "/v1/devices?local=1");
 	ck_assert_str_eq(json_get_string(json_array_get(json_object_get(local, "devices"), 1), "state", ""),
 	                 "drained");
+	/* Its heartbeat is on the way, beside the answer. */
+	for (bool known = false; !known; usleep(20000)) {
+		_cleanup_free_ char *nodes = get_text(&one, NULL, "/v1/nodes", 200);
+
+		known = strstr(nodes, "a new fan");
+	}
 	/* It takes all four slots. */
 	daemon_submit(&one, NULL, "true", 2, 2);
 	{

@@ -5,6 +5,7 @@
 #include "base/json.h"
 #include "base/str.h"
 #include "cluster/members.h"
+#include "cluster/topology.h"
 #include "unit.h"
 
 static json_t *heartbeat(const char *node, const char *instance, int sequence)
@@ -40,40 +41,185 @@ static bool keep_none(void *context, const char *name)
 	return false;
 }
 
-START_TEST(members_come_and_go)
+static bool keep_all(void *context, const char *name)
 {
-	static const char text[] = "a slots=2\nb slots=2 addr=10.0.0.2 port=7 fast\n",
-	                  less[] = "b slots=2\nc slots=1\n", other[] = "c slots=1\n";
-	_cleanup_(members_destroyp) struct members *m = NULL;
-	_cleanup_(hosts_freep) struct hosts *hosts = NULL, *fewer = NULL, *none = NULL;
-	_cleanup_json_ json_t *beat = heartbeat("b", "x", 3), *list = NULL, *nodes = NULL, *devices = NULL;
-	const json_t *each;
+	return true;
+}
+
+static void set_hosts(struct members *m, const char *text, double now,
+                      bool (*keep)(void *context, const char *name))
+{
+	_cleanup_(hosts_freep) struct hosts *hosts = NULL;
 	struct error err = ERROR_INIT;
-	char down[16] = "";
-	struct member *b;
 
 	ck_ok(hosts_parse(text, strlen(text), "hosts", &hosts, &err), &err);
-	ck_ok(hosts_parse(less, strlen(less), "hosts", &fewer, &err), &err);
-	ck_ok(hosts_parse(other, strlen(other), "hosts", &none, &err), &err);
+	ck_ok(members_set_hosts(m, hosts, 29600, now, keep, NULL, &err), &err);
+}
+
+static struct members *make_members(const char *hosts)
+{
+	struct members *m;
+	struct error err = ERROR_INIT;
+
 	ck_ok(members_create(100, &m, &err), &err);
-	ck_ok(members_set_hosts(m, hosts, 29600, 100, keep_none, NULL, &err), &err);
-	b = members_find(m, "B");
+	set_hosts(m, hosts, 100, keep_none);
+	return m;
+}
+
+/* A heartbeat with these slots: '.' free, a digit: leased to the run of that number, 'D' drained, 'd' the
+ * same, but run 7 is still on it. */
+static json_t *heartbeat_of(const char *node, const char *slots)
+{
+	json_t *json = heartbeat(node, "x", 1), *devices = json_array();
+
+	for (int i = 0; slots[i]; i++) {
+		char c = slots[i];
+		const char *state = c == '.'   ? "free"
+		                    : c == 'D' ? "drained"
+		                    : c == 'd' ? "draining"
+		                               : "leased";
+
+		json_array_append_new(devices, json_pack("{s:s,s:i,s:s,s:s,s:i,s:i,s:s,s:o,s:s?}", "node",
+		                                         node, "index", i, "kind", "cpu", "name", "CPU",
+		                                         "memory", 1, "threads", 1, "state", state, "run",
+		                                         c == 'd'               ? json_integer(7)
+		                                         : c >= '0' && c <= '9' ? json_integer(c - '0')
+		                                                                : json_null(),
+		                                         "reason", c == 'D' || c == 'd' ? "worn out" : NULL));
+	}
+	json_object_set_new(json, "devices", devices);
+	return json;
+}
+
+static bool beat(struct members *m, const char *node, const char *slots, double now)
+{
+	_cleanup_json_ json_t *json = heartbeat_of(node, slots);
+
+	return take_heartbeat(members_find(m, node), json, now, 1000 + now);
+}
+
+/* The node as GET /v1/nodes shows it; a new reference. */
+static json_t *view(const struct members *m, size_t i)
+{
+	_cleanup_json_ json_t *list = members_to_json(m, "b");
+
+	return json_incref(json_array_get(json_object_get(list, "nodes"), i));
+}
+
+START_TEST(a_node_is_what_its_line_and_its_heartbeat_say)
+{
+	_cleanup_(members_destroyp) struct members *m =
+	    make_members("a slots=2\nb slots=2 addr=10.0.0.2 port=7 fast\n");
+	struct member *b = members_find(m, "B");
+	_cleanup_json_ json_t *before = view(m, 1), *after = NULL;
+
 	ck_assert_ptr_nonnull(b);
 	ck_assert_int_eq(b->port, 7);
+	ck_assert_int_eq(members_find(m, "a")->port, 29600);
+	ck_assert_str_eq(members_find(m, "a")->address, "a");
 	ck_assert_int_eq(member_kind(b), SLOT_ANY);
 	ck_assert(member_awaited(b));
-	ck_assert(take_heartbeat(b, beat, 101, 1000));
-	ck_assert(!take_heartbeat(b, beat, 102, 1001));
+	ck_assert_str_eq(json_get_string(before, "state", ""), "down");
+	ck_assert_str_eq(json_get_string(before, "error", ""), "not heard from yet");
+	ck_assert(beat(m, "b", ".7.", 101));
+	ck_assert(!beat(m, "b", ".7.", 102));
 	ck_assert_int_eq(member_kind(b), SLOT_CPU);
 	ck_assert(!member_awaited(b) && member_awaited(members_find(m, "a")));
-	ck_assert_uint_eq(member_free_slots(b), 1);
-	member_release(b, 7);
-	ck_assert_uint_eq(member_free_slots(b), 2);
+	after = view(m, 1);
+	ck_assert_str_eq(json_get_string(after, "name", ""), "b");
+	ck_assert_str_eq(json_get_string(after, "address", ""), "10.0.0.2");
+	ck_assert_str_eq(json_get_string(after, "state", ""), "up");
+	ck_assert(json_get_bool(after, "controller", false));
+	ck_assert_int_eq(json_get_int(after, "slots", 0), 3);
+	ck_assert_int_eq(json_get_int(after, "free", 0), 2);
+	ck_assert_str_eq(json_string_value(json_array_get(json_object_get(after, "labels"), 0)), "fast");
+	ck_assert(json_is_null(json_object_get(after, "error")));
+	ck_assert_double_eq(json_get_number(after, "last_seen", 0), 1102);
+}
+END_TEST
+
+START_TEST(a_node_that_shut_down_is_up_again_with_its_next_heartbeat)
+{
+	_cleanup_(members_destroyp) struct members *m = make_members("a\n");
+	_cleanup_json_ json_t *last = heartbeat_of("a", "..");
+	struct member *a = members_find(m, "a");
+
+	ck_assert(beat(m, "a", "..", 101));
+	json_object_set_new(last, "shutting_down", json_true());
+	ck_assert(!take_heartbeat(a, last, 102, 1102));
+	ck_assert(a->shutting_down);
+	ck_assert(!take_heartbeat(a, last, 103, 1103));
+	ck_assert(beat(m, "a", "..", 104)); /* it is news that it takes runs again */
+	ck_assert(!a->shutting_down);
+}
+END_TEST
+
+START_TEST(the_slots_of_an_ended_run_are_free_at_once)
+{
+	_cleanup_(members_destroyp) struct members *m = make_members("a\n");
+	struct member *a = members_find(m, "a");
+	static const enum slot_state want[] = {SLOT_FREE, SLOT_FREE, SLOT_LEASED, SLOT_DRAINED, SLOT_DRAINED};
+
+	beat(m, "a", "7.8dD", 101);
+	ck_assert_uint_eq(member_free_slots(a), 1);
+	ck_assert_uint_eq(member_drained_slots(a), 2);
+	member_release(a, 7);
+	for (size_t i = 0; i < ARRAY_SIZE(want); i++)
+		ck_assert_int_eq(a->devices[i].state, want[i]);
+	ck_assert_int_eq(a->devices[2].run, 8);
+	ck_assert_int_eq(a->devices[0].run, 0);
+	ck_assert_int_eq(a->devices[3].run, 0);
+}
+END_TEST
+
+START_TEST(what_changes_the_slots_is_news)
+{
+	static const struct {
+		const char *old, *new;
+		bool news;
+	} cases[] = {
+	    {"..", "..", false}, {"7D", "7D", false}, {"..", ".7", true},  {"7.", "8.", true},
+	    {".D", "..", true},  {"d.", "D.", true},  {"..", "...", true}, {"..", ".", true},
+	};
+	struct error err = ERROR_INIT;
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_(members_destroyp) struct members *m = make_members("a\n");
+		_cleanup_(heartbeat_release) struct heartbeat next;
+		_cleanup_json_ json_t *json = heartbeat_of("a", cases[i].new);
+
+		beat(m, "a", cases[i].old, 101);
+		ck_ok(heartbeat_decode(json, &next, &err), &err);
+		ck_assert_msg(member_slots_differ(members_find(m, "a"), next.devices, next.device_count) ==
+		                  cases[i].news,
+		              "%s, then %s", cases[i].old, cases[i].new);
+	}
+	{ /* drained for another reason */
+		_cleanup_(members_destroyp) struct members *m = make_members("a\n");
+		_cleanup_(heartbeat_release) struct heartbeat next;
+		_cleanup_json_ json_t *json = heartbeat_of("a", "D");
+
+		json_object_set_new(json_array_get(json_object_get(json, "devices"), 0), "reason",
+		                    json_string("Xid 79"));
+		beat(m, "a", "D", 101);
+		ck_ok(heartbeat_decode(json, &next, &err), &err);
+		ck_assert(member_slots_differ(members_find(m, "a"), next.devices, next.device_count));
+	}
+}
+END_TEST
+
+START_TEST(ports_are_given_once_and_then_from_the_range)
+{
+	_cleanup_(members_destroyp) struct members *m = make_members("b\n");
+	_cleanup_json_ json_t *json = heartbeat_of("b", "..");
+	struct member *b = members_find(m, "b");
+
+	take_heartbeat(b, json, 101, 1000);
 	ck_assert_int_ne(member_take_port(b, 1), member_take_port(b, 1));
 	ck_assert_int_gt(member_take_port(b, 1), 1024);
 	/* Where the node has a range, what is taken without having been offered is of it, too. */
-	json_object_set_new(beat, "port_range", json_pack("[i,i]", 700, 702));
-	take_heartbeat(b, beat, 102, 1001);
+	json_object_set_new(json, "port_range", json_pack("[i,i]", 700, 702));
+	take_heartbeat(b, json, 102, 1001);
 	ck_assert_int_eq(member_take_port(b, 1), 4002);
 	ck_assert_int_eq(member_take_port(b, 1), 4001);
 	for (int i = 0; i < 20; i++) {
@@ -81,7 +227,16 @@ START_TEST(members_come_and_go)
 
 		ck_assert(port >= 700 && port <= 702);
 	}
+}
+END_TEST
 
+START_TEST(a_node_without_heartbeats_is_down)
+{
+	_cleanup_(members_destroyp) struct members *m = make_members("a slots=2\nb slots=2\n");
+	struct member *b = members_find(m, "b");
+	char down[16] = "";
+
+	beat(m, "b", "..", 102);
 	/* a was never heard of, b not since 102. */
 	ck_assert_double_eq(members_expire(m, "c", 104, 5, on_down, down), 104.625);
 	ck_assert_str_eq(down, "");
@@ -91,38 +246,155 @@ START_TEST(members_come_and_go)
 	ck_assert_double_eq(members_expire(m, "c", 107, 5, on_down, down), 0);
 	ck_assert_str_eq(down, "ab");
 	ck_assert_int_eq(member_state(b), NODE_DOWN);
+	ck_assert_str_eq(b->error, "no heartbeat for 5 s");
 	ck_assert(!member_awaited(b));
 	ck_assert_int_eq(member_kind(b), SLOT_CPU);
-	ck_assert(take_heartbeat(b, beat, 109, 1002));
-	ck_ok(members_set_hosts(m, fewer, 29600, 110, keep_none, NULL, &err), &err);
+	ck_assert(beat(m, "b", "..", 109));
+	ck_assert_int_eq(member_state(b), NODE_UP);
+	ck_assert_ptr_null(b->error);
+}
+END_TEST
+
+START_TEST(another_hosts_file_is_taken_over)
+{
+	_cleanup_(members_destroyp) struct members *m = make_members("a\nb slots=2 port=7\n");
+	struct member *b = members_find(m, "b");
+
+	beat(m, "b", "..", 101);
+	set_hosts(m, "b slots=2\nc slots=1\n", 110, keep_none);
 	ck_assert_ptr_null(members_find(m, "a"));
+	ck_assert_ptr_eq(members_find(m, "b"), b);
+	ck_assert(b->up);
+	ck_assert_int_eq(b->port, 29600);
+	ck_assert_uint_eq(members_count(m), 2);
+	ck_assert_ptr_eq(members_get(m, 0), b);
 	/* Out of the hosts file and back: it has what it knows from us. */
 	b->epoch = 5;
-	ck_ok(members_set_hosts(m, none, 29600, 110, keep_none, NULL, &err), &err);
-	ck_ok(members_set_hosts(m, fewer, 29600, 110, keep_none, NULL, &err), &err);
+	set_hosts(m, "c slots=1\n", 110, keep_none);
+	set_hosts(m, "b slots=2\nc slots=1\n", 110, keep_none);
 	b = members_find(m, "b");
 	ck_assert_int_eq(b->epoch, 5);
 	ck_assert(!b->up);
 	ck_assert_int_eq(members_find(m, "c")->epoch, 0);
-	ck_assert(take_heartbeat(b, beat, 110, 1002));
-	ck_ok(members_set_hosts(m, fewer, 29600, 110, keep_none, NULL, &err), &err);
-	ck_assert_ptr_eq(members_find(m, "b"), b);
-	ck_assert(b->up);
-	ck_assert_int_eq(b->port, 29600);
-	list = members_to_json(m, "b");
-	each = json_object_get(list, "nodes");
-	ck_assert_uint_eq(json_array_size(each), 2);
-	ck_assert(json_get_bool(json_array_get(each, 0), "controller", false));
-	member_set_drained(b, true, "a new fan");
-	nodes = members_to_json(m, "b");
+	ck_assert(beat(m, "b", "..", 110));
+}
+END_TEST
+
+START_TEST(a_node_that_a_run_needs_stays_when_its_line_is_gone)
+{
+	_cleanup_(members_destroyp) struct members *m = make_members("a\nb\n");
+	_cleanup_json_ json_t *removed = NULL, *back = NULL;
+
+	beat(m, "a", "7", 101);
+	set_hosts(m, "b\n", 102, keep_all);
+	ck_assert_uint_eq(members_count(m), 2);
+	ck_assert(members_find(m, "a")->removed);
+	ck_assert(!members_find(m, "b")->removed);
+	removed = view(m, 1);
+	ck_assert_str_eq(json_get_string(removed, "name", ""), "a");
+	ck_assert_str_eq(json_get_string(removed, "error", ""), "removed from the hosts file");
+	set_hosts(m, "a\nb\n", 103, keep_all);
+	back = view(m, 0);
+	ck_assert(json_is_null(json_object_get(back, "error")));
+	ck_assert(!members_find(m, "a")->removed);
+	/* One that was never heard of, and is needed no more, is not waited for. */
+	set_hosts(m, "a\n", 104, keep_all);
+	ck_assert(!member_awaited(members_find(m, "b")));
+}
+END_TEST
+
+START_TEST(a_drained_node_shows_no_free_slots)
+{
+	_cleanup_(members_destroyp) struct members *m = make_members("a\n");
+	_cleanup_json_ json_t *node = NULL, *devices = NULL, *resumed = NULL;
+	static const struct {
+		const char *state, *reason;
+	} want[] = {
+	    {"drained", "a new fan"}, {"leased", NULL}, {"drained", "worn out"}, {"draining", "worn out"}};
+	struct member *a = members_find(m, "a");
+
+	beat(m, "a", ".8Dd", 101);
+	member_set_drained(a, true, "a new fan");
+	ck_assert_int_eq(member_state(a), NODE_DRAINED);
+	node = view(m, 0);
+	ck_assert_str_eq(json_get_string(node, "state", ""), "drained");
+	ck_assert_str_eq(json_get_string(node, "reason", ""), "a new fan");
+	ck_assert_int_eq(json_get_int(node, "free", -1), 0);
+	ck_assert_uint_eq(json_array_size(json_object_get(node, "drained")), 2);
 	devices = members_devices(m);
-	each = json_array_get(json_object_get(nodes, "nodes"), 0);
-	ck_assert_str_eq(json_get_string(each, "reason", ""), "a new fan");
-	each = json_array_get(json_object_get(devices, "devices"), 0);
-	ck_assert_str_eq(json_get_string(each, "state", ""), "drained");
-	ck_assert_str_eq(json_get_string(each, "reason", ""), "a new fan");
-	member_set_drained(b, false, NULL);
-	ck_assert_ptr_null(b->drain_reason);
+	for (size_t i = 0; i < ARRAY_SIZE(want); i++) {
+		const json_t *d = json_array_get(json_object_get(devices, "devices"), i);
+
+		ck_assert_str_eq(json_get_string(d, "state", ""), want[i].state);
+		ck_assert_pstr_eq(json_get_string(d, "reason", NULL), want[i].reason);
+	}
+	member_set_drained(a, false, NULL);
+	ck_assert_ptr_null(a->drain_reason);
+	resumed = view(m, 0);
+	ck_assert_int_eq(json_get_int(resumed, "free", -1), 1);
+	member_set_down(a, "cannot reach %s", "a");
+	json_decref(resumed);
+	resumed = view(m, 0);
+	ck_assert_int_eq(json_get_int(resumed, "free", -1), 0);
+	ck_assert_str_eq(json_get_string(resumed, "error", ""), "cannot reach a");
+}
+END_TEST
+
+START_TEST(a_node_with_another_hosts_file_is_shown)
+{
+	_cleanup_(members_destroyp) struct members *m = make_members("a\n");
+	_cleanup_json_ json_t *json = heartbeat_of("a", ".");
+	struct member *a = members_find(m, "a");
+	char hash[HOSTS_HASH_SIZE];
+	_cleanup_(hosts_freep) struct hosts *hosts = NULL;
+	struct error err = ERROR_INIT;
+
+	take_heartbeat(a, json, 101, 1000);
+	ck_assert(!member_hosts_differ(m, a)); /* it does not say */
+	json_object_set_new(json, "hosts", json_string("another"));
+	take_heartbeat(a, json, 102, 1000);
+	ck_assert(member_hosts_differ(m, a));
+	ck_ok(hosts_parse("a\n", 2, "hosts", &hosts, &err), &err);
+	hosts_hash(hosts, hash);
+	json_object_set_new(json, "hosts", json_string(hash));
+	take_heartbeat(a, json, 103, 1000);
+	ck_assert(!member_hosts_differ(m, a));
+	json_object_set_new(json, "hosts", json_string("another"));
+	take_heartbeat(a, json, 104, 1000);
+	member_set_down(a, "gone");
+	ck_assert(!member_hosts_differ(m, a)); /* nobody knows what it has now */
+}
+END_TEST
+
+/* What a GPU does not say of its links is as across sockets; a node whose devices say nothing has none. */
+START_TEST(links_are_a_matrix_of_weights)
+{
+	static const char *const links[2][3] = {{"X", "NV18", "SYS"}, {"NV18", "X", NULL}};
+	_cleanup_(members_destroyp) struct members *m = make_members("a\n");
+	_cleanup_json_ json_t *json = heartbeat_of("a", "...");
+	struct member *a = members_find(m, "a");
+	_cleanup_free_ unsigned char *none = NULL, *got = NULL;
+
+	take_heartbeat(a, json, 101, 1000);
+	none = member_links(a);
+	ck_assert_ptr_null(none);
+	for (size_t i = 0; i < 3; i++) {
+		json_t *d = json_array_get(json_object_get(json, "devices"), i), *list = json_array();
+
+		json_object_set_new(d, "kind", json_string("gpu"));
+		json_object_set_new(d, "gpu", json_integer((json_int_t)i));
+		for (size_t k = 0; i < 2 && k < 3 && links[i][k]; k++)
+			json_array_append_new(list, json_string(links[i][k]));
+		json_object_set_new(d, "links", list);
+	}
+	take_heartbeat(a, json, 102, 1000);
+	got = member_links(a);
+	ck_assert_ptr_nonnull(got);
+	for (size_t i = 0; i < 3; i++)
+		for (size_t k = 0; k < 3; k++)
+			ck_assert_uint_eq(got[i * 3 + k], topology_weight(i < 2 ? links[i][k] : NULL));
+	ck_assert_uint_gt(got[1], got[2]);
+	ck_assert_int_eq(member_kind(a), SLOT_GPU);
 }
 END_TEST
 
@@ -165,7 +437,17 @@ int main(void)
 
 	tcase_set_timeout(c, 60);
 	suite_add_tcase(s, c);
-	tcase_add_test(c, members_come_and_go);
+	tcase_add_test(c, a_node_is_what_its_line_and_its_heartbeat_say);
+	tcase_add_test(c, a_node_that_shut_down_is_up_again_with_its_next_heartbeat);
+	tcase_add_test(c, the_slots_of_an_ended_run_are_free_at_once);
+	tcase_add_test(c, what_changes_the_slots_is_news);
+	tcase_add_test(c, ports_are_given_once_and_then_from_the_range);
+	tcase_add_test(c, a_node_without_heartbeats_is_down);
+	tcase_add_test(c, another_hosts_file_is_taken_over);
+	tcase_add_test(c, a_node_that_a_run_needs_stays_when_its_line_is_gone);
+	tcase_add_test(c, a_drained_node_shows_no_free_slots);
+	tcase_add_test(c, a_node_with_another_hosts_file_is_shown);
+	tcase_add_test(c, links_are_a_matrix_of_weights);
 	tcase_add_test(c, a_controller_that_stood_still_marks_nobody_down);
 	return unit_run(s);
 }

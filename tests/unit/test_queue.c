@@ -3,24 +3,60 @@
 #include "cluster/queue.h"
 #include "cluster_fixture.h"
 
+static struct run *run_with_id(int64_t id)
+{
+	struct run *r = fixture_run(1, 1);
+
+	r->id = id;
+	return r;
+}
+
 START_TEST(runs_are_found_by_id_and_taken_out)
 {
 	struct queue q = {0};
 	struct error err = ERROR_INIT;
-	struct run *r;
+	static const int64_t out[] = {42, 2, 100, 98};
 
-	for (int i = 1; i <= 50; i++) {
-		r = fixture_run(1, 1);
-		r->id = i * 2;
-		ck_ok(queue_push(&q, r, &err), &err);
+	for (int i = 1; i <= 50; i++)
+		ck_ok(queue_push(&q, run_with_id(i * 2), &err), &err);
+	for (int64_t id = 0; id <= 102; id++) {
+		const struct run *r = queue_find(&q, id);
+
+		ck_assert_int_eq(r ? r->id : 0, id % 2 == 0 && id >= 2 && id <= 100 ? id : 0);
 	}
-	ck_assert_int_eq(queue_find(&q, 42)->id, 42);
-	ck_assert_ptr_null(queue_find(&q, 43));
-	r = queue_take(&q, 42);
-	ck_assert_ptr_null(queue_find(&q, 42));
-	ck_assert_uint_eq(q.count, 49);
-	ck_assert_int_lt(queue_push(&q, r, &err), 0);
-	run_free(r);
+	for (size_t i = 0; i < sizeof(out) / sizeof(out[0]); i++) {
+		struct run *r = queue_take(&q, out[i]);
+
+		ck_assert_int_eq(r->id, out[i]);
+		run_free(r);
+		ck_assert_ptr_null(queue_find(&q, out[i]));
+		ck_assert_ptr_null(queue_take(&q, out[i]));
+		ck_assert_uint_eq(q.count, 49 - i);
+	}
+	ck_assert_ptr_null(queue_take(&q, 43));
+	for (size_t i = 1; i < q.count; i++)
+		ck_assert_int_lt(q.list[i - 1]->id, q.list[i]->id);
+	queue_clear(&q);
+	ck_assert_uint_eq(q.count, 0);
+	ck_assert_ptr_null(queue_find(&q, 4));
+}
+END_TEST
+
+/* An id that was given already, or before the newest one, is refused; the run stays the caller's. */
+START_TEST(runs_come_in_the_order_of_their_ids)
+{
+	struct queue q = {0};
+	struct error err = ERROR_INIT;
+	static const int64_t late[] = {5, 4, 1};
+
+	ck_ok(queue_push(&q, run_with_id(3), &err), &err);
+	ck_ok(queue_push(&q, run_with_id(5), &err), &err);
+	for (size_t i = 0; i < sizeof(late) / sizeof(late[0]); i++) {
+		_cleanup_(run_freep) struct run *r = run_with_id(late[i]);
+
+		ck_assert_int_lt(queue_push(&q, r, &err), 0);
+		ck_assert_uint_eq(q.count, 2);
+	}
 	queue_clear(&q);
 }
 END_TEST
@@ -33,5 +69,6 @@ int main(void)
 	tcase_set_timeout(c, 60);
 	suite_add_tcase(s, c);
 	tcase_add_test(c, runs_are_found_by_id_and_taken_out);
+	tcase_add_test(c, runs_come_in_the_order_of_their_ids);
 	return unit_run(s);
 }

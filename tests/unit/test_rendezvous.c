@@ -61,6 +61,33 @@ START_TEST(a_waiter_gets_its_key_or_the_end_of_the_attempt)
 }
 END_TEST
 
+/* The room that an attempt may take: what is set again takes the place of what was there. */
+START_TEST(keys_take_the_room_of_their_newest_value)
+{
+	_cleanup_(rendezvous_destroyp) struct rendezvous *r = NULL;
+	_cleanup_free_ char *large = calloc(1, RENDEZVOUS_VALUE_MAX + 1);
+	struct error err = ERROR_INIT;
+	const void *value;
+	size_t len;
+
+	ck_ok(rendezvous_create(&r, &err), &err);
+	for (int i = 0; i < 3; i++)
+		ck_ok(rendezvous_put(r, 1, 1, 1000, "key", large, 700, &err), &err);
+	ck_assert_int_eq(rendezvous_put(r, 1, 1, 1000, "another", large, 700, &err), -ENOSPC);
+	ck_ok(rendezvous_put(r, 1, 1, 1000, "key", large, 10, &err), &err);
+	ck_ok(rendezvous_put(r, 1, 1, 1000, "another", large, 700, &err), &err);
+	ck_ok(rendezvous_get(r, 1, 1, "key", &value, &len, &err), &err);
+	ck_assert_uint_eq(len, 10);
+	/* Another run has its own room. */
+	ck_ok(rendezvous_put(r, 2, 1, 1000, "key", large, 700, &err), &err);
+	/* One value has a bound of its own. */
+	ck_ok(rendezvous_put(r, 3, 1, 64 << 20, "key", large, RENDEZVOUS_VALUE_MAX, &err), &err);
+	ck_assert_int_eq(rendezvous_put(r, 3, 1, 64 << 20, "key", large, RENDEZVOUS_VALUE_MAX + 1, &err),
+	                 -ENOSPC);
+	ck_assert_int_eq(rendezvous_put(r, 3, 1, 64 << 20, "", large, 1, &err), -EINVAL);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("rendezvous");
@@ -69,5 +96,6 @@ int main(void)
 	tcase_set_timeout(c, 60);
 	suite_add_tcase(s, c);
 	tcase_add_test(c, a_waiter_gets_its_key_or_the_end_of_the_attempt);
+	tcase_add_test(c, keys_take_the_room_of_their_newest_value);
 	return unit_run(s);
 }

@@ -357,6 +357,130 @@ START_TEST(a_store_of_the_first_layout_is_converted_once)
 }
 END_TEST
 
+/* What a run is after an update, it is after a restart; what was given once stays as it was inserted. */
+START_TEST(an_update_writes_all_that_changes)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/dtrain.db", dir);
+	_cleanup_(store_closep) struct store *s = NULL;
+	_cleanup_(run_freep) struct run *r = fixture_run(2, 1), *back = NULL;
+	_cleanup_json_ json_t *was = NULL, *is = NULL;
+	struct error err = ERROR_INIT;
+
+	ck_ok(store_open(path, &s, &err), &err);
+	r->submitted = 50.5;
+	ck_ok(store_insert(s, r, "{}", &err), &err);
+	fixture_place(r);
+	fixture_report(r, "n1", "running", "{\"rank\":0,\"state\":\"running\",\"pid\":11}");
+	fixture_report(r, "n1", "ended", RANK0_OK);
+	fixture_report(r, "n2", "ended", RANK1_KILLED);
+	ck_assert_int_eq(r->state, RUN_FAILED);
+	r->per_node = 3;
+	r->version = 77;
+	r->cancelled = r->requeue = true;
+	r->progress = json_pack("{s:i}", "step", 5);
+	ck_ok(store_update(s, r, &err), &err);
+	ck_ok(store_commit(s, &err), &err);
+	store_close(steal_pointer(s));
+
+	ck_ok(store_open(path, &s, &err), &err);
+	ck_ok(store_get(s, r->id, &back, &err), &err);
+	was = run_to_json(r, true);
+	is = run_to_json(back, true);
+	ck_assert(json_equal(was, is));
+	ck_assert_int_eq(back->version, 77);
+	ck_assert_int_eq(back->attempt, 1);
+	ck_assert_int_eq(back->exit_status, 137);
+	ck_assert_double_eq(back->started, 100);
+	ck_assert_double_eq(back->ended, 200);
+	ck_assert_int_eq(back->per_node, 3);
+	ck_assert(back->cancelled && back->failed && back->requeue);
+	ck_assert_str_eq(back->detail, "last line");
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
+struct listed {
+	char ids[64];
+	int left; /* after so many the listing is ended */
+};
+
+static int note_id(void *context, struct run *r, struct error *err)
+{
+	struct listed *l = context;
+	size_t len = strlen(l->ids);
+
+	snprintf(l->ids + len, sizeof(l->ids) - len, "%lld ", (long long)r->id);
+	run_free(r);
+	return --l->left == 0 ? error_set(err, -ECANCELED, "enough") : 0;
+}
+
+START_TEST(a_listing_is_a_page_of_the_states_asked_for)
+{
+	static const enum run_state states[] = {RUN_SUCCEEDED, RUN_QUEUED,    RUN_FAILED,
+	                                        RUN_RUNNING,   RUN_SUCCEEDED, RUN_STOPPING};
+	static const struct {
+		const char *states;
+		int64_t before, limit;
+		const char *ids;
+	} cases[] = {
+	    {"all", 0, 100, "6 5 4 3 2 1 "}, {"all", 4, 100, "3 2 1 "},
+	    {"all", 4, 2, "3 2 "},           {"all", 1, 100, ""},
+	    {"active", 0, 100, "6 4 2 "},    {"active", 6, 100, "4 2 "},
+	    {"active", 6, 1, "4 "},          {"succeeded", 0, 100, "5 1 "},
+	    {"succeeded", 5, 100, "1 "},     {"running", 0, 100, "4 "},
+	    {"running", 4, 100, ""},         {"cancelled", 0, 100, ""},
+	};
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/dtrain.db", dir);
+	_cleanup_(store_closep) struct store *s = NULL;
+	_cleanup_(run_freep) struct run *r = fixture_run(1, 1);
+	struct listed stopped = {.left = 2};
+	struct error err = ERROR_INIT;
+
+	ck_ok(store_open(path, &s, &err), &err);
+	for (size_t i = 0; i < ARRAY_SIZE(states); i++) {
+		r->state = states[i];
+		ck_ok(store_insert(s, r, "{}", &err), &err);
+	}
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		struct listed l = {.left = -1};
+
+		ck_ok(store_list(s, run_state_set(cases[i].states), cases[i].before, cases[i].limit, note_id,
+		                 &l, &err),
+		      &err);
+		ck_assert_msg(str_eq(l.ids, cases[i].ids), "%s before %lld, %lld at most: %s, not %s",
+		              cases[i].states, (long long)cases[i].before, (long long)cases[i].limit, l.ids,
+		              cases[i].ids);
+	}
+	ck_assert_int_eq(store_list(s, run_state_set("all"), 0, 100, note_id, &stopped, &err), -ECANCELED);
+	ck_assert_str_eq(stopped.ids, "6 5 ");
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
+/* Runs that nobody has, and a store that a newer version has made. */
+START_TEST(what_the_store_does_not_have_is_said)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/dtrain.db", dir), *text = NULL;
+	_cleanup_(store_closep) struct store *s = NULL;
+	struct error err = ERROR_INIT;
+	struct run *r = NULL;
+	sqlite3 *db;
+
+	ck_ok(store_open(path, &s, &err), &err);
+	ck_assert_int_eq(store_get(s, 7, &r, &err), -ENOENT);
+	ck_assert_int_lt(store_config(s, 7, &text, &err), 0);
+	store_close(steal_pointer(s));
+	ck_assert_int_eq(sqlite3_open(path, &db), SQLITE_OK);
+	ck_assert_int_eq(sqlite3_exec(db, "PRAGMA user_version = 99;", NULL, NULL, NULL), SQLITE_OK);
+	ck_assert_int_eq(sqlite3_close(db), SQLITE_OK);
+	ck_assert_int_lt(store_open(path, &s, &err), 0);
+	ck_assert_ptr_null(s);
+	ck_ok(file_write_atomic(path, "no database", 11, 0600, &err), &err);
+	ck_assert_int_lt(store_open(path, &s, &err), 0);
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
 /* Another process opens the store at `path` when `go` says so: its status is the error's number, 0 if it got
  * in. It is forked before this one has opened the store, and so knows nothing of its locks. */
 static pid_t start_opener(const char *path, int go[2])
@@ -501,6 +625,9 @@ int main(void)
 	tcase_add_loop_test(c, an_epoch_that_is_not_committed_is_undone, 0, 2);
 	tcase_add_test(c, an_epoch_that_cannot_be_replaced_is_kept);
 	tcase_add_test(c, what_is_committed_is_there_after_a_restart);
+	tcase_add_test(c, an_update_writes_all_that_changes);
+	tcase_add_test(c, a_listing_is_a_page_of_the_states_asked_for);
+	tcase_add_test(c, what_the_store_does_not_have_is_said);
 	tcase_add_loop_test(c, the_cause_outlives_the_controller, 0, 8);
 	tcase_add_test(c, a_store_of_the_first_layout_is_converted_once);
 	tcase_add_test(c, another_process_cannot_open_an_open_store);
