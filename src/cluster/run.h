@@ -78,8 +78,11 @@ struct run {
 	    *device_error; /* what a node said first of a device that it has, e.g. that it fell off the bus */
 
 	/* Bookkeeping of the owner. */
-	bool dirty;           /* differs from the store */
-	bool changed;         /* its version grew since the waiters were told */
+	bool dirty;   /* differs from the store */
+	bool changed; /* its version grew since the waiters were told */
+	/* Numbers of the owner's commits: the one that makes the run known to the store, the last one that it
+	 * is a part of, and the one that must be on disk before anybody is told of it. 0: long ago. */
+	int64_t inserted_by, written_by, awaits;
 	bool to_start;        /* placed, and the nodes do not know yet */
 	int last_event_state; /* 1 + the state that the last event had; 0: there was none */
 };

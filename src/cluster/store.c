@@ -1,525 +1,416 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The store as the event loop sees it: it collects changes into a batch, and a thread commits one batch at a
+ * time with the functions of the kind of store.
+ *
+ *            store_commit            applied by the thread          store_dispatch
+ *   IDLE ------------------> WRITING ----------------------> WRITTEN --------------> IDLE, callback
+ *
+ * The thread touches nothing but the batch in flight, the backups, and the writing side of the store; `lock`
+ * guards these states. Whatever else is here belongs to the event loop. What a failed commit must not lose
+ * (drains, the epoch, the run numbers) is in the next batch again; the runs are the caller's.
+ */
 #include "cluster/store.h"
 
 #include <errno.h>
-#include <sqlite3.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
-#include "base/json.h"
-#include "base/str.h"
+#include "base/log.h"
+#include "cluster/store_backend.h"
 
-enum { SCHEMA_VERSION = 5 };
-
-/* The configuration comes last: listings never touch its pages. */
-static const char schema[] =
-    "CREATE TABLE runs (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, user TEXT, uid INTEGER NOT "
-    "NULL,"
-    " gid INTEGER NOT NULL, task TEXT NOT NULL, state INTEGER NOT NULL, attempt INTEGER NOT NULL,"
-    " version INTEGER NOT NULL, submitted REAL NOT NULL, started REAL NOT NULL, ended REAL NOT NULL, reason "
-    "TEXT,"
-    " exit_status INTEGER NOT NULL, cancelled INTEGER NOT NULL, failed INTEGER NOT NULL, requeue INTEGER NOT "
-    "NULL,"
-    " nodes INTEGER NOT NULL, per_node INTEGER NOT NULL, directory TEXT, output TEXT, ranks TEXT NOT NULL,"
-    " progress TEXT, config TEXT NOT NULL);"
-    "CREATE INDEX runs_state ON runs (state, id);"
-    "CREATE TABLE drained (node TEXT PRIMARY KEY) WITHOUT ROWID;"
-    "PRAGMA user_version = 1;";
-
-/* From each layout to the next. */
-static const char *const upgrades[SCHEMA_VERSION] = {
-    [1] = "ALTER TABLE drained ADD COLUMN reason TEXT;"
-          "PRAGMA user_version = 2;",
-    /* Who counts the runs so, and the openings of the store so far. */
-    [2] = "CREATE TABLE cluster (id TEXT NOT NULL);"
-          "INSERT INTO cluster VALUES (lower(hex(randomblob(16))));"
-          "CREATE TABLE epochs (epoch INTEGER PRIMARY KEY);"
-          "PRAGMA user_version = 3;",
-    /* What was in one field goes on as it was for the owner; of it everybody sees who and where. */
-    [3] = "ALTER TABLE runs ADD COLUMN detail TEXT;"
-          "UPDATE runs SET detail = reason, reason = substr(reason, 1, instr(reason, ': ')) || ' exit status "
-          "' || "
-          "exit_status WHERE reason LIKE 'rank % on %: %';"
-          "UPDATE runs SET detail = reason, reason = substr(reason, 1, instr(reason, '; rank ') - 1) "
-          "WHERE detail IS NULL AND reason LIKE '%; rank % on %: %';"
-          "UPDATE runs SET detail = reason, reason = substr(reason, 1, instr(reason, ': ')) || ' the start "
-          "has failed' "
-          "WHERE detail IS NULL AND reason LIKE 'node %: %' AND reason NOT LIKE 'node % is %' AND state = 5;"
-          "PRAGMA user_version = 4;",
-    /* What is known of an attempt that has not ended. */
-    [4] = "ALTER TABLE runs ADD COLUMN under_way TEXT;"
-          "PRAGMA user_version = 5;",
-};
-
-#define COLUMNS                                                                                              \
-	"name, user, uid, gid, task, state, attempt, version, submitted, started, ended, reason, "           \
-	"exit_status, cancelled, failed, requeue, nodes, per_node, directory, output, ranks, progress, "     \
-	"detail, under_way"
-
-enum statement {
-	INSERT,
-	UPDATE,
-	GET,
-	CONFIG,
-	LIST,
-	LIST_ACTIVE,
-	COUNTS,
-	DRAIN,
-	RESUME,
-	DRAINED,
-	CLUSTER,
-	EPOCH,
-	HAS_EPOCH,
-	ADD_EPOCH,
-	REPLACE_EPOCH,
-	HIGHEST,
-	LIFT,
-	LIFT_FIRST,
-	STATEMENTS,
-};
-
-static const char *const statement_text[STATEMENTS] = {
-    [INSERT] = "INSERT INTO runs (" COLUMNS ", config) VALUES "
-               "(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17,?18,?19,?20,?21,?22,?23,?24,?25)",
-    [UPDATE] = "UPDATE runs SET state=?6, attempt=?7, version=?8, started=?10, ended=?11, reason=?12, "
-               "exit_status=?13, cancelled=?14, failed=?15, requeue=?16, per_node=?18, ranks=?21, "
-               "progress=?22, detail=?23, under_way=?24 WHERE id=?26",
-    [GET] = "SELECT id, " COLUMNS " FROM runs WHERE id = ?1",
-    [CONFIG] = "SELECT config FROM runs WHERE id = ?1",
-    [LIST] = "SELECT id, " COLUMNS " FROM runs WHERE ?1 >> state & 1 AND id < ?2 ORDER BY id DESC LIMIT ?3",
-    [LIST_ACTIVE] = "SELECT id, " COLUMNS " FROM runs WHERE state < 4 AND ?1 >> state & 1 AND id < ?2 "
-                    "ORDER BY id DESC LIMIT ?3",
-    [COUNTS] = "SELECT state, count(*) FROM runs GROUP BY state",
-    [DRAIN] = "INSERT OR REPLACE INTO drained VALUES (?1, ?2)",
-    [RESUME] = "DELETE FROM drained WHERE node = ?1",
-    [CLUSTER] = "SELECT id FROM cluster",
-    [EPOCH] = "SELECT max(epoch) FROM epochs",
-    [HAS_EPOCH] = "SELECT 1 FROM epochs WHERE epoch = ?1",
-    [ADD_EPOCH] = "INSERT INTO epochs VALUES (?1)",
-    [REPLACE_EPOCH] = "UPDATE epochs SET epoch = ?1 WHERE epoch = ?2",
-    [HIGHEST] = "SELECT seq FROM sqlite_sequence WHERE name = 'runs'",
-    [LIFT] = "UPDATE sqlite_sequence SET seq = ?1 WHERE name = 'runs'",
-    [LIFT_FIRST] = "INSERT INTO sqlite_sequence VALUES ('runs', ?1)",
-    [DRAINED] = "SELECT reason FROM drained WHERE node = ?1",
-};
+enum commit_state { IDLE, WRITING, WRITTEN };
 
 struct store {
-	sqlite3 *db;
-	char *path;
-	sqlite3_stmt *statements[STATEMENTS];
-	bool open; /* a transaction is */
+	const struct store_backend *backend;
+	void *self;
 	char *cluster;
-	int64_t epoch, newest_epoch; /* on disk; of the open transaction, else the same */
+	int64_t epoch, highest; /* on disk */
+	int64_t newest_epoch, newest_highest;
+	bool replaces; /* newest_epoch does, the one on disk */
+	struct store_batch next;
+	store_done_fn done;
+	void *context;
+	int event_fd;
+	pthread_t thread;
+	bool has_thread;
+
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+	enum commit_state state;
+	struct store_batch flight;
+	int code; /* of the commit that is WRITTEN */
+	struct error err;
+	struct store_backup *backups;
+	bool closing;
 };
 
-static int db_error(struct store *s, struct error *err)
-{
-	int code = sqlite3_errcode(s->db);
+struct store_backup {
+	struct store *store;
+	struct store_backup *next;
+	store_done_fn done;
+	void *context;
+	char *path;
+	void *copy; /* the thread's; NULL: not begun, or ended */
+	bool ended, called, freed;
+	int code;
+	struct error err;
+};
 
-	if (code == SQLITE_BUSY || code == SQLITE_LOCKED)
-		return error_set(err, -EBUSY, "%s is in use: another dtraind runs with this state_dir",
-		                 s->path);
-	return error_set(err, code == SQLITE_FULL ? -ENOSPC : -EIO, "%s: %s", s->path, sqlite3_errmsg(s->db));
+static void notify(struct store *s)
+{
+	uint64_t one = 1;
+
+	pthread_cond_broadcast(&s->changed);
+	if (write(s->event_fd, &one, sizeof(one)) < 0)
+		log_err("store: cannot wake the event loop: %m");
 }
 
-static int db_exec(struct store *s, const char *sql, struct error *err)
+/* The functions of the thread are called with the lock, and give it away while they write. */
+static void apply_flight(struct store *s)
 {
-	return sqlite3_exec(s->db, sql, NULL, NULL, NULL) == SQLITE_OK ? 0 : db_error(s, err);
+	struct error err = ERROR_INIT;
+	int code;
+
+	pthread_mutex_unlock(&s->lock);
+	code = s->flight.failed ? error_oom(&err) : s->backend->apply(s->self, &s->flight, &err);
+	pthread_mutex_lock(&s->lock);
+	s->code = code;
+	s->err = err;
+	s->state = WRITTEN;
+	notify(s);
 }
 
-static int64_t user_version(struct store *s)
+static void backup_end(struct store_backup *b, int code)
 {
-	sqlite3_stmt *st = NULL;
-	int64_t v = -1;
-
-	if (sqlite3_prepare_v2(s->db, "PRAGMA user_version", -1, &st, NULL) == SQLITE_OK &&
-	    sqlite3_step(st) == SQLITE_ROW)
-		v = sqlite3_column_int64(st, 0);
-	sqlite3_finalize(st);
-	return v;
+	if (b->copy)
+		b->store->backend->backup_free(b->copy);
+	b->copy = NULL;
+	b->code = code;
+	b->ended = true;
 }
 
-/* All or nothing. */
-static int upgrade(struct store *s, int64_t version, struct error *err)
+static void backup_slice(struct store_backup *b)
 {
-	int r = db_exec(s, "BEGIN EXCLUSIVE", err);
+	struct store *s = b->store;
+	bool finished = false;
+	int code = 0;
 
-	if (r == 0 && version == 0) {
-		r = db_exec(s, schema, err);
-		version = 1;
+	pthread_mutex_unlock(&s->lock);
+	if (!b->copy)
+		code = s->backend->backup_begin(s->self, b->path, &b->copy, &b->err);
+	if (code == 0)
+		code = s->backend->backup_step(b->copy, &finished, &b->err);
+	pthread_mutex_lock(&s->lock);
+	if (code < 0 || finished) {
+		backup_end(b, code);
+		notify(s);
 	}
-	for (; r == 0 && version < SCHEMA_VERSION; version++)
-		r = db_exec(s, upgrades[version], err);
-	return r < 0 ? r : db_exec(s, "COMMIT", err);
 }
 
-static int prepare(struct store *s, struct error *err)
+/* One slice of a backup, or the end of one that was freed. False: there is nothing to do. */
+static bool work_on_backups(struct store *s)
 {
-	int64_t version;
+	for (struct store_backup **at = &s->backups; *at; at = &(*at)->next) {
+		struct store_backup *b = *at;
+
+		if (b->freed) {
+			*at = b->next;
+			backup_end(b, 0);
+			free(b->path);
+			free(b);
+			return true;
+		}
+		if (!b->ended) {
+			backup_slice(b);
+			return true;
+		}
+	}
+	return false;
+}
+
+static void *thread_main(void *context)
+{
+	struct store *s = context;
+
+	pthread_mutex_lock(&s->lock);
+	for (;;) {
+		if (s->state == WRITING)
+			apply_flight(s);
+		else if (s->closing && !s->backups)
+			break;
+		else if (!work_on_backups(s))
+			pthread_cond_wait(&s->changed, &s->lock);
+	}
+	pthread_mutex_unlock(&s->lock);
+	return NULL;
+}
+
+static int start_thread(struct store *s, struct error *err)
+{
+	sigset_t all, old;
 	int r;
 
-	/* Exclusive: the lock file of shared access is not needed, and a second service is noticed at once.
-	 */
-	r = db_exec(s,
-	            "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; "
-	            "PRAGMA cache_size = -4096; PRAGMA temp_store = MEMORY;",
-	            err);
+	s->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (s->event_fd < 0)
+		return error_errno(err, -errno, "cannot set up the store");
+	/* Signals are the event loop's. */
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &old);
+	r = pthread_create(&s->thread, NULL, thread_main, s);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	s->has_thread = r == 0;
+	return r ? error_errno(err, -r, "cannot start the store's thread") : 0;
+}
+
+int store_create(const struct store_backend *backend, void *self, const struct store_start *start,
+                 struct store **out, struct error *err)
+{
+	_cleanup_(store_closep) struct store *s = calloc(1, sizeof(*s));
+	int r;
+
+	if (!s) {
+		backend->close(self);
+		return error_oom(err);
+	}
+	s->backend = backend;
+	s->self = self;
+	s->event_fd = -1;
+	s->epoch = s->newest_epoch = start->epoch;
+	s->highest = s->newest_highest = start->highest;
+	pthread_mutex_init(&s->lock, NULL);
+	pthread_cond_init(&s->changed, NULL);
+	s->cluster = strdup(start->cluster);
+	if (!s->cluster)
+		return error_oom(err);
+	r = start_thread(s, err);
 	if (r < 0)
 		return r;
-	version = user_version(s);
-	if (version < 0)
-		return db_error(s, err);
-	if (version > SCHEMA_VERSION)
-		return error_set(err, -EINVAL,
-		                 "%s was written by a newer dtrain (layout %lld, this one knows %d)", s->path,
-		                 (long long)version, SCHEMA_VERSION);
-	if (version < SCHEMA_VERSION) {
-		r = upgrade(s, version, err);
-		if (r < 0)
-			return r;
-	}
-	for (int i = 0; i < STATEMENTS; i++)
-		if (sqlite3_prepare_v3(s->db, statement_text[i], -1, SQLITE_PREPARE_PERSISTENT,
-		                       &s->statements[i], NULL) != SQLITE_OK)
-			return db_error(s, err);
-	return 0;
-}
-
-static char *select_text(struct store *s, enum statement which)
-{
-	sqlite3_stmt *st = s->statements[which];
-	const char *text = sqlite3_step(st) == SQLITE_ROW ? (const char *)sqlite3_column_text(st, 0) : NULL;
-	char *copy = text ? strdup(text) : NULL;
-
-	sqlite3_reset(st);
-	return copy;
-}
-
-/* 0 where there is none. */
-static int64_t select_number(struct store *s, enum statement which)
-{
-	sqlite3_stmt *st = s->statements[which];
-	int64_t n = sqlite3_step(st) == SQLITE_ROW ? sqlite3_column_int64(st, 0) : 0;
-
-	sqlite3_reset(st);
-	return n;
-}
-
-/* The file with the mode that SQLite then gives to those beside it. Without a descriptor: the locks of SQLite
- * are the process's (fcntl), and the kernel drops them all when any descriptor of the file is closed. */
-static int make_file(const char *path, struct error *err)
-{
-	struct stat st;
-
-	if (mknod(path, S_IFREG | 0600, 0) < 0 && errno != EEXIST)
-		return error_errno(err, -errno, "cannot make %s", path);
-	if (lstat(path, &st) < 0)
-		return error_errno(err, -errno, "cannot open %s", path);
-	if (!S_ISREG(st.st_mode))
-		return error_set(err, -EINVAL, "cannot open %s: not a regular file", path);
-	if ((st.st_mode & 07777) != 0600 && chmod(path, 0600) < 0)
-		return error_errno(err, -errno, "cannot make %s its owner's alone", path);
+	*out = steal_pointer(s);
 	return 0;
 }
 
 int store_open(const char *path, struct store **out, struct error *err)
 {
-	_cleanup_(store_closep) struct store *s = calloc(1, sizeof(*s));
-	int r;
+	const struct store_backend *backend;
+	struct store_start start = {0};
+	void *self;
+	int r = store_sqlite_open(path, &backend, &self, &start, err);
 
-	if (!s)
-		return error_oom(err);
-	s->path = strdup(path);
-	if (!s->path)
-		return error_oom(err);
-	r = make_file(path, err);
-	if (r < 0)
-		return r;
-	if (sqlite3_open_v2(path, &s->db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX,
-	                    NULL) != SQLITE_OK)
-		return db_error(s, err);
-	r = prepare(s, err);
-	if (r < 0)
-		return r;
-	s->cluster = select_text(s, CLUSTER);
-	s->epoch = s->newest_epoch = select_number(s, EPOCH);
-	if (!s->cluster)
-		return db_error(s, err);
-	*out = steal_pointer(s);
-	return 0;
+	if (r == 0)
+		r = store_create(backend, self, &start, out, err);
+	free(start.cluster);
+	return r;
 }
 
 void store_close(struct store *s)
 {
 	if (!s)
 		return;
-	for (int i = 0; i < STATEMENTS; i++)
-		sqlite3_finalize(s->statements[i]);
-	sqlite3_close(s->db);
+	pthread_mutex_lock(&s->lock);
+	s->closing = true;
+	for (struct store_backup *b = s->backups; b; b = b->next)
+		b->freed = true;
+	pthread_cond_broadcast(&s->changed);
+	pthread_mutex_unlock(&s->lock);
+	if (s->has_thread)
+		pthread_join(s->thread, NULL);
+	s->backend->close(s->self);
+	pthread_cond_destroy(&s->changed);
+	pthread_mutex_destroy(&s->lock);
+	closep(&s->event_fd);
+	store_batch_clear(&s->flight);
+	store_batch_clear(&s->next);
 	free(s->cluster);
-	free(s->path);
 	free(s);
-}
-
-static int begin(struct store *s, struct error *err)
-{
-	/* After some failures SQLite undoes a transaction by itself. What comes after must fail with it. */
-	if (s->open && sqlite3_get_autocommit(s->db))
-		return error_set(err, -EIO, "%s: the changes before this one have been undone", s->path);
-	if (s->open)
-		return 0;
-	if (db_exec(s, "BEGIN IMMEDIATE", err) < 0)
-		return err ? err->code : -EIO;
-	s->open = true;
-	return 0;
-}
-
-int store_commit(struct store *s, struct error *err)
-{
-	int r;
-
-	if (!s->open)
-		return 0;
-	r = db_exec(s, "COMMIT", err);
-	if (r < 0 && !sqlite3_get_autocommit(s->db))
-		sqlite3_exec(s->db, "ROLLBACK", NULL, NULL, NULL);
-	s->open = false;
-	if (r < 0)
-		s->newest_epoch = s->epoch;
-	else
-		s->epoch = s->newest_epoch;
-	return r;
-}
-
-void store_rollback(struct store *s)
-{
-	if (s->open)
-		sqlite3_exec(s->db, "ROLLBACK", NULL, NULL, NULL);
-	s->open = false;
-	s->newest_epoch = s->epoch;
-}
-
-static void bind_text(sqlite3_stmt *st, int i, const char *text)
-{
-	sqlite3_bind_text(st, i, text, -1, SQLITE_STATIC); /* NULL binds NULL */
-}
-
-/* Columns in the order of COLUMNS. ranks, progress and under_way: their JSON text. */
-static void bind_run(sqlite3_stmt *st, const struct run *r, const char *ranks, const char *progress,
-                     const char *under_way)
-{
-	bind_text(st, 1, r->name);
-	bind_text(st, 2, r->user);
-	sqlite3_bind_int64(st, 3, r->uid);
-	sqlite3_bind_int64(st, 4, r->gid);
-	bind_text(st, 5, r->task);
-	sqlite3_bind_int64(st, 6, r->state);
-	sqlite3_bind_int64(st, 7, r->attempt);
-	sqlite3_bind_int64(st, 8, r->version);
-	sqlite3_bind_double(st, 9, r->submitted);
-	sqlite3_bind_double(st, 10, r->started);
-	sqlite3_bind_double(st, 11, r->ended);
-	bind_text(st, 12, r->reason);
-	sqlite3_bind_int64(st, 13, r->exit_status);
-	sqlite3_bind_int64(st, 14, r->cancelled);
-	sqlite3_bind_int64(st, 15, r->failed);
-	sqlite3_bind_int64(st, 16, r->requeue);
-	sqlite3_bind_int64(st, 17, r->nodes);
-	sqlite3_bind_int64(st, 18, r->per_node);
-	bind_text(st, 19, r->directory);
-	bind_text(st, 20, r->output);
-	bind_text(st, 21, ranks);
-	bind_text(st, 22, progress);
-	bind_text(st, 23, r->detail);
-	bind_text(st, 24, under_way);
-}
-
-static char *column(sqlite3_stmt *st, int i)
-{
-	const char *s = (const char *)sqlite3_column_text(st, i);
-
-	return s ? strdup(s) : NULL;
-}
-
-static json_t *column_json(sqlite3_stmt *st, int i)
-{
-	const char *s = (const char *)sqlite3_column_text(st, i);
-
-	return s ? json_loads(s, JSON_DECODE_ANY, NULL) : NULL;
-}
-
-static struct run *read_run(sqlite3_stmt *st)
-{
-	_cleanup_(run_freep) struct run *r = calloc(1, sizeof(*r));
-	_cleanup_json_ json_t *under_way = column_json(st, 24);
-
-	if (!r)
-		return NULL;
-	r->id = sqlite3_column_int64(st, 0);
-	r->name = column(st, 1);
-	r->user = column(st, 2);
-	r->uid = sqlite3_column_int64(st, 3);
-	r->gid = sqlite3_column_int64(st, 4);
-	r->task = column(st, 5);
-	r->state = sqlite3_column_int64(st, 6) % RUN_STATES;
-	r->attempt = sqlite3_column_int64(st, 7);
-	r->version = sqlite3_column_int64(st, 8);
-	r->submitted = sqlite3_column_double(st, 9);
-	r->started = sqlite3_column_double(st, 10);
-	r->ended = sqlite3_column_double(st, 11);
-	r->reason = column(st, 12);
-	r->exit_status = sqlite3_column_int64(st, 13);
-	r->cancelled = sqlite3_column_int64(st, 14);
-	r->failed = sqlite3_column_int64(st, 15);
-	r->requeue = sqlite3_column_int64(st, 16);
-	r->nodes = sqlite3_column_int64(st, 17);
-	r->per_node = sqlite3_column_int64(st, 18);
-	r->directory = column(st, 19);
-	r->output = column(st, 20);
-	r->ranks = column_json(st, 21);
-	if (!r->ranks)
-		r->ranks = json_array();
-	r->progress = column_json(st, 22);
-	r->detail = column(st, 23);
-	return run_set_under_way(r, under_way, NULL) < 0 ? NULL : steal_pointer(r);
-}
-
-static int write_run(struct store *s, enum statement which, const struct run *r, const char *config,
-                     struct error *err)
-{
-	_cleanup_json_ json_t *state = run_under_way(r);
-	_cleanup_free_ char *ranks = json_to_string(r->ranks),
-	                    *progress = r->progress ? json_to_string(r->progress) : NULL,
-	                    *under_way = state ? json_to_string(state) : NULL;
-	sqlite3_stmt *st = s->statements[which];
-	int code;
-
-	code = begin(s, err);
-	if (code < 0)
-		return code;
-	bind_run(st, r, ranks ? ranks : "[]", progress, under_way);
-	if (which == INSERT)
-		bind_text(st, 25, config);
-	else
-		sqlite3_bind_int64(st, 26, r->id);
-	code = sqlite3_step(st) == SQLITE_DONE ? 0 : db_error(s, err);
-	sqlite3_reset(st);
-	sqlite3_clear_bindings(st);
-	return code;
 }
 
 int store_insert(struct store *s, struct run *r, const char *config, struct error *err)
 {
-	int code = write_run(s, INSERT, r, config, err);
-
-	if (code == 0)
-		r->id = sqlite3_last_insert_rowid(s->db);
-	return code;
+	r->id = s->newest_highest + 1;
+	if (store_batch_add_run(&s->next, r, config) < 0)
+		return error_oom(err);
+	s->newest_highest = r->id;
+	return 0;
 }
 
-int store_update(struct store *s, const struct run *r, struct error *err)
+void store_update(struct store *s, const struct run *r)
 {
-	return write_run(s, UPDATE, r, NULL, err);
+	if (store_batch_add_run(&s->next, r, NULL) < 0)
+		s->next.failed = true;
+}
+
+int store_set_drained(struct store *s, const char *node, bool drained, const char *reason, struct error *err)
+{
+	return store_batch_set_drained(&s->next, node, drained, reason) < 0 ? error_oom(err) : 0;
+}
+
+void store_begin_epoch(struct store *s, int64_t above, bool replace)
+{
+	/* One that is in no batch yet is never written, and replaces nothing for the one after it. */
+	bool in_no_batch = s->newest_epoch > MAX(s->epoch, s->flight.epoch);
+
+	s->replaces = replace && (s->replaces || !in_no_batch);
+	s->newest_epoch = MAX(s->newest_epoch, above) + 1;
+}
+
+void store_lift(struct store *s, int64_t highest)
+{
+	s->newest_highest = MAX(s->newest_highest, highest);
+}
+
+bool store_is_busy(const struct store *s)
+{
+	struct store *locked = (struct store *)s;
+	bool busy;
+
+	pthread_mutex_lock(&locked->lock);
+	busy = s->state != IDLE;
+	pthread_mutex_unlock(&locked->lock);
+	return busy;
+}
+
+void store_commit(struct store *s, store_done_fn done, void *context)
+{
+	if (s->newest_epoch > s->epoch) {
+		s->next.epoch = s->newest_epoch;
+		s->next.replaced = s->replaces ? s->epoch : 0;
+	}
+	if (s->newest_highest > s->highest)
+		s->next.highest = s->newest_highest;
+	s->done = done;
+	s->context = context;
+	pthread_mutex_lock(&s->lock);
+	s->flight = s->next;
+	s->state = WRITING;
+	pthread_cond_broadcast(&s->changed);
+	pthread_mutex_unlock(&s->lock);
+	s->next = (struct store_batch){0};
+}
+
+/* The drains of a failed batch, where nothing newer is known of the node. */
+static void keep_drains(struct store *s, const struct store_batch *failed)
+{
+	for (size_t i = 0; i < failed->drain_count; i++) {
+		const struct stored_drain *d = &failed->drains[i];
+
+		if (!store_batch_find_drain(&s->next, d->node) &&
+		    store_batch_set_drained(&s->next, d->node, d->drained, d->reason) < 0)
+			log_err("store: node %s: out of memory", d->node);
+	}
+}
+
+static void finish_commit(struct store *s)
+{
+	struct store_batch batch = {0};
+	store_done_fn done = s->done;
+	struct error err = ERROR_INIT;
+	int code = 0;
+	bool written;
+
+	pthread_mutex_lock(&s->lock);
+	written = s->state == WRITTEN;
+	if (written) {
+		batch = s->flight;
+		s->flight = (struct store_batch){0};
+		s->state = IDLE;
+		code = s->code;
+		err = s->err;
+	}
+	pthread_mutex_unlock(&s->lock);
+	if (!written)
+		return;
+	if (code < 0) {
+		keep_drains(s, &batch);
+		s->replaces = s->replaces && (batch.epoch == 0 || batch.replaced > 0);
+	} else {
+		s->epoch = MAX(s->epoch, batch.epoch);
+		s->highest = MAX(s->highest, batch.highest);
+	}
+	store_batch_clear(&batch);
+	s->done = NULL;
+	if (done)
+		done(s->context, code, &err);
+}
+
+static struct store_backup *next_ended(struct store *s)
+{
+	struct store_backup *b;
+
+	pthread_mutex_lock(&s->lock);
+	for (b = s->backups; b && (!b->ended || b->called || b->freed);)
+		b = b->next;
+	if (b)
+		b->called = true;
+	pthread_mutex_unlock(&s->lock);
+	return b;
+}
+
+void store_dispatch(struct store *s)
+{
+	struct store_backup *b;
+	uint64_t count;
+
+	while (read(s->event_fd, &count, sizeof(count)) < 0 && errno == EINTR)
+		;
+	finish_commit(s);
+	while ((b = next_ended(s))) {
+		struct error err = b->err; /* the callback frees b */
+
+		b->done(b->context, b->code, &err);
+	}
+}
+
+int store_fd(const struct store *s)
+{
+	return s->event_fd;
+}
+
+void store_wait(struct store *s)
+{
+	pthread_mutex_lock(&s->lock);
+	while (s->state == WRITING)
+		pthread_cond_wait(&s->changed, &s->lock);
+	pthread_mutex_unlock(&s->lock);
+	finish_commit(s);
 }
 
 int store_get(struct store *s, int64_t id, struct run **out, struct error *err)
 {
-	sqlite3_stmt *st = s->statements[GET];
-	int code, r = 0;
-
-	sqlite3_bind_int64(st, 1, id);
-	code = sqlite3_step(st);
-	if (code == SQLITE_ROW) {
-		*out = read_run(st);
-		if (!*out)
-			r = error_oom(err);
-	} else if (code == SQLITE_DONE)
-		r = error_set(err, -ENOENT, "there is no run %lld", (long long)id);
-	else
-		r = db_error(s, err);
-	sqlite3_reset(st);
-	return r;
+	return s->backend->get(s->self, id, out, err);
 }
 
 int store_config(struct store *s, int64_t id, char **text, struct error *err)
 {
-	sqlite3_stmt *st = s->statements[CONFIG];
-	int code, r = 0;
-
-	sqlite3_bind_int64(st, 1, id);
-	code = sqlite3_step(st);
-	if (code == SQLITE_ROW) {
-		*text = column(st, 0);
-		if (!*text)
-			r = error_oom(err);
-	} else if (code == SQLITE_DONE)
-		r = error_set(err, -ENOENT, "there is no run %lld", (long long)id);
-	else
-		r = db_error(s, err);
-	sqlite3_reset(st);
-	return r;
+	return s->backend->config(s->self, id, text, err);
 }
 
 int store_list(struct store *s, unsigned states, int64_t before, int64_t limit,
                int (*each)(void *context, struct run *r, struct error *err), void *context, struct error *err)
 {
-	/* The few active ones are found through the index, however many have finished. */
-	sqlite3_stmt *st = s->statements[states >> RUN_SUCCEEDED ? LIST : LIST_ACTIVE];
-	int code, r = 0;
-
-	sqlite3_bind_int64(st, 1, states);
-	sqlite3_bind_int64(st, 2, before > 0 ? before : INT64_MAX);
-	sqlite3_bind_int64(st, 3, limit);
-	while (r >= 0 && (code = sqlite3_step(st)) == SQLITE_ROW) {
-		struct run *run = read_run(st);
-
-		r = run ? each(context, run, err) : error_oom(err);
-	}
-	if (r >= 0 && code != SQLITE_DONE)
-		r = db_error(s, err);
-	sqlite3_reset(st);
-	return r;
+	return s->backend->list(s->self, states, before, limit, each, context, err);
 }
 
 int store_counts(struct store *s, int64_t counts[RUN_STATES], struct error *err)
 {
-	sqlite3_stmt *st = s->statements[COUNTS];
-	int code;
-
-	memset(counts, 0, RUN_STATES * sizeof(*counts));
-	while ((code = sqlite3_step(st)) == SQLITE_ROW)
-		counts[sqlite3_column_int64(st, 0) % RUN_STATES] = sqlite3_column_int64(st, 1);
-	sqlite3_reset(st);
-	return code == SQLITE_DONE ? 0 : db_error(s, err);
+	return s->backend->counts(s->self, counts, err);
 }
 
-int store_set_drained(struct store *s, const char *node, bool drained, const char *reason, struct error *err)
-{
-	sqlite3_stmt *st = s->statements[drained ? DRAIN : RESUME];
-	int r = begin(s, err);
-
-	if (r < 0)
-		return r;
-	bind_text(st, 1, node);
-	if (drained)
-		bind_text(st, 2, reason);
-	r = sqlite3_step(st) == SQLITE_DONE ? 0 : db_error(s, err);
-	sqlite3_reset(st);
-	sqlite3_clear_bindings(st);
-	return r;
-}
-
+/* The batch in flight is not changed by the thread. */
 bool store_drained(struct store *s, const char *node, char **reason)
 {
-	sqlite3_stmt *st = s->statements[DRAINED];
-	bool yes;
+	const struct stored_drain *d = store_batch_find_drain(&s->next, node);
 
-	bind_text(st, 1, node);
-	yes = sqlite3_step(st) == SQLITE_ROW;
-	*reason = yes ? column(st, 0) : NULL;
-	sqlite3_reset(st);
-	sqlite3_clear_bindings(st);
-	return yes;
+	if (!d)
+		d = store_batch_find_drain(&s->flight, node);
+	if (!d)
+		return s->backend->drained(s->self, node, reason);
+	*reason = d->drained && d->reason ? strdup(d->reason) : NULL;
+	return d->drained;
 }
 
 const char *store_cluster(const struct store *s)
@@ -537,109 +428,51 @@ int64_t store_newest_epoch(const struct store *s)
 	return s->newest_epoch;
 }
 
-static int change_number(struct store *s, enum statement which, int64_t n, struct error *err)
-{
-	sqlite3_stmt *st = s->statements[which];
-	int r = begin(s, err);
-
-	if (r < 0)
-		return r;
-	sqlite3_bind_int64(st, 1, n);
-	if (which == REPLACE_EPOCH)
-		sqlite3_bind_int64(st, 2, s->newest_epoch);
-	r = sqlite3_step(st) == SQLITE_DONE ? 0 : db_error(s, err);
-	sqlite3_reset(st);
-	return r;
-}
-
-int store_begin_epoch(struct store *s, int64_t above, bool replace, struct error *err)
-{
-	int64_t epoch = MAX(s->newest_epoch, above) + 1;
-	/* One statement: no failure leaves the store without the one and without the other. */
-	int r = change_number(s, replace && s->newest_epoch > 0 ? REPLACE_EPOCH : ADD_EPOCH, epoch, err);
-
-	if (r == 0)
-		s->newest_epoch = epoch;
-	return r;
-}
-
 bool store_has_epoch(struct store *s, int64_t epoch)
 {
-	sqlite3_stmt *st = s->statements[HAS_EPOCH];
-	bool yes;
-
-	sqlite3_bind_int64(st, 1, epoch);
-	yes = sqlite3_step(st) == SQLITE_ROW;
-	sqlite3_reset(st);
-	return yes;
+	return s->backend->has_epoch(s->self, epoch);
 }
 
-int64_t store_highest(struct store *s)
+int64_t store_highest(const struct store *s)
 {
-	return select_number(s, HIGHEST);
+	return s->highest;
 }
 
-int store_lift(struct store *s, int64_t highest, struct error *err)
+int64_t store_newest_highest(const struct store *s)
 {
-	int r;
-
-	if (highest <= store_highest(s))
-		return 0;
-	r = change_number(s, LIFT, highest, err);
-	return r == 0 && sqlite3_changes(s->db) == 0 ? change_number(s, LIFT_FIRST, highest, err) : r;
+	return s->newest_highest;
 }
 
-struct store_backup {
-	struct store *store;
-	sqlite3 *copy;
-	sqlite3_backup *backup;
-};
-
-static int backup_error(struct store_backup *b, struct error *err)
+int store_backup_begin(struct store *s, const char *path, store_done_fn done, void *context,
+                       struct store_backup **out, struct error *err)
 {
-	int code = sqlite3_errcode(b->copy);
-
-	return error_set(err, code == SQLITE_FULL ? -ENOSPC : -EIO, "cannot copy %s: %s", b->store->path,
-	                 sqlite3_errmsg(b->copy));
-}
-
-int store_backup_begin(struct store *s, const char *path, struct store_backup **out, struct error *err)
-{
-	_cleanup_(store_backup_freep) struct store_backup *b = calloc(1, sizeof(*b));
+	struct store_backup *b = calloc(1, sizeof(*b));
 
 	if (!b)
 		return error_oom(err);
-	b->store = s;
-	/* The copy is of use only once it is complete: it needs no journal, and no sync on the way. */
-	if (sqlite3_open_v2(path, &b->copy, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, NULL) != SQLITE_OK ||
-	    sqlite3_exec(b->copy, "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;", NULL, NULL, NULL) !=
-	        SQLITE_OK)
-		return backup_error(b, err);
-	b->backup = sqlite3_backup_init(b->copy, "main", s->db, "main");
-	if (!b->backup)
-		return backup_error(b, err);
-	*out = steal_pointer(b);
+	*b = (struct store_backup){.store = s, .done = done, .context = context, .path = strdup(path)};
+	if (!b->path) {
+		free(b);
+		return error_oom(err);
+	}
+	pthread_mutex_lock(&s->lock);
+	b->next = s->backups;
+	s->backups = b;
+	pthread_cond_broadcast(&s->changed);
+	pthread_mutex_unlock(&s->lock);
+	*out = b;
 	return 0;
-}
-
-int store_backup_step(struct store_backup *b, int pages, bool *done, struct error *err)
-{
-	int code = sqlite3_backup_step(b->backup, pages);
-
-	*done = code == SQLITE_DONE;
-	/* Busy: a transaction is open. It is committed at the end of the turn. */
-	if (code == SQLITE_OK || code == SQLITE_DONE || code == SQLITE_BUSY || code == SQLITE_LOCKED)
-		return 0;
-	return error_set(err, code == SQLITE_FULL ? -ENOSPC : -EIO, "cannot copy %s: %s", b->store->path,
-	                 sqlite3_errstr(code));
 }
 
 void store_backup_free(struct store_backup *b)
 {
+	struct store *s;
+
 	if (!b)
 		return;
-	if (b->backup)
-		sqlite3_backup_finish(b->backup);
-	sqlite3_close(b->copy);
-	free(b);
+	s = b->store;
+	pthread_mutex_lock(&s->lock);
+	b->freed = true; /* the copy is the thread's to end */
+	pthread_cond_broadcast(&s->changed);
+	pthread_mutex_unlock(&s->lock);
 }

@@ -4,7 +4,8 @@
 
 void apply_flags(struct controller *c, struct run *r, unsigned flags)
 {
-	if (flags & RUN_STOP)
+	/* No node has parts of an attempt that is not on disk: it is given up instead of being started. */
+	if ((flags & RUN_STOP) && !r->to_start)
 		for (size_t i = 0; i < r->part_count; i++)
 			if (!r->parts[i].ended)
 				stop_part(c, r, &r->parts[i]);
@@ -13,7 +14,8 @@ void apply_flags(struct controller *c, struct run *r, unsigned flags)
 		for (size_t i = 0; i < members_count(c->members); i++)
 			member_release(members_get(c->members, i), r->id);
 		rendezvous_drop(c->rendezvous, r->id);
-		c->commit = c->reschedule = true;
+		controller_await_commit(c, r);
+		c->reschedule = true;
 	}
 	controller_touch(c);
 }

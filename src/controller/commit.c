@@ -1,32 +1,65 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What has changed is written into the store: nothing is answered, started or told before it is on disk. */
+/*
+ * What has changed is written into the store: nothing is answered, started or told before it is on disk.
+ *
+ * One commit is in flight at most; the store's thread writes a copy, and the runs go on. Commits are
+ * numbered: a change that must be on disk first makes its run await the next one that will begin. A run that
+ * is changed while it is being written is dirty again, and is written once more. What a failed commit held is
+ * in the next one, but for new runs: their submitters are told that they were not accepted.
+ */
 #include "base/log.h"
 #include "controller/internal.h"
 
 #define LAZY_COMMIT_SECONDS 1.0 /* what need not be on disk at once is there after so long */
 
-void commit_changes(struct controller *c, void (*done)(struct controller *c, int code))
+/* Tried again: nothing of it starts, nobody is told of it before. */
+static void keep_changes(struct controller *c)
 {
-	struct error err = ERROR_INIT;
-	int code = 0;
+	for (size_t i = 0; i < c->queue.count; i++) {
+		struct run *r = c->queue.list[i];
 
-	for (size_t i = 0; i < c->queue.count && code == 0; i++)
-		if (c->queue.list[i]->dirty)
-			code = store_update(c->store, c->queue.list[i], &err);
-	if (code == 0)
-		code = store_commit(c->store, &err);
-	else /* nothing of it: submissions in there are about to be refused */
-		store_rollback(c->store);
-	if (code < 0)
-		log_err("the store cannot be written: %s", err.message);
-	else {
-		c->announced = store_highest(c->store);
-		for (size_t i = 0; i < c->queue.count; i++)
-			c->queue.list[i]->dirty = false;
+		if (r->written_by == c->commits)
+			r->dirty = true;
+		if (r->awaits == c->commits)
+			r->awaits++;
 	}
-	c->commit = code < 0;
-	submissions_answer(c, code, &err);
-	done(c, code);
+	c->commit = true;
+	commit_lazily(c);
+}
+
+static void on_committed(void *context, int code, const struct error *err)
+{
+	struct controller *c = context;
+
+	if (code < 0) {
+		log_err("the store cannot be written: %s", err->message);
+		submissions_answer(c, err);
+		keep_changes(c);
+	} else {
+		c->committed = c->commits;
+		submissions_answer(c, NULL);
+	}
+	if (!c->ending)
+		c->on_committed(c);
+}
+
+void commit_changes(struct controller *c, void (*done)(struct controller *c))
+{
+	if (store_is_busy(c->store))
+		return;
+	c->commit = false;
+	c->commits++;
+	c->on_committed = done;
+	for (size_t i = 0; i < c->queue.count; i++) {
+		struct run *r = c->queue.list[i];
+
+		if (!r->dirty)
+			continue;
+		store_update(c->store, r);
+		r->dirty = false;
+		r->written_by = c->commits;
+	}
+	store_commit(c->store, on_committed, c);
 }
 
 void commit_lazily(struct controller *c)

@@ -12,25 +12,27 @@
 #include "controller/internal.h"
 #include "controller/nodes.h"
 
-/* Everything below waits for this: what has changed is on disk. */
-static void on_committed(struct controller *c, int code)
+/* What is on disk is started and told. */
+static void advance(struct controller *c)
 {
 	bool dirty = false;
 
-	if (code < 0) {
-		commit_lazily(c); /* tried again: nothing starts, nobody is told before */
-		return;
-	}
+	start_placed(c);
+	notify_changes(c);
 	for (size_t i = 0; i < c->queue.count; i++)
 		dirty = dirty || c->queue.list[i]->dirty;
-	if (dirty)
+	if (dirty && !c->commit)
 		commit_lazily(c);
-	start_placed(c);
-	if (c->commit) /* a start failed at once: that is committed, in the next turn, before it is told */
-		return;
-	notify_changes(c);
 	if (c->options.flushed)
 		c->options.flushed(c->options.context);
+}
+
+/* What has changed meanwhile is committed next; but what has failed is tried again after a while. */
+static void on_committed(struct controller *c)
+{
+	advance(c);
+	if (c->commit && c->committed == c->commits)
+		controller_touch(c);
 }
 
 static void flush(struct controller *c)
@@ -39,8 +41,7 @@ static void flush(struct controller *c)
 		schedule_pass(c);
 	if (c->commit)
 		commit_changes(c, on_committed);
-	else
-		on_committed(c, 0);
+	advance(c);
 }
 
 void controller_run_timer(struct controller *c, enum controller_timer timer)
@@ -125,7 +126,7 @@ static int load_queue(struct controller *c, struct error *err)
 }
 
 /* The directories of runs that an earlier store counted. */
-static int lift_above_directories(struct controller *c, struct error *err)
+static void lift_above_directories(struct controller *c)
 {
 	_cleanup_free_ char *path = str_path_join(c->options.state_dir, "runs");
 	_cleanup_closedir_ DIR *dir = path ? opendir(path) : NULL;
@@ -135,29 +136,43 @@ static int lift_above_directories(struct controller *c, struct error *err)
 	while (dir && (entry = readdir(dir)))
 		if (str_to_int64(entry->d_name, 1, INT64_MAX, &run) == 0)
 			highest = MAX(highest, run);
-	return store_lift(c->store, highest, err);
+	store_lift(c->store, highest);
+}
+
+static void take_error(void *context, int code, const struct error *err)
+{
+	*(struct error *)context = *err;
+}
+
+/* The epoch of this controller: on disk before any node hears of it. */
+static int begin_epoch(struct controller *c, struct error *err)
+{
+	struct error result = ERROR_INIT;
+
+	store_begin_epoch(c->store, 0, false);
+	lift_above_directories(c);
+	store_commit(c->store, take_error, &result);
+	store_wait(c->store);
+	return result.code < 0 ? error_set(err, result.code, "%s", result.message) : 0;
 }
 
 int controller_create(const struct controller_options *options, struct controller **out, struct error *err)
 {
 	_cleanup_(controller_destroyp) struct controller *c = calloc(1, sizeof(*c));
 	_cleanup_free_ char *path = str_printf("%s/dtrain.db", options->state_dir);
-	int r;
+	int r = 0;
 
-	if (!c || !path)
+	if (!c || !path) {
+		store_close(options->store);
 		return error_oom(err);
+	}
 	c->options = *options;
 	c->options.hosts = NULL;
-	r = store_open(path, &c->store, err);
-	/* On disk before any node hears of it. */
+	c->store = steal_pointer(c->options.store);
+	if (!c->store)
+		r = store_open(path, &c->store, err);
 	if (r == 0)
-		r = store_begin_epoch(c->store, 0, false, err);
-	if (r == 0)
-		r = lift_above_directories(c, err);
-	if (r == 0)
-		r = store_commit(c->store, err);
-	if (r == 0)
-		c->announced = store_highest(c->store);
+		r = begin_epoch(c, err);
 	if (r == 0)
 		r = members_create(controller_now(c), &c->members, err);
 	if (r == 0)
@@ -192,23 +207,32 @@ struct rendezvous *controller_rendezvous(struct controller *c)
 	return c->rendezvous;
 }
 
-int controller_backup_begin(struct controller *c, const char *path, struct store_backup **out,
-                            struct error *err)
+int controller_backup_begin(struct controller *c, const char *path,
+                            void (*done)(void *context, int code, const struct error *err), void *context,
+                            struct store_backup **out, struct error *err)
 {
-	return store_backup_begin(c->store, path, out, err);
+	return store_backup_begin(c->store, path, done, context, out, err);
 }
 
-static void ignore_commit(struct controller *c, int code)
+int controller_store_fd(const struct controller *c)
 {
+	return store_fd(c->store);
+}
+
+void controller_dispatch_store(struct controller *c)
+{
+	store_dispatch(c->store);
 }
 
 void controller_destroy(struct controller *c)
 {
 	if (!c)
 		return;
+	c->ending = true;
 	if (c->store) {
-		c->commit = true; /* what was to be committed lazily is on disk before the end */
-		commit_changes(c, ignore_commit);
+		store_wait(c->store);
+		commit_changes(c, NULL); /* what was to be committed lazily is on disk before the end */
+		store_wait(c->store);
 	}
 	waiters_free(c);
 	submissions_free(c);

@@ -20,6 +20,7 @@
 
 struct controller;
 struct rendezvous;
+struct store;
 struct store_backup;
 
 struct controller_options {
@@ -30,11 +31,12 @@ struct controller_options {
 	double node_timeout; /* seconds without a heartbeat after which a node is down */
 	struct controller_clock clock;
 	struct peers peers;
+	struct store *store;            /* taken in any case; NULL: the one in state_dir is opened */
 	void (*flushed)(void *context); /* after each flush; NULL: not needed */
 	void *context;
 };
 
-/* Opens the store and takes up the runs in it. Options are copied, but for what is borrowed. */
+/* Takes up the runs in the store. Options are copied, but for what is borrowed. */
 int controller_create(const struct controller_options *options, struct controller **out, struct error *err);
 /* Commits what has changed. No callback is called for who still waits. */
 void controller_destroy(struct controller *c);
@@ -54,5 +56,11 @@ void controller_get_status(const struct controller *c, struct controller_status 
 struct rendezvous *controller_rendezvous(struct controller *c);
 
 /* A copy of the store, as store_backup_begin makes it. */
-int controller_backup_begin(struct controller *c, const char *path, struct store_backup **out,
-                            struct error *err);
+int controller_backup_begin(struct controller *c, const char *path,
+                            void (*done)(void *context, int code, const struct error *err), void *context,
+                            struct store_backup **out, struct error *err);
+
+/* The store commits in a thread of its own. While this is readable, controller_dispatch_store is to be
+ * called. */
+int controller_store_fd(const struct controller *c);
+void controller_dispatch_store(struct controller *c);

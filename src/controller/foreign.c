@@ -96,7 +96,6 @@ void foreign_note(struct controller *c, struct member *m, const struct report *r
 static void learn_epoch(struct controller *c, const struct member *m, int64_t known)
 {
 	int64_t own = store_newest_epoch(c->store);
-	struct error err = ERROR_INIT;
 
 	/* Our own epoch, where the node has it from us, is no news. */
 	if (known < own || (known == own && m->epoch == own))
@@ -105,15 +104,13 @@ static void learn_epoch(struct controller *c, const struct member *m, int64_t kn
 	    "node %s knows epoch %lld of this cluster, the store is of epoch %lld: it is an older copy, and "
 	    "takes the next epoch",
 	    m->name, (long long)known, (long long)own);
-	if (store_begin_epoch(c->store, known, !c->settled, &err) < 0)
-		log_err("%s", err.message);
+	store_begin_epoch(c->store, known, !c->settled);
 	c->commit = true;
 }
 
 void foreign_learn(struct controller *c, struct member *m, const struct known_clusters *known)
 {
-	int64_t highest = known ? known->highest_run : 0;
-	struct error err = ERROR_INIT;
+	int64_t highest = known ? known->highest_run : 0, own = store_newest_highest(c->store);
 
 	message_free_list(&foreign_attempt_message, c->foreign_before, c->foreign_before_count);
 	c->foreign_before = steal_pointer(m->foreign);
@@ -122,12 +119,10 @@ void foreign_learn(struct controller *c, struct member *m, const struct known_cl
 	for (size_t i = 0; known && i < known->cluster_count; i++)
 		if (str_eq(known->clusters[i].id, store_cluster(c->store)))
 			learn_epoch(c, m, known->clusters[i].epoch);
-	if (highest > store_highest(c->store) && highest < INT64_MAX / 2) {
+	if (highest > own && highest < INT64_MAX / 2) {
 		log_warn("node %s knows run %lld, the store knows %lld: the next number is %lld", m->name,
-		         (long long)highest, (long long)store_highest(c->store),
-		         (long long)highest + NUMBERS_MARGIN + 1);
-		if (store_lift(c->store, highest + NUMBERS_MARGIN, &err) < 0)
-			log_err("%s", err.message);
+		         (long long)highest, (long long)own, (long long)highest + NUMBERS_MARGIN + 1);
+		store_lift(c->store, highest + NUMBERS_MARGIN);
 		c->commit = true;
 	}
 	if (c->commit)

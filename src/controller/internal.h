@@ -30,11 +30,14 @@ struct controller {
 	/* Of the node whose heartbeat is read: what it had the last time. */
 	struct foreign_attempt *foreign_before;
 	size_t foreign_before_count;
-	bool lazy_commit;  /* its timer is set */
-	bool commit;       /* a commit must precede replies */
-	bool settled;      /* all nodes have reported, or are down: see foreign.c */
-	int64_t announced; /* the last run number that is on disk */
-	bool reschedule;   /* slots or queue have changed */
+	bool lazy_commit;                           /* its timer is set */
+	bool commit;                                /* one is due */
+	int64_t commits;                            /* begun so far: the number of the last one, */
+	int64_t committed;                          /* and of the last one that is on disk */
+	void (*on_committed)(struct controller *c); /* of the one in flight */
+	bool settled;                               /* all nodes have reported, or are down: see foreign.c */
+	bool reschedule;                            /* slots or queue have changed */
+	bool ending;                                /* nothing is started or told any more */
 };
 
 static inline double controller_now(const struct controller *c)
@@ -58,6 +61,24 @@ static inline void controller_touch(struct controller *c)
 	controller_set_timer(c, CONTROLLER_FLUSH, 0);
 }
 
+/* The next commit must be on disk before anybody is told of r, or an attempt of it is started. */
+static inline void controller_await_commit(struct controller *c, struct run *r)
+{
+	r->awaits = c->commits + 1;
+	c->commit = true;
+}
+
+static inline bool controller_is_committed(const struct controller *c, const struct run *r)
+{
+	return r->awaits <= c->committed;
+}
+
+/* Is r known to the store? To everybody else it does not exist before. */
+static inline bool controller_is_stored(const struct controller *c, const struct run *r)
+{
+	return r->inserted_by <= c->committed;
+}
+
 /* schedule_pass.c */
 void schedule_pass(struct controller *c);
 int schedule_pass_check(struct controller *c, const struct run *r, struct error *err);
@@ -76,8 +97,9 @@ void stop_foreign(struct controller *c, const char *node, int64_t run, int64_t a
 /* apply.c: does what the flags of run.h ask for, after an event of r. */
 void apply_flags(struct controller *c, struct run *r, unsigned flags);
 
-/* commit.c: dirty runs into the store, and the commit; then `done`. Submissions are answered before it. */
-void commit_changes(struct controller *c, void (*done)(struct controller *c, int code));
+/* commit.c: begins a commit of all that has changed, unless one is in flight. Once it is on disk, or has
+ * failed, submissions are answered, and `done` is called, unless the controller ends. */
+void commit_changes(struct controller *c, void (*done)(struct controller *c));
 /* Changes that may wait are committed within a second. */
 void commit_lazily(struct controller *c);
 
@@ -88,8 +110,9 @@ void waiters_notify(struct controller *c, const struct run *r);
 void waiters_free(struct controller *c);
 
 /* submit.c */
-void submissions_release(struct controller *c);                                   /* they get their numbers */
-void submissions_answer(struct controller *c, int code, const struct error *err); /* after the commit */
+void submissions_release(struct controller *c); /* they get their numbers */
+/* Those of the last commit, which is on disk (err NULL), or has failed. */
+void submissions_answer(struct controller *c, const struct error *err);
 void submissions_free(struct controller *c);
 
 /* nodes.c: who has not been heard of is down. */

@@ -50,12 +50,16 @@ void notify_changes(struct controller *c)
 	for (size_t i = 0; i < c->queue.count;) {
 		struct run *r = c->queue.list[i];
 
+		if (!controller_is_committed(c, r)) {
+			i++;
+			continue;
+		}
 		if (r->changed) {
 			r->changed = false;
 			notify_event(c, r);
 			waiters_notify(c, r);
 		}
-		if (!run_state_final(r->state) || r->dirty) {
+		if (!run_state_final(r->state) || r->dirty || r->written_by > c->committed) {
 			i++;
 			continue;
 		}

@@ -53,8 +53,9 @@ static void reconcile(struct controller *c, const char *node, const struct repor
 		return;
 	}
 	if (report->state == ATTEMPT_ENDED) {
-		/* Only what is on disk may be forgotten there: while r is in memory, its end may not be. */
-		if (!r || report->attempt < r->attempt)
+		/* Only what is on disk may be forgotten there: while r is in memory, its end may not be, nor
+		 * the attempt that followed. */
+		if (!r || (report->attempt < r->attempt && controller_is_committed(c, r)))
 			add_forget(answer, report->run, report->attempt);
 	} else
 		stop_stray(c, node, report->run, report->attempt);
@@ -79,8 +80,9 @@ static void find_missing(struct controller *c, const struct member *m, const str
 		}
 		if (there)
 			continue;
-		/* A start that a controller before us wrote down, but may never have sent, costs nothing. */
-		if (r->state == RUN_STARTING && !part->instance[0]) {
+		/* A start that a controller before us wrote down, but may never have sent, costs nothing; nor
+		 * does it where another node lacks its part for the same reason. */
+		if ((r->state == RUN_STARTING || r->requeue) && !part->instance[0]) {
 			apply_flags(c, r, run_refused(r, part, true, "not started", controller_time(c)));
 			continue;
 		}
@@ -128,7 +130,7 @@ int controller_heartbeat(struct controller *c, struct heartbeat *heartbeat, stru
 	controller_settle(c);
 	answer->time = controller_time(c);
 	answer->epoch = store_epoch(c->store);
-	answer->highest_run = c->announced;
+	answer->highest_run = store_highest(c->store);
 	/* An epoch that begins with this heartbeat is not on disk yet, and the one before it would make us a
 	 * stale controller: the next answer names the cluster again. */
 	if (store_epoch(c->store) != store_newest_epoch(c->store))

@@ -11,9 +11,11 @@ int controller_find_run(struct controller *c, int64_t id, const struct run **out
 {
 	int r;
 
+	const struct run *live = queue_find(&c->queue, id);
+
 	*owned = NULL;
-	*out = queue_find(&c->queue, id);
-	if (*out)
+	*out = live;
+	if (live && controller_is_stored(c, live))
 		return 0;
 	r = store_get(c->store, id, owned, err);
 	*out = *owned;
@@ -45,7 +47,8 @@ static int list_active(struct listing *l, unsigned states, int64_t before, int64
 	for (size_t i = q->count; i > 0 && limit > 0 && r == 0; i--) {
 		const struct run *run = q->list[i - 1];
 
-		if (!(states >> run->state & 1) || (before > 0 && run->id >= before))
+		if (!(states >> run->state & 1) || (before > 0 && run->id >= before) ||
+		    !controller_is_stored(l->controller, run))
 			continue;
 		r = l->each(l->context, run, err);
 		limit--;
@@ -87,11 +90,13 @@ int controller_run_config(struct controller *c, int64_t id, char **text, struct 
 void controller_cancel_run(struct controller *c, int64_t id)
 {
 	struct run *r = queue_find(&c->queue, id);
+	unsigned flags;
 
 	if (!r)
 		return;
-	c->commit = true;
-	apply_flags(c, r, run_cancel(r, controller_time(c)));
+	flags = run_cancel(r, controller_time(c));
+	controller_await_commit(c, r);
+	apply_flags(c, r, flags);
 }
 
 void controller_set_progress(struct controller *c, int64_t id, json_t *last, const char *lines, size_t len)

@@ -103,7 +103,7 @@ static void take_result(struct controller *c, struct run *r, struct sched_run *s
 		names[i] = (char *)nodes[s->chosen[i]].name;
 	if (!names || run_place(r, names, s->slots, controller_time(c), &err) < 0)
 		log_err("run %lld: %s", (long long)r->id, names ? err.message : "out of memory");
-	c->commit = true;
+	controller_await_commit(c, r);
 }
 
 static struct sched_run sched_run(const struct run *r)

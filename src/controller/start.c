@@ -241,7 +241,7 @@ void start_placed(struct controller *c)
 		struct run *r = c->queue.list[i];
 		struct error err = ERROR_INIT;
 
-		if (!r->to_start)
+		if (!r->to_start || !controller_is_committed(c, r))
 			continue;
 		r->to_start = false;
 		if (r->state !=

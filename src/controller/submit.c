@@ -17,6 +17,7 @@ struct submission {
 	struct run *run; /* while it waits for its number; then NULL */
 	char *config;    /* as long */
 	int64_t id;
+	int64_t commit;    /* the number of the one that makes its run known to the store */
 	submitted_fn done; /* NULL: the submitter has gone, its run stays */
 	void *context;
 };
@@ -68,10 +69,12 @@ static int take_number(struct submission *s, struct error *err)
 		log_err("cannot take a run: %s", err->message);
 		return code;
 	}
+	controller_await_commit(c, r);
+	r->inserted_by = r->written_by = s->commit = r->awaits;
 	s->id = r->id;
 	s->run = NULL;
 	free(steal_pointer(s->config));
-	c->commit = c->reschedule = true;
+	c->reschedule = true;
 	controller_touch(c);
 	return 0;
 }
@@ -130,7 +133,7 @@ void submissions_release(struct controller *c)
 	}
 }
 
-void submissions_answer(struct controller *c, int code, const struct error *err)
+void submissions_answer(struct controller *c, const struct error *err)
 {
 	struct submission *next;
 
@@ -139,11 +142,14 @@ void submissions_answer(struct controller *c, int code, const struct error *err)
 		const struct run *r = queue_find(&c->queue, id);
 
 		next = s->next;
-		if (s->run)
+		if (s->run || s->commit > c->commits)
 			continue;
-		finish(s, r ? r->state : RUN_QUEUED, code < 0 ? err : NULL);
-		if (code < 0) /* it is in no store, so it never was */
-			run_free(queue_take(&c->queue, id));
+		finish(s, r && controller_is_committed(c, r) ? r->state : RUN_QUEUED, err);
+		if (!err)
+			continue;
+		/* It is in no store, so it never was, and no slot is its own. */
+		run_free(queue_take(&c->queue, id));
+		c->reschedule = true;
 	}
 }
 

@@ -286,6 +286,8 @@ static int setup_controller(struct daemon *d, struct error *err)
 	options.clock = timers_clock(d->timers);
 	r = controller_create(&options, &d->controller, err);
 	if (r == 0)
+		r = timers_watch_store(d->timers, err);
+	if (r == 0)
 		backup_remove_leftovers(s->config->state_dir);
 	return r;
 }

@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The controller's timers on the service's event loop, and its clocks. */
+/* The controller on the service's event loop: its timers, its clocks, and the ends of its commits. */
 #include "dtraind/timers.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/epoll.h>
 
 #include "base/clock.h"
 #include "controller/controller.h"
@@ -24,6 +28,7 @@ struct timers {
 	struct daemon *daemon;
 	struct timer list[CONTROLLER_TIMERS];
 	sd_event_source *flush; /* for one that is due at once: no timer has to be set and read */
+	sd_event_source *store;
 };
 
 static int on_timer(sd_event_source *source, uint64_t usec, void *userdata)
@@ -39,6 +44,14 @@ static int on_flush(sd_event_source *source, void *userdata)
 	struct timers *t = userdata;
 
 	controller_run_timer(t->daemon->controller, CONTROLLER_FLUSH);
+	return 0;
+}
+
+static int on_store(sd_event_source *source, int fd, uint32_t revents, void *userdata)
+{
+	struct timers *t = userdata;
+
+	controller_dispatch_store(t->daemon->controller);
 	return 0;
 }
 
@@ -100,10 +113,25 @@ int timers_create(struct daemon *d, struct timers **out, struct error *err)
 	return 0;
 }
 
+/* A descriptor of its own, which the controller does not close under it. */
+int timers_watch_store(struct timers *t, struct error *err)
+{
+	_cleanup_close_ int fd = fcntl(controller_store_fd(t->daemon->controller), F_DUPFD_CLOEXEC, 0);
+	int r = fd < 0 ? -errno : sd_event_add_io(t->daemon->event, &t->store, fd, EPOLLIN, on_store, t);
+
+	if (r >= 0)
+		r = sd_event_source_set_io_fd_own(t->store, true);
+	if (r < 0)
+		return error_errno(err, r, "cannot set up the controller");
+	steal_fd(&fd);
+	return 0;
+}
+
 void timers_destroy(struct timers *t)
 {
 	if (!t)
 		return;
+	sd_event_source_disable_unref(t->store);
 	sd_event_source_disable_unref(t->flush);
 	for (size_t i = 0; i < CONTROLLER_TIMERS; i++)
 		sd_event_source_disable_unref(t->list[i].source);

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a machine depends on and what does not answer, loaded with LD_PRELOAD: a network file system for paths
  * with "hung-mount" in them (test_hung_preflight), DNS for the name "hung-name", and the password database as
- * long as the file $HUNG_USERS is there (test_hung_names). */
+ * long as the file $HUNG_USERS is there (test_hung_names); and the disk under the store, which takes 2 s for
+ * each sync as long as the file $SLOW_STORE is there (test_slow_store). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <netdb.h>
 #include <pwd.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -54,4 +56,35 @@ int getpwuid_r(uid_t uid, struct passwd *restrict pw, char *restrict buf, size_t
 	while (hung && access(hung, F_OK) == 0)
 		usleep(10000);
 	return next(uid, pw, buf, size, found);
+}
+
+static void slow_down(int fd)
+{
+	const char *slow = getenv("SLOW_STORE");
+	char link[64], path[4096];
+	ssize_t n;
+
+	if (!slow || access(slow, F_OK) < 0)
+		return;
+	snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+	n = readlink(link, path, sizeof(path) - 1);
+	path[n > 0 ? n : 0] = '\0';
+	if (strstr(path, "/dtrain.db"))
+		sleep(2);
+}
+
+int fsync(int fd)
+{
+	int (*next)(int) = dlsym(RTLD_NEXT, "fsync");
+
+	slow_down(fd);
+	return next(fd);
+}
+
+int fdatasync(int fd)
+{
+	int (*next)(int) = dlsym(RTLD_NEXT, "fdatasync");
+
+	slow_down(fd);
+	return next(fd);
 }

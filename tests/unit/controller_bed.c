@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Network, clock and event loop as stand-ins around a controller: controller_bed.h. */
 #include <errno.h>
+#include <limits.h>
 #include <math.h>
 #include <string.h>
 
@@ -12,38 +13,9 @@
 #include "controller/runs.h"
 #include "controller/submit.h"
 #include "controller_bed_internal.h"
+#include "held_store.h"
 #include "wire/heartbeat.h"
 #include "wire/start_request.h"
-
-/* The store's functions are wrapped by the linker, and have no context of ours. */
-static struct bed *current;
-
-int __real_store_update(struct store *s, const struct run *r, struct error *err);
-int __wrap_store_update(struct store *s, const struct run *r, struct error *err);
-int __real_store_commit(struct store *s, struct error *err);
-int __wrap_store_commit(struct store *s, struct error *err);
-
-int __wrap_store_update(struct store *s, const struct run *r, struct error *err)
-{
-	ck_assert_int_lt(r->id, RUNS);
-	current->pending[r->id] = r->attempt;
-	return __real_store_update(s, r, err);
-}
-
-int __wrap_store_commit(struct store *s, struct error *err)
-{
-	int r;
-
-	if (current->store_broken) {
-		store_rollback(s);
-		r = error_set(err, -EIO, "the disk is broken");
-	} else {
-		r = __real_store_commit(s, err);
-	}
-	memcpy(r < 0 ? current->pending : current->on_disk, r < 0 ? current->on_disk : current->pending,
-	       sizeof(current->pending));
-	return r;
-}
 
 /* ---- the network ---- */
 
@@ -82,14 +54,16 @@ static void peers_start(void *context, const struct peer *peer, struct start_req
                         peer_done_fn done, void *done_context)
 {
 	struct bed *b = context;
+	_cleanup_(run_freep) struct run *stored = NULL;
+	struct error err = ERROR_INIT;
 	struct attempt a = {.run = request->run,
 	                    .attempt = request->attempt,
 	                    .epoch = request->epoch,
 	                    .state = RUNNING,
 	                    .ranks = request->rank_count};
 
-	ck_assert_int_lt(a.run, RUNS);
-	ck_assert_msg(b->on_disk[a.run] == a.attempt,
+	ck_ok(store_get(b->store, a.run, &stored, &err), &err);
+	ck_assert_msg(stored->attempt == a.attempt,
 	              "attempt %lld of run %lld is started before it is on disk", (long long)a.attempt,
 	              (long long)a.run);
 	ck_assert_uint_le(request->rank_count, SLOTS);
@@ -184,11 +158,17 @@ static void set_timer(void *context, enum controller_timer timer, double at)
 	((struct bed *)context)->timers[timer] = at;
 }
 
-/* What is due, in the order in which the event loop would have it: input, then the timers by priority. */
+/* What is due, in the order in which the event loop would have it: input, then the timers by priority. A
+ * commit takes no time. */
 static bool handle_one(struct bed *b)
 {
 	struct packet *m = b->packets;
 
+	if (store_is_busy(b->store)) {
+		held_store_await_done(b->store);
+		controller_dispatch_store(b->controller);
+		return true;
+	}
 	if (m && m->due <= b->now) {
 		b->packets = m->next;
 		deliver(b, m);
@@ -259,10 +239,13 @@ static void start_controller(struct bed *b)
 	    .clock = {b, monotonic, realtime, set_timer},
 	    .peers = {b, peers_start, peers_stop, peers_free_port},
 	};
+	_cleanup_free_ char *path = str_printf("%s/dtrain.db", b->dir);
 	struct error err = ERROR_INIT;
 
 	for (int i = 0; i < CONTROLLER_TIMERS; i++)
 		b->timers[i] = -1;
+	held_store_open(path, &b->held, &b->store);
+	options.store = b->store;
 	ck_ok(controller_create(&options, &b->controller, &err), &err);
 	ck_ok(controller_listen_events(b->controller, on_event, b, &b->listener, &err), &err);
 }
@@ -283,6 +266,7 @@ static void stop_controller(struct bed *b)
 	run_free(steal_pointer(b->owned));
 	feed_remove(b->listener);
 	controller_destroy(b->controller);
+	held_store_free(b->held);
 }
 
 struct bed *bed_create(const char *hosts)
@@ -291,7 +275,6 @@ struct bed *bed_create(const char *hosts)
 	struct error err = ERROR_INIT;
 
 	ck_assert_ptr_nonnull(b);
-	current = b;
 	b->dir = unit_tmpdir();
 	b->now = 1000;
 	ck_ok(hosts_parse(hosts, strlen(hosts), "hosts", &b->hosts, &err), &err);
@@ -319,7 +302,6 @@ void bed_free(struct bed *b)
 	file_remove_tree(b->dir, NULL);
 	free(b->dir);
 	free(b);
-	current = NULL;
 }
 
 struct controller *bed_controller(struct bed *b)
@@ -472,7 +454,7 @@ int64_t bed_attempt_on(const struct bed *b, const char *node, int64_t run)
 
 void bed_break_store(struct bed *b, bool broken)
 {
-	b->store_broken = broken;
+	held_store_fail(b->held, broken ? INT_MAX : 0);
 }
 
 void bed_set_hosts(struct bed *b, const char *hosts)

@@ -18,8 +18,10 @@
 
 struct feed_listener;
 struct heartbeat_answer;
+struct held_store;
+struct store;
 
-enum { NODES = 8, SLOTS = 8, ATTEMPTS = 16, RUNS = 1000 };
+enum { NODES = 8, SLOTS = 8, ATTEMPTS = 16 };
 
 enum life { NONE, RUNNING, ENDED };
 
@@ -69,6 +71,8 @@ struct bed {
 	char *dir;
 	struct hosts *hosts;
 	struct controller *controller;
+	struct store *store; /* the controller's, of which the bed reads what is on disk */
+	struct held_store *held;
 	double now;
 	double timers[CONTROLLER_TIMERS]; /* negative: off */
 	struct node nodes[NODES];
@@ -80,9 +84,6 @@ struct bed {
 	/* The submission under way. */
 	int64_t submitted;
 	int refused;
-	/* What the store was given, and has on disk: the newest attempt, by the run's id. */
-	bool store_broken;
-	int64_t pending[RUNS], on_disk[RUNS];
 };
 
 /* controller_bed.c */

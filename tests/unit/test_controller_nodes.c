@@ -114,6 +114,7 @@ START_TEST(a_run_whose_submitter_has_gone_stays)
 	struct bed *b = bed_create("n1 slots=1\n");
 
 	submission_abandon(bed_begin_submission(b, 1, 1));
+	bed_pass(b, 1);
 	bed_await(b, 1, RUN_RUNNING);
 	ck_assert_int_eq(bed_submitted(b), -1);
 	bed_free(b);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * GET /v1/backup: a consistent copy of the live store. SQLite copies it into a private file in state_dir, a
- * slice per turn of the event loop; the file, which has no name by then, is streamed to the caller. Nothing
- * is written to a path that a client names.
+ * GET /v1/backup: a consistent copy of the live store. The store's thread copies it into a private file in
+ * state_dir; the file, which has no name by then, is streamed to the caller. Nothing is written to a path
+ * that a client names.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -20,8 +20,6 @@
 #define BACKUP_PREFIX "backup."
 
 enum {
-	SLICE_PAGES = 256,     /* 1 MiB a turn */
-	SLICE_PRIORITY = 200,  /* after the flush: no transaction is open then */
 	CHUNK = 256 << 10,     /* read at a time, */
 	BUFFERED_MAX = 1 << 20 /* until so much waits for the caller */
 };
@@ -31,14 +29,12 @@ struct backup {
 	struct http_request *request;
 	struct http_stream *stream; /* once the copy is complete */
 	struct store_backup *copy;
-	sd_event_source *slice;
 	char *path; /* of the copy while it grows; NULL: it has no name any more */
 	int fd;
 };
 
 static void backup_free(struct backup *b)
 {
-	sd_event_source_disable_unref(b->slice);
 	store_backup_free(b->copy);
 	if (b->path)
 		unlink(b->path);
@@ -87,26 +83,20 @@ static void stream_copy(void *context)
 		http_stream_abort(b->stream);
 }
 
-static int on_slice(sd_event_source *source, void *userdata)
+static void on_copied(void *context, int code, const struct error *err)
 {
-	struct backup *b = userdata;
-	struct error err = ERROR_INIT;
-	bool done;
+	struct backup *b = context;
 
-	if (store_backup_step(b->copy, SLICE_PAGES, &done, &err) < 0) {
-		fail(b, err.message);
-		return 0;
+	if (code < 0) {
+		fail(b, err->message);
+		return;
 	}
-	if (!done)
-		return 0;
-	sd_event_source_set_enabled(source, SD_EVENT_OFF);
 	store_backup_free(steal_pointer(b->copy));
 	unlink(b->path);
 	free(steal_pointer(b->path));
 	b->stream = http_reply_stream(b->request, 200, "application/vnd.sqlite3");
 	http_stream_on_drain(b->stream, stream_copy, b);
 	stream_copy(b);
-	return 0;
 }
 
 static int backup_begin(struct daemon *d, struct http_request *r, struct error *err)
@@ -127,16 +117,10 @@ static int backup_begin(struct daemon *d, struct http_request *r, struct error *
 		                   d->settings->config->state_dir);
 		free(steal_pointer(b->path));
 	} else
-		code = controller_backup_begin(d->controller, b->path, &b->copy, err);
-	if (code == 0)
-		code = sd_event_add_defer(d->event, &b->slice, on_slice, b);
-	if (code >= 0)
-		code = sd_event_source_set_priority(b->slice, SLICE_PRIORITY);
-	if (code >= 0)
-		code = sd_event_source_set_enabled(b->slice, SD_EVENT_ON);
+		code = controller_backup_begin(d->controller, b->path, on_copied, b, &b->copy, err);
 	if (code < 0) {
 		backup_free(b);
-		return err->code ? err->code : error_errno(err, code, "cannot copy the store");
+		return code;
 	}
 	d->backup = true;
 	http_request_on_close(r, on_closed, b);

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a kind of store implements, and what store.c hands to it. The functions for writing are called from
+ * the store's thread alone, those for reading from the event loop's alone, and at the same time: a reader
+ * must not wait for a commit.
+ */
+#pragma once
+
+#include "cluster/store.h"
+
+/* A run as it was when it was put into the batch. */
+struct stored_run {
+	struct run run;                     /* numbers and texts; ranks, progress and parts are NULL, */
+	char *ranks, *progress, *under_way; /* and here as JSON text; NULL: none */
+	char *config;                       /* NULL: a run that is there already */
+};
+
+struct stored_drain {
+	char *node, *reason;
+	bool drained;
+};
+
+struct store_batch {
+	struct stored_run *runs; /* in the order of the changes */
+	size_t run_count;
+	struct stored_drain *drains; /* one for each node */
+	size_t drain_count;
+	int64_t epoch, replaced; /* the epoch that begins, and the one that it replaces; 0: none */
+	int64_t highest;         /* the run number that is given out last; 0: no change */
+	bool failed;             /* it lacks something: out of memory */
+};
+
+struct store_start {
+	char *cluster;          /* owned by the caller */
+	int64_t epoch, highest; /* 0: none */
+};
+
+struct store_backend {
+	/* Writing. apply returns once all of it is synced; on failure nothing of it is there. */
+	int (*apply)(void *self, const struct store_batch *b, struct error *err);
+	int (*backup_begin)(void *self, const char *path, void **backup, struct error *err);
+	int (*backup_step)(void *backup, bool *done, struct error *err); /* some milliseconds' worth */
+	void (*backup_free)(void *backup);
+	/* Reading; see store.h. */
+	int (*get)(void *self, int64_t id, struct run **out, struct error *err);
+	int (*config)(void *self, int64_t id, char **text, struct error *err);
+	int (*list)(void *self, unsigned states, int64_t before, int64_t limit,
+	            int (*each)(void *context, struct run *r, struct error *err), void *context,
+	            struct error *err);
+	int (*counts)(void *self, int64_t counts[RUN_STATES], struct error *err);
+	bool (*drained)(void *self, const char *node, char **reason);
+	bool (*has_epoch)(void *self, int64_t epoch);
+	void (*close)(void *self); /* nothing is written or read any more */
+};
+
+/* store_sqlite.c: what store_open opens; start->cluster is the caller's. */
+int store_sqlite_open(const char *path, const struct store_backend **backend, void **self,
+                      struct store_start *start, struct error *err);
+
+/* Takes self, on failure, too. What `start` holds is copied. */
+int store_create(const struct store_backend *backend, void *self, const struct store_start *start,
+                 struct store **out, struct error *err);
+
+/* store_batch.c */
+int store_batch_add_run(struct store_batch *b, const struct run *r, const char *config);
+/* Replaces what the batch says of the node. */
+int store_batch_set_drained(struct store_batch *b, const char *node, bool drained, const char *reason);
+const struct stored_drain *store_batch_find_drain(const struct store_batch *b, const char *node);
+void store_batch_clear(struct store_batch *b);

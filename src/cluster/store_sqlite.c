@@ -1,0 +1,561 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The store in an SQLite file with a write-ahead log. Two connections: the store's thread writes through one,
+ * the event loop reads through the other, which sees the last commit and waits for none.
+ *
+ * Other processes are kept out by a lock on the byte that SQLite calls PENDING_BYTE, without which no
+ * connection begins to read; ours have begun before it is taken. It is an open file description lock: unlike
+ * SQLite's own locks it is not dropped when this process closes another descriptor of the file.
+ */
+#include "cluster/store_sqlite.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/json.h"
+#include "base/str.h"
+#include "cluster/store_backend.h"
+
+enum {
+	PENDING_BYTE = 0x40000000, /* of SQLite's file format */
+	SLICE_PAGES = 256,         /* of a backup: 1 MiB */
+};
+
+#define COLUMNS                                                                                              \
+	"name, user, uid, gid, task, state, attempt, version, submitted, started, ended, reason, "           \
+	"exit_status, cancelled, failed, requeue, nodes, per_node, directory, output, ranks, progress, "     \
+	"detail, under_way"
+
+enum write_statement {
+	INSERT,
+	UPDATE,
+	DRAIN,
+	RESUME,
+	ADD_EPOCH,
+	REPLACE_EPOCH,
+	LIFT,
+	LIFT_FIRST,
+	WRITE_STATEMENTS,
+};
+
+enum read_statement {
+	GET,
+	CONFIG,
+	LIST,
+	LIST_ACTIVE,
+	COUNTS,
+	DRAINED,
+	CLUSTER,
+	EPOCH,
+	HAS_EPOCH,
+	HIGHEST,
+	READ_STATEMENTS,
+};
+
+static const char *const write_text[WRITE_STATEMENTS] = {
+    [INSERT] = "INSERT INTO runs (" COLUMNS ", config, id) VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,"
+               "?13,?14,?15,?16,?17,?18,?19,?20,?21,?22,?23,?24,?25,?26)",
+    [UPDATE] = "UPDATE runs SET state=?6, attempt=?7, version=?8, started=?10, ended=?11, reason=?12, "
+               "exit_status=?13, cancelled=?14, failed=?15, requeue=?16, per_node=?18, ranks=?21, "
+               "progress=?22, detail=?23, under_way=?24 WHERE id=?26",
+    [DRAIN] = "INSERT OR REPLACE INTO drained VALUES (?1, ?2)",
+    [RESUME] = "DELETE FROM drained WHERE node = ?1",
+    [ADD_EPOCH] = "INSERT INTO epochs VALUES (?1)",
+    [REPLACE_EPOCH] = "UPDATE epochs SET epoch = ?1 WHERE epoch = ?2",
+    [LIFT] = "UPDATE sqlite_sequence SET seq = ?1 WHERE name = 'runs'",
+    [LIFT_FIRST] = "INSERT INTO sqlite_sequence VALUES ('runs', ?1)",
+};
+
+static const char *const read_text[READ_STATEMENTS] = {
+    [GET] = "SELECT id, " COLUMNS " FROM runs WHERE id = ?1",
+    [CONFIG] = "SELECT config FROM runs WHERE id = ?1",
+    [LIST] = "SELECT id, " COLUMNS " FROM runs WHERE ?1 >> state & 1 AND id < ?2 ORDER BY id DESC LIMIT ?3",
+    [LIST_ACTIVE] = "SELECT id, " COLUMNS " FROM runs WHERE state < 4 AND ?1 >> state & 1 AND id < ?2 "
+                    "ORDER BY id DESC LIMIT ?3",
+    [COUNTS] = "SELECT state, count(*) FROM runs GROUP BY state",
+    [DRAINED] = "SELECT reason FROM drained WHERE node = ?1",
+    [CLUSTER] = "SELECT id FROM cluster",
+    [EPOCH] = "SELECT max(epoch) FROM epochs",
+    [HAS_EPOCH] = "SELECT 1 FROM epochs WHERE epoch = ?1",
+    [HIGHEST] = "SELECT seq FROM sqlite_sequence WHERE name = 'runs'",
+};
+
+struct sqlite_store {
+	char *path;
+	int lock_fd;
+	sqlite3 *writer, *reader;
+	sqlite3_stmt *write[WRITE_STATEMENTS], *read[READ_STATEMENTS];
+};
+
+struct sqlite_backup {
+	struct sqlite_store *store;
+	sqlite3 *copy;
+	sqlite3_backup *backup;
+};
+
+static int write_error(const struct sqlite_store *s, struct error *err)
+{
+	return store_sqlite_error(s->writer, s->path, err);
+}
+
+static int read_error(const struct sqlite_store *s, struct error *err)
+{
+	return store_sqlite_error(s->reader, s->path, err);
+}
+
+/* Writing: the store's thread. */
+
+static void bind_text(sqlite3_stmt *st, int i, const char *text)
+{
+	sqlite3_bind_text(st, i, text, -1, SQLITE_STATIC); /* NULL binds NULL */
+}
+
+static int step_write(struct sqlite_store *s, enum write_statement which, struct error *err)
+{
+	sqlite3_stmt *st = s->write[which];
+	int r = sqlite3_step(st) == SQLITE_DONE ? 0 : write_error(s, err);
+
+	sqlite3_reset(st);
+	sqlite3_clear_bindings(st);
+	return r;
+}
+
+/* Columns in the order of COLUMNS. */
+static int write_run(struct sqlite_store *s, const struct stored_run *stored, struct error *err)
+{
+	enum write_statement which = stored->config ? INSERT : UPDATE;
+	const struct run *r = &stored->run;
+	sqlite3_stmt *st = s->write[which];
+
+	bind_text(st, 1, r->name);
+	bind_text(st, 2, r->user);
+	sqlite3_bind_int64(st, 3, r->uid);
+	sqlite3_bind_int64(st, 4, r->gid);
+	bind_text(st, 5, r->task);
+	sqlite3_bind_int64(st, 6, r->state);
+	sqlite3_bind_int64(st, 7, r->attempt);
+	sqlite3_bind_int64(st, 8, r->version);
+	sqlite3_bind_double(st, 9, r->submitted);
+	sqlite3_bind_double(st, 10, r->started);
+	sqlite3_bind_double(st, 11, r->ended);
+	bind_text(st, 12, r->reason);
+	sqlite3_bind_int64(st, 13, r->exit_status);
+	sqlite3_bind_int64(st, 14, r->cancelled);
+	sqlite3_bind_int64(st, 15, r->failed);
+	sqlite3_bind_int64(st, 16, r->requeue);
+	sqlite3_bind_int64(st, 17, r->nodes);
+	sqlite3_bind_int64(st, 18, r->per_node);
+	bind_text(st, 19, r->directory);
+	bind_text(st, 20, r->output);
+	bind_text(st, 21, stored->ranks ? stored->ranks : "[]");
+	bind_text(st, 22, stored->progress);
+	bind_text(st, 23, r->detail);
+	bind_text(st, 24, stored->under_way);
+	if (which == INSERT)
+		bind_text(st, 25, stored->config);
+	sqlite3_bind_int64(st, 26, r->id);
+	return step_write(s, which, err);
+}
+
+static int write_drain(struct sqlite_store *s, const struct stored_drain *d, struct error *err)
+{
+	enum write_statement which = d->drained ? DRAIN : RESUME;
+
+	bind_text(s->write[which], 1, d->node);
+	if (d->drained)
+		bind_text(s->write[which], 2, d->reason);
+	return step_write(s, which, err);
+}
+
+/* One statement, so that no failure leaves the store without the one epoch and without the other. */
+static int write_epoch(struct sqlite_store *s, int64_t epoch, int64_t replaced, struct error *err)
+{
+	enum write_statement which = replaced > 0 ? REPLACE_EPOCH : ADD_EPOCH;
+
+	sqlite3_bind_int64(s->write[which], 1, epoch);
+	if (replaced > 0)
+		sqlite3_bind_int64(s->write[which], 2, replaced);
+	return step_write(s, which, err);
+}
+
+static int write_highest(struct sqlite_store *s, int64_t highest, struct error *err)
+{
+	int r;
+
+	sqlite3_bind_int64(s->write[LIFT], 1, highest);
+	r = step_write(s, LIFT, err);
+	if (r < 0 || sqlite3_changes(s->writer) > 0)
+		return r;
+	sqlite3_bind_int64(s->write[LIFT_FIRST], 1, highest);
+	return step_write(s, LIFT_FIRST, err);
+}
+
+static int sqlite_apply(void *self, const struct store_batch *b, struct error *err)
+{
+	struct sqlite_store *s = self;
+	int r = store_sqlite_exec(s->writer, s->path, "BEGIN IMMEDIATE", err);
+
+	for (size_t i = 0; i < b->run_count && r == 0; i++)
+		r = write_run(s, &b->runs[i], err);
+	for (size_t i = 0; i < b->drain_count && r == 0; i++)
+		r = write_drain(s, &b->drains[i], err);
+	if (r == 0 && b->epoch > 0)
+		r = write_epoch(s, b->epoch, b->replaced, err);
+	if (r == 0 && b->highest > 0)
+		r = write_highest(s, b->highest, err);
+	if (r == 0)
+		r = store_sqlite_exec(s->writer, s->path, "COMMIT", err);
+	if (r < 0 && !sqlite3_get_autocommit(s->writer))
+		sqlite3_exec(s->writer, "ROLLBACK", NULL, NULL, NULL);
+	return r;
+}
+
+static int backup_error(struct sqlite_backup *b, int code, const char *message, struct error *err)
+{
+	return error_set(err, code == SQLITE_FULL ? -ENOSPC : -EIO, "cannot copy %s: %s", b->store->path,
+	                 message);
+}
+
+static void sqlite_backup_free(void *backup)
+{
+	struct sqlite_backup *b = backup;
+
+	if (b->backup)
+		sqlite3_backup_finish(b->backup);
+	sqlite3_close(b->copy);
+	free(b);
+}
+
+/* Of the connection that writes: what it commits between two slices goes into the copy, too. */
+static int sqlite_backup_begin(void *self, const char *path, void **backup, struct error *err)
+{
+	struct sqlite_store *s = self;
+	struct sqlite_backup *b = calloc(1, sizeof(*b));
+	int r = 0;
+
+	if (!b)
+		return error_oom(err);
+	b->store = s;
+	/* The copy is of use only once it is complete: it needs no journal, and no sync on the way. */
+	if (sqlite3_open_v2(path, &b->copy, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, NULL) == SQLITE_OK &&
+	    sqlite3_exec(b->copy, "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;", NULL, NULL, NULL) ==
+	        SQLITE_OK)
+		b->backup = sqlite3_backup_init(b->copy, "main", s->writer, "main");
+	if (!b->backup) {
+		r = backup_error(b, sqlite3_errcode(b->copy), sqlite3_errmsg(b->copy), err);
+		sqlite_backup_free(b);
+		return r;
+	}
+	*backup = b;
+	return 0;
+}
+
+static int sqlite_backup_step(void *backup, bool *done, struct error *err)
+{
+	struct sqlite_backup *b = backup;
+	int code = sqlite3_backup_step(b->backup, SLICE_PAGES);
+
+	*done = code == SQLITE_DONE;
+	return code == SQLITE_OK || code == SQLITE_DONE ? 0
+	                                                : backup_error(b, code, sqlite3_errstr(code), err);
+}
+
+/* Reading: the event loop. */
+
+static char *column(sqlite3_stmt *st, int i)
+{
+	const char *s = (const char *)sqlite3_column_text(st, i);
+
+	return s ? strdup(s) : NULL;
+}
+
+static json_t *column_json(sqlite3_stmt *st, int i)
+{
+	const char *s = (const char *)sqlite3_column_text(st, i);
+
+	return s ? json_loads(s, JSON_DECODE_ANY, NULL) : NULL;
+}
+
+static struct run *read_run(sqlite3_stmt *st)
+{
+	_cleanup_(run_freep) struct run *r = calloc(1, sizeof(*r));
+	_cleanup_json_ json_t *under_way = column_json(st, 24);
+
+	if (!r)
+		return NULL;
+	r->id = sqlite3_column_int64(st, 0);
+	r->name = column(st, 1);
+	r->user = column(st, 2);
+	r->uid = sqlite3_column_int64(st, 3);
+	r->gid = sqlite3_column_int64(st, 4);
+	r->task = column(st, 5);
+	r->state = sqlite3_column_int64(st, 6) % RUN_STATES;
+	r->attempt = sqlite3_column_int64(st, 7);
+	r->version = sqlite3_column_int64(st, 8);
+	r->submitted = sqlite3_column_double(st, 9);
+	r->started = sqlite3_column_double(st, 10);
+	r->ended = sqlite3_column_double(st, 11);
+	r->reason = column(st, 12);
+	r->exit_status = sqlite3_column_int64(st, 13);
+	r->cancelled = sqlite3_column_int64(st, 14);
+	r->failed = sqlite3_column_int64(st, 15);
+	r->requeue = sqlite3_column_int64(st, 16);
+	r->nodes = sqlite3_column_int64(st, 17);
+	r->per_node = sqlite3_column_int64(st, 18);
+	r->directory = column(st, 19);
+	r->output = column(st, 20);
+	r->ranks = column_json(st, 21);
+	if (!r->ranks)
+		r->ranks = json_array();
+	r->progress = column_json(st, 22);
+	r->detail = column(st, 23);
+	return run_set_under_way(r, under_way, NULL) < 0 ? NULL : steal_pointer(r);
+}
+
+static int sqlite_get(void *self, int64_t id, struct run **out, struct error *err)
+{
+	struct sqlite_store *s = self;
+	sqlite3_stmt *st = s->read[GET];
+	int code, r = 0;
+
+	sqlite3_bind_int64(st, 1, id);
+	code = sqlite3_step(st);
+	if (code == SQLITE_ROW) {
+		*out = read_run(st);
+		if (!*out)
+			r = error_oom(err);
+	} else if (code == SQLITE_DONE)
+		r = error_set(err, -ENOENT, "there is no run %lld", (long long)id);
+	else
+		r = read_error(s, err);
+	sqlite3_reset(st);
+	return r;
+}
+
+static int sqlite_config(void *self, int64_t id, char **text, struct error *err)
+{
+	struct sqlite_store *s = self;
+	sqlite3_stmt *st = s->read[CONFIG];
+	int code, r = 0;
+
+	sqlite3_bind_int64(st, 1, id);
+	code = sqlite3_step(st);
+	if (code == SQLITE_ROW) {
+		*text = column(st, 0);
+		if (!*text)
+			r = error_oom(err);
+	} else if (code == SQLITE_DONE)
+		r = error_set(err, -ENOENT, "there is no run %lld", (long long)id);
+	else
+		r = read_error(s, err);
+	sqlite3_reset(st);
+	return r;
+}
+
+static int sqlite_list(void *self, unsigned states, int64_t before, int64_t limit,
+                       int (*each)(void *context, struct run *r, struct error *err), void *context,
+                       struct error *err)
+{
+	struct sqlite_store *s = self;
+	/* The few active ones are found through the index, however many have finished. */
+	sqlite3_stmt *st = s->read[states >> RUN_SUCCEEDED ? LIST : LIST_ACTIVE];
+	int code, r = 0;
+
+	sqlite3_bind_int64(st, 1, states);
+	sqlite3_bind_int64(st, 2, before > 0 ? before : INT64_MAX);
+	sqlite3_bind_int64(st, 3, limit);
+	while (r >= 0 && (code = sqlite3_step(st)) == SQLITE_ROW) {
+		struct run *run = read_run(st);
+
+		r = run ? each(context, run, err) : error_oom(err);
+	}
+	if (r >= 0 && code != SQLITE_DONE)
+		r = read_error(s, err);
+	sqlite3_reset(st);
+	return r;
+}
+
+static int sqlite_counts(void *self, int64_t counts[RUN_STATES], struct error *err)
+{
+	struct sqlite_store *s = self;
+	sqlite3_stmt *st = s->read[COUNTS];
+	int code;
+
+	memset(counts, 0, RUN_STATES * sizeof(*counts));
+	while ((code = sqlite3_step(st)) == SQLITE_ROW)
+		counts[sqlite3_column_int64(st, 0) % RUN_STATES] = sqlite3_column_int64(st, 1);
+	sqlite3_reset(st);
+	return code == SQLITE_DONE ? 0 : read_error(s, err);
+}
+
+static bool sqlite_drained(void *self, const char *node, char **reason)
+{
+	struct sqlite_store *s = self;
+	sqlite3_stmt *st = s->read[DRAINED];
+	bool yes;
+
+	bind_text(st, 1, node);
+	yes = sqlite3_step(st) == SQLITE_ROW;
+	*reason = yes ? column(st, 0) : NULL;
+	sqlite3_reset(st);
+	sqlite3_clear_bindings(st);
+	return yes;
+}
+
+static bool sqlite_has_epoch(void *self, int64_t epoch)
+{
+	struct sqlite_store *s = self;
+	sqlite3_stmt *st = s->read[HAS_EPOCH];
+	bool yes;
+
+	sqlite3_bind_int64(st, 1, epoch);
+	yes = sqlite3_step(st) == SQLITE_ROW;
+	sqlite3_reset(st);
+	return yes;
+}
+
+/* 0 where there is none. */
+static int64_t read_number(struct sqlite_store *s, enum read_statement which)
+{
+	sqlite3_stmt *st = s->read[which];
+	int64_t n = sqlite3_step(st) == SQLITE_ROW ? sqlite3_column_int64(st, 0) : 0;
+
+	sqlite3_reset(st);
+	return n;
+}
+
+static int read_start(struct sqlite_store *s, struct store_start *start, struct error *err)
+{
+	sqlite3_stmt *st = s->read[CLUSTER];
+
+	start->cluster = sqlite3_step(st) == SQLITE_ROW ? column(st, 0) : NULL;
+	sqlite3_reset(st);
+	start->epoch = read_number(s, EPOCH);
+	start->highest = read_number(s, HIGHEST);
+	return start->cluster ? 0 : read_error(s, err);
+}
+
+static void sqlite_close(void *self)
+{
+	struct sqlite_store *s = self;
+
+	for (int i = 0; i < READ_STATEMENTS; i++)
+		sqlite3_finalize(s->read[i]);
+	sqlite3_close(s->reader);
+	for (int i = 0; i < WRITE_STATEMENTS; i++)
+		sqlite3_finalize(s->write[i]);
+	/* The last connection moves the log into the file and removes it, for which it takes all locks. */
+	if (s->lock_fd >= 0)
+		fcntl(s->lock_fd, F_OFD_SETLK,
+		      &(struct flock){.l_type = F_UNLCK, .l_start = PENDING_BYTE, .l_len = 1});
+	sqlite3_close(s->writer);
+	closep(&s->lock_fd); /* drops the locks of all connections of this process to the file */
+	free(s->path);
+	free(s);
+}
+
+static const struct store_backend sqlite_backend = {
+    .apply = sqlite_apply,
+    .backup_begin = sqlite_backup_begin,
+    .backup_step = sqlite_backup_step,
+    .backup_free = sqlite_backup_free,
+    .get = sqlite_get,
+    .config = sqlite_config,
+    .list = sqlite_list,
+    .counts = sqlite_counts,
+    .drained = sqlite_drained,
+    .has_epoch = sqlite_has_epoch,
+    .close = sqlite_close,
+};
+
+/* The file with the mode that SQLite then gives to those beside it. */
+static int make_file(const char *path, struct error *err)
+{
+	struct stat st;
+
+	if (mknod(path, S_IFREG | 0600, 0) < 0 && errno != EEXIST)
+		return error_errno(err, -errno, "cannot make %s", path);
+	if (lstat(path, &st) < 0)
+		return error_errno(err, -errno, "cannot open %s", path);
+	if (!S_ISREG(st.st_mode))
+		return error_set(err, -EINVAL, "cannot open %s: not a regular file", path);
+	if ((st.st_mode & 07777) != 0600 && chmod(path, 0600) < 0)
+		return error_errno(err, -errno, "cannot make %s its owner's alone", path);
+	return 0;
+}
+
+static int prepare(sqlite3 *db, const struct sqlite_store *s, const char *const *text, sqlite3_stmt **out,
+                   int count, struct error *err)
+{
+	for (int i = 0; i < count; i++)
+		if (sqlite3_prepare_v3(db, text[i], -1, SQLITE_PREPARE_PERSISTENT, &out[i], NULL) !=
+		    SQLITE_OK)
+			return store_sqlite_error(db, s->path, err);
+	return 0;
+}
+
+static int connect_db(const struct sqlite_store *s, const char *pragmas, sqlite3 **out, struct error *err)
+{
+	if (sqlite3_open_v2(s->path, out, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, NULL) != SQLITE_OK)
+		return store_sqlite_error(*out, s->path, err);
+	return store_sqlite_exec(*out, s->path, pragmas, err);
+}
+
+/* The first read takes the lock that a connection keeps as long as it is open; after it, ours. */
+static int keep_others_out(struct sqlite_store *s, struct error *err)
+{
+	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = PENDING_BYTE, .l_len = 1};
+	int r = store_sqlite_exec(s->writer, s->path, "SELECT count(*) FROM sqlite_master", err);
+
+	if (r < 0 || fcntl(s->lock_fd, F_OFD_SETLK, &lock) == 0)
+		return r;
+	return errno == EAGAIN || errno == EACCES ? store_sqlite_busy(s->path, err)
+	                                          : error_errno(err, -errno, "cannot lock %s", s->path);
+}
+
+static int open_all(struct sqlite_store *s, struct error *err)
+{
+	int r = make_file(s->path, err);
+
+	if (r < 0)
+		return r;
+	s->lock_fd = open(s->path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+	if (s->lock_fd < 0)
+		return error_errno(err, -errno, "cannot open %s", s->path);
+	if ((r = connect_db(
+	         s,
+	         "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA cache_size = -4096; "
+	         "PRAGMA temp_store = MEMORY;",
+	         &s->writer, err)) < 0 ||
+	    (r = keep_others_out(s, err)) < 0 || (r = store_migrate(s->writer, s->path, err)) < 0 ||
+	    (r = prepare(s->writer, s, write_text, s->write, WRITE_STATEMENTS, err)) < 0 ||
+	    (r = connect_db(s, "PRAGMA query_only = 1; PRAGMA cache_size = -4096;", &s->reader, err)) < 0)
+		return r;
+	return prepare(s->reader, s, read_text, s->read, READ_STATEMENTS, err);
+}
+
+int store_sqlite_open(const char *path, const struct store_backend **backend, void **self,
+                      struct store_start *start, struct error *err)
+{
+	struct sqlite_store *s = calloc(1, sizeof(*s));
+	int r;
+
+	if (!s)
+		return error_oom(err);
+	s->lock_fd = -1;
+	s->path = strdup(path);
+	r = s->path ? open_all(s, err) : error_oom(err);
+	if (r == 0)
+		r = read_start(s, start, err);
+	if (r < 0) {
+		sqlite_close(s);
+		return r;
+	}
+	*backend = &sqlite_backend;
+	*self = s;
+	return 0;
+}

@@ -1,0 +1,670 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The order of the controller's promises: what has changed is committed, and only then answered, started and
+ * told; and a commit that takes long, or fails, holds nothing else up. Time, nodes and the speed of the store
+ * are the test's.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/str.h"
+#include "cluster/store.h"
+#include "controller/controller.h"
+#include "controller/nodes.h"
+#include "controller/reconcile.h"
+#include "controller/runs.h"
+#include "controller/submit.h"
+#include "controller/waiters.h"
+#include "held_store.h"
+#include "unit.h"
+#include "wire/heartbeat.h"
+#include "wire/start_request.h"
+
+struct bed {
+	char *dir;
+	struct controller *controller;
+	struct held_store *held;
+	struct store *store;
+	double now, due[CONTROLLER_TIMERS]; /* due < 0: not set */
+	int sequence;
+	bool busy;                    /* n2 refuses starts: its slot is taken */
+	char starts[256], stops[256]; /* "n1:RUN.ATTEMPT " each */
+};
+
+static double now(void *context)
+{
+	return ((struct bed *)context)->now;
+}
+
+static void set_timer(void *context, enum controller_timer timer, double at)
+{
+	((struct bed *)context)->due[timer] = at;
+}
+
+/* Every start is on disk. */
+static void start(void *context, const struct peer *peer, struct start_request *request, peer_done_fn done,
+                  void *done_context)
+{
+	struct peer_result result = {.instance = "x"};
+	_cleanup_(run_freep) struct run *r = NULL;
+	struct bed *b = context;
+	struct error err = ERROR_INIT;
+
+	ck_ok(store_get(b->store, request->run, &r, &err), &err);
+	ck_assert_int_eq(r->attempt, request->attempt);
+	ck_assert_int_eq(r->state, RUN_STARTING);
+	sprintf(b->starts + strlen(b->starts), "%s:%d.%d ", peer->name, (int)request->run,
+	        (int)request->attempt);
+	start_request_release(request);
+	if (b->busy && str_eq(peer->name, "n2"))
+		result = (struct peer_result){.code = -EBUSY, .message = "slot 0 is leased"};
+	done(done_context, &result);
+}
+
+static void stop(void *context, const struct peer *peer, const struct stop_request *request,
+                 peer_done_fn done, void *done_context)
+{
+	struct peer_result result = {0};
+	struct bed *b = context;
+
+	sprintf(b->stops + strlen(b->stops), "%s:%d.%d ", peer->name, (int)request->run,
+	        (int)request->attempt);
+	done(done_context, &result);
+}
+
+static int free_port(void *context, const struct peer *peer, struct error *err)
+{
+	return 4000;
+}
+
+/* What the service does once all input is read: the store's results, then what is due. */
+static void turn(struct bed *b)
+{
+	bool more = true;
+
+	if (poll(&(struct pollfd){.fd = controller_store_fd(b->controller), .events = POLLIN}, 1, 0) == 1)
+		controller_dispatch_store(b->controller);
+	while (more) {
+		more = false;
+		for (int i = 0; i < CONTROLLER_TIMERS; i++) {
+			if (b->due[i] < 0 || b->due[i] > b->now)
+				continue;
+			b->due[i] = -1;
+			controller_run_timer(b->controller, i);
+			more = true;
+		}
+	}
+}
+
+/* A commit that is in flight, and goes on, ends. */
+static void commit_ends(struct bed *b)
+{
+	held_store_release(b->held);
+	held_store_await_done(b->store);
+	turn(b);
+}
+
+/* Until nothing is left to be committed. */
+static void commits_end(struct bed *b)
+{
+	held_store_release(b->held);
+	while (store_is_busy(b->store)) {
+		held_store_await_done(b->store);
+		turn(b);
+	}
+}
+
+/* From now on commits are held; the controller begins one, if one is due. */
+static void turn_held(struct bed *b)
+{
+	held_store_hold(b->held);
+	turn(b);
+	if (store_is_busy(b->store))
+		held_store_await_held(b->held);
+}
+
+/* attempts: the reports in it, as JSON. The ends that the node may forget, "RUN.ATTEMPT " each; owned by the
+ * caller. */
+static char *heartbeat(struct bed *b, const char *node, const char *attempts)
+{
+	_cleanup_free_ char *text =
+	    str_printf("{\"node\":\"%s\",\"instance\":\"x\",\"sequence\":%d,\"version\":\"1\",\"devices\":["
+	               "{\"node\":\"%s\",\"index\":0,\"kind\":\"cpu\",\"name\":\"x\",\"memory\":1,"
+	               "\"threads\":1,\"state\":\"free\",\"run\":null}],"
+	               "\"ports\":[4001],\"attempts\":[%s]}",
+	               node, ++b->sequence, node, attempts);
+	_cleanup_json_ json_t *json = json_loads(text, 0, NULL);
+	_cleanup_(heartbeat_release) struct heartbeat beat = {0};
+	_cleanup_(heartbeat_answer_release) struct heartbeat_answer answer = {0};
+	_cleanup_strbuf_ struct strbuf forget = {0};
+	struct error err = ERROR_INIT;
+
+	ck_assert_ptr_nonnull(json);
+	ck_ok(heartbeat_decode(json, &beat, &err), &err);
+	ck_ok(controller_heartbeat(b->controller, &beat, &answer, &err), &err);
+	strbuf_adds(&forget, "");
+	for (size_t i = 0; i < answer.forget_count; i++)
+		strbuf_addf(&forget, "%d.%d ", (int)answer.forget[i].run, (int)answer.forget[i].attempt);
+	return strdup(forget.data ? forget.data : "");
+}
+
+static void heartbeats(struct bed *b)
+{
+	free(heartbeat(b, "n1", ""));
+	free(heartbeat(b, "n2", ""));
+}
+
+static char *report(int run, int attempt, const char *node, int rank, const char *state)
+{
+	return str_printf(
+	    "{\"run\":%d,\"attempt\":%d,\"node\":\"%s\",\"state\":\"%s\",\"ranks\":[{\"rank\":%d,"
+	    "\"state\":\"%s\"%s}]}",
+	    run, attempt, node, state, rank, str_eq(state, "ended") ? "exited" : state,
+	    str_eq(state, "ended") ? ",\"exit_status\":0" : "");
+}
+
+/* Both nodes of an attempt say how their part is. */
+static void both_report(struct bed *b, int run, int attempt, const char *state)
+{
+	static const char *const nodes[] = {"n1", "n2"};
+
+	for (int i = 0; i < 2; i++) {
+		_cleanup_free_ char *text = report(run, attempt, nodes[i], i, state);
+		_cleanup_json_ json_t *json = json_loads(text, 0, NULL);
+		_cleanup_(report_release) struct report decoded = {0};
+		struct error err = ERROR_INIT;
+
+		ck_ok(report_decode(json, &decoded, &err), &err);
+		controller_report(b->controller, &decoded);
+	}
+}
+
+static void bed_open(struct bed *b)
+{
+	static const char text[] = "n1 slots=1\nn2 slots=1\n";
+	_cleanup_(hosts_freep) struct hosts *hosts = NULL;
+	_cleanup_free_ char *path = str_printf("%s/dtrain.db", b->dir);
+	struct controller_options options = {
+	    .name = "n1",
+	    .state_dir = b->dir,
+	    .default_port = 1,
+	    .node_timeout = 1e6,
+	    .clock = {b, now, now, set_timer},
+	    .peers = {b, start, stop, free_port},
+	};
+	struct error err = ERROR_INIT;
+
+	for (int i = 0; i < CONTROLLER_TIMERS; i++)
+		b->due[i] = -1;
+	ck_ok(hosts_parse(text, strlen(text), "hosts", &hosts, &err), &err);
+	held_store_open(path, &b->held, &b->store);
+	options.hosts = hosts;
+	options.store = b->store;
+	ck_ok(controller_create(&options, &b->controller, &err), &err);
+	heartbeats(b);
+	turn(b);
+	commits_end(b);
+}
+
+static void bed_close(struct bed *b)
+{
+	controller_destroy(b->controller);
+	held_store_free(b->held);
+}
+
+static void bed_start(struct bed *b)
+{
+	*b = (struct bed){.dir = unit_tmpdir(), .now = 1000};
+	bed_open(b);
+}
+
+static void bed_end(struct bed *b)
+{
+	bed_close(b);
+	file_remove_tree(b->dir, NULL);
+	free(b->dir);
+}
+
+/* What a submitter was told. */
+struct answer {
+	int count;
+	int64_t id;
+	enum run_state state;
+	char error[256];
+};
+
+static void on_submitted(void *context, int64_t id, enum run_state state, const struct error *err)
+{
+	struct answer *a = context;
+
+	a->count++;
+	a->id = id;
+	a->state = state;
+	if (err)
+		strcpy(a->error, err->message);
+}
+
+/* On both nodes. */
+static void submit(struct bed *b, struct answer *a)
+{
+	static const char text[] = "{\"task\":\"command\",\"name\":\"test\",\"directory\":\"/tmp\","
+	                           "\"resources\":{\"nodes\":2,\"devices_per_node\":1}}";
+	_cleanup_json_ json_t *config = json_loads(text, 0, NULL);
+	struct error err = ERROR_INIT;
+	struct submission *s;
+	struct run *r = NULL;
+
+	*a = (struct answer){0};
+	ck_ok(run_new(config, &r, &err), &err);
+	r->user = strdup("alice");
+	ck_ok(controller_submit(b->controller, r, text, on_submitted, a, &s, &err), &err);
+}
+
+static int count(void *context, const struct run *r, struct error *err)
+{
+	++*(int *)context;
+	return 0;
+}
+
+static int listed(struct bed *b, const char *states)
+{
+	struct error err = ERROR_INIT;
+	int n = 0;
+
+	ck_ok(controller_list_runs(b->controller, run_state_set(states), 0, 100, count, &n, &err), &err);
+	return n;
+}
+
+/* -1: there is no such run. */
+static int state_of(struct bed *b, int64_t id)
+{
+	_cleanup_(run_freep) struct run *owned = NULL;
+	const struct run *r;
+
+	return controller_find_run(b->controller, id, &r, &owned, NULL) < 0 ? -1 : (int)r->state;
+}
+
+static void note_state(void *context, const struct run *r)
+{
+	*(int *)context = r->state;
+}
+
+START_TEST(a_submission_is_on_disk_before_it_is_answered_and_started)
+{
+	struct answer a;
+	struct bed b;
+	int begun;
+
+	bed_start(&b);
+	begun = held_store_begun(b.held);
+	submit(&b, &a);
+	turn_held(&b);
+	heartbeats(&b);
+	turn(&b);
+	ck_assert_int_eq(a.count, 0);
+	ck_assert_str_eq(b.starts, "");
+	ck_assert_int_eq(state_of(&b, 1), -1);
+	ck_assert_int_eq(listed(&b, "active"), 0);
+	commit_ends(&b);
+	ck_assert_int_eq(a.count, 1);
+	ck_assert_int_eq(a.id, 1);
+	ck_assert_str_eq(a.error, "");
+	ck_assert_int_eq(state_of(&b, 1), RUN_STARTING);
+	ck_assert_int_eq(listed(&b, "active"), 1);
+	ck_assert_int_eq(listed(&b, "all"), 1);
+	ck_assert_str_eq(b.starts, "n2:1.1 n1:1.1 ");
+	ck_assert_int_eq(held_store_begun(b.held), begun + 1); /* one for the run and its start */
+	bed_end(&b);
+}
+END_TEST
+
+/* It holds up no heartbeat, no listing, no report and no submission; these are in the next one, all together.
+ */
+START_TEST(what_comes_during_a_commit_is_in_the_next_one)
+{
+	_cleanup_free_ char *running1 = report(1, 1, "n1", 0, "running"),
+	                    *running2 = report(1, 1, "n2", 1, "running");
+	struct answer first, second, third;
+	struct bed b;
+	int begun;
+
+	bed_start(&b);
+	submit(&b, &first);
+	turn(&b);
+	commits_end(&b);
+	begun = held_store_begun(b.held);
+	submit(&b, &second);
+	turn_held(&b);
+	submit(&b, &third);
+	both_report(&b, 1, 1, "running");
+	for (int i = 0; i < 3; i++) {
+		free(heartbeat(&b, "n1", running1));
+		free(heartbeat(&b, "n2", running2));
+		turn(&b);
+	}
+	ck_assert_int_eq(state_of(&b, 1), RUN_RUNNING);
+	ck_assert_int_eq(listed(&b, "active"), 1);
+	ck_assert_int_eq(second.count + third.count, 0);
+	held_store_release(b.held);
+	held_store_await_done(b.store);
+	turn_held(&b);
+	ck_assert_int_eq(second.count, 1);
+	ck_assert_int_eq(third.count, 0);
+	ck_assert_int_eq(state_of(&b, 3), -1);
+	commits_end(&b);
+	ck_assert_int_eq(third.id, 3);
+	ck_assert_int_eq(held_store_begun(b.held), begun + 2);
+	bed_end(&b);
+}
+END_TEST
+
+/* The end of a run is told once it is on disk, though it ends while its start is being committed, or its
+ * progress is; and no node forgets it before. */
+START_TEST(an_end_during_a_commit_waits_for_the_next_one)
+{
+	_cleanup_free_ char *ended = report(1, 1, "n1", 0, "ended"), *early = NULL, *late = NULL,
+	                    *at_last = NULL;
+	struct answer a, other;
+	int told = -1;
+	struct bed b;
+
+	bed_start(&b);
+	submit(&b, &a);
+	turn(&b);
+	commits_end(&b);
+	both_report(&b, 1, 1, "running");
+	submit(&b, &other); /* something to commit, in which the run is written, too */
+	turn_held(&b);
+	ck_assert_ptr_nonnull(waiter_create(b.controller, 1, 0, INT64_MAX, note_state, &told));
+	both_report(&b, 1, 1, "ended");
+	turn(&b);
+	early = heartbeat(&b, "n1", ended);
+	ck_assert_str_eq(early, "");
+	/* The first commit ends: it has the run as it was before. */
+	held_store_release(b.held);
+	held_store_await_done(b.store);
+	turn_held(&b);
+	ck_assert_int_eq(other.count, 1);
+	ck_assert_int_eq(told, -1);
+	late = heartbeat(&b, "n1", ended);
+	ck_assert_str_eq(late, "");
+	commit_ends(&b);
+	ck_assert_int_eq(told, RUN_SUCCEEDED);
+	at_last = heartbeat(&b, "n1", ended);
+	ck_assert_str_eq(at_last, "1.1 ");
+	commits_end(&b);
+	ck_assert_ptr_nonnull(strstr(b.starts, "n2:2.1 n1:2.1 "));
+	bed_end(&b);
+}
+END_TEST
+
+/* What is changed lazily while it is being written is written once more. */
+START_TEST(progress_during_a_commit_is_not_lost)
+{
+	_cleanup_json_ json_t *step5 = json_pack("{s:i}", "step", 5), *step6 = json_pack("{s:i}", "step", 6);
+	_cleanup_(run_freep) struct run *stored = NULL;
+	struct error err = ERROR_INIT;
+	struct answer a;
+	struct bed b;
+	int told = -1;
+
+	bed_start(&b);
+	submit(&b, &a);
+	turn(&b);
+	commits_end(&b);
+	both_report(&b, 1, 1, "running");
+	controller_set_progress(b.controller, 1, step5, "", 0);
+	turn(&b);
+	b.now += 1;
+	turn_held(&b);
+	ck_assert_ptr_nonnull(waiter_create(b.controller, 1, 1u << RUN_RUNNING, 0, note_state, &told));
+	controller_set_progress(b.controller, 1, step6, "", 0);
+	turn(&b);
+	ck_assert_int_eq(told, RUN_RUNNING); /* progress needs no disk to be told */
+	commit_ends(&b);
+	b.now += 1;
+	turn(&b);
+	commits_end(&b);
+	ck_ok(store_get(b.store, 1, &stored, &err), &err);
+	ck_assert_int_eq(json_get_int(stored->progress, "step", 0), 6);
+	bed_end(&b);
+}
+END_TEST
+
+/* Placed, and cancelled before that is on disk: no node hears of the attempt. Or a node is lost. */
+START_TEST(an_attempt_that_is_given_up_during_its_commit_is_not_started)
+{
+	static const char less[] = "n1 slots=1\n";
+	_cleanup_(hosts_freep) struct hosts *hosts = NULL;
+	struct error err = ERROR_INIT;
+	struct answer a, b_first;
+	struct bed b;
+	int told = -1;
+
+	bed_start(&b);
+	submit(&b, &b_first);
+	turn(&b);
+	commits_end(&b);
+	submit(&b, &a); /* waits for the first one's slots */
+	turn(&b);
+	commits_end(&b);
+	ck_assert_int_eq(state_of(&b, 2), RUN_QUEUED);
+	both_report(&b, 1, 1, "ended");
+	*b.starts = '\0';
+	turn_held(&b);
+	ck_assert_int_eq(state_of(&b, 2), RUN_STARTING);
+	ck_assert_ptr_nonnull(waiter_create(b.controller, 2, 0, INT64_MAX, note_state, &told));
+	if (_i == 0)
+		controller_cancel_run(b.controller, 2);
+	else {
+		ck_ok(hosts_parse(less, strlen(less), "hosts", &hosts, &err), &err);
+		ck_ok(controller_set_hosts(b.controller, hosts, 1, 1e6, &err), &err);
+	}
+	turn(&b);
+	ck_assert_int_eq(told, -1);
+	commit_ends(&b);
+	commits_end(&b);
+	ck_assert_str_eq(b.starts, "");
+	ck_assert_str_eq(b.stops, "");
+	if (_i == 0) {
+		ck_assert_int_eq(told, RUN_CANCELLED);
+		ck_assert_int_eq(state_of(&b, 2), RUN_CANCELLED);
+	} else
+		ck_assert_int_ne(state_of(&b, 2), RUN_STARTING);
+	bed_end(&b);
+}
+END_TEST
+
+/* The run that could not be written down was never accepted, nobody hears of it, and the next one is. */
+START_TEST(a_submission_whose_commit_fails_is_refused)
+{
+	struct answer a, meanwhile, next;
+	struct bed b;
+
+	bed_start(&b);
+	held_store_fail(b.held, 1);
+	submit(&b, &a);
+	turn_held(&b);
+	submit(&b, &meanwhile);
+	turn(&b);
+	commit_ends(&b);
+	ck_assert_int_eq(a.count, 1);
+	ck_assert_str_eq(a.error, "the disk is gone");
+	ck_assert_int_eq(state_of(&b, a.id), -1);
+	ck_assert_int_eq(meanwhile.count, 0);
+	ck_assert_str_eq(b.starts, "");
+	/* What came meanwhile is committed with the next attempt. */
+	b.now += 1;
+	turn(&b);
+	commits_end(&b);
+	ck_assert_int_eq(meanwhile.count, 1);
+	ck_assert_str_eq(meanwhile.error, "");
+	ck_assert_int_gt(meanwhile.id, a.id);
+	ck_assert_int_eq(state_of(&b, meanwhile.id), RUN_STARTING);
+	submit(&b, &next);
+	turn(&b);
+	commits_end(&b);
+	ck_assert_int_eq(next.count, 1);
+	ck_assert_int_eq(listed(&b, "all"), 2);
+	bed_end(&b);
+}
+END_TEST
+
+/* An end and drains whose commit fails are committed again, without any further event, and told
+ * then. */
+START_TEST(what_a_failed_commit_held_is_committed_again)
+{
+	struct answer first, second;
+	struct bed b;
+	int told = -1;
+
+	bed_start(&b);
+	submit(&b, &first);
+	turn(&b);
+	commits_end(&b);
+	submit(&b, &second);
+	turn(&b);
+	commits_end(&b);
+	*b.starts = '\0';
+	ck_assert_ptr_nonnull(waiter_create(b.controller, 1, 0, INT64_MAX, note_state, &told));
+	held_store_fail(b.held, 2);
+	both_report(&b, 1, 1, "ended");
+	ck_assert_int_eq(controller_set_drained(b.controller, "n3", true, "a new fan"), -ENOENT);
+	ck_assert_int_eq(controller_set_drained(b.controller, "n2", true, "a new fan"), 0);
+	ck_assert_int_eq(controller_set_drained(b.controller, "n2", false, NULL), 0);
+	ck_assert_int_eq(controller_set_drained(b.controller, "n1", true, "a new fan"), 0);
+	turn(&b);
+	commits_end(&b);
+	for (int i = 0; i < 2; i++) {
+		ck_assert_int_eq(told, -1);
+		ck_assert_str_eq(b.starts, "");
+		ck_assert(!held_store_is_drained(b.held, "n1"));
+		b.now += 1;
+		turn(&b);
+		commits_end(&b);
+	}
+	ck_assert_int_eq(told, RUN_SUCCEEDED);
+	ck_assert(held_store_is_drained(b.held, "n1") && !held_store_is_drained(b.held, "n2"));
+	ck_assert_int_eq(state_of(&b, 1), RUN_SUCCEEDED);
+	bed_end(&b);
+}
+END_TEST
+
+/* A drain that waits for its commit is not undone by a hosts file that is read meanwhile. */
+START_TEST(a_drain_during_a_commit_outlives_a_reload)
+{
+	static const char text[] = "n1 slots=1\nn2 slots=1\nn3 slots=1\n";
+	_cleanup_(hosts_freep) struct hosts *hosts = NULL;
+	struct error err = ERROR_INIT;
+	struct bed b;
+
+	bed_start(&b);
+	ck_ok(hosts_parse(text, strlen(text), "hosts", &hosts, &err), &err);
+	ck_assert_int_eq(controller_set_drained(b.controller, "n2", true, "a new fan"), 0);
+	turn_held(&b);
+	ck_assert_int_eq(controller_set_drained(b.controller, "n1", true, NULL), 0);
+	ck_ok(controller_set_hosts(b.controller, hosts, 1, 1e6, &err), &err);
+	for (size_t i = 0; i < 3; i++)
+		ck_assert_int_eq(controller_node(b.controller, i)->drained, i < 2);
+	ck_assert_str_eq(controller_node(b.controller, 1)->drain_reason, "a new fan");
+	commits_end(&b);
+	bed_end(&b);
+}
+END_TEST
+
+/* The next attempt is placed, but not on disk: were the end of the last one forgotten, a controller that is
+ * killed now would never hear of it. */
+START_TEST(an_attempt_is_not_forgotten_before_the_next_one_is_on_disk)
+{
+	_cleanup_free_ char *ended = report(1, 1, "n1", 0, "ended"), *early = NULL, *late = NULL;
+	struct answer a;
+	struct bed b;
+
+	bed_start(&b);
+	b.busy = true;
+	submit(&b, &a);
+	turn(&b);
+	commits_end(&b);
+	ck_assert_ptr_nonnull(strstr(b.stops, "n1:1.1 "));
+	b.busy = false;
+	turn_held(&b);
+	free(heartbeat(&b, "n1", ended));
+	turn_held(&b);
+	ck_assert_int_eq(state_of(&b, 1), RUN_STARTING);
+	early = heartbeat(&b, "n1", ended);
+	ck_assert_str_eq(early, "");
+	commit_ends(&b);
+	ck_assert_ptr_nonnull(strstr(b.starts, "n2:1.2 n1:1.2 "));
+	late = heartbeat(&b, "n1", ended);
+	ck_assert_str_eq(late, "1.1 ");
+	commits_end(&b);
+	bed_end(&b);
+}
+END_TEST
+
+static void *release_held(void *context)
+{
+	struct held_store *h = context;
+
+	held_store_await_held(h);
+	held_store_release(h);
+	return NULL;
+}
+
+/* The end waits for the commit in flight, and commits what has changed since. */
+START_TEST(the_end_commits_everything)
+{
+	_cleanup_json_ json_t *step5 = json_pack("{s:i}", "step", 5);
+	_cleanup_(run_freep) struct run *stored = NULL;
+	struct error err = ERROR_INIT;
+	struct answer a, last;
+	pthread_t thread;
+	struct bed b;
+
+	bed_start(&b);
+	submit(&b, &a);
+	turn(&b);
+	commits_end(&b);
+	both_report(&b, 1, 1, "running");
+	controller_set_progress(b.controller, 1, step5, "", 0);
+	turn(&b);
+	submit(&b, &last);
+	turn_held(&b);
+	ck_assert_int_eq(controller_set_drained(b.controller, "n2", true, "a new fan"), 0);
+	*b.starts = '\0';
+	ck_assert_int_eq(pthread_create(&thread, NULL, release_held, b.held), 0);
+	bed_close(&b);
+	pthread_join(thread, NULL);
+	ck_assert_int_eq(last.count, 1);
+	ck_assert_str_eq(b.starts, "");
+	bed_open(&b);
+	ck_assert_int_eq(state_of(&b, 2), RUN_QUEUED);
+	ck_assert(controller_find_node(b.controller, "n2")->drained);
+	ck_ok(store_get(b.store, 1, &stored, &err), &err);
+	ck_assert_int_eq(json_get_int(stored->progress, "step", 0), 5);
+	bed_end(&b);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("controller");
+	TCase *c = tcase_create("commit");
+
+	tcase_set_timeout(c, 120);
+	suite_add_tcase(s, c);
+	tcase_add_test(c, a_submission_is_on_disk_before_it_is_answered_and_started);
+	tcase_add_test(c, what_comes_during_a_commit_is_in_the_next_one);
+	tcase_add_test(c, an_end_during_a_commit_waits_for_the_next_one);
+	tcase_add_test(c, progress_during_a_commit_is_not_lost);
+	tcase_add_loop_test(c, an_attempt_that_is_given_up_during_its_commit_is_not_started, 0, 2);
+	tcase_add_test(c, a_submission_whose_commit_fails_is_refused);
+	tcase_add_test(c, what_a_failed_commit_held_is_committed_again);
+	tcase_add_test(c, a_drain_during_a_commit_outlives_a_reload);
+	tcase_add_test(c, an_attempt_is_not_forgotten_before_the_next_one_is_on_disk);
+	tcase_add_test(c, the_end_commits_everything);
+	return unit_run(s);
+}
