@@ -61,6 +61,8 @@ static void peers_start(void *context, const struct peer *peer, struct start_req
 	                    .epoch = request->epoch,
 	                    .state = RUNNING,
 	                    .ranks = request->rank_count};
+	struct packet packet;
+	double delay;
 
 	ck_ok(store_get(b->store, a.run, &stored, &err), &err);
 	ck_assert_msg(stored->attempt == a.attempt,
@@ -73,13 +75,18 @@ static void peers_start(void *context, const struct peer *peer, struct start_req
 		a.slot[i] = request->ranks[i].slot;
 	}
 	start_request_release(request);
-	bed_send(b,
-	         (struct packet){.kind = START,
+	packet = (struct packet){.kind = START,
 	                         .node = node_find(b, peer->name),
 	                         .attempt = a,
 	                         .done = done,
-	                         .context = done_context},
-	         LATENCY);
+	                         .context = done_context};
+	delay = packet.node->start_delay;
+	packet.node->start_delay = 0;
+	/* The controller's own node is called, and answers from within. */
+	if (packet.node == b->nodes && !packet.node->cut_off && delay == 0)
+		node_take_start(b, &packet);
+	else
+		bed_send(b, packet, LATENCY + delay);
 }
 
 static void peers_stop(void *context, const struct peer *peer, const struct stop_request *request,
@@ -224,8 +231,20 @@ void bed_pass(struct bed *b, double seconds)
 
 static void on_event(void *context, const char *data, size_t len)
 {
+	_cleanup_json_ json_t *event = data ? json_loadb(data, len, 0, NULL) : NULL;
+	int64_t run = json_get_int(event, "run", 0);
+	const char *state = json_get_string(event, "state", "");
+	_cleanup_(run_freep) struct run *stored = NULL;
+	struct error err = ERROR_INIT;
+	struct bed *b = context;
+
 	if (data)
-		strbuf_add(&((struct bed *)context)->events, data, len);
+		strbuf_add(&b->events, data, len);
+	if (!run || run_state_set(state) & run_state_set("active"))
+		return;
+	ck_ok(store_get(b->store, run, &stored, &err), &err);
+	ck_assert_msg(str_eq(run_state_name(stored->state), state),
+	              "run %lld is announced as %s before that is on disk", (long long)run, state);
 }
 
 static void start_controller(struct bed *b)
@@ -493,6 +512,23 @@ void bed_copy_store(struct bed *b, bool back)
 	stop_controller(b);
 	ck_ok(file_read(back ? copy : live, 0, &data, &len, &err), &err);
 	ck_ok(file_write_atomic(back ? live : copy, data, len, 0600, &err), &err);
+	start_controller(b);
+}
+
+void bed_shut_down(struct bed *b, const char *node)
+{
+	node_find(b, node)->shutting_down = true;
+}
+
+void bed_delay_start(struct bed *b, const char *node, double seconds)
+{
+	node_find(b, node)->start_delay = seconds;
+}
+
+void bed_crash_controller(struct bed *b)
+{
+	bed_break_store(b, true);
+	stop_controller(b);
 	start_controller(b);
 }
 

@@ -4,10 +4,13 @@
  * see what follows. The controller and its store are real; nodes, network, clock and event loop are
  * stand-ins. Nothing happens but in bed_pass and in the functions that wait, which are built on it.
  *
- * A node sends a heartbeat each second. It takes a start whose slots are free, and runs what it was given
- * until the test ends it. What is sent arrives a millisecond later.
+ * A node sends a heartbeat each second, half a second after the moments at which bed_create and bed_pass with
+ * whole seconds return: what a story expects within less does not wait for a heartbeat. It takes a start
+ * whose slots are free, and runs what it was given until the test ends it. What is sent arrives a millisecond
+ * later; the controller's own node answers at once.
  *
- * At every start the bed checks that the store has the attempt on disk by then.
+ * Whatever the story, the bed checks at every start that the attempt is on disk by then, and at every event
+ * that the end of a run is.
  */
 #pragma once
 
@@ -46,10 +49,12 @@ void bed_end_ranks(struct bed *b, const char *node, int64_t run, int exit_status
 void bed_refuse_next(struct bed *b, const char *node, int code, const char *message); /* the next start */
 /* The next start arrives, but the answer to it does not: the controller waits for 30 seconds. */
 void bed_lose_answer(struct bed *b, const char *node);
-void bed_cut_off(struct bed *b, const char *node, bool cut_off);     /* nothing reaches or leaves it */
-void bed_reboot(struct bed *b, const char *node);                    /* all that it had is gone */
-void bed_set_delay(struct bed *b, const char *node, double seconds); /* of reports and heartbeats from it */
-void bed_send_heartbeat(struct bed *b, const char *node);            /* one now, beside the others */
+void bed_cut_off(struct bed *b, const char *node, bool cut_off);       /* nothing reaches or leaves it */
+void bed_reboot(struct bed *b, const char *node);                      /* all that it had is gone */
+void bed_shut_down(struct bed *b, const char *node);                   /* it says so, and takes no new runs */
+void bed_delay_start(struct bed *b, const char *node, double seconds); /* the next one is so long under way */
+void bed_set_delay(struct bed *b, const char *node, double seconds);   /* of reports and heartbeats from it */
+void bed_send_heartbeat(struct bed *b, const char *node);              /* one now, beside the others */
 /* On its slot 0 runs what another controller has started: attempt 1 of this run. */
 void bed_plant(struct bed *b, const char *node, const char *cluster, int64_t run);
 int bed_starts(const struct bed *b, const char *node); /* how many starts have reached it */
@@ -59,6 +64,7 @@ int64_t bed_attempt_on(const struct bed *b, const char *node, int64_t run);
 /* What the controller's machine does. */
 void bed_break_store(struct bed *b, bool broken); /* every commit fails */
 void bed_restart_controller(struct bed *b);
+void bed_crash_controller(struct bed *b);             /* the same, but what is not on disk is lost */
 void bed_set_hosts(struct bed *b, const char *hosts); /* no nodes but those that the bed began with */
 /* Restarts the controller, with a copy of its store taken meanwhile, or (back) put into its place. */
 void bed_copy_store(struct bed *b, bool back);

@@ -45,11 +45,12 @@ struct node {
 	int64_t epoch, highest_run;
 	struct attempt attempts[ATTEMPTS];
 	double next_heartbeat, delay;
-	bool cut_off;
+	bool cut_off, shutting_down;
 	/* What happens to the next start. */
 	int refuse_code;
 	const char *refuse_message;
 	bool lose_answer;
+	double start_delay;
 };
 
 enum packet_kind { START, STOP, ANSWER, REPORT, BEAT };

@@ -88,6 +88,8 @@ void node_send_heartbeat(struct bed *b, struct node *n)
 	body = json_pack("{s:s,s:s,s:I,s:s,s:o,s:o,s:[i,i]}", "node", n->name, "instance", n->instance,
 	                 "sequence", (json_int_t)++n->sequence, "version", "1", "devices",
 	                 describe_devices(n), "attempts", attempts, "ports", 4001, 4002);
+	if (n->shutting_down)
+		json_object_set_new(body, "shutting_down", json_true());
 	if (n->cluster[0])
 		json_object_set_new(body, "known",
 		                    json_pack("{s:I,s:[{s:s,s:I}]}", "highest_run",
@@ -130,6 +132,8 @@ void node_take_start(struct bed *b, struct packet *m)
 	}
 	if (n->lose_answer)
 		bed_answer_never(b, m);
+	else if (n == b->nodes)
+		m->done(m->context, &result);
 	else
 		bed_answer(b, m, result, LATENCY);
 	n->lose_answer = false;

@@ -5,6 +5,7 @@
 
 #include "base/json.h"
 #include "controller/controller.h"
+#include "controller/nodes.h"
 #include "controller/runs.h"
 #include "controller/submit.h"
 #include "controller/waiters.h"
@@ -15,7 +16,8 @@ START_TEST(a_run_goes_through_its_states)
 	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
 	int64_t run = bed_submit(b, 2, 1);
 
-	bed_await(b, run, RUN_RUNNING);
+	bed_pass(b, 0.1);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_RUNNING);
 	ck_assert_int_eq(bed_attempt_on(b, "n1", run), 1);
 	ck_assert_int_eq(bed_attempt_on(b, "n2", run), 1);
 	bed_end_ranks(b, "n1", run, 0);
@@ -36,6 +38,8 @@ START_TEST(a_refused_start_leaves_no_trace_on_a_success)
 
 	bed_refuse_next(b, "n1", -EBUSY, "slot 0 is leased");
 	run = bed_submit(b, 1, 1);
+	bed_pass(b, 0.2);
+	ck_assert_int_eq(bed_starts(b, "n1"), 1); /* what has the slot is in the next heartbeat */
 	bed_await(b, run, RUN_RUNNING);
 	ck_assert_int_eq(bed_run(b, run)->attempt, 2);
 	bed_end_ranks(b, "n1", run, 0);
@@ -105,6 +109,60 @@ START_TEST(a_late_answer_of_an_earlier_attempt_changes_nothing)
 }
 END_TEST
 
+/* Whether the node has it is unknown: the attempt is given up, and the next one goes elsewhere, or waits. */
+START_TEST(a_start_without_an_answer_is_tried_again)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\nn3 slots=1\n");
+	int64_t run;
+
+	bed_lose_answer(b, "n2");
+	run = bed_submit(b, 2, 1);
+	bed_pass(b, 35);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_RUNNING);
+	ck_assert_int_eq(bed_run(b, run)->attempt, 2);
+	ck_assert_int_eq(bed_attempt_on(b, "n2", run), 0);
+	ck_assert_int_eq(bed_attempt_on(b, "n3", run), 2);
+	bed_free(b);
+}
+END_TEST
+
+START_TEST(a_stop_that_overtakes_the_start_is_sent_again)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+	int64_t run;
+
+	bed_delay_start(b, "n2", 0.1);
+	run = bed_submit(b, 2, 1);
+	bed_cancel(b, run);
+	bed_pass(b, 0.05);
+	ck_assert_int_eq(bed_starts(b, "n2"), 0);
+	bed_pass(b, 0.1);
+	ck_assert_int_eq(bed_starts(b, "n2"), 1);
+	ck_assert_int_eq(bed_attempt_on(b, "n2", run), 0);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_CANCELLED);
+	bed_free(b);
+}
+END_TEST
+
+/* Before the next heartbeats: the next run gets the slots at once. */
+START_TEST(the_end_of_a_run_makes_room)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+	int64_t first = bed_submit(b, 2, 1), second = bed_submit(b, 2, 1);
+
+	bed_pass(b, 1);
+	ck_assert_int_eq(bed_run(b, second)->state, RUN_QUEUED);
+	bed_pass(b, 1);
+	bed_end_ranks(b, "n1", first, 1);
+	bed_pass(b, 0.1);
+	ck_assert_int_eq(bed_run(b, first)->state, RUN_FAILED);
+	ck_assert_int_eq(bed_attempt_on(b, "n2", first), 0);
+	ck_assert_int_eq(bed_attempt_on(b, "n1", second), 1);
+	ck_assert_int_eq(bed_attempt_on(b, "n2", second), 1);
+	bed_free(b);
+}
+END_TEST
+
 /* That each start follows the commit of its attempt is checked by the bed, in all stories. */
 START_TEST(nothing_starts_while_the_store_fails)
 {
@@ -115,7 +173,10 @@ START_TEST(nothing_starts_while_the_store_fails)
 	bed_break_store(b, true);
 	ck_assert_int_eq(bed_submit_failing(b), -EIO);
 	bed_end_ranks(b, "n1", first, 0);
-	bed_pass(b, 20);
+	for (int i = 0; i < 200; i++) {
+		bed_pass(b, 0.1);
+		controller_reschedule(bed_controller(b)); /* a turn more */
+	}
 	ck_assert_int_eq(bed_starts(b, "n1"), 1);
 	ck_assert(!bed_has_event(b, "\"succeeded\""));
 	bed_break_store(b, false);
@@ -123,6 +184,21 @@ START_TEST(nothing_starts_while_the_store_fails)
 	ck_assert_int_eq(bed_run(b, second)->attempt, 1);
 	ck_assert_int_eq(bed_starts(b, "n1"), 2);
 	ck_assert_int_eq(bed_run(b, first)->state, RUN_SUCCEEDED);
+	/* The run that was refused is nowhere. */
+	ck_assert_uint_eq(controller_active_count(bed_controller(b)), 1);
+	bed_free(b);
+}
+END_TEST
+
+START_TEST(a_crash_loses_no_more_than_a_second)
+{
+	struct bed *b = bed_create("n1 slots=1\n");
+	int64_t run = bed_submit(b, 1, 1);
+
+	bed_await(b, run, RUN_RUNNING);
+	bed_pass(b, 2);
+	bed_crash_controller(b);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_RUNNING);
 	bed_free(b);
 }
 END_TEST
@@ -199,6 +275,23 @@ START_TEST(a_restarted_controller_finds_its_runs)
 }
 END_TEST
 
+/* Nobody but the store says that n2 had it. */
+START_TEST(a_part_lost_while_no_controller_was_there_is_found)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+	int64_t run = bed_submit(b, 2, 1);
+
+	bed_await(b, run, RUN_RUNNING);
+	bed_pass(b, 2);
+	bed_reboot(b, "n2");
+	bed_restart_controller(b);
+	bed_pass(b, 5);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_FAILED);
+	ck_assert_int_eq(bed_attempt_on(b, "n1", run), 0);
+	bed_free(b);
+}
+END_TEST
+
 START_TEST(a_cancelled_run_is_stopped_on_all_nodes)
 {
 	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
@@ -206,7 +299,11 @@ START_TEST(a_cancelled_run_is_stopped_on_all_nodes)
 
 	bed_await(b, run, RUN_RUNNING);
 	bed_cancel(b, queued);
-	bed_await(b, queued, RUN_CANCELLED);
+	/* It is over, but not on disk. */
+	ck_assert_int_eq(bed_run(b, queued)->state, RUN_CANCELLED);
+	ck_assert(!waiter_is_needless(bed_run(b, queued), 0, INT64_MAX));
+	bed_pass(b, 0.1);
+	ck_assert(waiter_is_needless(bed_run(b, queued), 0, INT64_MAX));
 	/* The first stop does not reach n2: its heartbeat brings it up again. */
 	bed_cut_off(b, "n2", true);
 	bed_cancel(b, run);
@@ -311,8 +408,9 @@ START_TEST(runs_are_listed_newest_first)
 	bed_await(b, first, RUN_RUNNING);
 	bed_end_ranks(b, "n1", first, 0);
 	bed_await(b, first, RUN_SUCCEEDED);
-	bed_await(b, bed_submit(b, 1, 1), RUN_RUNNING);
 	bed_submit(b, 1, 1);
+	bed_submit(b, 1, 1);
+	bed_await(b, first + 1, RUN_RUNNING); /* which is not on disk yet */
 	ck_ok(controller_list_runs(c, run_state_set("all"), 0, 10, add_id, all, &err), &err);
 	ck_assert_str_eq(all, "3:queued 2:running 1:succeeded ");
 	ck_ok(controller_list_runs(c, run_state_set("active"), 0, 1, add_id, active, &err), &err);
@@ -402,6 +500,11 @@ int main(void)
 	tcase_add_test(tc, a_refusal_for_good_fails_the_run);
 	tcase_add_test(tc, the_first_failure_is_the_cause);
 	tcase_add_test(tc, a_late_answer_of_an_earlier_attempt_changes_nothing);
+	tcase_add_test(tc, a_start_without_an_answer_is_tried_again);
+	tcase_add_test(tc, a_stop_that_overtakes_the_start_is_sent_again);
+	tcase_add_test(tc, the_end_of_a_run_makes_room);
+	tcase_add_test(tc, a_crash_loses_no_more_than_a_second);
+	tcase_add_test(tc, a_part_lost_while_no_controller_was_there_is_found);
 	tcase_add_test(tc, nothing_starts_while_the_store_fails);
 	tcase_add_test(tc, a_heartbeat_from_before_the_start_does_not_end_the_run);
 	tcase_add_test(tc, a_reboot_loses_the_part_of_a_run);

@@ -35,6 +35,21 @@ START_TEST(a_drained_node_gets_no_runs)
 }
 END_TEST
 
+START_TEST(a_node_that_shuts_down_gets_no_runs)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+	int64_t run;
+
+	bed_shut_down(b, "n2");
+	bed_pass(b, 1);
+	run = bed_submit(b, 2, 1);
+	bed_pass(b, 5);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_QUEUED);
+	ck_assert_int_eq(bed_starts(b, "n1"), 0);
+	bed_free(b);
+}
+END_TEST
+
 START_TEST(a_node_that_leaves_the_hosts_file_loses_its_parts)
 {
 	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\nn3 slots=1\n");
@@ -92,6 +107,7 @@ START_TEST(submissions_wait_for_all_nodes)
 	bed_begin_submission(b, 1, 1);
 	bed_pass(b, 3);
 	ck_assert_int_eq(bed_submitted(b), -1);
+	ck_assert_uint_eq(controller_active_count(bed_controller(b)), 0);
 	given_up = bed_begin_submission(b, 1, 1);
 	submission_abandon(given_up); /* it never gets a number */
 	bed_cut_off(b, "n2", false);
@@ -159,6 +175,55 @@ START_TEST(a_restored_store_leaves_newer_runs_alone)
 }
 END_TEST
 
+/* What waits is not placed either: it may run already, on a node that has not reported yet. */
+START_TEST(nothing_is_placed_before_all_nodes_have_reported)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+	int64_t run;
+
+	controller_set_drained(bed_controller(b), "n1", true, NULL);
+	controller_set_drained(bed_controller(b), "n2", true, NULL);
+	run = bed_submit(b, 1, 1);
+	bed_cut_off(b, "n2", true);
+	bed_restart_controller(b);
+	controller_set_drained(bed_controller(b), "n1", false, NULL);
+	bed_pass(b, 5);
+	ck_assert_int_eq(bed_starts(b, "n1"), 0);
+	bed_cut_off(b, "n2", false);
+	bed_pass(b, 2);
+	ck_assert_int_eq(bed_attempt_on(b, "n1", run), 1);
+	bed_free(b);
+}
+END_TEST
+
+/* The copy has the run as queued; n2 has its attempt 1, and is away while the run is started again, as
+ * attempt 1 too. The epoch tells the two apart. */
+START_TEST(a_restored_store_takes_a_new_epoch)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+	int64_t first = bed_submit(b, 2, 1), waiting = bed_submit(b, 1, 1);
+
+	bed_await(b, first, RUN_RUNNING);
+	bed_copy_store(b, false);
+	bed_pass(b, 3);
+	controller_set_drained(bed_controller(b), "n1", true, NULL);
+	bed_cancel(b, first);
+	bed_await(b, waiting, RUN_RUNNING);
+	ck_assert_int_eq(bed_attempt_on(b, "n2", waiting), 1);
+	bed_pass(b, 3);
+	bed_cut_off(b, "n2", true);
+	bed_copy_store(b, true);
+	bed_pass(b, 30);
+	ck_assert_int_eq(bed_attempt_on(b, "n1", waiting), 1);
+	bed_cut_off(b, "n2", false);
+	bed_pass(b, 5);
+	ck_assert_int_eq(bed_attempt_on(b, "n2", waiting), 1);
+	ck_assert_uint_eq(controller_find_node(bed_controller(b), "n2")->foreign_count, 1);
+	ck_assert_int_eq(bed_run(b, waiting)->state, RUN_RUNNING);
+	bed_free(b);
+}
+END_TEST
+
 /* The copy has the run as queued. It was started since: it must not run twice. */
 START_TEST(a_restored_store_does_not_start_a_run_twice)
 {
@@ -211,6 +276,9 @@ int main(void)
 
 	tcase_set_timeout(tc, 120);
 	tcase_add_test(tc, a_drained_node_gets_no_runs);
+	tcase_add_test(tc, a_node_that_shuts_down_gets_no_runs);
+	tcase_add_test(tc, nothing_is_placed_before_all_nodes_have_reported);
+	tcase_add_test(tc, a_restored_store_takes_a_new_epoch);
 	tcase_add_test(tc, a_node_that_leaves_the_hosts_file_loses_its_parts);
 	tcase_add_test(tc, nodes_are_listed_as_they_are);
 	tcase_add_test(tc, submissions_wait_for_all_nodes);
