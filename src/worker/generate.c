@@ -94,7 +94,8 @@ static int load(struct generation *g, struct error *err)
 	_cleanup_(safetensors_closep) struct safetensors *st = NULL;
 	_cleanup_free_ char *config = options_config(g->c), *tokenizer = options_tokenizer(g->c);
 	struct device_options dev = {.threads = g->c->resources.threads,
-	                             .attention = DEVICE_ATTENTION_OWN}; /* which alone knows a cache */
+	                             .attention =
+	                                 DEVICE_ATTENTION_OWN}; /* the only attention that knows a cache */
 	struct generator_options o = {0};
 	int r;
 
@@ -109,7 +110,7 @@ static int load(struct generation *g, struct error *err)
 	                                           strlen(g->c->generate.prompt), true, &g->ids, err);
 	if (r < 0)
 		return r;
-	/* From nothing: what a document begins with. */
+	/* An empty prompt begins with what a document begins with. */
 	if (g->ids.len == 0 && tokenizer_bos(g->tok) >= 0 &&
 	    token_list_add(&g->ids, &(int32_t){tokenizer_bos(g->tok)}, 1) < 0)
 		return error_oom(err);
@@ -141,8 +142,8 @@ static size_t settled(const char *text, size_t len)
 	return len;
 }
 
-/* The text of all ids is made anew each time, so that what a decoder does at the start (a space taken off) or
- * between tokens is done as for the whole; the prompt's part is not shown. */
+/* Decodes all ids anew each time, so that what a decoder does at the start (it takes a space off) and between
+ * tokens is done as for the whole text; the prompt's part is not printed. */
 static int print_new(struct generation *g, bool last, struct error *err)
 {
 	_cleanup_free_ char *text = NULL;

@@ -55,7 +55,7 @@ int worker_main(void)
 
 	stop_init();
 	log_init("dtrain-worker", LOG_INFO);
-	/* A log is read while it grows. */
+	/* The log is read while the run goes on, hence line by line. */
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	r = environment_read(&env, &err);
 	if (r == 0)
@@ -69,7 +69,7 @@ int worker_main(void)
 			*c = ' ';
 	fflush(stdout);
 	fprintf(stderr, "error: %s\n", err.message);
-	/* A lost peer is a consequence; its own end, or its own word, is the cause. */
+	/* That a peer is lost is a consequence; the cause is what that peer reports, or how it ended. */
 	if (service)
 		service_client_event(
 		    service, err.code == -ECONNRESET || err.code == -ECANCELED ? "peer-lost" : "error",

@@ -8,7 +8,7 @@
 #include "engine/train/trainer.h"
 #include "worker/environment.h"
 
-/* Strings stay the config's; cache_dir is where the tokenized data go. */
+/* Strings are borrowed from the config; cache_dir is where the tokenized rows are kept. */
 void options_dataset(const struct run_config *c, const char *cache_dir, struct dataset_options *out);
 int options_train(const struct run_config *c, struct train_options *out, struct error *err);
 enum device_attention_choice options_attention(const struct run_config *c);

@@ -7,9 +7,9 @@
 #include "engine/device/device.h"
 
 enum precision_reason {
-	PRECISION_GIVEN,      /* the run file names it */
+	PRECISION_GIVEN,      /* the run file gives it */
 	PRECISION_CHECKPOINT, /* that of the checkpoint that the run goes on from */
-	PRECISION_DEVICE,     /* what the devices of all ranks are best at */
+	PRECISION_DEVICE,     /* the devices of all ranks decide */
 };
 
 struct precision {

@@ -23,7 +23,7 @@ struct report {
 	int64_t device_bytes;
 };
 
-/* Every rank's node, on all of them. */
+/* Sends the name of every rank's node to all ranks. */
 static int gather_nodes(const struct report_options *o, char (*nodes)[NODE_MAX], struct error *err)
 {
 	int rank = o->env->rank, r;
@@ -36,7 +36,7 @@ static int gather_nodes(const struct report_options *o, char (*nodes)[NODE_MAX],
 	if ((r = device_alloc(o->dev, bytes, &staging, err)) < 0)
 		return r;
 	r = device_write(o->dev, staging, nodes, bytes, err);
-	if (r == 0) /* copied, not summed: the type is but a size */
+	if (r == 0) /* the values are copied, so only the size of the type matters */
 		r = comm_wait(o->comm,
 		              comm_all_gather(o->comm, staging, NODE_MAX / (int64_t)sizeof(float), DTYPE_F32),
 		              err);
@@ -48,8 +48,8 @@ static int gather_nodes(const struct report_options *o, char (*nodes)[NODE_MAX],
 	return r;
 }
 
-/* The run as its file describes it, for TensorBoard: an indented block is what Markdown leaves alone. Without
- * the environment, which may hold what nobody else should read. */
+/* The run as its file describes it, for TensorBoard, as an indented block, which Markdown leaves alone. The
+ * environment is left out, since it may hold secrets. */
 static int write_config(struct report *r, int64_t step, struct error *err)
 {
 	_cleanup_json_ json_t *config = NULL;
@@ -134,7 +134,7 @@ static void print_progress(const struct train_log *log)
 	       str_duration(eta, sizeof(eta), log->eta_seconds));
 }
 
-/* The most that this process has had in memory. */
+/* The largest resident memory that this process has had. */
 static int64_t peak_memory(void)
 {
 	struct rusage usage;
@@ -157,7 +157,7 @@ int report_log(struct report *r, const struct train_log *log, struct error *err)
 	    .eval_loss = log->has_eval ? log->eval_loss : NAN,
 	    .time = clock_realtime(),
 	    .step_seconds = log->step_seconds,
-	    /* What is left: NaN where the waiting is not measured. */
+	    /* The rest of the step; NaN where the waiting is not measured. */
 	    .compute_seconds = log->step_seconds - log->data_seconds - log->communication_seconds,
 	    .communication_seconds = log->communication_seconds,
 	    .data_seconds = log->data_seconds,

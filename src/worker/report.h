@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The progress of a training run to everybody who follows it: a line in the log, to the service, to
- * metrics.jsonl and to TensorBoard; and marks at what happens between the steps. Rank 0 writes; the others
- * take part in report_open alone. */
+/* Reports the progress of a training run: a line in the log, to the service, to metrics.jsonl and to
+ * TensorBoard, with marks for what happens between the steps. Rank 0 reports; the others take part in
+ * report_open alone. */
 #pragma once
 
 #include "base/cleanup.h"

@@ -25,7 +25,7 @@ struct service_client {
 	struct kv_store store;
 	struct http_local *idle; /* connection of the last call that is over, for the next; under lock */
 
-	/* Reports: rank 0's main thread puts, the sender takes. */
+	/* Reports: rank 0's main thread adds lines, the sender removes them. */
 	pthread_t sender;
 	bool has_sender;
 	pthread_mutex_t lock;
@@ -78,8 +78,8 @@ static void give_connection(struct service_client *service, struct http_local *c
 		http_local_close(conn);
 }
 
-/* One call, tried again while the service or (502, 503) the controller is away, as both may be restarting,
- * until the deadline. */
+/* One call, repeated until the deadline while the service or (502, 503) the controller cannot be reached,
+ * since both may be restarting. */
 static int rendezvous_call(struct service_client *service, const char *method, const char *key,
                            const char *more, const void *body, size_t len, double timeout, double deadline,
                            int *status, char **answer, size_t *answer_len, struct error *err)
@@ -245,8 +245,8 @@ static void *send_reports(void *context)
 	char *body;
 
 	while (target && (body = take_lines(service))) {
-		/* Until it is there: the service may be restarting. Newer lines wait meanwhile, the oldest
-		 * going where they are too many. */
+		/* Tries until the service has it, since that may be restarting. Newer lines wait meanwhile;
+		 * where they are too many, the oldest are dropped. */
 		while (!deliver(service, &conn, target, body) && !is_closing(service))
 			usleep(500000);
 		free(body);
@@ -346,7 +346,7 @@ void service_client_destroy(struct service_client *service)
 		done = service->done;
 		pthread_mutex_unlock(&service->lock);
 		if (!done)
-			return; /* the thread still uses it all; the process is about to end */
+			return; /* the thread still uses all of it, and the process is about to end */
 		pthread_join(service->sender, NULL);
 	}
 	if (service->idle)

@@ -24,6 +24,6 @@ const struct kv_store *service_client_store(const struct service_client *service
  * being upgraded, costs the oldest of the queued lines, not the training. */
 void service_client_report(struct service_client *service, const char *line);
 
-/* Tells the service: kind "ready", "error" (the first cause) or "peer-lost" (an
- * error that another rank's end has caused). Waits 2 seconds at most; best effort. */
+/* Reports an event to the service: kind "ready", "error" (the first cause) or "peer-lost" (an error that
+ * another rank's end has caused). Waits 2 seconds at most; best effort. */
 void service_client_event(struct service_client *service, const char *kind, const char *message);

@@ -53,7 +53,7 @@ struct training {
 static void training_free(struct training *t)
 {
 	report_closep(&t->report);
-	/* Before the memory that it may still be writing to. */
+	/* The communicator goes before the memory that it may still write to. */
 	comm_destroyp(&t->comm);
 	trainer_freep(&t->trainer);
 	dataset_closep(&t->eval);
@@ -151,7 +151,8 @@ static void digest_inputs(struct training *t)
 	int32_t special[] = {tokenizer_bos(t->tok), tokenizer_eos(t->tok), tokenizer_pad(t->tok)};
 	struct agreement_item *in = t->inputs;
 
-	/* What was read of it, not the file: another release of transformers writes other keys besides. */
+	/* Of what was read, not of the file, because other releases of transformers write other keys as well.
+	 */
 	in[INPUT_CONFIG] =
 	    (struct agreement_item){"the model's configuration", t->config, model_config_digest(&t->model)};
 	in[INPUT_TOKENIZER] = (struct agreement_item){
@@ -239,7 +240,7 @@ static int connect_ranks(struct training *t, struct error *err)
 	return r;
 }
 
-/* Bytes of rank 0 to all. */
+/* Sends bytes of rank 0 to all ranks. */
 static int share(struct training *t, void *host, size_t bytes, struct error *err)
 {
 	void *staging;
@@ -334,7 +335,7 @@ static int make_trainer(struct training *t, struct error *err)
 
 /* ---- where the weights come from ---- */
 
-/* Of what one rank alone has found. */
+/* For what one rank alone has found. */
 static void warn_anywhere(void *none, const char *message)
 {
 	printf("warning: %s\n", message);
@@ -401,7 +402,7 @@ static int start_weights(struct training *t, struct error *err)
 		warn_of_changes(t);
 	}
 	r = weights_resume(&place, path, err);
-	/* A run made shorter than it has gone: there is nothing left to do but to save. */
+	/* A run that was made shorter than it has already run only saves. */
 	if (r == 0)
 		r = trainer_set_step(t->trainer, MIN(decision[1], trainer_total_steps(t->trainer)), err);
 	if (r == 0 && first_rank(t) && decision[1] > trainer_total_steps(t->trainer))
@@ -446,7 +447,7 @@ static int on_save(void *context, int64_t step, bool stopped, struct error *err)
 {
 	struct training *t = context;
 
-	/* Without save_steps nobody has asked for checkpoints, and nothing would resume from it. */
+	/* Without save_steps the run has no checkpoints, and nothing would resume from one. */
 	return stopped && t->c->output.save_steps == 0 ? 0 : save_checkpoint(t, step, err);
 }
 
@@ -486,8 +487,8 @@ static int run_loop(struct training *t, struct error *err)
 	return r;
 }
 
-/* The last checkpoint, so that a longer run can go on from it, and the model itself. No rank leaves before
- * rank 0 is done: the first to leave would look like a failure to the others. */
+/* Saves the last checkpoint, from which a longer run can go on, and the model itself. No rank ends before
+ * rank 0 is done: the first to end would look like a failure to the others. */
 static int finish(struct training *t, bool stopped, struct error *err)
 {
 	int r = 0;

@@ -58,7 +58,7 @@ static int gather(const struct group *g, uint64_t *all, struct error *err)
 	if (r < 0)
 		return r;
 	r = device_write(g->dev, staging, all, bytes, err);
-	if (r == 0) /* copied, not summed: the type is but a size */
+	if (r == 0) /* the values are copied, so only the size of the type matters */
 		r = comm_wait(g->comm, comm_all_gather(g->comm, staging, 2, DTYPE_F32), err);
 	if (r == 0)
 		r = comm_flush(g->comm, err);

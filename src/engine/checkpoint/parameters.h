@@ -13,8 +13,8 @@ enum parameter_state {
 	STATE_MOMENT2
 };
 
-/* The state of all parameters, held by somebody else (trainer_access): pieces of it in fp32, on the host.
- * Elements are [first, first + n) of p. */
+/* Access to the state of all parameters, which the trainer holds (trainer_access): pieces of it in fp32, on
+ * the host. Elements are [first, first + n) of p. */
 struct parameter_access {
 	const struct model_layout *layout;
 	void *context;

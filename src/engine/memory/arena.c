@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Counts the buffers of a plan in a first pass, and places them in one piece of memory in a second. */
+/* Counts the buffers of a plan in a first pass, and places them in one piece of memory in a second pass. */
 #include "engine/memory/arena.h"
 
 #include <stdarg.h>

@@ -18,7 +18,7 @@ enum buffer_class {
 	BUFFER_OPTIMIZER,   /* fp32 master weights (where they are apart), first and second moments */
 	BUFFER_ACTIVATIONS, /* kept from forward to backward */
 	BUFFER_LOGITS,
-	BUFFER_SCRATCH, /* used within one layer and again in the next */
+	BUFFER_SCRATCH, /* used within one layer, and used again by the next */
 	BUFFER_INPUT,   /* token ids, targets, positions, tables */
 	BUFFER_CACHE,   /* keys and values of generation */
 	BUFFER_CLASSES
@@ -45,7 +45,7 @@ struct arena {
 /* A buffer of `bytes`, aligned to ARENA_ALIGNMENT: its address, or NULL while counting and for 0 bytes. */
 void *arena_take(struct arena *a, enum buffer_class class_, size_t bytes, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
-/* Counts memory that somebody else allocates. */
+/* Counts memory that is allocated elsewhere. */
 void arena_note(struct arena *a, enum buffer_class class_, size_t bytes, const char *name);
 /* After counting: starts the second pass over memory of a->used bytes. */
 void arena_bind(struct arena *a, void *base);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Units on the wire: gradients together, weights out again. */
+/* The collectives of the units: gradients are reduced, weights gathered. */
 #include "engine/shard/shard.h"
 
 #include <stdlib.h>
@@ -22,7 +22,7 @@ int shard_register(struct shard *s, struct error *err)
 			buffers[n++] =
 			    (struct comm_buffer){u->weights, (size_t)u->padded * dtype_size(s->type)};
 	}
-	/* Only an advantage: what cannot be registered is carried all the same. */
+	/* Buffers that cannot be registered are carried as well, only slower. */
 	r = comm_register(s->comm, buffers, n, err);
 	return MIN(r, 0);
 }

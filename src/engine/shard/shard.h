@@ -31,7 +31,7 @@ struct shard_unit {
 	int64_t count, padded; /* elements */
 	int64_t matrices;      /* elements that decay by default come first */
 	int64_t first, own;    /* the part of master and moments that is here: [first, first + own) */
-	int64_t base;          /* elements of the units before this one, padding apart */
+	int64_t base;          /* elements of the units before this one, without padding */
 	void *weights;         /* compute type, [padded] */
 	float *gradients;      /* [padded] */
 	void *aliased;         /* where aliased_bytes suffice, the gradients lie here */

@@ -20,20 +20,22 @@ struct trainer {
 	int64_t steps_per_epoch, total_steps;
 	int64_t step;   /* done */
 	int64_t tokens; /* seen by all ranks in this process */
-	bool stop;      /* this rank asks for it; after a step: any rank did */
+	bool stop;      /* this rank asks to stop; after a step: any rank asked */
 
-	double waited;             /* comm_waited_seconds when the last step ended */
-	double data_seconds, busy; /* of the last step: laying out rows; all but waiting for other ranks */
+	double waited; /* comm_waited_seconds when the last step ended */
+	double data_seconds,
+	    busy; /* seconds of the last step: laying out rows; everything but waiting for other ranks */
 
-	double *sums; /* host: those of the plan */
+	double *sums; /* host copy of the plan's sums */
 	/* Host: the rows of a step and a micro-batch of them. */
 	int64_t *rows, *all_rows;
 	int64_t max_row;
 	int32_t *ids, *targets, *starts;
 };
 
-/* Lays n rows (-1: none) behind each other; batch->tokens is 0 where nothing was there. */
+/* Lays n rows (-1: none) one behind the other; batch->tokens is 0 where there was none. */
 void trainer_gather(struct trainer *t, const struct dataset *data, const int64_t *rows, int64_t n,
                     struct model_batch *batch);
-/* After the host has read from the device: whether what it read came of collectives that ended in order. */
+/* After the host has read from the device: 0 where the collectives that produced what it read have ended in
+ * order. */
 int trainer_check_comm(struct trainer *t, struct error *err);

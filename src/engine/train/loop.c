@@ -34,7 +34,7 @@ static bool due(int64_t step, int64_t every)
 	return every > 0 && step % every == 0;
 }
 
-/* Steps differ (warm caches, short rows): the mean of all but the first of this process. */
+/* The mean of all steps but the first of this process, which warms the caches. */
 static double seconds_per_step(const struct interval *all, double first)
 {
 	return all->steps > 1 ? (all->seconds - first) / (double)(all->steps - 1) : first;

@@ -17,7 +17,7 @@ struct plan {
 	struct shard *shard;
 	struct model *model;
 	struct arena arena;
-	bool one_micro_step; /* a step has no more */
+	bool one_micro_step; /* a step has one micro-batch */
 	/* Device. */
 	double *sums; /* [PLAN_SUM_RANKS + world_size] */
 	float *clip;  /* scale, norm */
@@ -27,8 +27,8 @@ struct plan {
  * rank has a place of its own for the seconds that its step before took without waiting for others. */
 enum { PLAN_SUM_SQUARES, PLAN_SUM_LOSS, PLAN_SUM_STOP, PLAN_SUM_RANKS };
 
-/* dev and comm may be NULL for an estimate: the device's own scratch is noted by the trainer, which has one.
- * max_row: tokens of the longest row of the data. */
+/* dev and comm may be NULL for an estimate: the scratch of the device is counted by the trainer, which has
+ * one. max_row: tokens of the longest row of the data. */
 int plan_create(struct device *dev, struct comm *comm, int rank, int world_size, const struct model_config *c,
                 const struct train_options *options, int64_t max_row, struct plan **out, struct error *err);
 void plan_free(struct plan *plan);

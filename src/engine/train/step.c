@@ -85,7 +85,7 @@ static int accumulate(struct trainer *t, float scale, struct error *err)
 		begun = clock_monotonic();
 		trainer_gather(t, t->train, t->rows + a * batch, batch, &b);
 		t->data_seconds += clock_monotonic() - begun;
-		/* An empty one still starts the reductions where it is the only one. */
+		/* An empty micro-batch starts the reductions too, where it is the only one. */
 		if (b.tokens == 0 && a < last)
 			continue;
 		r = model_forward_backward(t->plan->model, &b, scale, first, &t->plan->sums[PLAN_SUM_LOSS],
@@ -106,7 +106,7 @@ static comm_ticket share_sums(struct trainer *t)
 	           : 0;
 }
 
-/* What this rank knows of its own last step; the others' places are theirs. */
+/* This rank's own last step; the places of the other ranks are 0 here. */
 static void prepare_sums(struct trainer *t)
 {
 	memset(t->sums, 0, sums_bytes(t));
@@ -114,7 +114,7 @@ static void prepare_sums(struct trainer *t)
 	t->sums[PLAN_SUM_RANKS + t->rank] = t->busy;
 }
 
-/* Where the time since `begun` went. */
+/* How the time since `begun` was spent. */
 static void measure(struct trainer *t, double begun, struct train_log *log)
 {
 	double waited = t->comm ? comm_waited_seconds(t->comm) : 0;
@@ -124,7 +124,7 @@ static void measure(struct trainer *t, double begun, struct train_log *log)
 	log->communication_seconds = waited - t->waited;
 	log->slowest_rank = -1;
 	t->waited = waited;
-	/* Not measured: 0, which is no time of a step. */
+	/* 0 where it is not measured, which is the time of no step. */
 	t->busy = isnan(waited) ? 0 : log->step_seconds - log->communication_seconds;
 }
 

@@ -15,7 +15,7 @@ static void count_steps(struct trainer *t)
 	int64_t total;
 
 	t->steps_per_epoch = sampler_steps_per_epoch(&t->sampler);
-	/* 0.1 · 30 steps is 3, whatever its last bit says. */
+	/* 0.1 · 30 steps is 3, even where the product is slightly above it. */
 	total =
 	    o->max_steps > 0 ? o->max_steps : (int64_t)ceil(o->epochs * (double)t->steps_per_epoch - 1e-9);
 	t->total_steps = MAX(total, 1);
@@ -116,7 +116,7 @@ void trainer_free(struct trainer *t)
 	if (!t)
 		return;
 	plan_free(t->plan);
-	if (t->memory && !t->comm) /* which frees its own */
+	if (t->memory && !t->comm) /* the communicator frees its own memory */
 		device_free(t->dev, t->memory);
 	free(t->sums);
 	free(t->rows);

@@ -30,7 +30,7 @@
 
 struct trainer;
 
-/* What was just done. Doubles carry all digits of the sums. */
+/* The step that was just done. Doubles hold all digits of the sums. */
 struct train_log {
 	int64_t step, steps;      /* step: optimizer steps done, from 1 */
 	double epoch;             /* epochs done, fractional */
@@ -94,8 +94,8 @@ int trainer_load(struct trainer *t, model_fill_fn fill, void *context, struct er
 /* Host-readable fp32 pieces of a parameter's master weights or moments: elements [first, first + n) of p. */
 int trainer_read(struct trainer *t, enum parameter_state which, const struct model_parameter *p,
                  int64_t first, int64_t n, float *out, struct error *err);
-/* Resume: write all weights and moments, then say after which step they were taken. trainer_set_step makes
- * the compute copies. */
+/* To resume, write all weights and moments, then give the step after which they were saved: trainer_set_step
+ * makes the compute copies. */
 int trainer_write(struct trainer *t, enum parameter_state which, const struct model_parameter *p,
                   int64_t first, int64_t n, const float *in, struct error *err);
 /* trainer_read, trainer_write and trainer_load for checkpoints; valid as long as the trainer. */

@@ -12,7 +12,7 @@
 struct allocation {
 	struct allocation *next;
 	void *data;
-	bool by_nccl; /* else by the device */
+	bool by_nccl; /* allocated by NCCL; else by the device */
 };
 
 int comm_alloc(struct comm *c, size_t bytes, void **out, struct error *err)
@@ -26,7 +26,7 @@ int comm_alloc(struct comm *c, size_t bytes, void **out, struct error *err)
 	if (a->by_nccl) {
 		device_zero(c->dev, a->data, bytes);
 	} else {
-		/* Out of memory, or a kind that this machine's driver lacks: the device says which. */
+		/* Memory is exhausted, or the driver lacks this kind: the device's error says which. */
 		(void)cudaGetLastError();
 		c->foreign = true;
 		r = device_alloc(c->dev, bytes, &a->data, err);
@@ -45,7 +45,7 @@ void comm_free_buffers(struct comm *c)
 {
 	struct allocation *a;
 
-	/* What computes may still use them. */
+	/* Kernels may still use them. */
 	if (c->allocations)
 		(void)cudaStreamSynchronize(c->dev->stream);
 	while ((a = c->allocations)) {

@@ -52,7 +52,7 @@ static int meet(struct comm *c, const struct comm_options *o, struct error *err)
 
 	if ((r = stall_report(&c->stall, BOOTSTRAPPING, 0, "", err)) < 0 || (r = share_id(o, &id, err)) < 0)
 		return r;
-	c->reported = PROGRESSING; /* as good as */
+	c->reported = PROGRESSING; /* the bootstrap itself is over */
 	config.blocking = 0;
 	pthread_mutex_lock(&c->lock);
 	n = ncclCommInitRankConfig(&c->nccl, c->size, id, c->rank, &config);
@@ -143,7 +143,7 @@ static void close_nccl(struct comm *c)
 	while (c->aborting)
 		comm_pause(c);
 	comm_look(c);
-	/* While a collective is under way its buffers stay registered: the abort below sees to them. */
+	/* While a collective is under way its buffers stay registered; the abort below deregisters them. */
 	if (c->nccl && c->completed == c->queued) {
 		comm_deregister(c, 0);
 		n = comm_settle(c, ncclCommFinalize(c->nccl), clock_monotonic() + 1);
@@ -253,7 +253,7 @@ static void fail_cuda(struct comm *c, const char *what, cudaError_t s)
 	pthread_mutex_unlock(&c->lock);
 }
 
-/* Until NCCL has taken it: at the first of a kind that is when all ranks have come. */
+/* Waits until NCCL has taken it: for the first of a kind, until all ranks have called it. */
 static void enter(struct comm *c, const struct collective *o, comm_ticket ticket)
 {
 	ncclResult_t n;
@@ -264,7 +264,7 @@ static void enter(struct comm *c, const struct collective *o, comm_ticket ticket
 	c->kind[ticket % EVENTS] = o->kind;
 	c->entering = true;
 	if (!c->failed && o->count) {
-		n = comm_settle(c, start(c, o), HUGE_VAL); /* the watching thread has the clock */
+		n = comm_settle(c, start(c, o), HUGE_VAL); /* the watching thread enforces the time-out */
 		if (n != ncclSuccess)
 			comm_fail_nccl(c, comm_kind_name(o->kind), n);
 	}
@@ -386,8 +386,8 @@ int comm_wait(struct comm *c, comm_ticket ticket, struct error *err)
 	return r;
 }
 
-/* An abort marks the failure before it ends the kernels, so that it is seen here by whoever was waiting for
- * them; an error of NCCL's own leaves them waiting until then. */
+/* comm_abort marks the failure before it ends the kernels, so that a caller who was waiting for them sees it
+ * here; after an error of NCCL's own the kernels run until then. */
 int comm_check(struct comm *c, struct error *err)
 {
 	int r;

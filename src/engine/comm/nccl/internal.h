@@ -54,7 +54,7 @@ struct comm {
 	/* When `completed` grew last, the first collective since was queued, or this GPU came to it. */
 	double last_progress_at;
 	double started_at;   /* when `begun` of the next was first seen, 0: not yet */
-	double longest_wait; /* that one has waited for the other ranks so far */
+	double longest_wait; /* the longest time that a collective has waited for other ranks so far */
 	enum progress_state reported;
 	uint64_t reported_at;
 	int aborting; /* threads inside ncclCommAbort */
@@ -78,7 +78,7 @@ void comm_fail(struct comm *c, int code, const char *fmt, ...) __attribute__((fo
 void comm_fail_nccl(struct comm *c, const char *what, ncclResult_t r);
 /* Until NCCL has taken a call; lets the lock go between. */
 ncclResult_t comm_settle(struct comm *c, ncclResult_t r, double deadline);
-/* Learns what has been done since, or has failed. */
+/* Records what has completed or failed since the last call. */
 void comm_look(struct comm *c);
 /* Something is queued that has not been done, or NCCL has not taken. */
 bool comm_pending(const struct comm *c);

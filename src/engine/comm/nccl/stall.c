@@ -31,7 +31,7 @@ struct place {
 	char kind[24], host[65];
 };
 
-/* What is written so far, and how many ranks it speaks of. */
+/* The text so far, and how many ranks it names. */
 struct answer {
 	char *words;
 	size_t size, at;

@@ -60,7 +60,7 @@ void comm_fail(struct comm *c, int code, const char *fmt, ...)
 	pthread_mutex_unlock(&c->lock);
 	ncclCommAbort(nccl);
 	pthread_mutex_lock(&c->lock);
-	/* Only now: one that was still being made has been written to its place once more. */
+	/* Not earlier: a communicator that was still being made has been stored there once more. */
 	c->nccl = NULL;
 	c->aborting--;
 }

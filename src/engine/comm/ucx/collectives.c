@@ -394,7 +394,7 @@ static int barrier(struct comm *c, uint64_t ticket, const struct operation *o)
 	return 0;
 }
 
-/* Opens every connection, and maps what the peers share: a rank that ended early would take that with it. */
+/* Opens every connection, and maps the memory that the peers share, while every rank is still there. */
 static int run_bootstrap(struct comm *c, uint64_t ticket, const struct operation *o)
 {
 	enum { BYTES = 1024 };

@@ -72,7 +72,7 @@ static int open_ucx(struct comm *c, const struct comm_options *options, struct e
 	c->parts = calloc(c->size, sizeof(*c->parts));
 	if (!c->peers || !c->transfers || !c->scratch || !c->parts)
 		return error_oom(err);
-	(void)madvise(c->scratch, SCRATCH_BYTES, MADV_HUGEPAGE); /* advice only */
+	(void)madvise(c->scratch, SCRATCH_BYTES, MADV_HUGEPAGE); /* only advice: a failure changes nothing */
 	memset(c->scratch, 0, SCRATCH_BYTES);
 	for (int i = 0; i < c->size; i++)
 		c->peers[i].fd = -1;
@@ -189,7 +189,7 @@ int comm_alloc(struct comm *c, size_t bytes, void **out, struct error *err)
 
 int comm_register(struct comm *c, const struct comm_buffer *buffers, int n, struct error *err)
 {
-	return 0; /* UCX registers on its own where the hardware asks for it, and keeps that */
+	return 0; /* UCX registers memory itself where the hardware needs it, and keeps it registered */
 }
 
 static comm_ticket reduction(struct comm *c, enum kind kind, void *buffer, int64_t count, enum dtype type,

@@ -48,7 +48,7 @@ struct operation {
  * the communicator has failed. */
 typedef int collective_run_fn(struct comm *c, uint64_t ticket, const struct operation *o);
 
-/* One message on its way. It lives in struct comm, since UCX may still name it after a failure. */
+/* One message under way. It lives in struct comm, since UCX may still refer to it after a failure. */
 struct transfer {
 	bool done;
 	int peer;
@@ -96,7 +96,7 @@ struct comm {
 	enum kind begun_kind;
 	uint64_t progress;      /* counts messages done */
 	uint64_t progress_seen; /* its value when the clock below was set */
-	double progress_at;     /* the last time that something moved */
+	double progress_at;     /* the last time that a message was done */
 	double idle_since, control_at, pinged_at;
 	int pings; /* sent since then */
 	bool departing;

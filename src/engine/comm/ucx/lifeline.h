@@ -30,9 +30,9 @@ struct message {
 
 struct peer {
 	int fd;         /* -1: this rank itself, or closed */
-	char host[65];  /* for messages to people */
+	char host[65];  /* for error messages */
 	bool same_host; /* one kernel, one network and IPC namespace */
-	void *address;  /* UCX's, until the endpoints stand */
+	void *address;  /* UCX's, until the endpoints exist */
 	size_t address_len;
 	/* It has departed; this rank has answered that; it has answered this rank's departure. */
 	bool departed, sent_read, has_read;

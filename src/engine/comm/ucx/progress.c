@@ -62,7 +62,7 @@ int comm_fail(struct comm *c, int code, int failed_rank, const char *fmt, ...)
 	return code;
 }
 
-/* "all_reduce (collective 17)", or where it stood between two. */
+/* "all_reduce (collective 17)", or the place between two collectives. */
 static const char *where(const struct comm *c, char *buf, size_t size)
 {
 	if (c->running && c->running_kind == KIND_BOOTSTRAP)
@@ -119,8 +119,8 @@ static void broadcast_failure(struct comm *c)
 		peer_send(&c->peers[r], &m);
 }
 
-/* No message has moved for timeout_s: who is it? A rank that does not answer at all, else one that has not
- * come to this collective, else one that is in another. */
+/* No message has made progress for timeout_s. Names the rank that does not answer at all, else one that has
+ * not reached this collective, else one that runs another. */
 static int fail_timeout(struct comm *c)
 {
 	char what[160], at[64];
@@ -247,7 +247,7 @@ static int fail_message(struct comm *c)
 	int rank = c->ucx_error_peer;
 	char what[128];
 
-	/* The lifeline may know better why. */
+	/* The lifeline may have the reason. */
 	read_control_messages(c);
 	if (c->ucx_error == UCS_ERR_MESSAGE_TRUNCATED)
 		return fail_about(c, -EPROTO, rank, "sends another count than this rank: the calls differ");
@@ -255,8 +255,8 @@ static int fail_message(struct comm *c)
 	return fail_about(c, -ECONNRESET, rank, what);
 }
 
-/* When nothing has moved for half of the time allowed, and again at three quarters, asks around; at the end,
- * and once the peers have had time to answer, gives up. */
+/* When nothing has made progress for half of the time allowed, and again at three quarters, pings all peers;
+ * at the end, and once the peers have had time to answer, fails. */
 static int watch_clock(struct comm *c)
 {
 	static const struct message ping = {.type = MESSAGE_PING};
@@ -344,7 +344,7 @@ static bool everyone_acknowledged(const struct comm *c)
 	return true;
 }
 
-/* The last messages may still be here, in memory that peers read: they say when they have them. */
+/* Peers may still read the last messages from this rank's memory, and report when they have them. */
 static void depart(struct comm *c)
 {
 	struct message departure = {.type = MESSAGE_DEPARTURE, .ticket = c->completed};

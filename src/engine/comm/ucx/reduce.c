@@ -15,7 +15,7 @@
 #define WIDE
 #endif
 
-#define STREAM_MIN 8192 /* elements: below, the result stays near */
+#define STREAM_MIN 8192 /* elements: a smaller result stays in the cache */
 
 /* A NaN on either side stays one under max too, so that an overflow is seen on every rank. */
 #define MAX_OF(a, b) ((a) > (b) || (a) != (a) ? (a) : (b))

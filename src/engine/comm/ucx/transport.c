@@ -13,7 +13,8 @@
 #include "base/cleanup.h"
 #include "engine/comm/ucx/internal.h"
 
-/* UCX warns of variables that it does not know and of connections that end: that is for who asks for it. */
+/* UCX warns of variables that it does not know and of connections that end; its log is off unless the user
+ * asks for it. */
 static void hush(void)
 {
 	if (!getenv("UCX_LOG_LEVEL"))
@@ -99,7 +100,7 @@ int transport_connect(struct comm *c, struct error *err)
 	return 0;
 }
 
-/* UCX tells the transports of an endpoint only in print. */
+/* UCX gives the transports of an endpoint only as text. */
 void transport_describe(struct comm *c)
 {
 	static const struct {
@@ -221,7 +222,7 @@ void transport_send(struct comm *c, int peer, uint64_t tag, const void *data, si
 
 void transport_receive(struct comm *c, int peer, uint64_t tag, void *data, size_t len, struct transfer *t)
 {
-	/* An immediate completion would not tell the length that came. */
+	/* An immediate completion would not give the length that was received. */
 	ucp_request_param_t param = {
 	    .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
 	                    UCP_OP_ATTR_FIELD_MEMORY_TYPE | UCP_OP_ATTR_FLAG_NO_IMM_CMPL,
