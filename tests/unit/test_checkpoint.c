@@ -248,7 +248,7 @@ static void save_one(const char *out, int64_t step, struct error *err)
 START_TEST(checkpoints_are_found_kept_and_cleaned)
 {
 	_cleanup_free_ char *out = unit_tmpdir(), *path = NULL, *tmp = NULL;
-	_cleanup_free_ char *foreign = str_path_join(out, "checkpoint-900"), *gone = NULL;
+	_cleanup_free_ char *foreign = str_path_join(out, "checkpoint-900"), *gone = NULL, *kept = NULL;
 	_cleanup_json_ json_t *owner = NULL, *history = NULL;
 	struct checkpoint_state state;
 	struct error err = ERROR_INIT;
@@ -273,6 +273,8 @@ START_TEST(checkpoints_are_found_kept_and_cleaned)
 	ck_ok(checkpoint_prune(out, 2, &err), &err);
 	gone = str_path_join(out, "checkpoint-5");
 	ck_assert(!file_exists(gone));
+	kept = str_path_join(out, "checkpoint-20");
+	ck_assert(file_exists(kept));
 	ck_assert(file_exists(foreign));
 	ck_ok(checkpoint_state_load(path, &state, &owner, &err), &err);
 	history = state.log_history;

@@ -5,6 +5,7 @@
 #include "unit.h"
 
 #include <errno.h>
+#include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <string.h>
@@ -407,6 +408,85 @@ START_TEST(a_checkpoint_gives_back_what_it_took)
 }
 END_TEST
 
+/* Attempt 2 counts on from the tokens of attempt 1. */
+START_TEST(tokens_of_all_attempts_are_counted)
+{
+	_cleanup_(saver_freep) struct saver *s = NULL;
+	struct error err = ERROR_INIT;
+	struct fixture f;
+
+	setup(&f);
+	save_checkpoint(&f, 3); /* 100 tokens */
+	f.options.claim.attempt = 2;
+	s = open_saver(&f);
+	attach(&f, s, NULL, DTYPE_F32, true);
+	ck_ok(saver_checkpoint(s, 5, 30, &err), &err);
+	saver_free(steal_pointer(s));
+	f.options.claim.attempt = 3;
+	s = open_saver(&f);
+	ck_assert_int_eq(saver_resume_state(s)->step, 5);
+	ck_assert_int_eq(saver_resume_state(s)->tokens, 130);
+	teardown(&f);
+}
+END_TEST
+
+/* The checkpoint of the step that a run goes on from is not written again. */
+START_TEST(a_saved_step_is_not_saved_again)
+{
+	_cleanup_(saver_freep) struct saver *s = NULL;
+	struct error err = ERROR_INIT;
+	struct fixture f;
+
+	setup(&f);
+	s = open_saver(&f);
+	attach(&f, s, NULL, DTYPE_F32, true);
+	ck_assert_int_eq(saver_saved_step(s), -1);
+	if (_i)
+		saver_resumed(s, 4);
+	else
+		ck_ok(saver_checkpoint(s, 4, 0, &err), &err);
+	ck_assert_int_eq(saver_saved_step(s), 4);
+	f.said[0] = '\0';
+	ck_ok(saver_checkpoint(s, 4, 0, &err), &err);
+	ck_assert_str_eq(f.said, "");
+	teardown(&f);
+}
+END_TEST
+
+static void keep_warning(void *context, const char *message)
+{
+	snprintf(context, 200, "%s", message);
+}
+
+/* A weight that is not finite cannot be trained on; a moment that is infinite is reported. */
+START_TEST(what_is_not_finite_is_found)
+{
+	_cleanup_(saver_freep) struct saver *s = NULL;
+	_cleanup_free_ char *path = NULL;
+	char warning[200] = "";
+	struct parameters back = {0};
+	struct weights_place place = {
+	    .access = access_to(&back), .node = "n1", .warn = keep_warning, .warn_context = warning};
+	struct error err = ERROR_INIT;
+	struct fixture f;
+
+	setup(&f);
+	f.parameters.value[STATE_MOMENT2][1][2] = INFINITY;
+	s = open_saver(&f);
+	attach(&f, s, NULL, DTYPE_F32, true);
+	ck_ok(saver_checkpoint(s, 4, 0, &err), &err);
+	path = str_path_join(f.out, "checkpoint-4");
+	ck_ok(weights_resume(&place, path, &err), &err);
+	ck_assert_ptr_nonnull(strstr(warning, "tensor v.model.norm.weight: element 2 is infinite"));
+	f.parameters.value[STATE_WEIGHTS][0][5] = INFINITY;
+	ck_ok(saver_checkpoint(s, 5, 0, &err), &err);
+	path[strlen(path) - 1] = '5';
+	ck_fails(weights_resume(&place, path, &err), &err,
+	         "tensor model.embed_tokens.weight: element 5 is infinite");
+	teardown(&f);
+}
+END_TEST
+
 /* A checkpoint's files are on the disk before their names are, and those before the checkpoint's own name,
  * which is there before the saving ends. */
 START_TEST(a_checkpoint_is_synced_then_renamed)
@@ -611,6 +691,9 @@ int main(void)
 	tcase_add_test(t, must_resume_needs_a_checkpoint);
 	tcase_add_test(t, nothing_is_removed_before_the_mark);
 	tcase_add_loop_test(t, a_checkpoint_gives_back_what_it_took, 0, 3);
+	tcase_add_test(t, tokens_of_all_attempts_are_counted);
+	tcase_add_loop_test(t, a_saved_step_is_not_saved_again, 0, 2);
+	tcase_add_test(t, what_is_not_finite_is_found);
 	tcase_add_test(t, a_checkpoint_is_synced_then_renamed);
 	tcase_add_loop_test(t, publishing_syncs_the_names_first, 0, 2);
 	tcase_add_test(t, the_final_models_weights_come_last);

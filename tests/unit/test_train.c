@@ -267,6 +267,45 @@ START_TEST(packed_documents_are_apart)
 }
 END_TEST
 
+/* The weights after one step with that decay. */
+static float *step_with_decay(const struct dataset *train, double decay, bool all)
+{
+	struct rank_run run = {.train = train};
+
+	options(&run.o, 4, 1);
+	run.o.max_steps = 1;
+	run.o.warmup_steps = 0;
+	run.o.schedule = SCHEDULE_CONSTANT;
+	run.o.weight_decay = decay;
+	run.o.decay_all = all;
+	run_all(&run, 1);
+	return run.weights;
+}
+
+/* Weight decay is of matrices alone, unless all are to decay. */
+START_TEST(norms_do_not_decay)
+{
+	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(4, 9, 8, 50, true);
+	_cleanup_free_ float *none = step_with_decay(train, 0, false),
+	                     *some = step_with_decay(train, 0.5, false),
+	                     *all = step_with_decay(train, 0.5, true);
+	_cleanup_(model_layout_freep) struct model_layout *l = NULL;
+	struct error err = ERROR_INIT;
+	struct model_config c;
+	int64_t at = 0;
+
+	model(&c);
+	ck_ok(model_layout_create(&c, &l, &err), &err);
+	for (int i = 0; i < l->parameters; at += l->parameter[i++].count) {
+		size_t bytes = (size_t)l->parameter[i].count * sizeof(*none);
+
+		ck_assert_msg((memcmp(none + at, some + at, bytes) != 0) == l->parameter[i].matrix, "%s",
+		              l->parameter[i].name);
+		ck_assert_msg(memcmp(none + at, all + at, bytes) != 0, "%s", l->parameter[i].name);
+	}
+}
+END_TEST
+
 /* Where a unit begins among all elements does not depend on the ranks and the strategy, which decide the
  * padding: the rounding of a weight is drawn by its place. */
 START_TEST(padding_moves_no_unit)
@@ -586,6 +625,7 @@ int main(void)
 	tcase_add_test(c, steps_and_epochs);
 	tcase_add_test(c, any_split_gives_the_same_losses);
 	tcase_add_test(c, packed_documents_are_apart);
+	tcase_add_test(c, norms_do_not_decay);
 	tcase_add_test(c, padding_moves_no_unit);
 	tcase_add_test(c, padding_is_no_gradient);
 #ifdef NAIVE
