@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Every message between programs: the first byte chooses which. What is decoded, encoded and decoded again is
+ * the same. */
+#include <stdlib.h>
+
+#include "base/json.h"
+#include "config/run.h"
+#include "wire/heartbeat.h"
+#include "wire/node_view.h"
+#include "wire/start_request.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+#define DEFINE_TRY(NAME)                                                                                     \
+	static void try_##NAME(const json_t *json)                                                           \
+	{                                                                                                    \
+		struct error err = ERROR_INIT;                                                               \
+		json_t *once, *twice;                                                                        \
+		struct NAME value;                                                                           \
+                                                                                                             \
+		if (NAME##_decode(json, &value, &err) < 0) {                                                 \
+			if (!err.message[0])                                                                 \
+				abort();                                                                     \
+			return;                                                                              \
+		}                                                                                            \
+		once = NAME##_encode(&value);                                                                \
+		NAME##_release(&value);                                                                      \
+		if (!once || NAME##_decode(once, &value, &err) < 0)                                          \
+			abort();                                                                             \
+		twice = NAME##_encode(&value);                                                               \
+		NAME##_release(&value);                                                                      \
+		if (!twice || !json_equal(once, twice))                                                      \
+			abort();                                                                             \
+		json_decref(once);                                                                           \
+		json_decref(twice);                                                                          \
+	}
+
+DEFINE_TRY(start_request)
+DEFINE_TRY(start_answer)
+DEFINE_TRY(stop_request)
+DEFINE_TRY(drain_request)
+DEFINE_TRY(report)
+DEFINE_TRY(launch_report)
+DEFINE_TRY(heartbeat)
+DEFINE_TRY(heartbeat_answer)
+DEFINE_TRY(device_list)
+DEFINE_TRY(node_list)
+DEFINE_TRY(node_drained)
+DEFINE_TRY(device_drained)
+
+static void (*const tries[])(const json_t *) = {
+    try_start_request, try_start_answer,  try_stop_request, try_drain_request,
+    try_report,        try_launch_report, try_heartbeat,    try_heartbeat_answer,
+    try_device_list,   try_node_list,     try_node_drained, try_device_drained,
+};
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	_cleanup_json_ json_t *json = NULL;
+
+	if (size < 1 || json_parse((const char *)data + 1, size - 1, "fuzz", &json, NULL) < 0)
+		return 0;
+	tries[data[0] % ARRAY_SIZE(tries)](json);
+	return 0;
+}
