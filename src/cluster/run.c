@@ -11,15 +11,9 @@
 
 enum { NAME_MAX_BYTES = 255 };
 
-static const char *const state_names[RUN_STATES] = {
-    [RUN_QUEUED] = "queued",       [RUN_STARTING] = "starting",   [RUN_RUNNING] = "running",
-    [RUN_STOPPING] = "stopping",   [RUN_SUCCEEDED] = "succeeded", [RUN_FAILED] = "failed",
-    [RUN_CANCELLED] = "cancelled",
-};
-
 const char *run_state_name(enum run_state state)
 {
-	return state_names[state];
+	return run_states[state];
 }
 
 unsigned run_state_set(const char *word)
@@ -29,7 +23,7 @@ unsigned run_state_set(const char *word)
 	if (strcmp(word, "active") == 0)
 		return 1u << RUN_QUEUED | 1u << RUN_STARTING | 1u << RUN_RUNNING | 1u << RUN_STOPPING;
 	for (unsigned i = 0; i < RUN_STATES; i++)
-		if (strcmp(word, state_names[i]) == 0)
+		if (strcmp(word, run_states[i]) == 0)
 			return 1u << i;
 	return 0;
 }
@@ -82,8 +76,7 @@ int run_new(const json_t *config, struct run **out, struct error *err)
 	r->name = copy(json_get_string(config, "name", r->task));
 	r->directory = copy(json_get_string(config, "directory", NULL));
 	r->output = dir ? str_path_join(r->directory, dir) : NULL;
-	r->ranks = json_array();
-	if (!r->task || !r->name || !r->ranks)
+	if (!r->task || !r->name)
 		return error_oom(err);
 	for (const char *p = r->name; *p; p++)
 		if ((unsigned char)*p < 0x20 || *p == 0x7f || p - r->name >= NAME_MAX_BYTES)
@@ -122,7 +115,7 @@ void run_free(struct run *r)
 		return;
 	run_clear_parts(r);
 	str_list_free(r->hosts);
-	json_decref(r->ranks);
+	message_free_list(&run_rank_message, r->ranks, r->rank_count);
 	json_decref(r->progress);
 	free(r->name);
 	free(r->user);
@@ -158,64 +151,56 @@ int run_set_reason(struct run *r, const char *fmt, ...)
 	return 0;
 }
 
-static void set_string(json_t *o, const char *key, const char *value)
-{
-	json_object_set_new(o, key, value ? json_string(value) : json_null());
-}
-
-static void set_time(json_t *o, const char *key, double t)
-{
-	json_object_set_new(o, key, t > 0 ? json_real(t) : json_null());
-}
-
 int64_t run_world_size(const struct run *r)
 {
 	/* One that comes out of the store without what it asks for has its ranks, if it was ever placed. */
-	if (json_array_size(r->ranks) > 0)
-		return json_array_size(r->ranks);
+	if (r->rank_count > 0)
+		return (int64_t)r->rank_count;
 	return r->one_per_node ? r->nodes : r->nodes * r->per_node;
+}
+
+json_t *run_to_json_with(const struct run *r, bool own, json_t *config)
+{
+	char **nodes = calloc(r->rank_count + 1, sizeof(*nodes));
+	struct run_view view = {
+	    .id = r->id,
+	    .name = r->name,
+	    .user = r->user,
+	    .uid = r->uid,
+	    .gid = r->gid,
+	    .task = r->task,
+	    .state = r->state,
+	    .attempt = r->attempt,
+	    .version = r->version,
+	    .submitted = r->submitted,
+	    .started = r->started,
+	    .ended = r->ended,
+	    .nodes = nodes,
+	    .world_size = MAX(run_world_size(r), 0),
+	    .ranks = r->ranks,
+	    .rank_count = r->rank_count,
+	    .reason = r->reason,
+	    .detail = own ? r->detail : NULL,
+	    .exit_status = r->exit_status,
+	    .progress = r->progress,
+	    .directory = r->directory,
+	    .output = r->output,
+	    .config = own ? config : NULL,
+	};
+	json_t *json;
+	size_t n = 0;
+
+	if (!nodes)
+		return NULL;
+	for (size_t i = 0; i < r->rank_count; i++)
+		if (i == 0 || !str_eq(r->ranks[i].node, r->ranks[i - 1].node))
+			nodes[n++] = r->ranks[i].node;
+	json = run_view_encode(&view);
+	free(nodes); /* the names are the ranks' */
+	return json;
 }
 
 json_t *run_to_json(const struct run *r, bool own)
 {
-	json_t *o = json_object(), *nodes = json_array(), *rank;
-	const char *last = "";
-	size_t i;
-
-	json_object_set_new(o, "id", json_integer(r->id));
-	set_string(o, "name", r->name);
-	set_string(o, "user", r->user);
-	json_object_set_new(o, "uid", json_integer(r->uid));
-	json_object_set_new(o, "gid", json_integer(r->gid));
-	set_string(o, "task", r->task);
-	set_string(o, "state", run_state_name(r->state));
-	json_object_set_new(o, "attempt", json_integer(r->attempt));
-	json_object_set_new(o, "version", json_integer(r->version));
-	set_time(o, "submitted", r->submitted);
-	set_time(o, "started", r->started);
-	set_time(o, "ended", r->ended);
-	json_array_foreach(r->ranks, i, rank)
-	{
-		const char *node = json_get_string(rank, "node", "");
-
-		if (strcmp(node, last) != 0)
-			json_array_append(nodes, json_object_get(rank, "node"));
-		last = node;
-	}
-	json_object_set_new(o, "nodes", nodes);
-	json_object_set_new(o, "world_size",
-	                    run_world_size(r) > 0 ? json_integer(run_world_size(r)) : json_null());
-	json_object_set(o, "ranks", r->ranks);
-	set_string(o, "reason", r->reason);
-	if (own)
-		set_string(o, "detail", r->detail);
-	json_object_set_new(o, "exit_status",
-	                    r->exit_status >= 0 ? json_integer(r->exit_status) : json_null());
-	if (r->progress)
-		json_object_set(o, "progress", r->progress);
-	else
-		json_object_set_new(o, "progress", json_null());
-	set_string(o, "directory", r->directory);
-	set_string(o, "output", r->output);
-	return o;
+	return run_to_json_with(r, own, NULL);
 }

@@ -14,25 +14,11 @@
 #include "base/error.h"
 #include "cluster/scheduler.h"
 #include "wire/report.h"
-
-enum run_state {
-	RUN_QUEUED,
-	RUN_STARTING,
-	RUN_RUNNING,
-	RUN_STOPPING,
-	RUN_SUCCEEDED,
-	RUN_FAILED,
-	RUN_CANCELLED,
-	RUN_STATES,
-};
+#include "wire/run_view.h"
 
 const char *run_state_name(enum run_state state);
 /* A set of states as bits from "active", "all", or a state's name; 0: no such word. */
 unsigned run_state_set(const char *word);
-static inline bool run_state_final(enum run_state state)
-{
-	return state >= RUN_SUCCEEDED;
-}
 
 /* What one node does for the attempt. */
 struct run_part {
@@ -54,8 +40,9 @@ struct run {
 	double submitted, started, ended; /* Unix seconds; 0: not yet */
 	char *reason;                     /* why it waits, or the first cause of its failure: for everybody */
 	char *detail; /* the last lines of the failed rank's log, what its worker said: for its owner alone */
-	int exit_status; /* -1: none */
-	json_t *ranks; /* [{"rank","node","slot","slots"?,"state","pid","exit_status","signal","ended",…}] */
+	int exit_status;        /* -1: none */
+	struct run_rank *ranks; /* of the newest attempt, by number */
+	size_t rank_count;
 	json_t *progress; /* the last metrics; NULL: none yet */
 
 	/* What it asks for. */
@@ -94,8 +81,11 @@ int run_set_request(struct run *r, const json_t *config, struct error *err);
 void run_free(struct run *r);
 DEFINE_CLEANUP(struct run *, run_free)
 
-/* Without "config". own: for its owner, root or the service's user, with "detail". */
+/* As run_view.h has it: a new reference; NULL: out of memory. own: for its owner, root or the service's user,
+ * with the detail. */
 json_t *run_to_json(const struct run *r, bool own);
+/* The same; for the owner with the configuration, too, where it is not NULL. */
+json_t *run_to_json_with(const struct run *r, bool own, json_t *config);
 /* Something that the world may want to know has changed. */
 void run_touch(struct run *r);
 int run_set_reason(struct run *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));

@@ -32,12 +32,8 @@ static int parts_add(struct run *r, const char *node, struct error *err)
 
 static int add_parts_of_ranks(struct run *r, struct error *err)
 {
-	json_t *rank;
-	size_t i;
-
-	json_array_foreach(r->ranks, i, rank)
-	{
-		const char *node = json_get_string(rank, "node", "");
+	for (size_t i = 0; i < r->rank_count; i++) {
+		const char *node = r->ranks[i].node;
 
 		if (!run_part_find(r, node) && parts_add(r, node, err) < 0)
 			return -ENOMEM;
@@ -107,29 +103,50 @@ int run_set_under_way(struct run *r, const json_t *under_way, struct error *err)
 	return 0;
 }
 
-int run_place(struct run *r, char *const *nodes, const int *slots, double now, struct error *err)
+/* The ranks of a placement, as run_place has it. */
+static int make_ranks(const struct run *r, char *const *nodes, const int *slots, struct run_rank *ranks,
+                      int64_t count)
 {
-	int64_t each = r->one_per_node ? r->per_node : 1, count = r->nodes * r->per_node / each;
-	json_t *ranks = json_array();
+	int64_t each = r->one_per_node ? r->per_node : 1;
 
 	for (int64_t i = 0; i < count; i++) {
 		const int *own = slots + i * each;
-		json_t *rank = json_pack("{s:I,s:s,s:i,s:s}", "rank", (json_int_t)i, "node",
-		                         nodes[i * each / r->per_node], "slot", own[0], "state", "starting");
+		struct run_rank *rank = &ranks[i];
 
-		for (int64_t k = 0; k < each && each > 1; k++) {
-			if (k == 0)
-				json_object_set_new(rank, "slots", json_array());
-			json_array_append_new(json_object_get(rank, "slots"), json_integer(own[k]));
-		}
-		json_array_append_new(ranks, rank);
+		*rank = (struct run_rank){.rank = i,
+		                          .node = strdup(nodes[i * each / r->per_node]),
+		                          .slot = own[0],
+		                          .state = RANK_STARTING,
+		                          .exit_status = -1};
+		if (each > 1)
+			rank->slots = calloc((size_t)each, sizeof(*rank->slots));
+		if (!rank->node || (each > 1 && !rank->slots))
+			return -ENOMEM;
+		for (int64_t k = 0; k < each && each > 1; k++)
+			rank->slots[rank->slot_count++] = own[k];
 	}
-	if ((int64_t)json_array_size(ranks) != count) {
-		json_decref(ranks);
+	return 0;
+}
+
+static void free_ranks(struct run *r)
+{
+	message_free_list(&run_rank_message, r->ranks, r->rank_count);
+	r->ranks = NULL;
+	r->rank_count = 0;
+}
+
+int run_place(struct run *r, char *const *nodes, const int *slots, double now, struct error *err)
+{
+	int64_t each = r->one_per_node ? r->per_node : 1, count = r->nodes * r->per_node / each;
+	struct run_rank *ranks = calloc((size_t)count + 1, sizeof(*ranks));
+
+	if (!ranks || make_ranks(r, nodes, slots, ranks, count) < 0) {
+		message_free_list(&run_rank_message, ranks, (size_t)count);
 		return error_oom(err);
 	}
-	json_decref(r->ranks);
+	free_ranks(r);
 	r->ranks = ranks;
+	r->rank_count = (size_t)count;
 	run_clear_parts(r);
 	if (add_parts_of_ranks(r, err) < 0)
 		return -ENOMEM;
@@ -173,16 +190,11 @@ static unsigned bring_down(struct run *r)
 /* Of a rank that was never started, or whose node is gone, no exit comes: it is not to look as if it ran. */
 static void close_ranks(struct run *r)
 {
-	json_t *rank;
-	size_t i;
+	for (size_t i = 0; i < r->rank_count; i++) {
+		struct run_rank *rank = &r->ranks[i];
 
-	json_array_foreach(r->ranks, i, rank)
-	{
-		bool begun = json_get_int(rank, "pid", 0) > 0;
-
-		if (strcmp(json_get_string(rank, "state", ""), "exited") != 0 &&
-		    strcmp(json_get_string(rank, "state", ""), "lost") != 0)
-			json_object_set_new(rank, "state", json_string(begun ? "lost" : "not-started"));
+		if (rank->state != RANK_EXITED && rank->state != RANK_LOST)
+			rank->state = rank->pid > 0 ? RANK_LOST : RANK_NOT_STARTED;
 	}
 }
 
@@ -224,28 +236,26 @@ static json_t *words_of(struct run *r, int64_t rank)
 	return words;
 }
 
-static bool rank_failed(const json_t *rank)
+static bool rank_failed(const struct run_rank *rank)
 {
-	return strcmp(json_get_string(rank, "state", ""), "exited") == 0 &&
-	       (json_get_int(rank, "exit_status", 0) != 0 || json_get_string(rank, "signal", NULL));
+	return rank->state == RANK_EXITED && (rank->exit_status > 0 || rank->signal);
 }
 
 /* Who, where and how for everybody; the last lines of its log, or what the worker said, for the owner. */
-static void blame_rank(struct run *r, const json_t *rank)
+static void blame_rank(struct run *r, const struct run_rank *rank)
 {
-	const char *node = json_get_string(rank, "node", "?"), *sig = json_get_string(rank, "signal", NULL);
-	long long number = json_get_int(rank, "rank", 0), status = json_get_int(rank, "exit_status", 0);
-	const json_t *words = words_of(r, number);
+	const json_t *words = words_of(r, rank->rank);
 	const char *detail = json_get_string(words, "worker", json_get_string(words, "log", NULL));
+	int64_t status = MAX(rank->exit_status, 0);
 
-	if (sig)
-		run_set_reason(
-		    r, "rank %lld on %s: killed by %s%s%s", number, node, sig,
-		    json_get_bool(rank, "oom", false) ? " (the kernel ran out of memory: OOM killer)" : "",
-		    json_get_bool(rank, "core_dumped", false) ? ", core dumped" : "");
+	if (rank->signal)
+		run_set_reason(r, "rank %lld on %s: killed by %s%s%s", (long long)rank->rank, rank->node,
+		               rank->signal, rank->oom ? " (the kernel ran out of memory: OOM killer)" : "",
+		               rank->core_dumped ? ", core dumped" : "");
 	else
-		run_set_reason(r, "rank %lld on %s: exit status %lld", number, node, status);
-	r->exit_status = sig ? 128 + signal_number(sig) : (int)status;
+		run_set_reason(r, "rank %lld on %s: exit status %lld", (long long)rank->rank, rank->node,
+		               (long long)status);
+	r->exit_status = rank->signal ? 128 + signal_number(rank->signal) : (int)status;
 	free(r->detail);
 	r->detail = detail && *detail ? strdup(detail) : NULL;
 }
@@ -254,10 +264,9 @@ static void blame_rank(struct run *r, const json_t *rank)
  * first. */
 static void decide_cause(struct run *r)
 {
-	size_t max = r->part_count + json_array_size(r->ranks), n = 0, i;
+	size_t max = r->part_count + r->rank_count, n = 0, i;
 	_cleanup_free_ struct cause *list = calloc(max + 1, sizeof(*list));
 	_cleanup_free_ const void **whose = calloc(max + 1, sizeof(*whose));
-	json_t *rank;
 	int first;
 
 	for (i = 0; list && whose && i < r->part_count; i++)
@@ -267,19 +276,18 @@ static void decide_cause(struct run *r)
 			    (struct cause){CAUSE_NODE, r->parts[i].trouble_at, r->parts[i].clock_error};
 		}
 	max = n;
-	json_array_foreach(list && whose ? r->ranks : NULL, i, rank)
-	{
-		const struct run_part *part = run_part_find(r, json_get_string(rank, "node", ""));
-		const char *sig = json_get_string(rank, "signal", NULL);
+	for (i = 0; list && whose && i < r->rank_count; i++) {
+		const struct run_rank *rank = &r->ranks[i];
+		const struct run_part *part = run_part_find(r, rank->node);
 
 		if (!rank_failed(rank))
 			continue;
 		whose[n] = rank;
 		list[n++] = (struct cause){
-		    cause_of_rank((int)json_get_int(rank, "exit_status", 0), sig ? signal_number(sig) : 0,
-		                  json_get_bool(rank, "stopped", false),
+		    cause_of_rank((int)MAX(rank->exit_status, 0),
+		                  rank->signal ? signal_number(rank->signal) : 0, rank->stopped,
 		                  json_get_bool(words_of(r, (int64_t)i), "lost_peer", false)),
-		    json_get_number(rank, "ended", 0), part ? part->clock_error : 0};
+		    rank->ended, part ? part->clock_error : 0};
 	}
 	first = cause_choose(list, n);
 	if (first >= 0 && first < (int)max) {
@@ -313,7 +321,7 @@ static unsigned finish_if_all_ended(struct run *r, double now)
 	}
 	if (r->state == RUN_QUEUED) {
 		r->ended = r->started = 0;
-		json_array_clear(r->ranks);
+		free_ranks(r);
 	} else
 		close_ranks(r);
 	run_clear_parts(r);
@@ -329,36 +337,40 @@ static unsigned after(struct run *r, bool stop, double now)
 	return flags & RUN_ENDED ? RUN_ENDED : flags;
 }
 
-/* Sets a member where that is news. Takes the value. */
-static bool set_member(json_t *rank, const char *key, json_t *value)
+/* One rank of ours as its node reports it. What the report does not say stays as it was known. */
+static bool merge_rank(struct run_rank *ours, const struct rank_report *theirs)
 {
-	bool same = json_equal(value, json_object_get(rank, key));
+	struct run_rank old = *ours;
+	bool killed = theirs->signal && !str_eq(theirs->signal, ours->signal);
+	char *signal = killed ? strdup(theirs->signal) : NULL;
 
-	if (same)
-		json_decref(value);
-	else
-		json_object_set_new(rank, key, value);
-	return !same;
+	ours->state = theirs->state;
+	if (theirs->pid > 0)
+		ours->pid = theirs->pid;
+	if (theirs->exit_status >= 0)
+		ours->exit_status = theirs->exit_status;
+	if (signal) {
+		free(ours->signal);
+		ours->signal = signal;
+	}
+	if (theirs->state == RANK_EXITED)
+		ours->stopped = theirs->stopped;
+	ours->oom = ours->oom || theirs->oom;
+	ours->core_dumped = ours->core_dumped || theirs->core_dumped;
+	return killed || old.state != ours->state || old.pid != ours->pid ||
+	       old.exit_status != ours->exit_status || old.stopped != ours->stopped || old.oom != ours->oom ||
+	       old.core_dumped != ours->core_dumped;
 }
 
-/* One rank of ours as its node reports it. What the report does not say stays as it was known. */
-static bool merge_rank(json_t *ours, const struct rank_report *theirs)
+/* The last lines of the log of a rank. Returns whether they are news. */
+static bool take_log(struct run *r, int64_t rank, const char *text)
 {
-	bool changed = set_member(ours, "state", json_string(rank_states[theirs->state]));
+	json_t *words = words_of(r, rank);
 
-	if (theirs->pid > 0)
-		changed = set_member(ours, "pid", json_integer(theirs->pid)) || changed;
-	if (theirs->exit_status >= 0)
-		changed = set_member(ours, "exit_status", json_integer(theirs->exit_status)) || changed;
-	if (theirs->signal)
-		changed = set_member(ours, "signal", json_string(theirs->signal)) || changed;
-	if (theirs->oom)
-		changed = set_member(ours, "oom", json_true()) || changed;
-	if (theirs->state == RANK_EXITED)
-		changed = set_member(ours, "stopped", json_boolean(theirs->stopped)) || changed;
-	if (theirs->core_dumped)
-		changed = set_member(ours, "core_dumped", json_true()) || changed;
-	return changed;
+	if (str_eq(json_get_string(words, "log", NULL), text))
+		return false;
+	json_object_set_new(words, "log", json_string(text));
+	return true;
 }
 
 /* Takes over what the node says of its ranks. Returns whether it is news: heartbeats say the same again and
@@ -369,15 +381,16 @@ static bool merge_ranks(struct run *r, const struct run_part *part, const struct
 
 	for (size_t i = 0; i < report->rank_count; i++) {
 		const struct rank_report *theirs = &report->ranks[i];
-		json_t *ours = json_array_get(r->ranks, (size_t)theirs->rank);
+		struct run_rank *ours =
+		    theirs->rank < (int64_t)r->rank_count ? &r->ranks[theirs->rank] : NULL;
 
-		if (!ours || !str_eq(json_get_string(ours, "node", NULL), part->node))
+		if (!ours || !str_eq(ours->node, part->node))
 			continue;
 		changed = merge_rank(ours, theirs) || changed;
 		/* By our clock, as well as it was known then. */
-		if (theirs->ended > 0 && !json_object_get(ours, "ended"))
-			json_object_set_new(ours, "ended", json_real(theirs->ended + report->clock_offset));
-		if (theirs->error && set_member(words_of(r, theirs->rank), "log", json_string(theirs->error)))
+		if (theirs->ended > 0 && ours->ended <= 0)
+			ours->ended = theirs->ended + report->clock_offset;
+		if (theirs->error && take_log(r, theirs->rank, theirs->error))
 			r->dirty = true;
 	}
 	return changed;
@@ -386,22 +399,16 @@ static bool merge_ranks(struct run *r, const struct run_part *part, const struct
 /* Nothing is left of the attempt on this node but the record of its start. */
 static void mark_lost(struct run *r, const char *node)
 {
-	json_t *rank;
-	size_t i;
-
-	json_array_foreach(r->ranks, i, rank)
-	{
-		if (str_eq(json_get_string(rank, "node", ""), node))
-			json_object_set_new(rank, "state", json_string("lost"));
-	}
+	for (size_t i = 0; i < r->rank_count; i++)
+		if (str_eq(r->ranks[i].node, node))
+			r->ranks[i].state = RANK_LOST;
 }
 
 static bool any_rank_failed(const struct run *r)
 {
-	json_t *rank;
-	size_t i;
-
-	json_array_foreach(r->ranks, i, rank) if (rank_failed(rank)) return true;
+	for (size_t i = 0; i < r->rank_count; i++)
+		if (rank_failed(&r->ranks[i]))
+			return true;
 	return false;
 }
 
@@ -533,7 +540,7 @@ void run_worker_error(struct run *r, int64_t rank, const char *message, bool los
 {
 	json_t *words;
 
-	if (rank < 0 || rank >= (int64_t)json_array_size(r->ranks))
+	if (rank < 0 || rank >= (int64_t)r->rank_count)
 		return;
 	words = words_of(r, rank);
 	if (json_object_get(words, "worker"))

@@ -44,6 +44,7 @@ static void free_drain(struct stored_drain *d)
 /* What never changes again is copied for a new run alone. */
 static int copy_run(const struct run *r, const char *config, struct stored_run *out)
 {
+	_cleanup_json_ json_t *ranks = message_encode_list(&run_rank_message, r->ranks, r->rank_count);
 	_cleanup_json_ json_t *under_way = run_under_way(r);
 	struct run *to = &out->run;
 
@@ -62,8 +63,8 @@ static int copy_run(const struct run *r, const char *config, struct stored_run *
 	                   .cancelled = r->cancelled,
 	                   .failed = r->failed,
 	                   .requeue = r->requeue};
-	if (copy_text(r->reason, &to->reason) < 0 || copy_text(r->detail, &to->detail) < 0 ||
-	    copy_json(r->ranks, &out->ranks) < 0 || copy_json(r->progress, &out->progress) < 0 ||
+	if (!ranks || copy_text(r->reason, &to->reason) < 0 || copy_text(r->detail, &to->detail) < 0 ||
+	    copy_json(ranks, &out->ranks) < 0 || copy_json(r->progress, &out->progress) < 0 ||
 	    copy_json(under_way, &out->under_way) < 0)
 		return -ENOMEM;
 	if (!config)

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "base/json.h"
+#include "base/log.h"
 #include "base/str.h"
 #include "cluster/store_backend.h"
 
@@ -280,6 +281,18 @@ static json_t *column_json(sqlite3_stmt *st, int i)
 	return s ? json_loads(s, JSON_DECODE_ANY, NULL) : NULL;
 }
 
+/* Where they cannot be read, the rest of the run is shown. */
+static void read_ranks(struct run *r, sqlite3_stmt *st)
+{
+	_cleanup_json_ json_t *json = column_json(st, 21);
+	struct error err = ERROR_INIT;
+	void *ranks;
+
+	if (message_decode_list(&run_rank_message, json, &ranks, &r->rank_count, &err) < 0)
+		log_err("run %lld in the store: %s", (long long)r->id, err.message);
+	r->ranks = ranks;
+}
+
 static struct run *read_run(sqlite3_stmt *st)
 {
 	_cleanup_(run_freep) struct run *r = calloc(1, sizeof(*r));
@@ -308,9 +321,7 @@ static struct run *read_run(sqlite3_stmt *st)
 	r->per_node = sqlite3_column_int64(st, 18);
 	r->directory = column(st, 19);
 	r->output = column(st, 20);
-	r->ranks = column_json(st, 21);
-	if (!r->ranks)
-		r->ranks = json_array();
+	read_ranks(r, st);
 	r->progress = column_json(st, 22);
 	r->detail = column(st, 23);
 	return run_set_under_way(r, under_way, NULL) < 0 ? NULL : steal_pointer(r);

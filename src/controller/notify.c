@@ -24,21 +24,25 @@ static void log_change(const struct run *r)
 
 static void notify_event(struct controller *c, struct run *r)
 {
-	_cleanup_json_ json_t *nodes = json_array();
-	_cleanup_free_ char *line = NULL;
-	json_t *event;
+	_cleanup_free_ char **nodes = calloc(r->part_count + 1, sizeof(*nodes)), *line = NULL;
+	const struct run_event event = {.time = controller_time(c),
+	                                .run = r->id,
+	                                .name = r->name,
+	                                .state = r->state,
+	                                .attempt = r->attempt,
+	                                .reason = r->reason,
+	                                .nodes = nodes};
+	json_t *json;
 
 	if (r->last_event_state == (int)r->state + 1)
 		return;
 	r->last_event_state = (int)r->state + 1;
 	log_change(r);
-	for (size_t i = 0; i < r->part_count; i++)
-		json_array_append_new(nodes, json_string(r->parts[i].node));
-	event = json_pack("{s:f,s:I,s:s,s:s,s:I,s:s?,s:O}", "time", controller_time(c), "run",
-	                  (json_int_t)r->id, "name", r->name, "state", run_state_name(r->state), "attempt",
-	                  (json_int_t)r->attempt, "reason", r->reason, "nodes", nodes);
-	line = event ? json_to_string(event) : NULL;
-	json_decref(event);
+	for (size_t i = 0; nodes && i < r->part_count; i++)
+		nodes[i] = r->parts[i].node;
+	json = run_event_encode(&event);
+	line = json ? json_to_string(json) : NULL;
+	json_decref(json);
 	if (!line)
 		return;
 	feed_write(c->events, FEED_EVENTS, line, strlen(line));

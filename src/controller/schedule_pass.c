@@ -10,13 +10,10 @@
 #include "controller/internal.h"
 
 /* The slots of one rank. */
-static void take_slots(struct sched_node *node, const json_t *rank)
+static void take_slots(struct sched_node *node, const struct run_rank *rank)
 {
-	const json_t *slots = json_object_get(rank, "slots");
-
-	for (size_t i = 0; i < MAX(json_array_size(slots), (size_t)1); i++) {
-		size_t slot = slots ? (size_t)json_integer_value(json_array_get(slots, i))
-		                    : (size_t)json_get_int(rank, "slot", 0);
+	for (size_t i = 0; i < MAX(rank->slot_count, (size_t)1); i++) {
+		size_t slot = (size_t)(rank->slot_count ? rank->slots[i] : rank->slot);
 
 		if (slot < node->slots)
 			node->taken[slot] = true;
@@ -30,8 +27,6 @@ static int build_nodes(struct controller *c, struct sched_node **out, struct err
 	size_t n = members_count(c->members);
 	struct sched_node *nodes = calloc(n + 1, sizeof(*nodes));
 	double now = controller_now(c);
-	json_t *d;
-	size_t k;
 
 	*out = nodes;
 	if (!nodes)
@@ -52,19 +47,19 @@ static int build_nodes(struct controller *c, struct sched_node **out, struct err
 		};
 		if (!nodes[i].taken)
 			return error_oom(err);
-		for (k = 0; k < m->slots; k++)
+		for (size_t k = 0; k < m->slots; k++)
 			nodes[i].taken[k] = m->devices[k].state != SLOT_FREE;
 	}
 	for (size_t q = 0; q < c->queue.count; q++) {
-		json_array_foreach(c->queue.list[q]->part_count ? c->queue.list[q]->ranks : NULL, k, d)
-		{
-			const char *name = json_get_string(d, "node", "");
+		const struct run *r = c->queue.list[q];
+
+		for (size_t k = 0; r->part_count && k < r->rank_count; k++) {
 			size_t i = 0;
 
-			while (i < n && strcmp(nodes[i].name, name) != 0)
+			while (i < n && strcmp(nodes[i].name, r->ranks[k].node) != 0)
 				i++;
 			if (i < n)
-				take_slots(&nodes[i], d);
+				take_slots(&nodes[i], &r->ranks[k]);
 		}
 	}
 	return 0;

@@ -97,30 +97,24 @@ static int copy_string(const char *from, char **to)
 
 static int copy_ranks(const struct run *r, const char *node, struct start_request *out)
 {
-	json_t *rank;
-	size_t i;
-
-	out->ranks = calloc(json_array_size(r->ranks) + 1, sizeof(*out->ranks));
+	out->ranks = calloc(r->rank_count + 1, sizeof(*out->ranks));
 	if (!out->ranks)
 		return -ENOMEM;
-	json_array_foreach(r->ranks, i, rank)
-	{
-		const json_t *slots = json_object_get(rank, "slots");
+	for (size_t i = 0; i < r->rank_count; i++) {
+		const struct run_rank *rank = &r->ranks[i];
 		struct start_rank *own = &out->ranks[out->rank_count];
 
-		if (strcmp(json_get_string(rank, "node", ""), node) != 0)
+		if (!str_eq(rank->node, node))
 			continue;
-		*own = (struct start_rank){.rank = (int64_t)i,
-		                           .local_rank = (int64_t)out->rank_count++,
-		                           .slot = json_get_int(rank, "slot", 0)};
-		if (!slots)
+		*own = (struct start_rank){
+		    .rank = (int64_t)i, .local_rank = (int64_t)out->rank_count++, .slot = rank->slot};
+		if (rank->slot_count == 0)
 			continue;
-		own->slots = calloc(json_array_size(slots) + 1, sizeof(*own->slots));
+		own->slots = calloc(rank->slot_count, sizeof(*own->slots));
 		if (!own->slots)
 			return -ENOMEM;
-		for (; own->slot_count < json_array_size(slots); own->slot_count++)
-			own->slots[own->slot_count] =
-			    json_integer_value(json_array_get(slots, own->slot_count));
+		memcpy(own->slots, rank->slots, rank->slot_count * sizeof(*own->slots));
+		own->slot_count = rank->slot_count;
 	}
 	return 0;
 }

@@ -74,9 +74,9 @@ int cmd_cancel(struct client *client, int argc, char **argv)
 		worst = MAX(worst, status);
 	}
 	for (int i = first; i < argc && wait && worst == 0; i++) {
-		_cleanup_json_ json_t *run = NULL;
+		_cleanup_(run_view_release) struct run_view run = {0};
 
-		worst = client_wait_run(client, client_run_id(argv[i]), false, 0, &run);
+		worst = client_wait_run(client, client_run_id(argv[i]), false, 0, &run, NULL);
 	}
 	return worst;
 }

@@ -56,6 +56,26 @@ int client_try(struct client *client, const char *method, const char *target, co
 }
 
 /* No answer; or (502, 503) the local service is there, but the controller is not. */
+int client_submit(struct client *client, json_t *config, int64_t *id, json_t **raw)
+{
+	_cleanup_json_ json_t *body = submit_request_encode(&(struct submit_request){config}), *answer = NULL;
+	struct run_accepted accepted = {0};
+	struct error err = ERROR_INIT;
+	int status;
+
+	if (!body)
+		return client_fail(EXIT_FAILURE, "out of memory");
+	status = client_json(client, "POST", "/v1/runs", body, &answer);
+	if (status != 0)
+		return status;
+	if (run_accepted_decode(answer, &accepted, &err) < 0)
+		return client_fail(EXIT_FAILURE, "%s", err.message);
+	*id = accepted.id;
+	if (raw)
+		*raw = steal_pointer(answer);
+	return 0;
+}
+
 static bool is_away(int status)
 {
 	return status == 0 || status == 502 || status == 503;
@@ -95,7 +115,8 @@ static bool try_again(const struct client *client, double begun, double *since, 
 	return true;
 }
 
-int client_wait_run(struct client *client, int64_t id, bool change, int64_t version, json_t **run)
+int client_wait_run(struct client *client, int64_t id, bool change, int64_t version, struct run_view *run,
+                    json_t **raw)
 {
 	_cleanup_free_ char *target =
 	    change ? str_printf("/v1/runs/%lld?wait=change&version=%lld", (long long)id, (long long)version)
@@ -105,12 +126,18 @@ int client_wait_run(struct client *client, int64_t id, bool change, int64_t vers
 	if (!target)
 		return client_fail(EXIT_FAILURE, "out of memory");
 	for (;;) {
+		_cleanup_json_ json_t *answer = NULL;
 		struct error err = ERROR_INIT;
 		double begun = clock_monotonic();
-		int status, r = client_try(client, "GET", target, NULL, &status, run, &err);
+		int status, r = client_try(client, "GET", target, NULL, &status, &answer, &err);
 
-		if (r == 0)
+		if (r == 0 && run_view_decode(answer, run, &err) < 0)
+			return client_fail(EXIT_FAILURE, "%s", err.message);
+		if (r == 0) {
+			if (raw)
+				*raw = steal_pointer(answer);
 			return 0;
+		}
 		if (!is_away(status))
 			return client_fail(EXIT_FAILURE, "%s", err.message);
 		if (!try_again(client, begun, &since, &err))
@@ -245,30 +272,22 @@ int64_t client_run_id(const char *text)
 	return -1;
 }
 
-bool client_run_ended(const json_t *run)
+int client_run_status(const struct run_view *run, int shown)
 {
-	const char *state = json_get_string(run, "state", "");
-
-	return str_eq(state, "succeeded") || str_eq(state, "failed") || str_eq(state, "cancelled");
-}
-
-int client_run_status(const json_t *run, int shown)
-{
-	const char *reason = json_get_string(run, "reason", "no reason is known");
-	const char *detail = json_get_string(run, "detail", "");
+	const char *reason = run->reason ? run->reason : "no reason is known";
+	const char *detail = run->detail ? run->detail : "";
 	_cleanup_free_ char *rank = str_printf("rank %d ", shown);
-	const char *state = json_get_string(run, "state", "");
-	long long id = json_get_int(run, "id", 0);
-	int64_t status = json_get_int(run, "exit_status", 0);
+	long long id = run->id;
 
-	if (str_eq(state, "succeeded"))
+	if (run->state == RUN_SUCCEEDED)
 		return EXIT_SUCCESS;
-	if (str_eq(state, "cancelled"))
+	if (run->state == RUN_CANCELLED)
 		return client_fail(STATUS_CANCELLED, "run %lld was cancelled", id);
 	if (rank && str_starts(reason, rank) && strchr(detail, '\n')) /* its log was shown */
 		detail = "";
-	return client_fail(status > 0 && status < 256 ? (int)status : EXIT_FAILURE, "run %lld %s: %s%s%s", id,
-	                   state, reason,
+	return client_fail(run->exit_status > 0 && run->exit_status < 256 ? (int)run->exit_status
+	                                                                  : EXIT_FAILURE,
+	                   "run %lld %s: %s%s%s", id, run_states[run->state], reason,
 	                   !*detail               ? ""
 	                   : strchr(detail, '\n') ? "\n"
 	                                          : ": ",

@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "wire/run_view.h"
 
 struct http_local;
 
@@ -34,9 +35,15 @@ int client_json(struct client *client, const char *method, const char *target, c
 int client_try(struct client *client, const char *method, const char *target, const json_t *body, int *status,
                json_t **answer, struct error *err);
 
+/* POST /v1/runs. 0 and the run's number, and the answer itself (owned by the caller) where it is wanted; or
+ * the exit status after the error was printed. */
+int client_submit(struct client *client, json_t *config, int64_t *id, json_t **raw);
+
 /* A service that restarts leaves runs alone: these wait for it to come back, up to a minute. */
-/* The run once it has ended (change false), or once its version is above `version`. */
-int client_wait_run(struct client *client, int64_t id, bool change, int64_t version, json_t **run);
+/* The run once it has ended (change false), or once its version is above `version`; to be released by the
+ * caller. raw: the answer itself, owned by the caller; NULL: it is not wanted. */
+int client_wait_run(struct client *client, int64_t id, bool change, int64_t version, struct run_view *run,
+                    json_t **raw);
 /* The body of a streaming answer, line by line or as it comes, to `piece`; after a broken connection again
  * from the start, without the bytes that came already. */
 typedef int (*client_piece_fn)(void *context, const char *data, size_t len, struct error *err);
@@ -54,9 +61,8 @@ int64_t client_run_id(const char *text);
 /* The run that an argument names; NULL: the newest of the caller's, `generate` runs left out. 0 and *id, or
  * the exit status after the error was printed. */
 int client_run_argument(struct client *client, const char *text, int64_t *id);
-bool client_is_generate(const json_t *run); /* a short run of `dtrain generate` */
+bool client_is_generate(const struct run_view *run); /* a short run of `dtrain generate` */
 /* The exit status of a run that has ended; why is printed where it did not succeed, with the last lines of
  * the log of the rank that failed first unless they were printed already: those of `shown` (-1: of none). */
-int client_run_status(const json_t *run, int shown);
-bool client_run_ended(const json_t *run);
+int client_run_status(const struct run_view *run, int shown);
 int client_print_json(const json_t *json); /* on stdout, with indents; 0 */

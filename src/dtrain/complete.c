@@ -11,6 +11,8 @@
 #include "config/run.h"
 #include "engine/chat/template.h"
 #include "http/local.h"
+#include "wire/node_view.h"
+#include "wire/run_view.h"
 
 enum { RUNS_OFFERED = 50 };
 static const double TIMEOUT_SECONDS = 2.0; /* for an answer of the service: a user waits at the keyboard */
@@ -62,14 +64,14 @@ static void offer_runs(const struct typed *t, bool active)
 	_cleanup_free_ char *target =
 	    str_printf("/v1/runs?state=%s&limit=%d", active ? "active" : "all", RUNS_OFFERED);
 	_cleanup_json_ json_t *answer = target ? get_quietly(t->client, target) : NULL;
-	const json_t *run;
-	size_t i;
+	_cleanup_(run_list_release) struct run_list runs = {0};
 
-	json_array_foreach(json_object_get(answer, "runs"), i, run)
-	{
-		_cleanup_free_ char *id = str_printf("%lld", (long long)json_get_int(run, "id", 0));
+	run_list_decode(answer, &runs, NULL);
+	for (size_t i = 0; i < runs.count; i++) {
+		const struct run_view *run = &runs.runs[i];
+		_cleanup_free_ char *id = str_printf("%lld", (long long)run->id);
 		_cleanup_free_ char *what =
-		    str_printf("%s, %s", json_get_string(run, "name", ""), json_get_string(run, "state", ""));
+		    str_printf("%s, %s", run->name ? run->name : "", run_states[run->state]);
 
 		if (id)
 			offer(t, id, what);
@@ -79,11 +81,11 @@ static void offer_runs(const struct typed *t, bool active)
 static void offer_nodes(const struct typed *t)
 {
 	_cleanup_json_ json_t *answer = get_quietly(t->client, "/v1/nodes");
-	const json_t *node;
-	size_t i;
+	_cleanup_(node_list_release) struct node_list nodes = {0};
 
-	json_array_foreach(json_object_get(answer, "nodes"), i, node)
-	    offer(t, json_get_string(node, "name", ""), json_get_string(node, "state", ""));
+	node_list_decode(answer, &nodes, NULL);
+	for (size_t i = 0; i < nodes.count; i++)
+		offer(t, nodes.nodes[i].name, node_states[nodes.nodes[i].state]);
 }
 
 /* The parts of "a|b|c". Words in capitals stand for something else: "FILE", "DIR"; others of them for

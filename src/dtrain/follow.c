@@ -33,11 +33,11 @@ int follow_print(void *context, const char *data, size_t len, struct error *err)
 	return 0;
 }
 
-static void print_reason(struct follow *f, const json_t *run)
+static void print_reason(struct follow *f, const struct run_view *run)
 {
-	const char *reason = json_get_string(run, "reason", "");
+	const char *reason = run->reason;
 
-	if (!*reason || str_eq(reason, f->waits))
+	if (!reason || !*reason || str_eq(reason, f->waits))
 		return;
 	free(f->waits);
 	f->waits = strdup(reason);
@@ -45,14 +45,14 @@ static void print_reason(struct follow *f, const json_t *run)
 }
 
 /* Of the newest attempt, unless it was read already. The exit status of a failure to write the output. */
-static int read_log(struct follow *f, const json_t *run)
+static int read_log(struct follow *f, const struct run_view *run)
 {
-	int64_t attempt = json_get_int(run, "attempt", 0);
+	int64_t attempt = run->attempt;
 	_cleanup_free_ char *target = NULL;
 	bool begun;
 	int status;
 
-	if (attempt <= f->attempt || json_array_size(json_object_get(run, "ranks")) == 0)
+	if (attempt <= f->attempt || run->rank_count == 0)
 		return 0;
 	target = str_printf("/v1/runs/%lld/logs?rank=%d&follow=1&attempt=%lld", (long long)f->id, f->rank,
 	                    (long long)attempt);
@@ -68,35 +68,34 @@ static int read_log(struct follow *f, const json_t *run)
 	return 0;
 }
 
-static int follow(struct follow *f, json_t **run)
+static int follow(struct follow *f, struct run_view *run, json_t **raw)
 {
 	int64_t version = 0;
 
 	for (;;) {
-		const char *state;
-		int status = client_wait_run(f->client, f->id, true, version, run);
+		int status = client_wait_run(f->client, f->id, true, version, run, raw);
 
 		if (status != 0)
 			return status;
-		version = json_get_int(*run, "version", 0);
-		state = json_get_string(*run, "state", "");
-		if (str_eq(state, "queued"))
-			print_reason(f, *run);
-		else if (!str_eq(state, "starting"))
-			status = read_log(f, *run);
-		if (status != 0 || client_run_ended(*run))
+		version = run->version;
+		if (run->state == RUN_QUEUED)
+			print_reason(f, run);
+		else if (run->state != RUN_STARTING)
+			status = read_log(f, run);
+		if (status != 0 || run_state_final(run->state))
 			return status;
-		json_decref(*run);
-		*run = NULL;
+		run_view_release(run);
+		if (raw)
+			json_decref(steal_pointer(*raw));
 	}
 }
 
-int follow_run(struct client *client, int64_t id, int rank, json_t **run)
+int follow_run(struct client *client, int64_t id, int rank, struct run_view *run, json_t **raw)
 {
 	struct follow f = {.client = client, .id = id, .rank = rank};
-	int status = follow(&f, run);
+	int status = follow(&f, run, raw);
 
-	if (status == 0 && f.err.code && str_eq(json_get_string(*run, "state", ""), "succeeded"))
+	if (status == 0 && f.err.code && run->state == RUN_SUCCEEDED)
 		client_fail(0, "the log could not be read to its end: %s", f.err.message);
 	free(f.waits);
 	return status;

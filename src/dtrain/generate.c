@@ -38,7 +38,8 @@ int cmd_generate(struct client *client, int argc, char **argv)
 	                            ARRAY_SIZE(options),
 	                            2,
 	                            2};
-	_cleanup_json_ json_t *config = NULL, *body = NULL, *answer = NULL, *run = NULL;
+	_cleanup_(run_view_release) struct run_view run = {0};
+	_cleanup_json_ json_t *config = NULL;
 	_cleanup_free_ char *input = NULL;
 	struct error err = ERROR_INIT;
 	const char *prompt;
@@ -86,16 +87,14 @@ int cmd_generate(struct client *client, int argc, char **argv)
 			goto out;
 		}
 	}
-	body = json_pack("{s:O}", "config", config);
-	status = client_json(client, "POST", "/v1/runs", body, &answer);
+	status = client_submit(client, config, &id, NULL);
 	if (status != 0)
 		goto out;
-	id = json_get_int(answer, "id", 0);
 	status = client_on_interrupt(client, id, true);
 	if (status == 0)
-		status = follow_run(client, id, 0, &run);
+		status = follow_run(client, id, 0, &run, NULL);
 	if (status == 0)
-		status = client_run_status(run, 0);
+		status = client_run_status(&run, 0);
 out:
 	option_list_release(&set);
 	return status;

@@ -10,9 +10,9 @@
 /* The newest run is mostly on the first page; where it is not, the search goes on in the largest pages. */
 enum { FIRST_PAGE = 100, PAGE = 1000 };
 
-bool client_is_generate(const json_t *run)
+bool client_is_generate(const struct run_view *run)
 {
-	return str_eq(json_get_string(run, "task", ""), "generate");
+	return str_eq(run->task, "generate");
 }
 
 static int newest_run(struct client *client, int64_t *id)
@@ -23,26 +23,26 @@ static int newest_run(struct client *client, int64_t *id)
 	for (;; asked = PAGE) {
 		_cleanup_free_ char *target =
 		    str_printf("/v1/runs?state=all&limit=%d&before=%lld", asked, (long long)before);
+		_cleanup_(run_list_release) struct run_list runs = {0};
 		_cleanup_json_ json_t *answer = NULL;
-		const json_t *runs, *run;
+		struct error err = ERROR_INIT;
 		int status;
-		size_t i;
 
 		if (!target)
 			return client_fail(EXIT_FAILURE, "out of memory");
 		status = client_json(client, "GET", target, NULL, &answer);
 		if (status != 0)
 			return status;
-		runs = json_object_get(answer, "runs");
-		json_array_foreach(runs, i, run)
-		{
-			before = json_get_int(run, "id", 0);
-			if (json_get_int(run, "uid", -1) != (int64_t)geteuid() || client_is_generate(run))
+		if (run_list_decode(answer, &runs, &err) < 0)
+			return client_fail(EXIT_FAILURE, "%s", err.message);
+		for (size_t i = 0; i < runs.count; i++) {
+			before = runs.runs[i].id;
+			if (runs.runs[i].uid != (int64_t)geteuid() || client_is_generate(&runs.runs[i]))
 				continue;
 			*id = before;
 			return 0;
 		}
-		if (json_array_size(runs) < (size_t)asked)
+		if (runs.count < (size_t)asked)
 			return client_fail(STATUS_USAGE,
 			                   "no run of yours: name one by its number; \"dtrain runs\" lists "
 			                   "them");

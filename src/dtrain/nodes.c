@@ -13,61 +13,60 @@
 #include "dtrain/options.h"
 #include "dtrain/table.h"
 #include "http/local.h"
+#include "wire/node_view.h"
+#include "wire/start_request.h"
 
-static int64_t count_up(const json_t *nodes)
+static int64_t count_up(const struct node_list *nodes)
 {
 	int64_t n = 0;
 
-	for (size_t i = 0; i < json_array_size(nodes); i++)
-		n += str_eq(json_get_string(json_array_get(nodes, i), "state", ""), "up");
+	for (size_t i = 0; i < nodes->count; i++)
+		n += nodes->nodes[i].state == NODE_UP;
 	return n;
 }
 
-static void print_nodes(const json_t *nodes)
+/* What is remarkable about a node, separated by semicolons. */
+static void add_remarks(struct strbuf *remark, const struct node_view *node)
+{
+	strbuf_adds(remark, node->error ? node->error : "");
+	if (!remark->len && node->controller)
+		strbuf_adds(remark, "controller");
+	if (node->hosts_differ)
+		strbuf_addf(remark, "%sits hosts file differs from the controller's",
+		            remark->len ? "; " : "");
+	if (node->reason)
+		strbuf_addf(remark, "%sdrained: %s", remark->len ? "; " : "", node->reason);
+	for (size_t k = 0; k < node->drained_count; k++)
+		strbuf_addf(remark, "%sslot %lld drained: %s", remark->len ? "; " : "",
+		            (long long)node->drained[k].index,
+		            node->drained[k].reason ? node->drained[k].reason : "");
+	for (size_t k = 0; k < node->foreign_count; k++)
+		strbuf_addf(remark, "%sforeign run %lld of %s", remark->len ? "; " : "",
+		            (long long)node->foreign[k].run,
+		            node->foreign[k].user ? node->foreign[k].user : "?");
+}
+
+static void print_nodes(const struct node_list *nodes)
 {
 	static const char *const header[] = {"NODE",    "STATE",   "SLOTS",  "FREE",
 	                                     "ADDRESS", "VERSION", "LABELS", "REMARK"};
 	struct table table;
 
 	table_begin(&table, ARRAY_SIZE(header), header);
-	for (size_t i = 0; i < json_array_size(nodes); i++) {
-		const json_t *node = json_array_get(nodes, i), *labels = json_object_get(node, "labels");
-		const json_t *drained = json_object_get(node, "drained");
-		const json_t *foreign = json_object_get(node, "foreign");
-		const char *why = json_get_string(node, "reason", NULL);
+	for (size_t i = 0; i < nodes->count; i++) {
+		const struct node_view *node = &nodes->nodes[i];
 		_cleanup_strbuf_ struct strbuf text = {0}, remark = {0};
 
-		for (size_t k = 0; k < json_array_size(labels); k++)
-			strbuf_addf(&text, "%s%s", k ? "," : "",
-			            json_string_value(json_array_get(labels, k)) ?: "");
-		table_add(&table, "%s", json_get_string(node, "name", ""));
-		table_add(&table, "%s", json_get_string(node, "state", ""));
-		table_add(&table, "%lld", (long long)json_get_int(node, "slots", 0));
-		table_add(&table, "%lld", (long long)json_get_int(node, "free", 0));
-		table_add(&table, "%s:%lld", json_get_string(node, "address", ""),
-		          (long long)json_get_int(node, "port", 0));
-		table_add(&table, "%s", json_get_string(node, "version", ""));
+		for (char **label = node->labels; label && *label; label++)
+			strbuf_addf(&text, "%s%s", text.len ? "," : "", *label);
+		add_remarks(&remark, node);
+		table_add(&table, "%s", node->name);
+		table_add(&table, "%s", node_states[node->state]);
+		table_add(&table, "%lld", (long long)node->slots);
+		table_add(&table, "%lld", (long long)node->free);
+		table_add(&table, "%s:%lld", node->address ? node->address : "", (long long)node->port);
+		table_add(&table, "%s", node->version ? node->version : "");
 		table_add(&table, "%s", text.data ? text.data : "");
-		strbuf_adds(&remark, json_get_string(node, "error", ""));
-		if (!remark.len && json_get_bool(node, "controller", false))
-			strbuf_adds(&remark, "controller");
-		if (json_get_bool(node, "hosts_differ", false))
-			strbuf_addf(&remark, "%sits hosts file differs from the controller's",
-			            remark.len ? "; " : "");
-		if (why)
-			strbuf_addf(&remark, "%sdrained: %s", remark.len ? "; " : "", why);
-		for (size_t k = 0; k < json_array_size(drained); k++) {
-			const json_t *d = json_array_get(drained, k);
-
-			strbuf_addf(&remark, "%sslot %lld drained: %s", remark.len ? "; " : "",
-			            (long long)json_get_int(d, "index", 0), json_get_string(d, "reason", ""));
-		}
-		for (size_t k = 0; k < json_array_size(foreign); k++) {
-			const json_t *f = json_array_get(foreign, k);
-
-			strbuf_addf(&remark, "%sforeign run %lld of %s", remark.len ? "; " : "",
-			            (long long)json_get_int(f, "run", 0), json_get_string(f, "user", "?"));
-		}
 		table_add(&table, "%s", remark.data ? remark.data : "");
 	}
 	table_print(&table);
@@ -115,119 +114,124 @@ int cmd_nodes(struct client *client, int argc, char **argv)
 	if (status != OPTIONS_DONE)
 		return status;
 	for (;;) {
+		_cleanup_(node_list_release) struct node_list nodes = {0};
 		_cleanup_json_ json_t *answer = NULL;
 		struct error err = ERROR_INIT;
-		const json_t *nodes;
 		double left = MAX(start + timeout - clock_monotonic(), 0.01);
 		int r = get_nodes(client, wait > 0 ? left : 0, &status, &answer, &err);
 		bool late = clock_monotonic() - start >= timeout;
 
-		nodes = json_object_get(answer, "nodes");
+		if (r == 0)
+			r = node_list_decode(answer, &nodes, &err);
 		if (r < 0 && (wait == 0 || late))
 			return client_fail(status && status != 502 && status != 503 ? EXIT_FAILURE
 			                                                            : STATUS_UNREACHABLE,
 			                   "%s", err.message);
-		if (r == 0 && (count_up(nodes) >= wait || late)) {
+		if (r == 0 && (count_up(&nodes) >= wait || late)) {
 			if (json)
-				client_print_json(nodes);
+				client_print_json(json_object_get(answer, "nodes"));
 			else
-				print_nodes(nodes);
-			if (count_up(nodes) >= wait)
+				print_nodes(&nodes);
+			if (count_up(&nodes) >= wait)
 				return 0;
 			return client_fail(EXIT_FAILURE, "%lld of %lld nodes are up after %g s",
-			                   (long long)count_up(nodes), (long long)wait, timeout);
+			                   (long long)count_up(&nodes), (long long)wait, timeout);
 		}
 		nanosleep(&(struct timespec){0, 100000000}, NULL);
 	}
 }
 
-/* A cell of the table of devices, empty where there is nothing to say. */
-static void number_cell(char *buf, size_t size, const json_t *device, const char *key, const char *unit)
+/* A cell of the table of devices, empty where there is nothing to say: `value` is below 0. */
+static void number_cell(char *buf, size_t size, double value, const char *unit)
 {
-	const json_t *v = json_object_get(device, key);
-
-	if (json_is_number(v))
-		snprintf(buf, size, "%.0f%s", json_number_value(v), unit);
+	if (value >= 0)
+		snprintf(buf, size, "%.0f%s", value, unit);
 }
 
-static void cell_node(char *buf, size_t size, const json_t *d)
+static void cell_node(char *buf, size_t size, const struct device_info *d)
 {
-	snprintf(buf, size, "%s", json_get_string(d, "node", ""));
+	snprintf(buf, size, "%s", d->node);
 }
 
-static void cell_slot(char *buf, size_t size, const json_t *d)
+static void cell_slot(char *buf, size_t size, const struct device_info *d)
 {
-	number_cell(buf, size, d, "index", "");
+	number_cell(buf, size, (double)d->index, "");
 }
 
-static void cell_kind(char *buf, size_t size, const json_t *d)
+static void cell_kind(char *buf, size_t size, const struct device_info *d)
 {
-	snprintf(buf, size, "%s", json_get_string(d, "kind", ""));
+	snprintf(buf, size, "%s", d->kind == DEVICE_KIND_GPU ? "gpu" : "cpu");
 }
 
-static void cell_name(char *buf, size_t size, const json_t *d)
+static void cell_name(char *buf, size_t size, const struct device_info *d)
 {
-	snprintf(buf, size, "%s", json_get_string(d, "name", ""));
+	snprintf(buf, size, "%s", d->name);
 }
 
-static void cell_memory(char *buf, size_t size, const json_t *d)
+static void cell_memory(char *buf, size_t size, const struct device_info *d)
 {
-	str_bytes(buf, size, (uint64_t)json_get_int(d, "memory", 0));
+	str_bytes(buf, size, (uint64_t)d->memory);
 }
 
-static void cell_used(char *buf, size_t size, const json_t *d)
+static void cell_used(char *buf, size_t size, const struct device_info *d)
 {
-	if (json_is_integer(json_object_get(d, "memory_used")))
-		str_bytes(buf, size, (uint64_t)json_get_int(d, "memory_used", 0));
+	if (d->gpu_info && d->gpu_info->memory_used >= 0)
+		str_bytes(buf, size, (uint64_t)d->gpu_info->memory_used);
 }
 
-static void cell_use(char *buf, size_t size, const json_t *d)
+static void cell_use(char *buf, size_t size, const struct device_info *d)
 {
-	number_cell(buf, size, d, "utilization", "%");
+	if (d->gpu_info)
+		number_cell(buf, size, (double)d->gpu_info->utilization, "%");
 }
 
-static void cell_temperature(char *buf, size_t size, const json_t *d)
+static void cell_temperature(char *buf, size_t size, const struct device_info *d)
 {
-	number_cell(buf, size, d, "temperature", "C");
+	if (d->gpu_info)
+		number_cell(buf, size, (double)d->gpu_info->temperature, "C");
 }
 
-static void cell_power(char *buf, size_t size, const json_t *d)
+static void cell_power(char *buf, size_t size, const struct device_info *d)
 {
 	char limit[16] = "?";
 
-	number_cell(limit, sizeof limit, d, "power_limit", "W");
-	if (json_is_number(json_object_get(d, "power")))
-		snprintf(buf, size, "%.0f/%s", json_get_number(d, "power", 0), limit);
+	if (!d->gpu_info || d->gpu_info->power < 0)
+		return;
+	number_cell(limit, sizeof limit, d->gpu_info->power_limit, "W");
+	snprintf(buf, size, "%.0f/%s", d->gpu_info->power, limit);
 }
 
-static void cell_ecc(char *buf, size_t size, const json_t *d)
+static void cell_ecc(char *buf, size_t size, const struct device_info *d)
 {
-	number_cell(buf, size, d, "ecc_errors", "");
+	if (d->gpu_info)
+		number_cell(buf, size, (double)d->gpu_info->ecc_errors, "");
 }
 
-static void cell_xid(char *buf, size_t size, const json_t *d)
+static void cell_xid(char *buf, size_t size, const struct device_info *d)
 {
-	number_cell(buf, size, json_object_get(d, "xid"), "code", "");
+	if (d->gpu_info && d->gpu_info->xid)
+		number_cell(buf, size, (double)d->gpu_info->xid->code, "");
 }
 
-static void cell_threads(char *buf, size_t size, const json_t *d)
+static void cell_threads(char *buf, size_t size, const struct device_info *d)
 {
-	number_cell(buf, size, d, "threads", "");
+	number_cell(buf, size, (double)d->threads, "");
 }
 
-static void cell_state(char *buf, size_t size, const json_t *d)
+static void cell_state(char *buf, size_t size, const struct device_info *d)
 {
-	snprintf(buf, size, "%s", json_get_string(d, "state", ""));
+	snprintf(buf, size, "%s", slot_states[d->state]);
 }
 
-static void cell_run(char *buf, size_t size, const json_t *d)
+static void cell_run(char *buf, size_t size, const struct device_info *d)
 {
-	number_cell(buf, size, d, "run", "");
+	if (d->run > 0)
+		number_cell(buf, size, (double)d->run, "");
 }
 
-static void cell_reason(char *buf, size_t size, const json_t *d)
+static void cell_reason(char *buf, size_t size, const struct device_info *d)
 {
-	snprintf(buf, size, "%s", json_get_string(d, "reason", ""));
+	snprintf(buf, size, "%s", d->reason ? d->reason : "");
 }
 
 enum { SHOW_ALWAYS, SHOW_GPUS, SHOW_REASONS };
@@ -235,7 +239,7 @@ enum { SHOW_ALWAYS, SHOW_GPUS, SHOW_REASONS };
 static const struct device_column {
 	const char *title;
 	int show; /* always; where there is a GPU; where some device is drained */
-	void (*cell)(char *buf, size_t size, const json_t *device);
+	void (*cell)(char *buf, size_t size, const struct device_info *device);
 } device_columns[] = {
     {"NODE", SHOW_ALWAYS, cell_node},      {"SLOT", SHOW_ALWAYS, cell_slot},
     {"KIND", SHOW_ALWAYS, cell_kind},      {"NAME", SHOW_ALWAYS, cell_name},
@@ -247,35 +251,31 @@ static const struct device_column {
     {"REASON", SHOW_REASONS, cell_reason},
 };
 
-static void print_devices(const json_t *devices)
+static void print_devices(const struct device_list *devices)
 {
 	const struct device_column *columns[ARRAY_SIZE(device_columns)];
 	const char *header[ARRAY_SIZE(device_columns)];
 	bool show[] = {[SHOW_ALWAYS] = true, [SHOW_GPUS] = false, [SHOW_REASONS] = false};
 	struct table table;
-	size_t n = 0, i;
-	json_t *d;
+	size_t n = 0;
 
-	json_array_foreach(devices, i, d)
-	{
-		show[SHOW_GPUS] = show[SHOW_GPUS] || str_eq(json_get_string(d, "kind", ""), "gpu");
-		show[SHOW_REASONS] = show[SHOW_REASONS] || json_get_string(d, "reason", NULL);
+	for (size_t i = 0; i < devices->count; i++) {
+		show[SHOW_GPUS] = show[SHOW_GPUS] || devices->devices[i].kind == DEVICE_KIND_GPU;
+		show[SHOW_REASONS] = show[SHOW_REASONS] || devices->devices[i].reason;
 	}
-	for (i = 0; i < ARRAY_SIZE(device_columns); i++)
+	for (size_t i = 0; i < ARRAY_SIZE(device_columns); i++)
 		if (show[device_columns[i].show]) {
 			header[n] = device_columns[i].title;
 			columns[n++] = &device_columns[i];
 		}
 	table_begin(&table, n, header);
-	json_array_foreach(devices, i, d)
-	{
+	for (size_t i = 0; i < devices->count; i++)
 		for (size_t k = 0; k < n; k++) {
 			char text[300] = "";
 
-			columns[k]->cell(text, sizeof text, d);
+			columns[k]->cell(text, sizeof text, &devices->devices[i]);
 			table_add(&table, "%s", text);
 		}
-	}
 	table_print(&table);
 }
 
@@ -289,7 +289,9 @@ int cmd_devices(struct client *client, int argc, char **argv)
 	const struct usage usage = {"devices", "",      "Lists the devices of the cluster, a slot each",
 	                            NULL,      options, ARRAY_SIZE(options),
 	                            0,         0};
+	_cleanup_(device_list_release) struct device_list devices = {0};
 	_cleanup_json_ json_t *answer = NULL;
+	struct error err = ERROR_INIT;
 	int first, status = options_parse(client, &usage, argc, argv, &first, NULL);
 
 	if (status != OPTIONS_DONE)
@@ -299,7 +301,9 @@ int cmd_devices(struct client *client, int argc, char **argv)
 		return status;
 	if (json)
 		return client_print_json(json_object_get(answer, "devices"));
-	print_devices(json_object_get(answer, "devices"));
+	if (device_list_decode(answer, &devices, &err) < 0)
+		return client_fail(EXIT_FAILURE, "%s", err.message);
+	print_devices(&devices);
 	return 0;
 }
 
@@ -330,7 +334,7 @@ static int change_nodes(struct client *client, const struct usage *usage, int ar
 	if (status != OPTIONS_DONE)
 		return status;
 	if (reason && *reason)
-		body = json_pack("{s:s}", "reason", *reason);
+		body = drain_request_encode(&(struct drain_request){(char *)*reason});
 	for (int i = first; i < argc; i++) {
 		_cleanup_free_ char *target = change_target(argv[i], usage->command);
 

@@ -13,32 +13,31 @@
 #include "dtrain/table.h"
 #include "dtrain/terminal.h"
 #include "http/local.h"
+#include "wire/run_view.h"
 
 /* The most runs that one request asks for, and the fewest where those of generate are left out of the answer.
  */
 static const int64_t PAGE = 1000, PAGE_FILTERED = 100;
 
 /* How long it ran, or has been running. */
-static const char *elapsed(const json_t *run, char *buf, size_t size)
+static const char *elapsed(const struct run_view *run, char *buf, size_t size)
 {
-	double started = json_get_number(run, "started", 0), ended = json_get_number(run, "ended", 0);
+	double end = run->ended > 0 ? run->ended : clock_realtime();
 
-	if (started <= 0)
-		return "";
-	return str_duration(buf, size, MAX((ended > 0 ? ended : clock_realtime()) - started, 0.0));
+	return run->started > 0 ? str_duration(buf, size, MAX(end - run->started, 0.0)) : "";
 }
 
 /* The columns, and from which width of the terminal on they are shown. */
 enum { ALWAYS = 0, WIDE = 120 };
 
 struct row {
-	const json_t *run;
+	const struct run_view *run;
 	char text[256];
 };
 
 static void cell_id(struct row *r)
 {
-	snprintf(r->text, sizeof r->text, "%lld", (long long)json_get_int(r->run, "id", 0));
+	snprintf(r->text, sizeof r->text, "%lld", (long long)r->run->id);
 }
 
 /* At most `room` characters. */
@@ -60,42 +59,43 @@ static void copy_cut(struct row *r, const char *from, size_t room)
 
 static void cell_name(struct row *r)
 {
-	copy_cut(r, json_get_string(r->run, "name", ""), 18);
+	copy_cut(r, r->run->name ? r->run->name : "", 18);
 }
 
 static void cell_user(struct row *r)
 {
-	copy_cut(r, json_get_string(r->run, "user", ""), 10);
+	copy_cut(r, r->run->user ? r->run->user : "", 10);
 }
 
 static void cell_task(struct row *r)
 {
-	snprintf(r->text, sizeof r->text, "%s", json_get_string(r->run, "task", ""));
+	snprintf(r->text, sizeof r->text, "%s", r->run->task ? r->run->task : "");
 }
 
 static void cell_state(struct row *r)
 {
-	snprintf(r->text, sizeof r->text, "%s", json_get_string(r->run, "state", ""));
+	snprintf(r->text, sizeof r->text, "%s", run_states[r->run->state]);
 }
 
 static void cell_size(struct row *r)
 {
-	snprintf(r->text, sizeof r->text, "%lld", (long long)json_get_int(r->run, "world_size", 1));
+	snprintf(r->text, sizeof r->text, "%lld",
+	         (long long)(r->run->world_size > 0 ? r->run->world_size : 1));
 }
 
 static void cell_nodes(struct row *r)
 {
-	const json_t *nodes = json_object_get(r->run, "nodes");
+	char **nodes = r->run->nodes;
 	size_t n = 0;
 
-	for (size_t k = 0; k < json_array_size(nodes) && k < 4 && n < sizeof r->text; k++)
+	for (size_t k = 0; nodes && nodes[k] && k < 4 && n < sizeof r->text; k++)
 		n += (size_t)snprintf(r->text + n, sizeof r->text - n, "%s%s", k ? "," : "",
-		                      k == 3 ? "…" : json_string_value(json_array_get(nodes, k)) ?: "?");
+		                      k == 3 ? "…" : nodes[k]);
 }
 
 static void cell_submitted(struct row *r)
 {
-	time_t submitted = (time_t)json_get_number(r->run, "submitted", 0);
+	time_t submitted = (time_t)r->run->submitted;
 	struct tm tm;
 
 	if (submitted > 0 && localtime_r(&submitted, &tm))
@@ -112,16 +112,15 @@ static void cell_time(struct row *r)
 static void cell_progress(struct row *r)
 {
 	char loss[32];
-	const json_t *progress = json_object_get(r->run, "progress");
-	const char *reason = json_get_string(r->run, "reason", "");
+	const char *reason = r->run->reason;
+	struct progress progress;
 
-	if (*reason)
+	progress_read(r->run->progress, &progress);
+	if (reason && *reason)
 		snprintf(r->text, sizeof r->text, "%.*s", (int)strcspn(reason, "\n"), reason);
-	else if (json_get_int(progress, "step", 0) > 0)
-		snprintf(r->text, sizeof r->text, "%lld/%lld, loss %s",
-		         (long long)json_get_int(progress, "step", 0),
-		         (long long)json_get_int(progress, "steps", 0),
-		         str_measure(loss, sizeof loss, json_get_number(progress, "loss", 0), 4));
+	else if (progress.step > 0)
+		snprintf(r->text, sizeof r->text, "%lld/%lld, loss %s", (long long)progress.step,
+		         (long long)progress.steps, str_measure(loss, sizeof loss, progress.loss, 4));
 }
 
 static const struct run_column {
@@ -137,50 +136,50 @@ static const struct run_column {
 };
 
 /* Green: it runs; yellow: on the way; red: failed; grey: over. */
-static const char *state_color(const char *state)
-{
-	static const struct {
-		const char *state, *color;
-	} colors[] = {
-	    {"running", "32"},   {"starting", "33"}, {"stopping", "33"},  {"queued", "36"},
-	    {"succeeded", "34"}, {"failed", "31"},   {"cancelled", "90"},
-	};
+static const char *const state_colors[RUN_STATES] = {
+    [RUN_RUNNING] = "32",   [RUN_STARTING] = "33", [RUN_STOPPING] = "33",  [RUN_QUEUED] = "36",
+    [RUN_SUCCEEDED] = "34", [RUN_FAILED] = "31",   [RUN_CANCELLED] = "90",
+};
 
-	for (size_t i = 0; i < ARRAY_SIZE(colors); i++)
-		if (str_eq(colors[i].state, state))
-			return colors[i].color;
-	return NULL;
-}
-
-static void print_table(const json_t *runs)
+static void print_table(const struct run_list *runs)
 {
 	const struct run_column *columns[ARRAY_SIZE(run_columns)];
 	const char *header[ARRAY_SIZE(run_columns)];
 	bool colors = terminal_colors();
 	int width = terminal_width();
 	struct table table;
-	size_t n = 0, i;
-	json_t *run;
+	size_t n = 0;
 
-	for (i = 0; i < ARRAY_SIZE(run_columns); i++)
+	for (size_t i = 0; i < ARRAY_SIZE(run_columns); i++)
 		if (width >= run_columns[i].width) {
 			header[n] = run_columns[i].title;
 			columns[n++] = &run_columns[i];
 		}
 	table_begin(&table, n, header);
 	table.width = width;
-	json_array_foreach(runs, i, run)
-	{
+	for (size_t i = 0; i < runs->count; i++)
 		for (size_t k = 0; k < n; k++) {
-			struct row row = {run, ""};
+			struct row row = {&runs->runs[i], ""};
 
 			columns[k]->cell(&row);
 			table_add(&table, "%s", row.text);
 			if (colors && columns[k]->cell == cell_state)
-				table_color(&table, state_color(row.text));
+				table_color(&table, state_colors[runs->runs[i].state]);
 		}
-	}
 	table_print(&table);
+}
+
+/* A run out of a page goes into the list. */
+static int keep_run(struct run_list *runs, struct run_view *run)
+{
+	struct run_view *list = reallocarray(runs->runs, runs->count + 1, sizeof(*list));
+
+	if (!list)
+		return client_fail(EXIT_FAILURE, "out of memory");
+	runs->runs = list;
+	list[runs->count++] = *run;
+	*run = (struct run_view){0};
+	return 0;
 }
 
 int cmd_runs(struct client *client, int argc, char **argv)
@@ -197,7 +196,8 @@ int cmd_runs(struct client *client, int argc, char **argv)
 	};
 	const struct usage usage = {
 	    "runs", "", "Lists runs, the newest first", NULL, options, ARRAY_SIZE(options), 0, 0};
-	_cleanup_json_ json_t *runs = json_array();
+	_cleanup_(run_list_release) struct run_list runs = {0};
+	_cleanup_json_ json_t *raw = json_array();
 	_cleanup_free_ char *wanted = NULL;
 	int64_t asked = 0;
 	int first, status = options_parse(client, &usage, argc, argv, &first, NULL);
@@ -208,9 +208,10 @@ int cmd_runs(struct client *client, int argc, char **argv)
 	wanted = http_escape(state ? state : active ? "active" : "all");
 	while (more) {
 		_cleanup_strbuf_ struct strbuf target = {0};
+		_cleanup_(run_list_release) struct run_list page = {0};
 		_cleanup_json_ json_t *answer = NULL;
-		int64_t left = all ? PAGE : limit - (int64_t)json_array_size(runs);
-		const json_t *page;
+		int64_t left = all ? PAGE : limit - (int64_t)runs.count;
+		struct error err = ERROR_INIT;
 
 		if (left <= 0)
 			break;
@@ -223,20 +224,22 @@ int cmd_runs(struct client *client, int argc, char **argv)
 		status = client_json(client, "GET", target.data, NULL, &answer);
 		if (status != 0)
 			return status;
-		page = json_object_get(answer, "runs");
-		for (size_t i = 0; i < json_array_size(page) && left > 0; i++) {
-			json_t *run = json_array_get(page, i);
-
-			before = json_get_int(run, "id", 0);
-			if (!all && client_is_generate(run))
+		if (run_list_decode(answer, &page, &err) < 0)
+			return client_fail(EXIT_FAILURE, "%s", err.message);
+		for (size_t i = 0; i < page.count && left > 0; i++) {
+			before = page.runs[i].id;
+			if (!all && client_is_generate(&page.runs[i]))
 				continue;
-			json_array_append(runs, run);
+			json_array_append(raw, json_array_get(json_object_get(answer, "runs"), i));
+			status = keep_run(&runs, &page.runs[i]);
+			if (status != 0)
+				return status;
 			left -= !all;
 		}
-		more = (int64_t)json_array_size(page) >= asked;
+		more = (int64_t)page.count >= asked;
 	}
 	if (json)
-		return client_print_json(runs);
-	print_table(runs);
+		return client_print_json(raw);
+	print_table(&runs);
 	return 0;
 }

@@ -9,6 +9,7 @@
 #include "dtrain/commands.h"
 #include "dtrain/options.h"
 #include "dtrain/table.h"
+#include "wire/run_view.h"
 
 static void print_time(const char *label, double seconds)
 {
@@ -29,92 +30,88 @@ static void print_line(const char *label, const char *value)
 }
 
 /* One, or all that a rank has. */
-static void print_slots(struct table *table, const json_t *rank)
+static void print_slots(struct table *table, const struct run_rank *rank)
 {
-	const json_t *slots = json_object_get(rank, "slots");
 	_cleanup_strbuf_ struct strbuf text = {0};
 
-	for (size_t i = 0; i < json_array_size(slots); i++)
-		strbuf_addf(&text, "%s%lld", i ? "," : "",
-		            (long long)json_integer_value(json_array_get(slots, i)));
+	for (size_t i = 0; i < rank->slot_count; i++)
+		strbuf_addf(&text, "%s%lld", i ? "," : "", (long long)rank->slots[i]);
 	if (text.len)
 		table_add(table, "%s", text.data);
 	else
-		table_add(table, "%lld", (long long)json_get_int(rank, "slot", 0));
+		table_add(table, "%lld", (long long)rank->slot);
 }
 
-static void print_ranks(const json_t *ranks)
+static void print_ranks(const struct run_view *run)
 {
 	static const char *const header[] = {"RANK", "NODE", "SLOT", "PID", "STATE", "EXIT"};
 	struct table table;
 
-	if (json_array_size(ranks) == 0)
+	if (run->rank_count == 0)
 		return;
 	printf("\n");
 	table_begin(&table, ARRAY_SIZE(header), header);
-	for (size_t i = 0; i < json_array_size(ranks); i++) {
-		const json_t *rank = json_array_get(ranks, i);
-		const char *signal = json_get_string(rank, "signal", NULL);
+	for (size_t i = 0; i < run->rank_count; i++) {
+		const struct run_rank *rank = &run->ranks[i];
 
-		table_add(&table, "%lld", (long long)json_get_int(rank, "rank", 0));
-		table_add(&table, "%s", json_get_string(rank, "node", ""));
+		table_add(&table, "%lld", (long long)rank->rank);
+		table_add(&table, "%s", rank->node);
 		print_slots(&table, rank);
-		if (json_get_int(rank, "pid", 0) > 0)
-			table_add(&table, "%lld", (long long)json_get_int(rank, "pid", 0));
+		if (rank->pid > 0)
+			table_add(&table, "%lld", (long long)rank->pid);
 		else
 			table_add(&table, "%s", "");
-		table_add(&table, "%s", json_get_string(rank, "state", ""));
-		if (signal)
-			table_add(&table, "%s", signal);
-		else if (json_is_integer(json_object_get(rank, "exit_status")))
-			table_add(&table, "%lld", (long long)json_get_int(rank, "exit_status", 0));
+		table_add(&table, "%s", rank_states[rank->state]);
+		if (rank->signal)
+			table_add(&table, "%s", rank->signal);
+		else if (rank->exit_status >= 0)
+			table_add(&table, "%lld", (long long)rank->exit_status);
 		else
 			table_add(&table, "%s", "");
 	}
 	table_print(&table);
 }
 
-static void print_progress(const json_t *progress)
+static void print_progress(const json_t *report)
 {
 	char left[32], loss[STR_MEASURE], rate[STR_MEASURE];
+	struct progress progress;
 
-	if (json_get_int(progress, "step", 0) <= 0)
+	progress_read(report, &progress);
+	if (progress.step <= 0)
 		return;
-	printf("%-12sstep %lld of %lld, loss %s, %s tokens/s", "progress",
-	       (long long)json_get_int(progress, "step", 0), (long long)json_get_int(progress, "steps", 0),
-	       str_measure(loss, sizeof loss, json_get_number(progress, "loss", 0), 4),
-	       str_measure(rate, sizeof rate, json_get_number(progress, "tokens_per_second", 0), 0));
-	if (json_get_number(progress, "eta_seconds", 0) > 0)
-		printf(", %s left",
-		       str_duration(left, sizeof left, json_get_number(progress, "eta_seconds", 0)));
+	printf("%-12sstep %lld of %lld, loss %s, %s tokens/s", "progress", (long long)progress.step,
+	       (long long)progress.steps, str_measure(loss, sizeof loss, progress.loss, 4),
+	       str_measure(rate, sizeof rate, progress.tokens_per_second, 0));
+	if (progress.eta_seconds > 0)
+		printf(", %s left", str_duration(left, sizeof left, progress.eta_seconds));
 	printf("\n");
 }
 
-static void print_run(const json_t *run)
+static void print_run(const struct run_view *run)
 {
-	const json_t *nodes = json_object_get(run, "nodes");
 	_cleanup_strbuf_ struct strbuf names = {0};
 
-	for (size_t i = 0; i < json_array_size(nodes); i++)
-		strbuf_addf(&names, "%s%s", i ? " " : "", json_string_value(json_array_get(nodes, i)) ?: "?");
-	printf("%-12s%lld\n", "run", (long long)json_get_int(run, "id", 0));
-	print_line("name", json_get_string(run, "name", NULL));
-	print_line("user", json_get_string(run, "user", NULL));
-	print_line("task", json_get_string(run, "task", NULL));
-	print_line("state", json_get_string(run, "state", NULL));
-	print_line("reason", json_get_string(run, "reason", NULL));
-	print_line("detail", json_get_string(run, "detail", NULL)); /* for the owner alone */
-	if (json_is_integer(json_object_get(run, "exit_status")))
-		printf("%-12s%lld\n", "exit status", (long long)json_get_int(run, "exit_status", 0));
-	printf("%-12s%lld\n", "attempt", (long long)json_get_int(run, "attempt", 0));
-	print_time("submitted", json_get_number(run, "submitted", 0));
-	print_time("started", json_get_number(run, "started", 0));
-	print_time("ended", json_get_number(run, "ended", 0));
+	for (char **node = run->nodes; node && *node; node++)
+		strbuf_addf(&names, "%s%s", names.len ? " " : "", *node);
+	printf("%-12s%lld\n", "run", (long long)run->id);
+	print_line("name", run->name);
+	print_line("user", run->user);
+	print_line("task", run->task);
+	print_line("state", run_states[run->state]);
+	print_line("reason", run->reason);
+	print_line("detail", run->detail); /* for the owner alone */
+	if (run->exit_status >= 0)
+		printf("%-12s%lld\n", "exit status", (long long)run->exit_status);
+	printf("%-12s%lld\n", "attempt", (long long)run->attempt);
+	print_time("submitted", run->submitted);
+	print_time("started", run->started);
+	print_time("ended", run->ended);
 	print_line("nodes", names.data);
-	print_line("directory", json_get_string(run, "directory", NULL));
-	print_line("output", json_get_string(run, "output", NULL));
-	print_progress(json_object_get(run, "progress"));
-	print_ranks(json_object_get(run, "ranks"));
+	print_line("directory", run->directory);
+	print_line("output", run->output);
+	print_progress(run->progress);
+	print_ranks(run);
 }
 
 int cmd_show(struct client *client, int argc, char **argv)
@@ -128,8 +125,10 @@ int cmd_show(struct client *client, int argc, char **argv)
 	    "show", "[RUN]", "Shows one run in full: the newest of yours where none is named",
 	    NULL,   options, ARRAY_SIZE(options),
 	    0,      1};
-	_cleanup_json_ json_t *run = NULL;
+	_cleanup_(run_view_release) struct run_view run = {0};
+	_cleanup_json_ json_t *answer = NULL;
 	_cleanup_free_ char *target = NULL;
+	struct error err = ERROR_INIT;
 	int first, status = options_parse(client, &usage, argc, argv, &first, NULL);
 	int64_t id;
 
@@ -139,17 +138,19 @@ int cmd_show(struct client *client, int argc, char **argv)
 	if (status != 0)
 		return status;
 	target = str_printf("/v1/runs/%lld", (long long)id);
-	status = client_json(client, "GET", target, NULL, &run);
+	status = client_json(client, "GET", target, NULL, &answer);
 	if (status != 0)
 		return status;
-	if (config && !json_object_get(run, "config"))
+	if (run_view_decode(answer, &run, &err) < 0)
+		return client_fail(EXIT_FAILURE, "%s", err.message);
+	if (config && !run.config)
 		return client_fail(EXIT_FAILURE,
 		                   "the run file of run %lld is shown to its owner and root only",
 		                   (long long)id);
 	if (config)
-		return client_print_json(json_object_get(run, "config"));
+		return client_print_json(run.config);
 	if (json)
-		return client_print_json(run);
-	print_run(run);
+		return client_print_json(answer);
+	print_run(&run);
 	return 0;
 }

@@ -48,16 +48,17 @@ static int read_config(const struct submit *s, char **arguments, bool is_command
 
 static int finish(struct client *client, int64_t id, const struct submit *s)
 {
-	_cleanup_json_ json_t *run = NULL;
+	_cleanup_(run_view_release) struct run_view run = {0};
+	_cleanup_json_ json_t *raw = NULL;
 	int status;
 
 	if (s->follow)
-		status = follow_run(client, id, 0, &run);
+		status = follow_run(client, id, 0, &run, &raw);
 	else
-		status = client_wait_run(client, id, false, 0, &run);
+		status = client_wait_run(client, id, false, 0, &run, &raw);
 	if (status == 0 && s->json)
-		client_print_json(run);
-	return status ?: client_run_status(run, s->follow ? 0 : -1);
+		client_print_json(raw);
+	return status ?: client_run_status(&run, s->follow ? 0 : -1);
 }
 
 int cmd_submit(struct client *client, int argc, char **argv)
@@ -93,7 +94,7 @@ int cmd_submit(struct client *client, int argc, char **argv)
 	    1,
 	    -1,
 	};
-	_cleanup_json_ json_t *config = NULL, *body = NULL, *answer = NULL;
+	_cleanup_json_ json_t *config = NULL, *answer = NULL;
 	bool dashes;
 	int64_t id;
 	int first, status = options_parse(client, &usage, argc, argv, &first, &dashes);
@@ -109,11 +110,9 @@ int cmd_submit(struct client *client, int argc, char **argv)
 	status = read_config(&s, argv + first, dashes, &config);
 	if (status != 0)
 		goto out;
-	body = json_pack("{s:O}", "config", config);
-	status = client_json(client, "POST", "/v1/runs", body, &answer);
+	status = client_submit(client, config, &id, &answer);
 	if (status != 0)
 		goto out;
-	id = json_get_int(answer, "id", 0);
 	if (s.json && !s.wait && !s.follow)
 		client_print_json(answer);
 	else if (s.quiet)

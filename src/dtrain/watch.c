@@ -47,17 +47,15 @@ static double elapsed(const struct watch *w, double end)
 }
 
 /* "loss 1.2345  12.3k tokens/s  1m05s, 3m10s left" */
-static void describe(const struct watch *w, const json_t *m, struct strbuf *out)
+static void describe(const struct watch *w, const struct progress *m, struct strbuf *out)
 {
-	double rate = json_get_number(m, "tokens_per_second", 0), left = json_get_number(m, "eta_seconds", 0);
+	double rate = m->tokens_per_second, left = m->eta_seconds;
 	char text[32];
 
-	if (json_is_number(json_object_get(m, "loss")))
-		strbuf_addf(out, "  loss %s",
-		            str_measure(text, sizeof text, json_get_number(m, "loss", 0), 4));
-	if (json_is_number(json_object_get(m, "eval_loss")))
-		strbuf_addf(out, "  eval loss %s",
-		            str_measure(text, sizeof text, json_get_number(m, "eval_loss", 0), 4));
+	if (m->has_loss)
+		strbuf_addf(out, "  loss %s", str_measure(text, sizeof text, m->loss, 4));
+	if (m->has_eval_loss)
+		strbuf_addf(out, "  eval loss %s", str_measure(text, sizeof text, m->eval_loss, 4));
 	if (rate >= 100000)
 		strbuf_addf(out, "  %sk tokens/s", str_measure(text, sizeof text, rate / 1000, 0));
 	else if (rate >= 10000)
@@ -82,9 +80,9 @@ static void print_cut(const char *text, int room)
 	fwrite(text, 1, bytes, stdout);
 }
 
-static void draw_bar(struct watch *w, const json_t *m)
+static void draw_bar(struct watch *w, const struct progress *m)
 {
-	long long step = json_get_int(m, "step", 0), steps = json_get_int(m, "steps", 0);
+	long long step = m->step, steps = m->steps;
 	double share = steps > 0 ? MIN((double)step / steps, 1.0) : 0;
 	_cleanup_strbuf_ struct strbuf text = {0}, line = {0};
 	int width = terminal_width(), bar = width >= NARROW ? BAR : 0;
@@ -104,27 +102,26 @@ static void draw_bar(struct watch *w, const json_t *m)
 	w->drawn = true;
 }
 
-static void print_metrics(struct watch *w, const json_t *m)
+static void print_metrics(struct watch *w, const struct progress *m)
 {
-	const char *message = json_get_string(m, "message", NULL);
-	_cleanup_free_ char *plain = message && *message ? strdup(message) : NULL;
+	_cleanup_free_ char *plain = m->message && *m->message ? strdup(m->message) : NULL;
 	_cleanup_strbuf_ struct strbuf text = {0};
 
 	if (plain) {
 		clear_bar(w);
 		printf("%s\n", str_make_plain(plain));
 	}
-	if (json_is_number(json_object_get(m, "loss"))) {
-		w->loss = json_get_number(m, "loss", 0);
+	if (m->has_loss) {
+		w->loss = m->loss;
 		w->has_loss = true;
 	}
-	if (json_is_integer(json_object_get(m, "step"))) {
+	if (m->has_step) {
 		if (w->terminal) {
 			draw_bar(w, m);
 		} else {
 			describe(w, m, &text);
-			printf("step %lld/%lld%s\n", (long long)json_get_int(m, "step", 0),
-			       (long long)json_get_int(m, "steps", 0), text.data ? text.data : "");
+			printf("step %lld/%lld%s\n", (long long)m->step, (long long)m->steps,
+			       text.data ? text.data : "");
 		}
 	}
 	fflush(stdout);
@@ -144,9 +141,11 @@ static int on_data(void *context, const char *data, size_t len, struct error *er
 	for (size_t i = 0; i < w->partial.len; i++)
 		if (w->partial.data[i] == '\n') {
 			_cleanup_json_ json_t *m = json_loadb(w->partial.data + start, i - start, 0, NULL);
+			struct progress progress;
 
+			progress_read(m, &progress);
 			if (m)
-				print_metrics(w, m);
+				print_metrics(w, &progress);
 			start = i + 1;
 		}
 	if (start > 0) {
@@ -158,15 +157,15 @@ static int on_data(void *context, const char *data, size_t len, struct error *er
 	return 0;
 }
 
-static void print_state(struct watch *w, const json_t *run)
+static void print_state(struct watch *w, const struct run_view *run)
 {
-	const char *state = json_get_string(run, "state", ""), *reason = json_get_string(run, "reason", "");
+	const char *state = run_states[run->state], *reason = run->reason ? run->reason : "";
 	_cleanup_free_ char *text = NULL;
 
 	if (w->json)
 		return;
 	clear_bar(w);
-	text = str_printf("run %lld (%s): %s%s%s", w->id, json_get_string(run, "name", "?"), state,
+	text = str_printf("run %lld (%s): %s%s%s", w->id, run->name ? run->name : "?", state,
 	                  *reason ? ", " : "", reason);
 	puts(text ? str_make_plain(text) : state);
 	fflush(stdout);
@@ -174,66 +173,72 @@ static void print_state(struct watch *w, const json_t *run)
 
 /* "run 17 (alpaca): succeeded after 3m10s, loss 1.2345, the model is in /home/alice/saves/alpaca". Where it
  * did not succeed, the cause follows on stderr. */
-static void print_end(struct watch *w, const json_t *run)
+static void print_end(struct watch *w, const struct run_view *run)
 {
-	const char *directory = json_get_string(run, "directory", NULL),
-	           *output = json_get_string(run, "output", NULL);
-	const char *task = json_get_string(run, "task", ""), *state = json_get_string(run, "state", "");
-	bool trains = str_eq(task, "pretrain") || str_eq(task, "sft"), good = str_eq(state, "succeeded");
-	_cleanup_free_ char *where = output ? str_path_join(directory, output) : NULL;
-	const json_t *progress = json_object_get(run, "progress");
+	bool trains = str_eq(run->task, "pretrain") || str_eq(run->task, "sft");
+	_cleanup_free_ char *where = run->output ? str_path_join(run->directory, run->output) : NULL;
 	_cleanup_strbuf_ struct strbuf text = {0};
+	struct progress progress;
 	char time[32];
 
 	if (w->json)
 		return;
 	clear_bar(w);
-	w->started = json_get_number(run, "started", 0);
-	if (!w->has_loss && json_is_number(json_object_get(progress, "loss"))) {
-		w->loss = json_get_number(progress, "loss", 0);
+	w->started = run->started;
+	progress_read(run->progress, &progress);
+	if (!w->has_loss && progress.has_loss) {
+		w->loss = progress.loss;
 		w->has_loss = true;
 	}
-	strbuf_addf(&text, "run %lld (%s): %s", w->id, json_get_string(run, "name", "?"), state);
+	strbuf_addf(&text, "run %lld (%s): %s", w->id, run->name ? run->name : "?", run_states[run->state]);
 	if (w->started > 0)
-		strbuf_addf(&text, " after %s",
-		            str_duration(time, sizeof time, elapsed(w, json_get_number(run, "ended", 0))));
+		strbuf_addf(&text, " after %s", str_duration(time, sizeof time, elapsed(w, run->ended)));
 	if (w->has_loss)
 		strbuf_addf(&text, ", loss %s", str_measure(time, sizeof time, w->loss, 4));
 	if (trains && where)
-		strbuf_addf(&text, ", %s in %s", good ? "the model is" : "checkpoints, if any, are", where);
+		strbuf_addf(&text, ", %s in %s",
+		            run->state == RUN_SUCCEEDED ? "the model is" : "checkpoints, if any, are", where);
 	if (text.data)
 		puts(str_make_plain(text.data));
 	fflush(stdout);
 }
 
-static int watch(struct watch *w, json_t **run)
+static int get_run(struct watch *w, struct run_view *run)
+{
+	_cleanup_free_ char *target = str_printf("/v1/runs/%lld", w->id);
+	_cleanup_json_ json_t *answer = NULL;
+	struct error err = ERROR_INIT;
+	int status = client_json(w->client, "GET", target, NULL, &answer);
+
+	if (status == 0 && run_view_decode(answer, run, &err) < 0)
+		status = client_fail(EXIT_FAILURE, "%s", err.message);
+	return status;
+}
+
+static int watch(struct watch *w, struct run_view *run)
 {
 	_cleanup_free_ char *metrics = str_printf("/v1/runs/%lld/metrics?follow=1", w->id);
-	_cleanup_free_ char *target = str_printf("/v1/runs/%lld", w->id);
 	_cleanup_free_ char *last = NULL;
-	int status = client_json(w->client, "GET", target, NULL, run);
+	int status = get_run(w, run);
 
-	while (status == 0 && !client_run_ended(*run)) {
-		const char *state = json_get_string(*run, "state", "");
-		const char *reason = json_get_string(*run, "reason", "");
-		char *now = str_printf("%s: %s", state, reason);
+	while (status == 0 && !run_state_final(run->state)) {
+		char *now = str_printf("%s: %s", run_states[run->state], run->reason ? run->reason : "");
 
 		if (!str_eq(now, last))
-			print_state(w, *run);
+			print_state(w, run);
 		free(last);
 		last = now;
-		w->started = json_get_number(*run, "started", 0);
-		if (str_eq(state, "running")) {
+		w->started = run->started;
+		if (run->state == RUN_RUNNING) {
 			/* To the end of the run; it may start again after a failure, and then go on here. */
 			status = client_stream(w->client, metrics, on_data, w);
 			clear_bar(w);
 		}
 		if (status == 0) {
-			int64_t version = json_get_int(*run, "version", 0);
+			int64_t version = run->version;
 
-			json_decref(*run);
-			*run = NULL;
-			status = client_wait_run(w->client, w->id, true, version, run);
+			run_view_release(run);
+			status = client_wait_run(w->client, w->id, true, version, run, NULL);
 		}
 	}
 	return status;
@@ -255,7 +260,7 @@ int cmd_watch(struct client *client, int argc, char **argv)
 	                            ARRAY_SIZE(options),
 	                            0,
 	                            1};
-	_cleanup_json_ json_t *run = NULL;
+	_cleanup_(run_view_release) struct run_view run = {0};
 	int first, status = options_parse(client, &usage, argc, argv, &first, NULL);
 
 	if (status != OPTIONS_DONE)
@@ -274,6 +279,6 @@ int cmd_watch(struct client *client, int argc, char **argv)
 	strbuf_free(&w.partial);
 	if (status != 0)
 		return status;
-	print_end(&w, run);
-	return client_run_status(run, -1);
+	print_end(&w, &run);
+	return client_run_status(&run, -1);
 }

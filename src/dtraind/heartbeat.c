@@ -12,6 +12,7 @@
 #include "controller/reconcile.h"
 #include "dtraind/log_streams.h"
 #include "dtraind/status.h"
+#include "wire/error_answer.h"
 
 enum { SPARE_PORTS = 4 };
 
@@ -105,10 +106,12 @@ static void on_beaten(void *context, const struct http_answer *a)
 {
 	struct link *l = context;
 	_cleanup_json_ json_t *answer = a->len ? json_loadb(a->body, a->len, 0, NULL) : NULL;
-	const char *why = a->status == 0
-	                      ? a->error.message
-	                      : json_get_string(json_object_get(answer, "error"), "message", "an error");
+	struct error_answer refusal;
+	const char *why = a->error.message;
 
+	error_answer_read(answer, &refusal);
+	if (a->status != 0)
+		why = refusal.message ? refusal.message : "an error";
 	l->beating = NULL;
 	if (a->error.code == -ECANCELED)
 		return;

@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "dtraind/heartbeat.h"
+#include "wire/error_answer.h"
 #include "wire/start_request.h"
 
 enum { CALL_SECONDS = 30 };
@@ -101,6 +102,7 @@ static void on_started_there(void *context, const struct http_answer *a)
 	_cleanup_json_ json_t *json = a->len ? json_loadb(a->body, a->len, 0, NULL) : NULL;
 	_cleanup_(start_answer_release) struct start_answer answer = {0};
 	struct peer_result result = {0};
+	struct error_answer refusal;
 	struct error err = ERROR_INIT;
 
 	if (a->error.code == -ECANCELED) {
@@ -116,8 +118,8 @@ static void on_started_there(void *context, const struct http_answer *a)
 		result.backoff = config->node_timeout;
 	} else {
 		result.code = a->status == 409 ? -EBUSY : -EREMOTEIO;
-		result.message =
-		    json_get_string(json_object_get(json, "error"), "message", "the node refused the start");
+		error_answer_read(json, &refusal);
+		result.message = refusal.message ? refusal.message : "the node refused the start";
 		if (a->status == 409) /* what has its slots is in its next heartbeat */
 			result.backoff = config->heartbeat;
 	}

@@ -69,7 +69,7 @@ static void answer(struct shutdown *s)
 		http_reply_error(s->request, 500, "still-running", "%d of %d attempts still run here", left,
 		                 s->count);
 	else
-		http_reply_json(s->request, 200, json_pack("{s:i}", "ended", s->count));
+		http_reply_json(s->request, 200, runs_ended_encode(&(struct runs_ended){s->count}));
 	s->request = NULL;
 }
 

@@ -14,6 +14,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/str.h"
+#include "wire/error_answer.h"
 
 enum { LINE_MAX_BYTES = 8192 };
 
@@ -288,11 +289,12 @@ static int remote_error(struct http_local *l, const struct head *h, const struct
                         struct error *err)
 {
 	_cleanup_json_ json_t *json = json_loadb(body->data ? body->data : "", body->len, 0, NULL);
-	const json_t *e = json_object_get(json, "error");
+	struct error_answer answer;
 
-	snprintf(l->code, sizeof(l->code), "%s", json_get_string(e, "code", ""));
+	error_answer_read(json, &answer);
+	snprintf(l->code, sizeof(l->code), "%s", answer.code);
 	return error_set(err, -EREMOTEIO, "%s",
-	                 json_get_string(e, "message", "dtraind has answered with an error"));
+	                 answer.message ? answer.message : "dtraind has answered with an error");
 }
 
 int http_local_bytes(struct http_local *l, const char *method, const char *target, const char *type,

@@ -6,6 +6,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "http/internal.h"
+#include "wire/error_answer.h"
 
 enum { STREAM_BLOCK = 32 * 1024 };
 
@@ -237,7 +238,7 @@ static void reply_error(struct http_request *r, int status, const char *code, co
 
 	vsnprintf(message, sizeof(message), fmt, ap);
 	str_make_utf8(message); /* paths and words of others may hold anything, and may be cut */
-	http_reply_json(r, status, json_pack("{s:{s:s,s:s}}", "error", "code", code, "message", message));
+	http_reply_json(r, status, error_answer_encode(&(struct error_answer){code, message}));
 }
 
 void http_reply_error(struct http_request *r, int status, const char *code, const char *fmt, ...)

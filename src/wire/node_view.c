@@ -36,12 +36,12 @@ MESSAGE_DEFINE_DECODE(foreign_attempt)
 
 static const struct field node_fields[] = {
     F(name, FIELD_STRING, FIELD_REQUIRED),
-    F(address, FIELD_STRING, FIELD_REQUIRED),
-    F(port, FIELD_INT, FIELD_REQUIRED),
+    F(address, FIELD_STRING, FIELD_NULL),
+    F(port, FIELD_INT, FIELD_DEFAULT),
     F(state, FIELD_ENUM, FIELD_REQUIRED, .names = node_states),
     F(controller, FIELD_BOOL, FIELD_DEFAULT),
-    F(slots, FIELD_INT, FIELD_REQUIRED),
-    F(free, FIELD_INT, FIELD_REQUIRED),
+    F(slots, FIELD_INT, FIELD_DEFAULT),
+    F(free, FIELD_INT, FIELD_DEFAULT),
     F(version, FIELD_STRING, FIELD_NULL),
     F(labels, FIELD_STRINGS, FIELD_DEFAULT),
     F(error, FIELD_STRING, FIELD_NULL),
@@ -97,3 +97,31 @@ static const struct field device_drained_fields[] = {
 const struct message device_drained_message = {"device", sizeof(struct device_drained), device_drained_fields,
                                                ARRAY_SIZE(device_drained_fields), MESSAGE_OPEN};
 MESSAGE_DEFINE_DECODE(device_drained)
+
+#undef F
+#define F(...) MESSAGE_FIELD(service_version, __VA_ARGS__)
+
+static const struct field version_fields[] = {
+    F(version, FIELD_STRING, FIELD_REQUIRED),
+    F(node, FIELD_STRING, FIELD_REQUIRED),
+    F(controller, FIELD_STRING, FIELD_REQUIRED),
+};
+const struct message service_version_message = {"version", sizeof(struct service_version), version_fields,
+                                                ARRAY_SIZE(version_fields), MESSAGE_OPEN};
+MESSAGE_DEFINE_DECODE(service_version)
+
+static const struct field ended_fields[] = {MESSAGE_FIELD(runs_ended, ended, FIELD_INT, FIELD_REQUIRED)};
+const struct message runs_ended_message = {"ended runs", sizeof(struct runs_ended), ended_fields,
+                                           ARRAY_SIZE(ended_fields), MESSAGE_OPEN};
+MESSAGE_DEFINE_DECODE(runs_ended)
+
+#undef F
+#define F(...) MESSAGE_FIELD(foreign_stopped, __VA_ARGS__)
+
+static const struct field stopped_fields[] = {
+    F(name, FIELD_STRING, FIELD_REQUIRED),
+    F(stopping, FIELD_INT, FIELD_REQUIRED),
+};
+const struct message foreign_stopped_message = {"foreign work", sizeof(struct foreign_stopped),
+                                                stopped_fields, ARRAY_SIZE(stopped_fields), MESSAGE_OPEN};
+MESSAGE_DEFINE_DECODE(foreign_stopped)

@@ -61,6 +61,28 @@ struct device_list {
 
 MESSAGE_DECLARE(device_list)
 
+/* The answer to GET /v1/version. */
+struct service_version {
+	char *version, *node, *controller; /* controller: its name */
+};
+
+MESSAGE_DECLARE(service_version)
+
+/* The answer to POST /v1/end-runs. */
+struct runs_ended {
+	int64_t ended; /* attempts that ran when it began */
+};
+
+MESSAGE_DECLARE(runs_ended)
+
+/* The answer to POST /v1/nodes/NAME/cancel-foreign. */
+struct foreign_stopped {
+	char *name;
+	int64_t stopping; /* attempts */
+};
+
+MESSAGE_DECLARE(foreign_stopped)
+
 /* The answer to draining or resuming a node. */
 struct node_drained {
 	char *name;

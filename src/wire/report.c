@@ -8,6 +8,9 @@ const char *const attempt_states[] = {[ATTEMPT_STARTING] = "starting",
                                       [ATTEMPT_ENDED] = "ended",
                                       NULL};
 const char *const rank_states[] = {
+    [RANK_STARTING] = "starting", [RANK_RUNNING] = "running",         [RANK_EXITED] = "exited",
+    [RANK_LOST] = "lost",         [RANK_NOT_STARTED] = "not-started", NULL};
+static const char *const reported_states[] = {
     [RANK_STARTING] = "starting", [RANK_RUNNING] = "running", [RANK_EXITED] = "exited", NULL};
 
 #define F(...) MESSAGE_FIELD(rank_report, __VA_ARGS__)
@@ -15,7 +18,7 @@ const char *const rank_states[] = {
 static const struct field rank_fields[] = {
     F(rank, FIELD_INT, FIELD_REQUIRED, .max = INT32_MAX),
     F(slot, FIELD_INT, FIELD_OPTIONAL, .max = INT32_MAX, .absent = -1),
-    F(state, FIELD_ENUM, FIELD_REQUIRED, .names = rank_states),
+    F(state, FIELD_ENUM, FIELD_REQUIRED, .names = reported_states),
     F(pid, FIELD_INT, FIELD_OPTIONAL, .max = INT32_MAX),
     F(exit_status, FIELD_INT, FIELD_OPTIONAL, .max = INT32_MAX, .absent = -1),
     F(signal, FIELD_STRING, FIELD_NULL, .max = 32),

@@ -9,7 +9,14 @@
 #include "wire/message.h"
 
 enum attempt_state { ATTEMPT_STARTING, ATTEMPT_RUNNING, ATTEMPT_STOPPING, ATTEMPT_ENDED };
-enum rank_state { RANK_STARTING, RANK_RUNNING, RANK_EXITED };
+enum rank_state {
+	RANK_STARTING,
+	RANK_RUNNING,
+	RANK_EXITED,
+	/* No node reports these two: the controller knows them of a run that has ended. */
+	RANK_LOST, /* with its node */
+	RANK_NOT_STARTED,
+};
 
 extern const char *const attempt_states[]; /* by enum attempt_state; ends with NULL */
 extern const char *const rank_states[];    /* the same */

@@ -10,6 +10,7 @@
 
 #include "base/json.h"
 #include "base/log.h"
+#include "wire/worker_event.h"
 #include "worker/environment.h"
 #include "worker/service_client.h"
 #include "worker/stop.h"
@@ -71,8 +72,9 @@ int worker_main(void)
 	fprintf(stderr, "error: %s\n", err.message);
 	/* That a peer is lost is a consequence; the cause is what that peer reports, or how it ended. */
 	if (service)
-		service_client_event(
-		    service, err.code == -ECONNRESET || err.code == -ECANCELED ? "peer-lost" : "error",
-		    err.message);
+		service_client_event(service,
+		                     err.code == -ECONNRESET || err.code == -ECANCELED ? WORKER_PEER_LOST
+		                                                                       : WORKER_ERROR,
+		                     err.message);
 	return 1;
 }

@@ -16,6 +16,8 @@
 #include "base/json.h"
 #include "base/str.h"
 #include "http/local.h"
+#include "wire/error_answer.h"
+#include "wire/worker_event.h"
 
 #define QUEUE_MAX   256
 #define CLOSE_GRACE 2.0
@@ -106,12 +108,13 @@ static int rendezvous_call(struct service_client *service, const char *method, c
 static int remote_error(const char *key, int status, const char *answer, struct error *err)
 {
 	_cleanup_json_ json_t *j = NULL;
-	const char *words = "";
+	struct error_answer e;
 
-	if (answer && json_parse(answer, strlen(answer), "answer", &j, NULL) == 0)
-		words = json_get_string(json_object_get(j, "error"), "message", "");
+	if (answer)
+		json_parse(answer, strlen(answer), "answer", &j, NULL);
+	error_answer_read(j, &e);
 	return error_set(err, -EREMOTEIO, "rendezvous %s: the service answered %d%s%s", key, status,
-	                 *words ? ": " : "", words);
+	                 e.message ? ": " : "", e.message ? e.message : "");
 }
 
 static int service_put(void *context, const char *key, const void *data, size_t len, struct error *err)
@@ -285,7 +288,7 @@ void service_client_event(struct service_client *service, const char *kind, cons
 
 	if (!service->env->socket)
 		return;
-	j = json_pack("{s:i, s:s, s:s}", "rank", service->env->rank, "kind", kind, "message", message);
+	j = worker_event_encode(&(struct worker_event){service->env->rank, (char *)kind, (char *)message});
 	body = j ? json_to_string(j) : NULL;
 	target = str_printf("/v1/runs/%s/events?attempt=%lld", service->env->run_id,
 	                    (long long)service->env->attempt);

@@ -346,7 +346,8 @@ START_TEST(devices_show_what_there_is)
 	    "1073741824,"
 	    "\"memory_used\":1048576,\"utilization\":97,\"temperature\":64,\"power\":512.3,\"power_limit\":"
 	    "700,"
-	    "\"ecc_errors\":null,\"xid\":{\"code\":79},\"threads\":8,\"state\":\"draining\",\"run\":17,"
+	    "\"gpu\":3,\"ecc_errors\":null,\"xid\":{\"code\":79,\"message\":\"fell off the "
+	    "bus\",\"time\":1.5},\"threads\":8,\"state\":\"draining\",\"run\":17,"
 	    "\"reason\":\"Xid 79: fell off the bus\"}]}";
 	_cleanup_free_ char *first = answer_of(cpu), *second = answer_of(gpu), *text = NULL, *more = NULL;
 	const struct fake_step steps[] = {{"GET /v1/devices ", NULL, first, 1},

@@ -63,8 +63,8 @@ static char *generated(int64_t id, size_t count, const char *more)
 
 	strbuf_adds(&b, "{\"runs\":[");
 	for (size_t i = 0; i < count; i++)
-		strbuf_addf(&b, "%s{\"id\":%lld,\"uid\":%d,\"task\":\"generate\"}", i ? "," : "",
-		            (long long)(id - (int64_t)i), (int)geteuid());
+		strbuf_addf(&b, "%s{\"id\":%lld,\"uid\":%d,\"task\":\"generate\",\"state\":\"succeeded\"}",
+		            i ? "," : "", (long long)(id - (int64_t)i), (int)geteuid());
 	strbuf_addf(&b, "%s]}", more);
 	return strbuf_steal(&b);
 }
@@ -72,10 +72,11 @@ static char *generated(int64_t id, size_t count, const char *more)
 /* As many as were asked for, however many of generate there are between them, and few requests for them. */
 START_TEST(the_limit_counts_what_is_shown)
 {
-	_cleanup_free_ char *first = generated(1204, 99, ",{\"id\":1105,\"task\":\"sft\"}");
+	_cleanup_free_ char *first =
+	    generated(1204, 99, ",{\"id\":1105,\"task\":\"sft\",\"state\":\"running\"}");
 	_cleanup_free_ char *second = generated(1104, 998,
-	                                        ",{\"id\":106,\"task\":\"sft\"},"
-	                                        "{\"id\":105,\"task\":\"sft\"}");
+	                                        ",{\"id\":106,\"task\":\"sft\",\"state\":\"running\"},"
+	                                        "{\"id\":105,\"task\":\"sft\",\"state\":\"running\"}");
 	const struct exchange list[] = {
 	    {"GET /v1/runs?state=all&limit=100 ", first},
 	    {"GET /v1/runs?state=all&limit=1000&before=1105 ", second},
@@ -92,9 +93,9 @@ END_TEST
 /* A short page is the last; one request is enough. */
 START_TEST(a_limit_is_kept_within_a_page)
 {
-	static const struct exchange list[] = {
-	    {"GET /v1/runs?state=all&limit=100 ",
-	     "{\"runs\":[{\"id\":5,\"task\":\"sft\"},{\"id\":4,\"task\":\"sft\"}]}"}};
+	static const struct exchange list[] = {{"GET /v1/runs?state=all&limit=100 ",
+	                                        "{\"runs\":[{\"id\":5,\"task\":\"sft\",\"state\":\"running\"}"
+	                                        ",{\"id\":4,\"task\":\"sft\",\"state\":\"running\"}]}"}};
 	_cleanup_(call_release) struct call call = fixture_exchange(cmd_runs, "runs -n 1", list, 1);
 
 	ck_assert_ptr_nonnull(strstr(call.output, "\n5 "));
@@ -105,7 +106,8 @@ END_TEST
 START_TEST(the_newest_is_looked_for_in_large_pages)
 {
 	_cleanup_free_ char *first = generated(1200, 100, "");
-	_cleanup_free_ char *mine = str_printf(",{\"id\":101,\"uid\":%d,\"task\":\"sft\"}", (int)geteuid());
+	_cleanup_free_ char *mine =
+	    str_printf(",{\"id\":101,\"uid\":%d,\"task\":\"sft\",\"state\":\"running\"}", (int)geteuid());
 	_cleanup_free_ char *second = generated(1100, 999, mine);
 	const struct exchange list[] = {
 	    {"GET /v1/runs?state=all&limit=100&before=0 ", first},
@@ -150,10 +152,11 @@ END_TEST
 
 START_TEST(without_a_number_it_is_the_newest_of_mine)
 {
-	_cleanup_free_ char *runs =
-	    str_printf("{\"runs\":[{\"id\":30,\"uid\":%d,\"task\":\"sft\"},{\"id\":29,\"uid\":%d,"
-	               "\"task\":\"generate\"},{\"id\":17,\"uid\":%d,\"task\":\"command\"}]}",
-	               (int)geteuid() + 1, (int)geteuid(), (int)geteuid());
+	_cleanup_free_ char *runs = str_printf(
+	    "{\"runs\":[{\"id\":30,\"uid\":%d,\"task\":\"sft\",\"state\":\"running\"},{\"id\":29,\"uid\":%d,"
+	    "\"task\":\"generate\",\"state\":\"succeeded\"},{\"id\":17,\"uid\":%d,\"task\":\"command\","
+	    "\"state\":\"running\"}]}",
+	    (int)geteuid() + 1, (int)geteuid(), (int)geteuid());
 	const struct exchange show[] = {{"GET /v1/runs?state=all&limit=100&before=0 ", runs},
 	                                {"GET /v1/runs/17 ", "{\"id\":17,\"state\":\"queued\"}"}};
 	const struct exchange logs[] = {show[0], {"GET /v1/runs/17/logs?rank=0&tail=3 ", "one\n"}};

@@ -6,9 +6,12 @@
 
 #include "base/json.h"
 #include "base/str.h"
+#include "wire/error_answer.h"
 #include "wire/heartbeat.h"
 #include "wire/node_view.h"
+#include "wire/run_view.h"
 #include "wire/start_request.h"
+#include "wire/worker_event.h"
 
 /* Decodes and encodes again. */
 #define DEFINE_PASS(NAME)                                                                                    \
@@ -38,6 +41,15 @@ DEFINE_PASS(node_list)
 DEFINE_PASS(device_list)
 DEFINE_PASS(node_drained)
 DEFINE_PASS(device_drained)
+DEFINE_PASS(run_view)
+DEFINE_PASS(run_list)
+DEFINE_PASS(run_accepted)
+DEFINE_PASS(run_event)
+DEFINE_PASS(submit_request)
+DEFINE_PASS(worker_event)
+DEFINE_PASS(service_version)
+DEFINE_PASS(runs_ended)
+DEFINE_PASS(foreign_stopped)
 
 static const char START[] =
     "{\"controller\":\"n1\",\"cluster\":\"a1\",\"epoch\":3,\"run\":17,\"attempt\":2,\"user\":\"ada\","
@@ -80,6 +92,18 @@ static const char START[] =
 	"\"attempt\":1,\"cluster\":\"b2\",\"epoch\":1,\"user\":\"bob\",\"name\":\"x\",\"state\":"            \
 	"\"running\","                                                                                       \
 	"\"slots\":[0,1]}],\"reason\":\"a fan\",\"last_seen\":1732147200.5}"
+
+#define RUN                                                                                                  \
+	"{\"id\":17,\"name\":\"alpaca\",\"user\":\"ada\",\"uid\":1000,\"gid\":100,\"task\":\"sft\","         \
+	"\"state\":\"failed\",\"attempt\":2,\"version\":9,\"submitted\":1.5,\"started\":2.5,\"ended\":3.5,"  \
+	"\"nodes\":[\"n1\",\"n2\"],\"world_size\":2,\"ranks\":[{\"rank\":0,\"node\":\"n1\",\"slot\":1,"      \
+	"\"state\":\"exited\",\"pid\":12,\"exit_status\":137,\"signal\":\"SIGKILL\",\"ended\":3.25,"         \
+	"\"stopped\":true,\"oom\":true,\"core_dumped\":true},{\"rank\":1,\"node\":\"n2\",\"slot\":0,"        \
+	"\"slots\":[0,1],\"state\":\"not-started\",\"stopped\":false}],\"reason\":\"why\",\"detail\":"       \
+	"\"lines\","                                                                                         \
+	"\"exit_status\":137,\"progress\":{\"step\":3,\"own\":[1]},\"directory\":\"/home/"                   \
+	"ada\",\"output\":\"/x\","                                                                           \
+	"\"config\":{\"task\":\"sft\"}}"
 
 /* A message with all of its fields, and by name: one that must be there, and one that is of another type. A
  * dot leads into an object, a number into a list. */
@@ -127,6 +151,22 @@ static const struct sample {
     {"node", pass_node_drained, "{\"name\":\"n1\",\"state\":\"up\",\"reason\":null}", "name", "reason", NULL},
     {"device", pass_device_drained, "{\"node\":\"n1\",\"index\":3,\"state\":\"free\",\"reason\":null}",
      "index", "state", NULL},
+    {"run", pass_run_view, RUN, "state", "reason", NULL},
+    {"run", pass_run_view, RUN, "ranks.1.node", "ranks.0.signal", NULL},
+    {"run", pass_run_view, RUN, "id", "progress", NULL},
+    {"list of runs", pass_run_list, "{\"runs\":[" RUN "]}", "runs.0.ranks.0.state", "runs.0.nodes", NULL},
+    {"run", pass_run_accepted, "{\"id\":17,\"state\":\"queued\"}", "id", "state", NULL},
+    {"event", pass_run_event,
+     "{\"time\":1.5,\"run\":17,\"name\":\"x\",\"state\":\"queued\",\"attempt\":1,\"reason\":null,"
+     "\"nodes\":[\"n1\"]}",
+     "run", "nodes", NULL},
+    {"request body", pass_submit_request, "{\"config\":{\"task\":\"sft\"}}", "config", "config", ""},
+    {"event", pass_worker_event, "{\"rank\":3,\"kind\":\"error\",\"message\":\"it broke\"}", "kind", "rank",
+     ""},
+    {"version", pass_service_version, "{\"version\":\"1\",\"node\":\"n1\",\"controller\":\"n2\"}", "node",
+     "controller", NULL},
+    {"ended runs", pass_runs_ended, "{\"ended\":3}", "ended", "ended", NULL},
+    {"foreign work", pass_foreign_stopped, "{\"name\":\"n1\",\"stopping\":2}", "name", "stopping", NULL},
     {"answer to a start", pass_start_answer, "{\"instance\":\"0123abcd\",\"sequence\":5}", NULL, "sequence",
      NULL},
 };
@@ -145,10 +185,9 @@ static json_t *make(const struct sample *s)
 {
 	json_t *json = parse(s->text);
 
-	if (!json_object_get(json, "version"))
+	if (!json_object_get(json, "version") && s->pass != pass_drain_request &&
+	    s->pass != pass_submit_request)
 		json_object_set_new(json, "version", json_string(DTRAIN_VERSION));
-	if (s->pass == pass_drain_request)
-		json_object_del(json, "version");
 	return json;
 }
 
@@ -220,7 +259,8 @@ START_TEST(what_is_decoded_is_encoded_again)
 	_cleanup_json_ json_t *json = make(s), *again = NULL, *third = NULL;
 	struct error err = ERROR_INIT;
 
-	if (!s->unknown)
+	/* An answer has no version but that which it is about. */
+	if (!s->unknown && s->pass != pass_run_view && s->pass != pass_service_version)
 		json_object_del(json, "version");
 	ck_ok(s->pass(json, &again, &err), &err);
 	ck_assert_msg(contains(again, json), "%s: %s", s->name, json_to_string(again));
@@ -279,7 +319,7 @@ START_TEST(an_unknown_field_is_named)
 	ck_assert_ptr_null(json_object_get(again, "surprise"));
 	json_decref(steal_pointer(again));
 	/* As may one of a version that did not name itself; heartbeats always did. */
-	if (s->pass == pass_heartbeat)
+	if (s->pass == pass_heartbeat || s->pass == pass_service_version)
 		return;
 	json_object_del(json, "version");
 	ck_ok(s->pass(json, &again, &err), &err);
@@ -447,6 +487,42 @@ START_TEST(older_reports_are_read)
 }
 END_TEST
 
+/* A run may be any program: its reports are read as far as they are understood. */
+START_TEST(reports_of_any_program_are_read)
+{
+	_cleanup_json_ json_t *json = parse("{\"step\":12,\"steps\":\"many\",\"loss\":null,\"eval_loss\":2,"
+	                                    "\"tokens_per_second\":1.5,\"message\":\"hello\",\"own\":[]}");
+	struct progress p;
+
+	progress_read(json, &p);
+	ck_assert(p.has_step && !p.has_loss && p.has_eval_loss);
+	ck_assert_int_eq(p.step, 12);
+	ck_assert_int_eq(p.steps, 0);
+	ck_assert_double_eq(p.eval_loss, 2);
+	ck_assert_double_eq(p.tokens_per_second, 1.5);
+	ck_assert_str_eq(p.message, "hello");
+	progress_read(NULL, &p);
+	ck_assert(!p.has_step && !p.message);
+}
+END_TEST
+
+START_TEST(errors_are_read_from_any_answer)
+{
+	_cleanup_json_ json_t *json = error_answer_encode(&(struct error_answer){"busy", "no slot is free"});
+	_cleanup_json_ json_t *other = parse("{\"error\":[\"busy\"]}");
+	struct error_answer answer;
+
+	error_answer_read(json, &answer);
+	ck_assert_str_eq(answer.code, "busy");
+	ck_assert_str_eq(answer.message, "no slot is free");
+	error_answer_read(other, &answer);
+	ck_assert_str_eq(answer.code, "");
+	ck_assert_ptr_null(answer.message);
+	error_answer_read(NULL, &answer);
+	ck_assert_ptr_null(answer.message);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("wire");
@@ -463,6 +539,8 @@ int main(void)
 	tcase_add_test(tc, states_are_words_of_a_list);
 	tcase_add_test(tc, what_a_device_does_not_tell_is_absent);
 	tcase_add_test(tc, older_reports_are_read);
+	tcase_add_test(tc, reports_of_any_program_are_read);
+	tcase_add_test(tc, errors_are_read_from_any_answer);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
 }

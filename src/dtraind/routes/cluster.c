@@ -21,8 +21,8 @@ void route_version(void *context, struct http_request *r)
 	struct daemon *d = context;
 
 	http_reply_json(r, 200,
-	                json_pack("{s:s,s:s,s:s}", "version", DTRAIN_VERSION, "node", d->settings->name,
-	                          "controller", d->settings->controller));
+	                service_version_encode(&(struct service_version){
+	                    (char *)DTRAIN_VERSION, d->settings->name, d->settings->controller}));
 }
 
 void route_devices(void *context, struct http_request *r)
@@ -198,7 +198,8 @@ void route_cancel_foreign(void *context, struct http_request *r)
 	}
 	n = controller_cancel_foreign(d->controller, m->name, run);
 	if (n > 0)
-		http_reply_json(r, 202, json_pack("{s:s,s:I}", "name", m->name, "stopping", (json_int_t)n));
+		http_reply_json(r, 202,
+		                foreign_stopped_encode(&(struct foreign_stopped){m->name, (int64_t)n}));
 	else if (run)
 		http_reply_error(r, 404, "no-such-run", "there is no foreign run %lld on node %s",
 		                 (long long)run, m->name);

@@ -42,13 +42,11 @@ static bool check_submitter(struct http_request *r)
 static int normalize(const json_t *body, json_t **out, struct error *err)
 {
 	_cleanup_(run_config_freep) struct run_config *config = NULL;
-	const json_t *given = json_object_get(body, "config");
-	int r;
+	_cleanup_(submit_request_release) struct submit_request given = {0};
+	int r = submit_request_decode(body, &given, err);
 
-	if (!json_is_object(given))
-		return error_set(err, -EINVAL,
-		                 "request body: config: missing; the run's configuration is needed");
-	r = run_config_from_json(given, &config, err);
+	if (r == 0)
+		r = run_config_from_json(given.config, &config, err);
 	if (r == 0 && (!config->directory || config->directory[0] != '/'))
 		return error_set(err, -EINVAL,
 		                 "directory: the absolute path of the working directory is needed");
@@ -81,8 +79,7 @@ static void on_submitted(void *context, int64_t id, enum run_state state, const 
 	if (err)
 		refuse_submission(w->request, err);
 	else
-		http_reply_json(w->request, 201,
-		                json_pack("{s:I,s:s}", "id", (json_int_t)id, "state", run_state_name(state)));
+		http_reply_json(w->request, 201, run_accepted_encode(&(struct run_accepted){id, state}));
 }
 
 /* Takes run. */
@@ -195,14 +192,12 @@ static void reply_run(struct controller *c, struct http_request *request, const 
 {
 	_cleanup_free_ char *text = NULL;
 	bool own = caller_may(http_request_caller(request), r->uid);
-	json_t *o = run_to_json(r, own), *config = NULL;
+	_cleanup_json_ json_t *config = NULL;
 
 	/* The command line, the variables, the paths: nobody else's business. */
 	if (own && controller_run_config(c, r->id, &text, NULL) == 0)
 		config = json_loads(text, 0, NULL);
-	if (config)
-		json_object_set_new(o, "config", config);
-	http_reply_json(request, 200, o);
+	http_reply_json(request, 200, run_to_json_with(r, own, config));
 }
 
 /* A caller who waits for a run to change. */
@@ -289,7 +284,7 @@ void route_cancel(void *context, struct http_request *r)
 		                 run_state_name(run->state));
 		return;
 	}
-	http_reply_json(r, 202, json_pack("{s:I,s:s}", "id", (json_int_t)run->id, "state", "stopping"));
+	http_reply_json(r, 202, run_accepted_encode(&(struct run_accepted){run->id, RUN_STOPPING}));
 	controller_cancel_run(d->controller, run->id);
 }
 
@@ -337,11 +332,11 @@ static void wait_for_logs(struct daemon *d, struct http_request *r, const struct
 	http_request_on_close(r, on_logs_closed, w);
 }
 
-static struct log_place find_place(struct daemon *d, const json_t *rank)
+static struct log_place find_place(struct daemon *d, const struct run_rank *rank)
 {
-	const char *node = json_get_string(rank, "node", "");
+	const char *node = rank->node;
 	const struct member *m = controller_find_node(d->controller, node);
-	struct log_place place = {.rank = json_get_int(rank, "rank", 0)};
+	struct log_place place = {.rank = rank->rank};
 
 	if (strcmp(node, d->settings->name) != 0) {
 		place.address = m ? m->address : node;
@@ -352,7 +347,7 @@ static struct log_place find_place(struct daemon *d, const json_t *rank)
 
 static void serve_logs(struct daemon *d, struct http_request *r, const struct run *run, struct log_query q)
 {
-	size_t n = json_array_size(run->ranks);
+	size_t n = run->rank_count;
 	_cleanup_free_ struct log_place *places = calloc(n + 1, sizeof(*places));
 	_cleanup_free_ char *target = NULL;
 	struct log_place one;
@@ -370,11 +365,11 @@ static void serve_logs(struct daemon *d, struct http_request *r, const struct ru
 	}
 	if (q.rank < 0) {
 		for (size_t i = 0; i < n; i++)
-			places[i] = find_place(d, json_array_get(run->ranks, i));
+			places[i] = find_place(d, &run->ranks[i]);
 		logs_serve_merged(d, r, &q, places, n);
 		return;
 	}
-	one = find_place(d, json_array_get(run->ranks, q.rank));
+	one = find_place(d, &run->ranks[q.rank]);
 	if (!one.address) {
 		logs_serve_local(d, r, &q);
 		return;

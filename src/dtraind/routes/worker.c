@@ -15,6 +15,7 @@
 #include "controller/runs.h"
 #include "dtraind/routes/access.h"
 #include "dtraind/routes/routes.h"
+#include "wire/worker_event.h"
 
 /* The longest report: the last one stays in memory. */
 enum { REPORT_MAX = METRICS_REPORT_MAX };
@@ -141,7 +142,9 @@ void route_metrics_post(void *context, struct http_request *r)
 void route_worker_event(void *context, struct http_request *r)
 {
 	struct daemon *d = context;
+	_cleanup_(worker_event_release) struct worker_event event = {0};
 	_cleanup_json_ json_t *body = NULL;
+	struct error err = ERROR_INIT;
 	int64_t attempt;
 	char fields[64];
 	bool lost_peer;
@@ -151,16 +154,19 @@ void route_worker_event(void *context, struct http_request *r)
 	body = run && check_attempt(r, run, &attempt) == 0 ? http_request_json(r) : NULL;
 	if (!body)
 		return;
-	lost_peer = strcmp(json_get_string(body, "kind", ""), "peer-lost") == 0;
-	if (lost_peer || strcmp(json_get_string(body, "kind", ""), "error") == 0) {
+	if (worker_event_decode(body, &event, &err) < 0) {
+		http_reply_error(r, 400, "bad-json", "%s", err.message);
+		return;
+	}
+	lost_peer = str_eq(event.kind, WORKER_PEER_LOST);
+	if (lost_peer || str_eq(event.kind, WORKER_ERROR)) {
 		snprintf(fields, sizeof(fields), "RUN_ID=%lld\nRANK=%lld", (long long)run->id,
-		         (long long)json_get_int(body, "rank", -1));
+		         (long long)event.rank);
 		/* Its words are for the owner: not for the journal. */
 		log_write(LOG_WARNING, fields, "run %lld: rank %lld reports %s", (long long)run->id,
-		          (long long)json_get_int(body, "rank", -1),
-		          lost_peer ? "that it has lost a peer" : "an error");
-		controller_worker_error(d->controller, run->id, json_get_int(body, "rank", -1),
-		                        json_get_string(body, "message", ""), lost_peer);
+		          (long long)event.rank, lost_peer ? "that it has lost a peer" : "an error");
+		controller_worker_error(d->controller, run->id, event.rank,
+		                        event.message ? event.message : "", lost_peer);
 	}
 	http_reply_json(r, 200, json_object());
 }
