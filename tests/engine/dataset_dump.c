@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * dataset_dump TOKENIZER [KEY=VALUE …]: the rows of a dataset as JSON lines {"ids","targets","starts"}, the
- * training split first, a line "eval" between the two. What tests/engine/dataset_reference.py compares.
+ * training split first, a line "eval" between the two. tests/engine/dataset_reference.py compares them.
  */
 #include <errno.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* dataset.h over rows made up in memory, each of one document or of two. */
+/* An implementation of dataset.h with generated rows in memory, each of one document or of two. */
 #include "fake_dataset.h"
 
 #include <stdlib.h>

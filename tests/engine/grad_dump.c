@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * grad_dump MODEL BATCH OUT [recompute] [bf16]: loads a Hugging Face directory, runs one micro-batch forward
- * and backward, and writes what came out as OUT/model.safetensors: every gradient under its parameter's name,
+ * and backward, and writes the results as OUT/model.safetensors: every gradient under its parameter's name,
  * losses [tokens], logits [tokens, vocab] (fp32 only) and loss [1], the mean. BATCH is JSON:
- * {"documents":[[id, …], …], "masked":[n, …]}: the first n tokens of a document are no targets.
+ * {"documents":[[id, …], …], "masked":[n, …]}: the first n tokens of a document do not count in the loss.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -17,7 +17,7 @@ static void place(struct model_fixture *s)
 	model_place_buffers(s->model, &s->arena);
 }
 
-/* A parameter, through fp32 memory of the device: the host's is not the device's. */
+/* Writes a parameter through fp32 memory of the device, since memory of the host is not accessible there. */
 static int load_one(struct model_fixture *s, const struct model_parameter *p, model_fill_fn fill,
                     void *context, struct error *err)
 {

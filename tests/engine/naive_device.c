@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* device.h in the plainest C there is, fp32 alone: what the model is checked with when the kernels are not
- * the question, and what kernels can be compared with. */
+/* An implementation of device.h in plain loops, in fp32 only: for tests of the model that are independent of
+ * the kernels, and as a reference for the kernels. */
 #include <errno.h>
 #include <float.h>
 #include <math.h>

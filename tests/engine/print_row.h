@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A row of a dataset as one JSON object, as the Python sides of the comparisons read it. */
+/* Prints a row of a data set as one JSON object, for the Python programs that compare rows. */
 #pragma once
 
 #include <stdio.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Prints the rows that a run would see, one line of JSON a step:
+ * Prints the rows of each step of a run, one line of JSON for each step:
  * {"step":0,"rows":[{"ids":[…],"targets":[…],"starts":[…]},…]}, for comparisons with other implementations on
- * the very same batches. rows_dump TOKENIZER CACHE_DIR FORMAT TEMPLATE MAX_LENGTH ROWS_PER_STEP SEED STEPS
+ * the same batches. rows_dump TOKENIZER CACHE_DIR FORMAT TEMPLATE MAX_LENGTH ROWS_PER_STEP SEED STEPS
  * FILE
  */
 #include <errno.h>

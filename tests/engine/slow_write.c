@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Preloaded: a disk that takes SLOW_WRITE_MS for every write of a kilobyte or more. */
+/* A library for LD_PRELOAD that delays every write of a kilobyte or more by SLOW_WRITE_MS. */
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <sys/types.h>

@@ -28,7 +28,7 @@ struct operation {
 struct comm {
 	struct group *group;
 	int rank;
-	void *memory;                      /* the host's: one piece is all that a test asks for */
+	void *memory;                      /* of the host; a test allocates at most once */
 	struct operation queue[QUEUE_MAX]; /* that of ticket t is at t % QUEUE_MAX */
 	comm_ticket queued, completed;
 };
@@ -86,7 +86,7 @@ int comm_size(const struct comm *c)
 	return c->group->world_size;
 }
 
-/* Shows every rank's buffer to every rank; leave() before anybody goes on. */
+/* Makes the buffers of all ranks known to every rank; leave() has to be called before a rank continues. */
 static struct group *enter(struct comm *c, void *buffer)
 {
 	c->group->buffer[c->rank] = buffer;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* comm.h between threads of one process, for tests of what uses it. A collective is done when it is waited
- * for (by all ranks), not before. */
+/* An implementation of comm.h between threads of one process, for tests of code that uses it. A collective is
+ * done when it is waited for (by all ranks), not before. */
 #pragma once
 
 #include "engine/comm/comm.h"

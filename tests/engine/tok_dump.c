@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * tok_dump TOKENIZER [plain|special|decode|skip|time]: texts on stdin, each a decimal length, a newline, and
- * so many bytes; ids on stdout, one line a text. decode and skip read lines of ids and write texts in that
- * framing. time encodes every text ten times and prints the best rate in MB/s.
+ * that many bytes; ids on stdout, one line for each text. decode and skip read lines of ids and write texts
+ * in that framing. time encodes every text ten times and prints the best rate in MB/s.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -86,7 +86,7 @@ static int decode_all(const struct tokenizer *tok, bool skip, struct error *err)
 	return 0;
 }
 
-/* One framed text of stdin. */
+/* Reads one framed text from stdin. */
 static int next_text(void *context, const char **text, size_t *len, struct error *err)
 {
 	char **buffer = context, line[32];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A stand-in for cuBLASLt: column-major matrices in plain loops, and a word where shapes do not fit. */
+/* A stand-in for cuBLASLt: column-major matrices in plain loops, with a message where shapes do not fit. */
 #include <cublasLt.h>
 #include <stdlib.h>
 #include <string.h>
@@ -131,7 +131,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
                                               cublasLtMatmulPreference_t p, int wanted,
                                               cublasLtMatmulHeuristicResult_t *results, int *found)
 {
-	/* The real one has its conditions, too: callers have to bear a no. */
+	/* The real library has such conditions, too: callers have to handle a refusal. */
 	if (d->epilogue >= CUBLASLT_EPILOGUE_BIAS && c->ld % 2) {
 		*found = 0;
 		return d->epilogue == CUBLASLT_EPILOGUE_BIAS ? CUBLAS_STATUS_NOT_SUPPORTED
@@ -180,7 +180,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
 	simt_check(workspace, "the workspace of a gemm");
 	simt_check(d->bias, "the bias of a gemm");
 	if (d->epilogue >= CUBLASLT_EPILOGUE_BIAS && cl->ld % 5 == 0)
-		return CUBLAS_STATUS_NOT_SUPPORTED; /* a no that comes late */
+		return CUBLAS_STATUS_NOT_SUPPORTED; /* a refusal by the call itself */
 	if ((d->a == CUBLAS_OP_T ? al->cols : al->rows) != cl->rows ||
 	    (d->b == CUBLAS_OP_T ? bl->cols : bl->rows) != k ||
 	    (d->b == CUBLAS_OP_T ? bl->rows : bl->cols) != cl->cols || al->type != bl->type || c != e ||

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A stand-in for cuDNN's graph API, as strict about descriptors as the library is found to be, and stricter
- * about what a plan is given: it keeps whatever is set, looks at it when it is finalized, and computes the
- * attention that the descriptors say in plain loops in float64.
+ * A stand-in for the graph API of cuDNN, as strict about descriptors as the library was observed to be, and
+ * stricter about the arguments of a plan: it stores all attributes, checks them when a descriptor is
+ * finalized, and computes the attention that the descriptors describe in plain loops in float64.
  */
 #include "engine/device/cuda/attention/cudnn.h"
 
@@ -34,7 +34,7 @@ struct attribute {
 struct descriptor {
 	int type, count;
 	bool final;
-	struct descriptor *own; /* an engine that came with an answer */
+	struct descriptor *own; /* the engine that a query has returned */
 	struct attribute attributes[ATTRIBUTES];
 };
 
@@ -42,7 +42,7 @@ struct cudnnContext {
 	cudaStream_t stream;
 };
 
-/* What was wrong last: the library has such words, too. */
+/* The last error message; the library has one, too. */
 static char words[160];
 static int executions;
 
@@ -208,7 +208,7 @@ static const int64_t *strides(const struct descriptor *t)
 	return numbers(t, CUDNN_ATTR_TENSOR_STRIDES);
 }
 
-/* ---- what is looked at when a descriptor is finalized ---- */
+/* ---- checks when a descriptor is finalized ---- */
 static bool is_tensor(const struct descriptor *t, int type, int64_t a, int64_t b, int64_t c, int64_t d)
 {
 	const int64_t *n = t && t->type == CUDNN_BACKEND_TENSOR_DESCRIPTOR ? dims(t) : NULL;
@@ -250,7 +250,7 @@ static cudnnStatus_t finalize_mask(const struct descriptor *d)
 	return CUDNN_STATUS_SUCCESS;
 }
 
-/* Attributes of the two operations, by their places: of the forward, of the backward. */
+/* Attributes of the forward and of the backward operation, by index. */
 struct names {
 	int q, k, v, o, scale, lengths_q, lengths_kv, graph, in, out;
 };
@@ -397,7 +397,7 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor)
 	return status;
 }
 
-/* ---- what the library chooses ---- */
+/* ---- choices of the library ---- */
 static void fill(struct descriptor *d, int name, int type, const void *element)
 {
 	d->final = false;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What src/engine/device/cuda/hardware.cuh says in instructions, said in C++ over the emulator; given to the
- * compiler before each kernel. */
+/* The functions of src/engine/device/cuda/hardware.cuh in C++ over the emulator, instead of in instructions
+ * of the GPU; the compiler reads this file before each kernel. */
 #pragma once
 
 #define DEVICE_HARDWARE

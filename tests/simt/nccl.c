@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A stand-in for NCCL: ranks are threads of one process, a collective is done by a thread of the last to call
- * it. */
+/* A stand-in for NCCL: ranks are threads of one process; the thread of the last rank that calls a collective
+ * carries it out. */
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -34,14 +34,14 @@ struct fake_comm {
 	struct group *group;
 	int rank, polls;
 	bool aborted;
-	bool connected; /* a first collective is taken when all ranks have come to it */
+	bool connected; /* the first collective is queued when all ranks have called it */
 	int queued;     /* calls not yet done */
 	struct call call[256];
 	int registered;
 	struct region region[REGISTERED];
 };
 
-/* The world of one id; never freed: a test is short. */
+/* The ranks of one id; never freed, since a test is short. */
 static struct group {
 	int n, joined;
 	bool died; /* a rank of it */
@@ -157,7 +157,8 @@ ncclResult_t ncclCommAbort(ncclComm_t c)
 	return ncclSuccess;
 }
 
-/* What happens to be wrong ends the program: the real one would go on with other ranks' memory. */
+/* An error in the use of NCCL ends the program: the real library would continue with memory of other ranks.
+ */
 __attribute__((noreturn)) static void wrong(const char *what)
 {
 	fprintf(stderr, "NCCL's stand-in: %s\n", what);
@@ -233,7 +234,7 @@ void simt_nccl_refuse(int rank, int after)
 	pthread_mutex_unlock(&lock);
 }
 
-/* Whether what a rank's next call works on lies in a registered buffer. */
+/* Whether the data of a rank's next call are in a registered buffer. */
 static bool is_registered(const struct fake_comm *c)
 {
 	const char *from = c->call[0].from;
@@ -270,7 +271,7 @@ static double reduced(const struct group *g, size_t i)
 	return x;
 }
 
-/* The first call of every rank, all being there. */
+/* The first call of every rank, when all ranks have called. */
 static void carry_out(struct group *g)
 {
 	const struct call *k = &g->rank[0]->call[0];
@@ -312,7 +313,7 @@ static ncclResult_t add(struct fake_comm *c, struct call call)
 	pthread_mutex_lock(&lock);
 	simt_stream_begin(call.stream);
 	c->call[c->queued++] = call;
-	/* Ranks that call different things wait for each other, as they do over NCCL. */
+	/* Ranks that call different collectives wait for each other, as they do with NCCL. */
 	for (int r = 0; r < c->group->n; r++)
 		all = all && c->group->rank[r] && c->group->rank[r]->queued &&
 		      c->group->rank[r]->call[0].what == c->call[0].what &&

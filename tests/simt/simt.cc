@@ -59,7 +59,8 @@ static void die(const char *what)
 	abort();
 }
 
-/* ---- switching: by hand where that is known, since ucontext asks the kernel for the signal mask ---- */
+/* ---- switching: in assembly where it is implemented, since ucontext makes a system call for the signal mask
+ * ---- */
 #if defined(__x86_64__)
 extern "C" void simt_switch(void **save, void *to);
 __asm__(".text\n"
@@ -119,7 +120,7 @@ static fiber *self()
 	return &m.fibers[m.current];
 }
 
-/* A fiber never ends: it runs a block's thread, and waits for the next. */
+/* A fiber never ends: it runs a thread of a block, and waits for the next one. */
 static void entry()
 {
 	for (;;) {
@@ -176,7 +177,7 @@ static void run_block()
 		for (unsigned w = 0; w < m.threads / WARP; w++) {
 			unsigned warp = m.reverse ? m.threads / WARP - 1 - w : w;
 
-			/* A warp goes on alone as long as it only meets itself. */
+			/* A warp runs alone as long as it only reaches barriers of the warp. */
 			do {
 				for (unsigned l = 0; l < WARP; l++) {
 					m.current = warp * WARP + (m.reverse ? WARP - 1 - l : l);
@@ -225,7 +226,8 @@ void launch(const char *kernel, dim3 grid, dim3 block, size_t shared, body f, vo
 		die("no such grid");
 	if (shared > simt_shared_most())
 		die("more shared memory than a block may have");
-	/* The last warp's lanes beyond the block idle; only a block of one warp may be less than whole ones.
+	/* Lanes of the last warp beyond the block are idle; only a block of one warp may have an incomplete
+	 * warp.
 	 */
 	if (threads > 1 && threads % WARP)
 		die("a block of no whole warps");
@@ -251,7 +253,7 @@ void launch(const char *kernel, dim3 grid, dim3 block, size_t shared, body f, vo
 				blockIdx = {x, y, z};
 				if (shared)
 					memset(m.shared, 0xff, shared);
-				if (asked == 1) { /* nobody to meet */
+				if (asked == 1) { /* no other lane */
 					threadIdx = {0, 0, 0};
 					m.current = 0;
 					f(context);

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * A GPU of one multiprocessor, in plain C++: the threads of a block are fibers on one thread of the host, and
- * blocks run one after the other. A thread runs until it meets a barrier (of its block or its warp), so that
- * a kernel that lacks one gives other results when the threads run in the opposite order: SIMT_ORDER=reverse.
+ * blocks run one after the other. A thread runs until it reaches a barrier (of its block or its warp), so
+ * that a kernel that lacks a barrier gives other results when the threads run in the opposite order, which
+ * SIMT_ORDER=reverse sets.
  *
  * A barrier that some threads of a block never reach, or an exit from within a warp's exchange, ends the
  * program with the kernel's name. Dynamic shared memory is filled with NaNs before each block, and
- * asynchronous copies land only when they are waited for. A block may have 227 KiB of it, or as many as
- * SIMT_SHARED says.
+ * asynchronous copies are carried out only when the kernel waits for them. A block may have 227 KiB of shared
+ * memory, or SIMT_SHARED KiB.
  */
 #pragma once
 
@@ -38,13 +39,12 @@ typedef void (*body)(void *context);
 void launch(const char *kernel, dim3 grid, dim3 block, size_t shared, body f, void *context);
 void *dynamic_shared();
 
-/* Meeting points of the running thread. */
+/* Barriers of the running thread. */
 void block_barrier();
-/* All threads of the block meet; whether p held for any. */
+/* Barrier of all threads of the block; returns whether p is true for any. */
 bool block_any(bool p);
-/* All lanes of the warp meet: each brings `bytes` (up to 16) and sees what the others brought, lane by lane.
- */
-const unsigned char *warp_exchange(const void *data, size_t bytes); /* lane l's lie at 16·l */
+/* Barrier of all lanes of the warp: each passes `bytes` (up to 16) and gets those of all lanes, in order. */
+const unsigned char *warp_exchange(const void *data, size_t bytes); /* those of lane l are at 16·l */
 
 void copy_async(void *shared, const void *global, bool valid);
 void copy_commit();
@@ -56,7 +56,7 @@ template <typename F> void launch_lambda(const char *kernel, dim3 grid, dim3 blo
 	    kernel, grid, block, shared, [](void *context) { (*(F *)context)(); }, &f);
 }
 
-/* A kernel's pointers, those in a struct apart. */
+/* The pointers among the arguments of a kernel, except for those in a struct. */
 template <typename T> void check_argument(const char *kernel, T *p)
 {
 	simt_check(p, kernel);

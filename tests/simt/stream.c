@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Streams and events: what kernels and copies do is done at once, what a collective does takes its time. */
+/* Streams and events: kernels and copies are done at once, collectives complete later. */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@ struct place {
 
 struct simt_stream {
 	uint64_t queued, done;
-	struct place awaited; /* what this stream has been told to wait for last */
+	struct place awaited; /* that this stream waits for, the last one */
 	struct simt_stream *next;
 };
 
@@ -24,7 +24,7 @@ struct simt_event {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static struct simt_stream *streams; /* all there are */
+static struct simt_stream *streams; /* all streams */
 
 static int reached(const struct place *p)
 {
@@ -43,7 +43,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags)
 	return cudaSuccess;
 }
 
-/* Nobody waits any longer for what goes away. */
+/* Ends all waits for a stream or event that is destroyed. */
 cudaError_t cudaStreamDestroy(cudaStream_t s)
 {
 	pthread_mutex_lock(&lock);
@@ -123,7 +123,7 @@ int simt_reads(void)
 	return __atomic_load_n(&reads, __ATOMIC_RELAXED);
 }
 
-/* Of this thread. */
+/* The last error of this thread. */
 static _Thread_local cudaError_t last;
 
 cudaError_t cudaGetLastError(void)

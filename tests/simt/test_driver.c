@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is said where the driver is missing, too old, or in trouble. */
+/* The messages where the driver is missing, too old, or reports an error. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -41,7 +41,7 @@ START_TEST(too_old)
 	refused(
 	    (struct driver_report){.runtime = 12040, .driver = 11070},
 	    "the NVIDIA driver is too old: it supports CUDA 11.7, this engine needs CUDA 12.4, driver 525");
-	/* A later minor version of the runtime is no reason. */
+	/* A later minor version of the runtime is not an error. */
 	ck_assert_int_eq(driver_check(&(struct driver_report){.runtime = 13010, .driver = 13000}, NULL), 0);
 	ck_assert_int_eq(driver_check(&(struct driver_report){.runtime = 13000, .driver = 14000}, NULL), 0);
 }

@@ -24,7 +24,7 @@ struct rank {
 	struct device *dev;
 	struct comm *comm;
 	void (*body)(struct rank *r);
-	pthread_barrier_t *together; /* all have their device: from here on, seconds count */
+	pthread_barrier_t *together; /* all ranks have their device; time is measured from here on */
 	pthread_t thread;
 };
 
@@ -157,13 +157,13 @@ static void collectives(struct rank *r)
 	finish(r, comm_all_reduce_f64(r->comm, b, 1, COMM_SUM), (float *)&sum, b, sizeof(sum));
 	ck_assert_double_eq(sum, 3.75);
 	for (int i = 0; i < 5; i++) {
-		if (r->rank) /* the first has to wait */
+		if (r->rank) /* the first rank has to wait */
 			nanosleep(&(struct timespec){.tv_nsec = 5 * 1000 * 1000}, NULL);
 		comm_barrier(r->comm);
 		ck_ok(comm_flush(r->comm, &err), &err);
-		if (r->rank) /* the emulator's kernels are of one thread */
+		if (r->rank) /* the emulator runs kernels in one thread only */
 			continue;
-		/* That something was not ready yet is not this kernel's fault. */
+		/* "Not ready" of an earlier call is no error of this kernel. */
 		device_scale(r->dev, b, DTYPE_F32, 1, COUNT);
 		ck_ok(device_synchronize(r->dev, &err), &err);
 	}
@@ -176,8 +176,8 @@ START_TEST(every_collective)
 }
 END_TEST
 
-/* Three buffers, of which rank 1 can register two: nobody keeps one, and collectives go on without. The
- * stand-in ends the program where it sees some ranks' buffers registered and others' not. */
+/* Rank 1 can register two of three buffers: no rank keeps a registration, and collectives work without. The
+ * stand-in ends the program where buffers are registered on some ranks only. */
 static void one_cannot_register(struct rank *r)
 {
 	struct comm_buffer buffers[3];
@@ -189,7 +189,7 @@ static void one_cannot_register(struct rank *r)
 		ck_ok(comm_alloc(r->comm, 64, &buffers[i].data, &err), &err);
 	}
 	for (int round = 0; round < 2; round++) {
-		/* In the second round it can. */
+		/* In the second round rank 1 can register all. */
 		ck_assert_int_eq(comm_register(r->comm, buffers, 3, &err), round);
 		ck_assert_int_eq(simt_nccl_registered(r->comm->nccl), 3 * round);
 		for (int i = 0; i < 3; i++)
@@ -210,8 +210,8 @@ START_TEST(registered_everywhere_or_nowhere)
 }
 END_TEST
 
-/* A communicator that ends in the midst of a collective leaves its buffers registered until that is aborted:
- * the stand-in ends the program otherwise. */
+/* A communicator that is destroyed during a collective keeps its buffers registered until the collective is
+ * aborted; otherwise the stand-in ends the program. */
 static void ends_in_the_midst(struct rank *r)
 {
 	struct error err = ERROR_INIT;
@@ -254,7 +254,7 @@ START_TEST(a_missing_rank_is_an_error)
 }
 END_TEST
 
-/* A first all-reduce of all, then of ranks that find out within a second that it is the last. */
+/* A first all-reduce of all ranks; then one that fails, which the ranks notice within a second. */
 static comm_ticket begin(struct rank *r, int size, int timeout_s, void **b)
 {
 	struct error err = ERROR_INIT;
@@ -278,7 +278,7 @@ static void stands_still(struct rank *r, comm_ticket ticket, int code, const cha
 	ck_assert_int_eq(comm_wait(r->comm, comm_barrier(r->comm), &err), code);
 }
 
-/* Rank 1 does not take part in the last collective: the other's wait for the device ends, too. */
+/* Rank 1 does not take part in the last collective: the wait of the other rank for its device ends, too. */
 static void stalls(struct rank *r)
 {
 	void *b;
@@ -299,7 +299,7 @@ START_TEST(a_stall_is_an_error)
 }
 END_TEST
 
-/* The same at the very first, which NCCL does not even take. */
+/* The same in the first collective, which NCCL does not queue. */
 static void stalls_at_once(struct rank *r)
 {
 	void *b;
@@ -321,7 +321,7 @@ START_TEST(a_stall_at_the_first)
 }
 END_TEST
 
-/* Rank 1 is late, rank 2 cannot be heard. */
+/* Rank 1 is late; rank 2 cannot be reached. */
 static void two_are_missing(struct rank *r)
 {
 	void *b;
@@ -398,7 +398,7 @@ START_TEST(calls_that_differ)
 }
 END_TEST
 
-/* Rank 1 has queued it, but its GPU is not done with what comes before. */
+/* Rank 1 has queued the collective, but its GPU has not completed earlier work. */
 static void hangs(struct rank *r)
 {
 	void *b;
@@ -425,7 +425,7 @@ START_TEST(a_gpu_that_hangs)
 }
 END_TEST
 
-/* One that goes on after a while has not stalled, and says so before the next time. */
+/* A rank that continues after a while has not stalled, and reports this before the next check. */
 static void goes_on(struct rank *r)
 {
 	struct error err = ERROR_INIT;
@@ -452,7 +452,7 @@ static int put_nothing(void *context, const char *key, const void *data, size_t 
 	return 0;
 }
 
-/* What others have written, by their rank; NULL: nothing. */
+/* The values that other ranks have written, by rank; NULL: none. */
 static int get_place(void *context, const char *key, int timeout_ms, void **data, size_t *len,
                      struct error *err)
 {
@@ -504,7 +504,7 @@ START_TEST(many_that_are_missing)
 }
 END_TEST
 
-/* Where all are told to stop, since one has died, the others do not wait for the time-out. */
+/* When all ranks are told to stop because one has died, the others do not wait for the time-out. */
 static void told_to_stop(struct rank *r)
 {
 	double start = clock_monotonic();
@@ -535,7 +535,7 @@ static void *abort_soon(void *context)
 	return NULL;
 }
 
-/* In a collective that NCCL has taken, and in a first one that it has not. */
+/* In a collective that NCCL has queued, and in a first one that it has not queued. */
 static void aborted(struct rank *r, bool first)
 {
 	struct error err = ERROR_INIT;
@@ -577,7 +577,7 @@ START_TEST(abort_from_another_thread)
 }
 END_TEST
 
-/* A second communicator beside that of all, of some of them. */
+/* A second communicator of some of the ranks, in addition to that of all. */
 static void beside(struct rank *r)
 {
 	struct comm_options o = {.rank = r->rank / 2,

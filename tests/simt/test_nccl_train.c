@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A collective that fails in the midst of a step or of a save: the device goes on with whatever lies in its
- * buffers, and nothing of that may be reported or published. Rank 0 trains over the emulated GPU and the
- * stand-in for NCCL; rank 1 is a thread that takes part in the collectives alone.
+ * A collective fails during a step or a save: the device continues with undefined contents of its buffers,
+ * and results from them must not be reported or saved. Rank 0 trains over the emulated GPU and the stand-in
+ * for NCCL; rank 1 is a thread that only takes part in the collectives.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -22,8 +22,8 @@ static char *model_file(const char *name)
 	return str_printf("%s/tests/engine/bytes/%s", getenv("srcdir") ?: ".", name);
 }
 
-/* How rank 1 leaves step 2, after the gradients and before the sums of losses; or that it waits after step 1
- * for rank 0 to save. */
+/* How rank 1 ends in step 2, between the gradients and the sums of losses; or that it waits after step 1
+ * until rank 0 has saved. */
 enum end { STALLS, DIES, WAITS };
 
 struct world {
@@ -31,7 +31,7 @@ struct world {
 	enum end end;
 	struct model_config c;
 	struct model_layout *layout;
-	sem_t over; /* rank 0 has seen what it was to see */
+	sem_t over; /* rank 0 has made its checks */
 	pthread_t peer;
 
 	struct device *dev; /* rank 0's from here on */
@@ -54,7 +54,7 @@ static struct comm *join(struct world *w, int rank, struct device **dev)
 	return c;
 }
 
-/* What a step of two ranks under ddp adds up: each unit's gradients, then the losses. */
+/* The collectives of a step of two ranks with ddp: the gradients of each unit, then the losses. */
 static void add_up(struct world *w, struct comm *c, void *gradients, double *sums)
 {
 	for (int u = w->layout->units - 1; u >= 0; u--)
@@ -141,7 +141,7 @@ static int on_save(void *context, int64_t step, bool stopped, struct error *err)
 	return 0;
 }
 
-/* Whatever the abort leaves there: what lay there, or numbers that are none. */
+/* The contents of the buffer after the abort: the previous ones, or NaNs. */
 START_TEST(a_failed_collective_is_no_step)
 {
 	static const struct {
@@ -171,7 +171,7 @@ START_TEST(a_failed_collective_is_no_step)
 }
 END_TEST
 
-/* The tensors of the model are written, nothing is in place yet. */
+/* The tensors of the model are written, but nothing is renamed into place yet. */
 static struct comm *aborted_while_saving;
 int __real_checkpoint_state_save(const char *directory, const struct checkpoint_state *s, bool resume,
                                  struct error *err);
@@ -189,7 +189,7 @@ static void ignore_line(void *none, const char *message)
 {
 }
 
-/* The communicator fails while rank 0 writes a checkpoint, or the model: neither is put in place. */
+/* The communicator fails while rank 0 writes a checkpoint, or the model: neither is renamed into place. */
 START_TEST(a_failed_communicator_publishes_nothing)
 {
 	_cleanup_free_ char *out = NULL, *config = model_file("config.json"), *published = NULL,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is saved from a GPU: the bytes, and how many reads bring them. Each read waits for the GPU. */
+/* Saving from a GPU: the saved bytes, and the number of reads, each of which waits for the GPU. */
 #include <cuda_runtime_api.h>
 
 #include "../engine/fake_dataset.h"
@@ -8,12 +8,12 @@
 #include "engine/train/trainer.h"
 #include "unit.h"
 
-/* An embedding of 1.5 million elements; everything else is far below one. */
+/* An embedding of 1.5 million elements; all others are far below one million. */
 static const char model_text[] =
     "{\"model_type\":\"llama\",\"hidden_size\":32,\"intermediate_size\":160,\"num_hidden_layers\":1,"
     "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"vocab_size\":48000,\"tie_word_embeddings\":true}";
 
-/* What is saved of a parameter's elements, each by itself. */
+/* The saved values of a parameter, converted one by one. */
 static void expect_bytes(struct trainer *t, const struct model_parameter *p, const void *saved)
 {
 	float *all = malloc((size_t)p->count * sizeof(*all));
@@ -28,7 +28,7 @@ static void expect_bytes(struct trainer *t, const struct model_parameter *p, con
 	free(want);
 }
 
-/* _i: weights without a master copy, which lie there in bf16 already. */
+/* _i: weights without a master copy, which are in bf16 already. */
 START_TEST(one_read_for_a_million_elements)
 {
 	_cleanup_(weights_sources_free) struct weights_sources sources = {0};

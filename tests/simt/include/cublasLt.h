@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* As much of cuBLASLt as cuda/gemm.c asks of it; cublaslt.c beside simt.cc multiplies in plain loops. */
+/* The part of cuBLASLt that the engine uses; tests/simt/cublaslt.c implements it with plain loops. */
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -24,7 +24,7 @@ typedef enum {
 } cublasLtMatmulDescAttributes_t;
 typedef enum {
 	CUBLASLT_EPILOGUE_DEFAULT = 1,
-	CUBLASLT_EPILOGUE_BIAS = 4,    /* to each row of D its element of the bias */
+	CUBLASLT_EPILOGUE_BIAS = 4,    /* adds its element of the bias to each row of D */
 	CUBLASLT_EPILOGUE_BGRADB = 512 /* the bias becomes the sums of op(B)'s columns over k */
 } cublasLtEpilogue_t;
 typedef enum {
@@ -41,7 +41,7 @@ typedef struct fake_operation *cublasLtMatmulDesc_t;
 typedef struct fake_layout *cublasLtMatrixLayout_t;
 typedef struct fake_preference *cublasLtMatmulPreference_t;
 typedef struct {
-	uint32_t align[4]; /* of a, b, c, d: what was promised when it was chosen */
+	uint32_t align[4]; /* of a, b, c, d: as given when the algorithm was chosen */
 } cublasLtMatmulAlgo_t;
 typedef struct {
 	cublasLtMatmulAlgo_t algo;

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* As much of the CUDA runtime as device/cuda asks of it, over the host's memory: everything is done at once.
- */
+/* The part of the CUDA runtime that device/cuda uses, with memory of the host: everything is done at once. */
 #pragma once
 
 #include <stddef.h>
@@ -30,12 +29,12 @@ struct cudaDeviceProp {
 	size_t totalGlobalMem, sharedMemPerBlockOptin;
 };
 
-/* simt.cc: what a block may have of it; SIMT_SHARED says how many KiB, else that of an H200. */
+/* simt.cc: the shared memory that a block may have: SIMT_SHARED KiB, by default as on an H200. */
 #ifdef __cplusplus
 extern "C" {
 #endif
 size_t simt_shared_most(void);
-/* stream.c: of the calling thread, "not ready" among them, as the real one keeps it. */
+/* stream.c: the last error of the calling thread, including "not ready", as in the real runtime. */
 cudaError_t cudaGetLastError(void);
 #ifdef __cplusplus
 }
@@ -75,16 +74,16 @@ static inline cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int 
 	return cudaSuccess;
 }
 /*
- * Device memory. With SIMT_PROTECT set the host may not touch it but through the calls below, and these and
- * kernels may touch nothing else: a pointer on the wrong side ends the program. simt_enter and simt_leave
- * stand around whatever the device does.
+ * Device memory. With SIMT_PROTECT set, the host can access it only through the calls below, and these calls
+ * and kernels can access nothing else: a wrong pointer ends the program. simt_enter and simt_leave enclose
+ * all work of the device.
  */
 #ifdef __cplusplus
 extern "C" {
 #endif
 void *simt_malloc(size_t bytes);
 void simt_free(void *p);
-void simt_enter(cudaStream_t s); /* waits for what s has been told to wait for */
+void simt_enter(cudaStream_t s); /* waits for the work that s has to wait for */
 void simt_leave(void);
 void simt_check(const void *p, const char *what);
 void simt_count_read(void);
@@ -156,8 +155,8 @@ static inline cudaError_t cudaMemset(void *p, int value, size_t n)
 	return cudaMemsetAsync(p, value, n, NULL);
 }
 
-/* stream.c: a stream is behind where a collective of tests/simt/nccl.c is under way on it, or awaited there.
- */
+/* stream.c: a stream has unfinished work while a collective of tests/simt/nccl.c is in progress on it, or
+ * while it waits for one. */
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -169,12 +168,12 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t e);
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s);
 cudaError_t cudaEventQuery(cudaEvent_t e);
-/* For the stand-in of NCCL: one more thing is under way on s; one of them is done. */
+/* For the stand-in of NCCL: a collective begins on s; a collective is done. */
 void simt_stream_begin(cudaStream_t s);
 void simt_stream_end(cudaStream_t s);
 void simt_stream_settle(cudaStream_t s);
-int simt_stream_waits(cudaStream_t s); /* for what is under way on another */
-/* Of the stand-in for cuDNN: how many plans have run. */
+int simt_stream_waits(cudaStream_t s); /* for work on another stream */
+/* The number of plans that the stand-in for cuDNN has run. */
 int simt_cudnn_executions(void);
 #ifdef __cplusplus
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* As much of NCCL as comm/nccl.c asks of it, between threads of one process; nccl.c beside simt.cc. */
+/* The part of NCCL that the engine uses, between threads of one process; tests/simt/nccl.c implements it. */
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -35,12 +35,12 @@ typedef struct {
 		1                                                                                            \
 	}
 
-/* The stand-in's own. What an aborted collective leaves in its buffer: this byte, or with -1 what lay there.
+/* Only in the stand-in. The contents of the buffer of an aborted collective: this byte, or with -1 unchanged.
  */
 void simt_nccl_abort_fills(int byte);
-/* The rank's process has died: the others' communicators say so when they are asked. */
+/* The process of this rank has died: the communicators of the others report it when they are queried. */
 void simt_nccl_die(ncclComm_t c);
-/* That rank can register so many buffers and no more; -1: nobody is refused. */
+/* This rank can register only that many buffers; -1: no limit. */
 void simt_nccl_refuse(int rank, int after);
 int simt_nccl_registered(ncclComm_t c);
 int simt_nccl_allocated(void); /* pieces of ncclMemAlloc's memory that are not freed yet */
