@@ -105,7 +105,7 @@ static const char *find_text(struct text in, struct text what)
 	return memmem(in.data, in.len, what.data, what.len);
 }
 
-/* Without what stands between the thought words, them included; b keeps the new text. */
+/* The text without the thought and the words around it; b owns the new text. */
 static struct text drop_thoughts(const struct template *t, struct text content, struct strbuf *b)
 {
 	const char *open = thought_words(t)[0], *close = thought_words(t)[1];
@@ -265,7 +265,8 @@ static int emit_pair(const struct encoder *enc, const struct pair *p, bool first
 	if (r == 0 && enc->train_on_prompt)
 		r = token_list_add(labels, p->source.ids, p->source_kept);
 	for (int i = 0; r == 0 && !enc->train_on_prompt && i < p->source_kept; i++) {
-		/* The first token after an answer stands where the end token would: it teaches to stop. */
+		/* The first token after an answer stands where the end token would be: predicting the end
+		 * token there teaches the model to stop. */
 		bool stop = enc->efficient_eos && !first && i == 0;
 
 		r = token_list_add(labels, stop ? &enc->eos : &ignore, 1);

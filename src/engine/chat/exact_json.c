@@ -41,7 +41,7 @@ static const char *number_end(const char *p, const char *end, bool *big)
 		strtoll(digits, NULL, 10);
 		*big = errno == ERANGE;
 	}
-	/* With leading zeros it is no JSON: jansson is to say so. */
+	/* A number with leading zeros is no JSON, which jansson reports. */
 	from += from < end && *from == '-';
 	*big = *big && *from != '0';
 	return p;

@@ -13,7 +13,8 @@
 static const struct slot plain_slots[] = {{SLOT_TEXT, CONTENT}, {SLOT_END, NULL}};
 static const struct slot plain_eos_slots[] = {{SLOT_TEXT, CONTENT}, {SLOT_EOS, NULL}, {SLOT_END, NULL}};
 
-/* Known by what their chat template (Jinja) writes; the first row whose words all occur wins. */
+/* Templates by what the tokenizer's chat template (Jinja) contains; the first row whose words all occur wins.
+ */
 static const struct {
 	const char *words[3];
 	const char *name;

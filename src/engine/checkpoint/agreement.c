@@ -15,7 +15,8 @@
 #include "base/hash.h"
 #include "base/str.h"
 
-/* Bytes of an item in a message: with two nodes and the remedy, which stands last, an error holds them. */
+/* Bytes of an item that a message shows: an error has room for them, the names of two nodes and the remedy.
+ */
 #define PATH_SHOWN 200
 #define WHAT_SHOWN 200
 
@@ -48,7 +49,7 @@ static int broadcast(const struct group *g, void *host, size_t bytes, int root, 
 	return r;
 }
 
-/* all[rank] is this rank's; afterwards all of them are there. */
+/* all[rank] is this rank's value; afterwards the values of all ranks are there. */
 static int gather(const struct group *g, uint64_t *all, struct error *err)
 {
 	size_t bytes = (size_t)g->size * sizeof(*all);

@@ -12,7 +12,7 @@
 /* Strings are borrowed. */
 struct agreement_item {
 	const char *what; /* "tensor model.norm.weight" */
-	const char *file; /* that it was read from here */
+	const char *file; /* the file that it was read from */
 	uint64_t digest;  /* of its content; all ranks have the same items in the same order */
 };
 

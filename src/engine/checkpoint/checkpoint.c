@@ -47,7 +47,8 @@ static int newest_first(const void *a, const void *b)
 	return x < y ? 1 : x > y ? -1 : 0;
 }
 
-/* Complete checkpoints that this program wrote: those with a state. Others' are left alone everywhere. */
+/* Complete checkpoints that this program wrote, which are those with a state. Those of other programs are
+ * never touched. */
 static int list_checkpoints(const char *output, struct entries *out, struct error *err)
 {
 	_cleanup_closedir_ DIR *d = opendir(output);
@@ -99,8 +100,8 @@ int checkpoint_prune(const char *output, int64_t keep, struct error *err)
 	int r = list_checkpoints(output, &found, err);
 
 	for (size_t i = keep; keep > 0 && i < found.n && r == 0; i++) {
-		/* Its name goes first, so that a removal cut short leaves no checkpoint with half its files.
-		 */
+		/* It is renamed first, so that an interrupted removal leaves no checkpoint with half its
+		 * files. */
 		_cleanup_free_ char *tmp = str_printf("%s.old" TMP, found.list[i].path);
 
 		if (!tmp)
@@ -112,7 +113,7 @@ int checkpoint_prune(const char *output, int64_t keep, struct error *err)
 	return r;
 }
 
-/* Of a save that was interrupted. */
+/* Whether a save that was interrupted has left it. */
 static bool is_leftover(const char *name)
 {
 	return str_ends(name, TMP) && (str_starts(name, "checkpoint-") || str_eq(name, "model" TMP));
@@ -143,7 +144,7 @@ int checkpoint_remove_all(const char *output, struct error *err)
 	_cleanup_(entries_free) struct entries found = {0};
 	int r = list_checkpoints(output, &found, err);
 
-	/* The oldest first: cut short, the newest is still the newest. */
+	/* The oldest goes first: after an interruption the newest is still the newest. */
 	for (size_t i = found.n; i > 0 && r == 0; i--)
 		r = file_remove_tree(found.list[i - 1].path, err);
 	for (size_t i = 0; i < ARRAY_SIZE(files) && r == 0; i++) {
@@ -227,7 +228,7 @@ int checkpoint_publish(const char *output, const char *name, const char *tmp, st
 		if (errno != EEXIST && errno != ENOTEMPTY)
 			return error_errno(err, -errno, "cannot publish %s", path);
 		if (renameat2(AT_FDCWD, tmp, AT_FDCWD, path, RENAME_EXCHANGE) < 0) {
-			/* Some network file systems cannot exchange. */
+			/* Some network file systems cannot exchange two names. */
 			_cleanup_free_ char *old = str_printf("%s.old" TMP, path);
 
 			if (!old)
@@ -298,15 +299,11 @@ static int remove_stale(const char *output, const json_t *moved, struct error *e
 int checkpoint_publish_files(const char *output, const char *tmp, struct error *err)
 {
 	_cleanup_json_ json_t *moved = json_object();
-	int r = file_sync_directory(tmp, err);
+	int r;
 
-	if (r == 0)
-		r = move_files(output, tmp, false, moved, err);
-	if (r == 0)
-		r = move_files(output, tmp, true, moved, err);
-	if (r == 0)
-		r = remove_stale(output, moved, err);
-	if (r == 0)
-		r = file_sync_directory(output, err);
-	return r < 0 ? r : file_remove_tree(tmp, err);
+	if ((r = file_sync_directory(tmp, err)) < 0 || (r = move_files(output, tmp, false, moved, err)) < 0 ||
+	    (r = move_files(output, tmp, true, moved, err)) < 0 ||
+	    (r = remove_stale(output, moved, err)) < 0 || (r = file_sync_directory(output, err)) < 0)
+		return r;
+	return file_remove_tree(tmp, err);
 }

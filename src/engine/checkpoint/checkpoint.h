@@ -27,8 +27,8 @@ int checkpoint_clean(const char *output, struct error *err);
  * is NULL where there is none, `output` itself not being there included. */
 int checkpoint_find(const char *output, char **path, int64_t *step, struct error *err);
 
-/* Whether `output` holds anything that a new run would mix with; false where it does not exist. What a run of
- * ours leaves that ends before its first checkpoint (its metrics, an interrupted save) is no such thing. */
+/* Whether `output` holds anything that a new run would mix with; false where it does not exist. What a run
+ * leaves that ends before its first checkpoint (its metrics, an interrupted save) does not count. */
 int checkpoint_output_in_use(const char *output, bool *used, struct error *err);
 
 /* A fresh directory to fill: output/NAME.tmp. */

@@ -105,8 +105,8 @@ static size_t kept_bytes(const char *text, size_t len, int64_t step)
 	return kept;
 }
 
-/* What an earlier run measured is not for a new one to remove: its file becomes metrics.jsonl.N, the first N
- * that is free. Marks alone are no loss. */
+/* A new run does not remove what an earlier one has measured: that file becomes metrics.jsonl.N, with the
+ * first N that is free. A file that holds only marks is overwritten. */
 static int set_aside(const char *path, struct error *err)
 {
 	_cleanup_free_ char *text = NULL;
@@ -160,7 +160,7 @@ int metrics_open(const char *directory, int64_t resumed_step, bool tensorboard, 
 	return r;
 }
 
-/* One write a line: a reader never sees half of one but at a crash. */
+/* A line is one write: only a crash leaves half of one. */
 static int write_line(struct metrics *m, const char *line, struct error *err)
 {
 	return file_write_all(m->fd, line, strlen(line), err) < 0 ? error_prefix(err, "%s", m->path) : 0;

@@ -38,9 +38,8 @@ struct tensor {
 
 struct safetensors;
 
-/* path: one file, an index.json, or a directory with model.safetensors or its index. Every promise of the
- * header is checked (engine.md): length, types, shapes against offsets, no holes, no overlaps, the file's
- * end. */
+/* path: one file, an index.json, or a directory with model.safetensors or its index. Every statement of the
+ * header is checked: length, types, shapes against offsets, no holes, no overlaps, the file's end. */
 int safetensors_open(const char *path, struct safetensors **out, struct error *err);
 /* From memory; what the fuzz target calls. */
 int safetensors_parse(const void *data, size_t len, const char *where, struct safetensors **out,

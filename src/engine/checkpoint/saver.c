@@ -59,8 +59,9 @@ static const char *directory_of(const struct saver *s)
 	return s->o.claim.directory;
 }
 
-/* What may be done with what is there, by resume, overwrite and the attempt: a later attempt that finds its
- * own run's files (ours) goes on, whatever they say about the first one. *remove: what is there has to go. */
+/* Decides what to do with what is there, by resume, overwrite and the attempt: a later attempt that finds its
+ * own run's files (ours) goes on, whatever resume and overwrite say about the first one. *remove: what is
+ * there has to be removed. */
 static int choose(struct saver *s, bool ours, bool *remove, struct error *err)
 {
 	const char *dir = directory_of(s);
@@ -312,7 +313,7 @@ static int write_checkpoint(struct saver *s, int64_t step, int64_t tokens, struc
 	if ((r = checkpoint_begin(dir, name, &tmp, err)) < 0 ||
 	    (r = fill_checkpoint(s, tmp, &state, err)) < 0 ||
 	    (r = checkpoint_publish(dir, name, tmp, err)) < 0) {
-		/* A full disk has room again for the user to look around. */
+		/* The partial save is removed, so that a full disk has room again. */
 		if (tmp)
 			file_remove_tree(tmp, NULL);
 		return r;

@@ -28,7 +28,7 @@ enum saver_resume {
 struct saver_options {
 	struct claim claim; /* its directory is the output directory */
 	int rank, world_size;
-	double timeout_s; /* of a collective: the waiting ranks hear from the writer well within it */
+	double timeout_s; /* of a collective; the writer sends the waiting ranks a flag well within it */
 	enum saver_resume resume;
 	bool overwrite;           /* removes checkpoints that the run does not go on from */
 	int64_t keep;             /* newest checkpoints to keep; 0: all */

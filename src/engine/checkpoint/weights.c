@@ -144,15 +144,14 @@ int weights_broadcast(struct device *dev, struct comm *comm, void *staging, void
 
 	if (!comm)
 		return 0;
-	r = comm_rank(comm) == 0 ? device_write(dev, staging, host, bytes, err) : 0;
-	if (r == 0)
-		r = comm_wait(comm, comm_broadcast(comm, staging, bytes, 0), err);
-	if (r == 0)
-		r = comm_flush(comm, err);
-	return r < 0 ? r : device_read(dev, host, staging, bytes, err);
+	if ((r = comm_rank(comm) == 0 ? device_write(dev, staging, host, bytes, err) : 0) < 0 ||
+	    (r = comm_wait(comm, comm_broadcast(comm, staging, bytes, 0), err)) < 0 ||
+	    (r = comm_flush(comm, err)) < 0)
+		return r;
+	return device_read(dev, host, staging, bytes, err);
 }
 
-/* Opens dtrain/optimizer of a checkpoint, and sees that all of it is there. */
+/* Opens dtrain/optimizer of a checkpoint, and checks that all of it is there. */
 static int open_state(const char *directory, const struct model_layout *layout, struct safetensors **out,
                       struct error *err)
 {
@@ -198,7 +197,7 @@ static const struct tensor *find_state(const struct safetensors *model, const st
 	return t ? t : hf_find(model, p->name);
 }
 
-/* The fill that trainer_load is given: around that of the weights. */
+/* The fill that is given to load, around the caller's fill. */
 struct loading {
 	const struct weights_place *place;
 	model_fill_fn fill;

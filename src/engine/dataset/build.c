@@ -181,7 +181,7 @@ static int write_blocks(struct builder *b, struct cache_writer *out, struct work
 			r = error_oom(err);
 			break;
 		}
-		bounds[documents] = total; /* a guard behind the last */
+		bounds[documents] = total; /* a bound behind the last document */
 	}
 	blocks = total / block;
 	if (blocks == 0 && last && cache_writer_rows(out) == 0 && total > 0)
@@ -474,8 +474,8 @@ static int add_file(struct builder *b, const struct source *s, const int64_t *co
 	return MIN(r, 0);
 }
 
-/* What is to be known before the first record: formats, sizes, and counts where something is drawn by chance.
- */
+/* Finds out what is needed before the first record: formats, sizes, and counts where something is drawn at
+ * random. */
 static int prepare(struct builder *b, struct source_list *list, int64_t *counts, struct error *err)
 {
 	bool draw = b->held_out != NULL;

@@ -19,7 +19,7 @@ struct cache_key {
 	uint64_t word[2];
 };
 
-/* A running 128-bit hash (not against malice: against mixing up). */
+/* A running 128-bit hash, which tells keys apart but resists no attacker. */
 void cache_key_init(struct cache_key *key);
 void cache_key_add(struct cache_key *key, const void *data, size_t len);
 

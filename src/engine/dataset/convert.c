@@ -151,10 +151,11 @@ static int convert_alpaca(const struct source *s, enum dataset_task task, const 
 	if (!json_is_string(column(e, s->columns.response)))
 		return error_set(err, -EBADMSG, "%s: column '%s' is %s", where, s->columns.response,
 		                 column(e, s->columns.response) ? "no string" : "missing");
-	r = take_text(e, column(e, s->columns.response), where, s->columns.response, &response, err);
-	if (r == 0)
-		r = add_turn(e, ROLE_ASSISTANT, response, err);
-	return r < 0 ? r : take_side_columns(s, where, e, err);
+	if ((r = take_text(e, column(e, s->columns.response), where, s->columns.response, &response, err)) <
+	        0 ||
+	    (r = add_turn(e, ROLE_ASSISTANT, response, err)) < 0)
+		return r;
+	return take_side_columns(s, where, e, err);
 }
 
 static const json_t *message_member(const json_t *message, const char *key)

@@ -155,7 +155,7 @@ static int build(const struct dataset_options *o, struct source_list *list, cons
 		r = cache_writer_open(eval_path, key, &held_out, err);
 	if (r == 0)
 		r = dataset_build(o, list, tok, template, train, held_out, err);
-	/* The training rows last: where they are, all is. */
+	/* The training rows come last: where they exist, everything does. */
 	if (r == 0 && held_out)
 		r = cache_writer_finish(held_out, err);
 	if (r == 0)
@@ -165,7 +165,7 @@ static int build(const struct dataset_options *o, struct source_list *list, cons
 
 struct paths {
 	char *directory, *lock, *train, *eval;
-	bool temporary; /* the directory is ours and goes again */
+	bool temporary; /* the directory is temporary and is removed */
 };
 
 static void paths_free(struct paths *p)

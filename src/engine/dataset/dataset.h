@@ -30,7 +30,7 @@ struct dataset_options {
 	/* {"prompt":"instruction",…}, as dataset_info.json's columns; NULL: the format's. */
 	const char *columns_json;
 	const char *tags_json; /* {"role_tag":"from",…} */
-	/* NULL: the tokenizer's own where it is one we know, else "default"; pretraining needs none. */
+	/* NULL: the tokenizer's own where it is a known one, else "default"; pretraining needs none. */
 	const char *template_name;
 	const char *system; /* default system prompt; NULL: the template's */
 	/* A file with the text that describes tools to the model, {{tools}} where their list goes; NULL: the

@@ -223,7 +223,7 @@ static int next_value(struct records *r, struct record *out, struct error *err)
 			    "%s:%lld: the JSON value that begins here does not end: is the file whole?",
 			    r->where, (long long)out->line);
 		if (end ==
-		    r->at) /* a stray bracket or comma: taken as a (broken) record, so that we get on */
+		    r->at) /* a stray bracket or comma becomes a broken record, so that the reader goes on */
 			end++;
 		r->at = end;
 	}
