@@ -122,6 +122,19 @@ int controller_set_drained(struct controller *c, const char *name, bool drained,
 	return 0;
 }
 
+int controller_set_device_drained(struct controller *c, const char *name, int64_t slot, bool drained,
+                                  const char *reason, peer_done_fn done, void *context)
+{
+	const struct member *m = members_find(c->members, name);
+	struct peer peer;
+
+	if (!m)
+		return -ENOENT;
+	peer = peer_of(m);
+	c->options.peers.set_device(c->options.peers.context, &peer, slot, drained, reason, done, context);
+	return 0;
+}
+
 void controller_set_devices(struct controller *c, const char *name, struct device_list *devices)
 {
 	struct member *m = members_find(c->members, name);

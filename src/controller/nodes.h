@@ -8,6 +8,7 @@
 
 #include "cluster/members.h"
 #include "config/hosts.h"
+#include "controller/peers.h"
 
 struct controller;
 
@@ -25,6 +26,10 @@ json_t *controller_devices_to_json(const struct controller *c); /* the answer to
 
 /* A drained node gets no new runs. reason: copied; NULL: none was given. -ENOENT: no such node. */
 int controller_set_drained(struct controller *c, const char *name, bool drained, const char *reason);
+/* The same for one of its devices: the node decides, and `done` is called once, from within or later.
+ * -ENOENT: no such node; then it is not called. */
+int controller_set_device_drained(struct controller *c, const char *name, int64_t slot, bool drained,
+                                  const char *reason, peer_done_fn done, void *context);
 /* The devices of a node between two heartbeats. Takes what the list owns and leaves it empty. */
 void controller_set_devices(struct controller *c, const char *name, struct device_list *devices);
 void controller_reschedule(struct controller *c); /* slots have changed */

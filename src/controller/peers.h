@@ -5,10 +5,12 @@
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/error.h"
 
+struct device_drained;
 struct start_request;
 struct stop_request;
 
@@ -27,7 +29,8 @@ struct peer_result {
 	const char *message;  /* why, where code is negative */
 	const char *instance; /* of a start: the node's service, */
 	int64_t sequence;     /* and the number of its last heartbeat: only later ones can lack the attempt */
-	double backoff;       /* seconds in which the node should get no further start */
+	const struct device_drained *device; /* of set_device: how it is now */
+	double backoff;                      /* seconds in which the node should get no further start */
 };
 
 typedef void (*peer_done_fn)(void *context, const struct peer_result *result);
@@ -40,6 +43,10 @@ struct peers {
 	              peer_done_fn done, void *done_context);
 	void (*stop)(void *context, const struct peer *peer, const struct stop_request *request,
 	             peer_done_fn done, void *done_context);
+	/* Drains a device of the node (reason: why, or NULL), or gives it back. Refused with -ENOENT: there
+	 * is no such slot; with -EIO: the device is broken still. `done` as above. */
+	void (*set_device)(void *context, const struct peer *peer, int64_t slot, bool drained,
+	                   const char *reason, peer_done_fn done, void *done_context);
 	/* A TCP port that is free on the node at this moment. 0: this cannot be told at once, one of the
 	 * ports in its last heartbeat has to do. */
 	int (*free_port)(void *context, const struct peer *peer, struct error *err);

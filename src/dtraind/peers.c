@@ -13,7 +13,9 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "dtraind/heartbeat.h"
+#include "wire/device_info.h"
 #include "wire/error_answer.h"
+#include "wire/node_view.h"
 #include "wire/start_request.h"
 
 enum { CALL_SECONDS = 30 };
@@ -182,6 +184,66 @@ static void stop(void *context, const struct peer *peer, const struct stop_reque
 	finish(call, &(struct peer_result){.code = r, .message = err.message});
 }
 
+int peers_set_own_device(struct daemon *d, int64_t slot, bool drained, const char *reason,
+                         struct device_info *device, struct error *err)
+{
+	int r = drained ? node_drain(d->node, (int)slot, reason, err) : node_resume(d->node, (int)slot, err);
+
+	return r < 0 ? r : node_describe_device(d->node, (int)slot, device, err);
+}
+
+static void set_device_here(struct call *call, int64_t slot, bool drained, const char *reason)
+{
+	_cleanup_(device_info_release) struct device_info device = {0};
+	struct error err = ERROR_INIT;
+	int r = peers_set_own_device(call->daemon, slot, drained, reason, &device, &err);
+	struct device_drained now = {device.node, slot, device.state, device.reason};
+
+	finish(call, &(struct peer_result){.code = r, .message = err.message, .device = &now});
+}
+
+static void on_device_set_there(void *context, const struct http_answer *a)
+{
+	struct call *call = context;
+	_cleanup_json_ json_t *json = a->len ? json_loadb(a->body, a->len, 0, NULL) : NULL;
+	_cleanup_(device_drained_release) struct device_drained device = {0};
+	struct peer_result result = {.device = &device};
+	struct error_answer refusal;
+	struct error err = ERROR_INIT;
+
+	if (a->status == 200) {
+		result.code = device_drained_decode(json, &device, &err);
+		result.message = err.message;
+	} else if (a->status == 0) {
+		result.code = a->error.code == -ECANCELED ? -ECANCELED : -EHOSTUNREACH;
+		result.message = a->error.message;
+	} else {
+		result.code = a->status == 404 ? -ENOENT : a->status == 409 ? -EIO : -EREMOTEIO;
+		error_answer_read(json, &refusal);
+		result.message = refusal.message ? refusal.message : "the node refused the change";
+	}
+	finish(call, &result);
+}
+
+static void set_device(void *context, const struct peer *peer, int64_t slot, bool drained, const char *reason,
+                       peer_done_fn done, void *done_context)
+{
+	struct drain_request request = {.reason = (char *)reason};
+	struct daemon *d = context;
+	struct call *call = call_new(d, peer, done, done_context);
+	char target[64];
+
+	if (!call)
+		return;
+	if (is_here(d, peer)) {
+		set_device_here(call, slot, drained, reason);
+		return;
+	}
+	snprintf(target, sizeof(target), "/v1/peer/devices/%lld/%s", (long long)slot,
+	         drained ? "drain" : "resume");
+	post(call, peer, target, drain_request_encode(&request), on_device_set_there);
+}
+
 static int free_port(void *context, const struct peer *peer, struct error *err)
 {
 	struct daemon *d = context;
@@ -191,5 +253,5 @@ static int free_port(void *context, const struct peer *peer, struct error *err)
 
 struct peers peers_of_daemon(struct daemon *d)
 {
-	return (struct peers){d, start, stop, free_port};
+	return (struct peers){d, start, stop, set_device, free_port};
 }

@@ -103,6 +103,21 @@ static void peers_stop(void *context, const struct peer *peer, const struct stop
 	         LATENCY);
 }
 
+static void peers_set_device(void *context, const struct peer *peer, int64_t slot, bool drained,
+                             const char *reason, peer_done_fn done, void *done_context)
+{
+	struct bed *b = context;
+
+	bed_send(b,
+	         (struct packet){.kind = SET_DEVICE,
+	                         .node = node_find(b, peer->name),
+	                         .slot = slot,
+	                         .drained = drained,
+	                         .done = done,
+	                         .context = done_context},
+	         LATENCY);
+}
+
 static int peers_free_port(void *context, const struct peer *peer, struct error *err)
 {
 	return 0;
@@ -135,12 +150,14 @@ static void deliver(struct bed *b, struct packet *m)
 	if (m->kind == ANSWER) {
 		m->done(m->context, &m->result);
 	} else if (m->node->cut_off) {
-		if (m->kind == START || m->kind == STOP)
+		if (m->done)
 			bed_answer_never(b, m);
 	} else if (m->kind == START) {
 		node_take_start(b, m);
 	} else if (m->kind == STOP) {
 		node_take_stop(b, m);
+	} else if (m->kind == SET_DEVICE) {
+		node_set_device(b, m);
 	} else if (m->kind == REPORT) {
 		deliver_report(b, body);
 	} else {
@@ -256,7 +273,7 @@ static void start_controller(struct bed *b)
 	    .default_port = 29600,
 	    .node_timeout = NODE_TIMEOUT,
 	    .clock = {b, monotonic, realtime, set_timer},
-	    .peers = {b, peers_start, peers_stop, peers_free_port},
+	    .peers = {b, peers_start, peers_stop, peers_set_device, peers_free_port},
 	};
 	_cleanup_free_ char *path = str_printf("%s/dtrain.db", b->dir);
 	struct error err = ERROR_INIT;
@@ -338,9 +355,10 @@ static void on_submitted(void *context, int64_t id, enum run_state state, const 
 
 struct submission *bed_begin_submission(struct bed *b, int nodes, int per_node)
 {
-	_cleanup_json_ json_t *given = json_pack("{s:s,s:s,s:[s],s:s,s:{s:i,s:i}}", "task", "command", "name",
-	                                         "story", "command", "true", "directory", "/tmp", "resources",
-	                                         "nodes", nodes, "devices_per_node", per_node),
+	_cleanup_json_ json_t *given =
+	                          json_pack("{s:s,s:s,s:[s],s:s,s:{s:i,s:i,s:s}}", "task", "command", "name",
+	                                    "story", "command", "true", "directory", "/tmp", "resources",
+	                                    "nodes", nodes, "devices_per_node", per_node, "kind", "cpu"),
 	                      *checked = NULL;
 	_cleanup_(run_config_freep) struct run_config *config = NULL;
 	_cleanup_free_ char *text = NULL;
@@ -410,9 +428,13 @@ void bed_await(struct bed *b, int64_t run, enum run_state state)
 	              bed_run(b, run)->reason ? bed_run(b, run)->reason : "", run_state_name(state));
 }
 
-bool bed_has_event(const struct bed *b, const char *words)
+int bed_count_events(const struct bed *b, const char *words)
 {
-	return b->events.data && strstr(b->events.data, words);
+	int count = 0;
+
+	for (const char *p = b->events.data; p && (p = strstr(p, words)); p++)
+		count++;
+	return count;
 }
 
 void bed_end_ranks(struct bed *b, const char *node, int64_t run, int exit_status)

@@ -41,8 +41,8 @@ void bed_cancel(struct bed *b, int64_t run);
 const struct run *bed_run(struct bed *b, int64_t run);
 /* Waits until the run is in this state, for at most a minute; a test fails after that. */
 void bed_await(struct bed *b, int64_t run, enum run_state state);
-/* Does any line of the feed of events contain the words? */
-bool bed_has_event(const struct bed *b, const char *words);
+/* How often the words are in the feed of events. */
+int bed_count_events(const struct bed *b, const char *words);
 
 /* What nodes do. */
 void bed_end_ranks(struct bed *b, const char *node, int64_t run, int exit_status);    /* they report it */

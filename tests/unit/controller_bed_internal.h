@@ -45,7 +45,7 @@ struct node {
 	int64_t epoch, highest_run;
 	struct attempt attempts[ATTEMPTS];
 	double next_heartbeat, delay;
-	bool cut_off, shutting_down;
+	bool cut_off, shutting_down, drained[SLOTS];
 	/* What happens to the next start. */
 	int refuse_code;
 	const char *refuse_message;
@@ -53,7 +53,7 @@ struct node {
 	double start_delay;
 };
 
-enum packet_kind { START, STOP, ANSWER, REPORT, BEAT };
+enum packet_kind { START, STOP, SET_DEVICE, ANSWER, REPORT, BEAT };
 
 struct packet {
 	enum packet_kind kind;
@@ -61,6 +61,8 @@ struct packet {
 	double due;
 	struct node *node; /* that it goes to, or comes from */
 	struct attempt attempt;
+	int64_t slot;
+	bool drained;
 	/* Calls and their answers. */
 	peer_done_fn done;
 	void *context;
@@ -99,4 +101,5 @@ void node_end_attempt(struct bed *b, struct node *n, struct attempt *a, int exit
 void node_send_heartbeat(struct bed *b, struct node *n);
 void node_take_start(struct bed *b, struct packet *m);
 void node_take_stop(struct bed *b, struct packet *m);
+void node_set_device(struct bed *b, struct packet *m);
 void node_take_heartbeat_answer(struct node *n, const struct heartbeat_answer *reply);

@@ -66,7 +66,10 @@ static json_t *describe_devices(const struct node *n)
 
 		json_array_append_new(devices, json_pack("{s:s,s:i,s:s,s:s,s:i,s:i,s:s,s:o}", "node", n->name,
 		                                         "index", i, "kind", "cpu", "name", "CPU", "memory",
-		                                         0, "threads", 1, "state", run ? "leased" : "free",
+		                                         0, "threads", 1, "state",
+		                                         run             ? "leased"
+		                                         : n->drained[i] ? "drained"
+		                                                         : "free",
 		                                         "run", run ? json_integer(run) : json_null()));
 	}
 	return devices;
@@ -147,6 +150,17 @@ void node_take_stop(struct bed *b, struct packet *m)
 
 	if (a && a->state == RUNNING)
 		node_end_attempt(b, m->node, a, 143, true);
+	bed_answer(b, m, (struct peer_result){0}, LATENCY);
+}
+
+void node_set_device(struct bed *b, struct packet *m)
+{
+	if (m->slot >= m->node->slots) {
+		bed_answer(b, m, (struct peer_result){.code = -ENOENT, .message = "there is no such slot"},
+		           LATENCY);
+		return;
+	}
+	m->node->drained[m->slot] = m->drained;
 	bed_answer(b, m, (struct peer_result){0}, LATENCY);
 }
 

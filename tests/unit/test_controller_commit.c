@@ -193,7 +193,7 @@ static void bed_open(struct bed *b)
 	    .default_port = 1,
 	    .node_timeout = 1e6,
 	    .clock = {b, now, now, set_timer},
-	    .peers = {b, start, stop, free_port},
+	    .peers = {.context = b, .start = start, .stop = stop, .free_port = free_port},
 	};
 	struct error err = ERROR_INIT;
 

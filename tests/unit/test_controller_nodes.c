@@ -35,6 +35,39 @@ START_TEST(a_drained_node_gets_no_runs)
 }
 END_TEST
 
+static void on_device_set(void *context, const struct peer_result *result)
+{
+	*(int *)context = result->code;
+}
+
+START_TEST(a_drained_device_gets_no_runs)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=2\n");
+	struct controller *c = bed_controller(b);
+	int code = 1, missing = 1, unreachable = 1;
+	int64_t run;
+
+	ck_assert_int_eq(controller_set_device_drained(c, "n9", 0, true, NULL, on_device_set, &code),
+	                 -ENOENT);
+	ck_assert_int_eq(controller_set_device_drained(c, "n2", 1, true, NULL, on_device_set, &code), 0);
+	ck_assert_int_eq(controller_set_device_drained(c, "n2", 2, true, NULL, on_device_set, &missing), 0);
+	bed_pass(b, 1);
+	ck_assert_int_eq(code, 0);
+	ck_assert_int_eq(missing, -ENOENT);
+	run = bed_submit(b, 1, 2);
+	bed_pass(b, 5);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_QUEUED);
+	ck_assert_int_eq(controller_set_device_drained(c, "n2", 1, false, NULL, on_device_set, &code), 0);
+	bed_await(b, run, RUN_RUNNING);
+	bed_cut_off(b, "n2", true);
+	ck_assert_int_eq(controller_set_device_drained(c, "n2", 1, true, NULL, on_device_set, &unreachable),
+	                 0);
+	bed_pass(b, 40);
+	ck_assert_int_eq(unreachable, -EHOSTUNREACH);
+	bed_free(b);
+}
+END_TEST
+
 START_TEST(a_node_that_shuts_down_gets_no_runs)
 {
 	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
@@ -276,6 +309,7 @@ int main(void)
 
 	tcase_set_timeout(tc, 120);
 	tcase_add_test(tc, a_drained_node_gets_no_runs);
+	tcase_add_test(tc, a_drained_device_gets_no_runs);
 	tcase_add_test(tc, a_node_that_shuts_down_gets_no_runs);
 	tcase_add_test(tc, nothing_is_placed_before_all_nodes_have_reported);
 	tcase_add_test(tc, a_restored_store_takes_a_new_epoch);

@@ -52,8 +52,7 @@ void route_nodes(void *context, struct http_request *r)
 /* Of the reason that an admin gives: it goes into every list of the nodes. */
 enum { REASON_BYTES = 200 };
 
-/* The body, which may be missing. Where it is wrong, the request is answered. */
-static int read_drain(struct http_request *r, struct drain_request *request)
+int route_read_drain(struct http_request *r, struct drain_request *request)
 {
 	_cleanup_json_ json_t *body = NULL;
 	struct error err = ERROR_INIT;
@@ -76,7 +75,7 @@ static void set_drained(struct daemon *d, struct http_request *r, bool drained)
 	const char *name = http_request_capture(r, 0), *reason;
 	const struct member *m;
 
-	if (drained && read_drain(r, &request) < 0)
+	if (drained && route_read_drain(r, &request) < 0)
 		return;
 	m = controller_find_node(d->controller, name);
 	reason = request.reason;
@@ -105,47 +104,61 @@ void route_resume(void *context, struct http_request *r)
 	set_drained(context, r, false);
 }
 
-void route_change_own_device(struct daemon *d, struct http_request *r, int64_t slot, bool drain)
+void route_answer_device(struct http_request *r, const struct peer_result *result)
 {
-	_cleanup_(drain_request_release) struct drain_request request = {0};
-	_cleanup_(device_info_release) struct device_info device = {0};
-	struct error err = ERROR_INIT;
-	int code;
+	static const struct {
+		int code, status;
+		const char *word;
+	} errors[] = {
+	    {-ENOENT, 404, "no-such-device"},    {-EIO, 409, "broken"},
+	    {-EHOSTUNREACH, 502, "unreachable"}, {-ECANCELED, 503, "stopping"},
+	    {-ENOMEM, 500, "out-of-memory"},
+	};
 
-	if (drain && read_drain(r, &request) < 0)
-		return;
-	code = drain ? node_drain(d->node, (int)slot, request.reason, &err)
-	             : node_resume(d->node, (int)slot, &err);
-	if (code == -ENOENT) {
-		http_reply_error(r, 404, "no-such-device", "%s", err.message);
+	if (result->code >= 0) {
+		http_reply_json(r, 200, device_drained_encode(result->device));
 		return;
 	}
-	if (code < 0) {
-		http_reply_error(r, code == -EIO ? 409 : 500, code == -EIO ? "broken" : "store", "%s",
-		                 err.message);
+	for (size_t i = 0; i < ARRAY_SIZE(errors); i++)
+		if (errors[i].code == result->code) {
+			http_reply_error(r, errors[i].status, errors[i].word, "%s", result->message);
+			return;
+		}
+	http_reply_error(r, 500, "store", "%s", result->message);
+}
+
+/* A caller who waits for a node's answer. */
+struct device_wait {
+	struct http_request *request; /* NULL: it is gone */
+};
+
+static void on_device_closed(void *context)
+{
+	((struct device_wait *)context)->request = NULL;
+}
+
+static void on_device_set(void *context, const struct peer_result *result)
+{
+	_cleanup_free_ struct device_wait *w = context;
+
+	if (!w->request)
 		return;
-	}
-	if (node_describe_device(d->node, (int)slot, &device, &err) < 0)
-		http_reply_error(r, 500, "out-of-memory", "%s", err.message);
-	else
-		http_reply_json(r, 200,
-		                device_drained_encode(&(struct device_drained){device.node, slot,
-		                                                               device.state, device.reason}));
+	http_request_on_close(w->request, NULL, NULL);
+	route_answer_device(w->request, result);
 }
 
 static void change_device(struct daemon *d, struct http_request *r, bool drain)
 {
 	const char *name = http_request_capture(r, 0), *number = http_request_capture(r, 1);
-	_cleanup_free_ char *target = NULL;
-	const struct member *m;
+	_cleanup_(drain_request_release) struct drain_request request = {0};
+	struct device_wait *w;
 	int64_t slot;
 
-	m = controller_find_node(d->controller, name);
 	if (!caller_may(http_request_caller(r), 0)) {
 		http_reply_error(r, 403, "not-allowed", "only root may drain and resume devices");
 		return;
 	}
-	if (!m) {
+	if (!controller_find_node(d->controller, name)) {
 		http_reply_error(r, 404, "no-such-node", "there is no node %s in the hosts file", name);
 		return;
 	}
@@ -154,17 +167,16 @@ static void change_device(struct daemon *d, struct http_request *r, bool drain)
 		                 number);
 		return;
 	}
-	if (str_eq(m->name, d->settings->name)) {
-		route_change_own_device(d, r, slot, drain);
+	if (drain && route_read_drain(r, &request) < 0)
 		return;
-	}
-	target = str_printf("/v1/peer/devices/%lld/%s", (long long)slot, drain ? "drain" : "resume");
-	if (!target) {
+	w = calloc(1, sizeof(*w));
+	if (!w) {
 		http_reply_error(r, 500, "out-of-memory", "out of memory");
 		return;
 	}
-	pipe_call(d, r, m->address, m->port, target,
-	          (const char *const[]){"Content-Type: application/json", NULL});
+	w->request = r;
+	http_request_on_close(r, on_device_closed, w);
+	controller_set_device_drained(d->controller, name, slot, drain, request.reason, on_device_set, w);
 }
 
 void route_device_drain(void *context, struct http_request *r)

@@ -10,7 +10,9 @@
 #include "controller/reconcile.h"
 #include "dtraind/heartbeat.h"
 #include "dtraind/log_streams.h"
+#include "dtraind/peers.h"
 #include "dtraind/routes/routes.h"
+#include "wire/node_view.h"
 #include "wire/start_request.h"
 
 static int start_status(int code)
@@ -160,14 +162,26 @@ void route_peer_heartbeat(void *context, struct http_request *r)
 		http_reply_json(r, 200, heartbeat_answer_encode(&answer));
 }
 
-static void change_device(void *context, struct http_request *r, bool drain)
+static void change_device(struct daemon *d, struct http_request *r, bool drain)
 {
+	_cleanup_(drain_request_release) struct drain_request request = {0};
+	_cleanup_(device_info_release) struct device_info device = {0};
+	struct peer_result result = {0};
+	struct device_drained now;
+	struct error err = ERROR_INIT;
 	int64_t slot;
 
-	if (str_to_int64(http_request_capture(r, 0), 0, INT32_MAX, &slot) < 0)
+	if (str_to_int64(http_request_capture(r, 0), 0, INT32_MAX, &slot) < 0) {
 		http_reply_error(r, 404, "no-such-device", "slots have numbers from 0");
-	else
-		route_change_own_device(context, r, slot, drain);
+		return;
+	}
+	if (drain && route_read_drain(r, &request) < 0)
+		return;
+	result.code = peers_set_own_device(d, slot, drain, request.reason, &device, &err);
+	result.message = err.message;
+	now = (struct device_drained){device.node, slot, device.state, device.reason};
+	result.device = &now;
+	route_answer_device(r, &result);
 }
 
 void route_peer_drain(void *context, struct http_request *r)

@@ -2,7 +2,10 @@
 /* The handlers, by file. Each takes the daemon as its context. */
 #pragma once
 
+#include "controller/peers.h"
 #include "dtraind/daemon.h"
+
+struct drain_request;
 
 /* cluster.c */
 void route_version(void *context, struct http_request *r);
@@ -14,8 +17,10 @@ void route_device_drain(void *context, struct http_request *r);
 void route_device_resume(void *context, struct http_request *r);
 void route_cancel_foreign(void *context, struct http_request *r);
 void route_events(void *context, struct http_request *r);
-/* A device of this very node: done, and answered. */
-void route_change_own_device(struct daemon *d, struct http_request *r, int64_t slot, bool drain);
+/* The body of a drain, which may be missing. Where it is wrong, the request is answered, and negative
+ * returned. */
+int route_read_drain(struct http_request *r, struct drain_request *request);
+void route_answer_device(struct http_request *r, const struct peer_result *result);
 
 /* backup.c */
 void backup_remove_leftovers(const char *state_dir); /* copies that an earlier service left half made */
