@@ -9,8 +9,8 @@
 #include "base/json.h"
 #include "base/str.h"
 #include "engine/chat/encode.h"
-#include "engine/chat/exact_json.h"
 #include "engine/dataset/convert.h"
+#include "engine/dataset/detect.h"
 #include "engine/dataset/pack.h"
 #include "engine/dataset/reader.h"
 #include "engine/dataset/sampler.h"
@@ -283,99 +283,13 @@ static int flush_batch(struct builder *b, bool last, struct error *err)
 /* --- all files -------------------------------------------------------------------------------------------
  */
 
-static enum record_kind kind_of(const struct source *s)
-{
-	switch (s->format) {
-	case FORMAT_TEXT:
-		return RECORDS_LINES;
-	case FORMAT_PARAGRAPHS:
-		return RECORDS_PARAGRAPHS;
-	case FORMAT_FILES:
-		return RECORDS_FILE;
-	default:
-		return RECORDS_JSON;
-	}
-}
-
-/* JSON or plain text, for pretraining? By the first character that is no white space. */
-static int sniff(struct source *s, struct error *err)
-{
-	_cleanup_(records_closep) struct records *file = NULL;
-	struct record first;
-	int r;
-
-	r = records_open(s->path, RECORDS_LINES, &file, err);
-	if (r < 0)
-		return r;
-	r = records_next(file, &first, err);
-	if (r <= 0)
-		return r;
-	while (first.len && strchr(" \t", *first.data)) {
-		first.data++;
-		first.len--;
-	}
-	if (*first.data != '{' && *first.data != '[')
-		s->format = FORMAT_TEXT;
-	return 0;
-}
-
-/* Settles format, columns and tags of a file by its first record that tells them. Where none does, the first
- * record's error says why; a file without any JSON is left to be skipped, record by record. */
-static int detect(struct source *s, enum dataset_task task, struct error *err)
-{
-	_cleanup_(records_closep) struct records *file = NULL;
-	struct error why = ERROR_INIT;
-	struct record record;
-	int r = 0, first = 0;
-	bool any = false, json = false;
-
-	if (s->format == FORMAT_AUTO && task == DATASET_PRETRAIN)
-		r = sniff(s, err);
-	if (r < 0 || kind_of(s) != RECORDS_JSON)
-		return r;
-	r = records_open(s->path, RECORDS_JSON, &file, err);
-	while (r == 0 && (r = records_next(file, &record, err)) > 0) {
-		_cleanup_free_ char *where = str_printf("%s:%lld", s->path, (long long)record.line);
-		_cleanup_json_ json_t *value = exact_json_load(record.data, record.len, NULL);
-
-		if (!where)
-			return error_oom(err);
-		any = true;
-		r = 0;
-		if (!value)
-			continue;
-		json = true;
-		r = source_detect(s, value, task, where, first ? NULL : &why);
-		if (r == 0)
-			return 0;
-		first = first ? first : r;
-		r = 0;
-	}
-	if (r == 0 && any && !json && s->format == FORMAT_AUTO)
-		return error_set(err, -EINVAL, "%s: neither a JSON array nor JSON lines", s->path);
-	if (r < 0 || first == 0)
-		return r;
-	if (err)
-		*err = why;
-	return first;
-}
-
-int dataset_detect(const struct dataset_options *options, struct source_list *list, struct error *err)
-{
-	int r = 0;
-
-	for (size_t i = 0; r == 0 && i < list->count; i++)
-		r = detect(&list->items[i], options->task, err);
-	return r;
-}
-
 /* Counts the documents of each group: needed before the first can be drawn or held out. */
 static int count_documents(const struct source_list *list, int64_t *counts, struct error *err)
 {
 	for (size_t i = 0; i < list->count; i++) {
 		_cleanup_(records_closep) struct records *file = NULL;
 		struct record record;
-		int r = records_open(list->items[i].path, kind_of(&list->items[i]), &file, err);
+		int r = records_open(list->items[i].path, source_record_kind(&list->items[i]), &file, err);
 
 		while (r == 0 && (r = records_next(file, &record, err)) > 0) {
 			counts[list->items[i].group] += !record.more;
@@ -401,7 +315,7 @@ static int open_file(struct builder *b, const struct source *s, struct error *er
 		batch->open = p;
 		batch->open_cap = cap;
 	}
-	r = records_open(s->path, kind_of(s), &batch->open[batch->open_count], err);
+	r = records_open(s->path, source_record_kind(s), &batch->open[batch->open_count], err);
 	if (r == 0)
 		batch->open_count++;
 	return r;
@@ -490,7 +404,7 @@ static int prepare(struct builder *b, struct source_list *list, int64_t *counts,
 		b->bytes_total += map.len;
 		file_map_close(&map);
 		if (r == 0)
-			r = detect(s, b->options->task, err);
+			r = dataset_detect_file(s, b->options->task, err);
 		draw = draw || s->num_samples >= 0;
 	}
 	if (r < 0 || !draw)

@@ -12,6 +12,3 @@
 int dataset_build(const struct dataset_options *options, struct source_list *sources,
                   const struct tokenizer *tok, const struct template *template, struct cache_writer *train,
                   struct cache_writer *held_out, struct error *err);
-/* Only completes formats and columns, as dataset_build begins: each file is there, and of a format that is
- * known. */
-int dataset_detect(const struct dataset_options *options, struct source_list *sources, struct error *err);
