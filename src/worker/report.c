@@ -157,7 +157,6 @@ int report_log(struct report *r, const struct train_log *log, struct error *err)
 	    .eval_loss = log->has_eval ? log->eval_loss : NAN,
 	    .time = clock_realtime(),
 	    .step_seconds = log->step_seconds,
-	    /* The rest of the step; NaN where the waiting is not measured. */
 	    .compute_seconds = log->step_seconds - log->data_seconds - log->communication_seconds,
 	    .communication_seconds = log->communication_seconds,
 	    .data_seconds = log->data_seconds,

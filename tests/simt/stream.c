@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Streams and events: kernels and copies are done at once, collectives complete later. */
+#include <math.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 
 #include <cuda_runtime_api.h>
+
+#include "base/clock.h"
 
 /* A place on a stream of collectives: reached once `done` of it is `count`. */
 struct place {
@@ -12,14 +15,19 @@ struct place {
 	uint64_t count;
 };
 
+enum { ENDS = 1024 }; /* as many of the last ends have their time */
+
 struct simt_stream {
 	uint64_t queued, done;
-	struct place awaited; /* that this stream waits for, the last one */
+	double ended_at[ENDS]; /* of the collective that made `done` n, at n % ENDS */
+	struct place awaited;  /* that this stream waits for, the last one */
 	struct simt_stream *next;
 };
 
 struct simt_event {
 	struct place place, awaited; /* both */
+	double recorded_at;
+	unsigned flags;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -93,6 +101,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags)
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags)
 {
 	*e = calloc(1, sizeof(**e));
+	if (*e)
+		(*e)->flags = flags;
 	return *e ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
@@ -107,6 +117,29 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 	pthread_mutex_lock(&lock);
 	e->place = (struct place){s->queued ? s : NULL, s->queued};
 	e->awaited = s->awaited;
+	e->recorded_at = clock_monotonic();
+	pthread_mutex_unlock(&lock);
+	return cudaSuccess;
+}
+
+/* When its stream came to the event: not before it was recorded, nor before what it stands behind. */
+static double reached_at(const struct simt_event *e)
+{
+	const struct place *behind[2] = {&e->place, &e->awaited};
+	double at = e->recorded_at;
+
+	for (int i = 0; i < 2; i++)
+		if (behind[i]->stream && behind[i]->count)
+			at = fmax(at, behind[i]->stream->ended_at[behind[i]->count % ENDS]);
+	return at;
+}
+
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to)
+{
+	if ((from->flags | to->flags) & cudaEventDisableTiming)
+		return cudaErrorInvalidValue;
+	pthread_mutex_lock(&lock);
+	*ms = (float)((reached_at(to) - reached_at(from)) * 1e3);
 	pthread_mutex_unlock(&lock);
 	return cudaSuccess;
 }
@@ -166,7 +199,7 @@ void simt_stream_begin(cudaStream_t s)
 void simt_stream_end(cudaStream_t s)
 {
 	pthread_mutex_lock(&lock);
-	s->done++;
+	s->ended_at[++s->done % ENDS] = clock_monotonic();
 	pthread_cond_broadcast(&changed);
 	pthread_mutex_unlock(&lock);
 }

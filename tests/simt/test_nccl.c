@@ -283,13 +283,13 @@ static void stalls(struct rank *r)
 {
 	void *b;
 
-	begin(r, 2, 1, &b);
+	begin(r, 2, 2, &b);
 	if (r->rank == 0)
 		stands_still(r, comm_all_gather(r->comm, b, 2, DTYPE_F32), -ETIMEDOUT,
-		             "rank 0: all-gather (collective 2) has made no progress for 1 s: rank 1 on ",
+		             "rank 0: all-gather (collective 2) has made no progress for 2 s: rank 1 on ",
 		             " is past all-reduce (collective 1) and has not begun it");
 	else
-		usleep(1700 * 1000);
+		usleep(2900 * 1000);
 	device_free(r->dev, b);
 }
 
@@ -304,14 +304,14 @@ static void stalls_at_once(struct rank *r)
 {
 	void *b;
 
-	r->comm = join(r, 2, 1, 0, NULL);
+	r->comm = join(r, 2, 2, 0, NULL);
 	ck_assert(device_alloc(r->dev, 64, &b, NULL) == 0);
 	if (r->rank == 0)
 		stands_still(r, comm_all_gather(r->comm, b, 2, DTYPE_F32), -ETIMEDOUT,
-		             "rank 0: all-gather (collective 1) has made no progress for 1 s: rank 1 on ",
+		             "rank 0: all-gather (collective 1) has made no progress for 2 s: rank 1 on ",
 		             " has not begun it");
 	else
-		usleep(1700 * 1000);
+		usleep(2900 * 1000);
 	device_free(r->dev, b);
 }
 
@@ -326,13 +326,13 @@ static void two_are_missing(struct rank *r)
 {
 	void *b;
 
-	begin(r, 3, 1, &b);
+	begin(r, 3, 2, &b);
 	if (r->rank == 0)
 		stands_still(r, comm_barrier(r->comm), -ETIMEDOUT,
-		             "rank 0: barrier (collective 2) has made no progress for 1 s: rank 1 on ",
+		             "rank 0: barrier (collective 2) has made no progress for 2 s: rank 1 on ",
 		             " is past all-reduce (collective 1) and has not begun it, rank 2 on ");
 	else
-		usleep(1700 * 1000);
+		usleep(2900 * 1000);
 	device_free(r->dev, b);
 }
 
@@ -340,11 +340,11 @@ static void says_nothing(struct rank *r)
 {
 	void *b;
 
-	begin(r, 3, 1, &b);
+	begin(r, 3, 2, &b);
 	if (r->rank == 2)
-		usleep(1700 * 1000);
+		usleep(2900 * 1000);
 	else
-		stands_still(r, comm_barrier(r->comm), -ETIMEDOUT, "for 1 s: rank 2 on ",
+		stands_still(r, comm_barrier(r->comm), -ETIMEDOUT, "for 2 s: rank 2 on ",
 		             " says nothing: it hangs or has ended");
 	device_free(r->dev, b);
 }
@@ -361,13 +361,13 @@ static void nobody_to_ask(struct rank *r)
 {
 	void *b;
 
-	begin(r, 2, 1, &b);
+	begin(r, 2, 2, &b);
 	if (r->rank == 0)
 		stands_still(r, comm_barrier(r->comm), -ETIMEDOUT,
-		             "rank 0: barrier (collective 2) has made no progress for 1 s: ",
+		             "rank 0: barrier (collective 2) has made no progress for 2 s: ",
 		             "where the other ranks are is not known: nobody listens");
 	else
-		usleep(1700 * 1000);
+		usleep(2900 * 1000);
 	device_free(r->dev, b);
 }
 
@@ -381,10 +381,10 @@ static void differs(struct rank *r)
 {
 	void *b;
 
-	begin(r, 2, 1, &b);
+	begin(r, 2, 2, &b);
 	if (r->rank == 0)
 		stands_still(r, comm_all_reduce(r->comm, b, 4, DTYPE_F32, COMM_SUM), -ETIMEDOUT,
-		             "all-reduce (collective 2) has made no progress for 1 s: rank 1 on ",
+		             "all-reduce (collective 2) has made no progress for 2 s: rank 1 on ",
 		             " runs broadcast in its place: the ranks' calls differ");
 	else
 		stands_still(r, comm_broadcast(r->comm, b, 4, 0), -ETIMEDOUT, "broadcast (collective 2)",
@@ -403,15 +403,15 @@ static void hangs(struct rank *r)
 {
 	void *b;
 
-	begin(r, 2, 1, &b);
+	begin(r, 2, 2, &b);
 	if (r->rank == 0) {
 		stands_still(r, comm_barrier(r->comm), -ETIMEDOUT,
-		             "barrier (collective 2) has made no progress for 1 s: the GPU of rank 1 on ",
+		             "barrier (collective 2) has made no progress for 2 s: the GPU of rank 1 on ",
 		             " has not come to barrier (collective 2)");
 	} else {
 		simt_stream_begin(r->dev->stream);
 		comm_barrier(r->comm);
-		usleep(1500 * 1000);
+		usleep(2900 * 1000);
 		simt_stream_end(r->dev->stream);
 		stands_still(r, 0, -ETIMEDOUT, "rank 1: barrier (collective 2)",
 		             "this rank's GPU has not come to it: the computation before it hangs");
@@ -431,13 +431,18 @@ static void goes_on(struct rank *r)
 	struct error err = ERROR_INIT;
 	void *b;
 
-	begin(r, 2, 2, &b);
+	begin(r, 2, 4, &b);
 	for (int i = 0; i < 3; i++) {
 		if (r->rank == 1)
-			usleep(1300 * 1000);
+			usleep(1500 * 1000);
 		ck_ok(comm_wait(r->comm, comm_barrier(r->comm), &err), &err);
 		ck_ok(comm_flush(r->comm, &err), &err);
 	}
+	/* Rank 0 has stood still for rank 1, and not the reverse. */
+	if (r->rank == 0)
+		ck_assert_double_ge(comm_waited_seconds(r->comm), 4.4);
+	else
+		ck_assert_double_lt(comm_waited_seconds(r->comm), 2.0);
 	device_free(r->dev, b);
 }
 
@@ -510,14 +515,14 @@ static void told_to_stop(struct rank *r)
 	double start = clock_monotonic();
 	void *b;
 
-	begin(r, 2, 4, &b);
+	begin(r, 2, 12, &b);
 	r->stop = true;
 	if (r->rank == 0)
 		stands_still(
 		    r, comm_barrier(r->comm), -ECANCELED,
-		    "rank 0: told to stop; barrier (collective 2) has waited for other ranks for 1 s", "");
-	ck_assert(clock_monotonic() - start < 3);
-	while (r->rank == 1 && clock_monotonic() - start < 2)
+		    "rank 0: told to stop; barrier (collective 2) has waited for other ranks for 3 s", "");
+	ck_assert(clock_monotonic() - start < 11);
+	while (r->rank == 1 && clock_monotonic() - start < 4.5)
 		usleep(10000);
 	device_free(r->dev, b);
 }

@@ -96,8 +96,9 @@ comm_ticket comm_barrier(struct comm *comm);
 
 int comm_wait(struct comm *comm, comm_ticket ticket, struct error *err);
 int comm_flush(struct comm *comm, struct error *err);
-/* Seconds that the computation has stood still in comm_wait so far; NaN where that is not measured (CUDA). */
-double comm_waited_seconds(const struct comm *comm);
+/* Seconds that the computation has stood still in comm_wait so far. On CUDA it is the stream that stands
+ * still: complete after device_synchronize or device_read. Of the thread that calls comm_wait. */
+double comm_waited_seconds(struct comm *comm);
 /* After device_synchronize or device_read: 0 where every collective that the device has waited for has ended
  * in order, else why the communicator has failed. Does not wait. */
 int comm_check(struct comm *comm, struct error *err);

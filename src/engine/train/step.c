@@ -124,8 +124,7 @@ static void measure(struct trainer *t, double begun, struct train_log *log)
 	log->communication_seconds = waited - t->waited;
 	log->slowest_rank = -1;
 	t->waited = waited;
-	/* 0 where it is not measured, which is the time of no step. */
-	t->busy = isnan(waited) ? 0 : log->step_seconds - log->communication_seconds;
+	t->busy = log->step_seconds - log->communication_seconds;
 }
 
 int trainer_check_comm(struct trainer *t, struct error *err)

@@ -47,7 +47,7 @@ struct train_log {
 	double eval_loss; /* where has_eval */
 	/* Where the time of a step goes on this rank; trainer_run: the mean since the last log. */
 	double step_seconds, data_seconds;
-	double communication_seconds; /* that the computation waited for collectives; NaN: not measured */
+	double communication_seconds; /* that the computation waited for collectives */
 	/* The rank that computed longest since the last log, and its mean of a step; -1: one rank, or not
 	 * measured. Each rank's part of a step is known to the others one step later. */
 	int slowest_rank;

@@ -8,6 +8,7 @@
 
 typedef enum {
 	cudaSuccess = 0,
+	cudaErrorInvalidValue = 1,
 	cudaErrorMemoryAllocation = 2,
 	cudaErrorNoDevice = 100,
 	cudaErrorNotReady = 600
@@ -21,7 +22,7 @@ enum {
 typedef struct simt_stream *cudaStream_t;
 typedef struct simt_event *cudaEvent_t;
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 };
-enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
+enum { cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventDisableTiming = 2 };
 
 struct cudaDeviceProp {
 	char name[256];
@@ -168,6 +169,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t e);
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s);
 cudaError_t cudaEventQuery(cudaEvent_t e);
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to);
 /* For the stand-in of NCCL: a collective begins on s; a collective is done. */
 void simt_stream_begin(cudaStream_t s);
 void simt_stream_end(cudaStream_t s);

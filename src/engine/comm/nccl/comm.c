@@ -175,6 +175,7 @@ void comm_destroy(struct comm *c)
 		if (c->begun[i])
 			(void)cudaEventDestroy(c->begun[i]);
 	}
+	waits_release(&c->waits);
 	if (c->computed)
 		(void)cudaEventDestroy(c->computed);
 	if (c->stream)
@@ -377,7 +378,7 @@ int comm_wait(struct comm *c, comm_ticket ticket, struct error *err)
 	if (c->queued - ticket >= EVENTS)
 		ticket = c->queued - EVENTS + 1;
 	if (c->size > 1 && !failed(c))
-		s = cudaStreamWaitEvent(c->dev->stream, c->event[ticket % EVENTS], 0);
+		s = waits_queue(&c->waits, c->dev->stream, c->event[ticket % EVENTS]);
 	if (s)
 		fail_cuda(c, "waiting for a collective", s);
 	pthread_mutex_lock(&c->lock);
@@ -399,9 +400,9 @@ int comm_check(struct comm *c, struct error *err)
 	return r;
 }
 
-double comm_waited_seconds(const struct comm *c)
+double comm_waited_seconds(struct comm *c)
 {
-	return NAN; /* the stream waits, not the host */
+	return waits_seconds(&c->waits);
 }
 
 int comm_flush(struct comm *c, struct error *err)

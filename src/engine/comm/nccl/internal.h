@@ -22,12 +22,20 @@
 #include "engine/device/cuda/cuda.h"
 
 enum {
-	EVENTS = 1024,  /* collectives whose ends are told apart; older ones are done when these are */
-	BUFFERS = 4096, /* registered */
+	EVENTS = 1024,    /* collectives whose ends are told apart; older ones are done when these are */
+	BUFFERS = 4096,   /* registered */
+	WAITS_MAX = 4096, /* of the compute stream for a collective, measured at a time */
 	POLL_NS = 20 * 1000,
 };
 
 enum kind { KIND_ALL_REDUCE, KIND_REDUCE_SCATTER, KIND_ALL_GATHER, KIND_BROADCAST, KIND_BARRIER };
+
+/* Of the computing thread alone. */
+struct waits {
+	cudaEvent_t events[WAITS_MAX][2]; /* on the compute stream, before and after */
+	uint64_t made, first, next; /* pairs made; those under way: first <= i < next, at i % WAITS_MAX */
+	double seconds;             /* of the waits before `first` */
+};
 
 struct comm {
 	struct device *dev;
@@ -38,8 +46,9 @@ struct comm {
 	char description[64];
 	ncclComm_t nccl; /* NULL: a single rank; not to be used once `failed` is set */
 	cudaStream_t stream;
-	cudaEvent_t computed;      /* what the next collective starts after */
-	double *token;             /* of barriers */
+	cudaEvent_t computed; /* what the next collective starts after */
+	double *token;        /* of barriers */
+	struct waits waits;
 	int events;                /* made so far */
 	cudaEvent_t begun[EVENTS]; /* this GPU has come to it: what it computes before is done */
 	cudaEvent_t event[EVENTS]; /* it is done */
@@ -66,6 +75,12 @@ struct comm {
 	struct allocation *allocations; /* comm_alloc's */
 	bool foreign;                   /* some of them are not NCCL's: nothing is registered */
 };
+
+/* waits.c */
+/* Makes the compute stream wait for the event, and measures for how long. */
+cudaError_t waits_queue(struct waits *w, cudaStream_t stream, cudaEvent_t event);
+double waits_seconds(struct waits *w); /* of all that are over */
+void waits_release(struct waits *w);
 
 /* buffers.c */
 void comm_deregister(struct comm *c, int first); /* handles from `first` on; under lock, none in use */

@@ -269,7 +269,7 @@ int comm_wait(struct comm *c, comm_ticket ticket, struct error *err)
 	return r;
 }
 
-double comm_waited_seconds(const struct comm *c)
+double comm_waited_seconds(struct comm *c)
 {
 	return c->waited;
 }
