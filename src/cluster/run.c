@@ -33,48 +33,48 @@ static char *copy(const char *s)
 	return s ? strdup(s) : NULL;
 }
 
-int run_set_request(struct run *r, const json_t *config, struct error *err)
+static enum slot_kind kind_of(const char *word)
 {
-	const json_t *res = json_object_get(config, "resources"), *hosts = json_object_get(res, "hosts"), *h;
-	const char *kind = json_get_string(res, "kind", "auto");
-	size_t i, n = json_array_size(hosts);
+	return str_eq(word, "gpu") ? SLOT_GPU : str_eq(word, "cpu") ? SLOT_CPU : SLOT_ANY;
+}
 
-	r->nodes = json_get_int(res, "nodes", 1);
-	r->all_slots = str_eq(json_get_string(res, "devices_per_node", NULL), "all");
+int run_set_request(struct run *r, const struct run_config *config, struct error *err)
+{
+	char *const *hosts = config->resources.hosts;
+	size_t n = 0;
+
+	r->nodes = config->resources.nodes;
+	r->all_slots = config->resources.devices_per_node == 0;
 	if (!r->all_slots)
-		r->per_node = json_get_int(res, "devices_per_node", 1);
-	r->one_per_node = json_get_bool(res, "one_per_node", false);
-	r->kind = str_eq(kind, "gpu") ? SLOT_GPU : str_eq(kind, "cpu") ? SLOT_CPU : SLOT_ANY;
-	r->grace = json_get_int(res, "grace", 30);
-	if (r->nodes < 1 || r->nodes > 100000 || (r->per_node < 1 && !r->all_slots) || r->per_node > 1024)
-		return error_set(err, -EINVAL,
-		                 "resources: nodes and devices_per_node: at least 1 of each is needed");
+		r->per_node = config->resources.devices_per_node;
+	r->one_per_node = config->resources.one_per_node;
+	r->kind = kind_of(config->resources.kind);
+	r->grace = config->resources.grace;
+	while (hosts && hosts[n])
+		n++;
 	if (n == 0)
 		return 0;
 	r->hosts = calloc(n + 1, sizeof(*r->hosts));
-	if (!r->hosts)
-		return error_oom(err);
-	json_array_foreach(hosts, i, h)
-	{
-		r->hosts[i] = copy(json_string_value(h));
+	for (size_t i = 0; r->hosts && i < n; i++) {
+		r->hosts[i] = strdup(hosts[i]);
 		if (!r->hosts[i])
-			return error_set(err, -EINVAL, "resources.hosts: names of hosts are needed");
+			return error_oom(err);
 	}
-	return 0;
+	return r->hosts ? 0 : error_oom(err);
 }
 
-int run_new(const json_t *config, struct run **out, struct error *err)
+int run_new(const struct run_config *config, struct run **out, struct error *err)
 {
 	_cleanup_(run_freep) struct run *r = calloc(1, sizeof(*r));
-	const char *dir = json_get_string(json_object_get(config, "output"), "dir", NULL);
+	const char *dir = config->output.dir;
 	int code;
 
 	if (!r)
 		return error_oom(err);
 	r->exit_status = -1;
-	r->task = copy(json_get_string(config, "task", "command"));
-	r->name = copy(json_get_string(config, "name", r->task));
-	r->directory = copy(json_get_string(config, "directory", NULL));
+	r->task = strdup(run_task_name(config->task));
+	r->name = copy(config->name ? config->name : r->task);
+	r->directory = copy(config->directory);
 	r->output = dir ? str_path_join(r->directory, dir) : NULL;
 	if (!r->task || !r->name)
 		return error_oom(err);

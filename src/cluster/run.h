@@ -13,6 +13,7 @@
 #include "base/cleanup.h"
 #include "base/error.h"
 #include "cluster/scheduler.h"
+#include "config/run.h"
 #include "wire/report.h"
 #include "wire/run_view.h"
 
@@ -74,10 +75,10 @@ struct run {
 	int last_event_state; /* 1 + the state that the last event had; 0: there was none */
 };
 
-/* From a checked run_config in its JSON form: name, task, directory, output and what it asks for. */
-int run_new(const json_t *config, struct run **out, struct error *err);
+/* From a checked run file: name, task, directory, output and what it asks for. */
+int run_new(const struct run_config *config, struct run **out, struct error *err);
 /* Only what it asks for: for a run that comes out of the store. */
-int run_set_request(struct run *r, const json_t *config, struct error *err);
+int run_set_request(struct run *r, const struct run_config *config, struct error *err);
 void run_free(struct run *r);
 DEFINE_CLEANUP(struct run *, run_free)
 

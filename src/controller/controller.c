@@ -69,12 +69,15 @@ static int load_one(void *context, struct run *r, struct error *err)
 	struct controller *c = context;
 	_cleanup_(run_freep) struct run *run = r;
 	_cleanup_free_ char *text = NULL;
-	_cleanup_json_ json_t *config = NULL;
+	_cleanup_(run_config_freep) struct run_config *config = NULL;
+	_cleanup_json_ json_t *json = NULL;
 	int code;
 
 	code = store_config(c->store, run->id, &text, err);
 	if (code == 0)
-		code = json_parse(text, strlen(text), "stored configuration", &config, err);
+		code = json_parse(text, strlen(text), "stored configuration", &json, err);
+	if (code == 0)
+		code = run_config_decode(json, "stored configuration", true, &config, err);
 	if (code == 0)
 		code = run_set_request(run, config, err);
 	if (code == 0 && run->state != RUN_QUEUED)

@@ -202,6 +202,7 @@ int shutdown_end_runs(const char *config_path, struct error *err)
 	_cleanup_(settings_freep) struct settings *settings = NULL;
 	_cleanup_(http_local_closep) struct http_local *service = NULL;
 	_cleanup_json_ json_t *answer = NULL;
+	struct runs_ended ended = {0};
 	int r = settings_read(config_path, &settings, err), count = 0;
 
 	if (r < 0)
@@ -209,7 +210,9 @@ int shutdown_end_runs(const char *config_path, struct error *err)
 	r = http_local_open(settings->config->socket, &service, err);
 	if (r == 0) {
 		r = http_local_json(service, "POST", "/v1/end-runs", NULL, NULL, &answer, err);
-		count = json_get_int(answer, "ended", 0);
+		if (r == 0)
+			r = runs_ended_decode(answer, &ended, err);
+		count = (int)ended.ended;
 	} else if (r == -ECONNREFUSED || r == -ENOENT) {
 		r = end_without_service(settings, &count, err);
 	}

@@ -100,9 +100,10 @@ MESSAGE_DECLARE(run_event)
 /* What a report of a run's rank 0 says of its progress. A run may be any program, and its reports may have
  * any members of any type: what is not there, or of another type, is not known. */
 struct progress {
-	bool has_step, has_loss, has_eval_loss;
+	bool has_step, has_loss, has_eval_loss, has_learning_rate, has_tokens_per_second, has_eta_seconds;
 	int64_t step, steps;      /* 0: not known */
 	double loss, eval_loss;   /* 0: not known */
+	double learning_rate;     /* 0: not known */
 	double tokens_per_second; /* 0: not known */
 	double eta_seconds;       /* 0: not known */
 	const char *message;      /* borrowed from the report; NULL: none */

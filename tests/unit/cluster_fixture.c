@@ -9,15 +9,25 @@
 
 enum { FIXTURE_NODES = 4, FIXTURE_SLOTS = 16 };
 
+struct run_config *fixture_config(const json_t *json)
+{
+	struct run_config *config = NULL;
+	struct error err = ERROR_INIT;
+
+	ck_ok(run_config_decode(json, "test", false, &config, &err), &err);
+	return config;
+}
+
 struct run *fixture_run(int nodes, int per_node)
 {
 	_cleanup_json_ json_t *config =
 	    json_pack("{s:s,s:s,s:s,s:{s:i,s:i,s:i}}", "task", "command", "name", "test", "directory", "/tmp",
 	              "resources", "nodes", nodes, "devices_per_node", per_node, "grace", 7);
+	_cleanup_(run_config_freep) struct run_config *checked = fixture_config(config);
 	struct error err = ERROR_INIT;
 	struct run *r = NULL;
 
-	ck_ok(run_new(config, &r, &err), &err);
+	ck_ok(run_new(checked, &r, &err), &err);
 	r->user = strdup("alice");
 	r->uid = r->gid = 1000;
 	r->id = 1;

@@ -5,6 +5,8 @@
 #include "cluster/run.h"
 #include "unit.h"
 
+/* A run file in its JSON form, as a service that has checked it keeps it; the caller frees it. */
+struct run_config *fixture_config(const json_t *json);
 /* A command with the id 1 on so many nodes, with so many slots on each; owned by the caller. */
 struct run *fixture_run(int nodes, int per_node);
 /* Its next attempt, on n1, n2 … at time 100; local rank i has slot i. */

@@ -368,7 +368,7 @@ struct submission *bed_begin_submission(struct bed *b, int nodes, int per_node)
 
 	ck_ok(run_config_from_json(given, &config, &err), &err);
 	ck_ok(run_config_to_json(config, &checked, &err), &err);
-	ck_ok(run_new(checked, &r, &err), &err);
+	ck_ok(run_new(config, &r, &err), &err);
 	r->uid = r->gid = 1000;
 	r->user = strdup("alice");
 	text = json_to_string(checked);

@@ -5,6 +5,7 @@
 
 #include "base/json.h"
 #include "base/str.h"
+#include "config/run.h"
 #include "controller/controller.h"
 #include "controller/nodes.h"
 #include "controller/runs.h"
@@ -483,12 +484,15 @@ START_TEST(what_the_cluster_could_never_run_is_refused)
 {
 	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
 	_cleanup_(run_freep) struct run *fits = NULL, *large = NULL;
-	_cleanup_json_ json_t *two = json_pack("{s:s,s:{s:i}}", "task", "command", "resources", "nodes", 2),
-	                      *three = json_pack("{s:s,s:{s:i}}", "task", "command", "resources", "nodes", 3);
+	_cleanup_(run_config_freep) struct run_config *config = NULL;
 	struct error err = ERROR_INIT;
 
-	ck_ok(run_new(two, &fits, &err), &err);
-	ck_ok(run_new(three, &large, &err), &err);
+	ck_ok(
+	    run_config_parse("command = \"true\"; resources = { nodes = 2; };", "test", NULL, &config, &err),
+	    &err);
+	ck_ok(run_new(config, &fits, &err), &err);
+	config->resources.nodes = 3;
+	ck_ok(run_new(config, &large, &err), &err);
 	ck_ok(controller_check(bed_controller(b), fits, &err), &err);
 	ck_assert_int_eq(controller_check(bed_controller(b), large, &err), -ENODEV);
 	bed_free(b);

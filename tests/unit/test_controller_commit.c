@@ -12,6 +12,7 @@
 #include "base/json.h"
 #include "base/str.h"
 #include "cluster/store.h"
+#include "config/run.h"
 #include "controller/controller.h"
 #include "controller/nodes.h"
 #include "controller/reconcile.h"
@@ -252,12 +253,14 @@ static void submit(struct bed *b, struct answer *a)
 {
 	static const char text[] = "{\"task\":\"command\",\"name\":\"test\",\"directory\":\"/tmp\","
 	                           "\"resources\":{\"nodes\":2,\"devices_per_node\":1}}";
-	_cleanup_json_ json_t *config = json_loads(text, 0, NULL);
+	_cleanup_json_ json_t *json = json_loads(text, 0, NULL);
+	_cleanup_(run_config_freep) struct run_config *config = NULL;
 	struct error err = ERROR_INIT;
 	struct submission *s;
 	struct run *r = NULL;
 
 	*a = (struct answer){0};
+	ck_ok(run_config_decode(json, "test", false, &config, &err), &err);
 	ck_ok(run_new(config, &r, &err), &err);
 	r->user = strdup("alice");
 	ck_ok(controller_submit(b->controller, r, text, on_submitted, a, &s, &err), &err);

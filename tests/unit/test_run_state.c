@@ -13,12 +13,14 @@ START_TEST(the_world_size_of_all_slots_is_known_once_placed)
 	    json_pack("{s:s,s:s,s:{s:i,s:s,s:s}}", "task", "command", "directory", "/tmp", "resources",
 	              "nodes", 2, "devices_per_node", "all", "kind", "gpu");
 	_cleanup_json_ json_t *json = NULL, *placed = NULL;
+	_cleanup_(run_config_freep) struct run_config *checked = NULL;
 	_cleanup_(run_freep) struct run *r = NULL;
 	struct error err = ERROR_INIT;
 	char *names[] = {(char *)"n1", (char *)"n2"};
 	int slots[] = {0, 1, 0, 1};
 
-	ck_ok(run_new(config, &r, &err), &err);
+	checked = fixture_config(config);
+	ck_ok(run_new(checked, &r, &err), &err);
 	ck_assert(r->all_slots);
 	ck_assert_int_eq(r->kind, SLOT_GPU);
 	json = run_to_json(r, true);
@@ -26,7 +28,7 @@ START_TEST(the_world_size_of_all_slots_is_known_once_placed)
 	r->per_node = 2;
 	ck_ok(run_place(r, names, slots, 100, &err), &err);
 	/* As the controller does it for one that comes out of the store. */
-	ck_ok(run_set_request(r, config, &err), &err);
+	ck_ok(run_set_request(r, checked, &err), &err);
 	ck_assert_int_eq(r->per_node, 2);
 	placed = run_to_json(r, true);
 	ck_assert_int_eq(json_get_int(placed, "world_size", 0), 4);
@@ -46,12 +48,14 @@ START_TEST(one_rank_per_node_has_all_slots_there)
 	                          "stopped", 0, "rank", 1, "node", "n2", "slot", 0, "slots", 0, 1, 2, "state",
 	                          "starting", "stopped", 0),
 	                      *ranks = NULL;
+	_cleanup_(run_config_freep) struct run_config *checked = NULL;
 	_cleanup_(run_freep) struct run *r = NULL;
 	struct error err = ERROR_INIT;
 	char *names[] = {(char *)"n1", (char *)"n2"};
 	int slots[] = {4, 5, 6, 0, 1, 2};
 
-	ck_ok(run_new(config, &r, &err), &err);
+	checked = fixture_config(config);
+	ck_ok(run_new(checked, &r, &err), &err);
 	r->id = 1;
 	ck_assert_int_eq(run_world_size(r), 2);
 	ck_ok(run_place(r, names, slots, 100, &err), &err);

@@ -40,8 +40,10 @@ static void write_since(struct http_stream *stream, const char *text, size_t len
 		const char *nl = memchr(text, '\n', len);
 		size_t n = nl ? (size_t)(nl - text) + 1 : len;
 		_cleanup_json_ json_t *o = json_loadb(text, n, 0, NULL);
+		struct progress progress;
 
-		if (json_get_int(o, "step", INT64_MAX) > since)
+		progress_read(o, &progress);
+		if (!progress.has_step || progress.step > since)
 			http_stream_write(stream, text, n);
 		text += n;
 		len -= n;

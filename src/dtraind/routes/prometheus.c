@@ -30,26 +30,39 @@ static void add_label(struct strbuf *b, const char *s)
 static void add_runs(struct strbuf *b, struct controller *c)
 {
 	static const struct {
-		const char *name, *key, *help;
+		const char *name, *help;
 	} gauges[] = {
-	    {"dtrain_run_step", "step", "Steps done."},
-	    {"dtrain_run_loss", "loss", "Training loss of the last report."},
-	    {"dtrain_run_learning_rate", "learning_rate", "Learning rate of the last report."},
-	    {"dtrain_run_tokens_per_second", "tokens_per_second", "Tokens per second over the last steps."},
-	    {"dtrain_run_eta_seconds", "eta_seconds", "Seconds left, as the worker reckons."},
+	    {"dtrain_run_step", "Steps done."},
+	    {"dtrain_run_loss", "Training loss of the last report."},
+	    {"dtrain_run_learning_rate", "Learning rate of the last report."},
+	    {"dtrain_run_tokens_per_second", "Tokens per second over the last steps."},
+	    {"dtrain_run_eta_seconds", "Seconds left, as the worker reckons."},
 	};
 
 	for (size_t g = 0; g < ARRAY_SIZE(gauges); g++) {
 		metric(b, gauges[g].name, "gauge", gauges[g].help);
 		for (size_t i = 0; i < controller_active_count(c); i++) {
 			const struct run *r = controller_active_run(c, i);
-			const json_t *v = json_object_get(r->progress, gauges[g].key);
+			struct progress p;
 
-			if (!json_is_number(v))
+			progress_read(r->progress, &p);
+
+			const struct {
+				bool known;
+				double value;
+			} values[ARRAY_SIZE(gauges)] = {
+			    {p.has_step, (double)p.step},
+			    {p.has_loss, p.loss},
+			    {p.has_learning_rate, p.learning_rate},
+			    {p.has_tokens_per_second, p.tokens_per_second},
+			    {p.has_eta_seconds, p.eta_seconds},
+			};
+
+			if (!values[g].known)
 				continue;
 			strbuf_addf(b, "%s{run=\"%lld\",name=\"", gauges[g].name, (long long)r->id);
 			add_label(b, r->name);
-			strbuf_addf(b, "\"} %.9g\n", json_number_value(v));
+			strbuf_addf(b, "\"} %.9g\n", values[g].value);
 		}
 	}
 }

@@ -38,19 +38,19 @@ static bool check_submitter(struct http_request *r)
 	return true;
 }
 
-/* The configuration checked again, and in its normal form: a service believes no client. */
-static int normalize(const json_t *body, json_t **out, struct error *err)
+/* The run file in the body, checked again, for a service believes no client; and its normal form for the
+ * store. */
+static int read_config(const json_t *body, struct run_config **config, json_t **normal, struct error *err)
 {
-	_cleanup_(run_config_freep) struct run_config *config = NULL;
 	_cleanup_(submit_request_release) struct submit_request given = {0};
 	int r = submit_request_decode(body, &given, err);
 
 	if (r == 0)
-		r = run_config_from_json(given.config, &config, err);
-	if (r == 0 && (!config->directory || config->directory[0] != '/'))
+		r = run_config_from_json(given.config, config, err);
+	if (r == 0 && (!(*config)->directory || (*config)->directory[0] != '/'))
 		return error_set(err, -EINVAL,
 		                 "directory: the absolute path of the working directory is needed");
-	return r < 0 ? r : run_config_to_json(config, out, err);
+	return r < 0 ? r : run_config_to_json(*config, normal, err);
 }
 
 /* A caller who waits until its run is on disk. */
@@ -108,7 +108,8 @@ void route_submit(void *context, struct http_request *r)
 {
 	struct daemon *d = context;
 	const struct http_caller *caller = http_request_caller(r);
-	_cleanup_json_ json_t *body = NULL, *config = NULL;
+	_cleanup_(run_config_freep) struct run_config *config = NULL;
+	_cleanup_json_ json_t *body = NULL, *normal = NULL;
 	_cleanup_free_ char *text = NULL;
 	struct error err = ERROR_INIT;
 	struct run *run = NULL;
@@ -119,7 +120,7 @@ void route_submit(void *context, struct http_request *r)
 	body = http_request_json(r);
 	if (!body)
 		return;
-	if (normalize(body, &config, &err) < 0 || run_new(config, &run, &err) < 0) {
+	if (read_config(body, &config, &normal, &err) < 0 || run_new(config, &run, &err) < 0) {
 		http_reply_error(r, 400, "bad-config", "%s", err.message);
 		return;
 	}
@@ -133,7 +134,7 @@ void route_submit(void *context, struct http_request *r)
 	run->uid = caller->uid;
 	run->gid = caller->gid;
 	run->user = strdup(caller->user);
-	text = json_to_string(config);
+	text = json_to_string(normal);
 	if (!run->user || !text) {
 		run_free(run);
 		http_reply_error(r, 500, "out-of-memory", "out of memory");
