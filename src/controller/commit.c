@@ -7,10 +7,64 @@
  * is changed while it is being written is dirty again, and is written once more. What a failed commit held is
  * in the next one, but for new runs: their submitters are told that they were not accepted.
  */
+#include "controller/commit.h"
+
+#include <stdlib.h>
+
 #include "base/log.h"
 #include "controller/internal.h"
 
 #define LAZY_COMMIT_SECONDS 1.0 /* what need not be on disk at once is there after so long */
+
+struct commit_waiter {
+	struct controller *controller;
+	struct commit_waiter *next;
+	int64_t commit; /* the number of the one that it waits for */
+	committed_fn done;
+	void *context;
+};
+
+struct commit_waiter *commit_waiter_create(struct controller *c, committed_fn done, void *context)
+{
+	struct commit_waiter *w = calloc(1, sizeof(*w)), **end = &c->commit_waiters;
+
+	if (!w)
+		return NULL;
+	while (*end)
+		end = &(*end)->next;
+	*w = (struct commit_waiter){c, NULL, c->commits + 1, done, context};
+	*end = w;
+	c->commit = true;
+	controller_touch(c);
+	return w;
+}
+
+void commit_waiter_free(struct commit_waiter *w)
+{
+	struct commit_waiter **at;
+
+	if (!w)
+		return;
+	at = &w->controller->commit_waiters;
+	while (*at != w)
+		at = &(*at)->next;
+	*at = w->next;
+	free(w);
+}
+
+/* Those of the last commit are the first in the list. */
+static void call_waiters(struct controller *c, const struct error *err)
+{
+	struct commit_waiter *w;
+
+	while ((w = c->commit_waiters) && w->commit <= c->commits) {
+		committed_fn done = w->done;
+		void *context = w->context;
+
+		commit_waiter_free(w);
+		done(context, err);
+	}
+}
 
 /* Tried again: nothing of it starts, nobody is told of it before. */
 static void keep_changes(struct controller *c)
@@ -20,8 +74,6 @@ static void keep_changes(struct controller *c)
 
 		if (r->written_by == c->commits)
 			r->dirty = true;
-		if (r->awaits == c->commits)
-			r->awaits++;
 	}
 	c->commit = true;
 	commit_lazily(c);
@@ -34,10 +86,12 @@ static void on_committed(void *context, int code, const struct error *err)
 	if (code < 0) {
 		log_err("the store cannot be written: %s", err->message);
 		submissions_answer(c, err);
+		call_waiters(c, err);
 		keep_changes(c);
 	} else {
 		c->committed = c->commits;
 		submissions_answer(c, NULL);
+		call_waiters(c, NULL);
 	}
 	if (!c->ending)
 		c->on_committed(c);

@@ -9,6 +9,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/str.h"
+#include "controller/commit.h"
 #include "controller/internal.h"
 #include "controller/nodes.h"
 
@@ -237,6 +238,8 @@ void controller_destroy(struct controller *c)
 		commit_changes(c, NULL); /* what was to be committed lazily is on disk before the end */
 		store_wait(c->store);
 	}
+	while (c->commit_waiters)
+		commit_waiter_free(c->commit_waiters);
 	waiters_free(c);
 	submissions_free(c);
 	message_free_list(&foreign_attempt_message, c->foreign_before, c->foreign_before_count);

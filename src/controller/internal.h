@@ -13,6 +13,7 @@
 #include "cluster/store.h"
 #include "controller/controller.h"
 
+struct commit_waiter;
 struct submission;
 struct waiter;
 
@@ -25,8 +26,9 @@ struct controller {
 	struct members *members;
 	struct rendezvous *rendezvous;
 	struct feed *events, *metrics;
-	struct waiter *waiters;         /* who waits for a run to change */
-	struct submission *submissions; /* in their order: who waits for a number, or for the commit */
+	struct waiter *waiters;               /* who waits for a run to change */
+	struct commit_waiter *commit_waiters; /* in their order: who waits for a change to be on disk */
+	struct submission *submissions;       /* in their order: who waits for a number, or for the commit */
 	/* Of the node whose heartbeat is read: what it had the last time. */
 	struct foreign_attempt *foreign_before;
 	size_t foreign_before_count;

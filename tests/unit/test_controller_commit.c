@@ -13,6 +13,7 @@
 #include "base/str.h"
 #include "cluster/store.h"
 #include "config/run.h"
+#include "controller/commit.h"
 #include "controller/controller.h"
 #include "controller/nodes.h"
 #include "controller/reconcile.h"
@@ -314,12 +315,91 @@ START_TEST(a_submission_is_on_disk_before_it_is_answered_and_started)
 	commit_ends(&b);
 	ck_assert_int_eq(a.count, 1);
 	ck_assert_int_eq(a.id, 1);
+	ck_assert_int_eq(a.state, RUN_STARTING);
 	ck_assert_str_eq(a.error, "");
 	ck_assert_int_eq(state_of(&b, 1), RUN_STARTING);
 	ck_assert_int_eq(listed(&b, "active"), 1);
 	ck_assert_int_eq(listed(&b, "all"), 1);
 	ck_assert_str_eq(b.starts, "n2:1.1 n1:1.1 ");
 	ck_assert_int_eq(held_store_begun(b.held), begun + 1); /* one for the run and its start */
+	bed_end(&b);
+}
+END_TEST
+
+/* The answer says what is on disk: the run waits, though it has been placed meanwhile. */
+START_TEST(a_placement_during_a_commit_is_not_in_its_answer)
+{
+	struct answer first, second;
+	struct bed b;
+
+	bed_start(&b);
+	submit(&b, &first);
+	turn(&b);
+	commits_end(&b);
+	submit(&b, &second);
+	turn_held(&b);
+	both_report(&b, 1, 1, "ended");
+	turn(&b);
+	held_store_release(b.held);
+	held_store_await_done(b.store);
+	turn_held(&b);
+	ck_assert_int_eq(second.count, 1);
+	ck_assert_int_eq(second.state, RUN_QUEUED);
+	ck_assert_ptr_null(strstr(b.starts, "n1:2.1"));
+	commits_end(&b);
+	ck_assert_ptr_nonnull(strstr(b.starts, "n1:2.1"));
+	bed_end(&b);
+}
+END_TEST
+
+static void note_commit(void *context, const struct error *err)
+{
+	*(int *)context = err ? err->code : 0;
+}
+
+/* Commands are committed at once, not within a second, and what they change is told after that. */
+START_TEST(commands_are_committed_at_once)
+{
+	struct answer a;
+	int told = -1, result = 1, next = 1;
+	struct bed b;
+
+	bed_start(&b);
+	submit(&b, &a);
+	turn(&b);
+	commits_end(&b);
+	both_report(&b, 1, 1, "running");
+	turn(&b);
+	ck_assert_int_eq(controller_set_drained(b.controller, "n2", true, NULL), 0);
+	ck_assert_ptr_nonnull(commit_waiter_create(b.controller, note_commit, &result));
+	turn_held(&b);
+	ck_assert(store_is_busy(b.store));
+	/* Who comes now waits for the next commit; who goes is not called. */
+	ck_assert_ptr_nonnull(commit_waiter_create(b.controller, note_commit, &next));
+	commit_waiter_free(commit_waiter_create(b.controller, note_commit, NULL));
+	commit_waiter_free(NULL);
+	ck_assert_int_eq(result, 1);
+	held_store_fail(b.held, 2);
+	held_store_release(b.held);
+	held_store_await_done(b.store);
+	turn_held(&b);
+	ck_assert_int_eq(result, -EIO);
+	ck_assert_int_eq(next, 1);
+	held_store_fail(b.held, 0);
+	b.now += 1;
+	turn_held(&b);
+	commits_end(&b);
+	ck_assert_int_eq(next, 0);
+	ck_assert(held_store_is_drained(b.held, "n2"));
+	ck_assert_ptr_nonnull(
+	    waiter_create(b.controller, 1, 1u << RUN_STOPPING, INT64_MAX, note_state, &told));
+	controller_cancel_run(b.controller, 1);
+	turn_held(&b);
+	ck_assert(store_is_busy(b.store));
+	ck_assert_int_eq(told, -1);
+	ck_assert_str_eq(b.stops, "n1:1.1 n2:1.1 "); /* a stop waits for nothing */
+	commit_ends(&b);
+	ck_assert_int_eq(told, RUN_STOPPING);
 	bed_end(&b);
 }
 END_TEST
@@ -652,6 +732,28 @@ START_TEST(the_end_commits_everything)
 }
 END_TEST
 
+/* A start that was committed, and never sent, since the service ended then: the run is started anew. */
+START_TEST(a_start_that_was_never_sent_costs_no_run)
+{
+	struct answer a;
+	pthread_t thread;
+	struct bed b;
+
+	bed_start(&b);
+	submit(&b, &a);
+	turn_held(&b);
+	ck_assert_int_eq(pthread_create(&thread, NULL, release_held, b.held), 0);
+	bed_close(&b);
+	pthread_join(thread, NULL);
+	ck_assert_int_eq(a.count, 1);
+	ck_assert_str_eq(b.starts, "");
+	bed_open(&b);
+	ck_assert_int_eq(state_of(&b, 1), RUN_STARTING);
+	ck_assert_str_eq(b.starts, "n2:1.2 n1:1.2 ");
+	bed_end(&b);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("controller");
@@ -660,6 +762,9 @@ int main(void)
 	tcase_set_timeout(c, 120);
 	suite_add_tcase(s, c);
 	tcase_add_test(c, a_submission_is_on_disk_before_it_is_answered_and_started);
+	tcase_add_test(c, a_placement_during_a_commit_is_not_in_its_answer);
+	tcase_add_test(c, commands_are_committed_at_once);
+	tcase_add_test(c, a_start_that_was_never_sent_costs_no_run);
 	tcase_add_test(c, what_comes_during_a_commit_is_in_the_next_one);
 	tcase_add_test(c, an_end_during_a_commit_waits_for_the_next_one);
 	tcase_add_test(c, progress_during_a_commit_is_not_lost);

@@ -737,6 +737,38 @@ START_TEST(a_slow_commit_holds_up_no_reader)
 }
 END_TEST
 
+/* An epoch that follows one whose commit has failed replaces the one on disk only where both would have. */
+START_TEST(an_epoch_after_a_failed_one_follows_the_one_on_disk)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/dtrain.db", dir);
+	bool replace = _i & 1, again = _i & 2;
+	struct held_store *held;
+	struct store *s;
+	int code = 1;
+
+	held_store_open(path, &held, &s);
+	store_begin_epoch(s, 0, false);
+	ck_assert_int_eq(commit(s), 0);
+	held_store_hold(held);
+	held_store_fail(held, 1);
+	store_begin_epoch(s, 7, replace);
+	store_commit(s, take_code, &code);
+	store_begin_epoch(s, 9, again);
+	held_store_release(held);
+	while (code == 1)
+		dispatch(s);
+	ck_assert_int_lt(code, 0);
+	ck_assert_int_eq(store_epoch(s), 1);
+	ck_assert_int_eq(commit(s), 0);
+	ck_assert_int_eq(store_epoch(s), 10);
+	ck_assert(store_has_epoch(s, 10) && !store_has_epoch(s, 8));
+	ck_assert_int_eq(store_has_epoch(s, 1), !(replace && again));
+	store_close(s);
+	held_store_free(held);
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
 static void *release_held(void *context)
 {
 	struct held_store *held = context;
@@ -831,6 +863,7 @@ int main(void)
 	tcase_add_test(c, a_copy_has_what_is_written_meanwhile);
 	tcase_add_test(c, a_copy_is_given_up_or_fails);
 	tcase_add_test(c, a_slow_commit_holds_up_no_reader);
+	tcase_add_loop_test(c, an_epoch_after_a_failed_one_follows_the_one_on_disk, 0, 4);
 	tcase_add_test(c, closing_waits_for_the_commit);
 	tcase_add_test(c, thousands_of_runs_are_listed_by_state);
 	return unit_run(s);

@@ -11,6 +11,7 @@
 #include "controller/runs.h"
 #include "dtraind/proxy.h"
 #include "dtraind/routes/access.h"
+#include "dtraind/routes/committed.h"
 #include "dtraind/routes/routes.h"
 #include "wire/start_request.h"
 
@@ -88,8 +89,8 @@ static void set_drained(struct daemon *d, struct http_request *r, bool drained)
 		http_reply_error(r, 404, "no-such-node", "there is no node %s in the hosts file", name);
 	else {
 		controller_set_drained(d->controller, m->name, drained, reason);
-		http_reply_json(
-		    r, 200,
+		reply_when_committed(
+		    d->controller, r, 200,
 		    node_drained_encode(&(struct node_drained){m->name, member_state(m), m->drain_reason}));
 	}
 }

@@ -14,6 +14,7 @@
 #include "dtraind/log_streams.h"
 #include "dtraind/proxy.h"
 #include "dtraind/routes/access.h"
+#include "dtraind/routes/committed.h"
 #include "dtraind/routes/routes.h"
 
 /* The most that one answer lists; for more, the caller asks again with before=. */
@@ -276,6 +277,7 @@ void route_cancel(void *context, struct http_request *r)
 	struct daemon *d = context;
 	_cleanup_(run_freep) struct run *owned = NULL;
 	const struct run *run;
+	json_t *accepted;
 
 	run = route_find_run(d->controller, r, true, &owned);
 	if (!run)
@@ -285,8 +287,9 @@ void route_cancel(void *context, struct http_request *r)
 		                 run_state_name(run->state));
 		return;
 	}
-	http_reply_json(r, 202, run_accepted_encode(&(struct run_accepted){run->id, RUN_STOPPING}));
+	accepted = run_accepted_encode(&(struct run_accepted){run->id, RUN_STOPPING});
 	controller_cancel_run(d->controller, run->id);
+	reply_when_committed(d->controller, r, 202, accepted);
 }
 
 /* A request for logs of a run that has no rank yet: it waits for the start. */
