@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The first cause of a failure: of all ends, in whatever order their reports arrive. */
+/* The first cause of a failure, in whatever order the reports of all ends arrive. */
 #include <signal.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Collectives between real processes: how the ranks meet, and what comes out. */
+/* Collectives between real processes: how the ranks connect, and the results. */
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <math.h>
@@ -17,8 +17,8 @@ START_TEST(every_collective)
 }
 END_TEST
 
-/* Numbers whose sum depends on the order: all ranks have the same bits, twice the same; bf16 is rounded once.
- */
+/* The sum depends on the order of these numbers: all ranks get the same bits, also the second time; bf16 is
+ * rounded once. */
 static void rank_same_bits(struct stage *s, int rank)
 {
 	enum { COUNT = 100003 };
@@ -159,7 +159,7 @@ END_TEST
 
 /* ---- bootstrap ---- */
 
-/* Connects to every TCP port that a process listens on, says something strange there, and stays. */
+/* Connects to every TCP port on which a process listens, sends invalid data, and stays connected. */
 static int pester(pid_t pid)
 {
 	static const char strange[] = "GET / HTTP/1.1\r\nHost: stray\r\nUser-Agent: a port scan\r\n\r\n";
@@ -230,7 +230,7 @@ START_TEST(stray_connections)
 }
 END_TEST
 
-/* Whatever a user's environment says, the ranks meet, and nothing is printed. */
+/* Whatever variables the user has set, the ranks connect, and nothing is printed. */
 static void rank_quiet(struct stage *s, int rank)
 {
 	_cleanup_free_ char *path = NULL;

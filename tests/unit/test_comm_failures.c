@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What becomes of a collective when a rank dies, stops, comes late, leaves, or calls something else. */
+/* Collectives during which a rank dies, stops, is late, leaves, or calls another collective. */
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -9,7 +9,7 @@
 
 enum { LARGE = 16 << 20 };
 
-/* Waits for the failure that has to come, within `seconds` of the stage's moment. */
+/* Waits for the expected failure, at most `seconds` after the start time of the stage. */
 static void expect_failure(struct stage *s, int rank, struct comm *comm, comm_ticket ticket, int code,
                            const char *words, double seconds)
 {
@@ -42,11 +42,11 @@ static void rank_killed(struct stage *s, int rank)
 	free(x);
 }
 
-/* As the one above, but the ranks believe that they are on different hosts. */
+/* The same, but the ranks assume that they are on different hosts. */
 static void rank_killed_afar(struct stage *s, int rank)
 {
 	if (unshare(CLONE_NEWIPC) < 0)
-		exit(0); /* wants privileges */
+		exit(0); /* needs privileges */
 	rank_killed(s, rank);
 }
 
@@ -137,7 +137,7 @@ START_TEST(a_stopped_rank_times_out)
 }
 END_TEST
 
-/* Rank 1 lives but does not come: the error says where it is. */
+/* Rank 1 lives but does not call the collective: the error names its state. */
 static void rank_late(struct stage *s, int rank)
 {
 	struct comm *comm = join_stage(s, rank);
@@ -241,7 +241,7 @@ static void rank_aborted(struct stage *s, int rank)
 	let_others_come(s, rank, 0);
 	s->moment = clock_monotonic();
 	if (!rank) {
-		/* Rank 2 never comes, so that the wait can end in no other way. */
+		/* Rank 2 never calls it, so that the wait cannot end in another way. */
 		ticket = comm_all_reduce(comm, x, LARGE, DTYPE_F32, COMM_SUM);
 		pthread_create(&thread, NULL, abort_comm, comm);
 		expect_failure(s, rank, comm, ticket, -ECANCELED, "abort", 1.0);

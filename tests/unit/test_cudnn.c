@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The graphs and plans of attention by the cuDNN that is installed, for GPUs that are only described: no GPU
- * and no driver is needed. What the plans compute is tested where there is a GPU (test_device_attention), and
- * over a stand-in for cuDNN.
+ * The graphs and plans of attention by the installed cuDNN, for described GPUs: no GPU and no driver is
+ * needed. The results of the plans are tested on a GPU (test_device_attention), and over a stand-in for
+ * cuDNN.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -43,7 +43,7 @@ static char *describe(int gpu)
 	return json;
 }
 
-/* 0, or why not; the workspace of the plan. */
+/* 0 or an error, and the workspace of the plan. */
 static int plan(int gpu, struct cudnn_shape s, size_t *workspace, struct error *err)
 {
 	_cleanup_free_ char *json = describe(gpu);
@@ -95,7 +95,7 @@ START_TEST(forward)
 }
 END_TEST
 
-/* In a fixed order, in memory that grows with the rows and not with their square. */
+/* Plans have a fixed order of sums, and memory that grows with the rows, not with their square. */
 START_TEST(backward)
 {
 	for (size_t i = 0; i < ARRAY_SIZE(shapes); i++) {
@@ -110,7 +110,7 @@ START_TEST(backward)
 }
 END_TEST
 
-/* Left to our own kernels. */
+/* Cases that the kernels of the engine compute. */
 START_TEST(backward_elsewhere)
 {
 	struct cudnn_shape s = shapes[0];
@@ -165,7 +165,7 @@ int main(void)
 	struct error err = ERROR_INIT;
 
 #ifdef __SANITIZE_ADDRESS__
-	/* Whose dlopen loses the place that cuDNN looks for its parts in. */
+	/* Its dlopen does not know the directory in which cuDNN looks for its parts. */
 	printf("skipped: cuDNN does not find its parts under ASan\n");
 	return 77;
 #endif

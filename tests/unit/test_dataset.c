@@ -33,7 +33,7 @@ START_TEST(test_masks)
 	       "_[INST] q[/INST] a</s>[INST] Q\nI[/INST] A</s>_");
 	dataset_close(d);
 	o.train_on_prompt = false;
-	/* A template that has no words of its own for the end of an answer. */
+	/* A template without text for the end of an answer. */
 	o.template_name = "default";
 	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
 	ck_row(d, 0,
@@ -192,7 +192,7 @@ START_TEST(test_pretrain)
 	ck_row(d, 1, "<s></s>fgh|_</s>fgh_");
 	dataset_close(d);
 	o.format = "files";
-	o.max_length = 100; /* less than a block: one short row all the same */
+	o.max_length = 100; /* less than a block: one short row */
 	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
 	ck_assert_int_eq(dataset_rows(d), 1);
 	ck_row(d, 0, "<s>bc\n\nde\nfghij</s>|_bc\n\nde\nfghij</s>_");
@@ -294,7 +294,7 @@ START_TEST(test_cache)
 	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
 	dataset_close(d);
 	ck_assert_int_eq(notes.builds, 1);
-	/* Truncated, overwritten: built anew. */
+	/* Truncated or overwritten: built again. */
 	for (int i = 0; i < 2; i++) {
 		cut = str_printf(i ? "for f in %s/*.train; do printf x | dd of=$f bs=1 seek=70 conv=notrunc "
 		                     "2>/dev/null; done"
@@ -321,7 +321,7 @@ START_TEST(test_cache)
 	ck_assert_int_le(dataset_max_row(d), 20);
 	dataset_close(d);
 	ck_assert_int_eq(notes.builds, 6);
-	/* No directory: a temporary one, gone again. */
+	/* Without a directory: a temporary one, which is removed. */
 	o.cache_dir = NULL;
 	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
 	ck_assert_int_eq(dataset_rows(d), 51);
@@ -329,8 +329,8 @@ START_TEST(test_cache)
 }
 END_TEST
 
-/* Several processes at once: one builds, all see the same rows. The first test: without Check's own fork no
- * OpenMP threads may exist yet, since they do not live on in a child. */
+/* Several processes at once: one builds, all see the same rows. This has to be the first test: with
+ * CK_FORK=no no OpenMP threads may exist yet, since a child process does not have them. */
 START_TEST(test_processes)
 {
 	struct notes notes = {0};
@@ -449,7 +449,7 @@ START_TEST(test_dataset_info)
 	dataset_close(d);
 	names[0] = "chat";
 	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
-	ck_assert_int_eq(dataset_rows(d), 1); /* no system_tag: the second is broken */
+	ck_assert_int_eq(dataset_rows(d), 1); /* no system_tag: the second is invalid */
 	ck_row(d, 0, "hiho|__ho_");
 	ck_assert_ptr_nonnull(strstr(notes.last, "unknown role 'system'"));
 	dataset_close(d);

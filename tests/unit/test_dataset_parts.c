@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The parts below dataset.h, each by itself: records, templates, packing; and the sampler. */
+/* Tests the parts of a data set one by one: records, templates, packing, and the sampler. */
 #include "base/json.h"
 #include "engine/chat/encode.h"
 #include "engine/chat/exact_json.h"
@@ -100,8 +100,8 @@ START_TEST(test_templates)
 	         "unknown template 'lama3'; known are: alpaca, ");
 	ck_assert_ptr_nonnull(strstr(err.message, "zephyr"));
 	/* Each has slots with exactly one place for the content, and system_in_user a system of one text.
-	 * Where a template has no words for the end of an answer, the end token stands there, or once behind
-	 * all. */
+	 * Where a template has no text for the end of an answer, the end token is there, or once after the
+	 * last answer. */
 	for (size_t i = 0; (t = template_at(i)); i++) {
 		for (int role = ROLE_USER; role <= ROLE_SYSTEM; role++) {
 			int places = 0;
@@ -151,7 +151,7 @@ START_TEST(test_template_prompt)
 }
 END_TEST
 
-/* What ends the answer of a model that was trained with a template. */
+/* The tokens that end the answer of a model that was trained with a template. */
 START_TEST(test_template_stops)
 {
 	static const char *const cases[][2] = {
@@ -214,7 +214,7 @@ START_TEST(test_python_json)
 	     "{\"b\": [1, 2.5, 1e+22, 1e-05, -0.0, 123456.789], \"a\": \"\xc3\xa9\\n\\u0001/\", \"c\": {}, "
 	     "\"d\": "
 	     "[], \"e\": null}"},
-	    /* Integers above int64, beside strings that look like what stands for them inside. */
+	    /* Integers above int64, with strings that look like their internal form. */
 	    {"[9223372036854775807,-9223372036854775808,9223372036854775808,-9223372036854775809]",
 	     "[9223372036854775807, -9223372036854775808, 9223372036854775808, -9223372036854775809]"},
 	    {"{\"a\":[\"\\u00001\",\"\\u0000\\u0000\",\"\\u0000\",\"\",\"1\\\\\"],\"100000000000000000000\":"
@@ -312,7 +312,7 @@ START_TEST(test_sampler_splits)
 			ck_assert_int_eq(memcmp(want, got, sizeof(want)), 0);
 		}
 	}
-	/* Another epoch, another seed: another order; without shuffle, none. */
+	/* Another epoch or seed gives another order; without shuffle the order of the file. */
 	ck_assert(sampler_permute(&base, 0, 0) != sampler_permute(&base, 1, 0) ||
 	          sampler_permute(&base, 0, 1) != sampler_permute(&base, 1, 1));
 	base.shuffle = false;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Real data with real tokenizers from ../shared: counts, and that what is unmasked reads as the answers. */
+/* Real data with real tokenizers from ../shared: tests counts, and that the unmasked tokens are the answers.
+ */
 #include <string.h>
 
 #include "base/clock.h"
@@ -38,7 +39,7 @@ static struct dataset *open_alpaca(const char *path, const struct tokenizer *tok
 	return d;
 }
 
-/* Text of the targets that count, in a document of a row. */
+/* The text of the targets that count in a document of a row. */
 static char *answer(const struct tokenizer *tok, const struct dataset_row *row, int32_t document)
 {
 	struct error err = ERROR_INIT;
@@ -104,7 +105,7 @@ static void check_answers(const char *tokenizer, const char *template_name, cons
 START_TEST(test_minimind)
 {
 	check_answers("tokenizers/minimind", "chatml", "<|im_end|>\n");
-	/* Its own template is one that thinks. */
+	/* Its own template is one for reasoning. */
 	check_answers("tokenizers/minimind", "qwen3_nothink", "<|im_end|>\n");
 	check_answers("tokenizers/minimind", "default", "<|im_end|>\n");
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tools in conversations and the numbers in them, and which columns a file has: what LLaMA-Factory 0.9.5
- * does, as tests/engine/llamafactory_compare.py sees it where that is installed. */
+/* Tools in conversations and the numbers in them, and the columns of a file: the results of LLaMA-Factory
+ * 0.9.5, with which tests/engine/llamafactory_compare.py compares where that is installed. */
 #include "dataset_fixture.h"
 
-/* What LLaMA-Factory 0.9.5 makes of lists of no tools: a text of any length brings the system prompt with it.
+/* Empty lists of tools in LLaMA-Factory 0.9.5: a text that is not empty has the system prompt written.
  */
 START_TEST(test_no_tools)
 {
@@ -44,7 +44,7 @@ START_TEST(test_no_tools)
 }
 END_TEST
 
-/* Integers as large as one likes keep their digits, as with Python's json. */
+/* Integers of any size keep their digits, as in Python's json. */
 START_TEST(test_large_integers)
 {
 	const char *path = put(
@@ -99,7 +99,7 @@ START_TEST(test_tool_prompt)
 	    "%s", text);
 	free(text);
 	dataset_close(d);
-	/* Another text is another cache; glm4 has no form of its own. */
+	/* Another text has another cache; glm4 has no list format of its own. */
 	for (int i = 0; i < 3; i++) {
 		static const char *const want[] = {
 		    "<|im_start|>system\nSA:", "<|im_start|>system\nSB:", "[gMASK]<sop><|system|>\nSB:"};
@@ -123,8 +123,8 @@ START_TEST(test_tool_prompt)
 }
 END_TEST
 
-/* A file's columns are settled by the first record that tells them; null or a wrong type there costs that
- * record alone. */
+/* The first record that has them decides the columns of a file; a null or a wrong type affects only its own
+ * record. */
 START_TEST(test_columns_of_a_file)
 {
 	static const struct {
@@ -146,7 +146,7 @@ START_TEST(test_columns_of_a_file)
 	     "\"gpt\","
 	     "\"value\":\"b\"}]}\n",
 	     "qb|_b_", 1, 1},
-	    /* Columns at the side that only a later record has. */
+	    /* Optional columns that only a later record has. */
 	    {"{\"instruction\":\"x\",\"output\":\"y\"}\n{\"instruction\":\"q\",\"output\":\"b\",\"system\":"
 	     "\"S\","
 	     "\"history\":[[\"h\",\"i\"]]}\n",

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every operation of device.h but attention against a plain float64 computation; odd sizes, both dtypes.
- * Tolerances stand at each comparison: |got - want| <= tolerance · (|want| + scale), where bf16 results
- * differ by their rounding (2^-8 and a little) and sums by the fp32 in which they are taken.
+ * Compares every operation of device.h except attention with a plain float64 computation, at odd sizes and
+ * with both dtypes. Each comparison has a tolerance: |got - want| <= tolerance · (|want| + scale); bf16
+ * results differ by their rounding (slightly more than 2^-8) and sums by the rounding of fp32.
  */
 #include "test_device_each.h"
 
@@ -118,11 +118,12 @@ START_TEST(casts_round_to_nearest_even)
 	ck_assert_uint_eq(half[10], 0x7bff);
 	ck_assert_uint_eq(half[11], 0x7c00);
 	ck_assert_uint_eq(half[12], 0x0400);
-	ck_assert_uint_eq(half[14], 0x03ff + 1); /* 0x387fe000 lies between: even above */
+	ck_assert_uint_eq(half[14],
+	                  0x03ff + 1); /* 0x387fe000 is halfway between two: rounded to even, upward */
 	ck_assert_uint_eq(half[15], 0x0001);
 	ck_assert_uint_eq(half[16], 0x0000);
 	ck_assert_uint_eq(half[17], 0x0001);
-	/* Every fp16 number comes back from fp32 as it was. */
+	/* Every fp16 number is unchanged by the conversion to fp32 and back. */
 	for (uint32_t h = 0; h < 0x10000; h += 32) {
 		for (uint32_t i = 0; i < 32; i++)
 			half[i] = (uint16_t)(h + i);
@@ -210,7 +211,7 @@ START_TEST(embedding)
 }
 END_TEST
 
-/* sum over the row of y·d for y = norm(x)·w: its derivative is what the backward has to give. */
+/* The sum over the row of y·d for y = norm(x)·w, whose derivative the backward pass has to compute. */
 static double norm_objective(const double *x, const double *w, const double *d, int64_t n, double eps)
 {
 	double squares = 0, sum = 0;
@@ -224,8 +225,8 @@ static double norm_objective(const double *x, const double *w, const double *d, 
 
 START_TEST(rmsnorm)
 {
-	/* Rows in the registers of a warp, of a block, and longer ones, each in packs of 16 bytes and
-	 * without. */
+	/* Rows that fit into the registers of a warp or of a block, and longer ones, each with and without
+	 * accesses of 16 bytes. */
 	static const int64_t shapes[][3] = {{1, 1, 1},     {3, 1, 17},   {5, 3, 65},   {70, 2, 48},
 	                                    {130, 1, 200}, {3, 1, 1040}, {2, 1, 1500}, {9, 1, 1000},
 #ifdef TEST_GPU
@@ -378,7 +379,7 @@ START_TEST(rope)
 }
 END_TEST
 
-/* In one kernel what the two do that have been tried above. */
+/* One kernel for the two operations that are tested above. */
 START_TEST(qk_norm_rope)
 {
 	static const int shapes[][5] = {/* tokens, heads, kv_heads, head_dim, beyond the row */
@@ -434,7 +435,7 @@ START_TEST(qk_norm_rope)
 				y[at + half + i] = head[half + i] * cs + head[i] * sn;
 			}
 		}
-		/* In bf16 two roundings, of numbers that may cancel. */
+		/* In bf16 there are two roundings, of numbers that may cancel. */
 		test_close(dev, "qk_norm_rope", by, y, n, type, test_tolerance(type), 6);
 		test_close(dev, "rstd of heads", br, r, rows, DTYPE_F32, 2e-6, 0);
 		device_free(dev, bx);
@@ -553,7 +554,7 @@ static Suite *suite_make(void)
 	suite_add_tcase(suite, test_device_rounding());
 	suite_add_tcase(suite, test_device_quantize());
 #ifndef TEST_ENGINE_SIMT
-	/* On the CPU once: they try shapes. */
+	/* On the CPU only once, since these tests try shapes of GPU kernels. */
 	if (!getenv("DTRAIN_CPU_ISA") || !strcmp(getenv("DTRAIN_CPU_ISA"), "generic")) {
 		suite_add_tcase(suite, test_device_large());
 		suite_add_tcase(suite, test_device_large_rows());

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Attention against a plain float64 computation, its gradients against the textbook's float64 ones, and those
- * against finite differences: packed documents, windows, grouped heads, odd sizes.
+ * Compares attention with a plain float64 computation, its gradients with textbook formulas in float64, and
+ * these with finite differences: packed documents, windows, grouped heads, odd sizes.
  */
 #include <errno.h>
 
@@ -23,7 +23,7 @@
 struct shape {
 	int heads, kv_heads, head_dim, window, documents;
 	int32_t starts[6];
-	bool aligned; /* rows of whole 16 bytes: what the tensor-core kernels ask for */
+	bool aligned; /* rows are multiples of 16 bytes, which the tensor-core kernels need */
 };
 
 static const struct shape shapes[] = {
@@ -55,8 +55,8 @@ static const struct shape shapes[] = {
 #endif
 };
 
-/* Our own kernels, cuDNN wherever it goes, cuDNN where it is taken to be the faster: one after the other on a
- * GPU, or that which TEST_ATTENTION names. */
+/* The kernels of the engine, cuDNN wherever it is possible, and cuDNN where it is expected to be faster: all
+ * three on a GPU, or the one that TEST_ATTENTION names. */
 static const char *const choices[] = {"own", "cudnn", "auto"};
 static const enum device_attention_choice values[] = {DEVICE_ATTENTION_OWN, DEVICE_ATTENTION_CUDNN,
                                                       DEVICE_ATTENTION_AUTO};
@@ -82,7 +82,7 @@ static struct device *open_device(int threads)
 	return dev;
 }
 
-/* The plans of cuDNN that have run; on the emulated GPU it is known. */
+/* The number of plans of cuDNN that have run; known on the emulated GPU only. */
 static int cudnn_count(void)
 {
 #ifdef TEST_ENGINE_SIMT
@@ -92,7 +92,7 @@ static int cudnn_count(void)
 #endif
 }
 
-/* Whether cuDNN has to have taken the call. */
+/* Whether cuDNN has to have computed the call. */
 static bool cudnn_expected(const struct shape *s, enum dtype type)
 {
 #ifdef TEST_ENGINE_SIMT
@@ -102,7 +102,7 @@ static bool cudnn_expected(const struct shape *s, enum dtype type)
 #endif
 }
 
-/* The emulated GPU takes its time: what is long is there for "auto", and the rest is not. */
+/* The emulated GPU is slow: it runs long cases for "auto" only, and short cases otherwise. */
 static bool skipped(const struct shape *s, enum dtype type)
 {
 #ifdef TEST_ENGINE_SIMT
@@ -212,7 +212,7 @@ static void problem_free(struct problem *p)
 	free(p->lse);
 }
 
-/* Guards the reference itself. */
+/* Tests the reference itself. */
 START_TEST(reference_agrees_with_differences)
 {
 	struct problem p = problem_make(&shapes[2]);
@@ -346,7 +346,7 @@ START_TEST(attention)
 }
 END_TEST
 
-/* How the work is cut depends on the threads, the bits do not. */
+/* The division of the work depends on the number of threads; the bits do not. */
 START_TEST(threads_do_not_matter)
 {
 	const struct shape *s = &shapes[8];
@@ -407,7 +407,7 @@ START_TEST(threads_do_not_matter)
 END_TEST
 
 #ifdef TEST_ENGINE_SIMT
-/* A library without an engine leaves all to our own kernels; one whose plan does not run is an error. */
+/* With a library without engines the kernels of the engine are used; a plan that does not run is an error. */
 START_TEST(cudnn_that_cannot)
 {
 	const struct shape *s = &shapes[COUNT(shapes) - 1];
@@ -512,8 +512,8 @@ static void whole_rows(struct device *dev, int documents, int rows, uint16_t *ou
 	free(some);
 }
 
-/* Whose kernels do a call, and its bits, are the same whatever was called before: a resumed run has another
- * past than one that was not interrupted. */
+/* The choice of kernels for a call, and its bits, do not depend on earlier calls: a resumed run has made
+ * other calls than one that was not interrupted. */
 START_TEST(history_does_not_matter)
 {
 	enum { ROWS = 16, MOST = 64 };
@@ -579,7 +579,7 @@ int main(void)
 	for (size_t i = 0; i < COUNT(choices); i++) {
 		setenv("TEST_ATTENTION", choices[i], 1);
 		r = test_run_each(suite_make);
-		/* Skipped as a whole where there is no GPU; where there is no cuDNN, only that. */
+		/* Without a GPU all is skipped; without cuDNN only the cases with cuDNN. */
 		if (r && !(i > 0 && r == 77))
 			return r;
 	}

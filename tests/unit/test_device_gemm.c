@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products, and what is fused with them; as test_device.c does. */
+/* Tests matrix products and the operations that are fused with them, in the way of test_device.c. */
 #include "test_device_each.h"
 
 START_TEST(gemm)
@@ -60,7 +60,7 @@ START_TEST(gemm)
 }
 END_TEST
 
-/* Biases with the product: fused where the library does that, by kernels where it does not, and told not to.
+/* Biases with the product: fused where the library can, in separate kernels where it cannot or fusing is off.
  */
 static void try_biases(void)
 {
@@ -103,7 +103,7 @@ static void try_biases(void)
 		}
 		test_close(dev, "gemm with bias", by, y, rows * out, type, 2 * test_tolerance(type),
 		           4 + (double)in / 8);
-		/* The gradients, of what y is now. */
+		/* The gradients for the present y. */
 		free(y);
 		y = test_fetch_values(dev, by, rows * out, type);
 		device_gemm(dev, &(struct device_gemm){.transpose_a = true,

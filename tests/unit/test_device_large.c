@@ -2,7 +2,7 @@
 /* Large tensors (test_device_large.h): flat ones, products, tables. */
 #include "test_device_large.h"
 
-/* sqrt(sum (a - b)² / sum b²); b, in fp32, is spent. */
+/* sqrt(sum (a - b)² / sum b²); overwrites b, which is fp32. */
 static double rms_difference(const void *a, enum dtype a_type, float *b, int64_t n)
 {
 	double zero[2] = {0}, *sums = test_put(dev, zero, sizeof(zero));
@@ -19,7 +19,8 @@ static double rms_difference(const void *a, enum dtype a_type, float *b, int64_t
 	return sqrt(zero[0] / zero[1]);
 }
 
-/* bf16 keeps 8 bits: a rounding is 2^-9 at most, 0.6 of that in the mean. Two of them, and some. */
+/* bf16 keeps 8 bits: a rounding is at most 2^-9, and 0.6 of that on average. Slightly more than two
+ * roundings. */
 static void check_rms(const char *what, const void *a, enum dtype a_type, float *b, int64_t n)
 {
 	double d = rms_difference(a, a_type, b, n);
@@ -137,7 +138,7 @@ static void try_gemm(struct device_gemm g, bool beyond)
 static void gemm_at(int64_t rows, enum dtype t)
 {
 	bool beyond = rows * OUT > BEYOND;
-	int64_t in = beyond ? 64 : IN; /* the products' size is not what is tried there */
+	int64_t in = beyond ? 64 : IN; /* the size of the products does not matter there */
 
 	try_gemm(
 	    (struct device_gemm){
@@ -165,7 +166,7 @@ static void embedding_at(int64_t vocab, enum dtype t)
 	float *g = empty(vocab * cols, DTYPE_F32);
 	int32_t *ids = malloc((size_t)tokens * sizeof(*ids)), *p;
 
-	for (int64_t i = 0; i < tokens; i++) /* some often, the last among them, some once */
+	for (int64_t i = 0; i < tokens; i++) /* some often, including the last, others once */
 		ids[i] = (int32_t)(i % 3 ? vocab - 1 - i % 5 : i * 7919 % vocab);
 	p = test_put(dev, ids, (size_t)tokens * sizeof(*ids));
 	device_embedding_forward(dev, out, p, table, tokens, (int)cols, t);

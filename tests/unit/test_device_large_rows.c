@@ -2,7 +2,7 @@
 /* Large tensors (test_device_large.h): operations on rows. */
 #include "test_device_large.h"
 
-/* What one row of the operation is in float64. */
+/* One row of the operation in float64. */
 typedef void (*row_fn)(int64_t row, int64_t cols, enum dtype t, double *out);
 
 static void check_rows(const char *what, const void *p, int64_t rows, int64_t cols, enum dtype t, row_fn want,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What follows the model: the loss and its gradient, the greedy choice, AdamW; as test_device.c does. */
+/* Tests the loss and its gradient, the greedy choice, and AdamW, in the way of test_device.c. */
 #include "test_device_each.h"
 
 START_TEST(cross_entropy)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NF4 storage against the definitions in plain words, its tables against bitsandbytes'. */
+/* Compares NF4 storage with a direct implementation of its definition, and its tables with those of
+ * bitsandbytes. */
 #pragma GCC optimize("fp-contract=off")
 #include "test_device_each.h"
 
@@ -34,7 +35,7 @@ START_TEST(tables_are_bitsandbytes)
 }
 END_TEST
 
-/* The search as bitsandbytes walks it: what it does between two codes decides ties. */
+/* The search of bitsandbytes, whose order of comparisons decides ties. */
 static int scale_code(const float *map, float x)
 {
 	int pivot = 127, above = 255, below = 0;
@@ -74,7 +75,7 @@ START_TEST(scales_are_found_as_bitsandbytes_does)
 }
 END_TEST
 
-/* What a tensor becomes. */
+/* A quantized tensor. */
 struct expected {
 	int64_t blocks;
 	uint8_t *codes, *absmax8;
@@ -182,7 +183,8 @@ START_TEST(nf4)
 			squares += x[i] * x[i];
 		}
 		test_guard(dev, "dequantized", y, (size_t)n * dtype_size(type));
-		/* Dettmers' figure for normal weights is about 0.09 of their deviation. */
+		/* The published error for normally distributed weights is about 0.09 of their standard
+		 * deviation. */
 		ck_assert_msg(n < 1000 || sqrt(error / squares) < 0.12, "error of %.3g",
 		              sqrt(error / squares));
 		device_free(dev, bx);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* AdamW without a master copy: the bits of its rounding, their quality, and what they are for. */
+/* AdamW without a master copy: the bits of its stochastic rounding, their statistical quality, and their
+ * effect. */
 #pragma GCC optimize("fp-contract=off")
 #include "test_device_each.h"
 
@@ -13,7 +14,8 @@ static uint32_t random_bits(struct rounding_key key, uint64_t index)
 	return x;
 }
 
-/* Values fall evenly; neighbours in index, in its high half, in step and in seed know nothing of each other.
+/* Values are uniformly distributed; neighbours in index, in its high half, in step and in seed are
+ * independent.
  */
 START_TEST(bits_are_random)
 {
@@ -67,7 +69,7 @@ static float bits_float(uint32_t u)
 	return f;
 }
 
-/* What device.h says, word by word. */
+/* A direct implementation of the description in device.h. */
 static uint16_t expected(float p, float g, float *m, float *v, const struct device_adamw *h, int64_t i)
 {
 	float decay = (float)(1 - h->learning_rate * h->weight_decay), b2 = (float)h->beta2;
@@ -180,7 +182,8 @@ START_TEST(bits_are_the_same_everywhere)
 }
 END_TEST
 
-/* Weights about 1 pulled to targets by steps of 1e-4: a fortieth of what bf16 tells apart there. */
+/* Weights about 1 pulled to targets by steps of 1e-4, which are a fortieth of the distance of two bf16
+ * numbers there. */
 START_TEST(small_steps_add_up)
 {
 	enum { N = 4096, STEPS = 300 };

@@ -110,7 +110,7 @@ START_TEST(identity_file)
 	ck_ok(file_write_atomic(path, old, strlen(old) / 2, 0600, &err), &err);
 	ck_fails(identity_load(path, &id, &err), &err, "dtrain keygen");
 
-	/* The key of one with the certificate of another. */
+	/* The key of one cluster with the certificate of another. */
 	{
 		_cleanup_strbuf_ struct strbuf mixed = {0};
 
@@ -177,7 +177,7 @@ static void hold(void *context, struct http_request *r)
 	http_request_on_close(r, on_held_closed, s);
 }
 
-/* Answered by the end of the server, or not at all. */
+/* Answered at the end of the server, or not at all. */
 static void wait_on(void *context, struct http_request *r)
 {
 }
@@ -247,7 +247,7 @@ static const struct http_route test_routes[] = {
     {"GET", "/let-through", HTTP_ANY | HTTP_OWNER << 1, nothing},
 };
 
-/* Takes what has the first bit of the owner. */
+/* Handles the requests whose route has the first bit of the owner. */
 static bool take(void *context, struct http_request *r, unsigned bits)
 {
 	if (bits != HTTP_OWNER)
@@ -430,7 +430,7 @@ START_TEST(request_waits_for_its_callers_name)
 }
 END_TEST
 
-/* Requests that take time to parse let others pass: they are handled one a turn, after what there is to read.
+/* Requests that take time to parse do not delay others: one is handled in each turn, after all reading.
  */
 START_TEST(small_requests_pass_large_ones)
 {
@@ -476,7 +476,7 @@ static void *get_hold(void *arg)
 	return answer;
 }
 
-/* An answer that comes later, and a caller that goes away before it. */
+/* A delayed answer, and a caller that disconnects before it. */
 START_TEST(server_holds)
 {
 	_cleanup_(http_local_closep) struct http_local *l = NULL, *gone = NULL;
@@ -594,12 +594,12 @@ START_TEST(peers_need_the_key)
 	p = call_peer(a, a, "/lines?n=100000");
 	ck_assert_msg(p.status == 200, "%s", p.error);
 	ck_assert_uint_gt(p.bytes, 1000000);
-	/* What was asked for is what arrives: no path is made out of another one on the way. */
+	/* The path of a request arrives unchanged. */
 	p = call_peer(a, a, "/nix/../peers");
 	ck_assert_int_eq(p.status, 404);
 	p = call_peer(a, a, "/nix/%FF\xe4/a#b");
 	ck_assert_int_eq(p.status, 404);
-	/* A server with another key is not spoken to, nor is a client with another key. */
+	/* A server with another key is refused, and so is a client with another key. */
 	p = call_peer(b, a, "/peers");
 	ck_assert_int_eq(p.status, 0);
 	mixed = *a;
@@ -639,7 +639,7 @@ static pid_t flood(const struct sockaddr *to, socklen_t len, uid_t uid, int *tol
 			if (last < 0 || connect(last, to, len) < 0)
 				_exit(1);
 		}
-		/* Over a Unix socket the last one is told why. */
+		/* Over a Unix socket the last one gets the reason. */
 		if (to->sa_family == AF_UNIX && recv(last, answer, sizeof(answer) - 1, 0) <= 0)
 			_exit(1);
 		if (write(fds[1], answer[0] ? answer : "-", MAX(strlen(answer), 1)) < 0)
@@ -673,7 +673,7 @@ static void on_flooded_done(void *context, const struct http_answer *a)
 	snprintf(p->error, sizeof(p->error), "%s", a->error.message);
 }
 
-/* Strangers open more connections than a service takes, and say nothing: a peer gets through. */
+/* Unknown hosts open more connections than a service accepts, and send nothing: a peer still gets one. */
 START_TEST(strangers_leave_room_for_peers)
 {
 	struct http_server_options o = {test_routes, ARRAY_SIZE(test_routes), NULL, 1 << 20, 0, 0, NULL,
@@ -705,7 +705,7 @@ START_TEST(strangers_leave_room_for_peers)
 	pid = flood((struct sockaddr *)&sin, len, 0, &told);
 	ck_assert_int_ge(sd_event_new(&p.event), 0);
 	ck_ok(http_server_create(p.event, &o, &server, &err), &err);
-	if (_i) /* from the address of a peer, or from that of nobody */
+	if (_i) /* from the address of a peer, or from an unknown one */
 		ck_assert_int_eq(http_server_set_peers(server, (const char *const[]){"n1", "127.0.0.1"}, 2),
 		                 0);
 	ck_ok(http_server_listen_tls(server, fd, id, &err), &err);
@@ -811,7 +811,7 @@ static void busy_turn(struct busy *b)
 	ck_assert_int_ge(sd_event_run(b->event, 30000000), 0);
 }
 
-/* Requests that services pass on and that last leave connections for what services ask of each other. */
+/* Long requests that services forward leave connections for requests between services. */
 START_TEST(requests_leave_room_for_services)
 {
 	static const struct {
@@ -832,7 +832,8 @@ START_TEST(requests_leave_room_for_services)
 		busy_turn(&b);
 		answered = 0;
 		for (int i = 0; i < CONNECTIONS; i++) {
-			/* So many handshakes may take a loaded machine longer than a connection has. */
+			/* On a loaded machine this many handshakes may take longer than the time-out of a
+			 * connection. */
 			if (asked[i].done && asked[i].status == 0)
 				busy_ask(&b, "/wait", cases[_i].user, &asked[i]);
 			answered += asked[i].done;
@@ -881,7 +882,8 @@ static int count_open(const int *fds, int count)
 	return open;
 }
 
-/* The ranks of a node call at once: a service may have more connections without a head than a stranger. */
+/* The ranks of a node call at once: a service may have more connections without a head than an unknown host.
+ */
 START_TEST(peers_may_have_more_pending)
 {
 	static const struct {
@@ -906,7 +908,7 @@ START_TEST(peers_may_have_more_pending)
 }
 END_TEST
 
-/* Where every connection is taken, by requests, idle ones and silent ones, a service still gets one. */
+/* When all connections are in use, by requests, idle or silent, a service still gets one. */
 START_TEST(a_service_gets_the_place_of_a_silent_one)
 {
 	static struct asked asked[CONNECTIONS / 4], small[CONNECTIONS / 4], peer;
@@ -984,7 +986,7 @@ static void drip(int fd, const char *bytes, size_t count)
 	}
 }
 
-/* The head of a request has to come in time, however busy its sender looks; what is done with it may take
+/* The head of a request has to arrive in time, even if its sender keeps sending; handling it may take
  * longer. */
 START_TEST(a_head_has_a_deadline)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Libraries loaded at run time: what is said of those that are absent, old, or not what they seem. */
+/* Libraries loaded at run time: the messages for missing, old and invalid ones. */
 #include "engine/device/cuda/library.h"
 
 #include <errno.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One service for a directory, whatever other users do with the file that is locked. */
+/* A directory has one service, whatever other users do with the lock file. */
 #include "dtraind/lock.h"
 #include "unit.h"
 
@@ -31,7 +31,7 @@ static void teardown(void)
 	free(place.path);
 }
 
-/* The file as an earlier version left it, and a descriptor that every user could have. */
+/* The file of an earlier version, and a descriptor that any user could have opened. */
 static int open_file_of_all(const char *content)
 {
 	int fd = open(place.path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
@@ -79,7 +79,7 @@ START_TEST(another_user_keeps_nobody_from_starting)
 	check_private();
 	ck_assert_int_eq(lock_take("state_dir", place.dir, &other, &err), -EBUSY);
 	close(fd);
-	/* Nor one who opened it in time and locks it later. */
+	/* Nor a user who opened it before and locks it later. */
 	close(stranger);
 	unlink(place.path);
 	stranger = open_file_of_all("");
@@ -109,7 +109,7 @@ START_TEST(an_earlier_version_keeps_its_lock)
 }
 END_TEST
 
-/* Takes the lock once all are there, and says what came of it; holds it until all have said so. */
+/* Takes the lock once all have started, and reports the result; holds it until all have reported. */
 static void starter(int begin, int results, int end)
 {
 	struct error err = ERROR_INIT;

@@ -10,7 +10,7 @@
 #include "engine/checkpoint/parameters.h"
 #include "engine/model/generate.h"
 
-/* Beside the source tree, wherever the build is. */
+/* Next to the source tree, wherever the build is. */
 static char *checkpoint(const char *file)
 {
 	const char *src = getenv("srcdir");
@@ -67,7 +67,7 @@ START_TEST(config_families)
 }
 END_TEST
 
-/* Nodes may have files of different releases of transformers; what makes another model counts. */
+/* Nodes may have files of different releases of transformers; only keys that change the model count. */
 START_TEST(config_digest_is_of_the_model)
 {
 	static const char *const same[] = {
@@ -131,7 +131,7 @@ END_TEST
 
 START_TEST(config_errors_say_what)
 {
-	/* What transformers 5 refuses, and what it would take no notice of. */
+	/* Values that transformers 5 refuses, and values that it would ignore. */
 	static const struct {
 		const char *text, *words;
 	} wrong[] = {
@@ -185,7 +185,7 @@ START_TEST(config_errors_say_what)
 }
 END_TEST
 
-/* The MiniMind of the benchmark: 26M parameters. */
+/* The MiniMind model of the benchmark: 26M parameters. */
 START_TEST(layout_is_flat_and_complete)
 {
 	static const char *const text =
@@ -282,7 +282,8 @@ static const char *const gradient_cases[] = {
     "{\"model_type\":\"qwen3\"," SIZES ",\"head_dim\":96}",
 };
 
-/* Along the gradient itself the loss rises by the gradient's square: one number for each parameter. */
+/* Along the gradient the loss grows by the square of the gradient: this gives one number for each parameter.
+ */
 START_TEST(gradients_are_differences)
 {
 	struct error err = ERROR_INIT;
@@ -456,7 +457,7 @@ START_TEST(sampling_follows_the_distribution)
 }
 END_TEST
 
-/* A trained model: each token's loss, and the text it tells. */
+/* A trained model: the loss of each token, and the text that it generates. */
 START_TEST(stories_as_the_reference)
 {
 	_cleanup_free_ char *path = checkpoint(""), *reference_path = checkpoint("/reference.json");

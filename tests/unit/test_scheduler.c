@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The scheduler as a table: nodes and a queue in words, and what is to come of them. */
+/* The scheduler as a table: nodes and a queue as text, and the expected result. */
 #include <string.h>
 
 #include "base/str.h"
@@ -21,12 +21,12 @@ static const struct sched_case sched_cases[] = {
      "1=a[0]+b[0] 2=a[1]+b[1] 3?waits for 2 nodes with 1 free CPU slot: 0 now"},
     /* A gang gets all its slots or none. */
     {"a:U b:T", "1:2x1", "1?waits for 2 nodes with 1 free CPU slot: 1 now"},
-    /* First come, first served: the small one does not slip past the large one. */
+    /* Runs are placed in their order: a small run does not overtake a large one. */
     {"a:UT", "1:1x2 2:1x1", "1?waits for 1 node with 2 free CPU slots: 0 now 2?waits behind run 1"},
-    /* But one that cannot use the same nodes does not wait for it. */
+    /* But a run that cannot use the same nodes does not wait for it. */
     {"a:UT b:U", "1:1x2 2:1x1", "1?waits for 1 node with 2 free 2=b[0]"},
     {"a:TT b:U", "1:1x2@a 2:1x1@b", "1?waits for 1 node 2=b[0]"},
-    /* What the cluster never has holds nobody up. */
+    /* A run that the cluster can never hold does not delay others. */
     {"a:U b:U", "1:4x1 2:1x1", "1?asks for 4 nodes; the cluster has 2 nodes 2=a[0]"},
     {"a:UUUU b:UU", "1:1x8", "1?asks for 8 CPU slots on a node; the largest has 4 slots"},
     {"a:UUUU b:UU", "1:2x4", "1?asks for 2 nodes with 4 CPU slots each; the cluster has 1 node with so many"},
@@ -45,7 +45,7 @@ static const struct sched_case sched_cases[] = {
     {"a:U b:U", "1:1x1@B", "1=b[0]"},
     {"a:TUTU", "1:1x2", "1=a[1,3]"},
     {"", "1:1x1", "1?asks for 1 node; the cluster has 0 nodes"},
-    /* A drained slot is not given away, and holds up nobody but who needs it. */
+    /* A drained slot is not used, and delays only runs that need it. */
     {"a:DU", "1:1x1", "1=a[1]"},
     {"a:UUUD b:UU", "1:1x4 2:1x3", "1?waits for node a, of whose 4 slots 1 is drained 2=a[0,1,2]"},
     {"a:DDU", "1:1x3", "1?waits for node a, of whose 3 slots 2 are drained"},
@@ -72,7 +72,7 @@ static const struct sched_case sched_cases[] = {
     {"a:UU b:UU", "1:1x1/gpu", "1?asks for GPU slots; the cluster has none"},
     {"a:UU *b:UU", "1:1x1/gpu@a", "1?asks for GPU slots; none of the hosts that it names has any"},
     {"*a:UU", "1:1x1/cpu", "1?asks for CPU slots; the cluster has none"},
-    /* A wait for GPUs holds up nobody who wants CPU slots. */
+    /* A run that waits for GPUs does not delay runs for CPU slots. */
     {"a:U *b:T", "1:1x1/gpu 2:1x1/cpu", "1?waits for 1 node 2=a[0]"},
     /* Nodes that have not reported yet may have GPUs; those that did not in time have none. */
     {"a:UU ?b:", "1:1x2", "1?waits to hear from node b, which may have GPUs"},
@@ -83,7 +83,7 @@ static const struct sched_case sched_cases[] = {
     {"a:UU c:UU *d:UU ?b:", "1:2x2", "1?waits to hear from node b"},
     {"a:UU c:UU ?b:", "1:2x2", "1=a[0,1]+c[0,1]"},
     {"*a:UU -b:", "1:2x2", "1?waits for node b, which is down"},
-    /* Every slot: the most that so many nodes have in common. */
+    /* All slots: the largest number that this many nodes have in common. */
     {"a:UU b:UUUU c:UU", "1:1xall 2:2xall", "1=b[0,1,2,3] 2=a[0,1]+c[0,1]"},
     {"a:UU *b:UUU *c:UUU *d:UU", "1:2xall", "1=b[0,1,2]+c[0,1,2]"},
     {"a:UUUU b:UUUU *c:UU", "1:2xall 2:1xall", "1=a[0,1,2,3]+b[0,1,2,3] 2=c[0,1]"},
@@ -167,7 +167,7 @@ static void describe(const struct sched_run *r, const struct sched_node *nodes, 
 	}
 }
 
-/* What waits though nothing is up could run; what the cluster is too small for could not. */
+/* A run that waits because no node is up is possible; one that is too large for the cluster is not. */
 START_TEST(impossible_runs)
 {
 	static const struct {
@@ -177,7 +177,7 @@ START_TEST(impossible_runs)
 	    {"-a:U b:T", "1:2x1", NULL},
 	    {"a:U -b:", "1:2x8",
 	     "asks for 2 nodes with 8 CPU slots each; the cluster has 1 node with so many"},
-	    {"-a: -b:", "1:2x8", NULL}, /* never heard of: nobody knows */
+	    {"-a: -b:", "1:2x8", NULL}, /* nodes that have not reported: unknown */
 	    {"a:UU b:U", "1:3x1", "asks for 3 nodes; the cluster has 2 nodes"},
 	    {"a:U b:U", "1:1x1@c", "asks for host c, which is not in the cluster"},
 	    {"a:U -*b:T", "1:1x1/gpu", NULL},

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tokenizer on small tokenizers made by hand: every kind of part, and files that lie. */
+/* Small handmade tokenizers with every kind of part, and invalid files. */
 #include <pthread.h>
 #include <string.h>
 
@@ -54,7 +54,7 @@ START_TEST(test_byte_level)
 {
 	check_ids("{\"pre_tokenizer\":" LEVEL ",\"model\":{\"type\":\"BPE\"," VOCAB "," MERGES "}}",
 	          "abc a ab bcc", "5 7 6 3 6 4 2");
-	/* No type: the merges say that it is a BPE. */
+	/* Without a type: the merges show that it is a BPE. */
 	check_ids("{\"pre_tokenizer\":" LEVEL ",\"model\":{" VOCAB "," MERGES "}}", "abab", "3 3");
 	/* A byte without a token is left out where there is no unknown token. */
 	check_ids("{\"pre_tokenizer\":" LEVEL ",\"model\":{" VOCAB "," MERGES "}}", "axb", "3");
@@ -82,7 +82,7 @@ END_TEST
 
 START_TEST(test_long_word)
 {
-	/* Long enough for the heap; the result is the same as by parts. */
+	/* Long enough for the heap; the result is the same as for the parts. */
 	struct tokenizer *tok = parse("{\"model\":{" VOCAB "," MERGES "}}");
 	struct token_list ids = {0};
 	struct error err = ERROR_INIT;
@@ -226,7 +226,7 @@ START_TEST(test_decoders)
 }
 END_TEST
 
-/* What the file says, and the words that the error has to have. */
+/* The content of the file, and the words that the error has to contain. */
 static const struct {
 	const char *json, *words;
 } lies[] = {
@@ -284,7 +284,7 @@ START_TEST(test_lies)
 }
 END_TEST
 
-/* ---- the scanners by hand against the regexes they stand for ---- */
+/* ---- the handwritten scanners compared with the regexes that they replace ---- */
 
 static uint32_t random_next(uint64_t *state)
 {
@@ -494,7 +494,7 @@ START_TEST(test_train_tie)
 }
 END_TEST
 
-/* ---- the files beside ---- */
+/* ---- the other files of the directory ---- */
 
 static void write_file(const char *dir, const char *name, const char *text)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which slots of a node a run gets, by how they are linked; and what the controller knows of that. */
+/* The choice of slots of a node by their links, and the information of the controller about links. */
 #include <string.h>
 
 #include "base/clock.h"
@@ -10,7 +10,7 @@
 #include "cluster/topology.h"
 #include "unit.h"
 
-/* Machines as they are sold: how GPU i of n is linked with GPU k. */
+/* Common machines: the link of GPU i of n with GPU k. */
 static const char *shape_link(const char *name, size_t i, size_t k)
 {
 	if (i == k)
@@ -28,7 +28,7 @@ static const char *shape_link(const char *name, size_t i, size_t k)
 	return i / 4 == k / 4 ? "MIG" : "SYS"; /* "mig": two GPUs in four parts each */
 }
 
-/* free: the slots that are, in digits; want: the slots of local ranks 0, 1, … */
+/* free: the free slots as digits; want: the slots of local ranks 0, 1, … */
 static const struct topology_case {
 	const char *shape;
 	size_t slots;
@@ -79,7 +79,7 @@ START_TEST(topology_table)
 }
 END_TEST
 
-/* Large machines: 16 GPUs in all their combinations, 56 MIG devices; each time valid, and soon. */
+/* Large machines: 16 GPUs in all combinations, 56 MIG devices; each choice is valid and fast. */
 START_TEST(topology_of_large_machines)
 {
 	static const size_t sizes[][2] = {{16, 8}, {16, 15}, {56, 28}, {256, 200}};
@@ -163,12 +163,12 @@ START_TEST(members_tell_links_and_drains)
 	links = member_links(&m);
 	ck_assert_int_eq(links[1], topology_weight("NV4"));
 	ck_assert_int_eq(links[2], topology_weight("SYS"));
-	/* A sensor is no news, a state is. */
+	/* A change of a sensor does not count as a change, a change of a state does. */
 	next.devices[0].gpu_info->temperature = 41;
 	ck_assert(!member_slots_differ(&m, next.devices, next.device_count));
 	next.devices[0].state = SLOT_DRAINED;
 	ck_assert(member_slots_differ(&m, next.devices, next.device_count));
-	/* What the run leaves is not given away. */
+	/* The drained slot of an ended run does not become free. */
 	member_release(&m, 7);
 	ck_assert_uint_eq(member_free_slots(&m), 1);
 	ck_assert_uint_eq(member_drained_slots(&m), 2);
