@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The first cause of a failure among the ends of all ranks and nodes of an attempt. */
 #include "cluster/cause.h"
 
 #include <signal.h>

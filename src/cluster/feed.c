@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* One list of listeners, each with its topic. Nothing is kept: who listens later gets what comes later. */
 #include "cluster/feed.h"
 
 struct feed_listener {

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The nodes of the hosts file in its order, found by name through an index, with what each last reported. */
 #include "cluster/members.h"
 
 #include <stdarg.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The runs that have not ended, in an array in the order of their ids. */
 #include "cluster/queue.h"
 
 #include <errno.h>

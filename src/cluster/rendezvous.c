@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* A small key-value store for each attempt under way; a get may wait for its key. */
 #include "cluster/rendezvous.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* A run as data: made from its configuration, and described as JSON. Its state machine is in run_state.c. */
 #include "cluster/run.h"
 
 #include <errno.h>

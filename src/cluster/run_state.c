@@ -1,6 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The state machine of an attempt: all its parts start, run and end together. Its first
- * cause is decided when all of them have ended (cause.h). */
+/*
+ * The state machine of a run. The parts of an attempt, one for each node, start, run and end together:
+ *
+ *     queued    -> starting    run_place
+ *     starting  -> running     all parts run
+ *     starting, running -> stopping
+ *                              a part has failed, was refused or lost, or somebody has cancelled the run
+ *
+ * and from each of these three, once all parts have ended:
+ *
+ *               -> cancelled   somebody has cancelled it (one that is queued, at once)
+ *               -> failed      a part has failed; the first cause is decided now (cause.h)
+ *               -> queued      a node had no room for its part, and nothing else has failed
+ *               -> succeeded   all ranks have ended with 0
+ */
 #include <errno.h>
 #include <signal.h>
 #include <string.h>

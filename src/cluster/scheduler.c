@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Which run goes where: first come, first served, all slots of a run at once or none. */
 #include "cluster/scheduler.h"
 
 #include <stdio.h>

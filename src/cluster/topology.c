@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Which slots of a node are linked most closely, so that the ranks of a run get neighbours. */
 #include "cluster/topology.h"
 
 #include <stdlib.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The service is set up in order, runs on one event loop, takes over changed files, and is taken down in the
+ * opposite order. */
 #include "dtraind/daemon.h"
 
 #include <errno.h>

@@ -1,4 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * From a node to the controller: a heartbeat at each interval, and reports of attempts as soon as they
+ * change. Of each kind one call at a time is under way, so that they arrive in their order. A report that
+ * does not arrive is not sent again by itself: the next heartbeat carries the state of all attempts.
+ */
 #include "dtraind/heartbeat.h"
 
 #include <errno.h>
@@ -28,8 +33,8 @@ struct link {
 	struct daemon *daemon;
 	sd_event_source *timer;
 	int64_t sequence;
-	struct http_transfer *beating, *reporting; /* one of each at a time: they keep their order */
-	struct pending *pending;                   /* the newest of each attempt */
+	struct http_transfer *heartbeat_call, *reporting; /* one of each at a time: they keep their order */
+	struct pending *pending;                          /* the newest of each attempt */
 	size_t pending_count;
 	bool lost;            /* the last heartbeat did not arrive */
 	bool stale;           /* the controller's store is older than what is known here */
@@ -45,7 +50,7 @@ int64_t link_sequence(const struct link *l)
 
 bool link_is_idle(const struct link *l)
 {
-	return !l->beating && !l->reporting && !l->again && l->pending_count == 0;
+	return !l->heartbeat_call && !l->reporting && !l->again && l->pending_count == 0;
 }
 
 /* Given up in time for another try, over a new connection, before the controller gives the node up. */
@@ -102,7 +107,7 @@ static void read_answer(struct link *l, const json_t *json)
 	take_answer(l, &answer);
 }
 
-static void on_beaten(void *context, const struct http_answer *a)
+static void on_heartbeat_done(void *context, const struct http_answer *a)
 {
 	struct link *l = context;
 	_cleanup_json_ json_t *answer = a->len ? json_loadb(a->body, a->len, 0, NULL) : NULL;
@@ -112,16 +117,18 @@ static void on_beaten(void *context, const struct http_answer *a)
 	error_answer_read(answer, &refusal);
 	if (a->status != 0)
 		why = refusal.message ? refusal.message : "an error";
-	l->beating = NULL;
+	l->heartbeat_call = NULL;
 	if (a->error.code == -ECANCELED)
 		return;
 	if (a->status == 200) {
 		if (l->lost)
-			log_info("the controller %s is there", l->daemon->settings->controller);
+			log_info("reconnected to controller %s", l->daemon->settings->controller);
 		l->lost = false;
 		read_answer(l, answer);
 	} else if (!l->lost) {
-		log_warn("the controller %s cannot be spoken to: %s", l->daemon->settings->controller, why);
+		log_warn(a->status == 0 ? "cannot reach controller %s: %s"
+		                        : "controller %s refuses the heartbeat: %s",
+		         l->daemon->settings->controller, why);
 		l->lost = true;
 		sd_event_source_set_time(l->timer, 0);
 	}
@@ -221,8 +228,8 @@ void link_heartbeat(struct link *l)
 	_cleanup_json_ json_t *body = NULL;
 	struct error err = ERROR_INIT;
 
-	l->again = l->beating != NULL;
-	if (l->beating)
+	l->again = l->heartbeat_call != NULL;
+	if (l->heartbeat_call)
 		return;
 	if (make_heartbeat(l, &beat, &err) < 0) {
 		log_err("%s", err.message);
@@ -231,7 +238,7 @@ void link_heartbeat(struct link *l)
 	l->sent = clock_realtime();
 	if (!c) {
 		body = heartbeat_encode(&beat);
-		post(l, "/v1/peer/heartbeat", body, on_beaten, &l->beating);
+		post(l, "/v1/peer/heartbeat", body, on_heartbeat_done, &l->heartbeat_call);
 	} else if (controller_heartbeat(c, &beat, &answer, &err) < 0)
 		log_err("%s", err.message);
 	else
@@ -339,7 +346,7 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *userdata)
 	/* A controller that was away is found again soon. */
 	if (l->lost)
 		interval = MIN(interval, LOST_SECONDS);
-	if (!l->beating)
+	if (!l->heartbeat_call)
 		link_heartbeat(l);
 	send_reports(l);
 	sd_event_source_set_time(source, now + (uint64_t)(interval * 1e6));
@@ -368,7 +375,7 @@ void link_destroy(struct link *l)
 	if (!l)
 		return;
 	sd_event_source_disable_unref(l->timer);
-	http_transfer_cancel(l->beating);
+	http_transfer_cancel(l->heartbeat_call);
 	http_transfer_cancel(l->reporting);
 	clear_pending(l);
 	free(l->pending);

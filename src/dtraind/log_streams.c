@@ -1,4 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Logs of ranks as answers. A view is one answer; each of its sources is the log of one rank, which is read
+ * from a file here or comes from the service of another node. Sources are merged by whole lines.
+ */
 #include "dtraind/log_streams.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The command line of dtraind: it serves, checks the configuration, or ends all runs of this node. */
 #include <getopt.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* dtraind.conf and the hosts file, read and checked together: which node this is, and which one decides. */
 #include <errno.h>
 #include <string.h>
 #include <strings.h>

@@ -1,4 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The end of all attempts of this node. It is looked at every 20 ms whether they have ended, and then whether
+ * the controller has their reports; both have a limit.
+ */
 #include "dtraind/shutdown.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Calls to other services: libcurl's multi interface, whose sockets and timer hang in the event loop. */
 #include "http/client.h"
 
 #include <curl/curl.h>

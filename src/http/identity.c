@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The key and the certificate of the cluster in one PEM file: how it is made and checked. */
 #include "http/identity.h"
 
 #include <errno.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* A blocking HTTP/1.1 client for a Unix socket, without libcurl, which takes longer to load than a call
+ * takes. */
 #include "http/local.h"
 
 #include <ctype.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* A request from its first line to the end of its answer; handlers see no more of the server than this. */
 #include <errno.h>
 #include <string.h>
 #include <sys/epoll.h>

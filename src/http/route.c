@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The route of a request: the first row of the table whose method and pattern match. */
 #include "http/route.h"
 
 #include <errno.h>

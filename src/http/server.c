@@ -1,4 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * libmicrohttpd on the event loop: its epoll descriptor hangs in ours, and a request whose answer is not
+ * there yet is suspended. Before its handler is called, the caller is identified and the route found.
+ */
 #include "http/server.h"
 
 #include <errno.h>

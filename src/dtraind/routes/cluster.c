@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Routes of the cluster: version, nodes, devices, foreign work, events. */
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Routes of runs: submission, listing, one run and waiting for it, cancelling, logs. */
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>
