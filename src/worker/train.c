@@ -296,20 +296,20 @@ static char *fingerprint(const struct training *t)
 
 static int attach_saver(struct training *t, const char *print, struct error *err)
 {
-	struct saver_source source = {.dev = t->dev,
-	                              .comm = t->comm,
-	                              .parameters = trainer_access(t->trainer),
-	                              .precision = t->precision.type,
-	                              .precision_name = precision_name(t->precision.type),
-	                              .master = !t->options.without_master,
-	                              .bos = tokenizer_bos(t->tok),
-	                              .eos = tokenizer_eos(t->tok),
-	                              .pad = tokenizer_pad(t->tok),
-	                              .fingerprint = print,
-	                              .total_steps = trainer_total_steps(t->trainer),
-	                              .steps_per_epoch = trainer_steps_per_epoch(t->trainer)};
+	struct saver_contents contents = {.dev = t->dev,
+	                                  .comm = t->comm,
+	                                  .parameters = trainer_access(t->trainer),
+	                                  .precision = t->precision.type,
+	                                  .precision_name = precision_name(t->precision.type),
+	                                  .master = !t->options.without_master,
+	                                  .bos = tokenizer_bos(t->tok),
+	                                  .eos = tokenizer_eos(t->tok),
+	                                  .pad = tokenizer_pad(t->tok),
+	                                  .fingerprint = print,
+	                                  .total_steps = trainer_total_steps(t->trainer),
+	                                  .steps_per_epoch = trainer_steps_per_epoch(t->trainer)};
 
-	return saver_attach(t->saver, &source, err);
+	return saver_attach(t->saver, &contents, err);
 }
 
 static int make_trainer(struct training *t, struct error *err)

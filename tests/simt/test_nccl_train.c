@@ -199,12 +199,12 @@ START_TEST(a_failed_communicator_publishes_nothing)
 	                          .config = config,
 	                          .tokenizer = tokenizer,
 	                          .notify = ignore_line};
-	struct saver_source source = {.precision = DTYPE_F32,
-	                              .precision_name = "fp32",
-	                              .bos = -1,
-	                              .eos = -1,
-	                              .pad = -1,
-	                              .fingerprint = "print"};
+	struct saver_contents contents = {.precision = DTYPE_F32,
+	                                  .precision_name = "fp32",
+	                                  .bos = -1,
+	                                  .eos = -1,
+	                                  .pad = -1,
+	                                  .fingerprint = "print"};
 	_cleanup_(saver_freep) struct saver *s = NULL;
 	struct error err = ERROR_INIT;
 	struct train_log log;
@@ -215,11 +215,11 @@ START_TEST(a_failed_communicator_publishes_nothing)
 	out = str_path_join(w.directory, "out");
 	published = str_path_join(out, _i ? "model.safetensors" : "checkpoint-1");
 	o.claim = (struct claim){.directory = out, .attempt = 1};
-	source.dev = w.dev;
-	source.comm = w.comm;
-	source.parameters = trainer_access(w.trainer);
+	contents.dev = w.dev;
+	contents.comm = w.comm;
+	contents.parameters = trainer_access(w.trainer);
 	ck_ok(saver_open(&o, &s, &err), &err);
-	ck_ok(saver_attach(s, &source, &err), &err);
+	ck_ok(saver_attach(s, &contents, &err), &err);
 	ck_ok(trainer_run_step(w.trainer, &log, &err), &err);
 	aborted_while_saving = w.comm;
 	r = _i ? saver_final(s, 1, 0, &err) : saver_checkpoint(s, 1, 0, &err);

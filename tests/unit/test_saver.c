@@ -244,20 +244,20 @@ static struct saver *open_saver(struct fixture *f)
 
 static void attach(struct fixture *f, struct saver *s, struct comm *comm, enum dtype precision, bool master)
 {
-	struct saver_source source = {.comm = comm,
-	                              .parameters = access_to(&f->parameters),
-	                              .precision = precision,
-	                              .precision_name = precision == DTYPE_F32 ? "fp32" : "bf16",
-	                              .master = master,
-	                              .bos = -1,
-	                              .eos = 2,
-	                              .pad = -1,
-	                              .fingerprint = "rows=1",
-	                              .total_steps = 10,
-	                              .steps_per_epoch = 5};
+	struct saver_contents contents = {.comm = comm,
+	                                  .parameters = access_to(&f->parameters),
+	                                  .precision = precision,
+	                                  .precision_name = precision == DTYPE_F32 ? "fp32" : "bf16",
+	                                  .master = master,
+	                                  .bos = -1,
+	                                  .eos = 2,
+	                                  .pad = -1,
+	                                  .fingerprint = "rows=1",
+	                                  .total_steps = 10,
+	                                  .steps_per_epoch = 5};
 	struct error err = ERROR_INIT;
 
-	ck_ok(saver_attach(s, &source, &err), &err);
+	ck_ok(saver_attach(s, &contents, &err), &err);
 }
 
 /* A run 7 that has saved a checkpoint of that step. */

@@ -45,7 +45,7 @@ struct saver {
 	struct checkpoint_state resumed; /* its history is `history` */
 	json_t *resumed_owner, *history;
 
-	struct saver_source from;
+	struct saver_contents from;
 	char *fingerprint;
 	void *flag;         /* device: what rank 0 broadcasts while it writes */
 	double flagged_at;  /* when it last did */
@@ -156,18 +156,15 @@ const struct checkpoint_state *saver_resume_state(const struct saver *s)
 	return &s->resumed;
 }
 
-int saver_attach(struct saver *s, const struct saver_source *source, struct error *err)
+int saver_attach(struct saver *s, const struct saver_contents *contents, struct error *err)
 {
-	int r;
-
-	s->from = *source;
-	s->fingerprint = strdup(source->fingerprint);
+	s->from = *contents;
+	s->fingerprint = strdup(contents->fingerprint);
 	if (!s->fingerprint)
 		return error_oom(err);
 	s->from.fingerprint = s->fingerprint;
 	s->interval = MIN(1, 0.2 * s->o.timeout_s);
-	r = source->comm ? device_alloc(source->dev, sizeof(int64_t), &s->flag, err) : 0;
-	return r;
+	return contents->comm ? device_alloc(contents->dev, sizeof(int64_t), &s->flag, err) : 0;
 }
 
 void saver_resumed(struct saver *s, int64_t step)

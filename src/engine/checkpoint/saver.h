@@ -58,7 +58,7 @@ const char *saver_resume_path(const struct saver *s);
 const struct checkpoint_state *saver_resume_state(const struct saver *s);
 
 /* What is saved. Borrowed until saver_free, but for the fingerprint, which is copied. */
-struct saver_source {
+struct saver_contents {
 	struct device *dev;
 	struct comm *comm; /* NULL: one rank */
 	struct parameter_access parameters;
@@ -70,7 +70,7 @@ struct saver_source {
 	int64_t total_steps, steps_per_epoch;
 };
 /* Once there is something to save. */
-int saver_attach(struct saver *s, const struct saver_source *source, struct error *err);
+int saver_attach(struct saver *s, const struct saver_contents *contents, struct error *err);
 /* The trainer goes on from the checkpoint of that step, which need not be written again. */
 void saver_resumed(struct saver *s, int64_t step);
 

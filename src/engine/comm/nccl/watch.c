@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The thread that watches the collectives: it learns which have ended, fails the communicator where one has
- * failed or makes no progress, and reports where this rank is. Every WATCH_NS, from what it sees of the
- * oldest collective that has not ended:
+ * failed or makes no progress, and reports where this rank is. Every WATCH_NS, from the oldest collective
+ * that has not ended:
  *
- *                     queued by the host            its GPU comes to it            it ends
- *     PROGRESSING  ---------------------> QUEUED ---------------------> RUNNING ------------> COMPLETED
- *          ^                                                                                     |
- *          +------------------------------- another one is queued --------------------------------+
+ *                queued by the host            its GPU comes to it
+ *     COMPLETED ---------------------> QUEUED ---------------------> RUNNING
+ *         ^                              ^                              |
+ *         |                              +-- it ends, another is queued-+
+ *         +------------------- it ends, no other is queued -------------+
  *
- * A state other than PROGRESSING is reported only once nothing has changed for half of the time-out
- * (last_progress_at). After the whole time-out the rank gives up: in QUEUED its own computation hangs; in
- * RUNNING it asks where the others are (stall.h) and names those that are missing.
+ * Each of these is reported as PROGRESSING until nothing has changed (last_progress_at) for half of the
+ * time-out, and a rank that still connects to the others as BOOTSTRAPPING. After the whole time-out the rank
+ * gives up: in QUEUED its own computation hangs; in RUNNING it asks where the others are (stall.h) and names
+ * those that are missing.
  */
 #include "engine/comm/nccl/internal.h"
 
