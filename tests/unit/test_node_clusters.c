@@ -128,12 +128,60 @@ START_TEST(a_new_run_does_not_rewrite_the_epochs)
 }
 END_TEST
 
+/* Where state_dir is new, the logs still say which numbers were given. */
+START_TEST(directories_of_logs_count_as_runs)
+{
+	static const char *const names[] = {"57", "8", "0", "x99", "99x", "-5"};
+	struct error err = ERROR_INIT;
+
+	for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
+		_cleanup_free_ char *path = str_path_join(place.logs, names[i]);
+
+		ck_ok(file_mkdirs(path, 0755, &err), &err);
+	}
+	restart();
+	check_known(0, 57);
+	learn(1, 60);
+	restart();
+	check_known(1, 60);
+	learn(1, 12);
+	check_known(1, 60);
+}
+END_TEST
+
+/* The one that was heard longest ago makes room. */
+START_TEST(so_many_clusters_are_known)
+{
+	_cleanup_(known_clusters_release) struct known_clusters known;
+	struct error err = ERROR_INIT;
+	char id[16];
+
+	for (int i = 0; i < 40; i++) {
+		snprintf(id, sizeof id, "c%d", i);
+		ck_ok(clusters_learn(place.clusters, id, 10 + i, 0, &err), &err);
+		/* c0 is heard again and again. */
+		ck_ok(clusters_learn(place.clusters, "c0", 10 + i, 0, &err), &err);
+	}
+	restart();
+	ck_ok(clusters_describe(place.clusters, &known, &err), &err);
+	ck_assert_uint_gt(known.cluster_count, 8);
+	ck_assert_uint_lt(known.cluster_count, 40);
+	ck_assert_str_eq(known.clusters[known.cluster_count - 1].id, "c0");
+	ck_assert_int_eq(known.clusters[known.cluster_count - 1].epoch, 49);
+	ck_assert_str_eq(known.clusters[known.cluster_count - 2].id, "c39");
+	ck_assert_int_eq(clusters_check(place.clusters, "c39", 48, &err), -ESTALE);
+	ck_ok(clusters_check(place.clusters, "c1", 1, &err), &err); /* it is not known any more */
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("clusters of a node");
 	TCase *tc = tcase_create("clusters");
 
 	tcase_add_checked_fixture(tc, setup, teardown);
+	tcase_add_test(tc, directories_of_logs_count_as_runs);
+	tcase_add_test(tc, so_many_clusters_are_known);
 	tcase_add_test(tc, damaged_files_are_as_missing_ones);
 	tcase_add_test(tc, a_new_run_does_not_rewrite_the_epochs);
 	suite_add_tcase(suite, tc);

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/str.h"
@@ -161,12 +162,35 @@ START_TEST(a_missing_log_is_told)
 }
 END_TEST
 
+/* A user who puts a link or a FIFO in the place of his log gets nothing of another's to read, and holds
+ * nobody up. */
+START_TEST(only_a_file_itself_is_read)
+{
+	_cleanup_free_ char *link_path = str_path_join(dir, "link"), *fifo = str_path_join(dir, "fifo");
+	struct log_reader *reader = NULL;
+	struct error err = ERROR_INIT;
+	char text[16];
+
+	append("secret\n");
+	ck_assert_int_eq(symlink(path, link_path), 0);
+	ck_assert_int_lt(log_reader_open(event, link_path, -1, false, on_wakeup, NULL, &reader, &err), 0);
+	ck_assert_ptr_null(reader);
+	ck_assert_int_eq(mkfifo(fifo, 0600), 0);
+	if (log_reader_open(event, fifo, -1, false, on_wakeup, NULL, &reader, &err) == 0) {
+		ck_assert_int_le(drain(reader, text, sizeof text), 0);
+		ck_assert_str_eq(text, "");
+		log_reader_close(reader);
+	}
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("node_logs");
 	TCase *tc = tcase_create("logs");
 
 	tcase_add_checked_fixture(tc, setup, teardown);
+	tcase_add_test(tc, only_a_file_itself_is_read);
 	tcase_add_test(tc, tails_count_lines);
 	tcase_add_test(tc, a_long_tail_crosses_blocks);
 	tcase_add_test(tc, a_tail_of_a_hole_is_not_looked_for_long);

@@ -272,6 +272,86 @@ START_TEST(a_model_has_to_be_readable)
 END_TEST
 
 /* A user's directory on a file server that is down: the slot waits for it, the event loop does not. */
+START_TEST(what_changes_during_a_preflight_counts)
+{
+	_cleanup_json_ json_t *first = fixture_shell(1, 1, ":"), *second = fixture_shell(2, 1, ":"),
+	                      *older = NULL;
+	_cleanup_free_ char *go = fixture_path(&f, "go"),
+	                    *script = str_printf("until [ -e %s ]; do sleep 0.01; done", go);
+	struct told drained = {0}, newer = {0}, stale = {0};
+	struct error err = ERROR_INIT;
+
+	fixture_launcher(&f, script);
+	/* A slot is drained. */
+	ck_ok(fixture_begin(&f, first, on_told, &drained, &err), &err);
+	ck_ok(node_drain(f.node, 0, "a new fan", &err), &err);
+	/* An older attempt is asked for. */
+	older = json_deep_copy(second);
+	json_object_set_new(second, "attempt", json_integer(2));
+	json_object_set_new(json_array_get(json_object_get(second, "ranks"), 0), "slot", json_integer(1));
+	ck_ok(fixture_begin(&f, second, on_told, &newer, &err), &err);
+	ck_assert_int_eq(fixture_begin(&f, older, on_told, &stale, &err), -ESTALE);
+	ck_assert_int_eq(drained.times + newer.times, 0);
+	f.changes = 0;
+	ck_ok(file_write_atomic(go, "", 0, 0644, &err), &err);
+	while (!drained.times || !newer.times)
+		fixture_turn(&f);
+	ck_assert_int_eq(drained.code, -EBUSY);
+	ck_assert_msg(strstr(drained.message, "a new fan"), "%s", drained.message);
+	ck_assert_int_eq(newer.code, 0);
+	ck_assert_int_gt(f.changes, 0); /* slot 0 is leased no more */
+	fixture_await(&f, 2, "ended");
+}
+END_TEST
+
+/* One of a native task, for a worker that is a shell script. */
+static json_t *native_request(int node_rank, const char *output_dir)
+{
+	json_t *q = fixture_shell(1, 1, ":");
+
+	set_config(q, "task", json_string("sft"));
+	json_object_del(json_object_get(q, "config"), "command");
+	set_config(q, "model", json_pack("{s:s}", "path", "/"));
+	set_config(q, "data", json_pack("{s:s}", "path", "/etc/hostname"));
+	set_config(q, "output", json_pack("{s:s}", "dir", output_dir));
+	json_object_set_new(q, "node_rank", json_integer(node_rank));
+	return q;
+}
+
+/* Rank 0 writes: on the other nodes the directory need not even be there. */
+START_TEST(the_output_directory_is_checked_where_rank_0_is)
+{
+	_cleanup_free_ char *worker = fixture_path(&f, "libexec/dtrain-worker-cpu");
+	_cleanup_json_ json_t *other = native_request(1, "/proc/nix"), *unknown = native_request(0, "/tmp"),
+	                      *rank_0 = native_request(0, "/etc/hostname/x");
+	struct error err = ERROR_INIT;
+
+	fixture_launcher(&f, NULL);
+	ck_ok(file_write_atomic(worker, "#!/bin/sh\n", 10, 0755, &err), &err);
+	ck_assert_int_lt(fixture_start(&f, rank_0, &err), 0);
+	ck_assert_msg(strstr(err.message, "output.dir"), "%s", err.message);
+	set_config(unknown, "nix", json_integer(1));
+	ck_fails(fixture_start(&f, unknown, &err), &err, "unknown key");
+	ck_ok(fixture_start(&f, other, &err), &err);
+	fixture_await(&f, 1, "ended");
+}
+END_TEST
+
+/* A later value of a variable takes the place of an earlier one, also where the program is looked for. */
+START_TEST(the_last_value_of_a_variable_counts)
+{
+	_cleanup_json_ json_t *q = fixture_shell(1, 1, "echo $X; command -v true");
+	_cleanup_free_ char *log = NULL;
+	struct error err = ERROR_INIT;
+
+	set_config(q, "environment", json_pack("[s,s,s,s]", "PATH=/nix", "X=1", "PATH=/usr/bin:/bin", "X=2"));
+	ck_ok(fixture_start(&f, q, &err), &err);
+	fixture_await(&f, 1, "ended");
+	log = fixture_log(&f, 1, 0);
+	ck_assert_msg(str_starts(log, "2\n"), "%s", log);
+}
+END_TEST
+
 START_TEST(a_preflight_that_hangs_holds_up_nothing)
 {
 	_cleanup_json_ json_t *hung = fixture_shell(1, 1, ":"), *busy = fixture_shell(2, 1, ":"),
@@ -640,6 +720,9 @@ int main(void)
 	tcase_add_test(tc, an_output_directory_that_is_a_file);
 	tcase_add_test(tc, an_output_directory_has_to_be_writable);
 	tcase_add_test(tc, a_model_has_to_be_readable);
+	tcase_add_test(tc, what_changes_during_a_preflight_counts);
+	tcase_add_test(tc, the_output_directory_is_checked_where_rank_0_is);
+	tcase_add_test(tc, the_last_value_of_a_variable_counts);
 	tcase_add_test(tc, a_preflight_that_hangs_holds_up_nothing);
 	tcase_add_test(tc, a_preflight_has_a_deadline);
 	tcase_add_test(tc, no_two_leases_on_one_slot);
