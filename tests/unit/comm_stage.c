@@ -7,7 +7,7 @@
 #include <sys/wait.h>
 
 #ifdef __SANITIZE_ADDRESS__
-/* UCX keeps some of its own until the process ends. */
+/* UCX keeps some memory until the process ends. */
 const char *__lsan_default_suppressions(void);
 const char *__lsan_default_suppressions(void)
 {
@@ -136,9 +136,9 @@ void use_transport(int i)
 		setenv("UCX_TLS", transports[i], 1);
 }
 
-/* ---- what comes out ---- */
+/* ---- results ---- */
 
-/* Small whole numbers: every order of summing gives the same, in bf16 too. */
+/* Small integers: every order of summing gives the same result, in bf16, too. */
 double value(int rank, int64_t i)
 {
 	return (double)((i * 7 + rank * 13) % 31 - 15);

@@ -11,19 +11,19 @@
 
 enum { RANKS_MAX = 8 };
 
-/* What the processes of one test share. */
+/* Shared memory of the processes of one test. */
 struct stage {
 	int size, timeout_s;
 	char directory[256];
 	const char *group;
-	_Atomic double moment; /* when the thing happened that the test is about */
-	int gate[2];           /* a pipe that the parent closes to let waiting ranks go on */
-	int told[2];           /* a pipe in which ranks tell one another */
+	_Atomic double moment; /* the time of the event that is tested */
+	int gate[2];           /* a pipe that the parent closes so that waiting ranks continue */
+	int told[2];           /* a pipe through which ranks notify each other */
 };
 
 typedef void (*rank_fn)(struct stage *stage, int rank);
 
-/* In a rank: the test fails, in words, with an exit status that the parent asserts on. */
+/* In a rank: fails the test with a message and an exit status that the parent checks. */
 #define rank_assert(expr, ...)                                                                               \
 	do {                                                                                                 \
 		if (!(expr)) {                                                                               \
@@ -44,18 +44,18 @@ struct stage *stage_open(int size, int timeout_s);
 void stage_close(struct stage *s);
 pid_t spawn(struct stage *s, int rank, rank_fn fn);
 void spawn_all(struct stage *s, rank_fn fn, pid_t *pids);
-/* Waits for all but `except` (-1: all) and demands that they ended well. */
+/* Waits for all ranks except `except` (-1: all) and checks that they succeeded. */
 void expect_all(struct stage *s, const pid_t *pids, int except);
 void run_ranks(int size, int timeout_s, rank_fn fn);
 struct comm *join_group(struct stage *s, int rank, const char *group);
 struct comm *join_stage(struct stage *s, int rank);
 void wait_at_gate(struct stage *s);
-/* The one who is about to do harm lets the others finish what is common first, by other means than comm. */
+/* Before a rank causes the failure, it waits until the others have finished the common part, without comm. */
 void let_others_come(struct stage *s, int rank, int harmful);
-/* For the ranks forked from here on: 0 what UCX chooses, 1 tcp, 2 shared memory. */
+/* The transport of the ranks that are forked later: 0 as UCX chooses, 1 tcp, 2 shared memory. */
 void use_transport(int i);
 
-/* What comes out, checked in every element. */
+/* Checks every element of the results. */
 double value(int rank, int64_t i);
 double expected(int size, int64_t i, enum comm_op op);
 void check_all_reduce(struct comm *comm, int64_t count, enum dtype type, enum comm_op op);

@@ -56,7 +56,7 @@ static int split(char *copy, char **argv)
 	return argc;
 }
 
-/* What was written to a terminal, whose other end is closed. */
+/* The output on a terminal whose other end is closed. */
 static char *read_terminal(int master)
 {
 	struct strbuf b = {0};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Calls of the client's subcommands against a fake service, with what they print. */
+/* Calls subcommands of the client with a fake service, and keeps their output. */
 #pragma once
 
 #include "fake_service.h"
@@ -20,20 +20,19 @@ const char *fixture_dir(void);
 const char *fixture_socket(void);
 /* Calls a subcommand with the words of `line`, separated by spaces. */
 struct call fixture_call(command_fn command, const char *line);
-/* The same on a terminal of so many columns, to which stdout and stderr go: all of it is in `output`. */
+/* The same on a terminal with that many columns; stdout and stderr are both in `output`. */
 struct call fixture_terminal(command_fn command, const char *line, int columns);
 void call_release(struct call *call);
-/* As an HTTP answer with that body; owned by the caller. */
+/* An HTTP answer with that body; owned by the caller. */
 char *fixture_answer(const char *body);
-/* An answer of the service that says no: {"error":{…}}. */
+/* An answer with an error: {"error":{…}}. */
 char *fixture_refusal(int status, const char *code, const char *message);
-/* Serves answers[i] ({request, body of the answer}) while `line` is called; fails unless all are asked for.
+/* Serves answers[i] ({request, body of the answer}) while `line` is called; fails unless all are requested.
  */
 struct exchange {
 	const char *request, *answer;
 };
 struct call fixture_exchange(command_fn command, const char *line, const struct exchange *list, size_t count);
-/* The same with a process of its own that is on a terminal, and is interrupted (SIGINT) once all were asked
- * for. */
+/* The same in another process, which is on a terminal, and is interrupted (SIGINT) after all requests. */
 struct call fixture_interrupt(command_fn command, const char *line, const struct exchange *list,
                               size_t count);

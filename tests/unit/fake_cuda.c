@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* As much of a libcuda.so.1 as cuDNN has to find before it makes plans for a GPU that is not there. */
+/* The functions of libcuda.so.1 that cuDNN needs to make plans for a GPU that does not exist. */
 #define EXPORT __attribute__((visibility("default")))
 
 enum { NO_DEVICE = 100 };

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stand-ins for a library: as wanted, too old, without a function, without a version, needing another one. */
+/* Stand-ins for a library: a valid one, one that is too old, one without a function, one without a version,
+ * and one that needs another library. */
 int fake_version(void);
 int fake_twice(int x);
 int fake_absent(void);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A libnvidia-ml.so.1 for machines without one. It shows four GPUs, the third of which fell off the bus; or,
- * with FAKE_NVML=DIR, those of DIR/gpus, which is read anew at every call: a line for each GPU,
+ * with FAKE_NVML=DIR, those of DIR/gpus, which is read again at every call: a line for each GPU,
  *   lost=CODE fault=CODE hang=1 mig=N used=MiB util=PERCENT temp=C power=mW limit=mW ecc=N pending=1 failed=1
  *   pix=SWITCH phb=BRIDGE numa=NODE cpus=MASK nv=PEER:LINKS,… sw=LINKS
- * (what is not named is 0), and writes "GPU XID [INSTANCE]" into the FIFO DIR/events become events; an Xid of
- * 0 is a double-bit error. Built with -DOLD it has what a driver of 2013 had.
+ * (missing values are 0). Each line "GPU XID [INSTANCE]" that is written to the FIFO DIR/events becomes an
+ * event; an Xid of 0 is a double-bit error. Built with -DOLD it has the functions of a driver of 2013.
  */
 #include <fcntl.h>
 #include <poll.h>
@@ -57,7 +57,7 @@ static int part_of(void *handle) /* -1: the GPU itself */
 	return (int)(((char *)handle - handles[0]) % (1 + MIG_MAX)) - 1;
 }
 
-/* The GPU's line, empty without one; returns how many there are. */
+/* The line of the GPU, empty without one; returns the number of GPUs. */
 static int read_machine(int gpu, char line[256])
 {
 	const char *dir = getenv("FAKE_NVML");
@@ -357,7 +357,7 @@ int nvmlEventSetCreate(void **set)
 	int *fd = malloc(sizeof *fd);
 
 	snprintf(path, sizeof path, "%s/events", getenv("FAKE_NVML") ? getenv("FAKE_NVML") : "/nonexistent");
-	/* For writing, too, so that it never comes to its end. */
+	/* Opened for writing, too, so that reading never reaches its end. */
 	*fd = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
 	*set = fd;
 	return 0;

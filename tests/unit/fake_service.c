@@ -96,7 +96,7 @@ void fake_service_stop(struct fake_service *fake)
 	size_t taken, count;
 	char wrong[1024];
 
-	shutdown(fake->listen_fd, SHUT_RDWR); /* ends an accept that nobody will answer */
+	shutdown(fake->listen_fd, SHUT_RDWR); /* ends the accept call */
 	pthread_join(fake->thread, NULL);
 	close(fake->listen_fd);
 	taken = fake->taken;

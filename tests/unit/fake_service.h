@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A service that answers by a script: each step is the request it expects and the raw answer to it. */
+/* A service with scripted answers: each step is an expected request and the raw answer to it. */
 #pragma once
 
 #include <stddef.h>

@@ -39,7 +39,7 @@ void fixture_create(struct fixture *f)
 	ck_ok(node_create(f->event, f->config, "n1", 0, &callbacks, &f->node, &err), &err);
 }
 
-/* One turn; never longer than 50 ms, for what no event of this loop tells. */
+/* One turn of at most 50 ms, since some changes cause no event of this loop. */
 static void turn(struct fixture *f, double since, const char *what)
 {
 	ck_assert_msg(clock_monotonic() - since < PATIENCE, "waited in vain for %s", what);
@@ -100,7 +100,7 @@ void fixture_gpu_event(const struct fixture *f, const char *line)
 	ck_assert_int_eq(write(f->events, line, strlen(line)), (ssize_t)strlen(line));
 }
 
-/* Whatever a test left running. */
+/* Ends the processes that a test has left. */
 static void end_all(struct fixture *f)
 {
 	double since = clock_monotonic();
@@ -312,7 +312,7 @@ const json_t *fixture_rank(const json_t *report, int index)
 	return json_array_get(json_object_get(report, "ranks"), index);
 }
 
-/* A zombie that nobody reaps (no init in a container) is gone too. */
+/* A zombie that no process reaps (in a container without init) counts as gone, too. */
 bool fixture_gone(pid_t pid)
 {
 	_cleanup_free_ char *path = str_printf("/proc/%d/stat", (int)pid), *text = NULL;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A node of two CPU slots in a directory of its own, whose launcher is the one just built. */
+/* A node with two CPU slots in a directory of its own, with the launcher of this build. */
 #pragma once
 
 #include "unit.h"
@@ -19,16 +19,16 @@ struct fixture {
 	json_t *reports; /* RUN -> the newest report */
 	int ends;        /* reports of an end so far */
 	int changes;     /* of devices, likewise */
-	int events;      /* what keeps the FIFO of GPU events; -1: none */
+	int events;      /* keeps the FIFO of GPU events open; -1: none */
 };
 
-/* GPUs for the fake NVML: the lines of its file. In the fixture's own directory, which has to be there. */
+/* Sets the GPUs of the fake NVML: the lines of its file, in the directory of the fixture, which has to exist.
+ */
 void fixture_machine(struct fixture *f, const char *gpus);
 void fixture_gpu_event(const struct fixture *f, const char *line);
 void fixture_setup(struct fixture *f);
-void fixture_setup_on(struct fixture *f,
-                      const char *gpus); /* what CUDA_VISIBLE_DEVICES of the service says */
-/* The same in two steps, for what has to be there before the node: NULL for gpus: none are hidden. */
+void fixture_setup_on(struct fixture *f, const char *gpus); /* CUDA_VISIBLE_DEVICES of the service */
+/* The same in two steps, for files that have to exist before the node. gpus NULL: all are visible. */
 void fixture_prepare(struct fixture *f, const char *gpus);
 void fixture_create(struct fixture *f);
 void fixture_teardown(struct fixture *f);
@@ -38,8 +38,8 @@ void fixture_restart(struct fixture *f, bool stop_only); /* as a restart of dtra
 json_t *fixture_request(int run, int attempt, int count, const char *const *argv);
 json_t *fixture_shell(int run, int count, const char *script);
 
-/* A directory of workers with nothing in it but dtrain-launch, whose preflight is the shell's `script` where
- * that is not NULL. */
+/* A directory of workers that contains only dtrain-launch, whose preflight is the shell script `script`
+ * unless that is NULL. */
 void fixture_launcher(struct fixture *f, const char *script);
 /* node_start of a request as it is sent. */
 int fixture_begin(struct fixture *f, const json_t *request, node_started_fn started, void *context,
@@ -51,7 +51,7 @@ json_t *fixture_await_device(struct fixture *f, int slot, const char *state);
 json_t *fixture_device(const struct fixture *f, int slot);
 json_t *fixture_devices(const struct fixture *f);  /* of all slots */
 json_t *fixture_attempts(const struct fixture *f); /* the reports of all attempts */
-/* Turns it once. */
+/* Runs one turn of the event loop. */
 void fixture_turn(struct fixture *f);
 /* Turns the event loop until the run's report is in that state; fails the test after 20 s. */
 const json_t *fixture_await(struct fixture *f, int run, const char *state);

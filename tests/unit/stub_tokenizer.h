@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A tokenizer made by hand behind the functions of tokenizer.h: a byte is its value + 16, a few special
- * tokens come before. Every id can be read, so tests can spell out what they expect. */
+/* A simple implementation of tokenizer.h: the id of a byte is its value + 16; a few special tokens have lower
+ * ids. Since every id is readable, tests can write their expected ids as text. */
 #pragma once
 
 #include <errno.h>

@@ -36,9 +36,9 @@ START_TEST(bytes_become_utf8)
 	    {"h\xc3\xa9 \xe4\xb8\xad \xf0\x9f\x98\x80", "h\xc3\xa9 \xe4\xb8\xad \xf0\x9f\x98\x80"},
 	    {"cut \xe4\xb8", "cut ??"},                         /* in the middle of a character */
 	    {"\xff\x80z", "??z"},                               /* no byte of any, one that begins none */
-	    {"\xc0\xaf \xe0\x80\xaf", "?? ???"},                /* longer than need be */
+	    {"\xc0\xaf \xe0\x80\xaf", "?? ???"},                /* longer than needed */
 	    {"\xed\xa0\x80", "???"},                            /* half a surrogate pair */
-	    {"\xf4\x90\x80\x80 \xf8\x88\x80\x80", "???? ????"}, /* past the last one */
+	    {"\xf4\x90\x80\x80 \xf8\x88\x80\x80", "???? ????"}, /* above the last code point */
 	};
 	char plain[32];
 
@@ -89,7 +89,7 @@ START_TEST(words_for_sizes_and_times)
 }
 END_TEST
 
-/* What libxxhash 0.8.1 gives for the same bytes. */
+/* The results of libxxhash 0.8.1 for the same bytes. */
 START_TEST(hashes_are_those_of_xxhash)
 {
 	static const struct {
@@ -140,7 +140,7 @@ START_TEST(atomic_write_replaces_whole_files)
 }
 END_TEST
 
-/* Nothing waits for a writer that never comes; a pipe that somebody fills is read to its end. */
+/* Reading a pipe without a writer does not wait; a pipe with a writer is read to its end. */
 START_TEST(only_regular_files_are_read)
 {
 	char dir[] = "/tmp/dtrain-base-XXXXXX";
@@ -231,7 +231,7 @@ START_TEST(json_reals_have_the_fewest_digits)
 }
 END_TEST
 
-/* What the services and the client write: as jansson does, but for the reals. */
+/* The JSON text of the services and the client: like that of jansson, except for reals. */
 START_TEST(json_text)
 {
 	static const char text[] =

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* safetensors, Hugging Face directories, checkpoints and metrics on disk, and files that are not what they
- * say. */
+/* safetensors, Hugging Face directories, checkpoints and metrics on disk, and invalid files. */
 #include "unit.h"
 
 #include <errno.h>
@@ -346,7 +345,8 @@ START_TEST(one_run_at_a_time_claims_an_output)
 }
 END_TEST
 
-/* What a run leaves that ended before its first checkpoint; the same names without a run are somebody's. */
+/* Files of a run that ended before its first checkpoint; files with these names but without a run belong to
+ * others. */
 START_TEST(leftovers_before_a_checkpoint_are_no_use)
 {
 	static const char *const names[] = {
@@ -489,7 +489,7 @@ START_TEST(metrics_of_a_resumed_run_have_no_line_twice)
 	ck_ok(metrics_write(m, &rec, &err), &err);
 	metrics_close(m);
 	check_steps(path, (int[]){1, 2, 3, 4}, 4, &err);
-	/* Marks go with their steps. */
+	/* Marks are removed with their steps. */
 	free(steal_pointer(text));
 	ck_ok(file_read(path, 0, &text, &len, &err), &err);
 	ck_assert(str_starts(
@@ -513,7 +513,7 @@ START_TEST(metrics_of_an_earlier_run_are_kept)
 	struct error err = ERROR_INIT;
 	struct metrics *m;
 
-	/* One without measurements is written anew. */
+	/* A file without measurements is written again. */
 	for (int run = 0; run < 4; run++) {
 		ck_ok(metrics_open(dir, 0, false, &m, &err), &err);
 		ck_ok(metrics_event(m, 0, 1, "start", NULL, "", &err), &err);
@@ -536,7 +536,7 @@ START_TEST(metrics_of_an_earlier_run_are_kept)
 }
 END_TEST
 
-/* What is not known is left out, and a line of the longest numbers is whole. */
+/* Unknown values are left out, and a line with the longest numbers is complete. */
 START_TEST(a_line_of_metrics_holds_everything)
 {
 	struct metrics_record rec = {

@@ -13,7 +13,7 @@
 #include "config/hosts.h"
 #include "config/run.h"
 
-/* libconfig 1.5 leaks what its scanner holds when its grammar refuses a value. */
+/* libconfig 1.5 leaks memory of its scanner when its grammar refuses a value. */
 const char *__lsan_default_suppressions(void);
 const char *__lsan_default_suppressions(void)
 {
@@ -180,7 +180,7 @@ START_TEST(integers_keep_all_their_bits)
 }
 END_TEST
 
-/* Only integers are touched: names, strings, comments and the lines of errors stay what they are. */
+/* Only integers are changed: names, strings, comments and the line numbers of errors stay the same. */
 START_TEST(integers_are_told_from_what_looks_like_one)
 {
 	_cleanup_(run_config_freep) struct run_config *c = NULL;
@@ -500,7 +500,8 @@ static const struct {
     {"n1 addr=a/b\n", "not a host name or an address"},
 };
 
-/* Found by name in no more time a host than few take, and told from a file that says something else. */
+/* The time to find a host by name does not grow with their number; files with other contents have another
+ * hash. */
 START_TEST(many_hosts)
 {
 	enum { MANY = 100000 };

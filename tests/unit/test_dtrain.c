@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The client: what it posts, what it prints, how it ends; against a service that answers by a script. */
+/* The client: its requests, its output and its exit status, with a service that has scripted answers. */
 #include "fake_service.h"
 #include "unit.h"
 
@@ -33,7 +33,7 @@ static void teardown(void)
 
 typedef int (*command_fn)(struct client *client, int argc, char **argv);
 
-/* Calls a subcommand with the words of `line`; what it prints on stdout goes to *output where not NULL. */
+/* Calls a subcommand with the words of `line`; *output gets its stdout unless output is NULL. */
 static int call(command_fn command, const char *line, char **output)
 {
 	_cleanup_free_ char *copy = strdup(line), *file = str_path_join(dir, "output");
@@ -124,7 +124,7 @@ START_TEST(usage_is_told_for_each)
 }
 END_TEST
 
-/* What comes after "--" is a command, and only that. */
+/* Words after "--" are a command, and no options. */
 START_TEST(dashes_make_a_command)
 {
 	const char *name = NULL;
@@ -249,7 +249,7 @@ START_TEST(a_log_waits_for_the_controller)
 
 	ck_assert_int_eq(call(cmd_logs, "logs -f 17", &text), 0);
 	ck_assert_str_eq(text, "one\n");
-	/* But not where it was not there to begin with. */
+	/* But not if it could not be reached at the beginning. */
 	ck_assert_int_eq(call(cmd_logs, "logs -f 17", NULL), STATUS_UNREACHABLE);
 	fake_service_stop(fake);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* dtrain check: what it finds wrong in what a run file names, each in a line, and what it says it did not
- * look at. */
+/* dtrain check: the errors in files that a run file names, one line each, and the list of checks that were
+ * not done. */
 #include "dtrain_fixture.h"
 
 #include <string.h>
@@ -136,7 +136,7 @@ START_TEST(a_program_is_looked_for)
 }
 END_TEST
 
-/* A directory of that name is passed over in PATH, and is no program itself. */
+/* A directory with the name of the program is skipped in PATH, and is not a program. */
 START_TEST(a_directory_is_no_program)
 {
 	_cleanup_(call_release) struct call passed = {0}, absent = {0}, named = {0};

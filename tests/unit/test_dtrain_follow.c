@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* dtrain submit --follow and generate: why a run waits, what it wrote, and how it ended, each told once. */
+/* dtrain submit --follow and generate: why a run waits, its output, and its end, each printed once. */
 #include "dtrain_fixture.h"
 
 #include <string.h>
@@ -39,7 +39,7 @@ START_TEST(why_a_run_waits_is_told_when_it_changes)
 }
 END_TEST
 
-/* Its directory is missing on the node, for instance: there is a rank, but no log of it. */
+/* A rank without a log, for instance because its directory is missing on the node. */
 START_TEST(the_cause_is_named_where_there_is_no_log)
 {
 	_cleanup_free_ char *no_log = fixture_refusal(404, "no-such-log", "no log of run 17, rank 0");
@@ -109,7 +109,8 @@ START_TEST(the_last_lines_are_shown_once)
 }
 END_TEST
 
-/* An attempt that found its slots taken goes back into the queue: the next one's log is read, too. */
+/* When the slots of an attempt are leased already, the run is queued again: the log of the next attempt is
+ * read, too. */
 START_TEST(each_attempt_is_followed)
 {
 	static const struct exchange list[] = {

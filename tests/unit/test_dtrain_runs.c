@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What people look at: the table of runs, the newest run of theirs, and the progress of one, on a terminal
- * and not. */
+/* The table of runs, the newest run of a user, and the progress of a run, with and without a terminal. */
 #include "dtrain_fixture.h"
 
 #include <string.h>
@@ -56,7 +55,7 @@ START_TEST(all_are_listed_with_all)
 }
 END_TEST
 
-/* {"runs":[...]}: so many runs of generate, the newest with number `id`; `more` follows them. */
+/* {"runs":[...]}: that many runs of generate, the newest with number `id`; `more` follows them. */
 static char *generated(int64_t id, size_t count, const char *more)
 {
 	struct strbuf b = {0};
@@ -69,7 +68,7 @@ static char *generated(int64_t id, size_t count, const char *more)
 	return strbuf_steal(&b);
 }
 
-/* As many as were asked for, however many of generate there are between them, and few requests for them. */
+/* As many runs as requested, even with many runs of generate between them, and with few requests. */
 START_TEST(the_limit_counts_what_is_shown)
 {
 	_cleanup_free_ char *first =
@@ -212,8 +211,7 @@ START_TEST(a_watch_ends_with_what_came_out)
 }
 END_TEST
 
-/* The service is started again in the middle: its message stands on a line of its own, the bar goes on below
- * it. */
+/* The service is restarted meanwhile: the message is on a line of its own, and the bar continues below it. */
 START_TEST(the_bar_keeps_its_width)
 {
 	static const char first[] = "{\"step\":1,\"steps\":1000,\"loss\":2.5}\n",

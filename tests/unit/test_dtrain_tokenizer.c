@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* dtrain tokenizer train: what it says of the tokenizer that it has made. */
+/* dtrain tokenizer train: its messages about the new tokenizer. */
 #include "dtrain_fixture.h"
 
 #include <string.h>

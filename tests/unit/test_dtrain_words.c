@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Words that the client does not know: what it says, and what it takes to have been meant. */
+/* Unknown words on the command line: the messages and the suggestions. */
 #include "dtrain_fixture.h"
 
 #include <string.h>
@@ -58,7 +58,7 @@ START_TEST(distances)
 }
 END_TEST
 
-/* The words behind "dtrain", the last of which is being typed; and what it may become. */
+/* The words after "dtrain", the last of which is incomplete, and its completions. */
 static const struct {
 	const char *typed, *words;
 } completions[] = {

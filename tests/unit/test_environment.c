@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What of the submitter's environment goes with a run, and what wins where a variable is given twice. */
+/* The variables of the submitter that a run gets, and the precedence where a variable is given twice. */
 #include "unit.h"
 
 #include <string.h>
@@ -13,7 +13,7 @@
 
 static char *dir, *file;
 
-/* The world of the submitter: what is taken, and what is near to it but not. */
+/* The environment of the submitter: variables that are copied, and similar ones that are not. */
 static void setup(void)
 {
 	static const char *const world[] = {
@@ -101,7 +101,7 @@ START_TEST(a_command_takes_its_world_along)
 }
 END_TEST
 
-/* Taken along < run file < files < --env. */
+/* Copied variables < run file < files < --env. */
 START_TEST(the_more_explicit_wins)
 {
 	struct environment_options o = {0};
@@ -171,7 +171,7 @@ START_TEST(wrong_variables_say_where)
 }
 END_TEST
 
-/* What submitted() writes to stderr. */
+/* The stderr of submitted(). */
 static char *warnings(const char *text, const struct environment_options *options, json_t **run)
 {
 	_cleanup_free_ char *path = str_path_join(dir, "stderr");
@@ -196,7 +196,7 @@ START_TEST(what_is_not_utf8_is_left_out_with_a_warning)
 	_cleanup_free_ char *first = NULL, *second = NULL, *third = NULL, *got = NULL;
 
 	setenv("HF_TOKEN", "caf\xe9", 1);
-	setenv("EDITOR", "\xff", 1); /* nobody takes it along */
+	setenv("EDITOR", "\xff", 1); /* this one is not copied */
 	first = warnings(command, &o, &plain);
 	ck_assert_str_eq(first, "dtrain: warning: HF_TOKEN is not taken along: its value here is not valid "
 	                        "UTF-8; --env HF_TOKEN=VALUE gives it another\n");
@@ -212,7 +212,7 @@ START_TEST(what_is_not_utf8_is_left_out_with_a_warning)
 }
 END_TEST
 
-/* JSON has no place for it: it must not vanish. */
+/* JSON cannot contain it, but it must not be dropped silently. */
 static const struct {
 	const char *text, *words;
 } not_utf8[] = {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The example run files: each is read, what it names is shipped beside it or told of in its head, and its
- * data are used to the last example. tests/cluster/test_examples runs them. */
+/* The example run files: each can be read, the files that it names are in the package or in the comment at
+ * its top, and all examples of its data are used. tests/cluster/test_examples runs them. */
 #include <dirent.h>
 
 #include "base/file.h"
@@ -24,7 +24,7 @@ static int all_files(const struct dirent *e)
 	return e->d_name[0] != '.';
 }
 
-/* It lies beside the run file, or the comment at its top has its name. */
+/* It is in the directory of the run file, or the comment at its top has its name. */
 static bool shipped(const char *name)
 {
 	_cleanup_free_ char *path = str_path_join(EXAMPLES, name);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The feed: who listens on a topic gets what is written to it, until it ends or the listener goes. */
+/* The feed: a listener of a topic gets all data that are written to it, until the topic ends or it is
+ * removed. */
 #include <string.h>
 
 #include "base/str.h"
@@ -63,7 +64,7 @@ START_TEST(listeners_hear_their_topic_alone)
 }
 END_TEST
 
-/* A listener that leaves from within its call keeps nobody else from the line. */
+/* When a listener removes itself in its callback, the others still get the line. */
 START_TEST(a_listener_may_leave_while_it_is_called)
 {
 	struct ear ears[3] = {{0}, {.once = true}, {0}};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The manual pages against the tables that the programs go by: each key, option, route and field of a hosts
- * file is there, and nothing that is not.
+ * Compares the manual pages with the tables of the programs: each key, option, route and field of a hosts
+ * file is described, and nothing that does not exist.
  */
 #include "dtrain_fixture.h"
 
@@ -108,7 +108,7 @@ static char *section(const char *page, const char *name)
 
 /* ---- keys ---- */
 
-/* "(one of a, b; default: c)", as the pages have it. */
+/* "(one of a, b; default: c)", as in the pages. */
 static char *describe_key(const struct key *k)
 {
 	static const char *const types[] = {
@@ -129,7 +129,7 @@ static char *describe_key(const struct key *k)
 	} else {
 		strbuf_addf(&b, "(%s", types[k->type]);
 	}
-	if (strstr(k->help, "default:")) /* told there */
+	if (strstr(k->help, "default:")) /* it is in the text */
 		return strbuf_addc(&b, ')'), strbuf_steal(&b);
 	if (k->fallback && *k->fallback != '/')
 		strbuf_addf(&b, "; default: %s", k->fallback);
@@ -278,7 +278,7 @@ START_TEST(each_command_and_option_is_described)
 				}
 		}
 	}
-	/* No entry for a command that there is not. */
+	/* There is no entry for a command that does not exist. */
 	for (const char *p = text; (p = strstr(p, "@TP\n")); p += 4) {
 		_cleanup_free_ char *word = strndup(p + 4, strcspn(p + 4, " \n"));
 
@@ -334,7 +334,7 @@ static bool matches(const char *pattern, const char *text)
 	return found;
 }
 
-/* The table is read as text: the handlers in it would bring all of dtraind along. */
+/* The table is read as text, since its handlers would need all of dtraind. */
 START_TEST(each_route_is_described)
 {
 	_cleanup_free_ char *page = read_page("dtrain-api.7"), *source = NULL;

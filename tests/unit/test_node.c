@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attempts on a node: how they end, what they leave, and that a restart of the service loses nothing. */
+/* Attempts on a node: how they end, which processes are left, and that a restart of the service loses
+ * nothing. */
 #include "node_fixture.h"
 
 #include <errno.h>
@@ -143,7 +144,7 @@ START_TEST(the_first_failure_is_told_at_once)
 	ck_ok(node_stop(f.node, 1, 1, 30.0, &err), &err);
 	report = fixture_await(&f, 1, "ended");
 	ck_assert_str_eq(json_get_string(fixture_rank(report, 1), "signal", ""), "SIGTERM");
-	/* Ended because we stopped it: no failure of its own. */
+	/* It ended because it was stopped: that is not a failure. */
 	ck_assert(json_get_bool(fixture_rank(report, 1), "stopped", false));
 	ck_assert(!json_get_bool(fixture_rank(report, 0), "stopped", true));
 	ck_assert_ptr_null(json_object_get(fixture_rank(report, 1), "error"));
@@ -181,7 +182,7 @@ START_TEST(who_ignores_term_is_killed_after_the_grace)
 	report = fixture_await(&f, 1, "ended");
 	ck_assert_str_eq(json_get_string(fixture_rank(report, 0), "signal", ""), "SIGKILL");
 	fixture_await_gone(&f, pid);
-	/* A long grace cut short by a second word. */
+	/* A second stop shortens a long grace period. */
 	start(shell_in(2, 1, "trap '' TERM; echo $$ > @/pid2; while :; do sleep 0.05; done"));
 	pid = await_pid("pid2");
 	ck_ok(node_stop(f.node, 2, 1, 1000, &err), &err);
@@ -192,7 +193,7 @@ START_TEST(who_ignores_term_is_killed_after_the_grace)
 }
 END_TEST
 
-/* Somebody else's KILL is told from ours, also after our TERM. */
+/* KILL by another process is distinguished from that of the launcher, also after its TERM. */
 START_TEST(a_kill_of_another_is_no_stop)
 {
 	struct error err = ERROR_INIT;
@@ -295,7 +296,7 @@ START_TEST(an_end_while_the_service_was_away_is_found)
 	fixture_restart(&f, false);
 	report = fixture_await(&f, 1, "ended");
 	ck_assert_int_eq(json_get_int(fixture_rank(report, 0), "exit_status", -1), 6);
-	/* The end is kept and told again until the controller has it. */
+	/* The end is kept and reported again until the controller has it. */
 	fixture_restart(&f, false);
 	attempts = fixture_attempts(&f);
 	ck_assert_uint_eq(json_array_size(attempts), 1);
@@ -410,8 +411,8 @@ static void hide_cgroups(void)
 
 enum { KILL_LAUNCHER = 1, KILL_GUARD = 2, AWAY = 4, WITHOUT_CGROUPS = 8 };
 
-/* A rank, and what it started: in a session of its own, and, without its environment, nobody's child. All of
- * it is gone when the end is reported. */
+/* A rank and its processes: one in a session of its own, and an orphan without its environment. All of them
+ * are gone when the end is reported. */
 static void kill_launcher(int how)
 {
 	const json_t *report;
@@ -469,7 +470,7 @@ START_TEST(a_killed_launcher_leaves_nothing)
 }
 END_TEST
 
-/* What clears runtime_dir ends no process: the slots are held until nothing of the attempt is left. */
+/* Clearing runtime_dir ends no process: the slots are leased until no process of the attempt is left. */
 static void clear_runtime_dir(int how)
 {
 	_cleanup_json_ json_t *other = fixture_request(2, 1, 1, (const char *const[]){"true", NULL});
@@ -585,7 +586,7 @@ START_TEST(groups_below_are_killed_and_removed_too)
 	put("base/group/a/cgroup.procs", "");
 	put("base/group/a/b/cgroup.procs", pid);
 	ck_assert_int_eq(cgroup_kill(group), 1);
-	alarm(30); /* one that was not killed is not awaited for ever */
+	alarm(30); /* the test does not wait forever for a process that was not killed */
 	ck_assert_int_eq(waitpid(child, &status, 0), child);
 	ck_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 	alarm(0);

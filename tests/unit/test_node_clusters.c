@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a node knows of clusters, over a restart of its service and over damaged files. */
+/* The knowledge of a node about clusters, after a restart of its service and with damaged files. */
 #include "node/clusters.h"
 #include "unit.h"
 
@@ -75,7 +75,7 @@ static void damage(const char *name, const char *text)
 	ck_ok(file_write_atomic(path, text, strlen(text), 0644, &err), &err);
 }
 
-/* As a crash of the machine may leave the files. */
+/* The files as after a crash of the machine. */
 START_TEST(damaged_files_are_as_missing_ones)
 {
 	static const char *const texts[] = {"", "{\"clu", "[]", "\xff",

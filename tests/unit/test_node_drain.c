@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A GPU that reports errors gets no new runs, says why, and comes back only when it is told to. */
+/* A GPU that reports errors is drained with a reason, until it is resumed. */
 #include "node_fixture.h"
 
 #include <dlfcn.h>
@@ -71,7 +71,7 @@ START_TEST(an_xid_of_the_device_drains_it)
 	ck_assert_str_eq(err.message, "slot 1, GPU 1 (GPU-1000), is drained: Xid 79: fell off the bus");
 	ck_ok(fixture_start(&f, one, &err), &err);
 	fixture_await(&f, 2, "ended");
-	/* What comes after it does not hide it, and neither does a restart. */
+	/* Neither a later error nor a restart replaces the reason. */
 	fixture_gpu_event(&f, "1 45\n1 74\n");
 	do {
 		fixture_turn(&f);
@@ -126,7 +126,7 @@ START_TEST(who_runs_on_it_is_told)
 	ck_assert_uint_eq(json_array_size(json_object_get(report, "device_errors")), 1);
 	ck_assert_str_eq(json_string_value(json_array_get(json_object_get(report, "device_errors"), 0)),
 	                 "GPU 1 (GPU-1000) of n1: Xid 95: uncontained uncorrectable memory error");
-	/* A service that is started again knows as much. */
+	/* A restarted service has the same information. */
 	fixture_restart(&f, false);
 	report = fixture_await(&f, 1, "running");
 	ck_assert_uint_eq(json_array_size(json_object_get(report, "device_errors")), 1);
@@ -143,7 +143,7 @@ START_TEST(errors_that_are_counted)
 	struct error err = ERROR_INIT;
 	_cleanup_json_ json_t *d = NULL;
 
-	/* What was there before is not new. */
+	/* Errors from before are not new. */
 	fixture_machine(&f, "ecc=7\ntemp=1\n");
 	await(0, "drained", "7 uncorrected memory errors (ECC)");
 	resume(0);
@@ -167,7 +167,7 @@ START_TEST(errors_that_are_counted)
 	fixture_machine(&f, "ecc=8\nfailed=1 pending=1\n");
 	await(1, "drained", "a memory row could not be remapped");
 
-	/* Gone: not to be given back as long as it is. */
+	/* A lost GPU cannot be resumed as long as it is lost. */
 	resume(1);
 	fixture_machine(&f, "ecc=8\nfailed=1 pending=1 fault=15\n");
 	await(1, "drained", "NVML error 15: GPU is lost");
@@ -272,7 +272,7 @@ START_TEST(a_reboot_heals_what_a_reset_heals)
 	write_drains("another");
 	await(0, "free", "");
 	await(1, "drained", "Xid 79: y");
-	/* Where it is not healed, that is seen before anybody gets it. */
+	/* Where the error is still there, the GPU is drained again before a run gets it. */
 	fixture_restart(&f, true);
 	fixture_machine(&f, "pending=1\ntemp=1\n");
 	write_drains("another");

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GPUs as NVML tells of them, from a library that stands in for the driver's: which slots they give, what is
- * shown of them, and what the ranks on them get. */
+/* GPUs that a stand-in for NVML reports: their slots, their description, and the environment of ranks on
+ * them. */
 #include "node_fixture.h"
 
 #include <dlfcn.h>
@@ -42,7 +42,7 @@ START_TEST(gpus_are_slots)
 	ck_ok(daemon_config_parse("slot_threads = 5;", "test", &config, &err), &err);
 	unsetenv("CUDA_VISIBLE_DEVICES");
 	ck_ok(devices_find(config, 0, &devices, &err), &err);
-	ck_assert_uint_eq(devices.count, 4); /* the lost one keeps its place */
+	ck_assert_uint_eq(devices.count, 4); /* the lost GPU keeps its index */
 	ck_assert_str_eq(devices.list[2].fault, "GPU is lost");
 	ck_assert_str_eq(devices.list[2].uuid, "");
 	ck_assert_int_eq(devices.list[3].index, 3);
@@ -73,7 +73,7 @@ START_TEST(gpus_are_slots)
 }
 END_TEST
 
-/* After an upgrade, say: the library is the new one, the kernel's part the old. */
+/* For instance after an upgrade: the library is new, the kernel module is old. */
 START_TEST(a_driver_that_does_not_start)
 {
 	_cleanup_json_ json_t *d = NULL, *q = fixture_shell(1, 1, "true");
@@ -161,7 +161,7 @@ START_TEST(gpus_need_their_engine)
 }
 END_TEST
 
-/* With a GPU that is lost CUDA may count otherwise than NVML. */
+/* With a lost GPU the numbers of CUDA and NVML may differ. */
 START_TEST(names_that_cannot_mislead)
 {
 	_cleanup_free_ char *log = NULL;
@@ -325,7 +325,7 @@ START_TEST(ranks_stay_near_their_gpu)
 }
 END_TEST
 
-/* CPUs that this machine has not: each a core of its own. */
+/* CPUs that this machine does not have: each counts as a core. */
 START_TEST(cores_are_shared_by_the_ranks_near_them)
 {
 	struct node_device list[4] = {{.gpu = true}, {.gpu = true}, {.gpu = true}, {.gpu = true}};

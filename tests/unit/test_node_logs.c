@@ -42,7 +42,7 @@ static void on_wakeup(void *context)
 	wakeups++;
 }
 
-/* All there is now, and what read said after it. */
+/* Everything written so far, and the result of the read after it. */
 static ssize_t drain(struct log_reader *reader, char *text, size_t size)
 {
 	size_t n = 0;
@@ -136,7 +136,7 @@ START_TEST(what_is_appended_wakes_and_comes)
 		ck_assert_int_gt(sd_event_run(event, 10000000), 0);
 	ck_assert_int_eq(drain(reader, text, sizeof text), -EAGAIN);
 	ck_assert_str_eq(text, "two\n");
-	/* Cut short: from the start. */
+	/* A truncated file is read from the start. */
 	ck_assert_int_eq(truncate(path, 0), 0);
 	append("3\n");
 	ck_assert_int_eq(drain(reader, text, sizeof text), -EAGAIN);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What it takes to start an attempt: leases, users, preflight, the environment of the ranks. */
+/* Starting an attempt: leases, users, preflight, the environment of the ranks. */
 #include "node_fixture.h"
 
 #include <errno.h>
@@ -28,7 +28,7 @@ static void teardown(void)
 	fixture_teardown(&f);
 }
 
-/* The request has to be refused with that code and words, and leave nothing leased. */
+/* The request has to be refused with that code and message, and no slot is leased after it. */
 static void refused(json_t *request, int code, const char *words)
 {
 	struct error err = ERROR_INIT;
@@ -159,7 +159,7 @@ static struct told look(const struct preflight *what, double seconds)
 	return told;
 }
 
-/* A file in the way of output.dir is no question of permissions. */
+/* A file with the name of output.dir is not an error of permissions. */
 START_TEST(an_output_directory_that_is_a_file)
 {
 	_cleanup_free_ char *dir = unit_tmpdir(), *file = str_path_join(dir, "c.txt");
@@ -238,7 +238,7 @@ START_TEST(an_output_directory_has_to_be_writable)
 }
 END_TEST
 
-/* A model that is not there, or is not for this user. */
+/* A model that does not exist, or that this user cannot read. */
 START_TEST(a_model_has_to_be_readable)
 {
 	const struct passwd *user = getpwnam(geteuid() == 0 ? "nobody" : getpwuid(geteuid())->pw_name);
@@ -271,7 +271,6 @@ START_TEST(a_model_has_to_be_readable)
 }
 END_TEST
 
-/* A user's directory on a file server that is down: the slot waits for it, the event loop does not. */
 START_TEST(what_changes_during_a_preflight_counts)
 {
 	_cleanup_json_ json_t *first = fixture_shell(1, 1, ":"), *second = fixture_shell(2, 1, ":"),
@@ -352,6 +351,8 @@ START_TEST(the_last_value_of_a_variable_counts)
 }
 END_TEST
 
+/* The directory of the user is on a file server that is down: the slot waits for it, the event loop does not.
+ */
 START_TEST(a_preflight_that_hangs_holds_up_nothing)
 {
 	_cleanup_json_ json_t *hung = fixture_shell(1, 1, ":"), *busy = fixture_shell(2, 1, ":"),
@@ -369,7 +370,7 @@ START_TEST(a_preflight_that_hangs_holds_up_nothing)
 	ck_fails(fixture_begin(&f, busy, on_told, &gone, &err), &err, "slot 0 is leased to run 1, attempt 1");
 	free(fixture_await_file(&f, "libexec/dtrain-launch.pid"));
 	ck_assert_int_eq(first.times, 0);
-	/* A stop ends it, and both who asked hear of it. */
+	/* A stop ends it, and both callers get the result. */
 	f.changes = 0;
 	ck_ok(node_stop(f.node, 1, 1, 30, &err), &err);
 	ck_assert_int_eq(first.times, 1);
@@ -427,7 +428,7 @@ START_TEST(no_two_leases_on_one_slot)
 	struct error err = ERROR_INIT;
 
 	ck_ok(fixture_start(&f, first, &err), &err);
-	ck_ok(fixture_start(&f, first, &err), &err); /* an answer got lost: the same once more */
+	ck_ok(fixture_start(&f, first, &err), &err); /* an answer was lost: the same request again */
 	ck_assert_int_eq(fixture_start(&f, second, &err), -EBUSY);
 	ck_assert_ptr_nonnull(strstr(err.message, "slot 0 is leased to run 1, attempt 1"));
 	ck_assert_int_eq(fixture_start(&f, newer, &err), -EBUSY);
@@ -575,7 +576,7 @@ START_TEST(what_the_node_sets_is_reserved)
 }
 END_TEST
 
-/* What comes from the submitter: for the rank, as its user, and not for what starts it. */
+/* Variables of the submitter are set for the rank only, not for the processes that start it. */
 START_TEST(a_command_has_its_users_world)
 {
 	_cleanup_json_ json_t *q = fixture_shell(
@@ -600,7 +601,7 @@ START_TEST(a_command_has_its_users_world)
 }
 END_TEST
 
-/* Where there is a range of ports, MASTER_PORT is of it, and each start gets another one. */
+/* With a port_range, MASTER_PORT is in it, and each start gets another port. */
 START_TEST(ports_come_from_the_range)
 {
 	_cleanup_json_ json_t *q = fixture_shell(1, 1, "echo $MASTER_PORT $UCX_TCP_PORT_RANGE");

@@ -119,7 +119,7 @@ START_TEST(every_rank_names_the_one_that_differs)
 	ranks[2].items[1].digest++;
 	ranks[2].items[2].digest++;
 	all_say(ranks, "node n3, rank 2: /m/1: tensor b is not what rank 0 on node n1 has; copy it");
-	/* Rank 0 is no better than the others: what most have counts. */
+	/* Rank 0 has no preference: the value of the majority counts. */
 	make_items(ranks);
 	ranks[0].items[2].digest = 0;
 	all_say(ranks, "node n1, rank 0: /m/2: tensor c is not what rank 1 on node n2 has; copy it");

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What every Check program shares: the runner, and a directory that goes away. */
+/* Shared by all Check programs: the runner, and a temporary directory. */
 #pragma once
 
 #include <check.h>
@@ -16,7 +16,7 @@
 	((expr) ? (void)0                                                                                    \
 	        : _ck_assert_failed(__FILE__, __LINE__, "Assertion '" #expr "' failed", ##__VA_ARGS__))
 
-/* Fails the test with the error's own words. */
+/* Fails the test with the message of the error. */
 #define ck_ok(expr, err)                                                                                     \
 	do {                                                                                                 \
 		int ck_r_ = (expr);                                                                          \
