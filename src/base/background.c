@@ -87,10 +87,10 @@ static int on_finished(sd_event_source *source, int fd, uint32_t revents, void *
 	struct background *b = userdata;
 	struct shared *s = b->shared;
 
-	background_free(b);
-	/* The thread may still be about to give the lock away. */
+	/* The thread may still be about to leave its last lines. */
 	pthread_mutex_lock(&s->lock);
 	pthread_mutex_unlock(&s->lock);
+	background_free(b);
 	s->task.done(s->task.context, s->task.data);
 	shared_free(s);
 	return 0;

@@ -530,8 +530,12 @@ static int keep_others_out(struct sqlite_store *s, struct error *err)
 
 static int open_all(struct sqlite_store *s, struct error *err)
 {
-	int r = make_file(s->path, err);
+	int r;
 
+	if (!sqlite3_threadsafe())
+		return error_set(err, -ENOTSUP,
+		                 "this SQLite is built without threads, which the store needs");
+	r = make_file(s->path, err);
 	if (r < 0)
 		return r;
 	s->lock_fd = open(s->path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
