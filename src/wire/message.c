@@ -183,13 +183,6 @@ json_t *message_encode_list(const struct message *m, const void *list, size_t co
 	return steal_pointer(array);
 }
 
-bool message_equal(const struct message *m, const void *a, const void *b)
-{
-	_cleanup_json_ json_t *one = encode_object(m, a), *other = encode_object(m, b);
-
-	return one && other && json_equal(one, other);
-}
-
 /* ---- decoding ---- */
 
 static const char *const type_words[] = {

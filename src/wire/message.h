@@ -93,9 +93,6 @@ json_t *message_encode_list(const struct message *message, const void *list, siz
 int message_decode_list(const struct message *message, const json_t *json, void **list, size_t *count,
                         struct error *err);
 void message_free_list(const struct message *message, void *list, size_t count);
-/* In both structs is the same. */
-bool message_equal(const struct message *message, const void *a, const void *b);
-
 /* Index of a word in names, which ends with NULL; -1: it is none of them. */
 int message_word(const char *const *names, const char *word);
 

@@ -2,6 +2,7 @@
 /* Messages between programs: what is encoded is decoded to the same, and what is wrong is named. */
 #include "unit.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "base/json.h"
@@ -338,6 +339,9 @@ START_TEST(what_is_no_object_is_refused)
 }
 END_TEST
 
+#define HEX16 "0123456789abcdef"
+#define HEX64 HEX16 HEX16 HEX16 HEX16
+
 /* What is wrong in a start request, by the text that takes the place of another. */
 START_TEST(wrong_start_requests_are_refused)
 {
@@ -357,6 +361,9 @@ START_TEST(wrong_start_requests_are_refused)
 	    {"\"slot\":1", "\"slots\":null", "start request: ranks[0].slot: missing"},
 	    {"\"a1\"", "\"../a1\"", "start request: cluster: at most 64 hexadecimal digits are possible"},
 	    {"29500", "65536", "start request: master_port: 65536 is out of range"},
+	    {"\"10.0.0.1\"", "\"\"", "start request: master_addr: it is empty"},
+	    {"\"a1\"", "\"" HEX64 "0\"",
+	     "start request: cluster: at most 64 hexadecimal digits are possible"},
 	    {"[\"env\",\"-0\"]", "[]", "start request: config: command: missing"},
 	    {"[\"env\",\"-0\"]", "[1]", "start request: config: command: not all strings"},
 	    {"\"grace\"", "\"grave\"", "start request: config: resources.grave: unknown key; did you mean"},
@@ -421,6 +428,138 @@ START_TEST(start_requests_of_other_versions)
 }
 END_TEST
 
+/* Between services a message names its version; an answer to users does not. */
+START_TEST(messages_between_services_name_their_version)
+{
+	_cleanup_json_ json_t *stop = stop_request_encode(&(struct stop_request){.run = 1, .attempt = 1});
+	_cleanup_json_ json_t *answer = run_accepted_encode(&(struct run_accepted){17, RUN_QUEUED});
+	_cleanup_json_ json_t *drain = drain_request_encode(&(struct drain_request){NULL});
+
+	ck_assert_str_eq(json_get_string(stop, "version", ""), DTRAIN_VERSION);
+	ck_assert_uint_eq(json_object_size(answer), 2);
+	ck_assert_uint_eq(json_object_size(drain), 0);
+}
+END_TEST
+
+/* What is at the limits of a start request, and what follows from what it says. */
+START_TEST(start_requests_at_their_limits)
+{
+	_cleanup_json_ json_t *json = parse(START);
+	json_t *rank = json_array_get(json_object_get(json, "ranks"), 1);
+	struct error err = ERROR_INIT;
+	struct start_request q;
+
+	json_object_set_new(json, "cluster", json_string(HEX64));
+	json_object_set_new(json, "master_port", json_integer(65535));
+	json_object_set_new(json, "uid", json_integer(4294967294));
+	json_object_set_new(rank, "slots", json_pack("[i,i]", 2, 0));
+	ck_ok(start_request_decode(json, &q, &err), &err);
+	ck_assert_str_eq(q.cluster, HEX64);
+	ck_assert_int_eq(q.master_port, 65535);
+	ck_assert_int_eq(q.uid, 4294967294);
+	ck_assert_int_eq(q.ranks[1].slot, 2);
+	start_request_release(&q);
+	json_object_del(rank, "slot");
+	ck_ok(start_request_decode(json, &q, &err), &err);
+	ck_assert_int_eq(q.ranks[1].slot, 2);
+	start_request_release(&q);
+	json_object_set_new(json, "ranks", json_array());
+	ck_fails(start_request_decode(json, &q, &err), &err, "start request: ranks: at least one is needed");
+}
+END_TEST
+
+START_TEST(strings_are_checked)
+{
+	_cleanup_json_ json_t *json = parse(REPORT);
+	json_t *rank = json_array_get(json_object_get(json, "ranks"), 1);
+	struct error err = ERROR_INIT;
+	struct report report;
+
+	json_object_set_new(rank, "signal", json_string(HEX16 HEX16));
+	ck_ok(report_decode(json, &report, &err), &err);
+	report_release(&report);
+	json_object_set_new(rank, "signal", json_string(HEX16 HEX16 "0"));
+	ck_fails(report_decode(json, &report, &err), &err,
+	         "report: ranks[1].signal: 33 bytes; at most 32 are possible");
+	json_object_set_new(rank, "signal", json_stringn("SIG\0KILL", 8));
+	ck_fails(report_decode(json, &report, &err), &err, "report: ranks[1].signal: a NUL byte in a string");
+	json_object_del(rank, "signal");
+	json_object_set_new(json, "device_errors", json_pack("[o]", json_stringn("a\0b", 3)));
+	ck_fails(report_decode(json, &report, &err), &err,
+	         "report: device_errors: a list of strings is needed");
+	json_object_set_new(json, "device_errors", json_pack("[s,i]", "GPU 3", 4));
+	ck_fails(report_decode(json, &report, &err), &err,
+	         "report: device_errors: a list of strings is needed");
+}
+END_TEST
+
+/* JSON has no such numbers. */
+START_TEST(numbers_that_are_not_finite_are_absent)
+{
+	struct gpu_info gpu = {.power = NAN, .power_limit = INFINITY, .numa = -1};
+	const struct device_info device = {.node = (char *)"n1", .name = (char *)"G", .gpu_info = &gpu};
+	_cleanup_json_ json_t *json = device_info_encode(&device);
+
+	ck_assert(json_is_null(json_object_get(json, "power")));
+	ck_assert(json_is_null(json_object_get(json, "power_limit")));
+	ck_assert(json_is_integer(json_object_get(json, "ecc_errors")));
+}
+END_TEST
+
+/* A string that is not UTF-8 makes no message, instead of half of one. */
+START_TEST(what_is_not_utf8_is_not_sent)
+{
+	ck_assert_ptr_null(drain_request_encode(&(struct drain_request){(char *)"a \xff fan"}));
+}
+END_TEST
+
+START_TEST(lists_of_messages)
+{
+	_cleanup_json_ json_t *json = json_array(), *again = NULL;
+	struct error err = ERROR_INIT;
+	size_t count;
+	void *list;
+
+	json_array_append_new(json, parse(REPORT));
+	json_array_append_new(json, parse(REPORT));
+	ck_ok(message_decode_list(&report_message, json, &list, &count, &err), &err);
+	ck_assert_uint_eq(count, 2);
+	ck_assert_str_eq(((struct report *)list)[1].user, "ada");
+	again = message_encode_list(&report_message, list, count);
+	ck_assert(contains(again, json));
+	message_free_list(&report_message, list, count);
+	json_object_del(json_array_get(json, 1), "node");
+	ck_fails(message_decode_list(&report_message, json, &list, &count, &err), &err,
+	         "report: node: missing");
+	ck_assert(!list && count == 0);
+	ck_fails(message_decode_list(&report_message, json_array_get(json, 0), &list, &count, &err), &err,
+	         "report: a list of objects is needed");
+}
+END_TEST
+
+/* As the shortest answers of a service. */
+START_TEST(what_a_run_does_not_have_yet_is_absent)
+{
+	_cleanup_json_ json_t *json = parse("{\"id\":17,\"state\":\"queued\"}");
+	struct error err = ERROR_INIT;
+	struct run_view run;
+
+	ck_ok(run_view_decode(json, &run, &err), &err);
+	ck_assert_int_eq(run.state, RUN_QUEUED);
+	ck_assert_int_eq(run.exit_status, -1);
+	ck_assert_int_eq(run.uid, -1);
+	ck_assert_int_eq(run.world_size, 0);
+	ck_assert(!run.reason && !run.progress && !run.nodes && run.rank_count == 0);
+	run_view_release(&run);
+	json_object_set_new(json, "ranks",
+	                    parse("[{\"rank\":0,\"node\":\"n1\",\"slot\":0,\"state\":\"starting\"}]"));
+	ck_ok(run_view_decode(json, &run, &err), &err);
+	ck_assert_int_eq(run.ranks[0].exit_status, -1);
+	ck_assert_int_eq(run.ranks[0].pid, 0);
+	run_view_release(&run);
+}
+END_TEST
+
 /* A word of a state that is none of them, and the words that are. */
 START_TEST(states_are_words_of_a_list)
 {
@@ -437,6 +576,10 @@ START_TEST(states_are_words_of_a_list)
 	    report_decode(json, &report, &err), &err,
 	    "report: state: \"asleep\" is not known; expected one of starting, running, stopping, ended");
 	ck_assert_ptr_null(report.node);
+	/* A node does not say of its own rank that it is lost. */
+	json_object_set_new(json, "state", json_string("running"));
+	json_object_set_new(json_array_get(json_object_get(json, "ranks"), 0), "state", json_string("lost"));
+	ck_fails(report_decode(json, &report, &err), &err, "report: ranks[0].state: \"lost\" is not known");
 }
 END_TEST
 
@@ -490,8 +633,9 @@ END_TEST
 /* A run may be any program: its reports are read as far as they are understood. */
 START_TEST(reports_of_any_program_are_read)
 {
-	_cleanup_json_ json_t *json = parse("{\"step\":12,\"steps\":\"many\",\"loss\":null,\"eval_loss\":2,"
-	                                    "\"tokens_per_second\":1.5,\"message\":\"hello\",\"own\":[]}");
+	_cleanup_json_ json_t *json =
+	    parse("{\"step\":12,\"steps\":\"many\",\"loss\":null,\"eval_loss\":2,"
+	          "\"tokens_per_second\":1.5,\"learning_rate\":0.25,\"message\":\"hello\",\"own\":[]}");
 	struct progress p;
 
 	progress_read(json, &p);
@@ -500,6 +644,8 @@ START_TEST(reports_of_any_program_are_read)
 	ck_assert_int_eq(p.steps, 0);
 	ck_assert_double_eq(p.eval_loss, 2);
 	ck_assert_double_eq(p.tokens_per_second, 1.5);
+	ck_assert(p.has_learning_rate && p.has_tokens_per_second && !p.has_eta_seconds);
+	ck_assert_double_eq(p.learning_rate, 0.25);
 	ck_assert_str_eq(p.message, "hello");
 	progress_read(NULL, &p);
 	ck_assert(!p.has_step && !p.message);
@@ -536,6 +682,13 @@ int main(void)
 	tcase_add_loop_test(tc, what_is_no_object_is_refused, 0, count);
 	tcase_add_test(tc, wrong_start_requests_are_refused);
 	tcase_add_test(tc, start_requests_of_other_versions);
+	tcase_add_test(tc, messages_between_services_name_their_version);
+	tcase_add_test(tc, start_requests_at_their_limits);
+	tcase_add_test(tc, strings_are_checked);
+	tcase_add_test(tc, numbers_that_are_not_finite_are_absent);
+	tcase_add_test(tc, what_is_not_utf8_is_not_sent);
+	tcase_add_test(tc, lists_of_messages);
+	tcase_add_test(tc, what_a_run_does_not_have_yet_is_absent);
 	tcase_add_test(tc, states_are_words_of_a_list);
 	tcase_add_test(tc, what_a_device_does_not_tell_is_absent);
 	tcase_add_test(tc, older_reports_are_read);
