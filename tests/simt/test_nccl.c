@@ -465,7 +465,7 @@ static int get_place(void *context, const char *key, int timeout_ms, void **data
 
 	ck_assert(str_starts(key, "group/at/") && timeout_ms == 0);
 	if (!value)
-		return error_set(err, -ETIMEDOUT, "nobody came");
+		return error_set(err, -ETIMEDOUT, "timed out");
 	*data = strdup(value);
 	*len = strlen(value);
 	return 0;

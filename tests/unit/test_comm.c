@@ -162,7 +162,7 @@ END_TEST
 /* Connects to every TCP port on which a process listens, sends invalid data, and stays connected. */
 static int pester(pid_t pid)
 {
-	static const char strange[] = "GET / HTTP/1.1\r\nHost: stray\r\nUser-Agent: a port scan\r\n\r\n";
+	static const char foreign[] = "GET / HTTP/1.1\r\nHost: stray\r\nUser-Agent: a port scan\r\n\r\n";
 	char path[64], line[512], link[64];
 	int found = 0;
 
@@ -200,7 +200,7 @@ static int pester(pid_t pid)
 						break;
 					}
 					if (i % 3)
-						(void)!send(fd, strange, i % 3 == 1 ? sizeof(strange) - 1 : 7,
+						(void)!send(fd, foreign, i % 3 == 1 ? sizeof(foreign) - 1 : 7,
 						            MSG_NOSIGNAL);
 					if (i % 9 == 0)
 						close(fd);
@@ -216,13 +216,13 @@ START_TEST(stray_connections)
 {
 	struct stage *s = stage_open(2, 30);
 	struct error err = ERROR_INIT;
-	_cleanup_free_ void *card = NULL;
+	_cleanup_free_ void *address = NULL;
 	pid_t pids[2];
 	size_t len;
 
 	use_transport(_i);
 	pids[0] = spawn(s, 0, rank_same_bits);
-	ck_ok(kv_store_get(s->directory, "a/ucx/0", 20000, &card, &len, &err), &err);
+	ck_ok(kv_store_get(s->directory, "a/ucx/0", 20000, &address, &len, &err), &err);
 	ck_assert_int_ge(pester(pids[0]), 1);
 	pids[1] = spawn(s, 1, rank_same_bits);
 	expect_all(s, pids, -1);

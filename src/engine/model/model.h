@@ -52,7 +52,8 @@ size_t model_reusable(const struct model *m, int unit, void **memory);
 int model_prepare(struct model *m, struct error *err);
 void model_shapes(const struct model *m, struct device_shapes *shapes); /* for device_scratch_bytes */
 
-/* Lends a unit's flat parameters (compute type) and gradients (fp32; NULL where not training). */
+/* Sets the flat parameters (compute type) and gradients (fp32; NULL where not training) of a unit, borrowed.
+ */
 void model_set_unit(struct model *m, int unit, void *parameters, float *gradients);
 
 /* Told when a unit's gradients are final within this micro-step: head first, embedding last. */
