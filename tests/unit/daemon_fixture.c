@@ -44,7 +44,7 @@ static void __attribute__((noreturn)) serve(const struct daemon_fixture *f, int 
 {
 	static const char *const of_systemd[] = {"NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "WATCHDOG_USEC",
 	                                         "WATCHDOG_PID"};
-	_cleanup_free_ char *log = str_path_join(f->dir, "service.log");
+	char *log = str_path_join(f->dir, "service.log");
 	struct error err = ERROR_INIT;
 	struct daemon *d = NULL;
 	int fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644), r;
@@ -54,6 +54,7 @@ static void __attribute__((noreturn)) serve(const struct daemon_fixture *f, int 
 		unsetenv(of_systemd[i]);
 	setenv("CUDA_VISIBLE_DEVICES", "", 1);
 	dup2(fd, STDERR_FILENO);
+	free(log); /* no cleanup runs at exit() */
 	log_init("dtraind", LOG_INFO);
 	r = daemon_create(f->config, &d, &err);
 	if (r == 0 && write(ready, "r", 1) == 1)
