@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Starts and ends a service for tests, and asks it: daemon_fixture.h. */
+/* Starts and ends a service for tests, and sends requests to it: see daemon_fixture.h. */
 #include "daemon_fixture.h"
 
 #include <arpa/inet.h>
@@ -39,7 +39,7 @@ void daemon_fixture_write(const struct daemon_fixture *f, const char *name, cons
 	ck_ok(file_write_atomic(path, text, strlen(text), 0644, &err), &err);
 }
 
-/* The service's own process. It is over when daemon_run returns, or with the test. */
+/* The process of the service. It ends when daemon_run returns, or with the test. */
 static void __attribute__((noreturn)) serve(const struct daemon_fixture *f, int ready)
 {
 	static const char *const of_systemd[] = {"NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "WATCHDOG_USEC",
@@ -90,7 +90,7 @@ void daemon_fixture_again(struct daemon_fixture *f)
 	ck_assert_int_eq(chmod(f->socket, 0666), 0);
 }
 
-/* A key of its own, or that of another service. */
+/* Makes a key, or copies that of another service. */
 static void set_key(struct daemon_fixture *f, const struct daemon_fixture *other)
 {
 	_cleanup_free_ char *own = str_path_join(f->dir, "cluster.pem"),
@@ -146,7 +146,7 @@ void daemon_fixture_teardown(struct daemon_fixture *f)
 	free(f->socket);
 }
 
-/* The kernel notes who connects at that moment. */
+/* The kernel records the user at the moment of the connection. */
 static int connect_as(const struct daemon_fixture *f, const struct person *who)
 {
 	uid_t uid = geteuid();

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A whole service with two CPU slots, in a process and a directory of its own, and users who ask it. */
+/* A whole service with two CPU slots, in a process and a directory of its own, and users who send requests.
+ */
 #pragma once
 
 #include <jansson.h>
@@ -15,7 +16,7 @@ struct daemon_fixture {
 	struct identity *id;
 };
 
-/* What NULL and 0 stand for is in brackets. */
+/* The defaults for NULL and 0 are in brackets. */
 struct daemon_setup {
 	const char *name;       /* of the node [n1] */
 	const char *hosts;      /* the hosts file [n1 alone] */
@@ -26,7 +27,7 @@ struct daemon_setup {
 	const struct daemon_fixture *other;
 };
 
-/* A user of this machine. Users other than oneself can be asked as by root alone. */
+/* A user of this machine. Only root can send requests as other users. */
 struct person {
 	uid_t uid;
 	gid_t gid;
@@ -44,12 +45,12 @@ void daemon_fixture_teardown(struct daemon_fixture *f);
 /* The same files, another process. */
 void daemon_fixture_again(struct daemon_fixture *f);
 
-/* One request over the Unix socket; who NULL: oneself. */
+/* One request over the Unix socket; who NULL: the user of the test. */
 struct raw_answer daemon_ask(const struct daemon_fixture *f, const struct person *who,
                              const struct raw_request *q);
 /* The same over TLS with the cluster's key, as a service does. */
 struct raw_answer daemon_ask_tls(const struct daemon_fixture *f, const struct raw_request *q);
-/* The JSON of an answer that has to have this status; a new reference. */
+/* The JSON of an answer, whose status has to be this one; a new reference. */
 json_t *daemon_get(const struct daemon_fixture *f, const struct person *who, const char *target);
 /* Submits a shell script for so many nodes with so many slots each, as `who`. Returns the run's id. */
 int64_t daemon_submit(const struct daemon_fixture *f, const struct person *who, const char *script, int nodes,

@@ -15,7 +15,7 @@
 #include "base/json.h"
 #include "base/str.h"
 
-/* A service that neither answers nor closes for so long hangs. */
+/* A service that neither answers nor closes the connection for this long hangs. */
 static const struct timeval PATIENCE = {30, 0};
 
 static int connect_to(int family, const void *address, socklen_t len)
@@ -103,7 +103,7 @@ struct raw_answer raw_ask(int fd, const struct raw_request *q)
 
 	for (const char *p = request; left > 0; p += n, left -= n) {
 		n = send(fd, p, left, MSG_NOSIGNAL);
-		if (n <= 0) /* the service has heard enough: its answer says why */
+		if (n <= 0) /* the service has closed the connection: its answer says why */
 			break;
 	}
 	do {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An HTTP client as anybody can write one: a socket, perhaps gnutls, and no check of its own, so that a
- * refusal is the service's. One request a connection. Whatever goes wrong on this side fails the test.
+ * A simple HTTP client over a socket, optionally with gnutls. It makes no checks, so that every refusal comes
+ * from the service. Each connection has one request. An error on the side of the client fails the test.
  */
 #pragma once
 
@@ -14,13 +14,13 @@ struct raw_request {
 	const char *method, *target;
 	const char *header; /* one more line, without its end; NULL: none */
 	const char *body;   /* NULL: none */
-	bool head_only;     /* of an answer that does not end */
+	bool head_only;     /* reads only the head, of an answer that does not end */
 };
 
 struct raw_answer {
 	int status;    /* 0: the service closed the connection without an answer */
 	char code[64]; /* of an error; "": none */
-	char *body;    /* as it came, NUL-terminated, "" where there is none; owned by the caller */
+	char *body;    /* unchanged, NUL-terminated, "" where there is none; owned by the caller */
 	size_t len;
 };
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every route of a service, asked over its Unix socket by the owner of a run, by another user, and by root.
+/* Every route of a service, requested over its Unix socket by the owner of a run, by another user, and by
+ * root.
  */
 #include <pthread.h>
 #include <pwd.h>
@@ -36,15 +37,15 @@ static void find_people(void)
 }
 
 struct want {
-	int status; /* 0: not asked */
+	int status; /* 0: no request */
 	const char *code;
 };
 
-/* Asked in this order: other, owner, root. */
+/* The requests are sent in this order: other, owner, root. */
 struct row {
 	const char *method, *target, *body;
 	struct want owner, other, root;
-	bool endless; /* only the head of the answer is waited for */
+	bool endless; /* only the head of the answer is read */
 };
 
 #define REFUSED                                                                                              \
@@ -62,7 +63,7 @@ struct row {
 
 /* Run 1 has succeeded, run 2 has both slots, run 3 waits for them. All are the owner's. */
 static const struct row rows[] = {
-    /* What everybody may see. */
+    /* Requests that every user may send. */
     {"GET", "/v1/version", NULL, OK},
     {"GET", "/v1/devices", NULL, OK},
     {"GET", "/v1/devices?local=1", NULL, OK},
@@ -94,7 +95,7 @@ static const struct row rows[] = {
     {"GET", "/v1/runs/2/metrics?follow=2", NULL, ALL(400, "bad-query")},
     {"GET", "/v1/runs/99/metrics", NULL, ALL(404, "no-such-run")},
 
-    /* Everybody may submit. What is wrong is said before anything is written down. */
+    /* Every user may submit. Errors are reported before anything is stored. */
     {"POST", "/v1/runs", NULL, ALL(400, "bad-json")},
     {"POST", "/v1/runs", "[1]", ALL(400, "bad-json")},
     {"POST", "/v1/runs", "{}", ALL(400, "bad-config")},
@@ -103,7 +104,7 @@ static const struct row rows[] = {
     {"POST", "/v1/runs", CONFIG("\"nix\":1,\"directory\":\"/\""), ALL(400, "bad-config")},
     {"POST", "/v1/runs", CONFIG("\"directory\":\"/\",\"resources\":{\"nodes\":2}"), ALL(409, "impossible")},
 
-    /* What a run prints is for its owner. */
+    /* Only the owner may read the output of a run. */
     {"GET", "/v1/runs/1/logs", NULL, OWNER(200, NULL)},
     {"GET", "/v1/runs/1/logs?rank=all&tail=1", NULL, OWNER(200, NULL)},
     {"GET", "/v1/runs/1/logs?follow=1", NULL, OWNER(200, NULL)},
@@ -116,7 +117,7 @@ static const struct row rows[] = {
     {"GET", "/v1/runs/1/logs?tail=x", NULL, OWNER(400, "bad-query")},
     {"GET", "/v1/runs/99/logs", NULL, ALL(404, "no-such-run")},
 
-    /* What the workers of a run say and ask: they are its owner's. */
+    /* Requests of the workers of a run, which belong to its owner. */
     {"POST", "/v1/runs/2/metrics", "{\"step\":1}\n{\"step\":2}\n", OWNER(200, NULL)},
     {"POST", "/v1/runs/2/metrics?attempt=1", "", OWNER(200, NULL)},
     {"POST", "/v1/runs/2/metrics?attempt=2", "{\"step\":1}\n", OWNER(410, "stale-attempt")},
@@ -142,7 +143,7 @@ static const struct row rows[] = {
     {"GET", "/v1/runs/2/rendezvous/a?attempt=2", NULL, OWNER(410, "stale-attempt")},
     {"GET", "/v1/runs/1/rendezvous/a", NULL, OWNER(409, "ended")},
 
-    /* What only root may. */
+    /* Requests that only root may send. */
     {"POST", "/v1/nodes/n1/drain", "{\"reason\":\"a new fan\"}", ROOT(200, NULL)},
     {"POST", "/v1/nodes/n1/resume", NULL, ROOT(200, NULL)},
     {"POST", "/v1/nodes/n1/drain", "{\"reason\":\"" LONG LONG LONG "\"}", ROOT(400, "bad-json")},
@@ -159,7 +160,7 @@ static const struct row rows[] = {
     {"POST", "/v1/nodes/n1/cancel-foreign?run=x", NULL, ALL(400, "bad-query")},
     {"GET", "/v1/backup", NULL, ROOT(200, NULL)},
 
-    /* What services ask of each other, no user may. */
+    /* Requests between services, which no user may send. */
     {"POST", "/v1/peer/start", "{}", NOBODY},
     {"POST", "/v1/peer/stop", "{\"run\":2,\"attempt\":1}", NOBODY},
     {"POST", "/v1/peer/reports", "[]", NOBODY},
@@ -168,13 +169,13 @@ static const struct row rows[] = {
     {"POST", "/v1/peer/devices/0/resume", NULL, NOBODY},
     {"GET", "/v1/peer/logs?run=1&attempt=1&rank=0", NULL, NOBODY},
 
-    /* What there is not. */
+    /* Routes and objects that do not exist. */
     {"GET", "/", NULL, ALL(404, "no-such-route")},
     {"GET", "/v1/runs/1/nix", NULL, ALL(404, "no-such-route")},
     {"PUT", "/v1/version", NULL, ALL(405, "method-not-allowed")},
     {"DELETE", "/v1/runs", NULL, ALL(405, "method-not-allowed")},
 
-    /* What ends runs comes last. */
+    /* Requests that end runs are the last. */
     {"DELETE", "/v1/runs/99", NULL, ALL(404, "no-such-run")},
     {"DELETE", "/v1/runs/1", NULL, OWNER(409, "ended")},
     {"DELETE", "/v1/runs/3", NULL, .other = REFUSED, .owner = {202, NULL}, .root = {409, "ended"}},
@@ -236,7 +237,7 @@ static bool says(const struct daemon_fixture *f, const struct person *who, const
 	return there;
 }
 
-/* Its command, its variables, the last lines of its log: a list shows them to nobody. */
+/* No list shows the command of a run, its variables, or the last lines of its log. */
 START_TEST(what_a_run_says_is_for_its_owner)
 {
 	static const char *const open_to_all[] = {"/v1/runs",  "/v1/runs?state=failed", "/metrics",
@@ -333,7 +334,7 @@ START_TEST(a_drained_node_starts_nothing)
 }
 END_TEST
 
-/* A request whose answer takes its time, in a thread. */
+/* A request with a late answer, in a thread. */
 struct later {
 	int fd;
 	struct raw_request q;
@@ -393,7 +394,7 @@ START_TEST(progress_is_kept_and_followed)
 }
 END_TEST
 
-/* Who asks before there is an answer gets it when it is there. */
+/* A request that has to wait is answered as soon as the answer is known. */
 START_TEST(an_answer_that_comes_later_is_waited_for)
 {
 	_cleanup_free_ char *log = NULL, *key = NULL;
@@ -423,7 +424,7 @@ START_TEST(an_answer_that_comes_later_is_waited_for)
 }
 END_TEST
 
-/* Who waits for a key is told when the attempt ends, and the run's end ends its log. */
+/* At the end of an attempt, requests that wait for a key are answered; at the end of a run its log ends. */
 START_TEST(a_cancelled_run_ends_what_waits_for_it)
 {
 	_cleanup_free_ char *log = NULL, *key = NULL;

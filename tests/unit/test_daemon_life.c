@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Starts, ends and restored stores of a service, and what becomes of the runs on its node. */
+/* Starts, ends and restored stores of a service, and the effect on the runs on its node. */
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>
@@ -44,7 +44,7 @@ START_TEST(a_second_service_is_refused_the_directories)
 
 	ck_assert_int_eq(daemon_create(f.config, &d, &err), -EBUSY);
 	ck_assert_ptr_null(d);
-	/* The first one has not noticed. */
+	/* The first service is not affected. */
 	daemon_submit(&f, NULL, "true", 1, 1);
 	daemon_await(&f, 1, "succeeded");
 }
@@ -114,8 +114,8 @@ static json_t *foreign_of_n1(void)
 	return json_incref(json_object_get(json_array_get(json_object_get(nodes, "nodes"), 0), "foreign"));
 }
 
-/* The store is of before run 2, which runs: it is not ended, its number is not given again, and its slots
- * are not either. */
+/* The store is from before run 2, which is running: run 2 is not ended, and neither its number nor its slots
+ * are used again. */
 START_TEST(a_restored_store_leaves_alone_what_it_does_not_know)
 {
 	_cleanup_free_ char *db = str_path_join(f.dir, "state/dtrain.db"),
@@ -152,7 +152,7 @@ START_TEST(a_restored_store_leaves_alone_what_it_does_not_know)
 	ck_assert_msg(a.status == 202, "%d: %s", a.status, a.body);
 	free(a.body);
 	daemon_await(&f, next, "succeeded");
-	/* The next heartbeat says that nothing is left. */
+	/* The next heartbeat reports that nothing is left. */
 	for (size_t left = 1; left > 0; usleep(20000)) {
 		_cleanup_json_ json_t *foreign = foreign_of_n1();
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Services among themselves: what they ask of each other, for users too, and what happens when one is away.
- */
+/* Requests between services, also on behalf of users, and the behaviour while one service does not run. */
 #include <pwd.h>
 #include <signal.h>
 #include <string.h>
@@ -52,7 +51,7 @@ static void ask_local(const struct daemon_fixture *f, const struct row *row)
 /* n1 is the controller; n2 is in the hosts file, and is given up soon, since it is not there. Run 1 of the
  * user who runs the test has ended. 4242 is somebody else. */
 static const struct row rows_of_controller[] = {
-    /* A service speaks for a user, or for itself, who owns nothing. */
+    /* A service sends requests for a user, or for itself, which owns no run. */
     {"GET", "/v1/runs/1/logs", NULL, "4242:4242:mallory", 403, "not-allowed"},
     {"GET", "/v1/runs/1/logs", NULL, NULL, 403, "not-allowed"},
     {"GET", "/v1/runs/1/logs", NULL, "0:0:root", 200, NULL},
@@ -67,16 +66,16 @@ static const struct row rows_of_controller[] = {
     {"POST", "/v1/runs", "{}", "4242:4242:", 403, "no-such-user"},
     {"GET", "/v1/backup", NULL, NULL, 403, "not-allowed"},
     {"GET", "/v1/version", NULL, "nonsense", 403, "not-allowed"},
-    /* The administrator of this machine alone. */
+    /* Only the administrator of this machine. */
     {"POST", "/v1/end-runs", NULL, "0:0:root", 403, "not-allowed"},
-    /* What nodes say. */
+    /* Requests of nodes. */
     {"POST", "/v1/peer/heartbeat", HEARTBEAT("n2"), NULL, 200, NULL},
     {"POST", "/v1/peer/heartbeat", HEARTBEAT("n3"), NULL, 404, "no-such-node"},
     {"POST", "/v1/peer/heartbeat", "[]", NULL, 400, "bad-json"},
     {"POST", "/v1/peer/heartbeat", "{\"node\":\"n2\"}", NULL, 400, "bad-json"},
     {"POST", "/v1/peer/reports", "[]", NULL, 200, NULL},
     {"POST", "/v1/peer/reports", "{}", NULL, 400, "bad-json"},
-    /* What a controller asks. */
+    /* Requests of a controller. */
     {"POST", "/v1/peer/start", "{}", NULL, 400, "refused"},
     {"POST", "/v1/peer/start", "[]", NULL, 400, "bad-json"},
     {"POST", "/v1/peer/stop", "[]", NULL, 400, "bad-json"},
@@ -113,7 +112,7 @@ START_TEST(a_controller_answers_services)
 }
 END_TEST
 
-/* n2 is the controller, and is not there. */
+/* n2 is the controller, and does not run. */
 static const struct row rows_without_controller[] = {
     {"GET", "/v1/version", NULL, NULL, 200, NULL},
     {"GET", "/v1/devices?local=1", NULL, NULL, 200, NULL},
@@ -128,7 +127,7 @@ static const struct row rows_without_controller[] = {
     {"POST", "/v1/end-runs", NULL, NULL, 200, NULL},
 };
 
-/* What one service has passed on, another one does not pass on again. */
+/* A forwarded request is not forwarded again. */
 static const struct row rows_of_other[] = {
     {"GET", "/v1/runs", NULL, "0:0:root", 421, "not-controller"},
     {"POST", "/v1/peer/heartbeat", HEARTBEAT("n2"), NULL, 421, "not-controller"},
@@ -187,7 +186,7 @@ START_TEST(two_services_execute_a_run_together)
 	_cleanup_json_ json_t *run = NULL, *nodes = NULL;
 
 	start_two(&one, &two);
-	/* Submitted where the queue is not. */
+	/* Submitted on the node without the queue. */
 	ck_assert_int_eq(daemon_submit(&two, NULL, "echo rank $RANK of $WORLD_SIZE on $DTRAIN_NODE", 2, 1),
 	                 1);
 	daemon_await(&two, 1, "succeeded");
@@ -228,7 +227,7 @@ START_TEST(a_failure_on_one_node_ends_the_run_on_both)
 }
 END_TEST
 
-/* The node that the caller is on vouches for who he is, and the owner is known everywhere. */
+/* The node of the caller names the user, and the owner is the same on every node. */
 START_TEST(a_user_is_the_same_on_all_nodes)
 {
 	const struct passwd *nobody = getpwnam("nobody");
@@ -263,7 +262,7 @@ START_TEST(a_user_is_the_same_on_all_nodes)
 }
 END_TEST
 
-/* A device of another node is drained there, and the controller knows. */
+/* A device of another node is drained there, and the controller gets the new state. */
 START_TEST(a_device_is_drained_where_it_is)
 {
 	struct daemon_fixture one, two;
@@ -279,13 +278,13 @@ START_TEST(a_device_is_drained_where_it_is)
 	local = daemon_get(&two, NULL, "/v1/devices?local=1");
 	ck_assert_str_eq(json_get_string(json_array_get(json_object_get(local, "devices"), 1), "state", ""),
 	                 "drained");
-	/* Its heartbeat is on the way, beside the answer. */
+	/* Its heartbeat may arrive after the answer. */
 	for (bool known = false; !known; usleep(20000)) {
 		_cleanup_free_ char *nodes = get_text(&one, NULL, "/v1/nodes", 200);
 
 		known = strstr(nodes, "a new fan");
 	}
-	/* It takes all four slots. */
+	/* It uses all four slots. */
 	daemon_submit(&one, NULL, "true", 2, 2);
 	{
 		_cleanup_json_ json_t *run = daemon_get(&one, NULL, "/v1/runs/1");
@@ -303,7 +302,7 @@ START_TEST(a_device_is_drained_where_it_is)
 }
 END_TEST
 
-/* A new line of the hosts file is a new node, from the next HUP on. */
+/* A new line of the hosts file adds a node at the next HUP. */
 START_TEST(a_reload_takes_new_hosts_over)
 {
 	struct daemon_setup setup = {.port = daemon_fixture_port()};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who a service takes its callers for: the holder of the cluster's key, or the user that the kernel names. */
+/* The identity of callers: a holder of the cluster's key, or the user that the kernel reports. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -203,7 +203,7 @@ START_TEST(a_service_says_for_whom_it_speaks)
 }
 END_TEST
 
-/* On the Unix socket the kernel says who calls; what the caller says of itself counts for nothing. */
+/* On the Unix socket the kernel reports the user; the header Dtrain-User is ignored. */
 START_TEST(a_program_cannot_say_that_it_is_another_user)
 {
 	static const char *const said[] = {

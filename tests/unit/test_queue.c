@@ -42,7 +42,7 @@ START_TEST(runs_are_found_by_id_and_taken_out)
 }
 END_TEST
 
-/* An id that was given already, or before the newest one, is refused; the run stays the caller's. */
+/* An id that is used already, or below the newest one, is refused; the caller keeps the run. */
 START_TEST(runs_come_in_the_order_of_their_ids)
 {
 	struct queue q = {0};

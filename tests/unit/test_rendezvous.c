@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The rendezvous: keys of an attempt, and those who wait for them. */
+/* The rendezvous: keys of an attempt, and the requests that wait for them. */
 #include <errno.h>
 #include <string.h>
 
@@ -35,7 +35,8 @@ START_TEST(a_waiter_gets_its_key_or_the_end_of_the_attempt)
 	ck_assert(len == 5 && memcmp(value, "hello", 5) == 0);
 	ck_assert_int_eq(rendezvous_get(r, 2, 1, "a/b", &value, &len, &err), -ENOENT);
 
-	/* A newer attempt: the older one's waiters hear of it, its keys are gone, it may not come back. */
+	/* A newer attempt ends the waiting requests of the older one and removes its keys; the older one is
+	 * refused. */
 	ck_ok(rendezvous_put(r, 1, 2, 1000, "d", "x", 1, &err), &err);
 	ck_assert_str_eq(three, "gone");
 	ck_assert_int_eq(rendezvous_get(r, 1, 2, "a/b", &value, &len, &err), -ENOENT);
@@ -45,7 +46,7 @@ START_TEST(a_waiter_gets_its_key_or_the_end_of_the_attempt)
 	key[sizeof(key) - 1] = '\0';
 	ck_assert_int_eq(rendezvous_put(r, 1, 2, 1000, key, "x", 1, &err), -EINVAL);
 	ck_assert_int_eq(rendezvous_put(r, 1, 2, 1000, "big", key, 2000, &err), -ENOSPC);
-	/* A key set again takes no more room; many small ones do, the empty ones too. */
+	/* Setting a key again needs no more memory; many small keys do, also empty ones. */
 	for (int i = 0; i < 100; i++)
 		ck_ok(rendezvous_put(r, 1, 2, 1000, "same", key, 150, &err), &err);
 	for (code = 0, len = 0; code == 0 && len < 100; len++) {
@@ -61,7 +62,7 @@ START_TEST(a_waiter_gets_its_key_or_the_end_of_the_attempt)
 }
 END_TEST
 
-/* The room that an attempt may take: what is set again takes the place of what was there. */
+/* The limit of memory of an attempt: a key that is set again replaces the old value. */
 START_TEST(keys_take_the_room_of_their_newest_value)
 {
 	_cleanup_(rendezvous_destroyp) struct rendezvous *r = NULL;
@@ -78,9 +79,9 @@ START_TEST(keys_take_the_room_of_their_newest_value)
 	ck_ok(rendezvous_put(r, 1, 1, 1000, "another", large, 700, &err), &err);
 	ck_ok(rendezvous_get(r, 1, 1, "key", &value, &len, &err), &err);
 	ck_assert_uint_eq(len, 10);
-	/* Another run has its own room. */
+	/* Another run has its own limit. */
 	ck_ok(rendezvous_put(r, 2, 1, 1000, "key", large, 700, &err), &err);
-	/* One value has a bound of its own. */
+	/* A single value has a limit of its own. */
 	ck_ok(rendezvous_put(r, 3, 1, 64 << 20, "key", large, RENDEZVOUS_VALUE_MAX, &err), &err);
 	ck_assert_int_eq(rendezvous_put(r, 3, 1, 64 << 20, "key", large, RENDEZVOUS_VALUE_MAX + 1, &err),
 	                 -ENOSPC);

@@ -156,7 +156,7 @@ START_TEST(a_node_that_loses_its_hosts_file_does_not_go_on_alone)
 	ck_ok(settings_remember(member, &err), &err);
 	ck_fails(read_alone(&(struct settings *){NULL}, &err), &err,
 	         "this node is in a cluster, whose controller is n1: put the file back");
-	/* A file that names this machine alone says that it has left the cluster. */
+	/* A file that names this machine alone takes it out of the cluster. */
 	settings_free(steal_pointer(member));
 	ck_ok(read_settings("node = \"n1\";", "n1\n", &member, &err), &err);
 	ck_ok(settings_remember(member, &err), &err);

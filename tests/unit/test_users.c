@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Work off the event loop, and the names of users that are looked up so. */
+/* Work outside of the event loop, and user names that are looked up there. */
 #include <errno.h>
 #include <semaphore.h>
 #include <stdatomic.h>
@@ -11,7 +11,7 @@
 #include "http/users.h"
 #include "unit.h"
 
-/* What a thread of a test is given: it waits for `go` and notes what it does. */
+/* The work of a thread in a test: it waits for `go` and counts its calls. */
 struct job {
 	sem_t go;
 	atomic_int worked, released;
@@ -59,7 +59,7 @@ static struct background *job_start(sd_event *event, struct job *j, double deadl
 	return b;
 }
 
-/* Turns the event loop until the number is reached. */
+/* Runs the event loop until the number is reached. */
 static void await(sd_event *event, const int *n, int value)
 {
 	double end = clock_monotonic() + 60;
@@ -189,8 +189,8 @@ START_TEST(a_name_is_looked_up_once)
 }
 END_TEST
 
-/* Nobody waits for a database that does not answer, and no thread is added to the one that does; once it has
- * answered, the name counts. */
+/* Requests do not wait for a database that does not answer, and only one thread waits for it; once it has
+ * answered, the name is used. */
 START_TEST(a_user_has_no_name_until_a_late_answer)
 {
 	int changes = 0;
@@ -212,7 +212,7 @@ START_TEST(a_user_has_no_name_until_a_late_answer)
 }
 END_TEST
 
-/* An old name is good while it is looked up again. */
+/* A cached name is used while it is looked up again. */
 START_TEST(an_old_name_is_looked_up_again)
 {
 	int changes = 0;
@@ -233,7 +233,7 @@ START_TEST(an_old_name_is_looked_up_again)
 }
 END_TEST
 
-/* The end does not wait for a look-up either. */
+/* The end of the service does not wait for a look-up either. */
 START_TEST(a_look_up_that_hangs_is_left_behind)
 {
 	int changes = 0;
