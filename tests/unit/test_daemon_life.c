@@ -42,7 +42,9 @@ START_TEST(a_second_service_is_refused_the_directories)
 	struct daemon *d = NULL;
 	struct error err = ERROR_INIT;
 
+	/* By the lock, before it has touched anything: the store and the socket would refuse it later. */
 	ck_assert_int_eq(daemon_create(f.config, &d, &err), -EBUSY);
+	ck_assert_msg(strstr(err.message, "runtime_dir"), "%s", err.message);
 	ck_assert_ptr_null(d);
 	/* The first service is not affected. */
 	daemon_submit(&f, NULL, "true", 1, 1);
