@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* One attempt on this node: its dtrain-launch, which reports over a socket, and the end that is on record. */
 #include "node/attempt.h"
 
 #include <errno.h>
@@ -19,6 +20,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/str.h"
+#include "node/attempt_files.h"
 #include "node/launch/cgroup.h"
 #include "node/launch/launch.h"
 #include "node/launch/processes.h"
@@ -115,30 +117,6 @@ void attempt_free(struct attempt *a)
 
 DEFINE_CLEANUP(struct attempt *, attempt_free)
 
-/* Not synced: runtime_dir is gone after a reboot, and so is all that runs. */
-static int write_file(const char *dir, const char *name, const json_t *json, uid_t owner, mode_t mode,
-                      struct error *err)
-{
-	_cleanup_free_ char *path = str_printf("%s/%s", dir, name);
-	_cleanup_free_ char *tmp = str_printf("%s/.%s", dir, name);
-	_cleanup_free_ char *text = json_to_string(json);
-	_cleanup_close_ int fd = -1;
-	int r;
-
-	if (!path || !tmp || !text)
-		return error_oom(err);
-	fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-	if (fd < 0)
-		return error_errno(err, -errno, "cannot write %s", path);
-	r = file_write_all(fd, text, strlen(text), err);
-	if (r < 0)
-		return error_prefix(err, "%s", path);
-	if ((owner != geteuid() && fchown(fd, owner, -1) < 0) || fchmod(fd, mode) < 0 ||
-	    rename(tmp, path) < 0)
-		return error_errno(err, -errno, "cannot write %s", path);
-	return 0;
-}
-
 /* bind() and connect() through a descriptor of the directory: its path may be longer than an address holds.
  */
 static int socket_in(const char *dir, int (*act)(int, const struct sockaddr *, socklen_t), int *out,
@@ -229,7 +207,7 @@ static void record_end(struct attempt *a)
 
 	a->ended = true;
 	json = report_encode(&a->report);
-	if (write_file(a->dir, "ended.json", json, geteuid(), 0600, &err) < 0)
+	if (attempt_file_write(a->dir, "ended.json", json, geteuid(), 0600, &err) < 0)
 		log_err("%s", err.message);
 	sweep_logs(a);
 }
@@ -505,82 +483,6 @@ static int spawn_launcher(struct attempt *a, const char *program, int listen_fd,
 	return 0;
 }
 
-/* The user's file in a directory that is not theirs: nobody can put a link in its place. A new one: what lies
- * there from a cluster before, which counted its runs from 1 too, may be another user's. */
-static int make_user_file(const char *path, uid_t uid, gid_t gid, struct error *err)
-{
-	_cleanup_close_ int fd = -1;
-
-	if (!path)
-		return error_oom(err);
-	if (unlink(path) < 0 && errno != ENOENT)
-		return error_errno(err, -errno, "cannot replace %s", path);
-	fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-	if (fd < 0)
-		return error_errno(err, -errno, "cannot make %s", path);
-	/* Without the rights to give it away it is ours, as the ranks will be. */
-	if (geteuid() == 0 && fchown(fd, uid, gid) < 0)
-		return error_errno(err, -errno, "cannot make %s", path);
-	return 0;
-}
-
-static int write_config(const char *dir, const struct run_config *config, uid_t owner, struct error *err)
-{
-	_cleanup_json_ json_t *json = NULL;
-	int r = run_config_to_json(config, &json, err);
-
-	return r < 0 ? r : write_file(dir, "config.json", json, owner, 0400, err);
-}
-
-static int write_request(const char *dir, const struct start_request *request, struct error *err)
-{
-	_cleanup_json_ json_t *json = start_request_encode(request);
-
-	return json ? write_file(dir, "request.json", json, geteuid(), 0600, err) : error_oom(err);
-}
-
-static int make_files(struct attempt *a, const struct request *q, const struct request_place *place,
-                      const struct run_user *user, struct error *err)
-{
-	_cleanup_json_ json_t *launch = NULL;
-	int r;
-
-	r = file_remove_tree(a->dir, err);
-	if (r == 0)
-		r = file_mkdirs(a->dir, 0711, err);
-	if (r == 0)
-		r = file_mkdirs(place->logs, 0755, err);
-	for (size_t i = 0; r == 0 && i < q->rank_count; i++) {
-		_cleanup_free_ char *log = request_log_path(place->logs, q->ranks[i].rank);
-		_cleanup_free_ char *error_file = request_error_path(place->logs, q->ranks[i].rank);
-
-		r = make_user_file(log, user->uid, user->gid, err);
-		if (r == 0)
-			r = make_user_file(error_file, user->uid, user->gid, err);
-	}
-	if (r == 0)
-		r = request_describe_launch(q, place, user, &launch, err);
-	if (r == 0) {
-		_cleanup_free_ char *record = started_path(place->config->state_dir, q);
-
-		if (!record)
-			return error_oom(err);
-		json_object_set_new(launch, "record", json_string(record));
-		json_object_set_new(launch, "started", started_describe(q, a->cgroup));
-		json_object_set_new(launch, "grace",
-		                    json_real(MIN(attempt_grace(a), place->config->shutdown_grace)));
-		if (a->cgroup)
-			json_object_set_new(launch, "cgroup", json_string(a->cgroup));
-	}
-	if (r == 0)
-		r = write_config(a->dir, q->config, user->uid, err);
-	if (r == 0)
-		r = write_file(a->dir, "launch.json", launch, geteuid(), 0600, err);
-	if (r == 0)
-		r = write_request(a->dir, &q->start, err);
-	return r;
-}
-
 /* Where none can be made, the subreapers are what there is. */
 static void make_cgroup(struct attempt *a)
 {
@@ -634,7 +536,7 @@ int attempt_start(const struct attempt_owner *owner, struct request *request,
 		return error_oom(err);
 	make_cgroup(a);
 	a->request = request;
-	r = make_files(a, request, place, user, err);
+	r = attempt_files_make(a->dir, request, place, user, a->cgroup, attempt_grace(a), err);
 	if (r == 0)
 		r = socket_in(a->dir, bind, &listen_fd, err);
 	if (r == 0 && listen(listen_fd, 8) < 0)

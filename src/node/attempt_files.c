@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The files of an attempt: what dtrain-launch and the ranks read, what a later dtraind finds it by, and the
+ * logs. */
+#include "node/attempt_files.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/str.h"
+#include "node/started.h"
+
+int attempt_file_write(const char *dir, const char *name, const json_t *json, uid_t owner, mode_t mode,
+                       struct error *err)
+{
+	_cleanup_free_ char *path = str_printf("%s/%s", dir, name);
+	_cleanup_free_ char *tmp = str_printf("%s/.%s", dir, name);
+	_cleanup_free_ char *text = json_to_string(json);
+	_cleanup_close_ int fd = -1;
+	int r;
+
+	if (!path || !tmp || !text)
+		return error_oom(err);
+	fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+	if (fd < 0)
+		return error_errno(err, -errno, "cannot write %s", path);
+	r = file_write_all(fd, text, strlen(text), err);
+	if (r < 0)
+		return error_prefix(err, "%s", path);
+	if ((owner != geteuid() && fchown(fd, owner, -1) < 0) || fchmod(fd, mode) < 0 ||
+	    rename(tmp, path) < 0)
+		return error_errno(err, -errno, "cannot write %s", path);
+	return 0;
+}
+
+/* The user's file in a directory that is not theirs: nobody can put a link in its place. A new one: what lies
+ * there from a cluster before, which counted its runs from 1 too, may be another user's. */
+static int make_user_file(const char *path, uid_t uid, gid_t gid, struct error *err)
+{
+	_cleanup_close_ int fd = -1;
+
+	if (!path)
+		return error_oom(err);
+	if (unlink(path) < 0 && errno != ENOENT)
+		return error_errno(err, -errno, "cannot replace %s", path);
+	fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+	if (fd < 0)
+		return error_errno(err, -errno, "cannot make %s", path);
+	/* Without the rights to give it away it is ours, as the ranks will be. */
+	if (geteuid() == 0 && fchown(fd, uid, gid) < 0)
+		return error_errno(err, -errno, "cannot make %s", path);
+	return 0;
+}
+
+static int write_config(const char *dir, const struct run_config *config, uid_t owner, struct error *err)
+{
+	_cleanup_json_ json_t *json = NULL;
+	int r = run_config_to_json(config, &json, err);
+
+	return r < 0 ? r : attempt_file_write(dir, "config.json", json, owner, 0400, err);
+}
+
+static int write_request(const char *dir, const struct start_request *request, struct error *err)
+{
+	_cleanup_json_ json_t *json = start_request_encode(request);
+
+	return json ? attempt_file_write(dir, "request.json", json, geteuid(), 0600, err) : error_oom(err);
+}
+
+int attempt_files_make(const char *dir, const struct request *q, const struct request_place *place,
+                       const struct run_user *user, const char *cgroup, double grace, struct error *err)
+{
+	_cleanup_json_ json_t *launch = NULL;
+	int r;
+
+	r = file_remove_tree(dir, err);
+	if (r == 0)
+		r = file_mkdirs(dir, 0711, err);
+	if (r == 0)
+		r = file_mkdirs(place->logs, 0755, err);
+	for (size_t i = 0; r == 0 && i < q->rank_count; i++) {
+		_cleanup_free_ char *log = request_log_path(place->logs, q->ranks[i].rank);
+		_cleanup_free_ char *error_file = request_error_path(place->logs, q->ranks[i].rank);
+
+		r = make_user_file(log, user->uid, user->gid, err);
+		if (r == 0)
+			r = make_user_file(error_file, user->uid, user->gid, err);
+	}
+	if (r == 0)
+		r = request_describe_launch(q, place, user, &launch, err);
+	if (r == 0) {
+		_cleanup_free_ char *record = started_path(place->config->state_dir, q);
+
+		if (!record)
+			return error_oom(err);
+		json_object_set_new(launch, "record", json_string(record));
+		json_object_set_new(launch, "started", started_describe(q, cgroup));
+		json_object_set_new(launch, "grace", json_real(MIN(grace, place->config->shutdown_grace)));
+		if (cgroup)
+			json_object_set_new(launch, "cgroup", json_string(cgroup));
+	}
+	if (r == 0)
+		r = write_config(dir, q->config, user->uid, err);
+	if (r == 0)
+		r = attempt_file_write(dir, "launch.json", launch, geteuid(), 0600, err);
+	if (r == 0)
+		r = write_request(dir, &q->start, err);
+	return r;
+}
