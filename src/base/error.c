@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Errors with one sentence for a person: making, prefixing and copying them. */
 #include "base/error.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Files and directories: read whole, mapped, replaced at once, made, and removed with all below. */
 #include "base/file.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Helpers over jansson: parsing with the place of an error, and typed access to members. */
 #include "base/json.h"
 
 #include <errno.h>

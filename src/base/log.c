@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The log: lines with fields to the journal where systemd reads stderr, plain lines elsewhere. */
 #include "base/log.h"
 
 #include <stdarg.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* A hash table from the names of hosts to their places in a list. */
 #include "base/name_index.h"
 
 #include <ctype.h>

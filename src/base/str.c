@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Growing byte strings; text of numbers, sizes and durations; numbers out of text; the distance between
+ * words. */
 #include "base/str.h"
 
 #include <ctype.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The keys of dtraind.conf as a table, and its reading. */
 #include "config/daemon.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Values into the fields of a struct by its table of keys, whatever they are read from. */
 #include "config/keys_source.h"
 
 #include <ctype.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Keys from JSON and to JSON, for messages between services and for the worker. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

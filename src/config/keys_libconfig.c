@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Keys from libconfig text: files, and the values of --set. */
 #include <errno.h>
 #include <libconfig.h>
 #include <stdio.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The keys of a run file as a table, and what must hold between them. */
 #include "config/run.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* `dtrain cancel`: ends runs, or foreign work on a node. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

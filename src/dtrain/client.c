@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* What the subcommands share: the connection to the service, and its errors for a person. */
 #include "dtrain/client.h"
 
 #include <errno.h>

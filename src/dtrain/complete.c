@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Completion of the words of a subcommand, from its table of options and from what the service knows. */
 #include "dtrain/complete.h"
 
 #include <stdio.h>

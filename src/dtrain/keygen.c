@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* `dtrain keygen`: makes the key of a cluster. */
 #include <stdio.h>
 #include <stdlib.h>
 

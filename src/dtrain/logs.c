@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* `dtrain logs`: prints what the ranks of a run wrote. */
 #include <stdlib.h>
 
 #include "base/str.h"

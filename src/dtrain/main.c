@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The client: finds the subcommand in the table of commands, and calls it. */
 #include <locale.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Options of a subcommand by its table: parsing, and the text of --help. */
 #include "dtrain/options.h"
 
 #include <errno.h>

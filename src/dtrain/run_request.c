@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The body of a submission: a run file with its paths made absolute, or a command line. */
 #include "dtrain/run_request.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* `dtrain show`: prints one run in full. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Tables on a terminal: columns as wide as what is in them, within the width of the terminal. */
 #include "dtrain/table.h"
 
 #include <stdarg.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* What stdout is: a terminal with a width and colours, or a file. */
 #include "dtrain/terminal.h"
 
 #include <stdlib.h>

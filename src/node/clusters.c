@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The highest epoch of each cluster and the highest run number that this node has seen, on disk. */
 #include "node/clusters.h"
 
 #include <dirent.h>

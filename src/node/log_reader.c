@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Reads a rank's log as a stream, and follows what is appended. */
 #include "node/log_reader.h"
 
 #include <errno.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The node: its slots and attempts, which of them are found again after a restart, and what is reported of
+ * them. */
 #include "node/node.h"
 
 #include <errno.h>

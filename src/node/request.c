@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Checks a request to start an attempt, and describes it for dtrain-launch. */
 #include "node/request.h"
 
 #include <errno.h>

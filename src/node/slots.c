@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The slots: leases on devices, their readings, and the draining of a device that reports errors. */
 #include "node/slots.h"
 
 #include <errno.h>

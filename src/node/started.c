@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The records of started attempts in state_dir. */
 #include "node/started.h"
 
 #include <dirent.h>

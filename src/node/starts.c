@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Starts whose preflight is under way. */
 #include "node/starts.h"
 
 #include <errno.h>

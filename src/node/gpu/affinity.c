@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Which CPUs are near to a GPU, and which of them a rank gets. */
 #include "node/gpu/affinity.h"
 
 #include <errno.h>

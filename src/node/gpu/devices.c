@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The devices of this machine at the start of the service: GPUs, or CPU slots. */
 #include "node/gpu/devices.h"
 
 #include <errno.h>

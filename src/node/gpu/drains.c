@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The list of drained devices in state_dir/drained.json. */
 #include "node/gpu/drains.h"
 
 #include <errno.h>

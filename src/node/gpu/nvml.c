@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Loads NVML at run time and finds the functions that are used. */
 #include "node/gpu/nvml.h"
 
 #include <dlfcn.h>

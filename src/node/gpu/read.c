@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Reads a GPU's sensors and error counters through NVML. */
 #include "node/gpu/read.h"
 
 #include "base/clock.h"

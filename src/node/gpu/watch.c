@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The threads that call NVML, and the queue that brings what they find to the event loop. */
 #include "node/gpu/watch.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Control groups of attempts: made, entered, emptied by SIGKILL, and removed. */
 #include "node/launch/cgroup.h"
 
 #include <dirent.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Finds and signals processes through /proc: descendants, and those that carry marks in their environment. */
 #include "node/launch/processes.h"
 
 #include <ctype.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The user of a run: looked up on this machine, and handed to dtrain-launch. */
 #include "node/launch/run_user.h"
 
 #include <errno.h>
