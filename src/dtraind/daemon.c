@@ -139,16 +139,16 @@ static void on_node_report(void *context, const struct report *report)
 	struct daemon *d = context;
 
 	/* What comes while the node is being set up, the first heartbeat says again. */
-	if (d->link)
-		link_report(d->link, report);
+	if (d->heartbeats)
+		heartbeats_report(d->heartbeats, report);
 }
 
 static void on_devices_changed(void *context)
 {
 	struct daemon *d = context;
 
-	if (d->link)
-		link_heartbeat(d->link);
+	if (d->heartbeats)
+		heartbeats_send(d->heartbeats);
 	/* A report may have brought the devices already, then the heartbeat is no news. */
 	if (d->controller)
 		controller_reschedule(d->controller);
@@ -319,7 +319,7 @@ static int setup(struct daemon *d, struct error *err)
 		if (r < 0)
 			return r;
 	}
-	r = link_create(d, &d->link, err);
+	r = heartbeats_create(d, &d->heartbeats, err);
 	if (r == 0)
 		r = listen_peers(d, err);
 	return r < 0 ? r : listen_unix(d, err);
@@ -346,7 +346,7 @@ int daemon_run(struct daemon *d, struct error *err)
 	const struct settings *s = d->settings;
 	int r;
 
-	link_heartbeat(d->link);
+	heartbeats_send(d->heartbeats);
 	log_info("dtrain %s: node %s with %d %s, controller %s%s", DTRAIN_VERSION, s->name,
 	         node_slots(d->node), node_slots(d->node) == 1 ? "slot" : "slots", s->controller,
 	         d->controller ? " (this node)" : "");
@@ -474,7 +474,7 @@ void daemon_destroy(struct daemon *d)
 	background_cancel(d->reload);
 	shutdown_free(d->shutdown);
 	http_server_destroy(d->server);
-	link_destroy(d->link);
+	heartbeats_destroy(d->heartbeats);
 	http_client_destroy(d->client);
 	http_client_destroy(d->peer_client);
 	controller_destroy(d->controller);

@@ -21,7 +21,7 @@
 
 struct background;
 struct controller;
-struct link;
+struct heartbeats;
 struct log_streams;
 struct shutdown;
 struct timers;
@@ -71,7 +71,7 @@ struct daemon {
 	struct controller *controller; /* NULL: another node is it */
 	struct timers *timers;         /* the controller's; NULL likewise */
 	bool backup;                   /* the store is being copied */
-	struct link *link;
+	struct heartbeats *heartbeats;
 	struct log_streams *logs;
 	struct shutdown *shutdown; /* NULL: attempts go on */
 	struct background *reload; /* the files are being read again; NULL: they are not */

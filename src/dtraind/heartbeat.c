@@ -29,7 +29,7 @@ struct pending {
 	json_t *report;
 };
 
-struct link {
+struct heartbeats {
 	struct daemon *daemon;
 	sd_event_source *timer;
 	int64_t sequence;
@@ -43,18 +43,18 @@ struct link {
 	double sent;          /* the heartbeat under way, by our clock */
 };
 
-int64_t link_sequence(const struct link *l)
+int64_t heartbeats_sequence(const struct heartbeats *l)
 {
 	return l->sequence;
 }
 
-bool link_is_idle(const struct link *l)
+bool heartbeats_are_idle(const struct heartbeats *l)
 {
 	return !l->heartbeat_call && !l->reporting && !l->again && l->pending_count == 0;
 }
 
 /* Given up in time for another try, over a new connection, before the controller gives the node up. */
-static int post(struct link *l, const char *target, const json_t *body,
+static int post(struct heartbeats *l, const char *target, const json_t *body,
                 void (*done)(void *context, const struct http_answer *answer), struct http_transfer **out)
 {
 	const struct settings *s = l->daemon->settings;
@@ -79,7 +79,7 @@ static int post(struct link *l, const char *target, const json_t *body,
 	return r;
 }
 
-static void take_answer(struct link *l, const struct heartbeat_answer *answer)
+static void take_answer(struct heartbeats *l, const struct heartbeat_answer *answer)
 {
 	struct error err = ERROR_INIT;
 
@@ -94,7 +94,7 @@ static void take_answer(struct link *l, const struct heartbeat_answer *answer)
 		node_forget(l->daemon->node, answer->forget[i].run, answer->forget[i].attempt);
 }
 
-static void read_answer(struct link *l, const json_t *json)
+static void read_answer(struct heartbeats *l, const json_t *json)
 {
 	_cleanup_(heartbeat_answer_release) struct heartbeat_answer answer = {0};
 	struct error err = ERROR_INIT;
@@ -109,7 +109,7 @@ static void read_answer(struct link *l, const json_t *json)
 
 static void on_heartbeat_done(void *context, const struct http_answer *a)
 {
-	struct link *l = context;
+	struct heartbeats *l = context;
 	_cleanup_json_ json_t *answer = a->len ? json_loadb(a->body, a->len, 0, NULL) : NULL;
 	struct error_answer refusal;
 	const char *why = a->error.message;
@@ -134,18 +134,18 @@ static void on_heartbeat_done(void *context, const struct http_answer *a)
 	}
 	status_notify(l->daemon);
 	if (l->again)
-		link_heartbeat(l);
+		heartbeats_send(l);
 }
 
 /* How far the times in the report are from the controller's clock. */
-static void set_clock(const struct link *l, struct report *report)
+static void set_clock(const struct heartbeats *l, struct report *report)
 {
 	report->clock_offset = l->gap.offset;
 	report->clock_error = l->gap.error;
 }
 
 /* The reports are copies of the node's without what these own. */
-static int add_attempts(struct link *l, struct heartbeat *out, struct error *err)
+static int add_attempts(struct heartbeats *l, struct heartbeat *out, struct error *err)
 {
 	const struct report *report;
 	size_t count = 0;
@@ -165,7 +165,7 @@ static int add_attempts(struct link *l, struct heartbeat *out, struct error *err
 }
 
 /* A few free TCP ports, for the controller to give away. */
-static int add_ports(struct link *l, struct heartbeat *out, struct error *err)
+static int add_ports(struct heartbeats *l, struct heartbeat *out, struct error *err)
 {
 	const struct daemon_config *config = l->daemon->settings->config;
 
@@ -194,7 +194,7 @@ static void release_heartbeat(struct heartbeat *heartbeat)
 	heartbeat_release(heartbeat);
 }
 
-static int make_heartbeat(struct link *l, struct heartbeat *out, struct error *err)
+static int make_heartbeat(struct heartbeats *l, struct heartbeat *out, struct error *err)
 {
 	struct device_list devices = {0};
 	char hosts[HOSTS_HASH_SIZE];
@@ -220,7 +220,7 @@ static int make_heartbeat(struct link *l, struct heartbeat *out, struct error *e
 	return r < 0 ? r : add_ports(l, out, err);
 }
 
-void link_heartbeat(struct link *l)
+void heartbeats_send(struct heartbeats *l)
 {
 	_cleanup_(heartbeat_answer_release) struct heartbeat_answer answer = {0};
 	_cleanup_(release_heartbeat) struct heartbeat beat = {0};
@@ -245,7 +245,7 @@ void link_heartbeat(struct link *l)
 		take_answer(l, &answer);
 }
 
-void link_refresh_local(struct daemon *d)
+void heartbeats_refresh_local(struct daemon *d)
 {
 	struct device_list devices;
 	struct error err = ERROR_INIT;
@@ -258,9 +258,9 @@ void link_refresh_local(struct daemon *d)
 		controller_set_devices(d->controller, d->settings->name, &devices);
 }
 
-static void send_reports(struct link *l);
+static void send_reports(struct heartbeats *l);
 
-static void clear_pending(struct link *l)
+static void clear_pending(struct heartbeats *l)
 {
 	for (size_t i = 0; i < l->pending_count; i++)
 		json_decref(l->pending[i].report);
@@ -269,7 +269,7 @@ static void clear_pending(struct link *l)
 
 static void on_reported(void *context, const struct http_answer *a)
 {
-	struct link *l = context;
+	struct heartbeats *l = context;
 
 	l->reporting = NULL;
 	if (a->error.code == -ECANCELED)
@@ -280,7 +280,7 @@ static void on_reported(void *context, const struct http_answer *a)
 	send_reports(l);
 }
 
-static void send_reports(struct link *l)
+static void send_reports(struct heartbeats *l)
 {
 	_cleanup_json_ json_t *reports = NULL;
 
@@ -293,7 +293,7 @@ static void send_reports(struct link *l)
 	clear_pending(l);
 }
 
-static void add_pending(struct link *l, const struct report *report)
+static void add_pending(struct heartbeats *l, const struct report *report)
 {
 	struct report stamped = *report; /* what it owns is the node's */
 	struct pending *list, new = {report->run, report->attempt, NULL};
@@ -317,12 +317,12 @@ static void add_pending(struct link *l, const struct report *report)
 	list[l->pending_count++] = new;
 }
 
-void link_report(struct link *l, const struct report *report)
+void heartbeats_report(struct heartbeats *l, const struct report *report)
 {
 	if (report->state == ATTEMPT_ENDED)
 		log_streams_finish(l->daemon->logs, report->run, report->attempt);
 	if (l->daemon->controller) {
-		link_refresh_local(l->daemon);
+		heartbeats_refresh_local(l->daemon);
 		controller_report(l->daemon->controller, report);
 		return;
 	}
@@ -334,8 +334,8 @@ void link_report(struct link *l, const struct report *report)
 
 static int on_timer(sd_event_source *source, uint64_t usec, void *userdata)
 {
-	double interval = ((struct link *)userdata)->daemon->settings->config->heartbeat;
-	struct link *l = userdata;
+	double interval = ((struct heartbeats *)userdata)->daemon->settings->config->heartbeat;
+	struct heartbeats *l = userdata;
 	uint64_t now;
 
 	sd_event_now(l->daemon->event, CLOCK_MONOTONIC, &now);
@@ -347,15 +347,15 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *userdata)
 	if (l->lost)
 		interval = MIN(interval, LOST_SECONDS);
 	if (!l->heartbeat_call)
-		link_heartbeat(l);
+		heartbeats_send(l);
 	send_reports(l);
 	sd_event_source_set_time(source, now + (uint64_t)(interval * 1e6));
 	return sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
 }
 
-int link_create(struct daemon *d, struct link **out, struct error *err)
+int heartbeats_create(struct daemon *d, struct heartbeats **out, struct error *err)
 {
-	struct link *l = calloc(1, sizeof(*l));
+	struct heartbeats *l = calloc(1, sizeof(*l));
 	int r;
 
 	if (!l)
@@ -363,14 +363,14 @@ int link_create(struct daemon *d, struct link **out, struct error *err)
 	l->daemon = d;
 	r = sd_event_add_time(d->event, &l->timer, CLOCK_MONOTONIC, 0, 20000, on_timer, l);
 	if (r < 0) {
-		link_destroy(l);
+		heartbeats_destroy(l);
 		return error_errno(err, r, "cannot set up the heartbeat");
 	}
 	*out = l;
 	return 0;
 }
 
-void link_destroy(struct link *l)
+void heartbeats_destroy(struct heartbeats *l)
 {
 	if (!l)
 		return;

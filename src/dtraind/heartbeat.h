@@ -7,12 +7,13 @@
 
 #include "dtraind/daemon.h"
 
-int link_create(struct daemon *d, struct link **out, struct error *err);
-void link_destroy(struct link *l);
+int heartbeats_create(struct daemon *d, struct heartbeats **out, struct error *err);
+void heartbeats_destroy(struct heartbeats *l);
 /* The node's callback: an attempt here has changed. */
-void link_report(struct link *l, const struct report *report);
-int64_t link_sequence(const struct link *l); /* of the last heartbeat */
-void link_heartbeat(struct link *l);         /* one now */
-bool link_is_idle(const struct link *l);     /* nothing is under way to the controller, or waits for it */
+void heartbeats_report(struct heartbeats *l, const struct report *report);
+int64_t heartbeats_sequence(const struct heartbeats *l); /* of the last heartbeat */
+void heartbeats_send(struct heartbeats *l);              /* one now */
+bool heartbeats_are_idle(
+    const struct heartbeats *l); /* nothing is under way to the controller, or waits for it */
 /* Our own devices, into the controller's view, where that is here. */
-void link_refresh_local(struct daemon *d);
+void heartbeats_refresh_local(struct daemon *d);

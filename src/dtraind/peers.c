@@ -90,11 +90,11 @@ static void on_started_here(void *context, int code, const char *message)
 		finish(call, &(struct peer_result){.code = -ECANCELED, .message = message});
 		return;
 	}
-	link_refresh_local(d);
+	heartbeats_refresh_local(d);
 	finish(call, &(struct peer_result){.code = code,
 	                                   .message = message,
 	                                   .instance = d->instance,
-	                                   .sequence = link_sequence(d->link)});
+	                                   .sequence = heartbeats_sequence(d->heartbeats)});
 }
 
 static void on_started_there(void *context, const struct http_answer *a)
@@ -149,7 +149,7 @@ static void start(void *context, const struct peer *peer, struct start_request *
 	if (r < 0)
 		on_started_here(call, r, err.message);
 	else
-		link_refresh_local(d);
+		heartbeats_refresh_local(d);
 }
 
 static void on_stopped_there(void *context, const struct http_answer *a)

@@ -59,7 +59,8 @@ bool shutdown_of_machine(void)
 /* Has everybody been told what there is to tell? */
 static bool is_told(const struct daemon *d)
 {
-	return !(d->controller && controller_is_stopping(d->controller)) && link_is_idle(d->link);
+	return !(d->controller && controller_is_stopping(d->controller)) &&
+	       heartbeats_are_idle(d->heartbeats);
 }
 
 static void answer(struct shutdown *s)
@@ -84,7 +85,7 @@ static int on_look(sd_event_source *source, uint64_t usec, void *context)
 
 	if (node_running(s->daemon->node) == 0 && s->ended == 0) {
 		s->ended = now;
-		link_heartbeat(s->daemon->link);
+		heartbeats_send(s->daemon->heartbeats);
 	}
 	if ((s->ended > 0 && (now > s->ended + TELL_SECONDS || is_told(s->daemon))) || now > s->give_up) {
 		answer(s);
@@ -123,7 +124,7 @@ int shutdown_begin(struct daemon *d, bool exit, struct error *err)
 	         s->count == 1 ? "run" : "runs");
 	sd_notifyf(0, "STATUS=Ending %d runs\nEXTEND_TIMEOUT_USEC=%llu", s->count,
 	           (unsigned long long)((grace + 2 * KILL_SECONDS) * 1e6));
-	link_heartbeat(d->link); /* no new runs for this node */
+	heartbeats_send(d->heartbeats); /* no new runs for this node */
 	sd_event_source_set_time_relative(s->timer, 0);
 	sd_event_source_set_enabled(s->timer, SD_EVENT_ONESHOT);
 	return 0;

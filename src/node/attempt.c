@@ -36,15 +36,15 @@ struct attempt {
 	struct report report;
 	bool ended;
 	struct strbuf in, out;
-	int link_fd;  /* to dtrain-launch */
-	int pidfd;    /* dtrain-launch where it is our child, else -1 */
-	pid_t pid;    /* of dtrain-launch; 0: not known */
-	char *cgroup; /* NULL: none */
-	bool lost;    /* dtrain-launch is gone, and its last report was not the end */
+	int socket_fd; /* to dtrain-launch */
+	int pidfd;     /* dtrain-launch where it is our child, else -1 */
+	pid_t pid;     /* of dtrain-launch; 0: not known */
+	char *cgroup;  /* NULL: none */
+	bool lost;     /* dtrain-launch is gone, and its last report was not the end */
 	bool no_dir; /* nothing but the record of its start is left: the record stays until it is forgotten */
 	bool found;  /* and some of its processes were */
 	char reason[128];
-	sd_event_source *link, *child, *orphans, *announce;
+	sd_event_source *socket, *child, *orphans, *announce;
 };
 
 const struct request *attempt_request(const struct attempt *attempt)
@@ -64,7 +64,7 @@ bool attempt_has_ended(const struct attempt *attempt)
 
 bool attempt_is_settled(const struct attempt *attempt)
 {
-	return attempt->ended && attempt->pidfd < 0 && attempt->link_fd < 0;
+	return attempt->ended && attempt->pidfd < 0 && attempt->socket_fd < 0;
 }
 
 pid_t attempt_launcher(const struct attempt *attempt)
@@ -83,12 +83,12 @@ const char *attempt_dir(const struct attempt *attempt)
 	return attempt->dir;
 }
 
-static void close_link(struct attempt *a)
+static void close_socket(struct attempt *a)
 {
-	a->link = sd_event_source_disable_unref(a->link);
-	if (a->link_fd >= 0)
-		close(a->link_fd);
-	a->link_fd = -1;
+	a->socket = sd_event_source_disable_unref(a->socket);
+	if (a->socket_fd >= 0)
+		close(a->socket_fd);
+	a->socket_fd = -1;
 }
 
 static void close_child(struct attempt *a)
@@ -101,7 +101,7 @@ static void close_child(struct attempt *a)
 
 void attempt_free(struct attempt *a)
 {
-	close_link(a);
+	close_socket(a);
 	close_child(a);
 	free(a->cgroup);
 	sd_event_source_disable_unref(a->orphans);
@@ -212,10 +212,10 @@ static void record_end(struct attempt *a)
 	sweep_logs(a);
 }
 
-static int flush_link(struct attempt *a)
+static int flush_socket(struct attempt *a)
 {
-	while (a->out.len > 0 && a->link_fd >= 0) {
-		ssize_t n = send(a->link_fd, a->out.data, a->out.len, MSG_NOSIGNAL | MSG_DONTWAIT);
+	while (a->out.len > 0 && a->socket_fd >= 0) {
+		ssize_t n = send(a->socket_fd, a->out.data, a->out.len, MSG_NOSIGNAL | MSG_DONTWAIT);
 
 		if (n < 0 && errno == EINTR)
 			continue;
@@ -226,8 +226,8 @@ static int flush_link(struct attempt *a)
 		memmove(a->out.data, a->out.data + n, a->out.len - n);
 		a->out.len -= n;
 	}
-	if (a->link)
-		sd_event_source_set_io_events(a->link, EPOLLIN | (a->out.len ? EPOLLOUT : 0));
+	if (a->socket)
+		sd_event_source_set_io_events(a->socket, EPOLLIN | (a->out.len ? EPOLLOUT : 0));
 	return 0;
 }
 
@@ -266,7 +266,7 @@ static void take_line(struct attempt *a, const char *line, size_t len)
 	if (said.state == ATTEMPT_ENDED) {
 		record_end(a);
 		strbuf_adds(&a->out, "{\"acknowledge\":true}\n");
-		flush_link(a);
+		flush_socket(a);
 	}
 	a->owner.changed(a->owner.context, a);
 }
@@ -357,12 +357,12 @@ static int look_for_orphans(struct attempt *a)
 	                                  a);
 }
 
-static void lose(struct attempt *a, const char *why)
+static void mark_launcher_lost(struct attempt *a, const char *why)
 {
 	if (a->lost || a->ended)
 		return;
 	a->lost = true;
-	close_link(a);
+	close_socket(a);
 	snprintf(a->reason, sizeof a->reason, "%s", why);
 	log_err("run %lld, attempt %lld: %s", (long long)a->request->run, (long long)a->request->attempt,
 	        why);
@@ -370,26 +370,26 @@ static void lose(struct attempt *a, const char *why)
 		log_err("cannot look for what is left of run %lld", (long long)a->request->run);
 }
 
-static int on_link(sd_event_source *source, int fd, uint32_t events, void *context);
+static int on_socket(sd_event_source *source, int fd, uint32_t events, void *context);
 
-static int open_link(struct attempt *a, struct error *err)
+static int open_socket(struct attempt *a, struct error *err)
 {
-	int r = socket_in(a->dir, connect, &a->link_fd, err);
+	int r = socket_in(a->dir, connect, &a->socket_fd, err);
 
 	if (r < 0)
 		return r;
-	r = sd_event_add_io(a->owner.event, &a->link, a->link_fd, EPOLLIN, on_link, a);
+	r = sd_event_add_io(a->owner.event, &a->socket, a->socket_fd, EPOLLIN, on_socket, a);
 	return r < 0 ? error_errno(err, r, "cannot watch dtrain-launch") : 0;
 }
 
-static int on_link(sd_event_source *source, int fd, uint32_t events, void *context)
+static int on_socket(sd_event_source *source, int fd, uint32_t events, void *context)
 {
 	struct attempt *a = context;
 	char buf[8192], *newline;
 	bool closed = false;
 
 	if (events & EPOLLOUT)
-		flush_link(a);
+		flush_socket(a);
 	while (!closed) {
 		ssize_t n = recv(fd, buf, sizeof buf, MSG_DONTWAIT);
 
@@ -410,11 +410,11 @@ static int on_link(sd_event_source *source, int fd, uint32_t events, void *conte
 		a->in.len -= used;
 	}
 	if (closed) {
-		close_link(a);
+		close_socket(a);
 		/* Our child's status says how it ended. Where it is another's, its guard holds the socket
 		 * open until it has ended all that was left. */
-		if (!a->ended && a->pidfd < 0 && open_link(a, NULL) < 0)
-			lose(a, "dtrain-launch is gone: it was killed");
+		if (!a->ended && a->pidfd < 0 && open_socket(a, NULL) < 0)
+			mark_launcher_lost(a, "dtrain-launch is gone: it was killed");
 		settle(a);
 	}
 	return 0;
@@ -429,8 +429,8 @@ static int on_child(sd_event_source *source, int fd, uint32_t events, void *cont
 	if (waitid(P_PIDFD, fd, &info, WEXITED | WNOHANG) == 0 && info.si_pid == 0)
 		return 0;
 	/* Its last report may still be on the way. */
-	if (a->link_fd >= 0)
-		on_link(a->link, a->link_fd, EPOLLIN, a);
+	if (a->socket_fd >= 0)
+		on_socket(a->socket, a->socket_fd, EPOLLIN, a);
 	close_child(a);
 	if (a->ended) {
 		settle(a);
@@ -441,7 +441,7 @@ static int on_child(sd_event_source *source, int fd, uint32_t events, void *cont
 	else
 		snprintf(why, sizeof why, "dtrain-launch was killed by SIG%s",
 		         sigabbrev_np(info.si_status) ?: "?");
-	lose(a, why);
+	mark_launcher_lost(a, why);
 	return 0;
 }
 
@@ -514,7 +514,7 @@ static struct attempt *attempt_new(const struct attempt_owner *owner, const char
 	if (!a)
 		return NULL;
 	a->owner = *owner;
-	a->link_fd = a->pidfd = -1;
+	a->socket_fd = a->pidfd = -1;
 	a->dir = strdup(dir);
 	if (!a->dir) {
 		attempt_free(a);
@@ -542,7 +542,7 @@ int attempt_start(const struct attempt_owner *owner, struct request *request,
 	if (r == 0 && listen(listen_fd, 8) < 0)
 		r = error_errno(err, -errno, "%s/launch.sock", a->dir);
 	if (r == 0)
-		r = open_link(a, err); /* waits in the socket's queue until dtrain-launch looks */
+		r = open_socket(a, err); /* waits in the socket's queue until dtrain-launch looks */
 	if (r == 0)
 		r = spawn_launcher(a, program, listen_fd, err);
 	if (r < 0) {
@@ -607,9 +607,9 @@ int attempt_adopt(const struct attempt_owner *owner, const char *dir, struct att
 			r = sd_event_add_defer(owner->event, &a->announce, on_announce, a);
 		a->ended = true;
 		/* dtrain-launch may not have got the acknowledgement. */
-		if (r >= 0 && open_link(a, NULL) == 0) {
+		if (r >= 0 && open_socket(a, NULL) == 0) {
 			strbuf_adds(&a->out, "{\"acknowledge\":true}\n");
-			flush_link(a);
+			flush_socket(a);
 		} else if (r >= 0 && a->cgroup) {
 			cgroup_remove(a->cgroup);
 		}
@@ -617,8 +617,9 @@ int attempt_adopt(const struct attempt_owner *owner, const char *dir, struct att
 		r = first_report(a, ATTEMPT_RUNNING);
 		if (r == 0)
 			r = set_ranks(a, RANK_RUNNING);
-		if (r == 0 && open_link(a, err) < 0)
-			lose(a, "dtrain-launch is gone: it was killed while dtraind did not run");
+		if (r == 0 && open_socket(a, err) < 0)
+			mark_launcher_lost(a,
+			                   "dtrain-launch is gone: it was killed while dtraind did not run");
 	}
 	if (r < 0)
 		return r;
@@ -678,7 +679,7 @@ void attempt_stop(struct attempt *a, double grace)
 	if (a->ended || a->lost)
 		return;
 	strbuf_addf(&a->out, "{\"stop\":%.3f}\n", MAX(grace, 0.0));
-	flush_link(a);
+	flush_socket(a);
 }
 
 void attempt_shut_down(struct attempt *a, double grace, const char *reason)

@@ -106,12 +106,12 @@ START_TEST(test_templates)
 		for (int role = ROLE_USER; role <= ROLE_SYSTEM; role++) {
 			int places = 0;
 
-			for (const struct slot *s = template_slots(t, role); s->kind; s++)
+			for (const struct template_slot *s = template_slots(t, role); s->kind; s++)
 				places += s->kind == SLOT_TEXT && strstr(s->text, "{{content}}");
 			ck_assert_msg(places == 1, "%s", t->name);
 		}
 		if (!t->assistant[0].kind) {
-			const struct slot *last = template_slots(t, ROLE_ASSISTANT);
+			const struct template_slot *last = template_slots(t, ROLE_ASSISTANT);
 
 			while (last[1].kind)
 				last++;

@@ -66,9 +66,10 @@ static void on_started(void *context, int code, const char *message)
 		http_reply_error(w->request, start_status(code), code == -EBUSY ? "busy" : "refused", "%s",
 		                 message);
 	else
-		http_reply_json(w->request, 200,
-		                start_answer_encode(&(struct start_answer){(char *)w->daemon->instance,
-		                                                           link_sequence(w->daemon->link)}));
+		http_reply_json(
+		    w->request, 200,
+		    start_answer_encode(&(struct start_answer){(char *)w->daemon->instance,
+		                                               heartbeats_sequence(w->daemon->heartbeats)}));
 }
 
 void route_peer_start(void *context, struct http_request *r)

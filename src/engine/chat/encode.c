@@ -10,7 +10,7 @@
 
 /* Without the end tokens: with efficient_eos one stands behind all answers instead. False: the template ends
  * answers with words of its own. */
-static bool without_eos(const struct slot *slots, struct slot *kept)
+static bool without_eos(const struct template_slot *slots, struct template_slot *kept)
 {
 	bool had = false;
 	size_t n = 0;
@@ -21,7 +21,7 @@ static bool without_eos(const struct slot *slots, struct slot *kept)
 		else
 			kept[n++] = *slots;
 	}
-	kept[n] = (struct slot){SLOT_END, NULL};
+	kept[n] = (struct template_slot){SLOT_END, NULL};
 	return had;
 }
 

@@ -16,8 +16,8 @@ struct encoder {
 	const char *system; /* default system prompt, never NULL */
 	int cutoff;         /* tokens of an example at most */
 	bool train_on_prompt, mask_history, efficient_eos;
-	const struct slot *assistant, *function; /* slots, as efficient_eos wants them */
-	struct slot assistant_kept[TEMPLATE_SLOTS], function_kept[TEMPLATE_SLOTS];
+	const struct template_slot *assistant, *function; /* slots, as efficient_eos wants them */
+	struct template_slot assistant_kept[TEMPLATE_SLOTS], function_kept[TEMPLATE_SLOTS];
 };
 
 struct encoder_options {

@@ -10,8 +10,9 @@
 
 #define CONTENT "{{content}}"
 
-static const struct slot plain_slots[] = {{SLOT_TEXT, CONTENT}, {SLOT_END, NULL}};
-static const struct slot plain_eos_slots[] = {{SLOT_TEXT, CONTENT}, {SLOT_EOS, NULL}, {SLOT_END, NULL}};
+static const struct template_slot plain_slots[] = {{SLOT_TEXT, CONTENT}, {SLOT_END, NULL}};
+static const struct template_slot plain_eos_slots[] = {
+    {SLOT_TEXT, CONTENT}, {SLOT_EOS, NULL}, {SLOT_END, NULL}};
 
 /* Templates by what the tokenizer's chat template (Jinja) contains; the first row whose words all occur wins.
  */
@@ -85,10 +86,10 @@ int template_resolve(const char *name, const struct tokenizer *tok, const struct
 	return template_find(name ? name : "default", out, err);
 }
 
-const struct slot *template_slots(const struct template *t, enum template_role role)
+const struct template_slot *template_slots(const struct template *t, enum template_role role)
 {
-	static const struct slot none[] = {{SLOT_END, NULL}};
-	const struct slot *plain = plain_slots, *slots = none;
+	static const struct template_slot none[] = {{SLOT_END, NULL}};
+	const struct template_slot *plain = plain_slots, *slots = none;
 
 	switch (role) {
 	case ROLE_PREFIX:
@@ -125,8 +126,8 @@ int32_t template_eos(const struct template *t, const struct tokenizer *tok)
 	return id >= 0 ? id : tokenizer_token_to_id(tok, "<|endoftext|>");
 }
 
-int template_encode(const struct tokenizer *tok, int32_t eos, const struct slot *slots, const char *content,
-                    size_t len, struct token_list *out, struct error *err)
+int template_encode(const struct tokenizer *tok, int32_t eos, const struct template_slot *slots,
+                    const char *content, size_t len, struct token_list *out, struct error *err)
 {
 	for (; slots->kind; slots++) {
 		_cleanup_strbuf_ struct strbuf text = {0};

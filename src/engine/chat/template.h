@@ -20,7 +20,7 @@ enum slot_kind {
 	SLOT_EOS,
 };
 
-struct slot {
+struct template_slot {
 	enum slot_kind kind;
 	const char *text;
 };
@@ -35,7 +35,7 @@ enum tool_format { TOOLS_DEFAULT, TOOLS_QWEN, TOOLS_LLAMA3, TOOLS_MISTRAL, TOOLS
 struct template
 {
 	const char *name;
-	struct slot prefix[TEMPLATE_SLOTS], system[TEMPLATE_SLOTS], user[TEMPLATE_SLOTS],
+	struct template_slot prefix[TEMPLATE_SLOTS], system[TEMPLATE_SLOTS], user[TEMPLATE_SLOTS],
 	    assistant[TEMPLATE_SLOTS], observation[TEMPLATE_SLOTS], function[TEMPLATE_SLOTS];
 	const char *default_system;
 	const char *stop_words[4];
@@ -59,14 +59,14 @@ int template_resolve(const char *name, const struct tokenizer *tok, const struct
 const struct template *template_at(size_t i);
 
 /* The slots of a role, the defaults above applied. */
-const struct slot *template_slots(const struct template *t, enum template_role role);
+const struct template_slot *template_slots(const struct template *t, enum template_role role);
 /* The end token: the first stop word where the template says so and the tokenizer has it, else the
  * tokenizer's own, else <|endoftext|>; -1: none. */
 int32_t template_eos(const struct template *t, const struct tokenizer *tok);
 
 /* Appends slots with content to out. `eos` from template_eos. */
-int template_encode(const struct tokenizer *tok, int32_t eos, const struct slot *slots, const char *content,
-                    size_t len, struct token_list *out, struct error *err);
+int template_encode(const struct tokenizer *tok, int32_t eos, const struct template_slot *slots,
+                    const char *content, size_t len, struct token_list *out, struct error *err);
 
 /* Appends the ids of one user turn, ready for the answer to be generated: what `dtrain generate --chat`
  * feeds. name as in template_resolve; system NULL: the template's own, "": none. */
