@@ -136,6 +136,7 @@ START_TEST(a_failed_commit_is_made_up_for_by_the_next)
 	ck_assert_int_eq(store_highest(s), 1); /* its number is not given again */
 	ck_assert(store_drained(s, "n1", &reason));
 	ck_assert_str_eq(reason, "a new fan");
+	free(steal_pointer(reason));
 	ck_assert(!store_drained(s, "n2", &reason));
 	file_remove_tree(dir, NULL);
 }
