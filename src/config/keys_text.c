@@ -189,6 +189,7 @@ static int add_text_of(struct keys_text *t, size_t file, const char *text, int d
 
 static int add_file(struct keys_text *t, const char *name, const char *text, int depth, struct error *err)
 {
+	static const char newline[] = "\n";
 	char **files = reallocarray(t->files, t->file_count + 1, sizeof(*files));
 	_cleanup_free_ char *widened = NULL;
 	size_t file = t->file_count;
@@ -211,7 +212,7 @@ static int add_file(struct keys_text *t, const char *name, const char *text, int
 		r = add_text_of(t, file, widened, depth, err);
 	/* What follows the directive is a line of its own. */
 	if (r == 0 && depth > 0)
-		r = add_text(t, file, "\n", "\n" + 1, &(unsigned){0}, err);
+		r = add_text(t, file, newline, newline + 1, &(unsigned){0}, err);
 	return r;
 }
 

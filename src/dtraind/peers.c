@@ -91,7 +91,9 @@ static void on_started_here(void *context, int code, const char *message)
 		return;
 	}
 	heartbeats_refresh_local(d);
-	finish(call, &(struct peer_result){.code = code,
+	/* A start that was stopped has been refused, as on another node. -ECANCELED says that a call was not
+	 * finished. */
+	finish(call, &(struct peer_result){.code = code == -ECANCELED ? -EREMOTEIO : code,
 	                                   .message = message,
 	                                   .instance = d->instance,
 	                                   .sequence = heartbeats_sequence(d->heartbeats)});
