@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* AdamW, each operation rounded by itself: device.h promises the same bits on every device. */
+/*
+ * AdamW on vectors. Contraction of a product and a sum into one instruction is off, so that each operation is
+ * rounded by itself: device.h promises the same bits on every device.
+ */
 #pragma GCC optimize("fp-contract=off")
 #include "engine/device/cpu/kernels.h"
 #include "engine/device/cpu/parallel.h"
@@ -27,12 +30,13 @@ VINLINE void update(const struct factors *f, vf g, vf *p, vf *m, vf *v)
 	*p = *p * f->decay - f->step_size * *m / (v_sqrt(*v) * f->inv_sqrt_correction2 + f->epsilon);
 }
 
-/* A vector that, rounded to bf16, is p rounded stochastically; infinities and NaNs stay. */
-VINLINE vf rounded_by_lot(const struct factors *f, vf p, int64_t i)
+/* p rounded stochastically to values that bf16 can hold; infinities and NaNs stay as they are. */
+VINLINE vf rounded_stochastically(const struct factors *f, vf p, int64_t i)
 {
 	uint64_t index = (uint64_t)(f->first + i);
 	vu low = (vu){} + (uint32_t)index, bits = low + (vu)v_lanes(), u = (vu)p;
-	vu high = (vu){} + (uint32_t)(index >> 32) - (vu)(bits < low); /* a carry is -1 */
+	/* A comparison gives -1 where it is true, so that subtracting it adds the carry. */
+	vu high = (vu){} + (uint32_t)(index >> 32) - (vu)(bits < low);
 	vi special = (vi)(u & 0x7f800000) == 0x7f800000;
 
 	ROUNDING_BITS(bits, high, f->key);
@@ -62,7 +66,7 @@ VINLINE void part(const struct factors *f, const struct arrays *a, enum dtype pa
 			v_store_n(a->v, i, DTYPE_F32, v, n);
 		}
 		if (!a->master)
-			p = rounded_by_lot(f, p, i);
+			p = rounded_stochastically(f, p, i);
 		else if (whole)
 			v_store(a->master, i, DTYPE_F32, p);
 		else

@@ -1,33 +1,38 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Attention by blocks of 64 queries and 64 keys with an online softmax (FlashAttention-2, Dao 2023). A task
- * is a document (or a stretch of its queries) with one or all of the query heads that share a kv head; how
- * the work is cut into tasks follows the number of threads, but no sum depends on it.
+ * The forward pass of attention, computed by blocks of 64 queries and 64 keys with an online softmax
+ * (FlashAttention-2, Dao 2023). A task is a document, or a range of its queries, with one or all of the query
+ * heads that share a kv head. How the work is divided into tasks depends on the number of threads, but no sum
+ * depends on it.
  */
 #include "engine/device/cpu/attention.h"
 #include "engine/device/cpu/kernels.h"
 #include "engine/device/cpu/parallel.h"
 
-#define NEVER (-1e30f) /* below every score; finite, so that differences stay numbers */
+/* The score of a masked key: below every real score, but finite, so that no difference of scores is a NaN. */
+#define MASKED_SCORE (-1e30f)
 
-/* One stretch of queries against the keys of its document. */
+/* A range of queries of one head, and the keys of their document. */
 struct forward_task {
-	int64_t queries, offset; /* how many; position of the first among the keys */
+	int64_t queries; /* number of queries */
+	int64_t offset;  /* position of the first query among the keys */
 	int64_t keys;
 	int window, head_dim;
-	int64_t width; /* head_dim, padded */
+	int64_t width; /* head_dim, padded (attention_width) */
 	float scale2;  /* scale · log2 e */
 	int64_t ld_q, ld_o;
 };
 
+/* The scratch memory of one thread. attention.h explains the packed forms rows, pairs and columns. */
 struct forward_scratch {
-	word *keys;         /* columns, per block [width words][BLOCK] */
-	word *values;       /* pairs, per block [BLOCK words][width] */
-	word *queries;      /* rows [BLOCK][width words] */
-	float *scores;      /* [BLOCK][BLOCK], P in its place */
-	float *out;         /* [BLOCK][width] */
-	float *max, *alpha; /* [BLOCK] */
-	float *sum;         /* [BLOCK][16], lanes apart until the end */
+	word *keys;    /* columns; [width words][BLOCK] for each block of keys */
+	word *values;  /* pairs; [BLOCK words][width] for each block of keys */
+	word *queries; /* rows; [BLOCK][width words] */
+	float *scores; /* [BLOCK][BLOCK]; the probabilities P overwrite the scores */
+	float *out;    /* [BLOCK][width] */
+	float *max;    /* [BLOCK]; the largest score of each query so far */
+	float *alpha;  /* [BLOCK]; the factor for sums that were taken with an older maximum */
+	float *sum;    /* [BLOCK][16]; the lanes are added up at the end only */
 };
 
 static struct forward_scratch forward_scratch(float *base, int64_t max_sequence, int head_dim)
@@ -46,7 +51,7 @@ static struct forward_scratch forward_scratch(float *base, int64_t max_sequence,
 	return s;
 }
 
-/* Packs the keys [first, end) of a document, by whole blocks. */
+/* Packs the keys and values [first, end) of a document. The last block is padded with zeros. */
 VINLINE void forward_pack(const struct forward_scratch *s, const void *k, const void *v, int64_t ld_k,
                           int64_t ld_v, int64_t first, int64_t end, int64_t head_dim, int64_t width,
                           enum dtype type, bool dot)
@@ -56,7 +61,7 @@ VINLINE void forward_pack(const struct forward_scratch *s, const void *k, const 
 	for (int64_t j = first; j < end; j += BLOCK) {
 		int64_t rows = end - j < BLOCK ? end - j : BLOCK;
 
-		/* `queries` is free until the first block of queries. */
+		/* s->queries serves as temporary memory: the queries are packed only after the keys. */
 		pack_rows(s->queries, at_const(k, j * ld_k, type), ld_k, rows, BLOCK, head_dim, width, type,
 		          dot);
 		transpose_words(s->keys + j * words, s->queries, words);
@@ -66,8 +71,9 @@ VINLINE void forward_pack(const struct forward_scratch *s, const void *k, const 
 }
 
 /*
- * Scores of a row become probabilities relative to the new maximum; everything is in powers of two. `whole`:
- * all keys of the block are seen, as in most blocks, so that the loops are unrolled and need no masks.
+ * Turns the scores of a row into probabilities relative to the new maximum. Exponentials are to the base 2.
+ * `whole`: the query sees all keys of the block. That holds for most blocks, and then the loops are unrolled
+ * and need no masks.
  */
 VINLINE void forward_softmax_row(const float *row, float scale2, word *probs, bool whole, int64_t vectors,
                                  int64_t begin, int64_t end, float max, float alpha, float *sum, bool dot)
@@ -90,24 +96,25 @@ VINLINE void forward_softmax_row(const float *row, float scale2, word *probs, bo
 VINLINE float forward_max_row(const float *row, bool whole, int64_t vectors, int64_t begin, int64_t end)
 {
 	const int64_t count = whole ? BLOCK / VW : vectors;
-	vf m = v_set(NEVER);
+	vf m = v_set(MASKED_SCORE);
 
 #pragma GCC unroll 4
 	for (int64_t v = 0; v < count; v++) {
 		vf s = *(const vf_u *)(row + v * VW);
 
 		if (!whole && (begin > v * VW || end < (v + 1) * VW))
-			s = v_select(lane_mask(begin, end, v * VW), s, v_set(NEVER));
+			s = v_select(lane_mask(begin, end, v * VW), s, v_set(MASKED_SCORE));
 		m = v_max(m, s);
 	}
 	return v_hmax(m);
 }
 
-/* Queries [i, i + BLOCK) of a task against the keys [j, j + BLOCK). */
+/* Adds to the output of the queries [i, i + BLOCK) of a task what the keys [j, j + BLOCK) contribute. */
 VINLINE void forward_pair(const struct forward_task *task, const struct forward_scratch *scratch, int64_t i,
                           int64_t j, bool whole, bool dot)
 {
-	/* Copies, since a store of a vector might otherwise change them for all that the compiler knows. */
+	/* These are copies: the compiler has to assume that a store of a vector changes
+	 * *task and *scratch. */
 	const struct forward_task t = *task;
 	const struct forward_scratch s = *scratch;
 	int64_t words = dot ? t.width / 2 : t.width, p_words = dot ? BLOCK / 2 : BLOCK;
@@ -128,7 +135,8 @@ VINLINE void forward_pair(const struct forward_task *task, const struct forward_
 			                                 key_end(position + x, j, t.keys)) *
 			                 t.scale2;
 	}
-	for (int64_t r = 0; r < rows; r += VW) { /* the arrays hold BLOCK, whatever rows is */
+	/* The arrays have BLOCK elements, so whole vectors may be read beyond `rows`. */
+	for (int64_t r = 0; r < rows; r += VW) {
 		vf old = *(vf_u *)(s.max + r), now = v_max(*(vf_u *)(row_max + r), old);
 
 		*(vf_u *)(s.alpha + r) = v_exp2(old - now, false);
@@ -162,7 +170,8 @@ VINLINE void forward_blocks(const struct forward_task *t, const struct forward_s
 {
 	for (int64_t i = 0; i < t->queries; i += BLOCK) {
 		int64_t rows = t->queries - i < BLOCK ? t->queries - i : BLOCK;
-		int64_t first = t->offset + i, last = first + rows; /* positions */
+		/* The positions of these queries among the keys: [first, last). */
+		int64_t first = t->offset + i, last = first + rows;
 		int64_t j = t->window > 0 && first - t->window + 1 > 0 ? first - t->window + 1 : 0;
 
 		pack_rows(s->queries, at_const(q, i * t->ld_q, type), t->ld_q, rows, BLOCK, t->head_dim,
@@ -170,7 +179,7 @@ VINLINE void forward_blocks(const struct forward_task *t, const struct forward_s
 		memset(s->out, 0, (size_t)(BLOCK * t->width) * sizeof(float));
 		memset(s->sum, 0, BLOCK * VW * sizeof(float));
 		for (int64_t r = 0; r < BLOCK; r++)
-			s->max[r] = NEVER;
+			s->max[r] = MASKED_SCORE;
 		for (j = j / BLOCK * BLOCK; j < last; j += BLOCK)
 			if (sees_whole(first, rows, j, t->window) && rows == BLOCK)
 				forward_pair(t, s, i, j, true, dot);

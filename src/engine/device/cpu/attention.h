@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The small matrix products of attention, on blocks of 64 rows that lie packed in cache.
+ * The small matrix products of attention, on blocks of 64 rows that are packed so that they stay in the
+ * cache.
  *
- * Everything packed is made of 32-bit words, so that fp32 and pairs of bf16 share one code. With `dot` a word
- * is a pair of bf16 and a product of words adds both (AVX512_BF16); without it a word is an fp32 number. A
- * matrix X of rows × width exists in up to three forms: rows      [rows][width words]    neighbours of a row
- * share a word pairs     [rows words][width]    an even row and the one below it share a word; in fp32 the
- * same as rows columns   [width words][rows]    `rows` with the words transposed
+ * Packed matrices consist of 32-bit words, so that fp32 and pairs of bf16 share their code. With `dot` a word
+ * is a pair of bf16 numbers, and the product of two words adds both products (AVX512_BF16); without it a word
+ * is one fp32 number. A matrix of rows × width elements has up to three packed forms:
+ *
+ * - rows, [rows][width words]: two neighbouring elements of a row share a word;
+ * - pairs, [rows words][width]: an element of an even row and the one below it share a word;
+ * - columns, [width words][rows]: the words of `rows`, transposed.
+ *
+ * In fp32, where a word is a single element, pairs and rows are the same.
  */
 #pragma once
 
@@ -28,7 +33,7 @@ VINLINE vf word_fma(vf acc, const word *a, vf b, bool dot)
 	return acc + *a * b;
 }
 
-/* One tile: 4 rows of A against 1, 2 or 4 vectors of B. */
+/* One tile is the product of 4 rows of A with 1, 2 or 4 vectors of B. */
 #define TILE_ROW(r, a)                                                                                       \
 	c##r##0 = word_fma(c##r##0, a, b0, dot);                                                             \
 	if (vectors > 1)                                                                                     \
@@ -78,7 +83,8 @@ VINLINE void tile(int vectors, int64_t k, const word *a, int64_t row_a, int64_t 
 	TILE_OUT(3)
 }
 
-/* Never inlined: among the caller's variables the compiler would spill the accumulators. */
+/* These are never inlined: together with the variables of the caller, the accumulators would not fit into the
+ * registers. */
 #define TILE(name, vectors, dot)                                                                             \
 	static __attribute__((noinline)) void name(int64_t k, const word *a, int64_t row_a, int64_t col_a,   \
 	                                           const word *b, int64_t ldb, float *c, int64_t ldc,        \
@@ -88,7 +94,9 @@ VINLINE void tile(int vectors, int64_t k, const word *a, int64_t row_a, int64_t 
 	}
 TILE(tile_1, 1, false)
 TILE(tile_2, 2, false)
-#if VW == 16 /* with 16 registers, two vectors of accumulators are all that fit */
+/* Four vectors need the 32 registers of AVX-512; with 16 registers the accumulators of two are
+ * all that fit. */
+#if VW == 16
 TILE(tile_4, 4, false)
 #endif
 #if defined(__AVX512BF16__) && VW == 16
@@ -124,8 +132,9 @@ VINLINE void strip(int64_t vectors, int64_t k, const word *a, int64_t row_a, int
 		tile_1(k, a, row_a, col_a, b + v * VW, ldb, c + v * VW, ldc, add);
 }
 
-/* ---- packing: `rows` rows of head_dim elements, ld apart, padded with zeros to `padded` rows of `width`
- * ---- */
+/* ---- packing ---- */
+/* Packed are `rows` rows of head_dim elements, which are ld elements apart in memory. They are padded with
+ * zeros to `padded` rows of `width` elements. */
 VINLINE vf load_padded(const void *row, int64_t i, int64_t n, enum dtype type)
 {
 	if (i + VW <= n)
@@ -133,7 +142,7 @@ VINLINE vf load_padded(const void *row, int64_t i, int64_t n, enum dtype type)
 	return i < n ? v_load_n(row, i, type, n - i) : v_set(0.0f);
 }
 
-/* The same for bf16 as it lies. */
+/* The same for bf16, which is not widened. */
 VINLINE vh load_padded_bits(const uint16_t *row, int64_t i, int64_t n)
 {
 	vh h = {};
@@ -164,7 +173,7 @@ VINLINE void pack_rows(word *dst, const void *src, int64_t ld, int64_t rows, int
 	memset(dst + rows * words, 0, (size_t)((padded - rows) * words) * sizeof(word));
 }
 
-/* Two rows to one of pairs: the first in the low halves. */
+/* Joins two rows to one row of pairs; the first row fills the low halves of the words. */
 VINLINE vf v_pair(vh low, vh high)
 {
 	return (vf)(__builtin_convertvector(low, vu) | __builtin_convertvector(high, vu) << 16);
@@ -190,7 +199,7 @@ VINLINE void pack_pairs(word *dst, const void *src, int64_t ld, int64_t rows, in
 }
 
 #if VW == 16
-/* 16 x 16 words: each round interleaves rows that are 1, 2, 4 and 8 apart. */
+/* Transposes 16 x 16 words. The four rounds interleave rows that are 1, 2, 4 and 8 apart. */
 VINLINE void transpose_16(word *dst, int64_t ld_dst, const word *src, int64_t ld_src)
 {
 	__m512 a[16], b[16];
@@ -225,7 +234,7 @@ VINLINE void transpose_16(word *dst, int64_t ld_dst, const word *src, int64_t ld
 }
 #endif
 
-/* [BLOCK][words] -> [words][BLOCK]; words is a multiple of 8. */
+/* Transposes [BLOCK][words] to [words][BLOCK]; words is a multiple of 8. */
 VINLINE void transpose_words(word *dst, const word *src, int64_t words)
 {
 	int64_t e = 0;
@@ -241,8 +250,9 @@ VINLINE void transpose_words(word *dst, const word *src, int64_t words)
 				dst[(e + i) * BLOCK + r] = src[r * words + e + i];
 }
 
-/* ---- which keys a query sees, and what both directions share ---- */
-/* The keys that query row i (its position among the keys) may see, relative to the block of keys at j. */
+/* ---- which keys a query sees ---- */
+/* A query at `position` (its place among the keys) sees the keys [key_begin, key_end) of the block of keys
+ * that starts at j. Both are relative to j. */
 VINLINE int64_t key_end(int64_t position, int64_t j, int64_t keys)
 {
 	int64_t end = position - j + 1;
@@ -259,7 +269,7 @@ VINLINE int64_t key_begin(int64_t position, int64_t j, int window)
 	return begin < 0 ? 0 : begin;
 }
 
-/* Whether the queries at these positions all see all keys of the block at j. */
+/* Whether all queries [position, position + rows) see all keys of the block that starts at j. */
 VINLINE bool sees_whole(int64_t position, int64_t rows, int64_t j, int window)
 {
 	return position >= j + BLOCK - 1 && (window <= 0 || position + rows - 1 - j < window);

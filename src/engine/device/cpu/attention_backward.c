@@ -1,22 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The backward of attention: P is computed again from the log-sum-exp, a block of keys at a time against the
- * blocks of queries that see it. Sums over the query heads of a group are taken head by head, whoever
- * computed them.
+ * The backward pass of attention. The probabilities P are computed again from the log-sum-exp, for one block
+ * of keys at a time and the blocks of queries that see it. Sums over the query heads of a group are taken in
+ * the order of the heads, whichever thread computed them.
  */
 #include "engine/device/cpu/attention.h"
 #include "engine/device/cpu/parallel.h"
 
-/* ---- the backward of one query head over one document ---- */
+/* ---- the backward pass of one query head over one document ---- */
+/* The scratch memory of one thread, for a document of T tokens. */
 struct backward_scratch {
-	word *q_rows, *q_pairs, *do_rows, *do_pairs; /* [T][width]; in fp32 pairs are rows */
-	float *dq;                                   /* [T][width] */
-	float *dk, *dv;                              /* [T][width], summed over the heads of a task */
-	float *lse, *delta;                          /* [T]; lse to the base 2, delta times scale */
-	word *block;                                 /* [BLOCK][width words], on the way to columns */
-	word *k_columns, *v_columns, *k_pairs;       /* one block of keys */
-	float *dk_block, *dv_block;                  /* [BLOCK][width] */
-	float *scores, *dp;                          /* [BLOCK][BLOCK]; P and dS in their place in fp32 */
+	/* [T][width]; in fp32 rows and pairs are the same memory. */
+	word *q_rows, *q_pairs, *do_rows, *do_pairs;
+	float *dq;          /* [T][width] */
+	float *dk, *dv;     /* [T][width]; sums over the heads of a task */
+	float *lse, *delta; /* [T]; lse to the base 2, delta times scale */
+	word *block;        /* [BLOCK][width words]; temporary memory of a transposition */
+	/* One block of keys and values. */
+	word *k_columns, *v_columns, *k_pairs;
+	float *dk_block, *dv_block; /* [BLOCK][width] */
+	float *scores, *dp;         /* [BLOCK][BLOCK]; in fp32, P and dS overwrite them */
 	word *p_pairs, *ds_rows, *ds_pairs;
 };
 
@@ -49,13 +52,13 @@ static struct backward_scratch backward_scratch(float *base, int64_t max_sequenc
 }
 
 struct backward_task {
-	int64_t keys; /* = queries */
+	int64_t keys; /* there are as many queries */
 	int window, head_dim;
 	int64_t width;
-	float scale, scale2; /* and times log2 e */
+	float scale, scale2; /* scale2 is scale · log2 e */
 };
 
-/* P = exp(S - lse) and dS = P·(dP·scale - delta), two rows at a time. */
+/* Computes P = exp(S - lse) and dS = P·(dP·scale - delta), two rows at a time. */
 VINLINE void backward_softmax_rows(const struct backward_task *t, const struct backward_scratch *s, int64_t i,
                                    int64_t j, int64_t r, bool whole, int64_t vectors, bool dot)
 {
@@ -101,11 +104,13 @@ VINLINE void backward_softmax_rows(const struct backward_task *t, const struct b
 	}
 }
 
-/* Queries [i, i + BLOCK) and keys [j, j + BLOCK): adds to dq, dk_block, dv_block. */
+/* Adds to dq, dk_block and dv_block what the queries [i, i + BLOCK) and the keys [j, j
+ * + BLOCK) contribute. */
 VINLINE void backward_pair(const struct backward_task *task, const struct backward_scratch *scratch,
                            int64_t i, int64_t j, bool whole, bool dot)
 {
-	const struct backward_task t = *task; /* copies, as above */
+	/* These are copies for the reason that forward_pair gives. */
+	const struct backward_task t = *task;
 	const struct backward_scratch s = *scratch;
 	int64_t width = t.width, words = dot ? width / 2 : width, half = dot ? 2 : 1;
 	int64_t rows = t.keys - i < BLOCK ? t.keys - i : BLOCK,
@@ -130,7 +135,7 @@ VINLINE void backward_pair(const struct backward_task *task, const struct backwa
 			      width, true, dot);
 	}
 	for (int64_t k = 0; k < keys; k += 4) {
-		/* Rows of the block that see one of these four keys. */
+		/* The rows [begin, end) of the block see at least one of these four keys. */
 		int64_t begin = j + k - i < 0 ? 0 : j + k - i, end = rows;
 
 		if (t.window > 0 && j + k + 3 + t.window - i < end)
@@ -148,7 +153,8 @@ VINLINE void backward_pair(const struct backward_task *task, const struct backwa
 	}
 }
 
-/* One head: dq is finished and stored; dk and dv of the scratch are added to (set, for the first head). */
+/* The backward pass of one head: writes d_q, and adds to dk and dv of the scratch, which the
+ * first head sets. */
 VINLINE void backward_head(const struct backward_task *t, const struct backward_scratch *s,
                            const struct device_attention *a, bool first, void *d_q, const void *d_o,
                            const void *o, const float *lse, const void *q, const void *k, const void *v,
@@ -189,7 +195,8 @@ VINLINE void backward_head(const struct backward_task *t, const struct backward_
 		transpose_words(s->v_columns, s->block, words);
 		pack_pairs(s->k_pairs, at_const(k, j * a->ld_k, type), a->ld_k, rows, BLOCK, t->head_dim,
 		           width, type, dot);
-		memset(s->dk_block, 0, (size_t)(2 * BLOCK * width) * sizeof(float)); /* and dv_block */
+		/* dv_block follows dk_block in memory. */
+		memset(s->dk_block, 0, (size_t)(2 * BLOCK * width) * sizeof(float));
 		if (t->window > 0 && j + BLOCK + t->window - 1 < end)
 			end = j + BLOCK + t->window - 1;
 		for (int64_t i = j; i < end; i += BLOCK)
@@ -207,7 +214,7 @@ VINLINE void backward_head(const struct backward_task *t, const struct backward_
 	store_rows(d_q, a->ld_q, s->dq, n, t->head_dim, width, type);
 }
 
-/* Adds the heads of each group in order. */
+/* Adds up the partial sums of the heads of each group, in the order of the heads. */
 static void sum_groups(const struct device_attention *a, const float *partial, void *out, int64_t ld,
                        int64_t t)
 {

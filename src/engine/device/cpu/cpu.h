@@ -2,10 +2,10 @@
 /*
  * The inside of struct device on the CPU, shared by the files of this directory alone.
  *
- * Every kernel is one source compiled once per instruction set (kernels.h); device_create picks a table.
- * Kernels are parallel inside and cut their work by shape, never by the number of threads, wherever sums are
- * taken: the bits of a result do not depend on how many threads there are (the GEMM libraries promise less:
- * the same bits at the same number of threads).
+ * Every kernel is one source file that is compiled once for each instruction set (kernels.h); device_create
+ * picks a table of kernels. A kernel divides its work between threads. Wherever it takes sums, it divides the
+ * work by shape, never by the number of threads, so that the bits of a result do not depend on that number.
+ * The GEMM libraries promise less: the same bits for the same number of threads.
  */
 #pragma once
 
@@ -16,7 +16,7 @@
 #include "engine/device/fault.h"
 
 #define CACHE_LINE 64
-/* Partial sums of a long reduction: at most this many, added up in order. */
+/* A long reduction has at most this many partial sums, which are added up in order. */
 #define REDUCE_PARTS 1024
 
 struct kernels;
@@ -41,4 +41,5 @@ int gemm_create(struct device *dev, struct error *err);
 void gemm_destroy(struct device *dev);
 size_t gemm_scratch(const struct device *dev, int64_t m, int64_t n, int64_t k, enum dtype type);
 bool gemm_native_bf16(const struct device *dev);
-const char *gemm_describe(void); /* static words: "oneDNN 2.6.3" */
+/* The library and its version, such as "oneDNN 2.6.3"; static. */
+const char *gemm_describe(void);

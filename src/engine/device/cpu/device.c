@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CPU as a device: its threads, its kernels, and what scratch they need. */
+/* The CPU as a device: creates it, chooses its threads and kernels, and computes how much
+ * scratch they need. */
 #include <cblas.h>
 #include <errno.h>
 #include <omp.h>
@@ -16,7 +17,8 @@
 
 #include "engine/device/cpu/kernels.h"
 
-/* From OpenBLAS itself; other makers of cblas.h lack them, and so does Debian's pkg-config for `blas`. */
+/* OpenBLAS has these functions. They are declared here because the cblas.h that Debian's pkg-config finds for
+ * `blas` may be another library's, which does not declare them. */
 extern char *openblas_get_corename(void);
 extern char *openblas_get_config(void);
 
@@ -48,7 +50,8 @@ static const struct kernels *choose_kernels(void)
 	return &kernels_generic;
 }
 
-/* DTRAIN_CPU_ISA names a lesser table (generic, v3, v4, bf16): to test them all on one machine. */
+/* DTRAIN_CPU_ISA (generic, v3, v4 or bf16) names a table below the best one, so that tests on one machine can
+ * run all of them. */
 static const struct kernels *override_kernels(const struct kernels *best)
 {
 	const char *name = getenv("DTRAIN_CPU_ISA");
@@ -68,14 +71,14 @@ static const struct kernels *override_kernels(const struct kernels *best)
 }
 
 /*
- * Subnormal numbers are taken for zero by the thread that creates the device and by the threads of its pool,
- * which inherit the mode: moments of rarely used rows decay into that range and would slow every update a
- * hundredfold on some processors.
+ * The thread that creates the device and the threads of its pool treat subnormal numbers as zero. The moments
+ * of rarely used rows decay into that range, where on some processors each update would take a hundred times
+ * as long.
  */
 static void flush_subnormals(void)
 {
 #if defined(__x86_64__)
-	_mm_setcsr(_mm_getcsr() | 0x8040); /* FTZ, DAZ */
+	_mm_setcsr(_mm_getcsr() | 0x8040); /* FTZ and DAZ: flush to zero, denormals are zero */
 #elif defined(__aarch64__)
 	uint64_t fpcr;
 
@@ -148,10 +151,10 @@ bool device_supports(const struct device *dev, enum dtype type)
 
 double device_peak_flops(const struct device *dev, enum dtype type)
 {
-	return 0; /* the clock under vector load is not told by anyone */
+	return 0; /* unknown: no interface gives the clock rate under vector load */
 }
 
-/* Near the last cache: memory is not that much faster than the processor. */
+/* 16 MiB is about the size of a last-level cache; larger chunks would have to come from memory. */
 size_t device_logits_bytes(void)
 {
 	return (size_t)16 << 20;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Conversions, scaling, sums, biases and SwiGLU: kernels that memory feeds. */
+/* Conversions, scaling, sums, biases and SwiGLU: the kernels whose speed is that of memory. */
 #include "engine/device/cpu/kernels.h"
 #include "engine/device/cpu/parallel.h"
 #include "engine/device/cpu/vec.h"
@@ -82,7 +82,9 @@ void KERNEL(add)(struct device *dev, void *dst, const void *src, enum dtype type
 	}
 }
 
-/* ---- sums: fp32 lanes within a piece of 4096, float64 between pieces ---- */
+/* ---- sums ---- */
+/* Within a piece of this many elements, the lanes of a vector are summed in fp32; the pieces are added up in
+ * float64. */
 #define SUM_PIECE 4096
 
 VINLINE double sum_part(const void *x, enum dtype type, bool squares, int64_t lo, int64_t hi)
@@ -112,7 +114,7 @@ VINLINE double sum_part(const void *x, enum dtype type, bool squares, int64_t lo
 	return sum;
 }
 
-/* The grid of pieces depends on n alone. */
+/* Depends on n alone, so that the number of threads changes no sum. */
 static int64_t sum_grain(int64_t n)
 {
 	int64_t grain = (n + REDUCE_PARTS - 1) / REDUCE_PARTS;
@@ -179,7 +181,7 @@ void KERNEL(bias_forward)(struct device *dev, void *x, const void *bias, int64_t
 	}
 }
 
-/* Column sums of one thread's columns, a strip of four vectors at a time, all rows in order. */
+/* Sums the columns of one thread over all rows in order, four vectors of columns at a time. */
 VINLINE void column_sums(void *out, enum dtype out_type, const void *y, int64_t rows, int64_t lo, int64_t hi,
                          int64_t ld, enum dtype type)
 {

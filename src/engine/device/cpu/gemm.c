@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Matrix products: OpenBLAS in fp32, oneDNN in bf16 where the processor multiplies bf16, else bf16 by way of
- * fp32. Both libraries run on the pool of libgomp that the kernels use. A oneDNN primitive is made at the
- * first use of a shape and kept; its own scratch belongs to it.
+ * Matrix products. OpenBLAS multiplies fp32. oneDNN multiplies bf16 where the processor has instructions for
+ * it; elsewhere bf16 is widened and multiplied in fp32. Both libraries use the threads of libgomp that the
+ * kernels use. A oneDNN primitive is made at the first use of a shape and then kept, together with its own
+ * scratch memory.
  */
 #include <cblas.h>
 #include <dnnl.h>
@@ -15,7 +16,9 @@
 #include "engine/device/cpu/kernels.h"
 
 #define CACHE_ENTRIES 256
-#define SMALL_ROWS    4 /* up to here a product is bound by reading B: no library packs it for nothing */
+/* With up to this many rows, reading B takes most of the time of a product. gemv reads B once; a library
+ * would also copy it into a packed form. */
+#define SMALL_ROWS 4
 
 struct gemm_key {
 	int64_t m, n, k, lda, ldb, ldc;
@@ -33,7 +36,7 @@ struct gemm_entry {
 struct gemm_cache {
 	dnnl_engine_t engine;
 	dnnl_stream_t stream;
-	bool native; /* bf16 dot products */
+	bool native; /* the processor has bf16 dot products */
 	uint64_t clock;
 	int count;
 	struct gemm_entry entry[CACHE_ENTRIES];
@@ -102,9 +105,9 @@ static bool matrix(dnnl_memory_desc_t *md, int64_t rows, int64_t cols, int64_t l
 }
 
 /*
- * oneDNN offers its implementations in an order of its own. With A transposed (the gradient of a weight) the
- * blocked kernels for AVX512_BF16 copy A at a loss of 12 %, the older gemm does not; where there is AMX the
- * first is best.
+ * oneDNN lists its implementations from the one that it prefers. With A transposed (the gradient of a weight)
+ * its blocked kernels for AVX512_BF16 copy A, which makes them 12 % slower than the older gemm:jit. With AMX
+ * the first implementation is the fastest.
  */
 static bool choose_implementation(dnnl_primitive_desc_iterator_t it, bool transpose_a,
                                   dnnl_primitive_desc_t *out)
@@ -171,7 +174,7 @@ static bool entry_fill(struct gemm_cache *g, struct gemm_entry *e)
 	return ok;
 }
 
-/* The primitive for a shape; the one unused for longest makes room. */
+/* The primitive for a shape. Where the cache is full, a new one replaces the least recently used. */
 static struct gemm_entry *entry_find(struct gemm_cache *g, const struct gemm_key *key)
 {
 	struct gemm_entry *e = &g->entry[0];
@@ -191,7 +194,8 @@ static struct gemm_entry *entry_find(struct gemm_cache *g, const struct gemm_key
 	e->used = ++g->clock;
 	if (entry_fill(g, e))
 		return e;
-	entry_clear(e); /* an all-zero key matches no product */
+	/* The key is then all zeros, which matches no product. */
+	entry_clear(e);
 	return NULL;
 }
 
@@ -216,7 +220,7 @@ static void gemm_dnnl(struct device *dev, const struct device_gemm *g)
 		             (long long)g->n, (long long)g->k);
 		return;
 	}
-	/* oneDNN takes all its arguments as writable. */
+	/* oneDNN takes pointers to writable memory for inputs, too; it does not write to A and B. */
 	dnnl_memory_set_data_handle(e->a, (void *)(uintptr_t)g->a);
 	dnnl_memory_set_data_handle(e->b, (void *)(uintptr_t)g->b);
 	dnnl_memory_set_data_handle(e->c, g->c);
@@ -236,6 +240,7 @@ static void gemm_blas(const struct device_gemm *g)
 }
 
 /* ---- bf16 without bf16 instructions: widened, multiplied in fp32, rounded ---- */
+/* The elements that a widened matrix takes in the scratch memory. */
 static int64_t widened(int64_t rows, int64_t ld)
 {
 	return (int64_t)round_up((size_t)(rows * ld), 16);
@@ -245,8 +250,8 @@ size_t gemm_scratch(const struct device *dev, int64_t m, int64_t n, int64_t k, e
 {
 	if (type != DTYPE_BF16 || gemm_native_bf16(dev))
 		return 0;
-	/* Whichever of the three is which matrix of a forward or backward product. Rows of a fused buffer may
-	 * be wider than the matrix: counted twice. */
+	/* The sum covers the forward product and both backward products, since it has the size of each of the
+	 * three matrices. It is doubled because rows of a fused buffer may be wider than the matrix. */
 	return (size_t)(2 * (m * k + k * n + m * n) + 64) * sizeof(float);
 }
 
@@ -268,7 +273,8 @@ static void gemm_widened(struct device *dev, const struct device_gemm *g)
 	f.b = b;
 	f.lda = cols_a;
 	f.ldb = cols_b;
-	dev->threads = 1; /* the casts below run inside a parallel loop */
+	/* The casts below run inside a parallel loop, so each has one thread. */
+	dev->threads = 1;
 #pragma omp parallel for schedule(static) num_threads(threads)
 	for (int64_t r = 0; r < rows_a; r++)
 		dev->kernels->cast(dev, a + r * cols_a, DTYPE_F32, (const uint16_t *)g->a + r * g->lda,
@@ -297,7 +303,7 @@ static void gemm_widened(struct device *dev, const struct device_gemm *g)
 
 static void product(struct device *dev, const struct device_gemm *g)
 {
-	/* The libraries ask the calling thread how many threads it may have. */
+	/* The libraries use as many threads as omp_get_max_threads() allows the calling thread. */
 	if (omp_get_max_threads() != dev->threads)
 		omp_set_num_threads(dev->threads);
 	if (g->m <= SMALL_ROWS && !g->transpose_a && g->transpose_b)

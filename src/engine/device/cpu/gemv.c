@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products with a handful of rows, as in generation: C[m, n] = A[m, k]·B[n, k]ᵀ, one pass over B. */
+/* Matrix products with few rows, as in generation: C[m, n] = A[m, k]·B[n, k]ᵀ, in one pass over B. */
 #include "engine/device/cpu/kernels.h"
 #include "engine/device/cpu/parallel.h"
 #include "engine/device/cpu/vec.h"

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The kernels: each is compiled once per instruction set, under KERNEL_ISA, and reached through one table per
- * set. Arguments are those of device.h; `type` is DTYPE_F32 or DTYPE_BF16.
+ * The kernels. Each is compiled once for each instruction set, with KERNEL_ISA as a part of its name, and is
+ * called through the table of that instruction set. The arguments are those of device.h; `type` is DTYPE_F32
+ * or DTYPE_BF16.
  */
 #pragma once
 
@@ -52,7 +53,7 @@
 
 struct kernels {
 	const char *isa;
-	bool bf16_dot; /* attention multiplies bf16 itself */
+	bool bf16_dot; /* attention multiplies bf16 without widening it */
 #define X(name, args) void(*name) args;
 	KERNELS(X)
 #undef X
@@ -72,10 +73,11 @@ extern const struct kernels kernels_v3;
 extern const struct kernels kernels_v4;
 extern const struct kernels kernels_bf16;
 
-/* Column sums (norm weights) keep this many partial rows. */
+/* Sums over rows (the gradients of norm weights) have at most this many partial sums. */
 #define COLUMN_PARTS 64
 
-/* ---- scratch of the attention, here so that device_scratch_bytes and the kernels agree ---- */
+/* ---- scratch of attention ---- */
+/* It is computed here because both device_scratch_bytes and the kernels need it. */
 #define ATTENTION_BLOCK 64
 
 static inline size_t attention_width(int head_dim)
@@ -83,8 +85,8 @@ static inline size_t attention_width(int head_dim)
 	return round_up((size_t)head_dim, 16);
 }
 
-/* Room for one thread on documents of up to max_sequence tokens: see struct forward_scratch,
- * backward_scratch. */
+/* The bytes that one thread needs for documents of up to max_sequence tokens: the larger of struct
+ * forward_scratch and struct backward_scratch. */
 static inline size_t attention_thread_bytes(int64_t max_sequence, int head_dim)
 {
 	size_t width = attention_width(head_dim), t = round_up((size_t)max_sequence, ATTENTION_BLOCK);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Embedding, cross-entropy, argmax: the two ends of a model. */
+/* The first and the last layer of a model: embedding, cross-entropy and argmax. */
 #include "engine/device/cpu/kernels.h"
 #include "engine/device/cpu/parallel.h"
 #include "engine/device/cpu/vec.h"
@@ -25,7 +25,8 @@ VINLINE void add_row(void *dst, enum dtype dst_type, const void *src, enum dtype
 		          n - i);
 }
 
-/* Each table row belongs to one thread, spread by a hash since frequent ids lie together; tokens in order. */
+/* Each row of the table belongs to one thread, which adds its tokens in order. A hash distributes the rows,
+ * since frequent ids have neighbouring rows. */
 void KERNEL(embedding_backward)(struct device *dev, void *d_table, enum dtype grad_type, const void *d_out,
                                 const int32_t *ids, int64_t tokens, int hidden, enum dtype type)
 {
@@ -50,7 +51,8 @@ void KERNEL(embedding_backward)(struct device *dev, void *d_table, enum dtype gr
 	}
 }
 
-/* ---- cross-entropy: a row stays in cache between its passes ---- */
+/* ---- cross-entropy ---- */
+/* Each thread makes all passes over a row before the next row, so that the row stays in its cache. */
 VINLINE float row_max(const void *x, int64_t n, enum dtype type)
 {
 	vf a = v_set(-INFINITY), b = a;
@@ -67,14 +69,14 @@ VINLINE float row_max(const void *x, int64_t n, enum dtype type)
 	return m;
 }
 
-/* exp(x - max), whose large terms have a small argument: the rounding of the product harms only small ones.
- */
+/* exp(x - max). Multiplying by log2 e rounds the argument; the error grows with the argument, so it is small
+ * where the result is large. */
 VINLINE vf exp_below(vf x, float max, bool coarse)
 {
 	return v_exp2((x - max) * LOG2_E, coarse);
 }
 
-/* Sum of exp(x - max): lanes within 1024 columns, float64 between. */
+/* The sum of exp(x - max): within 1024 columns in fp32 lanes, which are then added up in float64. */
 VINLINE double row_exp_sum(const void *x, int64_t n, float max, enum dtype type)
 {
 	double sum = 0;
@@ -120,7 +122,7 @@ VINLINE void cross_entropy_row(void *x, int32_t target, int64_t n, float scale, 
 		return;
 	}
 	if (type == DTYPE_F32) {
-		/* The exponentials are kept where the logits were. */
+		/* The exponentials overwrite the logits. */
 		sum = 0;
 		for (int64_t p = 0; p < n; p += 1024) {
 			int64_t end = p + 1024 < n ? p + 1024 : n;
@@ -150,7 +152,7 @@ VINLINE void cross_entropy_row(void *x, int32_t target, int64_t n, float scale, 
 		if (i < n)
 			v_store_n(x, i, type, v_load_n(x, i, type, n - i) * factor, n - i);
 	} else {
-		/* Rounded exponentials would not sum to one: they are computed twice. */
+		/* Exponentials that were stored in bf16 would not sum to one, so they are computed twice. */
 		sum = row_exp_sum(x, n, max, type);
 		factor = (float)(scale / sum);
 		for (i = 0; i + VW <= n; i += VW)
@@ -188,6 +190,7 @@ void KERNEL(argmax)(struct device *dev, int32_t *id, const void *logits, enum dt
 
 		while (i < vocab - 1 && s_load(x, i, type) != max)
 			i++;
-		id[r] = (int32_t)(i < vocab - 1 || s_load(x, i, type) == max ? i : 0); /* NaNs: 0 */
+		/* No element equals the maximum where the row has NaNs; the result is 0 then. */
+		id[r] = (int32_t)(i < vocab - 1 || s_load(x, i, type) == max ? i : 0);
 	}
 }

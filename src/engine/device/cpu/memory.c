@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory of the CPU as a device: allocation, transfers, scratch, and events. */
+/* The memory functions of device.h on the CPU: allocation, transfers, scratch; and its events. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@ struct device_event {
 	int recorded;
 };
 
-static void *alloc_zeroed(size_t bytes)
+static void *alloc_aligned(size_t bytes)
 {
 	size_t huge = (size_t)2 << 20;
 	void *p = NULL;
@@ -19,19 +19,20 @@ static void *alloc_zeroed(size_t bytes)
 	bytes = round_up(bytes ? bytes : 1, CACHE_LINE);
 	if (posix_memalign(&p, bytes >= 2 * huge ? huge : CACHE_LINE, bytes))
 		return NULL;
+	/* Huge pages save TLB misses. This is advice only: a failure changes nothing. */
 	if (bytes >= 2 * huge)
-		(void)madvise(p, bytes, MADV_HUGEPAGE); /* fewer TLB misses; advice only */
+		(void)madvise(p, bytes, MADV_HUGEPAGE);
 	return p;
 }
 
 int device_alloc(struct device *dev, size_t bytes, void **out, struct error *err)
 {
-	void *p = alloc_zeroed(bytes);
+	void *p = alloc_aligned(bytes);
 
 	if (!p)
 		return error_set(err, -ENOMEM, "cannot allocate %.1f MiB of memory for the CPU engine",
 		                 (double)bytes / (1 << 20));
-	/* Zeroed by the threads that will use it, so that its pages lie near them. */
+	/* The threads that will use the memory zero it, so that its pages are on their NUMA nodes. */
 	device_zero(dev, p, bytes);
 	*out = p;
 	return 0;
@@ -48,7 +49,7 @@ int device_reserve_scratch(struct device *dev, size_t bytes, struct error *err)
 
 	if (bytes <= dev->base.scratch_size)
 		return 0;
-	p = alloc_zeroed(bytes);
+	p = alloc_aligned(bytes);
 	if (!p)
 		return error_set(err, -ENOMEM, "cannot allocate %.1f MiB of scratch for the CPU engine",
 		                 (double)bytes / (1 << 20));
@@ -98,7 +99,7 @@ void device_zero(struct device *dev, void *dst, size_t bytes)
 		memset((char *)dst + i * piece, 0, bytes - i * piece < piece ? bytes - i * piece : piece);
 }
 
-/* An operation is done when its call returns, and so is an event. */
+/* Every operation is complete when its call returns, so an event has nothing to wait for. */
 int device_event_create(struct device *dev, struct device_event **out, struct error *err)
 {
 	*out = calloc(1, sizeof(**out));

@@ -4,8 +4,8 @@
 #include "engine/device/cpu/parallel.h"
 #include "engine/device/cpu/vec.h"
 
-/* residual += x first, where there is one; the sum is kept rounded to `type`, and the norm is of what is
- * kept. */
+/* One row of RMSNorm. With a residual, x is added to it first; the sum is stored in `type`, and the norm is
+ * that of the stored, rounded values. Returns rstd. */
 VINLINE float norm_row(void *y, void *residual, const void *x, const void *w, int64_t cols, float eps,
                        enum dtype type)
 {
@@ -82,8 +82,8 @@ void KERNEL(rmsnorm_forward)(struct device *dev, const struct device_norm *n, vo
 }
 
 /*
- * With h = x·rstd: d_x = rstd·(d_y·w - h·mean(d_y·w·h)), d_w += d_y·h. The weights' sums go into one row of
- * partial sums per block of tokens; the blocks are added in order.
+ * With h = x·rstd: d_x = rstd·(d_y·w - h·mean(d_y·w·h)) and d_w += d_y·h. Each block of tokens has a row of
+ * partial sums for d_w, and the rows are added up in order.
  */
 VINLINE void norm_backward_row(void *d_x, bool accumulate, float *dw, const void *d_y, const void *x,
                                const void *w, float rstd, int64_t cols, enum dtype type)
@@ -106,7 +106,8 @@ VINLINE void norm_backward_row(void *d_x, bool accumulate, float *dw, const void
 		vf h = v_load_n(d_y, i, type, n) * v_load_n(x, i, type, n);
 
 		a += h * v_load_n(w, i, type, n);
-		v_store(dw, i, DTYPE_F32, v_load(dw, i, DTYPE_F32) + h * rstd); /* dw is padded */
+		/* dw is padded, so that a whole vector can be stored. */
+		v_store(dw, i, DTYPE_F32, v_load(dw, i, DTYPE_F32) + h * rstd);
 	}
 	mean = v_hsum(a + b) * rstd * rstd * rstd / (float)cols;
 	for (i = 0; i + VW <= cols; i += VW) {
@@ -178,7 +179,8 @@ void KERNEL(rmsnorm_backward)(struct device *dev, const struct device_norm *n, v
 	}
 }
 
-/* ---- rotary embedding: (a, b) -> (a·cos - b·sin, b·cos + a·sin), b half a head behind a ---- */
+/* ---- rotary position embedding ---- */
+/* Rotates each pair (a, b) to (a·cos - b·sin, b·cos + a·sin); b is half a head after a. */
 VINLINE void rope_rows(void *x, int64_t ld, int heads, int head_dim, const int32_t *positions,
                        const float *cos_table, const float *sin_table, int64_t lo, int64_t hi, bool inverse,
                        enum dtype type)

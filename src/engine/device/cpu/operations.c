@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The operations of device.h on the chosen table of kernels, and what needs no vectors. */
+/* The operations of device.h: most call the chosen table of kernels, small ones are computed here. */
 #include <errno.h>
 #include <math.h>
 #include <string.h>

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How kernels cut their work between threads. */
+/* How kernels divide their work between threads. */
 #pragma once
 
 #include <omp.h>
 #include <stdint.h>
 
-/* Below this many elements a parallel region costs more than it brings. */
+/* For fewer elements, starting the threads takes longer than they save. */
 #define PARALLEL_MIN 16384
 
-/* This thread's part of [0, n), cut at multiples of `grain`; call inside a parallel region. */
+/* The part [lo, hi) of [0, n) for the calling thread; its bounds are multiples of `grain`. Called inside a
+ * parallel region. */
 static inline void parallel_part(int64_t n, int64_t grain, int64_t *lo, int64_t *hi)
 {
 	int64_t units = (n + grain - 1) / grain, threads = omp_get_num_threads(), t = omp_get_thread_num();

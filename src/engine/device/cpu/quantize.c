@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NF4 storage. Plain loops: quantizing happens once, when a model is loaded. */
+/* Quantizes to NF4 and back, in plain loops: quantizing happens only once, when a model is loaded. */
 #pragma GCC optimize("fp-contract=off")
 #include <errno.h>
 #include <math.h>
@@ -12,7 +12,7 @@ static float element(const void *x, enum dtype type, int64_t i)
 	return type == DTYPE_F32 ? ((const float *)x)[i] : bf16_to_float(((const uint16_t *)x)[i]);
 }
 
-/* Block b of x: its codes; returns its scale. */
+/* Writes the codes of block b of x and returns its scale. */
 static float quantize_block(const struct nf4_tables *t, uint8_t *codes, const void *x, enum dtype type,
                             int64_t b, int64_t n)
 {
@@ -30,7 +30,7 @@ static float quantize_block(const struct nf4_tables *t, uint8_t *codes, const vo
 	return max;
 }
 
-/* Scales [first, first + count), less their mean, to 8 bits. */
+/* Quantizes the scales [first, first + count), minus their mean, to 8 bits. */
 static void quantize_scales(const struct nf4_tables *t, const struct device_nf4 *q, const float *absmax,
                             int64_t first, int64_t count)
 {

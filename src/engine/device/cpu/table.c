@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The table of one instruction set. */
+/* The table of the kernels of one instruction set; compiled once for each. */
 #include "engine/device/cpu/kernels.h"
 
 #define TABLE_CAT_(isa) kernels_##isa

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Vectors of fp32 in GCC's own notation, as wide as the instruction set this file is compiled for: the
- * kernels are written once. bf16 is widened on load and rounded to nearest even on store.
+ * Vectors of fp32 with GCC's vector extensions, as wide as the instruction set that the file is compiled for,
+ * so that each kernel is written once. bf16 is widened when it is loaded, and rounded to nearest even when it
+ * is stored.
  */
 #pragma once
 
@@ -80,7 +81,8 @@ VINLINE vi v_lanes(void)
 	return v;
 }
 
-/* Sum and maximum over the lanes, halving: a fixed order. */
+/* The sum of the lanes. The upper half is added to the lower one until a single lane is left, so the order is
+ * fixed. */
 VINLINE float v_hsum(vf v)
 {
 #if VW == 16
@@ -128,7 +130,8 @@ VINLINE vh v_narrow(vf f)
 #endif
 }
 
-/* Element i on of p, which holds `type`; v_load_n takes the first n (<= VW) and zeros the rest. */
+/* Load VW elements of p, which has `type`, from element i on; v_load_n loads only n (<= VW) elements and sets
+ * the other lanes to zero. */
 VINLINE vf v_load(const void *p, int64_t i, enum dtype type)
 {
 	if (type == DTYPE_F32)
@@ -186,7 +189,7 @@ VINLINE void v_store_n(void *p, int64_t i, enum dtype type, vf v, int64_t n)
 #endif
 }
 
-/* What a store and a load would leave. */
+/* The values that storing v as `type` and loading it again would give. */
 VINLINE vf v_rounded(vf v, enum dtype type)
 {
 	return type == DTYPE_F32 ? v : vh_widen(v_narrow(v));
@@ -227,16 +230,16 @@ VINLINE vf v_min(vf a, vf b)
 }
 
 /*
- * exp to about 1 ulp: x = n·ln 2 + r with |r| <= ln 2 / 2, a polynomial in r (Cephes), times 2^n. 0 below
- * -87.3 where the result would be subnormal (AVX-512 gets it right or flushes it), infinity above 88.4; a NaN
- * stays one.
+ * exp with an error of about 1 ulp: x = n·ln 2 + r with |r| <= ln 2 / 2; the result is a polynomial in r
+ * (Cephes), times 2^n. Below -87.3 the result would be subnormal: it is 0, except with AVX-512, where it is
+ * right or flushed to 0. Above 88.4 the result is infinity. A NaN stays a NaN.
  */
 VINLINE vf v_exp(vf x)
 {
 	vf n, r, p;
 
 #if VW == 16
-	/* The operand order of min and max lets a NaN through. */
+	/* With the operands in this order, min and max return a NaN where x is one. */
 	r = v_min(v_set(104.0f), v_max(v_set(-104.0f), x));
 	n = (vf)_mm512_roundscale_ps((__m512)(r * LOG2_E), _MM_FROUND_TO_NEAREST_INT);
 	r = r - n * 0.693359375f;
@@ -258,7 +261,8 @@ VINLINE vf v_exp(vf x)
 #if VW == 16
 	return (vf)_mm512_scalef_ps((__m512)p, (__m512)n);
 #else
-	p = (vf)((vu)p + ((vu)biased << 23)); /* the low bits of biased are n */
+	/* The low bits of `biased` are n, which is added to the exponent. */
+	p = (vf)((vu)p + ((vu)biased << 23));
 	p = v_select(x < -87.3f, v_set(0.0f), p);
 	p = v_select(x > 88.37f, v_set(INFINITY), p);
 	return v_select(x == x, p, x);
@@ -266,8 +270,8 @@ VINLINE vf v_exp(vf x)
 }
 
 /*
- * 2^x for the attention, whose argument already carries a rounding of its own: relative error 2e-7, or 3e-6
- * where the result will be rounded to bf16. Subnormal results are zero.
+ * 2^x for attention and cross-entropy, whose arguments have a rounding error of their own. The relative error
+ * is 2e-7, or 3e-6 with `coarse`, where the result will be rounded to bf16. Subnormal results are zero.
  */
 VINLINE vf v_exp2(vf x, bool coarse)
 {
@@ -304,7 +308,7 @@ VINLINE vf v_exp2(vf x, bool coarse)
 #endif
 }
 
-/* In bf16 an error of 6e-5 goes under in the rounding. */
+/* In bf16 an error of 6e-5 is below that of the rounding. */
 VINLINE vf v_sigmoid(vf x, enum dtype type)
 {
 #if VW == 16

@@ -15,7 +15,7 @@ struct adamw_factors {
 };
 
 /* p rounded to bf16 stochastically; infinities and NaNs stay. */
-static __device__ __forceinline__ bf16 rounded_by_lot(const adamw_factors &f, float p, int64_t i)
+static __device__ __forceinline__ bf16 rounded_stochastically(const adamw_factors &f, float p, int64_t i)
 {
 	uint64_t index = (uint64_t)(f.first + i);
 	uint32_t u = float_bits(p), bits = (uint32_t)index;
@@ -61,7 +61,7 @@ static __device__ __forceinline__ void adamw_pack(const adamw_factors &f, float 
 
 #pragma unroll
 		for (int k = 0; k < N; k++)
-			out.v[k] = rounded_by_lot(f, p[k], i + k);
+			out.v[k] = rounded_stochastically(f, p[k], i + k);
 		*(pack<bf16, N> *)(param + i) = out;
 	}
 }
