@@ -68,24 +68,24 @@ static void finish(struct preflight_call *c, const struct error *err)
 /* True: that was the last line, and the call is gone. */
 static bool take_line(struct preflight_call *c, const char *line, size_t len)
 {
+	_cleanup_(preflight_line_release) struct preflight_line said = {0};
 	_cleanup_json_ json_t *json = NULL;
 	struct error err = ERROR_INIT;
-	int64_t code;
 
 	if (json_parse(line, len, "preflight", &json, &err) < 0 ||
-	    (json_object_get(json, "user") && !c->user &&
-	     run_user_from_json(json_object_get(json, "user"), &c->user, &err) < 0)) {
+	    preflight_line_decode(json, &said, &err) < 0) {
 		finish(c, &err);
 		return true;
 	}
-	snprintf(c->step, sizeof c->step, "%s", json_get_string(json, "step", c->step));
-	if (!json_object_get(json, "error"))
+	if (said.user && !c->user)
+		c->user = steal_pointer(said.user);
+	if (said.step)
+		snprintf(c->step, sizeof c->step, "%s", said.step);
+	if (said.error == PREFLIGHT_UNDER_WAY)
 		return false;
-	code = json_get_int(json, "error", -EIO);
-	if (code != 0)
-		error_set(&err, code < 0 && code > -4096 ? (int)code : -EIO, "%s",
-		          json_get_string(json, "message", ""));
-	finish(c, code != 0 ? &err : NULL);
+	if (said.error != 0)
+		error_set(&err, (int)said.error, "%s", said.message ? said.message : "");
+	finish(c, said.error != 0 ? &err : NULL);
 	return true;
 }
 
@@ -184,12 +184,9 @@ static int spawn(const char *launcher, int in, int out, pid_t *pid)
 }
 
 /* A file of its own for the request: a pipe holds less than a PATH may be long. */
-static int write_request(const struct preflight *what, int *out, struct error *err)
+static int write_request(const struct preflight_request *what, int *out, struct error *err)
 {
-	_cleanup_json_ json_t *json = json_pack(
-	    "{s:s,s:I,s:s?,s:s,s:s?,s:s?,s:s?,s:s?,s:s}", "user", what->user, "uid", (json_int_t)what->uid,
-	    "directory", what->directory, "program", what->program, "engine", what->engine, "path",
-	    what->path, "model", what->model, "output_dir", what->output_dir, "log_dir", what->log_dir);
+	_cleanup_json_ json_t *json = preflight_request_encode(what);
 	_cleanup_free_ char *text = json ? json_to_string(json) : NULL;
 	_cleanup_close_ int fd = memfd_create("preflight", MFD_CLOEXEC);
 	int r;
@@ -206,7 +203,8 @@ static int write_request(const struct preflight *what, int *out, struct error *e
 
 DEFINE_CLEANUP(struct preflight_call *, call_free)
 
-int preflight_start(sd_event *event, const char *launcher, const struct preflight *what, double seconds,
+int preflight_start(sd_event *event, const char *launcher, const struct preflight_request *what,
+                    double seconds,
                     void (*done)(void *context, const struct run_user *user, const struct error *err),
                     void *context, struct preflight_call **out, struct error *err)
 {

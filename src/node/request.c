@@ -325,7 +325,7 @@ int request_describe_launch(const struct request *q, const struct request_place 
 	if (r < 0)
 		return r;
 	argv = q->native ? json_pack("[s]", program) : string_list(q->config->command);
-	for (int i = 0; i < user->group_count; i++)
+	for (size_t i = 0; i < user->group_count; i++)
 		json_array_append_new(groups, json_integer(user->groups[i]));
 	for (size_t i = 0; i < q->rank_count; i++) {
 		_cleanup_free_ char *log = request_log_path(place->logs, q->ranks[i].rank);

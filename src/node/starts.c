@@ -129,18 +129,20 @@ static int start_preflight(struct start *x, struct error *err)
 	const struct request *q = x->request;
 	const struct daemon_config *config = x->place.config;
 	_cleanup_free_ char *program = NULL, *launcher = str_printf("%s/dtrain-launch", config->worker_dir);
-	struct preflight what = {
-	    .user = q->user,
+	struct preflight_request what = {
+	    .user = (char *)q->user,
 	    .uid = q->uid,
 	    .directory = q->config->directory,
-	    .engine = request_engine(q, &x->place),
+	    .engine = (char *)request_engine(q, &x->place),
 	    .log_dir = config->log_dir,
 	};
-	int r = launcher ? request_program(q, &x->place, &program, &what.path, err) : error_oom(err);
+	const char *path = NULL;
+	int r = launcher ? request_program(q, &x->place, &program, &path, err) : error_oom(err);
 
 	if (r < 0)
 		return r;
 	what.program = program;
+	what.path = (char *)path;
 	if (q->native) {
 		what.model = q->config->model.path ? q->config->model.path : q->config->model.init;
 		if (q->node_rank == 0) /* rank 0 writes */

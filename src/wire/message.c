@@ -9,7 +9,6 @@
 
 #include "base/json.h"
 #include "base/str.h"
-#include "config/run.h"
 
 enum { WHERE_MAX = 200, WORDS_MAX = 300 };
 
@@ -67,7 +66,7 @@ static bool is_absent(const struct field *f, const void *value)
 	case FIELD_STRINGS:
 	case FIELD_STRUCT:
 	case FIELD_MEMBERS:
-	case FIELD_CONFIG:
+	case FIELD_CODED:
 	case FIELD_OBJECT:
 		return !IN(void *, value, f->offset);
 	}
@@ -106,8 +105,6 @@ static json_t *encode_structs(const struct message *m, const char *list, size_t 
 
 static json_t *encode_field(const struct field *f, const void *value)
 {
-	json_t *json = NULL;
-
 	switch (f->type) {
 	case FIELD_STRING:
 		return json_string(IN(char *, value, f->offset));
@@ -130,9 +127,8 @@ static json_t *encode_field(const struct field *f, const void *value)
 	case FIELD_STRUCTS:
 		return encode_structs(f->message, IN(char *, value, f->offset),
 		                      IN(size_t, value, f->count_offset));
-	case FIELD_CONFIG:
-		return run_config_to_json(IN(struct run_config *, value, f->offset), &json, NULL) < 0 ? NULL
-		                                                                                      : json;
+	case FIELD_CODED:
+		return f->codec->encode(IN(void *, value, f->offset));
 	case FIELD_OBJECT:
 		return json_incref(IN(json_t *, value, f->offset));
 	}
@@ -191,7 +187,7 @@ static const char *const type_words[] = {
     [FIELD_BOOL] = "true or false",      [FIELD_ENUM] = "a string",
     [FIELD_INTS] = "a list of integers", [FIELD_STRINGS] = "a list of strings",
     [FIELD_STRUCT] = "an object",        [FIELD_STRUCTS] = "a list of objects",
-    [FIELD_MEMBERS] = "an object",       [FIELD_CONFIG] = "an object",
+    [FIELD_MEMBERS] = "an object",       [FIELD_CODED] = "an object",
     [FIELD_OBJECT] = "an object",
 };
 
@@ -370,15 +366,15 @@ static int decode_structs(const struct field *f, const json_t *json, void *value
 	return r;
 }
 
-static int decode_config(const struct field *f, const json_t *json, void *value, const char *where,
-                         bool lenient, struct error *err)
+static int decode_coded(const struct field *f, const json_t *json, void *value, const char *where,
+                        bool lenient, struct error *err)
 {
 	char place[WHERE_MAX];
 
 	if (!json_is_object(json))
 		return wrong_type(f, where, err);
 	snprintf(place, sizeof(place), "%s%s", where, f->name);
-	return run_config_decode(json, place, lenient, &AT(struct run_config *, value, f->offset), err);
+	return f->codec->decode(json, place, lenient, &AT(void *, value, f->offset), err);
 }
 
 static int decode_field(const struct field *f, const json_t *json, void *value, const char *where,
@@ -408,8 +404,8 @@ static int decode_field(const struct field *f, const json_t *json, void *value, 
 		return decode_structs(f, json, value, where, lenient, err);
 	case FIELD_MEMBERS:
 		return decode_members(f, json, value, where, err);
-	case FIELD_CONFIG:
-		return decode_config(f, json, value, where, lenient, err);
+	case FIELD_CODED:
+		return decode_coded(f, json, value, where, lenient, err);
 	case FIELD_OBJECT:
 		if (!json_is_object(json))
 			return wrong_type(f, where, err);
@@ -544,8 +540,8 @@ void message_release(const struct message *m, void *value)
 			message_free_list(f->message, AT(void *, value, f->offset),
 			                  AT(size_t, value, f->count_offset));
 			break;
-		case FIELD_CONFIG:
-			run_config_free(AT(struct run_config *, value, f->offset));
+		case FIELD_CODED:
+			f->codec->release(AT(void *, value, f->offset));
 			break;
 		case FIELD_OBJECT:
 			json_decref(AT(json_t *, value, f->offset));

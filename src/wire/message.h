@@ -34,8 +34,17 @@ enum field_type {
 	FIELD_STRUCTS, /* an array of such structs and a count; max: how many, 0: any */
 	FIELD_MEMBERS, /* the same as FIELD_STRUCT, but the fields of `message` are members of the very object
 	                * that this field is in; they are there where the first of them is */
-	FIELD_CONFIG,  /* struct run_config * */
+	FIELD_CODED,   /* a pointer that `codec` makes of an object; NULL: absent */
 	FIELD_OBJECT,  /* json_t *: an object whose members the message does not define */
+};
+
+/* What makes an object of a member and the other way, for a type that message.c does not know. So what links
+ * message.c alone needs the libraries of no such type. */
+struct field_codec {
+	json_t *(*encode)(const void *member); /* a new reference; NULL: out of memory */
+	/* `where` names the field in errors; lenient: unknown fields are left out. */
+	int (*decode)(const json_t *json, const char *where, bool lenient, void **member, struct error *err);
+	void (*release)(void *member); /* takes NULL */
 };
 
 enum field_presence {
@@ -52,11 +61,12 @@ struct field {
 	enum field_type type;
 	enum field_presence presence;
 	size_t offset;
-	size_t count_offset;           /* FIELD_INTS, FIELD_STRUCTS: of a size_t */
-	int64_t min, max;              /* see enum field_type */
-	int64_t absent;                /* FIELD_INT, FIELD_COUNT, FIELD_NUMBER, FIELD_ENUM */
-	const char *const *names;      /* FIELD_ENUM: ends with NULL */
-	const struct message *message; /* FIELD_STRUCT, FIELD_STRUCTS */
+	size_t count_offset;             /* FIELD_INTS, FIELD_STRUCTS: of a size_t */
+	int64_t min, max;                /* see enum field_type */
+	int64_t absent;                  /* FIELD_INT, FIELD_COUNT, FIELD_NUMBER, FIELD_ENUM */
+	const char *const *names;        /* FIELD_ENUM: ends with NULL */
+	const struct message *message;   /* FIELD_STRUCT, FIELD_STRUCTS, FIELD_MEMBERS */
+	const struct field_codec *codec; /* FIELD_CODED */
 };
 
 /* An entry of a table: of a member that has the name of the field. */

@@ -21,6 +21,30 @@ static const struct field rank_fields[] = {
 static const struct message rank_message = {"rank", sizeof(struct start_rank), rank_fields,
                                             ARRAY_SIZE(rank_fields), MESSAGE_VERSIONED};
 
+static json_t *config_encode(const void *member)
+{
+	json_t *json = NULL;
+
+	return run_config_to_json(member, &json, NULL) < 0 ? NULL : json;
+}
+
+static int config_decode(const json_t *json, const char *where, bool lenient, void **member,
+                         struct error *err)
+{
+	struct run_config *config = NULL;
+	int r = run_config_decode(json, where, lenient, &config, err);
+
+	*member = config;
+	return r;
+}
+
+static void config_release(void *member)
+{
+	run_config_free(member);
+}
+
+static const struct field_codec config_codec = {config_encode, config_decode, config_release};
+
 #undef F
 #define F(...) MESSAGE_FIELD(start_request, __VA_ARGS__)
 
@@ -33,7 +57,7 @@ static const struct field start_fields[] = {
     F(user, FIELD_STRING, FIELD_REQUIRED),
     F(uid, FIELD_INT, FIELD_REQUIRED, .max = (uid_t)-2),
     F(gid, FIELD_INT, FIELD_OPTIONAL, .max = (gid_t)-2, .absent = -1),
-    F(config, FIELD_CONFIG, FIELD_REQUIRED),
+    F(config, FIELD_CODED, FIELD_REQUIRED, .codec = &config_codec),
     F(world_size, FIELD_INT, FIELD_REQUIRED, .min = 1, .max = 1 << 20),
     F(nodes, FIELD_COUNT, FIELD_OPTIONAL, .min = 1, .max = 1 << 20, .absent = 1),
     F(node_rank, FIELD_INT, FIELD_OPTIONAL, .max = 1 << 20),

@@ -146,7 +146,7 @@ static void on_looked(void *context, const struct run_user *user, const struct e
 }
 
 /* The preflight alone. */
-static struct told look(const struct preflight *what, double seconds)
+static struct told look(const struct preflight_request *what, double seconds)
 {
 	_cleanup_free_ char *launcher = str_path_join(f.config->worker_dir, "dtrain-launch");
 	struct told told = {0};
@@ -163,8 +163,8 @@ static struct told look(const struct preflight *what, double seconds)
 START_TEST(an_output_directory_that_is_a_file)
 {
 	_cleanup_free_ char *dir = unit_tmpdir(), *file = str_path_join(dir, "c.txt");
-	struct preflight preflight = {
-	    .directory = dir, .program = "/bin/true", .log_dir = dir, .uid = getuid()};
+	struct preflight_request preflight = {
+	    .directory = dir, .program = (char *)"/bin/true", .log_dir = dir, .uid = getuid()};
 	struct told told;
 	static const char *const outputs[] = {"c.txt", "c.txt/model"};
 	struct error err = ERROR_INIT;
@@ -175,12 +175,12 @@ START_TEST(an_output_directory_that_is_a_file)
 		_cleanup_free_ char *want =
 		    str_printf("output.dir %s: %s is not a directory", outputs[i], file);
 
-		preflight.output_dir = outputs[i];
+		preflight.output_dir = (char *)outputs[i];
 		told = look(&preflight, 20);
 		ck_assert_int_eq(told.code, -ENOTDIR);
 		ck_assert_str_eq(told.message, want);
 	}
-	preflight.output_dir = "not/there/yet";
+	preflight.output_dir = (char *)"not/there/yet";
 	told = look(&preflight, 20);
 	ck_assert_msg(told.code == 0, "%s", told.message);
 	file_remove_tree(dir, NULL);
@@ -204,7 +204,8 @@ START_TEST(an_output_directory_has_to_be_writable)
 	    {"./open/../closed", "./open/../closed"},
 	};
 	_cleanup_free_ char *dir = unit_tmpdir(), *work = str_path_join(dir, "work");
-	struct preflight preflight = {.directory = work, .program = "/bin/true", .log_dir = dir};
+	struct preflight_request preflight = {
+	    .directory = work, .program = (char *)"/bin/true", .log_dir = dir};
 	struct error err = ERROR_INIT;
 	static const struct {
 		const char *name;
@@ -226,7 +227,7 @@ START_TEST(an_output_directory_has_to_be_writable)
 		_cleanup_free_ char *at = cases[i].at ? str_path_join(work, cases[i].at) : NULL, *want = NULL;
 		struct told told;
 
-		preflight.output_dir = cases[i].dir;
+		preflight.output_dir = (char *)cases[i].dir;
 		told = look(&preflight, 20);
 		want = at ? str_printf("output.dir %s: %s cannot write to %s: Permission denied",
 		                       cases[i].dir, user->pw_name, at)
@@ -245,7 +246,8 @@ START_TEST(a_model_has_to_be_readable)
 	_cleanup_free_ char *dir = unit_tmpdir(), *closed = str_path_join(dir, "closed"),
 	                    *want = str_printf("model %s/nix: No such file or directory", dir),
 	                    *denied = str_printf("model %s: Permission denied", closed);
-	struct preflight preflight = {.directory = dir, .program = "/bin/true", .log_dir = dir};
+	struct preflight_request preflight = {
+	    .directory = dir, .program = (char *)"/bin/true", .log_dir = dir};
 	struct error err = ERROR_INIT;
 	struct told told;
 
@@ -404,8 +406,11 @@ START_TEST(a_preflight_has_a_deadline)
 	                                    "dtrain-launch ended while it looked at directory /nfs/home",
 	                                    "preflight",
 	                                    "dtrain-launch ended while it looked at user nobody"};
-	const struct preflight what = {
-	    .user = "nobody", .uid = 65534, .program = "true", .path = "/bin", .log_dir = "/"};
+	const struct preflight_request what = {.user = (char *)"nobody",
+	                                       .uid = 65534,
+	                                       .program = (char *)"true",
+	                                       .path = (char *)"/bin",
+	                                       .log_dir = (char *)"/"};
 
 	for (size_t i = 0; i < ARRAY_SIZE(scripts); i++) {
 		struct told told;

@@ -10,6 +10,7 @@
 #include "wire/error_answer.h"
 #include "wire/heartbeat.h"
 #include "wire/node_view.h"
+#include "wire/preflight.h"
 #include "wire/run_view.h"
 #include "wire/start_request.h"
 #include "wire/worker_event.h"
@@ -51,6 +52,8 @@ DEFINE_PASS(worker_event)
 DEFINE_PASS(service_version)
 DEFINE_PASS(runs_ended)
 DEFINE_PASS(foreign_stopped)
+DEFINE_PASS(preflight_request)
+DEFINE_PASS(preflight_line)
 
 static const char START[] =
     "{\"controller\":\"n1\",\"cluster\":\"a1\",\"epoch\":3,\"run\":17,\"attempt\":2,\"user\":\"ada\","
@@ -105,6 +108,14 @@ static const char START[] =
 	"\"exit_status\":137,\"progress\":{\"step\":3,\"own\":[1]},\"directory\":\"/home/"                   \
 	"ada\",\"output\":\"/x\","                                                                           \
 	"\"config\":{\"task\":\"sft\"}}"
+
+#define PREFLIGHT                                                                                            \
+	"{\"user\":\"ada\",\"uid\":1000,\"directory\":\"/home/"                                              \
+	"ada\",\"program\":\"python3\",\"engine\":\"cpu\","                                                  \
+	"\"path\":\"/bin\",\"model\":\"m\",\"output_dir\":\"out\",\"log_dir\":\"/var/log/dtrain\"}"
+#define USER                                                                                                 \
+	"{\"name\":\"ada\",\"home\":\"/home/ada\",\"shell\":\"/bin/sh\",\"uid\":1000,\"gid\":100,"           \
+	"\"groups\":[100,27],\"change\":true}"
 
 /* A message with all of its fields, and by name: one that must be there, and one that is of another type. A
  * dot leads into an object, a number into a list. */
@@ -168,6 +179,13 @@ static const struct sample {
      "controller", NULL},
     {"ended runs", pass_runs_ended, "{\"ended\":3}", "ended", "ended", NULL},
     {"foreign work", pass_foreign_stopped, "{\"name\":\"n1\",\"stopping\":2}", "name", "stopping", NULL},
+    {"preflight request", pass_preflight_request, PREFLIGHT, "program", "model", ""},
+    {"preflight request", pass_preflight_request, PREFLIGHT, "uid", "user", ""},
+    {"preflight", pass_preflight_line, "{\"step\":\"directory /nfs/x\"}", NULL, "step", ""},
+    {"preflight", pass_preflight_line, "{\"user\":" USER "}", "user.shell", "user.groups", "user."},
+    {"preflight", pass_preflight_line, "{\"user\":" USER "}", "user.gid", "user.change", ""},
+    {"preflight", pass_preflight_line, "{\"error\":-13,\"message\":\"it is not readable\"}", NULL, "error",
+     ""},
     {"answer to a start", pass_start_answer, "{\"instance\":\"0123abcd\",\"sequence\":5}", NULL, "sequence",
      NULL},
 };
@@ -652,6 +670,53 @@ START_TEST(reports_of_any_program_are_read)
 }
 END_TEST
 
+/* What is out of range in the messages of one machine, by message and text. */
+START_TEST(numbers_out_of_range_are_named)
+{
+	static const struct {
+		int (*pass)(const json_t *json, json_t **again, struct error *err);
+		const char *text, *words;
+	} cases[] = {
+	    {pass_preflight_request, "{\"user\":\"ada\",\"uid\":-1,\"program\":\"true\"}",
+	     "preflight request: uid: -1 is out of range"},
+	    {pass_preflight_request, "{\"user\":\"\",\"uid\":1,\"program\":\"true\"}",
+	     "preflight request: user: it is empty"},
+	    {pass_preflight_line, "{\"error\":1}", "preflight: error: 1 is out of range"},
+	    {pass_preflight_line, "{\"error\":-4096}", "preflight: error: -4096 is out of range"},
+	    {pass_preflight_line,
+	     "{\"user\":{\"name\":\"ada\",\"home\":\"/\",\"shell\":\"sh\",\"uid\":1,\"gid\":1,"
+	     "\"groups\":[4294967295]}}",
+	     "preflight: user.groups: 4294967295 is out of range"},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_json_ json_t *json = parse(cases[i].text), *again = NULL;
+		struct error err = ERROR_INIT;
+
+		ck_fails(cases[i].pass(json, &again, &err), &err, cases[i].words);
+	}
+}
+END_TEST
+
+/* The last line of a preflight has a code, 0 included; the others have none. */
+START_TEST(a_preflight_ends_with_a_code)
+{
+	_cleanup_json_ json_t *step = preflight_line_encode(&(struct preflight_line){
+	                          .step = (char *)"x", .error = PREFLIGHT_UNDER_WAY}),
+	                      *last = preflight_line_encode(&(struct preflight_line){0});
+	struct error err = ERROR_INIT;
+	struct preflight_line line;
+
+	ck_assert_ptr_null(json_object_get(step, "error"));
+	ck_ok(preflight_line_decode(step, &line, &err), &err);
+	ck_assert_int_eq(line.error, PREFLIGHT_UNDER_WAY);
+	preflight_line_release(&line);
+	ck_ok(preflight_line_decode(last, &line, &err), &err);
+	ck_assert_int_eq(line.error, 0);
+	preflight_line_release(&line);
+}
+END_TEST
+
 START_TEST(errors_are_read_from_any_answer)
 {
 	_cleanup_json_ json_t *json = error_answer_encode(&(struct error_answer){"busy", "no slot is free"});
@@ -693,6 +758,8 @@ int main(void)
 	tcase_add_test(tc, what_a_device_does_not_tell_is_absent);
 	tcase_add_test(tc, older_reports_are_read);
 	tcase_add_test(tc, reports_of_any_program_are_read);
+	tcase_add_test(tc, numbers_out_of_range_are_named);
+	tcase_add_test(tc, a_preflight_ends_with_a_code);
 	tcase_add_test(tc, errors_are_read_from_any_answer);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);

@@ -25,15 +25,15 @@ enum { LOG_SPACE = 16 << 20 };
 /* A request with all that it leaves open filled in. */
 struct check {
 	const struct run_user *user;
-	const char *directory, *program, *engine, *path, *model, *output_dir, *log_dir;
+	const char *directory, *program, *engine, *path, *model, *output_dir;
 };
 
-static void write_line(json_t *json)
+static void write_line(const struct preflight_line *answer)
 {
+	_cleanup_json_ json_t *json = preflight_line_encode(answer);
 	_cleanup_free_ char *text = json ? json_to_string(json) : NULL;
 	_cleanup_free_ char *line = text ? str_printf("%s\n", text) : NULL;
 
-	json_decref(json);
 	/* Nobody listens any more: nothing of this is of use. */
 	if (!line || file_write_all(STDOUT_FILENO, line, strlen(line), NULL) < 0)
 		_exit(1);
@@ -49,16 +49,23 @@ static void __attribute__((format(printf, 1, 2))) step(const char *fmt, ...)
 	vsnprintf(text, sizeof text, fmt, ap);
 	va_end(ap);
 	str_make_utf8(text);
-	write_line(json_pack("{s:s}", "step", text));
+	write_line(&(struct preflight_line){.step = text, .error = PREFLIGHT_UNDER_WAY});
 }
 
 /* For good: this process is theirs from here on. */
 static int become(const struct run_user *user, struct error *err)
 {
+	_cleanup_free_ gid_t *groups = NULL;
+
 	if (!user->change)
 		return 0;
-	if (setgroups(user->group_count, user->groups) < 0 ||
-	    setresgid(user->gid, user->gid, user->gid) < 0 || setresuid(user->uid, user->uid, user->uid) < 0)
+	groups = calloc(user->group_count + 1, sizeof(*groups));
+	if (!groups)
+		return error_oom(err);
+	for (size_t i = 0; i < user->group_count; i++)
+		groups[i] = (gid_t)user->groups[i];
+	if (setgroups(user->group_count, groups) < 0 || setresgid(user->gid, user->gid, user->gid) < 0 ||
+	    setresuid(user->uid, user->uid, user->uid) < 0)
 		return error_errno(err, -errno, "cannot become %s", user->name);
 	return 0;
 }
@@ -193,28 +200,26 @@ static int check_log_space(const char *log_dir, struct error *err)
 	                 str_bytes(text, sizeof text, (uint64_t)disk.f_bavail * disk.f_frsize), log_dir);
 }
 
-static int check(const json_t *request, struct error *err)
+static int check(const struct preflight_request *request, struct error *err)
 {
 	_cleanup_(run_user_freep) struct run_user *user = NULL;
-	const char *name = json_get_string(request, "user", "");
 	struct check what = {
-	    .program = json_get_string(request, "program", ""),
-	    .engine = json_get_string(request, "engine", NULL),
-	    .path = json_get_string(request, "path", NULL),
-	    .model = json_get_string(request, "model", NULL),
-	    .output_dir = json_get_string(request, "output_dir", NULL),
-	    .log_dir = json_get_string(request, "log_dir", "/"),
+	    .program = request->program,
+	    .engine = request->engine,
+	    .path = request->path,
+	    .model = request->model,
+	    .output_dir = request->output_dir,
 	};
 	int r;
 
-	step("user %s", name);
-	r = run_user_find(name, (uid_t)json_get_int(request, "uid", -1), &user, err);
+	step("user %s", request->user);
+	r = run_user_find(request->user, (uid_t)request->uid, &user, err);
 	if (r < 0)
 		return r;
-	write_line(json_pack("{s:o}", "user", run_user_to_json(user)));
+	write_line(&(struct preflight_line){.user = user, .error = PREFLIGHT_UNDER_WAY});
 	what.user = user;
-	what.directory = json_get_string(request, "directory", user->home);
-	r = check_log_space(what.log_dir, err);
+	what.directory = request->directory ? request->directory : user->home;
+	r = check_log_space(request->log_dir ? request->log_dir : "/", err);
 	if (r == 0)
 		r = become(user, err);
 	return r < 0 ? r : check_as_user(&what, err);
@@ -222,7 +227,8 @@ static int check(const json_t *request, struct error *err)
 
 int preflight_main(void)
 {
-	_cleanup_json_ json_t *request = NULL;
+	_cleanup_(preflight_request_release) struct preflight_request request = {0};
+	_cleanup_json_ json_t *json = NULL;
 	_cleanup_free_ char *text = NULL;
 	struct error err = ERROR_INIT;
 	size_t len;
@@ -232,10 +238,12 @@ int preflight_main(void)
 	signal(SIGPIPE, SIG_IGN);
 	r = file_read("/proc/self/fd/0", 0, &text, &len, &err);
 	if (r == 0)
-		r = json_parse(text, len, "standard input", &request, &err);
+		r = json_parse(text, len, "standard input", &json, &err);
 	if (r == 0)
-		r = check(request, &err);
+		r = preflight_request_decode(json, &request, &err);
+	if (r == 0)
+		r = check(&request, &err);
 	str_make_utf8(err.message);
-	write_line(json_pack("{s:i,s:s}", "error", r < 0 ? r : 0, "message", r < 0 ? err.message : ""));
+	write_line(&(struct preflight_line){.error = MIN(r, 0), .message = r < 0 ? err.message : NULL});
 	return 0;
 }
