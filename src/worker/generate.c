@@ -12,7 +12,8 @@
 #include "engine/chat/template.h"
 #include "engine/checkpoint/parameters.h"
 #include "engine/model/generate.h"
-#include "worker/options.h"
+#include "options/options.h"
+#include "options/precision_names.h"
 #include "worker/precision.h"
 #include "worker/tasks.h"
 

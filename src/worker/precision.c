@@ -5,30 +5,7 @@
 #include <stdio.h>
 
 #include "base/str.h"
-
-static const struct {
-	const char *name;
-	enum dtype type;
-} names[] = {{"fp32", DTYPE_F32}, {"bf16", DTYPE_BF16}};
-
-bool precision_parse(const char *name, enum dtype *type)
-{
-	for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
-		if (str_eq(name, names[i].name)) {
-			*type = names[i].type;
-			return true;
-		}
-	}
-	return str_eq(name, "auto");
-}
-
-const char *precision_name(enum dtype type)
-{
-	for (size_t i = 0; i < ARRAY_SIZE(names); i++)
-		if (names[i].type == type)
-			return names[i].name;
-	return "?";
-}
+#include "options/precision_names.h"
 
 enum dtype precision_of_device(const struct device *dev)
 {

@@ -18,9 +18,6 @@ struct precision {
 	int slower; /* PRECISION_DEVICE: ranks whose device computes bf16 slower than fp32 */
 };
 
-/* By name of the run file: "fp32", "bf16", "auto"; false: another. *type is left alone for "auto". */
-bool precision_parse(const char *name, enum dtype *type);
-const char *precision_name(enum dtype type);
 /* The best for one device. */
 enum dtype precision_of_device(const struct device *dev);
 

@@ -16,9 +16,11 @@
 #include "engine/checkpoint/parameters.h"
 #include "engine/checkpoint/saver.h"
 #include "engine/checkpoint/weights.h"
-#include "worker/options.h"
+#include "options/options.h"
+#include "options/precision_names.h"
 #include "worker/precision.h"
 #include "worker/report.h"
+#include "worker/saver_options.h"
 #include "worker/stop.h"
 #include "worker/tasks.h"
 
