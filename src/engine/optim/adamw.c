@@ -8,7 +8,8 @@ static int gradient_norm(struct shard *s, const struct adamw_options *o, const s
 	int r;
 
 	device_zero(s->dev, w->sum_squares, sizeof(double));
-	/* In the order in which the backward pass finished them: the last reductions go on meanwhile. */
+	/* The units are in the order in which the backward pass finished them, so that the last reductions go
+	 * on while the first units are summed. */
 	for (int i = s->units - 1; i >= 0; i--) {
 		struct shard_unit *u = &s->unit[i];
 
@@ -23,7 +24,7 @@ static int gradient_norm(struct shard *s, const struct adamw_options *o, const s
 	return 0;
 }
 
-/* Elements [first, first + n) of a unit, as far as they are this rank's. */
+/* Updates the elements [first, first + n) of a unit that this rank holds. */
 static void step_range(struct shard *s, struct shard_unit *u, int64_t first, int64_t n, double decay,
                        const struct adamw_options *o, const struct adamw_work *w)
 {

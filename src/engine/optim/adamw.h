@@ -7,10 +7,10 @@
 
 struct adamw_options {
 	double learning_rate, beta1, beta2, epsilon, weight_decay;
-	bool decay_all; /* norms and biases too */
-	double clip;    /* 0: none */
-	int64_t step;   /* 1 for the first */
-	uint64_t seed;  /* of the rounding of weights without a master copy */
+	bool decay_all; /* decay norms and biases, too */
+	double clip;    /* the largest gradient norm; 0: no limit */
+	int64_t step;   /* 1 for the first step */
+	uint64_t seed;  /* of the stochastic rounding of weights without a master copy */
 };
 
 /* Device memory that a step needs. */

@@ -2,7 +2,7 @@
 /*
  * Learning rates. Step 0 is the first optimizer step; linear, cosine and constant with warm-up are
  * transformers' get_*_schedule_with_warmup (so with warm-up the very first step has rate 0), wsd is its
- * get_wsd_schedule: warm up, stay, decay over the last part. floor is reached at the end instead of 0.
+ * get_wsd_schedule: warm-up, a constant rate, and decay in the last part. At the end the rate is `floor`.
  */
 #pragma once
 
@@ -18,5 +18,5 @@ struct schedule {
 };
 
 double schedule_rate(const struct schedule *s, int64_t step);
-int schedule_kind_parse(const char *name,
-                        enum schedule_kind *out); /* -EINVAL: not linear cosine constant wsd */
+/* -EINVAL where name is none of linear, cosine, constant, wsd. */
+int schedule_kind_parse(const char *name, enum schedule_kind *out);

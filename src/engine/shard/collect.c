@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The collectives of the units: gradients are reduced, weights gathered. */
+/* The collectives of the units: sums of gradients over the ranks, and gathering of weights. */
 #include "engine/shard/shard.h"
 
 #include <stdlib.h>
@@ -22,7 +22,7 @@ int shard_register(struct shard *s, struct error *err)
 			buffers[n++] =
 			    (struct comm_buffer){u->weights, (size_t)u->padded * dtype_size(s->type)};
 	}
-	/* Buffers that cannot be registered are carried as well, only slower. */
+	/* Collectives also work with buffers that cannot be registered; they only take longer. */
 	r = comm_register(s->comm, buffers, n, err);
 	return MIN(r, 0);
 }
@@ -33,7 +33,7 @@ void shard_reduce(struct shard *s, int unit)
 
 	if (s->world_size == 1)
 		return;
-	/* The padding of the last shard: no rank has computed it, and the norm counts it. */
+	/* No rank has computed the padding of the last shard, but the gradient norm includes it. */
 	device_zero(s->dev, u->gradients + u->count, (size_t)(u->padded - u->count) * sizeof(float));
 	u->ticket = s->strategy == SHARD_DDP
 	                ? comm_all_reduce(s->comm, u->gradients, u->padded, DTYPE_F32, COMM_SUM)

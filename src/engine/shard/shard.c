@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Residency: which part of which unit is here. Nothing in this file needs a device; the plan uses it alone.
- */
+/* Residency: which part of which unit this rank holds. Nothing in this file needs a device, so that an
+ * estimate can use it without one. */
 #include "engine/shard/shard.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-/* Shards begin at 64 bytes of bf16. */
+/* Elements. Shards begin at multiples of 64 bytes in bf16, and so in every type. */
 #define SHARD_ALIGNMENT 32
 
 int shard_create(struct device *dev, struct comm *comm, int rank, int world_size,

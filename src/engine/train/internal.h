@@ -14,26 +14,27 @@ struct trainer {
 	const struct dataset *train, *eval;
 	int rank, world_size;
 	struct plan *plan;
-	void *memory; /* device: the arena */
+	void *memory; /* the arena, on the device */
 	struct sampler sampler;
 	struct schedule schedule;
 	int64_t steps_per_epoch, total_steps;
-	int64_t step;   /* done */
-	int64_t tokens; /* seen by all ranks in this process */
-	bool stop;      /* this rank asks to stop; after a step: any rank asked */
+	int64_t step;   /* optimizer steps done */
+	int64_t tokens; /* seen by all ranks since this process began */
+	bool stop;      /* this rank asks to stop; after a step: any rank has asked */
 
-	double waited; /* comm_waited_seconds when the last step ended */
-	double data_seconds,
-	    busy; /* seconds of the last step: laying out rows; everything but waiting for other ranks */
+	double waited;       /* comm_waited_seconds when the last step ended */
+	double data_seconds; /* of the last step, for counting and copying the rows */
+	double busy;         /* seconds of the last step in which this rank did not wait for others */
 
 	double *sums; /* host copy of the plan's sums */
-	/* Host: the rows of a step and a micro-batch of them. */
+	/* On the host: the rows of a step, of this rank and of all; then the tokens of a micro-batch. */
 	int64_t *rows, *all_rows;
 	int64_t max_row;
 	int32_t *ids, *targets, *starts;
 };
 
-/* Lays n rows (-1: none) one behind the other; batch->tokens is 0 where there was none. */
+/* Copies the tokens of n rows (-1: no row) into one micro-batch; batch->tokens is 0 where there
+ * was no row. */
 void trainer_gather(struct trainer *t, const struct dataset *data, const int64_t *rows, int64_t n,
                     struct model_batch *batch);
 /* After the host has read from the device: 0 where the collectives that produced what it read have ended in

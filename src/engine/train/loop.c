@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The loop: steps, and what happens between them. */
+/* The training loop: optimizer steps, and between them the log, evaluations and checkpoints. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "engine/train/internal.h"
 
-/* Since the last report. Only the steps themselves are timed: saving and evaluating are not training. */
+/* Sums since the last report. Only the steps are timed: saving and evaluating are not training. */
 struct interval {
 	int64_t steps, tokens;
 	double seconds, loss, data, waited;
 };
 
-/* Means of a step since the last report, and which rank made the others wait. */
+/* Fills in the times of a mean step since the last report, and the rank that computed longest. */
 static void report_times(const struct interval *last, double *ranks, int n, struct train_log *log)
 {
 	double steps = (double)last->steps;
@@ -34,7 +34,7 @@ static bool due(int64_t step, int64_t every)
 	return every > 0 && step % every == 0;
 }
 
-/* The mean of all steps but the first of this process, which warms the caches. */
+/* The mean time of a step. The first step of the process, which fills the caches, is left out. */
 static double seconds_per_step(const struct interval *all, double first)
 {
 	return all->steps > 1 ? (all->seconds - first) / (double)(all->steps - 1) : first;

@@ -5,8 +5,8 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* With one micro-step a step, gradients live from the backward pass to the optimizer: those of all blocks but
- * the last take the place of activations that are reusable by then. */
+/* Where a step has one micro-step, gradients are needed only from the backward pass to the optimizer. Those
+ * of all blocks but the last then use the memory of activations that the backward pass no longer needs. */
 static void place_all(struct plan *p)
 {
 	model_place_buffers(p->model, &p->arena);

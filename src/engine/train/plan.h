@@ -18,13 +18,13 @@ struct plan {
 	struct model *model;
 	struct arena arena;
 	bool one_micro_step; /* a step has one micro-batch */
-	/* Device. */
-	double *sums; /* [PLAN_SUM_RANKS + world_size] */
-	float *clip;  /* scale, norm */
+	double *sums;        /* on the device, [PLAN_SUM_RANKS + world_size] */
+	float *clip;         /* on the device: scale, norm */
 };
 
-/* What is summed over the ranks: the gradient's squares by the optimizer; the rest at once, in which each
- * rank has a place of its own for the seconds that its step before took without waiting for others. */
+/* The indices of plan->sums, which are summed over the ranks: the squares of the gradients by the optimizer,
+ * the others in one collective. From PLAN_SUM_RANKS on each rank has an element of its own, for the seconds
+ * that its previous step took without waiting for others. */
 enum { PLAN_SUM_SQUARES, PLAN_SUM_LOSS, PLAN_SUM_STOP, PLAN_SUM_RANKS };
 
 /* dev and comm may be NULL for an estimate: the scratch of the device is counted by the trainer, which has
@@ -33,5 +33,5 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
                 const struct train_options *options, int64_t max_row, struct plan **out, struct error *err);
 void plan_free(struct plan *plan);
 DEFINE_CLEANUP(struct plan *, plan_free)
-/* Over plan->arena.used bytes of device memory. */
+/* Places the buffers in `memory`, which has plan->arena.used bytes on the device. */
 void plan_bind(struct plan *plan, void *memory);

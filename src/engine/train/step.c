@@ -29,7 +29,8 @@ void trainer_gather(struct trainer *t, const struct dataset *data, const int64_t
 	}
 }
 
-/* Targets and tokens of the whole global batch: known to every rank without communication. */
+/* Counts the targets and tokens of the global batch. Every rank knows them without communication: they follow
+ * from the sampler and the lengths of the rows. */
 static void count_batch(struct trainer *t, int64_t *targets, int64_t *tokens)
 {
 	int64_t n = (int64_t)t->world_size * t->o.accumulation * t->o.micro_batch;
@@ -67,8 +68,8 @@ static bool has_rows(const int64_t *rows, int64_t n)
 	return false;
 }
 
-/* All micro-steps of this rank. Gradients go on the wire during the backward pass of the last one with rows.
- */
+/* Runs all micro-steps of this rank. The sums of the gradients over the ranks begin during the backward pass
+ * of the last micro-step that has rows. */
 static int accumulate(struct trainer *t, float scale, struct error *err)
 {
 	int64_t batch = t->o.micro_batch, last = 0;
@@ -85,7 +86,7 @@ static int accumulate(struct trainer *t, float scale, struct error *err)
 		begun = clock_monotonic();
 		trainer_gather(t, t->train, t->rows + a * batch, batch, &b);
 		t->data_seconds += clock_monotonic() - begun;
-		/* An empty micro-batch starts the reductions too, where it is the only one. */
+		/* A rank whose only micro-batch is empty has to take part in the reductions, too. */
 		if (b.tokens == 0 && a < last)
 			continue;
 		r = model_forward_backward(t->plan->model, &b, scale, first, &t->plan->sums[PLAN_SUM_LOSS],
@@ -97,7 +98,7 @@ static int accumulate(struct trainer *t, float scale, struct error *err)
 	return 0;
 }
 
-/* Loss, stop flag and times, summed over the ranks. Queued behind the gradients. */
+/* Starts the sum of loss, stop flag and times over the ranks, which follows those of the gradients. */
 static comm_ticket share_sums(struct trainer *t)
 {
 	return t->world_size > 1
@@ -106,7 +107,8 @@ static comm_ticket share_sums(struct trainer *t)
 	           : 0;
 }
 
-/* This rank's own last step; the places of the other ranks are 0 here. */
+/* Puts in what this rank adds to the sums: its stop flag, and the time of its last step in its own place. The
+ * places of the other ranks are 0. */
 static void prepare_sums(struct trainer *t)
 {
 	memset(t->sums, 0, sums_bytes(t));
@@ -114,7 +116,7 @@ static void prepare_sums(struct trainer *t)
 	t->sums[PLAN_SUM_RANKS + t->rank] = t->busy;
 }
 
-/* How the time since `begun` was spent. */
+/* Measures the step that began at `begun`: its time, and how long it waited for data and for other ranks. */
 static void measure(struct trainer *t, double begun, struct train_log *log)
 {
 	double waited = t->comm ? comm_waited_seconds(t->comm) : 0;

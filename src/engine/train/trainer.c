@@ -15,7 +15,7 @@ static void count_steps(struct trainer *t)
 	int64_t total;
 
 	t->steps_per_epoch = sampler_steps_per_epoch(&t->sampler);
-	/* 0.1 · 30 steps is 3, even where the product is slightly above it. */
+	/* Floating-point 0.1 · 30 may be slightly above 3, and ceil has to give 3. */
 	total =
 	    o->max_steps > 0 ? o->max_steps : (int64_t)ceil(o->epochs * (double)t->steps_per_epoch - 1e-9);
 	t->total_steps = MAX(total, 1);
@@ -116,7 +116,8 @@ void trainer_free(struct trainer *t)
 	if (!t)
 		return;
 	plan_free(t->plan);
-	if (t->memory && !t->comm) /* the communicator frees its own memory */
+	/* With a communicator the memory is the communicator's, which frees it. */
+	if (t->memory && !t->comm)
 		device_free(t->dev, t->memory);
 	free(t->sums);
 	free(t->rows);
@@ -162,8 +163,8 @@ int trainer_plan_json(const struct trainer *t, json_t **out, struct error *err)
 	return arena_to_json(&t->plan->arena, out, err);
 }
 
-/* Where element `at` of this rank's own part lies; in the weights' own type where they have no master copy.
- */
+/* The place of element `at` of this rank's part of the unit's state. *type is fp32, or bf16 for weights that
+ * have no master copy. */
 static void *state(const struct trainer *t, enum parameter_state which, int unit, int64_t at,
                    enum dtype *type)
 {
@@ -188,7 +189,9 @@ int trainer_read(struct trainer *t, enum parameter_state which, const struct mod
 	if (own != n)
 		return error_set(err, -ENOTSUP, "%s: this rank holds only a shard of it", p->name);
 	r = device_read(t->dev, out, from, (size_t)n * dtype_size(type), err);
-	for (int64_t i = n - 1; i >= 0 && r == 0 && type == DTYPE_BF16; i--) { /* in place, the last first */
+	/* `out` is widened in place, from the last element on, so that no value is overwritten before it is
+	 * read. */
+	for (int64_t i = n - 1; i >= 0 && r == 0 && type == DTYPE_BF16; i--) {
 		uint16_t narrow;
 
 		memcpy(&narrow, (const char *)out + (size_t)i * sizeof(narrow), sizeof(narrow));

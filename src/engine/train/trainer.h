@@ -6,7 +6,8 @@
  * (fewer at the end of an epoch). steps_per_epoch = ceil(rows / that). total = max_steps where above 0, else
  * ceil(epochs · steps_per_epoch). warm-up = warmup_steps where above 0, else ceil(warmup_ratio · total), as
  * transformers. A step's loss is the sum of its targets' losses over their count, over all ranks and
- * micro-steps; so are its gradients. The count comes from the dataset and the sampler alone.
+ * micro-steps, and its gradients are those of that mean. The count depends on the dataset and the sampler
+ * alone.
  *
  * Resume. The state after step s is: master weights (without them the bf16 ones), both moments, s. The
  * sampler, the schedule and the order of every sum are functions of the step, so a run continued from that
@@ -45,9 +46,9 @@ struct train_log {
 	double seconds; /* since trainer_run began */
 	bool has_eval;
 	double eval_loss; /* where has_eval */
-	/* Where the time of a step goes on this rank; trainer_run: the mean since the last log. */
+	/* The parts of a step's time on this rank; of trainer_run, the mean since the last log. */
 	double step_seconds, data_seconds;
-	double communication_seconds; /* that the computation waited for collectives */
+	double communication_seconds; /* in which the computation waited for collectives */
 	/* The rank that computed longest since the last log, and its mean of a step; -1: one rank, or not
 	 * measured. Each rank's part of a step is known to the others one step later. */
 	int slowest_rank;
@@ -68,9 +69,9 @@ struct train_callbacks {
 	bool (*should_stop)(void *context);
 };
 
-/* Everything is borrowed and must outlive the trainer, but for comm, which may be destroyed just before it.
- * comm may be NULL for one rank, eval may be NULL. Allocates the whole plan; with a communicator the memory
- * is that one's. Every rank at the same time. */
+/* All arguments are borrowed and must outlive the trainer, except for comm, which may be destroyed just
+ * before it. comm may be NULL for one rank, eval may be NULL. Allocates the whole plan; with a communicator
+ * the memory is from comm_alloc. Every rank calls it at the same time. */
 int trainer_create(struct device *dev, struct comm *comm, const struct model_config *c,
                    const struct train_options *options, const struct dataset *train,
                    const struct dataset *eval, struct trainer **out, struct error *err);
@@ -87,11 +88,11 @@ const struct model_layout *trainer_layout(const struct trainer *t);
 /* The plan as JSON (arena.h says how). */
 int trainer_plan_json(const struct trainer *t, json_t **out, struct error *err);
 
-/* Weights: fill is called for each parameter in pieces; compute copies are made from them. Every rank loads
- * the same. */
+/* Loads the weights: fill is called for each parameter, in pieces; then the compute copies are made. Every
+ * rank has to load the same weights. */
 int trainer_load(struct trainer *t, model_fill_fn fill, void *context, struct error *err);
 
-/* Host-readable fp32 pieces of a parameter's master weights or moments: elements [first, first + n) of p. */
+/* Copies elements [first, first + n) of a parameter's master weights or moments to the host, as fp32. */
 int trainer_read(struct trainer *t, enum parameter_state which, const struct model_parameter *p,
                  int64_t first, int64_t n, float *out, struct error *err);
 /* To resume, write all weights and moments, then give the step after which they were saved: trainer_set_step
