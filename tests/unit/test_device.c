@@ -553,6 +553,7 @@ static Suite *suite_make(void)
 	suite_add_tcase(suite, test_device_loss());
 	suite_add_tcase(suite, test_device_rounding());
 	suite_add_tcase(suite, test_device_quantize());
+	suite_add_tcase(suite, test_device_update());
 #ifndef TEST_ENGINE_SIMT
 	/* On the CPU only once, since these tests try shapes of GPU kernels. */
 	if (!getenv("DTRAIN_CPU_ISA") || !strcmp(getenv("DTRAIN_CPU_ISA"), "generic")) {

@@ -37,3 +37,4 @@ TCase *test_device_large(void);
 TCase *test_device_large_rows(void);
 TCase *test_device_rounding(void);
 TCase *test_device_quantize(void);
+TCase *test_device_update(void);

@@ -243,6 +243,52 @@ struct device_adamw {
 void device_adamw(struct device *dev, float *master, void *param, enum dtype param_type, const void *grad,
                   enum dtype grad_type, float *m, float *v, int64_t n, const float *grad_scale,
                   const struct device_adamw *h);
+
+/* ---- other optimizers, element by element ---- */
+enum device_rule {
+	/* d = ratio · (g + weight_decay · p), m = beta1 · m + d, p -= learning_rate · (nesterov ? d + beta1 ·
+	 * m : m): torch.optim.SGD. m may be NULL where beta1 is 0. */
+	DEVICE_SGD,
+	/* Chen et al. 2023, algorithm 2, with decoupled decay: p follows the sign of beta1 · m + (1 - beta1)
+	 * · g. */
+	DEVICE_LION,
+	/* You et al. 2020 (LAMB), algorithm 2 up to the norms: the direction, decay included, is written over
+	 * grad; the weights are only read. */
+	DEVICE_LAMB,
+	/* d = ratio · g, m += (1 - beta1) · (d - m); m, or with nesterov d + beta1 · (m - d), is written over
+	 * grad. Weights are not used. */
+	DEVICE_MEAN,
+	/* p = p · (1 - learning_rate · weight_decay) - learning_rate · ratio · g. */
+	DEVICE_APPLY,
+	DEVICE_RULES
+};
+struct device_update {
+	enum device_rule rule;
+	double learning_rate, beta1, beta2, epsilon, weight_decay;
+	double ratio;
+	bool nesterov;
+	int64_t step; /* 1 for the first */
+	uint64_t seed;
+	int64_t first; /* seed and first as device_adamw has them */
+};
+/* master, param, m, v and grad_scale as device_adamw has them, without what the rule does not use (v but for
+ * LAMB); grad: fp32. Every operation is rounded by itself. */
+void device_update(struct device *dev, float *master, void *param, enum dtype param_type, float *grad,
+                   float *m, float *v, int64_t n, const float *grad_scale, const struct device_update *h);
+
+/* Adafactor (Shazeer & Stern 2018, section 3): elements [first, first + n) of a matrix with rows of `cols`.
+ */
+struct device_factored {
+	int64_t first, n, cols;
+};
+/* row[i] and col[j] (fp32, of the whole matrix) += the sums of (g · *grad_scale)² over the elements here. */
+void device_factor_sums(struct device *dev, const struct device_factored *f, const float *grad,
+                        const float *grad_scale, float *row, float *col);
+/* g = g · *grad_scale / sqrt(max(row[i] · factor · col[j], floor)), in place. */
+void device_factor_direction(struct device *dev, const struct device_factored *f, float *grad,
+                             const float *grad_scale, const float *row, const float *col, float factor,
+                             float floor);
+
 /* *scale = max_norm > 0 ? min(1, max_norm / (sqrt(*sum_squares) + 1e-6)) : 1; *norm = sqrt(*sum_squares). All
  * on the device. */
 void device_clip_scale(struct device *dev, const double *sum_squares, float max_norm, float *scale,

@@ -51,3 +51,12 @@ bool device_computes(struct device *dev, const char *operation, enum dtype a, en
 	device_fault(dev, -EOPNOTSUPP, "%s does not work in float16; use bfloat16 or float32", operation);
 	return false;
 }
+
+bool device_update_fits(struct device *dev, const float *master, const void *param, enum dtype param_type,
+                        const struct device_update *h)
+{
+	if (h->rule == DEVICE_MEAN || h->rule == DEVICE_LAMB || master || (param && param_type == DTYPE_BF16))
+		return true;
+	device_fault(dev, -EINVAL, "an update without a master copy is for bfloat16 parameters");
+	return false;
+}

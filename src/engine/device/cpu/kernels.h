@@ -49,7 +49,14 @@
 	           int64_t vocab))                                                                           \
 	X(adamw, (struct device * dev, float *master, void *param, enum dtype param_type, const void *grad,  \
 	          enum dtype grad_type, float *m, float *v, int64_t n, const float *grad_scale,              \
-	          const struct device_adamw *h))
+	          const struct device_adamw *h))                                                             \
+	X(update, (struct device * dev, float *master, void *param, enum dtype param_type, float *grad,      \
+	           float *m, float *v, int64_t n, const float *grad_scale, const struct device_update *h))   \
+	X(factor_sums, (struct device * dev, const struct device_factored *f, const float *grad,             \
+	                const float *grad_scale, float *row, float *col))                                    \
+	X(factor_direction,                                                                                  \
+	  (struct device * dev, const struct device_factored *f, float *grad, const float *grad_scale,       \
+	   const float *row, const float *col, float factor, float floor))
 
 struct kernels {
 	const char *isa;

@@ -193,6 +193,27 @@ void device_adamw(struct device *dev, float *master, void *param, enum dtype par
 		dev->kernels->adamw(dev, master, param, param_type, grad, grad_type, m, v, n, grad_scale, h);
 }
 
+void device_update(struct device *dev, float *master, void *param, enum dtype param_type, float *grad,
+                   float *m, float *v, int64_t n, const float *grad_scale, const struct device_update *h)
+{
+	if (!device_update_fits(dev, master, param, param_type, h))
+		return;
+	dev->kernels->update(dev, master, param, param_type, grad, m, v, n, grad_scale, h);
+}
+
+void device_factor_sums(struct device *dev, const struct device_factored *f, const float *grad,
+                        const float *grad_scale, float *row, float *col)
+{
+	dev->kernels->factor_sums(dev, f, grad, grad_scale, row, col);
+}
+
+void device_factor_direction(struct device *dev, const struct device_factored *f, float *grad,
+                             const float *grad_scale, const float *row, const float *col, float factor,
+                             float floor)
+{
+	dev->kernels->factor_direction(dev, f, grad, grad_scale, row, col, factor, floor);
+}
+
 void device_clip_scale(struct device *dev, const double *sum_squares, float max_norm, float *scale,
                        float *norm)
 {
