@@ -82,6 +82,7 @@ int generator_create(struct device *dev, const struct model_config *c,
 	g->max_tokens = options->max_tokens ? options->max_tokens : c->max_positions;
 	g->ids = options->ids ? MIN(options->ids, c->vocab) : c->vocab;
 	o.max_tokens = MIN(PREFILL, g->max_tokens);
+	o.logits_bytes = device_logits_bytes();
 	o.max_sequence = o.cache_tokens = g->max_tokens;
 	g->logits = malloc((size_t)c->vocab * sizeof(float));
 	g->work = malloc(sampling_work_bytes(c->vocab));

@@ -10,7 +10,7 @@
  * each of them reads and writes the gradients of the whole head. */
 static int64_t choose_logits_rows(const struct model *m)
 {
-	int64_t rows = (int64_t)device_logits_bytes() / (m->c.vocab * (int64_t)m->size) / 64 * 64;
+	int64_t rows = (int64_t)m->o.logits_bytes / (m->c.vocab * (int64_t)m->size) / 64 * 64;
 
 	rows = MAX(rows, (m->o.max_tokens / 8 + 63) / 64 * 64);
 	return MIN(MAX(rows, 256), MAX(m->o.max_tokens, 1));

@@ -24,7 +24,8 @@ struct model_options {
 	int64_t max_sequence; /* longest document: the length of the RoPE tables */
 	bool training;        /* false: no buffers for the backward pass */
 	bool recompute;       /* keep only each block's input; run the block again before its backward */
-	int64_t logits_rows;  /* rows of a cross-entropy chunk, 0: chosen */
+	int64_t logits_rows;  /* rows of a cross-entropy chunk, 0: chosen by logits_bytes */
+	size_t logits_bytes;  /* device_logits_bytes of the device that it is for */
 	int64_t cache_tokens; /* generation: length of the KV cache, 0: none */
 };
 

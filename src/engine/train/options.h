@@ -31,6 +31,7 @@ struct train_options {
 	int64_t save_steps; /* 0: on_save is not called by the loop, except at a stop */
 	int64_t eval_steps; /* 0: with each save and at the end */
 	enum shard_strategy strategy;
+	size_t logits_bytes; /* device_logits_bytes, which a trainer fills in itself */
 };
 void train_options_default(struct train_options *o);
 int train_options_check(const struct train_options *o, struct error *err);

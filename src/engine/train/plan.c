@@ -27,6 +27,7 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 	struct model_options o = {.type = options->precision,
 	                          .max_tokens = options->micro_batch * max_row,
 	                          .max_sequence = max_row,
+	                          .logits_bytes = options->logits_bytes,
 	                          .training = true,
 	                          .recompute = options->recompute};
 	int r;

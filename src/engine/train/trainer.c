@@ -91,6 +91,7 @@ int trainer_create(struct device *dev, struct comm *comm, const struct model_con
 	t->comm = comm;
 	t->c = *c;
 	t->o = *options;
+	t->o.logits_bytes = device_logits_bytes();
 	t->train = train;
 	t->eval = eval;
 	t->rank = comm ? comm_rank(comm) : 0;
@@ -104,7 +105,7 @@ int trainer_create(struct device *dev, struct comm *comm, const struct model_con
 	                              .seed = t->o.seed,
 	                              .shuffle = t->o.shuffle};
 	count_steps(t);
-	if ((r = plan_create(dev, comm, t->rank, t->world_size, c, options, t->max_row, &t->plan, err)) < 0 ||
+	if ((r = plan_create(dev, comm, t->rank, t->world_size, c, &t->o, t->max_row, &t->plan, err)) < 0 ||
 	    (r = allocate(t, err)) < 0)
 		return r;
 	*out = steal_pointer(t);

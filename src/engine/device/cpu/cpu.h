@@ -39,7 +39,6 @@ static inline size_t round_up(size_t n, size_t to)
 /* gemm.c */
 int gemm_create(struct device *dev, struct error *err);
 void gemm_destroy(struct device *dev);
-size_t gemm_scratch(const struct device *dev, int64_t m, int64_t n, int64_t k, enum dtype type);
 bool gemm_native_bf16(const struct device *dev);
 /* The library and its version, such as "oneDNN 2.6.3"; static. */
 const char *gemm_describe(void);

@@ -16,6 +16,7 @@
 #endif
 
 #include "engine/device/cpu/kernels.h"
+#include "engine/device/sizes.h"
 
 /* OpenBLAS has these functions. They are declared here because the cblas.h that Debian's pkg-config finds for
  * `blas` may be another library's, which does not declare them. */
@@ -154,27 +155,12 @@ double device_peak_flops(const struct device *dev, enum dtype type)
 	return 0; /* unknown: no interface gives the clock rate under vector load */
 }
 
-/* 16 MiB is about the size of a last-level cache; larger chunks would have to come from memory. */
 size_t device_logits_bytes(void)
 {
-	return (size_t)16 << 20;
+	return cpu_logits_bytes();
 }
 
 size_t device_scratch_bytes(const struct device *dev, const struct device_shapes *s)
 {
-	int64_t longest = s->max_sequence < s->tokens ? s->max_sequence : s->tokens;
-	int64_t qkv = (int64_t)(s->heads + 2 * s->kv_heads) * s->head_dim;
-	int64_t wide = 2 * (int64_t)s->intermediate > qkv ? 2 * (int64_t)s->intermediate : qkv;
-	int cols = s->hidden > s->head_dim ? s->hidden : s->head_dim;
-	size_t attention = attention_thread_bytes(longest, s->head_dim) * (size_t)dev->threads;
-	size_t norm = COLUMN_PARTS * round_up((size_t)cols, 16) * sizeof(float);
-	size_t need, gemm;
-
-	if (s->heads != s->kv_heads)
-		attention += 2 * (size_t)(s->heads * s->head_dim * s->tokens) * sizeof(float);
-	need = attention > norm ? attention : norm;
-	gemm = gemm_scratch(dev, s->tokens, wide, s->hidden, s->type);
-	need = gemm > need ? gemm : need;
-	gemm = gemm_scratch(dev, s->logits_rows, s->vocab, s->hidden, s->type);
-	return gemm > need ? gemm : need;
+	return cpu_scratch_bytes(s, dev->threads, gemm_native_bf16(dev));
 }

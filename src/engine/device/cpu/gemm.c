@@ -246,15 +246,6 @@ static int64_t widened(int64_t rows, int64_t ld)
 	return (int64_t)round_up((size_t)(rows * ld), 16);
 }
 
-size_t gemm_scratch(const struct device *dev, int64_t m, int64_t n, int64_t k, enum dtype type)
-{
-	if (type != DTYPE_BF16 || gemm_native_bf16(dev))
-		return 0;
-	/* The sum covers the forward product and both backward products, since it has the size of each of the
-	 * three matrices. It is doubled because rows of a fused buffer may be wider than the matrix. */
-	return (size_t)(2 * (m * k + k * n + m * n) + 64) * sizeof(float);
-}
-
 static void gemm_widened(struct device *dev, const struct device_gemm *g)
 {
 	struct device_gemm f = *g;

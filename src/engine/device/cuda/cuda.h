@@ -17,13 +17,12 @@
 extern "C" {
 #endif
 
+#include "engine/device/cuda/parts.h"
 #include "engine/device/fault.h"
 
 /* Partial sums are cut by shape alone: never by the number of multiprocessors. */
 #define REDUCE_PARTS 1024
-#define COLUMN_PARTS 512
 #define STAGING      ((size_t)4 << 20)
-#define WORKSPACE    ((size_t)32 << 20) /* of cuBLASLt; what it recommends for Hopper */
 
 struct gemm_cache;
 struct attention_cudnn;
@@ -68,9 +67,6 @@ int driver_check(const struct driver_report *report, struct error *err);
 int driver_check_gpu(const char *name, int major, int minor, struct error *err); /* compute capability */
 /* From /proc/driver/nvidia/version; "" where there is none. */
 void driver_module_version(const char *path, char *version, size_t size);
-
-/* attention.cu */
-size_t attention_scratch(int64_t tokens, int heads, int head_dim);
 
 static inline size_t round_up(size_t n, size_t to)
 {

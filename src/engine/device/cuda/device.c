@@ -7,6 +7,7 @@
 
 #include "engine/device/cuda/attention/cudnn_attention.h"
 #include "engine/device/cuda/cuda.h"
+#include "engine/device/sizes.h"
 
 struct device_event {
 	cudaEvent_t event;
@@ -168,36 +169,16 @@ void device_free(struct device *dev, void *p)
 	(void)cudaFree(p);
 }
 
-static size_t larger(size_t a, size_t b)
-{
-	return a > b ? a : b;
-}
-
-/*
- * A chunk of r rows adds 2·r·vocab·hidden operations and 8·vocab·hidden bytes to the head's gradient: below
- * some 600 rows an H200 waits for memory (256 rows of a vocabulary of 128256: 0.45 ms for 0.14 ms of sums).
- * This is 4096 rows there.
- */
 size_t device_logits_bytes(void)
 {
-	return (size_t)1 << 30;
+	return cuda_logits_bytes();
 }
 
 size_t device_scratch_bytes(const struct device *dev, const struct device_shapes *s)
 {
-	size_t qkv = (size_t)(s->heads + 2 * s->kv_heads) * (size_t)s->head_dim;
-	size_t norm = larger((size_t)s->hidden, (size_t)s->head_dim);
-	size_t bias = larger(2 * (size_t)s->intermediate, larger(qkv, (size_t)s->hidden));
-	size_t bias_parts = (size_t)s->tokens / 64 + 1; /* reduce.cu gives a part at least so many rows */
-	size_t need =
-	    larger(WORKSPACE + round_up(bias * sizeof(float), 256), COLUMN_PARTS * norm * sizeof(float));
+	size_t own = cuda_scratch_bytes(s), cudnn = attention_cudnn_scratch(dev, s);
 
-	if (bias_parts > COLUMN_PARTS)
-		bias_parts = COLUMN_PARTS;
-	need = larger(need, bias_parts * bias * sizeof(float));
-	need = larger(need, (2 * (size_t)s->tokens + 1) * sizeof(int32_t)); /* embedding.cu's order */
-	need = larger(need, attention_scratch(s->tokens, s->heads, s->head_dim));
-	return larger(need, attention_cudnn_scratch(dev, s));
+	return own > cudnn ? own : cudnn;
 }
 
 int device_reserve_scratch(struct device *dev, size_t bytes, struct error *err)

@@ -5,11 +5,6 @@
 
 #define THREADS 256
 
-extern "C" size_t attention_scratch(int64_t tokens, int heads, int head_dim)
-{
-	return (size_t)tokens * (size_t)heads * sizeof(float);
-}
-
 static attention_shape shape_of(const struct device_attention *a)
 {
 	attention_shape s = {};
@@ -90,7 +85,7 @@ extern "C" void device_attention_backward(struct device *dev, const struct devic
 		return;
 	if (wide && attention_cudnn_backward(dev, a, d_q, d_k, d_v, d_o, o, lse, q, k, v))
 		return;
-	delta = (float *)device_scratch(dev, attention_scratch(a->tokens, a->heads, a->head_dim),
+	delta = (float *)device_scratch(dev, attention_scratch(a->tokens, a->heads),
 	                                "attention_backward");
 	if (!delta)
 		return;

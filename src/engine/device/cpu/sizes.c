@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The sizes of the CPU engine, from shapes alone. */
+#include "engine/device/sizes.h"
+
+#include "engine/device/cpu/kernels.h"
+
+/* 16 MiB is about the size of a last-level cache; larger chunks would have to come from memory. */
+size_t cpu_logits_bytes(void)
+{
+	return (size_t)16 << 20;
+}
+
+/* Of a product in bf16 on a processor that cannot multiply it: its matrices in fp32. */
+static size_t gemm_scratch(int64_t m, int64_t n, int64_t k, enum dtype type, bool native_bf16)
+{
+	if (type != DTYPE_BF16 || native_bf16)
+		return 0;
+	/* The sum covers the forward product and both backward products, since it has the size of each of the
+	 * three matrices. It is doubled because rows of a fused buffer may be wider than the matrix. */
+	return (size_t)(2 * (m * k + k * n + m * n) + 64) * sizeof(float);
+}
+
+size_t cpu_scratch_bytes(const struct device_shapes *s, int threads, bool native_bf16)
+{
+	int64_t longest = s->max_sequence < s->tokens ? s->max_sequence : s->tokens;
+	int64_t qkv = (int64_t)(s->heads + 2 * s->kv_heads) * s->head_dim;
+	int64_t wide = 2 * (int64_t)s->intermediate > qkv ? 2 * (int64_t)s->intermediate : qkv;
+	int cols = s->hidden > s->head_dim ? s->hidden : s->head_dim;
+	size_t attention = attention_thread_bytes(longest, s->head_dim) * (size_t)threads;
+	size_t norm = COLUMN_PARTS * round_up((size_t)cols, 16) * sizeof(float);
+	size_t need, gemm;
+
+	if (s->heads != s->kv_heads)
+		attention += 2 * (size_t)(s->heads * s->head_dim * s->tokens) * sizeof(float);
+	need = attention > norm ? attention : norm;
+	gemm = gemm_scratch(s->tokens, wide, s->hidden, s->type, native_bf16);
+	need = gemm > need ? gemm : need;
+	gemm = gemm_scratch(s->logits_rows, s->vocab, s->hidden, s->type, native_bf16);
+	return gemm > need ? gemm : need;
+}

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The sizes that an engine chooses, or needs, by the shapes of a run alone. The engines answer
+ * device_logits_bytes and device_scratch_bytes with them, and an estimate asks the same functions without a
+ * device, so that it plans what a worker allocates.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "engine/device/device.h"
+
+enum device_engine { DEVICE_ENGINE_CPU, DEVICE_ENGINE_CUDA };
+
+/* What of an engine the sizes depend on. */
+struct device_sizing {
+	enum device_engine engine;
+	int threads;      /* CPU */
+	bool native_bf16; /* CPU: it multiplies bf16 without widening it */
+	bool cudnn;       /* CUDA: cuDNN computes attention */
+};
+
+size_t device_sizing_logits(enum device_engine engine); /* device_logits_bytes */
+/* device_scratch_bytes. cuDNN alone knows its workspace: with it this is what its backward pass is known to
+ * take, a sum of the queries' gradients in fp32. */
+size_t device_sizing_scratch(const struct device_sizing *s, const struct device_shapes *shapes);
+
+/* cpu/sizes.c */
+size_t cpu_logits_bytes(void);
+size_t cpu_scratch_bytes(const struct device_shapes *s, int threads, bool native_bf16);
+
+/* cuda/sizes.c; without cuDNN's. */
+size_t cuda_logits_bytes(void);
+size_t cuda_scratch_bytes(const struct device_shapes *s);
