@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Compares between the ranks what each has read. Eight bytes a rank are enough where all agree: the hash of
- * all items, gathered. Otherwise the first of the ranks with the most frequent hash sends what it has, item
- * by item; the first rank that differs finds the item and sends the message, so that whichever rank's error
- * is reported first names the cause.
+ * Compares between the ranks what each has read. The ranks first gather one hash of all items each, which is
+ * enough where all agree. Otherwise the first of the ranks with the most frequent hash sends the hashes of
+ * its items. The first rank that differs finds the item and sends the message to all, so that whichever
+ * rank's error is reported names the cause.
  */
 #include "engine/checkpoint/agreement.h"
 
@@ -15,8 +15,8 @@
 #include "base/hash.h"
 #include "base/str.h"
 
-/* Bytes of an item that a message shows: an error has room for them, the names of two nodes and the remedy.
- */
+/* How many bytes of an item a message shows. An error has room for them, for the names of two nodes and for
+ * the remedy. */
 #define PATH_SHOWN 200
 #define WHAT_SHOWN 200
 
@@ -31,6 +31,18 @@ struct reference {
 	char node[256];
 };
 
+/* ---- collectives over host memory, through `staging` on the device ---- */
+static int broadcast_staged(const struct group *g, void *staging, void *host, size_t bytes, int root,
+                            struct error *err)
+{
+	int r = g->rank == root ? device_write(g->dev, staging, host, bytes, err) : 0;
+
+	if (r < 0 || (r = comm_wait(g->comm, comm_broadcast(g->comm, staging, bytes, root), err)) < 0 ||
+	    (r = comm_flush(g->comm, err)) < 0)
+		return r;
+	return device_read(g->dev, host, staging, bytes, err);
+}
+
 static int broadcast(const struct group *g, void *host, size_t bytes, int root, struct error *err)
 {
 	void *staging;
@@ -38,18 +50,23 @@ static int broadcast(const struct group *g, void *host, size_t bytes, int root, 
 
 	if (r < 0)
 		return r;
-	r = g->rank == root ? device_write(g->dev, staging, host, bytes, err) : 0;
-	if (r == 0)
-		r = comm_wait(g->comm, comm_broadcast(g->comm, staging, bytes, root), err);
-	if (r == 0)
-		r = comm_flush(g->comm, err);
-	if (r == 0)
-		r = device_read(g->dev, host, staging, bytes, err);
+	r = broadcast_staged(g, staging, host, bytes, root, err);
 	device_free(g->dev, staging);
 	return r;
 }
 
-/* all[rank] is this rank's value; afterwards the values of all ranks are there. */
+static int gather_staged(const struct group *g, void *staging, uint64_t *all, size_t bytes, struct error *err)
+{
+	int r = device_write(g->dev, staging, all, bytes, err);
+
+	/* A gather only copies: two fp32 elements have the size of one value. */
+	if (r < 0 || (r = comm_wait(g->comm, comm_all_gather(g->comm, staging, 2, DTYPE_F32), err)) < 0 ||
+	    (r = comm_flush(g->comm, err)) < 0)
+		return r;
+	return device_read(g->dev, all, staging, bytes, err);
+}
+
+/* all[rank] is this rank's value; afterwards `all` has the values of all ranks. */
 static int gather(const struct group *g, uint64_t *all, struct error *err)
 {
 	size_t bytes = (size_t)g->size * sizeof(*all);
@@ -58,13 +75,7 @@ static int gather(const struct group *g, uint64_t *all, struct error *err)
 
 	if (r < 0)
 		return r;
-	r = device_write(g->dev, staging, all, bytes, err);
-	if (r == 0) /* the values are copied, so only the size of the type matters */
-		r = comm_wait(g->comm, comm_all_gather(g->comm, staging, 2, DTYPE_F32), err);
-	if (r == 0)
-		r = comm_flush(g->comm, err);
-	if (r == 0)
-		r = device_read(g->dev, all, staging, bytes, err);
+	r = gather_staged(g, staging, all, bytes, err);
 	device_free(g->dev, staging);
 	return r;
 }
@@ -78,7 +89,7 @@ static uint64_t digest_all(const struct agreement_item *items, size_t n)
 	return h;
 }
 
-/* The first rank of those whose value most ranks have. */
+/* The first of the ranks that have the most frequent value. */
 static int most_frequent(const uint64_t *all, int n)
 {
 	int best = 0, best_count = 0;
@@ -96,7 +107,7 @@ static int most_frequent(const uint64_t *all, int n)
 	return best;
 }
 
-/* The end of a path that is too long, from a directory on. */
+/* The end of a path that is too long for a message; it begins with the name of a directory. */
 static const char *path_end(const char *path)
 {
 	size_t len = strlen(path);

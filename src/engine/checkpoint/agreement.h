@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What all ranks must have alike, compared by content. Each rank reads its files where it runs; where they
- * differ, the ranks would train on different things and nothing would show it. */
+/* Compares by content what has to be the same on all ranks. Each rank reads its files on its own node; if
+ * they differed, the ranks would train on different data or weights, and nothing would show it. */
 #pragma once
 
 #include <stddef.h>

@@ -16,7 +16,7 @@
 
 #define TMP ".tmp"
 
-/* checkpoint-STEP, nothing after it. */
+/* Whether the name is checkpoint-STEP, with nothing after it. */
 static bool parse_name(const char *name, int64_t *step)
 {
 	return str_starts(name, "checkpoint-") &&
@@ -113,7 +113,7 @@ int checkpoint_prune(const char *output, int64_t keep, struct error *err)
 	return r;
 }
 
-/* Whether a save that was interrupted has left it. */
+/* Whether a file of that name is what an interrupted save has left. */
 static bool is_leftover(const char *name)
 {
 	return str_ends(name, TMP) && (str_starts(name, "checkpoint-") || str_eq(name, "model" TMP));
@@ -155,7 +155,8 @@ int checkpoint_remove_all(const char *output, struct error *err)
 	return r;
 }
 
-/* Of a run that ended before its first checkpoint: metrics.jsonl, metrics.jsonl.N (metrics_open), runs. */
+/* Whether a file of that name has measurements: metrics.jsonl, metrics.jsonl.N (metrics_open), runs. A run
+ * that ended before its first checkpoint leaves them. */
 static bool is_measurements(const char *name)
 {
 	const char *number = str_starts(name, "metrics.jsonl.") ? name + strlen("metrics.jsonl.") : "x";
@@ -164,7 +165,7 @@ static bool is_measurements(const char *name)
 	       (*number && !number[strspn(number, "0123456789")]);
 }
 
-/* A claim that a run has marked: what it wrote before its first checkpoint is known by name. */
+/* Whether a run has marked the claim. Then files with the names that runs give them are that run's. */
 static bool is_marked(const char *output)
 {
 	_cleanup_free_ char *path = str_path_join(output, CLAIM_FILE);
@@ -185,7 +186,7 @@ int checkpoint_output_in_use(const char *output, bool *used, struct error *err)
 	while ((e = readdir(d))) {
 		const char *name = e->d_name;
 
-		/* The tokenized data and the claim may lie there before anything was trained. */
+		/* The tokenized data and the claim may exist before anything has been trained. */
 		if (str_eq(name, ".") || str_eq(name, "..") || str_eq(name, "cache") ||
 		    str_eq(name, CLAIM_FILE))
 			continue;
@@ -253,7 +254,7 @@ static bool is_weights(const char *name)
 	       (str_ends(name, ".safetensors") || str_ends(name, ".safetensors.index.json"));
 }
 
-/* Moves the files of tmp for which is_weights() is `weights`; adds their names to `moved`. */
+/* Moves the files of tmp for which is_weights() returns `weights`, and adds their names to `moved`. */
 static int move_files(const char *output, const char *tmp, bool weights, json_t *moved, struct error *err)
 {
 	_cleanup_closedir_ DIR *d = opendir(tmp);
@@ -277,7 +278,8 @@ static int move_files(const char *output, const char *tmp, bool weights, json_t 
 	return 0;
 }
 
-/* Weights in output that were not moved there just now: shards, or the single file, of an older model. */
+/* Removes weights in `output` that are not in `moved`: they are shards, or the single file, of an older
+ * model. */
 static int remove_stale(const char *output, const json_t *moved, struct error *err)
 {
 	_cleanup_closedir_ DIR *d = opendir(output);

@@ -19,31 +19,31 @@
 #include "base/error.h"
 #include "engine/checkpoint/hf.h"
 
-/* Removes what an interrupted save has left in `output`. Only the one process that writes there may call it.
- */
+/* Removes what an interrupted save has left in `output`. Only the process that writes there may call it. */
 int checkpoint_clean(const char *output, struct error *err);
 
-/* The newest complete checkpoint with a state to resume from: its path (owned by the caller) and step; *path
- * is NULL where there is none, `output` itself not being there included. */
+/* The newest complete checkpoint with a state to resume from: its path (owned by the caller) and its step.
+ * *path is NULL where there is none, also where `output` does not exist. */
 int checkpoint_find(const char *output, char **path, int64_t *step, struct error *err);
 
-/* Whether `output` holds anything that a new run would mix with; false where it does not exist. What a run
- * leaves that ends before its first checkpoint (its metrics, an interrupted save) does not count. */
+/* Whether `output` has files that those of a new run would be mixed with; false where it does not exist.
+ * Files that a run leaves when it ends before its first checkpoint (metrics, an interrupted save) do not
+ * count. */
 int checkpoint_output_in_use(const char *output, bool *used, struct error *err);
 
-/* A fresh directory to fill: output/NAME.tmp. */
+/* Makes an empty directory to write to: output/NAME.tmp. */
 int checkpoint_begin(const char *output, const char *name, char **tmp, struct error *err);
-/* Syncs it and renames it to output/NAME, an older one of that name being replaced in one step. */
+/* Syncs tmp and renames it to output/NAME. A directory that has that name is replaced in one step. */
 int checkpoint_publish(const char *output, const char *name, const char *tmp, struct error *err);
 /* The final model: the files of tmp move into `output` itself, the weights last; shards of an older final
- * model that the new one has not are removed; tmp is gone afterwards. */
+ * model that the new one does not have are removed, and so is tmp. */
 int checkpoint_publish_files(const char *output, const char *tmp, struct error *err);
-/* Removes the oldest checkpoints with a state of ours beyond the newest `keep` (0: none is removed). */
+/* Removes all checkpoints that this program wrote but the newest `keep` (0: removes none). */
 int checkpoint_prune(const char *output, int64_t keep, struct error *err);
-/* Removes all of them, and the metrics: for output.overwrite. */
+/* Removes all checkpoints that this program wrote, and the metrics: for output.overwrite. */
 int checkpoint_remove_all(const char *output, struct error *err);
 
-/* state.json and trainer_state.json. The trainer's state as transformers.TrainerState reads it. */
+/* The contents of state.json, and of trainer_state.json, which transformers.TrainerState can read. */
 struct checkpoint_state {
 	int64_t step, steps;
 	double epoch, epochs;
@@ -52,7 +52,7 @@ struct checkpoint_state {
 	int64_t micro_batch, log_steps, eval_steps, save_steps;
 	uint64_t seed;
 	const char *fingerprint; /* of what decides the bits: rows, batch, order; compared at resume */
-	/* That it was trained in: "fp32" or "bf16"; after load, fp32 where the file does not say. */
+	/* The precision of the training: "fp32" or "bf16"; after load, fp32 where the file does not say. */
 	const char *precision;
 	json_t *log_history; /* array; borrowed by save, owned by the caller after load */
 };

@@ -12,15 +12,15 @@
 #include "base/cleanup.h"
 #include "base/str.h"
 
-#define EARLIER_MAX  64  /* runs that are remembered */
+#define EARLIER_MAX  64  /* runs that the file lists besides the last one */
 #define RUN_TEXT_MAX 160 /* a run's number and its cluster */
 
-/* The file's first line, "ATTEMPT.EPOCH RUN CLUSTER", is of the run that writes there or was the last to;
- * behind it stand the runs before that one, the newest first. Where no cluster is known, and in a file of a
- * release that did not write them, "ATTEMPT RUN". */
+/* The first line of the file, "ATTEMPT.EPOCH RUN CLUSTER", names the run that writes in the directory or was
+ * the last to do so. The runs before it follow, the newest first. A line is "ATTEMPT RUN" where the cluster
+ * is not known, and where a release wrote it that did not write clusters. */
 struct mark {
 	char text[8192];
-	/* In text, with its cluster; "" where no run has marked it, or one without a name. */
+	/* In text, with its cluster; "" where no run has marked the directory, or a run without a name. */
 	const char *run;
 	int64_t attempt, epoch;
 	char *earlier; /* in text: the other lines */
@@ -41,7 +41,7 @@ static void read_mark(int fd, struct mark *m)
 	m->run = *end == ' ' ? end + 1 : "";
 }
 
-/* A run as the file has it, "17 CLUSTER": another cluster's 17 is another run. */
+/* The run as the file names it: "17 CLUSTER". Run 17 of another cluster is another run. */
 static const char *run_text(const struct claim *c, char *buf, size_t size)
 {
 	bool cluster = c->cluster && *c->cluster;
@@ -50,15 +50,15 @@ static const char *run_text(const struct claim *c, char *buf, size_t size)
 	return buf;
 }
 
-/* Its number alone, for a message. */
+/* The length of the run's number, which a message shows without the cluster. */
 static int number_length(const struct mark *m)
 {
 	return (int)strcspn(m->run, " ");
 }
 
-/* Whether a line's run is that of the claim. A line without cluster and epoch may be of the release before
- * the one that writes them: a later attempt of a run, started after an upgrade, finds the mark of its first
- * one so, and the number alone decides. A first attempt has nothing of its own there. */
+/* Whether the run of a line is the run of the claim. A line without cluster and epoch may have been written
+ * by a release that did not write them: a later attempt, started after an upgrade, finds such a line of its
+ * own run, and then the number alone decides. A first attempt cannot find a line of its own run. */
 static bool is_run(const struct claim *c, const char *run, size_t len, int64_t epoch)
 {
 	char buf[RUN_TEXT_MAX];
@@ -70,7 +70,7 @@ static bool is_run(const struct claim *c, const char *run, size_t len, int64_t e
 	       !memcmp(run, c->run, len);
 }
 
-/* Whether a whole line of `earlier` is of that run. */
+/* Whether one of the lines of `earlier` names the run of the claim. */
 static bool wrote_earlier(const struct mark *m, const struct claim *c)
 {
 	for (const char *line = m->earlier; *line; line += strcspn(line, "\n"), line += *line == '\n') {
@@ -94,7 +94,7 @@ static bool same_run(const struct claim *c, const struct mark *m)
 	return is_run(c, m->run, strlen(m->run), m->epoch);
 }
 
-/* Whether this attempt may go on from what lies there, and write. */
+/* Whether this attempt may resume from the files in the directory, and write there. */
 static int check_mark(const struct claim *c, const struct mark *m, struct error *err)
 {
 	if (!c->run)
@@ -108,7 +108,7 @@ static int check_mark(const struct claim *c, const struct mark *m, struct error 
 		return error_set(err, -ESTALE,
 		                 "output.dir %s belongs to attempt %lld of this run; this is %lld",
 		                 c->directory, (long long)m->attempt, (long long)c->attempt);
-	/* What lies there now is of another, newer run: neither to go on from nor to write into. */
+	/* The files are now those of a newer run. This one must not resume from them, and must not write. */
 	if (c->attempt > 1 && !same_run(c, m) && wrote_earlier(m, c))
 		return error_set(
 		    err, -ESTALE,
@@ -117,7 +117,7 @@ static int check_mark(const struct claim *c, const struct mark *m, struct error 
 	return 0;
 }
 
-/* Opens the file anew: that is when a network file system looks at what is there now. */
+/* Opens the file again, since a network file system fetches its present contents only then. */
 static int read_mark_now(const struct claim *c, struct mark *m, struct error *err)
 {
 	_cleanup_free_ char *path = claim_path(c);
@@ -175,7 +175,8 @@ int claim_mark(const struct claim *c, int fd, struct error *err)
 	int lines = 0, r;
 	ssize_t n;
 
-	/* File systems without locks give the claim to everybody: another may have marked it since. */
+	/* Where the file system has no locks, claim_take does not exclude other processes: one may have
+	 * marked the directory since. */
 	if ((r = read_mark_now(c, &m, err)) < 0 || (r = check_mark(c, &m, err)) < 0)
 		return r;
 	add_line(&text, c->attempt, c->epoch, run_text(c, buf, sizeof(buf)));
@@ -186,7 +187,8 @@ int claim_mark(const struct claim *c, int fd, struct error *err)
 		strbuf_addf(&text, "%s\n", line);
 	if (text.failed)
 		return error_oom(err);
-	/* Over the old text, then its length: a full disk or an end in between leaves a whole first line. */
+	/* The new text is written over the old one, and the length is set last. If the disk is full or the
+	 * process ends in between, the first line is complete nevertheless. */
 	n = pwrite(fd, text.data, text.len, 0);
 	if (n >= 0 && (size_t)n < text.len)
 		errno = ENOSPC;

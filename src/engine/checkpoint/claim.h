@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The claim on an output directory: one run at a time writes there. A lock on the file CLAIM_FILE in it, held
- * by rank 0 as long as its process lives; in the file stand the run, the attempt and the cluster that were
- * the last to write there, so that a later attempt knows its own files from those of another run, and an
- * older one, cut off from the cluster but not from the directory, finds that it is no longer the one to
- * write. The runs before that one follow: a run that starts again after another has taken its directory must
- * not go on from the other's checkpoints.
+ * The claim on an output directory, in which only one run at a time may write. Rank 0 holds a lock on the
+ * file CLAIM_FILE of the directory as long as its process lives. The file names the run, the attempt and the
+ * cluster that were the last to write there. By that a later attempt distinguishes files of its own run from
+ * those of another, and an older attempt that is cut off from the cluster, but not from the directory, finds
+ * that it may not write any more. The file also lists the runs before: a run that starts again after another
+ * run has used its directory must not resume from the other run's checkpoints.
  */
 #pragma once
 
@@ -20,16 +20,17 @@ struct claim {
 	const char *directory;
 	const char *run; /* NULL where runs have no names (tests): then attempts are not compared */
 	int64_t attempt;
-	const char *cluster; /* whose runs are counted so; NULL or "": not known */
-	int64_t epoch;       /* of its store: one restored from an older copy may count an attempt twice */
+	const char *cluster; /* the cluster that gave the run its number; NULL or "": not known */
+	int64_t epoch; /* of its store: one restored from an older copy may give an attempt number twice */
 };
 
 /* -EBUSY where another process holds it; -ESTALE where a newer attempt of the same run, or one of a later
  * epoch, has marked it, or another run after this one had. *ours: an attempt of this run was the last to mark
- * it. *fd holds the claim until it is closed. File systems without locks give it to everybody. */
+ * it. *fd holds the claim until it is closed. On a file system without locks every process gets the claim. */
 int claim_take(const struct claim *claim, int *fd, bool *ours, struct error *err);
-/* From here on what lies there is this attempt's. Looks at the mark once more: -ESTALE as claim_take. Where
- * it fails the mark that was there stays. */
+/* Marks the directory: its files are this attempt's from now on. Reads the mark again first: -ESTALE as
+ * claim_take. If it fails, the previous mark stays. */
 int claim_mark(const struct claim *claim, int fd, struct error *err);
-/* Before anything is published: -ESTALE where another has marked it since. */
+/* Called before anything is published: -ESTALE where another attempt or run has marked
+ * the directory since. */
 int claim_check(const struct claim *claim, struct error *err);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Hugging Face directories in and out: tensors into named parameters, and a model with its config and
- * tokenizer as transformers reads it. */
+/* Hugging Face directories: reads tensors into named parameters, and writes a model with its config and
+ * tokenizer so that transformers can read it. */
 #pragma once
 
 #include <jansson.h>
@@ -18,15 +18,15 @@ struct hf_parameter {
 	bool optional; /* may be absent: hf_load then does not call store for it */
 };
 
-/* Every parameter has to be there with its shape and a floating-point type, and nothing else may be, but for
- * what is known to be harmless (the lm_head of a model that ties it, rotary tables of old checkpoints); else
- * -EINVAL naming the tensors. `where` names the checkpoint. */
+/* Checks that every parameter is there, with its shape and a floating-point type, and that there are no other
+ * tensors, except for some that are known to be harmless (the lm_head of a model that ties it, rotary tables
+ * of old checkpoints). Otherwise -EINVAL, with the names of the tensors. `where` names the checkpoint. */
 int hf_check(const struct safetensors *st, const char *where, const struct hf_parameter *parameters, size_t n,
              struct error *err);
 /* NULL: none. Names are also tried without "model.", which the body of a causal model saved alone lacks. */
 const struct tensor *hf_find(const struct safetensors *st, const char *name);
 
-/* Takes what it wants of t with tensor_convert, in pieces; t lives for the call. */
+/* Reads t with tensor_convert, in pieces; t is valid during the call only. */
 typedef int (*hf_store_fn)(void *context, size_t index, const struct tensor *t, struct error *err);
 /* Opens path (as safetensors_open), checks all, then hands each parameter's tensor to store. */
 int hf_load(const char *path, const struct hf_parameter *parameters, size_t n, hf_store_fn store,

@@ -9,7 +9,7 @@
 
 #define NAMED_AT_MOST 4
 
-/* Names for one line of error: the first few, then how many more. */
+/* Adds a name to an error message, which has the first few names and then the number of the others. */
 static void add_name(struct strbuf *b, size_t count, const char *name)
 {
 	if (count < NAMED_AT_MOST)
@@ -29,7 +29,8 @@ const struct tensor *hf_find(const struct safetensors *st, const char *name)
 	return t || !str_starts(name, "model.") ? t : safetensors_find(st, name + strlen("model."));
 }
 
-/* Tables that are computed, and the output layer of a model that ties it to the embedding. */
+/* Whether a tensor that the model does not need may be there: a table that is computed anyway, or the output
+ * layer of a model that ties it to the embedding. */
 static bool harmless(const char *name)
 {
 	return str_eq(name, "lm_head.weight") || str_ends(name, ".rotary_emb.inv_freq") ||
@@ -107,15 +108,15 @@ int hf_check(const struct safetensors *st, const char *where, const struct hf_pa
 {
 	int r = check_missing(where, st, parameters, n, err);
 
-	if (r == 0)
-		r = check_extra(where, st, parameters, n, err);
-	for (size_t i = 0; i < n && r == 0; i++) {
+	if (r < 0 || (r = check_extra(where, st, parameters, n, err)) < 0)
+		return r;
+	for (size_t i = 0; i < n; i++) {
 		const struct tensor *t = hf_find(st, parameters[i].name);
 
-		if (t)
-			r = check_shape(where, t, &parameters[i], err);
+		if (t && (r = check_shape(where, t, &parameters[i], err)) < 0)
+			return r;
 	}
-	return r;
+	return 0;
 }
 
 int hf_load(const char *path, const struct hf_parameter *parameters, size_t n, hf_store_fn store,
@@ -124,14 +125,13 @@ int hf_load(const char *path, const struct hf_parameter *parameters, size_t n, h
 	_cleanup_(safetensors_closep) struct safetensors *st = NULL;
 	int r;
 
-	r = safetensors_open(path, &st, err);
-	if (r == 0)
-		r = hf_check(st, path, parameters, n, err);
-	for (size_t i = 0; i < n && r == 0; i++) {
+	if ((r = safetensors_open(path, &st, err)) < 0 || (r = hf_check(st, path, parameters, n, err)) < 0)
+		return r;
+	for (size_t i = 0; i < n; i++) {
 		const struct tensor *t = hf_find(st, parameters[i].name);
 
-		if (t)
-			r = store(context, i, t, err);
+		if (t && (r = store(context, i, t, err)) < 0)
+			return r;
 	}
-	return r;
+	return 0;
 }

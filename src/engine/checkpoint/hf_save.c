@@ -9,7 +9,7 @@
 #include "base/str.h"
 #include "engine/checkpoint/hf.h"
 
-#define SMALL_FILE_MAX (1u << 30) /* tokenizers of 10^6 tokens stay far below */
+#define SMALL_FILE_MAX (1u << 30) /* far more than a tokenizer of 10^6 tokens needs */
 
 static const char *const tokenizer_files[] = {
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",  "vocab.json",
@@ -32,7 +32,8 @@ const char *hf_architecture(const char *model_type)
 	return NULL;
 }
 
-/* Content only: a read-only original would make a copy that the next save cannot replace. */
+/* Copies the content only. With the mode of a read-only original, the next save could not
+ * replace the copy. */
 static int copy_where_present(const char *from_dir, const char *to_dir, const char *name, struct error *err)
 {
 	_cleanup_free_ char *from = str_path_join(from_dir, name), *to = str_path_join(to_dir, name),
@@ -83,7 +84,7 @@ static int save_config(const char *directory, const struct hf_save_options *o, j
 	architecture = hf_architecture(json_get_string(config, "model_type", ""));
 	if (!json_array_size(json_object_get(config, "architectures")) && architecture)
 		json_object_set_new(config, "architectures", json_pack("[s]", architecture));
-	/* transformers 5 writes dtype and reads both; 4 knows torch_dtype alone. */
+	/* transformers 5 writes dtype and reads both keys; transformers 4 knows only torch_dtype. */
 	if (!json_object_get(config, "dtype") || json_object_get(config, "torch_dtype"))
 		json_object_set_new(config, "torch_dtype", json_string(dtype_name(o->type)));
 	if (json_object_get(config, "dtype"))
@@ -146,12 +147,12 @@ int hf_save(const char *directory, const struct hf_save_options *o, const struct
 
 	if (o->tokenizer && !tokenizer)
 		return error_oom(err);
-	r = save_config(directory, o, &config, err);
-	if (r == 0)
-		r = save_generation_config(directory, o, config, err);
-	if (r == 0)
-		r = copy_code(directory, o->source, config, err);
-	for (size_t i = 0; i < ARRAY_SIZE(tokenizer_files) && tokenizer && r == 0; i++)
-		r = copy_where_present(tokenizer, directory, tokenizer_files[i], err);
-	return r < 0 ? r : safetensors_write(directory, "model", tensors, n, o->max_shard_bytes, err);
+	if ((r = save_config(directory, o, &config, err)) < 0 ||
+	    (r = save_generation_config(directory, o, config, err)) < 0 ||
+	    (r = copy_code(directory, o->source, config, err)) < 0)
+		return r;
+	for (size_t i = 0; i < ARRAY_SIZE(tokenizer_files) && tokenizer; i++)
+		if ((r = copy_where_present(tokenizer, directory, tokenizer_files[i], err)) < 0)
+			return r;
+	return safetensors_write(directory, "model", tensors, n, o->max_shard_bytes, err);
 }

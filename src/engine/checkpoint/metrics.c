@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* metrics.jsonl and TensorBoard: a line for each report, and what goes where a run starts again. */
+/* Writes the measurements of a run to metrics.jsonl and TensorBoard files. A run that starts again keeps the
+ * lines up to the step that it resumes from, and a new run renames the file of an earlier one. */
 #include "engine/checkpoint/metrics.h"
 
 #include <errno.h>
@@ -20,7 +21,8 @@ struct metrics {
 	struct tfevents *events;
 };
 
-/* The name of a node as a JSON string needs no escapes; what does is left out. */
+/* Adds the name of a node as a JSON string. Characters that would need an escape are left out, as no node's
+ * name has any. */
 static void add_name(struct strbuf *b, const char *key, const char *name)
 {
 	strbuf_addf(b, ",\"%s\":\"", key);
@@ -37,7 +39,7 @@ static void add_number(struct strbuf *b, const char *key, double value)
 	strbuf_addf(b, ",\"%s\":%s", key, json_real_text(text, sizeof(text), value));
 }
 
-/* What is not measured is left out. */
+/* Adds a measurement, unless it is NaN: it was not measured. */
 static void add_measure(struct strbuf *b, const char *key, double value, double scale)
 {
 	if (isfinite(value))
@@ -96,7 +98,7 @@ static size_t kept_bytes(const char *text, size_t len, int64_t step)
 		const char *line = text + kept, *end = memchr(line, '\n', len - kept);
 		_cleanup_json_ json_t *j = NULL;
 
-		/* A line without its end was being written when the run died. */
+		/* A line without its newline was being written when the run died. */
 		if (!end || json_parse(line, end - line, "", &j, NULL) < 0 ||
 		    json_get_int(j, "step", INT64_MAX) > step)
 			break;
@@ -105,8 +107,8 @@ static size_t kept_bytes(const char *text, size_t len, int64_t step)
 	return kept;
 }
 
-/* A new run does not remove what an earlier one has measured: that file becomes metrics.jsonl.N, with the
- * first N that is free. A file that holds only marks is overwritten. */
+/* Renames the file of an earlier run to metrics.jsonl.N, with the first N that is free, so that a new run
+ * does not remove its measurements. A file that has only marks is overwritten instead. */
 static int set_aside(const char *path, struct error *err)
 {
 	_cleanup_free_ char *text = NULL;
@@ -153,14 +155,13 @@ int metrics_open(const char *directory, int64_t resumed_step, bool tensorboard, 
 	m->fd = open(m->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
 	if (m->fd < 0 || ftruncate(m->fd, len) < 0)
 		return error_errno(err, -errno, "cannot write %s", m->path);
-	if (tensorboard)
-		r = tfevents_open(runs, resumed_step + 1, &m->events, err);
-	if (r == 0)
-		*out = steal_pointer(m);
-	return r;
+	if (tensorboard && (r = tfevents_open(runs, resumed_step + 1, &m->events, err)) < 0)
+		return r;
+	*out = steal_pointer(m);
+	return 0;
 }
 
-/* A line is one write: only a crash leaves half of one. */
+/* A line is written by one write(), so that only a crash leaves an incomplete one. */
 static int write_line(struct metrics *m, const char *line, struct error *err)
 {
 	return file_write_all(m->fd, line, strlen(line), err) < 0 ? error_prefix(err, "%s", m->path) : 0;

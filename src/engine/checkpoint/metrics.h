@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The measurements of a run in its output directory: metrics.jsonl, one object per line, and TensorBoard
- * event files in runs/. Written by rank 0 alone. A line is a report, or, with the key "event", a mark: the
- * run's start, its going on from a checkpoint, a checkpoint, its end. */
+ * event files in runs/. Only rank 0 writes them. A line is a report, or, with the key "event", a mark: the
+ * run started, resumed from a checkpoint, saved a checkpoint, or ended. */
 #pragma once
 
 #include <jansson.h>
@@ -29,21 +29,21 @@ struct metrics_record {
 	double slowest_seconds;   /* of a step of that rank, waiting apart */
 };
 
-/* The JSON line of a record without its newline: of metrics.jsonl, and of what rank 0 posts to the service.
- * Into buf (at least METRICS_LINE bytes), returned. */
+/* Writes a record as a line of JSON, without a newline, to buf (at least METRICS_LINE bytes), and returns
+ * buf. metrics.jsonl has these lines, and rank 0 posts them to the service. */
 #define METRICS_LINE 1024
 const char *metrics_line(char *buf, size_t size, const struct metrics_record *m);
 
-/* Appends to what is there. Lines after resumed_step are cut off so that the file reads as if the run had not
- * been interrupted. 0: a run from the start; a file that has measurements is renamed to metrics.jsonl.1, or
- * the next number that is free. */
+/* Opens metrics.jsonl to append to it. Lines of steps after resumed_step are removed, so that the file is
+ * that of a run that was not interrupted. resumed_step 0 is a run from the start: a file that has
+ * measurements is renamed to metrics.jsonl.1, or to the next number that is free. */
 int metrics_open(const char *directory, int64_t resumed_step, bool tensorboard, struct metrics **out,
                  struct error *err);
-/* A mark after `step`: {"event":EVENT,"step":…,"time":…} with the members of details (borrowed, may be NULL);
- * for TensorBoard text, in Markdown. */
+/* Writes a mark after `step`: {"event":EVENT,"step":…,"time":…} with the members of details (borrowed, may be
+ * NULL). TensorBoard gets it as a text in Markdown. */
 int metrics_event(struct metrics *m, int64_t step, double time, const char *event, const json_t *details,
                   const char *text, struct error *err);
-/* A text of the whole run, for TensorBoard alone. */
+/* Writes a text about the whole run, for TensorBoard only. */
 int metrics_text(struct metrics *m, int64_t step, double time, const char *tag, const char *text,
                  struct error *err);
 int metrics_write(struct metrics *m, const struct metrics_record *record, struct error *err);

@@ -9,7 +9,7 @@
 
 #include "engine/checkpoint/hf.h"
 
-/* Without a branch, so that the compiler makes vectors of it: it runs over all of the model. */
+/* It has no branch in its loop, so that the compiler vectorizes it: it checks the whole model. */
 static bool all_finite(const float *in, int64_t n)
 {
 	uint32_t found = 0;

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Parameters between safetensors and whoever holds them in memory: the fill (layout.h) that trainer_load and
- * generator_create take, and what the saver reads and writes of a trainer. */
+/* Moves parameters between safetensors and memory: the fill (layout.h) that trainer_load and generator_create
+ * call, and the access by which the saver reads and writes the state of a trainer. */
 #pragma once
 
 #include "engine/checkpoint/safetensors.h"
 #include "engine/model/layout.h"
 
-/* What is kept of a parameter. */
+/* The state of a parameter that is saved. */
 enum parameter_state {
-	STATE_WEIGHTS, /* the master weights, where there are any */
+	STATE_WEIGHTS, /* the master weights, or the weights where there is no master copy */
 	STATE_MOMENT1,
 	STATE_MOMENT2
 };
@@ -22,19 +22,19 @@ struct parameter_access {
 	            int64_t n, float *out, struct error *err);
 	int (*write)(void *context, enum parameter_state which, const struct model_parameter *p,
 	             int64_t first, int64_t n, const float *in, struct error *err);
-	/* All weights from fill, and whatever is computed from them. */
+	/* Loads all weights from fill, and computes what follows from them. */
 	int (*load)(void *context, model_fill_fn fill, void *fill_context, struct error *err);
 };
 
-/* Every parameter is there with its shape, and nothing that matters besides (hf_check). */
+/* Checks that every parameter is there with its shape, and no tensor that hf_check refuses. */
 int parameters_check(const struct model_layout *layout, const struct safetensors *st, const char *where,
                      struct error *err);
-/* A value that is neither NaN nor infinite can be trained; else -EDOM naming tensor, file and element. `in`
- * are elements [first, first + n) of it. */
+/* Checks that no value is NaN or infinite, since it could not be trained; else -EDOM naming tensor, file and
+ * element. `in` has elements [first, first + n) of the tensor. */
 int parameters_check_finite(const char *tensor, const char *file, int64_t first, const float *in, int64_t n,
                             struct error *err);
-/* The same of an optimizer's moments, where a squared gradient may have overflowed in a run that went on: NaN
- * is -EDOM; *infinite, set by the caller to -1, is the first element that is infinite. */
+/* The same for an optimizer's moments, in which a squared gradient may have overflowed while the run went on.
+ * A NaN is -EDOM. *infinite, which the caller has set to -1, becomes the first element that is infinite. */
 int parameters_check_moments(const char *tensor, const char *file, int64_t first, const float *in, int64_t n,
                              int64_t *infinite, struct error *err);
 /* context: the struct safetensors, checked. Values have to be finite. */

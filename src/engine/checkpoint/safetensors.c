@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads safetensors, one file or a set with an index, and checks every promise of their headers. */
+/* Reads safetensors, one file or a set with an index, and checks every statement of their headers. */
 #include "engine/checkpoint/safetensors.h"
 
 #include <errno.h>
@@ -148,7 +148,7 @@ static int tensor_by_name(const void *a, const void *b)
 	return strcmp(((const struct tensor *)a)->name, ((const struct tensor *)b)->name);
 }
 
-/* No holes, no overlaps, and the data end where the file ends. */
+/* Checks that the tensors leave no holes, do not overlap, and end where the file ends. */
 static int check_layout(const char *where, const struct shard *s, const char *data, uint64_t data_len,
                         struct error *err)
 {
@@ -232,7 +232,7 @@ static int parse_shard(const void *bytes, size_t len, const char *where, struct 
 	return check_layout(where, s, (const char *)p + 8 + header_len, data_len, err);
 }
 
-/* After all shards are in: the two orders. */
+/* Called after all shards have been parsed: makes the two orders. */
 static int finish(struct safetensors *st, const char *where, struct error *err)
 {
 	for (size_t i = 0; i < st->n_shards; i++)
@@ -262,12 +262,10 @@ int safetensors_parse(const void *data, size_t len, const char *where, struct sa
 	if (!st || !(st->shards = calloc(1, sizeof(*st->shards))))
 		return error_oom(err);
 	st->n_shards = 1;
-	r = parse_shard(data, len, where, &st->shards[0], err);
-	if (r == 0)
-		r = finish(st, where, err);
-	if (r == 0)
-		*out = steal_pointer(st);
-	return r;
+	if ((r = parse_shard(data, len, where, &st->shards[0], err)) < 0 || (r = finish(st, where, err)) < 0)
+		return r;
+	*out = steal_pointer(st);
+	return 0;
 }
 
 static int open_shard(struct safetensors *st, const char *path, struct error *err)
@@ -312,8 +310,8 @@ static int name_order(const void *a, const void *b)
 	return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* metadata.total_size is not held against the files: published models carry wrong ones (tied weights counted
- * twice). */
+/* metadata.total_size is not compared with the files, since published models have wrong ones (tied weights
+ * counted twice). */
 static int open_index(struct safetensors *st, const char *path, struct error *err)
 {
 	_cleanup_free_ char *text = NULL,
@@ -396,11 +394,10 @@ int safetensors_open(const char *path, struct safetensors **out, struct error *e
 	}
 	path = joined ? joined : path;
 	r = str_ends(path, ".json") ? open_index(st, path, err) : open_shard(st, path, err);
-	if (r == 0)
-		r = finish(st, path, err);
-	if (r == 0)
-		*out = steal_pointer(st);
-	return r;
+	if (r < 0 || (r = finish(st, path, err)) < 0)
+		return r;
+	*out = steal_pointer(st);
+	return 0;
 }
 
 void safetensors_close(struct safetensors *st)

@@ -32,7 +32,7 @@ struct tensor {
 	enum tensor_type type;
 	int dims;
 	int64_t shape[TENSOR_MAX_DIMS];
-	const void *data; /* little-endian, maybe unaligned */
+	const void *data; /* little-endian, may be unaligned */
 	size_t bytes;
 };
 
@@ -62,10 +62,10 @@ int tensor_convert(const struct tensor *t, int64_t first, int64_t n, enum dtype 
                    struct error *err);
 enum tensor_type tensor_type_of(enum dtype type);
 
-/* Writes `directory`/model.safetensors, or shards with an index where they exceed max_shard_bytes (0: 5 GB),
- * with
- * __metadata__ {"format":"pt"}. fill is called in file order to produce each tensor's bytes in pieces, so
- * that no second copy of the model is needed. Files are synced; the caller renames the directory. */
+/* Writes `directory`/model.safetensors, or shards with an index where it would exceed max_shard_bytes (0: 5
+ * GB). The files have the __metadata__ {"format":"pt"}. fill is called in file order to produce each tensor's
+ * bytes in pieces, so that no second copy of the model is needed. Files are synced; the caller renames the
+ * directory. */
 struct tensor_source {
 	const char *name;
 	enum tensor_type type;

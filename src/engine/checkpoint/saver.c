@@ -19,8 +19,8 @@
  *     syncs the directory, renames it
  *                                        -- WRITTEN -->    go on training
  *
- * A rank that waits and hears nothing for the communicator's time-out fails, as in any other collective. A
- * writer that fails sends no flag: its error ends the communicator, and with it the waiting.
+ * A waiting rank that receives no flag for the communicator's time-out fails, as in any other collective. A
+ * writer that fails sends no flag: its error ends the communicator, and so the waiting of the other ranks.
  */
 #include "engine/checkpoint/saver.h"
 
@@ -40,7 +40,7 @@
 struct saver {
 	struct saver_options o;
 	bool writer; /* rank 0 */
-	int claimed; /* the claim on the directory, while it is held; -1: not the writer */
+	int claimed; /* file descriptor of the claim on the directory, while it is held; -1: not the writer */
 	char *resume_path;
 	struct checkpoint_state resumed; /* its history is `history` */
 	json_t *resumed_owner, *history;
@@ -59,9 +59,9 @@ static const char *directory_of(const struct saver *s)
 	return s->o.claim.directory;
 }
 
-/* Decides what to do with what is there, by resume, overwrite and the attempt: a later attempt that finds its
- * own run's files (ours) goes on, whatever resume and overwrite say about the first one. *remove: what is
- * there has to be removed. */
+/* Decides by resume, overwrite and the attempt what to do with the files in the directory. A later attempt
+ * that finds the files of its own run (ours) resumes from them, whatever resume and overwrite say, which are
+ * meant for the first attempt. *remove: the files have to be removed. */
 static int choose(struct saver *s, bool ours, bool *remove, struct error *err)
 {
 	const char *dir = directory_of(s);
@@ -268,9 +268,9 @@ static int save_state(struct saver *s, const char *directory, const struct check
 	return safetensors_write(inner, "optimizer", sources.list, sources.n, s->o.max_shard_bytes, err);
 }
 
-/* A rank that has failed, or a communicator that was aborted, may have let the device go on with partial
- * sums: what was saved in that time is not to be trusted. Nor may an older attempt replace what a newer one
- * wrote. */
+/* Whether what was saved may be published. After a rank has failed or the communicator was aborted, the
+ * device may have gone on with partial sums, and what was saved then may be wrong. An older attempt must not
+ * replace what a newer one wrote, either. */
 static int may_publish(struct saver *s, struct error *err)
 {
 	int r = s->from.comm ? comm_check(s->from.comm, err) : 0;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The output directory of a training run: what is there at the start, its checkpoints and the final model.
- * Rank 0 alone touches it. Saving is a collective: while rank 0 writes the others wait for it, and it sends
- * them a sign that it goes on, so that a slow disk is no stall of a collective and a writer that hangs is. */
+/* The output directory of a training run: what it has at the start, the checkpoints and the final model. Only
+ * rank 0 reads and writes it. Saving is a collective: while rank 0 writes, the other ranks wait, and rank 0
+ * sends them a flag again and again. So a slow disk does not run into the time-out of a collective, but a
+ * writer that hangs does. */
 #pragma once
 
 #include <stdbool.h>
@@ -19,9 +20,9 @@ struct saver;
 
 /* What a run does about a checkpoint that it finds. */
 enum saver_resume {
-	SAVER_RESUME_AUTO,  /* goes on from it */
+	SAVER_RESUME_AUTO,  /* resumes from it */
 	SAVER_RESUME_NEVER, /* does not, unless this is a later attempt of the run that wrote it */
-	SAVER_RESUME_MUST,  /* goes on from it, and fails where there is none */
+	SAVER_RESUME_MUST,  /* resumes from it, and fails where there is none */
 };
 
 /* Strings are borrowed until saver_free. */
@@ -45,15 +46,15 @@ struct saver_options {
 	void *context;
 };
 
-/* Before any work: the output directory is made, can be written and is this run's alone until saver_free,
- * leftovers of an interrupted save are gone, and what is there may be used; finds the checkpoint to resume
- * from. The directory is marked as this attempt's before anything in it is removed, and a run that is refused
- * leaves it as it was. */
+/* Called before any work. Makes the output directory, checks that it can be written and that this run may use
+ * its contents, claims it until saver_free, removes what an interrupted save has left, and finds the
+ * checkpoint to resume from. The directory is marked as this attempt's before anything in it is removed. A
+ * run that is refused leaves it as it was. */
 int saver_open(const struct saver_options *options, struct saver **out, struct error *err);
 void saver_free(struct saver *s);
 DEFINE_CLEANUP(struct saver *, saver_free)
 
-/* The checkpoint to resume from, or NULL. Other ranks learn it from rank 0. */
+/* The checkpoint to resume from, or NULL. Only rank 0 knows it; the caller sends it to the other ranks. */
 const char *saver_resume_path(const struct saver *s);
 const struct checkpoint_state *saver_resume_state(const struct saver *s);
 
@@ -69,9 +70,9 @@ struct saver_contents {
 	const char *fingerprint; /* of what decides the bits (struct checkpoint_state) */
 	int64_t total_steps, steps_per_epoch;
 };
-/* Once there is something to save. */
+/* Called once the trainer exists, before the first save. */
 int saver_attach(struct saver *s, const struct saver_contents *contents, struct error *err);
-/* The trainer goes on from the checkpoint of that step, which need not be written again. */
+/* Says that the trainer resumed from the checkpoint of that step, which is not written again. */
 void saver_resumed(struct saver *s, int64_t step);
 
 /* Keeps an entry for the log_history of trainer_state.json. */

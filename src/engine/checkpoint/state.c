@@ -12,7 +12,7 @@
 
 #define STATE_VERSION 1
 
-/* All that transformers.TrainerState has; what has no meaning here has its default. */
+/* Writes all fields of transformers.TrainerState; those that have no meaning here have their defaults. */
 static int trainer_state_save(const char *directory, const struct checkpoint_state *s, struct error *err)
 {
 	_cleanup_free_ char *path = str_path_join(directory, "trainer_state.json");
@@ -80,23 +80,17 @@ int checkpoint_state_load(const char *directory, struct checkpoint_state *s, jso
 	if (!path || !trainer)
 		return error_oom(err);
 	*s = (struct checkpoint_state){0};
-	r = json_read_file(path, &j, err);
-	if (r == 0)
-		r = json_read_file(trainer, &t, err);
-	if (r == 0)
-		r = json_need_int(j, "version", path, 0, INT64_MAX, &version, err);
-	if (r == 0 && version != STATE_VERSION)
+	if ((r = json_read_file(path, &j, err)) < 0 || (r = json_read_file(trainer, &t, err)) < 0 ||
+	    (r = json_need_int(j, "version", path, 0, INT64_MAX, &version, err)) < 0)
+		return r;
+	if (version != STATE_VERSION)
 		return error_set(err, -EINVAL, "%s: version %lld; this dtrain reads %d", path,
 		                 (long long)version, STATE_VERSION);
-	if (r == 0)
-		r = json_need_int(j, "step", path, 0, INT64_MAX, &s->step, err);
-	if (r == 0)
-		r = json_need_int(j, "world_size", path, 1, 1 << 24, &world_size, err);
-	if (r == 0)
-		r = json_need_string(j, "fingerprint", path, &s->fingerprint, err);
-	if (r < 0)
+	if ((r = json_need_int(j, "step", path, 0, INT64_MAX, &s->step, err)) < 0 ||
+	    (r = json_need_int(j, "world_size", path, 1, 1 << 24, &world_size, err)) < 0 ||
+	    (r = json_need_string(j, "fingerprint", path, &s->fingerprint, err)) < 0)
 		return r;
-	/* Before this was saved, a run whose file did not say it was one in fp32. */
+	/* Older releases did not save the precision. A checkpoint without it is taken for one of fp32. */
 	s->precision = json_get_string(j, "precision", "fp32");
 	s->world_size = world_size;
 	s->steps = json_get_int(j, "steps", 0);

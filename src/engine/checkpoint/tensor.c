@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Numbers in files -> numbers in memory. The data may be unaligned, hence memcpy for every element. */
+/* Converts numbers of files to types of the engine. The data may be unaligned, so every element is copied
+ * with memcpy. */
 #include <errno.h>
 #include <string.h>
 

@@ -14,14 +14,14 @@
 struct tfevents {
 	int fd;
 	char *path;
-	struct strbuf event, frame; /* reused */
+	struct strbuf event, frame; /* kept to be used again for the next event */
 };
 
 /* Field numbers of Event, Summary, Summary.Value and SessionLog; the wire types below. */
 enum { EVENT_TIME = 1, EVENT_STEP = 2, EVENT_VERSION = 3, EVENT_SUMMARY = 5, EVENT_SESSION = 7 };
 enum { SUMMARY_VALUE = 1, VALUE_TAG = 1, VALUE_SIMPLE = 2, VALUE_TENSOR = 8, VALUE_METADATA = 9 };
 enum { SESSION_STATUS = 1, SESSION_START = 1 };
-/* Of SummaryMetadata, its PluginData and TensorProto with its shape. */
+/* Field numbers of SummaryMetadata, its PluginData, and TensorProto with its shape. */
 enum { METADATA_PLUGIN = 1, PLUGIN_NAME = 1, TENSOR_DTYPE = 1, TENSOR_SHAPE = 2, TENSOR_STRING = 8 };
 enum { SHAPE_DIM = 2, DIM_SIZE = 1, DT_STRING = 7 };
 enum { WIRE_VARINT = 0, WIRE_64 = 1, WIRE_BYTES = 2, WIRE_32 = 5 };
@@ -31,7 +31,7 @@ uint32_t tfevents_crc32c(const void *data, size_t len)
 	const unsigned char *p = data;
 	uint32_t crc = ~0u;
 
-	/* A few hundred bytes a step: bit by bit is fast enough and needs no table. */
+	/* A step has a few hundred bytes, for which a loop over the bits, without a table, is fast enough. */
 	while (len--) {
 		crc ^= *p++;
 		for (int i = 0; i < 8; i++)
@@ -129,10 +129,10 @@ int tfevents_open(const char *directory, int64_t first_step, struct tfevents **o
 		return r;
 	begin_event(t, now, first_step);
 	put_bytes(&t->event, EVENT_SESSION, session, sizeof(session));
-	r = write_event(t, err);
-	if (r == 0)
-		*out = steal_pointer(t);
-	return r;
+	if ((r = write_event(t, err)) < 0)
+		return r;
+	*out = steal_pointer(t);
+	return 0;
 }
 
 /* A Summary of one Value, which v is. */

@@ -10,8 +10,8 @@
 
 struct tfevents;
 
-/* A new file in `directory`, named as TensorFlow names them. first_step: TensorBoard drops what earlier files
- * of the directory say about it and later ones. */
+/* Makes a new file in `directory`, named as TensorFlow names its files. TensorBoard then ignores what earlier
+ * files of the directory have for first_step and later steps. */
 int tfevents_open(const char *directory, int64_t first_step, struct tfevents **out, struct error *err);
 int tfevents_scalar(struct tfevents *t, double time, int64_t step, const char *tag, float value,
                     struct error *err);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads the state of parameters for the writer of files; loads weights and resumes moments, one rank reading
- * for all where it has to, each checking by hash that all have the same. */
+/* Reads the state of parameters for the writer of files; loads weights, and resumes weights and moments. One
+ * rank reads for all where the others cannot, and the ranks compare hashes to check that all
+ * have the same. */
 #include "engine/checkpoint/weights.h"
 
 #include <errno.h>
@@ -16,10 +17,10 @@
 #include "engine/checkpoint/hf.h"
 #include "engine/checkpoint/parameters.h"
 
-#define PIECE      (256 << 10) /* elements that travel at once */
+#define PIECE      (256 << 10) /* elements that are broadcast at once */
 #define READ_PIECE (1 << 20)   /* elements of one read from the device, each of which waits for it */
 
-/* What of a trainer a source reads: one for each kind, the parameter is the source's index. */
+/* The kind of state that a source reads; the index of the source is that of the parameter. */
 struct weights_part {
 	const struct weights_sources *all;
 	const struct parameter_access *access;
@@ -35,7 +36,7 @@ static struct hf_parameter wanted(const char *name, const struct model_parameter
 	return h;
 }
 
-/* ---- out ---- */
+/* ---- saving ---- */
 
 static int fill_from_trainer(void *context, size_t index, size_t offset, size_t len, void *buf,
                              struct error *err)
@@ -135,7 +136,7 @@ int weights_state_sources(const struct parameter_access *access, bool master, st
 	return make_sources(access, kinds, master ? 3 : 2, out, err);
 }
 
-/* ---- in ---- */
+/* ---- loading ---- */
 
 int weights_broadcast(struct device *dev, struct comm *comm, void *staging, void *host, size_t bytes,
                       struct error *err)
@@ -182,8 +183,8 @@ static int open_state(const char *directory, const struct model_layout *layout, 
 	return r < 0 ? r : hf_check(*out, path, list, n, err);
 }
 
-/* Where a parameter's state lies; the weights themselves are the master weights when they were saved in fp32.
- */
+/* The tensor that has a parameter's state. Weights that were saved in fp32 are the
+ * master weights themselves. */
 static const struct tensor *find_state(const struct safetensors *model, const struct safetensors *state,
                                        enum parameter_state which, const struct model_parameter *p)
 {
@@ -197,14 +198,14 @@ static const struct tensor *find_state(const struct safetensors *model, const st
 	return t ? t : hf_find(model, p->name);
 }
 
-/* The fill that is given to load, around the caller's fill. */
+/* The context of fill_and_hash, which is given to load and calls the caller's fill. */
 struct loading {
 	const struct weights_place *place;
 	model_fill_fn fill;
 	void *context;
 	const struct safetensors *files;
 	bool broadcast;
-	void *staging;                /* device, where they are sent */
+	void *staging;                /* on the device, where weights are broadcast; else NULL */
 	struct agreement_item *items; /* of each parameter */
 	char (*names)[80];
 	const struct model_parameter *first;
@@ -236,9 +237,7 @@ static int fill_and_hash(void *context, const struct model_parameter *p, int64_t
 	struct agreement_item *item = &l->items[p - l->first];
 	int r = l->fill ? l->fill(l->context, p, first, n, out, err) : 0;
 
-	if (r == 0 && l->staging)
-		r = send_pieces(l, out, n, err);
-	if (r < 0)
+	if (r < 0 || (l->staging && (r = send_pieces(l, out, n, err)) < 0))
 		return r;
 	if (first == 0) {
 		snprintf(l->names[p - l->first], sizeof(*l->names), "tensor %s", p->name);
@@ -293,7 +292,20 @@ static void warn_infinite(const struct weights_place *place, const char *file, c
 		place->warn(place->warn_context, message);
 }
 
-/* One parameter's weights or moments: read by rank 0, sent to all, hashed by all. */
+/* Reads elements [first, first + n) of a tensor of the checkpoint, and checks that they can be trained. */
+static int read_piece(enum parameter_state which, const struct tensor *from, const char *file, int64_t first,
+                      int64_t n, float *piece, int64_t *infinite, struct error *err)
+{
+	int r = tensor_to_f32(from, first, n, piece, err);
+
+	if (r < 0)
+		return r;
+	return which == STATE_WEIGHTS
+	           ? parameters_check_finite(from->name, file, first, piece, n, err)
+	           : parameters_check_moments(from->name, file, first, piece, n, infinite, err);
+}
+
+/* Resumes one parameter's weights or moments: rank 0 reads them and sends them to all, and all hash them. */
 static int resume_parameter(const struct weights_place *place, enum parameter_state which,
                             const struct model_parameter *p, const struct tensor *from, const char *file,
                             void *staging, float *piece, uint64_t *digest, struct error *err)
@@ -301,26 +313,20 @@ static int resume_parameter(const struct weights_place *place, enum parameter_st
 	int64_t infinite = -1;
 	int r = 0;
 
-	for (int64_t first = 0; first < p->count && r == 0; first += PIECE) {
+	for (int64_t first = 0; first < p->count; first += PIECE) {
 		int64_t n = MIN(p->count - first, PIECE);
 
-		if (from)
-			r = tensor_to_f32(from, first, n, piece, err);
-		if (r == 0 && from && which == STATE_WEIGHTS)
-			r = parameters_check_finite(from->name, file, first, piece, n, err);
-		else if (r == 0 && from)
-			r = parameters_check_moments(from->name, file, first, piece, n, &infinite, err);
-		if (r == 0)
-			r = weights_broadcast(place->dev, place->comm, staging, piece, n * sizeof(*piece),
-			                      err);
-		if (r == 0)
-			r = place->access.write(place->access.context, which, p, first, n, piece, err);
+		if ((from && (r = read_piece(which, from, file, first, n, piece, &infinite, err)) < 0) ||
+		    (r = weights_broadcast(place->dev, place->comm, staging, piece, n * sizeof(*piece),
+		                           err)) < 0 ||
+		    (r = place->access.write(place->access.context, which, p, first, n, piece, err)) < 0)
+			return r;
 		*digest = hash_bytes(piece, (size_t)n * sizeof(*piece), *digest);
 	}
-	/* The run that saved it trained with that: going on changes nothing. */
-	if (r == 0 && infinite >= 0)
+	/* A warning is enough: the run that saved the moments trained with the infinite value, too. */
+	if (infinite >= 0)
 		warn_infinite(place, file, from->name, infinite);
-	return r;
+	return 0;
 }
 
 struct resumed {
@@ -379,17 +385,13 @@ int weights_resume(const struct weights_place *place, const char *directory, str
 
 	if (!f.piece || !f.items || !f.names)
 		return error_oom(err);
-	if (directory) {
-		r = safetensors_open(directory, &f.model, err);
-		if (r == 0)
-			r = parameters_check(layout, f.model, directory, err);
-		if (r == 0)
-			r = open_state(directory, layout, &f.state, err);
-	}
-	if (r == 0 && place->comm)
-		r = device_alloc(place->dev, PIECE * sizeof(*f.piece), &f.staging, err);
-	if (r == 0)
-		r = resume_all(place, &f, err);
+	if (directory && ((r = safetensors_open(directory, &f.model, err)) < 0 ||
+	                  (r = parameters_check(layout, f.model, directory, err)) < 0 ||
+	                  (r = open_state(directory, layout, &f.state, err)) < 0))
+		return r;
+	if (place->comm && (r = device_alloc(place->dev, PIECE * sizeof(*f.piece), &f.staging, err)) < 0)
+		return r;
+	r = resume_all(place, &f, err);
 	if (f.staging)
 		device_free(place->dev, f.staging);
 	return r;

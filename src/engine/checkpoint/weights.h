@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The parameters of a trainer into files and back, with rank 0 sending to the others what it alone read. */
+/* Writes the parameters of a trainer to files and reads them back; rank 0 sends the others what
+ * only it read. */
 #pragma once
 
 #include "base/error.h"
@@ -12,11 +13,10 @@
 struct weights_sources {
 	struct tensor_source *list;
 	size_t n;
-	/* Called before each piece that is read; a negative return ends the writing. NULL: nothing
-	 * is. */
+	/* Called before each piece that is read; a negative return ends the writing. May be NULL. */
 	int (*piece)(void *context, struct error *err);
 	void *context;
-	/* behind the list */
+	/* What the elements of the list refer to. */
 	struct weights_part *parts;
 	char **names;
 	float *wide; /* what was read, before it is rounded to the file's type */
@@ -40,18 +40,18 @@ struct weights_place {
 	void *warn_context;
 };
 
-/* The model's first weights, by fill and its context (layout.h). files: what it reads from; NULL where it
- * makes them. Each rank fills its own, or, with `broadcast`, rank 0 alone, which sends them in pieces: the
- * others' fill may be NULL. Either way every tensor is hashed on the way, and afterwards the ranks have the
- * same (agreement.h). */
+/* Loads the weights that the model starts with, by calling fill (layout.h) with `context`. files: what fill
+ * reads from; NULL where it makes random weights. Each rank calls its own fill. With `broadcast` only rank 0
+ * does, and sends the weights in pieces; the fill of the other ranks may be NULL then. Either way every
+ * tensor is hashed, and the ranks check that they have the same weights (agreement.h). */
 int weights_load(const struct weights_place *place, model_fill_fn fill, void *context,
                  const struct safetensors *files, bool broadcast, struct error *err);
 
-/* Weights and moments of checkpoint-N into the trainer, bit by bit. With a communicator rank 0 alone reads
- * (other ranks' directory is NULL): the directory need not be shared between nodes. What arrived is compared
- * as by weights_load. */
+/* Reads weights and moments of checkpoint-N into the trainer; the bits are those that were saved. With a
+ * communicator only rank 0 reads (the directory of other ranks is NULL), so that the nodes need not share the
+ * directory. The ranks compare what they have received, as weights_load does. */
 int weights_resume(const struct weights_place *place, const char *directory, struct error *err);
 
-/* Bytes of rank 0 to all. comm may be NULL. */
+/* Sends bytes of rank 0 to all ranks. comm may be NULL. */
 int weights_broadcast(struct device *dev, struct comm *comm, void *staging, void *host, size_t bytes,
                       struct error *err);
