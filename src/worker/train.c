@@ -307,9 +307,7 @@ static int attach_saver(struct training *t, const char *print, struct error *err
 	                                  .bos = tokenizer_bos(t->tok),
 	                                  .eos = tokenizer_eos(t->tok),
 	                                  .pad = tokenizer_pad(t->tok),
-	                                  .fingerprint = print,
-	                                  .total_steps = trainer_total_steps(t->trainer),
-	                                  .steps_per_epoch = trainer_steps_per_epoch(t->trainer)};
+	                                  .fingerprint = print};
 
 	return saver_attach(t->saver, &contents, err);
 }
@@ -370,15 +368,32 @@ static int load_model(struct training *t, struct error *err)
 	return r < 0 ? r : weights_load(&place, parameters_fill, st, st, broadcast, err);
 }
 
+/* Whether two fingerprints differ in more than the batch, which does not change the order of the data. */
+static bool other_order(const char *a, const char *b)
+{
+	const char *from = strstr(a, " batch="), *to = strstr(b, " batch=");
+	const char *rest_a = from ? strstr(from + 1, " ") : NULL, *rest_b = to ? strstr(to + 1, " ") : NULL;
+
+	if (!rest_a || !rest_b)
+		return !str_eq(a, b);
+	return from - a != to - b || memcmp(a, b, (size_t)(from - a)) != 0 || !str_eq(rest_a, rest_b);
+}
+
 static void warn_of_changes(const struct training *t)
 {
 	const struct checkpoint_state *s = saver_resume_state(t->saver);
 	_cleanup_free_ char *now = fingerprint(t);
+	int64_t rows = dataset_rows(t->data);
 
-	if (now && !str_eq(now, s->fingerprint))
+	if (now && (other_order(now, s->fingerprint) || (s->examples < 0 && !str_eq(now, s->fingerprint))))
 		printf("warning: the checkpoint was made with %s, now it is %s: the data go on in another "
 		       "order\n",
 		       s->fingerprint, now);
+	else if (now && !str_eq(now, s->fingerprint))
+		printf("the checkpoint was made with %s, now it is %s: epoch %" PRId64
+		       " goes on after row %" PRId64 " of %" PRId64 "; %" PRId64 " steps in all\n",
+		       s->fingerprint, now, s->examples / rows + 1, s->examples % rows, rows,
+		       trainer_total_steps(t->trainer));
 	else if (s->world_size != t->env->world_size)
 		printf("warning: the checkpoint was made by %d ranks, now there are %d: sums differ in the "
 		       "last bits\n",
@@ -389,8 +404,8 @@ static void warn_of_changes(const struct training *t)
 static int start_weights(struct training *t, struct error *err)
 {
 	const char *path = saver_resume_path(t->saver);
-	int64_t decision[3] = {path != NULL, saver_resume_state(t->saver)->step,
-	                       saver_resume_state(t->saver)->tokens};
+	int64_t decision[] = {path != NULL, saver_resume_state(t->saver)->step,
+	                      saver_resume_state(t->saver)->tokens, saver_resume_state(t->saver)->examples};
 	struct weights_place place = weights_place(t);
 	int r = share(t, decision, sizeof(decision), err);
 
@@ -399,6 +414,8 @@ static int start_weights(struct training *t, struct error *err)
 	if (!decision[0])
 		return load_model(t, err);
 	t->tokens_before = decision[2];
+	if (decision[3] >= 0)
+		trainer_set_origin(t->trainer, decision[1], decision[3]);
 	if (first_rank(t)) {
 		printf("resuming from %s\n", path);
 		warn_of_changes(t);
@@ -417,6 +434,15 @@ static int start_weights(struct training *t, struct error *err)
 }
 
 /* ---- the loop ---- */
+
+static struct saver_progress progress(const struct training *t)
+{
+	return (struct saver_progress){.step = trainer_step(t->trainer),
+	                               .steps = trainer_total_steps(t->trainer),
+	                               .tokens = trainer_tokens(t->trainer),
+	                               .examples = trainer_examples(t->trainer),
+	                               .epoch = trainer_epochs(t->trainer)};
+}
 
 static int on_log(void *context, const struct train_log *log, struct error *err)
 {
@@ -437,12 +463,13 @@ static int on_log(void *context, const struct train_log *log, struct error *err)
 	                         err);
 }
 
-static int save_checkpoint(struct training *t, int64_t step, struct error *err)
+static int save_checkpoint(struct training *t, struct error *err)
 {
-	bool there = saver_saved_step(t->saver) == step;
-	int r = saver_checkpoint(t->saver, step, trainer_tokens(t->trainer), err);
+	struct saver_progress at = progress(t);
+	bool there = saver_saved_step(t->saver) == at.step;
+	int r = saver_checkpoint(t->saver, &at, err);
 
-	return r == 0 && !there && first_rank(t) ? report_checkpoint(t->report, step, err) : r;
+	return r == 0 && !there && first_rank(t) ? report_checkpoint(t->report, at.step, err) : r;
 }
 
 static int on_save(void *context, int64_t step, bool stopped, struct error *err)
@@ -450,7 +477,7 @@ static int on_save(void *context, int64_t step, bool stopped, struct error *err)
 	struct training *t = context;
 
 	/* Without save_steps the run has no checkpoints, and nothing would resume from one. */
-	return stopped && t->c->output.save_steps == 0 ? 0 : save_checkpoint(t, step, err);
+	return stopped && t->c->output.save_steps == 0 ? 0 : save_checkpoint(t, err);
 }
 
 static int open_report(struct training *t, struct error *err)
@@ -493,12 +520,13 @@ static int run_loop(struct training *t, struct error *err)
  * rank 0 is done: the first to end would look like a failure to the others. */
 static int finish(struct training *t, bool stopped, struct error *err)
 {
+	struct saver_progress at = progress(t);
 	int r = 0;
 
 	if (!stopped && t->c->output.save_steps > 0)
-		r = save_checkpoint(t, trainer_step(t->trainer), err);
+		r = save_checkpoint(t, err);
 	if (r == 0 && !stopped)
-		r = saver_final(t->saver, trainer_step(t->trainer), trainer_tokens(t->trainer), err);
+		r = saver_final(t->saver, &at, err);
 	if (r == 0 && !stopped && first_rank(t))
 		r = report_end(t->report, trainer_step(t->trainer), NULL, err);
 	if (r == 0 && t->comm)

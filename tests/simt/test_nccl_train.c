@@ -207,6 +207,7 @@ START_TEST(a_failed_communicator_publishes_nothing)
 	                                  .fingerprint = "print"};
 	_cleanup_(saver_freep) struct saver *s = NULL;
 	struct error err = ERROR_INIT;
+	struct saver_progress at = {.step = 1, .steps = 1};
 	struct train_log log;
 	struct world w;
 	int r;
@@ -222,7 +223,7 @@ START_TEST(a_failed_communicator_publishes_nothing)
 	ck_ok(saver_attach(s, &contents, &err), &err);
 	ck_ok(trainer_run_step(w.trainer, &log, &err), &err);
 	aborted_while_saving = w.comm;
-	r = _i ? saver_final(s, 1, 0, &err) : saver_checkpoint(s, 1, 0, &err);
+	r = _i ? saver_final(s, &at, &err) : saver_checkpoint(s, &at, &err);
 	ck_assert_msg(r == -ECANCELED, "%d: %s", r, err.message);
 	ck_assert_msg(strstr(err.message, "aborted") != NULL, "%s", err.message);
 	ck_assert_msg(!file_exists(published), "%s is there", published);

@@ -320,13 +320,77 @@ START_TEST(test_sampler_splits)
 }
 END_TEST
 
+/* The rows that a step takes, counted in `seen`; returns how many. */
+static int64_t take_step(struct sampler *s, int64_t step, int *seen)
+{
+	int64_t all[256], n = (int64_t)s->world_size * s->micro_batch * s->accumulation, taken = 0;
+
+	ck_assert_int_le(n, ARRAY_SIZE(all));
+	sampler_step_all(s, step, all);
+	for (int64_t i = 0; i < n; i++)
+		if (all[i] >= 0) {
+			seen[all[i]]++;
+			taken++;
+		}
+	return taken;
+}
+
+/* A run that goes on with another global batch, as often as it likes, sees each row once in each epoch, in
+ * the epoch's order. */
+START_TEST(test_sampler_goes_on)
+{
+	const char *given_seed = getenv("SEED");
+	unsigned seed = given_seed ? (unsigned)atoi(given_seed) : (unsigned)getpid();
+
+	printf("SEED=%u\n", seed);
+	fflush(stdout);
+
+	for (int round = 0; round < 200; round++) {
+		int64_t rows = 1 + rand_r(&seed) % 150, step = 0, given = 0, epochs = 3;
+		struct sampler s = {.rows = rows, .seed = 5, .shuffle = rand_r(&seed) % 4 != 0};
+		_cleanup_free_ int *seen = calloc((size_t)rows, sizeof(*seen));
+
+		while (given < epochs * rows) {
+			int64_t steps = 1 + rand_r(&seed) % 12, end;
+
+			s.world_size = 1 + rand_r(&seed) % 5;
+			s.micro_batch = 1 + rand_r(&seed) % 4;
+			s.accumulation = 1 + rand_r(&seed) % 5;
+			sampler_start(&s, step, given);
+			ck_assert_int_eq(sampler_seen(&s, step), given);
+			end = sampler_steps_until(&s, epochs * rows);
+			ck_assert_int_ge(sampler_seen(&s, end), epochs * rows);
+			ck_assert_int_lt(sampler_seen(&s, end - 1), epochs * rows);
+			for (int64_t last = MIN(step + steps, end); step < last; step++) {
+				int64_t before = sampler_permute(&s, given / rows, given % rows);
+				int had = seen[before];
+
+				given += take_step(&s, step, seen);
+				ck_assert_int_eq(seen[before], had + 1);
+				ck_assert_int_eq(sampler_seen(&s, step + 1), given);
+				ck_assert_double_le(sampler_epochs(&s, step), sampler_epochs(&s, step + 1));
+				if (given % rows == 0)
+					for (int64_t i = 0; i < rows; i++)
+						ck_assert_msg(seen[i] == given / rows,
+						              "round %d: row %d of %d: %d times in %d epochs",
+						              round, (int)i, (int)rows, seen[i],
+						              (int)(given / rows));
+			}
+		}
+		ck_assert_int_eq(given, epochs * rows);
+		ck_assert_double_eq_tol(sampler_epochs(&s, step), (double)epochs, 1e-12);
+	}
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("dataset parts");
 	TCase *tc = tcase_create("all");
-	const TTest *const tests[] = {
-	    test_records, test_record_pieces, test_templates,   test_template_prompt, test_template_stops,
-	    test_budget,  test_knapsack,      test_python_json, test_sampler,         test_sampler_splits};
+	const TTest *const tests[] = {test_records,         test_record_pieces,  test_templates,
+	                              test_template_prompt, test_template_stops, test_budget,
+	                              test_knapsack,        test_python_json,    test_sampler,
+	                              test_sampler_splits,  test_sampler_goes_on};
 
 	tcase_set_timeout(tc, 60);
 	for (size_t i = 0; i < ARRAY_SIZE(tests); i++)

@@ -192,6 +192,13 @@ static void make_parameters(struct parameters *all)
 
 /* ---- a run ---- */
 
+#define at_step(step_, tokens_)                                                                              \
+	(&(struct saver_progress){.step = (step_),                                                           \
+	                          .steps = 10,                                                               \
+	                          .tokens = (tokens_),                                                       \
+	                          .examples = 7 * (step_),                                                   \
+	                          .epoch = (step_) / 5.0})
+
 struct fixture {
 	char *out, *config;
 	struct saver_options options;
@@ -252,9 +259,7 @@ static void attach(struct fixture *f, struct saver *s, struct comm *comm, enum d
 	                                  .bos = -1,
 	                                  .eos = 2,
 	                                  .pad = -1,
-	                                  .fingerprint = "rows=1",
-	                                  .total_steps = 10,
-	                                  .steps_per_epoch = 5};
+	                                  .fingerprint = "rows=1"};
 	struct error err = ERROR_INIT;
 
 	ck_ok(saver_attach(s, &contents, &err), &err);
@@ -267,7 +272,7 @@ static void save_checkpoint(struct fixture *f, int64_t step)
 	struct error err = ERROR_INIT;
 
 	attach(f, s, NULL, DTYPE_F32, true);
-	ck_ok(saver_checkpoint(s, step, 100, &err), &err);
+	ck_ok(saver_checkpoint(s, at_step(step, 100), &err), &err);
 }
 
 static bool there(const struct fixture *f, const char *name)
@@ -393,7 +398,7 @@ START_TEST(a_checkpoint_gives_back_what_it_took)
 			    bf16_to_float(bf16_from_float(f.parameters.value[STATE_WEIGHTS][p][i]));
 	s = open_saver(&f);
 	attach(&f, s, NULL, precision, _i == 1);
-	ck_ok(saver_checkpoint(s, 4, 0, &err), &err);
+	ck_ok(saver_checkpoint(s, at_step(4, 0), &err), &err);
 	ck_assert_int_eq(saver_saved_step(s), 4);
 	path = str_path_join(f.out, "checkpoint-4");
 	ck_assert_ptr_nonnull(strstr(f.said, path));
@@ -420,11 +425,12 @@ START_TEST(tokens_of_all_attempts_are_counted)
 	f.options.claim.attempt = 2;
 	s = open_saver(&f);
 	attach(&f, s, NULL, DTYPE_F32, true);
-	ck_ok(saver_checkpoint(s, 5, 30, &err), &err);
+	ck_ok(saver_checkpoint(s, at_step(5, 30), &err), &err);
 	saver_free(steal_pointer(s));
 	f.options.claim.attempt = 3;
 	s = open_saver(&f);
 	ck_assert_int_eq(saver_resume_state(s)->step, 5);
+	ck_assert_int_eq(saver_resume_state(s)->examples, 35);
 	ck_assert_int_eq(saver_resume_state(s)->tokens, 130);
 	teardown(&f);
 }
@@ -444,10 +450,10 @@ START_TEST(a_saved_step_is_not_saved_again)
 	if (_i)
 		saver_resumed(s, 4);
 	else
-		ck_ok(saver_checkpoint(s, 4, 0, &err), &err);
+		ck_ok(saver_checkpoint(s, at_step(4, 0), &err), &err);
 	ck_assert_int_eq(saver_saved_step(s), 4);
 	f.said[0] = '\0';
-	ck_ok(saver_checkpoint(s, 4, 0, &err), &err);
+	ck_ok(saver_checkpoint(s, at_step(4, 0), &err), &err);
 	ck_assert_str_eq(f.said, "");
 	teardown(&f);
 }
@@ -474,12 +480,12 @@ START_TEST(what_is_not_finite_is_found)
 	f.parameters.value[STATE_MOMENT2][1][2] = INFINITY;
 	s = open_saver(&f);
 	attach(&f, s, NULL, DTYPE_F32, true);
-	ck_ok(saver_checkpoint(s, 4, 0, &err), &err);
+	ck_ok(saver_checkpoint(s, at_step(4, 0), &err), &err);
 	path = str_path_join(f.out, "checkpoint-4");
 	ck_ok(weights_resume(&place, path, &err), &err);
 	ck_assert_ptr_nonnull(strstr(warning, "tensor v.model.norm.weight: element 2 is infinite"));
 	f.parameters.value[STATE_WEIGHTS][0][5] = INFINITY;
-	ck_ok(saver_checkpoint(s, 5, 0, &err), &err);
+	ck_ok(saver_checkpoint(s, at_step(5, 0), &err), &err);
 	path[strlen(path) - 1] = '5';
 	ck_fails(weights_resume(&place, path, &err), &err,
 	         "tensor model.embed_tokens.weight: element 5 is infinite");
@@ -507,7 +513,7 @@ START_TEST(a_checkpoint_is_synced_then_renamed)
 	s = open_saver(&f);
 	attach(&f, s, NULL, DTYPE_F32, true);
 	record_events(true);
-	ck_ok(saver_checkpoint(s, 4, 0, &err), &err);
+	ck_ok(saver_checkpoint(s, at_step(4, 0), &err), &err);
 	record_events(false);
 	published = event("rename %s %s", tmp, path);
 	for (size_t i = 0; i < ARRAY_SIZE(files); i++) {
@@ -567,7 +573,7 @@ START_TEST(the_final_models_weights_come_last)
 	s = open_saver(&f);
 	attach(&f, s, NULL, DTYPE_F32, true);
 	record_events(true);
-	ck_ok(saver_final(s, 10, 0, &err), &err);
+	ck_ok(saver_final(s, at_step(10, 0), &err), &err);
 	record_events(false);
 	for (size_t i = 0; i < ARRAY_SIZE(files); i++)
 		renamed[i] = event("rename %s/%s %s/%s", tmp, files[i], f.out, files[i]);
@@ -594,7 +600,7 @@ START_TEST(the_tokenizers_ids_are_saved)
 	setup(&f);
 	s = open_saver(&f);
 	attach(&f, s, NULL, DTYPE_F32, true);
-	ck_ok(saver_final(s, 10, 0, &err), &err);
+	ck_ok(saver_final(s, at_step(10, 0), &err), &err);
 	for (size_t i = 0; i < ARRAY_SIZE(files); i++) {
 		_cleanup_free_ char *path = str_path_join(f.out, files[i]);
 		_cleanup_json_ json_t *j = NULL;
@@ -621,7 +627,8 @@ START_TEST(an_older_attempt_publishes_nothing)
 	s = open_saver(&f);
 	attach(&f, s, NULL, DTYPE_F32, true);
 	ck_ok(file_write_atomic(mark, "2 7\n", 4, 0644, &err), &err);
-	ck_assert_int_eq(_i ? saver_final(s, 4, 0, &err) : saver_checkpoint(s, 4, 0, &err), -ESTALE);
+	ck_assert_int_eq(_i ? saver_final(s, at_step(4, 0), &err) : saver_checkpoint(s, at_step(4, 0), &err),
+	                 -ESTALE);
 	ck_assert(!there(&f, "checkpoint-4"));
 	ck_assert(!there(&f, "model.safetensors"));
 	ck_assert(!there(&f, "checkpoint-4.tmp"));
@@ -650,7 +657,7 @@ static void *wait_for_checkpoint(void *context)
 	s = open_saver(&own);
 	ck_assert_ptr_null(saver_resume_path(s));
 	attach(&own, s, w->comm, DTYPE_F32, true);
-	ck_ok(saver_checkpoint(s, 4, 0, &err), &err);
+	ck_ok(saver_checkpoint(s, at_step(4, 0), &err), &err);
 	w->complete = there(&own, "checkpoint-4/dtrain/state.json");
 	ck_assert_int_eq(saver_saved_step(s), 4);
 	return NULL;
@@ -672,7 +679,7 @@ START_TEST(the_others_wait_for_the_writer)
 	attach(&f, s, comms[0], DTYPE_F32, true);
 	w = (struct waiting){.f = &f, .comm = comms[1]};
 	ck_assert_int_eq(pthread_create(&w.thread, NULL, wait_for_checkpoint, &w), 0);
-	ck_ok(saver_checkpoint(s, 4, 0, &err), &err);
+	ck_ok(saver_checkpoint(s, at_step(4, 0), &err), &err);
 	pthread_join(w.thread, NULL);
 	ck_assert(w.complete);
 	comm_destroy(comms[0]);

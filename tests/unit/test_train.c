@@ -548,6 +548,55 @@ START_TEST(steps_and_epochs)
 }
 END_TEST
 
+/* A run that goes on with another batch ends with its epochs, and its schedule with its last step. */
+START_TEST(another_batch_goes_on)
+{
+	static const struct {
+		int micro_batch;
+		int64_t step, examples, steps, seen;
+		double rate; /* of the step that is next, of 1 at the first */
+	} cases[] = {
+	    {4, 3, 12, 15, 12, 12 / 15.0}, /* the same batch: 6 steps an epoch */
+	    {4, 6, 21, 15, 21, 9 / 15.0},  /* the same, after a short step */
+	    {8, 3, 12, 3 + 2 + 3 + 2, 12,
+	     7 / 8.0}, /* 9 rows are left of the epoch, then 3 steps, then 1.5 rounded up */
+	    {1, 3, 12, 3 + 9 + 21 + 11, 12, 41 / 53.0},
+	    {1, 12, 43, 12 + 10, 43, 10 / 53.0}, /* in the last epoch, of which half is to be seen */
+	    {4, 40, 60, 40, 60, 0},              /* beyond the end */
+	};
+	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(21, 9, 8, 50, true);
+	struct model_init init = {.seed = 1, .std = 0.1};
+	struct error err = ERROR_INIT;
+	struct train_options o;
+	struct train_log log;
+	struct model_config c;
+	struct trainer *t;
+	struct device *dev;
+
+	model(&c);
+	options(&o, cases[_i].micro_batch, 1);
+	o.max_steps = 0;
+	o.epochs = 2.5;
+	o.warmup_steps = 0;
+	o.learning_rate = 1;
+	o.schedule = SCHEDULE_LINEAR;
+	ck_ok(device_create(&(struct device_options){.threads = 1}, &dev, &err), &err);
+	ck_ok(trainer_create(dev, NULL, &c, &o, train, NULL, &t, &err), &err);
+	ck_ok(trainer_load(t, model_init_fill, &init, &err), &err);
+	trainer_set_origin(t, cases[_i].step, cases[_i].examples);
+	ck_assert_int_eq(trainer_total_steps(t), cases[_i].steps);
+	ck_ok(trainer_set_step(t, cases[_i].step, &err), &err);
+	ck_assert_int_eq(trainer_examples(t), cases[_i].seen);
+	if (cases[_i].step < cases[_i].steps) {
+		ck_ok(trainer_run_step(t, &log, &err), &err);
+		ck_assert_double_eq_tol(log.learning_rate, cases[_i].rate, 1e-12);
+		ck_assert_double_gt(log.epoch, (double)cases[_i].seen / 21 - 0.1);
+	}
+	trainer_free(t);
+	device_destroy(dev);
+}
+END_TEST
+
 /* What `estimate` does: no device, any number of ranks. */
 START_TEST(plan_needs_no_device)
 {
@@ -623,6 +672,7 @@ int main(void)
 	tcase_set_timeout(c, 120);
 	tcase_add_test(c, schedules_as_transformers);
 	tcase_add_test(c, steps_and_epochs);
+	tcase_add_loop_test(c, another_batch_goes_on, 0, 6);
 	tcase_add_test(c, any_split_gives_the_same_losses);
 	tcase_add_test(c, packed_documents_are_apart);
 	tcase_add_test(c, norms_do_not_decay);

@@ -228,14 +228,15 @@ static int save_model(struct saver *s, const char *directory, struct error *err)
 	return r < 0 ? r : hf_save(directory, &o, sources.list, sources.n, err);
 }
 
-static struct checkpoint_state state_at(const struct saver *s, int64_t step, int64_t tokens)
+static struct checkpoint_state state_at(const struct saver *s, const struct saver_progress *at)
 {
 	return (struct checkpoint_state){
-	    .step = step,
-	    .steps = s->from.total_steps,
-	    .epoch = s->from.steps_per_epoch > 0 ? (double)step / s->from.steps_per_epoch : 0,
+	    .step = at->step,
+	    .steps = at->steps,
+	    .epoch = at->epoch,
 	    .epochs = s->o.epochs,
-	    .tokens = s->tokens + tokens,
+	    .tokens = s->tokens + at->tokens,
+	    .examples = at->examples,
 	    .world_size = s->o.world_size,
 	    .micro_batch = s->o.micro_batch,
 	    .log_steps = s->o.log_steps,
@@ -296,11 +297,11 @@ static int fill_checkpoint(struct saver *s, const char *tmp, const struct checkp
 	return may_publish(s, err);
 }
 
-static int write_checkpoint(struct saver *s, int64_t step, int64_t tokens, struct error *err)
+static int write_checkpoint(struct saver *s, const struct saver_progress *at, struct error *err)
 {
 	const char *dir = directory_of(s);
-	_cleanup_free_ char *name = str_printf("checkpoint-%" PRId64, step), *tmp = NULL, *path = NULL;
-	struct checkpoint_state state = state_at(s, step, tokens);
+	_cleanup_free_ char *name = str_printf("checkpoint-%" PRId64, at->step), *tmp = NULL, *path = NULL;
+	struct checkpoint_state state = state_at(s, at);
 	double start = clock_monotonic();
 	int r;
 
@@ -324,29 +325,29 @@ int64_t saver_saved_step(const struct saver *s)
 	return s->saved_step;
 }
 
-int saver_checkpoint(struct saver *s, int64_t step, int64_t tokens, struct error *err)
+int saver_checkpoint(struct saver *s, const struct saver_progress *at, struct error *err)
 {
 	int r;
 
-	if (step == s->saved_step)
+	if (at->step == s->saved_step)
 		return 0;
 	if (!s->writer) {
 		r = wait_for_writer(s, err);
 	} else {
-		r = write_checkpoint(s, step, tokens, err);
+		r = write_checkpoint(s, at, err);
 		if (r == 0 && s->from.comm)
 			r = send_flag(s, FLAG_WRITTEN, err);
 	}
 	if (r == 0)
-		s->saved_step = step;
+		s->saved_step = at->step;
 	return r;
 }
 
-static int write_final(struct saver *s, int64_t step, int64_t tokens, struct error *err)
+static int write_final(struct saver *s, const struct saver_progress *at, struct error *err)
 {
 	const char *dir = directory_of(s);
 	_cleanup_free_ char *tmp = NULL, *what = str_printf("the model in %s", dir);
-	struct checkpoint_state state = state_at(s, step, tokens);
+	struct checkpoint_state state = state_at(s, at);
 	double start = clock_monotonic();
 	int r;
 
@@ -363,12 +364,12 @@ static int write_final(struct saver *s, int64_t step, int64_t tokens, struct err
 	return 0;
 }
 
-int saver_final(struct saver *s, int64_t step, int64_t tokens, struct error *err)
+int saver_final(struct saver *s, const struct saver_progress *at, struct error *err)
 {
 	int r;
 
 	if (!s->writer)
 		return wait_for_writer(s, err);
-	r = write_final(s, step, tokens, err);
+	r = write_final(s, at, err);
 	return r == 0 && s->from.comm ? send_flag(s, FLAG_WRITTEN, err) : r;
 }

@@ -68,7 +68,6 @@ struct saver_contents {
 	bool master;           /* where the precision is not fp32: a checkpoint has fp32 master weights too */
 	int32_t bos, eos, pad; /* the tokenizer's; -1: none */
 	const char *fingerprint; /* of what decides the bits (struct checkpoint_state) */
-	int64_t total_steps, steps_per_epoch;
 };
 /* Called once the trainer exists, before the first save. */
 int saver_attach(struct saver *s, const struct saver_contents *contents, struct error *err);
@@ -77,7 +76,14 @@ void saver_resumed(struct saver *s, int64_t step);
 
 /* Keeps an entry for the log_history of trainer_state.json. */
 int saver_log(struct saver *s, const struct checkpoint_log *log, struct error *err);
-/* Called by all ranks. tokens: seen in this process by all ranks together. */
-int saver_checkpoint(struct saver *s, int64_t step, int64_t tokens, struct error *err);
-int saver_final(struct saver *s, int64_t step, int64_t tokens, struct error *err);
+/* How far the run is. */
+struct saver_progress {
+	int64_t step, steps; /* done, and of the whole run */
+	int64_t tokens;      /* seen in this process by all ranks together */
+	int64_t examples;    /* rows of the data seen, over all epochs */
+	double epoch;        /* epochs done */
+};
+/* Called by all ranks. */
+int saver_checkpoint(struct saver *s, const struct saver_progress *at, struct error *err);
+int saver_final(struct saver *s, const struct saver_progress *at, struct error *err);
 int64_t saver_saved_step(const struct saver *s); /* of the newest checkpoint; -1: none */

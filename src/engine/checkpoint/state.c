@@ -59,10 +59,10 @@ int checkpoint_state_save(const char *directory, const struct checkpoint_state *
 
 	if (r < 0 || !resume)
 		return r;
-	j = json_pack("{s:i, s:I, s:I, s:i, s:I, s:I, s:s, s:s}", "version", STATE_VERSION, "step",
-	              (json_int_t)s->step, "steps", (json_int_t)s->steps, "world_size", s->world_size,
-	              "tokens", (json_int_t)s->tokens, "seed", (json_int_t)s->seed, "fingerprint",
-	              s->fingerprint ? s->fingerprint : "", "precision",
+	j = json_pack("{s:i, s:I, s:I, s:I, s:i, s:I, s:I, s:s, s:s}", "version", STATE_VERSION, "step",
+	              (json_int_t)s->step, "examples", (json_int_t)s->examples, "steps", (json_int_t)s->steps,
+	              "world_size", s->world_size, "tokens", (json_int_t)s->tokens, "seed",
+	              (json_int_t)s->seed, "fingerprint", s->fingerprint ? s->fingerprint : "", "precision",
 	              s->precision ? s->precision : "fp32");
 	return j && path ? json_write_file(path, j, 2, true, err) : error_oom(err);
 }
@@ -95,6 +95,7 @@ int checkpoint_state_load(const char *directory, struct checkpoint_state *s, jso
 	s->world_size = world_size;
 	s->steps = json_get_int(j, "steps", 0);
 	s->tokens = json_get_int(j, "tokens", 0);
+	s->examples = json_get_int(j, "examples", -1);
 	s->seed = json_get_int(j, "seed", 0);
 	s->epoch = json_get_number(t, "epoch", 0);
 	history = json_object_get(t, "log_history");

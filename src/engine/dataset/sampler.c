@@ -16,11 +16,76 @@ static int64_t sampler_global_batch(const struct sampler *s)
 	return (int64_t)s->world_size * s->micro_batch * s->accumulation;
 }
 
-int64_t sampler_steps_per_epoch(const struct sampler *s)
+/* Steps that take that many rows of one epoch. */
+static int64_t sampler_steps_for(const struct sampler *s, int64_t rows)
 {
 	int64_t batch = sampler_global_batch(s);
 
-	return (s->rows + batch - 1) / batch;
+	return (rows + batch - 1) / batch;
+}
+
+int64_t sampler_steps_per_epoch(const struct sampler *s)
+{
+	return sampler_steps_for(s, s->rows);
+}
+
+/* Where step `step` begins. */
+static void sampler_locate(const struct sampler *s, int64_t step, int64_t *epoch, int64_t *place)
+{
+	int64_t per_epoch = sampler_steps_per_epoch(s), n = step - s->start_step, rest;
+
+	*epoch = *place = 0;
+	if (s->rows == 0)
+		return;
+	*epoch = s->start_rows / s->rows;
+	*place = s->start_rows % s->rows;
+	rest = sampler_steps_for(s, s->rows - *place); /* of the epoch that start_rows lies in */
+	if (n < rest) {
+		*place += n * sampler_global_batch(s);
+	} else {
+		*epoch += 1 + (n - rest) / per_epoch;
+		*place = (n - rest) % per_epoch * sampler_global_batch(s);
+	}
+}
+
+void sampler_start(struct sampler *s, int64_t step, int64_t rows)
+{
+	s->start_step = s->start_rows = 0;
+	if (sampler_seen(s, step) == rows)
+		return;
+	s->start_step = step;
+	s->start_rows = rows;
+}
+
+int64_t sampler_seen(const struct sampler *s, int64_t step)
+{
+	int64_t epoch, place;
+
+	sampler_locate(s, step, &epoch, &place);
+	return epoch * s->rows + place;
+}
+
+int64_t sampler_steps_until(const struct sampler *s, int64_t rows)
+{
+	int64_t epoch, place, whole;
+
+	if (rows <= s->start_rows || s->rows == 0)
+		return s->start_step;
+	epoch = s->start_rows / s->rows;
+	place = s->start_rows % s->rows;
+	whole = rows / s->rows - epoch;
+	if (whole == 0)
+		return s->start_step + sampler_steps_for(s, rows - s->start_rows);
+	return s->start_step + sampler_steps_for(s, s->rows - place) +
+	       (whole - 1) * sampler_steps_per_epoch(s) + sampler_steps_for(s, rows % s->rows);
+}
+
+double sampler_epochs(const struct sampler *s, int64_t step)
+{
+	if (s->rows == 0)
+		return 0;
+	return s->start_rows == 0 ? (double)step / (double)sampler_steps_per_epoch(s)
+	                          : (double)sampler_seen(s, step) / (double)s->rows;
 }
 
 int64_t sampler_permute(const struct sampler *s, int64_t epoch, int64_t place)
@@ -52,10 +117,9 @@ int64_t sampler_permute(const struct sampler *s, int64_t epoch, int64_t place)
 
 static void sampler_places(const struct sampler *s, int64_t step, int first_rank, int ranks, int64_t *out)
 {
-	int64_t per_epoch = sampler_steps_per_epoch(s);
-	int64_t epoch = per_epoch ? step / per_epoch : 0;
-	int64_t base = (per_epoch ? step % per_epoch : 0) * sampler_global_batch(s);
+	int64_t epoch, base;
 
+	sampler_locate(s, step, &epoch, &base);
 	for (int a = 0; a < s->accumulation; a++)
 		for (int r = first_rank; r < first_rank + ranks; r++)
 			for (int b = 0; b < s->micro_batch; b++) {

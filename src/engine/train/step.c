@@ -136,7 +136,8 @@ int trainer_check_comm(struct trainer *t, struct error *err)
 
 int trainer_run_step(struct trainer *t, struct train_log *log, struct error *err)
 {
-	struct adamw_options adamw = {.learning_rate = schedule_rate(&t->schedule, t->step),
+	struct adamw_options adamw = {.learning_rate =
+	                                  schedule_rate(&t->schedule, t->step + t->schedule_lead),
 	                              .beta1 = t->o.beta1,
 	                              .beta2 = t->o.beta2,
 	                              .epsilon = t->o.epsilon,
@@ -178,7 +179,7 @@ int trainer_run_step(struct trainer *t, struct train_log *log, struct error *err
 	t->stop = t->sums[PLAN_SUM_STOP] > 0;
 	*log = (struct train_log){.step = t->step,
 	                          .steps = t->total_steps,
-	                          .epoch = (double)t->step / (double)t->steps_per_epoch,
+	                          .epoch = trainer_epochs(t),
 	                          .loss = targets ? t->sums[PLAN_SUM_LOSS] / (double)targets : 0,
 	                          .learning_rate = adamw.learning_rate,
 	                          .grad_norm = (double)clip[1],

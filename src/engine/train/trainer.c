@@ -12,21 +12,27 @@
 static void count_steps(struct trainer *t)
 {
 	const struct train_options *o = &t->o;
-	int64_t total;
+	int64_t total, whole, last;
 
 	t->steps_per_epoch = sampler_steps_per_epoch(&t->sampler);
 	/* Floating-point 0.1 · 30 may be slightly above 3, and ceil has to give 3. */
 	total =
 	    o->max_steps > 0 ? o->max_steps : (int64_t)ceil(o->epochs * (double)t->steps_per_epoch - 1e-9);
-	t->total_steps = MAX(total, 1);
-	t->schedule = (struct schedule){
-	    .kind = o->schedule,
-	    .peak = o->learning_rate,
-	    .floor = o->min_learning_rate,
-	    .steps = t->total_steps,
-	    .warmup = o->warmup_steps > 0 ? o->warmup_steps
-	                                  : (int64_t)ceil(o->warmup_ratio * (double)t->total_steps - 1e-9),
-	    .decay = (int64_t)ceil(o->decay_ratio * (double)t->total_steps - 1e-9)};
+	total = t->total_steps = MAX(total, 1);
+	if (o->max_steps <= 0 && t->sampler.start_rows > 0) {
+		whole = total / t->steps_per_epoch;
+		last = total % t->steps_per_epoch * o->micro_batch * o->accumulation * t->world_size;
+		t->total_steps = sampler_steps_until(&t->sampler, whole * t->sampler.rows + last);
+	}
+	t->schedule_lead = total - t->total_steps;
+	t->schedule = (struct schedule){.kind = o->schedule,
+	                                .peak = o->learning_rate,
+	                                .floor = o->min_learning_rate,
+	                                .steps = total,
+	                                .warmup = o->warmup_steps > 0
+	                                              ? o->warmup_steps
+	                                              : (int64_t)ceil(o->warmup_ratio * (double)total - 1e-9),
+	                                .decay = (int64_t)ceil(o->decay_ratio * (double)total - 1e-9)};
 }
 
 static int allocate(struct trainer *t, struct error *err)
@@ -142,6 +148,16 @@ int64_t trainer_steps_per_epoch(const struct trainer *t)
 int64_t trainer_step(const struct trainer *t)
 {
 	return t->step;
+}
+
+int64_t trainer_examples(const struct trainer *t)
+{
+	return sampler_seen(&t->sampler, t->step);
+}
+
+double trainer_epochs(const struct trainer *t)
+{
+	return sampler_epochs(&t->sampler, t->step);
 }
 
 int64_t trainer_tokens(const struct trainer *t)
@@ -265,6 +281,12 @@ int trainer_set_step(struct trainer *t, int64_t step, struct error *err)
 		                 (long long)step, (long long)t->total_steps);
 	t->step = step;
 	return gather_weights(t, err);
+}
+
+void trainer_set_origin(struct trainer *t, int64_t step, int64_t examples)
+{
+	sampler_start(&t->sampler, step, examples);
+	count_steps(t);
 }
 
 static int access_read(void *t, enum parameter_state which, const struct model_parameter *p, int64_t first,

@@ -9,6 +9,11 @@
  * micro-steps, and its gradients are those of that mean. The count depends on the dataset and the sampler
  * alone.
  *
+ * A run that goes on with another global batch keeps its place in the epoch (trainer_set_origin). Its epochs
+ * end where they would have ended; total counts the steps before at the batch that they had. The schedule
+ * reaches its end at the last step and has, at each step, the rate that a run of this batch has with as many
+ * steps to go.
+ *
  * Resume. The state after step s is: master weights (without them the bf16 ones), both moments, s. The
  * sampler, the schedule and the order of every sum are functions of the step, so a run continued from that
  * state at the same world size gives the same bits.
@@ -80,7 +85,9 @@ DEFINE_CLEANUP(struct trainer *, trainer_free)
 
 int64_t trainer_total_steps(const struct trainer *t);
 int64_t trainer_steps_per_epoch(const struct trainer *t);
-int64_t trainer_step(const struct trainer *t); /* steps done */
+int64_t trainer_step(const struct trainer *t);     /* steps done */
+int64_t trainer_examples(const struct trainer *t); /* rows seen in these steps, over all epochs */
+double trainer_epochs(const struct trainer *t);    /* epochs done, fractional */
 /* After a step: seconds that each rank computed in the step before, [world_size]. */
 const double *trainer_rank_seconds(const struct trainer *t);
 int64_t trainer_tokens(const struct trainer *t); /* seen so far in this process, all ranks together */
@@ -102,6 +109,9 @@ int trainer_write(struct trainer *t, enum parameter_state which, const struct mo
 /* trainer_read, trainer_write and trainer_load for checkpoints; valid as long as the trainer. */
 struct parameter_access trainer_access(struct trainer *t);
 int trainer_set_step(struct trainer *t, int64_t step, struct error *err);
+/* Before trainer_set_step: the steps until `step` saw `examples` rows, at whatever global batch. Changes
+ * trainer_total_steps where they are not as many as at this one's. */
+void trainer_set_origin(struct trainer *t, int64_t step, int64_t examples);
 
 /* From the current step to the last; returns 0 at the end, 1 where it was stopped, or a negative errno. */
 int trainer_run(struct trainer *t, const struct train_callbacks *callbacks, struct error *err);
