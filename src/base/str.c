@@ -121,6 +121,17 @@ char *str_printf(const char *fmt, ...)
 	return strbuf_steal(&b);
 }
 
+int str_replace(char **to, const char *from)
+{
+	char *copy = from ? strdup(from) : NULL;
+
+	if (from && !copy)
+		return -ENOMEM;
+	free(*to);
+	*to = copy;
+	return 0;
+}
+
 bool str_starts(const char *s, const char *prefix)
 {
 	return strncmp(s, prefix, strlen(prefix)) == 0;

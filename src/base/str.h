@@ -32,6 +32,8 @@ char *strbuf_steal(struct strbuf *b);
 
 char *str_printf(const char *fmt, ...)
     __attribute__((format(printf, 1, 2), malloc)); /* NULL: out of memory */
+/* Frees *to and puts a copy of `from` in its place, NULL for NULL; -ENOMEM: *to is as before. */
+int str_replace(char **to, const char *from);
 bool str_starts(const char *s, const char *prefix);
 bool str_ends(const char *s, const char *suffix);
 bool str_eq(const char *a, const char *b); /* NULL equals only NULL */

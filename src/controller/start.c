@@ -89,12 +89,6 @@ static void on_started(void *context, const struct peer_result *result)
 	refused(call, unreachable || result->code == -EBUSY, result->message);
 }
 
-static int copy_string(const char *from, char **to)
-{
-	*to = from ? strdup(from) : NULL;
-	return from && !*to ? -ENOMEM : 0;
-}
-
 static int copy_ranks(const struct run *r, const char *node, struct start_request *out)
 {
 	out->ranks = calloc(r->rank_count + 1, sizeof(*out->ranks));
@@ -134,10 +128,10 @@ static int make_start(struct controller *c, const struct run *r, const json_t *c
 	                              .nodes = r->nodes,
 	                              .node_rank = (int64_t)index,
 	                              .master_port = port};
-	if (copy_string(c->options.name, &out->controller) < 0 ||
-	    copy_string(store_cluster(c->store), &out->cluster) < 0 ||
-	    copy_string(r->user ? r->user : "", &out->user) < 0 ||
-	    copy_string(r->nodes == 1 || !master ? "127.0.0.1" : master->address, &out->master_addr) < 0 ||
+	if (str_replace(&out->controller, c->options.name) < 0 ||
+	    str_replace(&out->cluster, store_cluster(c->store)) < 0 ||
+	    str_replace(&out->user, r->user ? r->user : "") < 0 ||
+	    str_replace(&out->master_addr, r->nodes == 1 || !master ? "127.0.0.1" : master->address) < 0 ||
 	    copy_ranks(r, r->parts[index].node, out) < 0)
 		return error_oom(err);
 	out->local_world_size = (int64_t)out->rank_count;

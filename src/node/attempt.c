@@ -24,7 +24,6 @@
 #include "node/launch/cgroup.h"
 #include "node/launch/launch.h"
 #include "node/launch/processes.h"
-#include "node/started.h"
 
 /* Between two looks for what a killed launcher left behind. */
 enum { ORPHANS_AGAIN_USEC = 20000 };
@@ -152,15 +151,10 @@ static int set_ranks(struct attempt *a, enum rank_state state)
 	return 0;
 }
 
-static int copy_string(const char *from, char **to)
+/* In a report what is empty is absent. */
+static int copy_unless_empty(char **to, const char *from)
 {
-	char *copy = from && *from ? strdup(from) : NULL;
-
-	if (from && *from && !copy)
-		return -ENOMEM;
-	free(*to);
-	*to = copy;
-	return 0;
+	return str_replace(to, from && *from ? from : NULL);
 }
 
 /* The report of an attempt of which no report is known yet. */
@@ -173,25 +167,23 @@ static int first_report(struct attempt *a, enum attempt_state state)
 	report->attempt = q->attempt;
 	report->state = state;
 	report->epoch = *q->cluster ? q->epoch : 0;
-	if (copy_string(a->owner.node, &report->node) < 0 || copy_string(q->cluster, &report->cluster) < 0 ||
-	    copy_string(q->user, &report->user) < 0 ||
-	    copy_string(q->config ? q->config->name : NULL, &report->name) < 0)
+	if (copy_unless_empty(&report->node, a->owner.node) < 0 ||
+	    copy_unless_empty(&report->cluster, q->cluster) < 0 ||
+	    copy_unless_empty(&report->user, q->user) < 0 ||
+	    copy_unless_empty(&report->name, q->config ? q->config->name : NULL) < 0)
 		return -ENOMEM;
-	return copy_string(a->reason, &report->reason);
+	return copy_unless_empty(&report->reason, a->reason);
 }
 
 /* Error files that stayed empty tell nothing. */
 static void sweep_logs(struct attempt *a)
 {
-	_cleanup_free_ char *path = str_path_join(a->dir, "launch.json");
-	_cleanup_json_ json_t *launch = NULL;
-	const json_t *ranks;
+	_cleanup_(launch_description_release) struct launch_description launch = {0};
 
-	if (!path || json_read_file(path, &launch, NULL) < 0)
+	if (attempt_files_read_launch(a->dir, &launch, NULL) < 0)
 		return;
-	ranks = json_object_get(launch, "ranks");
-	for (size_t i = 0; i < json_array_size(ranks); i++) {
-		const char *file = json_get_string(json_array_get(ranks, i), "error_file", NULL);
+	for (size_t i = 0; i < launch.rank_count; i++) {
+		const char *file = launch.ranks[i].error_file;
 		struct stat st;
 
 		if (file && lstat(file, &st) == 0 && st.st_size == 0)
@@ -231,6 +223,24 @@ static int flush_socket(struct attempt *a)
 	return 0;
 }
 
+static void send_command(struct attempt *a, const struct launch_command *command)
+{
+	_cleanup_json_ json_t *json = launch_command_encode(command);
+	_cleanup_free_ char *text = json_to_string(json);
+
+	if (!text) {
+		log_err("run %lld: out of memory", (long long)a->request->run);
+		return;
+	}
+	strbuf_addf(&a->out, "%s\n", text);
+	flush_socket(a);
+}
+
+static void acknowledge(struct attempt *a)
+{
+	send_command(a, &(struct launch_command){.stop = -1, .acknowledge = true});
+}
+
 /* What each of them has, the other has afterwards. */
 static void steal_ranks(struct report *report, struct launch_report *said)
 {
@@ -262,11 +272,10 @@ static void take_line(struct attempt *a, const char *line, size_t len)
 	a->report.state = said.state;
 	/* The old ranks are released with what was said. */
 	steal_ranks(&a->report, &said);
-	copy_string(a->reason, &a->report.reason);
+	copy_unless_empty(&a->report.reason, a->reason);
 	if (said.state == ATTEMPT_ENDED) {
 		record_end(a);
-		strbuf_adds(&a->out, "{\"acknowledge\":true}\n");
-		flush_socket(a);
+		acknowledge(a);
 	}
 	a->owner.changed(a->owner.context, a);
 }
@@ -290,12 +299,12 @@ static void finish_lost(struct attempt *a)
 			continue;
 		rank->state = RANK_EXITED;
 		rank->exit_status = 128 + SIGKILL;
-		copy_string("SIGKILL", &rank->signal);
+		copy_unless_empty(&rank->signal, "SIGKILL");
 		rank->ended = clock_realtime();
 		rank->stopped = true;
 	}
 	a->report.state = ATTEMPT_ENDED;
-	copy_string(a->reason, &a->report.reason);
+	copy_unless_empty(&a->report.reason, a->reason);
 	if (a->no_dir) {
 		a->ended = true;
 		a->report.lost = true;
@@ -497,14 +506,10 @@ static void make_cgroup(struct attempt *a)
 /* As launch.json has it: that of an earlier dtraind may be another. */
 static void find_cgroup(struct attempt *a)
 {
-	_cleanup_free_ char *path = str_path_join(a->dir, "launch.json");
-	_cleanup_json_ json_t *launch = NULL;
-	const char *group;
+	_cleanup_(launch_description_release) struct launch_description launch = {0};
 
-	if (!path || json_read_file(path, &launch, NULL) < 0)
-		return;
-	group = json_get_string(launch, "cgroup", NULL);
-	a->cgroup = group ? strdup(group) : NULL;
+	if (attempt_files_read_launch(a->dir, &launch, NULL) == 0)
+		a->cgroup = steal_pointer(launch.cgroup);
 }
 
 static struct attempt *attempt_new(const struct attempt_owner *owner, const char *dir)
@@ -576,9 +581,9 @@ static int read_end(struct attempt *a, const char *path, struct error *err)
 		r = report_decode(json, &a->report, err);
 	/* Version 0.1.0 wrote neither. */
 	if (r == 0 && !a->report.user)
-		copy_string(a->request->user, &a->report.user);
+		copy_unless_empty(&a->report.user, a->request->user);
 	if (r == 0 && !a->report.name)
-		copy_string(a->request->config->name, &a->report.name);
+		copy_unless_empty(&a->report.name, a->request->config->name);
 	return r;
 }
 
@@ -608,8 +613,7 @@ int attempt_adopt(const struct attempt_owner *owner, const char *dir, struct att
 		a->ended = true;
 		/* dtrain-launch may not have got the acknowledgement. */
 		if (r >= 0 && open_socket(a, NULL) == 0) {
-			strbuf_adds(&a->out, "{\"acknowledge\":true}\n");
-			flush_socket(a);
+			acknowledge(a);
 		} else if (r >= 0 && a->cgroup) {
 			cgroup_remove(a->cgroup);
 		}
@@ -678,14 +682,13 @@ void attempt_stop(struct attempt *a, double grace)
 {
 	if (a->ended || a->lost)
 		return;
-	strbuf_addf(&a->out, "{\"stop\":%.3f}\n", MAX(grace, 0.0));
-	flush_socket(a);
+	send_command(a, &(struct launch_command){.stop = MAX(grace, 0.0)});
 }
 
 void attempt_shut_down(struct attempt *a, double grace, const char *reason)
 {
 	if (a->ended)
 		return;
-	copy_string(reason, &a->report.shutdown);
+	copy_unless_empty(&a->report.shutdown, reason);
 	attempt_stop(a, grace);
 }

@@ -15,6 +15,8 @@
 #include "base/str.h"
 #include "node/started.h"
 
+static const char LAUNCH_FILE[] = "launch.json";
+
 int attempt_file_write(const char *dir, const char *name, const json_t *json, uid_t owner, mode_t mode,
                        struct error *err)
 {
@@ -72,10 +74,27 @@ static int write_request(const char *dir, const struct start_request *request, s
 	return json ? attempt_file_write(dir, "request.json", json, geteuid(), 0600, err) : error_oom(err);
 }
 
+static int write_launch(const char *dir, const struct launch_description *launch, struct error *err)
+{
+	_cleanup_json_ json_t *json = launch_description_encode(launch);
+
+	return json ? attempt_file_write(dir, LAUNCH_FILE, json, geteuid(), 0600, err) : error_oom(err);
+}
+
+int attempt_files_read_launch(const char *dir, struct launch_description *out, struct error *err)
+{
+	_cleanup_free_ char *path = str_path_join(dir, LAUNCH_FILE);
+	_cleanup_json_ json_t *json = NULL;
+	int r = path ? json_read_file(path, &json, err) : error_oom(err);
+
+	*out = (struct launch_description){0};
+	return r < 0 ? r : launch_description_decode(json, out, err);
+}
+
 int attempt_files_make(const char *dir, const struct request *q, const struct request_place *place,
                        const struct run_user *user, const char *cgroup, double grace, struct error *err)
 {
-	_cleanup_json_ json_t *launch = NULL;
+	_cleanup_(launch_description_release) struct launch_description launch = {0};
 	int r;
 
 	r = file_remove_tree(dir, err);
@@ -94,20 +113,16 @@ int attempt_files_make(const char *dir, const struct request *q, const struct re
 	if (r == 0)
 		r = request_describe_launch(q, place, user, &launch, err);
 	if (r == 0) {
-		_cleanup_free_ char *record = started_path(place->config->state_dir, q);
-
-		if (!record)
-			return error_oom(err);
-		json_object_set_new(launch, "record", json_string(record));
-		json_object_set_new(launch, "started", started_describe(q, cgroup));
-		json_object_set_new(launch, "grace", json_real(MIN(grace, place->config->shutdown_grace)));
-		if (cgroup)
-			json_object_set_new(launch, "cgroup", json_string(cgroup));
+		launch.record = started_path(place->config->state_dir, q);
+		launch.started = started_describe(q, cgroup);
+		launch.grace = MIN(grace, place->config->shutdown_grace);
+		if (!launch.record || !launch.started || str_replace(&launch.cgroup, cgroup) < 0)
+			r = error_oom(err);
 	}
 	if (r == 0)
 		r = write_config(dir, q->config, user->uid, err);
 	if (r == 0)
-		r = attempt_file_write(dir, "launch.json", launch, geteuid(), 0600, err);
+		r = write_launch(dir, &launch, err);
 	if (r == 0)
 		r = write_request(dir, &q->start, err);
 	return r;

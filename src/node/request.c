@@ -3,10 +3,10 @@
 #include "node/request.h"
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/json.h"
 #include "base/str.h"
 #include "node/clusters.h"
 #include "node/gpu/affinity.h"
@@ -129,20 +129,50 @@ char *request_error_path(const char *logs, int rank)
 	return str_printf("%s/error-%d.json", logs, rank);
 }
 
-/* The environment grows as a JSON object: a later value takes the place of an earlier one. */
-static void __attribute__((format(printf, 3, 4))) set(json_t *env, const char *name, const char *fmt, ...)
+/* A list of "K=V" that grows. */
+struct environment {
+	char **list; /* ends with NULL */
+	size_t count;
+	bool failed; /* out of memory */
+};
+
+/* A later value takes the place of an earlier one. What is not UTF-8 is in no message, and left out. */
+static void __attribute__((format(printf, 3, 4)))
+set(struct environment *env, const char *name, const char *fmt, ...)
 {
-	struct strbuf text = {0};
+	_cleanup_strbuf_ struct strbuf entry = {0};
+	size_t at = 0, length = strlen(name) + 1;
+	char **grown;
 	va_list ap;
 
+	strbuf_addf(&entry, "%s=", name);
 	va_start(ap, fmt);
-	strbuf_addv(&text, fmt, ap);
+	strbuf_addv(&entry, fmt, ap);
 	va_end(ap);
-	json_object_set_new(env, name, json_string(text.data ? text.data : ""));
-	strbuf_free(&text);
+	if (entry.failed) {
+		env->failed = true;
+		return;
+	}
+	if (!str_is_utf8(entry.data))
+		return;
+	while (at < env->count && strncmp(env->list[at], entry.data, length) != 0)
+		at++;
+	if (at < env->count) {
+		free(env->list[at]);
+		env->list[at] = strbuf_steal(&entry);
+		return;
+	}
+	grown = reallocarray(env->list, env->count + 2, sizeof(*grown));
+	if (!grown) {
+		env->failed = true;
+		return;
+	}
+	env->list = grown;
+	env->list[env->count++] = strbuf_steal(&entry);
+	env->list[env->count] = NULL;
 }
 
-static void set_base(json_t *env, const struct request *q, const struct request_place *place,
+static void set_base(struct environment *env, const struct request *q, const struct request_place *place,
                      const struct run_user *user)
 {
 	set(env, "PATH", "%s", DEFAULT_PATH);
@@ -181,7 +211,7 @@ static void add_gpu_name(struct strbuf *b, const struct devices *devices, const 
 /* What the devices mean to a program. A list of GPUs is in the order of local ranks, the same for all of
  * them: a program takes the LOCAL_RANK-th. CUDA lets a process use one MIG device only: its rank sees that
  * one, as the first. */
-static void set_devices(json_t *env, const struct request *q, const struct request_place *place,
+static void set_devices(struct environment *env, const struct request *q, const struct request_place *place,
                         const struct request_rank *rank)
 {
 	const struct node_device *device = &place->devices->list[rank->slot];
@@ -225,26 +255,25 @@ static void set_devices(json_t *env, const struct request *q, const struct reque
 		set(env, "OMP_NUM_THREADS", "1"); /* torchrun's rule */
 }
 
-/* The CPUs for a rank, as launch.h has them; null: any. */
-static json_t *rank_cpus(const struct request *q, const struct request_place *place, size_t which)
+/* The CPUs for a rank, owned by the caller; NULL: any. */
+static char *rank_cpus(const struct request *q, const struct request_place *place, size_t which)
 {
 	int64_t threads = q->config->resources.threads;
 	_cleanup_free_ int *slots = calloc(q->rank_count, sizeof *slots);
-	_cleanup_free_ char *text = NULL;
 	cpu_set_t allowed, cpus;
 
 	if (q->ranks[which].slot_count > 1) /* it has all that is near to several */
-		return json_null();
+		return NULL;
 	if (!slots || sched_getaffinity(0, sizeof allowed, &allowed) < 0)
-		return json_null();
+		return NULL;
 	for (size_t i = 0; i < q->rank_count; i++)
 		slots[i] = q->ranks[i].slot;
-	if (affinity_share(place->devices, slots, q->rank_count, which, (int)threads, &allowed, &cpus))
-		text = affinity_format(&cpus);
-	return text ? json_string(text) : json_null();
+	return affinity_share(place->devices, slots, q->rank_count, which, (int)threads, &allowed, &cpus)
+	           ? affinity_format(&cpus)
+	           : NULL;
 }
 
-static void set_torchrun(json_t *env, const struct request *q, const struct request_place *place,
+static void set_torchrun(struct environment *env, const struct request *q, const struct request_place *place,
                          const struct request_rank *rank)
 {
 	_cleanup_free_ char *error_file = request_error_path(place->logs, rank->rank);
@@ -289,60 +318,81 @@ static void set_torchrun(json_t *env, const struct request *q, const struct requ
 		set(env, "DTRAIN_CONFIG", "%s/config.json", place->dir);
 }
 
-static json_t *environment(const struct request *q, const struct request_place *place,
-                           const struct run_user *user, const struct request_rank *rank)
+/* To be freed by the caller; NULL: out of memory. */
+static char **environment(const struct request *q, const struct request_place *place,
+                          const struct run_user *user, const struct request_rank *rank)
 {
-	_cleanup_json_ json_t *env = json_object();
-	json_t *list = json_array(), *value;
-	const char *name;
+	struct environment env = {0};
 
-	set_base(env, q, place, user);
-	set_devices(env, q, place, rank);
-	set_torchrun(env, q, place, rank);
-	json_object_foreach(env, name, value)
-	    json_array_append_new(list, json_sprintf("%s=%s", name, json_string_value(value)));
-	return list;
+	set_base(&env, q, place, user);
+	set_devices(&env, q, place, rank);
+	set_torchrun(&env, q, place, rank);
+	if (!env.failed)
+		return env.list;
+	str_list_free(env.list);
+	return NULL;
 }
 
-static json_t *string_list(char *const *list)
+static char **copy_list(char *const *list)
 {
-	json_t *array = json_array();
+	size_t count = 0;
+	char **copy;
 
-	for (; *list; list++)
-		json_array_append_new(array, json_string(*list));
-	return array;
+	while (list[count])
+		count++;
+	copy = calloc(count + 1, sizeof(*copy));
+	for (size_t i = 0; copy && i < count; i++)
+		if (!(copy[i] = strdup(list[i]))) {
+			str_list_free(copy);
+			return NULL;
+		}
+	return copy;
+}
+
+static int describe_rank(const struct request *q, const struct request_place *place,
+                         const struct run_user *user, size_t which, struct rank_description *out,
+                         struct error *err)
+{
+	const struct request_rank *rank = &q->ranks[which];
+
+	*out = (struct rank_description){
+	    .rank = rank->rank,
+	    .slot = rank->slot,
+	    .environment = environment(q, place, user, rank),
+	    .log = request_log_path(place->logs, rank->rank),
+	    .error_file = request_error_path(place->logs, rank->rank),
+	    .cpus = rank_cpus(q, place, which),
+	};
+	return out->environment && out->log && out->error_file ? 0 : error_oom(err);
 }
 
 int request_describe_launch(const struct request *q, const struct request_place *place,
-                            const struct run_user *user, json_t **out, struct error *err)
+                            const struct run_user *user, struct launch_description *out, struct error *err)
 {
-	_cleanup_json_ json_t *argv = NULL, *groups = json_array(), *ranks = json_array();
 	_cleanup_free_ char *program = NULL;
 	const char *path;
-	int r, umask;
+	int r;
 
+	*out = (struct launch_description){
+	    .switch_user = user->change,
+	    .umask = strtol(q->config->umask ? q->config->umask : "022", NULL, 8) & 0777,
+	    .uid = user->uid,
+	    .gid = user->gid,
+	    .grace = LAUNCH_DEFAULT_GRACE,
+	};
 	r = request_program(q, place, &program, &path, err);
 	if (r < 0)
 		return r;
-	argv = q->native ? json_pack("[s]", program) : string_list(q->config->command);
-	for (size_t i = 0; i < user->group_count; i++)
-		json_array_append_new(groups, json_integer(user->groups[i]));
-	for (size_t i = 0; i < q->rank_count; i++) {
-		_cleanup_free_ char *log = request_log_path(place->logs, q->ranks[i].rank);
-		_cleanup_free_ char *error_file = request_error_path(place->logs, q->ranks[i].rank);
-
-		if (!log || !error_file)
-			return error_oom(err);
-		json_array_append_new(ranks, json_pack("{s:i, s:i, s:s, s:s, s:o, s:o}", "rank",
-		                                       q->ranks[i].rank, "slot", q->ranks[i].slot, "log", log,
-		                                       "error_file", error_file, "environment",
-		                                       environment(q, place, user, &q->ranks[i]), "cpus",
-		                                       rank_cpus(q, place, i)));
-	}
-	umask = strtol(q->config->umask ? q->config->umask : "022", NULL, 8) & 0777;
-	*out = json_pack("{s:b, s:i, s:I, s:I, s:O, s:s, s:O, s:O}", "switch_user", user->change, "umask",
-	                 umask, "uid", (json_int_t)user->uid, "gid", (json_int_t)user->gid, "groups", groups,
-	                 "directory", q->config->directory ? q->config->directory : user->home, "argv", argv,
-	                 "ranks", ranks);
-	return *out ? 0 : error_oom(err);
+	out->argv = copy_list(q->native ? (char *[]){program, NULL} : q->config->command);
+	out->groups = calloc(user->group_count + 1, sizeof(*out->groups));
+	out->ranks = calloc(q->rank_count + 1, sizeof(*out->ranks));
+	if (!out->argv || !out->groups || !out->ranks ||
+	    str_replace(&out->directory, q->config->directory ? q->config->directory : user->home) < 0)
+		return error_oom(err);
+	memcpy(out->groups, user->groups, user->group_count * sizeof(*out->groups));
+	out->group_count = user->group_count;
+	out->rank_count = q->rank_count;
+	for (size_t i = 0; r == 0 && i < q->rank_count; i++)
+		r = describe_rank(q, place, user, i, &out->ranks[i], err);
+	return r;
 }

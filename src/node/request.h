@@ -2,7 +2,6 @@
 /* A request to start an attempt (node.h: node_start), checked; and what dtrain-launch is told of it. */
 #pragma once
 
-#include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -12,6 +11,7 @@
 #include "config/daemon.h"
 #include "node/gpu/devices.h"
 #include "node/launch/run_user.h"
+#include "wire/launch.h"
 #include "wire/start_request.h"
 
 struct request_rank {
@@ -58,9 +58,10 @@ const char *request_engine(const struct request *request, const struct request_p
 /* argv[0] and PATH as the ranks will have them; *program is owned by the caller. */
 int request_program(const struct request *request, const struct request_place *place, char **program,
                     const char **path, struct error *err);
-/* launch.json (launch.h), owned by the caller. */
+/* Fills launch.json but for what concerns the record, the control group and the grace; to be released by the
+ * caller, also where it fails. */
 int request_describe_launch(const struct request *request, const struct request_place *place,
-                            const struct run_user *user, json_t **out, struct error *err);
+                            const struct run_user *user, struct launch_description *out, struct error *err);
 /* Paths within place->logs, owned by the caller; NULL: out of memory. */
 char *request_log_path(const char *logs, int rank);
 char *request_error_path(const char *logs, int rank);

@@ -30,35 +30,38 @@ int started_make_directory(const char *state_dir, struct error *err)
 	return path ? file_mkdirs(path, 0700, err) : error_oom(err);
 }
 
-json_t *started_describe(const struct request *q, const char *cgroup)
+struct start_record *started_describe(const struct request *q, const char *cgroup)
 {
-	json_t *slots = json_array(),
-	       *json = json_pack("{s:I,s:o}", "uid", (json_int_t)q->uid, "slots", slots);
+	struct start_record *record = calloc(1, sizeof(*record));
 
-	for (size_t i = 0; i < q->slot_count; i++)
-		json_array_append_new(slots, json_integer(q->slots[i]));
-	if (cgroup)
-		json_object_set_new(json, "cgroup", json_string(cgroup));
-	return json;
+	if (!record)
+		return NULL;
+	record->uid = q->uid;
+	record->slots = calloc(q->slot_count + 1, sizeof(*record->slots));
+	if (!record->slots || str_replace(&record->cgroup, cgroup) < 0) {
+		start_record_release(record);
+		free(record);
+		return NULL;
+	}
+	for (; record->slot_count < q->slot_count; record->slot_count++)
+		record->slots[record->slot_count] = q->slots[record->slot_count];
+	return record;
 }
 
 static void read_content(const char *directory, const char *name, struct request *q)
 {
+	_cleanup_(start_record_release) struct start_record record = {0};
 	_cleanup_free_ char *path = str_path_join(directory, name);
 	_cleanup_json_ json_t *json = NULL;
-	const char *cgroup;
-	const json_t *slots;
 
 	/* An empty one is what a power failure leaves. */
-	if (!path || json_read_file(path, &json, NULL) < 0 || !json_is_object(json))
+	if (!path || json_read_file(path, &json, NULL) < 0 || start_record_decode(json, &record, NULL) < 0)
 		return;
-	cgroup = json_get_string(json, "cgroup", NULL);
-	q->cgroup = cgroup ? strdup(cgroup) : NULL;
-	q->uid = (uid_t)json_get_int(json, "uid", (uid_t)-1);
-	slots = json_object_get(json, "slots");
-	q->slots = calloc(json_array_size(slots) + 1, sizeof *q->slots);
-	for (size_t i = 0; q->slots && i < json_array_size(slots); i++)
-		q->slots[q->slot_count++] = (int)json_integer_value(json_array_get(slots, i));
+	q->cgroup = steal_pointer(record.cgroup);
+	q->uid = (uid_t)record.uid;
+	q->slots = calloc(record.slot_count + 1, sizeof(*q->slots));
+	for (; q->slots && q->slot_count < record.slot_count; q->slot_count++)
+		q->slots[q->slot_count] = (int)record.slots[q->slot_count];
 }
 
 static struct request *parse(const char *name)

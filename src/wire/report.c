@@ -28,8 +28,9 @@ static const struct field rank_fields[] = {
     F(core_dumped, FIELD_BOOL, FIELD_OPTIONAL),
     F(error, FIELD_STRING, FIELD_OPTIONAL),
 };
-static const struct message rank_message = {"rank", sizeof(struct rank_report), rank_fields,
+const struct message rank_report_message = {"rank", sizeof(struct rank_report), rank_fields,
                                             ARRAY_SIZE(rank_fields), MESSAGE_VERSIONED};
+MESSAGE_DEFINE_DECODE(rank_report)
 
 #undef F
 #define F(...) MESSAGE_FIELD(report, __VA_ARGS__)
@@ -40,7 +41,7 @@ static const struct field report_fields[] = {
     F(node, FIELD_STRING, FIELD_REQUIRED),
     F(state, FIELD_ENUM, FIELD_REQUIRED, .names = attempt_states),
     F(ranks, FIELD_STRUCTS, FIELD_REQUIRED, .count_offset = offsetof(struct report, rank_count),
-      .message = &rank_message),
+      .message = &rank_report_message),
     F(cluster, FIELD_STRING, FIELD_OPTIONAL),
     F(epoch, FIELD_INT, FIELD_OPTIONAL),
     F(user, FIELD_STRING, FIELD_OPTIONAL),
@@ -55,17 +56,3 @@ static const struct field report_fields[] = {
 const struct message report_message = {"report", sizeof(struct report), report_fields,
                                        ARRAY_SIZE(report_fields), MESSAGE_VERSIONED};
 MESSAGE_DEFINE_DECODE(report)
-
-#undef F
-#define F(...) MESSAGE_FIELD(launch_report, __VA_ARGS__)
-
-static const struct field launch_fields[] = {
-    F(state, FIELD_ENUM, FIELD_REQUIRED, .names = attempt_states),
-    F(launcher, FIELD_INT, FIELD_OPTIONAL, .max = INT32_MAX),
-    F(ranks, FIELD_STRUCTS, FIELD_REQUIRED, .count_offset = offsetof(struct launch_report, rank_count),
-      .message = &rank_message),
-    F(reason, FIELD_STRING, FIELD_OPTIONAL),
-};
-const struct message launch_report_message = {"dtrain-launch", sizeof(struct launch_report), launch_fields,
-                                              ARRAY_SIZE(launch_fields), MESSAGE_VERSIONED};
-MESSAGE_DEFINE_DECODE(launch_report)

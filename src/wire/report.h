@@ -36,6 +36,8 @@ struct rank_report {
 	char *error;         /* the last lines of its log, where it failed, for its user alone; optional */
 };
 
+MESSAGE_DECLARE(rank_report)
+
 struct report {
 	int64_t run, attempt;
 	char *node;
@@ -58,14 +60,3 @@ struct report {
 };
 
 MESSAGE_DECLARE(report)
-
-/* What dtrain-launch says to dtraind, a line each (launch.h). */
-struct launch_report {
-	enum attempt_state state;
-	int64_t launcher; /* the process that dtraind has started; optional: 0 */
-	struct rank_report *ranks;
-	size_t rank_count;
-	char *reason; /* optional */
-};
-
-MESSAGE_DECLARE(launch_report)

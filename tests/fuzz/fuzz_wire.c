@@ -6,6 +6,7 @@
 #include "base/json.h"
 #include "config/run.h"
 #include "wire/heartbeat.h"
+#include "wire/launch.h"
 #include "wire/node_view.h"
 #include "wire/preflight.h"
 #include "wire/run_view.h"
@@ -60,13 +61,36 @@ DEFINE_TRY(runs_ended)
 DEFINE_TRY(foreign_stopped)
 DEFINE_TRY(preflight_request)
 DEFINE_TRY(preflight_line)
+DEFINE_TRY(launch_description)
+DEFINE_TRY(launch_command)
+DEFINE_TRY(start_record)
 
 static void (*const tries[])(const json_t *) = {
-    try_start_request,     try_start_answer,   try_stop_request,     try_drain_request, try_report,
-    try_launch_report,     try_heartbeat,      try_heartbeat_answer, try_device_list,   try_node_list,
-    try_node_drained,      try_device_drained, try_run_list,         try_run_accepted,  try_run_event,
-    try_submit_request,    try_worker_event,   try_service_version,  try_runs_ended,    try_foreign_stopped,
-    try_preflight_request, try_preflight_line,
+    try_start_request,
+    try_start_answer,
+    try_stop_request,
+    try_drain_request,
+    try_report,
+    try_launch_report,
+    try_heartbeat,
+    try_heartbeat_answer,
+    try_device_list,
+    try_node_list,
+    try_node_drained,
+    try_device_drained,
+    try_run_list,
+    try_run_accepted,
+    try_run_event,
+    try_submit_request,
+    try_worker_event,
+    try_service_version,
+    try_runs_ended,
+    try_foreign_stopped,
+    try_preflight_request,
+    try_preflight_line,
+    try_launch_description,
+    try_launch_command,
+    try_start_record,
 };
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -26,6 +26,22 @@ START_TEST(strbuf_grows_and_formats)
 }
 END_TEST
 
+START_TEST(strings_are_replaced)
+{
+	char *own = NULL;
+
+	ck_assert_int_eq(str_replace(&own, "one"), 0);
+	ck_assert_str_eq(own, "one");
+	/* Also by a part of itself. */
+	ck_assert_int_eq(str_replace(&own, own + 1), 0);
+	ck_assert_str_eq(own, "ne");
+	ck_assert_int_eq(str_replace(&own, ""), 0);
+	ck_assert_str_eq(own, "");
+	ck_assert_int_eq(str_replace(&own, NULL), 0);
+	ck_assert_ptr_null(own);
+}
+END_TEST
+
 START_TEST(bytes_become_utf8)
 {
 	static const struct {
@@ -285,6 +301,7 @@ int main(void)
 	TCase *t = tcase_create("base");
 
 	tcase_add_test(t, strbuf_grows_and_formats);
+	tcase_add_test(t, strings_are_replaced);
 	tcase_add_test(t, bytes_become_utf8);
 	tcase_add_test(t, numbers_are_whole_strings);
 	tcase_add_test(t, words_for_sizes_and_times);

@@ -9,6 +9,7 @@
 #include "base/str.h"
 #include "wire/error_answer.h"
 #include "wire/heartbeat.h"
+#include "wire/launch.h"
 #include "wire/node_view.h"
 #include "wire/preflight.h"
 #include "wire/run_view.h"
@@ -36,6 +37,9 @@ DEFINE_PASS(stop_request)
 DEFINE_PASS(drain_request)
 DEFINE_PASS(report)
 DEFINE_PASS(launch_report)
+DEFINE_PASS(launch_command)
+DEFINE_PASS(launch_description)
+DEFINE_PASS(start_record)
 DEFINE_PASS(heartbeat)
 DEFINE_PASS(heartbeat_answer)
 DEFINE_PASS(device_info)
@@ -109,6 +113,13 @@ static const char START[] =
 	"ada\",\"output\":\"/x\","                                                                           \
 	"\"config\":{\"task\":\"sft\"}}"
 
+#define RECORD "{\"uid\":1000,\"slots\":[0,3],\"cgroup\":\"/sys/fs/cgroup/x/1.1\"}"
+#define LAUNCH                                                                                               \
+	"{\"switch_user\":true,\"umask\":23,\"uid\":1000,\"gid\":100,\"groups\":[100,27],"                   \
+	"\"directory\":\"/home/ada\",\"argv\":[\"env\",\"-0\"],\"grace\":7.5,\"record\":\"/var/lib/r\","     \
+	"\"started\":" RECORD ",\"cgroup\":\"/sys/fs/cgroup/x/1.1\",\"ranks\":[{\"rank\":2,\"slot\":0,"      \
+	"\"environment\":[\"A=b=c\"],\"log\":\"/l/2\",\"error_file\":\"/l/2.json\",\"cpus\":\"0-7\"},"       \
+	"{\"rank\":3,\"slot\":3,\"environment\":[\"A=\"]}]}"
 #define PREFLIGHT                                                                                            \
 	"{\"user\":\"ada\",\"uid\":1000,\"directory\":\"/home/"                                              \
 	"ada\",\"program\":\"python3\",\"engine\":\"cpu\","                                                  \
@@ -179,6 +190,14 @@ static const struct sample {
      "controller", NULL},
     {"ended runs", pass_runs_ended, "{\"ended\":3}", "ended", "ended", NULL},
     {"foreign work", pass_foreign_stopped, "{\"name\":\"n1\",\"stopping\":2}", "name", "stopping", NULL},
+    {"command to dtrain-launch", pass_launch_command, "{\"stop\":2.5,\"acknowledge\":true}", NULL, "stop",
+     ""},
+    {"command to dtrain-launch", pass_launch_command, "{\"acknowledge\":true}", NULL, "acknowledge", ""},
+    {"launch.json", pass_launch_description, LAUNCH, "gid", "argv", ""},
+    {"launch.json", pass_launch_description, LAUNCH, "ranks.1.environment", "ranks.0.cpus", "ranks.1."},
+    {"launch.json", pass_launch_description, LAUNCH, "started.uid", "started.slots", "started."},
+    {"launch.json", pass_launch_description, LAUNCH, "argv", "grace", ""},
+    {"record of a start", pass_start_record, RECORD, "uid", "cgroup", ""},
     {"preflight request", pass_preflight_request, PREFLIGHT, "program", "model", ""},
     {"preflight request", pass_preflight_request, PREFLIGHT, "uid", "user", ""},
     {"preflight", pass_preflight_line, "{\"step\":\"directory /nfs/x\"}", NULL, "step", ""},
@@ -677,6 +696,20 @@ START_TEST(numbers_out_of_range_are_named)
 		int (*pass)(const json_t *json, json_t **again, struct error *err);
 		const char *text, *words;
 	} cases[] = {
+	    {pass_start_record, "{\"uid\":4294967295,\"slots\":[]}",
+	     "record of a start: uid: 4294967295 is out of range"},
+	    {pass_start_record, "{\"uid\":1,\"slots\":[-1]}", "record of a start: slots: -1 is out of range"},
+	    {pass_launch_description,
+	     "{\"umask\":512,\"uid\":1,\"gid\":1,\"groups\":[],\"argv\":[\"a\"],\"ranks\":[]}",
+	     "launch.json: umask: 512 is out of range"},
+	    {pass_launch_description, "{\"uid\":1,\"gid\":1,\"groups\":[-1],\"argv\":[\"a\"],\"ranks\":[]}",
+	     "launch.json: groups: -1 is out of range"},
+	    {pass_launch_description, "{\"uid\":1,\"gid\":1,\"groups\":[],\"argv\":[],\"ranks\":[]}",
+	     "launch.json: argv: it is empty"},
+	    {pass_launch_description, "{\"uid\":1,\"gid\":1,\"groups\":[],\"argv\":[\"a\"],\"ranks\":[]}",
+	     "launch.json: ranks: at least one is needed"},
+	    {pass_launch_report, "{\"state\":\"running\",\"launcher\":-1,\"ranks\":[]}",
+	     "dtrain-launch: launcher: -1 is out of range"},
 	    {pass_preflight_request, "{\"user\":\"ada\",\"uid\":-1,\"program\":\"true\"}",
 	     "preflight request: uid: -1 is out of range"},
 	    {pass_preflight_request, "{\"user\":\"\",\"uid\":1,\"program\":\"true\"}",
@@ -695,6 +728,47 @@ START_TEST(numbers_out_of_range_are_named)
 
 		ck_fails(cases[i].pass(json, &again, &err), &err, cases[i].words);
 	}
+}
+END_TEST
+
+/* As older services wrote it: dtrain-launch takes what they left out for the default. */
+START_TEST(older_descriptions_of_an_attempt_are_read)
+{
+	_cleanup_json_ json_t *json = parse("{\"uid\":1000,\"gid\":100,\"groups\":[],\"argv\":[\"a\",\"\"],"
+	                                    "\"ranks\":[{\"rank\":0,\"slot\":1,\"environment\":[],"
+	                                    "\"cpus\":null,\"own\":1}]}"),
+	                      *again = NULL;
+	struct error err = ERROR_INIT;
+	struct launch_description d;
+
+	ck_ok(launch_description_decode(json, &d, &err), &err);
+	ck_assert(!d.switch_user && !d.directory && !d.record && !d.started && !d.cgroup);
+	ck_assert_int_eq(d.umask, 022);
+	ck_assert_double_eq(d.grace, 30);
+	ck_assert_str_eq(d.argv[1], "");
+	ck_assert_ptr_null(d.argv[2]);
+	ck_assert_ptr_null(d.ranks[0].cpus);
+	ck_assert_ptr_null(d.ranks[0].environment[0]);
+	/* A grace of none is not the default. */
+	d.grace = 0;
+	again = launch_description_encode(&d);
+	ck_assert_double_eq(json_get_number(again, "grace", -1), 0);
+	launch_description_release(&d);
+}
+END_TEST
+
+/* A stop without a grace is a stop, too. */
+START_TEST(commands_to_the_launcher)
+{
+	_cleanup_json_ json_t *stop = launch_command_encode(&(struct launch_command){0}),
+	                      *other = launch_command_encode(&(struct launch_command){-1, true});
+	struct error err = ERROR_INIT;
+	struct launch_command command;
+
+	ck_ok(launch_command_decode(stop, &command, &err), &err);
+	ck_assert(command.stop == 0 && !command.acknowledge);
+	ck_ok(launch_command_decode(other, &command, &err), &err);
+	ck_assert(command.stop == -1 && command.acknowledge);
 }
 END_TEST
 
@@ -759,6 +833,8 @@ int main(void)
 	tcase_add_test(tc, older_reports_are_read);
 	tcase_add_test(tc, reports_of_any_program_are_read);
 	tcase_add_test(tc, numbers_out_of_range_are_named);
+	tcase_add_test(tc, older_descriptions_of_an_attempt_are_read);
+	tcase_add_test(tc, commands_to_the_launcher);
 	tcase_add_test(tc, a_preflight_ends_with_a_code);
 	tcase_add_test(tc, errors_are_read_from_any_answer);
 	suite_add_tcase(suite, tc);

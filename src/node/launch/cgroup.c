@@ -15,6 +15,7 @@
 #include "base/cleanup.h"
 #include "base/clock.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/str.h"
 
 /* For how long a group is tried to be made while others remove its parent. */
@@ -53,16 +54,6 @@ static char *find_own(void)
 	return NULL;
 }
 
-/* Two services on one machine, in one group, have different directories. */
-static uint32_t hash(const char *text)
-{
-	uint32_t h = 2166136261u;
-
-	for (; *text; text++)
-		h = (h ^ (unsigned char)*text) * 16777619u;
-	return h;
-}
-
 char *cgroup_find_base(const char *runtime_dir)
 {
 	_cleanup_free_ char *mount = find_mount(), *own = find_own(), *base = NULL;
@@ -70,8 +61,9 @@ char *cgroup_find_base(const char *runtime_dir)
 	/* A path that climbs is outside of the namespace that we see. */
 	if (!mount || !own || strstr(own, "/.."))
 		return NULL;
-	base =
-	    str_printf("%s%s/dtrain-%08x", mount, str_eq(own, "/") ? "" : own, (unsigned)hash(runtime_dir));
+	/* Two services on one machine, in one group, have different directories. */
+	base = str_printf("%s%s/dtrain-%08x", mount, str_eq(own, "/") ? "" : own,
+	                  (unsigned)hash_bytes(runtime_dir, strlen(runtime_dir), 0));
 	if (!base || (mkdir(base, 0755) < 0 && errno != EEXIST))
 		return NULL;
 	rmdir(base);

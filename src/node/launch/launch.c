@@ -34,11 +34,9 @@ enum { EVENTS_MAX = 1024 };
 
 /* How long until another look for what SIGKILL has not ended yet, and until it is worth a word. */
 static const double KILL_AGAIN = 0.05, KILL_REMARK = 5.0;
-/* Where launch.json names none, as that of an older dtraind. */
-static const double DEFAULT_GRACE = 30.0;
 
 struct launch {
-	json_t *description;
+	struct launch_description description;
 	struct launch_user user;
 	struct launch_rank *ranks;
 	size_t rank_count;
@@ -51,7 +49,6 @@ struct launch {
 	bool ended;      /* nothing is left */
 	bool finished;   /* and it is on record: we may go */
 	bool terminated; /* TERM was sent to us: nobody may be there any more to acknowledge the end */
-	double grace;    /* seconds, after TERM to us */
 	double kill_at;  /* monotonic */
 	double killed_since;
 	char remark[128];
@@ -71,7 +68,7 @@ static void set_timer(struct launch *l, double seconds)
 static bool all_exited(const struct launch *l)
 {
 	for (size_t i = 0; i < l->rank_count; i++)
-		if (l->ranks[i].state != LAUNCH_EXITED)
+		if (l->ranks[i].state != RANK_EXITED)
 			return false;
 	return true;
 }
@@ -89,6 +86,7 @@ static void kill_all(struct launch *l)
 	if (alive > 0 && clock_monotonic() - l->killed_since > KILL_REMARK && !l->remark[0]) {
 		snprintf(l->remark, sizeof l->remark, "%s does not die",
 		         processes_describe(first, name, sizeof name));
+		str_make_utf8(l->remark); /* a process may give itself any name */
 		l->dirty = true;
 	}
 	set_timer(l, KILL_AGAIN);
@@ -106,8 +104,7 @@ static void reap_rank(struct launch *l, struct launch_rank *rank)
 {
 	int status;
 
-	if (rank->pid > 0 && rank->state != LAUNCH_EXITED &&
-	    waitpid(rank->pid, &status, WNOHANG) == rank->pid)
+	if (rank->pid > 0 && rank->state != RANK_EXITED && waitpid(rank->pid, &status, WNOHANG) == rank->pid)
 		take_exit(l, rank, status);
 }
 
@@ -124,7 +121,7 @@ static void stop(struct launch *l, double grace)
 		l->stopping = l->dirty = true;
 		l->kill_at = at;
 		for (size_t i = 0; i < l->rank_count; i++)
-			if (l->ranks[i].pid > 0 && l->ranks[i].state != LAUNCH_EXITED) {
+			if (l->ranks[i].pid > 0 && l->ranks[i].state != RANK_EXITED) {
 				/* The session may not be there yet between fork and setsid. */
 				if (kill(-l->ranks[i].pid, SIGTERM) < 0)
 					kill(l->ranks[i].pid, SIGTERM);
@@ -143,7 +140,7 @@ static void reap(struct launch *l)
 
 	while ((pid = waitpid(-1, &status, WNOHANG)) > 0)
 		for (size_t i = 0; i < l->rank_count; i++)
-			if (l->ranks[i].pid == pid && l->ranks[i].state != LAUNCH_EXITED)
+			if (l->ranks[i].pid == pid && l->ranks[i].state != RANK_EXITED)
 				take_exit(l, &l->ranks[i], status);
 	if (l->ended || !all_exited(l)) {
 		if (l->killing)
@@ -164,7 +161,7 @@ static void take_signals(struct launch *l)
 		if (info.ssi_signo == SIGCHLD)
 			continue;
 		l->terminated = true;
-		stop(l, l->grace);
+		stop(l, l->description.grace);
 	}
 	reap(l);
 }
@@ -180,16 +177,38 @@ static void take_timer(struct launch *l)
 	reap(l);
 }
 
-static const char *state_name(const struct launch *l)
+static enum attempt_state current_state(const struct launch *l)
 {
 	if (l->ended)
-		return "ended";
+		return ATTEMPT_ENDED;
 	if (l->stopping)
-		return "stopping";
+		return ATTEMPT_STOPPING;
 	for (size_t i = 0; i < l->rank_count; i++)
-		if (l->ranks[i].state == LAUNCH_STARTING)
-			return "starting";
-	return "running";
+		if (l->ranks[i].state == RANK_STARTING)
+			return ATTEMPT_STARTING;
+	return ATTEMPT_RUNNING;
+}
+
+/* The state as a line, owned by the caller; NULL: out of memory. */
+static char *describe(const struct launch *l)
+{
+	_cleanup_(launch_report_release) struct launch_report report = {
+	    .state = current_state(l),
+	    .launcher = getppid(),
+	    .ranks = calloc(l->rank_count + 1, sizeof(*report.ranks)),
+	};
+	_cleanup_json_ json_t *json = NULL;
+	_cleanup_free_ char *text = NULL;
+
+	if (!report.ranks)
+		return NULL;
+	for (; report.rank_count < l->rank_count; report.rank_count++)
+		launch_rank_describe(&l->ranks[report.rank_count], &report.ranks[report.rank_count]);
+	if (l->remark[0] && !l->ended && str_replace(&report.reason, l->remark) < 0)
+		return NULL;
+	json = launch_report_encode(&report);
+	text = json_to_string(json);
+	return text ? str_printf("%s\n", text) : NULL;
 }
 
 static void drop_client(struct launch *l)
@@ -216,22 +235,15 @@ static void send_state(struct launch *l)
 		ssize_t n;
 
 		if (l->sent == l->out.len) {
-			_cleanup_json_ json_t *json = NULL, *ranks = json_array();
-			_cleanup_free_ char *text = NULL;
+			_cleanup_free_ char *line = NULL;
 
 			if (!l->dirty)
 				return;
-			for (size_t i = 0; i < l->rank_count; i++)
-				json_array_append_new(ranks, launch_rank_to_json(&l->ranks[i]));
-			json = json_pack("{s:s, s:i, s:O}", "state", state_name(l), "launcher",
-			                 (int)getppid(), "ranks", ranks);
-			if (l->remark[0] && !l->ended)
-				json_object_set_new(json, "reason", json_string(l->remark));
-			text = json_to_string(json);
-			if (!text)
+			line = describe(l);
+			if (!line)
 				return;
 			strbuf_reset(&l->out);
-			strbuf_addf(&l->out, "%s\n", text);
+			strbuf_adds(&l->out, line);
 			l->sent = 0;
 			l->dirty = false;
 		}
@@ -269,10 +281,13 @@ static void take_connection(struct launch *l)
 static void take_message(struct launch *l, char *line, size_t len)
 {
 	_cleanup_json_ json_t *json = json_loadb(line, len, 0, NULL);
+	struct launch_command command;
 
-	if (json_is_number(json_object_get(json, "stop")))
-		stop(l, json_get_number(json, "stop", l->grace));
-	if (json_get_bool(json, "acknowledge", false) && l->ended)
+	if (launch_command_decode(json, &command, NULL) < 0)
+		return;
+	if (command.stop >= 0)
+		stop(l, command.stop);
+	if (command.acknowledge && l->ended)
 		l->finished = true;
 }
 
@@ -303,64 +318,55 @@ static void take_client(struct launch *l)
 		drop_client(l);
 }
 
-/* The strings of a JSON array, NULL-terminated; the array is the caller's, the strings stay the JSON's. */
-static char **string_array(const json_t *json)
+static int prepare_rank(struct launch_rank *rank, const struct rank_description *from, struct error *err)
 {
-	char **list = calloc(json_array_size(json) + 1, sizeof *list);
+	const char *log = from->log ? from->log : "/dev/null";
 
-	for (size_t i = 0; list && i < json_array_size(json); i++)
-		list[i] = (char *)(json_string_value(json_array_get(json, i)) ?: "");
-	return list;
+	*rank = (struct launch_rank){
+	    .rank = (int)from->rank,
+	    .slot = (int)from->slot,
+	    .exec_fd = -1,
+	    .pidfd = -1,
+	    .error_file = from->error_file,
+	    .cpus = from->cpus,
+	    .environment = from->environment,
+	};
+	/* dtraind made the file, the user's, in a directory that is not theirs. */
+	rank->log_fd = open(log, O_RDWR | O_APPEND | O_CLOEXEC | O_NOFOLLOW);
+	return rank->log_fd < 0 ? error_errno(err, -errno, "cannot open the log %s", log) : 0;
 }
 
 static int read_description(struct launch *l, const char *dir, struct error *err)
 {
 	_cleanup_free_ char *path = str_path_join(dir, "launch.json");
-	const json_t *groups, *ranks;
+	const struct launch_description *d = &l->description;
+	_cleanup_json_ json_t *json = NULL;
 	int r;
 
 	if (!path)
 		return error_oom(err);
-	r = json_read_file(path, &l->description, err);
+	r = json_read_file(path, &json, err);
+	if (r == 0 && launch_description_decode(json, &l->description, err) < 0)
+		r = error_prefix(err, "%s", dir);
 	if (r < 0)
 		return r;
-	ranks = json_object_get(l->description, "ranks");
-	groups = json_object_get(l->description, "groups");
-	l->user.change = json_get_bool(l->description, "switch_user", false);
-	l->grace = json_get_number(l->description, "grace", DEFAULT_GRACE);
-	l->user.umask = json_get_int(l->description, "umask", 022);
-	l->user.uid = json_get_int(l->description, "uid", -1);
-	l->user.gid = json_get_int(l->description, "gid", -1);
-	l->user.directory = json_get_string(l->description, "directory", "/");
-	l->user.argv = string_array(json_object_get(l->description, "argv"));
-	l->user.groups = calloc(json_array_size(groups) + 1, sizeof *l->user.groups);
-	l->ranks = calloc(json_array_size(ranks) + 1, sizeof *l->ranks);
-	if (!l->user.argv || !l->user.groups || !l->ranks)
+	l->user = (struct launch_user){
+	    .change = d->switch_user,
+	    .umask = (mode_t)d->umask,
+	    .uid = (uid_t)d->uid,
+	    .gid = (gid_t)d->gid,
+	    .groups = calloc(d->group_count + 1, sizeof(*l->user.groups)),
+	    .directory = d->directory ? d->directory : "/",
+	    .argv = d->argv,
+	};
+	l->ranks = calloc(d->rank_count, sizeof(*l->ranks));
+	if (!l->user.groups || !l->ranks)
 		return error_oom(err);
-	if (!l->user.argv[0] || l->user.uid == (uid_t)-1 || l->user.gid == (gid_t)-1 ||
-	    !json_array_size(ranks))
-		return error_set(err, -EINVAL, "%s: argv, uid, gid and ranks are needed", path);
-	for (size_t i = 0; i < json_array_size(groups); i++)
-		l->user.groups[l->user.group_count++] = json_integer_value(json_array_get(groups, i));
-	for (size_t i = 0; i < json_array_size(ranks); i++) {
-		const json_t *json = json_array_get(ranks, i);
-		struct launch_rank *rank = &l->ranks[l->rank_count++];
-		const char *log = json_get_string(json, "log", "/dev/null");
-
-		rank->rank = json_get_int(json, "rank", 0);
-		rank->slot = json_get_int(json, "slot", 0);
-		rank->exec_fd = rank->pidfd = -1;
-		rank->error_file = json_get_string(json, "error_file", NULL);
-		rank->cpus = json_get_string(json, "cpus", NULL);
-		rank->environment = string_array(json_object_get(json, "environment"));
-		/* dtraind made the file, the user's, in a directory that is not theirs. */
-		rank->log_fd = open(log, O_RDWR | O_APPEND | O_CLOEXEC | O_NOFOLLOW);
-		if (rank->log_fd < 0)
-			return error_errno(err, -errno, "cannot open the log %s", log);
-		if (!rank->environment)
-			return error_oom(err);
-	}
-	return 0;
+	for (; l->user.group_count < d->group_count; l->user.group_count++)
+		l->user.groups[l->user.group_count] = (gid_t)d->groups[l->user.group_count];
+	for (size_t i = 0; r == 0 && i < d->rank_count; i++)
+		r = prepare_rank(&l->ranks[l->rank_count++], &d->ranks[i], err);
+	return r;
 }
 
 static int prepare(struct launch *l, struct error *err)
@@ -392,15 +398,16 @@ static int prepare(struct launch *l, struct error *err)
  * sync, of the directory. */
 static int make_record(const struct launch *l, struct error *err)
 {
-	const char *path = json_get_string(l->description, "record", NULL);
+	const char *path = l->description.record;
 	_cleanup_free_ char *directory = path ? strdup(path) : NULL, *text = NULL;
-	const json_t *content = json_object_get(l->description, "started");
+	const struct start_record *content = l->description.started;
+	_cleanup_json_ json_t *json = content ? start_record_encode(content) : NULL;
 	_cleanup_close_ int fd = -1;
 	int r;
 
 	if (!path)
 		return 0;
-	text = content ? json_to_string(content) : strdup("");
+	text = content ? json_to_string(json) : strdup("");
 	if (!directory || !text)
 		return error_oom(err);
 	fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -427,7 +434,7 @@ static void start_ranks(struct launch *l)
 				watch(l, EPOLL_CTL_ADD, rank->pidfd, EPOLLIN, EVENT_RANK + 2 * i + 1);
 			continue;
 		}
-		rank->state = LAUNCH_EXITED;
+		rank->state = RANK_EXITED;
 		rank->exit_status = 126;
 		rank->ended = clock_realtime();
 		rank->error = strdup(err.message);
@@ -484,9 +491,8 @@ static void release(struct launch *l)
 	for (size_t i = 0; i < l->rank_count; i++)
 		launch_rank_release(&l->ranks[i]);
 	free(l->ranks);
-	free(l->user.argv);
 	free(l->user.groups);
-	json_decref(l->description);
+	launch_description_release(&l->description);
 	close(l->epoll_fd);
 	close(l->signal_fd);
 	close(l->timer_fd);
@@ -513,7 +519,7 @@ int main(int argc, char **argv)
 	prctl(PR_SET_NAME, "dtrain-launch");
 	r = read_description(&l, argv[1], &err);
 	if (r == 0) {
-		group = json_get_string(l.description, "cgroup", NULL);
+		group = l.description.cgroup;
 		r = launch_guard(group, &err);
 	}
 	if (r == 0)

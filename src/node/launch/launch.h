@@ -6,44 +6,39 @@
  * DIR/launch.sock, and executes `dtrain-launch DIR` with that socket as descriptor 3; it then connects like
  * any later dtraind will.
  *
- * launch.json: {"switch_user":bool,"umask","uid","gid","groups":[…],"directory","argv":[…],"grace":SECONDS,
- *               "record":PATH,"started":{content of the record, started.h},
- *               "cgroup":PATH|absent,"ranks":[{"rank","slot","environment":["K=V",…],"log","error_file","cpus":"0-7"|null}]}
+ * launch.json is a struct launch_description (wire/launch.h). Over the socket newline-delimited JSON. To the
+ * newest connection, at once and after each change, the whole state, a struct launch_report: so a restarted
+ * dtraind needs no history, and a slow one gets the newest state only. Back, each a struct launch_command: a
+ * stop, and, once the end is on record, an acknowledgement; then dtrain-launch exits. After a TERM (at a
+ * shutdown of the machine) it stops the ranks with the grace of launch.json, which is that of the run or,
+ * where that is longer, shutdown_grace, and exits at their end without an acknowledgement.
  *
- * Over the socket newline-delimited JSON. To the newest connection, at once and after each change, the whole
- * state: {"state":"starting|running|stopping|ended","launcher":PID,"ranks":[…as in node.h…],"reason"?}. So a
- * restarted dtraind needs no history, and a slow one gets the newest state only. Back: {"stop":GRACE_SECONDS}
- * and, once the end is on record, {"acknowledge":true}; then dtrain-launch exits. After a TERM (at a shutdown
- * of the machine) it stops the ranks with the grace of launch.json, which is that of the run or, where that
- * is longer, shutdown_grace, and exits at their end without an acknowledgement.
- *
- * "launcher" is the process that dtraind started: the guard (launch_guard.c), parent of the launcher itself.
+ * "launcher" of the report is the process that dtraind started: the guard (guard.c), parent of the launcher
+ * itself.
  */
 #pragma once
 
-#include <jansson.h>
 #include <stdbool.h>
 #include <sys/types.h>
 
 #include "base/error.h"
+#include "wire/launch.h"
 
 enum { LAUNCH_SOCKET_FD = 3 };
 
 /* The end of a failed rank's log that goes into its report. */
 enum { LAUNCH_ERROR_LINES = 5, LAUNCH_ERROR_BYTES = 1024 };
 
-enum launch_rank_state { LAUNCH_STARTING, LAUNCH_RUNNING, LAUNCH_EXITED };
-
 struct launch_rank {
 	int rank, slot;
-	enum launch_rank_state state;
+	enum rank_state state; /* starting, running or exited */
 	pid_t pid;
 	int pidfd;   /* readable once it has ended; -1 before and after */
 	int exec_fd; /* readable once the exec was done (end of file) or failed; -1 after that */
 	int log_fd;
-	char **environment;
-	const char *error_file; /* borrowed from the description, may be NULL */
-	const char *cpus;       /* the same: those that it may run on; NULL: all */
+	char **environment;     /* borrowed from the description, as the next two */
+	const char *error_file; /* may be NULL */
+	const char *cpus;       /* those that it may run on; NULL: all */
 	int exit_status;
 	int signal;   /* 0: exited */
 	bool stopped; /* it ended after our stop, of a signal that we had sent or with a status of its own */
@@ -58,9 +53,9 @@ struct launch_user {
 	mode_t umask;
 	uid_t uid;
 	gid_t gid;
-	gid_t *groups;
+	gid_t *groups; /* owned */
 	size_t group_count;
-	const char *directory;
+	const char *directory; /* borrowed from the description, as the next */
 	char **argv;
 };
 
@@ -75,7 +70,8 @@ void launch_rank_executed(struct launch_rank *rank, const struct launch_user *us
  * killer has struck meanwhile. Fills the error of a failure. */
 void launch_rank_exited(struct launch_rank *rank, const struct launch_user *user, int status, int sent,
                         bool oom);
-json_t *launch_rank_to_json(const struct launch_rank *rank);
+/* Its state for a message; to be released by the caller. What there is no memory for is absent. */
+void launch_rank_describe(const struct launch_rank *rank, struct rank_report *out);
 void launch_rank_release(struct launch_rank *rank);
 /* preflight.c: `dtrain-launch --preflight`, as preflight.h has it. Returns the exit status. */
 int preflight_main(void);

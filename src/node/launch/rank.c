@@ -153,8 +153,8 @@ void launch_rank_executed(struct launch_rank *rank, const struct launch_user *us
 	close(rank->exec_fd);
 	rank->exec_fd = -1;
 	if (n != sizeof failure) {
-		if (rank->state == LAUNCH_STARTING)
-			rank->state = LAUNCH_RUNNING;
+		if (rank->state == RANK_STARTING)
+			rank->state = RANK_RUNNING;
 		return;
 	}
 	free(rank->error);
@@ -249,7 +249,7 @@ void launch_rank_exited(struct launch_rank *rank, const struct launch_user *user
 	struct strbuf text = {0};
 
 	launch_rank_executed(rank, user); /* a failed exec may be known only now */
-	rank->state = LAUNCH_EXITED;
+	rank->state = RANK_EXITED;
 	rank->ended = clock_realtime();
 	rank->signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
 	rank->exit_status = rank->signal ? 128 + rank->signal : WEXITSTATUS(status);
@@ -269,35 +269,34 @@ void launch_rank_exited(struct launch_rank *rank, const struct launch_user *user
 		str_make_utf8(rank->error);
 }
 
-json_t *launch_rank_to_json(const struct launch_rank *rank)
+/* "SIGKILL", "SIGRTMIN+3"; owned by the caller. */
+static char *signal_name(int number)
 {
-	static const char *const states[] = {"starting", "running", "exited"};
-	json_t *json = json_pack("{s:i, s:i, s:s, s:i}", "rank", rank->rank, "slot", rank->slot, "state",
-	                         states[rank->state], "pid", (int)rank->pid);
+	const char *name = sigabbrev_np(number);
 
-	if (rank->state == LAUNCH_EXITED) {
-		json_object_set_new(json, "exit_status", json_integer(rank->exit_status));
-		json_object_set_new(json, "ended", json_real(rank->ended));
-		json_object_set_new(json, "stopped", json_boolean(rank->stopped));
-		if (rank->oom)
-			json_object_set_new(json, "oom", json_true());
-		if (rank->core_dumped)
-			json_object_set_new(json, "core_dumped", json_true());
-	}
-	if (rank->signal) {
-		char name[32];
+	return name ? str_printf("SIG%s", name) : str_printf("SIGRTMIN+%d", number - SIGRTMIN);
+}
 
-		snprintf(name, sizeof name, "%s%s", sigabbrev_np(rank->signal) ? "SIG" : "",
-		         sigabbrev_np(rank->signal) ?: "signal");
-		if (!sigabbrev_np(rank->signal))
-			snprintf(name, sizeof name, "SIGRTMIN+%d", rank->signal - SIGRTMIN);
-		json_object_set_new(json, "signal", json_string(name));
-	} else {
-		json_object_set_new(json, "signal", json_null());
-	}
-	if (rank->error)
-		json_object_set_new(json, "error", json_string(rank->error));
-	return json;
+void launch_rank_describe(const struct launch_rank *rank, struct rank_report *out)
+{
+	bool exited = rank->state == RANK_EXITED;
+
+	*out = (struct rank_report){
+	    .rank = rank->rank,
+	    .slot = rank->slot,
+	    .state = rank->state,
+	    .pid = rank->pid,
+	    .exit_status = exited ? rank->exit_status : -1,
+	    .signal = rank->signal ? signal_name(rank->signal) : NULL,
+	    .ended = exited ? rank->ended : 0,
+	    .stopped = exited && rank->stopped,
+	    .oom = exited && rank->oom,
+	    .core_dumped = exited && rank->core_dumped,
+	    .error = rank->error ? strdup(rank->error) : NULL,
+	};
+	/* Names of files in it may be anything. */
+	if (out->error)
+		str_make_utf8(out->error);
 }
 
 void launch_rank_release(struct launch_rank *rank)
@@ -305,6 +304,5 @@ void launch_rank_release(struct launch_rank *rank)
 	close_descriptors(rank);
 	if (rank->log_fd >= 0)
 		close(rank->log_fd);
-	free(rank->environment);
 	free(rank->error);
 }
