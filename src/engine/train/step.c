@@ -179,7 +179,7 @@ int trainer_run_step(struct trainer *t, struct train_log *log, struct error *err
 	t->stop = t->sums[PLAN_SUM_STOP] > 0;
 	*log = (struct train_log){.step = t->step,
 	                          .steps = t->total_steps,
-	                          .epoch = trainer_epochs(t),
+	                          .epoch = sampler_epochs(&t->sampler, t->step),
 	                          .loss = targets ? t->sums[PLAN_SUM_LOSS] / (double)targets : 0,
 	                          .learning_rate = adamw.learning_rate,
 	                          .grad_norm = (double)clip[1],
