@@ -62,7 +62,8 @@ int environment_read(struct environment *env, struct error *err)
 	if (env->socket && !env->run_id)
 		return error_set(err, -EINVAL, "DTRAIN_SOCKET is set, but DTRAIN_RUN_ID is not");
 	if (env->world_size > 1 && !env->socket && !env->rendezvous_dir)
-		return error_set(err, -EINVAL, "WORLD_SIZE=%d without DTRAIN_SOCKET: the ranks cannot meet",
+		return error_set(err, -EINVAL,
+		                 "WORLD_SIZE=%d without DTRAIN_SOCKET: the ranks cannot find each other",
 		                 env->world_size);
 	return 0;
 }

@@ -234,10 +234,11 @@ static void alone(struct rank *r)
 {
 	double start = clock_monotonic();
 
-	r->comm = join(
-	    r, RANKS, 1, -ETIMEDOUT,
-	    r->rank ? "rank 0 has not come within 1 s"
-	            : "the 3 ranks did not all meet within 1 s: rank 1 has not come, rank 2 has not come");
+	r->comm =
+	    join(r, RANKS, 1, -ETIMEDOUT,
+	         r->rank ? "rank 0 has not published its NCCL id within 1 s"
+	                 : "the 3 ranks did not all connect within 1 s: rank 1 has not begun to connect, "
+	                   "rank 2 has not begun to connect");
 	ck_assert(clock_monotonic() - start < 5);
 }
 
@@ -345,7 +346,7 @@ static void says_nothing(struct rank *r)
 		usleep(2900 * 1000);
 	else
 		stands_still(r, comm_barrier(r->comm), -ETIMEDOUT, "for 2 s: rank 2 on ",
-		             " says nothing: it hangs or has ended");
+		             " has not reported: it hangs or has ended");
 	device_free(r->dev, b);
 }
 
@@ -407,14 +408,14 @@ static void hangs(struct rank *r)
 	if (r->rank == 0) {
 		stands_still(r, comm_barrier(r->comm), -ETIMEDOUT,
 		             "barrier (collective 2) has made no progress for 2 s: the GPU of rank 1 on ",
-		             " has not come to barrier (collective 2)");
+		             " has not reached barrier (collective 2)");
 	} else {
 		simt_stream_begin(r->dev->stream);
 		comm_barrier(r->comm);
 		usleep(2900 * 1000);
 		simt_stream_end(r->dev->stream);
 		stands_still(r, 0, -ETIMEDOUT, "rank 1: barrier (collective 2)",
-		             "this rank's GPU has not come to it: the computation before it hangs");
+		             "this rank's GPU has not reached it: the computation before it hangs");
 	}
 	device_free(r->dev, b);
 }
@@ -489,14 +490,14 @@ START_TEST(many_that_are_missing)
 
 	stall_init(&s, &o);
 	stall_ask(&s, 7, "barrier", words, sizeof(words));
-	ck_assert_str_eq(words,
-	                 "rank 2 on b is past broadcast (collective 3) and has not begun it, rank 3 says "
-	                 "nothing: it hangs or has ended, rank 4 on c says nothing: it hangs or has ended, "
-	                 "the GPU of rank 5 on d has not come to barrier (collective 7) and 2 more");
+	ck_assert_str_eq(
+	    words, "rank 2 on b is past broadcast (collective 3) and has not begun it, rank 3 has not "
+	           "reported: it hangs or has ended, rank 4 on c has not reported: it hangs or has ended, "
+	           "the GPU of rank 5 on d has not reached barrier (collective 7) and 2 more");
 	stall_ask(&s, 7, "barrier", few, sizeof(few));
 	ck_assert_str_eq(few, "rank 2 on b is past bro");
 	stall_ask(&s, 0, "", words, sizeof(words));
-	ck_assert_str_eq(words, "rank 3 has not come");
+	ck_assert_str_eq(words, "rank 3 has not begun to connect");
 	for (int i = 1; i < 9; i++)
 		places[i] = "running 7 barrier x";
 	stall_ask(&s, 7, "barrier", words, sizeof(words));

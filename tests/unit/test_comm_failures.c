@@ -280,7 +280,7 @@ START_TEST(a_missing_rank_is_named)
 	struct comm *comm;
 
 	use_transport(0);
-	ck_fails(comm_create(NULL, &options, &comm, &err), &err, "rank 1 of 2 did not come");
+	ck_fails(comm_create(NULL, &options, &comm, &err), &err, "rank 1 of 2 did not publish its address");
 	ck_assert_int_eq(err.code, -ETIMEDOUT);
 	ck_ok(kv_store_put(s->directory, "y/ucx/1", "garbage", 7, &err), &err);
 	options.group = "y";

@@ -48,31 +48,32 @@ struct comm_options {
 	/* Prefix of the keys in the store; communicators of one attempt have distinct ones. */
 	const char *group;
 	const char *node; /* what messages call this machine; NULL: by its host name */
-	/* May be NULL. True: this rank has been told to end. A collective that then stands still is given up
-	 * within seconds (-ECANCELED) where nothing else shows that a peer has died. */
+	/* May be NULL. Returns true once this process has been asked to end. A collective that makes no
+	 * progress is then given up within seconds (-ECANCELED), since all ranks are asked to end when one
+	 * has died. */
 	bool (*stopping)(void *context);
 	void *stopping_context;
 };
 
 int comm_create(struct device *dev, const struct comm_options *options, struct comm **out, struct error *err);
-/* NULL is fine. After a failure, or in the middle of a collective, at once; else within a second, while peers
- * still read the last data. */
+/* comm may be NULL. Returns at once after a failure or in the middle of a collective; otherwise within a
+ * second, in which peers may still read the last data. */
 void comm_destroy(struct comm *comm);
 void comm_abort(struct comm *comm); /* from any thread: every wait returns -ECANCELED */
 int comm_rank(const struct comm *comm);
 int comm_size(const struct comm *comm);
 /* "ucx 1.13: shared memory" / "ucx 1.13: tcp": what carries the data, for the log. */
 const char *comm_describe(const struct comm *comm);
-/* Device memory for the buffers of collectives, zeroed, of the kind that the library carries best. It is the
- * communicator's, and is freed with it. */
+/* Zeroed device memory for the buffers of collectives, of the kind with which the library is fastest. It
+ * belongs to the communicator and is freed with it. */
 int comm_alloc(struct comm *comm, size_t bytes, void **out, struct error *err);
 struct comm_buffer {
 	void *data;
 	size_t bytes;
 };
-/* Registers buffers that collectives will use often (pinning); optional, at start. Itself a collective: every
- * rank calls it with as many buffers, in the same order, and waits for the others. 1: they are registered on
- * every rank; 0: on none, which is slower and no error. */
+/* Registers (pins) buffers that collectives will use often; optional, at the start. It is a collective: every
+ * rank calls it with the same number of buffers in the same order, and waits for the others. Returns 1 where
+ * they are registered on every rank, 0 where they are on none, which is slower but no error. */
 int comm_register(struct comm *comm, const struct comm_buffer *buffers, int n, struct error *err);
 
 enum comm_op { COMM_SUM, COMM_MAX };
@@ -96,8 +97,9 @@ comm_ticket comm_barrier(struct comm *comm);
 
 int comm_wait(struct comm *comm, comm_ticket ticket, struct error *err);
 int comm_flush(struct comm *comm, struct error *err);
-/* Seconds that the computation has stood still in comm_wait so far. On CUDA it is the stream that stands
- * still: complete after device_synchronize or device_read. Of the thread that calls comm_wait. */
+/* How many seconds the computation has waited in comm_wait so far. On CUDA it is the compute stream that
+ * waits, and the number is complete after device_synchronize or device_read. Called by the thread that calls
+ * comm_wait. */
 double comm_waited_seconds(struct comm *comm);
 /* After device_synchronize or device_read: 0 where every collective that the device has waited for has ended
  * in order, else why the communicator has failed. Does not wait. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Buffers of collectives over NCCL: memory that the library itself hands out, and registering, without which
- * it copies what it carries once more. A collective for which some ranks have registered their buffer and
- * others have not is undefined, so that the ranks agree: all of a call's buffers on all ranks, or none.
+ * Buffers of collectives over NCCL: memory that NCCL allocates, and registering, without which NCCL copies
+ * the data once more. A collective for which some ranks have registered their buffer and others have not is
+ * undefined. The ranks therefore agree: all buffers of a call are registered on all ranks, or none.
  */
 #include "engine/comm/nccl/internal.h"
 
@@ -45,7 +45,7 @@ void comm_free_buffers(struct comm *c)
 {
 	struct allocation *a;
 
-	/* Kernels may still use them. */
+	/* Kernels may still use the buffers. */
 	if (c->allocations)
 		(void)cudaStreamSynchronize(c->dev->stream);
 	while ((a = c->allocations)) {
@@ -80,7 +80,7 @@ static int on_all_ranks(struct comm *c, bool yes, struct error *err)
 	return r < 0 ? r : no == 0;
 }
 
-/* Without a handle, as where NCCL_LOCAL_REGISTER=0 forbids it, it is not registered. */
+/* Where NCCL gives no handle, as with NCCL_LOCAL_REGISTER=0, the buffer is not registered. */
 static bool register_one(struct comm *c, const struct comm_buffer *b)
 {
 	void **handle = &c->registered[c->buffers];

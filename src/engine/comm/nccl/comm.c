@@ -25,13 +25,13 @@ static int share_id(const struct comm_options *o, ncclUniqueId *id, struct error
 	if (o->rank == 0) {
 		r = ncclGetUniqueId(id);
 		if (r != ncclSuccess)
-			return error_set(err, -EIO, "NCCL cannot open a place to meet: %s",
+			return error_set(err, -EIO, "NCCL cannot listen for the other ranks: %s",
 			                 ncclGetLastError(NULL));
 		return o->store->put(o->store->context, key, id, sizeof(*id), err);
 	}
 	e = o->store->get(o->store->context, key, o->timeout_s * 1000, &data, &len, err);
 	if (e == -ETIMEDOUT)
-		return error_prefix(err, "rank 0 has not come within %d s", o->timeout_s);
+		return error_prefix(err, "rank 0 has not published its NCCL id within %d s", o->timeout_s);
 	if (e < 0)
 		return e;
 	if (len != sizeof(*id))
@@ -42,7 +42,7 @@ static int share_id(const struct comm_options *o, ncclUniqueId *id, struct error
 	return 0;
 }
 
-static int meet(struct comm *c, const struct comm_options *o, struct error *err)
+static int bootstrap(struct comm *c, const struct comm_options *o, struct error *err)
 {
 	ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
 	ncclUniqueId id;
@@ -52,14 +52,14 @@ static int meet(struct comm *c, const struct comm_options *o, struct error *err)
 
 	if ((r = stall_report(&c->stall, BOOTSTRAPPING, 0, "", err)) < 0 || (r = share_id(o, &id, err)) < 0)
 		return r;
-	c->reported = PROGRESSING; /* the bootstrap itself is over */
+	c->reported = PROGRESSING; /* the state that this rank is in after the bootstrap */
 	config.blocking = 0;
 	pthread_mutex_lock(&c->lock);
 	n = ncclCommInitRankConfig(&c->nccl, c->size, id, c->rank, &config);
 	n = comm_settle(c, n, clock_monotonic() + c->timeout_s);
 	if (n == ncclInProgress) {
 		stall_ask(&c->stall, 0, "", words, sizeof(words));
-		comm_fail(c, -ETIMEDOUT, "the %d ranks did not all meet within %d s: %s", c->size,
+		comm_fail(c, -ETIMEDOUT, "the %d ranks did not all connect within %d s: %s", c->size,
 		          c->timeout_s, words);
 	} else if (n != ncclSuccess) {
 		comm_fail_nccl(c, "connecting to the other ranks", n);
@@ -88,7 +88,7 @@ static int open_nccl(struct comm *c, const struct comm_options *o, struct error 
 		if ((s = cudaEventCreateWithFlags(&c->event[c->events], cudaEventDisableTiming)) ||
 		    (s = cudaEventCreateWithFlags(&c->begun[c->events], cudaEventDisableTiming)))
 			return device_cuda_error(c->dev, s, "cannot make the communicator's events", err);
-	r = meet(c, o, err);
+	r = bootstrap(c, o, err);
 	if (r < 0)
 		return r;
 	(void)ncclGetVersion(&version);
@@ -254,7 +254,8 @@ static void fail_cuda(struct comm *c, const char *what, cudaError_t s)
 	pthread_mutex_unlock(&c->lock);
 }
 
-/* Waits until NCCL has taken it: for the first of a kind, until all ranks have called it. */
+/* Calls NCCL and waits until it has accepted the collective. NCCL accepts the first one of a kind only once
+ * all ranks have called it. */
 static void enter(struct comm *c, const struct collective *o, comm_ticket ticket)
 {
 	ncclResult_t n;
@@ -265,7 +266,8 @@ static void enter(struct comm *c, const struct collective *o, comm_ticket ticket
 	c->kind[ticket % EVENTS] = o->kind;
 	c->entering = true;
 	if (!c->failed && o->count) {
-		n = comm_settle(c, start(c, o), HUGE_VAL); /* the watching thread enforces the time-out */
+		/* No deadline is needed here: the watching thread enforces the time-out. */
+		n = comm_settle(c, start(c, o), HUGE_VAL);
 		if (n != ncclSuccess)
 			comm_fail_nccl(c, comm_kind_name(o->kind), n);
 	}
@@ -387,8 +389,8 @@ int comm_wait(struct comm *c, comm_ticket ticket, struct error *err)
 	return r;
 }
 
-/* comm_abort marks the failure before it ends the kernels, so that a caller who was waiting for them sees it
- * here; after an error of NCCL's own the kernels run until then. */
+/* comm_abort records the failure before it ends the kernels, so that a caller who waited for the kernels
+ * finds the failure here. After an error that NCCL reports, the kernels run until comm_fail ends them. */
 int comm_check(struct comm *c, struct error *err)
 {
 	int r;

@@ -5,10 +5,11 @@
  * the same host and no stall: a thread watches for both and aborts the communicator, which ends the kernels
  * that hang and so frees whoever waits for the GPU.
  *
- * NCCL is called under `lock` alone, and never blocks there: the communicator is made with blocking = 0. Only
- * ncclCommAbort does block, and is called without the lock, once nobody else uses the communicator any more.
- * CUDA is called without it, too, where it could make the caller wait: a stream that has too much queued
- * behind a collective that hangs must not keep the watching thread from ending that.
+ * NCCL is called only under `lock`, and never blocks there: the communicator is made with blocking = 0. Only
+ * ncclCommAbort blocks; it is called without the lock, after `failed` has been set, which keeps all other
+ * threads from the communicator. CUDA calls that could wait are also made without the lock: if a stream has
+ * too much queued behind a collective that hangs, the watching thread must still be able to end that
+ * collective.
  *
  * NCCL sums bf16 in fp32 within a step of its rings and rounds between the steps; gradients travel in fp32.
  */
@@ -22,15 +23,15 @@
 #include "engine/device/cuda/cuda.h"
 
 enum {
-	EVENTS = 1024,    /* collectives whose ends are told apart; older ones are done when these are */
-	BUFFERS = 4096,   /* registered */
-	WAITS_MAX = 4096, /* of the compute stream for a collective, measured at a time */
+	EVENTS = 1024,    /* collectives that have an event each; older ones are done when these are */
+	BUFFERS = 4096,   /* the most buffers that can be registered */
+	WAITS_MAX = 4096, /* the most waits of the compute stream that are measured at a time */
 	POLL_NS = 20 * 1000,
 };
 
 enum kind { KIND_ALL_REDUCE, KIND_REDUCE_SCATTER, KIND_ALL_GATHER, KIND_BROADCAST, KIND_BARRIER };
 
-/* Of the computing thread alone. */
+/* Only the computing thread uses it. */
 struct waits {
 	cudaEvent_t events[WAITS_MAX][2]; /* on the compute stream, before and after */
 	uint64_t made, first, next; /* pairs made; those under way: first <= i < next, at i % WAITS_MAX */
@@ -46,23 +47,25 @@ struct comm {
 	char description[64];
 	ncclComm_t nccl; /* NULL: a single rank; not to be used once `failed` is set */
 	cudaStream_t stream;
-	cudaEvent_t computed; /* what the next collective starts after */
-	double *token;        /* of barriers */
+	cudaEvent_t computed; /* the end of the computation that the next collective has to wait for */
+	double *token;        /* on the device: the element that a barrier sums */
 	struct waits waits;
-	int events;                /* made so far */
-	cudaEvent_t begun[EVENTS]; /* this GPU has come to it: what it computes before is done */
-	cudaEvent_t event[EVENTS]; /* it is done */
+	int events; /* made so far */
+	/* This GPU has reached the collective: the computation before it is done. */
+	cudaEvent_t begun[EVENTS];
+	cudaEvent_t event[EVENTS]; /* the collective is done */
 	enum kind kind[EVENTS];
 
 	pthread_mutex_t lock; /* of everything below, and of nccl */
-	pthread_cond_t wake;  /* of the watching thread, which otherwise looks every WATCH_NS */
+	pthread_cond_t wake;  /* wakes the watching thread, which otherwise looks every WATCH_NS */
 	pthread_t watcher;
 	bool watching, ending;
 	uint64_t queued, completed;
-	bool entering; /* queued + 1, which NCCL has not taken yet */
-	/* When `completed` grew last, the first collective since was queued, or this GPU came to it. */
+	bool entering; /* NCCL has not yet accepted the collective queued + 1 */
+	/* The last time that a collective completed, that one was queued while none was, or that this GPU
+	 * reached the next one. */
 	double last_progress_at;
-	double started_at;   /* when `begun` of the next was first seen, 0: not yet */
+	double started_at; /* when this GPU was first seen to have reached the next collective; 0: not yet */
 	double longest_wait; /* the longest time that a collective has waited for other ranks so far */
 	enum progress_state reported;
 	uint64_t reported_at;
@@ -73,13 +76,13 @@ struct comm {
 	int buffers;
 
 	struct allocation *allocations; /* comm_alloc's */
-	bool foreign;                   /* some of them are not NCCL's: nothing is registered */
+	bool foreign;                   /* NCCL did not allocate all of them: nothing is registered */
 };
 
 /* waits.c */
 /* Makes the compute stream wait for the event, and measures for how long. */
 cudaError_t waits_queue(struct waits *w, cudaStream_t stream, cudaEvent_t event);
-double waits_seconds(struct waits *w); /* of all that are over */
+double waits_seconds(struct waits *w); /* the sum of all waits that are over */
 void waits_release(struct waits *w);
 
 /* buffers.c */
@@ -87,15 +90,16 @@ void comm_deregister(struct comm *c, int first); /* handles from `first` on; und
 void comm_free_buffers(struct comm *c);          /* once nothing is under way */
 
 /* watch.c; all under lock */
-void comm_pause(struct comm *c); /* lets the lock go for POLL_NS */
-/* Keeps the first failure and stops the communicator's kernels; lets the lock go meanwhile. */
+void comm_pause(struct comm *c); /* releases the lock for POLL_NS */
+/* Keeps the first failure and stops the communicator's kernels; releases the lock meanwhile. */
 void comm_fail(struct comm *c, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 void comm_fail_nccl(struct comm *c, const char *what, ncclResult_t r);
-/* Until NCCL has taken a call; lets the lock go between. */
+/* Waits until NCCL has accepted a call that returned r, or until the deadline; releases
+ * the lock meanwhile. */
 ncclResult_t comm_settle(struct comm *c, ncclResult_t r, double deadline);
 /* Records what has completed or failed since the last call. */
 void comm_look(struct comm *c);
-/* Something is queued that has not been done, or NCCL has not taken. */
+/* Whether a collective is queued that is not done, or that NCCL has not yet accepted. */
 bool comm_pending(const struct comm *c);
 const char *comm_kind_name(enum kind kind);
 void *comm_watch(void *comm); /* the thread; not under lock */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NCCL's functions, each passed on to the library once it has been loaded: a single rank needs none of it. */
+/* Loads NCCL and defines its functions, which call those of the library. It is loaded only where there are
+ * several ranks, so that a single rank runs without it. */
 #include <nccl.h>
 
 #include "base/cleanup.h"
@@ -41,7 +42,8 @@
 	  (from, to, count, type, root, comm, stream))
 /* clang-format on */
 
-/* One library a process, as it would be if it were linked: these functions have no context to carry it. */
+/* There is one library in a process, as if it were linked: the functions have no argument that
+ * could name it. */
 static struct {
 	FUNCTIONS(LIBRARY_POINTER)
 } real;
@@ -59,7 +61,8 @@ static int version(void *function)
 
 int nccl_load(struct error *err)
 {
-	/* ncclConfig_t carries its own size and version: an older library reads what it knows. */
+	/* ncclConfig_t has its own size and version, so that an older library reads only the fields that it
+	 * knows. */
 	static const struct library l = {.title = "NCCL",
 	                                 .soname = "libnccl.so.2",
 	                                 .package = "libnccl2",

@@ -15,9 +15,10 @@
 #include "base/str.h"
 
 #define ANSWERS_TIMEOUT 10.0 /* seconds for all the answers together */
-#define SLOW            4.0  /* seconds: an answer that takes longer is none */
+#define SLOW            4.0  /* seconds; an answer that takes longer counts as none */
 
-enum { NAMED = 4 }; /* the others are counted */
+/* A message names this many ranks, and gives the number of the others. */
+enum { NAMED = 4 };
 
 static const char *const state_names[] = {[BOOTSTRAPPING] = "bootstrapping",
                                           [PROGRESSING] = "progressing",
@@ -87,7 +88,7 @@ static int parse(const char *data, size_t len, struct place *p)
 	return -EPROTO;
 }
 
-/* -ENOENT: that rank has written nothing. */
+/* Returns -ENOENT where that rank has written nothing. */
 static int read_place(const struct stall *s, int rank, struct place *p, struct error *err)
 {
 	_cleanup_free_ void *data = NULL;
@@ -99,7 +100,7 @@ static int read_place(const struct stall *s, int rank, struct place *p, struct e
 	if (r == -ETIMEDOUT)
 		return clock_monotonic() - before < SLOW ? -ENOENT : r;
 	if (r == 0 && parse(data, len, p) < 0)
-		r = error_set(err, -EPROTO, "%s is not what this version writes there", key);
+		return error_set(err, -EPROTO, "%s is not what this version writes there", key);
 	return r;
 }
 
@@ -120,21 +121,21 @@ __attribute__((format(printf, 2, 3))) static void name_rank(struct answer *a, co
 	a->at = MIN(a->at + (size_t)MAX(n, 0), a->size - 1);
 }
 
-/* Adds what is wrong with where another rank is, if anything. */
+/* Adds another rank to the text, if its place explains why the collective makes no progress. */
 static void describe_place(struct answer *a, int rank, const struct place *p, uint64_t collective,
                            const char *kind)
 {
 	if (collective == 0)
 		return;
 	if (p->state == BOOTSTRAPPING || p->state == PROGRESSING)
-		name_rank(a, "rank %d on %s says nothing: it hangs or has ended", rank, p->host);
+		name_rank(a, "rank %d on %s has not reported: it hangs or has ended", rank, p->host);
 	else if (p->state == COMPLETED && p->collective == 0)
 		name_rank(a, "rank %d on %s has not begun it", rank, p->host);
 	else if (p->state == COMPLETED && p->collective < collective)
 		name_rank(a, "rank %d on %s is past %s (collective %" PRIu64 ") and has not begun it", rank,
 		          p->host, p->kind, p->collective);
 	else if (p->state == QUEUED && p->collective <= collective)
-		name_rank(a, "the GPU of rank %d on %s has not come to %s (collective %" PRIu64 ")", rank,
+		name_rank(a, "the GPU of rank %d on %s has not reached %s (collective %" PRIu64 ")", rank,
 		          p->host, p->kind, p->collective);
 	else if (p->state == RUNNING && p->collective < collective)
 		name_rank(a, "rank %d on %s is still in %s (collective %" PRIu64 ")", rank, p->host, p->kind,
@@ -159,9 +160,9 @@ void stall_ask(const struct stall *s, uint64_t collective, const char *kind, cha
 			continue;
 		r = read_place(s, rank, &p, &err);
 		if (r == -ENOENT && collective)
-			name_rank(&a, "rank %d says nothing: it hangs or has ended", rank);
+			name_rank(&a, "rank %d has not reported: it hangs or has ended", rank);
 		else if (r == -ENOENT)
-			name_rank(&a, "rank %d has not come", rank);
+			name_rank(&a, "rank %d has not begun to connect", rank);
 		else if (r < 0)
 			break;
 		else
@@ -174,8 +175,8 @@ void stall_ask(const struct stall *s, uint64_t collective, const char *kind, cha
 	if (r < 0 && r != -ENOENT)
 		snprintf(words, size, "where the other ranks are is not known: %s", err.message);
 	else if (asked < s->size)
-		snprintf(words, size,
-		         "the ranks up to %d have come as far, where the others are is not known", asked - 1);
+		snprintf(words, size, "the ranks up to %d have reached it; where the others are is not known",
+		         asked - 1);
 	else
 		snprintf(words, size, "every rank is there: check the network (NCCL_DEBUG=INFO says more)");
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How long the compute stream stands still for collectives: an event before it is told to wait for one, and
- * an event after. Both are on the compute stream, so their distance is the time that nothing was computed;
- * the host does not wait for either. What is asked for after device_synchronize is complete.
+ * Measures how long the compute stream waits for collectives, by an event before each wait and one after it.
+ * Both are on the compute stream, so the time between them is that in which nothing was computed. The host
+ * waits for neither: the measurement is complete after device_synchronize.
  */
 #include "engine/comm/nccl/internal.h"
 
@@ -17,7 +17,7 @@ static void collect(struct waits *w)
 		if (s == cudaSuccess)
 			s = cudaEventElapsedTime(&ms, pair[0], pair[1]);
 		if (s != cudaSuccess) {
-			/* It would be taken for the error of the next kernel. */
+			/* Otherwise the error would be taken for one of the next kernel. */
 			(void)cudaGetLastError();
 			return;
 		}

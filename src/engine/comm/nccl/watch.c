@@ -27,7 +27,7 @@
 #include "base/clock.h"
 
 #define WATCH_NS     (20 * 1000 * 1000)
-#define STOP_TIMEOUT 10.0 /* seconds, once this rank has been told to end */
+#define STOP_TIMEOUT 10.0 /* seconds without progress after this process has been asked to end */
 
 static const char *const kind_names[] = {"all-reduce", "reduce-scatter", "all-gather", "broadcast",
                                          "barrier"};
@@ -62,7 +62,8 @@ void comm_fail(struct comm *c, int code, const char *fmt, ...)
 	pthread_mutex_unlock(&c->lock);
 	ncclCommAbort(nccl);
 	pthread_mutex_lock(&c->lock);
-	/* Not earlier: a communicator that was still being made has been stored there once more. */
+	/* This is set only now because ncclCommInitRankConfig, while it was still running, may have stored
+	 * the communicator there again. */
 	c->nccl = NULL;
 	c->aborting--;
 }
@@ -82,7 +83,7 @@ static int nccl_errno(ncclResult_t r)
 	return r == ncclRemoteError || r == ncclSystemError ? -ECONNRESET : -EIO;
 }
 
-/* The words of NCCL's last error end with a line of their own. */
+/* The text of NCCL's last error has several lines, of which the message takes the first. */
 void comm_fail_nccl(struct comm *c, const char *what, ncclResult_t r)
 {
 	char words[256];
@@ -105,8 +106,9 @@ ncclResult_t comm_settle(struct comm *c, ncclResult_t r, double deadline)
 	return r;
 }
 
-/* ---- the watch ---- */
-/* "Not ready" stays behind as the thread's last error, for which its next kernel would be blamed. */
+/* ---- watching ---- */
+/* Clears the error "not ready", which otherwise remains the thread's last error and would be taken for one of
+ * its next kernel. */
 static cudaError_t query(cudaEvent_t event)
 {
 	cudaError_t s = cudaEventQuery(event);
@@ -150,7 +152,7 @@ void comm_look(struct comm *c)
 		c->started_at = c->last_progress_at = now;
 }
 
-/* Reports where this rank is, for those that will ask. Lets the lock go meanwhile. */
+/* Reports where this rank is, for other ranks that may ask. Releases the lock meanwhile. */
 static void broadcast_status(struct comm *c)
 {
 	bool still = clock_monotonic() - c->last_progress_at > 0.5 * c->timeout_s;
@@ -170,10 +172,10 @@ static void broadcast_status(struct comm *c)
 	pthread_mutex_lock(&c->lock);
 }
 
-/* Lets the lock go while it asks the others. */
+/* Fails the communicator, and says which ranks it waits for. Releases the lock while it asks for that. */
 static void give_up(struct comm *c)
 {
-	char words[480] = "this rank's GPU has not come to it: the computation before it hangs";
+	char words[480] = "this rank's GPU has not reached it: the computation before it hangs";
 	uint64_t next = c->completed + 1;
 	const char *kind = kind_of(c, next);
 
@@ -197,7 +199,7 @@ static void check_timeout(struct comm *c)
 		return;
 	if (now - c->last_progress_at > c->timeout_s)
 		give_up(c);
-	/* All ranks are told to stop where one has died. */
+	/* When one rank has died, all others are asked to end. */
 	else if (waited > allowed && c->stopping && c->stopping(c->stopping_context))
 		comm_fail(c, -ECANCELED,
 		          "told to stop; %s (collective %llu) has waited for other ranks for %.0f s",

@@ -3,7 +3,7 @@
  * Bootstrap: how the ranks of a communicator find each other. Every rank listens, puts its address into the
  * key-value store (struct rank_address, with a random token and UCX's address), reads the others' addresses,
  * connects to every lower rank and accepts every higher one. Both ends show the other's token first, so that
- * a stray connection, a port scan or a rank of an older attempt is told apart and dropped:
+ * that a connection of another program, a port scan or a rank of an older attempt is recognized and closed:
  *
  *     rank r (connects to every lower rank)               rank q < r (accepts)
  *     put r's address                                     put q's address
@@ -40,8 +40,9 @@
 
 #define MAGIC         0x314c5444u /* "DTL1": changes with struct rank_address, greeting or message */
 #define ADDRESSES_MAX 16
-#define STRAYS_MAX    64 /* unproven connections held at once; the oldest goes first */
-/* Seconds that an unproven connection, or an address that is tried, is given. */
+/* At most this many incoming connections that have not proved themselves; a new one replaces the oldest. */
+#define UNPROVEN_MAX 64
+/* The seconds after which an unproven connection is closed, or the next address of a rank is tried. */
 #define CONNECTION_TIMEOUT 3.0
 
 struct rank_address {
@@ -65,7 +66,7 @@ struct connection {
 	int fd;
 	int rank;     /* that we connect to; -1: an incoming one */
 	int from;     /* of an incoming one, once it has greeted; else -1 */
-	int attempt;  /* which of its addresses */
+	int attempt;  /* index of the address that is tried */
 	bool greeted; /* connected and our greeting sent */
 	double since;
 	struct greeting received;
@@ -101,7 +102,8 @@ static int timeout_ms(const struct bootstrap *m)
 	return left <= 0 ? 0 : left > 3600 ? 3600 * 1000 : (int)(left * 1000) + 1;
 }
 
-/* boot id, network and IPC namespace: what two processes have to share for shared memory and loopback. */
+/* Boot id, network namespace and IPC namespace: two processes have to share them to use shared memory and the
+ * loopback interface. */
 static void describe_host(char *host_id, size_t size)
 {
 	char boot[40] = "";
@@ -129,7 +131,8 @@ static bool is_ipv4(const uint8_t address[16])
 	return !memcmp(address, prefix, 12);
 }
 
-/* Every address of this machine that another could reach, IPv4 first; link-local ones are of no use. */
+/* Lists every address of this machine that another machine could reach, IPv4 first. Link-local addresses are
+ * left out, since another machine cannot tell which of its links they are on. */
 static void list_addresses(struct rank_address *mine, bool ipv4_only)
 {
 	struct ifaddrs *list = NULL;
@@ -160,8 +163,9 @@ static void list_addresses(struct rank_address *mine, bool ipv4_only)
 	freeifaddrs(list);
 }
 
-/* Binds to a port of UCX_TCP_PORT_RANGE ("29700-29999"), which UCX heeds for its own, or to any. The search
- * begins anywhere in it: ranks of one machine begin together. */
+/* Binds to a port of UCX_TCP_PORT_RANGE ("29700-29999"), which UCX obeys for its own ports, or to any port
+ * where it is not set. The search begins at a random port of the range, since the ranks of a machine search
+ * at the same time. */
 static int bind_port(int fd, struct sockaddr *address, socklen_t len, in_port_t *port)
 {
 	const char *range = getenv("UCX_TCP_PORT_RANGE");
@@ -270,7 +274,7 @@ static int read_address(struct bootstrap *m, int rank, struct error *err)
 		return error_oom(err);
 	r = o->store->get(o->store->context, key, timeout_ms(m), &data, &len, err);
 	if (r == -ETIMEDOUT)
-		return error_set(err, r, "rank %d of %d did not come to the rendezvous within %d s", rank,
+		return error_set(err, r, "rank %d of %d did not publish its address within %d s", rank,
 		                 o->world_size, o->timeout_s);
 	if (r < 0)
 		return error_prefix(err, "rendezvous, waiting for rank %d", rank);
@@ -306,7 +310,7 @@ static void greet(const struct bootstrap *m, struct connection *conn, int rank)
 	conn->greeted = true;
 }
 
-/* Begins a connection to the next address of a lower rank; after the last one, with the first again. */
+/* Begins a connection to the next address of a lower rank; the first address follows the last. */
 static void connect_next(const struct bootstrap *m, struct connection *conn)
 {
 	const struct rank_address *theirs = &m->ranks[conn->rank];
@@ -343,7 +347,8 @@ static void connect_next(const struct bootstrap *m, struct connection *conn)
 	}
 	if (r < 0 && errno != EINPROGRESS && conn->fd >= 0) {
 		close(conn->fd);
-		conn->fd = -1; /* it times out in connect_all, and the next address is tried */
+		/* The connection times out in connect_all, and the next address is tried. */
+		conn->fd = -1;
 	}
 }
 
@@ -354,13 +359,14 @@ static void connection_end(struct bootstrap *m, int i)
 	m->connections[i] = m->connections[--m->connection_count];
 }
 
-/* The connection has proved itself: it is the lifeline to that rank now. */
+/* Makes a connection that has proved itself the lifeline to that rank. */
 static void connection_proved(struct bootstrap *m, int i, int rank)
 {
 	int fd = m->connections[i].fd, one = 1, count = 5;
 
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-	/* A host that lost its power sends nothing: the kernel asks, even while the process is stopped. */
+	/* A host that has lost its power does not close its connections. The kernel's keep-alive notices
+	 * that, even while the process is stopped. */
 	setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one));
 	setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &one, sizeof(one));
 	setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &one, sizeof(one));
@@ -384,7 +390,9 @@ static void accept_one(struct bootstrap *m)
 			if (m->connections[i].rank < 0 &&
 			    (oldest < 0 || m->connections[i].since < m->connections[oldest].since))
 				oldest = i;
-		connection_end(m, oldest); /* connection_max leaves room for all of ours, so one is a stray */
+		/* There is one that has not proved itself, since connection_max exceeds the
+		 * number of ranks. */
+		connection_end(m, oldest);
 	}
 	m->connections[m->connection_count++] = conn;
 }
@@ -506,7 +514,7 @@ int bootstrap_connect(const struct comm_options *options, const void *address, s
 	    .options = options,
 	    .peers = peers,
 	    .listen_fd = -1,
-	    .connection_max = options->world_size + STRAYS_MAX,
+	    .connection_max = options->world_size + UNPROVEN_MAX,
 	    .deadline = clock_monotonic() + options->timeout_s,
 	};
 	int r;
@@ -515,13 +523,11 @@ int bootstrap_connect(const struct comm_options *options, const void *address, s
 	m.connections = calloc(m.connection_max, sizeof(*m.connections));
 	if (!m.ranks || !m.connections)
 		return error_oom(err);
-	r = publish(&m, address, address_len, err);
-	for (int rank = 0; r >= 0 && rank < options->world_size; rank++)
-		if (rank != options->rank)
-			r = read_address(&m, rank, err);
-	if (r >= 0) {
-		strcpy(peers[options->rank].host, m.ranks[options->rank].host);
-		r = connect_all(&m, err);
-	}
-	return r;
+	if ((r = publish(&m, address, address_len, err)) < 0)
+		return r;
+	for (int rank = 0; rank < options->world_size; rank++)
+		if (rank != options->rank && (r = read_address(&m, rank, err)) < 0)
+			return r;
+	strcpy(peers[options->rank].host, m.ranks[options->rank].host);
+	return connect_all(&m, err);
 }

@@ -1,21 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The algorithms. Each runs on the progress thread from its first message to its last; a negative return
- * means that the communicator has failed and says so itself.
+ * The algorithms of the collectives. Each runs on the progress thread from its first message to its last. A
+ * negative return means that the communicator has failed; its failure is recorded.
  *
- * Large: rings (Patarasuk & Yuan 2009), in chunks, so that a chunk is added while the next ones travel.
- * Small: everything to everyone at once, then the same sum in rank order everywhere. A result is computed by
- * one rank and copied, or by all in the same order: the same bits on every rank, and in every run.
+ * Large buffers go round a ring (Patarasuk & Yuan 2009) in chunks, so that one chunk is added while the next
+ * ones are being sent. Of small buffers every rank sends all to every other, and all ranks compute the same
+ * sum in rank order. A result is computed by one rank and copied, or by all in the same order: so it has the
+ * same bits on every rank, and in every run.
  *
- * A buffer's chunk is overwritten by the gather only after its owner has read what was sent from there, since
- * the owner's result depends on it: no send needs to be waited for in between.
+ * The gather overwrites a chunk of a buffer with the result of the chunk's owner, which the owner has
+ * computed from what was sent from there. So those sends are over, and need not be waited for in between.
  */
 #include <string.h>
 
 #include "base/cleanup.h"
 #include "engine/comm/ucx/internal.h"
 
-/* Messages of one sender under one tag arrive in the order sent: a tag names collective, sender and phase. */
+/* A tag consists of collective, sender and phase: messages of one sender with the same tag
+ * arrive in order. */
 enum phase { PHASE_REDUCE = 1, PHASE_GATHER, PHASE_FLAT, PHASE_ROUND };
 
 static uint64_t make_tag(uint64_t ticket, int sender, int phase)
@@ -40,7 +42,8 @@ static int finish(struct comm *c, const struct transfer *transfers, int count)
 	return 0;
 }
 
-/* A buffer cut into equal shards, one a rank (the last ones may be short or empty), and those into chunks. */
+/* A buffer is divided into equal shards, one for each rank (the last ones may be short or empty), and a shard
+ * into chunks. */
 struct layout {
 	char *buffer;
 	size_t size; /* of an element */
@@ -75,9 +78,9 @@ struct ring {
 	int64_t blocks; /* chunks of the longest shard */
 };
 
-/* In step s of the reduction a rank passes on its chunk of shard rank - s - 1, so that after size - 1 steps
- * it has added the last part to its own; the gathering starts with that. What arrives in one step is sent in
- * the next. */
+/* In step s of the reduction a rank sends its chunk of shard rank - s - 1 to the next rank. After size - 1
+ * steps it has added the last part to its own shard, with which the gathering starts. What a rank receives in
+ * one step it sends in the next. */
 static int shard_sent(const struct ring *ring, int step)
 {
 	int r = ring->c->rank, n = ring->c->size;
@@ -94,9 +97,9 @@ static int shard_received(const struct ring *ring, int step)
 	                                 : modulo(r - (step - ring->reduce_steps) - 1, n);
 }
 
-/* Where in the sequence of a ring's messages something stands. The chunks go round in waves: in wave w, chunk
- * w - s of a shard takes step s. Between two steps of one chunk lie those of the chunks beside it, which
- * hides the way there and back, and what was just added is passed on while it is still in the cache. */
+/* A position in the sequence of a ring's messages. The chunks go round in waves: in wave w, chunk w - s of a
+ * shard takes step s. Between two steps of one chunk come those of its neighbours, which hides the latency,
+ * and a chunk that has just been added is sent while it is still in the cache. */
 struct cursor {
 	int64_t wave;
 	int step;
@@ -115,7 +118,8 @@ static struct span span_at(const struct ring *ring, const struct cursor *at, sha
 	return span_of(&ring->layout, shard(ring, at->step), at->wave - at->step);
 }
 
-/* Moves to the first message at or after this place: chunks that do not exist, or are empty, are none. */
+/* Moves to the first message at or after this position. Chunks that do not exist or are empty have no
+ * message. */
 static void cursor_settle(const struct ring *ring, struct cursor *at, shard_fn shard)
 {
 	while (!at_end(ring, at)) {
@@ -211,8 +215,8 @@ static int ring_run(struct comm *c, uint64_t ticket, const struct layout *layout
 	return 0;
 }
 
-/* Every rank sends each other rank its part of that one's shard, and adds up its own shard from all, in rank
- * order with one rounding: what bf16 needs, and one latency for small shards. */
+/* Every rank sends to each other rank its part of the receiver's shard, and adds up its own shard in rank
+ * order. The sum is rounded once, as bf16 needs, and small shards have the latency of one message. */
 static int exchange_reduce(struct comm *c, uint64_t ticket, const struct layout *whole, enum element type,
                            enum comm_op op)
 {
@@ -249,7 +253,7 @@ static int exchange_reduce(struct comm *c, uint64_t ticket, const struct layout 
 	return 0;
 }
 
-/* All to all: this rank's `bytes` go to every other from `mine`; theirs arrive at base + rank · stride. */
+/* Sends `bytes` from `mine` to every other rank, and receives theirs at base + rank · stride. */
 static int exchange_all(struct comm *c, uint64_t ticket, const void *mine, size_t bytes, char *base,
                         size_t stride)
 {
@@ -311,7 +315,7 @@ static int all_gather(struct comm *c, uint64_t ticket, const struct operation *o
 	return ring_run(c, ticket, &layout, o->type, COMM_SUM, false, true);
 }
 
-/* Small: a binomial tree. Distances are from the root. */
+/* For small buffers: a binomial tree. Distances are counted from the root. */
 static int broadcast_tree(struct comm *c, uint64_t ticket, const struct operation *o)
 {
 	int at = modulo(c->rank - o->root, c->size), used = 0, bit = 1, r;
@@ -335,7 +339,7 @@ static int broadcast_tree(struct comm *c, uint64_t ticket, const struct operatio
 	return finish(c, c->transfers, used);
 }
 
-/* Large: a chain, in chunks. */
+/* For large buffers: a chain of ranks, in chunks. */
 static int broadcast_chain(struct comm *c, uint64_t ticket, const struct operation *o)
 {
 	int at = modulo(c->rank - o->root, c->size), next = modulo(c->rank + 1, c->size),
@@ -377,7 +381,8 @@ static int broadcast(struct comm *c, uint64_t ticket, const struct operation *o)
 	return o->count <= CHUNK_BYTES ? broadcast_tree(c, ticket, o) : broadcast_chain(c, ticket, o);
 }
 
-/* Dissemination: after round k a rank has heard, through others, from the 2^k ranks before it. */
+/* A dissemination barrier: after round k a rank has a message, direct or through others, from each of the 2^k
+ * ranks before it. */
 static int barrier(struct comm *c, uint64_t ticket, const struct operation *o)
 {
 	for (int distance = 1, round = 0; distance < c->size; distance <<= 1, round++) {
@@ -394,7 +399,8 @@ static int barrier(struct comm *c, uint64_t ticket, const struct operation *o)
 	return 0;
 }
 
-/* Opens every connection, and maps the memory that the peers share, while every rank is still there. */
+/* Sends a message to every rank, so that UCX opens every connection, and maps the memory that the peers
+ * share, while all ranks are still running. */
 static int run_bootstrap(struct comm *c, uint64_t ticket, const struct operation *o)
 {
 	enum { BYTES = 1024 };

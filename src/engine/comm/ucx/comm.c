@@ -53,11 +53,9 @@ static int open_epolls(struct comm *c, struct error *err)
 	for (int i = 0; i < c->size && r >= 0; i++)
 		if (i != c->rank)
 			r = watch(c->control_epoll, c->peers[i].fd, i);
-	if (r >= 0)
-		r = watch(c->epoll, c->control_epoll, 0);
-	if (r >= 0)
-		r = watch(c->epoll, ucx_fd, 0);
-	return r < 0 ? error_errno(err, r, "epoll") : 0;
+	if (r < 0 || (r = watch(c->epoll, c->control_epoll, 0)) < 0 || (r = watch(c->epoll, ucx_fd, 0)) < 0)
+		return error_errno(err, r, "epoll");
+	return 0;
 }
 
 static int open_ucx(struct comm *c, const struct comm_options *options, struct error *err)
@@ -72,20 +70,15 @@ static int open_ucx(struct comm *c, const struct comm_options *options, struct e
 	c->parts = calloc(c->size, sizeof(*c->parts));
 	if (!c->peers || !c->transfers || !c->scratch || !c->parts)
 		return error_oom(err);
-	(void)madvise(c->scratch, SCRATCH_BYTES, MADV_HUGEPAGE); /* only advice: a failure changes nothing */
+	/* This is only advice: a failure changes nothing. */
+	(void)madvise(c->scratch, SCRATCH_BYTES, MADV_HUGEPAGE);
 	memset(c->scratch, 0, SCRATCH_BYTES);
 	for (int i = 0; i < c->size; i++)
 		c->peers[i].fd = -1;
-	r = transport_open(c, &address, &len, err);
-	if (r >= 0)
-		r = bootstrap_connect(options, address, len, c->peers, err);
-	if (r >= 0)
-		r = open_epolls(c, err);
-	if (r >= 0)
-		r = transport_connect(c, err);
-	if (r >= 0)
-		r = progress_start(c, collective_run, err);
-	if (r < 0)
+	if ((r = transport_open(c, &address, &len, err)) < 0 ||
+	    (r = bootstrap_connect(options, address, len, c->peers, err)) < 0 ||
+	    (r = open_epolls(c, err)) < 0 || (r = transport_connect(c, err)) < 0 ||
+	    (r = progress_start(c, collective_run, err)) < 0)
 		return r;
 	return comm_wait(c, enqueue(c, &(struct operation){.kind = KIND_BOOTSTRAP}), err);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Inside comm over UCX. One progress thread per communicator takes the queued operations in order and runs
- * each to its end; all of UCX, and every lifeline, is touched by that thread alone once comm_create has
- * returned. The caller's threads meet it at the queue (one producer), at `completed`, and under `lock`.
+ * Inside comm over UCX. A communicator has one progress thread, which takes the queued operations in order
+ * and runs each to its end. Once comm_create has returned, only that thread uses UCX and the lifelines. It
+ * shares with the caller's threads the queue (which has one producer), `completed`, and what `lock` protects.
  */
 #pragma once
 
@@ -14,7 +14,8 @@
 #include "engine/comm/ucx/lifeline.h"
 #include "engine/comm/ucx/reduce.h"
 
-/* Seconds without work before a thread sleeps: longer while a caller waits, whose core is then free. */
+/* The thread spins for so many seconds without work before it sleeps. It spins longer while a caller waits,
+ * since the caller's core is free then. */
 #define SPIN_BEHIND_COMPUTE 20e-6
 #define SPIN_AWAITED        200e-6
 
@@ -58,10 +59,10 @@ struct transfer {
 
 enum {
 	QUEUE_MAX = 256,
-	CHUNK_BYTES = 512 * 1024, /* a ring passes on chunks of this size, or smaller ones, */
-	WINDOW_MAX = 32,          /* up to so many at a time, */
-	SCRATCH_BYTES = 4 << 20,  /* that fit in here together */
-	CHAIN_WINDOW = 4,         /* of a broadcast */
+	CHUNK_BYTES = 512 * 1024, /* the largest chunk that a ring sends */
+	WINDOW_MAX = 32,          /* the most chunks of a ring under way at a time */
+	SCRATCH_BYTES = 4 << 20,  /* the memory for the chunks that a ring receives */
+	CHAIN_WINDOW = 4,         /* chunks of a broadcast under way at a time */
 	HUGE_PAGE = 2 << 20,
 	FLAT_BYTES = 16 * 1024, /* up to here all send all to all: one latency instead of 2 (n - 1) */
 };
@@ -78,10 +79,10 @@ struct comm {
 	pthread_cond_t changed;
 	_Atomic int failed;    /* 0 or the code in failure */
 	struct error failure;  /* the first one; under lock */
-	int failed_rank;       /* that it is about; under lock */
+	int failed_rank;       /* the rank that has failed; under lock */
 	_Atomic bool stopping; /* comm_destroy */
 	_Atomic bool asleep;   /* the thread waits in epoll and wants wake_fd */
-	_Atomic int waiters;   /* threads inside comm_wait: their cores are free */
+	_Atomic int waiters;   /* threads inside comm_wait, whose cores are free */
 	double waited;         /* seconds inside comm_wait; under lock */
 	pthread_t thread;
 	collective_run_fn *run; /* what the thread does with an operation */

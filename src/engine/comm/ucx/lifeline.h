@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The lifeline: one TCP connection between every two ranks, beside UCX. UCX does not see a peer die over
- * shared memory; the kernel closes a dead process's sockets at once, so end of file without a departure is a
- * death, whatever carries the data. The few messages that pass here say who left in order, who failed first
- * and why, and, when a collective stands still, who still answers and where it is.
+ * The lifeline: one TCP connection between every two ranks, apart from UCX, which over shared memory does not
+ * notice that a peer has died. The kernel closes the sockets of a dead process at once, so an end of file
+ * without a departure means that the peer has died, whatever transport carries the data. The few messages of
+ * a lifeline say which rank left in order, which failed first and why, and, when a collective makes no
+ * progress, which ranks still answer and where they are.
  */
 #pragma once
 

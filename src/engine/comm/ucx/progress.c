@@ -113,8 +113,8 @@ static void broadcast_failure(struct comm *c)
 {
 	struct message m = {.type = MESSAGE_FAIL, .code = c->failed, .rank = c->failed_rank};
 
-	/* To those that have sent a failure, too: our connections to them end next, and they must not take
-	 * that for the cause. */
+	/* Ranks that have sent a failure get this one, too: this rank's connections to them end next, and
+	 * they must not take that for the cause. */
 	for (int r = 0; r < c->size; r++)
 		peer_send(&c->peers[r], &m);
 }
@@ -247,7 +247,7 @@ static int fail_message(struct comm *c)
 	int rank = c->ucx_error_peer;
 	char what[128];
 
-	/* The lifeline may have the reason. */
+	/* A peer may have sent the reason over its lifeline. */
 	read_control_messages(c);
 	if (c->ucx_error == UCS_ERR_MESSAGE_TRUNCATED)
 		return fail_about(c, -EPROTO, rank, "sends another count than this rank: the calls differ");
@@ -344,7 +344,8 @@ static bool everyone_acknowledged(const struct comm *c)
 	return true;
 }
 
-/* Peers may still read the last messages from this rank's memory, and report when they have them. */
+/* Leaves in order. Peers may still be reading the last messages from this rank's memory, and answer once they
+ * have read them. */
 static void depart(struct comm *c)
 {
 	struct message departure = {.type = MESSAGE_DEPARTURE, .ticket = c->completed};
@@ -413,7 +414,7 @@ int progress_start(struct comm *c, collective_run_fn *run, struct error *err)
 	int r;
 
 	c->run = run;
-	/* Signals are for the caller's threads. */
+	/* The thread blocks all signals, so that the caller's threads handle them. */
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	r = pthread_create(&c->thread, NULL, progress_main, c);

@@ -7,8 +7,8 @@
 #include <immintrin.h>
 #endif
 
-/* One binary for every processor: the loader picks the widest of these that the machine has. Addition alone
- * is used, so the width does not change a bit of the result. */
+/* The loader picks the widest of these instruction sets that the processor has. The functions only add
+ * elements, so the width of the vectors does not change the result. */
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__)
 #define WIDE __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
@@ -17,11 +17,11 @@
 
 #define STREAM_MIN 8192 /* elements: a smaller result stays in the cache */
 
-/* A NaN on either side stays one under max too, so that an overflow is seen on every rank. */
+/* The maximum of a NaN and anything is a NaN, so that every rank sees an overflow. */
 #define MAX_OF(a, b) ((a) > (b) || (a) != (a) ? (a) : (b))
 
-/* What the sum of large fp32 buffers costs is the way of its result through the caches: a peer reads it next,
- * from another core. Stored past them it is a quarter faster. */
+/* The sum of large fp32 buffers is a quarter faster when its result is stored past the caches, since a peer
+ * on another core reads it next. */
 #if defined(__x86_64__)
 static int64_t sum_f32_past_caches(float *restrict dst, const float *restrict src, int64_t n)
 {
@@ -85,7 +85,7 @@ WIDE static void widen_bf16(float *restrict dst, const uint16_t *restrict src, i
 		dst[i] = bf16_to_float(src[i]);
 }
 
-/* bf16_from_float without a branch, so that it vectorises. */
+/* The same as bf16_from_float without a branch, so that the compiler vectorizes it. */
 WIDE static void narrow_bf16(uint16_t *restrict dst, const float *restrict src, int64_t n)
 {
 #pragma omp simd

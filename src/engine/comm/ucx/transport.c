@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Messages between ranks over UCP's tags. A peer on the same host is an endpoint without error handling:
- * with it UCX 1.13 leaves out shared memory and single-copy, and the lifeline sees a death anyway. A peer on
- * another host is one with error handling, so that a broken connection ends its messages.
+ * Messages between ranks as tagged messages of UCP. The endpoint of a peer on the same host has no error
+ * handling: with it UCX 1.13 uses neither shared memory nor single-copy transfers, and the lifeline shows the
+ * death of the peer anyway. The endpoint of a peer on another host has error handling, so that a broken
+ * connection ends its messages.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -15,7 +16,7 @@
 
 /* UCX warns of variables that it does not know and of connections that end; its log is off unless the user
  * asks for it. */
-static void hush(void)
+static void silence_ucx(void)
 {
 	if (!getenv("UCX_LOG_LEVEL"))
 		ucs_global_opts_set_value("LOG_LEVEL", "fatal");
@@ -39,7 +40,7 @@ int transport_open(struct comm *c, void **address, size_t *address_len, struct e
 	ucp_config_t *config;
 	ucs_status_t status;
 
-	hush();
+	silence_ucx();
 	/* UCX 1.13 asserts, and so ends the process, when an acknowledgement of TCP's emulated put meets a
 	 * connection that broke. ucp_config_modify does not reach this setting. */
 	setenv("UCX_TCP_PUT_ENABLE", "n", 0);
@@ -137,8 +138,9 @@ void transport_describe(struct comm *c)
 	         *seen ? seen : "unknown transport");
 }
 
-/* In order or after a failure, the peers have what they need or never will: nothing is flushed. Endpoints
- * with error handling want their messages cancelled first, the others go with the worker. */
+/* Nothing is flushed: after an orderly end the peers have all messages, and after a failure they need none.
+ * Endpoints with error handling have to be closed first, which cancels their messages; the worker frees the
+ * others. */
 void transport_close(struct comm *c)
 {
 	static const ucp_request_param_t force = {
