@@ -484,6 +484,41 @@ START_TEST(an_end_during_a_commit_waits_for_the_next_one)
 }
 END_TEST
 
+/* What changes of a run after its end is written, too, and again where that commit fails: the run stays in
+ * memory until then. */
+START_TEST(a_run_that_has_ended_stays_until_all_of_it_is_on_disk)
+{
+	_cleanup_json_ json_t *step6 = json_pack("{s:i}", "step", 6);
+	_cleanup_(run_freep) struct run *stored = NULL;
+	struct error err = ERROR_INIT;
+	struct answer a;
+	struct bed b;
+
+	bed_start(&b);
+	submit(&b, &a);
+	turn(&b);
+	commits_end(&b);
+	both_report(&b, 1, 1, "ended");
+	turn_held(&b);
+	controller_set_progress(b.controller, 1, step6, "", 0);
+	commit_ends(&b);
+	ck_assert_int_eq(state_of(&b, 1), RUN_SUCCEEDED);
+	held_store_fail(b.held, 1);
+	b.now += 1;
+	turn_held(&b);
+	ck_assert(store_is_busy(b.store));
+	controller_reschedule(b.controller);
+	turn(&b);
+	commit_ends(&b);
+	b.now += 1;
+	turn(&b);
+	commits_end(&b);
+	ck_ok(store_get(b.store, 1, &stored, &err), &err);
+	ck_assert_int_eq(json_get_int(stored->progress, "step", 0), 6);
+	bed_end(&b);
+}
+END_TEST
+
 /* What is changed lazily while it is being written is written once more. */
 START_TEST(progress_during_a_commit_is_not_lost)
 {
@@ -767,6 +802,7 @@ int main(void)
 	tcase_add_test(c, a_start_that_was_never_sent_costs_no_run);
 	tcase_add_test(c, what_comes_during_a_commit_is_in_the_next_one);
 	tcase_add_test(c, an_end_during_a_commit_waits_for_the_next_one);
+	tcase_add_test(c, a_run_that_has_ended_stays_until_all_of_it_is_on_disk);
 	tcase_add_test(c, progress_during_a_commit_is_not_lost);
 	tcase_add_loop_test(c, an_attempt_that_is_given_up_during_its_commit_is_not_started, 0, 2);
 	tcase_add_test(c, a_submission_whose_commit_fails_is_refused);

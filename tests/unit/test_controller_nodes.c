@@ -279,6 +279,36 @@ START_TEST(a_restored_store_does_not_start_a_run_twice)
 }
 END_TEST
 
+/* n2 alone has heard of the newest epoch, and is away while the next controller starts a run. */
+START_TEST(a_new_epoch_leaves_the_runs_of_this_controller)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+	int64_t run;
+
+	bed_copy_store(b, false);
+	bed_pass(b, 3);
+	bed_cut_off(b, "n1", true);
+	for (int i = 0; i < 3; i++) {
+		bed_restart_controller(b);
+		bed_pass(b, 3);
+	}
+	bed_cut_off(b, "n1", false);
+	bed_cut_off(b, "n2", true);
+	bed_copy_store(b, true);
+	bed_pass(b, 30);
+	run = bed_submit(b, 1, 1);
+	bed_await(b, run, RUN_RUNNING);
+	bed_cut_off(b, "n2", false);
+	bed_pass(b, 5);
+	ck_assert_uint_eq(controller_find_node(bed_controller(b), "n1")->foreign_count, 0);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_RUNNING);
+	ck_assert_int_eq(bed_run(b, run)->attempt, 1);
+	bed_end_ranks(b, "n1", run, 0);
+	bed_await(b, run, RUN_SUCCEEDED);
+	bed_free(b);
+}
+END_TEST
+
 START_TEST(work_of_another_cluster_is_left_alone)
 {
 	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
@@ -313,6 +343,7 @@ int main(void)
 	tcase_add_test(tc, a_node_that_shuts_down_gets_no_runs);
 	tcase_add_test(tc, nothing_is_placed_before_all_nodes_have_reported);
 	tcase_add_test(tc, a_restored_store_takes_a_new_epoch);
+	tcase_add_test(tc, a_new_epoch_leaves_the_runs_of_this_controller);
 	tcase_add_test(tc, a_node_that_leaves_the_hosts_file_loses_its_parts);
 	tcase_add_test(tc, nodes_are_listed_as_they_are);
 	tcase_add_test(tc, submissions_wait_for_all_nodes);

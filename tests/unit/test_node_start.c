@@ -544,6 +544,24 @@ START_TEST(the_environment_is_what_torchrun_gives)
 }
 END_TEST
 
+/* The number of threads that the submitter's environment has counts, with and without resources.threads. */
+START_TEST(the_users_number_of_threads_counts)
+{
+	_cleanup_json_ json_t *q =
+	    fixture_request(1, 1, 2, (const char *const[]){"printenv", "OMP_NUM_THREADS", NULL});
+	_cleanup_free_ char *log = NULL;
+	struct error err = ERROR_INIT;
+
+	set_config(q, "environment", json_pack("[s]", "OMP_NUM_THREADS=5"));
+	if (_i)
+		set_config(q, "resources", json_pack("{s:i}", "threads", 3));
+	ck_ok(fixture_start(&f, q, &err), &err);
+	fixture_await(&f, 1, "ended");
+	log = fixture_log(&f, 1, 1);
+	ck_assert_str_eq(log, "5\n");
+}
+END_TEST
+
 /* Each variable that the node sets whatever the run says is one that a run may not name. */
 START_TEST(what_the_node_sets_is_reserved)
 {
@@ -734,6 +752,7 @@ int main(void)
 	tcase_add_test(tc, no_two_leases_on_one_slot);
 	tcase_add_test(tc, one_rank_leases_all_its_slots);
 	tcase_add_test(tc, the_environment_is_what_torchrun_gives);
+	tcase_add_loop_test(tc, the_users_number_of_threads_counts, 0, 2);
 	tcase_add_test(tc, what_the_node_sets_is_reserved);
 	tcase_add_test(tc, a_command_has_its_users_world);
 	tcase_add_test(tc, ports_come_from_the_range);

@@ -185,6 +185,23 @@ START_TEST(a_run_refused_by_a_busy_node_waits_again)
 }
 END_TEST
 
+/* Each refusal is written down, also while the other parts are being stopped. */
+START_TEST(every_refusal_goes_to_the_store)
+{
+	_cleanup_(run_freep) struct run *r = fixture_run(3, 1);
+
+	fixture_place(r);
+	r->dirty = false;
+	ck_assert_uint_eq(run_refused(r, run_part_find(r, "n2"), true, "slot 0 is leased to run 9", 150),
+	                  RUN_STOP);
+	ck_assert(r->dirty);
+	r->dirty = false;
+	ck_assert_uint_eq(run_refused(r, run_part_find(r, "n3"), _i == 0, "slot 0 is drained", 151), 0);
+	ck_assert(r->dirty);
+	ck_assert(run_part_find(r, "n3")->ended);
+}
+END_TEST
+
 /* That it was refused once has no part in how its next attempt ends. */
 START_TEST(a_run_refused_once_ends_as_its_next_attempt_ends)
 {
@@ -332,6 +349,7 @@ int main(void)
 	tcase_add_test(c, a_worker_error_is_the_detail);
 	tcase_add_test(c, a_cancelled_run_is_stopped_first_unless_it_waits);
 	tcase_add_test(c, a_run_refused_by_a_busy_node_waits_again);
+	tcase_add_loop_test(c, every_refusal_goes_to_the_store, 0, 2);
 	tcase_add_test(c, a_run_refused_once_ends_as_its_next_attempt_ends);
 	tcase_add_test(c, a_late_report_of_an_earlier_attempt_is_ignored);
 	tcase_add_test(c, a_run_whose_preflight_fails_has_failed);
