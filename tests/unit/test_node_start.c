@@ -305,6 +305,30 @@ START_TEST(what_changes_during_a_preflight_counts)
 }
 END_TEST
 
+/* Neither what it is asked for from then on, on free slots, nor what was in its preflight. */
+START_TEST(a_node_that_shuts_down_starts_nothing)
+{
+	_cleanup_json_ json_t *first = fixture_shell(1, 1, ":"), *later = fixture_shell(2, 1, ":");
+	_cleanup_free_ char *go = fixture_path(&f, "go"),
+	                    *script = str_printf("until [ -e %s ]; do sleep 0.01; done", go);
+	struct error err = ERROR_INIT;
+	struct told pending = {0};
+
+	fixture_launcher(&f, script);
+	json_object_set_new(json_array_get(json_object_get(later, "ranks"), 0), "slot", json_integer(1));
+	ck_ok(fixture_begin(&f, first, on_told, &pending, &err), &err);
+	ck_assert_double_eq(node_shut_down(f.node), 0);
+	ck_assert_int_eq(fixture_start(&f, later, &err), -EBUSY);
+	ck_assert_str_eq(err.message, "node n1 is shutting down");
+	ck_ok(file_write_atomic(go, "", 0, 0644, &err), &err);
+	while (!pending.times)
+		fixture_turn(&f);
+	ck_assert_int_eq(pending.code, -EBUSY);
+	ck_assert_str_eq(pending.message, "node n1 is shutting down");
+	ck_assert_int_eq(node_running(f.node), 0);
+}
+END_TEST
+
 /* One of a native task, for a worker that is a shell script. */
 static json_t *native_request(int node_rank, const char *output_dir)
 {
@@ -745,6 +769,7 @@ int main(void)
 	tcase_add_test(tc, an_output_directory_has_to_be_writable);
 	tcase_add_test(tc, a_model_has_to_be_readable);
 	tcase_add_test(tc, what_changes_during_a_preflight_counts);
+	tcase_add_test(tc, a_node_that_shuts_down_starts_nothing);
 	tcase_add_test(tc, the_output_directory_is_checked_where_rank_0_is);
 	tcase_add_test(tc, the_last_value_of_a_variable_counts);
 	tcase_add_test(tc, a_preflight_that_hangs_holds_up_nothing);
