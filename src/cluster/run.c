@@ -125,7 +125,7 @@ void run_free(struct run *r)
 	free(r->output);
 	free(r->reason);
 	free(r->detail);
-	json_decref(r->words);
+	message_free_list(&rank_error_message, r->rank_errors, r->rank_error_count);
 	free(r->device_error);
 	free(r);
 }

@@ -15,6 +15,7 @@
 #include "cluster/scheduler.h"
 #include "config/run.h"
 #include "wire/report.h"
+#include "wire/run_record.h"
 #include "wire/run_view.h"
 
 const char *run_state_name(enum run_state state);
@@ -60,8 +61,9 @@ struct run {
 	double recovered; /* Unix seconds: it came out of the store then; 0: it was placed since */
 	bool cancelled;   /* somebody asked for it */
 	bool failed;      /* the first cause is in reason once all parts have ended */
-	bool requeue;  /* nothing wrong with the run itself: back into the queue once all parts have ended */
-	json_t *words; /* RANK: {"worker": what it said of its error, "lost_peer": bool, "log": last lines} */
+	bool requeue; /* nothing wrong with the run itself: back into the queue once all parts have ended */
+	struct rank_error *rank_errors; /* at most one of each rank, in the order in which they came */
+	size_t rank_error_count;
 	char
 	    *device_error; /* what a node said first of a device that it has, e.g. that it fell off the bus */
 
@@ -106,9 +108,10 @@ int run_place(struct run *r, char *const *nodes, const int *slots, double now, s
  * run_set_under_way has set them. */
 int run_recover(struct run *r, double now, struct error *err);
 /* What the store keeps of an attempt that has not ended, beside the ranks, so that its cause can be decided
- * by a controller that was restarted meanwhile: which parts have ended and why, and the words, which are for
- * the owner. NULL: nothing yet, or no attempt is under way. A new reference. */
+ * by a controller that was restarted meanwhile: a struct run_record. NULL: nothing yet, or no attempt is
+ * under way. A new reference. */
 json_t *run_under_way(const struct run *r);
+/* The same out of the store; NULL: nothing. Where it fails, r is as before. */
 int run_set_under_way(struct run *r, const json_t *under_way, struct error *err);
 void run_clear_parts(struct run *r);
 struct run_part *run_part_find(struct run *r, const char *node);

@@ -18,7 +18,6 @@
 #include <signal.h>
 #include <string.h>
 
-#include "base/json.h"
 #include "base/str.h"
 #include "cluster/cause.h"
 #include "cluster/run.h"
@@ -65,54 +64,56 @@ int run_recover(struct run *r, double now, struct error *err)
 
 json_t *run_under_way(const struct run *r)
 {
-	json_t *o, *parts;
+	_cleanup_free_ struct part_record *parts = calloc(r->part_count + 1, sizeof(*parts));
+	/* All of it is borrowed. */
+	struct run_record record = {.parts = parts,
+	                            .rank_errors = r->rank_errors,
+	                            .rank_error_count = r->rank_error_count,
+	                            .device_error = r->device_error};
 
-	if (r->part_count == 0)
+	if (!parts || r->part_count == 0)
 		return NULL;
-	o = json_object();
-	parts = json_array();
 	for (size_t i = 0; i < r->part_count; i++) {
 		const struct run_part *p = &r->parts[i];
 
 		if (p->ended || p->trouble)
-			json_array_append_new(parts,
-			                      json_pack("{s:s,s:b,s:s?,s:f,s:f}", "node", p->node, "ended",
-			                                p->ended, "trouble", p->trouble, "trouble_at",
-			                                p->trouble_at, "clock_error", p->clock_error));
+			parts[record.part_count++] = (struct part_record){.node = p->node,
+			                                                  .ended = p->ended,
+			                                                  .trouble = p->trouble,
+			                                                  .trouble_at = p->trouble_at,
+			                                                  .clock_error = p->clock_error};
 	}
-	if (json_array_size(parts) > 0)
-		json_object_set(o, "parts", parts);
-	json_decref(parts);
-	if (r->words)
-		json_object_set(o, "words", r->words);
-	if (r->device_error)
-		json_object_set_new(o, "device_error", json_string(r->device_error));
-	if (json_object_size(o) == 0)
-		json_decref(steal_pointer(o));
-	return o;
+	if (record.part_count == 0 && r->rank_error_count == 0 && !r->device_error)
+		return NULL;
+	return run_record_encode(&record);
 }
 
 int run_set_under_way(struct run *r, const json_t *under_way, struct error *err)
 {
-	const char *device_error = json_get_string(under_way, "device_error", NULL);
-	json_t *words = json_object_get(under_way, "words"), *saved;
-	size_t i;
+	_cleanup_(run_record_release) struct run_record record = {0};
+	int code = under_way ? run_record_decode(under_way, &record, err) : 0;
 
-	json_array_foreach(json_object_get(under_way, "parts"), i, saved)
-	{
-		const char *trouble = json_get_string(saved, "trouble", NULL);
+	for (size_t i = 0; code == 0 && i < record.part_count; i++) {
+		struct part_record *saved = &record.parts[i];
 		struct run_part *p;
 
-		if (parts_add(r, json_get_string(saved, "node", ""), err) < 0)
-			return -ENOMEM;
+		code = parts_add(r, saved->node, err);
+		if (code < 0)
+			break;
 		p = &r->parts[r->part_count - 1];
-		p->ended = json_get_bool(saved, "ended", false);
-		p->trouble = trouble ? strdup(trouble) : NULL;
-		p->trouble_at = json_get_number(saved, "trouble_at", 0);
-		p->clock_error = json_get_number(saved, "clock_error", 0);
+		p->ended = saved->ended;
+		p->trouble = steal_pointer(saved->trouble);
+		p->trouble_at = saved->trouble_at;
+		p->clock_error = saved->clock_error;
 	}
-	r->words = json_is_object(words) ? json_deep_copy(words) : NULL;
-	r->device_error = device_error ? strdup(device_error) : NULL;
+	if (code < 0) {
+		run_clear_parts(r);
+		return code;
+	}
+	r->rank_errors = steal_pointer(record.rank_errors);
+	r->rank_error_count = record.rank_error_count;
+	record.rank_error_count = 0;
+	r->device_error = steal_pointer(record.device_error);
 	return 0;
 }
 
@@ -172,7 +173,8 @@ int run_place(struct run *r, char *const *nodes, const int *slots, double now, s
 	free(steal_pointer(r->reason));
 	free(steal_pointer(r->detail));
 	free(steal_pointer(r->device_error));
-	json_decref(steal_pointer(r->words));
+	message_free_list(&rank_error_message, steal_pointer(r->rank_errors), r->rank_error_count);
+	r->rank_error_count = 0;
 	r->exit_status = -1;
 	r->to_start = true;
 	run_touch(r);
@@ -233,20 +235,29 @@ static bool take_device_error(struct run *r, const struct report *report)
 	return true;
 }
 
-static json_t *words_of(struct run *r, int64_t rank)
+/* NULL: nothing is known of a failure of that rank. */
+static struct rank_error *find_rank_error(const struct run *r, int64_t rank)
 {
-	char key[32];
-	json_t *words;
+	for (size_t i = 0; i < r->rank_error_count; i++)
+		if (r->rank_errors[i].rank == rank)
+			return &r->rank_errors[i];
+	return NULL;
+}
 
-	if (!r->words)
-		r->words = json_object();
-	snprintf(key, sizeof(key), "%lld", (long long)rank);
-	words = json_object_get(r->words, key);
-	if (!words) {
-		words = json_object();
-		json_object_set_new(r->words, key, words);
-	}
-	return words;
+/* The same; made where there is none. NULL: out of memory. */
+static struct rank_error *need_rank_error(struct run *r, int64_t rank)
+{
+	struct rank_error *own = find_rank_error(r, rank), *grown;
+
+	if (own)
+		return own;
+	grown = reallocarray(r->rank_errors, r->rank_error_count + 1, sizeof(*grown));
+	if (!grown)
+		return NULL;
+	r->rank_errors = grown;
+	own = &grown[r->rank_error_count++];
+	*own = (struct rank_error){.rank = rank};
+	return own;
 }
 
 static bool rank_failed(const struct run_rank *rank)
@@ -257,8 +268,8 @@ static bool rank_failed(const struct run_rank *rank)
 /* Who, where and how for everybody; the last lines of its log, or what the worker said, for the owner. */
 static void blame_rank(struct run *r, const struct run_rank *rank)
 {
-	const json_t *words = words_of(r, rank->rank);
-	const char *detail = json_get_string(words, "worker", json_get_string(words, "log", NULL));
+	const struct rank_error *known = find_rank_error(r, rank->rank);
+	const char *detail = known ? (known->worker ? known->worker : known->log) : NULL;
 	int64_t status = MAX(rank->exit_status, 0);
 
 	if (rank->signal)
@@ -292,15 +303,15 @@ static void decide_cause(struct run *r)
 	for (i = 0; list && whose && i < r->rank_count; i++) {
 		const struct run_rank *rank = &r->ranks[i];
 		const struct run_part *part = run_part_find(r, rank->node);
+		const struct rank_error *known = find_rank_error(r, (int64_t)i);
 
 		if (!rank_failed(rank))
 			continue;
 		whose[n] = rank;
-		list[n++] = (struct cause){
-		    cause_of_rank((int)MAX(rank->exit_status, 0),
-		                  rank->signal ? signal_number(rank->signal) : 0, rank->stopped,
-		                  json_get_bool(words_of(r, (int64_t)i), "lost_peer", false)),
-		    rank->ended, part ? part->clock_error : 0};
+		list[n++] = (struct cause){cause_of_rank((int)MAX(rank->exit_status, 0),
+		                                         rank->signal ? signal_number(rank->signal) : 0,
+		                                         rank->stopped, known && known->lost_peer),
+		                           rank->ended, part ? part->clock_error : 0};
 	}
 	first = cause_choose(list, n);
 	if (first >= 0 && first < (int)max) {
@@ -378,12 +389,9 @@ static bool merge_rank(struct run_rank *ours, const struct rank_report *theirs)
 /* The last lines of the log of a rank. Returns whether they are news. */
 static bool take_log(struct run *r, int64_t rank, const char *text)
 {
-	json_t *words = words_of(r, rank);
+	struct rank_error *known = need_rank_error(r, rank);
 
-	if (str_eq(json_get_string(words, "log", NULL), text))
-		return false;
-	json_object_set_new(words, "log", json_string(text));
-	return true;
+	return known && !str_eq(known->log, text) && str_replace(&known->log, text) == 0;
 }
 
 /* Takes over what the node says of its ranks. Returns whether it is news: heartbeats say the same again and
@@ -432,6 +440,8 @@ static void set_trouble(struct run *r, struct run_part *part, const char *text, 
 		return;
 	r->dirty = true;
 	part->trouble = strdup(text);
+	if (part->trouble)
+		str_make_utf8(part->trouble);
 	part->trouble_at = at;
 }
 
@@ -551,14 +561,17 @@ unsigned run_cancel(struct run *r, double now)
 
 void run_worker_error(struct run *r, int64_t rank, const char *message, bool lost_peer)
 {
-	json_t *words;
+	struct rank_error *known;
 
 	if (rank < 0 || rank >= (int64_t)r->rank_count)
 		return;
-	words = words_of(r, rank);
-	if (json_object_get(words, "worker"))
+	known = need_rank_error(r, rank);
+	if (!known || known->worker)
 		return;
-	json_object_set_new(words, "worker", json_stringn(message, strnlen(message, CAUSE_MAX)));
-	json_object_set_new(words, "lost_peer", json_boolean(lost_peer));
+	known->worker = strndup(message, CAUSE_MAX);
+	if (!known->worker)
+		return;
+	str_make_utf8(known->worker); /* the cut may be within a character */
+	known->lost_peer = lost_peer;
 	r->dirty = true;
 }

@@ -297,6 +297,8 @@ static struct run *read_run(sqlite3_stmt *st)
 {
 	_cleanup_(run_freep) struct run *r = calloc(1, sizeof(*r));
 	_cleanup_json_ json_t *under_way = column_json(st, 24);
+	struct error err = ERROR_INIT;
+	int code;
 
 	if (!r)
 		return NULL;
@@ -324,7 +326,13 @@ static struct run *read_run(sqlite3_stmt *st)
 	read_ranks(r, st);
 	r->progress = column_json(st, 22);
 	r->detail = column(st, 23);
-	return run_set_under_way(r, under_way, NULL) < 0 ? NULL : steal_pointer(r);
+	/* Without it the cause of a failure may be told less well: no reason to do without the run. */
+	code = run_set_under_way(r, under_way, &err);
+	if (code == -ENOMEM)
+		return NULL;
+	if (code < 0)
+		log_err("run %lld in the store: %s", (long long)r->id, err.message);
+	return steal_pointer(r);
 }
 
 static int sqlite_get(void *self, int64_t id, struct run **out, struct error *err)

@@ -9,6 +9,7 @@
 #include "wire/launch.h"
 #include "wire/node_view.h"
 #include "wire/preflight.h"
+#include "wire/run_record.h"
 #include "wire/run_view.h"
 #include "wire/start_request.h"
 #include "wire/worker_event.h"
@@ -64,6 +65,7 @@ DEFINE_TRY(preflight_line)
 DEFINE_TRY(launch_description)
 DEFINE_TRY(launch_command)
 DEFINE_TRY(start_record)
+DEFINE_TRY(run_record)
 
 static void (*const tries[])(const json_t *) = {
     try_start_request,
@@ -91,6 +93,7 @@ static void (*const tries[])(const json_t *) = {
     try_launch_description,
     try_launch_command,
     try_start_record,
+    try_run_record,
 };
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -345,6 +345,45 @@ START_TEST(the_cause_outlives_the_controller)
 }
 END_TEST
 
+/* What the store has of an attempt is damaged: the run is there all the same, and so is what can be read. */
+START_TEST(a_damaged_record_of_an_attempt_loses_no_run)
+{
+	static const struct {
+		const char *record, *error;
+	} cases[] = {
+	    {"{\"parts\":3}", NULL},
+	    {"[1]", NULL},
+	    {"{\"parts\":[{\"node\":\"n1\"},{}],\"device_error\":\"GPU 0\"}", NULL},
+	    {"{\"device_error\":\"GPU 0\",\"words\":{}}", "GPU 0"},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/dtrain.db", dir),
+		                    *sql = str_printf("UPDATE runs SET under_way='%s';", cases[i].record);
+		_cleanup_(store_closep) struct store *s = NULL;
+		_cleanup_(run_freep) struct run *r = fixture_run(2, 1), *back = NULL;
+		struct error err = ERROR_INIT;
+		sqlite3 *db;
+
+		ck_ok(store_open(path, &s, &err), &err);
+		ck_ok(store_insert(s, r, "{}", &err), &err);
+		fixture_place(r);
+		store_update(s, r);
+		ck_assert_int_eq(commit(s), 0);
+		store_close(steal_pointer(s));
+		ck_assert_int_eq(sqlite3_open(path, &db), SQLITE_OK);
+		ck_assert_int_eq(sqlite3_exec(db, sql, NULL, NULL, NULL), SQLITE_OK);
+		ck_assert_int_eq(sqlite3_close(db), SQLITE_OK);
+		ck_ok(store_open(path, &s, &err), &err);
+		ck_ok(store_get(s, r->id, &back, &err), &err);
+		ck_assert_pstr_eq(back->device_error, cases[i].error);
+		ck_ok(run_recover(back, 1000, &err), &err);
+		ck_assert_uint_eq(back->part_count, 2);
+		file_remove_tree(dir, NULL);
+	}
+}
+END_TEST
+
 /* As dtrain 0.1 made it. */
 static const char first_layout[] =
     "CREATE TABLE runs (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, user TEXT, uid INTEGER NOT "
@@ -859,6 +898,7 @@ int main(void)
 	tcase_add_test(c, a_listing_is_a_page_of_the_states_asked_for);
 	tcase_add_test(c, what_the_store_does_not_have_is_said);
 	tcase_add_loop_test(c, the_cause_outlives_the_controller, 0, 8);
+	tcase_add_test(c, a_damaged_record_of_an_attempt_loses_no_run);
 	tcase_add_test(c, a_store_of_the_first_layout_is_converted_once);
 	tcase_add_test(c, another_process_cannot_open_an_open_store);
 	tcase_add_test(c, a_copy_has_what_is_written_meanwhile);

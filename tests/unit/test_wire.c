@@ -12,6 +12,7 @@
 #include "wire/launch.h"
 #include "wire/node_view.h"
 #include "wire/preflight.h"
+#include "wire/run_record.h"
 #include "wire/run_view.h"
 #include "wire/start_request.h"
 #include "wire/worker_event.h"
@@ -58,6 +59,7 @@ DEFINE_PASS(runs_ended)
 DEFINE_PASS(foreign_stopped)
 DEFINE_PASS(preflight_request)
 DEFINE_PASS(preflight_line)
+DEFINE_PASS(run_record)
 
 static const char START[] =
     "{\"controller\":\"n1\",\"cluster\":\"a1\",\"epoch\":3,\"run\":17,\"attempt\":2,\"user\":\"ada\","
@@ -113,6 +115,11 @@ static const char START[] =
 	"ada\",\"output\":\"/x\","                                                                           \
 	"\"config\":{\"task\":\"sft\"}}"
 
+#define RUN_RECORD                                                                                           \
+	"{\"parts\":[{\"node\":\"n2\",\"ended\":true,\"trouble\":\"node n2 is "                              \
+	"down\",\"trouble_at\":1732147200.5,"                                                                \
+	"\"clock_error\":0.25}],\"rank_errors\":[{\"rank\":3,\"worker\":\"it broke\",\"lost_peer\":true,"    \
+	"\"log\":\"lines\"},{\"rank\":0,\"log\":\"more\"}],\"device_error\":\"GPU 3 of n2: Xid 79\"}"
 #define RECORD "{\"uid\":1000,\"slots\":[0,3],\"cgroup\":\"/sys/fs/cgroup/x/1.1\"}"
 #define LAUNCH                                                                                               \
 	"{\"switch_user\":true,\"umask\":23,\"uid\":1000,\"gid\":100,\"groups\":[100,27],"                   \
@@ -190,6 +197,10 @@ static const struct sample {
      "controller", NULL},
     {"ended runs", pass_runs_ended, "{\"ended\":3}", "ended", "ended", NULL},
     {"foreign work", pass_foreign_stopped, "{\"name\":\"n1\",\"stopping\":2}", "name", "stopping", NULL},
+    {"record of a run", pass_run_record, RUN_RECORD, "parts.0.node", "device_error", ""},
+    {"record of a run", pass_run_record, RUN_RECORD, "rank_errors.1.rank", "rank_errors.0.lost_peer",
+     "rank_errors.0."},
+    {"record of a run", pass_run_record, RUN_RECORD, NULL, "parts.0.trouble_at", "parts.0."},
     {"command to dtrain-launch", pass_launch_command, "{\"stop\":2.5,\"acknowledge\":true}", NULL, "stop",
      ""},
     {"command to dtrain-launch", pass_launch_command, "{\"acknowledge\":true}", NULL, "acknowledge", ""},
@@ -696,6 +707,8 @@ START_TEST(numbers_out_of_range_are_named)
 		int (*pass)(const json_t *json, json_t **again, struct error *err);
 		const char *text, *words;
 	} cases[] = {
+	    {pass_run_record, "{\"rank_errors\":[{\"rank\":-1}]}",
+	     "record of a run: rank_errors[0].rank: -1 is out of range"},
 	    {pass_start_record, "{\"uid\":4294967295,\"slots\":[]}",
 	     "record of a start: uid: 4294967295 is out of range"},
 	    {pass_start_record, "{\"uid\":1,\"slots\":[-1]}", "record of a start: slots: -1 is out of range"},
@@ -754,6 +767,30 @@ START_TEST(older_descriptions_of_an_attempt_are_read)
 	again = launch_description_encode(&d);
 	ck_assert_double_eq(json_get_number(again, "grace", -1), 0);
 	launch_description_release(&d);
+}
+END_TEST
+
+/* As version 0.1.0 wrote it: an object with a member for each rank. */
+START_TEST(older_records_of_a_run_are_read)
+{
+	_cleanup_json_ json_t *json =
+	    parse("{\"parts\":[{\"node\":\"n1\",\"ended\":false,\"trouble\":null,\"trouble_at\":0.0,"
+	          "\"clock_error\":0.0}],\"words\":{\"12\":{\"worker\":\"it broke\",\"lost_peer\":true},"
+	          "\"0\":{\"log\":\"lines\"},\"x\":{}}}");
+	struct error err = ERROR_INIT;
+	struct run_record record;
+
+	ck_ok(run_record_decode(json, &record, &err), &err);
+	ck_assert_uint_eq(record.part_count, 1);
+	ck_assert_ptr_null(record.parts[0].trouble);
+	ck_assert_ptr_null(record.words);
+	ck_assert_uint_eq(record.rank_error_count, 2);
+	ck_assert_int_eq(record.rank_errors[0].rank, 12);
+	ck_assert_str_eq(record.rank_errors[0].worker, "it broke");
+	ck_assert(record.rank_errors[0].lost_peer && !record.rank_errors[1].lost_peer);
+	ck_assert_int_eq(record.rank_errors[1].rank, 0);
+	ck_assert_str_eq(record.rank_errors[1].log, "lines");
+	run_record_release(&record);
 }
 END_TEST
 
@@ -834,6 +871,7 @@ int main(void)
 	tcase_add_test(tc, reports_of_any_program_are_read);
 	tcase_add_test(tc, numbers_out_of_range_are_named);
 	tcase_add_test(tc, older_descriptions_of_an_attempt_are_read);
+	tcase_add_test(tc, older_records_of_a_run_are_read);
 	tcase_add_test(tc, commands_to_the_launcher);
 	tcase_add_test(tc, a_preflight_ends_with_a_code);
 	tcase_add_test(tc, errors_are_read_from_any_answer);
