@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The second half of every sum over rows: out[cols] += the rows of parts[n][cols], in a fixed order. */
+/* The second step of every sum over rows: adds the rows of parts[n][cols] to out[cols], in a fixed order. */
 #pragma once
 
 #include "engine/device/cuda/kernel.cuh"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The inside of struct device on CUDA, shared by the files of this directory (and comm/nccl.c, which needs
- * the stream). The operations of device.h are implemented beside their kernels, in the .cu files: each queues
- * its kernels on `stream` and returns; what fails at that moment is kept with device_fault.
+ * The inside of struct device on CUDA, shared by the files of this directory and by comm/nccl, which needs
+ * the stream. The operations of device.h are implemented together with their kernels, in the .cu files: each
+ * queues its kernels on `stream` and returns; if that fails, device_fault keeps the error.
  *
  * tests/simt compiles the same files for the host, with stand-ins for the headers of CUDA.
  */
@@ -40,11 +40,11 @@ struct device {
 	const char *cudnn_missing;     /* why, where it was looked for */
 	double *parts;                 /* [REDUCE_PARTS] */
 	char *staging; /* pinned: small writes leave from here, so that the caller need not wait */
-	size_t staged; /* of it in use since the last time that the stream was waited for */
+	size_t staged; /* bytes of staging that have been used since the stream was last waited for */
 	char description[256];
 };
 
-/* After a launch: keeps its error. */
+/* Called after a launch: keeps its error. */
 void device_launched(struct device *dev, const char *kernel);
 /* Fills err from an error of the runtime; "cuda:0: what: the runtime's words". */
 int device_cuda_error(const struct device *dev, cudaError_t status, const char *what, struct error *err);

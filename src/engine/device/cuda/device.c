@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A GPU as a device: the stream, memory, scratch, transfers, faults, events. */
+/* The functions of device.h on a GPU, except for the operations: the stream, memory, scratch, transfers,
+ * faults and events. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +16,7 @@ struct device_event {
 
 #define MIB(bytes) ((double)(bytes) / (1 << 20))
 
-/* ---- what is there ---- */
+/* ---- finding and describing the GPU ---- */
 static int find_gpu(struct device *dev, struct error *err)
 {
 	struct driver_report report = {0};
@@ -118,7 +119,8 @@ bool device_supports(const struct device *dev, enum dtype type)
 	return type == DTYPE_F32 || type == DTYPE_BF16;
 }
 
-/* The data sheets' dense figures of the full-size boards, by the multiprocessors that this one has. */
+/* The dense figures of NVIDIA's data sheets for the full-size boards, in proportion to the multiprocessors
+ * that this GPU has. */
 double device_peak_flops(const struct device *dev, enum dtype type)
 {
 	static const struct {
@@ -226,7 +228,7 @@ int device_synchronize(struct device *dev, struct error *err)
 	fault = device_take_fault(dev, where, err);
 	if (fault)
 		return fault;
-	/* A kernel that went wrong spoils the context: every later call says the same. */
+	/* After a kernel has failed, the context cannot be used: every later call returns the same error. */
 	return status ? device_cuda_error(dev, status, "the computation failed", err) : 0;
 }
 

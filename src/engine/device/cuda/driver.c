@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whether the driver serves this engine, said so that a person knows what to install. */
+/* Checks whether the driver supports this engine; an error says what has to be installed. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +8,8 @@
 #include "base/cleanup.h"
 #include "engine/device/cuda/cuda.h"
 
-/* NVIDIA's branch that came with a major version of CUDA; its minor versions run on that branch, too. */
+/* The branch of NVIDIA's driver that was released with a major version of CUDA. All minor versions
+ * run on it. */
 static int branch_needed(int runtime)
 {
 	static const struct {

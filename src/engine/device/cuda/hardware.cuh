@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The instructions that C++ has no words for, each behind a function. Whoever compiles the kernels for
- * anything but a GPU brings functions of the same names and defines DEVICE_HARDWARE. */
+/* Functions for the instructions that C++ cannot express. To compile the kernels for something other than a
+ * GPU (tests/simt), define DEVICE_HARDWARE and functions of the same names. */
 #pragma once
 
 #ifndef DEVICE_HARDWARE
@@ -10,8 +10,8 @@
 #include <cuda_fp16.h>
 #include <stdint.h>
 
-/* Queues a kernel on dev's stream. A block has 48 KiB of shared memory unasked, what the kernel declares of
- * it by itself (8 KiB at most) and `shared` together; more has to be asked for first. */
+/* Queues a kernel on dev's stream. A block may use 48 KiB of shared memory without asking, which is the sum
+ * of what the kernel declares (8 KiB at most) and `shared`; for more, the kernel's limit is raised first. */
 #define LAUNCH(dev, kernel, grid, block, shared, ...)                                                        \
 	do {                                                                                                 \
 		auto kernel_ = kernel;                                                                       \
@@ -68,7 +68,7 @@ __device__ __forceinline__ uint32_t float_bits(float x)
 	return __float_as_uint(x);
 }
 
-/* A product that no addition is fused with: the same bits on every device. */
+/* A product that is not fused with an addition, so that it has the same bits on every device. */
 __device__ __forceinline__ float exact_product(float a, float b)
 {
 	return __fmul_rn(a, b);
@@ -115,7 +115,7 @@ __device__ __forceinline__ uint32_t shared_address(const void *p)
 	return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* 16 bytes from global to shared memory behind the thread's back; with `valid` false, zeros. */
+/* Copies 16 bytes from global to shared memory asynchronously; writes zeros where `valid` is false. */
 __device__ __forceinline__ void copy_async(void *shared, const void *global, bool valid)
 {
 	asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What the kernels share: 16-byte accesses in either dtype, sums over a warp and a block in a fixed order,
- * launching. Whatever names the hardware (bf16, mma, asynchronous copies) is in hardware.cuh.
+ * Functions that the kernels share: 16-byte accesses in either dtype, sums over a warp and a block in a fixed
+ * order, and launching. What depends on the hardware (bf16, mma, asynchronous copies) is in hardware.cuh.
  */
 #pragma once
 
@@ -91,8 +91,8 @@ static inline int64_t ceil_div(int64_t a, int64_t b)
 	return (a + b - 1) / b;
 }
 
-/* Blocks for n pieces of work of a loop that strides over its grid: so many that the last ones, which leave
- * some multiprocessors idle, weigh nothing. */
+/* The number of blocks for a loop over n pieces of work that strides over its grid. There are so many blocks
+ * that the last ones, during which some multiprocessors are idle, take a negligible part of the time. */
 static inline unsigned grid_for(int64_t n, int threads)
 {
 	int64_t blocks = ceil_div(n, threads), most = 1 << 16;

@@ -12,7 +12,7 @@
 
 #include "base/cleanup.h"
 
-/* Of toolkits that were not installed by apt, whose package tells the dynamic loader. */
+/* The directory of a toolkit that was not installed by apt. Packages configure the dynamic loader instead. */
 #define TOOLKIT "/usr/local/cuda/lib64"
 
 const char *library_version_text(int version, char *text, size_t size)
@@ -24,7 +24,7 @@ const char *library_version_text(int version, char *text, size_t size)
 	return text;
 }
 
-/* The loader's own words where a file is there and cannot be used; "" where there is none. */
+/* The loader's message, if a file exists and cannot be used; "" if there is none. */
 struct attempt {
 	void *handle;
 	char words[256];

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * NVIDIA's libraries, loaded at run time: linked directly, a missing one would end the program before main
- * with the dynamic loader's words. A file that holds the forwarding functions of one library (cublaslt.c,
- * comm/nccl_library.c) defines them from a list, so that callers use the library's own header:
+ * NVIDIA's libraries are loaded at run time. If they were linked, a missing one would end the program before
+ * main, with a message of the dynamic loader. A file that has the forwarding functions of one library
+ * (cublaslt.c, comm/nccl/library.c) defines them from a list, so that callers use the library's own header:
  *
  *     #define FUNCTIONS(F) F(size_t, cublasLtGetVersion, (void), ()) …
  *     static struct { FUNCTIONS(LIBRARY_POINTER) } real;
@@ -34,8 +34,8 @@ struct library_symbol {
 
 struct library {
 	const char *title;   /* "cuBLASLt" */
-	const char *soname;  /* "libcublasLt.so.13": another one has another ABI */
-	const char *package; /* of NVIDIA's apt repository; for the message */
+	const char *soname;  /* "libcublasLt.so.13"; a library with another soname has another ABI */
+	const char *package; /* the package of NVIDIA's apt repository, for the message */
 	int minimum;         /* 10000 · major + 100 · minor + patch, as all of these libraries count */
 	const char *version_symbol;
 	int (*version)(void *function); /* calls what version_symbol names; negative: it did not say */
@@ -50,11 +50,11 @@ struct library_found {
 };
 
 /*
- * Opens the library and fills the addresses of all its symbols; it stays open for good. Looked for in the
- * directories that the environment's DTRAIN_LIBRARY_PATH lists, then where the dynamic loader looks, then in
- * /usr/local/cuda. -ENOENT: it is nowhere; -ELIBBAD: there is one, but too old, broken, or another thing of
- * the same name. Then err says which file, what version, and what to install, and no address is set. found
- * may be NULL.
+ * Opens the library and sets the addresses of all its symbols; the library stays open. It is searched for in
+ * the directories that the environment variable DTRAIN_LIBRARY_PATH lists, then where the dynamic loader
+ * searches, then in /usr/local/cuda. -ENOENT: there is none; -ELIBBAD: there is one, but it is too old,
+ * broken, or a different file of that name. err then says which file, what version, and what to install, and
+ * no address is set. found may be NULL.
  */
 int library_load(const struct library *library, struct library_found *found, struct error *err);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Attention: choosing the kernels. */
+/* The operations of attention in device.h: they choose the kernels. */
 #include "engine/device/cuda/attention/attention.cuh"
 #include "engine/device/cuda/attention/cudnn_attention.h"
 
@@ -53,7 +53,7 @@ extern "C" void device_attention_forward(struct device *dev, const struct device
 		attention_forward_plain(dev, s, a->type, o, lse, a->tokens, q, k, v);
 }
 
-/* delta[h, t] = sum of d_o · o: a warp a row. */
+/* Computes delta[h, t], the sum of d_o · o, with one warp for each row. */
 template <typename T>
 static __global__ void delta_kernel(float *delta, const T *d_o, const T *o, int64_t tokens, int heads,
                                     int head_dim, int64_t ld)
@@ -85,8 +85,7 @@ extern "C" void device_attention_backward(struct device *dev, const struct devic
 		return;
 	if (wide && attention_cudnn_backward(dev, a, d_q, d_k, d_v, d_o, o, lse, q, k, v))
 		return;
-	delta = (float *)device_scratch(dev, attention_scratch(a->tokens, a->heads),
-	                                "attention_backward");
+	delta = (float *)device_scratch(dev, attention_scratch(a->tokens, a->heads), "attention_backward");
 	if (!delta)
 		return;
 	with_type(a->type, [&](auto t) {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Attention: what its files share. A kernel takes tiles of consecutive rows without regard to documents:
- * every query knows the first key it may see, every key the last query that may see it, and what lies outside
- * is masked; a tile's loop runs from the least to the greatest of them.
+ * Definitions that the files of attention share. A kernel takes tiles of consecutive rows, which may belong
+ * to several documents. For every query the first key that it may see is known, and for every key the end of
+ * the queries that may see it; all other scores are masked. The loop of a tile covers the range that any of
+ * its rows needs.
  */
 #pragma once
 
@@ -13,7 +14,8 @@
 
 struct attention_shape {
 	int64_t queries; /* rows of q */
-	int64_t offset;  /* of query 0 among the keys: 0, or what the cache held before */
+	int64_t offset;  /* position of query 0 among the keys: 0, or the number of rows that the cache had
+	                    before */
 	int64_t keys;
 	int heads, group; /* group: query heads to one of k and v */
 	int head_dim, window, documents;
@@ -38,7 +40,7 @@ static __device__ __forceinline__ int document_of(const attention_shape &a, int6
 	return low;
 }
 
-/* Keys [first_key, position] are what the query at `position` sees. */
+/* The query at `position` sees the keys [first_key, position]. */
 static __device__ __forceinline__ int64_t first_key(const attention_shape &a, int64_t position)
 {
 	int64_t start = a.starts ? a.starts[document_of(a, position)] : 0;
@@ -47,7 +49,7 @@ static __device__ __forceinline__ int64_t first_key(const attention_shape &a, in
 	return window > start ? window : start;
 }
 
-/* Queries [key, end_query) see the key. */
+/* The queries [key, end_query) see the key. */
 static __device__ __forceinline__ int64_t end_query(const attention_shape &a, int64_t key)
 {
 	int64_t end = a.starts ? a.starts[document_of(a, key) + 1] : a.keys;

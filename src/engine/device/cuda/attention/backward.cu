@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The backward pass on tensor cores, in two kernels without a sum between blocks, so that the order of every
- * sum is fixed: one has tiles of keys and goes over the queries that see them, all heads of the group in
- * turn; the other has tiles of queries and goes over their keys. Both compute the probabilities again (seven
- * products a pair of tiles, where adding into d_q in memory would need five).
+ * The backward pass on tensor cores, in two kernels. No sum is taken over blocks, so that the order of every
+ * sum is fixed. The first kernel has tiles of keys and loops over the queries that see them, for one head of
+ * the group after another; the second has tiles of queries and loops over their keys. Both compute the
+ * probabilities again: that is seven products for a pair of tiles, where adding to d_q in memory would need
+ * five.
  *
- * As in the forward pass, steps are smaller where shared memory is.
+ * As in the forward pass, steps are smaller where there is less shared memory.
  */
 #include "engine/device/cuda/attention/tiles.cuh"
 
@@ -14,8 +15,8 @@
 #define ROWS     (16 * WARPS) /* of a block's own tile */
 #define KEY_STEP 64           /* rows of the other side at a time */
 
-/* For the gradients of queries, whose sums are half as many, a warp has twice the rows: what it reads of the
- * other side from shared memory, which would be the limit, serves both halves. */
+/* The gradients of queries have half as many sums, so a warp can have twice the rows. What it reads from
+ * shared memory, whose bandwidth would be the limit, is then used for both halves. */
 #define QUERY_MT   2
 #define QUERY_ROWS (ROWS * QUERY_MT)
 template <int HD> constexpr int QUERY_STEP = HD > 64 ? 32 : 64; /* as registers allow */
@@ -182,7 +183,7 @@ static __global__ void __launch_bounds__(THREADS)
 	tile_put<HD, MT>(d_q + (int64_t)head * HD, a.ld_q, first + row, last + 1, queries, row, dq);
 }
 
-/* What both kernels are given. */
+/* The arguments of both kernels. */
 struct work {
 	attention_shape a;
 	const bf16 *d_o, *q, *k, *v;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Attention of a few new tokens against a cache. One query against thousands of keys gives too few blocks, so
- * the keys are cut into stretches, whose sums are put together by a second kernel; from MANY new tokens on
- * the kernels of training serve.
+ * Attention of a few new tokens to the rows of a cache. One query and thousands of keys would give too few
+ * blocks, so the keys are divided into ranges, and a second kernel combines the sums of the ranges. From MANY
+ * new tokens on, the kernels of training are used.
  */
 #include "engine/device/cuda/attention/attention.cuh"
 

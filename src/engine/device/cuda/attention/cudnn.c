@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuDNN's functions, each passed on to the library once it has been loaded. */
+/* Loads cuDNN and defines its functions, which call those of the library. */
 #include "engine/device/cuda/attention/cudnn.h"
 
 #include "base/cleanup.h"
@@ -32,7 +32,7 @@
 	  (handle, plan, pack))
 /* clang-format on */
 
-/* One library a process, as it would be if it were linked. */
+/* There is one library in a process, as if it were linked. */
 static struct {
 	FUNCTIONS(LIBRARY_POINTER)
 } real;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuDNN's attention behind the prototypes of device.h, as far as it goes. */
+/* Attention by cuDNN, for the calls of device.h that it supports. */
 #pragma once
 
 #include "engine/device/cuda/cuda.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Builds the graph of one attention for cuDNN, and the plan that it carries out. */
+/* Builds cuDNN's graph for one shape of attention, and the plan that runs it. */
 #include "engine/device/cuda/attention/cudnn_plan.h"
 
 #include <errno.h>
@@ -33,7 +33,7 @@ struct cudnn_plan {
 	size_t count, workspace;
 };
 
-/* The first error stays, and nothing is done after it. */
+/* Keeps the first error; after it, nothing more is built. */
 struct builder {
 	struct cudnn_plan *plan;
 	const struct cudnn_target *target;
@@ -194,7 +194,7 @@ static cudnnBackendDescriptor_t mask(struct builder *b, cudnnBackendDescriptor_t
 	return d;
 }
 
-/* What happens to the scores before the softmax. */
+/* The operations on the scores before the softmax. */
 static cudnnBackendDescriptor_t masks(struct builder *b)
 {
 	bool window = b->plan->shape.window;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The forward pass on tensor cores (FlashAttention-2, Dao 2023): a block has ROWS queries of one head, in
- * each warp 32 of them, and goes over the keys they see, KEYS at a time, the next ones under way while these
- * are used. The longest work starts first.
+ * The forward pass on tensor cores (FlashAttention-2, Dao 2023). A block has ROWS queries of one head, 32 for
+ * each warp, and loops over the keys that they see, KEYS at a time; the next keys are loaded while the
+ * present ones are used. Blocks with the most work start first.
  *
- * Where a block may not have the shared memory for that (99 KiB on sm_86, sm_89 and sm_120, where heads of
- * 128 need 102) it goes in smaller steps.
+ * Where a block cannot have the shared memory that this needs, its steps are smaller: heads of 128 need 102
+ * KiB, and sm_86, sm_89 and sm_120 have 99 KiB.
  */
 #include "engine/device/cuda/attention/tiles.cuh"
 
@@ -18,7 +18,7 @@
 template <int HD, int KEYS>
 constexpr size_t FORWARD_SHARED = (size_t)(ROWS + 4 * KEYS) * TILE_LD<HD> * sizeof(bf16);
 
-/* Scores in s become probabilities against the new maximum; what was summed before shrinks accordingly. */
+/* Turns the scores in s into probabilities relative to the new maximum, and scales the earlier sums to it. */
 template <int HD, int NT>
 static __device__ __forceinline__ void online_softmax(float (&s)[MT][NT][4], float (&out)[MT][HD / 8][4],
                                                       float (&max)[MT][2], float (&sum)[MT][2], float scale2)
@@ -67,8 +67,8 @@ static __global__ void __launch_bounds__(THREADS)
 	int head = (int)blockIdx.y, first = (int)(gridDim.x - 1 - blockIdx.x) * ROWS, offset = (int)a.offset;
 	int last = first + ROWS < (int)a.queries ? first + ROWS - 1 : (int)a.queries - 1;
 	int j0 = (int)first_key(a, first + offset) / KEYS * KEYS, end = last + offset + 1;
-	int open = (int)first_key(
-	    a, last + offset); /* from here on every query of the tile sees what is not ahead */
+	/* From this key on every query of the tile sees the keys that are not ahead of it. */
+	int open = (int)first_key(a, last + offset);
 	float out[MT][HD / 8][4] = {}, max[MT][2], sum[MT][2] = {}, scale2 = a.scale * LOG2_E;
 	int begin[MT][2];
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Attention in fp32 arithmetic for every type, head size (to MAX_DIM) and alignment. A warp owns rows
- * (queries; or keys, for the gradients of k and v) and meets 32 of their counterparts at a time, one a lane,
- * from a tile in shared memory; then the lanes turn to dimensions for the products with a row's weights.
+ * Attention in fp32 arithmetic for every type, head size (up to MAX_DIM) and alignment. A warp has rows
+ * (queries, or keys for the gradients of k and v). It takes 32 rows of the other side at a time from a tile
+ * in shared memory, one for each lane, to compute scores; for the products with a row's weights each lane has
+ * some of the dimensions.
  */
 #include "engine/device/cuda/attention/attention.cuh"
 
@@ -12,7 +13,8 @@
 #define ROWS    2 /* of a warp */
 #define TILE    (ROWS * WARPS)
 
-/* 32 rows of a tile, one element beyond each row so that lanes on different rows meet different banks. */
+/* Loads 32 rows into a tile. Each row has one element more, so that lanes on different rows use different
+ * banks. */
 template <typename T>
 static __device__ __forceinline__ void load_tile(float *tile, const T *p, int64_t ld, int64_t first,
                                                  int64_t end, int head_dim)

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Tiles of bf16 rows in shared memory and products of them on tensor cores. A tile's rows are 16 bytes longer
- * than what they hold: eight rows that are read at once lie in different banks. See hardware.cuh for who
- * holds what of a 16 x 8 product; a warp's rows are m-tiles of 16, its columns n-tiles of 8.
+ * Tiles of bf16 rows in shared memory, and products of them on tensor cores. A row of a tile is 16 bytes
+ * longer than its contents, so that eight rows that are read at once are in different banks. hardware.cuh
+ * says which lane has which elements of a 16 x 8 product; the rows of a warp are m-tiles of 16, its columns
+ * n-tiles of 8.
  */
 #pragma once
 
@@ -100,8 +101,8 @@ static __device__ __forceinline__ void multiply_transposed(float (&c)[MT][NT][4]
 	}
 }
 
-/* c[16·MT, HD] += p · tile b, p being [16·MT, 8·NT] in the registers of an earlier product, rounded to bf16.
- */
+/* c[16·MT, HD] += p · tile b, p being [16·MT, 8·NT] in the registers of an earlier product,
+ * rounded to bf16. */
 template <int HD, int MT, int NT>
 static __device__ __forceinline__ void multiply_add(float (&c)[MT][HD / 8][4], const float (&p)[MT][NT][4],
                                                     const bf16 *b)
@@ -142,8 +143,8 @@ static __device__ __forceinline__ void tile_scale(float (&c)[MT][HD / 8][4], flo
 }
 
 /*
- * A warp's sums, as bf16, to rows [first, …) of a matrix, by way of its own rows [row, …) of a tile that
- * nobody else reads any more; so that whole rows are written.
+ * Writes a warp's sums as bf16 to the rows [first, …) of a matrix. They go through the warp's own rows [row,
+ * …) of a tile that no other warp reads any more, so that whole rows are written.
  */
 template <int HD, int MT>
 static __device__ __forceinline__ void tile_put(bf16 *p, int64_t ld, int first, int end, bf16 *tile, int row,

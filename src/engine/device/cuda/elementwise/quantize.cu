@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * NF4 storage. Dequantizing moves 0.5 bytes a weight in and 2 out (bf16): a thread takes words of 4 bytes, 32
- * of them in a row per warp, four in flight, and writes 16 bytes for each. (With 16 bytes of codes in one
- * load a thread's results would lie 64 bytes apart, and each store fill half of every sector that it
- * touches.)
+ * NF4 storage. Dequantizing reads 0.5 bytes for each weight and writes 2 (bf16). A thread loads words of 4
+ * bytes, so that a warp loads 32 consecutive words; four loads are under way at a time, and 16 bytes are
+ * written for each word. (If a thread loaded 16 bytes of codes at once, the results of neighbouring threads
+ * would be 64 bytes apart, and each store would fill only half of every sector that it writes to.)
  */
 #include "engine/device/cuda/kernel.cuh"
 #include "engine/device/nf4.h"
@@ -75,7 +75,7 @@ static __global__ void __launch_bounds__(NF4_SCALES)
 		absmax2[blockIdx.x] = max;
 }
 
-/* Where the scales lie: in fp32, or in 8 bits with their own. */
+/* The scales of blocks: fp32 numbers, or 8-bit numbers that have scales of their own. */
 struct scales {
 	const float *absmax, *absmax2, *offset;
 	const uint8_t *absmax8;

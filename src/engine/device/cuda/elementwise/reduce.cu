@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Sums whose order depends on the shape alone: parts, then the parts in order. Everything is read once; at
- * most REDUCE_PARTS blocks, which an H200 runs at once.
+ * Sums whose order depends on the shape alone: blocks compute partial sums, which are then added in order.
+ * Everything is read once. There are at most REDUCE_PARTS blocks, which an H200 runs at the same time.
  */
 #include "engine/device/cuda/columns.cuh"
 #include "engine/device/cuda/kernel.cuh"

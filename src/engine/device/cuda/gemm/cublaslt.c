@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuBLASLt's functions, each passed on to the library once it has been loaded. */
+/* Loads cuBLASLt and defines its functions, which call those of the library. */
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 #include <stdio.h>
@@ -49,7 +49,8 @@
 	  (layout, what, value, size))
 /* clang-format on */
 
-/* One library a process, as it would be if it were linked: these functions have no context to carry it. */
+/* There is one library in a process, as if it were linked: the functions have no argument that
+ * could name it. */
 static struct {
 	FUNCTIONS(LIBRARY_POINTER)
 } real;

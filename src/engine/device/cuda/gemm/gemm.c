@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Matrix products through cuBLASLt: fp32 sums, TF32 off. The library is asked for an algorithm once per
- * shape, and the first that it names is kept: the same shape gives the same bits. Its workspace is the
- * device's scratch, behind which a fused gradient of a bias lies until it is added.
+ * Matrix products by cuBLASLt, with fp32 sums and without TF32. The library is asked for algorithms once for
+ * each shape, and the first one is kept, so that the same shape gives the same bits. Its workspace is the
+ * device's scratch; after it in memory is a fused gradient of a bias, until that is added.
  *
- * A bias is added by the product itself, and its gradient summed up by that of the weights, where the library
- * has an algorithm for that; where it has none (it says so, or finds none) a kernel of ours does it.
+ * Where the library has an algorithm for that, the product adds the bias, and the product for the gradient of
+ * the weights sums up the gradient of the bias. Where it has none, a kernel of this engine does it.
  */
 #include <cublasLt.h>
 #include <errno.h>
@@ -33,7 +33,7 @@ struct gemm_entry {
 	cublasLtMatmulDesc_t operation;
 	cublasLtMatrixLayout_t a, b, c;
 	cublasLtMatmulAlgo_t algorithm;
-	bool plain; /* the epilogue is not to be had */
+	bool plain; /* the library has no algorithm with this epilogue */
 };
 
 struct gemm_cache {
@@ -170,7 +170,7 @@ static cublasStatus_t entry_try(struct gemm_cache *g, struct gemm_entry *e, cubl
 	return results[found].state; /* each has its own */
 }
 
-/* Again, without its epilogue. */
+/* Chooses the algorithm again, without an epilogue. */
 static cublasStatus_t entry_make_plain(struct gemm_cache *g, struct gemm_entry *e)
 {
 	struct gemm_entry old = {.used = e->used, .key = e->key, .plain = true};
@@ -208,7 +208,7 @@ static cublasStatus_t cache_find(struct gemm_cache *g, const struct gemm_key *ke
 		}
 	}
 	if (g->count > SLOTS / 2) {
-		/* Shapes that change for ever (generation): begin again. */
+		/* The cache is full, as generation has ever new shapes; it is emptied. */
 		cache_clear(g);
 		e = &g->entry[hash % SLOTS];
 	}
@@ -262,7 +262,8 @@ static cublasStatus_t multiply_once(struct device *dev, const struct device_gemm
 	                          WORKSPACE, dev->stream);
 }
 
-/* What the library has offered it may still refuse, before it has done anything. */
+/* Runs the product. The library may still refuse an algorithm that it has offered, before it changes
+ * anything. */
 static cublasStatus_t multiply(struct device *dev, const struct device_gemm *d, struct gemm_entry *e,
                                const void *bias)
 {
@@ -276,7 +277,7 @@ static cublasStatus_t multiply(struct device *dev, const struct device_gemm *d, 
 	return s;
 }
 
-/* What the product has left undone of the biases. */
+/* Does for the biases what the product has not done. */
 static void finish_biases(struct device *dev, const struct device_gemm *d, cublasLtEpilogue_t done)
 {
 	if (d->bias && done != CUBLASLT_EPILOGUE_BIAS)

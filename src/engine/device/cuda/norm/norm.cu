@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * RMSNorm. A team of threads owns a row: a warp where rows are short (heads), a block where they are long.
- * The row stays in the registers of the team between the sum and the product as far as they reach: KEEP packs
- * a thread, no more than the row needs, so that as many rows as possible are under way. So each element is
- * read and written once: forward 4 bytes in bf16 (with the residual 8), backward 6 (accumulating 8).
+ * RMSNorm. A team of threads has a row: a warp where rows are short (heads), a block where they are long.
+ * Between the sum and the product the row stays in the registers of the team, if it fits: KEEP packs for each
+ * thread, and no more than the row needs, so that as many rows as possible are under way. Each element is
+ * then read and written once: in bf16 the forward pass moves 4 bytes for it (8 with the residual), the
+ * backward pass 6 (8 when it accumulates).
  */
 #include "engine/device/cuda/columns.cuh"
 #include "engine/device/cuda/kernel.cuh"

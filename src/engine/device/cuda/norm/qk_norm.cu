@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * q/k norm and the rotation behind it: a team of 8 lanes (16 in fp32) has a head in its registers, a pack of
- * its first half and that of its second with which it turns. 4 bytes an element move in bf16, where two
- * kernels moved 8.
+ * The norm of q and k together with the rotation that follows it. A team of 8 lanes (16 in fp32) has a head
+ * in its registers: each lane has a pack of the first half, and the pack of the second half that it is
+ * rotated with. In bf16 this moves 4 bytes for each element; two kernels would move 8.
  */
 #include "engine/device/cuda/kernel.cuh"
 
@@ -65,7 +65,7 @@ static __global__ void __launch_bounds__(THREADS)
 	}
 }
 
-/* Heads that no team takes, or that are not aligned. */
+/* For heads that are too long for a team, or not aligned: two kernels. */
 static void separately(struct device *dev, const struct device_qk_norm *n, char *y, float *rstd,
                        const char *x, const void *w_q, const void *w_k)
 {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Softmax cross-entropy, one block a row: the maximum and the sum of exponentials in one reading, the
- * gradient in place behind it. What the shared memory holds of the row is not read again: all of it up to
- * some 100 thousand columns, 7/8 of a vocabulary of 128256 in bf16, whose rest one row on each multiprocessor
- * leaves in the L2 cache. So memory moves 2 bytes a logit in and 2 out.
+ * Softmax cross-entropy, with one block for each row. The maximum and the sum of exponentials are computed
+ * while the row is read once; then the gradient overwrites the row. The part of the row that fits into the
+ * shared memory is not read again: a row of up to some 100 thousand columns, or 7/8 of one of 128256 columns
+ * in bf16, whose rest stays in the L2 cache, since each multiprocessor has one row at a time. So 2 bytes are
+ * read and 2 written for each logit.
  */
 #include "engine/device/cuda/kernel.cuh"
 
@@ -15,7 +16,7 @@
 #define STATIC_MOST 512 /* bytes of shared memory beside the row */
 #define LOG2_E      1.44269504088896341f
 
-/* The sum of 2^(x - max) over what has been seen; max is finite, or -inf while nothing has. */
+/* The sum of 2^(x - max) over the elements so far; max is finite, or -inf where there are none. */
 struct softmax {
 	float max, sum;
 };
@@ -115,7 +116,7 @@ static __global__ void __launch_bounds__(WIDTH)
 			s = add(s, raw[a]);
 		}
 	}
-	s = block_merge(s); /* and nobody still reads x[target] */
+	s = block_merge(s); /* its barrier also ensures that no thread still reads x[target] */
 	factor = scale / s.sum;
 	for (int j = 0; BACKWARD && j * WIDTH + mine < packs; j++) {
 		int p = j * WIDTH + mine;
@@ -173,7 +174,8 @@ extern "C" void device_cross_entropy(struct device *dev, void *logits, enum dtyp
 	});
 }
 
-/* ---- argmax: the greatest, the lowest index among equals; NaNs are passed over ---- */
+/* ---- argmax ---- */
+/* The greatest element, and of equal ones that with the lowest index; NaNs are ignored. */
 struct best {
 	float value;
 	int64_t index;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Embedding: rows copied; the gradient's rows added in token order, an id's by one block for each THREADS · 4
- * columns: the gradient is read once, the touched rows of the table once and written once.
+ * Embedding. The forward pass copies rows. The backward pass adds the rows of the gradient in token order:
+ * one block adds all rows of an id, for THREADS · 4 columns. So the gradient is read once, and the rows of
+ * the table that change are read once and written once.
  */
 #include "engine/device/cuda/kernel.cuh"
 
@@ -28,23 +29,23 @@ extern "C" void device_embedding_forward(struct device *dev, void *out, const in
 {
 	if (tokens <= 0 || hidden <= 0)
 		return;
-	with_type(type,
-	          [&](auto t) { /* bits alone: fp16 goes as bf16 */
-		                typedef decltype(t) T;
-		                constexpr int N = WIDE<T>;
+	/* The elements are only copied, so that fp16 is treated as bf16. */
+	with_type(type, [&](auto t) {
+		typedef decltype(t) T;
+		constexpr int N = WIDE<T>;
 
-		                if (wide_rows(out, hidden, sizeof(T)) && aligned16(table))
-			                LAUNCH(dev, (gather<T, N>), grid_for(tokens * hidden / N, THREADS),
-			                       THREADS, 0, (T *)out, ids, (const T *)table, tokens, hidden);
-		                else
-			                LAUNCH(dev, (gather<T, 1>), grid_for(tokens * hidden, THREADS),
-			                       THREADS, 0, (T *)out, ids, (const T *)table, tokens, hidden);
-	          });
+		if (wide_rows(out, hidden, sizeof(T)) && aligned16(table))
+			LAUNCH(dev, (gather<T, N>), grid_for(tokens * hidden / N, THREADS), THREADS, 0,
+			       (T *)out, ids, (const T *)table, tokens, hidden);
+		else
+			LAUNCH(dev, (gather<T, 1>), grid_for(tokens * hidden, THREADS), THREADS, 0, (T *)out,
+			       ids, (const T *)table, tokens, hidden);
+	});
 }
 
 /* ---- the gradient ---- */
-/* The places of the tokens in the order of their ids, those of the same id in their own; `other` is room for
- * as many. Returns the array that has them. */
+/* Sorts the positions of the tokens by id; positions of the same id keep their order. `other` has as many
+ * elements as `order`. Returns the array that has the result. */
 static int32_t *sort_places(const int32_t *ids, int32_t *order, int32_t *other, int64_t n, int64_t vocab)
 {
 	enum { BITS = 11, DIGITS = 1 << BITS };
@@ -68,7 +69,8 @@ static int32_t *sort_places(const int32_t *ids, int32_t *order, int32_t *other, 
 	return order;
 }
 
-/* All rows of one id, in the order of their tokens, into its row of the table; AHEAD of them under way. */
+/* Adds all rows of one id to its row of the table, in the order of the tokens; AHEAD loads are under way at a
+ * time. */
 #define AHEAD 8
 
 template <typename G, typename T, int N>
@@ -99,8 +101,8 @@ static __global__ void __launch_bounds__(THREADS) scatter(G *d_table, const T *d
 	store(row, sum);
 }
 
-/* Sorts the tokens on the host, which has nothing else to do, and writes order[tokens] and runs[*count + 1]
- * to the scratch: where each id's tokens begin, and the end. */
+/* Sorts the tokens on the host, which is idle then, and writes order[tokens] and runs[*count + 1] to the
+ * scratch: the beginning of each id's tokens in `order`, and the end of the last. */
 static int32_t *upload_runs(struct device *dev, const int32_t *ids, int64_t tokens, int64_t vocab,
                             int64_t *count)
 {
