@@ -115,7 +115,7 @@ int model_fixture_gradients(struct model_fixture *s, const struct model_batch *b
 	int r;
 
 	if ((r = device_write(s->dev, s->loss, &zero, sizeof(zero), err)) < 0 ||
-	    (r = model_forward_backward(s->model, b, scale, first, s->loss, NULL, NULL, err)) < 0)
+	    (r = model_forward_backward(s->model, b, scale, first, s->loss, err)) < 0)
 		return r;
 	return device_read(s->dev, loss_sum, s->loss, sizeof(*loss_sum), err);
 }

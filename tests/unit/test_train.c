@@ -318,13 +318,17 @@ START_TEST(padding_moves_no_unit)
 	model(&c);
 	ck_ok(model_layout_create(&c, &l, &err), &err);
 	for (int world_size = 1; world_size <= 8; world_size *= 2) {
-		for (int strategy = SHARD_DDP; strategy <= SHARD_ZERO1; strategy++) {
+		for (int strategy = SHARD_DDP; strategy <= SHARD_HYBRID; strategy++) {
+			struct shard_options o = {.world_size = world_size,
+			                          .strategy = (enum shard_strategy)strategy,
+			                          .degree = world_size,
+			                          .type = DTYPE_BF16,
+			                          .without_master = true,
+			                          .prefetch = 1};
 			_cleanup_(shard_freep) struct shard *s = NULL;
 			int64_t base = 0;
 
-			ck_ok(shard_create(NULL, NULL, 0, world_size, (enum shard_strategy)strategy,
-			                   DTYPE_BF16, true, l, &s, &err),
-			      &err);
+			ck_ok(shard_create(NULL, NULL, &o, l, &s, &err), &err);
 			for (int u = 0; u < s->units; u++) {
 				ck_assert_int_eq(s->unit[u].base, base);
 				base += l->unit[u].count;
@@ -343,6 +347,7 @@ static void *reduce_padding(void *context)
 	_cleanup_(model_layout_freep) struct model_layout *l = NULL;
 	_cleanup_(shard_freep) struct shard *s = NULL;
 	struct error err = ERROR_INIT;
+	struct shard_options o;
 	struct shard_unit *u;
 	struct model_config c;
 	struct device *dev;
@@ -351,7 +356,9 @@ static void *reduce_padding(void *context)
 	model(&c);
 	ck_ok(device_create(&(struct device_options){.threads = 1}, &dev, &err), &err);
 	ck_ok(model_layout_create(&c, &l, &err), &err);
-	ck_ok(shard_create(dev, comm, comm_rank(comm), 2, SHARD_ZERO1, DTYPE_F32, false, l, &s, &err), &err);
+	o = (struct shard_options){
+	    .rank = comm_rank(comm), .world_size = 2, .strategy = SHARD_ZERO1, .type = DTYPE_F32};
+	ck_ok(shard_create(dev, comm, &o, l, &s, &err), &err);
 	u = &s->unit[s->units - 1]; /* the last norm: less than a shard for each */
 	ck_assert_int_gt(u->padded, u->count);
 	host = malloc((size_t)u->padded * sizeof(*host));
@@ -359,8 +366,9 @@ static void *reduce_padding(void *context)
 		host[i] = 1;
 	ck_ok(device_alloc(dev, (size_t)u->padded * sizeof(*host), (void **)&u->gradients, &err), &err);
 	ck_ok(device_write(dev, u->gradients, host, (size_t)u->padded * sizeof(*host), &err), &err);
-	shard_reduce(s, s->units - 1);
-	ck_ok(shard_wait(s, s->units - 1, &err), &err);
+	shard_micro_step(s, true, true);
+	shard_gradients(s, s->units - 1);
+	ck_ok(shard_wait_gradients(s, s->units - 1, &err), &err);
 	ck_ok(device_read(dev, host, u->gradients, (size_t)u->padded * sizeof(*host), &err), &err);
 	for (int64_t i = u->first; i < u->first + u->own; i++)
 		ck_assert_float_eq(host[i], i < u->count ? 2 : 0);

@@ -18,8 +18,20 @@ enum parameter_state {
 struct parameter_access {
 	const struct model_layout *layout;
 	void *context;
+	/* As many ranks hold the same elements of each parameter (all of them with ddp), and this one is the
+	 * replica-th of them. Together the ranks of one replica hold everything, each element once. */
+	int replicas, replica;
+	/* The elements of p that this rank holds: their number, which may be 0, and the first of them. The
+	 * same for all kinds of state. */
+	int64_t (*held)(void *context, const struct model_parameter *p, int64_t *first);
+	/* Of elements that this rank holds; -ENOTSUP where it does not hold them all. */
 	int (*read)(void *context, enum parameter_state which, const struct model_parameter *p, int64_t first,
 	            int64_t n, float *out, struct error *err);
+	/* The same of any elements, from the ranks that hold them. A collective: every rank calls it with the
+	 * same arguments, but for out, which may be NULL. */
+	int (*gather)(void *context, enum parameter_state which, const struct model_parameter *p,
+	              int64_t first, int64_t n, float *out, struct error *err);
+	/* Elements that this rank does not hold are left out. */
 	int (*write)(void *context, enum parameter_state which, const struct model_parameter *p,
 	             int64_t first, int64_t n, const float *in, struct error *err);
 	/* Loads all weights from fill, and computes what follows from them. */

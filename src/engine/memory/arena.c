@@ -7,11 +7,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static const char *const class_names[BUFFER_CLASSES] = {
-    [BUFFER_WEIGHTS] = "weights",     [BUFFER_GRADIENTS] = "gradients",
-    [BUFFER_OPTIMIZER] = "optimizer", [BUFFER_ACTIVATIONS] = "activations",
-    [BUFFER_LOGITS] = "logits",       [BUFFER_SCRATCH] = "scratch",
-    [BUFFER_INPUT] = "input",         [BUFFER_CACHE] = "cache"};
+static const char *const class_names[BUFFER_CLASSES] = {[BUFFER_WEIGHTS] = "weights",
+                                                        [BUFFER_GRADIENTS] = "gradients",
+                                                        [BUFFER_OPTIMIZER] = "optimizer",
+                                                        [BUFFER_SLOTS] = "slots",
+                                                        [BUFFER_ACTIVATIONS] = "activations",
+                                                        [BUFFER_LOGITS] = "logits",
+                                                        [BUFFER_SCRATCH] = "scratch",
+                                                        [BUFFER_INPUT] = "input",
+                                                        [BUFFER_CACHE] = "cache"};
 
 const char *buffer_class_name(enum buffer_class c)
 {

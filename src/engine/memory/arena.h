@@ -16,6 +16,7 @@ enum buffer_class {
 	BUFFER_WEIGHTS, /* parameters in the compute type */
 	BUFFER_GRADIENTS,
 	BUFFER_OPTIMIZER,   /* fp32 master weights (where they are apart), first and second moments */
+	BUFFER_SLOTS,       /* whole weights and gradients of the units in use, where a rank holds shards */
 	BUFFER_ACTIVATIONS, /* kept from forward to backward */
 	BUFFER_LOGITS,
 	BUFFER_SCRATCH, /* used within one layer, and used again by the next */

@@ -198,40 +198,62 @@ static int write_inverse_rows(struct model *m, const struct model_pass *p, struc
 	return device_write(m->dev, m->inverse, m->host_targets, (size_t)p->b->tokens * sizeof(int32_t), err);
 }
 
-/* Nothing in the batch counts: its gradients are zero. */
-static void nothing(struct model *m, bool first, model_unit_fn unit_done, void *context)
+/* The gradients of a unit are final, and nothing reads its weights any more. */
+static void end_unit(struct model *m, int unit)
 {
-	for (int u = m->layout->units - 1; u >= 0; u--) {
+	model_done(m, unit, MODEL_BACKWARD);
+	if (m->hooks.gradients)
+		m->hooks.gradients(m->hooks.context, unit);
+}
+
+/* The matrix of a tied head is the embedding's, whose gradients are complete at the end only. */
+static int need_head(struct model *m, struct error *err)
+{
+	int r = m->c.tied ? model_need(m, 0, MODEL_BACKWARD, err) : 0;
+
+	return r < 0 ? r : model_need(m, m->layout->units - 1, MODEL_BACKWARD, err);
+}
+
+/* Nothing in the batch counts: its gradients are zero. */
+static int nothing(struct model *m, bool first, struct error *err)
+{
+	int last = m->layout->units - 1, r;
+
+	if ((r = model_forward_nothing(m, MODEL_FORWARD, err)) < 0 || (r = need_head(m, err)) < 0)
+		return r;
+	for (int u = last; u >= 0; u--) {
+		if (u < last && (u > 0 || !m->c.tied) && (r = model_need(m, u, MODEL_BACKWARD, err)) < 0)
+			return r;
 		if (first)
 			device_zero(m->dev, m->unit[u].g, (size_t)m->layout->unit[u].count * sizeof(float));
-		if (unit_done)
-			unit_done(context, u);
+		end_unit(m, u);
 	}
+	return 0;
 }
 
 int model_forward_backward(struct model *m, const struct model_batch *batch, float scale, bool first,
-                           double *loss_sum, model_unit_fn unit_done, void *context, struct error *err)
+                           double *loss_sum, struct error *err)
 {
 	struct model_pass p;
 	int64_t tokens = batch->tokens;
 	int r;
 
-	if (tokens == 0) {
-		nothing(m, first, unit_done, context);
-		return 0;
-	}
+	if (tokens == 0)
+		return nothing(m, first, err);
 	r = model_begin(m, batch, &p, err);
-	if (r == 0 && p.counted == 0) {
-		nothing(m, first, unit_done, context);
-		return 0;
-	}
-	if (r < 0 || (p.compact && (r = write_inverse_rows(m, &p, err)) < 0))
+	if (r == 0 && p.counted == 0)
+		return nothing(m, first, err);
+	if (r < 0 || (p.compact && (r = write_inverse_rows(m, &p, err)) < 0) ||
+	    (r = model_forward(m, &p, MODEL_FORWARD, err)) < 0)
 		return r;
-	model_forward(m, &p);
+	model_head_done(m, MODEL_FORWARD);
+	if ((r = need_head(m, err)) < 0)
+		return r;
 	head(m, &p, scale, first, loss_sum);
-	if (unit_done)
-		unit_done(context, m->layout->units - 1);
+	end_unit(m, m->layout->units - 1);
 	for (int l = m->c.layers - 1; l >= 0; l--) {
+		if ((r = model_need(m, l + 1, MODEL_BACKWARD, err)) < 0)
+			return r;
 		/* The last block's activations are still there. */
 		if (m->o.recompute && l < m->c.layers - 1) {
 			model_norm(m, m->h, m->layer[l].input, weight(m, l + 1, PARAMETER_INPUT_NORM),
@@ -241,11 +263,11 @@ int model_forward_backward(struct model *m, const struct model_batch *batch, flo
 		start_unit(m, l + 1, first);
 		mlp_backward(m, l, tokens, first);
 		attention_backward(m, &p, l, first);
-		if (unit_done)
-			unit_done(context, l + 1);
+		end_unit(m, l + 1);
 	}
+	if (!m->c.tied && (r = model_need(m, 0, MODEL_BACKWARD, err)) < 0)
+		return r;
 	embedding_backward(m, &p, first);
-	if (unit_done)
-		unit_done(context, 0);
+	end_unit(m, 0);
 	return 0;
 }

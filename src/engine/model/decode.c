@@ -22,11 +22,11 @@ static void append_cache(struct model *m, int layer, const char *k, const char *
 	}
 }
 
-static void decode_block(struct model *m, int layer, int n)
+static int decode_block(struct model *m, int layer, int n, struct error *err)
 {
 	struct model_activations *a = &m->layer[layer];
 	const struct model_config *c = &m->c;
-	int unit = layer + 1;
+	int unit = layer + 1, r;
 	char *qk = a->qkv, *v = a->qkv + (size_t)(m->q + m->kv) * m->size;
 	struct device_attention attention = {.tokens = n,
 	                                     .heads = c->heads,
@@ -59,9 +59,13 @@ static void decode_block(struct model *m, int layer, int n)
 	device_swiglu_forward(m->dev, m->y, a->gate_up, n, c->intermediate, m->o.type);
 	model_linear(m, m->layer[layer + 1].input, m->y, weight(m, unit, PARAMETER_DOWN),
 	             weight(m, unit, PARAMETER_DOWN_BIAS), n, c->hidden, c->intermediate);
+	model_done(m, unit, MODEL_EVALUATE);
+	if ((r = model_need(m, unit + 1, MODEL_EVALUATE, err)) < 0)
+		return r;
 	model_add_norm(
 	    m, m->h, m->layer[layer + 1].input, a->middle,
 	    weight(m, unit + 1, layer == c->layers - 1 ? PARAMETER_FINAL_NORM : PARAMETER_INPUT_NORM), n);
+	return 0;
 }
 
 static int next_logits(struct model *m, int n, float *logits, struct error *err)
@@ -101,13 +105,21 @@ int model_decode(struct model *m, const int32_t *ids, int n, float *logits, stru
 		m->host_positions[t] = (int32_t)(m->past + t);
 	}
 	if ((r = device_write(m->dev, m->ids, ids, bytes, err)) < 0 ||
-	    (r = device_write(m->dev, m->positions, m->host_positions, bytes, err)) < 0)
+	    (r = device_write(m->dev, m->positions, m->host_positions, bytes, err)) < 0 ||
+	    (r = model_need(m, 0, MODEL_EVALUATE, err)) < 0)
 		return r;
 	device_embedding_forward(m->dev, m->layer[0].input, m->ids, weight(m, 0, PARAMETER_EMBEDDING), n,
 	                         m->c.hidden, m->o.type);
+	if (!m->c.tied)
+		model_done(m, 0, MODEL_EVALUATE);
+	if ((r = model_need(m, 1, MODEL_EVALUATE, err)) < 0)
+		return r;
 	model_norm(m, m->h, m->layer[0].input, weight(m, 1, PARAMETER_INPUT_NORM), n);
 	for (int l = 0; l < m->c.layers; l++)
-		decode_block(m, l, n);
+		if ((r = decode_block(m, l, n, err)) < 0)
+			return r;
 	m->past += n;
-	return logits ? next_logits(m, n, logits, err) : device_synchronize(m->dev, err);
+	r = logits ? next_logits(m, n, logits, err) : device_synchronize(m->dev, err);
+	model_head_done(m, MODEL_EVALUATE);
+	return r;
 }

@@ -101,13 +101,40 @@ void model_block_forward(struct model *m, const struct model_pass *p, int layer)
 	             weight(m, unit, PARAMETER_GATE_BIAS), tokens, 2 * wide, hidden);
 }
 
-void model_forward(struct model *m, const struct model_pass *p)
+void model_head_done(const struct model *m, enum model_phase phase)
+{
+	if (m->c.tied)
+		model_done(m, 0, phase);
+	model_done(m, m->layout->units - 1, phase);
+}
+
+int model_forward_nothing(const struct model *m, enum model_phase phase, struct error *err)
+{
+	int last = m->layout->units - 1, r;
+
+	for (int u = 0; u <= last; u++) {
+		if ((r = model_need(m, u, phase, err)) < 0)
+			return r;
+		if (u < last && (u > 0 || !m->c.tied))
+			model_done(m, u, phase);
+	}
+	model_head_done(m, phase);
+	return 0;
+}
+
+int model_forward(struct model *m, const struct model_pass *p, enum model_phase phase, struct error *err)
 {
 	int64_t tokens = p->b->tokens;
-	int layers = m->c.layers;
+	int layers = m->c.layers, r = model_need(m, 0, phase, err);
 
+	if (r < 0)
+		return r;
 	device_embedding_forward(m->dev, m->layer[0].input, m->ids, weight(m, 0, PARAMETER_EMBEDDING), tokens,
 	                         m->c.hidden, m->o.type);
+	if (!m->c.tied)
+		model_done(m, 0, phase);
+	if ((r = model_need(m, 1, phase, err)) < 0)
+		return r;
 	model_norm(m, m->h, m->layer[0].input, weight(m, 1, PARAMETER_INPUT_NORM), tokens);
 	for (int l = 0; l < layers; l++) {
 		struct model_activations *a = &m->layer[l];
@@ -117,11 +144,15 @@ void model_forward(struct model *m, const struct model_pass *p)
 		device_swiglu_forward(m->dev, m->y, a->gate_up, tokens, m->c.intermediate, m->o.type);
 		model_linear(m, m->layer[l + 1].input, m->y, weight(m, l + 1, PARAMETER_DOWN),
 		             weight(m, l + 1, PARAMETER_DOWN_BIAS), tokens, m->c.hidden, m->c.intermediate);
+		model_done(m, l + 1, phase);
+		if ((r = model_need(m, l + 2, phase, err)) < 0)
+			return r;
 		/* The sum goes into the product's buffer: what it is added to is kept for the backward pass.
 		 */
 		model_add_norm(m, m->h, m->layer[l + 1].input, a->middle,
 		               weight(m, l + 2, last ? PARAMETER_FINAL_NORM : PARAMETER_INPUT_NORM), tokens);
 	}
+	return 0;
 }
 
 const char *model_head_input(struct model *m, const struct model_pass *p)
@@ -138,17 +169,20 @@ int model_evaluate(struct model *m, const struct model_batch *batch, double *los
 	struct model_pass p;
 	const char *x;
 	int64_t rows, chunk;
-	int r = model_begin(m, batch, &p, err);
+	int r;
 
-	if (r < 0)
+	if (batch->tokens == 0)
+		return model_forward_nothing(m, MODEL_EVALUATE, err);
+	if ((r = model_begin(m, batch, &p, err)) < 0)
 		return r;
 	if (!batch->targets)
 		return error_set(err, -EINVAL, "evaluation without targets");
 	for (int64_t t = 0; t < batch->tokens && losses; t++)
 		losses[t] = 0;
 	if (p.counted == 0)
-		return 0;
-	model_forward(m, &p);
+		return model_forward_nothing(m, MODEL_EVALUATE, err);
+	if ((r = model_forward(m, &p, MODEL_EVALUATE, err)) < 0)
+		return r;
 	x = model_head_input(m, &p);
 	rows = p.compact ? p.counted : batch->tokens;
 	chunk = logits_chunk(m, rows);
@@ -167,6 +201,7 @@ int model_evaluate(struct model *m, const struct model_batch *batch, double *los
 		for (int64_t i = 0; i < n; i++)
 			losses[p.compact ? m->host_rows[first + i] : first + i] = m->host_losses[i];
 	}
+	model_head_done(m, MODEL_EVALUATE);
 	return 0;
 }
 
@@ -181,7 +216,8 @@ int model_logits(struct model *m, const struct model_batch *batch, float *logits
 		return error_set(err, -EINVAL, "all logits are to be had in fp32 only");
 	if ((r = model_begin(m, &b, &p, err)) < 0)
 		return r;
-	model_forward(m, &p);
+	if ((r = model_forward(m, &p, MODEL_EVALUATE, err)) < 0)
+		return r;
 	for (int64_t first = 0; first < b.tokens; first += m->logits_rows) {
 		int64_t n = MIN(m->logits_rows, b.tokens - first);
 
@@ -191,5 +227,6 @@ int model_logits(struct model *m, const struct model_batch *batch, float *logits
 		                     (size_t)(n * m->c.vocab) * sizeof(float), err)) < 0)
 			return r;
 	}
+	model_head_done(m, MODEL_EVALUATE);
 	return 0;
 }

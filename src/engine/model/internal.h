@@ -28,6 +28,7 @@ struct model {
 		char *w;
 		float *g;
 	} * unit;
+	struct model_hooks hooks;
 	struct model_activations *layer; /* [layers + 1] */
 
 	/* Scratch, alive within a block. */
@@ -77,6 +78,17 @@ static inline float *gradient(const struct model *m, int unit, enum parameter_ro
 	return at < 0 ? NULL : m->unit[unit].g + at;
 }
 
+static inline int model_need(const struct model *m, int unit, enum model_phase phase, struct error *err)
+{
+	return m->hooks.need ? m->hooks.need(m->hooks.context, unit, phase, err) : 0;
+}
+
+static inline void model_done(const struct model *m, int unit, enum model_phase phase)
+{
+	if (m->hooks.done)
+		m->hooks.done(m->hooks.context, unit, phase);
+}
+
 /* The matrix of the head lies in the embedding's unit when tied. */
 static inline int head_unit(const struct model *m)
 {
@@ -101,8 +113,12 @@ void model_rotate(struct model *m, char *x, int64_t tokens, bool inverse);
 
 /* Checks the batch, copies it to the device, fills p. */
 int model_begin(struct model *m, const struct model_batch *batch, struct model_pass *p, struct error *err);
-/* Everything up to the final norm, whose output is in m->h and statistics in m->rstd. */
-void model_forward(struct model *m, const struct model_pass *p);
+/* Everything up to the final norm, whose output is in m->h and statistics in m->rstd. The phase has no more
+ * use for any unit but those of the head, of which model_head_done says so. */
+int model_forward(struct model *m, const struct model_pass *p, enum model_phase phase, struct error *err);
+void model_head_done(const struct model *m, enum model_phase phase);
+/* The hooks of a forward pass, for a batch with nothing to compute. */
+int model_forward_nothing(const struct model *m, enum model_phase phase, struct error *err);
 /* One block from its input (whose norm is in m->h) up to m->y, SwiGLU's output. */
 void model_block_forward(struct model *m, const struct model_pass *p, int layer);
 /* Rows of a chunk of logits, so that `rows` are cut into equal ones. */

@@ -106,6 +106,12 @@ size_t model_reusable(const struct model *m, int unit, void **memory)
 	return m->layer[unit].bytes;
 }
 
+size_t model_scratch(const struct model *m, void **memory)
+{
+	*memory = m->logits;
+	return (size_t)m->logits_rows * (size_t)m->c.vocab * m->size;
+}
+
 void model_place_buffers(struct model *m, struct arena *a)
 {
 	size_t tokens = (size_t)m->o.max_tokens, row = tokens * m->size, hidden = (size_t)m->c.hidden;
@@ -164,4 +170,9 @@ void model_set_unit(struct model *m, int unit, void *parameters, float *gradient
 {
 	m->unit[unit].w = parameters;
 	m->unit[unit].g = gradients;
+}
+
+void model_set_hooks(struct model *m, const struct model_hooks *hooks)
+{
+	m->hooks = *hooks;
 }

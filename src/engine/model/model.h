@@ -2,7 +2,8 @@
 /*
  * A decoder-only transformer over device.h: forward and backward by hand. The model owns no memory of the
  * device: model_place_buffers takes its buffers from an arena, and the flat parameters and gradients of the
- * units belong to whoever shards them (shard/) and are borrowed (model_set_unit).
+ * units belong to whoever shards them (shard/) and are borrowed (model_set_unit). Where they are not all in
+ * memory at all times, hooks bring them before they are read (model_set_hooks).
  */
 #pragma once
 
@@ -49,6 +50,8 @@ void model_place_buffers(struct model *m, struct arena *a); /* both passes of th
  * gradients of `unit`, and the next forward pass writes first: its size, 0 for none. Gradients that need not
  * outlive the step may lie there. */
 size_t model_reusable(const struct model *m, int unit, void **memory);
+/* Memory that is used within a pass alone, at least a row of logits: its size. */
+size_t model_scratch(const struct model *m, void **memory);
 /* After the arena has memory: fills the tables (RoPE). */
 int model_prepare(struct model *m, struct error *err);
 void model_shapes(const struct model *m, struct device_shapes *shapes); /* for device_scratch_bytes */
@@ -57,16 +60,32 @@ void model_shapes(const struct model *m, struct device_shapes *shapes); /* for d
  */
 void model_set_unit(struct model *m, int unit, void *parameters, float *gradients);
 
-/* Told when a unit's gradients are final within this micro-step: head first, embedding last. */
-typedef void (*model_unit_fn)(void *context, int unit);
+/* The passes over the units. A training pass is MODEL_FORWARD, unit 0 first, and then MODEL_BACKWARD, the
+ * last unit first; MODEL_EVALUATE is a forward pass without a backward pass behind it. */
+enum model_phase { MODEL_FORWARD, MODEL_BACKWARD, MODEL_EVALUATE };
+
+/* Called in the order in which a pass uses the units, which is the same for every batch: with one that has
+ * nothing to compute, too, so that ranks whose batches differ make the same calls. Each may be NULL. */
+struct model_hooks {
+	void *context;
+	/* Before the first access to a unit in a phase. All phases read its weights (MODEL_BACKWARD those of
+	 * unit 0 only where the head is tied to it), and MODEL_BACKWARD writes its gradients: buffers that
+	 * have moved are set here (model_set_unit). A negative return ends the pass with that error. */
+	int (*need)(void *context, int unit, enum model_phase phase, struct error *err);
+	/* The last operation of the phase that reads the unit's weights is queued. */
+	void (*done)(void *context, int unit, enum model_phase phase);
+	/* The unit's gradients are final within this micro-step: head first, embedding last. */
+	void (*gradients)(void *context, int unit);
+};
+void model_set_hooks(struct model *m, const struct model_hooks *hooks); /* copied */
 
 /* Forward and backward. Gradients of sum(loss) · scale are written where `first`, else added. The sum of the
- * rows' losses is added to *loss_sum (device float64). unit_done may be NULL. -EINVAL for a batch that is
- * larger than the options, with ids out of range, or with starts that do not rise. A batch of 0 tokens is
- * fine: its gradients are 0. */
+ * rows' losses is added to *loss_sum (device float64). -EINVAL for a batch that is larger than the options,
+ * with ids out of range, or with starts that do not rise. A batch of 0 tokens is fine: its gradients are 0.
+ */
 int model_forward_backward(struct model *m, const struct model_batch *batch, float scale, bool first,
-                           double *loss_sum, model_unit_fn unit_done, void *context, struct error *err);
-/* Forward and loss alone. losses (host, [tokens]) may be NULL. */
+                           double *loss_sum, struct error *err);
+/* Forward and loss alone; nothing for a batch of 0 tokens. losses (host, [tokens]) may be NULL. */
 int model_evaluate(struct model *m, const struct model_batch *batch, double *loss_sum, float *losses,
                    struct error *err);
 

@@ -13,12 +13,11 @@ static int gradient_norm(struct shard *s, const struct adamw_options *o, const s
 	for (int i = s->units - 1; i >= 0; i--) {
 		struct shard_unit *u = &s->unit[i];
 
-		if ((r = shard_wait(s, i, err)) < 0)
+		if ((r = shard_wait_gradients(s, i, err)) < 0)
 			return r;
-		device_sum_squares(s->dev, u->gradients + u->first, DTYPE_F32, u->own, w->sum_squares);
+		device_sum_squares(s->dev, u->own_gradients, DTYPE_F32, u->own, w->sum_squares);
 	}
-	if (s->world_size > 1 && s->strategy != SHARD_DDP &&
-	    (r = comm_wait(s->comm, comm_all_reduce_f64(s->comm, w->sum_squares, 1, COMM_SUM), err)) < 0)
+	if ((r = shard_sum(s, w->sum_squares, 1, err)) < 0)
 		return r;
 	device_clip_scale(s->dev, w->sum_squares, (float)o->clip, w->scale, w->norm);
 	return 0;
@@ -38,12 +37,12 @@ static void step_range(struct shard *s, struct shard_unit *u, int64_t first, int
 	int64_t at, count = shard_own(u, first, n, &at);
 	float *master = u->master ? u->master + at : NULL;
 	char *copy =
-	    s->type == DTYPE_F32 ? NULL : (char *)u->weights + (size_t)(u->first + at) * dtype_size(s->type);
+	    s->o.type == DTYPE_F32 ? NULL : (char *)u->own_weights + (size_t)at * dtype_size(s->o.type);
 
 	h.first = u->base + u->first + at;
 	if (count > 0)
-		device_adamw(s->dev, master, copy, s->type, u->gradients + u->first + at, DTYPE_F32,
-		             u->m + at, u->v + at, count, w->scale, &h);
+		device_adamw(s->dev, master, copy, s->o.type, u->own_gradients + at, DTYPE_F32, u->m + at,
+		             u->v + at, count, w->scale, &h);
 }
 
 int adamw_step(struct shard *s, const struct adamw_options *o, const struct adamw_work *w, struct error *err)
@@ -58,7 +57,7 @@ int adamw_step(struct shard *s, const struct adamw_options *o, const struct adam
 		step_range(s, u, 0, u->matrices, o->weight_decay, o, w);
 		step_range(s, u, u->matrices, u->padded - u->matrices, o->decay_all ? o->weight_decay : 0, o,
 		           w);
-		shard_all_gather_weights(s, i, true);
+		shard_publish(s, i, true);
 	}
-	return 0;
+	return shard_published(s, err);
 }

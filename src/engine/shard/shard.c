@@ -9,36 +9,61 @@
 /* Elements. Shards begin at multiples of 64 bytes in bf16, and so in every type. */
 #define SHARD_ALIGNMENT 32
 
-int shard_create(struct device *dev, struct comm *comm, int rank, int world_size,
-                 enum shard_strategy strategy, enum dtype type, bool without_master,
+/* One gradient is written while the one before it is on the wire. */
+#define GRADIENT_SLOTS 2
+
+static void divide_unit(struct shard *s, int unit, const struct model_unit *from)
+{
+	struct shard_unit *u = &s->unit[unit];
+	int64_t step = (int64_t)s->degree * SHARD_ALIGNMENT;
+
+	u->count = from->count;
+	u->matrices = from->matrices;
+	u->padded = s->degree == 1 ? u->count : (u->count + step - 1) / step * step;
+	u->own = u->padded / s->degree;
+	u->first = s->o.rank % s->degree * u->own;
+}
+
+/* tied: the embedding is read at both ends of a pass. */
+static void choose_residency(struct shard *s, int unit, bool tied)
+{
+	struct shard_unit *u = &s->unit[unit];
+
+	u->ring = unit == 0 || (unit == s->units - 1 && !tied) ? SHARD_RING_ENDS : SHARD_RING_BLOCKS;
+	u->whole_weights = s->degree == 1 || s->o.strategy < SHARD_ZERO3 || (tied && unit == 0) ||
+	                   u->count < s->o.persist_below;
+	u->whole_gradients = s->degree == 1 || s->o.strategy < SHARD_ZERO2;
+}
+
+int shard_create(struct device *dev, struct comm *comm, const struct shard_options *options,
                  const struct model_layout *layout, struct shard **out, struct error *err)
 {
 	_cleanup_(shard_freep) struct shard *s = calloc(1, sizeof(*s));
-	int64_t step = (int64_t)world_size * SHARD_ALIGNMENT, base = 0;
+	bool tied = layout->unit[layout->units - 1].offset[PARAMETER_HEAD] < 0;
+	int64_t base = 0;
 
 	if (!s)
 		return error_oom(err);
 	s->dev = dev;
-	s->comm = comm;
-	s->rank = rank;
-	s->world_size = world_size;
-	s->strategy = strategy;
-	s->type = type;
-	s->without_master = without_master;
+	s->comm = s->gather = s->reduce = comm;
+	s->o = *options;
+	s->degree = s->o.strategy == SHARD_DDP      ? 1
+	            : s->o.strategy == SHARD_HYBRID ? s->o.degree
+	                                            : s->o.world_size;
+	if (s->degree < 1 || s->o.world_size % s->degree || s->o.prefetch < 0 ||
+	    s->o.prefetch >= SHARD_SLOTS_MAX)
+		return error_set(err, -EINVAL, "%d ranks in groups of %d, %d units ahead: not possible",
+		                 s->o.world_size, s->degree, s->o.prefetch);
+	s->replicas = s->o.world_size / s->degree;
 	s->units = layout->units;
 	s->unit = calloc((size_t)layout->units, sizeof(*s->unit));
 	if (!s->unit)
 		return error_oom(err);
 	for (int i = 0; i < s->units; i++) {
-		struct shard_unit *u = &s->unit[i];
-
-		u->count = layout->unit[i].count;
-		u->matrices = layout->unit[i].matrices;
-		u->padded = strategy == SHARD_DDP ? u->count : (u->count + step - 1) / step * step;
-		u->own = strategy == SHARD_DDP ? u->padded : u->padded / world_size;
-		u->first = strategy == SHARD_DDP ? 0 : rank * u->own;
-		u->base = base;
-		base += u->count;
+		divide_unit(s, i, &layout->unit[i]);
+		choose_residency(s, i, tied);
+		s->unit[i].base = base;
+		base += s->unit[i].count;
 	}
 	*out = steal_pointer(s);
 	return 0;
@@ -52,24 +77,84 @@ void shard_free(struct shard *s)
 	free(s);
 }
 
+bool shard_in_step(const struct shard *s)
+{
+	return s->degree > 1 && s->o.strategy >= SHARD_ZERO2;
+}
+
+bool shard_reduces_each(const struct shard *s)
+{
+	return shard_in_step(s) && s->o.accumulates;
+}
+
+static bool has_alias(const struct shard_unit *u)
+{
+	return u->aliased_bytes >= (size_t)u->padded * sizeof(float);
+}
+
+static void place_gradients(struct shard_unit *u, int i, struct arena *a)
+{
+	bool whole = u->whole_gradients || has_alias(u);
+	int64_t n = whole ? u->padded : u->own;
+	float *memory = has_alias(u) ? u->aliased
+	                             : arena_take(a, BUFFER_GRADIENTS, (size_t)n * 4, "unit %d gradients", i);
+
+	u->in_slot = !whole;
+	u->gradients = whole ? memory : NULL;
+	u->own_gradients = whole && memory ? memory + u->first : memory;
+}
+
+static void place_weights(const struct shard *s, int i, struct arena *a)
+{
+	struct shard_unit *u = &s->unit[i];
+	size_t size = dtype_size(s->o.type);
+	int64_t n = u->whole_weights ? u->padded : u->own;
+	char *memory = arena_take(a, BUFFER_WEIGHTS, (size_t)n * size, "unit %d weights", i);
+
+	u->weights = u->whole_weights ? memory : NULL;
+	u->own_weights = u->whole_weights && memory ? memory + (size_t)u->first * size : memory;
+	if (s->o.type != DTYPE_F32 && !s->o.without_master)
+		u->master = arena_take(a, BUFFER_OPTIMIZER, (size_t)u->own * 4, "unit %d master", i);
+	else if (s->o.type == DTYPE_F32)
+		u->master = u->own_weights;
+	u->m = arena_take(a, BUFFER_OPTIMIZER, (size_t)u->own * 4, "unit %d moment 1", i);
+	u->v = arena_take(a, BUFFER_OPTIMIZER, (size_t)u->own * 4, "unit %d moment 2", i);
+}
+
+/* As many slots as units need at the same time; the embedding and the head never do. */
+static void place_ring(struct shard *s, struct arena *a, int ring, bool gradients)
+{
+	struct shard_ring *r = gradients ? &s->gradients[ring] : &s->weights[ring];
+	size_t size = gradients ? sizeof(float) : dtype_size(s->o.type);
+	int most = ring == SHARD_RING_ENDS ? 1 : gradients ? GRADIENT_SLOTS : 1 + s->o.prefetch, members = 0;
+
+	*r = (struct shard_ring){0};
+	for (int i = 0; i < s->units; i++) {
+		const struct shard_unit *u = &s->unit[i];
+
+		if (u->ring != ring || (gradients ? !u->in_slot : u->whole_weights))
+			continue;
+		members++;
+		r->elements = MAX(r->elements, u->padded);
+	}
+	r->slots = MIN(members, most);
+	for (int i = 0; i < r->slots; i++) {
+		r->slot[i].unit = -1;
+		r->slot[i].memory = arena_take(a, BUFFER_SLOTS, (size_t)r->elements * size,
+		                               "%s slot %d of %s", gradients ? "gradients" : "weights", i,
+		                               ring == SHARD_RING_ENDS ? "embedding and head" : "blocks");
+	}
+}
+
 void shard_place_buffers(struct shard *s, struct arena *a)
 {
 	for (int i = 0; i < s->units; i++) {
-		struct shard_unit *u = &s->unit[i];
-
-		u->weights = arena_take(a, BUFFER_WEIGHTS, (size_t)u->padded * dtype_size(s->type),
-		                        "unit %d weights", i);
-		if (u->aliased_bytes >= (size_t)u->padded * 4)
-			u->gradients = u->aliased;
-		else
-			u->gradients =
-			    arena_take(a, BUFFER_GRADIENTS, (size_t)u->padded * 4, "unit %d gradients", i);
-		if (s->type != DTYPE_F32 && !s->without_master)
-			u->master = arena_take(a, BUFFER_OPTIMIZER, (size_t)u->own * 4, "unit %d master", i);
-		else if (s->type == DTYPE_F32 && u->weights)
-			u->master = (float *)u->weights + u->first;
-		u->m = arena_take(a, BUFFER_OPTIMIZER, (size_t)u->own * 4, "unit %d moment 1", i);
-		u->v = arena_take(a, BUFFER_OPTIMIZER, (size_t)u->own * 4, "unit %d moment 2", i);
+		place_weights(s, i, a);
+		place_gradients(&s->unit[i], i, a);
+	}
+	for (int ring = 0; ring < SHARD_RINGS; ring++) {
+		place_ring(s, a, ring, false);
+		place_ring(s, a, ring, true);
 	}
 }
 

@@ -1,17 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Flat units of parameters with their gradients and optimizer state. Each unit is padded so that it divides
- * over the ranks. The strategy decides which part of each buffer a rank holds; all other code is the same:
+ * over the ranks. The strategy decides which part of each buffer a rank holds between the steps; all other
+ * code is the same:
  *
  *             compute weights   gradients        master weights, moments
  *   ddp       whole             whole            whole
  *   zero1     whole             whole            own shard
+ *   zero2     whole             own shard        own shard
+ *   zero3     own shard         own shard        own shard
+ *   hybrid    as zero3 within a group of `degree` ranks; each such group is a replica of the others
  *
- * A unit's gradients are reduced as soon as the backward pass has computed them (shard_reduce), while the
- * computation goes on. Gradients are fp32, whatever the compute type is: sums over many micro-steps and ranks
- * stay exact enough, and 4 bytes a parameter are little compared with the activations of models that are
- * small enough for ddp. In fp32 the compute weights are also the master weights. Without a master copy there
- * are only the bf16 weights, which the optimizer rounds stochastically.
+ * Buffers that are not held whole are whole only while they are used, in a slot of a ring: the weights of a
+ * unit are gathered before they are read (shard_need), and its gradients are reduced as soon as the backward
+ * pass has computed them (shard_gradients), while the computation goes on. There are two rings of each kind,
+ * one for the blocks, which are all of one size, and one for the embedding and the head, which are never used
+ * at the same time. The blocks' weights have one slot more than `prefetch`: the last operation that reads a
+ * unit is queued before the gather that takes its slot. Weights stay in their slot until it is taken or they
+ * change, so that the last blocks are still there when the backward pass begins, and the first ones when the
+ * next micro-step does.
+ *
+ * The weights of some units are whole under every strategy: the embedding to which the head is tied, which is
+ * read at both ends of a pass, and units of less than `persist_below` elements. Where a step has one
+ * micro-batch, gradients are whole if they fit into memory that the model does not use at that time
+ * (aliased).
+ *
+ * Gradients are fp32, whatever the compute type is: sums over many micro-steps and ranks stay exact enough,
+ * and 4 bytes a parameter are little compared with the activations of models that are small enough for ddp.
+ * In fp32 the compute weights are also the master weights. Without a master copy there are only the bf16
+ * weights, which the optimizer rounds stochastically.
+ *
+ * All ranks make the same calls in the same order, whatever their batches are.
  */
 #pragma once
 
@@ -24,54 +43,116 @@
 #include "engine/device/device.h"
 #include "engine/memory/arena.h"
 #include "engine/model/layout.h"
+#include "engine/model/model.h"
 
-enum shard_strategy { SHARD_DDP, SHARD_ZERO1 };
+enum shard_strategy { SHARD_DDP, SHARD_ZERO1, SHARD_ZERO2, SHARD_ZERO3, SHARD_HYBRID };
+
+/* What decides where things are. */
+struct shard_options {
+	int rank, world_size;
+	enum shard_strategy strategy;
+	int degree;      /* hybrid: consecutive ranks that share one copy; divides world_size */
+	enum dtype type; /* of the compute weights */
+	bool without_master;
+	bool accumulates;      /* a step has more than one micro-step */
+	int prefetch;          /* units whose weights are gathered ahead of the one that is used */
+	int64_t persist_below; /* elements: smaller units' weights stay whole */
+};
 
 struct shard_unit {
 	int64_t count, padded; /* elements */
 	int64_t matrices;      /* elements that decay by default come first */
-	int64_t first, own;    /* the part of master and moments that is here: [first, first + own) */
+	int64_t first, own;    /* the part that is this rank's: [first, first + own) */
 	int64_t base;          /* elements of the units before this one, without padding */
-	void *weights;         /* compute type, [padded] */
-	float *gradients;      /* [padded] */
-	void *aliased;         /* memory for the gradients, if aliased_bytes suffice */
+	int ring;
+	bool whole_weights;            /* else in a slot, while they are used */
+	bool whole_gradients, in_slot; /* by the strategy; in_slot: neither whole nor aliased */
+	void *weights;                 /* compute type, [padded]; NULL while they are in no slot */
+	void *own_weights;             /* [own] */
+	float *gradients;              /* [padded]; of the slot they were last in */
+	float *own_gradients;          /* [own] */
+	void *aliased;                 /* memory for the gradients, if aliased_bytes suffice */
 	size_t aliased_bytes;
 	float *master, *m, *v; /* [own]; master NULL where there is none */
-	comm_ticket ticket;    /* of the reduction, then of the gather */
+	comm_ticket gathering; /* 0: not under way */
+	comm_ticket reducing;
+	bool adds;               /* the reduction that is under way is to be added to own_gradients */
+	bool last;               /* ... and is the step's last */
+	comm_ticket replicating; /* hybrid: the sum of own_gradients over the replicas */
+};
+
+/* Memory for one unit at a time. */
+struct shard_slot {
+	void *memory;
+	int unit;  /* whose weights, or whose gradients until their reduction has ended; -1: none */
+	bool used; /* between need and done */
+};
+
+enum { SHARD_RING_ENDS, SHARD_RING_BLOCKS, SHARD_RINGS };
+enum { SHARD_SLOTS_MAX = 16 };
+
+struct shard_ring {
+	int slots, next;
+	int64_t elements; /* of the largest unit that comes here */
+	struct shard_slot slot[SHARD_SLOTS_MAX];
 };
 
 struct shard {
 	struct device *dev;
-	struct comm *comm; /* NULL: one rank */
-	int rank, world_size;
-	enum shard_strategy strategy;
-	enum dtype type;
-	bool without_master;
+	struct comm *comm;            /* of all ranks; NULL: one rank, or planning alone */
+	struct comm *gather, *reduce; /* of those who share a copy */
+	struct comm *replicate;       /* of those who hold the same shard; NULL: each shard is held once */
+	struct shard_options o;
+	int degree, replicas; /* ranks that share one copy, and the number of copies */
 	int units;
 	struct shard_unit *unit;
+	struct shard_ring weights[SHARD_RINGS], gradients[SHARD_RINGS];
+	bool first_micro_step, last_micro_step;
 };
 
-/* dev and comm may be NULL for an estimate; comm also where world_size is 1. without_master: there is no fp32
- * copy of bf16 weights. */
-int shard_create(struct device *dev, struct comm *comm, int rank, int world_size,
-                 enum shard_strategy strategy, enum dtype type, bool without_master,
+/* dev and comm may be NULL for an estimate; comm also where world_size is 1. */
+int shard_create(struct device *dev, struct comm *comm, const struct shard_options *options,
                  const struct model_layout *layout, struct shard **out, struct error *err);
 void shard_free(struct shard *s);
 DEFINE_CLEANUP(struct shard *, shard_free)
 /* Called in both passes of the arena. The caller has set aliased and aliased_bytes of the units, or left them
  * 0. */
 void shard_place_buffers(struct shard *s, struct arena *a);
+/* Weights or gradients are not whole on each rank between the steps: the ranks have to run as many passes,
+ * with empty batches where they have no rows. */
+bool shard_in_step(const struct shard *s);
+/* Each micro-step's gradients are reduced by themselves: the model writes them, and does not add. */
+bool shard_reduces_each(const struct shard *s);
 
-/* Registers the buffers with the communicator, once they have been placed; every rank calls it at the same
- * time. */
-int shard_register(struct shard *s, struct error *err);
-/* Starts the sum of a unit's gradients over the ranks; afterwards [first, first + own) holds it. */
-void shard_reduce(struct shard *s, int unit);
-/* Waits for the collective that was last started on that unit. */
-int shard_wait(struct shard *s, int unit, struct error *err);
-/* Makes the compute weights of a unit from the master weights, if there are any: `converted` where the
- * optimizer has already written this rank's own part. Starts the gather; shard_wait ends it. */
-void shard_all_gather_weights(struct shard *s, int unit, bool converted);
+/* Makes the communicators, and registers the buffers with them, once these have been placed; every rank calls
+ * it at the same time. */
+int shard_connect(struct shard *s, struct error *err);
+
+/* Called by the model's hooks, around the use of a unit's weights: after shard_need unit->weights has them.
+ */
+int shard_need(struct shard *s, int unit, enum model_phase phase, struct error *err);
+void shard_done(struct shard *s, int unit, enum model_phase phase);
+/* Called by the same hook in the backward pass: afterwards unit->gradients may be written. */
+int shard_need_gradients(struct shard *s, int unit, struct error *err);
+/* Before each micro-step. */
+void shard_micro_step(struct shard *s, bool first, bool last);
+/* A unit's gradients are final in this micro-step: starts their sum over the ranks where that is due. */
+void shard_gradients(struct shard *s, int unit);
+/* After the last micro-step: own_gradients of a unit are complete. */
+int shard_wait_gradients(struct shard *s, int unit, struct error *err);
+/* The sum of what ranks have computed over their own parts alone, in place on the device. */
+int shard_sum(struct shard *s, double *sums, int64_t n, struct error *err);
+
+/* own_weights of a unit have changed: where they are whole, starts the gather, which shard_need waits for.
+ * `converted` where they are already rounded from the master weights, if there are any. */
+void shard_publish(struct shard *s, int unit, bool converted);
+/* After the last of them: starts the gather of what the next pass needs first. */
+int shard_published(struct shard *s, struct error *err);
+/* Waits until no gather is under way: before weights are written from the host, and at the end. */
+int shard_settle(struct shard *s, struct error *err);
+/* Seconds that the computation has stood still for other ranks (comm_waited_seconds). */
+double shard_waited_seconds(struct shard *s);
+
 /* Intersects elements [first, first + n) of the unit with this rank's own part. Returns the number of common
  * elements; *at is the index of the first one within the own part. */
 int64_t shard_own(const struct shard_unit *u, int64_t first, int64_t n, int64_t *at);

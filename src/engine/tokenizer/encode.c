@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Turns text into ids: cuts out added tokens, and normalizes, splits and merges the rest. */
+/* From text to ids: added tokens are cut out, the rest is normalized, split and merged. */
 #include <errno.h>
 #include <string.h>
 
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/parts.h"
 
-/* What one call needs in addition to the tokenizer. */
+/* Everything that one call needs beside the tokenizer. */
 struct encoding {
 	const struct tokenizer *tok;
 	struct match_scratch match;
@@ -28,7 +28,7 @@ static void encoding_release(struct encoding *e)
 	strbuf_free(&e->normal);
 }
 
-/* Encodes text that has no added tokens. */
+/* Text without added tokens. */
 static int encode_plain(struct encoding *e, const char *text, size_t len, bool first)
 {
 	const struct tokenizer *tok = e->tok;
@@ -57,7 +57,7 @@ static int encode_plain(struct encoding *e, const char *text, size_t len, bool f
 
 typedef int (*part_fn)(struct encoding *e, const char *text, size_t len, bool first);
 
-/* Cuts the text at the tokens of a trie; the text between them is passed to `part`. */
+/* Cuts text at the tokens of a trie; what lies between goes to `part`. */
 static int cut_added(struct encoding *e, const struct trie *trie, const char *text, size_t len, bool first,
                      part_fn part)
 {

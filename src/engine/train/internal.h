@@ -38,6 +38,10 @@ struct trainer {
  * was no row. */
 void trainer_gather(struct trainer *t, const struct dataset *data, const int64_t *rows, int64_t n,
                     struct model_batch *batch);
+/* Weights have been written from the host: makes the compute copies, on all ranks. */
+int trainer_publish(struct trainer *t, struct error *err);
+/* Connects the model with the units that the plan's shard brings. */
+void trainer_set_hooks(struct trainer *t);
 /* After the host has read from the device: 0 where the collectives that produced what it read have ended in
  * order. */
 int trainer_check_comm(struct trainer *t, struct error *err);

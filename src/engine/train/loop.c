@@ -93,8 +93,10 @@ int trainer_run(struct trainer *t, const struct train_callbacks *cb, struct erro
 		}
 		if (save && cb->on_save && (r = cb->on_save(cb->context, t->step, t->stop, err)) < 0)
 			return r;
-		if (t->stop && !end)
-			return 1;
+		if (t->stop && !end) {
+			r = shard_settle(t->plan->shard, err);
+			return r < 0 ? r : 1;
+		}
 	}
-	return 0;
+	return shard_settle(t->plan->shard, err);
 }

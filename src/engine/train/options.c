@@ -22,7 +22,9 @@ void train_options_default(struct train_options *o)
 	                            .shuffle = true,
 	                            .seed = 42,
 	                            .log_steps = 10,
-	                            .strategy = SHARD_DDP};
+	                            .strategy = SHARD_DDP,
+	                            .prefetch = 1,
+	                            .persist_below = 100000};
 }
 
 int train_options_check(const struct train_options *o, struct error *err)
@@ -48,6 +50,8 @@ int train_options_check(const struct train_options *o, struct error *err)
 	     "only bf16 weights can do without a master copy (train.master)"},
 	    {o->log_steps >= 1 && o->save_steps >= 0 && o->eval_steps >= 0,
 	     "log_steps has to be at least 1, save_steps and eval_steps at least 0"},
+	    {o->prefetch >= 0 && o->prefetch < SHARD_SLOTS_MAX && o->persist_below >= 0,
+	     "prefetch has to be 0 to 15, persist_below not negative"},
 	};
 
 	for (size_t i = 0; i < ARRAY_SIZE(checks); i++)

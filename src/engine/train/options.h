@@ -27,11 +27,14 @@ struct train_options {
 	bool recompute;
 	bool shuffle;
 	uint64_t seed;
-	int64_t log_steps;  /* at least 1 */
-	int64_t save_steps; /* 0: on_save is not called by the loop, except at a stop */
-	int64_t eval_steps; /* 0: with each save and at the end */
-	enum shard_strategy strategy;
-	size_t logits_bytes; /* device_logits_bytes, which a trainer fills in itself */
+	int64_t log_steps;            /* at least 1 */
+	int64_t save_steps;           /* 0: on_save is not called by the loop, except at a stop */
+	int64_t eval_steps;           /* 0: with each save and at the end */
+	enum shard_strategy strategy; /* shard.h; what follows is of zero3 and hybrid */
+	int shard_degree;             /* hybrid: ranks that share one copy of the model */
+	int prefetch;                 /* units whose weights are gathered ahead */
+	int64_t persist_below;        /* elements; the weights of smaller units stay whole */
+	size_t logits_bytes;          /* device_logits_bytes, which a trainer fills in itself */
 };
 void train_options_default(struct train_options *o);
 int train_options_check(const struct train_options *o, struct error *err);

@@ -16,7 +16,7 @@ static void place_all(struct plan *p)
 	for (int u = 0; u < p->layout->units; u++)
 		model_set_unit(p->model, u, p->shard->unit[u].weights, p->shard->unit[u].gradients);
 	p->sums = arena_take(&p->arena, BUFFER_SCRATCH,
-	                     (size_t)(PLAN_SUM_RANKS + p->shard->world_size) * sizeof(double), "sums");
+	                     (size_t)(PLAN_SUM_RANKS + p->shard->o.world_size) * sizeof(double), "sums");
 	p->clip = arena_take(&p->arena, BUFFER_SCRATCH, 2 * sizeof(float), "clipping");
 }
 
@@ -30,6 +30,15 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 	                          .logits_bytes = options->logits_bytes,
 	                          .training = true,
 	                          .recompute = options->recompute};
+	struct shard_options parts = {.rank = rank,
+	                              .world_size = world_size,
+	                              .strategy = options->strategy,
+	                              .degree = options->shard_degree,
+	                              .type = options->precision,
+	                              .without_master = options->without_master,
+	                              .accumulates = options->accumulation > 1,
+	                              .prefetch = options->prefetch,
+	                              .persist_below = options->persist_below};
 	int r;
 
 	if (!p)
@@ -40,8 +49,7 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 		                 "micro_batch %lld times rows of %lld tokens is more than a step can hold",
 		                 (long long)options->micro_batch, (long long)max_row);
 	if ((r = model_layout_create(c, &p->layout, err)) < 0 ||
-	    (r = shard_create(dev, comm, rank, world_size, options->strategy, options->precision,
-	                      options->without_master, p->layout, &p->shard, err)) < 0 ||
+	    (r = shard_create(dev, comm, &parts, p->layout, &p->shard, err)) < 0 ||
 	    (r = model_create(dev, c, p->layout, &o, &p->model, err)) < 0)
 		return r;
 	place_all(p);

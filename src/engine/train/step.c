@@ -53,12 +53,43 @@ static size_t sums_bytes(const struct trainer *t)
 	return (size_t)(PLAN_SUM_RANKS + t->world_size) * sizeof(*t->sums);
 }
 
-static void unit_done(void *context, int unit)
+/* ---- the model's hooks: a unit's buffers come and go ---- */
+
+static int need_unit(void *context, int unit, enum model_phase phase, struct error *err)
+{
+	struct trainer *t = context;
+	struct shard *s = t->plan->shard;
+	int r;
+
+	if ((r = shard_need(s, unit, phase, err)) < 0 ||
+	    (phase == MODEL_BACKWARD && (r = shard_need_gradients(s, unit, err)) < 0))
+		return r;
+	model_set_unit(t->plan->model, unit, s->unit[unit].weights, s->unit[unit].gradients);
+	return 0;
+}
+
+static void done_with_unit(void *context, int unit, enum model_phase phase)
 {
 	struct trainer *t = context;
 
-	shard_reduce(t->plan->shard, unit);
+	shard_done(t->plan->shard, unit, phase);
 }
+
+static void reduce_unit(void *context, int unit)
+{
+	struct trainer *t = context;
+
+	shard_gradients(t->plan->shard, unit);
+}
+
+void trainer_set_hooks(struct trainer *t)
+{
+	struct model_hooks hooks = {t, need_unit, done_with_unit, reduce_unit};
+
+	model_set_hooks(t->plan->model, &hooks);
+}
+
+/* ---- the step ---- */
 
 static bool has_rows(const int64_t *rows, int64_t n)
 {
@@ -68,29 +99,41 @@ static bool has_rows(const int64_t *rows, int64_t n)
 	return false;
 }
 
+/* The last micro-step that has rows: of this rank; of any rank where all have to run the same passes. */
+static int64_t last_micro_step(const struct trainer *t)
+{
+	bool all = shard_in_step(t->plan->shard);
+	int64_t n = t->o.micro_batch * (all ? t->world_size : 1), last = 0;
+
+	for (int64_t a = 0; a < t->o.accumulation; a++)
+		if (has_rows((all ? t->all_rows : t->rows) + a * n, n))
+			last = a;
+	return last;
+}
+
 /* Runs all micro-steps of this rank. The sums of the gradients over the ranks begin during the backward pass
- * of the last micro-step that has rows. */
+ * of the last micro-step that has rows, or, with sharded gradients, during that of each. */
 static int accumulate(struct trainer *t, float scale, struct error *err)
 {
-	int64_t batch = t->o.micro_batch, last = 0;
+	bool in_step = shard_in_step(t->plan->shard), each = shard_reduces_each(t->plan->shard);
+	int64_t batch = t->o.micro_batch, last;
 	struct model_batch b;
 	bool first = true;
 	double begun;
 	int r;
 
 	sampler_step(&t->sampler, t->step, t->rows);
-	for (int64_t a = 0; a < t->o.accumulation; a++)
-		if (has_rows(t->rows + a * batch, batch))
-			last = a;
+	last = last_micro_step(t);
 	for (int64_t a = 0; a <= last; a++) {
 		begun = clock_monotonic();
 		trainer_gather(t, t->train, t->rows + a * batch, batch, &b);
 		t->data_seconds += clock_monotonic() - begun;
 		/* A rank whose only micro-batch is empty has to take part in the reductions, too. */
-		if (b.tokens == 0 && a < last)
+		if (b.tokens == 0 && a < last && !in_step)
 			continue;
-		r = model_forward_backward(t->plan->model, &b, scale, first, &t->plan->sums[PLAN_SUM_LOSS],
-		                           a == last ? unit_done : NULL, t, err);
+		shard_micro_step(t->plan->shard, first, a == last);
+		r = model_forward_backward(t->plan->model, &b, scale, first || each,
+		                           &t->plan->sums[PLAN_SUM_LOSS], err);
 		if (r < 0)
 			return error_prefix(err, "step %lld", (long long)t->step + 1);
 		first = false;
@@ -119,7 +162,7 @@ static void prepare_sums(struct trainer *t)
 /* Measures the step that began at `begun`: its time, and how long it waited for data and for other ranks. */
 static void measure(struct trainer *t, double begun, struct train_log *log)
 {
-	double waited = t->comm ? comm_waited_seconds(t->comm) : 0;
+	double waited = shard_waited_seconds(t->plan->shard);
 
 	log->step_seconds = clock_monotonic() - begun;
 	log->data_seconds = t->data_seconds;
@@ -155,7 +198,7 @@ int trainer_run_step(struct trainer *t, struct train_log *log, struct error *err
 	float clip[2];
 	int r;
 
-	t->waited = t->comm ? comm_waited_seconds(t->comm) : 0;
+	t->waited = shard_waited_seconds(t->plan->shard);
 	count_batch(t, &targets, &tokens);
 	t->data_seconds = clock_monotonic() - begun;
 	prepare_sums(t);
@@ -167,9 +210,6 @@ int trainer_run_step(struct trainer *t, struct train_log *log, struct error *err
 		return r;
 	if (ticket && (r = comm_wait(t->comm, ticket, err)) < 0)
 		return r;
-	for (int u = 0; u < t->plan->shard->units; u++)
-		if ((r = shard_wait(t->plan->shard, u, err)) < 0)
-			return r;
 	if ((r = device_read(t->dev, t->sums, t->plan->sums, sums_bytes(t), err)) < 0 ||
 	    (r = device_read(t->dev, clip, t->plan->clip, sizeof(clip), err)) < 0 ||
 	    (r = trainer_check_comm(t, err)) < 0)
@@ -198,6 +238,7 @@ int trainer_run_step(struct trainer *t, struct train_log *log, struct error *err
 int trainer_evaluate(struct trainer *t, double *loss, struct error *err)
 {
 	int64_t rows = t->eval ? dataset_rows(t->eval) : 0, targets = 0, at = t->rank;
+	int64_t all = t->world_size * t->o.micro_batch;
 	double *sum = &t->plan->sums[PLAN_SUM_LOSS], total = 0;
 	struct model_batch b;
 	int r;
@@ -208,13 +249,14 @@ int trainer_evaluate(struct trainer *t, double *loss, struct error *err)
 		targets += dataset_row_counted(t->eval, i);
 	if ((r = device_write(t->dev, sum, &total, sizeof(total), err)) < 0)
 		return r;
-	while (at < rows) {
+	/* As many passes on each rank: the last may have no row on some. */
+	for (int64_t done = 0; done < rows; done += all) {
 		int64_t n = 0;
 
 		for (; n < t->o.micro_batch && at < rows; at += t->world_size)
 			t->rows[n++] = at;
 		trainer_gather(t, t->eval, t->rows, n, &b);
-		if (b.tokens > 0 && (r = model_evaluate(t->plan->model, &b, sum, NULL, err)) < 0)
+		if ((r = model_evaluate(t->plan->model, &b, sum, NULL, err)) < 0)
 			return error_prefix(err, "evaluation");
 	}
 	if (t->world_size > 1 &&

@@ -58,7 +58,8 @@ static int allocate(struct trainer *t, struct error *err)
 	                 : device_alloc(t->dev, t->plan->arena.used, &t->memory, err)) < 0)
 		return r;
 	plan_bind(t->plan, t->memory);
-	r = shard_register(t->plan->shard, err);
+	trainer_set_hooks(t);
+	r = shard_connect(t->plan->shard, err);
 	return r < 0 ? r : model_prepare(t->plan->model, err);
 }
 
@@ -180,133 +181,17 @@ int trainer_plan_json(const struct trainer *t, json_t **out, struct error *err)
 	return arena_to_json(&t->plan->arena, out, err);
 }
 
-/* The place of element `at` of this rank's part of the unit's state. *type is fp32, or bf16 for weights that
- * have no master copy. */
-static void *state(const struct trainer *t, enum parameter_state which, int unit, int64_t at,
-                   enum dtype *type)
-{
-	const struct shard_unit *u = &t->plan->shard->unit[unit];
-
-	if (which == STATE_WEIGHTS && t->o.without_master) {
-		*type = DTYPE_BF16;
-		return (uint16_t *)u->weights + u->first + at;
-	}
-	*type = DTYPE_F32;
-	return (which == STATE_WEIGHTS ? u->master : which == STATE_MOMENT1 ? u->m : u->v) + at;
-}
-
-int trainer_read(struct trainer *t, enum parameter_state which, const struct model_parameter *p,
-                 int64_t first, int64_t n, float *out, struct error *err)
-{
-	int64_t at, own = shard_own(&t->plan->shard->unit[p->unit], p->offset + first, n, &at);
-	enum dtype type;
-	void *from = state(t, which, p->unit, at, &type);
-	int r;
-
-	if (own != n)
-		return error_set(err, -ENOTSUP, "%s: this rank holds only a shard of it", p->name);
-	r = device_read(t->dev, out, from, (size_t)n * dtype_size(type), err);
-	/* `out` is widened in place, from the last element on, so that no value is overwritten before it is
-	 * read. */
-	for (int64_t i = n - 1; i >= 0 && r == 0 && type == DTYPE_BF16; i--) {
-		uint16_t narrow;
-
-		memcpy(&narrow, (const char *)out + (size_t)i * sizeof(narrow), sizeof(narrow));
-		out[i] = bf16_to_float(narrow);
-	}
-	return r;
-}
-
-int trainer_write(struct trainer *t, enum parameter_state which, const struct model_parameter *p,
-                  int64_t first, int64_t n, const float *in, struct error *err)
-{
-	int64_t at, own = shard_own(&t->plan->shard->unit[p->unit], p->offset + first, n, &at);
-	int64_t skip = at + t->plan->shard->unit[p->unit].first - (p->offset + first);
-
-	_cleanup_free_ uint16_t *narrow = NULL;
-	enum dtype type;
-	void *to = state(t, which, p->unit, at, &type);
-
-	if (own == 0)
-		return 0;
-	if (type == DTYPE_F32)
-		return device_write(t->dev, to, in + skip, (size_t)own * sizeof(float), err);
-	narrow = malloc((size_t)own * sizeof(*narrow));
-	if (!narrow)
-		return error_oom(err);
-	for (int64_t i = 0; i < own; i++)
-		narrow[i] = bf16_from_float(in[skip + i]);
-	return device_write(t->dev, to, narrow, (size_t)own * sizeof(*narrow), err);
-}
-
-static int gather_weights(struct trainer *t, struct error *err)
-{
-	int r;
-
-	for (int u = 0; u < t->plan->shard->units; u++) {
-		shard_all_gather_weights(t->plan->shard, u, false);
-		if ((r = shard_wait(t->plan->shard, u, err)) < 0)
-			return r;
-	}
-	r = device_synchronize(t->dev, err);
-	return r < 0 ? r : trainer_check_comm(t, err);
-}
-
-int trainer_load(struct trainer *t, model_fill_fn fill, void *context, struct error *err)
-{
-	enum { PIECE = 1 << 20 };
-	_cleanup_free_ float *piece = malloc(PIECE * sizeof(float));
-	int r;
-
-	if (!piece)
-		return error_oom(err);
-	for (int i = 0; i < t->plan->layout->parameters; i++) {
-		const struct model_parameter *p = &t->plan->layout->parameter[i];
-
-		for (int64_t first = 0; first < p->count; first += PIECE) {
-			int64_t n = MIN(p->count - first, PIECE);
-
-			if ((r = fill(context, p, first, n, piece, err)) < 0 ||
-			    (r = trainer_write(t, STATE_WEIGHTS, p, first, n, piece, err)) < 0)
-				return r;
-		}
-	}
-	return gather_weights(t, err);
-}
-
 int trainer_set_step(struct trainer *t, int64_t step, struct error *err)
 {
 	if (step < 0 || step > t->total_steps)
 		return error_set(err, -EINVAL, "cannot go on from step %lld of a run of %lld steps",
 		                 (long long)step, (long long)t->total_steps);
 	t->step = step;
-	return gather_weights(t, err);
+	return trainer_publish(t, err);
 }
 
 void trainer_set_origin(struct trainer *t, int64_t step, int64_t examples)
 {
 	sampler_start(&t->sampler, step, examples);
 	count_steps(t);
-}
-
-static int access_read(void *t, enum parameter_state which, const struct model_parameter *p, int64_t first,
-                       int64_t n, float *out, struct error *err)
-{
-	return trainer_read(t, which, p, first, n, out, err);
-}
-
-static int access_write(void *t, enum parameter_state which, const struct model_parameter *p, int64_t first,
-                        int64_t n, const float *in, struct error *err)
-{
-	return trainer_write(t, which, p, first, n, in, err);
-}
-
-static int access_load(void *t, model_fill_fn fill, void *fill_context, struct error *err)
-{
-	return trainer_load(t, fill, fill_context, err);
-}
-
-struct parameter_access trainer_access(struct trainer *t)
-{
-	return (struct parameter_access){t->plan->layout, t, access_read, access_write, access_load};
 }

@@ -99,13 +99,20 @@ int trainer_plan_json(const struct trainer *t, json_t **out, struct error *err);
  * rank has to load the same weights. */
 int trainer_load(struct trainer *t, model_fill_fn fill, void *context, struct error *err);
 
-/* Copies elements [first, first + n) of a parameter's master weights or moments to the host, as fp32. */
+/* Copies elements [first, first + n) of a parameter's master weights or moments to the host, as fp32. This
+ * rank has to hold all of them (-ENOTSUP). */
 int trainer_read(struct trainer *t, enum parameter_state which, const struct model_parameter *p,
                  int64_t first, int64_t n, float *out, struct error *err);
-/* To resume, write all weights and moments, then give the step after which they were saved: trainer_set_step
- * makes the compute copies. */
+/* Elements that this rank does not hold are left out. To resume, write all weights and moments, then give the
+ * step after which they were saved: trainer_set_step makes the compute copies. */
 int trainer_write(struct trainer *t, enum parameter_state which, const struct model_parameter *p,
                   int64_t first, int64_t n, const float *in, struct error *err);
+/* The elements of a parameter that this rank holds: their number, which may be 0, and the first of them. */
+int64_t trainer_held(const struct trainer *t, const struct model_parameter *p, int64_t *first);
+/* As trainer_read, from the ranks that hold them; every rank calls it with the same elements. out may be NULL
+ * on ranks that have no use for them. */
+int trainer_gather_parameter(struct trainer *t, enum parameter_state which, const struct model_parameter *p,
+                             int64_t first, int64_t n, float *out, struct error *err);
 /* trainer_read, trainer_write and trainer_load for checkpoints; valid as long as the trainer. */
 struct parameter_access trainer_access(struct trainer *t);
 int trainer_set_step(struct trainer *t, int64_t step, struct error *err);

@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Weights: gathered from the ranks' shards before a unit is used, into memory of their own or into a slot. */
+#include "engine/shard/shard.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+/* ---- slots ---- */
+
+/* What is to be in slots at the same time: the unit that is used next, and those ahead of it. */
+struct window {
+	int unit[SHARD_SLOTS_MAX + 1], n;
+};
+
+static bool in_window(const struct window *w, int unit)
+{
+	for (int i = 0; i < w->n; i++)
+		if (w->unit[i] == unit)
+			return true;
+	return false;
+}
+
+/* The next unit whose weights a training pass reads: forward to the last, then back to the first block (the
+ * embedding's gradient needs no weights). False: none. */
+static bool next_unit(const struct shard *s, int *unit, enum model_phase *phase)
+{
+	if (*phase != MODEL_BACKWARD && *unit + 1 < s->units)
+		return ++*unit, true;
+	if (*phase == MODEL_EVALUATE)
+		return false;
+	if (*phase == MODEL_FORWARD)
+		return *phase = MODEL_BACKWARD, true;
+	return --*unit >= 1;
+}
+
+/* Starts a unit's gather into a slot that no unit of the window has. False: there is none. */
+static bool start_gather(struct shard *s, int unit, const struct window *w)
+{
+	struct shard_unit *u = &s->unit[unit];
+	struct shard_ring *ring = &s->weights[u->ring];
+
+	for (int i = 0; i < ring->slots; i++) {
+		struct shard_slot *slot = &ring->slot[i];
+
+		if (slot->used || (slot->unit >= 0 && in_window(w, slot->unit)))
+			continue;
+		/* A gather that is still under way there ends before the new one begins. */
+		if (slot->unit >= 0) {
+			s->unit[slot->unit].weights = NULL;
+			s->unit[slot->unit].gathering = 0;
+		}
+		slot->unit = unit;
+		u->weights = slot->memory;
+		device_copy(s->dev, (char *)u->weights + (size_t)u->first * dtype_size(s->o.type),
+		            u->own_weights, (size_t)u->own * dtype_size(s->o.type));
+		u->gathering = comm_all_gather(s->gather, u->weights, u->own, s->o.type);
+		return true;
+	}
+	return false;
+}
+
+static struct shard_slot *slot_of(struct shard *s, int unit)
+{
+	struct shard_ring *ring = &s->weights[s->unit[unit].ring];
+
+	for (int i = 0; i < ring->slots; i++)
+		if (ring->slot[i].unit == unit)
+			return &ring->slot[i];
+	return NULL;
+}
+
+/* The gathers of what comes after a unit. They are queued before the unit's own operations are: a collective
+ * starts after what was queued before it, and so runs behind those. */
+static void look_ahead(struct shard *s, struct window *w, int unit, enum model_phase phase)
+{
+	for (int ahead = 0; ahead < s->o.prefetch && next_unit(s, &unit, &phase);) {
+		if (s->unit[unit].whole_weights || in_window(w, unit))
+			continue;
+		w->unit[w->n++] = unit;
+		ahead++;
+		if (!s->unit[unit].weights && !start_gather(s, unit, w))
+			return; /* its slot is still used: it comes at the next unit */
+	}
+}
+
+int shard_need(struct shard *s, int unit, enum model_phase phase, struct error *err)
+{
+	struct window w = {{unit}, 1};
+	struct shard_unit *u = &s->unit[unit];
+	comm_ticket ticket;
+
+	/* The gradient of an embedding needs no weights. */
+	if (phase == MODEL_BACKWARD && unit == 0 && !u->whole_weights)
+		return 0;
+	if (s->o.strategy >= SHARD_ZERO3 && s->degree > 1) {
+		if (!u->weights && !start_gather(s, unit, &w))
+			return error_set(err, -EINVAL, "no slot for the weights of unit %d", unit);
+		look_ahead(s, &w, unit, phase);
+		if (!u->whole_weights)
+			slot_of(s, unit)->used = true;
+	}
+	ticket = u->gathering;
+	u->gathering = 0;
+	return ticket ? comm_wait(s->gather, ticket, err) : 0;
+}
+
+void shard_done(struct shard *s, int unit, enum model_phase phase)
+{
+	struct shard_slot *slot = s->unit[unit].whole_weights ? NULL : slot_of(s, unit);
+
+	if (slot)
+		slot->used = false;
+}
+
+/* ---- new weights ---- */
+
+void shard_publish(struct shard *s, int unit, bool converted)
+{
+	struct shard_unit *u = &s->unit[unit];
+	struct shard_slot *slot = u->whole_weights ? NULL : slot_of(s, unit);
+
+	if (u->master && s->o.type != DTYPE_F32 && !converted)
+		device_cast(s->dev, u->own_weights, s->o.type, u->master, DTYPE_F32, u->own);
+	if (u->whole_weights && s->degree > 1)
+		u->gathering = comm_all_gather(s->gather, u->weights, u->own, s->o.type);
+	if (slot) { /* what is there is old */
+		slot->unit = -1;
+		u->weights = NULL;
+	}
+}
+
+int shard_published(struct shard *s, struct error *err)
+{
+	struct window w = {{0}, 1};
+
+	if (s->degree == 1 || s->o.strategy < SHARD_ZERO3)
+		return 0;
+	if (!s->unit[0].whole_weights && !s->unit[0].weights && !start_gather(s, 0, &w))
+		return error_set(err, -EINVAL, "no slot for the weights of unit 0");
+	look_ahead(s, &w, 0, MODEL_FORWARD);
+	return 0;
+}
+
+int shard_settle(struct shard *s, struct error *err)
+{
+	for (int i = 0; i < s->units; i++) {
+		comm_ticket ticket = s->unit[i].gathering;
+		int r;
+
+		s->unit[i].gathering = 0;
+		if (ticket && (r = comm_wait(s->gather, ticket, err)) < 0)
+			return r;
+	}
+	return 0;
+}
+
+/* ---- communicators ---- */
+
+int shard_connect(struct shard *s, struct error *err)
+{
+	size_t size = dtype_size(s->o.type), n = 0;
+	_cleanup_free_ struct comm_buffer *buffers =
+	    calloc(2 * ((size_t)s->units + SHARD_RINGS * SHARD_SLOTS_MAX), sizeof(*buffers));
+	int r;
+
+	if (s->o.world_size == 1)
+		return 0;
+	if (!buffers)
+		return error_oom(err);
+	for (int i = 0; i < s->units; i++) {
+		struct shard_unit *u = &s->unit[i];
+
+		if (!u->in_slot)
+			buffers[n++] = (struct comm_buffer){u->gradients, (size_t)u->padded * sizeof(float)};
+		if (s->degree > 1 && u->whole_weights)
+			buffers[n++] = (struct comm_buffer){u->weights, (size_t)u->padded * size};
+	}
+	for (int i = 0; i < 2 * SHARD_RINGS; i++) {
+		struct shard_ring *ring = i % 2 ? &s->gradients[i / 2] : &s->weights[i / 2];
+		size_t bytes = (size_t)ring->elements * (i % 2 ? sizeof(float) : size);
+
+		for (int k = 0; k < ring->slots; k++)
+			buffers[n++] = (struct comm_buffer){ring->slot[k].memory, bytes};
+	}
+	/* Collectives also work with buffers that cannot be registered; they only take longer. */
+	r = comm_register(s->comm, buffers, (int)n, err);
+	return MIN(r, 0);
+}
+
+double shard_waited_seconds(struct shard *s)
+{
+	return s->comm ? comm_waited_seconds(s->comm) : 0;
+}

@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The state of parameters: loaded, read and written by the host, and gathered from the ranks that hold it. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/train/internal.h"
+
+/* The place of element `at` of this rank's part of the unit's state. *type is fp32, or bf16 for weights that
+ * have no master copy. */
+static void *state(const struct trainer *t, enum parameter_state which, int unit, int64_t at,
+                   enum dtype *type)
+{
+	const struct shard_unit *u = &t->plan->shard->unit[unit];
+
+	if (which == STATE_WEIGHTS && t->o.without_master) {
+		*type = DTYPE_BF16;
+		return (uint16_t *)u->own_weights + at;
+	}
+	*type = DTYPE_F32;
+	return (which == STATE_WEIGHTS ? u->master : which == STATE_MOMENT1 ? u->m : u->v) + at;
+}
+
+int trainer_read(struct trainer *t, enum parameter_state which, const struct model_parameter *p,
+                 int64_t first, int64_t n, float *out, struct error *err)
+{
+	int64_t at, own = shard_own(&t->plan->shard->unit[p->unit], p->offset + first, n, &at);
+	enum dtype type;
+	void *from = state(t, which, p->unit, at, &type);
+	int r;
+
+	if (own != n)
+		return error_set(err, -ENOTSUP, "%s: this rank holds only a shard of it", p->name);
+	r = device_read(t->dev, out, from, (size_t)n * dtype_size(type), err);
+	/* `out` is widened in place, from the last element on, so that no value is overwritten before it is
+	 * read. */
+	for (int64_t i = n - 1; i >= 0 && r == 0 && type == DTYPE_BF16; i--) {
+		uint16_t narrow;
+
+		memcpy(&narrow, (const char *)out + (size_t)i * sizeof(narrow), sizeof(narrow));
+		out[i] = bf16_to_float(narrow);
+	}
+	return r;
+}
+
+int trainer_write(struct trainer *t, enum parameter_state which, const struct model_parameter *p,
+                  int64_t first, int64_t n, const float *in, struct error *err)
+{
+	int64_t at, own = shard_own(&t->plan->shard->unit[p->unit], p->offset + first, n, &at);
+	int64_t skip = at + t->plan->shard->unit[p->unit].first - (p->offset + first);
+
+	_cleanup_free_ uint16_t *narrow = NULL;
+	enum dtype type;
+	void *to = state(t, which, p->unit, at, &type);
+	int r = shard_settle(t->plan->shard, err);
+
+	if (r < 0 || own == 0)
+		return r;
+	if (type == DTYPE_F32)
+		return device_write(t->dev, to, in + skip, (size_t)own * sizeof(float), err);
+	narrow = malloc((size_t)own * sizeof(*narrow));
+	if (!narrow)
+		return error_oom(err);
+	for (int64_t i = 0; i < own; i++)
+		narrow[i] = bf16_from_float(in[skip + i]);
+	return device_write(t->dev, to, narrow, (size_t)own * sizeof(*narrow), err);
+}
+
+int trainer_publish(struct trainer *t, struct error *err)
+{
+	struct shard *s = t->plan->shard;
+	int r;
+
+	for (int u = 0; u < s->units; u++)
+		shard_publish(s, u, false);
+	if ((r = shard_published(s, err)) < 0 || (r = shard_settle(s, err)) < 0 ||
+	    (r = device_synchronize(t->dev, err)) < 0)
+		return r;
+	return trainer_check_comm(t, err);
+}
+
+int trainer_load(struct trainer *t, model_fill_fn fill, void *context, struct error *err)
+{
+	enum { PIECE = 1 << 20 };
+	_cleanup_free_ float *piece = malloc(PIECE * sizeof(float));
+	int r;
+
+	if (!piece)
+		return error_oom(err);
+	for (int i = 0; i < t->plan->layout->parameters; i++) {
+		const struct model_parameter *p = &t->plan->layout->parameter[i];
+
+		for (int64_t first = 0; first < p->count; first += PIECE) {
+			int64_t n = MIN(p->count - first, PIECE);
+
+			if ((r = fill(context, p, first, n, piece, err)) < 0 ||
+			    (r = trainer_write(t, STATE_WEIGHTS, p, first, n, piece, err)) < 0)
+				return r;
+		}
+	}
+	return trainer_publish(t, err);
+}
+
+/* ---- the state of parameters of which a rank holds a part ---- */
+
+int64_t trainer_held(const struct trainer *t, const struct model_parameter *p, int64_t *first)
+{
+	const struct shard_unit *u = &t->plan->shard->unit[p->unit];
+	int64_t at, n = shard_own(u, p->offset, p->count, &at);
+
+	*first = n > 0 ? u->first + at - p->offset : 0;
+	return n;
+}
+
+/* The same by the rank of each part, in turn: what its owner reads from the host goes to the others. */
+static int gather_piece(struct trainer *t, enum parameter_state which, const struct model_parameter *p,
+                        int64_t first, int64_t n, float *out, struct error *err)
+{
+	const struct shard *s = t->plan->shard;
+	struct shard_unit part = s->unit[p->unit];
+	void *staging;
+	int r;
+
+	model_scratch(t->plan->model, &staging);
+	for (int owner = 0; owner < s->degree; owner++) {
+		int64_t at, held, from;
+
+		part.first = owner * part.own;
+		held = shard_own(&part, p->offset + first, n, &at);
+		if (held == 0)
+			continue;
+		from = part.first + at - p->offset - first;
+		if (part.first == s->unit[p->unit].first) {
+			enum dtype type;
+			const void *own = state(t, which, p->unit, at, &type);
+
+			device_cast(t->dev, (float *)staging + from, DTYPE_F32, own, type, held);
+		}
+		comm_broadcast(s->gather, (float *)staging + from, (size_t)held * sizeof(float), owner);
+	}
+	if ((r = comm_flush(s->gather, err)) < 0 ||
+	    (out && (r = device_read(t->dev, out, staging, (size_t)n * sizeof(float), err)) < 0))
+		return r;
+	return trainer_check_comm(t, err);
+}
+
+int trainer_gather_parameter(struct trainer *t, enum parameter_state which, const struct model_parameter *p,
+                             int64_t first, int64_t n, float *out, struct error *err)
+{
+	void *memory;
+	int64_t most = (int64_t)(model_scratch(t->plan->model, &memory) / sizeof(float));
+	int r = 0;
+
+	if (t->plan->shard->degree == 1)
+		return out ? trainer_read(t, which, p, first, n, out, err) : 0;
+	for (int64_t at = 0; at < n && r == 0; at += most)
+		r = gather_piece(t, which, p, first + at, MIN(n - at, most), out ? out + at : NULL, err);
+	return r;
+}
+
+/* ---- for checkpoints ---- */
+
+static int access_read(void *t, enum parameter_state which, const struct model_parameter *p, int64_t first,
+                       int64_t n, float *out, struct error *err)
+{
+	return trainer_read(t, which, p, first, n, out, err);
+}
+
+static int access_write(void *t, enum parameter_state which, const struct model_parameter *p, int64_t first,
+                        int64_t n, const float *in, struct error *err)
+{
+	return trainer_write(t, which, p, first, n, in, err);
+}
+
+static int access_load(void *t, model_fill_fn fill, void *fill_context, struct error *err)
+{
+	return trainer_load(t, fill, fill_context, err);
+}
+
+static int64_t access_held(void *t, const struct model_parameter *p, int64_t *first)
+{
+	return trainer_held(t, p, first);
+}
+
+static int access_gather(void *t, enum parameter_state which, const struct model_parameter *p, int64_t first,
+                         int64_t n, float *out, struct error *err)
+{
+	return trainer_gather_parameter(t, which, p, first, n, out, err);
+}
+
+struct parameter_access trainer_access(struct trainer *t)
+{
+	const struct shard *s = t->plan->shard;
+
+	return (struct parameter_access){.layout = t->plan->layout,
+	                                 .context = t,
+	                                 .replicas = s->replicas,
+	                                 .replica = t->rank / s->degree,
+	                                 .read = access_read,
+	                                 .write = access_write,
+	                                 .load = access_load,
+	                                 .held = access_held,
+	                                 .gather = access_gather};
+}
