@@ -55,7 +55,7 @@ static bool is_absent(const struct field *f, const void *value)
 		return IN(int64_t, value, f->offset) == f->absent;
 	case FIELD_NUMBER:
 		return !isfinite(IN(double, value, f->offset)) ||
-		       IN(double, value, f->offset) == (double)f->absent;
+		       (f->absent != FIELD_NAN && IN(double, value, f->offset) == (double)f->absent);
 	case FIELD_BOOL:
 		return !IN(bool, value, f->offset);
 	case FIELD_ENUM:
@@ -423,7 +423,7 @@ static int set_absent(const struct field *f, void *value, const char *where, str
 	if (f->type == FIELD_INT || f->type == FIELD_COUNT)
 		AT(int64_t, value, f->offset) = f->absent;
 	else if (f->type == FIELD_NUMBER)
-		AT(double, value, f->offset) = (double)f->absent;
+		AT(double, value, f->offset) = f->absent == FIELD_NAN ? NAN : (double)f->absent;
 	else if (f->type == FIELD_ENUM)
 		AT(int, value, f->offset) = (int)f->absent;
 	return 0;

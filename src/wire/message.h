@@ -54,6 +54,9 @@ enum field_presence {
 	FIELD_DEFAULT,  /* always sent; where it is missing it is what is absent */
 };
 
+/* `absent` of a FIELD_NUMBER that is NaN where it is absent: it may be any number otherwise. */
+#define FIELD_NAN INT64_MIN
+
 /* An absent field is, in the struct: NULL (strings, structs, lists), false, or the integer `absent`. A list
  * without elements is absent, too, unless it is FIELD_REQUIRED. A number that is not finite is absent. */
 struct field {

@@ -12,7 +12,7 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/str.h"
-#include "engine/checkpoint/metrics.h"
+#include "worker/metrics.h"
 
 #define NODE_MAX 64
 
@@ -31,6 +31,7 @@ static int gather_nodes(const struct report_options *o, char (*nodes)[NODE_MAX],
 	void *staging;
 
 	snprintf(nodes[rank], sizeof(*nodes), "%s", o->env->node);
+	str_make_utf8(nodes[rank]);
 	if (!o->comm)
 		return 0;
 	if ((r = device_alloc(o->dev, bytes, &staging, err)) < 0)
@@ -75,19 +76,22 @@ static int write_start(struct report *r, struct error *err)
 	const struct environment *env = r->o.env;
 	int64_t step = trainer_step(r->o.trainer);
 	const char *from = r->o.resumed_from;
-	_cleanup_json_ json_t *details =
-	    json_pack("{s:I, s:i, s:s, s:s*}", "attempt", (json_int_t)env->attempt, "ranks", env->world_size,
-	              "precision", r->o.precision, "from", from);
+	const struct metrics_mark mark = {
+	    .event = (char *)(from ? "resume" : "start"),
+	    .step = step,
+	    .time = clock_realtime(),
+	    .attempt = env->attempt,
+	    .ranks = env->world_size,
+	    .precision = (char *)r->o.precision,
+	    .from = (char *)from,
+	};
 	_cleanup_free_ char *text = NULL;
 
 	text = from ? str_printf("attempt %" PRId64 ", %d ranks, %s, goes on from `%s`", env->attempt,
 	                         env->world_size, r->o.precision, from)
 	            : str_printf("attempt %" PRId64 ", %d ranks, %s, from the start", env->attempt,
 	                         env->world_size, r->o.precision);
-	if (!details || !text)
-		return error_oom(err);
-	return metrics_event(r->metrics, step, clock_realtime(), from ? "resume" : "start", details, text,
-	                     err);
+	return text ? metrics_event(r->metrics, &mark, text, err) : error_oom(err);
 }
 
 int report_open(const struct report_options *o, struct report **out, struct error *err)
@@ -144,7 +148,7 @@ static int64_t peak_memory(void)
 
 int report_log(struct report *r, const struct train_log *log, struct error *err)
 {
-	struct metrics_record m = {
+	const struct metrics_report m = {
 	    .step = log->step,
 	    .steps = log->steps,
 	    .epoch = log->epoch,
@@ -166,10 +170,12 @@ int report_log(struct report *r, const struct train_log *log, struct error *err)
 	    .slowest_node = log->slowest_rank >= 0 ? r->nodes[log->slowest_rank] : NULL,
 	    .slowest_seconds = log->slowest_seconds,
 	};
-	char line[METRICS_LINE];
+	_cleanup_free_ char *line = metrics_line(&m);
 
+	if (!line)
+		return error_oom(err);
 	print_progress(log);
-	service_client_report(r->o.service, metrics_line(line, sizeof(line), &m));
+	service_client_report(r->o.service, line);
 	return metrics_write(r->metrics, &m, err);
 }
 
@@ -177,23 +183,24 @@ int report_checkpoint(struct report *r, int64_t step, struct error *err)
 {
 	_cleanup_free_ char *path = str_printf("%s/checkpoint-%" PRId64, r->o.config->output.dir, step);
 	_cleanup_free_ char *text = path ? str_printf("saved `%s`", path) : NULL;
-	_cleanup_json_ json_t *details = path ? json_pack("{s:s}", "path", path) : NULL;
+	const struct metrics_mark mark = {
+	    .event = (char *)"checkpoint", .step = step, .time = clock_realtime(), .path = path};
 
-	if (!text || !details)
-		return error_oom(err);
-	return metrics_event(r->metrics, step, clock_realtime(), "checkpoint", details, text, err);
+	return text ? metrics_event(r->metrics, &mark, text, err) : error_oom(err);
 }
 
 int report_end(struct report *r, int64_t step, const char *signal, struct error *err)
 {
-	const char *dir = r->o.config->output.dir;
+	char *dir = r->o.config->output.dir;
 	_cleanup_free_ char *text =
 	    signal ? str_printf("stopped by %s", signal) : str_printf("saved the model in `%s`", dir);
-	_cleanup_json_ json_t *details =
-	    signal ? json_pack("{s:s}", "signal", signal) : json_pack("{s:s}", "path", dir);
+	const struct metrics_mark mark = {
+	    .event = (char *)(signal ? "stopped" : "model"),
+	    .step = step,
+	    .time = clock_realtime(),
+	    .path = signal ? NULL : dir,
+	    .signal = (char *)signal,
+	};
 
-	if (!text || !details)
-		return error_oom(err);
-	return metrics_event(r->metrics, step, clock_realtime(), signal ? "stopped" : "model", details, text,
-	                     err);
+	return text ? metrics_event(r->metrics, &mark, text, err) : error_oom(err);
 }

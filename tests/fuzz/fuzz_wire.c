@@ -7,6 +7,7 @@
 #include "config/run.h"
 #include "wire/heartbeat.h"
 #include "wire/launch.h"
+#include "wire/metrics.h"
 #include "wire/node_view.h"
 #include "wire/preflight.h"
 #include "wire/run_record.h"
@@ -66,6 +67,9 @@ DEFINE_TRY(launch_description)
 DEFINE_TRY(launch_command)
 DEFINE_TRY(start_record)
 DEFINE_TRY(run_record)
+DEFINE_TRY(metrics_report)
+DEFINE_TRY(metrics_mark)
+DEFINE_TRY(metrics_step)
 
 static void (*const tries[])(const json_t *) = {
     try_start_request,
@@ -94,6 +98,9 @@ static void (*const tries[])(const json_t *) = {
     try_launch_command,
     try_start_record,
     try_run_record,
+    try_metrics_report,
+    try_metrics_mark,
+    try_metrics_step,
 };
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -10,6 +10,7 @@
 #include "wire/error_answer.h"
 #include "wire/heartbeat.h"
 #include "wire/launch.h"
+#include "wire/metrics.h"
 #include "wire/node_view.h"
 #include "wire/preflight.h"
 #include "wire/run_record.h"
@@ -60,6 +61,9 @@ DEFINE_PASS(foreign_stopped)
 DEFINE_PASS(preflight_request)
 DEFINE_PASS(preflight_line)
 DEFINE_PASS(run_record)
+DEFINE_PASS(metrics_report)
+DEFINE_PASS(metrics_mark)
+DEFINE_PASS(metrics_step)
 
 static const char START[] =
     "{\"controller\":\"n1\",\"cluster\":\"a1\",\"epoch\":3,\"run\":17,\"attempt\":2,\"user\":\"ada\","
@@ -115,6 +119,12 @@ static const char START[] =
 	"ada\",\"output\":\"/x\","                                                                           \
 	"\"config\":{\"task\":\"sft\"}}"
 
+#define METRICS                                                                                              \
+	"{\"step\":3,\"steps\":9,\"epoch\":0.5,\"loss\":0.0,\"learning_rate\":0.0001,\"grad_norm\":1.5,"     \
+	"\"tokens\":100,\"tokens_per_second\":10.5,\"eta_seconds\":0.0,\"time\":1732147200.5,"               \
+	"\"step_seconds\":0.5,\"compute_seconds\":0.25,\"communication_seconds\":0.0,\"data_seconds\":0.25," \
+	"\"memory_bytes\":7,\"device_memory_bytes\":8,\"slowest_rank\":0,\"slowest_node\":\"n1\","           \
+	"\"slowest_seconds\":0.5,\"eval_loss\":2.5,\"eval_perplexity\":12.2}"
 #define RUN_RECORD                                                                                           \
 	"{\"parts\":[{\"node\":\"n2\",\"ended\":true,\"trouble\":\"node n2 is "                              \
 	"down\",\"trouble_at\":1732147200.5,"                                                                \
@@ -197,6 +207,14 @@ static const struct sample {
      "controller", NULL},
     {"ended runs", pass_runs_ended, "{\"ended\":3}", "ended", "ended", NULL},
     {"foreign work", pass_foreign_stopped, "{\"name\":\"n1\",\"stopping\":2}", "name", "stopping", NULL},
+    {"metrics", pass_metrics_report, METRICS, "tokens", "loss", NULL},
+    {"metrics", pass_metrics_report, METRICS, "step", "slowest_node", NULL},
+    {"mark", pass_metrics_mark,
+     "{\"event\":\"resume\",\"step\":3,\"time\":1.5,\"attempt\":2,\"ranks\":4,\"precision\":\"bf16\","
+     "\"from\":\"c\","
+     "\"path\":\"p\",\"signal\":\"SIGTERM\"}",
+     "event", "ranks", NULL},
+    {"line of metrics", pass_metrics_step, "{\"step\":3}", "step", "step", NULL},
     {"record of a run", pass_run_record, RUN_RECORD, "parts.0.node", "device_error", ""},
     {"record of a run", pass_run_record, RUN_RECORD, "rank_errors.1.rank", "rank_errors.0.lost_peer",
      "rank_errors.0."},
@@ -707,6 +725,8 @@ START_TEST(numbers_out_of_range_are_named)
 		int (*pass)(const json_t *json, json_t **again, struct error *err);
 		const char *text, *words;
 	} cases[] = {
+	    {pass_metrics_step, "{\"step\":-1}", "line of metrics: step: -1 is out of range"},
+	    {pass_metrics_mark, "{\"event\":\"\",\"step\":1,\"time\":1.0}", "mark: event: it is empty"},
 	    {pass_run_record, "{\"rank_errors\":[{\"rank\":-1}]}",
 	     "record of a run: rank_errors[0].rank: -1 is out of range"},
 	    {pass_start_record, "{\"uid\":4294967295,\"slots\":[]}",
@@ -767,6 +787,25 @@ START_TEST(older_descriptions_of_an_attempt_are_read)
 	again = launch_description_encode(&d);
 	ck_assert_double_eq(json_get_number(again, "grace", -1), 0);
 	launch_description_release(&d);
+}
+END_TEST
+
+/* A measurement of 0 is one; only what was not measured is left out, or null. */
+START_TEST(only_what_was_not_measured_is_absent)
+{
+	struct metrics_report report = {.loss = 0, .grad_norm = NAN, .slowest_rank = -1, .eval_loss = NAN};
+	_cleanup_json_ json_t *json = metrics_report_encode(&report);
+	struct error err = ERROR_INIT;
+
+	ck_assert_double_eq(json_get_number(json, "loss", -1), 0);
+	ck_assert(json_is_null(json_object_get(json, "grad_norm")));
+	ck_assert_double_eq(json_get_number(json, "step_seconds", -1), 0);
+	ck_assert_ptr_null(json_object_get(json, "eval_loss"));
+	ck_assert_ptr_null(json_object_get(json, "slowest_rank"));
+	ck_ok(metrics_report_decode(json, &report, &err), &err);
+	ck_assert(report.loss == 0 && isnan(report.grad_norm) && isnan(report.eval_loss));
+	ck_assert_int_eq(report.slowest_rank, -1);
+	metrics_report_release(&report);
 }
 END_TEST
 
@@ -871,6 +910,7 @@ int main(void)
 	tcase_add_test(tc, reports_of_any_program_are_read);
 	tcase_add_test(tc, numbers_out_of_range_are_named);
 	tcase_add_test(tc, older_descriptions_of_an_attempt_are_read);
+	tcase_add_test(tc, only_what_was_not_measured_is_absent);
 	tcase_add_test(tc, older_records_of_a_run_are_read);
 	tcase_add_test(tc, commands_to_the_launcher);
 	tcase_add_test(tc, a_preflight_ends_with_a_code);

@@ -155,8 +155,8 @@ int checkpoint_remove_all(const char *output, struct error *err)
 	return r;
 }
 
-/* Whether a file of that name has measurements: metrics.jsonl, metrics.jsonl.N (metrics_open), runs. A run
- * that ended before its first checkpoint leaves them. */
+/* Whether a file of that name has measurements: metrics.jsonl, metrics.jsonl.N (worker/metrics.h), runs. A
+ * run that ended before its first checkpoint leaves them. */
 static bool is_measurements(const char *name)
 {
 	const char *number = str_starts(name, "metrics.jsonl.") ? name + strlen("metrics.jsonl.") : "x";

@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Writes the measurements of a run to metrics.jsonl and TensorBoard files. A run that starts again keeps the
+ * lines up to the step that it resumes from, and a new run renames the file of an earlier one. */
+#include "worker/metrics.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/str.h"
+#include "engine/checkpoint/tfevents.h"
+
+struct metrics {
+	int fd;
+	char *path;
+	struct tfevents *events;
+};
+
+/* With 1 / scale as the last digit; what is too large for that, and what is not finite, as it is. */
+static double round_to(double value, double scale)
+{
+	return fabs(value * scale) < 0x1p53 ? round(value * scale) / scale : value;
+}
+
+static double perplexity(const struct metrics_report *m)
+{
+	double p = exp(m->eval_loss);
+
+	return isfinite(p) ? p : NAN;
+}
+
+char *metrics_line(const struct metrics_report *report)
+{
+	struct metrics_report m = *report;
+	_cleanup_json_ json_t *json = NULL;
+
+	m.tokens_per_second = round_to(m.tokens_per_second, 10);
+	m.eta_seconds = round_to(m.eta_seconds, 10);
+	m.time = round_to(m.time, 1e3);
+	m.step_seconds = round_to(m.step_seconds, 1e6);
+	m.compute_seconds = round_to(m.compute_seconds, 1e6);
+	m.communication_seconds = round_to(m.communication_seconds, 1e6);
+	m.data_seconds = round_to(m.data_seconds, 1e6);
+	m.slowest_seconds = m.slowest_rank >= 0 ? round_to(m.slowest_seconds, 1e6) : NAN;
+	m.eval_perplexity = round_to(perplexity(&m), 1e6);
+	json = metrics_report_encode(&m);
+	return json_to_string(json);
+}
+
+/* Bytes of the leading lines that belong to steps up to `step`. */
+static size_t kept_bytes(const char *text, size_t len, int64_t step)
+{
+	size_t kept = 0;
+
+	while (kept < len) {
+		const char *line = text + kept, *end = memchr(line, '\n', len - kept);
+		_cleanup_json_ json_t *j = NULL;
+		struct metrics_step of;
+
+		/* A line without its newline was being written when the run died. */
+		if (!end || json_parse(line, end - line, "", &j, NULL) < 0 ||
+		    metrics_step_decode(j, &of, NULL) < 0 || of.step > step)
+			break;
+		kept = end + 1 - text;
+	}
+	return kept;
+}
+
+/* Renames the file of an earlier run to metrics.jsonl.N, with the first N that is free, so that a new run
+ * does not remove its measurements. A file that has only marks is overwritten instead. */
+static int set_aside(const char *path, struct error *err)
+{
+	_cleanup_free_ char *text = NULL;
+	size_t len;
+	int r = file_read(path, 0, &text, &len, err);
+
+	if (r < 0 || !strstr(text, "\"loss\":"))
+		return r;
+	for (int n = 1;; n++) {
+		_cleanup_free_ char *free_name = str_printf("%s.%d", path, n);
+
+		if (!free_name)
+			return error_oom(err);
+		if (file_exists(free_name))
+			continue;
+		return rename(path, free_name) < 0
+		           ? error_errno(err, -errno, "cannot rename %s to %s", path, free_name)
+		           : 0;
+	}
+}
+
+int metrics_open(const char *directory, int64_t resumed_step, bool tensorboard, struct metrics **out,
+                 struct error *err)
+{
+	_cleanup_(metrics_closep) struct metrics *m = calloc(1, sizeof(*m));
+	_cleanup_free_ char *text = NULL, *runs = str_path_join(directory, "runs");
+	size_t len = 0;
+	int r = 0;
+
+	if (!m || !runs)
+		return error_oom(err);
+	m->fd = -1;
+	m->path = str_path_join(directory, "metrics.jsonl");
+	if (!m->path)
+		return error_oom(err);
+	if (resumed_step > 0 && file_exists(m->path)) {
+		r = file_read(m->path, 0, &text, &len, err);
+		if (r < 0)
+			return r;
+		len = kept_bytes(text, len, resumed_step);
+	} else if (file_exists(m->path) && (r = set_aside(m->path, err)) < 0) {
+		return r;
+	}
+	m->fd = open(m->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+	if (m->fd < 0 || ftruncate(m->fd, len) < 0)
+		return error_errno(err, -errno, "cannot write %s", m->path);
+	if (tensorboard && (r = tfevents_open(runs, resumed_step + 1, &m->events, err)) < 0)
+		return r;
+	*out = steal_pointer(m);
+	return 0;
+}
+
+/* A line is written by one write(), so that only a crash leaves an incomplete one. */
+static int write_line(struct metrics *m, const char *text, struct error *err)
+{
+	_cleanup_free_ char *line = text ? str_printf("%s\n", text) : NULL;
+
+	if (!line)
+		return error_oom(err);
+	return file_write_all(m->fd, line, strlen(line), err) < 0 ? error_prefix(err, "%s", m->path) : 0;
+}
+
+int metrics_text(struct metrics *m, int64_t step, double time, const char *tag, const char *text,
+                 struct error *err)
+{
+	return m->events ? tfevents_text(m->events, time, step, tag, text, err) : 0;
+}
+
+int metrics_event(struct metrics *m, const struct metrics_mark *mark, const char *text, struct error *err)
+{
+	struct metrics_mark rounded = *mark;
+	_cleanup_json_ json_t *json = NULL;
+	_cleanup_free_ char *line = NULL;
+	int r;
+
+	rounded.time = round_to(mark->time, 1e3);
+	json = metrics_mark_encode(&rounded);
+	line = json_to_string(json);
+	r = write_line(m, line, err);
+	return r < 0 ? r : metrics_text(m, mark->step, mark->time, "events", text, err);
+}
+
+int metrics_write(struct metrics *m, const struct metrics_report *report, struct error *err)
+{
+	const struct {
+		const char *tag;
+		double value;
+	} scalars[] = {
+	    {"train/loss", report->loss},
+	    {"train/learning_rate", report->learning_rate},
+	    {"train/grad_norm", report->grad_norm},
+	    {"train/epoch", report->epoch},
+	    {"perf/tokens_per_second", report->tokens_per_second},
+	    {"train/tokens", (double)report->tokens},
+	    {"perf/step_seconds", report->step_seconds},
+	    {"perf/compute_seconds", report->compute_seconds},
+	    {"perf/communication_seconds", report->communication_seconds},
+	    {"perf/data_seconds", report->data_seconds},
+	    {"perf/memory_bytes", report->memory_bytes > 0 ? (double)report->memory_bytes : NAN},
+	    {"perf/device_memory_bytes",
+	     report->device_memory_bytes > 0 ? (double)report->device_memory_bytes : NAN},
+	    {"perf/slowest_rank", report->slowest_rank >= 0 ? (double)report->slowest_rank : NAN},
+	    {"perf/slowest_seconds", report->slowest_rank >= 0 ? report->slowest_seconds : NAN},
+	    {"eval/loss", report->eval_loss},
+	    {"eval/perplexity", perplexity(report)},
+	};
+	_cleanup_free_ char *line = metrics_line(report);
+	int r = write_line(m, line, err);
+
+	for (size_t i = 0; i < ARRAY_SIZE(scalars) && m->events && r == 0; i++)
+		if (!isnan(scalars[i].value))
+			r = tfevents_scalar(m->events, report->time, report->step, scalars[i].tag,
+			                    scalars[i].value, err);
+	return r;
+}
+
+void metrics_close(struct metrics *m)
+{
+	if (!m)
+		return;
+	if (m->fd >= 0)
+		close(m->fd);
+	tfevents_close(m->events);
+	free(m->path);
+	free(m);
+}

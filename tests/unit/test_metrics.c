@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* metrics.jsonl of a run: its lines, and which of them are there after a restart. */
+#include "unit.h"
+
+#include <math.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/str.h"
+#include "worker/metrics.h"
+
+static void check_steps(const char *path, const int *steps, size_t n, struct error *err)
+{
+	_cleanup_free_ char *text = NULL;
+	char *line, *save = NULL;
+	size_t i = 0;
+
+	ck_ok(file_read(path, 0, &text, NULL, err), err);
+	for (line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save), i++) {
+		_cleanup_json_ json_t *j = NULL;
+
+		ck_ok(json_parse(line, strlen(line), "line", &j, err), err);
+		if (json_object_get(j, "event")) {
+			i--;
+			continue;
+		}
+		ck_assert_int_eq(json_get_int(j, "step", -1), steps[i]);
+		ck_assert(json_get_number(j, "loss", 0) == 1.0 / 3);
+	}
+	ck_assert_uint_eq(i, n);
+}
+
+START_TEST(metrics_of_a_resumed_run_have_no_line_twice)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_path_join(dir, "metrics.jsonl"), *text = NULL;
+	struct metrics_report rec = {.steps = 9, .loss = 1.0 / 3, .learning_rate = 1e-4, .eval_loss = NAN};
+	struct error err = ERROR_INIT;
+	struct metrics *m;
+	size_t len;
+
+	ck_ok(metrics_open(dir, 0, true, &m, &err), &err);
+	ck_ok(metrics_event(
+	          m,
+	          &(struct metrics_mark){
+	              .event = (char *)"start", .time = 12.3456, .attempt = 2, .from = (char *)"a\"b"},
+	          "begun", &err),
+	      &err);
+	for (rec.step = 1; rec.step <= 6; rec.step++) {
+		ck_ok(metrics_write(m, &rec, &err), &err);
+		if (rec.step == 3)
+			ck_ok(metrics_event(m,
+			                    &(struct metrics_mark){.event = (char *)"checkpoint", .step = 3},
+			                    "saved", &err),
+			      &err);
+	}
+	metrics_close(m);
+	/* The last line is cut in the middle, as by a crash. */
+	ck_ok(file_read(path, 0, &text, &len, &err), &err);
+	ck_assert_int_eq(truncate(path, len - 5), 0);
+	ck_ok(metrics_open(dir, 6, false, &m, &err), &err);
+	metrics_close(m);
+	check_steps(path, (int[]){1, 2, 3, 4, 5}, 5, &err);
+	ck_ok(metrics_open(dir, 3, true, &m, &err), &err);
+	rec.step = 4;
+	rec.eval_loss = 2;
+	ck_ok(metrics_write(m, &rec, &err), &err);
+	metrics_close(m);
+	check_steps(path, (int[]){1, 2, 3, 4}, 4, &err);
+	/* Marks are removed with their steps. */
+	free(steal_pointer(text));
+	ck_ok(file_read(path, 0, &text, &len, &err), &err);
+	ck_assert(str_starts(
+	    text, "{\"event\":\"start\",\"step\":0,\"time\":12.346,\"attempt\":2,\"from\":\"a\\\"b\"}\n"));
+	ck_assert_ptr_nonnull(
+	    strstr(text, "{\"event\":\"checkpoint\",\"step\":3,\"time\":0.0}\n{\"step\":4"));
+	ck_ok(metrics_open(dir, 2, false, &m, &err), &err);
+	metrics_close(m);
+	free(steal_pointer(text));
+	ck_ok(file_read(path, 0, &text, &len, &err), &err);
+	ck_assert_ptr_null(strstr(text, "checkpoint"));
+	ck_ok(file_remove_tree(dir, &err), &err);
+}
+END_TEST
+
+/* Two runs in the directory of one that ended before its first checkpoint: nothing is lost. */
+START_TEST(metrics_of_an_earlier_run_are_kept)
+{
+	_cleanup_free_ char *dir = unit_tmpdir();
+	struct metrics_report rec = {.steps = 9, .loss = 1.0 / 3, .learning_rate = 1e-4, .eval_loss = NAN};
+	struct error err = ERROR_INIT;
+	struct metrics *m;
+
+	/* A file without measurements is written again. */
+	for (int run = 0; run < 4; run++) {
+		ck_ok(metrics_open(dir, 0, false, &m, &err), &err);
+		ck_ok(metrics_event(m, &(struct metrics_mark){.event = (char *)"start", .time = 1}, "", &err),
+		      &err);
+		rec.step = run;
+		if (run)
+			ck_ok(metrics_write(m, &rec, &err), &err);
+		metrics_close(m);
+	}
+	for (int run = 1; run < 4; run++) {
+		_cleanup_free_ char *path = run < 3 ? str_printf("%s/metrics.jsonl.%d", dir, run)
+		                                    : str_path_join(dir, "metrics.jsonl");
+		_cleanup_free_ char *text = NULL;
+		size_t len;
+
+		ck_ok(file_read(path, 0, &text, &len, &err), &err);
+		ck_assert(str_starts(text, "{\"event\":\"start\""));
+		check_steps(path, (int[]){run}, 1, &err);
+	}
+	ck_ok(file_remove_tree(dir, &err), &err);
+}
+END_TEST
+
+/* Unknown values are left out, and a line with the longest numbers is complete. */
+START_TEST(a_line_of_metrics_holds_everything)
+{
+	struct metrics_report rec = {
+	    .step = INT64_MAX,
+	    .steps = INT64_MAX,
+	    .epoch = -2.2250738585072014e-308,
+	    .loss = -2.2250738585072014e-308,
+	    .learning_rate = -2.2250738585072014e-308,
+	    .grad_norm = -2.2250738585072014e-308,
+	    .tokens = INT64_MAX,
+	    .tokens_per_second = -1.7976931348623157e+308,
+	    .eta_seconds = -1.7976931348623157e+308,
+	    .eval_loss = 709.7,
+	    .time = -1.7976931348623157e+308,
+	    .step_seconds = 1e300,
+	    .compute_seconds = 1e300,
+	    .communication_seconds = 1e300,
+	    .data_seconds = 1e300,
+	    .memory_bytes = INT64_MAX,
+	    .device_memory_bytes = INT64_MAX,
+	    .slowest_rank = INT32_MAX,
+	    .slowest_node =
+	        (char *)"a \"node\\ with\na name of more than sixty-four characters, which are the most",
+	    .slowest_seconds = 1e300};
+	_cleanup_json_ json_t *all = NULL, *few = NULL;
+	struct error err = ERROR_INIT;
+	_cleanup_free_ char *line = NULL;
+
+	line = metrics_line(&rec);
+	ck_ok(json_parse(line, strlen(line), "line", &all, &err), &err);
+	ck_assert_int_eq(json_get_int(all, "memory_bytes", 0), INT64_MAX);
+	ck_assert(str_starts(json_get_string(all, "slowest_node", ""), "a \"node\\ with\na name"));
+	ck_assert_double_eq_tol(json_get_number(all, "eval_perplexity", 0) / exp(709.7), 1, 1e-9);
+	rec = (struct metrics_report){
+	    .eval_loss = NAN, .communication_seconds = NAN, .compute_seconds = NAN, .slowest_rank = -1};
+	free(line);
+	line = metrics_line(&rec);
+	ck_ok(json_parse(line, strlen(line), "line", &few, &err), &err);
+	ck_assert_ptr_nonnull(json_object_get(few, "data_seconds"));
+	for (size_t i = 0; i < 7; i++)
+		ck_assert_ptr_null(json_object_get(
+		    few, ((const char *const[]){"compute_seconds", "communication_seconds", "slowest_rank",
+		                                "slowest_node", "memory_bytes", "eval_loss",
+		                                "eval_perplexity"})[i]));
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("metrics");
+	TCase *t = tcase_create("metrics");
+
+	tcase_add_test(t, metrics_of_a_resumed_run_have_no_line_twice);
+	tcase_add_test(t, metrics_of_an_earlier_run_are_kept);
+	tcase_add_test(t, a_line_of_metrics_holds_everything);
+	suite_add_tcase(s, t);
+	return unit_run(s);
+}
