@@ -22,6 +22,7 @@ const struct command commands[] = {
     {"tokenizer", "train or try a tokenizer", cmd_tokenizer},
     {"backup", "copy the store of the running service", cmd_backup},
     {"check", "check a run file without submitting it", cmd_check},
+    {"estimate", "plan a run: memory, whether it fits, speed", cmd_estimate},
     {"keygen", "make the key of a cluster", cmd_keygen},
 };
 const size_t command_count = ARRAY_SIZE(commands);

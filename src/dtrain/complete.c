@@ -11,6 +11,7 @@
 #include "config/keys.h"
 #include "config/run.h"
 #include "engine/chat/template.h"
+#include "engine/train/hardware.h"
 #include "http/local.h"
 #include "wire/node_view.h"
 #include "wire/run_view.h"
@@ -89,6 +90,20 @@ static void offer_nodes(const struct typed *t)
 		offer(t, nodes.nodes[i].name, node_states[nodes.nodes[i].state]);
 }
 
+/* "8xH" -> "8xH100-80GB", "8xH200-141GB". */
+static void offer_devices(const struct typed *t)
+{
+	size_t counts = strspn(t->text, "0123456789x");
+	_cleanup_free_ char *before = str_printf("%s%.*s", t->prefix, (int)counts, t->text);
+	struct typed rest = {t->client, before ? before : "", t->text + counts};
+	const struct hardware *h;
+
+	for (size_t i = 0; (h = hardware_at(i)); i++)
+		offer(&rest, h->name, NULL);
+	if (counts == 0)
+		offer(t, "cluster", NULL);
+}
+
 /* The parts of "a|b|c". Words in capitals stand for something else: "FILE", "DIR"; others of them for
  * nothing. */
 static void offer_choices(const struct typed *t, const char *choices)
@@ -161,6 +176,8 @@ static void offer_named(const struct typed *t, const char *name, const char *com
 		offer_nodes(t);
 	else if (str_eq(name, "STATE"))
 		offer_choices(t, states);
+	else if (str_eq(name, "DEVICES"))
+		offer_devices(t);
 	else if (strchr(name, '|'))
 		offer_choices(t, name);
 	for (size_t i = 0; i < ARRAY_SIZE(files); i++)

@@ -26,6 +26,12 @@ size_t device_sizing_logits(enum device_engine engine); /* device_logits_bytes *
  * take, a sum of the queries' gradients in fp32. */
 size_t device_sizing_scratch(const struct device_sizing *s, const struct device_shapes *shapes);
 
+/* cpu/isa.c: the instruction sets that the CPU's kernels are compiled for, each with those before it. */
+enum cpu_isa { CPU_ISA_GENERIC, CPU_ISA_V3, CPU_ISA_V4, CPU_ISA_BF16 };
+/* This processor's best, or the lesser one that the environment's DTRAIN_CPU_ISA names. */
+enum cpu_isa cpu_isa(void);
+bool cpu_multiplies_bf16(void);
+
 /* cpu/sizes.c */
 size_t cpu_logits_bytes(void);
 size_t cpu_scratch_bytes(const struct device_shapes *s, int threads, bool native_bf16);

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CPU as a device: creates it, chooses its threads and kernels, and computes how much
- * scratch they need. */
+/* The CPU as a device: creates it, and chooses its threads and kernels. */
 #include <cblas.h>
 #include <errno.h>
 #include <omp.h>
@@ -11,8 +10,6 @@
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
-
-#include "base/str.h"
 #endif
 
 #include "engine/device/cpu/kernels.h"
@@ -39,36 +36,15 @@ static int default_threads(void)
 static const struct kernels *choose_kernels(void)
 {
 #if defined(KERNELS_X86)
-	__builtin_cpu_init();
-	if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-	    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-	    __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("bmi2") &&
-	    __builtin_cpu_supports("fma"))
-		return __builtin_cpu_supports("avx512bf16") ? &kernels_bf16 : &kernels_v4;
-	if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"))
-		return &kernels_v3;
-#endif
-	return &kernels_generic;
-}
+	static const struct kernels *const all[] = {[CPU_ISA_GENERIC] = &kernels_generic,
+	                                            [CPU_ISA_V3] = &kernels_v3,
+	                                            [CPU_ISA_V4] = &kernels_v4,
+	                                            [CPU_ISA_BF16] = &kernels_bf16};
 
-/* DTRAIN_CPU_ISA (generic, v3, v4 or bf16) names a table below the best one, so that tests on one machine can
- * run all of them. */
-static const struct kernels *override_kernels(const struct kernels *best)
-{
-	const char *name = getenv("DTRAIN_CPU_ISA");
-#if defined(KERNELS_X86)
-	const struct kernels *all[] = {&kernels_generic, &kernels_v3, &kernels_v4, &kernels_bf16};
+	return all[cpu_isa()];
 #else
-	const struct kernels *all[] = {&kernels_generic};
+	return &kernels_generic;
 #endif
-
-	for (size_t i = 0; name && i < sizeof(all) / sizeof(all[0]); i++) {
-		if (str_eq(all[i]->isa, name))
-			return all[i];
-		if (all[i] == best)
-			break;
-	}
-	return best;
 }
 
 /*
@@ -105,7 +81,7 @@ int device_create(const struct device_options *options, struct device **out, str
 	if (!dev)
 		return error_oom(err);
 	dev->threads = options && options->threads > 0 ? options->threads : default_threads();
-	dev->kernels = override_kernels(choose_kernels());
+	dev->kernels = choose_kernels();
 	dev->parts = calloc(REDUCE_PARTS, sizeof(*dev->parts));
 	if (!dev->parts) {
 		device_destroy(dev);

@@ -1,0 +1,345 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * dtrain estimate: plans a run as a worker would, for each strategy, and prints the memory of a rank, whether
+ * it fits, and how fast it will be. Nothing is computed on a device, and no service is needed but for the
+ * devices of the cluster.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/json.h"
+#include "base/str.h"
+#include "config/run.h"
+#include "dtrain/commands.h"
+#include "dtrain/options.h"
+#include "dtrain/run_request.h"
+#include "dtrain/table.h"
+#include "engine/train/estimate.h"
+#include "options/options.h"
+#include "options/precision_names.h"
+#include "wire/node_view.h"
+
+enum { GPUS_OF_A_NODE = 8 };
+
+struct subject {
+	struct run_config *config;
+	struct model_config model;
+	struct train_options options;
+	struct hardware_set where;
+	char devices[96]; /* in words */
+};
+
+static void subject_release(struct subject *s)
+{
+	run_config_freep(&s->config);
+}
+
+/* ---- the devices ---- */
+
+/* As many as the run asks for, where --devices gives no number. */
+static void count_ranks(struct subject *s, int per_node)
+{
+	if (s->where.nodes > 0)
+		return;
+	s->where.nodes = (int)s->config->resources.nodes;
+	s->where.per_node = (int)s->config->resources.devices_per_node;
+	if (s->where.per_node == 0)
+		s->where.per_node = per_node;
+}
+
+/* A node may have GPUs or CPU slots; those that the run would get. */
+static bool is_wanted(const struct subject *s, const struct device_list *list, const struct device_info *d)
+{
+	bool gpus = false;
+
+	for (size_t i = 0; i < list->count; i++)
+		gpus = gpus || list->devices[i].kind == DEVICE_KIND_GPU;
+	if (!str_eq(s->config->resources.kind, "auto"))
+		gpus = str_eq(s->config->resources.kind, "gpu");
+	return d->kind == (gpus ? DEVICE_KIND_GPU : DEVICE_KIND_CPU);
+}
+
+/* The least of the cluster's devices that the run could get: each rank's plan is the same. */
+static int from_list(struct subject *s, const struct device_list *list, struct error *err)
+{
+	const struct device_info *least = NULL;
+	const struct hardware *known;
+	int on_node = 0;
+
+	for (size_t i = 0; i < list->count; i++)
+		if (is_wanted(s, list, &list->devices[i]) &&
+		    (!least || list->devices[i].memory < least->memory))
+			least = &list->devices[i];
+	if (!least)
+		return error_set(err, -ENODEV, "the cluster has no such device (resources.kind = \"%s\")",
+		                 s->config->resources.kind);
+	for (size_t i = 0; i < list->count; i++)
+		on_node +=
+		    is_wanted(s, list, &list->devices[i]) && str_eq(list->devices[i].node, least->node);
+	s->where = (struct hardware_set){0};
+	count_ranks(s, on_node);
+	if (least->kind == DEVICE_KIND_CPU) {
+		hardware_find("cpu", &s->where.device);
+		hardware_fill_cpu(&s->where.device, on_node,
+		                  s->config->resources.threads ? (int)s->config->resources.threads
+		                                               : (int)least->threads);
+	} else if ((known = hardware_by_board(least->name, least->memory))) {
+		s->where.device = *known;
+	} else {
+		return error_set(err, -ENODEV,
+		                 "%s: the rates of this device are not known; name a similar one with "
+		                 "--devices",
+		                 least->name);
+	}
+	s->where.device.memory = least->memory;
+	snprintf(s->devices, sizeof(s->devices), "%.60s of the cluster", least->name);
+	return 0;
+}
+
+/* 0, or the exit status after the error was printed; quiet: -1 where no service answers, and nothing said. */
+static int from_cluster(struct client *client, struct subject *s, bool quiet)
+{
+	_cleanup_(device_list_release) struct device_list list = {0};
+	_cleanup_json_ json_t *answer = NULL;
+	struct error err = ERROR_INIT;
+	int status;
+
+	if (quiet) {
+		if (client_try(client, "GET", "/v1/devices", NULL, &status, &answer, &err) < 0 ||
+		    status != 200)
+			return -1;
+	} else if ((status = client_json(client, "GET", "/v1/devices", NULL, &answer)) != 0) {
+		return status;
+	}
+	if (device_list_decode(answer, &list, &err) < 0 || from_list(s, &list, &err) < 0)
+		return quiet ? -1 : client_fail(EXIT_FAILURE, "%s", err.message);
+	return 0;
+}
+
+/* 0, or the exit status after the error was printed. */
+static int find_devices(struct client *client, struct subject *s, const char *devices)
+{
+	struct error err = ERROR_INIT;
+	int status;
+
+	if (!devices || str_eq(devices, "cluster")) {
+		status = from_cluster(client, s, !devices);
+		if (status >= 0)
+			return status;
+		devices = "cpu";
+	}
+	if (hardware_parse(devices, &s->where, &err) < 0)
+		return client_fail(STATUS_USAGE, "%s", err.message);
+	if (s->where.device.sizing.engine == DEVICE_ENGINE_CPU) {
+		count_ranks(s, 1);
+		hardware_fill_cpu(&s->where.device, s->where.per_node, (int)s->config->resources.threads);
+		snprintf(s->devices, sizeof(s->devices), "CPU slots of this machine");
+	} else {
+		count_ranks(s, GPUS_OF_A_NODE);
+		snprintf(s->devices, sizeof(s->devices), "%s", s->where.device.name);
+	}
+	return 0;
+}
+
+/* ---- the run ---- */
+
+static int read_subject(struct subject *s, const char *path, const char *const *overrides, struct error *err)
+{
+	_cleanup_json_ json_t *json = NULL;
+	_cleanup_free_ char *model = NULL;
+	int r;
+
+	if ((r = run_request_file(path, overrides, NULL, &json, err)) < 0 ||
+	    (r = run_config_from_json(json, &s->config, err)) < 0)
+		return r;
+	if (s->config->task != RUN_PRETRAIN && s->config->task != RUN_SFT)
+		return error_set(err, -EINVAL, "%s: task = \"%s\" is not planned: only training is", path,
+		                 run_task_name(s->config->task));
+	/* All names are seen from there. */
+	if (chdir(s->config->directory) < 0)
+		return error_errno(err, -errno, "%s", s->config->directory);
+	model = options_config(s->config);
+	if (!model)
+		return error_oom(err);
+	if ((r = model_config_read(model, &s->model, err)) < 0)
+		return r;
+	return options_train(s->config, &s->options, err);
+}
+
+/* "auto" is bf16 where the devices multiply it. */
+static void choose_precision(struct subject *s)
+{
+	if (str_eq(s->config->train.precision, "auto"))
+		s->options.precision = s->where.device.bf16 > 0 ? DTYPE_BF16 : DTYPE_F32;
+}
+
+/* ---- what is printed ---- */
+
+static const char *recompute_name(bool recompute)
+{
+	return recompute ? "full" : "none";
+}
+
+static const char *seconds(char *buf, size_t size, double s)
+{
+	if (s < 1)
+		snprintf(buf, size, "%.3g ms", s * 1000);
+	else
+		snprintf(buf, size, "%.3g s", s);
+	return buf;
+}
+
+static const char *large(char *buf, size_t size, double n)
+{
+	const char *const units[] = {"", " k", " M", " G"};
+	size_t i = 0;
+
+	for (; n >= 10000 && i < ARRAY_SIZE(units) - 1; i++)
+		n /= 1000;
+	snprintf(buf, size, n < 10 ? "%.2f%s" : n < 100 ? "%.1f%s" : "%.0f%s", n, units[i]);
+	return buf;
+}
+
+static void print_head(const struct subject *s, const struct estimate_list *list)
+{
+	int ranks = s->where.nodes * s->where.per_node;
+	char memory[32], nodes[48], count[48], rows[48], steps[48];
+
+	printf("model    %s, %d layers, %.1f M parameters\n", s->model.family, s->model.layers,
+	       (double)model_config_parameters(&s->model) / 1e6);
+	printf("devices  %s of %d, %s each; %s\n", str_count(nodes, sizeof(nodes), s->where.nodes, "node"),
+	       s->where.per_node, str_bytes(memory, sizeof(memory), (uint64_t)s->where.device.memory),
+	       s->devices);
+	printf("step     %s, %s of %lld tokens a rank, %s: %lld tokens in %s\n\n",
+	       str_count(count, sizeof(count), ranks, "rank"),
+	       str_count(rows, sizeof(rows), s->options.micro_batch, "row"),
+	       (long long)s->config->data.max_length,
+	       str_count(steps, sizeof(steps), s->options.accumulation, "micro-step"),
+	       (long long)list->all[0].cost.tokens, precision_name(s->options.precision));
+}
+
+static void print_table(const struct estimate_list *list)
+{
+	const char *const header[] = {"STRATEGY", "RECOMPUTE", "MEMORY", "FITS", "STEP", "TOKENS/S", "MFU"};
+	struct table table;
+	char text[32];
+
+	table_begin(&table, ARRAY_SIZE(header), header);
+	for (size_t i = 0; i < list->count; i++) {
+		const struct estimate *e = &list->all[i];
+
+		table_add(&table, "%s", estimate_strategy_name(e->strategy));
+		table_add(&table, "%s", recompute_name(e->recompute));
+		table_add(&table, "%s", str_bytes(text, sizeof(text), e->total));
+		table_add(&table, "%s", e->fits ? "yes" : "no");
+		table_add(&table, "%s", e->cost.step > 0 ? seconds(text, sizeof(text), e->cost.step) : "");
+		table_add(&table, "%s",
+		          e->cost.step > 0 ? large(text, sizeof(text), e->cost.tokens_per_second) : "");
+		if (e->cost.mfu > 0)
+			table_add(&table, "%.1f%%", 100 * e->cost.mfu);
+		else
+			table_add(&table, "%s", "");
+	}
+	table_print(&table);
+}
+
+static void print_memory(const struct estimate *e)
+{
+	char text[32];
+
+	printf("\nmemory of a rank, %s, recompute %s:\n", estimate_strategy_name(e->strategy),
+	       recompute_name(e->recompute));
+	for (int i = 0; i < BUFFER_CLASSES; i++)
+		if (e->bytes[i])
+			printf("  %-12s %s\n", estimate_class_name(i),
+			       str_bytes(text, sizeof(text), e->bytes[i]));
+	printf("  %-12s %s\n", "plan", str_bytes(text, sizeof(text), e->plan));
+	printf("  %-12s %s\n", "outside", str_bytes(text, sizeof(text), e->outside));
+	printf("  %-12s %s", "peak", str_bytes(text, sizeof(text), e->total));
+	printf(" of %s\n", str_bytes(text, sizeof(text), e->available));
+}
+
+static void print_choice(const struct estimate_list *list)
+{
+	const struct estimate *least = &list->all[0];
+	char needs[32], has[32];
+
+	if (list->choice >= 0) {
+		const struct estimate *e = &list->all[list->choice];
+
+		printf("\nfastest that fits: parallel.strategy = \"%s\", train.recompute = %s\n",
+		       estimate_strategy_name(e->strategy), e->recompute ? "true" : "false");
+		return;
+	}
+	for (size_t i = 1; i < list->count; i++)
+		if (list->all[i].total < least->total)
+			least = &list->all[i];
+	printf("\nnothing fits: the least is %s with recompute %s, which takes %s of %s\n",
+	       estimate_strategy_name(least->strategy), recompute_name(least->recompute),
+	       str_bytes(needs, sizeof(needs), least->total), str_bytes(has, sizeof(has), least->available));
+}
+
+static int print_estimate(const struct subject *s, const struct estimate_list *list, bool json)
+{
+	_cleanup_json_ json_t *out = NULL;
+	struct estimate_input in = {&s->model, &s->options, s->config->data.max_length, &s->where};
+	struct error err = ERROR_INIT;
+
+	if (json) {
+		if (estimate_to_json(&in, list, &out, &err) < 0)
+			return client_fail(EXIT_FAILURE, "%s", err.message);
+		return client_print_json(out);
+	}
+	print_head(s, list);
+	print_table(list);
+	print_memory(&list->all[list->run]);
+	print_choice(list);
+	return EXIT_SUCCESS;
+}
+
+int cmd_estimate(struct client *client, int argc, char **argv)
+{
+	_cleanup_(subject_release) struct subject s = {0};
+	struct option_list set = {0};
+	const char *devices = NULL;
+	bool json = false;
+	const struct option_spec options[] = {
+	    {'d', "devices", OPTION_STRING, &devices, "DEVICES",
+	     "8xH100-80GB, 128x8xH100-80GB (nodes, devices of each), cpu or cluster"},
+	    {'s', "set", OPTION_LIST, &set, "KEY=VALUE", "override a key of the run file; again for more"},
+	    {0, "json", OPTION_FLAG, &json, NULL, "print JSON"},
+	};
+	const struct usage usage = {"estimate",
+	                            "RUN_FILE",
+	                            "Plans a run: the memory of each rank, whether it fits, and its speed",
+	                            "Without --devices: the cluster's, or CPU slots of this machine where no "
+	                            "service answers.",
+	                            options,
+	                            ARRAY_SIZE(options),
+	                            1,
+	                            1};
+	struct estimate_list list;
+	struct error err = ERROR_INIT;
+	int first, status = options_parse(client, &usage, argc, argv, &first, NULL);
+
+	if (status == OPTIONS_DONE) {
+		if (read_subject(&s, argv[first], set.items, &err) < 0)
+			status = client_fail(STATUS_USAGE, "%s", err.message);
+		else
+			status = find_devices(client, &s, devices);
+		if (status == 0) {
+			struct estimate_input in = {&s.model, &s.options, s.config->data.max_length,
+			                            &s.where};
+
+			choose_precision(&s);
+			status = estimate_list(&in, &list, &err) < 0
+			             ? client_fail(EXIT_FAILURE, "%s", err.message)
+			             : print_estimate(&s, &list, json);
+		}
+	}
+	option_list_release(&set);
+	return status;
+}

@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Plans a run in each way in which it could be run, and chooses the fastest that fits. */
+#include "engine/train/estimate.h"
+
+#include "base/cleanup.h"
+#include "engine/train/plan.h"
+
+static const struct {
+	enum shard_strategy strategy;
+	const char *name;
+} strategies[] = {{SHARD_DDP, "ddp"}, {SHARD_ZERO1, "zero1"}};
+
+const char *estimate_strategy_name(enum shard_strategy strategy)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(strategies); i++)
+		if (strategies[i].strategy == strategy)
+			return strategies[i].name;
+	return "?";
+}
+
+const char *estimate_class_name(enum buffer_class c)
+{
+	return buffer_class_name(c);
+}
+
+int estimate_run(const struct estimate_input *in, struct estimate *out, struct error *err)
+{
+	const struct hardware *h = &in->where->device;
+	_cleanup_(plan_freep) struct plan *plan = NULL;
+	struct train_options o = *in->options;
+	struct device_shapes shapes;
+	int r;
+
+	o.logits_bytes = device_sizing_logits(h->sizing.engine);
+	r = plan_create(NULL, NULL, 0, in->where->nodes * in->where->per_node, in->model, &o, in->max_row,
+	                &plan, err);
+	if (r < 0)
+		return r;
+	model_shapes(plan->model, &shapes);
+	arena_note(&plan->arena, BUFFER_SCRATCH, device_sizing_scratch(&h->sizing, &shapes), "device");
+	if (plan->arena.failed)
+		return error_oom(err);
+	*out = (struct estimate){.strategy = o.strategy,
+	                         .recompute = o.recompute,
+	                         .plan = arena_total(&plan->arena),
+	                         .outside = (size_t)h->outside,
+	                         .available = (size_t)h->memory};
+	for (size_t i = 0; i < plan->arena.n; i++)
+		out->bytes[plan->arena.buffers[i].class_] += plan->arena.buffers[i].bytes;
+	out->total = out->plan + out->outside;
+	out->fits = out->total <= out->available;
+	cost_of_step(plan, in->model, &o, in->max_row, in->where, &out->cost);
+	return 0;
+}
+
+/* Of two that fit: the faster, by more than rounding; of two as fast, the one of less memory. */
+static bool is_better(const struct estimate *a, const struct estimate *b)
+{
+	if (a->cost.step < b->cost.step * 0.999)
+		return true;
+	return a->cost.step <= b->cost.step * 1.001 && a->total < b->total;
+}
+
+int estimate_list(const struct estimate_input *in, struct estimate_list *out, struct error *err)
+{
+	struct train_options o = *in->options;
+	struct estimate_input one = *in;
+	int r;
+
+	*out = (struct estimate_list){.run = -1, .choice = -1};
+	one.options = &o;
+	for (size_t i = 0; i < ARRAY_SIZE(strategies); i++) {
+		/* Alone, a rank has nobody to share with. */
+		if (in->where->nodes * in->where->per_node == 1 && strategies[i].strategy != SHARD_DDP &&
+		    strategies[i].strategy != in->options->strategy)
+			continue;
+		for (int recompute = 0; recompute < 2; recompute++) {
+			struct estimate *e = &out->all[out->count];
+
+			o.strategy = strategies[i].strategy;
+			o.recompute = recompute;
+			if ((r = estimate_run(&one, e, err)) < 0)
+				return r;
+			if (o.strategy == in->options->strategy && o.recompute == in->options->recompute)
+				out->run = (int)out->count;
+			if (e->fits && (out->choice < 0 || is_better(e, &out->all[out->choice])))
+				out->choice = (int)out->count;
+			out->count++;
+		}
+	}
+	return 0;
+}
+
+static json_t *memory_json(const struct estimate *e)
+{
+	json_t *o = json_object();
+
+	for (int i = 0; i < BUFFER_CLASSES; i++)
+		json_object_set_new(o, buffer_class_name(i), json_integer((json_int_t)e->bytes[i]));
+	json_object_set_new(o, "plan", json_integer((json_int_t)e->plan));
+	json_object_set_new(o, "outside", json_integer((json_int_t)e->outside));
+	json_object_set_new(o, "peak", json_integer((json_int_t)e->total));
+	json_object_set_new(o, "available", json_integer((json_int_t)e->available));
+	return o;
+}
+
+static json_t *plan_json(const struct estimate *e)
+{
+	const struct cost *c = &e->cost;
+
+	return json_pack("{s:s,s:s,s:b,s:o,s:{s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f},s:f,s:f}", "strategy",
+	                 estimate_strategy_name(e->strategy), "recompute", e->recompute ? "full" : "none",
+	                 "fits", e->fits, "memory", memory_json(e), "seconds", "step", c->step, "forward",
+	                 c->forward, "backward", c->backward, "recompute", c->recompute, "head", c->head,
+	                 "optimizer", c->optimizer, "communication", c->communication, "exposed", c->exposed,
+	                 "tokens_per_second", c->tokens_per_second, "mfu", c->mfu);
+}
+
+int estimate_to_json(const struct estimate_input *in, const struct estimate_list *list, json_t **out,
+                     struct error *err)
+{
+	const struct hardware_set *w = in->where;
+	json_t *plans = json_array(), *all;
+
+	for (size_t i = 0; i < list->count; i++)
+		json_array_append_new(plans, plan_json(&list->all[i]));
+	all = json_pack("{s:{s:s,s:i,s:I},s:{s:s,s:i,s:i,s:I},s:{s:s,s:I,s:I,s:I,s:I},s:o}", "model",
+	                "family", in->model->family, "layers", in->model->layers, "parameters",
+	                (json_int_t)model_config_parameters(in->model), "devices", "name", w->device.name,
+	                "nodes", w->nodes, "per_node", w->per_node, "memory", (json_int_t)w->device.memory,
+	                "step", "precision", dtype_name(in->options->precision), "micro_batch",
+	                (json_int_t)in->options->micro_batch, "accumulation",
+	                (json_int_t)in->options->accumulation, "max_row", (json_int_t)in->max_row, "tokens",
+	                (json_int_t)list->all[0].cost.tokens, "plans", plans);
+	if (!all || json_array_size(plans) != list->count) {
+		json_decref(all);
+		return error_oom(err);
+	}
+	json_object_set_new(all, "run", list->run < 0 ? json_null() : json_integer(list->run));
+	json_object_set_new(all, "choice", list->choice < 0 ? json_null() : json_integer(list->choice));
+	*out = all;
+	return 0;
+}

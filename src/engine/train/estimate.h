@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a run takes of its devices, for each way in which it could be run: the plan that a worker would
+ * allocate, whether it fits, and the time of a step. `parallel.strategy = "auto"` and `dtrain estimate`
+ * choose by the same function, which depends on its arguments alone.
+ */
+#pragma once
+
+#include <stddef.h>
+
+#include "engine/memory/arena.h"
+#include "engine/train/cost.h"
+#include "engine/train/hardware.h"
+#include "engine/train/options.h"
+
+struct estimate_input {
+	const struct model_config *model;
+	const struct train_options *options; /* strategy and recompute: those of the run itself */
+	int64_t max_row;                     /* tokens of the longest row */
+	const struct hardware_set *where;
+};
+
+struct estimate {
+	enum shard_strategy strategy;
+	bool recompute;
+	size_t bytes[BUFFER_CLASSES]; /* of a rank; the engine's own scratch is in BUFFER_SCRATCH */
+	size_t plan;                  /* what the worker reports as its memory: aligned, with that scratch */
+	size_t outside;               /* beyond the plan */
+	size_t total, available;
+	bool fits;
+	struct cost cost;
+};
+
+const char *estimate_strategy_name(enum shard_strategy strategy);
+/* With the options as they are. */
+int estimate_run(const struct estimate_input *in, struct estimate *out, struct error *err);
+
+const char *estimate_class_name(enum buffer_class c);
+
+enum { ESTIMATES_MAX = 32 };
+struct estimate_list {
+	struct estimate all[ESTIMATES_MAX]; /* by strategy, then by recomputation */
+	size_t count;
+	int run;    /* which of them the run asks for */
+	int choice; /* the fastest that fits, the one of less memory of two that are as fast; -1: none fits */
+};
+int estimate_list(const struct estimate_input *in, struct estimate_list *out, struct error *err);
+/* {"model":…,"devices":…,"options":…,"plans":[…],"run":…,"choice":…}; dtrain(1) describes it. */
+int estimate_to_json(const struct estimate_input *in, const struct estimate_list *list, json_t **out,
+                     struct error *err);

@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The table of devices that a run can be planned for, and the notation in which they are named. */
+#include "engine/train/hardware.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/str.h"
+
+#define MIB          ((int64_t)1 << 20)
+#define NODE_DEVICES 8
+#define DEVICES_MAX  (1 << 20)
+
+/* Memory is what nvidia-smi shows. Peaks and bandwidths are the makers' data sheets'; links are NVLink's or
+ * PCIe's rate in one direction, and one network adapter a device (400 Gb/s for H100 and newer, 200 Gb/s for
+ * A100 and L40S, 100 Gb/s for the others). The shares that are reached are published ones: products on H100
+ * 700 to 750 TFLOP/s of 989, on A100 265 of 312; attention by cuDNN on H100 and H200 591 and 474 TFLOP/s
+ * forward and backward; NCCL's bus bandwidth about 0.8 of a link. */
+#define GPU(name_, board_, cudnn_)                                                                           \
+	.name = name_, .board = board_, .sizing = {.engine = DEVICE_ENGINE_CUDA, .cudnn = cudnn_},           \
+	.outside = 1536 * MIB, .stream = 0.85, .link = 0.8, .start = 4e-6, .latency = 1.2e-5, .overlap = 0.1
+static const struct hardware table[] = {
+    {GPU("H100-80GB", "H100", true), .memory = 81559 * MIB, .fp32 = 66.9e12, .bf16 = 989.4e12,
+     .fp16 = 989.4e12, .fp8 = 1978.9e12, .bandwidth = 3.35e12, .intra = 450e9, .inter = 50e9, .gemm = 0.72,
+     .attention_forward = 0.58, .attention_backward = 0.46},
+    {GPU("H200-141GB", "H200", true), .memory = 143771 * MIB, .fp32 = 66.9e12, .bf16 = 989.4e12,
+     .fp16 = 989.4e12, .fp8 = 1978.9e12, .bandwidth = 4.8e12, .intra = 450e9, .inter = 50e9, .gemm = 0.72,
+     .attention_forward = 0.58, .attention_backward = 0.46},
+    {GPU("B200-180GB", "B200", true), .memory = 183359 * MIB, .fp32 = 75e12, .bf16 = 2250e12, .fp16 = 2250e12,
+     .fp8 = 4500e12, .bandwidth = 7.7e12, .intra = 900e9, .inter = 50e9, .gemm = 0.68,
+     .attention_forward = 0.5, .attention_backward = 0.4},
+    {GPU("A100-80GB", "A100", false), .memory = 81920 * MIB, .fp32 = 19.5e12, .bf16 = 312e12, .fp16 = 312e12,
+     .bandwidth = 2.039e12, .intra = 300e9, .inter = 25e9, .gemm = 0.82, .attention_forward = 0.55,
+     .attention_backward = 0.45},
+    {GPU("A100-40GB", "A100", false), .memory = 40960 * MIB, .fp32 = 19.5e12, .bf16 = 312e12, .fp16 = 312e12,
+     .bandwidth = 1.555e12, .intra = 300e9, .inter = 25e9, .gemm = 0.82, .attention_forward = 0.55,
+     .attention_backward = 0.45},
+    {GPU("L40S-48GB", "L40S", false), .memory = 46068 * MIB, .fp32 = 91.6e12, .bf16 = 362e12, .fp16 = 362e12,
+     .fp8 = 733e12, .bandwidth = 864e9, .intra = 25e9, .inter = 25e9, .gemm = 0.65, .attention_forward = 0.5,
+     .attention_backward = 0.4},
+    {GPU("RTX4090-24GB", "RTX 4090", false), .memory = 24564 * MIB, .fp32 = 82.6e12, .bf16 = 165.2e12,
+     .fp16 = 165.2e12, .fp8 = 330.3e12, .bandwidth = 1.008e12, .intra = 20e9, .inter = 12.5e9, .gemm = 0.85,
+     .attention_forward = 0.6, .attention_backward = 0.5},
+    {GPU("RTX3090-24GB", "RTX 3090", false), .memory = 24576 * MIB, .fp32 = 35.6e12, .bf16 = 71e12,
+     .fp16 = 71e12, .bandwidth = 936e9, .intra = 20e9, .inter = 12.5e9, .gemm = 0.85,
+     .attention_forward = 0.6, .attention_backward = 0.5},
+    /* A thread of the processor that tests/bench/RESULTS.md describes; --measure makes better figures. */
+    {.name = "cpu",
+     .board = "",
+     .sizing = {.engine = DEVICE_ENGINE_CPU, .threads = 1},
+     .fp32 = 267e9,
+     .bf16 = 541e9,
+     .bandwidth = 12e9,
+     .intra = 6e9,
+     .inter = 1.25e9,
+     .outside = 64 * MIB,
+     .gemm = 0.85,
+     .attention_forward = 0.3,
+     .attention_backward = 0.3,
+     .stream = 0.8,
+     .link = 0.8,
+     .start = 2e-6,
+     .latency = 1e-5,
+     .overlap = 1},
+};
+
+const struct hardware *hardware_at(size_t i)
+{
+	return i < ARRAY_SIZE(table) ? &table[i] : NULL;
+}
+
+bool hardware_find(const char *name, struct hardware *out)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(table); i++)
+		if (strcasecmp(name, table[i].name) == 0) {
+			*out = table[i];
+			return true;
+		}
+	return false;
+}
+
+void hardware_fill_cpu(struct hardware *h, int slots, int threads)
+{
+	long processors = sysconf(_SC_NPROCESSORS_ONLN);
+	double n;
+
+	if (threads <= 0)
+		threads = (int)MAX(processors / slots, 1);
+	n = threads;
+	h->memory = (int64_t)sysconf(_SC_PHYS_PAGES) * (int64_t)sysconf(_SC_PAGESIZE) / slots;
+	h->sizing.threads = threads;
+	h->sizing.native_bf16 = cpu_multiplies_bf16();
+	h->fp32 *= n;
+	h->bf16 = h->sizing.native_bf16 ? h->bf16 * n : 0;
+	h->bandwidth *= n;
+}
+
+const struct hardware *hardware_by_board(const char *board, int64_t memory)
+{
+	const struct hardware *best = NULL;
+
+	for (size_t i = 0; i < ARRAY_SIZE(table); i++) {
+		const struct hardware *h = &table[i];
+
+		if (!h->board[0] || !strstr(board, h->board))
+			continue;
+		if (!best || llabs(h->memory - memory) < llabs(best->memory - memory))
+			best = h;
+	}
+	return best;
+}
+
+double hardware_peak(const struct hardware *h, enum dtype type)
+{
+	return type == DTYPE_F32 ? h->fp32 : type == DTYPE_F16 ? h->fp16 : h->bf16;
+}
+
+static int unknown_name(const char *name, struct error *err)
+{
+	size_t best = strlen(name) / 2 + 1;
+	const char *near = NULL;
+	char names[256] = "";
+
+	for (size_t i = 0; i < ARRAY_SIZE(table); i++) {
+		size_t n = strlen(names), d;
+		char begin[24];
+
+		snprintf(names + n, sizeof(names) - n, "%s%s", i ? ", " : "", table[i].name);
+		/* "H100", too, means "H100-80GB". */
+		snprintf(begin, sizeof(begin), "%.*s", (int)strcspn(table[i].name, "-"), table[i].name);
+		d = MIN(str_distance(name, table[i].name), str_distance(name, begin));
+		if (d < best) {
+			best = d;
+			near = table[i].name;
+		}
+	}
+	return error_set(err, -EINVAL, "no device \"%.40s\" is known%s%s%s one of %s, or cluster", name,
+	                 near ? "; did you mean " : "", near ? near : "", near ? "? Expected" : "; expected",
+	                 names);
+}
+
+/* "8x": the number before an x, and the text behind it; 0: there is none. */
+static int read_count(const char **text, int64_t *out, struct error *err)
+{
+	size_t digits = strspn(*text, "0123456789");
+	char number[16];
+
+	*out = 0;
+	if (digits == 0 || ((*text)[digits] != 'x' && (*text)[digits] != 'X'))
+		return 0;
+	snprintf(number, sizeof(number), "%.*s", (int)MIN(digits, sizeof(number) - 1), *text);
+	if (str_to_int64(number, 1, DEVICES_MAX, out) < 0)
+		return error_set(err, -EINVAL, "%s devices: expected 1 to %d", number, DEVICES_MAX);
+	*text += digits + 1;
+	return 0;
+}
+
+int hardware_parse(const char *text, struct hardware_set *out, struct error *err)
+{
+	int64_t first, second = 0;
+	const char *name = text;
+	int r;
+
+	if ((r = read_count(&name, &first, err)) < 0 || (first && (r = read_count(&name, &second, err)) < 0))
+		return r;
+	if (!hardware_find(name, &out->device))
+		return unknown_name(name, err);
+	if (second == 0 && first > NODE_DEVICES && out->device.sizing.engine == DEVICE_ENGINE_CUDA) {
+		if (first % NODE_DEVICES)
+			return error_set(err, -EINVAL,
+			                 "%lld devices are no whole nodes of %d; expected NODESxDEVICESx%s",
+			                 (long long)first, NODE_DEVICES, out->device.name);
+		second = NODE_DEVICES;
+		first /= NODE_DEVICES;
+	}
+	if (first * MAX(second, 1) > DEVICES_MAX)
+		return error_set(err, -EINVAL, "%s: more than %d devices", text, DEVICES_MAX);
+	out->nodes = first == 0 ? 0 : second == 0 ? 1 : (int)first;
+	out->per_node = (int)(second == 0 ? first : second);
+	return 0;
+}

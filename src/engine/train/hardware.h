@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The devices that a run is planned for: a table of known ones, with what their makers state and what share
+ * of it well-written programs reach, and the number of nodes and devices.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "engine/device/dtype.h"
+#include "engine/device/sizes.h"
+
+/* Rates are bytes or operations a second, dense, of one device; a link's is for one direction. */
+struct hardware {
+	const char *name;  /* "H100-80GB" */
+	const char *board; /* a part of the name that the driver gives: "H100" */
+	struct device_sizing sizing;
+	int64_t memory;  /* bytes */
+	int64_t outside; /* bytes that a worker takes beyond its plan: driver, libraries, communicator */
+	double fp32, bf16, fp16, fp8; /* peaks; 0: it has no such arithmetic at a useful speed */
+	double bandwidth;             /* of its memory */
+	double intra, inter; /* links to devices of its node, and its share of those to other nodes */
+	/* The shares that are reached. */
+	double gemm, attention_forward, attention_backward, stream, link;
+	double start;   /* seconds that it takes to start an operation */
+	double latency; /* seconds of a step of a collective */
+	double
+	    overlap; /* part of the time of a collective by which it slows down the computation beside it */
+};
+
+/* Equal devices on equal nodes. */
+struct hardware_set {
+	struct hardware device;
+	int nodes, per_node;
+};
+
+/* The i-th of the table; NULL behind the last. The name "cpu" stands for a CPU slot of this machine. */
+const struct hardware *hardware_at(size_t i);
+/* Completes a copy of the table's "cpu": `slots` share this machine. threads 0: its processors are shared. */
+void hardware_fill_cpu(struct hardware *h, int slots, int threads);
+/* By its name in the table; false: there is none. */
+bool hardware_find(const char *name, struct hardware *out);
+/* By the name that the driver gives ("NVIDIA H100 80GB HBM3") and its memory, which the result has; NULL:
+ * none is known by that name. */
+const struct hardware *hardware_by_board(const char *board, int64_t memory);
+/* "8xH100-80GB", "H100-80GB", or "128x8xH100-80GB" (nodes, devices of each). More than 8 without a number of
+ * nodes are nodes of 8; without a number nodes and per_node are 0. An unknown name is an error that lists the
+ * names, with the nearest of them. */
+int hardware_parse(const char *text, struct hardware_set *out, struct error *err);
+double hardware_peak(const struct hardware *h, enum dtype type);

@@ -1,0 +1,392 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* dtrain estimate: the names of devices, the arithmetic of costs, the plans of known models, and what is
+ * printed. */
+#include "dtrain_fixture.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/str.h"
+#include "engine/train/estimate.h"
+
+#define GIB ((double)((int64_t)1 << 30))
+
+/* The shapes of Llama 3.1 8B, 70B and 405B, from their papers and config.json. */
+enum { LLAMA_8B, LLAMA_70B, LLAMA_405B };
+static const struct {
+	const char *name;
+	int hidden, intermediate, layers, heads;
+	double parameters;
+} llamas[] = {{"8B", 4096, 14336, 32, 32, 8030261248.0},
+              {"70B", 8192, 28672, 80, 64, 70553706496.0},
+              {"405B", 16384, 53248, 126, 128, 405853388800.0}};
+
+static void llama(int which, struct model_config *c)
+{
+	_cleanup_free_ char *text = str_printf(
+	    "{\"model_type\":\"llama\",\"hidden_size\":%d,\"intermediate_size\":%d,"
+	    "\"num_hidden_layers\":%d,\"num_attention_heads\":%d,\"num_key_value_heads\":8,"
+	    "\"vocab_size\":128256,\"max_position_embeddings\":131072,\"rope_theta\":500000.0,"
+	    "\"tie_word_embeddings\":false}",
+	    llamas[which].hidden, llamas[which].intermediate, llamas[which].layers, llamas[which].heads);
+	struct error err = ERROR_INIT;
+
+	ck_ok(model_config_parse(text, strlen(text), "config.json", c, &err), &err);
+}
+
+/* ---- devices ---- */
+
+static const struct {
+	const char *text;
+	int nodes, per_node; /* nodes 0: no number was given; -1: an error */
+	const char *name;    /* or what the error contains */
+} notations[] = {
+    {"H100-80GB", 0, 0, "H100-80GB"},
+    {"8xH100-80GB", 1, 8, "H100-80GB"},
+    {"4xcpu", 1, 4, "cpu"},
+    {"12xcpu", 1, 12, "cpu"},
+    {"16384xH100-80GB", 2048, 8, "H100-80GB"},
+    {"3x4xa100-40gb", 3, 4, "A100-40GB"},
+    {"12xH100-80GB", -1, 0, "12 devices are no whole nodes of 8; expected NODESxDEVICESxH100-80GB"},
+    {"8xH10", -1, 0, "did you mean H100-80GB? Expected one of H100-80GB, H200-141GB,"},
+    {"H200", -1, 0, "did you mean H200-141GB?"},
+    {"MI300X", -1, 0, "no device \"MI300X\" is known"},
+    {"0xcpu", -1, 0, "0 devices: expected 1 to"},
+    {"99999999xcpu", -1, 0, "devices: expected 1 to"},
+    {"1048576x2xcpu", -1, 0, "more than"},
+    {"8x", -1, 0, "no device \"\" is known"},
+    {"", -1, 0, "no device \"\" is known"},
+};
+
+START_TEST(devices_are_named)
+{
+	struct hardware_set set = {.nodes = -1};
+	struct error err = ERROR_INIT;
+	int r = hardware_parse(notations[_i].text, &set, &err);
+
+	if (notations[_i].nodes < 0) {
+		ck_fails(r, &err, notations[_i].name);
+		return;
+	}
+	ck_ok(r, &err);
+	ck_assert_int_eq(set.nodes, notations[_i].nodes);
+	ck_assert_int_eq(set.per_node, notations[_i].per_node);
+	ck_assert_str_eq(set.device.name, notations[_i].name);
+}
+END_TEST
+
+START_TEST(boards_are_known)
+{
+	ck_assert_str_eq(hardware_by_board("NVIDIA H100 80GB HBM3", 85520809984)->name, "H100-80GB");
+	ck_assert_str_eq(hardware_by_board("NVIDIA A100-SXM4-40GB", 42949672960)->name, "A100-40GB");
+	ck_assert_str_eq(hardware_by_board("NVIDIA A100-SXM4-80GB", 85899345920)->name, "A100-80GB");
+	ck_assert_str_eq(hardware_by_board("NVIDIA GeForce RTX 4090", 25757220864)->name, "RTX4090-24GB");
+	ck_assert_ptr_null(hardware_by_board("AMD Instinct MI300X", 206158430208));
+}
+END_TEST
+
+/* ---- costs, against sums by hand ---- */
+
+/* A device whose every rate is a round number. */
+static struct hardware round_hardware(void)
+{
+	return (struct hardware){.name = "round",
+	                         .sizing = {.engine = DEVICE_ENGINE_CUDA},
+	                         .memory = (int64_t)1 << 36,
+	                         .fp32 = 1e12,
+	                         .bf16 = 1e14,
+	                         .bandwidth = 1e12,
+	                         .intra = 1e11,
+	                         .inter = 1e10,
+	                         .gemm = 0.5,
+	                         .attention_forward = 0.5,
+	                         .attention_backward = 0.25,
+	                         .stream = 1,
+	                         .link = 1};
+}
+
+#define ck_near(a, b) ck_assert_double_eq_tol((a), (b), 1e-9 * fabs(b))
+
+START_TEST(products_by_the_roofline)
+{
+	struct hardware h = round_hardware();
+
+	/* 2·1000³ operations at half of 1e12. */
+	ck_near(cost_gemm(&h, DTYPE_F32, 1000, 1000, 1000, 4, false), 4e-3);
+	/* One row: 2·(1000 + 1000·1000) + 2·1000 bytes at 1e12 outweigh 2e6 operations at 5e13. */
+	ck_near(cost_gemm(&h, DTYPE_BF16, 1, 1000, 1000, 2, false), 2.004e-6);
+	/* C in fp32, read and written: 2·2·1000·8 + 8·10⁶ bytes. */
+	ck_near(cost_gemm(&h, DTYPE_BF16, 1000, 1000, 8, 4, true), 8.032e-6);
+	h.start = 1e-5;
+	ck_near(cost_gemm(&h, DTYPE_F32, 1000, 1000, 1000, 4, false), 4.01e-3);
+}
+END_TEST
+
+START_TEST(collectives_by_the_slowest_link)
+{
+	struct hardware h = round_hardware();
+
+	ck_assert_double_eq(cost_gather(&h, 8e9, 1, 1), 0);
+	/* Seven eighths of 8 GB enter each rank at 1e11. */
+	ck_near(cost_gather(&h, 8e9, 1, 8), 0.07);
+	/* Three quarters enter each node at 8 · 1e10, 31/32 each rank at 1e11. */
+	ck_near(cost_gather(&h, 8e9, 4, 8), 0.0775);
+	h.inter = 5e9;
+	ck_near(cost_gather(&h, 8e9, 4, 8), 0.15);
+	/* One rank a node has the network alone. */
+	ck_near(cost_gather(&h, 8e9, 2, 1), 0.8);
+	h.latency = 1e-3;
+	ck_near(cost_gather(&h, 8e9, 2, 1), 0.801);
+	ck_near(cost_gather(&h, 8e9, 1, 8), 0.077);
+}
+END_TEST
+
+/* Communication can be no faster than its link, and what is hidden is not waited for. */
+START_TEST(slow_links_are_waited_for)
+{
+	struct hardware_set fast = {round_hardware(), 1, 8}, slow = fast;
+	struct train_options o;
+	struct model_config c;
+	struct estimate a, b;
+	struct error err = ERROR_INIT;
+
+	llama(LLAMA_8B, &c);
+	train_options_default(&o);
+	o.precision = DTYPE_BF16;
+	slow.device.intra = 1e9;
+	ck_ok(estimate_run(&(struct estimate_input){&c, &o, 4096, &fast}, &a, &err), &err);
+	ck_ok(estimate_run(&(struct estimate_input){&c, &o, 4096, &slow}, &b, &err), &err);
+	/* 2 · 4 bytes of 8.03e9 parameters, seven eighths of them, at 1e9. */
+	ck_assert_double_eq_tol(b.cost.communication, 56.2, 0.1);
+	ck_assert_double_ge(b.cost.step, 56.2);
+	ck_assert_double_eq_tol(a.cost.communication, 0.562, 0.001);
+	ck_assert_double_le(a.cost.exposed, 0.1 * a.cost.communication);
+	ck_assert_double_eq(a.cost.forward, b.cost.forward);
+	ck_assert_double_eq_tol(
+	    a.cost.step, a.cost.forward + a.cost.backward + a.cost.head + a.cost.optimizer + a.cost.exposed,
+	    1e-9);
+}
+END_TEST
+
+/* ---- memory ---- */
+
+static void estimate_llama(int which, const char *devices, int64_t row, struct estimate_list *out)
+{
+	struct hardware_set set;
+	struct train_options o;
+	struct model_config c;
+	struct error err = ERROR_INIT;
+
+	llama(which, &c);
+	train_options_default(&o);
+	o.precision = DTYPE_BF16;
+	ck_ok(hardware_parse(devices, &set, &err), &err);
+	ck_ok(estimate_list(&(struct estimate_input){&c, &o, row, &set}, out, &err), &err);
+}
+
+static const struct estimate *find(const struct estimate_list *list, enum shard_strategy strategy,
+                                   bool recompute)
+{
+	for (size_t i = 0; i < list->count; i++)
+		if (list->all[i].strategy == strategy && list->all[i].recompute == recompute)
+			return &list->all[i];
+	ck_abort_msg("no plan of strategy %d", strategy);
+	return NULL;
+}
+
+/* Bytes of weights, gradients and optimizer state for each parameter: bf16 with fp32 AdamW. */
+static double state_bytes(const struct estimate *e, int which)
+{
+	return (double)(e->bytes[BUFFER_WEIGHTS] + e->bytes[BUFFER_GRADIENTS] + e->bytes[BUFFER_OPTIMIZER]) /
+	       llamas[which].parameters;
+}
+
+START_TEST(bytes_of_a_parameter)
+{
+	struct estimate_list list;
+	double ranks = 8;
+
+	estimate_llama(_i, "8xH100-80GB", 8192, &list);
+	/* Gradients are fp32: two bytes more than where they are bf16. */
+	ck_assert_double_eq_tol(state_bytes(find(&list, SHARD_DDP, true), _i), 18, 0.01);
+	ck_assert_double_eq_tol(state_bytes(find(&list, SHARD_ZERO1, true), _i), 6 + 12 / ranks, 0.01);
+	/* Of each block its input alone. */
+	ck_assert_double_eq_tol((double)find(&list, SHARD_DDP, true)->bytes[BUFFER_ACTIVATIONS],
+	                        8192.0 * 2 *
+	                            (llamas[_i].hidden * (llamas[_i].layers + 2.0) + 2.0 * llamas[_i].hidden +
+	                             2048 + 2.0 * llamas[_i].intermediate),
+	                        0.01 * (double)find(&list, SHARD_DDP, true)->bytes[BUFFER_ACTIVATIONS]);
+}
+END_TEST
+
+static const struct {
+	const char *devices;
+	int ranks;
+} sizes[] = {{"8xH100-80GB", 8}, {"64xH100-80GB", 64}, {"512xH100-80GB", 512}, {"16384xH100-80GB", 16384}};
+
+START_TEST(large_models_take_no_time)
+{
+	for (int which = LLAMA_8B; which <= LLAMA_405B; which++) {
+		double start = clock_monotonic();
+		struct estimate_list list;
+
+		estimate_llama(which, sizes[_i].devices, 8192, &list);
+		ck_assert_double_lt(clock_monotonic() - start, 0.2);
+		ck_assert_int_ge(list.count, 4);
+		ck_assert_int_eq(list.all[0].cost.tokens, (int64_t)sizes[_i].ranks * 8192);
+		for (size_t i = 0; i < list.count; i++) {
+			ck_assert_double_gt(list.all[i].cost.mfu, 0.1);
+			ck_assert_double_lt(list.all[i].cost.mfu, 0.75);
+		}
+	}
+}
+END_TEST
+
+/* ---- the command ---- */
+
+static void setup(void)
+{
+	static const char config[] =
+	    "{\"model_type\":\"llama\",\"hidden_size\":64,\"intermediate_size\":128,\"num_hidden_layers\":2,"
+	    "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"vocab_size\":300}";
+	static const char run[] = "task = \"pretrain\"; model = { init = \"model.json\"; };\n"
+	                          "data = { path = \"none.txt\"; max_length = 128; };\n"
+	                          "train = { micro_batch = 2; accumulation = 3; };\n"
+	                          "resources = { devices_per_node = 4; }; output = { dir = \"out\"; };\n";
+	struct error err = ERROR_INIT;
+
+	fixture_setup();
+	ck_assert_int_eq(chdir(fixture_dir()), 0);
+	ck_ok(file_write_atomic("model.json", config, strlen(config), 0644, &err), &err);
+	ck_ok(file_write_atomic("run.conf", run, strlen(run), 0644, &err), &err);
+}
+
+START_TEST(the_json_says_all)
+{
+	static const char *const classes[] = {"weights", "gradients", "optimizer", "activations",
+	                                      "logits",  "scratch",   "input"};
+	_cleanup_(call_release) struct call call =
+	    fixture_call(cmd_estimate, "estimate --devices A100-40GB --json run.conf");
+	_cleanup_json_ json_t *all = NULL;
+	struct error err = ERROR_INIT;
+	json_t *plan, *memory, *plans;
+	size_t i;
+
+	ck_assert_str_eq(call.errors, "");
+	ck_assert_int_eq(call.status, 0);
+	ck_ok(json_parse(call.output, strlen(call.output), "output", &all, &err), &err);
+	plans = json_object_get(all, "plans");
+	ck_assert_int_eq(json_get_int(json_object_get(all, "devices"), "per_node", 0), 4);
+	ck_assert_int_eq(json_get_int(json_object_get(all, "step"), "tokens", 0), 4 * 2 * 3 * 128);
+	ck_assert_str_eq(json_get_string(json_object_get(all, "step"), "precision", ""), "bfloat16");
+	json_array_foreach(plans, i, plan)
+	{
+		int64_t sum = 0;
+
+		memory = json_object_get(plan, "memory");
+		for (size_t k = 0; k < ARRAY_SIZE(classes); k++) {
+			ck_assert_int_gt(json_get_int(memory, classes[k], 0), 0);
+			sum += json_get_int(memory, classes[k], 0);
+		}
+		/* The plan is aligned. */
+		ck_assert_int_ge(json_get_int(memory, "plan", 0), sum);
+		ck_assert_int_le(json_get_int(memory, "plan", 0), sum + (64 << 10));
+		ck_assert_int_eq(json_get_int(memory, "peak", 0),
+		                 json_get_int(memory, "plan", 0) + json_get_int(memory, "outside", 0));
+		ck_assert(json_is_true(json_object_get(plan, "fits")));
+		ck_assert_double_gt(json_number_value(json_object_get(plan, "tokens_per_second")), 0);
+	}
+	ck_assert_int_ge(i, 4);
+	plan = json_array_get(plans, (size_t)json_get_int(all, "run", -1));
+	ck_assert_str_eq(json_get_string(plan, "strategy", ""), "ddp");
+	ck_assert_str_eq(json_get_string(plan, "recompute", ""), "none");
+	ck_assert(json_is_integer(json_object_get(all, "choice")));
+}
+END_TEST
+
+START_TEST(the_table_ends_with_the_choice)
+{
+	_cleanup_(call_release) struct call call =
+	    fixture_call(cmd_estimate, "estimate -d 8xH100-80GB run.conf");
+	_cleanup_(call_release) struct call large = fixture_call(
+	    cmd_estimate, "estimate -d 2xcpu -s train.micro_batch=65536 -s data.max_length=8192 run.conf");
+
+	ck_assert_str_eq(call.errors, "");
+	ck_assert_int_eq(call.status, 0);
+	ck_assert_ptr_nonnull(strstr(call.output, "devices  1 node of 8, 79.6 GiB each; H100-80GB\n"));
+	ck_assert_ptr_nonnull(strstr(call.output, "\nzero1     full       "));
+	ck_assert_ptr_nonnull(strstr(call.output, "\nfastest that fits: parallel.strategy = \""));
+	ck_assert_int_eq(large.status, 0);
+	ck_assert_ptr_nonnull(strstr(large.output, "\nnothing fits: the least is "));
+}
+END_TEST
+
+/* Devices of the cluster: as many as the run asks for, with the memory of the smallest. */
+START_TEST(the_cluster_is_asked)
+{
+	static const struct exchange list[] = {{"GET /v1/devices",
+	                                        "{\"devices\":[{\"node\":\"n1\",\"index\":0,\"kind\":\"cpu\","
+	                                        "\"name\":\"CPU\",\"memory\":8589934592,"
+	                                        "\"threads\":2,\"state\":\"free\"},{\"node\":\"n2\","
+	                                        "\"index\":0,\"kind\":\"cpu\",\"name\":\"CPU\","
+	                                        "\"memory\":4294967296,\"threads\":2,\"state\":\"free\"}]}"}};
+	_cleanup_(call_release) struct call call =
+	    fixture_exchange(cmd_estimate, "estimate --devices cluster run.conf", list, 1);
+
+	ck_assert_str_eq(call.errors, "");
+	ck_assert_int_eq(call.status, 0);
+	ck_assert_ptr_nonnull(
+	    strstr(call.output, "devices  1 node of 4, 4.0 GiB each; CPU of the cluster\n"));
+}
+END_TEST
+
+static const struct {
+	const char *line, *words;
+	int status;
+} wrong[] = {
+    {"estimate -d 8xH10 run.conf", "did you mean H100-80GB?", STATUS_USAGE},
+    {"estimate none.conf", "none.conf", STATUS_USAGE},
+    {"estimate -s model.init=none.json run.conf", "none.json", STATUS_USAGE},
+    {"estimate -s train.optimiser=x run.conf", "train.optimiser", STATUS_USAGE},
+    {"estimate -d cluster run.conf", "", STATUS_UNREACHABLE},
+};
+
+START_TEST(what_is_wrong_is_said)
+{
+	_cleanup_(call_release) struct call call = fixture_call(cmd_estimate, wrong[_i].line);
+
+	ck_assert_int_eq(call.status, wrong[_i].status);
+	ck_assert_ptr_nonnull(strstr(call.errors, wrong[_i].words));
+	ck_assert_str_eq(call.output, "");
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("estimate");
+	TCase *tc = tcase_create("devices");
+
+	tcase_add_loop_test(tc, devices_are_named, 0, ARRAY_SIZE(notations));
+	tcase_add_test(tc, boards_are_known);
+	suite_add_tcase(s, tc);
+	tc = tcase_create("costs");
+	tcase_add_test(tc, products_by_the_roofline);
+	tcase_add_test(tc, collectives_by_the_slowest_link);
+	tcase_add_test(tc, slow_links_are_waited_for);
+	suite_add_tcase(s, tc);
+	tc = tcase_create("memory");
+	tcase_add_loop_test(tc, bytes_of_a_parameter, 0, ARRAY_SIZE(llamas));
+	tcase_add_loop_test(tc, large_models_take_no_time, 0, ARRAY_SIZE(sizes));
+	suite_add_tcase(s, tc);
+	tc = tcase_create("command");
+	tcase_add_checked_fixture(tc, setup, fixture_teardown);
+	tcase_add_test(tc, the_json_says_all);
+	tcase_add_test(tc, the_table_ends_with_the_choice);
+	tcase_add_test(tc, the_cluster_is_asked);
+	tcase_add_loop_test(tc, what_is_wrong_is_said, 0, ARRAY_SIZE(wrong));
+	suite_add_tcase(s, tc);
+	return unit_run(s);
+}
