@@ -17,7 +17,7 @@
 
 #include "base/str.h"
 
-/* O_NONBLOCK: to open a pipe that nobody writes to would wait for one who does. */
+/* O_NONBLOCK: without it, opening a pipe would wait until another process opens it to write. */
 int file_open_regular(const char *path, struct stat *st, struct error *err)
 {
 	_cleanup_close_ int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);

@@ -11,7 +11,7 @@
 #include "base/str.h"
 #include "cluster/topology.h"
 
-/* A host that is not in the hosts file any more: what it was told. */
+/* What the controller has sent to a host that is no longer in the hosts file. */
 struct departed {
 	char *name;
 	int64_t epoch;
@@ -24,7 +24,7 @@ struct members {
 	size_t departed_count;
 	struct name_index index; /* of the list */
 	char hosts_hash[HOSTS_HASH_SIZE];
-	double watched_since; /* nobody's silence counts from before */
+	double watched_since; /* time without a heartbeat counts from then at the earliest */
 	double check_due;     /* when members_expire asked to be called again; 0: it did not */
 };
 

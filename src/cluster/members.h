@@ -41,9 +41,10 @@ struct member {
 	int port_low, port_high;         /* its port_range; 0: any port */
 	struct foreign_attempt *foreign; /* attempts there that are not of this store */
 	size_t foreign_count;
-	int64_t epoch; /* that it was told by this controller, also before it was taken out of the hosts
-	                * file and put back; 0: none yet */
-	char *error;   /* why it is down; NULL: not heard from yet */
+	/* The epoch that this controller has sent to it, also before it was removed from the hosts file and
+	 * added again; 0: none yet. */
+	int64_t epoch;
+	char *error; /* why it is down; NULL: not heard from yet */
 };
 
 int members_create(double now, struct members **out, struct error *err);
@@ -77,10 +78,10 @@ size_t member_drained_slots(const struct member *m);
 void member_release(struct member *m, int64_t run);
 int member_take_port(struct member *m, uint64_t salt);
 
-/* Marks as down who has not been heard of for `timeout` (at first: since the hosts were set); calls `down`
- * for each. `self`, the node that we are on, is not judged. A call that comes much later than asked for gives
- * everybody the whole time-out again. Returns when to call again, monotonic; 0: not before the next
- * heartbeat. */
+/* Marks the members as down that have sent no heartbeat for `timeout` (at first: since the hosts were set),
+ * and calls `down` for each. `self`, the node of the caller, is never marked. After a call that comes much
+ * later than was asked for, all members have the whole time-out again. Returns when to call again, monotonic;
+ * 0: not before the next heartbeat. */
 double members_expire(struct members *m, const char *self, double now, double timeout,
                       void (*down)(void *context, struct member *), void *context);
 void member_set_down(struct member *m, const char *fmt, ...) __attribute__((format(printf, 2, 3)));

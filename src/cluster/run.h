@@ -40,8 +40,9 @@ struct run {
 	int64_t uid, gid;
 	enum run_state state;
 	double submitted, started, ended; /* Unix seconds; 0: not yet */
-	char *reason;                     /* why it waits, or the first cause of its failure: for everybody */
-	char *detail; /* the last lines of the failed rank's log, what its worker said: for its owner alone */
+	char *reason; /* why it waits, or the first cause of its failure; shown to all users */
+	/* The last lines of the failed rank's log, or the error of its worker; shown to the owner only. */
+	char *detail;
 	int exit_status;        /* -1: none */
 	struct run_rank *ranks; /* of the newest attempt, by number */
 	size_t rank_count;
@@ -59,7 +60,7 @@ struct run {
 	struct run_part *parts;
 	size_t part_count;
 	double recovered; /* Unix seconds: it came out of the store then; 0: it was placed since */
-	bool cancelled;   /* somebody asked for it */
+	bool cancelled;   /* a user has cancelled it */
 	bool failed;      /* the first cause is in reason once all parts have ended */
 	bool requeue; /* nothing wrong with the run itself: back into the queue once all parts have ended */
 	struct rank_error *rank_errors; /* at most one of each rank, in the order in which they came */
@@ -69,9 +70,10 @@ struct run {
 
 	/* Bookkeeping of the owner. */
 	bool dirty;   /* differs from the store */
-	bool changed; /* its version grew since the waiters were told */
+	bool changed; /* its version grew after waiters and feed were last notified */
 	/* Numbers of the owner's commits: the one that makes the run known to the store, the last one that it
-	 * is a part of, and the one that must be on disk before anybody is told of it. 0: long ago. */
+	 * is a part of, and the one that must be on disk before any caller or node learns of its changes. 0:
+	 * long ago. */
 	int64_t inserted_by, written_by, awaits;
 	bool to_start;        /* placed, and the nodes do not know yet */
 	int last_event_state; /* 1 + the state that the last event had; 0: there was none */

@@ -5,11 +5,11 @@
  *     queued    -> starting    run_place
  *     starting  -> running     all parts run
  *     starting, running -> stopping
- *                              a part has failed, was refused or lost, or somebody has cancelled the run
+ *                              a part has failed, was refused or lost, or a user has cancelled the run
  *
  * and from each of these three, once all parts have ended:
  *
- *               -> cancelled   somebody has cancelled it (one that is queued, at once)
+ *               -> cancelled   a user has cancelled it (one that is queued, at once)
  *               -> failed      a part has failed; the first cause is decided now (cause.h)
  *               -> queued      a node had no room for its part, and nothing else has failed
  *               -> succeeded   all ranks have ended with 0
@@ -265,7 +265,8 @@ static bool rank_failed(const struct run_rank *rank)
 	return rank->state == RANK_EXITED && (rank->exit_status > 0 || rank->signal);
 }
 
-/* Who, where and how for everybody; the last lines of its log, or what the worker said, for the owner. */
+/* Names the rank as the cause of the failure: rank, node and exit status for all users; the last lines of its
+ * log, or the error of its worker, for the owner. */
 static void blame_rank(struct run *r, const struct run_rank *rank)
 {
 	const struct rank_error *known = find_rank_error(r, rank->rank);

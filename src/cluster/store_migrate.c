@@ -32,7 +32,8 @@ static const char *const upgrades[SCHEMA_VERSION] = {
           "INSERT INTO cluster VALUES (lower(hex(randomblob(16))));"
           "CREATE TABLE epochs (epoch INTEGER PRIMARY KEY);"
           "PRAGMA user_version = 3;",
-    /* What was in one field goes on as it was for the owner; of it everybody sees who and where. */
+    /* The text that was in one field stays as it was for the owner; other users see only rank and
+     * node of it. */
     [3] = "ALTER TABLE runs ADD COLUMN detail TEXT;"
           "UPDATE runs SET detail = reason, reason = substr(reason, 1, instr(reason, ': ')) || ' exit status "
           "' || "

@@ -326,7 +326,7 @@ static struct run *read_run(sqlite3_stmt *st)
 	read_ranks(r, st);
 	r->progress = column_json(st, 22);
 	r->detail = column(st, 23);
-	/* Without it the cause of a failure may be told less well: no reason to do without the run. */
+	/* Without it the cause of a failure may be less exact, but the run is loaded nevertheless. */
 	code = run_set_under_way(r, under_way, &err);
 	if (code == -ENOMEM)
 		return NULL;

@@ -13,7 +13,7 @@ struct daemon_config {
 	char *node;       /* this node's name in the hosts file; NULL: found by host name or address */
 	char *controller; /* NULL: the first host */
 	char *hosts_file, *cluster_key;
-	bool hosts_file_given; /* it is not the default that nobody wrote */
+	bool hosts_file_given; /* dtraind.conf has the key; it is not the default */
 	char *socket;          /* the Unix socket for clients */
 	char *state_dir, *runtime_dir, *log_dir;
 	char *worker_dir;        /* holds dtrain-launch and dtrain-worker-* */

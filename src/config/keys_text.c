@@ -259,7 +259,8 @@ static const struct seen_name *find_name(const struct seen_name *names, size_t c
 	return NULL;
 }
 
-/* The first setting that is there twice: libconfig names the line alone. False where it cannot be told. */
+/* Finds the first setting that is there twice, since libconfig names only its line. False where it cannot be
+ * found. */
 static bool find_duplicate(const char *p, char *dotted, size_t size, unsigned *second, unsigned *first)
 {
 	struct seen_name groups[GROUPS_MAX] = {{0}}, last = {0};

@@ -5,7 +5,7 @@
  * One commit is in flight at most; the store's thread writes a copy, and the runs go on. Commits are
  * numbered: a change that must be on disk first makes its run await the next one that will begin. A run that
  * is changed while it is being written is dirty again, and is written once more. What a failed commit held is
- * in the next one, but for new runs: their submitters are told that they were not accepted.
+ * in the next one, except for new runs: their submissions are answered with an error.
  */
 #include "controller/commit.h"
 
@@ -66,7 +66,8 @@ static void call_waiters(struct controller *c, const struct error *err)
 	}
 }
 
-/* Tried again: nothing of it starts, nobody is told of it before. */
+/* Keeps what a failed commit had for the next one. Until that is on disk, nothing of it starts or is
+ * answered. */
 static void keep_changes(struct controller *c)
 {
 	for (size_t i = 0; i < c->queue.count; i++) {

@@ -63,7 +63,8 @@ static inline void controller_touch(struct controller *c)
 	controller_set_timer(c, CONTROLLER_FLUSH, 0);
 }
 
-/* The next commit must be on disk before anybody is told of r, or an attempt of it is started. */
+/* The next commit must be on disk before a change of r is answered or notified, or an attempt of it is
+ * started. */
 static inline void controller_await_commit(struct controller *c, struct run *r)
 {
 	r->awaits = c->commits + 1;
@@ -75,7 +76,7 @@ static inline bool controller_is_committed(const struct controller *c, const str
 	return r->awaits <= c->committed;
 }
 
-/* Is r known to the store? To everybody else it does not exist before. */
+/* Whether the store has r. Before that, no request can find it. */
 static inline bool controller_is_stored(const struct controller *c, const struct run *r)
 {
 	return r->inserted_by <= c->committed;

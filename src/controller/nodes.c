@@ -46,7 +46,7 @@ void nodes_expire(struct controller *c)
 	double next =
 	    members_expire(c->members, c->options.name, now, c->options.node_timeout, on_member_down, c);
 
-	/* With nobody up the next heartbeat sets the timer again. */
+	/* Where no node is up, the next heartbeat sets the timer again. */
 	controller_set_timer(c, CONTROLLER_EXPIRY, next > 0 ? next + 0.001 : -1);
 }
 

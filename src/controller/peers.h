@@ -47,7 +47,7 @@ struct peers {
 	 * is no such slot; with -EIO: the device is broken still. `done` as above. */
 	void (*set_device)(void *context, const struct peer *peer, int64_t slot, bool drained,
 	                   const char *reason, peer_done_fn done, void *done_context);
-	/* A TCP port that is free on the node at this moment. 0: this cannot be told at once, one of the
-	 * ports in its last heartbeat has to do. */
+	/* A TCP port that is free on the node at this moment. 0: that is not known without a call; the caller
+	 * takes one of the ports in the node's last heartbeat. */
 	int (*free_port)(void *context, const struct peer *peer, struct error *err);
 };

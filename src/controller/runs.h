@@ -32,7 +32,7 @@ void controller_cancel_run(struct controller *c, int64_t id);
 void controller_set_progress(struct controller *c, int64_t id, json_t *last, const char *lines, size_t len);
 void controller_worker_error(struct controller *c, int64_t id, int64_t rank, const char *message,
                              bool lost_peer);
-/* Does any run still wait for parts that were told to stop? */
+/* Whether any run still waits for parts that were asked to stop. */
 bool controller_is_stopping(const struct controller *c);
 
 /* Lines of JSON: changes of states of all runs. */

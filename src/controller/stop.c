@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From the controller to the nodes: parts of attempts are told to stop. */
+/* Asks the nodes to stop their parts of attempts. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -59,7 +59,7 @@ static bool satisfied(const struct run *r, unsigned states, int64_t version)
 	return run_state_final(r->state) || states >> r->state & 1 || r->version > version;
 }
 
-/* What has changed and is not told yet waits for the flush: nobody is told of what is not on disk. */
+/* A change that waiters have not been notified of waits for the flush, since it may not be on disk yet. */
 bool waiter_is_needless(const struct run *r, unsigned states, int64_t version)
 {
 	return !r->changed && satisfied(r, states, version);

@@ -155,7 +155,7 @@ int options_parse(struct client *client, const struct usage *u, int argc, char *
 
 	if (client->completing)
 		return complete_options(client, u, argc, argv);
-	*l++ = ':'; /* a missing value is told from an unknown option */
+	*l++ = ':'; /* makes getopt_long distinguish a missing value from an unknown option */
 	*l++ = 'h';
 	for (size_t i = 0; i < u->count && i < OPTIONS_MAX; i++) {
 		int has = u->options[i].type == OPTION_FLAG ? no_argument : required_argument;

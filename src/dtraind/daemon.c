@@ -194,7 +194,8 @@ static int listen_unix(struct daemon *d, struct error *err)
 	return r < 0 ? r : http_server_listen_unix(d->server, fd, err);
 }
 
-/* Somebody removed the socket: what is connected goes on, and whoever comes finds a new one. */
+/* Makes the socket again after its file was removed. Connections that exist go on; new clients find the new
+ * file. */
 static void remake_socket(struct daemon *d)
 {
 	const char *path = d->settings->config->socket;

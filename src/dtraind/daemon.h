@@ -66,8 +66,9 @@ struct daemon {
 	struct node *node;
 	struct http_server *server;
 	struct http_client *client; /* for requests that are passed on, and logs */
-	struct http_client
-	    *peer_client; /* heartbeats, reports, starts, stops: nobody else has its connections */
+	/* For heartbeats, reports, starts and stops only, so that no other request
+	 * occupies its connections. */
+	struct http_client *peer_client;
 	struct controller *controller; /* NULL: another node is it */
 	struct timers *timers;         /* the controller's; NULL likewise */
 	bool backup;                   /* the store is being copied */

@@ -98,7 +98,8 @@ static int replace(const char *key, const char *directory, const char *path, str
 	fd = open_file(path, &st, err);
 	if (fd < 0 || is_private(&st))
 		return fd < 0 ? fd : steal_fd(&fd);
-	/* A service of an earlier version, or somebody who wants to keep us from starting? */
+	/* The file may be of a service of an earlier version, or of a user who wants to
+	 * prevent this start. */
 	if (flock(fd, LOCK_EX | LOCK_NB) < 0 && names_service(fd))
 		return refuse(key, directory, fd, err);
 	if (unlink(path) < 0)

@@ -23,13 +23,13 @@
 enum { LOOK_USEC = 20000, BUS_TIMEOUT_USEC = 5 * 1000 * 1000 };
 
 /* Beyond the longest grace: until what was killed is gone. And after the last end: until the reports have
- * arrived and other nodes have been told to stop their parts. */
+ * arrived and the other nodes have the requests to stop their parts. */
 static const double KILL_SECONDS = 15.0, TELL_SECONDS = 3.0;
 
 struct shutdown {
 	struct daemon *daemon;
 	sd_event_source *timer;
-	struct http_request *request; /* who waits for the end; NULL: nobody, or the caller has gone */
+	struct http_request *request; /* waits for the end; NULL: none, or its client has gone */
 	double give_up;               /* monotonic */
 	double ended;                 /* when the last attempt ended; 0: not yet */
 	int count;                    /* attempts that ran when it began */
@@ -56,8 +56,8 @@ bool shutdown_of_machine(void)
 	return stopping;
 }
 
-/* Has everybody been told what there is to tell? */
-static bool is_told(const struct daemon *d)
+/* Whether all reports and requests to stop have been delivered. */
+static bool is_delivered(const struct daemon *d)
 {
 	return !(d->controller && controller_is_stopping(d->controller)) &&
 	       heartbeats_are_idle(d->heartbeats);
@@ -87,7 +87,8 @@ static int on_look(sd_event_source *source, uint64_t usec, void *context)
 		s->ended = now;
 		heartbeats_send(s->daemon->heartbeats);
 	}
-	if ((s->ended > 0 && (now > s->ended + TELL_SECONDS || is_told(s->daemon))) || now > s->give_up) {
+	if ((s->ended > 0 && (now > s->ended + TELL_SECONDS || is_delivered(s->daemon))) ||
+	    now > s->give_up) {
 		answer(s);
 		return s->exit ? sd_event_exit(s->daemon->event, 0) : 0;
 	}

@@ -49,8 +49,8 @@ int http_server_listen_tls(struct http_server *server, int fd, const struct iden
                            struct error *err);
 /* Unix sockets that were listened on so far take no new connections; those that are there go on. */
 void http_server_leave_unix(struct http_server *server);
-/* Addresses of other services, as numbers (names are passed over): the bounds for strangers are not theirs.
- */
+/* Addresses of other services, as numbers (names are passed over): the bounds for strangers
+ * are not theirs. */
 int http_server_set_peers(struct http_server *server, const char *const *addresses, size_t count);
 /* Ends every connection; the `closed` callbacks of what is open run from here. */
 void http_server_destroy(struct http_server *server);
@@ -58,7 +58,7 @@ DEFINE_CLEANUP(struct http_server *, http_server_destroy)
 
 /* Listening sockets. mode and group (NULL: none) of the Unix socket apply before anyone can connect; a stale
  * socket file is replaced, one that answers is -EADDRINUSE. */
-bool http_unix_answers(const char *path); /* is anybody listening there? Connecting tells. */
+bool http_unix_answers(const char *path); /* whether a process listens there: a connection succeeds */
 int http_bind_unix(const char *path, mode_t mode, const char *group, int *fd, struct error *err);
 int http_bind_tcp(const char *address, int port, int *fd, struct error *err);
 

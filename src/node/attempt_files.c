@@ -40,8 +40,9 @@ int attempt_file_write(const char *dir, const char *name, const json_t *json, ui
 	return 0;
 }
 
-/* The user's file in a directory that is not theirs: nobody can put a link in its place. A new one: what lies
- * there from a cluster before, which counted its runs from 1 too, may be another user's. */
+/* Makes a file of the user in a directory that is not the user's, so that no user can put a link in its
+ * place. The file is always a new one: an old one may be of an earlier cluster, which also numbered its runs
+ * from 1, and may belong to another user. */
 static int make_user_file(const char *path, uid_t uid, gid_t gid, struct error *err)
 {
 	_cleanup_close_ int fd = -1;

@@ -67,7 +67,7 @@ static void unlink_start(struct start *x)
 		*at = x->next;
 }
 
-/* The slots are free, or the attempt's, before anybody hears of it. */
+/* Releases the slots, or hands them to the attempt, before any caller is answered. */
 static void end(struct start *x, int code, const char *message)
 {
 	unlink_start(x);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Starts that are being looked into: each has its slots and waits for its preflight, then it becomes an
- * attempt or is refused, and who asked for it is told.
+ * attempt or is refused, and the callers that asked for it are answered.
  */
 #pragma once
 
@@ -25,14 +25,14 @@ struct starts_callbacks {
 
 int starts_create(sd_event *event, const struct starts_callbacks *callbacks, struct starts **out,
                   struct error *err);
-void starts_destroy(struct starts *s); /* those that wait are told -ESHUTDOWN; NULL: nothing */
+void starts_destroy(struct starts *s); /* calls those that wait with -ESHUTDOWN; takes NULL */
 
 /* Takes the request (*request NULL then) where it succeeds; copies dir and logs of the place, borrows the
  * rest. */
 int starts_add(struct starts *s, struct request **request, const struct request_place *place,
                node_started_fn started, void *context, struct error *err);
-/* One more to be told of such a start. False: there is none. */
+/* Adds a caller that is answered when that start has succeeded or failed. False: there is no such start. */
 bool starts_wait(struct starts *s, int64_t run, int64_t attempt, node_started_fn started, void *context);
 void starts_stop(struct starts *s, int64_t run, int64_t attempt);
-const struct request *starts_holder(const struct starts *s, int slot); /* NULL: nobody */
+const struct request *starts_holder(const struct starts *s, int slot); /* NULL: none */
 int64_t starts_newest(const struct starts *s, int64_t run);            /* attempt; 0: none */

@@ -102,7 +102,7 @@ services_stop() {
 	done
 	service_pids=()
 }
-# service_end I: waits for the service of node I, which has been told to stop, and returns its exit status.
+# service_end I: waits for the service of node I, which has been asked to stop, and returns its exit status.
 service_end() {
 	timeout 120 tail --pid="${service_pids[$1]}" -f /dev/null || { echo "node$1 does not end within 120 s"; return 1; }
 	wait "${service_pids[$1]}"

@@ -40,7 +40,7 @@ struct node {
 	char name[32], instance[32];
 	int slots, boots, starts;
 	int64_t sequence;
-	/* What it was told by a controller. */
+	/* What the answers of a controller to its heartbeats said. */
 	char cluster[80];
 	int64_t epoch, highest_run;
 	struct attempt attempts[ATTEMPTS];

@@ -16,7 +16,7 @@
 #include "base/str.h"
 
 /* A service that neither answers nor closes the connection for this long hangs. */
-static const struct timeval PATIENCE = {30, 0};
+static const struct timeval ANSWER_TIMEOUT = {30, 0};
 
 static int connect_to(int family, const void *address, socklen_t len)
 {
@@ -24,7 +24,7 @@ static int connect_to(int family, const void *address, socklen_t len)
 
 	ck_assert_int_ge(fd, 0);
 	ck_assert_msg(connect(fd, address, len) == 0, "connect: %s", strerror(errno));
-	ck_assert_int_eq(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &PATIENCE, sizeof(PATIENCE)), 0);
+	ck_assert_int_eq(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &ANSWER_TIMEOUT, sizeof(ANSWER_TIMEOUT)), 0);
 	return fd;
 }
 

@@ -183,7 +183,8 @@ START_TEST(an_end_keeps_the_time_of_its_first_report)
 }
 END_TEST
 
-/* By another controller, or by TERM to dtrain-launch: nobody else fails, and it is no success. */
+/* A stop by another controller, or by SIGTERM to dtrain-launch: no rank fails by itself, but the run has not
+ * succeeded. */
 START_TEST(a_stop_by_another_is_a_failure)
 {
 	_cleanup_(run_freep) struct run *r = two_nodes();

@@ -101,7 +101,7 @@ START_TEST(a_late_answer_of_an_earlier_attempt_changes_nothing)
 	int64_t run;
 
 	/* n2 takes its part of attempt 1, but the call is given up half a minute later. Meanwhile n1 refuses,
-	 * n2 is told to stop, and attempt 2 runs. */
+	 * n2 is asked to stop, and attempt 2 runs. */
 	bed_refuse_next(b, "n1", -EBUSY, "slot 0 is leased");
 	bed_lose_answer(b, "n2");
 	run = bed_submit(b, 2, 1);
@@ -282,7 +282,7 @@ START_TEST(a_restarted_controller_finds_its_runs)
 }
 END_TEST
 
-/* Nobody but the store says that n2 had it. */
+/* Only the store knows that n2 had the part. */
 START_TEST(a_part_lost_while_no_controller_was_there_is_found)
 {
 	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
@@ -372,7 +372,7 @@ START_TEST(who_waits_for_a_run_is_called_once)
 }
 END_TEST
 
-/* Nobody is told of an end that may be lost with the machine. */
+/* No waiter is called for an end that is not on disk, since a crash of the machine could undo it. */
 START_TEST(who_waits_is_not_called_before_the_commit)
 {
 	struct bed *b = bed_create("n1 slots=1\n");

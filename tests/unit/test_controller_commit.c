@@ -230,7 +230,7 @@ static void bed_end(struct bed *b)
 	free(b->dir);
 }
 
-/* What a submitter was told. */
+/* The answer to a submission. */
 struct answer {
 	int count;
 	int64_t id;
@@ -357,7 +357,7 @@ static void note_commit(void *context, const struct error *err)
 	*(int *)context = err ? err->code : 0;
 }
 
-/* Commands are committed at once, not within a second, and what they change is told after that. */
+/* Commands are committed at once, not within a second, and their changes are published after that. */
 START_TEST(commands_are_committed_at_once)
 {
 	struct answer a;
@@ -404,8 +404,8 @@ START_TEST(commands_are_committed_at_once)
 }
 END_TEST
 
-/* It holds up no heartbeat, no listing, no report and no submission; these are in the next one, all together.
- */
+/* It holds up no heartbeat, no listing, no report and no submission; these are in the next
+ * one, all together. */
 START_TEST(what_comes_during_a_commit_is_in_the_next_one)
 {
 	_cleanup_free_ char *running1 = report(1, 1, "n1", 0, "running"),
@@ -444,8 +444,8 @@ START_TEST(what_comes_during_a_commit_is_in_the_next_one)
 }
 END_TEST
 
-/* The end of a run is told once it is on disk, though it ends while its start is being committed, or its
- * progress is; and no node forgets it before. */
+/* The end of a run is published once it is on disk, even if the run ends while its start or its progress is
+ * being committed; no node removes the attempt before. */
 START_TEST(an_end_during_a_commit_waits_for_the_next_one)
 {
 	_cleanup_free_ char *ended = report(1, 1, "n1", 0, "ended"), *early = NULL, *late = NULL,
@@ -596,7 +596,7 @@ START_TEST(an_attempt_that_is_given_up_during_its_commit_is_not_started)
 }
 END_TEST
 
-/* The run that could not be written down was never accepted, nobody hears of it, and the next one is. */
+/* A run that could not be written was not accepted and appears nowhere; the next run is accepted. */
 START_TEST(a_submission_whose_commit_fails_is_refused)
 {
 	struct answer a, meanwhile, next;

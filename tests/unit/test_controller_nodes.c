@@ -129,7 +129,7 @@ START_TEST(nodes_are_listed_as_they_are)
 }
 END_TEST
 
-/* Until all nodes have reported, or are down, nobody knows which numbers are free. */
+/* Which run numbers are free is not known until all nodes have reported or are down. */
 START_TEST(submissions_wait_for_all_nodes)
 {
 	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
@@ -183,8 +183,8 @@ START_TEST(a_restored_store_leaves_newer_runs_alone)
 	bed_pass(b, 3);
 	bed_copy_store(b, true);
 	bed_pass(b, 5);
-	/* The store does not know the newer run: it goes on, its number is not given again, its slot neither.
-	 */
+	/* The store does not know the newer run: it goes on, its number is not given again,
+	 * its slot neither. */
 	ck_assert_int_eq(bed_attempt_on(b, "n2", newer), 1);
 	ck_assert_int_eq(bed_run(b, old)->state, RUN_RUNNING);
 	next = bed_submit(b, 1, 1);

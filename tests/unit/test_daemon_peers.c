@@ -49,7 +49,7 @@ static void ask_local(const struct daemon_fixture *f, const struct row *row)
 	"\"port_range\":[0,0],\"shutting_down\":false,\"known\":{\"clusters\":[],\"highest_run\":0}}"
 
 /* n1 is the controller; n2 is in the hosts file, and is given up soon, since it is not there. Run 1 of the
- * user who runs the test has ended. 4242 is somebody else. */
+ * user who runs the test has ended. 4242 is the uid of another user. */
 static const struct row rows_of_controller[] = {
     /* A service sends requests for a user, or for itself, which owns no run. */
     {"GET", "/v1/runs/1/logs", NULL, "4242:4242:mallory", 403, "not-allowed"},
@@ -237,7 +237,7 @@ START_TEST(a_user_is_the_same_on_all_nodes)
 	struct person other;
 
 	if (geteuid() != 0 || !nobody) {
-		printf("daemon_peers: only root can ask as somebody else: not tested\n");
+		printf("daemon_peers: only root can send requests as another user: not tested\n");
 		return;
 	}
 	other = (struct person){nobody->pw_uid, nobody->pw_gid, "nobody"};

@@ -35,7 +35,7 @@ static bool shipped(const char *name)
 static void check_named(const char *file, const char *head, const char *name)
 {
 	if (name && !shipped(name))
-		ck_assert_msg(strstr(head, name), "%s: %s is neither shipped nor told of at the top", file,
+		ck_assert_msg(strstr(head, name), "%s: %s is neither shipped nor mentioned at the top", file,
 		              name);
 }
 

@@ -362,7 +362,7 @@ START_TEST(a_node_with_another_hosts_file_is_shown)
 	json_object_set_new(json, "hosts", json_string("another"));
 	take_heartbeat(a, json, 104, 1000);
 	member_set_down(a, "gone");
-	ck_assert(!member_hosts_differ(m, a)); /* nobody knows what it has now */
+	ck_assert(!member_hosts_differ(m, a)); /* the hosts file of a node that is down is not known */
 }
 END_TEST
 
@@ -416,7 +416,8 @@ START_TEST(a_controller_that_stood_still_marks_nobody_down)
 	ck_assert(take_heartbeat(members_find(m, "b"), b, 100, 1000));
 	next = members_expire(m, "a", 100, 5, on_down, down);
 	ck_assert(next > 100 && next <= 101);
-	/* 6 s, then 15 s without a look: nobody is judged, not even one that was never heard of. */
+	/* After 6 s, then 15 s, without a check no member is marked down, not even one that never sent a
+	 * heartbeat. */
 	next = members_expire(m, "a", 106, 5, on_down, down);
 	ck_assert(next > 106);
 	next = members_expire(m, "a", 121, 5, on_down, down);

@@ -162,8 +162,8 @@ START_TEST(a_missing_log_is_told)
 }
 END_TEST
 
-/* A user who puts a link or a FIFO in the place of his log gets nothing of another's to read, and holds
- * nobody up. */
+/* A user who puts a link or a FIFO in the place of a log cannot read another user's file that way, and delays
+ * no other request. */
 START_TEST(only_a_file_itself_is_read)
 {
 	_cleanup_free_ char *link_path = str_path_join(dir, "link"), *fifo = str_path_join(dir, "fifo");

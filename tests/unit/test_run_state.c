@@ -170,7 +170,7 @@ START_TEST(a_cancelled_run_is_stopped_first_unless_it_waits)
 }
 END_TEST
 
-/* Its slots are somebody else's: it waits again, and its next attempt has the next number. */
+/* Another attempt has the slots: the run waits again, and its next attempt has the next number. */
 START_TEST(a_run_refused_by_a_busy_node_waits_again)
 {
 	_cleanup_(run_freep) struct run *r = fixture_run(2, 1);

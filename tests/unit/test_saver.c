@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The output directory of a run (saver.h): what is done with what is there, what a checkpoint gives back, and
- * in which order things reach the disk. The parameters are two small ones in memory, the device is the host.
- */
+ * in which order things reach the disk. The parameters are two small ones in memory, the device
+ * is the host. */
 #include "unit.h"
 
 #include <errno.h>
@@ -527,8 +527,7 @@ START_TEST(a_checkpoint_is_synced_then_renamed)
 }
 END_TEST
 
-/* checkpoint_publish and checkpoint_publish_files themselves, over files that nobody has synced the names of.
- */
+/* Calls checkpoint_publish and checkpoint_publish_files for files whose directory has not been synced. */
 START_TEST(publishing_syncs_the_names_first)
 {
 	const char *name = _i ? "model" : "checkpoint-4";
@@ -589,7 +588,7 @@ START_TEST(the_final_models_weights_come_last)
 }
 END_TEST
 
-/* The ids that the configuration does not give are the tokenizer's; those that nobody has are left out. */
+/* Ids that the configuration does not have are those of the tokenizer; ids that neither has are left out. */
 START_TEST(the_tokenizers_ids_are_saved)
 {
 	static const char *const files[] = {"config.json", "generation_config.json"};

@@ -405,7 +405,7 @@ static const char first_layout[] =
         OLD_RUN("GPU 3 of n2: Xid 79: fell off the bus; rank 1 on n2: killed by SIGKILL\nprivate", "137")
             OLD_RUN("node n2: private", "-1") OLD_RUN("node n2 is down: no heartbeat for 5 s", "-1");
 
-/* The reason was shown to everybody: what was private in it is the owner's now. */
+/* The reason was shown to all users: its private part is now shown to the owner only. */
 static const char *const old_reasons[][2] = {
     {"rank 1 on n2: exit status 3", "rank 1 on n2: exit status 3: private\nlines"},
     {"GPU 3 of n2: Xid 79: fell off the bus",
@@ -544,7 +544,7 @@ START_TEST(a_listing_is_a_page_of_the_states_asked_for)
 }
 END_TEST
 
-/* Runs that nobody has, and a store that a newer version has made. */
+/* Runs that do not exist, and a store that a newer version has made. */
 START_TEST(what_the_store_does_not_have_is_said)
 {
 	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/dtrain.db", dir), *text = NULL;
@@ -602,8 +602,8 @@ static int opener_status(pid_t pid, const int go[2])
 	return WEXITSTATUS(status);
 }
 
-/* As long as the store is open, no other process gets in, whatever was opened and closed in this one before.
- */
+/* As long as the store is open, no other process gets in, whatever was opened and closed in
+ * this one before. */
 START_TEST(another_process_cannot_open_an_open_store)
 {
 	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/dtrain.db", dir);
@@ -818,7 +818,7 @@ static void *release_held(void *context)
 	return NULL;
 }
 
-/* The commit in flight is on disk, and nobody is called. */
+/* Closing waits until the commit in progress is on disk, and calls no callback. */
 START_TEST(closing_waits_for_the_commit)
 {
 	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/dtrain.db", dir);

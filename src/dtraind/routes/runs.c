@@ -197,7 +197,7 @@ static void reply_run(struct controller *c, struct http_request *request, const 
 	bool own = caller_may(http_request_caller(request), r->uid);
 	_cleanup_json_ json_t *config = NULL;
 
-	/* The command line, the variables, the paths: nobody else's business. */
+	/* The command line, the variables and the paths are shown to the owner only. */
 	if (own && controller_run_config(c, r->id, &text, NULL) == 0)
 		config = json_loads(text, 0, NULL);
 	http_reply_json(request, 200, run_to_json_with(r, own, config));

@@ -222,8 +222,8 @@ static int next_value(struct records *r, struct record *out, struct error *err)
 			    err, -EINVAL,
 			    "%s:%lld: the JSON value that begins here does not end: is the file whole?",
 			    r->where, (long long)out->line);
-		if (end ==
-		    r->at) /* a stray bracket or comma becomes a broken record, so that the reader goes on */
+		/* A bracket or comma in a wrong place becomes a broken record, so that the reader goes on. */
+		if (end == r->at)
 			end++;
 		r->at = end;
 	}

@@ -48,7 +48,7 @@ struct launch {
 	bool killing;    /* KILL was sent; again until nothing is left */
 	bool ended;      /* nothing is left */
 	bool finished;   /* and it is on record: we may go */
-	bool terminated; /* TERM was sent to us: nobody may be there any more to acknowledge the end */
+	bool terminated; /* SIGTERM was sent to this process: no service may be left to acknowledge the end */
 	double kill_at;  /* monotonic */
 	double killed_since;
 	char remark[128];
@@ -452,8 +452,8 @@ static void run(struct launch *l)
 		int n = epoll_wait(l->epoll_fd, events, ARRAY_SIZE(events), -1);
 
 		/* Ends first, in the order in which they happened, which is that of the events: which rank
-		 * was the first matters, and what a stop ends has to be told from what had ended before it.
-		 */
+		 * was the first matters, and a rank that a stop ended must not count as one that ended
+		 * before. */
 		for (int i = 0; i < n; i++) {
 			uint64_t tag = events[i].data.u64;
 

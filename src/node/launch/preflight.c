@@ -34,7 +34,7 @@ static void write_line(const struct preflight_line *answer)
 	_cleanup_free_ char *text = json ? json_to_string(json) : NULL;
 	_cleanup_free_ char *line = text ? str_printf("%s\n", text) : NULL;
 
-	/* Nobody listens any more: nothing of this is of use. */
+	/* Where the line cannot be written, the service has closed the pipe and needs no result. */
 	if (!line || file_write_all(STDOUT_FILENO, line, strlen(line), NULL) < 0)
 		_exit(1);
 }

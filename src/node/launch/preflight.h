@@ -18,8 +18,8 @@ struct preflight_call;
 
 /* Starts `launcher --preflight`. `done` is called once, from the event loop, and the call is gone after it:
  * with the user (borrowed) and NULL, or with one sentence on the first thing that is wrong. Codes: -EPERM:
- * nobody here of that name, another uid, or we may not become them; -ETIMEDOUT: no answer within `seconds`.
- */
+ * there is no user of that name here, its uid differs, or this process may not take it; -ETIMEDOUT: no answer
+ * in time. */
 int preflight_start(sd_event *event, const char *launcher, const struct preflight_request *what,
                     double seconds,
                     void (*done)(void *context, const struct run_user *user, const struct error *err),

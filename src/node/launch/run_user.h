@@ -8,8 +8,8 @@
 #include "base/error.h"
 #include "wire/preflight.h"
 
-/* Asks the directory of users, which may take its time. -EPERM: nobody here of that name, another uid, or we
- * may not become them. */
+/* Looks the user up, which may take long where users are in a directory service. -EPERM: there is no user of
+ * that name, its uid differs, or this process may not take it. */
 int run_user_find(const char *name, uid_t uid, struct run_user **out, struct error *err);
 void run_user_free(struct run_user *user); /* takes NULL */
 DEFINE_CLEANUP(struct run_user *, run_user_free)
