@@ -47,7 +47,7 @@ static int probe(const struct environment *env, const struct kv_store *store, st
 	void *waited;
 	int r;
 
-	stall_init(&stall, &o);
+	stall_init(&stall, &o, NULL);
 	r = stall_report(&stall, BOOTSTRAPPING, 0, "", err);
 	if (r == 0 && env->rank == 1)
 		r = stall_report(&stall, COMPLETED, 811, "all-gather", err);

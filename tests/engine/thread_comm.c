@@ -8,20 +8,29 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/comm/split.h"
+
 struct group {
-	int world_size, alive;
+	int world_size;
+	_Atomic int alive;
 	pthread_barrier_t barrier;
-	void **buffer; /* of each rank in the collective that runs */
+	const void **buffer; /* of each rank in the collective that runs */
+	/* Of comm_split: what each rank has called it with, and the groups made, by their first ranks. */
+	struct split_choice *choices;
+	struct group **parts;
 };
 
 enum { QUEUE_MAX = 256 };
+enum element { ELEMENT_F32 = DTYPE_F32, ELEMENT_BF16 = DTYPE_BF16, ELEMENT_F16 = DTYPE_F16, ELEMENT_F64 };
 
 struct operation {
 	void (*run)(struct comm *c, const struct operation *o);
 	void *buffer;
-	int64_t count; /* elements of a shard or of the whole; bytes of a broadcast */
-	int64_t first; /* of the elements that are reduced here */
-	size_t size;   /* of an element */
+	const void *input; /* what the others read; NULL: buffer */
+	int64_t count;     /* elements of a shard or of the whole; bytes of a broadcast */
+	int64_t first;     /* of the elements that are reduced here */
+	enum element type;
+	enum comm_op op;
 	int root;
 };
 
@@ -33,17 +42,33 @@ struct comm {
 	comm_ticket queued, completed;
 };
 
-void thread_comm_create(int world_size, struct comm **comms)
+static struct group *group_create(int world_size)
 {
 	struct group *g = calloc(1, sizeof(*g));
 
 	g->world_size = g->alive = world_size;
 	g->buffer = calloc((size_t)world_size, sizeof(*g->buffer));
+	g->choices = calloc((size_t)world_size, sizeof(*g->choices));
+	g->parts = calloc((size_t)world_size, sizeof(*g->parts));
 	pthread_barrier_init(&g->barrier, NULL, (unsigned)world_size);
-	for (int r = 0; r < world_size; r++) {
-		comms[r] = calloc(1, sizeof(*comms[r]));
-		*comms[r] = (struct comm){.group = g, .rank = r};
-	}
+	return g;
+}
+
+static struct comm *comm_in(struct group *g, int rank)
+{
+	struct comm *c = calloc(1, sizeof(*c));
+
+	c->group = g;
+	c->rank = rank;
+	return c;
+}
+
+void thread_comm_create(int world_size, struct comm **comms)
+{
+	struct group *g = group_create(world_size);
+
+	for (int r = 0; r < world_size; r++)
+		comms[r] = comm_in(g, r);
 }
 
 void comm_destroy(struct comm *c)
@@ -56,6 +81,8 @@ void comm_destroy(struct comm *c)
 	if (g && --g->alive == 0) {
 		pthread_barrier_destroy(&g->barrier);
 		free(g->buffer);
+		free(g->choices);
+		free(g->parts);
 		free(g);
 	}
 }
@@ -87,7 +114,7 @@ int comm_size(const struct comm *c)
 }
 
 /* Makes the buffers of all ranks known to every rank; leave() has to be called before a rank continues. */
-static struct group *enter(struct comm *c, void *buffer)
+static struct group *enter(struct comm *c, const void *buffer)
 {
 	c->group->buffer[c->rank] = buffer;
 	pthread_barrier_wait(&c->group->barrier);
@@ -99,44 +126,75 @@ static void leave(struct comm *c)
 	pthread_barrier_wait(&c->group->barrier);
 }
 
-/* Sum of [first, first + n) in rank order; owned by the caller. */
-static void *sum(const struct group *g, int64_t first, int64_t n, bool wide)
+static size_t element_size(enum element type)
 {
-	double *total = calloc((size_t)n, sizeof(*total));
-	float *out = calloc((size_t)n, sizeof(*out));
-
-	for (int r = 0; r < g->world_size; r++)
-		for (int64_t i = 0; i < n; i++)
-			total[i] +=
-			    wide ? ((double *)g->buffer[r])[first + i] : ((float *)g->buffer[r])[first + i];
-	if (wide) {
-		free(out);
-		return total;
-	}
-	for (int64_t i = 0; i < n; i++)
-		out[i] = (float)total[i];
-	free(total);
-	return out;
+	return type == ELEMENT_F64 ? sizeof(double) : dtype_size((enum dtype)type);
 }
 
+static double load(const void *buffer, int64_t i, enum element type)
+{
+	switch (type) {
+	case ELEMENT_F64:
+		return ((const double *)buffer)[i];
+	case ELEMENT_F32:
+		return ((const float *)buffer)[i];
+	case ELEMENT_BF16:
+		return bf16_to_float(((const uint16_t *)buffer)[i]);
+	case ELEMENT_F16:
+		return f16_to_float(((const uint16_t *)buffer)[i]);
+	}
+	abort();
+}
+
+static void store(void *buffer, int64_t i, enum element type, double x)
+{
+	switch (type) {
+	case ELEMENT_F64:
+		((double *)buffer)[i] = x;
+		break;
+	case ELEMENT_F32:
+		((float *)buffer)[i] = (float)x;
+		break;
+	case ELEMENT_BF16:
+		((uint16_t *)buffer)[i] = bf16_from_float((float)x);
+		break;
+	case ELEMENT_F16:
+		((uint16_t *)buffer)[i] = f16_from_float((float)x);
+		break;
+	}
+}
+
+/* In rank order. Of elements that are read elsewhere, the result goes to the start of buffer. */
 static void run_reduce(struct comm *c, const struct operation *o)
 {
-	void *result = sum(enter(c, o->buffer), o->first, o->count, o->size == sizeof(double));
+	struct group *g = enter(c, o->input ? o->input : o->buffer);
+	size_t size = element_size(o->type);
+	char *result = calloc((size_t)o->count, size);
 
+	for (int64_t i = 0; i < o->count; i++) {
+		double total = load(g->buffer[0], o->first + i, o->type);
+
+		for (int r = 1; r < g->world_size; r++) {
+			double x = load(g->buffer[r], o->first + i, o->type);
+
+			total = o->op == COMM_SUM ? total + x : total > x ? total : x;
+		}
+		store(result, i, o->type, total);
+	}
 	leave(c);
-	memcpy((char *)o->buffer + (size_t)o->first * o->size, result, (size_t)o->count * o->size);
+	memcpy((char *)o->buffer + (o->input ? 0 : (size_t)o->first * size), result, (size_t)o->count * size);
 	free(result);
 }
 
+/* The others read this rank's shard. */
 static void run_all_gather(struct comm *c, const struct operation *o)
 {
-	struct group *g = enter(c, o->buffer);
-	size_t bytes = (size_t)o->count * o->size;
+	size_t bytes = (size_t)o->count * element_size(o->type);
+	struct group *g = enter(c, o->input ? o->input : (char *)o->buffer + (size_t)c->rank * bytes);
 
 	for (int r = 0; r < g->world_size; r++)
-		if (r != c->rank)
-			memcpy((char *)o->buffer + (size_t)r * bytes,
-			       (char *)g->buffer[r] + (size_t)r * bytes, bytes);
+		if (r != c->rank || o->input)
+			memmove((char *)o->buffer + (size_t)r * bytes, g->buffer[r], bytes);
 	leave(c);
 }
 
@@ -165,32 +223,56 @@ static comm_ticket enqueue(struct comm *c, struct operation o)
 
 comm_ticket comm_all_reduce(struct comm *c, void *buffer, int64_t count, enum dtype type, enum comm_op op)
 {
-	return enqueue(c, (struct operation){run_reduce, buffer, count, .size = sizeof(float)});
+	return enqueue(
+	    c, (struct operation){run_reduce, buffer, .count = count, .type = (enum element)type, .op = op});
 }
 
 comm_ticket comm_all_reduce_f64(struct comm *c, double *buffer, int64_t count, enum comm_op op)
 {
-	return enqueue(c, (struct operation){run_reduce, buffer, count, .size = sizeof(double)});
+	return enqueue(c,
+	               (struct operation){run_reduce, buffer, .count = count, .type = ELEMENT_F64, .op = op});
+}
+
+comm_ticket comm_reduce_scatter_into(struct comm *c, void *own, const void *all, int64_t shard,
+                                     enum dtype type, enum comm_op op)
+{
+	return enqueue(c, (struct operation){.run = run_reduce,
+	                                     .buffer = own,
+	                                     .input = all,
+	                                     .count = shard,
+	                                     .first = c->rank * shard,
+	                                     .type = (enum element)type,
+	                                     .op = op});
 }
 
 comm_ticket comm_reduce_scatter(struct comm *c, void *buffer, int64_t shard, enum dtype type, enum comm_op op)
 {
-	return enqueue(c, (struct operation){run_reduce, buffer, shard, c->rank * shard, sizeof(float), 0});
+	return comm_reduce_scatter_into(c, (char *)buffer + (size_t)(c->rank * shard) * dtype_size(type),
+	                                buffer, shard, type, op);
+}
+
+comm_ticket comm_all_gather_into(struct comm *c, void *all, const void *own, int64_t shard, enum dtype type)
+{
+	return enqueue(c, (struct operation){.run = run_all_gather,
+	                                     .buffer = all,
+	                                     .input = own,
+	                                     .count = shard,
+	                                     .type = (enum element)type});
 }
 
 comm_ticket comm_all_gather(struct comm *c, void *buffer, int64_t shard, enum dtype type)
 {
-	return enqueue(c, (struct operation){run_all_gather, buffer, shard, .size = dtype_size(type)});
+	return comm_all_gather_into(c, buffer, NULL, shard, type);
 }
 
 comm_ticket comm_broadcast(struct comm *c, void *buffer, size_t bytes, int root)
 {
-	return enqueue(c, (struct operation){run_broadcast, buffer, (int64_t)bytes, .root = root});
+	return enqueue(c, (struct operation){run_broadcast, buffer, .count = (int64_t)bytes, .root = root});
 }
 
 comm_ticket comm_barrier(struct comm *c)
 {
-	return enqueue(c, (struct operation){run_barrier, NULL, 0, .size = 0});
+	return enqueue(c, (struct operation){run_barrier, .buffer = NULL});
 }
 
 int comm_wait(struct comm *c, comm_ticket ticket, struct error *err)
@@ -215,5 +297,25 @@ double comm_waited_seconds(struct comm *c)
 
 int comm_check(struct comm *c, struct error *err)
 {
+	return 0;
+}
+
+int comm_split(struct comm *c, int color, int key, struct comm **out, struct error *err)
+{
+	struct group *g = c->group;
+	int *members = calloc((size_t)g->world_size, sizeof(*members)), rank = 0, size;
+
+	*out = NULL;
+	comm_flush(c, err);
+	g->choices[c->rank] = (struct split_choice){color, key};
+	pthread_barrier_wait(&g->barrier);
+	size = split_members(g->choices, g->world_size, c->rank, members, &rank);
+	if (size && rank == 0)
+		g->parts[c->rank] = group_create(size);
+	pthread_barrier_wait(&g->barrier);
+	if (size)
+		*out = comm_in(g->parts[members[0]], rank);
+	pthread_barrier_wait(&g->barrier);
+	free(members);
 	return 0;
 }

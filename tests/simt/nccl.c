@@ -10,8 +10,9 @@
 #include <nccl.h>
 
 #include "engine/comm/nccl/library.h"
+#include "engine/device/dtype.h"
 
-enum { RANKS = 8, GROUPS = 64, REGISTERED = 64 };
+enum { RANKS = 8, GROUPS = 256, REGISTERED = 64 };
 enum what { REDUCE, SCATTER, GATHER, BROADCAST };
 
 struct call {
@@ -35,7 +36,10 @@ struct fake_comm {
 	int rank, polls;
 	bool aborted;
 	bool connected; /* the first collective is queued when all ranks have called it */
-	int queued;     /* calls not yet done */
+	bool splits;    /* has called ncclCommSplit, which the other ranks have not yet all called */
+	int color, key;
+	ncclComm_t *part;
+	int queued; /* calls not yet done */
 	struct call call[256];
 	int registered;
 	struct region region[REGISTERED];
@@ -100,7 +104,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int n, ncclUniqueId id, int
 	struct fake_comm *c = calloc(1, sizeof(*c));
 
 	pthread_mutex_lock(&lock);
-	c->group = &groups[(int)id.internal[0] % GROUPS];
+	c->group = &groups[(unsigned char)id.internal[0] % GROUPS];
 	c->group->n = n;
 	c->group->joined++;
 	c->group->rank[rank] = c;
@@ -110,11 +114,68 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int n, ncclUniqueId id, int
 	return config->blocking ? ncclInvalidUsage : ncclInProgress;
 }
 
+static int place_in_part(const struct group *g, const struct fake_comm *c)
+{
+	int place = 0;
+
+	for (int r = 0; r < g->n; r++)
+		place += g->rank[r]->color == c->color &&
+		         (g->rank[r]->key < c->key || (g->rank[r]->key == c->key && r < c->rank));
+	return place;
+}
+
+/* When all ranks of the group have called ncclCommSplit. */
+static void split(struct group *g)
+{
+	struct fake_comm *parts[RANKS] = {0};
+
+	for (int r = 0; r < g->n; r++) {
+		const struct fake_comm *c = g->rank[r];
+		struct group *into = NULL;
+
+		if (c->color == NCCL_SPLIT_NOCOLOR)
+			continue;
+		for (int other = 0; other < r; other++)
+			if (g->rank[other]->color == c->color)
+				into = parts[other]->group;
+		if (!into)
+			into = &groups[ids++ % GROUPS];
+		parts[r] = calloc(1, sizeof(*parts[r]));
+		parts[r]->group = into;
+		parts[r]->rank = place_in_part(g, c);
+		into->rank[parts[r]->rank] = parts[r];
+		into->n = ++into->joined;
+	}
+	for (int r = 0; r < g->n; r++) {
+		*g->rank[r]->part = parts[r];
+		g->rank[r]->splits = false;
+	}
+}
+
+/* The part is made when all ranks have called, and not before. */
+ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t *part, ncclConfig_t *config)
+{
+	bool all = true;
+
+	pthread_mutex_lock(&lock);
+	c->splits = true;
+	c->color = color;
+	c->key = key;
+	c->part = part;
+	for (int r = 0; r < c->group->n; r++)
+		all = all && c->group->rank[r] && c->group->rank[r]->splits;
+	if (all)
+		split(c->group);
+	pthread_mutex_unlock(&lock);
+	return config->blocking ? ncclInvalidUsage : ncclInProgress;
+}
+
 ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *r)
 {
 	pthread_mutex_lock(&lock);
 	*r = c->group->died ? ncclRemoteError
-	     : c->group->joined < c->group->n || (c->queued && !c->connected) || c->polls++ % 4 == 3
+	     : c->splits || c->group->joined < c->group->n || (c->queued && !c->connected) ||
+	             c->polls++ % 4 == 3
 	         ? ncclInProgress
 	         : ncclSuccess;
 	pthread_mutex_unlock(&lock);
@@ -247,13 +308,20 @@ static bool is_registered(const struct fake_comm *c)
 
 static double get(const void *p, size_t i, ncclDataType_t t)
 {
-	return t == ncclFloat64 ? ((const double *)p)[i] : ((const float *)p)[i];
+	return t == ncclFloat64    ? ((const double *)p)[i]
+	       : t == ncclBfloat16 ? bf16_to_float(((const uint16_t *)p)[i])
+	       : t == ncclFloat16  ? f16_to_float(((const uint16_t *)p)[i])
+	                           : ((const float *)p)[i];
 }
 
 static void set(void *p, size_t i, ncclDataType_t t, double x)
 {
 	if (t == ncclFloat64)
 		((double *)p)[i] = x;
+	else if (t == ncclBfloat16)
+		((uint16_t *)p)[i] = bf16_from_float((float)x);
+	else if (t == ncclFloat16)
+		((uint16_t *)p)[i] = f16_from_float((float)x);
 	else
 		((float *)p)[i] = (float)x;
 }

@@ -488,7 +488,7 @@ START_TEST(many_that_are_missing)
 	struct stall s;
 	char words[480], few[24];
 
-	stall_init(&s, &o);
+	stall_init(&s, &o, NULL);
 	stall_ask(&s, 7, "barrier", words, sizeof(words));
 	ck_assert_str_eq(
 	    words, "rank 2 on b is past broadcast (collective 3) and has not begun it, rank 3 has not "
@@ -616,6 +616,111 @@ START_TEST(two_communicators)
 }
 END_TEST
 
+/* Two lanes of all ranks and one of ranks 2 and 0, in this order. A collective of one lane is queued on rank
+ * 0 before those of the others, and on the other ranks after them. */
+static void splits(struct rank *r)
+{
+	struct error err = ERROR_INIT;
+	struct comm *lane, *even;
+	uint16_t half[COUNT], sum[SHARD];
+	float host[COUNT] = {0};
+	comm_ticket ticket = 0;
+	void *b, *own, *held;
+
+	begin(r, RANKS, 20, &b);
+	ck_ok(comm_split(r->comm, 0, 0, &lane, &err), &err);
+	ck_ok(comm_split(r->comm, r->rank == 1 ? -1 : 0, -r->rank, &even, &err), &err);
+	ck_assert(comm_size(lane) == RANKS && comm_rank(lane) == r->rank);
+	ck_assert((even == NULL) == (r->rank == 1));
+	ck_ok(device_alloc(r->dev, sizeof(host), &held, &err), &err);
+	ck_ok(device_alloc(r->dev, 64, &own, &err), &err);
+	if (r->rank == 0)
+		ticket = comm_all_reduce(r->comm, held, COUNT, DTYPE_F32, COMM_SUM);
+	if (even) {
+		ck_assert(comm_size(even) == 2 && comm_rank(even) == 1 - r->rank / 2);
+		host[0] = (float)r->rank + 1;
+		ck_ok(device_write(r->dev, own, host, sizeof(*host), &err), &err);
+		ck_ok(comm_wait(even, comm_all_gather_into(even, b, own, 1, DTYPE_F32), &err), &err);
+		ck_ok(device_read(r->dev, host, b, 2 * sizeof(*host), &err), &err);
+		ck_assert(host[0] == 3 && host[1] == 1);
+	}
+	for (int i = 0; i < COUNT; i++)
+		half[i] = bf16_from_float((float)(i * (r->rank + 1)));
+	ck_ok(device_write(r->dev, b, half, sizeof(half), &err), &err);
+	ck_ok(comm_wait(lane, comm_reduce_scatter_into(lane, own, b, SHARD, DTYPE_BF16, COMM_SUM), &err),
+	      &err);
+	ck_ok(device_read(r->dev, sum, own, sizeof(sum), &err), &err);
+	for (int i = 0; i < SHARD; i++)
+		ck_assert_float_eq(bf16_to_float(sum[i]), 6 * (r->rank * SHARD + i));
+	ck_ok(device_read(r->dev, sum, b, sizeof(sum), &err), &err);
+	ck_assert(!memcmp(sum, half, sizeof(sum)));
+	if (r->rank)
+		ticket = comm_all_reduce(r->comm, held, COUNT, DTYPE_F32, COMM_SUM);
+	ck_ok(comm_wait(r->comm, ticket, &err), &err);
+	ck_ok(comm_flush(r->comm, &err), &err);
+	comm_destroy(even);
+	comm_destroy(lane);
+	device_free(r->dev, b);
+	device_free(r->dev, own);
+	device_free(r->dev, held);
+}
+
+START_TEST(lanes)
+{
+	with_ranks(RANKS, splits);
+}
+END_TEST
+
+/* An abort of one communicator, and the death of a rank of another, end the collectives of all. */
+static void fails_together(struct rank *r, bool dies)
+{
+	struct error err = ERROR_INIT, first = ERROR_INIT;
+	struct comm *lane, *alone;
+	void *b;
+
+	begin(r, 2, 60, &b);
+	ck_ok(comm_split(r->comm, 0, 0, &lane, &err), &err);
+	ck_ok(comm_split(lane, r->rank, 0, &alone, &err), &err);
+	ck_ok(comm_wait(lane, comm_barrier(lane), &err), &err);
+	ck_ok(comm_flush(lane, &err), &err);
+	if (r->rank == 0) {
+		comm_all_reduce(r->comm, b, 4, DTYPE_F32, COMM_SUM);
+		comm_all_reduce(lane, b, 4, DTYPE_F32, COMM_SUM);
+		if (dies)
+			simt_nccl_die(lane->nccl);
+		else
+			comm_abort(alone);
+		ck_assert_int_eq(comm_flush(r->comm, &first), dies ? -ECONNRESET : -ECANCELED);
+		ck_ok(device_synchronize(r->dev, &err), &err);
+		ck_assert_int_eq(comm_check(lane, &err), first.code);
+		ck_assert_str_eq(err.message, first.message);
+		ck_assert_int_eq(comm_wait(alone, comm_barrier(alone), &err), first.code);
+		ck_assert_str_eq(err.message, first.message);
+		ck_assert_int_eq(comm_split(alone, 0, 0, &alone, &err), first.code);
+	} else {
+		usleep(500 * 1000);
+	}
+	comm_destroy(lane);
+	device_free(r->dev, b);
+}
+
+static void one_aborts(struct rank *r)
+{
+	fails_together(r, false);
+}
+
+static void one_dies(struct rank *r)
+{
+	fails_together(r, true);
+}
+
+START_TEST(a_family_fails_together)
+{
+	with_ranks(2, one_aborts);
+	with_ranks(2, one_dies);
+}
+END_TEST
+
 START_TEST(a_single_rank)
 {
 	struct comm_options o = {.world_size = 1, .timeout_s = 1};
@@ -657,6 +762,8 @@ int main(void)
 	tcase_add_test(tc, a_stopped_rank_does_not_wait);
 	tcase_add_test(tc, abort_from_another_thread);
 	tcase_add_test(tc, two_communicators);
+	tcase_add_test(tc, lanes);
+	tcase_add_test(tc, a_family_fails_together);
 	tcase_add_test(tc, a_single_rank);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);

@@ -222,6 +222,35 @@ static void check_all_gather(struct comm *comm, int64_t shard, enum dtype type)
 			            (long)shard, (long)i);
 }
 
+/* own apart from all, and in its place in it. */
+static void check_into(struct comm *comm, int64_t shard, enum dtype type, bool apart)
+{
+	int rank = comm_rank(comm), size = comm_size(comm);
+	size_t bytes = shard * dtype_size(type);
+	_cleanup_free_ char *all = malloc(bytes * size + 16), *other = malloc(bytes + 16);
+	char *own = apart ? other : all + rank * bytes;
+	struct error err = ERROR_INIT;
+
+	memset(all, 0xff, bytes * size);
+	other[bytes] = all[bytes * size] = 0x5a;
+	for (int64_t i = 0; i < shard; i++)
+		store(own, type, i, value(rank, rank * shard + i));
+	rank_ok(comm_wait(comm, comm_all_gather_into(comm, all, own, shard, type), &err));
+	for (int64_t i = 0; i < shard * size; i++)
+		rank_assert(load(all, type, i) == value((int)(i / shard), i), "shard %ld element %ld",
+		            (long)shard, (long)i);
+	for (int64_t i = 0; i < shard * size; i++)
+		store(all, type, i, value(rank, i));
+	rank_ok(comm_wait(comm, comm_reduce_scatter_into(comm, own, all, shard, type, COMM_SUM), &err));
+	for (int64_t i = 0; i < shard; i++)
+		rank_assert(load(own, type, i) == expected(size, rank * shard + i, COMM_SUM),
+		            "shard %ld element %ld", (long)shard, (long)i);
+	for (int64_t i = 0; i < shard * size; i++)
+		rank_assert((!apart && i / shard == rank) || load(all, type, i) == value(rank, i),
+		            "the input has changed: shard %ld element %ld", (long)shard, (long)i);
+	rank_assert(other[bytes] == 0x5a && all[bytes * size] == 0x5a, "wrote beyond the end");
+}
+
 static void check_broadcast(struct comm *comm, size_t bytes, int root)
 {
 	int rank = comm_rank(comm);
@@ -254,6 +283,10 @@ void rank_collectives(struct stage *s, int rank)
 		check_reduce_scatter(comm, counts[i] / 2, DTYPE_BF16);
 		check_all_gather(comm, counts[i] / 2, DTYPE_F32);
 		check_all_gather(comm, counts[i] / 2, DTYPE_BF16);
+		check_into(comm, counts[i] / 2, DTYPE_F32, true);
+		check_into(comm, counts[i] / 2, DTYPE_F32, false);
+		check_into(comm, counts[i] / 2, DTYPE_BF16, true);
+		check_into(comm, counts[i] / 2, DTYPE_BF16, false);
 		for (int root = 0; root < s->size; root++)
 			check_broadcast(comm, counts[i], root);
 		rank_ok(comm_wait(comm, comm_barrier(comm), &err));

@@ -141,19 +141,148 @@ START_TEST(a_single_rank)
 	struct comm_options options = {.world_size = 1, .timeout_s = 5};
 	struct error err = ERROR_INIT;
 	struct comm *comm;
-	float x = 3;
+	float x = 3, y = 0, z = 0;
 
 	ck_ok(comm_create(NULL, &options, &comm, &err), &err);
 	ck_ok(comm_wait(comm, comm_all_reduce(comm, &x, 1, DTYPE_F32, COMM_SUM), &err), &err);
 	ck_ok(comm_wait(comm, comm_barrier(comm), &err), &err);
 	ck_ok(comm_flush(comm, &err), &err);
 	ck_assert_float_eq(x, 3);
+	comm_all_gather_into(comm, &y, &x, 1, DTYPE_F32);
+	comm_reduce_scatter_into(comm, &z, &y, 1, DTYPE_F32, COMM_SUM);
+	ck_ok(comm_flush(comm, &err), &err);
+	ck_assert_float_eq(z, 3);
 	comm_abort(comm);
 	ck_assert_int_eq(comm_wait(comm, comm_barrier(comm), &err), -ECANCELED);
 	comm_destroy(comm);
 	comm_destroy(NULL);
 	options.rank = 1;
 	ck_fails(comm_create(NULL, &options, &comm, &err), &err, "rank 1 of 1");
+}
+END_TEST
+
+/* ---- splitting ---- */
+
+/* Checks which ranks the communicator has, by the sum of their numbers' powers of two, and that it works. */
+static void check_members(struct comm *comm, int rank, int position, int size, int numbers)
+{
+	struct error err = ERROR_INIT;
+	float x = (float)(1 << rank);
+
+	rank_assert(comm && comm_rank(comm) == position && comm_size(comm) == size, "rank %d of %d",
+	            comm ? comm_rank(comm) : -1, comm ? comm_size(comm) : -1);
+	rank_ok(comm_wait(comm, comm_all_reduce(comm, &x, 1, DTYPE_F32, COMM_SUM), &err));
+	rank_assert(x == numbers, "the ranks are %g, not %d", x, numbers);
+	check_all_reduce(comm, 70001, DTYPE_F32, COMM_SUM);
+}
+
+static void rank_splits(struct stage *s, int rank)
+{
+	struct comm *comm = join_stage(s, rank), *lane, *pair, *across, *alone, *some, *again;
+	int n = s->size, first = rank / 2 * 2, members = MIN(2, n - first);
+	struct error err = ERROR_INIT;
+
+	rank_ok(comm_split(comm, 0, 0, &lane, &err));
+	check_members(lane, rank, rank, n, (1 << n) - 1);
+	/* Shards within pairs, replicas across them. */
+	rank_ok(comm_split(comm, rank / 2, -rank, &pair, &err));
+	check_members(pair, rank, members - 1 - rank % 2, members, ((1 << members) - 1) << first);
+	rank_ok(comm_split(lane, rank % 2, 7, &across, &err));
+	check_members(across, rank, rank / 2, (n + 1 - rank % 2) / 2, 5 << rank % 2 & ((1 << n) - 1));
+	rank_ok(comm_split(pair, rank, 0, &alone, &err));
+	check_members(alone, rank, 0, 1, 1 << rank);
+	rank_ok(comm_split(comm, rank == n - 1 ? 3 : -1, 0, &some, &err));
+	rank_assert((some != NULL) == (rank == n - 1), "a rank without color");
+	rank_ok(comm_split(comm, 0, n - rank, &again, &err));
+	check_members(again, rank, n - 1 - rank, n, (1 << n) - 1);
+	/* The first one may go before the others. */
+	comm_destroy(comm);
+	comm_destroy(some);
+	check_members(lane, rank, rank, n, (1 << n) - 1);
+	check_members(pair, rank, members - 1 - rank % 2, members, ((1 << members) - 1) << first);
+	comm_destroy(lane);
+	comm_destroy(alone);
+	comm_destroy(across);
+	comm_destroy(pair);
+	comm_destroy(again);
+}
+
+START_TEST(splits)
+{
+	use_transport(_i / 4);
+	run_ranks(_i % 4 + 1, 30, rank_splits);
+}
+END_TEST
+
+/* Rank 0 has queued a collective on one communicator that rank 1 calls only once another, queued later on the
+ * other communicator, is done; in both directions. */
+static void rank_lanes(struct stage *s, int rank)
+{
+	enum { COUNT = 1 << 20 };
+	struct comm *lanes[2];
+	float *x[2] = {calloc(COUNT, 4), calloc(COUNT, 4)};
+	struct error err = ERROR_INIT;
+
+	lanes[0] = join_stage(s, rank);
+	rank_ok(comm_split(lanes[0], 0, 0, &lanes[1], &err));
+	for (int i = 0; i < 4; i++) {
+		struct comm *held = lanes[i % 2], *free_one = lanes[1 - i % 2];
+		comm_ticket ticket = 0;
+
+		if (rank == 0)
+			ticket = comm_all_reduce(held, x[0], COUNT, DTYPE_F32, COMM_SUM);
+		rank_ok(
+		    comm_wait(free_one, comm_all_reduce(free_one, x[1], COUNT, DTYPE_F32, COMM_SUM), &err));
+		check_all_reduce(free_one, 1000, DTYPE_F32, COMM_SUM);
+		let_others_come(s, rank, 1);
+		if (rank == 1)
+			ticket = comm_all_reduce(held, x[0], COUNT, DTYPE_F32, COMM_SUM);
+		rank_ok(comm_wait(held, ticket, &err));
+	}
+	comm_destroy(lanes[0]);
+	comm_destroy(lanes[1]);
+	free(x[0]);
+	free(x[1]);
+}
+
+START_TEST(lanes_do_not_wait_for_each_other)
+{
+	use_transport(_i);
+	run_ranks(2, 30, rank_lanes);
+}
+END_TEST
+
+static double processor_time(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* Idle communicators leave the processors to others. */
+static void rank_idles(struct stage *s, int rank)
+{
+	struct comm *comm = join_stage(s, rank), *lanes[3];
+	struct error err = ERROR_INIT;
+	double before;
+
+	for (int i = 0; i < 3; i++)
+		rank_ok(comm_split(comm, 0, 0, &lanes[i], &err));
+	rank_ok(comm_wait(comm, comm_barrier(comm), &err));
+	let_others_come(s, rank, 0);
+	before = processor_time();
+	nanosleep(&(struct timespec){.tv_nsec = 300 * 1000 * 1000}, NULL);
+	rank_assert(processor_time() - before < 0.05, "%.3f s of 0.3 s", processor_time() - before);
+	comm_destroy(comm);
+	for (int i = 0; i < 3; i++)
+		comm_destroy(lanes[i]);
+}
+
+START_TEST(idle_lanes_sleep)
+{
+	use_transport(_i);
+	run_ranks(2, 30, rank_idles);
 }
 END_TEST
 
@@ -267,7 +396,8 @@ END_TEST
 int main(void)
 {
 	Suite *suite = suite_create("comm");
-	TCase *results = tcase_create("results"), *bootstrap = tcase_create("bootstrap");
+	TCase *results = tcase_create("results"), *bootstrap = tcase_create("bootstrap"),
+	      *splitting = tcase_create("splitting");
 
 	tcase_set_timeout(results, 120);
 	tcase_add_loop_test(results, every_collective, 0, 15);
@@ -276,6 +406,11 @@ int main(void)
 	tcase_add_test(results, groups);
 	tcase_add_test(results, a_single_rank);
 	suite_add_tcase(suite, results);
+	tcase_set_timeout(splitting, 60);
+	tcase_add_loop_test(splitting, splits, 0, 12);
+	tcase_add_loop_test(splitting, lanes_do_not_wait_for_each_other, 0, 3);
+	tcase_add_loop_test(splitting, idle_lanes_sleep, 0, 3);
+	suite_add_tcase(suite, splitting);
 	tcase_set_timeout(bootstrap, 60);
 	tcase_add_loop_test(bootstrap, stray_connections, 0, 2);
 	tcase_add_test(bootstrap, quiet_with_odd_variables);

@@ -224,6 +224,142 @@ START_TEST(a_rank_that_left)
 }
 END_TEST
 
+/* ---- a family ---- */
+
+enum { FAMILY = 4 };
+
+/* The communicator of all, a second lane of it, one of pairs, and one of this rank alone. */
+static void join_family(struct stage *s, int rank, struct comm **family)
+{
+	struct error err = ERROR_INIT;
+
+	family[0] = join_stage(s, rank);
+	rank_ok(comm_split(family[0], 0, 0, &family[1], &err));
+	rank_ok(comm_split(family[0], rank / 2, 0, &family[2], &err));
+	rank_ok(comm_split(family[2], rank, 0, &family[3], &err));
+}
+
+/* All give the same error, those that are idle, too; the code is that of the first. */
+static void expect_family_failure(struct stage *s, int rank, struct comm **family, int code,
+                                  const char *words, double seconds)
+{
+	struct error first = ERROR_INIT, err = ERROR_INIT;
+	int r = comm_wait(family[1], comm_barrier(family[1]), &first);
+
+	rank_assert(r == code && strstr(first.message, words), "%d %s", r, first.message);
+	rank_assert(clock_monotonic() - s->moment < seconds, "after %.3f s", clock_monotonic() - s->moment);
+	for (int i = 0; i < FAMILY; i++) {
+		rank_assert(comm_check(family[i], &err) == code, "communicator %d is usable", i);
+		rank_assert(!strcmp(first.message, err.message), "\"%s\", but \"%s\"", first.message,
+		            err.message);
+	}
+	rank_assert(comm_split(family[0], 0, 0, &family[0], &err) == code, "splits");
+}
+
+static void rank_dies_in_family(struct stage *s, int rank)
+{
+	struct comm *family[FAMILY], *first;
+	float *x = calloc(LARGE, 4);
+	struct error err = ERROR_INIT;
+
+	join_family(s, rank, family);
+	first = family[0];
+	rank_ok(comm_wait(family[1], comm_barrier(family[1]), &err));
+	rank_ok(comm_wait(family[2], comm_barrier(family[2]), &err));
+	let_others_come(s, rank, 1);
+	/* The pair of ranks 2 and 3 has lost nobody, and yet fails. */
+	comm_all_reduce(family[2], x, LARGE, DTYPE_F32, COMM_SUM);
+	if (rank == 1) {
+		s->moment = clock_monotonic();
+		raise(SIGKILL);
+	}
+	expect_family_failure(s, rank, family, -ECONNRESET, "rank 1 on odd ", 1.0);
+	comm_destroy(first);
+	for (int i = 1; i < FAMILY; i++)
+		comm_destroy(family[i]);
+	rank_assert(clock_monotonic() - s->moment < 2, "slow to end");
+	free(x);
+}
+
+START_TEST(a_death_fails_the_family)
+{
+	use_transport(_i);
+	kill_one(4, rank_dies_in_family);
+}
+END_TEST
+
+static void rank_aborts_family(struct stage *s, int rank)
+{
+	struct comm *family[FAMILY], *first;
+
+	join_family(s, rank, family);
+	first = family[0];
+	let_others_come(s, rank, 0);
+	s->moment = clock_monotonic();
+	if (!rank)
+		comm_abort(family[3]);
+	if (!rank)
+		expect_family_failure(s, rank, family, -ECANCELED, "abort", 1.0);
+	else
+		expect_family_failure(s, rank, family, -ECONNRESET, "rank 0 on even ", 10);
+	comm_destroy(first);
+	for (int i = 1; i < FAMILY; i++)
+		comm_destroy(family[i]);
+}
+
+START_TEST(an_abort_ends_the_family)
+{
+	use_transport(0);
+	run_ranks(3, 60, rank_aborts_family);
+}
+END_TEST
+
+/* One rank dies in place of a split, another has died in the middle of it. */
+static void rank_dies_before_split(struct stage *s, int rank)
+{
+	struct comm *comm = join_stage(s, rank), *other;
+	struct error err = ERROR_INIT;
+	int r;
+
+	let_others_come(s, rank, 1);
+	if (rank == 1) {
+		s->moment = clock_monotonic();
+		raise(SIGKILL);
+	}
+	r = comm_split(comm, 0, 0, &other, &err);
+	rank_assert(r == -ECONNRESET && !other && strstr(err.message, "rank 1 on odd"), "%d %s", r,
+	            err.message);
+	rank_assert(clock_monotonic() - s->moment < 1, "late");
+	comm_destroy(comm);
+}
+
+static void rank_dies_in_split(struct stage *s, int rank)
+{
+	struct comm *comm = join_stage(s, rank), *other;
+	struct error err = ERROR_INIT;
+	int32_t choices[8] = {0};
+	int r;
+
+	if (rank == 1) { /* calls what comm_split begins with, and no more */
+		rank_ok(comm_wait(comm, comm_all_gather(comm, choices, 2, DTYPE_F32), &err));
+		s->moment = clock_monotonic();
+		raise(SIGKILL);
+	}
+	r = comm_split(comm, 0, 0, &other, &err);
+	rank_assert(r == -ECONNRESET && !other && strstr(err.message, "rank 1 on odd"), "%d %s", r,
+	            err.message);
+	rank_assert(clock_monotonic() - s->moment < 3, "late");
+	comm_destroy(comm);
+}
+
+START_TEST(a_death_during_a_split)
+{
+	use_transport(0);
+	kill_one(3, rank_dies_before_split);
+	kill_one(3, rank_dies_in_split);
+}
+END_TEST
+
 static void *abort_comm(void *comm)
 {
 	comm_abort(comm);
@@ -306,6 +442,9 @@ int main(void)
 	tcase_add_test(failures, a_rank_that_left);
 	tcase_add_loop_test(failures, abort_from_another_thread, 0, 2);
 	tcase_add_test(failures, a_missing_rank_is_named);
+	tcase_add_loop_test(failures, a_death_fails_the_family, 0, 3);
+	tcase_add_test(failures, an_abort_ends_the_family);
+	tcase_add_test(failures, a_death_during_a_split);
 	suite_add_tcase(suite, failures);
 	return unit_run(suite);
 }

@@ -11,7 +11,9 @@
  *
  * A peer that died, a connection that broke, comm_abort from another thread, or a collective that makes no
  * progress for timeout_s: comm_wait returns -ECONNRESET, -ECANCELED or -ETIMEDOUT with the rank and the
- * collective named; the communicator is unusable from then on and only comm_destroy may follow.
+ * collective named; the communicator is unusable from then on and only comm_destroy may follow. The same is
+ * true of every communicator of its family: those that comm_split has made from it, from each other, and the
+ * one that comm_create has made. All of them give the first failure, with the same message.
  *
  * On CUDA the device waits, not the host. A failure ends the device's wait, too, and it goes on with whatever
  * lies in the buffers: what the host has read from the device is a result only once comm_check has returned 0
@@ -59,7 +61,25 @@ int comm_create(struct device *dev, const struct comm_options *options, struct c
 /* comm may be NULL. Returns at once after a failure or in the middle of a collective; otherwise within a
  * second, in which peers may still read the last data. */
 void comm_destroy(struct comm *comm);
-void comm_abort(struct comm *comm); /* from any thread: every wait returns -ECANCELED */
+void comm_abort(struct comm *comm); /* from any thread: every wait of the family returns -ECANCELED */
+/*
+ * Makes a communicator of those ranks that call it with the same color, in the order of their keys, and of
+ * their ranks in `comm` where keys are equal. Color < 0: this rank is in none, and *out is NULL. It has a
+ * lane of its own, that is, a queue and a thread (CPU) or a stream (CUDA): what is queued on one communicator
+ * does not wait for what is queued on another, and each of them starts after all work that was queued on the
+ * device before its call. An idle one takes no time of a processor. With one color for all ranks it is a
+ * second lane of the same ranks.
+ *
+ * A collective of `comm`: all of its ranks call it, whatever their colors, and it waits for what is queued on
+ * `comm`. It may take as long as the bootstrap at start, and belongs there. Node, time-out, store and
+ * `stopping` are those of `comm`. The caller destroys *out, before or after `comm` and in the same order on
+ * all ranks. If it fails on one rank, the family has failed.
+ *
+ * Messages name ranks by their numbers in the communicator that comm_create has made. On CUDA all ranks have
+ * to call the collectives of one family in the same order, also those of different communicators, since a GPU
+ * may not run two of them at once.
+ */
+int comm_split(struct comm *comm, int color, int key, struct comm **out, struct error *err);
 int comm_rank(const struct comm *comm);
 int comm_size(const struct comm *comm);
 /* "ucx 1.13: shared memory" / "ucx 1.13: tcp": what carries the data, for the log. */
@@ -83,7 +103,12 @@ enum comm_op { COMM_SUM, COMM_MAX };
  * for all. */
 typedef uint64_t comm_ticket;
 
-/* In place. Types: fp32, bf16 (summed in fp32), and DOUBLE through comm_all_reduce_f64. */
+/* In place. Types: fp32, bf16, and DOUBLE through comm_all_reduce_f64.
+ *
+ * A sum of bf16 moves half the bytes of one of fp32. Every rank's values are rounded to bf16 by the caller
+ * (relative error up to 2^-9 each). On CPUs they are then summed in fp32, in one order, and the sum is
+ * rounded to bf16 once; NCCL rounds after each addition along its rings or trees, so up to world_size - 1
+ * times. */
 comm_ticket comm_all_reduce(struct comm *comm, void *buffer, int64_t count, enum dtype type, enum comm_op op);
 comm_ticket comm_all_reduce_f64(struct comm *comm, double *buffer, int64_t count, enum comm_op op);
 /* buffer [world_size · shard]: afterwards this rank's shard (at rank · shard) holds the sum; the rest is
@@ -92,6 +117,15 @@ comm_ticket comm_reduce_scatter(struct comm *comm, void *buffer, int64_t shard, 
                                 enum comm_op op);
 /* buffer [world_size · shard]: this rank's shard is input; afterwards all shards are there. */
 comm_ticket comm_all_gather(struct comm *comm, void *buffer, int64_t shard, enum dtype type);
+/* The same between two buffers. all [world_size · shard], own [shard]; own may be this rank's place in all,
+ * and must not overlap all elsewhere.
+ * all_gather_into: own is input, and all ranks' are in all afterwards.
+ * reduce_scatter_into: all is input and stays as it is; own holds the sum afterwards. On CPUs the sum of an
+ * element is taken in the order of the ranks. */
+comm_ticket comm_all_gather_into(struct comm *comm, void *all, const void *own, int64_t shard,
+                                 enum dtype type);
+comm_ticket comm_reduce_scatter_into(struct comm *comm, void *own, const void *all, int64_t shard,
+                                     enum dtype type, enum comm_op op);
 comm_ticket comm_broadcast(struct comm *comm, void *buffer, size_t bytes, int root);
 comm_ticket comm_barrier(struct comm *comm);
 

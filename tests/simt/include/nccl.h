@@ -24,6 +24,7 @@ typedef enum {
 	ncclBfloat16 = 9
 } ncclDataType_t;
 typedef struct fake_comm *ncclComm_t;
+#define NCCL_SPLIT_NOCOLOR (-1)
 typedef struct {
 	char internal[128];
 } ncclUniqueId;
@@ -50,6 +51,7 @@ const char *ncclGetLastError(ncclComm_t c);
 ncclResult_t ncclGetVersion(int *v);
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id);
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *c, int n, ncclUniqueId id, int rank, ncclConfig_t *config);
+ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t *part, ncclConfig_t *config);
 ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *r);
 ncclResult_t ncclCommFinalize(ncclComm_t c);
 ncclResult_t ncclCommDestroy(ncclComm_t c);

@@ -10,7 +10,9 @@
 
 #include "base/cleanup.h"
 #include "base/clock.h"
+#include "base/str.h"
 #include "engine/comm/nccl/library.h"
+#include "engine/comm/split.h"
 
 /* ---- bootstrap ---- */
 static int share_id(const struct comm_options *o, ncclUniqueId *id, struct error *err)
@@ -42,20 +44,11 @@ static int share_id(const struct comm_options *o, ncclUniqueId *id, struct error
 	return 0;
 }
 
-static int bootstrap(struct comm *c, const struct comm_options *o, struct error *err)
+/* c->nccl is being made: waits until it is. Under lock. */
+static int settle_new(struct comm *c, ncclResult_t n, struct error *err)
 {
-	ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-	ncclUniqueId id;
-	ncclResult_t n;
 	char words[480];
-	int r;
 
-	if ((r = stall_report(&c->stall, BOOTSTRAPPING, 0, "", err)) < 0 || (r = share_id(o, &id, err)) < 0)
-		return r;
-	c->reported = PROGRESSING; /* the state that this rank is in after the bootstrap */
-	config.blocking = 0;
-	pthread_mutex_lock(&c->lock);
-	n = ncclCommInitRankConfig(&c->nccl, c->size, id, c->rank, &config);
 	n = comm_settle(c, n, clock_monotonic() + c->timeout_s);
 	if (n == ncclInProgress) {
 		stall_ask(&c->stall, 0, "", words, sizeof(words));
@@ -65,20 +58,31 @@ static int bootstrap(struct comm *c, const struct comm_options *o, struct error 
 		comm_fail_nccl(c, "connecting to the other ranks", n);
 	}
 	c->last_progress_at = clock_monotonic();
-	r = c->failed;
-	if (r < 0 && err)
+	if (c->failed && err)
 		*err = c->failure;
+	return c->failed;
+}
+
+static int bootstrap(struct comm *c, const struct comm_options *o, struct error *err)
+{
+	ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+	ncclUniqueId id;
+	int r;
+
+	if ((r = stall_report(&c->stall, BOOTSTRAPPING, 0, "", err)) < 0 || (r = share_id(o, &id, err)) < 0)
+		return r;
+	c->reported = PROGRESSING; /* the state that this rank is in after the bootstrap */
+	config.blocking = 0;
+	pthread_mutex_lock(&c->lock);
+	r = settle_new(c, ncclCommInitRankConfig(&c->nccl, c->size, id, c->rank, &config), err);
 	pthread_mutex_unlock(&c->lock);
 	return r;
 }
 
-static int open_nccl(struct comm *c, const struct comm_options *o, struct error *err)
+static int open_stream(struct comm *c, struct error *err)
 {
-	int version = 0, r = nccl_load(err);
 	cudaError_t s;
 
-	if (r < 0)
-		return r;
 	if ((s = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking)) ||
 	    (s = cudaEventCreateWithFlags(&c->computed, cudaEventDisableTiming)) ||
 	    (s = cudaMalloc((void **)&c->token, sizeof(*c->token))) ||
@@ -88,9 +92,13 @@ static int open_nccl(struct comm *c, const struct comm_options *o, struct error 
 		if ((s = cudaEventCreateWithFlags(&c->event[c->events], cudaEventDisableTiming)) ||
 		    (s = cudaEventCreateWithFlags(&c->begun[c->events], cudaEventDisableTiming)))
 			return device_cuda_error(c->dev, s, "cannot make the communicator's events", err);
-	r = bootstrap(c, o, err);
-	if (r < 0)
-		return r;
+	return 0;
+}
+
+static int start_watching(struct comm *c, struct error *err)
+{
+	int version = 0, r;
+
 	(void)ncclGetVersion(&version);
 	snprintf(c->description, sizeof(c->description), "NCCL %d.%d.%d", version / 10000,
 	         version / 100 % 100, version % 100);
@@ -99,18 +107,14 @@ static int open_nccl(struct comm *c, const struct comm_options *o, struct error 
 	return r < 0 ? error_errno(err, r, "cannot start a thread") : 0;
 }
 
-int comm_create(struct device *dev, const struct comm_options *options, struct comm **out, struct error *err)
+/* Without a connection to other ranks. numbers: of the ranks; NULL: their ranks are their numbers. */
+static int create(struct device *dev, const struct comm_options *options, struct family *family,
+                  const int *numbers, const char *lane, struct comm **out, struct error *err)
 {
 	pthread_condattr_t attr;
-	struct comm *c;
-	int r = 0;
+	struct comm *c = calloc(1, sizeof(*c));
+	int r;
 
-	*out = NULL;
-	if (options->world_size < 1 || options->rank < 0 || options->rank >= options->world_size ||
-	    options->timeout_s < 1 || (options->world_size > 1 && !options->store))
-		return error_set(err, -EINVAL, "rank %d of %d with a time-out of %d s: no such communicator",
-		                 options->rank, options->world_size, options->timeout_s);
-	c = calloc(1, sizeof(*c));
 	if (!c)
 		return error_oom(err);
 	c->dev = dev;
@@ -119,15 +123,25 @@ int comm_create(struct device *dev, const struct comm_options *options, struct c
 	c->timeout_s = options->timeout_s;
 	c->stopping = options->stopping;
 	c->stopping_context = options->stopping_context;
-	stall_init(&c->stall, options);
 	strcpy(c->description, "a single rank");
 	pthread_mutex_init(&c->lock, NULL);
 	pthread_condattr_init(&attr);
 	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
 	pthread_cond_init(&c->wake, &attr);
 	pthread_condattr_destroy(&attr);
-	if (c->size > 1)
-		r = open_nccl(c, options, err);
+	if (options->store)
+		c->store = *options->store;
+	c->group = strdup(options->group ? options->group : "world");
+	c->node = options->node ? strdup(options->node) : NULL;
+	c->lane = strdup(lane);
+	c->numbers = calloc(c->size, sizeof(*c->numbers));
+	r = !c->group || (options->node && !c->node) || !c->lane || !c->numbers ? error_oom(err)
+	                                                                        : family_join(c, family, err);
+	for (int i = 0; r >= 0 && i < c->size; i++)
+		c->numbers[i] = numbers ? numbers[i] : i;
+	stall_init(&c->stall, options, c->numbers);
+	if (r >= 0 && c->size > 1)
+		r = open_stream(c, err);
 	if (r < 0)
 		comm_destroy(c);
 	else
@@ -135,6 +149,153 @@ int comm_create(struct device *dev, const struct comm_options *options, struct c
 	return r;
 }
 
+int comm_create(struct device *dev, const struct comm_options *options, struct comm **out, struct error *err)
+{
+	struct comm *c;
+	int r = 0;
+
+	*out = NULL;
+	if (options->world_size < 1 || options->rank < 0 || options->rank >= options->world_size ||
+	    options->timeout_s < 1 || (options->world_size > 1 && !options->store))
+		return error_set(err, -EINVAL, "rank %d of %d with a time-out of %d s: no such communicator",
+		                 options->rank, options->world_size, options->timeout_s);
+	if (options->world_size > 1)
+		r = nccl_load(err);
+	if (r >= 0)
+		r = create(dev, options, NULL, NULL, "", &c, err);
+	if (r < 0)
+		return r;
+	if (c->size > 1)
+		r = bootstrap(c, options, err);
+	if (r >= 0 && c->size > 1)
+		r = start_watching(c, err);
+	if (r < 0)
+		comm_destroy(c);
+	else
+		*out = c;
+	return r;
+}
+
+/* ---- splitting ---- */
+/* What every rank has called comm_split with: [size]. */
+static int exchange_choices(struct comm *c, struct split_choice own, struct split_choice *all,
+                            struct error *err)
+{
+	size_t bytes = (size_t)c->size * sizeof(*all);
+	void *buffer = NULL;
+	int r = 0;
+
+	all[c->rank] = own;
+	if (c->size == 1)
+		return comm_check(c, err);
+	r = device_alloc(c->dev, bytes, &buffer, err);
+	if (r == 0)
+		r = device_write(c->dev, buffer, all, bytes, err);
+	if (r == 0)
+		r = comm_wait(c, comm_all_gather(c, buffer, sizeof(*all) / sizeof(float), DTYPE_F32), err);
+	if (r == 0)
+		r = comm_flush(c, err);
+	if (r == 0)
+		r = device_read(c->dev, all, buffer, bytes, err);
+	device_free(c->dev, buffer);
+	return r;
+}
+
+/* Makes the communicator of the `size` ranks `members` of c, in which this rank is `rank`; not yet NCCL's. */
+static int create_part(struct comm *c, int color, int rank, const int *members, int size, struct comm **out,
+                       struct error *err)
+{
+	_cleanup_free_ char *group = str_printf("%s/%d.%d", c->group, c->splits, color);
+	_cleanup_free_ char *lane =
+	    str_printf("%s %d.%d", *c->lane ? c->lane : " of communicator", c->splits, color);
+	_cleanup_free_ int *numbers = calloc((size_t)size, sizeof(*numbers));
+	struct comm_options options = {.rank = rank,
+	                               .world_size = size,
+	                               .timeout_s = c->timeout_s,
+	                               .store = &c->store,
+	                               .group = group,
+	                               .node = c->node,
+	                               .stopping = c->stopping,
+	                               .stopping_context = c->stopping_context};
+
+	if (!group || !lane || !numbers)
+		return error_oom(err);
+	for (int i = 0; i < size; i++)
+		numbers[i] = c->numbers[members[i]];
+	return create(c->dev, &options, c->family, numbers, lane, out, err);
+}
+
+/* Every rank of c calls it; a part of one rank, or of none, needs nothing of NCCL. Where c is made without
+ * blocking, `part` is there once c is no longer in progress, and is then itself in progress. */
+static int split_nccl(struct comm *c, struct comm *part, int color, struct error *err)
+{
+	bool joins = part && part->size > 1;
+	ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+	ncclComm_t none = NULL;
+	ncclResult_t n;
+	int r;
+
+	config.blocking = 0;
+	if (joins && (r = stall_report(&part->stall, BOOTSTRAPPING, 0, "", err)) < 0)
+		return r;
+	pthread_mutex_lock(&c->lock);
+	if (!c->failed) {
+		n = ncclCommSplit(c->nccl, joins ? color : NCCL_SPLIT_NOCOLOR, joins ? part->rank : 0,
+		                  joins ? &part->nccl : &none, &config);
+		n = comm_settle(c, n, clock_monotonic() + c->timeout_s);
+		if (n == ncclInProgress)
+			comm_fail(c, -ETIMEDOUT, "the %d ranks did not all split it within %d s", c->size,
+			          c->timeout_s);
+		else if (n != ncclSuccess)
+			comm_fail_nccl(c, "splitting a communicator", n);
+	}
+	r = c->failed;
+	if (r < 0 && err)
+		*err = c->failure;
+	pthread_mutex_unlock(&c->lock);
+	if (r < 0 || !joins)
+		return r;
+	part->reported = PROGRESSING; /* the state that this rank is in after the bootstrap */
+	pthread_mutex_lock(&part->lock);
+	r = settle_new(part, ncclInProgress, err);
+	pthread_mutex_unlock(&part->lock);
+	return r < 0 ? r : start_watching(part, err);
+}
+
+int comm_split(struct comm *c, int color, int key, struct comm **out, struct error *err)
+{
+	_cleanup_free_ struct split_choice *choices = calloc((size_t)c->size, sizeof(*choices));
+	_cleanup_free_ int *members = calloc((size_t)c->size, sizeof(*members));
+	struct error failure = ERROR_INIT;
+	struct comm *part = NULL;
+	int rank = 0, size = 0, r;
+
+	*out = NULL;
+	if (!choices || !members)
+		return error_oom(err);
+	c->splits++;
+	r = exchange_choices(c, (struct split_choice){color, key}, choices, &failure);
+	if (r >= 0)
+		size = split_members(choices, c->size, c->rank, members, &rank);
+	if (size)
+		r = create_part(c, color, rank, members, size, &part, &failure);
+	if (r >= 0 && c->size > 1)
+		r = split_nccl(c, part, color, &failure);
+	if (r >= 0) {
+		*out = part;
+		return 0;
+	}
+	comm_destroy(part);
+	/* The other ranks do not wait for this one. */
+	pthread_mutex_lock(&c->lock);
+	comm_fail(c, r, "%s", failure.message);
+	pthread_mutex_unlock(&c->lock);
+	if (err)
+		*err = failure;
+	return r;
+}
+
+/* ---- ending ---- */
 static void close_nccl(struct comm *c)
 {
 	ncclResult_t n = ncclSuccess;
@@ -143,6 +304,11 @@ static void close_nccl(struct comm *c)
 	while (c->aborting)
 		comm_pause(c);
 	comm_look(c);
+	pthread_mutex_unlock(&c->lock);
+	/* What follows may wait until the GPU is idle, so that a failure of the others must not wait for it.
+	 */
+	family_leave(c);
+	pthread_mutex_lock(&c->lock);
 	/* While a collective is under way its buffers stay registered; the abort below deregisters them. */
 	if (c->nccl && c->completed == c->queued) {
 		comm_deregister(c, 0);
@@ -183,6 +349,10 @@ void comm_destroy(struct comm *c)
 	(void)cudaFree(c->token);
 	pthread_cond_destroy(&c->wake);
 	pthread_mutex_destroy(&c->lock);
+	free(c->numbers);
+	free(c->group);
+	free(c->node);
+	free(c->lane);
 	free(c);
 }
 
@@ -212,7 +382,8 @@ const char *comm_describe(const struct comm *c)
 struct collective {
 	enum kind kind;
 	void *buffer;
-	size_t count; /* elements: all, or a shard */
+	const void *input; /* NULL: in buffer; else of all_gather a shard, of reduce_scatter all shards */
+	size_t count;      /* elements: all, or a shard */
 	ncclDataType_t type;
 	size_t size; /* of an element */
 	ncclRedOp_t op;
@@ -228,9 +399,11 @@ static ncclResult_t start(struct comm *c, const struct collective *o)
 	case KIND_BARRIER:
 		return ncclAllReduce(o->buffer, o->buffer, o->count, o->type, o->op, c->nccl, c->stream);
 	case KIND_REDUCE_SCATTER:
-		return ncclReduceScatter(o->buffer, own, o->count, o->type, o->op, c->nccl, c->stream);
+		return ncclReduceScatter(o->input ? o->input : o->buffer, o->input ? o->buffer : own,
+		                         o->count, o->type, o->op, c->nccl, c->stream);
 	case KIND_ALL_GATHER:
-		return ncclAllGather(own, o->buffer, o->count, o->type, c->nccl, c->stream);
+		return ncclAllGather(o->input ? o->input : own, o->buffer, o->count, o->type, c->nccl,
+		                     c->stream);
 	case KIND_BROADCAST:
 		return ncclBroadcast(o->buffer, o->buffer, o->count, o->type, o->root, c->nccl, c->stream);
 	}
@@ -306,11 +479,12 @@ static ncclDataType_t data_type(enum dtype type)
 	return type == DTYPE_F32 ? ncclFloat32 : type == DTYPE_BF16 ? ncclBfloat16 : ncclFloat16;
 }
 
-static comm_ticket reduction(struct comm *c, enum kind kind, void *buffer, int64_t count, enum dtype type,
-                             enum comm_op op)
+static comm_ticket reduction(struct comm *c, enum kind kind, void *buffer, const void *input, int64_t count,
+                             enum dtype type, enum comm_op op)
 {
 	return enqueue(c, &(struct collective){.kind = kind,
 	                                       .buffer = buffer,
+	                                       .input = input,
 	                                       .count = (size_t)count,
 	                                       .type = data_type(type),
 	                                       .size = dtype_size(type),
@@ -319,7 +493,7 @@ static comm_ticket reduction(struct comm *c, enum kind kind, void *buffer, int64
 
 comm_ticket comm_all_reduce(struct comm *c, void *buffer, int64_t count, enum dtype type, enum comm_op op)
 {
-	return reduction(c, KIND_ALL_REDUCE, buffer, count, type, op);
+	return reduction(c, KIND_ALL_REDUCE, buffer, NULL, count, type, op);
 }
 
 comm_ticket comm_all_reduce_f64(struct comm *c, double *buffer, int64_t count, enum comm_op op)
@@ -334,12 +508,27 @@ comm_ticket comm_all_reduce_f64(struct comm *c, double *buffer, int64_t count, e
 
 comm_ticket comm_reduce_scatter(struct comm *c, void *buffer, int64_t shard, enum dtype type, enum comm_op op)
 {
-	return reduction(c, KIND_REDUCE_SCATTER, buffer, shard, type, op);
+	return reduction(c, KIND_REDUCE_SCATTER, buffer, NULL, shard, type, op);
 }
 
 comm_ticket comm_all_gather(struct comm *c, void *buffer, int64_t shard, enum dtype type)
 {
-	return reduction(c, KIND_ALL_GATHER, buffer, shard, type, COMM_SUM);
+	return reduction(c, KIND_ALL_GATHER, buffer, NULL, shard, type, COMM_SUM);
+}
+
+comm_ticket comm_reduce_scatter_into(struct comm *c, void *own, const void *all, int64_t shard,
+                                     enum dtype type, enum comm_op op)
+{
+	if (c->size == 1 && own != all)
+		device_copy(c->dev, own, all, (size_t)shard * dtype_size(type));
+	return reduction(c, KIND_REDUCE_SCATTER, own, all, shard, type, op);
+}
+
+comm_ticket comm_all_gather_into(struct comm *c, void *all, const void *own, int64_t shard, enum dtype type)
+{
+	if (c->size == 1 && own != all)
+		device_copy(c->dev, all, own, (size_t)shard * dtype_size(type));
+	return reduction(c, KIND_ALL_GATHER, all, own, shard, type, COMM_SUM);
 }
 
 comm_ticket comm_broadcast(struct comm *c, void *buffer, size_t bytes, int root)
@@ -399,6 +588,11 @@ int comm_check(struct comm *c, struct error *err)
 	comm_look(c);
 	r = failure(c, err);
 	pthread_mutex_unlock(&c->lock);
+	if (r == 0 && c->family->failed) { /* which this one has not taken over yet */
+		r = c->family->failure.code;
+		if (err)
+			*err = c->family->failure;
+	}
 	return r;
 }
 

@@ -11,12 +11,17 @@
  * too much queued behind a collective that hangs, the watching thread must still be able to end that
  * collective.
  *
+ * The communicators of a family fail together (struct family). All of them are aborted at once, each from a
+ * thread of its own: ncclCommAbort may wait until the GPU is idle, which it becomes only when no kernel of
+ * another communicator hangs.
+ *
  * NCCL sums bf16 in fp32 within a step of its rings and rounds between the steps; gradients travel in fp32.
  */
 #pragma once
 
 #include <nccl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "engine/comm/comm.h"
 #include "engine/comm/nccl/stall.h"
@@ -38,9 +43,27 @@ struct waits {
 	double seconds;             /* of the waits before `first` */
 };
 
+/* A communicator and those that have been split from it; the last one that is destroyed frees it. Its lock is
+ * taken before that of a communicator, never after. */
+struct family {
+	pthread_mutex_t lock;
+	struct comm *members; /* linked by `sibling` */
+	int count;            /* members */
+	struct error failure; /* the first one; it never changes after `failed` is set */
+	_Atomic bool failed;
+};
+
 struct comm {
 	struct device *dev;
 	int rank, size, timeout_s;
+	struct family *family;
+	struct comm *sibling;
+	int *numbers; /* [size]: the ranks' numbers in the family's first communicator */
+	/* What comm_split needs: the options of comm_create, and how often it has been called. */
+	struct kv_store store;
+	char *group, *node;
+	int splits;
+	char *lane; /* for messages: " of communicator 1.0"; "": the first one */
 	bool (*stopping)(void *context);
 	void *stopping_context;
 	struct stall stall;
@@ -91,7 +114,8 @@ void comm_free_buffers(struct comm *c);          /* once nothing is under way */
 
 /* watch.c; all under lock */
 void comm_pause(struct comm *c); /* releases the lock for POLL_NS */
-/* Keeps the first failure and stops the communicator's kernels; releases the lock meanwhile. */
+/* Fails the family, where it has not failed yet, and stops the kernels of its communicators; releases the
+ * lock meanwhile. */
 void comm_fail(struct comm *c, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 void comm_fail_nccl(struct comm *c, const char *what, ncclResult_t r);
 /* Waits until NCCL has accepted a call that returned r, or until the deadline; releases
@@ -103,3 +127,10 @@ void comm_look(struct comm *c);
 bool comm_pending(const struct comm *c);
 const char *comm_kind_name(enum kind kind);
 void *comm_watch(void *comm); /* the thread; not under lock */
+
+/* family.c */
+/* Makes c a member of `family`, NULL: of a new one. It takes the family's failure over. Not under lock. */
+int family_join(struct comm *c, struct family *family, struct error *err);
+void family_leave(struct comm *c); /* not under lock */
+/* Fails all members with this failure, unless they have one. Not under lock. */
+void family_fail(struct family *f, const struct error *failure);

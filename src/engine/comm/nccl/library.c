@@ -16,6 +16,9 @@
 	F(ncclResult_t, ncclCommInitRankConfig, \
 	  (ncclComm_t *comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t *config), \
 	  (comm, ranks, id, rank, config)) \
+	F(ncclResult_t, ncclCommSplit, \
+	  (ncclComm_t comm, int color, int key, ncclComm_t *part, ncclConfig_t *config), \
+	  (comm, color, key, part, config)) \
 	F(ncclResult_t, ncclCommGetAsyncError, (ncclComm_t comm, ncclResult_t *result), (comm, result)) \
 	F(ncclResult_t, ncclCommFinalize, (ncclComm_t comm), (comm)) \
 	F(ncclResult_t, ncclCommDestroy, (ncclComm_t comm), (comm)) \

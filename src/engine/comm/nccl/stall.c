@@ -39,11 +39,12 @@ struct answer {
 	int named, more;
 };
 
-void stall_init(struct stall *s, const struct comm_options *o)
+void stall_init(struct stall *s, const struct comm_options *o, const int *numbers)
 {
 	memset(s, 0, sizeof(*s));
 	s->rank = o->rank;
 	s->size = o->world_size;
+	s->numbers = numbers;
 	if (o->store)
 		s->store = *o->store;
 	snprintf(s->group, sizeof(s->group), "%s", o->group ? o->group : "world");
@@ -154,19 +155,20 @@ void stall_ask(const struct stall *s, uint64_t collective, const char *kind, cha
 
 	*words = '\0';
 	for (int rank = 0; rank < s->size && clock_monotonic() < until; rank++, asked++) {
+		int number = s->numbers ? s->numbers[rank] : rank;
 		struct place p;
 
 		if (rank == s->rank)
 			continue;
 		r = read_place(s, rank, &p, &err);
 		if (r == -ENOENT && collective)
-			name_rank(&a, "rank %d has not reported: it hangs or has ended", rank);
+			name_rank(&a, "rank %d has not reported: it hangs or has ended", number);
 		else if (r == -ENOENT)
-			name_rank(&a, "rank %d has not begun to connect", rank);
+			name_rank(&a, "rank %d has not begun to connect", number);
 		else if (r < 0)
 			break;
 		else
-			describe_place(&a, rank, &p, collective, kind);
+			describe_place(&a, number, &p, collective, kind);
 	}
 	if (a.more)
 		a.at += (size_t)snprintf(words + a.at, size - a.at, " and %d more", a.more);

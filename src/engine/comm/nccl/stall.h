@@ -23,11 +23,12 @@ enum progress_state {
 struct stall {
 	int rank, size;
 	struct kv_store store;
+	const int *numbers; /* what messages call the ranks; NULL: by their ranks */
 	char group[96], node[65];
 };
 
-/* Copies what it needs; the store's context has to outlive it. */
-void stall_init(struct stall *s, const struct comm_options *options);
+/* Copies what it needs, but for numbers; the store's context has to outlive it. */
+void stall_init(struct stall *s, const struct comm_options *options, const int *numbers);
 /* Writes where this rank is; takes as long as the store does. Where it fails, the other ranks find the report
  * before this one. */
 int stall_report(const struct stall *s, enum progress_state state, uint64_t collective, const char *kind,

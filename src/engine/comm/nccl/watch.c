@@ -46,7 +46,7 @@ void comm_pause(struct comm *c)
 
 void comm_fail(struct comm *c, int code, const char *fmt, ...)
 {
-	ncclComm_t nccl = c->nccl;
+	struct error failure = ERROR_INIT;
 	char words[640];
 	va_list ap;
 
@@ -55,16 +55,11 @@ void comm_fail(struct comm *c, int code, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(words, sizeof(words), fmt, ap);
 	va_end(ap);
-	c->failed = error_set(&c->failure, code, "rank %d: %s", c->rank, words);
-	if (!nccl)
-		return;
+	(void)error_set(&failure, code, "rank %d: %s", c->numbers[c->rank], words);
 	c->aborting++;
 	pthread_mutex_unlock(&c->lock);
-	ncclCommAbort(nccl);
+	family_fail(c->family, &failure);
 	pthread_mutex_lock(&c->lock);
-	/* This is set only now because ncclCommInitRankConfig, while it was still running, may have stored
-	 * the communicator there again. */
-	c->nccl = NULL;
 	c->aborting--;
 }
 
@@ -186,8 +181,8 @@ static void give_up(struct comm *c)
 		comm_look(c);
 	}
 	if (c->completed < next && comm_pending(c))
-		comm_fail(c, -ETIMEDOUT, "%s (collective %llu) has made no progress for %d s: %s", kind,
-		          (unsigned long long)next, c->timeout_s, words);
+		comm_fail(c, -ETIMEDOUT, "%s (collective %llu%s) has made no progress for %d s: %s", kind,
+		          (unsigned long long)next, c->lane, c->timeout_s, words);
 }
 
 static void check_timeout(struct comm *c)
@@ -202,8 +197,9 @@ static void check_timeout(struct comm *c)
 	/* When one rank has died, all others are asked to end. */
 	else if (waited > allowed && c->stopping && c->stopping(c->stopping_context))
 		comm_fail(c, -ECANCELED,
-		          "told to stop; %s (collective %llu) has waited for other ranks for %.0f s",
-		          kind_of(c, c->completed + 1), (unsigned long long)c->completed + 1, waited);
+		          "told to stop; %s (collective %llu%s) has waited for other ranks for %.0f s",
+		          kind_of(c, c->completed + 1), (unsigned long long)c->completed + 1, c->lane,
+		          waited);
 }
 
 void *comm_watch(void *context)

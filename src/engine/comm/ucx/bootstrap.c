@@ -74,6 +74,7 @@ struct connection {
 };
 
 struct bootstrap {
+	struct comm *comm;
 	const struct comm_options *options;
 	struct peer *peers;
 	struct rank_address *ranks; /* [world_size] */
@@ -260,6 +261,21 @@ static int publish(struct bootstrap *m, const void *blob, size_t blob_len, struc
 	return r < 0 ? error_prefix(err, "rendezvous, putting %s", key) : 0;
 }
 
+/* In steps of a second, since the family may fail meanwhile. */
+static int get_value(struct bootstrap *m, const char *key, void **data, size_t *len, struct error *err)
+{
+	const struct kv_store *store = m->options->store;
+	int left, r;
+
+	do {
+		left = timeout_ms(m);
+		r = store->get(store->context, key, MIN(left, 1000), data, len, err);
+		if (r == -ETIMEDOUT && comm_check(m->comm, NULL) < 0)
+			r = comm_check(m->comm, err);
+	} while (r == -ETIMEDOUT && left > 1000);
+	return r;
+}
+
 static int read_address(struct bootstrap *m, int rank, struct error *err)
 {
 	const struct comm_options *o = m->options;
@@ -272,7 +288,7 @@ static int read_address(struct bootstrap *m, int rank, struct error *err)
 
 	if (!key)
 		return error_oom(err);
-	r = o->store->get(o->store->context, key, timeout_ms(m), &data, &len, err);
+	r = get_value(m, key, &data, &len, err);
 	if (r == -ETIMEDOUT)
 		return error_set(err, r, "rank %d of %d did not publish its address within %d s", rank,
 		                 o->world_size, o->timeout_s);
@@ -457,7 +473,7 @@ static int missing_rank(const struct bootstrap *m)
 static int connect_all(struct bootstrap *m, struct error *err)
 {
 	_cleanup_free_ struct pollfd *fds = calloc(m->connection_max + 1, sizeof(*fds));
-	int missing;
+	int missing, failed;
 
 	if (!fds)
 		return error_oom(err);
@@ -476,6 +492,9 @@ static int connect_all(struct bootstrap *m, struct error *err)
 			                 "no connection to rank %d on %s within %d s: is TCP between the "
 			                 "nodes blocked?",
 			                 missing, m->ranks[missing].host, m->options->timeout_s);
+		failed = comm_check(m->comm, err);
+		if (failed < 0)
+			return failed;
 		for (int i = 0; i < n; i++) {
 			fds[i].fd = m->connections[i].fd;
 			fds[i].events = m->connections[i].rank >= 0 && !m->connections[i].greeted &&
@@ -507,10 +526,11 @@ static int connect_all(struct bootstrap *m, struct error *err)
 	return 0;
 }
 
-int bootstrap_connect(const struct comm_options *options, const void *address, size_t address_len,
-                      struct peer *peers, struct error *err)
+int bootstrap_connect(struct comm *comm, const struct comm_options *options, const void *address,
+                      size_t address_len, struct peer *peers, struct error *err)
 {
 	_cleanup_(bootstrap_release) struct bootstrap m = {
+	    .comm = comm,
 	    .options = options,
 	    .peers = peers,
 	    .listen_fd = -1,

@@ -216,9 +216,10 @@ static int ring_run(struct comm *c, uint64_t ticket, const struct layout *layout
 }
 
 /* Every rank sends to each other rank its part of the receiver's shard, and adds up its own shard in rank
- * order. The sum is rounded once, as bf16 needs, and small shards have the latency of one message. */
-static int exchange_reduce(struct comm *c, uint64_t ticket, const struct layout *whole, enum element type,
-                           enum comm_op op)
+ * order. The sum is rounded once, as bf16 needs, and small shards have the latency of one message. It goes to
+ * `result`, which may be this rank's shard itself. */
+static int exchange_reduce(struct comm *c, uint64_t ticket, const struct layout *whole, char *result,
+                           enum element type, enum comm_op op)
 {
 	struct layout layout = *whole;
 	struct transfer *t = c->transfers;
@@ -247,7 +248,8 @@ static int exchange_reduce(struct comm *c, uint64_t ticket, const struct layout 
 			return r;
 		if (own.count > 0) {
 			parts[c->rank] = own.data;
-			reduce_many(own.data, parts, c->size, own.count, type, op);
+			reduce_many(result + chunk * layout.chunk * layout.size, parts, c->size, own.count,
+			            type, op);
 		}
 	}
 	return 0;
@@ -290,17 +292,20 @@ static int all_reduce(struct comm *c, uint64_t ticket, const struct operation *o
 	}
 	if (o->type != ELEMENT_BF16 || c->size == 2)
 		return ring_run(c, ticket, &layout, o->type, o->op, true, true);
-	r = exchange_reduce(c, ticket, &layout, o->type, o->op);
+	r = exchange_reduce(c, ticket, &layout, layout.buffer + c->rank * layout.shard * size, o->type,
+	                    o->op);
 	return r < 0 ? r : ring_run(c, ticket, &layout, o->type, o->op, false, true);
 }
 
 static int reduce_scatter(struct comm *c, uint64_t ticket, const struct operation *o)
 {
 	size_t size = element_size(o->type);
-	struct layout layout = {o->buffer, size, o->count * c->size, o->count, 0};
+	struct layout layout = {o->input ? (char *)o->input : o->buffer, size, o->count * c->size, o->count,
+	                        0};
+	char *result = o->input ? o->buffer : layout.buffer + c->rank * o->count * size;
 
-	if (o->type == ELEMENT_BF16 || o->count * size <= FLAT_BYTES)
-		return exchange_reduce(c, ticket, &layout, o->type, o->op);
+	if (o->input || o->type == ELEMENT_BF16 || o->count * size <= FLAT_BYTES)
+		return exchange_reduce(c, ticket, &layout, result, o->type, o->op);
 	return ring_run(c, ticket, &layout, o->type, o->op, true, false);
 }
 
@@ -310,6 +315,8 @@ static int all_gather(struct comm *c, uint64_t ticket, const struct operation *o
 	struct layout layout = {o->buffer, size, o->count * c->size, o->count, 0};
 	char *base = o->buffer;
 
+	if (o->input && o->input != base + c->rank * bytes)
+		memcpy(base + c->rank * bytes, o->input, bytes);
 	if (bytes <= FLAT_BYTES)
 		return exchange_all(c, ticket, base + c->rank * bytes, bytes, base, bytes);
 	return ring_run(c, ticket, &layout, o->type, COMM_SUM, false, true);

@@ -12,6 +12,8 @@
 
 #include "base/cleanup.h"
 #include "base/clock.h"
+#include "base/str.h"
+#include "engine/comm/split.h"
 
 static comm_ticket enqueue(struct comm *c, const struct operation *o)
 {
@@ -76,26 +78,24 @@ static int open_ucx(struct comm *c, const struct comm_options *options, struct e
 	for (int i = 0; i < c->size; i++)
 		c->peers[i].fd = -1;
 	if ((r = transport_open(c, &address, &len, err)) < 0 ||
-	    (r = bootstrap_connect(options, address, len, c->peers, err)) < 0 ||
-	    (r = open_epolls(c, err)) < 0 || (r = transport_connect(c, err)) < 0 ||
+	    (r = bootstrap_connect(c, options, address, len, c->peers, err)) < 0)
+		return r;
+	for (int i = 0; !*c->lane && i < c->size; i++)
+		strcpy(c->family->hosts[i], c->peers[i].host);
+	if ((r = open_epolls(c, err)) < 0 || (r = transport_connect(c, err)) < 0 ||
 	    (r = progress_start(c, collective_run, err)) < 0)
 		return r;
 	return comm_wait(c, enqueue(c, &(struct operation){.kind = KIND_BOOTSTRAP}), err);
 }
 
-int comm_create(struct device *dev, const struct comm_options *options, struct comm **out, struct error *err)
+/* numbers: of the ranks; NULL: their ranks are their numbers. */
+static int create(struct device *dev, const struct comm_options *options, struct family *family,
+                  const int *numbers, const char *lane, struct comm **out, struct error *err)
 {
 	pthread_condattr_t attr;
-	struct comm *c;
-	int r = 0;
+	struct comm *c = calloc(1, sizeof(*c));
+	int r;
 
-	*out = NULL;
-	if (options->world_size < 1 || options->world_size > 65535 || options->rank < 0 ||
-	    options->rank >= options->world_size || options->timeout_s < 1 ||
-	    (options->world_size > 1 && !options->store))
-		return error_set(err, -EINVAL, "rank %d of %d with a time-out of %d s: no such communicator",
-		                 options->rank, options->world_size, options->timeout_s);
-	c = calloc(1, sizeof(*c));
 	if (!c)
 		return error_oom(err);
 	c->dev = dev;
@@ -108,12 +108,82 @@ int comm_create(struct device *dev, const struct comm_options *options, struct c
 	pthread_condattr_init(&attr);
 	pthread_cond_init(&c->changed, &attr);
 	pthread_condattr_destroy(&attr);
-	if (c->size > 1)
+	if (options->store)
+		c->store = *options->store;
+	c->group = strdup(options->group && *options->group ? options->group : "comm");
+	c->lane = strdup(lane);
+	c->node = options->node ? strdup(options->node) : NULL;
+	c->numbers = calloc(c->size, sizeof(*c->numbers));
+	r = !c->group || !c->lane || (options->node && !c->node) || !c->numbers ? error_oom(err)
+	                                                                        : family_join(c, family, err);
+	for (int i = 0; r >= 0 && i < c->size; i++)
+		c->numbers[i] = numbers ? numbers[i] : i;
+	if (r >= 0 && c->size > 1)
 		r = open_ucx(c, options, err);
 	if (r < 0)
 		comm_destroy(c);
 	else
 		*out = c;
+	return r;
+}
+
+int comm_create(struct device *dev, const struct comm_options *options, struct comm **out, struct error *err)
+{
+	*out = NULL;
+	if (options->world_size < 1 || options->world_size > 65535 || options->rank < 0 ||
+	    options->rank >= options->world_size || options->timeout_s < 1 ||
+	    (options->world_size > 1 && !options->store))
+		return error_set(err, -EINVAL, "rank %d of %d with a time-out of %d s: no such communicator",
+		                 options->rank, options->world_size, options->timeout_s);
+	return create(dev, options, NULL, NULL, "", out, err);
+}
+
+/* Makes the communicator of the `size` ranks `members` of c, in which this rank is `rank`. */
+static int create_part(struct comm *c, int color, int rank, const int *members, int size, struct comm **out,
+                       struct error *err)
+{
+	_cleanup_free_ char *group = str_printf("%s/%d.%d", c->group, c->splits, color);
+	_cleanup_free_ char *lane =
+	    str_printf("%s %d.%d", *c->lane ? c->lane : " of communicator", c->splits, color);
+	_cleanup_free_ int *numbers = calloc(size, sizeof(*numbers));
+	struct comm_options options = {.rank = rank,
+	                               .world_size = size,
+	                               .timeout_s = c->timeout_s,
+	                               .store = &c->store,
+	                               .group = group,
+	                               .node = c->node};
+
+	if (!group || !lane || !numbers)
+		return error_oom(err);
+	for (int i = 0; i < size; i++)
+		numbers[i] = c->numbers[members[i]];
+	return create(c->dev, &options, c->family, numbers, lane, out, err);
+}
+
+int comm_split(struct comm *c, int color, int key, struct comm **out, struct error *err)
+{
+	_cleanup_free_ struct split_choice *choices = calloc(c->size, sizeof(*choices));
+	_cleanup_free_ int *members = calloc(c->size, sizeof(*members));
+	struct error failure = ERROR_INIT;
+	int rank = 0, size, r;
+
+	*out = NULL;
+	if (!choices || !members)
+		return error_oom(err);
+	c->splits++;
+	choices[c->rank] = (struct split_choice){color, key};
+	r = comm_wait(c, comm_all_gather(c, choices, sizeof(*choices) / 4, DTYPE_F32), &failure);
+	if (r >= 0)
+		r = comm_check(c, &failure);
+	size = split_members(choices, c->size, c->rank, members, &rank);
+	if (r >= 0 && size)
+		r = create_part(c, color, rank, members, size, out, &failure);
+	if (r < 0) {
+		/* The other ranks do not wait for this one. */
+		comm_fail(c, r, c->numbers[c->rank], "%s", failure.message);
+		if (err)
+			*err = failure;
+	}
 	return r;
 }
 
@@ -126,6 +196,7 @@ void comm_destroy(struct comm *c)
 		progress_wake(c);
 		pthread_join(c->thread, NULL);
 	}
+	family_leave(c);
 	transport_close(c);
 	for (int r = 0; c->peers && r < c->size; r++)
 		peer_close(&c->peers[r]);
@@ -138,6 +209,10 @@ void comm_destroy(struct comm *c)
 	free(c->transfers);
 	free(c->scratch);
 	free(c->parts);
+	free(c->numbers);
+	free(c->group);
+	free(c->lane);
+	free(c->node);
 	for (int i = 0; i < c->allocated; i++)
 		device_free(c->dev, c->allocations[i]);
 	free(c->allocations);
@@ -146,9 +221,7 @@ void comm_destroy(struct comm *c)
 
 void comm_abort(struct comm *c)
 {
-	comm_fail(c, -ECANCELED, c->rank, "the communicator was aborted");
-	if (c->size > 1)
-		progress_wake(c);
+	comm_fail(c, -ECANCELED, c->numbers[c->rank], "the communicator was aborted");
 }
 
 int comm_rank(const struct comm *c)
@@ -185,21 +258,23 @@ int comm_register(struct comm *c, const struct comm_buffer *buffers, int n, stru
 	return 0; /* UCX registers memory itself where the hardware needs it, and keeps it registered */
 }
 
-static comm_ticket reduction(struct comm *c, enum kind kind, void *buffer, int64_t count, enum dtype type,
-                             enum comm_op op)
+/* The type that is added up; fails the communicator where there is none. */
+static enum element element_of(struct comm *c, enum kind kind, enum dtype type)
 {
-	struct operation o = {.kind = kind, .op = op, .buffer = buffer, .count = count};
-
 	if (type == DTYPE_F16)
-		comm_fail(c, -EINVAL, c->rank, "%s: float16 is not carried between CPU ranks, use bfloat16",
+		comm_fail(c, -EINVAL, c->numbers[c->rank],
+		          "%s: float16 is not carried between CPU ranks, use bfloat16",
 		          collective_name(kind));
-	o.type = type == DTYPE_F32 ? ELEMENT_F32 : ELEMENT_BF16;
-	return enqueue(c, &o);
+	return type == DTYPE_F32 ? ELEMENT_F32 : ELEMENT_BF16;
 }
 
 comm_ticket comm_all_reduce(struct comm *c, void *buffer, int64_t count, enum dtype type, enum comm_op op)
 {
-	return reduction(c, KIND_ALL_REDUCE, buffer, count, type, op);
+	return enqueue(c, &(struct operation){.kind = KIND_ALL_REDUCE,
+	                                      .type = element_of(c, KIND_ALL_REDUCE, type),
+	                                      .op = op,
+	                                      .buffer = buffer,
+	                                      .count = count});
 }
 
 comm_ticket comm_all_reduce_f64(struct comm *c, double *buffer, int64_t count, enum comm_op op)
@@ -209,17 +284,49 @@ comm_ticket comm_all_reduce_f64(struct comm *c, double *buffer, int64_t count, e
 	           .kind = KIND_ALL_REDUCE, .type = ELEMENT_F64, .op = op, .buffer = buffer, .count = count});
 }
 
-comm_ticket comm_reduce_scatter(struct comm *c, void *buffer, int64_t shard, enum dtype type, enum comm_op op)
+static comm_ticket reduce_scatter(struct comm *c, void *buffer, const void *input, int64_t shard,
+                                  enum dtype type, enum comm_op op)
 {
-	return reduction(c, KIND_REDUCE_SCATTER, buffer, shard, type, op);
+	return enqueue(c, &(struct operation){.kind = KIND_REDUCE_SCATTER,
+	                                      .type = element_of(c, KIND_REDUCE_SCATTER, type),
+	                                      .op = op,
+	                                      .buffer = buffer,
+	                                      .input = input,
+	                                      .count = shard});
 }
 
-comm_ticket comm_all_gather(struct comm *c, void *buffer, int64_t shard, enum dtype type)
+comm_ticket comm_reduce_scatter(struct comm *c, void *buffer, int64_t shard, enum dtype type, enum comm_op op)
+{
+	return reduce_scatter(c, buffer, NULL, shard, type, op);
+}
+
+comm_ticket comm_reduce_scatter_into(struct comm *c, void *own, const void *all, int64_t shard,
+                                     enum dtype type, enum comm_op op)
+{
+	if (c->size == 1 && own != all)
+		memcpy(own, all, shard * dtype_size(type));
+	return reduce_scatter(c, own, all, shard, type, op);
+}
+
+static comm_ticket all_gather(struct comm *c, void *buffer, const void *input, int64_t shard, enum dtype type)
 {
 	return enqueue(c, &(struct operation){.kind = KIND_ALL_GATHER,
 	                                      .type = ELEMENT_BYTE,
 	                                      .buffer = buffer,
+	                                      .input = input,
 	                                      .count = shard * (int64_t)dtype_size(type)});
+}
+
+comm_ticket comm_all_gather(struct comm *c, void *buffer, int64_t shard, enum dtype type)
+{
+	return all_gather(c, buffer, NULL, shard, type);
+}
+
+comm_ticket comm_all_gather_into(struct comm *c, void *all, const void *own, int64_t shard, enum dtype type)
+{
+	if (c->size == 1 && own != all)
+		memcpy(all, own, shard * dtype_size(type));
+	return all_gather(c, all, own, shard, type);
 }
 
 comm_ticket comm_broadcast(struct comm *c, void *buffer, size_t bytes, int root)
@@ -272,14 +379,15 @@ int comm_flush(struct comm *c, struct error *err)
 	return comm_wait(c, c->queued, err);
 }
 
+/* The family's failure, which not all of its communicators may have taken over yet. */
 int comm_check(struct comm *c, struct error *err)
 {
 	int r;
 
-	pthread_mutex_lock(&c->lock);
-	r = c->failed;
+	pthread_mutex_lock(&c->family->lock);
+	r = c->family->failure.code;
 	if (r < 0 && err)
-		*err = c->failure;
-	pthread_mutex_unlock(&c->lock);
+		*err = c->family->failure;
+	pthread_mutex_unlock(&c->family->lock);
 	return r;
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Inside comm over UCX. A communicator has one progress thread, which takes the queued operations in order
- * and runs each to its end. Once comm_create has returned, only that thread uses UCX and the lifelines. It
- * shares with the caller's threads the queue (which has one producer), `completed`, and what `lock` protects.
+ * and runs each to its end. Once comm_create or comm_split has returned, only that thread uses UCX and the
+ * lifelines. It shares with the caller's threads the queue (which has one producer), `completed`, and what
+ * `lock` protects. The communicators of a family share struct family alone.
  */
 #pragma once
 
@@ -42,7 +43,8 @@ struct operation {
 	enum comm_op op;
 	int root;
 	void *buffer;
-	int64_t count; /* elements: all of them (all_reduce, broadcast) or a shard (the others) */
+	const void *input; /* NULL: in buffer; else of all_gather a shard, of reduce_scatter all shards */
+	int64_t count;     /* elements: all of them (all_reduce, broadcast) or a shard (the others) */
 };
 
 /* Runs an operation from its first message to its last, on the progress thread; a negative return means that
@@ -67,10 +69,31 @@ enum {
 	FLAT_BYTES = 16 * 1024, /* up to here all send all to all: one latency instead of 2 (n - 1) */
 };
 
+/* A communicator and those that have been split from it; the last one that is destroyed frees it. Its lock is
+ * taken before that of a communicator, never after. */
+struct family {
+	pthread_mutex_t lock;
+	struct comm *members; /* linked by `sibling` */
+	int count;            /* members */
+	struct error failure; /* the first one; code 0: none */
+	int failed_rank;      /* that it is about */
+	int size;             /* of the first communicator */
+	char (*hosts)[65];    /* by its ranks */
+};
+
 struct comm {
 	struct device *dev;
 	int rank, size, timeout_s;
 	char description[96];
+
+	struct family *family;
+	struct comm *sibling;
+	int *numbers; /* [size]: the ranks' numbers in the family's first communicator */
+	/* What comm_split needs: the options of comm_create, and how often it has been called. */
+	struct kv_store store;
+	char *group, *node;
+	int splits;
+	char *lane; /* for messages: " of communicator 1.0"; "": the first one */
 
 	/* The queue. Ticket t is at queue[t % QUEUE_MAX]. */
 	struct operation queue[QUEUE_MAX];
@@ -78,15 +101,15 @@ struct comm {
 	pthread_mutex_t lock; /* of failure, and for the conditions */
 	pthread_cond_t changed;
 	_Atomic int failed;    /* 0 or the code in failure */
-	struct error failure;  /* the first one; under lock */
-	int failed_rank;       /* the rank that has failed; under lock */
+	struct error failure;  /* the family's; under lock */
+	int failed_rank;       /* the number of the rank that has failed; under lock */
 	_Atomic bool stopping; /* comm_destroy */
 	_Atomic bool asleep;   /* the thread waits in epoll and wants wake_fd */
 	_Atomic int waiters;   /* threads inside comm_wait, whose cores are free */
 	double waited;         /* seconds inside comm_wait; under lock */
 	pthread_t thread;
 	collective_run_fn *run; /* what the thread does with an operation */
-	bool thread_started;
+	_Atomic bool thread_started;
 
 	/* The progress thread's own. */
 	struct peer *peers; /* [size] */
@@ -132,9 +155,15 @@ void progress_wake(struct comm *c); /* from any thread */
 /* Lets UCX work, looks after the lifelines, spins or sleeps; returns after anything may have changed.
  * Negative: the communicator has failed, and the operation has to be left at once. */
 int comm_step(struct comm *c);
-/* Keeps the first failure; returns code. `failed_rank` is sent to the peers. */
-int comm_fail(struct comm *c, int code, int failed_rank, const char *fmt, ...)
+/* Fails the family, where it has not failed yet; returns the code of its failure. `number` is the rank that
+ * it is about, and is sent to the peers. From any thread. */
+int comm_fail(struct comm *c, int code, int number, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
+
+/* family.c */
+/* Makes c a member of `family`, NULL: of a new one. It takes the family's failure over. */
+int family_join(struct comm *c, struct family *family, struct error *err);
+void family_leave(struct comm *c);
 
 /* collectives.c */
 collective_run_fn collective_run;

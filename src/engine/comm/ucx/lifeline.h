@@ -47,9 +47,10 @@ struct peer {
 
 /* Publishes this rank's addresses, waits for all others' and connects to each; peers is [world_size], zeroed
  * by the caller with every fd -1. Connections that do not show this attempt's token are closed and ignored.
- * On failure the caller still owns what is in peers (peer_close). */
-int bootstrap_connect(const struct comm_options *options, const void *address, size_t address_len,
-                      struct peer *peers, struct error *err);
+ * Ends within a second once comm_check(comm) returns an error, and with this error. On failure the caller
+ * still owns what is in peers (peer_close). */
+int bootstrap_connect(struct comm *comm, const struct comm_options *options, const void *address,
+                      size_t address_len, struct peer *peers, struct error *err);
 
 /* Never blocks; a message that does not fit is lost, and the peer then counts as not answering. */
 void peer_send(struct peer *peer, const struct message *message);

@@ -16,7 +16,6 @@
 
 #include <errno.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -37,72 +36,54 @@ void progress_wake(struct comm *c)
 
 /* ---- failures ---- */
 
-static int fail_va(struct comm *c, int code, int failed_rank, const char *fmt, va_list ap)
-{
-	pthread_mutex_lock(&c->lock);
-	if (!c->failed) {
-		vsnprintf(c->failure.message, sizeof(c->failure.message), fmt, ap);
-		c->failure.code = code;
-		c->failed_rank = failed_rank;
-		atomic_store(&c->failed, code);
-		pthread_cond_broadcast(&c->changed);
-	}
-	code = c->failed;
-	pthread_mutex_unlock(&c->lock);
-	return code;
-}
-
-int comm_fail(struct comm *c, int code, int failed_rank, const char *fmt, ...)
-{
-	va_list ap;
-
-	va_start(ap, fmt);
-	code = fail_va(c, code, failed_rank, fmt, ap);
-	va_end(ap);
-	return code;
-}
-
 /* "all_reduce (collective 17)", or the place between two collectives. */
 static const char *where(const struct comm *c, char *buf, size_t size)
 {
 	if (c->running && c->running_kind == KIND_BOOTSTRAP)
-		snprintf(buf, size, "%s", collective_name(KIND_BOOTSTRAP));
+		snprintf(buf, size, "%s%s", collective_name(KIND_BOOTSTRAP), c->lane);
 	else if (c->running)
-		snprintf(buf, size, "%s (collective %llu)", collective_name(c->running_kind),
-		         (unsigned long long)c->running - 1);
+		snprintf(buf, size, "%s (collective %llu%s)", collective_name(c->running_kind),
+		         (unsigned long long)c->running - 1, c->lane);
 	else if (c->completed > 1)
-		snprintf(buf, size, "after collective %llu", (unsigned long long)c->completed - 1);
+		snprintf(buf, size, "after collective %llu%s", (unsigned long long)c->completed - 1, c->lane);
 	else
-		snprintf(buf, size, "before the first collective");
+		snprintf(buf, size, "before the first collective%s", c->lane);
 	return buf;
+}
+
+/* `number` may be that of a rank outside of this communicator. */
+static int fail_about_number(struct comm *c, int code, int number, const char *what)
+{
+	char at[128];
+
+	return comm_fail(c, code, number, "%s: rank %d on %s %s", where(c, at, sizeof(at)), number,
+	                 c->family->hosts[number], what);
 }
 
 static int fail_about(struct comm *c, int code, int rank, const char *what)
 {
-	char at[64];
-
-	return comm_fail(c, code, rank, "%s: rank %d on %s %s", where(c, at, sizeof(at)), rank,
-	                 c->peers[rank].host, what);
+	return fail_about_number(c, code, c->numbers[rank], what);
 }
 
 /* A peer has failed: its reason is kept, unless this rank has one of its own. */
 static void handle_failure(struct comm *c, int from, const struct message *m)
 {
-	int failed_rank = m->rank >= 0 && m->rank < c->size ? m->rank : from;
-	char what[128], at[64];
+	int sender = c->numbers[from], own = c->numbers[c->rank];
+	int failed_rank = m->rank >= 0 && m->rank < c->family->size ? m->rank : sender;
+	char what[128], at[128];
 
 	if (m->code == -ECANCELED) {
 		fail_about(c, -ECONNRESET, from, "stopped in the middle of the run");
-	} else if (m->code == -ETIMEDOUT && failed_rank == c->rank) {
-		comm_fail(c, -ETIMEDOUT, c->rank, "%s: rank %d on %s waited %d s for this rank and gave up",
-		          where(c, at, sizeof(at)), from, c->peers[from].host, c->timeout_s);
+	} else if (m->code == -ETIMEDOUT && failed_rank == own) {
+		comm_fail(c, -ETIMEDOUT, own, "%s: rank %d on %s waited %d s for this rank and gave up",
+		          where(c, at, sizeof(at)), sender, c->peers[from].host, c->timeout_s);
 	} else if (m->code == -ETIMEDOUT) {
-		snprintf(what, sizeof(what), "does not go on: rank %d waited %d s for it", from,
+		snprintf(what, sizeof(what), "does not go on: rank %d waited %d s for it", sender,
 		         c->timeout_s);
-		fail_about(c, -ETIMEDOUT, failed_rank, what);
-	} else if (m->code == -ECONNRESET && failed_rank != from) {
-		snprintf(what, sizeof(what), "is gone, as rank %d saw", from);
-		fail_about(c, -ECONNRESET, failed_rank, what);
+		fail_about_number(c, -ETIMEDOUT, failed_rank, what);
+	} else if (m->code == -ECONNRESET && failed_rank != sender) {
+		snprintf(what, sizeof(what), "is gone, as rank %d saw", sender);
+		fail_about_number(c, -ECONNRESET, failed_rank, what);
 	} else {
 		fail_about(c, m->code == -EPROTO ? -EPROTO : -ECONNRESET, from,
 		           m->code == -EPROTO ? "found that the ranks disagree about it" : "failed");
@@ -123,7 +104,7 @@ static void broadcast_failure(struct comm *c)
  * not reached this collective, else one that runs another. */
 static int fail_timeout(struct comm *c)
 {
-	char what[160], at[64];
+	char what[160], at[128];
 
 	for (int r = 0; r < c->size; r++) {
 		struct peer *p = &c->peers[r];
@@ -153,7 +134,7 @@ static int fail_timeout(struct comm *c)
 		         collective_name(p->at_kind));
 		return fail_about(c, -ETIMEDOUT, r, what);
 	}
-	return comm_fail(c, -ETIMEDOUT, c->rank,
+	return comm_fail(c, -ETIMEDOUT, c->numbers[c->rank],
 	                 "%s: nothing has moved for %d s, though every rank answers: check the network",
 	                 where(c, at, sizeof(at)), c->timeout_s);
 }
@@ -265,7 +246,7 @@ static int watch_clock(struct comm *c)
 	if (!c->running || c->failed)
 		return c->failed;
 	if (c->stopping)
-		return comm_fail(c, -ECANCELED, c->rank, "the communicator was destroyed");
+		return comm_fail(c, -ECANCELED, c->numbers[c->rank], "the communicator was destroyed");
 	if (c->progress != c->progress_seen) {
 		c->progress_seen = c->progress;
 		c->progress_at = now;
@@ -394,7 +375,8 @@ static void *progress_main(void *arg)
 
 	while (r >= 0) {
 		if (c->queued > c->completed)
-			r = c->stopping ? comm_fail(c, -ECANCELED, c->rank, "the communicator was destroyed")
+			r = c->stopping ? comm_fail(c, -ECANCELED, c->numbers[c->rank],
+			                            "the communicator was destroyed")
 			                : run_next(c);
 		else if (c->stopping)
 			break;

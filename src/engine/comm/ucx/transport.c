@@ -93,8 +93,8 @@ int transport_connect(struct comm *c, struct error *err)
 		ucs_status_t status = ucp_ep_create(c->worker, &params, &c->endpoints[r]);
 
 		if (status != UCS_OK)
-			return error_set(err, -EHOSTUNREACH, "UCX does not reach rank %d on %s: %s", r,
-			                 peer->host, ucs_status_string(status));
+			return error_set(err, -EHOSTUNREACH, "UCX does not reach rank %d on %s: %s",
+			                 c->numbers[r], peer->host, ucs_status_string(status));
 		free(peer->address);
 		peer->address = NULL;
 	}
