@@ -290,7 +290,9 @@ int comm_step(struct comm *c)
 
 	if (c->failed)
 		return c->failed;
-	if (c->ucx_error)
+	/* Between two collectives nobody misses the connection: its peer may have departed, which the
+	 * lifeline tells, or died, which it tells, too. */
+	if (c->ucx_error && c->running)
 		return fail_message(c);
 	if (ucp_worker_progress(c->worker)) {
 		c->idle_since = 0;

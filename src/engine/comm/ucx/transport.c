@@ -138,9 +138,19 @@ void transport_describe(struct comm *c)
 	         *seen ? seen : "unknown transport");
 }
 
+static bool has_messages(const struct comm *c)
+{
+	for (int i = 0; c->transfers && i < 2 * MAX(WINDOW_MAX, c->size); i++)
+		if (c->transfers[i].comm && !c->transfers[i].done)
+			return true;
+	return false;
+}
+
 /* Nothing is flushed: after an orderly end the peers have all messages, and after a failure they need none.
  * Endpoints with error handling have to be closed first, which cancels their messages; the worker frees the
- * others. */
+ * others. But UCX 1.13 asserts, and so ends the process, when a worker is destroyed that still copies from a
+ * peer's memory, and to let it copy on would write to buffers that are the caller's again: the process, whose
+ * run has failed, keeps such a worker until it ends. */
 void transport_close(struct comm *c)
 {
 	static const ucp_request_param_t force = {
@@ -160,10 +170,12 @@ void transport_close(struct comm *c)
 			ucp_worker_progress(c->worker);
 		ucp_request_free(request);
 	}
-	if (c->worker)
+	if (c->worker && !has_messages(c)) {
 		ucp_worker_destroy(c->worker);
-	if (c->context)
 		ucp_cleanup(c->context);
+	} else if (c->context && !c->worker) {
+		ucp_cleanup(c->context);
+	}
 	free(c->endpoints);
 	c->worker = NULL;
 	c->context = NULL;
