@@ -80,6 +80,14 @@ static void post(struct call *call, const struct peer *peer, const char *target,
 		finish(call, &(struct peer_result){.code = -EIO, .message = err.message});
 }
 
+/* What node.h calls -ECANCELED, a start that was stopped before it began, is a start that the node refused;
+ * from another node it would come as an HTTP status, and so as -EREMOTEIO. In peers.h -ECANCELED says
+ * something else: that the call itself was not finished. */
+static int start_code(int node_code)
+{
+	return node_code == -ECANCELED ? -EREMOTEIO : node_code;
+}
+
 /* The controller's view of our devices is up to date at once: no backoff is needed. */
 static void on_started_here(void *context, int code, const char *message)
 {
@@ -91,9 +99,7 @@ static void on_started_here(void *context, int code, const char *message)
 		return;
 	}
 	heartbeats_refresh_local(d);
-	/* A start that was stopped has been refused, as on another node. -ECANCELED says that a call was not
-	 * finished. */
-	finish(call, &(struct peer_result){.code = code == -ECANCELED ? -EREMOTEIO : code,
+	finish(call, &(struct peer_result){.code = start_code(code),
 	                                   .message = message,
 	                                   .instance = d->instance,
 	                                   .sequence = heartbeats_sequence(d->heartbeats)});
