@@ -379,22 +379,25 @@ static void warn_unchanged(const struct settings *old, const struct settings *ne
 		log_warn(text, "the number of slots or of their threads");
 }
 
-static void take_over(struct daemon *d, struct settings *new)
+static bool may_take_over(const struct settings *old, const struct settings *new)
 {
-	struct settings *old = d->settings;
-	struct error err = ERROR_INIT;
-
 	/* Its record may be gone with state_dir: we know it still. */
 	if (old->cluster && new->alone) {
 		log_err("nothing is reloaded: %s names no host, but this node is in a cluster of %zu; to "
 		        "make it a "
 		        "cluster of its own, write a hosts file that names this machine alone",
 		        new->config->hosts_file, old->hosts->count);
-		return;
+		return false;
 	}
 	warn_unchanged(old, new);
-	if (!str_eq(old->name, new->name) || !str_eq(old->controller, new->controller))
-		return;
+	return str_eq(old->name, new->name) && str_eq(old->controller, new->controller);
+}
+
+static void take_over(struct daemon *d, struct settings *new)
+{
+	struct settings *old = d->settings;
+	struct error err = ERROR_INIT;
+
 	log_set_level(log_level(new->config->log_level));
 	/* The node and others hold on to strings of the first settings: these are kept, the rest is taken
 	 * over. */
@@ -407,8 +410,6 @@ static void take_over(struct daemon *d, struct settings *new)
 	old->config->heartbeat = new->config->heartbeat;
 	old->config->node_timeout = new->config->node_timeout;
 	old->config->shutdown_grace = new->config->shutdown_grace;
-	if (settings_remember(old, &err) < 0)
-		log_err("%s", err.message);
 	if (listen_peers(d, &err) < 0)
 		log_err("peers cannot be served: %s", err.message);
 	if (d->controller && controller_set_hosts(d->controller, old->hosts, old->config->port,
@@ -420,10 +421,39 @@ static void take_over(struct daemon *d, struct settings *new)
 
 static void reload(struct daemon *d);
 
+static void end_reload(struct daemon *d)
+{
+	d->reload = NULL;
+	if (d->reload_again)
+		reload(d);
+	else
+		sd_notify(0, "READY=1");
+}
+
+static void on_settings_remembered(void *context, void *data)
+{
+	struct settings_reading *reading = data;
+	struct daemon *d = context;
+
+	if (!reading) {
+		log_err("nothing is reloaded: writing to %s takes longer than %.0f s",
+		        d->settings->config->state_dir, RELOAD_SECONDS);
+		background_cancel(d->reload);
+	} else {
+		if (reading->err.code < 0)
+			log_err("%s", reading->err.message);
+		take_over(d, reading->settings);
+	}
+	end_reload(d);
+}
+
+/* The record of the cluster is on disk before the settings count, and written off the event loop: a disk may
+ * take seconds for it. */
 static void on_settings_read(void *context, void *data)
 {
 	struct settings_reading *reading = data;
 	struct daemon *d = context;
+	struct error err = ERROR_INIT;
 
 	if (!reading) {
 		log_err(
@@ -431,15 +461,16 @@ static void on_settings_read(void *context, void *data)
 		    "longer than %.0f s",
 		    RELOAD_SECONDS);
 		background_cancel(d->reload);
-	} else if (!reading->settings)
+	} else if (!reading->settings) {
 		log_err("nothing is reloaded: %s", reading->err.message);
-	else
-		take_over(d, reading->settings);
-	d->reload = NULL;
-	if (d->reload_again)
-		reload(d);
-	else
-		sd_notify(0, "READY=1");
+	} else if (may_take_over(d->settings, reading->settings)) {
+		if (settings_remember_background(d->event, steal_pointer(reading->settings),
+		                                 d->settings->config, RELOAD_SECONDS, on_settings_remembered,
+		                                 d, &d->reload, &err) == 0)
+			return;
+		log_err("nothing is reloaded: %s", err.message);
+	}
+	end_reload(d);
 }
 
 /* Both files again; with a bad one everything stays as it was. */

@@ -52,8 +52,15 @@ struct settings_reading {
 int settings_read_background(sd_event *event, const char *path, double deadline,
                              void (*done)(void *context, void *reading), void *context,
                              struct background **out, struct error *err);
-/* Writes into state_dir whether this node is in a cluster. */
+/* Writes into state_dir whether this node is in a cluster, and syncs it. */
 int settings_remember(const struct settings *s, struct error *err);
+/* The same off the event loop, into the state_dir of `place`. Takes the settings, also where it fails; the
+ * callback may take them back from its struct settings_reading, whose err says whether the record was
+ * written. */
+int settings_remember_background(sd_event *event, struct settings *settings,
+                                 const struct daemon_config *place, double deadline,
+                                 void (*done)(void *context, void *reading), void *context,
+                                 struct background **out, struct error *err);
 void settings_free(struct settings *s);
 DEFINE_CLEANUP(struct settings *, settings_free)
 

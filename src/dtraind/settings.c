@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "base/str.h"
 #include "dtraind/daemon.h"
+#include "wire/service_files.h"
 
 void settings_free(struct settings *s)
 {
@@ -42,14 +43,14 @@ static char *record_path(const struct daemon_config *config)
 	return str_path_join(config->state_dir, "cluster");
 }
 
-int settings_remember(const struct settings *s, struct error *err)
+static int write_record(const struct settings *s, const char *path, struct error *err)
 {
-	_cleanup_free_ char *path = record_path(s->config), *text = NULL, *old = NULL;
+	_cleanup_free_ char *text = NULL, *old = NULL;
 	_cleanup_json_ json_t *record =
-	    json_pack("{s:s,s:I}", "controller", s->controller, "hosts", (json_int_t)s->hosts->count);
+	    membership_encode(&(struct membership){s->controller, (int64_t)s->hosts->count});
 
-	text = record ? json_to_string(record) : NULL;
-	if (!path || !text)
+	text = json_to_string(record);
+	if (!text)
 		return error_oom(err);
 	if (!s->cluster)
 		return unlink(path) < 0 && errno != ENOENT
@@ -60,11 +61,19 @@ int settings_remember(const struct settings *s, struct error *err)
 	return file_write_atomic(path, text, strlen(text), 0644, err);
 }
 
+int settings_remember(const struct settings *s, struct error *err)
+{
+	_cleanup_free_ char *path = record_path(s->config);
+
+	return path ? write_record(s, path, err) : error_oom(err);
+}
+
 /* There are no hosts, as `err` says: may this machine be a cluster of its own? */
 static int check_alone(const struct daemon_config *config, struct error *err)
 {
 	_cleanup_free_ char *path = record_path(config), *why = strdup(err->message);
-	_cleanup_json_ json_t *record = NULL;
+	_cleanup_(membership_release) struct membership record = {0};
+	_cleanup_json_ json_t *json = NULL;
 	int code = err->code;
 
 	if (!path || !why)
@@ -73,12 +82,13 @@ static int check_alone(const struct daemon_config *config, struct error *err)
 		return error_set(err, code, "hosts_file of dtraind.conf: %s", why);
 	if (!file_exists(path))
 		return 0;
-	json_read_file(path, &record, NULL);
+	if (json_read_file(path, &json, NULL) == 0)
+		membership_decode(json, &record, NULL);
 	return error_set(
 	    err, code,
 	    "%s; but this node is in a cluster, whose controller is %s: put the file back, or, to make it "
 	    "a cluster of its own, write a hosts file that names this machine alone",
-	    why, json_get_string(record, "controller", "not known"));
+	    why, record.controller ? record.controller : "not known");
 }
 
 static int find_controller(struct settings *s, struct error *err)
@@ -158,6 +168,13 @@ static void read_in_thread(void *data)
 	settings_read(r->path, &r->settings, &r->err);
 }
 
+static void remember_in_thread(void *data)
+{
+	struct settings_reading *r = data;
+
+	write_record(r->settings, r->path, &r->err);
+}
+
 int settings_read_background(sd_event *event, const char *path, double deadline,
                              void (*done)(void *context, void *reading), void *context,
                              struct background **out, struct error *err)
@@ -176,5 +193,29 @@ int settings_read_background(sd_event *event, const char *path, double deadline,
 		reading_free(r);
 		return error_oom(err);
 	}
+	return background_start(event, &task, out, err);
+}
+
+int settings_remember_background(sd_event *event, struct settings *settings,
+                                 const struct daemon_config *place, double deadline,
+                                 void (*done)(void *context, void *reading), void *context,
+                                 struct background **out, struct error *err)
+{
+	struct settings_reading *r = calloc(1, sizeof(*r));
+	struct background_task task = {.deadline = deadline,
+	                               .work = remember_in_thread,
+	                               .done = done,
+	                               .context = context,
+	                               .release = reading_free,
+	                               .data = r};
+
+	if (r)
+		r->path = record_path(place);
+	if (!r || !r->path) {
+		reading_free(r);
+		settings_free(settings);
+		return error_oom(err);
+	}
+	r->settings = settings;
 	return background_start(event, &task, out, err);
 }

@@ -24,8 +24,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/json.h"
 #include "base/log.h"
+#include "base/str.h"
 #include "http/internal.h"
+#include "wire/error_answer.h"
 
 enum {
 	HEAD_SECONDS = 10,
@@ -247,16 +250,16 @@ static bool bound_users(const struct http_connection *c)
 /* It fits into the socket's buffer, and is there to be read after the end. */
 static void refuse(struct http_connection *c)
 {
-	static const char body[] = "{\"error\":{\"code\":\"too-many\",\"message\":\"this user has too many "
-	                           "connections to dtraind\"}}\n";
-	char text[512];
-	int n =
-	    snprintf(text, sizeof(text),
-	             "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: "
-	             "%zu\r\nConnection: close\r\n\r\n%s",
-	             sizeof(body) - 1, body);
+	_cleanup_json_ json_t *json = error_answer_encode(
+	    &(struct error_answer){"too-many", "this user has too many connections to dtraind"});
+	_cleanup_free_ char *body = json_to_string(json);
+	_cleanup_free_ char *text =
+	    body ? str_printf("HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
+	                      "Content-Length: %zu\r\nConnection: close\r\n\r\n%s\n",
+	                      strlen(body) + 1, body)
+	         : NULL;
 
-	if (send(c->fd, text, n, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
+	if (text && send(c->fd, text, strlen(text), MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
 		log_debug("http: a refusal cannot be sent: %s", strerror(errno));
 	drop(c);
 }

@@ -72,25 +72,23 @@ static struct known *touch(struct clusters *c, const char *id)
  * node learns the same from the next answer of the controller. */
 static void load_clusters(struct clusters *c)
 {
+	_cleanup_(known_clusters_release) struct known_clusters known = {0};
 	_cleanup_json_ json_t *json = NULL;
 	struct error err = ERROR_INIT;
-	json_t *each;
-	size_t i;
 
 	if (!file_exists(c->path))
 		return;
-	if (json_read_file(c->path, &json, &err) < 0) {
+	if (json_read_file(c->path, &json, &err) < 0 || known_clusters_decode(json, &known, &err) < 0) {
 		log_warn("%s; what this node knew of clusters is lost, and learned again from its controller",
 		         err.message);
 		return;
 	}
-	c->highest_run = MAX(json_get_int(json, "highest_run", 0), 0);
-	json_array_foreach(json_object_get(json, "clusters"), i, each)
-	{
-		const char *id = json_get_string(each, "id", "");
+	c->highest_run = MAX(known.highest_run, 0);
+	for (size_t i = 0; i < known.cluster_count; i++) {
+		const struct known_cluster *each = &known.clusters[i];
 
-		if (*id && strlen(id) <= CLUSTER_ID_MAX)
-			touch(c, id)->epoch = json_get_int(each, "epoch", 0);
+		if (*each->id && strlen(each->id) <= CLUSTER_ID_MAX)
+			touch(c, each->id)->epoch = each->epoch;
 	}
 }
 

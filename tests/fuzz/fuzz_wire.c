@@ -12,6 +12,7 @@
 #include "wire/preflight.h"
 #include "wire/run_record.h"
 #include "wire/run_view.h"
+#include "wire/service_files.h"
 #include "wire/start_request.h"
 #include "wire/worker_event.h"
 
@@ -70,6 +71,9 @@ DEFINE_TRY(run_record)
 DEFINE_TRY(metrics_report)
 DEFINE_TRY(metrics_mark)
 DEFINE_TRY(metrics_step)
+DEFINE_TRY(membership)
+DEFINE_TRY(drain_list)
+DEFINE_TRY(known_clusters)
 
 static void (*const tries[])(const json_t *) = {
     try_start_request,
@@ -101,6 +105,9 @@ static void (*const tries[])(const json_t *) = {
     try_metrics_report,
     try_metrics_mark,
     try_metrics_step,
+    try_membership,
+    try_drain_list,
+    try_known_clusters,
 };
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

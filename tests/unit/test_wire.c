@@ -15,6 +15,7 @@
 #include "wire/preflight.h"
 #include "wire/run_record.h"
 #include "wire/run_view.h"
+#include "wire/service_files.h"
 #include "wire/start_request.h"
 #include "wire/worker_event.h"
 
@@ -61,6 +62,9 @@ DEFINE_PASS(foreign_stopped)
 DEFINE_PASS(preflight_request)
 DEFINE_PASS(preflight_line)
 DEFINE_PASS(run_record)
+DEFINE_PASS(membership)
+DEFINE_PASS(drain_list)
+DEFINE_PASS(known_clusters)
 DEFINE_PASS(metrics_report)
 DEFINE_PASS(metrics_mark)
 DEFINE_PASS(metrics_step)
@@ -125,6 +129,10 @@ static const char START[] =
 	"\"step_seconds\":0.5,\"compute_seconds\":0.25,\"communication_seconds\":0.0,\"data_seconds\":0.25," \
 	"\"memory_bytes\":7,\"device_memory_bytes\":8,\"slowest_rank\":0,\"slowest_node\":\"n1\","           \
 	"\"slowest_seconds\":0.5,\"eval_loss\":2.5,\"eval_perplexity\":12.2}"
+#define DRAINS                                                                                               \
+	"{\"boot\":\"0123\",\"devices\":[{\"device\":\"GPU-1\",\"reason\":\"Xid 79\",\"time\":1732147200.5," \
+	"\"by_hand\":true,\"until_boot\":true,\"pending_accepted\":true,\"failed_accepted\":true},"          \
+	"{\"device\":\"cpu-0\",\"time\":1.5,\"by_hand\":false}]}"
 #define RUN_RECORD                                                                                           \
 	"{\"parts\":[{\"node\":\"n2\",\"ended\":true,\"trouble\":\"node n2 is "                              \
 	"down\",\"trouble_at\":1732147200.5,"                                                                \
@@ -215,6 +223,12 @@ static const struct sample {
      "\"path\":\"p\",\"signal\":\"SIGTERM\"}",
      "event", "ranks", NULL},
     {"line of metrics", pass_metrics_step, "{\"step\":3}", "step", "step", NULL},
+    {"record of the cluster", pass_membership, "{\"controller\":\"n1\",\"hosts\":3}", "controller", "hosts",
+     ""},
+    {"list of drained devices", pass_drain_list, DRAINS, "devices.0.device", "devices.1.time", "devices.1."},
+    {"list of drained devices", pass_drain_list, DRAINS, "devices", "devices.0.by_hand", ""},
+    {"known clusters", pass_known_clusters, "{\"highest_run\":17,\"clusters\":[{\"id\":\"a1\",\"epoch\":3}]}",
+     "clusters.0.id", "highest_run", ""},
     {"record of a run", pass_run_record, RUN_RECORD, "parts.0.node", "device_error", ""},
     {"record of a run", pass_run_record, RUN_RECORD, "rank_errors.1.rank", "rank_errors.0.lost_peer",
      "rank_errors.0."},
@@ -727,6 +741,10 @@ START_TEST(numbers_out_of_range_are_named)
 	} cases[] = {
 	    {pass_metrics_step, "{\"step\":-1}", "line of metrics: step: -1 is out of range"},
 	    {pass_metrics_mark, "{\"event\":\"\",\"step\":1,\"time\":1.0}", "mark: event: it is empty"},
+	    {pass_membership, "{\"controller\":\"n1\",\"hosts\":-1}",
+	     "record of the cluster: hosts: -1 is out of range"},
+	    {pass_drain_list, "{\"devices\":[{\"device\":\"\"}]}",
+	     "list of drained devices: devices[0].device: it is empty"},
 	    {pass_run_record, "{\"rank_errors\":[{\"rank\":-1}]}",
 	     "record of a run: rank_errors[0].rank: -1 is out of range"},
 	    {pass_start_record, "{\"uid\":4294967295,\"slots\":[]}",

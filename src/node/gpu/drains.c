@@ -10,6 +10,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/str.h"
+#include "wire/service_files.h"
 
 struct drains {
 	char *directory, *path, boot[64];
@@ -60,16 +61,15 @@ static int put(struct drains *d, const struct drain *drain, struct error *err)
 		e += d->count++;
 	}
 	*e = *drain;
+	str_make_utf8(e->reason); /* it may be cut within a character */
 	return 0;
 }
 
 static int load(struct drains *d, struct error *err)
 {
+	_cleanup_(drain_list_release) struct drain_list list = {0};
 	_cleanup_json_ json_t *json = NULL;
-	const char *boot;
 	bool rebooted;
-	json_t *each;
-	size_t i;
 	int r;
 
 	if (!file_exists(d->path))
@@ -77,20 +77,21 @@ static int load(struct drains *d, struct error *err)
 	r = json_read_file(d->path, &json, err);
 	if (r < 0)
 		return r;
-	boot = json_get_string(json, "boot", "");
-	rebooted = *boot && d->boot[0] && !str_eq(boot, d->boot);
-	json_array_foreach(json_object_get(json, "devices"), i, each)
-	{
+	if (drain_list_decode(json, &list, err) < 0)
+		return error_prefix(err, "%s", d->path);
+	rebooted = list.boot && *list.boot && d->boot[0] && !str_eq(list.boot, d->boot);
+	for (size_t i = 0; i < list.count; i++) {
+		const struct drain_record *each = &list.devices[i];
 		struct drain drain = {
-		    .time = json_get_number(each, "time", 0),
-		    .by_hand = json_get_bool(each, "by_hand", false),
-		    .until_boot = json_get_bool(each, "until_boot", false),
-		    .pending_accepted = json_get_bool(each, "pending_accepted", false),
-		    .failed_accepted = json_get_bool(each, "failed_accepted", false),
+		    .time = each->time,
+		    .by_hand = each->by_hand,
+		    .until_boot = each->until_boot,
+		    .pending_accepted = each->pending_accepted,
+		    .failed_accepted = each->failed_accepted,
 		};
 
-		snprintf(drain.key, sizeof drain.key, "%s", json_get_string(each, "device", ""));
-		snprintf(drain.reason, sizeof drain.reason, "%s", json_get_string(each, "reason", ""));
+		snprintf(drain.key, sizeof(drain.key), "%s", each->device);
+		snprintf(drain.reason, sizeof(drain.reason), "%s", each->reason ? each->reason : "");
 		if (rebooted && drain.until_boot && drain.reason[0]) {
 			log_info("%s is looked at anew after the reboot; it was drained: %s", drain.key,
 			         drain.reason);
@@ -98,7 +99,7 @@ static int load(struct drains *d, struct error *err)
 		}
 		if (rebooted)
 			drain.pending_accepted = false;
-		if (drain.key[0] && (r = put(d, &drain, err)) < 0)
+		if ((r = put(d, &drain, err)) < 0)
 			return r;
 	}
 	return 0;
@@ -125,27 +126,32 @@ int drains_open(const char *state_dir, struct drains **out, struct error *err)
 
 static int save(const struct drains *d, struct error *err)
 {
+	_cleanup_free_ struct drain_record *records = calloc(d->count + 1, sizeof(*records));
+	/* All strings are borrowed. */
+	struct drain_list list = {.boot = (char *)d->boot, .devices = records};
 	_cleanup_json_ json_t *json = NULL;
 	_cleanup_free_ char *text = NULL;
-	json_t *devices = json_array();
 	int r;
 
+	if (!records)
+		return error_oom(err);
 	for (size_t i = 0; i < d->count; i++) {
-		const struct drain *e = &d->list[i];
+		struct drain *e = &d->list[i];
 
 		if (!e->reason[0] && !e->pending_accepted && !e->failed_accepted)
 			continue;
-		if (json_array_append_new(
-		        devices, json_pack("{s:s, s:s, s:f, s:b, s:b, s:b, s:b}", "device", e->key, "reason",
-		                           e->reason, "time", e->time, "by_hand", e->by_hand, "until_boot",
-		                           e->until_boot, "pending_accepted", e->pending_accepted,
-		                           "failed_accepted", e->failed_accepted)) < 0) {
-			json_decref(devices);
-			return error_oom(err);
-		}
+		records[list.count++] = (struct drain_record){
+		    .device = e->key,
+		    .reason = e->reason,
+		    .time = e->time,
+		    .by_hand = e->by_hand,
+		    .until_boot = e->until_boot,
+		    .pending_accepted = e->pending_accepted,
+		    .failed_accepted = e->failed_accepted,
+		};
 	}
-	json = json_pack("{s:s, s:o}", "boot", d->boot, "devices", devices);
-	text = json ? json_to_string(json) : NULL;
+	json = drain_list_encode(&list);
+	text = json_to_string(json);
 	if (!text)
 		return error_oom(err);
 	r = file_mkdirs(d->directory, 0755, err);
