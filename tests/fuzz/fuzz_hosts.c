@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Fuzzes the parser of hosts files. */
 #include <stdint.h>
 
 #include "config/hosts.h"

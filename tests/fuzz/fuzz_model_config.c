@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Fuzzes the parser of a model's config.json. */
 #include <stdint.h>
 #include <stdlib.h>
 

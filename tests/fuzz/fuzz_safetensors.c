@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Fuzzes the parser of safetensors files. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -8,8 +9,8 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* A file that parses can be read completely: the first and the last element of every tensor, with conversion.
- */
+/* A file that parses can be read completely: the first and the last element of every
+ * tensor, with conversion. */
 static void parse(const uint8_t *data, size_t size)
 {
 	struct safetensors *st = NULL;

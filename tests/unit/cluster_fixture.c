@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The one place in which tests of the cluster make runs and reports: cluster_fixture.h. */
+/* Makes runs and reports for the tests of the cluster: cluster_fixture.h. */
 #include "cluster_fixture.h"
 
 #include <string.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Forks the ranks of a test as processes, which find each other through a directory: comm_stage.h. */
 #include "comm_stage.h"
 
 #include <signal.h>

@@ -82,7 +82,7 @@ static void peers_start(void *context, const struct peer *peer, struct start_req
 	                         .context = done_context};
 	delay = packet.node->start_delay;
 	packet.node->start_delay = 0;
-	/* The controller's own node is called, and answers from within. */
+	/* The controller's own node is called directly, and answers before the call returns. */
 	if (packet.node == b->nodes && !packet.node->cut_off && delay == 0)
 		node_take_start(b, &packet);
 	else
@@ -182,7 +182,7 @@ static void set_timer(void *context, enum controller_timer timer, double at)
 	((struct bed *)context)->timers[timer] = at;
 }
 
-/* What is due, in the order in which the event loop would have it: input, then the timers by priority. A
+/* Handles one event that is due, in the order of the event loop: input first, then timers by priority. A
  * commit takes no time. */
 static bool handle_one(struct bed *b)
 {
@@ -286,7 +286,7 @@ static void start_controller(struct bed *b)
 	ck_ok(controller_listen_events(b->controller, on_event, b, &b->listener, &err), &err);
 }
 
-/* As when its process ends: what is under way to or from it is lost. */
+/* Stops the controller as if its process ended: messages to and from it that have not arrived are lost. */
 static void stop_controller(struct bed *b)
 {
 	while (b->packets) {

@@ -27,7 +27,7 @@ struct bed *bed_create(const char *hosts);
 void bed_free(struct bed *b);
 void bed_pass(struct bed *b, double seconds); /* time passes */
 
-/* For what a test asks of it by its own functions. */
+/* The controller, for tests that call its functions. */
 struct controller *bed_controller(struct bed *b);
 
 /* What users do, and see. */
@@ -55,14 +55,14 @@ void bed_shut_down(struct bed *b, const char *node);                   /* it say
 void bed_delay_start(struct bed *b, const char *node, double seconds); /* the next one is so long under way */
 void bed_set_delay(struct bed *b, const char *node, double seconds);   /* of reports and heartbeats from it */
 void bed_send_heartbeat(struct bed *b, const char *node);              /* one now, beside the others */
-/* On its slot 0 runs what another controller has started: attempt 1 of this run. */
+/* Puts attempt 1 of this run, started by another controller, on slot 0 of the node. */
 void bed_plant(struct bed *b, const char *node, const char *cluster, int64_t run);
 int bed_starts(const struct bed *b, const char *node); /* how many starts have reached it */
 /* The attempt of the run that is on the node and has not ended; 0: none. */
 int64_t bed_attempt_on(const struct bed *b, const char *node, int64_t run);
 
 /* What the controller's machine does. */
-void bed_break_store(struct bed *b, bool broken); /* every commit fails */
+void bed_break_store(struct bed *b, bool broken); /* while broken, every commit fails */
 void bed_restart_controller(struct bed *b);
 void bed_crash_controller(struct bed *b);             /* the same, but what is not on disk is lost */
 void bed_set_hosts(struct bed *b, const char *hosts); /* no nodes but those that the bed began with */

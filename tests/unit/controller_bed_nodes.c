@@ -166,7 +166,8 @@ void node_set_device(struct bed *b, struct packet *m)
 
 void node_take_heartbeat_answer(struct node *n, const struct heartbeat_answer *reply)
 {
-	if (!reply->cluster || reply->epoch < n->epoch) /* not on disk yet; a stale controller */
+	/* The epoch is not on disk yet, or the answer is of an older controller. */
+	if (!reply->cluster || reply->epoch < n->epoch)
 		return;
 	snprintf(n->cluster, sizeof(n->cluster), "%s", reply->cluster);
 	n->epoch = reply->epoch;

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Calls subcommands of the client with a fake service, and keeps their output: dtrain_fixture.h. */
 #include "dtrain_fixture.h"
 
 #include <fcntl.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* A service with scripted answers: fake_service.h. */
 #include "fake_service.h"
 
 #include <pthread.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* A store whose commits a test can hold back, count and make fail, around a real one: held_store.h. */
 #include "held_store.h"
 
 #include <errno.h>

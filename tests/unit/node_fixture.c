@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* A node with two CPU slots in a directory of its own: node_fixture.h. */
 #include "node_fixture.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Tests base/: strings, numbers, hashes, files and JSON. */
 #include "unit.h"
 
 #include <errno.h>

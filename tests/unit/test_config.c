@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Tests the hosts file, dtraind.conf and run files: what is read, and which errors name which
+ * line and key. */
 #include "unit.h"
 
 #include <errno.h>

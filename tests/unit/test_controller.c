@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stories of the controller, in simulated time (controller_bed.h). */
+/* Tests of the controller in simulated time, which read like stories (controller_bed.h). */
 #include <errno.h>
 #include <string.h>
 
@@ -58,7 +58,7 @@ START_TEST(a_refused_start_leaves_no_trace_on_a_success)
 }
 END_TEST
 
-/* A program that is missing will be missing the next time, too. */
+/* A refusal such as that of a missing program would be the same at the next attempt. */
 START_TEST(a_refusal_for_good_fails_the_run)
 {
 	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
@@ -80,7 +80,7 @@ START_TEST(the_first_failure_is_the_cause)
 	int64_t run = bed_submit(b, 3, 1);
 
 	bed_await(b, run, RUN_RUNNING);
-	/* What they report arrives in the opposite order. */
+	/* The reports of the nodes arrive in the opposite order. */
 	bed_set_delay(b, "n2", 1.5);
 	bed_set_delay(b, "n3", 0.5);
 	bed_end_ranks(b, "n2", run, 3);
@@ -116,7 +116,8 @@ START_TEST(a_late_answer_of_an_earlier_attempt_changes_nothing)
 }
 END_TEST
 
-/* Whether the node has it is unknown: the attempt is given up, and the next one goes elsewhere, or waits. */
+/* Whether the node has begun the attempt is not known: it is given up, and the next one is placed on another
+ * node, or waits. */
 START_TEST(a_start_without_an_answer_is_tried_again)
 {
 	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\nn3 slots=1\n");
@@ -151,7 +152,7 @@ START_TEST(a_stop_that_overtakes_the_start_is_sent_again)
 }
 END_TEST
 
-/* Before the next heartbeats: the next run gets the slots at once. */
+/* The next run gets the slots at once, before the next heartbeats. */
 START_TEST(the_end_of_a_run_makes_room)
 {
 	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
@@ -170,7 +171,7 @@ START_TEST(the_end_of_a_run_makes_room)
 }
 END_TEST
 
-/* That each start follows the commit of its attempt is checked by the bed, in all stories. */
+/* In all tests the bed itself checks that each start follows the commit of its attempt. */
 START_TEST(nothing_starts_while_the_store_fails)
 {
 	struct bed *b = bed_create("n1 slots=1\n");
@@ -182,7 +183,7 @@ START_TEST(nothing_starts_while_the_store_fails)
 	bed_end_ranks(b, "n1", first, 0);
 	for (int i = 0; i < 200; i++) {
 		bed_pass(b, 0.1);
-		controller_reschedule(bed_controller(b)); /* a turn more */
+		controller_reschedule(bed_controller(b)); /* causes one more turn of the event loop */
 	}
 	ck_assert_int_eq(bed_starts(b, "n1"), 1);
 	ck_assert_int_eq(bed_count_events(b, "\"succeeded\""), 0);
@@ -191,7 +192,7 @@ START_TEST(nothing_starts_while_the_store_fails)
 	ck_assert_int_eq(bed_run(b, second)->attempt, 1);
 	ck_assert_int_eq(bed_starts(b, "n1"), 2);
 	ck_assert_int_eq(bed_run(b, first)->state, RUN_SUCCEEDED);
-	/* The run that was refused is nowhere. */
+	/* The run that was refused does not exist. */
 	ck_assert_uint_eq(controller_active_count(bed_controller(b)), 1);
 	bed_free(b);
 }
@@ -254,7 +255,7 @@ START_TEST(a_lost_node_takes_its_runs_down_and_no_others)
 	ck_assert_ptr_nonnull(strstr(bed_run(b, lost)->reason, "node n2 is down"));
 	ck_assert_int_eq(bed_attempt_on(b, "n1", lost), 0);
 	ck_assert_int_eq(bed_run(b, other)->state, RUN_RUNNING);
-	/* It comes back, and what it still has is stopped. */
+	/* The node can be reached again, and the attempt that it still has is stopped. */
 	ck_assert_int_eq(bed_attempt_on(b, "n2", lost), 1);
 	bed_cut_off(b, "n2", false);
 	bed_pass(b, 5);
@@ -306,7 +307,7 @@ START_TEST(a_cancelled_run_is_stopped_on_all_nodes)
 
 	bed_await(b, run, RUN_RUNNING);
 	bed_cancel(b, queued);
-	/* It is over, but not on disk. */
+	/* The run has ended, but that is not on disk yet. */
 	ck_assert_int_eq(bed_run(b, queued)->state, RUN_CANCELLED);
 	ck_assert(!waiter_is_needless(bed_run(b, queued), 0, INT64_MAX));
 	bed_pass(b, 0.1);
@@ -365,7 +366,7 @@ START_TEST(who_waits_for_a_run_is_called_once)
 	ck_assert_int_eq(end.state, RUN_FAILED);
 	ck_assert_int_eq(none.calls, 0);
 	ck_assert(waiter_is_needless(bed_run(b, run), 0, INT64_MAX));
-	/* One that waits for an end that does not come goes with the controller. */
+	/* A waiter for an end that does not occur is destroyed together with the controller. */
 	ck_assert_ptr_nonnull(waiter_create(c, run + 1, 0, INT64_MAX, on_ready, &none));
 	bed_free(b);
 	ck_assert_int_eq(none.calls, 0);
@@ -459,7 +460,8 @@ START_TEST(progress_goes_to_those_who_listen)
 	ck_ok(controller_listen_metrics(c, run, on_line, text, &listener, &err), &err);
 	controller_set_progress(c, run, last, "5\n", 2);
 	ck_assert_ptr_eq(bed_run(b, run)->progress, last);
-	/* The rank that says why it fails gives the words; one that lost a peer is not the cause. */
+	/* The reason has the error that the failed rank reported; a rank that lost a peer is
+	 * not the cause. */
 	controller_worker_error(c, run, 0, "lost rank 1", true);
 	controller_worker_error(c, run, 1, "the data ends early", false);
 	bed_end_ranks(b, "n1", run, 1);
@@ -470,7 +472,7 @@ START_TEST(progress_goes_to_those_who_listen)
 	ck_assert_str_eq(text, "5\nend");
 	feed_remove(listener);
 	ck_assert_int_eq(controller_listen_metrics(c, run, on_line, text, &listener, &err), -ENOENT);
-	/* Of a run that has ended nothing is taken any more. */
+	/* Progress of a run that has ended is ignored. */
 	controller_set_progress(c, run, last, "6\n", 2);
 	controller_worker_error(c, run, 0, "late", false);
 	controller_cancel_run(c, run);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The order of the controller's promises: what has changed is committed, and only then answered, started and
- * told; and a commit that takes long, or fails, holds nothing else up. Time, nodes and the speed of the store
- * are the test's.
+ * Tests the order in which the controller acts: a change is committed first, and only then answered, started
+ * or published; and a commit that takes long, or fails, delays nothing else. The test controls the time, the
+ * nodes and the speed of the store.
  */
 #include <errno.h>
 #include <poll.h>
@@ -46,7 +46,7 @@ static void set_timer(void *context, enum controller_timer timer, double at)
 	((struct bed *)context)->due[timer] = at;
 }
 
-/* Every start is on disk. */
+/* A node's start, which checks that the attempt is on disk. */
 static void start(void *context, const struct peer *peer, struct start_request *request, peer_done_fn done,
                   void *done_context)
 {
@@ -82,7 +82,8 @@ static int free_port(void *context, const struct peer *peer, struct error *err)
 	return 4000;
 }
 
-/* What the service does once all input is read: the store's results, then what is due. */
+/* What the service does after it has read all input: it takes the store's results, then runs the timers that
+ * are due. */
 static void turn(struct bed *b)
 {
 	bool more = true;
@@ -101,7 +102,7 @@ static void turn(struct bed *b)
 	}
 }
 
-/* A commit that is in flight, and goes on, ends. */
+/* Waits for the end of the commit that is in progress and no longer held. */
 static void commit_ends(struct bed *b)
 {
 	held_store_release(b->held);
@@ -109,7 +110,7 @@ static void commit_ends(struct bed *b)
 	turn(b);
 }
 
-/* Until nothing is left to be committed. */
+/* Waits until nothing is left to be committed. */
 static void commits_end(struct bed *b)
 {
 	held_store_release(b->held);
@@ -128,8 +129,8 @@ static void turn_held(struct bed *b)
 		held_store_await_held(b->held);
 }
 
-/* attempts: the reports in it, as JSON. The ends that the node may forget, "RUN.ATTEMPT " each; owned by the
- * caller. */
+/* Sends a heartbeat; attempts: its reports, as JSON. Returns the ended attempts that the answer allows the
+ * node to remove, "RUN.ATTEMPT " each; the caller frees it. */
 static char *heartbeat(struct bed *b, const char *node, const char *attempts)
 {
 	_cleanup_free_ char *text =
@@ -168,7 +169,7 @@ static char *report(int run, int attempt, const char *node, int rank, const char
 	    str_eq(state, "ended") ? ",\"exit_status\":0" : "");
 }
 
-/* Both nodes of an attempt say how their part is. */
+/* Both nodes of an attempt report the state of their part. */
 static void both_report(struct bed *b, int run, int attempt, const char *state)
 {
 	static const char *const nodes[] = {"n1", "n2"};
@@ -249,7 +250,7 @@ static void on_submitted(void *context, int64_t id, enum run_state state, const 
 		strcpy(a->error, err->message);
 }
 
-/* On both nodes. */
+/* Submits a run on both nodes. */
 static void submit(struct bed *b, struct answer *a)
 {
 	static const char text[] = "{\"task\":\"command\",\"name\":\"test\",\"directory\":\"/tmp\","
@@ -282,7 +283,7 @@ static int listed(struct bed *b, const char *states)
 	return n;
 }
 
-/* -1: there is no such run. */
+/* The state of a run; -1: there is no such run. */
 static int state_of(struct bed *b, int64_t id)
 {
 	_cleanup_(run_freep) struct run *owned = NULL;
@@ -326,7 +327,7 @@ START_TEST(a_submission_is_on_disk_before_it_is_answered_and_started)
 }
 END_TEST
 
-/* The answer says what is on disk: the run waits, though it has been placed meanwhile. */
+/* The answer has the state that is on disk: queued, though the run has been placed meanwhile. */
 START_TEST(a_placement_during_a_commit_is_not_in_its_answer)
 {
 	struct answer first, second;
@@ -374,7 +375,7 @@ START_TEST(commands_are_committed_at_once)
 	ck_assert_ptr_nonnull(commit_waiter_create(b.controller, note_commit, &result));
 	turn_held(&b);
 	ck_assert(store_is_busy(b.store));
-	/* Who comes now waits for the next commit; who goes is not called. */
+	/* A waiter that is added now waits for the next commit; one that is removed is not called. */
 	ck_assert_ptr_nonnull(commit_waiter_create(b.controller, note_commit, &next));
 	commit_waiter_free(commit_waiter_create(b.controller, note_commit, NULL));
 	commit_waiter_free(NULL);
@@ -404,8 +405,8 @@ START_TEST(commands_are_committed_at_once)
 }
 END_TEST
 
-/* It holds up no heartbeat, no listing, no report and no submission; these are in the next
- * one, all together. */
+/* A commit in progress delays no heartbeat, listing, report or submission; the next commit has all their
+ * changes. */
 START_TEST(what_comes_during_a_commit_is_in_the_next_one)
 {
 	_cleanup_free_ char *running1 = report(1, 1, "n1", 0, "running"),
@@ -484,7 +485,7 @@ START_TEST(an_end_during_a_commit_waits_for_the_next_one)
 }
 END_TEST
 
-/* What changes of a run after its end is written, too, and again where that commit fails: the run stays in
+/* Changes of a run after its end are written, too, and written again if that commit fails. The run stays in
  * memory until then. */
 START_TEST(a_run_that_has_ended_stays_until_all_of_it_is_on_disk)
 {
@@ -519,7 +520,7 @@ START_TEST(a_run_that_has_ended_stays_until_all_of_it_is_on_disk)
 }
 END_TEST
 
-/* What is changed lazily while it is being written is written once more. */
+/* Progress that changes while it is being written is written again. */
 START_TEST(progress_during_a_commit_is_not_lost)
 {
 	_cleanup_json_ json_t *step5 = json_pack("{s:i}", "step", 5), *step6 = json_pack("{s:i}", "step", 6);
@@ -541,7 +542,7 @@ START_TEST(progress_during_a_commit_is_not_lost)
 	ck_assert_ptr_nonnull(waiter_create(b.controller, 1, 1u << RUN_RUNNING, 0, note_state, &told));
 	controller_set_progress(b.controller, 1, step6, "", 0);
 	turn(&b);
-	ck_assert_int_eq(told, RUN_RUNNING); /* progress needs no disk to be told */
+	ck_assert_int_eq(told, RUN_RUNNING); /* progress is published before it is on disk */
 	commit_ends(&b);
 	b.now += 1;
 	turn(&b);
@@ -552,7 +553,7 @@ START_TEST(progress_during_a_commit_is_not_lost)
 }
 END_TEST
 
-/* Placed, and cancelled before that is on disk: no node hears of the attempt. Or a node is lost. */
+/* A run is placed, and cancelled, or loses a node, before that is on disk: no node gets the attempt. */
 START_TEST(an_attempt_that_is_given_up_during_its_commit_is_not_started)
 {
 	static const char less[] = "n1 slots=1\n";
@@ -614,7 +615,7 @@ START_TEST(a_submission_whose_commit_fails_is_refused)
 	ck_assert_int_eq(state_of(&b, a.id), -1);
 	ck_assert_int_eq(meanwhile.count, 0);
 	ck_assert_str_eq(b.starts, "");
-	/* What came meanwhile is committed with the next attempt. */
+	/* Changes since then are in the next commit. */
 	b.now += 1;
 	turn(&b);
 	commits_end(&b);
@@ -631,8 +632,7 @@ START_TEST(a_submission_whose_commit_fails_is_refused)
 }
 END_TEST
 
-/* An end and drains whose commit fails are committed again, without any further event, and told
- * then. */
+/* An end and drains whose commit fails are committed again, without any further event, and published then. */
 START_TEST(what_a_failed_commit_held_is_committed_again)
 {
 	struct answer first, second;
@@ -693,8 +693,8 @@ START_TEST(a_drain_during_a_commit_outlives_a_reload)
 }
 END_TEST
 
-/* The next attempt is placed, but not on disk: were the end of the last one forgotten, a controller that is
- * killed now would never hear of it. */
+/* The next attempt is placed, but not on disk. If the node removed the end of the last one now, and the
+ * controller were killed, the end would be lost. */
 START_TEST(an_attempt_is_not_forgotten_before_the_next_one_is_on_disk)
 {
 	_cleanup_free_ char *ended = report(1, 1, "n1", 0, "ended"), *early = NULL, *late = NULL;
@@ -732,7 +732,7 @@ static void *release_held(void *context)
 	return NULL;
 }
 
-/* The end waits for the commit in flight, and commits what has changed since. */
+/* Destroying the controller waits for the commit in progress, and commits what has changed since it began. */
 START_TEST(the_end_commits_everything)
 {
 	_cleanup_json_ json_t *step5 = json_pack("{s:i}", "step", 5);
@@ -767,7 +767,7 @@ START_TEST(the_end_commits_everything)
 }
 END_TEST
 
-/* A start that was committed, and never sent, since the service ended then: the run is started anew. */
+/* A start was committed, and the service ended before it was sent: the run is started again. */
 START_TEST(a_start_that_was_never_sent_costs_no_run)
 {
 	struct answer a;

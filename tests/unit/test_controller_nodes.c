@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stories of the controller's nodes, and of stores that do not know what nodes know (controller_bed.h). */
+/* Tests of the controller's nodes, and of stores that lack what nodes have, in simulated time
+ * (controller_bed.h). */
 #include <errno.h>
 #include <string.h>
 
@@ -148,7 +149,7 @@ START_TEST(submissions_wait_for_all_nodes)
 	ck_assert_int_eq(bed_submitted(b), 1);
 	ck_assert_uint_eq(controller_active_count(bed_controller(b)), 1);
 	bed_await(b, 1, RUN_RUNNING);
-	/* A node that is down is not waited for. */
+	/* A submission does not wait for a node that is down. */
 	bed_cut_off(b, "n2", true);
 	bed_restart_controller(b);
 	bed_begin_submission(b, 1, 1);
@@ -192,7 +193,7 @@ START_TEST(a_restored_store_leaves_newer_runs_alone)
 	bed_pass(b, 5);
 	ck_assert_int_eq(bed_run(b, next)->state, RUN_QUEUED);
 	ck_assert_uint_eq(controller_find_node(bed_controller(b), "n2")->foreign_count, 1);
-	/* What the next controller starts is not foreign to it. */
+	/* A run that the next controller starts is not foreign to it. */
 	bed_end_ranks(b, "n1", old, 0);
 	bed_await(b, next, RUN_RUNNING);
 	bed_pass(b, 5);
@@ -208,7 +209,7 @@ START_TEST(a_restored_store_leaves_newer_runs_alone)
 }
 END_TEST
 
-/* What waits is not placed either: it may run already, on a node that has not reported yet. */
+/* Queued runs are not placed either: they may already run on a node that has not reported yet. */
 START_TEST(nothing_is_placed_before_all_nodes_have_reported)
 {
 	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
@@ -257,7 +258,7 @@ START_TEST(a_restored_store_takes_a_new_epoch)
 }
 END_TEST
 
-/* The copy has the run as queued. It was started since: it must not run twice. */
+/* In the copy the run is queued. It was started after that, and must not run twice. */
 START_TEST(a_restored_store_does_not_start_a_run_twice)
 {
 	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
@@ -279,7 +280,7 @@ START_TEST(a_restored_store_does_not_start_a_run_twice)
 }
 END_TEST
 
-/* n2 alone has heard of the newest epoch, and is away while the next controller starts a run. */
+/* Only n2 knows the newest epoch, and it cannot be reached while the next controller starts a run. */
 START_TEST(a_new_epoch_leaves_the_runs_of_this_controller)
 {
 	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Tests dataset/: data files become rows of tokens with masks, which are packed, split and cached. */
 #include <sys/wait.h>
 
 #include "dataset_fixture.h"
@@ -117,8 +118,8 @@ START_TEST(test_tools)
 }
 END_TEST
 
-/* --- whole datasets --------------------------------------------------------------------------------------
- */
+/* ---
+ * whole datasets -------------------------------------------------------------------------------------- */
 
 START_TEST(test_packing)
 {

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Tests the HTTP server and client over the Unix socket and TLS. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -430,8 +431,7 @@ START_TEST(request_waits_for_its_callers_name)
 }
 END_TEST
 
-/* Requests that take time to parse do not delay others: one is handled in each turn, after all reading.
- */
+/* Requests that take time to parse do not delay others: one is handled in each turn, after all reading. */
 START_TEST(small_requests_pass_large_ones)
 {
 	struct http_server_options o = {test_routes, ARRAY_SIZE(test_routes), NULL, 400000, 0, 0, NULL, NULL};
@@ -882,8 +882,8 @@ static int count_open(const int *fds, int count)
 	return open;
 }
 
-/* The ranks of a node call at once: a service may have more connections without a head than an unknown host.
- */
+/* The ranks of a node call at once: a service may have more connections without a head than
+ * an unknown host. */
 START_TEST(peers_may_have_more_pending)
 {
 	static const struct {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The members of a cluster: what their heartbeats say of them, and when they are down. */
+/* Tests the members of a cluster: what is known from their heartbeats, and when they are down. */
 #include <string.h>
 
 #include "base/json.h"
@@ -149,7 +149,7 @@ START_TEST(a_node_that_shut_down_is_up_again_with_its_next_heartbeat)
 	ck_assert(!take_heartbeat(a, last, 102, 1102));
 	ck_assert(a->shutting_down);
 	ck_assert(!take_heartbeat(a, last, 103, 1103));
-	ck_assert(beat(m, "a", "..", 104)); /* it is news that it takes runs again */
+	ck_assert(beat(m, "a", "..", 104)); /* a change: it takes runs again */
 	ck_assert(!a->shutting_down);
 }
 END_TEST
@@ -237,7 +237,7 @@ START_TEST(a_node_without_heartbeats_is_down)
 	char down[16] = "";
 
 	beat(m, "b", "..", 102);
-	/* a was never heard of, b not since 102. */
+	/* a has sent no heartbeat, b none since 102. */
 	ck_assert_double_eq(members_expire(m, "c", 104, 5, on_down, down), 104.625);
 	ck_assert_str_eq(down, "");
 	ck_assert_double_eq(members_expire(m, "c", 105.5, 5, on_down, down), 106.125);
@@ -268,7 +268,8 @@ START_TEST(another_hosts_file_is_taken_over)
 	ck_assert_int_eq(b->port, 29600);
 	ck_assert_uint_eq(members_count(m), 2);
 	ck_assert_ptr_eq(members_get(m, 0), b);
-	/* Out of the hosts file and back: it has what it knows from us. */
+	/* A host that is removed from the hosts file and added again keeps what this controller has sent to
+	 * it. */
 	b->epoch = 5;
 	set_hosts(m, "c slots=1\n", 110, keep_none);
 	set_hosts(m, "b slots=2\nc slots=1\n", 110, keep_none);
@@ -297,7 +298,7 @@ START_TEST(a_node_that_a_run_needs_stays_when_its_line_is_gone)
 	back = view(m, 0);
 	ck_assert(json_is_null(json_object_get(back, "error")));
 	ck_assert(!members_find(m, "a")->removed);
-	/* One that was never heard of, and is needed no more, is not waited for. */
+	/* A host that has sent no heartbeat and was removed from the hosts file is not waited for. */
 	set_hosts(m, "a\n", 104, keep_all);
 	ck_assert(!member_awaited(members_find(m, "b")));
 }
@@ -350,7 +351,7 @@ START_TEST(a_node_with_another_hosts_file_is_shown)
 	struct error err = ERROR_INIT;
 
 	take_heartbeat(a, json, 101, 1000);
-	ck_assert(!member_hosts_differ(m, a)); /* it does not say */
+	ck_assert(!member_hosts_differ(m, a)); /* its heartbeat does not say */
 	json_object_set_new(json, "hosts", json_string("another"));
 	take_heartbeat(a, json, 102, 1000);
 	ck_assert(member_hosts_differ(m, a));
@@ -366,7 +367,8 @@ START_TEST(a_node_with_another_hosts_file_is_shown)
 }
 END_TEST
 
-/* What a GPU does not say of its links is as across sockets; a node whose devices say nothing has none. */
+/* A link that a GPU does not report counts as one across sockets; a node whose devices report no links has no
+ * matrix. */
 START_TEST(links_are_a_matrix_of_weights)
 {
 	static const char *const links[2][3] = {{"X", "NV18", "SYS"}, {"NV18", "X", NULL}};
@@ -398,7 +400,7 @@ START_TEST(links_are_a_matrix_of_weights)
 }
 END_TEST
 
-/* A controller that stood still: it knows nothing of what was sent to it meanwhile. */
+/* A controller whose process was stopped for a time has not read what was sent to it meanwhile. */
 START_TEST(a_controller_that_stood_still_marks_nobody_down)
 {
 	static const char text[] = "a slots=1\nb slots=1\nc slots=1\n";
@@ -422,7 +424,7 @@ START_TEST(a_controller_that_stood_still_marks_nobody_down)
 	ck_assert(next > 106);
 	next = members_expire(m, "a", 121, 5, on_down, down);
 	ck_assert_str_eq(down, "");
-	/* From then on as ever, but for the node that judges. */
+	/* After that, members are marked down as usual, except for the controller's own node. */
 	while (next > 0 && next < 130)
 		next = members_expire(m, "a", next, 5, on_down, down);
 	ck_assert_double_eq(next, 0);

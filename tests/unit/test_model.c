@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Tests the model: config.json, layout, forward and backward passes, and generation. */
 #include "unit.h"
 
 #include <math.h>
@@ -282,8 +283,8 @@ static const char *const gradient_cases[] = {
     "{\"model_type\":\"qwen3\"," SIZES ",\"head_dim\":96}",
 };
 
-/* Along the gradient the loss grows by the square of the gradient: this gives one number for each parameter.
- */
+/* Along the gradient the loss grows by the square of the gradient: this gives one number
+ * for each parameter. */
 START_TEST(gradients_are_differences)
 {
 	struct error err = ERROR_INIT;

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Tests how a node reads the logs of its ranks. */
 #include "unit.h"
 
 #include <errno.h>

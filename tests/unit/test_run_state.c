@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The state machine of a run: what reports, refusals and losses make of it. */
+/* Tests the state machine of a run: which state follows from reports, refusals and losses. */
 #include <string.h>
 
 #include "base/json.h"
 #include "base/str.h"
 #include "cluster_fixture.h"
 
-/* Every slot of a node: how many that is, a placement says, and the store keeps. */
+/* A run on all slots of its nodes: the placement decides how many that is, and the store keeps it. */
 START_TEST(the_world_size_of_all_slots_is_known_once_placed)
 {
 	_cleanup_json_ json_t *config =
@@ -27,7 +27,7 @@ START_TEST(the_world_size_of_all_slots_is_known_once_placed)
 	ck_assert(json_is_null(json_object_get(json, "world_size")));
 	r->per_node = 2;
 	ck_ok(run_place(r, names, slots, 100, &err), &err);
-	/* As the controller does it for one that comes out of the store. */
+	/* The controller does the same for a run that it reads from the store. */
 	ck_ok(run_set_request(r, checked, &err), &err);
 	ck_assert_int_eq(r->per_node, 2);
 	placed = run_to_json(r, true);
@@ -36,7 +36,7 @@ START_TEST(the_world_size_of_all_slots_is_known_once_placed)
 }
 END_TEST
 
-/* One rank a node, on all slots of the run there. */
+/* With one_per_node a node has one rank, which has all slots of the run there. */
 START_TEST(one_rank_per_node_has_all_slots_there)
 {
 	_cleanup_json_ json_t *config =
@@ -63,7 +63,7 @@ START_TEST(one_rank_per_node_has_all_slots_there)
 	ck_assert(json_equal(ranks, want));
 	ck_assert_uint_eq(r->part_count, 2);
 	ck_assert_int_eq(run_world_size(r), 2);
-	/* What the nodes say of their ranks takes none of the slots away. */
+	/* Reports about ranks do not change the slots of a part. */
 	fixture_report(r, "n1", "ended", "{\"rank\":0,\"slot\":4,\"state\":\"exited\",\"exit_status\":0}");
 	ck_assert_uint_eq(r->ranks[0].slot_count, 3);
 }
@@ -82,7 +82,7 @@ START_TEST(a_run_succeeds_once_all_its_nodes_have_ended_well)
 	ck_assert_uint_eq(fixture_report(r, "n2", "running", "{\"rank\":1,\"state\":\"running\",\"pid\":12}"),
 	                  0);
 	ck_assert_int_eq(r->state, RUN_RUNNING);
-	/* One node cannot speak for another's rank. */
+	/* A node's report about a rank of another node is ignored. */
 	fixture_report(r, "n2", "running", "{\"rank\":0,\"state\":\"exited\",\"exit_status\":9}");
 	ck_assert_int_eq(r->state, RUN_RUNNING);
 	ck_assert_uint_eq(fixture_report(r, "n1", "ended", RANK0_OK), 0);
@@ -104,7 +104,7 @@ START_TEST(a_rank_stopped_after_a_failure_is_not_its_cause)
 	ck_assert_uint_eq(fixture_report(r, "n2", "stopping", RANK1_KILLED), RUN_STOP);
 	ck_assert_int_eq(r->state, RUN_STOPPING);
 	ck_assert_uint_eq(fixture_report(r, "n2", "ended", RANK1_KILLED), 0);
-	/* The survivor dies of the stop: that is not the cause. */
+	/* The other rank is ended by the stop, which is not the cause. */
 	ck_assert_uint_eq(fixture_report(r, "n1", "ended",
 	                                 "{\"rank\":0,\"state\":\"exited\",\"exit_status\":143,\"signal\":"
 	                                 "\"SIGTERM\",\"stopped\":true}"),
@@ -113,12 +113,12 @@ START_TEST(a_rank_stopped_after_a_failure_is_not_its_cause)
 	ck_assert_int_eq(r->exit_status, 137);
 	ck_assert_str_eq(r->reason, "rank 1 on n2: killed by SIGKILL");
 	ck_assert_str_eq(r->detail, "last line");
-	/* The same end a second time is nothing new. */
+	/* A second report of the same end changes nothing. */
 	ck_assert_uint_eq(fixture_report(r, "n2", "ended", RANK1_KILLED), 0);
 }
 END_TEST
 
-/* A device that fails is the cause, whether its node says so before or after the rank has failed of it. */
+/* A device that fails is the cause, whether its node reports it before or after the rank has failed. */
 START_TEST(a_failed_device_is_named_before_the_rank)
 {
 	static const char *const error =
@@ -132,7 +132,7 @@ START_TEST(a_failed_device_is_named_before_the_rank)
 		fixture_place(r);
 		fixture_report(r, "n1", "running", "");
 		fixture_report_with(r, "n2", "running", "", late ? "" : error);
-		ck_assert_int_eq(r->state, RUN_RUNNING); /* it may get over it */
+		ck_assert_int_eq(r->state, RUN_RUNNING); /* the rank may continue in spite of the error */
 		fixture_report_with(r, "n2", "stopping", RANK1_KILLED, late ? "" : error);
 		fixture_report_with(r, "n2", "ended", RANK1_KILLED, error);
 		fixture_report(r, "n1", "ended", RANK0_OK);
@@ -185,7 +185,7 @@ START_TEST(a_run_refused_by_a_busy_node_waits_again)
 }
 END_TEST
 
-/* Each refusal is written down, also while the other parts are being stopped. */
+/* Each refusal marks the run as changed for the store, also while the other parts are being stopped. */
 START_TEST(every_refusal_goes_to_the_store)
 {
 	_cleanup_(run_freep) struct run *r = fixture_run(3, 1);
@@ -202,7 +202,7 @@ START_TEST(every_refusal_goes_to_the_store)
 }
 END_TEST
 
-/* That it was refused once has no part in how its next attempt ends. */
+/* A refusal of one attempt does not affect how the next attempt ends. */
 START_TEST(a_run_refused_once_ends_as_its_next_attempt_ends)
 {
 	static const struct {
@@ -228,7 +228,7 @@ START_TEST(a_run_refused_once_ends_as_its_next_attempt_ends)
 }
 END_TEST
 
-/* What nodes say of an attempt that is over changes nothing of the one under way. */
+/* A report about an attempt that has ended does not change the present one. */
 START_TEST(a_late_report_of_an_earlier_attempt_is_ignored)
 {
 	static const struct {
@@ -263,7 +263,7 @@ START_TEST(a_late_report_of_an_earlier_attempt_is_ignored)
 }
 END_TEST
 
-/* A preflight that fails is the run's own fault: it does not wait for a better time. */
+/* A failed preflight is a fault of the run itself, which therefore fails instead of being queued again. */
 START_TEST(a_run_whose_preflight_fails_has_failed)
 {
 	_cleanup_(run_freep) struct run *r = fixture_run(2, 1);
@@ -292,8 +292,8 @@ START_TEST(a_lost_node_takes_the_run_down)
 }
 END_TEST
 
-/* After a restart of the controller, which had written the start down: one node had begun, the other had not.
- * In whatever order that is known, the run has failed, and is not executed once more. */
+/* The controller had stored a start and was restarted; one node had begun its part, the other had not. In
+ * whichever order their reports arrive, the run has failed and is not executed again. */
 START_TEST(a_run_begun_on_one_node_is_not_queued_again)
 {
 	static const char lost[] = "\"lost\":true,\"reason\":\"attempt 1 was started and is lost\",";
@@ -329,7 +329,7 @@ START_TEST(a_waiting_run_that_an_unknown_attempt_has_executed_fails)
 	ck_assert_uint_eq(run_superseded(r, "n1", 0, 100), 0);
 	ck_assert_uint_eq(run_superseded(r, "n1", 1, 100), RUN_ENDED);
 	ck_assert_int_eq(r->state, RUN_FAILED);
-	ck_assert_int_eq(r->attempt, 0); /* the attempt there is foreign, still */
+	ck_assert_int_eq(r->attempt, 0); /* the attempt on the node is still foreign */
 	ck_assert_ptr_nonnull(strstr(r->reason, "attempt 1 was started on node n1"));
 }
 END_TEST

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The output directory of a run (saver.h): what is done with what is there, what a checkpoint gives back, and
- * in which order things reach the disk. The parameters are two small ones in memory, the device
- * is the host. */
+/* Tests the output directory of a run (saver.h): what a run does with files that it finds there, what a
+ * checkpoint gives back, and in which order files and names reach the disk. The parameters are two small ones
+ * in memory, the device is the host. */
 #include "unit.h"
 
 #include <errno.h>
@@ -100,7 +100,7 @@ static void record_events(bool on)
 	events.on = on;
 }
 
-/* The place of an event, counted from the first; fails the test where it is not there. */
+/* The index of an event; fails the test where there is no such event. */
 __attribute__((format(printf, 1, 2))) static int event(const char *fmt, ...)
 {
 	_cleanup_free_ char *what = NULL;
@@ -116,7 +116,7 @@ __attribute__((format(printf, 1, 2))) static int event(const char *fmt, ...)
 	return -1;
 }
 
-/* The place of the last event before `end` that synced what is now called DIRECTORY/NAME. */
+/* The index of the last event before `end` that synced the file that is now called DIRECTORY/NAME. */
 static int synced(const char *directory, const char *name, int end)
 {
 	_cleanup_free_ char *path = str_path_join(directory, name);
@@ -130,7 +130,7 @@ static int synced(const char *directory, const char *name, int end)
 	return -1;
 }
 
-/* The place of the last event that synced a directory of that name. */
+/* The index of the last event before `end` that synced a directory of that name. */
 static int synced_directory(const char *path, int end)
 {
 	_cleanup_free_ char *what = str_printf("sync %s", path);
@@ -180,7 +180,7 @@ static struct parameter_access access_to(struct parameters *all)
 	    .layout = &layout, .context = all, .read = read_parameter, .write = write_parameter};
 }
 
-/* No two values alike, and none that fewer bits hold. */
+/* All values differ, and none can be represented with fewer bits. */
 static void make_parameters(struct parameters *all)
 {
 	memset(all, 0, sizeof(*all));
@@ -292,7 +292,7 @@ static void expect_mark(const struct fixture *f, const char *text)
 	ck_assert_str_eq(now, text);
 }
 
-/* Another run comes to a directory with the checkpoint of run 7. */
+/* A run is given a directory with the checkpoint of run 7. */
 START_TEST(what_a_run_does_about_a_checkpoint)
 {
 	static const struct {
@@ -391,7 +391,7 @@ START_TEST(a_checkpoint_gives_back_what_it_took)
 	struct fixture f;
 
 	setup(&f);
-	/* Without a master copy the trainer holds what bf16 holds. */
+	/* Without a master copy the trainer has the values rounded to bf16. */
 	for (int p = 0; _i == 2 && p < PARAMETERS; p++)
 		for (int i = 0; i < parameter[p].count; i++)
 			f.parameters.value[STATE_WEIGHTS][p][i] =
@@ -413,7 +413,7 @@ START_TEST(a_checkpoint_gives_back_what_it_took)
 }
 END_TEST
 
-/* Attempt 2 counts on from the tokens of attempt 1. */
+/* Attempt 2 adds its tokens to those of attempt 1. */
 START_TEST(tokens_of_all_attempts_are_counted)
 {
 	_cleanup_(saver_freep) struct saver *s = NULL;
@@ -436,7 +436,7 @@ START_TEST(tokens_of_all_attempts_are_counted)
 }
 END_TEST
 
-/* The checkpoint of the step that a run goes on from is not written again. */
+/* The checkpoint of the step that a run resumes from is not written again. */
 START_TEST(a_saved_step_is_not_saved_again)
 {
 	_cleanup_(saver_freep) struct saver *s = NULL;
@@ -556,7 +556,7 @@ START_TEST(publishing_syncs_the_names_first)
 }
 END_TEST
 
-/* Whoever sees the final model's weights finds the configuration that belongs to them. */
+/* When the weights of the final model are visible, so is the configuration that belongs to them. */
 START_TEST(the_final_models_weights_come_last)
 {
 	static const char *const files[] = {"config.json", "generation_config.json", "trainer_state.json",

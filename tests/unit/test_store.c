@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The store: what is on disk after a commit, a crash, an upgrade and a copy. */
+/* Tests the store: what is on disk after a commit, a crash, an upgrade and a copy. */
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
@@ -23,7 +23,7 @@ static void take_code(void *context, int code, const struct error *err)
 	*(int *)context = code;
 }
 
-/* Commits, and waits for it: what the commit ends with. */
+/* Commits, waits for the end, and returns the result of the commit. */
 static int commit(struct store *s)
 {
 	int code = 1;
@@ -34,7 +34,7 @@ static int commit(struct store *s)
 	return code;
 }
 
-/* A write of this process beyond so many bytes of a file fails with EFBIG; -1: none does. */
+/* After this call, a write of this process beyond so many bytes of a file fails with EFBIG; -1: none does. */
 static void limit_files(rlim_t bytes)
 {
 	struct rlimit limit;
@@ -97,8 +97,8 @@ START_TEST(epochs_and_numbers_grow_across_openings)
 }
 END_TEST
 
-/* What a failed commit held of the cluster is in the next one: the epoch, which is not sent before it is on
- * disk, the numbers, and the drains, but no run. */
+/* The next commit has what a failed commit had of the cluster: the epoch, which is not sent before it is on
+ * disk, the run numbers, and the drains, but no run. */
 START_TEST(a_failed_commit_is_made_up_for_by_the_next)
 {
 	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/dtrain.db", dir), *reason = NULL;
@@ -122,7 +122,7 @@ START_TEST(a_failed_commit_is_made_up_for_by_the_next)
 	ck_assert(store_has_epoch(s, 1) && !store_has_epoch(s, 8));
 	ck_assert(store_drained(s, "n1", &reason));
 	ck_assert_str_eq(reason, "a new fan");
-	/* What is set anew counts. */
+	/* The latest value counts. */
 	ck_ok(store_set_drained(s, "n2", false, NULL, &err), &err);
 	ck_assert_int_eq(commit(s), 0);
 	ck_assert_int_eq(store_epoch(s), 8);
@@ -209,7 +209,7 @@ START_TEST(what_is_committed_is_there_after_a_restart)
 	ck_ok(store_set_drained(s, "n2", true, "a new fan", &err), &err);
 	ck_ok(store_set_drained(s, "n3", true, NULL, &err), &err);
 	ck_assert_int_eq(commit(s), 0);
-	/* Not committed: as if it had never been. */
+	/* A run that was not committed does not exist. */
 	ck_ok(store_insert(s, r, "{}", &err), &err);
 	store_close(steal_pointer(s));
 
@@ -345,7 +345,7 @@ START_TEST(the_cause_outlives_the_controller)
 }
 END_TEST
 
-/* What the store has of an attempt is damaged: the run is there all the same, and so is what can be read. */
+/* The record of an attempt in the store is damaged: the run is loaded nevertheless, with what can be read. */
 START_TEST(a_damaged_record_of_an_attempt_loses_no_run)
 {
 	static const struct {
@@ -384,7 +384,7 @@ START_TEST(a_damaged_record_of_an_attempt_loses_no_run)
 }
 END_TEST
 
-/* As dtrain 0.1 made it. */
+/* The layout of the first release. */
 static const char first_layout[] =
     "CREATE TABLE runs (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, user TEXT, uid INTEGER NOT "
     "NULL,"
@@ -443,7 +443,7 @@ START_TEST(a_store_of_the_first_layout_is_converted_once)
 }
 END_TEST
 
-/* What a run is after an update, it is after a restart; what was given once stays as it was inserted. */
+/* After a restart a run has all that an update wrote; what is given only once stays as it was inserted. */
 START_TEST(an_update_writes_all_that_changes)
 {
 	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/dtrain.db", dir);
@@ -628,7 +628,7 @@ START_TEST(another_process_cannot_open_an_open_store)
 }
 END_TEST
 
-/* Until the store has something to call back for. */
+/* Waits until the store has a result, and calls its callbacks. */
 static void dispatch(struct store *s)
 {
 	struct pollfd poll_fd = {.fd = store_fd(s), .events = POLLIN};
@@ -677,7 +677,7 @@ START_TEST(a_copy_has_what_is_written_meanwhile)
 }
 END_TEST
 
-/* One that is given up, or has failed, leaves the store as it is. */
+/* A copy that is given up, or fails, leaves the store as it is. */
 START_TEST(a_copy_is_given_up_or_fails)
 {
 	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/dtrain.db", dir),
@@ -705,8 +705,8 @@ START_TEST(a_copy_is_given_up_or_fails)
 }
 END_TEST
 
-/* A commit that takes long: what was committed is read meanwhile, what changes goes into the next one, and
- * nothing of it is there before. */
+/* During a commit that takes long, committed data can be read. Changes go into the next commit, and are not
+ * visible before. */
 START_TEST(a_slow_commit_holds_up_no_reader)
 {
 	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/dtrain.db", dir), *config = NULL,
@@ -845,7 +845,7 @@ START_TEST(closing_waits_for_the_commit)
 }
 END_TEST
 
-/* The times are printed, not judged: a test machine may be busy. */
+/* The times are printed, not checked, since the machine may be busy. */
 START_TEST(thousands_of_runs_are_listed_by_state)
 {
 	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/dtrain.db", dir);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The trainer over a small model and made-up rows: schedules, splits over ranks, resume, and what is refused.
- */
+/* The trainer over a small model and made-up rows: schedules, splits over ranks, resume, and
+ * what is refused. */
 #include "unit.h"
 
 #include <math.h>
@@ -14,7 +14,7 @@
 #include "engine/train/trainer.h"
 
 #define STEPS 6
-/* The naive device knows fp32 alone. */
+/* The naive device supports only fp32. */
 #ifdef NAIVE
 #define RESUME_PRECISION DTYPE_F32
 #else
@@ -169,7 +169,7 @@ static void *run_rank(void *context)
 	return NULL;
 }
 
-/* Runs world_size ranks of the same; the caller looks at runs[0] and frees with done(). */
+/* Runs world_size ranks of the same run; the caller checks runs[0] and frees all with done(). */
 static void run_all(struct rank_run *runs, int world_size)
 {
 	struct comm *comms[8] = {NULL};
@@ -201,8 +201,8 @@ static void done(struct rank_run *runs, int world_size)
 	}
 }
 
-/* How 8 rows are cut into micro-steps and ranks makes no difference; 21 rows also leave a short last step, in
- * which the last of four ranks has none. */
+/* It makes no difference how 8 rows are divided into micro-steps and ranks. 21 rows also leave a short last
+ * step, in which the last of four ranks has no rows. */
 START_TEST(any_split_gives_the_same_losses)
 {
 	static const struct {
@@ -243,7 +243,7 @@ START_TEST(any_split_gives_the_same_losses)
 }
 END_TEST
 
-/* Two documents packed into a row learn what they learn as two rows: neither sees the other. */
+/* Two documents that are packed into one row give the same losses as in two rows: neither sees the other. */
 START_TEST(packed_documents_are_apart)
 {
 	_cleanup_(dataset_closep) struct dataset *packed = fake_dataset(8, 9, 8, 50, false);
@@ -282,7 +282,7 @@ static float *step_with_decay(const struct dataset *train, double decay, bool al
 	return run.weights;
 }
 
-/* Weight decay is of matrices alone, unless all are to decay. */
+/* Only matrices decay, unless decay_all is set. */
 START_TEST(norms_do_not_decay)
 {
 	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(4, 9, 8, 50, true);
@@ -393,7 +393,7 @@ START_TEST(padding_is_no_gradient)
 }
 END_TEST
 
-/* Stopped after any step and gone on from the saved state: the same bits. */
+/* A run that is stopped after any step and resumed from the saved state gives the same bits. */
 START_TEST(resume_is_bitwise)
 {
 	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(21, 9, 8, 50, true);
@@ -461,8 +461,8 @@ START_TEST(ranks_round_alike)
 END_TEST
 
 /* At a learning rate whose steps bf16 cannot show: a master copy, none and rounding stochastically, and none
- * with rounding to the nearest, which is made here of a master copy that loses its low bits after each step.
- */
+ * with rounding to the nearest, which is made here of a master copy that loses its low bits
+ * after each step. */
 static double loss_after(int steps, bool without_master, bool nearest)
 {
 	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(8, 9, 8, 50, true);
@@ -605,7 +605,7 @@ START_TEST(another_batch_goes_on)
 }
 END_TEST
 
-/* What `estimate` does: no device, any number of ranks. */
+/* The plan can be made without a device and for any number of ranks, as `estimate` does. */
 START_TEST(plan_needs_no_device)
 {
 	_cleanup_(plan_freep) struct plan *ddp = NULL, *zero1 = NULL, *half = NULL;
@@ -650,7 +650,7 @@ static int fill_nan(void *context, const struct model_parameter *p, int64_t firs
 	return 0;
 }
 
-/* What blows up is an error that says so, not a run of NaN. */
+/* A loss that becomes infinite or NaN ends the run with an error that says so. */
 START_TEST(not_finite_is_an_error)
 {
 	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(21, 9, 8, 50, true);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Messages between programs: what is encoded is decoded to the same, and what is wrong is named. */
+/* Tests the messages between programs: decoding gives what was encoded, and an error names the field that is
+ * wrong. */
 #include "unit.h"
 
 #include <math.h>
@@ -261,7 +262,7 @@ static json_t *parse(const char *text)
 	return json;
 }
 
-/* A sample as a service of this version sends it. */
+/* Makes a sample as a service of this version sends it. */
 static json_t *make(const struct sample *s)
 {
 	json_t *json = parse(s->text);
@@ -315,7 +316,7 @@ static void must_fail(const struct sample *s, const json_t *json, const char *fi
 	              start);
 }
 
-/* In `all` is everything that is in `part`, with the same value. */
+/* Whether `all` has everything that `part` has, with the same values. */
 static bool contains(const json_t *all, const json_t *part)
 {
 	const char *key;
@@ -340,7 +341,7 @@ START_TEST(what_is_decoded_is_encoded_again)
 	_cleanup_json_ json_t *json = make(s), *again = NULL, *third = NULL;
 	struct error err = ERROR_INIT;
 
-	/* An answer has no version but that which it is about. */
+	/* An answer to users has no version of its own. */
 	if (!s->unknown && s->pass != pass_run_view && s->pass != pass_service_version)
 		json_object_del(json, "version");
 	ck_ok(s->pass(json, &again, &err), &err);
@@ -422,7 +423,7 @@ END_TEST
 #define HEX16 "0123456789abcdef"
 #define HEX64 HEX16 HEX16 HEX16 HEX16
 
-/* What is wrong in a start request, by the text that takes the place of another. */
+/* Start requests with one wrong value each, made by replacing a text. */
 START_TEST(wrong_start_requests_are_refused)
 {
 	static const struct {
@@ -469,7 +470,7 @@ START_TEST(wrong_start_requests_are_refused)
 }
 END_TEST
 
-/* Defaults of what older services leave out, and of a run's keys that another version knows. */
+/* Fields that older services leave out have their defaults, and unknown keys of a run are ignored. */
 START_TEST(start_requests_of_other_versions)
 {
 	_cleanup_json_ json_t *json = parse(START);
@@ -521,7 +522,7 @@ START_TEST(messages_between_services_name_their_version)
 }
 END_TEST
 
-/* What is at the limits of a start request, and what follows from what it says. */
+/* Values at the limits of a start request, and the values that are computed from them. */
 START_TEST(start_requests_at_their_limits)
 {
 	_cleanup_json_ json_t *json = parse(START);
@@ -586,7 +587,7 @@ START_TEST(numbers_that_are_not_finite_are_absent)
 }
 END_TEST
 
-/* A string that is not UTF-8 makes no message, instead of half of one. */
+/* Encoding a string that is not UTF-8 fails, instead of giving an incomplete message. */
 START_TEST(what_is_not_utf8_is_not_sent)
 {
 	ck_assert_ptr_null(drain_request_encode(&(struct drain_request){(char *)"a \xff fan"}));
@@ -617,7 +618,7 @@ START_TEST(lists_of_messages)
 }
 END_TEST
 
-/* As the shortest answers of a service. */
+/* The shortest answers of a service. */
 START_TEST(what_a_run_does_not_have_yet_is_absent)
 {
 	_cleanup_json_ json_t *json = parse("{\"id\":17,\"state\":\"queued\"}");
@@ -640,7 +641,7 @@ START_TEST(what_a_run_does_not_have_yet_is_absent)
 }
 END_TEST
 
-/* A word of a state that is none of them, and the words that are. */
+/* Names of states are decoded; another word is refused. */
 START_TEST(states_are_words_of_a_list)
 {
 	_cleanup_json_ json_t *json = parse(REPORT);
@@ -656,14 +657,14 @@ START_TEST(states_are_words_of_a_list)
 	    report_decode(json, &report, &err), &err,
 	    "report: state: \"asleep\" is not known; expected one of starting, running, stopping, ended");
 	ck_assert_ptr_null(report.node);
-	/* A node does not say of its own rank that it is lost. */
+	/* Only the controller knows that a rank is lost; a node does not report that. */
 	json_object_set_new(json, "state", json_string("running"));
 	json_object_set_new(json_array_get(json_object_get(json, "ranks"), 0), "state", json_string("lost"));
 	ck_fails(report_decode(json, &report, &err), &err, "report: ranks[0].state: \"lost\" is not known");
 }
 END_TEST
 
-/* What is not there is not taken for 0. */
+/* A measurement that is absent is not taken for 0. */
 START_TEST(what_a_device_does_not_tell_is_absent)
 {
 	_cleanup_json_ json_t *json = parse(GPU), *again = NULL;
@@ -691,7 +692,7 @@ START_TEST(what_a_device_does_not_tell_is_absent)
 }
 END_TEST
 
-/* As version 0.1.0 wrote them, without the name of its version and with what it left out. */
+/* Reports as version 0.1.0 wrote them: without its version, and without the fields that it did not have. */
 START_TEST(older_reports_are_read)
 {
 	_cleanup_json_ json_t *json = parse("{\"run\":1,\"attempt\":1,\"node\":\"n1\",\"state\":\"starting\","
@@ -782,7 +783,7 @@ START_TEST(numbers_out_of_range_are_named)
 }
 END_TEST
 
-/* As older services wrote it: dtrain-launch takes what they left out for the default. */
+/* A description as older services wrote it: fields that they left out have their defaults. */
 START_TEST(older_descriptions_of_an_attempt_are_read)
 {
 	_cleanup_json_ json_t *json = parse("{\"uid\":1000,\"gid\":100,\"groups\":[],\"argv\":[\"a\",\"\"],"
@@ -800,7 +801,7 @@ START_TEST(older_descriptions_of_an_attempt_are_read)
 	ck_assert_ptr_null(d.argv[2]);
 	ck_assert_ptr_null(d.ranks[0].cpus);
 	ck_assert_ptr_null(d.ranks[0].environment[0]);
-	/* A grace of none is not the default. */
+	/* A grace of 0 is kept, and not replaced by the default. */
 	d.grace = 0;
 	again = launch_description_encode(&d);
 	ck_assert_double_eq(json_get_number(again, "grace", -1), 0);
@@ -827,7 +828,7 @@ START_TEST(only_what_was_not_measured_is_absent)
 }
 END_TEST
 
-/* As version 0.1.0 wrote it: an object with a member for each rank. */
+/* A record as version 0.1.0 wrote it: an object with a member for each rank. */
 START_TEST(older_records_of_a_run_are_read)
 {
 	_cleanup_json_ json_t *json =
@@ -851,7 +852,7 @@ START_TEST(older_records_of_a_run_are_read)
 }
 END_TEST
 
-/* A stop without a grace is a stop, too. */
+/* Commands to the launcher; a stop need not have a grace. */
 START_TEST(commands_to_the_launcher)
 {
 	_cleanup_json_ json_t *stop = launch_command_encode(&(struct launch_command){0}),
