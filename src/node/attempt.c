@@ -116,8 +116,8 @@ void attempt_free(struct attempt *a)
 
 DEFINE_CLEANUP(struct attempt *, attempt_free)
 
-/* bind() and connect() through a descriptor of the directory: its path may be longer than an address holds.
- */
+/* bind() and connect() through a descriptor of the directory: its path may be longer than
+ * an address holds. */
 static int socket_in(const char *dir, int (*act)(int, const struct sockaddr *, socklen_t), int *out,
                      struct error *err)
 {
@@ -577,14 +577,14 @@ static int read_end(struct attempt *a, const char *path, struct error *err)
 	_cleanup_json_ json_t *json = NULL;
 	int r = json_read_file(path, &json, err);
 
-	if (r == 0)
-		r = report_decode(json, &a->report, err);
-	/* Version 0.1.0 wrote neither. */
-	if (r == 0 && !a->report.user)
+	if (r < 0 || (r = report_decode(json, &a->report, err)) < 0)
+		return r;
+	/* Version 0.1.0 wrote neither the user nor the name. */
+	if (!a->report.user)
 		copy_unless_empty(&a->report.user, a->request->user);
-	if (r == 0 && !a->report.name)
+	if (!a->report.name)
 		copy_unless_empty(&a->report.name, a->request->config->name);
-	return r;
+	return 0;
 }
 
 int attempt_adopt(const struct attempt_owner *owner, const char *dir, struct attempt **out, struct error *err)
@@ -598,12 +598,9 @@ int attempt_adopt(const struct attempt_owner *owner, const char *dir, struct att
 
 	if (!a || !request || !ended)
 		return error_oom(err);
-	r = json_read_file(request, &json, err);
-	if (r == 0)
-		r = start_request_decode(json, &start, err);
-	if (r == 0)
-		r = request_new(&start, &a->request, err);
-	if (r < 0)
+	if ((r = json_read_file(request, &json, err)) < 0 ||
+	    (r = start_request_decode(json, &start, err)) < 0 ||
+	    (r = request_new(&start, &a->request, err)) < 0)
 		return r;
 	find_cgroup(a);
 	if (file_exists(ended)) {
