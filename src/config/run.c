@@ -115,8 +115,16 @@ static const struct key run_key_list[] = {
     {"train", "eval_steps", KEY_INT, F(train.eval_steps), "0", 0, 1e12, NULL,
      "evaluate each N steps; 0: at each save and at the end"},
 
-    {"parallel", "strategy", KEY_CHOICE, F(parallel.strategy), "ddp", 0, 0, "ddp",
-     "how ranks share the work"},
+    {"parallel", "strategy", KEY_CHOICE, F(parallel.strategy), "ddp", 0, 0, "ddp|zero1|zero2|zero3|hybrid",
+     "what of the model each rank holds"},
+    {"parallel", "shard_degree", KEY_INT, F(parallel.shard_degree), "0", 0, 1e6, NULL,
+     "hybrid: ranks that share one copy of the model; 0: those of a node"},
+    {"parallel", "prefetch", KEY_INT, F(parallel.prefetch), "1", 0, 15, NULL,
+     "zero3, hybrid: units whose weights are gathered ahead of the one in use"},
+    {"parallel", "persist_below", KEY_INT, F(parallel.persist_below), "0", 0, 1e15, NULL,
+     "zero3, hybrid: units with fewer elements keep their weights whole"},
+    {"parallel", "reduce_type", KEY_CHOICE, F(parallel.reduce_type), "fp32", 0, 0, "fp32|bf16",
+     "of gradients while they travel between ranks"},
     {"parallel", "offload", KEY_CHOICE, F(parallel.offload), "none", 0, 0, "none",
      "what lies in the CPU's memory"},
     {"parallel", "timeout", KEY_INT, F(parallel.timeout), "600", 1, 86400, NULL,
@@ -201,6 +209,38 @@ static int need(const char *value, const char *where, const char *key, const cha
 	return error_set(err, -EINVAL, "%s: %s: missing; %s", where, key, why);
 }
 
+/* The divisor of n that is nearest to d, not below it where two are as near. */
+static int64_t nearest_divisor(int64_t n, int64_t d)
+{
+	for (int64_t off = 0; off <= n; off++) {
+		if (d + off <= n && n % (d + off) == 0)
+			return d + off;
+		if (d - off > 0 && d - off <= n && n % (d - off) == 0)
+			return d - off;
+	}
+	return n;
+}
+
+static int check_parallel(const struct run_config *c, const char *where, struct error *err)
+{
+	int64_t ranks = c->resources.nodes * c->resources.devices_per_node, degree = c->parallel.shard_degree;
+
+	if (degree > 0 && strcmp(c->parallel.strategy, "hybrid") != 0)
+		return error_set(
+		    err, -EINVAL,
+		    "%s: parallel.shard_degree: has no effect with parallel.strategy = \"%s\"; leave "
+		    "it out, or use the strategy \"hybrid\"",
+		    where, c->parallel.strategy);
+	if (degree > 0 && ranks > 0 && ranks % degree)
+		return error_set(
+		    err, -EINVAL,
+		    "%s: parallel.shard_degree: %lld ranks cannot be divided into groups of %lld; "
+		    "expected a divisor of %lld, such as %lld",
+		    where, (long long)ranks, (long long)degree, (long long)ranks,
+		    (long long)nearest_divisor(ranks, degree));
+	return 0;
+}
+
 static int check_training(const struct run_config *c, const char *where, struct error *err)
 {
 	if (!c->model.path == !c->model.init)
@@ -231,7 +271,7 @@ static int check_training(const struct run_config *c, const char *where, struct 
 	if (c->train.epochs <= 0 && c->train.max_steps == 0)
 		return error_set(err, -EINVAL,
 		                 "%s: train.epochs: 0 epochs and no train.max_steps: nothing to do", where);
-	return 0;
+	return check_parallel(c, where, err);
 }
 
 bool run_variable_is_reserved(const char *name)

@@ -73,9 +73,13 @@ struct run_config {
 	} train;
 
 	struct {
-		char *strategy;  /* ddp (zero1 zero2 zero3 have an issue of their own) */
-		char *offload;   /* none */
-		int64_t timeout; /* seconds without progress of a collective */
+		char *strategy;       /* ddp zero1 zero2 zero3 hybrid */
+		int64_t shard_degree; /* hybrid: ranks that share one copy of the model; 0: those of a node */
+		int64_t prefetch;     /* zero3, hybrid: units whose weights are gathered ahead */
+		int64_t persist_below; /* zero3, hybrid: elements; the weights of smaller units stay whole */
+		char *reduce_type;     /* fp32 bf16: of gradients on the wire */
+		char *offload;         /* none */
+		int64_t timeout;       /* seconds without progress of a collective */
 	} parallel;
 
 	struct {

@@ -73,7 +73,13 @@ int options_train(const struct run_config *c, struct train_options *out, struct 
 	out->log_steps = c->output.log_steps;
 	out->save_steps = c->output.save_steps;
 	out->eval_steps = c->train.eval_steps;
-	out->strategy = SHARD_DDP;
+	if (shard_strategy_parse(c->parallel.strategy, &out->strategy) < 0)
+		return error_set(err, -EINVAL, "parallel.strategy: %s is not known", c->parallel.strategy);
+	out->shard_degree =
+	    (int)(c->parallel.shard_degree ? c->parallel.shard_degree : c->resources.devices_per_node);
+	out->prefetch = (int)c->parallel.prefetch;
+	out->persist_below = c->parallel.persist_below;
+	precision_parse(c->parallel.reduce_type, &out->reduce_type);
 	return train_options_check(out, err);
 }
 

@@ -31,18 +31,20 @@ static const char *read_text(const char *name)
 
 int environment_read(struct environment *env, struct error *err)
 {
-	int64_t rank, world_size, local_rank, device;
+	int64_t rank, world_size, local_rank, local_world_size, device;
 
 	*env = (struct environment){0};
 	if (read_number("WORLD_SIZE", 1, 1 << 20, 1, &world_size, err) < 0 ||
 	    read_number("RANK", 0, world_size - 1, 0, &rank, err) < 0 ||
 	    read_number("LOCAL_RANK", 0, world_size - 1, 0, &local_rank, err) < 0 ||
+	    read_number("LOCAL_WORLD_SIZE", 1, world_size, 0, &local_world_size, err) < 0 ||
 	    read_number("DTRAIN_DEVICE", 0, 4096, local_rank, &device, err) < 0 ||
 	    read_number("DTRAIN_ATTEMPT", 0, INT64_MAX, 1, &env->attempt, err) < 0 ||
 	    read_number("DTRAIN_EPOCH", 0, INT64_MAX, 0, &env->epoch, err) < 0)
 		return err->code;
 	env->rank = rank;
 	env->world_size = world_size;
+	env->local_world_size = (int)local_world_size;
 	env->device = (int)device;
 	env->config = read_text("DTRAIN_CONFIG");
 	env->run_id = read_text("DTRAIN_RUN_ID");

@@ -9,15 +9,16 @@
 /* Strings are the environment's own. */
 struct environment {
 	int rank, world_size;
-	int device;          /* DTRAIN_DEVICE: its GPU among the visible ones; LOCAL_RANK without */
-	const char *config;  /* DTRAIN_CONFIG: path of the run's JSON; always there */
-	const char *run_id;  /* DTRAIN_RUN_ID, NULL without a service */
-	int64_t attempt;     /* DTRAIN_ATTEMPT, 1 for the first */
-	const char *cluster; /* DTRAIN_CLUSTER, NULL without a service */
-	int64_t epoch;       /* DTRAIN_EPOCH of that cluster's store, 0 without */
-	const char *socket;  /* DTRAIN_SOCKET, NULL without a service */
-	const char *node;    /* DTRAIN_NODE: this machine in the cluster's words; its own name without */
-	char host[65];       /* what node points to without */
+	int local_world_size; /* ranks on this node; 0: not set */
+	int device;           /* DTRAIN_DEVICE: its GPU among the visible ones; LOCAL_RANK without */
+	const char *config;   /* DTRAIN_CONFIG: path of the run's JSON; always there */
+	const char *run_id;   /* DTRAIN_RUN_ID, NULL without a service */
+	int64_t attempt;      /* DTRAIN_ATTEMPT, 1 for the first */
+	const char *cluster;  /* DTRAIN_CLUSTER, NULL without a service */
+	int64_t epoch;        /* DTRAIN_EPOCH of that cluster's store, 0 without */
+	const char *socket;   /* DTRAIN_SOCKET, NULL without a service */
+	const char *node;     /* DTRAIN_NODE: this machine in the cluster's words; its own name without */
+	char host[65];        /* what node points to without */
 	const char *rendezvous_dir; /* DTRAIN_RENDEZVOUS_DIR: files instead of a service, for tests */
 };
 

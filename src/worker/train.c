@@ -55,9 +55,9 @@ struct training {
 static void training_free(struct training *t)
 {
 	report_closep(&t->report);
-	/* The communicator goes before the memory that it may still write to. */
-	comm_destroyp(&t->comm);
+	/* The trainer ends the communicators that it has made of this one, whose memory they write to. */
 	trainer_freep(&t->trainer);
+	comm_destroyp(&t->comm);
 	dataset_closep(&t->eval);
 	dataset_closep(&t->data);
 	tokenizer_freep(&t->tok);
@@ -536,6 +536,16 @@ static int finish(struct training *t, bool stopped, struct error *err)
 	return r;
 }
 
+static int read_options(struct training *t, struct error *err)
+{
+	int r = options_train(t->c, &t->options, err);
+
+	/* How many devices of each node "all" are is known on the nodes alone; it is the same on each. */
+	if (t->options.shard_degree == 0)
+		t->options.shard_degree = MAX(t->env->local_world_size, 1);
+	return r;
+}
+
 int train_task(const struct run_config *c, const struct environment *env, struct service_client *service,
                struct error *err)
 {
@@ -548,7 +558,7 @@ int train_task(const struct run_config *c, const struct environment *env, struct
 	t.tokenizer = options_tokenizer(c);
 	if (!t.config || !t.tokenizer)
 		return error_oom(err);
-	if ((r = options_train(c, &t.options, err)) < 0 || (r = open_saver(&t, err)) < 0 ||
+	if ((r = read_options(&t, err)) < 0 || (r = open_saver(&t, err)) < 0 ||
 	    (r = model_config_read(t.config, &t.model, err)) < 0 || (r = open_device(&t, err)) < 0 ||
 	    (r = open_data(&t, err)) < 0 || (r = connect_ranks(&t, err)) < 0 ||
 	    (r = check_inputs(&t, err)) < 0 || (r = choose_precision(&t, err)) < 0 ||

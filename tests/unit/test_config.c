@@ -79,6 +79,10 @@ START_TEST(json_round_trip)
 }
 END_TEST
 
+#define ON_RANKS(n, parallel)                                                                                \
+	"task = \"sft\"; model = { path = \"x\"; }; data = { path = \"y\"; }; output = { dir = \"z\"; }; "   \
+	"resources = { devices_per_node = " n "; }; parallel = { " parallel " };"
+
 static const struct {
 	const char *text, *override, *words;
 } wrong[] = {
@@ -116,6 +120,13 @@ static const struct {
     {"task = \"sft\"; command = [\"true\"];", NULL,
      "x.conf: command: has no effect with task = \"sft\"; leave out one of the two"},
     {"task = \"generate\"; model = { path = \"x\"; };", NULL, "generate.prompt: missing"},
+    {ON_RANKS("6", "strategy = \"hybrid\"; shard_degree = 4;"), NULL,
+     "parallel.shard_degree: 6 ranks cannot be divided into groups of 4; expected a divisor of 6, such as 3"},
+    {ON_RANKS("8", "strategy = \"hybrid\"; shard_degree = 3;"), NULL, "expected a divisor of 8, such as 4"},
+    {ON_RANKS("2", "strategy = \"hybrid\"; shard_degree = 8;"), NULL, "expected a divisor of 2, such as 2"},
+    {ON_RANKS("4", "strategy = \"zero3\"; shard_degree = 2;"), NULL,
+     "parallel.shard_degree: has no effect with parallel.strategy = \"zero3\"; leave it out, or use"},
+    {ON_RANKS("4", "prefetch = 16;"), NULL, "parallel.prefetch: 16 is out of range"},
 };
 
 START_TEST(wrong_run_files_say_where)

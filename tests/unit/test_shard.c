@@ -61,7 +61,6 @@ static void options(struct train_options *o, enum shard_strategy strategy, int a
 	o->log_steps = 1;
 	o->strategy = strategy;
 	o->shard_degree = 2;
-	o->persist_below = 0;
 }
 
 static int on_log(void *context, const struct train_log *log, struct error *err)
@@ -202,16 +201,14 @@ static int64_t elements(bool tied)
 	return l->elements;
 }
 
-static const char *const names[] = {"ddp", "zero1", "zero2", "zero3", "hybrid"};
-
 static void compare(const struct run *run, const struct rank_run *ranks, const struct rank_run *ddp)
 {
 	bool fp32 = run->o.precision == DTYPE_F32;
 	int64_t n = elements(run->tied), held = 0;
 	_cleanup_free_ char *what =
-	    str_printf("%s, %d ranks, %s, accumulation %d, recompute %d, prefetch %d", names[run->o.strategy],
-	               run->world_size, fp32 ? "fp32" : "bf16", (int)run->o.accumulation, run->o.recompute,
-	               run->o.prefetch);
+	    str_printf("%s, %d ranks, %s, accumulation %d, recompute %d, prefetch %d",
+	               shard_strategy_name(run->o.strategy), run->world_size, fp32 ? "fp32" : "bf16",
+	               (int)run->o.accumulation, run->o.recompute, run->o.prefetch);
 
 	for (int s = 0; s < STEPS; s++) {
 		double tolerance = fp32 ? 1e-5 : 2e-2;
@@ -252,7 +249,7 @@ static void compare_all(struct run *run)
 	for (int s = SHARD_ZERO1; s <= SHARD_HYBRID; s++) {
 		struct rank_run *ranks;
 
-		if (s == SHARD_HYBRID)
+		if (s == SHARD_HYBRID && run->world_size % run->o.shard_degree)
 			continue;
 		run->o.strategy = (enum shard_strategy)s;
 		ranks = run_all(run);
@@ -288,8 +285,172 @@ START_TEST(any_number_of_slots)
 	run.o.prefetch = 1;
 	run.o.persist_below = 2000; /* the head's unit of a tied model; embedding and head of the other */
 	compare_all(&run);
-	run.o.persist_below = 1000000;
-	compare_all(&run);
+}
+END_TEST
+
+START_TEST(nothing_to_shard_is_refused)
+{
+	_cleanup_(plan_freep) struct plan *p = NULL;
+	struct error err = ERROR_INIT;
+	struct train_options o;
+	struct model_config c;
+
+	model(&c, false);
+	options(&o, SHARD_ZERO3, 1);
+	o.persist_below = 1000000;
+	ck_fails(plan_create(NULL, NULL, 0, 2, &c, &o, 16, &p, &err), &err, "expected less than that");
+	o.persist_below = 0;
+	o.strategy = SHARD_HYBRID;
+	ck_fails(plan_create(NULL, NULL, 0, 3, &c, &o, 16, &p, &err), &err, "3 ranks cannot be divided");
+}
+END_TEST
+
+/* The state that ranks of one strategy hold, continued by those of another. */
+START_TEST(state_moves_between_strategies)
+{
+	static const struct {
+		enum shard_strategy strategy;
+		int world_size;
+	} pairs[][2] = {{{SHARD_ZERO3, 4}, {SHARD_DDP, 1}},
+	                {{SHARD_DDP, 2}, {SHARD_ZERO3, 3}},
+	                {{SHARD_HYBRID, 4}, {SHARD_ZERO2, 2}},
+	                {{SHARD_ZERO1, 3}, {SHARD_HYBRID, 4}}};
+	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(48, 9, 8, 50, true);
+	struct run run = {.world_size = 1, .train = train};
+	struct rank_run *whole;
+
+	options(&run.o, SHARD_DDP, 1);
+	run.o.micro_batch = 12;
+	run.o.schedule = SCHEDULE_CONSTANT;
+	whole = run_all(&run);
+	for (size_t i = 0; i < ARRAY_SIZE(pairs); i++) {
+		struct rank_run *from, *to;
+		float *state[3];
+
+		run.world_size = pairs[i][0].world_size;
+		run.o.micro_batch = 12 / run.world_size;
+		run.o.strategy = pairs[i][0].strategy;
+		run.o.max_steps = STEPS / 2;
+		run.state = NULL;
+		from = run_all(&run);
+		state[0] = from[0].weights;
+		state[1] = from[0].moments[0];
+		state[2] = from[0].moments[1];
+		run.world_size = pairs[i][1].world_size;
+		run.o.micro_batch = 12 / run.world_size;
+		run.o.strategy = pairs[i][1].strategy;
+		run.o.max_steps = STEPS;
+		run.state = state;
+		run.start = STEPS / 2;
+		to = run_all(&run);
+		for (int step = STEPS / 2; step < STEPS; step++)
+			ck_assert_double_eq_tol(to[0].losses[step], whole[0].losses[step], 1e-5);
+		done(from);
+		done(to);
+	}
+	done(whole);
+}
+END_TEST
+
+/* Gradients rounded on the way give other losses, but not by more than bf16 explains. */
+START_TEST(gradients_in_bf16_on_the_wire)
+{
+	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(22, 9, 8, 50, true);
+	struct run run = {.world_size = 3, .train = train};
+	struct rank_run *exact;
+
+	options(&run.o, SHARD_DDP, 3);
+	exact = run_all(&run);
+	run.o.reduce_type = DTYPE_BF16;
+	for (int s = SHARD_DDP; s <= SHARD_ZERO3; s++)
+		for (run.o.accumulation = 3; run.o.accumulation > 0; run.o.accumulation -= 2) {
+			struct rank_run *ranks;
+
+			run.o.strategy = (enum shard_strategy)s;
+			ranks = run_all(&run);
+			ck_assert_double_gt(fabs(ranks[0].norms[0] - exact[0].norms[0]), 0);
+			for (int step = 0; step < STEPS && run.o.accumulation == 3; step++)
+				ck_assert_double_eq_tol(ranks[0].losses[step], exact[0].losses[step], 1e-2);
+			ck_assert_double_lt(ranks[0].losses[STEPS - 1], ranks[0].losses[0] - 0.1);
+			done(ranks);
+		}
+	done(exact);
+}
+END_TEST
+
+/* Bytes of weights, gradients and optimizer state of a rank, and of the slots. */
+static void parameter_bytes(const struct plan *p, size_t *held, size_t *slots)
+{
+	*held = *slots = 0;
+	for (size_t i = 0; i < p->arena.n; i++) {
+		enum buffer_class c = p->arena.buffers[i].class_;
+
+		*held += c == BUFFER_WEIGHTS || c == BUFFER_GRADIENTS || c == BUFFER_OPTIMIZER
+		             ? p->arena.buffers[i].bytes
+		             : 0;
+		*slots += c == BUFFER_SLOTS ? p->arena.buffers[i].bytes : 0;
+	}
+}
+
+/* Llama-3.2-1B's shape without its tied head, on four ranks: a quarter of everything, and slots for two
+ * blocks' weights, two blocks' gradients, and the embedding or the head. */
+START_TEST(memory_is_divided)
+{
+	static const char text[] =
+	    "{\"model_type\":\"llama\",\"hidden_size\":2048,\"intermediate_size\":8192,\"num_hidden_layers\":"
+	    "16,"
+	    "\"head_dim\":64,\"num_attention_heads\":32,\"num_key_value_heads\":8,\"vocab_size\":128256,"
+	    "\"tie_word_embeddings\":false}";
+	size_t ddp = 0, held, slots;
+	struct error err = ERROR_INIT;
+	struct train_options o;
+	struct model_config c;
+
+	ck_ok(model_config_parse(text, strlen(text), "config.json", &c, &err), &err);
+	for (int precision = 0; precision < 2; precision++)
+		for (int s = SHARD_DDP; s <= SHARD_HYBRID; s++) {
+			_cleanup_(plan_freep) struct plan *p = NULL;
+			size_t block, ends, size = precision ? 2 : 4;
+			static const double most[] = {1, 0.64, 0.44, 0.2501, 0.5001};
+
+			options(&o, (enum shard_strategy)s, 3);
+			o.precision = precision ? DTYPE_BF16 : DTYPE_F32;
+			ck_ok(plan_create(NULL, NULL, 3, 4, &c, &o, 128, &p, &err), &err);
+			parameter_bytes(p, &held, &slots);
+			ddp = s == SHARD_DDP ? held : ddp;
+			ck_assert_double_le((double)held, most[s] * (double)ddp);
+			block = (size_t)p->layout->unit[1].count;
+			ends = (size_t)p->layout->unit[17].count;
+			ck_assert_int_eq(slots, s < SHARD_ZERO2   ? 0
+			                        : s < SHARD_ZERO3 ? (2 * block + ends) * 4
+			                                          : (2 * block + ends) * (4 + size));
+		}
+}
+END_TEST
+
+/* What a worker allocates is what an estimate without a device says. */
+START_TEST(plan_is_what_is_allocated)
+{
+	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(22, 9, 8, 50, true);
+	struct run run = {.world_size = 2, .train = train};
+
+	for (int s = SHARD_DDP; s <= SHARD_HYBRID; s++)
+		for (int accumulation = 1; accumulation <= 2; accumulation++) {
+			_cleanup_(plan_freep) struct plan *p = NULL;
+			struct error err = ERROR_INIT;
+			struct rank_run *ranks;
+			struct model_config c;
+
+			options(&run.o, (enum shard_strategy)s, accumulation);
+			run.o.max_steps = 1;
+			ranks = run_all(&run);
+			model(&c, false);
+			run.o.logits_bytes = device_logits_bytes();
+			ck_ok(plan_create(NULL, NULL, 1, 2, &c, &run.o, dataset_max_row(train), &p, &err),
+			      &err);
+			ck_assert_int_eq(arena_total(&p->arena), ranks[1].total - ranks[1].noted);
+			done(ranks);
+		}
 }
 END_TEST
 
@@ -301,6 +462,11 @@ int main(void)
 	tcase_set_timeout(c, 120);
 	tcase_add_loop_test(c, losses_are_those_of_ddp, 0, 2 * RANKS);
 	tcase_add_loop_test(c, any_number_of_slots, 0, 2);
+	tcase_add_test(c, nothing_to_shard_is_refused);
+	tcase_add_test(c, state_moves_between_strategies);
+	tcase_add_test(c, gradients_in_bf16_on_the_wire);
+	tcase_add_test(c, memory_is_divided);
+	tcase_add_test(c, plan_is_what_is_allocated);
 	suite_add_tcase(suite, c);
 	return unit_run(suite);
 }

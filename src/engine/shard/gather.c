@@ -51,9 +51,7 @@ static bool start_gather(struct shard *s, int unit, const struct window *w)
 		}
 		slot->unit = unit;
 		u->weights = slot->memory;
-		device_copy(s->dev, (char *)u->weights + (size_t)u->first * dtype_size(s->o.type),
-		            u->own_weights, (size_t)u->own * dtype_size(s->o.type));
-		u->gathering = comm_all_gather(s->gather, u->weights, u->own, s->o.type);
+		u->gathering = comm_all_gather_into(s->gather, u->weights, u->own_weights, u->own, s->o.type);
 		return true;
 	}
 	return false;
@@ -152,42 +150,4 @@ int shard_settle(struct shard *s, struct error *err)
 			return r;
 	}
 	return 0;
-}
-
-/* ---- communicators ---- */
-
-int shard_connect(struct shard *s, struct error *err)
-{
-	size_t size = dtype_size(s->o.type), n = 0;
-	_cleanup_free_ struct comm_buffer *buffers =
-	    calloc(2 * ((size_t)s->units + SHARD_RINGS * SHARD_SLOTS_MAX), sizeof(*buffers));
-	int r;
-
-	if (s->o.world_size == 1)
-		return 0;
-	if (!buffers)
-		return error_oom(err);
-	for (int i = 0; i < s->units; i++) {
-		struct shard_unit *u = &s->unit[i];
-
-		if (!u->in_slot)
-			buffers[n++] = (struct comm_buffer){u->gradients, (size_t)u->padded * sizeof(float)};
-		if (s->degree > 1 && u->whole_weights)
-			buffers[n++] = (struct comm_buffer){u->weights, (size_t)u->padded * size};
-	}
-	for (int i = 0; i < 2 * SHARD_RINGS; i++) {
-		struct shard_ring *ring = i % 2 ? &s->gradients[i / 2] : &s->weights[i / 2];
-		size_t bytes = (size_t)ring->elements * (i % 2 ? sizeof(float) : size);
-
-		for (int k = 0; k < ring->slots; k++)
-			buffers[n++] = (struct comm_buffer){ring->slot[k].memory, bytes};
-	}
-	/* Collectives also work with buffers that cannot be registered; they only take longer. */
-	r = comm_register(s->comm, buffers, (int)n, err);
-	return MIN(r, 0);
-}
-
-double shard_waited_seconds(struct shard *s)
-{
-	return s->comm ? comm_waited_seconds(s->comm) : 0;
 }

@@ -6,11 +6,34 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "base/str.h"
+
 /* Elements. Shards begin at multiples of 64 bytes in bf16, and so in every type. */
 #define SHARD_ALIGNMENT 32
 
 /* One gradient is written while the one before it is on the wire. */
 #define GRADIENT_SLOTS 2
+
+static const char *const names[] = {[SHARD_DDP] = "ddp",
+                                    [SHARD_ZERO1] = "zero1",
+                                    [SHARD_ZERO2] = "zero2",
+                                    [SHARD_ZERO3] = "zero3",
+                                    [SHARD_HYBRID] = "hybrid"};
+
+int shard_strategy_parse(const char *name, enum shard_strategy *out)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(names); i++)
+		if (str_eq(name, names[i])) {
+			*out = (enum shard_strategy)i;
+			return 0;
+		}
+	return -EINVAL;
+}
+
+const char *shard_strategy_name(enum shard_strategy strategy)
+{
+	return names[strategy];
+}
 
 static void divide_unit(struct shard *s, int unit, const struct model_unit *from)
 {
@@ -31,7 +54,7 @@ static void choose_residency(struct shard *s, int unit, bool tied)
 
 	u->ring = unit == 0 || (unit == s->units - 1 && !tied) ? SHARD_RING_ENDS : SHARD_RING_BLOCKS;
 	u->whole_weights = s->degree == 1 || s->o.strategy < SHARD_ZERO3 || (tied && unit == 0) ||
-	                   u->count < s->o.persist_below;
+	                   u->matrices == 0 || u->count < s->o.persist_below;
 	u->whole_gradients = s->degree == 1 || s->o.strategy < SHARD_ZERO2;
 }
 
@@ -40,7 +63,8 @@ int shard_create(struct device *dev, struct comm *comm, const struct shard_optio
 {
 	_cleanup_(shard_freep) struct shard *s = calloc(1, sizeof(*s));
 	bool tied = layout->unit[layout->units - 1].offset[PARAMETER_HEAD] < 0;
-	int64_t base = 0;
+	int64_t base = 0, largest = 0;
+	bool sharded = false;
 
 	if (!s)
 		return error_oom(err);
@@ -50,10 +74,10 @@ int shard_create(struct device *dev, struct comm *comm, const struct shard_optio
 	s->degree = s->o.strategy == SHARD_DDP      ? 1
 	            : s->o.strategy == SHARD_HYBRID ? s->o.degree
 	                                            : s->o.world_size;
-	if (s->degree < 1 || s->o.world_size % s->degree || s->o.prefetch < 0 ||
-	    s->o.prefetch >= SHARD_SLOTS_MAX)
-		return error_set(err, -EINVAL, "%d ranks in groups of %d, %d units ahead: not possible",
-		                 s->o.world_size, s->degree, s->o.prefetch);
+	if (s->degree < 1 || s->o.world_size % s->degree)
+		return error_set(err, -EINVAL,
+		                 "hybrid: %d ranks cannot be divided into groups of %d (shard_degree)",
+		                 s->o.world_size, s->degree);
 	s->replicas = s->o.world_size / s->degree;
 	s->units = layout->units;
 	s->unit = calloc((size_t)layout->units, sizeof(*s->unit));
@@ -64,7 +88,15 @@ int shard_create(struct device *dev, struct comm *comm, const struct shard_optio
 		choose_residency(s, i, tied);
 		s->unit[i].base = base;
 		base += s->unit[i].count;
+		largest = MAX(largest, s->unit[i].count);
+		sharded = sharded || !s->unit[i].whole_weights;
 	}
+	if (s->o.persist_below > 0 && s->degree > 1 && s->o.strategy >= SHARD_ZERO3 && !sharded)
+		return error_set(
+		    err, -EINVAL,
+		    "persist_below is %lld, but the largest unit of this model has %lld elements: no "
+		    "weights would be sharded; expected less than that, or the strategy zero2",
+		    (long long)s->o.persist_below, (long long)largest);
 	*out = steal_pointer(s);
 	return 0;
 }
@@ -121,18 +153,32 @@ static void place_weights(const struct shard *s, int i, struct arena *a)
 	u->v = arena_take(a, BUFFER_OPTIMIZER, (size_t)u->own * 4, "unit %d moment 2", i);
 }
 
-/* As many slots as units need at the same time; the embedding and the head never do. */
-static void place_ring(struct shard *s, struct arena *a, int ring, bool gradients)
+/* ---- rings ---- */
+
+enum kind { WEIGHTS, GRADIENTS, WIRE };
+
+static bool comes(const struct shard *s, const struct shard_unit *u, enum kind kind)
 {
-	struct shard_ring *r = gradients ? &s->gradients[ring] : &s->weights[ring];
-	size_t size = gradients ? sizeof(float) : dtype_size(s->o.type);
-	int most = ring == SHARD_RING_ENDS ? 1 : gradients ? GRADIENT_SLOTS : 1 + s->o.prefetch, members = 0;
+	return kind == WEIGHTS     ? !u->whole_weights
+	       : kind == GRADIENTS ? u->in_slot
+	                           : s->o.world_size > 1 && s->o.wire != DTYPE_F32;
+}
+
+/* As many slots as units need at the same time; the embedding and the head never do. */
+static void place_ring(struct shard *s, struct arena *a, int ring, enum kind kind)
+{
+	static const char *const kinds[] = {"weights", "gradients", "rounded gradients"};
+	struct shard_ring *const rings[] = {s->weights, s->gradients, s->wire};
+	const enum dtype types[] = {s->o.type, DTYPE_F32, s->o.wire};
+	struct shard_ring *r = &rings[kind][ring];
+	int most = ring == SHARD_RING_ENDS ? 1 : kind == WEIGHTS ? 1 + s->o.prefetch : GRADIENT_SLOTS;
+	int members = 0;
 
 	*r = (struct shard_ring){0};
 	for (int i = 0; i < s->units; i++) {
 		const struct shard_unit *u = &s->unit[i];
 
-		if (u->ring != ring || (gradients ? !u->in_slot : u->whole_weights))
+		if (u->ring != ring || !comes(s, u, kind))
 			continue;
 		members++;
 		r->elements = MAX(r->elements, u->padded);
@@ -140,9 +186,9 @@ static void place_ring(struct shard *s, struct arena *a, int ring, bool gradient
 	r->slots = MIN(members, most);
 	for (int i = 0; i < r->slots; i++) {
 		r->slot[i].unit = -1;
-		r->slot[i].memory = arena_take(a, BUFFER_SLOTS, (size_t)r->elements * size,
-		                               "%s slot %d of %s", gradients ? "gradients" : "weights", i,
-		                               ring == SHARD_RING_ENDS ? "embedding and head" : "blocks");
+		r->slot[i].memory = arena_take(a, BUFFER_SLOTS, (size_t)r->elements * dtype_size(types[kind]),
+		                               "%s of %s, slot %d", kinds[kind],
+		                               ring == SHARD_RING_ENDS ? "embedding, head" : "blocks", i);
 	}
 }
 
@@ -152,10 +198,9 @@ void shard_place_buffers(struct shard *s, struct arena *a)
 		place_weights(s, i, a);
 		place_gradients(&s->unit[i], i, a);
 	}
-	for (int ring = 0; ring < SHARD_RINGS; ring++) {
-		place_ring(s, a, ring, false);
-		place_ring(s, a, ring, true);
-	}
+	for (int ring = 0; ring < SHARD_RINGS; ring++)
+		for (int kind = WEIGHTS; kind <= WIRE; kind++)
+			place_ring(s, a, ring, (enum kind)kind);
 }
 
 int64_t shard_own(const struct shard_unit *u, int64_t first, int64_t n, int64_t *at)

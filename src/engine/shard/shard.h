@@ -21,9 +21,9 @@
  * next micro-step does.
  *
  * The weights of some units are whole under every strategy: the embedding to which the head is tied, which is
- * read at both ends of a pass, and units of less than `persist_below` elements. Where a step has one
- * micro-batch, gradients are whole if they fit into memory that the model does not use at that time
- * (aliased).
+ * read at both ends of a pass, units without matrices, and units of less than `persist_below` elements. Where
+ * a step has one micro-batch, gradients are whole if they fit into memory that the model does not use at that
+ * time (aliased).
  *
  * Gradients are fp32, whatever the compute type is: sums over many micro-steps and ranks stay exact enough,
  * and 4 bytes a parameter are little compared with the activations of models that are small enough for ddp.
@@ -47,6 +47,10 @@
 
 enum shard_strategy { SHARD_DDP, SHARD_ZERO1, SHARD_ZERO2, SHARD_ZERO3, SHARD_HYBRID };
 
+/* "ddp", "zero1", "zero2", "zero3", "hybrid"; -EINVAL: none of them. */
+int shard_strategy_parse(const char *name, enum shard_strategy *out);
+const char *shard_strategy_name(enum shard_strategy strategy);
+
 /* What decides where things are. */
 struct shard_options {
 	int rank, world_size;
@@ -57,6 +61,7 @@ struct shard_options {
 	bool accumulates;      /* a step has more than one micro-step */
 	int prefetch;          /* units whose weights are gathered ahead of the one that is used */
 	int64_t persist_below; /* elements: smaller units' weights stay whole */
+	enum dtype wire;       /* in which gradients are summed: fp32 or bf16 */
 };
 
 struct shard_unit {
@@ -76,6 +81,8 @@ struct shard_unit {
 	float *master, *m, *v; /* [own]; master NULL where there is none */
 	comm_ticket gathering; /* 0: not under way */
 	comm_ticket reducing;
+	bool direct;             /* it ends in own_gradients */
+	void *wire;              /* of the reduction that is under way, where it is not in fp32 */
 	bool adds;               /* the reduction that is under way is to be added to own_gradients */
 	bool last;               /* ... and is the step's last */
 	comm_ticket replicating; /* hybrid: the sum of own_gradients over the replicas */
@@ -101,12 +108,14 @@ struct shard {
 	struct device *dev;
 	struct comm *comm;            /* of all ranks; NULL: one rank, or planning alone */
 	struct comm *gather, *reduce; /* of those who share a copy */
+	struct comm *lane[3];         /* those of them that are made here */
 	struct comm *replicate;       /* of those who hold the same shard; NULL: each shard is held once */
 	struct shard_options o;
 	int degree, replicas; /* ranks that share one copy, and the number of copies */
 	int units;
 	struct shard_unit *unit;
 	struct shard_ring weights[SHARD_RINGS], gradients[SHARD_RINGS];
+	struct shard_ring wire[SHARD_RINGS]; /* gradients rounded for the wire */
 	bool first_micro_step, last_micro_step;
 };
 
@@ -125,8 +134,10 @@ bool shard_in_step(const struct shard *s);
 bool shard_reduces_each(const struct shard *s);
 
 /* Makes the communicators, and registers the buffers with them, once these have been placed; every rank calls
- * it at the same time. */
+ * it at the same time. shard_disconnect ends these communicators, in the same order on all ranks, before the
+ * memory of the buffers is freed; the one of all ranks is the caller's. */
 int shard_connect(struct shard *s, struct error *err);
+void shard_disconnect(struct shard *s);
 
 /* Called by the model's hooks, around the use of a unit's weights: after shard_need unit->weights has them.
  */

@@ -23,8 +23,8 @@ void train_options_default(struct train_options *o)
 	                            .seed = 42,
 	                            .log_steps = 10,
 	                            .strategy = SHARD_DDP,
-	                            .prefetch = 1,
-	                            .persist_below = 100000};
+	                            .reduce_type = DTYPE_F32,
+	                            .prefetch = 1};
 }
 
 int train_options_check(const struct train_options *o, struct error *err)

@@ -30,7 +30,8 @@ struct train_options {
 	int64_t log_steps;            /* at least 1 */
 	int64_t save_steps;           /* 0: on_save is not called by the loop, except at a stop */
 	int64_t eval_steps;           /* 0: with each save and at the end */
-	enum shard_strategy strategy; /* shard.h; what follows is of zero3 and hybrid */
+	enum shard_strategy strategy; /* shard.h; prefetch and persist_below are of zero3 and hybrid */
+	enum dtype reduce_type;       /* of gradients on the wire */
 	int shard_degree;             /* hybrid: ranks that share one copy of the model */
 	int prefetch;                 /* units whose weights are gathered ahead */
 	int64_t persist_below;        /* elements; the weights of smaller units stay whole */

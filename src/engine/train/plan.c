@@ -38,7 +38,8 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 	                              .without_master = options->without_master,
 	                              .accumulates = options->accumulation > 1,
 	                              .prefetch = options->prefetch,
-	                              .persist_below = options->persist_below};
+	                              .persist_below = options->persist_below,
+	                              .wire = options->reduce_type};
 	int r;
 
 	if (!p)

@@ -123,6 +123,8 @@ void trainer_free(struct trainer *t)
 {
 	if (!t)
 		return;
+	if (t->plan)
+		shard_disconnect(t->plan->shard);
 	plan_free(t->plan);
 	/* With a communicator the memory is the communicator's, which frees it. */
 	if (t->memory && !t->comm)

@@ -74,9 +74,9 @@ struct train_callbacks {
 	bool (*should_stop)(void *context);
 };
 
-/* All arguments are borrowed and must outlive the trainer, except for comm, which may be destroyed just
- * before it. comm may be NULL for one rank, eval may be NULL. Allocates the whole plan; with a communicator
- * the memory is from comm_alloc. Every rank calls it at the same time. */
+/* All arguments are borrowed and must outlive the trainer; with ddp, zero1 and zero2 comm may be destroyed
+ * just before it. comm may be NULL for one rank, eval may be NULL. Allocates the whole plan; with a
+ * communicator the memory is from comm_alloc. Every rank calls it at the same time. */
 int trainer_create(struct device *dev, struct comm *comm, const struct model_config *c,
                    const struct train_options *options, const struct dataset *train,
                    const struct dataset *eval, struct trainer **out, struct error *err);

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The communicators of a strategy, and the buffers that they will see. */
+#include "engine/shard/shard.h"
+
+#include <stdlib.h>
+
+/* Gathers and reductions of zero3 overlap in the backward pass, so that neither may wait for the other. */
+static int make_lanes(struct shard *s, struct error *err)
+{
+	int group = s->o.rank / s->degree, place = s->o.rank % s->degree, r;
+
+	if (s->degree == 1 || s->o.strategy < SHARD_ZERO3)
+		return 0;
+	if ((r = comm_split(s->comm, group, place, &s->lane[0], err)) < 0)
+		return r;
+	s->gather = s->lane[0];
+	if (s->replicas == 1)
+		return 0;
+	if ((r = comm_split(s->comm, group, place, &s->lane[1], err)) < 0 ||
+	    (r = comm_split(s->comm, place, group, &s->lane[2], err)) < 0)
+		return r;
+	s->reduce = s->lane[1];
+	s->replicate = s->lane[2];
+	return 0;
+}
+
+static size_t ring_buffers(const struct shard_ring *ring, size_t size, struct comm_buffer *out)
+{
+	for (int i = 0; i < ring->slots; i++)
+		out[i] = (struct comm_buffer){ring->slot[i].memory, (size_t)ring->elements * size};
+	return (size_t)ring->slots;
+}
+
+/* What is gathered, or what is reduced. */
+static size_t list_buffers(const struct shard *s, bool gradients, struct comm_buffer *out)
+{
+	size_t size = dtype_size(s->o.type), n = 0;
+
+	for (int i = 0; i < s->units; i++) {
+		const struct shard_unit *u = &s->unit[i];
+
+		if (gradients && !u->in_slot)
+			out[n++] = (struct comm_buffer){u->gradients, (size_t)u->padded * sizeof(float)};
+		else if (gradients)
+			out[n++] = (struct comm_buffer){u->own_gradients, (size_t)u->own * sizeof(float)};
+		else if (s->degree > 1 && u->whole_weights)
+			out[n++] = (struct comm_buffer){u->weights, (size_t)u->padded * size};
+		else if (s->degree > 1)
+			out[n++] = (struct comm_buffer){u->own_weights, (size_t)u->own * size};
+	}
+	for (int i = 0; i < SHARD_RINGS; i++) {
+		n += ring_buffers(gradients ? &s->gradients[i] : &s->weights[i],
+		                  gradients ? sizeof(float) : size, out + n);
+		if (gradients)
+			n += ring_buffers(&s->wire[i], dtype_size(s->o.wire), out + n);
+	}
+	return n;
+}
+
+int shard_connect(struct shard *s, struct error *err)
+{
+	_cleanup_free_ struct comm_buffer *list =
+	    calloc(2 * ((size_t)s->units + 2 * SHARD_RINGS * SHARD_SLOTS_MAX), sizeof(*list));
+	size_t weights, gradients;
+	int r;
+
+	if (s->o.world_size == 1)
+		return 0;
+	if (!list)
+		return error_oom(err);
+	if ((r = make_lanes(s, err)) < 0)
+		return r;
+	gradients = list_buffers(s, true, list);
+	weights = list_buffers(s, false, list + gradients);
+	/* Collectives also work with buffers that cannot be registered; they only take longer. */
+	if (s->gather == s->reduce)
+		r = comm_register(s->comm, list, (int)(gradients + weights), err);
+	else if ((r = comm_register(s->reduce, list, (int)gradients, err)) >= 0)
+		r = comm_register(s->gather, list + gradients, (int)weights, err);
+	return MIN(r, 0);
+}
+
+void shard_disconnect(struct shard *s)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(s->lane); i++) {
+		comm_destroy(s->lane[i]);
+		s->lane[i] = NULL;
+	}
+}
+
+double shard_waited_seconds(struct shard *s)
+{
+	double seconds = s->comm ? comm_waited_seconds(s->comm) : 0;
+
+	for (size_t i = 0; i < ARRAY_SIZE(s->lane); i++)
+		seconds += s->lane[i] ? comm_waited_seconds(s->lane[i]) : 0;
+	return seconds;
+}
