@@ -173,24 +173,12 @@ int controller_create(const struct controller_options *options, struct controlle
 	c->options = *options;
 	c->options.hosts = NULL;
 	c->store = steal_pointer(c->options.store);
-	if (!c->store)
-		r = store_open(path, &c->store, err);
-	if (r == 0)
-		r = begin_epoch(c, err);
-	if (r == 0)
-		r = members_create(controller_now(c), &c->members, err);
-	if (r == 0)
-		r = rendezvous_create(&c->rendezvous, err);
-	if (r == 0)
-		r = feed_create(&c->events, err);
-	if (r == 0)
-		r = feed_create(&c->metrics, err);
-	if (r == 0)
-		r = load_queue(c, err);
-	if (r == 0)
-		r = controller_set_hosts(c, options->hosts, options->default_port, options->node_timeout,
-		                         err);
-	if (r < 0)
+	if ((!c->store && (r = store_open(path, &c->store, err)) < 0) || (r = begin_epoch(c, err)) < 0 ||
+	    (r = members_create(controller_now(c), &c->members, err)) < 0 ||
+	    (r = rendezvous_create(&c->rendezvous, err)) < 0 || (r = feed_create(&c->events, err)) < 0 ||
+	    (r = feed_create(&c->metrics, err)) < 0 || (r = load_queue(c, err)) < 0 ||
+	    (r = controller_set_hosts(c, options->hosts, options->default_port, options->node_timeout, err)) <
+	        0)
 		return r;
 	*out = steal_pointer(c);
 	return 0;

@@ -18,8 +18,8 @@
 #include "base/str.h"
 #include "http/local.h"
 
-static const double PATIENCE = 60.0; /* seconds that a restart of the service may take */
-static const double HELD = 10.0;     /* a call that lasted so long had found the service there */
+static const double RESTART_TIMEOUT = 60.0; /* seconds that a restart of the service may take */
+static const double HELD = 10.0;            /* a call that lasted so long had found the service there */
 
 void client_release(struct client *client)
 {
@@ -110,7 +110,7 @@ static bool try_again(const struct client *client, double begun, double *since, 
 			client->before_message(client->message_context);
 		client_fail(0, "%s; waiting for it to come back", err->message);
 	}
-	if (err->code == -EACCES || clock_monotonic() - *since > PATIENCE)
+	if (err->code == -EACCES || clock_monotonic() - *since > RESTART_TIMEOUT)
 		return false;
 	pause_briefly();
 	return true;

@@ -75,16 +75,12 @@ static int setup_event(struct daemon *d, struct error *err)
 	sigaddset(&mask, SIGINT);
 	sigprocmask(SIG_BLOCK, &mask, NULL);
 	signal(SIGPIPE, SIG_IGN);
-	r = sd_event_new(&d->event);
-	if (r >= 0)
-		r = sd_event_set_watchdog(d->event, true);
-	if (r >= 0)
-		r = sd_event_add_signal(d->event, &d->sighup, SIGHUP, on_sighup, d);
-	if (r >= 0)
-		r = sd_event_add_signal(d->event, &d->sigterm, SIGTERM, on_stop, d);
-	if (r >= 0)
-		r = sd_event_add_signal(d->event, &d->sigint, SIGINT, on_stop, d);
-	return r < 0 ? error_errno(err, r, "cannot set up the event loop") : 0;
+	if ((r = sd_event_new(&d->event)) < 0 || (r = sd_event_set_watchdog(d->event, true)) < 0 ||
+	    (r = sd_event_add_signal(d->event, &d->sighup, SIGHUP, on_sighup, d)) < 0 ||
+	    (r = sd_event_add_signal(d->event, &d->sigterm, SIGTERM, on_stop, d)) < 0 ||
+	    (r = sd_event_add_signal(d->event, &d->sigint, SIGINT, on_stop, d)) < 0)
+		return error_errno(err, r, "cannot set up the event loop");
+	return 0;
 }
 
 static bool same_directory(const char *a, const char *b)
@@ -94,7 +90,7 @@ static bool same_directory(const char *a, const char *b)
 	return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-/* The first thing of all: who is second changes nothing, and starts, stops and adopts nothing. */
+/* This comes first: a second service of the same directories must change, start, stop and adopt nothing. */
 static int take_locks(struct daemon *d, struct error *err)
 {
 	const struct daemon_config *c = d->settings->config;
@@ -114,14 +110,10 @@ static int setup_directories(struct daemon *d, struct error *err)
 	_cleanup_free_ char *socket = strdup(c->socket);
 	int r;
 
-	r = file_mkdirs(c->state_dir, 0755, err);
-	if (r == 0)
-		r = file_mkdirs(c->runtime_dir, 0755, err);
-	if (r == 0)
-		r = file_mkdirs(c->log_dir, 0755, err);
-	if (r == 0)
-		r = socket ? file_mkdirs(dirname(socket), 0755, err) : error_oom(err);
-	return r;
+	if ((r = file_mkdirs(c->state_dir, 0755, err)) < 0 ||
+	    (r = file_mkdirs(c->runtime_dir, 0755, err)) < 0 || (r = file_mkdirs(c->log_dir, 0755, err)) < 0)
+		return r;
+	return socket ? file_mkdirs(dirname(socket), 0755, err) : error_oom(err);
 }
 
 static void raise_descriptor_limit(void)
@@ -256,12 +248,10 @@ static int setup_http(struct daemon *d, struct error *err)
 	                                      0,           route_intercept,   NULL};
 	int r;
 
-	r = http_client_create(d->event, NULL, &d->client, err);
-	if (r == 0)
-		r = http_client_create(d->event, NULL, &d->peer_client, err);
-	if (r == 0)
-		r = http_server_create(d->event, &options, &d->server, err);
-	return r;
+	if ((r = http_client_create(d->event, NULL, &d->client, err)) < 0 ||
+	    (r = http_client_create(d->event, NULL, &d->peer_client, err)) < 0)
+		return r;
+	return http_server_create(d->event, &options, &d->server, err);
 }
 
 static void on_flushed(void *context)
@@ -315,15 +305,11 @@ static int setup(struct daemon *d, struct error *err)
 	    (r = setup_event(d, err)) < 0 || (r = setup_http(d, err)) < 0 ||
 	    (r = log_streams_create(d, &d->logs, err)) < 0 || (r = setup_node(d, err)) < 0)
 		return r;
-	if (str_eq(d->settings->name, d->settings->controller)) {
-		r = setup_controller(d, err);
-		if (r < 0)
-			return r;
-	}
-	r = heartbeats_create(d, &d->heartbeats, err);
-	if (r == 0)
-		r = listen_peers(d, err);
-	return r < 0 ? r : listen_unix(d, err);
+	if (str_eq(d->settings->name, d->settings->controller) && (r = setup_controller(d, err)) < 0)
+		return r;
+	if ((r = heartbeats_create(d, &d->heartbeats, err)) < 0 || (r = listen_peers(d, err)) < 0)
+		return r;
+	return listen_unix(d, err);
 }
 
 int daemon_create(const char *config_path, struct daemon **out, struct error *err)

@@ -362,12 +362,9 @@ int http_server_create(sd_event *event, const struct http_server_options *option
 		http_server_destroy(s);
 		return r;
 	}
-	r = sd_event_add_defer(event, &s->large_source, on_large, s);
-	if (r >= 0)
-		r = sd_event_source_set_priority(s->large_source, LARGE_PRIORITY);
-	if (r >= 0)
-		r = sd_event_source_set_enabled(s->large_source, SD_EVENT_OFF);
-	if (r < 0) {
+	if ((r = sd_event_add_defer(event, &s->large_source, on_large, s)) < 0 ||
+	    (r = sd_event_source_set_priority(s->large_source, LARGE_PRIORITY)) < 0 ||
+	    (r = sd_event_source_set_enabled(s->large_source, SD_EVENT_OFF)) < 0) {
 		http_server_destroy(s);
 		return error_errno(err, r, "cannot serve HTTP");
 	}
@@ -440,15 +437,11 @@ static int listen_on(struct http_server *s, int fd_taken, const struct identity 
 	info = MHD_get_daemon_info(l->daemon, MHD_DAEMON_INFO_EPOLL_FD);
 	if (!info)
 		return error_set(err, -EIO, "libmicrohttpd has no epoll");
-	r = sd_event_add_io(s->event, &l->io, info->epoll_fd, EPOLLIN, on_ready, l);
-	if (r >= 0)
-		r = sd_event_add_time(s->event, &l->timer, CLOCK_MONOTONIC, 0, 1000, on_timer, l);
-	if (r >= 0)
-		r = sd_event_add_defer(s->event, &l->resumed, on_resumed, l);
-	if (r >= 0)
-		r = sd_event_add_time(s->event, &l->head_timer, CLOCK_MONOTONIC, UINT64_MAX, 50000,
-		                      http_connections_timer, l);
-	if (r < 0)
+	if ((r = sd_event_add_io(s->event, &l->io, info->epoll_fd, EPOLLIN, on_ready, l)) < 0 ||
+	    (r = sd_event_add_time(s->event, &l->timer, CLOCK_MONOTONIC, 0, 1000, on_timer, l)) < 0 ||
+	    (r = sd_event_add_defer(s->event, &l->resumed, on_resumed, l)) < 0 ||
+	    (r = sd_event_add_time(s->event, &l->head_timer, CLOCK_MONOTONIC, UINT64_MAX, 50000,
+	                           http_connections_timer, l)) < 0)
 		return error_errno(err, r, "cannot serve HTTP");
 	l->next = s->listeners;
 	s->listeners = steal_pointer(l);

@@ -1,19 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One attempt on this node: its dtrain-launch, which reports over a socket, and the end that is on record. */
+/* One attempt on this node: what its dtrain-launch reports, the end that is on record, and what a lost one
+ * left. */
 #include "node/attempt.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/pidfd.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
-#include <sys/wait.h>
 
 #include "base/clock.h"
 #include "base/file.h"
@@ -22,8 +17,8 @@
 #include "base/str.h"
 #include "node/attempt_files.h"
 #include "node/launch/cgroup.h"
-#include "node/launch/launch.h"
 #include "node/launch/processes.h"
+#include "node/launcher.h"
 
 /* Between two looks for what a killed launcher left behind. */
 enum { ORPHANS_AGAIN_USEC = 20000 };
@@ -34,16 +29,13 @@ struct attempt {
 	char *dir;
 	struct report report;
 	bool ended;
-	struct strbuf in, out;
-	int socket_fd; /* to dtrain-launch */
-	int pidfd;     /* dtrain-launch where it is our child, else -1 */
-	pid_t pid;     /* of dtrain-launch; 0: not known */
-	char *cgroup;  /* NULL: none */
-	bool lost;     /* dtrain-launch is gone, and its last report was not the end */
+	struct launcher *launcher; /* NULL: there is none to speak with */
+	char *cgroup;              /* NULL: none */
+	bool lost;                 /* dtrain-launch is gone, and its last report was not the end */
 	bool no_dir; /* nothing but the record of its start is left: the record stays until it is forgotten */
 	bool found;  /* and some of its processes were */
 	char reason[128];
-	sd_event_source *socket, *child, *orphans, *announce;
+	sd_event_source *orphans, *announce;
 };
 
 const struct request *attempt_request(const struct attempt *attempt)
@@ -63,12 +55,12 @@ bool attempt_has_ended(const struct attempt *attempt)
 
 bool attempt_is_settled(const struct attempt *attempt)
 {
-	return attempt->ended && attempt->pidfd < 0 && attempt->socket_fd < 0;
+	return attempt->ended && launcher_is_gone(attempt->launcher);
 }
 
 pid_t attempt_launcher(const struct attempt *attempt)
 {
-	return attempt->lost ? 0 : attempt->pid;
+	return attempt->lost ? 0 : launcher_pid(attempt->launcher);
 }
 
 double attempt_grace(const struct attempt *attempt)
@@ -82,31 +74,12 @@ const char *attempt_dir(const struct attempt *attempt)
 	return attempt->dir;
 }
 
-static void close_socket(struct attempt *a)
-{
-	a->socket = sd_event_source_disable_unref(a->socket);
-	if (a->socket_fd >= 0)
-		close(a->socket_fd);
-	a->socket_fd = -1;
-}
-
-static void close_child(struct attempt *a)
-{
-	a->child = sd_event_source_disable_unref(a->child);
-	if (a->pidfd >= 0)
-		close(a->pidfd);
-	a->pidfd = -1;
-}
-
 void attempt_free(struct attempt *a)
 {
-	close_socket(a);
-	close_child(a);
+	launcher_destroy(a->launcher);
 	free(a->cgroup);
 	sd_event_source_disable_unref(a->orphans);
 	sd_event_source_disable_unref(a->announce);
-	strbuf_free(&a->in);
-	strbuf_free(&a->out);
 	report_release(&a->report);
 	if (a->request)
 		request_free(a->request);
@@ -115,24 +88,6 @@ void attempt_free(struct attempt *a)
 }
 
 DEFINE_CLEANUP(struct attempt *, attempt_free)
-
-/* bind() and connect() through a descriptor of the directory: its path may be longer than an address holds.
- */
-static int socket_in(const char *dir, int (*act)(int, const struct sockaddr *, socklen_t), int *out,
-                     struct error *err)
-{
-	_cleanup_close_ int dir_fd = open(dir, O_PATH | O_DIRECTORY | O_CLOEXEC);
-	_cleanup_close_ int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	struct sockaddr_un address = {.sun_family = AF_UNIX};
-
-	if (dir_fd < 0 || fd < 0)
-		return error_errno(err, -errno, "%s/launch.sock", dir);
-	snprintf(address.sun_path, sizeof address.sun_path, "/proc/self/fd/%d/launch.sock", dir_fd);
-	if (act(fd, (struct sockaddr *)&address, sizeof address) < 0)
-		return error_errno(err, -errno, "%s/launch.sock", dir);
-	*out = steal_fd(&fd);
-	return 0;
-}
 
 /* All ranks in that state, without a process. */
 static int set_ranks(struct attempt *a, enum rank_state state)
@@ -204,45 +159,8 @@ static void record_end(struct attempt *a)
 	sweep_logs(a);
 }
 
-static int flush_socket(struct attempt *a)
-{
-	while (a->out.len > 0 && a->socket_fd >= 0) {
-		ssize_t n = send(a->socket_fd, a->out.data, a->out.len, MSG_NOSIGNAL | MSG_DONTWAIT);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0 && errno == EAGAIN)
-			break;
-		if (n < 0)
-			return -errno; /* the end of file will tell */
-		memmove(a->out.data, a->out.data + n, a->out.len - n);
-		a->out.len -= n;
-	}
-	if (a->socket)
-		sd_event_source_set_io_events(a->socket, EPOLLIN | (a->out.len ? EPOLLOUT : 0));
-	return 0;
-}
-
-static void send_command(struct attempt *a, const struct launch_command *command)
-{
-	_cleanup_json_ json_t *json = launch_command_encode(command);
-	_cleanup_free_ char *text = json_to_string(json);
-
-	if (!text) {
-		log_err("run %lld: out of memory", (long long)a->request->run);
-		return;
-	}
-	strbuf_addf(&a->out, "%s\n", text);
-	flush_socket(a);
-}
-
-static void acknowledge(struct attempt *a)
-{
-	send_command(a, &(struct launch_command){.stop = -1, .acknowledge = true});
-}
-
 /* What each of them has, the other has afterwards. */
-static void steal_ranks(struct report *report, struct launch_report *said)
+static void swap_ranks(struct report *report, struct launch_report *said)
 {
 	struct rank_report *ranks = report->ranks;
 	size_t count = report->rank_count;
@@ -253,36 +171,29 @@ static void steal_ranks(struct report *report, struct launch_report *said)
 	said->rank_count = count;
 }
 
-static void take_line(struct attempt *a, const char *line, size_t len)
+static void on_reported(void *context, struct launch_report *said)
 {
-	_cleanup_(launch_report_release) struct launch_report said = {0};
-	_cleanup_json_ json_t *json = NULL;
-	struct error err = ERROR_INIT;
+	struct attempt *a = context;
 
-	if (json_parse(line, len, "dtrain-launch", &json, &err) < 0 ||
-	    launch_report_decode(json, &said, &err) < 0) {
-		log_err("run %lld: %s", (long long)a->request->run, err.message);
-		return;
-	}
 	if (a->ended || a->lost)
 		return;
-	if (said.launcher > 0)
-		a->pid = (pid_t)said.launcher;
-	snprintf(a->reason, sizeof a->reason, "%s", said.reason ? said.reason : "");
-	a->report.state = said.state;
+	snprintf(a->reason, sizeof a->reason, "%s", said->reason ? said->reason : "");
+	a->report.state = said->state;
 	/* The old ranks are released with what was said. */
-	steal_ranks(&a->report, &said);
+	swap_ranks(&a->report, said);
 	copy_unless_empty(&a->report.reason, a->reason);
-	if (said.state == ATTEMPT_ENDED) {
+	if (said->state == ATTEMPT_ENDED) {
 		record_end(a);
-		acknowledge(a);
+		launcher_acknowledge(a->launcher);
 	}
 	a->owner.changed(a->owner.context, a);
 }
 
 /* The last callback: dtrain-launch is gone, and its control group with it. */
-static void settle(struct attempt *a)
+static void settle(void *context)
 {
+	struct attempt *a = context;
+
 	if (!attempt_is_settled(a))
 		return;
 	if (a->cgroup)
@@ -366,12 +277,14 @@ static int look_for_orphans(struct attempt *a)
 	                                  a);
 }
 
-static void mark_launcher_lost(struct attempt *a, const char *why)
+static void mark_launcher_lost(void *context, const char *why)
 {
+	struct attempt *a = context;
+
 	if (a->lost || a->ended)
 		return;
 	a->lost = true;
-	close_socket(a);
+	launcher_disconnect(a->launcher);
 	snprintf(a->reason, sizeof a->reason, "%s", why);
 	log_err("run %lld, attempt %lld: %s", (long long)a->request->run, (long long)a->request->attempt,
 	        why);
@@ -379,117 +292,28 @@ static void mark_launcher_lost(struct attempt *a, const char *why)
 		log_err("cannot look for what is left of run %lld", (long long)a->request->run);
 }
 
-static int on_socket(sd_event_source *source, int fd, uint32_t events, void *context);
-
-static int open_socket(struct attempt *a, struct error *err)
+static struct launcher_owner launcher_owner(struct attempt *a)
 {
-	int r = socket_in(a->dir, connect, &a->socket_fd, err);
-
-	if (r < 0)
-		return r;
-	r = sd_event_add_io(a->owner.event, &a->socket, a->socket_fd, EPOLLIN, on_socket, a);
-	return r < 0 ? error_errno(err, r, "cannot watch dtrain-launch") : 0;
+	return (struct launcher_owner){.event = a->owner.event,
+	                               .run = a->request->run,
+	                               .context = a,
+	                               .reported = on_reported,
+	                               .lost = mark_launcher_lost,
+	                               .closed = settle};
 }
 
-static int on_socket(sd_event_source *source, int fd, uint32_t events, void *context)
+static int connect_launcher(struct attempt *a, struct error *err)
 {
-	struct attempt *a = context;
-	char buf[8192], *newline;
-	bool closed = false;
+	const struct launcher_owner owner = launcher_owner(a);
 
-	if (events & EPOLLOUT)
-		flush_socket(a);
-	while (!closed) {
-		ssize_t n = recv(fd, buf, sizeof buf, MSG_DONTWAIT);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0 && errno == EAGAIN)
-			break;
-		if (n <= 0)
-			closed = true;
-		else
-			strbuf_add(&a->in, buf, n);
-	}
-	while (a->in.len && (newline = memchr(a->in.data, '\n', a->in.len))) {
-		size_t used = newline - a->in.data + 1;
-
-		take_line(a, a->in.data, used - 1);
-		memmove(a->in.data, a->in.data + used, a->in.len - used);
-		a->in.len -= used;
-	}
-	if (closed) {
-		close_socket(a);
-		/* Our child's status says how it ended. Where it is another's, its guard holds the socket
-		 * open until it has ended all that was left. */
-		if (!a->ended && a->pidfd < 0 && open_socket(a, NULL) < 0)
-			mark_launcher_lost(a, "dtrain-launch is gone: it was killed");
-		settle(a);
-	}
-	return 0;
+	return launcher_connect(&owner, a->dir, &a->launcher, err);
 }
 
-static int on_child(sd_event_source *source, int fd, uint32_t events, void *context)
+static int start_launcher(struct attempt *a, const char *program, struct error *err)
 {
-	struct attempt *a = context;
-	siginfo_t info = {0};
-	char why[100];
+	const struct launcher_owner owner = launcher_owner(a);
 
-	if (waitid(P_PIDFD, fd, &info, WEXITED | WNOHANG) == 0 && info.si_pid == 0)
-		return 0;
-	/* Its last report may still be on the way. */
-	if (a->socket_fd >= 0)
-		on_socket(a->socket, a->socket_fd, EPOLLIN, a);
-	close_child(a);
-	if (a->ended) {
-		settle(a);
-		return 0;
-	}
-	if (info.si_code == CLD_EXITED)
-		snprintf(why, sizeof why, "dtrain-launch ended with exit status %d", info.si_status);
-	else
-		snprintf(why, sizeof why, "dtrain-launch was killed by SIG%s",
-		         sigabbrev_np(info.si_status) ?: "?");
-	mark_launcher_lost(a, why);
-	return 0;
-}
-
-static int spawn_launcher(struct attempt *a, const char *program, int listen_fd, struct error *err)
-{
-	char *argv[] = {(char *)"dtrain-launch", a->dir, NULL}, *environment[] = {NULL};
-	posix_spawn_file_actions_t actions;
-	posix_spawnattr_t attributes;
-	sigset_t none, all;
-	pid_t pid;
-	int r;
-
-	sigemptyset(&none);
-	sigfillset(&all);
-	posix_spawn_file_actions_init(&actions);
-	posix_spawnattr_init(&attributes);
-	posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-	posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
-	posix_spawn_file_actions_adddup2(&actions, listen_fd, LAUNCH_SOCKET_FD);
-	posix_spawn_file_actions_addclosefrom_np(&actions, LAUNCH_SOCKET_FD + 1);
-	posix_spawnattr_setsigmask(&attributes, &none);
-	posix_spawnattr_setsigdefault(&attributes, &all);
-	posix_spawnattr_setflags(&attributes,
-	                         POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-	r = posix_spawn(&pid, program, &actions, &attributes, argv, environment);
-	posix_spawn_file_actions_destroy(&actions);
-	posix_spawnattr_destroy(&attributes);
-	if (r != 0)
-		return error_errno(err, -r, "cannot start %s", program);
-	a->pid = pid;
-	a->pidfd = pidfd_open(pid, 0);
-	if (a->pidfd < 0 ||
-	    (r = sd_event_add_io(a->owner.event, &a->child, a->pidfd, EPOLLIN, on_child, a)) < 0) {
-		r = a->pidfd < 0 ? -errno : r;
-		kill(pid, SIGKILL);
-		waitpid(pid, NULL, 0);
-		return error_errno(err, r, "cannot watch %s", program);
-	}
-	return 0;
+	return launcher_start(&owner, a->dir, program, &a->launcher, err);
 }
 
 /* Where none can be made, the subreapers are what there is. */
@@ -519,7 +343,6 @@ static struct attempt *attempt_new(const struct attempt_owner *owner, const char
 	if (!a)
 		return NULL;
 	a->owner = *owner;
-	a->socket_fd = a->pidfd = -1;
 	a->dir = strdup(dir);
 	if (!a->dir) {
 		attempt_free(a);
@@ -534,7 +357,6 @@ int attempt_start(const struct attempt_owner *owner, struct request *request,
 {
 	_cleanup_(attempt_freep) struct attempt *a = attempt_new(owner, place->dir);
 	_cleanup_free_ char *program = str_printf("%s/dtrain-launch", place->config->worker_dir);
-	_cleanup_close_ int listen_fd = -1;
 	int r;
 
 	if (!a || !program)
@@ -543,13 +365,7 @@ int attempt_start(const struct attempt_owner *owner, struct request *request,
 	a->request = request;
 	r = attempt_files_make(a->dir, request, place, user, a->cgroup, attempt_grace(a), err);
 	if (r == 0)
-		r = socket_in(a->dir, bind, &listen_fd, err);
-	if (r == 0 && listen(listen_fd, 8) < 0)
-		r = error_errno(err, -errno, "%s/launch.sock", a->dir);
-	if (r == 0)
-		r = open_socket(a, err); /* waits in the socket's queue until dtrain-launch looks */
-	if (r == 0)
-		r = spawn_launcher(a, program, listen_fd, err);
+		r = start_launcher(a, program, err);
 	if (r < 0) {
 		a->request = NULL; /* the caller's still */
 		if (a->cgroup)
@@ -577,14 +393,14 @@ static int read_end(struct attempt *a, const char *path, struct error *err)
 	_cleanup_json_ json_t *json = NULL;
 	int r = json_read_file(path, &json, err);
 
-	if (r == 0)
-		r = report_decode(json, &a->report, err);
-	/* Version 0.1.0 wrote neither. */
-	if (r == 0 && !a->report.user)
+	if (r < 0 || (r = report_decode(json, &a->report, err)) < 0)
+		return r;
+	/* Version 0.1.0 wrote neither the user nor the name. */
+	if (!a->report.user)
 		copy_unless_empty(&a->report.user, a->request->user);
-	if (r == 0 && !a->report.name)
+	if (!a->report.name)
 		copy_unless_empty(&a->report.name, a->request->config->name);
-	return r;
+	return 0;
 }
 
 int attempt_adopt(const struct attempt_owner *owner, const char *dir, struct attempt **out, struct error *err)
@@ -598,12 +414,9 @@ int attempt_adopt(const struct attempt_owner *owner, const char *dir, struct att
 
 	if (!a || !request || !ended)
 		return error_oom(err);
-	r = json_read_file(request, &json, err);
-	if (r == 0)
-		r = start_request_decode(json, &start, err);
-	if (r == 0)
-		r = request_new(&start, &a->request, err);
-	if (r < 0)
+	if ((r = json_read_file(request, &json, err)) < 0 ||
+	    (r = start_request_decode(json, &start, err)) < 0 ||
+	    (r = request_new(&start, &a->request, err)) < 0)
 		return r;
 	find_cgroup(a);
 	if (file_exists(ended)) {
@@ -612,16 +425,15 @@ int attempt_adopt(const struct attempt_owner *owner, const char *dir, struct att
 			r = sd_event_add_defer(owner->event, &a->announce, on_announce, a);
 		a->ended = true;
 		/* dtrain-launch may not have got the acknowledgement. */
-		if (r >= 0 && open_socket(a, NULL) == 0) {
-			acknowledge(a);
-		} else if (r >= 0 && a->cgroup) {
+		if (r >= 0 && connect_launcher(a, NULL) == 0)
+			launcher_acknowledge(a->launcher);
+		else if (r >= 0 && a->cgroup)
 			cgroup_remove(a->cgroup);
-		}
 	} else {
 		r = first_report(a, ATTEMPT_RUNNING);
 		if (r == 0)
 			r = set_ranks(a, RANK_RUNNING);
-		if (r == 0 && open_socket(a, err) < 0)
+		if (r == 0 && connect_launcher(a, err) < 0)
 			mark_launcher_lost(a,
 			                   "dtrain-launch is gone: it was killed while dtraind did not run");
 	}
@@ -682,7 +494,7 @@ void attempt_stop(struct attempt *a, double grace)
 {
 	if (a->ended || a->lost)
 		return;
-	send_command(a, &(struct launch_command){.stop = MAX(grace, 0.0)});
+	launcher_stop(a->launcher, grace);
 }
 
 void attempt_shut_down(struct attempt *a, double grace, const char *reason)

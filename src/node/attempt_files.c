@@ -98,21 +98,18 @@ int attempt_files_make(const char *dir, const struct request *q, const struct re
 	_cleanup_(launch_description_release) struct launch_description launch = {0};
 	int r;
 
-	r = file_remove_tree(dir, err);
-	if (r == 0)
-		r = file_mkdirs(dir, 0711, err);
-	if (r == 0)
-		r = file_mkdirs(place->logs, 0755, err);
-	for (size_t i = 0; r == 0 && i < q->rank_count; i++) {
+	if ((r = file_remove_tree(dir, err)) < 0 || (r = file_mkdirs(dir, 0711, err)) < 0 ||
+	    (r = file_mkdirs(place->logs, 0755, err)) < 0)
+		return r;
+	for (size_t i = 0; i < q->rank_count; i++) {
 		_cleanup_free_ char *log = request_log_path(place->logs, q->ranks[i].rank);
 		_cleanup_free_ char *error_file = request_error_path(place->logs, q->ranks[i].rank);
 
-		r = make_user_file(log, user->uid, user->gid, err);
-		if (r == 0)
-			r = make_user_file(error_file, user->uid, user->gid, err);
+		if ((r = make_user_file(log, user->uid, user->gid, err)) < 0 ||
+		    (r = make_user_file(error_file, user->uid, user->gid, err)) < 0)
+			return r;
 	}
-	if (r == 0)
-		r = request_describe_launch(q, place, user, &launch, err);
+	r = request_describe_launch(q, place, user, &launch, err);
 	if (r == 0) {
 		launch.record = started_path(place->config->state_dir, q);
 		launch.started = started_describe(q, cgroup);

@@ -274,18 +274,12 @@ int node_create(sd_event *event, const struct daemon_config *config, const char 
 	if (r < 0)
 		return error_errno(err, r, "node %s: event loop", name);
 	sd_event_source_set_enabled(node->sweep, SD_EVENT_OFF);
-	r = file_mkdirs(node->attempts_dir, 0711, err);
-	if (r == 0)
-		r = file_mkdirs(config->log_dir, 0755, err);
-	if (r == 0)
-		r = started_make_directory(config->state_dir, err);
-	if (r == 0)
-		r = clusters_open(config->state_dir, config->log_dir, &node->clusters, err);
-	if (r == 0)
-		r = adopt_all(node, err);
-	if (r == 0)
-		r = started_each(config->state_dir, adopt_record, node, err);
-	if (r < 0)
+	if ((r = file_mkdirs(node->attempts_dir, 0711, err)) < 0 ||
+	    (r = file_mkdirs(config->log_dir, 0755, err)) < 0 ||
+	    (r = started_make_directory(config->state_dir, err)) < 0 ||
+	    (r = clusters_open(config->state_dir, config->log_dir, &node->clusters, err)) < 0 ||
+	    (r = adopt_all(node, err)) < 0 ||
+	    (r = started_each(config->state_dir, adopt_record, node, err)) < 0)
 		return r;
 	tell_old_faults(node);
 	*out = steal_pointer(node);
@@ -467,10 +461,7 @@ int node_start(struct node *node, struct start_request *start, node_started_fn s
 	}
 	if (starts_wait(node->starts, q->run, q->attempt, started, context))
 		return 0;
-	r = check_age(node, q, err);
-	if (r == 0)
-		r = check_slots(node, q, err);
-	if (r < 0)
+	if ((r = check_age(node, q, err)) < 0 || (r = check_slots(node, q, err)) < 0)
 		return r;
 	dir = str_printf("%s/%lld.%lld", node->attempts_dir, (long long)q->run, (long long)q->attempt);
 	logs = str_printf("%s/%lld/%lld", node->config->log_dir, (long long)q->run, (long long)q->attempt);

@@ -14,7 +14,7 @@
 #include "node/gpu/xid.h"
 
 /* NVML may take so many times node_timeout for one GPU. */
-enum { PATIENCE = 6 };
+enum { CALL_TIMEOUTS = 6 };
 
 struct slot {
 	char key[96];
@@ -357,7 +357,7 @@ int slots_create(sd_event *event, const struct daemon_config *config, const char
 {
 	_cleanup_(slots_destroyp) struct slots *s = calloc(1, sizeof *s);
 	struct gpu_watch_options watch = {config->heartbeat,
-	                                  config->node_timeout * PATIENCE,
+	                                  config->node_timeout * CALL_TIMEOUTS,
 	                                  s,
 	                                  on_reading,
 	                                  on_xid,

@@ -13,7 +13,7 @@
 #include "base/clock.h"
 #include "base/str.h"
 
-static const double PATIENCE = 20.0;
+static const double DEADLINE = 20.0;
 
 static void on_report(void *context, const struct report *report)
 {
@@ -43,7 +43,7 @@ void fixture_create(struct fixture *f)
 /* One turn of at most 50 ms, since some changes cause no event of this loop. */
 static void turn(struct fixture *f, double since, const char *what)
 {
-	ck_assert_msg(clock_monotonic() - since < PATIENCE, "waited in vain for %s", what);
+	ck_assert_msg(clock_monotonic() - since < DEADLINE, "waited in vain for %s", what);
 	if (sd_event_run(f->event, 50000) < 0)
 		ck_abort_msg("event loop");
 }

@@ -287,11 +287,11 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *context)
 	since = s->since;
 	current = s->current;
 	pthread_mutex_unlock(&s->lock);
-	if (since > 0 && clock_monotonic() - since > w->options.patience && !w->hung[current]) {
+	if (since > 0 && clock_monotonic() - since > w->options.call_timeout && !w->hung[current]) {
 		w->hung[current] = true;
 		w->options.hung(w->options.context, current, true);
 	}
-	sd_event_source_set_time_relative(source, (uint64_t)(w->options.patience * 1e6 / 4));
+	sd_event_source_set_time_relative(source, (uint64_t)(w->options.call_timeout * 1e6 / 4));
 	return sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
 }
 
@@ -359,7 +359,7 @@ int gpu_watch_start(sd_event *event, const struct devices *devices, const struct
 		r = sd_event_source_set_priority(w->io, SD_EVENT_PRIORITY_IMPORTANT);
 	if (r >= 0)
 		r = sd_event_add_time_relative(event, &w->timer, CLOCK_MONOTONIC,
-		                               (uint64_t)(options->patience * 1e6 / 4), 0, on_timer, w);
+		                               (uint64_t)(options->call_timeout * 1e6 / 4), 0, on_timer, w);
 	if (r >= 0) {
 		pthread_mutex_lock(&w->shared->lock);
 		r = start_thread(w->shared, read_thread, &w->reader);

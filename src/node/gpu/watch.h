@@ -14,8 +14,8 @@
 struct gpu_watch;
 
 struct gpu_watch_options {
-	double interval; /* seconds between two readings of all */
-	double patience; /* seconds that NVML may take for one of them until the GPU counts as hung */
+	double interval;     /* seconds between two readings of all */
+	double call_timeout; /* seconds that NVML may take for one of them until the GPU counts as hung */
 	void *context;
 	/* All from the event loop. A new reading of this device; */
 	void (*reading)(void *context, size_t device, const struct gpu_reading *reading);
