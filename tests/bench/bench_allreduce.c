@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * All-reduce between processes of this machine.
+ * Collectives between processes of this machine.
  *
- *	bench_allreduce [--ranks 2] [--bytes 16777216] [--rounds 200] [--type fp32|bf16]
+ *	bench_allreduce [--collective all_reduce|all_gather|reduce_scatter] [--ranks 2] [--bytes 16777216]
+ *	                [--rounds 200] [--type fp32|bf16]
  *
- * Prints the algorithmic bandwidth: bytes of the vector that is reduced, over the median time from queueing
- * the collective to its end, on the slowest rank. (Between two ranks each sends and receives as many bytes.)
+ * Prints the algorithmic bandwidth: bytes of the whole vector that is reduced, gathered, or reduced and
+ * scattered, over the median time from queueing the collective to its end, on the slowest rank. (Between two
+ * ranks each sends and receives as many bytes in an all-reduce, and half of them in the others.)
  */
 #include <getopt.h>
 #include <sys/mman.h>
@@ -15,7 +17,12 @@
 #include "base/file.h"
 #include "engine/comm/comm.h"
 
+enum what { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER };
+
+static const char *const names[] = {"all_reduce", "all_gather", "reduce_scatter"};
+
 struct bench {
+	enum what what;
 	int ranks, rounds;
 	int64_t bytes;
 	enum dtype type;
@@ -31,43 +38,59 @@ static int compare(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
+/* own: a shard, apart from buffer. */
+static comm_ticket start(const struct bench *b, struct comm *comm, void *buffer, void *own)
+{
+	int64_t count = b->bytes / (int64_t)dtype_size(b->type);
+
+	switch (b->what) {
+	case ALL_REDUCE:
+		return comm_all_reduce(comm, buffer, count, b->type, COMM_SUM);
+	case ALL_GATHER:
+		return comm_all_gather_into(comm, buffer, own, count / b->ranks, b->type);
+	case REDUCE_SCATTER:
+		return comm_reduce_scatter_into(comm, own, buffer, count / b->ranks, b->type, COMM_SUM);
+	}
+	return 0;
+}
+
 static int run_rank(struct bench *b, int rank)
 {
 	struct kv_store store = kv_store_in(b->directory);
 	struct comm_options options = {
 	    .rank = rank, .world_size = b->ranks, .timeout_s = 30, .store = &store, .group = "bench"};
-	int64_t count = b->bytes / (int64_t)dtype_size(b->type);
 	_cleanup_free_ double *times = calloc(b->rounds, sizeof(double));
 	struct error err = ERROR_INIT;
 	struct comm *comm;
 	struct device *dev;
-	void *buffer;
+	void *buffer, *own;
 	int r;
 
 	/* On one GPU: NCCL refuses two ranks of one machine there, and takes these for two machines. */
 	setenv("NCCL_HOSTID", rank ? "b" : "a", 1);
 	if ((r = device_create(&(struct device_options){.threads = 1}, &dev, &err)) >= 0 &&
-	    (r = device_alloc(dev, b->bytes, &buffer, &err)) >= 0)
+	    (r = device_alloc(dev, b->bytes, &buffer, &err)) >= 0 &&
+	    (r = device_alloc(dev, b->bytes / b->ranks + 64, &own, &err)) >= 0)
 		r = comm_create(dev, &options, &comm, &err);
 	if (r >= 0) {
 		snprintf(b->carrier, sizeof(b->carrier), "%s", comm_describe(comm));
 		for (int i = -b->rounds / 4; r >= 0 && i < b->rounds; i++) {
-			double start;
+			double begun;
 
 			r = comm_wait(comm, comm_barrier(comm), &err);
 			if (r >= 0)
 				r = comm_flush(comm, &err);
-			start = clock_monotonic();
+			begun = clock_monotonic();
 			if (r >= 0)
-				r = comm_wait(comm, comm_all_reduce(comm, buffer, count, b->type, COMM_SUM),
-				              &err);
+				r = comm_wait(comm, start(b, comm, buffer, own), &err);
 			if (r >= 0)
 				r = comm_flush(comm, &err);
 			if (i >= 0)
-				times[i] = clock_monotonic() - start;
+				times[i] = clock_monotonic() - begun;
 		}
 		comm_destroy(comm);
 		device_free(dev, buffer);
+		device_free(dev, own);
 		device_destroy(dev);
 	}
 	if (r < 0) {
@@ -82,11 +105,10 @@ static int run_rank(struct bench *b, int rank)
 
 int main(int argc, char **argv)
 {
-	static const struct option longs[] = {{"ranks", required_argument, NULL, 'r'},
-	                                      {"bytes", required_argument, NULL, 'b'},
-	                                      {"rounds", required_argument, NULL, 'n'},
-	                                      {"type", required_argument, NULL, 't'},
-	                                      {0}};
+	static const struct option longs[] = {
+	    {"collective", required_argument, NULL, 'c'}, {"ranks", required_argument, NULL, 'r'},
+	    {"bytes", required_argument, NULL, 'b'},      {"rounds", required_argument, NULL, 'n'},
+	    {"type", required_argument, NULL, 't'},       {0}};
 	struct bench *b = mmap(NULL, sizeof(*b), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	struct error err = ERROR_INIT;
 	double median = 0, best = 0;
@@ -101,6 +123,9 @@ int main(int argc, char **argv)
 			b->bytes = atoll(optarg);
 		else if (c == 'n')
 			b->rounds = atoi(optarg);
+		else if (c == 'c')
+			for (size_t i = 0; i < ARRAY_SIZE(names); i++)
+				b->what = strcmp(optarg, names[i]) ? b->what : (enum what)i;
 		else if (c == 't')
 			b->type = strcmp(optarg, "bf16") ? DTYPE_F32 : DTYPE_BF16;
 		else
@@ -124,8 +149,8 @@ int main(int argc, char **argv)
 		median = MAX(median, b->median[r]);
 		best = MAX(best, b->best[r]);
 	}
-	printf("%d ranks, %lld bytes, %s, %s: median %.1f us, %.2f GB/s; best %.1f us, %.2f GB/s\n", b->ranks,
-	       (long long)b->bytes, b->type == DTYPE_F32 ? "fp32" : "bf16", b->carrier, median * 1e6,
-	       b->bytes / median * 1e-9, best * 1e6, b->bytes / best * 1e-9);
+	printf("%s, %d ranks, %lld bytes, %s, %s: median %.1f us, %.2f GB/s; best %.1f us, %.2f GB/s\n",
+	       names[b->what], b->ranks, (long long)b->bytes, b->type == DTYPE_F32 ? "fp32" : "bf16",
+	       b->carrier, median * 1e6, b->bytes / median * 1e-9, best * 1e6, b->bytes / best * 1e-9);
 	return 0;
 }

@@ -74,6 +74,7 @@ static struct span span_of(const struct layout *l, int shard, int64_t chunk)
 struct ring {
 	struct comm *c;
 	struct layout layout;
+	const char *input; /* NULL, or this rank's shard of a gathering, which is not in the buffer yet */
 	int reduce_steps, steps;
 	int64_t blocks; /* chunks of the longest shard */
 };
@@ -148,12 +149,27 @@ static bool may_send(const struct ring *ring, const struct cursor *sent, const s
 	       (arrived->wave == sent->wave - 1 && arrived->step > sent->step - 1);
 }
 
-static int ring_run(struct comm *c, uint64_t ticket, const struct layout *layout, enum element type,
-                    enum comm_op op, bool reduce, bool gather)
+/* Copies the next chunk of what is gathered to its place; false: all of it is there. */
+static bool copy_input(const struct ring *ring, int64_t *copied)
+{
+	struct span to = span_of(&ring->layout, ring->c->rank, *copied);
+
+	if (!ring->input || *copied >= ring->blocks)
+		return false;
+	if (to.count > 0)
+		memcpy(to.data, ring->input + *copied * ring->layout.chunk * ring->layout.size,
+		       to.count * ring->layout.size);
+	++*copied;
+	return true;
+}
+
+static int ring_run(struct comm *c, uint64_t ticket, const struct layout *layout, const void *input,
+                    enum element type, enum comm_op op, bool reduce, bool gather)
 {
 	struct ring ring = {
 	    .c = c,
 	    .layout = *layout,
+	    .input = input,
 	    .reduce_steps = reduce ? c->size - 1 : 0,
 	    .steps = (reduce ? c->size - 1 : 0) + (gather ? c->size - 1 : 0),
 	};
@@ -162,7 +178,7 @@ static int ring_run(struct comm *c, uint64_t ticket, const struct layout *layout
 	size_t slot_bytes = MIN(CHUNK_BYTES, SCRATCH_BYTES / window / 64 * 64);
 	struct transfer *in = c->transfers, *out = c->transfers + WINDOW_MAX;
 	struct cursor posted = {0}, arrived = {0}, sent = {0};
-	int64_t sends_done = 0;
+	int64_t sends_done = 0, copied = 0;
 
 	ring.layout.chunk = slot_bytes / layout->size;
 	ring.blocks = (layout->shard + ring.layout.chunk - 1) / ring.layout.chunk;
@@ -187,6 +203,8 @@ static int ring_run(struct comm *c, uint64_t ticket, const struct layout *layout
 		       may_send(&ring, &sent, &arrived)) {
 			struct span from = span_at(&ring, &sent, shard_sent);
 
+			if (ring.input && !sent.step)
+				from.data = (char *)ring.input + sent.wave * ring.layout.chunk * layout->size;
 			transport_send(c, next,
 			               make_tag(ticket, c->rank,
 			                        sent.step < ring.reduce_steps ? PHASE_REDUCE : PHASE_GATHER),
@@ -205,6 +223,9 @@ static int ring_run(struct comm *c, uint64_t ticket, const struct layout *layout
 			cursor_advance(&ring, &arrived, shard_received);
 			moved = true;
 		}
+		/* While messages travel. */
+		if (!moved)
+			copy_input(&ring, &copied);
 		if (!moved || c->ucx_error) {
 			int r = comm_step(c);
 
@@ -212,7 +233,17 @@ static int ring_run(struct comm *c, uint64_t ticket, const struct layout *layout
 				return r;
 		}
 	}
+	while (copy_input(&ring, &copied))
+		;
 	return 0;
+}
+
+static bool all_done(const struct transfer *t, int count)
+{
+	for (int i = 0; i < count; i++)
+		if (!t[i].done)
+			return false;
+	return true;
 }
 
 /* Every rank sends to each other rank its part of the receiver's shard, and adds up its own shard in rank
@@ -222,34 +253,58 @@ static int exchange_reduce(struct comm *c, uint64_t ticket, const struct layout 
                            enum element type, enum comm_op op)
 {
 	struct layout layout = *whole;
-	struct transfer *t = c->transfers;
-	size_t slot_bytes = SCRATCH_BYTES / (c->size - 1) / 64 * 64;
-	void **parts = c->parts;
+	int others = c->size - 1, window = MIN(EXCHANGE_WINDOW, MAX(2, WINDOW_MAX / others));
+	size_t slot_bytes = MIN(CHUNK_BYTES, SCRATCH_BYTES / (window * others) / 64 * 64);
+	struct transfer *in = c->transfers, *out = c->transfers + window * others;
+	int64_t own_chunks, chunks, posted = 0, arrived = 0, sent = 0, sends_done = 0;
 
 	layout.chunk = slot_bytes / layout.size;
-	for (int64_t chunk = 0; chunk * layout.chunk < layout.shard; chunk++) {
-		struct span own = span_of(&layout, c->rank, chunk);
-		int used = 0, r;
+	own_chunks = (shard_count(&layout, c->rank) + layout.chunk - 1) / layout.chunk;
+	chunks = (layout.shard + layout.chunk - 1) / layout.chunk;
+	while (arrived < own_chunks || sends_done < chunks) {
+		bool moved = false;
 
-		for (int i = 1; i < c->size; i++) {
-			int to = modulo(c->rank + i, c->size), from = modulo(c->rank - i, c->size);
-			struct span theirs = span_of(&layout, to, chunk);
+		for (; posted < own_chunks && posted - arrived < window; posted++)
+			for (int i = 0; i < others; i++) {
+				int from = modulo(c->rank - i - 1, c->size),
+				    slot = posted % window * others + i;
 
-			parts[from] = c->scratch + (i - 1) * slot_bytes;
-			if (own.count > 0)
-				transport_receive(c, from, make_tag(ticket, from, PHASE_REDUCE), parts[from],
-				                  own.count * layout.size, &t[used++]);
-			if (theirs.count > 0)
-				transport_send(c, to, make_tag(ticket, c->rank, PHASE_REDUCE), theirs.data,
-				               theirs.count * layout.size, &t[used++]);
+				transport_receive(c, from, make_tag(ticket, from, PHASE_REDUCE),
+				                  c->scratch + slot * slot_bytes,
+				                  span_of(&layout, c->rank, posted).count * layout.size,
+				                  &in[slot]);
+			}
+		for (; sent < chunks && sent - sends_done < window; sent++, moved = true)
+			for (int i = 0; i < others; i++) {
+				int to = modulo(c->rank + i + 1, c->size);
+				struct transfer *t = &out[sent % window * others + i];
+				struct span theirs = span_of(&layout, to, sent);
+
+				t->done = true;
+				if (theirs.count > 0)
+					transport_send(c, to, make_tag(ticket, c->rank, PHASE_REDUCE),
+					               theirs.data, theirs.count * layout.size, t);
+			}
+		for (; sends_done < sent && all_done(out + sends_done % window * others, others);
+		     moved = true)
+			sends_done++;
+		if (arrived < posted && all_done(in + arrived % window * others, others) && !c->ucx_error) {
+			struct span own = span_of(&layout, c->rank, arrived);
+
+			for (int i = 0; i < others; i++)
+				c->parts[modulo(c->rank - i - 1, c->size)] =
+				    c->scratch + (arrived % window * others + i) * slot_bytes;
+			c->parts[c->rank] = own.data;
+			reduce_many(result + arrived * layout.chunk * layout.size, c->parts, c->size,
+			            own.count, type, op);
+			arrived++;
+			moved = true;
 		}
-		r = finish(c, t, used);
-		if (r < 0)
-			return r;
-		if (own.count > 0) {
-			parts[c->rank] = own.data;
-			reduce_many(result + chunk * layout.chunk * layout.size, parts, c->size, own.count,
-			            type, op);
+		if (!moved || c->ucx_error) {
+			int r = comm_step(c);
+
+			if (r < 0)
+				return r;
 		}
 	}
 	return 0;
@@ -291,10 +346,10 @@ static int all_reduce(struct comm *c, uint64_t ticket, const struct operation *o
 		return r;
 	}
 	if (o->type != ELEMENT_BF16 || c->size == 2)
-		return ring_run(c, ticket, &layout, o->type, o->op, true, true);
+		return ring_run(c, ticket, &layout, NULL, o->type, o->op, true, true);
 	r = exchange_reduce(c, ticket, &layout, layout.buffer + c->rank * layout.shard * size, o->type,
 	                    o->op);
-	return r < 0 ? r : ring_run(c, ticket, &layout, o->type, o->op, false, true);
+	return r < 0 ? r : ring_run(c, ticket, &layout, NULL, o->type, o->op, false, true);
 }
 
 static int reduce_scatter(struct comm *c, uint64_t ticket, const struct operation *o)
@@ -306,7 +361,7 @@ static int reduce_scatter(struct comm *c, uint64_t ticket, const struct operatio
 
 	if (o->input || o->type == ELEMENT_BF16 || o->count * size <= FLAT_BYTES)
 		return exchange_reduce(c, ticket, &layout, result, o->type, o->op);
-	return ring_run(c, ticket, &layout, o->type, o->op, true, false);
+	return ring_run(c, ticket, &layout, NULL, o->type, o->op, true, false);
 }
 
 static int all_gather(struct comm *c, uint64_t ticket, const struct operation *o)
@@ -315,11 +370,13 @@ static int all_gather(struct comm *c, uint64_t ticket, const struct operation *o
 	struct layout layout = {o->buffer, size, o->count * c->size, o->count, 0};
 	char *base = o->buffer;
 
-	if (o->input && o->input != base + c->rank * bytes)
+	bool apart = o->input && o->input != base + c->rank * bytes;
+
+	if (apart && bytes <= FLAT_BYTES)
 		memcpy(base + c->rank * bytes, o->input, bytes);
 	if (bytes <= FLAT_BYTES)
 		return exchange_all(c, ticket, base + c->rank * bytes, bytes, base, bytes);
-	return ring_run(c, ticket, &layout, o->type, COMM_SUM, false, true);
+	return ring_run(c, ticket, &layout, apart ? o->input : NULL, o->type, COMM_SUM, false, true);
 }
 
 /* For small buffers: a binomial tree. Distances are counted from the root. */

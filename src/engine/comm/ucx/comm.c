@@ -67,7 +67,7 @@ static int open_ucx(struct comm *c, const struct comm_options *options, struct e
 	int r;
 
 	c->peers = calloc(c->size, sizeof(*c->peers));
-	c->transfers = calloc(2 * MAX(WINDOW_MAX, c->size), sizeof(*c->transfers));
+	c->transfers = calloc(transfers_max(c->size), sizeof(*c->transfers));
 	c->scratch = aligned_alloc(HUGE_PAGE, SCRATCH_BYTES);
 	c->parts = calloc(c->size, sizeof(*c->parts));
 	if (!c->peers || !c->transfers || !c->scratch || !c->parts)

@@ -11,6 +11,7 @@
 #include <stdatomic.h>
 #include <ucp/api/ucp.h>
 
+#include "base/cleanup.h"
 #include "engine/comm/comm.h"
 #include "engine/comm/ucx/lifeline.h"
 #include "engine/comm/ucx/reduce.h"
@@ -64,6 +65,7 @@ enum {
 	CHUNK_BYTES = 512 * 1024, /* the largest chunk that a ring sends */
 	WINDOW_MAX = 32,          /* the most chunks of a ring under way at a time */
 	SCRATCH_BYTES = 4 << 20,  /* the memory for the chunks that a ring receives */
+	EXCHANGE_WINDOW = 6,      /* chunks from every other rank */
 	CHAIN_WINDOW = 4,         /* chunks of a broadcast under way at a time */
 	HUGE_PAGE = 2 << 20,
 	FLAT_BYTES = 16 * 1024, /* up to here all send all to all: one latency instead of 2 (n - 1) */
@@ -80,6 +82,12 @@ struct family {
 	int size;             /* of the first communicator */
 	char (*hosts)[65];    /* by its ranks */
 };
+
+/* Transfers under way at once; see exchange_reduce for the second. */
+static inline int transfers_max(int size)
+{
+	return 2 * MAX(WINDOW_MAX, 2 * size);
+}
 
 struct comm {
 	struct device *dev;
@@ -131,7 +139,7 @@ struct comm {
 	int ucx_error;       /* a ucs_status_t that a message ended with, and whose */
 	int ucx_error_peer;
 
-	struct transfer *transfers; /* [2 · max(WINDOW_MAX, size)] */
+	struct transfer *transfers; /* [transfers_max] */
 	char *scratch;              /* [SCRATCH_BYTES], 64-byte aligned */
 	void **parts;               /* [size]: what a reduction adds up */
 

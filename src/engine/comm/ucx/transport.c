@@ -140,7 +140,7 @@ void transport_describe(struct comm *c)
 
 static bool has_messages(const struct comm *c)
 {
-	for (int i = 0; c->transfers && i < 2 * MAX(WINDOW_MAX, c->size); i++)
+	for (int i = 0; c->transfers && i < transfers_max(c->size); i++)
 		if (c->transfers[i].comm && !c->transfers[i].done)
 			return true;
 	return false;
