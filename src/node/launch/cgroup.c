@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Control groups of attempts: made, entered, emptied by SIGKILL, and removed. */
+/* Control groups of attempts: made, entered by a fork, emptied by SIGKILL, and removed. */
 #include "node/launch/cgroup.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
+#include <linux/sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/cleanup.h"
@@ -97,9 +99,27 @@ static int write_file(const char *path, const char *name, const char *text)
 	return fd < 0 || write(fd, text, strlen(text)) < 0 ? -errno : 0;
 }
 
-int cgroup_enter(const char *path)
+/* A process that moves into a group waits until all processors have passed a quiescent state, some 10 ms, and
+ * no process of the machine can fork meanwhile. One that is born in it does not. */
+static pid_t fork_into(const char *path)
 {
-	return write_file(path, "cgroup.procs", "0");
+	_cleanup_close_ int fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	struct clone_args args = {.flags = CLONE_INTO_CGROUP, .exit_signal = SIGCHLD, .cgroup = (uint64_t)fd};
+
+	return fd < 0 ? -1 : (pid_t)syscall(SYS_clone3, &args, sizeof(args));
+}
+
+pid_t cgroup_fork(const char *path)
+{
+	pid_t pid = path ? fork_into(path) : -1;
+
+	if (pid >= 0)
+		return pid;
+	/* Linux before 5.7 has no such call, and some containers do not permit it. */
+	pid = fork();
+	if (pid == 0 && path)
+		write_file(path, "cgroup.procs", "0");
+	return pid;
 }
 
 static bool is_populated(const char *path)

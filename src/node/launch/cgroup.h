@@ -6,13 +6,16 @@
  */
 #pragma once
 
+#include <sys/types.h>
+
 /* The directory in which this process may make groups for the attempts of runtime_dir, owned by the caller;
  * NULL: nowhere. It is made with the first group. */
 char *cgroup_find_base(const char *runtime_dir);
 /* Makes the group and its parent. A negative errno: there is none. */
 int cgroup_create(const char *path);
-/* Moves the calling process into it. */
-int cgroup_enter(const char *path);
+/* fork() whose child is in the group from its first instruction; NULL, or where it cannot be so: outside of
+ * it. For a process of one thread. */
+pid_t cgroup_fork(const char *path);
 /* KILL to all processes in it and in the groups below it; returns whether there are any, zombies not counted.
  */
 int cgroup_kill(const char *path);

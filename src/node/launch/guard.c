@@ -48,11 +48,12 @@ static void __attribute__((noreturn)) guard(pid_t launcher, const char *cgroup, 
 		if (sigwaitinfo(signals, &info) > 0 && info.si_signo != SIGCHLD)
 			kill(launcher, info.si_signo);
 	for (;;) {
-		processes_signal_descendants(getpid(), SIGKILL, NULL);
 		while ((pid = waitpid(-1, &other, WNOHANG)) > 0)
 			;
+		/* A subreaper without children has no descendants. */
 		if (pid < 0 && (!cgroup || !cgroup_kill(cgroup)))
 			break;
+		processes_signal_descendants(getpid(), SIGKILL, NULL);
 		nanosleep(&pause, NULL);
 	}
 	if (cgroup)
@@ -73,7 +74,7 @@ int launch_guard(const char *cgroup, struct error *err)
 	sigaddset(&signals, SIGINT);
 	sigaddset(&signals, SIGHUP);
 	sigprocmask(SIG_BLOCK, &signals, NULL);
-	pid = fork();
+	pid = cgroup_fork(cgroup);
 	if (pid < 0)
 		return error_errno(err, -errno, "fork");
 	if (pid > 0)

@@ -24,7 +24,6 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/str.h"
-#include "node/launch/cgroup.h"
 #include "node/launch/launch.h"
 #include "node/launch/processes.h"
 
@@ -503,7 +502,6 @@ int main(int argc, char **argv)
 	struct launch l = {
 	    .epoll_fd = -1, .signal_fd = -1, .timer_fd = -1, .listen_fd = LAUNCH_SOCKET_FD, .client_fd = -1};
 	struct error err = ERROR_INIT;
-	const char *group = NULL;
 	int r;
 
 	if (argc == 2 && str_eq(argv[1], "--version")) {
@@ -518,18 +516,13 @@ int main(int argc, char **argv)
 	}
 	prctl(PR_SET_NAME, "dtrain-launch");
 	r = read_description(&l, argv[1], &err);
-	if (r == 0) {
-		group = l.description.cgroup;
-		r = launch_guard(group, &err);
-	}
+	if (r == 0)
+		r = launch_guard(l.description.cgroup, &err);
 	if (r == 0)
 		r = prepare(&l, &err);
-	if (r == 0) {
-		/* Without it the subreapers remain: no reason not to run. */
-		if (group)
-			cgroup_enter(group);
+	if (r == 0)
 		run(&l);
-	} else
+	else
 		fprintf(stderr, "dtrain-launch: %s\n", err.message);
 	release(&l);
 	return r < 0 ? 1 : 0;

@@ -59,8 +59,9 @@ struct launch_user {
 	char **argv;
 };
 
-/* Forks. Returns in the child, which goes on as the launcher, with the signals that it handles blocked; the
- * parent guards it and never returns. */
+/* Forks. Returns in the child, which goes on as the launcher, in the control group (NULL: none; without it
+ * the subreapers remain) and with the signals that it handles blocked; the parent guards it and never
+ * returns. */
 int launch_guard(const char *cgroup, struct error *err);
 /* Forks and executes. Failures of the exec itself come through exec_fd. */
 int launch_rank_start(struct launch_rank *rank, const struct launch_user *user, struct error *err);
