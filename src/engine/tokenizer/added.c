@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Added tokens: found in the text before the model sees it, leftmost first and then longest. */
+/* Finds added tokens in a text before the model encodes it: the leftmost first, and of
+ * several the longest. */
 #include <errno.h>
 #include <string.h>
 
@@ -47,7 +48,7 @@ static int trie_put(struct trie *t, const char *s, size_t len, int32_t token)
 	return 0;
 }
 
-/* The longest pattern at text: its token, or -1. */
+/* Returns the token of the longest pattern with which the text begins, or -1. */
 static int32_t trie_longest(const struct trie *t, const char *text, size_t len, size_t *length)
 {
 	uint32_t at = t->first[(uint8_t)text[0]];
@@ -95,7 +96,7 @@ int added_next(const struct added *a, const struct trie *t, const struct unicode
 					break;
 				*start -= back;
 			}
-			/* What an earlier token took on its right is not taken twice. */
+			/* White space that an earlier token has taken on its right is not taken again. */
 			*start = MAX(*start, taken);
 		}
 		if (tok->rstrip)
@@ -154,8 +155,8 @@ static int normal_form(struct added_token *t, const struct step_list *normalizer
 }
 
 /*
- * Hugging Face numbers added tokens itself, whatever ids the file has: one that is in the vocabulary has its
- * id there, the others follow the vocabulary in order. A file that says otherwise contradicts itself.
+ * Hugging Face gives added tokens their ids itself and ignores those of the file: a token that is in the
+ * vocabulary keeps its id, the others follow the vocabulary in order. A file with other ids is refused.
  */
 static int check_id(const struct added *a, const struct vocab *v, const struct added_token *t, int32_t next,
                     const char *where, struct error *err)
@@ -187,7 +188,7 @@ static int parse_one(struct added *a, const json_t *json, const struct vocab *v,
 		    where, a->n);
 	if (!json_string_length(content) ||
 	    added_find(a, json_string_value(content), json_string_length(content)) >= 0)
-		return 0; /* empty ones and repetitions say nothing */
+		return 0; /* empty and repeated tokens are ignored */
 	*t = (struct added_token){
 	    .id = (int32_t)json_integer_value(id),
 	    .len = json_string_length(content),
@@ -228,7 +229,7 @@ int added_parse(struct added *a, const json_t *array, const struct vocab *v,
 	a->v = calloc(json_array_size(array) + 1, sizeof(*a->v));
 	if (!a->v || strmap_init(&a->by_content, json_array_size(array)) < 0)
 		return error_oom(err);
-	/* The next id is the number of tokens, which is what Hugging Face counts from. */
+	/* The next id is the number of tokens, as in Hugging Face. */
 	for (int32_t i = 0; i < v->size; i++)
 		next += v->token[i].len != UINT32_MAX;
 	for (size_t i = 0; i < json_array_size(array); i++) {

@@ -13,12 +13,12 @@ struct added_token {
 	int32_t id;
 	char *content; /* as written */
 	size_t len;
-	char *normal; /* what is looked for: normalized where `normalized` says so */
+	char *normal; /* the text that is searched for: normalized if `normalized` is set */
 	size_t normal_len;
 	bool single_word, lstrip, rstrip, normalized, special;
 };
 
-/* Patterns by bytes: children of a node as a list of siblings. */
+/* A trie of patterns over bytes; the children of a node are a list of siblings. */
 struct trie {
 	struct trie_node {
 		uint32_t child, sibling; /* 0: none */
@@ -32,7 +32,7 @@ struct trie {
 struct added {
 	struct added_token *v;
 	size_t n;
-	struct trie plain, normal; /* looked for in the text as given, and as normalized */
+	struct trie plain, normal; /* searched for in the text as it is, and in the normalized text */
 	struct strmap by_content;
 };
 
@@ -41,7 +41,7 @@ int added_parse(struct added *a, const json_t *array, const struct vocab *v,
                 struct error *err);
 void added_release(struct added *a);
 int32_t added_find(const struct added *a, const char *s, size_t len); /* index or -1 */
-/* The next token at or after *pos: its index, with the span it takes; -1: none. *pos moves on; `taken` is the
- * end of what earlier matches took. */
+/* Finds the next token at or after *pos, and returns its index and the span that it takes, or -1. *pos moves
+ * past it; `taken` is the end of what earlier matches took. */
 int added_next(const struct added *a, const struct trie *t, const struct unicode *u, const char *text,
                size_t len, size_t *pos, size_t taken, size_t *start, size_t *end);

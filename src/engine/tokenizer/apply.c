@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Carries out the steps of normalizers and pre-tokenizers. */
+/* Runs the steps of normalizers and pre-tokenizers. */
 #include <errno.h>
 #include <string.h>
 #include <utf8proc.h>
@@ -66,7 +66,7 @@ static void nmt(struct strbuf *out, uint32_t cp, const char *p, unsigned n)
 		strbuf_add(out, p, n);
 }
 
-/* The steps that look at one character after the other. */
+/* Runs the steps that treat each character by itself. */
 static void by_character(enum step_kind kind, const struct unicode *u, const struct strbuf *text,
                          struct strbuf *out)
 {
@@ -180,8 +180,8 @@ void pieces_release(struct pieces *p)
 	*p = (struct pieces){0};
 }
 
-/* Neighbouring spans become one where the behaviour says so; what is to go is marked with an empty span. As
- * Hugging Face does it: a match joins the piece before (or behind) it unless that is itself a match. */
+/* Joins neighbouring spans as the behaviour says, and empties spans that are to be removed. As in Hugging
+ * Face, a match joins the piece before (or after) it, unless that is a match, too. */
 static size_t join_spans(struct match_span *v, size_t n, enum split_behaviour behaviour)
 {
 	size_t out = 0;
@@ -244,7 +244,7 @@ static int split_piece(const struct step *s, const struct piece *p, struct match
 	return 0;
 }
 
-/* Writes one piece anew, as a step that changes text does. */
+/* Writes one piece as a step changes it. */
 static void rewrite(const struct step *s, const char *text, const struct piece *p, struct strbuf *out)
 {
 	const char *t = text + p->off;
@@ -311,7 +311,7 @@ int pretokenizer_apply(const struct step_list *list, bool raw, const struct unic
 			    other->text.failed)
 				return error_oom(err);
 		}
-		/* A split leaves the text where it is. */
+		/* A split does not change the text. */
 		if (s->kind == STEP_SPLIT)
 			replace_content(&other->text, &now->text);
 		*result = other;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Byte pair encoding: the pair of lowest rank, leftmost first, is merged until none is left. Short pieces
- * keep the rank of each neighbouring pair in an array and scan it; long ones use a heap over a linked list.
+ * Byte pair encoding: merges the pair of lowest rank, the leftmost first, until no pair is left. A short
+ * piece has the ranks of its neighbouring pairs in an array, which is scanned; a long piece uses a heap over
+ * a linked list.
  */
 #include <errno.h>
 #include <string.h>
@@ -38,7 +39,7 @@ static void pair_put(struct bpe *b, int32_t left, int32_t right, uint32_t rank, 
 {
 	uint32_t i = pair_hash(left, right) & b->mask;
 
-	/* A pair that is there twice keeps its last rank, as in Hugging Face's map. */
+	/* A pair that occurs twice has its last rank, as in Hugging Face. */
 	while (b->pairs[i].left != TOKEN_NONE && (b->pairs[i].left != left || b->pairs[i].right != right))
 		i = (i + 1) & b->mask;
 	b->pairs[i] = (struct bpe_pair){left, right, rank, id};
@@ -69,7 +70,8 @@ static int merge_sides(const json_t *merge, const char **left, size_t *left_len,
 	return -EINVAL;
 }
 
-/* A mark after something that is no mark: what a word boundary would look like inside a token. */
+/* Whether a token contains U+2581 after another character, which would be a word boundary
+ * inside the token. */
 static bool has_inner_mark(const char *s, size_t len)
 {
 	bool other = false;
@@ -160,7 +162,8 @@ static int copy_affix(const json_t *model, const char *key, char **out, size_t *
 	return *out ? 0 : -ENOMEM;
 }
 
-/* Which tokens come out whole from their own text: most words of a real text then need no merging at all. */
+/* Finds the tokens whose text is encoded as that token alone. Most words of real texts are such tokens, and
+ * then need no merging. */
 static int find_whole(struct bpe *b, struct error *err)
 {
 	const struct vocab *v = b->vocab;
@@ -172,7 +175,7 @@ static int find_whole(struct bpe *b, struct error *err)
 	if (!b->whole)
 		return error_oom(err);
 	if (b->ignore_merges)
-		return 0; /* they do by decree */
+		return 0; /* with ignore_merges a token's text is that token without a look at this table */
 	for (int32_t i = 0; i < v->size && r == 0; i++) {
 		const struct token_span *t = b->raw ? &v->raw[i] : &v->token[i];
 
@@ -181,7 +184,7 @@ static int find_whole(struct bpe *b, struct error *err)
 		ids.len = 0;
 		r = bpe_encode(b, &scratch, (b->raw ? v->raw_pool.data : v->pool.data) + t->off, t->len,
 		               b->raw, &ids);
-		/* Written after the encoding above, which must not yet believe it. */
+		/* This is set after the encoding above, which must not use it. */
 		b->whole[i] = r == 0 && ids.len == 1 && ids.ids[0] == i;
 	}
 	token_list_free(&ids);
@@ -265,7 +268,7 @@ void bpe_scratch_release(struct bpe_scratch *s)
 	*s = (struct bpe_scratch){0};
 }
 
-/* The rank of the pair (i, right), and what it makes. */
+/* Looks up the rank of the pair (i, right), and the token that it becomes. */
 static void rate(const struct bpe *b, struct bpe_scratch *s, size_t i, int32_t right)
 {
 	const struct bpe_pair *p = pair_find(b, s->id[i], right);
@@ -344,7 +347,7 @@ static int rate_push(const struct bpe *b, struct bpe_scratch *s, size_t i, size_
 	return s->rank[i] == RANK_NONE ? 0 : heap_push(s, heap, (uint64_t)s->rank[i] << 32 | i);
 }
 
-/* Entries of the heap are (rank, place); one whose place has another rank by now is stale. */
+/* An entry of the heap is (rank, place). It is ignored if the place has another rank by now. */
 static int merge_heap(const struct bpe *b, struct bpe_scratch *s, size_t *n)
 {
 	size_t heap = 0, out = 0;
@@ -380,7 +383,7 @@ static int merge_heap(const struct bpe *b, struct bpe_scratch *s, size_t *n)
 	return 0;
 }
 
-/* The first symbols of bytes: a byte that has no token is the unknown one, or nothing. */
+/* Starts with a symbol for each byte. A byte without a token becomes the unknown token, or is left out. */
 static size_t start_raw(const struct bpe *b, struct bpe_scratch *s, const char *text, size_t len)
 {
 	bool pending = false;
@@ -431,8 +434,8 @@ static bool all_fall_back(const struct bpe *b, const char *text, size_t len)
 	return b->byte_fallback;
 }
 
-/* The same for characters, with byte fallback. An unknown one is held back until a known one comes, and so
- * may come after bytes that fell back: Hugging Face does that too. */
+/* Starts with a symbol for each character, with byte fallback. The unknown token is written only before the
+ * next known character, and so may follow bytes that fell back, as in Hugging Face. */
 static size_t start_chars(const struct bpe *b, struct bpe_scratch *s, const char *text, size_t len)
 {
 	bool pending = false;
@@ -473,7 +476,7 @@ static int encode_word(const struct bpe *b, struct bpe_scratch *s, const char *t
 
 	if (id >= 0 && (b->ignore_merges || (b->whole[id] && raw == b->raw)))
 		return token_list_add(out, &id, 1);
-	/* Every byte may fall back; the affixes come on top. */
+	/* In the worst case every byte falls back; prefixes and suffix need room in addition. */
 	if (scratch_reserve(s, len * (1 + b->prefix_len) + b->suffix_len + 2) < 0)
 		return -ENOMEM;
 	n = raw ? start_raw(b, s, text, len) : start_chars(b, s, text, len);

@@ -23,12 +23,12 @@ struct bpe {
 	bool has_unk, fuse_unk, byte_fallback, ignore_merges;
 	char *prefix, *suffix; /* continuing_subword_prefix, end_of_word_suffix; NULL: none */
 	size_t prefix_len, suffix_len;
-	bool raw;         /* pieces of bytes may be looked up as they are, unmapped */
-	bool cut_at_mark; /* no merge crosses from something into U+2581: words can be merged apart */
-	uint8_t *whole;   /* [vocab.size] the text of this token encodes to just this token */
+	bool raw;         /* the vocabulary is known by bytes, too, so that pieces need not be mapped */
+	bool cut_at_mark; /* no merge joins another character and U+2581: each word can be merged by itself */
+	uint8_t *whole;   /* [vocab.size] whether the text of a token is encoded as that token alone */
 };
 
-/* Scratch of one call. */
+/* The working memory of one call. */
 struct bpe_scratch {
 	int32_t *id, *next, *prev;
 	uint32_t *rank;
@@ -43,6 +43,7 @@ int bpe_parse(struct bpe *b, const struct vocab *v, const json_t *model, bool ra
               struct error *err);
 void bpe_release(struct bpe *b);
 void bpe_scratch_release(struct bpe_scratch *s);
-/* Appends the ids of one piece; raw: it is bytes that the byte-level alphabet would stand for. */
+/* Appends the ids of one piece. raw: the piece consists of bytes that were not mapped to the byte-level
+ * alphabet. */
 int bpe_encode(const struct bpe *b, struct bpe_scratch *s, const char *text, size_t len, bool raw,
                struct token_list *out);

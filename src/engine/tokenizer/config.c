@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What surrounds the model: the post-processor, and the files beside tokenizer.json that name the special
- * tokens and the chat template. */
+/* Reads the post-processor, and the files next to tokenizer.json that name the special tokens and the chat
+ * template. */
 #include <errno.h>
 #include <string.h>
 
@@ -22,7 +22,7 @@ static int add_id(struct tokenizer *t, struct token_list *list, const json_t *id
 	return token_list_add(list, &v, 1) < 0 ? error_oom(err) : 0;
 }
 
-/* A piece of a template: {"SpecialToken": {"id": …}} or {"Sequence": …}. */
+/* Reads one piece of a template: {"SpecialToken": {"id": …}} or {"Sequence": …}. */
 static int template_token(struct tokenizer *t, const json_t *piece, const json_t *known,
                           struct token_list *list, const char *where, struct error *err)
 {
@@ -64,7 +64,7 @@ static int parse_template(struct tokenizer *t, const json_t *json, const char *w
 	return r;
 }
 
-/* RobertaProcessing and BertProcessing: "cls": [token, id] before, "sep" behind. */
+/* Reads RobertaProcessing and BertProcessing: "cls": [token, id] comes before the text, "sep" after it. */
 static int parse_pair_tokens(struct tokenizer *t, const json_t *json, const char *where, struct error *err)
 {
 	int r = add_id(t, &t->before, json_array_get(json_object_get(json, "cls"), 1), where, err);
@@ -93,7 +93,7 @@ static int parse_processor(struct tokenizer *t, const json_t *json, const char *
 			r = parse_processor(t, json_array_get(array, i), where, depth + 1, err);
 		return r;
 	}
-	/* What a later processor adds goes around what an earlier one added. */
+	/* A later processor puts its tokens around those of the earlier ones. */
 	t->before = t->after = (struct token_list){0};
 	if (str_eq(type, "TemplateProcessing"))
 		r = parse_template(t, json, where, err);
@@ -160,8 +160,8 @@ void tokenizer_guess_specials(struct tokenizer *t)
 		guess(t, i);
 }
 
-/* A file that may be absent; *out is then NULL. Numbers such as 1e30 as an integer (model_max_length) are
- * beyond what json_parse takes, so that they are read as reals. */
+/* Reads a file that may be absent; then *out is NULL. Integers are read as reals, since some, such as 1e30 as
+ * model_max_length, are larger than json_parse accepts. */
 static int read_optional(const char *directory, const char *name, json_t **out, struct error *err)
 {
 	_cleanup_free_ char *path = str_path_join(directory, name), *text = NULL;
@@ -184,7 +184,7 @@ static int read_optional(const char *directory, const char *name, json_t **out, 
 	return 0;
 }
 
-/* "bos_token": "<s>" or {"content": "<s>"}. True where the key is there, if only as null. */
+/* Reads "bos_token": "<s>" or {"content": "<s>"}. Returns true where the key exists, even if it is null. */
 static bool read_role(struct tokenizer *t, const json_t *config, int which)
 {
 	const json_t *v = json_object_get(config, role_keys[which]);
@@ -195,7 +195,7 @@ static bool read_role(struct tokenizer *t, const json_t *config, int which)
 	return v != NULL;
 }
 
-/* A string, or a list of {"name", "template"} whose "default" counts. */
+/* The template is a string, or the one named "default" in a list of {"name", "template"}. */
 static const char *find_template(const json_t *config)
 {
 	const json_t *v = json_object_get(config, "chat_template"), *item;
@@ -223,7 +223,7 @@ static int read_template(struct tokenizer *t, const json_t *config, const char *
 
 	if (!path)
 		return error_oom(err);
-	/* The file of its own is the newer form, and wins. */
+	/* chat_template.jinja is the newer form, and takes precedence. */
 	if (file_exists(path))
 		return file_read(path, 16 << 20, &t->chat_template, &len, err);
 	text = find_template(config);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From ids to text: a list of token strings goes through the decoder's steps, then is joined. */
+/* Turns ids into text: the steps of the decoder change a list of token strings, which is then joined. */
 #include <errno.h>
 #include <string.h>
 
@@ -8,7 +8,7 @@
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/parts.h"
 
-/* Strings end to end in one buffer; ends[i] is where the i-th ends. */
+/* Strings one after another in one buffer; ends[i] is the end of the i-th. */
 struct token_texts {
 	struct strbuf text;
 	size_t *ends;
@@ -99,7 +99,7 @@ static int hex_digit(char c)
 	                              : -1;
 }
 
-/* The byte of "<0xNN>", or -1. Rust's parser also takes a sign before a single digit. */
+/* The byte of "<0xNN>", or -1. A sign before a single digit is accepted, as Rust's parser does. */
 static int fallback_byte(const char *t, size_t len)
 {
 	int high, low;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From text to ids: added tokens are cut out, the rest is normalized, split and merged. */
+/* Turns text into ids: cuts out added tokens, and normalizes, splits and merges the rest. */
 #include <errno.h>
 #include <string.h>
 
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/parts.h"
 
-/* Everything that one call needs beside the tokenizer. */
+/* What one call needs in addition to the tokenizer. */
 struct encoding {
 	const struct tokenizer *tok;
 	struct match_scratch match;
@@ -28,7 +28,7 @@ static void encoding_release(struct encoding *e)
 	strbuf_free(&e->normal);
 }
 
-/* Text without added tokens. */
+/* Encodes text that has no added tokens. */
 static int encode_plain(struct encoding *e, const char *text, size_t len, bool first)
 {
 	const struct tokenizer *tok = e->tok;
@@ -57,7 +57,7 @@ static int encode_plain(struct encoding *e, const char *text, size_t len, bool f
 
 typedef int (*part_fn)(struct encoding *e, const char *text, size_t len, bool first);
 
-/* Cuts text at the tokens of a trie; what lies between goes to `part`. */
+/* Cuts the text at the tokens of a trie; the text between them is passed to `part`. */
 static int cut_added(struct encoding *e, const struct trie *trie, const char *text, size_t len, bool first,
                      part_fn part)
 {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What all parts of the tokenizer share; nobody else includes this. */
+/* Definitions that all files of the tokenizer share. Files of other rooms do not include this header. */
 #pragma once
 
 #include <stddef.h>
 
-/* The id of no token. */
+/* The id where there is no token. */
 #define TOKEN_NONE (-1)
 /* Texts are addressed with 32 bits; a longer one is refused. */
 #define TOKENIZER_TEXT_MAX (1u << 30)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a loaded tokenizer says of itself: ids of tokens and the reverse, its special tokens. */
+/* The getters of a loaded tokenizer: ids of tokens, tokens of ids, and special tokens. */
 #include <string.h>
 
 #include "engine/tokenizer/parts.h"

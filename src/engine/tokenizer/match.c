@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What splits and replaces: literals, classes of characters, and regexes as Oniguruma reads them, by PCRE2.
- */
+/* Matches the patterns that split and replace text: literals, classes of characters, and regular expressions
+ * in Oniguruma's syntax, which are translated for PCRE2. */
 #include <errno.h>
 #include <string.h>
 
@@ -19,7 +19,8 @@
 #define WORDS "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}"
 #define HEX   "0-9a-fA-F"
 
-/* The escapes that mean something else to Oniguruma than to PCRE2; inside: within brackets. */
+/* The escapes that have another meaning in Oniguruma than in PCRE2; `inside` is their translation in
+ * brackets. */
 static const struct {
 	char escape;
 	const char *outside, *inside;
@@ -45,7 +46,8 @@ static bool translate_escape(struct strbuf *out, char c, bool inside)
 	return true;
 }
 
-/* (?flags…: Ruby's m lets the dot match a newline, which PCRE2 calls s. Returns what it read. */
+/* Translates "(?flags…": with Ruby's m the dot matches a newline, which is s in PCRE2. Returns the number of
+ * bytes read. */
 static size_t translate_flags(struct strbuf *out, const char *p, size_t len)
 {
 	size_t i = 2;
@@ -61,8 +63,8 @@ static size_t translate_flags(struct strbuf *out, const char *p, size_t len)
 	return i + 1;
 }
 
-/* Ruby's dialect, which Hugging Face compiles these patterns in, to PCRE2's. NULL, or what is not supported.
- */
+/* Translates a pattern from Ruby's syntax, which Hugging Face uses, to that of PCRE2. Returns NULL, or the
+ * name of something that is not supported. */
 static const char *translate(struct strbuf *out, const char *p, size_t len)
 {
 	bool inside = false;
@@ -140,7 +142,7 @@ int matcher_regex_only(struct matcher *m, const char *pattern, size_t len, const
 		pcre2_get_error_message(code, words, sizeof(words));
 		return error_set(err, -EINVAL, "%s: regex \"%.200s\": %s", where, pattern, (char *)words);
 	}
-	/* Where there is no JIT for this machine or pattern, the interpreter serves. */
+	/* This may fail: where there is no JIT for the machine or the pattern, PCRE2 interprets it. */
 	pcre2_jit_compile(m->regex, PCRE2_JIT_COMPLETE);
 	return 0;
 }
@@ -201,8 +203,8 @@ static int scratch_prepare(struct match_scratch *s)
 	return 0;
 }
 
-/* PCRE2 may know an older Unicode than Hugging Face does: it is shown a text of the same length, where
- * characters it may not know are replaced by older ones of the same category. */
+/* PCRE2 may have an older version of Unicode than Hugging Face. It therefore gets a text of the same length,
+ * in which characters that it may not know are replaced by older ones of the same category. */
 static int shadow_text(struct match_scratch *s, const char **text, size_t len)
 {
 	const char *t = *text;
@@ -258,7 +260,7 @@ static int regex_at(const struct matcher *m, struct match_scratch *s, const char
 	v = pcre2_get_ovector_pointer(s->data);
 	*start = v[0];
 	*end = v[1];
-	/* \K may put the start behind the end or before pos; nothing sensible follows from that. */
+	/* \K may set the start after the end or before pos, which is no usable match. */
 	if (*start > *end || *start < pos)
 		return error_set(err, -EINVAL, "the tokenizer's regex moves its own start; not supported");
 	return 1;
@@ -279,7 +281,7 @@ static int all_regex(const struct matcher *m, struct match_scratch *s, const cha
 			return r;
 		if (r == 0)
 			break;
-		/* An empty match right behind the last one does not count. */
+		/* An empty match directly after the last one does not count. */
 		if (start == end && end == last) {
 			if (pos >= len)
 				break;
@@ -335,7 +337,8 @@ static int all_class(const struct matcher *m, const struct unicode *u, const cha
 	return prev < len ? add_span(out, prev, len, false) : 0;
 }
 
-/* White space lies between the matches; what does not is a run of word characters, or of others. */
+/* Finds the matches of \w+|[^\w\s]+: runs of word characters and runs of others, with white space between
+ * them. */
 static int all_words(const struct unicode *u, const char *text, size_t len, struct match_list *out)
 {
 	size_t i = 0, start;

@@ -15,7 +15,8 @@ enum match_kind {
 	MATCH_CLASS, /* one character of these classes */
 	MATCH_WORDS, /* \w+|[^\w\s]+ */
 	MATCH_REGEX,
-	/* The patterns of two families, scanned by hand: they match everywhere, end to end. */
+	/* The patterns of two model families, for which scan.c has functions; their matches cover the whole
+	   text. */
 	MATCH_GPT2,
 	MATCH_LLAMA3,
 };
@@ -30,7 +31,7 @@ struct matcher {
 	void *regex;      /* a pcre2_code */
 };
 
-/* State of one call for regexes: match data, JIT stack, a copy of the subject. */
+/* The working memory of one call for regular expressions: match data, JIT stack, a copy of the text. */
 struct match_scratch {
 	void *data, *context, *stack;
 	struct strbuf shadow;
@@ -49,10 +50,11 @@ struct match_list {
 int matcher_regex(struct matcher *m, const char *pattern, size_t len, const char *where, struct error *err);
 int matcher_literal(struct matcher *m, const char *text, size_t len);
 void matcher_release(struct matcher *m);
-/* The regex itself, never a scanner by hand: what the tests compare with. */
+/* Compiles the regular expression even where scan.c has a function for it; the tests compare the two. */
 int matcher_regex_only(struct matcher *m, const char *pattern, size_t len, const char *where,
                        struct error *err);
-/* Spans that cover text, matches and what lies between, as Hugging Face's find_matches. */
+/* The spans of the matches and of the text between them, which together cover the text; the same as Hugging
+ * Face's find_matches. */
 int matcher_all(const struct matcher *m, const struct unicode *u, struct match_scratch *s, const char *text,
                 size_t len, struct match_list *out, struct error *err);
 void match_scratch_release(struct match_scratch *s);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The two pre-tokenizer patterns that nearly all models use, by hand: each function returns where the match
- * that begins at pos ends. Every alternative of the pattern stands as one paragraph, in its order; something
- * always matches, so that matches lie end to end.
+ * Functions for the two pre-tokenizer patterns that nearly all models use. Each returns the end of the match
+ * that begins at pos. The alternatives of the pattern are one paragraph of code each, in the same order. One
+ * of them always matches, so that the matches cover the whole text.
  */
 #include "engine/tokenizer/match.h"
 
@@ -24,7 +24,7 @@ static size_t run_without(const struct unicode *u, const char *text, size_t pos,
 	return pos;
 }
 
-/* \s+(?!\S)|\s+ from pos on, where white space stands; `end` is where the run ends. */
+/* Matches \s+(?!\S)|\s+ at pos, where a run of white space begins that ends at `end`. */
 static size_t space_run(const char *text, size_t pos, size_t end, size_t len)
 {
 	size_t last;
@@ -66,7 +66,8 @@ size_t scan_gpt2(const struct unicode *u, const char *text, size_t pos, size_t l
 	return space_run(text, pos, run_of(u, text, pos, len, U_SPACE), len);
 }
 
-/* (?i:'s|'t|'re|'ve|'m|'ll|'d): the end, or pos. U+017F folds to s. */
+/* Matches (?i:'s|'t|'re|'ve|'m|'ll|'d); returns the end, or pos where it does not match. U+017F
+ * folds to s. */
 static size_t contraction(const char *text, size_t pos, size_t len)
 {
 	char a, b;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads the normalizer and the pre-tokenizer of a tokenizer.json into flat lists of steps: a Sequence leaves
- * no trace, and a compound such as ByteLevel becomes the steps that it consists of. */
+/* Reads the normalizer and the pre-tokenizer of a tokenizer.json into flat lists of steps. The members of a
+ * Sequence become members of the list, and a compound such as ByteLevel becomes the steps that it consists
+ * of. */
 #include <errno.h>
 #include <string.h>
 #include <utf8proc.h>
@@ -39,7 +40,7 @@ static int copy_text(const json_t *value, char **text, size_t *len)
 	return 0;
 }
 
-/* object[key] as a string of any bytes. */
+/* Reads object[key], a string that may contain NUL. */
 static int need_text(const json_t *object, const char *key, const char *where, char **text, size_t *len,
                      struct error *err)
 {
@@ -169,7 +170,7 @@ static int parse_scheme(const json_t *json, const char *where, enum prepend_sche
 		}
 	if (!known)
 		return error_set(err, -EINVAL, "%s: prepend_scheme: always, first or never is needed", where);
-	/* What stood there before prepend_scheme came. */
+	/* Older files have this key in place of prepend_scheme. */
 	if (!json_get_bool(json, "add_prefix_space", true))
 		*out = PREPEND_NEVER;
 	return 0;
@@ -268,7 +269,7 @@ typedef int (*parse_fn)(struct step_list *list, const json_t *json, const char *
 
 struct part {
 	const char *type;
-	parse_fn parse; /* NULL: just the step */
+	parse_fn parse; /* NULL: the step has no options */
 	enum step_kind kind;
 	int form;
 };
@@ -357,7 +358,7 @@ int pretokenizer_parse(struct step_list *list, const json_t *json, const char *w
 	return parse_part(list, pretokenizers, "pretokenizers", json, where, 0, err);
 }
 
-/* Shared with the decoders. */
+/* The decoders use it, too. */
 int replacement_parse(const json_t *json, const char *where, char **text, size_t *len,
                       enum prepend_scheme *scheme, struct error *err)
 {

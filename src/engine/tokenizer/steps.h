@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Normalizers and pre-tokenizers as flat lists of steps: steps.c reads them, apply.c carries them out. */
+/* Normalizers and pre-tokenizers as flat lists of steps: steps.c reads them, apply.c runs them. */
 #pragma once
 
 #include <jansson.h>
@@ -44,7 +44,7 @@ struct step_list {
 
 struct piece {
 	uint32_t off, len;
-	bool first; /* begins where the whole text begins */
+	bool first; /* the piece is at the beginning of the whole text */
 };
 
 /* A text and its pieces, in order. */
@@ -59,19 +59,19 @@ int pretokenizer_parse(struct step_list *list, const json_t *json, const char *w
 void step_list_release(struct step_list *list);
 int normalizer_apply(const struct step_list *list, const struct unicode *u, struct match_scratch *s,
                      struct strbuf *text, struct error *err);
-/* work: two; the first holds the text as one piece, and the result is in the returned one. raw: a closing
- * STEP_BYTES is only noted. */
+/* work: two structs, of which the first has the text as one piece; returns the one that has the result. raw:
+ * a STEP_BYTES at the end is not run, and the pieces stay bytes. */
 int pretokenizer_apply(const struct step_list *list, bool raw, const struct unicode *u,
                        struct match_scratch *s, struct pieces *work, struct match_list *spans,
                        struct pieces **out, struct error *err);
 int pieces_add(struct pieces *p, uint32_t off, uint32_t len, bool first);
 void pieces_release(struct pieces *p);
 
-/* {"String": s} or {"Regex": s}. */
+/* Reads {"String": s} or {"Regex": s}. */
 int pattern_parse(struct matcher *m, const json_t *object, const char *where, struct error *err);
-/* "replacement" (one character) and "prepend_scheme" of a Metaspace; the text is the caller's. */
+/* Reads "replacement" (one character) and "prepend_scheme" of a Metaspace; the caller frees the text. */
 int replacement_parse(const json_t *json, const char *where, char **text, size_t *len,
                       enum prepend_scheme *scheme, struct error *err);
-/* object[key], a string; the text is the caller's. */
+/* Reads object[key], a string; the caller frees the text. */
 int string_parse(const json_t *object, const char *key, const char *where, char **text, size_t *len,
                  struct error *err);

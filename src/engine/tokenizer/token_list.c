@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lists that grow: of anything inside the tokenizer, and of token ids for its callers. */
+/* Growing lists: of elements of any size inside the tokenizer, and of token ids for its callers. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

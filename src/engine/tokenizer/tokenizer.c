@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Loads a tokenizer.json: checks its form, has each part read its own, and puts them together. */
+/* Loads a tokenizer.json: checks its form, and calls the functions that read its parts. */
 #include "engine/tokenizer/tokenizer.h"
 
 #include <errno.h>
@@ -25,7 +25,7 @@ static int check_version(const json_t *root, const char *where, struct error *er
 	return 0;
 }
 
-/* Older files have no type: one with merges is a BPE. */
+/* Checks that the model is a BPE. Older files have no type; then it is a BPE if it has merges. */
 static int check_model(const json_t *model, const char *where, struct error *err)
 {
 	const char *type = json_get_string(model, "type", NULL);
@@ -41,7 +41,8 @@ static int check_model(const json_t *model, const char *where, struct error *err
 	return 0;
 }
 
-/* Every pre-tokenizer that ends in bytes may leave them unmapped, unless a normalizer mapped them before. */
+/* Whether the last step maps bytes to the byte-level alphabet. That can be left out where no normalizer does
+ * it before, as bpe.c can look up bytes. */
 static bool ends_in_bytes(const struct step_list *list)
 {
 	return list->n && list->v[list->n - 1].kind == STEP_BYTES;

@@ -18,7 +18,7 @@ struct tokenizer;
 /* path: a directory with tokenizer.json (and tokenizer_config.json, special_tokens_map.json where there), or
  * the tokenizer.json itself. */
 int tokenizer_load(const char *path, struct tokenizer **out, struct error *err);
-/* tokenizer.json from memory; `where` names it in errors. What the fuzz target calls. */
+/* Loads a tokenizer.json from memory, for the fuzz target; `where` names it in errors. */
 int tokenizer_parse(const char *json, size_t len, const char *where, struct tokenizer **out,
                     struct error *err);
 void tokenizer_free(struct tokenizer *tok);
@@ -37,20 +37,20 @@ void token_list_free(struct token_list *list);
  * text are recognised either way, as Hugging Face does. */
 int tokenizer_encode(const struct tokenizer *tok, const char *text, size_t len, bool add_special,
                      struct token_list *out, struct error *err);
-/* Text of ids, NUL-terminated, owned by the caller. Ids out of range are an error. */
+/* Returns the text of ids, NUL-terminated; the caller frees it. Ids out of range are an error. */
 int tokenizer_decode(const struct tokenizer *tok, const int32_t *ids, size_t n, bool skip_special,
                      char **text, size_t *len, struct error *err);
 
 int32_t tokenizer_vocab_size(const struct tokenizer *tok); /* highest id + 1, added tokens included */
 int32_t tokenizer_token_to_id(const struct tokenizer *tok, const char *token); /* -1: none */
-/* As stored in the vocabulary; NULL: none. */
+/* The string as the vocabulary has it; NULL where there is no such token. */
 const char *tokenizer_id_to_token(const struct tokenizer *tok, int32_t id);
-/* -1 where not set. From tokenizer_config.json / special_tokens_map.json, else guessed from the usual names.
- */
+/* The special tokens that tokenizer_config.json or special_tokens_map.json names, else those with the usual
+ * names; -1 where there is none. */
 int32_t tokenizer_bos(const struct tokenizer *tok);
 int32_t tokenizer_eos(const struct tokenizer *tok);
 int32_t tokenizer_pad(const struct tokenizer *tok);
-/* add_bos_token, or a post-processor that puts a bos first. */
+/* Whether add_bos_token is set, or the post-processor puts a bos first. */
 bool tokenizer_adds_bos(const struct tokenizer *tok);
 const char *tokenizer_chat_template(const struct tokenizer *tok); /* Jinja source, NULL: none */
 /* A stable 64-bit hash of everything that decides ids: keys the cache of tokenized data. */
@@ -64,8 +64,8 @@ struct tokenizer_train_options {
 	const char *bos, *eos, *pad;       /* among the special tokens, or NULL */
 	const char *chat_template;         /* Jinja source or NULL */
 	int64_t min_frequency;
-	/* Tokens that there are so far, of vocab_size. The last call has all that there will be: less than
-	 * vocab_size where the texts have no more pairs to merge. */
+	/* Called with the number of tokens so far, and vocab_size. The last call has the final number, which
+	 * is less than vocab_size where the texts have no more pairs to merge. */
 	void (*progress)(void *context, int64_t done, int64_t total);
 	void *progress_context;
 };

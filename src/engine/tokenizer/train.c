@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Trains a byte-level BPE: words are counted once, then the most frequent pair of neighbours is merged in all
- * of them, again and again. Counts of pairs are kept up to date by what a merge changes, and a heap finds the
- * next one. Ties go to the pair of lower ids, as in Hugging Face's trainer, so that the same text gives the
- * same file.
+ * Trains a byte-level BPE. Words are counted once; then the most frequent pair of neighbours is merged in all
+ * words, again and again. Each merge updates the counts of the pairs that it changes, and a heap finds the
+ * next pair. Among equally frequent pairs the one with the lower ids is merged, as in Hugging Face's trainer,
+ * so that the same text gives the same file.
  */
 #include <errno.h>
 #include <string.h>
@@ -68,7 +68,7 @@ static int words_count(struct words *w, const char *text, size_t len)
 			return 0;
 		}
 	}
-	/* A "word" of more than this is no language, and would make every merge in it slow. */
+	/* A longer "word" is not natural language, and every merge in it would be slow. */
 	if (len > UINT16_MAX || w->n >= INT32_MAX)
 		return 0;
 	if (tokenizer_grow(&w->v, &w->cap, w->n + 1, sizeof(*w->v)) < 0)
@@ -121,20 +121,20 @@ static int count_all(struct words *w, const struct unicode *u, tokenizer_text_fn
 struct pair {
 	int32_t left, right;
 	int64_t count;
-	uint32_t *where; /* words that hold it, or did */
+	uint32_t *where; /* words that contain the pair, or did before a merge */
 	size_t n, cap;
-	bool touched; /* grew by the merge at hand */
+	bool touched; /* its count grew by the present merge */
 };
 
 struct entry {
 	int64_t count;
-	int32_t left, right; /* the order among equals */
+	int32_t left, right; /* decide the order of equally frequent pairs */
 	uint32_t pair;
 };
 
 struct training {
 	struct words words;
-	int32_t *symbols; /* of all words; word.off and word.len say which */
+	int32_t *symbols; /* of all words; those of a word are word.len symbols from word.off on */
 	struct pair *pairs;
 	size_t n, cap;
 	uint32_t *slots; /* of pairs, index + 1 */
@@ -276,7 +276,8 @@ static int push_touched(struct training *t)
 
 /* ---- merging ---- */
 
-/* Bytes become symbols in the order of their printable characters, as the alphabet is numbered. */
+/* Turns the bytes of the words into symbols, which are numbered in the order of
+ * their printable characters. */
 static int start_words(struct training *t)
 {
 	struct words *w = &t->words;
@@ -328,7 +329,8 @@ static const struct trained_token *token_of(const struct training *t, int32_t id
 	return &t->out->tokens[id - t->out->first];
 }
 
-/* The token that a merge makes: another pair may have made the same text before. Negative: an error. */
+/* The token that a merge makes, which exists already if another pair has made the same text. Negative: an
+ * error. */
 static int32_t make_token(struct training *t, int32_t left, int32_t right)
 {
 	struct trained *o = t->out;
@@ -388,7 +390,8 @@ static int merge_all(struct training *t, const struct tokenizer_train_options *o
 		id = make_token(t, e.left, e.right);
 		if (id == -ENOMEM)
 			return -ENOMEM;
-		/* What would spell a special token stays in parts: only the added token may have that id. */
+		/* A pair that spells a special token is not merged: only the special token may have that
+		 * text. */
 		if (id < out->first) {
 			t->pairs[e.pair].count = 0;
 			continue;
@@ -407,8 +410,8 @@ static int merge_all(struct training *t, const struct tokenizer_train_options *o
 	return 0;
 }
 
-/* The bytes in the order of their printable characters, then room for what the merges make. Specials are
- * known too, so that no merge spells one. */
+/* Makes the tokens of the bytes, in the order of their printable characters, and reserves memory for those of
+ * the merges. Special tokens are looked up, too, so that no merge spells one. */
 static int start_tokens(struct training *t, const struct tokenizer_train_options *o)
 {
 	struct trained *out = t->out;
@@ -426,7 +429,7 @@ static int start_tokens(struct training *t, const struct tokenizer_train_options
 		out->tokens[out->n++] = (struct trained_token){.off = out->pool.len, .len = 1};
 		strbuf_addc(&out->pool, (char)b);
 	}
-	/* Specials lie behind the room for real tokens, in slots of their own at the end. */
+	/* The special tokens are at the end of the array, after the memory for the other tokens. */
 	for (int32_t i = 0; i < out->first; i++) {
 		const char *s = o->special_tokens[i];
 		uint32_t h = (uint32_t)tokenizer_hash_bytes(s, strlen(s), 0), at = h & t->known.mask;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the trainer hands to the writer of the files. */
+/* The result of training, which write.c writes to files. */
 #pragma once
 
 #include "base/str.h"
@@ -8,14 +8,15 @@
 struct trained_token {
 	size_t off, len; /* raw bytes in the pool */
 	bool special;
-	int32_t id; /* of a special one */
+	int32_t id; /* of a special token */
 };
 
 struct trained_merge {
 	int32_t left, right; /* ids */
 };
 
-/* Ids: the special tokens from 0, then tokens[i] has first + i: 256 bytes, and what was merged. */
+/* The special tokens have the first ids, from 0; tokens[i], the 256 bytes and then the merges, has id first +
+ * i. */
 struct trained {
 	int32_t first;
 	char alphabet[256];
@@ -26,6 +27,6 @@ struct trained {
 	size_t merges_n, merges_cap;
 };
 
-/* tokenizer.json, tokenizer_config.json and special_tokens_map.json into the directory, made where needed. */
+/* Writes tokenizer.json, tokenizer_config.json and special_tokens_map.json; makes the directory if needed. */
 int tokenizer_write_trained(const struct trained *t, const struct tokenizer_train_options *options,
                             const char *directory, struct error *err);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Classes of characters by a table of ranges, and the checking and repairing of UTF-8. */
+/* Looks up the classes of characters in a table of ranges, and checks and repairs UTF-8. */
 #include <string.h>
 
 #include "engine/tokenizer/unicode.h"
@@ -78,8 +78,8 @@ unsigned utf8_put(char out[4], uint32_t cp)
 	return 4;
 }
 
-/* Length of a valid character at p; 0 with *bad the length of the maximal part that cannot be one (Unicode,
- * section 3.9, table 3-7: what Python and Rust replace by a single U+FFFD). */
+/* The length of a valid character at p; or 0, and *bad is the length of the maximal invalid part (Unicode,
+ * section 3.9, table 3-7), which Python and Rust replace by a single U+FFFD. */
 static unsigned utf8_check(const unsigned char *p, size_t n, unsigned *bad)
 {
 	unsigned need, low = 0x80, high = 0xbf;
@@ -157,7 +157,7 @@ static bool bytelevel_printable(uint32_t b)
 	return (b >= '!' && b <= '~') || (b >= 0xa1 && b <= 0xac) || (b >= 0xae && b <= 0xff);
 }
 
-/* The 68 bytes that do not print take U+0100 … in order: 0 … 32, 127 … 160, 173. */
+/* The 68 bytes that are not printable, 0 … 32, 127 … 160 and 173, become U+0100 and following, in order. */
 uint32_t bytelevel_char(uint8_t b)
 {
 	if (bytelevel_printable(b))

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Characters: their classes, UTF-8, and GPT-2's printable alphabet of bytes. All text inside the tokenizer is
+/* Classes of characters, UTF-8, and GPT-2's printable alphabet of bytes. All text inside the tokenizer is
  * valid UTF-8. */
 #pragma once
 
@@ -82,12 +82,12 @@ static inline unsigned utf8_back(const char *start, const char *p)
 unsigned utf8_put(char out[4], uint32_t cp);
 /* Length of the longest valid prefix of text. */
 size_t utf8_valid_prefix(const char *text, size_t len);
-/* Appends text with every maximal invalid part as U+FFFD. */
+/* Appends text in which each maximal invalid part is replaced by U+FFFD. */
 void utf8_sanitize(struct strbuf *out, const char *text, size_t len);
 
 /* GPT-2's printable alphabet: the code point of a byte, and back (-1: not one of them). */
 uint32_t bytelevel_char(uint8_t byte);
 int bytelevel_byte(uint32_t cp);
 void bytelevel_encode(struct strbuf *out, const char *bytes, size_t len);
-/* False, with out as it was, where a character is not of the alphabet. */
+/* Returns false, and leaves out unchanged, where a character does not belong to the alphabet. */
 bool bytelevel_decode(struct strbuf *out, const char *text, size_t len);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes tokenizer_unicode_table.h: what the tokenizer has to know of Unicode 16, the version that Hugging Face's
-tokenizers library knows. Run by hand where that changes; needs the package unicodedata2 of the same version."""
+"""Writes unicode_table.h: the properties of characters that the tokenizer needs, from Unicode 16, which is the version
+of Hugging Face's tokenizers library. Run by hand where that changes; needs the package unicodedata2 of that version."""
 import sys
 import unicodedata as old
 

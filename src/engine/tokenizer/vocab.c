@@ -81,7 +81,8 @@ int32_t vocab_find_raw(const struct vocab *v, const char *s, size_t len)
 	return v->size ? map_find(&v->by_raw, v->raw, v->raw_pool.data, s, len) : TOKEN_NONE;
 }
 
-/* A vocabulary may have holes; one that is nearly all holes is a lie that would only eat memory. */
+/* The highest id + 1. Ids may have gaps, but a vocabulary with almost only gaps is refused, since the table
+ * of its ids would need much memory. */
 static int vocab_size(const json_t *object, const char *where, int32_t *size, struct error *err)
 {
 	json_int_t limit = (json_int_t)json_object_size(object) * 2 + 65536;

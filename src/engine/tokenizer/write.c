@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writes a trained tokenizer as the Hugging Face directory that transformers.AutoTokenizer loads. */
+/* Writes a trained tokenizer as a Hugging Face directory, which transformers.AutoTokenizer can load. */
 #include <errno.h>
 #include <string.h>
 
