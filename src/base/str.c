@@ -318,3 +318,19 @@ size_t str_distance(const char *a, const char *b)
 	}
 	return rows[n % 3][m];
 }
+
+char **str_list_copy(char *const *list)
+{
+	size_t count = 0;
+	char **copy;
+
+	while (list && list[count])
+		count++;
+	copy = calloc(count + 1, sizeof(*copy));
+	for (size_t i = 0; copy && i < count; i++)
+		if (!(copy[i] = strdup(list[i]))) {
+			str_list_free(copy);
+			return NULL;
+		}
+	return copy;
+}

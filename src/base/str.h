@@ -67,3 +67,5 @@ char *str_path_join(const char *base, const char *path);
 
 /* A list of strings that ends with NULL, and the strings; NULL is fine. */
 void str_list_free(char **list);
+/* A copy, owned by the caller: an empty list of NULL. NULL: out of memory. */
+char **str_list_copy(char *const *list);

@@ -93,32 +93,17 @@ struct member *members_find(struct members *m, const char *name)
 	return name_index_find(&m->index, name, &i) ? m->list[i] : NULL;
 }
 
-static char **copy_list(char *const *list)
-{
-	size_t n = 0;
-	char **out;
-
-	while (list && list[n])
-		n++;
-	out = calloc(n + 1, sizeof(*out));
-	for (size_t i = 0; out && i < n; i++)
-		out[i] = strdup(list[i]);
-	return out;
-}
-
 /* What the hosts file says, into a new or an existing member. */
 static int describe(struct member *m, const struct host *h, int default_port)
 {
-	char *address = strdup(h->address ? h->address : h->name), **labels = copy_list(h->labels);
+	char *address = strdup(h->address ? h->address : h->name), **labels = str_list_copy(h->labels);
 
 	if (!address || !labels) {
 		free(address);
-		free(labels);
+		str_list_free(labels);
 		return -1;
 	}
-	for (char **l = m->labels; l && *l; l++)
-		free(*l);
-	free(m->labels);
+	str_list_free(m->labels);
 	free(m->address);
 	m->address = address;
 	m->labels = labels;

@@ -42,7 +42,6 @@ static enum slot_kind kind_of(const char *word)
 int run_set_request(struct run *r, const struct run_config *config, struct error *err)
 {
 	char *const *hosts = config->resources.hosts;
-	size_t n = 0;
 
 	r->nodes = config->resources.nodes;
 	r->all_slots = config->resources.devices_per_node == 0;
@@ -51,16 +50,9 @@ int run_set_request(struct run *r, const struct run_config *config, struct error
 	r->one_per_node = config->resources.one_per_node;
 	r->kind = kind_of(config->resources.kind);
 	r->grace = config->resources.grace;
-	while (hosts && hosts[n])
-		n++;
-	if (n == 0)
+	if (!hosts || !hosts[0])
 		return 0;
-	r->hosts = calloc(n + 1, sizeof(*r->hosts));
-	for (size_t i = 0; r->hosts && i < n; i++) {
-		r->hosts[i] = strdup(hosts[i]);
-		if (!r->hosts[i])
-			return error_oom(err);
-	}
+	r->hosts = str_list_copy(hosts);
 	return r->hosts ? 0 : error_oom(err);
 }
 

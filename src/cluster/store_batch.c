@@ -8,12 +8,6 @@
 #include "base/str.h"
 #include "cluster/store_backend.h"
 
-static int copy_text(const char *text, char **out)
-{
-	*out = text ? strdup(text) : NULL;
-	return text && !*out ? -ENOMEM : 0;
-}
-
 static int copy_json(const json_t *json, char **out)
 {
 	*out = json ? json_to_string(json) : NULL;
@@ -63,15 +57,15 @@ static int copy_run(const struct run *r, const char *config, struct stored_run *
 	                   .cancelled = r->cancelled,
 	                   .failed = r->failed,
 	                   .requeue = r->requeue};
-	if (!ranks || copy_text(r->reason, &to->reason) < 0 || copy_text(r->detail, &to->detail) < 0 ||
+	if (!ranks || str_replace(&to->reason, r->reason) < 0 || str_replace(&to->detail, r->detail) < 0 ||
 	    copy_json(ranks, &out->ranks) < 0 || copy_json(r->progress, &out->progress) < 0 ||
 	    copy_json(under_way, &out->under_way) < 0)
 		return -ENOMEM;
 	if (!config)
 		return 0;
-	if (copy_text(r->name, &to->name) < 0 || copy_text(r->user, &to->user) < 0 ||
-	    copy_text(r->task, &to->task) < 0 || copy_text(r->directory, &to->directory) < 0 ||
-	    copy_text(r->output, &to->output) < 0 || copy_text(config, &out->config) < 0)
+	if (str_replace(&to->name, r->name) < 0 || str_replace(&to->user, r->user) < 0 ||
+	    str_replace(&to->task, r->task) < 0 || str_replace(&to->directory, r->directory) < 0 ||
+	    str_replace(&to->output, r->output) < 0 || str_replace(&out->config, config) < 0)
 		return -ENOMEM;
 	return 0;
 }
@@ -120,7 +114,7 @@ int store_batch_set_drained(struct store_batch *b, const char *node, bool draine
 	if (!list)
 		return -ENOMEM;
 	b->drains = list;
-	if (copy_text(node, &copy.node) < 0 || copy_text(reason, &copy.reason) < 0) {
+	if (str_replace(&copy.node, node) < 0 || str_replace(&copy.reason, reason) < 0) {
 		free_drain(&copy);
 		return -ENOMEM;
 	}

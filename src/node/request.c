@@ -333,22 +333,6 @@ static char **environment(const struct request *q, const struct request_place *p
 	return NULL;
 }
 
-static char **copy_list(char *const *list)
-{
-	size_t count = 0;
-	char **copy;
-
-	while (list[count])
-		count++;
-	copy = calloc(count + 1, sizeof(*copy));
-	for (size_t i = 0; copy && i < count; i++)
-		if (!(copy[i] = strdup(list[i]))) {
-			str_list_free(copy);
-			return NULL;
-		}
-	return copy;
-}
-
 static int describe_rank(const struct request *q, const struct request_place *place,
                          const struct run_user *user, size_t which, struct rank_description *out,
                          struct error *err)
@@ -383,7 +367,7 @@ int request_describe_launch(const struct request *q, const struct request_place 
 	r = request_program(q, place, &program, &path, err);
 	if (r < 0)
 		return r;
-	out->argv = copy_list(q->native ? (char *[]){program, NULL} : q->config->command);
+	out->argv = str_list_copy(q->native ? (char *[]){program, NULL} : q->config->command);
 	out->groups = calloc(user->group_count + 1, sizeof(*out->groups));
 	out->ranks = calloc(q->rank_count + 1, sizeof(*out->ranks));
 	if (!out->argv || !out->groups || !out->ranks ||

@@ -43,6 +43,21 @@ START_TEST(strings_are_replaced)
 }
 END_TEST
 
+START_TEST(lists_are_copied)
+{
+	char *list[] = {(char *)"one", (char *)"", NULL}, **copy = str_list_copy(list),
+	     **none = str_list_copy(NULL);
+
+	ck_assert_ptr_ne(copy[0], list[0]);
+	ck_assert_str_eq(copy[0], "one");
+	ck_assert_str_eq(copy[1], "");
+	ck_assert_ptr_null(copy[2]);
+	ck_assert_ptr_null(none[0]);
+	str_list_free(copy);
+	str_list_free(none);
+}
+END_TEST
+
 START_TEST(bytes_become_utf8)
 {
 	static const struct {
@@ -303,6 +318,7 @@ int main(void)
 
 	tcase_add_test(t, strbuf_grows_and_formats);
 	tcase_add_test(t, strings_are_replaced);
+	tcase_add_test(t, lists_are_copied);
 	tcase_add_test(t, bytes_become_utf8);
 	tcase_add_test(t, numbers_are_whole_strings);
 	tcase_add_test(t, words_for_sizes_and_times);

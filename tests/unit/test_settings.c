@@ -165,6 +165,57 @@ START_TEST(a_node_that_loses_its_hosts_file_does_not_go_on_alone)
 }
 END_TEST
 
+struct written {
+	int calls, code;
+	struct settings *settings;
+};
+
+static void on_written(void *context, void *data)
+{
+	struct written *written = context;
+	struct settings_reading *reading = data;
+
+	ck_assert_ptr_nonnull(reading);
+	written->calls++;
+	written->code = reading->err.code;
+	written->settings = steal_pointer(reading->settings);
+}
+
+/* Off the event loop the record goes to the place that is named, and the settings come back, also where it
+ * cannot be written. */
+START_TEST(the_record_is_written_off_the_event_loop)
+{
+	_cleanup_(settings_freep) struct settings *place = NULL;
+	_cleanup_(sd_event_unrefp) sd_event *event = NULL;
+	struct error err = ERROR_INIT;
+
+	make_key();
+	ck_assert_int_ge(sd_event_new(&event), 0);
+	ck_ok(read_settings("node = \"n1\";", THREE, &place, &err), &err);
+	for (int fails = 0; fails < 2; fails++) {
+		_cleanup_free_ char *record = str_path_join(place->config->state_dir, "cluster");
+		struct written written = {0};
+		struct settings *member = NULL;
+		struct background *task;
+
+		ck_ok(read_settings("node = \"n1\";", THREE, &member, &err), &err);
+		if (fails) {
+			ck_assert_int_eq(unlink(record), 0);
+			ck_ok(file_mkdirs(record, 0755, &err), &err);
+		}
+		ck_ok(settings_remember_background(event, member, place->config, 60, on_written, &written,
+		                                   &task, &err),
+		      &err);
+		while (!written.calls)
+			ck_assert_int_ge(sd_event_run(event, UINT64_MAX), 0);
+		ck_assert_int_eq(written.code < 0, fails);
+		ck_assert_ptr_eq(written.settings, member);
+		ck_assert(file_exists(record));
+		settings_free(written.settings);
+	}
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("settings");
@@ -173,6 +224,7 @@ int main(void)
 	tcase_add_checked_fixture(c, setup, teardown);
 	suite_add_tcase(s, c);
 	tcase_add_test(c, both_files_say_who_is_who);
+	tcase_add_test(c, the_record_is_written_off_the_event_loop);
 	tcase_add_test(c, files_that_do_not_fit_together_are_refused);
 	tcase_add_test(c, a_cluster_needs_a_key);
 	tcase_add_test(c, a_node_that_loses_its_hosts_file_does_not_go_on_alone);
