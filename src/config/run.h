@@ -58,9 +58,13 @@ struct run_config {
 		double learning_rate, min_learning_rate; /* the schedule's floor, absolute */
 		char *schedule;                          /* linear cosine constant wsd */
 		double warmup_ratio;
-		int64_t warmup_steps; /* wins over warmup_ratio when above 0 */
-		double decay_ratio;   /* wsd: last part of the steps that decays */
-		double weight_decay, beta1, beta2, epsilon;
+		int64_t warmup_steps;           /* wins over warmup_ratio when above 0 */
+		double decay_ratio;             /* wsd: last part of the steps that decays */
+		double embedding_learning_rate; /* 0: learning_rate */
+		char *scale_lr;                 /* none linear sqrt */
+		char *optimizer;                /* adamw sgd lion lamb lars adafactor muon */
+		double weight_decay, beta1, beta2, epsilon, momentum;
+		bool nesterov;
 		bool decay_all;  /* decay norms and biases too */
 		double clip;     /* 0: none */
 		char *precision; /* auto fp32 bf16 */

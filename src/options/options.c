@@ -60,6 +60,14 @@ int options_train(const struct run_config *c, struct train_options *out, struct 
 	out->beta1 = c->train.beta1;
 	out->beta2 = c->train.beta2;
 	out->epsilon = c->train.epsilon;
+	out->momentum = c->train.momentum;
+	out->nesterov = c->train.nesterov;
+	out->embedding_rate = c->train.embedding_learning_rate;
+	out->scale_rate = str_eq(c->train.scale_lr, "linear") ? TRAIN_SCALE_LINEAR
+	                  : str_eq(c->train.scale_lr, "sqrt") ? TRAIN_SCALE_SQRT
+	                                                      : TRAIN_SCALE_NONE;
+	if (optimizer_parse(c->train.optimizer, &out->optimizer) < 0)
+		return error_set(err, -EINVAL, "train.optimizer: %s is not known", c->train.optimizer);
 	out->decay_all = c->train.decay_all;
 	out->clip = c->train.clip;
 	/* "auto" is decided once the ranks are connected; until then, the one that allows the other options.

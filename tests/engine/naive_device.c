@@ -419,6 +419,36 @@ void device_adamw(struct device *dev, float *master, void *param, enum dtype par
 	}
 }
 
+bool device_supports(const struct device *dev, enum dtype type)
+{
+	return type == DTYPE_F32;
+}
+
+/* The steps of optimizers other than AdamW are tried over the CPU's own device. */
+void device_scale(struct device *dev, void *x, enum dtype type, float factor, int64_t n)
+{
+	abort();
+}
+
+void device_update(struct device *dev, float *master, void *param, enum dtype param_type, float *grad,
+                   float *m, float *v, int64_t n, const float *grad_scale, const struct device_update *h)
+{
+	abort();
+}
+
+void device_factor_sums(struct device *dev, const struct device_factored *f, const float *grad,
+                        const float *grad_scale, float *row, float *col)
+{
+	abort();
+}
+
+void device_factor_direction(struct device *dev, const struct device_factored *f, float *grad,
+                             const float *grad_scale, const float *row, const float *col, float factor,
+                             float floor)
+{
+	abort();
+}
+
 void device_clip_scale(struct device *dev, const double *sum_squares, float max_norm, float *scale,
                        float *norm)
 {

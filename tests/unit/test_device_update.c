@@ -227,6 +227,27 @@ static void factors_of(int64_t rows, int64_t cols, int64_t first, int64_t n)
 	free(col);
 }
 
+/* Rows of one element, without columns: the second moments of a norm or bias. */
+static void rows_of(int64_t rows, int64_t first, int64_t n)
+{
+	double *g = test_values(n, 6), *row = calloc((size_t)rows, 8);
+	float *bg = test_buffer(dev, g, n, DTYPE_F32), *brow = test_buffer(dev, row, rows, DTYPE_F32);
+	struct device_factored f = {first, n, 1};
+
+	device_factor_sums(dev, &f, bg, NULL, brow, NULL);
+	for (int64_t i = 0; i < n; i++)
+		row[first + i] += g[i] * g[i];
+	test_close(dev, "row", brow, row, rows, DTYPE_F32, 1e-6, 1e-3);
+	device_factor_direction(dev, &f, bg, NULL, brow, NULL, 1, 1e-14f);
+	for (int64_t i = 0; i < n; i++)
+		g[i] /= sqrt(fmax(row[first + i], 1e-14));
+	test_close(dev, "direction", bg, g, n, DTYPE_F32, 1e-5, 1);
+	device_free(dev, bg);
+	device_free(dev, brow);
+	free(g);
+	free(row);
+}
+
 START_TEST(factors)
 {
 	for (size_t t = 0; t < COUNT(test_threads); t++) {
@@ -236,6 +257,7 @@ START_TEST(factors)
 		factors_of(7, 33, 40, 100);
 		factors_of(7, 33, 40, 20);
 		factors_of(300, 1, 3, 200);
+		rows_of(300, 3, 200);
 		factors_of(90, 400, 777, 30000);
 		teardown();
 	}

@@ -393,22 +393,17 @@ START_TEST(padding_is_no_gradient)
 }
 END_TEST
 
-/* A run that is stopped after any step and resumed from the saved state gives the same bits. */
-START_TEST(resume_is_bitwise)
+/* A run that is stopped after a step and resumed from the saved state gives the same bits. */
+static void check_resume(const struct train_options *o, int world_size, int stop)
 {
 	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(21, 9, 8, 50, true);
-	int world_size = 1 + _i % 2, stop = 2 + _i % 4;
-	enum dtype precision = RESUME_PRECISION;
-	struct rank_run whole[8] = {{.train = train}}, first[8], second[8];
+	struct rank_run whole[8] = {{.train = train, .o = *o}}, first[8], second[8];
 	_cleanup_(model_layout_freep) struct model_layout *l = NULL;
 	struct error err = ERROR_INIT;
 	struct model_config c;
 
 	model(&c);
 	ck_ok(model_layout_create(&c, &l, &err), &err);
-	options(&whole[0].o, 2, 2);
-	whole[0].o.precision = precision;
-	whole[0].o.without_master = RESUME_WITHOUT_MASTER;
 	first[0] = whole[0];
 	first[0].stop = stop;
 	run_all(whole, world_size);
@@ -429,9 +424,118 @@ START_TEST(resume_is_bitwise)
 	done(second, world_size);
 	done(first, world_size);
 }
+
+START_TEST(resume_is_bitwise)
+{
+	struct train_options o;
+
+	options(&o, 2, 2);
+	o.precision = RESUME_PRECISION;
+	o.without_master = RESUME_WITHOUT_MASTER;
+	check_resume(&o, 1 + _i % 2, 2 + _i % 4);
+}
 END_TEST
 
 #ifndef NAIVE
+/* Rates at which each of them learns something in six steps. */
+static void optimizer_options(struct train_options *o, enum optimizer_kind kind)
+{
+	static const double rates[OPTIMIZERS] = {1e-2, 1e-1, 1e-3, 1e-2, 10, 1e-1, 1e-2};
+
+	options(o, 2, 2);
+	o->optimizer = kind;
+	o->learning_rate = rates[kind];
+	o->nesterov = kind == OPTIMIZER_MUON;
+}
+
+START_TEST(each_optimizer_resumes_to_the_bit)
+{
+	struct train_options o;
+
+	optimizer_options(&o, _i / 2);
+	o.precision = _i % 2 ? DTYPE_BF16 : DTYPE_F32;
+	check_resume(&o, 1, 3);
+}
+END_TEST
+
+/* Whole on one rank, or a third of each step on each of three. */
+START_TEST(each_optimizer_steps_shards_alike)
+{
+	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(24, 9, 8, 50, true);
+	static const enum shard_strategy strategies[] = {SHARD_ZERO1, SHARD_ZERO2, SHARD_ZERO3};
+	struct rank_run whole = {.train = train}, shards[8] = {{.train = train}};
+
+	optimizer_options(&whole.o, _i / 3);
+	whole.o.accumulation = 6;
+	shards[0].o = whole.o;
+	shards[0].o.accumulation = 2;
+	shards[0].o.strategy = strategies[_i % 3];
+	run_all(&whole, 1);
+	run_all(shards, 3);
+	ck_assert_double_lt(whole.losses[STEPS - 1], whole.losses[0] - 0.01);
+	for (int s = 0; s < STEPS; s++)
+		ck_assert_double_eq_tol(shards[0].losses[s], whole.losses[s], 1e-4);
+	done(&whole, 1);
+	done(shards, 3);
+}
+END_TEST
+
+/* A batch of 4 rows: the rates are 4 times, or twice, what they say. */
+START_TEST(rates_follow_the_batch)
+{
+	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(21, 9, 8, 50, true);
+	static const double factors[] = {1, 4, 2};
+	struct rank_run want = {.train = train}, got = {.train = train};
+
+	options(&want.o, 2, 2);
+	want.o.min_learning_rate = 1e-3;
+	got.o = want.o;
+	got.o.scale_rate = (enum train_scale_rate)_i;
+	want.o.learning_rate *= factors[_i];
+	want.o.min_learning_rate *= factors[_i];
+	run_all(&want, 1);
+	run_all(&got, 1);
+	for (int s = 0; s < STEPS; s++)
+		ck_assert_double_eq(got.losses[s], want.losses[s]);
+	done(&want, 1);
+	done(&got, 1);
+}
+END_TEST
+
+/* The embedding alone stands still where its rate is next to nothing. */
+START_TEST(embedding_has_a_rate_of_its_own)
+{
+	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(21, 9, 8, 50, true);
+	_cleanup_(model_layout_freep) struct model_layout *l = NULL;
+	struct rank_run run = {.train = train};
+	struct error err = ERROR_INIT;
+	struct model_config c;
+	const float *at;
+
+	model(&c);
+	ck_ok(model_layout_create(&c, &l, &err), &err);
+	options(&run.o, 2, 2);
+	run.o.weight_decay = 0;
+	run.o.embedding_rate = 1e-12;
+	run_all(&run, 1);
+	at = run.weights;
+	for (int i = 0; i < l->parameters; at += l->parameter[i++].count) {
+		struct model_init init = {.seed = 1, .std = 0.1};
+		_cleanup_free_ float *was = malloc((size_t)l->parameter[i].count * sizeof(*was));
+		double most = 0;
+
+		ck_ok(model_init_fill(&init, &l->parameter[i], 0, l->parameter[i].count, was, &err), &err);
+		for (int64_t k = 0; k < l->parameter[i].count; k++)
+			most = fmax(most, fabs((double)at[k] - (double)was[k]));
+		if (l->parameter[i].unit == 0)
+			ck_assert_double_lt(most, 1e-8);
+		else
+			ck_assert_double_gt(most, 1e-3);
+	}
+	done(&run, 1);
+}
+END_TEST
+
 /* Weights without a master copy: whole on each of two ranks, or half of their steps on each, the same bits;
  * one rank adds the gradients up in another order, no more. */
 START_TEST(ranks_round_alike)
@@ -692,6 +796,10 @@ int main(void)
 	tcase_add_loop_test(c, resume_is_bitwise, 0, 6);
 	tcase_add_test(c, ranks_round_alike);
 	tcase_add_test(c, small_steps_are_kept);
+	tcase_add_loop_test(c, each_optimizer_resumes_to_the_bit, 2, 2 * OPTIMIZERS);
+	tcase_add_loop_test(c, each_optimizer_steps_shards_alike, 0, 3 * OPTIMIZERS);
+	tcase_add_loop_test(c, rates_follow_the_batch, 0, 3);
+	tcase_add_test(c, embedding_has_a_rate_of_its_own);
 #endif
 	tcase_add_test(c, plan_needs_no_device);
 	tcase_add_test(c, not_finite_is_an_error);

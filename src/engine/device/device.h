@@ -281,10 +281,11 @@ void device_update(struct device *dev, float *master, void *param, enum dtype pa
 struct device_factored {
 	int64_t first, n, cols;
 };
-/* row[i] and col[j] (fp32, of the whole matrix) += the sums of (g · *grad_scale)² over the elements here. */
+/* row[i] and col[j] (fp32, of the whole matrix) += the sums of (g · *grad_scale)² over the elements here. col
+ * NULL: rows alone. */
 void device_factor_sums(struct device *dev, const struct device_factored *f, const float *grad,
                         const float *grad_scale, float *row, float *col);
-/* g = g · *grad_scale / sqrt(max(row[i] · factor · col[j], floor)), in place. */
+/* g = g · *grad_scale / sqrt(max(row[i] · factor · col[j], floor)), in place. col NULL: 1 for each column. */
 void device_factor_direction(struct device *dev, const struct device_factored *f, float *grad,
                              const float *grad_scale, const float *row, const float *col, float factor,
                              float floor);

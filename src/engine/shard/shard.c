@@ -149,8 +149,8 @@ static void place_weights(const struct shard *s, int i, struct arena *a)
 		u->master = arena_take(a, BUFFER_OPTIMIZER, (size_t)u->own * 4, "unit %d master", i);
 	else if (s->o.type == DTYPE_F32)
 		u->master = u->own_weights;
-	u->m = arena_take(a, BUFFER_OPTIMIZER, (size_t)u->own * 4, "unit %d moment 1", i);
-	u->v = arena_take(a, BUFFER_OPTIMIZER, (size_t)u->own * 4, "unit %d moment 2", i);
+	u->m = arena_take(a, BUFFER_OPTIMIZER, (size_t)(u->own - u->m_from) * 4, "unit %d moment 1", i);
+	u->v = arena_take(a, BUFFER_OPTIMIZER, (size_t)(u->own - u->v_from) * 4, "unit %d moment 2", i);
 }
 
 /* ---- rings ---- */

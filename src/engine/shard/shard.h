@@ -78,8 +78,9 @@ struct shard_unit {
 	float *own_gradients;          /* [own] */
 	void *aliased;                 /* memory for the gradients, if aliased_bytes suffice */
 	size_t aliased_bytes;
-	float *master, *m, *v; /* [own]; master NULL where there is none */
-	comm_ticket gathering; /* 0: not under way */
+	float *master, *m, *v;  /* [own], [own - m_from], [own - v_from]; NULL where there is none */
+	int64_t m_from, v_from; /* own elements before these have no such moment: the optimizer's to say */
+	comm_ticket gathering;  /* 0: not under way */
 	comm_ticket reducing;
 	bool direct;             /* it ends in own_gradients */
 	void *wire;              /* of the reduction that is under way, where it is not in fp32 */

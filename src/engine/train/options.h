@@ -7,8 +7,12 @@
 
 #include "base/error.h"
 #include "engine/device/dtype.h"
+#include "engine/optim/optimizer.h"
 #include "engine/optim/schedule.h"
 #include "engine/shard/shard.h"
+
+/* By what the learning rates are multiplied: the rows of a global batch, or their root. */
+enum train_scale_rate { TRAIN_SCALE_NONE, TRAIN_SCALE_LINEAR, TRAIN_SCALE_SQRT };
 
 struct train_options {
 	double epochs; /* used where max_steps is 0 */
@@ -19,7 +23,12 @@ struct train_options {
 	double warmup_ratio;
 	int64_t warmup_steps;
 	double decay_ratio; /* wsd: share of the steps that decays at the end */
+	enum optimizer_kind optimizer;
 	double weight_decay, beta1, beta2, epsilon;
+	double momentum; /* of sgd, lars and muon */
+	bool nesterov;
+	double embedding_rate; /* of the embedding; 0: learning_rate */
+	enum train_scale_rate scale_rate;
 	bool decay_all;
 	double clip;          /* 0: none; the norm is reported either way */
 	enum dtype precision; /* DTYPE_F32 or DTYPE_BF16 */
@@ -36,6 +45,7 @@ struct train_options {
 	int prefetch;                 /* units whose weights are gathered ahead */
 	int64_t persist_below;        /* elements; the weights of smaller units stay whole */
 	size_t logits_bytes;          /* device_logits_bytes, which a trainer fills in itself */
+	bool widens; /* likewise: the device has no bf16 products, and computes them in fp32 with scratch */
 };
 void train_options_default(struct train_options *o);
 int train_options_check(const struct train_options *o, struct error *err);

@@ -13,6 +13,7 @@ static void place_all(struct plan *p)
 	for (int u = 0; u < p->layout->units && p->one_micro_step; u++)
 		p->shard->unit[u].aliased_bytes = model_reusable(p->model, u, &p->shard->unit[u].aliased);
 	shard_place_buffers(p->shard, &p->arena);
+	optimizer_place_buffers(p->optimizer, &p->arena);
 	for (int u = 0; u < p->layout->units; u++)
 		model_set_unit(p->model, u, p->shard->unit[u].weights, p->shard->unit[u].gradients);
 	p->sums = arena_take(&p->arena, BUFFER_SCRATCH,
@@ -51,6 +52,9 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 		                 (long long)options->micro_batch, (long long)max_row);
 	if ((r = model_layout_create(c, &p->layout, err)) < 0 ||
 	    (r = shard_create(dev, comm, &parts, p->layout, &p->shard, err)) < 0 ||
+	    (r = optimizer_create(options->optimizer, options->momentum > 0,
+	                          options->widens ? DTYPE_F32 : options->precision, p->layout, p->shard,
+	                          &p->optimizer, err)) < 0 ||
 	    (r = model_create(dev, c, p->layout, &o, &p->model, err)) < 0)
 		return r;
 	place_all(p);
@@ -65,6 +69,7 @@ void plan_free(struct plan *p)
 	if (!p)
 		return;
 	model_free(p->model);
+	optimizer_free(p->optimizer);
 	shard_free(p->shard);
 	model_layout_free(p->layout);
 	arena_free(&p->arena);

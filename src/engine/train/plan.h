@@ -9,6 +9,7 @@
 #include "engine/device/device.h"
 #include "engine/memory/arena.h"
 #include "engine/model/model.h"
+#include "engine/optim/optimizer.h"
 #include "engine/shard/shard.h"
 #include "engine/train/options.h"
 
@@ -16,6 +17,7 @@ struct plan {
 	struct model_layout *layout;
 	struct shard *shard;
 	struct model *model;
+	struct optimizer *optimizer;
 	struct arena arena;
 	bool one_micro_step; /* a step has one micro-batch */
 	double *sums;        /* on the device, [PLAN_SUM_RANKS + world_size] */

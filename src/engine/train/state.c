@@ -18,7 +18,22 @@ static void *state(const struct trainer *t, enum parameter_state which, int unit
 		return (uint16_t *)u->own_weights + at;
 	}
 	*type = DTYPE_F32;
-	return (which == STATE_WEIGHTS ? u->master : which == STATE_MOMENT1 ? u->m : u->v) + at;
+	return which == STATE_WEIGHTS   ? u->master + at
+	       : which == STATE_MOMENT1 ? u->m + (at - u->m_from)
+	                                : u->v + (at - u->v_from);
+}
+
+/* False where the optimizer keeps no such moment of a parameter: a checkpoint has zeros there. */
+static bool has_state(const struct trainer *t, enum parameter_state which, const struct model_parameter *p)
+{
+	return which == STATE_WEIGHTS ||
+	       optimizer_keeps(t->plan->optimizer, which == STATE_MOMENT1 ? 1 : 2, p);
+}
+
+/* Adafactor's means, of which every rank has all, are read and written as the second moment. */
+static bool is_factors(const struct trainer *t, enum parameter_state which)
+{
+	return which == STATE_MOMENT2 && optimizer_has_factors(t->plan->optimizer);
 }
 
 int trainer_read(struct trainer *t, enum parameter_state which, const struct model_parameter *p,
@@ -26,11 +41,18 @@ int trainer_read(struct trainer *t, enum parameter_state which, const struct mod
 {
 	int64_t at, own = shard_own(&t->plan->shard->unit[p->unit], p->offset + first, n, &at);
 	enum dtype type;
-	void *from = state(t, which, p->unit, at, &type);
+	void *from;
 	int r;
 
 	if (own != n)
 		return error_set(err, -ENOTSUP, "%s: this rank holds only a shard of it", p->name);
+	if (is_factors(t, which))
+		return optimizer_read_factors(t->plan->optimizer, p, first, n, out, err);
+	if (!has_state(t, which, p)) {
+		memset(out, 0, (size_t)n * sizeof(*out));
+		return 0;
+	}
+	from = state(t, which, p->unit, at, &type);
 	r = device_read(t->dev, out, from, (size_t)n * dtype_size(type), err);
 	/* `out` is widened in place, from the last element on, so that no value is overwritten before it is
 	 * read. */
@@ -51,11 +73,16 @@ int trainer_write(struct trainer *t, enum parameter_state which, const struct mo
 
 	_cleanup_free_ uint16_t *narrow = NULL;
 	enum dtype type;
-	void *to = state(t, which, p->unit, at, &type);
+	void *to;
 	int r = shard_settle(t->plan->shard, err);
 
 	if (r < 0 || own == 0)
 		return r;
+	if (is_factors(t, which))
+		return optimizer_write_factors(t->plan->optimizer, p, first + skip, own, in + skip, err);
+	if (!has_state(t, which, p))
+		return 0;
+	to = state(t, which, p->unit, at, &type);
 	if (type == DTYPE_F32)
 		return device_write(t->dev, to, in + skip, (size_t)own * sizeof(float), err);
 	narrow = malloc((size_t)own * sizeof(*narrow));
@@ -151,6 +178,14 @@ int trainer_gather_parameter(struct trainer *t, enum parameter_state which, cons
 	int64_t most = (int64_t)(model_scratch(t->plan->model, &memory) / sizeof(float));
 	int r = 0;
 
+	if (!out && (is_factors(t, which) || !has_state(t, which, p)))
+		return 0;
+	if (is_factors(t, which))
+		return optimizer_read_factors(t->plan->optimizer, p, first, n, out, err);
+	if (!has_state(t, which, p)) {
+		memset(out, 0, (size_t)n * sizeof(*out));
+		return 0;
+	}
 	if (t->plan->shard->degree == 1)
 		return out ? trainer_read(t, which, p, first, n, out, err) : 0;
 	for (int64_t at = 0; at < n && r == 0; at += most)

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "engine/optim/adamw.h"
+#include "engine/optim/optimizer.h"
 #include "engine/train/internal.h"
 
 void trainer_gather(struct trainer *t, const struct dataset *data, const int64_t *rows, int64_t n,
@@ -177,21 +177,31 @@ int trainer_check_comm(struct trainer *t, struct error *err)
 	return t->comm ? comm_check(t->comm, err) : 0;
 }
 
+static struct optimizer_options optimizer_options_at(const struct trainer *t)
+{
+	const struct train_options *o = &t->o;
+
+	return (struct optimizer_options){
+	    .learning_rate = schedule_rate(&t->schedule, t->step + t->schedule_lead),
+	    .embedding_rate = o->embedding_rate > 0 ? o->embedding_rate / o->learning_rate : 1,
+	    .beta1 = o->beta1,
+	    .beta2 = o->beta2,
+	    .epsilon = o->epsilon,
+	    .weight_decay = o->weight_decay,
+	    .momentum = o->momentum,
+	    .nesterov = o->nesterov,
+	    .decay_all = o->decay_all,
+	    .clip = o->clip,
+	    .step = t->step + 1,
+	    .seed = o->seed};
+}
+
 int trainer_run_step(struct trainer *t, struct train_log *log, struct error *err)
 {
-	struct adamw_options adamw = {.learning_rate =
-	                                  schedule_rate(&t->schedule, t->step + t->schedule_lead),
-	                              .beta1 = t->o.beta1,
-	                              .beta2 = t->o.beta2,
-	                              .epsilon = t->o.epsilon,
-	                              .weight_decay = t->o.weight_decay,
-	                              .decay_all = t->o.decay_all,
-	                              .clip = t->o.clip,
-	                              .step = t->step + 1,
-	                              .seed = t->o.seed};
-	struct adamw_work work = {.sum_squares = &t->plan->sums[PLAN_SUM_SQUARES],
-	                          .scale = &t->plan->clip[0],
-	                          .norm = &t->plan->clip[1]};
+	struct optimizer_options options = optimizer_options_at(t);
+	struct optimizer_work work = {.sum_squares = &t->plan->sums[PLAN_SUM_SQUARES],
+	                              .scale = &t->plan->clip[0],
+	                              .norm = &t->plan->clip[1]};
 	double begun = clock_monotonic();
 	int64_t targets, tokens;
 	comm_ticket ticket;
@@ -206,7 +216,7 @@ int trainer_run_step(struct trainer *t, struct train_log *log, struct error *err
 	    (r = accumulate(t, targets ? (float)(1.0 / (double)targets) : 0, err)) < 0)
 		return r;
 	ticket = share_sums(t);
-	if ((r = adamw_step(t->plan->shard, &adamw, &work, err)) < 0)
+	if ((r = optimizer_step(t->plan->optimizer, &options, &work, err)) < 0)
 		return r;
 	if (ticket && (r = comm_wait(t->comm, ticket, err)) < 0)
 		return r;
@@ -221,7 +231,7 @@ int trainer_run_step(struct trainer *t, struct train_log *log, struct error *err
 	                          .steps = t->total_steps,
 	                          .epoch = sampler_epochs(&t->sampler, t->step),
 	                          .loss = targets ? t->sums[PLAN_SUM_LOSS] / (double)targets : 0,
-	                          .learning_rate = adamw.learning_rate,
+	                          .learning_rate = options.learning_rate,
 	                          .grad_norm = (double)clip[1],
 	                          .tokens = t->tokens,
 	                          .step_tokens = tokens};

@@ -12,6 +12,10 @@
 static void count_steps(struct trainer *t)
 {
 	const struct train_options *o = &t->o;
+	double batch = (double)(o->micro_batch * o->accumulation * t->world_size);
+	double scale = o->scale_rate == TRAIN_SCALE_LINEAR ? batch
+	               : o->scale_rate == TRAIN_SCALE_SQRT ? sqrt(batch)
+	                                                   : 1;
 	int64_t total, whole, last;
 
 	t->steps_per_epoch = sampler_steps_per_epoch(&t->sampler);
@@ -26,8 +30,8 @@ static void count_steps(struct trainer *t)
 	}
 	t->schedule_lead = total - t->total_steps;
 	t->schedule = (struct schedule){.kind = o->schedule,
-	                                .peak = o->learning_rate,
-	                                .floor = o->min_learning_rate,
+	                                .peak = o->learning_rate * scale,
+	                                .floor = o->min_learning_rate * scale,
 	                                .steps = total,
 	                                .warmup = o->warmup_steps > 0
 	                                              ? o->warmup_steps
@@ -99,6 +103,7 @@ int trainer_create(struct device *dev, struct comm *comm, const struct model_con
 	t->c = *c;
 	t->o = *options;
 	t->o.logits_bytes = device_logits_bytes();
+	t->o.widens = !device_supports(dev, t->o.precision);
 	t->train = train;
 	t->eval = eval;
 	t->rank = comm ? comm_rank(comm) : 0;
@@ -185,11 +190,14 @@ int trainer_plan_json(const struct trainer *t, json_t **out, struct error *err)
 
 int trainer_set_step(struct trainer *t, int64_t step, struct error *err)
 {
+	int r;
+
 	if (step < 0 || step > t->total_steps)
 		return error_set(err, -EINVAL, "cannot go on from step %lld of a run of %lld steps",
 		                 (long long)step, (long long)t->total_steps);
 	t->step = step;
-	return trainer_publish(t, err);
+	r = optimizer_loaded(t->plan->optimizer, err);
+	return r < 0 ? r : trainer_publish(t, err);
 }
 
 void trainer_set_origin(struct trainer *t, int64_t step, int64_t examples)

@@ -239,6 +239,8 @@ void KERNEL(factor_sums)(struct device *dev, const struct device_factored *f, co
 		}
 		row[r] += v_hsum(sum);
 	}
+	if (!col)
+		return;
 #pragma omp parallel num_threads(dev->threads) if (f->n > PARALLEL_MIN)
 	{
 		int64_t lo, hi;
@@ -275,7 +277,7 @@ void KERNEL(factor_direction)(struct device *dev, const struct device_factored *
 			float share = row[r] * factor;
 
 			for (; i < end; i++, j++) {
-				float estimate = share * col[j];
+				float estimate = col ? share * col[j] : share;
 
 				grad[i] = grad[i] * scale / sqrtf(estimate > floor ? estimate : floor);
 			}

@@ -333,8 +333,9 @@ extern "C" void device_factor_sums(struct device *dev, const struct device_facto
 	LAUNCH(dev, factor_rows,
 	       (unsigned)((f->first + f->n + f->cols - 1) / f->cols - f->first / f->cols), THREADS, 0, *f,
 	       grad, grad_scale, row);
-	LAUNCH(dev, factor_columns, (unsigned)ceil_div(f->cols, THREADS), THREADS, 0, *f, grad, grad_scale,
-	       col);
+	if (col)
+		LAUNCH(dev, factor_columns, (unsigned)ceil_div(f->cols, THREADS), THREADS, 0, *f, grad,
+		       grad_scale, col);
 }
 
 static __global__ void __launch_bounds__(THREADS)
@@ -345,7 +346,10 @@ static __global__ void __launch_bounds__(THREADS)
 	float scale = grad_scale ? *grad_scale : 1.0f;
 
 	for (int64_t i = first; i < f.n; i += stride) {
-		float estimate = row[(f.first + i) / f.cols] * factor * col[(f.first + i) % f.cols];
+		float estimate = row[(f.first + i) / f.cols] * factor;
+
+		if (col)
+			estimate *= col[(f.first + i) % f.cols];
 
 		grad[i] = grad[i] * scale / sqrtf(estimate > floor ? estimate : floor);
 	}

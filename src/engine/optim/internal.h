@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of optim/ share. */
+#pragma once
+
+#include "engine/optim/optimizer.h"
+
+struct optimizer {
+	enum optimizer_kind kind;
+	bool with_momentum;
+	const struct model_layout *layout;
+	struct shard *s;
+	double *sums;      /* device, [2 · parameters]: of each tensor */
+	double *host_sums; /* the same on the host */
+	/* Adafactor, on the device: for each parameter its rows, then its columns, at factor_at[parameter].
+	 */
+	float *factors, *factor_sums;
+	int64_t *factor_at, factor_count;
+	double *row_means, *weights_rms; /* host, [parameters]: within a step */
+	/* Muon: the largest matrix twice, and the square of its smaller side twice. */
+	float *momentum; /* of a whole block, where ranks have a part each */
+	enum dtype matrix_type;
+	void *matrix[2], *square[2];
+	int64_t largest_matrix, largest_square;
+};
+
+/* The part of a parameter, or of any range of its unit, that this rank steps. */
+struct own_range {
+	float *master; /* NULL: copy alone is stepped */
+	void *copy;    /* in the shard's type; NULL where master is all there is */
+	float *gradient, *m, *v;
+	int64_t first; /* of the range: elements before this rank's part of it */
+	int64_t n;     /* 0: none of it is here */
+	int64_t place; /* among the elements of all units */
+};
+struct own_range optimizer_range(const struct shard *s, int unit, int64_t first, int64_t n);
+static inline struct own_range optimizer_parameter(const struct shard *s, const struct model_parameter *p)
+{
+	return optimizer_range(s, p->unit, p->offset, p->count);
+}
+
+/* Applies a rule to the range; h's seed, step and place are filled in. */
+void optimizer_update(const struct shard *s, const struct own_range *range,
+                      const struct optimizer_options *options, const float *grad_scale,
+                      struct device_update h);
+/* AdamW likewise. */
+void optimizer_adamw(const struct shard *s, const struct own_range *range,
+                     const struct optimizer_options *options, const float *grad_scale, double learning_rate,
+                     double weight_decay);
+
+double optimizer_rate(const struct optimizer_options *options, int unit);
+double optimizer_decay(const struct optimizer_options *options, const struct model_parameter *p);
+
+/* Tensor sums: zeroed, added to on the device, then brought to the host as sums over all ranks. */
+void optimizer_sums_start(struct optimizer *o);
+void optimizer_sum_weights(struct optimizer *o, const struct own_range *range, double *sum);
+int optimizer_sums_finish(struct optimizer *o, struct error *err);
+
+/* trust.c, adafactor.c, muon.c: a step of all units, without the gathers. */
+int optimizer_lamb(struct optimizer *o, const struct optimizer_options *options, const float *grad_scale,
+                   struct error *err);
+int optimizer_lars(struct optimizer *o, const struct optimizer_options *options, const float *grad_scale,
+                   struct error *err);
+int optimizer_adafactor(struct optimizer *o, const struct optimizer_options *options, const float *grad_scale,
+                        struct error *err);
+int optimizer_muon(struct optimizer *o, const struct optimizer_options *options, const float *grad_scale,
+                   struct error *err);
+
+/* ---- Adafactor ---- */
+static inline int64_t factor_rows(const struct model_parameter *p)
+{
+	return p->shape[0];
+}
+
+/* Elements of a row. */
+static inline int64_t factor_row_length(const struct model_parameter *p)
+{
+	return p->matrix ? p->shape[1] : 1;
+}
+
+/* Means that are kept of a parameter: first those of its rows, then those of its columns. */
+static inline int64_t factor_means(const struct model_parameter *p)
+{
+	return p->matrix ? p->shape[0] + p->shape[1] : p->shape[0];
+}
+
+static inline float *factor_columns(const struct model_parameter *p, float *means)
+{
+	return p->matrix ? means + factor_rows(p) : NULL;
+}
+
+/* Whether Muon orthogonalizes it; the other parameters are AdamW's. */
+bool muon_takes(const struct optimizer *o, const struct model_parameter *p);

@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Muon: the momentum of a matrix of a block, made nearly orthogonal by five steps of Newton and Schulz, is
+ * the direction. Embedding, head, norms and biases are AdamW's.
+ *
+ * The iteration needs a whole matrix. Where gradients are sharded, each rank's part of the momentum is
+ * gathered into the unit's gradients, and each rank then works on those matrices of which it steps a part:
+ * together hardly more than one rank alone would compute, since a rank's part of a unit is contiguous.
+ */
+#include <math.h>
+
+#include "engine/optim/internal.h"
+
+/* Of Jordan's quintic, which brings singular values close to 1 quickly rather than exactly. */
+#define QUINTIC_A  3.4445
+#define QUINTIC_B  (-4.775)
+#define QUINTIC_C  2.0315
+#define ITERATIONS 5
+#define LEAST_NORM 1e-7
+/* Liu et al. 2025: the size of AdamW's usual update. */
+#define UPDATE_RMS 0.2
+
+/* c[m, n] = alpha · op(a) · op(b) + beta · c, all of them stored without gaps. */
+static void multiply(struct optimizer *o, void *c, const void *a, bool transpose_a, const void *b,
+                     bool transpose_b, int64_t m, int64_t n, int64_t k, double alpha, double beta)
+{
+	struct device_gemm g = {.transpose_a = transpose_a,
+	                        .transpose_b = transpose_b,
+	                        .m = m,
+	                        .n = n,
+	                        .k = k,
+	                        .alpha = (float)alpha,
+	                        .beta = (float)beta,
+	                        .a = a,
+	                        .b = b,
+	                        .c = c,
+	                        .lda = transpose_a ? m : k,
+	                        .ldb = transpose_b ? k : n,
+	                        .ldc = n,
+	                        .ab_type = o->matrix_type,
+	                        .c_type = o->matrix_type};
+
+	device_gemm(o->s->dev, &g);
+}
+
+/* Replaces a momentum of the given norm by the nearest orthogonal matrix, about. */
+static void orthogonalize(struct optimizer *o, float *momentum, int64_t rows, int64_t cols, double norm)
+{
+	struct device *dev = o->s->dev;
+	enum dtype type = o->matrix_type;
+	size_t size = dtype_size(type);
+	int64_t count = rows * cols, side = MIN(rows, cols);
+	char *x = o->matrix[0], *next = o->matrix[1], *a = o->square[0], *b = o->square[1];
+
+	/* Scaled before it is rounded, so that small values do not become subnormal. */
+	device_scale(dev, momentum, DTYPE_F32, (float)(1 / (norm + LEAST_NORM)), count);
+	device_cast(dev, x, type, momentum, DTYPE_F32, count);
+	for (int i = 0; i < ITERATIONS; i++) {
+		char *last = x;
+
+		/* a = x·xᵀ on the shorter side, b = B·a + C·a·a, next = A·x + b·x. */
+		if (rows <= cols)
+			multiply(o, a, x, false, x, true, side, side, cols, 1, 0);
+		else
+			multiply(o, a, x, true, x, false, side, side, rows, 1, 0);
+		device_copy(dev, b, a, (size_t)(side * side) * size);
+		multiply(o, b, a, false, a, false, side, side, side, QUINTIC_C, QUINTIC_B);
+		device_copy(dev, next, x, (size_t)count * size);
+		if (rows <= cols)
+			multiply(o, next, b, false, x, false, rows, cols, rows, 1, QUINTIC_A);
+		else
+			multiply(o, next, x, false, b, false, rows, cols, cols, 1, QUINTIC_A);
+		x = next;
+		next = last;
+	}
+	device_cast(dev, momentum, DTYPE_F32, x, type, count);
+}
+
+/* The momentum of this rank's part of the matrices takes the place of their gradients; all else is stepped.
+ */
+static void step_others(struct optimizer *o, const struct optimizer_options *options, const float *grad_scale)
+{
+	for (int i = 0; i < o->layout->parameters; i++) {
+		const struct model_parameter *p = &o->layout->parameter[i];
+		struct own_range range = optimizer_parameter(o->s, p);
+
+		if (!muon_takes(o, p))
+			optimizer_adamw(o->s, &range, options, grad_scale, optimizer_rate(options, p->unit),
+			                optimizer_decay(options, p));
+		else
+			optimizer_update(o->s, &range, options, grad_scale,
+			                 (struct device_update){.rule = DEVICE_MEAN,
+			                                        .beta1 = options->momentum,
+			                                        .ratio = 1,
+			                                        .nesterov = options->nesterov});
+		if (muon_takes(o, p) && range.n > 0)
+			device_sum_squares(o->s->dev, range.gradient, DTYPE_F32, range.n, &o->sums[2 * i]);
+	}
+}
+
+/* Orthogonalizes the matrices of a block of which this rank steps a part, and steps that part. whole: the
+ * momentum of all of the block. */
+static void step_block(struct optimizer *o, int unit, float *whole, const struct optimizer_options *options)
+{
+	for (int i = 0; i < o->layout->parameters; i++) {
+		const struct model_parameter *p = &o->layout->parameter[i];
+		struct own_range range = optimizer_parameter(o->s, p);
+
+		if (p->unit != unit || !muon_takes(o, p) || range.n == 0)
+			continue;
+		orthogonalize(o, whole + p->offset, p->shape[0], p->shape[1], sqrt(o->host_sums[2 * i]));
+		range.gradient = whole + p->offset + range.first;
+		optimizer_update(o->s, &range, options, NULL,
+		                 (struct device_update){
+		                     .rule = DEVICE_APPLY,
+		                     .learning_rate = optimizer_rate(options, p->unit),
+		                     .weight_decay = optimizer_decay(options, p),
+		                     .ratio = UPDATE_RMS * sqrt((double)MAX(p->shape[0], p->shape[1]))});
+	}
+}
+
+int optimizer_muon(struct optimizer *o, const struct optimizer_options *options, const float *grad_scale,
+                   struct error *err)
+{
+	struct shard *s = o->s;
+	int r;
+
+	optimizer_sums_start(o);
+	step_others(o, options, grad_scale);
+	if ((r = optimizer_sums_finish(o, err)) < 0)
+		return r;
+	for (int i = 1; i < s->units - 1; i++) {
+		struct shard_unit *u = &s->unit[i];
+
+		if (s->degree > 1 && (r = comm_wait(s->gather,
+		                                    comm_all_gather_into(s->gather, o->momentum,
+		                                                         u->own_gradients, u->own, DTYPE_F32),
+		                                    err)) < 0)
+			return r;
+		step_block(o, i, s->degree > 1 ? o->momentum : u->own_gradients, options);
+	}
+	return 0;
+}

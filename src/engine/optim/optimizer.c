@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One step of an optimizer over this rank's part of every unit, with the norm of all gradients first. */
+#include "engine/optim/optimizer.h"
+
+#include "engine/optim/internal.h"
+
+static int gradient_norm(struct shard *s, const struct optimizer_options *o, const struct optimizer_work *w,
+                         struct error *err)
+{
+	int r;
+
+	device_zero(s->dev, w->sum_squares, sizeof(double));
+	/* The units are in the order in which the backward pass finished them, so that the last reductions go
+	 * on while the first units are summed. */
+	for (int i = s->units - 1; i >= 0; i--) {
+		struct shard_unit *u = &s->unit[i];
+
+		if ((r = shard_wait_gradients(s, i, err)) < 0)
+			return r;
+		device_sum_squares(s->dev, u->own_gradients, DTYPE_F32, u->own, w->sum_squares);
+	}
+	if ((r = shard_sum(s, w->sum_squares, 1, err)) < 0)
+		return r;
+	device_clip_scale(s->dev, w->sum_squares, (float)o->clip, w->scale, w->norm);
+	return 0;
+}
+
+/* The elements [first, first + n) of a unit, under a rule that looks at each element by itself. */
+static void step_range(const struct optimizer *o, int unit, int64_t first, int64_t n, double decay,
+                       const struct optimizer_options *options, const float *grad_scale)
+{
+	struct own_range range = optimizer_range(o->s, unit, first, n);
+	double rate = optimizer_rate(options, unit);
+
+	if (o->kind == OPTIMIZER_ADAMW)
+		optimizer_adamw(o->s, &range, options, grad_scale, rate, decay);
+	else if (o->kind == OPTIMIZER_SGD)
+		optimizer_update(o->s, &range, options, grad_scale,
+		                 (struct device_update){.rule = DEVICE_SGD,
+		                                        .learning_rate = rate,
+		                                        .beta1 = options->momentum,
+		                                        .weight_decay = decay,
+		                                        .ratio = 1,
+		                                        .nesterov = options->nesterov});
+	else
+		optimizer_update(o->s, &range, options, grad_scale,
+		                 (struct device_update){.rule = DEVICE_LION,
+		                                        .learning_rate = rate,
+		                                        .beta1 = options->beta1,
+		                                        .beta2 = options->beta2,
+		                                        .weight_decay = decay});
+}
+
+int optimizer_step(struct optimizer *o, const struct optimizer_options *options,
+                   const struct optimizer_work *w, struct error *err)
+{
+	static int (*const by_tensors[OPTIMIZERS])(struct optimizer *, const struct optimizer_options *,
+	                                           const float *, struct error *) = {
+	    [OPTIMIZER_LAMB] = optimizer_lamb,
+	    [OPTIMIZER_LARS] = optimizer_lars,
+	    [OPTIMIZER_ADAFACTOR] = optimizer_adafactor,
+	    [OPTIMIZER_MUON] = optimizer_muon};
+	struct shard *s = o->s;
+	int r = gradient_norm(s, options, w, err);
+
+	if (r < 0 || (by_tensors[o->kind] && (r = by_tensors[o->kind](o, options, w->scale, err)) < 0))
+		return r;
+	for (int i = 0; i < s->units; i++) {
+		struct shard_unit *u = &s->unit[i];
+
+		if (!by_tensors[o->kind]) {
+			step_range(o, i, 0, u->matrices, options->weight_decay, options, w->scale);
+			step_range(o, i, u->matrices, u->padded - u->matrices,
+			           options->decay_all ? options->weight_decay : 0, options, w->scale);
+		}
+		shard_publish(s, i, true);
+	}
+	return shard_published(s, err);
+}

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the optimizers do with the part of a unit or a parameter that this rank steps, and sums over tensors.
+ */
+#include "engine/optim/internal.h"
+
+struct own_range optimizer_range(const struct shard *s, int unit, int64_t first, int64_t n)
+{
+	const struct shard_unit *u = &s->unit[unit];
+	struct own_range range = {0};
+	int64_t at;
+
+	range.n = shard_own(u, first, n, &at);
+	if (range.n == 0)
+		return range;
+	range.first = u->first + at - first;
+	range.master = u->master ? u->master + at : NULL;
+	range.copy =
+	    s->o.type == DTYPE_F32 ? NULL : (char *)u->own_weights + (size_t)at * dtype_size(s->o.type);
+	range.gradient = u->own_gradients + at;
+	range.m = u->m && at >= u->m_from ? u->m + (at - u->m_from) : NULL;
+	range.v = u->v && at >= u->v_from ? u->v + (at - u->v_from) : NULL;
+	range.place = u->base + u->first + at;
+	return range;
+}
+
+double optimizer_rate(const struct optimizer_options *options, int unit)
+{
+	return unit == 0 ? options->learning_rate * options->embedding_rate : options->learning_rate;
+}
+
+double optimizer_decay(const struct optimizer_options *options, const struct model_parameter *p)
+{
+	return p->matrix || options->decay_all ? options->weight_decay : 0;
+}
+
+void optimizer_update(const struct shard *s, const struct own_range *range,
+                      const struct optimizer_options *options, const float *grad_scale,
+                      struct device_update h)
+{
+	h.step = options->step;
+	h.seed = options->seed;
+	h.first = range->place;
+	if (range->n > 0)
+		device_update(s->dev, range->master, range->copy, s->o.type, range->gradient,
+		              h.rule == DEVICE_APPLY ? NULL : range->m,
+		              h.rule == DEVICE_LAMB ? range->v : NULL, range->n, grad_scale, &h);
+}
+
+void optimizer_adamw(const struct shard *s, const struct own_range *range,
+                     const struct optimizer_options *options, const float *grad_scale, double learning_rate,
+                     double weight_decay)
+{
+	struct device_adamw h = {.learning_rate = learning_rate,
+	                         .beta1 = options->beta1,
+	                         .beta2 = options->beta2,
+	                         .epsilon = options->epsilon,
+	                         .weight_decay = weight_decay,
+	                         .step = options->step,
+	                         .seed = options->seed,
+	                         .first = range->place};
+
+	if (range->n > 0)
+		device_adamw(s->dev, range->master, range->copy, s->o.type, range->gradient, DTYPE_F32,
+		             range->m, range->v, range->n, grad_scale, &h);
+}
+
+/* ---- sums over tensors ---- */
+
+void optimizer_sums_start(struct optimizer *o)
+{
+	device_zero(o->s->dev, o->sums, 2 * (size_t)o->layout->parameters * sizeof(*o->sums));
+}
+
+void optimizer_sum_weights(struct optimizer *o, const struct own_range *range, double *sum)
+{
+	if (range->n > 0)
+		device_sum_squares(o->s->dev, range->master ? (void *)range->master : range->copy,
+		                   range->master ? DTYPE_F32 : o->s->o.type, range->n, sum);
+}
+
+int optimizer_sums_finish(struct optimizer *o, struct error *err)
+{
+	int64_t n = 2 * (int64_t)o->layout->parameters;
+	int r = shard_sum(o->s, o->sums, n, err);
+
+	return r < 0 ? r : device_read(o->s->dev, o->host_sums, o->sums, (size_t)n * sizeof(*o->sums), err);
+}
