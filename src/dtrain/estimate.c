@@ -15,6 +15,7 @@
 #include "config/run.h"
 #include "dtrain/commands.h"
 #include "dtrain/options.h"
+#include "dtrain/rates_file.h"
 #include "dtrain/run_request.h"
 #include "dtrain/table.h"
 #include "engine/train/estimate.h"
@@ -29,12 +30,14 @@ struct subject {
 	struct model_config model;
 	struct train_options options;
 	struct hardware_set where;
-	char devices[96]; /* in words */
+	struct rates *rates; /* measured on such a device; NULL: none */
+	char devices[96];    /* in words */
 };
 
 static void subject_release(struct subject *s)
 {
 	run_config_freep(&s->config);
+	free(s->rates);
 }
 
 /* ---- the devices ---- */
@@ -186,9 +189,9 @@ static const char *recompute_name(bool recompute)
 static const char *seconds(char *buf, size_t size, double s)
 {
 	if (s < 1)
-		snprintf(buf, size, "%.3g ms", s * 1000);
+		snprintf(buf, size, s < 0.1 ? "%.2f ms" : "%.0f ms", s * 1000);
 	else
-		snprintf(buf, size, "%.3g s", s);
+		snprintf(buf, size, s < 100 ? "%.2f s" : "%.0f s", s);
 	return buf;
 }
 
@@ -213,12 +216,21 @@ static void print_head(const struct subject *s, const struct estimate_list *list
 	printf("devices  %s of %d, %s each; %s\n", str_count(nodes, sizeof(nodes), s->where.nodes, "node"),
 	       s->where.per_node, str_bytes(memory, sizeof(memory), (uint64_t)s->where.device.memory),
 	       s->devices);
-	printf("step     %s, %s of %lld tokens a rank, %s: %lld tokens in %s\n\n",
+	printf("step     %s, %s of %lld tokens a rank, %s: %lld tokens in %s\n",
 	       str_count(count, sizeof(count), ranks, "rank"),
 	       str_count(rows, sizeof(rows), s->options.micro_batch, "row"),
 	       (long long)s->config->data.max_length,
 	       str_count(steps, sizeof(steps), s->options.accumulation, "micro-step"),
 	       (long long)list->all[0].cost.tokens, precision_name(s->options.precision));
+}
+
+static void print_rates(const struct subject *s)
+{
+	if (s->rates)
+		printf("rates    measured on %s\n\n", s->rates->device);
+	else
+		printf("rates    from the table of devices; dtrain estimate --measure measures this "
+		       "machine's\n\n");
 }
 
 static void print_table(const struct estimate_list *list)
@@ -294,10 +306,44 @@ static int print_estimate(const struct subject *s, const struct estimate_list *l
 		return client_print_json(out);
 	}
 	print_head(s, list);
+	print_rates(s);
 	print_table(list);
 	print_memory(&list->all[list->run]);
 	print_choice(list);
 	return EXIT_SUCCESS;
+}
+
+/* 0, or the exit status after the error was printed. */
+static int measure(bool alone)
+{
+	_cleanup_free_ char *path = NULL;
+	struct error err = ERROR_INIT;
+
+	if (rates_file_measure(&path, &err) < 0)
+		return client_fail(EXIT_FAILURE, "%s", err.message);
+	if (alone)
+		printf("%s: written; estimates for such devices use it\n", path);
+	return 0;
+}
+
+static int estimate(struct client *client, struct subject *s, const char *devices, bool json)
+{
+	struct estimate_input in = {&s->model, &s->options, s->config->data.max_length, &s->where};
+	struct estimate_list list;
+	struct error err = ERROR_INIT;
+	int status = find_devices(client, s, devices);
+
+	if (status != 0)
+		return status;
+	if (rates_file_read(&s->where.device, &s->rates, &err) < 0)
+		return client_fail(EXIT_FAILURE, "%s", err.message);
+	s->where.device.rates = s->rates;
+	choose_precision(s);
+	if (s->config->parallel.shard_degree == 0)
+		s->options.shard_degree = s->where.per_node;
+	if (estimate_list(&in, &list, &err) < 0)
+		return client_fail(EXIT_FAILURE, "%s", err.message);
+	return print_estimate(s, &list, json);
 }
 
 int cmd_estimate(struct client *client, int argc, char **argv)
@@ -305,40 +351,37 @@ int cmd_estimate(struct client *client, int argc, char **argv)
 	_cleanup_(subject_release) struct subject s = {0};
 	struct option_list set = {0};
 	const char *devices = NULL;
-	bool json = false;
+	bool json = false, measures = false;
 	const struct option_spec options[] = {
 	    {'d', "devices", OPTION_STRING, &devices, "DEVICES",
 	     "8xH100-80GB, 128x8xH100-80GB (nodes, devices of each), cpu or cluster"},
 	    {'s', "set", OPTION_LIST, &set, "KEY=VALUE", "override a key of the run file; again for more"},
+	    {0, "measure", OPTION_FLAG, &measures, NULL,
+	     "first measure this machine's device: half a minute, in which it should do nothing else"},
 	    {0, "json", OPTION_FLAG, &json, NULL, "print JSON"},
 	};
 	const struct usage usage = {"estimate",
-	                            "RUN_FILE",
+	                            "[RUN_FILE]",
 	                            "Plans a run: the memory of each rank, whether it fits, and its speed",
 	                            "Without --devices: the cluster's, or CPU slots of this machine where no "
 	                            "service answers.",
 	                            options,
 	                            ARRAY_SIZE(options),
-	                            1,
+	                            0,
 	                            1};
-	struct estimate_list list;
 	struct error err = ERROR_INIT;
 	int first, status = options_parse(client, &usage, argc, argv, &first, NULL);
 
 	if (status == OPTIONS_DONE) {
-		if (read_subject(&s, argv[first], set.items, &err) < 0)
-			status = client_fail(STATUS_USAGE, "%s", err.message);
-		else
-			status = find_devices(client, &s, devices);
-		if (status == 0) {
-			struct estimate_input in = {&s.model, &s.options, s.config->data.max_length,
-			                            &s.where};
+		bool run = first < argc;
 
-			choose_precision(&s);
-			status = estimate_list(&in, &list, &err) < 0
-			             ? client_fail(EXIT_FAILURE, "%s", err.message)
-			             : print_estimate(&s, &list, json);
-		}
+		status = run || measures ? 0 : client_fail(STATUS_USAGE, "estimate: RUN_FILE is missing");
+		if (status == 0 && run && read_subject(&s, argv[first], set.items, &err) < 0)
+			status = client_fail(STATUS_USAGE, "%s", err.message);
+		if (status == 0 && measures)
+			status = measure(!run);
+		if (status == 0 && run)
+			status = estimate(client, &s, devices, json);
 	}
 	option_list_release(&set);
 	return status;

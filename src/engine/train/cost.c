@@ -13,12 +13,15 @@ struct parts {
 	double embedding_forward, embedding_backward, head;
 };
 
-double cost_gemm(const struct hardware *h, enum dtype type, double m, double n, double k, double c_bytes,
-                 bool add)
+double cost_gemm(const struct hardware *h, enum dtype type, enum rate_product kind, double m, double n,
+                 double k, double c_bytes, bool add)
 {
+	double rate = h->rates ? rates_product(h->rates, h->sizing.threads, type, kind, m, n, k) : 0;
 	double bytes = (double)dtype_size(type) * (m * k + k * n) + c_bytes * m * n * (add ? 2 : 1);
 	double products = 2 * m * n * k / (hardware_peak(h, type) * h->gemm);
 
+	if (rate > 0)
+		return 2 * m * n * k / rate;
 	return MAX(products, bytes / (h->bandwidth * h->stream)) + h->start;
 }
 
@@ -35,17 +38,23 @@ double cost_gather(const struct hardware *h, double bytes, int nodes, int per_no
 	return (per_node > 1 ? MAX(inside, between) : between) + steps * h->latency;
 }
 
-/* Elements that are read and written, over the bandwidth. */
-static double stream(const struct hardware *h, double bytes)
+/* An operation that touches so many bytes. */
+static double stream(const struct hardware *h, enum dtype type, enum rate_operation op, double bytes)
 {
-	return bytes / (h->bandwidth * h->stream) + h->start;
+	double rate = h->rates ? rates_operation(h->rates, h->slots, h->sizing.threads, type, op, bytes) : 0;
+
+	return rate > 0 ? bytes / rate : bytes / (h->bandwidth * h->stream) + h->start;
 }
 
 static double attention(const struct hardware *h, const struct model_config *c, enum dtype type, double rows,
                         double row, bool backward)
 {
-	double sum = 0;
+	double share = backward ? h->attention_backward : h->attention_forward, sum = 0;
+	double rate =
+	    h->rates ? rates_attention(h->rates, h->sizing.threads, type, backward, row, c->head_dim) : 0;
 
+	if (rate <= 0)
+		rate = hardware_peak(h, type) * share;
 	/* Q·K and P·V; the backward pass has five such products. */
 	for (int l = 0; l < c->layers; l++) {
 		double window = model_config_window(c, l);
@@ -53,63 +62,79 @@ static double attention(const struct hardware *h, const struct model_config *c, 
 		    window > 0 && window < row ? row * window - window * window / 2 : row * row / 2;
 		double flops = 4.0 * rows * pairs * c->heads * c->head_dim * (backward ? 2.5 : 1);
 
-		sum += flops / (hardware_peak(h, type) *
-		                (backward ? h->attention_backward : h->attention_forward)) +
-		       h->start;
+		sum += flops / rate + (h->rates ? 0 : h->start);
 	}
 	return sum / c->layers;
 }
 
+/* Chunk by chunk, of which all but the first add to the gradient of the matrix. */
+static double head_seconds(const struct hardware *h, enum dtype type, double t, double hidden, double vocab,
+                           double chunk, bool add)
+{
+	double chunks = MAX(ceil(t / chunk), 1), rows = t / chunks, s = (double)dtype_size(type);
+	double each = cost_gemm(h, type, RATE_PRODUCT_FORWARD, rows, vocab, hidden, s, false) +
+	              cost_gemm(h, type, RATE_PRODUCT_INPUT, rows, hidden, vocab, s, false) +
+	              stream(h, type, RATE_LOSS, 3 * vocab * rows * s);
+	double first = cost_gemm(h, type, RATE_PRODUCT_WEIGHT, vocab, hidden, rows, sizeof(float), add);
+	double more = cost_gemm(h, type, RATE_PRODUCT_WEIGHT, vocab, hidden, rows, sizeof(float), true);
+
+	return chunks * each + first + (chunks - 1) * more;
+}
+
 static void count_parts(const struct model_config *c, const struct train_options *o, double row,
-                        const struct hardware *h, bool add, struct parts *p)
+                        const struct hardware *h, double logits_rows, bool add, struct parts *p)
 {
 	enum dtype type = o->precision;
 	double rows = (double)o->micro_batch, t = rows * row, s = (double)dtype_size(type);
 	double hidden = c->hidden, q = (double)c->heads * c->head_dim, kv = (double)c->kv_heads * c->head_dim;
 	double qkv = q + 2 * kv, wide = c->intermediate, vocab = (double)c->vocab;
 	const double shapes[][2] = {{qkv, hidden}, {hidden, q}, {2 * wide, hidden}, {hidden, wide}};
-	double element = t * s, norm_qk = c->qk_norm ? 2 * (q + kv) * element : 0, mlp_down;
+	double element = t * s, norm_qk = c->qk_norm ? 2 * (q + kv) * element : 0;
+	double swiglu, norm, rotation;
 
 	*p = (struct parts){0};
 	for (size_t i = 0; i < ARRAY_SIZE(shapes); i++) {
 		double out = shapes[i][0], in = shapes[i][1];
 
-		p->block_forward += cost_gemm(h, type, t, out, in, s, false);
-		p->block_backward += cost_gemm(h, type, t, in, out, s, false) +
-		                     cost_gemm(h, type, out, in, t, sizeof(float), add);
+		p->block_forward += cost_gemm(h, type, RATE_PRODUCT_FORWARD, t, out, in, s, false);
+		p->block_backward += cost_gemm(h, type, RATE_PRODUCT_INPUT, t, in, out, s, false) +
+		                     cost_gemm(h, type, RATE_PRODUCT_WEIGHT, out, in, t, sizeof(float), add);
 	}
-	mlp_down = cost_gemm(h, type, t, hidden, wide, s, false);
-	p->block_forward += attention(h, c, type, rows, row, false) + stream(h, 4 * hidden * element) * 2 +
-	                    stream(h, 2 * (q + kv) * element + norm_qk) + stream(h, 3 * wide * element);
+	swiglu = stream(h, type, RATE_SWIGLU, 3 * wide * element);
+	norm = stream(h, type, RATE_NORM, 4 * hidden * element);
+	rotation = stream(h, type, RATE_ROTATION, 2 * (q + kv) * element + norm_qk);
+	p->block_forward += attention(h, c, type, rows, row, false) + 2 * norm + rotation + swiglu;
 	/* Recomputed, the block ends with the products of gate and up. */
-	p->block_again = p->block_forward - mlp_down - stream(h, 3 * wide * element);
-	/* SwiGLU; the norms once more, and their gradients; rotation. */
-	p->block_backward += attention(h, c, type, rows, row, true) + stream(h, 6 * wide * element) +
-	                     2 * stream(h, 2 * hidden * element) + 2 * stream(h, 4 * hidden * element) +
-	                     stream(h, 2 * (q + kv) * element + 2 * norm_qk);
-	p->embedding_forward = stream(h, 2 * hidden * element);
-	p->embedding_backward =
-	    stream(h, hidden * (element + 8 * t) + (add || c->tied ? 0 : 4 * vocab * hidden));
-	p->head = cost_gemm(h, type, t, vocab, hidden, s, false) +
-	          cost_gemm(h, type, t, hidden, vocab, s, false) +
-	          cost_gemm(h, type, vocab, hidden, t, sizeof(float), add) + stream(h, 4 * vocab * element) +
-	          stream(h, 6 * hidden * element);
+	p->block_again =
+	    p->block_forward - swiglu - cost_gemm(h, type, RATE_PRODUCT_FORWARD, t, hidden, wide, s, false);
+	/* The norms are computed once more, before their gradients. */
+	p->block_backward += attention(h, c, type, rows, row, true) +
+	                     stream(h, type, RATE_SWIGLU_BACKWARD, 6 * wide * element) + norm +
+	                     2 * stream(h, type, RATE_NORM_BACKWARD, 4 * hidden * element) + rotation;
+	p->embedding_forward = stream(h, type, RATE_COPY, 2 * hidden * element);
+	p->embedding_backward = stream(
+	    h, type, RATE_COPY, hidden * (element + 8 * t) + (add || c->tied ? 0 : 4 * vocab * hidden));
+	p->head = head_seconds(h, type, t, hidden, vocab, logits_rows, add);
+	p->head += norm + stream(h, type, RATE_NORM_BACKWARD, 4 * hidden * element);
 }
 
 /* ---- the order of a step ---- */
 
-/* Times of the collectives of a unit; 0: it has none. */
+/* Times of the collectives of a unit, over the ranks that share a copy of the model, and over its copies; 0:
+ * it has none. */
 struct unit_times {
-	double gather, reduce, reduce_across, optimizer;
+	double gather, reduce, replicate, optimizer;
 };
 
 struct player {
-	const struct plan *plan;
+	const struct shard *shard;
 	const struct train_options *o;
 	const struct parts *parts;
 	struct unit_times *unit;
-	double *ready; /* when a unit's weights are there */
+	double *ready;   /* when a unit's weights are there; INFINITY: nobody has asked for them */
+	double *reduced; /* when its gradients are summed */
 	int units;
+	int ring[SHARD_SLOTS_MAX], next;      /* the units that are in the slots of the blocks */
 	double now, gather_lane, reduce_lane; /* when the lane is free */
 	double waited, communication;
 };
@@ -129,6 +154,46 @@ static void wait_for(struct player *p, double when)
 	}
 }
 
+/* user: the unit whose weights are in use, and keep their slot; -1: none. */
+static void gather(struct player *p, int u, int user)
+{
+	int slots = 1 + p->o->prefetch;
+
+	if (u < 0 || u >= p->units || p->ready[u] < INFINITY)
+		return;
+	if (!p->shard->unit[u].whole_weights && p->shard->unit[u].ring == SHARD_RING_BLOCKS) {
+		if (slots > 1 && p->ring[p->next] == user)
+			p->next = (p->next + 1) % slots;
+		if (p->ring[p->next] > 0)
+			p->ready[p->ring[p->next]] = INFINITY;
+		p->ring[p->next] = u;
+		p->next = (p->next + 1) % slots;
+	} else if (!p->shard->unit[u].whole_weights) {
+		p->ready[u == 0 ? p->units - 1 : 0] = INFINITY;
+	}
+	p->ready[u] = queue(p, &p->gather_lane, p->unit[u].gather);
+}
+
+/* The weights of a unit, and those that are gathered ahead of it. */
+static void need(struct player *p, int u, int direction)
+{
+	gather(p, u, -1);
+	for (int i = 1; i <= p->o->prefetch; i++)
+		gather(p, u + i * direction, u);
+	wait_for(p, p->ready[u]);
+}
+
+/* A unit's gradients in the backward pass: with two slots, those of the unit before the last have to be gone.
+ */
+static void reduce(struct player *p, int u, bool last)
+{
+	double *lane = &p->reduce_lane;
+
+	p->reduced[u] = queue(p, lane, p->unit[u].reduce);
+	if (last && p->unit[u].replicate > 0)
+		p->reduced[u] = queue(p, lane, p->unit[u].replicate);
+}
+
 static double optimizer_bytes(const struct train_options *o)
 {
 	/* Gradient for the norm and again; moments; weights. */
@@ -143,32 +208,39 @@ static void play_step(struct player *p, double overlap)
 {
 	const struct parts *t = p->parts;
 	int last = p->units - 1;
-	double reduced = 0, before = p->communication, waited = p->waited;
+	double before = p->communication, waited = p->waited;
 
 	for (int64_t a = 0; a < p->o->accumulation; a++) {
-		bool reduces = a == p->o->accumulation - 1;
+		bool final = a == p->o->accumulation - 1;
 
 		for (int u = 0; u < last; u++) {
-			wait_for(p, p->ready[u]);
+			need(p, u, 1);
 			p->now += u == 0 ? t->embedding_forward : t->block_forward;
 		}
 		for (int u = last; u >= 0; u--) {
 			bool again = p->o->recompute && u > 0 && u < last - 1;
 
-			wait_for(p, p->ready[u]);
+			need(p, u, -1);
+			if (p->shard->unit[u].in_slot && u + 2 < last)
+				wait_for(p, p->reduced[u + 2]);
 			p->now += u == last ? t->head
 			          : u == 0  ? t->embedding_backward
 			                    : t->block_backward + (again ? t->block_again : 0);
-			if (reduces)
-				reduced = queue(p, &p->reduce_lane, p->unit[u].reduce);
+			if (final || shard_in_step(p->shard))
+				reduce(p, u, final);
 		}
 	}
-	wait_for(p, reduced);
+	wait_for(p, p->reduced[0]);
 	for (int u = 0; u <= last; u++) {
 		p->now += p->unit[u].optimizer;
 		if (p->unit[u].gather > 0)
-			p->ready[u] = queue(p, &p->gather_lane, p->unit[u].gather);
+			p->ready[u] = INFINITY;
+		if (p->shard->unit[u].whole_weights)
+			gather(p, u, -1);
 	}
+	for (int i = 0; i < SHARD_SLOTS_MAX; i++)
+		p->ring[i] = 0;
+	gather(p, 0, -1);
 	/* What is hidden takes processors and bandwidth from the computation. */
 	p->now += overlap * MAX(p->communication - before - (p->waited - waited), 0);
 }
@@ -176,18 +248,20 @@ static void play_step(struct player *p, double overlap)
 static void count_units(struct player *p, const struct hardware_set *where)
 {
 	const struct hardware *h = &where->device;
-	const struct shard *s = p->plan->shard;
+	const struct shard *s = p->shard;
+	int inside = MIN(s->degree, where->per_node), across = (s->degree + inside - 1) / inside;
+	int copies_inside = MAX(where->per_node / s->degree, 1);
+	int copies_across = (s->replicas + copies_inside - 1) / copies_inside;
 
 	for (int u = 0; u < p->units; u++) {
 		struct unit_times *t = &p->unit[u];
-		double elements = (double)s->unit[u].padded;
-		double gradients = cost_gather(h, elements * sizeof(float), where->nodes, where->per_node);
+		double elements = (double)s->unit[u].padded, own = (double)s->unit[u].own;
+		double wire = (double)dtype_size(p->o->reduce_type);
 
-		t->optimizer = stream(h, (double)s->unit[u].own * optimizer_bytes(p->o));
-		t->reduce = p->o->strategy == SHARD_DDP ? 2 * gradients : gradients;
-		if (p->o->strategy != SHARD_DDP)
-			t->gather = cost_gather(h, elements * (double)dtype_size(p->o->precision),
-			                        where->nodes, where->per_node);
+		t->optimizer = stream(h, p->o->precision, RATE_OPTIMIZER, own * optimizer_bytes(p->o));
+		t->gather = cost_gather(h, elements * (double)dtype_size(p->o->precision), across, inside);
+		t->reduce = cost_gather(h, elements * wire, across, inside);
+		t->replicate = 2 * cost_gather(h, own * wire, copies_across, copies_inside);
 	}
 }
 
@@ -197,14 +271,19 @@ void cost_of_step(const struct plan *plan, const struct model_config *c, const s
 	int units = plan->layout->units, ranks = where->nodes * where->per_node;
 	_cleanup_free_ struct unit_times *times = calloc((size_t)units, sizeof(*times));
 	_cleanup_free_ double *ready = calloc((size_t)units, sizeof(*ready));
+	_cleanup_free_ double *reduced = calloc((size_t)units, sizeof(*reduced));
 	double a = (double)o->accumulation, peak = hardware_peak(&where->device, o->precision), first;
-	struct player p = {.plan = plan, .o = o, .unit = times, .ready = ready, .units = units};
+	struct player p = {
+	    .shard = plan->shard, .o = o, .unit = times, .ready = ready, .reduced = reduced, .units = units};
+	struct device_shapes shapes;
 	struct parts parts;
 
 	*out = (struct cost){.tokens = o->micro_batch * o->accumulation * max_row * ranks};
-	if (!times || !ready || peak <= 0)
+	if (!times || !ready || !reduced || peak <= 0)
 		return;
-	count_parts(c, o, (double)max_row, &where->device, o->accumulation > 1, &parts);
+	model_shapes(plan->model, &shapes);
+	count_parts(c, o, (double)max_row, &where->device, (double)shapes.logits_rows, o->accumulation > 1,
+	            &parts);
 	p.parts = &parts;
 	count_units(&p, where);
 	play_step(&p, where->device.overlap);

@@ -36,8 +36,8 @@ void cost_of_step(const struct plan *plan, const struct model_config *c, const s
                   int64_t max_row, const struct hardware_set *where, struct cost *out);
 
 /* The parts, for tests. type: of a and b; c_bytes: of an element of C; add: C is read, too. */
-double cost_gemm(const struct hardware *h, enum dtype type, double m, double n, double k, double c_bytes,
-                 bool add);
+double cost_gemm(const struct hardware *h, enum dtype type, enum rate_product kind, double m, double n,
+                 double k, double c_bytes, bool add);
 /* `bytes` in all: a gather, or a reduce-scatter, of so many bytes over ranks of which per_node are on a node.
  * An all-reduce takes twice as long. */
 double cost_gather(const struct hardware *h, double bytes, int nodes, int per_node);

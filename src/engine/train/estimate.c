@@ -2,20 +2,14 @@
 /* Plans a run in each way in which it could be run, and chooses the fastest that fits. */
 #include "engine/train/estimate.h"
 
+#include <errno.h>
+
 #include "base/cleanup.h"
 #include "engine/train/plan.h"
 
-static const struct {
-	enum shard_strategy strategy;
-	const char *name;
-} strategies[] = {{SHARD_DDP, "ddp"}, {SHARD_ZERO1, "zero1"}};
-
 const char *estimate_strategy_name(enum shard_strategy strategy)
 {
-	for (size_t i = 0; i < ARRAY_SIZE(strategies); i++)
-		if (strategies[i].strategy == strategy)
-			return strategies[i].name;
-	return "?";
+	return shard_strategy_name(strategy);
 }
 
 const char *estimate_class_name(enum buffer_class c)
@@ -63,6 +57,15 @@ static bool is_better(const struct estimate *a, const struct estimate *b)
 	return a->cost.step <= b->cost.step * 1.001 && a->total < b->total;
 }
 
+/* Some say the same as others: with one rank all do, and on one node hybrid as zero3. */
+static bool is_apart(const struct estimate_input *in, enum shard_strategy strategy)
+{
+	int ranks = in->where->nodes * in->where->per_node;
+
+	return strategy == in->options->strategy || strategy == SHARD_DDP ||
+	       (ranks > 1 && (strategy != SHARD_HYBRID || in->options->shard_degree < ranks));
+}
+
 int estimate_list(const struct estimate_input *in, struct estimate_list *out, struct error *err)
 {
 	struct train_options o = *in->options;
@@ -71,17 +74,18 @@ int estimate_list(const struct estimate_input *in, struct estimate_list *out, st
 
 	*out = (struct estimate_list){.run = -1, .choice = -1};
 	one.options = &o;
-	for (size_t i = 0; i < ARRAY_SIZE(strategies); i++) {
-		/* Alone, a rank has nobody to share with. */
-		if (in->where->nodes * in->where->per_node == 1 && strategies[i].strategy != SHARD_DDP &&
-		    strategies[i].strategy != in->options->strategy)
-			continue;
-		for (int recompute = 0; recompute < 2; recompute++) {
+	for (int strategy = SHARD_DDP; strategy <= SHARD_HYBRID; strategy++) {
+		for (int recompute = 0; recompute < 2 && is_apart(in, (enum shard_strategy)strategy);
+		     recompute++) {
 			struct estimate *e = &out->all[out->count];
 
-			o.strategy = strategies[i].strategy;
+			o.strategy = (enum shard_strategy)strategy;
 			o.recompute = recompute;
-			if ((r = estimate_run(&one, e, err)) < 0)
+			r = estimate_run(&one, e, err);
+			/* What these ranks, or this model, cannot be divided by is no choice. */
+			if (r == -EINVAL && o.strategy != in->options->strategy)
+				continue;
+			if (r < 0)
 				return r;
 			if (o.strategy == in->options->strategy && o.recompute == in->options->recompute)
 				out->run = (int)out->count;
@@ -111,7 +115,7 @@ static json_t *plan_json(const struct estimate *e)
 	const struct cost *c = &e->cost;
 
 	return json_pack("{s:s,s:s,s:b,s:o,s:{s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f},s:f,s:f}", "strategy",
-	                 estimate_strategy_name(e->strategy), "recompute", e->recompute ? "full" : "none",
+	                 shard_strategy_name(e->strategy), "recompute", e->recompute ? "full" : "none",
 	                 "fits", e->fits, "memory", memory_json(e), "seconds", "step", c->step, "forward",
 	                 c->forward, "backward", c->backward, "recompute", c->recompute, "head", c->head,
 	                 "optimizer", c->optimizer, "communication", c->communication, "exposed", c->exposed,
@@ -126,11 +130,12 @@ int estimate_to_json(const struct estimate_input *in, const struct estimate_list
 
 	for (size_t i = 0; i < list->count; i++)
 		json_array_append_new(plans, plan_json(&list->all[i]));
-	all = json_pack("{s:{s:s,s:i,s:I},s:{s:s,s:i,s:i,s:I},s:{s:s,s:I,s:I,s:I,s:I},s:o}", "model",
+	all = json_pack("{s:{s:s,s:i,s:I},s:{s:s,s:s,s:i,s:i,s:I},s:{s:s,s:I,s:I,s:I,s:I},s:o}", "model",
 	                "family", in->model->family, "layers", in->model->layers, "parameters",
 	                (json_int_t)model_config_parameters(in->model), "devices", "name", w->device.name,
-	                "nodes", w->nodes, "per_node", w->per_node, "memory", (json_int_t)w->device.memory,
-	                "step", "precision", dtype_name(in->options->precision), "micro_batch",
+	                "rates", w->device.rates ? "measured" : "table", "nodes", w->nodes, "per_node",
+	                w->per_node, "memory", (json_int_t)w->device.memory, "step", "precision",
+	                dtype_name(in->options->precision), "micro_batch",
 	                (json_int_t)in->options->micro_batch, "accumulation",
 	                (json_int_t)in->options->accumulation, "max_row", (json_int_t)in->max_row, "tokens",
 	                (json_int_t)list->all[0].cost.tokens, "plans", plans);

@@ -31,7 +31,7 @@ struct estimate {
 	struct cost cost;
 };
 
-const char *estimate_strategy_name(enum shard_strategy strategy);
+const char *estimate_strategy_name(enum shard_strategy strategy); /* shard_strategy_name */
 /* With the options as they are. */
 int estimate_run(const struct estimate_input *in, struct estimate *out, struct error *err);
 

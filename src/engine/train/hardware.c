@@ -17,20 +17,21 @@
 /* Memory is what nvidia-smi shows. Peaks and bandwidths are the makers' data sheets'; links are NVLink's or
  * PCIe's rate in one direction, and one network adapter a device (400 Gb/s for H100 and newer, 200 Gb/s for
  * A100 and L40S, 100 Gb/s for the others). The shares that are reached are published ones: products on H100
- * 700 to 750 TFLOP/s of 989, on A100 265 of 312; attention by cuDNN on H100 and H200 591 and 474 TFLOP/s
- * forward and backward; NCCL's bus bandwidth about 0.8 of a link. */
+ * 620 to 680 TFLOP/s of 989 for long under its power limit, on A100 255 of 312; attention by cuDNN on H100
+ * and H200 591 and 474 TFLOP/s forward and backward; NCCL's bus bandwidth about 0.8 of a link. */
 #define GPU(name_, board_, cudnn_)                                                                           \
 	.name = name_, .board = board_, .sizing = {.engine = DEVICE_ENGINE_CUDA, .cudnn = cudnn_},           \
-	.outside = 1536 * MIB, .stream = 0.85, .link = 0.8, .start = 4e-6, .latency = 1.2e-5, .overlap = 0.1
+	.outside = 1536 * MIB, .stream = 0.85, .link = 0.8, .start = 4e-6, .latency = 1.2e-5,                \
+	.overlap = 0.15
 static const struct hardware table[] = {
     {GPU("H100-80GB", "H100", true), .memory = 81559 * MIB, .fp32 = 66.9e12, .bf16 = 989.4e12,
-     .fp16 = 989.4e12, .fp8 = 1978.9e12, .bandwidth = 3.35e12, .intra = 450e9, .inter = 50e9, .gemm = 0.72,
+     .fp16 = 989.4e12, .fp8 = 1978.9e12, .bandwidth = 3.35e12, .intra = 450e9, .inter = 50e9, .gemm = 0.66,
      .attention_forward = 0.58, .attention_backward = 0.46},
     {GPU("H200-141GB", "H200", true), .memory = 143771 * MIB, .fp32 = 66.9e12, .bf16 = 989.4e12,
-     .fp16 = 989.4e12, .fp8 = 1978.9e12, .bandwidth = 4.8e12, .intra = 450e9, .inter = 50e9, .gemm = 0.72,
+     .fp16 = 989.4e12, .fp8 = 1978.9e12, .bandwidth = 4.8e12, .intra = 450e9, .inter = 50e9, .gemm = 0.66,
      .attention_forward = 0.58, .attention_backward = 0.46},
     {GPU("B200-180GB", "B200", true), .memory = 183359 * MIB, .fp32 = 75e12, .bf16 = 2250e12, .fp16 = 2250e12,
-     .fp8 = 4500e12, .bandwidth = 7.7e12, .intra = 900e9, .inter = 50e9, .gemm = 0.68,
+     .fp8 = 4500e12, .bandwidth = 7.7e12, .intra = 900e9, .inter = 50e9, .gemm = 0.62,
      .attention_forward = 0.5, .attention_backward = 0.4},
     {GPU("A100-80GB", "A100", false), .memory = 81920 * MIB, .fp32 = 19.5e12, .bf16 = 312e12, .fp16 = 312e12,
      .bandwidth = 2.039e12, .intra = 300e9, .inter = 25e9, .gemm = 0.82, .attention_forward = 0.55,
@@ -91,6 +92,7 @@ void hardware_fill_cpu(struct hardware *h, int slots, int threads)
 		threads = (int)MAX(processors / slots, 1);
 	n = threads;
 	h->memory = (int64_t)sysconf(_SC_PHYS_PAGES) * (int64_t)sysconf(_SC_PAGESIZE) / slots;
+	h->slots = slots;
 	h->sizing.threads = threads;
 	h->sizing.native_bf16 = cpu_multiplies_bf16();
 	h->fp32 *= n;

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "engine/device/dtype.h"
 #include "engine/device/sizes.h"
+#include "engine/train/rates.h"
 
 /* Rates are bytes or operations a second, dense, of one device; a link's is for one direction. */
 struct hardware {
@@ -25,8 +26,10 @@ struct hardware {
 	double intra, inter; /* links to devices of its node, and its share of those to other nodes */
 	/* The shares that are reached. */
 	double gemm, attention_forward, attention_backward, stream, link;
-	double start;   /* seconds that it takes to start an operation */
-	double latency; /* seconds of a step of a collective */
+	const struct rates *rates; /* measured ones, which count instead; borrowed; NULL: none */
+	int slots;                 /* of a CPU: how many of the run share the machine */
+	double start;              /* seconds that it takes to start an operation */
+	double latency;            /* seconds of a step of a collective */
 	double
 	    overlap; /* part of the time of a collective by which it slows down the computation beside it */
 };

@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Measures the rates of a device: each operation at each size, several times, of which the fastest counts:
+ * what else runs on the machine only makes one slower. */
+#include "engine/train/measure.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/clock.h"
+
+enum { LONGEST = 2048, HEADS = 8, KV_HEADS = 4, SMALL = 1 << 20, LEAST_REPEATS = 2, MOST_REPEATS = 200 };
+#define ENOUGH_SECONDS 0.02
+#define VALUES         ((size_t)96 << 20)
+
+struct bench {
+	struct device *dev;
+	clockid_t clock;
+	enum dtype type;
+	char *a, *b;  /* [VALUES] and [VALUES / 2] bytes */
+	float *c;     /* [VALUES] bytes */
+	float *small; /* [SMALL] lse, statistics, tables */
+	int32_t *ids; /* [LONGEST] starts, positions, targets */
+	int64_t m, n, k;
+	enum rate_product product;
+	enum rate_operation operation;
+	bool backward;
+	int64_t row, width, cols;
+};
+
+static void run_product(struct bench *b)
+{
+	bool forward = b->product == RATE_PRODUCT_FORWARD, weight = b->product == RATE_PRODUCT_WEIGHT;
+	struct device_gemm g = {.transpose_a = weight,
+	                        .transpose_b = forward,
+	                        .m = b->m,
+	                        .n = b->n,
+	                        .k = b->k,
+	                        .alpha = 1,
+	                        .a = b->a,
+	                        .b = b->b,
+	                        .c = b->c,
+	                        .lda = weight ? b->m : b->k,
+	                        .ldb = forward ? b->k : b->n,
+	                        .ldc = b->n,
+	                        .ab_type = b->type,
+	                        .c_type = weight ? DTYPE_F32 : b->type};
+
+	device_gemm(b->dev, &g);
+}
+
+static void run_attention(struct bench *b)
+{
+	int64_t q = HEADS * b->width, kv = KV_HEADS * b->width, ld = q + 2 * kv;
+	size_t size = dtype_size(b->type), at_k = (size_t)q * size, at_v = (size_t)(q + kv) * size;
+	int32_t starts[2] = {0, (int32_t)b->row};
+	struct device_attention a = {.tokens = b->row,
+	                             .heads = HEADS,
+	                             .kv_heads = KV_HEADS,
+	                             .head_dim = (int)b->width,
+	                             .scale = 1 / sqrtf((float)b->width),
+	                             .documents = 1,
+	                             .starts = b->ids,
+	                             .host_starts = starts,
+	                             .ld_q = ld,
+	                             .ld_k = ld,
+	                             .ld_v = ld,
+	                             .ld_o = q,
+	                             .type = b->type};
+	char *d = (char *)b->c;
+
+	if (b->backward)
+		device_attention_backward(b->dev, &a, d, d + at_k, d + at_v, b->b, b->b, b->small, b->a,
+		                          b->a + at_k, b->a + at_v);
+	else
+		device_attention_forward(b->dev, &a, d, b->small, b->a, b->a + at_k, b->a + at_v);
+}
+
+/* Bytes of an operation for each element of its width: as cost.c counts them. */
+static double operation_bytes(enum rate_operation op, enum dtype type)
+{
+	static const double elements[RATE_OPERATIONS] = {
+	    [RATE_NORM] = 4,   [RATE_NORM_BACKWARD] = 4,   [RATE_ROTATION] = 2,
+	    [RATE_SWIGLU] = 3, [RATE_SWIGLU_BACKWARD] = 6, [RATE_LOSS] = 3,
+	    [RATE_COPY] = 2};
+
+	if (op == RATE_OPTIMIZER)
+		return type == DTYPE_F32 ? 28 : 30;
+	return elements[op] * (double)dtype_size(type);
+}
+
+static void run_operation(struct bench *b)
+{
+	const struct device_norm norm = {.rows = b->m,
+	                                 .groups = 1,
+	                                 .cols = (int)b->cols,
+	                                 .ld_x = b->cols,
+	                                 .ld_y = b->cols,
+	                                 .eps = 1e-5f,
+	                                 .type = b->type};
+	const struct device_adamw adamw = {
+	    .learning_rate = 1e-4, .beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-8, .step = 10};
+	int64_t n = b->m * b->cols;
+	char *c = (char *)b->c;
+	float *state = b->c;
+
+	switch (b->operation) {
+	case RATE_NORM:
+		device_add_rmsnorm_forward(b->dev, &norm, c, b->small, b->b, b->a, b->small);
+		break;
+	case RATE_NORM_BACKWARD:
+		device_rmsnorm_backward(b->dev, &norm, c, true, b->small + LONGEST, DTYPE_F32, b->b, b->a,
+		                        b->small, b->small);
+		break;
+	case RATE_ROTATION:
+		device_rope(b->dev, c, b->cols, (int)(b->cols / 128), 128, b->ids, b->small, b->small, b->m,
+		            false, b->type);
+		break;
+	case RATE_SWIGLU:
+		device_swiglu_forward(b->dev, c, b->a, b->m, (int)b->cols, b->type);
+		break;
+	case RATE_SWIGLU_BACKWARD:
+		device_swiglu_backward(b->dev, b->a, c, b->b, b->a, b->m, (int)b->cols, b->type);
+		break;
+	case RATE_LOSS:
+		device_cross_entropy(b->dev, c, b->type, b->ids, b->m, b->cols, 1, b->small, true);
+		break;
+	case RATE_OPTIMIZER:
+		device_adamw(b->dev, state, b->type == DTYPE_F32 ? NULL : b->a, b->type, state + n, DTYPE_F32,
+		             state + 2 * n, state + 3 * n, n, NULL, &adamw);
+		break;
+	default:
+		device_copy(b->dev, c, b->a, (size_t)n * dtype_size(b->type));
+	}
+}
+
+/* Seconds of a call. */
+static int measure(struct bench *b, void (*run)(struct bench *), double *seconds, struct error *err)
+{
+	double begun, all = clock_monotonic();
+	int r;
+
+	*seconds = INFINITY;
+	run(b);
+	if ((r = device_synchronize(b->dev, err)) < 0)
+		return r;
+	for (int i = 0; i < MOST_REPEATS && (i < LEAST_REPEATS || clock_monotonic() - all < ENOUGH_SECONDS);
+	     i++) {
+		begun = clock_seconds(b->clock);
+		run(b);
+		if ((r = device_synchronize(b->dev, err)) < 0)
+			return r;
+		*seconds = MIN(*seconds, clock_seconds(b->clock) - begun);
+	}
+	*seconds = MAX(*seconds, 1e-9);
+	return 0;
+}
+
+static int measure_products(struct bench *b, double rates[][RATE_LENGTHS * RATE_LENGTHS * RATE_LENGTHS],
+                            struct error *err)
+{
+	double seconds;
+	int r;
+
+	for (int kind = 0; kind < RATE_PRODUCTS; kind++)
+		for (int i = 0; i < RATE_LENGTHS * RATE_LENGTHS * RATE_LENGTHS; i++) {
+			b->product = (enum rate_product)kind;
+			b->m = rate_lengths[i / RATE_LENGTHS / RATE_LENGTHS];
+			b->n = rate_lengths[i / RATE_LENGTHS % RATE_LENGTHS];
+			b->k = rate_lengths[i % RATE_LENGTHS];
+			if ((r = measure(b, run_product, &seconds, err)) < 0)
+				return r;
+			rates[kind][i] = 2.0 * (double)(b->m * b->n * b->k) / seconds;
+		}
+	return 0;
+}
+
+static int measure_attention(struct bench *b, double rates[][RATE_WIDTHS * RATE_LENGTHS], struct error *err)
+{
+	double seconds;
+	int r;
+
+	for (int backward = 0; backward < 2; backward++)
+		for (int i = 0; i < RATE_WIDTHS * RATE_LENGTHS; i++) {
+			int32_t starts[2];
+
+			b->backward = backward;
+			b->width = rate_widths[i / RATE_LENGTHS];
+			b->row = rate_lengths[i % RATE_LENGTHS];
+			starts[0] = 0;
+			starts[1] = (int32_t)b->row;
+			if ((r = device_write(b->dev, b->ids, starts, sizeof(starts), err)) < 0 ||
+			    (r = measure(b, run_attention, &seconds, err)) < 0)
+				return r;
+			rates[backward][i] = 2.0 * (double)(b->row * b->row * HEADS * b->width) *
+			                     (backward ? 2.5 : 1) / seconds;
+		}
+	return 0;
+}
+
+static int measure_operations(struct bench *b, double rates[][RATE_LENGTHS], struct error *err)
+{
+	double seconds;
+	int r;
+
+	device_zero(b->dev, b->ids, LONGEST * sizeof(int32_t));
+	for (int op = 0; op < RATE_OPERATIONS; op++)
+		for (int i = 0; i < RATE_LENGTHS; i++) {
+			double bytes = operation_bytes((enum rate_operation)op, b->type), elements;
+
+			b->operation = (enum rate_operation)op;
+			elements = (double)rate_bytes[i] / bytes;
+			/* Rows of 128 to LONGEST elements, LONGEST of them at most. */
+			b->cols = (int64_t)(elements / LONGEST) / 128 * 128;
+			b->cols = MIN(MAX(b->cols, 128), LONGEST);
+			b->m = MAX((int64_t)(elements / (double)b->cols), 1);
+			b->m = op == RATE_OPTIMIZER ? b->m : MIN(b->m, LONGEST);
+			if ((r = measure(b, run_operation, &seconds, err)) < 0)
+				return r;
+			rates[op][i] = bytes * (double)(b->m * b->cols) / seconds;
+		}
+	return 0;
+}
+
+static int fill(struct bench *b, struct error *err)
+{
+	static const uint16_t pattern[] = {0x3c00, 0xbc01, 0x3c85, 0xbcc7}; /* small numbers in either type */
+	_cleanup_free_ uint16_t *values = malloc(VALUES);
+	int r;
+
+	if (!values)
+		return error_oom(err);
+	for (size_t i = 0; i < VALUES / sizeof(*values); i++)
+		values[i] = pattern[i % ARRAY_SIZE(pattern)];
+	if ((r = device_write(b->dev, b->a, values, VALUES, err)) < 0 ||
+	    (r = device_write(b->dev, b->b, values, VALUES / 2, err)) < 0)
+		return r;
+	return device_write(b->dev, b->small, values, SMALL * sizeof(float), err);
+}
+
+static int reserve(struct device *dev, enum dtype type, struct error *err)
+{
+	size_t most = 0;
+
+	/* The longest row, and the widest product. */
+	for (int wide = 0; wide < 2; wide++) {
+		const struct device_shapes s = {.tokens = LONGEST,
+		                                .max_sequence = LONGEST,
+		                                .hidden = LONGEST,
+		                                .intermediate = LONGEST,
+		                                .heads = HEADS,
+		                                .kv_heads = KV_HEADS,
+		                                .head_dim = (int)rate_widths[wide],
+		                                .vocab = LONGEST,
+		                                .logits_rows = LONGEST,
+		                                .type = type};
+		size_t bytes = device_scratch_bytes(dev, &s);
+
+		most = MAX(most, bytes);
+	}
+	return device_reserve_scratch(dev, most, err);
+}
+
+int rates_measure(struct device *dev, struct rate_set *out, struct error *err)
+{
+	const size_t sizes[] = {VALUES, VALUES / 2, VALUES, SMALL * sizeof(float), LONGEST * sizeof(int32_t)};
+	/* One thread is timed by the processor's time, which others on the machine leave alone. */
+	struct bench b = {.dev = dev,
+	                  .clock = out->threads == 1 ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC};
+	void *memory[ARRAY_SIZE(sizes)] = {NULL};
+	int r = 0;
+
+	for (size_t i = 0; i < ARRAY_SIZE(sizes) && r == 0; i++)
+		r = device_alloc(dev, sizes[i], &memory[i], err);
+	b.a = memory[0];
+	b.b = memory[1];
+	b.c = memory[2];
+	b.small = memory[3];
+	b.ids = memory[4];
+	for (int t = 0; t < RATE_TYPES && r == 0; t++) {
+		b.type = (enum dtype)t;
+		out->has[t] = device_supports(dev, b.type);
+		if (!out->has[t])
+			continue;
+		if ((r = fill(&b, err)) < 0 || (r = reserve(dev, b.type, err)) < 0 ||
+		    (r = measure_products(&b, out->product[t], err)) < 0 || (r = fill(&b, err)) < 0 ||
+		    (r = measure_attention(&b, out->attention[t], err)) < 0 || (r = fill(&b, err)) < 0)
+			break;
+		r = measure_operations(&b, out->operation[t], err);
+	}
+	for (size_t i = 0; i < ARRAY_SIZE(sizes); i++)
+		if (memory[i])
+			device_free(dev, memory[i]);
+	return r;
+}

@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Measures the rates of a device (rates.h). */
+#pragma once
+
+#include "engine/device/device.h"
+#include "engine/train/rates.h"
+
+/* out->threads is set before: those of the device, 0 for a GPU. Fills the rates that the device has now;
+ * takes some seconds, and 300 MB. */
+int rates_measure(struct device *dev, struct rate_set *out, struct error *err);

@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reads and writes the file of measured rates, and interpolates between them. */
+#include "engine/train/rates.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/json.h"
+
+const int64_t rate_lengths[RATE_LENGTHS] = {64, 512, 2048};
+const int64_t rate_widths[RATE_WIDTHS] = {32, 128};
+const int64_t rate_bytes[RATE_LENGTHS] = {64 << 10, 2 << 20, 64 << 20};
+
+static const char *const types[RATE_TYPES] = {[DTYPE_F32] = "fp32", [DTYPE_BF16] = "bf16"};
+static const char *const products[RATE_PRODUCTS] = {"forward", "input", "weight"};
+static const char *const directions[2] = {"forward", "backward"};
+static const char *const operations[RATE_OPERATIONS] = {
+    [RATE_NORM] = "norm",         [RATE_NORM_BACKWARD] = "norm_backward",
+    [RATE_ROTATION] = "rotation", [RATE_SWIGLU] = "swiglu",
+    [RATE_LOSS] = "loss",         [RATE_SWIGLU_BACKWARD] = "swiglu_backward",
+    [RATE_COPY] = "copy",         [RATE_OPTIMIZER] = "optimizer",
+};
+
+/* The tables of a set: a group, the names in it, and how many rates each has. */
+enum { GROUPS = 3 };
+static const struct {
+	const char *name;
+	const char *const *names;
+	int members, rates;
+} groups[GROUPS] = {
+    {"products", products, RATE_PRODUCTS, RATE_LENGTHS *RATE_LENGTHS *RATE_LENGTHS},
+    {"attention", directions, 2, RATE_WIDTHS *RATE_LENGTHS},
+    {"operations", operations, RATE_OPERATIONS, RATE_LENGTHS},
+};
+
+static double *table(struct rate_set *s, int group, int type, int member)
+{
+	return group == 0   ? s->product[type][member]
+	       : group == 1 ? s->attention[type][member]
+	                    : s->operation[type][member];
+}
+
+json_t *rates_encode(const struct rates *r)
+{
+	json_t *sets = json_array(), *all;
+
+	for (int i = 0; i < r->sets; i++) {
+		struct rate_set *s = (struct rate_set *)&r->set[i];
+		json_t *set = json_pack("{s:i}", "threads", s->threads);
+
+		for (int g = 0; g < GROUPS; g++) {
+			json_t *group = json_object();
+
+			for (int t = 0; t < RATE_TYPES; t++) {
+				json_t *of_type = json_object();
+
+				for (int m = 0; m < groups[g].members && s->has[t]; m++) {
+					json_t *list = json_array();
+
+					for (int k = 0; k < groups[g].rates; k++)
+						json_array_append_new(list, json_real(table(s, g, t, m)[k]));
+					json_object_set_new(of_type, groups[g].names[m], list);
+				}
+				if (s->has[t])
+					json_object_set_new(group, types[t], of_type);
+				else
+					json_decref(of_type);
+			}
+			json_object_set_new(set, groups[g].name, group);
+		}
+		json_array_append_new(sets, set);
+	}
+	all = json_pack("{s:s,s:o}", "device", r->device, "sets", sets);
+	return all;
+}
+
+static int read_list(const json_t *list, double *to, int n)
+{
+	if (json_array_size(list) != (size_t)n)
+		return -EINVAL;
+	for (int i = 0; i < n; i++) {
+		to[i] = json_number_value(json_array_get(list, (size_t)i));
+		if (!(to[i] > 0) || !isfinite(to[i]))
+			return -EINVAL;
+	}
+	return 0;
+}
+
+static int read_set(const json_t *json, struct rate_set *s)
+{
+	s->threads = (int)json_get_int(json, "threads", -1);
+	if (s->threads < 0)
+		return -EINVAL;
+	for (int t = 0; t < RATE_TYPES; t++) {
+		s->has[t] = json_object_get(json_object_get(json, groups[0].name), types[t]) != NULL;
+		for (int g = 0; g < GROUPS && s->has[t]; g++) {
+			const json_t *group = json_object_get(json, groups[g].name);
+
+			for (int m = 0; m < groups[g].members; m++)
+				if (read_list(
+				        json_object_get(json_object_get(group, types[t]), groups[g].names[m]),
+				        table(s, g, t, m), groups[g].rates) < 0)
+					return -EINVAL;
+		}
+	}
+	return 0;
+}
+
+int rates_decode(const json_t *json, const char *where, struct rates *out, struct error *err)
+{
+	const json_t *sets = json_object_get(json, "sets");
+
+	*out = (struct rates){.sets = (int)MIN(json_array_size(sets), (size_t)RATE_SETS_MAX)};
+	snprintf(out->device, sizeof(out->device), "%s", json_get_string(json, "device", ""));
+	for (int i = 0; i < out->sets; i++)
+		if (read_set(json_array_get(sets, (size_t)i), &out->set[i]) < 0)
+			out->sets = 0;
+	return out->sets > 0 ? 0
+	                     : error_set(err, -EINVAL,
+	                                 "%s: no file of rates; write a new one with dtrain estimate "
+	                                 "--measure",
+	                                 where);
+}
+
+int rates_read(const char *path, struct rates **out, struct error *err)
+{
+	_cleanup_free_ struct rates *r = malloc(sizeof(*r));
+	_cleanup_json_ json_t *json = NULL;
+	int e;
+
+	if (!r)
+		return error_oom(err);
+	if ((e = json_read_file(path, &json, err)) < 0 || (e = rates_decode(json, path, r, err)) < 0)
+		return e;
+	*out = steal_pointer(r);
+	return 0;
+}
+
+/* ---- between what was measured ---- */
+
+/* Where v lies in a rising list: between [*at] and [*at + 1], and how far. */
+static double place(const int64_t *list, int n, double v, int *at)
+{
+	for (*at = 0; *at < n - 2 && v > (double)list[*at + 1]; (*at)++)
+		;
+	v = (log(v) - log((double)list[*at])) / (log((double)list[*at + 1]) - log((double)list[*at]));
+	return MIN(MAX(v, 0), 1);
+}
+
+/* The set of that many threads, else of the nearest number. */
+static const struct rate_set *nearest(const struct rates *r, int threads)
+{
+	const struct rate_set *best = &r->set[0];
+
+	for (int i = 1; i < r->sets; i++)
+		if (abs(r->set[i].threads - threads) < abs(best->threads - threads))
+			best = &r->set[i];
+	return best;
+}
+
+static const struct rate_set *widest(const struct rates *r)
+{
+	const struct rate_set *best = &r->set[0];
+
+	for (int i = 1; i < r->sets; i++)
+		if (r->set[i].threads > best->threads)
+			best = &r->set[i];
+	return best;
+}
+
+/* More threads than were measured are as much faster. */
+static double scale(const struct rate_set *s, int threads)
+{
+	return s->threads > 0 ? (double)threads / s->threads : 1;
+}
+
+double rates_product(const struct rates *r, int threads, enum dtype type, enum rate_product kind, double m,
+                     double n, double k)
+{
+	const struct rate_set *s = nearest(r, threads);
+	const double lengths[3] = {m, n, k};
+	double part[3], sum = 0;
+	int at[3];
+
+	if ((int)type >= RATE_TYPES || !s->has[type])
+		return 0;
+	for (int i = 0; i < 3; i++)
+		part[i] = place(rate_lengths, RATE_LENGTHS, lengths[i], &at[i]);
+	for (int corner = 0; corner < 8; corner++) {
+		double weight = 1;
+		int index = 0;
+
+		for (int i = 0; i < 3; i++) {
+			int up = corner >> i & 1;
+
+			weight *= up ? part[i] : 1 - part[i];
+			index = index * RATE_LENGTHS + at[i] + up;
+		}
+		if (weight > 0)
+			sum += weight * log(s->product[type][kind][index]);
+	}
+	return exp(sum) * scale(s, threads);
+}
+
+double rates_attention(const struct rates *r, int threads, enum dtype type, bool backward, double row,
+                       double width)
+{
+	const struct rate_set *s = nearest(r, threads);
+	const double *rate;
+	double x, y, sum;
+	int i, j;
+
+	if ((int)type >= RATE_TYPES || !s->has[type])
+		return 0;
+	rate = s->attention[type][backward];
+	x = place(rate_widths, RATE_WIDTHS, width, &i);
+	y = place(rate_lengths, RATE_LENGTHS, row, &j);
+	rate += i * RATE_LENGTHS + j;
+	sum = (1 - x) * ((1 - y) * log(rate[0]) + y * log(rate[1]));
+	sum += x * ((1 - y) * log(rate[RATE_LENGTHS]) + y * log(rate[RATE_LENGTHS + 1]));
+	return exp(sum) * scale(s, threads);
+}
+
+static double operation(const struct rate_set *s, enum dtype type, enum rate_operation op, double bytes)
+{
+	int at;
+	double part = place(rate_bytes, RATE_LENGTHS, bytes, &at);
+	const double *rate = s->operation[type][op];
+
+	return exp((1 - part) * log(rate[at]) + part * log(rate[at + 1]));
+}
+
+double rates_operation(const struct rates *r, int slots, int threads, enum dtype type, enum rate_operation op,
+                       double bytes)
+{
+	const struct rate_set *s = nearest(r, threads), *all = widest(r);
+	double alone, share;
+
+	if ((int)type >= RATE_TYPES || !s->has[type])
+		return 0;
+	alone = operation(s, type, op, bytes) * scale(s, threads);
+	share = operation(all, type, op, bytes) * scale(all, MAX(slots * threads, all->threads)) / slots;
+	return slots > 1 ? MIN(alone, share) : alone;
+}
