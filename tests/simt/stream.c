@@ -2,6 +2,7 @@
 /* Streams and events: kernels and copies are done at once, collectives complete later. */
 #include <math.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 
@@ -98,12 +99,33 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags)
 	return cudaSuccess;
 }
 
+/* The last error of this thread. */
+static _Thread_local cudaError_t last;
+
+cudaError_t cudaGetLastError(void)
+{
+	cudaError_t r = last;
+
+	last = cudaSuccess;
+	return r;
+}
+
+static int refuse_timing;
+
+void simt_refuse_timing(int refuse)
+{
+	__atomic_store_n(&refuse_timing, refuse, __ATOMIC_RELAXED);
+}
+
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags)
 {
-	*e = calloc(1, sizeof(**e));
-	if (*e)
-		(*e)->flags = flags;
-	return *e ? cudaSuccess : cudaErrorMemoryAllocation;
+	bool refused = !(flags & cudaEventDisableTiming) && __atomic_load_n(&refuse_timing, __ATOMIC_RELAXED);
+
+	*e = refused ? NULL : calloc(1, sizeof(**e));
+	if (!*e)
+		return last = cudaErrorMemoryAllocation;
+	(*e)->flags = flags;
+	return cudaSuccess;
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t e)
@@ -154,17 +176,6 @@ void simt_count_read(void)
 int simt_reads(void)
 {
 	return __atomic_load_n(&reads, __ATOMIC_RELAXED);
-}
-
-/* The last error of this thread. */
-static _Thread_local cudaError_t last;
-
-cudaError_t cudaGetLastError(void)
-{
-	cudaError_t r = last;
-
-	last = cudaSuccess;
-	return r;
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t e)

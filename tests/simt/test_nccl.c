@@ -453,6 +453,28 @@ START_TEST(slow_is_no_stall)
 }
 END_TEST
 
+/* Waits that cannot be measured are waits nevertheless, and no error of the kernel that follows. */
+static void unmeasured(struct rank *r)
+{
+	struct error err = ERROR_INIT;
+	void *b;
+
+	begin(r, 2, 20, &b);
+	if (r->rank == 0) { /* the emulator runs kernels in one thread only */
+		device_scale(r->dev, b, DTYPE_F32, 1, 4);
+		ck_ok(device_synchronize(r->dev, &err), &err);
+	}
+	ck_assert_double_eq(comm_waited_seconds(r->comm), 0);
+	device_free(r->dev, b);
+}
+
+START_TEST(without_events_waits_are_not_measured)
+{
+	simt_refuse_timing(1);
+	with_ranks(2, unmeasured);
+}
+END_TEST
+
 static int put_nothing(void *context, const char *key, const void *data, size_t len, struct error *err)
 {
 	return 0;
@@ -758,6 +780,7 @@ int main(void)
 	tcase_add_test(tc, calls_that_differ);
 	tcase_add_test(tc, a_gpu_that_hangs);
 	tcase_add_test(tc, slow_is_no_stall);
+	tcase_add_test(tc, without_events_waits_are_not_measured);
 	tcase_add_test(tc, many_that_are_missing);
 	tcase_add_test(tc, a_stopped_rank_does_not_wait);
 	tcase_add_test(tc, abort_from_another_thread);

@@ -175,6 +175,7 @@ void simt_stream_begin(cudaStream_t s);
 void simt_stream_end(cudaStream_t s);
 void simt_stream_settle(cudaStream_t s);
 int simt_stream_waits(cudaStream_t s); /* for work on another stream */
+void simt_refuse_timing(int refuse);   /* no event with a time can be made while this is set */
 /* The number of plans that the stand-in for cuDNN has run. */
 int simt_cudnn_executions(void);
 #ifdef __cplusplus

@@ -6,6 +6,12 @@
  */
 #include "engine/comm/nccl/internal.h"
 
+/* Clears the calling thread's last error, which would otherwise be taken for one of its next kernel. */
+static void forget_error(void)
+{
+	(void)cudaGetLastError();
+}
+
 /* Adds up the waits that are over, oldest first. */
 static void collect(struct waits *w)
 {
@@ -17,8 +23,7 @@ static void collect(struct waits *w)
 		if (s == cudaSuccess)
 			s = cudaEventElapsedTime(&ms, pair[0], pair[1]);
 		if (s != cudaSuccess) {
-			/* Otherwise the error would be taken for one of the next kernel. */
-			(void)cudaGetLastError();
+			forget_error();
 			return;
 		}
 		w->seconds += ms * 1e-3;
@@ -29,9 +34,12 @@ static bool make_pair(struct waits *w)
 {
 	cudaEvent_t *pair = w->events[w->made];
 
-	if (cudaEventCreateWithFlags(&pair[0], cudaEventDefault) != cudaSuccess)
+	if (cudaEventCreateWithFlags(&pair[0], cudaEventDefault) != cudaSuccess) {
+		forget_error();
 		return false;
+	}
 	if (cudaEventCreateWithFlags(&pair[1], cudaEventDefault) != cudaSuccess) {
+		forget_error();
 		cudaEventDestroy(pair[0]);
 		return false;
 	}
