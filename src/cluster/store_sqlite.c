@@ -335,16 +335,17 @@ static struct run *read_run(sqlite3_stmt *st)
 	return steal_pointer(r);
 }
 
-static int sqlite_get(void *self, int64_t id, struct run **out, struct error *err)
+/* *out is what `read` makes of the row of the run; its NULL means that there is no memory. */
+static int read_one(struct sqlite_store *s, int statement, int64_t id, void *(*read)(sqlite3_stmt *st),
+                    void **out, struct error *err)
 {
-	struct sqlite_store *s = self;
-	sqlite3_stmt *st = s->read[GET];
+	sqlite3_stmt *st = s->read[statement];
 	int code, r = 0;
 
 	sqlite3_bind_int64(st, 1, id);
 	code = sqlite3_step(st);
 	if (code == SQLITE_ROW) {
-		*out = read_run(st);
+		*out = read(st);
 		if (!*out)
 			r = error_oom(err);
 	} else if (code == SQLITE_DONE)
@@ -355,23 +356,33 @@ static int sqlite_get(void *self, int64_t id, struct run **out, struct error *er
 	return r;
 }
 
+static void *run_of_row(sqlite3_stmt *st)
+{
+	return read_run(st);
+}
+
+static int sqlite_get(void *self, int64_t id, struct run **out, struct error *err)
+{
+	void *run = NULL;
+	int r = read_one(self, GET, id, run_of_row, &run, err);
+
+	if (r == 0)
+		*out = run;
+	return r;
+}
+
+static void *text_of_row(sqlite3_stmt *st)
+{
+	return column(st, 0);
+}
+
 static int sqlite_config(void *self, int64_t id, char **text, struct error *err)
 {
-	struct sqlite_store *s = self;
-	sqlite3_stmt *st = s->read[CONFIG];
-	int code, r = 0;
+	void *own = NULL;
+	int r = read_one(self, CONFIG, id, text_of_row, &own, err);
 
-	sqlite3_bind_int64(st, 1, id);
-	code = sqlite3_step(st);
-	if (code == SQLITE_ROW) {
-		*text = column(st, 0);
-		if (!*text)
-			r = error_oom(err);
-	} else if (code == SQLITE_DONE)
-		r = error_set(err, -ENOENT, "there is no run %lld", (long long)id);
-	else
-		r = read_error(s, err);
-	sqlite3_reset(st);
+	if (r == 0)
+		*text = own;
 	return r;
 }
 
