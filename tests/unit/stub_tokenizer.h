@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A simple implementation of tokenizer.h: the id of a byte is its value + 16; a few special tokens have lower
- * ids. Since every id is readable, tests can write their expected ids as text. */
+/* A simple implementation of tokenizer.h, but for token_list.c, which the tests link: the id of a byte is its
+ * value + 16; a few special tokens have lower ids. Since every id is readable, tests can write their expected
+ * ids as text. */
 #pragma once
 
 #include <errno.h>
@@ -17,29 +18,6 @@ struct tokenizer {
 
 static const char *const stub_specials[] = {"<|endoftext|>", "<s>",   "</s>",    "<|im_start|>",
                                             "<|im_end|>",    "<sep>", "<think>", "</think>"};
-
-int token_list_add(struct token_list *list, const int32_t *ids, size_t n)
-{
-	if (list->len + n > list->cap) {
-		size_t cap = 2 * list->cap + n;
-		int32_t *p = realloc(list->ids, cap * sizeof(*p));
-
-		if (!p)
-			return -ENOMEM;
-		list->ids = p;
-		list->cap = cap;
-	}
-	if (n)
-		memcpy(list->ids + list->len, ids, n * sizeof(*ids));
-	list->len += n;
-	return 0;
-}
-
-void token_list_free(struct token_list *list)
-{
-	free(list->ids);
-	*list = (struct token_list){0};
-}
 
 int tokenizer_encode(const struct tokenizer *tok, const char *text, size_t len, bool add_special,
                      struct token_list *out, struct error *err)

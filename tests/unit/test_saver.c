@@ -19,31 +19,6 @@
 #include "engine/checkpoint/saver.h"
 #include "engine/checkpoint/weights.h"
 
-/* ---- a device with memory ---- */
-
-int device_alloc(struct device *dev, size_t bytes, void **out, struct error *err)
-{
-	*out = calloc(1, bytes);
-	return *out ? 0 : error_oom(err);
-}
-
-void device_free(struct device *dev, void *p)
-{
-	free(p);
-}
-
-int device_write(struct device *dev, void *to, const void *from, size_t bytes, struct error *err)
-{
-	memcpy(to, from, bytes);
-	return 0;
-}
-
-int device_read(struct device *dev, void *to, const void *from, size_t bytes, struct error *err)
-{
-	memcpy(to, from, bytes);
-	return 0;
-}
-
 /* ---- what reaches the disk, and when ---- */
 
 #define EVENTS_MAX 200

@@ -19,29 +19,6 @@ struct device {
 	bool bf16;
 };
 
-int device_alloc(struct device *dev, size_t bytes, void **out, struct error *err)
-{
-	*out = calloc(1, bytes);
-	return *out ? 0 : error_oom(err);
-}
-
-void device_free(struct device *dev, void *p)
-{
-	free(p);
-}
-
-int device_write(struct device *dev, void *to, const void *from, size_t bytes, struct error *err)
-{
-	memcpy(to, from, bytes);
-	return 0;
-}
-
-int device_read(struct device *dev, void *to, const void *from, size_t bytes, struct error *err)
-{
-	memcpy(to, from, bytes);
-	return 0;
-}
-
 bool device_supports(const struct device *dev, enum dtype type)
 {
 	return type == DTYPE_F32 || (type == DTYPE_BF16 && dev->bf16);
