@@ -61,7 +61,10 @@ struct run_view {
 
 MESSAGE_DECLARE(run_view)
 
-/* GET /v1/runs. The controller makes this answer run by run, as text. */
+/* GET /v1/runs. The controller makes this answer run by run, as text: between the two below, a comma between
+ * two runs. So thousands of them are never there as structs and JSON at once. */
+#define RUN_LIST_BEGIN "{\"runs\":["
+#define RUN_LIST_END   "]}\n"
 struct run_list {
 	struct run_view *runs; /* the newest first */
 	size_t count;

@@ -9,6 +9,7 @@
 #include "base/json.h"
 #include "base/str.h"
 #include "wire/error_answer.h"
+#include "wire/error_file.h"
 #include "wire/heartbeat.h"
 #include "wire/launch.h"
 #include "wire/metrics.h"
@@ -886,6 +887,45 @@ START_TEST(a_preflight_ends_with_a_code)
 }
 END_TEST
 
+/* The list that is put together as text is one that its readers decode. */
+START_TEST(a_list_of_runs_as_text)
+{
+	for (int count = 0; count < 3; count++) {
+		_cleanup_free_ char *text =
+		    str_printf(RUN_LIST_BEGIN "%s%s%s" RUN_LIST_END, count > 0 ? RUN : "",
+		               count > 1 ? "," : "", count > 1 ? RUN : "");
+		_cleanup_json_ json_t *json = parse(text);
+		struct error err = ERROR_INIT;
+		struct run_list list;
+
+		ck_ok(run_list_decode(json, &list, &err), &err);
+		ck_assert_uint_eq(list.count, count);
+		run_list_release(&list);
+	}
+}
+END_TEST
+
+START_TEST(error_files_of_any_program_are_read)
+{
+	static const struct {
+		const char *text, *message;
+	} cases[] = {
+	    {"{\"message\":{\"message\":\"it broke\",\"extraInfo\":{\"timestamp\":\"1\"}}}", "it broke"},
+	    {"{\"message\":\"it broke\"}", "it broke"},
+	    {"{\"message\":{\"text\":\"it broke\"}}", NULL},
+	    {"{\"message\":[\"it broke\"]}", NULL},
+	    {"\"message\"", NULL},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_json_ json_t *json = parse(cases[i].text);
+
+		ck_assert_pstr_eq(json_string_value(error_file_message(json)), cases[i].message);
+	}
+	ck_assert_ptr_null(error_file_message(NULL));
+}
+END_TEST
+
 START_TEST(errors_are_read_from_any_answer)
 {
 	_cleanup_json_ json_t *json = error_answer_encode(&(struct error_answer){"busy", "no slot is free"});
@@ -933,6 +973,8 @@ int main(void)
 	tcase_add_test(tc, older_records_of_a_run_are_read);
 	tcase_add_test(tc, commands_to_the_launcher);
 	tcase_add_test(tc, a_preflight_ends_with_a_code);
+	tcase_add_test(tc, a_list_of_runs_as_text);
+	tcase_add_test(tc, error_files_of_any_program_are_read);
 	tcase_add_test(tc, errors_are_read_from_any_answer);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);

@@ -155,7 +155,7 @@ static int list_add(void *context, const struct run *r, struct error *err)
 	json_decref(json);
 	if (!one)
 		return error_oom(err);
-	strbuf_adds(text, text->len ? "," : "{\"runs\":[");
+	strbuf_adds(text, text->len ? "," : RUN_LIST_BEGIN);
 	strbuf_adds(text, one);
 	return 0;
 }
@@ -181,7 +181,7 @@ void route_runs(void *context, struct http_request *r)
 		return;
 	}
 	code = controller_list_runs(d->controller, states, before, limit, list_add, &text, &err);
-	strbuf_adds(&text, text.len ? "]}\n" : "{\"runs\":[]}\n");
+	strbuf_adds(&text, text.len ? RUN_LIST_END : RUN_LIST_BEGIN RUN_LIST_END);
 	if (code == 0 && text.failed)
 		code = error_oom(&err);
 	if (code < 0)

@@ -23,6 +23,7 @@
 #include "base/str.h"
 #include "node/gpu/affinity.h"
 #include "node/launch/launch.h"
+#include "wire/error_file.h"
 
 extern char **environ;
 
@@ -203,8 +204,7 @@ static void add_log_tail(struct strbuf *out, int fd)
 	strbuf_addf(out, "%slast lines of the log:\n%s", out->len ? "\n" : "", p);
 }
 
-/* TORCHELASTIC_ERROR_FILE: {"message":{"message":…,"extraInfo":{…}}} or {"message":"…"}. The file is the
- * user's: only a plain one of theirs is read, and not much of it. */
+/* The file is the user's: only a plain one of theirs is read, and not much of it. */
 static void add_error_file(struct strbuf *out, const char *path, uid_t uid)
 {
 	_cleanup_close_ int fd = -1;
@@ -225,10 +225,8 @@ static void add_error_file(struct strbuf *out, const char *path, uid_t uid)
 	if (n <= 0)
 		return;
 	json = json_loadb(text, n, 0, NULL);
-	message = json_object_get(json, "message");
-	if (json_is_object(message))
-		message = json_object_get(message, "message");
-	if (!json_is_string(message))
+	message = error_file_message(json);
+	if (!message)
 		return;
 	strbuf_add(out, json_string_value(message),
 	           MIN(json_string_length(message), (size_t)LAUNCH_ERROR_BYTES));
