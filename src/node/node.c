@@ -262,8 +262,8 @@ int node_create(sd_event *event, const struct daemon_config *config, const char 
 	node->cgroups = cgroup_find_base(config->runtime_dir);
 	node->owner = (struct attempt_owner){event, node->name, config->socket, node->cgroups,
 	                                     node,  on_changed, on_settled,     is_launcher};
-	r = starts_create(event, &(struct starts_callbacks){node, begin, on_devices_changed}, &node->starts,
-	                  err);
+	r = starts_create(event, config, &(struct starts_callbacks){node, begin, on_devices_changed},
+	                  &node->starts, err);
 	if (r < 0)
 		return r;
 	r = slots_create(event, config, name, hosts_slots,

@@ -1,14 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* dtraind's side of a preflight: the process that looks, its answer as an event, and a deadline. */
 #include <errno.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <spawn.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/pidfd.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -16,38 +11,42 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "node/launch/preflight.h"
+#include "node/preflight_process.h"
 
 struct preflight_call {
 	void (*done)(void *context, const struct run_user *user, const struct error *err);
 	void *context;
+	sd_event *event;
 	sd_event_source *answer, *deadline;
-	int answer_fd, pidfd;
+	struct preflight_process process;
+	char *launcher; /* of a spare that has not answered yet, as request_fd: it may have been dead */
+	int request_fd;
 	struct strbuf in;
 	struct run_user *user; /* as soon as they are known */
 	char step[256];        /* what is being looked at */
 	double seconds;
 };
 
-static void call_free(struct preflight_call *c)
+static void forget_spare(struct preflight_call *c)
 {
-	sd_event_source_disable_unref(c->answer);
-	sd_event_source_disable_unref(c->deadline);
-	if (c->answer_fd >= 0)
-		close(c->answer_fd);
-	if (c->pidfd >= 0)
-		close(c->pidfd);
-	strbuf_free(&c->in);
-	run_user_free(c->user);
-	free(c);
+	free(steal_pointer(c->launcher));
+	if (c->request_fd >= 0)
+		close(c->request_fd);
+	c->request_fd = -1;
 }
 
+/* Whatever its process would still say is of no interest. */
 void preflight_cancel(struct preflight_call *c)
 {
 	if (!c)
 		return;
-	if (c->pidfd >= 0)
-		pidfd_send_signal(c->pidfd, SIGKILL, NULL, 0);
-	call_free(c);
+	sd_event_source_disable_unref(c->answer);
+	sd_event_source_disable_unref(c->deadline);
+	preflight_process_kill(&c->process);
+	forget_spare(c);
+	strbuf_free(&c->in);
+	run_user_free(c->user);
+	free(c);
 }
 
 /* Once, and the call is gone. */
@@ -59,10 +58,10 @@ static void finish(struct preflight_call *c, const struct error *err)
 		error_set(&none, -EIO, "the preflight ended without an answer");
 		err = &none;
 	}
-	/* It has ended, or may never: what it would still say is of no interest. */
-	pidfd_send_signal(c->pidfd, SIGKILL, NULL, 0);
+	c->answer = sd_event_source_disable_unref(c->answer);
+	preflight_process_kill(&c->process); /* it may never end */
 	c->done(c->context, err ? NULL : c->user, err);
-	call_free(c);
+	preflight_cancel(c);
 }
 
 /* True: that was the last line, and the call is gone. */
@@ -89,6 +88,31 @@ static bool take_line(struct preflight_call *c, const char *line, size_t len)
 	return true;
 }
 
+static int on_answer(sd_event_source *source, int fd, uint32_t events, void *context);
+
+static int watch_answer(struct preflight_call *c, struct error *err)
+{
+	int r = sd_event_add_io(c->event, &c->answer, c->process.answer_fd, EPOLLIN, on_answer, c);
+
+	return r < 0 ? error_errno(err, r, "cannot watch the preflight") : 0;
+}
+
+/* The spare was dead, or killed before it did anything: as if there had been none. */
+static void start_again(struct preflight_call *c)
+{
+	struct error err = ERROR_INIT;
+	int r;
+
+	c->answer = sd_event_source_disable_unref(c->answer);
+	preflight_process_kill(&c->process);
+	r = preflight_process_start(c->event, c->launcher, c->request_fd, &c->process, &err);
+	forget_spare(c);
+	if (r == 0)
+		r = watch_answer(c, &err);
+	if (r < 0)
+		finish(c, &err);
+}
+
 static int on_answer(sd_event_source *source, int fd, uint32_t events, void *context)
 {
 	struct preflight_call *c = context;
@@ -98,11 +122,16 @@ static int on_answer(sd_event_source *source, int fd, uint32_t events, void *con
 
 	if (n < 0 && (errno == EINTR || errno == EAGAIN))
 		return 0;
+	if (n <= 0 && c->launcher) {
+		start_again(c);
+		return 0;
+	}
 	if (n <= 0) {
 		error_set(&err, -EIO, "dtrain-launch ended while it looked at %s", c->step);
 		finish(c, &err);
 		return 0;
 	}
+	forget_spare(c);
 	strbuf_add(&c->in, buf, n);
 	while (c->in.len && (newline = memchr(c->in.data, '\n', c->in.len))) {
 		size_t used = newline - c->in.data + 1;
@@ -127,62 +156,6 @@ static int on_deadline(sd_event_source *source, uint64_t usec, void *context)
 	return 0;
 }
 
-/* One that hangs in the kernel ends when it can: the event loop has this source until then. */
-static int on_reap(sd_event_source *source, int fd, uint32_t events, void *context)
-{
-	siginfo_t info = {0};
-
-	if (waitid(P_PIDFD, fd, &info, WEXITED | WNOHANG) == 0 && info.si_pid == 0)
-		return 0;
-	sd_event_source_set_enabled(source, SD_EVENT_OFF);
-	sd_event_source_set_floating(source, false);
-	return 0;
-}
-
-static int watch_end(sd_event *event, int pidfd)
-{
-	sd_event_source *reap;
-	int fd = fcntl(pidfd, F_DUPFD_CLOEXEC, 0), r;
-
-	if (fd < 0)
-		return -errno;
-	r = sd_event_add_io(event, &reap, fd, EPOLLIN, on_reap, NULL);
-	if (r < 0) {
-		close(fd);
-		return r;
-	}
-	sd_event_source_set_io_fd_own(reap, true);
-	sd_event_source_set_floating(reap, true);
-	sd_event_source_unref(reap);
-	return 0;
-}
-
-static int spawn(const char *launcher, int in, int out, pid_t *pid)
-{
-	char *argv[] = {(char *)"dtrain-launch", (char *)"--preflight", NULL};
-	posix_spawn_file_actions_t actions;
-	posix_spawnattr_t attributes;
-	sigset_t none, all;
-	int r;
-
-	sigemptyset(&none);
-	sigfillset(&all);
-	posix_spawn_file_actions_init(&actions);
-	posix_spawnattr_init(&attributes);
-	posix_spawn_file_actions_adddup2(&actions, in, STDIN_FILENO);
-	posix_spawn_file_actions_adddup2(&actions, out, STDOUT_FILENO);
-	posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);
-	posix_spawnattr_setsigmask(&attributes, &none);
-	posix_spawnattr_setsigdefault(&attributes, &all);
-	/* In our session: children of ours in others are what killed launchers left (processes.h). */
-	posix_spawnattr_setflags(&attributes,
-	                         POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-	r = posix_spawn(pid, launcher, &actions, &attributes, argv, environ);
-	posix_spawn_file_actions_destroy(&actions);
-	posix_spawnattr_destroy(&attributes);
-	return -r;
-}
-
 /* A file of its own for the request: a pipe holds less than a PATH may be long. */
 static int write_request(const struct preflight_request *what, int *out, struct error *err)
 {
@@ -201,49 +174,45 @@ static int write_request(const struct preflight_request *what, int *out, struct 
 	return r;
 }
 
-DEFINE_CLEANUP(struct preflight_call *, call_free)
+DEFINE_CLEANUP(struct preflight_call *, preflight_cancel)
 
-int preflight_start(sd_event *event, const char *launcher, const struct preflight_request *what,
-                    double seconds,
+int preflight_start(sd_event *event, struct preflight_spare *spare, const char *launcher,
+                    const struct preflight_request *what, double seconds,
                     void (*done)(void *context, const struct run_user *user, const struct error *err),
                     void *context, struct preflight_call **out, struct error *err)
 {
-	_cleanup_(call_freep) struct preflight_call *c = calloc(1, sizeof *c);
-	_cleanup_close_ int in = -1, answer = -1;
-	int pipe_fds[2], r;
-	pid_t pid;
+	_cleanup_(preflight_cancelp) struct preflight_call *c = calloc(1, sizeof *c);
+	int r;
 
 	if (!c)
 		return error_oom(err);
-	*c = (struct preflight_call){
-	    .done = done, .context = context, .answer_fd = -1, .pidfd = -1, .seconds = seconds};
+	*c = (struct preflight_call){.done = done,
+	                             .context = context,
+	                             .event = event,
+	                             .process = {-1, -1},
+	                             .request_fd = -1,
+	                             .seconds = seconds};
 	snprintf(c->step, sizeof c->step, "user %s", what->user);
-	r = write_request(what, &in, err);
+	r = write_request(what, &c->request_fd, err);
 	if (r < 0)
 		return r;
-	if (pipe2(pipe_fds, O_CLOEXEC) < 0)
-		return error_errno(err, -errno, "cannot make a pipe");
-	c->answer_fd = pipe_fds[0];
-	answer = pipe_fds[1];
-	fcntl(c->answer_fd, F_SETFL, O_NONBLOCK);
-	r = spawn(launcher, in, answer, &pid);
+	if (spare && preflight_spare_take(spare, launcher, c->request_fd, &c->process)) {
+		c->launcher = strdup(launcher);
+		if (!c->launcher)
+			return error_oom(err);
+	} else {
+		r = preflight_process_start(event, launcher, c->request_fd, &c->process, err);
+		if (r < 0)
+			return r;
+		forget_spare(c);
+	}
+	r = watch_answer(c, err);
 	if (r < 0)
-		return error_errno(err, r, "cannot start %s", launcher);
-	c->pidfd = pidfd_open(pid, 0);
-	r = c->pidfd < 0 ? -errno : watch_end(event, c->pidfd);
-	if (r < 0) {
-		kill(pid, SIGKILL);
-		waitpid(pid, NULL, 0);
+		return r;
+	r = sd_event_add_time_relative(event, &c->deadline, CLOCK_MONOTONIC, (uint64_t)(seconds * 1e6), 0,
+	                               on_deadline, c);
+	if (r < 0)
 		return error_errno(err, r, "cannot watch %s", launcher);
-	}
-	r = sd_event_add_io(event, &c->answer, c->answer_fd, EPOLLIN, on_answer, c);
-	if (r >= 0)
-		r = sd_event_add_time_relative(event, &c->deadline, CLOCK_MONOTONIC,
-		                               (uint64_t)(seconds * 1e6), 0, on_deadline, c);
-	if (r < 0) {
-		preflight_cancel(steal_pointer(c));
-		return error_errno(err, r, "cannot watch %s", launcher);
-	}
 	*out = steal_pointer(c);
 	return 0;
 }

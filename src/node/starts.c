@@ -9,6 +9,7 @@
 #include "base/json.h"
 #include "base/str.h"
 #include "node/launch/preflight.h"
+#include "node/preflight_process.h"
 
 /* A preflight that has not ended then never does; the controller waits for half a minute. */
 enum { PREFLIGHT_SECONDS = 20 };
@@ -32,18 +33,39 @@ struct start {
 struct starts {
 	sd_event *event;
 	struct starts_callbacks callbacks;
+	struct preflight_spare *spare;
 	struct start *list;
 };
 
-int starts_create(sd_event *event, const struct starts_callbacks *callbacks, struct starts **out,
-                  struct error *err)
+static char *launcher_path(const struct daemon_config *config)
+{
+	return str_printf("%s/dtrain-launch", config->worker_dir);
+}
+
+static void prepare_spare(struct starts *s, const struct daemon_config *config)
+{
+	_cleanup_free_ char *launcher = launcher_path(config);
+
+	if (launcher)
+		preflight_spare_prepare(s->spare, launcher);
+}
+
+int starts_create(sd_event *event, const struct daemon_config *config,
+                  const struct starts_callbacks *callbacks, struct starts **out, struct error *err)
 {
 	struct starts *s = calloc(1, sizeof *s);
+	int r;
 
 	if (!s)
 		return error_oom(err);
 	s->event = event;
 	s->callbacks = *callbacks;
+	r = preflight_spare_create(event, &s->spare, err);
+	if (r < 0) {
+		free(s);
+		return r;
+	}
+	prepare_spare(s, config);
 	*out = s;
 	return 0;
 }
@@ -92,6 +114,7 @@ void starts_destroy(struct starts *s)
 		return;
 	while (s->list)
 		end(s->list, -ESHUTDOWN, "the service is being stopped");
+	preflight_spare_destroy(s->spare);
 	free(s);
 }
 
@@ -114,6 +137,7 @@ static void on_preflight(void *context, const struct run_user *user, const struc
 	int r;
 
 	x->preflight = NULL;
+	prepare_spare(s, x->place.config);
 	unlink_start(x); /* its slots are not in its own way */
 	if (failure)
 		r = error_set(&err, failure->code, "%s", failure->message);
@@ -128,7 +152,7 @@ static int start_preflight(struct start *x, struct error *err)
 {
 	const struct request *q = x->request;
 	const struct daemon_config *config = x->place.config;
-	_cleanup_free_ char *program = NULL, *launcher = str_printf("%s/dtrain-launch", config->worker_dir);
+	_cleanup_free_ char *program = NULL, *launcher = launcher_path(config);
 	struct preflight_request what = {
 	    .user = (char *)q->user,
 	    .uid = q->uid,
@@ -148,8 +172,8 @@ static int start_preflight(struct start *x, struct error *err)
 		if (q->node_rank == 0) /* rank 0 writes */
 			what.output_dir = q->config->output.dir;
 	}
-	return preflight_start(x->starts->event, launcher, &what, PREFLIGHT_SECONDS, on_preflight, x,
-	                       &x->preflight, err);
+	return preflight_start(x->starts->event, x->starts->spare, launcher, &what, PREFLIGHT_SECONDS,
+	                       on_preflight, x, &x->preflight, err);
 }
 
 int starts_add(struct starts *s, struct request **request, const struct request_place *place,

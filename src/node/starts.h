@@ -23,8 +23,9 @@ struct starts_callbacks {
 	void (*freed)(void *context); /* one was refused: its slots are free again */
 };
 
-int starts_create(sd_event *event, const struct starts_callbacks *callbacks, struct starts **out,
-                  struct error *err);
+/* The preflight of the first start is prepared with the launcher of config. */
+int starts_create(sd_event *event, const struct daemon_config *config,
+                  const struct starts_callbacks *callbacks, struct starts **out, struct error *err);
 void starts_destroy(struct starts *s); /* calls those that wait with -ESHUTDOWN; takes NULL */
 
 /* Takes the request (*request NULL then) where it succeeds; copies dir and logs of the place, borrows the

@@ -5,6 +5,8 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <pwd.h>
+#include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -15,6 +17,7 @@
 #include "config/run.h"
 #include "node/gpu/devices.h"
 #include "node/launch/preflight.h"
+#include "node/preflight_process.h"
 
 static struct fixture f;
 
@@ -145,6 +148,8 @@ static void on_looked(void *context, const struct run_user *user, const struct e
 	on_told(context, err ? err->code : 0, err ? err->message : "");
 }
 
+static struct preflight_spare *spare;
+
 /* The preflight alone. */
 static struct told look(const struct preflight_request *what, double seconds)
 {
@@ -153,7 +158,7 @@ static struct told look(const struct preflight_request *what, double seconds)
 	struct preflight_call *call;
 	struct error err = ERROR_INIT;
 
-	ck_ok(preflight_start(f.event, launcher, what, seconds, on_looked, &told, &call, &err), &err);
+	ck_ok(preflight_start(f.event, spare, launcher, what, seconds, on_looked, &told, &call, &err), &err);
 	while (!told.times)
 		fixture_turn(&f);
 	return told;
@@ -445,6 +450,177 @@ START_TEST(a_preflight_has_a_deadline)
 		if (i == 0)
 			ck_assert_int_eq(told.code, -ETIMEDOUT);
 	}
+}
+END_TEST
+
+/* A launcher that appends its pid to libexec/dtrain-launch.pids, then does `rest`. */
+static char *counting_launcher(const char *rest)
+{
+	_cleanup_free_ char *script = str_printf("echo $$ >>$0.pids; %s", rest);
+	struct error err = ERROR_INIT;
+
+	fixture_launcher(&f, script);
+	ck_ok(preflight_spare_create(f.event, &spare, &err), &err);
+	return str_path_join(f.config->worker_dir, "dtrain-launch");
+}
+
+/* Waits until so many processes have been executed; returns the pid of the last. */
+static pid_t await_executed(size_t count)
+{
+	for (;;) {
+		_cleanup_free_ char *text = fixture_await_file(&f, "libexec/dtrain-launch.pids");
+		pid_t last = 0;
+		size_t n = 0;
+		char *save;
+
+		for (char *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save), n++)
+			last = atoi(line);
+		ck_assert_uint_le(n, count);
+		if (n == count)
+			return last;
+		fixture_turn(&f);
+	}
+}
+
+static void await_ready(void)
+{
+	while (!preflight_spare_is_ready(spare))
+		fixture_turn(&f);
+}
+
+static const struct preflight_request fine = {
+    .user = "root", .directory = "/", .program = "true", .path = "/usr/bin:/bin", .log_dir = "/"};
+
+/* The request of the user who runs the tests. */
+static struct preflight_request own_request(void)
+{
+	struct preflight_request what = fine;
+	struct passwd *user = getpwuid(geteuid());
+
+	what.user = user->pw_name;
+	what.uid = user->pw_uid;
+	return what;
+}
+
+START_TEST(a_preflight_takes_the_spare)
+{
+	_cleanup_free_ char *launcher = counting_launcher(":"), *fds = NULL;
+	struct preflight_request what = own_request();
+	pid_t first;
+
+	preflight_spare_prepare(spare, launcher);
+	await_ready();
+	first = await_executed(1);
+	/* What it has open is its own: the request's socket, the answer, the log; libraries are mapped. */
+	fds = str_printf("test \"$(ls /proc/%d/fd | tr '\\n' ' ')\" = '0 1 2 '", (int)first);
+	ck_assert_int_eq(system(fds), 0);
+	ck_assert_int_eq(look(&what, 20).code, 0);
+	ck_assert(!preflight_spare_is_ready(spare));
+	await_executed(1);
+	fixture_await_gone(&f, first);
+	/* Two at once, one spare: the second has a process of its own, and sees what is wrong just as well.
+	 */
+	preflight_spare_prepare(spare, launcher);
+	await_ready();
+	{
+		struct told told[2] = {0};
+		struct preflight_call *call;
+		struct error err = ERROR_INIT;
+
+		what.program = "no-such-program";
+		for (int i = 0; i < 2; i++)
+			ck_ok(preflight_start(f.event, spare, launcher, &what, 20, on_looked, &told[i], &call,
+			                      &err),
+			      &err);
+		while (!told[0].times || !told[1].times)
+			fixture_turn(&f);
+		ck_assert_int_eq(told[0].code, -ENOENT);
+		ck_assert_int_eq(told[1].code, -ENOENT);
+		ck_assert_str_eq(told[0].message, told[1].message);
+	}
+	await_executed(3);
+	/* It ends with its owner. */
+	preflight_spare_prepare(spare, launcher);
+	await_ready();
+	first = await_executed(4);
+	preflight_spare_destroy(spare);
+	fixture_await_gone(&f, first);
+}
+END_TEST
+
+START_TEST(a_dead_spare_is_as_none)
+{
+	_cleanup_free_ char *launcher = counting_launcher(":");
+	struct preflight_request what = own_request();
+	pid_t pid;
+
+	/* Killed, and the event loop has not noticed. */
+	preflight_spare_prepare(spare, launcher);
+	await_ready();
+	ck_assert_int_eq(kill(await_executed(1), SIGKILL), 0);
+	ck_assert_int_eq(look(&what, 20).code, 0);
+	await_executed(2);
+	/* Killed with the request. */
+	preflight_spare_prepare(spare, launcher);
+	await_ready();
+	pid = await_executed(3);
+	ck_assert_int_eq(kill(pid, SIGSTOP), 0);
+	{
+		struct told told = {0};
+		struct preflight_call *call;
+		struct error err = ERROR_INIT;
+
+		ck_ok(preflight_start(f.event, spare, launcher, &what, 20, on_looked, &told, &call, &err),
+		      &err);
+		ck_assert_int_eq(kill(pid, SIGKILL), 0);
+		while (!told.times)
+			fixture_turn(&f);
+		ck_assert_int_eq(told.code, 0);
+	}
+	await_executed(4);
+	/* One that dies unused is replaced. */
+	preflight_spare_prepare(spare, launcher);
+	await_ready();
+	ck_assert_int_eq(kill(await_executed(5), SIGKILL), 0);
+	await_executed(6);
+	await_ready();
+	/* Another program has taken the launcher's place. */
+	free(launcher);
+	preflight_spare_destroy(spare);
+	launcher = counting_launcher(":");
+	preflight_spare_prepare(spare, launcher);
+	await_ready();
+	fixture_launcher(&f, "echo '{\"error\":-1,\"message\":\"the new one\"}'; exit 0");
+	ck_assert_str_eq(look(&what, 20).message, "the new one");
+	preflight_spare_destroy(spare);
+}
+END_TEST
+
+/* One that hangs before it is ready is not waited for; one that hangs with a request has the deadline. */
+START_TEST(a_hung_spare_holds_up_nothing)
+{
+	_cleanup_free_ char *launcher =
+	    counting_launcher("[ -e $0.second ] || { touch $0.second; exec sleep 1000; }");
+	struct preflight_request what = own_request();
+	struct told told;
+	pid_t pid;
+
+	preflight_spare_prepare(spare, launcher);
+	pid = await_executed(1);
+	ck_assert_int_eq(look(&what, 20).code, 0);
+	await_executed(2);
+	ck_assert(!preflight_spare_is_ready(spare));
+	preflight_spare_destroy(spare);
+	fixture_await_gone(&f, pid);
+	free(launcher);
+	launcher = counting_launcher("echo '{\"ready\":true}'; exec sleep 1000");
+	preflight_spare_prepare(spare, launcher);
+	await_ready();
+	pid = await_executed(3);
+	told = look(&what, 0.5);
+	ck_assert_int_eq(told.code, -ETIMEDOUT);
+	fixture_await_gone(&f, pid);
+	preflight_spare_destroy(spare);
 }
 END_TEST
 
@@ -774,6 +950,9 @@ int main(void)
 	tcase_add_test(tc, the_last_value_of_a_variable_counts);
 	tcase_add_test(tc, a_preflight_that_hangs_holds_up_nothing);
 	tcase_add_test(tc, a_preflight_has_a_deadline);
+	tcase_add_test(tc, a_preflight_takes_the_spare);
+	tcase_add_test(tc, a_dead_spare_is_as_none);
+	tcase_add_test(tc, a_hung_spare_holds_up_nothing);
 	tcase_add_test(tc, no_two_leases_on_one_slot);
 	tcase_add_test(tc, one_rank_leases_all_its_slots);
 	tcase_add_test(tc, the_environment_is_what_torchrun_gives);

@@ -5,11 +5,13 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <limits.h>
+#include <pwd.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -18,6 +20,7 @@
 #include "base/json.h"
 #include "base/str.h"
 #include "node/launch/launch.h"
+#include "node/launch/preflight.h"
 #include "node/launch/run_user.h"
 
 enum { LOG_SPACE = 16 << 20 };
@@ -225,10 +228,46 @@ static int check(const struct preflight_request *request, struct error *err)
 	return r < 0 ? r : check_as_user(&what, err);
 }
 
+/* What the directory of users needs is loaded with the first look. The request takes the place of the socket.
+ * Ends with the service. */
+static void wait_for_request(void)
+{
+	_cleanup_(run_user_freep) struct run_user *self = NULL;
+	union {
+		struct cmsghdr header;
+		char space[CMSG_SPACE(sizeof(int))];
+	} control;
+	char name[64], byte;
+	struct iovec iov = {&byte, 1};
+	struct msghdr message = {
+	    .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)};
+	const struct cmsghdr *c;
+	struct passwd *own;
+	int fd;
+
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	own = getpwuid(geteuid());
+	if (own) {
+		snprintf(name, sizeof(name), "%s", own->pw_name);
+		run_user_find(name, geteuid(), &self, NULL);
+	}
+	json_object_seed(0);
+	if (file_write_all(STDOUT_FILENO, PREFLIGHT_READY, strlen(PREFLIGHT_READY), NULL) < 0 ||
+	    recvmsg(STDIN_FILENO, &message, MSG_CMSG_CLOEXEC) != 1)
+		_exit(0);
+	c = CMSG_FIRSTHDR(&message);
+	if (!c || c->cmsg_type != SCM_RIGHTS || c->cmsg_len != CMSG_LEN(sizeof(int)))
+		_exit(1);
+	memcpy(&fd, CMSG_DATA(c), sizeof(int));
+	dup2(fd, STDIN_FILENO);
+	close(fd);
+}
+
 int preflight_main(void)
 {
 	_cleanup_(preflight_request_release) struct preflight_request request = {0};
 	_cleanup_json_ json_t *json = NULL;
+	struct stat in;
 	_cleanup_free_ char *text = NULL;
 	struct error err = ERROR_INIT;
 	size_t len;
@@ -236,6 +275,8 @@ int preflight_main(void)
 
 	prctl(PR_SET_NAME, "dtrain-check");
 	signal(SIGPIPE, SIG_IGN);
+	if (fstat(STDIN_FILENO, &in) == 0 && S_ISSOCK(in.st_mode))
+		wait_for_request();
 	r = file_read("/proc/self/fd/0", 0, &text, &len, &err);
 	if (r == 0)
 		r = json_parse(text, len, "standard input", &json, &err);
