@@ -14,6 +14,8 @@
  *     greeting: q's token, rank r              -------->  checks both again
  *     the lifeline to q                                   the lifeline to r
  *
+ * A second connection between every two ranks is made in the same way, for data: stream.c.
+ *
  * The third greeting is needed because a rank that timed out meanwhile has left a dead connection behind:
  * only then does either end count the connection as made.
  */
@@ -38,7 +40,7 @@
 #include "base/str.h"
 #include "engine/comm/ucx/lifeline.h"
 
-#define MAGIC         0x314c5444u /* "DTL1": changes with struct rank_address, greeting or message */
+#define MAGIC         0x324c5444u /* "DTL2": changes with struct rank_address, greeting or message */
 #define ADDRESSES_MAX 16
 /* At most this many incoming connections that have not proved themselves; a new one replaces the oldest. */
 #define UNPROVEN_MAX 64
@@ -56,8 +58,10 @@ struct rank_address {
 	uint64_t blob_len;                    /* UCX's address follows */
 };
 
+enum channel { CHANNEL_LIFELINE, CHANNEL_STREAM, CHANNELS };
+
 struct greeting {
-	uint32_t magic, rank;
+	uint32_t magic, rank, channel;
 	uint8_t token[16]; /* of the rank that it is sent to */
 };
 
@@ -66,6 +70,7 @@ struct connection {
 	int fd;
 	int rank;     /* that we connect to; -1: an incoming one */
 	int from;     /* of an incoming one, once it has greeted; else -1 */
+	int channel;  /* of an incoming one, once it has greeted */
 	int attempt;  /* index of the address that is tried */
 	bool greeted; /* connected and our greeting sent */
 	double since;
@@ -132,34 +137,61 @@ static bool is_ipv4(const uint8_t address[16])
 	return !memcmp(address, prefix, 12);
 }
 
-/* Lists every address of this machine that another machine could reach, IPv4 first. Link-local addresses are
- * left out, since another machine cannot tell which of its links they are on. */
+/* Mbit/s of a network interface; 0: not known, as of most virtual ones. */
+static int interface_speed(const char *name)
+{
+	_cleanup_free_ char *path = str_printf("/sys/class/net/%s/speed", name);
+	_cleanup_fclose_ FILE *f = path ? fopen(path, "re") : NULL;
+	int speed = 0;
+
+	return f && fscanf(f, "%d", &speed) == 1 && speed > 0 ? speed : 0;
+}
+
+/* Adds an address of this speed behind those that are as fast or faster, from `first` on. */
+static void add_address(struct rank_address *mine, int *speeds, int first, const uint8_t address[16],
+                        int speed)
+{
+	int at = mine->address_count++;
+
+	for (; at > first && speeds[at - 1] < speed; at--) {
+		memcpy(mine->addresses[at], mine->addresses[at - 1], 16);
+		speeds[at] = speeds[at - 1];
+	}
+	memcpy(mine->addresses[at], address, 16);
+	speeds[at] = speed;
+}
+
+/* Lists every address of this machine that another machine could reach, IPv4 first, and of each kind that of
+ * the fastest network first, since data may travel there. Link-local addresses are left out, since another
+ * machine cannot tell which of its links they are on. */
 static void list_addresses(struct rank_address *mine, bool ipv4_only)
 {
+	int speeds[ADDRESSES_MAX], first = 0;
 	struct ifaddrs *list = NULL;
 
 	if (getifaddrs(&list) < 0)
 		return;
 	for (int family = AF_INET;; family = AF_INET6) {
 		for (struct ifaddrs *i = list; i && mine->address_count < ADDRESSES_MAX; i = i->ifa_next) {
-			uint8_t *out = mine->addresses[mine->address_count];
+			uint8_t address[16];
 
 			if (!i->ifa_addr || i->ifa_addr->sa_family != family || !(i->ifa_flags & IFF_UP) ||
 			    (i->ifa_flags & IFF_LOOPBACK))
 				continue;
 			if (family == AF_INET) {
-				map_ipv4(out, &((struct sockaddr_in *)i->ifa_addr)->sin_addr);
+				map_ipv4(address, &((struct sockaddr_in *)i->ifa_addr)->sin_addr);
 			} else {
 				const struct in6_addr *a = &((struct sockaddr_in6 *)i->ifa_addr)->sin6_addr;
 
 				if (ipv4_only || IN6_IS_ADDR_LINKLOCAL(a))
 					continue;
-				memcpy(out, a, 16);
+				memcpy(address, a, 16);
 			}
-			mine->address_count++;
+			add_address(mine, speeds, first, address, interface_speed(i->ifa_name));
 		}
 		if (family == AF_INET6)
 			break;
+		first = mine->address_count;
 	}
 	freeifaddrs(list);
 }
@@ -319,7 +351,7 @@ static int read_address(struct bootstrap *m, int rank, struct error *err)
 
 static void greet(const struct bootstrap *m, struct connection *conn, int rank)
 {
-	struct greeting g = {.magic = MAGIC, .rank = m->options->rank};
+	struct greeting g = {.magic = MAGIC, .rank = m->options->rank, .channel = conn->channel};
 
 	memcpy(g.token, m->ranks[rank].token, sizeof(g.token));
 	(void)!send(conn->fd, &g, sizeof(g), MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -376,6 +408,12 @@ static void connection_end(struct bootstrap *m, int i)
 }
 
 /* Makes a connection that has proved itself the lifeline to that rank. */
+/* Where the connection of a channel to a rank is kept; -1 there: it is missing. */
+static int *connection_place(const struct bootstrap *m, int rank, int channel)
+{
+	return channel == CHANNEL_LIFELINE ? &m->peers[rank].fd : &m->peers[rank].stream_fd;
+}
+
 static void connection_proved(struct bootstrap *m, int i, int rank)
 {
 	int fd = m->connections[i].fd, one = 1, count = 5;
@@ -387,7 +425,7 @@ static void connection_proved(struct bootstrap *m, int i, int rank)
 	setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &one, sizeof(one));
 	setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &one, sizeof(one));
 	setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof(count));
-	m->peers[rank].fd = fd;
+	*connection_place(m, rank, m->connections[i].channel) = fd;
 	m->connections[i].fd = -1;
 	connection_end(m, i);
 }
@@ -419,7 +457,7 @@ static bool connection_read(struct bootstrap *m, int i)
 {
 	struct connection *conn = &m->connections[i];
 	const struct rank_address *mine = &m->ranks[m->options->rank];
-	uint32_t rank;
+	uint32_t rank, channel;
 	ssize_t n;
 
 	if (conn->rank >= 0 && !conn->greeted) {
@@ -441,21 +479,24 @@ static bool connection_read(struct bootstrap *m, int i)
 	if (conn->received_len < sizeof(conn->received))
 		return true;
 	rank = conn->received.rank;
+	channel = conn->received.channel;
 	if (conn->received.magic != MAGIC || memcmp(conn->received.token, mine->token, sizeof(mine->token)) ||
-	    rank >= (uint32_t)m->options->world_size)
+	    rank >= (uint32_t)m->options->world_size || channel >= CHANNELS)
 		return false;
 	conn->received_len = 0;
 	if (conn->rank >= 0) {
-		if (rank != (uint32_t)conn->rank)
+		if (rank != (uint32_t)conn->rank || channel != (uint32_t)conn->channel)
 			return false;
 		greet(m, conn, rank);
 	} else if (conn->from < 0) {
 		if (rank <= (uint32_t)m->options->rank)
 			return false;
 		conn->from = rank;
+		conn->channel = channel;
 		greet(m, conn, rank);
 		return true;
-	} else if (rank != (uint32_t)conn->from || m->peers[rank].fd >= 0) {
+	} else if (rank != (uint32_t)conn->from || channel != (uint32_t)conn->channel ||
+	           *connection_place(m, rank, channel) >= 0) {
 		return false;
 	}
 	connection_proved(m, i, rank);
@@ -465,7 +506,7 @@ static bool connection_read(struct bootstrap *m, int i)
 static int missing_rank(const struct bootstrap *m)
 {
 	for (int r = 0; r < m->options->world_size; r++)
-		if (r != m->options->rank && m->peers[r].fd < 0)
+		if (r != m->options->rank && (m->peers[r].fd < 0 || m->peers[r].stream_fd < 0))
 			return r;
 	return -1;
 }
@@ -477,10 +518,11 @@ static int connect_all(struct bootstrap *m, struct error *err)
 
 	if (!fds)
 		return error_oom(err);
-	for (int r = 0; r < m->options->rank; r++) {
+	for (int i = 0; i < m->options->rank * CHANNELS; i++) {
 		struct connection *conn = &m->connections[m->connection_count++];
 
-		*conn = (struct connection){.fd = -1, .rank = r, .from = -1};
+		*conn =
+		    (struct connection){.fd = -1, .rank = i / CHANNELS, .from = -1, .channel = i % CHANNELS};
 		connect_next(m, conn);
 	}
 	while ((missing = missing_rank(m)) >= 0) {
@@ -534,7 +576,7 @@ int bootstrap_connect(struct comm *comm, const struct comm_options *options, con
 	    .options = options,
 	    .peers = peers,
 	    .listen_fd = -1,
-	    .connection_max = options->world_size + UNPROVEN_MAX,
+	    .connection_max = options->world_size * CHANNELS + UNPROVEN_MAX,
 	    .deadline = clock_monotonic() + options->timeout_s,
 	};
 	int r;

@@ -463,13 +463,25 @@ static int barrier(struct comm *c, uint64_t ticket, const struct operation *o)
 	return 0;
 }
 
-/* Sends a message to every rank, so that UCX opens every connection, and maps the memory that the peers
- * share, while all ranks are still running. */
+/* Opens every connection, and maps the memory that the peers share, while every rank is still there. The
+ * ranks tell each other to whom UCX would send over TCP: where both ends would, they use their stream. */
 static int run_bootstrap(struct comm *c, uint64_t ticket, const struct operation *o)
 {
 	enum { BYTES = 1024 };
+	char *mine = c->scratch, *theirs = c->scratch + BYTES;
+	bool streams = c->size <= BYTES && streams_allowed();
+	int r;
 
-	return exchange_all(c, ticket, c->scratch, BYTES, c->scratch + SCRATCH_BYTES - BYTES, 0);
+	memset(mine, 0, BYTES);
+	for (int i = 0; streams && i < c->size; i++)
+		mine[i] = transport_is_tcp(c, i);
+	r = exchange_all(c, ticket, mine, BYTES, theirs, c->size <= BYTES ? BYTES : 0);
+	for (int i = 0; r >= 0 && i < c->size; i++) {
+		c->streams[i].used = streams && i != c->rank && mine[i] && theirs[i * BYTES + c->rank];
+		if (!c->streams[i].used)
+			stream_close(&c->peers[i]);
+	}
+	return r;
 }
 
 typedef int (*collective_fn)(struct comm *c, uint64_t ticket, const struct operation *o);

@@ -70,13 +70,14 @@ static int open_ucx(struct comm *c, const struct comm_options *options, struct e
 	c->transfers = calloc(transfers_max(c->size), sizeof(*c->transfers));
 	c->scratch = aligned_alloc(HUGE_PAGE, SCRATCH_BYTES);
 	c->parts = calloc(c->size, sizeof(*c->parts));
-	if (!c->peers || !c->transfers || !c->scratch || !c->parts)
+	c->streams = calloc(c->size, sizeof(*c->streams));
+	if (!c->streams || !c->peers || !c->transfers || !c->scratch || !c->parts)
 		return error_oom(err);
 	/* This is only advice: a failure changes nothing. */
 	(void)madvise(c->scratch, SCRATCH_BYTES, MADV_HUGEPAGE);
 	memset(c->scratch, 0, SCRATCH_BYTES);
 	for (int i = 0; i < c->size; i++)
-		c->peers[i].fd = -1;
+		c->peers[i].fd = c->peers[i].stream_fd = -1;
 	if ((r = transport_open(c, &address, &len, err)) < 0 ||
 	    (r = bootstrap_connect(c, options, address, len, c->peers, err)) < 0)
 		return r;
@@ -209,6 +210,7 @@ void comm_destroy(struct comm *c)
 	free(c->transfers);
 	free(c->scratch);
 	free(c->parts);
+	free(c->streams);
 	free(c->numbers);
 	free(c->group);
 	free(c->lane);

@@ -58,6 +58,24 @@ struct transfer {
 	int peer;
 	size_t expected;
 	struct comm *comm;
+	/* Of a message of a stream; data NULL: of UCX. */
+	char *data;
+	uint64_t tag;
+	struct transfer *next;
+};
+
+struct stream_header {
+	uint64_t tag, len;
+};
+
+/* Messages to and from a peer over a TCP connection, each behind a header, in the order of the calls. */
+struct stream {
+	bool used;
+	bool differs;   /* what has come is not what is expected: the ranks' calls differ */
+	uint32_t armed; /* the events that c->epoll waits for */
+	struct transfer *sends, *last_send, *receives, *last_receive;
+	struct stream_header out, in;
+	size_t out_done, in_done; /* bytes of the first of sends, of receives, with their headers */
 };
 
 enum {
@@ -139,6 +157,7 @@ struct comm {
 	int ucx_error;       /* a ucs_status_t that a message ended with, and whose */
 	int ucx_error_peer;
 
+	struct stream *streams;     /* [size] */
 	struct transfer *transfers; /* [transfers_max] */
 	char *scratch;              /* [SCRATCH_BYTES], 64-byte aligned */
 	void **parts;               /* [size]: what a reduction adds up */
@@ -155,6 +174,23 @@ void transport_close(struct comm *c);
 /* A message that fails is done too; the next comm_step returns its error. */
 void transport_send(struct comm *c, int peer, uint64_t tag, const void *data, size_t len, struct transfer *t);
 void transport_receive(struct comm *c, int peer, uint64_t tag, void *data, size_t len, struct transfer *t);
+
+/* Whether UCX carries messages to that rank over TCP. */
+bool transport_is_tcp(struct comm *c, int rank);
+
+/* transfer.c */
+/* A message is done, and how; the first error is kept. */
+void transfer_end(struct transfer *t, ucs_status_t status, size_t len);
+
+/* stream.c */
+/* Whether streams may be used at all. */
+bool streams_allowed(void);
+void stream_send(struct comm *c, struct transfer *t);
+void stream_receive(struct comm *c, struct transfer *t);
+/* Moves what can be moved without waiting; false: nothing. */
+bool streams_progress(struct comm *c);
+/* Makes c->epoll wait for what the streams wait for. */
+void streams_arm(struct comm *c);
 
 /* progress.c */
 /* Starts the progress thread, which passes each queued operation to run. */

@@ -37,13 +37,26 @@ int peer_read(struct peer *peer, struct message *message)
 	}
 }
 
+void lifeline_close(struct peer *peer)
+{
+	if (peer->fd >= 0)
+		close(peer->fd);
+	peer->fd = -1;
+}
+
+void stream_close(struct peer *peer)
+{
+	if (peer->stream_fd >= 0)
+		close(peer->stream_fd);
+	peer->stream_fd = -1;
+}
+
 void peer_close(struct peer *peer)
 {
 	if (!peer)
 		return;
-	if (peer->fd >= 0)
-		close(peer->fd);
-	peer->fd = -1;
+	lifeline_close(peer);
+	stream_close(peer);
 	free(peer->address);
 	peer->address = NULL;
 }

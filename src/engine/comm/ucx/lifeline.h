@@ -31,6 +31,7 @@ struct message {
 
 struct peer {
 	int fd;         /* -1: this rank itself, or closed */
+	int stream_fd;  /* -1, or a second connection, for data (stream.c) */
 	char host[65];  /* for error messages */
 	bool same_host; /* one kernel, one network and IPC namespace */
 	void *address;  /* UCX's, until the endpoints exist */
@@ -46,9 +47,9 @@ struct peer {
 };
 
 /* Publishes this rank's addresses, waits for all others' and connects to each; peers is [world_size], zeroed
- * by the caller with every fd -1. Connections that do not show this attempt's token are closed and ignored.
- * Ends within a second once comm_check(comm) returns an error, and with this error. On failure the caller
- * still owns what is in peers (peer_close). */
+ * by the caller with every fd and stream_fd -1. Connections that do not show this attempt's token are closed
+ * and ignored. Ends within a second once comm_check(comm) returns an error, and with this error. On failure
+ * the caller still owns what is in peers (peer_close). */
 int bootstrap_connect(struct comm *comm, const struct comm_options *options, const void *address,
                       size_t address_len, struct peer *peers, struct error *err);
 
@@ -56,4 +57,6 @@ int bootstrap_connect(struct comm *comm, const struct comm_options *options, con
 void peer_send(struct peer *peer, const struct message *message);
 /* 1: *message was read; 0: nothing there; -ECONNRESET: the peer's end is gone. */
 int peer_read(struct peer *peer, struct message *message);
-void peer_close(struct peer *peer);
+void lifeline_close(struct peer *peer);
+void stream_close(struct peer *peer);
+void peer_close(struct peer *peer); /* both, and frees the address */

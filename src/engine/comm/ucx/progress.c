@@ -211,7 +211,7 @@ static void read_control_messages(struct comm *c)
 		while ((r = peer_read(&c->peers[from], &m)) > 0)
 			handle_control_message(c, from, &m);
 		if (r < 0) {
-			peer_close(&c->peers[from]);
+			lifeline_close(&c->peers[from]);
 			c->peers[from].has_read = true;
 			if (!c->peers[from].departed)
 				fail_about(c, -ECONNRESET, from, "died");
@@ -274,6 +274,7 @@ static void sleep_until_event(struct comm *c)
 {
 	struct epoll_event events[4];
 
+	streams_arm(c);
 	atomic_store(&c->asleep, true);
 	if (!has_work(c) && ucp_worker_arm(c->worker) == UCS_OK)
 		(void)!epoll_wait(c->epoll, events, ARRAY_SIZE(events),
@@ -286,6 +287,7 @@ static void sleep_until_event(struct comm *c)
 
 int comm_step(struct comm *c)
 {
+	bool moved;
 	double now;
 
 	if (c->failed)
@@ -294,7 +296,8 @@ int comm_step(struct comm *c)
 	 * lifeline tells, or died, which it tells, too. */
 	if (c->ucx_error && c->running)
 		return fail_message(c);
-	if (ucp_worker_progress(c->worker)) {
+	moved = streams_progress(c);
+	if (ucp_worker_progress(c->worker) || moved) {
 		c->idle_since = 0;
 		return 0;
 	}

@@ -12,6 +12,7 @@
 #include <ucs/config/global_opts.h>
 
 #include "base/cleanup.h"
+#include "base/str.h"
 #include "engine/comm/ucx/internal.h"
 
 /* UCX warns of variables that it does not know and of connections that end; its log is off unless the user
@@ -101,8 +102,9 @@ int transport_connect(struct comm *c, struct error *err)
 	return 0;
 }
 
-/* UCX gives the transports of an endpoint only as text. */
-void transport_describe(struct comm *c)
+/* What carries messages to that rank, NULL: not known. UCX gives the transports of an endpoint only as text.
+ */
+static const char *carrier_of(struct comm *c, int rank)
 {
 	static const struct {
 		const char *mark, *name;
@@ -110,38 +112,55 @@ void transport_describe(struct comm *c)
 	    {"posix/", "shared memory"}, {"sysv/", "shared memory"}, {"rc_", "InfiniBand"},
 	    {"dc_", "InfiniBand"},       {"ud_", "InfiniBand"},      {"tcp/", "tcp"},
 	};
+	_cleanup_free_ char *text = NULL;
+	size_t len;
+	FILE *f = open_memstream(&text, &len);
+
+	if (!f)
+		return NULL;
+	ucp_ep_print_info(c->endpoints[rank], f);
+	fclose(f);
+	for (size_t i = 0; text && i < ARRAY_SIZE(carriers); i++)
+		if (strstr(text, carriers[i].mark))
+			return carriers[i].name;
+	return NULL;
+}
+
+bool transport_is_tcp(struct comm *c, int rank)
+{
+	const char *carrier = rank == c->rank ? NULL : carrier_of(c, rank);
+
+	return carrier && str_eq(carrier, "tcp");
+}
+
+void transport_describe(struct comm *c)
+{
 	unsigned major, minor, release;
 	char seen[64] = "";
+	bool by_ucx = false;
 
 	ucp_get_version(&major, &minor, &release);
 	for (int r = 0; r < c->size; r++) {
-		_cleanup_free_ char *text = NULL;
-		size_t len;
-		FILE *f;
+		const char *carrier = r == c->rank ? NULL : carrier_of(c, r);
 
-		if (r == c->rank || !(f = open_memstream(&text, &len)))
+		by_ucx |= r != c->rank && !c->streams[r].used;
+		if (!carrier || strstr(seen, carrier))
 			continue;
-		ucp_ep_print_info(c->endpoints[r], f);
-		fclose(f);
-		for (size_t i = 0; text && i < ARRAY_SIZE(carriers); i++) {
-			if (!strstr(text, carriers[i].mark))
-				continue;
-			if (!strstr(seen, carriers[i].name)) {
-				if (*seen)
-					strcat(seen, " and ");
-				strcat(seen, carriers[i].name);
-			}
-			break;
-		}
+		if (*seen)
+			strcat(seen, " and ");
+		strcat(seen, carrier);
 	}
-	snprintf(c->description, sizeof(c->description), "ucx %u.%u: %s", major, minor,
-	         *seen ? seen : "unknown transport");
+	if (by_ucx)
+		snprintf(c->description, sizeof(c->description), "ucx %u.%u: %s", major, minor,
+		         *seen ? seen : "unknown transport");
+	else
+		snprintf(c->description, sizeof(c->description), "sockets: %s", seen);
 }
 
 static bool has_messages(const struct comm *c)
 {
 	for (int i = 0; c->transfers && i < transfers_max(c->size); i++)
-		if (c->transfers[i].comm && !c->transfers[i].done)
+		if (c->transfers[i].comm && !c->transfers[i].data && !c->transfers[i].done)
 			return true;
 	return false;
 }
@@ -182,20 +201,6 @@ void transport_close(struct comm *c)
 	c->endpoints = NULL;
 }
 
-static void transfer_end(struct transfer *t, ucs_status_t status, size_t len)
-{
-	struct comm *c = t->comm;
-
-	t->done = true;
-	c->progress++;
-	if (status == UCS_OK && len != t->expected)
-		status = UCS_ERR_MESSAGE_TRUNCATED;
-	if (status != UCS_OK && !c->ucx_error) {
-		c->ucx_error = status;
-		c->ucx_error_peer = t->peer;
-	}
-}
-
 static void on_sent(void *request, ucs_status_t status, void *arg)
 {
 	struct transfer *t = arg;
@@ -227,6 +232,12 @@ void transport_send(struct comm *c, int peer, uint64_t tag, const void *data, si
 	ucs_status_ptr_t request;
 
 	begin(c, t, peer, len);
+	if (c->streams[peer].used) {
+		t->data = (char *)data;
+		t->tag = tag;
+		stream_send(c, t);
+		return;
+	}
 	request = ucp_tag_send_nbx(c->endpoints[peer], data, len, tag, &param);
 	if (!request)
 		transfer_end(t, UCS_OK, len);
@@ -247,6 +258,12 @@ void transport_receive(struct comm *c, int peer, uint64_t tag, void *data, size_
 	ucs_status_ptr_t request;
 
 	begin(c, t, peer, len);
+	if (c->streams[peer].used) {
+		t->data = data;
+		t->tag = tag;
+		stream_receive(c, t);
+		return;
+	}
 	request = ucp_tag_recv_nbx(c->worker, data, len, tag, UINT64_MAX, &param);
 	if (UCS_PTR_IS_ERR(request))
 		transfer_end(t, UCS_PTR_STATUS(request), 0);
