@@ -268,6 +268,14 @@ static void submit(struct bed *b, struct answer *a)
 	ck_ok(controller_submit(b->controller, r, text, on_submitted, a, &s, &err), &err);
 }
 
+/* The same; it is on disk, and started if it can be, when this returns. */
+static void submit_and_commit(struct bed *b, struct answer *a)
+{
+	submit(b, a);
+	turn(b);
+	commits_end(b);
+}
+
 static int count(void *context, const struct run *r, struct error *err)
 {
 	++*(int *)context;
@@ -334,9 +342,7 @@ START_TEST(a_placement_during_a_commit_is_not_in_its_answer)
 	struct bed b;
 
 	bed_start(&b);
-	submit(&b, &first);
-	turn(&b);
-	commits_end(&b);
+	submit_and_commit(&b, &first);
 	submit(&b, &second);
 	turn_held(&b);
 	both_report(&b, 1, 1, "ended");
@@ -366,9 +372,7 @@ START_TEST(commands_are_committed_at_once)
 	struct bed b;
 
 	bed_start(&b);
-	submit(&b, &a);
-	turn(&b);
-	commits_end(&b);
+	submit_and_commit(&b, &a);
 	both_report(&b, 1, 1, "running");
 	turn(&b);
 	ck_assert_int_eq(controller_set_drained(b.controller, "n2", true, NULL), 0);
@@ -416,9 +420,7 @@ START_TEST(what_comes_during_a_commit_is_in_the_next_one)
 	int begun;
 
 	bed_start(&b);
-	submit(&b, &first);
-	turn(&b);
-	commits_end(&b);
+	submit_and_commit(&b, &first);
 	begun = held_store_begun(b.held);
 	submit(&b, &second);
 	turn_held(&b);
@@ -456,9 +458,7 @@ START_TEST(an_end_during_a_commit_waits_for_the_next_one)
 	struct bed b;
 
 	bed_start(&b);
-	submit(&b, &a);
-	turn(&b);
-	commits_end(&b);
+	submit_and_commit(&b, &a);
 	both_report(&b, 1, 1, "running");
 	submit(&b, &other); /* something to commit, in which the run is written, too */
 	turn_held(&b);
@@ -496,9 +496,7 @@ START_TEST(a_run_that_has_ended_stays_until_all_of_it_is_on_disk)
 	struct bed b;
 
 	bed_start(&b);
-	submit(&b, &a);
-	turn(&b);
-	commits_end(&b);
+	submit_and_commit(&b, &a);
 	both_report(&b, 1, 1, "ended");
 	turn_held(&b);
 	controller_set_progress(b.controller, 1, step6, "", 0);
@@ -531,9 +529,7 @@ START_TEST(progress_during_a_commit_is_not_lost)
 	int told = -1;
 
 	bed_start(&b);
-	submit(&b, &a);
-	turn(&b);
-	commits_end(&b);
+	submit_and_commit(&b, &a);
 	both_report(&b, 1, 1, "running");
 	controller_set_progress(b.controller, 1, step5, "", 0);
 	turn(&b);
@@ -564,12 +560,8 @@ START_TEST(an_attempt_that_is_given_up_during_its_commit_is_not_started)
 	int told = -1;
 
 	bed_start(&b);
-	submit(&b, &b_first);
-	turn(&b);
-	commits_end(&b);
-	submit(&b, &a); /* waits for the first one's slots */
-	turn(&b);
-	commits_end(&b);
+	submit_and_commit(&b, &b_first);
+	submit_and_commit(&b, &a); /* waits for the first one's slots */
 	ck_assert_int_eq(state_of(&b, 2), RUN_QUEUED);
 	both_report(&b, 1, 1, "ended");
 	*b.starts = '\0';
@@ -623,9 +615,7 @@ START_TEST(a_submission_whose_commit_fails_is_refused)
 	ck_assert_str_eq(meanwhile.error, "");
 	ck_assert_int_gt(meanwhile.id, a.id);
 	ck_assert_int_eq(state_of(&b, meanwhile.id), RUN_STARTING);
-	submit(&b, &next);
-	turn(&b);
-	commits_end(&b);
+	submit_and_commit(&b, &next);
 	ck_assert_int_eq(next.count, 1);
 	ck_assert_int_eq(listed(&b, "all"), 2);
 	bed_end(&b);
@@ -640,12 +630,8 @@ START_TEST(what_a_failed_commit_held_is_committed_again)
 	int told = -1;
 
 	bed_start(&b);
-	submit(&b, &first);
-	turn(&b);
-	commits_end(&b);
-	submit(&b, &second);
-	turn(&b);
-	commits_end(&b);
+	submit_and_commit(&b, &first);
+	submit_and_commit(&b, &second);
 	*b.starts = '\0';
 	ck_assert_ptr_nonnull(waiter_create(b.controller, 1, 0, INT64_MAX, note_state, &told));
 	held_store_fail(b.held, 2);
@@ -703,9 +689,7 @@ START_TEST(an_attempt_is_not_forgotten_before_the_next_one_is_on_disk)
 
 	bed_start(&b);
 	b.busy = true;
-	submit(&b, &a);
-	turn(&b);
-	commits_end(&b);
+	submit_and_commit(&b, &a);
 	ck_assert_ptr_nonnull(strstr(b.stops, "n1:1.1 "));
 	b.busy = false;
 	turn_held(&b);
@@ -743,9 +727,7 @@ START_TEST(the_end_commits_everything)
 	struct bed b;
 
 	bed_start(&b);
-	submit(&b, &a);
-	turn(&b);
-	commits_end(&b);
+	submit_and_commit(&b, &a);
 	both_report(&b, 1, 1, "running");
 	controller_set_progress(b.controller, 1, step5, "", 0);
 	turn(&b);
