@@ -21,7 +21,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-enum { MAX_INPUT = 1 << 20 };
+enum { LONGEST_INPUT = 1 << 20 };
 
 #define DEFINE_TRY(NAME)                                                                                     \
 	static void try_##NAME(const json_t *json)                                                           \
@@ -89,9 +89,9 @@ static void try_lenient(const json_t *json)
 
 	error_answer_read(json, &answer);
 	progress_read(json, &progress);
-	if ((message && !json_string_value(message)) || strlen(answer.code) > MAX_INPUT ||
-	    (answer.message && strlen(answer.message) > MAX_INPUT) ||
-	    (progress.message && strlen(progress.message) > MAX_INPUT))
+	if ((message && !json_string_value(message)) || strlen(answer.code) > LONGEST_INPUT ||
+	    (answer.message && strlen(answer.message) > LONGEST_INPUT) ||
+	    (progress.message && strlen(progress.message) > LONGEST_INPUT))
 		abort();
 }
 
