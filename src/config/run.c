@@ -172,6 +172,8 @@ static const struct key run_key_list[] = {
      "use a dir that has files but no checkpoint"},
     {"output", "max_shard_mb", KEY_INT, F(output.max_shard_mb), "5000", 1, 1e9, NULL,
      "size of a safetensors file at most, in MB"},
+    {"output", "background", KEY_BOOL, F(output.background), "true", 0, 0, NULL,
+     "checkpoints are copied to host memory, and written while the training goes on"},
 
     {"generate", "prompt", KEY_STRING, F(generate.prompt), NULL, 0, 0, NULL, "text to go on from"},
     {"generate", "chat", KEY_BOOL, F(generate.chat), "false", 0, 0, NULL,

@@ -11,7 +11,9 @@ void options_saver(const struct run_config *c, const struct environment *env, co
 	    .claim = {c->output.dir, env->run_id, env->attempt, env->cluster, env->epoch},
 	    .rank = env->rank,
 	    .world_size = env->world_size,
+	    .node = env->node,
 	    .timeout_s = (double)c->parallel.timeout,
+	    .background = c->output.background,
 	    .resume = str_eq(c->output.resume, "never")  ? SAVER_RESUME_NEVER
 	              : str_eq(c->output.resume, "must") ? SAVER_RESUME_MUST
 	                                                 : SAVER_RESUME_AUTO,

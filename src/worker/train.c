@@ -46,6 +46,7 @@ struct training {
 	struct saver *saver;
 	struct report *report;
 	int64_t tokens_before; /* of the run's earlier attempts */
+	int64_t reported_step; /* of the newest checkpoint that the report has */
 	char *config, *tokenizer;
 	char data_name[256]; /* names the files of the data in errors */
 	struct agreement_item inputs[INPUTS];
@@ -242,22 +243,6 @@ static int connect_ranks(struct training *t, struct error *err)
 	return r;
 }
 
-/* Sends bytes of rank 0 to all ranks. */
-static int share(struct training *t, void *host, size_t bytes, struct error *err)
-{
-	void *staging;
-	int r;
-
-	if (!t->comm)
-		return 0;
-	r = device_alloc(t->dev, bytes, &staging, err);
-	if (r < 0)
-		return r;
-	r = weights_broadcast(t->dev, t->comm, staging, host, bytes, err);
-	device_free(t->dev, staging);
-	return r;
-}
-
 static int check_inputs(struct training *t, struct error *err)
 {
 	return agreement_check(t->inputs, INPUTS, t->dev, t->comm, t->env->node,
@@ -400,36 +385,34 @@ static void warn_of_changes(const struct training *t)
 		       s->world_size, t->env->world_size);
 }
 
-/* Rank 0 knows whether there is a checkpoint, and which step it is of. */
 static int start_weights(struct training *t, struct error *err)
 {
 	const char *path = saver_resume_path(t->saver);
-	int64_t decision[] = {path != NULL, saver_resume_state(t->saver)->step,
-	                      saver_resume_state(t->saver)->tokens, saver_resume_state(t->saver)->examples};
+	const struct checkpoint_state *state = saver_resume_state(t->saver);
 	struct weights_place place = weights_place(t);
-	int r = share(t, decision, sizeof(decision), err);
+	int r;
 
-	if (r < 0)
-		return r;
-	if (!decision[0])
+	t->reported_step = -1;
+	if (!saver_resumes(t->saver))
 		return load_model(t, err);
-	t->tokens_before = decision[2];
-	if (decision[3] >= 0)
-		trainer_set_origin(t->trainer, decision[1], decision[3]);
+	t->tokens_before = state->tokens;
+	if (state->examples >= 0)
+		trainer_set_origin(t->trainer, state->step, state->examples);
 	if (first_rank(t)) {
 		printf("resuming from %s\n", path);
 		warn_of_changes(t);
 	}
-	r = weights_resume(&place, path, err);
+	r = saver_resume(t->saver, &place, err);
 	/* A run that was made shorter than it has already run only saves. */
 	if (r == 0)
-		r = trainer_set_step(t->trainer, MIN(decision[1], trainer_total_steps(t->trainer)), err);
-	if (r == 0 && first_rank(t) && decision[1] > trainer_total_steps(t->trainer))
+		r = trainer_set_step(t->trainer, MIN(state->step, trainer_total_steps(t->trainer)), err);
+	if (r == 0 && first_rank(t) && state->step > trainer_total_steps(t->trainer))
 		printf("warning: the checkpoint is of step %" PRId64 ", the run has %" PRId64
 		       ": nothing is left to train\n",
-		       decision[1], trainer_total_steps(t->trainer));
+		       state->step, trainer_total_steps(t->trainer));
 	if (r == 0)
 		saver_resumed(t->saver, trainer_step(t->trainer));
+	t->reported_step = saver_saved_step(t->saver);
 	return r < 0 && path ? error_prefix(err, "resuming from %s", path) : r;
 }
 
@@ -463,13 +446,35 @@ static int on_log(void *context, const struct train_log *log, struct error *err)
 	                         err);
 }
 
-static int save_checkpoint(struct training *t, struct error *err)
+/* A checkpoint that was published meanwhile. */
+static int report_saved(struct training *t, struct error *err)
+{
+	int64_t step = saver_saved_step(t->saver);
+
+	if (step == t->reported_step)
+		return 0;
+	t->reported_step = step;
+	return first_rank(t) ? report_checkpoint(t->report, step, err) : 0;
+}
+
+static int on_step(void *context, struct error *err)
+{
+	struct training *t = context;
+	int r = saver_poll(t->saver, err);
+
+	return r < 0 ? r : report_saved(t, err);
+}
+
+/* wait: until it is published. */
+static int save_checkpoint(struct training *t, bool wait, struct error *err)
 {
 	struct saver_progress at = progress(t);
-	bool there = saver_saved_step(t->saver) == at.step;
-	int r = saver_checkpoint(t->saver, &at, err);
+	int r;
 
-	return r == 0 && !there && first_rank(t) ? report_checkpoint(t->report, at.step, err) : r;
+	if ((r = saver_wait(t->saver, err)) < 0 || (r = report_saved(t, err)) < 0 ||
+	    (r = saver_checkpoint(t->saver, &at, err)) < 0 || (wait && (r = saver_wait(t->saver, err)) < 0))
+		return r;
+	return report_saved(t, err);
 }
 
 static int on_save(void *context, int64_t step, bool stopped, struct error *err)
@@ -477,7 +482,7 @@ static int on_save(void *context, int64_t step, bool stopped, struct error *err)
 	struct training *t = context;
 
 	/* Without save_steps the run has no checkpoints, and nothing would resume from one. */
-	return stopped && t->c->output.save_steps == 0 ? 0 : save_checkpoint(t, err);
+	return stopped && t->c->output.save_steps == 0 ? 0 : save_checkpoint(t, stopped, err);
 }
 
 static int open_report(struct training *t, struct error *err)
@@ -497,7 +502,11 @@ static int open_report(struct training *t, struct error *err)
 
 static int run_loop(struct training *t, struct error *err)
 {
-	struct train_callbacks cb = {t, on_log, on_save, stop_requested};
+	struct train_callbacks cb = {.context = t,
+	                             .on_log = on_log,
+	                             .on_step = on_step,
+	                             .on_save = on_save,
+	                             .should_stop = stop_requested};
 	int r;
 
 	r = open_report(t, err);
@@ -524,7 +533,7 @@ static int finish(struct training *t, bool stopped, struct error *err)
 	int r = 0;
 
 	if (!stopped && t->c->output.save_steps > 0)
-		r = save_checkpoint(t, err);
+		r = save_checkpoint(t, true, err);
 	if (r == 0 && !stopped)
 		r = saver_final(t->saver, &at, err);
 	if (r == 0 && !stopped && first_rank(t))
@@ -561,8 +570,9 @@ int train_task(const struct run_config *c, const struct environment *env, struct
 	if ((r = read_options(&t, err)) < 0 || (r = open_saver(&t, err)) < 0 ||
 	    (r = model_config_read(t.config, &t.model, err)) < 0 || (r = open_device(&t, err)) < 0 ||
 	    (r = open_data(&t, err)) < 0 || (r = connect_ranks(&t, err)) < 0 ||
-	    (r = check_inputs(&t, err)) < 0 || (r = choose_precision(&t, err)) < 0 ||
-	    (r = make_trainer(&t, err)) < 0 || (r = start_weights(&t, err)) < 0)
+	    (r = check_inputs(&t, err)) < 0 || (r = saver_find(t.saver, t.dev, t.comm, err)) < 0 ||
+	    (r = choose_precision(&t, err)) < 0 || (r = make_trainer(&t, err)) < 0 ||
+	    (r = start_weights(&t, err)) < 0)
 		return r;
 	if (first_rank(&t))
 		printf("ready in %.2f s\n", clock_monotonic() - start);

@@ -9,7 +9,7 @@ last_step() { (cd "$1" && ls -d checkpoint-* 2>/dev/null) | grep -v tmp | sed 's
 same() { # A B WHAT
 	diff <(losses "$1") <(losses "$2") >"$tmp/diff" || { head -5 "$tmp/diff"; fail "$3: other losses"; }
 	cmp -s "$1/model.safetensors" "$2/model.safetensors" || fail "$3: other weights"
-	for f in optimizer.safetensors state.json; do
+	for f in rank-00000-of-00001.safetensors rank-00000-of-00001.json state.json; do
 		cmp -s "$1/checkpoint-$steps/dtrain/$f" "$2/checkpoint-$steps/dtrain/$f" || fail "$3: other dtrain/$f"
 	done
 }
@@ -56,7 +56,7 @@ for precision in fp32 none bf16; do
 	run cut cut-last || { cat "$tmp/cut-last.log"; fail "$precision: the run that was killed"; }
 	unset attempt
 	same "$tmp/whole-$precision" "$tmp/cut-$precision" "$precision, killed four times"
-	masters=$(grep -c '"master\.' "$tmp/whole-$precision/checkpoint-$steps/dtrain/optimizer.safetensors")
+	masters=$(grep -c '"master\.' "$tmp/whole-$precision/checkpoint-$steps/dtrain/rank-00000-of-00001.safetensors")
 	[ "$masters" = "$([ $precision = bf16 ] && echo 1 || echo 0)" ] || fail "$precision: $masters headers with master weights"
 	[ -z "$(find "$tmp/cut-$precision" -name '*.tmp')" ] || fail "leftovers: $(find "$tmp/cut-$precision" -name '*.tmp')"
 done

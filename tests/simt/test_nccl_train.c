@@ -77,10 +77,16 @@ static void *peer(void *context)
 	ck_ok(comm_alloc(c, largest * sizeof(float), &b, &err), &err);
 	ck_ok(comm_alloc(c, 2 * sizeof(double), &sums, &err), &err);
 	ck_ok(comm_register(c, &(struct comm_buffer){b, largest * sizeof(float)}, 1, &err), &err);
+	if (w->end == WAITS) { /* saver_attach: who finds the directory */
+		comm_all_gather(c, sums, 1, DTYPE_F32);
+		comm_broadcast(c, sums, sizeof(uint64_t), 0);
+		comm_all_gather(c, sums, 1, DTYPE_F32);
+	}
 	add_up(w, c, b, sums);
 	ck_ok(comm_flush(c, &err), &err);
-	if (w->end == WAITS)
-		comm_broadcast(c, sums, sizeof(int64_t), 0);
+	device_zero(dev, sums, 2 * sizeof(double));
+	if (w->end == WAITS) /* the directory of the save is there: no failure here */
+		comm_all_gather(c, sums, 1, DTYPE_F32);
 	else
 		add_up(w, c, b, NULL);
 	ck_ok(comm_flush(c, &err), &err);

@@ -4,7 +4,7 @@
 
 #include "../engine/fake_dataset.h"
 #include "base/str.h"
-#include "engine/checkpoint/weights.h"
+#include "engine/checkpoint/save_write.h"
 #include "engine/train/trainer.h"
 #include "unit.h"
 
@@ -31,7 +31,10 @@ static void expect_bytes(struct trainer *t, const struct model_parameter *p, con
 /* _i: weights without a master copy, which are in bf16 already. */
 START_TEST(one_read_for_a_million_elements)
 {
-	_cleanup_(weights_sources_free) struct weights_sources sources = {0};
+	struct save_plan_options save = {.world_size = 1, .type = DTYPE_BF16};
+	_cleanup_(save_plan_freep) struct save_plan *plan = NULL;
+	struct save_write write;
+	uint64_t list_bytes, list_hash;
 	_cleanup_(dataset_closep) struct dataset *data = fake_dataset(4, 9, 4, 50, false);
 	_cleanup_(safetensors_closep) struct safetensors *st = NULL;
 	_cleanup_free_ char *directory = unit_tmpdir();
@@ -53,9 +56,10 @@ START_TEST(one_read_for_a_million_elements)
 	ck_ok(trainer_create(dev, NULL, &c, &o, data, NULL, &t, &err), &err);
 	access = trainer_access(t);
 	ck_ok(trainer_load(t, model_init_fill, &init, &err), &err);
-	ck_ok(weights_model_sources(&access, DTYPE_BF16, &sources, &err), &err);
+	ck_ok(save_plan_create(&access, &save, &plan, &err), &err);
+	write = (struct save_write){.directory = directory, .plan = plan, .access = &access};
 	before = simt_reads();
-	ck_ok(safetensors_write(directory, "model", sources.list, sources.n, 0, &err), &err);
+	ck_ok(save_write(&write, &list_bytes, &list_hash, &err), &err);
 	layout = trainer_layout(t);
 	for (int i = 0; i < layout->parameters; i++)
 		pieces += (int)((layout->parameter[i].count + (1 << 20) - 1) >> 20);

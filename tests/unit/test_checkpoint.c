@@ -235,7 +235,7 @@ static void save_one(const char *out, int64_t step, struct error *err)
 
 	state.log_history = history;
 	ck_ok(checkpoint_log_add(history, &log, err), err);
-	ck_ok(checkpoint_begin(out, name, &tmp, err), err);
+	ck_ok(checkpoint_begin(tmp = checkpoint_tmp(out, name, 1), err), err);
 	inner = str_path_join(tmp, "dtrain");
 	ck_assert_int_eq(mkdir(inner, 0755), 0);
 	ck_ok(checkpoint_state_save(tmp, &state, true, err), err);
@@ -253,8 +253,8 @@ START_TEST(checkpoints_are_found_kept_and_cleaned)
 	int64_t step = -1;
 	bool used;
 
-	ck_ok(checkpoint_find("/nonexistent/out", &path, &step, &err), &err);
-	ck_ok(checkpoint_find(out, &path, &step, &err), &err);
+	ck_ok(checkpoint_find("/nonexistent/out", INT64_MAX, &path, &step, &err), &err);
+	ck_ok(checkpoint_find(out, INT64_MAX, &path, &step, &err), &err);
 	ck_assert_ptr_null(path);
 	ck_ok(checkpoint_output_in_use(out, &used, &err), &err);
 	ck_assert(!used);
@@ -263,12 +263,25 @@ START_TEST(checkpoints_are_found_kept_and_cleaned)
 	save_one(out, 100, &err);
 	save_one(out, 100, &err); /* replaces */
 	ck_assert_int_eq(mkdir(foreign, 0755), 0);
-	ck_ok(checkpoint_begin(out, "checkpoint-200", &tmp, &err), &err);
-	ck_ok(checkpoint_find(out, &path, &step, &err), &err);
+	ck_ok(checkpoint_begin(tmp = checkpoint_tmp(out, "checkpoint-200", 1), &err), &err);
+	ck_ok(checkpoint_find(out, INT64_MAX, &path, &step, &err), &err);
 	ck_assert_int_eq(step, 100);
 	ck_ok(checkpoint_clean(out, &err), &err);
 	ck_assert(!file_exists(tmp));
-	ck_ok(checkpoint_prune(out, 2, &err), &err);
+	free(path);
+	ck_ok(checkpoint_find(out, 100, &path, &step, &err), &err);
+	ck_assert_int_eq(step, 20);
+	free(path);
+	ck_ok(checkpoint_find(out, 5, &path, &step, &err), &err);
+	ck_assert_ptr_null(path);
+	ck_ok(checkpoint_find(out, INT64_MAX, &path, &step, &err), &err);
+	/* A run that has gone back to step 20 removes neither that one nor what lies before it. */
+	ck_ok(checkpoint_prune(out, 2, 20, &err), &err);
+	ck_ok(checkpoint_prune(out, 1, 5, &err), &err);
+	gone = str_path_join(out, "checkpoint-5");
+	ck_assert(file_exists(gone));
+	free(gone);
+	ck_ok(checkpoint_prune(out, 2, 100, &err), &err);
 	gone = str_path_join(out, "checkpoint-5");
 	ck_assert(!file_exists(gone));
 	kept = str_path_join(out, "checkpoint-20");
@@ -284,7 +297,7 @@ START_TEST(checkpoints_are_found_kept_and_cleaned)
 	ck_assert(used);
 	free(steal_pointer(path));
 	ck_ok(checkpoint_remove_all(out, &err), &err);
-	ck_ok(checkpoint_find(out, &path, &step, &err), &err);
+	ck_ok(checkpoint_find(out, INT64_MAX, &path, &step, &err), &err);
 	ck_assert_ptr_null(path);
 	ck_assert(file_exists(foreign));
 	ck_ok(file_remove_tree(out, &err), &err);
@@ -425,7 +438,7 @@ START_TEST(a_final_model_replaces_an_older_one)
 		_cleanup_(safetensors_closep) struct safetensors *st = NULL;
 		_cleanup_free_ char *tmp = NULL;
 
-		ck_ok(checkpoint_begin(out, "model", &tmp, &err), &err);
+		ck_ok(checkpoint_begin(tmp = checkpoint_tmp(out, "model", 1), &err), &err);
 		ck_ok(safetensors_write(tmp, "model", s, 2, limits[i], &err), &err);
 		ck_ok(checkpoint_publish_files(out, tmp, &err), &err);
 		ck_assert(!file_exists(tmp));

@@ -16,6 +16,7 @@
 #include "../engine/thread_comm.h"
 #include "base/json.h"
 #include "base/str.h"
+#include "engine/checkpoint/resume.h"
 #include "engine/checkpoint/saver.h"
 #include "engine/checkpoint/weights.h"
 
@@ -250,6 +251,17 @@ static void save_checkpoint(struct fixture *f, int64_t step)
 	ck_ok(saver_checkpoint(s, at_step(step, 100), &err), &err);
 }
 
+/* What saver_find and saver_resume do. */
+static int resume_from(const struct weights_place *place, const char *path, struct error *err)
+{
+	struct ranks ranks = {place->dev, place->comm, place->node};
+	_cleanup_(resume_closep) struct resume *resume = NULL;
+	bool unusable;
+	int r = resume_open(&ranks, path, &resume, &unusable, err);
+
+	return r < 0 ? r : resume_read(resume, place, err);
+}
+
 static bool there(const struct fixture *f, const char *name)
 {
 	_cleanup_free_ char *path = str_path_join(f->out, name);
@@ -377,7 +389,7 @@ START_TEST(a_checkpoint_gives_back_what_it_took)
 	ck_assert_int_eq(saver_saved_step(s), 4);
 	path = str_path_join(f.out, "checkpoint-4");
 	ck_assert_ptr_nonnull(strstr(f.said, path));
-	ck_ok(weights_resume(&place, path, &err), &err);
+	ck_ok(resume_from(&place, path, &err), &err);
 	for (int state = 0; state < STATES; state++)
 		for (int p = 0; p < PARAMETERS; p++)
 			for (int i = 0; i < parameter[p].count; i++)
@@ -385,6 +397,49 @@ START_TEST(a_checkpoint_gives_back_what_it_took)
 				              "state %d, parameter %d, element %d: %g is not %g", state, p, i,
 				              back.value[state][p][i], f.parameters.value[state][p][i]);
 	teardown(&f);
+}
+END_TEST
+
+/* A value of the parameters, as a source of a file. */
+static int fill_state(void *context, size_t index, size_t offset, size_t len, void *buf, struct error *err)
+{
+	struct parameters *all = context;
+
+	memcpy(buf, (char *)all->value[index / PARAMETERS][index % PARAMETERS] + offset, len);
+	return 0;
+}
+
+/* A checkpoint as earlier versions wrote it: no index, and whole tensors of rank 0. */
+START_TEST(checkpoints_of_earlier_versions_are_read)
+{
+	static const char *const prefixes[STATES] = {"", "m.", "v."};
+	_cleanup_free_ char *directory = unit_tmpdir(), *inner = str_path_join(directory, "dtrain");
+	struct tensor_source sources[STATES * PARAMETERS];
+	char names[STATES * PARAMETERS][80];
+	struct parameters all, back = {0};
+	struct weights_place place = {.access = access_to(&back), .node = "n1"};
+	struct error err = ERROR_INIT;
+
+	make_parameters(&all);
+	for (size_t i = 0; i < STATES * PARAMETERS; i++) {
+		const struct model_parameter *p = &parameter[i % PARAMETERS];
+
+		snprintf(names[i], sizeof(names[i]), "%s%s", prefixes[i / PARAMETERS], p->name);
+		sources[i] = (struct tensor_source){.name = names[i],
+		                                    .type = TENSOR_F32,
+		                                    .dims = p->dims,
+		                                    .shape = {p->shape[0], p->shape[1]},
+		                                    .fill = fill_state,
+		                                    .context = &all,
+		                                    .index = i};
+	}
+	ck_ok(file_mkdirs(inner, 0777, &err), &err);
+	ck_ok(safetensors_write(directory, "model", sources, PARAMETERS, 0, &err), &err);
+	ck_ok(safetensors_write(inner, "optimizer", sources + PARAMETERS, 2 * (size_t)PARAMETERS, 0, &err),
+	      &err);
+	ck_ok(resume_from(&place, directory, &err), &err);
+	ck_assert_mem_eq(&back, &all, sizeof(all));
+	ck_ok(file_remove_tree(directory, &err), &err);
 }
 END_TEST
 
@@ -404,6 +459,7 @@ START_TEST(tokens_of_all_attempts_are_counted)
 	saver_free(steal_pointer(s));
 	f.options.claim.attempt = 3;
 	s = open_saver(&f);
+	ck_ok(saver_find(s, NULL, NULL, &err), &err);
 	ck_assert_int_eq(saver_resume_state(s)->step, 5);
 	ck_assert_int_eq(saver_resume_state(s)->examples, 35);
 	ck_assert_int_eq(saver_resume_state(s)->tokens, 130);
@@ -457,12 +513,12 @@ START_TEST(what_is_not_finite_is_found)
 	attach(&f, s, NULL, DTYPE_F32, true);
 	ck_ok(saver_checkpoint(s, at_step(4, 0), &err), &err);
 	path = str_path_join(f.out, "checkpoint-4");
-	ck_ok(weights_resume(&place, path, &err), &err);
+	ck_ok(resume_from(&place, path, &err), &err);
 	ck_assert_ptr_nonnull(strstr(warning, "tensor v.model.norm.weight: element 2 is infinite"));
 	f.parameters.value[STATE_WEIGHTS][0][5] = INFINITY;
 	ck_ok(saver_checkpoint(s, at_step(5, 0), &err), &err);
 	path[strlen(path) - 1] = '5';
-	ck_fails(weights_resume(&place, path, &err), &err,
+	ck_fails(resume_from(&place, path, &err), &err,
 	         "tensor model.embed_tokens.weight: element 5 is infinite");
 	teardown(&f);
 }
@@ -472,9 +528,14 @@ END_TEST
  * which is there before the saving ends. */
 START_TEST(a_checkpoint_is_synced_then_renamed)
 {
-	static const char *const files[] = {"config.json",       "generation_config.json",
-	                                    "model.safetensors", "trainer_state.json",
-	                                    "dtrain/state.json", "dtrain/optimizer.safetensors"};
+	static const char *const files[] = {"config.json",
+	                                    "generation_config.json",
+	                                    "model.safetensors",
+	                                    "trainer_state.json",
+	                                    "dtrain/state.json",
+	                                    "dtrain/rank-00000-of-00001.safetensors",
+	                                    "dtrain/rank-00000-of-00001.json",
+	                                    "dtrain/index.json"};
 	_cleanup_free_ char *path = NULL, *tmp = NULL, *inner = NULL;
 	_cleanup_(saver_freep) struct saver *s = NULL;
 	struct error err = ERROR_INIT;
@@ -483,7 +544,7 @@ START_TEST(a_checkpoint_is_synced_then_renamed)
 
 	setup(&f);
 	path = str_path_join(f.out, "checkpoint-4");
-	tmp = str_path_join(f.out, "checkpoint-4.tmp");
+	tmp = str_path_join(f.out, "checkpoint-4.1.tmp");
 	inner = str_path_join(tmp, "dtrain");
 	s = open_saver(&f);
 	attach(&f, s, NULL, DTYPE_F32, true);
@@ -514,7 +575,8 @@ START_TEST(publishing_syncs_the_names_first)
 
 	setup(&f);
 	ck_ok(file_mkdirs(f.out, 0777, &err), &err);
-	ck_ok(checkpoint_begin(f.out, name, &tmp, &err), &err);
+	tmp = checkpoint_tmp(f.out, name, 1);
+	ck_ok(checkpoint_begin(tmp, &err), &err);
 	file = str_path_join(tmp, "config.json");
 	out = fopen(file, "we");
 	ck_assert_ptr_nonnull(out);
@@ -543,7 +605,7 @@ START_TEST(the_final_models_weights_come_last)
 	struct fixture f;
 
 	setup(&f);
-	tmp = str_path_join(f.out, "model.tmp");
+	tmp = str_path_join(f.out, "model.1.tmp");
 	s = open_saver(&f);
 	attach(&f, s, NULL, DTYPE_F32, true);
 	record_events(true);
@@ -558,7 +620,7 @@ START_TEST(the_final_models_weights_come_last)
 			                 synced_directory(tmp, renamed[k]));
 	}
 	ck_assert_int_gt(synced_directory(f.out, events.n), renamed[ARRAY_SIZE(files) - 1]);
-	ck_assert(!there(&f, "model.tmp"));
+	ck_assert(!there(&f, "model.1.tmp"));
 	teardown(&f);
 }
 END_TEST
@@ -605,8 +667,8 @@ START_TEST(an_older_attempt_publishes_nothing)
 	                 -ESTALE);
 	ck_assert(!there(&f, "checkpoint-4"));
 	ck_assert(!there(&f, "model.safetensors"));
-	ck_assert(!there(&f, "checkpoint-4.tmp"));
-	ck_assert(!there(&f, "model.tmp"));
+	ck_assert(!there(&f, "checkpoint-4.1.tmp"));
+	ck_assert(!there(&f, "model.1.tmp"));
 	teardown(&f);
 }
 END_TEST
@@ -648,11 +710,11 @@ START_TEST(the_others_wait_for_the_writer)
 	setup(&f);
 	thread_comm_create(2, comms);
 	f.options.world_size = 2;
-	f.options.timeout_s = 0; /* a flag before each piece */
+	f.options.timeout_s = 0; /* the ranks gather before each piece */
 	s = open_saver(&f);
-	attach(&f, s, comms[0], DTYPE_F32, true);
 	w = (struct waiting){.f = &f, .comm = comms[1]};
 	ck_assert_int_eq(pthread_create(&w.thread, NULL, wait_for_checkpoint, &w), 0);
+	attach(&f, s, comms[0], DTYPE_F32, true);
 	ck_ok(saver_checkpoint(s, at_step(4, 0), &err), &err);
 	pthread_join(w.thread, NULL);
 	ck_assert(w.complete);
@@ -672,6 +734,7 @@ int main(void)
 	tcase_add_test(t, must_resume_needs_a_checkpoint);
 	tcase_add_test(t, nothing_is_removed_before_the_mark);
 	tcase_add_loop_test(t, a_checkpoint_gives_back_what_it_took, 0, 3);
+	tcase_add_test(t, checkpoints_of_earlier_versions_are_read);
 	tcase_add_test(t, tokens_of_all_attempts_are_counted);
 	tcase_add_loop_test(t, a_saved_step_is_not_saved_again, 0, 2);
 	tcase_add_test(t, what_is_not_finite_is_found);

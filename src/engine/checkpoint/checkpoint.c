@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -81,25 +82,36 @@ static int list_checkpoints(const char *output, struct entries *out, struct erro
 	return 0;
 }
 
-int checkpoint_find(const char *output, char **path, int64_t *step, struct error *err)
+/* The first of the list, which is sorted, whose step is at most that. */
+static size_t first_up_to(const struct entries *found, int64_t step)
+{
+	size_t i = 0;
+
+	while (i < found->n && found->list[i].step > step)
+		i++;
+	return i;
+}
+
+int checkpoint_find(const char *output, int64_t before, char **path, int64_t *step, struct error *err)
 {
 	_cleanup_(entries_free) struct entries found = {0};
 	int r = list_checkpoints(output, &found, err);
+	size_t i = first_up_to(&found, before - 1);
 
 	*path = NULL;
-	if (r < 0 || found.n == 0)
+	if (r < 0 || i == found.n)
 		return r;
-	*path = steal_pointer(found.list[0].path);
-	*step = found.list[0].step;
+	*path = steal_pointer(found.list[i].path);
+	*step = found.list[i].step;
 	return 0;
 }
 
-int checkpoint_prune(const char *output, int64_t keep, struct error *err)
+int checkpoint_prune(const char *output, int64_t keep, int64_t step, struct error *err)
 {
 	_cleanup_(entries_free) struct entries found = {0};
 	int r = list_checkpoints(output, &found, err);
 
-	for (size_t i = keep; keep > 0 && i < found.n && r == 0; i++) {
+	for (size_t i = first_up_to(&found, step) + (size_t)keep; keep > 0 && i < found.n && r == 0; i++) {
 		/* It is renamed first, so that an interrupted removal leaves no checkpoint with half its
 		 * files. */
 		_cleanup_free_ char *tmp = str_printf("%s.old" TMP, found.list[i].path);
@@ -116,7 +128,7 @@ int checkpoint_prune(const char *output, int64_t keep, struct error *err)
 /* Whether a file of that name is what an interrupted save has left. */
 static bool is_leftover(const char *name)
 {
-	return str_ends(name, TMP) && (str_starts(name, "checkpoint-") || str_eq(name, "model" TMP));
+	return str_ends(name, TMP) && (str_starts(name, "checkpoint-") || str_starts(name, "model."));
 }
 
 int checkpoint_clean(const char *output, struct error *err)
@@ -197,20 +209,18 @@ int checkpoint_output_in_use(const char *output, bool *used, struct error *err)
 	return 0;
 }
 
-int checkpoint_begin(const char *output, const char *name, char **tmp, struct error *err)
+char *checkpoint_tmp(const char *output, const char *name, int64_t attempt)
 {
-	_cleanup_free_ char *path = str_printf("%s/%s" TMP, output, name);
-	int r;
+	return str_printf("%s/%s.%" PRId64 TMP, output, name, attempt);
+}
 
-	if (!path)
-		return error_oom(err);
-	r = file_remove_tree(path, err);
+int checkpoint_begin(const char *tmp, struct error *err)
+{
+	int r = file_remove_tree(tmp, err);
+
 	if (r < 0)
 		return r;
-	if (mkdir(path, 0777) < 0)
-		return error_errno(err, -errno, "cannot make directory %s", path);
-	*tmp = steal_pointer(path);
-	return 0;
+	return mkdir(tmp, 0777) < 0 ? error_errno(err, -errno, "cannot make directory %s", tmp) : 0;
 }
 
 int checkpoint_publish(const char *output, const char *name, const char *tmp, struct error *err)

@@ -3,12 +3,14 @@
  * Checkpoints of a run. output.dir/checkpoint-STEP/ is a Hugging Face directory with trainer_state.json and,
  * in dtrain/, what a resume needs beyond the weights:
  *
- *     state.json                the step and what has to be the same for the same bits
- *     optimizer.safetensors     m.NAME, v.NAME (fp32) and, where the weights are saved in less, master.NAME
- *                               (sharded as a model is, with its own index)
+ *     state.json                      the step and what has to be the same for the same bits
+ *     rank-R-of-W.safetensors         moments (fp32) and, where the weights are saved in less, master
+ * weights, each rank's own part of them (save_plan.h) rank-R-of-W.json, index.json    what each rank has
+ * written, with hashes (manifest.h)
  *
- * by parameter name, hence the same for any number of ranks. A directory is written as checkpoint-STEP.tmp,
- * synced, then renamed: a name without .tmp is complete.
+ * Each piece says which elements of which parameter it has, hence any number of ranks reads it. Checkpoints
+ * of earlier versions have optimizer.safetensors instead: m.NAME, v.NAME and master.NAME, whole. A directory
+ * is written as checkpoint-STEP.ATTEMPT.tmp, synced, then renamed: a name without .tmp is complete.
  */
 #pragma once
 
@@ -22,24 +24,28 @@
 /* Removes what an interrupted save has left in `output`. Only the process that writes there may call it. */
 int checkpoint_clean(const char *output, struct error *err);
 
-/* The newest complete checkpoint with a state to resume from: its path (owned by the caller) and its step.
- * *path is NULL where there is none, also where `output` does not exist. */
-int checkpoint_find(const char *output, char **path, int64_t *step, struct error *err);
+/* Finds the newest complete checkpoint with a state to resume from whose step is below `before`: its path
+ * (owned by the caller) and step. *path is NULL where there is none, or no directory `output`. */
+int checkpoint_find(const char *output, int64_t before, char **path, int64_t *step, struct error *err);
 
 /* Whether `output` has files that those of a new run would be mixed with; false where it does not exist.
  * Files that a run leaves when it ends before its first checkpoint (metrics, an interrupted save) do not
  * count. */
 int checkpoint_output_in_use(const char *output, bool *used, struct error *err);
 
-/* Makes an empty directory to write to: output/NAME.tmp. */
-int checkpoint_begin(const char *output, const char *name, char **tmp, struct error *err);
+/* output/NAME.ATTEMPT.tmp, where a directory is filled; the attempts of a run have different ones. Owned by
+ * the caller; NULL: out of memory. */
+char *checkpoint_tmp(const char *output, const char *name, int64_t attempt);
+/* Makes that directory, empty. */
+int checkpoint_begin(const char *tmp, struct error *err);
 /* Syncs tmp and renames it to output/NAME. A directory that has that name is replaced in one step. */
 int checkpoint_publish(const char *output, const char *name, const char *tmp, struct error *err);
 /* The final model: the files of tmp move into `output` itself, the weights last; shards of an older final
  * model that the new one does not have are removed, and so is tmp. */
 int checkpoint_publish_files(const char *output, const char *tmp, struct error *err);
-/* Removes all checkpoints that this program wrote but the newest `keep` (0: removes none). */
-int checkpoint_prune(const char *output, int64_t keep, struct error *err);
+/* Removes the oldest checkpoints with a state of ours beyond the newest `keep` (0: none is removed) of those
+ * up to `step`. Later ones, from which a run has gone back, neither count nor are removed. */
+int checkpoint_prune(const char *output, int64_t keep, int64_t step, struct error *err);
 /* Removes all checkpoints that this program wrote, and the metrics: for output.overwrite. */
 int checkpoint_remove_all(const char *output, struct error *err);
 

@@ -38,15 +38,13 @@ struct hf_save_options {
 	const char *source; /* directory with a generation_config.json to copy; NULL: one is made */
 	/* Directory, or the tokenizer.json in one, to copy the tokenizer's files from; NULL: none. */
 	const char *tokenizer;
-	enum dtype type;          /* of the saved weights */
-	int32_t bos, eos, pad;    /* the tokenizer's; put into the config where it says nothing; -1: none */
-	uint64_t max_shard_bytes; /* 0: 5 GB */
+	enum dtype type;       /* of the saved weights */
+	int32_t bos, eos, pad; /* the tokenizer's; put into the config where it says nothing; -1: none */
 };
 
-/* Writes into `directory`, which exists: model.safetensors (or shards and index), config.json with dtype and
+/* Writes into `directory`, which exists, what is there besides the weights: config.json with dtype and
  * architectures right, generation_config.json, the tokenizer's files. All synced; published by the caller. */
-int hf_save(const char *directory, const struct hf_save_options *options, const struct tensor_source *tensors,
-            size_t n, struct error *err);
+int hf_save_files(const char *directory, const struct hf_save_options *options, struct error *err);
 
 /* "LlamaForCausalLM" for "llama"; NULL: not known. */
 const char *hf_architecture(const char *model_type);

@@ -18,11 +18,12 @@ enum parameter_state {
 struct parameter_access {
 	const struct model_layout *layout;
 	void *context;
-	/* As many ranks hold the same elements of each parameter (all of them with ddp), and this one is the
-	 * replica-th of them. Together the ranks of one replica hold everything, each element once. */
+	/* As many ranks hold the same elements of each parameter (all of them with ddp; 0: all, too), and
+	 * this one is the replica-th of them. Together the ranks of one replica, which are consecutive, hold
+	 * everything, each element once. */
 	int replicas, replica;
 	/* The elements of p that this rank holds: their number, which may be 0, and the first of them. The
-	 * same for all kinds of state. */
+	 * same for all kinds of state. NULL: all of them. */
 	int64_t (*held)(void *context, const struct model_parameter *p, int64_t *first);
 	/* Of elements that this rank holds; -ENOTSUP where it does not hold them all. */
 	int (*read)(void *context, enum parameter_state which, const struct model_parameter *p, int64_t first,

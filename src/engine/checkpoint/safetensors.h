@@ -3,6 +3,7 @@
  * writing. */
 #pragma once
 
+#include <jansson.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -76,5 +77,27 @@ struct tensor_source {
 	void *context;
 	size_t index; /* handed to fill */
 };
+
+/* Which files these are, and where each tensor lies in them. */
+struct safetensors_layout {
+	struct safetensors_output {
+		char *name;
+		char *header; /* the first header_bytes of the file */
+		size_t header_bytes;
+		uint64_t bytes; /* of the whole file */
+	} * files;
+	struct safetensors_place {
+		size_t file;
+		uint64_t offset; /* from the start of the file */
+	} * places;              /* of each tensor */
+	size_t n_files;
+	json_t *index; /* NULL: one file needs none */
+};
+int safetensors_layout(const char *stem, const struct tensor_source *tensors, size_t n,
+                       uint64_t max_shard_bytes, struct safetensors_layout *out, struct error *err);
+void safetensors_layout_free(struct safetensors_layout *l); /* {0}, and after a failure, too */
+/* Writes the index, where there is one. */
+int safetensors_write_index(const char *directory, const char *stem, const struct safetensors_layout *l,
+                            struct error *err);
 int safetensors_write(const char *directory, const char *stem, const struct tensor_source *tensors, size_t n,
                       uint64_t max_shard_bytes, struct error *err);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writes safetensors, in as many files as the largest size asks for, with an index. */
+/* Lays tensors out in safetensors files, as many as the largest size asks for, with an index, and writes
+ * them. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -36,11 +37,14 @@ static size_t shard_end(const struct tensor_source *t, size_t n, size_t first, u
 	return i;
 }
 
-/* The header of tensors [0, n), padded with spaces so that the data start at a multiple of 8. */
-static int header_text(const struct tensor_source *tensors, size_t n, struct strbuf *b, struct error *err)
+/* The header of tensors [0, n), its length before it, padded with spaces so that the data start at a multiple
+ * of 8; places[i].offset is where tensor i begins in the file. */
+static int header_text(const struct tensor_source *tensors, size_t n, struct safetensors_output *out,
+                       struct safetensors_place *places, struct error *err)
 {
 	_cleanup_json_ json_t *header = json_pack("{s:{s:s}}", "__metadata__", "format", "pt");
 	_cleanup_free_ char *text = NULL;
+	_cleanup_strbuf_ struct strbuf b = {0};
 	uint64_t at = 0;
 
 	if (!header)
@@ -61,33 +65,100 @@ static int header_text(const struct tensor_source *tensors, size_t n, struct str
 		                                  "shape", shape, "data_offsets", (json_int_t)at,
 		                                  (json_int_t)(at + bytes))) < 0)
 			return error_oom(err);
+		places[i].offset = at;
 		at += bytes;
 	}
 	text = json_to_string(header);
 	if (!text)
 		return error_oom(err);
-	strbuf_adds(b, text);
-	while (b->len % 8 && !b->failed)
-		strbuf_addc(b, ' ');
-	return b->failed ? error_oom(err) : 0;
+	strbuf_add(&b, "01234567", 8); /* the length */
+	strbuf_adds(&b, text);
+	while (b.len % 8 && !b.failed)
+		strbuf_addc(&b, ' ');
+	if (b.failed)
+		return error_oom(err);
+	for (int i = 0; i < 8; i++)
+		b.data[i] = (char)((uint64_t)(b.len - 8) >> (8 * i));
+	for (size_t i = 0; i < n; i++)
+		places[i].offset += b.len;
+	out->header_bytes = b.len;
+	out->bytes = b.len + at;
+	out->header = strbuf_steal(&b);
+	return 0;
 }
 
-static int write_file(const char *path, const struct tensor_source *tensors, size_t n, char *piece,
-                      struct error *err)
+void safetensors_layout_free(struct safetensors_layout *l)
+{
+	for (size_t i = 0; l->files && i < l->n_files; i++) {
+		free(l->files[i].name);
+		free(l->files[i].header);
+	}
+	free(l->files);
+	free(l->places);
+	json_decref(l->index);
+	*l = (struct safetensors_layout){0};
+}
+
+static int make_index(const char *stem, const struct tensor_source *tensors, size_t n,
+                      struct safetensors_layout *l, struct error *err)
+{
+	_cleanup_json_ json_t *map = json_object();
+	uint64_t total = 0;
+
+	if (!map)
+		return error_oom(err);
+	for (size_t i = 0; i < n; i++) {
+		total += source_bytes(&tensors[i]);
+		if (json_object_set_new(map, tensors[i].name, json_string(l->files[l->places[i].file].name)) <
+		    0)
+			return error_oom(err);
+	}
+	l->index =
+	    json_pack("{s:{s:I}, s:O}", "metadata", "total_size", (json_int_t)total, "weight_map", map);
+	return l->index ? 0 : error_oom(err);
+}
+
+int safetensors_layout(const char *stem, const struct tensor_source *tensors, size_t n,
+                       uint64_t max_shard_bytes, struct safetensors_layout *l, struct error *err)
+{
+	uint64_t max = max_shard_bytes ? max_shard_bytes : DEFAULT_SHARD;
+	size_t shards = 0;
+	int r;
+
+	for (size_t i = 0; i < n; i = shard_end(tensors, n, i, max))
+		shards++;
+	l->n_files = MAX(shards, 1);
+	l->files = calloc(l->n_files, sizeof(*l->files));
+	l->places = calloc(n + 1, sizeof(*l->places));
+	if (!l->files || !l->places)
+		return error_oom(err);
+	for (size_t k = 0, first = 0, end; k < l->n_files; k++, first = end) {
+		struct safetensors_output *file = &l->files[k];
+
+		end = n ? shard_end(tensors, n, first, max) : 0;
+		file->name = l->n_files == 1
+		                 ? str_printf("%s.safetensors", stem)
+		                 : str_printf("%s-%05zu-of-%05zu.safetensors", stem, k + 1, l->n_files);
+		if (!file->name)
+			return error_oom(err);
+		for (size_t i = first; i < end; i++)
+			l->places[i].file = k;
+		r = header_text(tensors + first, end - first, file, l->places + first, err);
+		if (r < 0)
+			return r;
+	}
+	return l->n_files > 1 ? make_index(stem, tensors, n, l, err) : 0;
+}
+
+static int write_file(const char *path, const struct safetensors_output *file,
+                      const struct tensor_source *tensors, size_t n, char *piece, struct error *err)
 {
 	_cleanup_close_ int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-	_cleanup_strbuf_ struct strbuf header = {0};
-	unsigned char len[8];
 	int r;
 
 	if (fd < 0)
 		return error_errno(err, -errno, "cannot write %s", path);
-	r = header_text(tensors, n, &header, err);
-	if (r < 0)
-		return r;
-	for (int i = 0; i < 8; i++)
-		len[i] = (uint64_t)header.len >> (8 * i);
-	if (file_write_all(fd, len, 8, err) < 0 || file_write_all(fd, header.data, header.len, err) < 0)
+	if (file_write_all(fd, file->header, file->header_bytes, err) < 0)
 		return error_prefix(err, "%s", path);
 	for (size_t i = 0; i < n; i++) {
 		uint64_t bytes = source_bytes(&tensors[i]);
@@ -107,40 +178,30 @@ static int write_file(const char *path, const struct tensor_source *tensors, siz
 	return 0;
 }
 
+int safetensors_write_index(const char *directory, const char *stem, const struct safetensors_layout *l,
+                            struct error *err)
+{
+	_cleanup_free_ char *path = str_printf("%s/%s.safetensors.index.json", directory, stem);
+
+	if (!l->index)
+		return 0;
+	return path ? json_write_file(path, l->index, 2, true, err) : error_oom(err);
+}
+
 int safetensors_write(const char *directory, const char *stem, const struct tensor_source *tensors, size_t n,
                       uint64_t max_shard_bytes, struct error *err)
 {
-	uint64_t max = max_shard_bytes ? max_shard_bytes : DEFAULT_SHARD, total = 0;
-	_cleanup_json_ json_t *map = json_object(), *index = NULL;
-	_cleanup_free_ char *piece = malloc(PIECE), *path = NULL, *name = NULL;
-	size_t shards = 0;
-	int r;
+	_cleanup_(safetensors_layout_free) struct safetensors_layout l = {0};
+	_cleanup_free_ char *piece = malloc(PIECE);
+	int r = piece ? safetensors_layout(stem, tensors, n, max_shard_bytes, &l, err) : error_oom(err);
 
-	if (!piece || !map)
-		return error_oom(err);
-	for (size_t i = 0; i < n; i = shard_end(tensors, n, i, max))
-		shards++;
-	if (shards <= 1) {
-		path = str_printf("%s/%s.safetensors", directory, stem);
-		return path ? write_file(path, tensors, n, piece, err) : error_oom(err);
-	}
-	for (size_t first = 0, k = 1; first < n; k++) {
-		_cleanup_free_ char *file = str_printf("%s-%05zu-of-%05zu.safetensors", stem, k, shards);
-		_cleanup_free_ char *full = str_path_join(directory, file);
-		size_t end = shard_end(tensors, n, first, max);
+	for (size_t k = 0, first = 0, end; k < l.n_files && r == 0; k++, first = end) {
+		_cleanup_free_ char *path = str_path_join(directory, l.files[k].name);
 
-		if (!file || !full)
-			return error_oom(err);
-		r = write_file(full, tensors + first, end - first, piece, err);
-		if (r < 0)
-			return r;
-		for (; first < end; first++) {
-			total += source_bytes(&tensors[first]);
-			if (json_object_set_new(map, tensors[first].name, json_string(file)) < 0)
-				return error_oom(err);
-		}
+		for (end = first; end < n && l.places[end].file == k; end++)
+			;
+		r = path ? write_file(path, &l.files[k], tensors + first, end - first, piece, err)
+		         : error_oom(err);
 	}
-	index = json_pack("{s:{s:I}, s:O}", "metadata", "total_size", (json_int_t)total, "weight_map", map);
-	path = str_printf("%s/%s.safetensors.index.json", directory, stem);
-	return index && path ? json_write_file(path, index, 2, true, err) : error_oom(err);
+	return r < 0 ? r : safetensors_write_index(directory, stem, &l, err);
 }

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The output directory of a training run: what it has at the start, the checkpoints and the final model. Only
- * rank 0 reads and writes it. Saving is a collective: while rank 0 writes, the other ranks wait, and rank 0
- * sends them a flag again and again. So a slow disk does not run into the time-out of a collective, but a
- * writer that hangs does. */
+/* The output directory of a training run: what it has at the start, the checkpoints and the final model. Rank
+ * 0 alone opens it and publishes in it; all ranks write their parts of what is saved. */
 #pragma once
 
 #include <stdbool.h>
@@ -13,6 +11,7 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/claim.h"
 #include "engine/checkpoint/parameters.h"
+#include "engine/checkpoint/weights.h"
 #include "engine/comm/comm.h"
 #include "engine/device/device.h"
 
@@ -29,7 +28,9 @@ enum saver_resume {
 struct saver_options {
 	struct claim claim; /* its directory is the output directory */
 	int rank, world_size;
-	double timeout_s; /* of a collective; the writer sends the waiting ranks a flag well within it */
+	const char *node; /* names this machine */
+	double timeout_s; /* of a collective; a disk that takes nothing for so long is a failure, too */
+	bool background;  /* checkpoints are copied to host memory, and written while the training goes on */
 	enum saver_resume resume;
 	bool overwrite;           /* removes checkpoints that the run does not go on from */
 	int64_t keep;             /* newest checkpoints to keep; 0: all */
@@ -54,7 +55,16 @@ int saver_open(const struct saver_options *options, struct saver **out, struct e
 void saver_free(struct saver *s);
 DEFINE_CLEANUP(struct saver *, saver_free)
 
-/* The checkpoint to resume from, or NULL. Only rank 0 knows it; the caller sends it to the other ranks. */
+/* Called by all ranks once they are connected (comm NULL: one rank). Compares the files of the newest
+ * checkpoint with what was saved; where it is damaged or incomplete, says so and takes the one before it. An
+ * error where there are checkpoints, but none can be used. */
+int saver_find(struct saver *s, struct device *dev, struct comm *comm, struct error *err);
+/* Whether there is a checkpoint to resume from; after saver_find known to all ranks, with step, tokens and
+ * examples of its state. */
+bool saver_resumes(const struct saver *s);
+/* Reads it into the trainer. Called by all ranks. */
+int saver_resume(struct saver *s, const struct weights_place *place, struct error *err);
+/* Its path, and all of its state; NULL on other ranks than 0. */
 const char *saver_resume_path(const struct saver *s);
 const struct checkpoint_state *saver_resume_state(const struct saver *s);
 
@@ -83,7 +93,13 @@ struct saver_progress {
 	int64_t examples;    /* rows of the data seen, over all epochs */
 	double epoch;        /* epochs done */
 };
-/* Called by all ranks. */
+/* Called by all ranks. With `background` it returns as soon as the parameters are copied; a save that is
+ * still in progress is waited for first. */
 int saver_checkpoint(struct saver *s, const struct saver_progress *at, struct error *err);
+/* Called by all ranks after each step: the ranks agree on a save that is in progress. Does nothing without.
+ */
+int saver_poll(struct saver *s, struct error *err);
+/* Until the checkpoint is published. */
+int saver_wait(struct saver *s, struct error *err);
 int saver_final(struct saver *s, const struct saver_progress *at, struct error *err);
-int64_t saver_saved_step(const struct saver *s); /* of the newest checkpoint; -1: none */
+int64_t saver_saved_step(const struct saver *s); /* of the newest published checkpoint; -1: none */

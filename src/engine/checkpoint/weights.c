@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads the state of parameters for the writer of files; loads weights, and resumes weights and moments. One
- * rank reads for all where the others cannot, and the ranks compare hashes to check that all
- * have the same. */
+/* Loads weights, and resumes checkpoints of earlier versions. Where one rank reads for all, it sends what it
+ * has read; the ranks check by hash that all have the same. */
 #include "engine/checkpoint/weights.h"
 
 #include <errno.h>
@@ -17,16 +16,7 @@
 #include "engine/checkpoint/hf.h"
 #include "engine/checkpoint/parameters.h"
 
-#define PIECE      (256 << 10) /* elements that are broadcast at once */
-#define READ_PIECE (1 << 20)   /* elements of one read from the device, each of which waits for it */
-
-/* The kind of state that a source reads; the index of the source is that of the parameter. */
-struct weights_part {
-	const struct weights_sources *all;
-	const struct parameter_access *access;
-	enum parameter_state which;
-	enum dtype type;
-};
+#define PIECE (256 << 10) /* elements that are broadcast at once */
 
 static struct hf_parameter wanted(const char *name, const struct model_parameter *p)
 {
@@ -35,108 +25,6 @@ static struct hf_parameter wanted(const char *name, const struct model_parameter
 	memcpy(h.shape, p->shape, p->dims * sizeof(*p->shape));
 	return h;
 }
-
-/* ---- saving ---- */
-
-static int fill_from_trainer(void *context, size_t index, size_t offset, size_t len, void *buf,
-                             struct error *err)
-{
-	const struct weights_part *part = context;
-	const struct model_parameter *p = &part->access->layout->parameter[index];
-	size_t size = dtype_size(part->type);
-	int64_t first = offset / size, left = len / size;
-	char *out = buf;
-	int r = part->all->piece ? part->all->piece(part->all->context, err) : 0;
-
-	if (r < 0)
-		return r;
-	if (part->type == DTYPE_F32)
-		return part->access->read(part->access->context, part->which, p, first, left, buf, err);
-	while (left > 0) {
-		int64_t n = MIN(left, READ_PIECE);
-		struct tensor t = {.name = p->name,
-		                   .type = TENSOR_F32,
-		                   .data = part->all->wide,
-		                   .bytes = (size_t)n * sizeof(float)};
-
-		if ((r = part->access->read(part->access->context, part->which, p, first, n, part->all->wide,
-		                            err)) < 0 ||
-		    (r = tensor_convert(&t, 0, n, part->type, out, err)) < 0)
-			return r;
-		first += n;
-		left -= n;
-		out += n * size;
-	}
-	return 0;
-}
-
-void weights_sources_free(struct weights_sources *s)
-{
-	for (size_t i = 0; s->names && i < s->n; i++)
-		free(s->names[i]);
-	free(s->names);
-	free(s->list);
-	free(s->parts);
-	free(s->wide);
-	*s = (struct weights_sources){0};
-}
-
-struct kind {
-	const char *prefix;
-	enum parameter_state which;
-	enum dtype type;
-};
-
-static int make_sources(const struct parameter_access *access, const struct kind *kinds, size_t n_kinds,
-                        struct weights_sources *out, struct error *err)
-{
-	const struct model_layout *layout = access->layout;
-	size_t n = n_kinds * layout->parameters, at = 0;
-
-	out->n = n;
-	out->list = calloc(n, sizeof(*out->list));
-	out->names = calloc(n, sizeof(*out->names));
-	out->parts = calloc(n_kinds, sizeof(*out->parts));
-	out->wide = malloc(READ_PIECE * sizeof(*out->wide));
-	if (!out->list || !out->names || !out->parts || !out->wide)
-		return error_oom(err);
-	for (size_t k = 0; k < n_kinds; k++) {
-		out->parts[k] = (struct weights_part){out, access, kinds[k].which, kinds[k].type};
-		for (int i = 0; i < layout->parameters; i++, at++) {
-			const struct model_parameter *p = &layout->parameter[i];
-
-			out->names[at] = str_printf("%s%s", kinds[k].prefix, p->name);
-			if (!out->names[at])
-				return error_oom(err);
-			out->list[at] = (struct tensor_source){.name = out->names[at],
-			                                       .type = tensor_type_of(kinds[k].type),
-			                                       .dims = p->dims,
-			                                       .fill = fill_from_trainer,
-			                                       .context = &out->parts[k],
-			                                       .index = i};
-			memcpy(out->list[at].shape, p->shape, p->dims * sizeof(*p->shape));
-		}
-	}
-	return 0;
-}
-
-int weights_model_sources(const struct parameter_access *access, enum dtype type, struct weights_sources *out,
-                          struct error *err)
-{
-	return make_sources(access, &(struct kind){"", STATE_WEIGHTS, type}, 1, out, err);
-}
-
-int weights_state_sources(const struct parameter_access *access, bool master, struct weights_sources *out,
-                          struct error *err)
-{
-	static const struct kind kinds[] = {{"m.", STATE_MOMENT1, DTYPE_F32},
-	                                    {"v.", STATE_MOMENT2, DTYPE_F32},
-	                                    {"master.", STATE_WEIGHTS, DTYPE_F32}};
-
-	return make_sources(access, kinds, master ? 3 : 2, out, err);
-}
-
-/* ---- loading ---- */
 
 int weights_broadcast(struct device *dev, struct comm *comm, void *staging, void *host, size_t bytes,
                       struct error *err)
@@ -280,8 +168,8 @@ int weights_load(const struct weights_place *place, model_fill_fn fill, void *co
 	return r;
 }
 
-static void warn_infinite(const struct weights_place *place, const char *file, const char *tensor,
-                          int64_t element)
+void weights_warn_infinite(const struct weights_place *place, const char *file, const char *tensor,
+                           int64_t element)
 {
 	_cleanup_free_ char *message = str_printf(
 	    "%s: tensor %s: element %" PRId64
@@ -325,7 +213,7 @@ static int resume_parameter(const struct weights_place *place, enum parameter_st
 	}
 	/* A warning is enough: the run that saved the moments trained with the infinite value, too. */
 	if (infinite >= 0)
-		warn_infinite(place, file, from->name, infinite);
+		weights_warn_infinite(place, file, from->name, infinite);
 	return 0;
 }
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writes the parameters of a trainer to files and reads them back; rank 0 sends the others what
- * only it read. */
+/* Reads files into the parameters of a trainer; rank 0 sends the others what only it read. */
 #pragma once
 
 #include "base/error.h"
@@ -8,26 +7,6 @@
 #include "engine/checkpoint/safetensors.h"
 #include "engine/comm/comm.h"
 #include "engine/device/device.h"
-
-/* Sources for safetensors_write over the state of parameters. */
-struct weights_sources {
-	struct tensor_source *list;
-	size_t n;
-	/* Called before each piece that is read; a negative return ends the writing. May be NULL. */
-	int (*piece)(void *context, struct error *err);
-	void *context;
-	/* What the elements of the list refer to. */
-	struct weights_part *parts;
-	char **names;
-	float *wide; /* what was read, before it is rounded to the file's type */
-};
-void weights_sources_free(struct weights_sources *s);
-/* The model's tensors in `type`. */
-int weights_model_sources(const struct parameter_access *access, enum dtype type, struct weights_sources *out,
-                          struct error *err);
-/* m.NAME, v.NAME and, with master, master.NAME, all fp32. */
-int weights_state_sources(const struct parameter_access *access, bool master, struct weights_sources *out,
-                          struct error *err);
 
 /* Where weights are loaded. */
 struct weights_place {
@@ -47,10 +26,15 @@ struct weights_place {
 int weights_load(const struct weights_place *place, model_fill_fn fill, void *context,
                  const struct safetensors *files, bool broadcast, struct error *err);
 
-/* Reads weights and moments of checkpoint-N into the trainer; the bits are those that were saved. With a
- * communicator only rank 0 reads (the directory of other ranks is NULL), so that the nodes need not share the
- * directory. The ranks compare what they have received, as weights_load does. */
+/* Reads weights and moments of checkpoint-N, as earlier versions wrote it, into the trainer; the bits are
+ * those that were saved. With a communicator only rank 0 reads (the directory of other ranks is NULL), so
+ * that the nodes need not share the directory. The ranks compare what they have received, as weights_load
+ * does. */
 int weights_resume(const struct weights_place *place, const char *directory, struct error *err);
+
+/* Warns of a moment that is infinite. */
+void weights_warn_infinite(const struct weights_place *place, const char *file, const char *tensor,
+                           int64_t element);
 
 /* Sends bytes of rank 0 to all ranks. comm may be NULL. */
 int weights_broadcast(struct device *dev, struct comm *comm, void *staging, void *host, size_t bytes,

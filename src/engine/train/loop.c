@@ -91,6 +91,8 @@ int trainer_run(struct trainer *t, const struct train_callbacks *cb, struct erro
 			if ((r = cb->on_log(cb->context, &log, err)) < 0)
 				return r;
 		}
+		if (cb->on_step && (r = cb->on_step(cb->context, err)) < 0)
+			return r;
 		if (save && cb->on_save && (r = cb->on_save(cb->context, t->step, t->stop, err)) < 0)
 			return r;
 		if (t->stop && !end) {

@@ -66,6 +66,8 @@ struct train_callbacks {
 	/* After step 1, each log_steps-th step, the last, and each evaluation: the same whether resumed or
 	 * not (but for what is measured, and loss_mean, where the interval began before the resume). */
 	int (*on_log)(void *context, const struct train_log *log, struct error *err);
+	/* After each step, before on_save. May be NULL. */
+	int (*on_step)(void *context, struct error *err);
 	/* After each save_steps-th step, and where the run was stopped (stopped true, in mid-run). Not after
 	 * the last step: the caller saves the final model itself. */
 	int (*on_save)(void *context, int64_t step, bool stopped, struct error *err);

@@ -1,0 +1,577 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Reads a checkpoint back.
+ *
+ * Opening: rank 0 sends the index; each rank looks which of the files it finds; each file is compared with
+ * what was saved by one of the ranks that find it; all agree on the result.
+ *
+ * Reading: a file that all ranks find is mapped by all, and each takes what it holds. Any other is read by
+ * the first rank that finds it, which sends all of it, piece by piece.
+ *
+ * Checkpoints of earlier versions have no index: rank 0 reads them for all (weights_resume).
+ */
+#include "engine/checkpoint/resume.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/str.h"
+#include "engine/checkpoint/agreement.h"
+#include "engine/checkpoint/hf.h"
+#include "engine/checkpoint/manifest.h"
+#include "engine/checkpoint/save_plan.h"
+
+#define PIECE     (256 << 10) /* elements that travel at once */
+#define INDEX_MAX (1u << 30)
+
+/* What a rank knows of the files that an earlier rank wrote. */
+enum { NOT_THERE, FOUND, OTHER };
+
+struct resume {
+	struct ranks ranks;
+	char *directory;
+	bool plain; /* without an index */
+	struct manifest_index index;
+	char *text;          /* of the index */
+	size_t each;         /* of a rank's part of `seen` */
+	unsigned char *seen; /* [ranks][each]: of the files of each earlier rank */
+};
+
+void resume_close(struct resume *r)
+{
+	if (!r)
+		return;
+	manifest_index_free(&r->index);
+	free(r->directory);
+	free(r->text);
+	free(r->seen);
+	free(r);
+}
+
+/* ---- opening ---- */
+
+static int read_index(struct resume *r, int64_t *len, struct error *err)
+{
+	_cleanup_free_ char *path = str_path_join(r->directory, MANIFEST_INDEX);
+	_cleanup_free_ char *old = str_path_join(r->directory, "dtrain/optimizer.safetensors");
+	_cleanup_free_ char *old_set = str_path_join(r->directory, "dtrain/optimizer.safetensors.index.json");
+	size_t n;
+	int s;
+
+	if (!path || !old || !old_set)
+		return error_oom(err);
+	*len = -1;
+	if (!file_exists(path) && (file_exists(old) || file_exists(old_set)))
+		return 0;
+	s = file_read(path, INDEX_MAX, &r->text, &n, err);
+	*len = (int64_t)n;
+	return s;
+}
+
+/* From rank 0 to all. */
+static int share_index(struct resume *r, bool *unusable, struct error *err)
+{
+	_cleanup_free_ char *path = NULL;
+	bool broken;
+	int64_t len = 0;
+	int s = ranks_rank(&r->ranks) == 0 ? read_index(r, &len, err) : 0;
+
+	if ((s = ranks_agree(&r->ranks, s, &broken, err)) < 0) {
+		*unusable = !broken;
+		return s;
+	}
+	if ((s = ranks_broadcast(&r->ranks, NULL, &len, sizeof(len), 0, err)) < 0)
+		return s;
+	r->plain = len < 0;
+	if (r->plain)
+		return 0;
+	if (ranks_rank(&r->ranks) != 0 && !(r->text = calloc((size_t)len + 1, 1)))
+		return error_oom(err);
+	if ((s = ranks_broadcast(&r->ranks, NULL, r->text, (size_t)len, 0, err)) < 0)
+		return s;
+	path = str_path_join(r->directory, MANIFEST_INDEX);
+	s = path ? manifest_index_parse(r->text, (size_t)len, path, &r->index, err) : error_oom(err);
+	*unusable = s == -EBADMSG;
+	return s;
+}
+
+static char *list_path(const struct resume *r, int rank)
+{
+	_cleanup_free_ char *stem = save_plan_stem(rank, r->index.world_size);
+
+	return stem ? str_printf("%s/%s.json", r->directory, stem) : NULL;
+}
+
+/* The list of an earlier rank, if it is the one that the index names. */
+static int read_list(const struct resume *r, int rank, char **text, size_t *len)
+{
+	_cleanup_free_ char *path = list_path(r, rank);
+	const struct manifest_rank *from = &r->index.ranks[rank];
+
+	if (from->bytes == 0 || !path || !file_exists(path))
+		return NOT_THERE;
+	if (file_read(path, INDEX_MAX, text, len, NULL) < 0)
+		return OTHER;
+	return *len == from->bytes && manifest_hash(*text, *len) == from->hash ? FOUND : OTHER;
+}
+
+static int look(struct resume *r, struct error *err)
+{
+	int n = r->index.world_size;
+	unsigned char *own;
+
+	r->each = ((size_t)n + 3) / 4 * 4;
+	r->seen = calloc((size_t)ranks_size(&r->ranks), r->each);
+	if (!r->seen)
+		return error_oom(err);
+	own = r->seen + (size_t)ranks_rank(&r->ranks) * r->each;
+	for (int i = 0; i < n; i++) {
+		_cleanup_free_ char *text = NULL;
+		size_t len;
+
+		own[i] = (unsigned char)read_list(r, i, &text, &len);
+	}
+	return ranks_gather(&r->ranks, NULL, r->seen, r->each, err);
+}
+
+static int saw(const struct resume *r, int rank, int file)
+{
+	return r->seen[(size_t)rank * r->each + (size_t)file];
+}
+
+/* The k-th rank that finds the files of an earlier rank, counted around; -1: none does. */
+static int finder(const struct resume *r, int file, int k)
+{
+	int n = 0, size = ranks_size(&r->ranks);
+
+	for (int i = 0; i < size; i++)
+		n += saw(r, i, file) == FOUND;
+	for (int i = 0, at = 0; i < size && n; i++)
+		if (saw(r, i, file) == FOUND && at++ == k % n)
+			return i;
+	return -1;
+}
+
+static bool all_find(const struct resume *r, int file)
+{
+	for (int i = 0; i < ranks_size(&r->ranks); i++)
+		if (saw(r, i, file) != FOUND)
+			return false;
+	return true;
+}
+
+/* Every file is found by some rank. All ranks come to the same result. */
+static int check_found(const struct resume *r, struct error *err)
+{
+	for (int i = 0; i < r->index.world_size; i++) {
+		_cleanup_free_ char *path = list_path(r, i);
+		bool other = false;
+
+		if (!path)
+			return error_oom(err);
+		if (finder(r, i, 0) >= 0 || r->index.ranks[i].bytes == 0)
+			continue;
+		for (int k = 0; k < ranks_size(&r->ranks); k++)
+			other = other || saw(r, k, i) == OTHER;
+		return other ? error_set(err, -EBADMSG, "%s is not what was saved: the file is damaged", path)
+		             : error_set(err, -EBADMSG,
+		                         "%s is missing, which rank %d saved on node %s; this run has no "
+		                         "rank that finds it",
+		                         path, i, r->index.ranks[i].node);
+	}
+	return 0;
+}
+
+static int compare(const struct resume *r, struct error *err)
+{
+	int rank = ranks_rank(&r->ranks), s = 0;
+
+	for (int i = 0; i < r->index.world_size && s == 0; i++) {
+		_cleanup_(manifest_free) struct manifest m = {0};
+		_cleanup_free_ char *text = NULL, *path = list_path(r, i);
+		size_t len;
+
+		if (finder(r, i, i) != rank)
+			continue;
+		if (!path)
+			return error_oom(err);
+		if (read_list(r, i, &text, &len) != FOUND)
+			return error_set(err, -EBADMSG, "%s has changed meanwhile", path);
+		s = manifest_parse(text, len, path, &m, err);
+		if (s == 0)
+			s = manifest_check(&m, r->directory, err);
+	}
+	return s;
+}
+
+int resume_open(const struct ranks *ranks, const char *directory, struct resume **out, bool *unusable,
+                struct error *err)
+{
+	_cleanup_(resume_closep) struct resume *r = calloc(1, sizeof(*r));
+	bool broken;
+	int s;
+
+	*unusable = false;
+	if (!r || !(r->directory = strdup(directory)))
+		return error_oom(err);
+	r->ranks = *ranks;
+	if ((s = share_index(r, unusable, err)) < 0)
+		return s;
+	if (!r->plain) {
+		if ((s = look(r, err)) < 0)
+			return s;
+		s = check_found(r, err);
+		*unusable = s == -EBADMSG;
+		if (s < 0)
+			return s;
+		s = ranks_agree(ranks, compare(r, err), &broken, err);
+		*unusable = s == -EBADMSG && !broken;
+		if (s < 0)
+			return s;
+	}
+	*out = steal_pointer(r);
+	return 0;
+}
+
+/* ---- reading ---- */
+
+/* Elements [first, first + n) of one kind of state of a parameter. */
+struct range {
+	int32_t which, parameter; /* parameter -1: there is none any more */
+	int64_t first, n;
+};
+
+struct reading {
+	const struct resume *r;
+	const struct weights_place *place;
+	const struct model_parameter **sorted; /* by name */
+	float *piece;
+	void *staging;
+	bool master; /* the checkpoint has master weights */
+	struct range *taken;
+	size_t n_taken, cap;
+	/* Of each kind and parameter, where every rank takes all. */
+	struct agreement_item *items;
+	char (*names)[100];
+};
+
+static const struct model_layout *layout_of(const struct reading *g)
+{
+	return g->place->access.layout;
+}
+
+static int by_name(const void *a, const void *b)
+{
+	return strcmp((*(const struct model_parameter *const *)a)->name,
+	              (*(const struct model_parameter *const *)b)->name);
+}
+
+/* Reading "m.NAME@FIRST" with n elements. */
+static int parse_name(const struct reading *g, const struct tensor *t, const char *file, struct range *out,
+                      struct error *err)
+{
+	struct model_parameter key = {.dims = 0};
+	const struct model_parameter *k = &key, **hit = NULL;
+	const char *dot = strchr(t->name, '.'), *at = strrchr(t->name, '@');
+
+	out->which = -1;
+	for (int i = 0; i < 3 && dot; i++)
+		if (strlen(save_plan_kind((enum parameter_state)i)) == (size_t)(dot - t->name) &&
+		    str_starts(t->name, save_plan_kind((enum parameter_state)i)))
+			out->which = i;
+	if (out->which >= 0 && at > dot && (size_t)(at - dot) <= sizeof(key.name)) {
+		memcpy(key.name, dot + 1, (size_t)(at - dot) - 1);
+		hit = bsearch(&k, g->sorted, (size_t)layout_of(g)->parameters, sizeof(k), by_name);
+	}
+	out->n = tensor_elements(t);
+	if (!hit || str_to_int64(at + 1, 0, INT64_MAX, &out->first) < 0 || out->first > (*hit)->count ||
+	    out->n > (*hit)->count - out->first)
+		return error_set(err, -EINVAL, "%s: tensor %s is no part of this model", file, t->name);
+	out->parameter = (int32_t)(*hit - layout_of(g)->parameter);
+	return 0;
+}
+
+static int note_taken(struct reading *g, struct range range, struct error *err)
+{
+	if (g->n_taken == g->cap) {
+		size_t cap = MAX(2 * g->cap, 256);
+		struct range *more = realloc(g->taken, cap * sizeof(*more));
+
+		if (!more)
+			return error_oom(err);
+		g->taken = more;
+		g->cap = cap;
+	}
+	g->taken[g->n_taken++] = range;
+	return 0;
+}
+
+/* Puts values of a parameter where this rank holds them. */
+static int take(struct reading *g, const struct range *at, const char *tensor, const char *file,
+                const float *values, int64_t *infinite, struct error *err)
+{
+	const struct parameter_access *access = &g->place->access;
+	struct agreement_item *item = &g->items[at->which * layout_of(g)->parameters + at->parameter];
+	int r = at->which == STATE_WEIGHTS
+	            ? parameters_check_finite(tensor, file, at->first, values, at->n, err)
+	            : parameters_check_moments(tensor, file, at->first, values, at->n, infinite, err);
+
+	item->digest = hash_bytes(values, (size_t)at->n * sizeof(*values), item->digest);
+	return r < 0 ? r
+	             : access->write(access->context, (enum parameter_state)at->which,
+	                             &layout_of(g)->parameter[at->parameter], at->first, at->n, values, err);
+}
+
+static void held(const struct reading *g, int32_t parameter, int64_t *first, int64_t *n)
+{
+	const struct parameter_access *access = &g->place->access;
+	const struct model_parameter *p = &access->layout->parameter[parameter];
+
+	*first = 0;
+	*n = access->held ? access->held(access->context, p, first) : p->count;
+}
+
+/* What this rank holds of a range; n 0: none of it. */
+static struct range own_part(const struct reading *g, const struct range *range)
+{
+	int64_t first, n, from, to;
+
+	held(g, range->parameter, &first, &n);
+	from = MAX(first, range->first);
+	to = MIN(first + n, range->first + range->n);
+	return (struct range){range->which, range->parameter, from, MAX(to - from, 0)};
+}
+
+/* What messages call a tensor: elements are counted from the start of the parameter. */
+static const char *tensor_name(const struct reading *g, const struct tensor *t, const struct range *range,
+                               char *buf, size_t size)
+{
+	if (!strchr(t->name, '@'))
+		return t->name;
+	snprintf(buf, size, "%s.%s", save_plan_kind((enum parameter_state)range->which),
+	         layout_of(g)->parameter[range->parameter].name);
+	return buf;
+}
+
+/* From a file that this rank has mapped; `send`: to all others, too. */
+static int take_tensor(struct reading *g, const struct tensor *t, const char *file, const struct range *range,
+                       bool send, struct error *err)
+{
+	struct range part = send ? *range : own_part(g, range);
+	char buf[100];
+	const char *name = tensor_name(g, t, range, buf, sizeof(buf));
+	int64_t infinite = -1;
+	int r = send || part.n == 0 ? 0 : note_taken(g, part, err);
+
+	for (int64_t at = 0; at < part.n && r == 0; at += PIECE) {
+		struct range piece = {part.which, part.parameter, part.first + at, MIN(part.n - at, PIECE)};
+
+		r = tensor_to_f32(t, piece.first - range->first, piece.n, g->piece, err);
+		if (r == 0)
+			r = take(g, &piece, name, file, g->piece, &infinite, err);
+		if (r == 0 && send)
+			r = ranks_broadcast(&g->r->ranks, g->staging, g->piece,
+			                    (size_t)piece.n * sizeof(*g->piece), ranks_rank(&g->r->ranks),
+			                    err);
+	}
+	if (r == 0 && send && (part = own_part(g, range)).n > 0)
+		r = note_taken(g, part, err);
+	/* The run that saved it trained with that: going on changes nothing. */
+	if (r == 0 && infinite >= 0)
+		weights_warn_infinite(g->place, file, name, infinite);
+	return r;
+}
+
+/* What `root` sends with take_tensor, until it sends that there is no more. */
+static int receive(struct reading *g, int root, struct error *err)
+{
+	struct range range = {.which = 0};
+	int64_t infinite = -1;
+	int r;
+
+	for (;;) {
+		struct range part;
+
+		if ((r = ranks_broadcast(&g->r->ranks, g->staging, &range, sizeof(range), root, err)) < 0 ||
+		    range.parameter < 0)
+			return r;
+		g->master = g->master || range.which == STATE_WEIGHTS;
+		for (int64_t at = 0; at < range.n && r == 0; at += PIECE) {
+			struct range piece = {range.which, range.parameter, range.first + at,
+			                      MIN(range.n - at, PIECE)};
+
+			r = ranks_broadcast(&g->r->ranks, g->staging, g->piece,
+			                    (size_t)piece.n * sizeof(*g->piece), root, err);
+			if (r == 0)
+				r = take(g, &piece, layout_of(g)->parameter[range.parameter].name,
+				         "the checkpoint that another rank sent", g->piece, &infinite, err);
+		}
+		if (r == 0 && (part = own_part(g, &range)).n > 0)
+			r = note_taken(g, part, err);
+		if (r < 0)
+			return r;
+	}
+}
+
+/* The ranges of a set of files, in order: the model's parameters, or the pieces of one earlier rank. */
+static int range_at(const struct reading *g, const struct safetensors *st, bool model, size_t i,
+                    const struct tensor **t, struct range *range, struct error *err)
+{
+	if (!model) {
+		*t = safetensors_at(st, i);
+		return parse_name(g, *t, safetensors_file(st, *t), range, err);
+	}
+	*t = hf_find(st, layout_of(g)->parameter[i].name);
+	*range = (struct range){STATE_WEIGHTS, (int32_t)i, 0, layout_of(g)->parameter[i].count};
+	return *t ? 0 : error_set(err, -EINVAL, "%s is missing", layout_of(g)->parameter[i].name);
+}
+
+static int read_set(struct reading *g, const char *path, bool model, bool send, struct error *err)
+{
+	_cleanup_(safetensors_closep) struct safetensors *st = NULL;
+	const struct ranks *ranks = &g->r->ranks;
+	size_t n;
+	int r = safetensors_open(path, &st, err);
+
+	if (r == 0 && model)
+		r = parameters_check(layout_of(g), st, path, err);
+	if (r < 0)
+		return r;
+	n = model ? (size_t)layout_of(g)->parameters : safetensors_count(st);
+	for (size_t i = 0; i < n && r == 0; i++) {
+		const struct tensor *t;
+		struct range range;
+
+		r = range_at(g, st, model, i, &t, &range, err);
+		if (r == 0 && send)
+			r = ranks_broadcast(ranks, g->staging, &range, sizeof(range), ranks_rank(ranks), err);
+		if (r == 0)
+			r = take_tensor(g, t, safetensors_file(st, t), &range, send, err);
+		g->master = g->master || (r == 0 && range.which == STATE_WEIGHTS);
+	}
+	if (r == 0 && send)
+		r = ranks_broadcast(ranks, g->staging, &(struct range){.parameter = -1}, sizeof(struct range),
+		                    ranks_rank(ranks), err);
+	return r;
+}
+
+/* The files that an earlier rank wrote; or the model's, which lie where rank 0 wrote. */
+static int read_files(struct reading *g, int rank, bool model, struct error *err)
+{
+	const struct resume *r = g->r;
+	_cleanup_free_ char *stem = save_plan_stem(rank, r->index.world_size), *path = NULL;
+	int root = finder(r, rank, 0);
+
+	if (root < 0) /* it wrote nothing */
+		return 0;
+	path = !stem   ? NULL
+	       : model ? strdup(r->directory)
+	               : str_printf("%s/%s.safetensors", r->directory, stem);
+	if (!path)
+		return error_oom(err);
+	if (all_find(r, rank))
+		return read_set(g, path, model, false, err);
+	return root == ranks_rank(&r->ranks) ? read_set(g, path, model, true, err) : receive(g, root, err);
+}
+
+static int by_place(const void *a, const void *b)
+{
+	const struct range *x = a, *y = b;
+
+	return x->which != y->which           ? x->which - y->which
+	       : x->parameter != y->parameter ? x->parameter - y->parameter
+	       : x->first != y->first         ? (x->first < y->first ? -1 : 1)
+	                                      : 0;
+}
+
+/* All that this rank holds was there, once. */
+static int check_complete(struct reading *g, struct error *err)
+{
+	size_t i = 0;
+
+	if (g->n_taken)
+		qsort(g->taken, g->n_taken, sizeof(*g->taken), by_place);
+	for (int which = 0; which < 3; which++)
+		for (int32_t p = 0; p < layout_of(g)->parameters; p++) {
+			int64_t at, n, end;
+
+			held(g, p, &at, &n);
+			end = at + n;
+			for (; i < g->n_taken && g->taken[i].which == which && g->taken[i].parameter == p &&
+			       g->taken[i].first == at;
+			     i++)
+				at += g->taken[i].n;
+			if (n > 0 && at != end)
+				return error_set(
+				    err, -EINVAL, "%s: no file has %s of %s from element %" PRId64 " on",
+				    g->r->directory, which == STATE_WEIGHTS ? "the weights" : "the moments",
+				    layout_of(g)->parameter[p].name, at);
+		}
+	return i == g->n_taken ? 0
+	                       : error_set(err, -EINVAL, "%s: several files have %s of %s", g->r->directory,
+	                                   save_plan_kind(g->taken[i].which),
+	                                   layout_of(g)->parameter[g->taken[i].parameter].name);
+}
+
+static void reading_free(struct reading *g)
+{
+	free(g->sorted);
+	free(g->piece);
+	free(g->taken);
+	free(g->items);
+	free(g->names);
+}
+
+static int prepare(struct reading *g, struct error *err)
+{
+	static const char *const kinds[] = {[STATE_WEIGHTS] = "weights of",
+	                                    [STATE_MOMENT1] = "first moment of",
+	                                    [STATE_MOMENT2] = "second moment of"};
+	size_t n = (size_t)layout_of(g)->parameters;
+
+	g->sorted = calloc(n + 1, sizeof(*g->sorted));
+	g->piece = malloc(PIECE * sizeof(*g->piece));
+	g->items = calloc(3 * n + 1, sizeof(*g->items));
+	g->names = calloc(3 * n + 1, sizeof(*g->names));
+	if (!g->sorted || !g->piece || !g->items || !g->names)
+		return error_oom(err);
+	for (size_t i = 0; i < 3 * n; i++) {
+		const struct model_parameter *p = &layout_of(g)->parameter[i % n];
+
+		g->sorted[i % n] = p;
+		snprintf(g->names[i], sizeof(*g->names), "%s %s", kinds[i / n], p->name);
+		g->items[i] = (struct agreement_item){g->names[i], g->r->directory, 0};
+	}
+	qsort(g->sorted, n, sizeof(*g->sorted), by_name);
+	return g->r->ranks.comm ? device_alloc(g->r->ranks.dev, PIECE * sizeof(*g->piece), &g->staging, err)
+	                        : 0;
+}
+
+int resume_read(struct resume *r, const struct weights_place *place, struct error *err)
+{
+	_cleanup_(reading_free) struct reading g = {.r = r, .place = place};
+	const struct ranks *ranks = &r->ranks;
+	int s;
+
+	if (r->plain)
+		return weights_resume(place, ranks_rank(ranks) == 0 ? r->directory : NULL, err);
+	s = prepare(&g, err);
+	for (int i = 0; i < r->index.world_size && s == 0; i++)
+		s = read_files(&g, i, false, err);
+	if (s == 0 && !g.master)
+		s = read_files(&g, 0, true, err);
+	if (s == 0)
+		s = check_complete(&g, err);
+	if (g.staging)
+		device_free(ranks->dev, g.staging);
+	/* Where each rank holds all, all have to have the same. */
+	if (s == 0 && save_plan_degree(&place->access, ranks_size(ranks)) == 1)
+		s = agreement_check(g.items, 3 * (size_t)layout_of(&g)->parameters, ranks->dev, ranks->comm,
+		                    ranks->node, "the network or the memory of one of them is faulty", err);
+	return s;
+}

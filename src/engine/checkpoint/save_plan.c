@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Divides the state of the parameters among the ranks that hold it, and gives each part its place in a file.
+ */
+#include "engine/checkpoint/save_plan.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/str.h"
+
+/* Elements: a part that is smaller than this for each of the ranks that hold it is written by one of them. */
+#define WORTH_DIVIDING 16384
+
+const char *save_plan_kind(enum parameter_state which)
+{
+	static const char *const kinds[] = {
+	    [STATE_WEIGHTS] = "master", [STATE_MOMENT1] = "m", [STATE_MOMENT2] = "v"};
+
+	return kinds[which];
+}
+
+char *save_plan_stem(int rank, int world_size)
+{
+	return str_printf("dtrain/rank-%05d-of-%05d", rank, world_size);
+}
+
+int save_plan_degree(const struct parameter_access *access, int world_size)
+{
+	return access->replicas > 0 ? world_size / access->replicas : 1;
+}
+
+/* This rank's part of what it holds of a parameter: first … first + n, n 0 where others write it. */
+static void divide(const struct parameter_access *access, const struct save_plan_options *o, int parameter,
+                   int64_t *first, int64_t *n)
+{
+	const struct model_parameter *p = &access->layout->parameter[parameter];
+	int degree = save_plan_degree(access, o->world_size), writers = 0, index = -1;
+	int64_t from, to;
+
+	*first = 0;
+	*n = access->held ? access->held(access->context, p, first) : p->count;
+	for (int r = o->rank % degree; r < o->world_size; r += degree)
+		if (!o->shares || o->shares[r]) {
+			index = r == o->rank ? writers : index;
+			writers++;
+		}
+	if (writers == 0 && o->rank < degree) { /* no rank that holds it is near rank 0 */
+		index = 0;
+		writers = 1;
+	}
+	if (index < 0) {
+		*n = 0;
+	} else if (*n < (int64_t)WORTH_DIVIDING * writers) {
+		*n = parameter % writers == index ? *n : 0;
+	} else {
+		from = *n / writers * index;
+		to = index + 1 == writers ? *n : *n / writers * (index + 1);
+		*first += from;
+		*n = to - from;
+	}
+}
+
+struct builder {
+	const struct parameter_access *access;
+	const struct save_plan_options *o;
+	struct save_plan *plan;
+};
+
+static int lay_out_model(struct builder *b, struct error *err)
+{
+	const struct model_layout *layout = b->access->layout;
+	_cleanup_free_ struct tensor_source *sources =
+	    calloc((size_t)layout->parameters + 1, sizeof(*sources));
+
+	if (!sources)
+		return error_oom(err);
+	for (int i = 0; i < layout->parameters; i++) {
+		const struct model_parameter *p = &layout->parameter[i];
+
+		sources[i] = (struct tensor_source){
+		    .name = p->name, .type = tensor_type_of(b->o->type), .dims = p->dims};
+		memcpy(sources[i].shape, p->shape, (size_t)p->dims * sizeof(*p->shape));
+	}
+	return safetensors_layout("model", sources, (size_t)layout->parameters, b->o->max_shard_bytes,
+	                          &b->plan->model, err);
+}
+
+static void add_piece(struct save_plan *plan, enum parameter_state which, const struct model_parameter *p,
+                      int64_t first, int64_t n, enum dtype type)
+{
+	struct save_piece *piece = &plan->pieces[plan->n++];
+
+	*piece = (struct save_piece){.which = which,
+	                             .parameter = p,
+	                             .first = first,
+	                             .n = n,
+	                             .type = type,
+	                             .bytes = (size_t)n * dtype_size(type),
+	                             .name = p->name};
+	plan->bytes += piece->bytes;
+}
+
+static void add_weights(struct builder *b)
+{
+	const struct model_layout *layout = b->access->layout;
+	struct save_plan *plan = b->plan;
+
+	for (int i = 0; i < layout->parameters; i++) {
+		int64_t first, n;
+
+		divide(b->access, b->o, i, &first, &n);
+		if (n == 0)
+			continue;
+		add_piece(plan, STATE_WEIGHTS, &layout->parameter[i], first, n, b->o->type);
+		plan->pieces[plan->n - 1].file = plan->model.places[i].file;
+		plan->pieces[plan->n - 1].offset =
+		    plan->model.places[i].offset + (uint64_t)first * dtype_size(b->o->type);
+	}
+}
+
+/* Moments and master weights, in the file of this rank. */
+static int add_state(struct builder *b, struct error *err)
+{
+	static const enum parameter_state kinds[] = {STATE_MOMENT1, STATE_MOMENT2, STATE_WEIGHTS};
+	const struct model_layout *layout = b->access->layout;
+	struct save_plan *plan = b->plan;
+	size_t before = plan->n, n_kinds = b->o->master ? 3 : 2, most = n_kinds * (size_t)layout->parameters;
+	_cleanup_free_ struct tensor_source *sources = calloc(most + 1, sizeof(*sources));
+	_cleanup_free_ char *stem = save_plan_stem(b->o->rank, b->o->world_size);
+	int r;
+
+	plan->names = calloc(most + 1, sizeof(*plan->names));
+	if (!sources || !stem || !plan->names)
+		return error_oom(err);
+	for (size_t k = 0; k < n_kinds; k++)
+		for (int i = 0; i < layout->parameters; i++) {
+			const struct model_parameter *p = &layout->parameter[i];
+			int64_t first, n;
+			char *name;
+
+			divide(b->access, b->o, i, &first, &n);
+			if (n == 0)
+				continue;
+			name = str_printf("%s.%s@%" PRId64, save_plan_kind(kinds[k]), p->name, first);
+			if (!name)
+				return error_oom(err);
+			sources[plan->n_names] =
+			    (struct tensor_source){.name = name, .type = TENSOR_F32, .dims = 1, .shape = {n}};
+			plan->names[plan->n_names++] = name;
+			add_piece(plan, kinds[k], p, first, n, DTYPE_F32);
+		}
+	if (plan->n_names == 0)
+		return 0;
+	r = safetensors_layout(stem, sources, plan->n_names, UINT64_MAX, &plan->own, err);
+	for (size_t i = 0; r == 0 && i < plan->n_names; i++) {
+		struct save_piece *piece = &plan->pieces[before + i];
+
+		piece->file = plan->model.n_files;
+		piece->offset = plan->own.places[i].offset;
+		piece->name = plan->names[i];
+	}
+	return r;
+}
+
+static int list_files(struct builder *b, struct error *err)
+{
+	struct save_plan *plan = b->plan;
+
+	plan->n_files = plan->model.n_files + plan->own.n_files;
+	plan->files = calloc(plan->n_files, sizeof(*plan->files));
+	if (!plan->files)
+		return error_oom(err);
+	for (size_t i = 0; i < plan->n_files; i++) {
+		bool model = i < plan->model.n_files;
+		const struct safetensors_output *from =
+		    model ? &plan->model.files[i] : &plan->own.files[i - plan->model.n_files];
+
+		plan->files[i] = (struct save_plan_file){
+		    .name = strdup(from->name), .header = from->header, .bytes = from->bytes};
+		if (!model || b->o->rank == 0)
+			plan->files[i].header_bytes = from->header_bytes;
+		if (!plan->files[i].name)
+			return error_oom(err);
+	}
+	return 0;
+}
+
+int save_plan_create(const struct parameter_access *access, const struct save_plan_options *options,
+                     struct save_plan **out, struct error *err)
+{
+	_cleanup_(save_plan_freep) struct save_plan *plan = calloc(1, sizeof(*plan));
+	struct builder b = {access, options, plan};
+	int r;
+
+	if (!plan)
+		return error_oom(err);
+	plan->rank = options->rank;
+	plan->world_size = options->world_size;
+	plan->state = options->state;
+	plan->pieces = calloc(4 * (size_t)access->layout->parameters + 1, sizeof(*plan->pieces));
+	if (!plan->pieces)
+		return error_oom(err);
+	if ((r = lay_out_model(&b, err)) < 0)
+		return r;
+	add_weights(&b);
+	if ((options->state && (r = add_state(&b, err)) < 0) || (r = list_files(&b, err)) < 0)
+		return r;
+	*out = steal_pointer(plan);
+	return 0;
+}
+
+void save_plan_free(struct save_plan *plan)
+{
+	if (!plan)
+		return;
+	for (size_t i = 0; plan->files && i < plan->n_files; i++)
+		free(plan->files[i].name);
+	for (size_t i = 0; i < plan->n_names; i++)
+		free(plan->names[i]);
+	free(plan->names);
+	free(plan->files);
+	free(plan->pieces);
+	safetensors_layout_free(&plan->model);
+	safetensors_layout_free(&plan->own);
+	free(plan);
+}

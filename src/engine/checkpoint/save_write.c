@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Writes pieces of parameters to their places in the files of a checkpoint, hashing them on the way. Several
+ * ranks write to different places of one file at the same time. */
+#include "engine/checkpoint/save_write.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/str.h"
+#include "engine/checkpoint/manifest.h"
+
+#define READ_PIECE (1 << 20) /* elements of one read from the device, each of which waits for it */
+
+/* Elements [first, first + n) of a piece in the file's type. wide [READ_PIECE]: the fp32 values before. */
+static int produce(const struct parameter_access *access, const struct save_piece *piece, int64_t first,
+                   int64_t n, float *wide, void *to, struct error *err)
+{
+	size_t size = dtype_size(piece->type);
+	char *out = to;
+	int r;
+
+	if (piece->type == DTYPE_F32)
+		return access->read(access->context, piece->which, piece->parameter, piece->first + first, n,
+		                    to, err);
+	while (n > 0) {
+		int64_t k = MIN(n, READ_PIECE);
+		struct tensor t = {.name = piece->name,
+		                   .type = TENSOR_F32,
+		                   .data = wide,
+		                   .bytes = (size_t)k * sizeof(float)};
+
+		if ((r = access->read(access->context, piece->which, piece->parameter, piece->first + first,
+		                      k, wide, err)) < 0 ||
+		    (r = tensor_convert(&t, 0, k, piece->type, out, err)) < 0)
+			return r;
+		first += k;
+		n -= k;
+		out += (size_t)k * size;
+	}
+	return 0;
+}
+
+int save_stage(const struct save_plan *plan, const struct parameter_access *access, void *staging,
+               struct error *err)
+{
+	_cleanup_free_ float *wide = malloc(READ_PIECE * sizeof(*wide));
+	char *at = staging;
+	int r = wide ? 0 : error_oom(err);
+
+	for (size_t i = 0; i < plan->n && r == 0; i++) {
+		r = produce(access, &plan->pieces[i], 0, plan->pieces[i].n, wide, at, err);
+		at += plan->pieces[i].bytes;
+	}
+	return r;
+}
+
+struct output {
+	const struct save_write *w;
+	struct manifest_file *files; /* the list; of the plan's files, then of those listed */
+	struct manifest_part *parts;
+	size_t n_parts;
+	float *wide;
+	char *buffer; /* MANIFEST_PIECE bytes */
+};
+
+static int write_at(int fd, const char *path, uint64_t offset, const void *data, size_t bytes,
+                    struct error *err)
+{
+	if (lseek(fd, (off_t)offset, SEEK_SET) < 0)
+		return error_errno(err, -errno, "cannot write %s", path);
+	return file_write_all(fd, data, bytes, err) < 0 ? error_prefix(err, "%s", path) : 0;
+}
+
+static void list_part(struct output *o, struct manifest_file *f, struct manifest_part part)
+{
+	if (f->n == 0)
+		f->parts = &o->parts[o->n_parts];
+	o->parts[o->n_parts++] = part;
+	f->n++;
+}
+
+static int write_piece(struct output *o, int fd, const char *path, struct manifest_file *f,
+                       const struct save_piece *piece, const char *staged, struct error *err)
+{
+	size_t size = dtype_size(piece->type);
+	uint64_t hash = 0;
+	int r = 0;
+
+	for (size_t at = 0; at < piece->bytes && r == 0; at += MANIFEST_PIECE) {
+		size_t bytes = MIN(piece->bytes - at, MANIFEST_PIECE);
+		const char *data = staged ? staged + at : o->buffer;
+
+		if (o->w->piece && (r = o->w->piece(o->w->context, err)) < 0)
+			return r;
+		if (!staged)
+			r = produce(o->w->access, piece, (int64_t)(at / size), (int64_t)(bytes / size),
+			            o->wide, o->buffer, err);
+		if (r == 0)
+			r = write_at(fd, path, piece->offset + at, data, bytes, err);
+		hash = hash_bytes(data, bytes, hash);
+	}
+	if (r == 0)
+		list_part(o, f, (struct manifest_part){piece->name, piece->offset, piece->bytes, hash});
+	return r;
+}
+
+/* Its pieces are [*next, …); where this rank has neither a piece nor the header, nothing is written. */
+static int write_file(struct output *o, size_t file, size_t *next, const char **staged, struct error *err)
+{
+	const struct save_plan *plan = o->w->plan;
+	const struct save_plan_file *from = &plan->files[file];
+	struct manifest_file *f = &o->files[file];
+	_cleanup_free_ char *path = str_path_join(o->w->directory, from->name);
+	_cleanup_close_ int fd = -1;
+	int r = 0;
+
+	*f = (struct manifest_file){.name = from->name, .bytes = from->bytes};
+	if (!path)
+		return error_oom(err);
+	if (from->header_bytes == 0 && (*next == plan->n || plan->pieces[*next].file != file))
+		return 0;
+	fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+	if (fd < 0)
+		return error_errno(err, -errno, "cannot write %s", path);
+	if (from->header_bytes > 0) {
+		list_part(o, f,
+		          (struct manifest_part){"header", 0, from->header_bytes,
+		                                 manifest_hash(from->header, from->header_bytes)});
+		r = write_at(fd, path, 0, from->header, from->header_bytes, err);
+	}
+	for (; *next < plan->n && plan->pieces[*next].file == file && r == 0; (*next)++) {
+		r = write_piece(o, fd, path, f, &plan->pieces[*next], *staged, err);
+		if (*staged)
+			*staged += plan->pieces[*next].bytes;
+	}
+	if (r == 0 && fsync(fd) < 0)
+		r = error_errno(err, -errno, "cannot write %s", path);
+	return r;
+}
+
+static int list_whole(struct output *o, const char *name, struct manifest_file *f, struct error *err)
+{
+	_cleanup_free_ char *path = str_path_join(o->w->directory, name);
+	_cleanup_file_map_ struct file_map map = {"", 0};
+	int r = path ? file_map_open(path, &map, err) : error_oom(err);
+
+	if (r < 0)
+		return r;
+	*f = (struct manifest_file){.name = name, .bytes = map.len};
+	list_part(o, f, (struct manifest_part){"", 0, map.len, manifest_hash(map.data, map.len)});
+	return 0;
+}
+
+static int write_list(struct output *o, size_t n_files, uint64_t *bytes, uint64_t *hash, struct error *err)
+{
+	const struct save_plan *plan = o->w->plan;
+	_cleanup_free_ char *stem = save_plan_stem(plan->rank, plan->world_size), *path = NULL, *text = NULL;
+	struct manifest m = {.files = calloc(n_files + 1, sizeof(*m.files))};
+	_cleanup_free_ struct manifest_file *owner = m.files;
+
+	path = stem ? str_printf("%s/%s.json", o->w->directory, stem) : NULL;
+	if (!path || !m.files)
+		return error_oom(err);
+	for (size_t i = 0; i < n_files; i++)
+		if (o->files[i].n > 0)
+			m.files[m.n++] = o->files[i];
+	text = manifest_text(&m);
+	if (!text)
+		return error_oom(err);
+	*bytes = strlen(text);
+	*hash = manifest_hash(text, strlen(text));
+	return file_write_atomic(path, text, strlen(text), 0644, err);
+}
+
+int save_write(const struct save_write *w, uint64_t *list_bytes, uint64_t *list_hash, struct error *err)
+{
+	const struct save_plan *plan = w->plan;
+	size_t n_files = plan->n_files + w->n_listed, next = 0;
+	_cleanup_free_ struct manifest_file *files = calloc(n_files + 1, sizeof(*files));
+	_cleanup_free_ struct manifest_part *parts = calloc(plan->n + n_files + 1, sizeof(*parts));
+	_cleanup_free_ float *wide = w->staged ? NULL : malloc(READ_PIECE * sizeof(*wide));
+	_cleanup_free_ char *buffer = w->staged ? NULL : malloc(MANIFEST_PIECE);
+	struct output o = {.w = w, .files = files, .parts = parts, .wide = wide, .buffer = buffer};
+	const char *staged = w->staged;
+	int r = 0;
+
+	if (!files || !parts || (!staged && (!wide || !buffer)))
+		return error_oom(err);
+	for (size_t i = 0; i < plan->n_files && r == 0; i++)
+		r = write_file(&o, i, &next, &staged, err);
+	if (r == 0 && plan->rank == 0)
+		r = safetensors_write_index(w->directory, "model", &plan->model, err);
+	for (size_t i = 0; i < w->n_listed && r == 0; i++)
+		r = list_whole(&o, w->listed[i], &files[plan->n_files + i], err);
+	*list_bytes = *list_hash = 0;
+	return r < 0 || !plan->state || (plan->n == 0 && plan->rank != 0)
+	           ? r
+	           : write_list(&o, n_files, list_bytes, list_hash, err);
+}

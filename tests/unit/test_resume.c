@@ -1,0 +1,458 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Checkpoints that one number of ranks writes and another reads, and checkpoints that were damaged. The ranks
+ * are threads, and each holds a shard of made-up parameters; the device is the host. */
+#include "unit.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "../engine/thread_comm.h"
+#include "base/str.h"
+#include "engine/checkpoint/saver.h"
+
+/* ROUNDS=N: more of them. */
+static int rounds(int usual)
+{
+	return getenv("ROUNDS") ? atoi(getenv("ROUNDS")) : usual;
+}
+
+static unsigned random_seed(void)
+{
+	const char *given = getenv("SEED");
+	unsigned seed = given ? (unsigned)atoi(given) : (unsigned)getpid();
+
+	printf("SEED=%u\n", seed);
+	fflush(stdout);
+	return seed;
+}
+
+/* ---- parameters, of which each rank holds a part ---- */
+
+enum { RANKS_MAX = 5, STATES = 3, PARAMETERS = 4, ELEMENTS = 70000, ALIGNMENT = 32 };
+
+static struct model_parameter parameter[PARAMETERS] = {
+    {.name = "model.embed_tokens.weight", .unit = 0, .dims = 2, .shape = {100, 700}, .count = 70000},
+    {.name = "model.layers.0.q.weight", .unit = 1, .dims = 2, .shape = {10, 30}, .count = 300},
+    {.name = "model.layers.0.k.weight",
+     .unit = 1,
+     .offset = 320,
+     .dims = 2,
+     .shape = {200, 331},
+     .count = 66200},
+    {.name = "model.norm.weight", .unit = 2, .dims = 1, .shape = {7}, .count = 7},
+};
+static struct model_layout layout = {.parameters = PARAMETERS, .parameter = parameter};
+static const int64_t unit_count[] = {70000, 320 + 66200, 7};
+
+struct holder {
+	int rank, degree;
+	float value[STATES][PARAMETERS][ELEMENTS];
+};
+
+static int64_t held(void *context, const struct model_parameter *p, int64_t *first)
+{
+	const struct holder *h = context;
+	int64_t step = (int64_t)h->degree * ALIGNMENT;
+	int64_t own = (unit_count[p->unit] + step - 1) / step * step / h->degree;
+	int64_t from = MAX(h->rank % h->degree * own, p->offset);
+	int64_t to = MIN((h->rank % h->degree + 1) * own, p->offset + p->count);
+
+	*first = to > from ? from - p->offset : 0;
+	return MAX(to - from, 0);
+}
+
+static int read_parameter(void *context, enum parameter_state which, const struct model_parameter *p,
+                          int64_t first, int64_t n, float *out, struct error *err)
+{
+	struct holder *h = context;
+	int64_t own, count = held(h, p, &own);
+
+	ck_assert(first >= own && first + n <= own + count);
+	memcpy(out, &h->value[which][p - parameter][first], (size_t)n * sizeof(*out));
+	return 0;
+}
+
+static int write_parameter(void *context, enum parameter_state which, const struct model_parameter *p,
+                           int64_t first, int64_t n, const float *in, struct error *err)
+{
+	struct holder *h = context;
+	int64_t own, count = held(h, p, &own), from, to;
+
+	from = MAX(first, own);
+	to = MIN(first + n, own + count);
+	if (to > from)
+		memcpy(&h->value[which][p - parameter][from], in + (from - first),
+		       (size_t)(to - from) * sizeof(*in));
+	return 0;
+}
+
+static struct parameter_access access_to(struct holder *h, int ranks)
+{
+	return (struct parameter_access){.layout = &layout,
+	                                 .context = h,
+	                                 .read = read_parameter,
+	                                 .write = write_parameter,
+	                                 .held = held,
+	                                 .replicas = ranks / h->degree,
+	                                 .replica = h->rank / h->degree};
+}
+
+/* Of a step: no two values of a parameter alike. bf16: what bf16 holds. */
+static float value_of(int64_t step, int state, int p, int64_t i, bool bf16)
+{
+	float v = (float)(step * 10 + state + 1) + (float)(p + 1) * 1e-1F + (float)i * 1e-5F;
+
+	return bf16 ? bf16_to_float(bf16_from_float(v)) : v;
+}
+
+/* ---- a run of some ranks ---- */
+
+struct run {
+	char *directory, *elsewhere; /* of ranks from `apart` on */
+	const char *config;
+	int ranks, degree, apart;
+	enum dtype type;
+	bool master, background;
+	uint64_t max_shard_bytes;
+	enum saver_resume resume;
+	int64_t attempt;
+	char said[1000];
+};
+
+struct rank {
+	struct run *run;
+	struct comm *comm;
+	int rank;
+	pthread_t thread;
+	/* What it saves; or what it has resumed from. */
+	const int64_t *steps;
+	int n_steps;
+	int64_t resumed;
+	int result;
+	struct error err;
+};
+
+static void keep_lines(void *context, const char *message)
+{
+	struct run *run = context;
+	size_t len = strlen(run->said);
+
+	snprintf(run->said + len, sizeof(run->said) - len, "%s\n", message);
+}
+
+static struct saver *open_rank(struct rank *r)
+{
+	struct run *run = r->run;
+	struct saver_options o = {
+	    .claim = {.directory = r->rank < run->apart ? run->directory : run->elsewhere,
+	              .run = "7",
+	              .attempt = run->attempt},
+	    .rank = r->rank,
+	    .world_size = run->ranks,
+	    .node = r->rank < run->apart ? "n1" : "n2",
+	    .timeout_s = 60,
+	    .background = run->background,
+	    .resume = run->resume,
+	    .max_shard_bytes = run->max_shard_bytes,
+	    .save_steps = 1,
+	    .config = run->config,
+	    .notify = keep_lines,
+	    .context = run};
+	struct saver *s = NULL;
+
+	r->result = saver_open(&o, &s, &r->err);
+	return s;
+}
+
+static void attach(struct rank *r, struct saver *s, struct holder *h)
+{
+	struct saver_contents contents = {.comm = r->comm,
+	                                  .parameters = access_to(h, r->run->ranks),
+	                                  .precision = r->run->type,
+	                                  .precision_name = r->run->type == DTYPE_F32 ? "fp32" : "bf16",
+	                                  .master = r->run->master,
+	                                  .bos = -1,
+	                                  .eos = -1,
+	                                  .pad = -1,
+	                                  .fingerprint = "rows=1"};
+
+	ck_ok(saver_attach(s, &contents, &r->err), &r->err);
+}
+
+static bool narrow(const struct run *run, int state)
+{
+	return state == STATE_WEIGHTS && run->type == DTYPE_BF16 && !run->master;
+}
+
+static void *save_rank(void *context)
+{
+	struct rank *r = context;
+	_cleanup_free_ struct holder *h = calloc(1, sizeof(*h));
+	_cleanup_(saver_freep) struct saver *s = open_rank(r);
+
+	h->rank = r->rank;
+	h->degree = r->run->degree;
+	ck_ok(r->result, &r->err);
+	attach(r, s, h);
+	for (int k = 0; k < r->n_steps; k++) {
+		for (int state = 0; state < STATES; state++)
+			for (int p = 0; p < PARAMETERS; p++)
+				for (int64_t i = 0; i < parameter[p].count; i++)
+					h->value[state][p][i] =
+					    value_of(r->steps[k], state, p, i, narrow(r->run, state));
+		ck_ok(
+		    saver_checkpoint(s, &(struct saver_progress){.step = r->steps[k], .steps = 100}, &r->err),
+		    &r->err);
+		/* The training goes on: what was copied does not change with it. */
+		for (int p = 0; p < PARAMETERS; p++)
+			memset(h->value[STATE_MOMENT1][p], 0, sizeof(h->value[STATE_MOMENT1][p]));
+		ck_ok(saver_poll(s, &r->err), &r->err);
+	}
+	ck_ok(saver_wait(s, &r->err), &r->err);
+	ck_assert_int_eq(saver_saved_step(s), r->steps[r->n_steps - 1]);
+	return NULL;
+}
+
+static void *resume_rank(void *context)
+{
+	struct rank *r = context;
+	_cleanup_free_ struct holder *h = calloc(1, sizeof(*h));
+	struct weights_place place = {.comm = r->comm, .node = "n"};
+	_cleanup_(saver_freep) struct saver *s = NULL;
+
+	h->rank = r->rank;
+	h->degree = r->run->degree;
+	place.access = access_to(h, r->run->ranks);
+	r->resumed = -1;
+	s = open_rank(r);
+	if (r->result < 0 || (r->result = saver_find(s, NULL, r->comm, &r->err)) < 0 || !saver_resumes(s))
+		return NULL;
+	ck_ok(r->result = saver_resume(s, &place, &r->err), &r->err);
+	r->resumed = saver_resume_state(s)->step;
+	for (int state = 0; state < STATES; state++)
+		for (int p = 0; p < PARAMETERS; p++) {
+			int64_t first, n = held(h, &parameter[p], &first);
+
+			for (int64_t i = first; i < first + n; i++)
+				ck_assert_msg(h->value[state][p][i] ==
+				                  value_of(r->resumed, state, p, i, narrow(r->run, state)),
+				              "rank %d, state %d, parameter %d, element %d: %g", r->rank,
+				              state, p, (int)i, h->value[state][p][i]);
+		}
+	return NULL;
+}
+
+/* All ranks; ranks[0] tells what came of it. */
+static void run_all(struct run *run, struct rank *ranks, void *(*main)(void *), const int64_t *steps, int n)
+{
+	struct comm *comms[RANKS_MAX] = {NULL};
+
+	run->attempt++;
+	run->said[0] = '\0';
+	if (run->ranks > 1)
+		thread_comm_create(run->ranks, comms);
+	for (int i = 0; i < run->ranks; i++)
+		ranks[i] =
+		    (struct rank){.run = run, .comm = comms[i], .rank = i, .steps = steps, .n_steps = n};
+	for (int i = 0; i < run->ranks; i++)
+		ck_assert_int_eq(pthread_create(&ranks[i].thread, NULL, main, &ranks[i]), 0);
+	for (int i = 0; i < run->ranks; i++)
+		pthread_join(ranks[i].thread, NULL);
+	for (int i = 0; i < run->ranks; i++)
+		comm_destroy(comms[i]);
+}
+
+static void setup(struct run *run)
+{
+	static const char config[] = "{\"model_type\":\"llama\"}";
+	_cleanup_free_ char *base = unit_tmpdir();
+	struct error err = ERROR_INIT;
+
+	*run = (struct run){.directory = str_path_join(base, "out"),
+	                    .elsewhere = str_path_join(base, "elsewhere"),
+	                    .config = str_path_join(base, "config.json"),
+	                    .ranks = 1,
+	                    .degree = 1,
+	                    .apart = RANKS_MAX,
+	                    .type = DTYPE_F32,
+	                    .master = true};
+	ck_ok(file_write_atomic(run->config, config, strlen(config), 0644, &err), &err);
+}
+
+static void teardown(struct run *run)
+{
+	*strrchr(run->directory, '/') = '\0';
+	file_remove_tree(run->directory, NULL);
+	free(run->directory);
+	free(run->elsewhere);
+	free((char *)run->config);
+}
+
+static int divisor(unsigned *seed, int n)
+{
+	int d;
+
+	do
+		d = 1 + rand_r(seed) % n;
+	while (n % d);
+	return d;
+}
+
+/* Any number of ranks, in any division, reads what any other has written, bit by bit. */
+START_TEST(any_ranks_read_what_any_ranks_wrote)
+{
+	unsigned seed = random_seed();
+
+	for (int round = 0; round < rounds(20); round++) {
+		struct rank ranks[RANKS_MAX];
+		const int64_t steps[] = {3, 4};
+		struct run run;
+
+		setup(&run);
+		run.ranks = 1 + rand_r(&seed) % RANKS_MAX;
+		run.degree = divisor(&seed, run.ranks);
+		run.type = rand_r(&seed) % 2 ? DTYPE_F32 : DTYPE_BF16;
+		run.master = rand_r(&seed) % 2;
+		run.background = rand_r(&seed) % 2;
+		run.max_shard_bytes = rand_r(&seed) % 2 ? 150000 : 0;
+		if (run.degree == 1 && rand_r(&seed) % 2)
+			run.apart = 1 + rand_r(&seed) % run.ranks;
+		printf("%d ranks by %d%s, %s%s%s", run.ranks, run.degree,
+		       run.apart < run.ranks ? ", apart" : "", run.type == DTYPE_F32 ? "fp32" : "bf16",
+		       run.master ? "" : " without master", run.background ? ", in the background" : "");
+		run_all(&run, ranks, save_rank, steps, 2);
+		run.ranks = 1 + rand_r(&seed) % RANKS_MAX;
+		run.degree = divisor(&seed, run.ranks);
+		run.apart = rand_r(&seed) % 2 ? 1 + rand_r(&seed) % run.ranks : RANKS_MAX;
+		printf(" -> %d ranks by %d%s\n", run.ranks, run.degree,
+		       run.apart < run.ranks ? ", apart" : "");
+		fflush(stdout);
+		run_all(&run, ranks, resume_rank, NULL, 0);
+		for (int i = 0; i < run.ranks; i++) {
+			ck_ok(ranks[i].result, &ranks[i].err);
+			ck_assert_int_eq(ranks[i].resumed, 4);
+		}
+		ck_assert_str_eq(run.said, "");
+		teardown(&run);
+	}
+}
+END_TEST
+
+/* ---- damage ---- */
+
+enum damage { FLIPPED, CUT, MISSING, DAMAGES };
+
+/* The k-th file of a checkpoint that a resume needs, counted around. */
+static char *pick_file(const char *checkpoint, int k)
+{
+	static const char *const directories[] = {"", "dtrain"};
+	char *found[64];
+	int n = 0;
+	char *picked;
+
+	for (size_t d = 0; d < ARRAY_SIZE(directories); d++) {
+		_cleanup_free_ char *path = str_path_join(checkpoint, directories[d]);
+		DIR *dir = opendir(path);
+		struct dirent *e;
+
+		ck_assert_ptr_nonnull(dir);
+		while ((e = readdir(dir)))
+			if (d == 1
+			        ? e->d_name[0] != '.'
+			        : str_starts(e->d_name, "model") || str_eq(e->d_name, "trainer_state.json"))
+				found[n++] = str_path_join(path, e->d_name);
+		closedir(dir);
+	}
+	ck_assert_int_ge(n, 8);
+	picked = found[k % n];
+	for (int i = 0; i < n; i++)
+		if (found[i] != picked)
+			free(found[i]);
+	return picked;
+}
+
+static void damage(const char *path, enum damage how, unsigned *seed)
+{
+	struct stat st;
+	char byte;
+	FILE *f;
+	long at;
+
+	ck_assert_int_eq(stat(path, &st), 0);
+	if (how == MISSING) {
+		ck_assert_int_eq(unlink(path), 0);
+	} else if (how == CUT) {
+		ck_assert_int_eq(truncate(path, rand_r(seed) % st.st_size), 0);
+	} else {
+		at = rand_r(seed) % (st.st_size - 1); /* a newline at the end may be anything */
+		f = fopen(path, "r+e");
+		ck_assert_ptr_nonnull(f);
+		fseek(f, at, SEEK_SET);
+		byte = (char)(fgetc(f) ^ 0x41);
+		fseek(f, at, SEEK_SET);
+		fputc(byte, f);
+		fclose(f);
+	}
+}
+
+/* Whatever file is damaged, and however: it is named, and the checkpoint before it used. _i: that one, too,
+ * is damaged, and then none can be used. */
+START_TEST(a_damaged_checkpoint_is_named)
+{
+	const int64_t steps[] = {4, 8};
+	unsigned seed = random_seed();
+
+	for (int round = 0; round < rounds(10); round++) {
+		_cleanup_free_ char *path = NULL, *older = NULL, *newest = NULL, *before = NULL;
+		enum damage how = (enum damage)(round % DAMAGES);
+		struct rank ranks[RANKS_MAX];
+		struct run run;
+		bool named;
+
+		setup(&run);
+		run.ranks = 3;
+		run.degree = round % 2 ? 3 : 1;
+		run_all(&run, ranks, save_rank, steps, 2);
+		newest = str_path_join(run.directory, "checkpoint-8");
+		before = str_path_join(run.directory, "checkpoint-4");
+		path = pick_file(newest, rand_r(&seed) % 64);
+		damage(path, how, &seed);
+		if (_i) {
+			older = pick_file(before, rand_r(&seed) % 64);
+			damage(older, (enum damage)(rand_r(&seed) % DAMAGES), &seed);
+		}
+		run.ranks = 1 + rand_r(&seed) % 3;
+		run.degree = 1;
+		run.resume = SAVER_RESUME_MUST;
+		printf("%s: %s\n", path, how == FLIPPED ? "flipped" : how == CUT ? "cut" : "missing");
+		fflush(stdout);
+		run_all(&run, ranks, resume_rank, NULL, 0);
+		for (int i = 0; i < run.ranks; i++) {
+			ck_assert_int_eq(ranks[i].result < 0, _i);
+			ck_assert_int_eq(ranks[i].resumed, _i ? -1 : 4);
+		}
+		/* Without state.json a directory is no checkpoint. */
+		named = _i ? strstr(ranks[0].err.message, "output.resume") != NULL
+		           : strstr(run.said, strrchr(path, '/')) != NULL ||
+		                 (how == MISSING && str_ends(path, "/state.json"));
+		ck_assert_msg(named, "%s: %s %s", path, run.said, ranks[0].err.message);
+		teardown(&run);
+	}
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("resume");
+	TCase *t = tcase_create("resume");
+
+	tcase_set_timeout(t, 120);
+	tcase_add_test(t, any_ranks_read_what_any_ranks_wrote);
+	tcase_add_loop_test(t, a_damaged_checkpoint_is_named, 0, 2);
+	suite_add_tcase(s, t);
+	return unit_run(s);
+}
