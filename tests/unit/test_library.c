@@ -11,13 +11,7 @@
 
 int fake_twice(int x);
 
-static struct {
-	FUNCTIONS(LIBRARY_POINTER)
-} real;
-
-FUNCTIONS(LIBRARY_FORWARD)
-
-static const struct library_symbol symbols[] = {FUNCTIONS(LIBRARY_SYMBOL)};
+LIBRARY_DEFINE(FUNCTIONS)
 
 static int version(void *function)
 {

@@ -45,15 +45,7 @@
 	  (from, to, count, type, root, comm, stream))
 /* clang-format on */
 
-/* There is one library in a process, as if it were linked: the functions have no argument that
- * could name it. */
-static struct {
-	FUNCTIONS(LIBRARY_POINTER)
-} real;
-
-FUNCTIONS(LIBRARY_FORWARD)
-
-static const struct library_symbol symbols[] = {FUNCTIONS(LIBRARY_SYMBOL)};
+LIBRARY_DEFINE(FUNCTIONS)
 
 static int version(void *function)
 {

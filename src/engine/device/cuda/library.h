@@ -5,9 +5,7 @@
  * (cublaslt.c, comm/nccl/library.c) defines them from a list, so that callers use the library's own header:
  *
  *     #define FUNCTIONS(F) F(size_t, cublasLtGetVersion, (void), ()) …
- *     static struct { FUNCTIONS(LIBRARY_POINTER) } real;
- *     FUNCTIONS(LIBRARY_FORWARD)
- *     static const struct library_symbol symbols[] = {FUNCTIONS(LIBRARY_SYMBOL)};
+ *     LIBRARY_DEFINE(FUNCTIONS)
  *
  * `real` is written once, by library_load, before any of the functions is called.
  */
@@ -31,6 +29,14 @@ struct library_symbol {
 		return real.name arguments;                                                                  \
 	}
 #define LIBRARY_SYMBOL(type, name, parameters, arguments) {#name, (void **)&real.name},
+/* The forwarding functions, the addresses that they use (`real`), and `symbols` for struct library. There is
+ * one library in a process, as if it were linked: the functions have no argument that could name it. */
+#define LIBRARY_DEFINE(FUNCTIONS)                                                                            \
+	static struct {                                                                                      \
+		FUNCTIONS(LIBRARY_POINTER)                                                                   \
+	} real;                                                                                              \
+	FUNCTIONS(LIBRARY_FORWARD)                                                                           \
+	static const struct library_symbol symbols[] = {FUNCTIONS(LIBRARY_SYMBOL)};
 
 struct library {
 	const char *title;   /* "cuBLASLt" */

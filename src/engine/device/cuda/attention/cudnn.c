@@ -32,14 +32,7 @@
 	  (handle, plan, pack))
 /* clang-format on */
 
-/* There is one library in a process, as if it were linked. */
-static struct {
-	FUNCTIONS(LIBRARY_POINTER)
-} real;
-
-FUNCTIONS(LIBRARY_FORWARD)
-
-static const struct library_symbol symbols[] = {FUNCTIONS(LIBRARY_SYMBOL)};
+LIBRARY_DEFINE(FUNCTIONS)
 
 static int version(void *function)
 {
