@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <mutex>
 #include <sys/mman.h>
 #include <ucontext.h>
 #include <vector>
@@ -37,7 +38,7 @@ struct warp {
 	unsigned char lane[2][WARP * 16];
 };
 
-/* One machine per process: kernels are launched from one thread. */
+/* One machine per process, which simt_enter and simt_leave give to one thread at a time. */
 static struct {
 	fiber *fibers; /* [MAX_THREADS] */
 	warp *warps;
@@ -396,10 +397,14 @@ extern "C" void simt_free(void *p)
 	abort();
 }
 
+static std::recursive_mutex machine;
+
+/* What the stream waits for may be another thread's work, and is waited for without the machine. */
 extern "C" void simt_enter(cudaStream_t s)
 {
 	if (s)
 		simt_stream_settle(s);
+	machine.lock();
 	if (protecting())
 		protect(PROT_READ | PROT_WRITE);
 }
@@ -408,6 +413,7 @@ extern "C" void simt_leave(void)
 {
 	if (protecting())
 		protect(PROT_NONE);
+	machine.unlock();
 }
 
 extern "C" void simt_check(const void *p, const char *what)

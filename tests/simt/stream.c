@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <cuda_runtime_api.h>
 
@@ -17,16 +18,17 @@ struct place {
 };
 
 enum { ENDS = 1024 }; /* as many of the last ends have their time */
+enum { AWAITED = 8 }; /* as many streams can be waited for at once */
 
 struct simt_stream {
 	uint64_t queued, done;
-	double ended_at[ENDS]; /* of the collective that made `done` n, at n % ENDS */
-	struct place awaited;  /* that this stream waits for, the last one */
+	double ended_at[ENDS];         /* of the collective that made `done` n, at n % ENDS */
+	struct place awaited[AWAITED]; /* the last place of each stream that this one waits for */
 	struct simt_stream *next;
 };
 
 struct simt_event {
-	struct place place, awaited; /* both */
+	struct place place, awaited[AWAITED]; /* all of them */
 	double recorded_at;
 	unsigned flags;
 };
@@ -38,6 +40,36 @@ static struct simt_stream *streams; /* all streams */
 static int reached(const struct place *p)
 {
 	return !p->stream || p->stream->done >= p->count;
+}
+
+static int all_reached(const struct place *awaited)
+{
+	for (int i = 0; i < AWAITED; i++)
+		if (!reached(&awaited[i]))
+			return 0;
+	return 1;
+}
+
+/* Adds a place to those that stream s waits for. */
+static void wait_for(cudaStream_t s, const struct place *p)
+{
+	struct place *to = NULL;
+
+	if (!p->stream || p->stream == s || reached(p))
+		return;
+	for (int i = 0; i < AWAITED; i++) {
+		struct place *a = &s->awaited[i];
+
+		if (a->stream == p->stream) {
+			a->count = a->count > p->count ? a->count : p->count;
+			return;
+		}
+		if (reached(a))
+			to = a;
+	}
+	if (!to)
+		abort();
+	*to = *p;
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags)
@@ -57,8 +89,9 @@ cudaError_t cudaStreamDestroy(cudaStream_t s)
 {
 	pthread_mutex_lock(&lock);
 	for (struct simt_stream **p = &streams; *p;) {
-		if ((*p)->awaited.stream == s)
-			(*p)->awaited.stream = NULL;
+		for (int i = 0; i < AWAITED; i++)
+			if ((*p)->awaited[i].stream == s)
+				(*p)->awaited[i].stream = NULL;
 		if (*p == s)
 			*p = s->next;
 		else
@@ -82,19 +115,17 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s)
 void simt_stream_settle(cudaStream_t s)
 {
 	pthread_mutex_lock(&lock);
-	while (!reached(&s->awaited))
+	while (!all_reached(s->awaited))
 		pthread_cond_wait(&changed, &lock);
-	s->awaited.stream = NULL;
 	pthread_mutex_unlock(&lock);
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags)
 {
 	pthread_mutex_lock(&lock);
-	if (e->place.stream && e->place.stream != s)
-		s->awaited = e->place;
-	else if (e->awaited.stream && e->awaited.stream != s)
-		s->awaited = e->awaited;
+	wait_for(s, &e->place);
+	for (int i = 0; i < AWAITED; i++)
+		wait_for(s, &e->awaited[i]);
 	pthread_mutex_unlock(&lock);
 	return cudaSuccess;
 }
@@ -138,7 +169,7 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 {
 	pthread_mutex_lock(&lock);
 	e->place = (struct place){s->queued ? s : NULL, s->queued};
-	e->awaited = s->awaited;
+	memcpy(e->awaited, s->awaited, sizeof(e->awaited));
 	e->recorded_at = clock_monotonic();
 	pthread_mutex_unlock(&lock);
 	return cudaSuccess;
@@ -147,12 +178,14 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 /* When its stream came to the event: not before it was recorded, nor before what it stands behind. */
 static double reached_at(const struct simt_event *e)
 {
-	const struct place *behind[2] = {&e->place, &e->awaited};
 	double at = e->recorded_at;
 
-	for (int i = 0; i < 2; i++)
-		if (behind[i]->stream && behind[i]->count)
-			at = fmax(at, behind[i]->stream->ended_at[behind[i]->count % ENDS]);
+	for (int i = -1; i < AWAITED; i++) {
+		const struct place *behind = i < 0 ? &e->place : &e->awaited[i];
+
+		if (behind->stream && behind->count)
+			at = fmax(at, behind->stream->ended_at[behind->count % ENDS]);
+	}
 	return at;
 }
 
@@ -183,7 +216,7 @@ cudaError_t cudaEventQuery(cudaEvent_t e)
 	cudaError_t r;
 
 	pthread_mutex_lock(&lock);
-	r = reached(&e->place) && reached(&e->awaited) ? cudaSuccess : cudaErrorNotReady;
+	r = reached(&e->place) && all_reached(e->awaited) ? cudaSuccess : cudaErrorNotReady;
 	pthread_mutex_unlock(&lock);
 	if (r)
 		last = r;
@@ -195,7 +228,7 @@ int simt_stream_waits(cudaStream_t s)
 	int waits;
 
 	pthread_mutex_lock(&lock);
-	waits = !reached(&s->awaited);
+	waits = !all_reached(s->awaited);
 	pthread_mutex_unlock(&lock);
 	return waits;
 }

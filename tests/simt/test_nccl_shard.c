@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Every strategy over the emulated GPU and the stand-in for NCCL, whose collectives end later than they are
+ * queued: two ranks have the losses of ddp. */
+#include <math.h>
+#include <pthread.h>
+
+#include "../engine/fake_dataset.h"
+#include "base/str.h"
+#include "engine/train/trainer.h"
+#include "kv_store.h"
+#include "unit.h"
+
+enum { STEPS = 5 };
+
+struct rank_run {
+	const char *directory, *group;
+	int rank;
+	struct train_options o;
+	const struct dataset *data;
+	double losses[STEPS];
+	float weight; /* the last of the parameters, gathered */
+};
+
+static void *run_rank(void *context)
+{
+	static const char text[] = "{\"model_type\":\"llama\",\"hidden_size\":32,\"intermediate_size\":32,"
+	                           "\"num_hidden_layers\":2,\"head_"
+	                           "dim\":16,\"num_attention_heads\":2,\"num_key_value_heads\":1,\"vocab_"
+	                           "size\":40,\"tie_word_embeddings\":"
+	                           "false}";
+	struct rank_run *r = context;
+	const struct kv_store store = kv_store_in(r->directory);
+	struct comm_options co = {
+	    .rank = r->rank, .world_size = 2, .timeout_s = 60, .store = &store, .group = r->group};
+	struct model_init init = {.seed = 1, .std = 0.1};
+	const struct model_parameter *last;
+	struct parameter_access access;
+	struct error err = ERROR_INIT;
+	struct model_config c;
+	struct trainer *t;
+	struct device *dev;
+	struct comm *comm;
+
+	ck_ok(model_config_parse(text, strlen(text), "config.json", &c, &err), &err);
+	ck_ok(device_create(NULL, &dev, &err), &err);
+	ck_ok(comm_create(dev, &co, &comm, &err), &err);
+	ck_ok(trainer_create(dev, comm, &c, &r->o, r->data, r->data, &t, &err), &err);
+	ck_ok(trainer_load(t, model_init_fill, &init, &err), &err);
+	for (int s = 0; s < STEPS; s++) {
+		struct train_log log;
+		double loss;
+
+		ck_ok(trainer_run_step(t, &log, &err), &err);
+		r->losses[s] = log.loss;
+		if (s == 1)
+			ck_ok(trainer_evaluate(t, &loss, &err), &err);
+	}
+	access = trainer_access(t);
+	last = &access.layout->parameter[access.layout->parameters - 1];
+	ck_ok(access.gather(access.context, STATE_WEIGHTS, last, last->count - 1, 1, &r->weight, &err), &err);
+	ck_ok(comm_wait(comm, comm_barrier(comm), &err), &err);
+	ck_ok(comm_flush(comm, &err), &err);
+	trainer_free(t);
+	comm_destroy(comm);
+	device_destroy(dev);
+	return NULL;
+}
+
+/* 7 rows: the last step of an epoch has none for the second rank. */
+static void run_both(struct rank_run ranks[2], enum shard_strategy strategy, int accumulation,
+                     enum dtype wire)
+{
+	_cleanup_(dataset_closep) struct dataset *data = fake_dataset(7, 6, 5, 40, true);
+	_cleanup_free_ char *directory = unit_tmpdir();
+	pthread_t threads[2];
+
+	for (int r = 0; r < 2; r++) {
+		ranks[r] =
+		    (struct rank_run){.directory = directory, .group = "test", .rank = r, .data = data};
+		train_options_default(&ranks[r].o);
+		ranks[r].o.max_steps = STEPS;
+		ranks[r].o.learning_rate = 1e-2;
+		ranks[r].o.accumulation = accumulation;
+		ranks[r].o.strategy = strategy;
+		ranks[r].o.shard_degree = 2;
+		ranks[r].o.reduce_type = wire;
+		pthread_create(&threads[r], NULL, run_rank, &ranks[r]);
+	}
+	for (int r = 0; r < 2; r++)
+		pthread_join(threads[r], NULL);
+	ck_assert(!file_remove_tree(directory, NULL));
+}
+
+START_TEST(losses_are_those_of_ddp)
+{
+	int accumulation = 1 + _i % 2;
+	struct rank_run ddp[2], ranks[2];
+
+	run_both(ddp, SHARD_DDP, accumulation, DTYPE_F32);
+	ck_assert_double_lt(ddp[0].losses[STEPS - 1], ddp[0].losses[0]);
+	for (int s = SHARD_ZERO1; s <= SHARD_HYBRID; s++) {
+		run_both(ranks, (enum shard_strategy)s, accumulation, DTYPE_F32);
+		for (int step = 0; step < STEPS; step++) {
+			ck_assert_double_eq_tol(ranks[0].losses[step], ddp[0].losses[step], 1e-5);
+			ck_assert_double_eq(ranks[0].losses[step], ranks[1].losses[step]);
+		}
+		ck_assert_float_eq_tol(ranks[0].weight, ddp[0].weight, 1e-5f);
+		ck_assert_float_eq(ranks[0].weight, ranks[1].weight);
+	}
+	run_both(ranks, SHARD_ZERO3, accumulation, DTYPE_BF16);
+	for (int step = 0; step < STEPS; step++)
+		ck_assert_double_eq_tol(ranks[0].losses[step], ddp[0].losses[step], 1e-2);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("nccl shard");
+	TCase *c = tcase_create("nccl shard");
+
+	tcase_set_timeout(c, 120);
+	tcase_add_loop_test(c, losses_are_those_of_ddp, 0, 2);
+	suite_add_tcase(suite, c);
+	return unit_run(suite);
+}
