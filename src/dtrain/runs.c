@@ -15,9 +15,8 @@
 #include "http/local.h"
 #include "wire/run_view.h"
 
-/* The most runs that one request asks for, and the fewest where those of generate are left out of the answer.
- */
-static const int64_t PAGE = 1000, PAGE_FILTERED = 100;
+/* The most runs that one request asks for, and how many the second request asks for. */
+static const int64_t PAGE = 1000, PAGE_SECOND = 100;
 
 /* How long it ran, or has been running. */
 static const char *elapsed(const struct run_view *run, char *buf, size_t size)
@@ -215,9 +214,12 @@ int cmd_runs(struct client *client, int argc, char **argv)
 
 		if (left <= 0)
 			break;
-		/* A first page without enough of them: runs of generate are many, and so is what is asked for
-		 * next. */
-		asked = all || before > 0 ? PAGE : MIN(MAX(left, PAGE_FILTERED), PAGE);
+		/* What is asked for first is mostly enough, since runs of generate are rare. Each page that
+		 * is not enough makes the next larger. */
+		if (all || asked >= PAGE_SECOND)
+			asked = PAGE;
+		else
+			asked = MIN(asked > 0 ? MAX(left, PAGE_SECOND) : left, PAGE);
 		strbuf_addf(&target, "/v1/runs?state=%s&limit=%lld", wanted, (long long)asked);
 		if (before > 0)
 			strbuf_addf(&target, "&before=%lld", (long long)before);

@@ -190,6 +190,43 @@ START_TEST(a_run_started_after_the_copy_is_not_started_again)
 }
 END_TEST
 
+/* A file system that does not answer: the start hangs before it is an attempt, on the controller's own node.
+ */
+START_TEST(a_start_that_hangs_is_cancelled)
+{
+	static const char script[] = "#!/bin/sh\nexec sleep 1000\n";
+	_cleanup_free_ char *cwd = getcwd(NULL, 0), *dir = str_path_join(f.dir, "libexec"),
+	                    *launcher = str_path_join(f.dir, "libexec/dtrain-launch"),
+	                    *was = str_printf("worker_dir = \"%s\";", cwd), *text = NULL, *changed = NULL;
+	struct error err = ERROR_INIT;
+	const char *at;
+	size_t len;
+
+	ck_ok(file_mkdirs(dir, 0755, &err), &err);
+	ck_ok(file_write_atomic(launcher, script, strlen(script), 0755, &err), &err);
+	daemon_fixture_stop(&f);
+	ck_ok(file_read(f.config, 0, &text, &len, &err), &err);
+	at = strstr(text, was);
+	ck_assert_ptr_nonnull(at);
+	changed = str_printf("%.*sworker_dir = \"%s\";%s", (int)(at - text), text, dir, at + strlen(was));
+	daemon_fixture_write(&f, "dtraind.conf", changed);
+	daemon_fixture_again(&f);
+	/* The second one has both slots: the first gave its slot back. */
+	for (int run = 1; run <= 2; run++) {
+		_cleanup_free_ char *target = str_printf("/v1/runs/%d", run);
+		struct raw_request cancel = {.method = "DELETE", .target = target};
+		struct raw_answer a;
+
+		ck_assert_int_eq(daemon_submit(&f, NULL, "true", 1, run), run);
+		daemon_await(&f, run, "starting");
+		a = daemon_ask(&f, NULL, &cancel);
+		ck_assert_msg(a.status / 100 == 2, "%d: %s", a.status, a.body);
+		free(a.body);
+		daemon_await(&f, run, "cancelled");
+	}
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("daemon life");
@@ -204,5 +241,6 @@ int main(void)
 	tcase_add_test(c, runs_cannot_be_ended_by_a_file_that_is_not_there);
 	tcase_add_test(c, a_restored_store_leaves_alone_what_it_does_not_know);
 	tcase_add_test(c, a_run_started_after_the_copy_is_not_started_again);
+	tcase_add_test(c, a_start_that_hangs_is_cancelled);
 	return unit_run(s);
 }

@@ -7,7 +7,7 @@
 
 #include "base/str.h"
 
-#define LIST "GET /v1/runs?state=all&limit=100 "
+#define LIST "GET /v1/runs?state=all&limit=50 "
 
 static const char many[] = "{\"runs\":["
                            "{\"id\":1204,\"name\":\"a-name-that-is-longer-than-most\",\"user\":"
@@ -72,15 +72,17 @@ static char *generated(int64_t id, size_t count, const char *more)
 START_TEST(the_limit_counts_what_is_shown)
 {
 	_cleanup_free_ char *first =
-	    generated(1204, 99, ",{\"id\":1105,\"task\":\"sft\",\"state\":\"running\"}");
-	_cleanup_free_ char *second = generated(1104, 998,
-	                                        ",{\"id\":106,\"task\":\"sft\",\"state\":\"running\"},"
-	                                        "{\"id\":105,\"task\":\"sft\",\"state\":\"running\"}");
+	    generated(1204, 1, ",{\"id\":1105,\"task\":\"sft\",\"state\":\"running\"}");
+	_cleanup_free_ char *second = generated(1104, 100, "");
+	_cleanup_free_ char *third = generated(1004, 898,
+	                                       ",{\"id\":106,\"task\":\"sft\",\"state\":\"running\"},"
+	                                       "{\"id\":105,\"task\":\"sft\",\"state\":\"running\"}");
 	const struct exchange list[] = {
-	    {"GET /v1/runs?state=all&limit=100 ", first},
-	    {"GET /v1/runs?state=all&limit=1000&before=1105 ", second},
+	    {"GET /v1/runs?state=all&limit=2 ", first},
+	    {"GET /v1/runs?state=all&limit=100&before=1105 ", second},
+	    {"GET /v1/runs?state=all&limit=1000&before=1005 ", third},
 	};
-	_cleanup_(call_release) struct call call = fixture_exchange(cmd_runs, "runs -n 2", list, 2);
+	_cleanup_(call_release) struct call call = fixture_exchange(cmd_runs, "runs -n 2", list, 3);
 
 	ck_assert_ptr_nonnull(strstr(call.output, "\n1105 "));
 	ck_assert_ptr_nonnull(strstr(call.output, "\n106 "));
@@ -92,7 +94,7 @@ END_TEST
 /* A short page is the last; one request is enough. */
 START_TEST(a_limit_is_kept_within_a_page)
 {
-	static const struct exchange list[] = {{"GET /v1/runs?state=all&limit=100 ",
+	static const struct exchange list[] = {{"GET /v1/runs?state=all&limit=1 ",
 	                                        "{\"runs\":[{\"id\":5,\"task\":\"sft\",\"state\":\"running\"}"
 	                                        ",{\"id\":4,\"task\":\"sft\",\"state\":\"running\"}]}"}};
 	_cleanup_(call_release) struct call call = fixture_exchange(cmd_runs, "runs -n 1", list, 1);
