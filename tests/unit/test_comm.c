@@ -108,6 +108,40 @@ START_TEST(tickets_in_order)
 }
 END_TEST
 
+/* After comm_wait the buffers are the caller's, also those that only other ranks read. */
+static void rank_overwrites(struct stage *s, int rank)
+{
+	enum { COUNT = 300007 };
+	struct comm *comm = join_stage(s, rank);
+	float *own = malloc(COUNT * 4), *all = malloc(s->size * COUNT * 4);
+	struct error err = ERROR_INIT;
+
+	for (int round = 0; round < 15; round++) {
+		for (int i = 0; i < COUNT; i++)
+			own[i] = (float)value(rank + round, i);
+		rank_ok(comm_wait(comm, comm_all_gather_into(comm, all, own, COUNT, DTYPE_F32), &err));
+		memset(own, 0xff, COUNT * 4);
+		for (int i = 0; i < s->size * COUNT; i++)
+			rank_assert(all[i] == value(i / COUNT + round, i % COUNT), "element %d in round %d",
+			            i, round);
+		rank_ok(comm_wait(comm, comm_reduce_scatter_into(comm, own, all, COUNT, DTYPE_F32, COMM_MAX),
+		                  &err));
+		memset(all, 0xff, s->size * COUNT * 4);
+		for (int i = 0; i < COUNT; i++)
+			rank_assert(own[i] == value(rank + round, i), "element %d in round %d", i, round);
+	}
+	free(own);
+	free(all);
+	comm_destroy(comm);
+}
+
+START_TEST(buffers_return_to_the_caller)
+{
+	use_transport(_i);
+	run_ranks(3, 60, rank_overwrites);
+}
+END_TEST
+
 /* Two communicators at once and a third after them, all through one rendezvous. */
 static void rank_groups(struct stage *s, int rank)
 {
@@ -403,6 +437,7 @@ int main(void)
 	tcase_add_loop_test(results, every_collective, 0, 15);
 	tcase_add_loop_test(results, same_bits, 2, 6);
 	tcase_add_test(results, tickets_in_order);
+	tcase_add_loop_test(results, buffers_return_to_the_caller, 0, 3);
 	tcase_add_test(results, groups);
 	tcase_add_test(results, a_single_rank);
 	suite_add_tcase(suite, results);

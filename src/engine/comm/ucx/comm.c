@@ -199,6 +199,7 @@ void comm_destroy(struct comm *c)
 	}
 	family_leave(c);
 	transport_close(c);
+	streams_close(c);
 	for (int r = 0; c->peers && r < c->size; r++)
 		peer_close(&c->peers[r]);
 	closep(&c->wake_fd);

@@ -75,7 +75,15 @@ struct stream {
 	uint32_t armed; /* the events that c->epoll waits for */
 	struct transfer *sends, *last_send, *receives, *last_receive;
 	struct stream_header out, in;
-	size_t out_done, in_done; /* bytes of the first of sends, of receives, with their headers */
+	size_t out_done, in_done; /* bytes of the message that is sent, received, with its header */
+	bool sends_ack;           /* what is sent is an acknowledgement, and not the first of `sends` */
+	uint64_t acks_due;        /* messages received that the peer wants acknowledged */
+	/* Messages of which the kernel has been given the pages, not a copy: stream.c. */
+	int pipe[2];          /* {0, 0}: not opened yet */
+	size_t in_pipe;       /* bytes in it, of the first of `sends` */
+	bool no_pipe;         /* that does not work here */
+	bool by_pages;        /* the message that is sent */
+	uint64_t unconfirmed; /* messages that the peer has not acknowledged yet */
 };
 
 enum {
@@ -187,6 +195,10 @@ void transfer_end(struct transfer *t, ucs_status_t status, size_t len);
 bool streams_allowed(void);
 void stream_send(struct comm *c, struct transfer *t);
 void stream_receive(struct comm *c, struct transfer *t);
+/* The peers have received all that was sent so far, so that the buffers are the caller's again; and they know
+ * the same. Otherwise comm_step has to be called until it is so. */
+bool streams_settled(const struct comm *c);
+void streams_close(struct comm *c);
 /* Moves what can be moved without waiting; false: nothing. */
 bool streams_progress(struct comm *c);
 /* Makes c->epoll wait for what the streams wait for. */

@@ -358,6 +358,8 @@ static int run_next(struct comm *c)
 	c->pings = 0;
 	process_departures(c);
 	r = c->failed ? c->failed : c->run(c, ticket, o);
+	while (r >= 0 && !streams_settled(c))
+		r = comm_step(c);
 	if (r < 0)
 		return r;
 	if (o->kind == KIND_BOOTSTRAP)

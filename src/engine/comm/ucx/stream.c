@@ -2,20 +2,35 @@
 /*
  * Messages between ranks over TCP connections of our own, where UCX would carry them over TCP too. UCX copies
  * a message once more on each side and sends it in pieces of 8 KiB, since the way around that (its emulated
- * put) ends the process when a connection breaks. Here a message goes from the buffer to the kernel and from
- * there to the buffer where it belongs.
+ * put) ends the process when a connection breaks. Here a large message is not copied at all on the side of
+ * the sender: the kernel is given the pages of the buffer (vmsplice into a pipe, and from there into the
+ * connection), and the receiver copies them to where they belong.
+ *
+ * The sender must not change such a buffer before the receiver has read it: within a collective the
+ * algorithms see to that (collectives.c); at its end the receiver's acknowledgement is waited for
+ * (streams_settled), which is a header of its own between the messages of the other direction.
  *
  * There is nothing to match: between two ranks, receives are posted in the order of the sends (all algorithms
- * of collectives.c do so), and what has not been asked for stays in the connection.
+ * do so), and what has not been asked for stays in the connection.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include "base/str.h"
 #include "engine/comm/ucx/internal.h"
+
+#define TAG_ACK   UINT64_MAX
+#define WANTS_ACK (UINT64_C(1) << 63) /* in the length of a message */
+
+enum {
+	PAGES_MIN = 64 * 1024, /* bytes: a smaller message is copied */
+	PIPE_BYTES = 1 << 20,
+};
 
 /* Not where the user has chosen the network for UCX: the bootstrap's addresses do not follow that. */
 bool streams_allowed(void)
@@ -60,6 +75,8 @@ static void stream_break(struct stream *s)
 		transfer_end(s->sends, UCS_ERR_CONNECTION_RESET, 0);
 	for (; s->receives; s->receives = s->receives->next)
 		transfer_end(s->receives, UCS_ERR_CONNECTION_RESET, 0);
+	s->acks_due = 0;
+	s->sends_ack = false;
 }
 
 static bool would_wait(void)
@@ -67,19 +84,85 @@ static bool would_wait(void)
 	return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
 }
 
+/* ---- sending ---- */
+
+static bool open_pipe(struct stream *s)
+{
+	if (s->no_pipe || s->pipe[1])
+		return !s->no_pipe;
+	if (pipe2(s->pipe, O_CLOEXEC | O_NONBLOCK) < 0)
+		s->pipe[0] = s->pipe[1] = 0;
+	s->no_pipe = !s->pipe[1] || fcntl(s->pipe[1], F_SETPIPE_SZ, PIPE_BYTES) < PIPE_BYTES;
+	return !s->no_pipe;
+}
+
+/* Begins with the header of what is sent next; false: nothing is. */
+static bool begin_sending(struct stream *s)
+{
+	const struct transfer *t = s->sends;
+
+	if (s->out_done || s->sends_ack)
+		return true;
+	s->sends_ack = s->acks_due > 0;
+	if (s->sends_ack) {
+		s->out = (struct stream_header){TAG_ACK, s->acks_due};
+		s->acks_due = 0;
+		return true;
+	}
+	if (!t)
+		return false;
+	s->by_pages = t->expected >= PAGES_MIN && open_pipe(s);
+	s->out = (struct stream_header){t->tag, t->expected | (s->by_pages ? WANTS_ACK : 0)};
+	return true;
+}
+
+/* The pages of the data from `at` on, by way of the pipe. Returns as send() does. */
+static ssize_t send_pages(struct stream *s, int fd, const struct transfer *t, size_t at)
+{
+	struct iovec rest = {t->data + at, t->expected - at};
+	ssize_t n;
+
+	if (!s->in_pipe) {
+		n = vmsplice(s->pipe[1], &rest, 1, SPLICE_F_NONBLOCK);
+		if (n <= 0) { /* it is not allowed here: the rest is copied */
+			s->no_pipe = true;
+			s->by_pages = false;
+			errno = EINTR;
+			return -1;
+		}
+		s->in_pipe = n;
+	}
+	n = splice(s->pipe[0], NULL, fd, NULL, s->in_pipe, SPLICE_F_NONBLOCK | SPLICE_F_MOVE);
+	if (n > 0)
+		s->in_pipe -= n;
+	return n;
+}
+
+static ssize_t send_part(struct stream *s, int fd, const struct transfer *t)
+{
+	char *data = s->sends_ack ? NULL : t->data;
+	size_t len = s->sends_ack ? 0 : t->expected;
+	struct iovec iov[2];
+	struct msghdr message;
+
+	if (!s->sends_ack && s->by_pages && s->out_done >= sizeof(s->out))
+		return send_pages(s, fd, t, s->out_done - sizeof(s->out) + s->in_pipe);
+	message = message_rest(iov, &s->out, data, len, s->out_done);
+	if (!s->sends_ack && s->by_pages)
+		message.msg_iovlen = 1;
+	return sendmsg(fd, &message,
+	               MSG_DONTWAIT | MSG_NOSIGNAL | (!s->sends_ack && s->by_pages ? MSG_MORE : 0));
+}
+
 static bool send_some(struct comm *c, int peer)
 {
 	struct stream *s = &c->streams[peer];
 	struct transfer *t = s->sends;
-	struct iovec iov[2];
-	struct msghdr message;
 	ssize_t n;
 
-	if (!t)
+	if (!begin_sending(s))
 		return false;
-	s->out = (struct stream_header){t->tag, t->expected};
-	message = message_rest(iov, &s->out, t->data, t->expected, s->out_done);
-	n = sendmsg(c->peers[peer].stream_fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+	n = send_part(s, c->peers[peer].stream_fd, t);
 	if (n < 0) {
 		if (would_wait())
 			return false;
@@ -87,25 +170,57 @@ static bool send_some(struct comm *c, int peer)
 		return true;
 	}
 	s->out_done += n;
-	if (s->out_done == sizeof(s->out) + t->expected) {
+	if (s->sends_ack && s->out_done == sizeof(s->out)) {
+		s->out_done = 0;
+		s->sends_ack = false;
+	} else if (!s->sends_ack && s->out_done == sizeof(s->out) + t->expected) {
 		s->out_done = 0;
 		s->sends = t->next;
+		s->unconfirmed += s->out.len & WANTS_ACK ? 1 : 0;
 		transfer_end(t, UCS_OK, t->expected);
 	}
 	return true;
 }
 
+/* ---- receiving ---- */
+
+/* A header is there, and what follows it so far, `t` or NULL being what is expected. */
+static void take_header(struct stream *s, struct transfer *t)
+{
+	size_t len = s->in.len & ~WANTS_ACK;
+
+	if (s->in.tag == TAG_ACK) {
+		s->unconfirmed -= MIN(s->unconfirmed, s->in.len);
+		s->in_done = 0;
+		return;
+	}
+	if (!t)
+		return;
+	/* The collective then makes no progress, and its time-out tells why. */
+	s->differs = s->in.tag != t->tag;
+	if (s->differs || (len == t->expected && s->in_done < sizeof(s->in) + len))
+		return;
+	s->in_done = 0;
+	s->receives = t->next;
+	s->acks_due += s->in.len & WANTS_ACK ? 1 : 0;
+	transfer_end(t, UCS_OK, len);
+}
+
+/* Where an acknowledgement may come, a header is read alone first. */
 static bool receive_some(struct comm *c, int peer)
 {
 	struct stream *s = &c->streams[peer];
 	struct transfer *t = s->receives;
+	bool header_alone = s->in_done < sizeof(s->in) && (s->unconfirmed || !t);
 	struct iovec iov[2];
 	struct msghdr message;
 	ssize_t n;
 
-	if (!t || s->differs)
+	if (s->differs || (!t && (!s->unconfirmed || s->in_done >= sizeof(s->in))))
 		return false;
-	message = message_rest(iov, &s->in, t->data, t->expected, s->in_done);
+	message = message_rest(iov, &s->in, t ? t->data : NULL, t ? t->expected : 0, s->in_done);
+	if (header_alone)
+		message.msg_iovlen = 1;
 	n = recvmsg(c->peers[peer].stream_fd, &message, MSG_DONTWAIT);
 	if (n < 0 && would_wait())
 		return false;
@@ -114,17 +229,12 @@ static bool receive_some(struct comm *c, int peer)
 		return true;
 	}
 	s->in_done += n;
-	if (s->in_done < sizeof(s->in))
-		return true;
-	/* The collective then makes no progress, and its time-out tells why. */
-	s->differs = s->in.tag != t->tag;
-	if (!s->differs && (s->in.len != t->expected || s->in_done == sizeof(s->in) + t->expected)) {
-		s->in_done = 0;
-		s->receives = t->next;
-		transfer_end(t, UCS_OK, s->in.len);
-	}
+	if (s->in_done >= sizeof(s->in))
+		take_header(s, t);
 	return true;
 }
+
+/* ---- all ---- */
 
 bool streams_progress(struct comm *c)
 {
@@ -138,22 +248,48 @@ bool streams_progress(struct comm *c)
 	return moved;
 }
 
+bool streams_settled(const struct comm *c)
+{
+	for (int r = 0; r < c->size; r++) {
+		const struct stream *s = &c->streams[r];
+
+		if (s->used && (s->unconfirmed || s->acks_due || s->sends_ack))
+			return false;
+	}
+	return true;
+}
+
+static uint32_t events_of(const struct stream *s)
+{
+	bool in = !s->differs && (s->receives || (s->unconfirmed && s->in_done < sizeof(s->in)));
+
+	return (s->sends || s->acks_due || s->sends_ack ? EPOLLOUT : 0) | (in ? EPOLLIN : 0);
+}
+
 /* A connection for which nothing waits is taken out: its end, which is reported always, concerns nobody then.
  */
 void streams_arm(struct comm *c)
 {
 	for (int r = 0; r < c->size; r++) {
 		struct stream *s = &c->streams[r];
-		uint32_t events = (s->sends ? EPOLLOUT : 0) | (s->receives && !s->differs ? EPOLLIN : 0);
-		struct epoll_event event = {.events = events, .data.u32 = (uint32_t)r};
+		struct epoll_event event = {.events = events_of(s), .data.u32 = (uint32_t)r};
 
-		if (!s->used || events == s->armed)
+		if (!s->used || event.events == s->armed)
 			continue;
 		(void)epoll_ctl(c->epoll,
-		                !s->armed ? EPOLL_CTL_ADD
-		                : events  ? EPOLL_CTL_MOD
-		                          : EPOLL_CTL_DEL,
+		                !s->armed      ? EPOLL_CTL_ADD
+		                : event.events ? EPOLL_CTL_MOD
+		                               : EPOLL_CTL_DEL,
 		                c->peers[r].stream_fd, &event);
-		s->armed = events;
+		s->armed = event.events;
 	}
+}
+
+void streams_close(struct comm *c)
+{
+	for (int r = 0; c->streams && r < c->size; r++)
+		if (c->streams[r].pipe[1]) {
+			close(c->streams[r].pipe[0]);
+			close(c->streams[r].pipe[1]);
+		}
 }
