@@ -274,9 +274,10 @@ static void print_memory(const struct estimate *e)
 	printf(" of %s\n", str_bytes(text, sizeof(text), e->available));
 }
 
-static void print_choice(const struct estimate_list *list)
+static void print_choice(const struct estimate_input *in, const struct estimate_list *list)
 {
-	const struct estimate *least = &list->all[0];
+	const struct estimate *least = estimate_best(list, -1);
+	struct error err = ERROR_INIT;
 	char needs[32], has[32];
 
 	if (list->choice >= 0) {
@@ -286,12 +287,13 @@ static void print_choice(const struct estimate_list *list)
 		       estimate_strategy_name(e->strategy), e->recompute ? "true" : "false");
 		return;
 	}
-	for (size_t i = 1; i < list->count; i++)
-		if (list->all[i].total < least->total)
-			least = &list->all[i];
-	printf("\nnothing fits: the least is %s with recompute %s, which takes %s of %s\n",
-	       estimate_strategy_name(least->strategy), recompute_name(least->recompute),
-	       str_bytes(needs, sizeof(needs), least->total), str_bytes(has, sizeof(has), least->available));
+	if (estimate_check(in, &err) < 0)
+		printf("\nnothing fits: %s\n", err.message);
+	else
+		printf("\nnothing fits: the least, %s with recompute %s, takes %s of %s\n",
+		       estimate_strategy_name(least->strategy), recompute_name(least->recompute),
+		       str_bytes(needs, sizeof(needs), least->total),
+		       str_bytes(has, sizeof(has), least->available));
 }
 
 static int print_estimate(const struct subject *s, const struct estimate_list *list, bool json)
@@ -308,8 +310,9 @@ static int print_estimate(const struct subject *s, const struct estimate_list *l
 	print_head(s, list);
 	print_rates(s);
 	print_table(list);
-	print_memory(&list->all[list->run]);
-	print_choice(list);
+	print_memory(
+	    &list->all[options_strategy_is_auto(s->config) && list->choice >= 0 ? list->choice : list->run]);
+	print_choice(&in, list);
 	return EXIT_SUCCESS;
 }
 

@@ -42,6 +42,11 @@ enum device_attention_choice options_attention(const struct run_config *c)
 	                                             : DEVICE_ATTENTION_AUTO;
 }
 
+bool options_strategy_is_auto(const struct run_config *c)
+{
+	return str_eq(c->parallel.strategy, "auto");
+}
+
 int options_train(const struct run_config *c, struct train_options *out, struct error *err)
 {
 	train_options_default(out);
@@ -81,7 +86,8 @@ int options_train(const struct run_config *c, struct train_options *out, struct 
 	out->log_steps = c->output.log_steps;
 	out->save_steps = c->output.save_steps;
 	out->eval_steps = c->train.eval_steps;
-	if (shard_strategy_parse(c->parallel.strategy, &out->strategy) < 0)
+	/* "auto" is decided once the devices are known. */
+	if (!options_strategy_is_auto(c) && shard_strategy_parse(c->parallel.strategy, &out->strategy) < 0)
 		return error_set(err, -EINVAL, "parallel.strategy: %s is not known", c->parallel.strategy);
 	out->shard_degree =
 	    (int)(c->parallel.shard_degree ? c->parallel.shard_degree : c->resources.devices_per_node);

@@ -22,6 +22,7 @@
 #include "worker/report.h"
 #include "worker/saver_options.h"
 #include "worker/stop.h"
+#include "worker/strategy.h"
 #include "worker/tasks.h"
 
 DEFINE_CLEANUP(struct device *, device_destroy)
@@ -295,6 +296,13 @@ static int attach_saver(struct training *t, const char *print, struct error *err
 	                                  .fingerprint = print};
 
 	return saver_attach(t->saver, &contents, err);
+}
+
+static int choose_strategy(struct training *t, struct error *err)
+{
+	int64_t row = MAX(dataset_max_row(t->data), t->eval ? dataset_max_row(t->eval) : 0);
+
+	return strategy_choose(t->c, t->env, t->dev, t->comm, &t->model, row, &t->options, err);
 }
 
 static int make_trainer(struct training *t, struct error *err)
@@ -571,8 +579,8 @@ int train_task(const struct run_config *c, const struct environment *env, struct
 	    (r = model_config_read(t.config, &t.model, err)) < 0 || (r = open_device(&t, err)) < 0 ||
 	    (r = open_data(&t, err)) < 0 || (r = connect_ranks(&t, err)) < 0 ||
 	    (r = check_inputs(&t, err)) < 0 || (r = saver_find(t.saver, t.dev, t.comm, err)) < 0 ||
-	    (r = choose_precision(&t, err)) < 0 || (r = make_trainer(&t, err)) < 0 ||
-	    (r = start_weights(&t, err)) < 0)
+	    (r = choose_precision(&t, err)) < 0 || (r = choose_strategy(&t, err)) < 0 ||
+	    (r = make_trainer(&t, err)) < 0 || (r = start_weights(&t, err)) < 0)
 		return r;
 	if (first_rank(&t))
 		printf("ready in %.2f s\n", clock_monotonic() - start);

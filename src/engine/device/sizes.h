@@ -21,6 +21,9 @@ struct device_sizing {
 	bool cudnn;       /* CUDA: cuDNN computes attention */
 };
 
+/* Of a device, and the bytes of its memory, which the slots of a CPU share; each engine defines it. */
+void device_get_sizing(const struct device *dev, struct device_sizing *out, int64_t *memory);
+
 size_t device_sizing_logits(enum device_engine engine); /* device_logits_bytes */
 /* device_scratch_bytes. cuDNN alone knows its workspace: with it this is what its backward pass is known to
  * take, a sum of the queries' gradients in fp32. */

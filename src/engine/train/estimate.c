@@ -3,9 +3,15 @@
 #include "engine/train/estimate.h"
 
 #include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
 
 #include "base/cleanup.h"
+#include "base/str.h"
 #include "engine/train/plan.h"
+
+/* Beyond that a run is not refused for less, but for its model. */
+#define RANKS_MOST 65536
 
 const char *estimate_strategy_name(enum shard_strategy strategy)
 {
@@ -15,6 +21,15 @@ const char *estimate_strategy_name(enum shard_strategy strategy)
 const char *estimate_class_name(enum buffer_class c)
 {
 	return buffer_class_name(c);
+}
+
+static size_t outside(const struct estimate_input *in, enum dtype precision)
+{
+	const struct hardware *h = &in->where->device;
+	bool alone = in->where->nodes * in->where->per_node == 1;
+
+	return (size_t)(h->outside + (precision == DTYPE_F32 ? 0 : h->outside_bf16) +
+	                (alone ? 0 : h->outside_comm));
 }
 
 int estimate_run(const struct estimate_input *in, struct estimate *out, struct error *err)
@@ -39,7 +54,7 @@ int estimate_run(const struct estimate_input *in, struct estimate *out, struct e
 	*out = (struct estimate){.strategy = o.strategy,
 	                         .recompute = o.recompute,
 	                         .plan = arena_total(&plan->arena),
-	                         .outside = (size_t)h->outside,
+	                         .outside = outside(in, o.precision),
 	                         .available = (size_t)h->memory};
 	for (size_t i = 0; i < plan->arena.n; i++)
 		out->bytes[plan->arena.buffers[i].class_] += plan->arena.buffers[i].bytes;
@@ -95,6 +110,82 @@ int estimate_list(const struct estimate_input *in, struct estimate_list *out, st
 		}
 	}
 	return 0;
+}
+
+const struct estimate *estimate_best(const struct estimate_list *list, int recompute)
+{
+	const struct estimate *best = NULL;
+
+	for (size_t i = 0; i < list->count; i++) {
+		const struct estimate *e = &list->all[i];
+
+		if (recompute >= 0 && e->recompute != recompute)
+			continue;
+		if (!best || (e->fits && !best->fits) ||
+		    (e->fits == best->fits && (e->fits ? is_better(e, best) : e->total < best->total)))
+			best = e;
+	}
+	return best;
+}
+
+/* What fits: on these devices, else on twice as many, and so on. *ranks 0: nothing does. */
+static int find_fitting(const struct estimate_input *in, struct estimate *out, int *ranks, struct error *err)
+{
+	_cleanup_free_ struct estimate_list *list = malloc(sizeof(*list));
+	struct hardware_set where = *in->where;
+	struct estimate_input more = *in;
+	int r;
+
+	if (!list)
+		return error_oom(err);
+	more.where = &where;
+	for (; where.nodes <= RANKS_MOST / where.per_node; where.nodes *= 2) {
+		const struct estimate *best;
+
+		/* The same recomputation first: the less that has to be changed, the nearer. */
+		for (int either = 0; either < 2; either++) {
+			if ((r = estimate_list(&more, list, err)) < 0)
+				return r;
+			best = estimate_best(list, either ? -1 : in->options->recompute);
+			if (best->fits) {
+				*out = *best;
+				*ranks = where.nodes * where.per_node;
+				return 0;
+			}
+		}
+	}
+	*ranks = 0;
+	return 0;
+}
+
+int estimate_check(const struct estimate_input *in, struct error *err)
+{
+	char needs[24], has[24], takes[24], devices[48] = "";
+	int ranks = 0, r;
+	struct estimate e, fits;
+
+	if ((r = estimate_run(in, &e, err)) < 0)
+		return r;
+	if (e.plan <= e.available)
+		return 0;
+	if ((r = find_fitting(in, &fits, &ranks, err)) < 0)
+		return r;
+	str_bytes(needs, sizeof(needs), e.plan);
+	str_bytes(has, sizeof(has), e.available);
+	if (ranks == 0)
+		return error_set(
+		    err, -ENOMEM,
+		    "a rank would take %s, and its device has %s; with no strategy does this "
+		    "model fit on such devices: shorten data.max_length or lower train.micro_batch",
+		    needs, has);
+	if (ranks != in->where->nodes * in->where->per_node)
+		snprintf(devices, sizeof(devices), " on %d devices", ranks);
+	return error_set(err, -ENOMEM,
+	                 "a rank would take %s, and its device has %s; parallel.strategy = \"%s\"%s%s would "
+	                 "take %s",
+	                 needs, has, shard_strategy_name(fits.strategy),
+	                 fits.recompute == in->options->recompute ? "" : " with train.recompute = true",
+	                 devices, str_bytes(takes, sizeof(takes), fits.total));
 }
 
 static json_t *memory_json(const struct estimate *e)

@@ -33,6 +33,7 @@ struct estimate {
 
 const char *estimate_strategy_name(enum shard_strategy strategy); /* shard_strategy_name */
 /* With the options as they are. */
+/* -EINVAL: these ranks, or this model, cannot be divided so. */
 int estimate_run(const struct estimate_input *in, struct estimate *out, struct error *err);
 
 const char *estimate_class_name(enum buffer_class c);
@@ -45,6 +46,11 @@ struct estimate_list {
 	int choice; /* the fastest that fits, the one of less memory of two that are as fast; -1: none fits */
 };
 int estimate_list(const struct estimate_input *in, struct estimate_list *out, struct error *err);
+/* The fastest that fits, else the one of the least memory; recompute: as it is, -1: either way. */
+const struct estimate *estimate_best(const struct estimate_list *list, int recompute);
+/* -ENOMEM where a rank's plan is larger than its device, with the nearest that fits: another strategy, else
+ * more devices. What a worker takes beyond the plan is not counted: a refused run cannot run. */
+int estimate_check(const struct estimate_input *in, struct error *err);
 /* {"model":…,"devices":…,"options":…,"plans":[…],"run":…,"choice":…}; dtrain(1) describes it. */
 int estimate_to_json(const struct estimate_input *in, const struct estimate_list *list, json_t **out,
                      struct error *err);

@@ -21,8 +21,8 @@
  * and H200 591 and 474 TFLOP/s forward and backward; NCCL's bus bandwidth about 0.8 of a link. */
 #define GPU(name_, board_, cudnn_)                                                                           \
 	.name = name_, .board = board_, .sizing = {.engine = DEVICE_ENGINE_CUDA, .cudnn = cudnn_},           \
-	.outside = 1536 * MIB, .stream = 0.85, .link = 0.8, .start = 4e-6, .latency = 1.2e-5,                \
-	.overlap = 0.15
+	.outside = 1024 * MIB, .outside_comm = 512 * MIB, .stream = 0.85, .link = 0.8, .start = 4e-6,        \
+	.latency = 1.2e-5, .overlap = 0.15
 static const struct hardware table[] = {
     {GPU("H100-80GB", "H100", true), .memory = 81559 * MIB, .fp32 = 66.9e12, .bf16 = 989.4e12,
      .fp16 = 989.4e12, .fp8 = 1978.9e12, .bandwidth = 3.35e12, .intra = 450e9, .inter = 50e9, .gemm = 0.66,
@@ -57,7 +57,9 @@ static const struct hardware table[] = {
      .bandwidth = 12e9,
      .intra = 6e9,
      .inter = 1.25e9,
-     .outside = 64 * MIB,
+     .outside = 14 * MIB,
+     .outside_bf16 = 6 * MIB,
+     .outside_comm = 10 * MIB,
      .gemm = 0.85,
      .attention_forward = 0.3,
      .attention_backward = 0.3,

@@ -19,8 +19,10 @@ struct hardware {
 	const char *name;  /* "H100-80GB" */
 	const char *board; /* a part of the name that the driver gives: "H100" */
 	struct device_sizing sizing;
-	int64_t memory;  /* bytes */
-	int64_t outside; /* bytes that a worker takes beyond its plan: driver, libraries, communicator */
+	int64_t memory; /* bytes */
+	/* Bytes that a worker takes beyond its plan: program, driver and libraries; what the library for bf16
+	 * takes more; what a communicator takes. */
+	int64_t outside, outside_bf16, outside_comm;
 	double fp32, bf16, fp16, fp8; /* peaks; 0: it has no such arithmetic at a useful speed */
 	double bandwidth;             /* of its memory */
 	double intra, inter; /* links to devices of its node, and its share of those to other nodes */

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -129,6 +130,13 @@ bool device_supports(const struct device *dev, enum dtype type)
 double device_peak_flops(const struct device *dev, enum dtype type)
 {
 	return 0; /* unknown: no interface gives the clock rate under vector load */
+}
+
+void device_get_sizing(const struct device *dev, struct device_sizing *out, int64_t *memory)
+{
+	*out = (struct device_sizing){
+	    .engine = DEVICE_ENGINE_CPU, .threads = dev->threads, .native_bf16 = gemm_native_bf16(dev)};
+	*memory = (int64_t)sysconf(_SC_PHYS_PAGES) * (int64_t)sysconf(_SC_PAGESIZE);
 }
 
 size_t device_logits_bytes(void)

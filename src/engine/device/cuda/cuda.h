@@ -30,6 +30,7 @@ struct attention_cudnn;
 struct device {
 	struct device_base base;
 	int index, major, minor, multiprocessors;
+	int64_t memory;     /* bytes */
 	size_t shared_most; /* bytes of shared memory that a block may ask for */
 	bool stream_made;
 	int unfused; /* enum device_unfused */

@@ -51,6 +51,7 @@ static int open_gpu(struct device *dev, const struct device_options *options, st
 	status = cudaGetDeviceProperties(&properties, dev->index);
 	if (status)
 		return device_cuda_error(dev, status, "cannot be asked what it is", err);
+	dev->memory = (int64_t)properties.totalGlobalMem;
 	dev->major = properties.major;
 	dev->minor = properties.minor;
 	dev->multiprocessors = properties.multiProcessorCount;
@@ -169,6 +170,12 @@ int device_alloc(struct device *dev, size_t bytes, void **out, struct error *err
 void device_free(struct device *dev, void *p)
 {
 	(void)cudaFree(p);
+}
+
+void device_get_sizing(const struct device *dev, struct device_sizing *out, int64_t *memory)
+{
+	*out = (struct device_sizing){.engine = DEVICE_ENGINE_CUDA, .cudnn = dev->cudnn != NULL};
+	*memory = dev->memory;
 }
 
 size_t device_logits_bytes(void)
