@@ -334,6 +334,15 @@ START_TEST(the_cause_outlives_the_controller)
 		               "{\"rank\":1,\"state\":\"exited\",\"exit_status\":1,\"ended\":1001.0}");
 		ck_assert_str_eq(r->reason, "node n1 is down");
 		break;
+	case 8: /* nothing has ended, but a worker has sent its error */
+		run_worker_error(r, 1, "private: no such column", false);
+		restart(s, &r);
+		fixture_report(r, "n1", "ended", RANK0_OK);
+		fixture_report(r, "n2", "ended",
+		               "{\"rank\":1,\"state\":\"exited\",\"exit_status\":1,\"ended\":50.1}");
+		ck_assert_str_eq(r->reason, "rank 1 on n2: exit status 1");
+		ck_assert_str_eq(r->detail, "private: no such column");
+		break;
 	}
 	view = run_to_json(r, false);
 	text = json_to_string(view);
@@ -897,7 +906,7 @@ int main(void)
 	tcase_add_test(c, an_update_writes_all_that_changes);
 	tcase_add_test(c, a_listing_is_a_page_of_the_states_asked_for);
 	tcase_add_test(c, what_the_store_does_not_have_is_said);
-	tcase_add_loop_test(c, the_cause_outlives_the_controller, 0, 8);
+	tcase_add_loop_test(c, the_cause_outlives_the_controller, 0, 9);
 	tcase_add_test(c, a_damaged_record_of_an_attempt_loses_no_run);
 	tcase_add_test(c, a_store_of_the_first_layout_is_converted_once);
 	tcase_add_test(c, another_process_cannot_open_an_open_store);

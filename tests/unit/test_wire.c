@@ -865,6 +865,10 @@ START_TEST(commands_to_the_launcher)
 	ck_assert(command.stop == 0 && !command.acknowledge);
 	ck_ok(launch_command_decode(other, &command, &err), &err);
 	ck_assert(command.stop == -1 && command.acknowledge);
+	/* What says nothing of a stop is none. */
+	json_object_del(other, "stop");
+	ck_ok(launch_command_decode(other, &command, &err), &err);
+	ck_assert(command.stop == -1 && command.acknowledge);
 }
 END_TEST
 
