@@ -449,9 +449,10 @@ void device_factor_direction(struct device *dev, const struct device_factored *f
 	abort();
 }
 
-void device_clip_scale(struct device *dev, const double *sum_squares, float max_norm, float *scale,
-                       float *norm)
+void device_clip_scale(struct device *dev, const double *sum_squares, float max_norm, float loss_scale,
+                       float *scale, float *norm)
 {
-	*norm = (float)sqrt(*sum_squares);
-	*scale = max_norm > 0 && max_norm / (*norm + 1e-6f) < 1 ? max_norm / (*norm + 1e-6f) : 1;
+	*norm = (float)sqrt(*sum_squares) / loss_scale;
+	*scale =
+	    (max_norm > 0 && max_norm / (*norm + 1e-6f) < 1 ? max_norm / (*norm + 1e-6f) : 1) / loss_scale;
 }

@@ -146,7 +146,9 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
 
 static float get(const void *p, int64_t i, cudaDataType_t type)
 {
-	return type == CUDA_R_32F ? ((const float *)p)[i] : bf16_to_float(((const uint16_t *)p)[i]);
+	return type == CUDA_R_32F    ? ((const float *)p)[i]
+	       : type == CUDA_R_16BF ? bf16_to_float(((const uint16_t *)p)[i])
+	                             : f16_to_float(((const uint16_t *)p)[i]);
 }
 
 /* Element (row, col) of op(x). */
@@ -160,7 +162,7 @@ static void put(void *p, int64_t i, cudaDataType_t type, float x)
 	if (type == CUDA_R_32F)
 		((float *)p)[i] = x;
 	else
-		((uint16_t *)p)[i] = bf16_from_float(x);
+		((uint16_t *)p)[i] = type == CUDA_R_16BF ? bf16_from_float(x) : f16_from_float(x);
 }
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const void *alpha, const void *a,

@@ -17,7 +17,7 @@
 #include "engine/device/device.h"
 #include "unit.h"
 
-static const enum dtype test_types[] = {DTYPE_F32, DTYPE_BF16};
+static const enum dtype test_types[] = {DTYPE_F32, DTYPE_BF16, DTYPE_F16};
 /* A GPU has no threads to choose; the emulated one takes its time. */
 #if defined(TEST_ENGINE_SIMT) || defined(TEST_ENGINE_CUDA)
 #define TEST_GPU
@@ -76,12 +76,23 @@ static inline void test_set(void *host, int64_t i, enum dtype type, double value
 	if (type == DTYPE_F32)
 		((float *)host)[i] = (float)value;
 	else
-		((uint16_t *)host)[i] = bf16_from_float((float)value);
+		((uint16_t *)host)[i] =
+		    type == DTYPE_BF16 ? bf16_from_float((float)value) : f16_from_float((float)value);
 }
 
 static inline double test_get(const void *host, int64_t i, enum dtype type)
 {
-	return type == DTYPE_F32 ? ((const float *)host)[i] : bf16_to_float(((const uint16_t *)host)[i]);
+	return type == DTYPE_F32    ? ((const float *)host)[i]
+	       : type == DTYPE_BF16 ? bf16_to_float(((const uint16_t *)host)[i])
+	                            : f16_to_float(((const uint16_t *)host)[i]);
+}
+
+static inline double test_rounded(double value, enum dtype type)
+{
+	float cell;
+
+	test_set(&cell, 0, type, value);
+	return test_get(&cell, 0, type);
 }
 
 /* n elements of `type` on the device, from float64 values which are rounded likewise in place. */
@@ -128,15 +139,18 @@ static inline bool test_is_close(double got, double want, double tolerance, doub
 	return fabs(got - want) <= tolerance * (fabs(want) + scale);
 }
 
-/* |got - want| <= tolerance · (|want| + scale), everywhere; and the guard stands. */
+/* |got - want| <= tolerance · (|want| + scale), everywhere, or in fp16, where not to be the same, within half
+ * of a subnormal's step; and the guard stands. */
 static inline void test_close(struct device *dev, const char *what, const void *p, const double *want,
                               int64_t n, enum dtype type, double tolerance, double scale)
 {
-	double *got = test_fetch_values(dev, p, n, type);
+	double *got = test_fetch_values(dev, p, n, type),
+	       step = type == DTYPE_F16 && tolerance > 0 ? 0x1p-24 : 0;
 
 	for (int64_t i = 0; i < n; i++)
-		ck_assert_msg(test_is_close(got[i], want[i], tolerance, scale), "%s[%lld] is %.9g, not %.9g",
-		              what, (long long)i, got[i], want[i]);
+		ck_assert_msg(test_is_close(got[i], want[i], tolerance, scale) ||
+		                  fabs(got[i] - want[i]) <= step,
+		              "%s[%lld] is %.9g, not %.9g", what, (long long)i, got[i], want[i]);
 	free(got);
 	test_guard(dev, what, p, (size_t)n * dtype_size(type));
 }
@@ -224,5 +238,5 @@ static inline double *test_values(int64_t n, uint64_t seed)
 
 static inline double test_tolerance(enum dtype type)
 {
-	return type == DTYPE_F32 ? 2e-6 : 8e-3;
+	return type == DTYPE_F32 ? 2e-6 : type == DTYPE_BF16 ? 8e-3 : 1e-3;
 }

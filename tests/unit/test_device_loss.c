@@ -117,7 +117,7 @@ START_TEST(adamw)
 		bsquares = test_put(dev, &norm_squares, sizeof(norm_squares));
 		bclip = test_put(dev, clip, sizeof(clip));
 		device_sum_squares(dev, bg, grad_type, n, bsquares);
-		device_clip_scale(dev, bsquares, 0.5f, &bclip[0], &bclip[1]);
+		device_clip_scale(dev, bsquares, 0.5f, 1, &bclip[0], &bclip[1]);
 		test_fetch(dev, &norm_squares, bsquares, sizeof(norm_squares));
 		test_fetch(dev, clip, bclip, sizeof(clip));
 		scale = clip[0];
@@ -139,8 +139,7 @@ START_TEST(adamw)
 		test_close(dev, "adamw v", bv, v, n, DTYPE_F32, 2e-6, 1e-3);
 		master = test_fetch_values(dev, bp, n, DTYPE_F32);
 		for (int64_t i = 0; i < n; i++)
-			copy[i] =
-			    type == DTYPE_F32 ? master[i] : bf16_to_float(bf16_from_float((float)master[i]));
+			copy[i] = test_rounded(master[i], type);
 		test_close(dev, "adamw copy", bc, copy, n, type, 0, 0);
 		device_free(dev, bp);
 		device_free(dev, bm);
@@ -159,6 +158,96 @@ START_TEST(adamw)
 }
 END_TEST
 
+/* The norm of gradients whose loss was scaled is that without the scale, and clipping takes the scale away.
+ * An overflow leaves weights, moments and gradients as they are, bit by bit. */
+START_TEST(loss_scale)
+{
+	enum { N = 1003 };
+	static const double overflows[] = {(double)INFINITY, -(double)INFINITY, (double)NAN};
+	struct device_adamw h = {.learning_rate = 1e-2,
+	                         .beta1 = 0.9,
+	                         .beta2 = 0.95,
+	                         .epsilon = 1e-8,
+	                         .weight_decay = 0.1,
+	                         .step = 3};
+
+	FOR_ALL
+	{
+		double *g = test_values(N, 1), zero = 0, squares = 0, norm, *before[4], *after[4];
+		float clip[2] = {0};
+		double *bsquares = test_put(dev, &zero, sizeof(zero));
+		float *bclip = test_put(dev, clip, sizeof(clip));
+		void *b[4], *bg;
+
+		for (int i = 0; i < N; i++) {
+			squares += g[i] * g[i];
+			g[i] *= 1024;
+		}
+		norm = sqrt(squares);
+		for (int k = 0; k < 4; k++) {
+			double *x = test_values(N, (uint64_t)k + 2);
+
+			for (int i = 0; i < N; i++)
+				x[i] = fabs(x[i]);
+			b[k] = test_buffer(dev, x, N, k < 3 ? DTYPE_F32 : type);
+			free(x);
+			before[k] = test_fetch_values(dev, b[k], N, k < 3 ? DTYPE_F32 : type);
+		}
+		for (int clipped = 0; clipped < 2; clipped++) {
+			bg = test_buffer(dev, g, N, DTYPE_F32);
+			device_zero(dev, bsquares, sizeof(zero));
+			device_sum_squares(dev, bg, DTYPE_F32, N, bsquares);
+			device_clip_scale(dev, bsquares, clipped ? 0.5f : 0, 1024, &bclip[0], &bclip[1]);
+			test_fetch(dev, clip, bclip, sizeof(clip));
+			ck_assert_double_eq_tol(clip[1], norm, 1e-5 * norm);
+			ck_assert_double_eq_tol((double)clip[0] * 1024, clipped ? 0.5 / (norm + 1e-6) : 1,
+			                        1e-6);
+			device_free(dev, bg);
+		}
+		for (size_t o = 0; o < COUNT(overflows); o++) {
+			double old = g[N - 1];
+
+			g[N - 1] = overflows[o];
+			bg = test_buffer(dev, g, N, DTYPE_F32);
+			device_zero(dev, bsquares, sizeof(zero));
+			device_sum_squares(dev, bg, DTYPE_F32, N, bsquares);
+			device_clip_scale(dev, bsquares, o ? 1 : 0, 1024, &bclip[0], &bclip[1]);
+			test_fetch(dev, clip, bclip, sizeof(clip));
+			ck_assert(isnan(clip[0]) && !isfinite(clip[1]));
+			device_adamw(dev, b[0], b[3], type, bg, DTYPE_F32, b[1], b[2], N, bclip, &h);
+			for (int rule = 0; rule < DEVICE_RULES; rule++) {
+				struct device_update u = {.rule = (enum device_rule)rule,
+				                          .learning_rate = 1,
+				                          .beta1 = 0.5,
+				                          .beta2 = 0.5,
+				                          .ratio = 1,
+				                          .step = 1};
+
+				device_update(dev, b[0], b[3], type, bg, b[1],
+				              rule == DEVICE_LAMB ? b[2] : NULL, N, bclip, &u);
+			}
+			for (int k = 0; k < 4; k++) {
+				after[k] = test_fetch_values(dev, b[k], N, k < 3 ? DTYPE_F32 : type);
+				ck_assert_mem_eq(before[k], after[k], N * sizeof(double));
+				free(after[k]);
+			}
+			after[0] = test_fetch_values(dev, bg, N, DTYPE_F32);
+			ck_assert_mem_eq(after[0], g, (N - 1) * sizeof(double));
+			free(after[0]);
+			device_free(dev, bg);
+			g[N - 1] = old;
+		}
+		for (int k = 0; k < 4; k++) {
+			device_free(dev, b[k]);
+			free(before[k]);
+		}
+		device_free(dev, bsquares);
+		device_free(dev, bclip);
+		free(g);
+	}
+}
+END_TEST
+
 TCase *test_device_loss(void)
 {
 	TCase *tc = tcase_create("loss and optimizer");
@@ -168,5 +257,6 @@ TCase *test_device_loss(void)
 	tcase_add_test(tc, cross_entropy);
 	tcase_add_test(tc, not_a_number_survives);
 	tcase_add_test(tc, adamw);
+	tcase_add_test(tc, loss_scale);
 	return tc;
 }

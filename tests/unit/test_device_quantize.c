@@ -122,7 +122,7 @@ static double dequantized(const struct expected *e, bool twice, int64_t i, enum 
 	if (twice)
 		scale = tables.map[e->absmax8[i / 64]] * e->absmax2[i / 64 / 256] + e->offset;
 	x = tables.code[e->codes[i / 2] >> (i % 2 ? 0 : 4) & 15] * scale;
-	return t == DTYPE_F32 ? (double)x : (double)bf16_to_float(bf16_from_float(x));
+	return test_rounded((double)x, t);
 }
 
 static void same_bytes(const char *what, const void *p, const void *want, size_t bytes)

@@ -235,11 +235,12 @@ struct device_adamw {
 	int64_t first; /* place of param[0] among all parameters, whichever rank holds them */
 };
 /* master, m, v: fp32 [n]; grad: grad_type [n], multiplied by *grad_scale (a device float; NULL: 1) before
- * use; param: the compute copy in param_type, rounded from master afterwards (NULL where master itself is
- * used). With master NULL, param, in bf16, is all there is: it is rounded stochastically, up or down with the
- * odds of what lies between (Gupta et al. 2015), by bits that are a function of (seed, step, first + i) alone
- * (rounding.h); steps far below bf16's resolution add up in the mean. Every operation is rounded by itself,
- * in the same order on every device: the same bits everywhere. */
+ * use. Where *grad_scale is a NaN, the step is skipped: nothing is changed. param: the compute copy in
+ * param_type, rounded from master afterwards (NULL where master itself is used). With master NULL, param, in
+ * bf16, is all there is: it is rounded stochastically, up or down with the odds of what lies between (Gupta
+ * et al. 2015), by bits that are a function of (seed, step, first + i) alone (rounding.h); steps far below
+ * bf16's resolution add up in the mean. Every operation is rounded by itself, in the same order on every
+ * device: the same bits everywhere. */
 void device_adamw(struct device *dev, float *master, void *param, enum dtype param_type, const void *grad,
                   enum dtype grad_type, float *m, float *v, int64_t n, const float *grad_scale,
                   const struct device_adamw *h);
@@ -271,8 +272,8 @@ struct device_update {
 	uint64_t seed;
 	int64_t first; /* seed and first as device_adamw has them */
 };
-/* master, param, m, v and grad_scale as device_adamw has them, without what the rule does not use (v but for
- * LAMB); grad: fp32. Every operation is rounded by itself. */
+/* master, param, m, v and grad_scale, a NaN in it included, as device_adamw has them, without what the rule
+ * does not use (v but for LAMB); grad: fp32. Every operation is rounded by itself. */
 void device_update(struct device *dev, float *master, void *param, enum dtype param_type, float *grad,
                    float *m, float *v, int64_t n, const float *grad_scale, const struct device_update *h);
 
@@ -282,7 +283,7 @@ struct device_factored {
 	int64_t first, n, cols;
 };
 /* row[i] and col[j] (fp32, of the whole matrix) += the sums of (g · *grad_scale)² over the elements here. col
- * NULL: rows alone. */
+ * NULL: rows alone. Both functions change nothing where *grad_scale is a NaN. */
 void device_factor_sums(struct device *dev, const struct device_factored *f, const float *grad,
                         const float *grad_scale, float *row, float *col);
 /* g = g · *grad_scale / sqrt(max(row[i] · factor · col[j], floor)), in place. col NULL: 1 for each column. */
@@ -290,10 +291,11 @@ void device_factor_direction(struct device *dev, const struct device_factored *f
                              const float *grad_scale, const float *row, const float *col, float factor,
                              float floor);
 
-/* *scale = max_norm > 0 ? min(1, max_norm / (sqrt(*sum_squares) + 1e-6)) : 1; *norm = sqrt(*sum_squares). All
- * on the device. */
-void device_clip_scale(struct device *dev, const double *sum_squares, float max_norm, float *scale,
-                       float *norm);
+/* For gradients that are loss_scale times too large: *norm = sqrt(*sum_squares) / loss_scale; *scale =
+ * (max_norm > 0 ? min(1, max_norm / (*norm + 1e-6)) : 1) / loss_scale, or a NaN, which skips the step, where
+ * *norm is not finite. All on the device. */
+void device_clip_scale(struct device *dev, const double *sum_squares, float max_norm, float loss_scale,
+                       float *scale, float *norm);
 
 /* ---- 4-bit storage: NF4, with double quantization (Dettmers et al. 2023, QLoRA; nf4.h) ---- */
 /*
@@ -309,8 +311,8 @@ struct device_nf4 {
 	float *absmax2;   /* [ceil(n / 64 / 256)] */
 	float *offset;    /* [1], the mean of the scales */
 };
-/* src: fp32 or bf16. Double quantization needs 4 · ceil(n / 64) bytes of scratch. The same bytes on every
+/* Double quantization needs 4 · ceil(n / 64) bytes of scratch. The same bytes on every
  * device. */
 void device_nf4_quantize(struct device *dev, const struct device_nf4 *q, const void *src, enum dtype type);
-/* dst[n] in fp32 or bf16: code · scale. */
+/* dst[n]: code · scale. */
 void device_nf4_dequantize(struct device *dev, void *dst, enum dtype type, const struct device_nf4 *q);

@@ -44,14 +44,6 @@ void *device_scratch(struct device *dev, size_t bytes, const char *operation)
 	return NULL;
 }
 
-bool device_computes(struct device *dev, const char *operation, enum dtype a, enum dtype b)
-{
-	if (a != DTYPE_F16 && b != DTYPE_F16)
-		return true;
-	device_fault(dev, -EOPNOTSUPP, "%s does not work in float16; use bfloat16 or float32", operation);
-	return false;
-}
-
 bool device_update_fits(struct device *dev, const float *master, const void *param, enum dtype param_type,
                         const struct device_update *h)
 {

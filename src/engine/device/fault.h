@@ -23,8 +23,6 @@ void device_fault(struct device *dev, int code, const char *fmt, ...) __attribut
 int device_take_fault(struct device *dev, const char *where, struct error *err);
 /* The scratch, or NULL with a fault where it is smaller than `bytes`. */
 void *device_scratch(struct device *dev, size_t bytes, const char *operation);
-/* False, with a fault, where one of the types is fp16: it is only ever cast, no kernel computes in it. */
-bool device_computes(struct device *dev, const char *operation, enum dtype a, enum dtype b);
 /* False, with a fault, where a rule would step weights that it has no copy of in a type that it can round to.
  */
 bool device_update_fits(struct device *dev, const float *master, const void *param, enum dtype param_type,

@@ -2,6 +2,8 @@
 /* One step of an optimizer over this rank's part of every unit, with the norm of all gradients first. */
 #include "engine/optim/optimizer.h"
 
+#include <math.h>
+
 #include "engine/optim/internal.h"
 
 static int gradient_norm(struct shard *s, const struct optimizer_options *o, const struct optimizer_work *w,
@@ -21,7 +23,7 @@ static int gradient_norm(struct shard *s, const struct optimizer_options *o, con
 	}
 	if ((r = shard_sum(s, w->sum_squares, 1, err)) < 0)
 		return r;
-	device_clip_scale(s->dev, w->sum_squares, (float)o->clip, w->scale, w->norm);
+	device_clip_scale(s->dev, w->sum_squares, (float)o->clip, o->loss_scale, w->scale, w->norm);
 	return 0;
 }
 
@@ -61,10 +63,18 @@ int optimizer_step(struct optimizer *o, const struct optimizer_options *options,
 	    [OPTIMIZER_ADAFACTOR] = optimizer_adafactor,
 	    [OPTIMIZER_MUON] = optimizer_muon};
 	struct shard *s = o->s;
+	float scale = 1;
 	int r = gradient_norm(s, options, w, err);
 
-	if (r < 0 || (by_tensors[o->kind] && (r = by_tensors[o->kind](o, options, w->scale, err)) < 0))
+	if (r < 0)
 		return r;
+	if (by_tensors[o->kind]) {
+		/* These wait for the device in any case; not all that they do would leave the weights as they
+		 * are. */
+		if ((r = device_read(s->dev, &scale, w->scale, sizeof(scale), err)) < 0 ||
+		    (!isnan(scale) && (r = by_tensors[o->kind](o, options, w->scale, err)) < 0))
+			return r;
+	}
 	for (int i = 0; i < s->units; i++) {
 		struct shard_unit *u = &s->unit[i];
 

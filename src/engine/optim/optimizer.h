@@ -44,10 +44,11 @@ struct optimizer_options {
 	double embedding_rate; /* the factor of learning_rate for the embedding */
 	double momentum;       /* sgd, lars, muon */
 	bool nesterov;
-	bool decay_all; /* norms and biases too */
-	double clip;    /* 0: none */
-	int64_t step;   /* 1 for the first */
-	uint64_t seed;  /* of the rounding of weights without a master copy */
+	bool decay_all;   /* norms and biases too */
+	double clip;      /* 0: none */
+	float loss_scale; /* by which the gradients are too large */
+	int64_t step;     /* 1 for the first */
+	uint64_t seed;    /* of the rounding of weights without a master copy */
 };
 
 /* Device memory that a step needs. */
@@ -69,7 +70,8 @@ bool optimizer_keeps(const struct optimizer *o, int moment, const struct model_p
 void optimizer_place_buffers(struct optimizer *o, struct arena *a); /* both passes of the arena */
 
 /* Waits for each unit's reduction, computes the norm over all parameters and ranks into work->norm, clips and
- * steps, and starts the gathers where weights are sharded. Gradients may be overwritten. */
+ * steps, and starts the gathers where weights are sharded. Gradients may be overwritten. Where the norm is
+ * not finite, on all ranks then, weights and moments stay as they are. */
 int optimizer_step(struct optimizer *o, const struct optimizer_options *options,
                    const struct optimizer_work *work, struct error *err);
 

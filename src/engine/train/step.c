@@ -192,6 +192,7 @@ static struct optimizer_options optimizer_options_at(const struct trainer *t)
 	    .nesterov = o->nesterov,
 	    .decay_all = o->decay_all,
 	    .clip = o->clip,
+	    .loss_scale = 1,
 	    .step = t->step + 1,
 	    .seed = o->seed};
 }

@@ -208,21 +208,14 @@ static void run_forward(const struct forward_task *t, const struct forward_scrat
 {
 	enum dtype type = a->type;
 
-	if (type == DTYPE_F32)
-		forward_pack(s, k, v, a->ld_k, a->ld_v, key_first, key_end_, t->head_dim, t->width, DTYPE_F32,
-		             false);
-	else
-		forward_pack(s, k, v, a->ld_k, a->ld_v, key_first, key_end_, t->head_dim, t->width,
-		             DTYPE_BF16, DOT);
+	WITH_TYPE(type, forward_pack(s, k, v, a->ld_k, a->ld_v, key_first, key_end_, t->head_dim, t->width,
+	                             TYPE, DOT && TYPE == DTYPE_BF16));
 	for (int h = 0; h < heads; h++) {
 		const void *qh = at_const(q, (int64_t)h * t->head_dim, type);
 		void *oh = at(o, (int64_t)h * t->head_dim, type);
 		float *lh = lse ? lse + h * lse_stride : NULL;
 
-		if (type == DTYPE_F32)
-			forward_blocks(t, s, oh, lh, qh, DTYPE_F32, false);
-		else
-			forward_blocks(t, s, oh, lh, qh, DTYPE_BF16, DOT);
+		WITH_TYPE(type, forward_blocks(t, s, oh, lh, qh, TYPE, DOT && TYPE == DTYPE_BF16));
 	}
 }
 

@@ -93,12 +93,12 @@ VINLINE void backward_softmax_rows(const struct backward_task *t, const struct b
 			}
 		}
 		if (dot) {
-			vh d0 = v_narrow(ds[0]), d1 = v_narrow(ds[1]);
+			vh d0 = v_narrow(ds[0], DTYPE_BF16), d1 = v_narrow(ds[1], DTYPE_BF16);
 
 			*(vh_u *)((uint16_t *)(s->ds_rows + r * (BLOCK / 2)) + v * VW) = d0;
 			*(vh_u *)((uint16_t *)(s->ds_rows + (r + 1) * (BLOCK / 2)) + v * VW) = d1;
 			*(vf_u *)(s->p_pairs + r / 2 * BLOCK + v * VW) =
-			    v_pair(v_narrow(p[0]), v_narrow(p[1]));
+			    v_pair(v_narrow(p[0], DTYPE_BF16), v_narrow(p[1], DTYPE_BF16));
 			*(vf_u *)(s->ds_pairs + r / 2 * BLOCK + v * VW) = v_pair(d0, d1);
 		}
 	}
@@ -229,10 +229,7 @@ static void sum_groups(const struct device_attention *a, const float *partial, v
 
 			for (int64_t h = kv * group; h < (kv + 1) * group; h++)
 				sum += v_load_n(partial, (h * a->tokens + t) * a->head_dim + c, DTYPE_F32, n);
-			if (a->type == DTYPE_F32)
-				v_store_n(row, c, DTYPE_F32, sum, n);
-			else
-				v_store_n(row, c, DTYPE_BF16, sum, n);
+			WITH_TYPE(a->type, v_store_n(row, c, TYPE, sum, n));
 		}
 	}
 }
@@ -273,32 +270,22 @@ void KERNEL(attention_backward)(struct device *dev, const struct device_attentio
 			for (int64_t h = head; h < head + heads; h++) {
 				int64_t at_q = start * a->ld_q + h * hd, at_o = start * a->ld_o + h * hd;
 
-				if (a->type == DTYPE_F32)
-					backward_head(&t, &s, a, h == head, (float *)d_q + at_q,
-					              (const float *)d_o + at_o, (const float *)o + at_o,
-					              lse + h * a->tokens + start, (const float *)q + at_q,
-					              kk, vv, DTYPE_F32, false);
-				else
-					backward_head(&t, &s, a, h == head, (uint16_t *)d_q + at_q,
-					              (const uint16_t *)d_o + at_o,
-					              (const uint16_t *)o + at_o, lse + h * a->tokens + start,
-					              (const uint16_t *)q + at_q, kk, vv, DTYPE_BF16, DOT);
+				WITH_TYPE(a->type,
+				          backward_head(&t, &s, a, h == head, at(d_q, at_q, TYPE),
+				                        at_const(d_o, at_o, TYPE), at_const(o, at_o, TYPE),
+				                        lse + h * a->tokens + start, at_const(q, at_q, TYPE),
+				                        kk, vv, TYPE, DOT && TYPE == DTYPE_BF16));
 			}
 			if (!whole_groups) {
 				int64_t row = (head * a->tokens + start) * hd;
 
 				store_rows(dk_part + row, hd, s.dk, n, hd, t.width, DTYPE_F32);
 				store_rows(dv_part + row, hd, s.dv, n, hd, t.width, DTYPE_F32);
-			} else if (a->type == DTYPE_F32) {
-				store_rows((float *)d_k + start * a->ld_k + kv * hd, a->ld_k, s.dk, n, hd,
-				           t.width, DTYPE_F32);
-				store_rows((float *)d_v + start * a->ld_v + kv * hd, a->ld_v, s.dv, n, hd,
-				           t.width, DTYPE_F32);
 			} else {
-				store_rows((uint16_t *)d_k + start * a->ld_k + kv * hd, a->ld_k, s.dk, n, hd,
-				           t.width, DTYPE_BF16);
-				store_rows((uint16_t *)d_v + start * a->ld_v + kv * hd, a->ld_v, s.dv, n, hd,
-				           t.width, DTYPE_BF16);
+				WITH_TYPE(a->type, store_rows(at(d_k, start * a->ld_k + kv * hd, TYPE),
+				                              a->ld_k, s.dk, n, hd, t.width, TYPE);
+				          store_rows(at(d_v, start * a->ld_v + kv * hd, TYPE), a->ld_v, s.dv,
+				                     n, hd, t.width, TYPE));
 			}
 		}
 	}

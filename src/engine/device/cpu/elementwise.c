@@ -27,9 +27,11 @@ void KERNEL(cast)(struct device *dev, void *dst, enum dtype dst_type, const void
 			memcpy(at(dst, lo, dst_type), at_const(src, lo, dst_type),
 			       (size_t)(hi - lo) * dtype_size(dst_type));
 		else if (dst_type == DTYPE_F32)
-			cast_part(dst, DTYPE_F32, src, DTYPE_BF16, lo, hi);
+			WITH_TYPE(src_type, cast_part(dst, DTYPE_F32, src, TYPE, lo, hi));
+		else if (src_type == DTYPE_F32)
+			WITH_TYPE(dst_type, cast_part(dst, TYPE, src, DTYPE_F32, lo, hi));
 		else
-			cast_part(dst, DTYPE_BF16, src, DTYPE_F32, lo, hi);
+			cast_part(dst, dst_type, src, src_type, lo, hi);
 	}
 }
 
@@ -50,10 +52,7 @@ void KERNEL(scale)(struct device *dev, void *x, enum dtype type, float factor, i
 		int64_t lo, hi;
 
 		parallel_part(n, CACHE_LINE, &lo, &hi);
-		if (type == DTYPE_F32)
-			scale_part(x, DTYPE_F32, factor, lo, hi);
-		else
-			scale_part(x, DTYPE_BF16, factor, lo, hi);
+		WITH_TYPE(type, scale_part(x, TYPE, factor, lo, hi));
 	}
 }
 
@@ -75,10 +74,7 @@ void KERNEL(add)(struct device *dev, void *dst, const void *src, enum dtype type
 		int64_t lo, hi;
 
 		parallel_part(n, CACHE_LINE, &lo, &hi);
-		if (type == DTYPE_F32)
-			add_part(dst, src, DTYPE_F32, lo, hi);
-		else
-			add_part(dst, src, DTYPE_BF16, lo, hi);
+		WITH_TYPE(type, add_part(dst, src, TYPE, lo, hi));
 	}
 }
 
@@ -130,8 +126,7 @@ void KERNEL(sum_squares)(struct device *dev, const void *x, enum dtype type, int
 	for (int64_t p = 0; p < parts; p++) {
 		int64_t hi = (p + 1) * grain < n ? (p + 1) * grain : n;
 
-		dev->parts[p] = type == DTYPE_F32 ? sum_part(x, DTYPE_F32, true, p * grain, hi)
-		                                  : sum_part(x, DTYPE_BF16, true, p * grain, hi);
+		WITH_TYPE(type, dev->parts[p] = sum_part(x, TYPE, true, p * grain, hi));
 	}
 	for (int64_t p = 0; p < parts; p++)
 		*sum += dev->parts[p];
@@ -174,10 +169,7 @@ void KERNEL(bias_forward)(struct device *dev, void *x, const void *bias, int64_t
 		int64_t lo, hi;
 
 		parallel_part(rows, 1, &lo, &hi);
-		if (type == DTYPE_F32)
-			bias_rows(x, bias, lo, hi, cols, ld, DTYPE_F32);
-		else
-			bias_rows(x, bias, lo, hi, cols, ld, DTYPE_BF16);
+		WITH_TYPE(type, bias_rows(x, bias, lo, hi, cols, ld, TYPE));
 	}
 }
 
@@ -222,10 +214,8 @@ void KERNEL(bias_backward)(struct device *dev, void *d_bias, enum dtype grad_typ
 		int64_t lo, hi;
 
 		parallel_part(cols, 4 * VW, &lo, &hi);
-		if (grad_type == DTYPE_F32 && type == DTYPE_F32)
-			column_sums(d_bias, DTYPE_F32, d_y, rows, lo, hi, ld, DTYPE_F32);
-		else if (grad_type == DTYPE_F32)
-			column_sums(d_bias, DTYPE_F32, d_y, rows, lo, hi, ld, DTYPE_BF16);
+		if (grad_type == DTYPE_F32)
+			WITH_TYPE(type, column_sums(d_bias, DTYPE_F32, d_y, rows, lo, hi, ld, TYPE));
 		else
 			column_sums(d_bias, grad_type, d_y, rows, lo, hi, ld, type);
 	}
@@ -261,10 +251,7 @@ void KERNEL(swiglu_forward)(struct device *dev, void *y, const void *gate_up, in
 		int64_t lo, hi;
 
 		parallel_part(tokens, 1, &lo, &hi);
-		if (type == DTYPE_F32)
-			swiglu_rows(y, gate_up, lo, hi, cols, DTYPE_F32);
-		else
-			swiglu_rows(y, gate_up, lo, hi, cols, DTYPE_BF16);
+		WITH_TYPE(type, swiglu_rows(y, gate_up, lo, hi, cols, TYPE));
 	}
 }
 
@@ -318,9 +305,6 @@ void KERNEL(swiglu_backward)(struct device *dev, void *d_gate_up, void *y, const
 		int64_t lo, hi;
 
 		parallel_part(tokens, 1, &lo, &hi);
-		if (type == DTYPE_F32)
-			swiglu_backward_rows(d_gate_up, y, d_y, gate_up, lo, hi, cols, DTYPE_F32);
-		else
-			swiglu_backward_rows(d_gate_up, y, d_y, gate_up, lo, hi, cols, DTYPE_BF16);
+		WITH_TYPE(type, swiglu_backward_rows(d_gate_up, y, d_y, gate_up, lo, hi, cols, TYPE));
 	}
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Matrix products. OpenBLAS multiplies fp32. oneDNN multiplies bf16 where the processor has instructions for
- * it; elsewhere bf16 is widened and multiplied in fp32. Both libraries use the threads of libgomp that the
- * kernels use. A oneDNN primitive is made at the first use of a shape and then kept, together with its own
- * scratch memory.
+ * it; elsewhere bf16, and fp16 everywhere, is widened and multiplied in fp32. Both libraries use the threads
+ * of libgomp that the kernels use. A oneDNN primitive is made at the first use of a shape and then kept,
+ * together with its own scratch memory.
  */
 #include <cblas.h>
 #include <dnnl.h>
@@ -239,7 +239,7 @@ static void gemm_blas(const struct device_gemm *g)
 	            g->alpha, g->a, (blasint)g->lda, g->b, (blasint)g->ldb, g->beta, g->c, (blasint)g->ldc);
 }
 
-/* ---- bf16 without bf16 instructions: widened, multiplied in fp32, rounded ---- */
+/* ---- 16 bits without instructions for them: widened, multiplied in fp32, rounded ---- */
 /* The elements that a widened matrix takes in the scratch memory. */
 static int64_t widened(int64_t rows, int64_t ld)
 {
@@ -252,7 +252,7 @@ static void gemm_widened(struct device *dev, const struct device_gemm *g)
 	int64_t rows_a = g->transpose_a ? g->k : g->m, rows_b = g->transpose_b ? g->n : g->k;
 	int64_t cols_a = g->transpose_a ? g->m : g->k, cols_b = g->transpose_b ? g->k : g->n;
 	int64_t size_a = widened(rows_a, cols_a), size_b = widened(rows_b, cols_b);
-	int64_t size_c = g->c_type == DTYPE_BF16 ? widened(g->m, g->n) : 0;
+	int64_t size_c = g->c_type != DTYPE_F32 ? widened(g->m, g->n) : 0;
 	float *a = device_scratch(dev, (size_t)(size_a + size_b + size_c) * sizeof(float), "gemm"), *b, *c;
 	int threads = dev->threads;
 
@@ -269,24 +269,24 @@ static void gemm_widened(struct device *dev, const struct device_gemm *g)
 #pragma omp parallel for schedule(static) num_threads(threads)
 	for (int64_t r = 0; r < rows_a; r++)
 		dev->kernels->cast(dev, a + r * cols_a, DTYPE_F32, (const uint16_t *)g->a + r * g->lda,
-		                   DTYPE_BF16, cols_a);
+		                   g->ab_type, cols_a);
 #pragma omp parallel for schedule(static) num_threads(threads)
 	for (int64_t r = 0; r < rows_b; r++)
 		dev->kernels->cast(dev, b + r * cols_b, DTYPE_F32, (const uint16_t *)g->b + r * g->ldb,
-		                   DTYPE_BF16, cols_b);
-	if (g->c_type == DTYPE_BF16) {
+		                   g->ab_type, cols_b);
+	if (g->c_type != DTYPE_F32) {
 		f.c = c;
 		f.ldc = g->n;
 #pragma omp parallel for schedule(static) num_threads(threads) if (g->beta != 0)
 		for (int64_t r = 0; r < (g->beta != 0 ? g->m : 0); r++)
 			dev->kernels->cast(dev, c + r * g->n, DTYPE_F32, (uint16_t *)g->c + r * g->ldc,
-			                   DTYPE_BF16, g->n);
+			                   g->c_type, g->n);
 	}
 	gemm_blas(&f);
-	if (g->c_type == DTYPE_BF16) {
+	if (g->c_type != DTYPE_F32) {
 #pragma omp parallel for schedule(static) num_threads(threads)
 		for (int64_t r = 0; r < g->m; r++)
-			dev->kernels->cast(dev, (uint16_t *)g->c + r * g->ldc, DTYPE_BF16, c + r * g->n,
+			dev->kernels->cast(dev, (uint16_t *)g->c + r * g->ldc, g->c_type, c + r * g->n,
 			                   DTYPE_F32, g->n);
 	}
 	dev->threads = threads;
@@ -301,7 +301,7 @@ static void product(struct device *dev, const struct device_gemm *g)
 		dev->kernels->gemv(dev, g);
 	else if (g->ab_type == DTYPE_F32)
 		gemm_blas(g);
-	else if (g->k > 0 && dev->gemm->native)
+	else if (g->ab_type == DTYPE_BF16 && g->k > 0 && dev->gemm->native)
 		gemm_dnnl(dev, g);
 	else
 		gemm_widened(dev, g);
@@ -311,8 +311,7 @@ void device_gemm(struct device *dev, const struct device_gemm *g)
 {
 	if (g->m <= 0 || g->n <= 0)
 		return;
-	if (g->ab_type == DTYPE_F16 || g->c_type == DTYPE_F16 ||
-	    (g->ab_type == DTYPE_F32 && g->c_type != DTYPE_F32)) {
+	if (g->c_type != DTYPE_F32 && g->c_type != g->ab_type) {
 		device_fault(dev, -EOPNOTSUPP, "no product of %s into %s on this engine",
 		             dtype_name(g->ab_type), dtype_name(g->c_type));
 		return;

@@ -46,9 +46,6 @@ void KERNEL(gemv)(struct device *dev, const struct device_gemm *g)
 		int64_t lo, hi;
 
 		parallel_part(g->n, CACHE_LINE, &lo, &hi);
-		if (g->ab_type == DTYPE_F32)
-			gemv_columns(g, lo, hi, DTYPE_F32);
-		else
-			gemv_columns(g, lo, hi, DTYPE_BF16);
+		WITH_TYPE(g->ab_type, gemv_columns(g, lo, hi, TYPE));
 	}
 }

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The kernels. Each is compiled once for each instruction set, with KERNEL_ISA as a part of its name, and is
- * called through the table of that instruction set. The arguments are those of device.h; `type` is DTYPE_F32
- * or DTYPE_BF16.
+ * called through the table of that instruction set. The arguments are those of device.h.
  */
 #pragma once
 

@@ -41,10 +41,8 @@ void KERNEL(embedding_backward)(struct device *dev, void *d_table, enum dtype gr
 
 			if ((uint32_t)((uint64_t)hash * threads >> 32) != me)
 				continue;
-			if (grad_type == DTYPE_F32 && type == DTYPE_F32)
-				add_row(row, DTYPE_F32, src, DTYPE_F32, hidden);
-			else if (grad_type == DTYPE_F32)
-				add_row(row, DTYPE_F32, src, DTYPE_BF16, hidden);
+			if (grad_type == DTYPE_F32)
+				WITH_TYPE(type, add_row(row, DTYPE_F32, src, TYPE, hidden));
 			else
 				add_row(row, grad_type, src, type, hidden);
 		}
@@ -152,7 +150,8 @@ VINLINE void cross_entropy_row(void *x, int32_t target, int64_t n, float scale, 
 		if (i < n)
 			v_store_n(x, i, type, v_load_n(x, i, type, n - i) * factor, n - i);
 	} else {
-		/* Exponentials that were stored in bf16 would not sum to one, so they are computed twice. */
+		/* Exponentials that were stored in 16 bits would not sum to one, so they are computed twice.
+		 */
 		sum = row_exp_sum(x, n, max, type);
 		factor = (float)(scale / sum);
 		for (i = 0; i + VW <= n; i += VW)
@@ -170,12 +169,8 @@ void KERNEL(cross_entropy)(struct device *dev, void *logits, enum dtype type, co
 {
 #pragma omp parallel for schedule(static) num_threads(dev->threads) if (rows * vocab > PARALLEL_MIN)
 	for (int64_t r = 0; r < rows; r++) {
-		if (type == DTYPE_F32)
-			cross_entropy_row((float *)logits + r * vocab, targets[r], vocab, scale, &loss[r],
-			                  backward, DTYPE_F32);
-		else
-			cross_entropy_row((uint16_t *)logits + r * vocab, targets[r], vocab, scale, &loss[r],
-			                  backward, DTYPE_BF16);
+		WITH_TYPE(type, cross_entropy_row(at(logits, r * vocab, TYPE), targets[r], vocab, scale,
+		                                  &loss[r], backward, TYPE));
 	}
 }
 
@@ -185,9 +180,10 @@ void KERNEL(argmax)(struct device *dev, int32_t *id, const void *logits, enum dt
 #pragma omp parallel for schedule(static) num_threads(dev->threads) if (rows * vocab > PARALLEL_MIN)
 	for (int64_t r = 0; r < rows; r++) {
 		const void *x = at_const(logits, r * vocab, type);
-		float max = type == DTYPE_F32 ? row_max(x, vocab, DTYPE_F32) : row_max(x, vocab, DTYPE_BF16);
 		int64_t i = 0;
+		float max;
 
+		WITH_TYPE(type, max = row_max(x, vocab, TYPE));
 		while (i < vocab - 1 && s_load(x, i, type) != max)
 			i++;
 		/* No element equals the maximum where the row has NaNs; the result is 0 then. */

@@ -74,10 +74,7 @@ void KERNEL(rmsnorm_forward)(struct device *dev, const struct device_norm *n, vo
 		int64_t lo, hi;
 
 		parallel_part(n->rows, 1, &lo, &hi);
-		if (n->type == DTYPE_F32)
-			norm_rows(n, y, rstd, residual, x, w, lo, hi, DTYPE_F32);
-		else
-			norm_rows(n, y, rstd, residual, x, w, lo, hi, DTYPE_BF16);
+		WITH_TYPE(n->type, norm_rows(n, y, rstd, residual, x, w, lo, hi, TYPE));
 	}
 }
 
@@ -163,8 +160,10 @@ void KERNEL(rmsnorm_backward)(struct device *dev, const struct device_norm *n, v
 			norm_backward_rows(n, d_x, true, dw, d_y, x, rstd, w, lo, hi, DTYPE_F32);
 		else if (n->type == DTYPE_F32)
 			norm_backward_rows(n, d_x, false, dw, d_y, x, rstd, w, lo, hi, DTYPE_F32);
-		else
+		else if (n->type == DTYPE_BF16)
 			norm_backward_rows(n, d_x, accumulate, dw, d_y, x, rstd, w, lo, hi, DTYPE_BF16);
+		else
+			norm_backward_rows(n, d_x, accumulate, dw, d_y, x, rstd, w, lo, hi, DTYPE_F16);
 	}
 	for (int64_t i = 0; i < n->cols; i += VW) {
 		int64_t left = n->cols - i < VW ? n->cols - i : VW;
@@ -226,11 +225,7 @@ void KERNEL(rope)(struct device *dev, void *x, int64_t ld, int heads, int head_d
 		int64_t lo, hi;
 
 		parallel_part(tokens, 1, &lo, &hi);
-		if (type == DTYPE_F32)
-			rope_rows(x, ld, heads, head_dim, positions, cos_table, sin_table, lo, hi, inverse,
-			          DTYPE_F32);
-		else
-			rope_rows(x, ld, heads, head_dim, positions, cos_table, sin_table, lo, hi, inverse,
-			          DTYPE_BF16);
+		WITH_TYPE(type, rope_rows(x, ld, heads, head_dim, positions, cos_table, sin_table, lo, hi,
+		                          inverse, TYPE));
 	}
 }

@@ -6,47 +6,28 @@
 
 #include "engine/device/cpu/kernels.h"
 
-static void cast_f16(void *dst, enum dtype dst_type, const void *src, enum dtype src_type, int64_t n)
-{
-	for (int64_t i = 0; i < n; i++) {
-		float f = src_type == DTYPE_F32   ? ((const float *)src)[i]
-		          : src_type == DTYPE_F16 ? f16_to_float(((const uint16_t *)src)[i])
-		                                  : bf16_to_float(((const uint16_t *)src)[i]);
-
-		if (dst_type == DTYPE_F32)
-			((float *)dst)[i] = f;
-		else
-			((uint16_t *)dst)[i] = dst_type == DTYPE_F16 ? f16_from_float(f) : bf16_from_float(f);
-	}
-}
-
 void device_cast(struct device *dev, void *dst, enum dtype dst_type, const void *src, enum dtype src_type,
                  int64_t n)
 {
 	if (dst_type == src_type)
 		device_copy(dev, dst, src, (size_t)n * dtype_size(dst_type));
-	else if (dst_type == DTYPE_F16 || src_type == DTYPE_F16)
-		cast_f16(dst, dst_type, src, src_type, n);
 	else
 		dev->kernels->cast(dev, dst, dst_type, src, src_type, n);
 }
 
 void device_scale(struct device *dev, void *x, enum dtype type, float factor, int64_t n)
 {
-	if (device_computes(dev, "scale", type, type))
-		dev->kernels->scale(dev, x, type, factor, n);
+	dev->kernels->scale(dev, x, type, factor, n);
 }
 
 void device_add(struct device *dev, void *dst, const void *src, enum dtype type, int64_t n)
 {
-	if (device_computes(dev, "add", type, type))
-		dev->kernels->add(dev, dst, src, type, n);
+	dev->kernels->add(dev, dst, src, type, n);
 }
 
 void device_sum_squares(struct device *dev, const void *x, enum dtype type, int64_t n, double *sum)
 {
-	if (device_computes(dev, "sum_squares", type, type))
-		dev->kernels->sum_squares(dev, x, type, n, sum);
+	dev->kernels->sum_squares(dev, x, type, n, sum);
 }
 
 void device_sum(struct device *dev, const float *x, int64_t n, double *sum)
@@ -57,15 +38,13 @@ void device_sum(struct device *dev, const float *x, int64_t n, double *sum)
 void device_bias_forward(struct device *dev, void *x, const void *bias, int64_t rows, int64_t cols,
                          int64_t ld, enum dtype type)
 {
-	if (device_computes(dev, "bias_forward", type, type))
-		dev->kernels->bias_forward(dev, x, bias, rows, cols, ld, type);
+	dev->kernels->bias_forward(dev, x, bias, rows, cols, ld, type);
 }
 
 void device_bias_backward(struct device *dev, void *d_bias, enum dtype grad_type, const void *d_y,
                           int64_t rows, int64_t cols, int64_t ld, enum dtype type)
 {
-	if (device_computes(dev, "bias_backward", type, grad_type))
-		dev->kernels->bias_backward(dev, d_bias, grad_type, d_y, rows, cols, ld, type);
+	dev->kernels->bias_backward(dev, d_bias, grad_type, d_y, rows, cols, ld, type);
 }
 
 void device_embedding_forward(struct device *dev, void *out, const int32_t *ids, const void *table,
@@ -78,39 +57,34 @@ void device_embedding_backward(struct device *dev, void *d_table, enum dtype gra
                                const int32_t *ids, const int32_t *host_ids, int64_t tokens, int64_t vocab,
                                int hidden, enum dtype type)
 {
-	if (device_computes(dev, "embedding_backward", type, grad_type))
-		dev->kernels->embedding_backward(dev, d_table, grad_type, d_out, ids, tokens, hidden, type);
+	dev->kernels->embedding_backward(dev, d_table, grad_type, d_out, ids, tokens, hidden, type);
 }
 
 void device_rmsnorm_forward(struct device *dev, const struct device_norm *n, void *y, float *rstd,
                             const void *x, const void *w)
 {
-	if (device_computes(dev, "rmsnorm_forward", n->type, n->type))
-		dev->kernels->rmsnorm_forward(dev, n, y, rstd, NULL, x, w);
+	dev->kernels->rmsnorm_forward(dev, n, y, rstd, NULL, x, w);
 }
 
 void device_add_rmsnorm_forward(struct device *dev, const struct device_norm *n, void *y, float *rstd,
                                 void *residual, const void *x, const void *w)
 {
-	if (device_computes(dev, "add_rmsnorm_forward", n->type, n->type))
-		dev->kernels->rmsnorm_forward(dev, n, y, rstd, residual, x, w);
+	dev->kernels->rmsnorm_forward(dev, n, y, rstd, residual, x, w);
 }
 
 void device_rmsnorm_backward(struct device *dev, const struct device_norm *n, void *d_x, bool accumulate,
                              void *d_w, enum dtype grad_type, const void *d_y, const void *x,
                              const float *rstd, const void *w)
 {
-	if (device_computes(dev, "rmsnorm_backward", n->type, grad_type))
-		dev->kernels->rmsnorm_backward(dev, n, d_x, accumulate, d_w, grad_type, d_y, x, rstd, w);
+	dev->kernels->rmsnorm_backward(dev, n, d_x, accumulate, d_w, grad_type, d_y, x, rstd, w);
 }
 
 void device_rope(struct device *dev, void *x, int64_t ld, int heads, int head_dim, const int32_t *positions,
                  const float *cos_table, const float *sin_table, int64_t tokens, bool inverse,
                  enum dtype type)
 {
-	if (device_computes(dev, "rope", type, type))
-		dev->kernels->rope(dev, x, ld, heads, head_dim, positions, cos_table, sin_table, tokens,
-		                   inverse, type);
+	dev->kernels->rope(dev, x, ld, heads, head_dim, positions, cos_table, sin_table, tokens, inverse,
+	                   type);
 }
 
 void device_qk_norm_rope(struct device *dev, const struct device_qk_norm *n, void *y, float *rstd,
@@ -136,51 +110,44 @@ void device_qk_norm_rope(struct device *dev, const struct device_qk_norm *n, voi
 void device_attention_forward(struct device *dev, const struct device_attention *a, void *o, float *lse,
                               const void *q, const void *k, const void *v)
 {
-	if (device_computes(dev, "attention_forward", a->type, a->type))
-		dev->kernels->attention_forward(dev, a, o, lse, q, k, v);
+	dev->kernels->attention_forward(dev, a, o, lse, q, k, v);
 }
 
 void device_attention_backward(struct device *dev, const struct device_attention *a, void *d_q, void *d_k,
                                void *d_v, const void *d_o, const void *o, const float *lse, const void *q,
                                const void *k, const void *v)
 {
-	if (device_computes(dev, "attention_backward", a->type, a->type))
-		dev->kernels->attention_backward(dev, a, d_q, d_k, d_v, d_o, o, lse, q, k, v);
+	dev->kernels->attention_backward(dev, a, d_q, d_k, d_v, d_o, o, lse, q, k, v);
 }
 
 void device_attention_cached(struct device *dev, const struct device_attention *a, int64_t past, void *o,
                              const void *q, const void *k_cache, const void *v_cache)
 {
-	if (device_computes(dev, "attention_cached", a->type, a->type))
-		dev->kernels->attention_cached(dev, a, past, o, q, k_cache, v_cache);
+	dev->kernels->attention_cached(dev, a, past, o, q, k_cache, v_cache);
 }
 
 void device_swiglu_forward(struct device *dev, void *y, const void *gate_up, int64_t tokens, int cols,
                            enum dtype type)
 {
-	if (device_computes(dev, "swiglu_forward", type, type))
-		dev->kernels->swiglu_forward(dev, y, gate_up, tokens, cols, type);
+	dev->kernels->swiglu_forward(dev, y, gate_up, tokens, cols, type);
 }
 
 void device_swiglu_backward(struct device *dev, void *d_gate_up, void *y, const void *d_y,
                             const void *gate_up, int64_t tokens, int cols, enum dtype type)
 {
-	if (device_computes(dev, "swiglu_backward", type, type))
-		dev->kernels->swiglu_backward(dev, d_gate_up, y, d_y, gate_up, tokens, cols, type);
+	dev->kernels->swiglu_backward(dev, d_gate_up, y, d_y, gate_up, tokens, cols, type);
 }
 
 void device_cross_entropy(struct device *dev, void *logits, enum dtype type, const int32_t *targets,
                           int64_t rows, int64_t vocab, float scale, float *loss, bool backward)
 {
-	if (device_computes(dev, "cross_entropy", type, type))
-		dev->kernels->cross_entropy(dev, logits, type, targets, rows, vocab, scale, loss, backward);
+	dev->kernels->cross_entropy(dev, logits, type, targets, rows, vocab, scale, loss, backward);
 }
 
 void device_argmax(struct device *dev, int32_t *id, const void *logits, enum dtype type, int64_t rows,
                    int64_t vocab)
 {
-	if (device_computes(dev, "argmax", type, type))
-		dev->kernels->argmax(dev, id, logits, type, rows, vocab);
+	dev->kernels->argmax(dev, id, logits, type, rows, vocab);
 }
 
 void device_adamw(struct device *dev, float *master, void *param, enum dtype param_type, const void *grad,
@@ -189,7 +156,7 @@ void device_adamw(struct device *dev, float *master, void *param, enum dtype par
 {
 	if (!master && (!param || param_type != DTYPE_BF16))
 		device_fault(dev, -EINVAL, "adamw without a master copy is for bfloat16 parameters");
-	else if (device_computes(dev, "adamw", param ? param_type : DTYPE_F32, grad_type))
+	else
 		dev->kernels->adamw(dev, master, param, param_type, grad, grad_type, m, v, n, grad_scale, h);
 }
 
@@ -214,11 +181,12 @@ void device_factor_direction(struct device *dev, const struct device_factored *f
 	dev->kernels->factor_direction(dev, f, grad, grad_scale, row, col, factor, floor);
 }
 
-void device_clip_scale(struct device *dev, const double *sum_squares, float max_norm, float *scale,
-                       float *norm)
+void device_clip_scale(struct device *dev, const double *sum_squares, float max_norm, float loss_scale,
+                       float *scale, float *norm)
 {
-	double length = sqrt(*sum_squares), factor = max_norm > 0 ? max_norm / (length + 1e-6) : 1;
+	double length = sqrt(*sum_squares) / loss_scale;
+	double factor = max_norm > 0 ? max_norm / (length + 1e-6) : 1;
 
 	*norm = (float)length;
-	*scale = factor < 1 ? (float)factor : factor >= 1 ? 1.0f : (float)NAN;
+	*scale = isfinite(length) ? (float)((factor < 1 ? factor : 1) / loss_scale) : (float)NAN;
 }

@@ -9,7 +9,9 @@
 
 static float element(const void *x, enum dtype type, int64_t i)
 {
-	return type == DTYPE_F32 ? ((const float *)x)[i] : bf16_to_float(((const uint16_t *)x)[i]);
+	return type == DTYPE_F32    ? ((const float *)x)[i]
+	       : type == DTYPE_BF16 ? bf16_to_float(((const uint16_t *)x)[i])
+	                            : f16_to_float(((const uint16_t *)x)[i]);
 }
 
 /* Writes the codes of block b of x and returns its scale. */
@@ -51,7 +53,7 @@ void device_nf4_quantize(struct device *dev, const struct device_nf4 *q, const v
 	struct nf4_tables t;
 	double sum = 0;
 
-	if (q->n <= 0 || !device_computes(dev, "nf4", type, type))
+	if (q->n <= 0)
 		return;
 	if (!absmax)
 		absmax = device_scratch(dev, (size_t)blocks * sizeof(float), "nf4_quantize");
@@ -76,8 +78,6 @@ void device_nf4_dequantize(struct device *dev, void *dst, enum dtype type, const
 	int64_t blocks = (q->n + NF4_BLOCK - 1) / NF4_BLOCK;
 	struct nf4_tables t;
 
-	if (!device_computes(dev, "nf4", type, type))
-		return;
 	nf4_tables_fill(&t);
 #pragma omp parallel for schedule(static) num_threads(dev->threads)
 	for (int64_t b = 0; b < blocks; b++) {
@@ -91,7 +91,8 @@ void device_nf4_dequantize(struct device *dev, void *dst, enum dtype type, const
 			if (type == DTYPE_F32)
 				((float *)dst)[i] = x;
 			else
-				((uint16_t *)dst)[i] = bf16_from_float(x);
+				((uint16_t *)dst)[i] =
+				    type == DTYPE_BF16 ? bf16_from_float(x) : f16_from_float(x);
 		}
 	}
 }

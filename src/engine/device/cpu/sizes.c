@@ -10,10 +10,10 @@ size_t cpu_logits_bytes(void)
 	return (size_t)16 << 20;
 }
 
-/* Of a product in bf16 on a processor that cannot multiply it: its matrices in fp32. */
+/* Of a product in a type that the processor cannot multiply: its matrices in fp32. */
 static size_t gemm_scratch(int64_t m, int64_t n, int64_t k, enum dtype type, bool native_bf16)
 {
-	if (type != DTYPE_BF16 || native_bf16)
+	if (type == DTYPE_F32 || (type == DTYPE_BF16 && native_bf16))
 		return 0;
 	/* The sum covers the forward product and both backward products, since it has the size of each of the
 	 * three matrices. It is doubled because rows of a fused buffer may be wider than the matrix. */

@@ -134,6 +134,12 @@ VINLINE void part(const struct factors *f, int rule, const struct arrays *a, enu
 	}
 }
 
+/* Whether a step with this scale of the gradients is to change nothing. */
+static bool skips(float grad_scale)
+{
+	return isnan(grad_scale);
+}
+
 void KERNEL(adamw)(struct device *dev, float *master, void *param, enum dtype param_type, const void *grad,
                    enum dtype grad_type, float *m, float *v, int64_t n, const float *grad_scale,
                    const struct device_adamw *h)
@@ -154,6 +160,8 @@ void KERNEL(adamw)(struct device *dev, float *master, void *param, enum dtype pa
 	};
 	const struct arrays a = {master, m, v, param, (void *)grad};
 
+	if (skips(f.grad_scale))
+		return;
 #pragma omp parallel num_threads(dev->threads) if (n > PARALLEL_MIN)
 	{
 		int64_t lo, hi;
@@ -162,7 +170,7 @@ void KERNEL(adamw)(struct device *dev, float *master, void *param, enum dtype pa
 		if (grad_type == DTYPE_F32)
 			part(&f, ADAMW, &a, param_type, DTYPE_F32, lo, hi);
 		else
-			part(&f, ADAMW, &a, param_type, DTYPE_BF16, lo, hi);
+			part(&f, ADAMW, &a, param_type, grad_type, lo, hi);
 	}
 }
 
@@ -190,6 +198,8 @@ void KERNEL(update)(struct device *dev, float *master, void *param, enum dtype p
 	};
 	const struct arrays a = {master, m, v, param, grad};
 
+	if (skips(f.grad_scale))
+		return;
 #pragma omp parallel num_threads(dev->threads) if (n > PARALLEL_MIN)
 	{
 		int64_t lo, hi;
@@ -225,7 +235,9 @@ void KERNEL(factor_sums)(struct device *dev, const struct device_factored *f, co
 	int64_t first_row = f->first / f->cols, end_row = (f->first + f->n + f->cols - 1) / f->cols;
 	float scale = grad_scale ? *grad_scale : 1;
 
-	/* Two passes, so that neither sum depends on the number of threads. */
+	if (skips(scale))
+		return;
+		/* Two passes, so that neither sum depends on the number of threads. */
 #pragma omp parallel for schedule(static) num_threads(dev->threads) if (f->n > PARALLEL_MIN)
 	for (int64_t r = first_row; r < end_row; r++) {
 		int64_t lo = r * f->cols < f->first ? f->first : r * f->cols;
@@ -266,6 +278,8 @@ void KERNEL(factor_direction)(struct device *dev, const struct device_factored *
 {
 	float scale = grad_scale ? *grad_scale : 1;
 
+	if (skips(scale))
+		return;
 #pragma omp parallel num_threads(dev->threads) if (f->n > PARALLEL_MIN)
 	{
 		int64_t lo, hi;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Vectors of fp32 with GCC's vector extensions, as wide as the instruction set that the file is compiled for,
- * so that each kernel is written once. bf16 is widened when it is loaded, and rounded to nearest even when it
- * is stored.
+ * so that each kernel is written once. bf16 and fp16 are widened when they are loaded, and rounded to nearest
+ * even when they are stored.
  */
 #pragma once
 
@@ -113,13 +113,69 @@ VINLINE float v_hmax(vf v)
 #endif
 }
 
-VINLINE vf vh_widen(vh h)
+/* Calls a function with TYPE, a constant, in the place of `type`, so that it is compiled once for each type.
+ */
+#define WITH_TYPE(type, call)                                                                                \
+	do {                                                                                                 \
+		if ((type) == DTYPE_F32) {                                                                   \
+			const enum dtype TYPE = DTYPE_F32;                                                   \
+			call;                                                                                \
+		} else if ((type) == DTYPE_BF16) {                                                           \
+			const enum dtype TYPE = DTYPE_BF16;                                                  \
+			call;                                                                                \
+		} else {                                                                                     \
+			const enum dtype TYPE = DTYPE_F16;                                                   \
+			call;                                                                                \
+		}                                                                                            \
+	} while (0)
+
+/* fp16, which F16C and AVX-512 convert; their flushing of subnormal fp32 does not reach subnormal fp16. */
+VINLINE vf vh_widen_f16(vh h)
 {
+#if VW == 16
+	return (vf)_mm512_cvtph_ps((__m256i)h);
+#elif VW == 8 && defined(__F16C__)
+	return (vf)_mm256_cvtph_ps((__m128i)h);
+#else
+	vu u = __builtin_convertvector(h, vu), bits = (u & 0x7fff) << 13, e = u & 0x7c00;
+	vf v = v_select((vi)(e == 0x7c00), (vf)(bits | 0x7f800000), (vf)(bits + (112 << 23)));
+
+	v = v_select((vi)(e == 0), __builtin_convertvector((vi)(u & 0x3ff), vf) * 0x1p-24f, v);
+	return (vf)((vu)v | (u & 0x8000) << 16);
+#endif
+}
+
+VINLINE vh v_narrow_f16(vf f)
+{
+#if VW == 16
+	return (vh)_mm512_cvtps_ph((__m512)f, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif VW == 8 && defined(__F16C__)
+	return (vh)_mm256_cvtps_ph((__m256)f, _MM_FROUND_TO_NEAREST_INT);
+#else
+	/* As f16_from_float, in every lane. */
+	vu u = (vu)f & 0x7fffffff, sign = (vu)f >> 16 & 0x8000;
+	vu r = ((u + 0xfff + (u >> 13 & 1)) >> 13) - (112 << 10);
+	vu subnormal = (vu)((vf)u + 0.5f) - 0x3f000000;
+
+	r = (vu)v_select((vi)(u < 0x38800000), (vf)subnormal, (vf)r);
+	r = (vu)v_select((vi)(u >= 0x477ff000), (vf)((vu){} + 0x7c00), (vf)r);
+	r = (vu)v_select((vi)(u > 0x7f800000), (vf)((vu){} + 0x7e00), (vf)r);
+	return __builtin_convertvector(r | sign, vh);
+#endif
+}
+
+/* The 16-bit `type` widened, and rounded to. */
+VINLINE vf vh_widen(vh h, enum dtype type)
+{
+	if (type == DTYPE_F16)
+		return vh_widen_f16(h);
 	return (vf)(__builtin_convertvector(h, vu) << 16);
 }
 
-VINLINE vh v_narrow(vf f)
+VINLINE vh v_narrow(vf f, enum dtype type)
 {
+	if (type == DTYPE_F16)
+		return v_narrow_f16(f);
 #if defined(__AVX512BF16__) && VW == 16
 	return (vh)_mm512_cvtneps_pbh((__m512)f);
 #else
@@ -136,7 +192,7 @@ VINLINE vf v_load(const void *p, int64_t i, enum dtype type)
 {
 	if (type == DTYPE_F32)
 		return *(const vf_u *)((const float *)p + i);
-	return vh_widen(*(const vh_u *)((const uint16_t *)p + i));
+	return vh_widen(*(const vh_u *)((const uint16_t *)p + i), type);
 }
 
 VINLINE void v_store(void *p, int64_t i, enum dtype type, vf v)
@@ -144,7 +200,7 @@ VINLINE void v_store(void *p, int64_t i, enum dtype type, vf v)
 	if (type == DTYPE_F32)
 		*(vf_u *)((float *)p + i) = v;
 	else
-		*(vh_u *)((uint16_t *)p + i) = v_narrow(v);
+		*(vh_u *)((uint16_t *)p + i) = v_narrow(v, type);
 }
 
 VINLINE vf v_load_n(const void *p, int64_t i, enum dtype type, int64_t n)
@@ -154,7 +210,7 @@ VINLINE vf v_load_n(const void *p, int64_t i, enum dtype type, int64_t n)
 
 	if (type == DTYPE_F32)
 		return (vf)_mm512_maskz_loadu_ps(mask, (const float *)p + i);
-	return vh_widen((vh)_mm256_maskz_loadu_epi16(mask, (const uint16_t *)p + i));
+	return vh_widen((vh)_mm256_maskz_loadu_epi16(mask, (const uint16_t *)p + i), type);
 #else
 	if (type == DTYPE_F32) {
 		vf v = {};
@@ -165,7 +221,7 @@ VINLINE vf v_load_n(const void *p, int64_t i, enum dtype type, int64_t n)
 	vh h = {};
 
 	memcpy(&h, (const uint16_t *)p + i, (size_t)n * 2);
-	return vh_widen(h);
+	return vh_widen(h, type);
 #endif
 }
 
@@ -177,12 +233,12 @@ VINLINE void v_store_n(void *p, int64_t i, enum dtype type, vf v, int64_t n)
 	if (type == DTYPE_F32)
 		_mm512_mask_storeu_ps((float *)p + i, mask, (__m512)v);
 	else
-		_mm256_mask_storeu_epi16((uint16_t *)p + i, mask, (__m256i)v_narrow(v));
+		_mm256_mask_storeu_epi16((uint16_t *)p + i, mask, (__m256i)v_narrow(v, type));
 #else
 	if (type == DTYPE_F32) {
 		memcpy((float *)p + i, &v, (size_t)n * 4);
 	} else {
-		vh h = v_narrow(v);
+		vh h = v_narrow(v, type);
 
 		memcpy((uint16_t *)p + i, &h, (size_t)n * 2);
 	}
@@ -192,12 +248,14 @@ VINLINE void v_store_n(void *p, int64_t i, enum dtype type, vf v, int64_t n)
 /* The values that storing v as `type` and loading it again would give. */
 VINLINE vf v_rounded(vf v, enum dtype type)
 {
-	return type == DTYPE_F32 ? v : vh_widen(v_narrow(v));
+	return type == DTYPE_F32 ? v : vh_widen(v_narrow(v, type), type);
 }
 
 VINLINE float s_load(const void *p, int64_t i, enum dtype type)
 {
-	return type == DTYPE_F32 ? ((const float *)p)[i] : bf16_to_float(((const uint16_t *)p)[i]);
+	return type == DTYPE_F32    ? ((const float *)p)[i]
+	       : type == DTYPE_BF16 ? bf16_to_float(((const uint16_t *)p)[i])
+	                            : f16_to_float(((const uint16_t *)p)[i]);
 }
 
 VINLINE void s_store(void *p, int64_t i, enum dtype type, float v)
@@ -205,7 +263,7 @@ VINLINE void s_store(void *p, int64_t i, enum dtype type, float v)
 	if (type == DTYPE_F32)
 		((float *)p)[i] = v;
 	else
-		((uint16_t *)p)[i] = bf16_from_float(v);
+		((uint16_t *)p)[i] = type == DTYPE_BF16 ? bf16_from_float(v) : f16_from_float(v);
 }
 
 VINLINE void *at(void *p, int64_t i, enum dtype type)

@@ -117,7 +117,7 @@ const char *device_describe(const struct device *dev)
 
 bool device_supports(const struct device *dev, enum dtype type)
 {
-	return type == DTYPE_F32 || type == DTYPE_BF16;
+	return true;
 }
 
 /* The dense figures of NVIDIA's data sheets for the full-size boards, in proportion to the multiprocessors

@@ -100,13 +100,15 @@ static inline unsigned grid_for(int64_t n, int threads)
 	return (unsigned)(blocks < 1 ? 1 : blocks < most ? blocks : most);
 }
 
-/* Calls f with a value of the type that `type` names: f(float()) or f(bf16()). */
+/* Calls f with a value of the type that `type` names: f(float()), f(bf16()) or f(f16()). */
 template <typename F> static void with_type(enum dtype type, F f)
 {
 	if (type == DTYPE_F32)
 		f(float());
-	else
+	else if (type == DTYPE_BF16)
 		f(bf16());
+	else
+		f(f16());
 }
 
 template <bool B> struct flag {

@@ -81,7 +81,7 @@ template <typename T, int N> static __global__ void scale_kernel(T *p, float fac
 
 extern "C" void device_scale(struct device *dev, void *x, enum dtype type, float factor, int64_t n)
 {
-	if (n <= 0 || !device_computes(dev, "scale", type, type))
+	if (n <= 0)
 		return;
 	with_type(type, [&](auto t) {
 		typedef decltype(t) T;
@@ -110,7 +110,7 @@ template <typename T, int N> static __global__ void add_kernel(T *dst, const T *
 
 extern "C" void device_add(struct device *dev, void *dst, const void *src, enum dtype type, int64_t n)
 {
-	if (n <= 0 || !device_computes(dev, "add", type, type))
+	if (n <= 0)
 		return;
 	with_type(type, [&](auto t) {
 		typedef decltype(t) T;
@@ -144,7 +144,7 @@ static __global__ void bias_kernel(T *x, const T *bias, int64_t rows, int64_t co
 extern "C" void device_bias_forward(struct device *dev, void *x, const void *bias, int64_t rows, int64_t cols,
                                     int64_t ld, enum dtype type)
 {
-	if (rows <= 0 || cols <= 0 || !device_computes(dev, "bias_forward", type, type))
+	if (rows <= 0 || cols <= 0)
 		return;
 	with_type(type, [&](auto t) {
 		typedef decltype(t) T;

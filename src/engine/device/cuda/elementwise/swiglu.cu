@@ -62,7 +62,7 @@ static __global__ void backward_kernel(T *d_gate_up, T *y, const T *d_y, const T
 extern "C" void device_swiglu_forward(struct device *dev, void *y, const void *gate_up, int64_t tokens,
                                       int cols, enum dtype type)
 {
-	if (tokens <= 0 || cols <= 0 || !device_computes(dev, "swiglu_forward", type, type))
+	if (tokens <= 0 || cols <= 0)
 		return;
 	with_type(type, [&](auto t) {
 		typedef decltype(t) T;
@@ -80,7 +80,7 @@ extern "C" void device_swiglu_forward(struct device *dev, void *y, const void *g
 extern "C" void device_swiglu_backward(struct device *dev, void *d_gate_up, void *y, const void *d_y,
                                        const void *gate_up, int64_t tokens, int cols, enum dtype type)
 {
-	if (tokens <= 0 || cols <= 0 || !device_computes(dev, "swiglu_backward", type, type))
+	if (tokens <= 0 || cols <= 0)
 		return;
 	with_type(type, [&](auto t) {
 		typedef decltype(t) T;

@@ -74,6 +74,8 @@ static __global__ void __launch_bounds__(THREADS)
 	        stride = (int64_t)gridDim.x * blockDim.x;
 	float scale = grad_scale ? *grad_scale : 1.0f;
 
+	if (isnan(scale))
+		return;
 	for (int64_t i = first; i < n / N; i += stride)
 		adamw_pack<P, G, N, MASTER>(f, scale, master, param, grad, m, v, i * N);
 	if (N > 1)
@@ -113,7 +115,7 @@ extern "C" void device_adamw(struct device *dev, float *master, void *param, enu
 		device_fault(dev, -EINVAL, "adamw without a master copy is for bfloat16 parameters");
 		return;
 	}
-	if (n <= 0 || !device_computes(dev, "adamw", param ? param_type : DTYPE_F32, grad_type))
+	if (n <= 0)
 		return;
 	with_type(grad_type, [&](auto g) {
 		typedef const decltype(g) G;
@@ -221,6 +223,8 @@ static __global__ void __launch_bounds__(THREADS)
 	        stride = (int64_t)gridDim.x * blockDim.x;
 	float scale = grad_scale ? *grad_scale : 1.0f;
 
+	if (isnan(scale))
+		return;
 	for (int64_t i = first; i < n / N; i += stride)
 		update_pack<RULE, P, N, MASTER>(f, scale, a, param, i * N);
 	if (N > 1)
@@ -281,8 +285,7 @@ extern "C" void device_update(struct device *dev, float *master, void *param, en
 	};
 	update_arrays a = {master, grad, m, v};
 
-	if (n > 0 && device_update_fits(dev, master, param, param_type, h) &&
-	    device_computes(dev, "update", param ? param_type : DTYPE_F32, DTYPE_F32))
+	if (n > 0 && device_update_fits(dev, master, param, param_type, h))
 		rules[h->rule](dev, f, a, param, param_type, n, grad_scale);
 }
 
@@ -295,6 +298,8 @@ static __global__ void __launch_bounds__(THREADS)
 	int64_t r = f.first / f.cols + blockIdx.x, lo = r * f.cols, hi = lo + f.cols;
 	float scale = grad_scale ? *grad_scale : 1.0f, sum = 0;
 
+	if (isnan(scale))
+		return;
 	lo = lo < f.first ? f.first : lo;
 	hi = hi > f.first + f.n ? f.first + f.n : hi;
 	for (int64_t i = lo + threadIdx.x; i < hi; i += THREADS) {
@@ -314,7 +319,7 @@ static __global__ void __launch_bounds__(THREADS)
 	int64_t j = (int64_t)blockIdx.x * THREADS + threadIdx.x, end = f.first + f.n;
 	float scale = grad_scale ? *grad_scale : 1.0f, sum = 0;
 
-	if (j >= f.cols)
+	if (j >= f.cols || isnan(scale))
 		return;
 	for (int64_t i = f.first / f.cols * f.cols + j; i < end; i += f.cols)
 		if (i >= f.first) {
@@ -345,6 +350,8 @@ static __global__ void __launch_bounds__(THREADS)
 	int64_t first = (int64_t)blockIdx.x * THREADS + threadIdx.x, stride = (int64_t)gridDim.x * THREADS;
 	float scale = grad_scale ? *grad_scale : 1.0f;
 
+	if (isnan(scale))
+		return;
 	for (int64_t i = first; i < f.n; i += stride) {
 		float estimate = row[(f.first + i) / f.cols] * factor;
 

@@ -59,7 +59,7 @@ static const char *status_words(cublasStatus_t s)
 
 int gemm_create(struct device *dev, struct error *err)
 {
-	/* Sums of a split k in the output's type would round bf16 twice. */
+	/* Sums of a split k in the output's type would round 16-bit results twice. */
 	uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 	struct gemm_cache *g = calloc(1, sizeof(*g));
 	cublasStatus_t s;
@@ -113,7 +113,7 @@ void gemm_destroy(struct device *dev)
 
 static cudaDataType_t data_type(int32_t type)
 {
-	return type == DTYPE_F32 ? CUDA_R_32F : CUDA_R_16BF;
+	return type == DTYPE_F32 ? CUDA_R_32F : type == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_16F;
 }
 
 /*
@@ -313,8 +313,7 @@ void device_gemm(struct device *dev, const struct device_gemm *d)
 
 	if (d->m <= 0 || d->n <= 0)
 		return;
-	if (d->ab_type == DTYPE_F16 || d->c_type == DTYPE_F16 ||
-	    (d->c_type != d->ab_type && d->c_type != DTYPE_F32)) {
+	if (d->c_type != d->ab_type && d->c_type != DTYPE_F32) {
 		device_fault(dev, -EOPNOTSUPP, "gemm does not work from %s to %s", dtype_name(d->ab_type),
 		             dtype_name(d->c_type));
 		return;

@@ -172,15 +172,13 @@ static void forward(struct device *dev, const struct device_norm *n, void *y, fl
 extern "C" void device_rmsnorm_forward(struct device *dev, const struct device_norm *n, void *y, float *rstd,
                                        const void *x, const void *w)
 {
-	if (device_computes(dev, "rmsnorm_forward", n->type, n->type))
-		forward(dev, n, y, rstd, NULL, x, w);
+	forward(dev, n, y, rstd, NULL, x, w);
 }
 
 extern "C" void device_add_rmsnorm_forward(struct device *dev, const struct device_norm *n, void *y,
                                            float *rstd, void *residual, const void *x, const void *w)
 {
-	if (device_computes(dev, "add_rmsnorm_forward", n->type, n->type))
-		forward(dev, n, y, rstd, residual, x, w);
+	forward(dev, n, y, rstd, residual, x, w);
 }
 
 /*
@@ -363,7 +361,7 @@ extern "C" void device_rmsnorm_backward(struct device *dev, const struct device_
 	int64_t rows = n->rows * n->groups, grain = ceil_div(rows, COLUMN_PARTS);
 	float *parts;
 
-	if (rows <= 0 || n->cols <= 0 || !device_computes(dev, "rmsnorm_backward", n->type, grad_type))
+	if (rows <= 0 || n->cols <= 0)
 		return;
 	parts = (float *)device_scratch(dev, (size_t)COLUMN_PARTS * (size_t)n->cols * sizeof(float),
 	                                "rmsnorm_backward");

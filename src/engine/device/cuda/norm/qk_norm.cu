@@ -90,7 +90,7 @@ extern "C" void device_qk_norm_rope(struct device *dev, const struct device_qk_n
 {
 	int half = n->head_dim / 2;
 
-	if (n->tokens <= 0 || !device_computes(dev, "qk_norm_rope", n->type, n->type))
+	if (n->tokens <= 0)
 		return;
 	with_type(n->type, [&](auto t) {
 		typedef decltype(t) T;

@@ -154,7 +154,7 @@ extern "C" void device_cross_entropy(struct device *dev, void *logits, enum dtyp
                                      const int32_t *targets, int64_t rows, int64_t vocab, float scale,
                                      float *loss, bool backward)
 {
-	if (rows <= 0 || vocab <= 0 || !device_computes(dev, "cross_entropy", type, type))
+	if (rows <= 0 || vocab <= 0)
 		return;
 	with_type(type, [&](auto t) {
 		typedef decltype(t) T;
@@ -215,7 +215,7 @@ static __global__ void __launch_bounds__(THREADS) argmax_kernel(int32_t *id, con
 extern "C" void device_argmax(struct device *dev, int32_t *id, const void *logits, enum dtype type,
                               int64_t rows, int64_t vocab)
 {
-	if (rows <= 0 || vocab <= 0 || !device_computes(dev, "argmax", type, type))
+	if (rows <= 0 || vocab <= 0)
 		return;
 	with_type(type, [&](auto t) {
 		LAUNCH(dev, argmax_kernel<decltype(t)>, (unsigned)rows, THREADS, 0, id,
