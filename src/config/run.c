@@ -97,7 +97,7 @@ static const struct key run_key_list[] = {
     {"train", "scale_lr", KEY_CHOICE, F(train.scale_lr), "none", 0, 0, "none|linear|sqrt",
      "multiply the learning rates by the rows of a step over all ranks, or by their square root"},
     {"train", "optimizer", KEY_CHOICE, F(train.optimizer), "adamw", 0, 0,
-     "adamw|sgd|lion|lamb|lars|adafactor|muon", "how gradients change the weights"},
+     "adamw|sgd|lion|lamb|lars|adafactor|muon|adamw_8bit|lion_8bit", "how gradients change the weights"},
     {"train", "weight_decay", KEY_NUMBER, F(train.weight_decay), "0", 0, 100, NULL,
      "weight decay: decoupled, but under sgd and lars added to the gradient"},
     {"train", "beta1", KEY_NUMBER, F(train.beta1), "0.9", 0, 0.999999, NULL,

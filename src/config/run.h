@@ -62,7 +62,7 @@ struct run_config {
 		double decay_ratio;             /* wsd: last part of the steps that decays */
 		double embedding_learning_rate; /* 0: learning_rate */
 		char *scale_lr;                 /* none linear sqrt */
-		char *optimizer;                /* adamw sgd lion lamb lars adafactor muon */
+		char *optimizer; /* adamw sgd lion lamb lars adafactor muon adamw_8bit lion_8bit */
 		double weight_decay, beta1, beta2, epsilon, momentum;
 		bool nesterov;
 		bool decay_all;  /* decay norms and biases too */

@@ -419,6 +419,18 @@ void device_adamw(struct device *dev, float *master, void *param, enum dtype par
 	}
 }
 
+void device_moment_quantize(struct device *dev, uint8_t *codes, float *scale, int64_t first, const float *src,
+                            int64_t n, bool has_sign)
+{
+	abort();
+}
+
+void device_moment_dequantize(struct device *dev, float *dst, const uint8_t *codes, const float *scale,
+                              int64_t first, int64_t n, bool has_sign)
+{
+	abort();
+}
+
 bool device_supports(const struct device *dev, enum dtype type)
 {
 	return type == DTYPE_F32;

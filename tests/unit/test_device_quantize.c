@@ -13,13 +13,23 @@ static const float thresholds[15] = {-0.8480964004993439f,   -0.6106329262256622
                                      -0.045525018125772476f, 0.03979014977812767f,  0.1202552504837513f,
                                      0.2035212516784668f,    0.2920137718319893f,   0.3893125355243683f,
                                      0.5016634166240692f,    0.6427869200706482f,   0.8614784181118011f};
-#define MAP_HASH 0xd677f22a96665bc4u
+#define MAP_HASH          0xd677f22a96665bc4u
+#define UNSIGNED_MAP_HASH 0x43811b16730a873eu
+
+static uint64_t hash_of(const float map[256])
+{
+	const unsigned char *bytes = (const unsigned char *)map;
+	uint64_t hash = 0xcbf29ce484222325u;
+
+	for (size_t i = 0; i < 256 * sizeof(*map); i++)
+		hash = (hash ^ bytes[i]) * 0x100000001b3u;
+	return hash;
+}
 
 START_TEST(tables_are_bitsandbytes)
 {
-	uint64_t hash = 0xcbf29ce484222325u;
 	struct nf4_tables t;
-	const unsigned char *bytes = (const unsigned char *)t.map;
+	float moments[256];
 
 	nf4_tables_fill(&t);
 	for (int i = 0; i < 15; i++) {
@@ -29,9 +39,9 @@ START_TEST(tables_are_bitsandbytes)
 	for (int i = 0; i < 255; i++)
 		ck_assert(t.map[i] < t.map[i + 1]);
 	ck_assert(t.map[127] == 0 && t.map[255] == 1);
-	for (size_t i = 0; i < sizeof(t.map); i++)
-		hash = (hash ^ bytes[i]) * 0x100000001b3u;
-	ck_assert_msg(hash == MAP_HASH, "the map's bytes have the hash %016llx", (unsigned long long)hash);
+	ck_assert_uint_eq(hash_of(t.map), MAP_HASH);
+	nf4_map_fill(moments, false);
+	ck_assert_uint_eq(hash_of(moments), UNSIGNED_MAP_HASH);
 }
 END_TEST
 
@@ -204,6 +214,82 @@ START_TEST(nf4)
 }
 END_TEST
 
+static void quantize_moments(int64_t n, bool has_sign)
+{
+	double *x = test_values(n, 8), *back, *again;
+	_cleanup_free_ void *zeros = calloc((size_t)n, 4), *codes = malloc((size_t)n);
+	size_t blocks = (size_t)(n + DEVICE_MOMENT_BLOCK - 1) / DEVICE_MOMENT_BLOCK;
+	float *src, *dst, *scale;
+	uint8_t *c;
+
+	for (int64_t i = 0; i < n; i++)
+		x[i] *= i / DEVICE_MOMENT_BLOCK % 3 * pow(10, -(double)(i % 5)) * (i % 7 ? 1 : -1);
+	for (int64_t i = 0; i < n && !has_sign; i++)
+		x[i] *= x[i];
+	src = test_buffer(dev, x, n, DTYPE_F32);
+	dst = test_put(dev, zeros, (size_t)n * 4);
+	c = test_put(dev, zeros, (size_t)n);
+	scale = test_put(dev, zeros, blocks * 4);
+	device_moment_quantize(dev, c, scale, 0, src, n, has_sign);
+	device_moment_dequantize(dev, dst, c, scale, 0, n, has_sign);
+	back = test_fetch_values(dev, dst, n, DTYPE_F32);
+	for (int64_t b = 0; b < n; b += DEVICE_MOMENT_BLOCK) {
+		double max = 0;
+
+		for (int64_t i = b; i < MIN(n, b + DEVICE_MOMENT_BLOCK); i++)
+			max = fmax(max, fabs(x[i]));
+		/* Next to the largest, the map's steps are 0.9 / 64, or half of that. */
+		for (int64_t i = b; i < MIN(n, b + DEVICE_MOMENT_BLOCK); i++) {
+			double most = fmax(fabs(x[i]) * 0.36, max * 3e-7);
+
+			ck_assert_msg(fabs(back[i] - x[i]) <= MIN(most, max * (has_sign ? 0.0075 : 0.004)),
+			              "[%lld] is %.9g, not %.9g, in a block of up to %.9g", (long long)i,
+			              back[i], x[i], max);
+			ck_assert(fabs(x[i]) < max || fabs(back[i]) >= 0.992 * max);
+		}
+	}
+	/* Quantizing what came back changes nothing. */
+	test_fetch(dev, codes, c, (size_t)n);
+	device_moment_quantize(dev, c, scale, 0, dst, n, has_sign);
+	same_bytes("codes again", c, codes, (size_t)n);
+	device_moment_dequantize(dev, src, c, scale, 0, n, has_sign);
+	again = test_fetch_values(dev, src, n, DTYPE_F32);
+	for (int64_t i = 0; i < n; i++)
+		ck_assert_double_eq(again[i], back[i]);
+	/* A part of them, from the middle of a block on. */
+	if (n > 300) {
+		device_moment_quantize(dev, c, scale, DEVICE_MOMENT_BLOCK, dst + DEVICE_MOMENT_BLOCK,
+		                       n - DEVICE_MOMENT_BLOCK, has_sign);
+		device_moment_dequantize(dev, dst, c, scale, 100, n - 100, has_sign);
+		free(again);
+		again = test_fetch_values(dev, dst, n - 100, DTYPE_F32);
+		for (int64_t i = 0; i < n - 100; i++)
+			ck_assert_double_eq(again[i], back[i + 100]);
+	}
+	test_guard(dev, "scales", scale, blocks * 4);
+	device_free(dev, src);
+	device_free(dev, dst);
+	device_free(dev, c);
+	device_free(dev, scale);
+	free(x);
+	free(back);
+	free(again);
+}
+
+START_TEST(moments)
+{
+	static const int64_t sizes[] = {1, 255, 256, 257, 1000, 20000};
+
+	for (size_t t = 0; t < COUNT(test_threads); t++) {
+		threads = test_threads[t];
+		setup();
+		for (size_t s = 0; s < COUNT(sizes) * 2; s++)
+			quantize_moments(sizes[s / 2], s % 2);
+		teardown();
+	}
+}
+END_TEST
+
 TCase *test_device_quantize(void)
 {
 	TCase *tc = tcase_create("quantization");
@@ -213,5 +299,6 @@ TCase *test_device_quantize(void)
 	tcase_add_test(tc, tables_are_bitsandbytes);
 	tcase_add_test(tc, scales_are_found_as_bitsandbytes_does);
 	tcase_add_test(tc, nf4);
+	tcase_add_test(tc, moments);
 	return tc;
 }

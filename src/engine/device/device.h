@@ -316,3 +316,16 @@ struct device_nf4 {
 void device_nf4_quantize(struct device *dev, const struct device_nf4 *q, const void *src, enum dtype type);
 /* dst[n]: code · scale. */
 void device_nf4_dequantize(struct device *dev, void *dst, enum dtype type, const struct device_nf4 *q);
+
+/* ---- moments in 8 bits: block by block, in bitsandbytes' dynamic maps (Dettmers et al. 2022, section 2)
+ * ---- */
+#define DEVICE_MOMENT_BLOCK                                                                                  \
+	256 /* elements that share a scale: the one of the largest magnitude, with its sign */
+/* Elements [first, first + n) of an array of codes; first is a multiple of a block, src fp32. Without a sign
+ * all are at least 0, and the map is twice as fine. What codes stand for gives the same codes and scales
+ * again. */
+void device_moment_quantize(struct device *dev, uint8_t *codes, float *scale, int64_t first, const float *src,
+                            int64_t n, bool has_sign);
+/* dst[i] = element first + i; first is any. */
+void device_moment_dequantize(struct device *dev, float *dst, const uint8_t *codes, const float *scale,
+                              int64_t first, int64_t n, bool has_sign);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #ifdef __CUDACC__
@@ -21,6 +22,34 @@ struct nf4_tables {
 	float code[16], middle[15]; /* middle[i] lies between code[i] and the next */
 	float map[256];             /* of the scales: signed dynamic 8-bit (Dettmers 2016), ascending */
 };
+
+/* The dynamic 8-bit map of bitsandbytes (functional.create_dynamic_map), ascending: of numbers from -1 to 1,
+ * or, unsigned and twice as fine, from 0 to 1. */
+static inline void nf4_map_fill(float map[256], bool has_sign)
+{
+	static const float tens[7] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f};
+	int zero = has_sign ? 127 : 0, at = zero + 1;
+
+	map[zero] = 0;
+	map[255] = 1;
+	/* Means of neighbours in torch.linspace(0.1, 1, n + 1), to its last bit: counted from the nearer end.
+	 */
+	for (int i = 0; i < 7; i++) {
+		int n = has_sign ? 1 << i : 2 << i;
+		float step = (1.0f - 0.1f) / (float)n;
+
+		for (int k = 0; k < n; k++, at++) {
+			float low =
+			    k < (n + 1) / 2 ? fmaf(step, (float)k, 0.1f) : fmaf(-step, (float)(n - k), 1.0f);
+			float high = k + 1 < (n + 1) / 2 ? fmaf(step, (float)(k + 1), 0.1f)
+			                                 : fmaf(-step, (float)(n - k - 1), 1.0f);
+
+			map[at] = (low + high) / 2.0f * tens[i];
+			if (has_sign)
+				map[254 - at] = -map[at];
+		}
+	}
+}
 
 static inline void nf4_tables_fill(struct nf4_tables *t)
 {
@@ -49,31 +78,12 @@ static inline void nf4_tables_fill(struct nf4_tables *t)
 	    0.1202552504837513f,   0.2035212516784668f,   0.2920137718319893f,    0.3893125355243683f,
 	    0.5016634166240692f,   0.6427869200706482f,   0.8614784181118011f,
 	};
-	static const float tens[7] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f};
-	int at = 128;
 
 	for (int i = 0; i < 16; i++)
 		t->code[i] = code[i];
 	for (int i = 0; i < 15; i++)
 		t->middle[i] = middle[i];
-	t->map[127] = 0;
-	t->map[255] = 1;
-	/* Means of neighbours in torch.linspace(0.1, 1, n + 1), to its last bit: counted from the nearer end.
-	 */
-	for (int i = 0; i < 7; i++) {
-		int n = 1 << i;
-		float step = (1.0f - 0.1f) / (float)n;
-
-		for (int k = 0; k < n; k++, at++) {
-			float low =
-			    k < (n + 1) / 2 ? fmaf(step, (float)k, 0.1f) : fmaf(-step, (float)(n - k), 1.0f);
-			float high = k + 1 < (n + 1) / 2 ? fmaf(step, (float)(k + 1), 0.1f)
-			                                 : fmaf(-step, (float)(n - k - 1), 1.0f);
-
-			t->map[at] = (low + high) / 2.0f * tens[i];
-			t->map[254 - at] = -t->map[at];
-		}
-	}
+	nf4_map_fill(t->map, true);
 }
 
 /* The nearest code, the lower of two; x is within [-1, 1]. A NaN (of a block of zeros) is 0. */

@@ -173,7 +173,7 @@ int optimizer_write_factors(struct optimizer *o, const struct model_parameter *p
 	                : 0;
 }
 
-int optimizer_loaded(struct optimizer *o, struct error *err)
+int factors_loaded(struct optimizer *o, struct error *err)
 {
-	return o->kind == OPTIMIZER_ADAFACTOR ? add_over_ranks(o, o->factors, err) : 0;
+	return add_over_ranks(o, o->factors, err);
 }

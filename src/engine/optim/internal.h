@@ -4,6 +4,16 @@
 
 #include "engine/optim/optimizer.h"
 
+/* A moment of this rank's part of a unit. */
+struct moment8 {
+	uint8_t *codes;
+	float *scales;
+	float *staged; /* host, [own]: what a checkpoint has of it, until optimizer_loaded; else NULL */
+};
+enum {
+	MOMENT8_CHUNK = 1 << 20
+}; /* elements that are widened at a time: both moments stay in a GPU's cache */
+
 struct optimizer {
 	enum optimizer_kind kind;
 	bool with_momentum;
@@ -21,6 +31,9 @@ struct optimizer {
 	enum dtype matrix_type;
 	void *matrix[2], *square[2];
 	int64_t largest_matrix, largest_square;
+	/* 8 bits: [units] of both moments (lion has the first), and both moments of a chunk in fp32. */
+	struct moment8 *moment8[2];
+	float *chunk[2];
 };
 
 /* The part of a parameter, or of any range of its unit, that this rank steps. */
@@ -42,10 +55,14 @@ static inline struct own_range optimizer_parameter(const struct shard *s, const 
 void optimizer_update(const struct shard *s, const struct own_range *range,
                       const struct optimizer_options *options, const float *grad_scale,
                       struct device_update h);
-/* AdamW likewise. */
+/* AdamW and Lion likewise. */
 void optimizer_adamw(const struct shard *s, const struct own_range *range,
                      const struct optimizer_options *options, const float *grad_scale, double learning_rate,
                      double weight_decay);
+
+void optimizer_lion(const struct shard *s, const struct own_range *range,
+                    const struct optimizer_options *options, const float *grad_scale, double learning_rate,
+                    double weight_decay);
 
 double optimizer_rate(const struct optimizer_options *options, int unit);
 double optimizer_decay(const struct optimizer_options *options, const struct model_parameter *p);
@@ -55,7 +72,12 @@ void optimizer_sums_start(struct optimizer *o);
 void optimizer_sum_weights(struct optimizer *o, const struct own_range *range, double *sum);
 int optimizer_sums_finish(struct optimizer *o, struct error *err);
 
-/* trust.c, adafactor.c, muon.c: a step of all units, without the gathers. */
+/* trust.c, adafactor.c, muon.c, moments8.c: a step of all units, without the gathers. */
+int optimizer_step_8bit(struct optimizer *o, const struct optimizer_options *options, const float *grad_scale,
+                        struct error *err);
+/* Of optimizer_loaded. */
+int factors_loaded(struct optimizer *o, struct error *err);
+int moments8_loaded(struct optimizer *o, struct error *err);
 int optimizer_lamb(struct optimizer *o, const struct optimizer_options *options, const float *grad_scale,
                    struct error *err);
 int optimizer_lars(struct optimizer *o, const struct optimizer_options *options, const float *grad_scale,

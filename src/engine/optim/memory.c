@@ -6,7 +6,8 @@
 #include "base/str.h"
 #include "engine/optim/internal.h"
 
-static const char *const names[OPTIMIZERS] = {"adamw", "sgd", "lion", "lamb", "lars", "adafactor", "muon"};
+static const char *const names[OPTIMIZERS] = {"adamw",     "sgd",  "lion",       "lamb",     "lars",
+                                              "adafactor", "muon", "adamw_8bit", "lion_8bit"};
 
 const char *optimizer_name(enum optimizer_kind kind)
 {
@@ -27,11 +28,13 @@ bool optimizer_keeps(const struct optimizer *o, int moment, const struct model_p
 {
 	switch (o->kind) {
 	case OPTIMIZER_ADAMW:
+	case OPTIMIZER_ADAMW_8BIT:
 	case OPTIMIZER_LAMB:
 		return true;
 	case OPTIMIZER_SGD:
 		return moment == 1 && o->with_momentum;
 	case OPTIMIZER_LION:
+	case OPTIMIZER_LION_8BIT:
 	case OPTIMIZER_LARS:
 		return moment == 1;
 	case OPTIMIZER_MUON:
@@ -46,6 +49,11 @@ bool optimizer_keeps(const struct optimizer *o, int moment, const struct model_p
 bool optimizer_has_factors(const struct optimizer *o)
 {
 	return o->kind == OPTIMIZER_ADAFACTOR;
+}
+
+bool optimizer_has_8bit(const struct optimizer *o)
+{
+	return o->kind == OPTIMIZER_ADAMW_8BIT || o->kind == OPTIMIZER_LION_8BIT;
 }
 
 /* The first of this rank's elements of a unit of which it keeps the moment: the parameters that have one lie
@@ -66,7 +74,7 @@ static int64_t moment_from(const struct optimizer *o, int unit, int moment)
 		else
 			behind = MAX(behind, p->offset + p->count);
 	}
-	return any ? MIN(MAX(behind - u->first, 0), u->own) : u->own;
+	return any && !optimizer_has_8bit(o) ? MIN(MAX(behind - u->first, 0), u->own) : u->own;
 }
 
 static void measure_factors(struct optimizer *o)
@@ -122,6 +130,26 @@ static void place_matrices(struct optimizer *o, struct arena *a)
 	}
 }
 
+static void place_moments8(struct optimizer *o, struct arena *a)
+{
+	int moments = o->kind == OPTIMIZER_LION_8BIT ? 1 : 2;
+
+	for (int i = 0; i < moments * o->s->units; i++) {
+		int unit = i / moments, moment = i % moments;
+		int64_t own = o->s->unit[unit].own,
+		        blocks = (own + DEVICE_MOMENT_BLOCK - 1) / DEVICE_MOMENT_BLOCK;
+		struct moment8 *m = &o->moment8[moment][unit];
+
+		m->codes =
+		    arena_take(a, BUFFER_OPTIMIZER, (size_t)own, "unit %d moment %d", unit, moment + 1);
+		m->scales = arena_take(a, BUFFER_OPTIMIZER, (size_t)blocks * sizeof(float),
+		                       "unit %d scales of moment %d", unit, moment + 1);
+	}
+	for (int i = 0; i < moments; i++)
+		o->chunk[i] =
+		    arena_take(a, BUFFER_SCRATCH, MOMENT8_CHUNK * sizeof(float), "moment %d in fp32", i + 1);
+}
+
 int optimizer_create(enum optimizer_kind kind, bool with_momentum, enum dtype product_type,
                      const struct model_layout *layout, struct shard *s, struct optimizer **out,
                      struct error *err)
@@ -139,7 +167,10 @@ int optimizer_create(enum optimizer_kind kind, bool with_momentum, enum dtype pr
 	o->factor_at = calloc((size_t)layout->parameters, sizeof(*o->factor_at));
 	o->row_means = calloc((size_t)layout->parameters, sizeof(*o->row_means));
 	o->weights_rms = calloc((size_t)layout->parameters, sizeof(*o->weights_rms));
-	if (!o->host_sums || !o->factor_at || !o->row_means || !o->weights_rms)
+	o->moment8[0] = calloc((size_t)s->units, sizeof(*o->moment8[0]));
+	o->moment8[1] = calloc((size_t)s->units, sizeof(*o->moment8[1]));
+	if (!o->host_sums || !o->factor_at || !o->row_means || !o->weights_rms || !o->moment8[0] ||
+	    !o->moment8[1])
 		return error_oom(err);
 	if (kind == OPTIMIZER_ADAFACTOR)
 		measure_factors(o);
@@ -157,6 +188,11 @@ void optimizer_free(struct optimizer *o)
 {
 	if (!o)
 		return;
+	for (int i = 0; i < 2 * o->s->units; i++)
+		if (o->moment8[i % 2])
+			free(o->moment8[i % 2][i / 2].staged);
+	free(o->moment8[0]);
+	free(o->moment8[1]);
 	free(o->host_sums);
 	free(o->factor_at);
 	free(o->row_means);
@@ -178,4 +214,6 @@ void optimizer_place_buffers(struct optimizer *o, struct arena *a)
 		place_factors(o, a);
 	if (o->kind == OPTIMIZER_MUON)
 		place_matrices(o, a);
+	if (optimizer_has_8bit(o))
+		place_moments8(o, a);
 }

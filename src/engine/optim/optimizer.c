@@ -36,7 +36,9 @@ static void step_range(const struct optimizer *o, int unit, int64_t first, int64
 
 	if (o->kind == OPTIMIZER_ADAMW)
 		optimizer_adamw(o->s, &range, options, grad_scale, rate, decay);
-	else if (o->kind == OPTIMIZER_SGD)
+	else if (o->kind == OPTIMIZER_LION)
+		optimizer_lion(o->s, &range, options, grad_scale, rate, decay);
+	else
 		optimizer_update(o->s, &range, options, grad_scale,
 		                 (struct device_update){.rule = DEVICE_SGD,
 		                                        .learning_rate = rate,
@@ -44,13 +46,6 @@ static void step_range(const struct optimizer *o, int unit, int64_t first, int64
 		                                        .weight_decay = decay,
 		                                        .ratio = 1,
 		                                        .nesterov = options->nesterov});
-	else
-		optimizer_update(o->s, &range, options, grad_scale,
-		                 (struct device_update){.rule = DEVICE_LION,
-		                                        .learning_rate = rate,
-		                                        .beta1 = options->beta1,
-		                                        .beta2 = options->beta2,
-		                                        .weight_decay = decay});
 }
 
 int optimizer_step(struct optimizer *o, const struct optimizer_options *options,
@@ -61,7 +56,9 @@ int optimizer_step(struct optimizer *o, const struct optimizer_options *options,
 	    [OPTIMIZER_LAMB] = optimizer_lamb,
 	    [OPTIMIZER_LARS] = optimizer_lars,
 	    [OPTIMIZER_ADAFACTOR] = optimizer_adafactor,
-	    [OPTIMIZER_MUON] = optimizer_muon};
+	    [OPTIMIZER_MUON] = optimizer_muon,
+	    [OPTIMIZER_ADAMW_8BIT] = optimizer_step_8bit,
+	    [OPTIMIZER_LION_8BIT] = optimizer_step_8bit};
 	struct shard *s = o->s;
 	float scale = 1;
 	int r = gradient_norm(s, options, w, err);
@@ -86,4 +83,11 @@ int optimizer_step(struct optimizer *o, const struct optimizer_options *options,
 		shard_publish(s, i, true);
 	}
 	return shard_published(s, err);
+}
+
+int optimizer_loaded(struct optimizer *o, struct error *err)
+{
+	return o->kind == OPTIMIZER_ADAFACTOR ? factors_loaded(o, err)
+	       : optimizer_has_8bit(o)        ? moments8_loaded(o, err)
+	                                      : 0;
 }

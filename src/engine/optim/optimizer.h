@@ -10,10 +10,11 @@
  * rest adafactor  Shazeer & Stern 2018, algorithm 4 without momentum; torch.optim.Adafactor muon       Jordan
  * et al. 2024 for the matrices of the blocks, with the scale of Liu et al. 2025 (section 2.2), which lets
  * them share AdamW's rate and decay; AdamW for the rest; torch.optim.Muon
+ *   adamw_8bit, lion_8bit  the same with moments of 8 bits in blocks of 256 (Dettmers et al. 2022, section 2)
  *
  * What it costs in memory beside weights and gradients, for each parameter that a rank steps: two fp32
  * moments (adamw, lamb), one (sgd with momentum, lion, lars, muon's matrices), none (sgd, adafactor: the
- * means of rows and columns).
+ * means of rows and columns); with 8 bits, 2.03 or 1.02 bytes.
  */
 #pragma once
 
@@ -34,6 +35,8 @@ enum optimizer_kind {
 	OPTIMIZER_LARS,
 	OPTIMIZER_ADAFACTOR,
 	OPTIMIZER_MUON,
+	OPTIMIZER_ADAMW_8BIT,
+	OPTIMIZER_LION_8BIT,
 	OPTIMIZERS
 };
 const char *optimizer_name(enum optimizer_kind kind);
@@ -75,6 +78,17 @@ void optimizer_place_buffers(struct optimizer *o, struct arena *a); /* both pass
 int optimizer_step(struct optimizer *o, const struct optimizer_options *options,
                    const struct optimizer_work *work, struct error *err);
 
+/*
+ * For checkpoints. Moments of 8 bits: elements [at, at + n) of this rank's part of a unit, widened to fp32 on
+ * the device; and from the host, where they are kept until optimizer_loaded quantizes them. Saved in fp32
+ * they are restored to the bit where the ranks hold the same parts.
+ */
+bool optimizer_has_8bit(const struct optimizer *o);
+void optimizer_widen(struct optimizer *o, int moment, int unit, int64_t at, int64_t n, float *out);
+int optimizer_read_8bit(struct optimizer *o, int moment, int unit, int64_t at, int64_t n, float *out,
+                        struct error *err);
+int optimizer_write_8bit(struct optimizer *o, int moment, int unit, int64_t at, int64_t n, const float *in,
+                         struct error *err);
 /*
  * For checkpoints: elements [first, first + n) of what the optimizer keeps of a parameter beside its moments.
  * Adafactor's means of rows, then of columns, are elements 0 … rows + cols - 1 of a tensor of the parameter's

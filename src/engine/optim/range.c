@@ -64,6 +64,18 @@ void optimizer_adamw(const struct shard *s, const struct own_range *range,
 		             range->m, range->v, range->n, grad_scale, &h);
 }
 
+void optimizer_lion(const struct shard *s, const struct own_range *range,
+                    const struct optimizer_options *options, const float *grad_scale, double learning_rate,
+                    double weight_decay)
+{
+	optimizer_update(s, range, options, grad_scale,
+	                 (struct device_update){.rule = DEVICE_LION,
+	                                        .learning_rate = learning_rate,
+	                                        .beta1 = options->beta1,
+	                                        .beta2 = options->beta2,
+	                                        .weight_decay = weight_decay});
+}
+
 /* ---- sums over tensors ---- */
 
 void optimizer_sums_start(struct optimizer *o)

@@ -23,11 +23,20 @@ static void *state(const struct trainer *t, enum parameter_state which, int unit
 	                                : u->v + (at - u->v_from);
 }
 
+static int moment_of(enum parameter_state which)
+{
+	return which == STATE_MOMENT1 ? 1 : 2;
+}
+
+static bool is_8bit(const struct trainer *t, enum parameter_state which)
+{
+	return which != STATE_WEIGHTS && optimizer_has_8bit(t->plan->optimizer);
+}
+
 /* False where the optimizer keeps no such moment of a parameter: a checkpoint has zeros there. */
 static bool has_state(const struct trainer *t, enum parameter_state which, const struct model_parameter *p)
 {
-	return which == STATE_WEIGHTS ||
-	       optimizer_keeps(t->plan->optimizer, which == STATE_MOMENT1 ? 1 : 2, p);
+	return which == STATE_WEIGHTS || optimizer_keeps(t->plan->optimizer, moment_of(which), p);
 }
 
 /* Adafactor's means, of which every rank has all, are read and written as the second moment. */
@@ -52,6 +61,8 @@ int trainer_read(struct trainer *t, enum parameter_state which, const struct mod
 		memset(out, 0, (size_t)n * sizeof(*out));
 		return 0;
 	}
+	if (is_8bit(t, which))
+		return optimizer_read_8bit(t->plan->optimizer, moment_of(which), p->unit, at, n, out, err);
 	from = state(t, which, p->unit, at, &type);
 	r = device_read(t->dev, out, from, (size_t)n * dtype_size(type), err);
 	/* `out` is widened in place, from the last element on, so that no value is overwritten before it is
@@ -82,6 +93,9 @@ int trainer_write(struct trainer *t, enum parameter_state which, const struct mo
 		return optimizer_write_factors(t->plan->optimizer, p, first + skip, own, in + skip, err);
 	if (!has_state(t, which, p))
 		return 0;
+	if (is_8bit(t, which))
+		return optimizer_write_8bit(t->plan->optimizer, moment_of(which), p->unit, at, own, in + skip,
+		                            err);
 	to = state(t, which, p->unit, at, &type);
 	if (type == DTYPE_F32)
 		return device_write(t->dev, to, in + skip, (size_t)own * sizeof(float), err);
@@ -157,7 +171,10 @@ static int gather_piece(struct trainer *t, enum parameter_state which, const str
 		if (held == 0)
 			continue;
 		from = part.first + at - p->offset - first;
-		if (part.first == s->unit[p->unit].first) {
+		if (part.first == s->unit[p->unit].first && is_8bit(t, which)) {
+			optimizer_widen(t->plan->optimizer, moment_of(which), p->unit, at, held,
+			                (float *)staging + from);
+		} else if (part.first == s->unit[p->unit].first) {
 			enum dtype type;
 			const void *own = state(t, which, p->unit, at, &type);
 

@@ -172,3 +172,76 @@ extern "C" void device_nf4_dequantize(struct device *dev, void *dst, enum dtype 
 		});
 	});
 }
+
+/* ---- moments: a block of threads takes a block of elements ---- */
+
+struct moment_map {
+	float value[256];
+};
+
+static __global__ void __launch_bounds__(DEVICE_MOMENT_BLOCK)
+    moment_quantize_kernel(moment_map t, uint8_t *codes, float *scale, const float *src, int64_t n)
+{
+	__shared__ float map[256], above[DEVICE_MOMENT_BLOCK / 32], below[DEVICE_MOMENT_BLOCK / 32];
+
+	map[threadIdx.x] = t.value[threadIdx.x];
+	for (int64_t block = blockIdx.x; block * DEVICE_MOMENT_BLOCK < n; block += gridDim.x) {
+		int64_t i = block * DEVICE_MOMENT_BLOCK + threadIdx.x;
+		float v = i < n ? src[i] : 0, most = warp_max(v), least = warp_max(-v), max;
+
+		__syncthreads();
+		if (threadIdx.x % 32 == 0) {
+			above[threadIdx.x / 32] = most;
+			below[threadIdx.x / 32] = least;
+		}
+		__syncthreads();
+		most = least = 0;
+		for (int w = 0; w < DEVICE_MOMENT_BLOCK / 32; w++) {
+			most = fmaxf(most, above[w]);
+			least = fmaxf(least, below[w]);
+		}
+		max = most >= least ? most : -least;
+		if (i < n)
+			codes[i] = nf4_scale_code(map, v * (max != 0 ? 1.0f / max : 0));
+		if (threadIdx.x == 0)
+			scale[block] = max;
+	}
+}
+
+extern "C" void device_moment_quantize(struct device *dev, uint8_t *codes, float *scale, int64_t first,
+                                       const float *src, int64_t n, bool has_sign)
+{
+	int64_t blocks = ceil_div(n, DEVICE_MOMENT_BLOCK);
+	moment_map t;
+
+	if (n <= 0)
+		return;
+	nf4_map_fill(t.value, has_sign);
+	LAUNCH(dev, moment_quantize_kernel, grid_for(blocks, 1), DEVICE_MOMENT_BLOCK, 0, t, codes + first,
+	       scale + first / DEVICE_MOMENT_BLOCK, src, n);
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    moment_dequantize_kernel(moment_map t, float *dst, const uint8_t *codes, const float *scale,
+                             int64_t first, int64_t n)
+{
+	__shared__ float map[256];
+	int64_t stride = (int64_t)gridDim.x * THREADS;
+
+	map[threadIdx.x] = t.value[threadIdx.x];
+	__syncthreads();
+	for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += stride)
+		dst[i] = map[codes[first + i]] * scale[(first + i) / DEVICE_MOMENT_BLOCK];
+}
+
+extern "C" void device_moment_dequantize(struct device *dev, float *dst, const uint8_t *codes,
+                                         const float *scale, int64_t first, int64_t n, bool has_sign)
+{
+	moment_map t;
+
+	if (n <= 0)
+		return;
+	nf4_map_fill(t.value, has_sign);
+	LAUNCH(dev, moment_dequantize_kernel, grid_for(n, THREADS), THREADS, 0, t, dst, codes, scale, first,
+	       n);
+}
