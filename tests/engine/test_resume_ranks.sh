@@ -1,0 +1,130 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# A run that is stopped again and again, and goes on with another number of ranks and another strategy each time, has the losses of a run that
+# was left alone: the same batches, in the same order, and sums that differ in the last bits alone. With another batch it goes on in the epoch
+# where it was. Killed while a checkpoint is being written, it resumes from one. CHAINS=N, KILLS=N: more of them.
+. "$(dirname "$0")/worker.sh"
+# Number of ranks, micro_batch and accumulation: each is a global batch of 12.
+# shellcheck disable=SC2034 # pick takes the names of these two
+splits=("1 2 6" "2 2 3" "3 2 2" "4 1 3")
+# shellcheck disable=SC2034
+strategies=(ddp zero1 zero2 zero3)
+steps=30
+pick() { eval "echo \"\${$1[RANDOM % \${#$1[@]}]}\""; }
+
+newest() { (cd "$1" 2>/dev/null && ls -d checkpoint-*) 2>/dev/null | grep -v tmp | sed 's/.*-//' | sort -n | tail -1; }
+
+# start_ranks NAME OUTPUT RANKS MICRO ACCUMULATION STRATEGY: starts the ranks of the next attempt; their processes are in `pid`. $more: more
+# variables of the environment.
+attempt=0
+more=
+save_steps=7
+declare -a pid
+start_ranks() {
+	local name=$1 ranks=$3 rank
+	attempt=$((attempt + 1))
+	pid=()
+	json "$name" "$2" "${train:-"\"max_steps\": $steps"}, \"accumulation\": $5, \"micro_batch\": $4" "\"save_steps\": $save_steps, \"keep\": 3"
+	sed -i 's|"train": {|"parallel": {"strategy": "'"$6"'"}, &|' "$tmp/$name.json"
+	mkdir "$tmp/meet-$attempt"
+	for ((rank = 0; rank < ranks; rank++)); do
+		# shellcheck disable=SC2086 # $more is a list of assignments
+		env -i $more PATH="$PATH" OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive DTRAIN_ATTEMPT=$attempt RANK=$rank WORLD_SIZE="$ranks" LOCAL_RANK=$rank \
+			DTRAIN_RENDEZVOUS_DIR="$tmp/meet-$attempt" DTRAIN_CONFIG="$tmp/$name.json" "$worker" >"$tmp/$name-$rank.log" 2>&1 &
+		pid[rank]=$!
+		pids="$pids $!"
+	done
+}
+
+# go NAME OUTPUT RANKS MICRO ACCUMULATION STRATEGY [STOP]: starts the ranks, and waits for their end. STOP: after so many lines of metrics one
+# of them gets SIGTERM.
+go() {
+	local name=$1 out=$2 ranks=$3 rank status stopped=0
+	start_ranks "$@"
+	if [ -n "${7:-}" ]; then
+		while kill -0 "${pid[0]}" 2>/dev/null && [ "$(lines "$out")" -lt "$7" ]; do sleep 0.01; done
+		kill -TERM "${pid[RANDOM % ranks]}" 2>/dev/null
+		stopped=143
+	fi
+	for ((rank = 0; rank < ranks; rank++)); do
+		wait "${pid[rank]}"
+		status=$?
+		[ $status = $stopped ] || [ $status = 0 ] || { cat "$tmp/$name"-*.log; fail "$name: rank $rank of $ranks ($6) ended with $status"; }
+		! grep -E '^(warning: .*other order|error: )' "$tmp/$name-$rank.log" || fail "$name: rank $rank"
+	done
+}
+# The largest difference of the losses of two runs, each of `steps` lines.
+compare() { # A B LIMIT
+	paste -d ' ' <(losses "$1" | sed -E 's/.*"loss":([^,]*),.*/\1/') <(losses "$2" | sed -E 's/.*"loss":([^,]*),.*/\1/') |
+		awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > max) max = d; n++ } END { printf "%d steps, largest difference of the losses %.2e\n", n, max; exit !(n == '$steps' && max <= '"$3"') }'
+}
+
+go whole "$tmp/whole" 1 2 6 ddp
+for ((chain = 0; chain < ${CHAINS:-1}; chain++)); do
+	at=0
+	while [ $at -lt $steps ]; do
+		read -r ranks micro accumulation <<<"$(pick splits)"
+		strategy=$(pick strategies)
+		[ "$ranks" -gt 1 ] || strategy=ddp
+		at=$((at + 7 + RANDOM % 8))
+		if [ $at -lt $steps ]; then
+			go chain "$tmp/chain-$chain" "$ranks" "$micro" "$accumulation" "$strategy" $at
+		else
+			go chain "$tmp/chain-$chain" "$ranks" "$micro" "$accumulation" "$strategy"
+		fi
+		echo "$ranks ranks, $strategy: to step $(lines "$tmp/chain-$chain")"
+	done
+	compare "$tmp/whole" "$tmp/chain-$chain" "1e-6" || fail "chain $chain: other losses"
+done
+
+# Where neither ranks nor strategy change, nothing does: bitwise.
+go left "$tmp/left-zero3" 2 2 3 zero3
+go cut "$tmp/cut-zero3" 2 2 3 zero3 12
+go cut "$tmp/cut-zero3" 2 2 3 zero3
+diff <(losses "$tmp/left-zero3") <(losses "$tmp/cut-zero3") || fail "zero3: other losses"
+cmp "$tmp/left-zero3/model.safetensors" "$tmp/cut-zero3/model.safetensors" || fail "zero3: other weights"
+echo "resumed with the same ranks, a run has the same bits"
+
+# Another batch: 3 epochs end after the same examples.
+rows=$(grep -o 'in [0-9]* rows' "$tmp/left-0.log" | grep -o '[0-9]*')
+train='"epochs": 3'
+go batch "$tmp/batch" 2 1 2 zero1 9
+at=$(lines "$tmp/batch")
+go batch "$tmp/batch" 3 2 1 ddp
+grep -o "epoch 1 goes on after row $((at * 4)) of $rows; [0-9]* steps in all" "$tmp/batch-0.log" || { cat "$tmp/batch-0.log"; fail "another batch: not where it was"; }
+want=$((at + (rows - at * 4 + 5) / 6 + 2 * ((rows + 5) / 6)))
+[ "$(lines "$tmp/batch")" = $want ] || fail "another batch: $(lines "$tmp/batch") steps, not $want"
+grep -q "\"examples\": $((3 * rows))," "$tmp/batch/checkpoint-$want/dtrain/state.json" || fail "another batch: $(cat "$tmp/batch/checkpoint-$want/dtrain/state.json")"
+grep -q '"epoch": 3.0,' "$tmp/batch/trainer_state.json" || fail "another batch: not 3 epochs"
+
+# Ranks are killed at random moments while they save; the disk is slow, so that most moments are such.
+kills=${KILLS:-3}
+if ${CC:-cc} -shared -fPIC -O1 -D_GNU_SOURCE -o "$tmp/slow_write.so" "$src/tests/engine/slow_write.c" -ldl 2>/dev/null; then
+	steps=$((10 + 2 * kills))
+	train="\"max_steps\": $steps"
+	go calm "$tmp/calm" 2 2 3 zero3
+	more="LD_PRELOAD=$tmp/slow_write.so SLOW_WRITE_MS=4"
+	save_steps=1
+	for ((kill = 0; kill < kills; kill++)); do
+		start_ranks killed "$tmp/killed" 2 2 3 zero3
+		saved=$(newest "$tmp/killed")
+		while kill -0 "${pid[0]}" 2>/dev/null && [ "$(newest "$tmp/killed")" = "$saved" ] && ! ls -d "$tmp/killed"/checkpoint-*."$attempt".tmp >/dev/null 2>&1; do sleep 0.01; done
+		sleep "0.$(printf %03d $((RANDOM % 250)))"
+		victims=$((RANDOM % 3))
+		[ $victims = 1 ] || kill -9 "${pid[0]}" 2>/dev/null
+		[ $victims = 0 ] || kill -9 "${pid[1]}" 2>/dev/null
+		wait "${pid[@]}" 2>/dev/null
+		! grep -E "^(warning|error): .*(checkpoint-[0-9]*/|older checkpoint)" "$tmp"/killed-*.log || fail "killed: after kill $kill"
+		saved=$(newest "$tmp/killed")
+		tmps=$(find "$tmp/killed" -maxdepth 1 -name '*.tmp' -printf '%f ')
+		[ "$kills" -gt 10 ] || echo "killed: newest checkpoint $saved, left ${tmps:-nothing}"
+	done
+	more=
+	go killed "$tmp/killed" 2 2 3 zero3
+	diff <(losses "$tmp/calm") <(losses "$tmp/killed") || fail "killed: other losses"
+	cmp "$tmp/calm/model.safetensors" "$tmp/killed/model.safetensors" || fail "killed: other weights"
+	[ -z "$(find "$tmp/killed" -name '*.tmp')" ] || fail "leftovers: $(find "$tmp/killed" -name '*.tmp')"
+	echo "killed $kills times while it saved, a run has the same bits"
+else
+	echo "no compiler: nothing is killed while it saves"
+fi
