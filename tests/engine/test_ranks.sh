@@ -38,6 +38,34 @@ paste -d ' ' <(losses "$tmp/one" | sed -E 's/.*"loss":([^,]*),.*/\1/') <(losses 
 	awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > max) max = d; n++ } END { printf "%d steps, largest difference of the losses %.2e\n", n, max; exit !(n == '$steps' && max <= 1e-5) }' ||
 	fail "one rank and two differ"
 
+# Other strategies hold less of the model on each rank, and have the same losses. A rank that dies ends the other one also while the
+# collectives of several communicators are under way.
+strategy() { # NAME STRATEGY: adds it to the configuration
+	sed -i 's|"train": {|"parallel": {"strategy": "'"$2"'"}, &|' "$tmp/$1.json"
+}
+for s in zero2 zero3; do
+	json $s "$tmp/$s" "\"max_steps\": $steps, \"accumulation\": 1" '"save_steps": 20' "$data"
+	strategy $s $s
+	pair $s
+	both || { show $s; fail "two ranks with $s"; }
+	paste -d ' ' <(losses "$tmp/two" | sed -E 's/.*"loss":([^,]*),.*/\1/') <(losses "$tmp/$s" | sed -E 's/.*"loss":([^,]*),.*/\1/') |
+		awk -v s=$s '{ d = $1 - $2; if (d < 0) d = -d; if (d > max) max = d; n++ } END { printf "%s: %d steps, largest difference of the losses %.2e\n", s, n, max; exit !(n == '$steps' && max <= 1e-5) }' ||
+		fail "$s and ddp differ"
+done
+json dies "$tmp/dies" '"max_steps": 100000, "accumulation": 3'
+strategy dies zero3
+pair dies
+while kill -0 "$rank0" 2>/dev/null && [ "$(lines "$tmp/dies")" -lt 5 ]; do sleep 0.01; done
+began=$(date +%s%N)
+kill -9 "$rank1" && wait "$rank1" 2>/dev/null
+# shellcheck disable=SC2154 # set by start_rank
+wait "$rank0"
+status=$?
+took=$((($(date +%s%N) - began) / 1000000))
+[ $status = 1 ] && grep -q '^error: ' "$tmp/dies-0.log" || { show dies; fail "zero3: the other rank ended with status $status"; }
+echo "zero3: the other rank ended $took ms later: $(grep '^error: ' "$tmp/dies-0.log")"
+[ $took -lt "${RANKS_END_MS:-3000}" ] || fail "zero3: the other rank took $took ms"
+
 # The measured times, and the rank for which the others wait: rank 1, which is stopped repeatedly.
 json slowest "$tmp/slowest" '"max_steps": 100000'
 pair slowest
