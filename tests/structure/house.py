@@ -42,7 +42,7 @@ ROOMS = {
     "engine/dataset": "base engine/tokenizer engine/chat",
     "engine/model": "base engine/memory engine/device",
     "engine/shard": "base engine/memory engine/device engine/comm engine/model",
-    "engine/optim": "base engine/device engine/comm engine/shard",
+    "engine/optim": "base engine/memory engine/device engine/comm engine/model engine/shard",
     "engine/checkpoint": "base engine/memory engine/device engine/comm engine/model engine/shard engine/optim",
     "engine/train": "base engine/memory engine/device engine/comm engine/model engine/shard engine/optim engine/dataset engine/checkpoint",
 }

@@ -219,7 +219,7 @@ static void quantize_moments(int64_t n, bool has_sign)
 	double *x = test_values(n, 8), *back, *again;
 	_cleanup_free_ void *zeros = calloc((size_t)n, 4), *codes = malloc((size_t)n);
 	size_t blocks = (size_t)(n + DEVICE_MOMENT_BLOCK - 1) / DEVICE_MOMENT_BLOCK;
-	float *src, *dst, *scale;
+	float *src, *dst, *scale, map[256];
 	uint8_t *c;
 
 	for (int64_t i = 0; i < n; i++)
@@ -233,19 +233,21 @@ static void quantize_moments(int64_t n, bool has_sign)
 	device_moment_quantize(dev, c, scale, 0, src, n, has_sign);
 	device_moment_dequantize(dev, dst, c, scale, 0, n, has_sign);
 	back = test_fetch_values(dev, dst, n, DTYPE_F32);
+	nf4_map_fill(map, has_sign);
 	for (int64_t b = 0; b < n; b += DEVICE_MOMENT_BLOCK) {
-		double max = 0;
+		double largest = 0;
 
 		for (int64_t i = b; i < MIN(n, b + DEVICE_MOMENT_BLOCK); i++)
-			max = fmax(max, fabs(x[i]));
-		/* Next to the largest, the map's steps are 0.9 / 64, or half of that. */
+			if (fabs(x[i]) > fabs(largest) || x[i] == -largest)
+				largest = fabs(x[i]) > fabs(largest) ? x[i] : fabs(x[i]);
 		for (int64_t i = b; i < MIN(n, b + DEVICE_MOMENT_BLOCK); i++) {
-			double most = fmax(fabs(x[i]) * 0.36, max * 3e-7);
+			double least = INFINITY;
 
-			ck_assert_msg(fabs(back[i] - x[i]) <= MIN(most, max * (has_sign ? 0.0075 : 0.004)),
+			for (int k = 0; k < 256; k++)
+				least = fmin(least, fabs((double)map[k] * largest - x[i]));
+			ck_assert_msg(fabs(back[i] - x[i]) <= least + 1e-6 * fabs(x[i]),
 			              "[%lld] is %.9g, not %.9g, in a block of up to %.9g", (long long)i,
-			              back[i], x[i], max);
-			ck_assert(fabs(x[i]) < max || fabs(back[i]) >= 0.992 * max);
+			              back[i], x[i], largest);
 		}
 	}
 	/* Quantizing what came back changes nothing. */
