@@ -14,6 +14,7 @@
 #include "base/str.h"
 #include "config/run.h"
 #include "dtrain/commands.h"
+#include "dtrain/estimate.h"
 #include "dtrain/options.h"
 #include "dtrain/rates_file.h"
 #include "dtrain/run_request.h"
@@ -65,8 +66,9 @@ static bool is_wanted(const struct subject *s, const struct device_list *list, c
 	return d->kind == (gpus ? DEVICE_KIND_GPU : DEVICE_KIND_CPU);
 }
 
-/* The least of the cluster's devices that the run could get: each rank's plan is the same. */
-static int from_list(struct subject *s, const struct device_list *list, struct error *err)
+/* The cluster's device of the least memory, or of the most, that the run could get: each rank's plan is the
+ * same. */
+static int from_list(struct subject *s, const struct device_list *list, bool most, struct error *err)
 {
 	const struct device_info *least = NULL;
 	const struct hardware *known;
@@ -74,7 +76,8 @@ static int from_list(struct subject *s, const struct device_list *list, struct e
 
 	for (size_t i = 0; i < list->count; i++)
 		if (is_wanted(s, list, &list->devices[i]) &&
-		    (!least || list->devices[i].memory < least->memory))
+		    (!least || (most ? list->devices[i].memory > least->memory
+		                     : list->devices[i].memory < least->memory)))
 			least = &list->devices[i];
 	if (!least)
 		return error_set(err, -ENODEV, "the cluster has no such device (resources.kind = \"%s\")",
@@ -98,12 +101,15 @@ static int from_list(struct subject *s, const struct device_list *list, struct e
 		                 least->name);
 	}
 	s->where.device.memory = least->memory;
+	/* The slots of a CPU share its memory, and those that the run leaves leave theirs. */
+	if (least->kind == DEVICE_KIND_CPU)
+		s->where.device.memory = least->memory * on_node / MIN(s->where.per_node, on_node);
 	snprintf(s->devices, sizeof(s->devices), "%.60s of the cluster", least->name);
 	return 0;
 }
 
 /* 0, or the exit status after the error was printed; quiet: -1 where no service answers, and nothing said. */
-static int from_cluster(struct client *client, struct subject *s, bool quiet)
+static int from_cluster(struct client *client, struct subject *s, bool quiet, bool most)
 {
 	_cleanup_(device_list_release) struct device_list list = {0};
 	_cleanup_json_ json_t *answer = NULL;
@@ -117,7 +123,7 @@ static int from_cluster(struct client *client, struct subject *s, bool quiet)
 	} else if ((status = client_json(client, "GET", "/v1/devices", NULL, &answer)) != 0) {
 		return status;
 	}
-	if (device_list_decode(answer, &list, &err) < 0 || from_list(s, &list, &err) < 0)
+	if (device_list_decode(answer, &list, &err) < 0 || from_list(s, &list, most, &err) < 0)
 		return quiet ? -1 : client_fail(EXIT_FAILURE, "%s", err.message);
 	return 0;
 }
@@ -129,7 +135,7 @@ static int find_devices(struct client *client, struct subject *s, const char *de
 	int status;
 
 	if (!devices || str_eq(devices, "cluster")) {
-		status = from_cluster(client, s, !devices);
+		status = from_cluster(client, s, !devices, false);
 		if (status >= 0)
 			return status;
 		devices = "cpu";
@@ -388,4 +394,41 @@ int cmd_estimate(struct client *client, int argc, char **argv)
 	}
 	option_list_release(&set);
 	return status;
+}
+
+/* From where the client stands the paths of the run mean the same. */
+static bool is_seen_from_here(const struct run_config *c)
+{
+	const char *model = c->model.path ? c->model.path : c->model.init;
+	_cleanup_free_ char *here = getcwd(NULL, 0);
+
+	return model && (model[0] == '/' || str_eq(here, c->directory));
+}
+
+int estimate_refuse(struct client *client, const json_t *config)
+{
+	_cleanup_(subject_release) struct subject s = {0};
+	/* Rows may turn out short: what one token takes is certain. */
+	struct estimate_input in = {&s.model, &s.options, 1, &s.where};
+	_cleanup_free_ struct estimate_list *list = malloc(sizeof(*list));
+	_cleanup_free_ char *model = NULL;
+	struct error err = ERROR_INIT;
+
+	if (!list || run_config_from_json(config, &s.config, &err) < 0 ||
+	    (s.config->task != RUN_PRETRAIN && s.config->task != RUN_SFT) || !is_seen_from_here(s.config))
+		return 0;
+	model = options_config(s.config);
+	if (!model || model_config_read(model, &s.model, &err) < 0 ||
+	    options_train(s.config, &s.options, &err) < 0 || from_cluster(client, &s, true, true) != 0)
+		return 0;
+	choose_precision(&s);
+	if (s.config->parallel.shard_degree == 0)
+		s.options.shard_degree = s.where.per_node;
+	if (options_strategy_is_auto(s.config) && estimate_list(&in, list, &err) == 0)
+		s.options.strategy = estimate_best(list, s.options.recompute)->strategy;
+	if (estimate_check(&in, &err) != -ENOMEM)
+		return 0;
+	return client_fail(EXIT_FAILURE,
+	                   "weights, gradients and optimizer state alone do not fit: %s (dtrain estimate)",
+	                   err.message);
 }

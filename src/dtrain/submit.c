@@ -9,6 +9,7 @@
 #include "base/str.h"
 #include "config/run.h"
 #include "dtrain/commands.h"
+#include "dtrain/estimate.h"
 #include "dtrain/follow.h"
 #include "dtrain/options.h"
 #include "dtrain/run_request.h"
@@ -108,6 +109,9 @@ int cmd_submit(struct client *client, int argc, char **argv)
 		goto out;
 	}
 	status = read_config(&s, argv + first, dashes, &config);
+	if (status != 0)
+		goto out;
+	status = dashes ? 0 : estimate_refuse(client, config);
 	if (status != 0)
 		goto out;
 	status = client_submit(client, config, &id, &answer);

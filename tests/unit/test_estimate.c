@@ -222,10 +222,40 @@ START_TEST(bytes_of_a_parameter)
 }
 END_TEST
 
+/* Bytes a parameter of mixed precision with Adam as the ZeRO papers have them, with gradients in two
+ * bytes; ours are in four. */
+static double published_bytes(enum shard_strategy strategy, double g)
+{
+	return strategy == SHARD_DDP     ? 16
+	       : strategy == SHARD_ZERO1 ? 4 + 12 / g
+	       : strategy == SHARD_ZERO2 ? 2 + 14 / g
+	                                 : 16 / g;
+}
+
 static const struct {
 	const char *devices;
 	int ranks;
 } sizes[] = {{"8xH100-80GB", 8}, {"64xH100-80GB", 64}, {"512xH100-80GB", 512}, {"16384xH100-80GB", 16384}};
+
+/* The published bytes, plus two for each gradient that is held. With one micro-step and recomputation
+ * gradients have no activations to lie in. Slots are apart. */
+START_TEST(bytes_as_published)
+{
+	for (int which = LLAMA_8B; which <= LLAMA_405B; which++) {
+		double g = sizes[_i].ranks;
+		struct estimate_list list;
+
+		estimate_llama(which, sizes[_i].devices, 8192, &list);
+		for (int s = SHARD_DDP; s <= SHARD_ZERO3; s++) {
+			enum shard_strategy strategy = (enum shard_strategy)s;
+			double gradients = strategy >= SHARD_ZERO2 ? 2 / g : 2;
+
+			ck_assert_double_eq_tol(state_bytes(find(&list, strategy, true), which),
+			                        published_bytes(strategy, g) + gradients, 0.02);
+		}
+	}
+}
+END_TEST
 
 START_TEST(large_models_take_no_time)
 {
@@ -343,6 +373,24 @@ START_TEST(the_cluster_is_asked)
 }
 END_TEST
 
+/* A run that no device of the cluster holds is not submitted; one of an unknown device, or without a model
+ * here, is. */
+START_TEST(what_cannot_fit_is_not_submitted)
+{
+	static const struct exchange small[] = {{"GET /v1/devices",
+	                                         "{\"devices\":[{\"node\":\"n1\",\"index\":0,\"kind\":"
+	                                         "\"cpu\",\"name\":\"CPU\",\"memory\":1000000,"
+	                                         "\"threads\":2,\"state\":\"free\"}]}"}};
+	_cleanup_(call_release) struct call call =
+	    fixture_exchange(cmd_submit, "submit -n 1 run.conf", small, 1);
+
+	ck_assert_int_eq(call.status, EXIT_FAILURE);
+	ck_assert_ptr_nonnull(strstr(call.errors, "optimizer state alone do not fit: a rank would take "));
+	ck_assert_ptr_nonnull(strstr(call.errors, "and its device has 977 KiB"));
+	ck_assert_ptr_nonnull(strstr(call.errors, "; even parallel.strategy = \""));
+}
+END_TEST
+
 static const struct {
 	const char *line, *words;
 	int status;
@@ -379,6 +427,7 @@ int main(void)
 	suite_add_tcase(s, tc);
 	tc = tcase_create("memory");
 	tcase_add_loop_test(tc, bytes_of_a_parameter, 0, ARRAY_SIZE(llamas));
+	tcase_add_loop_test(tc, bytes_as_published, 0, ARRAY_SIZE(sizes));
 	tcase_add_loop_test(tc, large_models_take_no_time, 0, ARRAY_SIZE(sizes));
 	suite_add_tcase(s, tc);
 	tc = tcase_create("command");
@@ -386,6 +435,7 @@ int main(void)
 	tcase_add_test(tc, the_json_says_all);
 	tcase_add_test(tc, the_table_ends_with_the_choice);
 	tcase_add_test(tc, the_cluster_is_asked);
+	tcase_add_test(tc, what_cannot_fit_is_not_submitted);
 	tcase_add_loop_test(tc, what_is_wrong_is_said, 0, ARRAY_SIZE(wrong));
 	suite_add_tcase(s, tc);
 	return unit_run(s);

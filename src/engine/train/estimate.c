@@ -128,7 +128,8 @@ const struct estimate *estimate_best(const struct estimate_list *list, int recom
 	return best;
 }
 
-/* What fits: on these devices, else on twice as many, and so on. *ranks 0: nothing does. */
+/* What fits: on these devices, else on twice as many, and so on; else the least of the last, which does not.
+ */
 static int find_fitting(const struct estimate_input *in, struct estimate *out, int *ranks, struct error *err)
 {
 	_cleanup_free_ struct estimate_list *list = malloc(sizeof(*list));
@@ -140,52 +141,43 @@ static int find_fitting(const struct estimate_input *in, struct estimate *out, i
 		return error_oom(err);
 	more.where = &where;
 	for (; where.nodes <= RANKS_MOST / where.per_node; where.nodes *= 2) {
-		const struct estimate *best;
-
+		*ranks = where.nodes * where.per_node;
 		/* The same recomputation first: the less that has to be changed, the nearer. */
 		for (int either = 0; either < 2; either++) {
 			if ((r = estimate_list(&more, list, err)) < 0)
 				return r;
-			best = estimate_best(list, either ? -1 : in->options->recompute);
-			if (best->fits) {
-				*out = *best;
-				*ranks = where.nodes * where.per_node;
+			*out = *estimate_best(list, either ? -1 : in->options->recompute);
+			if (out->fits)
 				return 0;
-			}
 		}
 	}
-	*ranks = 0;
 	return 0;
 }
 
 int estimate_check(const struct estimate_input *in, struct error *err)
 {
 	char needs[24], has[24], takes[24], devices[48] = "";
-	int ranks = 0, r;
-	struct estimate e, fits;
+	int ranks = in->where->nodes * in->where->per_node, r;
+	struct estimate e, other;
 
 	if ((r = estimate_run(in, &e, err)) < 0)
 		return r;
 	if (e.plan <= e.available)
 		return 0;
-	if ((r = find_fitting(in, &fits, &ranks, err)) < 0)
+	other = e;
+	if ((r = find_fitting(in, &other, &ranks, err)) < 0)
 		return r;
-	str_bytes(needs, sizeof(needs), e.plan);
-	str_bytes(has, sizeof(has), e.available);
-	if (ranks == 0)
-		return error_set(
-		    err, -ENOMEM,
-		    "a rank would take %s, and its device has %s; with no strategy does this "
-		    "model fit on such devices: shorten data.max_length or lower train.micro_batch",
-		    needs, has);
 	if (ranks != in->where->nodes * in->where->per_node)
 		snprintf(devices, sizeof(devices), " on %d devices", ranks);
-	return error_set(err, -ENOMEM,
-	                 "a rank would take %s, and its device has %s; parallel.strategy = \"%s\"%s%s would "
-	                 "take %s",
-	                 needs, has, shard_strategy_name(fits.strategy),
-	                 fits.recompute == in->options->recompute ? "" : " with train.recompute = true",
-	                 devices, str_bytes(takes, sizeof(takes), fits.total));
+	return error_set(
+	    err, -ENOMEM,
+	    "a rank would take %s, and its device has %s; %sparallel.strategy = \"%s\"%s%s would "
+	    "take %s%s",
+	    str_bytes(needs, sizeof(needs), e.plan), str_bytes(has, sizeof(has), e.available),
+	    other.fits ? "" : "even ", shard_strategy_name(other.strategy),
+	    other.recompute == in->options->recompute ? "" : " with train.recompute = true", devices,
+	    str_bytes(takes, sizeof(takes), other.total),
+	    other.fits ? "" : ": shorten data.max_length or lower train.micro_batch");
 }
 
 static json_t *memory_json(const struct estimate *e)
