@@ -289,6 +289,7 @@ static int attach_saver(struct training *t, const char *print, struct error *err
 	                                  .parameters = trainer_access(t->trainer),
 	                                  .precision = t->precision.type,
 	                                  .precision_name = precision_name(t->precision.type),
+	                                  .optimizer = optimizer_name(t->options.optimizer),
 	                                  .master = !t->options.without_master,
 	                                  .bos = tokenizer_bos(t->tok),
 	                                  .eos = tokenizer_eos(t->tok),
@@ -393,6 +394,21 @@ static void warn_of_changes(const struct training *t)
 		       s->world_size, t->env->world_size);
 }
 
+/* The moments of one optimizer mean nothing to another. */
+static int check_optimizer(const struct training *t, struct error *err)
+{
+	const char *saved = saver_resume_state(t->saver)->optimizer,
+	           *now = optimizer_name(t->options.optimizer);
+
+	if (!first_rank(t) || str_eq(saved, now))
+		return 0;
+	return error_set(
+	    err, -EINVAL,
+	    "%s was saved by the optimizer %s, and train.optimizer is %s; expected %s, or a new run "
+	    "with this directory as model.path",
+	    saver_resume_path(t->saver), saved, now, saved);
+}
+
 static int start_weights(struct training *t, struct error *err)
 {
 	const char *path = saver_resume_path(t->saver);
@@ -410,6 +426,8 @@ static int start_weights(struct training *t, struct error *err)
 		printf("resuming from %s\n", path);
 		warn_of_changes(t);
 	}
+	if ((r = check_optimizer(t, err)) < 0)
+		return r;
 	r = saver_resume(t->saver, &place, err);
 	/* A run that was made shorter than it has already run only saves. */
 	if (r == 0)

@@ -86,6 +86,12 @@ done
 echo '{"task": "pretrain"' >"$tmp/broken.json"
 refuses broken "broken.json"
 
+# Moments of another optimizer.
+json saved "$tmp/saved" '"max_steps": 4, "optimizer": "lion"' '"save_steps": 1'
+run saved || { cat "$tmp/saved.log"; fail "a run with lion"; }
+json other-optimizer "$tmp/saved" '"max_steps": 4'
+refuses other-optimizer "was saved by the optimizer lion, and train.optimizer is adamw; expected lion"
+
 json unknown-key "$tmp/o2" "$train, \"learnig_rate\": 1"
 refuses unknown-key "learnig_rate"
 

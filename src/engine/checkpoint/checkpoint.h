@@ -62,7 +62,8 @@ struct checkpoint_state {
 	const char *fingerprint; /* of what decides the bits: rows, batch, order; compared at resume */
 	/* The precision of the training: "fp32" or "bf16"; after load, fp32 where the file does not say. */
 	const char *precision;
-	json_t *log_history; /* array; borrowed by save, owned by the caller after load */
+	const char *optimizer; /* whose moments it has; after load, "adamw" where the file does not say */
+	json_t *log_history;   /* array; borrowed by save, owned by the caller after load */
 };
 /* resume: dtrain/state.json too; without, trainer_state.json alone (the final model). */
 int checkpoint_state_save(const char *directory, const struct checkpoint_state *state, bool resume,

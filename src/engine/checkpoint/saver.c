@@ -427,6 +427,7 @@ static struct checkpoint_state state_at(const struct saver *s, const struct save
 	    .seed = s->o.seed,
 	    .fingerprint = s->from.fingerprint,
 	    .precision = s->from.precision_name,
+	    .optimizer = s->from.optimizer,
 	    .log_history = json_deep_copy(s->history),
 	};
 }

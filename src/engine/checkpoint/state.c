@@ -59,11 +59,12 @@ int checkpoint_state_save(const char *directory, const struct checkpoint_state *
 
 	if (r < 0 || !resume)
 		return r;
-	j = json_pack("{s:i, s:I, s:I, s:I, s:i, s:I, s:I, s:s, s:s}", "version", STATE_VERSION, "step",
+	j = json_pack("{s:i, s:I, s:I, s:I, s:i, s:I, s:I, s:s, s:s, s:s}", "version", STATE_VERSION, "step",
 	              (json_int_t)s->step, "examples", (json_int_t)s->examples, "steps", (json_int_t)s->steps,
 	              "world_size", s->world_size, "tokens", (json_int_t)s->tokens, "seed",
 	              (json_int_t)s->seed, "fingerprint", s->fingerprint ? s->fingerprint : "", "precision",
-	              s->precision ? s->precision : "fp32");
+	              s->precision ? s->precision : "fp32", "optimizer",
+	              s->optimizer ? s->optimizer : "adamw");
 	return j && path ? json_write_file(path, j, 2, true, err) : error_oom(err);
 }
 
@@ -92,6 +93,8 @@ int checkpoint_state_load(const char *directory, struct checkpoint_state *s, jso
 		return r;
 	/* Older releases did not save the precision. A checkpoint without it is taken for one of fp32. */
 	s->precision = json_get_string(j, "precision", "fp32");
+	/* Likewise: there was AdamW alone. */
+	s->optimizer = json_get_string(j, "optimizer", "adamw");
 	s->world_size = world_size;
 	s->steps = json_get_int(j, "steps", 0);
 	s->tokens = json_get_int(j, "tokens", 0);
