@@ -176,12 +176,6 @@ int manifest_index_parse(const char *text, size_t len, const char *where, struct
 	*out = (struct manifest_index){0};
 	if ((r = take_array(text, len, where, "ranks", &out->owner, &ranks, err)) < 0)
 		return r;
-	again = json_to_string(ranks);
-	if (!again)
-		return error_oom(err);
-	if (!take_hash(json_object_get(out->owner, "hash"), &hash) ||
-	    manifest_hash(again, strlen(again)) != hash)
-		return error_set(err, -EBADMSG, "%s is not what was saved: the file is damaged", where);
 	if (json_array_size(ranks) < 1 || json_array_size(ranks) > RANKS_MAX)
 		return not_ours(where, "ranks", err);
 	out->ranks = calloc(json_array_size(ranks), sizeof(*out->ranks));
@@ -196,6 +190,12 @@ int manifest_index_parse(const char *text, size_t len, const char *where, struct
 		    !take_hash(json_object_get(v, "hash"), &rank->hash))
 			return not_ours(where, "ranks", err);
 	}
+	again = json_to_string(ranks);
+	if (!again)
+		return error_oom(err);
+	if (!take_hash(json_object_get(out->owner, "hash"), &hash) ||
+	    manifest_hash(again, strlen(again)) != hash)
+		return error_set(err, -EBADMSG, "%s is not what was saved: the file is damaged", where);
 	return 0;
 }
 
