@@ -175,6 +175,8 @@ static const struct key run_key_list[] = {
      "size of a safetensors file at most, in MB"},
     {"output", "background", KEY_BOOL, F(output.background), "true", 0, 0, NULL,
      "checkpoints are copied to host memory, and written while the training goes on"},
+    {"output", "gather", KEY_BOOL, F(output.gather), "false", 0, 0, NULL,
+     "where not all nodes find dir, rank 0 writes what the others hold"},
 
     {"generate", "prompt", KEY_STRING, F(generate.prompt), NULL, 0, 0, NULL, "text to go on from"},
     {"generate", "chat", KEY_BOOL, F(generate.chat), "false", 0, 0, NULL,

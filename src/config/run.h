@@ -106,7 +106,7 @@ struct run_config {
 		char *resume;   /* auto never must: from the newest checkpoint-N in dir */
 		bool overwrite; /* a non-empty dir without checkpoints is an error otherwise */
 		int64_t max_shard_mb;
-		bool background;
+		bool background, gather;
 	} output;
 
 	struct {

@@ -14,6 +14,7 @@ void options_saver(const struct run_config *c, const struct environment *env, co
 	    .node = env->node,
 	    .timeout_s = (double)c->parallel.timeout,
 	    .background = c->output.background,
+	    .gather = c->output.gather,
 	    .resume = str_eq(c->output.resume, "never")  ? SAVER_RESUME_NEVER
 	              : str_eq(c->output.resume, "must") ? SAVER_RESUME_MUST
 	                                                 : SAVER_RESUME_AUTO,

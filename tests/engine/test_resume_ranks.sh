@@ -15,9 +15,10 @@ pick() { eval "echo \"\${$1[RANDOM % \${#$1[@]}]}\""; }
 newest() { (cd "$1" 2>/dev/null && ls -d checkpoint-*) 2>/dev/null | grep -v tmp | sed 's/.*-//' | sort -n | tail -1; }
 
 # start_ranks NAME OUTPUT RANKS MICRO ACCUMULATION STRATEGY: starts the ranks of the next attempt; their processes are in `pid`. $more: more
-# variables of the environment.
+# variables of the environment. $apart: ranks but the first run as on a machine without its output directory.
 attempt=0
 more=
+apart=
 save_steps=7
 declare -a pid
 start_ranks() {
@@ -27,10 +28,13 @@ start_ranks() {
 	json "$name" "$2" "${train:-"\"max_steps\": $steps"}, \"accumulation\": $5, \"micro_batch\": $4" "\"save_steps\": $save_steps, \"keep\": 3"
 	sed -i 's|"train": {|"parallel": {"strategy": "'"$6"'"}, &|' "$tmp/$name.json"
 	mkdir "$tmp/meet-$attempt"
+	cp "$tmp/$name.json" "$tmp/$name-other.json"
+	[ -z "$apart" ] || sed -i 's|"output": {|&"gather": true, |' "$tmp/$name.json" "$tmp/$name-other.json"
+	[ -z "$apart" ] || sed -i "s|\"dir\": \"[^\"]*\"|\"dir\": \"$tmp/elsewhere\"|" "$tmp/$name-other.json"
 	for ((rank = 0; rank < ranks; rank++)); do
 		# shellcheck disable=SC2086 # $more is a list of assignments
 		env -i $more PATH="$PATH" OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive DTRAIN_ATTEMPT=$attempt RANK=$rank WORLD_SIZE="$ranks" LOCAL_RANK=$rank \
-			DTRAIN_RENDEZVOUS_DIR="$tmp/meet-$attempt" DTRAIN_CONFIG="$tmp/$name.json" "$worker" >"$tmp/$name-$rank.log" 2>&1 &
+			DTRAIN_RENDEZVOUS_DIR="$tmp/meet-$attempt" DTRAIN_CONFIG="$tmp/$name$([ "$rank" = 0 ] || echo -other).json" "$worker" >"$tmp/$name-$rank.log" 2>&1 &
 		pid[rank]=$!
 		pids="$pids $!"
 	done
@@ -83,6 +87,13 @@ go cut "$tmp/cut-zero3" 2 2 3 zero3 12
 go cut "$tmp/cut-zero3" 2 2 3 zero3
 diff <(losses "$tmp/left-zero3") <(losses "$tmp/cut-zero3") || fail "zero3: other losses"
 cmp "$tmp/left-zero3/model.safetensors" "$tmp/cut-zero3/model.safetensors" || fail "zero3: other weights"
+apart=yes
+go apart "$tmp/apart-zero3" 2 2 3 zero3 12
+go apart "$tmp/apart-zero3" 2 2 3 zero3
+apart=
+diff <(losses "$tmp/left-zero3") <(losses "$tmp/apart-zero3") || fail "zero3 without a shared directory: other losses"
+cmp "$tmp/left-zero3/model.safetensors" "$tmp/apart-zero3/model.safetensors" || fail "zero3 without a shared directory: other weights"
+[ ! -e "$tmp/elsewhere" ] || fail "zero3 without a shared directory: $(ls "$tmp/elsewhere")"
 echo "resumed with the same ranks, a run has the same bits"
 
 # Another batch: 3 epochs end after the same examples.

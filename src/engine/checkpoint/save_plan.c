@@ -39,6 +39,9 @@ static void divide(const struct parameter_access *access, const struct save_plan
 	int64_t from, to;
 
 	*first = 0;
+	*n = p->count;
+	if (o->gathers)
+		return;
 	*n = access->held ? access->held(access->context, p, first) : p->count;
 	for (int r = o->rank % degree; r < o->world_size; r += degree)
 		if (!o->shares || o->shares[r]) {
@@ -127,7 +130,7 @@ static int add_state(struct builder *b, struct error *err)
 	struct save_plan *plan = b->plan;
 	size_t before = plan->n, n_kinds = b->o->master ? 3 : 2, most = n_kinds * (size_t)layout->parameters;
 	_cleanup_free_ struct tensor_source *sources = calloc(most + 1, sizeof(*sources));
-	_cleanup_free_ char *stem = save_plan_stem(b->o->rank, b->o->world_size);
+	_cleanup_free_ char *stem = save_plan_stem(plan->rank, b->o->world_size);
 	int r;
 
 	plan->names = calloc(most + 1, sizeof(*plan->names));
@@ -178,7 +181,7 @@ static int list_files(struct builder *b, struct error *err)
 
 		plan->files[i] = (struct save_plan_file){
 		    .name = strdup(from->name), .header = from->header, .bytes = from->bytes};
-		if (!model || b->o->rank == 0)
+		if (!model || plan->rank == 0)
 			plan->files[i].header_bytes = from->header_bytes;
 		if (!plan->files[i].name)
 			return error_oom(err);
@@ -195,7 +198,8 @@ int save_plan_create(const struct parameter_access *access, const struct save_pl
 
 	if (!plan)
 		return error_oom(err);
-	plan->rank = options->rank;
+	plan->rank = options->gathers ? 0 : options->rank;
+	plan->gathers = options->gathers;
 	plan->world_size = options->world_size;
 	plan->state = options->state;
 	plan->pieces = calloc(4 * (size_t)access->layout->parameters + 1, sizeof(*plan->pieces));

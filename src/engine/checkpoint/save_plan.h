@@ -18,6 +18,7 @@ struct save_plan_options {
 	int rank, world_size;
 	/* Of each rank: whether it writes into the directory of rank 0. NULL: all do. */
 	const bool *shares;
+	bool gathers;             /* rank 0 writes everything; all ranks have its plan */
 	enum dtype type;          /* of the saved weights */
 	bool state;               /* moments, too; else the model alone */
 	bool master;              /* with state: fp32 master weights, too */
@@ -44,8 +45,8 @@ struct save_plan_file {
 };
 
 struct save_plan {
-	int rank, world_size;
-	bool state;
+	int rank, world_size; /* that writes it */
+	bool state, gathers;
 	struct save_plan_file *files;
 	size_t n_files;
 	struct save_piece *pieces;

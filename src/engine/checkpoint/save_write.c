@@ -16,17 +16,25 @@
 
 #define READ_PIECE (1 << 20) /* elements of one read from the device, each of which waits for it */
 
-/* Elements [first, first + n) of a piece in the file's type. wide [READ_PIECE]: the fp32 values before. */
-static int produce(const struct parameter_access *access, const struct save_piece *piece, int64_t first,
-                   int64_t n, float *wide, void *to, struct error *err)
+static int get(const struct save_plan *plan, const struct parameter_access *access,
+               const struct save_piece *piece, int64_t first, int64_t n, float *out, struct error *err)
+{
+	return (plan->gathers ? access->gather : access->read)(
+	    access->context, piece->which, piece->parameter, piece->first + first, n, out, err);
+}
+
+/* Elements [first, first + n) of a piece in the file's type. wide [READ_PIECE]: the fp32 values before. to
+ * NULL: only takes part in the collectives that this takes. */
+static int produce(const struct save_plan *plan, const struct parameter_access *access,
+                   const struct save_piece *piece, int64_t first, int64_t n, float *wide, void *to,
+                   struct error *err)
 {
 	size_t size = dtype_size(piece->type);
 	char *out = to;
 	int r;
 
 	if (piece->type == DTYPE_F32)
-		return access->read(access->context, piece->which, piece->parameter, piece->first + first, n,
-		                    to, err);
+		return get(plan, access, piece, first, n, to, err);
 	while (n > 0) {
 		int64_t k = MIN(n, READ_PIECE);
 		struct tensor t = {.name = piece->name,
@@ -34,13 +42,12 @@ static int produce(const struct parameter_access *access, const struct save_piec
 		                   .data = wide,
 		                   .bytes = (size_t)k * sizeof(float)};
 
-		if ((r = access->read(access->context, piece->which, piece->parameter, piece->first + first,
-		                      k, wide, err)) < 0 ||
-		    (r = tensor_convert(&t, 0, k, piece->type, out, err)) < 0)
+		if ((r = get(plan, access, piece, first, k, to ? wide : NULL, err)) < 0 ||
+		    (to && (r = tensor_convert(&t, 0, k, piece->type, out, err)) < 0))
 			return r;
 		first += k;
 		n -= k;
-		out += (size_t)k * size;
+		out += to ? (size_t)k * size : 0;
 	}
 	return 0;
 }
@@ -53,7 +60,7 @@ int save_stage(const struct save_plan *plan, const struct parameter_access *acce
 	int r = wide ? 0 : error_oom(err);
 
 	for (size_t i = 0; i < plan->n && r == 0; i++) {
-		r = produce(access, &plan->pieces[i], 0, plan->pieces[i].n, wide, at, err);
+		r = produce(plan, access, &plan->pieces[i], 0, plan->pieces[i].n, wide, at, err);
 		at += plan->pieces[i].bytes;
 	}
 	return r;
@@ -65,8 +72,30 @@ struct output {
 	struct manifest_part *parts;
 	size_t n_parts;
 	float *wide;
-	char *buffer; /* MANIFEST_PIECE bytes */
+	char *buffer;     /* MANIFEST_PIECE bytes */
+	size_t piece, at; /* the bytes of the plan's pieces that are read: all before these */
 };
+
+static int follow(const struct save_plan *plan, const struct parameter_access *access, size_t piece,
+                  size_t at, struct error *err)
+{
+	int r = 0;
+
+	for (; piece < plan->n && r == 0; piece++, at = 0) {
+		const struct save_piece *p = &plan->pieces[piece];
+		size_t size = dtype_size(p->type);
+
+		for (; at < p->bytes && r == 0; at += MANIFEST_PIECE)
+			r = produce(plan, access, p, (int64_t)(at / size),
+			            (int64_t)(MIN(p->bytes - at, MANIFEST_PIECE) / size), NULL, NULL, err);
+	}
+	return r;
+}
+
+int save_follow(const struct save_plan *plan, const struct parameter_access *access, struct error *err)
+{
+	return follow(plan, access, 0, 0, err);
+}
 
 static int write_at(int fd, const char *path, uint64_t offset, const void *data, size_t bytes,
                     struct error *err)
@@ -98,8 +127,10 @@ static int write_piece(struct output *o, int fd, const char *path, struct manife
 		if (o->w->piece && (r = o->w->piece(o->w->context, err)) < 0)
 			return r;
 		if (!staged)
-			r = produce(o->w->access, piece, (int64_t)(at / size), (int64_t)(bytes / size),
-			            o->wide, o->buffer, err);
+			r = produce(o->w->plan, o->w->access, piece, (int64_t)(at / size),
+			            (int64_t)(bytes / size), o->wide, o->buffer, err);
+		o->piece = (size_t)(piece - o->w->plan->pieces);
+		o->at = at + bytes;
 		if (r == 0)
 			r = write_at(fd, path, piece->offset + at, data, bytes, err);
 		hash = hash_bytes(data, bytes, hash);
@@ -193,6 +224,9 @@ int save_write(const struct save_write *w, uint64_t *list_bytes, uint64_t *list_
 		return error_oom(err);
 	for (size_t i = 0; i < plan->n_files && r == 0; i++)
 		r = write_file(&o, i, &next, &staged, err);
+	/* The other ranks go on with the collectives to the last piece, and then learn of the failure. */
+	if (r < 0 && plan->gathers)
+		follow(plan, w->access, o.piece, o.at, NULL);
 	if (r == 0 && plan->rank == 0)
 		r = safetensors_write_index(w->directory, "model", &plan->model, err);
 	for (size_t i = 0; i < w->n_listed && r == 0; i++)

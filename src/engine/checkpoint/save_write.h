@@ -23,6 +23,9 @@ struct save_write {
 /* Copies what is to be written to `staging` (plan->bytes), on the host. */
 int save_stage(const struct save_plan *plan, const struct parameter_access *access, void *staging,
                struct error *err);
+/* With plan->gathers, on all ranks but 0: takes part in the collectives by which save_write reads the values.
+ */
+int save_follow(const struct save_plan *plan, const struct parameter_access *access, struct error *err);
 /* Writes and syncs the files; with plan->state the list as well, whose size and hash are returned: 0 and 0
  * where this rank has nothing to write. */
 int save_write(const struct save_write *w, uint64_t *list_bytes, uint64_t *list_hash, struct error *err);

@@ -50,6 +50,7 @@ struct saver {
 	char *fingerprint;
 	struct ranks ranks;
 	bool *shares;           /* of each rank: whether it finds the directory of rank 0 */
+	bool gathers;           /* rank 0 writes everything */
 	void *records;          /* device: what the ranks gather while they save */
 	struct save_plan *plan; /* of a checkpoint */
 	void *copy;             /* host: plan->bytes; NULL: not in the background */
@@ -336,8 +337,8 @@ static int find_shares(struct saver *s, struct error *err)
 	return r;
 }
 
-/* Each part of the state is held by a rank that finds the directory. */
-static int check_shares(const struct saver *s, struct error *err)
+/* Each part of the state has to be held by a rank that finds the directory, or gathered. */
+static int check_shares(struct saver *s, struct error *err)
 {
 	int n = ranks_size(&s->ranks), degree = save_plan_degree(&s->from.parameters, n);
 
@@ -346,11 +347,12 @@ static int check_shares(const struct saver *s, struct error *err)
 
 		for (int i = first; i < n; i += degree)
 			some = some || s->shares[i];
-		if (!some)
+		s->gathers = s->gathers || !some;
+		if (!some && !s->o.gather)
 			return error_set(err, -EINVAL,
 			                 "rank %d does not find what rank 0 writes to output.dir %s, and "
 			                 "holds a part of the model that no other rank holds; expected a "
-			                 "directory that all nodes share",
+			                 "directory that all nodes share, or output.gather = true",
 			                 first, directory_of(s));
 	}
 	return 0;
@@ -361,6 +363,7 @@ static struct save_plan_options plan_options(const struct saver *s, bool state)
 	return (struct save_plan_options){.rank = s->o.rank,
 	                                  .world_size = ranks_size(&s->ranks),
 	                                  .shares = s->shares,
+	                                  .gathers = s->gathers,
 	                                  .type = s->from.precision,
 	                                  .state = state,
 	                                  .master = s->from.precision != DTYPE_F32 && s->from.master,
@@ -372,7 +375,7 @@ static int plan_checkpoints(struct saver *s, struct error *err)
 	struct save_plan_options o = plan_options(s, true);
 	int r = save_plan_create(&s->from.parameters, &o, &s->plan, err);
 
-	if (r < 0 || !s->o.background || s->o.save_steps == 0)
+	if (r < 0 || !s->o.background || s->gathers || s->o.save_steps == 0)
 		return r;
 	s->copy = malloc(s->plan->bytes + 1);
 	return s->copy ? 0 : error_oom(err);

@@ -30,6 +30,7 @@ struct saver_options {
 	int rank, world_size;
 	const char *node; /* names this machine */
 	double timeout_s; /* of a collective; a disk that takes nothing for so long is a failure, too */
+	bool gather;      /* where not all nodes find the directory, rank 0 writes what the others hold */
 	bool background;  /* checkpoints are copied to host memory, and written while the training goes on */
 	enum saver_resume resume;
 	bool overwrite;           /* removes checkpoints that the run does not go on from */

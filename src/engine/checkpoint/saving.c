@@ -52,7 +52,9 @@ static int before_piece(void *context, struct error *err)
 	atomic_fetch_add(&s->pieces, 1);
 	if (atomic_load(&s->cancelled))
 		return error_set(err, -ECANCELED, "saving was cancelled");
-	if (s->job.copy || !s->job.ranks.comm || clock_monotonic() - s->gathered_at < s->job.interval_s)
+	/* Where values are gathered, that is the sign of life. */
+	if (s->job.copy || s->job.plan->gathers || !s->job.ranks.comm ||
+	    clock_monotonic() - s->gathered_at < s->job.interval_s)
 		return 0;
 	return saving_poll(s, &ended, err);
 }
@@ -69,11 +71,15 @@ static int write_part(void *context, struct error *err)
 	                       .context = s};
 	int r = 0;
 
+	if (job->plan->gathers && ranks_rank(&job->ranks) != 0)
+		return save_follow(job->plan, job->access, err);
 	if (job->plan->rank == 0) {
 		w.listed = job->listed;
 		w.n_listed = job->n_listed;
 		r = job->files(job->context, err);
 	}
+	if (r < 0 && job->plan->gathers)
+		save_follow(job->plan, job->access, NULL);
 	return r < 0 ? r : save_write(&w, &s->own.list_bytes, &s->own.list_hash, err);
 }
 
