@@ -28,6 +28,8 @@
 #include "engine/dataset/source.h"
 #include "engine/model/layout.h"
 #include "engine/tokenizer/tokenizer.h"
+#include "engine/train/plan.h"
+#include "options/options.h"
 
 enum { FILES_SHOWN = 8 };
 
@@ -84,6 +86,21 @@ static int check_weights(const char *path, const struct model_config *model, str
 	return r < 0 ? r : parameters_check(layout, st, path, err);
 }
 
+/* Whether the model can be divided among the ranks as the run file says; how many these are is known from
+ * here unless the run takes all devices of its nodes. */
+static int check_division(const struct run_config *c, const struct model_config *model, struct error *err)
+{
+	_cleanup_(plan_freep) struct plan *plan = NULL;
+	int64_t ranks = c->resources.nodes * c->resources.devices_per_node;
+	struct train_options o;
+	int r;
+
+	if ((c->task != RUN_PRETRAIN && c->task != RUN_SFT) || ranks < 1)
+		return 0;
+	r = options_train(c, &o, err);
+	return r < 0 ? r : plan_create(NULL, NULL, 0, (int)ranks, model, &o, 1, &plan, err);
+}
+
 static void check_model(struct check *k)
 {
 	const char *path = k->c->model.path ? k->c->model.path : k->c->model.init;
@@ -106,6 +123,8 @@ static void check_model(struct check *k)
 		print_good(k, "model", "%s: %s, %d layers, %s parameters%s", path, model.family, model.layers,
 		           millions(count, sizeof(count), model_config_parameters(&model)),
 		           k->c->model.path ? "" : ", from random weights");
+	if (r == 0 && check_division(k->c, &model, &err) < 0)
+		print_wrong(k, "parallel", &err);
 }
 
 static struct tokenizer *check_tokenizer(struct check *k)

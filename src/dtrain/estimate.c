@@ -413,6 +413,7 @@ int estimate_refuse(struct client *client, const json_t *config)
 	_cleanup_free_ struct estimate_list *list = malloc(sizeof(*list));
 	_cleanup_free_ char *model = NULL;
 	struct error err = ERROR_INIT;
+	int r;
 
 	if (!list || run_config_from_json(config, &s.config, &err) < 0 ||
 	    (s.config->task != RUN_PRETRAIN && s.config->task != RUN_SFT) || !is_seen_from_here(s.config))
@@ -426,7 +427,10 @@ int estimate_refuse(struct client *client, const json_t *config)
 		s.options.shard_degree = s.where.per_node;
 	if (options_strategy_is_auto(s.config) && estimate_list(&in, list, &err) == 0)
 		s.options.strategy = estimate_best(list, s.options.recompute)->strategy;
-	if (estimate_check(&in, &err) != -ENOMEM)
+	r = estimate_check(&in, &err);
+	if (r == -EINVAL) /* these ranks, or this model, cannot be divided so */
+		return client_fail(EXIT_FAILURE, "%s", err.message);
+	if (r != -ENOMEM)
 		return 0;
 	return client_fail(EXIT_FAILURE,
 	                   "weights, gradients and optimizer state alone do not fit: %s (dtrain estimate)",

@@ -298,7 +298,7 @@ START_TEST(nothing_to_shard_is_refused)
 	model(&c, false);
 	options(&o, SHARD_ZERO3, 1);
 	o.persist_below = 1000000;
-	ck_fails(plan_create(NULL, NULL, 0, 2, &c, &o, 16, &p, &err), &err, "expected less than that");
+	ck_fails(plan_create(NULL, NULL, 0, 2, &c, &o, 16, &p, &err), &err, "expected less than that, or");
 	o.persist_below = 0;
 	o.strategy = SHARD_HYBRID;
 	ck_fails(plan_create(NULL, NULL, 0, 3, &c, &o, 16, &p, &err), &err, "3 ranks cannot be divided");

@@ -76,7 +76,7 @@ int shard_create(struct device *dev, struct comm *comm, const struct shard_optio
 	                                            : s->o.world_size;
 	if (s->degree < 1 || s->o.world_size % s->degree)
 		return error_set(err, -EINVAL,
-		                 "hybrid: %d ranks cannot be divided into groups of %d (shard_degree)",
+		                 "%d ranks cannot be divided into groups of %d (parallel.shard_degree)",
 		                 s->o.world_size, s->degree);
 	s->replicas = s->o.world_size / s->degree;
 	s->units = layout->units;
@@ -92,11 +92,11 @@ int shard_create(struct device *dev, struct comm *comm, const struct shard_optio
 		sharded = sharded || !s->unit[i].whole_weights;
 	}
 	if (s->o.persist_below > 0 && s->degree > 1 && s->o.strategy >= SHARD_ZERO3 && !sharded)
-		return error_set(
-		    err, -EINVAL,
-		    "persist_below is %lld, but the largest unit of this model has %lld elements: no "
-		    "weights would be sharded; expected less than that, or the strategy zero2",
-		    (long long)s->o.persist_below, (long long)largest);
+		return error_set(err, -EINVAL,
+		                 "parallel.persist_below is %lld, but the largest unit of this model has "
+		                 "%lld elements: no weights would be "
+		                 "sharded; expected less than that, or parallel.strategy = \"zero2\"",
+		                 (long long)s->o.persist_below, (long long)largest);
 	*out = steal_pointer(s);
 	return 0;
 }
