@@ -85,6 +85,7 @@ int options_train(const struct run_config *c, struct train_options *out, struct 
 	out->seed = c->train.seed;
 	out->log_steps = c->output.log_steps;
 	out->save_steps = c->output.save_steps;
+	out->copies_state = c->output.background && c->output.save_steps > 0;
 	out->eval_steps = c->train.eval_steps;
 	/* "auto" is decided once the devices are known. */
 	if (!options_strategy_is_auto(c) && shard_strategy_parse(c->parallel.strategy, &out->strategy) < 0)

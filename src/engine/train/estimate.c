@@ -32,6 +32,16 @@ static size_t outside(const struct estimate_input *in, enum dtype precision)
 	                (alone ? 0 : h->outside_comm));
 }
 
+/* The ranks divide what a checkpoint has between them (checkpoint/save_plan.h). */
+static size_t copies(const struct estimate_input *in, const struct train_options *o, const struct plan *plan)
+{
+	int64_t ranks = (int64_t)in->where->nodes * in->where->per_node;
+	bool master = o->precision != DTYPE_F32 && !o->without_master;
+	size_t element = dtype_size(o->precision) + (master ? 3 : 2) * sizeof(float);
+
+	return o->copies_state ? (size_t)((plan->layout->elements + ranks - 1) / ranks) * element : 0;
+}
+
 int estimate_run(const struct estimate_input *in, struct estimate *out, struct error *err)
 {
 	const struct hardware *h = &in->where->device;
@@ -54,8 +64,10 @@ int estimate_run(const struct estimate_input *in, struct estimate *out, struct e
 	*out = (struct estimate){.strategy = o.strategy,
 	                         .recompute = o.recompute,
 	                         .plan = arena_total(&plan->arena),
+	                         .copies = copies(in, &o, plan),
 	                         .outside = outside(in, o.precision),
 	                         .available = (size_t)h->memory};
+	out->outside += h->slots > 0 ? out->copies : 0;
 	for (size_t i = 0; i < plan->arena.n; i++)
 		out->bytes[plan->arena.buffers[i].class_] += plan->arena.buffers[i].bytes;
 	out->total = out->plan + out->outside;
@@ -187,6 +199,7 @@ static json_t *memory_json(const struct estimate *e)
 	for (int i = 0; i < BUFFER_CLASSES; i++)
 		json_object_set_new(o, buffer_class_name(i), json_integer((json_int_t)e->bytes[i]));
 	json_object_set_new(o, "plan", json_integer((json_int_t)e->plan));
+	json_object_set_new(o, "copies", json_integer((json_int_t)e->copies));
 	json_object_set_new(o, "outside", json_integer((json_int_t)e->outside));
 	json_object_set_new(o, "peak", json_integer((json_int_t)e->total));
 	json_object_set_new(o, "available", json_integer((json_int_t)e->available));

@@ -25,7 +25,8 @@ struct estimate {
 	bool recompute;
 	size_t bytes[BUFFER_CLASSES]; /* of a rank; the engine's own scratch is in BUFFER_SCRATCH */
 	size_t plan;                  /* what the worker reports as its memory: aligned, with that scratch */
-	size_t outside;               /* beyond the plan */
+	size_t copies;                /* host memory that checkpoints are copied to */
+	size_t outside;               /* beyond the plan; on a CPU the copies too */
 	size_t total, available;
 	bool fits;
 	struct cost cost;

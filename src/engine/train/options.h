@@ -38,6 +38,7 @@ struct train_options {
 	uint64_t seed;
 	int64_t log_steps;            /* at least 1 */
 	int64_t save_steps;           /* 0: on_save is not called by the loop, except at a stop */
+	bool copies_state;            /* what is saved is copied to host memory first */
 	int64_t eval_steps;           /* 0: with each save and at the end */
 	enum shard_strategy strategy; /* shard.h; prefetch and persist_below are of zero3 and hybrid */
 	enum dtype reduce_type;       /* of gradients on the wire */
