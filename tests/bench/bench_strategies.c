@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * bench_strategies [--ranks 2] [--rounds 3] [--steps 6] [--accumulation 1] [--layers 8] [--hidden 512]
- * [--vocab 6400]
- * [--tokens 1024] [--precision fp32] [--prefetch 1]: tokens per second of whole training steps under each
- * strategy, over that many processes of one thread and UCX. The strategies take turns; the median of the
- * rounds counts, and is compared with ddp's. Also the bytes of a rank's weights, gradients and optimizer
- * state, and of its slots.
+ * [--vocab 6400] [--tokens 1024] [--bf16 0] [--prefetch 1]: tokens per second of whole training steps under
+ * each strategy, over that many processes of one thread and UCX. The strategies take turns; the median of the
+ * steps of all rounds counts, since others may share the machine, and is compared with ddp's. Also the bytes
+ * of a rank's weights, gradients and optimizer state, and of its slots.
  */
 #include <getopt.h>
 #include <stdio.h>
@@ -22,7 +21,7 @@
 #include "base/str.h"
 #include "engine/train/trainer.h"
 
-enum { ROUNDS_MAX = 32, STRATEGIES = SHARD_HYBRID };
+enum { ROUNDS_MAX = 32, STEPS_MAX = 64, STRATEGIES = SHARD_HYBRID };
 
 enum number { RANKS, ROUNDS, STEPS, ACCUMULATION, LAYERS, HIDDEN, VOCAB, TOKENS, PREFETCH, BF16, NUMBERS };
 static const char *const number_names[NUMBERS] = {"ranks",  "rounds", "steps",  "accumulation", "layers",
@@ -33,7 +32,8 @@ struct bench {
 	int n[NUMBERS];
 	char directory[64];
 	enum shard_strategy strategy;
-	double rate, waited; /* rank 0's */
+	double step[STEPS_MAX], waited[STEPS_MAX]; /* rank 0's seconds */
+	int64_t tokens;                            /* of a step, all ranks */
 	int64_t held, slots;
 };
 
@@ -49,26 +49,20 @@ static int make_config(const struct bench *b, struct model_config *c, struct err
 	return text ? model_config_parse(text, strlen(text), "bench", c, err) : error_oom(err);
 }
 
+/* Two steps warm the caches. */
 static int measure(struct bench *b, struct trainer *t, bool first, struct error *err)
 {
 	struct train_log log = {0};
-	double begun = 0, waited = 0;
-	int64_t before = 0;
 	int r;
 
-	for (int s = 0; s < b->n[STEPS] + 2; s++) {
-		if (s == 2) {
-			begun = clock_monotonic();
-			before = log.tokens;
-			waited = 0;
-		}
+	for (int s = -2; s < b->n[STEPS]; s++) {
 		if ((r = trainer_run_step(t, &log, err)) < 0)
 			return r;
-		waited += log.communication_seconds;
-	}
-	if (first) {
-		b->rate = (double)(log.tokens - before) / (clock_monotonic() - begun);
-		b->waited = waited / b->n[STEPS];
+		if (!first || s < 0)
+			continue;
+		b->step[s] = log.step_seconds;
+		b->waited[s] = log.communication_seconds;
+		b->tokens = log.step_tokens;
 	}
 	return 0;
 }
@@ -153,9 +147,9 @@ int main(int argc, char **argv)
 	struct bench *b = mmap(NULL, sizeof(*b), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	static const int defaults[NUMBERS] = {2, 3, 6, 1, 8, 512, 6400, 1024, 1, 0};
 	struct option longs[NUMBERS + 1] = {{0}};
-	double rate[STRATEGIES][ROUNDS_MAX], waited[STRATEGIES] = {0};
+	static double step[STRATEGIES][ROUNDS_MAX * STEPS_MAX], waited[STRATEGIES][ROUNDS_MAX * STEPS_MAX];
 	int64_t held[STRATEGIES], slots[STRATEGIES];
-	int c;
+	int c, all;
 
 	memcpy(b->n, defaults, sizeof(defaults));
 	for (int i = 0; i < NUMBERS; i++)
@@ -166,7 +160,7 @@ int main(int argc, char **argv)
 		b->n[c] = atoi(optarg);
 	}
 	if (b->n[RANKS] < 2 || b->n[RANKS] > 16 || b->n[ROUNDS] < 1 || b->n[ROUNDS] > ROUNDS_MAX ||
-	    b->n[STEPS] < 1 || b->n[HIDDEN] % 64) {
+	    b->n[STEPS] < 1 || b->n[STEPS] > STEPS_MAX || b->n[HIDDEN] % 64) {
 		fprintf(stderr, "error: 2 to 16 ranks, 1 to %d rounds, hidden a multiple of 64\n",
 		        ROUNDS_MAX);
 		return 2;
@@ -176,18 +170,21 @@ int main(int argc, char **argv)
 			b->strategy = (enum shard_strategy)s;
 			if (run_strategy(b) < 0)
 				return 1;
-			rate[s][round] = b->rate;
-			waited[s] += b->waited / b->n[ROUNDS];
+			memcpy(step[s] + round * b->n[STEPS], b->step, (size_t)b->n[STEPS] * sizeof(double));
+			memcpy(waited[s] + round * b->n[STEPS], b->waited,
+			       (size_t)b->n[STEPS] * sizeof(double));
 			held[s] = b->held;
 			slots[s] = b->slots;
 		}
+	all = b->n[ROUNDS] * b->n[STEPS];
 	printf("%-8s %10s %7s %16s %18s %10s\n", "", "tokens/s", "of ddp", "waiting, ms/step",
 	       "parameters, MiB", "slots, MiB");
 	for (int s = 0; s < STRATEGIES; s++) {
-		qsort(rate[s], (size_t)b->n[ROUNDS], sizeof(double), compare);
+		qsort(step[s], (size_t)all, sizeof(double), compare);
+		qsort(waited[s], (size_t)all, sizeof(double), compare);
 		printf("%-8s %10.0f %7.3f %16.1f %9.1f (%5.3f) %10.1f\n",
-		       shard_strategy_name((enum shard_strategy)s), rate[s][b->n[ROUNDS] / 2],
-		       rate[s][b->n[ROUNDS] / 2] / rate[0][b->n[ROUNDS] / 2], waited[s] * 1e3,
+		       shard_strategy_name((enum shard_strategy)s), (double)b->tokens / step[s][all / 2],
+		       step[0][all / 2] / step[s][all / 2], waited[s][all / 2] * 1e3,
 		       (double)held[s] / (1 << 20), (double)held[s] / (double)held[0],
 		       (double)slots[s] / (1 << 20));
 	}
