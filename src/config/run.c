@@ -113,8 +113,20 @@ static const struct key run_key_list[] = {
     {"train", "decay_all", KEY_BOOL, F(train.decay_all), "false", 0, 0, NULL, "decay norms and biases too"},
     {"train", "clip", KEY_NUMBER, F(train.clip), "1.0", 0, 1e9, NULL,
      "largest global norm of the gradients; 0: no clipping"},
-    {"train", "precision", KEY_CHOICE, F(train.precision), "auto", 0, 0, "auto|fp32|bf16",
+    {"train", "precision", KEY_CHOICE, F(train.precision), "auto", 0, 0, "auto|fp32|bf16|fp16",
      "of activations and matrix products; auto: bf16 where every rank's device multiplies it, else fp32"},
+    {"train", "loss_scale", KEY_NUMBER, F(train.loss_scale), "0", 0, 1e30, NULL,
+     "fp16: factor of the loss; 0: it adapts itself, by the five keys that follow"},
+    {"train", "loss_scale_power", KEY_INT, F(train.loss_scale_power), "16", 0, 64, NULL,
+     "fp16: the first factor of the loss is 2 to this power"},
+    {"train", "loss_scale_window", KEY_INT, F(train.loss_scale_window), "1000", 1, 1e12, NULL,
+     "fp16: steps in a row without overflow after which the factor is doubled"},
+    {"train", "hysteresis", KEY_INT, F(train.hysteresis), "2", 1, 1e6, NULL,
+     "fp16: overflows before the factor is halved"},
+    {"train", "consecutive_hysteresis", KEY_BOOL, F(train.consecutive_hysteresis), "false", 0, 0, NULL,
+     "fp16: each step without overflow restores the hysteresis; false: only doubling the factor does"},
+    {"train", "min_loss_scale", KEY_NUMBER, F(train.min_loss_scale), "1", 1e-6, 1e30, NULL,
+     "fp16: least factor of the loss; an overflow at it ends the run"},
     {"train", "master", KEY_CHOICE, F(train.master), "fp32", 0, 0, "fp32|none",
      "the copy of bf16 weights that steps add up in; none: 4 bytes a parameter less, and the weights are "
      "rounded stochastically"},
@@ -259,6 +271,30 @@ static int check_parallel(const struct run_config *c, const char *where, struct 
 	return 0;
 }
 
+static int check_loss_scale(const struct run_config *c, const char *where, struct error *err)
+{
+	bool fp16 = !strcmp(c->train.precision, "fp16");
+	double first = ldexp(1, (int)c->train.loss_scale_power);
+
+	if (!fp16 && c->train.loss_scale > 0)
+		return error_set(err, -EINVAL,
+		                 "%s: train.loss_scale: only fp16 needs a scaled loss; leave it out, or set "
+		                 "train.precision = \"fp16\"",
+		                 where);
+	if (fp16 && c->train.loss_scale > 0 && c->train.loss_scale <= 1)
+		return error_set(
+		    err, -EINVAL,
+		    "%s: train.loss_scale: with %g small gradients vanish in fp16; 0, by which the "
+		    "scale adapts itself, or a fixed scale such as 65536 works",
+		    where, c->train.loss_scale);
+	if (fp16 && c->train.loss_scale == 0 && c->train.min_loss_scale > first)
+		return error_set(err, -EINVAL,
+		                 "%s: train.min_loss_scale: %g is above the first loss scale, 2^%lld = %g; "
+		                 "expected at most that, or a greater train.loss_scale_power",
+		                 where, c->train.min_loss_scale, (long long)c->train.loss_scale_power, first);
+	return 0;
+}
+
 static int check_training(const struct run_config *c, const char *where, struct error *err)
 {
 	if (!c->model.path == !c->model.init)
@@ -281,6 +317,15 @@ static int check_training(const struct run_config *c, const char *where, struct 
 		return error_set(err, -EINVAL,
 		                 "%s: train.min_learning_rate: %g is above train.learning_rate, %g", where,
 		                 c->train.min_learning_rate, c->train.learning_rate);
+	if (check_loss_scale(c, where, err) < 0)
+		return -EINVAL;
+	if (!strcmp(c->train.master, "none") && !strcmp(c->train.precision, "fp16"))
+		return error_set(
+		    err, -EINVAL,
+		    "%s: train.master: \"none\" rounds weights stochastically to bf16, and most "
+		    "steps are below what fp16 can hold of a weight; train.master = \"fp32\", or "
+		    "train.precision = \"bf16\", works",
+		    where);
 	if (!strcmp(c->train.master, "none") && !strcmp(c->train.precision, "fp32"))
 		return error_set(err, -EINVAL,
 		                 "%s: train.master: \"none\" is for bf16 weights; train.precision = \"bf16\" "

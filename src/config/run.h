@@ -65,9 +65,13 @@ struct run_config {
 		char *optimizer; /* adamw sgd lion lamb lars adafactor muon adamw_8bit lion_8bit */
 		double weight_decay, beta1, beta2, epsilon, momentum;
 		bool nesterov;
-		bool decay_all;  /* decay norms and biases too */
-		double clip;     /* 0: none */
-		char *precision; /* auto fp32 bf16 */
+		bool decay_all;    /* decay norms and biases too */
+		double clip;       /* 0: none */
+		char *precision;   /* auto fp32 bf16 fp16 */
+		double loss_scale; /* fp16's; 0: dynamic, by the next five */
+		int64_t loss_scale_power, loss_scale_window, hysteresis;
+		bool consecutive_hysteresis;
+		double min_loss_scale;
 		char *master;    /* fp32 none: copy of the weights that the optimizer steps */
 		bool recompute;  /* recompute activations in the backward pass instead of keeping them */
 		char *attention; /* auto own cudnn: whose kernels, on a GPU */

@@ -79,6 +79,12 @@ int options_train(const struct run_config *c, struct train_options *out, struct 
 	 */
 	out->precision = DTYPE_BF16;
 	precision_parse(c->train.precision, &out->precision);
+	out->scaler = (struct loss_scaler_options){.fixed = c->train.loss_scale,
+	                                           .power = c->train.loss_scale_power,
+	                                           .window = c->train.loss_scale_window,
+	                                           .hysteresis = c->train.hysteresis,
+	                                           .consecutive = c->train.consecutive_hysteresis,
+	                                           .least = c->train.min_loss_scale};
 	out->without_master = str_eq(c->train.master, "none");
 	out->recompute = c->train.recompute;
 	out->shuffle = c->train.shuffle;

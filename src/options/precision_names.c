@@ -7,7 +7,7 @@
 static const struct {
 	const char *name;
 	enum dtype type;
-} precisions[] = {{"fp32", DTYPE_F32}, {"bf16", DTYPE_BF16}};
+} precisions[] = {{"fp32", DTYPE_F32}, {"bf16", DTYPE_BF16}, {"fp16", DTYPE_F16}};
 
 bool precision_parse(const char *name, enum dtype *type)
 {

@@ -24,6 +24,8 @@ static const struct field report_fields[] = {
     F(slowest_rank, FIELD_INT, FIELD_OPTIONAL, .max = INT32_MAX, .absent = -1),
     F(slowest_node, FIELD_STRING, FIELD_OPTIONAL),
     F(slowest_seconds, FIELD_NUMBER, FIELD_OPTIONAL, .absent = FIELD_NAN),
+    F(loss_scale, FIELD_NUMBER, FIELD_OPTIONAL),
+    F(skipped_steps, FIELD_INT, FIELD_OPTIONAL, .max = INT64_MAX),
     F(eval_loss, FIELD_NUMBER, FIELD_OPTIONAL, .absent = FIELD_NAN),
     F(eval_perplexity, FIELD_NUMBER, FIELD_OPTIONAL, .absent = FIELD_NAN),
 };

@@ -22,6 +22,8 @@ struct metrics_report {
 	int64_t slowest_rank;              /* optional: -1, none */
 	char *slowest_node;                /* optional */
 	double slowest_seconds;            /* of a step of that rank, waiting apart; optional */
+	double loss_scale;                 /* of fp16; optional: 0, another precision */
+	int64_t skipped_steps;             /* of fp16, whose gradients overflowed; optional: 0 */
 	double eval_loss, eval_perplexity; /* optional: not evaluated at this step */
 };
 

@@ -164,6 +164,8 @@ int metrics_write(struct metrics *m, const struct metrics_report *report, struct
 	    {"train/learning_rate", report->learning_rate},
 	    {"train/grad_norm", report->grad_norm},
 	    {"train/epoch", report->epoch},
+	    {"train/loss_scale", report->loss_scale > 0 ? report->loss_scale : NAN},
+	    {"train/skipped_steps", report->loss_scale > 0 ? (double)report->skipped_steps : NAN},
 	    {"perf/tokens_per_second", report->tokens_per_second},
 	    {"train/tokens", (double)report->tokens},
 	    {"perf/step_seconds", report->step_seconds},

@@ -37,7 +37,7 @@ static int sum(double *values, int n, struct device *dev, struct comm *comm, str
 int precision_choose(const char *wanted, const char *checkpoint, struct device *dev, struct comm *comm,
                      struct precision *out, struct error *err)
 {
-	enum { SLOWER, CHECKPOINT, CHECKPOINT_BF16, VALUES };
+	enum { SLOWER, CHECKPOINT, CHECKPOINT_BF16, CHECKPOINT_F16, VALUES };
 	double values[VALUES] = {[SLOWER] = precision_of_device(dev) == DTYPE_F32};
 	enum dtype type = DTYPE_F32;
 	int r;
@@ -51,11 +51,16 @@ int precision_choose(const char *wanted, const char *checkpoint, struct device *
 		precision_parse(checkpoint, &type);
 		values[CHECKPOINT] = 1;
 		values[CHECKPOINT_BF16] = type == DTYPE_BF16;
+		values[CHECKPOINT_F16] = type == DTYPE_F16;
 	}
 	if ((r = sum(values, VALUES, dev, comm, err)) < 0)
 		return r;
 	out->slower = (int)values[SLOWER];
 	out->reason = values[CHECKPOINT] > 0 ? PRECISION_CHECKPOINT : PRECISION_DEVICE;
+	if (values[CHECKPOINT_F16] > 0) {
+		out->type = DTYPE_F16;
+		return 0;
+	}
 	out->type = (out->reason == PRECISION_CHECKPOINT ? values[CHECKPOINT_BF16] > 0 : out->slower == 0)
 	                ? DTYPE_BF16
 	                : DTYPE_F32;

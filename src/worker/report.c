@@ -128,13 +128,15 @@ void report_close(struct report *r)
 
 static void print_progress(const struct train_log *log)
 {
-	char eta[32], eval[STR_MEASURE + 8] = "", loss[STR_MEASURE], norm[STR_MEASURE];
+	char eta[32], eval[STR_MEASURE + 8] = "", scale[64] = "", loss[STR_MEASURE], norm[STR_MEASURE];
 
 	if (log->has_eval)
 		snprintf(eval, sizeof(eval), " eval %s", str_measure(loss, sizeof(loss), log->eval_loss, 4));
-	printf("step %" PRId64 "/%" PRId64 " loss %s%s lr %.1e grad %s %.0f tokens/s eta %s\n", log->step,
+	if (log->loss_scale > 0)
+		snprintf(scale, sizeof(scale), " scale %g skipped %" PRId64, log->loss_scale, log->skipped);
+	printf("step %" PRId64 "/%" PRId64 " loss %s%s lr %.1e grad %s%s %.0f tokens/s eta %s\n", log->step,
 	       log->steps, str_measure(loss, sizeof(loss), log->loss, 4), eval, log->learning_rate,
-	       str_measure(norm, sizeof(norm), log->grad_norm, 2), log->tokens_per_second,
+	       str_measure(norm, sizeof(norm), log->grad_norm, 2), scale, log->tokens_per_second,
 	       str_duration(eta, sizeof(eta), log->eta_seconds));
 }
 
@@ -169,6 +171,8 @@ int report_log(struct report *r, const struct train_log *log, struct error *err)
 	    .slowest_rank = log->slowest_rank,
 	    .slowest_node = log->slowest_rank >= 0 ? r->nodes[log->slowest_rank] : NULL,
 	    .slowest_seconds = log->slowest_seconds,
+	    .loss_scale = log->loss_scale,
+	    .skipped_steps = log->skipped,
 	};
 	_cleanup_free_ char *line = metrics_line(&m);
 

@@ -430,6 +430,8 @@ static int start_weights(struct training *t, struct error *err)
 		return r;
 	r = saver_resume(t->saver, &place, err);
 	/* A run that was made shorter than it has already run only saves. */
+	if (state->loss_scaler.scale > 0)
+		trainer_set_loss_scaler(t->trainer, &state->loss_scaler);
 	if (r == 0)
 		r = trainer_set_step(t->trainer, MIN(state->step, trainer_total_steps(t->trainer)), err);
 	if (r == 0 && first_rank(t) && state->step > trainer_total_steps(t->trainer))
@@ -450,7 +452,8 @@ static struct saver_progress progress(const struct training *t)
 	                               .steps = trainer_total_steps(t->trainer),
 	                               .tokens = trainer_tokens(t->trainer),
 	                               .examples = trainer_examples(t->trainer),
-	                               .epoch = trainer_epochs(t->trainer)};
+	                               .epoch = trainer_epochs(t->trainer),
+	                               .loss_scaler = trainer_loss_scaler(t->trainer)};
 }
 
 static int on_log(void *context, const struct train_log *log, struct error *err)

@@ -83,6 +83,10 @@ END_TEST
 	"task = \"sft\"; model = { path = \"x\"; }; data = { path = \"y\"; }; output = { dir = \"z\"; }; "   \
 	"resources = { devices_per_node = " n "; }; parallel = { " parallel " };"
 
+#define PRECISION(name, train)                                                                               \
+	"task = \"sft\"; model = { path = \"x\"; }; data = { path = \"y\"; }; output = { dir = \"z\"; }; "   \
+	"train = { precision = \"" name "\"; " train " };"
+
 static const struct {
 	const char *text, *override, *words;
 } wrong[] = {
@@ -127,6 +131,18 @@ static const struct {
     {ON_RANKS("4", "strategy = \"zero3\"; shard_degree = 2;"), NULL,
      "parallel.shard_degree: has no effect with parallel.strategy = \"zero3\"; leave it out, or use"},
     {ON_RANKS("4", "prefetch = 16;"), NULL, "parallel.prefetch: 16 is out of range"},
+    {PRECISION("fp16", "loss_scale = 1.0;"), NULL,
+     "x.conf: train.loss_scale: with 1 small gradients vanish in fp16; 0, by which the scale adapts itself, "
+     "or a "
+     "fixed scale such as 65536 works"},
+    {PRECISION("bf16", "loss_scale = 512.0;"), NULL, "train.loss_scale: only fp16 needs a scaled loss"},
+    {PRECISION("fp16", "min_loss_scale = 16.0; loss_scale_power = 3;"), NULL,
+     "train.min_loss_scale: 16 is above the first loss scale, 2^3 = 8"},
+    {PRECISION("fp16", "loss_scale_window = 0;"), NULL, "train.loss_scale_window: 0 is out of range"},
+    {PRECISION("fp16", "hysteresis = 0;"), NULL, "train.hysteresis: 0 is out of range"},
+    {PRECISION("fp16", "master = \"none\";"), NULL,
+     "train.master: \"none\" rounds weights stochastically to bf16, and most steps are below what fp16 can "
+     "hold"},
 };
 
 START_TEST(wrong_run_files_say_where)

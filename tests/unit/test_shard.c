@@ -207,7 +207,7 @@ static void compare(const struct run *run, const struct rank_run *ranks, const s
 	int64_t n = elements(run->tied), held = 0;
 	_cleanup_free_ char *what =
 	    str_printf("%s, %d ranks, %s, accumulation %d, recompute %d, prefetch %d",
-	               shard_strategy_name(run->o.strategy), run->world_size, fp32 ? "fp32" : "bf16",
+	               shard_strategy_name(run->o.strategy), run->world_size, dtype_name(run->o.precision),
 	               (int)run->o.accumulation, run->o.recompute, run->o.prefetch);
 
 	for (int s = 0; s < STEPS; s++) {
@@ -268,7 +268,8 @@ START_TEST(losses_are_those_of_ddp)
 		run.o.recompute = (_i + accumulation / 2) % 2;
 		compare_all(&run);
 		run.o.recompute = !run.o.recompute;
-		run.o.precision = DTYPE_BF16;
+		run.o.precision = accumulation == 1 ? DTYPE_BF16 : DTYPE_F16;
+		run.o.scaler.power = 12;
 		compare_all(&run);
 	}
 }

@@ -18,9 +18,9 @@
 #ifdef NAIVE
 #define RESUME_PRECISION DTYPE_F32
 #else
-#define RESUME_PRECISION (_i >= 2 ? DTYPE_BF16 : DTYPE_F32)
+#define RESUME_PRECISION (_i >= 6 ? DTYPE_F16 : _i >= 2 ? DTYPE_BF16 : DTYPE_F32)
 #endif
-#define RESUME_WITHOUT_MASTER (_i >= 4)
+#define RESUME_WITHOUT_MASTER (_i == 4 || _i == 5)
 
 static const char *const model_text =
     "{\"model_type\":\"qwen3\",\"hidden_size\":32,\"intermediate_size\":48,\"num_hidden_layers\":2,\"head_"
@@ -85,6 +85,7 @@ struct rank_run {
 	/* Resume: save at `stop`, or start from what another saved. */
 	int64_t stop, start;
 	float *state[3];
+	struct loss_scaler scaler; /* at the end, or of the state */
 	int saves, result;
 };
 
@@ -157,13 +158,17 @@ static void *run_rank(void *context)
 	ck_ok(device_create(&(struct device_options){.threads = 1}, &dev, &err), &err);
 	ck_ok(trainer_create(dev, r->comm, &c, &r->o, r->train, r->eval, &t, &err), &err);
 	ck_ok(trainer_load(t, model_init_fill, &init, &err), &err);
-	if (r->start)
+	if (r->start) {
 		restore(t, r->state, r->start);
+		trainer_set_loss_scaler(t, &r->scaler);
+	}
 	ck_ok(r->result = trainer_run(t, &callbacks, &err), &err);
 	if (r->result == 1)
 		for (int s = 0; s < 3; s++)
 			r->state[s] = state_of(t, (enum parameter_state)s);
 	r->weights = state_of(t, STATE_WEIGHTS);
+	if (trainer_loss_scaler(t))
+		r->scaler = *trainer_loss_scaler(t);
 	trainer_free(t);
 	device_destroy(dev);
 	return NULL;
@@ -416,7 +421,10 @@ static void check_resume(const struct train_options *o, int world_size, int stop
 	second[0].start = stop;
 	for (int s = 0; s < 3; s++)
 		second[0].state[s] = first[0].state[s];
+	second[0].scaler = first[0].scaler;
 	run_all(second, world_size);
+	ck_assert_int_eq(second[0].scaler.skipped, whole[0].scaler.skipped);
+	ck_assert_double_eq(second[0].scaler.scale, whole[0].scaler.scale);
 	for (int s = 0; s < STEPS; s++)
 		ck_assert_double_eq(s < stop ? first[0].losses[s] : second[0].losses[s], whole[0].losses[s]);
 	ck_assert_mem_eq(second[0].weights, whole[0].weights, (size_t)l->elements * sizeof(float));
@@ -432,11 +440,144 @@ START_TEST(resume_is_bitwise)
 	options(&o, 2, 2);
 	o.precision = RESUME_PRECISION;
 	o.without_master = RESUME_WITHOUT_MASTER;
+	o.scaler.power = 25; /* overflows in the first steps */
 	check_resume(&o, 1 + _i % 2, 2 + _i % 4);
 }
 END_TEST
 
 #ifndef NAIVE
+/* Without an overflow the losses are those of fp32, but for roundings that are an eighth of bf16's; a scale
+ * that changes in between, by powers of two, changes only what would have been subnormal. */
+START_TEST(fp16_learns_what_fp32_does)
+{
+	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(21, 9, 8, 50, true);
+	struct rank_run fp32 = {.train = train}, bf16 = {.train = train}, fp16 = {.train = train};
+
+	options(&fp32.o, 2, 2);
+	bf16.o = fp16.o = fp32.o;
+	bf16.o.precision = DTYPE_BF16;
+	fp16.o.precision = DTYPE_F16;
+	fp16.o.scaler.power = 10;
+	fp16.o.scaler.window = 2;
+	run_all(&fp32, 1);
+	run_all(&bf16, 1);
+	run_all(&fp16, 1);
+	ck_assert_double_lt(fp16.losses[STEPS - 1], fp16.losses[0] - 0.05);
+	for (int s = 0; s < STEPS; s++) {
+		ck_assert_double_eq_tol(fp16.losses[s], fp32.losses[s], 2e-3);
+		ck_assert_double_eq_tol(fp16.losses[s], bf16.losses[s], 1e-2);
+		ck_assert_double_eq_tol(fp16.norms[s], fp32.norms[s], 1e-2 * fp32.norms[s]);
+	}
+	ck_assert_int_eq(fp16.scaler.skipped, 0);
+	ck_assert_double_eq(fp16.scaler.scale, 4096);
+	done(&fp32, 1);
+	done(&bf16, 1);
+	done(&fp16, 1);
+}
+END_TEST
+
+/* Weights and moments of which this rank has a part: its elements, the others 0. */
+static float *held_state(struct trainer *t)
+{
+	const struct model_layout *l = trainer_layout(t);
+	float *out = calloc(3 * (size_t)l->elements, sizeof(float)), *at = out;
+	struct error err = ERROR_INIT;
+
+	for (int which = 0; which < 3; which++)
+		for (int i = 0; i < l->parameters; at += l->parameter[i++].count) {
+			int64_t first, n = trainer_held(t, &l->parameter[i], &first);
+
+			if (n > 0)
+				ck_ok(trainer_read(t, (enum parameter_state)which, &l->parameter[i], first, n,
+				                   at + first, &err),
+				      &err);
+		}
+	return out;
+}
+
+static void *run_overflows(void *context)
+{
+	struct rank_run *r = context;
+	struct model_init init = {.seed = 1, .std = 0.1};
+	struct error err = ERROR_INIT;
+	double scale = 0x1p40;
+	struct model_config c;
+	struct train_log log;
+	struct trainer *t;
+	struct device *dev;
+
+	model(&c);
+	ck_ok(device_create(&(struct device_options){.threads = 1}, &dev, &err), &err);
+	ck_ok(trainer_create(dev, r->comm, &c, &r->o, r->train, NULL, &t, &err), &err);
+	ck_ok(trainer_load(t, model_init_fill, &init, &err), &err);
+	for (int64_t step = 0; step < r->o.max_steps; step++) {
+		float *before = held_state(t), *after;
+		size_t bytes = 3 * (size_t)trainer_layout(t)->elements * sizeof(float);
+		int64_t done = step - trainer_loss_scaler(t)->skipped;
+		bool skipped;
+
+		ck_ok(trainer_run_step(t, &log, &err), &err);
+		after = held_state(t);
+		ck_assert_double_eq(log.loss_scale, scale);
+		skipped = isnan(log.grad_norm);
+		ck_assert_int_eq(log.skipped, step + 1 - done - !skipped);
+		ck_assert_int_eq(memcmp(before, after, bytes) == 0, skipped);
+		/* The schedule's step is that of the steps that were done: two steps of warm-up here. */
+		ck_assert_double_eq_tol(log.learning_rate,
+		                        done < 2 ? (double)done / 2 * r->o.learning_rate : r->o.learning_rate,
+		                        1e-12);
+		/* The first overflow is forgiven. */
+		if (skipped && step > 0)
+			scale /= 2;
+		free(before);
+		free(after);
+	}
+	r->steps = trainer_loss_scaler(t)->skipped;
+	r->losses[0] = log.loss;
+	trainer_free(t);
+	device_destroy(dev);
+	return NULL;
+}
+
+static void check_overflows(struct rank_run *runs, int world_size)
+{
+	struct comm *comms[8] = {NULL};
+	pthread_t threads[8];
+
+	runs[0].o.precision = DTYPE_F16;
+	runs[0].o.scaler.power = 40;
+	runs[0].o.max_steps = 40;
+	runs[0].o.schedule = SCHEDULE_CONSTANT;
+	if (world_size > 1)
+		thread_comm_create(world_size, comms);
+	for (int r = 0; r < world_size; r++) {
+		runs[r] = runs[0];
+		runs[r].comm = comms[r];
+		pthread_create(&threads[r], NULL, run_overflows, &runs[r]);
+	}
+	for (int r = 0; r < world_size; r++)
+		pthread_join(threads[r], NULL);
+	for (int r = 0; r < world_size; r++) {
+		comm_destroy(comms[r]);
+		ck_assert_int_eq(runs[r].steps, runs[0].steps);
+		ck_assert_double_eq(runs[r].losses[0], runs[0].losses[0]);
+	}
+	ck_assert_int_gt(runs[0].steps, 5);
+	ck_assert_int_lt(runs[0].steps, 35);
+}
+
+/* A loss scale of 2^40 overflows until it has been halved often enough, on all ranks alike. */
+START_TEST(an_overflow_changes_nothing)
+{
+	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(21, 9, 8, 50, true);
+	struct rank_run runs[8] = {{.train = train}};
+
+	options(&runs[0].o, 1, 1 + _i % 2);
+	runs[0].o.strategy = (enum shard_strategy)(_i / 2);
+	check_overflows(runs, 2);
+}
+END_TEST
+
 /* Rates at which each of them learns something in six steps. */
 static void optimizer_options(struct train_options *o, enum optimizer_kind kind)
 {
@@ -447,6 +588,16 @@ static void optimizer_options(struct train_options *o, enum optimizer_kind kind)
 	o->learning_rate = rates[kind];
 	o->nesterov = kind == OPTIMIZER_MUON;
 }
+
+START_TEST(each_optimizer_skips_an_overflow)
+{
+	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(21, 9, 8, 50, true);
+	struct rank_run runs[8] = {{.train = train}};
+
+	optimizer_options(&runs[0].o, (enum optimizer_kind)_i);
+	check_overflows(runs, 1);
+}
+END_TEST
 
 START_TEST(each_optimizer_resumes_to_the_bit)
 {
@@ -813,7 +964,10 @@ int main(void)
 #ifdef NAIVE
 	tcase_add_loop_test(c, resume_is_bitwise, 0, 4);
 #else
-	tcase_add_loop_test(c, resume_is_bitwise, 0, 6);
+	tcase_add_loop_test(c, resume_is_bitwise, 0, 9);
+	tcase_add_test(c, fp16_learns_what_fp32_does);
+	tcase_add_loop_test(c, an_overflow_changes_nothing, 0, 8);
+	tcase_add_loop_test(c, each_optimizer_skips_an_overflow, 0, OPTIMIZERS);
 	tcase_add_test(c, ranks_round_alike);
 	tcase_add_test(c, small_steps_are_kept);
 	tcase_add_loop_test(c, each_optimizer_resumes_to_the_bit, 2, 2 * OPTIMIZERS);

@@ -20,6 +20,7 @@
 
 #include "base/error.h"
 #include "engine/checkpoint/hf.h"
+#include "engine/optim/scaler.h"
 
 /* Removes what an interrupted save has left in `output`. Only the process that writes there may call it. */
 int checkpoint_clean(const char *output, struct error *err);
@@ -60,10 +61,12 @@ struct checkpoint_state {
 	int64_t micro_batch, log_steps, eval_steps, save_steps;
 	uint64_t seed;
 	const char *fingerprint; /* of what decides the bits: rows, batch, order; compared at resume */
-	/* The precision of the training: "fp32" or "bf16"; after load, fp32 where the file does not say. */
+	/* The precision of the training: "fp32", "bf16" or "fp16"; after load, fp32 where the file does not
+	 * say. */
 	const char *precision;
 	const char *optimizer; /* whose moments it has; after load, "adamw" where the file does not say */
-	json_t *log_history;   /* array; borrowed by save, owned by the caller after load */
+	struct loss_scaler loss_scaler; /* without its options; scale 0: none */
+	json_t *log_history;            /* array; borrowed by save, owned by the caller after load */
 };
 /* resume: dtrain/state.json too; without, trainer_state.json alone (the final model). */
 int checkpoint_state_save(const char *directory, const struct checkpoint_state *state, bool resume,

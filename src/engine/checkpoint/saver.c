@@ -233,13 +233,18 @@ void saver_free(struct saver *s)
 /* Rank 0 tells the others which checkpoint it has found: its step, or -1. */
 static int share_found(struct saver *s, const struct ranks *ranks, struct error *err)
 {
-	int64_t found[] = {s->resume_path ? s->resumed.step : -1, s->resumed.tokens, s->resumed.examples};
-	int r = ranks_broadcast(ranks, NULL, found, sizeof(found), 0, err);
+	struct {
+		int64_t step, tokens, examples;
+		struct loss_scaler loss_scaler;
+	} found = {s->resume_path ? s->resumed.step : -1, s->resumed.tokens, s->resumed.examples,
+	           s->resumed.loss_scaler};
+	int r = ranks_broadcast(ranks, NULL, &found, sizeof(found), 0, err);
 
-	s->resumes = found[0] >= 0;
-	s->resumed.step = MAX(found[0], 0);
-	s->resumed.tokens = found[1];
-	s->resumed.examples = found[2];
+	s->resumes = found.step >= 0;
+	s->resumed.step = MAX(found.step, 0);
+	s->resumed.tokens = found.tokens;
+	s->resumed.examples = found.examples;
+	s->resumed.loss_scaler = found.loss_scaler;
 	return r;
 }
 
@@ -431,6 +436,7 @@ static struct checkpoint_state state_at(const struct saver *s, const struct save
 	    .fingerprint = s->from.fingerprint,
 	    .precision = s->from.precision_name,
 	    .optimizer = s->from.optimizer,
+	    .loss_scaler = at->loss_scaler ? *at->loss_scaler : (struct loss_scaler){.scale = 0},
 	    .log_history = json_deep_copy(s->history),
 	};
 }

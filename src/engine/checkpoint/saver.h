@@ -90,10 +90,11 @@ void saver_resumed(struct saver *s, int64_t step);
 int saver_log(struct saver *s, const struct checkpoint_log *log, struct error *err);
 /* How far the run is. */
 struct saver_progress {
-	int64_t step, steps; /* done, and of the whole run */
-	int64_t tokens;      /* seen in this process by all ranks together */
-	int64_t examples;    /* rows of the data seen, over all epochs */
-	double epoch;        /* epochs done */
+	int64_t step, steps;                   /* done, and of the whole run */
+	int64_t tokens;                        /* seen in this process by all ranks together */
+	int64_t examples;                      /* rows of the data seen, over all epochs */
+	double epoch;                          /* epochs done */
+	const struct loss_scaler *loss_scaler; /* NULL: none */
 };
 /* Called by all ranks. With `background` it returns as soon as the parameters are copied; a save that is
  * still in progress is waited for first. */

@@ -65,7 +65,11 @@ int checkpoint_state_save(const char *directory, const struct checkpoint_state *
 	              (json_int_t)s->seed, "fingerprint", s->fingerprint ? s->fingerprint : "", "precision",
 	              s->precision ? s->precision : "fp32", "optimizer",
 	              s->optimizer ? s->optimizer : "adamw");
-	return j && path ? json_write_file(path, j, 2, true, err) : error_oom(err);
+	if (!j || !path ||
+	    (s->loss_scaler.scale > 0 &&
+	     json_object_set_new(j, "loss_scaler", loss_scaler_to_json(&s->loss_scaler)) < 0))
+		return error_oom(err);
+	return json_write_file(path, j, 2, true, err);
 }
 
 int checkpoint_state_load(const char *directory, struct checkpoint_state *s, json_t **owner,
@@ -90,6 +94,9 @@ int checkpoint_state_load(const char *directory, struct checkpoint_state *s, jso
 	if ((r = json_need_int(j, "step", path, 0, INT64_MAX, &s->step, err)) < 0 ||
 	    (r = json_need_int(j, "world_size", path, 1, 1 << 24, &world_size, err)) < 0 ||
 	    (r = json_need_string(j, "fingerprint", path, &s->fingerprint, err)) < 0)
+		return r;
+	if (json_object_get(j, "loss_scaler") &&
+	    (r = loss_scaler_from_json(&s->loss_scaler, json_object_get(j, "loss_scaler"), path, err)) < 0)
 		return r;
 	/* Older releases did not save the precision. A checkpoint without it is taken for one of fp32. */
 	s->precision = json_get_string(j, "precision", "fp32");

@@ -66,9 +66,11 @@ int optimizer_step(struct optimizer *o, const struct optimizer_options *options,
 	if (r < 0)
 		return r;
 	if (by_tensors[o->kind]) {
-		/* These wait for the device in any case; not all that they do would leave the weights as they
-		 * are. */
-		if ((r = device_read(s->dev, &scale, w->scale, sizeof(scale), err)) < 0 ||
+		/* Not all that these do would leave the weights as they are. Only fp16 goes on after an
+		 * overflow.
+		 */
+		if ((s->o.type == DTYPE_F16 &&
+		     (r = device_read(s->dev, &scale, w->scale, sizeof(scale), err)) < 0) ||
 		    (!isnan(scale) && (r = by_tensors[o->kind](o, options, w->scale, err)) < 0))
 			return r;
 	}

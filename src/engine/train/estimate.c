@@ -51,8 +51,8 @@ int estimate_run(const struct estimate_input *in, struct estimate *out, struct e
 	int r;
 
 	o.logits_bytes = device_sizing_logits(h->sizing.engine);
-	o.widens =
-	    h->sizing.engine == DEVICE_ENGINE_CPU && o.precision == DTYPE_BF16 && !h->sizing.native_bf16;
+	o.widens = h->sizing.engine == DEVICE_ENGINE_CPU &&
+	           (o.precision == DTYPE_F16 || (o.precision == DTYPE_BF16 && !h->sizing.native_bf16));
 	r = plan_create(NULL, NULL, 0, in->where->nodes * in->where->per_node, in->model, &o, in->max_row,
 	                &plan, err);
 	if (r < 0)

@@ -18,10 +18,11 @@ struct trainer {
 	struct sampler sampler;
 	struct schedule schedule;
 	int64_t steps_per_epoch, total_steps;
-	int64_t schedule_lead; /* what is added to a step for its place in the schedule */
-	int64_t step;          /* optimizer steps done */
-	int64_t tokens;        /* seen by all ranks since this process began */
-	bool stop;             /* this rank asks to stop; after a step: any rank has asked */
+	int64_t schedule_lead;     /* what is added to a step for its place in the schedule */
+	int64_t step;              /* batches seen: optimizer steps done, or under fp16 skipped */
+	struct loss_scaler scaler; /* of fp16 */
+	int64_t tokens;            /* seen by all ranks since this process began */
+	bool stop;                 /* this rank asks to stop; after a step: any rank has asked */
 
 	double waited;       /* comm_waited_seconds when the last step ended */
 	double data_seconds; /* of the last step, for counting and copying the rows */

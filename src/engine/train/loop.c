@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The training loop: optimizer steps, and between them the log, evaluations and checkpoints. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,6 +10,7 @@
 /* Sums since the last report. Only the steps are timed: saving and evaluating are not training. */
 struct interval {
 	int64_t steps, tokens;
+	int64_t losses; /* steps that have one */
 	double seconds, loss, data, waited;
 };
 
@@ -66,7 +68,8 @@ int trainer_run(struct trainer *t, const struct train_callbacks *cb, struct erro
 			in->steps++;
 			in->tokens += log.step_tokens;
 			in->seconds += seconds;
-			in->loss += log.loss;
+			in->losses += !isnan(log.loss);
+			in->loss += isnan(log.loss) ? 0 : log.loss;
 			in->data += log.data_seconds;
 			in->waited += log.communication_seconds;
 		}
@@ -82,7 +85,7 @@ int trainer_run(struct trainer *t, const struct train_callbacks *cb, struct erro
 			log.has_eval = true;
 		}
 		if (cb->on_log && (eval || end || t->step == 1 || due(t->step, t->o.log_steps))) {
-			log.loss_mean = last.loss / (double)last.steps;
+			log.loss_mean = last.loss / (double)last.losses;
 			log.tokens_per_second = last.seconds > 0 ? (double)last.tokens / last.seconds : 0;
 			log.eta_seconds = (double)(t->total_steps - t->step) * seconds_per_step(&all, first);
 			log.seconds = clock_monotonic() - began;

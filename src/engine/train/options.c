@@ -3,6 +3,7 @@
 #include "engine/train/options.h"
 
 #include <errno.h>
+#include <math.h>
 
 #include "base/cleanup.h"
 
@@ -21,6 +22,7 @@ void train_options_default(struct train_options *o)
 	                            .epsilon = 1e-8,
 	                            .clip = 1,
 	                            .precision = DTYPE_F32,
+	                            .scaler = {.power = 16, .window = 1000, .hysteresis = 2, .least = 1},
 	                            .shuffle = true,
 	                            .seed = 42,
 	                            .log_steps = 10,
@@ -51,7 +53,12 @@ int train_options_check(const struct train_options *o, struct error *err)
 	    {!o->nesterov || o->momentum > 0, "nesterov needs a momentum above 0"},
 	    {o->embedding_rate >= 0 && (o->embedding_rate == 0 || o->learning_rate > 0),
 	     "embedding_rate: not negative, and with a learning_rate above 0"},
-	    {o->precision == DTYPE_F32 || o->precision == DTYPE_BF16, "precision has to be fp32 or bf16"},
+	    {o->precision != DTYPE_F16 || o->scaler.fixed > 0 ||
+	         (o->scaler.window >= 1 && o->scaler.hysteresis >= 1 && o->scaler.least > 0 &&
+	          o->scaler.least <= ldexp(1, (int)o->scaler.power)),
+	     "fp16 needs a loss scale: a fixed one, or window and hysteresis of at least 1, and a least "
+	     "scale "
+	     "above 0 and not above the first"},
 	    {!o->without_master || o->precision == DTYPE_BF16,
 	     "only bf16 weights can do without a master copy (train.master)"},
 	    {o->log_steps >= 1 && o->save_steps >= 0 && o->eval_steps >= 0,

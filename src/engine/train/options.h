@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "engine/device/dtype.h"
 #include "engine/optim/optimizer.h"
+#include "engine/optim/scaler.h"
 #include "engine/optim/schedule.h"
 #include "engine/shard/shard.h"
 
@@ -30,9 +31,10 @@ struct train_options {
 	double embedding_rate; /* of the embedding; 0: learning_rate */
 	enum train_scale_rate scale_rate;
 	bool decay_all;
-	double clip;          /* 0: none; the norm is reported either way */
-	enum dtype precision; /* DTYPE_F32 or DTYPE_BF16 */
-	bool without_master;  /* bf16 weights without a copy in fp32: rounded stochastically */
+	double clip; /* 0: none; the norm is reported either way */
+	enum dtype precision;
+	struct loss_scaler_options scaler; /* of fp16 */
+	bool without_master;               /* bf16 weights without a copy in fp32: rounded stochastically */
 	bool recompute;
 	bool shuffle;
 	uint64_t seed;
@@ -46,7 +48,8 @@ struct train_options {
 	int prefetch;                 /* units whose weights are gathered ahead */
 	int64_t persist_below;        /* elements; the weights of smaller units stay whole */
 	size_t logits_bytes;          /* device_logits_bytes, which a trainer fills in itself */
-	bool widens; /* likewise: the device has no bf16 products, and computes them in fp32 with scratch */
+	bool widens; /* likewise: the device has no products of this precision, and computes them in fp32 with
+	                scratch */
 };
 void train_options_default(struct train_options *o);
 int train_options_check(const struct train_options *o, struct error *err);

@@ -180,9 +180,10 @@ int trainer_check_comm(struct trainer *t, struct error *err)
 static struct optimizer_options optimizer_options_at(const struct trainer *t)
 {
 	const struct train_options *o = &t->o;
+	int64_t done = t->step - t->scaler.skipped;
 
 	return (struct optimizer_options){
-	    .learning_rate = schedule_rate(&t->schedule, t->step + t->schedule_lead),
+	    .learning_rate = schedule_rate(&t->schedule, done + t->schedule_lead),
 	    .embedding_rate = o->embedding_rate > 0 ? o->embedding_rate / o->learning_rate : 1,
 	    .beta1 = o->beta1,
 	    .beta2 = o->beta2,
@@ -192,9 +193,27 @@ static struct optimizer_options optimizer_options_at(const struct trainer *t)
 	    .nesterov = o->nesterov,
 	    .decay_all = o->decay_all,
 	    .clip = o->clip,
-	    .loss_scale = 1,
-	    .step = t->step + 1,
+	    .loss_scale = o->precision == DTYPE_F16 ? (float)t->scaler.scale : 1,
+	    .step = done + 1,
 	    .seed = o->seed};
+}
+
+/* The optimizer has skipped the step where the norm is not finite; the ranks have the same norm. */
+static int count_overflow(struct trainer *t, struct train_log *log, struct error *err)
+{
+	bool overflow = !isfinite(log->grad_norm);
+	int r;
+
+	log->loss_scale = t->scaler.scale;
+	if (overflow) {
+		log->grad_norm = NAN;
+		log->loss = isfinite(log->loss) ? log->loss : NAN;
+	}
+	r = loss_scaler_update(&t->scaler, overflow, err);
+	log->skipped = t->scaler.skipped;
+	if (r == 0 && !overflow && !isfinite(log->loss))
+		r = error_set(err, -EDOM, "the loss, %g, is not finite", log->loss);
+	return r < 0 ? error_prefix(err, "step %lld", (long long)t->step) : 0;
 }
 
 int trainer_run_step(struct trainer *t, struct train_log *log, struct error *err)
@@ -214,7 +233,7 @@ int trainer_run_step(struct trainer *t, struct train_log *log, struct error *err
 	t->data_seconds = clock_monotonic() - begun;
 	prepare_sums(t);
 	if ((r = device_write(t->dev, t->plan->sums, t->sums, sums_bytes(t), err)) < 0 ||
-	    (r = accumulate(t, targets ? (float)(1.0 / (double)targets) : 0, err)) < 0)
+	    (r = accumulate(t, targets ? (float)((double)options.loss_scale / (double)targets) : 0, err)) < 0)
 		return r;
 	ticket = share_sums(t);
 	if ((r = optimizer_step(t->plan->optimizer, &options, &work, err)) < 0)
@@ -237,6 +256,8 @@ int trainer_run_step(struct trainer *t, struct train_log *log, struct error *err
 	                          .tokens = t->tokens,
 	                          .step_tokens = tokens};
 	measure(t, begun, log);
+	if (t->o.precision == DTYPE_F16)
+		return count_overflow(t, log, err);
 	if (!isfinite(log->loss) || !isfinite(log->grad_norm))
 		return error_set(
 		    err, -EDOM,

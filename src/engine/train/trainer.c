@@ -104,6 +104,7 @@ int trainer_create(struct device *dev, struct comm *comm, const struct model_con
 	t->o = *options;
 	t->o.logits_bytes = device_logits_bytes();
 	t->o.widens = !device_supports(dev, t->o.precision);
+	loss_scaler_start(&t->scaler, &t->o.scaler);
 	t->train = train;
 	t->eval = eval;
 	t->rank = comm ? comm_rank(comm) : 0;
@@ -198,6 +199,17 @@ int trainer_set_step(struct trainer *t, int64_t step, struct error *err)
 	t->step = step;
 	r = optimizer_loaded(t->plan->optimizer, err);
 	return r < 0 ? r : trainer_publish(t, err);
+}
+
+const struct loss_scaler *trainer_loss_scaler(const struct trainer *t)
+{
+	return t->o.precision == DTYPE_F16 ? &t->scaler : NULL;
+}
+
+void trainer_set_loss_scaler(struct trainer *t, const struct loss_scaler *state)
+{
+	if (t->o.precision == DTYPE_F16)
+		loss_scaler_resume(&t->scaler, state);
 }
 
 void trainer_set_origin(struct trainer *t, int64_t step, int64_t examples)

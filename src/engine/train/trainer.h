@@ -14,7 +14,12 @@
  * reaches its end at the last step and has, at each step, the rate that a run of this batch has with as many
  * steps to go.
  *
- * Resume. The state after step s is: master weights (without them the bf16 ones), both moments, s. The
+ * fp16. Gradients are those of the loss times a factor (scaler.h). A step whose gradients overflow changes
+ * neither weights nor moments: it has seen its rows and is one of the total, but the optimizer and the
+ * schedule do not count it.
+ *
+ * Resume. The state after step s is: master weights (without them the bf16 ones), both moments, s, and under
+ * fp16 the loss scaler's. The
  * sampler, the schedule and the order of every sum are functions of the step, so a run continued from that
  * state at the same world size gives the same bits.
  */
@@ -38,12 +43,15 @@ struct trainer;
 
 /* The step that was just done. Doubles hold all digits of the sums. */
 struct train_log {
-	int64_t step, steps;      /* step: optimizer steps done, from 1 */
-	double epoch;             /* epochs done, fractional */
-	double loss;              /* of this very step, the mean over its counted targets on all ranks */
+	int64_t step, steps; /* step: optimizer steps done, from 1 */
+	double epoch;        /* epochs done, fractional */
+	/* Of this very step, the mean over its counted targets on all ranks; NaN where fp16 overflowed. */
+	double loss;
 	double loss_mean;         /* mean of the steps' losses since the last log */
 	double learning_rate;     /* that the step used */
-	double grad_norm;         /* before clipping */
+	double grad_norm;         /* before clipping; NaN where the step was skipped */
+	double loss_scale;        /* of fp16: that the step used; 0: none */
+	int64_t skipped;          /* of fp16: all steps that were skipped so far */
 	int64_t tokens;           /* seen so far in this process, all ranks together */
 	int64_t step_tokens;      /* of this step, all ranks */
 	double tokens_per_second; /* since the last log */
@@ -118,6 +126,10 @@ int trainer_gather_parameter(struct trainer *t, enum parameter_state which, cons
 /* trainer_read, trainer_write and trainer_load for checkpoints; valid as long as the trainer. */
 struct parameter_access trainer_access(struct trainer *t);
 int trainer_set_step(struct trainer *t, int64_t step, struct error *err);
+/* The loss scaler; NULL: not under fp16. To resume, it is set beside the step, which has no effect otherwise.
+ */
+const struct loss_scaler *trainer_loss_scaler(const struct trainer *t);
+void trainer_set_loss_scaler(struct trainer *t, const struct loss_scaler *state);
 /* Before trainer_set_step: the steps until `step` saw `examples` rows, at whatever global batch. Changes
  * trainer_total_steps where they are not as many as at this one's. */
 void trainer_set_origin(struct trainer *t, int64_t step, int64_t examples);
