@@ -383,7 +383,12 @@ static int plan_checkpoints(struct saver *s, struct error *err)
 	if (r < 0 || !s->o.background || s->gathers || s->o.save_steps == 0)
 		return r;
 	s->copy = malloc(s->plan->bytes + 1);
-	return s->copy ? 0 : error_oom(err);
+	if (!s->copy)
+		return error_oom(err);
+	/* The first checkpoint is not to wait for the kernel to find the pages. Zeros would be calloc's,
+	 * which touches none. */
+	memset(s->copy, 0xff, s->plan->bytes + 1);
+	return 0;
 }
 
 int saver_attach(struct saver *s, const struct saver_contents *contents, struct error *err)
