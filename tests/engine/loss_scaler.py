@@ -83,11 +83,11 @@ def run(cls, power, window, hysteresis, consecutive, least, overflows):
 def header(cls):
     lines = [
         "/* SPDX-License-Identifier: Apache-2.0 */",
+        "/* clang-format off */",
         "/* Made by tests/engine/loss_scaler.py with the DynamicLossScaler of DeepSpeed " + VERSION + ": the scale after each",
         " * step, where x is an overflow. The class raises an error in the step after the last scale, where there is one. */",
         "#pragma once",
         "",
-        "/* clang-format off */",
         "static const struct scaler_case {",
         "\tstruct loss_scaler_options o;",
         "\tconst char *overflows;",

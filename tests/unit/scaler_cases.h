@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* clang-format off */
 /* Made by tests/engine/loss_scaler.py with the DynamicLossScaler of DeepSpeed 0.19.8: the scale after each
- * step, where x is an overflow. The class raises an error in the step after the last scale, where there is
- * one. */
+ * step, where x is an overflow. The class raises an error in the step after the last scale, where there is one. */
 #pragma once
 
-/* clang-format off */
 static const struct scaler_case {
 	struct loss_scaler_options o;
 	const char *overflows;
