@@ -192,8 +192,10 @@ static int assign(const struct key *k, void *target, const struct value *v, cons
 	keys_name(k, name, sizeof(name));
 	switch (k->type) {
 	case KEY_STRING:
-	case KEY_CHOICE:
 		fits = v->kind == VALUE_STRING;
+		break;
+	case KEY_CHOICE: /* some were true or false once */
+		fits = v->kind == VALUE_STRING || (v->kind == VALUE_BOOL && is_choice(k->choices, "true"));
 		break;
 	case KEY_INT:
 		fits = v->kind == VALUE_INT;
@@ -219,6 +221,8 @@ static int assign(const struct key *k, void *target, const struct value *v, cons
 		                 keys_type_words[k->type]);
 	switch (k->type) {
 	case KEY_CHOICE:
+		if (v->kind == VALUE_BOOL)
+			return set_string(field, v->b ? "true" : "false", err);
 		if (!is_choice(k->choices, v->s))
 			return error_set(err, -EINVAL, "%s: %s: \"%s\" is not known; it has to be one of %s",
 			                 where, name, v->s, k->choices);

@@ -130,8 +130,10 @@ static const struct key run_key_list[] = {
     {"train", "master", KEY_CHOICE, F(train.master), "fp32", 0, 0, "fp32|none",
      "the copy of bf16 weights that steps add up in; none: 4 bytes a parameter less, and the weights are "
      "rounded stochastically"},
-    {"train", "recompute", KEY_BOOL, F(train.recompute), "false", 0, 0, NULL,
-     "compute a block's activations again in the backward pass"},
+    {"train", "recompute", KEY_CHOICE, F(train.recompute), "none", 0, 0,
+     "none|selective|full|auto|true|false",
+     "what blocks compute again in the backward pass; auto: what memory has no room for. true is full, false "
+     "none"},
     {"train", "attention", KEY_CHOICE, F(train.attention), "auto", 0, 0, "auto|own|cudnn",
      "whose kernels compute attention on a GPU"},
     {"train", "shuffle", KEY_BOOL, F(train.shuffle), "true", 0, 0, NULL, "a new order each epoch"},

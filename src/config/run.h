@@ -73,7 +73,7 @@ struct run_config {
 		bool consecutive_hysteresis;
 		double min_loss_scale;
 		char *master;    /* fp32 none: copy of the weights that the optimizer steps */
-		bool recompute;  /* recompute activations in the backward pass instead of keeping them */
+		char *recompute; /* none selective full auto; true: full, false: none */
 		char *attention; /* auto own cudnn: whose kernels, on a GPU */
 		bool shuffle;
 		int64_t seed;

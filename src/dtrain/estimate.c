@@ -187,11 +187,6 @@ static void choose_precision(struct subject *s)
 
 /* ---- what is printed ---- */
 
-static const char *recompute_name(bool recompute)
-{
-	return recompute ? "full" : "none";
-}
-
 static const char *seconds(char *buf, size_t size, double s)
 {
 	if (s < 1)
@@ -250,7 +245,7 @@ static void print_table(const struct estimate_list *list)
 		const struct estimate *e = &list->all[i];
 
 		table_add(&table, "%s", estimate_strategy_name(e->strategy));
-		table_add(&table, "%s", recompute_name(e->recompute));
+		table_add(&table, "%s", estimate_recompute_text(text, sizeof(text), e));
 		table_add(&table, "%s", str_bytes(text, sizeof(text), e->total));
 		table_add(&table, "%s", e->fits ? "yes" : "no");
 		table_add(&table, "%s", e->cost.step > 0 ? seconds(text, sizeof(text), e->cost.step) : "");
@@ -269,7 +264,7 @@ static void print_memory(const struct estimate *e)
 	char text[32];
 
 	printf("\nmemory of a rank, %s, recompute %s:\n", estimate_strategy_name(e->strategy),
-	       recompute_name(e->recompute));
+	       estimate_recompute_text(text, sizeof(text), e));
 	for (int i = 0; i < BUFFER_CLASSES; i++)
 		if (e->bytes[i])
 			printf("  %-12s %s\n", estimate_class_name(i),
@@ -282,24 +277,33 @@ static void print_memory(const struct estimate *e)
 
 static void print_choice(const struct estimate_input *in, const struct estimate_list *list)
 {
-	const struct estimate *least = estimate_best(list, -1);
+	const struct estimate *least = estimate_best(list, -1, -1);
 	struct error err = ERROR_INIT;
-	char needs[32], has[32];
+	char needs[32], has[32], way[32];
 
 	if (list->choice >= 0) {
 		const struct estimate *e = &list->all[list->choice];
 
-		printf("\nfastest that fits: parallel.strategy = \"%s\", train.recompute = %s\n",
-		       estimate_strategy_name(e->strategy), e->recompute ? "true" : "false");
+		printf("\nfastest that fits: parallel.strategy = \"%s\", train.recompute = \"%s\"\n",
+		       estimate_strategy_name(e->strategy),
+		       e->kept > 0 ? "auto" : estimate_recompute_text(needs, sizeof(needs), e));
 		return;
 	}
 	if (estimate_check(in, &err) < 0)
 		printf("\nnothing fits: %s\n", err.message);
 	else
 		printf("\nnothing fits: the least, %s with recompute %s, takes %s of %s\n",
-		       estimate_strategy_name(least->strategy), recompute_name(least->recompute),
+		       estimate_strategy_name(least->strategy),
+		       estimate_recompute_text(way, sizeof(way), least),
 		       str_bytes(needs, sizeof(needs), least->total),
 		       str_bytes(has, sizeof(has), least->available));
+}
+
+/* The plan that the run would have. */
+static const struct estimate *run_of(const struct subject *s, const struct estimate_list *list)
+{
+	return estimate_best(list, options_strategy_is_auto(s->config) ? -1 : (int)s->options.strategy,
+	                     options_recompute_is_auto(s->config) ? -1 : (int)s->options.recompute);
 }
 
 static int print_estimate(const struct subject *s, const struct estimate_list *list, bool json)
@@ -316,8 +320,7 @@ static int print_estimate(const struct subject *s, const struct estimate_list *l
 	print_head(s, list);
 	print_rates(s);
 	print_table(list);
-	print_memory(
-	    &list->all[options_strategy_is_auto(s->config) && list->choice >= 0 ? list->choice : list->run]);
+	print_memory(run_of(s, list));
 	print_choice(&in, list);
 	return EXIT_SUCCESS;
 }
@@ -405,6 +408,13 @@ static bool is_seen_from_here(const struct run_config *c)
 	return model && (model[0] == '/' || str_eq(here, c->directory));
 }
 
+static void take(struct subject *s, const struct estimate *e)
+{
+	s->options.strategy = e->strategy;
+	s->options.recompute = e->recompute;
+	s->options.kept_blocks = e->kept;
+}
+
 int estimate_refuse(struct client *client, const json_t *config)
 {
 	_cleanup_(subject_release) struct subject s = {0};
@@ -425,8 +435,9 @@ int estimate_refuse(struct client *client, const json_t *config)
 	choose_precision(&s);
 	if (s.config->parallel.shard_degree == 0)
 		s.options.shard_degree = s.where.per_node;
-	if (options_strategy_is_auto(s.config) && estimate_list(&in, list, &err) == 0)
-		s.options.strategy = estimate_best(list, s.options.recompute)->strategy;
+	if ((options_strategy_is_auto(s.config) || options_recompute_is_auto(s.config)) &&
+	    estimate_list(&in, list, &err) == 0)
+		take(&s, run_of(&s, list));
 	r = estimate_check(&in, &err);
 	if (r == -EINVAL) /* these ranks, or this model, cannot be divided so */
 		return client_fail(EXIT_FAILURE, "%s", err.message);

@@ -47,6 +47,11 @@ bool options_strategy_is_auto(const struct run_config *c)
 	return str_eq(c->parallel.strategy, "auto");
 }
 
+bool options_recompute_is_auto(const struct run_config *c)
+{
+	return str_eq(c->train.recompute, "auto");
+}
+
 int options_train(const struct run_config *c, struct train_options *out, struct error *err)
 {
 	train_options_default(out);
@@ -86,7 +91,10 @@ int options_train(const struct run_config *c, struct train_options *out, struct 
 	                                           .consecutive = c->train.consecutive_hysteresis,
 	                                           .least = c->train.min_loss_scale};
 	out->without_master = str_eq(c->train.master, "none");
-	out->recompute = c->train.recompute;
+	if (str_eq(c->train.recompute, "selective"))
+		out->recompute = MODEL_RECOMPUTE_SELECTIVE;
+	else if (str_eq(c->train.recompute, "full") || str_eq(c->train.recompute, "true"))
+		out->recompute = MODEL_RECOMPUTE_BLOCK;
 	out->shuffle = c->train.shuffle;
 	out->seed = c->train.seed;
 	out->log_steps = c->output.log_steps;

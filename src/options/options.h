@@ -11,6 +11,7 @@
 void options_dataset(const struct run_config *c, const char *cache_dir, struct dataset_options *out);
 /* parallel.strategy = "auto": options_train leaves the default. */
 bool options_strategy_is_auto(const struct run_config *c);
+bool options_recompute_is_auto(const struct run_config *c); /* the same of train.recompute */
 int options_train(const struct run_config *c, struct train_options *out, struct error *err);
 enum device_attention_choice options_attention(const struct run_config *c);
 /* Owned by the caller; NULL: out of memory. */

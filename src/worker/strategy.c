@@ -22,26 +22,44 @@ static int share(struct device *dev, struct comm *comm, void *host, size_t bytes
 	return r;
 }
 
+static void print_choice(const struct train_options *o, bool strategy, bool recompute)
+{
+	const struct estimate e = {.recompute = o->recompute, .kept = o->kept_blocks};
+	char text[32];
+
+	if (strategy)
+		printf("strategy: %s (auto: the fastest that fits, as dtrain estimate has it)\n",
+		       shard_strategy_name(o->strategy));
+	if (recompute)
+		printf("recompute: %s (auto)\n", estimate_recompute_text(text, sizeof(text), &e));
+}
+
 int strategy_choose(const struct run_config *c, const struct environment *env, struct device *dev,
                     struct comm *comm, const struct model_config *model, int64_t max_row,
                     struct train_options *options, struct error *err)
 {
 	int per_node = MAX(env->local_world_size, 1), nodes = MAX(env->world_size / per_node, 1), r = 0;
-	int64_t choice = options->strategy;
+	bool strategy = options_strategy_is_auto(c) && comm, recompute = options_recompute_is_auto(c);
+	struct train_options given = *options;
 	struct hardware_set where;
-	struct estimate_input in = {model, options, max_row, &where};
+	struct estimate_input in = {model, &given, max_row, &where};
+	int64_t choice[3];
 
 	choose_hardware(dev, nodes, per_node, &where);
-	if (options_strategy_is_auto(c) && comm) {
-		if (env->rank == 0 && (r = choose_strategy(&in, &options->strategy, err)) < 0)
+	if (strategy || recompute) {
+		if (env->rank == 0 && (r = choose_plan(&in, strategy, recompute, options, err)) < 0)
 			return r;
-		choice = options->strategy;
-		if ((r = share(dev, comm, &choice, sizeof(choice), err)) < 0)
+		choice[0] = options->strategy;
+		choice[1] = options->recompute;
+		choice[2] = options->kept_blocks;
+		if (comm && (r = share(dev, comm, choice, sizeof(choice), err)) < 0)
 			return r;
-		options->strategy = (enum shard_strategy)choice;
+		options->strategy = (enum shard_strategy)choice[0];
+		options->recompute = (enum model_recompute)choice[1];
+		options->kept_blocks = (int)choice[2];
 		if (env->rank == 0)
-			printf("strategy: %s (auto: the fastest that fits, as dtrain estimate has it)\n",
-			       shard_strategy_name(options->strategy));
+			print_choice(options, strategy, recompute);
 	}
+	in.options = options;
 	return estimate_check(&in, err);
 }

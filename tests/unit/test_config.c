@@ -50,6 +50,34 @@ START_TEST(run_file_with_defaults)
 }
 END_TEST
 
+/* train.recompute was true or false once; runs in a store, and run files, still have that. */
+START_TEST(recompute_by_name_or_truth)
+{
+	static const struct {
+		const char *override, *json, *want;
+	} cases[] = {{"train.recompute=auto", "{\"recompute\":\"selective\"}", "auto selective"},
+	             {"train.recompute=true", "{\"recompute\":true}", "true true"},
+	             {"train.recompute=false", "{\"recompute\":false}", "false false"}};
+	_cleanup_(run_config_freep) struct run_config *c = NULL;
+	struct error err = ERROR_INIT;
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		const char *override[] = {cases[i].override, NULL};
+		_cleanup_(run_config_freep) struct run_config *a = NULL, *b = NULL;
+		_cleanup_json_ json_t *json = json_loads(cases[i].json, 0, NULL);
+		_cleanup_json_ json_t *run = json_pack("{s:s,s:O}", "task", "sft", "train", json);
+		_cleanup_free_ char *both = NULL;
+
+		ck_ok(run_config_parse(alpaca, "x.conf", override, &a, &err), &err);
+		ck_ok(run_config_decode(run, "x", false, &b, &err), &err);
+		both = str_printf("%s %s", a->train.recompute, b->train.recompute);
+		ck_assert_str_eq(both, cases[i].want);
+	}
+	ck_fails(run_config_parse(alpaca, "x.conf", (const char *[]){"train.recompute=half", NULL}, &c, &err),
+	         &err, "has to be one of none|selective|full|auto");
+}
+END_TEST
+
 START_TEST(packing_default_follows_the_task)
 {
 	const char *pretrain[] = {"task=pretrain", NULL},
@@ -607,6 +635,7 @@ int main(void)
 	TCase *t = tcase_create("config");
 
 	tcase_add_test(t, run_file_with_defaults);
+	tcase_add_test(t, recompute_by_name_or_truth);
 	tcase_add_test(t, packing_default_follows_the_task);
 	tcase_add_test(t, json_round_trip);
 	tcase_add_loop_test(t, wrong_run_files_say_where, 0, ARRAY_SIZE(wrong));

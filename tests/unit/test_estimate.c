@@ -188,10 +188,11 @@ static void estimate_llama(int which, const char *devices, int64_t row, struct e
 }
 
 static const struct estimate *find(const struct estimate_list *list, enum shard_strategy strategy,
-                                   bool recompute)
+                                   enum model_recompute recompute)
 {
 	for (size_t i = 0; i < list->count; i++)
-		if (list->all[i].strategy == strategy && list->all[i].recompute == recompute)
+		if (list->all[i].strategy == strategy && list->all[i].recompute == recompute &&
+		    list->all[i].kept == 0)
 			return &list->all[i];
 	ck_abort_msg("no plan of strategy %d", strategy);
 	return NULL;
@@ -211,14 +212,16 @@ START_TEST(bytes_of_a_parameter)
 
 	estimate_llama(_i, "8xH100-80GB", 8192, &list);
 	/* Gradients are fp32: two bytes more than where they are bf16. */
-	ck_assert_double_eq_tol(state_bytes(find(&list, SHARD_DDP, true), _i), 18, 0.01);
-	ck_assert_double_eq_tol(state_bytes(find(&list, SHARD_ZERO1, true), _i), 6 + 12 / ranks, 0.01);
+	ck_assert_double_eq_tol(state_bytes(find(&list, SHARD_DDP, MODEL_RECOMPUTE_BLOCK), _i), 18, 0.01);
+	ck_assert_double_eq_tol(state_bytes(find(&list, SHARD_ZERO1, MODEL_RECOMPUTE_BLOCK), _i),
+	                        6 + 12 / ranks, 0.01);
 	/* Of each block its input alone. */
-	ck_assert_double_eq_tol((double)find(&list, SHARD_DDP, true)->bytes[BUFFER_ACTIVATIONS],
-	                        8192.0 * 2 *
-	                            (llamas[_i].hidden * (llamas[_i].layers + 2.0) + 2.0 * llamas[_i].hidden +
-	                             2048 + 2.0 * llamas[_i].intermediate),
-	                        0.01 * (double)find(&list, SHARD_DDP, true)->bytes[BUFFER_ACTIVATIONS]);
+	ck_assert_double_eq_tol(
+	    (double)find(&list, SHARD_DDP, MODEL_RECOMPUTE_BLOCK)->bytes[BUFFER_ACTIVATIONS],
+	    8192.0 * 2 *
+	        (llamas[_i].hidden * (llamas[_i].layers + 2.0) + 2.0 * llamas[_i].hidden + 2048 +
+	         2.0 * llamas[_i].intermediate),
+	    0.01 * (double)find(&list, SHARD_DDP, MODEL_RECOMPUTE_BLOCK)->bytes[BUFFER_ACTIVATIONS]);
 }
 END_TEST
 
@@ -250,10 +253,47 @@ START_TEST(bytes_as_published)
 			enum shard_strategy strategy = (enum shard_strategy)s;
 			double gradients = strategy >= SHARD_ZERO2 ? 2 / g : 2;
 
-			ck_assert_double_eq_tol(state_bytes(find(&list, strategy, true), which),
-			                        published_bytes(strategy, g) + gradients, 0.02);
+			ck_assert_double_eq_tol(
+			    state_bytes(find(&list, strategy, MODEL_RECOMPUTE_BLOCK), which),
+			    published_bytes(strategy, g) + gradients, 0.02);
 		}
 	}
+}
+END_TEST
+
+/* Where not everything fits, as many whole blocks are kept as do: one more would not. */
+START_TEST(whole_blocks_are_kept_while_they_fit)
+{
+	const struct estimate *kept = NULL, *full;
+	struct estimate_list list;
+	struct hardware_set where;
+	struct train_options o;
+	struct model_config c;
+	struct error err = ERROR_INIT;
+	struct estimate more;
+
+	estimate_llama(LLAMA_70B, "512xH100-80GB", 8192, &list);
+	full = find(&list, SHARD_ZERO3, MODEL_RECOMPUTE_BLOCK);
+	ck_assert(!find(&list, SHARD_ZERO3, MODEL_KEEP_ALL)->fits);
+	for (size_t i = 0; i < list.count; i++)
+		if (list.all[i].strategy == SHARD_ZERO3 && list.all[i].kept > 0 &&
+		    list.all[i].recompute == MODEL_RECOMPUTE_BLOCK)
+			kept = &list.all[i];
+	ck_assert_ptr_nonnull(kept);
+	ck_assert(kept->fits && full->fits);
+	ck_assert_double_lt(kept->cost.step, full->cost.step);
+	ck_assert_uint_gt(kept->total, full->total);
+	llama(LLAMA_70B, &c);
+	train_options_default(&o);
+	o.precision = DTYPE_BF16;
+	o.strategy = SHARD_ZERO3;
+	o.recompute = MODEL_RECOMPUTE_BLOCK;
+	o.kept_blocks = kept->kept + 1;
+	ck_ok(hardware_parse("512xH100-80GB", &where, &err), &err);
+	ck_ok(estimate_run(&(struct estimate_input){&c, &o, 8192, &where}, &more, &err), &err);
+	ck_assert(!more.fits);
+	ck_assert_ptr_eq(estimate_best(&list, SHARD_ZERO3, MODEL_RECOMPUTE_BLOCK), full);
+	ck_assert_int_eq(list.all[list.choice].fits, true);
 }
 END_TEST
 
@@ -428,6 +468,7 @@ int main(void)
 	tc = tcase_create("memory");
 	tcase_add_loop_test(tc, bytes_of_a_parameter, 0, ARRAY_SIZE(llamas));
 	tcase_add_loop_test(tc, bytes_as_published, 0, ARRAY_SIZE(sizes));
+	tcase_add_test(tc, whole_blocks_are_kept_while_they_fit);
 	tcase_add_loop_test(tc, large_models_take_no_time, 0, ARRAY_SIZE(sizes));
 	suite_add_tcase(s, tc);
 	tc = tcase_create("command");

@@ -296,7 +296,8 @@ START_TEST(gradients_are_differences)
 	struct model_fixture fixture;
 	double loss;
 
-	o.recompute = _i % 2;
+	o.recompute = (enum model_recompute)(_i % 3);
+	o.kept = _i % 2;
 	ck_ok(parse(gradient_cases[_i], &c, &err), &err);
 	sample_make(&s, c.vocab, _i % 2);
 	ck_ok(model_fixture_create(&fixture, &c, &o, model_init_fill, &init, &err), &err);
@@ -324,6 +325,51 @@ START_TEST(gradients_are_differences)
 		              (side[1] - side[0]) / (2 * step) / sqrt(norm));
 	}
 	model_fixture_free(&fixture);
+}
+END_TEST
+
+/* What is computed again has the same bits as what is kept, however many blocks keep it. */
+START_TEST(recomputed_gradients_are_the_same)
+{
+	static const enum model_recompute ways[] = {MODEL_RECOMPUTE_SELECTIVE, MODEL_RECOMPUTE_BLOCK};
+	static const char text[] = "{\"model_type\":\"qwen3\",\"hidden_size\":32,\"intermediate_size\":48,"
+	                           "\"num_hidden_layers\":4,\"head_dim\":16,\"num_attention_heads\":2,"
+	                           "\"num_key_value_heads\":1,\"vocab_size\":60}";
+	struct model_options o = {
+	    .type = DTYPE_F32, .max_tokens = 40, .max_sequence = 40, .training = true, .logits_rows = 16};
+	struct model_init init = {.seed = 3, .std = 0.15};
+	struct error err = ERROR_INIT;
+	struct model_fixture kept;
+	struct model_config c;
+	size_t least = SIZE_MAX;
+	double losses[2];
+	struct sample s;
+
+	ck_ok(parse(text, &c, &err), &err);
+	sample_make(&s, c.vocab, true);
+	ck_ok(model_fixture_create(&kept, &c, &o, model_init_fill, &init, &err), &err);
+	ck_ok(model_fixture_gradients(&kept, &s.b, 0.1f, true, &losses[0], &err), &err);
+	for (size_t w = 0; w < ARRAY_SIZE(ways); w++)
+		for (int keep = c.layers; keep >= 0; keep--) {
+			struct model_fixture again;
+
+			o.recompute = ways[w];
+			o.kept = keep;
+			ck_ok(model_fixture_create(&again, &c, &o, model_init_fill, &init, &err), &err);
+			ck_ok(model_fixture_gradients(&again, &s.b, 0.1f, true, &losses[1], &err), &err);
+			ck_assert_double_eq(losses[0], losses[1]);
+			for (int u = 0; u < kept.layout->units; u++)
+				ck_assert_mem_eq(kept.g[u], again.g[u],
+				                 (size_t)kept.layout->unit[u].count * sizeof(float));
+			/* One block or none that recomputes saves nothing; then each saves the same. */
+			if (keep == c.layers || keep == c.layers - 1)
+				ck_assert_uint_eq(again.arena.used, kept.arena.used);
+			else
+				ck_assert_uint_lt(again.arena.used, least);
+			least = again.arena.used;
+			model_fixture_free(&again);
+		}
+	model_fixture_free(&kept);
 }
 END_TEST
 
@@ -524,6 +570,7 @@ int main(void)
 	tcase_add_test(c, config_errors_say_what);
 	tcase_add_test(c, layout_is_flat_and_complete);
 	tcase_add_test(c, init_does_not_depend_on_the_pieces);
+	tcase_add_test(c, recomputed_gradients_are_the_same);
 	tcase_add_loop_test(c, gradients_are_differences, 0, cases);
 	tcase_add_loop_test(c, accumulation_adds_up, 0, cases);
 	tcase_add_test(c, wrong_batches_are_refused);

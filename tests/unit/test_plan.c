@@ -53,7 +53,8 @@ static void draw_case(struct drawn *d)
 	d->options.micro_batch = draw(1, 4);
 	d->options.accumulation = draw(1, 3);
 	d->options.max_steps = 1;
-	d->options.recompute = draw(0, 1);
+	d->options.recompute = (enum model_recompute)draw(MODEL_KEEP_ALL, MODEL_RECOMPUTE_SELECTIVE);
+	d->options.kept_blocks = draw(0, 2);
 	d->options.precision = draw(0, 1) ? DTYPE_BF16 : DTYPE_F32;
 	d->options.without_master = d->options.precision == DTYPE_BF16 && draw(0, 2) == 0;
 	d->options.reduce_type = draw(0, 2) ? DTYPE_F32 : DTYPE_BF16;

@@ -231,6 +231,24 @@ static int nothing(struct model *m, bool first, struct error *err)
 	return 0;
 }
 
+/* What a block has not kept. The last of those that recompute has written the shared buffers last: its own
+ * activations are still there. */
+static void recompute(struct model *m, const struct model_pass *p, int layer)
+{
+	struct model_activations *a = &m->layer[layer];
+	int64_t tokens = p->b->tokens;
+	int unit = layer + 1;
+
+	if (m->o.recompute == MODEL_RECOMPUTE_BLOCK) {
+		model_norm(m, m->h, a->input, weight(m, unit, PARAMETER_INPUT_NORM), tokens);
+		model_block_forward(m, p, layer);
+		return;
+	}
+	model_norm(m, m->h, a->middle, weight(m, unit, PARAMETER_POST_NORM), tokens);
+	model_linear(m, a->gate_up, m->h, weight(m, unit, PARAMETER_GATE),
+	             weight(m, unit, PARAMETER_GATE_BIAS), tokens, 2 * m->c.intermediate, m->c.hidden);
+}
+
 int model_forward_backward(struct model *m, const struct model_batch *batch, float scale, bool first,
                            double *loss_sum, struct error *err)
 {
@@ -254,12 +272,8 @@ int model_forward_backward(struct model *m, const struct model_batch *batch, flo
 	for (int l = m->c.layers - 1; l >= 0; l--) {
 		if ((r = model_need(m, l + 1, MODEL_BACKWARD, err)) < 0)
 			return r;
-		/* The last block's activations are still there. */
-		if (m->o.recompute && l < m->c.layers - 1) {
-			model_norm(m, m->h, m->layer[l].input, weight(m, l + 1, PARAMETER_INPUT_NORM),
-			           tokens);
-			model_block_forward(m, &p, l);
-		}
+		if (l < model_recomputed(m) - 1)
+			recompute(m, &p, l);
 		start_unit(m, l + 1, first);
 		mlp_backward(m, l, tokens, first);
 		attention_backward(m, &p, l, first);

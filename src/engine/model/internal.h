@@ -89,6 +89,12 @@ static inline void model_done(const struct model *m, int unit, enum model_phase 
 		m->hooks.done(m->hooks.context, unit, phase);
 }
 
+/* The first so many blocks recompute; but the last of these finds its activations where they are shared. */
+static inline int model_recomputed(const struct model *m)
+{
+	return m->o.training && m->o.recompute != MODEL_KEEP_ALL ? MAX(m->c.layers - m->o.kept, 0) : 0;
+}
+
 /* The matrix of the head lies in the embedding's unit when tied. */
 static inline int head_unit(const struct model *m)
 {

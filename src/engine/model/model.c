@@ -69,6 +69,8 @@ static void take_activations(struct model *m, struct arena *a)
 	for (int l = 0; l <= m->c.layers; l++) {
 		struct model_activations *act = &m->layer[l];
 		size_t start = a->used;
+		bool again = l < model_recomputed(m);
+		bool shares = !m->o.training || (again && m->o.recompute == MODEL_RECOMPUTE_BLOCK);
 		bool own_input = l == 0 || m->o.training;
 
 		act->input = own_input ? arena_take(a, BUFFER_ACTIVATIONS, row * (size_t)m->c.hidden,
@@ -76,7 +78,7 @@ static void take_activations(struct model *m, struct arena *a)
 		                       : m->layer[0].input;
 		if (l == m->c.layers)
 			break;
-		if (l > 0 && (!m->o.training || m->o.recompute)) {
+		if (l > 0 && shares) {
 			char *input = act->input;
 
 			*act = m->layer[0];
@@ -91,9 +93,11 @@ static void take_activations(struct model *m, struct arena *a)
 		    arena_take(a, BUFFER_ACTIVATIONS, tokens * (size_t)m->c.heads * 4, "layer %d lse", l);
 		act->middle =
 		    arena_take(a, BUFFER_ACTIVATIONS, row * (size_t)m->c.hidden, "layer %d middle", l);
-		act->gate_up = arena_take(a, BUFFER_ACTIVATIONS, row * 2 * (size_t)m->c.intermediate,
-		                          "layer %d gate_up", l);
-		act->bytes = m->o.training && !m->o.recompute ? a->used - start : 0;
+		act->gate_up = l > 0 && again
+		                   ? m->layer[0].gate_up
+		                   : arena_take(a, BUFFER_ACTIVATIONS, row * 2 * (size_t)m->c.intermediate,
+		                                "layer %d gate_up", l);
+		act->bytes = shares ? 0 : a->used - start;
 	}
 }
 

@@ -19,12 +19,21 @@
 
 struct model;
 
+/* What blocks keep from their forward pass for the backward one. The outputs of norms and of SwiGLU are never
+ * kept: they are computed again from what is. */
+enum model_recompute {
+	MODEL_KEEP_ALL,            /* q, k and v, attention's output, the residual streams, gate and up */
+	MODEL_RECOMPUTE_BLOCK,     /* the block's input alone; all else is computed again */
+	MODEL_RECOMPUTE_SELECTIVE, /* all but gate and up, the largest of them, which are computed again */
+};
+
 struct model_options {
 	enum dtype type;      /* of compute weights and activations; gradients are always fp32 */
 	int64_t max_tokens;   /* rows of the largest micro-batch */
 	int64_t max_sequence; /* longest document: the length of the RoPE tables */
 	bool training;        /* false: no buffers for the backward pass */
-	bool recompute;       /* keep only each block's input; run the block again before its backward */
+	enum model_recompute recompute;
+	int kept;             /* with it: so many blocks, the last ones, keep everything all the same */
 	int64_t logits_rows;  /* rows of a cross-entropy chunk, 0: chosen by logits_bytes */
 	size_t logits_bytes;  /* device_logits_bytes of the device that it is for */
 	int64_t cache_tokens; /* generation: length of the KV cache, 0: none */

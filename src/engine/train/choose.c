@@ -25,7 +25,8 @@ void choose_hardware(const struct device *dev, int nodes, int per_node, struct h
 	out->device.memory = memory;
 }
 
-int choose_strategy(const struct estimate_input *in, enum shard_strategy *out, struct error *err)
+int choose_plan(const struct estimate_input *in, bool strategy, bool recompute, struct train_options *out,
+                struct error *err)
 {
 	_cleanup_free_ struct estimate_list *list = malloc(sizeof(*list));
 	const struct estimate *best;
@@ -35,7 +36,10 @@ int choose_strategy(const struct estimate_input *in, enum shard_strategy *out, s
 		return error_oom(err);
 	if ((r = estimate_list(in, list, err)) < 0)
 		return r;
-	best = estimate_best(list, in->options->recompute);
-	*out = best->strategy;
+	best = estimate_best(list, strategy ? -1 : (int)in->options->strategy,
+	                     recompute ? -1 : (int)in->options->recompute);
+	out->strategy = best->strategy;
+	out->recompute = best->recompute;
+	out->kept_blocks = best->kept;
 	return 0;
 }

@@ -8,6 +8,7 @@
 /* The hardware of `nodes` with per_node devices like this one. Of a GPU that the table does not know, the
  * rates are those of its first row. */
 void choose_hardware(const struct device *dev, int nodes, int per_node, struct hardware_set *out);
-/* The fastest strategy that fits, with the recomputation that in->options has; where none fits, the one of
- * the least memory. A function of the arguments alone. */
-int choose_strategy(const struct estimate_input *in, enum shard_strategy *out, struct error *err);
+/* The fastest that fits, else the one of the least memory, of those with the strategy and the recomputation
+ * that in->options has, where they are not to be chosen. Into `out`; a function of the arguments alone. */
+int choose_plan(const struct estimate_input *in, bool strategy, bool recompute, struct train_options *out,
+                struct error *err);

@@ -9,7 +9,8 @@
 
 /* Time of one micro-step's parts on a rank. */
 struct parts {
-	double block_forward, block_backward, block_again; /* again: the block's forward pass, recomputed */
+	double block_forward, block_backward;
+	double again; /* of a block that recomputes */
 	double embedding_forward, embedding_backward, head;
 };
 
@@ -90,7 +91,7 @@ static void count_parts(const struct model_config *c, const struct train_options
 	double qkv = q + 2 * kv, wide = c->intermediate, vocab = (double)c->vocab;
 	const double shapes[][2] = {{qkv, hidden}, {hidden, q}, {2 * wide, hidden}, {hidden, wide}};
 	double element = t * s, norm_qk = c->qk_norm ? 2 * (q + kv) * element : 0;
-	double swiglu, norm, rotation;
+	double swiglu, norm, rotation, gate_up, down;
 
 	*p = (struct parts){0};
 	for (size_t i = 0; i < ARRAY_SIZE(shapes); i++) {
@@ -104,9 +105,13 @@ static void count_parts(const struct model_config *c, const struct train_options
 	norm = stream(h, type, RATE_NORM, 4 * hidden * element);
 	rotation = stream(h, type, RATE_ROTATION, 2 * (q + kv) * element + norm_qk);
 	p->block_forward += attention(h, c, type, rows, row, false) + 2 * norm + rotation + swiglu;
+	gate_up = cost_gemm(h, type, RATE_PRODUCT_FORWARD, t, 2 * wide, hidden, s, false);
+	down = cost_gemm(h, type, RATE_PRODUCT_FORWARD, t, hidden, wide, s, false);
 	/* Recomputed, the block ends with the products of gate and up. */
-	p->block_again =
-	    p->block_forward - swiglu - cost_gemm(h, type, RATE_PRODUCT_FORWARD, t, hidden, wide, s, false);
+	if (o->recompute == MODEL_RECOMPUTE_BLOCK)
+		p->again = p->block_forward - swiglu - down;
+	else if (o->recompute == MODEL_RECOMPUTE_SELECTIVE)
+		p->again = norm + gate_up;
 	/* The norms are computed once more, before their gradients. */
 	p->block_backward += attention(h, c, type, rows, row, true) +
 	                     stream(h, type, RATE_SWIGLU_BACKWARD, 6 * wide * element) + norm +
@@ -131,9 +136,9 @@ struct player {
 	const struct train_options *o;
 	const struct parts *parts;
 	struct unit_times *unit;
-	double *ready;   /* when a unit's weights are there; INFINITY: nobody has asked for them */
-	double *reduced; /* when its gradients are summed */
-	int units;
+	double *ready;         /* when a unit's weights are there; INFINITY: nobody has asked for them */
+	double *reduced;       /* when its gradients are summed */
+	int units, recomputed; /* recomputed: blocks, the first of all */
 	int ring[SHARD_SLOTS_MAX], next;      /* the units that are in the slots of the blocks */
 	double now, gather_lane, reduce_lane; /* when the lane is free */
 	double waited, communication;
@@ -218,14 +223,14 @@ static void play_step(struct player *p, double overlap)
 			p->now += u == 0 ? t->embedding_forward : t->block_forward;
 		}
 		for (int u = last; u >= 0; u--) {
-			bool again = p->o->recompute && u > 0 && u < last - 1;
+			bool again = u > 0 && u <= p->recomputed;
 
 			need(p, u, -1);
 			if (p->shard->unit[u].in_slot && u + 2 < last)
 				wait_for(p, p->reduced[u + 2]);
 			p->now += u == last ? t->head
 			          : u == 0  ? t->embedding_backward
-			                    : t->block_backward + (again ? t->block_again : 0);
+			                    : t->block_backward + (again ? t->again : 0);
 			if (final || shard_in_step(p->shard))
 				reduce(p, u, final);
 		}
@@ -285,6 +290,8 @@ void cost_of_step(const struct plan *plan, const struct model_config *c, const s
 	count_parts(c, o, (double)max_row, &where->device, (double)shapes.logits_rows, o->accumulation > 1,
 	            &parts);
 	p.parts = &parts;
+	/* The last of those that recompute still has what it needs. */
+	p.recomputed = o->recompute == MODEL_KEEP_ALL ? 0 : MAX(c->layers - o->kept_blocks - 1, 0);
 	count_units(&p, where);
 	play_step(&p, where->device.overlap);
 	first = p.now;
@@ -294,7 +301,7 @@ void cost_of_step(const struct plan *plan, const struct model_config *c, const s
 	out->communication = p.communication;
 	out->forward = a * (parts.embedding_forward + c->layers * parts.block_forward);
 	out->backward = a * (parts.embedding_backward + c->layers * parts.block_backward);
-	out->recompute = o->recompute ? a * (c->layers - 1) * parts.block_again : 0;
+	out->recompute = a * p.recomputed * parts.again;
 	out->head = a * parts.head;
 	for (int u = 0; u < units; u++)
 		out->optimizer += times[u].optimizer;

@@ -63,6 +63,7 @@ int estimate_run(const struct estimate_input *in, struct estimate *out, struct e
 		return error_oom(err);
 	*out = (struct estimate){.strategy = o.strategy,
 	                         .recompute = o.recompute,
+	                         .kept = o.kept_blocks,
 	                         .plan = arena_total(&plan->arena),
 	                         .copies = copies(in, &o, plan),
 	                         .outside = outside(in, o.precision),
@@ -93,45 +94,115 @@ static bool is_apart(const struct estimate_input *in, enum shard_strategy strate
 	       (ranks > 1 && (strategy != SHARD_HYBRID || in->options->shard_degree < ranks));
 }
 
-int estimate_list(const struct estimate_input *in, struct estimate_list *out, struct error *err)
+static const enum model_recompute ways[] = {MODEL_KEEP_ALL, MODEL_RECOMPUTE_SELECTIVE, MODEL_RECOMPUTE_BLOCK};
+
+static const char *way_name(enum model_recompute way)
+{
+	return way == MODEL_KEEP_ALL ? "none" : way == MODEL_RECOMPUTE_BLOCK ? "full" : "selective";
+}
+
+const char *estimate_recompute_text(char *buf, size_t size, const struct estimate *e)
+{
+	if (e->kept > 0)
+		snprintf(buf, size, "%s, %d kept", way_name(e->recompute), e->kept);
+	else
+		snprintf(buf, size, "%s", way_name(e->recompute));
+	return buf;
+}
+
+static void add(struct estimate_list *list, const struct estimate *e)
+{
+	list->all[list->count] = *e;
+	if (e->fits && (list->choice < 0 || is_better(e, &list->all[list->choice])))
+		list->choice = (int)list->count;
+	list->count++;
+}
+
+/* Between keeping everything, which does not fit, and `least`, which does: as many whole blocks as fit.
+ * Memory grows by the same for each of them. */
+static int add_kept(const struct estimate_input *in, const struct estimate *least, size_t whole,
+                    struct estimate_list *list, struct error *err)
 {
 	struct train_options o = *in->options;
 	struct estimate_input one = *in;
-	int r;
+	int layers = in->model->layers, r;
+	double each = (double)(whole - least->total) / MAX(layers - 1, 1);
+	double room = (double)(least->available - least->total) / MAX(each, 1) + 1;
+	struct estimate e;
 
-	*out = (struct estimate_list){.run = -1, .choice = -1};
 	one.options = &o;
-	for (int strategy = SHARD_DDP; strategy <= SHARD_HYBRID; strategy++) {
-		for (int recompute = 0; recompute < 2 && is_apart(in, (enum shard_strategy)strategy);
-		     recompute++) {
-			struct estimate *e = &out->all[out->count];
-
-			o.strategy = (enum shard_strategy)strategy;
-			o.recompute = recompute;
-			r = estimate_run(&one, e, err);
-			/* What these ranks, or this model, cannot be divided by is no choice. */
-			if (r == -EINVAL && o.strategy != in->options->strategy)
-				continue;
-			if (r < 0)
-				return r;
-			if (o.strategy == in->options->strategy && o.recompute == in->options->recompute)
-				out->run = (int)out->count;
-			if (e->fits && (out->choice < 0 || is_better(e, &out->all[out->choice])))
-				out->choice = (int)out->count;
-			out->count++;
+	o.recompute = least->recompute;
+	for (o.kept_blocks = (int)MIN(room, layers - 2.0); o.kept_blocks > 0; o.kept_blocks--) {
+		if ((r = estimate_run(&one, &e, err)) < 0)
+			return r;
+		if (e.fits) {
+			add(list, &e);
+			break;
 		}
 	}
 	return 0;
 }
 
-const struct estimate *estimate_best(const struct estimate_list *list, int recompute)
+/* All ways of the strategy that in->options has. */
+static int add_strategy(const struct estimate_input *in, struct estimate_list *list, struct error *err)
+{
+	struct estimate way[ARRAY_SIZE(ways)];
+	struct train_options o = *in->options;
+	struct estimate_input one = *in;
+	int r;
+
+	one.options = &o;
+	o.kept_blocks = 0;
+	for (size_t i = 0; i < ARRAY_SIZE(ways); i++) {
+		o.recompute = ways[i];
+		if ((r = estimate_run(&one, &way[i], err)) < 0)
+			return r;
+	}
+	for (size_t i = 0; i < ARRAY_SIZE(ways); i++) {
+		if (i > 0 && way[i].fits && !way[0].fits &&
+		    (r = add_kept(&one, &way[i], way[0].total, list, err)) < 0)
+			return r;
+		if (way[i].recompute == in->options->recompute)
+			list->run = (int)list->count;
+		add(list, &way[i]);
+	}
+	return 0;
+}
+
+int estimate_list(const struct estimate_input *in, struct estimate_list *out, struct error *err)
+{
+	struct train_options o = *in->options;
+	struct estimate_input one = *in;
+
+	*out = (struct estimate_list){.run = -1, .choice = -1};
+	one.options = &o;
+	for (int strategy = SHARD_DDP; strategy <= SHARD_HYBRID; strategy++) {
+		int run = out->run, r;
+
+		if (!is_apart(in, (enum shard_strategy)strategy))
+			continue;
+		o.strategy = (enum shard_strategy)strategy;
+		r = add_strategy(&one, out, err);
+		if (o.strategy != in->options->strategy) {
+			out->run = run;
+			/* What these ranks, or this model, cannot be divided by is no choice. */
+			r = r == -EINVAL ? 0 : r;
+		}
+		if (r < 0)
+			return r;
+	}
+	return 0;
+}
+
+const struct estimate *estimate_best(const struct estimate_list *list, int strategy, int recompute)
 {
 	const struct estimate *best = NULL;
 
 	for (size_t i = 0; i < list->count; i++) {
 		const struct estimate *e = &list->all[i];
 
-		if (recompute >= 0 && e->recompute != recompute)
+		if ((strategy >= 0 && (int)e->strategy != strategy) ||
+		    (recompute >= 0 && ((int)e->recompute != recompute || e->kept > 0)))
 			continue;
 		if (!best || (e->fits && !best->fits) ||
 		    (e->fits == best->fits && (e->fits ? is_better(e, best) : e->total < best->total)))
@@ -158,7 +229,7 @@ static int find_fitting(const struct estimate_input *in, struct estimate *out, i
 		for (int either = 0; either < 2; either++) {
 			if ((r = estimate_list(&more, list, err)) < 0)
 				return r;
-			*out = *estimate_best(list, either ? -1 : in->options->recompute);
+			*out = *estimate_best(list, -1, either ? -1 : (int)in->options->recompute);
 			if (out->fits)
 				return 0;
 		}
@@ -168,7 +239,7 @@ static int find_fitting(const struct estimate_input *in, struct estimate *out, i
 
 int estimate_check(const struct estimate_input *in, struct error *err)
 {
-	char needs[24], has[24], takes[24], devices[48] = "";
+	char needs[24], has[24], takes[24], devices[48] = "", again[48] = "";
 	int ranks = in->where->nodes * in->where->per_node, r;
 	struct estimate e, other;
 
@@ -181,13 +252,15 @@ int estimate_check(const struct estimate_input *in, struct error *err)
 		return r;
 	if (ranks != in->where->nodes * in->where->per_node)
 		snprintf(devices, sizeof(devices), " on %d devices", ranks);
+	if (other.recompute != in->options->recompute)
+		snprintf(again, sizeof(again), " with train.recompute = \"%s\"",
+		         other.kept > 0 ? "auto" : way_name(other.recompute));
 	return error_set(
 	    err, -ENOMEM,
 	    "a rank would take %s, and its device has %s; %sparallel.strategy = \"%s\"%s%s would "
 	    "take %s%s",
 	    str_bytes(needs, sizeof(needs), e.plan), str_bytes(has, sizeof(has), e.available),
-	    other.fits ? "" : "even ", shard_strategy_name(other.strategy),
-	    other.recompute == in->options->recompute ? "" : " with train.recompute = true", devices,
+	    other.fits ? "" : "even ", shard_strategy_name(other.strategy), again, devices,
 	    str_bytes(takes, sizeof(takes), other.total),
 	    other.fits ? "" : ": shorten data.max_length or lower train.micro_batch");
 }
@@ -210,12 +283,12 @@ static json_t *plan_json(const struct estimate *e)
 {
 	const struct cost *c = &e->cost;
 
-	return json_pack("{s:s,s:s,s:b,s:o,s:{s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f},s:f,s:f}", "strategy",
-	                 shard_strategy_name(e->strategy), "recompute", e->recompute ? "full" : "none",
-	                 "fits", e->fits, "memory", memory_json(e), "seconds", "step", c->step, "forward",
-	                 c->forward, "backward", c->backward, "recompute", c->recompute, "head", c->head,
-	                 "optimizer", c->optimizer, "communication", c->communication, "exposed", c->exposed,
-	                 "tokens_per_second", c->tokens_per_second, "mfu", c->mfu);
+	return json_pack("{s:s,s:s,s:i,s:b,s:o,s:{s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f},s:f,s:f}", "strategy",
+	                 shard_strategy_name(e->strategy), "recompute", way_name(e->recompute), "kept",
+	                 e->kept, "fits", e->fits, "memory", memory_json(e), "seconds", "step", c->step,
+	                 "forward", c->forward, "backward", c->backward, "recompute", c->recompute, "head",
+	                 c->head, "optimizer", c->optimizer, "communication", c->communication, "exposed",
+	                 c->exposed, "tokens_per_second", c->tokens_per_second, "mfu", c->mfu);
 }
 
 int estimate_to_json(const struct estimate_input *in, const struct estimate_list *list, json_t **out,

@@ -22,7 +22,8 @@ struct estimate_input {
 
 struct estimate {
 	enum shard_strategy strategy;
-	bool recompute;
+	enum model_recompute recompute;
+	int kept;                     /* blocks that keep everything all the same */
 	size_t bytes[BUFFER_CLASSES]; /* of a rank; the engine's own scratch is in BUFFER_SCRATCH */
 	size_t plan;                  /* what the worker reports as its memory: aligned, with that scratch */
 	size_t copies;                /* host memory that checkpoints are copied to */
@@ -41,14 +42,17 @@ const char *estimate_class_name(enum buffer_class c);
 
 enum { ESTIMATES_MAX = 32 };
 struct estimate_list {
-	struct estimate all[ESTIMATES_MAX]; /* by strategy, then by recomputation */
+	struct estimate all[ESTIMATES_MAX]; /* by strategy, then by recomputation, the most kept first */
 	size_t count;
 	int run;    /* which of them the run asks for */
 	int choice; /* the fastest that fits, the one of less memory of two that are as fast; -1: none fits */
 };
 int estimate_list(const struct estimate_input *in, struct estimate_list *out, struct error *err);
-/* The fastest that fits, else the one of the least memory; recompute: as it is, -1: either way. */
-const struct estimate *estimate_best(const struct estimate_list *list, int recompute);
+/* The fastest that fits, else the one of the least memory, of those with this strategy and recomputation; -1:
+ * of all. */
+const struct estimate *estimate_best(const struct estimate_list *list, int strategy, int recompute);
+/* "none", "full", or "full, 12 kept"; into buf, returned. */
+const char *estimate_recompute_text(char *buf, size_t size, const struct estimate *e);
 /* -ENOMEM where a rank's plan is larger than its device, with the nearest that fits: another strategy, else
  * more devices. What a worker takes beyond the plan is not counted: a refused run cannot run. */
 int estimate_check(const struct estimate_input *in, struct error *err);

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "engine/device/dtype.h"
+#include "engine/model/model.h"
 #include "engine/optim/optimizer.h"
 #include "engine/optim/scaler.h"
 #include "engine/optim/schedule.h"
@@ -35,7 +36,8 @@ struct train_options {
 	enum dtype precision;
 	struct loss_scaler_options scaler; /* of fp16 */
 	bool without_master;               /* bf16 weights without a copy in fp32: rounded stochastically */
-	bool recompute;
+	enum model_recompute recompute;
+	int kept_blocks; /* model_options.kept */
 	bool shuffle;
 	uint64_t seed;
 	int64_t log_steps;            /* at least 1 */

@@ -30,7 +30,8 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 	                          .max_sequence = max_row,
 	                          .logits_bytes = options->logits_bytes,
 	                          .training = true,
-	                          .recompute = options->recompute};
+	                          .recompute = options->recompute,
+	                          .kept = options->kept_blocks};
 	struct shard_options parts = {.rank = rank,
 	                              .world_size = world_size,
 	                              .strategy = options->strategy,
