@@ -433,7 +433,7 @@ int main(void)
 	TCase *results = tcase_create("results"), *bootstrap = tcase_create("bootstrap"),
 	      *splitting = tcase_create("splitting");
 
-	tcase_set_timeout(results, 120);
+	tcase_set_timeout(results, 300);
 	tcase_add_loop_test(results, every_collective, 0, 15);
 	tcase_add_loop_test(results, same_bits, 2, 6);
 	tcase_add_test(results, tickets_in_order);
@@ -441,12 +441,12 @@ int main(void)
 	tcase_add_test(results, groups);
 	tcase_add_test(results, a_single_rank);
 	suite_add_tcase(suite, results);
-	tcase_set_timeout(splitting, 60);
+	tcase_set_timeout(splitting, 180);
 	tcase_add_loop_test(splitting, splits, 0, 12);
 	tcase_add_loop_test(splitting, lanes_do_not_wait_for_each_other, 0, 3);
 	tcase_add_loop_test(splitting, idle_lanes_sleep, 0, 3);
 	suite_add_tcase(suite, splitting);
-	tcase_set_timeout(bootstrap, 60);
+	tcase_set_timeout(bootstrap, 180);
 	tcase_add_loop_test(bootstrap, stray_connections, 0, 2);
 	tcase_add_test(bootstrap, quiet_with_odd_variables);
 	suite_add_tcase(suite, bootstrap);

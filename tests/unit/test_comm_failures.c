@@ -432,7 +432,7 @@ int main(void)
 	Suite *suite = suite_create("comm failures");
 	TCase *failures = tcase_create("failures");
 
-	tcase_set_timeout(failures, 60);
+	tcase_set_timeout(failures, 180);
 	tcase_add_loop_test(failures, death_is_an_error_at_once, 0, 12);
 	tcase_add_test(failures, hosts_apart);
 	tcase_add_loop_test(failures, death_between_collectives, 0, 2);

@@ -480,7 +480,7 @@ int main(void)
 	Suite *s = suite_create("resume");
 	TCase *t = tcase_create("resume");
 
-	tcase_set_timeout(t, 120);
+	tcase_set_timeout(t, 300);
 	tcase_add_test(t, any_ranks_read_what_any_ranks_wrote);
 	tcase_add_loop_test(t, a_damaged_checkpoint_is_named, 0, 2);
 	suite_add_tcase(s, t);

@@ -729,7 +729,7 @@ int main(void)
 	Suite *s = suite_create("saver");
 	TCase *t = tcase_create("saver");
 
-	tcase_set_timeout(t, 60);
+	tcase_set_timeout(t, 180);
 	tcase_add_loop_test(t, what_a_run_does_about_a_checkpoint, 0, 8);
 	tcase_add_test(t, must_resume_needs_a_checkpoint);
 	tcase_add_test(t, nothing_is_removed_before_the_mark);

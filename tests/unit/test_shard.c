@@ -460,7 +460,7 @@ int main(void)
 	Suite *suite = suite_create("shard");
 	TCase *c = tcase_create("shard");
 
-	tcase_set_timeout(c, 120);
+	tcase_set_timeout(c, 300);
 	tcase_add_loop_test(c, losses_are_those_of_ddp, 0, 2 * RANKS);
 	tcase_add_loop_test(c, any_number_of_slots, 0, 2);
 	tcase_add_test(c, nothing_to_shard_is_refused);

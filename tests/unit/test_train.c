@@ -952,7 +952,7 @@ int main(void)
 	Suite *suite = suite_create("train");
 	TCase *c = tcase_create("train");
 
-	tcase_set_timeout(c, 120);
+	tcase_set_timeout(c, 300);
 	tcase_add_test(c, schedules_as_transformers);
 	tcase_add_test(c, steps_and_epochs);
 	tcase_add_loop_test(c, another_batch_goes_on, 0, 6);
