@@ -153,8 +153,8 @@ static const struct key run_key_list[] = {
      "zero3, hybrid: units with fewer elements keep their weights whole"},
     {"parallel", "reduce_type", KEY_CHOICE, F(parallel.reduce_type), "fp32", 0, 0, "fp32|bf16",
      "of gradients while they travel between ranks"},
-    {"parallel", "offload", KEY_CHOICE, F(parallel.offload), "none", 0, 0, "none",
-     "what lies in the CPU's memory"},
+    {"parallel", "offload", KEY_CHOICE, F(parallel.offload), "none", 0, 0, "none|optimizer",
+     "what lies in the host's memory, and is stepped by its cores"},
     {"parallel", "timeout", KEY_INT, F(parallel.timeout), "600", 1, 86400, NULL,
      "seconds that a collective may make no progress"},
 
@@ -270,6 +270,12 @@ static int check_parallel(const struct run_config *c, const char *where, struct 
 		    "expected a divisor of %lld, such as %lld",
 		    where, (long long)ranks, (long long)degree, (long long)ranks,
 		    (long long)nearest_divisor(ranks, degree));
+	if (strcmp(c->parallel.offload, "none") != 0 && strcmp(c->train.optimizer, "adamw") != 0 &&
+	    strcmp(c->train.optimizer, "sgd") != 0 && strcmp(c->train.optimizer, "lion") != 0)
+		return error_set(err, -EINVAL,
+		                 "%s: parallel.offload: the host can step adamw, sgd and lion, and "
+		                 "train.optimizer is \"%s\"; use one of these, or leave it out",
+		                 where, c->train.optimizer);
 	return 0;
 }
 

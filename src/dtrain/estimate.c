@@ -271,6 +271,8 @@ static void print_memory(const struct estimate *e)
 			       str_bytes(text, sizeof(text), e->bytes[i]));
 	printf("  %-12s %s\n", "plan", str_bytes(text, sizeof(text), e->plan));
 	printf("  %-12s %s\n", "outside", str_bytes(text, sizeof(text), e->outside));
+	if (e->host)
+		printf("  %-12s %s\n", "host", str_bytes(text, sizeof(text), e->host));
 	printf("  %-12s %s", "peak", str_bytes(text, sizeof(text), e->total));
 	printf(" of %s\n", str_bytes(text, sizeof(text), e->available));
 }

@@ -468,3 +468,39 @@ void device_clip_scale(struct device *dev, const double *sum_squares, float max_
 	*scale =
 	    (max_norm > 0 && max_norm / (*norm + 1e-6f) < 1 ? max_norm / (*norm + 1e-6f) : 1) / loss_scale;
 }
+
+/* ---- host memory is the device's ---- */
+int device_alloc_host(struct device *dev, size_t bytes, void **out, struct error *err)
+{
+	return device_alloc(dev, bytes, out, err);
+}
+
+void device_free_host(struct device *dev, void *p)
+{
+	free(p);
+}
+
+void device_transfer(struct device *dev, enum device_direction direction, void *dst, const void *src,
+                     size_t bytes, struct device_event *done)
+{
+	memcpy(dst, src, bytes);
+}
+
+int device_event_create(struct device *dev, struct device_event **out, struct error *err)
+{
+	*out = NULL;
+	return 0;
+}
+
+void device_event_destroy(struct device_event *event)
+{
+}
+
+void device_event_wait(struct device *dev, struct device_event *event)
+{
+}
+
+int device_event_finish(struct device *dev, struct device_event *event, struct error *err)
+{
+	return 0;
+}

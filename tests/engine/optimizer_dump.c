@@ -115,7 +115,7 @@ static void *run_rank(void *context)
 	     &err);
 	must(optimizer_create(run.kind, true, DTYPE_F32, run.layout, s, &optimizer, &err), &err);
 	for (int pass = 0; pass < 2; pass++) {
-		shard_place_buffers(s, &arena);
+		shard_place_buffers(s, &arena, NULL);
 		optimizer_place_buffers(optimizer, &arena);
 		sum = arena_take(&arena, BUFFER_SCRATCH, sizeof(*sum), "sum");
 		clip = arena_take(&arena, BUFFER_SCRATCH, 2 * sizeof(*clip), "clip");

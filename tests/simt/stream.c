@@ -223,6 +223,15 @@ cudaError_t cudaEventQuery(cudaEvent_t e)
 	return r;
 }
 
+cudaError_t cudaEventSynchronize(cudaEvent_t e)
+{
+	pthread_mutex_lock(&lock);
+	while (!reached(&e->place) || !all_reached(e->awaited))
+		pthread_cond_wait(&changed, &lock);
+	pthread_mutex_unlock(&lock);
+	return cudaSuccess;
+}
+
 int simt_stream_waits(cudaStream_t s)
 {
 	int waits;

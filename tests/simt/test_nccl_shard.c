@@ -68,7 +68,7 @@ static void *run_rank(void *context)
 
 /* 7 rows: the last step of an epoch has none for the second rank. */
 static void run_both(struct rank_run ranks[2], enum shard_strategy strategy, int accumulation,
-                     enum dtype wire)
+                     enum dtype wire, enum shard_offload offload)
 {
 	_cleanup_(dataset_closep) struct dataset *data = fake_dataset(7, 6, 5, 40, true);
 	_cleanup_free_ char *directory = unit_tmpdir();
@@ -84,6 +84,7 @@ static void run_both(struct rank_run ranks[2], enum shard_strategy strategy, int
 		ranks[r].o.strategy = strategy;
 		ranks[r].o.shard_degree = 2;
 		ranks[r].o.reduce_type = wire;
+		ranks[r].o.offload = offload;
 		pthread_create(&threads[r], NULL, run_rank, &ranks[r]);
 	}
 	for (int r = 0; r < 2; r++)
@@ -96,10 +97,10 @@ START_TEST(losses_are_those_of_ddp)
 	int accumulation = 1 + _i % 2;
 	struct rank_run ddp[2], ranks[2];
 
-	run_both(ddp, SHARD_DDP, accumulation, DTYPE_F32);
+	run_both(ddp, SHARD_DDP, accumulation, DTYPE_F32, SHARD_OFFLOAD_NONE);
 	ck_assert_double_lt(ddp[0].losses[STEPS - 1], ddp[0].losses[0]);
 	for (int s = SHARD_ZERO1; s <= SHARD_HYBRID; s++) {
-		run_both(ranks, (enum shard_strategy)s, accumulation, DTYPE_F32);
+		run_both(ranks, (enum shard_strategy)s, accumulation, DTYPE_F32, SHARD_OFFLOAD_NONE);
 		for (int step = 0; step < STEPS; step++) {
 			ck_assert_double_eq_tol(ranks[0].losses[step], ddp[0].losses[step], 1e-5);
 			ck_assert_double_eq(ranks[0].losses[step], ranks[1].losses[step]);
@@ -107,9 +108,24 @@ START_TEST(losses_are_those_of_ddp)
 		ck_assert_float_eq_tol(ranks[0].weight, ddp[0].weight, 1e-5f);
 		ck_assert_float_eq(ranks[0].weight, ranks[1].weight);
 	}
-	run_both(ranks, SHARD_ZERO3, accumulation, DTYPE_BF16);
+	run_both(ranks, SHARD_ZERO3, accumulation, DTYPE_BF16, SHARD_OFFLOAD_NONE);
 	for (int step = 0; step < STEPS; step++)
 		ck_assert_double_eq_tol(ranks[0].losses[step], ddp[0].losses[step], 1e-2);
+}
+END_TEST
+
+/* The host steps with the CPU engine's kernels, whose bits are those of the GPU's. */
+START_TEST(offload_has_the_same_bits)
+{
+	struct rank_run without[2], ranks[2];
+	int accumulation = 1 + _i % 2;
+	enum shard_strategy strategy = (enum shard_strategy)_i;
+
+	run_both(without, strategy, accumulation, DTYPE_F32, SHARD_OFFLOAD_NONE);
+	run_both(ranks, strategy, accumulation, DTYPE_F32, SHARD_OFFLOAD_OPTIMIZER);
+	for (int step = 0; step < STEPS; step++)
+		ck_assert_double_eq(ranks[0].losses[step], without[0].losses[step]);
+	ck_assert_float_eq(ranks[0].weight, without[0].weight);
 }
 END_TEST
 
@@ -120,6 +136,7 @@ int main(void)
 
 	tcase_set_timeout(c, 120);
 	tcase_add_loop_test(c, losses_are_those_of_ddp, 0, 2);
+	tcase_add_loop_test(c, offload_has_the_same_bits, SHARD_DDP, SHARD_HYBRID + 1);
 	suite_add_tcase(suite, c);
 	return unit_run(suite);
 }

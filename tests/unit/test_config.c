@@ -156,6 +156,8 @@ static const struct {
      "parallel.shard_degree: 6 ranks cannot be divided into groups of 4; expected a divisor of 6, such as 3"},
     {ON_RANKS("8", "strategy = \"hybrid\"; shard_degree = 3;"), NULL, "expected a divisor of 8, such as 4"},
     {ON_RANKS("2", "strategy = \"hybrid\"; shard_degree = 8;"), NULL, "expected a divisor of 2, such as 2"},
+    {ON_RANKS("2", "offload = \"optimizer\"; }; train = { optimizer = \"muon\";"), NULL,
+     "parallel.offload: the host can step adamw, sgd and lion, and train.optimizer is \"muon\""},
     {ON_RANKS("4", "strategy = \"zero3\"; shard_degree = 2;"), NULL,
      "parallel.shard_degree: has no effect with parallel.strategy = \"zero3\"; leave it out, or use"},
     {ON_RANKS("4", "prefetch = 16;"), NULL, "parallel.prefetch: 16 is out of range"},

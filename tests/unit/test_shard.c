@@ -353,6 +353,109 @@ START_TEST(state_moves_between_strategies)
 }
 END_TEST
 
+static void compare_bits(const struct run *run, const struct rank_run *ranks, const struct rank_run *without)
+{
+	size_t bytes = (size_t)elements(run->tied) * sizeof(float);
+
+	for (int s = 0; s < STEPS; s++) {
+		ck_assert_double_eq(ranks[0].losses[s], without[0].losses[s]);
+		ck_assert_double_eq(ranks[0].norms[s], without[0].norms[s]);
+	}
+	ck_assert_double_eq(ranks[0].eval_loss, without[0].eval_loss);
+	ck_assert_mem_eq(ranks[0].weights, without[0].weights, bytes);
+	ck_assert_mem_eq(ranks[0].moments[0], without[0].moments[0], bytes);
+	ck_assert_mem_eq(ranks[0].moments[1], without[0].moments[1], bytes);
+}
+
+/* From the start, and then from the state of another run after half of the steps. */
+static void compare_offload(struct run *run)
+{
+	struct rank_run *without, *ranks, *later[2];
+	float *state[3];
+
+	run->o.offload = SHARD_OFFLOAD_NONE;
+	without = run_all(run);
+	run->o.offload = SHARD_OFFLOAD_OPTIMIZER;
+	ranks = run_all(run);
+	ck_assert_double_lt(without[0].losses[STEPS - 1], without[0].losses[0] - 0.05);
+	compare_bits(run, ranks, without);
+	state[0] = without[0].weights;
+	state[1] = without[0].moments[0];
+	state[2] = without[0].moments[1];
+	run->state = state;
+	run->start = STEPS / 2;
+	later[0] = run_all(run);
+	run->o.offload = SHARD_OFFLOAD_NONE;
+	later[1] = run_all(run);
+	compare_bits(run, later[0], later[1]);
+	run->state = NULL;
+	done(without);
+	done(ranks);
+	done(later[0]);
+	done(later[1]);
+}
+
+START_TEST(offload_has_the_same_bits)
+{
+	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(22, 9, 8, 50, true);
+	_cleanup_(dataset_closep) struct dataset *eval = fake_dataset(5, 12, 8, 50, false);
+	struct run run = {.world_size = 1 << _i, .tied = _i % 2, .train = train, .eval = eval};
+
+	for (int s = SHARD_DDP; s <= SHARD_HYBRID; s++) {
+		if (s == SHARD_HYBRID && run.world_size == 1)
+			continue;
+		for (int kind = 0; kind < 3; kind++) {
+			options(&run.o, (enum shard_strategy)s, 1 + (s + kind) % 2 * 2);
+			run.o.precision = kind ? DTYPE_BF16 : DTYPE_F32;
+			run.o.without_master = kind == 2;
+			compare_offload(&run);
+		}
+	}
+	for (int kind = 0; kind < 2; kind++) {
+		options(&run.o, SHARD_ZERO2, 2);
+		run.o.optimizer = kind ? OPTIMIZER_LION : OPTIMIZER_SGD;
+		run.o.learning_rate = kind ? 1e-3 : 3e-2;
+		compare_offload(&run);
+	}
+}
+END_TEST
+
+static size_t class_bytes(const struct arena *a, enum buffer_class class_)
+{
+	size_t bytes = 0;
+
+	for (size_t i = 0; i < a->n; i++)
+		bytes += a->buffers[i].class_ == class_ ? a->buffers[i].bytes : 0;
+	return bytes;
+}
+
+/* The device keeps no optimizer state, and the rest of its plan is as it was. */
+START_TEST(offload_takes_the_state_from_the_device)
+{
+	_cleanup_(plan_freep) struct plan *whole = NULL, *p = NULL;
+	struct error err = ERROR_INIT;
+	struct train_options o;
+	struct model_config c;
+
+	model(&c, _i);
+	options(&o, SHARD_ZERO2, 1);
+	o.precision = DTYPE_BF16;
+	ck_ok(plan_create(NULL, NULL, 0, 2, &c, &o, 16, &whole, &err), &err);
+	o.offload = SHARD_OFFLOAD_OPTIMIZER;
+	ck_ok(plan_create(NULL, NULL, 0, 2, &c, &o, 16, &p, &err), &err);
+	ck_assert_uint_eq(class_bytes(&p->arena, BUFFER_OPTIMIZER), 0);
+	ck_assert_uint_eq(class_bytes(&p->host, BUFFER_OPTIMIZER),
+	                  class_bytes(&whole->arena, BUFFER_OPTIMIZER));
+	ck_assert_uint_eq(class_bytes(&p->host, BUFFER_GRADIENTS),
+	                  class_bytes(&p->host, BUFFER_OPTIMIZER) / 3);
+	ck_assert_uint_eq(arena_total(&whole->host), 0);
+	ck_assert_uint_lt(arena_total(&p->arena),
+	                  arena_total(&whole->arena) - class_bytes(&p->host, BUFFER_OPTIMIZER) + 1);
+	o.optimizer = OPTIMIZER_MUON;
+	ck_fails(train_options_check(&o, &err), &err, "adamw, sgd and lion");
+}
+END_TEST
+
 /* Gradients rounded on the way give other losses, but not by more than bf16 explains. */
 START_TEST(gradients_in_bf16_on_the_wire)
 {
@@ -465,6 +568,8 @@ int main(void)
 	tcase_add_loop_test(c, any_number_of_slots, 0, 2);
 	tcase_add_test(c, nothing_to_shard_is_refused);
 	tcase_add_test(c, state_moves_between_strategies);
+	tcase_add_loop_test(c, offload_has_the_same_bits, 0, 3);
+	tcase_add_loop_test(c, offload_takes_the_state_from_the_device, 0, 2);
 	tcase_add_test(c, gradients_in_bf16_on_the_wire);
 	tcase_add_test(c, memory_is_divided);
 	tcase_add_test(c, plan_is_what_is_allocated);

@@ -90,6 +90,22 @@ int device_event_create(struct device *dev, struct device_event **out, struct er
 void device_event_destroy(struct device_event *event);
 void device_event_record(struct device *dev, struct device_event *event);
 
+/* ---- host memory, and transfers that do not delay the compute stream ---- */
+/* Zeroed memory of the host, 64-byte aligned, which a GPU reads and writes directly (pinned). -ENOMEM with
+ * sizes in words. Called at start only, before the first transfer. */
+int device_alloc_host(struct device *dev, size_t bytes, void **out, struct error *err);
+void device_free_host(struct device *dev, void *p);
+enum device_direction { DEVICE_TO_HOST, DEVICE_FROM_HOST };
+/* Copies between the device and memory of device_alloc_host, on a lane of its own: after what is queued on
+ * the compute stream so far and after the transfers before it, while the compute stream goes on. done (NULL:
+ * none) is recorded behind the copy. On the CPU the copy is complete when the call returns. */
+void device_transfer(struct device *dev, enum device_direction direction, void *dst, const void *src,
+                     size_t bytes, struct device_event *done);
+/* What is queued on the compute stream from now on begins after the event. */
+void device_event_wait(struct device *dev, struct device_event *event);
+/* The host waits until the event has been reached; one that was never recorded has been. */
+int device_event_finish(struct device *dev, struct device_event *event, struct error *err);
+
 /* ---- elementwise and conversions ---- */
 void device_cast(struct device *dev, void *dst, enum dtype dst_type, const void *src, enum dtype src_type,
                  int64_t n);

@@ -36,7 +36,7 @@ struct optimizer {
 	float *chunk[2];
 };
 
-/* The part of a parameter, or of any range of its unit, that this rank steps. */
+/* The part of a parameter, or of any range of its unit, that this rank steps; with offload, on the host. */
 struct own_range {
 	float *master; /* NULL: copy alone is stepped */
 	void *copy;    /* in the shard's type; NULL where master is all there is */

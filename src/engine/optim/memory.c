@@ -24,6 +24,11 @@ int optimizer_parse(const char *name, enum optimizer_kind *out)
 	return -EINVAL;
 }
 
+bool optimizer_steps_on_host(enum optimizer_kind kind)
+{
+	return kind == OPTIMIZER_ADAMW || kind == OPTIMIZER_SGD || kind == OPTIMIZER_LION;
+}
+
 bool optimizer_keeps(const struct optimizer *o, int moment, const struct model_parameter *p)
 {
 	switch (o->kind) {

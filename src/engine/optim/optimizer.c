@@ -60,6 +60,7 @@ int optimizer_step(struct optimizer *o, const struct optimizer_options *options,
 	    [OPTIMIZER_ADAMW_8BIT] = optimizer_step_8bit,
 	    [OPTIMIZER_LION_8BIT] = optimizer_step_8bit};
 	struct shard *s = o->s;
+	const float *grad_scale = w->scale;
 	float scale = 1;
 	int r = gradient_norm(s, options, w, err);
 
@@ -74,13 +75,20 @@ int optimizer_step(struct optimizer *o, const struct optimizer_options *options,
 		    (!isnan(scale) && (r = by_tensors[o->kind](o, options, w->scale, err)) < 0))
 			return r;
 	}
+	if (s->o.offload) {
+		if ((r = device_read(s->dev, &scale, w->scale, sizeof(scale), err)) < 0)
+			return r;
+		grad_scale = &scale;
+	}
 	for (int i = 0; i < s->units; i++) {
 		struct shard_unit *u = &s->unit[i];
 
+		if ((r = shard_wait_host(s, i, err)) < 0)
+			return r;
 		if (!by_tensors[o->kind]) {
-			step_range(o, i, 0, u->matrices, options->weight_decay, options, w->scale);
+			step_range(o, i, 0, u->matrices, options->weight_decay, options, grad_scale);
 			step_range(o, i, u->matrices, u->padded - u->matrices,
-			           options->decay_all ? options->weight_decay : 0, options, w->scale);
+			           options->decay_all ? options->weight_decay : 0, options, grad_scale);
 		}
 		shard_publish(s, i, true);
 	}

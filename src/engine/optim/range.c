@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the optimizers do with the part of a unit or a parameter that this rank steps, and sums over tensors.
  */
+#include "engine/device/host.h"
 #include "engine/optim/internal.h"
 
 struct own_range optimizer_range(const struct shard *s, int unit, int64_t first, int64_t n)
@@ -14,9 +15,10 @@ struct own_range optimizer_range(const struct shard *s, int unit, int64_t first,
 		return range;
 	range.first = u->first + at - first;
 	range.master = u->master ? u->master + at : NULL;
-	range.copy =
-	    s->o.type == DTYPE_F32 ? NULL : (char *)u->own_weights + (size_t)at * dtype_size(s->o.type);
-	range.gradient = u->own_gradients + at;
+	range.copy = s->o.type == DTYPE_F32 ? NULL
+	                                    : (char *)(s->o.offload ? u->host_copy : u->own_weights) +
+	                                          (size_t)at * dtype_size(s->o.type);
+	range.gradient = (s->o.offload ? u->host_gradients : u->own_gradients) + at;
 	range.m = u->m && at >= u->m_from ? u->m + (at - u->m_from) : NULL;
 	range.v = u->v && at >= u->v_from ? u->v + (at - u->v_from) : NULL;
 	range.place = u->base + u->first + at;
@@ -40,7 +42,10 @@ void optimizer_update(const struct shard *s, const struct own_range *range,
 	h.step = options->step;
 	h.seed = options->seed;
 	h.first = range->place;
-	if (range->n > 0)
+	if (range->n > 0 && s->o.offload)
+		host_update(range->master, range->copy, s->o.type, range->gradient, range->m, NULL, range->n,
+		            grad_scale, &h);
+	else if (range->n > 0)
 		device_update(s->dev, range->master, range->copy, s->o.type, range->gradient,
 		              h.rule == DEVICE_APPLY ? NULL : range->m,
 		              h.rule == DEVICE_LAMB ? range->v : NULL, range->n, grad_scale, &h);
@@ -59,7 +64,10 @@ void optimizer_adamw(const struct shard *s, const struct own_range *range,
 	                         .seed = options->seed,
 	                         .first = range->place};
 
-	if (range->n > 0)
+	if (range->n > 0 && s->o.offload)
+		host_adamw(range->master, range->copy, s->o.type, range->gradient, range->m, range->v,
+		           range->n, grad_scale, &h);
+	else if (range->n > 0)
 		device_adamw(s->dev, range->master, range->copy, s->o.type, range->gradient, DTYPE_F32,
 		             range->m, range->v, range->n, grad_scale, &h);
 }

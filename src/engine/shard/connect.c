@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The communicators of a strategy, and the buffers that they will see. */
-#include "engine/shard/shard.h"
+#include "engine/shard/offload.h"
 
 #include <stdlib.h>
 
@@ -62,10 +62,10 @@ int shard_connect(struct shard *s, struct error *err)
 	_cleanup_free_ struct comm_buffer *list =
 	    calloc(2 * ((size_t)s->units + 2 * SHARD_RINGS * SHARD_SLOTS_MAX), sizeof(*list));
 	size_t weights, gradients;
-	int r;
+	int r = offload_open(s, err);
 
-	if (s->o.world_size == 1)
-		return 0;
+	if (r < 0 || s->o.world_size == 1)
+		return r;
 	if (!list)
 		return error_oom(err);
 	if ((r = make_lanes(s, err)) < 0)
@@ -82,6 +82,7 @@ int shard_connect(struct shard *s, struct error *err)
 
 void shard_disconnect(struct shard *s)
 {
+	offload_close(s);
 	for (size_t i = 0; i < ARRAY_SIZE(s->lane); i++) {
 		comm_destroy(s->lane[i]);
 		s->lane[i] = NULL;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Weights: gathered from the ranks' shards before a unit is used, into memory of their own or into a slot. */
-#include "engine/shard/shard.h"
+#include "engine/shard/offload.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -117,7 +117,9 @@ void shard_publish(struct shard *s, int unit, bool converted)
 	struct shard_unit *u = &s->unit[unit];
 	struct shard_slot *slot = u->whole_weights ? NULL : slot_of(s, unit);
 
-	if (u->master && s->o.type != DTYPE_F32 && !converted)
+	if (s->o.offload)
+		offload_publish(s, unit, converted);
+	else if (u->master && s->o.type != DTYPE_F32 && !converted)
 		device_cast(s->dev, u->own_weights, s->o.type, u->master, DTYPE_F32, u->own);
 	if (u->whole_weights && s->degree > 1)
 		u->gathering = comm_all_gather(s->gather, u->weights, u->own, s->o.type);
@@ -145,6 +147,8 @@ int shard_settle(struct shard *s, struct error *err)
 		comm_ticket ticket = s->unit[i].gathering;
 		int r;
 
+		if (s->o.offload && (r = device_event_finish(s->dev, s->unit[i].up, err)) < 0)
+			return r;
 		s->unit[i].gathering = 0;
 		if (ticket && (r = comm_wait(s->gather, ticket, err)) < 0)
 			return r;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Gradients: summed over the ranks during the backward pass; each rank keeps its own part of the sums. */
-#include "engine/shard/shard.h"
+#include "engine/shard/offload.h"
 
 #include <stdlib.h>
 
@@ -32,6 +32,8 @@ static int finish(struct shard *s, int unit, struct error *err)
 		device_copy(s->dev, u->own_gradients, own_place(u), (size_t)u->own * sizeof(float));
 	if (s->replicate && u->last)
 		u->replicating = comm_all_reduce(s->replicate, u->own_gradients, u->own, DTYPE_F32, COMM_SUM);
+	else if (u->last)
+		offload_gradients(s, unit);
 	return 0;
 }
 
@@ -74,6 +76,8 @@ void shard_gradients(struct shard *s, int unit)
 	struct shard_unit *u = &s->unit[unit];
 	void *buffer;
 
+	if (s->o.world_size == 1 && s->last_micro_step)
+		offload_gradients(s, unit);
 	if (s->o.world_size == 1 || (!s->last_micro_step && !shard_reduces_each(s)))
 		return;
 	/* No rank has computed the padding of the last shard, but the gradient norm includes it. */
@@ -106,7 +110,12 @@ int shard_wait_gradients(struct shard *s, int unit, struct error *err)
 		r = finish(s, unit, err);
 	ticket = s->unit[unit].replicating;
 	s->unit[unit].replicating = 0;
-	return r == 0 && ticket ? comm_wait(s->replicate, ticket, err) : r;
+	if (r < 0 || !ticket)
+		return r;
+	r = comm_wait(s->replicate, ticket, err);
+	if (r == 0)
+		offload_gradients(s, unit);
+	return r;
 }
 
 int shard_sum(struct shard *s, double *sums, int64_t n, struct error *err)

@@ -35,6 +35,19 @@ const char *shard_strategy_name(enum shard_strategy strategy)
 	return names[strategy];
 }
 
+int shard_offload_parse(const char *name, enum shard_offload *out)
+{
+	static const char *const offloads[] = {
+	    [SHARD_OFFLOAD_NONE] = "none", [SHARD_OFFLOAD_OPTIMIZER] = "optimizer"};
+
+	for (size_t i = 0; i < ARRAY_SIZE(offloads); i++)
+		if (str_eq(name, offloads[i])) {
+			*out = (enum shard_offload)i;
+			return 0;
+		}
+	return -EINVAL;
+}
+
 static void divide_unit(struct shard *s, int unit, const struct model_unit *from)
 {
 	struct shard_unit *u = &s->unit[unit];
@@ -145,9 +158,17 @@ static void place_weights(const struct shard *s, int i, struct arena *a)
 
 	u->weights = u->whole_weights ? memory : NULL;
 	u->own_weights = u->whole_weights && memory ? memory + (size_t)u->first * size : memory;
-	if (s->o.type != DTYPE_F32 && !s->o.without_master)
+}
+
+/* a: of the device, or with offload of the host. */
+static void place_state(const struct shard *s, int i, struct arena *a)
+{
+	struct shard_unit *u = &s->unit[i];
+	bool copies = s->o.type != DTYPE_F32 || s->o.offload;
+
+	if (copies && !s->o.without_master)
 		u->master = arena_take(a, BUFFER_OPTIMIZER, (size_t)u->own * 4, "unit %d master", i);
-	else if (s->o.type == DTYPE_F32)
+	else if (!copies)
 		u->master = u->own_weights;
 	u->m = arena_take(a, BUFFER_OPTIMIZER, (size_t)(u->own - u->m_from) * 4, "unit %d moment 1", i);
 	u->v = arena_take(a, BUFFER_OPTIMIZER, (size_t)(u->own - u->v_from) * 4, "unit %d moment 2", i);
@@ -192,10 +213,23 @@ static void place_ring(struct shard *s, struct arena *a, int ring, enum kind kin
 	}
 }
 
-void shard_place_buffers(struct shard *s, struct arena *a)
+static void place_host(const struct shard *s, int i, struct arena *host)
+{
+	struct shard_unit *u = &s->unit[i];
+	size_t copy = s->o.type == DTYPE_F32 ? 0 : dtype_size(s->o.type);
+
+	u->host_gradients =
+	    arena_take(host, BUFFER_GRADIENTS, (size_t)u->own * sizeof(float), "unit %d gradients", i);
+	u->host_copy = arena_take(host, BUFFER_WEIGHTS, (size_t)u->own * copy, "unit %d weights", i);
+}
+
+void shard_place_buffers(struct shard *s, struct arena *a, struct arena *host)
 {
 	for (int i = 0; i < s->units; i++) {
 		place_weights(s, i, a);
+		place_state(s, i, s->o.offload ? host : a);
+		if (s->o.offload)
+			place_host(s, i, host);
 		place_gradients(&s->unit[i], i, a);
 	}
 	for (int ring = 0; ring < SHARD_RINGS; ring++)

@@ -30,6 +30,10 @@
  * In fp32 the compute weights are also the master weights. Without a master copy there are only the bf16
  * weights, which the optimizer rounds stochastically.
  *
+ * With offload the master weights and the optimizer's state are in the host's memory, and in fp32 a master
+ * copy of their own, too. A unit's own gradients go down once they are summed, on the device's lane of
+ * transfers, under the rest of the backward pass; the compute weights come up when the host has stepped them.
+ *
  * All ranks make the same calls in the same order, whatever their batches are.
  */
 #pragma once
@@ -51,6 +55,12 @@ enum shard_strategy { SHARD_DDP, SHARD_ZERO1, SHARD_ZERO2, SHARD_ZERO3, SHARD_HY
 int shard_strategy_parse(const char *name, enum shard_strategy *out);
 const char *shard_strategy_name(enum shard_strategy strategy);
 
+/* What lies in the host's memory: nothing, or the master weights and the optimizer's state. */
+enum shard_offload { SHARD_OFFLOAD_NONE, SHARD_OFFLOAD_OPTIMIZER };
+
+/* "none", "optimizer"; -EINVAL: none of them. */
+int shard_offload_parse(const char *name, enum shard_offload *out);
+
 /* What decides where things are. */
 struct shard_options {
 	int rank, world_size;
@@ -62,6 +72,7 @@ struct shard_options {
 	int prefetch;          /* units whose weights are gathered ahead of the one that is used */
 	int64_t persist_below; /* elements: smaller units' weights stay whole */
 	enum dtype wire;       /* in which gradients are summed: fp32 or bf16 */
+	enum shard_offload offload;
 };
 
 struct shard_unit {
@@ -80,7 +91,11 @@ struct shard_unit {
 	size_t aliased_bytes;
 	float *master, *m, *v;  /* [own], [own - m_from], [own - v_from]; NULL where there is none */
 	int64_t m_from, v_from; /* own elements before these have no such moment: the optimizer's to say */
-	comm_ticket gathering;  /* 0: not under way */
+	/* With offload, in host memory, as master, m and v are then. */
+	float *host_gradients; /* [own] */
+	void *host_copy;       /* [own], compute type; NULL in fp32, where it is master */
+	struct device_event *down, *up;
+	comm_ticket gathering; /* 0: not under way */
 	comm_ticket reducing;
 	bool direct;             /* it ends in own_gradients */
 	void *wire;              /* of the reduction that is under way, where it is not in fp32 */
@@ -125,9 +140,9 @@ int shard_create(struct device *dev, struct comm *comm, const struct shard_optio
                  const struct model_layout *layout, struct shard **out, struct error *err);
 void shard_free(struct shard *s);
 DEFINE_CLEANUP(struct shard *, shard_free)
-/* Called in both passes of the arena. The caller has set aliased and aliased_bytes of the units, or left them
- * 0. */
-void shard_place_buffers(struct shard *s, struct arena *a);
+/* Called in both passes of the arenas: `host` is one of host memory, not used without offload. The caller has
+ * set aliased and aliased_bytes of the units, or left them 0. */
+void shard_place_buffers(struct shard *s, struct arena *a, struct arena *host);
 /* Weights or gradients are not whole on each rank between the steps: the ranks have to run as many passes,
  * with empty batches where they have no rows. */
 bool shard_in_step(const struct shard *s);
@@ -152,6 +167,8 @@ void shard_micro_step(struct shard *s, bool first, bool last);
 void shard_gradients(struct shard *s, int unit);
 /* After the last micro-step: own_gradients of a unit are complete. */
 int shard_wait_gradients(struct shard *s, int unit, struct error *err);
+/* With offload, after that: the host has a unit's gradients, and may change its state. */
+int shard_wait_host(struct shard *s, int unit, struct error *err);
 /* The sum of what ranks have computed over their own parts alone, in place on the device. */
 int shard_sum(struct shard *s, double *sums, int64_t n, struct error *err);
 

@@ -209,6 +209,23 @@ static double optimizer_bytes(const struct train_options *o)
 	return bytes + (o->without_master ? 4 : 8 + 2);
 }
 
+/* Of a host of GPUs, which has not been measured: its memory, and what a GPU's link carries in a direction.
+ */
+#define HOST_MEMORY 200e9
+#define HOST_LINK   25e9
+
+/* The gradients' way down is under the backward pass, and is not counted. */
+static double optimizer_seconds(const struct train_options *o, const struct hardware_set *where, double own)
+{
+	const struct hardware *h = &where->device;
+	double copies = o->offload ? own * 2 * (double)(sizeof(float) + dtype_size(o->precision)) : 0;
+
+	if (!o->offload || h->sizing.engine == DEVICE_ENGINE_CPU)
+		return stream(h, o->precision, RATE_OPTIMIZER, own * optimizer_bytes(o) + copies);
+	return own * optimizer_bytes(o) * where->per_node / HOST_MEMORY +
+	       own * (double)dtype_size(o->precision) / HOST_LINK;
+}
+
 static void play_step(struct player *p, double overlap)
 {
 	const struct parts *t = p->parts;
@@ -263,7 +280,7 @@ static void count_units(struct player *p, const struct hardware_set *where)
 		double elements = (double)s->unit[u].padded, own = (double)s->unit[u].own;
 		double wire = (double)dtype_size(p->o->reduce_type);
 
-		t->optimizer = stream(h, p->o->precision, RATE_OPTIMIZER, own * optimizer_bytes(p->o));
+		t->optimizer = optimizer_seconds(p->o, where, own);
 		t->gather = cost_gather(h, elements * (double)dtype_size(p->o->precision), across, inside);
 		t->reduce = cost_gather(h, elements * wire, across, inside);
 		t->replicate = 2 * cost_gather(h, own * wire, copies_across, copies_inside);

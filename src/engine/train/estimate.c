@@ -42,6 +42,12 @@ static size_t copies(const struct estimate_input *in, const struct train_options
 	return o->copies_state ? (size_t)((plan->layout->elements + ranks - 1) / ranks) * element : 0;
 }
 
+/* A CPU's own memory is the host's. */
+static size_t shared_host(const struct estimate_input *in, const struct estimate *e)
+{
+	return in->where->device.sizing.engine == DEVICE_ENGINE_CPU ? e->host : 0;
+}
+
 int estimate_run(const struct estimate_input *in, struct estimate *out, struct error *err)
 {
 	const struct hardware *h = &in->where->device;
@@ -67,11 +73,12 @@ int estimate_run(const struct estimate_input *in, struct estimate *out, struct e
 	                         .plan = arena_total(&plan->arena),
 	                         .copies = copies(in, &o, plan),
 	                         .outside = outside(in, o.precision),
+	                         .host = arena_total(&plan->host),
 	                         .available = (size_t)h->memory};
 	out->outside += h->slots > 0 ? out->copies : 0;
 	for (size_t i = 0; i < plan->arena.n; i++)
 		out->bytes[plan->arena.buffers[i].class_] += plan->arena.buffers[i].bytes;
-	out->total = out->plan + out->outside;
+	out->total = out->plan + out->outside + shared_host(in, out);
 	out->fits = out->total <= out->available;
 	cost_of_step(plan, in->model, &o, in->max_row, in->where, &out->cost);
 	return 0;
@@ -245,7 +252,7 @@ int estimate_check(const struct estimate_input *in, struct error *err)
 
 	if ((r = estimate_run(in, &e, err)) < 0)
 		return r;
-	if (e.plan <= e.available)
+	if (e.plan + shared_host(in, &e) <= e.available)
 		return 0;
 	other = e;
 	if ((r = find_fitting(in, &other, &ranks, err)) < 0)
@@ -259,9 +266,9 @@ int estimate_check(const struct estimate_input *in, struct error *err)
 	    err, -ENOMEM,
 	    "a rank would take %s, and its device has %s; %sparallel.strategy = \"%s\"%s%s would "
 	    "take %s%s",
-	    str_bytes(needs, sizeof(needs), e.plan), str_bytes(has, sizeof(has), e.available),
-	    other.fits ? "" : "even ", shard_strategy_name(other.strategy), again, devices,
-	    str_bytes(takes, sizeof(takes), other.total),
+	    str_bytes(needs, sizeof(needs), e.plan + shared_host(in, &e)),
+	    str_bytes(has, sizeof(has), e.available), other.fits ? "" : "even ",
+	    shard_strategy_name(other.strategy), again, devices, str_bytes(takes, sizeof(takes), other.total),
 	    other.fits ? "" : ": shorten data.max_length or lower train.micro_batch");
 }
 
@@ -274,6 +281,7 @@ static json_t *memory_json(const struct estimate *e)
 	json_object_set_new(o, "plan", json_integer((json_int_t)e->plan));
 	json_object_set_new(o, "copies", json_integer((json_int_t)e->copies));
 	json_object_set_new(o, "outside", json_integer((json_int_t)e->outside));
+	json_object_set_new(o, "host", json_integer((json_int_t)e->host));
 	json_object_set_new(o, "peak", json_integer((json_int_t)e->total));
 	json_object_set_new(o, "available", json_integer((json_int_t)e->available));
 	return o;

@@ -28,6 +28,7 @@ struct estimate {
 	size_t plan;                  /* what the worker reports as its memory: aligned, with that scratch */
 	size_t copies;                /* host memory that checkpoints are copied to */
 	size_t outside;               /* beyond the plan; on a CPU the copies too */
+	size_t host;                  /* in host memory, which on a CPU is the device's and part of total */
 	size_t total, available;
 	bool fits;
 	struct cost cost;

@@ -15,6 +15,7 @@ struct trainer {
 	int rank, world_size;
 	struct plan *plan;
 	void *memory; /* the arena, on the device */
+	void *host;   /* with offload, that of the host */
 	struct sampler sampler;
 	struct schedule schedule;
 	int64_t steps_per_epoch, total_steps;

@@ -63,6 +63,8 @@ int train_options_check(const struct train_options *o, struct error *err)
 	     "only bf16 weights can do without a master copy (train.master)"},
 	    {o->log_steps >= 1 && o->save_steps >= 0 && o->eval_steps >= 0,
 	     "log_steps has to be at least 1, save_steps and eval_steps at least 0"},
+	    {!o->offload || optimizer_steps_on_host(o->optimizer),
+	     "only adamw, sgd and lion can step on the host (parallel.offload)"},
 	    {o->prefetch >= 0 && o->prefetch < SHARD_SLOTS_MAX && o->persist_below >= 0,
 	     "prefetch has to be 0 to 15, persist_below not negative"},
 	};

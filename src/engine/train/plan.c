@@ -12,7 +12,7 @@ static void place_all(struct plan *p)
 	model_place_buffers(p->model, &p->arena);
 	for (int u = 0; u < p->layout->units && p->one_micro_step; u++)
 		p->shard->unit[u].aliased_bytes = model_reusable(p->model, u, &p->shard->unit[u].aliased);
-	shard_place_buffers(p->shard, &p->arena);
+	shard_place_buffers(p->shard, &p->arena, &p->host);
 	optimizer_place_buffers(p->optimizer, &p->arena);
 	for (int u = 0; u < p->layout->units; u++)
 		model_set_unit(p->model, u, p->shard->unit[u].weights, p->shard->unit[u].gradients);
@@ -41,7 +41,8 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 	                              .accumulates = options->accumulation > 1,
 	                              .prefetch = options->prefetch,
 	                              .persist_below = options->persist_below,
-	                              .wire = options->reduce_type};
+	                              .wire = options->reduce_type,
+	                              .offload = options->offload};
 	int r;
 
 	if (!p)
@@ -59,7 +60,7 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 	    (r = model_create(dev, c, p->layout, &o, &p->model, err)) < 0)
 		return r;
 	place_all(p);
-	if (p->arena.failed)
+	if (p->arena.failed || p->host.failed)
 		return error_oom(err);
 	*out = steal_pointer(p);
 	return 0;
@@ -74,11 +75,13 @@ void plan_free(struct plan *p)
 	shard_free(p->shard);
 	model_layout_free(p->layout);
 	arena_free(&p->arena);
+	arena_free(&p->host);
 	free(p);
 }
 
-void plan_bind(struct plan *p, void *memory)
+void plan_bind(struct plan *p, void *memory, void *host)
 {
 	arena_bind(&p->arena, memory);
+	arena_bind(&p->host, host);
 	place_all(p);
 }

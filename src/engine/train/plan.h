@@ -19,6 +19,7 @@ struct plan {
 	struct model *model;
 	struct optimizer *optimizer;
 	struct arena arena;
+	struct arena host;   /* of the host's memory, with offload */
 	bool one_micro_step; /* a step has one micro-batch */
 	double *sums;        /* on the device, [PLAN_SUM_RANKS + world_size] */
 	float *clip;         /* on the device: scale, norm */
@@ -35,5 +36,6 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
                 const struct train_options *options, int64_t max_row, struct plan **out, struct error *err);
 void plan_free(struct plan *plan);
 DEFINE_CLEANUP(struct plan *, plan_free)
-/* Places the buffers in `memory`, which has plan->arena.used bytes on the device. */
-void plan_bind(struct plan *plan, void *memory);
+/* Places the buffers in `memory`, which has plan->arena.used bytes on the device, and in `host`, which has
+ * plan->host.used bytes of device_alloc_host (NULL for none). */
+void plan_bind(struct plan *plan, void *memory, void *host);

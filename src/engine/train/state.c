@@ -23,6 +23,13 @@ static void *state(const struct trainer *t, enum parameter_state which, int unit
 	                                : u->v + (at - u->v_from);
 }
 
+/* Whether the pointers of state() are to host memory. Without a master copy, the weights of the device are
+ * what counts. */
+static bool is_on_host(const struct trainer *t, enum parameter_state which)
+{
+	return t->o.offload && !(which == STATE_WEIGHTS && t->o.without_master);
+}
+
 static int moment_of(enum parameter_state which)
 {
 	return which == STATE_MOMENT1 ? 1 : 2;
@@ -64,6 +71,10 @@ int trainer_read(struct trainer *t, enum parameter_state which, const struct mod
 	if (is_8bit(t, which))
 		return optimizer_read_8bit(t->plan->optimizer, moment_of(which), p->unit, at, n, out, err);
 	from = state(t, which, p->unit, at, &type);
+	if (is_on_host(t, which)) {
+		memcpy(out, from, (size_t)n * sizeof(*out));
+		return 0;
+	}
 	r = device_read(t->dev, out, from, (size_t)n * dtype_size(type), err);
 	/* `out` is widened in place, from the last element on, so that no value is overwritten before it is
 	 * read. */
@@ -97,6 +108,10 @@ int trainer_write(struct trainer *t, enum parameter_state which, const struct mo
 		return optimizer_write_8bit(t->plan->optimizer, moment_of(which), p->unit, at, own, in + skip,
 		                            err);
 	to = state(t, which, p->unit, at, &type);
+	if (is_on_host(t, which)) {
+		memcpy(to, in + skip, (size_t)own * sizeof(float));
+		return 0;
+	}
 	if (type == DTYPE_F32)
 		return device_write(t->dev, to, in + skip, (size_t)own * sizeof(float), err);
 	narrow = malloc((size_t)own * sizeof(*narrow));
@@ -178,7 +193,11 @@ static int gather_piece(struct trainer *t, enum parameter_state which, const str
 			enum dtype type;
 			const void *own = state(t, which, p->unit, at, &type);
 
-			device_cast(t->dev, (float *)staging + from, DTYPE_F32, own, type, held);
+			if (!is_on_host(t, which))
+				device_cast(t->dev, (float *)staging + from, DTYPE_F32, own, type, held);
+			else if ((r = device_write(t->dev, (float *)staging + from, own,
+			                           (size_t)held * sizeof(float), err)) < 0)
+				return r;
 		}
 		comm_broadcast(s->gather, (float *)staging + from, (size_t)held * sizeof(float), owner);
 	}

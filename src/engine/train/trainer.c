@@ -59,9 +59,11 @@ static int allocate(struct trainer *t, struct error *err)
 	arena_note(&t->plan->arena, BUFFER_SCRATCH, scratch, "device");
 	if ((r = device_reserve_scratch(t->dev, scratch, err)) < 0 ||
 	    (r = t->comm ? comm_alloc(t->comm, t->plan->arena.used, &t->memory, err)
-	                 : device_alloc(t->dev, t->plan->arena.used, &t->memory, err)) < 0)
+	                 : device_alloc(t->dev, t->plan->arena.used, &t->memory, err)) < 0 ||
+	    (t->plan->host.used > 0 &&
+	     (r = device_alloc_host(t->dev, t->plan->host.used, &t->host, err)) < 0))
 		return r;
-	plan_bind(t->plan, t->memory);
+	plan_bind(t->plan, t->memory, t->host);
 	trainer_set_hooks(t);
 	r = shard_connect(t->plan->shard, err);
 	return r < 0 ? r : model_prepare(t->plan->model, err);
@@ -132,6 +134,8 @@ void trainer_free(struct trainer *t)
 	if (t->plan)
 		shard_disconnect(t->plan->shard);
 	plan_free(t->plan);
+	if (t->host)
+		device_free_host(t->dev, t->host);
 	/* With a communicator the memory is the communicator's, which frees it. */
 	if (t->memory && !t->comm)
 		device_free(t->dev, t->memory);
@@ -186,7 +190,17 @@ const struct model_layout *trainer_layout(const struct trainer *t)
 
 int trainer_plan_json(const struct trainer *t, json_t **out, struct error *err)
 {
-	return arena_to_json(&t->plan->arena, out, err);
+	json_t *host = NULL;
+	int r = arena_to_json(&t->plan->arena, out, err);
+
+	if (r < 0 || t->plan->host.used == 0)
+		return r;
+	r = arena_to_json(&t->plan->host, &host, err);
+	if (r == 0 && json_object_set_new(*out, "host", host) < 0)
+		r = error_oom(err);
+	if (r < 0)
+		json_decref(*out);
+	return r;
 }
 
 int trainer_set_step(struct trainer *t, int64_t step, struct error *err)

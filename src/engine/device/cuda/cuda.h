@@ -36,6 +36,8 @@ struct device {
 	int unfused; /* enum device_unfused */
 	int gemm_choice;
 	cudaStream_t stream;
+	cudaStream_t transfers; /* these two: made with the first host memory, NULL before */
+	cudaEvent_t computed;   /* what a transfer begins after */
 	struct gemm_cache *gemm;
 	struct attention_cudnn *cudnn; /* NULL: our own attention alone */
 	const char *cudnn_missing;     /* why, where it was looked for */

@@ -100,11 +100,17 @@ void device_destroy(struct device *dev)
 		return;
 	if (dev->stream_made)
 		(void)cudaStreamSynchronize(dev->stream);
+	if (dev->transfers)
+		(void)cudaStreamSynchronize(dev->transfers);
 	attention_cudnn_destroy(dev);
 	gemm_destroy(dev);
 	(void)cudaFree(dev->base.scratch);
 	(void)cudaFree(dev->parts);
 	(void)cudaFreeHost(dev->staging);
+	if (dev->computed)
+		(void)cudaEventDestroy(dev->computed);
+	if (dev->transfers)
+		(void)cudaStreamDestroy(dev->transfers);
 	if (dev->stream_made)
 		(void)cudaStreamDestroy(dev->stream);
 	free(dev);
@@ -328,4 +334,74 @@ void device_event_record(struct device *dev, struct device_event *event)
 
 	if (status)
 		device_fault(dev, -EIO, "event: %s", cudaGetErrorString(status));
+}
+
+/* ---- host memory and its transfers ---- */
+static int open_lane(struct device *dev, struct error *err)
+{
+	cudaError_t status = cudaSuccess;
+
+	if (!dev->transfers)
+		status = cudaStreamCreateWithFlags(&dev->transfers, cudaStreamNonBlocking);
+	if (!status && !dev->computed)
+		status = cudaEventCreateWithFlags(&dev->computed, cudaEventDisableTiming);
+	return status ? device_cuda_error(dev, status, "cannot make a stream for transfers", err) : 0;
+}
+
+int device_alloc_host(struct device *dev, size_t bytes, void **out, struct error *err)
+{
+	cudaError_t status;
+	int r = open_lane(dev, err);
+
+	if (r < 0)
+		return r;
+	status = cudaMallocHost(out, bytes ? bytes : 1);
+	if (status) {
+		*out = NULL;
+		(void)cudaGetLastError();
+		return error_set(err, status == cudaErrorMemoryAllocation ? -ENOMEM : -EIO,
+		                 "cannot allocate %.1f MiB of pinned host memory for GPU %d: %s", MIB(bytes),
+		                 dev->index, cudaGetErrorString(status));
+	}
+	memset(*out, 0, bytes);
+	return 0;
+}
+
+void device_free_host(struct device *dev, void *p)
+{
+	if (dev->transfers)
+		(void)cudaStreamSynchronize(dev->transfers);
+	(void)cudaFreeHost(p);
+}
+
+void device_transfer(struct device *dev, enum device_direction direction, void *dst, const void *src,
+                     size_t bytes, struct device_event *done)
+{
+	enum cudaMemcpyKind kind =
+	    direction == DEVICE_TO_HOST ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice;
+	cudaError_t status = cudaEventRecord(dev->computed, dev->stream);
+
+	if (!status)
+		status = cudaStreamWaitEvent(dev->transfers, dev->computed, 0);
+	if (!status && bytes)
+		status = cudaMemcpyAsync(dst, src, bytes, kind, dev->transfers);
+	if (!status && done)
+		status = cudaEventRecord(done->event, dev->transfers);
+	if (status)
+		device_fault(dev, -EIO, "transfer: %s", cudaGetErrorString(status));
+}
+
+void device_event_wait(struct device *dev, struct device_event *event)
+{
+	cudaError_t status = cudaStreamWaitEvent(dev->stream, event->event, 0);
+
+	if (status)
+		device_fault(dev, -EIO, "event: %s", cudaGetErrorString(status));
+}
+
+int device_event_finish(struct device *dev, struct device_event *event, struct error *err)
+{
+	cudaError_t status = cudaEventSynchronize(event->event);
+
+	return status ? device_cuda_error(dev, status, "a transfer failed", err) : 0;
 }
