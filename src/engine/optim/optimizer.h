@@ -5,12 +5,13 @@
  *   adamw      Loshchilov & Hutter 2019; torch.optim.AdamW
  *   sgd        with momentum; decay is added to the gradient; torch.optim.SGD
  *   lion       Chen et al. 2023, algorithm 2
- *   lamb       You et al. 2020, algorithm 2: AdamW's direction, scaled for each tensor to the norm of its
- * weights lars       You et al. 2017, algorithm 1: SGD, the same for the matrices; torch.optim.SGD for the
- * rest adafactor  Shazeer & Stern 2018, algorithm 4 without momentum; torch.optim.Adafactor muon       Jordan
- * et al. 2024 for the matrices of the blocks, with the scale of Liu et al. 2025 (section 2.2), which lets
- * them share AdamW's rate and decay; AdamW for the rest; torch.optim.Muon
- *   adamw_8bit, lion_8bit  the same with moments of 8 bits in blocks of 256 (Dettmers et al. 2022, section 2)
+ *   lamb       You et al. 2020, algorithm 2: AdamW's direction, scaled to the norm of a tensor's weights
+ *   lars       You et al. 2017, algorithm 1: SGD, scaled likewise for matrices; plain SGD for the rest
+ *   adafactor  Shazeer & Stern 2018, algorithm 4 without momentum; torch.optim.Adafactor
+ *   muon       Jordan et al. 2024 for the matrices of the blocks; AdamW for the rest; torch.optim.Muon
+ *   *_8bit     moments of 8 bits in blocks of 256 (Dettmers et al. 2022, section 2)
+ *
+ * Muon's directions have the scale of Liu et al. 2025 (section 2.2), with which AdamW's rate and decay fit.
  *
  * What it costs in memory beside weights and gradients, for each parameter that a rank steps: two fp32
  * moments (adamw, lamb), one (sgd with momentum, lion, lars, muon's matrices), none (sgd, adafactor: the
