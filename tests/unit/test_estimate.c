@@ -5,8 +5,8 @@
 
 #include <math.h>
 #include <string.h>
+#include <time.h>
 
-#include "base/clock.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "base/str.h"
@@ -300,11 +300,13 @@ END_TEST
 START_TEST(large_models_take_no_time)
 {
 	for (int which = LLAMA_8B; which <= LLAMA_405B; which++) {
-		double start = clock_monotonic();
+		clock_t start = clock();
 		struct estimate_list list;
 
 		estimate_llama(which, sizes[_i].devices, 8192, &list);
-		ck_assert_double_lt(clock_monotonic() - start, 0.2);
+		/* Processor time, and far above the 0.02 s that it takes: what grows with the square of the
+		 * ranks or of the units takes minutes. */
+		ck_assert_double_lt((double)(clock() - start) / CLOCKS_PER_SEC, 5);
 		ck_assert_int_ge(list.count, 4);
 		ck_assert_int_eq(list.all[0].cost.tokens, (int64_t)sizes[_i].ranks * 8192);
 		for (size_t i = 0; i < list.count; i++) {
@@ -457,21 +459,25 @@ int main(void)
 	Suite *s = suite_create("estimate");
 	TCase *tc = tcase_create("devices");
 
+	tcase_set_timeout(tc, 120);
 	tcase_add_loop_test(tc, devices_are_named, 0, ARRAY_SIZE(notations));
 	tcase_add_test(tc, boards_are_known);
 	suite_add_tcase(s, tc);
 	tc = tcase_create("costs");
+	tcase_set_timeout(tc, 120);
 	tcase_add_test(tc, products_by_the_roofline);
 	tcase_add_test(tc, collectives_by_the_slowest_link);
 	tcase_add_test(tc, slow_links_are_waited_for);
 	suite_add_tcase(s, tc);
 	tc = tcase_create("memory");
+	tcase_set_timeout(tc, 120);
 	tcase_add_loop_test(tc, bytes_of_a_parameter, 0, ARRAY_SIZE(llamas));
 	tcase_add_loop_test(tc, bytes_as_published, 0, ARRAY_SIZE(sizes));
 	tcase_add_test(tc, whole_blocks_are_kept_while_they_fit);
 	tcase_add_loop_test(tc, large_models_take_no_time, 0, ARRAY_SIZE(sizes));
 	suite_add_tcase(s, tc);
 	tc = tcase_create("command");
+	tcase_set_timeout(tc, 120);
 	tcase_add_checked_fixture(tc, setup, fixture_teardown);
 	tcase_add_test(tc, the_json_says_all);
 	tcase_add_test(tc, the_table_ends_with_the_choice);

@@ -600,13 +600,14 @@ END_TEST
 START_TEST(a_hung_spare_holds_up_nothing)
 {
 	_cleanup_free_ char *launcher =
-	    counting_launcher("[ -e $0.second ] || { touch $0.second; exec sleep 1000; }");
+	    counting_launcher("[ -e $0.second ] || { echo hangs >$0.second; exec sleep 1000; }");
 	struct preflight_request what = own_request();
 	struct told told;
 	pid_t pid;
 
 	preflight_spare_prepare(spare, launcher);
 	pid = await_executed(1);
+	free(fixture_await_file(&f, "libexec/dtrain-launch.second")); /* it is the first that hangs */
 	ck_assert_int_eq(look(&what, 20).code, 0);
 	await_executed(2);
 	ck_assert(!preflight_spare_is_ready(spare));

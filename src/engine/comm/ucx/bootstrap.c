@@ -38,7 +38,7 @@
 #include "base/cleanup.h"
 #include "base/clock.h"
 #include "base/str.h"
-#include "engine/comm/ucx/lifeline.h"
+#include "engine/comm/ucx/internal.h"
 
 #define MAGIC         0x324c5444u /* "DTL2": changes with struct rank_address, greeting or message */
 #define ADDRESSES_MAX 16
@@ -302,8 +302,8 @@ static int get_value(struct bootstrap *m, const char *key, void **data, size_t *
 	do {
 		left = timeout_ms(m);
 		r = store->get(store->context, key, MIN(left, 1000), data, len, err);
-		if (r == -ETIMEDOUT && comm_check(m->comm, NULL) < 0)
-			r = comm_check(m->comm, err);
+		if (r == -ETIMEDOUT && family_check(m->comm, NULL) < 0)
+			r = family_check(m->comm, err);
 	} while (r == -ETIMEDOUT && left > 1000);
 	return r;
 }
@@ -538,7 +538,7 @@ static int connect_all(struct bootstrap *m, struct error *err)
 			                 "no connection to rank %d on %s within %d s: is TCP between the "
 			                 "nodes blocked?",
 			                 missing, m->ranks[missing].host, m->options->timeout_s);
-		failed = comm_check(m->comm, err);
+		failed = family_check(m->comm, err);
 		if (failed < 0)
 			return failed;
 		for (int i = 0; i < n; i++) {

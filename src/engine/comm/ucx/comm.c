@@ -28,7 +28,7 @@ static comm_ticket enqueue(struct comm *c, const struct operation *o)
 	c->queue[ticket % QUEUE_MAX] = *o;
 	atomic_store(&c->queued, ticket);
 	if (c->asleep)
-		progress_wake(c);
+		family_wake(c);
 	return ticket;
 }
 
@@ -194,7 +194,7 @@ void comm_destroy(struct comm *c)
 		return;
 	if (c->thread_started) {
 		atomic_store(&c->stopping, true);
-		progress_wake(c);
+		family_wake(c);
 		pthread_join(c->thread, NULL);
 	}
 	family_leave(c);
@@ -382,15 +382,7 @@ int comm_flush(struct comm *c, struct error *err)
 	return comm_wait(c, c->queued, err);
 }
 
-/* The family's failure, which not all of its communicators may have taken over yet. */
 int comm_check(struct comm *c, struct error *err)
 {
-	int r;
-
-	pthread_mutex_lock(&c->family->lock);
-	r = c->family->failure.code;
-	if (r < 0 && err)
-		*err = c->family->failure;
-	pthread_mutex_unlock(&c->family->lock);
-	return r;
+	return family_check(c, err);
 }

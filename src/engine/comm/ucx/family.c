@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "base/cleanup.h"
 #include "engine/comm/ucx/internal.h"
@@ -66,6 +67,26 @@ void family_leave(struct comm *c)
 	free(f);
 }
 
+void family_wake(struct comm *c)
+{
+	uint64_t one = 1;
+
+	(void)!write(c->wake_fd, &one, sizeof(one));
+}
+
+/* Not all communicators of the family may have taken the failure over yet. */
+int family_check(struct comm *c, struct error *err)
+{
+	int r;
+
+	pthread_mutex_lock(&c->family->lock);
+	r = c->family->failure.code;
+	if (r < 0 && err)
+		*err = c->family->failure;
+	pthread_mutex_unlock(&c->family->lock);
+	return r;
+}
+
 int comm_fail(struct comm *c, int code, int number, const char *fmt, ...)
 {
 	struct family *f = c->family;
@@ -81,7 +102,7 @@ int comm_fail(struct comm *c, int code, int number, const char *fmt, ...)
 		for (struct comm *m = f->members; m; m = m->sibling) {
 			take_failure(m);
 			if (m->thread_started)
-				progress_wake(m);
+				family_wake(m);
 		}
 	}
 	code = f->failure.code;

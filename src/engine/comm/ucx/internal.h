@@ -207,19 +207,21 @@ void streams_arm(struct comm *c);
 /* progress.c */
 /* Starts the progress thread, which passes each queued operation to run. */
 int progress_start(struct comm *c, collective_run_fn *run, struct error *err);
-void progress_wake(struct comm *c); /* from any thread */
 /* Lets UCX work, looks after the lifelines, spins or sleeps; returns after anything may have changed.
  * Negative: the communicator has failed, and the operation has to be left at once. */
 int comm_step(struct comm *c);
-/* Fails the family, where it has not failed yet; returns the code of its failure. `number` is the rank that
- * it is about, and is sent to the peers. From any thread. */
-int comm_fail(struct comm *c, int code, int number, const char *fmt, ...)
-    __attribute__((format(printf, 4, 5)));
 
 /* family.c */
 /* Makes c a member of `family`, NULL: of a new one. It takes the family's failure over. */
 int family_join(struct comm *c, struct family *family, struct error *err);
 void family_leave(struct comm *c);
+/* 0, or the code of the family's failure. From any thread. */
+int family_check(struct comm *c, struct error *err);
+void family_wake(struct comm *c); /* wakes the progress thread of c; from any thread */
+/* Fails the family, where it has not failed yet; returns the code of its failure. `number` is the rank that
+ * it is about, and is sent to the peers. From any thread. */
+int comm_fail(struct comm *c, int code, int number, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
 
 /* collectives.c */
 collective_run_fn collective_run;

@@ -27,13 +27,6 @@
 #define CONTROL_EVERY     1e-3 /* seconds between two looks at the lifelines while spinning */
 #define DEPARTURE_TIMEOUT 1.0  /* seconds for peers that still read our last data */
 
-void progress_wake(struct comm *c)
-{
-	uint64_t one = 1;
-
-	(void)!write(c->wake_fd, &one, sizeof(one));
-}
-
 /* ---- failures ---- */
 
 /* "all_reduce (collective 17)", or the place between two collectives. */

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The optimizers' steps over a flat shard: one reading and one writing of everything. Under AdamW a parameter with its master
- * copy moves 30 bytes (gradient, master, m and v in, the last three and the bf16 copy out), without one 24.
+ * The optimizers' steps over a flat shard: one reading and one writing of everything. Under AdamW a parameter
+ * with its master copy moves 30 bytes (gradient, master, m and v in, the last three and the bf16 copy out),
+ * without one 24.
  */
 #include "engine/device/cuda/kernel.cuh"
 #include "engine/device/rounding.h"
@@ -15,7 +16,8 @@ struct adamw_factors {
 };
 
 /* p rounded to bf16 stochastically; infinities and NaNs stay. */
-static __device__ __forceinline__ bf16 rounded_stochastically(const struct rounding_key &key, float p, uint64_t index)
+static __device__ __forceinline__ bf16 rounded_stochastically(const struct rounding_key &key, float p,
+                                                              uint64_t index)
 {
 	uint32_t u = float_bits(p), bits = (uint32_t)index;
 
@@ -335,9 +337,8 @@ extern "C" void device_factor_sums(struct device *dev, const struct device_facto
 {
 	if (f->n <= 0)
 		return;
-	LAUNCH(dev, factor_rows,
-	       (unsigned)((f->first + f->n + f->cols - 1) / f->cols - f->first / f->cols), THREADS, 0, *f,
-	       grad, grad_scale, row);
+	LAUNCH(dev, factor_rows, (unsigned)((f->first + f->n + f->cols - 1) / f->cols - f->first / f->cols),
+	       THREADS, 0, *f, grad, grad_scale, row);
 	if (col)
 		LAUNCH(dev, factor_columns, (unsigned)ceil_div(f->cols, THREADS), THREADS, 0, *f, grad,
 		       grad_scale, col);
