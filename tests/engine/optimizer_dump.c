@@ -146,6 +146,7 @@ static void *run_rank(void *context)
 		                              .momentum = 0.9,
 		                              .nesterov = run.nesterov,
 		                              .clip = 1,
+		                              .loss_scale = 1,
 		                              .step = step};
 		struct optimizer_work work = {sum, &clip[0], &clip[1]};
 
