@@ -20,7 +20,8 @@ int model_create(struct device *dev, const struct model_config *c, const struct 
                  const struct model_options *options, struct model **out, struct error *err)
 {
 	_cleanup_(model_freep) struct model *m = calloc(1, sizeof(*m));
-	size_t tokens = (size_t)options->max_tokens;
+	/* A plan without a device is of batches that may be far larger than this machine's memory. */
+	size_t tokens = dev ? (size_t)options->max_tokens : 0, rows;
 
 	if (!m)
 		return error_oom(err);
@@ -34,13 +35,14 @@ int model_create(struct device *dev, const struct model_config *c, const struct 
 	m->qkv = m->q + 2 * m->kv;
 	m->wide = MAX(MAX(c->intermediate, c->hidden), m->q);
 	m->logits_rows = options->logits_rows ? options->logits_rows : choose_logits_rows(m);
+	rows = dev ? (size_t)m->logits_rows : 1;
 	m->unit = calloc((size_t)layout->units, sizeof(*m->unit));
 	m->layer = calloc((size_t)c->layers + 1, sizeof(*m->layer));
 	m->cache = calloc((size_t)c->layers, sizeof(*m->cache));
 	m->host_positions = calloc(tokens + 1, sizeof(int32_t));
 	m->host_rows = calloc(tokens + 1, sizeof(int32_t));
 	m->host_targets = calloc(tokens + 1, sizeof(int32_t));
-	m->host_losses = calloc((size_t)m->logits_rows, sizeof(float));
+	m->host_losses = calloc(rows, sizeof(float));
 	if (!m->unit || !m->layer || !m->cache || !m->host_positions || !m->host_rows || !m->host_targets ||
 	    !m->host_losses)
 		return error_oom(err);

@@ -49,7 +49,7 @@ struct model_batch {
 	const int32_t *starts; /* [documents + 1]: 0 first, tokens last */
 };
 
-/* Host structures only. c is copied, layout borrowed. */
+/* Host structures only. c is copied, layout borrowed. dev NULL: for planning alone. */
 int model_create(struct device *dev, const struct model_config *c, const struct model_layout *layout,
                  const struct model_options *options, struct model **out, struct error *err);
 void model_free(struct model *m);
