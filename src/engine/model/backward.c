@@ -2,49 +2,6 @@
 /* The backward pass: from the loss through the blocks, the last first, with the gradients of each unit. */
 #include "engine/model/internal.h"
 
-/* dw[out, in] (+)= dyᵀ · x, and the bias's sum. */
-static void weight_gradient(struct model *m, float *dw, float *d_bias, const void *dy, const void *x,
-                            int64_t tokens, int64_t out, int64_t in, bool first)
-{
-	struct device_gemm g = {.transpose_a = true,
-	                        .m = out,
-	                        .n = in,
-	                        .k = tokens,
-	                        .alpha = 1,
-	                        .beta = first ? 0 : 1,
-	                        .a = dy,
-	                        .b = x,
-	                        .c = dw,
-	                        .lda = out,
-	                        .ldb = in,
-	                        .ldc = in,
-	                        .ab_type = m->o.type,
-	                        .c_type = DTYPE_F32,
-	                        .d_bias = d_bias};
-
-	device_gemm(m->dev, &g);
-}
-
-/* dx[T, in] = dy[T, out] · w[out, in] */
-static void input_gradient(struct model *m, void *dx, const void *dy, const void *w, int64_t tokens,
-                           int64_t out, int64_t in)
-{
-	struct device_gemm g = {.m = tokens,
-	                        .n = in,
-	                        .k = out,
-	                        .alpha = 1,
-	                        .a = dy,
-	                        .b = w,
-	                        .c = dx,
-	                        .lda = out,
-	                        .ldb = in,
-	                        .ldc = in,
-	                        .ab_type = m->o.type,
-	                        .c_type = m->o.type};
-
-	device_gemm(m->dev, &g);
-}
-
 static void norm_gradient(struct model *m, void *dx, bool accumulate, float *dw, const void *dy,
                           const void *x, const void *w, int64_t tokens)
 {
@@ -75,8 +32,7 @@ static void head(struct model *m, const struct model_pass *p, float scale, bool 
 {
 	int unit = m->layout->units - 1, matrix = head_unit(m);
 	int64_t tokens = p->b->tokens, rows = p->compact ? p->counted : tokens, hidden = m->c.hidden;
-	const void *w = weight(m, matrix, head_role(m));
-	float *dw = gradient(m, matrix, head_role(m));
+	enum parameter_role role = head_role(m);
 	const char *x = model_head_input(m, p);
 	char *dx = p->compact ? m->d_wide : m->dx;
 	int64_t chunk = logits_chunk(m, rows);
@@ -85,12 +41,12 @@ static void head(struct model *m, const struct model_pass *p, float scale, bool 
 		int64_t n = MIN(chunk, rows - at);
 		size_t offset = (size_t)(at * hidden) * m->size;
 
-		model_linear(m, m->logits, x + offset, w, NULL, n, m->c.vocab, hidden);
+		model_linear(m, matrix, role, m->logits, x + offset, n);
 		device_cross_entropy(m->dev, m->logits, m->o.type, m->targets + at, n, m->c.vocab, scale,
 		                     m->losses, true);
 		device_sum(m->dev, m->losses, n, loss_sum);
-		input_gradient(m, dx + offset, m->logits, w, n, m->c.vocab, hidden);
-		weight_gradient(m, dw, NULL, m->logits, x + offset, n, m->c.vocab, hidden, first && at == 0);
+		model_linear_input_gradient(m, matrix, role, dx + offset, m->logits, n);
+		model_linear_weight_gradient(m, matrix, role, m->logits, x + offset, n, first && at == 0);
 	}
 	if (p->compact) {
 		size_t row = (size_t)hidden * m->size;
@@ -108,16 +64,14 @@ static void mlp_backward(struct model *m, int layer, int64_t tokens, bool first)
 {
 	struct model_activations *a = &m->layer[layer];
 	int unit = layer + 1;
-	int64_t hidden = m->c.hidden, wide = m->c.intermediate;
 
-	input_gradient(m, m->d_wide, m->dx, weight(m, unit, PARAMETER_DOWN), tokens, hidden, wide);
-	device_swiglu_backward(m->dev, a->gate_up, m->y, m->d_wide, a->gate_up, tokens, (int)wide, m->o.type);
-	weight_gradient(m, gradient(m, unit, PARAMETER_DOWN), gradient(m, unit, PARAMETER_DOWN_BIAS), m->dx,
-	                m->y, tokens, hidden, wide, first);
+	model_linear_input_gradient(m, unit, PARAMETER_DOWN, m->d_wide, m->dx, tokens);
+	device_swiglu_backward(m->dev, a->gate_up, m->y, m->d_wide, a->gate_up, tokens, m->c.intermediate,
+	                       m->o.type);
+	model_linear_weight_gradient(m, unit, PARAMETER_DOWN, m->dx, m->y, tokens, first);
 	model_norm(m, m->h, a->middle, weight(m, unit, PARAMETER_POST_NORM), tokens);
-	weight_gradient(m, gradient(m, unit, PARAMETER_GATE), gradient(m, unit, PARAMETER_GATE_BIAS),
-	                a->gate_up, m->h, tokens, 2 * wide, hidden, first);
-	input_gradient(m, m->h, a->gate_up, weight(m, unit, PARAMETER_GATE), tokens, 2 * wide, hidden);
+	model_linear_weight_gradient(m, unit, PARAMETER_GATE, a->gate_up, m->h, tokens, first);
+	model_linear_input_gradient(m, unit, PARAMETER_GATE, m->h, a->gate_up, tokens);
 	norm_gradient(m, m->dx, true, gradient(m, unit, PARAMETER_POST_NORM), m->h, a->middle,
 	              weight(m, unit, PARAMETER_POST_NORM), tokens);
 }
@@ -152,13 +106,12 @@ static void attention_backward(struct model *m, const struct model_pass *p, int 
 	struct model_activations *a = &m->layer[layer];
 	struct device_attention attention = p->attention;
 	int unit = layer + 1;
-	int64_t tokens = p->b->tokens, hidden = m->c.hidden;
+	int64_t tokens = p->b->tokens;
 	size_t k = (size_t)m->q * m->size, v = (size_t)(m->q + m->kv) * m->size;
 	char *qk = a->qkv;
 
-	input_gradient(m, m->d_wide, m->dx, weight(m, unit, PARAMETER_O), tokens, hidden, m->q);
-	weight_gradient(m, gradient(m, unit, PARAMETER_O), gradient(m, unit, PARAMETER_O_BIAS), m->dx,
-	                a->attention, tokens, hidden, m->q, first);
+	model_linear_input_gradient(m, unit, PARAMETER_O, m->d_wide, m->dx, tokens);
+	model_linear_weight_gradient(m, unit, PARAMETER_O, m->dx, a->attention, tokens, first);
 	if (m->c.qk_norm) {
 		qk = m->rotated;
 		model_qk_norm_rotate(m, unit, qk, a->qkv, tokens);
@@ -170,9 +123,8 @@ static void attention_backward(struct model *m, const struct model_pass *p, int 
 	if (m->c.qk_norm)
 		qk_norm_backward(m, unit, a->qkv, tokens);
 	model_norm(m, m->h, a->input, weight(m, unit, PARAMETER_INPUT_NORM), tokens);
-	weight_gradient(m, gradient(m, unit, PARAMETER_Q), gradient(m, unit, PARAMETER_Q_BIAS), m->d_qkv,
-	                m->h, tokens, m->qkv, hidden, first);
-	input_gradient(m, m->h, m->d_qkv, weight(m, unit, PARAMETER_Q), tokens, m->qkv, hidden);
+	model_linear_weight_gradient(m, unit, PARAMETER_Q, m->d_qkv, m->h, tokens, first);
+	model_linear_input_gradient(m, unit, PARAMETER_Q, m->h, m->d_qkv, tokens);
 	norm_gradient(m, m->dx, true, gradient(m, unit, PARAMETER_INPUT_NORM), m->h, a->input,
 	              weight(m, unit, PARAMETER_INPUT_NORM), tokens);
 }
@@ -245,8 +197,7 @@ static void recompute(struct model *m, const struct model_pass *p, int layer)
 		return;
 	}
 	model_norm(m, m->h, a->middle, weight(m, unit, PARAMETER_POST_NORM), tokens);
-	model_linear(m, a->gate_up, m->h, weight(m, unit, PARAMETER_GATE),
-	             weight(m, unit, PARAMETER_GATE_BIAS), tokens, 2 * m->c.intermediate, m->c.hidden);
+	model_linear(m, unit, PARAMETER_GATE, a->gate_up, m->h, tokens);
 }
 
 int model_forward_backward(struct model *m, const struct model_batch *batch, float scale, bool first,

@@ -40,8 +40,7 @@ static int decode_block(struct model *m, int layer, int n, struct error *err)
 	                                     .ld_o = m->q,
 	                                     .type = m->o.type};
 
-	model_linear(m, a->qkv, m->h, weight(m, unit, PARAMETER_Q), weight(m, unit, PARAMETER_Q_BIAS), n,
-	             m->qkv, c->hidden);
+	model_linear(m, unit, PARAMETER_Q, a->qkv, m->h, n);
 	if (c->qk_norm) {
 		qk = m->rotated;
 		model_qk_norm_rotate(m, unit, qk, a->qkv, n);
@@ -51,14 +50,11 @@ static int decode_block(struct model *m, int layer, int n, struct error *err)
 	append_cache(m, layer, qk + (size_t)m->q * m->size, v, n);
 	device_attention_cached(m->dev, &attention, m->past, a->attention, qk, m->cache[layer],
 	                        m->cache[layer] + (size_t)m->kv * m->size);
-	model_linear(m, a->middle, a->attention, weight(m, unit, PARAMETER_O),
-	             weight(m, unit, PARAMETER_O_BIAS), n, c->hidden, m->q);
+	model_linear(m, unit, PARAMETER_O, a->middle, a->attention, n);
 	model_add_norm(m, m->h, a->middle, a->input, weight(m, unit, PARAMETER_POST_NORM), n);
-	model_linear(m, a->gate_up, m->h, weight(m, unit, PARAMETER_GATE),
-	             weight(m, unit, PARAMETER_GATE_BIAS), n, 2 * c->intermediate, c->hidden);
+	model_linear(m, unit, PARAMETER_GATE, a->gate_up, m->h, n);
 	device_swiglu_forward(m->dev, m->y, a->gate_up, n, c->intermediate, m->o.type);
-	model_linear(m, m->layer[layer + 1].input, m->y, weight(m, unit, PARAMETER_DOWN),
-	             weight(m, unit, PARAMETER_DOWN_BIAS), n, c->hidden, c->intermediate);
+	model_linear(m, unit, PARAMETER_DOWN, m->layer[layer + 1].input, m->y, n);
 	model_done(m, unit, MODEL_EVALUATE);
 	if ((r = model_need(m, unit + 1, MODEL_EVALUATE, err)) < 0)
 		return r;
@@ -70,21 +66,8 @@ static int decode_block(struct model *m, int layer, int n, struct error *err)
 
 static int next_logits(struct model *m, int n, float *logits, struct error *err)
 {
-	struct device_gemm g = {.transpose_b = true,
-	                        .m = 1,
-	                        .n = m->c.vocab,
-	                        .k = m->c.hidden,
-	                        .alpha = 1,
-	                        .a = m->h + (size_t)(n - 1) * (size_t)m->c.hidden * m->size,
-	                        .b = weight(m, head_unit(m), head_role(m)),
-	                        .c = m->decode_logits,
-	                        .lda = m->c.hidden,
-	                        .ldb = m->c.hidden,
-	                        .ldc = m->c.vocab,
-	                        .ab_type = m->o.type,
-	                        .c_type = DTYPE_F32};
-
-	device_gemm(m->dev, &g);
+	model_linear_f32(m, head_unit(m), head_role(m), m->decode_logits,
+	                 m->h + (size_t)(n - 1) * (size_t)m->c.hidden * m->size, 1);
 	return device_read(m->dev, logits, m->decode_logits, (size_t)m->c.vocab * sizeof(float), err);
 }
 

@@ -5,27 +5,6 @@
 
 #include "engine/model/internal.h"
 
-void model_linear(struct model *m, void *y, const void *x, const void *w, const void *bias, int64_t tokens,
-                  int64_t out, int64_t in)
-{
-	struct device_gemm g = {.transpose_b = true,
-	                        .m = tokens,
-	                        .n = out,
-	                        .k = in,
-	                        .alpha = 1,
-	                        .a = x,
-	                        .b = w,
-	                        .c = y,
-	                        .lda = in,
-	                        .ldb = in,
-	                        .ldc = out,
-	                        .ab_type = m->o.type,
-	                        .c_type = m->o.type,
-	                        .bias = bias};
-
-	device_gemm(m->dev, &g);
-}
-
 static struct device_norm plain_norm(const struct model *m, int64_t tokens)
 {
 	return (struct device_norm){.rows = tokens,
@@ -79,12 +58,11 @@ void model_block_forward(struct model *m, const struct model_pass *p, int layer)
 {
 	struct model_activations *a = &m->layer[layer];
 	struct device_attention attention = p->attention;
-	int64_t tokens = p->b->tokens, hidden = m->c.hidden, wide = m->c.intermediate;
+	int64_t tokens = p->b->tokens;
 	int unit = layer + 1;
 	char *qk = a->qkv;
 
-	model_linear(m, a->qkv, m->h, weight(m, unit, PARAMETER_Q), weight(m, unit, PARAMETER_Q_BIAS), tokens,
-	             m->qkv, hidden);
+	model_linear(m, unit, PARAMETER_Q, a->qkv, m->h, tokens);
 	if (m->c.qk_norm) {
 		qk = m->rotated;
 		model_qk_norm_rotate(m, unit, qk, a->qkv, tokens);
@@ -94,11 +72,9 @@ void model_block_forward(struct model *m, const struct model_pass *p, int layer)
 	attention.window = model_config_window(&m->c, layer);
 	device_attention_forward(m->dev, &attention, a->attention, a->lse, qk, qk + (size_t)m->q * m->size,
 	                         a->qkv + (size_t)(m->q + m->kv) * m->size);
-	model_linear(m, a->middle, a->attention, weight(m, unit, PARAMETER_O),
-	             weight(m, unit, PARAMETER_O_BIAS), tokens, hidden, m->q);
+	model_linear(m, unit, PARAMETER_O, a->middle, a->attention, tokens);
 	model_add_norm(m, m->h, a->middle, a->input, weight(m, unit, PARAMETER_POST_NORM), tokens);
-	model_linear(m, a->gate_up, m->h, weight(m, unit, PARAMETER_GATE),
-	             weight(m, unit, PARAMETER_GATE_BIAS), tokens, 2 * wide, hidden);
+	model_linear(m, unit, PARAMETER_GATE, a->gate_up, m->h, tokens);
 }
 
 void model_head_done(const struct model *m, enum model_phase phase)
@@ -142,8 +118,7 @@ int model_forward(struct model *m, const struct model_pass *p, enum model_phase 
 
 		model_block_forward(m, p, l);
 		device_swiglu_forward(m->dev, m->y, a->gate_up, tokens, m->c.intermediate, m->o.type);
-		model_linear(m, m->layer[l + 1].input, m->y, weight(m, l + 1, PARAMETER_DOWN),
-		             weight(m, l + 1, PARAMETER_DOWN_BIAS), tokens, m->c.hidden, m->c.intermediate);
+		model_linear(m, l + 1, PARAMETER_DOWN, m->layer[l + 1].input, m->y, tokens);
 		model_done(m, l + 1, phase);
 		if ((r = model_need(m, l + 2, phase, err)) < 0)
 			return r;
@@ -189,8 +164,8 @@ int model_evaluate(struct model *m, const struct model_batch *batch, double *los
 	for (int64_t first = 0; first < rows; first += chunk) {
 		int64_t n = MIN(chunk, rows - first);
 
-		model_linear(m, m->logits, x + (size_t)(first * m->c.hidden) * m->size,
-		             weight(m, head_unit(m), head_role(m)), NULL, n, m->c.vocab, m->c.hidden);
+		model_linear(m, head_unit(m), head_role(m), m->logits,
+		             x + (size_t)(first * m->c.hidden) * m->size, n);
 		device_cross_entropy(m->dev, m->logits, m->o.type, m->targets + first, n, m->c.vocab, 1,
 		                     m->losses, false);
 		device_sum(m->dev, m->losses, n, loss_sum);
@@ -221,8 +196,8 @@ int model_logits(struct model *m, const struct model_batch *batch, float *logits
 	for (int64_t first = 0; first < b.tokens; first += m->logits_rows) {
 		int64_t n = MIN(m->logits_rows, b.tokens - first);
 
-		model_linear(m, m->logits, m->h + (size_t)(first * m->c.hidden) * m->size,
-		             weight(m, head_unit(m), head_role(m)), NULL, n, m->c.vocab, m->c.hidden);
+		model_linear(m, head_unit(m), head_role(m), m->logits,
+		             m->h + (size_t)(first * m->c.hidden) * m->size, n);
 		if ((r = device_read(m->dev, logits + first * m->c.vocab, m->logits,
 		                     (size_t)(n * m->c.vocab) * sizeof(float), err)) < 0)
 			return r;

@@ -64,16 +64,17 @@ struct model_pass {
 	bool compact;    /* only those go through the head: m->rows lists them */
 };
 
+/* NULL where the unit has none. */
 static inline char *weight(const struct model *m, int unit, enum parameter_role role)
 {
-	int64_t at = m->layout->unit[unit].offset[role];
+	int64_t at = role < PARAMETER_ROLES ? m->layout->unit[unit].offset[role] : -1;
 
 	return at < 0 ? NULL : m->unit[unit].w + (size_t)at * m->size;
 }
 
 static inline float *gradient(const struct model *m, int unit, enum parameter_role role)
 {
-	int64_t at = m->layout->unit[unit].offset[role];
+	int64_t at = role < PARAMETER_ROLES ? m->layout->unit[unit].offset[role] : -1;
 
 	return at < 0 ? NULL : m->unit[unit].g + at;
 }
@@ -106,9 +107,23 @@ static inline enum parameter_role head_role(const struct model *m)
 	return m->c.tied ? PARAMETER_EMBEDDING : PARAMETER_HEAD;
 }
 
-/* y[T, out] = x[T, in] · w[out, in]ᵀ + bias */
-void model_linear(struct model *m, void *y, const void *x, const void *w, const void *bias, int64_t tokens,
-                  int64_t out, int64_t in);
+/*
+ * Products with a matrix of weights w[out, in], named by its unit and role; PARAMETER_Q is that of q, k and v
+ * together, PARAMETER_GATE that of gate and up, whose outputs are columns of one row.
+ */
+/* y[tokens, out] = x[tokens, in] · wᵀ + bias */
+void model_linear(struct model *m, int unit, enum parameter_role role, void *y, const void *x,
+                  int64_t tokens);
+/* The same, with the output in fp32. */
+void model_linear_f32(struct model *m, int unit, enum parameter_role role, float *y, const void *x,
+                      int64_t tokens);
+/* dx[tokens, in] = dy[tokens, out] · w */
+void model_linear_input_gradient(struct model *m, int unit, enum parameter_role role, void *dx,
+                                 const void *dy, int64_t tokens);
+/* dw[out, in] = dyᵀ · x where `first`, else added to it; the sums over dy's rows are always added to the
+ * bias's gradient. */
+void model_linear_weight_gradient(struct model *m, int unit, enum parameter_role role, const void *dy,
+                                  const void *x, int64_t tokens, bool first);
 void model_norm(struct model *m, void *y, const void *x, const void *w, int64_t tokens);
 /* sum += x, y = norm(sum): the residual connection and the norm after it. */
 void model_add_norm(struct model *m, void *y, void *sum, const void *x, const void *w, int64_t tokens);
