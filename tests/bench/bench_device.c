@@ -207,7 +207,7 @@ static void bench(enum dtype type)
 		char *logits = buffer((int64_t)CHUNK * V, type, 20);
 
 		report("cross-entropy + gradient",
-		       BEST(device_cross_entropy(dev, logits, type, ids, CHUNK, V, 1e-3f, loss, true)),
+		       BEST(device_cross_entropy(dev, logits, type, ids, CHUNK, V, 1e-3f, NULL, loss, true)),
 		       2.0 * CHUNK * V * s, 0, T / CHUNK);
 		device_free(dev, logits);
 	}

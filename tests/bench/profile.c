@@ -332,8 +332,8 @@ OPERATION(swiglu_backward,
           (y ? 6.0 : 5.0) * (double)tokens * cols * size_of(type), "swiglu backward")
 OPERATION(cross_entropy,
           (struct device * dev, void *logits, enum dtype type, const int32_t *targets, int64_t rows,
-           int64_t vocab, float scale, float *loss, bool backward),
-          (dev, logits, type, targets, rows, vocab, scale, loss, backward), 0,
+           int64_t vocab, float scale, const float *row_scale, float *loss, bool backward),
+          (dev, logits, type, targets, rows, vocab, scale, row_scale, loss, backward), 0,
           (backward ? 2.0 : 1.0) * (double)rows * (double)vocab * size_of(type), "cross-entropy")
 OPERATION(adamw,
           (struct device * dev, float *master, void *param, enum dtype param_type, const void *grad,

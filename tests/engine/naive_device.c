@@ -386,11 +386,12 @@ void device_swiglu_backward(struct device *dev, void *d_gate_up, void *y, const 
 }
 
 void device_cross_entropy(struct device *dev, void *logits, enum dtype type, const int32_t *targets,
-                          int64_t rows, int64_t vocab, float scale, float *loss, bool backward)
+                          int64_t rows, int64_t vocab, float scale, const float *row_scale, float *loss,
+                          bool backward)
 {
 	for (int64_t t = 0; t < rows; t++) {
 		float *x = (float *)logits + t * vocab, top = x[0];
-		double sum = 0, lse;
+		double sum = 0, lse, factor = row_scale ? (double)scale * row_scale[t] : scale;
 
 		for (int64_t i = 0; i < vocab; i++)
 			top = x[i] > top ? x[i] : top;
@@ -399,7 +400,7 @@ void device_cross_entropy(struct device *dev, void *logits, enum dtype type, con
 		lse = top + log(sum);
 		loss[t] = targets[t] < 0 ? 0 : (float)(lse - x[targets[t]]);
 		for (int64_t i = 0; i < vocab && backward; i++)
-			x[i] = targets[t] < 0 ? 0 : (float)((exp(x[i] - lse) - (i == targets[t])) * scale);
+			x[i] = targets[t] < 0 ? 0 : (float)((exp(x[i] - lse) - (i == targets[t])) * factor);
 	}
 }
 

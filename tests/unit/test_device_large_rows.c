@@ -258,7 +258,7 @@ static void cross_entropy_at(int64_t rows, enum dtype t)
 	targets = test_put(dev, host, (size_t)rows * sizeof(*host));
 	ids = test_put(dev, host, (size_t)rows * sizeof(*host));
 	device_argmax(dev, ids, x, t, rows, VOCAB);
-	device_cross_entropy(dev, x, t, targets, rows, VOCAB, 1, loss, true);
+	device_cross_entropy(dev, x, t, targets, rows, VOCAB, 1, NULL, loss, true);
 	test_fetch(dev, host, ids, (size_t)rows * sizeof(*host));
 	got = test_fetch_values(dev, loss, rows, DTYPE_F32);
 	for (int s = 0; s < SAMPLES; s++) {

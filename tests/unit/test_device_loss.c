@@ -7,10 +7,12 @@ START_TEST(cross_entropy)
 	static const int64_t shapes[][2] = {{1, 1},    {3, 17},    {5, 65},    {20, 3001},
 	                                    {3, 4096}, {2, 40000}, {2, 40003}, {1, 17000}};
 
-	FOR_ALL for (size_t s = 0; s < COUNT(shapes) * 2; s++)
+	FOR_ALL for (size_t s = 0; s < COUNT(shapes) * 3; s++)
 	{
-		int64_t rows = shapes[s / 2][0], vocab = shapes[s / 2][1];
-		bool backward = s & 1;
+		int64_t rows = shapes[s / 3][0], vocab = shapes[s / 3][1];
+		bool backward = s % 3 > 0, weighted = s % 3 == 2; /* with a factor of each row */
+		double *factors = test_values(rows, 3);
+		float *bfactors = test_buffer(dev, factors, rows, DTYPE_F32);
 		double *x = test_values(rows * vocab, 1), *loss = test_values(rows, 2), scale = 0.125;
 		int32_t *targets = malloc((size_t)rows * sizeof(*targets)),
 		        *best = malloc((size_t)rows * sizeof(*best)), *btargets, *bbest;
@@ -26,7 +28,8 @@ START_TEST(cross_entropy)
 		bbest = test_put(dev, targets, (size_t)rows * sizeof(*best));
 		device_argmax(dev, bbest, bx, type, rows, vocab);
 		test_fetch(dev, best, bbest, (size_t)rows * sizeof(*best));
-		device_cross_entropy(dev, bx, type, btargets, rows, vocab, (float)scale, bl, backward);
+		device_cross_entropy(dev, bx, type, btargets, rows, vocab, (float)scale,
+		                     weighted ? bfactors : NULL, bl, backward);
 		for (int64_t r = 0; r < rows; r++) {
 			double *row = x + r * vocab, sum = 0, max = -INFINITY;
 			int64_t first = 0;
@@ -42,9 +45,9 @@ START_TEST(cross_entropy)
 				sum += exp(row[i] - max);
 			loss[r] = targets[r] < 0 ? 0 : log(sum) + max - row[targets[r]];
 			for (int64_t i = 0; backward && i < vocab; i++)
-				row[i] = targets[r] < 0
-				             ? 0
-				             : (exp(row[i] - max) / sum - (i == targets[r])) * scale;
+				row[i] = targets[r] < 0 ? 0
+				                        : (exp(row[i] - max) / sum - (i == targets[r])) *
+				                              scale * (weighted ? factors[r] : 1);
 		}
 		test_close(dev, "loss", bl, loss, rows, DTYPE_F32, 1e-6, 1);
 		test_close(dev, "d_logits", bx, x, rows * vocab, type, test_tolerance(type),
@@ -53,6 +56,8 @@ START_TEST(cross_entropy)
 		device_free(dev, bl);
 		device_free(dev, btargets);
 		device_free(dev, bbest);
+		device_free(dev, bfactors);
+		free(factors);
 		free(x);
 		free(loss);
 		free(targets);
@@ -77,7 +82,7 @@ START_TEST(not_a_number_survives)
 	device_swiglu_forward(dev, y, bx, 1, 20, DTYPE_F32);
 	test_fetch(dev, host, y, 20 * sizeof(float));
 	ck_assert(isnan(host[1]) && !isnan(host[0]));
-	device_cross_entropy(dev, bx, DTYPE_F32, btarget, 1, 40, 1, bloss, true);
+	device_cross_entropy(dev, bx, DTYPE_F32, btarget, 1, 40, 1, NULL, bloss, true);
 	test_fetch(dev, host, bx, sizeof(host));
 	test_fetch(dev, &loss, bloss, sizeof(loss));
 	ck_assert(isnan(loss) && isnan(host[0]));

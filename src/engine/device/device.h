@@ -235,9 +235,11 @@ void device_swiglu_backward(struct device *dev, void *d_gate_up, void *y, const 
 
 /* ---- softmax cross-entropy over a chunk of rows ---- */
 /* loss[row] = -log softmax(logits[row])[target], 0 where target < 0. With backward, logits are replaced in
- * place by d_logits = (softmax - onehot) · scale (0 rows where target < 0). logits rows are vocab apart. */
+ * place by d_logits = (softmax - onehot) · scale · row_scale[row] (0 rows where target < 0). row_scale: fp32
+ * [rows], NULL: all 1. logits rows are vocab apart. */
 void device_cross_entropy(struct device *dev, void *logits, enum dtype type, const int32_t *targets,
-                          int64_t rows, int64_t vocab, float scale, float *loss, bool backward);
+                          int64_t rows, int64_t vocab, float scale, const float *row_scale, float *loss,
+                          bool backward);
 /* Greedy choice: id[row] = argmax (the lowest id among equals). */
 void device_argmax(struct device *dev, int32_t *id, const void *logits, enum dtype type, int64_t rows,
                    int64_t vocab);

@@ -43,7 +43,7 @@ static void head(struct model *m, const struct model_pass *p, float scale, bool 
 
 		model_linear(m, matrix, role, m->logits, x + offset, n);
 		device_cross_entropy(m->dev, m->logits, m->o.type, m->targets + at, n, m->c.vocab, scale,
-		                     m->losses, true);
+		                     NULL, m->losses, true);
 		device_sum(m->dev, m->losses, n, loss_sum);
 		model_linear_input_gradient(m, matrix, role, dx + offset, m->logits, n);
 		model_linear_weight_gradient(m, matrix, role, m->logits, x + offset, n, first && at == 0);

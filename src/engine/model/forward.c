@@ -166,7 +166,7 @@ int model_evaluate(struct model *m, const struct model_batch *batch, double *los
 
 		model_linear(m, head_unit(m), head_role(m), m->logits,
 		             x + (size_t)(first * m->c.hidden) * m->size, n);
-		device_cross_entropy(m->dev, m->logits, m->o.type, m->targets + first, n, m->c.vocab, 1,
+		device_cross_entropy(m->dev, m->logits, m->o.type, m->targets + first, n, m->c.vocab, 1, NULL,
 		                     m->losses, false);
 		device_sum(m->dev, m->losses, n, loss_sum);
 		if (!losses)

@@ -122,7 +122,7 @@ static void run_operation(struct bench *b)
 		device_swiglu_backward(b->dev, b->a, c, b->b, b->a, b->m, (int)b->cols, b->type);
 		break;
 	case RATE_LOSS:
-		device_cross_entropy(b->dev, c, b->type, b->ids, b->m, b->cols, 1, b->small, true);
+		device_cross_entropy(b->dev, c, b->type, b->ids, b->m, b->cols, 1, NULL, b->small, true);
 		break;
 	case RATE_OPTIMIZER:
 		device_adamw(b->dev, state, b->type == DTYPE_F32 ? NULL : b->a, b->type, state + n, DTYPE_F32,

@@ -42,8 +42,9 @@
 	  (struct device * dev, void *y, const void *gate_up, int64_t tokens, int cols, enum dtype type))    \
 	X(swiglu_backward, (struct device * dev, void *d_gate_up, void *y, const void *d_y,                  \
 	                    const void *gate_up, int64_t tokens, int cols, enum dtype type))                 \
-	X(cross_entropy, (struct device * dev, void *logits, enum dtype type, const int32_t *targets,        \
-	                  int64_t rows, int64_t vocab, float scale, float *loss, bool backward))             \
+	X(cross_entropy,                                                                                     \
+	  (struct device * dev, void *logits, enum dtype type, const int32_t *targets, int64_t rows,         \
+	   int64_t vocab, float scale, const float *row_scale, float *loss, bool backward))                  \
 	X(argmax, (struct device * dev, int32_t * id, const void *logits, enum dtype type, int64_t rows,     \
 	           int64_t vocab))                                                                           \
 	X(adamw, (struct device * dev, float *master, void *param, enum dtype param_type, const void *grad,  \

@@ -165,12 +165,14 @@ VINLINE void cross_entropy_row(void *x, int32_t target, int64_t n, float scale, 
 }
 
 void KERNEL(cross_entropy)(struct device *dev, void *logits, enum dtype type, const int32_t *targets,
-                           int64_t rows, int64_t vocab, float scale, float *loss, bool backward)
+                           int64_t rows, int64_t vocab, float scale, const float *row_scale, float *loss,
+                           bool backward)
 {
 #pragma omp parallel for schedule(static) num_threads(dev->threads) if (rows * vocab > PARALLEL_MIN)
 	for (int64_t r = 0; r < rows; r++) {
-		WITH_TYPE(type, cross_entropy_row(at(logits, r * vocab, TYPE), targets[r], vocab, scale,
-		                                  &loss[r], backward, TYPE));
+		WITH_TYPE(type, cross_entropy_row(at(logits, r * vocab, TYPE), targets[r], vocab,
+		                                  row_scale ? scale * row_scale[r] : scale, &loss[r],
+		                                  backward, TYPE));
 	}
 }
 

@@ -139,9 +139,11 @@ void device_swiglu_backward(struct device *dev, void *d_gate_up, void *y, const 
 }
 
 void device_cross_entropy(struct device *dev, void *logits, enum dtype type, const int32_t *targets,
-                          int64_t rows, int64_t vocab, float scale, float *loss, bool backward)
+                          int64_t rows, int64_t vocab, float scale, const float *row_scale, float *loss,
+                          bool backward)
 {
-	dev->kernels->cross_entropy(dev, logits, type, targets, rows, vocab, scale, loss, backward);
+	dev->kernels->cross_entropy(dev, logits, type, targets, rows, vocab, scale, row_scale, loss,
+	                            backward);
 }
 
 void device_argmax(struct device *dev, int32_t *id, const void *logits, enum dtype type, int64_t rows,

@@ -83,7 +83,8 @@ template <typename T, int N> static __device__ __forceinline__ softmax add(softm
 /* A thread keeps its first `kept` packs in its own places of the shared memory. */
 template <typename T, int N, int WIDTH, bool BACKWARD>
 static __global__ void __launch_bounds__(WIDTH)
-    cross_entropy_kernel(T *logits, const int32_t *targets, int64_t vocab, float scale, float *loss, int kept)
+    cross_entropy_kernel(T *logits, const int32_t *targets, int64_t vocab, float scale,
+                         const float *row_scale, float *loss, int kept)
 {
 	DYNAMIC_SHARED(memory);
 	pack<T, N> *x = (pack<T, N> *)(logits + blockIdx.x * vocab),
@@ -117,6 +118,8 @@ static __global__ void __launch_bounds__(WIDTH)
 		}
 	}
 	s = block_merge(s); /* its barrier also ensures that no thread still reads x[target] */
+	if (row_scale)
+		scale *= row_scale[blockIdx.x];
 	factor = scale / s.sum;
 	for (int j = 0; BACKWARD && j * WIDTH + mine < packs; j++) {
 		int p = j * WIDTH + mine;
@@ -137,7 +140,7 @@ static __global__ void __launch_bounds__(WIDTH)
 
 template <typename T, int N, int WIDTH, bool BACKWARD>
 static void launch(struct device *dev, T *logits, const int32_t *targets, int64_t rows, int64_t vocab,
-                   float scale, float *loss)
+                   float scale, const float *row_scale, float *loss)
 {
 	int64_t line = WIDTH * (int64_t)sizeof(pack<T, N>), kept = ceil_div(vocab, (int64_t)WIDTH * N);
 	int64_t most = dev->shared_most > STATIC_MOST ? ((int64_t)dev->shared_most - STATIC_MOST) / line : 0;
@@ -147,12 +150,12 @@ static void launch(struct device *dev, T *logits, const int32_t *targets, int64_
 	if (!BACKWARD)
 		kept = 0;
 	LAUNCH(dev, (cross_entropy_kernel<T, N, WIDTH, BACKWARD>), (unsigned)rows, WIDTH,
-	       (size_t)(kept * line), logits, targets, vocab, scale, loss, (int)kept);
+	       (size_t)(kept * line), logits, targets, vocab, scale, row_scale, loss, (int)kept);
 }
 
 extern "C" void device_cross_entropy(struct device *dev, void *logits, enum dtype type,
                                      const int32_t *targets, int64_t rows, int64_t vocab, float scale,
-                                     float *loss, bool backward)
+                                     const float *row_scale, float *loss, bool backward)
 {
 	if (rows <= 0 || vocab <= 0)
 		return;
@@ -163,13 +166,14 @@ extern "C" void device_cross_entropy(struct device *dev, void *logits, enum dtyp
 			constexpr bool B = decltype(b)::value;
 
 			if (!wide_rows(logits, vocab, sizeof(T)))
-				launch<T, 1, MANY, B>(dev, (T *)logits, targets, rows, vocab, scale, loss);
+				launch<T, 1, MANY, B>(dev, (T *)logits, targets, rows, vocab, scale,
+				                      row_scale, loss);
 			else if (vocab * (int64_t)sizeof(T) <= SMALL_ROW)
 				launch<T, WIDE<T>, FEW, B>(dev, (T *)logits, targets, rows, vocab, scale,
-				                           loss);
+				                           row_scale, loss);
 			else
 				launch<T, WIDE<T>, MANY, B>(dev, (T *)logits, targets, rows, vocab, scale,
-				                            loss);
+				                            row_scale, loss);
 		});
 	});
 }
