@@ -560,14 +560,15 @@ static int open_all(struct sqlite_store *s, struct error *err)
 	s->lock_fd = open(s->path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
 	if (s->lock_fd < 0)
 		return error_errno(err, -errno, "cannot open %s", s->path);
+	/* A cache of 1 MiB for each connection: what does not fit is in the kernel's cache of the file. */
 	if ((r = connect_db(
 	         s,
-	         "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA cache_size = -4096; "
+	         "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA cache_size = -1024; "
 	         "PRAGMA temp_store = MEMORY;",
 	         &s->writer, err)) < 0 ||
 	    (r = keep_others_out(s, err)) < 0 || (r = store_migrate(s->writer, s->path, err)) < 0 ||
 	    (r = prepare(s->writer, s, write_text, s->write, WRITE_STATEMENTS, err)) < 0 ||
-	    (r = connect_db(s, "PRAGMA query_only = 1; PRAGMA cache_size = -4096;", &s->reader, err)) < 0)
+	    (r = connect_db(s, "PRAGMA query_only = 1; PRAGMA cache_size = -1024;", &s->reader, err)) < 0)
 		return r;
 	return prepare(s->reader, s, read_text, s->read, READ_STATEMENTS, err);
 }

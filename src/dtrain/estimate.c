@@ -244,17 +244,17 @@ static void print_table(const struct estimate_list *list)
 	for (size_t i = 0; i < list->count; i++) {
 		const struct estimate *e = &list->all[i];
 
-		table_add(&table, "%s", estimate_strategy_name(e->strategy));
-		table_add(&table, "%s", estimate_recompute_text(text, sizeof(text), e));
-		table_add(&table, "%s", str_bytes(text, sizeof(text), e->total));
-		table_add(&table, "%s", e->fits ? "yes" : "no");
-		table_add(&table, "%s", e->cost.step > 0 ? seconds(text, sizeof(text), e->cost.step) : "");
+		table_add_text(&table, estimate_strategy_name(e->strategy));
+		table_add_text(&table, estimate_recompute_text(text, sizeof(text), e));
+		table_add_text(&table, str_bytes(text, sizeof(text), e->total));
+		table_add_text(&table, e->fits ? "yes" : "no");
+		table_add_text(&table, e->cost.step > 0 ? seconds(text, sizeof(text), e->cost.step) : "");
 		table_add(&table, "%s",
 		          e->cost.step > 0 ? large(text, sizeof(text), e->cost.tokens_per_second) : "");
 		if (e->cost.mfu > 0)
 			table_add(&table, "%.1f%%", 100 * e->cost.mfu);
 		else
-			table_add(&table, "%s", "");
+			table_add_text(&table, "");
 	}
 	table_print(&table);
 }

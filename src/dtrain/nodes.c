@@ -60,14 +60,14 @@ static void print_nodes(const struct node_list *nodes)
 		for (char **label = node->labels; label && *label; label++)
 			strbuf_addf(&text, "%s%s", text.len ? "," : "", *label);
 		add_remarks(&remark, node);
-		table_add(&table, "%s", node->name);
-		table_add(&table, "%s", node_states[node->state]);
+		table_add_text(&table, node->name);
+		table_add_text(&table, node_states[node->state]);
 		table_add(&table, "%lld", (long long)node->slots);
 		table_add(&table, "%lld", (long long)node->free);
 		table_add(&table, "%s:%lld", node->address ? node->address : "", (long long)node->port);
-		table_add(&table, "%s", node->version ? node->version : "");
-		table_add(&table, "%s", text.data ? text.data : "");
-		table_add(&table, "%s", remark.data ? remark.data : "");
+		table_add_text(&table, node->version ? node->version : "");
+		table_add_text(&table, text.data ? text.data : "");
+		table_add_text(&table, remark.data ? remark.data : "");
 	}
 	table_print(&table);
 }
@@ -274,7 +274,7 @@ static void print_devices(const struct device_list *devices)
 			char text[300] = "";
 
 			columns[k]->cell(text, sizeof text, &devices->devices[i]);
-			table_add(&table, "%s", text);
+			table_add_text(&table, text);
 		}
 	table_print(&table);
 }

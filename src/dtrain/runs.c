@@ -161,7 +161,7 @@ static void print_table(const struct run_list *runs)
 			struct row row = {&runs->runs[i], ""};
 
 			columns[k]->cell(&row);
-			table_add(&table, "%s", row.text);
+			table_add_text(&table, row.text);
 			if (colors && columns[k]->cell == cell_state)
 				table_color(&table, state_colors[runs->runs[i].state]);
 		}
@@ -232,7 +232,8 @@ int cmd_runs(struct client *client, int argc, char **argv)
 			before = page.runs[i].id;
 			if (!all && client_is_generate(&page.runs[i]))
 				continue;
-			json_array_append(raw, json_array_get(json_object_get(answer, "runs"), i));
+			if (json)
+				json_array_append(raw, json_array_get(json_object_get(answer, "runs"), i));
 			status = keep_run(&runs, &page.runs[i]);
 			if (status != 0)
 				return status;

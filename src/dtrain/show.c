@@ -38,7 +38,7 @@ static void print_slots(struct table *table, const struct run_rank *rank)
 	for (size_t i = 0; i < rank->slot_count; i++)
 		strbuf_addf(&text, "%s%lld", i ? "," : "", (long long)rank->slots[i]);
 	if (text.len)
-		table_add(table, "%s", text.data);
+		table_add_text(table, text.data);
 	else
 		table_add(table, "%lld", (long long)rank->slot);
 }
@@ -56,19 +56,19 @@ static void print_ranks(const struct run_view *run)
 		const struct run_rank *rank = &run->ranks[i];
 
 		table_add(&table, "%lld", (long long)rank->rank);
-		table_add(&table, "%s", rank->node);
+		table_add_text(&table, rank->node);
 		print_slots(&table, rank);
 		if (rank->pid > 0)
 			table_add(&table, "%lld", (long long)rank->pid);
 		else
-			table_add(&table, "%s", "");
-		table_add(&table, "%s", rank_states[rank->state]);
+			table_add_text(&table, "");
+		table_add_text(&table, rank_states[rank->state]);
 		if (rank->signal)
-			table_add(&table, "%s", rank->signal);
+			table_add_text(&table, rank->signal);
 		else if (rank->exit_status >= 0)
 			table_add(&table, "%lld", (long long)rank->exit_status);
 		else
-			table_add(&table, "%s", "");
+			table_add_text(&table, "");
 	}
 	table_print(&table);
 }

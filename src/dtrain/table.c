@@ -15,23 +15,14 @@ void table_begin(struct table *table, size_t columns, const char *const *header)
 	memset(table, 0, sizeof *table);
 	table->columns = MIN(columns, (size_t)TABLE_COLUMNS_MAX);
 	for (size_t i = 0; i < table->columns; i++)
-		table_add(table, "%s", header[i]);
+		table_add_text(table, header[i]);
 }
 
-void table_add(struct table *table, const char *fmt, ...)
+void table_add_text(struct table *table, const char *from)
 {
-	char *text = NULL;
-	va_list ap;
-	int n;
+	char *text = strdup(from && *from ? from : "-");
 
-	va_start(ap, fmt);
-	n = vasprintf(&text, fmt, ap);
-	va_end(ap);
-	if (n == 0) {
-		free(text);
-		text = strdup("-");
-	}
-	if (n >= 0 && text && table->cells == table->capacity) {
+	if (text && table->cells == table->capacity) {
 		size_t capacity = table->capacity ? table->capacity * 2 : 256;
 		char **list = realloc(table->list, capacity * sizeof *list);
 		const char **colors = list ? realloc(table->colors, capacity * sizeof *colors) : NULL;
@@ -45,7 +36,7 @@ void table_add(struct table *table, const char *fmt, ...)
 			text = NULL;
 		}
 	}
-	if (n < 0 || !text) {
+	if (!text) {
 		table->failed = 1;
 		return;
 	}
@@ -54,6 +45,21 @@ void table_add(struct table *table, const char *fmt, ...)
 			*c = *c == '\n' ? ' ' : '?';
 	table->colors[table->cells] = NULL;
 	table->list[table->cells++] = text;
+}
+
+void table_add(struct table *table, const char *fmt, ...)
+{
+	_cleanup_free_ char *text = NULL;
+	va_list ap;
+	int n;
+
+	va_start(ap, fmt);
+	n = vasprintf(&text, fmt, ap);
+	va_end(ap);
+	if (n < 0)
+		table->failed = 1;
+	else
+		table_add_text(table, text);
 }
 
 void table_color(struct table *table, const char *color)
@@ -82,8 +88,13 @@ static void print_cell(const char *text, size_t room, const char *color)
 		n += (text[bytes++] & 0xc0) != 0x80;
 	while (cut && (text[bytes] & 0xc0) == 0x80)
 		bytes++;
-	printf("%s%s%s%.*s%s%s", color ? "\033[" : "", color ?: "", color ? "m" : "", (int)bytes, text,
-	       cut ? "…" : "", color ? "\033[0m" : "");
+	if (color)
+		printf("\033[%sm", color);
+	fwrite(text, 1, bytes, stdout);
+	if (cut)
+		fputs("…", stdout);
+	if (color)
+		fputs("\033[0m", stdout);
 }
 
 void table_print(struct table *table)
@@ -105,7 +116,8 @@ void table_print(struct table *table)
 		if (column == last)
 			putchar('\n');
 		else
-			printf("%*s", (int)(widths[column] - width(text) + 2), "");
+			for (size_t pad = widths[column] - width(text) + 2; pad > 0; pad--)
+				putchar_unlocked(' ');
 	}
 	for (size_t i = 0; i < table->cells; i++)
 		free(table->list[i]);
