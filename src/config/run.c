@@ -153,8 +153,8 @@ static const struct key run_key_list[] = {
      "zero3, hybrid: units with fewer elements keep their weights whole"},
     {"parallel", "reduce_type", KEY_CHOICE, F(parallel.reduce_type), "fp32", 0, 0, "fp32|bf16",
      "of gradients while they travel between ranks"},
-    {"parallel", "offload", KEY_CHOICE, F(parallel.offload), "none", 0, 0, "none|optimizer",
-     "what lies in the host's memory, and is stepped by its cores"},
+    {"parallel", "offload", KEY_CHOICE, F(parallel.offload), "none", 0, 0, "none|optimizer|all",
+     "what lies in the host's memory, and is stepped by its cores; all: weights and gradients, too"},
     {"parallel", "timeout", KEY_INT, F(parallel.timeout), "600", 1, 86400, NULL,
      "seconds that a collective may make no progress"},
 
@@ -270,6 +270,14 @@ static int check_parallel(const struct run_config *c, const char *where, struct 
 		    "expected a divisor of %lld, such as %lld",
 		    where, (long long)ranks, (long long)degree, (long long)ranks,
 		    (long long)nearest_divisor(ranks, degree));
+	if (!strcmp(c->parallel.offload, "all") && ranks > 1 && strcmp(c->parallel.strategy, "auto") != 0 &&
+	    strcmp(c->parallel.strategy, "zero3") != 0 && strcmp(c->parallel.strategy, "hybrid") != 0)
+		return error_set(
+		    err, -EINVAL,
+		    "%s: parallel.offload: \"all\" keeps shards of the weights in the host's memory, and "
+		    "parallel.strategy = \"%s\" has no shards of them; use \"zero3\" or \"hybrid\", or "
+		    "offload = \"optimizer\"",
+		    where, c->parallel.strategy);
 	if (strcmp(c->parallel.offload, "none") != 0 && strcmp(c->train.optimizer, "adamw") != 0 &&
 	    strcmp(c->train.optimizer, "sgd") != 0 && strcmp(c->train.optimizer, "lion") != 0)
 		return error_set(err, -EINVAL,

@@ -86,7 +86,7 @@ struct run_config {
 		int64_t prefetch;     /* zero3, hybrid: units whose weights are gathered ahead */
 		int64_t persist_below; /* zero3, hybrid: elements; the weights of smaller units stay whole */
 		char *reduce_type;     /* fp32 bf16: of gradients on the wire */
-		char *offload;         /* none optimizer */
+		char *offload;         /* none optimizer all */
 		int64_t timeout;       /* seconds without progress of a collective */
 	} parallel;
 

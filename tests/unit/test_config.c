@@ -158,6 +158,10 @@ static const struct {
     {ON_RANKS("2", "strategy = \"hybrid\"; shard_degree = 8;"), NULL, "expected a divisor of 2, such as 2"},
     {ON_RANKS("2", "offload = \"optimizer\"; }; train = { optimizer = \"muon\";"), NULL,
      "parallel.offload: the host can step adamw, sgd and lion, and train.optimizer is \"muon\""},
+    {ON_RANKS("2", "strategy = \"zero2\"; offload = \"all\";"), NULL,
+     "\"all\" keeps shards of the weights in the host's memory, and parallel.strategy = \"zero2\" has no "
+     "shards "
+     "of them; use \"zero3\" or \"hybrid\", or"},
     {ON_RANKS("4", "strategy = \"zero3\"; shard_degree = 2;"), NULL,
      "parallel.shard_degree: has no effect with parallel.strategy = \"zero3\"; leave it out, or use"},
     {ON_RANKS("4", "prefetch = 16;"), NULL, "parallel.prefetch: 16 is out of range"},

@@ -303,6 +303,9 @@ START_TEST(nothing_to_shard_is_refused)
 	o.persist_below = 0;
 	o.strategy = SHARD_HYBRID;
 	ck_fails(plan_create(NULL, NULL, 0, 3, &c, &o, 16, &p, &err), &err, "3 ranks cannot be divided");
+	o.strategy = SHARD_ZERO1;
+	o.offload = SHARD_OFFLOAD_ALL;
+	ck_fails(plan_create(NULL, NULL, 0, 3, &c, &o, 16, &p, &err), &err, "use \"zero3\" or \"hybrid\"");
 }
 END_TEST
 
@@ -368,14 +371,14 @@ static void compare_bits(const struct run *run, const struct rank_run *ranks, co
 }
 
 /* From the start, and then from the state of another run after half of the steps. */
-static void compare_offload(struct run *run)
+static void compare_offload(struct run *run, enum shard_offload offload)
 {
 	struct rank_run *without, *ranks, *later[2];
 	float *state[3];
 
 	run->o.offload = SHARD_OFFLOAD_NONE;
 	without = run_all(run);
-	run->o.offload = SHARD_OFFLOAD_OPTIMIZER;
+	run->o.offload = offload;
 	ranks = run_all(run);
 	ck_assert_double_lt(without[0].losses[STEPS - 1], without[0].losses[0] - 0.05);
 	compare_bits(run, ranks, without);
@@ -408,15 +411,40 @@ START_TEST(offload_has_the_same_bits)
 			options(&run.o, (enum shard_strategy)s, 1 + (s + kind) % 2 * 2);
 			run.o.precision = kind ? DTYPE_BF16 : DTYPE_F32;
 			run.o.without_master = kind == 2;
-			compare_offload(&run);
+			compare_offload(&run, SHARD_OFFLOAD_OPTIMIZER);
 		}
 	}
 	for (int kind = 0; kind < 2; kind++) {
 		options(&run.o, SHARD_ZERO2, 2);
 		run.o.optimizer = kind ? OPTIMIZER_LION : OPTIMIZER_SGD;
 		run.o.learning_rate = kind ? 1e-3 : 3e-2;
-		compare_offload(&run);
+		compare_offload(&run, SHARD_OFFLOAD_OPTIMIZER);
 	}
+}
+END_TEST
+
+/* For 1, 2, 3 and 4 ranks; hybrid with one rank in a group, too. */
+START_TEST(offload_of_all_has_the_same_bits)
+{
+	static const enum dtype types[] = {DTYPE_F32, DTYPE_BF16, DTYPE_BF16, DTYPE_F16};
+	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(22, 9, 8, 50, true);
+	_cleanup_(dataset_closep) struct dataset *eval = fake_dataset(5, 12, 8, 50, false);
+	struct run run = {.world_size = 1 + _i % 4, .tied = _i / 4, .train = train, .eval = eval};
+
+	for (int s = run.world_size == 1 ? SHARD_ZERO2 : SHARD_ZERO3; s <= SHARD_HYBRID; s++)
+		for (int kind = s % 2; kind < 4; kind += 2) {
+			options(&run.o, (enum shard_strategy)s, 1 + kind / 2 * 2);
+			if (s == SHARD_HYBRID)
+				run.o.shard_degree = run.world_size % 2 ? 1 : 1 + kind / 2;
+			run.o.precision = types[kind];
+			run.o.without_master = kind == 2;
+			run.o.scaler.power = 12;
+			run.o.recompute = (enum model_recompute)((s + kind) % 3);
+			run.o.prefetch = (s + 2 * kind) % 4;
+			run.o.persist_below = kind == 1 && run.tied ? 2000 : 0;
+			run.o.reduce_type = kind == 3 ? DTYPE_BF16 : DTYPE_F32;
+			compare_offload(&run, SHARD_OFFLOAD_ALL);
+		}
 }
 END_TEST
 
@@ -483,6 +511,41 @@ START_TEST(gradients_in_bf16_on_the_wire)
 END_TEST
 
 /* Bytes of weights, gradients and optimizer state of a rank, and of the slots. */
+/* Neither has it weights and gradients, but for the slots and what stays whole: the embedding of a tied model
+ * and the norm at its end. */
+START_TEST(offload_of_all_takes_the_shards_from_the_device)
+{
+	for (int ranks = 1; ranks <= 4; ranks += 3) {
+		_cleanup_(plan_freep) struct plan *host = NULL, *p = NULL;
+		size_t block, ends, whole = 0, slots, own;
+		struct error err = ERROR_INIT;
+		struct train_options o;
+		struct model_config c;
+
+		model(&c, _i);
+		options(&o, SHARD_ZERO3, 3);
+		o.precision = DTYPE_BF16;
+		o.offload = SHARD_OFFLOAD_OPTIMIZER;
+		ck_ok(plan_create(NULL, NULL, 0, ranks, &c, &o, 16, &host, &err), &err);
+		o.offload = SHARD_OFFLOAD_ALL;
+		ck_ok(plan_create(NULL, NULL, 0, ranks, &c, &o, 16, &p, &err), &err);
+		block = (size_t)p->shard->unit[1].padded;
+		ends = (size_t)p->shard->unit[0].padded;
+		if (_i)
+			whole = ends + (size_t)p->shard->unit[p->shard->units - 1].padded;
+		/* The weights of the block in use, of one that is ready and, with ranks that share a copy, of
+		 * one that comes; gradients of two blocks, and with these ranks three blocks' own. */
+		slots = (ranks > 1 ? 3 : 2) * block * 2 + 2 * block * 4 + (ends * 4 + (_i ? 0 : ends * 2));
+		own = ranks > 1 ? (3 * block + (_i ? 1 : 2) * ends) / 4 * 4 : 0;
+		ck_assert_uint_eq(class_bytes(&p->arena, BUFFER_OPTIMIZER), 0);
+		ck_assert_uint_eq(class_bytes(&p->arena, BUFFER_GRADIENTS), 0);
+		ck_assert_uint_eq(class_bytes(&p->arena, BUFFER_WEIGHTS), whole * 2);
+		ck_assert_uint_le(class_bytes(&p->arena, BUFFER_SLOTS), slots + own + 64 * 4);
+		ck_assert_uint_eq(arena_total(&p->host), arena_total(&host->host));
+	}
+}
+END_TEST
+
 static void parameter_bytes(const struct plan *p, size_t *held, size_t *slots)
 {
 	*held = *slots = 0;
@@ -547,6 +610,8 @@ START_TEST(plan_is_what_is_allocated)
 
 			options(&run.o, (enum shard_strategy)s, accumulation);
 			run.o.max_steps = 1;
+			run.o.offload =
+			    s >= SHARD_ZERO3 && accumulation == 2 ? SHARD_OFFLOAD_ALL : SHARD_OFFLOAD_NONE;
 			ranks = run_all(&run);
 			model(&c, false);
 			run.o.logits_bytes = device_logits_bytes();
@@ -569,7 +634,9 @@ int main(void)
 	tcase_add_test(c, nothing_to_shard_is_refused);
 	tcase_add_test(c, state_moves_between_strategies);
 	tcase_add_loop_test(c, offload_has_the_same_bits, 0, 3);
+	tcase_add_loop_test(c, offload_of_all_has_the_same_bits, 0, 8);
 	tcase_add_loop_test(c, offload_takes_the_state_from_the_device, 0, 2);
+	tcase_add_loop_test(c, offload_of_all_takes_the_shards_from_the_device, 0, 2);
 	tcase_add_test(c, gradients_in_bf16_on_the_wire);
 	tcase_add_test(c, memory_is_divided);
 	tcase_add_test(c, plan_is_what_is_allocated);

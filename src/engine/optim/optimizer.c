@@ -15,11 +15,9 @@ static int gradient_norm(struct shard *s, const struct optimizer_options *o, con
 	/* The units are in the order in which the backward pass finished them, so that the last reductions go
 	 * on while the first units are summed. */
 	for (int i = s->units - 1; i >= 0; i--) {
-		struct shard_unit *u = &s->unit[i];
-
 		if ((r = shard_wait_gradients(s, i, err)) < 0)
 			return r;
-		device_sum_squares(s->dev, u->own_gradients, DTYPE_F32, u->own, w->sum_squares);
+		shard_sum_squares(s, i, w->sum_squares);
 	}
 	if ((r = shard_sum(s, w->sum_squares, 1, err)) < 0)
 		return r;

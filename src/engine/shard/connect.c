@@ -41,11 +41,11 @@ static size_t list_buffers(const struct shard *s, bool gradients, struct comm_bu
 
 		if (gradients && !u->in_slot)
 			out[n++] = (struct comm_buffer){u->gradients, (size_t)u->padded * sizeof(float)};
-		else if (gradients)
+		else if (gradients && u->own_gradients)
 			out[n++] = (struct comm_buffer){u->own_gradients, (size_t)u->own * sizeof(float)};
-		else if (s->degree > 1 && u->whole_weights)
+		else if (!gradients && s->degree > 1 && u->whole_weights)
 			out[n++] = (struct comm_buffer){u->weights, (size_t)u->padded * size};
-		else if (s->degree > 1)
+		else if (!gradients && s->degree > 1 && u->own_weights)
 			out[n++] = (struct comm_buffer){u->own_weights, (size_t)u->own * size};
 	}
 	for (int i = 0; i < SHARD_RINGS; i++) {
@@ -53,6 +53,8 @@ static size_t list_buffers(const struct shard *s, bool gradients, struct comm_bu
 		                  gradients ? sizeof(float) : size, out + n);
 		if (gradients)
 			n += ring_buffers(&s->wire[i], dtype_size(s->o.wire), out + n);
+		if (gradients)
+			n += ring_buffers(&s->own[i], sizeof(float), out + n);
 	}
 	return n;
 }
@@ -60,7 +62,7 @@ static size_t list_buffers(const struct shard *s, bool gradients, struct comm_bu
 int shard_connect(struct shard *s, struct error *err)
 {
 	_cleanup_free_ struct comm_buffer *list =
-	    calloc(2 * ((size_t)s->units + 2 * SHARD_RINGS * SHARD_SLOTS_MAX), sizeof(*list));
+	    calloc(2 * ((size_t)s->units + 3 * SHARD_RINGS * SHARD_SLOTS_MAX), sizeof(*list));
 	size_t weights, gradients;
 	int r = offload_open(s, err);
 

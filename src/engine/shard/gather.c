@@ -33,7 +33,35 @@ static bool next_unit(const struct shard *s, int *unit, enum model_phase *phase)
 	return --*unit >= 1;
 }
 
-/* Starts a unit's gather into a slot that no unit of the window has. False: there is none. */
+/* Where a unit's weights come from the host: what reads them from now on starts behind them, here or on the
+ * other ranks. */
+static void await_host(struct shard *s, int unit)
+{
+	struct shard_unit *u = &s->unit[unit];
+
+	if (!u->coming)
+		return;
+	u->coming = false;
+	device_event_wait(s->dev, u->up);
+	if (s->degree > 1)
+		u->gathering = comm_all_gather(s->gather, u->weights, u->own, s->o.type);
+}
+
+static void leave_slot(struct shard *s, struct shard_slot *slot)
+{
+	struct shard_unit *u = &s->unit[slot->unit];
+
+	/* A gather that is still under way there ends before a new one begins, but not before what comes from
+	 * the host. A communicator that has failed says so wherever it is waited for. */
+	if (s->o.offload == SHARD_OFFLOAD_ALL && u->gathering)
+		(void)comm_wait(s->gather, u->gathering, NULL);
+	u->weights = NULL;
+	u->gathering = 0;
+	u->coming = false;
+	slot->unit = -1;
+}
+
+/* Starts a unit's way into a slot that no unit of the window has. False: there is none. */
 static bool start_gather(struct shard *s, int unit, const struct window *w)
 {
 	struct shard_unit *u = &s->unit[unit];
@@ -44,14 +72,15 @@ static bool start_gather(struct shard *s, int unit, const struct window *w)
 
 		if (slot->used || (slot->unit >= 0 && in_window(w, slot->unit)))
 			continue;
-		/* A gather that is still under way there ends before the new one begins. */
-		if (slot->unit >= 0) {
-			s->unit[slot->unit].weights = NULL;
-			s->unit[slot->unit].gathering = 0;
-		}
+		if (slot->unit >= 0)
+			leave_slot(s, slot);
 		slot->unit = unit;
 		u->weights = slot->memory;
-		u->gathering = comm_all_gather_into(s->gather, u->weights, u->own_weights, u->own, s->o.type);
+		if (s->o.offload == SHARD_OFFLOAD_ALL)
+			offload_weights(s, unit);
+		else
+			u->gathering =
+			    comm_all_gather_into(s->gather, u->weights, u->own_weights, u->own, s->o.type);
 		return true;
 	}
 	return false;
@@ -68,16 +97,21 @@ static struct shard_slot *slot_of(struct shard *s, int unit)
 }
 
 /* The gathers of what comes after a unit. They are queued before the unit's own operations are: a collective
- * starts after what was queued before it, and so runs behind those. */
+ * starts after what was queued before it, and so runs behind those. What is gathered from the host's memory
+ * has come up while the unit before was computed. */
 static void look_ahead(struct shard *s, struct window *w, int unit, enum model_phase phase)
 {
-	for (int ahead = 0; ahead < s->o.prefetch && next_unit(s, &unit, &phase);) {
+	int most = shard_weight_slots(s) - 1;
+
+	for (int ahead = 0; ahead < most && next_unit(s, &unit, &phase);) {
 		if (s->unit[unit].whole_weights || in_window(w, unit))
 			continue;
 		w->unit[w->n++] = unit;
 		ahead++;
 		if (!s->unit[unit].weights && !start_gather(s, unit, w))
 			return; /* its slot is still used: it comes at the next unit */
+		if (s->degree > 1 && ahead <= s->o.prefetch)
+			await_host(s, unit);
 	}
 }
 
@@ -90,9 +124,10 @@ int shard_need(struct shard *s, int unit, enum model_phase phase, struct error *
 	/* The gradient of an embedding needs no weights. */
 	if (phase == MODEL_BACKWARD && unit == 0 && !u->whole_weights)
 		return 0;
-	if (s->o.strategy >= SHARD_ZERO3 && s->degree > 1) {
+	if (shard_has_slots(s)) {
 		if (!u->weights && !start_gather(s, unit, &w))
 			return error_set(err, -EINVAL, "no slot for the weights of unit %d", unit);
+		await_host(s, unit);
 		look_ahead(s, &w, unit, phase);
 		if (!u->whole_weights)
 			slot_of(s, unit)->used = true;
@@ -123,17 +158,15 @@ void shard_publish(struct shard *s, int unit, bool converted)
 		device_cast(s->dev, u->own_weights, s->o.type, u->master, DTYPE_F32, u->own);
 	if (u->whole_weights && s->degree > 1)
 		u->gathering = comm_all_gather(s->gather, u->weights, u->own, s->o.type);
-	if (slot) { /* what is there is old */
-		slot->unit = -1;
-		u->weights = NULL;
-	}
+	if (slot) /* what is there is old */
+		leave_slot(s, slot);
 }
 
 int shard_published(struct shard *s, struct error *err)
 {
 	struct window w = {{0}, 1};
 
-	if (s->degree == 1 || s->o.strategy < SHARD_ZERO3)
+	if (!shard_has_slots(s))
 		return 0;
 	if (!s->unit[0].whole_weights && !s->unit[0].weights && !start_gather(s, 0, &w))
 		return error_set(err, -EINVAL, "no slot for the weights of unit 0");

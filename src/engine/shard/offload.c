@@ -26,9 +26,40 @@ void offload_gradients(struct shard *s, int unit)
 {
 	struct shard_unit *u = &s->unit[unit];
 
-	if (s->o.offload)
-		device_transfer(s->dev, DEVICE_TO_HOST, u->host_gradients, u->own_gradients,
-		                (size_t)u->own * sizeof(float), u->down);
+	if (!s->o.offload)
+		return;
+	if (s->o.offload == SHARD_OFFLOAD_ALL && u->last)
+		device_sum_squares(s->dev, u->own_gradients, DTYPE_F32, u->own, s->squares);
+	device_transfer(s->dev, DEVICE_TO_HOST, u->host_gradients, u->own_gradients,
+	                (size_t)u->own * sizeof(float), u->down);
+}
+
+static const void *host_weights(const struct shard_unit *u)
+{
+	return u->host_copy ? u->host_copy : u->master;
+}
+
+static size_t weight_bytes(const struct shard *s, int64_t n)
+{
+	return (size_t)n * dtype_size(s->o.type);
+}
+
+void offload_weights(struct shard *s, int unit)
+{
+	struct shard_unit *u = &s->unit[unit];
+
+	device_transfer(s->dev, DEVICE_FROM_HOST, (char *)u->weights + weight_bytes(s, u->first),
+	                host_weights(u), weight_bytes(s, u->own), u->up);
+	u->coming = true;
+}
+
+void offload_take_back(struct shard *s, int unit)
+{
+	struct shard_unit *u = &s->unit[unit];
+
+	/* The transfers are in one order: who waits for the event of a later one waits for these, too. */
+	device_transfer(s->dev, DEVICE_FROM_HOST, u->own_gradients, u->host_gradients,
+	                (size_t)u->own * sizeof(float), u->up);
 }
 
 int shard_wait_host(struct shard *s, int unit, struct error *err)
@@ -50,15 +81,12 @@ static void round_master(const struct shard *s, struct shard_unit *u)
 void offload_publish(struct shard *s, int unit, bool converted)
 {
 	struct shard_unit *u = &s->unit[unit];
-	size_t bytes = (size_t)u->own * dtype_size(s->o.type);
 
-	if (!converted && !u->master) { /* loaded weights are on the device: they are all there is */
-		device_transfer(s->dev, DEVICE_TO_HOST, u->host_copy, u->own_weights, bytes, u->up);
-		return;
-	}
-	if (!converted && u->host_copy)
+	if (!converted && u->host_copy && u->master)
 		round_master(s, u);
-	device_transfer(s->dev, DEVICE_FROM_HOST, u->own_weights, u->host_copy ? u->host_copy : u->master,
-	                bytes, u->up);
+	if (!u->own_weights) /* they come up when they are needed */
+		return;
+	device_transfer(s->dev, DEVICE_FROM_HOST, u->own_weights, host_weights(u), weight_bytes(s, u->own),
+	                u->up);
 	device_event_wait(s->dev, u->up);
 }

@@ -9,9 +9,24 @@ static float *own_place(const struct shard_unit *u)
 	return u->gradients + u->first;
 }
 
+/* The sum over the replicas has ended. */
+static int complete_one(struct shard *s, int unit, struct error *err)
+{
+	struct shard_unit *u = &s->unit[unit];
+	comm_ticket ticket = u->replicating;
+	int r;
+
+	if (!ticket)
+		return 0;
+	u->replicating = 0;
+	if ((r = comm_wait(s->replicate, ticket, err)) == 0)
+		offload_gradients(s, unit);
+	return r;
+}
+
 /* Adds the sum that has arrived in a slot to this rank's own gradients, and starts the sum over the replicas
  * once they are complete. */
-static int finish(struct shard *s, int unit, struct error *err)
+static int finish_one(struct shard *s, int unit, struct error *err)
 {
 	struct shard_unit *u = &s->unit[unit];
 	comm_ticket ticket = u->reducing;
@@ -22,19 +37,43 @@ static int finish(struct shard *s, int unit, struct error *err)
 	u->reducing = 0;
 	if ((r = comm_wait(s->reduce, ticket, err)) < 0)
 		return r;
+	if (u->adds && s->o.offload == SHARD_OFFLOAD_ALL)
+		device_event_wait(s->dev, u->up);
 	if (u->wire)
 		device_cast(s->dev, own_place(u), DTYPE_F32,
 		            (char *)u->wire + (size_t)u->first * dtype_size(s->o.wire), s->o.wire, u->own);
 	u->wire = NULL;
 	if (u->adds)
 		device_add(s->dev, u->own_gradients, own_place(u), DTYPE_F32, u->own);
-	else if (u->in_slot && !u->direct)
+	else if (u->in_slot && !u->direct && u->own_gradients != own_place(u))
 		device_copy(s->dev, u->own_gradients, own_place(u), (size_t)u->own * sizeof(float));
 	if (s->replicate && u->last)
 		u->replicating = comm_all_reduce(s->replicate, u->own_gradients, u->own, DTYPE_F32, COMM_SUM);
-	else if (u->last)
+	else if (u->last || s->o.offload == SHARD_OFFLOAD_ALL)
 		offload_gradients(s, unit);
 	return 0;
+}
+
+/* With offload of all, a unit's squares are added when its gradients go down: in the order of the backward
+ * pass, in which they are added without. */
+static int in_order(struct shard *s, int unit, int (*one)(struct shard *, int, struct error *),
+                    struct error *err)
+{
+	int r = 0;
+
+	for (int i = s->units - 1; i > unit && r == 0 && s->o.offload == SHARD_OFFLOAD_ALL; i--)
+		r = one(s, i, err);
+	return r < 0 ? r : one(s, unit, err);
+}
+
+static int finish(struct shard *s, int unit, struct error *err)
+{
+	return in_order(s, unit, finish_one, err);
+}
+
+static int complete(struct shard *s, int unit, struct error *err)
+{
+	return in_order(s, unit, complete_one, err);
 }
 
 /* The slot that was taken first, once its unit has no more use for it. */
@@ -49,26 +88,74 @@ static int next_slot(struct shard *s, struct shard_ring *ring, int unit, void **
 	return r;
 }
 
+/* What was in a slot has gone down before anything is written there. */
+static void leave(struct shard *s, int unit)
+{
+	if (unit >= 0)
+		device_event_wait(s->dev, s->unit[unit].down);
+}
+
+/* The next of the slots of own gradients. The one after it is needed next: what is there goes down while this
+ * unit is computed. */
+static int next_own(struct shard *s, int unit, struct error *err)
+{
+	struct shard_unit *u = &s->unit[unit];
+	struct shard_ring *ring = &s->own[u->ring];
+	int before = ring->slot[ring->next].unit, after, r;
+	void *memory;
+
+	if ((r = next_slot(s, ring, unit, &memory, err)) < 0 ||
+	    (before >= 0 && (r = complete(s, before, err)) < 0))
+		return r;
+	leave(s, before);
+	u->own_gradients = memory;
+	after = ring->slot[ring->next].unit;
+	return after < 0 || s->unit[after].reducing ? 0 : complete(s, after, err);
+}
+
+/* With offload of all: memory for the unit's own gradients, with what they are added to. */
+static int bring_own(struct shard *s, int unit, int before, struct error *err)
+{
+	struct shard_unit *u = &s->unit[unit];
+	int r = 0;
+
+	if (s->degree > 1) {
+		r = next_own(s, unit, err);
+	} else {
+		leave(s, before);
+		u->own_gradients = u->gradients;
+	}
+	if (r < 0 || s->first_micro_step)
+		return r;
+	offload_take_back(s, unit);
+	if (s->degree == 1)
+		device_event_wait(s->dev, u->up);
+	return 0;
+}
+
 int shard_need_gradients(struct shard *s, int unit, struct error *err)
 {
 	struct shard_unit *u = &s->unit[unit];
+	struct shard_ring *ring = &s->gradients[u->ring];
 	void *memory;
-	int r;
+	int before, r;
 
 	if (!u->in_slot)
 		return 0;
+	before = ring->slot[ring->next].unit;
 	/* What the micro-step before has left in another slot. */
-	if ((r = finish(s, unit, err)) < 0 ||
-	    (r = next_slot(s, &s->gradients[u->ring], unit, &memory, err)) < 0)
+	if ((r = finish(s, unit, err)) < 0 || (r = next_slot(s, ring, unit, &memory, err)) < 0)
 		return r;
 	u->gradients = memory;
-	return 0;
+	return s->o.offload == SHARD_OFFLOAD_ALL ? bring_own(s, unit, before, err) : 0;
 }
 
 void shard_micro_step(struct shard *s, bool first, bool last)
 {
 	s->first_micro_step = first;
 	s->last_micro_step = last;
+	if (last && s->squares)
+		device_zero(s->dev, s->squares, sizeof(*s->squares));
 }
 
 void shard_gradients(struct shard *s, int unit)
@@ -76,14 +163,15 @@ void shard_gradients(struct shard *s, int unit)
 	struct shard_unit *u = &s->unit[unit];
 	void *buffer;
 
-	if (s->o.world_size == 1 && s->last_micro_step)
-		offload_gradients(s, unit);
-	if (s->o.world_size == 1 || (!s->last_micro_step && !shard_reduces_each(s)))
+	u->last = s->last_micro_step;
+	if (s->o.world_size == 1 || (!u->last && !shard_reduces_each(s))) {
+		if (u->last || s->o.offload == SHARD_OFFLOAD_ALL)
+			offload_gradients(s, unit);
 		return;
+	}
 	/* No rank has computed the padding of the last shard, but the gradient norm includes it. */
 	device_zero(s->dev, u->gradients + u->count, (size_t)(u->padded - u->count) * sizeof(float));
-	u->adds = u->in_slot && !s->first_micro_step;
-	u->last = s->last_micro_step;
+	u->adds = u->in_slot && s->degree > 1 && !s->first_micro_step;
 	buffer = u->gradients;
 	if (s->o.wire != DTYPE_F32) {
 		/* A communicator that has failed says so wherever it is waited for. */
@@ -100,7 +188,6 @@ void shard_gradients(struct shard *s, int unit)
 
 int shard_wait_gradients(struct shard *s, int unit, struct error *err)
 {
-	comm_ticket ticket;
 	int r = 0;
 
 	/* The sums over the replicas of all units are under way before the first is waited for. */
@@ -108,14 +195,17 @@ int shard_wait_gradients(struct shard *s, int unit, struct error *err)
 		r = finish(s, i, err);
 	if (r == 0)
 		r = finish(s, unit, err);
-	ticket = s->unit[unit].replicating;
-	s->unit[unit].replicating = 0;
-	if (r < 0 || !ticket)
-		return r;
-	r = comm_wait(s->replicate, ticket, err);
-	if (r == 0)
-		offload_gradients(s, unit);
-	return r;
+	return r < 0 ? r : complete(s, unit, err);
+}
+
+void shard_sum_squares(struct shard *s, int unit, double *sum)
+{
+	const struct shard_unit *u = &s->unit[unit];
+
+	if (s->o.offload != SHARD_OFFLOAD_ALL)
+		device_sum_squares(s->dev, u->own_gradients, DTYPE_F32, u->own, sum);
+	else if (unit == 0)
+		device_copy(s->dev, sum, s->squares, sizeof(*sum));
 }
 
 int shard_sum(struct shard *s, double *sums, int64_t n, struct error *err)

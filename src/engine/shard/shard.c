@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Residency: which part of which unit this rank holds. Nothing in this file needs a device, so that an
  * estimate can use it without one. */
-#include "engine/shard/shard.h"
+#include "engine/shard/offload.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -13,6 +13,11 @@
 
 /* One gradient is written while the one before it is on the wire. */
 #define GRADIENT_SLOTS 2
+
+/* With offload of all: own gradients are summed, go down, and have gone down; with replicas they are summed
+ * over these, too. */
+#define OWN_SLOTS          3
+#define OWN_SLOTS_REPLICAS 4
 
 static const char *const names[] = {[SHARD_DDP] = "ddp",
                                     [SHARD_ZERO1] = "zero1",
@@ -37,8 +42,9 @@ const char *shard_strategy_name(enum shard_strategy strategy)
 
 int shard_offload_parse(const char *name, enum shard_offload *out)
 {
-	static const char *const offloads[] = {
-	    [SHARD_OFFLOAD_NONE] = "none", [SHARD_OFFLOAD_OPTIMIZER] = "optimizer"};
+	static const char *const offloads[] = {[SHARD_OFFLOAD_NONE] = "none",
+	                                       [SHARD_OFFLOAD_OPTIMIZER] = "optimizer",
+	                                       [SHARD_OFFLOAD_ALL] = "all"};
 
 	for (size_t i = 0; i < ARRAY_SIZE(offloads); i++)
 		if (str_eq(name, offloads[i])) {
@@ -66,9 +72,10 @@ static void choose_residency(struct shard *s, int unit, bool tied)
 	struct shard_unit *u = &s->unit[unit];
 
 	u->ring = unit == 0 || (unit == s->units - 1 && !tied) ? SHARD_RING_ENDS : SHARD_RING_BLOCKS;
-	u->whole_weights = s->degree == 1 || s->o.strategy < SHARD_ZERO3 || (tied && unit == 0) ||
-	                   u->matrices == 0 || u->count < s->o.persist_below;
-	u->whole_gradients = s->degree == 1 || s->o.strategy < SHARD_ZERO2;
+	u->whole_weights =
+	    !shard_has_slots(s) || (tied && unit == 0) || u->matrices == 0 || u->count < s->o.persist_below;
+	u->whole_gradients =
+	    s->o.offload != SHARD_OFFLOAD_ALL && (s->degree == 1 || s->o.strategy < SHARD_ZERO2);
 }
 
 int shard_create(struct device *dev, struct comm *comm, const struct shard_options *options,
@@ -87,6 +94,13 @@ int shard_create(struct device *dev, struct comm *comm, const struct shard_optio
 	s->degree = s->o.strategy == SHARD_DDP      ? 1
 	            : s->o.strategy == SHARD_HYBRID ? s->o.degree
 	                                            : s->o.world_size;
+	if (s->o.offload == SHARD_OFFLOAD_ALL && s->o.world_size > 1 && s->o.strategy < SHARD_ZERO3)
+		return error_set(
+		    err, -EINVAL,
+		    "parallel.offload = \"all\" keeps shards of the weights in the host's memory, and "
+		    "parallel.strategy = \"%s\" has no shards of them; use \"zero3\" or \"hybrid\", or "
+		    "parallel.offload = \"optimizer\"",
+		    names[s->o.strategy]);
 	if (s->degree < 1 || s->o.world_size % s->degree)
 		return error_set(err, -EINVAL,
 		                 "%d ranks cannot be divided into groups of %d (parallel.shard_degree)",
@@ -104,7 +118,7 @@ int shard_create(struct device *dev, struct comm *comm, const struct shard_optio
 		largest = MAX(largest, s->unit[i].count);
 		sharded = sharded || !s->unit[i].whole_weights;
 	}
-	if (s->o.persist_below > 0 && s->degree > 1 && s->o.strategy >= SHARD_ZERO3 && !sharded)
+	if (s->o.persist_below > 0 && shard_has_slots(s) && !sharded)
 		return error_set(err, -EINVAL,
 		                 "parallel.persist_below is %lld, but the largest unit of this model has "
 		                 "%lld elements: no weights would be "
@@ -132,17 +146,25 @@ bool shard_reduces_each(const struct shard *s)
 	return shard_in_step(s) && s->o.accumulates;
 }
 
-static bool has_alias(const struct shard_unit *u)
+bool shard_has_slots(const struct shard *s)
 {
-	return u->aliased_bytes >= (size_t)u->padded * sizeof(float);
+	return s->o.offload == SHARD_OFFLOAD_ALL || (s->degree > 1 && s->o.strategy >= SHARD_ZERO3);
 }
 
-static void place_gradients(struct shard_unit *u, int i, struct arena *a)
+/* With offload of all, gradients leave the device before memory that others use would be any gain. */
+static bool has_alias(const struct shard *s, const struct shard_unit *u)
 {
-	bool whole = u->whole_gradients || has_alias(u);
-	int64_t n = whole ? u->padded : u->own;
-	float *memory = has_alias(u) ? u->aliased
-	                             : arena_take(a, BUFFER_GRADIENTS, (size_t)n * 4, "unit %d gradients", i);
+	return s->o.offload != SHARD_OFFLOAD_ALL && u->aliased_bytes >= (size_t)u->padded * sizeof(float);
+}
+
+static void place_gradients(const struct shard *s, int i, struct arena *a)
+{
+	struct shard_unit *u = &s->unit[i];
+	bool whole = u->whole_gradients || has_alias(s, u);
+	int64_t n = whole ? u->padded : s->o.offload == SHARD_OFFLOAD_ALL ? 0 : u->own;
+	float *memory = has_alias(s, u)
+	                    ? u->aliased
+	                    : arena_take(a, BUFFER_GRADIENTS, (size_t)n * 4, "unit %d gradients", i);
 
 	u->in_slot = !whole;
 	u->gradients = whole ? memory : NULL;
@@ -153,7 +175,7 @@ static void place_weights(const struct shard *s, int i, struct arena *a)
 {
 	struct shard_unit *u = &s->unit[i];
 	size_t size = dtype_size(s->o.type);
-	int64_t n = u->whole_weights ? u->padded : u->own;
+	int64_t n = u->whole_weights ? u->padded : s->o.offload == SHARD_OFFLOAD_ALL ? 0 : u->own;
 	char *memory = arena_take(a, BUFFER_WEIGHTS, (size_t)n * size, "unit %d weights", i);
 
 	u->weights = u->whole_weights ? memory : NULL;
@@ -176,23 +198,38 @@ static void place_state(const struct shard *s, int i, struct arena *a)
 
 /* ---- rings ---- */
 
-enum kind { WEIGHTS, GRADIENTS, WIRE };
+enum kind { WEIGHTS, GRADIENTS, WIRE, OWN, KINDS };
 
 static bool comes(const struct shard *s, const struct shard_unit *u, enum kind kind)
 {
 	return kind == WEIGHTS     ? !u->whole_weights
 	       : kind == GRADIENTS ? u->in_slot
-	                           : s->o.world_size > 1 && s->o.wire != DTYPE_F32;
+	       : kind == WIRE      ? s->o.world_size > 1 && s->o.wire != DTYPE_F32
+	                           : s->o.offload == SHARD_OFFLOAD_ALL && s->degree > 1;
 }
 
-/* As many slots as units need at the same time; the embedding and the head never do. */
+int shard_weight_slots(const struct shard *s)
+{
+	int slots = 1 + s->o.prefetch + (s->o.offload == SHARD_OFFLOAD_ALL && s->degree > 1);
+
+	return MIN(slots, SHARD_SLOTS_MAX);
+}
+
+/* As many as units need at the same time; embedding and head never need weights and gradients at the same
+ * time. */
+static int most_slots(const struct shard *s, int ring, enum kind kind)
+{
+	if (kind == OWN)
+		return s->replicas > 1 ? OWN_SLOTS_REPLICAS : OWN_SLOTS;
+	return ring == SHARD_RING_ENDS ? 1 : kind == WEIGHTS ? shard_weight_slots(s) : GRADIENT_SLOTS;
+}
+
 static void place_ring(struct shard *s, struct arena *a, int ring, enum kind kind)
 {
-	static const char *const kinds[] = {"weights", "gradients", "rounded gradients"};
-	struct shard_ring *const rings[] = {s->weights, s->gradients, s->wire};
-	const enum dtype types[] = {s->o.type, DTYPE_F32, s->o.wire};
+	static const char *const kinds[] = {"weights", "gradients", "rounded gradients", "own gradients"};
+	struct shard_ring *const rings[] = {s->weights, s->gradients, s->wire, s->own};
+	const enum dtype types[] = {s->o.type, DTYPE_F32, s->o.wire, DTYPE_F32};
 	struct shard_ring *r = &rings[kind][ring];
-	int most = ring == SHARD_RING_ENDS ? 1 : kind == WEIGHTS ? 1 + s->o.prefetch : GRADIENT_SLOTS;
 	int members = 0;
 
 	*r = (struct shard_ring){0};
@@ -202,9 +239,9 @@ static void place_ring(struct shard *s, struct arena *a, int ring, enum kind kin
 		if (u->ring != ring || !comes(s, u, kind))
 			continue;
 		members++;
-		r->elements = MAX(r->elements, u->padded);
+		r->elements = MAX(r->elements, kind == OWN ? u->own : u->padded);
 	}
-	r->slots = MIN(members, most);
+	r->slots = MIN(members, most_slots(s, ring, kind));
 	for (int i = 0; i < r->slots; i++) {
 		r->slot[i].unit = -1;
 		r->slot[i].memory = arena_take(a, BUFFER_SLOTS, (size_t)r->elements * dtype_size(types[kind]),
@@ -230,11 +267,14 @@ void shard_place_buffers(struct shard *s, struct arena *a, struct arena *host)
 		place_state(s, i, s->o.offload ? host : a);
 		if (s->o.offload)
 			place_host(s, i, host);
-		place_gradients(&s->unit[i], i, a);
+		place_gradients(s, i, a);
 	}
 	for (int ring = 0; ring < SHARD_RINGS; ring++)
-		for (int kind = WEIGHTS; kind <= WIRE; kind++)
+		for (int kind = WEIGHTS; kind < KINDS; kind++)
 			place_ring(s, a, ring, (enum kind)kind);
+	s->squares = s->o.offload == SHARD_OFFLOAD_ALL
+	                 ? arena_take(a, BUFFER_SCRATCH, sizeof(*s->squares), "sum of squares")
+	                 : NULL;
 }
 
 int64_t shard_own(const struct shard_unit *u, int64_t first, int64_t n, int64_t *at)

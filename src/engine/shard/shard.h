@@ -34,6 +34,12 @@
  * copy of their own, too. A unit's own gradients go down once they are summed, on the device's lane of
  * transfers, under the rest of the backward pass; the compute weights come up when the host has stepped them.
  *
+ * With offload of all, a rank holds its part of the weights and of the gradients in the host's memory alone,
+ * but for the units that stay whole. Weights come up into a slot before they are used, `prefetch` units
+ * ahead; where ranks share a copy, one unit earlier still, since the gather starts once they are there. A
+ * unit's gradients go down after each micro-step; those of the micro-steps before come up to be added to, so
+ * that sums are taken on the device, in the same order as without offload.
+ *
  * All ranks make the same calls in the same order, whatever their batches are.
  */
 #pragma once
@@ -55,10 +61,11 @@ enum shard_strategy { SHARD_DDP, SHARD_ZERO1, SHARD_ZERO2, SHARD_ZERO3, SHARD_HY
 int shard_strategy_parse(const char *name, enum shard_strategy *out);
 const char *shard_strategy_name(enum shard_strategy strategy);
 
-/* What lies in the host's memory: nothing, or the master weights and the optimizer's state. */
-enum shard_offload { SHARD_OFFLOAD_NONE, SHARD_OFFLOAD_OPTIMIZER };
+/* What lies in the host's memory: nothing; the master weights and the optimizer's state; or all that a rank
+ * holds between the steps. */
+enum shard_offload { SHARD_OFFLOAD_NONE, SHARD_OFFLOAD_OPTIMIZER, SHARD_OFFLOAD_ALL };
 
-/* "none", "optimizer"; -EINVAL: none of them. */
+/* "none", "optimizer", "all"; -EINVAL: none of them. */
 int shard_offload_parse(const char *name, enum shard_offload *out);
 
 /* What decides where things are. */
@@ -84,9 +91,9 @@ struct shard_unit {
 	bool whole_weights;            /* else in a slot, while they are used */
 	bool whole_gradients, in_slot; /* by the strategy; in_slot: neither whole nor aliased */
 	void *weights;                 /* compute type, [padded]; NULL while they are in no slot */
-	void *own_weights;             /* [own] */
+	void *own_weights;             /* [own]; NULL with offload of all, where they are not whole */
 	float *gradients;              /* [padded]; of the slot they were last in */
-	float *own_gradients;          /* [own] */
+	float *own_gradients;          /* [own]; with offload of all, of the slot they were last in */
 	void *aliased;                 /* memory for the gradients, if aliased_bytes suffice */
 	size_t aliased_bytes;
 	float *master, *m, *v;  /* [own], [own - m_from], [own - v_from]; NULL where there is none */
@@ -95,6 +102,7 @@ struct shard_unit {
 	float *host_gradients; /* [own] */
 	void *host_copy;       /* [own], compute type; NULL in fp32, where it is master */
 	struct device_event *down, *up;
+	bool coming; /* its weights are on their way into their slot, and nobody has waited for them */
 	comm_ticket gathering; /* 0: not under way */
 	comm_ticket reducing;
 	bool direct;             /* it ends in own_gradients */
@@ -132,6 +140,10 @@ struct shard {
 	struct shard_unit *unit;
 	struct shard_ring weights[SHARD_RINGS], gradients[SHARD_RINGS];
 	struct shard_ring wire[SHARD_RINGS]; /* gradients rounded for the wire */
+	/* With offload of all: own gradients, where they are a part of a unit; and, on the device, the sum of
+	 * the squares of those of the last micro-step, which have gone down. */
+	struct shard_ring own[SHARD_RINGS];
+	double *squares;
 	bool first_micro_step, last_micro_step;
 };
 
@@ -148,6 +160,8 @@ void shard_place_buffers(struct shard *s, struct arena *a, struct arena *host);
 bool shard_in_step(const struct shard *s);
 /* Each micro-step's gradients are reduced by themselves: the model writes them, and does not add. */
 bool shard_reduces_each(const struct shard *s);
+/* The weights of some units are in slots while they are used. */
+bool shard_has_slots(const struct shard *s);
 
 /* Makes the communicators, and registers the buffers with them, once these have been placed; every rank calls
  * it at the same time. shard_disconnect ends these communicators, in the same order on all ranks, before the
@@ -167,6 +181,9 @@ void shard_micro_step(struct shard *s, bool first, bool last);
 void shard_gradients(struct shard *s, int unit);
 /* After the last micro-step: own_gradients of a unit are complete. */
 int shard_wait_gradients(struct shard *s, int unit, struct error *err);
+/* Adds the squares of this rank's gradients to *sum, on the device. Called for each unit, from the last to
+ * the first, after it has been waited for. */
+void shard_sum_squares(struct shard *s, int unit, double *sum);
 /* With offload, after that: the host has a unit's gradients, and may change its state. */
 int shard_wait_host(struct shard *s, int unit, struct error *err);
 /* The sum of what ranks have computed over their own parts alone, in place on the device. */

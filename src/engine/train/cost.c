@@ -125,6 +125,11 @@ static void count_parts(const struct model_config *c, const struct train_options
 
 /* ---- the order of a step ---- */
 
+/* Of a host of GPUs, which has not been measured: its memory, and what a GPU's link carries in a direction.
+ */
+#define HOST_MEMORY 200e9
+#define HOST_LINK   25e9
+
 /* Times of the collectives of a unit, over the ranks that share a copy of the model, and over its copies; 0:
  * it has none. */
 struct unit_times {
@@ -157,6 +162,32 @@ static void wait_for(struct player *p, double when)
 		p->waited += when - p->now;
 		p->now = when;
 	}
+}
+
+/* What comes up from the host's memory; on a CPU it is copied between two operations. */
+static double upload_seconds(const struct train_options *o, const struct hardware_set *where,
+                             const struct shard_unit *u)
+{
+	const struct hardware *h = &where->device;
+	double bytes = (double)u->own * (double)dtype_size(o->precision);
+
+	if (o->offload != SHARD_OFFLOAD_ALL || u->whole_weights)
+		return 0;
+	return h->sizing.engine == DEVICE_ENGINE_CPU ? stream(h, o->precision, RATE_COPY, 2 * bytes)
+	                                             : bytes / HOST_LINK;
+}
+
+/* Gradients that go down in each micro-step, and come up to be added to. */
+static double download_seconds(const struct train_options *o, const struct hardware_set *where,
+                               const struct shard_unit *u)
+{
+	const struct hardware *h = &where->device;
+	double bytes = (double)u->own * sizeof(float) * (o->accumulation > 1 ? 2 : 1);
+
+	if (o->offload != SHARD_OFFLOAD_ALL)
+		return 0;
+	return h->sizing.engine == DEVICE_ENGINE_CPU ? stream(h, DTYPE_F32, RATE_COPY, 2 * bytes)
+	                                             : bytes / HOST_LINK;
 }
 
 /* user: the unit whose weights are in use, and keep their slot; -1: none. */
@@ -209,11 +240,6 @@ static double optimizer_bytes(const struct train_options *o)
 	return bytes + (o->without_master ? 4 : 8 + 2);
 }
 
-/* Of a host of GPUs, which has not been measured: its memory, and what a GPU's link carries in a direction.
- */
-#define HOST_MEMORY 200e9
-#define HOST_LINK   25e9
-
 /* The gradients' way down is under the backward pass, and is not counted. */
 static double optimizer_seconds(const struct train_options *o, const struct hardware_set *where, double own)
 {
@@ -223,7 +249,7 @@ static double optimizer_seconds(const struct train_options *o, const struct hard
 	if (!o->offload || h->sizing.engine == DEVICE_ENGINE_CPU)
 		return stream(h, o->precision, RATE_OPTIMIZER, own * optimizer_bytes(o) + copies);
 	return own * optimizer_bytes(o) * where->per_node / HOST_MEMORY +
-	       own * (double)dtype_size(o->precision) / HOST_LINK;
+	       (o->offload == SHARD_OFFLOAD_ALL ? 0 : own * (double)dtype_size(o->precision) / HOST_LINK);
 }
 
 static void play_step(struct player *p, double overlap)
@@ -248,7 +274,7 @@ static void play_step(struct player *p, double overlap)
 			p->now += u == last ? t->head
 			          : u == 0  ? t->embedding_backward
 			                    : t->block_backward + (again ? t->again : 0);
-			if (final || shard_in_step(p->shard))
+			if (final || shard_in_step(p->shard) || p->o->offload == SHARD_OFFLOAD_ALL)
 				reduce(p, u, final);
 		}
 	}
@@ -282,7 +308,9 @@ static void count_units(struct player *p, const struct hardware_set *where)
 
 		t->optimizer = optimizer_seconds(p->o, where, own);
 		t->gather = cost_gather(h, elements * (double)dtype_size(p->o->precision), across, inside);
-		t->reduce = cost_gather(h, elements * wire, across, inside);
+		t->gather += upload_seconds(p->o, where, &s->unit[u]);
+		t->reduce = cost_gather(h, elements * wire, across, inside) +
+		            download_seconds(p->o, where, &s->unit[u]);
 		t->replicate = 2 * cost_gather(h, own * wire, copies_across, copies_inside);
 	}
 }

@@ -223,6 +223,7 @@ const struct estimate *estimate_best(const struct estimate_list *list, int strat
 static int find_fitting(const struct estimate_input *in, struct estimate *out, int *ranks, struct error *err)
 {
 	_cleanup_free_ struct estimate_list *list = malloc(sizeof(*list));
+	struct train_options o = *in->options;
 	struct hardware_set where = *in->where;
 	struct estimate_input more = *in;
 	int r;
@@ -230,8 +231,11 @@ static int find_fitting(const struct estimate_input *in, struct estimate *out, i
 	if (!list)
 		return error_oom(err);
 	more.where = &where;
+	more.options = &o;
 	for (; where.nodes <= RANKS_MOST / where.per_node; where.nodes *= 2) {
 		*ranks = where.nodes * where.per_node;
+		if (o.offload == SHARD_OFFLOAD_ALL && *ranks > 1)
+			o.strategy = MAX(o.strategy, SHARD_ZERO3);
 		/* The same recomputation first: the less that has to be changed, the nearer. */
 		for (int either = 0; either < 2; either++) {
 			if ((r = estimate_list(&more, list, err)) < 0)

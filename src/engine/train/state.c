@@ -15,7 +15,7 @@ static void *state(const struct trainer *t, enum parameter_state which, int unit
 
 	if (which == STATE_WEIGHTS && t->o.without_master) {
 		*type = DTYPE_BF16;
-		return (uint16_t *)u->own_weights + at;
+		return (uint16_t *)(t->o.offload ? u->host_copy : u->own_weights) + at;
 	}
 	*type = DTYPE_F32;
 	return which == STATE_WEIGHTS   ? u->master + at
@@ -23,11 +23,21 @@ static void *state(const struct trainer *t, enum parameter_state which, int unit
 	                                : u->v + (at - u->v_from);
 }
 
-/* Whether the pointers of state() are to host memory. Without a master copy, the weights of the device are
- * what counts. */
-static bool is_on_host(const struct trainer *t, enum parameter_state which)
+/* Copies between host memory and where state() points, without a change of type. */
+static int copy_out(struct trainer *t, void *out, const void *state, size_t bytes, struct error *err)
 {
-	return t->o.offload && !(which == STATE_WEIGHTS && t->o.without_master);
+	if (!t->o.offload)
+		return device_read(t->dev, out, state, bytes, err);
+	memcpy(out, state, bytes);
+	return 0;
+}
+
+static int copy_in(struct trainer *t, void *state, const void *in, size_t bytes, struct error *err)
+{
+	if (!t->o.offload)
+		return device_write(t->dev, state, in, bytes, err);
+	memcpy(state, in, bytes);
+	return 0;
 }
 
 static int moment_of(enum parameter_state which)
@@ -71,11 +81,7 @@ int trainer_read(struct trainer *t, enum parameter_state which, const struct mod
 	if (is_8bit(t, which))
 		return optimizer_read_8bit(t->plan->optimizer, moment_of(which), p->unit, at, n, out, err);
 	from = state(t, which, p->unit, at, &type);
-	if (is_on_host(t, which)) {
-		memcpy(out, from, (size_t)n * sizeof(*out));
-		return 0;
-	}
-	r = device_read(t->dev, out, from, (size_t)n * dtype_size(type), err);
+	r = copy_out(t, out, from, (size_t)n * dtype_size(type), err);
 	/* `out` is widened in place, from the last element on, so that no value is overwritten before it is
 	 * read. */
 	for (int64_t i = n - 1; i >= 0 && r == 0 && type == DTYPE_BF16; i--) {
@@ -108,18 +114,14 @@ int trainer_write(struct trainer *t, enum parameter_state which, const struct mo
 		return optimizer_write_8bit(t->plan->optimizer, moment_of(which), p->unit, at, own, in + skip,
 		                            err);
 	to = state(t, which, p->unit, at, &type);
-	if (is_on_host(t, which)) {
-		memcpy(to, in + skip, (size_t)own * sizeof(float));
-		return 0;
-	}
 	if (type == DTYPE_F32)
-		return device_write(t->dev, to, in + skip, (size_t)own * sizeof(float), err);
+		return copy_in(t, to, in + skip, (size_t)own * sizeof(float), err);
 	narrow = malloc((size_t)own * sizeof(*narrow));
 	if (!narrow)
 		return error_oom(err);
 	for (int64_t i = 0; i < own; i++)
 		narrow[i] = bf16_from_float(in[skip + i]);
-	return device_write(t->dev, to, narrow, (size_t)own * sizeof(*narrow), err);
+	return copy_in(t, to, narrow, (size_t)own * sizeof(*narrow), err);
 }
 
 int trainer_publish(struct trainer *t, struct error *err)
@@ -168,6 +170,26 @@ int64_t trainer_held(const struct trainer *t, const struct model_parameter *p, i
 	return n;
 }
 
+/* From the host's memory to the device, as fp32. */
+static int bring(struct trainer *t, float *to, const void *own, enum dtype type, int64_t n, struct error *err)
+{
+	enum { PIECE = 4096 };
+	const uint16_t *narrow = own;
+	float piece[PIECE];
+	int r = 0;
+
+	if (type == DTYPE_F32)
+		return device_write(t->dev, to, own, (size_t)n * sizeof(float), err);
+	for (int64_t at = 0; at < n && r == 0; at += PIECE) {
+		int64_t part = MIN(n - at, PIECE);
+
+		for (int64_t i = 0; i < part; i++)
+			piece[i] = bf16_to_float(narrow[at + i]);
+		r = device_write(t->dev, to + at, piece, (size_t)part * sizeof(float), err);
+	}
+	return r;
+}
+
 /* The same by the rank of each part, in turn: what its owner reads from the host goes to the others. */
 static int gather_piece(struct trainer *t, enum parameter_state which, const struct model_parameter *p,
                         int64_t first, int64_t n, float *out, struct error *err)
@@ -193,10 +215,9 @@ static int gather_piece(struct trainer *t, enum parameter_state which, const str
 			enum dtype type;
 			const void *own = state(t, which, p->unit, at, &type);
 
-			if (!is_on_host(t, which))
+			if (!t->o.offload)
 				device_cast(t->dev, (float *)staging + from, DTYPE_F32, own, type, held);
-			else if ((r = device_write(t->dev, (float *)staging + from, own,
-			                           (size_t)held * sizeof(float), err)) < 0)
+			else if ((r = bring(t, (float *)staging + from, own, type, held, err)) < 0)
 				return r;
 		}
 		comm_broadcast(s->gather, (float *)staging + from, (size_t)held * sizeof(float), owner);
