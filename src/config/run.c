@@ -142,7 +142,7 @@ static const struct key run_key_list[] = {
     {"train", "eval_steps", KEY_INT, F(train.eval_steps), "0", 0, 1e12, NULL,
      "evaluate each N steps; 0: at each save and at the end"},
 
-    {"parallel", "strategy", KEY_CHOICE, F(parallel.strategy), "ddp", 0, 0,
+    {"parallel", "strategy", KEY_CHOICE, F(parallel.strategy), "auto", 0, 0,
      "ddp|zero1|zero2|zero3|hybrid|auto",
      "what of the model each rank holds; auto: the fastest that fits into memory, as dtrain estimate has it"},
     {"parallel", "shard_degree", KEY_INT, F(parallel.shard_degree), "0", 0, 1e6, NULL,

@@ -349,7 +349,7 @@ static int estimate(struct client *client, struct subject *s, const char *device
 
 	if (status != 0)
 		return status;
-	if (rates_file_read(&s->where.device, &s->rates, &err) < 0)
+	if (hardware_read_rates(&s->where.device, &s->rates, &err) < 0)
 		return client_fail(EXIT_FAILURE, "%s", err.message);
 	s->where.device.rates = s->rates;
 	choose_precision(s);

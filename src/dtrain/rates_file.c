@@ -15,24 +15,6 @@
 
 enum { LARGEST = 1 << 20 };
 
-/* Owned by the caller; NULL: out of memory. */
-static char *directory(void)
-{
-	const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-
-	if (cache && cache[0] == '/')
-		return str_path_join(cache, "dtrain");
-	return str_path_join(home && home[0] ? home : "/root", ".cache/dtrain");
-}
-
-static char *file_path(enum device_engine engine)
-{
-	_cleanup_free_ char *in = directory();
-
-	return in ? str_path_join(in, engine == DEVICE_ENGINE_CUDA ? "rates-cuda.json" : "rates-cpu.json")
-	          : NULL;
-}
-
 /* The engine that this machine would run, and its worker. */
 static char *find_worker(enum device_engine *engine)
 {
@@ -98,14 +80,14 @@ static int run_worker(const char *path, char **text, size_t *len, struct error *
 int rates_file_measure(char **path, struct error *err)
 {
 	enum device_engine engine;
-	_cleanup_free_ char *worker = find_worker(&engine), *in = directory(), *text = NULL;
-	_cleanup_free_ char *to = file_path(engine);
+	_cleanup_free_ char *worker = find_worker(&engine), *text = NULL;
+	_cleanup_free_ char *to = hardware_rates_path(engine), *in = NULL;
 	_cleanup_free_ struct rates *rates = malloc(sizeof(*rates));
 	_cleanup_json_ json_t *json = NULL;
 	size_t len;
 	int r;
 
-	if (!worker || !in || !to || !rates)
+	if (!worker || !to || !rates || !(in = strndup(to, (size_t)(strrchr(to, '/') - to))))
 		return error_oom(err);
 	if ((r = run_worker(worker, &text, &len, err)) < 0 ||
 	    (r = json_parse(text, len, worker, &json, err)) < 0 ||
@@ -113,23 +95,5 @@ int rates_file_measure(char **path, struct error *err)
 	    (r = file_write_atomic(to, text, len, 0644, err)) < 0)
 		return r;
 	*path = steal_pointer(to);
-	return 0;
-}
-
-int rates_file_read(const struct hardware *h, struct rates **out, struct error *err)
-{
-	_cleanup_free_ char *path = file_path(h->sizing.engine);
-	_cleanup_free_ struct rates *rates = NULL;
-	int r;
-
-	*out = NULL;
-	if (!path)
-		return error_oom(err);
-	if (!file_exists(path))
-		return 0;
-	if ((r = rates_read(path, &rates, err)) < 0)
-		return r;
-	if (strstr(rates->device, h->board))
-		*out = steal_pointer(rates);
 	return 0;
 }

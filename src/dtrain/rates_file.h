@@ -8,5 +8,3 @@
 /* Runs the worker of this machine's device with --measure, and writes the file, whose path it returns in
  * *path, owned by the caller. Takes half a minute. */
 int rates_file_measure(char **path, struct error *err);
-/* Those that were measured on such a device; *out NULL where there are none. Freed by the caller. */
-int rates_file_read(const struct hardware *h, struct rates **out, struct error *err);

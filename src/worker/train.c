@@ -3,6 +3,7 @@
  * connect. */
 #include <errno.h>
 #include <inttypes.h>
+#include <malloc.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,6 +52,7 @@ struct training {
 	char *config, *tokenizer;
 	char data_name[256]; /* names the files of the data in errors */
 	struct agreement_item inputs[INPUTS];
+	bool trimmed;
 	double printed_at; /* when the progress of the preparation was last printed */
 };
 
@@ -289,6 +291,7 @@ static int attach_saver(struct training *t, const char *print, struct error *err
 	                                  .parameters = trainer_access(t->trainer),
 	                                  .precision = t->precision.type,
 	                                  .precision_name = precision_name(t->precision.type),
+	                                  .strategy = shard_strategy_name(t->options.strategy),
 	                                  .optimizer = optimizer_name(t->options.optimizer),
 	                                  .master = !t->options.without_master,
 	                                  .bos = tokenizer_bos(t->tok),
@@ -301,9 +304,13 @@ static int attach_saver(struct training *t, const char *print, struct error *err
 
 static int choose_strategy(struct training *t, struct error *err)
 {
+	const struct checkpoint_state *state =
+	    saver_resume_path(t->saver) ? saver_resume_state(t->saver) : NULL;
+	/* As many ranks go on as they began: with the same bits. */
+	const char *began = state && state->world_size == t->env->world_size ? state->strategy : NULL;
 	int64_t row = MAX(dataset_max_row(t->data), t->eval ? dataset_max_row(t->eval) : 0);
 
-	return strategy_choose(t->c, t->env, t->dev, t->comm, &t->model, row, &t->options, err);
+	return strategy_choose(t->c, t->env, t->dev, t->comm, &t->model, row, began, &t->options, err);
 }
 
 static int make_trainer(struct training *t, struct error *err)
@@ -491,6 +498,10 @@ static int on_step(void *context, struct error *err)
 	struct training *t = context;
 	int r = saver_poll(t->saver, err);
 
+	/* What the preparation and the making of the first products have freed goes back to the system. */
+	if (!t->trimmed)
+		malloc_trim(0);
+	t->trimmed = true;
 	return r < 0 ? r : report_saved(t, err);
 }
 

@@ -64,6 +64,18 @@ ranks auto 2 || { cat "$tmp/auto"-*.log; fail auto; }
 choice=$(estimate auto 2 | jq -r '[.plans[] | select(.recompute == "none" and .fits)] | min_by(.seconds.step) | .strategy')
 grep "^strategy: $choice (auto" "$tmp/auto-0.log" || { cat "$tmp/auto-0.log"; fail "auto: the estimate's fastest is $choice"; }
 
+# A run that goes on keeps its strategy, though other rates would choose another; another number of ranks chooses again.
+again() { # FILTER N: the configuration of auto, changed, as "again"
+	jq "$1" "$tmp/auto.json" >"$tmp/again.json"
+	rm -rf "$tmp/meet-again"
+	ranks again "$2" || { cat "$tmp/again"-*.log; fail again; }
+}
+again '.train.max_steps = 2 | .parallel.strategy = "zero2" | .output.save_steps = 2' 2
+again '.train.max_steps = 3 | .output.save_steps = 2 | .output.overwrite = false' 2
+grep '^strategy: zero2 (auto: as the checkpoint)' "$tmp/again-0.log" || { cat "$tmp/again-0.log"; fail "a resumed run has chosen another strategy"; }
+again '.train.max_steps = 4 | .output.save_steps = 2 | .output.overwrite = false' 3
+grep '^strategy: .* (auto: the fastest' "$tmp/again-0.log" || { cat "$tmp/again-0.log"; fail "three ranks have not chosen"; }
+
 conf huge 64 2 '"micro_batch": 65536, "precision": "fp32"' ddp
 sed -i 's/"max_length": 64/"max_length": 8192/; s/"path": \[[^]]*\]/"path": ["long.txt"]/' "$tmp/huge.json"
 for ((i = 0; i < 4; i++)); do cat "$src/LICENSE"; done >"$tmp/long.txt"

@@ -26,11 +26,16 @@ both() { # waits for both
 	[ $s0 = 0 ] && [ $s1 = 0 ]
 }
 show() { cat "$tmp/$1-0.log" "$tmp/$1-1.log"; }
+strategy() { # NAME STRATEGY: adds it to the configuration
+	sed -i 's|"train": {|"parallel": {"strategy": "'"$2"'"}, &|' "$tmp/$1.json"
+}
 data='"eval_fraction": 0.1'
 
 json one "$tmp/one" "\"max_steps\": $steps, \"accumulation\": 2" '"save_steps": 20' "$data"
 json two "$tmp/two" "\"max_steps\": $steps, \"accumulation\": 1" '"save_steps": 20' "$data"
 json cut "$tmp/cut" "\"max_steps\": $steps, \"accumulation\": 1" '"save_steps": 20' "$data"
+strategy two ddp
+strategy cut ddp
 run one || { cat "$tmp/one.log"; fail "one rank"; }
 pair two
 both || { show two; fail "two ranks"; }
@@ -40,9 +45,6 @@ paste -d ' ' <(losses "$tmp/one" | sed -E 's/.*"loss":([^,]*),.*/\1/') <(losses 
 
 # Other strategies hold less of the model on each rank, and have the same losses. A rank that dies ends the other one also while the
 # collectives of several communicators are under way.
-strategy() { # NAME STRATEGY: adds it to the configuration
-	sed -i 's|"train": {|"parallel": {"strategy": "'"$2"'"}, &|' "$tmp/$1.json"
-}
 for s in zero2 zero3; do
 	json $s "$tmp/$s" "\"max_steps\": $steps, \"accumulation\": 1" '"save_steps": 20' "$data"
 	strategy $s $s

@@ -64,6 +64,7 @@ struct checkpoint_state {
 	/* The precision of the training: "fp32", "bf16" or "fp16"; after load, fp32 where the file does not
 	 * say. */
 	const char *precision;
+	const char *strategy;  /* shard_strategy_name; after load, NULL where the file does not say */
 	const char *optimizer; /* whose moments it has; after load, "adamw" where the file does not say */
 	struct loss_scaler loss_scaler; /* without its options; scale 0: none */
 	json_t *log_history;            /* array; borrowed by save, owned by the caller after load */

@@ -440,6 +440,7 @@ static struct checkpoint_state state_at(const struct saver *s, const struct save
 	    .seed = s->o.seed,
 	    .fingerprint = s->from.fingerprint,
 	    .precision = s->from.precision_name,
+	    .strategy = s->from.strategy,
 	    .optimizer = s->from.optimizer,
 	    .loss_scaler = at->loss_scaler ? *at->loss_scaler : (struct loss_scaler){.scale = 0},
 	    .log_history = json_deep_copy(s->history),

@@ -76,6 +76,7 @@ struct saver_contents {
 	struct parameter_access parameters;
 	enum dtype precision; /* of the saved weights */
 	const char *precision_name;
+	const char *strategy;  /* its name */
 	const char *optimizer; /* its name */
 	bool master;           /* where the precision is not fp32: a checkpoint has fp32 master weights too */
 	int32_t bos, eos, pad; /* the tokenizer's; -1: none */

@@ -67,7 +67,8 @@ int checkpoint_state_save(const char *directory, const struct checkpoint_state *
 	              s->optimizer ? s->optimizer : "adamw");
 	if (!j || !path ||
 	    (s->loss_scaler.scale > 0 &&
-	     json_object_set_new(j, "loss_scaler", loss_scaler_to_json(&s->loss_scaler)) < 0))
+	     json_object_set_new(j, "loss_scaler", loss_scaler_to_json(&s->loss_scaler)) < 0) ||
+	    (s->strategy && json_object_set_new(j, "strategy", json_string(s->strategy)) < 0))
 		return error_oom(err);
 	return json_write_file(path, j, 2, true, err);
 }
@@ -102,6 +103,7 @@ int checkpoint_state_load(const char *directory, struct checkpoint_state *s, jso
 	s->precision = json_get_string(j, "precision", "fp32");
 	/* Likewise: there was AdamW alone. */
 	s->optimizer = json_get_string(j, "optimizer", "adamw");
+	s->strategy = json_get_string(j, "strategy", NULL);
 	s->world_size = world_size;
 	s->steps = json_get_int(j, "steps", 0);
 	s->tokens = json_get_int(j, "tokens", 0);

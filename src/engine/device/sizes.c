@@ -20,3 +20,8 @@ size_t device_sizing_scratch(const struct device_sizing *s, const struct device_
 		return need;
 	return MAX(need, queries * ((size_t)shapes->head_dim + 2) * sizeof(float));
 }
+
+size_t device_sizing_packing(const struct device_sizing *s, const struct device_shapes *shapes)
+{
+	return s->engine == DEVICE_ENGINE_CPU ? cpu_packing_bytes(shapes, s->native_bf16) : 0;
+}

@@ -29,6 +29,9 @@ size_t device_sizing_logits(enum device_engine engine); /* device_logits_bytes *
  * take, a sum of the queries' gradients in fp32. */
 size_t device_sizing_scratch(const struct device_sizing *s, const struct device_shapes *shapes);
 
+/* What the engine's libraries allocate by the shapes of products, beyond the scratch. */
+size_t device_sizing_packing(const struct device_sizing *s, const struct device_shapes *shapes);
+
 /* cpu/isa.c: the instruction sets that the CPU's kernels are compiled for, each with those before it. */
 enum cpu_isa { CPU_ISA_GENERIC, CPU_ISA_V3, CPU_ISA_V4, CPU_ISA_BF16 };
 /* This processor's best, or the lesser one that the environment's DTRAIN_CPU_ISA names. */
@@ -38,6 +41,8 @@ bool cpu_multiplies_bf16(void);
 /* cpu/sizes.c */
 size_t cpu_logits_bytes(void);
 size_t cpu_scratch_bytes(const struct device_shapes *s, int threads, bool native_bf16);
+/* What oneDNN allocates in a product for packed matrices, beyond the scratch. */
+size_t cpu_packing_bytes(const struct device_shapes *s, bool native_bf16);
 
 /* cuda/sizes.c; without cuDNN's. */
 size_t cuda_logits_bytes(void);

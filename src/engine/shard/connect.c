@@ -9,12 +9,12 @@ static int make_lanes(struct shard *s, struct error *err)
 {
 	int group = s->o.rank / s->degree, place = s->o.rank % s->degree, r;
 
-	if (s->degree == 1 || s->o.strategy < SHARD_ZERO3)
+	if (shard_lanes(s) == 0)
 		return 0;
 	if ((r = comm_split(s->comm, group, place, &s->lane[0], err)) < 0)
 		return r;
 	s->gather = s->lane[0];
-	if (s->replicas == 1)
+	if (shard_lanes(s) == 1)
 		return 0;
 	if ((r = comm_split(s->comm, group, place, &s->lane[1], err)) < 0 ||
 	    (r = comm_split(s->comm, place, group, &s->lane[2], err)) < 0)

@@ -284,3 +284,10 @@ int64_t shard_own(const struct shard_unit *u, int64_t first, int64_t n, int64_t 
 	*at = from - u->first;
 	return MAX(to - from, 0);
 }
+
+int shard_lanes(const struct shard *s)
+{
+	if (s->degree == 1 || s->o.strategy < SHARD_ZERO3)
+		return 0;
+	return s->replicas == 1 ? 1 : 3;
+}

@@ -163,6 +163,8 @@ bool shard_reduces_each(const struct shard *s);
 /* The weights of some units are in slots while they are used. */
 bool shard_has_slots(const struct shard *s);
 
+/* The communicators that shard_connect makes beyond that of all ranks. */
+int shard_lanes(const struct shard *s);
 /* Makes the communicators, and registers the buffers with them, once these have been placed; every rank calls
  * it at the same time. shard_disconnect ends these communicators, in the same order on all ranks, before the
  * memory of the buffers is freed; the one of all ranks is the caller's. */

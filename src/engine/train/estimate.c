@@ -23,13 +23,17 @@ const char *estimate_class_name(enum buffer_class c)
 	return buffer_class_name(c);
 }
 
-static size_t outside(const struct estimate_input *in, enum dtype precision)
+static size_t outside(const struct estimate_input *in, const struct plan *plan,
+                      const struct device_shapes *shapes)
 {
 	const struct hardware *h = &in->where->device;
 	bool alone = in->where->nodes * in->where->per_node == 1;
+	bool bf16 =
+	    shapes->type == DTYPE_BF16 && (h->sizing.engine != DEVICE_ENGINE_CPU || h->sizing.native_bf16);
 
-	return (size_t)(h->outside + (precision == DTYPE_F32 ? 0 : h->outside_bf16) +
-	                (alone ? 0 : h->outside_comm));
+	return (size_t)(h->outside + (bf16 ? h->outside_bf16 : 0) +
+	                (alone ? 0 : h->outside_comm + shard_lanes(plan->shard) * h->outside_lane)) +
+	       device_sizing_packing(&h->sizing, shapes);
 }
 
 /* The ranks divide what a checkpoint has between them (checkpoint/save_plan.h). */
@@ -72,7 +76,7 @@ int estimate_run(const struct estimate_input *in, struct estimate *out, struct e
 	                         .kept = o.kept_blocks,
 	                         .plan = arena_total(&plan->arena),
 	                         .copies = copies(in, &o, plan),
-	                         .outside = outside(in, o.precision),
+	                         .outside = outside(in, plan, &shapes),
 	                         .host = arena_total(&plan->host),
 	                         .available = (size_t)h->memory};
 	out->outside += h->slots > 0 ? out->copies : 0;

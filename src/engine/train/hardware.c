@@ -5,9 +5,12 @@
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "base/cleanup.h"
+#include "base/file.h"
 #include "base/str.h"
 
 #define MIB          ((int64_t)1 << 20)
@@ -57,9 +60,10 @@ static const struct hardware table[] = {
      .bandwidth = 12e9,
      .intra = 6e9,
      .inter = 1.25e9,
-     .outside = 14 * MIB,
-     .outside_bf16 = 6 * MIB,
-     .outside_comm = 10 * MIB,
+     .outside = 138 * MIB / 10,
+     .outside_bf16 = 38 * MIB / 10,
+     .outside_comm = 113 * MIB / 10,
+     .outside_lane = 91 * MIB / 10,
      .gemm = 0.85,
      .attention_forward = 0.3,
      .attention_backward = 0.3,
@@ -77,12 +81,25 @@ const struct hardware *hardware_at(size_t i)
 
 bool hardware_find(const char *name, struct hardware *out)
 {
-	for (size_t i = 0; i < ARRAY_SIZE(table); i++)
+	const struct hardware *of_board = NULL;
+	int boards = 0;
+
+	for (size_t i = 0; i < ARRAY_SIZE(table); i++) {
+		size_t board = strcspn(table[i].name, "-");
+
 		if (strcasecmp(name, table[i].name) == 0) {
 			*out = table[i];
 			return true;
 		}
-	return false;
+		if (strlen(name) == board && strncasecmp(name, table[i].name, board) == 0) {
+			of_board = &table[i];
+			boards++;
+		}
+	}
+	if (boards != 1)
+		return false;
+	*out = *of_board;
+	return true;
 }
 
 void hardware_fill_cpu(struct hardware *h, int slots, int threads)
@@ -122,6 +139,34 @@ double hardware_peak(const struct hardware *h, enum dtype type)
 	return type == DTYPE_F32 ? h->fp32 : type == DTYPE_F16 ? h->fp16 : h->bf16;
 }
 
+char *hardware_rates_path(enum device_engine engine)
+{
+	const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+	const char *name = engine == DEVICE_ENGINE_CUDA ? "rates-cuda.json" : "rates-cpu.json";
+
+	if (cache && cache[0] == '/')
+		return str_printf("%s/dtrain/%s", cache, name);
+	return str_printf("%s/.cache/dtrain/%s", home && home[0] ? home : "/root", name);
+}
+
+int hardware_read_rates(const struct hardware *h, struct rates **out, struct error *err)
+{
+	_cleanup_free_ char *path = hardware_rates_path(h->sizing.engine);
+	_cleanup_free_ struct rates *rates = NULL;
+	int r;
+
+	*out = NULL;
+	if (!path)
+		return error_oom(err);
+	if (!file_exists(path))
+		return 0;
+	if ((r = rates_read(path, &rates, err)) < 0)
+		return r;
+	if (strstr(rates->device, h->board))
+		*out = steal_pointer(rates);
+	return 0;
+}
+
 static int unknown_name(const char *name, struct error *err)
 {
 	size_t best = strlen(name) / 2 + 1;
@@ -133,7 +178,7 @@ static int unknown_name(const char *name, struct error *err)
 		char begin[24];
 
 		snprintf(names + n, sizeof(names) - n, "%s%s", i ? ", " : "", table[i].name);
-		/* "H100", too, means "H100-80GB". */
+		/* "A100" could be "A100-80GB", and "H10" is nearest to "H100-80GB". */
 		snprintf(begin, sizeof(begin), "%.*s", (int)strcspn(table[i].name, "-"), table[i].name);
 		d = MIN(str_distance(name, table[i].name), str_distance(name, begin));
 		if (d < best) {

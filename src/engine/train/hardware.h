@@ -21,8 +21,8 @@ struct hardware {
 	struct device_sizing sizing;
 	int64_t memory; /* bytes */
 	/* Bytes that a worker takes beyond its plan: program, driver and libraries; what the library for bf16
-	 * takes more; what a communicator takes. */
-	int64_t outside, outside_bf16, outside_comm;
+	 * takes more; what the communicator of all ranks takes, and what each further one does. */
+	int64_t outside, outside_bf16, outside_comm, outside_lane;
 	double fp32, bf16, fp16, fp8; /* peaks; 0: it has no such arithmetic at a useful speed */
 	double bandwidth;             /* of its memory */
 	double intra, inter; /* links to devices of its node, and its share of those to other nodes */
@@ -46,7 +46,8 @@ struct hardware_set {
 const struct hardware *hardware_at(size_t i);
 /* Completes a copy of the table's "cpu": `slots` share this machine. threads 0: its processors are shared. */
 void hardware_fill_cpu(struct hardware *h, int slots, int threads);
-/* By its name in the table; false: there is none. */
+/* By its name in the table, or the part before the hyphen where one name alone begins so; false: there is
+ * none. */
 bool hardware_find(const char *name, struct hardware *out);
 /* By the name that the driver gives ("NVIDIA H100 80GB HBM3") and its memory, which the result has; NULL:
  * none is known by that name. */
@@ -55,4 +56,9 @@ const struct hardware *hardware_by_board(const char *board, int64_t memory);
  * nodes are nodes of 8; without a number nodes and per_node are 0. An unknown name is an error that lists the
  * names, with the nearest of them. */
 int hardware_parse(const char *text, struct hardware_set *out, struct error *err);
+/* The file of the rates that `dtrain estimate --measure` has left for this user's devices of that engine, in
+ * $XDG_CACHE_HOME/dtrain or ~/.cache/dtrain. Owned by the caller; NULL: out of memory. */
+char *hardware_rates_path(enum device_engine engine);
+/* Its contents, freed by the caller; NULL: it does not exist, or is of other devices. */
+int hardware_read_rates(const struct hardware *h, struct rates **out, struct error *err);
 double hardware_peak(const struct hardware *h, enum dtype type);

@@ -10,14 +10,26 @@ size_t cpu_logits_bytes(void)
 	return (size_t)16 << 20;
 }
 
-/* Of a product in a type that the processor cannot multiply: its matrices in fp32. */
+/* Of a product in a type that the processor cannot multiply: its matrices in fp32, each in whole vectors. The
+ * sum covers the forward product and both backward products, since it has the size of each of the three. */
 static size_t gemm_scratch(int64_t m, int64_t n, int64_t k, enum dtype type, bool native_bf16)
 {
 	if (type == DTYPE_F32 || (type == DTYPE_BF16 && native_bf16))
 		return 0;
-	/* The sum covers the forward product and both backward products, since it has the size of each of the
-	 * three matrices. It is doubled because rows of a fused buffer may be wider than the matrix. */
-	return (size_t)(2 * (m * k + k * n + m * n) + 64) * sizeof(float);
+	return (round_up((size_t)(m * k), 16) + round_up((size_t)(k * n), 16) +
+	        round_up((size_t)(m * n), 16)) *
+	       sizeof(float);
+}
+
+/* Measured with oneDNN 2.6: the gradient of the widest matrix takes most, by its columns times a part of the
+ * tokens. */
+size_t cpu_packing_bytes(const struct device_shapes *s, bool native_bf16)
+{
+	int64_t depth = 200 + s->tokens * 2 / 5;
+
+	if (s->type != DTYPE_BF16 || !native_bf16)
+		return 0;
+	return (size_t)s->intermediate * (size_t)(depth < 960 ? depth : 960) * 12 / 10 * sizeof(uint16_t);
 }
 
 size_t cpu_scratch_bytes(const struct device_shapes *s, int threads, bool native_bf16)
