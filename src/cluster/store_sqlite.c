@@ -366,9 +366,10 @@ static int sqlite_get(void *self, int64_t id, struct run **out, struct error *er
 	void *run = NULL;
 	int r = read_one(self, GET, id, run_of_row, &run, err);
 
-	if (r == 0)
-		*out = run;
-	return r;
+	if (r < 0)
+		return r;
+	*out = run;
+	return 0;
 }
 
 static void *text_of_row(sqlite3_stmt *st)
@@ -381,9 +382,10 @@ static int sqlite_config(void *self, int64_t id, char **text, struct error *err)
 	void *own = NULL;
 	int r = read_one(self, CONFIG, id, text_of_row, &own, err);
 
-	if (r == 0)
-		*text = own;
-	return r;
+	if (r < 0)
+		return r;
+	*text = own;
+	return 0;
 }
 
 static int sqlite_list(void *self, unsigned states, int64_t before, int64_t limit,

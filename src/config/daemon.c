@@ -97,10 +97,8 @@ int daemon_config_parse(const char *text, const char *where, struct daemon_confi
 
 	if (!c)
 		return error_oom(err);
-	r = keys_set_defaults(&daemon_keys, c, err);
-	if (r == 0)
-		r = keys_read_text(&daemon_keys, c, text, where, seen, err);
-	if (r < 0)
+	if ((r = keys_set_defaults(&daemon_keys, c, err)) < 0 ||
+	    (r = keys_read_text(&daemon_keys, c, text, where, seen, err)) < 0)
 		return r;
 	c->hosts_file_given = keys_seen(&daemon_keys, seen, "hosts_file");
 	r = read_port_range(c, where, err);

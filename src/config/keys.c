@@ -239,15 +239,15 @@ static int assign(const struct key *k, void *target, const struct value *v, cons
 		}
 		/* fall through */
 	case KEY_INT:
-		r = check_range(k, v, where, name, err);
-		if (r == 0)
-			*(int64_t *)field = v->i;
-		return r;
+		if ((r = check_range(k, v, where, name, err)) < 0)
+			return r;
+		*(int64_t *)field = v->i;
+		return 0;
 	case KEY_NUMBER:
-		r = check_range(k, v, where, name, err);
-		if (r == 0)
-			*(double *)field = v->kind == VALUE_INT ? (double)v->i : v->d;
-		return r;
+		if ((r = check_range(k, v, where, name, err)) < 0)
+			return r;
+		*(double *)field = v->kind == VALUE_INT ? (double)v->i : v->d;
+		return 0;
 	case KEY_BOOL:
 		*(bool *)field = v->b;
 		return 0;

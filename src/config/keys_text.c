@@ -166,10 +166,8 @@ static int add_text_of(struct keys_text *t, size_t file, const char *text, int d
 			if (!ends_string(path - 1, end))
 				return error_set(err, -EINVAL, "%s: @include: a string without an end: \"…\"",
 				                 where);
-			r = add_text(t, file, done, p, &line, err);
-			if (r == 0)
-				r = add_included(t, path, end - 1, where, depth, err);
-			if (r < 0)
+			if ((r = add_text(t, file, done, p, &line, err)) < 0 ||
+			    (r = add_included(t, path, end - 1, where, depth, err)) < 0)
 				return r;
 			for (; p < end; p++)
 				at += *p == '\n';
@@ -206,14 +204,11 @@ static int add_file(struct keys_text *t, const char *name, const char *text, int
 		r = add_line(t, file, 1, err);
 	else
 		r = 0, name_line(t, file, 1);
-	if (r == 0)
-		r = keys_widen_integers(text, name, &widened, err);
-	if (r == 0)
-		r = add_text_of(t, file, widened, depth, err);
+	if (r < 0 || (r = keys_widen_integers(text, name, &widened, err)) < 0 ||
+	    (r = add_text_of(t, file, widened, depth, err)) < 0)
+		return r;
 	/* What follows the directive is a line of its own. */
-	if (r == 0 && depth > 0)
-		r = add_text(t, file, newline, newline + 1, &(unsigned){0}, err);
-	return r;
+	return depth > 0 ? add_text(t, file, newline, newline + 1, &(unsigned){0}, err) : 0;
 }
 
 int keys_text_read(struct keys_text *t, const char *text, const char *where, struct error *err)

@@ -573,9 +573,9 @@ int run_config_decode(const json_t *json, const char *where, bool lenient, struc
 
 	if (lenient)
 		keys_drop_unknown(&keys, known, NULL, 0);
-	if (r == 0)
-		r = keys_from_json(&keys, &in, known, where, seen, err);
-	return r < 0 ? r : finish(&in, &keys, seen, false, where, out, err);
+	if (r < 0 || (r = keys_from_json(&keys, &in, known, where, seen, err)) < 0)
+		return r;
+	return finish(&in, &keys, seen, false, where, out, err);
 }
 
 bool run_config_unknown_key(const json_t *json, char *buf, size_t size)
@@ -634,9 +634,10 @@ int run_config_to_json(const struct run_config *c, json_t **out, struct error *e
 {
 	int r = keys_to_json(&run_keys, c, out, err);
 
-	if (r == 0)
-		json_object_set_new(*out, "task", json_string(task_names[c->task]));
-	return r;
+	if (r < 0)
+		return r;
+	json_object_set_new(*out, "task", json_string(task_names[c->task]));
+	return 0;
 }
 
 int run_config_from_json(const json_t *json, struct run_config **out, struct error *err)

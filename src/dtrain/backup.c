@@ -24,11 +24,10 @@ static int write_piece(void *context, const char *data, size_t len, struct error
 /* Everything up to the rename; the temporary name is the caller's to remove. */
 static int fetch(struct client *client, int fd, struct error *err)
 {
-	int r = http_local_open(client->socket, &client->http, err);
+	int r;
 
-	if (r == 0)
-		r = http_local_stream(client->http, "GET", "/v1/backup", write_piece, &fd, err);
-	if (r < 0)
+	if ((r = http_local_open(client->socket, &client->http, err)) < 0 ||
+	    (r = http_local_stream(client->http, "GET", "/v1/backup", write_piece, &fd, err)) < 0)
 		return r;
 	return fsync(fd) < 0 ? error_errno(err, -errno, "cannot write the copy") : 0;
 }

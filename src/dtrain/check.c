@@ -79,11 +79,11 @@ static int check_weights(const char *path, const struct model_config *model, str
 {
 	_cleanup_(model_layout_freep) struct model_layout *layout = NULL;
 	_cleanup_(safetensors_closep) struct safetensors *st = NULL;
-	int r = safetensors_open(path, &st, err);
+	int r;
 
-	if (r == 0)
-		r = model_layout_create(model, &layout, err);
-	return r < 0 ? r : parameters_check(layout, st, path, err);
+	if ((r = safetensors_open(path, &st, err)) < 0 || (r = model_layout_create(model, &layout, err)) < 0)
+		return r;
+	return parameters_check(layout, st, path, err);
 }
 
 /* Whether the model can be divided among the ranks as the run file says; how many these are is known from

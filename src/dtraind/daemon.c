@@ -277,12 +277,11 @@ static int setup_controller(struct daemon *d, struct error *err)
 	if (r < 0)
 		return r;
 	options.clock = timers_clock(d->timers);
-	r = controller_create(&options, &d->controller, err);
-	if (r == 0)
-		r = timers_watch_store(d->timers, err);
-	if (r == 0)
-		backup_remove_leftovers(s->config->state_dir);
-	return r;
+	if ((r = controller_create(&options, &d->controller, err)) < 0 ||
+	    (r = timers_watch_store(d->timers, err)) < 0)
+		return r;
+	backup_remove_leftovers(s->config->state_dir);
+	return 0;
 }
 
 static int setup(struct daemon *d, struct error *err)

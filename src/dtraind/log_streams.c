@@ -193,12 +193,10 @@ static int open_local(struct source *s, struct error *err)
 	_cleanup_free_ char *path = NULL;
 	int r;
 
-	r = node_log_path(streams->daemon->node, q->run, q->attempt, s->rank, &path, err);
-	if (r == 0)
-		r = log_reader_open(streams->daemon->event, path, q->tail,
-		                    q->follow && is_live(streams->daemon, q->run, q->attempt), on_wakeup, s,
-		                    &s->reader, err);
-	if (r < 0)
+	if ((r = node_log_path(streams->daemon->node, q->run, q->attempt, s->rank, &path, err)) < 0 ||
+	    (r = log_reader_open(streams->daemon->event, path, q->tail,
+	                         q->follow && is_live(streams->daemon, q->run, q->attempt), on_wakeup, s,
+	                         &s->reader, err)) < 0)
 		return r;
 	s->next = streams->sources;
 	if (s->next)

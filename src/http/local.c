@@ -310,10 +310,8 @@ int http_local_bytes(struct http_local *l, const char *method, const char *targe
 
 	*status = 0;
 	setsockopt(l->fd, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof(tv));
-	r = begin(l, method, target, type, body, len, &h, err);
-	if (r == 0)
-		r = read_body(l, &h, collect, &b, err);
-	if (r < 0)
+	if ((r = begin(l, method, target, type, body, len, &h, err)) < 0 ||
+	    (r = read_body(l, &h, collect, &b, err)) < 0)
 		return r;
 	l->broken = h.close;
 	*status = h.status;

@@ -363,10 +363,8 @@ int attempt_start(const struct attempt_owner *owner, struct request *request,
 		return error_oom(err);
 	make_cgroup(a);
 	a->request = request;
-	r = attempt_files_make(a->dir, request, place, user, a->cgroup, attempt_grace(a), err);
-	if (r == 0)
-		r = start_launcher(a, program, err);
-	if (r < 0) {
+	if ((r = attempt_files_make(a->dir, request, place, user, a->cgroup, attempt_grace(a), err)) < 0 ||
+	    (r = start_launcher(a, program, err)) < 0) {
 		a->request = NULL; /* the caller's still */
 		if (a->cgroup)
 			cgroup_remove(a->cgroup);
@@ -462,10 +460,7 @@ int attempt_lost(const struct attempt_owner *owner, const char *dir, struct requ
 	snprintf(a->reason, sizeof a->reason,
 	         "attempt %lld was started and is lost: was the machine restarted?",
 	         (long long)request->attempt);
-	r = first_report(a, ATTEMPT_STOPPING);
-	if (r == 0)
-		r = look_for_orphans(a);
-	if (r < 0) {
+	if ((r = first_report(a, ATTEMPT_STOPPING)) < 0 || (r = look_for_orphans(a)) < 0) {
 		a->request = NULL; /* the caller's still */
 		return error_errno(err, r, "run %lld", (long long)request->run);
 	}

@@ -109,19 +109,15 @@ int attempt_files_make(const char *dir, const struct request *q, const struct re
 		    (r = make_user_file(error_file, user->uid, user->gid, err)) < 0)
 			return r;
 	}
-	r = request_describe_launch(q, place, user, &launch, err);
-	if (r == 0) {
-		launch.record = started_path(place->config->state_dir, q);
-		launch.started = started_describe(q, cgroup);
-		launch.grace = MIN(grace, place->config->shutdown_grace);
-		if (!launch.record || !launch.started || str_replace(&launch.cgroup, cgroup) < 0)
-			r = error_oom(err);
-	}
-	if (r == 0)
-		r = write_config(dir, q->config, user->uid, err);
-	if (r == 0)
-		r = write_launch(dir, &launch, err);
-	if (r == 0)
-		r = write_request(dir, &q->start, err);
-	return r;
+	if ((r = request_describe_launch(q, place, user, &launch, err)) < 0)
+		return r;
+	launch.record = started_path(place->config->state_dir, q);
+	launch.started = started_describe(q, cgroup);
+	launch.grace = MIN(grace, place->config->shutdown_grace);
+	if (!launch.record || !launch.started || str_replace(&launch.cgroup, cgroup) < 0)
+		return error_oom(err);
+	if ((r = write_config(dir, q->config, user->uid, err)) < 0 ||
+	    (r = write_launch(dir, &launch, err)) < 0)
+		return r;
+	return write_request(dir, &q->start, err);
 }

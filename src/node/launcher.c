@@ -247,32 +247,29 @@ int launcher_start(const struct launcher_owner *owner, const char *dir, const ch
 {
 	_cleanup_(launcher_destroyp) struct launcher *l = NULL;
 	_cleanup_close_ int listen_fd = -1;
-	int r = launcher_new(owner, dir, &l, err);
+	int r;
 
-	if (r == 0)
-		r = socket_in(dir, bind, &listen_fd, err);
-	if (r == 0 && listen(listen_fd, 8) < 0)
-		r = error_errno(err, -errno, "%s/launch.sock", dir);
-	if (r == 0)
-		r = open_socket(l, err); /* waits in the socket's queue until dtrain-launch looks */
-	if (r == 0)
-		r = spawn_launcher(l, program, listen_fd, err);
-	if (r == 0)
-		*out = steal_pointer(l);
-	return r;
+	if ((r = launcher_new(owner, dir, &l, err)) < 0 || (r = socket_in(dir, bind, &listen_fd, err)) < 0)
+		return r;
+	if (listen(listen_fd, 8) < 0)
+		return error_errno(err, -errno, "%s/launch.sock", dir);
+	/* The connection waits in the socket's queue until dtrain-launch accepts it. */
+	if ((r = open_socket(l, err)) < 0 || (r = spawn_launcher(l, program, listen_fd, err)) < 0)
+		return r;
+	*out = steal_pointer(l);
+	return 0;
 }
 
 int launcher_connect(const struct launcher_owner *owner, const char *dir, struct launcher **out,
                      struct error *err)
 {
 	_cleanup_(launcher_destroyp) struct launcher *l = NULL;
-	int r = launcher_new(owner, dir, &l, err);
+	int r;
 
-	if (r == 0)
-		r = open_socket(l, err);
-	if (r == 0)
-		*out = steal_pointer(l);
-	return r;
+	if ((r = launcher_new(owner, dir, &l, err)) < 0 || (r = open_socket(l, err)) < 0)
+		return r;
+	*out = steal_pointer(l);
+	return 0;
 }
 
 void launcher_destroy(struct launcher *l)

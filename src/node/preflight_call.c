@@ -168,10 +168,10 @@ static int write_request(const struct preflight_request *what, int *out, struct 
 		return error_oom(err);
 	if (fd < 0)
 		return error_errno(err, -errno, "cannot make a file in memory");
-	r = file_write_all(fd, text, strlen(text), err);
-	if (r == 0)
-		*out = steal_fd(&fd);
-	return r;
+	if ((r = file_write_all(fd, text, strlen(text), err)) < 0)
+		return r;
+	*out = steal_fd(&fd);
+	return 0;
 }
 
 DEFINE_CLEANUP(struct preflight_call *, preflight_cancel)

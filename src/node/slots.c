@@ -371,10 +371,8 @@ int slots_create(sd_event *event, const struct daemon_config *config, const char
 	s->node = strdup(node);
 	if (!s->node)
 		return error_oom(err);
-	r = drains_open(config->state_dir, &s->drains, err);
-	if (r == 0)
-		r = devices_find(config, hosts_slots, &s->devices, err);
-	if (r < 0)
+	if ((r = drains_open(config->state_dir, &s->drains, err)) < 0 ||
+	    (r = devices_find(config, hosts_slots, &s->devices, err)) < 0)
 		return r;
 	s->list = calloc(s->devices.count + 1, sizeof *s->list);
 	if (!s->list)

@@ -70,15 +70,14 @@ static int add_stops_of(struct generation *g, const char *name, struct error *er
 
 static int collect_stops(struct generation *g, struct error *err)
 {
-	int r = add_stops_of(g, "generation_config.json", err);
+	int r;
 
-	if (r == 0)
-		r = add_stops_of(g, "config.json", err);
-	if (r == 0 && add_stop(g, tokenizer_eos(g->tok)) < 0)
-		r = error_oom(err);
-	if (r == 0 && g->c->generate.chat)
-		r = template_stops(g->tok, g->c->data.template_, &g->stops, err);
-	return r;
+	if ((r = add_stops_of(g, "generation_config.json", err)) < 0 ||
+	    (r = add_stops_of(g, "config.json", err)) < 0)
+		return r;
+	if (add_stop(g, tokenizer_eos(g->tok)) < 0)
+		return error_oom(err);
+	return g->c->generate.chat ? template_stops(g->tok, g->c->data.template_, &g->stops, err) : 0;
 }
 
 static bool is_stop(const struct generation *g, int32_t id)
@@ -199,10 +198,9 @@ int generate_task(const struct run_config *c, const struct environment *env, str
 
 	if (env->world_size != 1)
 		return error_set(err, -EINVAL, "generate runs on one device, not on %d", env->world_size);
-	r = load(&g, err);
-	if (r == 0)
-		r = generate(&g, err);
-	if (r == 0 && (putchar('\n') < 0 || fflush(stdout) != 0))
-		r = error_errno(err, -errno, "cannot write to stdout");
-	return r;
+	if ((r = load(&g, err)) < 0 || (r = generate(&g, err)) < 0)
+		return r;
+	if (putchar('\n') < 0 || fflush(stdout) != 0)
+		return error_errno(err, -errno, "cannot write to stdout");
+	return 0;
 }

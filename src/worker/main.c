@@ -58,12 +58,8 @@ int worker_main(void)
 	log_init("dtrain-worker", LOG_INFO);
 	/* The log is read while the run goes on, hence line by line. */
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	r = environment_read(&env, &err);
-	if (r == 0)
-		r = service_client_create(&env, &service, &err);
-	if (r == 0)
-		r = run(&env, service, &err);
-	if (r >= 0)
+	if ((r = environment_read(&env, &err)) >= 0 &&
+	    (r = service_client_create(&env, &service, &err)) >= 0 && (r = run(&env, service, &err)) >= 0)
 		return r > 0 ? stop_exit_status() : 0;
 	for (char *c = err.message; *c; c++)
 		if (*c == '\n')

@@ -12,24 +12,31 @@ enum dtype precision_of_device(const struct device *dev)
 	return device_supports(dev, DTYPE_BF16) ? DTYPE_BF16 : DTYPE_F32;
 }
 
+/* Sums over the ranks through `staging`, which is on the device. */
+static int sum_through(double *values, int n, struct device *dev, struct comm *comm, void *staging,
+                       struct error *err)
+{
+	size_t bytes = (size_t)n * sizeof(*values);
+	int r;
+
+	if ((r = device_write(dev, staging, values, bytes, err)) < 0 ||
+	    (r = comm_wait(comm, comm_all_reduce_f64(comm, staging, n, COMM_SUM), err)) < 0 ||
+	    (r = comm_flush(comm, err)) < 0)
+		return r;
+	return device_read(dev, values, staging, bytes, err);
+}
+
 /* Sums over the ranks, in place. */
 static int sum(double *values, int n, struct device *dev, struct comm *comm, struct error *err)
 {
-	size_t bytes = (size_t)n * sizeof(*values);
 	void *staging;
 	int r;
 
 	if (!comm)
 		return 0;
-	if ((r = device_alloc(dev, bytes, &staging, err)) < 0)
+	if ((r = device_alloc(dev, (size_t)n * sizeof(*values), &staging, err)) < 0)
 		return r;
-	r = device_write(dev, staging, values, bytes, err);
-	if (r == 0)
-		r = comm_wait(comm, comm_all_reduce_f64(comm, staging, n, COMM_SUM), err);
-	if (r == 0)
-		r = comm_flush(comm, err);
-	if (r == 0)
-		r = device_read(dev, values, staging, bytes, err);
+	r = sum_through(values, n, dev, comm, staging, err);
 	device_free(dev, staging);
 	return r;
 }

@@ -23,6 +23,21 @@ struct report {
 	int64_t device_bytes;
 };
 
+/* Gathers the names of all ranks through `staging`, which is on the device. The values are copied, so only
+ * the size of their type matters. */
+static int gather_names(const struct report_options *o, char (*nodes)[NODE_MAX], size_t bytes, void *staging,
+                        struct error *err)
+{
+	const int64_t each = NODE_MAX / (int64_t)sizeof(float);
+	int r;
+
+	if ((r = device_write(o->dev, staging, nodes, bytes, err)) < 0 ||
+	    (r = comm_wait(o->comm, comm_all_gather(o->comm, staging, each, DTYPE_F32), err)) < 0 ||
+	    (r = comm_flush(o->comm, err)) < 0)
+		return r;
+	return device_read(o->dev, nodes, staging, bytes, err);
+}
+
 /* Sends the name of every rank's node to all ranks. */
 static int gather_nodes(const struct report_options *o, char (*nodes)[NODE_MAX], struct error *err)
 {
@@ -36,15 +51,7 @@ static int gather_nodes(const struct report_options *o, char (*nodes)[NODE_MAX],
 		return 0;
 	if ((r = device_alloc(o->dev, bytes, &staging, err)) < 0)
 		return r;
-	r = device_write(o->dev, staging, nodes, bytes, err);
-	if (r == 0) /* the values are copied, so only the size of the type matters */
-		r = comm_wait(o->comm,
-		              comm_all_gather(o->comm, staging, NODE_MAX / (int64_t)sizeof(float), DTYPE_F32),
-		              err);
-	if (r == 0)
-		r = comm_flush(o->comm, err);
-	if (r == 0)
-		r = device_read(o->dev, nodes, staging, bytes, err);
+	r = gather_names(o, nodes, bytes, staging, err);
 	device_free(o->dev, staging);
 	return r;
 }

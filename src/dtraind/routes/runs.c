@@ -45,14 +45,15 @@ static bool check_submitter(struct http_request *r)
 static int read_config(const json_t *body, struct run_config **config, json_t **normal, struct error *err)
 {
 	_cleanup_(submit_request_release) struct submit_request given = {0};
-	int r = submit_request_decode(body, &given, err);
+	int r;
 
-	if (r == 0)
-		r = run_config_from_json(given.config, config, err);
-	if (r == 0 && (!(*config)->directory || (*config)->directory[0] != '/'))
+	if ((r = submit_request_decode(body, &given, err)) < 0 ||
+	    (r = run_config_from_json(given.config, config, err)) < 0)
+		return r;
+	if (!(*config)->directory || (*config)->directory[0] != '/')
 		return error_set(err, -EINVAL,
 		                 "directory: the absolute path of the working directory is needed");
-	return r < 0 ? r : run_config_to_json(*config, normal, err);
+	return run_config_to_json(*config, normal, err);
 }
 
 /* A caller who waits until its run is on disk. */

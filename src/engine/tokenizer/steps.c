@@ -197,10 +197,8 @@ static int parse_metaspace(struct step_list *list, const json_t *json, const cha
 
 	if (!s)
 		return error_oom(err);
-	r = parse_replacement(json, where, &s->text, &s->len, err);
-	if (r == 0)
-		r = parse_scheme(json, where, &s->scheme, err);
-	if (r < 0 || !json_get_bool(json, "split", true))
+	if ((r = parse_replacement(json, where, &s->text, &s->len, err)) < 0 ||
+	    (r = parse_scheme(json, where, &s->scheme, err)) < 0 || !json_get_bool(json, "split", true))
 		return r;
 	s = add_split(list, MATCH_LITERAL, 0, SPLIT_NEXT);
 	if (!s || matcher_literal(&s->matcher, s[-1].text, s[-1].len) < 0)

@@ -135,9 +135,10 @@ int tokenizer_parse(const char *json, size_t len, const char *where, struct toke
 {
 	int r = parse_text(json, len, where, out, err);
 
-	if (r == 0)
-		tokenizer_guess_specials(*out);
-	return r;
+	if (r < 0)
+		return r;
+	tokenizer_guess_specials(*out);
+	return 0;
 }
 
 int tokenizer_load(const char *path, struct tokenizer **out, struct error *err)

@@ -515,15 +515,11 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	prctl(PR_SET_NAME, "dtrain-launch");
-	r = read_description(&l, argv[1], &err);
-	if (r == 0)
-		r = launch_guard(l.description.cgroup, &err);
-	if (r == 0)
-		r = prepare(&l, &err);
-	if (r == 0)
-		run(&l);
-	else
+	if ((r = read_description(&l, argv[1], &err)) < 0 ||
+	    (r = launch_guard(l.description.cgroup, &err)) < 0 || (r = prepare(&l, &err)) < 0)
 		fprintf(stderr, "dtrain-launch: %s\n", err.message);
+	else
+		run(&l);
 	release(&l);
 	return r < 0 ? 1 : 0;
 }

@@ -174,11 +174,11 @@ static int check_output(const struct check *p, struct error *err)
 
 static int check_as_user(const struct check *p, struct error *err)
 {
-	int r = check_directory(p, err);
+	int r;
 
-	if (r == 0)
-		r = check_program(p, err);
-	if (r == 0 && p->model) {
+	if ((r = check_directory(p, err)) < 0 || (r = check_program(p, err)) < 0)
+		return r;
+	if (p->model) {
 		_cleanup_free_ char *path = str_path_join(p->directory, p->model);
 
 		step("model %s", path ? path : p->model);
@@ -222,10 +222,10 @@ static int check(const struct preflight_request *request, struct error *err)
 	write_line(&(struct preflight_line){.user = user, .error = PREFLIGHT_UNDER_WAY});
 	what.user = user;
 	what.directory = request->directory ? request->directory : user->home;
-	r = check_log_space(request->log_dir ? request->log_dir : "/", err);
-	if (r == 0)
-		r = become(user, err);
-	return r < 0 ? r : check_as_user(&what, err);
+	if ((r = check_log_space(request->log_dir ? request->log_dir : "/", err)) < 0 ||
+	    (r = become(user, err)) < 0)
+		return r;
+	return check_as_user(&what, err);
 }
 
 /* What the directory of users needs is loaded with the first look. The request takes the place of the socket.
@@ -263,27 +263,33 @@ static void wait_for_request(void)
 	close(fd);
 }
 
-int preflight_main(void)
+/* Reads the request from standard input, and checks it. */
+static int check_input(struct error *err)
 {
 	_cleanup_(preflight_request_release) struct preflight_request request = {0};
 	_cleanup_json_ json_t *json = NULL;
-	struct stat in;
 	_cleanup_free_ char *text = NULL;
-	struct error err = ERROR_INIT;
 	size_t len;
+	int r;
+
+	if ((r = file_read("/proc/self/fd/0", 0, &text, &len, err)) < 0 ||
+	    (r = json_parse(text, len, "standard input", &json, err)) < 0 ||
+	    (r = preflight_request_decode(json, &request, err)) < 0)
+		return r;
+	return check(&request, err);
+}
+
+int preflight_main(void)
+{
+	struct error err = ERROR_INIT;
+	struct stat in;
 	int r;
 
 	prctl(PR_SET_NAME, "dtrain-check");
 	signal(SIGPIPE, SIG_IGN);
 	if (fstat(STDIN_FILENO, &in) == 0 && S_ISSOCK(in.st_mode))
 		wait_for_request();
-	r = file_read("/proc/self/fd/0", 0, &text, &len, &err);
-	if (r == 0)
-		r = json_parse(text, len, "standard input", &json, &err);
-	if (r == 0)
-		r = preflight_request_decode(json, &request, &err);
-	if (r == 0)
-		r = check(&request, &err);
+	r = check_input(&err);
 	str_make_utf8(err.message);
 	write_line(&(struct preflight_line){.error = MIN(r, 0), .message = r < 0 ? err.message : NULL});
 	return 0;

@@ -64,18 +64,24 @@ void comm_deregister(struct comm *c, int first)
 		(void)ncclCommDeregister(c->nccl, c->registered[c->buffers - 1]);
 }
 
+/* The largest of the values of all ranks, in place, through the communicator's token. */
+static int largest_of_ranks(struct comm *c, double *value, struct error *err)
+{
+	int r;
+
+	if ((r = device_write(c->dev, c->token, value, sizeof(*value), err)) < 0 ||
+	    (r = comm_wait(c, comm_all_reduce_f64(c, c->token, 1, COMM_MAX), err)) < 0 ||
+	    (r = comm_flush(c, err)) < 0)
+		return r;
+	return device_read(c->dev, value, c->token, sizeof(*value), err);
+}
+
 /* Whether `yes` holds on every rank; waits for all of them. */
 static int on_all_ranks(struct comm *c, bool yes, struct error *err)
 {
 	double no = yes ? 0 : 1;
-	int r = device_write(c->dev, c->token, &no, sizeof(no), err);
+	int r = largest_of_ranks(c, &no, err);
 
-	if (r == 0)
-		r = comm_wait(c, comm_all_reduce_f64(c, c->token, 1, COMM_MAX), err);
-	if (r == 0)
-		r = comm_flush(c, err);
-	if (r == 0)
-		r = device_read(c->dev, &no, c->token, sizeof(no), err);
 	device_zero(c->dev, c->token, sizeof(*c->token));
 	return r < 0 ? r : no == 0;
 }

@@ -177,26 +177,33 @@ int comm_create(struct device *dev, const struct comm_options *options, struct c
 }
 
 /* ---- splitting ---- */
+/* Gathers the choices of all ranks through `buffer`, which is on the device. */
+static int gather_choices(struct comm *c, struct split_choice *all, void *buffer, struct error *err)
+{
+	size_t bytes = (size_t)c->size * sizeof(*all);
+	int r;
+
+	if ((r = device_write(c->dev, buffer, all, bytes, err)) < 0 ||
+	    (r = comm_wait(c, comm_all_gather(c, buffer, sizeof(*all) / sizeof(float), DTYPE_F32), err)) <
+	        0 ||
+	    (r = comm_flush(c, err)) < 0)
+		return r;
+	return device_read(c->dev, all, buffer, bytes, err);
+}
+
 /* What every rank has called comm_split with: [size]. */
 static int exchange_choices(struct comm *c, struct split_choice own, struct split_choice *all,
                             struct error *err)
 {
-	size_t bytes = (size_t)c->size * sizeof(*all);
-	void *buffer = NULL;
-	int r = 0;
+	void *buffer;
+	int r;
 
 	all[c->rank] = own;
 	if (c->size == 1)
 		return comm_check(c, err);
-	r = device_alloc(c->dev, bytes, &buffer, err);
-	if (r == 0)
-		r = device_write(c->dev, buffer, all, bytes, err);
-	if (r == 0)
-		r = comm_wait(c, comm_all_gather(c, buffer, sizeof(*all) / sizeof(float), DTYPE_F32), err);
-	if (r == 0)
-		r = comm_flush(c, err);
-	if (r == 0)
-		r = device_read(c->dev, all, buffer, bytes, err);
+	if ((r = device_alloc(c->dev, (size_t)c->size * sizeof(*all), &buffer, err)) < 0)
+		return r;
+	r = gather_choices(c, all, buffer, err);
 	device_free(c->dev, buffer);
 	return r;
 }

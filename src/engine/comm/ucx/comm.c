@@ -250,10 +250,10 @@ int comm_alloc(struct comm *c, size_t bytes, void **out, struct error *err)
 	if (!list)
 		return error_oom(err);
 	c->allocations = list;
-	r = device_alloc(c->dev, bytes, out, err);
-	if (r == 0)
-		list[c->allocated++] = *out;
-	return r;
+	if ((r = device_alloc(c->dev, bytes, out, err)) < 0)
+		return r;
+	list[c->allocated++] = *out;
+	return 0;
 }
 
 int comm_register(struct comm *c, const struct comm_buffer *buffers, int n, struct error *err)

@@ -168,9 +168,10 @@ int device_alloc(struct device *dev, size_t bytes, void **out, struct error *err
 {
 	int r = allocate(dev, bytes, "memory", out, err);
 
-	if (r == 0)
-		device_zero(dev, *out, bytes);
-	return r;
+	if (r < 0)
+		return r;
+	device_zero(dev, *out, bytes);
+	return 0;
 }
 
 void device_free(struct device *dev, void *p)
