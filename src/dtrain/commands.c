@@ -19,6 +19,7 @@ const struct command commands[] = {
     {"drain", "let no new runs onto a node", cmd_drain},
     {"resume", "let runs onto a drained node again", cmd_resume},
     {"generate", "generate text with a model", cmd_generate},
+    {"export", "merge an adapter into a model, cast, reshard", cmd_export},
     {"tokenizer", "train or try a tokenizer", cmd_tokenizer},
     {"backup", "copy the store of the running service", cmd_backup},
     {"check", "check a run file without submitting it", cmd_check},

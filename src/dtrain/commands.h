@@ -23,6 +23,7 @@ int cmd_check(struct client *client, int argc, char **argv);
 int cmd_devices(struct client *client, int argc, char **argv);
 int cmd_drain(struct client *client, int argc, char **argv);
 int cmd_estimate(struct client *client, int argc, char **argv);
+int cmd_export(struct client *client, int argc, char **argv);
 int cmd_generate(struct client *client, int argc, char **argv);
 int cmd_keygen(struct client *client, int argc, char **argv);
 int cmd_logs(struct client *client, int argc, char **argv);

@@ -46,5 +46,8 @@ struct hf_save_options {
  * architectures right, generation_config.json, the tokenizer's files. All synced; published by the caller. */
 int hf_save_files(const char *directory, const struct hf_save_options *options, struct error *err);
 
+/* The tokenizer's part of that. tokenizer: as in hf_save_options, not NULL. */
+int hf_save_tokenizer(const char *directory, const char *tokenizer, struct error *err);
+
 /* "LlamaForCausalLM" for "llama"; NULL: not known. */
 const char *hf_architecture(const char *model_type);

@@ -138,20 +138,24 @@ static int copy_code(const char *directory, const char *source, const json_t *co
 	return r;
 }
 
+int hf_save_tokenizer(const char *directory, const char *tokenizer, struct error *err)
+{
+	_cleanup_free_ char *from = directory_of(tokenizer);
+	int r = from ? 0 : error_oom(err);
+
+	for (size_t i = 0; i < ARRAY_SIZE(tokenizer_files) && r == 0; i++)
+		r = copy_where_present(from, directory, tokenizer_files[i], err);
+	return r;
+}
+
 int hf_save_files(const char *directory, const struct hf_save_options *o, struct error *err)
 {
-	_cleanup_free_ char *tokenizer = o->tokenizer ? directory_of(o->tokenizer) : NULL;
 	_cleanup_json_ json_t *config = NULL;
 	int r;
 
-	if (o->tokenizer && !tokenizer)
-		return error_oom(err);
 	if ((r = save_config(directory, o, &config, err)) < 0 ||
 	    (r = save_generation_config(directory, o, config, err)) < 0 ||
 	    (r = copy_code(directory, o->source, config, err)) < 0)
 		return r;
-	for (size_t i = 0; i < ARRAY_SIZE(tokenizer_files) && tokenizer; i++)
-		if ((r = copy_where_present(tokenizer, directory, tokenizer_files[i], err)) < 0)
-			return r;
-	return 0;
+	return o->tokenizer ? hf_save_tokenizer(directory, o->tokenizer, err) : 0;
 }

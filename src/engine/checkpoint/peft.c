@@ -84,14 +84,23 @@ static int by_name(const void *a, const void *b)
 	              (*(const struct hf_parameter *const *)b)->name);
 }
 
-/* The index of a tensor of the base, or NONE. */
+/* The index of a tensor of the base, or NONE. The body of a causal model that was saved alone lacks the first
+ * part of its names. */
 static size_t find_base(const struct opening *o, const char *name)
 {
-	const struct hf_parameter key = {.name = name}, *k = &key;
-	const struct hf_parameter **hit =
-	    o->base ? bsearch(&k, o->sorted, o->n_base, sizeof(*o->sorted), by_name) : NULL;
+	static const char *const bodies[] = {"", "model.", "transformer."};
 
-	return hit ? (size_t)(*hit - o->base) : NONE;
+	for (size_t i = 0; o->base && i < ARRAY_SIZE(bodies); i++) {
+		const struct hf_parameter key = {.name = name + strlen(bodies[i])}, *k = &key;
+		const struct hf_parameter **hit =
+		    str_starts(name, bodies[i])
+		        ? bsearch(&k, o->sorted, o->n_base, sizeof(*o->sorted), by_name)
+		        : NULL;
+
+		if (hit)
+			return (size_t)(*hit - o->base);
+	}
+	return NONE;
 }
 
 static struct peft_module *find_module(struct peft_adapter *a, const char *name)
@@ -254,7 +263,9 @@ static int check_complete(const struct opening *o, struct error *err)
 				                 "%s: modules_to_save names %s, which is missing",
 				                 o->directory, p->name);
 		}
-		if (p->dims != 2 || !str_ends(p->name, ".weight") || find_module(o->a, module))
+		for (k = 0; k < o->a->n_modules && o->a->modules[k].base != i; k++)
+			;
+		if (p->dims != 2 || !str_ends(p->name, ".weight") || k < o->a->n_modules)
 			continue;
 		r = peft_config_match(&o->a->config, module, &rank, &scale, err);
 		if (r < 0)

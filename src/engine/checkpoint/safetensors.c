@@ -7,7 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/file.h"
 #include "base/json.h"
@@ -422,6 +424,17 @@ const char *safetensors_file(const struct safetensors *st, const struct tensor *
 		if (t >= st->shards[i].tensors && t < st->shards[i].tensors + st->shards[i].n)
 			return st->shards[i].path ? st->shards[i].path : "";
 	return "";
+}
+
+void safetensors_release(const struct safetensors *st, const struct tensor *t, size_t offset, size_t len)
+{
+	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)t->data + offset,
+	          end = (begin + len) / page * page;
+
+	begin = begin / page * page;
+	/* Memory that was parsed is not a mapping of a file. */
+	if (*safetensors_file(st, t) && end > begin)
+		madvise((void *)begin, end - begin, MADV_DONTNEED);
 }
 
 size_t safetensors_count(const struct safetensors *st)

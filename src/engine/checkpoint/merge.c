@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Computes weights with an adapter in them. */
+#include "engine/checkpoint/merge.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "engine/checkpoint/parameters.h"
+
+/* Row i of the sum is W[i] + scale · Σ left[i][k] · right[k]: of [out, in], left is B and right is A; of what
+ * is stored the other way round, left is Aᵀ and right is Bᵀ. */
+struct merge {
+	const struct safetensors *base;
+	const struct tensor *w;
+	int64_t rows, columns, rank;
+	float scale;
+	float *left, *right, *delta;
+	float *magnitude; /* NULL: not DoRA */
+	double *norm;     /* of each column, where the columns are what DoRA scales; NULL: the rows are */
+};
+
+/* A tensor in fp32, on request transposed: [columns, rows]. */
+static int load(const struct safetensors *st, const struct tensor *t, bool transposed, float **out,
+                struct error *err)
+{
+	int64_t n = tensor_elements(t), rows = t->dims == 2 ? t->shape[0] : 1, columns = rows ? n / rows : 0;
+	_cleanup_free_ float *plain = malloc(MAX((size_t)n, 1) * sizeof(*plain));
+	_cleanup_free_ float *turned = NULL;
+	int r;
+
+	if (!plain)
+		return error_oom(err);
+	if ((r = tensor_to_f32(t, 0, n, plain, err)) < 0 ||
+	    (r = parameters_check_finite(t->name, safetensors_file(st, t), 0, plain, n, err)) < 0)
+		return r;
+	if (!transposed) {
+		*out = steal_pointer(plain);
+		return 0;
+	}
+	turned = malloc(MAX((size_t)n, 1) * sizeof(*turned));
+	if (!turned)
+		return error_oom(err);
+	for (int64_t i = 0; i < rows; i++)
+		for (int64_t j = 0; j < columns; j++)
+			turned[j * rows + i] = plain[i * columns + j];
+	*out = steal_pointer(turned);
+	return 0;
+}
+
+/* The row without DoRA's scaling. */
+static int sum_row(struct merge *m, int64_t row, float *out, struct error *err)
+{
+	const float *left = m->left + row * m->rank;
+	int r = tensor_to_f32(m->w, row * m->columns, m->columns, out, err);
+
+	if (r < 0 || (r = parameters_check_finite(m->w->name, safetensors_file(m->base, m->w),
+	                                          row * m->columns, out, m->columns, err)) < 0)
+		return r;
+	for (int64_t j = 0; j < m->columns; j++)
+		m->delta[j] = 0;
+	for (int64_t k = 0; k < m->rank; k++) {
+		const float *right = m->right + k * m->columns;
+
+		for (int64_t j = 0; j < m->columns; j++)
+			m->delta[j] += left[k] * right[j];
+	}
+	for (int64_t j = 0; j < m->columns; j++)
+		out[j] += m->scale * m->delta[j];
+	return 0;
+}
+
+static int column_norms(struct merge *m, struct error *err)
+{
+	_cleanup_free_ float *row = malloc((size_t)m->columns * sizeof(*row));
+	int r = 0;
+
+	m->norm = calloc((size_t)m->columns, sizeof(*m->norm));
+	if (!row || !m->norm)
+		return error_oom(err);
+	for (int64_t i = 0; i < m->rows && r == 0; i++) {
+		r = sum_row(m, i, row, err);
+		for (int64_t j = 0; j < m->columns && r == 0; j++)
+			m->norm[j] += (double)row[j] * row[j];
+	}
+	for (int64_t j = 0; j < m->columns; j++)
+		m->norm[j] = sqrt(m->norm[j]);
+	return r;
+}
+
+int merge_create(const struct safetensors *base, const struct tensor *w, const struct peft_adapter *a,
+                 const struct peft_module *p, struct merge **out, struct error *err)
+{
+	_cleanup_(merge_freep) struct merge *m = calloc(1, sizeof(*m));
+	int r;
+
+	if (!m)
+		return error_oom(err);
+	*m = (struct merge){.base = base,
+	                    .w = w,
+	                    .rows = w->shape[0],
+	                    .columns = w->shape[1],
+	                    .rank = p->rank,
+	                    .scale = (float)p->scale};
+	m->delta = malloc(MAX((size_t)m->columns, 1) * sizeof(*m->delta));
+	if (!m->delta)
+		return error_oom(err);
+	if ((r = load(a->tensors, p->transposed ? p->a : p->b, p->transposed, &m->left, err)) < 0 ||
+	    (r = load(a->tensors, p->transposed ? p->b : p->a, p->transposed, &m->right, err)) < 0 ||
+	    (p->magnitude && (r = load(a->tensors, p->magnitude, false, &m->magnitude, err)) < 0) ||
+	    (p->magnitude && p->transposed && (r = column_norms(m, err)) < 0))
+		return r;
+	*out = steal_pointer(m);
+	return 0;
+}
+
+void merge_free(struct merge *m)
+{
+	if (!m)
+		return;
+	free(m->left);
+	free(m->right);
+	free(m->delta);
+	free(m->magnitude);
+	free(m->norm);
+	free(m);
+}
+
+int merge_row(struct merge *m, int64_t row, float *out, struct error *err)
+{
+	double sum = 0;
+	int r = sum_row(m, row, out, err);
+
+	if (r < 0 || !m->magnitude)
+		return r;
+	if (m->norm) {
+		for (int64_t j = 0; j < m->columns; j++)
+			out[j] *= m->norm[j] > 0 ? (float)(m->magnitude[j] / m->norm[j]) : 0;
+		return 0;
+	}
+	for (int64_t j = 0; j < m->columns; j++)
+		sum += (double)out[j] * out[j];
+	for (int64_t j = 0; j < m->columns; j++)
+		out[j] *= sum > 0 ? (float)(m->magnitude[row] / sqrt(sum)) : 0;
+	return 0;
+}

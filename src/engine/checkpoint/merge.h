@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The weight of a module with its adapter in it, in fp32, a row at a time: W + scale·B·A, or with DoRA (Liu
+ * et al. 2024, https://arxiv.org/abs/2402.09353) m · (W + scale·B·A) / |W + scale·B·A|, row by row of [out,
+ * in]. Besides the adapter's matrices in fp32 it needs memory for two rows. */
+#pragma once
+
+#include <stdint.h>
+
+#include "base/cleanup.h"
+#include "base/error.h"
+#include "engine/checkpoint/peft.h"
+#include "engine/checkpoint/safetensors.h"
+
+struct merge;
+
+/* w: the base's weight, in the set `base`; all is borrowed. Values of the adapter have to be finite. */
+int merge_create(const struct safetensors *base, const struct tensor *w, const struct peft_adapter *a,
+                 const struct peft_module *m, struct merge **out, struct error *err);
+void merge_free(struct merge *m);
+DEFINE_CLEANUP(struct merge *, merge_free)
+/* Row `row` of the weight as the base stores it: w->shape[1] values. */
+int merge_row(struct merge *m, int64_t row, float *out, struct error *err);
