@@ -93,7 +93,8 @@ static int check_shape(const char *path, const struct tensor *t, const struct hf
 {
 	char is[192], want[192];
 
-	if (t->type != TENSOR_F32 && t->type != TENSOR_BF16 && t->type != TENSOR_F16 && t->type != TENSOR_F64)
+	if (t->type != TENSOR_F32 && t->type != TENSOR_BF16 && t->type != TENSOR_F16 &&
+	    t->type != TENSOR_F64 && t->type != TENSOR_NF4)
 		return error_set(err, -EINVAL, "%s: tensor %s is %s; expected one of F32, BF16, F16", path,
 		                 t->name, tensor_type_name(t->type));
 	if (t->dims == p->dims && !memcmp(t->shape, p->shape, p->dims * sizeof(*p->shape)))

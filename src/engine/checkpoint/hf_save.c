@@ -89,6 +89,8 @@ static int save_config(const char *directory, const struct hf_save_options *o, j
 		json_object_set_new(config, "torch_dtype", json_string(dtype_name(o->type)));
 	if (json_object_get(config, "dtype"))
 		json_object_set_new(config, "dtype", json_string(dtype_name(o->type)));
+	/* What is written is not quantized. */
+	json_object_del(config, "quantization_config");
 	set_default_id(config, "bos_token_id", o->bos);
 	set_default_id(config, "eos_token_id", o->eos);
 	set_default_id(config, "pad_token_id", o->pad);

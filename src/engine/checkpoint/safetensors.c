@@ -14,6 +14,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/str.h"
+#include "engine/checkpoint/nf4_tensors.h"
 
 #define HEADER_MAX 100000000 /* the format's own limit */
 #define INDEX_MAX  (256u << 20)
@@ -31,6 +32,7 @@ struct safetensors {
 	size_t n_shards, n;
 	const struct tensor **order; /* as safetensors_at gives them */
 	const struct tensor **names; /* sorted by name, for safetensors_find */
+	struct tensor_nf4 *nf4;      /* of the weights that are in NF4 */
 };
 
 static const struct {
@@ -40,7 +42,7 @@ static const struct {
     [TENSOR_F64] = {"F64", 8},   [TENSOR_F32] = {"F32", 4}, [TENSOR_F16] = {"F16", 2},
     [TENSOR_BF16] = {"BF16", 2}, [TENSOR_I64] = {"I64", 8}, [TENSOR_I32] = {"I32", 4},
     [TENSOR_I16] = {"I16", 2},   [TENSOR_I8] = {"I8", 1},   [TENSOR_U8] = {"U8", 1},
-    [TENSOR_BOOL] = {"BOOL", 1},
+    [TENSOR_BOOL] = {"BOOL", 1}, [TENSOR_NF4] = {"NF4", 0},
 };
 
 size_t tensor_type_size(enum tensor_type type)
@@ -79,9 +81,9 @@ static int parse_tensor(const char *where, const char *name, const json_t *entry
 	if (!json_is_object(entry) || !type || !json_is_array(shape) || !json_is_array(offsets))
 		return error_set(err, -EINVAL, "%s: tensor %s: dtype, shape and data_offsets are needed",
 		                 where, name);
-	for (i = 0; i < ARRAY_SIZE(types) && !str_eq(types[i].name, type); i++)
+	for (i = 0; i < TENSOR_NF4 && !str_eq(types[i].name, type); i++)
 		;
-	if (i == ARRAY_SIZE(types))
+	if (i == TENSOR_NF4)
 		return error_set(err, -EINVAL,
 		                 "%s: tensor %s: type %.16s is not known; expected one of F32, BF16, F16",
 		                 where, name, type);
@@ -234,6 +236,59 @@ static int parse_shard(const void *bytes, size_t len, const char *where, struct 
 	return check_layout(where, s, (const char *)p + 8 + header_len, data_len, err);
 }
 
+static int by_address(const void *a, const void *b)
+{
+	const struct tensor *x = *(const struct tensor *const *)a, *y = *(const struct tensor *const *)b;
+
+	return x < y ? -1 : x > y;
+}
+
+/* Leaves out those that are in `sorted` (by address). */
+static void leave_out(const struct tensor **list, size_t n, const struct tensor **sorted, size_t n_sorted)
+{
+	size_t k = 0;
+
+	for (size_t i = 0; i < n; i++)
+		if (!bsearch(&list[i], sorted, n_sorted, sizeof(*sorted), by_address))
+			list[k++] = list[i];
+}
+
+/* Makes one tensor of the members of each weight that is in NF4. */
+static int fold_nf4(struct safetensors *st, const char *where, struct error *err)
+{
+	_cleanup_free_ const struct tensor **members = NULL;
+	size_t weights = 0, n = 0;
+
+	for (size_t i = 0; i < st->n; i++)
+		weights += str_ends(st->names[i]->name, NF4_STATE_SUFFIX);
+	if (!weights)
+		return 0;
+	st->nf4 = calloc(weights, sizeof(*st->nf4));
+	members = calloc(weights * NF4_MEMBERS, sizeof(*members));
+	if (!st->nf4 || !members)
+		return error_oom(err);
+	weights = 0;
+	for (size_t i = 0; i < st->n; i++) {
+		struct tensor weight;
+		size_t more = 0;
+		int r;
+
+		if (!str_ends(st->names[i]->name, NF4_STATE_SUFFIX))
+			continue;
+		if ((r = nf4_tensor_read(st, st->names[i], where, &weight, &st->nf4[weights], members + n,
+		                         &more, err)) < 0)
+			return r;
+		*(struct tensor *)safetensors_find(st, weight.name) = weight;
+		weights++;
+		n += more;
+	}
+	qsort(members, n, sizeof(*members), by_address);
+	leave_out(st->order, st->n, members, n);
+	leave_out(st->names, st->n, members, n);
+	st->n -= n;
+	return 0;
+}
+
 /* Called after all shards have been parsed: makes the two orders. */
 static int finish(struct safetensors *st, const char *where, struct error *err)
 {
@@ -252,7 +307,7 @@ static int finish(struct safetensors *st, const char *where, struct error *err)
 		if (str_eq(st->names[i - 1]->name, st->names[i]->name))
 			return error_set(err, -EINVAL, "%s: tensor %s is in two files of the set", where,
 			                 st->names[i]->name);
-	return 0;
+	return fold_nf4(st, where, err);
 }
 
 int safetensors_parse(const void *data, size_t len, const char *where, struct safetensors **out,
@@ -415,6 +470,7 @@ void safetensors_close(struct safetensors *st)
 	free(st->shards);
 	free(st->order);
 	free(st->names);
+	free(st->nf4);
 	free(st);
 }
 

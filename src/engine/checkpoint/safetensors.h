@@ -21,9 +21,10 @@ enum tensor_type {
 	TENSOR_I16,
 	TENSOR_I8,
 	TENSOR_U8,
-	TENSOR_BOOL
+	TENSOR_BOOL,
+	TENSOR_NF4 /* in no file: what nf4_tensors.h makes of several tensors */
 };
-size_t tensor_type_size(enum tensor_type type);
+size_t tensor_type_size(enum tensor_type type);      /* of TENSOR_NF4: 0 */
 const char *tensor_type_name(enum tensor_type type); /* "BF16" */
 
 #define TENSOR_MAX_DIMS 8
@@ -33,14 +34,16 @@ struct tensor {
 	enum tensor_type type;
 	int dims;
 	int64_t shape[TENSOR_MAX_DIMS];
-	const void *data; /* little-endian, may be unaligned */
+	const void *data; /* little-endian, may be unaligned; of TENSOR_NF4: the codes */
 	size_t bytes;
+	const struct tensor_nf4 *nf4; /* of TENSOR_NF4 */
 };
 
 struct safetensors;
 
 /* path: one file, an index.json, or a directory with model.safetensors or its index. Every statement of the
- * header is checked: length, types, shapes against offsets, no holes, no overlaps, the file's end. */
+ * header is checked: length, types, shapes against offsets, no holes, no overlaps, the file's end. Weights in
+ * bitsandbytes' NF4 become one tensor each (nf4_tensors.h). */
 int safetensors_open(const char *path, struct safetensors **out, struct error *err);
 /* From memory; what the fuzz target calls. */
 int safetensors_parse(const void *data, size_t len, const char *where, struct safetensors **out,
@@ -59,7 +62,7 @@ const struct tensor *safetensors_find(const struct safetensors *st, const char *
 int64_t tensor_elements(const struct tensor *t);
 /* "[512, 64]": into buf, returned. */
 const char *tensor_shape_text(char *buf, size_t size, int dims, const int64_t *shape);
-/* Converts elements [first, first + n) of t to fp32 (bf16, f16, f32, f64; others: -EINVAL). */
+/* Converts elements [first, first + n) of t to fp32 (bf16, f16, f32, f64, nf4; others: -EINVAL). */
 int tensor_to_f32(const struct tensor *t, int64_t first, int64_t n, float *out, struct error *err);
 /* The same to any dtype of the engine; equal types are copied bit by bit. */
 int tensor_convert(const struct tensor *t, int64_t first, int64_t n, enum dtype type, void *out,

@@ -4,11 +4,18 @@
 #include <errno.h>
 #include <string.h>
 
+#include "engine/checkpoint/nf4_tensors.h"
 #include "engine/checkpoint/safetensors.h"
 
 int64_t tensor_elements(const struct tensor *t)
 {
-	return t->bytes / tensor_type_size(t->type);
+	int64_t n = 1;
+
+	if (t->type != TENSOR_NF4)
+		return t->bytes / tensor_type_size(t->type);
+	for (int d = 0; d < t->dims; d++)
+		n *= t->shape[d];
+	return n;
 }
 
 enum tensor_type tensor_type_of(enum dtype type)
@@ -43,6 +50,9 @@ int tensor_to_f32(const struct tensor *t, int64_t first, int64_t n, float *out, 
 			memcpy(&d, p + 8 * i, 8);
 			out[i] = d;
 		}
+		return 0;
+	case TENSOR_NF4:
+		nf4_tensor_to_f32(t, first, n, out);
 		return 0;
 	default:
 		return error_set(err, -EINVAL, "tensor %s: %s where F32, BF16 or F16 is needed", t->name,
