@@ -109,7 +109,8 @@ struct call fixture_interrupt(command_fn command, const char *line, const struct
 
 	for (size_t i = 0; i < count; i++) {
 		answers[i] = *list[i].answer ? fixture_answer(list[i].answer) : strdup("");
-		steps[i] = (struct fake_step){list[i].request, NULL, answers[i], 0};
+		steps[i] =
+		    (struct fake_step){list[i].request, NULL, answers[i], i + 1 < count ? 0 : FAKE_HOLD};
 	}
 	ck_assert_int_eq(openpty(&master, &slave, NULL, NULL, NULL), 0);
 	fake = fake_service_start(path, steps, count);

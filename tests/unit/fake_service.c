@@ -67,6 +67,8 @@ static void *serve(void *context)
 		if (send(fd, step->answer, strlen(step->answer), MSG_NOSIGNAL) < 0)
 			break;
 		__atomic_fetch_add(&fake->taken, 1, __ATOMIC_SEQ_CST);
+		while (step->hang_up == FAKE_HOLD && recv(fd, request, size, 0) > 0)
+			;
 		if (step->hang_up) {
 			close(fd);
 			fd = -1;

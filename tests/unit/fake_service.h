@@ -8,8 +8,10 @@ struct fake_step {
 	const char *request; /* "GET /v1/runs": the start of the request line */
 	const char *body;    /* has to be in the request's body, or NULL */
 	const char *answer;  /* sent as it is */
-	int hang_up;         /* then the connection is closed */
+	int hang_up;         /* then the connection is closed; FAKE_HOLD: kept until the client closes it */
 };
+
+#define FAKE_HOLD 2
 
 struct fake_service;
 
