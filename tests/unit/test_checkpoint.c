@@ -3,6 +3,7 @@
 #include "unit.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <math.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -11,7 +12,9 @@
 #include "base/str.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/claim.h"
+#include "engine/checkpoint/hf.h"
 #include "engine/checkpoint/tfevents.h"
+#include "engine/device/nf4.h"
 
 /* A file in memory: a header as given, then `data` bytes of zeros. */
 static int parse(const char *header, size_t data, struct error *err)
@@ -182,6 +185,126 @@ START_TEST(halves_convert_exactly)
 		ck_ok(tensor_convert(&u, 0, 1, DTYPE_F16, &h, &err), &err);
 		if (!isinf(f) && f != 0)
 			ck_assert_uint_eq(h, in);
+	}
+}
+END_TEST
+
+/* A weight w of 2 x 65 elements in NF4: element i has the code i % 16, and block b the scale b + 1. With
+ * double quantization the scales are 0.5 + 2 * map[255 - b]. */
+struct nf4_file {
+	bool nested;
+	const char *state, *without;
+};
+
+static int open_nf4(const struct nf4_file *f, struct safetensors **st, struct error *err)
+{
+	_cleanup_strbuf_ struct strbuf header = {0}, data = {0}, file = {0};
+	struct nf4_tables tables;
+	uint8_t codes[65], absmax8[3] = {255, 254, 253};
+	float absmax[3] = {1, 2, 3}, absmax2 = 2;
+	const struct {
+		const char *name, *type;
+		const void *data;
+		int64_t count;
+		size_t bytes;
+	} parts[] = {
+	    {"w", "U8", codes, 65, 65},
+	    {"w.absmax", f->nested ? "U8" : "F32", f->nested ? (void *)absmax8 : (void *)absmax, 3,
+	     f->nested ? 3 : 12},
+	    {"w.quant_map", "F32", tables.code, 16, 64},
+	    {"w.nested_absmax", "F32", &absmax2, 1, 4},
+	    {"w.nested_quant_map", "F32", tables.map, 256, 1024},
+	    {"w.quant_state.bitsandbytes__nf4", "U8", f->state, (int64_t)strlen(f->state), strlen(f->state)},
+	    {"norm", "F32", absmax, 3, 12}};
+	static char bytes[4096]; /* what is opened refers to it */
+	uint64_t len;
+
+	nf4_tables_fill(&tables);
+	for (int i = 0; i < 65; i++)
+		codes[i] = (uint8_t)((2 * i % 16) << 4 | (2 * i + 1) % 16);
+	for (size_t i = 0; i < ARRAY_SIZE(parts); i++) {
+		if ((!f->nested && str_starts(parts[i].name, "w.nested")) ||
+		    (f->without && str_eq(parts[i].name, f->without)))
+			continue;
+		strbuf_addf(&header,
+		            "%c\"%s\":{\"dtype\":\"%s\",\"shape\":[%" PRId64 "],\"data_offsets\":[%zu,%zu]}",
+		            header.len ? ',' : '{', parts[i].name, parts[i].type, parts[i].count, data.len,
+		            data.len + parts[i].bytes);
+		strbuf_add(&data, parts[i].data, parts[i].bytes);
+	}
+	strbuf_addc(&header, '}');
+	len = header.len;
+	strbuf_add(&file, &len, sizeof(len));
+	strbuf_add(&file, header.data, header.len);
+	strbuf_add(&file, data.data, data.len);
+	*err = (struct error)ERROR_INIT;
+	ck_assert_uint_le(file.len, sizeof(bytes));
+	memcpy(bytes, file.data, file.len);
+	return safetensors_parse(bytes, file.len, "x.safetensors", st, err);
+}
+
+#define NF4_PLAIN "{\"quant_type\":\"nf4\",\"blocksize\":64,\"dtype\":\"bfloat16\",\"shape\":[2,65]}"
+#define NF4_NESTED                                                                                           \
+	"{\"quant_type\":\"nf4\",\"blocksize\":64,\"shape\":[2,65],\"nested_blocksize\":256,\"nested_"       \
+	"offset\":0.5}"
+
+START_TEST(a_weight_in_nf4_is_one_tensor)
+{
+	struct nf4_tables tables;
+	struct error err = ERROR_INIT;
+
+	nf4_tables_fill(&tables);
+	for (int nested = 0; nested < 2; nested++) {
+		_cleanup_(safetensors_closep) struct safetensors *st = NULL;
+		static const struct hf_parameter want[] = {{"w", 2, {2, 65}, false}, {"norm", 1, {3}, false}};
+		const struct nf4_file f = {nested, nested ? NF4_NESTED : NF4_PLAIN, NULL};
+		const struct tensor *w;
+		float all[130], part[67];
+
+		ck_ok(open_nf4(&f, &st, &err), &err);
+		ck_assert_uint_eq(safetensors_count(st), 2);
+		ck_ok(hf_check(st, "m", want, 2, &err), &err);
+		w = safetensors_find(st, "w");
+		ck_assert_int_eq(w->type, TENSOR_NF4);
+		ck_assert_int_eq(tensor_elements(w), 130);
+		ck_ok(tensor_to_f32(w, 0, 130, all, &err), &err);
+		ck_ok(tensor_to_f32(w, 63, 67, part, &err), &err);
+		for (int i = 0; i < 130; i++) {
+			float scale = nested ? 0.5f + 2 * tables.map[255 - i / 64] : (float)(i / 64 + 1);
+
+			ck_assert_float_eq(all[i], tables.code[i % 16] * scale);
+			ck_assert(i < 63 || part[i - 63] == all[i]);
+		}
+		ck_fails(tensor_to_f32(w, 130, 1, all, &err), &err, "beyond its end");
+	}
+}
+END_TEST
+
+START_TEST(a_wrong_part_of_a_weight_in_nf4_is_named)
+{
+	static const struct {
+		struct nf4_file file;
+		const char *words;
+	} cases[] = {
+	    {{false, NF4_PLAIN, "w.absmax"}, "tensor w.absmax is missing beside w"},
+	    {{false, NF4_PLAIN, "w.quant_map"}, "tensor w.quant_map is missing beside w"},
+	    {{false, NF4_PLAIN, "w"}, "tensor w is missing beside w.quant_state"},
+	    {{true, NF4_NESTED, "w.nested_quant_map"}, "tensor w.nested_quant_map is missing"},
+	    {{true, NF4_PLAIN, NULL}, "tensor w.absmax: 3 elements of U8; 3 of F32 are needed"},
+	    {{false, "{\"quant_type\":\"fp4\",\"blocksize\":64,\"shape\":[2,65]}", NULL}, "quant_type nf4"},
+	    {{false, "{\"quant_type\":\"nf4\",\"blocksize\":128,\"shape\":[2,65]}", NULL}, "blocksize of 64"},
+	    {{false, "{\"quant_type\":\"nf4\",\"blocksize\":64,\"shape\":[2,66]}", NULL},
+	     "tensor w: 65 bytes of U8; 132 elements in 4 bits need 66 of U8"},
+	    {{false, "{\"quant_type\":\"nf4\",\"blocksize\":64,\"shape\":[2,-1]}", NULL}, "a list of sizes"},
+	    {{false, "{\"quant_type\":\"nf4\",\"blocksize\":64}", NULL}, "a list of sizes"},
+	    {{false, "nothing", NULL}, "w.quant_state.bitsandbytes__nf4"},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_(safetensors_closep) struct safetensors *st = NULL;
+		struct error err = ERROR_INIT;
+
+		ck_fails(open_nf4(&cases[i].file, &st, &err), &err, cases[i].words);
 	}
 }
 END_TEST
@@ -467,6 +590,8 @@ int main(void)
 	tcase_add_test(t, what_is_written_is_read_back);
 	tcase_add_test(t, an_index_may_not_lie);
 	tcase_add_test(t, halves_convert_exactly);
+	tcase_add_test(t, a_weight_in_nf4_is_one_tensor);
+	tcase_add_test(t, a_wrong_part_of_a_weight_in_nf4_is_named);
 	tcase_add_test(t, a_model_names_what_does_not_fit);
 	tcase_add_test(t, checkpoints_are_found_kept_and_cleaned);
 	tcase_add_test(t, leftovers_before_a_checkpoint_are_no_use);
