@@ -27,7 +27,8 @@ static const struct key run_key_list[] = {
      "rights that new files are not to give, in octal: \"027\"; default: the submitter's for a command, "
      "else 022"},
 
-    {"model", "path", KEY_STRING, F(model.path), NULL, 0, 0, NULL, "Hugging Face directory to start from"},
+    {"model", "path", KEY_STRING, F(model.path), NULL, 0, 0, NULL,
+     "Hugging Face directory to start from; weights in 4 bits (nf4) of bitsandbytes are read, too"},
     {"model", "init", KEY_STRING, F(model.init), NULL, 0, 0, NULL,
      "config.json (or its directory) to start from random weights"},
     {"model", "tokenizer", KEY_STRING, F(model.tokenizer), NULL, 0, 0, NULL,
