@@ -286,8 +286,8 @@ START_TEST(a_wrong_part_of_a_weight_in_nf4_is_named)
 		struct nf4_file file;
 		const char *words;
 	} cases[] = {
-	    {{false, NF4_PLAIN, "w.absmax"}, "tensor w.absmax is missing beside w"},
-	    {{false, NF4_PLAIN, "w.quant_map"}, "tensor w.quant_map is missing beside w"},
+	    {{false, NF4_PLAIN, "w.absmax"}, "tensor w.absmax is missing"},
+	    {{false, NF4_PLAIN, "w.quant_map"}, "tensor w.quant_map is missing"},
 	    {{false, NF4_PLAIN, "w"}, "tensor w is missing beside w.quant_state"},
 	    {{true, NF4_NESTED, "w.nested_quant_map"}, "tensor w.nested_quant_map is missing"},
 	    {{true, NF4_PLAIN, NULL}, "tensor w.absmax: 3 elements of U8; 3 of F32 are needed"},

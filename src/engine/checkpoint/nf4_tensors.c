@@ -1,20 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reads the tensors in which bitsandbytes stores a weight in NF4. */
-#pragma GCC optimize("fp-contract=off")
 #include "engine/checkpoint/nf4_tensors.h"
 
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/json.h"
 #include "base/str.h"
 #include "engine/device/nf4.h"
 
-#define NAME_MAX_BYTES 512
+const char *const nf4_suffixes[NF4_MEMBERS] = {
+    [NF4_STATE] = ".quant_state.bitsandbytes__nf4",
+    [NF4_ABSMAX] = ".absmax",
+    [NF4_MAP] = ".quant_map",
+    [NF4_NESTED_ABSMAX] = ".nested_absmax",
+    [NF4_NESTED_MAP] = ".nested_quant_map",
+};
 
 static float float_at(const void *data, int64_t i)
 {
@@ -24,21 +27,19 @@ static float float_at(const void *data, int64_t i)
 	return f;
 }
 
-/* A member of the weight that is there with that type and number of elements. */
-static int need_member(const struct safetensors *st, const char *weight, const char *suffix,
-                       enum tensor_type type, int64_t count, const char *where, const struct tensor **out,
-                       struct error *err)
+/* A member that is there with that type and number of elements. */
+static int need_member(const struct tensor *const members[NF4_MEMBERS], int which, enum tensor_type type,
+                       int64_t count, const char *weight, const char *where, struct error *err)
 {
-	char name[NAME_MAX_BYTES];
+	const struct tensor *t = members[which];
 
-	snprintf(name, sizeof(name), "%s%s", weight, suffix);
-	*out = safetensors_find(st, name);
-	if (!*out)
-		return error_set(err, -EINVAL, "%s: tensor %s is missing beside %s", where, name, weight);
-	if ((*out)->type != type || tensor_elements(*out) != count)
+	if (!t)
+		return error_set(err, -EINVAL, "%s: tensor %s%s is missing", where, weight,
+		                 nf4_suffixes[which]);
+	if (t->type != type || tensor_elements(t) != count)
 		return error_set(err, -EINVAL,
 		                 "%s: tensor %s: %" PRId64 " elements of %s; %" PRId64 " of %s are needed",
-		                 where, name, tensor_elements(*out), tensor_type_name((*out)->type), count,
+		                 where, t->name, tensor_elements(t), tensor_type_name(t->type), count,
 		                 tensor_type_name(type));
 	return 0;
 }
@@ -98,27 +99,17 @@ static int read_state(const json_t *state, const char *where, const char *name, 
 	return 0;
 }
 
-int nf4_tensor_read(const struct safetensors *st, const struct tensor *state, const char *where,
-                    struct tensor *weight, struct tensor_nf4 *out, const struct tensor *members[NF4_MEMBERS],
-                    size_t *n, struct error *err)
+int nf4_tensor_read(const struct tensor *const members[NF4_MEMBERS], const char *where, struct tensor *weight,
+                    struct tensor_nf4 *out, struct error *err)
 {
 	_cleanup_json_ json_t *json = NULL;
+	const struct tensor *state = members[NF4_STATE];
+	const char *name = weight->name;
 	struct nf4_tables tables;
-	char name[NAME_MAX_BYTES];
-	size_t len = strlen(state->name) - strlen(NF4_STATE_SUFFIX);
-	const struct tensor *codes;
-	bool nested;
 	int64_t blocks;
+	bool nested;
 	int r;
 
-	if (len + 64 > sizeof(name))
-		return error_set(err, -EINVAL, "%s: tensor %.60s…: the name is too long", where, state->name);
-	snprintf(name, sizeof(name), "%.*s", (int)len, state->name);
-	codes = safetensors_find(st, name);
-	if (!codes)
-		return error_set(err, -EINVAL, "%s: tensor %s is missing beside %s", where, name,
-		                 state->name);
-	*weight = *codes;
 	if ((r = json_parse(state->data, state->bytes, state->name, &json, err)) < 0 ||
 	    (r = read_state(json, where, state->name, &nested, &out->offset, err)) < 0 ||
 	    (r = read_shape(json, where, state->name, weight, err)) < 0)
@@ -127,42 +118,20 @@ int nf4_tensor_read(const struct safetensors *st, const struct tensor *state, co
 	weight->nf4 = out;
 	blocks = (tensor_elements(weight) + NF4_BLOCK - 1) / NF4_BLOCK;
 	nf4_tables_fill(&tables);
-	members[0] = state;
-	if ((r = need_member(st, name, ".absmax", nested ? TENSOR_U8 : TENSOR_F32, blocks, where, &members[1],
+	if ((r = need_member(members, NF4_ABSMAX, nested ? TENSOR_U8 : TENSOR_F32, blocks, name, where,
 	                     err)) < 0 ||
-	    (r = need_member(st, name, ".quant_map", TENSOR_F32, 16, where, &members[2], err)) < 0 ||
-	    (r = check_table(members[2], tables.code, 16, where, err)) < 0)
+	    (r = need_member(members, NF4_MAP, TENSOR_F32, 16, name, where, err)) < 0 ||
+	    (r = check_table(members[NF4_MAP], tables.code, 16, where, err)) < 0)
 		return r;
-	*n = 3;
-	out->absmax = nested ? NULL : members[1]->data;
-	out->absmax8 = nested ? members[1]->data : NULL;
+	out->absmax = nested ? NULL : members[NF4_ABSMAX]->data;
+	out->absmax8 = nested ? members[NF4_ABSMAX]->data : NULL;
 	if (!nested)
 		return 0;
-	if ((r = need_member(st, name, ".nested_absmax", TENSOR_F32, (blocks + NF4_SCALES - 1) / NF4_SCALES,
-	                     where, &members[3], err)) < 0 ||
-	    (r = need_member(st, name, ".nested_quant_map", TENSOR_F32, 256, where, &members[4], err)) < 0 ||
-	    (r = check_table(members[4], tables.map, 256, where, err)) < 0)
+	if ((r = need_member(members, NF4_NESTED_ABSMAX, TENSOR_F32, (blocks + NF4_SCALES - 1) / NF4_SCALES,
+	                     name, where, err)) < 0 ||
+	    (r = need_member(members, NF4_NESTED_MAP, TENSOR_F32, 256, name, where, err)) < 0 ||
+	    (r = check_table(members[NF4_NESTED_MAP], tables.map, 256, where, err)) < 0)
 		return r;
-	*n = 5;
-	out->nested_absmax = members[3]->data;
+	out->nested_absmax = members[NF4_NESTED_ABSMAX]->data;
 	return 0;
-}
-
-void nf4_tensor_to_f32(const struct tensor *t, int64_t first, int64_t n, float *out)
-{
-	const struct tensor_nf4 *q = t->nf4;
-	const uint8_t *codes = t->data;
-	struct nf4_tables tables;
-
-	nf4_tables_fill(&tables);
-	for (int64_t at = first; at < first + n;) {
-		int64_t b = at / NF4_BLOCK, end = MIN((b + 1) * NF4_BLOCK, first + n);
-		float scale =
-		    q->absmax
-		        ? float_at(q->absmax, b)
-		        : tables.map[q->absmax8[b]] * float_at(q->nested_absmax, b / NF4_SCALES) + q->offset;
-
-		for (; at < end; at++)
-			*out++ = tables.code[codes[at / 2] >> (at % 2 ? 0 : 4) & 15] * scale;
-	}
 }

@@ -18,8 +18,6 @@
 #include "base/error.h"
 #include "engine/checkpoint/safetensors.h"
 
-#define NF4_STATE_SUFFIX ".quant_state.bitsandbytes__nf4"
-
 /* The stored bytes: all may be unaligned. */
 struct tensor_nf4 {
 	const void *absmax;        /* fp32, one a block; NULL: double quantization, that is: */
@@ -28,12 +26,12 @@ struct tensor_nf4 {
 	float offset;
 };
 
-/* Finds the members of the weight whose state this is, and checks them: types, sizes, tables. members holds
- * what they are, without those that are absent: *n of them, the state first. */
-#define NF4_MEMBERS 6
-int nf4_tensor_read(const struct safetensors *st, const struct tensor *state, const char *where,
-                    struct tensor *weight, struct tensor_nf4 *out, const struct tensor *members[NF4_MEMBERS],
-                    size_t *n, struct error *err);
+/* The members of a weight, without the codes; the state makes it one. */
+enum { NF4_STATE, NF4_ABSMAX, NF4_MAP, NF4_NESTED_ABSMAX, NF4_NESTED_MAP, NF4_MEMBERS };
+extern const char *const nf4_suffixes[NF4_MEMBERS]; /* behind the weight's name */
 
-/* Elements [first, first + n), which are there, to fp32: the same numbers as device_nf4_dequantize gives. */
-void nf4_tensor_to_f32(const struct tensor *t, int64_t first, int64_t n, float *out);
+/* Checks what the members say: types, sizes, tables. members: NULL for one that is not there, but for the
+ * state. On success *weight, the tensor of the codes, is one of TENSOR_NF4, and *out, to which it refers, is
+ * filled. */
+int nf4_tensor_read(const struct tensor *const members[NF4_MEMBERS], const char *where, struct tensor *weight,
+                    struct tensor_nf4 *out, struct error *err);

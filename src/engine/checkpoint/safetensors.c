@@ -35,26 +35,6 @@ struct safetensors {
 	struct tensor_nf4 *nf4;      /* of the weights that are in NF4 */
 };
 
-static const struct {
-	const char *name;
-	size_t size;
-} types[] = {
-    [TENSOR_F64] = {"F64", 8},   [TENSOR_F32] = {"F32", 4}, [TENSOR_F16] = {"F16", 2},
-    [TENSOR_BF16] = {"BF16", 2}, [TENSOR_I64] = {"I64", 8}, [TENSOR_I32] = {"I32", 4},
-    [TENSOR_I16] = {"I16", 2},   [TENSOR_I8] = {"I8", 1},   [TENSOR_U8] = {"U8", 1},
-    [TENSOR_BOOL] = {"BOOL", 1}, [TENSOR_NF4] = {"NF4", 0},
-};
-
-size_t tensor_type_size(enum tensor_type type)
-{
-	return types[type].size;
-}
-
-const char *tensor_type_name(enum tensor_type type)
-{
-	return types[type].name;
-}
-
 const char *tensor_shape_text(char *buf, size_t size, int dims, const int64_t *shape)
 {
 	size_t n = 0;
@@ -74,14 +54,14 @@ static int parse_tensor(const char *where, const char *name, const json_t *entry
 	const json_t *shape = json_object_get(entry, "shape"),
 	             *offsets = json_object_get(entry, "data_offsets");
 	const char *type = json_get_string(entry, "dtype", NULL);
-	uint64_t elements = 1;
+	uint64_t elements = 1, size;
 	int64_t begin, end;
 	size_t i;
 
 	if (!json_is_object(entry) || !type || !json_is_array(shape) || !json_is_array(offsets))
 		return error_set(err, -EINVAL, "%s: tensor %s: dtype, shape and data_offsets are needed",
 		                 where, name);
-	for (i = 0; i < TENSOR_NF4 && !str_eq(types[i].name, type); i++)
+	for (i = 0; i < TENSOR_NF4 && !str_eq(tensor_type_name(i), type); i++)
 		;
 	if (i == TENSOR_NF4)
 		return error_set(err, -EINVAL,
@@ -89,6 +69,7 @@ static int parse_tensor(const char *where, const char *name, const json_t *entry
 		                 where, name, type);
 	t->name = name;
 	t->type = i;
+	size = tensor_type_size(t->type);
 	if (json_array_size(shape) > TENSOR_MAX_DIMS)
 		return error_set(err, -EINVAL, "%s: tensor %s: %zu dimensions, at most %d are possible",
 		                 where, name, json_array_size(shape), TENSOR_MAX_DIMS);
@@ -119,8 +100,7 @@ static int parse_tensor(const char *where, const char *name, const json_t *entry
 		                 "%s: tensor %s: ends at byte %" PRId64 " of the data, the file has %" PRIu64
 		                 " (truncated?)",
 		                 where, name, end, data_len);
-	if (elements > (uint64_t)INT64_MAX / types[t->type].size ||
-	    elements * types[t->type].size != (uint64_t)(end - begin)) {
+	if (elements > (uint64_t)INT64_MAX / size || elements * size != (uint64_t)(end - begin)) {
 		char text[192];
 
 		return error_set(err, -EINVAL, "%s: tensor %s: %s %s does not fill %" PRId64 " bytes", where,
@@ -253,34 +233,50 @@ static void leave_out(const struct tensor **list, size_t n, const struct tensor 
 			list[k++] = list[i];
 }
 
+/* The tensor that is named as the weight and a suffix; NULL: none. */
+static struct tensor *find_member(const struct safetensors *st, const char *weight, size_t len,
+                                  const char *suffix)
+{
+	_cleanup_free_ char *name = str_printf("%.*s%s", (int)len, weight, suffix);
+
+	return name ? (struct tensor *)safetensors_find(st, name) : NULL;
+}
+
 /* Makes one tensor of the members of each weight that is in NF4. */
 static int fold_nf4(struct safetensors *st, const char *where, struct error *err)
 {
 	_cleanup_free_ const struct tensor **members = NULL;
+	const char *state = nf4_suffixes[NF4_STATE];
 	size_t weights = 0, n = 0;
 
 	for (size_t i = 0; i < st->n; i++)
-		weights += str_ends(st->names[i]->name, NF4_STATE_SUFFIX);
+		weights += str_ends(st->names[i]->name, state);
 	if (!weights)
 		return 0;
 	st->nf4 = calloc(weights, sizeof(*st->nf4));
 	members = calloc(weights * NF4_MEMBERS, sizeof(*members));
 	if (!st->nf4 || !members)
 		return error_oom(err);
-	weights = 0;
-	for (size_t i = 0; i < st->n; i++) {
-		struct tensor weight;
-		size_t more = 0;
+	for (size_t i = 0, k = 0; i < st->n; i++) {
+		const struct tensor *m[NF4_MEMBERS], *t = st->names[i];
+		struct tensor *weight;
+		size_t len;
 		int r;
 
-		if (!str_ends(st->names[i]->name, NF4_STATE_SUFFIX))
+		if (!str_ends(t->name, state))
 			continue;
-		if ((r = nf4_tensor_read(st, st->names[i], where, &weight, &st->nf4[weights], members + n,
-		                         &more, err)) < 0)
+		len = strlen(t->name) - strlen(state);
+		weight = find_member(st, t->name, len, "");
+		if (!weight)
+			return error_set(err, -EINVAL, "%s: tensor %.*s is missing beside %s", where,
+			                 (int)len, t->name, t->name);
+		for (int j = 0; j < NF4_MEMBERS; j++) {
+			m[j] = find_member(st, t->name, len, nf4_suffixes[j]);
+			if (m[j])
+				members[n++] = m[j];
+		}
+		if ((r = nf4_tensor_read(m, where, weight, &st->nf4[k++], err)) < 0)
 			return r;
-		*(struct tensor *)safetensors_find(st, weight.name) = weight;
-		weights++;
-		n += more;
 	}
 	qsort(members, n, sizeof(*members), by_address);
 	leave_out(st->order, st->n, members, n);

@@ -1,11 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Converts numbers of files to types of the engine. The data may be unaligned, so every element is copied
  * with memcpy. */
+#pragma GCC optimize("fp-contract=off")
 #include <errno.h>
 #include <string.h>
 
 #include "engine/checkpoint/nf4_tensors.h"
 #include "engine/checkpoint/safetensors.h"
+#include "engine/device/nf4.h"
+
+static const struct {
+	const char *name;
+	size_t size;
+} types[] = {
+    [TENSOR_F64] = {"F64", 8},   [TENSOR_F32] = {"F32", 4}, [TENSOR_F16] = {"F16", 2},
+    [TENSOR_BF16] = {"BF16", 2}, [TENSOR_I64] = {"I64", 8}, [TENSOR_I32] = {"I32", 4},
+    [TENSOR_I16] = {"I16", 2},   [TENSOR_I8] = {"I8", 1},   [TENSOR_U8] = {"U8", 1},
+    [TENSOR_BOOL] = {"BOOL", 1}, [TENSOR_NF4] = {"NF4", 0},
+};
+
+size_t tensor_type_size(enum tensor_type type)
+{
+	return types[type].size;
+}
+
+const char *tensor_type_name(enum tensor_type type)
+{
+	return types[type].name;
+}
 
 int64_t tensor_elements(const struct tensor *t)
 {
@@ -21,6 +43,34 @@ int64_t tensor_elements(const struct tensor *t)
 enum tensor_type tensor_type_of(enum dtype type)
 {
 	return type == DTYPE_F32 ? TENSOR_F32 : type == DTYPE_BF16 ? TENSOR_BF16 : TENSOR_F16;
+}
+
+static float float_at(const void *data, int64_t i)
+{
+	float f;
+
+	memcpy(&f, (const char *)data + i * (int64_t)sizeof(f), sizeof(f));
+	return f;
+}
+
+/* The same numbers as device_nf4_dequantize gives. */
+static void nf4_to_f32(const struct tensor *t, int64_t first, int64_t n, float *out)
+{
+	const struct tensor_nf4 *q = t->nf4;
+	const uint8_t *codes = t->data;
+	struct nf4_tables tables;
+
+	nf4_tables_fill(&tables);
+	for (int64_t at = first; at < first + n;) {
+		int64_t b = at / NF4_BLOCK, end = MIN((b + 1) * NF4_BLOCK, first + n);
+		float scale =
+		    q->absmax
+		        ? float_at(q->absmax, b)
+		        : tables.map[q->absmax8[b]] * float_at(q->nested_absmax, b / NF4_SCALES) + q->offset;
+
+		for (; at < end; at++)
+			*out++ = tables.code[codes[at / 2] >> (at % 2 ? 0 : 4) & 15] * scale;
+	}
 }
 
 int tensor_to_f32(const struct tensor *t, int64_t first, int64_t n, float *out, struct error *err)
@@ -52,7 +102,7 @@ int tensor_to_f32(const struct tensor *t, int64_t first, int64_t n, float *out, 
 		}
 		return 0;
 	case TENSOR_NF4:
-		nf4_tensor_to_f32(t, first, n, out);
+		nf4_to_f32(t, first, n, out);
 		return 0;
 	default:
 		return error_set(err, -EINVAL, "tensor %s: %s where F32, BF16 or F16 is needed", t->name,

@@ -290,10 +290,11 @@ static int check_quantization(const json_t *o, const char *where, struct error *
 	if (!q)
 		return 0;
 	if (!str_eq(method, "bitsandbytes"))
-		return error_set(err, -EINVAL,
-		                 "%s: quantization_config: quant_method \"%.40s\" is not supported (bitsandbytes "
-		                 "in 4 bits, nf4, is)",
-		                 where, method);
+		return error_set(
+		    err, -EINVAL,
+		    "%s: quantization_config: quant_method \"%.40s\" is not supported (bitsandbytes "
+		    "in 4 bits, nf4, is)",
+		    where, method);
 	if (!json_get_bool(q, "load_in_4bit", false) || !str_eq(type, "nf4"))
 		return error_set(err, -EINVAL, "%s: quantization_config: %s is not supported (nf4 is)", where,
 		                 json_get_bool(q, "load_in_4bit", false) ? type : "bitsandbytes in 8 bits");
@@ -323,8 +324,9 @@ static int parse_object(const json_t *o, const char *where, struct model_config 
 	if (!str_eq(act, "silu") && !str_eq(act, "swish"))
 		return error_set(err, -EINVAL, "%s: hidden_act \"%.60s\" is not supported (silu is)", where,
 		                 act);
-	if ((r = check_quantization(o, where, err)) < 0 || (r = read_sizes(o, where, f, c, err)) < 0 || (r = read_rope(o, where, c, err)) < 0 ||
-	    (r = read_window(o, where, f, c, err)) < 0 || (r = check_layer_types(o, where, c, err)) < 0 ||
+	if ((r = check_quantization(o, where, err)) < 0 || (r = read_sizes(o, where, f, c, err)) < 0 ||
+	    (r = read_rope(o, where, c, err)) < 0 || (r = read_window(o, where, f, c, err)) < 0 ||
+	    (r = check_layer_types(o, where, c, err)) < 0 ||
 	    (r = read_bool(o, "tie_word_embeddings", where, false, &c->tied, err)) < 0 ||
 	    (r = read_bool(o, "attention_bias", where, false, &bias, err)) < 0 ||
 	    (r = read_bool(o, "mlp_bias", where, false, &mlp_bias, err)) < 0)
