@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # A run that is stopped again and again, and goes on with another number of ranks and another strategy each time, has the losses of a run that
 # was left alone: the same batches, in the same order, and sums that differ in the last bits alone. With another batch it goes on in the epoch
-# where it was. Killed while a checkpoint is being written, it resumes from one. CHAINS=N, KILLS=N: more of them.
+# where it was. Killed while a checkpoint is being written, it resumes from one. CHAINS=N, KILLS=N, LOCAL_KILLS=N (with a directory on each
+# node): more of them.
 . "$(dirname "$0")/worker.sh"
 # Number of ranks, micro_batch and accumulation: each is a global batch of 12.
 # shellcheck disable=SC2034 # pick takes the names of these two
@@ -15,14 +16,16 @@ pick() { eval "echo \"\${$1[RANDOM % \${#$1[@]}]}\""; }
 newest() { (cd "$1" 2>/dev/null && ls -d checkpoint-*) 2>/dev/null | grep -v tmp | sed 's/.*-//' | sort -n | tail -1; }
 
 # start_ranks NAME OUTPUT RANKS MICRO ACCUMULATION STRATEGY: starts the ranks of the next attempt; their processes are in `pid`. $more: more
-# variables of the environment. $apart: ranks but the first run as on a machine without its output directory.
+# variables of the environment. $apart: ranks but the first run as on a machine without its output directory. $nodes: the node of each rank,
+# which has an output directory of its own, OUTPUT-NODE.
 attempt=0
 more=
 apart=
+nodes=()
 save_steps=7
 declare -a pid
 start_ranks() {
-	local name=$1 ranks=$3 rank
+	local name=$1 ranks=$3 rank config node
 	attempt=$((attempt + 1))
 	pid=()
 	json "$name" "$2" "${train:-"\"max_steps\": $steps"}, \"accumulation\": $5, \"micro_batch\": $4" "\"save_steps\": $save_steps, \"keep\": 3"
@@ -32,9 +35,14 @@ start_ranks() {
 	[ -z "$apart" ] || sed -i 's|"output": {|&"gather": true, |' "$tmp/$name.json" "$tmp/$name-other.json"
 	[ -z "$apart" ] || sed -i "s|\"dir\": \"[^\"]*\"|\"dir\": \"$tmp/elsewhere\"|" "$tmp/$name-other.json"
 	for ((rank = 0; rank < ranks; rank++)); do
+		config=$tmp/$name$([ "$rank" = 0 ] || echo -other).json node=n0
+		if [ ${#nodes[@]} != 0 ]; then
+			node=${nodes[rank]} config=$tmp/$name-${nodes[rank]}.json
+			sed "s|\"dir\": \"[^\"]*\"|\"dir\": \"$2-$node\"|" "$tmp/$name.json" >"$config"
+		fi
 		# shellcheck disable=SC2086 # $more is a list of assignments
-		env -i $more PATH="$PATH" OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive DTRAIN_ATTEMPT=$attempt RANK=$rank WORLD_SIZE="$ranks" LOCAL_RANK=$rank \
-			DTRAIN_RENDEZVOUS_DIR="$tmp/meet-$attempt" DTRAIN_CONFIG="$tmp/$name$([ "$rank" = 0 ] || echo -other).json" "$worker" >"$tmp/$name-$rank.log" 2>&1 &
+		env -i $more PATH="$PATH" OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive DTRAIN_ATTEMPT=$attempt DTRAIN_NODE=$node RANK=$rank WORLD_SIZE="$ranks" LOCAL_RANK=$rank \
+			DTRAIN_RENDEZVOUS_DIR="$tmp/meet-$attempt" DTRAIN_CONFIG="$config" "$worker" >"$tmp/$name-$rank.log" 2>&1 &
 		pid[rank]=$!
 		pids="$pids $!"
 	done
@@ -43,7 +51,7 @@ start_ranks() {
 # go NAME OUTPUT RANKS MICRO ACCUMULATION STRATEGY [STOP]: starts the ranks, and waits for their end. STOP: after so many lines of metrics one
 # of them gets SIGTERM.
 go() {
-	local name=$1 out=$2 ranks=$3 rank status stopped=0
+	local name=$1 out=$2${nodes:+-${nodes[0]}} ranks=$3 rank status stopped=0
 	start_ranks "$@"
 	if [ -n "${7:-}" ]; then
 		while kill -0 "${pid[0]}" 2>/dev/null && [ "$(lines "$out")" -lt "$7" ]; do sleep 0.01; done
@@ -94,6 +102,24 @@ apart=
 diff <(losses "$tmp/left-zero3") <(losses "$tmp/apart-zero3") || fail "zero3 without a shared directory: other losses"
 cmp "$tmp/left-zero3/model.safetensors" "$tmp/apart-zero3/model.safetensors" || fail "zero3 without a shared directory: other weights"
 [ ! -e "$tmp/elsewhere" ] || fail "zero3 without a shared directory: $(ls "$tmp/elsewhere")"
+
+# Each node has a directory of its own, where the files of its ranks stay. The ranks go on in another order.
+nodes=(n1 n2)
+go local "$tmp/local-zero3" 2 2 3 zero3 12
+[ -z "$(find "$tmp/local-zero3-n1" -name 'rank-00001-of-00002.safetensors')" ] || fail "each node its own directory: a file of rank 1 lies with rank 0"
+nodes=(n2 n1)
+go local "$tmp/local-zero3" 2 2 3 zero3
+diff <(losses "$tmp/left-zero3") <(losses "$tmp/local-zero3-n1" && losses "$tmp/local-zero3-n2") || fail "each node its own directory: other losses"
+cmp "$tmp/left-zero3/model.safetensors" "$tmp/local-zero3-n2/model.safetensors" || fail "each node its own directory: other weights"
+# On other nodes the file that is missing is named, and the node that has it.
+nodes=(n1 n3)
+start_ranks local "$tmp/local-zero3" 2 2 3 zero3
+! wait "${pid[0]}" || fail "each node its own directory: resumes without a node"
+wait "${pid[1]}"
+grep -E "^error: .*/checkpoint-30/dtrain/rank-00000-of-00002.json is on node n2, where rank 0 saved it, and this run has no rank there" "$tmp/local-0.log" ||
+	{ cat "$tmp"/local-*.log; fail "each node its own directory: the missing node is not named"; }
+nodes=()
+echo "with a directory on each node, a run that goes on with its ranks in another order has the same bits"
 echo "resumed with the same ranks, a run has the same bits"
 
 # Another batch: 3 epochs end after the same examples.
@@ -110,32 +136,40 @@ grep -q '"epoch": 3.0,' "$tmp/batch/trainer_state.json" || fail "another batch: 
 
 # Ranks are killed at random moments while they save; the disk is slow, so that most moments are such.
 kills=${KILLS:-3}
-if ${CC:-cc} -shared -fPIC -O1 -D_GNU_SOURCE -o "$tmp/slow_write.so" "$src/tests/engine/slow_write.c" -ldl 2>/dev/null; then
-	steps=$((10 + 2 * kills))
-	train="\"max_steps\": $steps"
-	go calm "$tmp/calm" 2 2 3 zero3
+local_kills=${LOCAL_KILLS:-2}
+# kill_while_saving NAME KILLS: the output is in $tmp/NAME, with -NODE for $nodes; $first is where rank 0 writes.
+kill_while_saving() {
+	local name=$1 first=$tmp/$1${nodes:+-${nodes[0]}} kill saved victims tmps
 	more="LD_PRELOAD=$tmp/slow_write.so SLOW_WRITE_MS=4"
-	save_steps=1
-	for ((kill = 0; kill < kills; kill++)); do
-		start_ranks killed "$tmp/killed" 2 2 3 zero3
-		saved=$(newest "$tmp/killed")
-		while kill -0 "${pid[0]}" 2>/dev/null && [ "$(newest "$tmp/killed")" = "$saved" ] && ! ls -d "$tmp/killed"/checkpoint-*."$attempt".tmp >/dev/null 2>&1; do sleep 0.01; done
+	for ((kill = 0; kill < $2; kill++)); do
+		start_ranks "$name" "$tmp/$name" 2 2 3 zero3
+		saved=$(newest "$first")
+		while kill -0 "${pid[0]}" 2>/dev/null && [ "$(newest "$first")" = "$saved" ] && ! ls -d "$first"/checkpoint-*."$attempt".tmp >/dev/null 2>&1; do sleep 0.01; done
 		sleep "0.$(printf %03d $((RANDOM % 250)))"
 		victims=$((RANDOM % 3))
 		[ $victims = 1 ] || kill -9 "${pid[0]}" 2>/dev/null
 		[ $victims = 0 ] || kill -9 "${pid[1]}" 2>/dev/null
 		wait "${pid[@]}" 2>/dev/null
-		! grep -E "^(warning|error): .*(checkpoint-[0-9]*/|older checkpoint)" "$tmp"/killed-*.log || fail "killed: after kill $kill"
-		saved=$(newest "$tmp/killed")
-		tmps=$(find "$tmp/killed" -maxdepth 1 -name '*.tmp' -printf '%f ')
-		[ "$kills" -gt 10 ] || echo "killed: newest checkpoint $saved, left ${tmps:-nothing}"
+		! grep -E "^(warning|error): .*(checkpoint-[0-9]*/|older checkpoint)" "$tmp/$name"-*.log || fail "$name: after kill $kill"
+		saved=$(newest "$first")
+		tmps=$(find "$first" -maxdepth 1 -name '*.tmp' -printf '%f ')
+		[ "$2" -gt 10 ] || echo "$name: newest checkpoint $saved, left ${tmps:-nothing}"
 	done
 	more=
-	go killed "$tmp/killed" 2 2 3 zero3
-	diff <(losses "$tmp/calm") <(losses "$tmp/killed") || fail "killed: other losses"
-	cmp "$tmp/calm/model.safetensors" "$tmp/killed/model.safetensors" || fail "killed: other weights"
-	[ -z "$(find "$tmp/killed" -name '*.tmp')" ] || fail "leftovers: $(find "$tmp/killed" -name '*.tmp')"
-	echo "killed $kills times while it saved, a run has the same bits"
+	go "$name" "$tmp/$name" 2 2 3 zero3
+	diff <(losses "$tmp/calm") <(losses "$first") || fail "$name: other losses"
+	cmp "$tmp/calm/model.safetensors" "$first/model.safetensors" || fail "$name: other weights"
+	[ -z "$(find "$tmp/$name"* -name '*.tmp')" ] || fail "leftovers: $(find "$tmp/$name"* -name '*.tmp')"
+	echo "killed $2 times while it saved${nodes:+ to a directory on each node}, a run has the same bits"
+}
+if ${CC:-cc} -shared -fPIC -O1 -D_GNU_SOURCE -o "$tmp/slow_write.so" "$src/tests/engine/slow_write.c" -ldl 2>/dev/null; then
+	steps=$((10 + 2 * (kills > local_kills ? kills : local_kills)))
+	train="\"max_steps\": $steps"
+	go calm "$tmp/calm" 2 2 3 zero3
+	save_steps=1
+	kill_while_saving killed "$kills"
+	nodes=(n1 n2)
+	kill_while_saving scattered "$local_kills"
 else
 	echo "no compiler: nothing is killed while it saves"
 fi

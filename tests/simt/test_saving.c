@@ -33,6 +33,7 @@ START_TEST(one_read_for_a_million_elements)
 {
 	struct save_plan_options save = {.world_size = 1, .type = DTYPE_BF16};
 	_cleanup_(save_plan_freep) struct save_plan *plan = NULL;
+	_cleanup_(save_writer_freep) struct save_writer *writer = NULL;
 	struct save_write write;
 	uint64_t list_bytes, list_hash;
 	_cleanup_(dataset_closep) struct dataset *data = fake_dataset(4, 9, 4, 50, false);
@@ -59,7 +60,8 @@ START_TEST(one_read_for_a_million_elements)
 	ck_ok(save_plan_create(&access, &save, &plan, &err), &err);
 	write = (struct save_write){.directory = directory, .plan = plan, .access = &access};
 	before = simt_reads();
-	ck_ok(save_write(&write, &list_bytes, &list_hash, &err), &err);
+	ck_ok(save_writer_create(&write, &writer, &err), &err);
+	ck_ok(save_writer_own(writer, NULL, &list_bytes, &list_hash, &err), &err);
 	layout = trainer_layout(t);
 	for (int i = 0; i < layout->parameters; i++)
 		pieces += (int)((layout->parameter[i].count + (1 << 20) - 1) >> 20);

@@ -32,7 +32,7 @@ static unsigned random_seed(void)
 
 /* ---- parameters, of which each rank holds a part ---- */
 
-enum { RANKS_MAX = 5, STATES = 3, PARAMETERS = 4, ELEMENTS = 70000, ALIGNMENT = 32 };
+enum { RANKS_MAX = 5, NODES = 3, STATES = 3, PARAMETERS = 4, ELEMENTS = 70000, ALIGNMENT = 32 };
 
 static struct model_parameter parameter[PARAMETERS] = {
     {.name = "model.embed_tokens.weight", .unit = 0, .dims = 2, .shape = {100, 700}, .count = 70000},
@@ -139,6 +139,10 @@ struct run {
 	char *directory, *elsewhere; /* of ranks from `apart` on */
 	const char *config;
 	int ranks, degree, apart;
+	/* Each node has a directory of its own, and each rank a node. */
+	bool local;
+	char *node_directory[NODES];
+	int node_of[RANKS_MAX];
 	enum dtype type;
 	bool master, background;
 	uint64_t max_shard_bytes;
@@ -171,23 +175,26 @@ static void keep_lines(void *context, const char *message)
 
 static void open_rank(struct rank *r)
 {
+	static const char *const nodes[NODES] = {"n1", "n2", "n3"};
 	struct run *run = r->run;
-	struct saver_options o = {
-	    .claim = {.directory = r->rank < run->apart ? run->directory : run->elsewhere,
-	              .run = "7",
-	              .attempt = run->attempt},
-	    .rank = r->rank,
-	    .world_size = run->ranks,
-	    .node = r->rank < run->apart ? "n1" : "n2",
-	    .timeout_s = 60,
-	    .background = run->background,
-	    .gather = true,
-	    .resume = run->resume,
-	    .max_shard_bytes = run->max_shard_bytes,
-	    .save_steps = 1,
-	    .config = run->config,
-	    .notify = keep_lines,
-	    .context = run};
+	struct saver_options o = {.claim = {.directory = run->local
+	                                                     ? run->node_directory[run->node_of[r->rank]]
+	                                                 : r->rank < run->apart ? run->directory
+	                                                                        : run->elsewhere,
+	                                    .run = "7",
+	                                    .attempt = run->attempt},
+	                          .rank = r->rank,
+	                          .world_size = run->ranks,
+	                          .node = nodes[run->local ? run->node_of[r->rank] : r->rank >= run->apart],
+	                          .timeout_s = 60,
+	                          .background = run->background,
+	                          .gather = !run->local,
+	                          .resume = run->resume,
+	                          .max_shard_bytes = run->max_shard_bytes,
+	                          .save_steps = 1,
+	                          .config = run->config,
+	                          .notify = keep_lines,
+	                          .context = run};
 
 	r->result = saver_open(&o, &r->saver, &r->err);
 }
@@ -307,6 +314,8 @@ static void setup(struct run *run)
 	                    .config = str_path_join(base, "config.json"),
 	                    .ranks = 1,
 	                    .degree = 1,
+	                    .node_directory = {str_path_join(base, "node1"), str_path_join(base, "node2"),
+	                                       str_path_join(base, "node3")},
 	                    .apart = RANKS_MAX,
 	                    .type = DTYPE_F32,
 	                    .master = true};
@@ -319,6 +328,8 @@ static void teardown(struct run *run)
 	file_remove_tree(run->directory, NULL);
 	free(run->directory);
 	free(run->elsewhere);
+	for (int i = 0; i < NODES; i++)
+		free(run->node_directory[i]);
 	free((char *)run->config);
 }
 
@@ -369,6 +380,145 @@ START_TEST(any_ranks_read_what_any_ranks_wrote)
 		ck_assert_str_eq(run.said, "");
 		teardown(&run);
 	}
+}
+END_TEST
+
+/* ---- nodes that share no directory ---- */
+
+/* Any node for each rank, all of the first n at least once. */
+static void place_ranks(struct run *run, int n, unsigned *seed)
+{
+	for (int i = 0; i < run->ranks; i++)
+		run->node_of[i] = i < n ? i : rand_r(seed) % n;
+	for (int i = run->ranks - 1; i > 0; i--) {
+		int k = rand_r(seed) % (i + 1), node = run->node_of[i];
+
+		run->node_of[i] = run->node_of[k];
+		run->node_of[k] = node;
+	}
+}
+
+static void print_places(const struct run *run)
+{
+	for (int i = 0; i < run->ranks; i++)
+		printf(" n%d", run->node_of[i] + 1);
+	printf(" by %d", run->degree);
+}
+
+/* Of the files of moments, each lies on the node of its rank. */
+static void check_where_files_lie(const struct run *run)
+{
+	int files = 0;
+
+	for (int rank = 0; rank < run->ranks; rank++)
+		for (int node = 0; node < NODES; node++) {
+			_cleanup_free_ char *path =
+			    str_printf("%s/checkpoint-4/dtrain/rank-%05d-of-%05d.safetensors",
+			               run->node_directory[node], rank, run->ranks);
+
+			if (!file_exists(path))
+				continue;
+			files++;
+			/* What the node of rank 0 has as a whole need not lie anywhere else. */
+			ck_assert(node == run->node_of[rank]);
+		}
+	ck_assert_int_ge(files, run->degree > 1 ? 1 : 0);
+}
+
+/* On the same nodes, in any order, with any number of ranks on each. */
+START_TEST(ranks_of_the_same_nodes_find_each_others_files)
+{
+	unsigned seed = random_seed();
+
+	for (int round = 0; round < rounds(12); round++) {
+		struct rank ranks[RANKS_MAX];
+		const int64_t steps[] = {3, 4};
+		struct run run;
+		int nodes;
+
+		setup(&run);
+		run.local = true;
+		run.ranks = 2 + rand_r(&seed) % (RANKS_MAX - 1);
+		nodes = 2 + rand_r(&seed) % (MIN(NODES, run.ranks) - 1);
+		run.degree = rand_r(&seed) % 3 ? run.ranks : divisor(&seed, run.ranks);
+		run.type = rand_r(&seed) % 2 ? DTYPE_F32 : DTYPE_BF16;
+		run.master = rand_r(&seed) % 2;
+		run.background = rand_r(&seed) % 2;
+		run.max_shard_bytes = rand_r(&seed) % 2 ? 150000 : 0;
+		place_ranks(&run, nodes, &seed);
+		print_places(&run);
+		run_all(&run, ranks, save_rank, steps, 2);
+		check_where_files_lie(&run);
+		run.ranks = nodes + rand_r(&seed) % (RANKS_MAX + 1 - nodes);
+		run.degree = divisor(&seed, run.ranks);
+		place_ranks(&run, nodes, &seed);
+		printf(" ->");
+		print_places(&run);
+		printf("\n");
+		fflush(stdout);
+		run.resume = SAVER_RESUME_MUST;
+		run_all(&run, ranks, resume_rank, NULL, 0);
+		for (int i = 0; i < run.ranks; i++) {
+			ck_ok(ranks[i].result, &ranks[i].err);
+			ck_assert_int_eq(ranks[i].resumed, 4);
+		}
+		ck_assert_str_eq(run.said, "");
+		teardown(&run);
+	}
+}
+END_TEST
+
+/* Two ranks on two nodes save. _i 0: the run goes on without the second node, 1: without the first. */
+START_TEST(a_node_that_is_missing_is_named)
+{
+	struct rank ranks[RANKS_MAX];
+	const int64_t steps[] = {3, 4};
+	struct run run;
+
+	setup(&run);
+	run.local = true;
+	run.ranks = run.degree = 2;
+	run.node_of[1] = 1;
+	run_all(&run, ranks, save_rank, steps, 2);
+	run.node_of[0] = _i ? 1 : 0;
+	run.node_of[1] = 2;
+	run_all(&run, ranks, resume_rank, NULL, 0);
+	for (int i = 0; i < run.ranks; i++) {
+		ck_assert_int_lt(ranks[i].result, 0);
+		ck_assert_ptr_nonnull(strstr(ranks[i].err.message, _i ? "/dtrain/rank-00000-of-00002.json"
+		                                                      : "/dtrain/rank-00001-of-00002.json"));
+		ck_assert_ptr_nonnull(strstr(ranks[i].err.message, _i ? "on node n1" : "on node n2"));
+		ck_assert_ptr_null(strchr(ranks[i].err.message, '\n'));
+	}
+	teardown(&run);
+}
+END_TEST
+
+/* Killed when the second node had published its part, and the first not yet: the checkpoint before it counts,
+ * and there is nothing to warn of. _i: the ranks have changed places. */
+START_TEST(what_rank_0_did_not_publish_is_no_checkpoint)
+{
+	_cleanup_free_ char *newest = NULL;
+	struct rank ranks[RANKS_MAX];
+	const int64_t steps[] = {3, 4};
+	struct run run;
+
+	setup(&run);
+	run.local = true;
+	run.ranks = run.degree = 2;
+	run.node_of[1] = 1;
+	run_all(&run, ranks, save_rank, steps, 2);
+	newest = str_path_join(run.node_directory[0], "checkpoint-4");
+	file_remove_tree(newest, NULL);
+	run.node_of[0] = _i;
+	run.node_of[1] = 1 - _i;
+	run_all(&run, ranks, resume_rank, NULL, 0);
+	for (int i = 0; i < run.ranks; i++) {
+		ck_ok(ranks[i].result, &ranks[i].err);
+		ck_assert_int_eq(ranks[i].resumed, 3);
+	}
+	ck_assert_ptr_null(strstr(run.said, "warning"));
+	teardown(&run);
 }
 END_TEST
 
@@ -482,6 +632,9 @@ int main(void)
 
 	tcase_set_timeout(t, 300);
 	tcase_add_test(t, any_ranks_read_what_any_ranks_wrote);
+	tcase_add_test(t, ranks_of_the_same_nodes_find_each_others_files);
+	tcase_add_loop_test(t, a_node_that_is_missing_is_named, 0, 2);
+	tcase_add_loop_test(t, what_rank_0_did_not_publish_is_no_checkpoint, 0, 2);
 	tcase_add_loop_test(t, a_damaged_checkpoint_is_named, 0, 2);
 	suite_add_tcase(s, t);
 	return unit_run(s);

@@ -257,7 +257,7 @@ static int resume_from(const struct weights_place *place, const char *path, stru
 	struct ranks ranks = {place->dev, place->comm, place->node};
 	_cleanup_(resume_closep) struct resume *resume = NULL;
 	bool unusable;
-	int r = resume_open(&ranks, path, &resume, &unusable, err);
+	int r = resume_open(&ranks, 0, path, &resume, &unusable, err);
 
 	return r < 0 ? r : resume_read(resume, place, err);
 }

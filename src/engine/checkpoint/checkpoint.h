@@ -11,6 +11,9 @@
  * Each piece says which elements of which parameter it has, hence any number of ranks reads it. Checkpoints
  * of earlier versions have optimizer.safetensors instead: m.NAME, v.NAME and master.NAME, whole. A directory
  * is written as checkpoint-STEP.ATTEMPT.tmp, synced, then renamed: a name without .tmp is complete.
+ *
+ * Where each node has an output.dir of its own, that of rank 0's node has all of this but the parts of the
+ * ranks of other nodes. A directory of another node has the parts of its ranks, state.json and index.json.
  */
 #pragma once
 
@@ -72,9 +75,18 @@ struct checkpoint_state {
 /* resume: dtrain/state.json too; without, trainer_state.json alone (the final model). */
 int checkpoint_state_save(const char *directory, const struct checkpoint_state *state, bool resume,
                           struct error *err);
-/* fingerprint points into *owner, which the caller frees with json_decref. */
+/* dtrain/state.json alone, which is what there is of it on other nodes than that of rank 0. */
+int checkpoint_resume_state_save(const char *directory, const struct checkpoint_state *state,
+                                 struct error *err);
+/* fingerprint points into *owner, which the caller frees with json_decref. Without trainer_state.json there
+ * is no log history. */
 int checkpoint_state_load(const char *directory, struct checkpoint_state *state, json_t **owner,
                           struct error *err);
+/* The same in two steps, so that one rank can read for another; trainer_state may be NULL. */
+int checkpoint_state_read(const char *directory, json_t **state_json, json_t **trainer_state,
+                          struct error *err);
+int checkpoint_state_parse(const char *directory, json_t *state_json, const json_t *trainer_state,
+                           struct checkpoint_state *state, json_t **owner, struct error *err);
 /* One entry of log_history. Values that are NaN are left out, as absent. */
 struct checkpoint_log {
 	int64_t step;

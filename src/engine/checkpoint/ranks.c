@@ -58,6 +58,19 @@ int ranks_broadcast(const struct ranks *r, void *staging, void *host, size_t byt
 	return r->comm && bytes > 0 ? carry(r, staging, host, bytes, root, 0, err) : 0;
 }
 
+int ranks_broadcast_text(const struct ranks *r, char **text, int root, struct error *err)
+{
+	bool own = ranks_rank(r) == root;
+	int64_t len = own && *text ? (int64_t)strlen(*text) : -1;
+	int s = ranks_broadcast(r, NULL, &len, sizeof(len), root, err);
+
+	if (s < 0 || len < 0)
+		return s;
+	if (!own && !(*text = calloc((size_t)len + 1, 1)))
+		return error_oom(err);
+	return ranks_broadcast(r, NULL, *text, (size_t)len, root, err);
+}
+
 struct failure {
 	int32_t code;
 	char message[sizeof(((struct error *)NULL)->message)];

@@ -2,7 +2,7 @@
 /*
  * Reads a checkpoint back.
  *
- * Opening: rank 0 sends the index; each rank looks which of the files it finds; each file is compared with
+ * Opening: the root sends the index; each rank looks which of the files it finds; each file is compared with
  * what was saved by one of the ranks that find it; all agree on the result.
  *
  * Reading: a file that all ranks find is mapped by all, and each takes what it holds. Any other is read by
@@ -29,8 +29,12 @@
 #define PIECE     (256 << 10) /* elements that travel at once */
 #define INDEX_MAX (1u << 30)
 
-/* What a rank knows of the files that an earlier rank wrote. */
-enum { NOT_THERE, FOUND, OTHER };
+/* What a rank knows of the files that an earlier rank wrote: LOST, where this is the node that they were
+ * written on. */
+enum { NOT_THERE, LOST, FOUND, OTHER };
+
+/* A rank that is on the node where rank 0 was: whether it finds the index there, which was published last. */
+enum { ON_OTHER_NODE, PUBLISHED, NOT_PUBLISHED };
 
 struct resume {
 	struct ranks ranks;
@@ -39,7 +43,7 @@ struct resume {
 	struct manifest_index index;
 	char *text;          /* of the index */
 	size_t each;         /* of a rank's part of `seen` */
-	unsigned char *seen; /* [ranks][each]: of the files of each earlier rank */
+	unsigned char *seen; /* [ranks][each]: of the files of each earlier rank; then of the index */
 };
 
 void resume_close(struct resume *r)
@@ -73,26 +77,30 @@ static int read_index(struct resume *r, int64_t *len, struct error *err)
 	return s;
 }
 
-/* From rank 0 to all. */
-static int share_index(struct resume *r, bool *unusable, struct error *err)
+/* From the root to all. */
+static int share_index(struct resume *r, int root, bool *unusable, struct error *err)
 {
 	_cleanup_free_ char *path = NULL;
 	bool broken;
 	int64_t len = 0;
-	int s = ranks_rank(&r->ranks) == 0 ? read_index(r, &len, err) : 0;
+	int s = ranks_rank(&r->ranks) == root ? read_index(r, &len, err) : 0;
 
+	if (s == 0 && len < 0 && root != 0)
+		s = error_set(err, -EBADMSG,
+		              "%s, of an earlier release, is not found by rank 0, which has to read it",
+		              r->directory);
 	if ((s = ranks_agree(&r->ranks, s, &broken, err)) < 0) {
 		*unusable = !broken;
-		return s;
+		return s == -ESTALE ? -EIO : s;
 	}
-	if ((s = ranks_broadcast(&r->ranks, NULL, &len, sizeof(len), 0, err)) < 0)
+	if ((s = ranks_broadcast(&r->ranks, NULL, &len, sizeof(len), root, err)) < 0)
 		return s;
 	r->plain = len < 0;
 	if (r->plain)
 		return 0;
-	if (ranks_rank(&r->ranks) != 0 && !(r->text = calloc((size_t)len + 1, 1)))
+	if (ranks_rank(&r->ranks) != root && !(r->text = calloc((size_t)len + 1, 1)))
 		return error_oom(err);
-	if ((s = ranks_broadcast(&r->ranks, NULL, r->text, (size_t)len, 0, err)) < 0)
+	if ((s = ranks_broadcast(&r->ranks, NULL, r->text, (size_t)len, root, err)) < 0)
 		return s;
 	path = str_path_join(r->directory, MANIFEST_INDEX);
 	s = path ? manifest_index_parse(r->text, (size_t)len, path, &r->index, err) : error_oom(err);
@@ -120,12 +128,21 @@ static int read_list(const struct resume *r, int rank, char **text, size_t *len)
 	return *len == from->bytes && manifest_hash(*text, *len) == from->hash ? FOUND : OTHER;
 }
 
+/* Whether an earlier rank was on the node of this one. */
+static bool is_node_of(const struct resume *r, int rank)
+{
+	return r->ranks.node && str_eq(r->ranks.node, r->index.ranks[rank].node);
+}
+
 static int look(struct resume *r, struct error *err)
 {
+	_cleanup_free_ char *index = str_path_join(r->directory, MANIFEST_INDEX);
 	int n = r->index.world_size;
 	unsigned char *own;
 
-	r->each = ((size_t)n + 3) / 4 * 4;
+	r->each = ((size_t)n + 4) / 4 * 4;
+	if (!index)
+		return error_oom(err);
 	r->seen = calloc((size_t)ranks_size(&r->ranks), r->each);
 	if (!r->seen)
 		return error_oom(err);
@@ -135,7 +152,11 @@ static int look(struct resume *r, struct error *err)
 		size_t len;
 
 		own[i] = (unsigned char)read_list(r, i, &text, &len);
+		if (own[i] == NOT_THERE && is_node_of(r, i))
+			own[i] = LOST;
 	}
+	if (is_node_of(r, 0))
+		own[n] = file_exists(index) ? PUBLISHED : NOT_PUBLISHED;
 	return ranks_gather(&r->ranks, NULL, r->seen, r->each, err);
 }
 
@@ -165,25 +186,75 @@ static bool all_find(const struct resume *r, int file)
 	return true;
 }
 
-/* Every file is found by some rank. All ranks come to the same result. */
+/* Rank 0 publishes last: where its node has nothing, there is no checkpoint. */
+static int check_published(const struct resume *r, struct error *err)
+{
+	bool missing = false;
+
+	if (finder(r, 0, 0) >= 0)
+		return 0;
+	for (int k = 0; k < ranks_size(&r->ranks); k++) {
+		if (saw(r, k, r->index.world_size) == PUBLISHED)
+			return 0;
+		missing = missing || saw(r, k, r->index.world_size) == NOT_PUBLISHED;
+	}
+	return missing ? error_set(err, -ESTALE, "%s was not published on node %s", r->directory,
+	                           r->index.ranks[0].node)
+	               : 0;
+}
+
+static bool any_saw(const struct resume *r, int file, int what)
+{
+	for (int k = 0; k < ranks_size(&r->ranks); k++)
+		if (saw(r, k, file) == what)
+			return true;
+	return false;
+}
+
+/* Whether the run has no rank on the node where an earlier rank was, and finds nothing of what was saved
+ * there. */
+static bool lacks_node(const struct resume *r, int rank)
+{
+	for (int i = 0; i < r->index.world_size; i++)
+		if (str_eq(r->index.ranks[i].node, r->index.ranks[rank].node) &&
+		    (any_saw(r, i, LOST) || any_saw(r, i, FOUND) || any_saw(r, i, OTHER)))
+			return false;
+	return true;
+}
+
+/* No rank finds the list of an earlier rank. */
+static int explain_missing(const struct resume *r, int rank, struct error *err)
+{
+	_cleanup_free_ char *path = list_path(r, rank);
+	const char *node = r->index.ranks[rank].node;
+
+	if (!path)
+		return error_oom(err);
+	if (any_saw(r, rank, OTHER))
+		return error_set(err, -EBADMSG, "%s is not what was saved: the file is damaged", path);
+	return lacks_node(r, rank)
+	           ? error_set(err, -ENOENT,
+	                       "%s is on node %s, where rank %d saved it, and this run has no rank there; "
+	                       "expected %s among its nodes (resources.hosts), or a copy of that directory "
+	                       "on one of them",
+	                       path, node, rank, node)
+	           : error_set(err, -EBADMSG,
+	                       "%s is missing, which rank %d saved on node %s; this run has no rank that "
+	                       "finds it",
+	                       path, rank, node);
+}
+
+/* Every file is found by some rank. All ranks come to the same result. -ENOENT: a node is missing, which has
+ * what no other has. */
 static int check_found(const struct resume *r, struct error *err)
 {
-	for (int i = 0; i < r->index.world_size; i++) {
-		_cleanup_free_ char *path = list_path(r, i);
-		bool other = false;
+	int published = check_published(r, err);
 
-		if (!path)
-			return error_oom(err);
-		if (finder(r, i, 0) >= 0 || r->index.ranks[i].bytes == 0)
-			continue;
-		for (int k = 0; k < ranks_size(&r->ranks); k++)
-			other = other || saw(r, k, i) == OTHER;
-		return other ? error_set(err, -EBADMSG, "%s is not what was saved: the file is damaged", path)
-		             : error_set(err, -EBADMSG,
-		                         "%s is missing, which rank %d saved on node %s; this run has no "
-		                         "rank that finds it",
-		                         path, i, r->index.ranks[i].node);
-	}
+	if (published < 0)
+		return published;
+	for (int i = 0; i < r->index.world_size; i++)
+		if (finder(r, i, 0) < 0 && r->index.ranks[i].bytes > 0)
+			return explain_missing(r, i, err);
 	return 0;
 }
 
@@ -209,8 +280,8 @@ static int compare(const struct resume *r, struct error *err)
 	return s;
 }
 
-int resume_open(const struct ranks *ranks, const char *directory, struct resume **out, bool *unusable,
-                struct error *err)
+int resume_open(const struct ranks *ranks, int root, const char *directory, struct resume **out,
+                bool *unusable, struct error *err)
 {
 	_cleanup_(resume_closep) struct resume *r = calloc(1, sizeof(*r));
 	bool broken;
@@ -220,13 +291,13 @@ int resume_open(const struct ranks *ranks, const char *directory, struct resume 
 	if (!r || !(r->directory = strdup(directory)))
 		return error_oom(err);
 	r->ranks = *ranks;
-	if ((s = share_index(r, unusable, err)) < 0)
+	if ((s = share_index(r, root, unusable, err)) < 0)
 		return s;
 	if (!r->plain) {
 		if ((s = look(r, err)) < 0)
 			return s;
 		s = check_found(r, err);
-		*unusable = s == -EBADMSG;
+		*unusable = s == -EBADMSG || s == -ESTALE;
 		if (s < 0)
 			return s;
 		s = ranks_agree(ranks, compare(r, err), &broken, err);

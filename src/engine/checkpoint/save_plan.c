@@ -30,9 +30,10 @@ int save_plan_degree(const struct parameter_access *access, int world_size)
 	return access->replicas > 0 ? world_size / access->replicas : 1;
 }
 
-/* This rank's part of what it holds of a parameter: first … first + n, n 0 where others write it. */
-static void divide(const struct parameter_access *access, const struct save_plan_options *o, int parameter,
-                   int64_t *first, int64_t *n)
+/* This rank's part of what it holds of a parameter: first … first + n, n 0 where others write it; of what is
+ * gathered all. */
+static void divide(const struct parameter_access *access, const struct save_plan_options *o, bool gathered,
+                   int parameter, int64_t *first, int64_t *n)
 {
 	const struct model_parameter *p = &access->layout->parameter[parameter];
 	int degree = save_plan_degree(access, o->world_size), writers = 0, index = -1;
@@ -40,11 +41,11 @@ static void divide(const struct parameter_access *access, const struct save_plan
 
 	*first = 0;
 	*n = p->count;
-	if (o->gathers)
+	if (gathered)
 		return;
 	*n = access->held ? access->held(access->context, p, first) : p->count;
 	for (int r = o->rank % degree; r < o->world_size; r += degree)
-		if (!o->shares || o->shares[r]) {
+		if (!o->shares || o->gathers_model || o->shares[r]) {
 			index = r == o->rank ? writers : index;
 			writers++;
 		}
@@ -101,18 +102,18 @@ static void add_piece(struct save_plan *plan, enum parameter_state which, const 
 	                             .type = type,
 	                             .bytes = (size_t)n * dtype_size(type),
 	                             .name = p->name};
-	plan->bytes += piece->bytes;
 }
 
 static void add_weights(struct builder *b)
 {
 	const struct model_layout *layout = b->access->layout;
 	struct save_plan *plan = b->plan;
+	bool gathered = b->o->gathers || b->o->gathers_model;
 
 	for (int i = 0; i < layout->parameters; i++) {
 		int64_t first, n;
 
-		divide(b->access, b->o, i, &first, &n);
+		divide(b->access, b->o, gathered, i, &first, &n);
 		if (n == 0)
 			continue;
 		add_piece(plan, STATE_WEIGHTS, &layout->parameter[i], first, n, b->o->type);
@@ -142,7 +143,7 @@ static int add_state(struct builder *b, struct error *err)
 			int64_t first, n;
 			char *name;
 
-			divide(b->access, b->o, i, &first, &n);
+			divide(b->access, b->o, b->o->gathers, i, &first, &n);
 			if (n == 0)
 				continue;
 			name = str_printf("%s.%s@%" PRId64, save_plan_kind(kinds[k]), p->name, first);
@@ -200,6 +201,7 @@ int save_plan_create(const struct parameter_access *access, const struct save_pl
 		return error_oom(err);
 	plan->rank = options->gathers ? 0 : options->rank;
 	plan->gathers = options->gathers;
+	plan->writes_gathered = options->rank == 0;
 	plan->world_size = options->world_size;
 	plan->state = options->state;
 	plan->pieces = calloc(4 * (size_t)access->layout->parameters + 1, sizeof(*plan->pieces));
@@ -208,7 +210,14 @@ int save_plan_create(const struct parameter_access *access, const struct save_pl
 	if ((r = lay_out_model(&b, err)) < 0)
 		return r;
 	add_weights(&b);
-	if ((options->state && (r = add_state(&b, err)) < 0) || (r = list_files(&b, err)) < 0)
+	plan->gathered = options->gathers_model ? plan->n : 0;
+	if (options->state && (r = add_state(&b, err)) < 0)
+		return r;
+	if (options->gathers)
+		plan->gathered = plan->n;
+	for (size_t i = plan->gathered; i < plan->n; i++)
+		plan->bytes += plan->pieces[i].bytes;
+	if ((r = list_files(&b, err)) < 0)
 		return r;
 	*out = steal_pointer(plan);
 	return 0;

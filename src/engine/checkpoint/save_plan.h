@@ -4,7 +4,8 @@
  * it between them. Weights go to their places in the model's files, which all ranks write at once; master
  * weights and moments go to a file of this rank's own, dtrain/rank-R-of-W.safetensors, as flat pieces that
  * are named KIND.PARAMETER@FIRST: elements from FIRST on of a parameter, so that any number of ranks reads
- * them.
+ * them. Where the nodes have no directory in common, each rank's own file lies on its node, and rank 0 writes
+ * the model, whose parts it gathers.
  */
 #pragma once
 
@@ -19,6 +20,7 @@ struct save_plan_options {
 	/* Of each rank: whether it writes into the directory of rank 0. NULL: all do. */
 	const bool *shares;
 	bool gathers;             /* rank 0 writes everything; all ranks have its plan */
+	bool gathers_model;       /* rank 0 writes the model, each rank its own state: shares is not asked */
 	enum dtype type;          /* of the saved weights */
 	bool state;               /* moments, too; else the model alone */
 	bool master;              /* with state: fp32 master weights, too */
@@ -51,7 +53,11 @@ struct save_plan {
 	size_t n_files;
 	struct save_piece *pieces;
 	size_t n;
-	size_t bytes; /* of all pieces */
+	/* The first so many pieces are in files of rank 0, which reads them by access->gather; all ranks have
+	 * the same of them. */
+	size_t gathered;
+	bool writes_gathered; /* this is rank 0 */
+	size_t bytes;         /* of the other pieces */
 	/* Behind them. */
 	struct safetensors_layout model, own;
 	char **names;

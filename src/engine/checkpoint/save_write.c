@@ -19,8 +19,10 @@
 static int get(const struct save_plan *plan, const struct parameter_access *access,
                const struct save_piece *piece, int64_t first, int64_t n, float *out, struct error *err)
 {
-	return (plan->gathers ? access->gather : access->read)(
-	    access->context, piece->which, piece->parameter, piece->first + first, n, out, err);
+	bool gathered = (size_t)(piece - plan->pieces) < plan->gathered;
+
+	return (gathered ? access->gather : access->read)(access->context, piece->which, piece->parameter,
+	                                                  piece->first + first, n, out, err);
 }
 
 /* Elements [first, first + n) of a piece in the file's type. wide [READ_PIECE]: the fp32 values before. to
@@ -59,29 +61,32 @@ int save_stage(const struct save_plan *plan, const struct parameter_access *acce
 	char *at = staging;
 	int r = wide ? 0 : error_oom(err);
 
-	for (size_t i = 0; i < plan->n && r == 0; i++) {
+	for (size_t i = plan->gathered; i < plan->n && r == 0; i++) {
 		r = produce(plan, access, &plan->pieces[i], 0, plan->pieces[i].n, wide, at, err);
 		at += plan->pieces[i].bytes;
 	}
 	return r;
 }
 
-struct output {
-	const struct save_write *w;
+struct save_writer {
+	struct save_write w;
+	size_t n_files;              /* of the list */
 	struct manifest_file *files; /* the list; of the plan's files, then of those listed */
 	struct manifest_part *parts;
 	size_t n_parts;
 	float *wide;
 	char *buffer;     /* MANIFEST_PIECE bytes */
+	size_t next;      /* the first piece of the plan that is not written */
 	size_t piece, at; /* the bytes of the plan's pieces that are read: all before these */
 };
 
+/* Takes part in the collectives by which the pieces are gathered from these bytes on. */
 static int follow(const struct save_plan *plan, const struct parameter_access *access, size_t piece,
                   size_t at, struct error *err)
 {
 	int r = 0;
 
-	for (; piece < plan->n && r == 0; piece++, at = 0) {
+	for (; piece < plan->gathered && r == 0; piece++, at = 0) {
 		const struct save_piece *p = &plan->pieces[piece];
 		size_t size = dtype_size(p->type);
 
@@ -92,11 +97,6 @@ static int follow(const struct save_plan *plan, const struct parameter_access *a
 	return r;
 }
 
-int save_follow(const struct save_plan *plan, const struct parameter_access *access, struct error *err)
-{
-	return follow(plan, access, 0, 0, err);
-}
-
 static int write_at(int fd, const char *path, uint64_t offset, const void *data, size_t bytes,
                     struct error *err)
 {
@@ -105,7 +105,7 @@ static int write_at(int fd, const char *path, uint64_t offset, const void *data,
 	return file_write_all(fd, data, bytes, err) < 0 ? error_prefix(err, "%s", path) : 0;
 }
 
-static void list_part(struct output *o, struct manifest_file *f, struct manifest_part part)
+static void list_part(struct save_writer *o, struct manifest_file *f, struct manifest_part part)
 {
 	if (f->n == 0)
 		f->parts = &o->parts[o->n_parts];
@@ -113,7 +113,7 @@ static void list_part(struct output *o, struct manifest_file *f, struct manifest
 	f->n++;
 }
 
-static int write_piece(struct output *o, int fd, const char *path, struct manifest_file *f,
+static int write_piece(struct save_writer *o, int fd, const char *path, struct manifest_file *f,
                        const struct save_piece *piece, const char *staged, struct error *err)
 {
 	size_t size = dtype_size(piece->type);
@@ -124,12 +124,12 @@ static int write_piece(struct output *o, int fd, const char *path, struct manife
 		size_t bytes = MIN(piece->bytes - at, MANIFEST_PIECE);
 		const char *data = staged ? staged + at : o->buffer;
 
-		if (o->w->piece && (r = o->w->piece(o->w->context, err)) < 0)
+		if (o->w.piece && o->next >= o->w.plan->gathered && (r = o->w.piece(o->w.context, err)) < 0)
 			return r;
 		if (!staged)
-			r = produce(o->w->plan, o->w->access, piece, (int64_t)(at / size),
+			r = produce(o->w.plan, o->w.access, piece, (int64_t)(at / size),
 			            (int64_t)(bytes / size), o->wide, o->buffer, err);
-		o->piece = (size_t)(piece - o->w->plan->pieces);
+		o->piece = o->next;
 		o->at = at + bytes;
 		if (r == 0)
 			r = write_at(fd, path, piece->offset + at, data, bytes, err);
@@ -140,20 +140,21 @@ static int write_piece(struct output *o, int fd, const char *path, struct manife
 	return r;
 }
 
-/* Its pieces are [*next, …); where this rank has neither a piece nor the header, nothing is written. */
-static int write_file(struct output *o, size_t file, size_t *next, const char **staged, struct error *err)
+/* Its pieces are [next, …); where this rank has neither a piece nor the header, nothing is written. *staged:
+ * their values, or NULL. */
+static int write_file(struct save_writer *o, size_t file, const char **staged, struct error *err)
 {
-	const struct save_plan *plan = o->w->plan;
+	const struct save_plan *plan = o->w.plan;
 	const struct save_plan_file *from = &plan->files[file];
 	struct manifest_file *f = &o->files[file];
-	_cleanup_free_ char *path = str_path_join(o->w->directory, from->name);
+	_cleanup_free_ char *path = str_path_join(o->w.directory, from->name);
 	_cleanup_close_ int fd = -1;
 	int r = 0;
 
 	*f = (struct manifest_file){.name = from->name, .bytes = from->bytes};
 	if (!path)
 		return error_oom(err);
-	if (from->header_bytes == 0 && (*next == plan->n || plan->pieces[*next].file != file))
+	if (from->header_bytes == 0 && (o->next == plan->n || plan->pieces[o->next].file != file))
 		return 0;
 	fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
 	if (fd < 0)
@@ -164,19 +165,19 @@ static int write_file(struct output *o, size_t file, size_t *next, const char **
 		                                 manifest_hash(from->header, from->header_bytes)});
 		r = write_at(fd, path, 0, from->header, from->header_bytes, err);
 	}
-	for (; *next < plan->n && plan->pieces[*next].file == file && r == 0; (*next)++) {
-		r = write_piece(o, fd, path, f, &plan->pieces[*next], *staged, err);
+	for (; o->next < plan->n && plan->pieces[o->next].file == file && r == 0; o->next++) {
+		r = write_piece(o, fd, path, f, &plan->pieces[o->next], *staged, err);
 		if (*staged)
-			*staged += plan->pieces[*next].bytes;
+			*staged += plan->pieces[o->next].bytes;
 	}
 	if (r == 0 && fsync(fd) < 0)
 		r = error_errno(err, -errno, "cannot write %s", path);
 	return r;
 }
 
-static int list_whole(struct output *o, const char *name, struct manifest_file *f, struct error *err)
+static int list_whole(struct save_writer *o, const char *name, struct manifest_file *f, struct error *err)
 {
-	_cleanup_free_ char *path = str_path_join(o->w->directory, name);
+	_cleanup_free_ char *path = str_path_join(o->w.directory, name);
 	_cleanup_file_map_ struct file_map map = {"", 0};
 	int r = path ? file_map_open(path, &map, err) : error_oom(err);
 
@@ -187,17 +188,17 @@ static int list_whole(struct output *o, const char *name, struct manifest_file *
 	return 0;
 }
 
-static int write_list(struct output *o, size_t n_files, uint64_t *bytes, uint64_t *hash, struct error *err)
+static int write_list(struct save_writer *o, uint64_t *bytes, uint64_t *hash, struct error *err)
 {
-	const struct save_plan *plan = o->w->plan;
+	const struct save_plan *plan = o->w.plan;
 	_cleanup_free_ char *stem = save_plan_stem(plan->rank, plan->world_size), *path = NULL, *text = NULL;
-	struct manifest m = {.files = calloc(n_files + 1, sizeof(*m.files))};
+	struct manifest m = {.files = calloc(o->n_files + 1, sizeof(*m.files))};
 	_cleanup_free_ struct manifest_file *owner = m.files;
 
-	path = stem ? str_printf("%s/%s.json", o->w->directory, stem) : NULL;
+	path = stem ? str_printf("%s/%s.json", o->w.directory, stem) : NULL;
 	if (!path || !m.files)
 		return error_oom(err);
-	for (size_t i = 0; i < n_files; i++)
+	for (size_t i = 0; i < o->n_files; i++)
 		if (o->files[i].n > 0)
 			m.files[m.n++] = o->files[i];
 	text = manifest_text(&m);
@@ -208,31 +209,84 @@ static int write_list(struct output *o, size_t n_files, uint64_t *bytes, uint64_
 	return file_write_atomic(path, text, strlen(text), 0644, err);
 }
 
-int save_write(const struct save_write *w, uint64_t *list_bytes, uint64_t *list_hash, struct error *err)
+int save_writer_create(const struct save_write *w, struct save_writer **out, struct error *err)
 {
-	const struct save_plan *plan = w->plan;
-	size_t n_files = plan->n_files + w->n_listed, next = 0;
-	_cleanup_free_ struct manifest_file *files = calloc(n_files + 1, sizeof(*files));
-	_cleanup_free_ struct manifest_part *parts = calloc(plan->n + n_files + 1, sizeof(*parts));
-	_cleanup_free_ float *wide = w->staged ? NULL : malloc(READ_PIECE * sizeof(*wide));
-	_cleanup_free_ char *buffer = w->staged ? NULL : malloc(MANIFEST_PIECE);
-	struct output o = {.w = w, .files = files, .parts = parts, .wide = wide, .buffer = buffer};
-	const char *staged = w->staged;
-	int r = 0;
+	_cleanup_(save_writer_freep) struct save_writer *o = calloc(1, sizeof(*o));
 
-	if (!files || !parts || (!staged && (!wide || !buffer)))
+	if (!o)
 		return error_oom(err);
-	for (size_t i = 0; i < plan->n_files && r == 0; i++)
-		r = write_file(&o, i, &next, &staged, err);
-	/* The other ranks go on with the collectives to the last piece, and then learn of the failure. */
-	if (r < 0 && plan->gathers)
-		follow(plan, w->access, o.piece, o.at, NULL);
-	if (r == 0 && plan->rank == 0)
-		r = safetensors_write_index(w->directory, "model", &plan->model, err);
-	for (size_t i = 0; i < w->n_listed && r == 0; i++)
-		r = list_whole(&o, w->listed[i], &files[plan->n_files + i], err);
+	o->w = *w;
+	o->n_files = w->plan->n_files + w->n_listed;
+	o->files = calloc(o->n_files + 1, sizeof(*o->files));
+	o->parts = calloc(w->plan->n + o->n_files + 1, sizeof(*o->parts));
+	if (!o->files || !o->parts)
+		return error_oom(err);
+	*out = steal_pointer(o);
+	return 0;
+}
+
+void save_writer_free(struct save_writer *o)
+{
+	if (!o)
+		return;
+	free(o->files);
+	free(o->parts);
+	free(o->wide);
+	free(o->buffer);
+	free(o);
+}
+
+/* For values that are read while they are written. */
+static int allocate_buffers(struct save_writer *o, struct error *err)
+{
+	if (!o->wide)
+		o->wide = malloc(READ_PIECE * sizeof(*o->wide));
+	if (!o->buffer)
+		o->buffer = malloc(MANIFEST_PIECE);
+	return o->wide && o->buffer ? 0 : error_oom(err);
+}
+
+/* How many of the plan's files are gathered: the model's, or all. */
+static size_t gathered_files(const struct save_plan *plan)
+{
+	return plan->gathers ? plan->n_files : plan->gathered > 0 ? plan->model.n_files : 0;
+}
+
+int save_writer_gathered(struct save_writer *o, struct error *err)
+{
+	const struct save_plan *plan = o->w.plan;
+	const char *staged = NULL;
+	int r;
+
+	if (!plan->writes_gathered) {
+		o->next = plan->gathered;
+		return follow(plan, o->w.access, 0, 0, err);
+	}
+	r = allocate_buffers(o, err);
+	for (size_t i = 0; i < gathered_files(plan) && r == 0; i++)
+		r = write_file(o, i, &staged, err);
+	if (r < 0)
+		follow(plan, o->w.access, o->piece, o->at, NULL);
+	return r;
+}
+
+int save_writer_own(struct save_writer *o, const void *values, uint64_t *list_bytes, uint64_t *list_hash,
+                    struct error *err)
+{
+	const struct save_plan *plan = o->w.plan;
+	const char *staged = values;
+	int r = staged ? 0 : allocate_buffers(o, err);
+
 	*list_bytes = *list_hash = 0;
-	return r < 0 || !plan->state || (plan->n == 0 && plan->rank != 0)
+	if (plan->gathers && !plan->writes_gathered)
+		return r;
+	for (size_t i = gathered_files(plan); i < plan->n_files && r == 0; i++)
+		r = write_file(o, i, &staged, err);
+	if (r == 0 && plan->rank == 0)
+		r = safetensors_write_index(o->w.directory, "model", &plan->model, err);
+	for (size_t i = 0; i < o->w.n_listed && r == 0; i++)
+		r = list_whole(o, o->w.listed[i], &o->files[plan->n_files + i], err);
+	return r < 0 || !plan->state || (plan->n == plan->gathered && plan->rank != 0)
 	           ? r
-	           : write_list(&o, n_files, list_bytes, list_hash, err);
+	           : write_list(o, list_bytes, list_hash, err);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The output directory of a training run: what it has at the start, the checkpoints and the final model. Rank
- * 0 alone opens it and publishes in it; all ranks write their parts of what is saved. */
+ * 0 opens it and publishes in it; all ranks write their parts of what is saved. Where nodes do not share it,
+ * one rank of each other node does the same with the directory of that name there. */
 #pragma once
 
 #include <stdbool.h>
@@ -30,8 +31,10 @@ struct saver_options {
 	int rank, world_size;
 	const char *node; /* names this machine */
 	double timeout_s; /* of a collective; a disk that takes nothing for so long is a failure, too */
-	bool gather;      /* where not all nodes find the directory, rank 0 writes what the others hold */
-	bool background;  /* checkpoints are copied to host memory, and written while the training goes on */
+	/* Where not all nodes find the directory of rank 0, rank 0 writes what the others hold. Without, each
+	 * node has a directory of its own with what its ranks hold, and rank 0 writes the model. */
+	bool gather;
+	bool background; /* checkpoints are copied to host memory, and written while the training goes on */
 	enum saver_resume resume;
 	bool overwrite;           /* removes checkpoints that the run does not go on from */
 	int64_t keep;             /* newest checkpoints to keep; 0: all */

@@ -4,9 +4,13 @@
  *
  *     each rank                                            rank 0
  *     WRITING    copies its part; a thread writes it
- *     WRITTEN    its files are synced                      when all ranks are: comm_check, claim_check,
+ *     WRITTEN    its files are synced                      when all ranks are, and those of other nodes that
+ *                                                          publish a directory there are PUBLISHED:
+ *                                                          comm_check, claim_check,
  *                                                          writes the index, syncs, renames
  *                                                          PUBLISHED
+ *
+ * A rank of another node publishes in the same way as soon as all ranks are WRITTEN.
  *
  * Only the thread that trains uses the communicator: while a save is in progress, the ranks gather their
  * states each time that they call saving_poll, which all do after the same steps. A rank that has failed says
@@ -32,6 +36,7 @@ struct saving {
 	struct saving_job job;
 	struct saving_record own;
 	struct saving_record *all;
+	struct save_writer *writer;
 	struct background work;
 	struct manifest_index index;
 	bool publishing;
@@ -52,35 +57,48 @@ static int before_piece(void *context, struct error *err)
 	atomic_fetch_add(&s->pieces, 1);
 	if (atomic_load(&s->cancelled))
 		return error_set(err, -ECANCELED, "saving was cancelled");
-	/* Where values are gathered, that is the sign of life. */
-	if (s->job.copy || s->job.plan->gathers || !s->job.ranks.comm ||
-	    clock_monotonic() - s->gathered_at < s->job.interval_s)
+	if (s->job.copy || !s->job.ranks.comm || clock_monotonic() - s->gathered_at < s->job.interval_s)
 		return 0;
 	return saving_poll(s, &ended, err);
 }
 
-static int write_part(void *context, struct error *err)
+static int create_writer(struct saving *s, struct error *err)
 {
-	struct saving *s = context;
 	const struct saving_job *job = &s->job;
+	bool first = ranks_rank(&job->ranks) == 0;
 	struct save_write w = {.directory = job->directory,
 	                       .plan = job->plan,
 	                       .access = job->access,
-	                       .staged = job->copy,
+	                       .listed = first ? job->listed : NULL,
+	                       .n_listed = first ? job->n_listed : 0,
 	                       .piece = before_piece,
 	                       .context = s};
-	int r = 0;
 
-	if (job->plan->gathers && ranks_rank(&job->ranks) != 0)
-		return save_follow(job->plan, job->access, err);
-	if (job->plan->rank == 0) {
-		w.listed = job->listed;
-		w.n_listed = job->n_listed;
-		r = job->files(job->context, err);
-	}
-	if (r < 0 && job->plan->gathers)
-		save_follow(job->plan, job->access, NULL);
-	return r < 0 ? r : save_write(&w, &s->own.list_bytes, &s->own.list_hash, err);
+	return save_writer_create(&w, &s->writer, err);
+}
+
+static int write_own(void *context, struct error *err)
+{
+	struct saving *s = context;
+	const struct saving_job *job = &s->job;
+	int r = job->files ? job->files(job->context, err) : 0;
+
+	return r < 0 ? r : save_writer_own(s->writer, job->copy, &s->own.list_bytes, &s->own.list_hash, err);
+}
+
+/* What is gathered is written by the thread that trains, with the collectives as the sign of life. The ranks
+ * agree on the result, so that none of them writes its own part of a save that has failed. */
+static int write_gathered(struct saving *s, struct error *err)
+{
+	bool broken;
+	int r;
+
+	if (s->job.plan->gathered == 0)
+		return 0;
+	r = ranks_agree(&s->job.ranks, save_writer_gathered(s->writer, err), &broken, err);
+	s->agreed = r < 0;
+	s->gathered_at = clock_monotonic();
+	return r;
 }
 
 static int publish(void *context, struct error *err)
@@ -188,19 +206,28 @@ static int start_publishing(struct saving *s, struct error *err)
 	return gather(s, r, &all_written, err);
 }
 
+static bool others_have_published(const struct saving *s)
+{
+	for (int i = 1; i < ranks_size(&s->job.ranks); i++)
+		if (s->all[i].publishes && s->all[i].state != PUBLISHED)
+			return false;
+	return true;
+}
+
 int saving_poll(struct saving *s, bool *ended, struct error *err)
 {
-	bool all_written;
+	bool all_written, first = ranks_rank(&s->job.ranks) == 0;
 	int r = look_at_thread(s, err);
 
 	*ended = false;
 	if ((r = gather(s, r, &all_written, err)) < 0)
 		return r;
 	*ended = s->all[0].state == PUBLISHED;
-	if (*ended || !all_written || s->publishing || ranks_rank(&s->job.ranks) != 0)
+	if (*ended || !all_written || s->publishing || !s->job.publish ||
+	    (first && !others_have_published(s)))
 		return 0;
 	r = start_publishing(s, err);
-	*ended = r == 0 && s->own.state == PUBLISHED;
+	*ended = r == 0 && first && s->own.state == PUBLISHED;
 	return r;
 }
 
@@ -213,14 +240,17 @@ int saving_start(const struct saving_job *job, struct saving **out, struct error
 	if (!s || !(s->all = calloc((size_t)ranks_size(&job->ranks), sizeof(*s->all))))
 		return error_oom(err);
 	s->job = *job;
+	s->own.publishes = job->publish != NULL;
 	snprintf(s->own.node, sizeof(s->own.node), "%s", job->ranks.node ? job->ranks.node : "");
 	s->moved_at = s->gathered_at = clock_monotonic();
+	if ((r = create_writer(s, err)) < 0 || (r = write_gathered(s, err)) < 0)
+		return r;
 	if (job->copy) {
 		r = save_stage(job->plan, job->access, job->copy, err);
 		if (r == 0)
-			r = background_start(&s->work, write_part, s, err);
+			r = background_start(&s->work, write_own, s, err);
 	} else {
-		r = write_part(s, err);
+		r = write_own(s, err);
 		s->own.state = WRITTEN;
 	}
 	/* Without a thread the others are in saving_poll, or will be next. */
@@ -238,6 +268,7 @@ void saving_free(struct saving *s)
 		return;
 	atomic_store(&s->cancelled, true);
 	background_join(&s->work, NULL);
+	save_writer_free(s->writer);
 	free(s->index.ranks);
 	free(s->all);
 	free(s);

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One save that is in progress: every rank writes its part, then rank 0 publishes the whole. */
+/* One save that is in progress: every rank writes its part, then rank 0 publishes the whole. Where the nodes
+ * have no directory in common, one rank of each publishes what lies there; rank 0 is the last, and with that
+ * the checkpoint exists. */
 #pragma once
 
 #include <stdbool.h>
@@ -15,6 +17,7 @@
 struct saving_record {
 	int64_t state; /* how far this rank is, or a negative errno */
 	uint64_t list_bytes, list_hash;
+	int64_t publishes; /* 1: it publishes a directory */
 	char node[64];
 };
 
@@ -27,11 +30,13 @@ struct saving_job {
 	const char *directory; /* that is filled; it exists */
 	const struct save_plan *plan;
 	const struct parameter_access *access;
-	void *copy; /* host, plan->bytes: what is written is copied there first, and written by a thread;
-	               NULL: the values are read while they are written, before saving_start returns */
-	/* On rank 0. files: writes what is there besides the parameters, of which `listed` are in the list of
-	 * what was saved. publish: makes the directory a checkpoint; index: as the ranks have written it,
-	 * NULL where the plan has no state. Both may run in the thread. */
+	void *copy; /* host, plan->bytes: what is written, but not gathered, is copied there first, and
+	               written by a thread; NULL: the values are read while they are written, before
+	               saving_start returns */
+	/* On rank 0, and on each rank that publishes a directory of its node; NULL on the others. files:
+	 * writes what is there besides the parameters, of which `listed` are in the list of what was saved.
+	 * publish: makes the directory a checkpoint; index: as the ranks have written it, NULL where the plan
+	 * has no state. Both may run in the thread. */
 	int (*files)(void *context, struct error *err);
 	const char *const *listed;
 	size_t n_listed;

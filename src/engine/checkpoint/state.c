@@ -53,12 +53,16 @@ static int trainer_state_save(const char *directory, const struct checkpoint_sta
 int checkpoint_state_save(const char *directory, const struct checkpoint_state *s, bool resume,
                           struct error *err)
 {
-	_cleanup_free_ char *path = str_path_join(directory, "dtrain/state.json");
-	_cleanup_json_ json_t *j = NULL;
 	int r = trainer_state_save(directory, s, err);
 
-	if (r < 0 || !resume)
-		return r;
+	return r < 0 || !resume ? r : checkpoint_resume_state_save(directory, s, err);
+}
+
+int checkpoint_resume_state_save(const char *directory, const struct checkpoint_state *s, struct error *err)
+{
+	_cleanup_free_ char *path = str_path_join(directory, "dtrain/state.json");
+	_cleanup_json_ json_t *j = NULL;
+
 	j = json_pack("{s:i, s:I, s:I, s:I, s:i, s:I, s:I, s:s, s:s, s:s}", "version", STATE_VERSION, "step",
 	              (json_int_t)s->step, "examples", (json_int_t)s->examples, "steps", (json_int_t)s->steps,
 	              "world_size", s->world_size, "tokens", (json_int_t)s->tokens, "seed",
@@ -76,18 +80,37 @@ int checkpoint_state_save(const char *directory, const struct checkpoint_state *
 int checkpoint_state_load(const char *directory, struct checkpoint_state *s, json_t **owner,
                           struct error *err)
 {
+	_cleanup_json_ json_t *j = NULL, *t = NULL;
+	int r = checkpoint_state_read(directory, &j, &t, err);
+
+	*s = (struct checkpoint_state){0};
+	return r < 0 ? r : checkpoint_state_parse(directory, j, t, s, owner, err);
+}
+
+int checkpoint_state_read(const char *directory, json_t **state, json_t **trainer_state, struct error *err)
+{
 	_cleanup_free_ char *path = str_path_join(directory, "dtrain/state.json"),
 	                    *trainer = str_path_join(directory, "trainer_state.json");
-	_cleanup_json_ json_t *j = NULL, *t = NULL;
-	int64_t version, world_size;
-	json_t *history;
 	int r;
 
 	if (!path || !trainer)
 		return error_oom(err);
+	r = json_read_file(path, state, err);
+	return r < 0 || !file_exists(trainer) ? r : json_read_file(trainer, trainer_state, err);
+}
+
+int checkpoint_state_parse(const char *directory, json_t *j, const json_t *t, struct checkpoint_state *s,
+                           json_t **owner, struct error *err)
+{
+	_cleanup_free_ char *path = str_path_join(directory, "dtrain/state.json");
+	int64_t version, world_size;
+	json_t *history;
+	int r;
+
 	*s = (struct checkpoint_state){0};
-	if ((r = json_read_file(path, &j, err)) < 0 || (r = json_read_file(trainer, &t, err)) < 0 ||
-	    (r = json_need_int(j, "version", path, 0, INT64_MAX, &version, err)) < 0)
+	if (!path)
+		return error_oom(err);
+	if ((r = json_need_int(j, "version", path, 0, INT64_MAX, &version, err)) < 0)
 		return r;
 	if (version != STATE_VERSION)
 		return error_set(err, -EINVAL, "%s: version %lld; this dtrain reads %d", path,
@@ -112,7 +135,7 @@ int checkpoint_state_load(const char *directory, struct checkpoint_state *s, jso
 	s->epoch = json_get_number(t, "epoch", 0);
 	history = json_object_get(t, "log_history");
 	s->log_history = json_is_array(history) ? json_incref(history) : json_array();
-	*owner = steal_pointer(j);
+	*owner = json_incref(j);
 	return s->log_history ? 0 : error_oom(err);
 }
 
