@@ -156,6 +156,8 @@ static const struct key run_key_list[] = {
      "of gradients while they travel between ranks"},
     {"parallel", "offload", KEY_CHOICE, F(parallel.offload), "none", 0, 0, "none|optimizer|all",
      "what lies in the host's memory, and is stepped by its cores; all: weights and gradients, too"},
+    {"parallel", "offload_dir", KEY_STRING, F(parallel.offload_dir), NULL, 0, 0, NULL,
+     "with offload: a directory on a disk of each node, for the state of the optimizer"},
     {"parallel", "timeout", KEY_INT, F(parallel.timeout), "600", 1, 86400, NULL,
      "seconds that a collective may make no progress"},
 
@@ -271,6 +273,15 @@ static int check_parallel(const struct run_config *c, const char *where, struct 
 		    "expected a divisor of %lld, such as %lld",
 		    where, (long long)ranks, (long long)degree, (long long)ranks,
 		    (long long)nearest_divisor(ranks, degree));
+	if (c->parallel.offload_dir && !strcmp(c->parallel.offload, "none"))
+		return error_set(
+		    err, -EINVAL,
+		    "%s: parallel.offload_dir: has no effect with parallel.offload = \"none\"; leave it out, "
+		    "or use \"optimizer\" or \"all\"",
+		    where);
+	if (c->parallel.offload_dir && !c->parallel.offload_dir[0])
+		return error_set(err, -EINVAL, "%s: parallel.offload_dir: is empty; expected a directory",
+		                 where);
 	if (!strcmp(c->parallel.offload, "all") && ranks > 1 && strcmp(c->parallel.strategy, "auto") != 0 &&
 	    strcmp(c->parallel.strategy, "zero3") != 0 && strcmp(c->parallel.strategy, "hybrid") != 0)
 		return error_set(

@@ -87,6 +87,7 @@ struct run_config {
 		int64_t persist_below; /* zero3, hybrid: elements; the weights of smaller units stay whole */
 		char *reduce_type;     /* fp32 bf16: of gradients on the wire */
 		char *offload;         /* none optimizer all */
+		char *offload_dir;     /* NULL: in memory */
 		int64_t timeout;       /* seconds without progress of a collective */
 	} parallel;
 

@@ -273,6 +273,8 @@ static void print_memory(const struct estimate *e)
 	printf("  %-12s %s\n", "outside", str_bytes(text, sizeof(text), e->outside));
 	if (e->host)
 		printf("  %-12s %s\n", "host", str_bytes(text, sizeof(text), e->host));
+	if (e->disk)
+		printf("  %-12s %s\n", "disk", str_bytes(text, sizeof(text), e->disk));
 	printf("  %-12s %s", "peak", str_bytes(text, sizeof(text), e->total));
 	printf(" of %s\n", str_bytes(text, sizeof(text), e->available));
 }

@@ -169,6 +169,7 @@ static int start_preflight(struct start *x, struct error *err)
 	what.path = (char *)path;
 	if (q->native) {
 		what.model = q->config->model.path ? q->config->model.path : q->config->model.init;
+		what.offload_dir = q->config->parallel.offload_dir;
 		if (q->node_rank == 0) /* rank 0 writes */
 			what.output_dir = q->config->output.dir;
 	}

@@ -111,6 +111,7 @@ int options_train(const struct run_config *c, struct train_options *out, struct 
 	precision_parse(c->parallel.reduce_type, &out->reduce_type);
 	if (shard_offload_parse(c->parallel.offload, &out->offload) < 0)
 		return error_set(err, -EINVAL, "parallel.offload: %s is not known", c->parallel.offload);
+	out->offload_dir = c->parallel.offload_dir;
 	if (options_strategy_is_auto(c) && out->offload == SHARD_OFFLOAD_ALL)
 		out->strategy = SHARD_ZERO3; /* until then, as precision */
 	return train_options_check(out, err);

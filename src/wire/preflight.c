@@ -30,7 +30,7 @@ static const struct field request_fields[] = {
     F(directory, FIELD_STRING, FIELD_OPTIONAL),      F(program, FIELD_STRING, FIELD_REQUIRED),
     F(engine, FIELD_STRING, FIELD_OPTIONAL),         F(path, FIELD_STRING, FIELD_OPTIONAL),
     F(model, FIELD_STRING, FIELD_OPTIONAL),          F(output_dir, FIELD_STRING, FIELD_OPTIONAL),
-    F(log_dir, FIELD_STRING, FIELD_OPTIONAL),
+    F(offload_dir, FIELD_STRING, FIELD_OPTIONAL),    F(log_dir, FIELD_STRING, FIELD_OPTIONAL),
 };
 const struct message preflight_request_message = {"preflight request", sizeof(struct preflight_request),
                                                   request_fields, ARRAY_SIZE(request_fields),

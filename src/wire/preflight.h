@@ -21,13 +21,14 @@ MESSAGE_DECLARE(run_user)
 struct preflight_request {
 	char *user;
 	int64_t uid;
-	char *directory;  /* absolute; optional: the user's home */
-	char *program;    /* argv[0] */
-	char *engine;     /* "cuda", "cpu": whose package has program; optional: the user's own program */
-	char *path;       /* PATH of the run; optional */
-	char *model;      /* relative to directory; optional: none */
-	char *output_dir; /* optional: not to be checked here */
-	char *log_dir;    /* optional: not to be checked */
+	char *directory;   /* absolute; optional: the user's home */
+	char *program;     /* argv[0] */
+	char *engine;      /* "cuda", "cpu": whose package has program; optional: the user's own program */
+	char *path;        /* PATH of the run; optional */
+	char *model;       /* relative to directory; optional: none */
+	char *output_dir;  /* optional: not to be checked here */
+	char *offload_dir; /* optional: none */
+	char *log_dir;     /* optional: not to be checked */
 };
 
 MESSAGE_DECLARE(preflight_request)

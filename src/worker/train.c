@@ -318,6 +318,8 @@ static int make_trainer(struct training *t, struct error *err)
 	_cleanup_free_ char *print = fingerprint(t);
 	_cleanup_json_ json_t *plan = NULL;
 	char memory[32], steps[48];
+	const char *how;
+	int64_t disk;
 	int r;
 
 	if ((r = trainer_create(t->dev, t->comm, &t->model, &t->options, t->data, t->eval, &t->trainer,
@@ -331,6 +333,10 @@ static int make_trainer(struct training *t, struct error *err)
 		       str_count(steps, sizeof(steps), trainer_total_steps(t->trainer), "step"),
 		       trainer_steps_per_epoch(t->trainer),
 		       str_bytes(memory, sizeof(memory), json_integer_value(json_object_get(plan, "total"))));
+	disk = trainer_disk(t->trainer, &how);
+	if (first_rank(t) && disk > 0)
+		printf("optimizer state: %s of each rank in %s, %s\n",
+		       str_bytes(memory, sizeof(memory), (size_t)disk), t->options.offload_dir, how);
 	return 0;
 }
 

@@ -158,6 +158,9 @@ static const struct {
     {ON_RANKS("2", "strategy = \"hybrid\"; shard_degree = 8;"), NULL, "expected a divisor of 2, such as 2"},
     {ON_RANKS("2", "offload = \"optimizer\"; }; train = { optimizer = \"muon\";"), NULL,
      "parallel.offload: the host can step adamw, sgd and lion, and train.optimizer is \"muon\""},
+    {ON_RANKS("2", "offload_dir = \"/nvme\";"), NULL,
+     "parallel.offload_dir: has no effect with parallel.offload = \"none\"; leave it out, or"},
+    {ON_RANKS("2", "offload = \"optimizer\"; offload_dir = \"\";"), NULL, "parallel.offload_dir: is empty"},
     {ON_RANKS("2", "strategy = \"zero2\"; offload = \"all\";"), NULL,
      "\"all\" keeps shards of the weights in the host's memory, and parallel.strategy = \"zero2\" has no "
      "shards "

@@ -244,6 +244,46 @@ START_TEST(an_output_directory_has_to_be_writable)
 }
 END_TEST
 
+/* It has to be there, since a disk that is not mounted must not fill another one. */
+START_TEST(an_offload_directory_has_to_be_writable)
+{
+	const struct passwd *user = getpwnam(geteuid() == 0 ? "nobody" : getpwuid(geteuid())->pw_name);
+	static const struct {
+		const char *dir, *want; /* want: NULL: it may be written to */
+	} cases[] = {{"open", NULL},
+	             {"closed", "cannot write to "},
+	             {"not-yet", "not-yet: No such file or directory"},
+	             {"file", "file is not a directory"}};
+	_cleanup_free_ char *dir = unit_tmpdir(), *open = str_path_join(dir, "open"),
+	                    *closed = str_path_join(dir, "closed"), *file = str_path_join(dir, "file");
+	struct preflight_request preflight = {
+	    .directory = dir, .program = (char *)"/bin/true", .log_dir = dir};
+	struct error err = ERROR_INIT;
+
+	if (!user)
+		return;
+	preflight.user = user->pw_name;
+	preflight.uid = user->pw_uid;
+	ck_ok(file_mkdirs(open, 0755, &err), &err);
+	ck_ok(file_mkdirs(closed, 0755, &err), &err);
+	ck_ok(file_write_atomic(file, "", 0, 0644, &err), &err);
+	ck_assert_int_eq(chmod(dir, 0755) | chmod(open, 0777) | chmod(closed, 0555), 0);
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		struct told told;
+
+		preflight.offload_dir = (char *)cases[i].dir;
+		told = look(&preflight, 20);
+		if (!cases[i].want)
+			ck_assert_msg(told.code == 0, "%s", told.message);
+		else
+			ck_assert_msg(told.code < 0 && str_starts(told.message, "parallel.offload_dir") &&
+			                  strstr(told.message, cases[i].want),
+			              "%s", told.message);
+	}
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
 /* A model that does not exist, or that this user cannot read. */
 START_TEST(a_model_has_to_be_readable)
 {
@@ -944,6 +984,7 @@ int main(void)
 	tcase_add_test(tc, what_the_user_may_not_is_refused);
 	tcase_add_test(tc, an_output_directory_that_is_a_file);
 	tcase_add_test(tc, an_output_directory_has_to_be_writable);
+	tcase_add_test(tc, an_offload_directory_has_to_be_writable);
 	tcase_add_test(tc, a_model_has_to_be_readable);
 	tcase_add_test(tc, what_changes_during_a_preflight_counts);
 	tcase_add_test(tc, a_node_that_shuts_down_starts_nothing);

@@ -3,12 +3,14 @@
  */
 #include "unit.h"
 
+#include <dirent.h>
 #include <math.h>
 #include <pthread.h>
 #include <string.h>
 
 #include "../engine/fake_dataset.h"
 #include "../engine/thread_comm.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "base/str.h"
 #include "engine/train/plan.h"
@@ -373,12 +375,15 @@ static void compare_bits(const struct run *run, const struct rank_run *ranks, co
 /* From the start, and then from the state of another run after half of the steps. */
 static void compare_offload(struct run *run, enum shard_offload offload)
 {
+	const char *directory = run->o.offload_dir;
 	struct rank_run *without, *ranks, *later[2];
 	float *state[3];
 
 	run->o.offload = SHARD_OFFLOAD_NONE;
+	run->o.offload_dir = NULL;
 	without = run_all(run);
 	run->o.offload = offload;
+	run->o.offload_dir = directory;
 	ranks = run_all(run);
 	ck_assert_double_lt(without[0].losses[STEPS - 1], without[0].losses[0] - 0.05);
 	compare_bits(run, ranks, without);
@@ -389,6 +394,7 @@ static void compare_offload(struct run *run, enum shard_offload offload)
 	run->start = STEPS / 2;
 	later[0] = run_all(run);
 	run->o.offload = SHARD_OFFLOAD_NONE;
+	run->o.offload_dir = NULL;
 	later[1] = run_all(run);
 	compare_bits(run, later[0], later[1]);
 	run->state = NULL;
@@ -445,6 +451,47 @@ START_TEST(offload_of_all_has_the_same_bits)
 			run.o.reduce_type = kind == 3 ? DTYPE_BF16 : DTYPE_F32;
 			compare_offload(&run, SHARD_OFFLOAD_ALL);
 		}
+}
+END_TEST
+
+static void no_files(const char *directory)
+{
+	DIR *dir = opendir(directory);
+	struct dirent *e;
+
+	ck_assert_ptr_nonnull(dir);
+	while ((e = readdir(dir)))
+		ck_assert_msg(e->d_name[0] == '.' && strlen(e->d_name) <= 2, "%s is left", e->d_name);
+	closedir(dir);
+}
+
+/* Pieces of 700 elements: most units have several, the last of another size, and all buffers are used again.
+ */
+START_TEST(state_on_disk_has_the_same_bits)
+{
+	static const enum dtype types[] = {DTYPE_F32, DTYPE_BF16, DTYPE_BF16, DTYPE_F16};
+	static const enum optimizer_kind optimizers[] = {OPTIMIZER_ADAMW, OPTIMIZER_LION, OPTIMIZER_ADAMW,
+	                                                 OPTIMIZER_SGD};
+	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(22, 9, 8, 50, true);
+	_cleanup_(dataset_closep) struct dataset *eval = fake_dataset(5, 12, 8, 50, false);
+	struct run run = {.world_size = 1 + _i % 2, .tied = _i / 2, .train = train, .eval = eval};
+	_cleanup_free_ char *directory = unit_tmpdir();
+	struct error err = ERROR_INIT;
+
+	for (int kind = 0; kind < 4; kind++) {
+		options(&run.o, SHARD_ZERO3, 1 + kind % 2);
+		run.o.precision = types[kind];
+		run.o.without_master = kind == 2;
+		run.o.scaler.power = 12;
+		run.o.optimizer = optimizers[kind];
+		run.o.learning_rate = kind == 3 ? 3e-2 : 1e-3;
+		run.o.momentum = run.tied ? 0 : 0.9;
+		run.o.offload_dir = directory;
+		run.o.state_piece = 700;
+		compare_offload(&run, kind % 2 ? SHARD_OFFLOAD_ALL : SHARD_OFFLOAD_OPTIMIZER);
+		no_files(directory);
+	}
+	ck_ok(file_remove_tree(directory, &err), &err);
 }
 END_TEST
 
@@ -635,6 +682,7 @@ int main(void)
 	tcase_add_test(c, state_moves_between_strategies);
 	tcase_add_loop_test(c, offload_has_the_same_bits, 0, 3);
 	tcase_add_loop_test(c, offload_of_all_has_the_same_bits, 0, 8);
+	tcase_add_loop_test(c, state_on_disk_has_the_same_bits, 0, 4);
 	tcase_add_loop_test(c, offload_takes_the_state_from_the_device, 0, 2);
 	tcase_add_loop_test(c, offload_of_all_takes_the_shards_from_the_device, 0, 2);
 	tcase_add_test(c, gradients_in_bf16_on_the_wire);

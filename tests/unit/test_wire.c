@@ -150,7 +150,8 @@ static const char START[] =
 #define PREFLIGHT                                                                                            \
 	"{\"user\":\"ada\",\"uid\":1000,\"directory\":\"/home/"                                              \
 	"ada\",\"program\":\"python3\",\"engine\":\"cpu\","                                                  \
-	"\"path\":\"/bin\",\"model\":\"m\",\"output_dir\":\"out\",\"log_dir\":\"/var/log/dtrain\"}"
+	"\"path\":\"/bin\",\"model\":\"m\",\"output_dir\":\"out\",\"offload_dir\":\"/nvme\",\"log_dir\":\"/" \
+	"var/log/dtrain\"}"
 #define USER                                                                                                 \
 	"{\"name\":\"ada\",\"home\":\"/home/ada\",\"shell\":\"/bin/sh\",\"uid\":1000,\"gid\":100,"           \
 	"\"groups\":[100,27],\"change\":true}"

@@ -46,6 +46,35 @@ static void step_range(const struct optimizer *o, int unit, int64_t first, int64
 		                                        .nesterov = options->nesterov});
 }
 
+/* The elements [first, end) of a unit: matrices, and behind them what decays with decay_all alone. */
+static void step_part(const struct optimizer *o, int unit, int64_t first, int64_t end,
+                      const struct optimizer_options *options, const float *grad_scale)
+{
+	int64_t middle = MIN(MAX(o->s->unit[unit].matrices, first), end);
+
+	step_range(o, unit, first, middle - first, options->weight_decay, options, grad_scale);
+	step_range(o, unit, middle, end - middle, options->decay_all ? options->weight_decay : 0, options,
+	           grad_scale);
+}
+
+/* A rule that looks at each element by itself, piece by piece of the unit's state. */
+static int step_unit(const struct optimizer *o, int unit, const struct optimizer_options *options,
+                     const float *grad_scale, struct error *err)
+{
+	struct shard *s = o->s;
+	int64_t first, n;
+	int r;
+
+	for (int64_t i = 0; i < shard_state_pieces(s, unit); i++) {
+		if ((r = shard_need_state(s, unit, i, &first, &n, err)) < 0)
+			return r;
+		step_part(o, unit, first, first + n, options, grad_scale);
+		if ((r = shard_put_state(s, unit, err)) < 0)
+			return r;
+	}
+	return 0;
+}
+
 int optimizer_step(struct optimizer *o, const struct optimizer_options *options,
                    const struct optimizer_work *w, struct error *err)
 {
@@ -79,15 +108,12 @@ int optimizer_step(struct optimizer *o, const struct optimizer_options *options,
 		grad_scale = &scale;
 	}
 	for (int i = 0; i < s->units; i++) {
-		struct shard_unit *u = &s->unit[i];
-
 		if ((r = shard_wait_host(s, i, err)) < 0)
 			return r;
-		if (!by_tensors[o->kind]) {
-			step_range(o, i, 0, u->matrices, options->weight_decay, options, grad_scale);
-			step_range(o, i, u->matrices, u->padded - u->matrices,
-			           options->decay_all ? options->weight_decay : 0, options, grad_scale);
-		}
+		/* After an overflow nothing would change; on the disk that need not be read. */
+		if (!by_tensors[o->kind] && !(s->o.offload_dir && isnan(scale)) &&
+		    (r = step_unit(o, i, options, grad_scale, err)) < 0)
+			return r;
 		shard_publish(s, i, true);
 	}
 	return shard_published(s, err);

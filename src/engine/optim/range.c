@@ -4,6 +4,15 @@
 #include "engine/device/host.h"
 #include "engine/optim/internal.h"
 
+/* Of this rank's part of the unit, the element at which an array of state begins. */
+static int64_t first_of(const struct shard *s, const struct shard_unit *u, enum shard_state which)
+{
+	return shard_state_is_on_disk(s, which) ? u->state_first
+	       : which == SHARD_MOMENT1         ? u->m_from
+	       : which == SHARD_MOMENT2         ? u->v_from
+	                                        : 0;
+}
+
 struct own_range optimizer_range(const struct shard *s, int unit, int64_t first, int64_t n)
 {
 	const struct shard_unit *u = &s->unit[unit];
@@ -14,13 +23,13 @@ struct own_range optimizer_range(const struct shard *s, int unit, int64_t first,
 	if (range.n == 0)
 		return range;
 	range.first = u->first + at - first;
-	range.master = u->master ? u->master + at : NULL;
+	range.master = u->master ? u->master + (at - first_of(s, u, SHARD_MASTER)) : NULL;
 	range.copy = s->o.type == DTYPE_F32 ? NULL
 	                                    : (char *)(s->o.offload ? u->host_copy : u->own_weights) +
 	                                          (size_t)at * dtype_size(s->o.type);
 	range.gradient = (s->o.offload ? u->host_gradients : u->own_gradients) + at;
-	range.m = u->m && at >= u->m_from ? u->m + (at - u->m_from) : NULL;
-	range.v = u->v && at >= u->v_from ? u->v + (at - u->v_from) : NULL;
+	range.m = u->m && at >= u->m_from ? u->m + (at - first_of(s, u, SHARD_MOMENT1)) : NULL;
+	range.v = u->v && at >= u->v_from ? u->v + (at - first_of(s, u, SHARD_MOMENT2)) : NULL;
 	range.place = u->base + u->first + at;
 	return range;
 }

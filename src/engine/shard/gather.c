@@ -176,9 +176,12 @@ int shard_published(struct shard *s, struct error *err)
 
 int shard_settle(struct shard *s, struct error *err)
 {
+	int r = disk_state_settle(s, err);
+
+	if (r < 0)
+		return r;
 	for (int i = 0; i < s->units; i++) {
 		comm_ticket ticket = s->unit[i].gathering;
-		int r;
 
 		if (s->o.offload && (r = device_event_finish(s->dev, s->unit[i].up, err)) < 0)
 			return r;

@@ -10,11 +10,12 @@ int offload_open(struct shard *s, struct error *err)
 		if ((r = device_event_create(s->dev, &s->unit[i].down, err)) < 0 ||
 		    (r = device_event_create(s->dev, &s->unit[i].up, err)) < 0)
 			return r;
-	return 0;
+	return s->o.offload_dir ? disk_state_open(s, err) : 0;
 }
 
 void offload_close(struct shard *s)
 {
+	disk_state_close(s);
 	for (int i = 0; i < s->units && s->o.offload; i++) {
 		device_event_destroy(s->unit[i].down);
 		device_event_destroy(s->unit[i].up);
@@ -69,13 +70,12 @@ int shard_wait_host(struct shard *s, int unit, struct error *err)
 }
 
 /* Only when weights are loaded, so that a plain loop serves. */
-static void round_master(const struct shard *s, struct shard_unit *u)
+void offload_round(const struct shard *s, struct shard_unit *u, const float *master, int64_t at, int64_t n)
 {
-	uint16_t *copy = u->host_copy;
+	uint16_t *copy = (uint16_t *)u->host_copy + at;
 
-	for (int64_t i = 0; i < u->own; i++)
-		copy[i] =
-		    s->o.type == DTYPE_BF16 ? bf16_from_float(u->master[i]) : f16_from_float(u->master[i]);
+	for (int64_t i = 0; i < n; i++)
+		copy[i] = s->o.type == DTYPE_BF16 ? bf16_from_float(master[i]) : f16_from_float(master[i]);
 }
 
 void offload_publish(struct shard *s, int unit, bool converted)
@@ -83,7 +83,7 @@ void offload_publish(struct shard *s, int unit, bool converted)
 	struct shard_unit *u = &s->unit[unit];
 
 	if (!converted && u->host_copy && u->master)
-		round_master(s, u);
+		offload_round(s, u, u->master, 0, u->own);
 	if (!u->own_weights) /* they come up when they are needed */
 		return;
 	device_transfer(s->dev, DEVICE_FROM_HOST, u->own_weights, host_weights(u), weight_bytes(s, u->own),

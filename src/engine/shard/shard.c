@@ -188,10 +188,16 @@ static void place_state(const struct shard *s, int i, struct arena *a)
 	struct shard_unit *u = &s->unit[i];
 	bool copies = s->o.type != DTYPE_F32 || s->o.offload;
 
-	if (copies && !s->o.without_master)
+	u->state_first = 0;
+	if (shard_state_is_on_disk(s, SHARD_MASTER))
+		u->master = NULL;
+	else if (copies && !s->o.without_master)
 		u->master = arena_take(a, BUFFER_OPTIMIZER, (size_t)u->own * 4, "unit %d master", i);
 	else if (!copies)
 		u->master = u->own_weights;
+	u->m = u->v = NULL;
+	if (s->o.offload_dir)
+		return;
 	u->m = arena_take(a, BUFFER_OPTIMIZER, (size_t)(u->own - u->m_from) * 4, "unit %d moment 1", i);
 	u->v = arena_take(a, BUFFER_OPTIMIZER, (size_t)(u->own - u->v_from) * 4, "unit %d moment 2", i);
 }
@@ -272,6 +278,8 @@ void shard_place_buffers(struct shard *s, struct arena *a, struct arena *host)
 	for (int ring = 0; ring < SHARD_RINGS; ring++)
 		for (int kind = WEIGHTS; kind < KINDS; kind++)
 			place_ring(s, a, ring, (enum kind)kind);
+	if (s->o.offload_dir)
+		state_place_buffers(s, host);
 	s->squares = s->o.offload == SHARD_OFFLOAD_ALL
 	                 ? arena_take(a, BUFFER_SCRATCH, sizeof(*s->squares), "sum of squares")
 	                 : NULL;

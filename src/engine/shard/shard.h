@@ -40,6 +40,10 @@
  * unit's gradients go down after each micro-step; those of the micro-steps before come up to be added to, so
  * that sums are taken on the device, in the same order as without offload.
  *
+ * With a directory for offload, the moments and the master weights are in a file there instead, and in host
+ * memory while they are stepped, piece by piece; in fp32, where they are the weights, the master weights stay
+ * in host memory.
+ *
  * All ranks make the same calls in the same order, whatever their batches are.
  */
 #pragma once
@@ -80,6 +84,8 @@ struct shard_options {
 	int64_t persist_below; /* elements: smaller units' weights stay whole */
 	enum dtype wire;       /* in which gradients are summed: fp32 or bf16 */
 	enum shard_offload offload;
+	const char *offload_dir; /* borrowed; NULL: what is offloaded stays in host memory */
+	int64_t state_piece;     /* elements that are stepped at a time with offload_dir; 0: by default */
 };
 
 struct shard_unit {
@@ -98,6 +104,7 @@ struct shard_unit {
 	size_t aliased_bytes;
 	float *master, *m, *v;  /* [own], [own - m_from], [own - v_from]; NULL where there is none */
 	int64_t m_from, v_from; /* own elements before these have no such moment: the optimizer's to say */
+	int64_t state_first;    /* with offload_dir, of the piece that is stepped: own elements before it */
 	/* With offload, in host memory, as master, m and v are then. */
 	float *host_gradients; /* [own] */
 	void *host_copy;       /* [own], compute type; NULL in fp32, where it is master */
@@ -121,6 +128,7 @@ struct shard_slot {
 
 enum { SHARD_RING_ENDS, SHARD_RING_BLOCKS, SHARD_RINGS };
 enum { SHARD_SLOTS_MAX = 16 };
+enum { SHARD_STATE_BUFFERS = 3 };
 
 struct shard_ring {
 	int slots, next;
@@ -144,6 +152,10 @@ struct shard {
 	 * the squares of those of the last micro-step, which have gone down. */
 	struct shard_ring own[SHARD_RINGS];
 	double *squares;
+	/* With offload_dir. */
+	struct disk_state *disk;
+	char *state_buffer[SHARD_STATE_BUFFERS]; /* host */
+	int64_t state_buffer_bytes;
 	bool first_micro_step, last_micro_step;
 };
 
@@ -188,6 +200,26 @@ int shard_wait_gradients(struct shard *s, int unit, struct error *err);
 void shard_sum_squares(struct shard *s, int unit, double *sum);
 /* With offload, after that: the host has a unit's gradients, and may change its state. */
 int shard_wait_host(struct shard *s, int unit, struct error *err);
+
+/* ---- offload_dir ---- */
+enum shard_state { SHARD_MASTER, SHARD_MOMENT1, SHARD_MOMENT2, SHARD_STATES };
+bool shard_state_is_on_disk(const struct shard *s, enum shard_state which);
+int64_t shard_disk_bytes(const struct shard *s); /* of this rank's file */
+/* "by io_uring and O_DIRECT", or what of it is missing; NULL: no file. */
+const char *shard_disk_describe(const struct shard *s);
+/* A step takes a unit's state in so many pieces, one without offload_dir. After shard_need_state the elements
+ * [*first, *first + *n) of the unit are in master, m and v; shard_put_state follows once they have changed.
+ * Units and their pieces are taken in order. */
+int64_t shard_state_pieces(const struct shard *s, int unit);
+int shard_need_state(struct shard *s, int unit, int64_t piece, int64_t *first, int64_t *n, struct error *err);
+int shard_put_state(struct shard *s, int unit, struct error *err);
+/* Between steps: elements [at, at + n) of this rank's part of a unit, of state that is on disk and that the
+ * optimizer keeps. Master weights that are written are rounded to the compute weights, too. */
+int shard_read_state(struct shard *s, enum shard_state which, int unit, int64_t at, int64_t n, float *out,
+                     struct error *err);
+int shard_write_state(struct shard *s, enum shard_state which, int unit, int64_t at, int64_t n,
+                      const float *in, struct error *err);
+
 /* The sum of what ranks have computed over their own parts alone, in place on the device. */
 int shard_sum(struct shard *s, double *sums, int64_t n, struct error *err);
 

@@ -130,6 +130,9 @@ static void count_parts(const struct model_config *c, const struct train_options
 #define HOST_MEMORY 200e9
 #define HOST_LINK   25e9
 
+/* Of a node's disk, which has not been measured: what it reads and writes in a second. */
+#define DISK 3e9
+
 /* Times of the collectives of a unit, over the ranks that share a copy of the model, and over its copies; 0:
  * it has none. */
 struct unit_times {
@@ -241,7 +244,7 @@ static double optimizer_bytes(const struct train_options *o)
 }
 
 /* The gradients' way down is under the backward pass, and is not counted. */
-static double optimizer_seconds(const struct train_options *o, const struct hardware_set *where, double own)
+static double host_seconds(const struct train_options *o, const struct hardware_set *where, double own)
 {
 	const struct hardware *h = &where->device;
 	double copies = o->offload ? own * 2 * (double)(sizeof(float) + dtype_size(o->precision)) : 0;
@@ -250,6 +253,13 @@ static double optimizer_seconds(const struct train_options *o, const struct hard
 		return stream(h, o->precision, RATE_OPTIMIZER, own * optimizer_bytes(o) + copies);
 	return own * optimizer_bytes(o) * where->per_node / HOST_MEMORY +
 	       (o->offload == SHARD_OFFLOAD_ALL ? 0 : own * (double)dtype_size(o->precision) / HOST_LINK);
+}
+
+/* The disk reads and writes while the host steps; bytes: of the unit's state on it. */
+static double optimizer_seconds(const struct train_options *o, const struct hardware_set *where, double own,
+                                double bytes)
+{
+	return MAX(host_seconds(o, where, own), 2 * bytes * where->per_node / DISK);
 }
 
 static void play_step(struct player *p, double overlap)
@@ -299,14 +309,18 @@ static void count_units(struct player *p, const struct hardware_set *where)
 	const struct shard *s = p->shard;
 	int inside = MIN(s->degree, where->per_node), across = (s->degree + inside - 1) / inside;
 	int copies_inside = MAX(where->per_node / s->degree, 1);
+	double all = 0, disk;
 	int copies_across = (s->replicas + copies_inside - 1) / copies_inside;
 
+	for (int u = 0; u < p->units; u++)
+		all += (double)s->unit[u].own;
+	disk = (double)shard_disk_bytes(s) / MAX(all, 1);
 	for (int u = 0; u < p->units; u++) {
 		struct unit_times *t = &p->unit[u];
 		double elements = (double)s->unit[u].padded, own = (double)s->unit[u].own;
 		double wire = (double)dtype_size(p->o->reduce_type);
 
-		t->optimizer = optimizer_seconds(p->o, where, own);
+		t->optimizer = optimizer_seconds(p->o, where, own, disk * own);
 		t->gather = cost_gather(h, elements * (double)dtype_size(p->o->precision), across, inside);
 		t->gather += upload_seconds(p->o, where, &s->unit[u]);
 		t->reduce = cost_gather(h, elements * wire, across, inside) +

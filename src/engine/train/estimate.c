@@ -78,6 +78,7 @@ int estimate_run(const struct estimate_input *in, struct estimate *out, struct e
 	                         .copies = copies(in, &o, plan),
 	                         .outside = outside(in, plan, &shapes),
 	                         .host = arena_total(&plan->host),
+	                         .disk = (size_t)shard_disk_bytes(plan->shard),
 	                         .available = (size_t)h->memory};
 	out->outside += h->slots > 0 ? out->copies : 0;
 	for (size_t i = 0; i < plan->arena.n; i++)
@@ -290,6 +291,7 @@ static json_t *memory_json(const struct estimate *e)
 	json_object_set_new(o, "copies", json_integer((json_int_t)e->copies));
 	json_object_set_new(o, "outside", json_integer((json_int_t)e->outside));
 	json_object_set_new(o, "host", json_integer((json_int_t)e->host));
+	json_object_set_new(o, "disk", json_integer((json_int_t)e->disk));
 	json_object_set_new(o, "peak", json_integer((json_int_t)e->total));
 	json_object_set_new(o, "available", json_integer((json_int_t)e->available));
 	return o;

@@ -29,6 +29,7 @@ struct estimate {
 	size_t copies;                /* host memory that checkpoints are copied to */
 	size_t outside;               /* beyond the plan; on a CPU the copies too */
 	size_t host;                  /* in host memory, which on a CPU is the device's and part of total */
+	size_t disk;                  /* in the file of parallel.offload_dir */
 	size_t total, available;
 	bool fits;
 	struct cost cost;

@@ -65,6 +65,7 @@ int train_options_check(const struct train_options *o, struct error *err)
 	     "log_steps has to be at least 1, save_steps and eval_steps at least 0"},
 	    {!o->offload || optimizer_steps_on_host(o->optimizer),
 	     "only adamw, sgd and lion can step on the host (parallel.offload)"},
+	    {!o->offload_dir || o->offload, "offload_dir has no effect without offload"},
 	    {o->prefetch >= 0 && o->prefetch < SHARD_SLOTS_MAX && o->persist_below >= 0,
 	     "prefetch has to be 0 to 15, persist_below not negative"},
 	};

@@ -42,7 +42,9 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 	                              .prefetch = options->prefetch,
 	                              .persist_below = options->persist_below,
 	                              .wire = options->reduce_type,
-	                              .offload = options->offload};
+	                              .offload = options->offload,
+	                              .offload_dir = options->offload_dir,
+	                              .state_piece = options->state_piece};
 	int r;
 
 	if (!p)

@@ -40,6 +40,17 @@ static int copy_in(struct trainer *t, void *state, const void *in, size_t bytes,
 	return 0;
 }
 
+static enum shard_state state_of(enum parameter_state which)
+{
+	return which == STATE_WEIGHTS ? SHARD_MASTER : which == STATE_MOMENT1 ? SHARD_MOMENT1 : SHARD_MOMENT2;
+}
+
+static bool is_on_disk(const struct trainer *t, enum parameter_state which)
+{
+	return shard_state_is_on_disk(t->plan->shard, state_of(which)) &&
+	       !(which == STATE_WEIGHTS && t->o.without_master);
+}
+
 static int moment_of(enum parameter_state which)
 {
 	return which == STATE_MOMENT1 ? 1 : 2;
@@ -80,6 +91,8 @@ int trainer_read(struct trainer *t, enum parameter_state which, const struct mod
 	}
 	if (is_8bit(t, which))
 		return optimizer_read_8bit(t->plan->optimizer, moment_of(which), p->unit, at, n, out, err);
+	if (is_on_disk(t, which))
+		return shard_read_state(t->plan->shard, state_of(which), p->unit, at, n, out, err);
 	from = state(t, which, p->unit, at, &type);
 	r = copy_out(t, out, from, (size_t)n * dtype_size(type), err);
 	/* `out` is widened in place, from the last element on, so that no value is overwritten before it is
@@ -113,6 +126,8 @@ int trainer_write(struct trainer *t, enum parameter_state which, const struct mo
 	if (is_8bit(t, which))
 		return optimizer_write_8bit(t->plan->optimizer, moment_of(which), p->unit, at, own, in + skip,
 		                            err);
+	if (is_on_disk(t, which))
+		return shard_write_state(t->plan->shard, state_of(which), p->unit, at, own, in + skip, err);
 	to = state(t, which, p->unit, at, &type);
 	if (type == DTYPE_F32)
 		return copy_in(t, to, in + skip, (size_t)own * sizeof(float), err);
@@ -190,6 +205,25 @@ static int bring(struct trainer *t, float *to, const void *own, enum dtype type,
 	return r;
 }
 
+static int bring_from_disk(struct trainer *t, float *to, enum parameter_state which, int unit, int64_t at,
+                           int64_t n, struct error *err)
+{
+	enum { PIECE = 1 << 18 };
+	_cleanup_free_ float *piece = malloc(PIECE * sizeof(float));
+	int r = 0;
+
+	if (!piece)
+		return error_oom(err);
+	for (int64_t done = 0; done < n && r == 0; done += PIECE) {
+		int64_t part = MIN(n - done, PIECE);
+
+		r = shard_read_state(t->plan->shard, state_of(which), unit, at + done, part, piece, err);
+		if (r == 0)
+			r = device_write(t->dev, to + done, piece, (size_t)part * sizeof(float), err);
+	}
+	return r;
+}
+
 /* The same by the rank of each part, in turn: what its owner reads from the host goes to the others. */
 static int gather_piece(struct trainer *t, enum parameter_state which, const struct model_parameter *p,
                         int64_t first, int64_t n, float *out, struct error *err)
@@ -211,6 +245,10 @@ static int gather_piece(struct trainer *t, enum parameter_state which, const str
 		if (part.first == s->unit[p->unit].first && is_8bit(t, which)) {
 			optimizer_widen(t->plan->optimizer, moment_of(which), p->unit, at, held,
 			                (float *)staging + from);
+		} else if (part.first == s->unit[p->unit].first && is_on_disk(t, which)) {
+			if ((r = bring_from_disk(t, (float *)staging + from, which, p->unit, at, held, err)) <
+			    0)
+				return r;
 		} else if (part.first == s->unit[p->unit].first) {
 			enum dtype type;
 			const void *own = state(t, which, p->unit, at, &type);

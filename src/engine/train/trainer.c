@@ -188,6 +188,12 @@ const struct model_layout *trainer_layout(const struct trainer *t)
 	return t->plan->layout;
 }
 
+int64_t trainer_disk(const struct trainer *t, const char **how)
+{
+	*how = shard_disk_describe(t->plan->shard);
+	return *how ? shard_disk_bytes(t->plan->shard) : 0;
+}
+
 int trainer_plan_json(const struct trainer *t, json_t **out, struct error *err)
 {
 	json_t *host = NULL;

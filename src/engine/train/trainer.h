@@ -103,6 +103,9 @@ const double *trainer_rank_seconds(const struct trainer *t);
 int64_t trainer_tokens(const struct trainer *t); /* seen so far in this process, all ranks together */
 const struct model_layout *trainer_layout(const struct trainer *t);
 /* The plan as JSON (arena.h says how); with offload "host" is the same of the host's memory. */
+/* The size of the file of parallel.offload_dir on this rank, and how it is read and written ("by io_uring and
+ * O_DIRECT"); 0: there is none. */
+int64_t trainer_disk(const struct trainer *t, const char **how);
 int trainer_plan_json(const struct trainer *t, json_t **out, struct error *err);
 
 /* Loads the weights: fill is called for each parameter, in pieces; then the compute copies are made. Every

@@ -28,7 +28,7 @@ enum { LOG_SPACE = 16 << 20 };
 /* A request with all that it leaves open filled in. */
 struct check {
 	const struct run_user *user;
-	const char *directory, *program, *engine, *path, *model, *output_dir;
+	const char *directory, *program, *engine, *path, *model, *output_dir, *offload_dir;
 };
 
 static void write_line(const struct preflight_line *answer)
@@ -172,6 +172,25 @@ static int check_output(const struct check *p, struct error *err)
 	             : 0;
 }
 
+/* It has to be there: were it made here, a disk that is not mounted would fill the one above it. */
+static int check_offload(const struct check *p, struct error *err)
+{
+	_cleanup_free_ char *path = str_path_join(p->directory, p->offload_dir);
+	struct stat st;
+	int r;
+
+	if (!path)
+		return error_oom(err);
+	step("parallel.offload_dir %s", path);
+	if (stat(path, &st) < 0)
+		return error_errno(err, -errno, "parallel.offload_dir %s", path);
+	if (!S_ISDIR(st.st_mode))
+		return error_set(err, -ENOTDIR, "parallel.offload_dir %s is not a directory", path);
+	r = may(path, W_OK | X_OK);
+	return r < 0 ? error_errno(err, r, "parallel.offload_dir: %s cannot write to %s", p->user->name, path)
+	             : 0;
+}
+
 static int check_as_user(const struct check *p, struct error *err)
 {
 	int r;
@@ -188,6 +207,8 @@ static int check_as_user(const struct check *p, struct error *err)
 	}
 	if (r == 0 && p->output_dir)
 		r = check_output(p, err);
+	if (r == 0 && p->offload_dir)
+		r = check_offload(p, err);
 	return r;
 }
 
@@ -212,6 +233,7 @@ static int check(const struct preflight_request *request, struct error *err)
 	    .path = request->path,
 	    .model = request->model,
 	    .output_dir = request->output_dir,
+	    .offload_dir = request->offload_dir,
 	};
 	int r;
 
