@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * grad_dump MODEL BATCH OUT [recompute] [bf16]: loads a Hugging Face directory, runs one micro-batch forward
- * and backward, and writes the results as OUT/model.safetensors: every gradient under its parameter's name,
- * losses [tokens], logits [tokens, vocab] (fp32 only) and loss [1], the mean. BATCH is JSON:
+ * grad_dump MODEL BATCH OUT [recompute | selective] [bf16]: loads a Hugging Face directory, runs one
+ * micro-batch forward and backward, and writes the results as OUT/model.safetensors: every gradient under its
+ * parameter's name, losses [tokens], logits [tokens, vocab] (fp32 only) and loss [1], the mean. BATCH is
+ * JSON:
  * {"documents":[[id, …], …], "masked":[n, …]}: the first n tokens of a document do not count in the loss.
  */
 #include <stdio.h>
@@ -77,8 +78,8 @@ static void read_batch(const json_t *o, struct batch *out)
 	                              .starts = out->starts};
 }
 
-static int run(const char *path, const char *batch_path, const char *out, bool recompute, bool bf16,
-               struct error *err)
+static int run(const char *path, const char *batch_path, const char *out, enum model_recompute recompute,
+               bool bf16, struct error *err)
 {
 	_cleanup_(safetensors_closep) struct safetensors *st = NULL;
 	_cleanup_json_ json_t *o = NULL;
@@ -144,14 +145,18 @@ static int run(const char *path, const char *batch_path, const char *out, bool r
 int main(int argc, char **argv)
 {
 	struct error err = ERROR_INIT;
-	bool recompute = false, bf16 = false;
+	enum model_recompute recompute = MODEL_KEEP_ALL;
+	bool bf16 = false;
 
 	for (int i = 4; i < argc; i++) {
-		recompute |= strcmp(argv[i], "recompute") == 0;
+		if (strcmp(argv[i], "recompute") == 0)
+			recompute = MODEL_RECOMPUTE_BLOCK;
+		else if (strcmp(argv[i], "selective") == 0)
+			recompute = MODEL_RECOMPUTE_SELECTIVE;
 		bf16 |= strcmp(argv[i], "bf16") == 0;
 	}
 	if (argc < 4) {
-		fprintf(stderr, "usage: grad_dump MODEL BATCH OUT [recompute] [bf16]\n");
+		fprintf(stderr, "usage: grad_dump MODEL BATCH OUT [recompute | selective] [bf16]\n");
 		return 2;
 	}
 	if (run(argv[1], argv[2], argv[3], recompute, bf16, &err) < 0) {

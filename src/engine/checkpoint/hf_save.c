@@ -19,9 +19,11 @@ static const char *const tokenizer_files[] = {
 static const struct {
 	const char *model_type, *architecture;
 } architectures[] = {
-    {"llama", "LlamaForCausalLM"}, {"mistral", "MistralForCausalLM"},   {"qwen2", "Qwen2ForCausalLM"},
-    {"qwen3", "Qwen3ForCausalLM"}, {"minimind", "MiniMindForCausalLM"}, {"olmo2", "Olmo2ForCausalLM"},
-    {"olmo3", "Olmo3ForCausalLM"}, {"gpt_oss", "GptOssForCausalLM"},    {"gpt2", "GPT2LMHeadModel"},
+    {"llama", "LlamaForCausalLM"},     {"mistral", "MistralForCausalLM"},    {"qwen2", "Qwen2ForCausalLM"},
+    {"qwen3", "Qwen3ForCausalLM"},     {"minimind", "MiniMindForCausalLM"},  {"olmo2", "Olmo2ForCausalLM"},
+    {"olmo3", "Olmo3ForCausalLM"},     {"gpt_oss", "GptOssForCausalLM"},     {"gpt2", "GPT2LMHeadModel"},
+    {"smollm3", "SmolLM3ForCausalLM"}, {"granite", "GraniteForCausalLM"},    {"phi3", "Phi3ForCausalLM"},
+    {"gemma2", "Gemma2ForCausalLM"},   {"gemma3_text", "Gemma3ForCausalLM"},
 };
 
 const char *hf_architecture(const char *model_type)

@@ -62,6 +62,7 @@ struct device_shapes {
 	int64_t tokens;       /* rows of the largest micro-batch */
 	int64_t max_sequence; /* longest document in tokens */
 	int hidden, intermediate, heads, kv_heads, head_dim;
+	int norm_cols;              /* of a norm that is wider than hidden; 0: none is */
 	int64_t vocab, logits_rows; /* rows of a cross-entropy chunk */
 	enum dtype type;
 	/* Attention: whether layers see all before a token, or a window of it; neither: all. */

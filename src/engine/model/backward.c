@@ -2,20 +2,6 @@
 /* The backward pass: from the loss through the blocks, the last first, with the gradients of each unit. */
 #include "engine/model/internal.h"
 
-static void norm_gradient(struct model *m, void *dx, bool accumulate, float *dw, const void *dy,
-                          const void *x, const void *w, int64_t tokens)
-{
-	struct device_norm n = {.rows = tokens,
-	                        .groups = 1,
-	                        .cols = m->c.hidden,
-	                        .ld_x = m->c.hidden,
-	                        .ld_y = m->c.hidden,
-	                        .eps = m->c.norm_eps,
-	                        .type = m->o.type};
-
-	device_rmsnorm_backward(m->dev, &n, dx, accumulate, dw, DTYPE_F32, dy, x, m->rstd, w);
-}
-
 /* Norms and biases only ever add up: on the first micro-step they start from zero. Matrices are overwritten.
  */
 static void start_unit(struct model *m, int unit, bool first)
@@ -48,6 +34,7 @@ static void head(struct model *m, const struct model_pass *p, float scale, bool 
 		model_linear_input_gradient(m, matrix, role, dx + offset, m->logits, n);
 		model_linear_weight_gradient(m, matrix, role, m->logits, x + offset, n, first && at == 0);
 	}
+	model_scale_logits(m, dx, rows);
 	if (p->compact) {
 		size_t row = (size_t)hidden * m->size;
 
@@ -56,49 +43,23 @@ static void head(struct model *m, const struct model_pass *p, float scale, bool 
 		device_embedding_forward(m->dev, m->dx, m->inverse, dx, tokens, m->c.hidden, m->o.type);
 	}
 	start_unit(m, unit, first);
-	norm_gradient(m, m->dx, false, gradient(m, unit, PARAMETER_FINAL_NORM), m->dx,
-	              m->layer[m->c.layers].input, weight(m, unit, PARAMETER_FINAL_NORM), tokens);
+	model_norm_gradient(m, unit, PARAMETER_FINAL_NORM, m->dx, false, m->dx, m->layer[m->c.layers].input,
+	                    tokens);
 }
 
 static void mlp_backward(struct model *m, int layer, int64_t tokens, bool first)
 {
 	struct model_activations *a = &m->layer[layer];
 	int unit = layer + 1;
+	const char *dy = model_branch_gradient(m, unit, PARAMETER_MLP_OUT_NORM, a->mlp_out, tokens), *x;
 
-	model_linear_input_gradient(m, unit, PARAMETER_DOWN, m->d_wide, m->dx, tokens);
-	device_swiglu_backward(m->dev, a->gate_up, m->y, m->d_wide, a->gate_up, tokens, m->c.intermediate,
-	                       m->o.type);
-	model_linear_weight_gradient(m, unit, PARAMETER_DOWN, m->dx, m->y, tokens, first);
-	model_norm(m, m->h, a->middle, weight(m, unit, PARAMETER_POST_NORM), tokens);
-	model_linear_weight_gradient(m, unit, PARAMETER_GATE, a->gate_up, m->h, tokens, first);
+	model_linear_input_gradient(m, unit, PARAMETER_DOWN, m->d_wide, dy, tokens);
+	model_activation_gradient(m, a->gate_up, tokens);
+	model_linear_weight_gradient(m, unit, PARAMETER_DOWN, dy, m->y, tokens, first);
+	x = model_branch_input(m, unit, PARAMETER_POST_NORM, a->middle, tokens);
+	model_linear_weight_gradient(m, unit, PARAMETER_GATE, a->gate_up, x, tokens, first);
 	model_linear_input_gradient(m, unit, PARAMETER_GATE, m->h, a->gate_up, tokens);
-	norm_gradient(m, m->dx, true, gradient(m, unit, PARAMETER_POST_NORM), m->h, a->middle,
-	              weight(m, unit, PARAMETER_POST_NORM), tokens);
-}
-
-/* From gradients of the normed heads to those of the projections, in place in d_qkv. The statistics are those
- * that model_qk_norm_rotate has left. */
-static void qk_norm_backward(struct model *m, int unit, const char *qkv, int64_t tokens)
-{
-	static const enum parameter_role role[2] = {PARAMETER_Q_NORM, PARAMETER_K_NORM};
-	int heads[2] = {m->c.heads, m->c.kv_heads};
-	const float *rstd = m->rstd;
-	size_t at = 0;
-
-	for (int i = 0; i < 2; i++) {
-		struct device_norm n = {.rows = tokens,
-		                        .groups = heads[i],
-		                        .cols = m->c.head_dim,
-		                        .ld_x = m->qkv,
-		                        .ld_y = m->qkv,
-		                        .eps = m->c.norm_eps,
-		                        .type = m->o.type};
-
-		device_rmsnorm_backward(m->dev, &n, m->d_qkv + at, false, gradient(m, unit, role[i]),
-		                        DTYPE_F32, m->d_qkv + at, qkv + at, rstd, weight(m, unit, role[i]));
-		rstd += tokens * heads[i];
-		at += (size_t)m->q * m->size;
-	}
+	model_branch_input_gradient(m, unit, PARAMETER_POST_NORM, m->h, a->middle, tokens);
 }
 
 static void attention_backward(struct model *m, const struct model_pass *p, int layer, bool first)
@@ -108,36 +69,23 @@ static void attention_backward(struct model *m, const struct model_pass *p, int 
 	int unit = layer + 1;
 	int64_t tokens = p->b->tokens;
 	size_t k = (size_t)m->q * m->size, v = (size_t)(m->q + m->kv) * m->size;
+	const char *dy =
+	               model_branch_gradient(m, unit, PARAMETER_ATTENTION_OUT_NORM, a->attention_out, tokens),
+	           *x;
 	char *qk = a->qkv;
 
-	model_linear_input_gradient(m, unit, PARAMETER_O, m->d_wide, m->dx, tokens);
-	model_linear_weight_gradient(m, unit, PARAMETER_O, m->dx, a->attention, tokens, first);
-	if (m->c.qk_norm) {
-		qk = m->rotated;
-		model_qk_norm_rotate(m, unit, qk, a->qkv, tokens);
-	}
+	model_linear_input_gradient(m, unit, PARAMETER_O, m->d_wide, dy, tokens);
+	model_linear_weight_gradient(m, unit, PARAMETER_O, dy, a->attention, tokens, first);
+	if (m->c.qk_norm != MODEL_QK_NORM_NONE)
+		qk = model_qk(m, layer, a->qkv, tokens);
 	attention.window = model_config_window(&m->c, layer);
 	device_attention_backward(m->dev, &attention, m->d_qkv, m->d_qkv + k, m->d_qkv + v, m->d_wide,
 	                          a->attention, a->lse, qk, qk + k, a->qkv + v);
-	model_rotate(m, m->d_qkv, tokens, true);
-	if (m->c.qk_norm)
-		qk_norm_backward(m, unit, a->qkv, tokens);
-	model_norm(m, m->h, a->input, weight(m, unit, PARAMETER_INPUT_NORM), tokens);
-	model_linear_weight_gradient(m, unit, PARAMETER_Q, m->d_qkv, m->h, tokens, first);
+	model_qk_gradient(m, layer, a->qkv, tokens);
+	x = model_branch_input(m, unit, PARAMETER_INPUT_NORM, a->input, tokens);
+	model_linear_weight_gradient(m, unit, PARAMETER_Q, m->d_qkv, x, tokens, first);
 	model_linear_input_gradient(m, unit, PARAMETER_Q, m->h, m->d_qkv, tokens);
-	norm_gradient(m, m->dx, true, gradient(m, unit, PARAMETER_INPUT_NORM), m->h, a->input,
-	              weight(m, unit, PARAMETER_INPUT_NORM), tokens);
-}
-
-static void embedding_backward(struct model *m, const struct model_pass *p, bool first)
-{
-	float *table = gradient(m, 0, PARAMETER_EMBEDDING);
-
-	/* Tied, the head has written the whole table already. */
-	if (first && !m->c.tied)
-		device_zero(m->dev, table, (size_t)(m->c.vocab * m->c.hidden) * sizeof(float));
-	device_embedding_backward(m->dev, table, DTYPE_F32, m->dx, m->ids, p->b->ids, p->b->tokens,
-	                          m->c.vocab, m->c.hidden, m->o.type);
+	model_branch_input_gradient(m, unit, PARAMETER_INPUT_NORM, m->h, a->input, tokens);
 }
 
 /* For the compacted head: where row t of the batch finds its gradient. */
@@ -190,14 +138,19 @@ static void recompute(struct model *m, const struct model_pass *p, int layer)
 	struct model_activations *a = &m->layer[layer];
 	int64_t tokens = p->b->tokens;
 	int unit = layer + 1;
+	const char *x;
 
 	if (m->o.recompute == MODEL_RECOMPUTE_BLOCK) {
-		model_norm(m, m->h, a->input, weight(m, unit, PARAMETER_INPUT_NORM), tokens);
+		model_branch_input(m, unit, PARAMETER_INPUT_NORM, a->input, tokens);
 		model_block_forward(m, p, layer);
+		if (a->mlp_out) {
+			model_activate(m, a->gate_up, tokens);
+			model_linear(m, unit, PARAMETER_DOWN, a->mlp_out, m->y, tokens);
+		}
 		return;
 	}
-	model_norm(m, m->h, a->middle, weight(m, unit, PARAMETER_POST_NORM), tokens);
-	model_linear(m, unit, PARAMETER_GATE, a->gate_up, m->h, tokens);
+	x = model_branch_input(m, unit, PARAMETER_POST_NORM, a->middle, tokens);
+	model_linear(m, unit, PARAMETER_GATE, a->gate_up, x, tokens);
 }
 
 int model_forward_backward(struct model *m, const struct model_batch *batch, float scale, bool first,
@@ -232,7 +185,7 @@ int model_forward_backward(struct model *m, const struct model_batch *batch, flo
 	}
 	if (!m->c.tied && (r = model_need(m, 0, MODEL_BACKWARD, err)) < 0)
 		return r;
-	embedding_backward(m, &p, first);
+	model_embedding_gradient(m, batch->ids, tokens, first);
 	end_unit(m, 0);
 	return 0;
 }

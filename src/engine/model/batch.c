@@ -6,28 +6,41 @@
 
 #include "engine/model/internal.h"
 
-int model_prepare(struct model *m, struct error *err)
+static int write_angles(struct model *m, int table, float *values, const float *inv_freq, float length,
+                        struct error *err)
 {
-	int half = m->c.head_dim / 2, r;
+	int half = m->c.rotary_dim / 2, r;
 	size_t n = (size_t)m->o.max_sequence * (size_t)half;
-	_cleanup_free_ float *table = malloc((n + (size_t)half) * sizeof(float));
-	float *inv_freq = table + n;
 
-	if (!table)
-		return error_oom(err);
-	model_config_rope(&m->c, inv_freq);
 	for (int pass = 0; pass < 2; pass++) {
 		for (int64_t t = 0; t < m->o.max_sequence; t++)
 			for (int i = 0; i < half; i++) {
 				/* The angle is rounded to float first, as transformers does. */
 				double angle = (float)t * inv_freq[i];
 
-				table[t * half + i] = (float)(pass ? sin(angle) : cos(angle));
+				values[t * half + i] = (float)(pass ? sin(angle) : cos(angle)) * length;
 			}
-		if ((r = device_write(m->dev, pass ? m->sin : m->cos, table, n * sizeof(float), err)) < 0)
+		if ((r = device_write(m->dev, pass ? m->sin[table] : m->cos[table], values, n * sizeof(float),
+		                      err)) < 0)
 			return r;
 	}
 	return 0;
+}
+
+int model_prepare(struct model *m, struct error *err)
+{
+	size_t half = (size_t)m->c.rotary_dim / 2, n = (size_t)m->o.max_sequence * half;
+	_cleanup_free_ float *values = malloc((n + half) * sizeof(float) + 1);
+	float *inv_freq = values + n, length;
+	int r = 0;
+
+	if (!values)
+		return error_oom(err);
+	for (int t = 0; t < model_config_rotary_tables(&m->c) && r == 0; t++) {
+		model_config_rope(&m->c, t, m->o.max_sequence, inv_freq, &length);
+		r = write_angles(m, t, values, inv_freq, length, err);
+	}
+	return r;
 }
 
 /* Rows with a target. Where many have none (prompts), only the others go through the head. */
@@ -89,7 +102,7 @@ int model_begin(struct model *m, const struct model_batch *b, struct model_pass 
 	                                         .heads = m->c.heads,
 	                                         .kv_heads = m->c.kv_heads,
 	                                         .head_dim = m->c.head_dim,
-	                                         .scale = 1.0f / sqrtf((float)m->c.head_dim),
+	                                         .scale = model_config_attention_scale(&m->c),
 	                                         .documents = b->documents,
 	                                         .starts = m->starts,
 	                                         .host_starts = b->starts,

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One sequence, a few tokens at a time, against the keys and values of those before. */
 #include <errno.h>
-#include <math.h>
 
 #include "engine/model/internal.h"
 
@@ -27,12 +26,12 @@ static int decode_block(struct model *m, int layer, int n, struct error *err)
 	struct model_activations *a = &m->layer[layer];
 	const struct model_config *c = &m->c;
 	int unit = layer + 1, r;
-	char *qk = a->qkv, *v = a->qkv + (size_t)(m->q + m->kv) * m->size;
+	char *qk, *v = a->qkv + (size_t)(m->q + m->kv) * m->size;
 	struct device_attention attention = {.tokens = n,
 	                                     .heads = c->heads,
 	                                     .kv_heads = c->kv_heads,
 	                                     .head_dim = c->head_dim,
-	                                     .scale = 1.0f / sqrtf((float)c->head_dim),
+	                                     .scale = model_config_attention_scale(c),
 	                                     .window = model_config_window(c, layer),
 	                                     .ld_q = m->qkv,
 	                                     .ld_k = 2 * m->kv,
@@ -40,34 +39,26 @@ static int decode_block(struct model *m, int layer, int n, struct error *err)
 	                                     .ld_o = m->q,
 	                                     .type = m->o.type};
 
-	model_linear(m, unit, PARAMETER_Q, a->qkv, m->h, n);
-	if (c->qk_norm) {
-		qk = m->rotated;
-		model_qk_norm_rotate(m, unit, qk, a->qkv, n);
-	} else {
-		model_rotate(m, qk, n, false);
-	}
+	model_linear(m, unit, PARAMETER_Q, a->qkv, c->norm_place == MODEL_NORM_AFTER ? a->input : m->h, n);
+	qk = model_qk(m, layer, a->qkv, n);
 	append_cache(m, layer, qk + (size_t)m->q * m->size, v, n);
 	device_attention_cached(m->dev, &attention, m->past, a->attention, qk, m->cache[layer],
 	                        m->cache[layer] + (size_t)m->kv * m->size);
-	model_linear(m, unit, PARAMETER_O, a->middle, a->attention, n);
-	model_add_norm(m, m->h, a->middle, a->input, weight(m, unit, PARAMETER_POST_NORM), n);
-	model_linear(m, unit, PARAMETER_GATE, a->gate_up, m->h, n);
-	device_swiglu_forward(m->dev, m->y, a->gate_up, n, c->intermediate, m->o.type);
-	model_linear(m, unit, PARAMETER_DOWN, m->layer[layer + 1].input, m->y, n);
+	model_block_middle(m, layer, n);
+	model_block_end(m, layer, n);
 	model_done(m, unit, MODEL_EVALUATE);
 	if ((r = model_need(m, unit + 1, MODEL_EVALUATE, err)) < 0)
 		return r;
-	model_add_norm(
-	    m, m->h, m->layer[layer + 1].input, a->middle,
-	    weight(m, unit + 1, layer == c->layers - 1 ? PARAMETER_FINAL_NORM : PARAMETER_INPUT_NORM), n);
+	model_add_norm(m, unit + 1, next_norm(m, layer), m->layer[layer + 1].input, a->middle, n);
 	return 0;
 }
 
 static int next_logits(struct model *m, int n, float *logits, struct error *err)
 {
-	model_linear_f32(m, head_unit(m), head_role(m), m->decode_logits,
-	                 m->h + (size_t)(n - 1) * (size_t)m->c.hidden * m->size, 1);
+	char *x = m->h + (size_t)(n - 1) * (size_t)m->c.hidden * m->size;
+
+	model_scale_logits(m, x, 1);
+	model_linear_f32(m, head_unit(m), head_role(m), m->decode_logits, x, 1);
 	return device_read(m->dev, logits, m->decode_logits, (size_t)m->c.vocab * sizeof(float), err);
 }
 
@@ -91,13 +82,12 @@ int model_decode(struct model *m, const int32_t *ids, int n, float *logits, stru
 	    (r = device_write(m->dev, m->positions, m->host_positions, bytes, err)) < 0 ||
 	    (r = model_need(m, 0, MODEL_EVALUATE, err)) < 0)
 		return r;
-	device_embedding_forward(m->dev, m->layer[0].input, m->ids, weight(m, 0, PARAMETER_EMBEDDING), n,
-	                         m->c.hidden, m->o.type);
+	model_embed(m, n);
 	if (!m->c.tied)
 		model_done(m, 0, MODEL_EVALUATE);
 	if ((r = model_need(m, 1, MODEL_EVALUATE, err)) < 0)
 		return r;
-	model_norm(m, m->h, m->layer[0].input, weight(m, 1, PARAMETER_INPUT_NORM), n);
+	model_branch_input(m, 1, PARAMETER_INPUT_NORM, m->layer[0].input, n);
 	for (int l = 0; l < m->c.layers; l++)
 		if ((r = decode_block(m, l, n, err)) < 0)
 			return r;

@@ -5,53 +5,17 @@
 
 #include "engine/model/internal.h"
 
-static struct device_norm plain_norm(const struct model *m, int64_t tokens)
+void model_block_middle(struct model *m, int layer, int64_t tokens)
 {
-	return (struct device_norm){.rows = tokens,
-	                            .groups = 1,
-	                            .cols = m->c.hidden,
-	                            .ld_x = m->c.hidden,
-	                            .ld_y = m->c.hidden,
-	                            .eps = m->c.norm_eps,
-	                            .type = m->o.type};
-}
+	struct model_activations *a = &m->layer[layer];
+	char *out = branch_out(a->attention_out, a->middle);
+	int unit = layer + 1;
 
-void model_norm(struct model *m, void *y, const void *x, const void *w, int64_t tokens)
-{
-	struct device_norm n = plain_norm(m, tokens);
-
-	device_rmsnorm_forward(m->dev, &n, y, m->rstd, x, w);
-}
-
-void model_add_norm(struct model *m, void *y, void *sum, const void *x, const void *w, int64_t tokens)
-{
-	struct device_norm n = plain_norm(m, tokens);
-
-	device_add_rmsnorm_forward(m->dev, &n, y, m->rstd, sum, x, w);
-}
-
-void model_qk_norm_rotate(struct model *m, int unit, char *y, const char *x, int64_t tokens)
-{
-	struct device_qk_norm n = {.tokens = tokens,
-	                           .heads = m->c.heads,
-	                           .kv_heads = m->c.kv_heads,
-	                           .head_dim = m->c.head_dim,
-	                           .ld = m->qkv,
-	                           .eps = m->c.norm_eps,
-	                           .positions = m->positions,
-	                           .cos = m->cos,
-	                           .sin = m->sin,
-	                           .type = m->o.type};
-
-	device_qk_norm_rope(m->dev, &n, y, m->rstd, x, weight(m, unit, PARAMETER_Q_NORM),
-	                    weight(m, unit, PARAMETER_K_NORM));
-}
-
-void model_rotate(struct model *m, char *x, int64_t tokens, bool inverse)
-{
-	/* q and k heads lie behind each other. */
-	device_rope(m->dev, x, m->qkv, m->c.heads + m->c.kv_heads, m->c.head_dim, m->positions, m->cos,
-	            m->sin, tokens, inverse, m->o.type);
+	model_linear(m, unit, PARAMETER_O, out, a->attention, tokens);
+	model_branch_end(m, unit, PARAMETER_ATTENTION_OUT_NORM, a->middle, out, tokens);
+	model_add_norm(m, unit, PARAMETER_POST_NORM, a->middle, a->input, tokens);
+	model_linear(m, unit, PARAMETER_GATE, a->gate_up,
+	             m->c.norm_place == MODEL_NORM_AFTER ? a->middle : m->h, tokens);
 }
 
 void model_block_forward(struct model *m, const struct model_pass *p, int layer)
@@ -59,22 +23,25 @@ void model_block_forward(struct model *m, const struct model_pass *p, int layer)
 	struct model_activations *a = &m->layer[layer];
 	struct device_attention attention = p->attention;
 	int64_t tokens = p->b->tokens;
-	int unit = layer + 1;
-	char *qk = a->qkv;
+	char *qk;
 
-	model_linear(m, unit, PARAMETER_Q, a->qkv, m->h, tokens);
-	if (m->c.qk_norm) {
-		qk = m->rotated;
-		model_qk_norm_rotate(m, unit, qk, a->qkv, tokens);
-	} else {
-		model_rotate(m, qk, tokens, false);
-	}
+	model_linear(m, layer + 1, PARAMETER_Q, a->qkv, m->c.norm_place == MODEL_NORM_AFTER ? a->input : m->h,
+	             tokens);
+	qk = model_qk(m, layer, a->qkv, tokens);
 	attention.window = model_config_window(&m->c, layer);
 	device_attention_forward(m->dev, &attention, a->attention, a->lse, qk, qk + (size_t)m->q * m->size,
 	                         a->qkv + (size_t)(m->q + m->kv) * m->size);
-	model_linear(m, unit, PARAMETER_O, a->middle, a->attention, tokens);
-	model_add_norm(m, m->h, a->middle, a->input, weight(m, unit, PARAMETER_POST_NORM), tokens);
-	model_linear(m, unit, PARAMETER_GATE, a->gate_up, m->h, tokens);
+	model_block_middle(m, layer, tokens);
+}
+
+void model_block_end(struct model *m, int layer, int64_t tokens)
+{
+	struct model_activations *a = &m->layer[layer];
+	char *sum = m->layer[layer + 1].input, *out = branch_out(a->mlp_out, sum);
+
+	model_activate(m, a->gate_up, tokens);
+	model_linear(m, layer + 1, PARAMETER_DOWN, out, m->y, tokens);
+	model_branch_end(m, layer + 1, PARAMETER_MLP_OUT_NORM, sum, out, tokens);
 }
 
 void model_head_done(const struct model *m, enum model_phase phase)
@@ -105,37 +72,40 @@ int model_forward(struct model *m, const struct model_pass *p, enum model_phase 
 
 	if (r < 0)
 		return r;
-	device_embedding_forward(m->dev, m->layer[0].input, m->ids, weight(m, 0, PARAMETER_EMBEDDING), tokens,
-	                         m->c.hidden, m->o.type);
+	model_embed(m, tokens);
 	if (!m->c.tied)
 		model_done(m, 0, phase);
 	if ((r = model_need(m, 1, phase, err)) < 0)
 		return r;
-	model_norm(m, m->h, m->layer[0].input, weight(m, 1, PARAMETER_INPUT_NORM), tokens);
+	model_branch_input(m, 1, PARAMETER_INPUT_NORM, m->layer[0].input, tokens);
 	for (int l = 0; l < layers; l++) {
-		struct model_activations *a = &m->layer[l];
-		bool last = l == layers - 1;
-
 		model_block_forward(m, p, l);
-		device_swiglu_forward(m->dev, m->y, a->gate_up, tokens, m->c.intermediate, m->o.type);
-		model_linear(m, l + 1, PARAMETER_DOWN, m->layer[l + 1].input, m->y, tokens);
+		model_block_end(m, l, tokens);
 		model_done(m, l + 1, phase);
 		if ((r = model_need(m, l + 2, phase, err)) < 0)
 			return r;
 		/* The sum goes into the product's buffer: what it is added to is kept for the backward pass.
 		 */
-		model_add_norm(m, m->h, m->layer[l + 1].input, a->middle,
-		               weight(m, l + 2, last ? PARAMETER_FINAL_NORM : PARAMETER_INPUT_NORM), tokens);
+		model_add_norm(m, l + 2, next_norm(m, l), m->layer[l + 1].input, m->layer[l].middle, tokens);
 	}
 	return 0;
 }
 
-const char *model_head_input(struct model *m, const struct model_pass *p)
+char *model_head_input(struct model *m, const struct model_pass *p)
 {
-	if (!p->compact)
-		return m->h;
-	device_embedding_forward(m->dev, m->y, m->rows, m->h, p->counted, m->c.hidden, m->o.type);
-	return m->y;
+	char *x = p->compact ? m->y : m->h;
+	int64_t rows = p->compact ? p->counted : p->b->tokens;
+
+	if (p->compact)
+		device_embedding_forward(m->dev, x, m->rows, m->h, rows, m->c.hidden, m->o.type);
+	model_scale_logits(m, x, rows);
+	return x;
+}
+
+void model_scale_logits(struct model *m, void *x, int64_t rows)
+{
+	if (m->c.logits_scale != 1)
+		device_scale(m->dev, x, m->o.type, (float)m->c.logits_scale, rows * m->c.hidden);
 }
 
 int model_evaluate(struct model *m, const struct model_batch *batch, double *loss_sum, float *losses,
@@ -193,6 +163,7 @@ int model_logits(struct model *m, const struct model_batch *batch, float *logits
 		return r;
 	if ((r = model_forward(m, &p, MODEL_EVALUATE, err)) < 0)
 		return r;
+	model_scale_logits(m, m->h, b.tokens);
 	for (int64_t first = 0; first < b.tokens; first += m->logits_rows) {
 		int64_t n = MIN(m->logits_rows, b.tokens - first);
 

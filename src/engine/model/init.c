@@ -34,18 +34,26 @@ static void normal_pair(uint32_t a, uint32_t b, float *x, float *y)
 	*y = radius * sinf(angle);
 }
 
+/* The stream of random numbers of a parameter. The first roles had the multiples of their number of then, so
+ * that a model from nothing begins as it did. */
+static uint32_t stream_of(const struct model_parameter *p)
+{
+	enum { FIRST_ROLES = PARAMETER_HEAD + 1 };
+
+	if ((int)p->role < FIRST_ROLES)
+		return (uint32_t)(p->unit * FIRST_ROLES + (int)p->role);
+	return (uint32_t)1 << 31 | (uint32_t)(p->unit * 256 + (int)p->role);
+}
+
 int model_init_fill(void *init, const struct model_parameter *p, int64_t first, int64_t n, float *out,
                     struct error *err)
 {
 	const struct model_init *in = init;
-	uint32_t stream = (uint32_t)(p->unit * PARAMETER_ROLES + (int)p->role);
-	bool norm = p->role == PARAMETER_INPUT_NORM || p->role == PARAMETER_POST_NORM ||
-	            p->role == PARAMETER_FINAL_NORM || p->role == PARAMETER_Q_NORM ||
-	            p->role == PARAMETER_K_NORM;
+	uint32_t stream = stream_of(p);
 
 	if (!p->matrix) {
 		for (int64_t i = 0; i < n; i++)
-			out[i] = norm ? 1.0f : 0.0f;
+			out[i] = p->start;
 		return 0;
 	}
 #pragma omp parallel for schedule(static)

@@ -11,9 +11,11 @@ struct model_activations {
 	char *qkv;       /* [T, qkv] with bias; q and k rotated already, unless the family norms them first */
 	char *attention; /* [T, q] */
 	float *lse;      /* [heads, T] */
-	char *middle;    /* [T, hidden] residual stream between attention and MLP */
-	char *gate_up;   /* [T, 2·intermediate] */
-	size_t bytes;    /* all of these, in one piece from input on; 0 where blocks share them */
+	/* [T, hidden] outputs of attention and of the MLP, where a norm comes behind them; else NULL. */
+	char *attention_out, *mlp_out;
+	char *middle;  /* [T, hidden] residual stream between attention and MLP */
+	char *gate_up; /* [T, gate_up] */
+	size_t bytes;  /* all of these, in one piece from input on; 0 where blocks share them */
 };
 
 struct model {
@@ -21,8 +23,8 @@ struct model {
 	struct model_config c;
 	const struct model_layout *layout;
 	struct model_options o;
-	size_t size;              /* of an element of o.type */
-	int64_t q, kv, qkv, wide; /* columns */
+	size_t size;                       /* of an element of o.type */
+	int64_t q, kv, qkv, wide, gate_up; /* columns */
 	int64_t logits_rows;
 	struct {
 		char *w;
@@ -32,19 +34,21 @@ struct model {
 	struct model_activations *layer; /* [layers + 1] */
 
 	/* Scratch, alive within a block. */
-	char *h;       /* [T, hidden] a norm's output, or a gradient with respect to it */
-	char *y;       /* [T, wide] SwiGLU's output */
-	char *d_wide;  /* [T + 1, wide] */
-	char *d_qkv;   /* [T, qkv] */
-	char *rotated; /* [T, qkv] normed and rotated q and k, where the family norms them */
-	char *dx;      /* [T, hidden] gradient of the residual stream */
-	float *rstd;   /* [T · (heads + kv_heads)] */
-	char *logits;  /* [logits_rows, vocab] */
-	float *losses; /* [logits_rows] */
+	char *h;        /* [T, hidden] a norm's output, or a gradient with respect to it */
+	char *y;        /* [T, wide] SwiGLU's output */
+	char *d_wide;   /* [T + 1, wide] */
+	char *d_qkv;    /* [T, qkv] */
+	char *rotated;  /* [T, qkv] normed and rotated q and k, where the family norms them */
+	char *dx;       /* [T, hidden] gradient of the residual stream */
+	char *d_branch; /* [T, hidden] and of what attention or the MLP adds to it, where it is not the same;
+	                   else NULL */
+	float *rstd;    /* [T · (heads + kv_heads)] */
+	char *logits;   /* [logits_rows, vocab] */
+	float *losses;  /* [logits_rows] */
 
 	/* Input on the device. */
 	int32_t *ids, *targets, *positions, *starts, *rows, *inverse;
-	float *cos, *sin; /* [max_sequence, head_dim / 2] */
+	float *cos[2], *sin[2]; /* [max_sequence, rotary_dim / 2], of each table */
 
 	/* Host. */
 	int32_t *host_positions, *host_rows, *host_targets;
@@ -124,13 +128,40 @@ void model_linear_input_gradient(struct model *m, int unit, enum parameter_role 
  * bias's gradient. */
 void model_linear_weight_gradient(struct model *m, int unit, enum parameter_role role, const void *dy,
                                   const void *x, int64_t tokens, bool first);
-void model_norm(struct model *m, void *y, const void *x, const void *w, int64_t tokens);
-/* sum += x, y = norm(sum): the residual connection and the norm after it. */
-void model_add_norm(struct model *m, void *y, void *sum, const void *x, const void *w, int64_t tokens);
-/* Norm and rotation of q and k of x into y (both [tokens, qkv]), where the family norms them; statistics in
- * m->rstd. */
-void model_qk_norm_rotate(struct model *m, int unit, char *y, const char *x, int64_t tokens);
-void model_rotate(struct model *m, char *x, int64_t tokens, bool inverse);
+
+/* Norms are named by unit and role, too; their statistics are in m->rstd. */
+void model_norm(struct model *m, int unit, enum parameter_role role, void *y, const void *x, int64_t tokens);
+/* The gradient of a norm whose statistics are in m->rstd. */
+void model_norm_gradient(struct model *m, int unit, enum parameter_role role, void *dx, bool accumulate,
+                         const void *dy, const void *x, int64_t tokens);
+/* The residual connection: sum += x, then m->h = norm(sum) where the unit has that norm. */
+void model_add_norm(struct model *m, int unit, enum parameter_role role, void *sum, const void *x,
+                    int64_t tokens);
+/* What a block does with the output of attention or the MLP before it is added to the residual stream: sum =
+ * scale · norm(out), or scale · sum where out is sum. */
+void model_branch_end(struct model *m, int unit, enum parameter_role role, char *sum, const char *out,
+                      int64_t tokens);
+/* Its gradient, from m->dx; out NULL: without a norm. Changes m->h. */
+const char *model_branch_gradient(struct model *m, int unit, enum parameter_role role, const char *out,
+                                  int64_t tokens);
+/* What attention or the MLP reads: norm(x) in m->h, or x where the unit has no such norm. */
+const char *model_branch_input(struct model *m, int unit, enum parameter_role role, const char *x,
+                               int64_t tokens);
+/* Adds its gradient to m->dx. The statistics are those that model_branch_input has left. */
+void model_branch_input_gradient(struct model *m, int unit, enum parameter_role role, const char *dy,
+                                 const char *x, int64_t tokens);
+/* Norm and rotation of q and k, as far as the layer has them. Returns where both are then: in qkv itself, or
+ * (normed) in m->rotated, with the statistics in m->rstd. */
+char *model_qk(struct model *m, int layer, char *qkv, int64_t tokens);
+/* From the gradients of what model_qk returns to those of qkv, in place in m->d_qkv. */
+void model_qk_gradient(struct model *m, int layer, const char *qkv, int64_t tokens);
+void model_rotate(struct model *m, int layer, char *x, int64_t tokens, bool inverse);
+/* m->y from gate_up, and the gradient of gate_up, in place, from m->d_wide; it writes m->y again. */
+void model_activate(struct model *m, const char *gate_up, int64_t tokens);
+void model_activation_gradient(struct model *m, char *gate_up, int64_t tokens);
+/* The first block's input from m->ids, and the gradients of unit 0 from m->dx, which it may change. */
+void model_embed(struct model *m, int64_t tokens);
+void model_embedding_gradient(struct model *m, const int32_t *host_ids, int64_t tokens, bool first);
 
 /* Checks the batch, copies it to the device, fills p. */
 int model_begin(struct model *m, const struct model_batch *batch, struct model_pass *p, struct error *err);
@@ -140,8 +171,24 @@ int model_forward(struct model *m, const struct model_pass *p, enum model_phase 
 void model_head_done(const struct model *m, enum model_phase phase);
 /* The hooks of a forward pass, for a batch with nothing to compute. */
 int model_forward_nothing(const struct model *m, enum model_phase phase, struct error *err);
-/* One block from its input (whose norm is in m->h) up to m->y, SwiGLU's output. */
+/* One block from its input (whose norm is in m->h) up to gate_up. */
 void model_block_forward(struct model *m, const struct model_pass *p, int layer);
+/* The block from attention's output up to gate_up. */
+void model_block_middle(struct model *m, int layer, int64_t tokens);
+/* The block from gate_up to what it adds to the residual stream, in the next block's input. */
+void model_block_end(struct model *m, int layer, int64_t tokens);
+/* The role of the norm of what block `layer` has made. */
+static inline enum parameter_role next_norm(const struct model *m, int layer)
+{
+	return layer == m->c.layers - 1 ? PARAMETER_FINAL_NORM : PARAMETER_INPUT_NORM;
+}
+
+/* Where the output of attention, or of the MLP, goes: a norm behind it needs it for its gradient. */
+static inline char *branch_out(char *kept, char *sum)
+{
+	return kept ? kept : sum;
+}
+
 /* Rows of a chunk of logits, so that `rows` are cut into equal ones. */
 static inline int64_t logits_chunk(const struct model *m, int64_t rows)
 {
@@ -151,5 +198,7 @@ static inline int64_t logits_chunk(const struct model *m, int64_t rows)
 	return MIN(n, m->logits_rows);
 }
 
-/* The head's input rows: m->h, or the gathered ones. */
-const char *model_head_input(struct model *m, const struct model_pass *p);
+/* The head's input rows: m->h, or the gathered ones; once for each forward pass. */
+char *model_head_input(struct model *m, const struct model_pass *p);
+/* The factor of the logits, applied to the head's input, or to the gradient of that. */
+void model_scale_logits(struct model *m, void *x, int64_t rows);

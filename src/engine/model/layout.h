@@ -36,6 +36,12 @@ enum parameter_role {
 	PARAMETER_DOWN_BIAS,
 	PARAMETER_FINAL_NORM,
 	PARAMETER_HEAD,
+	PARAMETER_POSITIONS,          /* learned, behind the embedding */
+	PARAMETER_ATTENTION_OUT_NORM, /* of attention's output, before it is added to the residual stream */
+	PARAMETER_MLP_OUT_NORM,
+	PARAMETER_INPUT_NORM_BIAS,
+	PARAMETER_POST_NORM_BIAS,
+	PARAMETER_FINAL_NORM_BIAS,
 	PARAMETER_ROLES
 };
 
@@ -45,9 +51,10 @@ struct model_parameter {
 	int unit;
 	int64_t offset; /* elements from the start of the unit */
 	int dims;
-	int64_t shape[2]; /* [out, in], or [n] */
+	int64_t shape[2]; /* [out, in] (transposed: [in, out]), or [n] */
 	int64_t count;
 	bool matrix; /* else a norm or a bias: no weight decay by default */
+	float start; /* of a norm or a bias: what a model from nothing begins with */
 };
 
 struct model_unit {
@@ -72,8 +79,9 @@ const struct model_parameter *model_layout_find(const struct model_layout *layou
 /* Produces elements [first, first + n) of a parameter. */
 typedef int (*model_fill_fn)(void *context, const struct model_parameter *p, int64_t first, int64_t n,
                              float *out, struct error *err);
-/* The fill of a model from nothing: normal(0, std) for matrices, ones for norms, zeros for biases. A value is
- * a function of (seed, parameter, element) alone (Philox 4x32-10), hence the same for any number of ranks. */
+/* The fill of a model from nothing: normal(0, std) for matrices, each parameter's start for norms and biases.
+ * A value is a function of (seed, parameter, element) alone (Philox 4x32-10), hence the same for any number
+ * of ranks. */
 struct model_init {
 	uint64_t seed;
 	double std;

@@ -20,7 +20,7 @@ static struct linear find_linear(const struct model *m, enum parameter_role role
 	case PARAMETER_O:
 		return (struct linear){PARAMETER_O_BIAS, m->c.hidden, m->q};
 	case PARAMETER_GATE: /* with up */
-		return (struct linear){PARAMETER_GATE_BIAS, 2 * m->c.intermediate, m->c.hidden};
+		return (struct linear){PARAMETER_GATE_BIAS, m->gate_up, m->c.hidden};
 	case PARAMETER_DOWN:
 		return (struct linear){PARAMETER_DOWN_BIAS, m->c.hidden, m->c.intermediate};
 	default: /* the head */

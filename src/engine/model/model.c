@@ -33,6 +33,7 @@ int model_create(struct device *dev, const struct model_config *c, const struct 
 	m->q = (int64_t)c->heads * c->head_dim;
 	m->kv = (int64_t)c->kv_heads * c->head_dim;
 	m->qkv = m->q + 2 * m->kv;
+	m->gate_up = (c->gated ? 2 : 1) * (int64_t)c->intermediate;
 	m->wide = MAX(MAX(c->intermediate, c->hidden), m->q);
 	m->logits_rows = options->logits_rows ? options->logits_rows : choose_logits_rows(m);
 	rows = dev ? (size_t)m->logits_rows : 1;
@@ -95,10 +96,15 @@ static void take_activations(struct model *m, struct arena *a)
 		    arena_take(a, BUFFER_ACTIVATIONS, tokens * (size_t)m->c.heads * 4, "layer %d lse", l);
 		act->middle =
 		    arena_take(a, BUFFER_ACTIVATIONS, row * (size_t)m->c.hidden, "layer %d middle", l);
-		act->gate_up = l > 0 && again
-		                   ? m->layer[0].gate_up
-		                   : arena_take(a, BUFFER_ACTIVATIONS, row * 2 * (size_t)m->c.intermediate,
-		                                "layer %d gate_up", l);
+		if (m->c.norm_place != MODEL_NORM_BEFORE) {
+			act->attention_out = arena_take(a, BUFFER_ACTIVATIONS, row * (size_t)m->c.hidden,
+			                                "layer %d attention output", l);
+			act->mlp_out = arena_take(a, BUFFER_ACTIVATIONS, row * (size_t)m->c.hidden,
+			                          "layer %d mlp output", l);
+		}
+		act->gate_up = l > 0 && again ? m->layer[0].gate_up
+		                              : arena_take(a, BUFFER_ACTIVATIONS, row * (size_t)m->gate_up,
+		                                           "layer %d gate_up", l);
 		act->bytes = shares ? 0 : a->used - start;
 	}
 }
@@ -121,7 +127,7 @@ size_t model_scratch(const struct model *m, void **memory)
 void model_place_buffers(struct model *m, struct arena *a)
 {
 	size_t tokens = (size_t)m->o.max_tokens, row = tokens * m->size, hidden = (size_t)m->c.hidden;
-	size_t table = (size_t)m->o.max_sequence * (size_t)(m->c.head_dim / 2) * 4;
+	size_t table = (size_t)m->o.max_sequence * (size_t)(m->c.rotary_dim / 2) * 4;
 
 	take_activations(m, a);
 	m->h = arena_take(a, BUFFER_SCRATCH, row * hidden, "norm output");
@@ -135,6 +141,8 @@ void model_place_buffers(struct model *m, struct arena *a)
 		    arena_take(a, BUFFER_SCRATCH, (tokens + 1) * m->size * (size_t)m->wide, "wide gradient");
 		m->d_qkv = arena_take(a, BUFFER_SCRATCH, row * (size_t)m->qkv, "qkv gradient");
 		m->dx = arena_take(a, BUFFER_SCRATCH, row * hidden, "residual gradient");
+		if (m->c.norm_place != MODEL_NORM_BEFORE || m->c.residual_scale != 1)
+			m->d_branch = arena_take(a, BUFFER_SCRATCH, row * hidden, "branch gradient");
 	}
 	m->logits =
 	    arena_take(a, BUFFER_LOGITS, (size_t)m->logits_rows * (size_t)m->c.vocab * m->size, "logits");
@@ -146,8 +154,10 @@ void model_place_buffers(struct model *m, struct arena *a)
 	m->rows = arena_take(a, BUFFER_INPUT, tokens * 4, "counted rows");
 	if (m->o.training)
 		m->inverse = arena_take(a, BUFFER_INPUT, tokens * 4, "places of rows");
-	m->cos = arena_take(a, BUFFER_INPUT, table, "rope cos");
-	m->sin = arena_take(a, BUFFER_INPUT, table, "rope sin");
+	for (int t = 0; t < model_config_rotary_tables(&m->c); t++) {
+		m->cos[t] = arena_take(a, BUFFER_INPUT, table, "rope cos");
+		m->sin[t] = arena_take(a, BUFFER_INPUT, table, "rope sin");
+	}
 	for (int l = 0; l < m->c.layers && m->o.cache_tokens; l++)
 		m->cache[l] =
 		    arena_take(a, BUFFER_CACHE, (size_t)m->o.cache_tokens * 2 * (size_t)m->kv * m->size,
@@ -158,6 +168,14 @@ void model_place_buffers(struct model *m, struct arena *a)
 
 void model_shapes(const struct model *m, struct device_shapes *s)
 {
+	bool projection = m->c.qk_norm == MODEL_QK_NORM_PROJECTION, all = false, windowed = false;
+
+	for (int l = 0; l < m->c.layers; l++) {
+		bool window = model_config_window(&m->c, l) > 0;
+
+		all |= !window;
+		windowed |= window;
+	}
 	*s = (struct device_shapes){.tokens = m->o.max_tokens,
 	                            .max_sequence = m->o.max_sequence,
 	                            .hidden = m->c.hidden,
@@ -168,8 +186,9 @@ void model_shapes(const struct model *m, struct device_shapes *s)
 	                            .vocab = m->c.vocab,
 	                            .logits_rows = m->logits_rows,
 	                            .type = m->o.type,
-	                            .all_before = !m->c.window || m->c.window_from > 0,
-	                            .windowed = m->c.window && m->c.window_from < m->c.layers};
+	                            .norm_cols = projection ? (int)m->q : 0,
+	                            .all_before = all,
+	                            .windowed = windowed};
 }
 
 void model_set_unit(struct model *m, int unit, void *parameters, float *gradients)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads a Hugging Face config.json: a table of families, each with its keys and what it lacks. */
+/* Reads a Hugging Face config.json: its family's row of the table says which keys count. */
 #include "engine/model/model_config.h"
 
 #include <errno.h>
@@ -13,208 +13,55 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/str.h"
+#include "engine/model/config_values.h"
+#include "engine/model/families.h"
 
-/* Where the families differ, and what transformers takes where a key is absent. */
-struct family {
-	const char *name;
-	bool qkv_bias;       /* always, whatever attention_bias says */
-	bool attention_bias; /* the key is honoured: q, k, v and o */
-	bool mlp_bias;       /* the key is honoured */
-	bool qk_norm;
-	bool window; /* sliding_window applies to every layer */
-	/* With use_sliding_window it applies to the layers from max_window_layers on. */
-	bool window_switch;
-	int head_dim; /* default, 0: hidden / heads */
-	int64_t default_window, default_positions;
+static void add_layer(struct model_layers *set, int layer)
+{
+	set->bits[layer / 64] |= (uint64_t)1 << layer % 64;
+}
+
+static bool has_layer(const struct model_layers *set, int layer)
+{
+	return set->bits[layer / 64] >> layer % 64 & 1;
+}
+
+/* Where the keys of the sizes are those of GPT-2, which transformers also reads. */
+struct size_keys {
+	const char *hidden, *intermediate, *layers, *heads, *kv_heads, *positions, *eps;
 };
 
-static const struct family families[] = {
-    {.name = "llama", .attention_bias = true, .mlp_bias = true, .default_positions = 2048},
-    {.name = "mistral", .window = true, .default_window = 4096, .default_positions = 131072},
-    {.name = "qwen2",
-     .qkv_bias = true,
-     .window_switch = true,
-     .default_window = 4096,
-     .default_positions = 32768},
-    {.name = "qwen3",
-     .attention_bias = true,
-     .qk_norm = true,
-     .window_switch = true,
-     .head_dim = 128,
-     .default_window = 4096,
-     .default_positions = 32768},
-};
-
-#define FAMILY_NAMES "llama, mistral, qwen2, qwen3"
-
-static const json_t *member(const json_t *o, const char *key)
-{
-	const json_t *v = json_object_get(o, key);
-
-	return json_is_null(v) ? NULL : v;
-}
-
-static int read_int(const json_t *o, const char *key, const char *where, int64_t min, int64_t max,
-                    int64_t fallback, int64_t *out, struct error *err)
-{
-	*out = fallback;
-	if (!member(o, key) && fallback >= min)
-		return 0;
-	return json_need_int(o, key, where, min, max, out, err);
-}
-
-static int read_number(const json_t *o, const char *key, const char *where, double min, double max,
-                       double fallback, double *out, struct error *err)
-{
-	const json_t *v = member(o, key);
-
-	*out = fallback;
-	if (!v)
-		return 0;
-	if (!json_is_number(v) || !(json_number_value(v) >= min && json_number_value(v) <= max))
-		return error_set(err, -EINVAL, "%s: %s: a number from %g to %g is needed", where, key, min,
-		                 max);
-	*out = json_number_value(v);
-	return 0;
-}
-
-static int read_bool(const json_t *o, const char *key, const char *where, bool fallback, bool *out,
-                     struct error *err)
-{
-	const json_t *v = member(o, key);
-
-	*out = fallback;
-	if (!v)
-		return 0;
-	if (!json_is_boolean(v))
-		return error_set(err, -EINVAL, "%s: %s: true or false is needed", where, key);
-	*out = json_is_true(v);
-	return 0;
-}
-
-static int32_t first_id(const json_t *o, const char *key)
-{
-	const json_t *v = json_object_get(o, key);
-
-	if (json_is_array(v))
-		v = json_array_get(v, 0);
-	return json_is_integer(v) && json_integer_value(v) >= 0 && json_integer_value(v) < INT32_MAX
-	           ? (int32_t)json_integer_value(v)
-	           : -1;
-}
-
-/* A string with a default where the key is absent; null is a mistake, as it is to transformers. */
-static int read_word(const json_t *o, const char *key, const char *where, const char *fallback,
-                     const char **out, struct error *err)
-{
-	*out = fallback;
-	return json_object_get(o, key) ? json_need_string(o, key, where, out, err) : 0;
-}
-
-/* The same for a number; without a fallback (NaN) it has to be there. */
-static int need_number(const json_t *o, const char *key, const char *where, double min, double max,
-                       double fallback, double *out, struct error *err)
-{
-	if (!json_object_get(o, key) && isnan(fallback))
-		return error_set(err, -EINVAL, "%s: %s is missing", where, key);
-	if (json_is_null(json_object_get(o, key)))
-		return error_set(err, -EINVAL, "%s: %s: null; a number from %g to %g is needed", where, key,
-		                 min, max);
-	return read_number(o, key, where, min, max, fallback, out, err);
-}
-
-static int read_rope_type(const json_t *rope, const char *place, enum rope_type *out, struct error *err)
-{
-	static const char *const names[] = {
-	    [ROPE_DEFAULT] = "default", [ROPE_LINEAR] = "linear", [ROPE_LLAMA3] = "llama3"};
-	const char *key, *type;
-	json_t *v;
-	int r;
-
-	json_object_foreach((json_t *)rope, key, v)
-	{
-		if (json_is_object(v))
-			return error_set(
-			    err, -EINVAL,
-			    "%s: %.40s: other parameters for each kind of layer are not supported", place,
-			    key);
-	}
-	r = read_word(rope, json_object_get(rope, "rope_type") ? "rope_type" : "type", place, "default",
-	              &type, err);
-	if (r < 0)
-		return r;
-	for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
-		if (str_eq(type, names[i])) {
-			*out = i;
-			return 0;
-		}
-	}
-	return error_set(err, -EINVAL,
-	                 "%s: rope type \"%.40s\" is not supported (default, linear and llama3 are)", place,
-	                 type);
-}
-
-/* rope_parameters (transformers 5) holds everything; before, rope_theta stood beside rope_scaling. What has
- * no default there has none here. */
-static int read_rope(const json_t *o, const char *where, struct model_config *c, struct error *err)
-{
-	const json_t *new_form = member(o, "rope_parameters"), *old_form = member(o, "rope_scaling");
-	const json_t *rope = new_form ? new_form : old_form;
-	double partial;
-	char place[300];
-	int r;
-
-	snprintf(place, sizeof(place), "%s: %s", where, new_form ? "rope_parameters" : "rope_scaling");
-	if (rope && !json_is_object(rope))
-		return error_set(err, -EINVAL, "%s: an object is needed", place);
-	c->rope.type = ROPE_DEFAULT;
-	c->rope.factor = 1;
-	if ((r = need_number(o, "rope_theta", where, 1, 1e15, 10000, &c->rope.theta, err)) < 0 ||
-	    (r = read_number(o, "partial_rotary_factor", where, 0, 1, 1, &partial, err)) < 0)
-		return r;
-	if (rope &&
-	    ((r = read_rope_type(rope, place, &c->rope.type, err)) < 0 ||
-	     (r = need_number(rope, "rope_theta", place, 1, 1e15, c->rope.theta, &c->rope.theta, err)) < 0 ||
-	     (r = read_number(rope, "partial_rotary_factor", place, 0, 1, partial, &partial, err)) < 0))
-		return r;
-	if (c->rope.type != ROPE_DEFAULT &&
-	    (r = need_number(rope, "factor", place, 1, 1e6, NAN, &c->rope.factor, err)) < 0)
-		return r;
-	if (c->rope.type == ROPE_LLAMA3 &&
-	    ((r = need_number(rope, "low_freq_factor", place, 1e-3, 1e6, NAN, &c->rope.low_freq_factor,
-	                      err)) < 0 ||
-	     (r = need_number(rope, "high_freq_factor", place, 1e-3, 1e6, NAN, &c->rope.high_freq_factor,
-	                      err)) < 0 ||
-	     (r = read_int(rope, "original_max_position_embeddings", place, 1, INT32_MAX, c->max_positions,
-	                   &c->rope.original_positions, err)) < 0))
-		return r;
-	if (c->rope.type == ROPE_LLAMA3 && c->rope.high_freq_factor <= c->rope.low_freq_factor)
-		return error_set(err, -EINVAL, "%s: high_freq_factor has to exceed low_freq_factor", place);
-	if (partial != 1)
-		return error_set(err, -EINVAL, "%s: partial_rotary_factor %g is not supported (only 1 is)",
-		                 where, partial);
-	return 0;
-}
+static const struct size_keys usual_keys = {
+    "hidden_size",         "intermediate_size",       "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "max_position_embeddings", "rms_norm_eps"};
+static const struct size_keys gpt2_keys = {"n_embd", "n_inner",     "n_layer",           "n_head",
+                                           NULL,     "n_positions", "layer_norm_epsilon"};
 
 static int read_sizes(const json_t *o, const char *where, const struct family *f, struct model_config *c,
                       struct error *err)
 {
+	const struct size_keys *keys = f->naming == MODEL_NAMES_GPT2 ? &gpt2_keys : &usual_keys;
 	int64_t hidden, intermediate, layers, heads, kv, dim;
 	double eps;
 	int r;
 
-	if ((r = read_int(o, "hidden_size", where, 1, 1 << 20, -1, &hidden, err)) < 0 ||
-	    (r = read_int(o, "intermediate_size", where, 1, 1 << 22, -1, &intermediate, err)) < 0 ||
-	    (r = read_int(o, "num_hidden_layers", where, 1, 4096, -1, &layers, err)) < 0 ||
-	    (r = read_int(o, "num_attention_heads", where, 1, 4096, -1, &heads, err)) < 0 ||
-	    (r = read_int(o, "num_key_value_heads", where, 1, 4096, heads, &kv, err)) < 0 ||
-	    (r = read_int(o, "head_dim", where, 1, 1024, f->head_dim ? f->head_dim : MAX(hidden / heads, 1),
-	                  &dim, err)) < 0 ||
-	    (r = read_int(o, "vocab_size", where, 1, 1 << 24, -1, &c->vocab, err)) < 0 ||
-	    (r = read_int(o, "max_position_embeddings", where, 1, INT32_MAX, f->default_positions,
-	                  &c->max_positions, err)) < 0 ||
-	    (r = read_number(o, "rms_norm_eps", where, 0, 1, 1e-6, &eps, err)) < 0 ||
-	    (r = read_number(o, "initializer_range", where, 0, 100, 0.02, &c->init_std, err)) < 0)
+	if ((r = config_int(o, keys->hidden, where, 1, 1 << 20, -1, &hidden, err)) < 0 ||
+	    (r = config_int(o, keys->intermediate, where, 1, 1 << 22,
+	                    f->naming == MODEL_NAMES_GPT2 ? 4 * hidden : -1, &intermediate, err)) < 0 ||
+	    (r = config_int(o, keys->layers, where, 1, MODEL_LAYERS_MAX, -1, &layers, err)) < 0 ||
+	    (r = config_int(o, keys->heads, where, 1, 4096, -1, &heads, err)) < 0)
+		return r;
+	kv = heads;
+	dim = f->head_dim ? f->head_dim : MAX(hidden / heads, 1);
+	if ((keys->kv_heads && (r = config_int(o, keys->kv_heads, where, 1, 4096, heads, &kv, err)) < 0) ||
+	    (f->naming != MODEL_NAMES_GPT2 &&
+	     (r = config_int(o, "head_dim", where, 1, 1024, dim, &dim, err)) < 0) ||
+	    (r = config_int(o, "vocab_size", where, 1, 1 << 24, -1, &c->vocab, err)) < 0 ||
+	    (r = config_int(o, keys->positions, where, 1, INT32_MAX, f->default_positions, &c->max_positions,
+	                    err)) < 0 ||
+	    (r = config_number(o, keys->eps, where, 0, 1, f->default_eps > 0 ? f->default_eps : 1e-6, &eps,
+	                       err)) < 0 ||
+	    (r = config_number(o, "initializer_range", where, 0, 100, 0.02, &c->init_std, err)) < 0)
 		return r;
 	if (heads % kv != 0)
 		return error_set(
@@ -233,26 +80,129 @@ static int read_sizes(const json_t *o, const char *where, const struct family *f
 	return 0;
 }
 
+/* rope_parameters (transformers 5) holds everything; before, rope_theta stood beside rope_scaling. What has
+ * no default there has none here. */
+static int read_rope(const json_t *o, const char *where, const struct family *f, struct model_config *c,
+                     struct error *err)
+{
+	const json_t *new_form = config_member(o, "rope_parameters");
+	const json_t *rope = new_form ? new_form : config_member(o, "rope_scaling"), *local = NULL;
+	struct rope_defaults d = {.max_positions = c->max_positions,
+	                          .yarn_is_longrope = f->original_positions};
+	double partial = 1;
+	char place[300];
+	int r;
+
+	if (f->learned_positions)
+		return 0;
+	snprintf(place, sizeof(place), "%s: %s", where, new_form ? "rope_parameters" : "rope_scaling");
+	if (rope && !json_is_object(rope))
+		return error_set(err, -EINVAL, "%s: an object is needed", place);
+	if ((r = config_need_number(o, "rope_theta", where, 1, 1e15,
+	                            f->default_theta > 0 ? f->default_theta : 10000, &d.theta, err)) < 0 ||
+	    (r = config_number(o, "partial_rotary_factor", where, 0, 1, 1, &partial, err)) < 0 ||
+	    (f->original_positions && (r = config_int(o, "original_max_position_embeddings", where, 1,
+	                                              INT32_MAX, 4096, &d.original_positions, err)) < 0))
+		return r;
+	if (f->two_ropes && new_form) {
+		local = config_member(new_form, "sliding_attention");
+		rope = config_member(new_form, "full_attention");
+		if (!local && !rope)
+			return error_set(err, -EINVAL, "%s: full_attention and sliding_attention are needed",
+			                 place);
+	}
+	if ((r = rope_read(rope, place, &d, &c->rope, &partial, err)) < 0)
+		return r;
+	if (partial != 1 && !f->partial_rotary)
+		return error_set(err, -EINVAL, "%s: partial_rotary_factor %g is not supported (only 1 is)",
+		                 where, partial);
+	c->rotary_dim = (int)(c->head_dim * partial);
+	if (c->rotary_dim < 2 || c->rotary_dim % 2 != 0)
+		return error_set(err, -EINVAL,
+		                 "%s: partial_rotary_factor %g rotates %d elements of a head; their number "
+		                 "has to be even, and at least 2",
+		                 where, partial, c->rotary_dim);
+	if ((r = rope_check_factors(rope, place, c->rotary_dim / 2, &c->rope, err)) < 0 || !f->two_ropes)
+		return r;
+	c->two_ropes = true;
+	partial = 1;
+	if (f->window_theta > 0)
+		d.theta = f->window_theta;
+	if (f->window_theta_key &&
+	    (r = config_need_number(o, f->window_theta_key, where, 1, 1e15, d.theta, &d.theta, err)) < 0)
+		return r;
+	if ((r = rope_read(local, place, &d, &c->window_rope, &partial, err)) < 0)
+		return r;
+	return rope_check_factors(local, place, c->rotary_dim / 2, &c->window_rope, err);
+}
+
+/* layer_types, or the family's pattern: which layers have the window. */
+static int read_layer_types(const json_t *o, const char *where, const struct family *f,
+                            struct model_config *c, struct error *err)
+{
+	const json_t *types = config_member(o, "layer_types");
+	int64_t every = f->window_every;
+	int r;
+
+	if (types && (!json_is_array(types) || json_array_size(types) != (size_t)c->layers))
+		return error_set(err, -EINVAL, "%s: layer_types: a list of %d kinds of layers is needed",
+		                 where, c->layers);
+	if (!types && every &&
+	    (r = config_int(o, "sliding_window_pattern", where, 1, MODEL_LAYERS_MAX, every, &every, err)) < 0)
+		return r;
+	for (int l = 0; l < c->layers; l++) {
+		const char *type = json_string_value(json_array_get(types, (size_t)l));
+		bool window = !types && (every ? (l + 1) % every != 0 : has_layer(&c->unrotated, l));
+
+		if (types &&
+		    (!type || (!str_eq(type, "sliding_attention") && !str_eq(type, "full_attention"))))
+			return error_set(err, -EINVAL,
+			                 "%s: layer_types: layer %d is \"%.40s\"; expected one of "
+			                 "full_attention, sliding_attention",
+			                 where, l, type ? type : "");
+		if (types)
+			window = str_eq(type, "sliding_attention");
+		if (!window)
+			add_layer(&c->full, l);
+		else if (!c->window)
+			return error_set(err, -EINVAL,
+			                 "%s: layer_types: layer %d has a window, and "
+			                 "sliding_window gives none",
+			                 where, l);
+	}
+	return 0;
+}
+
 static int read_window(const json_t *o, const char *where, const struct family *f, struct model_config *c,
                        struct error *err)
 {
 	int64_t window = f->default_window, from = 0;
-	bool use = f->window;
+	bool types = f->window_types, use = f->window || types;
 	int r;
 
-	if (!f->window && !f->window_switch)
+	if (!f->window && !f->window_switch && !types)
 		return 0;
-	if (f->window_switch && (r = read_bool(o, "use_sliding_window", where, false, &use, err)) < 0)
+	/* smollm3 has a switch, and the types that follow from it. */
+	if ((f->window_switch || f->no_rope_layers) &&
+	    (r = config_bool(o, "use_sliding_window", where, false, &use, err)) < 0)
 		return r;
+	if (types && f->no_rope_layers && config_member(o, "layer_types"))
+		use = true;
 	if (!use)
 		return 0;
-	if (json_is_null(json_object_get(o, "sliding_window")))
-		return 0;
-	if ((r = read_int(o, "sliding_window", where, 1, INT32_MAX, window, &window, err)) < 0 ||
-	    (f->window_switch &&
-	     (r = read_int(o, "max_window_layers", where, 0, INT32_MAX, 28, &from, err)) < 0))
+	if (json_is_null(json_object_get(o, "sliding_window")) ||
+	    (window < 0 && !json_object_get(o, "sliding_window")))
+		window = 0;
+	else if ((r = config_int(o, "sliding_window", where, 1, INT32_MAX, window, &window, err)) < 0)
 		return r;
 	c->window = (int)window;
+	if (types)
+		return window || config_member(o, "layer_types") ? read_layer_types(o, where, f, c, err) : 0;
+	if (!window)
+		return 0;
+	if (f->window_switch &&
+	    (r = config_int(o, "max_window_layers", where, 0, INT32_MAX, 28, &from, err)) < 0)
+		return r;
 	c->window_from = (int)MIN(from, c->layers);
 	return 0;
 }
@@ -261,7 +211,7 @@ static int read_window(const json_t *o, const char *where, const struct family *
 static int check_layer_types(const json_t *o, const char *where, const struct model_config *c,
                              struct error *err)
 {
-	const json_t *types = member(o, "layer_types");
+	const json_t *types = config_member(o, "layer_types");
 
 	if (!types || (!c->window && c->family[0] != 'q'))
 		return 0;
@@ -279,11 +229,110 @@ static int check_layer_types(const json_t *o, const char *where, const struct mo
 	return 0;
 }
 
+/* no_rope_layers has a 1 for each layer that rotates, and a 0 for one that does not. */
+static int read_no_rope(const json_t *o, const char *where, struct model_config *c, struct error *err)
+{
+	const json_t *list = config_member(o, "no_rope_layers");
+	int64_t every;
+	int r = config_int(o, "no_rope_layer_interval", where, 1, INT32_MAX, 4, &every, err);
+
+	if (r < 0)
+		return r;
+	if (list && (!json_is_array(list) || json_array_size(list) < (size_t)c->layers))
+		return error_set(err, -EINVAL, "%s: no_rope_layers: a list of %d numbers is needed", where,
+		                 c->layers);
+	for (int l = 0; l < c->layers; l++) {
+		const json_t *v = json_array_get(list, (size_t)l);
+
+		if (list && (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) > 1))
+			return error_set(err, -EINVAL, "%s: no_rope_layers: %d: 0 or 1 is needed", where, l);
+		if (list ? json_integer_value(v) == 0 : (l + 1) % every == 0)
+			add_layer(&c->unrotated, l);
+	}
+	return 0;
+}
+
+static int read_activation(const json_t *o, const char *where, const struct family *f, struct model_config *c,
+                           struct error *err)
+{
+	static const struct {
+		const char *name;
+		enum model_activation is;
+	} names[] = {{"silu", MODEL_SILU},
+	             {"swish", MODEL_SILU},
+	             {"gelu_pytorch_tanh", MODEL_GELU_TANH},
+	             {"gelu_new", MODEL_GELU_TANH}};
+	const char *key = f->activation_key ? f->activation_key : "hidden_act", *name;
+	int r = config_word(o, key, where, f->activation == MODEL_SILU ? "silu" : "gelu_pytorch_tanh", &name,
+	                    err);
+
+	if (r < 0)
+		return r;
+	for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
+		if (str_eq(name, names[i].name) && names[i].is == f->activation) {
+			c->activation = names[i].is;
+			return 0;
+		}
+	}
+	return error_set(err, -EINVAL, "%s: %s \"%.60s\" is not supported (%s)", where, key, name,
+	                 f->activation == MODEL_SILU ? "silu is" : "gelu_pytorch_tanh and gelu_new are");
+}
+
+static int read_scales(const json_t *o, const char *where, const struct family *f, struct model_config *c,
+                       struct error *err)
+{
+	double query = 0, divisor = 1;
+	int r;
+
+	c->embedding_scale = f->embedding_scale ? sqrt(c->hidden) : 1;
+	c->residual_scale = c->logits_scale = 1;
+	if (f->default_query_scalar > 0 && (r = config_number(o, "query_pre_attn_scalar", where, 1e-6, 1e9,
+	                                                      f->default_query_scalar, &query, err)) < 0)
+		return r;
+	if (query > 0)
+		c->attention_scale = pow(query, -0.5);
+	/* null turns a cap off. */
+	if (f->caps && !json_is_null(json_object_get(o, "attn_logit_softcapping")) &&
+	    (r = config_number(o, "attn_logit_softcapping", where, 1e-3, 1e9, f->default_attention_cap,
+	                       &c->attention_cap, err)) < 0)
+		return r;
+	if (f->caps && !json_is_null(json_object_get(o, "final_logit_softcapping")) &&
+	    (r = config_number(o, "final_logit_softcapping", where, 1e-3, 1e9, f->default_logits_cap,
+	                       &c->logits_cap, err)) < 0)
+		return r;
+	if (!f->multipliers)
+		return 0;
+	if ((r = config_number(o, "embedding_multiplier", where, 1e-6, 1e6, 1, &c->embedding_scale, err)) <
+	        0 ||
+	    (r = config_number(o, "attention_multiplier", where, 1e-6, 1e6, 1, &c->attention_scale, err)) <
+	        0 ||
+	    (r = config_number(o, "residual_multiplier", where, 1e-6, 1e6, 1, &c->residual_scale, err)) < 0 ||
+	    (r = config_number(o, "logits_scaling", where, 1e-6, 1e6, 1, &divisor, err)) < 0)
+		return r;
+	c->logits_scale = 1 / divisor;
+	return 0;
+}
+
+static int check_switches(const json_t *o, const char *where, const struct family *f, struct error *err)
+{
+	for (const struct family_switch *s = f->switches; s && s->key; s++) {
+		bool value;
+		int r = config_bool(o, s->key, where, s->value, &value, err);
+
+		if (r < 0)
+			return r;
+		if (value != s->value)
+			return error_set(err, -EINVAL, "%s: %s: %s is not supported", where, s->key,
+			                 value ? "true" : "false");
+	}
+	return 0;
+}
+
 /* Of quantized weights, those of bitsandbytes in NF4 can be read (checkpoint/nf4_tensors.h), and they say
  * themselves what they are. */
 static int check_quantization(const json_t *o, const char *where, struct error *err)
 {
-	const json_t *q = member(o, "quantization_config");
+	const json_t *q = config_member(o, "quantization_config");
 	const char *method = json_get_string(q, "quant_method", "bitsandbytes"),
 	           *type = json_get_string(q, "bnb_4bit_quant_type", "fp4");
 
@@ -303,41 +352,46 @@ static int check_quantization(const json_t *o, const char *where, struct error *
 
 static int parse_object(const json_t *o, const char *where, struct model_config *c, struct error *err)
 {
-	const struct family *f = NULL;
-	const char *type, *act;
+	const struct family *f;
+	const char *type;
 	bool bias, mlp_bias;
+	char names[300];
 	int r;
 
 	if (!json_is_object(o))
 		return error_set(err, -EINVAL, "%s: a JSON object is needed", where);
 	if ((r = json_need_string(o, "model_type", where, &type, err)) < 0)
 		return r;
-	for (size_t i = 0; i < ARRAY_SIZE(families); i++)
-		if (str_eq(type, families[i].name))
-			f = &families[i];
+	f = family_find(type);
 	if (!f)
 		return error_set(err, -EINVAL, "%s: model_type \"%.60s\" is not supported (%s are)", where,
-		                 type, FAMILY_NAMES);
+		                 type, family_names(names, sizeof(names)));
 	snprintf(c->family, sizeof(c->family), "%s", f->name);
-	if ((r = read_word(o, "hidden_act", where, "silu", &act, err)) < 0)
+	if ((r = check_quantization(o, where, err)) < 0 || (r = read_activation(o, where, f, c, err)) < 0 ||
+	    (r = read_sizes(o, where, f, c, err)) < 0 || (r = read_rope(o, where, f, c, err)) < 0 ||
+	    (f->no_rope_layers && (r = read_no_rope(o, where, c, err)) < 0) ||
+	    (r = read_window(o, where, f, c, err)) < 0 ||
+	    (!f->window_types && (r = check_layer_types(o, where, c, err)) < 0) ||
+	    (r = read_scales(o, where, f, c, err)) < 0 || (r = check_switches(o, where, f, err)) < 0 ||
+	    (r = config_bool(o, "tie_word_embeddings", where, f->tied, &c->tied, err)) < 0 ||
+	    (r = config_bool(o, "attention_bias", where, false, &bias, err)) < 0 ||
+	    (r = config_bool(o, "mlp_bias", where, false, &mlp_bias, err)) < 0)
 		return r;
-	if (!str_eq(act, "silu") && !str_eq(act, "swish"))
-		return error_set(err, -EINVAL, "%s: hidden_act \"%.60s\" is not supported (silu is)", where,
-		                 act);
-	if ((r = check_quantization(o, where, err)) < 0 || (r = read_sizes(o, where, f, c, err)) < 0 ||
-	    (r = read_rope(o, where, c, err)) < 0 || (r = read_window(o, where, f, c, err)) < 0 ||
-	    (r = check_layer_types(o, where, c, err)) < 0 ||
-	    (r = read_bool(o, "tie_word_embeddings", where, false, &c->tied, err)) < 0 ||
-	    (r = read_bool(o, "attention_bias", where, false, &bias, err)) < 0 ||
-	    (r = read_bool(o, "mlp_bias", where, false, &mlp_bias, err)) < 0)
-		return r;
+	c->naming = f->naming;
+	c->fused = f->fused;
+	c->transposed = f->transposed;
+	c->gated = !f->plain_mlp;
+	c->layer_norm = f->layer_norm;
+	c->norm_plus_one = f->norm_plus_one;
+	c->norm_place = f->norm_place;
+	c->learned_positions = f->learned_positions;
 	c->qk_norm = f->qk_norm;
-	c->qkv_bias = f->qkv_bias || (f->attention_bias && bias);
-	c->o_bias = f->attention_bias && bias;
-	c->mlp_bias = f->mlp_bias && mlp_bias;
-	c->bos = first_id(o, "bos_token_id");
-	c->eos = first_id(o, "eos_token_id");
-	c->pad = first_id(o, "pad_token_id");
+	c->qkv_bias = f->all_bias || f->qkv_bias || (f->attention_bias && bias);
+	c->o_bias = f->all_bias || (f->attention_bias && bias);
+	c->mlp_bias = f->all_bias || (f->mlp_bias && mlp_bias);
+	c->bos = config_first_id(o, "bos_token_id");
+	c->eos = config_first_id(o, "eos_token_id");
+	c->pad = config_first_id(o, "pad_token_id");
 	return 0;
 }
 
@@ -370,6 +424,35 @@ int model_config_read(const char *path, struct model_config *out, struct error *
 	return model_config_parse(text, len, file, out, err);
 }
 
+static uint64_t digest_rope(const struct model_rope *rope, uint64_t h)
+{
+	const double real[] = {rope->type,      rope->theta,     rope->factor,    rope->length,
+	                       rope->beta_fast, rope->beta_slow, rope->exact_ramp};
+
+	h = hash_bytes(real, sizeof(real), h);
+	h = hash_bytes(rope->short_factor, sizeof(rope->short_factor), h);
+	return hash_bytes(rope->long_factor, sizeof(rope->long_factor), h);
+}
+
+/* What the first families do not have counts only where a model has it, so that their digests stay those that
+ * their checkpoints contain. The family itself implies the rest. */
+static uint64_t digest_more(const struct model_config *c, uint64_t h)
+{
+	const double scales[] = {c->attention_scale, c->attention_cap, c->logits_cap, c->embedding_scale,
+	                         c->residual_scale,  c->logits_scale,  c->rotary_dim};
+	const double none[] = {0, 0, 0, 1, 1, 1, c->head_dim};
+
+	if (memcmp(scales, none, sizeof(none)) != 0)
+		h = hash_bytes(scales, sizeof(scales), h);
+	for (int l = 0; l < c->layers; l++)
+		if (has_layer(&c->full, l) || has_layer(&c->unrotated, l))
+			h = hash_bytes((int[]){l, has_layer(&c->full, l), has_layer(&c->unrotated, l)},
+			               3 * sizeof(int), h);
+	if (c->rope.type > ROPE_LLAMA3)
+		h = digest_rope(&c->rope, h);
+	return c->two_ropes ? digest_rope(&c->window_rope, h) : h;
+}
+
 uint64_t model_config_digest(const struct model_config *c)
 {
 	const int64_t whole[] = {c->hidden,
@@ -398,59 +481,72 @@ uint64_t model_config_digest(const struct model_config *c)
 	uint64_t h = hash_bytes(c->family, strlen(c->family), 0);
 
 	h = hash_bytes(whole, sizeof(whole), h);
-	return hash_bytes(real, sizeof(real), h);
+	h = hash_bytes(real, sizeof(real), h);
+	return digest_more(c, h);
+}
+
+static int64_t norm_parameters(const struct model_config *c)
+{
+	return (c->layer_norm ? 2 : 1) * (int64_t)c->hidden;
 }
 
 static int64_t block_parameters(const struct model_config *c)
 {
 	int64_t h = c->hidden, q = (int64_t)c->heads * c->head_dim, kv = (int64_t)c->kv_heads * c->head_dim;
-	int64_t n = 2 * h * q + 2 * h * kv + 3 * h * c->intermediate + 2 * h;
+	int64_t wide = (c->gated ? 2 : 1) * (int64_t)c->intermediate;
+	int64_t n = 2 * h * q + 2 * h * kv + h * (wide + c->intermediate);
 
+	n += (c->norm_place == MODEL_NORM_AROUND ? 4 : 2) * norm_parameters(c);
 	n += c->qkv_bias ? q + 2 * kv : 0;
 	n += c->o_bias ? h : 0;
-	n += c->mlp_bias ? 2 * (int64_t)c->intermediate + h : 0;
-	n += c->qk_norm ? 2 * c->head_dim : 0;
+	n += c->mlp_bias ? wide + h : 0;
+	n += c->qk_norm == MODEL_QK_NORM_HEADS        ? 2 * c->head_dim
+	     : c->qk_norm == MODEL_QK_NORM_PROJECTION ? q + kv
+	                                              : 0;
 	return n;
 }
 
 int64_t model_config_parameters(const struct model_config *c)
 {
-	return (c->tied ? 1 : 2) * c->vocab * c->hidden + c->layers * block_parameters(c) + c->hidden;
+	return (c->tied ? 1 : 2) * c->vocab * c->hidden + c->layers * block_parameters(c) +
+	       norm_parameters(c) + (c->learned_positions ? c->max_positions * c->hidden : 0);
 }
 
 double model_config_flops(const struct model_config *c, double length)
 {
-	double n = (double)c->vocab * c->hidden + (double)c->layers * block_parameters(c) + c->hidden;
+	double n = (double)c->vocab * c->hidden + (double)c->layers * block_parameters(c) +
+	           (double)norm_parameters(c);
 
 	return 6 * n + 6.0 * c->layers * c->heads * c->head_dim * length;
 }
 
 int model_config_window(const struct model_config *c, int layer)
 {
-	return layer >= c->window_from ? c->window : 0;
+	return layer >= c->window_from && !has_layer(&c->full, layer) ? c->window : 0;
 }
 
-void model_config_rope(const struct model_config *c, float *inv_freq)
+int model_config_rotary_tables(const struct model_config *c)
 {
-	float factor = (float)c->rope.factor, low = (float)c->rope.low_freq_factor;
-	float high = (float)c->rope.high_freq_factor, original = (float)c->rope.original_positions;
+	return c->learned_positions ? 0 : c->two_ropes ? 2 : 1;
+}
 
-	for (int i = 0; i < c->head_dim / 2; i++) {
-		float f = 1.0f / powf((float)c->rope.theta, (float)(2 * i) / (float)c->head_dim);
+int model_config_rotary_table(const struct model_config *c, int layer)
+{
+	if (c->learned_positions || has_layer(&c->unrotated, layer))
+		return -1;
+	return c->two_ropes && model_config_window(c, layer) > 0;
+}
 
-		if (c->rope.type == ROPE_LINEAR) {
-			f /= factor;
-		} else if (c->rope.type == ROPE_LLAMA3) {
-			float wavelength = (float)(2 * M_PI) / f;
+void model_config_rope(const struct model_config *c, int table, int64_t longest, float *inv_freq,
+                       float *length)
+{
+	const struct model_rope *rope = table ? &c->window_rope : &c->rope;
 
-			if (wavelength > original / low) {
-				f /= factor;
-			} else if (wavelength >= original / high) {
-				float smooth = (original / wavelength - low) / (high - low);
+	rope_frequencies(rope, c->rotary_dim, longest, inv_freq);
+	*length = (float)rope->length;
+}
 
-				f = (1 - smooth) * f / factor + smooth * f;
-			}
-		}
-		inv_freq[i] = f;
-	}
+float model_config_attention_scale(const struct model_config *c)
+{
+	return c->attention_scale > 0 ? (float)c->attention_scale : 1.0f / sqrtf((float)c->head_dim);
 }

@@ -11,30 +11,75 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "engine/model/rope.h"
 
-enum rope_type {
-	ROPE_DEFAULT,
-	ROPE_LINEAR, /* all frequencies divided by factor */
-	ROPE_LLAMA3  /* low frequencies divided, a smooth ramp between */
+#define MODEL_LAYERS_MAX 4096
+
+/* How checkpoints name the parameters, and which of them there are (layout.c). */
+enum model_naming {
+	MODEL_NAMES_LLAMA,
+	MODEL_NAMES_PHI3,
+	MODEL_NAMES_OLMO2,
+	MODEL_NAMES_GEMMA,
+	MODEL_NAMES_GPT2,
+	MODEL_NAMINGS
+};
+
+/* Where the norms of a block are. x is the residual stream, f attention or the MLP. */
+enum model_norm_place {
+	MODEL_NORM_BEFORE, /* x + f(norm(x)) */
+	MODEL_NORM_AFTER,  /* x + norm(f(x)) */
+	MODEL_NORM_AROUND  /* x + norm(f(norm(x))) */
+};
+
+/* RMSNorm of q and k before the rotation. */
+enum model_qk_norm {
+	MODEL_QK_NORM_NONE,
+	MODEL_QK_NORM_HEADS,     /* of each head, with one weight for all */
+	MODEL_QK_NORM_PROJECTION /* of all heads of a token together */
+};
+
+enum model_activation { MODEL_SILU, MODEL_GELU_TANH };
+
+/* A set of layers. */
+struct model_layers {
+	uint64_t bits[MODEL_LAYERS_MAX / 64];
 };
 
 /* Plain data, owns nothing. */
 struct model_config {
-	char family[16]; /* model_type: llama, mistral, qwen2, qwen3 */
+	char family[16]; /* model_type: llama, mistral, … (families.c) */
 	int hidden, intermediate, layers, heads, kv_heads, head_dim;
 	int64_t vocab, max_positions;
 	float norm_eps;
 	double init_std; /* initializer_range */
 	bool tied;       /* lm_head is embed_tokens */
 	bool qkv_bias, o_bias, mlp_bias;
-	bool qk_norm;    /* RMSNorm over each head of q and k before RoPE */
-	int window;      /* sliding window in tokens, 0: none */
-	int window_from; /* first layer that has it */
-	struct {
-		enum rope_type type;
-		double theta, factor, low_freq_factor, high_freq_factor;
-		int64_t original_positions;
-	} rope;
+	enum model_naming naming;
+	bool fused;      /* q, k and v are one matrix, and gate and up are */
+	bool transposed; /* the matrices of a block are stored [in, out] */
+	enum model_activation activation;
+	bool gated;         /* activation(gate) · up, else activation(up) */
+	bool layer_norm;    /* norms with a mean and a bias, else RMSNorm */
+	bool norm_plus_one; /* norms multiply by 1 + weight */
+	enum model_norm_place norm_place;
+	enum model_qk_norm qk_norm;
+
+	int window;                    /* sliding window in tokens, 0: none */
+	int window_from;               /* first layer that has it */
+	struct model_layers full;      /* later ones that see all tokens all the same */
+	struct model_layers unrotated; /* without rotary position embedding */
+	bool learned_positions;        /* a table of them instead of the rotation */
+	int rotary_dim;                /* elements of a head that are rotated, the first ones */
+	struct model_rope rope;
+	bool two_ropes; /* layers with a window have other frequencies: */
+	struct model_rope window_rope;
+
+	double attention_scale; /* of scores, 0: 1 / sqrt(head_dim) */
+	double attention_cap;   /* of scores, c · tanh(score / c); 0: none */
+	double logits_cap;
+	/* Factors; 1: none. */
+	double embedding_scale, residual_scale, logits_scale;
 	int32_t bos, eos, pad; /* -1: not given; the first where a list is given */
 };
 
@@ -53,6 +98,12 @@ int64_t model_config_parameters(const struct model_config *c);
 double model_config_flops(const struct model_config *c, double length);
 /* Sliding window of a layer, 0: none. */
 int model_config_window(const struct model_config *c, int layer);
-/* Fills inv_freq[head_dim / 2], in the float arithmetic of transformers, so that angles agree to the last
- * bit. */
-void model_config_rope(const struct model_config *c, float *inv_freq);
+/* Frequencies differ between kinds of layers: the number of tables of angles (0, 1 or 2), and a layer's; -1:
+ * it does not rotate. */
+int model_config_rotary_tables(const struct model_config *c);
+int model_config_rotary_table(const struct model_config *c, int layer);
+/* Fills inv_freq[rotary_dim / 2] of a table; *length: factor of its cos and sin. longest: of the documents,
+ * in tokens. */
+void model_config_rope(const struct model_config *c, int table, int64_t longest, float *inv_freq,
+                       float *length);
+float model_config_attention_scale(const struct model_config *c);

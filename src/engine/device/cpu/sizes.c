@@ -37,7 +37,8 @@ size_t cpu_scratch_bytes(const struct device_shapes *s, int threads, bool native
 	int64_t longest = s->max_sequence < s->tokens ? s->max_sequence : s->tokens;
 	int64_t qkv = (int64_t)(s->heads + 2 * s->kv_heads) * s->head_dim;
 	int64_t wide = 2 * (int64_t)s->intermediate > qkv ? 2 * (int64_t)s->intermediate : qkv;
-	int cols = s->hidden > s->head_dim ? s->hidden : s->head_dim;
+	int head = s->head_dim > s->norm_cols ? s->head_dim : s->norm_cols;
+	int cols = s->hidden > head ? s->hidden : head;
 	size_t attention = attention_thread_bytes(longest, s->head_dim) * (size_t)threads;
 	size_t norm = COLUMN_PARTS * round_up((size_t)cols, 16) * sizeof(float);
 	size_t need, gemm;

@@ -22,7 +22,7 @@ size_t cuda_logits_bytes(void)
 size_t cuda_scratch_bytes(const struct device_shapes *s)
 {
 	size_t qkv = (size_t)(s->heads + 2 * s->kv_heads) * (size_t)s->head_dim;
-	size_t norm = larger((size_t)s->hidden, (size_t)s->head_dim);
+	size_t norm = larger((size_t)s->norm_cols, larger((size_t)s->hidden, (size_t)s->head_dim));
 	size_t bias = larger(2 * (size_t)s->intermediate, larger(qkv, (size_t)s->hidden));
 	size_t bias_parts = (size_t)s->tokens / 64 + 1; /* reduce.cu gives a part at least so many rows */
 	size_t bias_row = (bias * sizeof(float) + 255) / 256 * 256;

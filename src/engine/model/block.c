@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The parts of a block that are not products with weights: norms, residual connections, rotation, activation.
+ * The families differ here. */
+#include "engine/model/internal.h"
+
+static struct device_norm norm_of(const struct model *m, int64_t tokens)
+{
+	return (struct device_norm){.rows = tokens,
+	                            .groups = 1,
+	                            .cols = m->c.hidden,
+	                            .ld_x = m->c.hidden,
+	                            .ld_y = m->c.hidden,
+	                            .eps = m->c.norm_eps,
+	                            .type = m->o.type};
+}
+
+void model_norm(struct model *m, int unit, enum parameter_role role, void *y, const void *x, int64_t tokens)
+{
+	struct device_norm n = norm_of(m, tokens);
+
+	device_rmsnorm_forward(m->dev, &n, y, m->rstd, x, weight(m, unit, role));
+}
+
+void model_norm_gradient(struct model *m, int unit, enum parameter_role role, void *dx, bool accumulate,
+                         const void *dy, const void *x, int64_t tokens)
+{
+	struct device_norm n = norm_of(m, tokens);
+
+	device_rmsnorm_backward(m->dev, &n, dx, accumulate, gradient(m, unit, role), DTYPE_F32, dy, x,
+	                        m->rstd, weight(m, unit, role));
+}
+
+void model_add_norm(struct model *m, int unit, enum parameter_role role, void *sum, const void *x,
+                    int64_t tokens)
+{
+	struct device_norm n = norm_of(m, tokens);
+
+	if (weight(m, unit, role))
+		device_add_rmsnorm_forward(m->dev, &n, m->h, m->rstd, sum, x, weight(m, unit, role));
+	else
+		device_add(m->dev, sum, x, m->o.type, tokens * m->c.hidden);
+}
+
+void model_branch_end(struct model *m, int unit, enum parameter_role role, char *sum, const char *out,
+                      int64_t tokens)
+{
+	if (out != sum)
+		model_norm(m, unit, role, sum, out, tokens);
+	if (m->c.residual_scale != 1)
+		device_scale(m->dev, sum, m->o.type, (float)m->c.residual_scale, tokens * m->c.hidden);
+}
+
+const char *model_branch_gradient(struct model *m, int unit, enum parameter_role role, const char *out,
+                                  int64_t tokens)
+{
+	if (!m->d_branch)
+		return m->dx;
+	device_copy(m->dev, m->d_branch, m->dx, (size_t)(tokens * m->c.hidden) * m->size);
+	if (m->c.residual_scale != 1)
+		device_scale(m->dev, m->d_branch, m->o.type, (float)m->c.residual_scale,
+		             tokens * m->c.hidden);
+	if (out) {
+		model_norm(m, unit, role, m->h, out, tokens); /* for its statistics */
+		model_norm_gradient(m, unit, role, m->d_branch, false, m->d_branch, out, tokens);
+	}
+	return m->d_branch;
+}
+
+const char *model_branch_input(struct model *m, int unit, enum parameter_role role, const char *x,
+                               int64_t tokens)
+{
+	if (!weight(m, unit, role))
+		return x;
+	model_norm(m, unit, role, m->h, x, tokens);
+	return m->h;
+}
+
+void model_branch_input_gradient(struct model *m, int unit, enum parameter_role role, const char *dy,
+                                 const char *x, int64_t tokens)
+{
+	if (weight(m, unit, role))
+		model_norm_gradient(m, unit, role, m->dx, true, dy, x, tokens);
+	else
+		device_add(m->dev, m->dx, dy, m->o.type, tokens * m->c.hidden);
+}
+
+/* ---- q and k ---- */
+void model_rotate(struct model *m, int layer, char *x, int64_t tokens, bool inverse)
+{
+	int table = model_config_rotary_table(&m->c, layer);
+
+	/* q and k heads lie behind each other. */
+	if (table >= 0)
+		device_rope(m->dev, x, m->qkv, m->c.heads + m->c.kv_heads, m->c.head_dim, m->positions,
+		            m->cos[table], m->sin[table], tokens, inverse, m->o.type);
+}
+
+/* The norm of q (0) or k (1): of each head, or of all of them. */
+static struct device_norm qk_norm_of(const struct model *m, int which, int64_t tokens)
+{
+	bool heads = m->c.qk_norm == MODEL_QK_NORM_HEADS;
+	int n = which ? m->c.kv_heads : m->c.heads;
+
+	return (struct device_norm){.rows = tokens,
+	                            .groups = heads ? n : 1,
+	                            .cols = heads ? m->c.head_dim : n * m->c.head_dim,
+	                            .ld_x = m->qkv,
+	                            .ld_y = m->qkv,
+	                            .eps = m->c.norm_eps,
+	                            .type = m->o.type};
+}
+
+static const enum parameter_role qk_role[2] = {PARAMETER_Q_NORM, PARAMETER_K_NORM};
+
+static void norm_and_rotate_heads(struct model *m, int unit, int table, char *y, const char *x,
+                                  int64_t tokens)
+{
+	struct device_qk_norm n = {.tokens = tokens,
+	                           .heads = m->c.heads,
+	                           .kv_heads = m->c.kv_heads,
+	                           .head_dim = m->c.head_dim,
+	                           .ld = m->qkv,
+	                           .eps = m->c.norm_eps,
+	                           .positions = m->positions,
+	                           .cos = m->cos[table],
+	                           .sin = m->sin[table],
+	                           .type = m->o.type};
+
+	device_qk_norm_rope(m->dev, &n, y, m->rstd, x, weight(m, unit, PARAMETER_Q_NORM),
+	                    weight(m, unit, PARAMETER_K_NORM));
+}
+
+char *model_qk(struct model *m, int layer, char *qkv, int64_t tokens)
+{
+	int unit = layer + 1, table = model_config_rotary_table(&m->c, layer);
+	float *rstd = m->rstd;
+	size_t at = 0;
+
+	if (m->c.qk_norm == MODEL_QK_NORM_NONE) {
+		model_rotate(m, layer, qkv, tokens, false);
+		return qkv;
+	}
+	if (m->c.qk_norm == MODEL_QK_NORM_HEADS && table >= 0 && m->c.rotary_dim == m->c.head_dim) {
+		norm_and_rotate_heads(m, unit, table, m->rotated, qkv, tokens);
+		return m->rotated;
+	}
+	for (int i = 0; i < 2; i++) {
+		struct device_norm n = qk_norm_of(m, i, tokens);
+
+		device_rmsnorm_forward(m->dev, &n, m->rotated + at, rstd, qkv + at,
+		                       weight(m, unit, qk_role[i]));
+		rstd += tokens * n.groups;
+		at += (size_t)m->q * m->size;
+	}
+	model_rotate(m, layer, m->rotated, tokens, false);
+	return m->rotated;
+}
+
+void model_qk_gradient(struct model *m, int layer, const char *qkv, int64_t tokens)
+{
+	const float *rstd = m->rstd;
+	size_t at = 0;
+
+	model_rotate(m, layer, m->d_qkv, tokens, true);
+	for (int i = 0; i < 2 && m->c.qk_norm != MODEL_QK_NORM_NONE; i++) {
+		struct device_norm n = qk_norm_of(m, i, tokens);
+
+		device_rmsnorm_backward(m->dev, &n, m->d_qkv + at, false, gradient(m, layer + 1, qk_role[i]),
+		                        DTYPE_F32, m->d_qkv + at, qkv + at, rstd,
+		                        weight(m, layer + 1, qk_role[i]));
+		rstd += tokens * n.groups;
+		at += (size_t)m->q * m->size;
+	}
+}
+
+/* ---- the activation between the products of the MLP ---- */
+void model_activate(struct model *m, const char *gate_up, int64_t tokens)
+{
+	device_swiglu_forward(m->dev, m->y, gate_up, tokens, m->c.intermediate, m->o.type);
+}
+
+void model_activation_gradient(struct model *m, char *gate_up, int64_t tokens)
+{
+	device_swiglu_backward(m->dev, gate_up, m->y, m->d_wide, gate_up, tokens, m->c.intermediate,
+	                       m->o.type);
+}
+
+/* ---- the embedding, in front of the blocks ---- */
+/* The factor of the embeddings, rounded as a table of the type would be. */
+static float embedding_scale(const struct model *m)
+{
+	float scale = (float)m->c.embedding_scale;
+
+	return m->o.type == DTYPE_BF16  ? bf16_to_float(bf16_from_float(scale))
+	       : m->o.type == DTYPE_F16 ? f16_to_float(f16_from_float(scale))
+	                                : scale;
+}
+
+void model_embed(struct model *m, int64_t tokens)
+{
+	device_embedding_forward(m->dev, m->layer[0].input, m->ids, weight(m, 0, PARAMETER_EMBEDDING), tokens,
+	                         m->c.hidden, m->o.type);
+	if (m->c.embedding_scale != 1)
+		device_scale(m->dev, m->layer[0].input, m->o.type, embedding_scale(m), tokens * m->c.hidden);
+}
+
+void model_embedding_gradient(struct model *m, const int32_t *host_ids, int64_t tokens, bool first)
+{
+	float *table = gradient(m, 0, PARAMETER_EMBEDDING);
+
+	if (m->c.embedding_scale != 1)
+		device_scale(m->dev, m->dx, m->o.type, embedding_scale(m), tokens * m->c.hidden);
+	/* Tied, the head has written the whole table already. */
+	if (first && !m->c.tied)
+		device_zero(m->dev, table, (size_t)(m->c.vocab * m->c.hidden) * sizeof(float));
+	device_embedding_backward(m->dev, table, DTYPE_F32, m->dx, m->ids, host_ids, tokens, m->c.vocab,
+	                          m->c.hidden, m->o.type);
+}

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The model families: a row of a table for each model_type of a config.json, with where it differs from
+ * llama, and with what transformers takes where a key is absent. model_config.c reads a config by its row,
+ * and everything else asks the struct model_config that comes of it.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/model/model_config.h"
+
+/* A key that has one value, with which the model is what is implemented. */
+struct family_switch {
+	const char *key;
+	bool value; /* also where the key is absent */
+};
+
+struct family {
+	const char *name; /* model_type */
+	enum model_naming naming;
+
+	/* The projections. */
+	bool qkv_bias;       /* always, whatever attention_bias says */
+	bool all_bias;       /* every projection has one */
+	bool attention_bias; /* the key is honoured: q, k, v and o */
+	bool mlp_bias;       /* the key is honoured */
+	bool fused;          /* q, k and v are one matrix, and gate and up are */
+	bool transposed;     /* the matrices of a block are stored [in, out] */
+
+	/* The MLP. activation_key NULL: hidden_act. */
+	const char *activation_key;
+	enum model_activation activation;
+	bool plain_mlp; /* one matrix and the activation, no gate */
+
+	/* The norms. */
+	bool layer_norm; /* with a mean and a bias, else RMSNorm */
+	bool norm_plus_one;
+	enum model_norm_place norm_place;
+	enum model_qk_norm qk_norm;
+	double default_eps; /* 0: 1e-6 */
+
+	/* Positions. */
+	bool learned_positions;  /* a table of them, no rotation */
+	bool partial_rotary;     /* partial_rotary_factor is honoured */
+	bool original_positions; /* original_max_position_embeddings is a key of the config itself */
+	bool no_rope_layers;     /* the key is honoured */
+	double default_theta;    /* 0: 10000 */
+	bool two_ropes;          /* layers with a window have parameters of their own */
+	double window_theta;     /* default of these, 0: as the others */
+	const char *window_theta_key;
+	int64_t default_positions;
+
+	/* Attention. */
+	bool window; /* sliding_window applies to every layer */
+	/* With use_sliding_window it applies to the layers from max_window_layers on. */
+	bool window_switch;
+	/* It applies to the layers that layer_types names, by default to all but each window_every-th (or to
+	 * none, 0). */
+	bool window_types;
+	int window_every;
+	int64_t default_window;      /* -1: none */
+	int head_dim;                /* default, 0: hidden / heads */
+	double default_query_scalar; /* query_pre_attn_scalar is honoured; 0: it is not */
+	/* Soft caps of scores and logits: attn_logit_softcapping and final_logit_softcapping are honoured. */
+	bool caps;
+	double default_attention_cap, default_logits_cap;
+
+	/* Scales. */
+	bool multipliers; /* embedding_, attention_, residual_multiplier and logits_scaling are honoured */
+	bool embedding_scale; /* embeddings are multiplied by the root of the hidden size */
+	bool tied;            /* tie_word_embeddings where the key is absent */
+
+	const struct family_switch *switches; /* ends with a key of NULL */
+};
+
+/* NULL: not supported. */
+const struct family *family_find(const char *model_type);
+/* "llama, mistral and qwen2", into text. */
+const char *family_names(char *text, size_t size);
