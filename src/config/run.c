@@ -196,6 +196,10 @@ static const struct key run_key_list[] = {
      "where not all nodes find dir, rank 0 writes what the others hold"},
 
     {"generate", "prompt", KEY_STRING, F(generate.prompt), NULL, 0, 0, NULL, "text to go on from"},
+    {"generate", "prompts", KEY_STRING, F(generate.prompts), NULL, 0, 0, NULL,
+     "file of prompts, one in each line, or .jsonl; the answers are JSON lines"},
+    {"generate", "adapter", KEY_STRING, F(generate.adapter), NULL, 0, 0, NULL,
+     "directory of a PEFT adapter of the model"},
     {"generate", "chat", KEY_BOOL, F(generate.chat), "false", 0, 0, NULL,
      "the prompt is a user's turn of a conversation"},
     {"generate", "max_new_tokens", KEY_INT, F(generate.max_new_tokens), "128", 1, 1e9, NULL,
@@ -206,6 +210,11 @@ static const struct key run_key_list[] = {
      "choose among the K likeliest; 0: all"},
     {"generate", "top_p", KEY_NUMBER, F(generate.top_p), "1", 0, 1, NULL,
      "choose among the likeliest that make up this probability"},
+    {"generate", "min_p", KEY_NUMBER, F(generate.min_p), "0", 0, 1, NULL,
+     "choose among those at least this many times as likely as the likeliest"},
+    {"generate", "repetition_penalty", KEY_NUMBER, F(generate.repetition_penalty), "1", 0.01, 100, NULL,
+     "above 1: tokens that are there already become less likely"},
+    {"generate", "stop", KEY_LIST, F(generate.stop), NULL, 0, 0, NULL, "strings that end the text"},
     {"generate", "seed", KEY_INT, F(generate.seed), "42", 0, 9007199254740992.0, NULL, "of the choices"},
 };
 
@@ -242,6 +251,20 @@ static int need(const char *value, const char *where, const char *key, const cha
 	if (value && *value)
 		return 0;
 	return error_set(err, -EINVAL, "%s: %s: missing; %s", where, key, why);
+}
+
+static int check_generate(const struct run_config *c, const char *where, struct error *err)
+{
+	if (c->generate.prompt && c->generate.prompts)
+		return error_set(err, -EINVAL, "%s: generate.prompts: leave out one of prompt and prompts",
+		                 where);
+	if (!c->generate.prompt && !c->generate.prompts)
+		return need(NULL, where, "generate.prompt", "give the text to go on from", err);
+	for (char **s = c->generate.stop; s && *s; s++)
+		if (!**s)
+			return error_set(err, -EINVAL, "%s: generate.stop: an empty string ends every text",
+			                 where);
+	return 0;
 }
 
 /* The divisor of n that is nearest to d, not below it where two are as near. */
@@ -491,9 +514,7 @@ static int check_run(const struct run_config *c, const char *where, struct error
 		if (need(c->model.path, where, "model.path",
 		         "name the Hugging Face directory to generate from", err) < 0)
 			return -EINVAL;
-		return c->generate.prompt
-		           ? 0
-		           : need(NULL, where, "generate.prompt", "give the text to go on from", err);
+		return check_generate(c, where, err);
 	case RUN_COMMAND:
 		if (!c->command || !c->command[0] || !c->command[0][0])
 			return error_set(err, -EINVAL, "%s: command: missing; name the program to run",

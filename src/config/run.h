@@ -115,12 +115,16 @@ struct run_config {
 	} output;
 
 	struct {
-		char *prompt;
-		bool chat; /* wrap the prompt with the template as a user's turn */
+		char *prompt;  /* either this */
+		char *prompts; /* or a file of them */
+		char *adapter; /* directory of a PEFT adapter, merged into the weights */
+		char **stop;   /* strings that end the text; NULL: none */
+		bool chat;     /* wrap the prompt with the template as a user's turn */
 		int64_t max_new_tokens;
 		double temperature; /* 0: greedy */
 		int64_t top_k;
-		double top_p;
+		double top_p, min_p;
+		double repetition_penalty;
 		int64_t seed;
 	} generate;
 };

@@ -14,9 +14,10 @@
 
 int cmd_generate(struct client *client, int argc, char **argv)
 {
-	struct option_list set = {0};
+	struct option_list set = {0}, stop = {0};
 	const char *max_new = NULL, *temperature = NULL, *top_k = NULL, *top_p = NULL, *seed = NULL;
-	const char *tokenizer = NULL, *precision = NULL;
+	const char *tokenizer = NULL, *precision = NULL, *adapter = NULL, *prompts = NULL, *min_p = NULL,
+	           *penalty = NULL;
 	bool chat = false;
 	const struct option_spec options[] = {
 	    {0, "chat", OPTION_FLAG, &chat, NULL, "the prompt is a user's turn of a conversation"},
@@ -25,31 +26,45 @@ int cmd_generate(struct client *client, int argc, char **argv)
 	     "0, the default: the likeliest token each time"},
 	    {0, "top-k", OPTION_STRING, &top_k, "K", "choose among the K likeliest; default: all"},
 	    {0, "top-p", OPTION_STRING, &top_p, "P", "choose among the likeliest that make up P; default: 1"},
+	    {0, "min-p", OPTION_STRING, &min_p, "P",
+	     "choose among those at least P times as likely as the likeliest"},
+	    {0, "repetition-penalty", OPTION_STRING, &penalty, "X",
+	     "above 1: tokens that are there already become less likely; default: 1"},
+	    {0, "stop", OPTION_LIST, &stop, "TEXT", "ends the text where it comes up; again for more"},
+	    {'a', "adapter", OPTION_STRING, &adapter, "DIR", "a PEFT adapter of the model"},
+	    {0, "prompts", OPTION_STRING, &prompts, "FILE",
+	     "instead of PROMPT: a file of them, one in each line, or .jsonl; the output is JSON lines"},
 	    {0, "seed", OPTION_STRING, &seed, "N", "of the choices; default: 42"},
 	    {0, "tokenizer", OPTION_STRING, &tokenizer, "DIRECTORY", "default: the model's"},
 	    {0, "precision", OPTION_STRING, &precision, "auto|fp32|bf16", "default: auto"},
 	    {'s', "set", OPTION_LIST, &set, "KEY=VALUE", "any key of a run file; again for more"},
 	};
 	const struct usage usage = {"generate",
-	                            "MODEL PROMPT",
+	                            "MODEL [PROMPT]",
 	                            "Generates text with a model (a Hugging Face directory)",
 	                            "PROMPT \"-\": read from the standard input.",
 	                            options,
 	                            ARRAY_SIZE(options),
-	                            2,
+	                            1,
 	                            2};
 	_cleanup_(run_view_release) struct run_view run = {0};
 	_cleanup_json_ json_t *config = NULL;
 	_cleanup_free_ char *input = NULL;
 	struct error err = ERROR_INIT;
-	const char *prompt;
+	const char *prompt = NULL;
 	int64_t id;
 	int first, status = options_parse(client, &usage, argc, argv, &first, NULL);
 
 	if (status != OPTIONS_DONE)
 		goto out;
-	prompt = argv[first + 1];
-	if (str_eq(prompt, "-")) {
+	if ((argc - first == 2) == (prompts != NULL)) {
+		status = client_fail(STATUS_USAGE, prompts ? "generate: leave out one of PROMPT and --prompts"
+		                                           : "generate: PROMPT or --prompts is needed");
+		goto out;
+	}
+	if (!prompts)
+		prompt = argv[first + 1];
+	if (prompt && str_eq(prompt, "-")) {
 		if (file_read_stream("/dev/stdin", 1 << 20, &input, NULL, &err) < 0) {
 			status = client_fail(EXIT_FAILURE, "%s", err.message);
 			goto out;
@@ -68,6 +83,10 @@ int cmd_generate(struct client *client, int argc, char **argv)
 		    {"generate.temperature", temperature},
 		    {"generate.top_k", top_k},
 		    {"generate.top_p", top_p},
+		    {"generate.min_p", min_p},
+		    {"generate.repetition_penalty", penalty},
+		    {"generate.adapter", adapter},
+		    {"generate.prompts", prompts},
 		    {"generate.seed", seed},
 		    {"train.precision", precision},
 		};
@@ -79,7 +98,7 @@ int cmd_generate(struct client *client, int argc, char **argv)
 				owned[i] = str_printf("%s=%s", settings[i].key, settings[i].value);
 				option_list_add(&set, owned[i] ?: "");
 			}
-		r = run_request_task("generate", set.items, &config, &err);
+		r = run_request_task("generate", "stop", stop.items, set.items, &config, &err);
 		for (size_t i = 0; i < ARRAY_SIZE(settings); i++)
 			free(owned[i]);
 		if (r < 0) {
@@ -97,5 +116,6 @@ int cmd_generate(struct client *client, int argc, char **argv)
 		status = client_run_status(&run, 0);
 out:
 	option_list_release(&set);
+	option_list_release(&stop);
 	return status;
 }

@@ -81,14 +81,24 @@ int run_request_command(char **argv, const char *const *overrides,
 	return r < 0 ? r : to_json(config, environment, out, err);
 }
 
-int run_request_task(const char *task, const char *const *overrides, json_t **out, struct error *err)
+int run_request_task(const char *task, const char *list, const char *const *items,
+                     const char *const *overrides, json_t **out, struct error *err)
 {
-	_cleanup_free_ char *text = str_printf("task = \"%s\"; name = \"%s\";\n", task, task);
+	_cleanup_strbuf_ struct strbuf text = {0};
 	struct run_config *config;
 	int r;
 
-	if (!text)
+	strbuf_addf(&text, "task = \"%s\"; name = \"%s\";\n", task, task);
+	if (items && *items) {
+		strbuf_addf(&text, "%s = { %s = [", task, list);
+		for (const char *const *s = items; *s; s++) {
+			strbuf_adds(&text, s > items ? ", " : "");
+			add_quoted(&text, *s);
+		}
+		strbuf_adds(&text, "]; };\n");
+	}
+	if (text.failed)
 		return error_oom(err);
-	r = run_config_parse(text, "command line", overrides, &config, err);
+	r = run_config_parse(text.data, "command line", overrides, &config, err);
 	return r < 0 ? r : to_json(config, NULL, out, err);
 }

@@ -15,5 +15,7 @@ int run_request_file(const char *path, const char *const *overrides,
 /* The same for a command, argv NULL-terminated. */
 int run_request_command(char **argv, const char *const *overrides,
                         const struct environment_options *environment, json_t **out, struct error *err);
-/* A task without a file. */
-int run_request_task(const char *task, const char *const *overrides, json_t **out, struct error *err);
+/* A task without a file. items: what the key `list` of the group that is named as the task has,
+ * NULL-terminated; or NULL. */
+int run_request_task(const char *task, const char *list, const char *const *items,
+                     const char *const *overrides, json_t **out, struct error *err);

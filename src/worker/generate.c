@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The task generate: a prompt's continuation on stdout as it comes. */
+/* The task generate: a prompt's continuation on stdout as it comes, or those of a file of prompts as JSON
+ * lines. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -10,11 +11,13 @@
 #include "base/json.h"
 #include "base/str.h"
 #include "engine/chat/template.h"
+#include "engine/checkpoint/merge.h"
 #include "engine/checkpoint/parameters.h"
 #include "engine/model/generate.h"
 #include "options/options.h"
 #include "options/precision_names.h"
 #include "worker/precision.h"
+#include "worker/prompts.h"
 #include "worker/tasks.h"
 
 DEFINE_CLEANUP(struct device *, device_destroy)
@@ -25,9 +28,20 @@ struct generation {
 	struct tokenizer *tok;
 	struct model_config model;
 	struct generator *generator;
-	struct token_list ids;   /* prompt, then what was generated */
 	struct token_list stops; /* ids that end the answer */
-	size_t printed;          /* bytes of the text of ids that are out, the prompt's included */
+	struct prompts file;     /* of generate.prompts */
+	struct sequence *sequences;
+	size_t n;
+};
+
+/* A prompt, and its text as it grows. */
+struct sequence {
+	struct token_list ids; /* prompt, then what was generated */
+	size_t prompt;         /* of them are the prompt's */
+	size_t begin;          /* bytes of the prompt's text */
+	char *text;            /* of all ids; `done` of its bytes count */
+	size_t done;
+	bool ended_by_id, ended_by_string; /* else it is as long as it may be */
 };
 
 static void generation_free(struct generation *g)
@@ -35,8 +49,13 @@ static void generation_free(struct generation *g)
 	generator_freep(&g->generator);
 	tokenizer_freep(&g->tok);
 	device_destroyp(&g->dev);
-	token_list_free(&g->ids);
 	token_list_free(&g->stops);
+	for (size_t i = 0; g->sequences && i < g->n; i++) {
+		token_list_free(&g->sequences[i].ids);
+		free(g->sequences[i].text);
+	}
+	free(g->sequences);
+	prompts_free(&g->file);
 }
 
 static int add_stop(struct generation *g, int32_t id)
@@ -88,10 +107,57 @@ static bool is_stop(const struct generation *g, int32_t id)
 	return false;
 }
 
+/* `where` names the prompt in errors. */
+static int encode_prompt(struct generation *g, const char *text, const char *where, struct sequence *s,
+                         struct error *err)
+{
+	int r = g->c->generate.chat
+	            ? template_prompt(g->tok, g->c->data.template_, g->c->data.system, text, &s->ids, err)
+	            : tokenizer_encode(g->tok, text, strlen(text), true, &s->ids, err);
+
+	if (r < 0)
+		return r;
+	/* An empty prompt begins with what a document begins with. */
+	if (s->ids.len == 0 && tokenizer_bos(g->tok) >= 0 &&
+	    token_list_add(&s->ids, &(int32_t){tokenizer_bos(g->tok)}, 1) < 0)
+		return error_oom(err);
+	if (s->ids.len == 0)
+		return error_set(err, -EINVAL,
+		                 "%s: the tokenizer makes no token of it; a longer one is needed", where);
+	if ((int64_t)s->ids.len >= g->model.max_positions)
+		return error_set(err, -E2BIG, "%s has %zu tokens; the model takes %" PRId64, where,
+		                 s->ids.len, g->model.max_positions);
+	s->prompt = s->ids.len;
+	return 0;
+}
+
+static int encode_prompts(struct generation *g, struct error *err)
+{
+	const char *path = g->c->generate.prompts;
+	int r = path ? prompts_read(path, &g->file, err) : 0;
+
+	if (r < 0)
+		return r;
+	g->n = path ? g->file.n : 1;
+	g->sequences = calloc(g->n, sizeof(*g->sequences));
+	if (!g->sequences)
+		return error_oom(err);
+	for (size_t i = 0; i < g->n && r == 0; i++) {
+		_cleanup_free_ char *where =
+		    path ? str_printf("%s: prompt %zu", path, i + 1) : strdup("generate.prompt");
+
+		r = where ? encode_prompt(g, path ? g->file.items[i].text : g->c->generate.prompt, where,
+		                          &g->sequences[i], err)
+		          : error_oom(err);
+	}
+	return r;
+}
+
 static int load(struct generation *g, struct error *err)
 {
 	_cleanup_(model_layout_freep) struct model_layout *layout = NULL;
 	_cleanup_(safetensors_closep) struct safetensors *st = NULL;
+	_cleanup_(merged_model_closep) struct merged_model *merged = NULL;
 	_cleanup_free_ char *config = options_config(g->c), *tokenizer = options_tokenizer(g->c);
 	struct device_options dev = {.threads = g->c->resources.threads,
 	                             .attention =
@@ -102,27 +168,13 @@ static int load(struct generation *g, struct error *err)
 	if (!config || !tokenizer)
 		return error_oom(err);
 	if ((r = model_config_read(config, &g->model, err)) < 0 ||
-	    (r = tokenizer_load(tokenizer, &g->tok, err)) < 0 || (r = collect_stops(g, err)) < 0)
+	    (r = tokenizer_load(tokenizer, &g->tok, err)) < 0 || (r = collect_stops(g, err)) < 0 ||
+	    (r = encode_prompts(g, err)) < 0)
 		return r;
-	r = g->c->generate.chat ? template_prompt(g->tok, g->c->data.template_, g->c->data.system,
-	                                          g->c->generate.prompt, &g->ids, err)
-	                        : tokenizer_encode(g->tok, g->c->generate.prompt,
-	                                           strlen(g->c->generate.prompt), true, &g->ids, err);
-	if (r < 0)
-		return r;
-	/* An empty prompt begins with what a document begins with. */
-	if (g->ids.len == 0 && tokenizer_bos(g->tok) >= 0 &&
-	    token_list_add(&g->ids, &(int32_t){tokenizer_bos(g->tok)}, 1) < 0)
-		return error_oom(err);
-	if (g->ids.len == 0)
-		return error_set(
-		    err, -EINVAL,
-		    "generate.prompt: the tokenizer makes no token of it; a longer one is needed");
 	o.ids = tokenizer_vocab_size(g->tok);
-	o.max_tokens = MIN((int64_t)g->ids.len + g->c->generate.max_new_tokens, g->model.max_positions);
-	if ((int64_t)g->ids.len >= g->model.max_positions)
-		return error_set(err, -E2BIG, "generate.prompt has %zu tokens; the model takes %" PRId64,
-		                 g->ids.len, g->model.max_positions);
+	for (size_t i = 0; i < g->n; i++)
+		o.max_tokens = MAX(o.max_tokens, (int64_t)g->sequences[i].prompt);
+	o.max_tokens = MIN(o.max_tokens + g->c->generate.max_new_tokens, g->model.max_positions);
 	if ((r = device_create(&dev, &g->dev, err)) < 0)
 		return r;
 	o.type = precision_of_device(g->dev);
@@ -131,7 +183,11 @@ static int load(struct generation *g, struct error *err)
 	    (r = safetensors_open(g->c->model.path, &st, err)) < 0 ||
 	    (r = parameters_check(layout, st, g->c->model.path, err)) < 0)
 		return r;
-	return generator_create(g->dev, &g->model, &o, parameters_fill, st, &g->generator, err);
+	if (!g->c->generate.adapter)
+		return generator_create(g->dev, &g->model, &o, parameters_fill, st, &g->generator, err);
+	r = merged_model_open(g->c->generate.adapter, layout, st, &merged, err);
+	return r < 0 ? r
+	             : generator_create(g->dev, &g->model, &o, merged_model_fill, merged, &g->generator, err);
 }
 
 /* Bytes of text that will not change when more ids come: an unfinished character decodes as U+FFFD. */
@@ -143,52 +199,94 @@ static size_t settled(const char *text, size_t len)
 }
 
 /* Decodes all ids anew each time, so that what a decoder does at the start (it takes a space off) and between
- * tokens is done as for the whole text; the prompt's part is not printed. */
-static int print_new(struct generation *g, bool last, struct error *err)
+ * tokens is done as for the whole text; the prompt's part is not printed. Text that may be the beginning of a
+ * stop string waits. */
+static int decode(struct generation *g, struct sequence *s, bool last, struct error *err)
 {
+	char *const *stop = g->c->generate.stop;
 	_cleanup_free_ char *text = NULL;
-	size_t len;
-	int r = tokenizer_decode(g->tok, g->ids.ids, g->ids.len, true, &text, &len, err);
+	size_t len, at;
+	int r = tokenizer_decode(g->tok, s->ids.ids, s->ids.len, true, &text, &len, err);
 
 	if (r < 0)
 		return r;
 	if (!last)
 		len = settled(text, len);
-	if (len > g->printed) {
-		fwrite(text + g->printed, 1, len - g->printed, stdout);
-		g->printed = len;
+	/* The text before s->done has been searched. */
+	if (len > s->done && stop_find(stop, text, s->done, len, &at)) {
+		len = at;
+		s->ended_by_string = true;
+	} else if (len > s->done && !last) {
+		len -= stop_pending(stop, text, s->done, len);
 	}
+	if (len > s->done) {
+		if (!g->c->generate.prompts)
+			fwrite(text + s->done, 1, len - s->done, stdout);
+		s->done = len;
+	}
+	free(s->text);
+	s->text = steal_pointer(text);
 	if (fflush(stdout) != 0)
 		return error_errno(err, -errno, "cannot write to stdout");
 	return 0;
 }
 
-static int generate(struct generation *g, struct error *err)
+static int generate(struct generation *g, size_t index, struct error *err)
 {
 	const struct run_config *c = g->c;
-	struct sampling s = {c->generate.temperature, c->generate.top_k, c->generate.top_p, c->generate.seed};
+	struct sequence *q = &g->sequences[index];
+	struct sampling s = {c->generate.temperature, c->generate.top_k, c->generate.top_p, c->generate.min_p,
+	                     (uint64_t)c->generate.seed + index};
+	/* Without a string to wait for, the text of a file's prompt is needed at its end only. */
+	bool watch = !c->generate.prompts || c->generate.stop;
 	_cleanup_free_ char *prompt = NULL;
 	int r;
 
-	r = tokenizer_decode(g->tok, g->ids.ids, g->ids.len, true, &prompt, &g->printed, err);
+	generator_reset(g->generator);
+	r = tokenizer_decode(g->tok, q->ids.ids, q->ids.len, true, &prompt, &q->done, err);
+	q->begin = q->done;
 	if (r == 0)
-		r = generator_feed(g->generator, g->ids.ids, g->ids.len, err);
+		r = generator_feed(g->generator, q->ids.ids, q->ids.len, err);
 	for (int64_t i = 0; i < c->generate.max_new_tokens && r == 0; i++) {
-		int32_t id = generator_choose(g->generator, &s);
+		int32_t id;
 
-		if (is_stop(g, id))
+		if (c->generate.repetition_penalty != 1)
+			generator_penalize(g->generator, q->ids.ids, q->ids.len,
+			                   c->generate.repetition_penalty);
+		id = generator_choose(g->generator, &s);
+		q->ended_by_id = is_stop(g, id);
+		if (q->ended_by_id)
 			break;
-		if (token_list_add(&g->ids, &id, 1) < 0)
+		if (token_list_add(&q->ids, &id, 1) < 0)
 			return error_oom(err);
-		r = print_new(g, false, err);
-		if ((int64_t)g->ids.len >= g->model.max_positions)
+		if (watch)
+			r = decode(g, q, false, err);
+		if (q->ended_by_string || (int64_t)q->ids.len >= g->model.max_positions)
 			break;
 		if (r == 0 && i + 1 < c->generate.max_new_tokens)
 			r = generator_feed(g->generator, &id, 1, err);
 	}
-	if (r == 0)
-		r = print_new(g, true, err);
-	return r;
+	return r == 0 && !q->ended_by_string ? decode(g, q, true, err) : r;
+}
+
+/* The answer to a prompt of a file. */
+static int print_answer(struct generation *g, size_t index, struct error *err)
+{
+	struct sequence *s = &g->sequences[index];
+	json_t *object = g->file.items[index].object;
+	_cleanup_free_ char *answer = strndup(s->text + s->begin, s->done - s->begin), *line = NULL;
+	const char *reason = s->ended_by_id || s->ended_by_string ? "stop" : "length";
+
+	if (!answer)
+		return error_oom(err);
+	str_make_utf8(answer);
+	if (json_object_set_new(object, "completion", json_string(answer)) < 0 ||
+	    json_object_set_new(object, "finish_reason", json_string(reason)) < 0 ||
+	    !(line = json_to_string(object)))
+		return error_oom(err);
+	if (puts(line) < 0 || fflush(stdout) != 0)
+		return error_errno(err, -errno, "cannot write to stdout");
+	return 0;
 }
 
 int generate_task(const struct run_config *c, const struct environment *env, struct error *err)
@@ -198,9 +296,13 @@ int generate_task(const struct run_config *c, const struct environment *env, str
 
 	if (env->world_size != 1)
 		return error_set(err, -EINVAL, "generate runs on one device, not on %d", env->world_size);
-	if ((r = load(&g, err)) < 0 || (r = generate(&g, err)) < 0)
-		return r;
-	if (putchar('\n') < 0 || fflush(stdout) != 0)
-		return error_errno(err, -errno, "cannot write to stdout");
-	return 0;
+	r = load(&g, err);
+	for (size_t i = 0; i < g.n && r == 0; i++) {
+		r = generate(&g, i, err);
+		if (r == 0 && c->generate.prompts)
+			r = print_answer(&g, i, err);
+	}
+	if (r == 0 && !c->generate.prompts && (putchar('\n') < 0 || fflush(stdout) != 0))
+		r = error_errno(err, -errno, "cannot write to stdout");
+	return r;
 }

@@ -215,16 +215,10 @@ static int open_adapter(struct export *x, bool tied, struct error *err)
 		base[i] = (struct hf_parameter){.name = x->entries[i].name, .dims = t->dims};
 		memcpy(base[i].shape, t->shape, sizeof(base[i].shape));
 	}
-	r = peft_adapter_open(x->o->adapter, base, x->n, &x->adapter, err);
-	if (r < 0)
+	if ((r = peft_adapter_open(x->o->adapter, base, x->n, &x->adapter, err)) < 0 ||
+	    (r = merge_check(x->adapter, x->o->adapter, err)) < 0)
 		return r;
 	a = x->adapter;
-	if (a->config.init == PEFT_INIT_PISSA)
-		return error_set(err, -ENOTSUP,
-		                 "%s: init_lora_weights: \"pissa\": such an adapter belongs to weights that "
-		                 "PiSSA changed, not to those of %s: save it with "
-		                 "path_initial_model_for_weight_conversion first",
-		                 x->o->adapter, x->o->model);
 	for (size_t i = 0; i < a->n_wholes; i++) {
 		struct entry *e = &x->entries[a->wholes[i].base];
 
@@ -240,9 +234,6 @@ static int open_adapter(struct export *x, bool tied, struct error *err)
 		if (!is_float(e->from->type))
 			return error_set(err, -ENOTSUP, "%s: tensor %s is %s; expected one of F32, BF16, F16",
 			                 x->o->model, e->name, tensor_type_name(e->from->type));
-		if (m->magnitude && is_embedding(e->name))
-			return error_set(err, -ENOTSUP, "%s: %s: DoRA of an embedding is not supported",
-			                 x->o->adapter, m->name);
 		e->module = m;
 		touched |= str_eq(e->name, HEAD) || is_embedding(e->name);
 	}

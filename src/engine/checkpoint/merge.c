@@ -5,7 +5,9 @@
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "base/str.h"
 #include "engine/checkpoint/parameters.h"
 
 /* Row i of the sum is W[i] + scale · Σ left[i][k] · right[k]: of [out, in], left is B and right is A; of what
@@ -126,6 +128,22 @@ void merge_free(struct merge *m)
 	free(m);
 }
 
+int merge_check(const struct peft_adapter *a, const char *directory, struct error *err)
+{
+	if (a->config.init == PEFT_INIT_PISSA)
+		return error_set(err, -ENOTSUP,
+		                 "%s: init_lora_weights: \"pissa\": such an adapter belongs to weights that "
+		                 "PiSSA changed, not to those of the base: save it with "
+		                 "path_initial_model_for_weight_conversion first",
+		                 directory);
+	for (size_t i = 0; i < a->n_modules; i++)
+		if (a->modules[i].magnitude &&
+		    (str_ends(a->modules[i].name, "embed_tokens") || str_ends(a->modules[i].name, "wte")))
+			return error_set(err, -ENOTSUP, "%s: %s: DoRA of an embedding is not supported",
+			                 directory, a->modules[i].name);
+	return 0;
+}
+
 int merge_row(struct merge *m, int64_t row, float *out, struct error *err)
 {
 	double sum = 0;
@@ -142,5 +160,121 @@ int merge_row(struct merge *m, int64_t row, float *out, struct error *err)
 		sum += (double)out[j] * out[j];
 	for (int64_t j = 0; j < m->columns; j++)
 		out[j] *= sum > 0 ? (float)(m->magnitude[row] / sqrt(sum)) : 0;
+	return 0;
+}
+
+/* ---- a whole model ---- */
+
+struct merged_model {
+	const struct model_layout *layout;
+	struct safetensors *base;
+	struct peft_adapter *adapter;
+	const struct peft_module **module; /* of each parameter; NULL: none */
+	const struct tensor **whole;       /* in place of each parameter; NULL: none */
+	/* The parameter that was asked for last. */
+	const struct model_parameter *merging;
+	struct merge *merge;
+	float *row;
+};
+
+int merged_model_open(const char *adapter, const struct model_layout *layout, struct safetensors *base,
+                      struct merged_model **out, struct error *err)
+{
+	_cleanup_(merged_model_closep) struct merged_model *m = calloc(1, sizeof(*m));
+	size_t n = (size_t)layout->parameters;
+	_cleanup_free_ struct hf_parameter *tensors = calloc(n, sizeof(*tensors));
+	int r;
+
+	if (!m || !tensors)
+		return error_oom(err);
+	m->layout = layout;
+	m->base = base;
+	m->module = calloc(n, sizeof(*m->module));
+	m->whole = calloc(n, sizeof(*m->whole));
+	if (!m->module || !m->whole)
+		return error_oom(err);
+	for (size_t i = 0; i < n; i++) {
+		const struct model_parameter *p = &layout->parameter[i];
+
+		tensors[i] = (struct hf_parameter){
+		    .name = p->name, .dims = p->dims, .shape = {p->shape[0], p->shape[1]}};
+	}
+	if ((r = peft_adapter_open(adapter, tensors, n, &m->adapter, err)) < 0 ||
+	    (r = merge_check(m->adapter, adapter, err)) < 0)
+		return r;
+	for (size_t i = 0; i < m->adapter->n_modules; i++)
+		m->module[m->adapter->modules[i].base] = &m->adapter->modules[i];
+	for (size_t i = 0; i < m->adapter->n_wholes; i++)
+		m->whole[m->adapter->wholes[i].base] = m->adapter->wholes[i].tensor;
+	*out = steal_pointer(m);
+	return 0;
+}
+
+void merged_model_close(struct merged_model *m)
+{
+	if (!m)
+		return;
+	peft_adapter_close(m->adapter);
+	merge_free(m->merge);
+	free(m->row);
+	free(m->module);
+	free(m->whole);
+	free(m);
+}
+
+static const struct model_parameter *find_parameter(const struct model_layout *l, const char *name)
+{
+	for (int i = 0; i < l->parameters; i++)
+		if (str_eq(l->parameter[i].name, name))
+			return &l->parameter[i];
+	return NULL;
+}
+
+int merged_model_fill(void *merged_model, const struct model_parameter *p, int64_t first, int64_t n,
+                      float *out, struct error *err)
+{
+	struct merged_model *m = merged_model;
+	/* The model that is filled may have a layout of its own, which is the same. */
+	const struct model_parameter *ours = find_parameter(m->layout, p->name);
+	size_t index = ours ? (size_t)(ours - m->layout->parameter) : 0;
+	const struct tensor *whole = m->whole[index], *w;
+	int r;
+
+	if (!ours)
+		return error_set(err, -EINVAL, "%s is missing", p->name);
+	if (!m->module[index] && !whole)
+		return parameters_fill(m->base, p, first, n, out, err);
+	if (!m->module[index]) {
+		r = tensor_to_f32(whole, first, n, out, err);
+		return r < 0 ? r
+		             : parameters_check_finite(whole->name,
+		                                       safetensors_file(m->adapter->tensors, whole), first,
+		                                       out, n, err);
+	}
+	if (m->merging != ours) {
+		merge_free(steal_pointer(m->merge));
+		free(steal_pointer(m->row));
+		m->merging = NULL;
+		w = whole ? whole : hf_find(m->base, p->name);
+		if (!w || w->dims != 2 || w->shape[0] != p->shape[0] || w->shape[1] != p->shape[1])
+			return error_set(err, -ENOTSUP, "an adapter of %s is not supported", p->name);
+		m->row = malloc((size_t)p->shape[1] * sizeof(*m->row));
+		if (!m->row)
+			return error_oom(err);
+		if ((r = merge_create(whole ? m->adapter->tensors : m->base, w, m->adapter, m->module[index],
+		                      &m->merge, err)) < 0)
+			return r;
+		m->merging = ours;
+	}
+	while (n > 0) {
+		int64_t row = first / p->shape[1], from = first % p->shape[1], k = MIN(p->shape[1] - from, n);
+
+		if ((r = merge_row(m->merge, row, m->row, err)) < 0)
+			return r;
+		memcpy(out, m->row + from, (size_t)k * sizeof(*out));
+		first += k;
+		n -= k;
+		out += k;
+	}
 	return 0;
 }

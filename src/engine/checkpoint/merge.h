@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "engine/checkpoint/peft.h"
 #include "engine/checkpoint/safetensors.h"
+#include "engine/model/layout.h"
 
 struct merge;
 
@@ -18,5 +19,17 @@ int merge_create(const struct safetensors *base, const struct tensor *w, const s
                  const struct peft_module *m, struct merge **out, struct error *err);
 void merge_free(struct merge *m);
 DEFINE_CLEANUP(struct merge *, merge_free)
+/* -ENOTSUP where the adapter does not belong to the weights of the base as they are. */
+int merge_check(const struct peft_adapter *a, const char *directory, struct error *err);
 /* Row `row` of the weight as the base stores it: w->shape[1] values. */
 int merge_row(struct merge *m, int64_t row, float *out, struct error *err);
+
+/* The weights of a whole model with an adapter in them, for a fill (layout.h). `base` is borrowed, and
+ * checked against the layout (parameters_check). Refuses what peft_adapter_open and merge_check refuse. */
+struct merged_model;
+int merged_model_open(const char *adapter, const struct model_layout *layout, struct safetensors *base,
+                      struct merged_model **out, struct error *err);
+void merged_model_close(struct merged_model *m);
+DEFINE_CLEANUP(struct merged_model *, merged_model_close)
+int merged_model_fill(void *merged_model, const struct model_parameter *p, int64_t first, int64_t n,
+                      float *out, struct error *err);

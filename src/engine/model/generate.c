@@ -154,6 +154,11 @@ const float *generator_logits(const struct generator *g)
 	return g->logits;
 }
 
+void generator_penalize(struct generator *g, const int32_t *ids, size_t n, double penalty)
+{
+	sampling_penalize(g->logits, g->ids, ids, n, penalty, g->work);
+}
+
 int32_t generator_choose(struct generator *g, const struct sampling *s)
 {
 	return sampling_choose(s, g->logits, g->ids, g->length, g->work);

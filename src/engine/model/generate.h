@@ -34,5 +34,7 @@ int generator_feed(struct generator *g, const int32_t *ids, int64_t n, struct er
 /* Logits after the last token fed, fp32 [vocab], valid until the next feed. */
 const float *generator_logits(const struct generator *g);
 
+/* sampling_penalize on those logits, once for each feed. */
+void generator_penalize(struct generator *g, const int32_t *ids, size_t n, double penalty);
 /* The next id from the generator's own logits (sampling_choose). */
 int32_t generator_choose(struct generator *g, const struct sampling *s);

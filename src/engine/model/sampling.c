@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Draws the next token: temperature, then top_k, then top_p, with a random number of its own for each
+/* Draws the next token: temperature, then top_k, top_p and min_p, with a random number of its own for each
  * place. */
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "engine/model/sampling.h"
 
@@ -50,17 +51,15 @@ static double uniform(uint64_t seed, uint64_t place)
 	return (double)(z >> 11) * 0x1p-53;
 }
 
-int32_t sampling_choose(const struct sampling *s, const float *logits, int64_t vocab, int64_t place,
-                        void *work)
+/* Sorts the candidates into c, leaves the first *n of them, and returns the sum of their weights, which are
+ * relative to that of the first. */
+static double filter(const struct sampling *s, const float *logits, int64_t vocab, struct candidate *c,
+                     int64_t *count)
 {
-	struct candidate *c = work;
+	float inverse = (float)(1 / s->temperature);
 	int64_t n = vocab;
-	float inverse;
-	double sum = 0, below, target;
+	double sum = 0;
 
-	if (s->temperature <= 0 || s->top_k == 1)
-		return greedy(logits, vocab);
-	inverse = (float)(1 / s->temperature);
 	for (int64_t i = 0; i < vocab; i++)
 		c[i] = (struct candidate){.logit = logits[i] * inverse, .id = (int32_t)i};
 	qsort(c, (size_t)vocab, sizeof(*c), compare);
@@ -73,6 +72,7 @@ int32_t sampling_choose(const struct sampling *s, const float *logits, int64_t v
 		sum += expf(c[i].logit - c[0].logit);
 	if (s->top_p < 1) {
 		int64_t kept = 0;
+		double below;
 
 		/* The smallest set that holds top_p of the mass: a token stays while those before it hold
 		 * less. */
@@ -81,12 +81,62 @@ int32_t sampling_choose(const struct sampling *s, const float *logits, int64_t v
 		n = kept;
 		sum = below;
 	}
-	target = uniform(s->seed, (uint64_t)place) * sum;
-	below = 0;
+	if (s->min_p > 0) {
+		int64_t kept = 1;
+
+		for (sum = 1; kept < n && expf(c[kept].logit - c[0].logit) >= s->min_p; kept++)
+			sum += expf(c[kept].logit - c[0].logit);
+		n = kept;
+	}
+	*count = n;
+	return sum;
+}
+
+int64_t sampling_candidates(const struct sampling *s, const float *logits, int64_t vocab, int32_t *ids,
+                            double *probabilities, void *work)
+{
+	struct candidate *c = work;
+	int64_t n;
+	double sum = filter(s, logits, vocab, c, &n);
+
+	for (int64_t i = 0; i < n; i++) {
+		ids[i] = c[i].id;
+		probabilities[i] = expf(c[i].logit - c[0].logit) / sum;
+	}
+	return n;
+}
+
+int32_t sampling_choose(const struct sampling *s, const float *logits, int64_t vocab, int64_t place,
+                        void *work)
+{
+	struct candidate *c = work;
+	double below = 0, target;
+	int64_t n;
+
+	if (s->temperature <= 0 || s->top_k == 1)
+		return greedy(logits, vocab);
+	target = filter(s, logits, vocab, c, &n);
+	target *= uniform(s->seed, (uint64_t)place);
 	for (int64_t i = 0; i < n; i++) {
 		below += expf(c[i].logit - c[0].logit);
 		if (target < below)
 			return c[i].id;
 	}
 	return c[n - 1].id;
+}
+
+void sampling_penalize(float *logits, int64_t vocab, const int32_t *ids, size_t n, double penalty, void *work)
+{
+	unsigned char *seen = work;
+	float p = (float)penalty;
+
+	memset(seen, 0, (size_t)vocab);
+	for (size_t i = 0; i < n; i++) {
+		int32_t id = ids[i];
+
+		if (id < 0 || id >= vocab || seen[id])
+			continue;
+		seen[id] = 1;
+		logits[id] = logits[id] < 0 ? logits[id] * p : logits[id] / p;
+	}
 }

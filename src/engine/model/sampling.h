@@ -9,11 +9,23 @@ struct sampling {
 	double temperature; /* 0: greedy */
 	int64_t top_k;      /* 0: all */
 	double top_p;       /* 1: all */
+	double min_p;       /* only what is at least so many times as likely as the likeliest; 0: all */
 	uint64_t seed;
 };
-/* The next id, chosen on the host in fp32 from generator_logits: temperature, then top_k, then top_p, as
- * transformers does. place: position of the choice in the sequence; the same (seed, place, logits) give the
- * same id. Greedy takes the lowest id among equals. */
+/* The next id, chosen on the host in fp32 from generator_logits: temperature, then top_k, then top_p, then
+ * min_p, as transformers does. place: position of the choice in the sequence; the same (seed, place, logits)
+ * give the same id. Greedy takes the lowest id among equals. */
 int32_t sampling_choose(const struct sampling *s, const float *logits, int64_t vocab, int64_t place,
                         void *work); /* work: sampling_work_bytes(vocab) */
 size_t sampling_work_bytes(int64_t vocab);
+
+/* What sampling_choose chooses among, the likeliest first, and the probability of each: into ids and
+ * probabilities, which have room for vocab of them. Returns their number. temperature is not 0. */
+int64_t sampling_candidates(const struct sampling *s, const float *logits, int64_t vocab, int32_t *ids,
+                            double *probabilities, void *work);
+
+/* Makes the ids of a sequence less likely (penalty > 1), each once however often it occurs: negative logits
+ * are multiplied by the penalty, others divided by it (Keskar et al. 2019, as in transformers). Ids from
+ * vocab on are left out. */
+void sampling_penalize(float *logits, int64_t vocab, const int32_t *ids, size_t n, double penalty,
+                       void *work);

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+# Compares sampling with the logits processors of transformers, and the task generate with its generate(): adapters,
+# repetition penalty, stop strings, files of prompts. Arguments: worker, sampling_dump, the source tree, a directory.
+import json, os, random, shutil, subprocess, sys
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, logging
+from transformers.generation.logits_process import (
+    MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper)
+
+logging.set_verbosity_error()
+logging.disable_progress_bar()
+worker, sampling_dump, source, tmp = sys.argv[1:5]
+seed = int(os.environ["SEED"])
+
+
+def sampling():
+    """The candidates and their probabilities, for random logits and options."""
+    rng, g = random.Random(seed), torch.Generator().manual_seed(seed)
+    cases, lines = [], []
+    for i in range(200):
+        vocab = rng.choice([3, 17, 200, 1000])
+        logits = torch.randn(vocab, generator=g) * rng.choice([1.0, 3.0, 8.0])
+        ids = [rng.randrange(vocab) for _ in range(rng.choice([0, 1, 5, 40]))]
+        temperature, penalty = rng.choice([0.5, 1.0, 1.7]), rng.choice([1.0, 1.3, 0.8])
+        k, top_p, min_p = rng.choice([0, 2, 10, 5000]), rng.choice([1.0, 0.9, 0.3]), rng.choice([0.0, 0.05, 0.5, 1.0])
+        cases.append((logits, ids, temperature, k, top_p, min_p, penalty))
+        lines.append(" ".join(map(str, [temperature, k, top_p, min_p, penalty, len(ids), *ids, vocab, *[f"{x:.9g}" for x in logits.tolist()]])))
+    out = subprocess.run([sampling_dump], input="\n".join(lines), capture_output=True, text=True, check=True).stdout.splitlines()
+    assert len(out) == len(cases)
+    worst, edges = 0.0, 0
+    for line, (logits, ids, temperature, k, top_p, min_p, penalty) in zip(out, cases):
+        past = torch.tensor([ids], dtype=torch.long)
+        scores = logits[None].clone()
+        if penalty != 1.0 and ids:
+            scores = RepetitionPenaltyLogitsProcessor(penalty)(past, scores)
+        scores = TemperatureLogitsWarper(temperature)(past, scores)
+        if k:
+            scores = TopKLogitsWarper(k)(past, scores)
+        if top_p < 1:
+            scores = TopPLogitsWarper(top_p)(past, scores)
+        if min_p > 0:
+            scores = MinPLogitsWarper(min_p)(past, scores)
+        want = torch.softmax(scores[0], -1)
+        got = torch.zeros_like(want)
+        for item in line.split():
+            token, p = item.split(":")
+            got[int(token)] = float(p)
+        if not torch.equal(want > 0, got > 0):
+            # The sums of transformers are in fp32, so that a token at the very edge of top_p may fall to either side.
+            edges += 1
+            assert int(((want > 0) ^ (got > 0)).sum()) == 1, (k, top_p, min_p)
+            continue
+        worst = max(worst, float((want - got).abs().max()))
+    print(f"sampling: worst difference of a probability {worst:.1e} in {len(cases)} cases, {edges} at the edge")
+    assert worst < 1e-5 and edges <= 4
+
+
+def value(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + len(shape) + shape[0]))
+
+
+def run(model, options, fails=None, **members):
+    config = {"task": "generate", "directory": tmp, "model": {"path": model}, "train": {"precision": "fp32"},
+              "generate": {"max_new_tokens": 32, **options}, **members}
+    with open(f"{tmp}/generate.json", "w") as f:
+        json.dump(config, f)
+    p = subprocess.run([worker], env={"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "DTRAIN_ATTEMPT": "1", "DTRAIN_CONFIG": f"{tmp}/generate.json"},
+                       capture_output=True, text=True)
+    if fails:
+        assert p.returncode != 0 and fails in p.stderr + p.stdout, (options, p.stdout, p.stderr)
+    else:
+        assert p.returncode == 0, (options, p.stdout, p.stderr)
+    return p.stdout
+
+
+def generation():
+    directory, adapter = f"{tmp}/model", f"{tmp}/adapter"
+    # Weights of a size that makes the choice of tokens depend on the context.
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(LlamaConfig(
+        vocab_size=264, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=256, initializer_range=0.2, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None), dtype=torch.float32)
+    model.generation_config.bos_token_id = model.generation_config.eos_token_id = model.generation_config.pad_token_id = None
+    model.save_pretrained(directory)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(f"{source}/tests/engine/bytes/{name}", directory)
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    # Text comes out as bytes: only those that are plain characters are compared, so that others are given no chance.
+    with torch.no_grad():
+        text = {i for i in range(264) if len(tokenizer.decode([i])) == 1 and tokenizer.decode([i]).isascii() and tokenizer.decode([i]).isprintable()}
+        norm = model.lm_head.weight
+        norm[[i for i in range(264) if i not in text]] = 0.0
+    assert len(text) > 80
+    model.save_pretrained(directory)
+
+    os.makedirs(adapter)
+    tensors = {}
+    with open(f"{adapter}/adapter_config.json", "w") as f:
+        json.dump({"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "down_proj"], "modules_to_save": ["lm_head"]}, f)
+    changed = AutoModelForCausalLM.from_pretrained(directory)
+    with torch.no_grad():
+        for name, p in changed.named_parameters():
+            if name.endswith(("q_proj.weight", "down_proj.weight")):
+                a, b = value(4, p.shape[1]) * 0.3, value(p.shape[0], 4) * 0.3
+                module = "base_model.model." + name.removesuffix(".weight")
+                tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"] = a, b
+                p += 2.0 * (b @ a)
+        changed.lm_head.weight *= 1.5
+        tensors["base_model.model.lm_head.weight"] = changed.lm_head.weight.detach().clone()
+    save_file(tensors, f"{adapter}/adapter_model.safetensors")
+
+    def expect(m, prompt, **options):
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+        out = m.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=32, pad_token_id=0, **options)[0]
+        return tokenizer.decode(out, skip_special_tokens=True)[len(tokenizer.decode(ids[0], skip_special_tokens=True)):]
+
+    prompts = ["Hello", "The quick brown fox", "a b c"]
+    for options, theirs in (({}, {}), ({"repetition_penalty": 1.3}, {"repetition_penalty": 1.3})):
+        for extra, m in (({}, model), ({"adapter": adapter}, changed)):
+            for prompt in prompts:
+                want = expect(m, prompt, **theirs)
+                got = run(directory, {"prompt": prompt, **options, **extra})
+                assert got == want + "\n", (prompt, options, extra, got, want)
+    assert expect(model, "Hello") != expect(changed, "Hello")
+    # Files of prompts, as text and as JSON lines with members of their own.
+    with open(f"{tmp}/prompts.txt", "w") as f:
+        f.write("\n".join(prompts) + "\n\n")
+    with open(f"{tmp}/prompts.jsonl", "w") as f:
+        f.writelines(json.dumps({"id": i, "prompt": p}) + "\n" for i, p in enumerate(prompts))
+    full = [expect(changed, p) for p in prompts]
+    got = [json.loads(line) for line in run(directory, {"prompts": "prompts.txt", "adapter": adapter}).splitlines()]
+    assert got == [{"prompt": p, "completion": c, "finish_reason": "length"} for p, c in zip(prompts, full)], got
+    # A stop string of several tokens; the shortest part of the first text that is there once.
+    stop = full[0][10:14]
+    at = [c.find(stop) for c in full]
+    got = [json.loads(line) for line in run(directory, {"prompts": "prompts.jsonl", "adapter": adapter, "stop": [stop, "not there"]}).splitlines()]
+    assert got == [{"id": i, "prompt": p, "completion": c if a < 0 else c[:a], "finish_reason": "length" if a < 0 else "stop"}
+                   for i, (p, c, a) in enumerate(zip(prompts, full, at))], got
+    assert run(directory, {"prompt": prompts[0], "adapter": adapter, "stop": stop}) == full[0][:at[0]] + "\n"
+    # min_p 1 leaves the likeliest token alone.
+    assert run(directory, {"prompt": "Hello", "temperature": 2.0, "min_p": 1}) == expect(model, "Hello") + "\n"
+    # Each prompt of a file has a seed of its own.
+    with open(f"{tmp}/same.txt", "w") as f:
+        f.write("Hello\n" * 2)
+    got = [json.loads(line)["completion"] for line in run(directory, {"prompts": "same.txt", "temperature": 1.5}).splitlines()]
+    assert got[0] != got[1]
+    assert got[1] + "\n" == run(directory, {"prompt": "Hello", "temperature": 1.5, "seed": 43})
+    # An adapter that does not fit.
+    tensors["base_model.model.lm_head.weight"] = value(4, 4)
+    save_file(tensors, f"{adapter}/adapter_model.safetensors")
+    run(directory, {"prompt": "a", "adapter": adapter}, fails="the base needs [264, 32]")
+    run(directory, {"prompt": "a", "prompts": "b"}, fails="leave out one of prompt and prompts")
+    run(directory, {"prompts": "nowhere.txt"}, fails="nowhere.txt")
+    print("generation: adapters, penalty, prompts and stop strings as transformers")
+
+
+sampling()
+generation()
