@@ -192,22 +192,47 @@ static void stop(void *context, const struct peer *peer, const struct stop_reque
 	finish(call, &(struct peer_result){.code = r, .message = err.message});
 }
 
-int peers_set_own_device(struct daemon *d, int64_t slot, bool drained, const char *reason,
-                         struct device_info *device, struct error *err)
-{
-	int r = drained ? node_drain(d->node, (int)slot, reason, err) : node_resume(d->node, (int)slot, err);
+/* A change of a device of this node, which is answered when it is on disk. */
+struct device_change {
+	peer_done_fn done;
+	void *context;
+	int64_t slot;
+	struct device_info device;
+};
 
-	return r < 0 ? r : node_describe_device(d->node, (int)slot, device, err);
+static void answer_change(struct device_change *change, int code, const char *message)
+{
+	struct device_drained now = {change->device.node, change->slot, change->device.state,
+	                             change->device.reason};
+
+	change->done(change->context,
+	             &(struct peer_result){.code = code, .message = message, .device = &now});
+	device_info_release(&change->device);
+	free(change);
 }
 
-static void set_device_here(struct call *call, int64_t slot, bool drained, const char *reason)
+static void on_change_written(void *context, int code, const char *message)
 {
-	_cleanup_(device_info_release) struct device_info device = {0};
-	struct error err = ERROR_INIT;
-	int r = peers_set_own_device(call->daemon, slot, drained, reason, &device, &err);
-	struct device_drained now = {device.node, slot, device.state, device.reason};
+	/* Whatever was wrong with the disk, it is not the device that is broken. */
+	answer_change(context, code < 0 ? -EREMOTEIO : 0, message);
+}
 
-	finish(call, &(struct peer_result){.code = r, .message = err.message, .device = &now});
+void peers_set_own_device(struct daemon *d, int64_t slot, bool drained, const char *reason, peer_done_fn done,
+                          void *context)
+{
+	struct device_change *change = calloc(1, sizeof(*change));
+	struct error err = ERROR_INIT;
+	int r;
+
+	if (!change) {
+		done(context, &(struct peer_result){.code = -ENOMEM, .message = "out of memory"});
+		return;
+	}
+	*change = (struct device_change){.done = done, .context = context, .slot = slot};
+	r = drained ? node_drain(d->node, (int)slot, reason, &err) : node_resume(d->node, (int)slot, &err);
+	if (r < 0 || (r = node_describe_device(d->node, (int)slot, &change->device, &err)) < 0 ||
+	    (r = node_wait_drains(d->node, on_change_written, change, &err)) < 0)
+		answer_change(change, r, err.message);
 }
 
 static void on_device_set_there(void *context, const struct http_answer *a)
@@ -238,15 +263,16 @@ static void set_device(void *context, const struct peer *peer, int64_t slot, boo
 {
 	struct drain_request request = {.reason = (char *)reason};
 	struct daemon *d = context;
-	struct call *call = call_new(d, peer, done, done_context);
+	struct call *call;
 	char target[64];
 
-	if (!call)
-		return;
 	if (is_here(d, peer)) {
-		set_device_here(call, slot, drained, reason);
+		peers_set_own_device(d, slot, drained, reason, done, done_context);
 		return;
 	}
+	call = call_new(d, peer, done, done_context);
+	if (!call)
+		return;
 	snprintf(target, sizeof(target), "/v1/peer/devices/%lld/%s", (long long)slot,
 	         drained ? "drain" : "resume");
 	post(call, peer, target, drain_request_encode(&request), on_device_set_there);

@@ -5,10 +5,8 @@
 #include "controller/peers.h"
 #include "dtraind/daemon.h"
 
-struct device_info;
-
 struct peers peers_of_daemon(struct daemon *d);
-/* Drains a device of this node, or gives it back; *device describes it then, and is to be released. Errors as
+/* Drains a device of this node, or gives it back, and calls `done` when that is on disk. Errors as
  * node_drain's. */
-int peers_set_own_device(struct daemon *d, int64_t slot, bool drained, const char *reason,
-                         struct device_info *device, struct error *err);
+void peers_set_own_device(struct daemon *d, int64_t slot, bool drained, const char *reason, peer_done_fn done,
+                          void *context);

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/file_writer.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/str.h"
@@ -25,17 +26,19 @@ struct known {
 struct clusters {
 	char *directory;
 	char *path;                   /* clusters.json: written and synced with each new epoch */
+	struct file_writer *writer;   /* of clusters.json */
 	char *run_path;               /* highest_run: with each higher number, not synced */
 	struct known list[KNOWN_MAX]; /* the one heard last comes last */
 	size_t count;
 	int64_t highest_run;
-	bool epoch_unsaved, run_unsaved;
+	bool run_unsaved;
 };
 
 void clusters_close(struct clusters *c)
 {
 	if (!c)
 		return;
+	file_writer_destroy(c->writer);
 	free(c->directory);
 	free(c->path);
 	free(c->run_path);
@@ -120,9 +123,11 @@ static void scan_logs(struct clusters *c, const char *log_dir)
 			c->highest_run = MAX(c->highest_run, run);
 }
 
-int clusters_open(const char *state_dir, const char *log_dir, struct clusters **out, struct error *err)
+int clusters_open(sd_event *event, const char *state_dir, const char *log_dir, struct clusters **out,
+                  struct error *err)
 {
 	_cleanup_(clusters_closep) struct clusters *c = calloc(1, sizeof *c);
+	int r;
 
 	if (!c)
 		return error_oom(err);
@@ -131,6 +136,9 @@ int clusters_open(const char *state_dir, const char *log_dir, struct clusters **
 	c->run_path = str_path_join(state_dir, "highest_run");
 	if (!c->directory || !c->path || !c->run_path)
 		return error_oom(err);
+	if ((r = file_writer_create(event, c->path, "what this node knows of clusters is not on disk",
+	                            &c->writer, err)) < 0)
+		return r;
 	load_clusters(c);
 	load_run(c);
 	scan_logs(c, log_dir);
@@ -157,49 +165,34 @@ int clusters_describe(const struct clusters *c, struct known_clusters *out, stru
 	return 0;
 }
 
-static int save_clusters(const struct clusters *c, struct error *err)
+static int save_clusters(struct clusters *c, struct error *err)
 {
 	_cleanup_(known_clusters_release) struct known_clusters known = {0};
 	_cleanup_json_ json_t *json = NULL;
-	_cleanup_free_ char *text = NULL;
 	int r = clusters_describe(c, &known, err);
 
 	if (r < 0)
 		return r;
 	json = known_clusters_encode(&known);
-	text = json ? json_to_string(json) : NULL;
-	return text ? file_write_atomic(c->path, text, strlen(text), 0644, err) : error_oom(err);
+	return file_writer_put(c->writer, json ? json_to_string(json) : NULL, err);
 }
 
 /* In place and always of the same length: after a crash of the machine the old number is there or the new
  * one, without a sync. */
 static int save_run(const struct clusters *c, struct error *err)
 {
-	_cleanup_close_ int fd = open(c->run_path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+	_cleanup_close_ int fd = -1;
 	char text[32];
 	int r;
 
+	if ((r = file_mkdirs(c->directory, 0755, err)) < 0)
+		return r;
+	fd = open(c->run_path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
 	if (fd < 0)
 		return error_errno(err, -errno, "cannot write %s", c->run_path);
 	snprintf(text, sizeof text, "%019lld\n", (long long)c->highest_run);
 	r = file_write_all(fd, text, strlen(text), err);
 	return r < 0 ? error_prefix(err, "%s", c->run_path) : 0;
-}
-
-static int save(struct clusters *c, struct error *err)
-{
-	int r = file_mkdirs(c->directory, 0755, err);
-
-	if (r == 0 && c->epoch_unsaved)
-		r = save_clusters(c, err);
-	if (r < 0)
-		return r;
-	c->epoch_unsaved = false;
-	if (c->run_unsaved)
-		r = save_run(c, err);
-	if (r == 0)
-		c->run_unsaved = false;
-	return r;
 }
 
 int clusters_check(const struct clusters *c, const char *id, int64_t epoch, struct error *err)
@@ -226,13 +219,17 @@ int clusters_learn(struct clusters *c, const char *id, int64_t epoch, int64_t hi
 	if (strlen(id) > CLUSTER_ID_MAX)
 		return error_set(err, -EINVAL, "the name of a cluster has at most %d characters",
 		                 CLUSTER_ID_MAX);
-	c->epoch_unsaved = c->epoch_unsaved || new_epoch;
-	c->run_unsaved = c->run_unsaved || highest_run > c->highest_run;
 	if (new_epoch)
 		touch(c, id)->epoch = epoch;
+	c->run_unsaved = c->run_unsaved || highest_run > c->highest_run;
 	c->highest_run = MAX(c->highest_run, highest_run);
 	/* What cannot be written is known nevertheless, and written the next time. */
-	if ((c->epoch_unsaved || c->run_unsaved) && save(c, &failure) < 0)
+	if ((new_epoch || file_writer_failed(c->writer)) && save_clusters(c, &failure) < 0)
 		log_warn("%s", failure.message);
+	if (c->run_unsaved) {
+		c->run_unsaved = save_run(c, &failure) < 0;
+		if (c->run_unsaved)
+			log_warn("%s", failure.message);
+	}
 	return 0;
 }

@@ -8,6 +8,7 @@
 
 #include <jansson.h>
 #include <stdint.h>
+#include <systemd/sd-event.h>
 
 #include "base/cleanup.h"
 #include "base/error.h"
@@ -18,15 +19,18 @@ struct clusters;
 
 /* state_dir/clusters.json and state_dir/highest_run; of what cannot be read there, a warning is logged, and
  * nothing of it is known. log_dir: its directories are named after runs, and count as seen. */
-int clusters_open(const char *state_dir, const char *log_dir, struct clusters **out, struct error *err);
+int clusters_open(sd_event *event, const char *state_dir, const char *log_dir, struct clusters **out,
+                  struct error *err);
+/* What was learned is on disk then. */
 void clusters_close(struct clusters *c);
 DEFINE_CLEANUP(struct clusters *, clusters_close)
 
 /* -ESTALE: a later epoch of this cluster is known here. "": no cluster is named; services of an older version
  * name none. */
 int clusters_check(const struct clusters *c, const char *id, int64_t epoch, struct error *err);
-/* The same, and remembers both, and the run's number. A new epoch is synced; a number alone is not: it grows
- * with every run, and is known to all nodes. */
+/* The same, and remembers both, and the run's number. A new epoch is written and synced in the background: a
+ * node that ends before that has happened learns it again from the next answer of the controller. A number
+ * alone is not synced: it grows with every run, and is known to all nodes. */
 int clusters_learn(struct clusters *c, const char *id, int64_t epoch, int64_t highest_run, struct error *err);
 /* To be released by the caller. */
 int clusters_describe(const struct clusters *c, struct known_clusters *out, struct error *err);

@@ -277,7 +277,7 @@ int node_create(sd_event *event, const struct daemon_config *config, const char 
 	if ((r = file_mkdirs(node->attempts_dir, 0711, err)) < 0 ||
 	    (r = file_mkdirs(config->log_dir, 0755, err)) < 0 ||
 	    (r = started_make_directory(config->state_dir, err)) < 0 ||
-	    (r = clusters_open(config->state_dir, config->log_dir, &node->clusters, err)) < 0 ||
+	    (r = clusters_open(event, config->state_dir, config->log_dir, &node->clusters, err)) < 0 ||
 	    (r = adopt_all(node, err)) < 0 ||
 	    (r = started_each(config->state_dir, adopt_record, node, err)) < 0)
 		return r;
@@ -351,6 +351,11 @@ int node_drain(struct node *node, int slot, const char *reason, struct error *er
 int node_resume(struct node *node, int slot, struct error *err)
 {
 	return slots_resume(node->slots, slot, err);
+}
+
+int node_wait_drains(struct node *node, file_written_fn done, void *context, struct error *err)
+{
+	return slots_wait_drains(node->slots, done, context, err);
 }
 
 const struct report *node_attempt(const struct node *node, size_t i)

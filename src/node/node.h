@@ -14,6 +14,7 @@
 #include <systemd/sd-event.h>
 
 #include "base/error.h"
+#include "base/file_writer.h"
 #include "config/daemon.h"
 #include "config/hosts.h"
 #include "wire/heartbeat.h"
@@ -42,6 +43,9 @@ int node_describe_device(const struct node *node, int slot, struct device_info *
  */
 int node_drain(struct node *node, int slot, const char *reason, struct error *err);
 int node_resume(struct node *node, int slot, struct error *err);
+/* Calls `done` on the event loop when what was drained and resumed until now is on disk, or could not be
+ * written; from node_destroy at the latest. */
+int node_wait_drains(struct node *node, file_written_fn done, void *context, struct error *err);
 /* The i-th of the reports of all attempts here, oldest first, borrowed until the event loop goes on; NULL:
  * there are no more. */
 const struct report *node_attempt(const struct node *node, size_t i);

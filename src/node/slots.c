@@ -249,6 +249,11 @@ int slots_resume(struct slots *s, int i, struct error *err)
 	return r;
 }
 
+int slots_wait_drains(struct slots *s, file_written_fn done, void *context, struct error *err)
+{
+	return drains_wait(s->drains, done, context, err);
+}
+
 static double watts(int64_t milliwatts)
 {
 	return milliwatts < 0 ? -1 : (double)((milliwatts + 50) / 100) / 10;
@@ -371,7 +376,7 @@ int slots_create(sd_event *event, const struct daemon_config *config, const char
 	s->node = strdup(node);
 	if (!s->node)
 		return error_oom(err);
-	if ((r = drains_open(config->state_dir, &s->drains, err)) < 0 ||
+	if ((r = drains_open(event, config->state_dir, &s->drains, err)) < 0 ||
 	    (r = devices_find(config, hosts_slots, &s->devices, err)) < 0)
 		return r;
 	s->list = calloc(s->devices.count + 1, sizeof *s->list);

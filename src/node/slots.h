@@ -12,6 +12,7 @@
 
 #include "base/cleanup.h"
 #include "base/error.h"
+#include "base/file_writer.h"
 #include "config/daemon.h"
 #include "node/gpu/devices.h"
 #include "wire/device_info.h"
@@ -41,6 +42,8 @@ const char *slots_fault(const struct slots *slots, int slot, char *buf, size_t s
 int slots_drain(struct slots *slots, int slot, const char *reason, struct error *err);
 /* Back again. -ENOENT; -EIO: it cannot be spoken to even now. */
 int slots_resume(struct slots *slots, int slot, struct error *err);
+/* Calls `done` when all drains until now are on disk, or could not be written. */
+int slots_wait_drains(struct slots *slots, file_written_fn done, void *context, struct error *err);
 /* run 0: free. To be released by the caller, where it succeeds. */
 int slots_describe(const struct slots *slots, int slot, int64_t run, struct device_info *out,
                    struct error *err);

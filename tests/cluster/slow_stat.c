@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a machine depends on and what does not answer, loaded with LD_PRELOAD: a network file system for paths
  * with "hung-mount" in them (test_hung_preflight), DNS for the name "hung-name", and the password database as
- * long as the file $HUNG_USERS is there (test_hung_names); and the disk under the store, which takes 2 s for
- * each sync as long as the file $SLOW_STORE is there (test_slow_store). */
+ * long as the file $HUNG_USERS is there (test_hung_names); and the disk under the store and the node's
+ * own files, which takes 2 s for each sync as long as the file $SLOW_STORE is there (test_slow_store). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <netdb.h>
@@ -69,7 +69,7 @@ static void slow_down(int fd)
 	snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
 	n = readlink(link, path, sizeof(path) - 1);
 	path[n > 0 ? n : 0] = '\0';
-	if (strstr(path, "/dtrain.db"))
+	if (strstr(path, "/dtrain.db") || strstr(path, "/drained.json") || strstr(path, "/clusters.json"))
 		sleep(2);
 }
 

@@ -106,7 +106,7 @@ void route_resume(void *context, struct http_request *r)
 	set_drained(context, r, false);
 }
 
-void route_answer_device(struct http_request *r, const struct peer_result *result)
+static void answer_device(struct http_request *r, const struct peer_result *result)
 {
 	static const struct {
 		int code, status;
@@ -129,7 +129,7 @@ void route_answer_device(struct http_request *r, const struct peer_result *resul
 	http_reply_error(r, 500, "store", "%s", result->message);
 }
 
-/* A caller who waits for a node's answer. */
+/* A caller who waits for a node's answer, or until the change is on disk. */
 struct device_wait {
 	struct http_request *request; /* NULL: it is gone */
 };
@@ -139,14 +139,27 @@ static void on_device_closed(void *context)
 	((struct device_wait *)context)->request = NULL;
 }
 
-static void on_device_set(void *context, const struct peer_result *result)
+void route_on_device_set(void *wait, const struct peer_result *result)
 {
-	_cleanup_free_ struct device_wait *w = context;
+	_cleanup_free_ struct device_wait *w = wait;
 
 	if (!w->request)
 		return;
 	http_request_on_close(w->request, NULL, NULL);
-	route_answer_device(w->request, result);
+	answer_device(w->request, result);
+}
+
+struct device_wait *route_wait_for_device(struct http_request *r)
+{
+	struct device_wait *w = calloc(1, sizeof(*w));
+
+	if (!w) {
+		http_reply_error(r, 500, "out-of-memory", "out of memory");
+		return NULL;
+	}
+	w->request = r;
+	http_request_on_close(r, on_device_closed, w);
+	return w;
 }
 
 static void change_device(struct daemon *d, struct http_request *r, bool drain)
@@ -171,14 +184,10 @@ static void change_device(struct daemon *d, struct http_request *r, bool drain)
 	}
 	if (drain && route_read_drain(r, &request) < 0)
 		return;
-	w = calloc(1, sizeof(*w));
-	if (!w) {
-		http_reply_error(r, 500, "out-of-memory", "out of memory");
-		return;
-	}
-	w->request = r;
-	http_request_on_close(r, on_device_closed, w);
-	controller_set_device_drained(d->controller, name, slot, drain, request.reason, on_device_set, w);
+	w = route_wait_for_device(r);
+	if (w)
+		controller_set_device_drained(d->controller, name, slot, drain, request.reason,
+		                              route_on_device_set, w);
 }
 
 void route_device_drain(void *context, struct http_request *r)

@@ -166,10 +166,7 @@ void route_peer_heartbeat(void *context, struct http_request *r)
 static void change_device(struct daemon *d, struct http_request *r, bool drain)
 {
 	_cleanup_(drain_request_release) struct drain_request request = {0};
-	_cleanup_(device_info_release) struct device_info device = {0};
-	struct peer_result result = {0};
-	struct device_drained now;
-	struct error err = ERROR_INIT;
+	struct device_wait *w;
 	int64_t slot;
 
 	if (str_to_int64(http_request_capture(r, 0), 0, INT32_MAX, &slot) < 0) {
@@ -178,11 +175,9 @@ static void change_device(struct daemon *d, struct http_request *r, bool drain)
 	}
 	if (drain && route_read_drain(r, &request) < 0)
 		return;
-	result.code = peers_set_own_device(d, slot, drain, request.reason, &device, &err);
-	result.message = err.message;
-	now = (struct device_drained){device.node, slot, device.state, device.reason};
-	result.device = &now;
-	route_answer_device(r, &result);
+	w = route_wait_for_device(r);
+	if (w)
+		peers_set_own_device(d, slot, drain, request.reason, route_on_device_set, w);
 }
 
 void route_peer_drain(void *context, struct http_request *r)

@@ -5,6 +5,7 @@
 #include "controller/peers.h"
 #include "dtraind/daemon.h"
 
+struct device_wait;
 struct drain_request;
 
 /* cluster.c */
@@ -20,7 +21,10 @@ void route_events(void *context, struct http_request *r);
 /* The body of a drain, which may be missing. Where it is wrong, the request is answered, and negative
  * returned. */
 int route_read_drain(struct http_request *r, struct drain_request *request);
-void route_answer_device(struct http_request *r, const struct peer_result *result);
+/* For a caller who waits until a device is drained or resumed; NULL: out of memory, which is answered. */
+struct device_wait *route_wait_for_device(struct http_request *r);
+/* Answers it. Takes the wait, the context of a peer_done_fn. */
+void route_on_device_set(void *wait, const struct peer_result *result);
 
 /* backup.c */
 void backup_remove_leftovers(const char *state_dir); /* copies that an earlier service left half made */

@@ -13,7 +13,8 @@
 #include "wire/service_files.h"
 
 struct drains {
-	char *directory, *path, boot[64];
+	char *path, boot[64];
+	struct file_writer *writer;
 	struct drain *list;
 	size_t count;
 };
@@ -30,7 +31,9 @@ static void read_boot_id(char *boot, size_t size)
 
 void drains_close(struct drains *d)
 {
-	free(d->directory);
+	if (!d)
+		return;
+	file_writer_destroy(d->writer);
 	free(d->path);
 	free(d->list);
 	free(d);
@@ -105,33 +108,31 @@ static int load(struct drains *d, struct error *err)
 	return 0;
 }
 
-int drains_open(const char *state_dir, struct drains **out, struct error *err)
+int drains_open(sd_event *event, const char *state_dir, struct drains **out, struct error *err)
 {
 	_cleanup_(drains_closep) struct drains *d = calloc(1, sizeof *d);
 	int r;
 
 	if (!d)
 		return error_oom(err);
-	d->directory = strdup(state_dir);
 	d->path = str_path_join(state_dir, "drained.json");
-	if (!d->directory || !d->path)
+	if (!d->path)
 		return error_oom(err);
 	read_boot_id(d->boot, sizeof d->boot);
-	r = load(d, err);
-	if (r < 0)
+	if ((r = file_writer_create(event, d->path, "it is not on disk which devices are drained", &d->writer,
+	                            err)) < 0 ||
+	    (r = load(d, err)) < 0)
 		return r;
 	*out = steal_pointer(d);
 	return 0;
 }
 
-static int save(const struct drains *d, struct error *err)
+static int save(struct drains *d, struct error *err)
 {
 	_cleanup_free_ struct drain_record *records = calloc(d->count + 1, sizeof(*records));
 	/* All strings are borrowed. */
 	struct drain_list list = {.boot = (char *)d->boot, .devices = records};
 	_cleanup_json_ json_t *json = NULL;
-	_cleanup_free_ char *text = NULL;
-	int r;
 
 	if (!records)
 		return error_oom(err);
@@ -151,11 +152,7 @@ static int save(const struct drains *d, struct error *err)
 		};
 	}
 	json = drain_list_encode(&list);
-	text = json_to_string(json);
-	if (!text)
-		return error_oom(err);
-	r = file_mkdirs(d->directory, 0755, err);
-	return r < 0 ? r : file_write_atomic(d->path, text, strlen(text), 0644, err);
+	return file_writer_put(d->writer, json ? json_to_string(json) : NULL, err);
 }
 
 int drains_set(struct drains *d, const struct drain *drain, struct error *err)
@@ -163,4 +160,9 @@ int drains_set(struct drains *d, const struct drain *drain, struct error *err)
 	int r = put(d, drain, err);
 
 	return r < 0 ? r : save(d, err);
+}
+
+int drains_wait(struct drains *d, file_written_fn done, void *context, struct error *err)
+{
+	return file_writer_wait(d->writer, done, context, err);
 }

@@ -7,9 +7,11 @@
 #pragma once
 
 #include <stdbool.h>
+#include <systemd/sd-event.h>
 
 #include "base/cleanup.h"
 #include "base/error.h"
+#include "base/file_writer.h"
 
 struct drains;
 
@@ -24,10 +26,13 @@ struct drain {
 };
 
 /* A file that cannot be read is an error: a broken GPU is not given away for it. */
-int drains_open(const char *state_dir, struct drains **out, struct error *err);
+int drains_open(sd_event *event, const char *state_dir, struct drains **out, struct error *err);
+/* What was set is on disk then. */
 void drains_close(struct drains *d);
 DEFINE_CLEANUP(struct drains *, drains_close)
 /* NULL: nothing is known of it. */
 const struct drain *drains_find(const struct drains *d, const char *key);
-/* Takes the place of what was there; written to disk before it returns. In memory it holds in any case. */
+/* Takes the place of what was there: at once in memory, and in the background on disk. */
 int drains_set(struct drains *d, const struct drain *drain, struct error *err);
+/* Calls `done` on the event loop when what was set is on disk, or could not be written. */
+int drains_wait(struct drains *d, file_written_fn done, void *context, struct error *err);
