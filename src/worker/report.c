@@ -104,7 +104,6 @@ static int write_start(struct report *r, struct error *err)
 int report_open(const struct report_options *o, struct report **out, struct error *err)
 {
 	_cleanup_(report_closep) struct report *r = calloc(1, sizeof(*r));
-	_cleanup_json_ json_t *plan = NULL;
 	int64_t step = trainer_step(o->trainer);
 	int s;
 
@@ -113,11 +112,10 @@ int report_open(const struct report_options *o, struct report **out, struct erro
 	r->o = *o;
 	if ((s = gather_nodes(o, r->nodes, err)) < 0 || o->env->rank != 0)
 		return s;
-	if ((s = trainer_plan_json(o->trainer, &plan, err)) < 0 ||
-	    (s = metrics_open(o->config->output.dir, step, o->config->output.tensorboard, &r->metrics, err)) <
-	        0)
+	if ((s = metrics_open(o->config->output.dir, step, o->config->output.tensorboard, &r->metrics, err)) <
+	    0)
 		return s;
-	r->device_bytes = json_get_int(plan, "total", 0);
+	r->device_bytes = trainer_plan_bytes(o->trainer);
 	if ((s = write_config(r, step, err)) < 0 || (s = write_start(r, err)) < 0)
 		return s;
 	*out = steal_pointer(r);

@@ -316,7 +316,6 @@ static int choose_strategy(struct training *t, struct error *err)
 static int make_trainer(struct training *t, struct error *err)
 {
 	_cleanup_free_ char *print = fingerprint(t);
-	_cleanup_json_ json_t *plan = NULL;
 	char memory[32], steps[48];
 	const char *how;
 	int64_t disk;
@@ -324,15 +323,14 @@ static int make_trainer(struct training *t, struct error *err)
 
 	if ((r = trainer_create(t->dev, t->comm, &t->model, &t->options, t->data, t->eval, &t->trainer,
 	                        err)) < 0 ||
-	    (r = print ? attach_saver(t, print, err) : error_oom(err)) < 0 ||
-	    (r = trainer_plan_json(t->trainer, &plan, err)) < 0)
+	    (r = print ? attach_saver(t, print, err) : error_oom(err)) < 0)
 		return r;
 	if (first_rank(t))
 		printf("model: %s, %" PRId64 " parameters; %s, %" PRId64 " an epoch; %s of memory\n",
 		       t->model.family, trainer_layout(t->trainer)->elements,
 		       str_count(steps, sizeof(steps), trainer_total_steps(t->trainer), "step"),
 		       trainer_steps_per_epoch(t->trainer),
-		       str_bytes(memory, sizeof(memory), json_integer_value(json_object_get(plan, "total"))));
+		       str_bytes(memory, sizeof(memory), (size_t)trainer_plan_bytes(t->trainer)));
 	disk = trainer_disk(t->trainer, &how);
 	if (first_rank(t) && disk > 0)
 		printf("optimizer state: %s of each rank in %s, %s\n",

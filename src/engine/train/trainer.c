@@ -194,6 +194,11 @@ int64_t trainer_disk(const struct trainer *t, const char **how)
 	return *how ? shard_disk_bytes(t->plan->shard) : 0;
 }
 
+int64_t trainer_plan_bytes(const struct trainer *t)
+{
+	return (int64_t)arena_total(&t->plan->arena);
+}
+
 int trainer_plan_json(const struct trainer *t, json_t **out, struct error *err)
 {
 	json_t *host = NULL;

@@ -102,6 +102,8 @@ double trainer_epochs(const struct trainer *t);    /* epochs done, fractional */
 const double *trainer_rank_seconds(const struct trainer *t);
 int64_t trainer_tokens(const struct trainer *t); /* seen so far in this process, all ranks together */
 const struct model_layout *trainer_layout(const struct trainer *t);
+/* The memory that the plan takes on the device. */
+int64_t trainer_plan_bytes(const struct trainer *t);
 /* The plan as JSON (arena.h says how); with offload "host" is the same of the host's memory. */
 /* The size of the file of parallel.offload_dir on this rank, and how it is read and written ("by io_uring and
  * O_DIRECT"); 0: there is none. */
