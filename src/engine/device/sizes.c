@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Asks an engine for its sizes by name, where no device is linked. */
+/* Calls the size functions of an engine by its name, for programs that are linked without a device. */
 #include "engine/device/sizes.h"
 
 #include "base/cleanup.h"

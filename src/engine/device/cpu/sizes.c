@@ -10,8 +10,9 @@ size_t cpu_logits_bytes(void)
 	return (size_t)16 << 20;
 }
 
-/* Of a product in a type that the processor cannot multiply: its matrices in fp32, each in whole vectors. The
- * sum covers the forward product and both backward products, since it has the size of each of the three. */
+/* The memory of a product in a type that the processor cannot multiply: its matrices in fp32, each padded to
+ * whole vectors. The sum covers the forward product and both backward products, since it has the size of each
+ * of the three. */
 static size_t gemm_scratch(int64_t m, int64_t n, int64_t k, enum dtype type, bool native_bf16)
 {
 	if (type == DTYPE_F32 || (type == DTYPE_BF16 && native_bf16))
@@ -21,8 +22,8 @@ static size_t gemm_scratch(int64_t m, int64_t n, int64_t k, enum dtype type, boo
 	       sizeof(float);
 }
 
-/* Measured with oneDNN 2.6: the gradient of the widest matrix takes most, by its columns times a part of the
- * tokens. */
+/* As measured with oneDNN 2.6: the gradient of the widest matrix takes the most memory, in proportion to its
+ * columns and to a part of the tokens. */
 size_t cpu_packing_bytes(const struct device_shapes *s, bool native_bf16)
 {
 	int64_t depth = 200 + s->tokens * 2 / 5;

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cuDNN's attention, where it is installed: which calls are its, their plans, and how documents are told to
- * it. A call that is not taken is left to the kernels of this directory, which can do all; forward and
- * backward are taken or left apart from each other, as both keep lse in device.h's layout.
+ * Attention by cuDNN, where that library is installed: which calls cuDNN computes, the plans of these calls,
+ * and how the documents of a call are described to it. The kernels of this directory compute all other calls;
+ * they can compute any. Forward and backward are decided separately, since both keep lse in the layout of
+ * device.h.
  *
- * What is taken depends on the call's shape, the run's shapes, the GPU's kind and the library alone, never on
- * a clock nor on the calls before, so that the same run gives the same bits, resumed or not. For that all the
- * plans of a run are made before its first step (attention_cudnn_scratch): few, since the numbers of
- * documents and the lengths of the longest go up to the next of a few bounds. A call beyond them is never
- * taken.
+ * The decision depends on the shape of the call, the shapes of the run, the kind of the GPU and the library
+ * alone, never on a clock or on earlier calls, so that the same run gives the same bits, resumed or not. For
+ * this reason all plans of a run are made before its first step (attention_cudnn_scratch). They are few: the
+ * number of documents and the length of the longest are rounded up to the next of a few bounds. cuDNN never
+ * computes a call that is larger than the largest bound.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -19,21 +20,22 @@
 #include "engine/device/cuda/attention/cudnn_attention.h"
 #include "engine/device/cuda/attention/cudnn_plan.h"
 
-/* Bounds of the documents of a call and of their rows, each four times the one before: a plan for each pair,
- * which takes tenths of a second. */
+/* The bounds of the number of documents of a call and of their rows; each bound is four times the one before.
+ * There is a plan for each pair of bounds. Making a plan takes tenths of a second. */
 #define LEAST_DOCUMENTS 8
 #define LEAST_ROWS      256
 #define MOST_DOCUMENTS  2048
 
 /*
- * With "auto" cuDNN is taken on Hopper and Blackwell where the documents have this many rows on average. From
- * published figures, not our own: on an H200, bf16, causal, heads of 128, cuDNN 9.19 reaches 484 and 370
- * TFLOP/s forward and backward at 2048 rows, 591 and 474 at 4096; mma.sync, which our kernels use, has there
- * about 60 % of the tensor cores' speed. To be confirmed by tests/gpu/bench_attention.
+ * With "auto", cuDNN is used on Hopper and Blackwell where the documents have at least this many rows on
+ * average. The bound comes from published figures, not from measurements of dtrain: on an H200, in bf16,
+ * causal, with heads of 128, cuDNN 9.19 reaches 484 and 370 TFLOP/s forward and backward at 2048 rows, and
+ * 591 and 474 at 4096 rows; mma.sync, which the kernels of this directory use, reaches about 60 % of the
+ * speed of the tensor cores there. tests/gpu/bench_attention measures both.
  */
 #define AUTO_ROWS 1024
 
-/* Hopper, and the Blackwell of data centres. */
+/* Whether it is Hopper, or Blackwell for data centres. */
 static bool is_known(int major)
 {
 	return major == 9 || major == 10;
@@ -41,15 +43,15 @@ static bool is_known(int major)
 
 struct entry {
 	struct cudnn_shape shape;
-	struct cudnn_plan *plan; /* NULL: there is none */
+	struct cudnn_plan *plan; /* NULL: cuDNN has none for this shape */
 };
 
 struct attention_cudnn {
 	enum device_attention_choice choice;
 	struct cudnn_target target;
-	bool backward;            /* not before cuDNN 9.28, nor on other GPUs */
-	int64_t tokens, sequence; /* of the shapes that the scratch was asked for, 0: not yet */
-	struct entry *entries;    /* all the plans that there will be */
+	bool backward;            /* false before cuDNN 9.28 and on other GPUs */
+	int64_t tokens, sequence; /* of the shapes of the run; 0: not known yet */
+	struct entry *entries;    /* all plans of the run */
 	int count;
 };
 
@@ -141,7 +143,7 @@ static int64_t bound(int64_t n, int64_t least)
 	return least;
 }
 
-/* No document is longer than the run's longest. */
+/* No document is longer than the longest row of the run. */
 static int64_t rows_bound(const struct attention_cudnn *c, int64_t longest)
 {
 	return MIN(bound(longest, LEAST_ROWS), c->sequence);
@@ -152,8 +154,8 @@ static bool group_of(const struct device_attention *a)
 	return a->heads > a->kv_heads;
 }
 
-/* Rows of the data that are all of the longest length, each a document: alone, or as many as a micro-batch
- * has. Any other number of them is ragged. */
+/* Whether all documents are whole rows of the longest length, and are one row or all rows of a micro-batch.
+ * All other calls are ragged. */
 static bool is_dense(const struct attention_cudnn *c, const struct device_attention *a)
 {
 	for (int i = 0; i < a->documents; i++)
@@ -188,8 +190,8 @@ static struct cudnn_shape shape_of(const struct attention_cudnn *c, const struct
 	s.batch = bound(a->documents, LEAST_DOCUMENTS);
 	s.total = c->tokens;
 	s.rows = rows_bound(c, longest);
-	/* The gradients of every query head's keys and values come first, a group's rows as far apart as
-	 * those of its key: three times the memory where that is a row of q, k and v. */
+	/* cuDNN first computes the gradients of keys and values for each query head, with the row stride that
+	 * is given here. The stride of a row of q, k and v would take three times the memory. */
 	if (backward && group_of(a))
 		s.ld_d_k = s.ld_d_v = (int64_t)a->kv_heads * a->head_dim;
 	return s;
@@ -204,7 +206,7 @@ static bool is_same(const struct cudnn_shape *a, const struct cudnn_shape *b)
 	       a->ld_d_v == b->ld_d_v;
 }
 
-/* NULL where there is none. */
+/* The entry of this shape; NULL: there is none. */
 static struct entry *find_plan(const struct attention_cudnn *c, const struct cudnn_shape *s)
 {
 	for (int i = 0; i < c->count; i++)
@@ -213,7 +215,7 @@ static struct entry *find_plan(const struct attention_cudnn *c, const struct cud
 	return NULL;
 }
 
-/* An entry for the shape, without a plan where cuDNN has none for it; NULL: out of memory. */
+/* Adds an entry for the shape, without a plan where cuDNN has none for it. NULL: out of memory. */
 static struct entry *make_plan(struct attention_cudnn *c, const struct cudnn_shape *s)
 {
 	struct entry *e = realloc(c->entries, ((size_t)c->count + 1) * sizeof(*e));
@@ -232,13 +234,13 @@ static struct entry *make_plan(struct attention_cudnn *c, const struct cudnn_sha
 /* ---- scratch ---- */
 #define OFFSETS (CUDNN_TENSOR_LENGTHS - CUDNN_TENSOR_OFFSETS_Q)
 
-/* From one tensor's offsets to the next one's: each begins at 16 bytes. */
+/* The distance between the offsets of two tensors: each tensor begins at a multiple of 16 bytes. */
 static int64_t offsets_stride(const struct cudnn_shape *s)
 {
 	return (int64_t)round_up((size_t)s->batch + 1, 2);
 }
 
-/* A call's part of the device's scratch: offsets in bytes. */
+/* The part of a call in the scratch of the device; all members are offsets in bytes. */
 struct layout {
 	size_t offsets, lengths, statistics, d_k, d_v, workspace, bytes;
 };
@@ -286,13 +288,13 @@ static bool is_wanted(const struct attention_cudnn *c, int64_t rows)
 	return c->choice == DEVICE_ATTENTION_CUDNN || is_auto(c->target.major, rows);
 }
 
-/* What shape_of makes of any call that is taken: `documents` of them, or fewer, of `rows` rows at most. */
+/* The shape that shape_of makes of each call with at most `documents` documents of at most `rows` rows. */
 struct variant {
 	bool backward, window, dense;
 	int64_t documents, rows;
 };
 
-/* Makes its plan and returns the scratch for the largest call. */
+/* Makes the plan of a shape, and returns the scratch that its largest call needs. */
 static size_t add_variant(struct attention_cudnn *c, const struct device_shapes *need,
                           const struct variant *v)
 {
@@ -328,7 +330,7 @@ static size_t larger(size_t a, size_t b)
 	return a > b ? a : b;
 }
 
-/* All variants of one pass and one kind of mask. */
+/* Makes all variants of one pass and one kind of mask. */
 static size_t add_variants(struct attention_cudnn *c, const struct device_shapes *need, bool backward,
                            bool window)
 {
@@ -339,7 +341,7 @@ static size_t add_variants(struct attention_cudnn *c, const struct device_shapes
 
 	for (v.documents = 1; v.rows > 1 && v.documents <= batch; v.documents += MAX(batch - 1, 1))
 		most = larger(most, add_variant(c, need, &v));
-	/* With "auto" they have AUTO_ROWS rows on average, the longest at least. */
+	/* With "auto", documents have AUTO_ROWS rows on average, so the longest has at least as many. */
 	most_documents = named ? MIN(c->tokens, MOST_DOCUMENTS) : c->tokens / AUTO_ROWS;
 	v.dense = false;
 	for (documents = LEAST_DOCUMENTS;; documents *= 4) {
@@ -418,7 +420,7 @@ bool attention_cudnn_by_auto(const struct device *dev, const struct device_atten
 	return is_auto(dev->major, a->tokens / a->documents);
 }
 
-/* The documents' places as each tensor has them. */
+/* Writes the positions of the documents in each tensor. */
 static void tell_documents(struct device *dev, struct call *call)
 {
 	const struct cudnn_shape *s = &call->entry->shape;
@@ -445,7 +447,8 @@ static void run(struct device *dev, struct call *call)
 	if (cudnn_plan_run(call->entry->plan, c->target.handle, call->pointers, call->a->scale,
 	                   call->a->window, dev->base.scratch + call->at.workspace, &why) == 0)
 		return;
-	/* Other kernels in its place would give other bits from here on, and those of a resumed run again. */
+	/* A fault, not the other kernels: they would give other bits from here on, which a resumed run would
+	 * not repeat. */
 	device_fault(dev, -EIO, "%.110s (train.attention = \"own\" does without cuDNN)", why.message);
 }
 

@@ -14,11 +14,11 @@
 #define KNOBS       32
 #define ALIGNMENT   16
 
-/* By value, in the host's memory; and what never is in memory at all. */
+/* The tensors that are passed by value, in the memory of the host, and those that are never in memory. */
 enum {
 	SCALE = CUDNN_TENSOR_COUNT,
-	AHEAD,  /* what stands for a score that is ahead of its query: -inf */
-	BEHIND, /* behind the window */
+	AHEAD,  /* the score of a key that is ahead of its query: -inf */
+	BEHIND, /* the score of a key that is behind the window */
 	WINDOW,
 	SCORES,
 	CAUSAL,
@@ -127,7 +127,7 @@ static cudnnBackendDescriptor_t value(struct builder *b, int64_t uid)
 	return tensor(b, uid, CUDNN_DATA_FLOAT, one, one, BY_VALUE, NULL);
 }
 
-/* Scores, which never are in memory. */
+/* A tensor of scores, which are never in memory. */
 static cudnnBackendDescriptor_t scores(struct builder *b, int64_t uid)
 {
 	const struct cudnn_shape *s = &b->plan->shape;
@@ -151,7 +151,7 @@ static cudnnBackendDescriptor_t offsets(struct builder *b, int64_t uid)
 	return s->ragged ? per_document(b, uid, CUDNN_DATA_INT64, s->batch + 1) : NULL;
 }
 
-/* `heads` of a matrix of tokens, its rows ld apart. */
+/* A tensor of `heads` heads in a matrix of tokens whose rows are ld elements apart. */
 static cudnnBackendDescriptor_t matrix(struct builder *b, int64_t uid, int heads, int64_t ld,
                                        cudnnBackendDescriptor_t at)
 {
@@ -174,7 +174,7 @@ static cudnnBackendDescriptor_t statistics(struct builder *b)
 }
 
 /* ---- the graph ---- */
-/* One comparison of a score's places: `by` NULL: query >= key; else key + by > query. */
+/* Compares the positions of a score. Where `by` is NULL: query >= key, otherwise: key + by > query. */
 static cudnnBackendDescriptor_t mask(struct builder *b, cudnnBackendDescriptor_t from,
                                      cudnnBackendDescriptor_t to, int64_t instead,
                                      cudnnBackendDescriptor_t by)
@@ -281,7 +281,7 @@ static cudnnBackendDescriptor_t backward(struct builder *b)
 
 		set_part(b, d, CUDNN_ATTR_OPERATION_SDPA_BWD_SEQ_LEN_QDESC, lengths, what);
 		set_part(b, d, CUDNN_ATTR_OPERATION_SDPA_BWD_SEQ_LEN_KVDESC, lengths, what);
-		/* Or the workspace would be for `rows` of every sequence. */
+		/* Without it, the workspace would be large enough for `rows` rows of every sequence. */
 		set_number(b, d, CUDNN_ATTR_OPERATION_SDPA_BWD_MAX_TOTAL_SEQ_LEN_Q, s->total, what);
 		set_number(b, d, CUDNN_ATTR_OPERATION_SDPA_BWD_MAX_TOTAL_SEQ_LEN_KV, s->total, what);
 	}
@@ -308,9 +308,9 @@ static void build_graph(struct builder *b)
 
 /* ---- the plan ---- */
 /*
- * The engines of the backward add to d_q from all blocks, in the order in which these get there. STAGES makes
- * them take turns, at 4 on Hopper and at 2 on Blackwell (values that cudnn-frontend sets for its
- * deterministic algorithm); an engine that cannot does not take the knob, or not that value.
+ * In the backward pass all blocks of an engine add to d_q, in the order in which they finish. The knob STAGES
+ * makes this order fixed, with the value 4 on Hopper and 2 on Blackwell, which cudnn-frontend sets for its
+ * deterministic algorithm. An engine that cannot fix the order refuses the knob or the value.
  */
 static int64_t ordered_stages(int major)
 {
@@ -392,7 +392,7 @@ static void build_execution(struct builder *b, cudnnBackendDescriptor_t config)
 	p->workspace = (size_t)size;
 }
 
-/* The first of the heuristics' choices that makes a plan. */
+/* Takes the first choice of the heuristics from which a plan can be made. */
 static void build_plan(struct builder *b)
 {
 	static const char what[] = "the choice of an engine";
