@@ -593,6 +593,33 @@ START_TEST(offload_of_all_takes_the_shards_from_the_device)
 }
 END_TEST
 
+/* Of the state itself the host has the buffers alone, and master weights in fp32, where they are the weights.
+ */
+START_TEST(state_on_disk_takes_buffers_alone)
+{
+	size_t kinds = _i ? 3 : 2, piece = 4096; /* 700 floats in a block of the file */
+	_cleanup_(plan_freep) struct plan *p = NULL, *host = NULL;
+	struct error err = ERROR_INIT;
+	struct train_options o;
+	struct model_config c;
+
+	model(&c, false);
+	options(&o, SHARD_ZERO2, 1);
+	o.precision = _i ? DTYPE_BF16 : DTYPE_F32;
+	o.offload = SHARD_OFFLOAD_OPTIMIZER;
+	o.state_piece = 700;
+	ck_ok(plan_create(NULL, NULL, 0, 2, &c, &o, 16, &host, &err), &err);
+	ck_assert_int_eq(shard_disk_bytes(host->shard), 0);
+	o.offload_dir = "/nowhere";
+	ck_ok(plan_create(NULL, NULL, 0, 2, &c, &o, 16, &p, &err), &err);
+	ck_assert_uint_eq(class_bytes(&p->host, BUFFER_OPTIMIZER),
+	                  SHARD_STATE_BUFFERS * (kinds * piece + 4096) +
+	                      (_i ? 0 : class_bytes(&host->host, BUFFER_OPTIMIZER) / 3));
+	ck_assert_int_ge(shard_disk_bytes(p->shard),
+	                 (int64_t)(class_bytes(&host->host, BUFFER_OPTIMIZER) / 3 * kinds));
+}
+END_TEST
+
 static void parameter_bytes(const struct plan *p, size_t *held, size_t *slots)
 {
 	*held = *slots = 0;
@@ -683,6 +710,7 @@ int main(void)
 	tcase_add_loop_test(c, offload_has_the_same_bits, 0, 3);
 	tcase_add_loop_test(c, offload_of_all_has_the_same_bits, 0, 8);
 	tcase_add_loop_test(c, state_on_disk_has_the_same_bits, 0, 4);
+	tcase_add_loop_test(c, state_on_disk_takes_buffers_alone, 0, 2);
 	tcase_add_loop_test(c, offload_takes_the_state_from_the_device, 0, 2);
 	tcase_add_loop_test(c, offload_of_all_takes_the_shards_from_the_device, 0, 2);
 	tcase_add_test(c, gradients_in_bf16_on_the_wire);

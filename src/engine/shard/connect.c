@@ -66,6 +66,8 @@ int shard_connect(struct shard *s, struct error *err)
 	size_t weights, gradients;
 	int r = offload_open(s, err);
 
+	if (r == 0 && s->o.offload_dir)
+		r = disk_state_open(s, err);
 	if (r < 0 || s->o.world_size == 1)
 		return r;
 	if (!list)
@@ -84,6 +86,7 @@ int shard_connect(struct shard *s, struct error *err)
 
 void shard_disconnect(struct shard *s)
 {
+	disk_state_close(s);
 	offload_close(s);
 	for (size_t i = 0; i < ARRAY_SIZE(s->lane); i++) {
 		comm_destroy(s->lane[i]);

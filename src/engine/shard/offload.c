@@ -10,12 +10,11 @@ int offload_open(struct shard *s, struct error *err)
 		if ((r = device_event_create(s->dev, &s->unit[i].down, err)) < 0 ||
 		    (r = device_event_create(s->dev, &s->unit[i].up, err)) < 0)
 			return r;
-	return s->o.offload_dir ? disk_state_open(s, err) : 0;
+	return 0;
 }
 
 void offload_close(struct shard *s)
 {
-	disk_state_close(s);
 	for (int i = 0; i < s->units && s->o.offload; i++) {
 		device_event_destroy(s->unit[i].down);
 		device_event_destroy(s->unit[i].up);

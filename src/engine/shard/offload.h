@@ -9,7 +9,7 @@
  * a copy, the one that comes up before it is gathered. */
 int shard_weight_slots(const struct shard *s);
 
-int offload_open(struct shard *s, struct error *err); /* makes the events and the file */
+int offload_open(struct shard *s, struct error *err); /* makes the events */
 void offload_close(struct shard *s);
 /* Rounds values of master weights to the host's copy of the compute weights, [at, at + n) of the own part. */
 void offload_round(const struct shard *s, struct shard_unit *u, const float *master, int64_t at, int64_t n);
@@ -33,7 +33,7 @@ static inline int64_t state_round_bytes(int64_t n)
 	return (n + DISK_QUEUE_ALIGNMENT - 1) / DISK_QUEUE_ALIGNMENT * DISK_QUEUE_ALIGNMENT;
 }
 
-/* disk_state.c */
+/* disk_state.c: the file, made and ended with the communicators. */
 int disk_state_open(struct shard *s, struct error *err);
 void disk_state_close(struct shard *s);
 int disk_state_settle(struct shard *s, struct error *err); /* waits for what is read and written */
