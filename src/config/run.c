@@ -143,6 +143,28 @@ static const struct key run_key_list[] = {
     {"train", "eval_steps", KEY_INT, F(train.eval_steps), "0", 0, 1e12, NULL,
      "evaluate each N steps; 0: at each save and at the end"},
 
+    {"train", "freeze_trainable_layers", KEY_INT, F(train.freeze_trainable_layers), "0", -100000, 100000,
+     NULL, "train only the last so many layers, or the first where below 0; 0: everything"},
+    {"train", "freeze_trainable_modules", KEY_LIST, F(train.freeze_trainable_modules), NULL, 0, 0, NULL,
+     "of these layers only these modules, such as self_attn, mlp; default: all"},
+    {"train", "freeze_extra_modules", KEY_LIST, F(train.freeze_extra_modules), NULL, 0, 0, NULL,
+     "trained as well: modules outside of the layers, such as embed_tokens, norm, lm_head"},
+
+    {"lora", "rank", KEY_INT, F(lora.rank), "0", 0, 65536, NULL,
+     "train adapters of this rank instead of the model; 0: none"},
+    {"lora", "alpha", KEY_NUMBER, F(lora.alpha), "0", 0, 1e9, NULL,
+     "an adapter's output is multiplied by alpha / rank; 0: twice the rank"},
+    {"lora", "rslora", KEY_BOOL, F(lora.rslora), "false", 0, 0, NULL,
+     "multiply by alpha / sqrt(rank) instead"},
+    {"lora", "target", KEY_LIST, F(lora.target), NULL, 0, 0, NULL,
+     "modules with an adapter, such as q_proj; default: all linear ones of the layers"},
+    {"lora", "modules_to_save", KEY_LIST, F(lora.modules_to_save), NULL, 0, 0, NULL,
+     "modules that are trained and saved whole, such as embed_tokens, lm_head, norm"},
+    {"lora", "plus_ratio", KEY_NUMBER, F(lora.plus_ratio), "0", 0, 1e6, NULL,
+     "LoRA+: the learning rate of B is so many times that of A; 0: the same"},
+    {"lora", "from", KEY_STRING, F(lora.from), NULL, 0, 0, NULL,
+     "directory of an adapter in PEFT's format to go on from"},
+
     {"parallel", "strategy", KEY_CHOICE, F(parallel.strategy), "auto", 0, 0,
      "ddp|zero1|zero2|zero3|hybrid|auto",
      "what of the model each rank holds; auto: the fastest that fits into memory, as dtrain estimate has it"},
@@ -322,6 +344,39 @@ static int check_parallel(const struct run_config *c, const char *where, struct 
 	return 0;
 }
 
+static int check_tuning(const struct run_config *c, const char *where, struct error *err)
+{
+	bool freezes = c->train.freeze_trainable_layers != 0;
+	const struct {
+		bool wrong;
+		const char *what;
+	} checks[] = {
+	    {c->lora.rank == 0 && (c->lora.alpha > 0 || c->lora.rslora || c->lora.target ||
+	                           c->lora.modules_to_save || c->lora.plus_ratio > 0 || c->lora.from),
+	     "lora.rank: 0, with which the other keys of lora have no effect; expected at least 1, such as "
+	     "16"},
+	    {c->lora.rank > 0 && (freezes || c->train.freeze_extra_modules),
+	     "train.freeze_trainable_layers: has no effect with lora, which freezes the model; leave one of "
+	     "the "
+	     "two out"},
+	    {!freezes && c->train.freeze_trainable_modules,
+	     "train.freeze_trainable_modules: has no effect without train.freeze_trainable_layers; set that, "
+	     "too"},
+	    {!freezes && c->train.freeze_extra_modules && c->lora.rank == 0,
+	     "train.freeze_extra_modules: has no effect without train.freeze_trainable_layers; set that, "
+	     "too"},
+	    {(c->lora.rank > 0 || freezes) && strcmp(c->parallel.offload, "none") != 0,
+	     "parallel.offload: is for training of all parameters; leave it out, as the optimizer's state of "
+	     "an "
+	     "adapter or of a few layers is small"},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(checks); i++)
+		if (checks[i].wrong)
+			return error_set(err, -EINVAL, "%s: %s", where, checks[i].what);
+	return 0;
+}
+
 static int check_loss_scale(const struct run_config *c, const char *where, struct error *err)
 {
 	bool fp16 = !strcmp(c->train.precision, "fp16");
@@ -361,6 +416,8 @@ static int check_training(const struct run_config *c, const char *where, struct 
 		                 where);
 	if ((c->data.path && !c->data.path[0]) || (c->data.dataset && !c->data.dataset[0]))
 		return error_set(err, -EINVAL, "%s: data.path: an empty list; name at least one file", where);
+	if (check_tuning(c, where, err) < 0)
+		return -EINVAL;
 	if (need(c->output.dir, where, "output.dir", "name the directory for checkpoints and the final model",
 	         err) < 0)
 		return -EINVAL;

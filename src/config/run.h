@@ -77,8 +77,20 @@ struct run_config {
 		char *attention; /* auto own cudnn: whose kernels, on a GPU */
 		bool shuffle;
 		int64_t seed;
-		int64_t eval_steps; /* 0: at each save and at the end */
+		int64_t eval_steps;              /* 0: at each save and at the end */
+		int64_t freeze_trainable_layers; /* 0: all is trained; below 0: the first ones */
+		char **freeze_trainable_modules, **freeze_extra_modules;
 	} train;
+
+	struct {
+		int64_t rank; /* 0: no adapter */
+		double alpha; /* 0: twice the rank */
+		bool rslora;
+		char **target;
+		char **modules_to_save;
+		double plus_ratio; /* 0: 1 */
+		char *from;        /* directory of the adapter that it goes on from */
+	} lora;
 
 	struct {
 		char *strategy;       /* ddp zero1 zero2 zero3 hybrid auto */

@@ -52,6 +52,8 @@ bool options_recompute_is_auto(const struct run_config *c)
 	return str_eq(c->train.recompute, "auto");
 }
 
+static const char *const all_modules[] = {"all", NULL};
+
 int options_train(const struct run_config *c, struct train_options *out, struct error *err)
 {
 	train_options_default(out);
@@ -101,6 +103,19 @@ int options_train(const struct run_config *c, struct train_options *out, struct 
 	out->save_steps = c->output.save_steps;
 	out->copies_state = c->output.background && c->output.save_steps > 0;
 	out->eval_steps = c->train.eval_steps;
+	out->tuning =
+	    (struct model_tuning){.kind = c->lora.rank > 0                        ? TUNE_LORA
+	                                  : c->train.freeze_trainable_layers != 0 ? TUNE_SOME
+	                                                                          : TUNE_ALL,
+	                          .rank = c->lora.rank,
+	                          .alpha = c->lora.alpha > 0 ? c->lora.alpha : 2 * (double)c->lora.rank,
+	                          .rslora = c->lora.rslora,
+	                          .target = c->lora.target ? c->lora.target : (char **)all_modules,
+	                          .saved = c->lora.modules_to_save,
+	                          .layers = c->train.freeze_trainable_layers,
+	                          .modules = c->train.freeze_trainable_modules,
+	                          .extra = c->train.freeze_extra_modules};
+	out->plus_ratio = c->lora.plus_ratio;
 	/* "auto" is decided once the devices are known. */
 	if (!options_strategy_is_auto(c) && shard_strategy_parse(c->parallel.strategy, &out->strategy) < 0)
 		return error_set(err, -EINVAL, "parallel.strategy: %s is not known", c->parallel.strategy);

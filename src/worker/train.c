@@ -15,6 +15,7 @@
 #include "base/str.h"
 #include "engine/checkpoint/agreement.h"
 #include "engine/checkpoint/parameters.h"
+#include "engine/checkpoint/peft.h"
 #include "engine/checkpoint/saver.h"
 #include "engine/checkpoint/weights.h"
 #include "options/options.h"
@@ -50,7 +51,9 @@ struct training {
 	int64_t tokens_before; /* of the run's earlier attempts */
 	int64_t reported_step; /* of the newest checkpoint that the report has */
 	char *config, *tokenizer;
-	char data_name[256]; /* names the files of the data in errors */
+	struct peft_config adapter; /* what is saved of it, where the run trains one */
+	char **targets, **whole;    /* its lists of modules */
+	char data_name[256];        /* names the files of the data in errors */
 	struct agreement_item inputs[INPUTS];
 	bool trimmed;
 	double printed_at; /* when the progress of the preparation was last printed */
@@ -67,6 +70,8 @@ static void training_free(struct training *t)
 	tokenizer_freep(&t->tok);
 	saver_freep(&t->saver);
 	device_destroyp(&t->dev);
+	str_list_free(t->targets);
+	str_list_free(t->whole);
 	free(t->config);
 	free(t->tokenizer);
 }
@@ -294,6 +299,7 @@ static int attach_saver(struct training *t, const char *print, struct error *err
 	                                  .strategy = shard_strategy_name(t->options.strategy),
 	                                  .optimizer = optimizer_name(t->options.optimizer),
 	                                  .master = !t->options.without_master,
+	                                  .adapter = trainer_layout(t->trainer)->adapts ? &t->adapter : NULL,
 	                                  .bos = tokenizer_bos(t->tok),
 	                                  .eos = tokenizer_eos(t->tok),
 	                                  .pad = tokenizer_pad(t->tok),
@@ -313,18 +319,77 @@ static int choose_strategy(struct training *t, struct error *err)
 	return strategy_choose(t->c, t->env, t->dev, t->comm, &t->model, row, began, &t->options, err);
 }
 
+static int add_once(char **list, const char *name, size_t n, struct error *err)
+{
+	for (; *list; list++)
+		if (strlen(*list) == n && !memcmp(*list, name, n))
+			return 0;
+	*list = strndup(name, n);
+	return *list ? 0 : error_oom(err);
+}
+
+/* The modules that have an adapter, by the last part of their names; and those that are trained whole, by
+ * their whole names: PEFT takes a name for the end of another, so that "norm" would name q_norm, too. */
+static int list_modules(struct training *t, struct error *err)
+{
+	const struct model_layout *l = trainer_layout(t->trainer);
+	int r = 0;
+
+	t->targets = calloc((size_t)l->parameters + 1, sizeof(*t->targets));
+	t->whole = calloc((size_t)l->parameters + 1, sizeof(*t->whole));
+	if (!t->targets || !t->whole)
+		return error_oom(err);
+	for (int i = 0; i < l->parameters && r == 0; i++) {
+		const struct model_parameter *p = &l->parameter[i];
+		const char *end = strstr(p->name, ".lora_A."), *name = end;
+
+		while (name && name > p->name && name[-1] != '.')
+			name--;
+		if (p->part == PART_LORA_A && end)
+			r = add_once(t->targets, name, (size_t)(end - name), err);
+		else if (p->part == PART_WEIGHT && !p->frozen)
+			r = add_once(t->whole, p->name, (size_t)(strrchr(p->name, '.') - p->name), err);
+	}
+	return r;
+}
+
+static int describe_adapter(struct training *t, struct error *err)
+{
+	const struct model_tuning *tuning = &t->options.tuning;
+	int r = trainer_layout(t->trainer)->adapts ? list_modules(t, err) : 0;
+
+	t->adapter = (struct peft_config){.rank = tuning->rank,
+	                                  .alpha = tuning->alpha,
+	                                  .dropout = tuning->dropout,
+	                                  .rslora = tuning->rslora,
+	                                  .targets = t->targets,
+	                                  .modules_to_save = t->whole,
+	                                  .base_model = t->c->model.path,
+	                                  .task_type = (char *)"CAUSAL_LM"};
+	return r;
+}
+
 static int make_trainer(struct training *t, struct error *err)
 {
 	_cleanup_free_ char *print = fingerprint(t);
 	char memory[32], steps[48];
 	const char *how;
 	int64_t disk;
+	char trained[32];
 	int r;
 
 	if ((r = trainer_create(t->dev, t->comm, &t->model, &t->options, t->data, t->eval, &t->trainer,
 	                        err)) < 0 ||
+	    (r = describe_adapter(t, err)) < 0 ||
 	    (r = print ? attach_saver(t, print, err) : error_oom(err)) < 0)
 		return r;
+	if (first_rank(t) && t->options.tuning.kind != TUNE_ALL)
+		printf("trained: %" PRId64 " parameters, %s%% of the model's\n",
+		       trainer_layout(t->trainer)->trained,
+		       str_measure(trained, sizeof(trained),
+		                   100.0 * (double)trainer_layout(t->trainer)->trained /
+		                       (double)trainer_layout(t->trainer)->elements,
+		                   3));
 	if (first_rank(t))
 		printf("model: %s, %" PRId64 " parameters; %s, %" PRId64 " an epoch; %s of memory\n",
 		       t->model.family, trainer_layout(t->trainer)->elements,
@@ -352,25 +417,70 @@ static struct weights_place weights_place(const struct training *t)
 	    trainer_access(t->trainer), t->dev, t->comm, t->env->node, warn_anywhere, NULL};
 }
 
+/* The files that the weights come from; what they do not have is made. */
+struct weights_source {
+	struct safetensors *model;    /* NULL: the model begins at random */
+	struct peft_adapter *adapter; /* NULL: the adapter begins */
+	struct model_init init;
+};
+
+static void weights_source_free(struct weights_source *s)
+{
+	safetensors_close(s->model);
+	peft_adapter_close(s->adapter);
+}
+
+static int source_fill(void *context, const struct model_parameter *p, int64_t first, int64_t n, float *out,
+                       struct error *err)
+{
+	struct weights_source *s = context;
+
+	if (s->adapter && !p->frozen)
+		return parameters_fill_saved(s->adapter->tensors, p, first, n, out, err);
+	if (p->part != PART_WEIGHT)
+		return model_adapter_fill(&s->init, p, first, n, out, err);
+	return s->model ? parameters_fill(s->model, p, first, n, out, err)
+	                : model_init_fill(&s->init, p, first, n, out, err);
+}
+
+/* The adapter that the run goes on from has to be the one that its keys describe. */
+static int open_adapter(struct training *t, struct peft_adapter **out, struct error *err)
+{
+	const char *from = t->c->lora.from;
+	const struct model_tuning *now = &t->options.tuning;
+	const struct peft_config *c;
+	int r = peft_adapter_open(from, NULL, 0, out, err);
+
+	if (r < 0)
+		return r;
+	c = &(*out)->config;
+	if (c->rank != now->rank || c->alpha != now->alpha || c->rslora != now->rslora ||
+	    c->dora != now->dora)
+		return error_set(err, -EINVAL,
+		                 "lora.from: the adapter in %s has rank %" PRId64 ", alpha %g%s%s; expected "
+		                 "lora.rank = %" PRId64
+		                 ", lora.alpha = %g and the same variant in the run file",
+		                 from, c->rank, c->alpha, c->rslora ? ", rslora" : "",
+		                 c->dora ? ", dora" : "", c->rank, c->alpha);
+	return parameters_check_adapter(trainer_layout(t->trainer), (*out)->tensors, from, err);
+}
+
 static int load_model(struct training *t, struct error *err)
 {
-	_cleanup_(safetensors_closep) struct safetensors *st = NULL;
+	double std = t->c->model.init_std > 0 ? t->c->model.init_std : t->model.init_std;
+	_cleanup_(weights_source_free) struct weights_source source = {
+	    .init = {.seed = t->options.seed, .std = std}};
 	struct weights_place place = weights_place(t);
-	bool broadcast = str_eq(t->c->model.load, "broadcast");
+	bool broadcast = str_eq(t->c->model.load, "broadcast"), reads = !broadcast || first_rank(t);
 	int r = 0;
 
-	if (!t->c->model.path) {
-		struct model_init init = {.seed = t->options.seed,
-		                          .std = t->c->model.init_std > 0 ? t->c->model.init_std
-		                                                          : t->model.init_std};
-
-		return weights_load(&place, model_init_fill, &init, NULL, broadcast, err);
-	}
-	if (!broadcast || first_rank(t))
-		r = safetensors_open(t->c->model.path, &st, err);
-	if (r == 0 && st)
-		r = parameters_check(trainer_layout(t->trainer), st, t->c->model.path, err);
-	return r < 0 ? r : weights_load(&place, parameters_fill, st, st, broadcast, err);
+	if (t->c->model.path && reads)
+		r = safetensors_open(t->c->model.path, &source.model, err);
+	if (r == 0 && source.model)
+		r = parameters_check(trainer_layout(t->trainer), source.model, t->c->model.path, err);
+	if (r == 0 && t->c->lora.from && reads)
+		r = open_adapter(t, &source.adapter, err);
+	return r < 0 ? r : weights_load(&place, source_fill, &source, source.model, broadcast, err);
 }
 
 /* Whether two fingerprints differ in more than the batch, which does not change the order of the data. */
@@ -437,7 +547,9 @@ static int start_weights(struct training *t, struct error *err)
 		printf("resuming from %s\n", path);
 		warn_of_changes(t);
 	}
-	if ((r = check_optimizer(t, err)) < 0)
+	/* A checkpoint of an adapter does not have the model. */
+	if ((r = check_optimizer(t, err)) < 0 ||
+	    (trainer_layout(t->trainer)->adapts && (r = load_model(t, err)) < 0))
 		return r;
 	r = saver_resume(t->saver, &place, err);
 	/* A run that was made shorter than it has already run only saves. */

@@ -260,7 +260,7 @@ int checkpoint_publish(const char *output, const char *name, const char *tmp, st
 
 static bool is_weights(const char *name)
 {
-	return str_starts(name, "model") &&
+	return (str_starts(name, "model") || str_starts(name, "adapter_model")) &&
 	       (str_ends(name, ".safetensors") || str_ends(name, ".safetensors.index.json"));
 }
 

@@ -11,6 +11,8 @@
 #include "base/error.h"
 #include "engine/checkpoint/safetensors.h"
 
+struct peft_config;
+
 struct hf_parameter {
 	const char *name;
 	int dims;
@@ -38,6 +40,8 @@ struct hf_save_options {
 	const char *source; /* directory with a generation_config.json to copy; NULL: one is made */
 	/* Directory, or the tokenizer.json in one, to copy the tokenizer's files from; NULL: none. */
 	const char *tokenizer;
+	/* Of an adapter: what is saved is not the model. NULL: it is. */
+	const struct peft_config *adapter;
 	enum dtype type;       /* of the saved weights */
 	int32_t bos, eos, pad; /* the tokenizer's; put into the config where it says nothing; -1: none */
 };

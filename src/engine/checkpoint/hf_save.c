@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/str.h"
 #include "engine/checkpoint/hf.h"
+#include "engine/checkpoint/peft.h"
 
 #define SMALL_FILE_MAX (1u << 30) /* far more than a tokenizer of 10^6 tokens needs */
 
@@ -157,9 +158,10 @@ int hf_save_files(const char *directory, const struct hf_save_options *o, struct
 	_cleanup_json_ json_t *config = NULL;
 	int r;
 
-	if ((r = save_config(directory, o, &config, err)) < 0 ||
-	    (r = save_generation_config(directory, o, config, err)) < 0 ||
-	    (r = copy_code(directory, o->source, config, err)) < 0)
+	r = o->adapter ? peft_config_write(directory, o->adapter, err)
+	               : save_config(directory, o, &config, err);
+	if (r < 0 || (config && ((r = save_generation_config(directory, o, config, err)) < 0 ||
+	                         (r = copy_code(directory, o->source, config, err)) < 0)))
 		return r;
 	return o->tokenizer ? hf_save_tokenizer(directory, o->tokenizer, err) : 0;
 }

@@ -56,31 +56,58 @@ int parameters_check_moments(const char *tensor, const char *file, int64_t first
 	return 0;
 }
 
-int parameters_fill(void *safetensors, const struct model_parameter *p, int64_t first, int64_t n, float *out,
-                    struct error *err)
+static int fill(struct safetensors *safetensors, const char *name, int64_t first, int64_t n, float *out,
+                struct error *err)
 {
-	const struct tensor *t = hf_find(safetensors, p->name);
+	const struct tensor *t = hf_find(safetensors, name);
 	int r;
 
 	if (!t)
-		return error_set(err, -EINVAL, "%s is missing", p->name);
+		return error_set(err, -EINVAL, "%s is missing", name);
 	r = tensor_to_f32(t, first, n, out, err);
 	return r < 0 ? r
 	             : parameters_check_finite(t->name, safetensors_file(safetensors, t), first, out, n, err);
 }
 
-int parameters_check(const struct model_layout *layout, const struct safetensors *st, const char *where,
-                     struct error *err)
+int parameters_fill(void *safetensors, const struct model_parameter *p, int64_t first, int64_t n, float *out,
+                    struct error *err)
+{
+	return fill(safetensors, p->name, first, n, out, err);
+}
+
+int parameters_fill_saved(void *safetensors, const struct model_parameter *p, int64_t first, int64_t n,
+                          float *out, struct error *err)
+{
+	return fill(safetensors, p->saved, first, n, out, err);
+}
+
+static int check(const struct model_layout *layout, const struct safetensors *st, const char *where,
+                 bool adapter, struct error *err)
 {
 	_cleanup_free_ struct hf_parameter *all = calloc((size_t)layout->parameters, sizeof(*all));
+	size_t n = 0;
 
 	if (!all)
 		return error_oom(err);
 	for (int i = 0; i < layout->parameters; i++) {
 		const struct model_parameter *p = &layout->parameter[i];
 
-		all[i] = (struct hf_parameter){
-		    .name = p->name, .dims = p->dims, .shape = {p->shape[0], p->shape[1]}};
+		if (adapter ? !p->frozen : p->part == PART_WEIGHT)
+			all[n++] = (struct hf_parameter){.name = adapter ? p->saved : p->name,
+			                                 .dims = p->dims,
+			                                 .shape = {p->shape[0], p->shape[1]}};
 	}
-	return hf_check(st, where, all, (size_t)layout->parameters, err);
+	return hf_check(st, where, all, n, err);
+}
+
+int parameters_check(const struct model_layout *layout, const struct safetensors *st, const char *where,
+                     struct error *err)
+{
+	return check(layout, st, where, false, err);
+}
+
+int parameters_check_adapter(const struct model_layout *layout, const struct safetensors *st,
+                             const char *where, struct error *err)
+{
+	return check(layout, st, where, true, err);
 }

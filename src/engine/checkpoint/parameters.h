@@ -42,6 +42,9 @@ struct parameter_access {
 /* Checks that every parameter is there with its shape, and no tensor that hf_check refuses. */
 int parameters_check(const struct model_layout *layout, const struct safetensors *st, const char *where,
                      struct error *err);
+/* The same of an adapter's file: what is trained, under the names that it is saved with. */
+int parameters_check_adapter(const struct model_layout *layout, const struct safetensors *st,
+                             const char *where, struct error *err);
 /* Checks that no value is NaN or infinite, since it could not be trained; else -EDOM naming tensor, file and
  * element. `in` has elements [first, first + n) of the tensor. */
 int parameters_check_finite(const char *tensor, const char *file, int64_t first, const float *in, int64_t n,
@@ -53,3 +56,6 @@ int parameters_check_moments(const char *tensor, const char *file, int64_t first
 /* context: the struct safetensors, checked. Values have to be finite. */
 int parameters_fill(void *safetensors, const struct model_parameter *p, int64_t first, int64_t n, float *out,
                     struct error *err);
+/* The same of a file that has what is trained under the names that it is saved with. */
+int parameters_fill_saved(void *safetensors, const struct model_parameter *p, int64_t first, int64_t n,
+                          float *out, struct error *err);

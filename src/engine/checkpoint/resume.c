@@ -324,11 +324,12 @@ struct reading {
 	float *piece;
 	void *staging;
 	bool master; /* the checkpoint has master weights */
+	bool frozen; /* of the model's files these parameters alone are read */
 	struct range *taken;
 	size_t n_taken, cap;
 	/* Of each kind and parameter, where every rank takes all. */
 	struct agreement_item *items;
-	char (*names)[100];
+	char (*names)[120];
 };
 
 static const struct model_layout *layout_of(const struct reading *g)
@@ -497,9 +498,15 @@ static int range_at(const struct reading *g, const struct safetensors *st, bool 
 		*t = safetensors_at(st, i);
 		return parse_name(g, *t, safetensors_file(st, *t), range, err);
 	}
-	*t = hf_find(st, layout_of(g)->parameter[i].name);
+	*t = hf_find(st, layout_of(g)->parameter[i].saved);
 	*range = (struct range){STATE_WEIGHTS, (int32_t)i, 0, layout_of(g)->parameter[i].count};
 	return *t ? 0 : error_set(err, -EINVAL, "%s is missing", layout_of(g)->parameter[i].name);
+}
+
+/* Whether a parameter is read from the files of the model. */
+static bool is_read(const struct reading *g, const struct model_parameter *p)
+{
+	return layout_of(g)->adapts ? !p->frozen : p->frozen || !g->frozen;
 }
 
 static int read_set(struct reading *g, const char *path, bool model, bool send, struct error *err)
@@ -510,7 +517,8 @@ static int read_set(struct reading *g, const char *path, bool model, bool send, 
 	int r = safetensors_open(path, &st, err);
 
 	if (r == 0 && model)
-		r = parameters_check(layout_of(g), st, path, err);
+		r = layout_of(g)->adapts ? parameters_check_adapter(layout_of(g), st, path, err)
+		                         : parameters_check(layout_of(g), st, path, err);
 	if (r < 0)
 		return r;
 	n = model ? (size_t)layout_of(g)->parameters : safetensors_count(st);
@@ -518,6 +526,8 @@ static int read_set(struct reading *g, const char *path, bool model, bool send, 
 		const struct tensor *t;
 		struct range range;
 
+		if (model && !is_read(g, &layout_of(g)->parameter[i]))
+			continue;
 		r = range_at(g, st, model, i, &t, &range, err);
 		if (r == 0 && send)
 			r = ranks_broadcast(ranks, g->staging, &range, sizeof(range), ranks_rank(ranks), err);
@@ -541,7 +551,8 @@ static int read_files(struct reading *g, int rank, bool model, struct error *err
 	if (root < 0) /* it wrote nothing */
 		return 0;
 	path = !stem   ? NULL
-	       : model ? strdup(r->directory)
+	       : model ? str_printf("%s%s", r->directory,
+	                            layout_of(g)->adapts ? "/adapter_model.safetensors" : "")
 	               : str_printf("%s/%s.safetensors", r->directory, stem);
 	if (!path)
 		return error_oom(err);
@@ -572,6 +583,9 @@ static int check_complete(struct reading *g, struct error *err)
 			int64_t at, n, end;
 
 			held(g, p, &at, &n);
+			if (layout_of(g)->parameter[p].frozen &&
+			    (which != STATE_WEIGHTS || layout_of(g)->adapts))
+				n = 0;
 			end = at + n;
 			for (; i < g->n_taken && g->taken[i].which == which && g->taken[i].parameter == p &&
 			       g->taken[i].first == at;
@@ -623,6 +637,14 @@ static int prepare(struct reading *g, struct error *err)
 	                        : 0;
 }
 
+static bool has_frozen(const struct reading *g)
+{
+	for (int i = 0; i < layout_of(g)->parameters; i++)
+		if (layout_of(g)->parameter[i].frozen)
+			return true;
+	return false;
+}
+
 int resume_read(struct resume *r, const struct weights_place *place, struct error *err)
 {
 	_cleanup_(reading_free) struct reading g = {.r = r, .place = place};
@@ -634,7 +656,8 @@ int resume_read(struct resume *r, const struct weights_place *place, struct erro
 	s = prepare(&g, err);
 	for (int i = 0; i < r->index.world_size && s == 0; i++)
 		s = read_files(&g, i, false, err);
-	if (s == 0 && !g.master)
+	g.frozen = g.master;
+	if (s == 0 && (!g.master || (has_frozen(&g) && !layout_of(&g)->adapts)))
 		s = read_files(&g, 0, true, err);
 	if (s == 0)
 		s = check_complete(&g, err);

@@ -71,23 +71,32 @@ struct builder {
 	struct save_plan *plan;
 };
 
+/* Of a model with adapters only what is trained is saved. */
+static bool is_saved(const struct model_layout *layout, const struct model_parameter *p)
+{
+	return !layout->adapts || !p->frozen;
+}
+
 static int lay_out_model(struct builder *b, struct error *err)
 {
 	const struct model_layout *layout = b->access->layout;
 	_cleanup_free_ struct tensor_source *sources =
 	    calloc((size_t)layout->parameters + 1, sizeof(*sources));
+	size_t n = 0;
 
 	if (!sources)
 		return error_oom(err);
 	for (int i = 0; i < layout->parameters; i++) {
 		const struct model_parameter *p = &layout->parameter[i];
 
-		sources[i] = (struct tensor_source){
-		    .name = p->name, .type = tensor_type_of(b->o->type), .dims = p->dims};
-		memcpy(sources[i].shape, p->shape, (size_t)p->dims * sizeof(*p->shape));
+		if (!is_saved(layout, p))
+			continue;
+		sources[n] = (struct tensor_source){
+		    .name = p->saved, .type = tensor_type_of(b->o->type), .dims = p->dims};
+		memcpy(sources[n++].shape, p->shape, (size_t)p->dims * sizeof(*p->shape));
 	}
-	return safetensors_layout("model", sources, (size_t)layout->parameters, b->o->max_shard_bytes,
-	                          &b->plan->model, err);
+	return safetensors_layout(layout->adapts ? "adapter_model" : "model", sources, n,
+	                          layout->adapts ? UINT64_MAX : b->o->max_shard_bytes, &b->plan->model, err);
 }
 
 static void add_piece(struct save_plan *plan, enum parameter_state which, const struct model_parameter *p,
@@ -109,17 +118,21 @@ static void add_weights(struct builder *b)
 	const struct model_layout *layout = b->access->layout;
 	struct save_plan *plan = b->plan;
 	bool gathered = b->o->gathers || b->o->gathers_model;
+	size_t place = 0;
 
 	for (int i = 0; i < layout->parameters; i++) {
 		int64_t first, n;
 
+		if (!is_saved(layout, &layout->parameter[i]))
+			continue;
+		place++;
 		divide(b->access, b->o, gathered, i, &first, &n);
 		if (n == 0)
 			continue;
 		add_piece(plan, STATE_WEIGHTS, &layout->parameter[i], first, n, b->o->type);
-		plan->pieces[plan->n - 1].file = plan->model.places[i].file;
+		plan->pieces[plan->n - 1].file = plan->model.places[place - 1].file;
 		plan->pieces[plan->n - 1].offset =
-		    plan->model.places[i].offset + (uint64_t)first * dtype_size(b->o->type);
+		    plan->model.places[place - 1].offset + (uint64_t)first * dtype_size(b->o->type);
 	}
 }
 
@@ -143,6 +156,8 @@ static int add_state(struct builder *b, struct error *err)
 			int64_t first, n;
 			char *name;
 
+			if (p->frozen)
+				continue;
 			divide(b->access, b->o, b->o->gathers, i, &first, &n);
 			if (n == 0)
 				continue;

@@ -620,6 +620,7 @@ static int save_files(void *context, struct error *err)
 	    .config = s->o.config,
 	    .source = s->o.source,
 	    .tokenizer = s->o.tokenizer,
+	    .adapter = s->from.adapter,
 	    .type = s->from.precision,
 	    .bos = s->from.bos,
 	    .eos = s->from.eos,

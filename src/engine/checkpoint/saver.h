@@ -82,8 +82,9 @@ struct saver_contents {
 	const char *strategy;  /* its name */
 	const char *optimizer; /* its name */
 	bool master;           /* where the precision is not fp32: a checkpoint has fp32 master weights too */
-	int32_t bos, eos, pad; /* the tokenizer's; -1: none */
-	const char *fingerprint; /* of what decides the bits (struct checkpoint_state) */
+	const struct peft_config *adapter; /* of what is saved instead of the model; NULL: the model is */
+	int32_t bos, eos, pad;             /* the tokenizer's; -1: none */
+	const char *fingerprint;           /* of what decides the bits (struct checkpoint_state) */
 };
 /* Called once the trainer exists, before the first save. */
 int saver_attach(struct saver *s, const struct saver_contents *contents, struct error *err);

@@ -2,21 +2,31 @@
 /* The backward pass: from the loss through the blocks, the last first, with the gradients of each unit. */
 #include "engine/model/internal.h"
 
+static void start_place(struct model *m, int unit)
+{
+	const struct model_unit *u = &m->layout->unit[unit];
+
+	if (!u->frozen && u->count > u->matrices)
+		device_zero(m->dev, m->unit[unit].g + u->matrices,
+		            (size_t)(u->count - u->matrices) * sizeof(float));
+}
+
 /* Norms and biases only ever add up: on the first micro-step they start from zero. Matrices are overwritten.
  */
 static void start_unit(struct model *m, int unit, bool first)
 {
-	const struct model_unit *u = &m->layout->unit[unit];
+	int companion = m->layout->unit[unit].companion;
 
-	if (first && u->count > u->matrices)
-		device_zero(m->dev, m->unit[unit].g + u->matrices,
-		            (size_t)(u->count - u->matrices) * sizeof(float));
+	if (first)
+		start_place(m, unit);
+	if (first && companion >= 0)
+		start_place(m, companion);
 }
 
 /* Loss, gradient of the head, and dx behind the final norm. */
 static void head(struct model *m, const struct model_pass *p, float scale, bool first, double *loss_sum)
 {
-	int unit = m->layout->units - 1, matrix = head_unit(m);
+	int unit = m->layout->base_units - 1, matrix = head_unit(m);
 	int64_t tokens = p->b->tokens, rows = p->compact ? p->counted : tokens, hidden = m->c.hidden;
 	enum parameter_role role = head_role(m);
 	const char *x = model_head_input(m, p);
@@ -68,6 +78,8 @@ static void attention_backward(struct model *m, const struct model_pass *p, int 
 	struct device_attention attention = p->attention;
 	int unit = layer + 1;
 	int64_t tokens = p->b->tokens;
+	/* Nothing below the lowest unit needs the gradient of its input. */
+	bool ends = unit == m->layout->lowest && !gradient(m, unit, PARAMETER_INPUT_NORM);
 	size_t k = (size_t)m->q * m->size, v = (size_t)(m->q + m->kv) * m->size;
 	const char *dy =
 	               model_branch_gradient(m, unit, PARAMETER_ATTENTION_OUT_NORM, a->attention_out, tokens),
@@ -84,6 +96,8 @@ static void attention_backward(struct model *m, const struct model_pass *p, int 
 	model_qk_gradient(m, layer, a->qkv, tokens);
 	x = model_branch_input(m, unit, PARAMETER_INPUT_NORM, a->input, tokens);
 	model_linear_weight_gradient(m, unit, PARAMETER_Q, m->d_qkv, x, tokens, first);
+	if (ends)
+		return;
 	model_linear_input_gradient(m, unit, PARAMETER_Q, m->h, m->d_qkv, tokens);
 	model_branch_input_gradient(m, unit, PARAMETER_INPUT_NORM, m->h, a->input, tokens);
 }
@@ -98,12 +112,21 @@ static int write_inverse_rows(struct model *m, const struct model_pass *p, struc
 	return device_write(m->dev, m->inverse, m->host_targets, (size_t)p->b->tokens * sizeof(int32_t), err);
 }
 
+static void end_place(struct model *m, int unit)
+{
+	model_done(m, unit, MODEL_BACKWARD);
+	if (m->hooks.gradients && !m->layout->unit[unit].frozen)
+		m->hooks.gradients(m->hooks.context, unit);
+}
+
 /* The gradients of a unit are final, and nothing reads its weights any more. */
 static void end_unit(struct model *m, int unit)
 {
-	model_done(m, unit, MODEL_BACKWARD);
-	if (m->hooks.gradients)
-		m->hooks.gradients(m->hooks.context, unit);
+	int companion = m->layout->unit[unit].companion;
+
+	end_place(m, unit);
+	if (companion >= 0 && m->hooks.gradients)
+		m->hooks.gradients(m->hooks.context, companion);
 }
 
 /* The matrix of a tied head is the embedding's, whose gradients are complete at the end only. */
@@ -111,23 +134,35 @@ static int need_head(struct model *m, struct error *err)
 {
 	int r = m->c.tied ? model_need(m, 0, MODEL_BACKWARD, err) : 0;
 
-	return r < 0 ? r : model_need(m, m->layout->units - 1, MODEL_BACKWARD, err);
+	return r < 0 ? r : model_need(m, m->layout->base_units - 1, MODEL_BACKWARD, err);
+}
+
+static void zero_place(struct model *m, int unit)
+{
+	if (!m->layout->unit[unit].frozen)
+		device_zero(m->dev, m->unit[unit].g, (size_t)m->layout->unit[unit].count * sizeof(float));
 }
 
 /* Nothing in the batch counts: its gradients are zero. */
 static int nothing(struct model *m, bool first, struct error *err)
 {
-	int last = m->layout->units - 1, r;
+	int last = m->layout->base_units - 1, r;
 
 	if ((r = model_forward_nothing(m, MODEL_FORWARD, err)) < 0 || (r = need_head(m, err)) < 0)
 		return r;
-	for (int u = last; u >= 0; u--) {
+	for (int u = last; u >= m->layout->lowest; u--) {
+		int companion = m->layout->unit[u].companion;
+
 		if (u < last && (u > 0 || !m->c.tied) && (r = model_need(m, u, MODEL_BACKWARD, err)) < 0)
 			return r;
 		if (first)
-			device_zero(m->dev, m->unit[u].g, (size_t)m->layout->unit[u].count * sizeof(float));
+			zero_place(m, u);
+		if (first && companion >= 0)
+			zero_place(m, companion);
 		end_unit(m, u);
 	}
+	if (m->layout->lowest > 0 && m->c.tied)
+		model_done(m, 0, MODEL_BACKWARD);
 	return 0;
 }
 
@@ -171,9 +206,10 @@ int model_forward_backward(struct model *m, const struct model_batch *batch, flo
 	model_head_done(m, MODEL_FORWARD);
 	if ((r = need_head(m, err)) < 0)
 		return r;
+	m->d_low_of = -1;
 	head(m, &p, scale, first, loss_sum);
-	end_unit(m, m->layout->units - 1);
-	for (int l = m->c.layers - 1; l >= 0; l--) {
+	end_unit(m, m->layout->base_units - 1);
+	for (int l = m->c.layers - 1; l + 1 >= m->layout->lowest && l >= 0; l--) {
 		if ((r = model_need(m, l + 1, MODEL_BACKWARD, err)) < 0)
 			return r;
 		if (l < model_recomputed(m) - 1)
@@ -182,6 +218,11 @@ int model_forward_backward(struct model *m, const struct model_batch *batch, flo
 		mlp_backward(m, l, tokens, first);
 		attention_backward(m, &p, l, first);
 		end_unit(m, l + 1);
+	}
+	if (m->layout->lowest > 0) {
+		if (m->c.tied)
+			model_done(m, 0, MODEL_BACKWARD);
+		return 0;
 	}
 	if (!m->c.tied && (r = model_need(m, 0, MODEL_BACKWARD, err)) < 0)
 		return r;

@@ -25,9 +25,10 @@ void model_norm_gradient(struct model *m, int unit, enum parameter_role role, vo
                          const void *dy, const void *x, int64_t tokens)
 {
 	struct device_norm n = norm_of(m, tokens);
+	float *dw = gradient(m, unit, role);
 
-	device_rmsnorm_backward(m->dev, &n, dx, accumulate, gradient(m, unit, role), DTYPE_F32, dy, x,
-	                        m->rstd, weight(m, unit, role));
+	device_rmsnorm_backward(m->dev, &n, dx, accumulate, dw ? dw : m->unused, DTYPE_F32, dy, x, m->rstd,
+	                        weight(m, unit, role));
 }
 
 void model_add_norm(struct model *m, int unit, enum parameter_role role, void *sum, const void *x,
@@ -164,10 +165,10 @@ void model_qk_gradient(struct model *m, int layer, const char *qkv, int64_t toke
 	model_rotate(m, layer, m->d_qkv, tokens, true);
 	for (int i = 0; i < 2 && m->c.qk_norm != MODEL_QK_NORM_NONE; i++) {
 		struct device_norm n = qk_norm_of(m, i, tokens);
+		float *dw = gradient(m, layer + 1, qk_role[i]);
 
-		device_rmsnorm_backward(m->dev, &n, m->d_qkv + at, false, gradient(m, layer + 1, qk_role[i]),
-		                        DTYPE_F32, m->d_qkv + at, qkv + at, rstd,
-		                        weight(m, layer + 1, qk_role[i]));
+		device_rmsnorm_backward(m->dev, &n, m->d_qkv + at, false, dw ? dw : m->unused, DTYPE_F32,
+		                        m->d_qkv + at, qkv + at, rstd, weight(m, layer + 1, qk_role[i]));
 		rstd += tokens * n.groups;
 		at += (size_t)m->q * m->size;
 	}
@@ -208,6 +209,8 @@ void model_embedding_gradient(struct model *m, const int32_t *host_ids, int64_t 
 {
 	float *table = gradient(m, 0, PARAMETER_EMBEDDING);
 
+	if (!table)
+		return;
 	if (m->c.embedding_scale != 1)
 		device_scale(m->dev, m->dx, m->o.type, embedding_scale(m), tokens * m->c.hidden);
 	/* Tied, the head has written the whole table already. */

@@ -48,12 +48,12 @@ void model_head_done(const struct model *m, enum model_phase phase)
 {
 	if (m->c.tied)
 		model_done(m, 0, phase);
-	model_done(m, m->layout->units - 1, phase);
+	model_done(m, m->layout->base_units - 1, phase);
 }
 
 int model_forward_nothing(const struct model *m, enum model_phase phase, struct error *err)
 {
-	int last = m->layout->units - 1, r;
+	int last = m->layout->base_units - 1, r;
 
 	for (int u = 0; u <= last; u++) {
 		if ((r = model_need(m, u, phase, err)) < 0)

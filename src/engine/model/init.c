@@ -41,8 +41,8 @@ static uint32_t stream_of(const struct model_parameter *p)
 	enum { FIRST_ROLES = PARAMETER_HEAD + 1 };
 
 	if ((int)p->role < FIRST_ROLES)
-		return (uint32_t)(p->unit * FIRST_ROLES + (int)p->role);
-	return (uint32_t)1 << 31 | (uint32_t)(p->unit * 256 + (int)p->role);
+		return (uint32_t)(p->base * FIRST_ROLES + (int)p->role);
+	return (uint32_t)1 << 31 | (uint32_t)(p->base * 256 + (int)p->role);
 }
 
 int model_init_fill(void *init, const struct model_parameter *p, int64_t first, int64_t n, float *out,
@@ -70,6 +70,30 @@ int model_init_fill(void *init, const struct model_parameter *p, int64_t first, 
 			if (i >= 0 && i < n)
 				out[i] = (float)in->std * z[j];
 		}
+	}
+	return 0;
+}
+
+/* ---- adapters ---- */
+
+int model_adapter_fill(void *init, const struct model_parameter *p, int64_t first, int64_t n, float *out,
+                       struct error *err)
+{
+	const struct model_init *in = init;
+	/* No stream of the model's own parameters. */
+	uint32_t stream = 3u << 30 | (uint32_t)(p->base * 256 + (int)p->role);
+	float bound = (float)(1 / sqrt((double)p->shape[1]));
+
+	if (p->part != PART_LORA_A) {
+		for (int64_t i = 0; i < n; i++)
+			out[i] = 0;
+		return 0;
+	}
+	for (int64_t i = 0; i < n; i++) {
+		uint32_t words[4];
+
+		philox(in->seed, (uint64_t)(first + i) / 4, stream, words);
+		out[i] = bound * (((float)(words[(first + i) % 4] >> 8) + 0.5f) * 0x1p-23f - 1);
 	}
 	return 0;
 }

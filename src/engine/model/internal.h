@@ -45,6 +45,12 @@ struct model {
 	float *rstd;    /* [T · (heads + kv_heads)] */
 	char *logits;   /* [logits_rows, vocab] */
 	float *losses;  /* [logits_rows] */
+	/* Where there are adapters. */
+	int64_t rank;
+	float adapter_scale;
+	char *low, *d_low; /* [T, GROUP · rank] x·Aᵀ, and its gradient */
+	int d_low_of;      /* whose gradient that is */
+	float *unused;     /* [hidden] the gradient of a norm that is frozen */
 
 	/* Input on the device. */
 	int32_t *ids, *targets, *positions, *starts, *rows, *inverse;
@@ -68,30 +74,68 @@ struct model_pass {
 	bool compact;    /* only those go through the head: m->rows lists them */
 };
 
-/* NULL where the unit has none. */
+/* The unit that has a part of a role of a base unit: itself or its companion; -1: none. */
+static inline int model_place(const struct model *m, int unit, enum parameter_part part,
+                              enum parameter_role role)
+{
+	const struct model_unit *u = &m->layout->unit[unit];
+
+	if (role == PARAMETER_ROLES)
+		return -1;
+	if (u->offset[part][role] >= 0)
+		return unit;
+	return u->companion >= 0 && m->layout->unit[u->companion].offset[part][role] >= 0 ? u->companion : -1;
+}
+
+/* NULL: none. */
+static inline char *model_weight(const struct model *m, int unit, enum parameter_part part,
+                                 enum parameter_role role)
+{
+	int at = model_place(m, unit, part, role);
+
+	return at < 0 ? NULL : m->unit[at].w + (size_t)m->layout->unit[at].offset[part][role] * m->size;
+}
+
+/* NULL: none, or it is frozen. */
+static inline float *model_gradient(const struct model *m, int unit, enum parameter_part part,
+                                    enum parameter_role role)
+{
+	int at = model_place(m, unit, part, role);
+
+	return at < 0 || m->layout->unit[at].frozen ? NULL
+	                                            : m->unit[at].g + m->layout->unit[at].offset[part][role];
+}
+
 static inline char *weight(const struct model *m, int unit, enum parameter_role role)
 {
-	int64_t at = role < PARAMETER_ROLES ? m->layout->unit[unit].offset[role] : -1;
-
-	return at < 0 ? NULL : m->unit[unit].w + (size_t)at * m->size;
+	return model_weight(m, unit, PART_WEIGHT, role);
 }
 
 static inline float *gradient(const struct model *m, int unit, enum parameter_role role)
 {
-	int64_t at = role < PARAMETER_ROLES ? m->layout->unit[unit].offset[role] : -1;
-
-	return at < 0 ? NULL : m->unit[unit].g + at;
+	return model_gradient(m, unit, PART_WEIGHT, role);
 }
 
+/* Of a base unit; its companion comes with it. */
 static inline int model_need(const struct model *m, int unit, enum model_phase phase, struct error *err)
 {
-	return m->hooks.need ? m->hooks.need(m->hooks.context, unit, phase, err) : 0;
+	int companion = m->layout->unit[unit].companion, r;
+
+	if (!m->hooks.need)
+		return 0;
+	r = m->hooks.need(m->hooks.context, unit, phase, err);
+	return r < 0 || companion < 0 ? r : m->hooks.need(m->hooks.context, companion, phase, err);
 }
 
 static inline void model_done(const struct model *m, int unit, enum model_phase phase)
 {
-	if (m->hooks.done)
-		m->hooks.done(m->hooks.context, unit, phase);
+	int companion = m->layout->unit[unit].companion;
+
+	if (!m->hooks.done)
+		return;
+	m->hooks.done(m->hooks.context, unit, phase);
+	if (companion >= 0)
+		m->hooks.done(m->hooks.context, companion, phase);
 }
 
 /* The first so many blocks recompute; but the last of these finds its activations where they are shared. */
@@ -103,7 +147,7 @@ static inline int model_recomputed(const struct model *m)
 /* The matrix of the head lies in the embedding's unit when tied. */
 static inline int head_unit(const struct model *m)
 {
-	return m->c.tied ? 0 : m->layout->units - 1;
+	return m->c.tied ? 0 : m->layout->base_units - 1;
 }
 
 static inline enum parameter_role head_role(const struct model *m)

@@ -4,6 +4,11 @@
  * unit 0 is the embedding, 1 … layers the blocks, layers + 1 the final norm and (untied) the head. Within a
  * unit the matrices come first, then norms and biases, so that weight decay is one range; q, k, v lie behind
  * each other, and gate and up, so that each group is one GEMM although a checkpoint has separate tensors.
+ *
+ * Where not all parameters are trained (tuning.h), a unit is frozen or trained as a whole. One of these of
+ * which a part is trained, or which has adapters, is frozen, and what is trained lies in a companion, a unit
+ * behind all of these: the trained parameters, then the adapters' A, B and magnitudes. A frozen unit has no
+ * gradients and no state of an optimizer.
  */
 #pragma once
 
@@ -13,6 +18,7 @@
 #include "base/cleanup.h"
 #include "base/error.h"
 #include "engine/model/model_config.h"
+#include "engine/model/tuning.h"
 
 enum parameter_role {
 	PARAMETER_EMBEDDING,
@@ -45,10 +51,23 @@ enum parameter_role {
 	PARAMETER_ROLES
 };
 
+/* What a parameter is to the matrix of its role: the matrix itself, or a part of its adapter. */
+enum parameter_part {
+	PART_WEIGHT,
+	PART_LORA_A,    /* [rank, in] */
+	PART_LORA_B,    /* [out, rank] */
+	PART_MAGNITUDE, /* of DoRA: [out] */
+	PARAMETER_PARTS
+};
+
 struct model_parameter {
-	char name[72]; /* as Hugging Face names it */
+	char name[96];   /* as Hugging Face names it, or for a part of an adapter PEFT */
+	char saved[112]; /* its name in the file that it is saved to */
 	enum parameter_role role;
-	int unit;
+	enum parameter_part part;
+	int base; /* the unit that it belongs to in a pass over the model */
+	int unit; /* where it lies: base, or its companion */
+	bool frozen;
 	int64_t offset; /* elements from the start of the unit */
 	int dims;
 	int64_t shape[2]; /* [out, in] (transposed: [in, out]), or [n] */
@@ -58,21 +77,39 @@ struct model_parameter {
 };
 
 struct model_unit {
-	int64_t count;                   /* elements, gaps for alignment included; the gaps are always 0 */
-	int64_t matrices;                /* elements before the norms and biases */
-	int64_t offset[PARAMETER_ROLES]; /* -1: not in this unit */
+	int64_t count;    /* elements, gaps for alignment included; the gaps are always 0 */
+	int64_t matrices; /* elements before the norms and biases */
+	/* -1: not in this unit. The A of a group of matrices that share their input lie behind each other. */
+	int64_t offset[PARAMETER_PARTS][PARAMETER_ROLES];
+	int64_t first_b, b; /* elements of the adapters' B, within the matrices: first_b … first_b + b */
+	bool frozen;
+	int base;      /* the unit itself, or the one whose companion it is */
+	int companion; /* -1: none */
 };
 
 struct model_layout {
-	int units, parameters;
+	int base_units; /* layers + 2 */
+	int units;      /* companions too */
+	int parameters;
 	struct model_unit *unit;
 	struct model_parameter *parameter; /* in the order of transformers' state_dict */
-	int64_t elements;                  /* of all parameters, without gaps */
+	int64_t elements;                  /* of the model's own parameters, without gaps */
+	int64_t trained;                   /* of all that are trained, likewise */
+	int lowest;                        /* the first base unit of which anything is trained */
+	bool adapts; /* there are adapters: what is trained is saved, and not the model */
 };
 
 int model_layout_create(const struct model_config *c, struct model_layout **out, struct error *err);
+/* The same where tuning says what is trained (NULL: everything). -EINVAL, with a message in words of the run
+ * file, where it names what the model does not have. */
+int model_layout_create_tuned(const struct model_config *c, const struct model_tuning *tuning,
+                              struct model_layout **out, struct error *err);
 void model_layout_free(struct model_layout *layout);
 DEFINE_CLEANUP(struct model_layout *, model_layout_free)
+/* The first role of the group of matrices that share their input, which are one product: q for q, k and v. */
+enum parameter_role model_layout_leader(enum parameter_role role);
+/* The role that follows it in its group; PARAMETER_ROLES: none. */
+enum parameter_role model_layout_next(enum parameter_role role);
 /* NULL: none of that name. lm_head.weight of a tied model is none. */
 const struct model_parameter *model_layout_find(const struct model_layout *layout, const char *name);
 
@@ -88,3 +125,7 @@ struct model_init {
 };
 int model_init_fill(void *init, const struct model_parameter *p, int64_t first, int64_t n, float *out,
                     struct error *err);
+/* The fill of the parts of adapters: A uniform in ±1/sqrt(in), as PEFT's kaiming_uniform_(a=√5) has it, the
+ * rest 0. init: a struct model_init, of which std is not used. */
+int model_adapter_fill(void *init, const struct model_parameter *p, int64_t first, int64_t n, float *out,
+                       struct error *err);

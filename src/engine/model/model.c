@@ -37,6 +37,10 @@ int model_create(struct device *dev, const struct model_config *c, const struct 
 	m->wide = MAX(MAX(c->intermediate, c->hidden), m->q);
 	m->logits_rows = options->logits_rows ? options->logits_rows : choose_logits_rows(m);
 	rows = dev ? (size_t)m->logits_rows : 1;
+	if (options->tuning && options->tuning->kind == TUNE_LORA) {
+		m->rank = options->tuning->rank;
+		m->adapter_scale = (float)tuning_scale(options->tuning);
+	}
 	m->unit = calloc((size_t)layout->units, sizeof(*m->unit));
 	m->layer = calloc((size_t)c->layers + 1, sizeof(*m->layer));
 	m->cache = calloc((size_t)c->layers, sizeof(*m->cache));
@@ -124,6 +128,15 @@ size_t model_scratch(const struct model *m, void **memory)
 	return (size_t)m->logits_rows * (size_t)m->c.vocab * m->size;
 }
 
+/* Elements of the largest norm, where any unit is frozen. */
+static size_t frozen_norms(const struct model *m)
+{
+	for (int u = 0; u < m->layout->base_units; u++)
+		if (m->layout->unit[u].frozen)
+			return (size_t)MAX(m->c.hidden, m->q);
+	return 0;
+}
+
 void model_place_buffers(struct model *m, struct arena *a)
 {
 	size_t tokens = (size_t)m->o.max_tokens, row = tokens * m->size, hidden = (size_t)m->c.hidden;
@@ -136,6 +149,8 @@ void model_place_buffers(struct model *m, struct arena *a)
 	                     "norm statistics");
 	if (m->c.qk_norm)
 		m->rotated = arena_take(a, BUFFER_SCRATCH, row * (size_t)m->qkv, "normed q and k");
+	if (m->rank > 0)
+		m->low = arena_take(a, BUFFER_SCRATCH, 3 * row * (size_t)m->rank, "adapter input");
 	if (m->o.training) {
 		m->d_wide =
 		    arena_take(a, BUFFER_SCRATCH, (tokens + 1) * m->size * (size_t)m->wide, "wide gradient");
@@ -143,6 +158,11 @@ void model_place_buffers(struct model *m, struct arena *a)
 		m->dx = arena_take(a, BUFFER_SCRATCH, row * hidden, "residual gradient");
 		if (m->c.norm_place != MODEL_NORM_BEFORE || m->c.residual_scale != 1)
 			m->d_branch = arena_take(a, BUFFER_SCRATCH, row * hidden, "branch gradient");
+		if (m->rank > 0)
+			m->d_low =
+			    arena_take(a, BUFFER_SCRATCH, 3 * row * (size_t)m->rank, "adapter gradient");
+		m->unused = arena_take(a, BUFFER_SCRATCH, frozen_norms(m) * sizeof(float),
+		                       "gradient of a frozen norm");
 	}
 	m->logits =
 	    arena_take(a, BUFFER_LOGITS, (size_t)m->logits_rows * (size_t)m->c.vocab * m->size, "logits");

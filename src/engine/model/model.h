@@ -33,10 +33,11 @@ struct model_options {
 	int64_t max_sequence; /* longest document: the length of the RoPE tables */
 	bool training;        /* false: no buffers for the backward pass */
 	enum model_recompute recompute;
-	int kept;             /* with it: so many blocks, the last ones, keep everything all the same */
-	int64_t logits_rows;  /* rows of a cross-entropy chunk, 0: chosen by logits_bytes */
-	size_t logits_bytes;  /* device_logits_bytes of the device that it is for */
-	int64_t cache_tokens; /* generation: length of the KV cache, 0: none */
+	int kept;            /* with it: so many blocks, the last ones, keep everything all the same */
+	int64_t logits_rows; /* rows of a cross-entropy chunk, 0: chosen by logits_bytes */
+	size_t logits_bytes; /* device_logits_bytes of the device that it is for */
+	const struct model_tuning *tuning; /* that the layout was made with, borrowed; NULL: none */
+	int64_t cache_tokens;              /* generation: length of the KV cache, 0: none */
 };
 
 /* A micro-batch: rows of all its sequences behind each other, without padding. Host memory, borrowed for the

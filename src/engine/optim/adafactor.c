@@ -46,6 +46,8 @@ static int sum_squares(struct optimizer *o, const float *grad_scale, struct erro
 		struct device_factored f = {range.first, range.n, factor_row_length(p)};
 		float *sums = o->factor_sums + o->factor_at[i];
 
+		if (p->frozen)
+			continue;
 		if (range.n > 0)
 			device_factor_sums(s->dev, &f, range.gradient, grad_scale, sums,
 			                   factor_columns(p, sums));
@@ -81,6 +83,8 @@ static int measure_weights(struct optimizer *o, double weight, struct error *err
 		const struct model_parameter *p = &o->layout->parameter[i];
 		struct own_range range = optimizer_parameter(o->s, p);
 
+		if (p->frozen)
+			continue;
 		update_means(o, i, weight);
 		if (contributes)
 			device_sum(o->s->dev, o->factors + o->factor_at[i], factor_rows(p), &o->sums[2 * i]);
@@ -91,6 +95,8 @@ static int measure_weights(struct optimizer *o, double weight, struct error *err
 	for (int i = 0; i < o->layout->parameters; i++) {
 		const struct model_parameter *p = &o->layout->parameter[i];
 
+		if (p->frozen)
+			continue;
 		o->row_means[i] = o->host_sums[2 * i] / (double)factor_rows(p);
 		o->weights_rms[i] = sqrt(o->host_sums[2 * i + 1] / (double)p->count);
 	}
@@ -107,6 +113,8 @@ static int make_directions(struct optimizer *o, const float *grad_scale, struct 
 		struct device_factored f = {range.first, range.n, factor_row_length(p)};
 		float *means = o->factors + o->factor_at[i];
 
+		if (p->frozen)
+			continue;
 		if (range.n == 0)
 			continue;
 		device_factor_direction(o->s->dev, &f, range.gradient, grad_scale, means,
@@ -130,11 +138,13 @@ int optimizer_adafactor(struct optimizer *o, const struct optimizer_options *opt
 	for (int i = 0; i < o->layout->parameters; i++) {
 		const struct model_parameter *p = &o->layout->parameter[i];
 		struct own_range range = optimizer_parameter(o->s, p);
-		double rate = optimizer_rate(options, p->unit);
+		double rate = optimizer_rate(options, p);
 		double direction_rms = sqrt(o->host_sums[2 * i] / (double)p->count);
 		double step = MIN(rate, 1 / sqrt((double)options->step)) * MAX(LEAST_RMS, o->weights_rms[i]) /
 		              MAX(1, direction_rms);
 
+		if (p->frozen)
+			continue;
 		optimizer_update(o->s, &range, options, NULL,
 		                 (struct device_update){.rule = DEVICE_APPLY,
 		                                        .learning_rate = rate,

@@ -64,7 +64,16 @@ void optimizer_lion(const struct shard *s, const struct own_range *range,
                     const struct optimizer_options *options, const float *grad_scale, double learning_rate,
                     double weight_decay);
 
-double optimizer_rate(const struct optimizer_options *options, int unit);
+double optimizer_rate(const struct optimizer_options *options, const struct model_parameter *p);
+/* The parts of a unit whose elements are stepped alike, in order; none of a unit that is frozen. Their number
+ * is returned. */
+struct optimizer_span {
+	int64_t first, n;
+	double rate, decay;
+};
+enum { OPTIMIZER_SPANS = 4 };
+int optimizer_spans(const struct optimizer *o, int unit, const struct optimizer_options *options,
+                    struct optimizer_span spans[OPTIMIZER_SPANS]);
 double optimizer_decay(const struct optimizer_options *options, const struct model_parameter *p);
 
 /* Tensor sums: zeroed, added to on the device, then brought to the host as sums over all ranks. */
@@ -112,3 +121,5 @@ static inline float *factor_columns(const struct model_parameter *p, float *mean
 
 /* Whether Muon orthogonalizes it; the other parameters are AdamW's. */
 bool muon_takes(const struct optimizer *o, const struct model_parameter *p);
+/* Whether a unit has such parameters. */
+bool muon_steps(const struct optimizer *o, int unit);

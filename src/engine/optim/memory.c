@@ -72,7 +72,7 @@ static int64_t moment_from(const struct optimizer *o, int unit, int moment)
 	for (int i = 0; i < o->layout->parameters; i++) {
 		const struct model_parameter *p = &o->layout->parameter[i];
 
-		if (p->unit != unit)
+		if (p->unit != unit || p->frozen)
 			continue;
 		if (optimizer_keeps(o, moment, p))
 			any = true;
@@ -88,7 +88,7 @@ static void measure_factors(struct optimizer *o)
 		const struct model_parameter *p = &o->layout->parameter[i];
 
 		o->factor_at[i] = o->factor_count;
-		o->factor_count += factor_means(p);
+		o->factor_count += p->frozen ? 0 : factor_means(p);
 	}
 }
 
@@ -102,7 +102,14 @@ static void place_factors(struct optimizer *o, struct arena *a)
 
 bool muon_takes(const struct optimizer *o, const struct model_parameter *p)
 {
-	return p->matrix && p->unit > 0 && p->unit < o->s->units - 1;
+	return p->matrix && muon_steps(o, p->unit);
+}
+
+bool muon_steps(const struct optimizer *o, int unit)
+{
+	const struct model_unit *u = &o->layout->unit[unit];
+
+	return u->base > 0 && u->base < o->layout->base_units - 1 && !u->frozen;
 }
 
 static void measure_matrices(struct optimizer *o)
@@ -123,8 +130,8 @@ static void place_matrices(struct optimizer *o, struct arena *a)
 	size_t size = dtype_size(o->matrix_type);
 	int64_t padded = 0;
 
-	for (int i = 1; i < o->s->units - 1 && o->s->degree > 1; i++)
-		padded = MAX(padded, o->s->unit[i].padded);
+	for (int i = 0; i < o->s->units && o->s->degree > 1; i++)
+		padded = muon_steps(o, i) ? MAX(padded, o->s->unit[i].padded) : padded;
 	o->momentum = arena_take(a, BUFFER_SCRATCH, (size_t)padded * sizeof(float), "momentum of a block");
 
 	for (int i = 0; i < 2; i++) {
@@ -145,6 +152,8 @@ static void place_moments8(struct optimizer *o, struct arena *a)
 		        blocks = (own + DEVICE_MOMENT_BLOCK - 1) / DEVICE_MOMENT_BLOCK;
 		struct moment8 *m = &o->moment8[moment][unit];
 
+		if (o->s->unit[unit].frozen)
+			continue;
 		m->codes =
 		    arena_take(a, BUFFER_OPTIMIZER, (size_t)own, "unit %d moment %d", unit, moment + 1);
 		m->scales = arena_take(a, BUFFER_OPTIMIZER, (size_t)blocks * sizeof(float),

@@ -20,10 +20,10 @@ static bool has_sign(int moment)
 }
 
 static void step_part(struct optimizer *o, int unit, int64_t first, int64_t n, int64_t chunk_first,
-                      double decay, const struct optimizer_options *options, const float *grad_scale)
+                      double rate, double decay, const struct optimizer_options *options,
+                      const float *grad_scale)
 {
 	struct own_range range = optimizer_range(o->s, unit, first, n);
-	double rate = optimizer_rate(options, unit);
 
 	if (range.n == 0)
 		return;
@@ -40,16 +40,23 @@ int optimizer_step_8bit(struct optimizer *o, const struct optimizer_options *opt
 {
 	for (int i = 0; i < o->s->units; i++) {
 		const struct shard_unit *u = &o->s->unit[i];
+		struct optimizer_span spans[OPTIMIZER_SPANS];
+		int n_spans = optimizer_spans(o, i, options, spans);
 
-		for (int64_t at = 0; at < u->own; at += MOMENT8_CHUNK) {
+		for (int64_t at = 0; at < u->own && n_spans > 0; at += MOMENT8_CHUNK) {
 			int64_t n = MIN(u->own - at, MOMENT8_CHUNK), first = u->first + at;
-			int64_t matrices = MIN(MAX(u->matrices - first, 0), n);
 
 			for (int k = 0; k < moments_of(o); k++)
 				optimizer_widen(o, k + 1, i, at, n, o->chunk[k]);
-			step_part(o, i, first, matrices, first, options->weight_decay, options, grad_scale);
-			step_part(o, i, first + matrices, n - matrices, first,
-			          options->decay_all ? options->weight_decay : 0, options, grad_scale);
+			for (int k = 0; k < n_spans; k++) {
+				const struct optimizer_span *span = &spans[k];
+				int64_t from = MAX(span->first, first);
+				int64_t to = MIN(span->first + span->n, first + n);
+
+				if (from < to)
+					step_part(o, i, from, to - from, first, span->rate, span->decay,
+					          options, grad_scale);
+			}
 			for (int k = 0; k < moments_of(o); k++)
 				device_moment_quantize(o->s->dev, o->moment8[k][i].codes,
 				                       o->moment8[k][i].scales, at, o->chunk[k], n,

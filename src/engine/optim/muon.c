@@ -84,8 +84,10 @@ static void step_others(struct optimizer *o, const struct optimizer_options *opt
 		const struct model_parameter *p = &o->layout->parameter[i];
 		struct own_range range = optimizer_parameter(o->s, p);
 
+		if (p->frozen)
+			continue;
 		if (!muon_takes(o, p))
-			optimizer_adamw(o->s, &range, options, grad_scale, optimizer_rate(options, p->unit),
+			optimizer_adamw(o->s, &range, options, grad_scale, optimizer_rate(options, p),
 			                optimizer_decay(options, p));
 		else
 			optimizer_update(o->s, &range, options, grad_scale,
@@ -106,6 +108,8 @@ static void step_block(struct optimizer *o, int unit, float *whole, const struct
 		const struct model_parameter *p = &o->layout->parameter[i];
 		struct own_range range = optimizer_parameter(o->s, p);
 
+		if (p->frozen)
+			continue;
 		if (p->unit != unit || !muon_takes(o, p) || range.n == 0)
 			continue;
 		orthogonalize(o, whole + p->offset, p->shape[0], p->shape[1], sqrt(o->host_sums[2 * i]));
@@ -113,7 +117,7 @@ static void step_block(struct optimizer *o, int unit, float *whole, const struct
 		optimizer_update(o->s, &range, options, NULL,
 		                 (struct device_update){
 		                     .rule = DEVICE_APPLY,
-		                     .learning_rate = optimizer_rate(options, p->unit),
+		                     .learning_rate = optimizer_rate(options, p),
 		                     .weight_decay = optimizer_decay(options, p),
 		                     .ratio = UPDATE_RMS * sqrt((double)MAX(p->shape[0], p->shape[1]))});
 	}
@@ -129,8 +133,11 @@ int optimizer_muon(struct optimizer *o, const struct optimizer_options *options,
 	step_others(o, options, grad_scale);
 	if ((r = optimizer_sums_finish(o, err)) < 0)
 		return r;
-	for (int i = 1; i < s->units - 1; i++) {
+	for (int i = 0; i < s->units; i++) {
 		struct shard_unit *u = &s->unit[i];
+
+		if (!muon_steps(o, i))
+			continue;
 
 		if (s->degree > 1 && (r = comm_wait(s->gather,
 		                                    comm_all_gather_into(s->gather, o->momentum,

@@ -15,6 +15,8 @@ static int gradient_norm(struct shard *s, const struct optimizer_options *o, con
 	/* The units are in the order in which the backward pass finished them, so that the last reductions go
 	 * on while the first units are summed. */
 	for (int i = s->units - 1; i >= 0; i--) {
+		if (s->unit[i].frozen)
+			continue;
 		if ((r = shard_wait_gradients(s, i, err)) < 0)
 			return r;
 		shard_sum_squares(s, i, w->sum_squares);
@@ -25,12 +27,12 @@ static int gradient_norm(struct shard *s, const struct optimizer_options *o, con
 	return 0;
 }
 
-/* The elements [first, first + n) of a unit, under a rule that looks at each element by itself. */
-static void step_range(const struct optimizer *o, int unit, int64_t first, int64_t n, double decay,
-                       const struct optimizer_options *options, const float *grad_scale)
+/* A part of a unit, under a rule that looks at each element by itself. */
+static void step_span(const struct optimizer *o, int unit, const struct optimizer_span *span,
+                      const struct optimizer_options *options, const float *grad_scale)
 {
-	struct own_range range = optimizer_range(o->s, unit, first, n);
-	double rate = optimizer_rate(options, unit);
+	struct own_range range = optimizer_range(o->s, unit, span->first, span->n);
+	double rate = span->rate, decay = span->decay;
 
 	if (o->kind == OPTIMIZER_ADAMW)
 		optimizer_adamw(o->s, &range, options, grad_scale, rate, decay);
@@ -46,15 +48,21 @@ static void step_range(const struct optimizer *o, int unit, int64_t first, int64
 		                                        .nesterov = options->nesterov});
 }
 
-/* The elements [first, end) of a unit: matrices, and behind them what decays with decay_all alone. */
+/* The elements [first, end) of a unit. */
 static void step_part(const struct optimizer *o, int unit, int64_t first, int64_t end,
                       const struct optimizer_options *options, const float *grad_scale)
 {
-	int64_t middle = MIN(MAX(o->s->unit[unit].matrices, first), end);
+	struct optimizer_span spans[OPTIMIZER_SPANS];
+	int n = optimizer_spans(o, unit, options, spans);
 
-	step_range(o, unit, first, middle - first, options->weight_decay, options, grad_scale);
-	step_range(o, unit, middle, end - middle, options->decay_all ? options->weight_decay : 0, options,
-	           grad_scale);
+	for (int i = 0; i < n; i++) {
+		struct optimizer_span part = spans[i];
+
+		part.first = MAX(spans[i].first, first);
+		part.n = MIN(spans[i].first + spans[i].n, end) - part.first;
+		if (part.n > 0)
+			step_span(o, unit, &part, options, grad_scale);
+	}
 }
 
 /* A rule that looks at each element by itself, piece by piece of the unit's state. */
@@ -108,6 +116,8 @@ int optimizer_step(struct optimizer *o, const struct optimizer_options *options,
 		grad_scale = &scale;
 	}
 	for (int i = 0; i < s->units; i++) {
+		if (s->unit[i].frozen)
+			continue;
 		if ((r = shard_wait_host(s, i, err)) < 0)
 			return r;
 		/* After an overflow nothing would change; on the disk that need not be read. */

@@ -19,7 +19,7 @@ struct own_range optimizer_range(const struct shard *s, int unit, int64_t first,
 	struct own_range range = {0};
 	int64_t at;
 
-	range.n = shard_own(u, first, n, &at);
+	range.n = u->frozen ? 0 : shard_own(u, first, n, &at);
 	if (range.n == 0)
 		return range;
 	range.first = u->first + at - first;
@@ -34,9 +34,35 @@ struct own_range optimizer_range(const struct shard *s, int unit, int64_t first,
 	return range;
 }
 
-double optimizer_rate(const struct optimizer_options *options, int unit)
+double optimizer_rate(const struct optimizer_options *options, const struct model_parameter *p)
 {
-	return unit == 0 ? options->learning_rate * options->embedding_rate : options->learning_rate;
+	return p->base == 0             ? options->learning_rate * options->embedding_rate
+	       : p->part == PART_LORA_B ? options->learning_rate * options->plus_ratio
+	                                : options->learning_rate;
+}
+
+int optimizer_spans(const struct optimizer *o, int unit, const struct optimizer_options *options,
+                    struct optimizer_span spans[OPTIMIZER_SPANS])
+{
+	const struct model_unit *from = &o->layout->unit[unit];
+	const struct shard_unit *u = &o->s->unit[unit];
+	double rate =
+	    from->base == 0 ? options->learning_rate * options->embedding_rate : options->learning_rate;
+	int64_t first_b = from->b > 0 ? from->first_b : u->matrices;
+	int n = 0;
+
+	if (u->frozen)
+		return 0;
+	spans[n++] = (struct optimizer_span){0, first_b, rate, options->weight_decay};
+	if (from->b > 0)
+		spans[n++] = (struct optimizer_span){
+		    first_b, from->b, options->learning_rate * options->plus_ratio, options->weight_decay};
+	if (first_b + from->b < u->matrices)
+		spans[n++] = (struct optimizer_span){first_b + from->b, u->matrices - first_b - from->b, rate,
+		                                     options->weight_decay};
+	spans[n++] = (struct optimizer_span){u->matrices, u->padded - u->matrices, rate,
+	                                     options->decay_all ? options->weight_decay : 0};
+	return n;
 }
 
 double optimizer_decay(const struct optimizer_options *options, const struct model_parameter *p)

@@ -20,6 +20,8 @@ int optimizer_lamb(struct optimizer *o, const struct optimizer_options *options,
 		const struct model_parameter *p = &o->layout->parameter[i];
 		struct own_range range = optimizer_parameter(o->s, p);
 
+		if (p->frozen)
+			continue;
 		optimizer_update(o->s, &range, options, grad_scale,
 		                 (struct device_update){.rule = DEVICE_LAMB,
 		                                        .beta1 = options->beta1,
@@ -37,9 +39,11 @@ int optimizer_lamb(struct optimizer *o, const struct optimizer_options *options,
 		const struct model_parameter *p = &o->layout->parameter[i];
 		struct own_range range = optimizer_parameter(o->s, p);
 
+		if (p->frozen)
+			continue;
 		optimizer_update(o->s, &range, options, NULL,
 		                 (struct device_update){.rule = DEVICE_APPLY,
-		                                        .learning_rate = optimizer_rate(options, p->unit),
+		                                        .learning_rate = optimizer_rate(options, p),
 		                                        .ratio = ratio_of(sqrt(o->host_sums[2 * i]),
 		                                                          sqrt(o->host_sums[2 * i + 1]))});
 	}
@@ -60,6 +64,8 @@ int optimizer_lars(struct optimizer *o, const struct optimizer_options *options,
 		const struct model_parameter *p = &o->layout->parameter[i];
 		struct own_range range = optimizer_parameter(o->s, p);
 
+		if (p->frozen)
+			continue;
 		optimizer_sum_weights(o, &range, &o->sums[2 * i]);
 		if (range.n > 0)
 			device_sum_squares(o->s->dev, range.gradient, DTYPE_F32, range.n,
@@ -76,9 +82,11 @@ int optimizer_lars(struct optimizer *o, const struct optimizer_options *options,
 		double ratio = ratio_of(LARS_TRUST * weights,
 		                        gradient > 0 ? gradient + decay * weights + options->epsilon : 0);
 
+		if (p->frozen)
+			continue;
 		optimizer_update(o->s, &range, options, grad_scale,
 		                 (struct device_update){.rule = DEVICE_SGD,
-		                                        .learning_rate = optimizer_rate(options, p->unit),
+		                                        .learning_rate = optimizer_rate(options, p),
 		                                        .beta1 = options->momentum,
 		                                        .weight_decay = decay,
 		                                        .ratio = p->matrix ? ratio : 1,

@@ -39,6 +39,8 @@ static size_t list_buffers(const struct shard *s, bool gradients, struct comm_bu
 	for (int i = 0; i < s->units; i++) {
 		const struct shard_unit *u = &s->unit[i];
 
+		if (gradients && u->frozen)
+			continue;
 		if (gradients && !u->in_slot)
 			out[n++] = (struct comm_buffer){u->gradients, (size_t)u->padded * sizeof(float)};
 		else if (gradients && u->own_gradients)

@@ -20,17 +20,17 @@ static bool in_window(const struct window *w, int unit)
 	return false;
 }
 
-/* The next unit whose weights a training pass reads: forward to the last, then back to the first block (the
- * embedding's gradient needs no weights). False: none. */
+/* The next unit whose weights a training pass reads: forward to the last, then back to the lowest that is
+ * trained, the first block at least (the embedding's gradient needs no weights). False: none. */
 static bool next_unit(const struct shard *s, int *unit, enum model_phase *phase)
 {
-	if (*phase != MODEL_BACKWARD && *unit + 1 < s->units)
+	if (*phase != MODEL_BACKWARD && *unit + 1 < s->base_units)
 		return ++*unit, true;
 	if (*phase == MODEL_EVALUATE)
 		return false;
 	if (*phase == MODEL_FORWARD)
 		return *phase = MODEL_BACKWARD, true;
-	return --*unit >= 1;
+	return --*unit >= MAX(s->lowest, 1);
 }
 
 /* Where a unit's weights come from the host: what reads them from now on starts behind them, here or on the
@@ -124,7 +124,7 @@ int shard_need(struct shard *s, int unit, enum model_phase phase, struct error *
 	/* The gradient of an embedding needs no weights. */
 	if (phase == MODEL_BACKWARD && unit == 0 && !u->whole_weights)
 		return 0;
-	if (shard_has_slots(s)) {
+	if (shard_has_slots(s) && unit < s->base_units) {
 		if (!u->weights && !start_gather(s, unit, &w))
 			return error_set(err, -EINVAL, "no slot for the weights of unit %d", unit);
 		await_host(s, unit);
@@ -152,7 +152,7 @@ void shard_publish(struct shard *s, int unit, bool converted)
 	struct shard_unit *u = &s->unit[unit];
 	struct shard_slot *slot = u->whole_weights ? NULL : slot_of(s, unit);
 
-	if (s->o.offload)
+	if (s->o.offload && !u->frozen)
 		offload_publish(s, unit, converted);
 	else if (u->master && s->o.type != DTYPE_F32 && !converted)
 		device_cast(s->dev, u->own_weights, s->o.type, u->master, DTYPE_F32, u->own);

@@ -65,7 +65,8 @@ void offload_take_back(struct shard *s, int unit)
 int shard_wait_host(struct shard *s, int unit, struct error *err)
 {
 	/* The transfers are in one order: what came up before these gradients went down has come up. */
-	return s->o.offload ? device_event_finish(s->dev, s->unit[unit].down, err) : 0;
+	return s->o.offload && !s->unit[unit].frozen ? device_event_finish(s->dev, s->unit[unit].down, err)
+	                                             : 0;
 }
 
 /* Only when weights are loaded, so that a plain loop serves. */

@@ -140,7 +140,7 @@ int shard_need_gradients(struct shard *s, int unit, struct error *err)
 	void *memory;
 	int before, r;
 
-	if (!u->in_slot)
+	if (!u->in_slot || u->frozen)
 		return 0;
 	before = ring->slot[ring->next].unit;
 	/* What the micro-step before has left in another slot. */

@@ -60,6 +60,7 @@ static void divide_unit(struct shard *s, int unit, const struct model_unit *from
 	int64_t step = (int64_t)s->degree * SHARD_ALIGNMENT;
 
 	u->count = from->count;
+	u->frozen = from->frozen;
 	u->matrices = from->matrices;
 	u->padded = s->degree == 1 ? u->count : (u->count + step - 1) / step * step;
 	u->own = u->padded / s->degree;
@@ -67,13 +68,13 @@ static void divide_unit(struct shard *s, int unit, const struct model_unit *from
 }
 
 /* tied: the embedding is read at both ends of a pass. */
-static void choose_residency(struct shard *s, int unit, bool tied)
+static void choose_residency(struct shard *s, int unit, int base, bool tied)
 {
 	struct shard_unit *u = &s->unit[unit];
 
-	u->ring = unit == 0 || (unit == s->units - 1 && !tied) ? SHARD_RING_ENDS : SHARD_RING_BLOCKS;
-	u->whole_weights =
-	    !shard_has_slots(s) || (tied && unit == 0) || u->matrices == 0 || u->count < s->o.persist_below;
+	u->ring = base == 0 || (base == s->base_units - 1 && !tied) ? SHARD_RING_ENDS : SHARD_RING_BLOCKS;
+	u->whole_weights = !shard_has_slots(s) || (tied && unit == 0) || u->matrices == 0 ||
+	                   u->count < s->o.persist_below || unit >= s->base_units;
 	u->whole_gradients =
 	    s->o.offload != SHARD_OFFLOAD_ALL && (s->degree == 1 || s->o.strategy < SHARD_ZERO2);
 }
@@ -82,7 +83,7 @@ int shard_create(struct device *dev, struct comm *comm, const struct shard_optio
                  const struct model_layout *layout, struct shard **out, struct error *err)
 {
 	_cleanup_(shard_freep) struct shard *s = calloc(1, sizeof(*s));
-	bool tied = layout->unit[layout->units - 1].offset[PARAMETER_HEAD] < 0;
+	bool tied = true;
 	int64_t base = 0, largest = 0;
 	bool sharded = false;
 
@@ -106,13 +107,17 @@ int shard_create(struct device *dev, struct comm *comm, const struct shard_optio
 		                 "%d ranks cannot be divided into groups of %d (parallel.shard_degree)",
 		                 s->o.world_size, s->degree);
 	s->replicas = s->o.world_size / s->degree;
+	for (int i = 0; i < layout->units; i++)
+		tied = tied && layout->unit[i].offset[PART_WEIGHT][PARAMETER_HEAD] < 0;
 	s->units = layout->units;
+	s->base_units = layout->base_units;
+	s->lowest = layout->lowest;
 	s->unit = calloc((size_t)layout->units, sizeof(*s->unit));
 	if (!s->unit)
 		return error_oom(err);
 	for (int i = 0; i < s->units; i++) {
 		divide_unit(s, i, &layout->unit[i]);
-		choose_residency(s, i, tied);
+		choose_residency(s, i, layout->unit[i].base, tied);
 		s->unit[i].base = base;
 		base += s->unit[i].count;
 		largest = MAX(largest, s->unit[i].count);
@@ -162,9 +167,12 @@ static void place_gradients(const struct shard *s, int i, struct arena *a)
 	struct shard_unit *u = &s->unit[i];
 	bool whole = u->whole_gradients || has_alias(s, u);
 	int64_t n = whole ? u->padded : s->o.offload == SHARD_OFFLOAD_ALL ? 0 : u->own;
-	float *memory = has_alias(s, u)
-	                    ? u->aliased
-	                    : arena_take(a, BUFFER_GRADIENTS, (size_t)n * 4, "unit %d gradients", i);
+	float *memory;
+
+	if (u->frozen)
+		return;
+	memory = has_alias(s, u) ? u->aliased
+	                         : arena_take(a, BUFFER_GRADIENTS, (size_t)n * 4, "unit %d gradients", i);
 
 	u->in_slot = !whole;
 	u->gradients = whole ? memory : NULL;
@@ -188,6 +196,8 @@ static void place_state(const struct shard *s, int i, struct arena *a)
 	struct shard_unit *u = &s->unit[i];
 	bool copies = s->o.type != DTYPE_F32 || s->o.offload;
 
+	if (u->frozen)
+		return;
 	u->state_first = 0;
 	if (shard_state_is_on_disk(s, SHARD_MASTER))
 		u->master = NULL;
@@ -210,7 +220,7 @@ static bool comes(const struct shard *s, const struct shard_unit *u, enum kind k
 {
 	return kind == WEIGHTS     ? !u->whole_weights
 	       : kind == GRADIENTS ? u->in_slot
-	       : kind == WIRE      ? s->o.world_size > 1 && s->o.wire != DTYPE_F32
+	       : kind == WIRE      ? s->o.world_size > 1 && s->o.wire != DTYPE_F32 && !u->frozen
 	                           : s->o.offload == SHARD_OFFLOAD_ALL && s->degree > 1;
 }
 
@@ -271,7 +281,7 @@ void shard_place_buffers(struct shard *s, struct arena *a, struct arena *host)
 	for (int i = 0; i < s->units; i++) {
 		place_weights(s, i, a);
 		place_state(s, i, s->o.offload ? host : a);
-		if (s->o.offload)
+		if (s->o.offload && !s->unit[i].frozen)
 			place_host(s, i, host);
 		place_gradients(s, i, a);
 	}

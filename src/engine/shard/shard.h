@@ -30,6 +30,9 @@
  * In fp32 the compute weights are also the master weights. Without a master copy there are only the bf16
  * weights, which the optimizer rounds stochastically.
  *
+ * Units that are frozen (layout.h) have weights alone, divided as the strategy says; a companion's weights
+ * are whole.
+ *
  * With offload the master weights and the optimizer's state are in the host's memory, and in fp32 a master
  * copy of their own, too. A unit's own gradients go down once they are summed, on the device's lane of
  * transfers, under the rest of the backward pass; the compute weights come up when the host has stepped them.
@@ -94,6 +97,7 @@ struct shard_unit {
 	int64_t first, own;    /* the part that is this rank's: [first, first + own) */
 	int64_t base;          /* elements of the units before this one, without padding */
 	int ring;
+	bool frozen;                   /* no gradients, and no state but the weights in the compute type */
 	bool whole_weights;            /* else in a slot, while they are used */
 	bool whole_gradients, in_slot; /* by the strategy; in_slot: neither whole nor aliased */
 	void *weights;                 /* compute type, [padded]; NULL while they are in no slot */
@@ -144,7 +148,9 @@ struct shard {
 	struct comm *replicate;       /* of those who hold the same shard; NULL: each shard is held once */
 	struct shard_options o;
 	int degree, replicas; /* ranks that share one copy, and the number of copies */
-	int units;
+	int units;            /* companions too (layout.h) */
+	int base_units;       /* that a pass goes through, in order */
+	int lowest;           /* the backward pass ends with it */
 	struct shard_unit *unit;
 	struct shard_ring weights[SHARD_RINGS], gradients[SHARD_RINGS];
 	struct shard_ring wire[SHARD_RINGS]; /* gradients rounded for the wire */

@@ -43,7 +43,7 @@ static size_t copies(const struct estimate_input *in, const struct train_options
 	bool master = o->precision != DTYPE_F32 && !o->without_master;
 	size_t element = dtype_size(o->precision) + (master ? 3 : 2) * sizeof(float);
 
-	return o->copies_state ? (size_t)((plan->layout->elements + ranks - 1) / ranks) * element : 0;
+	return o->copies_state ? (size_t)((plan->layout->trained + ranks - 1) / ranks) * element : 0;
 }
 
 /* A CPU's own memory is the host's. */

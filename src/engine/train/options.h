@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "engine/device/dtype.h"
 #include "engine/model/model.h"
+#include "engine/model/tuning.h"
 #include "engine/optim/optimizer.h"
 #include "engine/optim/scaler.h"
 #include "engine/optim/schedule.h"
@@ -32,7 +33,9 @@ struct train_options {
 	double embedding_rate; /* of the embedding; 0: learning_rate */
 	enum train_scale_rate scale_rate;
 	bool decay_all;
-	double clip; /* 0: none; the norm is reported either way */
+	struct model_tuning tuning; /* what is trained; its lists are borrowed */
+	double plus_ratio;          /* LoRA+: the factor of learning_rate for the adapters' B; 0: 1 */
+	double clip;                /* 0: none; the norm is reported either way */
 	enum dtype precision;
 	struct loss_scaler_options scaler; /* of fp16 */
 	bool without_master;               /* bf16 weights without a copy in fp32: rounded stochastically */

@@ -10,7 +10,7 @@
 static void place_all(struct plan *p)
 {
 	model_place_buffers(p->model, &p->arena);
-	for (int u = 0; u < p->layout->units && p->one_micro_step; u++)
+	for (int u = 0; u < p->layout->base_units && p->one_micro_step; u++)
 		p->shard->unit[u].aliased_bytes = model_reusable(p->model, u, &p->shard->unit[u].aliased);
 	shard_place_buffers(p->shard, &p->arena, &p->host);
 	optimizer_place_buffers(p->optimizer, &p->arena);
@@ -31,7 +31,8 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 	                          .logits_bytes = options->logits_bytes,
 	                          .training = true,
 	                          .recompute = options->recompute,
-	                          .kept = options->kept_blocks};
+	                          .kept = options->kept_blocks,
+	                          .tuning = &options->tuning};
 	struct shard_options parts = {.rank = rank,
 	                              .world_size = world_size,
 	                              .strategy = options->strategy,
@@ -54,7 +55,7 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 		return error_set(err, -EINVAL,
 		                 "micro_batch %lld times rows of %lld tokens is more than a step can hold",
 		                 (long long)options->micro_batch, (long long)max_row);
-	if ((r = model_layout_create(c, &p->layout, err)) < 0 ||
+	if ((r = model_layout_create_tuned(c, &options->tuning, &p->layout, err)) < 0 ||
 	    (r = shard_create(dev, comm, &parts, p->layout, &p->shard, err)) < 0 ||
 	    (r = optimizer_create(options->optimizer, options->momentum > 0,
 	                          options->widens ? DTYPE_F32 : options->precision, p->layout, p->shard,

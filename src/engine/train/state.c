@@ -6,16 +6,22 @@
 
 #include "engine/train/internal.h"
 
-/* The place of element `at` of this rank's part of the unit's state. *type is fp32, or bf16 for weights that
- * have no master copy. */
+static bool has_no_master(const struct trainer *t, int unit)
+{
+	return t->o.without_master || t->plan->shard->unit[unit].frozen;
+}
+
+/* The place of element `at` of this rank's part of the unit's state. *type is fp32, or the compute type for
+ * weights that have no master copy. */
 static void *state(const struct trainer *t, enum parameter_state which, int unit, int64_t at,
                    enum dtype *type)
 {
 	const struct shard_unit *u = &t->plan->shard->unit[unit];
 
-	if (which == STATE_WEIGHTS && t->o.without_master) {
-		*type = DTYPE_BF16;
-		return (uint16_t *)(t->o.offload ? u->host_copy : u->own_weights) + at;
+	if (which == STATE_WEIGHTS && has_no_master(t, unit)) {
+		*type = t->o.precision;
+		return (char *)(t->o.offload ? u->host_copy : u->own_weights) +
+		       (size_t)at * dtype_size(t->o.precision);
 	}
 	*type = DTYPE_F32;
 	return which == STATE_WEIGHTS   ? u->master + at
@@ -64,13 +70,14 @@ static bool is_8bit(const struct trainer *t, enum parameter_state which)
 /* False where the optimizer keeps no such moment of a parameter: a checkpoint has zeros there. */
 static bool has_state(const struct trainer *t, enum parameter_state which, const struct model_parameter *p)
 {
-	return which == STATE_WEIGHTS || optimizer_keeps(t->plan->optimizer, moment_of(which), p);
+	return which == STATE_WEIGHTS ||
+	       (!p->frozen && optimizer_keeps(t->plan->optimizer, moment_of(which), p));
 }
 
 /* Adafactor's means, of which every rank has all, are read and written as the second moment. */
-static bool is_factors(const struct trainer *t, enum parameter_state which)
+static bool is_factors(const struct trainer *t, enum parameter_state which, const struct model_parameter *p)
 {
-	return which == STATE_MOMENT2 && optimizer_has_factors(t->plan->optimizer);
+	return which == STATE_MOMENT2 && !p->frozen && optimizer_has_factors(t->plan->optimizer);
 }
 
 int trainer_read(struct trainer *t, enum parameter_state which, const struct model_parameter *p,
@@ -83,7 +90,7 @@ int trainer_read(struct trainer *t, enum parameter_state which, const struct mod
 
 	if (own != n)
 		return error_set(err, -ENOTSUP, "%s: this rank holds only a shard of it", p->name);
-	if (is_factors(t, which))
+	if (is_factors(t, which, p))
 		return optimizer_read_factors(t->plan->optimizer, p, first, n, out, err);
 	if (!has_state(t, which, p)) {
 		memset(out, 0, (size_t)n * sizeof(*out));
@@ -97,11 +104,11 @@ int trainer_read(struct trainer *t, enum parameter_state which, const struct mod
 	r = copy_out(t, out, from, (size_t)n * dtype_size(type), err);
 	/* `out` is widened in place, from the last element on, so that no value is overwritten before it is
 	 * read. */
-	for (int64_t i = n - 1; i >= 0 && r == 0 && type == DTYPE_BF16; i--) {
+	for (int64_t i = n - 1; i >= 0 && r == 0 && type != DTYPE_F32; i--) {
 		uint16_t narrow;
 
 		memcpy(&narrow, (const char *)out + (size_t)i * sizeof(narrow), sizeof(narrow));
-		out[i] = bf16_to_float(narrow);
+		out[i] = type == DTYPE_BF16 ? bf16_to_float(narrow) : f16_to_float(narrow);
 	}
 	return r;
 }
@@ -119,7 +126,7 @@ int trainer_write(struct trainer *t, enum parameter_state which, const struct mo
 
 	if (r < 0 || own == 0)
 		return r;
-	if (is_factors(t, which))
+	if (is_factors(t, which, p))
 		return optimizer_write_factors(t->plan->optimizer, p, first + skip, own, in + skip, err);
 	if (!has_state(t, which, p))
 		return 0;
@@ -135,7 +142,7 @@ int trainer_write(struct trainer *t, enum parameter_state which, const struct mo
 	if (!narrow)
 		return error_oom(err);
 	for (int64_t i = 0; i < own; i++)
-		narrow[i] = bf16_from_float(in[skip + i]);
+		narrow[i] = type == DTYPE_BF16 ? bf16_from_float(in[skip + i]) : f16_from_float(in[skip + i]);
 	return copy_in(t, to, narrow, (size_t)own * sizeof(*narrow), err);
 }
 
@@ -273,9 +280,9 @@ int trainer_gather_parameter(struct trainer *t, enum parameter_state which, cons
 	int64_t most = (int64_t)(model_scratch(t->plan->model, &memory) / sizeof(float));
 	int r = 0;
 
-	if (!out && (is_factors(t, which) || !has_state(t, which, p)))
+	if (!out && (is_factors(t, which, p) || !has_state(t, which, p)))
 		return 0;
-	if (is_factors(t, which))
+	if (is_factors(t, which, p))
 		return optimizer_read_factors(t->plan->optimizer, p, first, n, out, err);
 	if (!has_state(t, which, p)) {
 		memset(out, 0, (size_t)n * sizeof(*out));
