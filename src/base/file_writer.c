@@ -29,7 +29,6 @@ struct file_writer {
 	pthread_t thread;
 	bool started; /* there is a thread to join */
 	char *consequence;
-	bool failed; /* as it is known to the event loop */
 
 	/* Set once. */
 	char *path, *directory;
@@ -93,8 +92,7 @@ static void report(struct file_writer *w)
 	result = w->last_result;
 	written = w->written;
 	pthread_mutex_unlock(&w->lock);
-	w->failed = result.code < 0;
-	if (w->failed)
+	if (result.code < 0)
 		log_err("%s: %s", w->consequence, result.message);
 	while (w->waiters && w->waiters->number <= written) {
 		_cleanup_free_ struct waiter *first = w->waiters;
@@ -185,9 +183,14 @@ int file_writer_wait(struct file_writer *w, file_written_fn done, void *context,
 	return 0;
 }
 
-bool file_writer_failed(const struct file_writer *w)
+bool file_writer_failed(struct file_writer *w)
 {
-	return w->failed;
+	bool failed;
+
+	pthread_mutex_lock(&w->lock);
+	failed = w->last_result.code < 0;
+	pthread_mutex_unlock(&w->lock);
+	return failed;
 }
 
 void file_writer_destroy(struct file_writer *w)

@@ -26,8 +26,8 @@ int file_writer_put(struct file_writer *w, char *text, struct error *err);
 /* Calls `done` on the event loop when all that was put until now is on disk or could not be written: at once
  * where nothing is left to write. */
 int file_writer_wait(struct file_writer *w, file_written_fn done, void *context, struct error *err);
-/* Whether the newest contents could not be written. */
-bool file_writer_failed(const struct file_writer *w);
+/* Whether the contents that were tried last could not be written. */
+bool file_writer_failed(struct file_writer *w);
 /* Waits until the newest contents are on disk; those who wait are told here. NULL: nothing. */
 void file_writer_destroy(struct file_writer *w);
 DEFINE_CLEANUP(struct file_writer *, file_writer_destroy)
