@@ -21,6 +21,7 @@
 #include "dtrain/run_request.h"
 #include "engine/chat/template.h"
 #include "engine/chat/tool_calls.h"
+#include "engine/checkpoint/merge.h"
 #include "engine/checkpoint/parameters.h"
 #include "engine/checkpoint/safetensors.h"
 #include "engine/dataset/convert.h"
@@ -125,6 +126,27 @@ static void check_model(struct check *k)
 		           k->c->model.path ? "" : ", from random weights");
 	if (r == 0 && check_division(k->c, &model, &err) < 0)
 		print_wrong(k, "parallel", &err);
+}
+
+/* The adapter belongs to the model, which is looked at as check_model does. */
+static void check_adapter(struct check *k)
+{
+	_cleanup_(model_layout_freep) struct model_layout *layout = NULL;
+	_cleanup_(safetensors_closep) struct safetensors *st = NULL;
+	_cleanup_(merged_model_closep) struct merged_model *merged = NULL;
+	const char *path = k->c->generate.adapter;
+	struct error err = ERROR_INIT, ignored;
+	struct model_config model;
+
+	/* A model that is not there was reported already. */
+	if (model_config_read(k->c->model.path, &model, &ignored) < 0 ||
+	    model_layout_create(&model, &layout, &ignored) < 0 ||
+	    safetensors_open(k->c->model.path, &st, &ignored) < 0)
+		return;
+	if (merged_model_open(path, layout, st, &merged, &err) < 0)
+		print_wrong(k, "generate.adapter", &err);
+	else
+		print_good(k, "adapter", "%s: fits the model", path);
 }
 
 static struct tokenizer *check_tokenizer(struct check *k)
@@ -284,6 +306,8 @@ static void check_all(struct check *k)
 		return;
 	}
 	check_model(k);
+	if (k->c->task == RUN_GENERATE && k->c->generate.adapter)
+		check_adapter(k);
 	tok = check_tokenizer(k);
 	if (k->c->task == RUN_SFT || k->c->generate.chat)
 		check_template(k, tok);

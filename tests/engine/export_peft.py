@@ -163,6 +163,7 @@ def main(dtrain, tmp):
     assert worst < 1e-5, worst
     resharded(dtrain, tmp)
     tied(dtrain, tmp)
+    quantized(dtrain, tmp)
     refused(dtrain, tmp)
     large(dtrain, tmp)
 
@@ -211,6 +212,33 @@ def tied(dtrain, tmp):
     model = AutoModelForCausalLM.from_pretrained(f"{tmp}/untied")
     assert not model.config.tie_word_embeddings and torch.equal(model.lm_head.weight, head)
     assert torch.equal(model.model.embed_tokens.weight, load(f"{tmp}/tied")["model.embed_tokens.weight"])
+
+
+def quantized(dtrain, tmp):
+    """NF4 of bitsandbytes becomes plain weights, with an adapter in them, too."""
+    table = [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334, -0.09105003625154495,
+             0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+             0.7229568362236023, 1.0]
+    directory, name = f"{tmp}/nf4", "model.layers.0.self_attn.q_proj.weight"
+    os.makedirs(directory)
+    tensors = load(f"{tmp}/llama")
+    codes, absmax = torch.arange(256) * 7 % 16, torch.tensor([0.5, 1.0, 0.25, 2.0])
+    tensors[name] = (codes[0::2] * 16 + codes[1::2]).to(torch.uint8)[:, None]
+    tensors[f"{name}.absmax"], tensors[f"{name}.quant_map"] = absmax, torch.tensor(table)
+    state = json.dumps({"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": [16, 16]})
+    tensors[f"{name}.quant_state.bitsandbytes__nf4"] = torch.tensor(list(state.encode()), dtype=torch.uint8)
+    save_file(tensors, f"{directory}/model.safetensors")
+    with open(f"{tmp}/llama/config.json") as f, open(f"{directory}/config.json", "w") as g:
+        json.dump(json.load(f) | {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}}, g)
+    plain = (torch.tensor(table)[codes] * absmax.repeat_interleave(64)).reshape(16, 16)
+    export(dtrain, directory, f"{tmp}/nf4-plain")
+    model = AutoModelForCausalLM.from_pretrained(f"{tmp}/nf4-plain")
+    assert not hasattr(model.config, "quantization_config") and torch.equal(model.state_dict()[name], plain)
+    export(dtrain, "--adapter", f"{tmp}/adapter-lora", directory, f"{tmp}/nf4-merged")
+    a = load(f"{tmp}/adapter-lora")
+    prefix = "base_model.model." + name.removesuffix("weight")
+    want = plain + 2.0 * (a[f"{prefix}lora_B.weight"] @ a[f"{prefix}lora_A.weight"])
+    assert torch.allclose(load(f"{tmp}/nf4-merged")[name], want, rtol=1e-6, atol=1e-7)
 
 
 def refused(dtrain, tmp):

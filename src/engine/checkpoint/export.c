@@ -36,6 +36,8 @@ struct export
 	struct entry *entries;
 	size_t n;
 	bool untie;
+	enum tensor_type plain; /* of weights that were quantized, unless a type is asked for */
+	bool quantized;
 	uint64_t done, total;
 	/* The tensor that is being merged. */
 	size_t merging;
@@ -153,7 +155,10 @@ static int fill(void *context, size_t index, size_t offset, size_t len, void *bu
 		r = fill_converted(e, first, n, buf, err);
 	if (r < 0)
 		return error_prefix(err, "%s", safetensors_file(e->set, e->from));
-	safetensors_release(e->set, e->from, (size_t)first * from, (size_t)n * from);
+	if (e->from->type == TENSOR_NF4)
+		safetensors_release(e->set, e->from, (size_t)first / 2, (size_t)n / 2);
+	else
+		safetensors_release(e->set, e->from, (size_t)first * from, (size_t)n * from);
 	x->done += len;
 	if (x->o->progress)
 		x->o->progress(x->o->context, x->done, x->total);
@@ -164,7 +169,9 @@ static int fill(void *context, size_t index, size_t offset, size_t len, void *bu
 
 static enum tensor_type written_type(const struct export *x, enum tensor_type type)
 {
-	return x->o->convert && is_float(type) ? tensor_type_of(x->o->type) : type;
+	if (x->o->convert && (is_float(type) || type == TENSOR_NF4))
+		return tensor_type_of(x->o->type);
+	return type == TENSOR_NF4 ? x->plain : type;
 }
 
 static void add_entry(struct export *x, const char *name, const struct tensor *t)
@@ -231,7 +238,7 @@ static int open_adapter(struct export *x, bool tied, struct error *err)
 		const struct peft_module *m = &a->modules[i];
 		struct entry *e = &x->entries[m->base];
 
-		if (!is_float(e->from->type))
+		if (!is_float(e->from->type) && e->from->type != TENSOR_NF4)
 			return error_set(err, -ENOTSUP, "%s: tensor %s is %s; expected one of F32, BF16, F16",
 			                 x->o->model, e->name, tensor_type_name(e->from->type));
 		e->module = m;
@@ -268,22 +275,39 @@ static int write_weights(struct export *x, const char *directory, const char *st
 
 /* ---- models ---- */
 
-static int check_config(const char *model, const char *path, bool *tied, struct error *err)
+/* The number format that a config.json names for what is not quantized; bf16 where it names none. */
+static enum tensor_type named_type(const json_t *config)
+{
+	const char *name = json_get_string(config, "dtype", json_get_string(config, "torch_dtype", ""));
+
+	return str_eq(name, dtype_name(DTYPE_F32))   ? TENSOR_F32
+	       : str_eq(name, dtype_name(DTYPE_F16)) ? TENSOR_F16
+	                                             : TENSOR_BF16;
+}
+
+static int check_config(struct export *x, const char *path, bool *tied, struct error *err)
 {
 	_cleanup_json_ json_t *config = NULL;
-	const json_t *quantization;
+	const json_t *q;
+	const char *method;
 	int r = json_read_file(path, &config, err);
 
 	if (r < 0)
 		return r;
 	if (!json_is_object(config))
 		return error_set(err, -EINVAL, "%s: a JSON object is needed", path);
-	quantization = json_object_get(config, "quantization_config");
-	if (json_is_object(quantization))
-		return error_set(err, -ENOTSUP,
-		                 "%s: the weights are quantized (quantization_config: quant_method: %.40s); "
-		                 "expected weights in fp32, bf16 or fp16",
-		                 model, json_get_string(quantization, "quant_method", "not given"));
+	q = json_object_get(config, "quantization_config");
+	if (json_is_object(q)) {
+		method = json_get_string(q, "quant_method", "bitsandbytes");
+		if (!str_eq(method, "bitsandbytes") || !json_get_bool(q, "load_in_4bit", false) ||
+		    !str_eq(json_get_string(q, "bnb_4bit_quant_type", "fp4"), "nf4"))
+			return error_set(err, -ENOTSUP,
+			                 "%s: the weights are quantized (quantization_config: quant_method: "
+			                 "%.40s); expected fp32, bf16, fp16, or NF4 of bitsandbytes",
+			                 x->o->model, method);
+		x->quantized = true;
+		x->plain = named_type(config);
+	}
 	*tied = json_get_bool(config, "tie_word_embeddings", false);
 	return 0;
 }
@@ -299,7 +323,8 @@ static enum dtype main_type(const struct export *x)
 	return DTYPE_F32;
 }
 
-static int set_untied(const char *directory, struct error *err)
+/* What the weights are no more: tied, or quantized. */
+static int change_config(const struct export *x, const char *directory, struct error *err)
 {
 	_cleanup_free_ char *path = str_path_join(directory, "config.json");
 	_cleanup_json_ json_t *config = NULL;
@@ -307,8 +332,10 @@ static int set_untied(const char *directory, struct error *err)
 
 	if (r < 0)
 		return r;
-	if (json_object_set_new(config, "tie_word_embeddings", json_false()) < 0)
+	if (x->untie && json_object_set_new(config, "tie_word_embeddings", json_false()) < 0)
 		return error_oom(err);
+	if (x->quantized)
+		json_object_del(config, "quantization_config");
 	return json_write_file(path, config, 2, true, err);
 }
 
@@ -340,7 +367,7 @@ static int write_model(struct export *x, const char *directory, struct error *er
 	if ((r = write_weights(x, directory, "model", o->max_shard_bytes, err)) < 0 ||
 	    (r = hf_save_files(directory, &files, err)) < 0)
 		return r;
-	return x->untie ? set_untied(directory, err) : 0;
+	return x->untie || x->quantized ? change_config(x, directory, err) : 0;
 }
 
 static int open_model(struct export *x, struct error *err)
@@ -351,7 +378,7 @@ static int open_model(struct export *x, struct error *err)
 
 	if (!config)
 		return error_oom(err);
-	if ((r = check_config(x->o->model, config, &tied, err)) < 0 ||
+	if ((r = check_config(x, config, &tied, err)) < 0 ||
 	    (r = safetensors_open(x->o->model, &x->model, err)) < 0 || (r = list_entries(x, tied, err)) < 0)
 		return r;
 	return x->o->adapter ? open_adapter(x, tied, err) : 0;
