@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The inside of the controller, for its own files alone. They call each other downwards in this order:
- * controller.c; nodes.c, reconcile.c; foreign.c; runs.c, start.c; apply.c, commit.c, notify.c; and
+ * controller.c; nodes.c, reconcile.c; foreign.c; start.c; origin.c; runs.c; apply.c, commit.c, notify.c; and
  * schedule_pass.c, stop.c, submit.c, waiters.c.
  */
 #pragma once
@@ -88,6 +88,10 @@ int schedule_pass_check(struct controller *c, const struct run *r, struct error 
 
 /* start.c: all attempts that were placed, and are on disk. */
 void start_placed(struct controller *c);
+
+/* origin.c: for a run whose model the node does not have, in words, where an earlier run of the user wrote it;
+ * owned by the caller. NULL: not known. */
+char *origin_of_model(struct controller *c, const struct run *r, const char *node);
 
 /* stop.c: the calls to nodes */
 struct peer peer_of(const struct member *m);

@@ -65,6 +65,18 @@ static void refused(const struct start_call *call, bool busy, const char *messag
 		apply_flags(c, r, run_refused(r, part, busy, message, controller_time(c)));
 }
 
+/* Another node may have the file. */
+static void refused_for_lack(const struct start_call *call, const char *message)
+{
+	_cleanup_free_ char *origin = NULL, *text = NULL;
+	struct run *r;
+
+	if (find_part(call, &r))
+		origin = origin_of_model(call->controller, r, call->node);
+	text = origin ? str_printf("%s; %s", message, origin) : NULL;
+	refused(call, false, text ? text : message);
+}
+
 static void on_started(void *context, const struct peer_result *result)
 {
 	_cleanup_(start_call_freep) struct start_call *call = context;
@@ -84,6 +96,10 @@ static void on_started(void *context, const struct peer_result *result)
 	if (unreachable)
 		log_warn("run %lld: node %s cannot be reached: %s", (long long)call->run, call->node,
 		         result->message);
+	if (result->code == -ENOENT) {
+		refused_for_lack(call, result->message);
+		return;
+	}
 	/* Whether one that cannot be reached has the start is unknown: the attempt's number keeps it from
 	 * harm. Another node, or this one later, gets the next attempt. */
 	refused(call, unreachable || result->code == -EBUSY, result->message);

@@ -127,7 +127,7 @@ static void on_started_there(void *context, const struct http_answer *a)
 		result.message = a->error.message;
 		result.backoff = config->node_timeout;
 	} else {
-		result.code = a->status == 409 ? -EBUSY : -EREMOTEIO;
+		result.code = a->status == 409 ? -EBUSY : a->status == 404 ? -ENOENT : -EREMOTEIO;
 		error_answer_read(json, &refusal);
 		result.message = refusal.message ? refusal.message : "the node refused the start";
 		if (a->status == 409) /* what has its slots is in its next heartbeat */

@@ -353,13 +353,9 @@ static void on_submitted(void *context, int64_t id, enum run_state state, const 
 	b->refused = err ? err->code : 0;
 }
 
-struct submission *bed_begin_submission(struct bed *b, int nodes, int per_node)
+static struct submission *begin_submission(struct bed *b, const json_t *given)
 {
-	_cleanup_json_ json_t *given =
-	                          json_pack("{s:s,s:s,s:[s],s:s,s:{s:i,s:i,s:s}}", "task", "command", "name",
-	                                    "story", "command", "true", "directory", "/tmp", "resources",
-	                                    "nodes", nodes, "devices_per_node", per_node, "kind", "cpu"),
-	                      *checked = NULL;
+	_cleanup_json_ json_t *checked = NULL;
 	_cleanup_(run_config_freep) struct run_config *config = NULL;
 	_cleanup_free_ char *text = NULL;
 	struct submission *submission;
@@ -377,17 +373,41 @@ struct submission *bed_begin_submission(struct bed *b, int nodes, int per_node)
 	return submission;
 }
 
+struct submission *bed_begin_submission(struct bed *b, int nodes, int per_node)
+{
+	_cleanup_json_ json_t *given = json_pack(
+	    "{s:s,s:s,s:[s],s:s,s:{s:i,s:i,s:s}}", "task", "command", "name", "story", "command", "true",
+	    "directory", "/tmp", "resources", "nodes", nodes, "devices_per_node", per_node, "kind", "cpu");
+
+	return begin_submission(b, given);
+}
+
 int64_t bed_submitted(const struct bed *b)
 {
 	return b->submitted;
 }
 
-static void submit(struct bed *b, int nodes, int per_node)
+static void await_submission(struct bed *b)
 {
-	bed_begin_submission(b, nodes, per_node);
 	for (double end = b->now + LONGEST_WAIT; b->submitted < 0 && b->now < end;)
 		bed_pass(b, LATENCY / 10);
 	ck_assert_msg(b->submitted >= 0, "a submission is not answered");
+}
+
+static void submit(struct bed *b, int nodes, int per_node)
+{
+	bed_begin_submission(b, nodes, per_node);
+	await_submission(b);
+}
+
+int64_t bed_submit_config(struct bed *b, const char *text)
+{
+	_cleanup_json_ json_t *given = json_loads(text, 0, NULL);
+
+	begin_submission(b, given);
+	await_submission(b);
+	ck_assert_int_eq(b->refused, 0);
+	return b->submitted;
 }
 
 int64_t bed_submit(struct bed *b, int nodes, int per_node)

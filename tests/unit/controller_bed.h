@@ -32,6 +32,8 @@ struct controller *bed_controller(struct bed *b);
 
 /* What users do, and see. */
 int64_t bed_submit(struct bed *b, int nodes, int per_node); /* it has to be accepted; returns its id */
+/* A run of one rank with this configuration, in JSON. */
+int64_t bed_submit_config(struct bed *b, const char *json);
 /* The same without waiting. The id is -1 until it is answered, with a refusal, too. */
 struct submission *bed_begin_submission(struct bed *b, int nodes, int per_node);
 int64_t bed_submitted(const struct bed *b);

@@ -24,6 +24,8 @@ static int start_status(int code)
 		return 410;
 	case -EPERM:
 		return 403;
+	case -ENOENT:
+		return 404;
 	default:
 		return 400;
 	}
