@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "base/str.h"
 #include "engine/chat/template.h"
+#include "engine/checkpoint/elsewhere.h"
 #include "engine/checkpoint/merge.h"
 #include "engine/checkpoint/parameters.h"
 #include "engine/model/generate.h"
@@ -167,8 +168,11 @@ static int load(struct generation *g, struct error *err)
 
 	if (!config || !tokenizer)
 		return error_oom(err);
-	if ((r = model_config_read(config, &g->model, err)) < 0 ||
-	    (r = tokenizer_load(tokenizer, &g->tok, err)) < 0 || (r = collect_stops(g, err)) < 0 ||
+	if ((r = model_config_read(config, &g->model, err)) < 0) {
+		checkpoint_say_elsewhere(g->c->model.path, err);
+		return r;
+	}
+	if ((r = tokenizer_load(tokenizer, &g->tok, err)) < 0 || (r = collect_stops(g, err)) < 0 ||
 	    (r = encode_prompts(g, err)) < 0)
 		return r;
 	o.ids = tokenizer_vocab_size(g->tok);

@@ -14,6 +14,7 @@
 #include "base/json.h"
 #include "base/str.h"
 #include "engine/checkpoint/agreement.h"
+#include "engine/checkpoint/elsewhere.h"
 #include "engine/checkpoint/parameters.h"
 #include "engine/checkpoint/peft.h"
 #include "engine/checkpoint/saver.h"
@@ -701,6 +702,15 @@ static int finish(struct training *t, bool stopped, struct error *err)
 	return r;
 }
 
+static int read_model_config(struct training *t, struct error *err)
+{
+	int r = model_config_read(t->config, &t->model, err);
+
+	if (r < 0 && t->c->model.path)
+		checkpoint_say_elsewhere(t->c->model.path, err);
+	return r;
+}
+
 static int read_options(struct training *t, struct error *err)
 {
 	int r = options_train(t->c, &t->options, err);
@@ -724,7 +734,7 @@ int train_task(const struct run_config *c, const struct environment *env, struct
 	if (!t.config || !t.tokenizer)
 		return error_oom(err);
 	if ((r = read_options(&t, err)) < 0 || (r = open_saver(&t, err)) < 0 ||
-	    (r = model_config_read(t.config, &t.model, err)) < 0 || (r = open_device(&t, err)) < 0 ||
+	    (r = read_model_config(&t, err)) < 0 || (r = open_device(&t, err)) < 0 ||
 	    (r = open_data(&t, err)) < 0 || (r = connect_ranks(&t, err)) < 0 ||
 	    (r = check_inputs(&t, err)) < 0 || (r = saver_find(t.saver, t.dev, t.comm, err)) < 0 ||
 	    (r = choose_precision(&t, err)) < 0 || (r = choose_strategy(&t, err)) < 0 ||
