@@ -89,8 +89,8 @@ int schedule_pass_check(struct controller *c, const struct run *r, struct error 
 /* start.c: all attempts that were placed, and are on disk. */
 void start_placed(struct controller *c);
 
-/* origin.c: for a run whose model the node does not have, in words, where an earlier run of the user wrote it;
- * owned by the caller. NULL: not known. */
+/* origin.c: for a run whose model the node does not have, in words, where an earlier run of the user wrote
+ * it; owned by the caller. NULL: not known. */
 char *origin_of_model(struct controller *c, const struct run *r, const char *node);
 
 /* stop.c: the calls to nodes */

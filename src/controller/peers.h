@@ -22,9 +22,10 @@ struct peer {
 
 /* The result of a call. Everything in it is borrowed for the callback. */
 struct peer_result {
-	/* 0: done. -EBUSY: a slot is leased or drained. -ENOENT: the node lacks a file that the run names. -EHOSTUNREACH: no answer came, and whether the node
-	 * has the call is unknown. -ECANCELED: this service stops; the controller may be gone already, and is
-	 * not to be touched. Other codes: the node refuses. */
+	/* 0: done. -EBUSY: a slot is leased or drained. -ENOENT: the node lacks a file that the run names.
+	 * -EHOSTUNREACH: no answer came, and whether the node has the call is unknown. -ECANCELED: this
+	 * service stops; the controller may be gone already, and is not to be touched. Other codes: the node
+	 * refuses. */
 	int code;
 	const char *message;  /* why, where code is negative */
 	const char *instance; /* of a start: the node's service, */

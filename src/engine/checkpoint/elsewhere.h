@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A directory whose model lies on another node: where nodes do not share the output directory of a run, rank 0
- * writes the model on its node, and the other nodes have the parts of their ranks alone (checkpoint.h). */
+/* A directory whose model lies on another node: where nodes do not share the output directory of a run, rank
+ * 0 writes the model on its node, and the other nodes have the parts of their ranks alone (checkpoint.h). */
 #pragma once
 
 #include "base/error.h"
