@@ -89,9 +89,10 @@ static int from_list(struct subject *s, const struct device_list *list, bool mos
 	count_ranks(s, on_node);
 	if (least->kind == DEVICE_KIND_CPU) {
 		hardware_find("cpu", &s->where.device);
-		hardware_fill_cpu(&s->where.device, on_node,
+		hardware_fill_cpu(&s->where.device, MIN(s->where.per_node, on_node),
 		                  s->config->resources.threads ? (int)s->config->resources.threads
-		                                               : (int)least->threads);
+		                                               : (int)least->threads,
+		                  on_node * (int)least->threads);
 	} else if ((known = hardware_by_board(least->name, least->memory))) {
 		s->where.device = *known;
 	} else {
@@ -144,7 +145,7 @@ static int find_devices(struct client *client, struct subject *s, const char *de
 		return client_fail(STATUS_USAGE, "%s", err.message);
 	if (s->where.device.sizing.engine == DEVICE_ENGINE_CPU) {
 		count_ranks(s, 1);
-		hardware_fill_cpu(&s->where.device, s->where.per_node, (int)s->config->resources.threads);
+		hardware_fill_cpu(&s->where.device, s->where.per_node, (int)s->config->resources.threads, 0);
 		snprintf(s->devices, sizeof(s->devices), "CPU slots of this machine");
 	} else {
 		count_ranks(s, GPUS_OF_A_NODE);
@@ -373,7 +374,7 @@ int cmd_estimate(struct client *client, int argc, char **argv)
 	     "8xH100-80GB, 128x8xH100-80GB (nodes, devices of each), cpu or cluster"},
 	    {'s', "set", OPTION_LIST, &set, "KEY=VALUE", "override a key of the run file; again for more"},
 	    {0, "measure", OPTION_FLAG, &measures, NULL,
-	     "first measure this machine's device: half a minute, in which it should do nothing else"},
+	     "first measure this machine's device: a minute, in which it should do nothing else"},
 	    {0, "json", OPTION_FLAG, &json, NULL, "print JSON"},
 	};
 	const struct usage usage = {"estimate",

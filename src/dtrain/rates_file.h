@@ -6,5 +6,5 @@
 #include "engine/train/rates.h"
 
 /* Runs the worker of this machine's device with --measure, and writes the file, whose path it returns in
- * *path, owned by the caller. Takes half a minute. */
+ * *path, owned by the caller. Takes a minute. */
 int rates_file_measure(char **path, struct error *err);

@@ -16,7 +16,7 @@ void choose_hardware(const struct device *dev, int nodes, int per_node, struct h
 	*out = (struct hardware_set){.nodes = nodes, .per_node = per_node};
 	if (sizing.engine == DEVICE_ENGINE_CPU) {
 		hardware_find("cpu", &out->device);
-		hardware_fill_cpu(&out->device, per_node, sizing.threads);
+		hardware_fill_cpu(&out->device, per_node, sizing.threads, 0);
 		return;
 	}
 	known = hardware_by_board(device_describe(dev), memory);

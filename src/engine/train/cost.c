@@ -28,11 +28,12 @@ double cost_gemm(const struct hardware *h, enum dtype type, enum rate_product ki
 
 double cost_gather(const struct hardware *h, double bytes, int nodes, int per_node)
 {
-	double ranks = (double)nodes * per_node, inside, between, steps;
+	double ranks = (double)nodes * per_node, inside, between, steps, rate;
 
 	if (ranks <= 1)
 		return 0;
-	inside = bytes * (ranks - 1) / ranks / (h->intra * h->link);
+	rate = h->rates ? rates_gather(h->rates, bytes) : 0;
+	inside = bytes * (ranks - 1) / ranks / (rate > 0 ? rate : h->intra * h->link);
 	between = bytes * (nodes - 1) / nodes / (h->inter * per_node * h->link);
 	/* Across many nodes a tree, or what is as deep as one. */
 	steps = per_node - 1 + MIN((double)nodes - 1, 2 * log2((double)nodes));
@@ -233,14 +234,44 @@ static void reduce(struct player *p, int u, bool last)
 		p->reduced[u] = queue(p, lane, p->unit[u].replicate);
 }
 
+/* Of AdamW's time, that of a step of an element: measured on a processor, where AdamW takes 28 bytes. */
+static const double optimizer_share[OPTIMIZERS] = {
+    [OPTIMIZER_ADAMW] = 1,       [OPTIMIZER_SGD] = 0.8,       [OPTIMIZER_LION] = 0.7,
+    [OPTIMIZER_LAMB] = 1.5,      [OPTIMIZER_LARS] = 1.1,      [OPTIMIZER_MUON] = 0.8,
+    [OPTIMIZER_ADAFACTOR] = 2.9, [OPTIMIZER_ADAMW_8BIT] = 45, [OPTIMIZER_LION_8BIT] = 22,
+};
+
 static double optimizer_bytes(const struct train_options *o)
 {
 	/* Gradient for the norm and again; moments; weights. */
 	double bytes = 4 + 4 + 16;
 
-	if (o->precision == DTYPE_F32)
-		return bytes + 8;
-	return bytes + (o->without_master ? 4 : 8 + 2);
+	bytes += o->precision == DTYPE_F32 ? 8 : o->without_master ? 4 : 8 + 2;
+	return bytes * optimizer_share[o->optimizer];
+}
+
+/* Muon's five iterations on the matrices of a block: each has products of the shorter side with the longer,
+ * of the shorter with itself, and of both again. Those that are divided over ranks are whole for each that
+ * steps a part of them, about one more than a rank's share. */
+static double muon_seconds(const struct model_config *c, const struct train_options *o,
+                           const struct hardware *h, double share)
+{
+	double hidden = c->hidden, q = (double)c->heads * c->head_dim, kv = (double)c->kv_heads * c->head_dim;
+	double wide = c->intermediate, sum = 0, parts = 7;
+	const double shapes[][2] = {{q, hidden},    {kv, hidden},   {kv, hidden},  {hidden, q},
+	                            {wide, hidden}, {wide, hidden}, {hidden, wide}};
+	enum dtype type = o->widens ? DTYPE_F32 : o->precision;
+
+	for (size_t i = 0; i < ARRAY_SIZE(shapes); i++) {
+		double side = MIN(shapes[i][0], shapes[i][1]), length = MAX(shapes[i][0], shapes[i][1]);
+		double s = (double)dtype_size(type);
+
+		sum += 5 * (cost_gemm(h, type, RATE_PRODUCT_FORWARD, side, side, length, s, false) +
+		            cost_gemm(h, type, RATE_PRODUCT_INPUT, side, side, side, s, true) +
+		            cost_gemm(h, type, RATE_PRODUCT_INPUT, side, length, side, s, true) +
+		            stream(h, type, RATE_COPY, 2 * s * side * (side + length)));
+	}
+	return sum * MIN(share + (share < 1 ? 1 / parts : 0), 1);
 }
 
 /* The gradients' way down is under the backward pass, and is not counted. */
@@ -303,7 +334,23 @@ static void play_step(struct player *p, double overlap)
 	p->now += overlap * MAX(p->communication - before - (p->waited - waited), 0);
 }
 
-static void count_units(struct player *p, const struct hardware_set *where)
+/* More threads than processors take turns. */
+static void crowd(struct player *p, struct parts *t, double factor)
+{
+	double *const parts[] = {&t->block_forward,     &t->block_backward,     &t->again,
+	                         &t->embedding_forward, &t->embedding_backward, &t->head};
+
+	for (size_t i = 0; i < ARRAY_SIZE(parts); i++)
+		*parts[i] *= factor;
+	for (int u = 0; u < p->units; u++) {
+		p->unit[u].gather *= factor;
+		p->unit[u].reduce *= factor;
+		p->unit[u].replicate *= factor;
+		p->unit[u].optimizer *= factor;
+	}
+}
+
+static void count_units(struct player *p, const struct model_config *c, const struct hardware_set *where)
 {
 	const struct hardware *h = &where->device;
 	const struct shard *s = p->shard;
@@ -321,6 +368,8 @@ static void count_units(struct player *p, const struct hardware_set *where)
 		double wire = (double)dtype_size(p->o->reduce_type);
 
 		t->optimizer = optimizer_seconds(p->o, where, own, disk * own);
+		if (p->o->optimizer == OPTIMIZER_MUON && u > 0 && u < p->units - 1)
+			t->optimizer += muon_seconds(c, p->o, h, own / elements);
 		t->gather = cost_gather(h, elements * (double)dtype_size(p->o->precision), across, inside);
 		t->gather += upload_seconds(p->o, where, &s->unit[u]);
 		t->reduce = cost_gather(h, elements * wire, across, inside) +
@@ -351,7 +400,8 @@ void cost_of_step(const struct plan *plan, const struct model_config *c, const s
 	p.parts = &parts;
 	/* The last of those that recompute still has what it needs. */
 	p.recomputed = o->recompute == MODEL_KEEP_ALL ? 0 : MAX(c->layers - o->kept_blocks - 1, 0);
-	count_units(&p, where);
+	count_units(&p, c, where);
+	crowd(&p, &parts, MAX(where->device.crowd, 1));
 	play_step(&p, where->device.overlap);
 	first = p.now;
 	p.waited = p.communication = 0;

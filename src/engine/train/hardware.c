@@ -102,20 +102,23 @@ bool hardware_find(const char *name, struct hardware *out)
 	return true;
 }
 
-void hardware_fill_cpu(struct hardware *h, int slots, int threads)
+void hardware_fill_cpu(struct hardware *h, int slots, int threads, int processors)
 {
-	long processors = sysconf(_SC_NPROCESSORS_ONLN);
 	double n;
 
+	if (processors <= 0)
+		processors = (int)sysconf(_SC_NPROCESSORS_ONLN);
 	if (threads <= 0)
-		threads = (int)MAX(processors / slots, 1);
+		threads = MAX(processors / slots, 1);
 	n = threads;
 	h->memory = (int64_t)sysconf(_SC_PHYS_PAGES) * (int64_t)sysconf(_SC_PAGESIZE) / slots;
 	h->slots = slots;
+	h->crowd = MAX((double)slots * threads / processors, 1);
 	h->sizing.threads = threads;
 	h->sizing.native_bf16 = cpu_multiplies_bf16();
 	h->fp32 *= n;
 	h->bf16 = h->sizing.native_bf16 ? h->bf16 * n : 0;
+	h->fp16 = h->fp32; /* in which it is multiplied */
 	h->bandwidth *= n;
 }
 

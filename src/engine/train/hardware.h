@@ -30,6 +30,7 @@ struct hardware {
 	double gemm, attention_forward, attention_backward, stream, link;
 	const struct rates *rates; /* measured ones, which count instead; borrowed; NULL: none */
 	int slots;                 /* of a CPU: how many of the run share the machine */
+	double crowd;              /* of a CPU: threads of the run to a processor, at least 1; 0: of a GPU */
 	double start;              /* seconds that it takes to start an operation */
 	double latency;            /* seconds of a step of a collective */
 	double
@@ -44,8 +45,9 @@ struct hardware_set {
 
 /* The i-th of the table; NULL behind the last. The name "cpu" stands for a CPU slot of this machine. */
 const struct hardware *hardware_at(size_t i);
-/* Completes a copy of the table's "cpu": `slots` share this machine. threads 0: its processors are shared. */
-void hardware_fill_cpu(struct hardware *h, int slots, int threads);
+/* Completes a copy of the table's "cpu": `slots` share a machine of so many processors, 0: this machine's.
+ * threads 0: the processors are shared. */
+void hardware_fill_cpu(struct hardware *h, int slots, int threads, int processors);
 /* By its name in the table, or the part before the hyphen where one name alone begins so; false: there is
  * none. */
 bool hardware_find(const char *name, struct hardware *out);

@@ -8,7 +8,16 @@
 
 #include "base/clock.h"
 
-enum { LONGEST = 2048, HEADS = 8, KV_HEADS = 4, SMALL = 1 << 20, LEAST_REPEATS = 2, MOST_REPEATS = 200 };
+enum {
+	LONGEST = 2048,
+	HEADS = 8,
+	KV_HEADS = 4,
+	SMALL = 1 << 20,
+	LEAST_REPEATS = 2,
+	MOST_REPEATS = 200,
+	GATHERS = 400,
+	LEAST_GATHERS = 10
+};
 #define ENOUGH_SECONDS 0.02
 #define VALUES         ((size_t)96 << 20)
 
@@ -145,6 +154,11 @@ static int measure(struct bench *b, void (*run)(struct bench *), double *seconds
 		return r;
 	for (int i = 0; i < MOST_REPEATS && (i < LEAST_REPEATS || clock_monotonic() - all < ENOUGH_SECONDS);
 	     i++) {
+		/* Between two steps of the optimizer the whole model goes through the caches. */
+		if (run == run_operation && b->operation == RATE_OPTIMIZER)
+			device_zero(b->dev, b->b, VALUES / 2);
+		if ((r = device_synchronize(b->dev, err)) < 0)
+			return r;
 		begun = clock_seconds(b->clock);
 		run(b);
 		if ((r = device_synchronize(b->dev, err)) < 0)
@@ -278,7 +292,8 @@ int rates_measure(struct device *dev, struct rate_set *out, struct error *err)
 	b.ids = memory[4];
 	for (int t = 0; t < RATE_TYPES && r == 0; t++) {
 		b.type = (enum dtype)t;
-		out->has[t] = device_supports(dev, b.type);
+		/* A CPU computes in every type, in some with detours, which are measured too. */
+		out->has[t] = out->threads > 0 || device_supports(dev, b.type);
 		if (!out->has[t])
 			continue;
 		if ((r = fill(&b, err)) < 0 || (r = reserve(dev, b.type, err)) < 0 ||
@@ -290,5 +305,34 @@ int rates_measure(struct device *dev, struct rate_set *out, struct error *err)
 	for (size_t i = 0; i < ARRAY_SIZE(sizes); i++)
 		if (memory[i])
 			device_free(dev, memory[i]);
+	return r;
+}
+
+int rates_measure_gather(struct device *dev, struct comm *comm, double out[RATE_LENGTHS], struct error *err)
+{
+	int ranks = comm_size(comm), r;
+	void *buffer;
+
+	if ((r = device_alloc(dev, (size_t)rate_bytes[RATE_LENGTHS - 1], &buffer, err)) < 0)
+		return r;
+	for (int i = 0; i < RATE_LENGTHS && r == 0; i++) {
+		int64_t shard = rate_bytes[i] / (int64_t)sizeof(float) / ranks;
+		double best = INFINITY;
+
+		/* As many on each rank: fewer of the large ones. */
+		for (int k = 0; k < MAX(GATHERS >> 2 * i, LEAST_GATHERS) && r == 0; k++) {
+			double begun;
+
+			if ((r = comm_wait(comm, comm_barrier(comm), err)) < 0)
+				break;
+			begun = clock_monotonic();
+			r = comm_wait(comm, comm_all_gather(comm, buffer, shard, DTYPE_F32), err);
+			best = MIN(best, clock_monotonic() - begun);
+		}
+		out[i] = (double)shard * sizeof(float) * (ranks - 1) / MAX(best, 1e-9);
+	}
+	if (r == 0)
+		r = comm_flush(comm, err);
+	device_free(dev, buffer);
 	return r;
 }

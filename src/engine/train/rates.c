@@ -9,11 +9,12 @@
 
 #include "base/json.h"
 
-const int64_t rate_lengths[RATE_LENGTHS] = {64, 512, 2048};
+const int64_t rate_lengths[RATE_LENGTHS] = {64, 192, 512, 2048};
 const int64_t rate_widths[RATE_WIDTHS] = {32, 128};
-const int64_t rate_bytes[RATE_LENGTHS] = {64 << 10, 2 << 20, 64 << 20};
+const int64_t rate_bytes[RATE_LENGTHS] = {64 << 10, 1 << 20, 8 << 20, 64 << 20};
 
-static const char *const types[RATE_TYPES] = {[DTYPE_F32] = "fp32", [DTYPE_BF16] = "bf16"};
+static const char *const types[RATE_TYPES] = {
+    [DTYPE_F32] = "fp32", [DTYPE_BF16] = "bf16", [DTYPE_F16] = "fp16"};
 static const char *const products[RATE_PRODUCTS] = {"forward", "input", "weight"};
 static const char *const directions[2] = {"forward", "backward"};
 static const char *const operations[RATE_OPERATIONS] = {
@@ -73,6 +74,13 @@ json_t *rates_encode(const struct rates *r)
 		json_array_append_new(sets, set);
 	}
 	all = json_pack("{s:s,s:o}", "device", r->device, "sets", sets);
+	if (r->gather[0] > 0) {
+		json_t *list = json_array();
+
+		for (int i = 0; i < RATE_LENGTHS; i++)
+			json_array_append_new(list, json_real(r->gather[i]));
+		json_object_set_new(all, "gather", list);
+	}
 	return all;
 }
 
@@ -117,6 +125,9 @@ int rates_decode(const json_t *json, const char *where, struct rates *out, struc
 	for (int i = 0; i < out->sets; i++)
 		if (read_set(json_array_get(sets, (size_t)i), &out->set[i]) < 0)
 			out->sets = 0;
+	if (json_object_get(json, "gather") &&
+	    read_list(json_object_get(json, "gather"), out->gather, RATE_LENGTHS) < 0)
+		out->sets = 0;
 	return out->sets > 0 ? 0
 	                     : error_set(err, -EINVAL,
 	                                 "%s: no file of rates; write a new one with dtrain estimate "
@@ -221,6 +232,14 @@ double rates_attention(const struct rates *r, int threads, enum dtype type, bool
 	sum = (1 - x) * ((1 - y) * log(rate[0]) + y * log(rate[1]));
 	sum += x * ((1 - y) * log(rate[RATE_LENGTHS]) + y * log(rate[RATE_LENGTHS + 1]));
 	return exp(sum) * scale(s, threads);
+}
+
+double rates_gather(const struct rates *r, double bytes)
+{
+	int at;
+	double part = place(rate_bytes, RATE_LENGTHS, bytes, &at);
+
+	return r->gather[0] > 0 ? exp((1 - part) * log(r->gather[at]) + part * log(r->gather[at + 1])) : 0;
 }
 
 static double operation(const struct rate_set *s, enum dtype type, enum rate_operation op, double bytes)

@@ -6,7 +6,7 @@
  * nearest.
  *
  * The file, which `dtrain estimate --measure` writes, is JSON: {"device":…,"sets":[{"threads":N,"products":
- * {"fp32":{"forward":[…],…}},"attention":…,"operations":…}]}; a GPU's set has 0 threads.
+ * {"fp32":{"forward":[…],…}},"attention":…,"operations":…}],"gather":[…]}; a GPU's set has 0 threads.
  */
 #pragma once
 
@@ -31,7 +31,7 @@ enum rate_operation {
 	RATE_COPY,
 	RATE_OPERATIONS
 };
-enum { RATE_LENGTHS = 3, RATE_WIDTHS = 2, RATE_TYPES = 2, RATE_SETS_MAX = 4 };
+enum { RATE_LENGTHS = 4, RATE_WIDTHS = 2, RATE_TYPES = 3, RATE_SETS_MAX = 4 };
 extern const int64_t rate_lengths[RATE_LENGTHS]; /* of m, n and k, and of the rows of attention */
 extern const int64_t rate_widths[RATE_WIDTHS];   /* of a head */
 extern const int64_t rate_bytes[RATE_LENGTHS];   /* that an operation touches */
@@ -46,6 +46,8 @@ struct rate_set {
 
 struct rates {
 	char device[160];
+	/* Bytes a second that enter a rank in a gather, by the bytes of all of it; 0: not measured. */
+	double gather[RATE_LENGTHS];
 	int sets;
 	struct rate_set set[RATE_SETS_MAX];
 };
@@ -62,5 +64,6 @@ double rates_product(const struct rates *r, int threads, enum dtype type, enum r
                      double n, double k);
 double rates_attention(const struct rates *r, int threads, enum dtype type, bool backward, double row,
                        double width);
+double rates_gather(const struct rates *r, double bytes);
 double rates_operation(const struct rates *r, int slots, int threads, enum dtype type,
                        enum rate_operation operation, double bytes);
