@@ -107,7 +107,7 @@ START_TEST(the_estimate_is_the_run)
 		draw_case(&d);
 		ck_assert(hardware_find("cpu", &where.device));
 		where.per_node = d.world_size;
-		hardware_fill_cpu(&where.device, d.world_size, d.threads);
+		hardware_fill_cpu(&where.device, d.world_size, d.threads, 0);
 		ck_ok(estimate_run(&(struct estimate_input){&d.model, &d.options, d.row, &where}, &e, &err),
 		      &err);
 		if (d.world_size > 1)
