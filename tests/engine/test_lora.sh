@@ -1,0 +1,54 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Adapters and freeze training: two ranks have the losses of one rank under each strategy, a resumed run has its own bitwise, what is frozen
+# stays as it was, and a target that the model does not have is one line.
+. "$(dirname "$0")/worker.sh"
+more() { # NAME GROUPS: adds groups to the configuration
+	sed -i 's|"train": {|'"$2"', &|' "$tmp/$1.json"
+}
+pair() { # NAME
+	local r s=0 both=
+	mkdir -p "$tmp/meet-$1"
+	for r in 0 1; do
+		env -i PATH="$PATH" OMP_NUM_THREADS=1 RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r DTRAIN_ATTEMPT=1 DTRAIN_RENDEZVOUS_DIR="$tmp/meet-$1" \
+			DTRAIN_CONFIG="$tmp/$1.json" "$worker" >"$tmp/$1-$r.log" 2>&1 &
+		both="$both $!"
+		pids="$pids $!"
+	done
+	for r in $both; do wait "$r" || s=1; done
+	return $s
+}
+near() { # A B
+	paste -d ' ' <(losses "$tmp/$1" | sed -E 's/.*"loss":([^,]*),.*/\1/') <(losses "$tmp/$2" | sed -E 's/.*"loss":([^,]*),.*/\1/') |
+		awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > max) max = d; n++ } END { exit !(n == 20 && max <= 1e-5) }'
+}
+lora='"lora": {"rank": 4, "alpha": 16, "modules_to_save": ["norm"], "plus_ratio": 4}'
+json one "$tmp/one" '"max_steps": 20, "accumulation": 2' '"save_steps": 10'
+more one "$lora"
+run one || { cat "$tmp/one.log"; fail "one rank"; }
+[ -s "$tmp/one/adapter_model.safetensors" ] && [ -s "$tmp/one/adapter_config.json" ] && [ ! -e "$tmp/one/model.safetensors" ] ||
+	fail "no adapter in PEFT's format"
+for s in ddp zero1 zero2 zero3; do
+	json $s "$tmp/$s" '"max_steps": 20' '"save_steps": 10'
+	more $s "$lora, \"parallel\": {\"strategy\": \"$s\"}"
+	pair $s || { cat "$tmp/$s-0.log"; fail "$s"; }
+	near one $s || fail "$s: other losses than one rank"
+done
+
+cp "$tmp/one/adapter_model.safetensors" "$tmp/whole"
+rm -r "$tmp/one/checkpoint-20"
+attempt=2 run one || { cat "$tmp/one.log"; fail "resumed"; }
+grep -q '^resuming from .*checkpoint-10' "$tmp/one.log" && cmp "$tmp/whole" "$tmp/one/adapter_model.safetensors" || fail "resumed: another adapter"
+
+json some "$tmp/some" '"max_steps": 20, "accumulation": 2, "freeze_trainable_layers": 1, "freeze_trainable_modules": ["mlp", "q_proj"]' '"save_steps": 0'
+json some2 "$tmp/some2" '"max_steps": 20, "freeze_trainable_layers": 1, "freeze_trainable_modules": ["mlp", "q_proj"]' '"save_steps": 0'
+more some2 '"parallel": {"strategy": "zero3"}'
+run some || { cat "$tmp/some.log"; fail "freeze training"; }
+pair some2 || { cat "$tmp/some2-0.log"; fail "freeze training, two ranks"; }
+near some some2 || fail "freeze training: other losses than one rank"
+
+json none "$tmp/none" '"max_steps": 1' '"save_steps": 0'
+more none '"lora": {"rank": 4, "target": ["no_proj"]}'
+! run none || fail "a target that is not there"
+grep -q '^error: lora.target: the model has no no_proj' "$tmp/none.log" || { cat "$tmp/none.log"; fail "what it says of a target that is not there"; }
+echo "adapters: strategies, resume, freeze training"
