@@ -99,6 +99,10 @@ int main(int argc, char **argv)
 	if (argc < 2)
 		return 2;
 	for (int i = 2; i < argc; i++) {
+		if (str_eq(argv[i], "task=pairs") || str_eq(argv[i], "task=labels")) {
+			o.task = str_eq(argv[i], "task=pairs") ? DATASET_PAIRS : DATASET_LABELS;
+			continue;
+		}
 		if (parse_option(&o, argv[i], paths, names) < 0) {
 			fprintf(stderr, "error: %s: no such option\n", argv[i]);
 			return 2;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The readers of datasets: the first byte chooses between records of each kind (JSON ones go on through
- * format detection, conversion and encoding), dataset_info.json, the mapping of columns and tags, and a cache
- * file.
+ * format detection, conversion and encoding; of pairs and labels, too), dataset_info.json, the mapping of
+ * columns and tags, and a cache file.
  */
 #include <stdint.h>
 
@@ -20,7 +20,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 static void fuzz_record(struct source *s, const struct encoder *enc, enum dataset_task task,
                         const struct record *record, bool *detected)
 {
-	struct token_list ids = {0}, labels = {0};
+	struct token_list ids = {0}, labels = {0}, prompt = {0};
 	struct example e = {0};
 	struct error err = ERROR_INIT;
 
@@ -37,14 +37,20 @@ static void fuzz_record(struct source *s, const struct encoder *enc, enum datase
 		if (ids.len != labels.len || ids.len > (size_t)enc->cutoff + 1)
 			abort();
 	}
+	if ((task == DATASET_PAIRS || task == DATASET_LABELS) && err.code == 0 &&
+	    encoder_answers(enc, &e, &prompt, &ids, task == DATASET_PAIRS ? &labels : NULL, &err) == 0 &&
+	    e.count % 2)
+		abort();
 	if (err.code && !err.message[0])
 		abort();
 	example_clear(&e);
 	token_list_free(&ids);
 	token_list_free(&labels);
+	token_list_free(&prompt);
 }
 
-static void fuzz_records(const uint8_t *data, size_t size, enum record_kind kind, uint8_t flags)
+static void fuzz_records(const uint8_t *data, size_t size, enum record_kind kind, uint8_t flags,
+                         enum dataset_task task)
 {
 	static const char *const names[] = {"chatml", "mistral", "qwen3", "llama3", "alpaca", "seed_coder"};
 	static const enum source_format formats[] = {FORMAT_AUTO, FORMAT_ALPACA, FORMAT_SHAREGPT,
@@ -52,7 +58,6 @@ static void fuzz_records(const uint8_t *data, size_t size, enum record_kind kind
 	struct encoder_options o = {.cutoff = 64, .mask_history = flags & 1};
 	_cleanup_(records_closep) struct records *r = NULL;
 	struct source s = {.format = formats[flags >> 1 & 3], .num_samples = -1};
-	enum dataset_task task = flags & 8 ? DATASET_PRETRAIN : DATASET_SFT;
 	const struct template *t;
 	struct tokenizer tok = {0};
 	struct record record;
@@ -123,16 +128,20 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		cache_check(copy, size - 1, NULL, &cache, &err);
 		break;
 	case 'l':
-		fuzz_records(data + 1, size - 1, RECORDS_LINES, 0);
+		fuzz_records(data + 1, size - 1, RECORDS_LINES, 0, DATASET_SFT);
 		break;
 	case 'p':
-		fuzz_records(data + 1, size - 1, RECORDS_PARAGRAPHS, 0);
+		fuzz_records(data + 1, size - 1, RECORDS_PARAGRAPHS, 0, DATASET_SFT);
 		break;
 	case 'f':
-		fuzz_records(data + 1, size - 1, RECORDS_FILE, 0);
+		fuzz_records(data + 1, size - 1, RECORDS_FILE, 0, DATASET_SFT);
 		break;
 	default:
-		fuzz_records(data + 2, size - 2, RECORDS_JSON, data[1]);
+		fuzz_records(data + 2, size - 2, RECORDS_JSON, data[1],
+		             data[0] == 'P'   ? DATASET_PAIRS
+		             : data[0] == 'L' ? DATASET_LABELS
+		             : data[1] & 8    ? DATASET_PRETRAIN
+		                              : DATASET_SFT);
 		break;
 	}
 	return 0;

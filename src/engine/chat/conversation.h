@@ -23,6 +23,10 @@ struct example {
 	struct turn *turns;
 	size_t count, cap;
 	struct text system, tools; /* empty: none; tools is JSON */
+	/* Of a preference: another answer to the last prompt, which is worse than the last turn; or whether
+	 * the last turn is a good answer. */
+	struct turn rejected;
+	bool desirable;
 	char **owned;
 	size_t owned_count;
 };

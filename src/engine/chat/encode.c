@@ -217,12 +217,11 @@ static int encode_source(const struct encoder *enc, const struct example *e, siz
 	                       out, err);
 }
 
-static int encode_target(const struct encoder *enc, const struct example *e, size_t i, struct token_list *out,
-                         struct error *err)
+/* history: an earlier answer, whose thoughts are left out. */
+static int encode_target(const struct encoder *enc, const struct turn *turn, bool history,
+                         struct token_list *out, struct error *err)
 {
 	const struct template *t = enc->template;
-	const struct turn *turn = &e->turns[i];
-	bool history = enc->mask_history && i + 1 < e->count;
 	_cleanup_strbuf_ struct strbuf b = {0};
 	struct text content = turn->content;
 	int r;
@@ -292,7 +291,8 @@ int encoder_conversation(const struct encoder *enc, const struct example *e, str
 	for (size_t i = 0; r == 0 && i < n; i++) {
 		r = encode_source(enc, e, 2 * i, &pairs[i].source, err);
 		if (r == 0)
-			r = encode_target(enc, e, 2 * i + 1, &pairs[i].target, err);
+			r = encode_target(enc, &e->turns[2 * i + 1], enc->mask_history && i + 1 < n,
+			                  &pairs[i].target, err);
 	}
 	/* What is left of the budget goes to the turns in order; with mask_history to the last one first. */
 	for (size_t k = 0; r == 0 && k < n && total < enc->cutoff; k++) {
@@ -316,5 +316,23 @@ int encoder_conversation(const struct encoder *enc, const struct example *e, str
 		token_list_free(&pairs[i].target);
 	}
 	free(pairs);
+	return r;
+}
+
+int encoder_answers(const struct encoder *enc, const struct example *e, struct token_list *prompt,
+                    struct token_list *answer, struct token_list *rejected, struct error *err)
+{
+	const struct turn *answers[] = {&e->turns[e->count - 1], &e->rejected};
+	struct token_list *out[] = {answer, rejected};
+	int r = 0;
+
+	for (size_t i = 0; r == 0 && i + 1 < e->count; i++)
+		r = i % 2 ? encode_target(enc, &e->turns[i], true, prompt, err)
+		          : encode_source(enc, e, i, prompt, err);
+	for (size_t k = 0; r == 0 && k < 2 && out[k]; k++) {
+		r = encode_target(enc, answers[k], false, out[k], err);
+		if (r == 0 && enc->efficient_eos && token_list_add(out[k], &enc->eos, 1) < 0)
+			r = error_oom(err);
+	}
 	return r;
 }

@@ -35,5 +35,11 @@ int encoder_init(struct encoder *enc, const struct encoder_options *options, con
 int encoder_conversation(const struct encoder *enc, const struct example *e, struct token_list *ids,
                          struct token_list *labels, struct error *err);
 
+/* An example of a preference: everything up to its last answer as the prompt, then that answer and, where
+ * `rejected` is not NULL, the rejected one; each appended to its list. Thoughts of earlier answers are left
+ * out. Errors as above. */
+int encoder_answers(const struct encoder *enc, const struct example *e, struct token_list *prompt,
+                    struct token_list *answer, struct token_list *rejected, struct error *err);
+
 /* How many tokens of a source and a target stay when both share `budget` tokens. */
 void encoder_budget(int source, int target, int budget, int *source_kept, int *target_kept);

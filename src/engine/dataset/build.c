@@ -27,7 +27,11 @@ struct work {
 	bool continued; /* goes on with the document of the record before */
 	bool held_out;  /* belongs to the evaluation split */
 	struct token_list ids, labels;
-	int result; /* 0, or the negative errno of err */
+	/* Of a preference: the parts that its rows are made of. */
+	struct token_list prompt, answer, rejected;
+	bool desirable;
+	int32_t second; /* where the second document begins */
+	int result;     /* 0, or the negative errno of err */
 	struct error err;
 };
 
@@ -58,6 +62,9 @@ static void batch_free(struct batch *b)
 	for (size_t i = 0; b->items && i < BATCH; i++) {
 		token_list_free(&b->items[i].ids);
 		token_list_free(&b->items[i].labels);
+		token_list_free(&b->items[i].prompt);
+		token_list_free(&b->items[i].answer);
+		token_list_free(&b->items[i].rejected);
 	}
 	for (size_t i = 0; i < b->open_count; i++)
 		records_close(b->open[i]);
@@ -98,19 +105,82 @@ static int encode_document(const struct builder *b, struct work *w, const struct
 	return 0;
 }
 
+static bool is_preference(const struct builder *b)
+{
+	return b->options->task == DATASET_PAIRS || b->options->task == DATASET_LABELS;
+}
+
+/* Adds the prompt and an answer to the row of w, with the labels of the answer. */
+static int add_document(struct work *w, const struct token_list *answer, int prompt_kept, int answer_kept)
+{
+	const int32_t ignore = LABEL_IGNORE;
+	size_t kept = MIN((size_t)answer_kept, answer->len);
+
+	if (token_list_add(&w->ids, w->prompt.ids, prompt_kept) < 0 ||
+	    token_list_add(&w->ids, answer->ids, kept) < 0)
+		return -ENOMEM;
+	for (int i = 0; i < prompt_kept; i++)
+		if (token_list_add(&w->labels, &ignore, 1) < 0)
+			return -ENOMEM;
+	return token_list_add(&w->labels, answer->ids, kept);
+}
+
+/* The prompt and the answers of a preference; a pair gets its row, too. One cut for both answers, by the
+ * longer of them, as LLaMA-Factory does. */
+static int encode_preference(const struct builder *b, struct work *w, const struct example *e)
+{
+	bool pair = b->options->task == DATASET_PAIRS;
+	int prompt, answer, r;
+
+	w->desirable = e->desirable;
+	r = encoder_answers(&b->encoder, e, &w->prompt, &w->answer, pair ? &w->rejected : NULL, &w->err);
+	if (r == 0 && (w->prompt.len == 0 || w->answer.len == 0 || (pair && w->rejected.len == 0)))
+		r = error_set(&w->err, -EBADMSG, "the prompt or an answer is empty");
+	if (r < 0 || !pair)
+		return r;
+	encoder_budget(w->prompt.len, MAX(w->answer.len, w->rejected.len), b->encoder.cutoff, &prompt,
+	               &answer);
+	if (prompt == 0 || answer == 0)
+		return error_set(&w->err, -EBADMSG,
+		                 "data.max_length leaves nothing of the prompt or answers");
+	r = add_document(w, &w->answer, prompt, answer);
+	w->second = w->ids.len;
+	if (r == 0)
+		r = add_document(w, &w->rejected, prompt, answer);
+	return r < 0 ? error_oom(&w->err) : 0;
+}
+
+/* The row of an answer that has a label: the prompt with it, then the prompt with the answer to another. */
+static int make_labeled(const struct builder *b, struct work *w, const struct token_list *other)
+{
+	const struct token_list *answers[] = {&w->answer, other};
+	int r = 0;
+
+	for (int i = 0; r == 0 && i < 2; i++) {
+		int prompt, answer;
+
+		w->second = w->ids.len;
+		encoder_budget(w->prompt.len, answers[i]->len, b->encoder.cutoff, &prompt, &answer);
+		r = add_document(w, answers[i], MAX(prompt, 1), MAX(answer, 1));
+	}
+	return r;
+}
+
 static void process_record(const struct builder *b, struct work *w)
 {
 	struct example e = {0};
 	char where[512];
 
-	w->ids.len = w->labels.len = 0;
+	w->ids.len = w->labels.len = w->prompt.len = w->answer.len = w->rejected.len = 0;
 	snprintf(where, sizeof(where), "%s:%lld", records_where(w->file), (long long)w->record.line);
 	w->result =
 	    example_convert(w->source, b->options->task, w->record.data, w->record.len, where, &e, &w->err);
 	if (w->result == 0 && b->options->task == DATASET_PRETRAIN) {
 		w->result = encode_document(b, w, &e);
 	} else if (w->result == 0) {
-		w->result = encoder_conversation(&b->encoder, &e, &w->ids, &w->labels, &w->err);
+		w->result = is_preference(b)
+		                ? encode_preference(b, w, &e)
+		                : encoder_conversation(&b->encoder, &e, &w->ids, &w->labels, &w->err);
 		if (w->result == -EBADMSG)
 			error_prefix(&w->err, "%s", where);
 	}
@@ -205,6 +275,27 @@ static int write_blocks(struct builder *b, struct cache_writer *out, struct work
 	return r;
 }
 
+/* Each answer that has a label goes with that of the example before it, the first of a batch with the last:
+ * what the KL divergence is estimated from. */
+static int write_preferences(struct builder *b, struct cache_writer *out, struct work **items, size_t count,
+                             struct error *err)
+{
+	bool labels = b->options->task == DATASET_LABELS;
+	int r = 0;
+
+	for (size_t i = 0; r == 0 && i < count; i++) {
+		struct work *w = items[i];
+
+		if (labels && make_labeled(b, w, &items[i ? i - 1 : count - 1]->answer) < 0)
+			return error_oom(err);
+		r = cache_writer_add(out, w->ids.ids, w->labels.ids, w->ids.len,
+		                     (const int32_t[]){0, w->second, w->ids.len}, 2, false, err);
+		if (r == 0)
+			cache_writer_label(out, labels && w->desirable);
+	}
+	return r;
+}
+
 static int write_split(struct builder *b, struct cache_writer *out, struct work **items, size_t count,
                        bool last, struct error *err)
 {
@@ -215,6 +306,8 @@ static int write_split(struct builder *b, struct cache_writer *out, struct work 
 		return 0;
 	for (size_t i = 0; i < count; i++)
 		cache_writer_examples(out, !items[i]->record.more);
+	if (is_preference(b))
+		return write_preferences(b, out, items, count, err);
 	if (b->options->packing)
 		return pretrain ? write_blocks(b, out, items, count, last, err)
 		                : write_packed(b, out, items, count, err);
@@ -240,7 +333,7 @@ static int collect(struct builder *b, struct work **parts[2], size_t counts[2], 
 				*err = w->err;
 			return w->result;
 		}
-		if (w->result == 0 && w->ids.len > 0) {
+		if (w->result == 0 && (w->ids.len > 0 || w->prompt.len > 0)) {
 			parts[part][counts[part]++] = w;
 			b->used++;
 		} else if (w->result < 0 && b->skipped++ < WARNINGS_MAX) {
@@ -369,7 +462,10 @@ static int add_file(struct builder *b, const struct source *s, const int64_t *co
 			                   .continued = continued,
 			                   .held_out = held,
 			                   .ids = w->ids,
-			                   .labels = w->labels};
+			                   .labels = w->labels,
+			                   .prompt = w->prompt,
+			                   .answer = w->answer,
+			                   .rejected = w->rejected};
 			if (!record.more) {
 				group->taken++;
 				b->index++;
@@ -439,7 +535,7 @@ static int builder_init(struct builder *b, const struct template *template, stru
 	b->batch.items = calloc(BATCH, sizeof(*b->batch.items));
 	if (!b->batch.items)
 		return error_oom(err);
-	if (o->task == DATASET_SFT && template->stop_words[0] &&
+	if (o->task != DATASET_PRETRAIN && template->stop_words[0] &&
 	    tokenizer_token_to_id(b->tok, template->stop_words[0]) < 0) {
 		_cleanup_free_ char *message =
 		    str_printf("template %s: the tokenizer has no token %s; it is written "
@@ -448,7 +544,7 @@ static int builder_init(struct builder *b, const struct template *template, stru
 
 		warn(b, message ? message : "");
 	}
-	if (o->task == DATASET_SFT)
+	if (o->task != DATASET_PRETRAIN)
 		return encoder_init(&b->encoder,
 		                    &(struct encoder_options){
 		                        .system = o->system,

@@ -235,6 +235,11 @@ int cache_writer_add(struct cache_writer *w, const int32_t *ids, const int32_t *
 	return 0;
 }
 
+void cache_writer_label(struct cache_writer *w, int32_t label)
+{
+	w->rows[w->header.rows - 1].label = label;
+}
+
 void cache_writer_examples(struct cache_writer *w, int64_t examples)
 {
 	w->header.examples += examples;

@@ -25,7 +25,7 @@ void cache_key_add(struct cache_key *key, const void *data, size_t len);
 
 struct cache_row {
 	uint64_t offset; /* of the row, from the start of the file */
-	int32_t length, documents, counted, unused;
+	int32_t length, documents, counted, label;
 };
 
 struct cache {
@@ -53,6 +53,7 @@ int cache_writer_open(const char *path, const struct cache_key *key, struct cach
  * stands for. */
 int cache_writer_add(struct cache_writer *w, const int32_t *ids, const int32_t *labels, int32_t length,
                      const int32_t *starts, int32_t documents, bool cross, struct error *err);
+void cache_writer_label(struct cache_writer *w, int32_t label);       /* of the row added last */
 void cache_writer_examples(struct cache_writer *w, int64_t examples); /* adds to their count */
 int64_t cache_writer_rows(const struct cache_writer *w);
 int cache_writer_finish(struct cache_writer *w, struct error *err);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One record of a file into an example: Alpaca, ShareGPT and OpenAI messages, by the columns of its
- * source. */
+/* One record of a file into an example: Alpaca, ShareGPT, OpenAI messages and TRL's preferences, by the
+ * columns of its source. */
 #include "engine/dataset/convert.h"
 
 #include <errno.h>
@@ -124,11 +124,48 @@ static int convert_history(const struct source *s, const char *where, struct exa
 	return 0;
 }
 
+/* A column that holds an answer as text. */
+static int take_answer(const char *name, const char *where, struct example *e, struct turn *out,
+                       struct error *err)
+{
+	out->role = ROLE_ASSISTANT;
+	if (!json_is_string(column(e, name)))
+		return error_set(err, -EBADMSG, "%s: column '%s' is %s", where, name ? name : "",
+		                 column(e, name) ? "no string" : "missing");
+	return take_text(e, column(e, name), where, name, &out->content, err);
+}
+
+/* Whether an answer is good: a boolean, or 0 or 1. */
+static int take_label(const struct source *s, const char *where, struct example *e, struct error *err)
+{
+	const json_t *v = column(e, s->columns.label);
+	bool number = json_is_integer(v) && (json_integer_value(v) == 0 || json_integer_value(v) == 1);
+
+	if (!json_is_boolean(v) && !number)
+		return error_set(err, -EBADMSG, "%s: column '%s' is %s", where, s->columns.label,
+		                 v ? "neither true nor false" : "missing");
+	e->desirable = json_is_true(v) || (number && json_integer_value(v) == 1);
+	return 0;
+}
+
+/* The answers of a pair as texts. */
+static int take_pair(const struct source *s, const char *where, struct example *e, struct error *err)
+{
+	struct turn chosen;
+	int r;
+
+	if ((r = take_answer(s->columns.chosen, where, e, &chosen, err)) < 0 ||
+	    (r = take_answer(s->columns.rejected, where, e, &e->rejected, err)) < 0)
+		return r;
+	return add_turn(e, chosen.role, chosen.content, err);
+}
+
 static int convert_alpaca(const struct source *s, enum dataset_task task, const char *where,
                           struct example *e, struct error *err)
 {
 	_cleanup_strbuf_ struct strbuf b = {0};
-	struct text prompt, query, response;
+	struct text prompt, query;
+	struct turn response;
 	int r;
 
 	if ((r = convert_history(s, where, e, err)) < 0 ||
@@ -148,14 +185,13 @@ static int convert_alpaca(const struct source *s, enum dataset_task task, const 
 	r = add_turn(e, ROLE_USER, prompt, err);
 	if (r < 0 || task == DATASET_PRETRAIN)
 		return r;
-	if (!json_is_string(column(e, s->columns.response)))
-		return error_set(err, -EBADMSG, "%s: column '%s' is %s", where, s->columns.response,
-		                 column(e, s->columns.response) ? "no string" : "missing");
-	if ((r = take_text(e, column(e, s->columns.response), where, s->columns.response, &response, err)) <
-	        0 ||
-	    (r = add_turn(e, ROLE_ASSISTANT, response, err)) < 0)
-		return r;
-	return take_side_columns(s, where, e, err);
+	if (task == DATASET_PAIRS)
+		r = take_pair(s, where, e, err);
+	else if ((r = take_answer(s->columns.response, where, e, &response, err)) == 0)
+		r = add_turn(e, response.role, response.content, err);
+	if (r == 0 && task == DATASET_LABELS)
+		r = take_label(s, where, e, err);
+	return r < 0 ? r : take_side_columns(s, where, e, err);
 }
 
 static const json_t *message_member(const json_t *message, const char *key)
@@ -252,6 +288,130 @@ static int check_turns(const struct example *e, const char *where, struct error 
 	return 0;
 }
 
+/* Role and content of the i-th message. */
+static int take_message(const struct source *s, const json_t *message, size_t i, const char *where,
+                        struct example *e, struct turn *out, struct error *err)
+{
+	bool openai = s->format != FORMAT_SHAREGPT;
+	int role = message_role(s, message), r;
+
+	if (role < 0) {
+		const json_t *v = message_member(message, s->tags.role);
+
+		if (!json_is_string(v))
+			return error_set(err, -EBADMSG, "%s: message %zu has no '%s'", where, i + 1,
+			                 s->tags.role);
+		return error_set(err, -EBADMSG,
+		                 "%s: message %zu: unknown role '%.40s'; map it with data.tags", where, i + 1,
+		                 json_string_value(v));
+	}
+	if (!openai && !message_member(message, s->tags.content))
+		return error_set(err, -EBADMSG, "%s: message %zu has no '%s'", where, i + 1, s->tags.content);
+	r = openai ? openai_content(s, message, &role, where, e, &out->content, err)
+	           : take_text(e, message_member(message, s->tags.content), where, "a message's content",
+	                       &out->content, err);
+	out->role = (enum template_role)role;
+	return r;
+}
+
+/* The first `count` of the messages. */
+static int add_messages(const struct source *s, const json_t *messages, size_t count, const char *where,
+                        struct example *e, struct error *err)
+{
+	int r = 0;
+
+	for (size_t i = 0; r == 0 && i < count; i++) {
+		const json_t *message = json_array_get(messages, i);
+		struct turn turn;
+
+		r = take_message(s, message, i, where, e, &turn, err);
+		if (r == 0 && i == 0 && turn.role == ROLE_SYSTEM) {
+			e->system = turn.content;
+			if (!e->tools.len)
+				r = take_json(e, json_object_get(message, "tools"), &e->tools, err);
+		} else if (r == 0) {
+			r = add_message(e, turn.role, turn.content, s->format != FORMAT_SHAREGPT, err);
+		}
+	}
+	return r;
+}
+
+/* An answer of a pair: a message, or a list of one, of which `from` on are the answer. */
+static int add_answer(const struct source *s, const char *name, size_t from, const char *where,
+                      struct example *e, struct turn *out, struct error *err)
+{
+	const json_t *answer = column(e, name);
+	size_t n = json_array_size(answer);
+	int r;
+
+	if (json_is_array(answer) && n != from + 1)
+		return error_set(err, -EBADMSG, "%s: column '%s' has %zu messages behind the prompt, not one",
+		                 where, name, n > from ? n - from : 0);
+	if (json_is_array(answer))
+		answer = json_array_get(answer, from);
+	if (!json_is_object(answer))
+		return error_set(err, -EBADMSG, "%s: column '%s' is %s", where, name,
+		                 answer ? "no message" : "missing");
+	r = take_message(s, answer, from, where, e, out, err);
+	if (r == 0 && out->role != ROLE_ASSISTANT && out->role != ROLE_FUNCTION)
+		r = error_set(err, -EBADMSG, "%s: column '%s' is not an answer of the assistant", where,
+		              name);
+	return r;
+}
+
+/* Both answers of a pair as messages. */
+static int add_pair(const struct source *s, size_t from, const char *where, struct example *e,
+                    struct error *err)
+{
+	struct turn chosen;
+	int r;
+
+	if ((r = add_answer(s, s->columns.chosen, from, where, e, &chosen, err)) < 0 ||
+	    (r = add_answer(s, s->columns.rejected, from, where, e, &e->rejected, err)) < 0)
+		return r;
+	return add_turn(e, chosen.role, chosen.content, err);
+}
+
+/* The messages that two conversations begin with; but the last message of each is no part of it. */
+static size_t common_messages(const json_t *a, const json_t *b)
+{
+	size_t n = MIN(json_array_size(a), json_array_size(b)), i = 0;
+
+	while (i + 1 < n && json_equal(json_array_get(a, i), json_array_get(b, i)))
+		i++;
+	return i;
+}
+
+static int convert_trl(const struct source *s, enum dataset_task task, const char *where, struct example *e,
+                       struct error *err)
+{
+	const json_t *prompt = column(e, s->columns.prompt), *chosen = column(e, s->columns.chosen);
+	const char *answer = task == DATASET_PAIRS ? s->columns.chosen : s->columns.response;
+	bool messages = json_is_array(column(e, answer));
+	struct turn turn;
+	size_t from = 0;
+	int r;
+
+	r = take_side_columns(s, where, e, err);
+	/* Without a prompt of messages, both answers are conversations that begin with the same one. */
+	if (r == 0 && task == DATASET_PAIRS && messages && !json_is_array(prompt)) {
+		from = common_messages(chosen, column(e, s->columns.rejected));
+		r = add_messages(s, chosen, from, where, e, err);
+	} else if (r == 0 && json_is_array(prompt)) {
+		r = add_messages(s, prompt, json_array_size(prompt), where, e, err);
+	} else if (r == 0 && (r = take_text(e, prompt, where, "the prompt", &turn.content, err)) == 0) {
+		r = add_turn(e, ROLE_USER, turn.content, err);
+	}
+	if (r == 0 && task == DATASET_PAIRS)
+		r = messages ? add_pair(s, from, where, e, err) : take_pair(s, where, e, err);
+	else if (r == 0 && (r = messages ? add_answer(s, answer, 0, where, e, &turn, err)
+	                                 : take_answer(answer, where, e, &turn, err)) == 0)
+		r = add_turn(e, turn.role, turn.content, err);
+	if (r == 0 && task == DATASET_LABELS)
+		r = take_label(s, where, e, err);
+	return r < 0 ? r : check_turns(e, where, err);
+}
+
 static int convert_messages(const struct source *s, enum dataset_task task, const char *where,
                             struct example *e, struct error *err)
 {
@@ -266,37 +426,14 @@ static int convert_messages(const struct source *s, enum dataset_task task, cons
 	if (!json_is_array(messages))
 		return error_set(err, -EBADMSG, "%s: column '%s' is %s", where, s->columns.messages,
 		                 messages ? "no list of messages" : "missing");
-	for (size_t i = 0; i < json_array_size(messages); i++) {
-		const json_t *message = json_array_get(messages, i);
-		int role = message_role(s, message);
-		struct text content;
-
-		if (role < 0) {
-			const json_t *v = message_member(message, s->tags.role);
-
-			if (!json_is_string(v))
-				return error_set(err, -EBADMSG, "%s: message %zu has no '%s'", where, i + 1,
-				                 s->tags.role);
-			return error_set(err, -EBADMSG,
-			                 "%s: message %zu: unknown role '%.40s'; map it with data.tags",
-			                 where, i + 1, json_string_value(v));
-		}
-		if (!openai && !message_member(message, s->tags.content))
-			return error_set(err, -EBADMSG, "%s: message %zu has no '%s'", where, i + 1,
-			                 s->tags.content);
-		r = openai ? openai_content(s, message, &role, where, e, &content, err)
-		           : take_text(e, message_member(message, s->tags.content), where,
-		                       "a message's content", &content, err);
-		if (r == 0 && i == 0 && role == ROLE_SYSTEM) {
-			e->system = content;
-			if (!e->tools.len)
-				r = take_json(e, json_object_get(message, "tools"), &e->tools, err);
-		} else if (r == 0) {
-			r = add_message(e, role, content, openai, err);
-		}
-		if (r < 0)
-			return r;
-	}
+	r = add_messages(s, messages, json_array_size(messages), where, e, err);
+	if (r == 0 && task == DATASET_PAIRS)
+		r = json_is_string(column(e, s->columns.chosen)) ? take_pair(s, where, e, err)
+		                                                 : add_pair(s, 0, where, e, err);
+	if (r == 0 && task == DATASET_LABELS)
+		r = take_label(s, where, e, err);
+	if (r < 0)
+		return r;
 	/* Answers of tools that nothing follows. */
 	if (openai && e->count && e->count % 2 && e->turns[e->count - 1].role == ROLE_OBSERVATION)
 		e->count--;
@@ -317,5 +454,7 @@ int example_convert(const struct source *s, enum dataset_task task, const char *
 		return error_set(err, -EBADMSG, "%s: no JSON object", where);
 	if (s->format == FORMAT_SHAREGPT || s->format == FORMAT_OPENAI)
 		return convert_messages(s, task, where, e, err);
+	if (s->format == FORMAT_TRL)
+		return convert_trl(s, task, where, e, err);
 	return convert_alpaca(s, task, where, e, err);
 }

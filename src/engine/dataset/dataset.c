@@ -81,8 +81,9 @@ static int make_key(const struct dataset_options *o, const struct source_list *l
 		const struct source_columns *c = &s->columns;
 		const struct source_tags *t = &s->tags;
 		const char *const names[] = {
-		    c->prompt, c->query,   c->response, c->history,   c->messages,    c->system,   c->tools,
-		    t->role,   t->content, t->user,     t->assistant, t->observation, t->function, t->system};
+		    c->prompt, c->query,     c->response,    c->history,  c->messages, c->system,
+		    c->tools,  c->chosen,    c->rejected,    c->label,    t->role,     t->content,
+		    t->user,   t->assistant, t->observation, t->function, t->system};
 		const int64_t of_source[] = {s->format, c->given, t->given, s->num_samples, s->group};
 		int r;
 
@@ -246,9 +247,9 @@ int dataset_open(const struct dataset_options *o, const struct tokenizer *tok, s
 	if (b)
 		b->cache.map.data = "";
 	r = check_options(o, err);
-	if (r == 0 && (o->task == DATASET_SFT || o->template_name))
+	if (r == 0 && (o->task != DATASET_PRETRAIN || o->template_name))
 		r = template_resolve(o->template_name, tok, &template, err);
-	if (r == 0 && o->task == DATASET_SFT && o->tool_prompt) {
+	if (r == 0 && o->task != DATASET_PRETRAIN && o->tool_prompt) {
 		with_tools = *template;
 		r = tools_read_words(o->tool_prompt, &before, &after, err);
 		if (r < 0)
@@ -310,6 +311,7 @@ void dataset_row(const struct dataset *data, int64_t index, struct dataset_row *
 	    .length = r->length,
 	    .documents = r->documents,
 	    .counted = r->counted,
+	    .label = r->label,
 	};
 }
 

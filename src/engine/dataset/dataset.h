@@ -13,7 +13,10 @@
 #include "base/error.h"
 #include "engine/tokenizer/tokenizer.h"
 
-enum dataset_task { DATASET_PRETRAIN, DATASET_SFT };
+/* A row of pairs has two documents: the prompt with the chosen answer, and the prompt with the rejected one.
+ * A row of labels has the prompt with its answer, which the row's label says to be good (1) or not (0), and
+ * the prompt with the answer to another one. */
+enum dataset_task { DATASET_PRETRAIN, DATASET_SFT, DATASET_PAIRS, DATASET_LABELS };
 
 /* Strings are borrowed for the call. NULL and 0 mean the default that is named with each. Messages of errors
  * name files and lines. */
@@ -24,8 +27,8 @@ struct dataset_options {
 	const char *dataset_dir;
 	const char *const *datasets; /* NULL-terminated names in dataset_info.json; instead of paths */
 	/* auto | text (a document a line) | paragraphs (documents between blank lines) | files (a document a
-	 * file) | jsonl (column "text") | alpaca | sharegpt | openai. auto: by a file's first record; *.txt
-	 * is text. */
+	 * file) | jsonl (column "text") | alpaca | sharegpt | openai | trl (prompt, chosen and rejected, or
+	 * prompt, completion and label). auto: by a file's first record; *.txt is text. */
 	const char *format;
 	/* {"prompt":"instruction",…}, as dataset_info.json's columns; NULL: the format's. */
 	const char *columns_json;
@@ -83,6 +86,7 @@ struct dataset_row {
 	const int32_t *ids, *targets, *starts;
 	int32_t length, documents;
 	int64_t counted; /* targets that are not -100 */
+	int32_t label;   /* of DATASET_LABELS */
 };
 void dataset_row(const struct dataset *data, int64_t index, struct dataset_row *row);
 int64_t dataset_row_counted(const struct dataset *data, int64_t index); /* without touching the row itself */

@@ -14,11 +14,15 @@
 static const char *const format_names[] = {
     [FORMAT_AUTO] = "auto",     [FORMAT_TEXT] = "text",         [FORMAT_PARAGRAPHS] = "paragraphs",
     [FORMAT_FILES] = "files",   [FORMAT_JSONL] = "jsonl",       [FORMAT_ALPACA] = "alpaca",
-    [FORMAT_OPENAI] = "openai", [FORMAT_SHAREGPT] = "sharegpt",
+    [FORMAT_OPENAI] = "openai", [FORMAT_SHAREGPT] = "sharegpt", [FORMAT_TRL] = "trl",
 };
 
-static const struct source_columns default_columns = {
-    .prompt = "instruction", .query = "input", .response = "output", .messages = "conversations"};
+static const struct source_columns default_columns = {.prompt = "instruction",
+                                                      .query = "input",
+                                                      .response = "output",
+                                                      .messages = "conversations",
+                                                      .chosen = "chosen",
+                                                      .rejected = "rejected"};
 static const struct source_tags sharegpt_tags = {.role = "from",
                                                  .content = "value",
                                                  .user = "human",
@@ -47,9 +51,9 @@ static const struct name_field column_fields[] = {
     {"messages", offsetof(struct source_columns, messages)},
     {"system", offsetof(struct source_columns, system)},
     {"tools", offsetof(struct source_columns, tools)},
-    /* Known to LLaMA-Factory and of no use to these tasks. */
-    {"chosen", SIZE_MAX},
-    {"rejected", SIZE_MAX},
+    {"chosen", offsetof(struct source_columns, chosen)},
+    {"rejected", offsetof(struct source_columns, rejected)},
+    {"kto_tag", offsetof(struct source_columns, label)},
 };
 
 static const struct name_field tag_fields[] = {
@@ -86,7 +90,7 @@ static int parse_format(const char *name, enum source_format *out, const char *w
 	}
 	return error_set(err, -EINVAL,
 	                 "%s: unknown format '%s'; known are auto, text, paragraphs, files, jsonl, alpaca, "
-	                 "sharegpt and openai",
+	                 "sharegpt, openai and trl",
 	                 where, name);
 }
 
@@ -253,15 +257,26 @@ static int check_local(const json_t *entry, const char *where, struct error *err
 	return error_set(err, -EINVAL, "%s: file_name is missing", where);
 }
 
-/* Data that LLaMA-Factory knows and these tasks cannot use. */
-static int check_usable(const json_t *entry, const char *where, struct error *err)
+/* Data that LLaMA-Factory knows and the task cannot use. */
+static int check_usable(const json_t *entry, const char *where, enum dataset_task task, struct error *err)
 {
-	static const char *const media[] = {"images", "videos", "audios", "kto_tag"};
+	static const char *const media[] = {"images", "videos", "audios"};
 	const json_t *columns = json_object_get(entry, "columns");
+	bool ranking = json_get_bool(entry, "ranking", false);
+	bool labels = json_is_string(json_object_get(columns, "kto_tag"));
 
-	if (json_get_bool(entry, "ranking", false))
+	if (ranking && task != DATASET_PAIRS)
 		return error_set(err, -EINVAL,
-		                 "%s: ranking data is for preference tasks, not for pretrain or sft", where);
+		                 "%s: ranking data is for the tasks dpo, orpo, simpo and reward", where);
+	if (labels && task != DATASET_LABELS)
+		return error_set(err, -EINVAL, "%s: columns.kto_tag: such data is for the task kto", where);
+	if (!ranking && task == DATASET_PAIRS)
+		return error_set(err, -EINVAL,
+		                 "%s: has no pairs of answers (ranking = true), which the tasks dpo, orpo, "
+		                 "simpo and reward need",
+		                 where);
+	if (!labels && task == DATASET_LABELS)
+		return error_set(err, -EINVAL, "%s: has no columns.kto_tag, which the task kto needs", where);
 	for (size_t i = 0; i < ARRAY_SIZE(media); i++)
 		if (json_is_string(json_object_get(columns, media[i])))
 			return error_set(err, -EINVAL, "%s: columns.%s: only data of text alone can be used",
@@ -291,7 +306,7 @@ int source_list_add_info(struct source_list *list, const char *text, size_t len,
 		return unknown_dataset(info, where, name, err);
 	if (!json_is_object(entry))
 		return error_set(err, -EINVAL, "%s: has to be a JSON object", at);
-	if ((r = check_local(entry, at, err)) < 0 || (r = check_usable(entry, at, err)) < 0)
+	if ((r = check_local(entry, at, err)) < 0 || (r = check_usable(entry, at, task, err)) < 0)
 		return r;
 	formatting = json_get_string(entry, "formatting", "alpaca");
 	if (!str_eq(formatting, "alpaca") && !str_eq(formatting, "sharegpt") && !str_eq(formatting, "openai"))
@@ -410,12 +425,17 @@ int source_list_resolve(const struct dataset_options *o, struct source_list *lis
 	for (size_t i = 0; r == 0 && i < list->count; i++) {
 		enum source_format f = list->items[i].format;
 
-		if (o->task == DATASET_SFT &&
+		if (o->task != DATASET_PRETRAIN &&
 		    (f == FORMAT_TEXT || f == FORMAT_PARAGRAPHS || f == FORMAT_FILES))
 			r = error_set(
-			    err, -EINVAL,
-			    "%s: plain text is for task pretrain; sft needs alpaca, sharegpt or openai",
-			    list->items[i].path);
+			    err, -EINVAL, "%s: plain text is for task pretrain; %s", list->items[i].path,
+			    o->task == DATASET_SFT ? "sft needs alpaca, sharegpt or openai"
+			                           : "preferences need alpaca, sharegpt, openai or trl");
+		else if (o->task != DATASET_PAIRS && o->task != DATASET_LABELS && f == FORMAT_TRL)
+			r = error_set(err, -EINVAL,
+			              "%s: format trl is of preferences; its prompts and completions are "
+			              "for the tasks dpo, orpo, simpo, kto and reward",
+			              list->items[i].path);
 	}
 	if (r < 0)
 		source_list_free(list);
@@ -453,15 +473,27 @@ static bool has(const json_t *record, const char *key)
 	return key && json_object_get(record, key);
 }
 
+/* TRL's columns: chosen and rejected, or prompt, completion and label, unless alpaca's are there. */
+static bool is_trl(const struct source *s, const json_t *record)
+{
+	if (s->columns.given)
+		return json_is_array(json_object_get(record, s->columns.prompt ? s->columns.prompt : "")) ||
+		       (s->columns.chosen && !s->columns.prompt);
+	return !has(record, "instruction") && (has(record, "chosen") || has(record, "completion"));
+}
+
 /* The format by the names of the columns. */
-static int detect_format(struct source *s, const json_t *record, const char *messages, bool pretrain,
+static int detect_format(struct source *s, const json_t *record, const char *messages, enum dataset_task task,
                          const char *where, struct error *err)
 {
+	bool pretrain = task == DATASET_PRETRAIN, preference = !pretrain && task != DATASET_SFT;
 	const json_t *first = messages ? json_array_get(json_object_get(record, messages), 0) : NULL;
 	_cleanup_free_ char *names = NULL;
 
 	if (pretrain && (s->columns.given ? s->columns.prompt != NULL : has(record, "text"))) {
 		s->format = FORMAT_JSONL;
+	} else if (preference && !first && is_trl(s, record)) {
+		s->format = FORMAT_TRL;
 	} else if (!pretrain && first && has(first, s->tags.given ? s->tags.role : "from")) {
 		s->format = FORMAT_SHAREGPT;
 	} else if (!pretrain && first) {
@@ -474,20 +506,32 @@ static int detect_format(struct source *s, const json_t *record, const char *mes
 		    err, -EINVAL,
 		    "%s: the columns there are (%s) tell no format: %s; map them with data.columns", where,
 		    names ? names : "",
-		    pretrain ? "pretrain wants text"
-		             : "alpaca has instruction and output, sharegpt conversations, openai "
-		               "messages");
+		    pretrain     ? "pretrain wants text"
+		    : preference ? "an answer and another one stand in chosen and rejected, and kto has "
+		                   "completion and label"
+		                 : "alpaca has instruction and output, sharegpt conversations, openai "
+		                   "messages");
 	}
 	return 0;
 }
 
 /* Columns by the names that the formats have by default. Those at the side are read from each record that has
  * them. */
-static void default_names(struct source *s, const char *messages, bool pretrain)
+static void default_names(struct source *s, const json_t *record, const char *messages,
+                          enum dataset_task task)
 {
 	bool chat = s->format == FORMAT_SHAREGPT || s->format == FORMAT_OPENAI;
+	bool pretrain = task == DATASET_PRETRAIN;
 
 	s->columns = default_columns;
+	s->columns.label = has(record, "kto_tag") ? "kto_tag" : "label";
+	if (s->format == FORMAT_TRL) {
+		s->columns.prompt = "prompt";
+		s->columns.response = "completion";
+		s->columns.query = NULL;
+		s->columns.messages = NULL;
+		s->columns.tools = "tools";
+	}
 	if (pretrain && !chat && s->format != FORMAT_ALPACA) {
 		s->columns = (struct source_columns){.prompt = "text"};
 	} else if (chat) {
@@ -498,7 +542,7 @@ static void default_names(struct source *s, const char *messages, bool pretrain)
 	}
 	if (!pretrain || s->format != FORMAT_JSONL) {
 		s->columns.system = "system";
-		s->columns.history = chat ? NULL : "history";
+		s->columns.history = chat || s->format == FORMAT_TRL ? NULL : "history";
 	}
 }
 
@@ -533,22 +577,33 @@ int source_detect(struct source *s, const json_t *record, enum dataset_task task
 		                 "%s: a JSON object is needed, with a column for each part of an example",
 		                 where);
 	if (s->format == FORMAT_AUTO || (s->format == FORMAT_JSONL && !pretrain))
-		r = detect_format(&found, record, messages, pretrain, where, err);
+		r = detect_format(&found, record, messages, task, where, err);
 	if (r < 0)
 		return r;
 	/* dataset_info.json's defaults stand as they are where the file has such columns. */
 	if (!s->columns.given &&
 	    !(s->columns.prompt && (has(record, s->columns.prompt) || has(record, s->columns.messages))))
-		default_names(&found, messages, pretrain);
+		default_names(&found, record, messages, task);
 	if (!s->tags.given)
-		found.tags = found.format == FORMAT_OPENAI ? openai_tags : sharegpt_tags;
+		found.tags =
+		    found.format == FORMAT_OPENAI || found.format == FORMAT_TRL ? openai_tags : sharegpt_tags;
 	if (found.format == FORMAT_SHAREGPT || found.format == FORMAT_OPENAI) {
 		r = need_column(record, found.columns.messages, "messages", where, err);
 	} else {
-		r = need_column(record, found.columns.prompt, "prompt", where, err);
-		if (r == 0 && !pretrain)
+		/* TRL's lists of messages may have the prompt in them. */
+		if (found.format != FORMAT_TRL ||
+		    !!(task == DATASET_PAIRS && found.columns.chosen &&
+		       json_is_array(json_object_get(record, found.columns.chosen))))
+			r = need_column(record, found.columns.prompt, "prompt", where, err);
+		if (r == 0 && !pretrain && task != DATASET_PAIRS)
 			r = need_column(record, found.columns.response, "response", where, err);
 	}
+	if (r == 0 && task == DATASET_PAIRS)
+		r = need_column(record, found.columns.chosen, "chosen answer", where, err);
+	if (r == 0 && task == DATASET_PAIRS)
+		r = need_column(record, found.columns.rejected, "rejected answer", where, err);
+	if (r == 0 && task == DATASET_LABELS)
+		r = need_column(record, found.columns.label, "label", where, err);
 	if (r == 0)
 		*s = found;
 	return r;

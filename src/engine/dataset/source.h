@@ -21,12 +21,15 @@ enum source_format {
 	FORMAT_ALPACA,
 	FORMAT_SHAREGPT,
 	FORMAT_OPENAI,
+	FORMAT_TRL, /* preferences, as texts or as lists of OpenAI's messages */
 };
 
 /* Names of columns; NULL: there is no such column. `given`: named by the user, so that it has to be there. */
 struct source_columns {
 	bool given;
 	const char *prompt, *query, *response, *history, *messages, *system, *tools;
+	const char *chosen, *rejected; /* of pairs */
+	const char *label;             /* of labels */
 };
 
 struct source_tags {
