@@ -45,7 +45,7 @@ static const struct key run_key_list[] = {
     {"data", "dataset", KEY_LIST, F(data.dataset), NULL, 0, 0, NULL,
      "names in dataset_info.json, instead of path"},
     {"data", "format", KEY_CHOICE, F(data.format), "auto", 0, 0,
-     "auto|text|paragraphs|files|jsonl|alpaca|sharegpt|openai", "how the files are read"},
+     "auto|text|paragraphs|files|jsonl|alpaca|sharegpt|openai|trl", "how the files are read"},
     {"data", "columns", KEY_GROUP, F(data.columns), NULL, 0, 0, NULL,
      "column names: { prompt = \"instruction\"; … }"},
     {"data", "tags", KEY_GROUP, F(data.tags), NULL, 0, 0, NULL,
@@ -165,6 +165,22 @@ static const struct key run_key_list[] = {
     {"lora", "from", KEY_STRING, F(lora.from), NULL, 0, 0, NULL,
      "directory of an adapter in PEFT's format to go on from"},
 
+    {"preference", "loss", KEY_CHOICE, F(preference.loss), "sigmoid", 0, 0, "sigmoid|ipo|hinge",
+     "of dpo: how the difference of both answers counts"},
+    {"preference", "beta", KEY_NUMBER, F(preference.beta), "0.1", 0, 1000, NULL,
+     "dpo, kto: the greater, the nearer to the reference; simpo: the scale of rewards; orpo: the weight of "
+     "the odds ratio"},
+    {"preference", "gamma", KEY_NUMBER, F(preference.gamma), "0.5", 0, 1000, NULL,
+     "of simpo: by how much the reward of the chosen answer is to be above the other"},
+    {"preference", "label_smoothing", KEY_NUMBER, F(preference.label_smoothing), "0", 0, 0.5, NULL,
+     "of dpo (sigmoid) and simpo: the part of the pairs that may be the wrong way round"},
+    {"preference", "desirable_weight", KEY_NUMBER, F(preference.desirable_weight), "1", 0, 1000, NULL,
+     "of kto: weight of the answers whose label is true"},
+    {"preference", "undesirable_weight", KEY_NUMBER, F(preference.undesirable_weight), "1", 0, 1000, NULL,
+     "of kto: weight of the answers whose label is false"},
+    {"preference", "reference", KEY_STRING, F(preference.reference), NULL, 0, 0, NULL,
+     "of dpo and kto: Hugging Face directory of the reference model; default: the weights at the start"},
+
     {"parallel", "strategy", KEY_CHOICE, F(parallel.strategy), "auto", 0, 0,
      "ddp|zero1|zero2|zero3|hybrid|auto",
      "what of the model each rank holds; auto: the fastest that fits into memory, as dtrain estimate has it"},
@@ -243,7 +259,8 @@ static const struct key run_key_list[] = {
 const struct keys run_keys = {run_key_list, ARRAY_SIZE(run_key_list)};
 
 static const char *const task_names[] = {
-    [RUN_PRETRAIN] = "pretrain", [RUN_SFT] = "sft", [RUN_GENERATE] = "generate", [RUN_COMMAND] = "command"};
+    [RUN_PRETRAIN] = "pretrain", [RUN_SFT] = "sft", [RUN_DPO] = "dpo",           [RUN_ORPO] = "orpo",
+    [RUN_SIMPO] = "simpo",       [RUN_KTO] = "kto", [RUN_GENERATE] = "generate", [RUN_COMMAND] = "command"};
 
 /* `task` is an enum in the struct; while reading it is one more key beside the table. */
 struct reading {
@@ -251,13 +268,34 @@ struct reading {
 	char *task;
 };
 
-const struct key run_task_key = {NULL,        "task", KEY_CHOICE, offsetof(struct reading, task),
-                                 NULL,        0,      0,          "pretrain|sft|generate|command",
-                                 "what to do"};
+const struct key run_task_key = {
+    NULL,        "task", KEY_CHOICE, offsetof(struct reading, task),
+    NULL,        0,      0,          "pretrain|sft|dpo|orpo|simpo|kto|generate|command",
+    "what to do"};
 
 const char *run_task_name(enum run_task task)
 {
 	return task_names[task];
+}
+
+bool run_task_prefers(enum run_task task)
+{
+	return task >= RUN_DPO && task <= RUN_KTO;
+}
+
+bool run_task_trains(enum run_task task)
+{
+	return task == RUN_PRETRAIN || task == RUN_SFT || run_task_prefers(task);
+}
+
+bool run_task_by_name(const char *name, enum run_task *out)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(task_names); i++)
+		if (str_eq(task_names[i], name)) {
+			*out = (enum run_task)i;
+			return true;
+		}
+	return false;
 }
 
 void run_config_free(struct run_config *c)
@@ -401,6 +439,50 @@ static int check_loss_scale(const struct run_config *c, const char *where, struc
 	return 0;
 }
 
+/* Keys that have no effect with the task, or not with each other. */
+static int check_preference(const struct run_config *c, const char *where, struct error *err)
+{
+	bool prefers = run_task_prefers(c->task), sigmoid = str_eq(c->preference.loss, "sigmoid");
+	const struct {
+		bool wrong;
+		const char *key, *words;
+	} checks[] = {
+	    {c->task != RUN_DPO && !sigmoid, "preference.loss", "it is for task = \"dpo\""},
+	    {!prefers && c->preference.beta != 0.1, "preference.beta", "it is for the tasks of preferences"},
+	    {c->task != RUN_SIMPO && c->preference.gamma != 0.5, "preference.gamma",
+	     "it is for task = \"simpo\""},
+	    {((c->task != RUN_DPO && c->task != RUN_SIMPO) || !sigmoid) && c->preference.label_smoothing != 0,
+	     "preference.label_smoothing",
+	     "it is for task = \"dpo\" with the loss sigmoid, and for \"simpo\""},
+	    {c->task != RUN_KTO && c->preference.desirable_weight != 1, "preference.desirable_weight",
+	     "it is for task = \"kto\""},
+	    {c->task != RUN_KTO && c->preference.undesirable_weight != 1, "preference.undesirable_weight",
+	     "it is for task = \"kto\""},
+	    {c->task != RUN_DPO && c->task != RUN_KTO && c->preference.reference, "preference.reference",
+	     "it is for the tasks dpo and kto: no other one has a reference model"},
+	    {prefers && c->data.packing, "data.packing", "a row of preferences is a pair of answers"},
+	    {prefers && c->data.train_on_prompt, "data.train_on_prompt",
+	     "preferences compare answers to the same prompt"},
+	    {prefers && c->data.mask_history, "data.mask_history", "the last answer alone counts anyway"},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(checks); i++)
+		if (checks[i].wrong)
+			return error_set(err, -EINVAL,
+			                 "%s: %s: has no effect with task = \"%s\": %s; leave it out", where,
+			                 checks[i].key, task_names[c->task], checks[i].words);
+	if (prefers && c->preference.beta <= 0)
+		return error_set(err, -EINVAL,
+		                 "%s: preference.beta: 0 learns nothing; expected a number above 0", where);
+	if (c->preference.label_smoothing >= 0.5)
+		return error_set(
+		    err, -EINVAL,
+		    "%s: preference.label_smoothing: half of the pairs the wrong way round teach "
+		    "nothing; expected less than 0.5",
+		    where);
+	return 0;
+}
+
 static int check_training(const struct run_config *c, const char *where, struct error *err)
 {
 	if (!c->model.path == !c->model.init)
@@ -442,7 +524,7 @@ static int check_training(const struct run_config *c, const char *where, struct 
 	if (c->train.epochs <= 0 && c->train.max_steps == 0)
 		return error_set(err, -EINVAL,
 		                 "%s: train.epochs: 0 epochs and no train.max_steps: nothing to do", where);
-	return check_parallel(c, where, err);
+	return check_preference(c, where, err) < 0 ? -EINVAL : check_parallel(c, where, err);
 }
 
 bool run_variable_is_reserved(const char *name)
@@ -564,6 +646,10 @@ static int check_run(const struct run_config *c, const char *where, struct error
 	switch (c->task) {
 	case RUN_PRETRAIN:
 	case RUN_SFT:
+	case RUN_DPO:
+	case RUN_ORPO:
+	case RUN_SIMPO:
+	case RUN_KTO:
 		return check_training(c, where, err);
 	case RUN_GENERATE:
 		if (c->resources.nodes * c->resources.devices_per_node != 1)

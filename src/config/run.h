@@ -16,7 +16,7 @@
 #include "base/cleanup.h"
 #include "base/error.h"
 
-enum run_task { RUN_PRETRAIN, RUN_SFT, RUN_GENERATE, RUN_COMMAND };
+enum run_task { RUN_PRETRAIN, RUN_SFT, RUN_DPO, RUN_ORPO, RUN_SIMPO, RUN_KTO, RUN_GENERATE, RUN_COMMAND };
 
 struct run_config {
 	char *name;
@@ -38,7 +38,7 @@ struct run_config {
 		char **path; /* a string or a list in the file */
 		char *dataset_dir;
 		char **dataset;
-		char *format;    /* auto text paragraphs files jsonl alpaca sharegpt openai */
+		char *format;    /* auto text paragraphs files jsonl alpaca sharegpt openai trl */
 		char *columns;   /* JSON text of the group data.columns */
 		char *tags;      /* JSON text of the group data.tags */
 		char *template_; /* key "template" */
@@ -91,6 +91,15 @@ struct run_config {
 		double plus_ratio; /* 0: 1 */
 		char *from;        /* directory of the adapter that it goes on from */
 	} lora;
+
+	struct {
+		char *loss;   /* dpo: sigmoid ipo hinge */
+		double beta;  /* how far the model may go from the reference, or the weight of the odds */
+		double gamma; /* simpo: margin */
+		double label_smoothing;                      /* dpo's sigmoid, simpo */
+		double desirable_weight, undesirable_weight; /* kto */
+		char *reference; /* dpo, kto: Hugging Face directory; default: the weights at the start */
+	} preference;
 
 	struct {
 		char *strategy;       /* ddp zero1 zero2 zero3 hybrid auto */
@@ -168,6 +177,9 @@ int run_config_decode(const json_t *json, const char *where, bool lenient, struc
 /* The first key that is not known here, into buf; false: all are known. */
 bool run_config_unknown_key(const json_t *json, char *buf, size_t size);
 const char *run_task_name(enum run_task task);
+bool run_task_prefers(enum run_task task); /* learns from preferences */
+bool run_task_trains(enum run_task task);  /* trains a model with the native engine */
+bool run_task_by_name(const char *name, enum run_task *out);
 
 /* One "NAME=VALUE" into config->environment, in the place of another with that name (keep: unless there is
  * one). -EINVAL: no such form, not UTF-8, or a variable that dtrain sets itself; `where` begins the

@@ -96,7 +96,7 @@ static int check_division(const struct run_config *c, const struct model_config 
 	struct train_options o;
 	int r;
 
-	if ((c->task != RUN_PRETRAIN && c->task != RUN_SFT) || ranks < 1)
+	if (!run_task_trains(c->task) || ranks < 1)
 		return 0;
 	r = options_train(c, &o, err);
 	return r < 0 ? r : plan_create(NULL, NULL, 0, (int)ranks, model, &o, 1, &plan, err);
@@ -147,6 +147,24 @@ static void check_adapter(struct check *k)
 		print_wrong(k, "generate.adapter", &err);
 	else
 		print_good(k, "adapter", "%s: fits the model", path);
+}
+
+/* The reference has the shape of the model. */
+static void check_reference(struct check *k)
+{
+	const char *path = k->c->preference.reference;
+	struct model_config model;
+	struct error err = ERROR_INIT;
+	int r = is_directory(path) ? 0 : error_set(&err, -ENOTDIR, "%s is not a directory", path);
+
+	if (r == 0)
+		r = model_config_read(k->c->model.path ? k->c->model.path : k->c->model.init, &model, &err);
+	if (r == 0)
+		r = check_weights(path, &model, &err);
+	if (r < 0)
+		print_wrong(k, "preference.reference", &err);
+	else
+		print_good(k, "reference", "%s", path);
 }
 
 static struct tokenizer *check_tokenizer(struct check *k)
@@ -201,7 +219,7 @@ static void check_tool_prompt(struct check *k)
 static void check_data(struct check *k)
 {
 	const struct dataset_options options = {
-	    .task = k->c->task == RUN_SFT ? DATASET_SFT : DATASET_PRETRAIN,
+	    .task = options_dataset_task(k->c->task),
 	    .paths = (const char *const *)k->c->data.path,
 	    .dataset_dir = k->c->data.dataset_dir,
 	    .datasets = (const char *const *)k->c->data.dataset,
@@ -291,7 +309,7 @@ static void check_command(struct check *k)
 
 static void check_all(struct check *k)
 {
-	bool trains = k->c->task == RUN_PRETRAIN || k->c->task == RUN_SFT;
+	bool trains = run_task_trains(k->c->task), chats = trains && k->c->task != RUN_PRETRAIN;
 	struct tokenizer *tok = NULL;
 	struct error err = ERROR_INIT;
 
@@ -309,10 +327,12 @@ static void check_all(struct check *k)
 	if (k->c->task == RUN_GENERATE && k->c->generate.adapter)
 		check_adapter(k);
 	tok = check_tokenizer(k);
-	if (k->c->task == RUN_SFT || k->c->generate.chat)
+	if (chats || k->c->generate.chat)
 		check_template(k, tok);
-	if (k->c->task == RUN_SFT)
+	if (chats)
 		check_tool_prompt(k);
+	if (k->c->preference.reference)
+		check_reference(k);
 	if (trains) {
 		check_data(k);
 		check_output(k);
@@ -322,19 +342,13 @@ static void check_all(struct check *k)
 
 static void print_unchecked(const struct check *k)
 {
-	static const char *const words[] = {
-	    [RUN_PRETRAIN] =
-	        "that the files are equal on all nodes, each example of the data, and that the cluster has "
-	        "devices with enough memory",
-	    [RUN_SFT] =
-	        "that the files are equal on all nodes, each example of the data, and that the cluster has "
-	        "devices with enough memory",
-	    [RUN_GENERATE] =
-	        "that the model is on the node that runs it, and that its device has enough memory",
-	    [RUN_COMMAND] = "that the program is the same on all nodes, and that the cluster has the devices",
-	};
-
-	printf("not checked: %s\n", words[k->c->task]);
+	printf("not checked: %s\n",
+	       run_task_trains(k->c->task)
+	           ? "that the files are equal on all nodes, each example of the data, and "
+	             "that the cluster has devices with enough memory"
+	       : k->c->task == RUN_GENERATE
+	           ? "that the model is on the node that runs it, and that its device has enough memory"
+	           : "that the program is the same on all nodes, and that the cluster has the devices");
 }
 
 int cmd_check(struct client *client, int argc, char **argv)

@@ -165,7 +165,7 @@ static int read_subject(struct subject *s, const char *path, const char *const *
 	if ((r = run_request_file(path, overrides, NULL, &json, err)) < 0 ||
 	    (r = run_config_from_json(json, &s->config, err)) < 0)
 		return r;
-	if (s->config->task != RUN_PRETRAIN && s->config->task != RUN_SFT)
+	if (!run_task_trains(s->config->task))
 		return error_set(err, -EINVAL, "%s: task = \"%s\" is not planned: only training is", path,
 		                 run_task_name(s->config->task));
 	/* All names are seen from there. */
@@ -430,8 +430,8 @@ int estimate_refuse(struct client *client, const json_t *config)
 	struct error err = ERROR_INIT;
 	int r;
 
-	if (!list || run_config_from_json(config, &s.config, &err) < 0 ||
-	    (s.config->task != RUN_PRETRAIN && s.config->task != RUN_SFT) || !is_seen_from_here(s.config))
+	if (!list || run_config_from_json(config, &s.config, &err) < 0 || !run_task_trains(s.config->task) ||
+	    !is_seen_from_here(s.config))
 		return 0;
 	model = options_config(s.config);
 	if (!model || model_config_read(model, &s.model, &err) < 0 ||

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/str.h"
+#include "config/run.h"
 #include "dtrain/commands.h"
 #include "dtrain/options.h"
 #include "dtrain/terminal.h"
@@ -175,7 +176,8 @@ static void print_state(struct watch *w, const struct run_view *run)
  * did not succeed, the cause follows on stderr. */
 static void print_end(struct watch *w, const struct run_view *run)
 {
-	bool trains = str_eq(run->task, "pretrain") || str_eq(run->task, "sft");
+	enum run_task task;
+	bool trains = run_task_by_name(run->task, &task) && run_task_trains(task);
 	_cleanup_free_ char *where = run->output ? str_path_join(run->directory, run->output) : NULL;
 	_cleanup_strbuf_ struct strbuf text = {0};
 	struct progress progress;

@@ -9,10 +9,37 @@
 #include "base/str.h"
 #include "options/precision_names.h"
 
+enum dataset_task options_dataset_task(enum run_task task)
+{
+	return task == RUN_KTO          ? DATASET_LABELS
+	       : run_task_prefers(task) ? DATASET_PAIRS
+	       : task == RUN_SFT        ? DATASET_SFT
+	                                : DATASET_PRETRAIN;
+}
+
+static void read_preference(const struct run_config *c, struct preference_options *out)
+{
+	static const enum preference_kind kinds[] = {[RUN_DPO] = PREFERENCE_DPO,
+	                                             [RUN_ORPO] = PREFERENCE_ORPO,
+	                                             [RUN_SIMPO] = PREFERENCE_SIMPO,
+	                                             [RUN_KTO] = PREFERENCE_KTO,
+	                                             [RUN_COMMAND] = PREFERENCE_NONE};
+
+	*out = (struct preference_options){.kind = kinds[c->task],
+	                                   .loss = str_eq(c->preference.loss, "ipo")     ? PREFERENCE_IPO
+	                                           : str_eq(c->preference.loss, "hinge") ? PREFERENCE_HINGE
+	                                                                                 : PREFERENCE_SIGMOID,
+	                                   .beta = c->preference.beta,
+	                                   .gamma = c->preference.gamma,
+	                                   .label_smoothing = c->preference.label_smoothing,
+	                                   .desirable_weight = c->preference.desirable_weight,
+	                                   .undesirable_weight = c->preference.undesirable_weight};
+}
+
 void options_dataset(const struct run_config *c, const char *cache_dir, struct dataset_options *out)
 {
 	*out = (struct dataset_options){
-	    .task = c->task == RUN_SFT ? DATASET_SFT : DATASET_PRETRAIN,
+	    .task = options_dataset_task(c->task),
 	    .paths = (const char *const *)c->data.path,
 	    .dataset_dir = c->data.dataset_dir,
 	    .datasets = (const char *const *)c->data.dataset,
@@ -57,6 +84,7 @@ static const char *const all_modules[] = {"all", NULL};
 int options_train(const struct run_config *c, struct train_options *out, struct error *err)
 {
 	train_options_default(out);
+	read_preference(c, &out->preference);
 	out->epochs = c->train.epochs;
 	out->max_steps = c->train.max_steps;
 	out->micro_batch = c->train.micro_batch;

@@ -7,6 +7,7 @@
 #include "engine/dataset/dataset.h"
 #include "engine/train/options.h"
 
+enum dataset_task options_dataset_task(enum run_task task); /* of one that trains */
 /* Strings are borrowed from the config; cache_dir is where the tokenized rows are kept. */
 void options_dataset(const struct run_config *c, const char *cache_dir, struct dataset_options *out);
 /* parallel.strategy = "auto": options_train leaves the default. */

@@ -38,6 +38,10 @@ static int run(const struct environment *env, struct service_client *service, st
 	switch (c->task) {
 	case RUN_PRETRAIN:
 	case RUN_SFT:
+	case RUN_DPO:
+	case RUN_ORPO:
+	case RUN_SIMPO:
+	case RUN_KTO:
 		return train_task(c, env, service, err);
 	case RUN_GENERATE:
 		return generate_task(c, env, err);

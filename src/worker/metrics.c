@@ -26,14 +26,31 @@ static double round_to(double value, double scale)
 	return fabs(value * scale) < 0x1p53 ? round(value * scale) / scale : value;
 }
 
-static double perplexity(const struct metrics_report *m)
+/* Of a loss of tokens, which that of a preference task is not. */
+static double perplexity(const struct metrics_report *m, const struct metrics_extra *extra)
 {
 	double p = exp(m->eval_loss);
 
-	return isfinite(p) ? p : NAN;
+	return isfinite(p) && !(extra && extra->count) ? p : NAN;
 }
 
-char *metrics_line(const struct metrics_report *report)
+/* As long as every name of ours, with its prefix. */
+#define NAME_MAX_LENGTH 64
+
+static void add_extra(json_t *line, const struct metrics_extra *extra, bool evaluated)
+{
+	for (int i = 0; i < extra->count; i++) {
+		char name[NAME_MAX_LENGTH];
+
+		if (isfinite(extra->values[i].value))
+			json_object_set_new(line, extra->values[i].name, json_real(extra->values[i].value));
+		snprintf(name, sizeof(name), "eval_%s", extra->values[i].name);
+		if (evaluated && isfinite(extra->eval_values[i].value))
+			json_object_set_new(line, name, json_real(extra->eval_values[i].value));
+	}
+}
+
+char *metrics_line(const struct metrics_report *report, const struct metrics_extra *extra)
 {
 	struct metrics_report m = *report;
 	_cleanup_json_ json_t *json = NULL;
@@ -46,8 +63,10 @@ char *metrics_line(const struct metrics_report *report)
 	m.communication_seconds = round_to(m.communication_seconds, 1e6);
 	m.data_seconds = round_to(m.data_seconds, 1e6);
 	m.slowest_seconds = m.slowest_rank >= 0 ? round_to(m.slowest_seconds, 1e6) : NAN;
-	m.eval_perplexity = round_to(perplexity(&m), 1e6);
+	m.eval_perplexity = round_to(perplexity(&m, extra), 1e6);
 	json = metrics_report_encode(&m);
+	if (json && extra)
+		add_extra(json, extra, !isnan(report->eval_loss));
 	return json_to_string(json);
 }
 
@@ -154,7 +173,25 @@ int metrics_event(struct metrics *m, const struct metrics_mark *mark, const char
 	return r < 0 ? r : metrics_text(m, mark->step, mark->time, "events", text, err);
 }
 
-int metrics_write(struct metrics *m, const struct metrics_report *report, struct error *err)
+static int write_extra(struct metrics *m, const struct metrics_report *report,
+                       const struct metrics_extra *extra, struct error *err)
+{
+	int r = 0;
+
+	for (int i = 0; r == 0 && i < 2 * extra->count; i++) {
+		const struct preference_metric *v = i % 2 ? extra->eval_values : extra->values;
+		char name[NAME_MAX_LENGTH];
+
+		if ((i % 2 && isnan(report->eval_loss)) || !isfinite(v[i / 2].value))
+			continue;
+		snprintf(name, sizeof(name), "%s/%s", i % 2 ? "eval" : "train", v[i / 2].name);
+		r = tfevents_scalar(m->events, report->time, report->step, name, v[i / 2].value, err);
+	}
+	return r;
+}
+
+int metrics_write(struct metrics *m, const struct metrics_report *report, const struct metrics_extra *extra,
+                  struct error *err)
 {
 	const struct {
 		const char *tag;
@@ -178,15 +215,17 @@ int metrics_write(struct metrics *m, const struct metrics_report *report, struct
 	    {"perf/slowest_rank", report->slowest_rank >= 0 ? (double)report->slowest_rank : NAN},
 	    {"perf/slowest_seconds", report->slowest_rank >= 0 ? report->slowest_seconds : NAN},
 	    {"eval/loss", report->eval_loss},
-	    {"eval/perplexity", perplexity(report)},
+	    {"eval/perplexity", perplexity(report, extra)},
 	};
-	_cleanup_free_ char *line = metrics_line(report);
+	_cleanup_free_ char *line = metrics_line(report, extra);
 	int r = write_line(m, line, err);
 
 	for (size_t i = 0; i < ARRAY_SIZE(scalars) && m->events && r == 0; i++)
 		if (!isnan(scalars[i].value))
 			r = tfevents_scalar(m->events, report->time, report->step, scalars[i].tag,
 			                    scalars[i].value, err);
+	if (r == 0 && extra && m->events)
+		r = write_extra(m, report, extra, err);
 	return r;
 }
 

@@ -131,18 +131,42 @@ void report_close(struct report *r)
 	free(r);
 }
 
+/* " accuracy 0.62 margin 0.1512" of a preference task. */
+static void print_preference(char *out, size_t size, const struct train_log *log)
+{
+	double accuracy = NAN, margin = NAN;
+	char text[STR_MEASURE];
+	size_t n = 0;
+
+	for (int i = 0; i < log->metric_count; i++) {
+		const char *name = log->metrics[i].name;
+
+		if (str_eq(name, "rewards/accuracies") || str_eq(name, "accuracy"))
+			accuracy = log->metrics[i].value;
+		if (str_eq(name, "rewards/margins") || str_eq(name, "margin"))
+			margin = log->metrics[i].value;
+	}
+	*out = '\0';
+	if (!isnan(accuracy))
+		n = (size_t)snprintf(out, size, " accuracy %.2f", accuracy);
+	if (!isnan(margin))
+		snprintf(out + n, size - n, " margin %s", str_measure(text, sizeof(text), margin, 4));
+}
+
 static void print_progress(const struct train_log *log)
 {
-	char eta[32], eval[STR_MEASURE + 8] = "", scale[64] = "", loss[STR_MEASURE], norm[STR_MEASURE];
+	char preference[48 + STR_MEASURE], eta[32], eval[STR_MEASURE + 8] = "", scale[64] = "",
+	                                                               loss[STR_MEASURE], norm[STR_MEASURE];
 
 	if (log->has_eval)
 		snprintf(eval, sizeof(eval), " eval %s", str_measure(loss, sizeof(loss), log->eval_loss, 4));
+	print_preference(preference, sizeof(preference), log);
 	if (log->loss_scale > 0)
 		snprintf(scale, sizeof(scale), " scale %g skipped %" PRId64, log->loss_scale, log->skipped);
-	printf("step %" PRId64 "/%" PRId64 " loss %s%s lr %.1e grad %s%s %.0f tokens/s eta %s\n", log->step,
-	       log->steps, str_measure(loss, sizeof(loss), log->loss, 4), eval, log->learning_rate,
-	       str_measure(norm, sizeof(norm), log->grad_norm, 2), scale, log->tokens_per_second,
-	       str_duration(eta, sizeof(eta), log->eta_seconds));
+	printf("step %" PRId64 "/%" PRId64 " loss %s%s%s lr %.1e grad %s%s %.0f tokens/s eta %s\n", log->step,
+	       log->steps, str_measure(loss, sizeof(loss), log->loss, 4), eval, preference,
+	       log->learning_rate, str_measure(norm, sizeof(norm), log->grad_norm, 2), scale,
+	       log->tokens_per_second, str_duration(eta, sizeof(eta), log->eta_seconds));
 }
 
 /* The largest resident memory that this process has had. */
@@ -179,13 +203,14 @@ int report_log(struct report *r, const struct train_log *log, struct error *err)
 	    .loss_scale = log->loss_scale,
 	    .skipped_steps = log->skipped,
 	};
-	_cleanup_free_ char *line = metrics_line(&m);
+	const struct metrics_extra extra = {log->metric_count, log->metrics, log->eval_metrics};
+	_cleanup_free_ char *line = metrics_line(&m, &extra);
 
 	if (!line)
 		return error_oom(err);
 	print_progress(log);
 	service_client_report(r->o.service, line);
-	return metrics_write(r->metrics, &m, err);
+	return metrics_write(r->metrics, &m, &extra, err);
 }
 
 int report_checkpoint(struct report *r, int64_t step, struct error *err)

@@ -9,7 +9,7 @@
 int worker_main(void);  /* the exit status */
 int measure_main(void); /* the same of --measure, which prints the rates of the device */
 
-/* pretrain and sft. 0: done; 1: stopped by a signal; or a negative errno. */
+/* pretrain, sft and the tasks of preferences. 0: done; 1: stopped by a signal; or a negative errno. */
 int train_task(const struct run_config *c, const struct environment *env, struct service_client *service,
                struct error *err);
 

@@ -22,6 +22,7 @@
 #include "options/options.h"
 #include "options/precision_names.h"
 #include "worker/precision.h"
+#include "worker/reference.h"
 #include "worker/report.h"
 #include "worker/saver_options.h"
 #include "worker/stop.h"
@@ -466,7 +467,8 @@ static int open_adapter(struct training *t, struct peft_adapter **out, struct er
 	return parameters_check_adapter(trainer_layout(t->trainer), (*out)->tensors, from, err);
 }
 
-static int load_model(struct training *t, struct error *err)
+/* path: of the model, or NULL for random weights. */
+static int load_model(struct training *t, const char *path, struct error *err)
 {
 	double std = t->c->model.init_std > 0 ? t->c->model.init_std : t->model.init_std;
 	_cleanup_(weights_source_free) struct weights_source source = {
@@ -475,13 +477,81 @@ static int load_model(struct training *t, struct error *err)
 	bool broadcast = str_eq(t->c->model.load, "broadcast"), reads = !broadcast || first_rank(t);
 	int r = 0;
 
-	if (t->c->model.path && reads)
-		r = safetensors_open(t->c->model.path, &source.model, err);
+	if (path && reads)
+		r = safetensors_open(path, &source.model, err);
 	if (r == 0 && source.model)
-		r = parameters_check(trainer_layout(t->trainer), source.model, t->c->model.path, err);
+		r = parameters_check(trainer_layout(t->trainer), source.model, path, err);
 	if (r == 0 && t->c->lora.from && reads)
 		r = open_adapter(t, &source.adapter, err);
 	return r < 0 ? r : weights_load(&place, source_fill, &source, source.model, broadcast, err);
+}
+
+/* ---- what a preference task knows of its reference model ---- */
+
+static char *reference_key(const struct training *t)
+{
+	return str_printf("%016" PRIx64 " %016" PRIx64 " %s", dataset_digest(t->data),
+	                  t->eval ? dataset_digest(t->eval) : 0,
+	                  t->c->preference.reference ? t->c->preference.reference
+	                  : t->c->model.path         ? t->c->model.path
+	                                             : t->c->model.init);
+}
+
+static struct reference_file reference_file(const struct training *t, const char *key)
+{
+	return (struct reference_file){t->c->output.dir, key, t->dev, t->comm, t->trainer};
+}
+
+/* With the weights of the reference, which the trainer has afterwards. */
+static int compute_reference(struct training *t, struct error *err)
+{
+	const char *path = t->c->preference.reference ? t->c->preference.reference : t->c->model.path;
+	_cleanup_free_ char *key = reference_key(t);
+	struct reference_file file = reference_file(t, key);
+	double start = clock_monotonic();
+	char took[32];
+	int r;
+
+	if (!key)
+		return error_oom(err);
+	if ((r = load_model(t, path, err)) < 0 || (r = trainer_compute_reference(t->trainer, err)) < 0)
+		return r;
+	if (first_rank(t))
+		printf("reference: log-probabilities of %" PRId64 " answers in %s\n",
+		       trainer_reference_count(t->trainer),
+		       str_duration(took, sizeof(took), clock_monotonic() - start));
+	return reference_save(&file, err);
+}
+
+/* Of a run that resumes: those that it began with. */
+static int find_reference(struct training *t, struct error *err)
+{
+	_cleanup_free_ char *key = reference_key(t);
+	struct reference_file file = reference_file(t, key);
+	bool found;
+	int r;
+
+	if (trainer_reference_count(t->trainer) == 0)
+		return 0;
+	r = key ? reference_load(&file, &found, err) : error_oom(err);
+	if (r < 0 || found)
+		return r;
+	if (first_rank(t))
+		printf("warning: %s has no log-probabilities of this reference model and data: they are "
+		       "computed again\n",
+		       t->c->output.dir);
+	return compute_reference(t, err);
+}
+
+/* A run from the start. */
+static int start_new(struct training *t, struct error *err)
+{
+	bool has = trainer_reference_count(t->trainer) > 0;
+	int r = has ? compute_reference(t, err) : 0;
+
+	if (r < 0 || (has && !t->c->preference.reference))
+		return r;
+	return load_model(t, t->c->model.path, err);
 }
 
 /* Whether two fingerprints differ in more than the batch, which does not change the order of the data. */
@@ -540,7 +610,7 @@ static int start_weights(struct training *t, struct error *err)
 
 	t->reported_step = -1;
 	if (!saver_resumes(t->saver))
-		return load_model(t, err);
+		return start_new(t, err);
 	t->tokens_before = state->tokens;
 	if (state->examples >= 0)
 		trainer_set_origin(t->trainer, state->step, state->examples);
@@ -549,8 +619,8 @@ static int start_weights(struct training *t, struct error *err)
 		warn_of_changes(t);
 	}
 	/* A checkpoint of an adapter does not have the model. */
-	if ((r = check_optimizer(t, err)) < 0 ||
-	    (trainer_layout(t->trainer)->adapts && (r = load_model(t, err)) < 0))
+	if ((r = check_optimizer(t, err)) < 0 || (r = find_reference(t, err)) < 0 ||
+	    (trainer_layout(t->trainer)->adapts && (r = load_model(t, t->c->model.path, err)) < 0))
 		return r;
 	r = saver_resume(t->saver, &place, err);
 	/* A run that was made shorter than it has already run only saves. */

@@ -5,6 +5,7 @@
  */
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -99,6 +100,10 @@ int main(int argc, char **argv)
 	if (argc < 2)
 		return 2;
 	for (int i = 2; i < argc; i++) {
+		if (str_starts(argv[i], "max_length=")) {
+			o.max_length = atoi(argv[i] + strlen("max_length="));
+			continue;
+		}
 		if (str_eq(argv[i], "task=pairs") || str_eq(argv[i], "task=labels")) {
 			o.task = str_eq(argv[i], "task=pairs") ? DATASET_PAIRS : DATASET_LABELS;
 			continue;

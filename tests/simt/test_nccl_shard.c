@@ -53,7 +53,7 @@ static void *run_rank(void *context)
 		ck_ok(trainer_run_step(t, &log, &err), &err);
 		r->losses[s] = log.loss;
 		if (s == 1)
-			ck_ok(trainer_evaluate(t, &loss, &err), &err);
+			ck_ok(trainer_evaluate(t, &loss, NULL, &err), &err);
 	}
 	access = trainer_access(t);
 	last = &access.layout->parameter[access.layout->parameters - 1];

@@ -48,7 +48,7 @@ static void fail_on_skipped(void *context, const char *message)
 static void check_data(const char *file, const struct run_config *c)
 {
 	struct dataset_options o = {
-	    .task = c->task == RUN_SFT ? DATASET_SFT : DATASET_PRETRAIN,
+	    .task = run_task_prefers(c->task) ? DATASET_PAIRS : DATASET_SFT,
 	    .paths = (const char *const *)c->data.path,
 	    .dataset_dir = c->data.dataset_dir,
 	    .datasets = (const char *const *)c->data.dataset,
@@ -105,7 +105,7 @@ START_TEST(run_files_can_be_used_as_they_are)
 			ck_assert_msg(shipped("dataset_info.json"), "%s", file);
 		if (c->task == RUN_COMMAND)
 			check_named(file, text, c->command[1]);
-		if (c->task == RUN_SFT && all)
+		if ((c->task == RUN_SFT || run_task_prefers(c->task)) && all)
 			check_data(file, c);
 		free(names[i]);
 	}

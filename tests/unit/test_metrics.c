@@ -48,7 +48,7 @@ START_TEST(metrics_of_a_resumed_run_have_no_line_twice)
 	          "begun", &err),
 	      &err);
 	for (rec.step = 1; rec.step <= 6; rec.step++) {
-		ck_ok(metrics_write(m, &rec, &err), &err);
+		ck_ok(metrics_write(m, &rec, NULL, &err), &err);
 		if (rec.step == 3)
 			ck_ok(metrics_event(m,
 			                    &(struct metrics_mark){.event = (char *)"checkpoint", .step = 3},
@@ -65,7 +65,7 @@ START_TEST(metrics_of_a_resumed_run_have_no_line_twice)
 	ck_ok(metrics_open(dir, 3, true, &m, &err), &err);
 	rec.step = 4;
 	rec.eval_loss = 2;
-	ck_ok(metrics_write(m, &rec, &err), &err);
+	ck_ok(metrics_write(m, &rec, NULL, &err), &err);
 	metrics_close(m);
 	check_steps(path, (int[]){1, 2, 3, 4}, 4, &err);
 	/* Marks are removed with their steps. */
@@ -99,7 +99,7 @@ START_TEST(metrics_of_an_earlier_run_are_kept)
 		      &err);
 		rec.step = run;
 		if (run)
-			ck_ok(metrics_write(m, &rec, &err), &err);
+			ck_ok(metrics_write(m, &rec, NULL, &err), &err);
 		metrics_close(m);
 	}
 	for (int run = 1; run < 4; run++) {
@@ -145,7 +145,7 @@ START_TEST(a_line_of_metrics_holds_everything)
 	struct error err = ERROR_INIT;
 	_cleanup_free_ char *line = NULL;
 
-	line = metrics_line(&rec);
+	line = metrics_line(&rec, NULL);
 	ck_ok(json_parse(line, strlen(line), "line", &all, &err), &err);
 	ck_assert_int_eq(json_get_int(all, "memory_bytes", 0), INT64_MAX);
 	ck_assert(str_starts(json_get_string(all, "slowest_node", ""), "a \"node\\ with\na name"));
@@ -153,7 +153,7 @@ START_TEST(a_line_of_metrics_holds_everything)
 	rec = (struct metrics_report){
 	    .eval_loss = NAN, .communication_seconds = NAN, .compute_seconds = NAN, .slowest_rank = -1};
 	free(line);
-	line = metrics_line(&rec);
+	line = metrics_line(&rec, NULL);
 	ck_ok(json_parse(line, strlen(line), "line", &few, &err), &err);
 	ck_assert_ptr_nonnull(json_object_get(few, "data_seconds"));
 	for (size_t i = 0; i < 7; i++)

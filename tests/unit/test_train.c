@@ -158,6 +158,7 @@ static void *run_rank(void *context)
 	ck_ok(device_create(&(struct device_options){.threads = 1}, &dev, &err), &err);
 	ck_ok(trainer_create(dev, r->comm, &c, &r->o, r->train, r->eval, &t, &err), &err);
 	ck_ok(trainer_load(t, model_init_fill, &init, &err), &err);
+	ck_ok(trainer_compute_reference(t, &err), &err);
 	if (r->start) {
 		restore(t, r->state, r->start);
 		trainer_set_loss_scaler(t, &r->scaler);
@@ -249,6 +250,50 @@ START_TEST(any_split_gives_the_same_losses)
 END_TEST
 
 /* Two documents that are packed into one row give the same losses as in two rows: neither sees the other. */
+/* The same of the tasks of preferences; KTO's estimate of the divergence is that of a micro-step of all
+ * ranks.
+ */
+START_TEST(any_split_prefers_alike)
+{
+	static const enum preference_kind kinds[] = {PREFERENCE_DPO, PREFERENCE_ORPO, PREFERENCE_SIMPO,
+	                                             PREFERENCE_KTO};
+	static const struct {
+		int world_size, micro_batch, accumulation;
+		enum shard_strategy strategy;
+	} splits[] = {
+	    {1, 2, 4, SHARD_DDP}, {4, 1, 2, SHARD_DDP}, {2, 4, 1, SHARD_ZERO1}, {4, 2, 1, SHARD_DDP}};
+	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(21, 9, 8, 50, false);
+	_cleanup_(dataset_closep) struct dataset *eval = fake_dataset(5, 12, 8, 50, false);
+	struct rank_run whole = {.train = train, .eval = eval};
+
+	options(&whole.o, 8, 1);
+	whole.o.preference.kind = kinds[_i];
+	whole.o.weight_decay = 0;
+	run_all(&whole, 1);
+	ck_assert_double_lt(whole.losses[2], whole.losses[0]);
+	for (size_t i = 0; i < ARRAY_SIZE(splits); i++) {
+		struct rank_run runs[8] = {{.train = train, .eval = eval}};
+
+		if (kinds[_i] == PREFERENCE_KTO && splits[i].accumulation > 1)
+			continue;
+		runs[0].o = whole.o;
+		runs[0].o.micro_batch = splits[i].micro_batch;
+		runs[0].o.accumulation = splits[i].accumulation;
+		runs[0].o.strategy = splits[i].strategy;
+		run_all(runs, splits[i].world_size);
+		for (int s = 0; s < STEPS; s++) {
+			ck_assert_double_eq_tol(runs[0].losses[s], whole.losses[s], 1e-5);
+			ck_assert_double_eq_tol(runs[0].norms[s], whole.norms[s], 1e-4);
+			for (int r = 1; r < splits[i].world_size; r++)
+				ck_assert_double_eq(runs[r].losses[s], runs[0].losses[s]);
+		}
+		ck_assert_double_eq_tol(runs[0].eval_loss, whole.eval_loss, 1e-4);
+		done(runs, splits[i].world_size);
+	}
+	done(&whole, 1);
+}
+END_TEST
+
 START_TEST(packed_documents_are_apart)
 {
 	_cleanup_(dataset_closep) struct dataset *packed = fake_dataset(8, 9, 8, 50, false);
@@ -957,6 +1002,7 @@ int main(void)
 	tcase_add_test(c, steps_and_epochs);
 	tcase_add_loop_test(c, another_batch_goes_on, 0, 6);
 	tcase_add_test(c, any_split_gives_the_same_losses);
+	tcase_add_loop_test(c, any_split_prefers_alike, 0, 4);
 	tcase_add_test(c, packed_documents_are_apart);
 	tcase_add_test(c, norms_do_not_decay);
 	tcase_add_test(c, padding_moves_no_unit);

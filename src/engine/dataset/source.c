@@ -592,8 +592,8 @@ int source_detect(struct source *s, const json_t *record, enum dataset_task task
 	} else {
 		/* TRL's lists of messages may have the prompt in them. */
 		if (found.format != FORMAT_TRL ||
-		    !!(task == DATASET_PAIRS && found.columns.chosen &&
-		       json_is_array(json_object_get(record, found.columns.chosen))))
+		    !(task == DATASET_PAIRS && found.columns.chosen &&
+		      json_is_array(json_object_get(record, found.columns.chosen))))
 			r = need_column(record, found.columns.prompt, "prompt", where, err);
 		if (r == 0 && !pretrain && task != DATASET_PAIRS)
 			r = need_column(record, found.columns.response, "response", where, err);

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The backward pass: from the loss through the blocks, the last first, with the gradients of each unit. */
+#include <string.h>
+
 #include "engine/model/internal.h"
 
 static void start_place(struct model *m, int unit)
@@ -24,12 +26,12 @@ static void start_unit(struct model *m, int unit, bool first)
 }
 
 /* Loss, gradient of the head, and dx behind the final norm. */
-static void head(struct model *m, const struct model_pass *p, float scale, bool first, double *loss_sum)
+static void head(struct model *m, const struct model_pass *p, const char *x, float scale, bool first,
+                 double *loss_sum)
 {
 	int unit = m->layout->base_units - 1, matrix = head_unit(m);
 	int64_t tokens = p->b->tokens, rows = p->compact ? p->counted : tokens, hidden = m->c.hidden;
 	enum parameter_role role = head_role(m);
-	const char *x = model_head_input(m, p);
 	char *dx = p->compact ? m->d_wide : m->dx;
 	int64_t chunk = logits_chunk(m, rows);
 
@@ -39,7 +41,7 @@ static void head(struct model *m, const struct model_pass *p, float scale, bool 
 
 		model_linear(m, matrix, role, m->logits, x + offset, n);
 		device_cross_entropy(m->dev, m->logits, m->o.type, m->targets + at, n, m->c.vocab, scale,
-		                     NULL, m->losses, true);
+		                     p->b->weigh ? m->factors + at : NULL, m->losses, true);
 		device_sum(m->dev, m->losses, n, loss_sum);
 		model_linear_input_gradient(m, matrix, role, dx + offset, m->logits, n);
 		model_linear_weight_gradient(m, matrix, role, m->logits, x + offset, n, first && at == 0);
@@ -144,11 +146,13 @@ static void zero_place(struct model *m, int unit)
 }
 
 /* Nothing in the batch counts: its gradients are zero. */
-static int nothing(struct model *m, bool first, struct error *err)
+static int nothing(struct model *m, const struct model_batch *batch, bool first, struct error *err)
 {
 	int last = m->layout->base_units - 1, r;
 
-	if ((r = model_forward_nothing(m, MODEL_FORWARD, err)) < 0 || (r = need_head(m, err)) < 0)
+	if ((r = model_forward_nothing(m, MODEL_FORWARD, err)) < 0 ||
+	    (batch->weigh && (r = batch->weigh(batch->weigh_context, NULL, NULL, err)) < 0) ||
+	    (r = need_head(m, err)) < 0)
 		return r;
 	for (int u = last; u >= m->layout->lowest; u--) {
 		int companion = m->layout->unit[u].companion;
@@ -164,6 +168,23 @@ static int nothing(struct model *m, bool first, struct error *err)
 	if (m->layout->lowest > 0 && m->c.tied)
 		model_done(m, 0, MODEL_BACKWARD);
 	return 0;
+}
+
+/* Asks for the factors of the tokens' losses; those of the rows that go through the head are then in
+ * m->factors. */
+static int weigh(struct model *m, const struct model_pass *p, const char *x, struct error *err)
+{
+	int64_t tokens = p->b->tokens, rows = p->compact ? p->counted : tokens;
+	float *factors = m->token_losses + tokens;
+	int r;
+
+	memset(m->token_losses, 0, 2 * (size_t)tokens * sizeof(float));
+	if ((r = model_head_losses(m, p, x, NULL, m->token_losses, err)) < 0 ||
+	    (r = p->b->weigh(p->b->weigh_context, m->token_losses, factors, err)) < 0)
+		return r;
+	for (int64_t i = 0; i < p->counted && p->compact; i++)
+		factors[i] = factors[m->host_rows[i]];
+	return device_write(m->dev, m->factors, factors, (size_t)rows * sizeof(float), err);
 }
 
 /* What a block has not kept. The last of those that recompute has written the shared buffers last: its own
@@ -193,21 +214,25 @@ int model_forward_backward(struct model *m, const struct model_batch *batch, flo
 {
 	struct model_pass p;
 	int64_t tokens = batch->tokens;
+	const char *x;
 	int r;
 
 	if (tokens == 0)
-		return nothing(m, first, err);
+		return nothing(m, batch, first, err);
 	r = model_begin(m, batch, &p, err);
 	if (r == 0 && p.counted == 0)
-		return nothing(m, first, err);
+		return nothing(m, batch, first, err);
 	if (r < 0 || (p.compact && (r = write_inverse_rows(m, &p, err)) < 0) ||
 	    (r = model_forward(m, &p, MODEL_FORWARD, err)) < 0)
+		return r;
+	x = model_head_input(m, &p);
+	if (batch->weigh && (r = weigh(m, &p, x, err)) < 0)
 		return r;
 	model_head_done(m, MODEL_FORWARD);
 	if ((r = need_head(m, err)) < 0)
 		return r;
 	m->d_low_of = -1;
-	head(m, &p, scale, first, loss_sum);
+	head(m, &p, x, scale, first, loss_sum);
 	end_unit(m, m->layout->base_units - 1);
 	for (int l = m->c.layers - 1; l + 1 >= m->layout->lowest && l >= 0; l--) {
 		if ((r = model_need(m, l + 1, MODEL_BACKWARD, err)) < 0)

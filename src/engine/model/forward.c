@@ -108,12 +108,35 @@ void model_scale_logits(struct model *m, void *x, int64_t rows)
 		device_scale(m->dev, x, m->o.type, (float)m->c.logits_scale, rows * m->c.hidden);
 }
 
+int model_head_losses(struct model *m, const struct model_pass *p, const char *x, double *loss_sum,
+                      float *losses, struct error *err)
+{
+	int64_t rows = p->compact ? p->counted : p->b->tokens, chunk = logits_chunk(m, rows);
+	int r;
+
+	for (int64_t first = 0; first < rows; first += chunk) {
+		int64_t n = MIN(chunk, rows - first);
+
+		model_linear(m, head_unit(m), head_role(m), m->logits,
+		             x + (size_t)(first * m->c.hidden) * m->size, n);
+		device_cross_entropy(m->dev, m->logits, m->o.type, m->targets + first, n, m->c.vocab, 1, NULL,
+		                     m->losses, false);
+		if (loss_sum)
+			device_sum(m->dev, m->losses, n, loss_sum);
+		if (!losses)
+			continue;
+		if ((r = device_read(m->dev, m->host_losses, m->losses, (size_t)n * sizeof(float), err)) < 0)
+			return r;
+		for (int64_t i = 0; i < n; i++)
+			losses[p->compact ? m->host_rows[first + i] : first + i] = m->host_losses[i];
+	}
+	return 0;
+}
+
 int model_evaluate(struct model *m, const struct model_batch *batch, double *loss_sum, float *losses,
                    struct error *err)
 {
 	struct model_pass p;
-	const char *x;
-	int64_t rows, chunk;
 	int r;
 
 	if (batch->tokens == 0)
@@ -126,26 +149,9 @@ int model_evaluate(struct model *m, const struct model_batch *batch, double *los
 		losses[t] = 0;
 	if (p.counted == 0)
 		return model_forward_nothing(m, MODEL_EVALUATE, err);
-	if ((r = model_forward(m, &p, MODEL_EVALUATE, err)) < 0)
+	if ((r = model_forward(m, &p, MODEL_EVALUATE, err)) < 0 ||
+	    (r = model_head_losses(m, &p, model_head_input(m, &p), loss_sum, losses, err)) < 0)
 		return r;
-	x = model_head_input(m, &p);
-	rows = p.compact ? p.counted : batch->tokens;
-	chunk = logits_chunk(m, rows);
-	for (int64_t first = 0; first < rows; first += chunk) {
-		int64_t n = MIN(chunk, rows - first);
-
-		model_linear(m, head_unit(m), head_role(m), m->logits,
-		             x + (size_t)(first * m->c.hidden) * m->size, n);
-		device_cross_entropy(m->dev, m->logits, m->o.type, m->targets + first, n, m->c.vocab, 1, NULL,
-		                     m->losses, false);
-		device_sum(m->dev, m->losses, n, loss_sum);
-		if (!losses)
-			continue;
-		if ((r = device_read(m->dev, m->host_losses, m->losses, (size_t)n * sizeof(float), err)) < 0)
-			return r;
-		for (int64_t i = 0; i < n; i++)
-			losses[p.compact ? m->host_rows[first + i] : first + i] = m->host_losses[i];
-	}
 	model_head_done(m, MODEL_EVALUATE);
 	return 0;
 }

@@ -45,6 +45,7 @@ struct model {
 	float *rstd;    /* [T · (heads + kv_heads)] */
 	char *logits;   /* [logits_rows, vocab] */
 	float *losses;  /* [logits_rows] */
+	float *factors; /* [T] of the rows that go through the head, with o.weighed */
 	/* Where there are adapters. */
 	int64_t rank;
 	float adapter_scale;
@@ -59,6 +60,7 @@ struct model {
 	/* Host. */
 	int32_t *host_positions, *host_rows, *host_targets;
 	float *host_losses;
+	float *token_losses; /* with o.weighed: [max_tokens], then as many factors */
 
 	/* Generation: per layer [cache_tokens, 2·kv], k then v. */
 	char **cache;
@@ -242,6 +244,10 @@ static inline int64_t logits_chunk(const struct model *m, int64_t rows)
 	return MIN(n, m->logits_rows);
 }
 
+/* The loss of each token of the batch into losses (host, [tokens]), 0 where it is not counted, by the head's
+ * input x; where losses is NULL, their sum alone is added to *loss_sum. */
+int model_head_losses(struct model *m, const struct model_pass *p, const char *x, double *loss_sum,
+                      float *losses, struct error *err);
 /* The head's input rows: m->h, or the gathered ones; once for each forward pass. */
 char *model_head_input(struct model *m, const struct model_pass *p);
 /* The factor of the logits, applied to the head's input, or to the gradient of that. */

@@ -48,8 +48,9 @@ int model_create(struct device *dev, const struct model_config *c, const struct 
 	m->host_rows = calloc(tokens + 1, sizeof(int32_t));
 	m->host_targets = calloc(tokens + 1, sizeof(int32_t));
 	m->host_losses = calloc(rows, sizeof(float));
+	m->token_losses = calloc(options->weighed ? 2 * tokens + 1 : 1, sizeof(float));
 	if (!m->unit || !m->layer || !m->cache || !m->host_positions || !m->host_rows || !m->host_targets ||
-	    !m->host_losses)
+	    !m->host_losses || !m->token_losses)
 		return error_oom(err);
 	*out = steal_pointer(m);
 	return 0;
@@ -66,6 +67,7 @@ void model_free(struct model *m)
 	free(m->host_rows);
 	free(m->host_targets);
 	free(m->host_losses);
+	free(m->token_losses);
 	free(m);
 }
 
@@ -172,6 +174,8 @@ void model_place_buffers(struct model *m, struct arena *a)
 	m->positions = arena_take(a, BUFFER_INPUT, tokens * 4, "positions");
 	m->starts = arena_take(a, BUFFER_INPUT, (tokens + 1) * 4, "starts");
 	m->rows = arena_take(a, BUFFER_INPUT, tokens * 4, "counted rows");
+	if (m->o.weighed)
+		m->factors = arena_take(a, BUFFER_INPUT, tokens * 4, "factors of rows");
 	if (m->o.training)
 		m->inverse = arena_take(a, BUFFER_INPUT, tokens * 4, "places of rows");
 	for (int t = 0; t < model_config_rotary_tables(&m->c); t++) {

@@ -37,6 +37,7 @@ struct model_options {
 	int64_t logits_rows; /* rows of a cross-entropy chunk, 0: chosen by logits_bytes */
 	size_t logits_bytes; /* device_logits_bytes of the device that it is for */
 	const struct model_tuning *tuning; /* that the layout was made with, borrowed; NULL: none */
+	bool weighed;                      /* batches have weigh */
 	int64_t cache_tokens;              /* generation: length of the KV cache, 0: none */
 };
 
@@ -48,6 +49,12 @@ struct model_batch {
 	const int32_t *targets; /* < 0: not counted; NULL where no loss is asked for */
 	int documents;
 	const int32_t *starts; /* [documents + 1]: 0 first, tokens last */
+	/* For losses of more than single tokens, in a model made for it (weighed); else NULL. Called in each
+	 * training pass, between forward and backward, with the loss of each token (host, [tokens], 0 where
+	 * it is not counted); fills in the derivative of the whole loss by it, which it is multiplied with in
+	 * place of 1. With NULL for both where the batch has nothing to compute. */
+	int (*weigh)(void *context, const float *losses, float *factors, struct error *err);
+	void *weigh_context;
 };
 
 /* Host structures only. c is copied, layout borrowed. dev NULL: for planning alone. */

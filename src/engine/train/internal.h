@@ -34,16 +34,46 @@ struct trainer {
 	int64_t *rows, *all_rows;
 	int64_t max_row;
 	int32_t *ids, *targets, *starts;
+
+	/* Of a preference task. */
+	struct preference_work {
+		const struct dataset *data; /* of the rows of the micro-batch */
+		const double *known;        /* reference of its rows, [rows][2]; NULL: none */
+		const int64_t *rows;
+		int64_t count;
+		int64_t pairs, nll_tokens; /* of all ranks' batch, by which the loss is divided */
+		double sums[PREFERENCE_SUMS];
+		float *losses;             /* of tokens, for evaluation */
+		double (*reference[2])[2]; /* of training and evaluation rows */
+	} preference;
 };
 
 /* Copies the tokens of n rows (-1: no row) into one micro-batch; batch->tokens is 0 where there
  * was no row. */
 void trainer_gather(struct trainer *t, const struct dataset *data, const int64_t *rows, int64_t n,
                     struct model_batch *batch);
+bool trainer_prefers(const struct trainer *t); /* the task is one of preferences */
+/* Whether all ranks have to run the same passes, because of sums in the midst of them. */
+bool trainer_prefers_together(const struct trainer *t);
+int preference_allocate(struct trainer *t, struct error *err);
+void preference_free(struct trainer *t);
+/* Before the micro-steps of a step: what its loss is divided by. t->all_rows are known. */
+void preference_begin(struct trainer *t);
+/* Rewrites the targets of a micro-batch as the task has them, and sets its weigh. */
+void preference_set_batch(struct trainer *t, const struct dataset *data, const int64_t *rows, int64_t n,
+                          struct model_batch *batch);
+/* Adds an evaluated micro-batch to the sums; losses of its tokens are in t->preference.losses. */
+int preference_add(struct trainer *t, struct error *err);
+int preference_evaluate(struct trainer *t, double *loss, struct preference_metric *metrics,
+                        struct error *err);
+double *preference_device_sums(const struct trainer *t);
 /* Weights have been written from the host: makes the compute copies, on all ranks. */
 int trainer_publish(struct trainer *t, struct error *err);
 /* Connects the model with the units that the plan's shard brings. */
 void trainer_set_hooks(struct trainer *t);
 /* After the host has read from the device: 0 where the collectives that produced what it read have ended in
  * order. */
-int trainer_check_comm(struct trainer *t, struct error *err);
+static inline int trainer_check_comm(struct trainer *t, struct error *err)
+{
+	return t->comm ? comm_check(t->comm, err) : 0;
+}

@@ -80,7 +80,7 @@ int trainer_run(struct trainer *t, const struct train_callbacks *cb, struct erro
 		eval =
 		    t->eval && (end || (t->o.eval_steps ? due(t->step, t->o.eval_steps) : save && !t->stop));
 		if (eval) {
-			if ((r = trainer_evaluate(t, &log.eval_loss, err)) < 0)
+			if ((r = trainer_evaluate(t, &log.eval_loss, log.eval_metrics, err)) < 0)
 				return r;
 			log.has_eval = true;
 		}

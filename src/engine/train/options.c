@@ -29,6 +29,7 @@ void train_options_default(struct train_options *o)
 	                            .strategy = SHARD_DDP,
 	                            .reduce_type = DTYPE_F32,
 	                            .prefetch = 1};
+	preference_options_default(&o->preference);
 }
 
 int train_options_check(const struct train_options *o, struct error *err)
@@ -73,6 +74,10 @@ int train_options_check(const struct train_options *o, struct error *err)
 	                                     o->tuning.dropout >= 0 && o->tuning.dropout < 1),
 	     "lora needs a rank of at least 1, an alpha above 0, and a dropout from 0 to below 1"},
 	    {o->plus_ratio >= 0, "lora.plus_ratio: not negative"},
+	    {o->preference.kind == PREFERENCE_NONE ||
+	         (o->preference.beta > 0 && o->preference.label_smoothing >= 0 &&
+	          o->preference.label_smoothing < 0.5),
+	     "preference.beta has to be above 0, and preference.label_smoothing from 0 to below 0.5"},
 	    {o->prefetch >= 0 && o->prefetch < SHARD_SLOTS_MAX && o->persist_below >= 0,
 	     "prefetch has to be 0 to 15, persist_below not negative"},
 	};

@@ -13,6 +13,7 @@
 #include "engine/optim/scaler.h"
 #include "engine/optim/schedule.h"
 #include "engine/shard/shard.h"
+#include "engine/train/preference.h"
 
 /* By what the learning rates are multiplied: the rows of a global batch, or their root. */
 enum train_scale_rate { TRAIN_SCALE_NONE, TRAIN_SCALE_LINEAR, TRAIN_SCALE_SQRT };
@@ -56,6 +57,7 @@ struct train_options {
 	int prefetch;            /* units whose weights are gathered ahead */
 	int64_t persist_below;   /* elements; the weights of smaller units stay whole */
 	size_t logits_bytes;     /* device_logits_bytes, which a trainer fills in itself */
+	struct preference_options preference;
 	bool widens; /* likewise: the device has no products of this precision, and computes them in fp32 with
 	                scratch */
 };

@@ -16,8 +16,9 @@ static void place_all(struct plan *p)
 	optimizer_place_buffers(p->optimizer, &p->arena);
 	for (int u = 0; u < p->layout->units; u++)
 		model_set_unit(p->model, u, p->shard->unit[u].weights, p->shard->unit[u].gradients);
-	p->sums = arena_take(&p->arena, BUFFER_SCRATCH,
-	                     (size_t)(PLAN_SUM_RANKS + p->shard->o.world_size) * sizeof(double), "sums");
+	p->sums = arena_take(
+	    &p->arena, BUFFER_SCRATCH,
+	    (size_t)(PLAN_SUM_RANKS + p->shard->o.world_size + p->preference_sums) * sizeof(double), "sums");
 	p->clip = arena_take(&p->arena, BUFFER_SCRATCH, 2 * sizeof(float), "clipping");
 }
 
@@ -30,6 +31,7 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 	                          .max_sequence = max_row,
 	                          .logits_bytes = options->logits_bytes,
 	                          .training = true,
+	                          .weighed = options->preference.kind != PREFERENCE_NONE,
 	                          .recompute = options->recompute,
 	                          .kept = options->kept_blocks,
 	                          .tuning = &options->tuning};
@@ -51,6 +53,8 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 	if (!p)
 		return error_oom(err);
 	p->one_micro_step = options->accumulation == 1;
+	if (options->preference.kind != PREFERENCE_NONE)
+		p->preference_sums = PREFERENCE_SUMS + PLAN_KL;
 	if (o.max_tokens > INT32_MAX / 2)
 		return error_set(err, -EINVAL,
 		                 "micro_batch %lld times rows of %lld tokens is more than a step can hold",

@@ -21,13 +21,17 @@ struct plan {
 	struct arena arena;
 	struct arena host;   /* of the host's memory, with offload */
 	bool one_micro_step; /* a step has one micro-batch */
-	double *sums;        /* on the device, [PLAN_SUM_RANKS + world_size] */
+	/* On the device, [PLAN_SUM_RANKS + world_size]; of a preference task PREFERENCE_SUMS more, and
+	 * PLAN_KL for a sum within a micro-step. */
+	double *sums;
+	int preference_sums; /* how many are behind those of the ranks */
 	float *clip;         /* on the device: scale, norm */
 };
 
 /* The indices of plan->sums, which are summed over the ranks: the squares of the gradients by the optimizer,
  * the others in one collective. From PLAN_SUM_RANKS on each rank has an element of its own, for the seconds
  * that its previous step took without waiting for others. */
+enum { PLAN_KL = 2 };
 enum { PLAN_SUM_SQUARES, PLAN_SUM_LOSS, PLAN_SUM_STOP, PLAN_SUM_RANKS };
 
 /* dev and comm may be NULL for an estimate: the scratch of the device is counted by the trainer, which has

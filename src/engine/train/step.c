@@ -8,27 +8,6 @@
 #include "engine/optim/optimizer.h"
 #include "engine/train/internal.h"
 
-void trainer_gather(struct trainer *t, const struct dataset *data, const int64_t *rows, int64_t n,
-                    struct model_batch *batch)
-{
-	*batch = (struct model_batch){.ids = t->ids, .targets = t->targets, .starts = t->starts};
-	t->starts[0] = 0;
-	for (int64_t i = 0; i < n; i++) {
-		struct dataset_row row;
-		size_t bytes;
-
-		if (rows[i] < 0)
-			continue;
-		dataset_row(data, rows[i], &row);
-		bytes = (size_t)row.length * sizeof(int32_t);
-		memcpy(t->ids + batch->tokens, row.ids, bytes);
-		memcpy(t->targets + batch->tokens, row.targets, bytes);
-		for (int d = 1; d <= row.documents; d++)
-			t->starts[++batch->documents] = (int32_t)batch->tokens + row.starts[d];
-		batch->tokens += row.length;
-	}
-}
-
 /* Counts the targets and tokens of the global batch. Every rank knows them without communication: they follow
  * from the sampler and the lengths of the rows. */
 static void count_batch(struct trainer *t, int64_t *targets, int64_t *tokens)
@@ -50,7 +29,7 @@ static void count_batch(struct trainer *t, int64_t *targets, int64_t *tokens)
 
 static size_t sums_bytes(const struct trainer *t)
 {
-	return (size_t)(PLAN_SUM_RANKS + t->world_size) * sizeof(*t->sums);
+	return (size_t)(PLAN_SUM_RANKS + t->world_size + t->plan->preference_sums) * sizeof(*t->sums);
 }
 
 /* ---- the model's hooks: a unit's buffers come and go ---- */
@@ -102,7 +81,7 @@ static bool has_rows(const int64_t *rows, int64_t n)
 /* The last micro-step that has rows: of this rank; of any rank where all have to run the same passes. */
 static int64_t last_micro_step(const struct trainer *t)
 {
-	bool all = shard_in_step(t->plan->shard);
+	bool all = shard_in_step(t->plan->shard) || trainer_prefers_together(t);
 	int64_t n = t->o.micro_batch * (all ? t->world_size : 1), last = 0;
 
 	for (int64_t a = 0; a < t->o.accumulation; a++)
@@ -115,7 +94,8 @@ static int64_t last_micro_step(const struct trainer *t)
  * of the last micro-step that has rows, or, with sharded gradients, during that of each. */
 static int accumulate(struct trainer *t, float scale, struct error *err)
 {
-	bool in_step = shard_in_step(t->plan->shard), each = shard_reduces_each(t->plan->shard);
+	bool in_step = shard_in_step(t->plan->shard) || trainer_prefers_together(t);
+	bool each = shard_reduces_each(t->plan->shard);
 	int64_t batch = t->o.micro_batch, last;
 	struct model_batch b;
 	bool first = true;
@@ -127,6 +107,8 @@ static int accumulate(struct trainer *t, float scale, struct error *err)
 	for (int64_t a = 0; a <= last; a++) {
 		begun = clock_monotonic();
 		trainer_gather(t, t->train, t->rows + a * batch, batch, &b);
+		if (trainer_prefers(t))
+			preference_set_batch(t, t->train, t->rows + a * batch, batch, &b);
 		t->data_seconds += clock_monotonic() - begun;
 		/* A rank whose only micro-batch is empty has to take part in the reductions, too. */
 		if (b.tokens == 0 && a < last && !in_step)
@@ -144,10 +126,11 @@ static int accumulate(struct trainer *t, float scale, struct error *err)
 /* Starts the sum of loss, stop flag and times over the ranks, which follows those of the gradients. */
 static comm_ticket share_sums(struct trainer *t)
 {
-	return t->world_size > 1
-	           ? comm_all_reduce_f64(t->comm, &t->plan->sums[PLAN_SUM_LOSS],
-	                                 PLAN_SUM_RANKS - PLAN_SUM_LOSS + t->world_size, COMM_SUM)
-	           : 0;
+	return t->world_size > 1 ? comm_all_reduce_f64(t->comm, &t->plan->sums[PLAN_SUM_LOSS],
+	                                               PLAN_SUM_RANKS - PLAN_SUM_LOSS + t->world_size +
+	                                                   (trainer_prefers(t) ? PREFERENCE_SUMS : 0),
+	                                               COMM_SUM)
+	                         : 0;
 }
 
 /* Puts in what this rank adds to the sums: its stop flag, and the time of its last step in its own place. The
@@ -170,11 +153,6 @@ static void measure(struct trainer *t, double begun, struct train_log *log)
 	log->slowest_rank = -1;
 	t->waited = waited;
 	t->busy = log->step_seconds - log->communication_seconds;
-}
-
-int trainer_check_comm(struct trainer *t, struct error *err)
-{
-	return t->comm ? comm_check(t->comm, err) : 0;
 }
 
 static struct optimizer_options optimizer_options_at(const struct trainer *t)
@@ -217,6 +195,14 @@ static int count_overflow(struct trainer *t, struct train_log *log, struct error
 	return r < 0 ? error_prefix(err, "step %lld", (long long)t->step) : 0;
 }
 
+/* What the gradients of the tokens' losses are multiplied with; with preferences, beside their factors. */
+static float gradient_scale(const struct trainer *t, int64_t targets, float loss_scale)
+{
+	if (trainer_prefers(t))
+		return loss_scale;
+	return targets ? (float)((double)loss_scale / (double)targets) : 0;
+}
+
 int trainer_run_step(struct trainer *t, struct train_log *log, struct error *err)
 {
 	struct optimizer_options options = optimizer_options_at(t);
@@ -233,8 +219,12 @@ int trainer_run_step(struct trainer *t, struct train_log *log, struct error *err
 	count_batch(t, &targets, &tokens);
 	t->data_seconds = clock_monotonic() - begun;
 	prepare_sums(t);
+	if (trainer_prefers(t))
+		preference_begin(t);
 	if ((r = device_write(t->dev, t->plan->sums, t->sums, sums_bytes(t), err)) < 0 ||
-	    (r = accumulate(t, targets ? (float)((double)options.loss_scale / (double)targets) : 0, err)) < 0)
+	    (r = accumulate(t, gradient_scale(t, targets, options.loss_scale), err)) < 0 ||
+	    (trainer_prefers(t) && (r = device_write(t->dev, preference_device_sums(t), t->preference.sums,
+	                                             sizeof(t->preference.sums), err)) < 0))
 		return r;
 	ticket = share_sums(t);
 	if ((r = optimizer_step(t->plan->optimizer, &options, &work, err)) < 0)
@@ -256,6 +246,12 @@ int trainer_run_step(struct trainer *t, struct train_log *log, struct error *err
 	                          .grad_norm = (double)clip[1],
 	                          .tokens = t->tokens,
 	                          .step_tokens = tokens};
+	if (trainer_prefers(t)) {
+		const double *sums = t->sums + PLAN_SUM_RANKS + t->world_size;
+
+		log->loss = preference_mean_loss(&t->o.preference, sums);
+		log->metric_count = preference_metrics(&t->o.preference, sums, log->metrics);
+	}
 	measure(t, begun, log);
 	if (t->o.precision == DTYPE_F16)
 		return count_overflow(t, log, err);
@@ -268,7 +264,7 @@ int trainer_run_step(struct trainer *t, struct train_log *log, struct error *err
 	return 0;
 }
 
-int trainer_evaluate(struct trainer *t, double *loss, struct error *err)
+int trainer_evaluate(struct trainer *t, double *loss, struct preference_metric *metrics, struct error *err)
 {
 	int64_t rows = t->eval ? dataset_rows(t->eval) : 0, targets = 0, at = t->rank;
 	int64_t all = t->world_size * t->o.micro_batch;
@@ -278,6 +274,8 @@ int trainer_evaluate(struct trainer *t, double *loss, struct error *err)
 
 	if (rows == 0)
 		return error_set(err, -EINVAL, "there is no held-out evaluation split");
+	if (trainer_prefers(t))
+		return preference_evaluate(t, loss, metrics, err);
 	for (int64_t i = 0; i < rows; i++)
 		targets += dataset_row_counted(t->eval, i);
 	if ((r = device_write(t->dev, sum, &total, sizeof(total), err)) < 0)

@@ -51,9 +51,12 @@ static int allocate(struct trainer *t, struct error *err)
 	t->ids = malloc(tokens * sizeof(*t->ids));
 	t->targets = malloc(tokens * sizeof(*t->targets));
 	t->starts = malloc((tokens + 1) * sizeof(*t->starts));
-	t->sums = calloc((size_t)(PLAN_SUM_RANKS + t->world_size), sizeof(*t->sums));
+	t->sums =
+	    calloc((size_t)(PLAN_SUM_RANKS + t->world_size + t->plan->preference_sums), sizeof(*t->sums));
 	if (!t->sums || !t->rows || !t->all_rows || !t->ids || !t->targets || !t->starts)
 		return error_oom(err);
+	if ((r = preference_allocate(t, err)) < 0)
+		return r;
 	model_shapes(t->plan->model, &shapes);
 	scratch = device_scratch_bytes(t->dev, &shapes);
 	arena_note(&t->plan->arena, BUFFER_SCRATCH, scratch, "device");
@@ -139,6 +142,7 @@ void trainer_free(struct trainer *t)
 	/* With a communicator the memory is the communicator's, which frees it. */
 	if (t->memory && !t->comm)
 		device_free(t->dev, t->memory);
+	preference_free(t);
 	free(t->sums);
 	free(t->rows);
 	free(t->all_rows);

@@ -66,6 +66,9 @@ struct train_log {
 	 * measured. Each rank's part of a step is known to the others one step later. */
 	int slowest_rank;
 	double slowest_seconds;
+	/* Of a preference task: of this very step; and of the evaluation, where has_eval. */
+	struct preference_metric metrics[PREFERENCE_METRICS_MAX], eval_metrics[PREFERENCE_METRICS_MAX];
+	int metric_count;
 };
 
 /* Called on every rank, between steps; a negative return ends the run with that error. */
@@ -143,5 +146,14 @@ void trainer_set_origin(struct trainer *t, int64_t step, int64_t examples);
 int trainer_run(struct trainer *t, const struct train_callbacks *callbacks, struct error *err);
 /* One step by itself (tests, benchmarks): fills log. */
 int trainer_run_step(struct trainer *t, struct train_log *log, struct error *err);
-/* Mean loss over the held-out rows, all ranks together. */
-int trainer_evaluate(struct trainer *t, double *loss, struct error *err);
+/* Mean loss over the held-out rows, all ranks together; of a preference task their measurements, too (NULL:
+ * not wanted). */
+int trainer_evaluate(struct trainer *t, double *loss, struct preference_metric *metrics, struct error *err);
+
+/* The log-probabilities of the answers under the reference model, which tasks with a reference need before
+ * the first step: of the rows of the training split, then of the held-out one, two each. */
+int64_t trainer_reference_count(const struct trainer *t); /* 0: the task has no reference */
+/* Computes them with the weights that are loaded. Every rank calls it. */
+int trainer_compute_reference(struct trainer *t, struct error *err);
+void trainer_get_reference(const struct trainer *t, double *out);
+void trainer_set_reference(struct trainer *t, const double *in);
