@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Weights: gathered from the ranks' shards before a unit is used, into memory of their own or into a slot. */
 #include "engine/shard/offload.h"
+#include "engine/shard/packed.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -18,19 +19,6 @@ static bool in_window(const struct window *w, int unit)
 		if (w->unit[i] == unit)
 			return true;
 	return false;
-}
-
-/* The next unit whose weights a training pass reads: forward to the last, then back to the lowest that is
- * trained, the first block at least (the embedding's gradient needs no weights). False: none. */
-static bool next_unit(const struct shard *s, int *unit, enum model_phase *phase)
-{
-	if (*phase != MODEL_BACKWARD && *unit + 1 < s->base_units)
-		return ++*unit, true;
-	if (*phase == MODEL_EVALUATE)
-		return false;
-	if (*phase == MODEL_FORWARD)
-		return *phase = MODEL_BACKWARD, true;
-	return --*unit >= MAX(s->lowest, 1);
 }
 
 /* Where a unit's weights come from the host: what reads them from now on starts behind them, here or on the
@@ -103,8 +91,8 @@ static void look_ahead(struct shard *s, struct window *w, int unit, enum model_p
 {
 	int most = shard_weight_slots(s) - 1;
 
-	for (int ahead = 0; ahead < most && next_unit(s, &unit, &phase);) {
-		if (s->unit[unit].whole_weights || in_window(w, unit))
+	for (int ahead = 0; ahead < most && shard_next_unit(s, &unit, &phase);) {
+		if (s->unit[unit].whole_weights || s->unit[unit].packed || in_window(w, unit))
 			continue;
 		w->unit[w->n++] = unit;
 		ahead++;
@@ -124,6 +112,8 @@ int shard_need(struct shard *s, int unit, enum model_phase phase, struct error *
 	/* The gradient of an embedding needs no weights. */
 	if (phase == MODEL_BACKWARD && unit == 0 && !u->whole_weights)
 		return 0;
+	if (u->packed)
+		return packed_need(s, unit, phase, err);
 	if (shard_has_slots(s) && unit < s->base_units) {
 		if (!u->weights && !start_gather(s, unit, &w))
 			return error_set(err, -EINVAL, "no slot for the weights of unit %d", unit);
@@ -152,6 +142,10 @@ void shard_publish(struct shard *s, int unit, bool converted)
 	struct shard_unit *u = &s->unit[unit];
 	struct shard_slot *slot = u->whole_weights ? NULL : slot_of(s, unit);
 
+	if (u->packed) {
+		packed_forget(s, unit);
+		return;
+	}
 	if (s->o.offload && !u->frozen)
 		offload_publish(s, unit, converted);
 	else if (u->master && s->o.type != DTYPE_F32 && !converted)

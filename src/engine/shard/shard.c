@@ -2,6 +2,7 @@
 /* Residency: which part of which unit this rank holds. Nothing in this file needs a device, so that an
  * estimate can use it without one. */
 #include "engine/shard/offload.h"
+#include "engine/shard/packed.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -54,6 +55,19 @@ int shard_offload_parse(const char *name, enum shard_offload *out)
 	return -EINVAL;
 }
 
+int shard_quantize_parse(const char *name, enum shard_quantize *out)
+{
+	static const char *const kinds[] = {
+	    [SHARD_QUANTIZE_NONE] = "none", [SHARD_NF4] = "nf4", [SHARD_NF4_DOUBLE] = "nf4_double"};
+
+	for (size_t i = 0; i < ARRAY_SIZE(kinds); i++)
+		if (str_eq(name, kinds[i])) {
+			*out = (enum shard_quantize)i;
+			return 0;
+		}
+	return -EINVAL;
+}
+
 static void divide_unit(struct shard *s, int unit, const struct model_unit *from)
 {
 	struct shard_unit *u = &s->unit[unit];
@@ -86,6 +100,7 @@ int shard_create(struct device *dev, struct comm *comm, const struct shard_optio
 	bool tied = true;
 	int64_t base = 0, largest = 0;
 	bool sharded = false;
+	int r;
 
 	if (!s)
 		return error_oom(err);
@@ -123,6 +138,8 @@ int shard_create(struct device *dev, struct comm *comm, const struct shard_optio
 		largest = MAX(largest, s->unit[i].count);
 		sharded = sharded || !s->unit[i].whole_weights;
 	}
+	if ((r = packed_create(s, layout, err)) < 0)
+		return r;
 	if (s->o.persist_below > 0 && shard_has_slots(s) && !sharded)
 		return error_set(err, -EINVAL,
 		                 "parallel.persist_below is %lld, but the largest unit of this model has "
@@ -137,6 +154,7 @@ void shard_free(struct shard *s)
 {
 	if (!s)
 		return;
+	packed_free(s);
 	free(s->unit);
 	free(s);
 }
@@ -183,7 +201,10 @@ static void place_weights(const struct shard *s, int i, struct arena *a)
 {
 	struct shard_unit *u = &s->unit[i];
 	size_t size = dtype_size(s->o.type);
-	int64_t n = u->whole_weights ? u->padded : s->o.offload == SHARD_OFFLOAD_ALL ? 0 : u->own;
+	int64_t n = u->packed                           ? 0
+	            : u->whole_weights                  ? u->padded
+	            : s->o.offload == SHARD_OFFLOAD_ALL ? 0
+	                                                : u->own;
 	char *memory = arena_take(a, BUFFER_WEIGHTS, (size_t)n * size, "unit %d weights", i);
 
 	u->weights = u->whole_weights ? memory : NULL;
@@ -246,6 +267,7 @@ static void place_ring(struct shard *s, struct arena *a, int ring, enum kind kin
 	struct shard_ring *const rings[] = {s->weights, s->gradients, s->wire, s->own};
 	const enum dtype types[] = {s->o.type, DTYPE_F32, s->o.wire, DTYPE_F32};
 	struct shard_ring *r = &rings[kind][ring];
+	bool packed = false;
 	int members = 0;
 
 	*r = (struct shard_ring){0};
@@ -255,9 +277,13 @@ static void place_ring(struct shard *s, struct arena *a, int ring, enum kind kin
 		if (u->ring != ring || !comes(s, u, kind))
 			continue;
 		members++;
+		packed = packed || u->packed;
 		r->elements = MAX(r->elements, kind == OWN ? u->own : u->padded);
 	}
 	r->slots = MIN(members, most_slots(s, ring, kind));
+	/* Blocks in 4 bits are dequantized one at a time. */
+	if (kind == WEIGHTS && packed)
+		r->slots = 1;
 	for (int i = 0; i < r->slots; i++) {
 		r->slot[i].unit = -1;
 		r->slot[i].memory = arena_take(a, BUFFER_SLOTS, (size_t)r->elements * dtype_size(types[kind]),
@@ -285,6 +311,7 @@ void shard_place_buffers(struct shard *s, struct arena *a, struct arena *host)
 			place_host(s, i, host);
 		place_gradients(s, i, a);
 	}
+	packed_place(s, a);
 	for (int ring = 0; ring < SHARD_RINGS; ring++)
 		for (int kind = WEIGHTS; kind < KINDS; kind++)
 			place_ring(s, a, ring, (enum kind)kind);
@@ -293,6 +320,17 @@ void shard_place_buffers(struct shard *s, struct arena *a, struct arena *host)
 	s->squares = s->o.offload == SHARD_OFFLOAD_ALL
 	                 ? arena_take(a, BUFFER_SCRATCH, sizeof(*s->squares), "sum of squares")
 	                 : NULL;
+}
+
+bool shard_next_unit(const struct shard *s, int *unit, enum model_phase *phase)
+{
+	if (*phase != MODEL_BACKWARD && *unit + 1 < s->base_units)
+		return ++*unit, true;
+	if (*phase == MODEL_EVALUATE)
+		return false;
+	if (*phase == MODEL_FORWARD)
+		return *phase = MODEL_BACKWARD, true;
+	return --*unit >= MAX(s->lowest, 1);
 }
 
 int64_t shard_own(const struct shard_unit *u, int64_t first, int64_t n, int64_t *at)

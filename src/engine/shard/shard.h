@@ -33,6 +33,8 @@
  * Units that are frozen (layout.h) have weights alone, divided as the strategy says; a companion's weights
  * are whole.
  *
+ * Frozen blocks may be stored in 4 bits and dequantized into a slot before they are used (packed.h).
+ *
  * With offload the master weights and the optimizer's state are in the host's memory, and in fp32 a master
  * copy of their own, too. A unit's own gradients go down once they are summed, on the device's lane of
  * transfers, under the rest of the backward pass; the compute weights come up when the host has stepped them.
@@ -75,6 +77,13 @@ enum shard_offload { SHARD_OFFLOAD_NONE, SHARD_OFFLOAD_OPTIMIZER, SHARD_OFFLOAD_
 /* "none", "optimizer", "all"; -EINVAL: none of them. */
 int shard_offload_parse(const char *name, enum shard_offload *out);
 
+/* How the frozen blocks are stored: in the compute type, or in NF4, with its scales as they are or quantized,
+ * too (packed.h). */
+enum shard_quantize { SHARD_QUANTIZE_NONE, SHARD_NF4, SHARD_NF4_DOUBLE };
+
+/* "none", "nf4", "nf4_double"; -EINVAL: none of them. */
+int shard_quantize_parse(const char *name, enum shard_quantize *out);
+
 /* What decides where things are. */
 struct shard_options {
 	int rank, world_size;
@@ -89,7 +98,10 @@ struct shard_options {
 	enum shard_offload offload;
 	const char *offload_dir; /* borrowed; NULL: what is offloaded stays in host memory */
 	int64_t state_piece;     /* elements that are stepped at a time with offload_dir; 0: by default */
+	enum shard_quantize quantize;
 };
+
+struct packed_unit;
 
 struct shard_unit {
 	int64_t count, padded; /* elements */
@@ -97,6 +109,7 @@ struct shard_unit {
 	int64_t first, own;    /* the part that is this rank's: [first, first + own) */
 	int64_t base;          /* elements of the units before this one, without padding */
 	int ring;
+	struct packed_unit *packed;    /* in 4 bits; NULL: not */
 	bool frozen;                   /* no gradients, and no state but the weights in the compute type */
 	bool whole_weights;            /* else in a slot, while they are used */
 	bool whole_gradients, in_slot; /* by the strategy; in_slot: neither whole nor aliased */
@@ -152,6 +165,8 @@ struct shard {
 	int base_units;       /* that a pass goes through, in order */
 	int lowest;           /* the backward pass ends with it */
 	struct shard_unit *unit;
+	struct shard_ring packed; /* whole bytes of units in 4 bits */
+	int64_t largest_packed;   /* elements of the largest matrix in 4 bits */
 	struct shard_ring weights[SHARD_RINGS], gradients[SHARD_RINGS];
 	struct shard_ring wire[SHARD_RINGS]; /* gradients rounded for the wire */
 	/* With offload of all: own gradients, where they are a part of a unit; and, on the device, the sum of
@@ -238,6 +253,15 @@ int shard_published(struct shard *s, struct error *err);
 int shard_settle(struct shard *s, struct error *err);
 /* Seconds that the computation has stood still for other ranks (comm_waited_seconds). */
 double shard_waited_seconds(struct shard *s);
+
+/* For loading, of a unit that is packed: where elements of p from `first` on are written in the compute type,
+ * and after all of p's: they are stored. The parameters of a unit are loaded before those of the next. */
+void *shard_packed_place(struct shard *s, const struct model_parameter *p, int64_t first);
+void shard_packed_loaded(struct shard *s, const struct model_parameter *p);
+
+/* The unit that a training pass uses after this one: forward to the last, then back to the lowest that is
+ * trained, the first block at least (the embedding's gradient needs no weights). False: none. */
+bool shard_next_unit(const struct shard *s, int *unit, enum model_phase *phase);
 
 /* Intersects elements [first, first + n) of the unit with this rank's own part. Returns the number of common
  * elements; *at is the index of the first one within the own part. */

@@ -51,12 +51,13 @@ struct train_options {
 	enum shard_strategy strategy; /* shard.h; prefetch and persist_below are of zero3 and hybrid */
 	enum dtype reduce_type;       /* of gradients on the wire */
 	enum shard_offload offload;
-	const char *offload_dir; /* borrowed: where the optimizer's state is in a file; NULL: nowhere */
-	int64_t state_piece;     /* of offload_dir, elements at a time; 0: by default */
-	int shard_degree;        /* hybrid: ranks that share one copy of the model */
-	int prefetch;            /* units whose weights are gathered ahead */
-	int64_t persist_below;   /* elements; the weights of smaller units stay whole */
-	size_t logits_bytes;     /* device_logits_bytes, which a trainer fills in itself */
+	const char *offload_dir;      /* borrowed: where the optimizer's state is in a file; NULL: nowhere */
+	int64_t state_piece;          /* of offload_dir, elements at a time; 0: by default */
+	enum shard_quantize quantize; /* of what is frozen */
+	int shard_degree;             /* hybrid: ranks that share one copy of the model */
+	int prefetch;                 /* units whose weights are gathered ahead */
+	int64_t persist_below;        /* elements; the weights of smaller units stay whole */
+	size_t logits_bytes;          /* device_logits_bytes, which a trainer fills in itself */
 	struct preference_options preference;
 	bool widens; /* likewise: the device has no products of this precision, and computes them in fp32 with
 	                scratch */

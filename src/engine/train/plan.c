@@ -47,7 +47,8 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 	                              .wire = options->reduce_type,
 	                              .offload = options->offload,
 	                              .offload_dir = options->offload_dir,
-	                              .state_piece = options->state_piece};
+	                              .state_piece = options->state_piece,
+	                              .quantize = options->quantize};
 	int r;
 
 	if (!p)

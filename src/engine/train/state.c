@@ -80,6 +80,11 @@ static bool is_factors(const struct trainer *t, enum parameter_state which, cons
 	return which == STATE_MOMENT2 && !p->frozen && optimizer_has_factors(t->plan->optimizer);
 }
 
+static bool is_packed(const struct trainer *t, enum parameter_state which, const struct model_parameter *p)
+{
+	return which == STATE_WEIGHTS && t->plan->shard->unit[p->unit].packed;
+}
+
 int trainer_read(struct trainer *t, enum parameter_state which, const struct model_parameter *p,
                  int64_t first, int64_t n, float *out, struct error *err)
 {
@@ -88,7 +93,7 @@ int trainer_read(struct trainer *t, enum parameter_state which, const struct mod
 	void *from;
 	int r;
 
-	if (own != n)
+	if (own != n || is_packed(t, which, p))
 		return error_set(err, -ENOTSUP, "%s: this rank holds only a shard of it", p->name);
 	if (is_factors(t, which, p))
 		return optimizer_read_factors(t->plan->optimizer, p, first, n, out, err);
@@ -113,6 +118,27 @@ int trainer_read(struct trainer *t, enum parameter_state which, const struct mod
 	return r;
 }
 
+/* Every rank quantizes the whole matrix, since the scales of a part depend on all of it. */
+static int write_packed(struct trainer *t, const struct model_parameter *p, int64_t first, int64_t n,
+                        const float *in, struct error *err)
+{
+	struct shard *s = t->plan->shard;
+	void *to = shard_packed_place(s, p, first);
+	_cleanup_free_ uint16_t *narrow = malloc((size_t)n * sizeof(*narrow));
+	enum dtype type = t->o.precision;
+	int r;
+
+	if (!narrow)
+		return error_oom(err);
+	for (int64_t i = 0; i < n && type != DTYPE_F32; i++)
+		narrow[i] = type == DTYPE_BF16 ? bf16_from_float(in[i]) : f16_from_float(in[i]);
+	r = device_write(t->dev, to, type == DTYPE_F32 ? (const void *)in : narrow,
+	                 (size_t)n * dtype_size(type), err);
+	if (r == 0 && first + n == p->count)
+		shard_packed_loaded(s, p);
+	return r;
+}
+
 int trainer_write(struct trainer *t, enum parameter_state which, const struct model_parameter *p,
                   int64_t first, int64_t n, const float *in, struct error *err)
 {
@@ -124,6 +150,8 @@ int trainer_write(struct trainer *t, enum parameter_state which, const struct mo
 	void *to;
 	int r = shard_settle(t->plan->shard, err);
 
+	if (r == 0 && is_packed(t, which, p))
+		return write_packed(t, p, first, n, in, err);
 	if (r < 0 || own == 0)
 		return r;
 	if (is_factors(t, which, p))

@@ -58,6 +58,7 @@ static int allocate(struct trainer *t, struct error *err)
 	if ((r = preference_allocate(t, err)) < 0)
 		return r;
 	model_shapes(t->plan->model, &shapes);
+	shapes.quantized = t->plan->shard->largest_packed;
 	scratch = device_scratch_bytes(t->dev, &shapes);
 	arena_note(&t->plan->arena, BUFFER_SCRATCH, scratch, "device");
 	if ((r = device_reserve_scratch(t->dev, scratch, err)) < 0 ||

@@ -42,11 +42,14 @@ size_t cpu_scratch_bytes(const struct device_shapes *s, int threads, bool native
 	int cols = s->hidden > head ? s->hidden : head;
 	size_t attention = attention_thread_bytes(longest, s->head_dim) * (size_t)threads;
 	size_t norm = COLUMN_PARTS * round_up((size_t)cols, 16) * sizeof(float);
+	size_t scales =
+	    (size_t)(s->quantized + 63) / 64 * sizeof(float); /* of a matrix, before they are quantized */
 	size_t need, gemm;
 
 	if (s->heads != s->kv_heads)
 		attention += 2 * (size_t)(s->heads * s->head_dim * s->tokens) * sizeof(float);
 	need = attention > norm ? attention : norm;
+	need = scales > need ? scales : need;
 	gemm = gemm_scratch(s->tokens, wide, s->hidden, s->type, native_bf16);
 	need = gemm > need ? gemm : need;
 	gemm = gemm_scratch(s->logits_rows, s->vocab, s->hidden, s->type, native_bf16);

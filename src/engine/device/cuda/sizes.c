@@ -31,6 +31,7 @@ size_t cuda_scratch_bytes(const struct device_shapes *s)
 	if (bias_parts > COLUMN_PARTS)
 		bias_parts = COLUMN_PARTS;
 	need = larger(need, bias_parts * bias * sizeof(float));
+	need = larger(need, (size_t)(s->quantized + 63) / 64 * sizeof(float));
 	need = larger(need,
 	              (2 * (size_t)s->tokens + 1) * sizeof(int32_t)); /* the order that embedding.cu sorts */
 	return larger(need, attention_scratch(s->tokens, s->heads));
