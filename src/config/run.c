@@ -162,6 +162,8 @@ static const struct key run_key_list[] = {
      "modules that are trained and saved whole, such as embed_tokens, lm_head, norm"},
     {"lora", "plus_ratio", KEY_NUMBER, F(lora.plus_ratio), "0", 0, 1e6, NULL,
      "LoRA+: the learning rate of B is so many times that of A; 0: the same"},
+    {"lora", "quantize", KEY_CHOICE, F(lora.quantize), "none", 0, 0, "none|nf4|nf4_double",
+     "store the frozen blocks in 4 bits (QLoRA); nf4_double: their scales in 8 bits"},
     {"lora", "from", KEY_STRING, F(lora.from), NULL, 0, 0, NULL,
      "directory of an adapter in PEFT's format to go on from"},
 
@@ -390,7 +392,8 @@ static int check_tuning(const struct run_config *c, const char *where, struct er
 		const char *what;
 	} checks[] = {
 	    {c->lora.rank == 0 && (c->lora.alpha > 0 || c->lora.rslora || c->lora.target ||
-	                           c->lora.modules_to_save || c->lora.plus_ratio > 0 || c->lora.from),
+	                           c->lora.modules_to_save || c->lora.plus_ratio > 0 || c->lora.from ||
+	                           strcmp(c->lora.quantize, "none") != 0),
 	     "lora.rank: 0, with which the other keys of lora have no effect; expected at least 1, such as "
 	     "16"},
 	    {c->lora.rank > 0 && (freezes || c->train.freeze_extra_modules),

@@ -89,6 +89,7 @@ struct run_config {
 		char **target;
 		char **modules_to_save;
 		double plus_ratio; /* 0: 1 */
+		char *quantize;    /* none nf4 nf4_double */
 		char *from;        /* directory of the adapter that it goes on from */
 	} lora;
 

@@ -144,6 +144,8 @@ int options_train(const struct run_config *c, struct train_options *out, struct 
 	                          .modules = c->train.freeze_trainable_modules,
 	                          .extra = c->train.freeze_extra_modules};
 	out->plus_ratio = c->lora.plus_ratio;
+	if (shard_quantize_parse(c->lora.quantize, &out->quantize) < 0)
+		return error_set(err, -EINVAL, "lora.quantize: %s is not known", c->lora.quantize);
 	/* "auto" is decided once the devices are known. */
 	if (!options_strategy_is_auto(c) && shard_strategy_parse(c->parallel.strategy, &out->strategy) < 0)
 		return error_set(err, -EINVAL, "parallel.strategy: %s is not known", c->parallel.strategy);

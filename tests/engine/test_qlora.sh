@@ -1,0 +1,48 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Adapters over a model in 4 bits have bitwise the losses of adapters over a model that holds what the 4 bits stand for; two ranks with any
+# strategy have those of one, to 1e-5.
+. "$(dirname "$0")/worker.sh"
+programs=${DTRAIN_BUILD:-$src/build}/tests/engine
+[ -x "$programs/nf4_dump" ] || { echo "no nf4_dump at $programs: make check builds it"; exit 77; }
+steps=12
+lora() { # NAME MODEL QUANTIZE STRATEGY: a run of adapters on a model
+	json "$1" "$tmp/$1" "\"max_steps\": $steps, \"accumulation\": $([ "$4" = none ] && echo 2 || echo 1)"
+	sed -i 's|"model": {[^}]*}|"model": {"path": "'"$2"'"}, "lora": {"rank": 4, "quantize": "'"$3"'"}, "parallel": {"strategy": "'"${4/none/ddp}"'"}|' "$tmp/$1.json"
+}
+pair() { # NAME: two ranks
+	local r p=
+	mkdir -p "$tmp/meet-$1"
+	for r in 0 1; do
+		env -i PATH="$PATH" OMP_NUM_THREADS=1 DTRAIN_ATTEMPT=1 RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r DTRAIN_RENDEZVOUS_DIR="$tmp/meet-$1" \
+			DTRAIN_CONFIG="$tmp/$1.json" "$worker" >"$tmp/$1-$r.log" 2>&1 &
+		p="$p $!"
+		pids="$pids $!"
+	done
+	for r in $p; do wait "$r" || { cat "$tmp/$1"-?.log; fail "two ranks, $1"; }; done
+}
+
+json base "$tmp/base" '"max_steps": 3, "accumulation": 1'
+run base || { cat "$tmp/base.log"; fail "the base"; }
+for how in once twice; do
+	quantize=$([ $how = once ] && echo nf4 || echo nf4_double)
+	cp -r "$tmp/base" "$tmp/$how"
+	python3 "$src/tests/engine/nf4_model.py" "$programs/nf4_dump" $how "$tmp/base/model.safetensors" "$tmp/$how/model.safetensors" || fail "what $quantize stands for"
+	lora "plain-$how" "$tmp/$how" none none
+	lora "four-$how" "$tmp/base" "$quantize" none
+	for name in "plain-$how" "four-$how"; do
+		run "$name" || { cat "$tmp/$name.log"; fail "$name"; }
+	done
+	[ "$(lines "$tmp/four-$how")" = $steps ] || fail "$how: not $steps steps"
+	cmp <(losses "$tmp/plain-$how") <(losses "$tmp/four-$how") || fail "$quantize: other losses than with the numbers that it stands for"
+	[ "$(losses "$tmp/four-$how" | tail -n 1)" != "$(losses "$tmp/four-$how" | head -n 1)" ] || fail "$quantize: nothing was learnt"
+	echo "$quantize: bitwise the losses of what it stands for"
+done
+if cmp -s <(losses "$tmp/four-once") <(losses "$tmp/plain-twice"); then fail "nf4 and nf4_double have the same losses"; fi
+for s in ddp zero2 zero3; do
+	lora $s "$tmp/base" nf4_double $s
+	pair $s
+	paste -d ' ' <(losses "$tmp/four-twice" | sed -E 's/.*"loss":([^,]*),.*/\1/') <(losses "$tmp/$s" | sed -E 's/.*"loss":([^,]*),.*/\1/') |
+		awk -v s=$s '{ d = $1 - $2; if (d < 0) d = -d; if (d > max) max = d; n++ } END { printf "%s: %d steps, largest difference of the losses %.2e\n", s, n, max; exit !(n == '$steps' && max <= 1e-5) }' ||
+		fail "two ranks with $s and one differ"
+done
