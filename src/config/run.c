@@ -391,9 +391,9 @@ static int check_tuning(const struct run_config *c, const char *where, struct er
 		bool wrong;
 		const char *what;
 	} checks[] = {
-	    {c->lora.rank == 0 && (c->lora.alpha > 0 || c->lora.rslora || c->lora.target ||
-	                           c->lora.modules_to_save || c->lora.plus_ratio > 0 || c->lora.from ||
-	                           strcmp(c->lora.quantize, "none") != 0),
+	    {c->lora.rank == 0 &&
+	         (c->lora.alpha > 0 || c->lora.rslora || c->lora.target || c->lora.modules_to_save ||
+	          c->lora.plus_ratio > 0 || c->lora.from || strcmp(c->lora.quantize, "none") != 0),
 	     "lora.rank: 0, with which the other keys of lora have no effect; expected at least 1, such as "
 	     "16"},
 	    {c->lora.rank > 0 && (freezes || c->train.freeze_extra_modules),
