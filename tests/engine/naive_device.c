@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "engine/device/device.h"
+#include "engine/device/nf4.h"
 
 struct device {
 	int unused;
@@ -504,4 +505,52 @@ void device_event_wait(struct device *dev, struct device_event *event)
 int device_event_finish(struct device *dev, struct device_event *event, struct error *err)
 {
 	return 0;
+}
+
+void device_nf4_quantize(struct device *dev, const struct device_nf4 *q, const void *src, enum dtype type)
+{
+	int64_t blocks = (q->n + NF4_BLOCK - 1) / NF4_BLOCK;
+	float *absmax = calloc((size_t)blocks, sizeof(*absmax));
+	const float *x = src;
+	struct nf4_tables t;
+	double sum = 0;
+
+	nf4_tables_fill(&t);
+	memset(q->codes, 0, (size_t)(q->n + 1) / 2);
+	for (int64_t i = 0; i < q->n; i++)
+		absmax[i / NF4_BLOCK] = fmaxf(absmax[i / NF4_BLOCK], fabsf(x[i]));
+	for (int64_t i = 0; i < q->n; i++)
+		q->codes[i / 2] |=
+		    (uint8_t)(nf4_code(&t, x[i] * (1.0f / absmax[i / NF4_BLOCK])) << (i % 2 ? 0 : 4));
+	for (int64_t b = 0; b < blocks; b++)
+		sum += (double)absmax[b];
+	if (q->absmax)
+		memcpy(q->absmax, absmax, (size_t)blocks * sizeof(*absmax));
+	else
+		*q->offset = (float)(sum / (double)blocks);
+	for (int64_t b = 0; b < blocks && !q->absmax; b += NF4_SCALES) {
+		int64_t end = b + NF4_SCALES < blocks ? b + NF4_SCALES : blocks;
+		float max = 0;
+
+		for (int64_t i = b; i < end; i++)
+			max = fmaxf(max, fabsf(absmax[i] - *q->offset));
+		for (int64_t i = b; i < end; i++)
+			q->absmax8[i] = nf4_scale_code(t.map, (absmax[i] - *q->offset) * (1.0f / max));
+		q->absmax2[b / NF4_SCALES] = max;
+	}
+	free(absmax);
+}
+
+void device_nf4_dequantize(struct device *dev, void *dst, enum dtype type, const struct device_nf4 *q)
+{
+	struct nf4_tables t;
+
+	nf4_tables_fill(&t);
+	for (int64_t i = 0; i < q->n; i++) {
+		int64_t b = i / NF4_BLOCK;
+		float scale =
+		    q->absmax ? q->absmax[b] : t.map[q->absmax8[b]] * q->absmax2[b / NF4_SCALES] + *q->offset;
+
+		((float *)dst)[i] = t.code[q->codes[i / 2] >> (i % 2 ? 0 : 4) & 15] * scale;
+	}
 }
