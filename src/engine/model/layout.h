@@ -62,7 +62,7 @@ enum parameter_part {
 
 struct model_parameter {
 	char name[96];   /* as Hugging Face names it, or for a part of an adapter PEFT */
-	char saved[112]; /* its name in the file that it is saved to */
+	char saved[120]; /* its name in the file that it is saved to */
 	enum parameter_role role;
 	enum parameter_part part;
 	int base; /* the unit that it belongs to in a pass over the model */
