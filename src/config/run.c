@@ -474,6 +474,12 @@ static int check_preference(const struct run_config *c, const char *where, struc
 			return error_set(err, -EINVAL,
 			                 "%s: %s: has no effect with task = \"%s\": %s; leave it out", where,
 			                 checks[i].key, task_names[c->task], checks[i].words);
+	if (c->preference.reference && c->lora.from)
+		return error_set(
+		    err, -EINVAL,
+		    "%s: preference.reference: with lora.from the reference is the model with that "
+		    "adapter, at the start of the run; leave one of the two out",
+		    where);
 	if (prefers && c->preference.beta <= 0)
 		return error_set(err, -EINVAL,
 		                 "%s: preference.beta: 0 learns nothing; expected a number above 0", where);

@@ -167,6 +167,12 @@ static const struct {
      "of them; use \"zero3\" or \"hybrid\", or"},
     {ON_RANKS("4", "strategy = \"zero3\"; shard_degree = 2;"), NULL,
      "parallel.shard_degree: has no effect with parallel.strategy = \"zero3\"; leave it out, or use"},
+    {"task = \"dpo\"; model = { path = \"x\"; }; data = { path = \"y\"; }; output = { dir = \"z\"; }; "
+     "preference = { "
+     "reference = \"/r\"; }; lora = { rank = 4; from = \"/a\"; };",
+     NULL, "preference.reference: with lora.from the reference is the model with that adapter"},
+    {ON_RANKS("1", "}; lora = { quantize = \"nf4\";"), NULL, "lora.rank: 0, with which the other keys"},
+    {ON_RANKS("1", "}; lora = { rank = 4; quantize = \"gptq\";"), NULL, "lora.quantize"},
     {ON_RANKS("4", "prefetch = 16;"), NULL, "parallel.prefetch: 16 is out of range"},
     {PRECISION("fp16", "loss_scale = 1.0;"), NULL,
      "x.conf: train.loss_scale: with 1 small gradients vanish in fp16; 0, by which the scale adapts itself, "
