@@ -77,9 +77,11 @@ static void *peer(void *context)
 	ck_ok(comm_alloc(c, largest * sizeof(float), &b, &err), &err);
 	ck_ok(comm_alloc(c, 2 * sizeof(double), &sums, &err), &err);
 	ck_ok(comm_register(c, &(struct comm_buffer){b, largest * sizeof(float)}, 1, &err), &err);
-	if (w->end == WAITS) { /* saver_attach: who finds the directory */
+	if (w->end == WAITS) { /* saver_attach: this rank finds what rank 0 has written into the directory */
 		comm_all_gather(c, sums, 1, DTYPE_F32);
 		comm_broadcast(c, sums, sizeof(uint64_t), 0);
+		ck_ok(comm_flush(c, &err), &err);
+		device_zero(dev, sums, 2 * sizeof(double));
 		comm_all_gather(c, sums, 1, DTYPE_F32);
 	}
 	add_up(w, c, b, sums);

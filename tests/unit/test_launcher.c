@@ -122,11 +122,13 @@ END_TEST
 
 int main(int argc, char **argv)
 {
-	Suite *suite = suite_create("launcher");
-	TCase *tc = tcase_create("launcher");
+	Suite *suite;
+	TCase *tc;
 
 	if (argc == 2)
 		return stand_in(argv[1]);
+	suite = suite_create("launcher");
+	tc = tcase_create("launcher");
 	tcase_add_checked_fixture(tc, setup, teardown);
 	tcase_set_timeout(tc, 120);
 	tcase_add_test(tc, an_acknowledged_launcher_is_not_lost);

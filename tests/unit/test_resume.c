@@ -35,15 +35,31 @@ static unsigned random_seed(void)
 enum { RANKS_MAX = 5, NODES = 3, STATES = 3, PARAMETERS = 4, ELEMENTS = 70000, ALIGNMENT = 32 };
 
 static struct model_parameter parameter[PARAMETERS] = {
-    {.name = "model.embed_tokens.weight", .unit = 0, .dims = 2, .shape = {100, 700}, .count = 70000},
-    {.name = "model.layers.0.q.weight", .unit = 1, .dims = 2, .shape = {10, 30}, .count = 300},
+    {.name = "model.embed_tokens.weight",
+     .saved = "model.embed_tokens.weight",
+     .unit = 0,
+     .dims = 2,
+     .shape = {100, 700},
+     .count = 70000},
+    {.name = "model.layers.0.q.weight",
+     .saved = "model.layers.0.q.weight",
+     .unit = 1,
+     .dims = 2,
+     .shape = {10, 30},
+     .count = 300},
     {.name = "model.layers.0.k.weight",
+     .saved = "model.layers.0.k.weight",
      .unit = 1,
      .offset = 320,
      .dims = 2,
      .shape = {200, 331},
      .count = 66200},
-    {.name = "model.norm.weight", .unit = 2, .dims = 1, .shape = {7}, .count = 7},
+    {.name = "model.norm.weight",
+     .saved = "model.norm.weight",
+     .unit = 2,
+     .dims = 1,
+     .shape = {7},
+     .count = 7},
 };
 static struct model_layout layout = {.parameters = PARAMETERS, .parameter = parameter};
 static const int64_t unit_count[] = {70000, 320 + 66200, 7};

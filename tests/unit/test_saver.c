@@ -127,8 +127,13 @@ struct parameters {
 };
 
 static struct model_parameter parameter[PARAMETERS] = {
-    {.name = "model.embed_tokens.weight", .dims = 2, .shape = {2, 3}, .count = 6, .matrix = true},
-    {.name = "model.norm.weight", .dims = 1, .shape = {4}, .count = 4},
+    {.name = "model.embed_tokens.weight",
+     .saved = "model.embed_tokens.weight",
+     .dims = 2,
+     .shape = {2, 3},
+     .count = 6,
+     .matrix = true},
+    {.name = "model.norm.weight", .saved = "model.norm.weight", .dims = 1, .shape = {4}, .count = 4},
 };
 static struct model_layout layout = {.parameters = PARAMETERS, .parameter = parameter};
 
