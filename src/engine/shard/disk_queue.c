@@ -181,7 +181,7 @@ static void fail(struct disk_queue *q, int code, enum disk_direction direction)
 	q->failed_direction = direction;
 }
 
-/* What came of an operation, or of a part of it. Returns whether it has ended. */
+/* The result of an operation, or of a part of it. Returns whether it has ended. */
 static bool advance(struct disk_queue *q, struct operation *o, ssize_t result)
 {
 	if (result == -EINTR || result == -EAGAIN)

@@ -8,19 +8,6 @@
 
 /* ---- slots ---- */
 
-/* What is to be in slots at the same time: the unit that is used next, and those ahead of it. */
-struct window {
-	int unit[SHARD_SLOTS_MAX + 1], n;
-};
-
-static bool in_window(const struct window *w, int unit)
-{
-	for (int i = 0; i < w->n; i++)
-		if (w->unit[i] == unit)
-			return true;
-	return false;
-}
-
 /* Where a unit's weights come from the host: what reads them from now on starts behind them, here or on the
  * other ranks. */
 static void await_host(struct shard *s, int unit)
@@ -50,7 +37,7 @@ static void leave_slot(struct shard *s, struct shard_slot *slot)
 }
 
 /* Starts a unit's way into a slot that no unit of the window has. False: there is none. */
-static bool start_gather(struct shard *s, int unit, const struct window *w)
+static bool start_gather(struct shard *s, int unit, const struct shard_window *w)
 {
 	struct shard_unit *u = &s->unit[unit];
 	struct shard_ring *ring = &s->weights[u->ring];
@@ -58,7 +45,7 @@ static bool start_gather(struct shard *s, int unit, const struct window *w)
 	for (int i = 0; i < ring->slots; i++) {
 		struct shard_slot *slot = &ring->slot[i];
 
-		if (slot->used || (slot->unit >= 0 && in_window(w, slot->unit)))
+		if (slot->used || (slot->unit >= 0 && shard_in_window(w, slot->unit)))
 			continue;
 		if (slot->unit >= 0)
 			leave_slot(s, slot);
@@ -87,12 +74,12 @@ static struct shard_slot *slot_of(struct shard *s, int unit)
 /* The gathers of what comes after a unit. They are queued before the unit's own operations are: a collective
  * starts after what was queued before it, and so runs behind those. What is gathered from the host's memory
  * has come up while the unit before was computed. */
-static void look_ahead(struct shard *s, struct window *w, int unit, enum model_phase phase)
+static void look_ahead(struct shard *s, struct shard_window *w, int unit, enum model_phase phase)
 {
 	int most = shard_weight_slots(s) - 1;
 
 	for (int ahead = 0; ahead < most && shard_next_unit(s, &unit, &phase);) {
-		if (s->unit[unit].whole_weights || s->unit[unit].packed || in_window(w, unit))
+		if (s->unit[unit].whole_weights || s->unit[unit].packed || shard_in_window(w, unit))
 			continue;
 		w->unit[w->n++] = unit;
 		ahead++;
@@ -105,7 +92,7 @@ static void look_ahead(struct shard *s, struct window *w, int unit, enum model_p
 
 int shard_need(struct shard *s, int unit, enum model_phase phase, struct error *err)
 {
-	struct window w = {{unit}, 1};
+	struct shard_window w = {{unit}, 1};
 	struct shard_unit *u = &s->unit[unit];
 	comm_ticket ticket;
 
@@ -158,7 +145,7 @@ void shard_publish(struct shard *s, int unit, bool converted)
 
 int shard_published(struct shard *s, struct error *err)
 {
-	struct window w = {{0}, 1};
+	struct shard_window w = {{0}, 1};
 
 	if (!shard_has_slots(s))
 		return 0;

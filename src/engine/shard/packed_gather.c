@@ -13,28 +13,16 @@ static struct shard_slot *weights_slot(struct shard *s, int unit)
 
 /* ---- gathers ---- */
 
-struct window {
-	int unit[SHARD_SLOTS_MAX + 1], n;
-};
-
-static bool in_window(const struct window *w, int unit)
-{
-	for (int i = 0; i < w->n; i++)
-		if (w->unit[i] == unit)
-			return true;
-	return false;
-}
-
 /* Starts a gather into a slot that no unit of the window has. There are as many slots as units in it. What
  * read the slot before is queued, and a collective starts behind that. */
-static void start(struct shard *s, int unit, const struct window *w)
+static void start(struct shard *s, int unit, const struct shard_window *w)
 {
 	struct packed_unit *p = s->unit[unit].packed;
 
 	for (int i = 0; i < s->packed.slots && !p->whole; i++) {
 		struct shard_slot *slot = &s->packed.slot[i];
 
-		if (slot->unit >= 0 && in_window(w, slot->unit))
+		if (slot->unit >= 0 && shard_in_window(w, slot->unit))
 			continue;
 		if (slot->unit >= 0) {
 			s->unit[slot->unit].packed->whole = NULL;
@@ -50,11 +38,11 @@ static void start(struct shard *s, int unit, const struct window *w)
 /* The unit itself, and those that come next. */
 static void gather(struct shard *s, int unit, enum model_phase phase)
 {
-	struct window w = {{unit}, 1};
+	struct shard_window w = {{unit}, 1};
 
 	start(s, unit, &w);
 	while (w.n < s->packed.slots && shard_next_unit(s, &unit, &phase)) {
-		if (!s->unit[unit].packed || in_window(&w, unit))
+		if (!s->unit[unit].packed || shard_in_window(&w, unit))
 			continue;
 		w.unit[w.n++] = unit;
 		start(s, unit, &w);

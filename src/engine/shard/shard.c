@@ -322,6 +322,14 @@ void shard_place_buffers(struct shard *s, struct arena *a, struct arena *host)
 	                 : NULL;
 }
 
+bool shard_in_window(const struct shard_window *w, int unit)
+{
+	for (int i = 0; i < w->n; i++)
+		if (w->unit[i] == unit)
+			return true;
+	return false;
+}
+
 bool shard_next_unit(const struct shard *s, int *unit, enum model_phase *phase)
 {
 	if (*phase != MODEL_BACKWARD && *unit + 1 < s->base_units)

@@ -126,7 +126,7 @@ struct shard_unit {
 	float *host_gradients; /* [own] */
 	void *host_copy;       /* [own], compute type; NULL in fp32, where it is master */
 	struct device_event *down, *up;
-	bool coming; /* its weights are on their way into their slot, and nobody has waited for them */
+	bool coming; /* its weights are on their way into their slot, and have not been waited for */
 	comm_ticket gathering; /* 0: not under way */
 	comm_ticket reducing;
 	bool direct;             /* it ends in own_gradients */
@@ -259,6 +259,11 @@ double shard_waited_seconds(struct shard *s);
 void *shard_packed_place(struct shard *s, const struct model_parameter *p, int64_t first);
 void shard_packed_loaded(struct shard *s, const struct model_parameter *p);
 
+/* What is to be in slots at the same time: the unit that is used next, and those ahead of it. */
+struct shard_window {
+	int unit[SHARD_SLOTS_MAX + 1], n;
+};
+bool shard_in_window(const struct shard_window *w, int unit);
 /* The unit that a training pass uses after this one: forward to the last, then back to the lowest that is
  * trained, the first block at least (the embedding's gradient needs no weights). False: none. */
 bool shard_next_unit(const struct shard *s, int *unit, enum model_phase *phase);
