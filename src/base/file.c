@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <libgen.h>
 #include <limits.h>
 #include <poll.h>
@@ -189,18 +188,6 @@ int file_mkdirs(const char *path, mode_t mode, struct error *err)
 		return error_errno(err, -errno, "cannot make directory %s", path);
 	if (!S_ISDIR(st.st_mode))
 		return error_errno(err, -ENOTDIR, "cannot make directory %s", path);
-	return 0;
-}
-
-static int remove_one(const char *path, const struct stat *st, int flag, struct FTW *ftw)
-{
-	return remove(path);
-}
-
-int file_remove_tree(const char *path, struct error *err)
-{
-	if (nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT) < 0 && errno != ENOENT)
-		return error_errno(err, -errno, "cannot remove %s", path);
 	return 0;
 }
 

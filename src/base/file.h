@@ -26,7 +26,8 @@ int file_write_atomic(const char *path, const void *data, size_t len, mode_t mod
 /* mkdir -p; existing directories are fine. */
 int file_mkdirs(const char *path, mode_t mode, struct error *err);
 
-/* rm -r; a missing path is success. Does not follow symbolic links. */
+/* rm -r; a missing path is success. Stays within the tree whatever its owner does to it meanwhile, follows no
+ * symbolic link, and leaves what is mounted in it. Goes on after an error, and returns the first. */
 int file_remove_tree(const char *path, struct error *err);
 
 int file_sync_directory(const char *path, struct error *err);

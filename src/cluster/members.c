@@ -42,6 +42,7 @@ static void member_free(struct member *m)
 	free(m->name);
 	free(m->address);
 	free(m->version);
+	free(m->launch);
 	free(m->error);
 	free(m->drain_reason);
 	message_free_list(&device_info_message, m->devices, m->slots);
@@ -295,12 +296,17 @@ bool member_heartbeat(struct member *m, struct heartbeat *heartbeat, double now,
 	m->last_seen = now_realtime;
 	m->sequence = heartbeat->sequence;
 	snprintf(m->instance, sizeof(m->instance), "%s", heartbeat->instance);
+	snprintf(m->boot, sizeof(m->boot), "%s", heartbeat->boot ? heartbeat->boot : "");
+	m->leases = heartbeat->leases;
+	m->sent = heartbeat->leases ? heartbeat->sent : 0;
 	member_set_devices(m, steal_pointer(heartbeat->devices), heartbeat->device_count);
 	heartbeat->device_count = 0;
 	if (!str_eq(heartbeat->version, m->version)) {
 		free(m->version);
 		m->version = strdup(heartbeat->version);
 	}
+	if (!str_eq(heartbeat->launch, m->launch))
+		str_replace(&m->launch, heartbeat->launch);
 	snprintf(m->hosts_hash, sizeof(m->hosts_hash), "%s", heartbeat->hosts ? heartbeat->hosts : "");
 	m->port_low = heartbeat->port_range_count == 2 ? (int)heartbeat->port_range[0] : 0;
 	m->port_high = heartbeat->port_range_count == 2 ? (int)heartbeat->port_range[1] : 0;
@@ -398,6 +404,7 @@ static struct node_view describe_member(const struct members *m, const struct me
 	    .slots = (int64_t)x->slots,
 	    .free = x->up && !x->drained ? (int64_t)member_free_slots(x) : 0,
 	    .version = x->version,
+	    .launch = x->launch,
 	    .labels = x->labels,
 	    .error = x->removed ? (char *)"removed from the hosts file"
 	             : x->up    ? NULL

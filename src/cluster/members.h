@@ -30,10 +30,14 @@ struct member {
 	double last_seen;     /* Unix time */
 	double backoff_until; /* monotonic: no new runs before, since calls to it failed; 0: none has */
 	char instance[40];
-	char hosts_hash[HOSTS_HASH_SIZE]; /* of the hosts file that it has; "": it did not say */
+	char hosts_hash[HOSTS_HASH_SIZE]; /* of the hosts file that it has; "": not known */
 	bool hosts_told;                  /* that it is not ours is in the log */
 	int64_t sequence;
+	char boot[40]; /* id of its machine's boot; "": not known */
+	bool leases;   /* it ends attempts whose lease has run out, */
+	double sent;   /* and has sent its last heartbeat then, by its clock; 0: not known */
 	char *version;
+	char *launch;                /* as it reports; NULL: not known */
 	struct device_info *devices; /* by slot */
 	size_t slots;
 	int ports[8]; /* free TCP ports there, to be used once each */

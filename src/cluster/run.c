@@ -39,17 +39,29 @@ static enum slot_kind kind_of(const char *word)
 	return str_eq(word, "gpu") ? SLOT_GPU : str_eq(word, "cpu") ? SLOT_CPU : SLOT_ANY;
 }
 
+void run_set_limits(struct run *r, const struct run_config *config)
+{
+	r->time_limit = (double)config->resources.time_limit;
+	r->retries.max_restarts = config->resources.max_restarts;
+	r->retries.max_node_failures = config->resources.max_node_failures;
+}
+
 int run_set_request(struct run *r, const struct run_config *config, struct error *err)
 {
 	char *const *hosts = config->resources.hosts;
 
-	r->nodes = config->resources.nodes;
+	r->nodes_asked = config->resources.nodes;
+	r->nodes = r->nodes_asked.high;
 	r->all_slots = config->resources.devices_per_node == 0;
 	if (!r->all_slots)
 		r->per_node = config->resources.devices_per_node;
 	r->one_per_node = config->resources.one_per_node;
 	r->kind = kind_of(config->resources.kind);
-	r->grace = config->resources.grace;
+	for (size_t i = 0; i < ARRAY_SIZE(r->stop); i++)
+		r->stop[i] = run_config_stop_times(config, i);
+	run_set_limits(r, config);
+	r->stops_on_partition = run_config_stops_on_partition(config);
+	r->retries.saves = run_task_trains(config->task);
 	if (!hosts || !hosts[0])
 		return 0;
 	r->hosts = str_list_copy(hosts);
@@ -96,10 +108,64 @@ void run_clear_parts(struct run *r)
 	for (size_t i = 0; i < r->part_count; i++) {
 		free(r->parts[i].node);
 		free(r->parts[i].trouble);
+		free(r->parts[i].boot);
 	}
 	free(r->parts);
 	r->parts = NULL;
 	r->part_count = 0;
+}
+
+static void free_lost(struct run_lost *lost)
+{
+	free(lost->record.node);
+	free(lost->record.boot);
+}
+
+struct run_lost *run_add_lost(struct run *r, const struct run_part *part)
+{
+	struct run_lost *list = reallocarray(r->lost, r->lost_count + 1, sizeof(*list)), *lost;
+
+	if (!list)
+		return NULL;
+	r->lost = list;
+	lost = &list[r->lost_count];
+	*lost = (struct run_lost){.record = {.node = strdup(part->node), .attempt = r->attempt},
+	                          .sequence = part->sequence};
+	snprintf(lost->instance, sizeof(lost->instance), "%s", part->instance);
+	if (!lost->record.node || str_replace(&lost->record.boot, part->boot) < 0) {
+		free_lost(lost);
+		return NULL;
+	}
+	r->lost_count++;
+	r->dirty = true;
+	return lost;
+}
+
+struct run_lost *run_find_lost(const struct run *r, const char *node, int64_t attempt)
+{
+	for (size_t i = 0; i < r->lost_count; i++)
+		if (r->lost[i].record.attempt == attempt && str_eq(r->lost[i].record.node, node))
+			return &r->lost[i];
+	return NULL;
+}
+
+bool run_remove_lost(struct run *r, const char *node, int64_t attempt)
+{
+	struct run_lost *lost = run_find_lost(r, node, attempt);
+
+	if (!lost)
+		return false;
+	free_lost(lost);
+	*lost = r->lost[--r->lost_count];
+	r->dirty = true;
+	return true;
+}
+
+void run_clear_lost(struct run *r)
+{
+	while (r->lost_count > 0)
+		free_lost(&r->lost[--r->lost_count]);
+	free(steal_pointer(r->lost));
 }
 
 void run_free(struct run *r)
@@ -107,6 +173,7 @@ void run_free(struct run *r)
 	if (!r)
 		return;
 	run_clear_parts(r);
+	run_clear_lost(r);
 	str_list_free(r->hosts);
 	message_free_list(&run_rank_message, r->ranks, r->rank_count);
 	json_decref(r->progress);
@@ -119,6 +186,9 @@ void run_free(struct run *r)
 	free(r->detail);
 	message_free_list(&rank_error_message, r->rank_errors, r->rank_error_count);
 	free(r->device_error);
+	free(r->device_node);
+	free(r->evicted);
+	message_release(&retry_record_message, &r->retries.record);
 	free(r);
 }
 
@@ -178,6 +248,14 @@ json_t *run_to_json_with(const struct run *r, bool own, json_t *config)
 	    .progress = r->progress,
 	    .directory = r->directory,
 	    .output = r->output,
+	    .max_restarts = r->retries.max_restarts,
+	    .max_node_failures = r->retries.max_node_failures,
+	    .restarts = r->retries.record.restarts,
+	    .node_failures = r->retries.record.node_failures,
+	    .checkpoint = r->retries.record.checkpoint,
+	    .last_failure = r->retries.record.last_failure,
+	    .time_limit = r->time_limit,
+	    .time_used = r->retries.record.used,
 	    .config = own ? config : NULL,
 	};
 	json_t *json;

@@ -26,12 +26,36 @@ unsigned run_state_set(const char *word);
 struct run_part {
 	char *node;
 	bool acknowledged; /* the node has taken the start */
+	bool answered;     /* the same, as its answer to the start says: `sequence` is known */
 	bool running, ended;
-	char *trouble;     /* why the part failed as a whole: "node n2 is shutting down"; NULL: nothing did */
-	double trouble_at; /* Unix seconds, of the controller's clock */
+	char *trouble;      /* why the part failed as a whole: "node n2 was shut down"; NULL: nothing did */
+	double trouble_at;  /* Unix seconds, of the controller's clock */
 	double clock_error; /* ± seconds: how well that of the node is known */
+	char *boot;         /* id of the boot of its machine when it was placed; NULL: not known */
+	double lease;       /* as part_record has it */
 	char instance[40];  /* of the node's service when it acknowledged, */
 	int64_t sequence;   /* and its last heartbeat then: only later ones can miss the attempt */
+};
+
+/* A part of which it is not known whether it has ended; none of the run begins before it is
+ * (controller/lost.c). */
+struct run_lost {
+	struct lost_record record; /* what the store keeps */
+	/* Of the owner. */
+	double until; /* monotonic: its lease has run out then; 0: it has none */
+	bool asked;   /* a stop is under way */
+	/* No start is under way any more. Heartbeats after this one tell whether the part is there. */
+	bool confirmed;
+	char instance[40];
+	int64_t sequence;
+};
+
+/* Attempts after a failed one (retry.c). */
+struct run_retries {
+	int64_t max_restarts, max_node_failures; /* what the run asks for */
+	bool saves;                              /* its task is one that writes checkpoints */
+	struct retry_record record;              /* what the store keeps */
+	double at; /* of the owner: the next attempt does not begin before, monotonic; 0: at any time */
 };
 
 struct run {
@@ -49,9 +73,12 @@ struct run {
 	json_t *progress; /* the last metrics; NULL: none yet */
 
 	/* What it asks for. */
-	int64_t nodes, grace;
-	int64_t per_node; /* with all_slots what its newest placement came to; 0: none yet */
-	bool all_slots;   /* every slot of each node */
+	struct key_range nodes_asked; /* an attempt takes the most that are free of so many */
+	int64_t nodes;             /* of the newest attempt; before the first one the most that it may take */
+	struct stop_times stop[3]; /* by enum run_stop */
+	double time_limit;         /* seconds that all attempts may run together; 0: no limit */
+	int64_t per_node;          /* with all_slots what its newest placement came to; 0: none yet */
+	bool all_slots;            /* every slot of each node */
 	enum slot_kind kind;
 	bool one_per_node; /* one rank a node, on all these slots */
 	char **hosts;      /* NULL-terminated; NULL: any */
@@ -62,11 +89,20 @@ struct run {
 	double recovered; /* Unix seconds: it came out of the store then; 0: it was placed since */
 	bool cancelled;   /* a user has cancelled it */
 	bool failed;      /* the first cause is in reason once all parts have ended */
-	bool requeue; /* nothing wrong with the run itself: back into the queue once all parts have ended */
+	bool requeue;   /* nothing wrong with the run itself: back into the queue once all parts have ended */
+	bool timed_out; /* it has had its time */
+	char *evicted;  /* why it is stopped to go on elsewhere: "node n2 was drained"; NULL: it is not */
+	double limit_at; /* of the owner: its time limit is reached then, monotonic; 0: never */
 	struct rank_error *rank_errors; /* at most one of each rank, in the order in which they came */
 	size_t rank_error_count;
 	char
 	    *device_error; /* what a node said first of a device that it has, e.g. that it fell off the bus */
+	char *device_node; /* and which node that was */
+	bool final_failure; /* the next attempt would fail the same way: there is none */
+	struct run_retries retries;
+	struct run_lost *lost; /* of earlier attempts, and of the newest one */
+	size_t lost_count;
+	bool stops_on_partition; /* a node that is cut off ends its part when the lease has run out */
 
 	/* Bookkeeping of the owner. */
 	bool dirty;   /* differs from the store */
@@ -81,6 +117,8 @@ struct run {
 
 /* From a checked run file: name, task, directory, output and what it asks for. */
 int run_new(const struct run_config *config, struct run **out, struct error *err);
+/* How often it is started again, and how long it may run. */
+void run_set_limits(struct run *r, const struct run_config *config);
 /* Only what it asks for: for a run that comes out of the store. */
 int run_set_request(struct run *r, const struct run_config *config, struct error *err);
 void run_free(struct run *r);
@@ -116,17 +154,66 @@ json_t *run_under_way(const struct run *r);
 /* The same out of the store; NULL: nothing. Where it fails, r is as before. */
 int run_set_under_way(struct run *r, const json_t *under_way, struct error *err);
 void run_clear_parts(struct run *r);
+/* The part may go on somewhere. Valid until the next one is added or removed; NULL: out of memory. */
+struct run_lost *run_add_lost(struct run *r, const struct run_part *part);
+struct run_lost *run_find_lost(const struct run *r, const char *node, int64_t attempt);
+bool run_remove_lost(struct run *r, const char *node, int64_t attempt); /* false: there is none */
+void run_clear_lost(struct run *r);
 struct run_part *run_part_find(struct run *r, const char *node);
 
 unsigned run_report(struct run *r, const struct report *report, double now);
+/* The error of a worker; lost_peer: that another rank has gone, which is a consequence. */
+void run_worker_error(struct run *r, int64_t rank, const char *message, bool lost_peer);
 /* A node has an attempt of this run that the store, an older copy, knows nothing of: a run that waits must
  * not be started once more. */
 unsigned run_superseded(struct run *r, const char *node, int64_t attempt, double now);
-/* A node refused the start (busy: somebody has the slots; then the run goes back into the queue). */
-unsigned run_refused(struct run *r, struct run_part *part, bool busy, const char *message, double now);
+/* Why a node has not started its part. */
+enum run_refusal {
+	REFUSED_BUSY, /* somebody has the slots, or the start did not arrive: the run goes back into the queue
+	               */
+	REFUSED_NODE, /* something has failed on the node: another node, or this one later, may start it */
+	REFUSED_FINAL, /* what the run asks for is not there, or not allowed: the next start would fail, too
+	                */
+};
+
+unsigned run_refused(struct run *r, struct run_part *part, enum run_refusal why, const char *message,
+                     double now);
 /* since: when it was last known to be there (Unix seconds); 0: it has not been heard from since the run came
  * out of the store. */
 unsigned run_part_lost(struct run *r, struct run_part *part, const char *message, double since, double now);
 unsigned run_cancel(struct run *r, double now);
-/* A worker says what went wrong; lost_peer: that another rank has gone, which is a consequence. */
-void run_worker_error(struct run *r, int64_t rank, const char *message, bool lost_peer);
+/* It has had its time: it may save, and ends. */
+unsigned run_time_out(struct run *r, double now);
+/* It may save, and is queued again. why: "node n2 was drained". */
+unsigned run_evict(struct run *r, const char *why, double now);
+/* How the parts of a run are stopped, after RUN_STOP. */
+enum run_stop run_stop_kind(const struct run *r);
+/* A checkpoint of the newest attempt is complete: its number grows with the run's progress. */
+void run_set_checkpoint(struct run *r, int64_t step);
+
+enum run_failure {
+	FAILURE_PROGRAM, /* a rank has ended with another status than 0, or was killed */
+	FAILURE_NODE,    /* a node was lost, shut down or could not start its part, or a device has failed */
+	FAILURE_FINAL,   /* the next attempt would fail the same way */
+};
+
+/* run_cause.c */
+/* The reason of a failure until all parts have ended. */
+extern const char run_undecided[];
+/* NULL: nothing is known of a failure of that rank. */
+struct rank_error *run_find_rank_error(const struct run *r, int64_t rank);
+bool run_rank_failed(const struct run_rank *rank);
+/* With all ends known: reports come in any order, and what dies of another's death may be seen first. Sets
+ * the reason, and returns what has failed. */
+enum run_failure run_decide_cause(struct run *r);
+
+/* retry.c */
+
+/* The attempt has ended and failed, and r->reason says why: decides whether there is another one. True: there
+ * is, and r->retries.record.delay is how many seconds it has to wait at least. r->reason is extended in any
+ * case. now: Unix seconds. */
+bool run_retry(struct run *r, enum run_failure failure, double now);
+/* Is there anything that the store has to keep? */
+bool run_has_retries(const struct run *r);
+/* An attempt begins. */
+void run_begin_attempt(struct run *r);

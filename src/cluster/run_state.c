@@ -5,27 +5,25 @@
  *     queued    -> starting    run_place
  *     starting  -> running     all parts run
  *     starting, running -> stopping
- *                              a part has failed, was refused or lost, or a user has cancelled the run
+ *                              a part has failed, was refused or lost, a user has cancelled the run, its
+ *                              time limit was reached, or it is to go on elsewhere
  *
  * and from each of these three, once all parts have ended:
  *
  *               -> cancelled   a user has cancelled it (one that is queued, at once)
  *               -> failed      a part has failed; the first cause is decided now (cause.h)
- *               -> queued      a node had no room for its part, and nothing else has failed
+ *               -> queued      the same, and the run is to be started again (retry.c); or it is to go on
+ *                              elsewhere; or a node had no room for its part, and nothing else has failed
+ *               -> timed-out   its time limit was reached
  *               -> succeeded   all ranks have ended with 0
  */
 #include <errno.h>
-#include <signal.h>
 #include <string.h>
 
 #include "base/str.h"
-#include "cluster/cause.h"
 #include "cluster/run.h"
 
 enum { CAUSE_MAX = 4096 }; /* of what a worker says */
-
-/* The reason until it is decided. */
-static const char UNDECIDED[] = "a part of it has failed, the rest is being stopped";
 
 static int parts_add(struct run *r, const char *node, struct error *err)
 {
@@ -58,34 +56,70 @@ static int add_parts_of_ranks(struct run *r, struct error *err)
 
 int run_recover(struct run *r, double now, struct error *err)
 {
+	int code = add_parts_of_ranks(r, err);
+
 	r->recovered = now;
-	return add_parts_of_ranks(r, err);
+	if (code == 0)
+		r->nodes = (int64_t)r->part_count;
+	return code;
 }
 
 json_t *run_under_way(const struct run *r)
 {
+	_cleanup_free_ struct lost_record *lost = calloc(r->lost_count + 1, sizeof(*lost));
 	_cleanup_free_ struct part_record *parts = calloc(r->part_count + 1, sizeof(*parts));
 	/* All of it is borrowed. */
 	struct run_record record = {.parts = parts,
 	                            .rank_errors = r->rank_errors,
 	                            .rank_error_count = r->rank_error_count,
-	                            .device_error = r->device_error};
+	                            .device_error = r->device_error,
+	                            .device_node = r->device_node,
+	                            .timed_out = r->timed_out,
+	                            .evicted = r->evicted,
+	                            .final_failure = r->final_failure,
+	                            .retries = (struct retry_record *)&r->retries.record};
 
-	if (!parts || r->part_count == 0)
+	if (!parts || !lost)
 		return NULL;
+	record.lost = lost;
+	for (; record.lost_count < r->lost_count; record.lost_count++)
+		lost[record.lost_count] = r->lost[record.lost_count].record;
 	for (size_t i = 0; i < r->part_count; i++) {
 		const struct run_part *p = &r->parts[i];
 
-		if (p->ended || p->trouble)
+		if (p->ended || p->trouble || p->boot || p->lease > 0)
 			parts[record.part_count++] = (struct part_record){.node = p->node,
 			                                                  .ended = p->ended,
 			                                                  .trouble = p->trouble,
 			                                                  .trouble_at = p->trouble_at,
-			                                                  .clock_error = p->clock_error};
+			                                                  .clock_error = p->clock_error,
+			                                                  .boot = p->boot,
+			                                                  .lease = p->lease};
 	}
-	if (record.part_count == 0 && r->rank_error_count == 0 && !r->device_error)
+	if (r->part_count == 0) {
+		record.rank_error_count = 0;
+		record.device_error = record.device_node = record.evicted = NULL;
+		record.timed_out = false;
+		record.final_failure = false;
+	}
+	if (!run_has_retries(r))
+		record.retries = NULL;
+	if (record.part_count == 0 && record.rank_error_count == 0 && !record.device_error &&
+	    !record.retries && record.lost_count == 0 && !record.timed_out && !record.evicted)
 		return NULL;
 	return run_record_encode(&record);
+}
+
+static int take_lost(struct run *r, struct run_record *record, struct error *err)
+{
+	r->lost = calloc(record->lost_count + 1, sizeof(*r->lost));
+	if (!r->lost)
+		return error_oom(err);
+	for (; r->lost_count < record->lost_count; r->lost_count++) {
+		r->lost[r->lost_count].record = record->lost[r->lost_count];
+		record->lost[r->lost_count] = (struct lost_record){0};
+	}
+	return 0;
 }
 
 int run_set_under_way(struct run *r, const json_t *under_way, struct error *err)
@@ -105,7 +139,11 @@ int run_set_under_way(struct run *r, const json_t *under_way, struct error *err)
 		p->trouble = steal_pointer(saved->trouble);
 		p->trouble_at = saved->trouble_at;
 		p->clock_error = saved->clock_error;
+		p->boot = steal_pointer(saved->boot);
+		p->lease = saved->lease;
 	}
+	if (code == 0)
+		code = take_lost(r, &record, err);
 	if (code < 0) {
 		run_clear_parts(r);
 		return code;
@@ -114,6 +152,14 @@ int run_set_under_way(struct run *r, const json_t *under_way, struct error *err)
 	r->rank_error_count = record.rank_error_count;
 	record.rank_error_count = 0;
 	r->device_error = steal_pointer(record.device_error);
+	r->device_node = steal_pointer(record.device_node);
+	r->timed_out = record.timed_out;
+	r->evicted = steal_pointer(record.evicted);
+	r->final_failure = record.final_failure;
+	if (record.retries) {
+		r->retries.record = *record.retries;
+		*record.retries = (struct retry_record){0};
+	}
 	return 0;
 }
 
@@ -169,28 +215,18 @@ int run_place(struct run *r, char *const *nodes, const int *slots, double now, s
 	r->attempt++;
 	r->started = now;
 	r->ended = 0;
-	r->failed = r->requeue = false;
+	r->failed = r->requeue = r->final_failure = r->timed_out = false;
+	free(steal_pointer(r->evicted));
 	free(steal_pointer(r->reason));
 	free(steal_pointer(r->detail));
 	free(steal_pointer(r->device_error));
+	free(steal_pointer(r->device_node));
+	run_begin_attempt(r);
 	message_free_list(&rank_error_message, steal_pointer(r->rank_errors), r->rank_error_count);
 	r->rank_error_count = 0;
 	r->exit_status = -1;
 	r->to_start = true;
 	run_touch(r);
-	return 0;
-}
-
-static int signal_number(const char *name)
-{
-	if (str_starts(name, "SIG"))
-		name += 3;
-	for (int i = 1; i < NSIG; i++) {
-		const char *s = sigabbrev_np(i);
-
-		if (s && strcmp(s, name) == 0)
-			return i;
-	}
 	return 0;
 }
 
@@ -213,17 +249,6 @@ static void close_ranks(struct run *r)
 	}
 }
 
-/* A device that failed is the first cause, whatever was seen of it first. */
-static void add_device_error(struct run *r)
-{
-	_cleanup_free_ char *rest = NULL;
-
-	if (!r->failed || !r->device_error || (r->reason && str_starts(r->reason, r->device_error)))
-		return;
-	rest = r->reason ? strdup(r->reason) : NULL;
-	run_set_reason(r, "%s%s%s", r->device_error, rest ? "; " : "", rest ? rest : "");
-}
-
 /* Returns whether it is news. */
 static bool take_device_error(struct run *r, const struct report *report)
 {
@@ -232,22 +257,15 @@ static bool take_device_error(struct run *r, const struct report *report)
 	if (!text || r->device_error)
 		return false;
 	r->device_error = strdup(text);
+	free(r->device_node);
+	r->device_node = strdup(report->node);
 	return true;
-}
-
-/* NULL: nothing is known of a failure of that rank. */
-static struct rank_error *find_rank_error(const struct run *r, int64_t rank)
-{
-	for (size_t i = 0; i < r->rank_error_count; i++)
-		if (r->rank_errors[i].rank == rank)
-			return &r->rank_errors[i];
-	return NULL;
 }
 
 /* The same; made where there is none. NULL: out of memory. */
 static struct rank_error *need_rank_error(struct run *r, int64_t rank)
 {
-	struct rank_error *own = find_rank_error(r, rank), *grown;
+	struct rank_error *own = run_find_rank_error(r, rank), *grown;
 
 	if (own)
 		return own;
@@ -260,69 +278,63 @@ static struct rank_error *need_rank_error(struct run *r, int64_t rank)
 	return own;
 }
 
-static bool rank_failed(const struct run_rank *rank)
+/* No part is left: the run is final, or queued again; of an attempt that has begun the ranks then say where
+ * its logs are, until the next one begins. */
+static unsigned end_attempt(struct run *r, enum run_state state, double now)
 {
-	return rank->state == RANK_EXITED && (rank->exit_status > 0 || rank->signal);
-}
+	bool queued = state == RUN_QUEUED, begun = r->failed || r->evicted;
 
-/* Names the rank as the cause of the failure: rank, node and exit status for all users; the last lines of its
- * log, or the error of its worker, for the owner. */
-static void blame_rank(struct run *r, const struct run_rank *rank)
-{
-	const struct rank_error *known = find_rank_error(r, rank->rank);
-	const char *detail = known ? (known->worker ? known->worker : known->log) : NULL;
-	int64_t status = MAX(rank->exit_status, 0);
-
-	if (rank->signal)
-		run_set_reason(r, "rank %lld on %s: killed by %s%s%s", (long long)rank->rank, rank->node,
-		               rank->signal, rank->oom ? " (the kernel ran out of memory: OOM killer)" : "",
-		               rank->core_dumped ? ", core dumped" : "");
+	r->state = state;
+	r->failed = state == RUN_FAILED;
+	r->requeue = false;
+	free(steal_pointer(r->evicted));
+	r->ended = queued ? 0 : now;
+	if (queued) {
+		r->started = 0;
+		r->exit_status = -1;
+	} else
+		run_clear_lost(r);
+	if (queued && !begun)
+		free_ranks(r);
 	else
-		run_set_reason(r, "rank %lld on %s: exit status %lld", (long long)rank->rank, rank->node,
-		               (long long)status);
-	r->exit_status = rank->signal ? 128 + signal_number(rank->signal) : (int)status;
-	free(r->detail);
-	r->detail = detail && *detail ? strdup(detail) : NULL;
+		close_ranks(r);
+	run_clear_parts(r);
+	run_touch(r);
+	return RUN_ENDED;
 }
 
-/* Only now, with all ends known: reports come in any order, and what dies of another's death may be seen
- * first. */
-static void decide_cause(struct run *r)
+/* Its program was through before it was stopped. What a command does when it is asked to save, or gets TERM,
+ * may end with 0, too. */
+static bool is_through(const struct run *r)
 {
-	size_t max = r->part_count + r->rank_count, n = 0, i;
-	_cleanup_free_ struct cause *list = calloc(max + 1, sizeof(*list));
-	_cleanup_free_ const void **whose = calloc(max + 1, sizeof(*whose));
-	int first;
+	for (size_t i = 0; i < r->rank_count; i++)
+		if (r->ranks[i].state != RANK_EXITED || r->ranks[i].exit_status != 0)
+			return false;
+	return r->retries.saves && r->rank_count > 0;
+}
 
-	for (i = 0; list && whose && i < r->part_count; i++)
-		if (r->parts[i].trouble) {
-			whose[n] = r->parts[i].trouble;
-			list[n++] =
-			    (struct cause){CAUSE_NODE, r->parts[i].trouble_at, r->parts[i].clock_error};
-		}
-	max = n;
-	for (i = 0; list && whose && i < r->rank_count; i++) {
-		const struct run_rank *rank = &r->ranks[i];
-		const struct run_part *part = run_part_find(r, rank->node);
-		const struct rank_error *known = find_rank_error(r, (int64_t)i);
+static void set_time_reason(struct run *r)
+{
+	int64_t step = r->retries.record.checkpoint;
+	char limit[32];
 
-		if (!rank_failed(rank))
-			continue;
-		whose[n] = rank;
-		list[n++] = (struct cause){cause_of_rank((int)MAX(rank->exit_status, 0),
-		                                         rank->signal ? signal_number(rank->signal) : 0,
-		                                         rank->stopped, known && known->lost_peer),
-		                           rank->ended, part ? part->clock_error : 0};
-	}
-	first = cause_choose(list, n);
-	if (first >= 0 && first < (int)max) {
-		run_set_reason(r, "%s", (const char *)whose[first]);
-	} else if (first >= 0) {
-		free(steal_pointer(r->detail));
-		blame_rank(r, whose[first]);
-	} else if (str_eq(r->reason, UNDECIDED))
-		run_set_reason(r, "a part of it has failed; which one and why is not known any more");
-	add_device_error(r);
+	str_duration(limit, sizeof(limit), r->time_limit);
+	if (step > 0)
+		run_set_reason(r,
+		               "its time limit of %s was reached (resources.time_limit); its newest "
+		               "checkpoint is that of step %lld",
+		               limit, (long long)step);
+	else
+		run_set_reason(r, "its time limit of %s was reached (resources.time_limit)", limit);
+}
+
+static void set_evicted_reason(struct run *r)
+{
+	struct retry_record *x = &r->retries.record;
+
+	free(x->last_failure);
+	x->last_failure = str_printf("attempt %lld: %s", (long long)r->attempt, r->evicted);
+	run_set_reason(r, "%s", r->evicted);
 }
 
 static unsigned finish_if_all_ended(struct run *r, double now)
@@ -330,28 +342,26 @@ static unsigned finish_if_all_ended(struct run *r, double now)
 	for (size_t i = 0; i < r->part_count; i++)
 		if (!r->parts[i].ended)
 			return 0;
-	r->ended = now;
 	if (r->cancelled) {
-		r->state = RUN_CANCELLED;
-		if (str_eq(r->reason, UNDECIDED))
+		if (str_eq(r->reason, run_undecided) || r->timed_out || r->evicted)
 			free(steal_pointer(r->reason));
-	} else if (r->failed) {
-		r->state = RUN_FAILED;
-		decide_cause(r);
-	} else if (r->requeue)
-		r->state = RUN_QUEUED;
-	else {
-		r->state = RUN_SUCCEEDED;
-		r->exit_status = 0;
+		return end_attempt(r, RUN_CANCELLED, now);
 	}
-	if (r->state == RUN_QUEUED) {
-		r->ended = r->started = 0;
-		free_ranks(r);
-	} else
-		close_ranks(r);
-	run_clear_parts(r);
-	run_touch(r);
-	return RUN_ENDED;
+	if (r->failed)
+		return end_attempt(r, run_retry(r, run_decide_cause(r), now) ? RUN_QUEUED : RUN_FAILED, now);
+	if (r->timed_out && !is_through(r)) {
+		set_time_reason(r);
+		return end_attempt(r, RUN_TIMED_OUT, now);
+	}
+	if (r->evicted && !is_through(r)) {
+		set_evicted_reason(r);
+		return end_attempt(r, RUN_QUEUED, now);
+	}
+	if (r->requeue && !r->evicted)
+		return end_attempt(r, RUN_QUEUED, now);
+	r->exit_status = 0;
+	free(steal_pointer(r->reason));
+	return end_attempt(r, RUN_SUCCEEDED, now);
 }
 
 static unsigned after(struct run *r, bool stop, double now)
@@ -429,7 +439,7 @@ static void mark_lost(struct run *r, const char *node)
 static bool any_rank_failed(const struct run *r)
 {
 	for (size_t i = 0; i < r->rank_count; i++)
-		if (rank_failed(&r->ranks[i]))
+		if (run_rank_failed(&r->ranks[i]))
 			return true;
 	return false;
 }
@@ -452,7 +462,7 @@ static bool fail(struct run *r)
 	if (r->state == RUN_STOPPING)
 		return false;
 	r->failed = true;
-	run_set_reason(r, "%s", UNDECIDED);
+	run_set_reason(r, "%s", run_undecided);
 	return true;
 }
 
@@ -476,7 +486,7 @@ unsigned run_report(struct run *r, const struct report *report, double now)
 		mark_lost(r, report->node);
 	if (report->shutdown)
 		set_trouble(r, part, report->shutdown, now);
-	if (report->reason && part->ended) {
+	if (report->reason && (part->ended || report->launcher_lost)) {
 		_cleanup_free_ char *text = str_printf("node %s: %s", report->node, report->reason);
 
 		set_trouble(r, part, text ? text : report->reason, now);
@@ -507,16 +517,20 @@ unsigned run_superseded(struct run *r, const char *node, int64_t attempt, double
 	    "attempt %lld was started on node %s after this copy of the controller's store was made; "
 	    "its result is not known here",
 	    (long long)attempt, node);
-	r->failed = true;
-	return after(r, false, now);
+	/* What is known here is of attempts before that one: it is neither the cause, nor a reason to start
+	 * the run again. */
+	free(steal_pointer(r->detail));
+	r->exit_status = -1;
+	return end_attempt(r, RUN_FAILED, now);
 }
 
-unsigned run_refused(struct run *r, struct run_part *part, bool busy, const char *message, double now)
+unsigned run_refused(struct run *r, struct run_part *part, enum run_refusal why, const char *message,
+                     double now)
 {
 	bool stop = r->state != RUN_STOPPING;
 
 	part->ended = r->dirty = true;
-	if (stop && busy) {
+	if (stop && why == REFUSED_BUSY) {
 		run_set_reason(r, "node %s: %s", part->node, message);
 		r->requeue = true;
 	} else if (stop) {
@@ -526,6 +540,7 @@ unsigned run_refused(struct run *r, struct run_part *part, bool busy, const char
 		set_trouble(r, part, text ? text : part->node, now);
 		free(r->detail);
 		r->detail = str_printf("node %s: %s", part->node, message);
+		r->final_failure = why == REFUSED_FINAL;
 		fail(r);
 	}
 	return after(r, stop, now);
@@ -558,6 +573,34 @@ unsigned run_cancel(struct run *r, double now)
 	if (r->state == RUN_QUEUED)
 		free(steal_pointer(r->reason));
 	return after(r, r->state != RUN_QUEUED, now);
+}
+
+unsigned run_time_out(struct run *r, double now)
+{
+	if (run_state_final(r->state) || r->state == RUN_STOPPING)
+		return 0;
+	r->timed_out = true;
+	if (r->state != RUN_QUEUED)
+		run_set_reason(r, "its time limit was reached: it saves and stops");
+	return after(r, r->state != RUN_QUEUED, now);
+}
+
+unsigned run_evict(struct run *r, const char *why, double now)
+{
+	if (r->state != RUN_STARTING && r->state != RUN_RUNNING)
+		return 0;
+	if (str_replace(&r->evicted, why) < 0)
+		return 0;
+	r->requeue = true;
+	run_set_reason(r, "%s: it saves, stops and is queued again", why);
+	return after(r, true, now);
+}
+
+enum run_stop run_stop_kind(const struct run *r)
+{
+	return r->cancelled                                 ? RUN_STOP_CANCEL
+	       : !r->failed && (r->timed_out || r->evicted) ? RUN_STOP_SAVE
+	                                                    : RUN_STOP_NOW;
 }
 
 void run_worker_error(struct run *r, int64_t rank, const char *message, bool lost_peer)

@@ -321,14 +321,15 @@ static void take_slots(struct sched_node *node, int64_t count, int *out)
 
 /* The fullest nodes that still fit, so that large ones stay whole for large runs; ranks in file order. */
 static int place(struct sched_node *nodes, size_t count, const bool *kept, struct sched_run *r,
-                 const struct need *need, struct error *err)
+                 const struct need *need, int64_t wanted, struct error *err)
 {
 	_cleanup_free_ struct candidate *c = calloc(count, sizeof(*c));
 	size_t n = 0;
 
 	r->per_node = need->per_node;
-	r->chosen = calloc(r->nodes, sizeof(*r->chosen));
-	r->slots = calloc(r->nodes * r->per_node, sizeof(*r->slots));
+	r->placed_nodes = wanted;
+	r->chosen = calloc(wanted, sizeof(*r->chosen));
+	r->slots = calloc(wanted * r->per_node, sizeof(*r->slots));
 	if (!c || !r->chosen || !r->slots) {
 		free(steal_pointer(r->chosen));
 		free(steal_pointer(r->slots));
@@ -341,13 +342,46 @@ static int place(struct sched_node *nodes, size_t count, const bool *kept, struc
 			c[n++] = (struct candidate){i, k};
 	}
 	qsort(c, n, sizeof(*c), by_fit);
-	qsort(c, r->nodes, sizeof(*c), by_node);
-	for (int64_t i = 0; i < r->nodes; i++) {
+	qsort(c, wanted, sizeof(*c), by_node);
+	for (int64_t i = 0; i < wanted; i++) {
 		r->chosen[i] = c[i].node;
 		take_slots(&nodes[c[i].node], r->per_node, &r->slots[i * r->per_node]);
 	}
 	r->placed = true;
 	return 0;
+}
+
+/* How many of the nodes with room it takes. */
+static int64_t size_of(const struct sched_run *r, const struct view *v)
+{
+	return MIN((int64_t)v->fitting, MAX(r->most, r->nodes));
+}
+
+/* Places it on nodes that it does not avoid, where enough of them are free. */
+static int place_elsewhere(struct sched_node *nodes, size_t count, const bool *kept, struct sched_run *r,
+                           struct error *err)
+{
+	_cleanup_free_ bool *left_out = NULL;
+	struct view v, all;
+
+	if (!r->avoid || !r->avoid[0])
+		return 0;
+	left_out = calloc(count + 1, sizeof(*left_out));
+	if (!left_out)
+		return error_oom(err);
+	for (size_t i = 0; i < count; i++) {
+		left_out[i] = kept[i];
+		for (char *const *name = r->avoid; *name; name++)
+			left_out[i] = left_out[i] || strcasecmp(nodes[i].name, *name) == 0;
+	}
+	v = look(nodes, count, left_out, r);
+	if (v.need.unsettled || (int64_t)v.fitting < r->nodes)
+		return 0;
+	/* It does not get smaller for that. */
+	all = look(nodes, count, kept, r);
+	if (size_of(r, &v) < size_of(r, &all))
+		return 0;
+	return place(nodes, count, left_out, r, &v.need, size_of(r, &v), err);
 }
 
 int schedule(struct sched_node *nodes, size_t node_count, struct sched_run *queue, size_t count,
@@ -360,17 +394,23 @@ int schedule(struct sched_node *nodes, size_t node_count, struct sched_run *queu
 		return error_oom(err);
 	for (size_t q = 0; q < count; q++) {
 		struct sched_run *r = &queue[q];
-		struct view v = look(nodes, node_count, kept, r);
+		struct view v;
+		int code;
 
 		r->placed = false;
 		r->reason[0] = '\0';
+		code = place_elsewhere(nodes, node_count, kept, r, err);
+		if (code < 0)
+			return code;
+		if (r->placed)
+			continue;
+		v = look(nodes, node_count, kept, r);
 		if (v.need.unsettled || (int64_t)v.usable < r->nodes) {
 			say_impossible(r, &v, nodes, node_count);
 			continue;
 		}
 		if ((int64_t)v.fitting >= r->nodes) {
-			int code = place(nodes, node_count, kept, r, &v.need, err);
-
+			code = place(nodes, node_count, kept, r, &v.need, size_of(r, &v), err);
 			if (code < 0)
 				return code;
 			continue;

@@ -34,16 +34,19 @@ struct sched_node {
 };
 
 struct sched_run {
-	int64_t id, nodes;
+	int64_t id;
+	int64_t nodes, most; /* at least, and (more than that) at most: as many as have room now */
 	/* 0: every slot of each node, and as many on each: the most that so many nodes have in common. In
 	 * what was placed it is that number. */
 	int64_t per_node;
 	enum slot_kind kind;
 	char *const *hosts; /* NULL-terminated; NULL: any */
+	char *const *avoid; /* nodes that it gets only where it cannot be placed now without them; the same */
 	/* Out: where it goes, or why it waits. */
 	bool placed;
-	size_t *chosen; /* nodes entries, in file order; owned by the caller once placed */
-	int *slots;     /* nodes × per_node */
+	int64_t placed_nodes;
+	size_t *chosen; /* placed_nodes entries, in file order; owned by the caller once placed */
+	int *slots;     /* placed_nodes × per_node */
 	char reason[200];
 };
 

@@ -28,6 +28,8 @@ static const struct key daemon_key_list[] = {
     {NULL, "runtime_dir", KEY_STRING, F(runtime_dir), RUNSTATEDIR "/dtrain", 0, 0, NULL,
      "what does not outlive a boot"},
     {NULL, "log_dir", KEY_STRING, F(log_dir), LOCALSTATEDIR "/log/dtrain", 0, 0, NULL, "the workers' output"},
+    {NULL, "tmp_dir", KEY_STRING, F(tmp_dir), NULL, 0, 0, NULL,
+     "where each run has a directory for temporary files; default: tmp in state_dir"},
     {NULL, "worker_dir", KEY_STRING, F(worker_dir), PKGLIBEXECDIR, 0, 0, NULL,
      "holds dtrain-launch and the workers"},
     {NULL, "group", KEY_STRING, F(group), "dtrain", 0, 0, NULL,
@@ -46,8 +48,25 @@ static const struct key daemon_key_list[] = {
     {NULL, "heartbeat", KEY_NUMBER, F(heartbeat), "1", 0.05, 60, NULL, "seconds between a node's reports"},
     {NULL, "node_timeout", KEY_NUMBER, F(node_timeout), "5", 0.2, 3600, NULL,
      "seconds without a report until a node is down"},
+    {NULL, "lease", KEY_NUMBER, F(lease), "60", 1, 86400, NULL,
+     "seconds after which a node that its controller cannot be reached from has ended the runs that ask for "
+     "it"},
     {NULL, "shutdown_grace", KEY_NUMBER, F(shutdown_grace), "90", 0, 86400, NULL,
      "most seconds between TERM and KILL at a shutdown"},
+    {NULL, "launch", KEY_CHOICE, F(launch), "auto", 0, 0, "auto|systemd|process",
+     "how runs are started: as services of systemd, or as processes of dtraind"},
+    {NULL, "keep_days", KEY_NUMBER, F(keep_days), "0", 0, 1e6, NULL,
+     "days for which the logs and metrics of a run are kept after their last change; 0: for ever"},
+    {NULL, "keep_runs", KEY_INT, F(keep_runs), "0", 0, INT32_MAX, NULL,
+     "so many of the newest runs have their logs and metrics kept; 0: all"},
+    {NULL, "gpu_idle_timeout", KEY_NUMBER, F(gpu_idle_timeout), "30", 0, 3600, NULL,
+     "seconds after the end of a run until its GPUs are drained whose memory is not free again; 0: never"},
+    {NULL, "slot_memory", KEY_NUMBER, F(slot_memory), "0", 0, 1e9, NULL,
+     "GiB of memory that a run may use for each of its slots; 0: 15/16 of the machine's"},
+    {NULL, "slot_tasks", KEY_INT, F(slot_tasks), "16384", 0, 4194304, NULL,
+     "processes and threads that a run may have for each of its slots; 0: any number"},
+    {NULL, "allow_devices", KEY_LIST, F(allow_devices), NULL, 0, 0, NULL,
+     "files below /dev that runs may open in addition to their GPUs"},
 };
 
 const struct keys daemon_keys = {daemon_key_list, ARRAY_SIZE(daemon_key_list)};
@@ -89,6 +108,18 @@ static int read_port_range(struct daemon_config *c, const char *where, struct er
 	return 0;
 }
 
+/* systemd takes a name elsewhere for a device, and then starts no run at all. */
+static int check_devices(const struct daemon_config *c, const char *where, struct error *err)
+{
+	for (char **name = c->allow_devices; name && *name; name++)
+		if (!str_starts(*name, "/dev/") || strstr(*name, "/../"))
+			return error_set(err, -EINVAL,
+			                 "%s: allow_devices: \"%.200s\" is not below /dev; it is written "
+			                 "\"/dev/kvm\"",
+			                 where, *name);
+	return 0;
+}
+
 int daemon_config_parse(const char *text, const char *where, struct daemon_config **out, struct error *err)
 {
 	_cleanup_(daemon_config_freep) struct daemon_config *c = calloc(1, sizeof(*c));
@@ -101,12 +132,21 @@ int daemon_config_parse(const char *text, const char *where, struct daemon_confi
 	    (r = keys_read_text(&daemon_keys, c, text, where, seen, err)) < 0)
 		return r;
 	c->hosts_file_given = keys_seen(&daemon_keys, seen, "hosts_file");
-	r = read_port_range(c, where, err);
-	if (r < 0)
+	if ((r = read_port_range(c, where, err)) < 0 || (r = check_devices(c, where, err)) < 0)
 		return r;
 	if (c->node_timeout <= c->heartbeat)
-		return error_set(err, -EINVAL, "%s: node_timeout: %g s is not above heartbeat, %g s", where,
-		                 c->node_timeout, c->heartbeat);
+		return error_set(err, -EINVAL,
+		                 "%s: node_timeout: %g s is not above heartbeat, which is %g s; set a longer "
+		                 "node_timeout, or a shorter heartbeat",
+		                 where, c->node_timeout, c->heartbeat);
+	if (!keys_seen(&daemon_keys, seen, "lease"))
+		c->lease = MAX(c->lease, 4 * c->heartbeat);
+	if (c->lease <= 3 * c->heartbeat)
+		return error_set(
+		    err, -EINVAL,
+		    "%s: lease: %g s is not above three times heartbeat, which is %g s; set lease "
+		    "above %g s, or a shorter heartbeat",
+		    where, c->lease, c->heartbeat, 3 * c->heartbeat);
 	*out = steal_pointer(c);
 	return 0;
 }

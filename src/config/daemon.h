@@ -27,7 +27,18 @@ struct daemon_config {
 	char *log_level;         /* error warning info debug */
 	double heartbeat;        /* seconds between a node's reports to the controller */
 	double node_timeout;     /* without one for so long a node is down */
+	double lease;            /* seconds for which a node may keep runs without its controller */
 	double shutdown_grace;   /* seconds: at a shutdown no run has more between TERM and KILL */
+	char *launch;            /* auto systemd process */
+	char *tmp_dir;           /* where runs have their TMPDIR; NULL: tmp in state_dir */
+	double gpu_idle_timeout; /* seconds until the memory of a GPU is free after a run; 0: it is not looked
+	                            at */
+	double keep_days;        /* of the logs and metrics of runs; 0: for ever */
+	int64_t keep_runs;       /* the newest, likewise; 0: all */
+	double slot_memory; /* GiB for each slot of a run; 0: a run may have the machine's, but for a part of
+	                       it */
+	int64_t slot_tasks; /* processes and threads for each slot of a run; 0: any number */
+	char **allow_devices; /* files below /dev that runs may open, besides their GPUs; NULL: none */
 };
 
 /* path NULL: the defaults. A missing file at `path` is an error, at the default place

@@ -5,7 +5,6 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
-#include <ifaddrs.h>
 #include <limits.h>
 #include <netdb.h>
 #include <stdint.h>
@@ -207,29 +206,20 @@ int hosts_read(const char *path, struct hosts **out, struct error *err)
 	return r < 0 ? r : hosts_parse(text, len, path, out, err);
 }
 
-static bool same_address(const struct sockaddr *a, const struct sockaddr *b)
+/* A socket can be bound to addresses of this machine only. The list of interfaces would need a netlink
+ * socket, which the unit of the service denies. */
+static bool is_local(const char *address)
 {
-	if (!a || a->sa_family != b->sa_family)
-		return false;
-	if (a->sa_family == AF_INET)
-		return ((const struct sockaddr_in *)a)->sin_addr.s_addr ==
-		       ((const struct sockaddr_in *)b)->sin_addr.s_addr;
-	if (a->sa_family == AF_INET6)
-		return memcmp(&((const struct sockaddr_in6 *)a)->sin6_addr,
-		              &((const struct sockaddr_in6 *)b)->sin6_addr, 16) == 0;
-	return false;
-}
-
-static bool is_local(const char *address, const struct ifaddrs *interfaces)
-{
-	struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *found = NULL;
+	struct addrinfo hints = {.ai_socktype = SOCK_DGRAM}, *found = NULL;
 	bool local = false;
 
 	if (getaddrinfo(address, NULL, &hints, &found) != 0)
 		return false;
-	for (struct addrinfo *a = found; a && !local; a = a->ai_next)
-		for (const struct ifaddrs *i = interfaces; i && !local; i = i->ifa_next)
-			local = same_address(i->ifa_addr, a->ai_addr);
+	for (struct addrinfo *a = found; a && !local; a = a->ai_next) {
+		_cleanup_close_ int fd = socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+		local = fd >= 0 && bind(fd, a->ai_addr, a->ai_addrlen) == 0;
+	}
 	freeaddrinfo(found);
 	return local;
 }
@@ -237,14 +227,25 @@ static bool is_local(const char *address, const struct ifaddrs *interfaces)
 static int find_by_address(const struct hosts *h, const char *hostname, const struct host **out,
                            struct error *err)
 {
+	/* Machines do not have these addresses. */
+	static const struct {
+		const char *address, *sysctl;
+	} foreign[] = {{"192.0.2.1", "net.ipv4.ip_nonlocal_bind"},
+	               {"2001:db8::1", "net.ipv6.ip_nonlocal_bind"}};
 	const struct host *found = NULL;
-	struct ifaddrs *interfaces;
 	int r = 0;
 
-	if (getifaddrs(&interfaces) < 0)
-		return error_errno(err, -errno, "cannot list this machine's addresses");
+	for (size_t i = 0; i < ARRAY_SIZE(foreign); i++)
+		if (is_local(foreign[i].address))
+			return error_set(
+			    err, -ENOTSUP,
+			    "no line for host name %s, and a socket can be bound to %s, an address for "
+			    "documentation, possibly because %s is set: a service cannot tell which "
+			    "addresses "
+			    "are its own; set node = \"…\" in dtraind.conf",
+			    hostname, foreign[i].address, foreign[i].sysctl);
 	for (size_t i = 0; i < h->count && r == 0; i++) {
-		if (!is_local(h->list[i].address, interfaces))
+		if (!is_local(h->list[i].address))
 			continue;
 		if (found)
 			r = error_set(err, -EEXIST,
@@ -254,7 +255,6 @@ static int find_by_address(const struct hosts *h, const char *hostname, const st
 			              found->name, h->list[i].name);
 		found = &h->list[i];
 	}
-	freeifaddrs(interfaces);
 	if (r < 0)
 		return r;
 	if (!found)

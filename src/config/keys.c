@@ -14,10 +14,16 @@
 static const char *const kind_words[] = {"an integer", "a number", "a boolean",
                                          "a string",   "a list",   "a group"};
 const char *const keys_type_words[] = {
-    [KEY_STRING] = "a string",          [KEY_CHOICE] = "a string",
-    [KEY_INT] = "an integer",           [KEY_NUMBER] = "a number",
-    [KEY_BOOL] = "true or false",       [KEY_LIST] = "a string or a list of strings",
-    [KEY_GROUP] = "a group of strings", [KEY_COUNT] = "an integer or \"all\"",
+    [KEY_STRING] = "a string",
+    [KEY_CHOICE] = "a string",
+    [KEY_INT] = "an integer",
+    [KEY_NUMBER] = "a number",
+    [KEY_BOOL] = "true or false",
+    [KEY_LIST] = "a string or a list of strings",
+    [KEY_GROUP] = "a group of strings",
+    [KEY_COUNT] = "an integer or \"all\"",
+    [KEY_RANGE] = "an integer or a range such as \"2..4\"",
+    [KEY_DURATION] = "a number of seconds or a time such as \"90m\" or \"1h30m\"",
 };
 
 const char *keys_name(const struct key *k, char *buf, size_t size)
@@ -76,7 +82,8 @@ static bool in_section(const struct key *k, const char *dotted, const char *dot)
 const char *keys_nearest(const struct keys *keys, const char *dotted, char *buf, size_t size)
 {
 	const char *last = strrchr(dotted, '.');
-	size_t best = strlen(dotted) / 3 + 1;
+	/* A section that is right does not make another key more likely. */
+	size_t best = strlen(last ? last + 1 : dotted) / 3 + 1;
 	const struct key *found = NULL;
 	char name[NAME_MAX_LEN];
 
@@ -180,6 +187,35 @@ static int check_range(const struct key *k, const struct value *v, const char *w
 	                 name, text, precision, k->min, precision, k->max);
 }
 
+/* Into an integer or two, from what the source has: a number, or a text of a form of its own. */
+static int assign_quantity(const struct key *k, void *field, const struct value *v, const char *where,
+                           const char *name, struct error *err)
+{
+	struct key_range range = {v->i, v->i};
+	struct value end = {.kind = VALUE_INT};
+	int r = 0;
+
+	if (v->kind == VALUE_STRING && k->type == KEY_RANGE)
+		r = keys_parse_range(v->s, &range);
+	else if (v->kind == VALUE_STRING) {
+		r = keys_parse_duration(v->s, &range.low);
+		range.high = range.low;
+	}
+	if (r < 0)
+		return error_set(err, r, "%s: %s: \"%.100s\" is not %s", where, name, v->s,
+		                 keys_type_words[k->type]);
+	end.i = range.low;
+	r = check_range(k, &end, where, name, err);
+	end.i = range.high;
+	if (r < 0 || (r = check_range(k, &end, where, name, err)) < 0)
+		return r;
+	if (k->type == KEY_RANGE)
+		*(struct key_range *)field = range;
+	else
+		*(int64_t *)field = range.low;
+	return 0;
+}
+
 /* The one place where a value is checked and becomes a field. */
 static int assign(const struct key *k, void *target, const struct value *v, const char *where,
                   struct error *err)
@@ -202,6 +238,10 @@ static int assign(const struct key *k, void *target, const struct value *v, cons
 		break;
 	case KEY_COUNT:
 		fits = v->kind == VALUE_INT || (v->kind == VALUE_STRING && str_eq(v->s, COUNT_ALL));
+		break;
+	case KEY_RANGE:
+	case KEY_DURATION:
+		fits = v->kind == VALUE_INT || v->kind == VALUE_STRING;
 		break;
 	case KEY_NUMBER:
 		fits = v->kind == VALUE_INT || v->kind == VALUE_NUMBER;
@@ -243,6 +283,9 @@ static int assign(const struct key *k, void *target, const struct value *v, cons
 			return r;
 		*(int64_t *)field = v->i;
 		return 0;
+	case KEY_RANGE:
+	case KEY_DURATION:
+		return assign_quantity(k, field, v, where, name, err);
 	case KEY_NUMBER:
 		if ((r = check_range(k, v, where, name, err)) < 0)
 			return r;
@@ -260,9 +303,11 @@ int keys_assign(const struct keys *keys, const struct key *k, void *target, cons
 {
 	int r = assign(k, target, v, where, err);
 
-	if (r == 0 && seen)
+	if (r < 0)
+		return r;
+	if (seen)
 		seen[k - keys->list] = true;
-	return r;
+	return 0;
 }
 
 /* ---- overrides and defaults: text ---- */

@@ -15,14 +15,20 @@
 #include "base/error.h"
 
 enum key_type {
-	KEY_STRING, /* char * */
-	KEY_CHOICE, /* char *, one of `choices` */
-	KEY_INT,    /* int64_t */
-	KEY_COUNT,  /* int64_t: an integer from 1, or "all", which is 0 */
-	KEY_NUMBER, /* double; integers are fine in the source */
-	KEY_BOOL,   /* bool */
-	KEY_LIST,   /* char **, NULL-terminated: a string or a list of strings in the source */
-	KEY_GROUP,  /* char *: a group of strings, kept as JSON text */
+	KEY_STRING,   /* char * */
+	KEY_CHOICE,   /* char *, one of `choices` */
+	KEY_INT,      /* int64_t */
+	KEY_COUNT,    /* int64_t: an integer from 1, or "all", which is 0 */
+	KEY_RANGE,    /* struct key_range: an integer, or two of them, "2..4" */
+	KEY_DURATION, /* int64_t, seconds: an integer, or "90s", "15m", "1h30m", "2d" */
+	KEY_NUMBER,   /* double; integers are fine in the source */
+	KEY_BOOL,     /* bool */
+	KEY_LIST,     /* char **, NULL-terminated: a string or a list of strings in the source */
+	KEY_GROUP,    /* char *: a group of strings, kept as JSON text */
+};
+
+struct key_range {
+	int64_t low, high; /* the same: one number */
 };
 
 struct key {
@@ -31,7 +37,7 @@ struct key {
 	enum key_type type;
 	size_t offset;
 	const char *fallback; /* as an override would spell it; NULL: absent (strings), 0, false */
-	double min, max;      /* KEY_INT, KEY_COUNT, KEY_NUMBER; both 0: any */
+	double min, max;      /* of numbers; both 0: any */
 	const char *choices;  /* KEY_CHOICE: "a|b|c" */
 	const char *help;     /* one line for the man page */
 };

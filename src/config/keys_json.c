@@ -165,6 +165,13 @@ static bool is_unset(const struct key *k, const void *field)
 	}
 }
 
+static json_t *range_to_json(const struct key_range *range)
+{
+	if (range->low == range->high)
+		return json_integer(range->low);
+	return json_sprintf("%lld..%lld", (long long)range->low, (long long)range->high);
+}
+
 /* Of one that is set; NULL: it is not UTF-8. */
 static json_t *field_to_json(const struct key *k, const void *field)
 {
@@ -180,6 +187,10 @@ static json_t *field_to_json(const struct key *k, const void *field)
 		if (*(const int64_t *)field == 0)
 			return json_string(COUNT_ALL);
 		return json_integer(*(const int64_t *)field);
+	case KEY_DURATION:
+		return json_integer(*(const int64_t *)field);
+	case KEY_RANGE:
+		return range_to_json(field);
 	case KEY_NUMBER:
 		return json_real(*(const double *)field);
 	case KEY_BOOL:

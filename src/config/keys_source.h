@@ -29,6 +29,10 @@ int keys_unknown(const struct keys *keys, const char *where, const char *dotted,
 int keys_assign(const struct keys *keys, const struct key *k, void *target, const struct value *v,
                 const char *where, bool *seen, struct error *err);
 
+/* keys_quantities.c: -EINVAL where the text is no such value, -ERANGE where no 64 bits hold it. */
+int keys_parse_duration(const char *text, int64_t *seconds);
+int keys_parse_range(const char *text, struct key_range *range);
+
 /* keys_integers.c: libconfig text in which every integer that needs more than 32 bits is written with an L.
  * Owned by the caller. An error for one that needs more than 64. */
 int keys_widen_integers(const char *text, const char *where, char **out, struct error *err);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The keys of a run file as a table, and what must hold between them. */
+/* The keys of a run file as a table, and the ways to fill struct run_config by it. */
 #include "config/run.h"
 
 #include <errno.h>
-#include <math.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -12,6 +12,7 @@
 #include "base/json.h"
 #include "base/str.h"
 #include "config/keys.h"
+#include "config/run_checks.h"
 
 #define F(field) offsetof(struct run_config, field)
 
@@ -156,6 +157,14 @@ static const struct key run_key_list[] = {
      "an adapter's output is multiplied by alpha / rank; 0: twice the rank"},
     {"lora", "rslora", KEY_BOOL, F(lora.rslora), "false", 0, 0, NULL,
      "multiply by alpha / sqrt(rank) instead"},
+    {"lora", "dropout", KEY_NUMBER, F(lora.dropout), "0", 0, 0.99, NULL,
+     "probability with which an element of an adapter's input is left out of a training pass"},
+    {"lora", "dora", KEY_BOOL, F(lora.dora), "false", 0, 0, NULL,
+     "DoRA: train the lengths of the matrices' rows, too"},
+    {"lora", "init", KEY_CHOICE, F(lora.init), "default", 0, 0, "default|pissa",
+     "what the adapters begin with; pissa: the largest singular values of their matrices"},
+    {"lora", "pissa_iterations", KEY_INT, F(lora.pissa_iterations), "16", 0, 1000, NULL,
+     "of the subspace by which these are found; 0: exactly, which takes much longer"},
     {"lora", "target", KEY_LIST, F(lora.target), NULL, 0, 0, NULL,
      "modules with an adapter, such as q_proj; default: all linear ones of the layers"},
     {"lora", "modules_to_save", KEY_LIST, F(lora.modules_to_save), NULL, 0, 0, NULL,
@@ -180,6 +189,8 @@ static const struct key run_key_list[] = {
      "of kto: weight of the answers whose label is true"},
     {"preference", "undesirable_weight", KEY_NUMBER, F(preference.undesirable_weight), "1", 0, 1000, NULL,
      "of kto: weight of the answers whose label is false"},
+    {"preference", "center_rewards_coefficient", KEY_NUMBER, F(preference.center_rewards_coefficient), "0", 0,
+     1000, NULL, "of reward: weight of the square of the sum of both rewards, which keeps their mean near 0"},
     {"preference", "reference", KEY_STRING, F(preference.reference), NULL, 0, 0, NULL,
      "of dpo and kto: Hugging Face directory of the reference model; default: the weights at the start"},
 
@@ -201,7 +212,8 @@ static const struct key run_key_list[] = {
     {"parallel", "timeout", KEY_INT, F(parallel.timeout), "600", 1, 86400, NULL,
      "seconds that a collective may make no progress"},
 
-    {"resources", "nodes", KEY_INT, F(resources.nodes), "1", 1, 100000, NULL, "machines"},
+    {"resources", "nodes", KEY_RANGE, F(resources.nodes), "1", 1, 100000, NULL,
+     "machines; 2..4: each attempt takes as many of so many as are free"},
     {"resources", "devices_per_node", KEY_COUNT, F(resources.devices_per_node), "1", 1, 1024, NULL,
      "slots on each: GPUs, or CPU slots; \"all\": every one that a node has"},
     {"resources", "kind", KEY_CHOICE, F(resources.kind), "auto", 0, 0, "auto|gpu|cpu",
@@ -212,9 +224,22 @@ static const struct key run_key_list[] = {
      "CPU threads per rank; 0: the slot's"},
     {"resources", "hosts", KEY_LIST, F(resources.hosts), NULL, 0, 0, NULL, "only on these nodes"},
     {"resources", "max_restarts", KEY_INT, F(resources.max_restarts), "0", 0, 1e6, NULL,
-     "0, all that can be given: a failed run is not started again"},
+     "how often the run is started again after its program has failed"},
+    {"resources", "max_node_failures", KEY_INT, F(resources.max_node_failures), "0", 0, 1e6, NULL,
+     "how often the run is started again after a node or a device of it has failed"},
+    {"resources", "on_partition", KEY_CHOICE, F(resources.on_partition), "auto", 0, 0, "auto|stop|keep",
+     "what a node does with the ranks when it is cut off from the controller; auto: stop where "
+     "max_node_failures is above 0, else keep"},
     {"resources", "grace", KEY_INT, F(resources.grace), "30", 0, 86400, NULL,
      "seconds between TERM and KILL when a run is stopped"},
+    {"resources", "core_files", KEY_BOOL, F(resources.core_files), "false", 0, 0, NULL,
+     "a rank that crashes may leave a core file"},
+    {"resources", "time_limit", KEY_DURATION, F(resources.time_limit), "0", 0, 1e9, NULL,
+     "so long the run may run, all its attempts together; 0: no limit"},
+    {"resources", "save_signal", KEY_CHOICE, F(resources.save_signal), "none", 0, 0,
+     "none|USR1|USR2|HUP|INT|QUIT", "asks a command to save, before TERM"},
+    {"resources", "save_seconds", KEY_DURATION, F(resources.save_seconds), "60", 0, 86400, NULL,
+     "so long a run has for saving before its grace begins, where it is to go on later or has had its time"},
 
     {"output", "dir", KEY_STRING, F(output.dir), NULL, 0, 0, NULL,
      "where checkpoints and the final model go"},
@@ -238,6 +263,8 @@ static const struct key run_key_list[] = {
     {"generate", "prompt", KEY_STRING, F(generate.prompt), NULL, 0, 0, NULL, "text to go on from"},
     {"generate", "prompts", KEY_STRING, F(generate.prompts), NULL, 0, 0, NULL,
      "file of prompts, one in each line, or .jsonl; the answers are JSON lines"},
+    {"generate", "batch", KEY_INT, F(generate.batch), "8", 1, 4096, NULL,
+     "prompts of a file that are continued at once"},
     {"generate", "adapter", KEY_STRING, F(generate.adapter), NULL, 0, 0, NULL,
      "directory of a PEFT adapter of the model"},
     {"generate", "chat", KEY_BOOL, F(generate.chat), "false", 0, 0, NULL,
@@ -260,10 +287,6 @@ static const struct key run_key_list[] = {
 
 const struct keys run_keys = {run_key_list, ARRAY_SIZE(run_key_list)};
 
-static const char *const task_names[] = {
-    [RUN_PRETRAIN] = "pretrain", [RUN_SFT] = "sft", [RUN_DPO] = "dpo",           [RUN_ORPO] = "orpo",
-    [RUN_SIMPO] = "simpo",       [RUN_KTO] = "kto", [RUN_GENERATE] = "generate", [RUN_COMMAND] = "command"};
-
 /* `task` is an enum in the struct; while reading it is one more key beside the table. */
 struct reading {
 	struct run_config config; /* first: the table's offsets are into it */
@@ -272,33 +295,8 @@ struct reading {
 
 const struct key run_task_key = {
     NULL,        "task", KEY_CHOICE, offsetof(struct reading, task),
-    NULL,        0,      0,          "pretrain|sft|dpo|orpo|simpo|kto|generate|command",
+    NULL,        0,      0,          "pretrain|sft|dpo|orpo|simpo|kto|reward|generate|command",
     "what to do"};
-
-const char *run_task_name(enum run_task task)
-{
-	return task_names[task];
-}
-
-bool run_task_prefers(enum run_task task)
-{
-	return task >= RUN_DPO && task <= RUN_KTO;
-}
-
-bool run_task_trains(enum run_task task)
-{
-	return task == RUN_PRETRAIN || task == RUN_SFT || run_task_prefers(task);
-}
-
-bool run_task_by_name(const char *name, enum run_task *out)
-{
-	for (size_t i = 0; i < ARRAY_SIZE(task_names); i++)
-		if (str_eq(task_names[i], name)) {
-			*out = (enum run_task)i;
-			return true;
-		}
-	return false;
-}
 
 void run_config_free(struct run_config *c)
 {
@@ -306,383 +304,6 @@ void run_config_free(struct run_config *c)
 		return;
 	keys_free(&run_keys, c);
 	free(c);
-}
-
-static int need(const char *value, const char *where, const char *key, const char *why, struct error *err)
-{
-	if (value && *value)
-		return 0;
-	return error_set(err, -EINVAL, "%s: %s: missing; %s", where, key, why);
-}
-
-static int check_generate(const struct run_config *c, const char *where, struct error *err)
-{
-	if (c->generate.prompt && c->generate.prompts)
-		return error_set(err, -EINVAL, "%s: generate.prompts: leave out one of prompt and prompts",
-		                 where);
-	if (!c->generate.prompt && !c->generate.prompts)
-		return need(NULL, where, "generate.prompt", "give the text to go on from", err);
-	for (char **s = c->generate.stop; s && *s; s++)
-		if (!**s)
-			return error_set(err, -EINVAL, "%s: generate.stop: an empty string ends every text",
-			                 where);
-	return 0;
-}
-
-/* The divisor of n that is nearest to d, not below it where two are as near. */
-static int64_t nearest_divisor(int64_t n, int64_t d)
-{
-	for (int64_t off = 0; off <= n; off++) {
-		if (d + off <= n && n % (d + off) == 0)
-			return d + off;
-		if (d - off > 0 && d - off <= n && n % (d - off) == 0)
-			return d - off;
-	}
-	return n;
-}
-
-static int check_parallel(const struct run_config *c, const char *where, struct error *err)
-{
-	int64_t ranks = c->resources.nodes * c->resources.devices_per_node, degree = c->parallel.shard_degree;
-
-	if (degree > 0 && strcmp(c->parallel.strategy, "hybrid") != 0)
-		return error_set(
-		    err, -EINVAL,
-		    "%s: parallel.shard_degree: has no effect with parallel.strategy = \"%s\"; leave "
-		    "it out, or use the strategy \"hybrid\"",
-		    where, c->parallel.strategy);
-	if (degree > 0 && ranks > 0 && ranks % degree)
-		return error_set(
-		    err, -EINVAL,
-		    "%s: parallel.shard_degree: %lld ranks cannot be divided into groups of %lld; "
-		    "expected a divisor of %lld, such as %lld",
-		    where, (long long)ranks, (long long)degree, (long long)ranks,
-		    (long long)nearest_divisor(ranks, degree));
-	if (c->parallel.offload_dir && !strcmp(c->parallel.offload, "none"))
-		return error_set(
-		    err, -EINVAL,
-		    "%s: parallel.offload_dir: has no effect with parallel.offload = \"none\"; leave it out, "
-		    "or use \"optimizer\" or \"all\"",
-		    where);
-	if (c->parallel.offload_dir && !c->parallel.offload_dir[0])
-		return error_set(err, -EINVAL, "%s: parallel.offload_dir: is empty; expected a directory",
-		                 where);
-	if (!strcmp(c->parallel.offload, "all") && ranks > 1 && strcmp(c->parallel.strategy, "auto") != 0 &&
-	    strcmp(c->parallel.strategy, "zero3") != 0 && strcmp(c->parallel.strategy, "hybrid") != 0)
-		return error_set(
-		    err, -EINVAL,
-		    "%s: parallel.offload: \"all\" keeps shards of the weights in the host's memory, and "
-		    "parallel.strategy = \"%s\" has no shards of them; use \"zero3\" or \"hybrid\", or "
-		    "offload = \"optimizer\"",
-		    where, c->parallel.strategy);
-	if (strcmp(c->parallel.offload, "none") != 0 && strcmp(c->train.optimizer, "adamw") != 0 &&
-	    strcmp(c->train.optimizer, "sgd") != 0 && strcmp(c->train.optimizer, "lion") != 0)
-		return error_set(err, -EINVAL,
-		                 "%s: parallel.offload: the host can step adamw, sgd and lion, and "
-		                 "train.optimizer is \"%s\"; use one of these, or leave it out",
-		                 where, c->train.optimizer);
-	return 0;
-}
-
-static int check_tuning(const struct run_config *c, const char *where, struct error *err)
-{
-	bool freezes = c->train.freeze_trainable_layers != 0;
-	const struct {
-		bool wrong;
-		const char *what;
-	} checks[] = {
-	    {c->lora.rank == 0 &&
-	         (c->lora.alpha > 0 || c->lora.rslora || c->lora.target || c->lora.modules_to_save ||
-	          c->lora.plus_ratio > 0 || c->lora.from || strcmp(c->lora.quantize, "none") != 0),
-	     "lora.rank: 0, with which the other keys of lora have no effect; expected at least 1, such as "
-	     "16"},
-	    {c->lora.rank > 0 && (freezes || c->train.freeze_extra_modules),
-	     "train.freeze_trainable_layers: has no effect with lora, which freezes the model; leave one of "
-	     "the "
-	     "two out"},
-	    {!freezes && c->train.freeze_trainable_modules,
-	     "train.freeze_trainable_modules: has no effect without train.freeze_trainable_layers; set that, "
-	     "too"},
-	    {!freezes && c->train.freeze_extra_modules && c->lora.rank == 0,
-	     "train.freeze_extra_modules: has no effect without train.freeze_trainable_layers; set that, "
-	     "too"},
-	    {(c->lora.rank > 0 || freezes) && strcmp(c->parallel.offload, "none") != 0,
-	     "parallel.offload: is for training of all parameters; leave it out, as the optimizer's state of "
-	     "an "
-	     "adapter or of a few layers is small"},
-	};
-
-	for (size_t i = 0; i < ARRAY_SIZE(checks); i++)
-		if (checks[i].wrong)
-			return error_set(err, -EINVAL, "%s: %s", where, checks[i].what);
-	return 0;
-}
-
-static int check_loss_scale(const struct run_config *c, const char *where, struct error *err)
-{
-	bool fp16 = !strcmp(c->train.precision, "fp16");
-	double first = ldexp(1, (int)c->train.loss_scale_power);
-
-	if (!fp16 && c->train.loss_scale > 0)
-		return error_set(err, -EINVAL,
-		                 "%s: train.loss_scale: only fp16 needs a scaled loss; leave it out, or set "
-		                 "train.precision = \"fp16\"",
-		                 where);
-	if (fp16 && c->train.loss_scale > 0 && c->train.loss_scale <= 1)
-		return error_set(
-		    err, -EINVAL,
-		    "%s: train.loss_scale: with %g small gradients vanish in fp16; 0, by which the "
-		    "scale adapts itself, or a fixed scale such as 65536 works",
-		    where, c->train.loss_scale);
-	if (fp16 && c->train.loss_scale == 0 && c->train.min_loss_scale > first)
-		return error_set(err, -EINVAL,
-		                 "%s: train.min_loss_scale: %g is above the first loss scale, 2^%lld = %g; "
-		                 "expected at most that, or a greater train.loss_scale_power",
-		                 where, c->train.min_loss_scale, (long long)c->train.loss_scale_power, first);
-	return 0;
-}
-
-/* Keys that have no effect with the task, or not with each other. */
-static int check_preference(const struct run_config *c, const char *where, struct error *err)
-{
-	bool prefers = run_task_prefers(c->task), sigmoid = str_eq(c->preference.loss, "sigmoid");
-	const struct {
-		bool wrong;
-		const char *key, *words;
-	} checks[] = {
-	    {c->task != RUN_DPO && !sigmoid, "preference.loss", "it is for task = \"dpo\""},
-	    {!prefers && c->preference.beta != 0.1, "preference.beta", "it is for the tasks of preferences"},
-	    {c->task != RUN_SIMPO && c->preference.gamma != 0.5, "preference.gamma",
-	     "it is for task = \"simpo\""},
-	    {((c->task != RUN_DPO && c->task != RUN_SIMPO) || !sigmoid) && c->preference.label_smoothing != 0,
-	     "preference.label_smoothing",
-	     "it is for task = \"dpo\" with the loss sigmoid, and for \"simpo\""},
-	    {c->task != RUN_KTO && c->preference.desirable_weight != 1, "preference.desirable_weight",
-	     "it is for task = \"kto\""},
-	    {c->task != RUN_KTO && c->preference.undesirable_weight != 1, "preference.undesirable_weight",
-	     "it is for task = \"kto\""},
-	    {c->task != RUN_DPO && c->task != RUN_KTO && c->preference.reference, "preference.reference",
-	     "it is for the tasks dpo and kto: no other one has a reference model"},
-	    {prefers && c->data.packing, "data.packing", "a row of preferences is a pair of answers"},
-	    {prefers && c->data.train_on_prompt, "data.train_on_prompt",
-	     "preferences compare answers to the same prompt"},
-	    {prefers && c->data.mask_history, "data.mask_history", "the last answer alone counts anyway"},
-	};
-
-	for (size_t i = 0; i < ARRAY_SIZE(checks); i++)
-		if (checks[i].wrong)
-			return error_set(err, -EINVAL,
-			                 "%s: %s: has no effect with task = \"%s\": %s; leave it out", where,
-			                 checks[i].key, task_names[c->task], checks[i].words);
-	if (c->preference.reference && c->lora.from)
-		return error_set(
-		    err, -EINVAL,
-		    "%s: preference.reference: with lora.from the reference is the model with that "
-		    "adapter, at the start of the run; leave one of the two out",
-		    where);
-	if (prefers && c->preference.beta <= 0)
-		return error_set(err, -EINVAL,
-		                 "%s: preference.beta: 0 learns nothing; expected a number above 0", where);
-	if (c->preference.label_smoothing >= 0.5)
-		return error_set(
-		    err, -EINVAL,
-		    "%s: preference.label_smoothing: half of the pairs the wrong way round teach "
-		    "nothing; expected less than 0.5",
-		    where);
-	return 0;
-}
-
-static int check_training(const struct run_config *c, const char *where, struct error *err)
-{
-	if (!c->model.path == !c->model.init)
-		return error_set(
-		    err, -EINVAL,
-		    "%s: model: exactly one of model.path (a Hugging Face directory) and model.init (a "
-		    "config.json for random weights) is needed",
-		    where);
-	if (!c->data.path == !c->data.dataset)
-		return error_set(err, -EINVAL,
-		                 "%s: data: exactly one of data.path (files) and data.dataset (names in "
-		                 "dataset_info.json) is needed",
-		                 where);
-	if ((c->data.path && !c->data.path[0]) || (c->data.dataset && !c->data.dataset[0]))
-		return error_set(err, -EINVAL, "%s: data.path: an empty list; name at least one file", where);
-	if (check_tuning(c, where, err) < 0)
-		return -EINVAL;
-	if (need(c->output.dir, where, "output.dir", "name the directory for checkpoints and the final model",
-	         err) < 0)
-		return -EINVAL;
-	if (c->train.min_learning_rate > c->train.learning_rate)
-		return error_set(err, -EINVAL,
-		                 "%s: train.min_learning_rate: %g is above train.learning_rate, %g", where,
-		                 c->train.min_learning_rate, c->train.learning_rate);
-	if (check_loss_scale(c, where, err) < 0)
-		return -EINVAL;
-	if (!strcmp(c->train.master, "none") && !strcmp(c->train.precision, "fp16"))
-		return error_set(
-		    err, -EINVAL,
-		    "%s: train.master: \"none\" rounds weights stochastically to bf16, and most "
-		    "steps are below what fp16 can hold of a weight; train.master = \"fp32\", or "
-		    "train.precision = \"bf16\", works",
-		    where);
-	if (!strcmp(c->train.master, "none") && !strcmp(c->train.precision, "fp32"))
-		return error_set(err, -EINVAL,
-		                 "%s: train.master: \"none\" is for bf16 weights; train.precision = \"bf16\" "
-		                 "would be right",
-		                 where);
-	if (c->train.epochs <= 0 && c->train.max_steps == 0)
-		return error_set(err, -EINVAL,
-		                 "%s: train.epochs: 0 epochs and no train.max_steps: nothing to do", where);
-	return check_preference(c, where, err) < 0 ? -EINVAL : check_parallel(c, where, err);
-}
-
-bool run_variable_is_reserved(const char *name)
-{
-	static const char *const names[] = {
-	    "RANK",
-	    "WORLD_SIZE",
-	    "LOCAL_RANK",
-	    "LOCAL_WORLD_SIZE",
-	    "LOCAL_SIZE",
-	    "GROUP_RANK",
-	    "GROUP_WORLD_SIZE",
-	    "CROSS_RANK",
-	    "CROSS_SIZE",
-	    "ROLE_RANK",
-	    "ROLE_WORLD_SIZE",
-	    "ROLE_NAME",
-	    "MASTER_ADDR",
-	    "MASTER_PORT",
-	    "TORCHELASTIC_RUN_ID",
-	    "TORCHELASTIC_RESTART_COUNT",
-	    "TORCHELASTIC_MAX_RESTARTS",
-	    "TORCHELASTIC_USE_AGENT_STORE",
-	    "TORCHELASTIC_ERROR_FILE",
-	};
-	/* Of ours, these are for who runs it to set. */
-	static const char *const free_names[] = {"DTRAIN_LIBRARY_PATH", "DTRAIN_CPU_ISA"};
-	size_t n = strcspn(name, "=");
-
-	for (size_t i = 0; i < ARRAY_SIZE(names); i++)
-		if (strlen(names[i]) == n && strncmp(names[i], name, n) == 0)
-			return true;
-	for (size_t i = 0; i < ARRAY_SIZE(free_names); i++)
-		if (strlen(free_names[i]) == n && strncmp(free_names[i], name, n) == 0)
-			return false;
-	return str_starts(name, "DTRAIN_");
-}
-
-static int check_variable(const char *entry, const char *where, struct error *err)
-{
-	size_t n = strcspn(entry, "=");
-
-	if (n == 0 || !entry[n])
-		return error_set(err, -EINVAL, "%s: \"%.100s\" is not of the form NAME=VALUE", where, entry);
-	if (run_variable_is_reserved(entry))
-		return error_set(err, -EINVAL, "%s: %.*s: dtrain sets it for each rank itself; leave it out",
-		                 where, (int)MIN(n, 100), entry);
-	if (!str_is_utf8(entry))
-		return error_set(err, -EINVAL, "%s: %.*s: not valid UTF-8; convert it, or leave it out",
-		                 where, (int)MIN(n, 100), entry);
-	return 0;
-}
-
-int run_config_set_variable(struct run_config *c, const char *entry, bool keep, const char *where,
-                            struct error *err)
-{
-	size_t n = strcspn(entry, "=") + 1, count = 0;
-	char *copy, **list;
-	int r = check_variable(entry, where, err);
-
-	if (r < 0)
-		return r;
-	for (; c->environment && c->environment[count]; count++)
-		if (strncmp(c->environment[count], entry, n) == 0) {
-			if (keep)
-				return 0;
-			copy = strdup(entry);
-			if (!copy)
-				return error_oom(err);
-			free(c->environment[count]);
-			c->environment[count] = copy;
-			return 0;
-		}
-	list = reallocarray(c->environment, count + 2, sizeof(*list));
-	if (!list)
-		return error_oom(err);
-	c->environment = list;
-	list[count] = strdup(entry);
-	list[count + 1] = NULL;
-	return list[count] ? 0 : error_oom(err);
-}
-
-/* Octal digits, no more than nine bits. */
-static bool is_umask(const char *text)
-{
-	size_t n = strspn(text, "01234567");
-
-	return n > 0 && n <= 4 && !text[n] && strtol(text, NULL, 8) <= 0777;
-}
-
-static int check_run(const struct run_config *c, const char *where, struct error *err)
-{
-	_cleanup_free_ char *environment = str_printf("%s: environment", where);
-
-	if (!environment)
-		return error_oom(err);
-	for (char **e = c->environment; e && *e; e++)
-		if (check_variable(*e, environment, err) < 0)
-			return -EINVAL;
-	if (c->umask && !is_umask(c->umask))
-		return error_set(err, -EINVAL,
-		                 "%s: umask: \"%.20s\" is not three octal digits such as \"027\"", where,
-		                 c->umask);
-	if (c->resources.max_restarts != 0)
-		return error_set(
-		    err, -EINVAL,
-		    "%s: resources.max_restarts: %lld: a failed run is not started again: this is not "
-		    "implemented yet, and 0 is all that can be given",
-		    where, (long long)c->resources.max_restarts);
-	if (c->task != RUN_COMMAND && c->command)
-		return error_set(err, -EINVAL,
-		                 "%s: command: has no effect with task = \"%s\"; leave out one of the two",
-		                 where, task_names[c->task]);
-	if (c->task != RUN_COMMAND && c->resources.one_per_node)
-		return error_set(err, -EINVAL,
-		                 "%s: resources.one_per_node: has no effect with task = \"%s\": it is for "
-		                 "commands; leave it out",
-		                 where, task_names[c->task]);
-	switch (c->task) {
-	case RUN_PRETRAIN:
-	case RUN_SFT:
-	case RUN_DPO:
-	case RUN_ORPO:
-	case RUN_SIMPO:
-	case RUN_KTO:
-		return check_training(c, where, err);
-	case RUN_GENERATE:
-		if (c->resources.nodes * c->resources.devices_per_node != 1)
-			return error_set(err, -EINVAL, "%s: resources: generate runs on one device", where);
-		if (need(c->model.path, where, "model.path",
-		         "name the Hugging Face directory to generate from", err) < 0)
-			return -EINVAL;
-		return check_generate(c, where, err);
-	case RUN_COMMAND:
-		if (!c->command || !c->command[0] || !c->command[0][0])
-			return error_set(err, -EINVAL, "%s: command: missing; name the program to run",
-			                 where);
-		return 0;
-	}
-	return 0;
-}
-
-static enum run_task task_from_name(const char *name)
-{
-	enum run_task t = RUN_PRETRAIN;
-
-	while (strcmp(task_names[t], name) != 0)
-		t++;
-	return t;
 }
 
 /* What all sources share: table plus task, then what depends on the task, then the checks. */
@@ -702,10 +323,12 @@ static int finish(struct reading *in, const struct keys *keys, const bool *seen,
 	if (!in->task && !in->config.command)
 		return error_set(err, -EINVAL, "%s: task: missing; it has to be one of %s", where,
 		                 run_task_key.choices);
-	in->config.task = in->task ? task_from_name(in->task) : RUN_COMMAND;
+	in->config.task = RUN_COMMAND;
+	if (in->task)
+		run_task_by_name(in->task, &in->config.task);
 	if (!keys_seen(keys, seen, "data.packing"))
 		in->config.data.packing = in->config.task == RUN_PRETRAIN;
-	r = check ? check_run(&in->config, where, err) : 0;
+	r = check ? run_check(&in->config, where, err) : 0;
 	if (r < 0)
 		return r;
 	c = malloc(sizeof(*c));
@@ -798,8 +421,9 @@ int run_config_read(const char *path, const char *const *overrides, struct run_c
 		return r;
 	if (strlen(text) != len)
 		return error_set(err, -EINVAL, "%s: not a text file: a NUL byte in it", path);
-	r = run_config_parse(text, path, overrides, out, err);
-	if (r == 0 && !(*out)->name) {
+	if ((r = run_config_parse(text, path, overrides, out, err)) < 0)
+		return r;
+	if (!(*out)->name) {
 		(*out)->name = name_from_path(path);
 		if (!(*out)->name) {
 			run_config_free(*out);
@@ -812,7 +436,7 @@ int run_config_read(const char *path, const char *const *overrides, struct run_c
 int run_config_new(enum run_task task, const char *const *overrides, struct run_config **out,
                    struct error *err)
 {
-	return read_all(NULL, NULL, task_names[task], "command line", overrides, out, err);
+	return read_all(NULL, NULL, run_task_name(task), "command line", overrides, out, err);
 }
 
 int run_config_to_json(const struct run_config *c, json_t **out, struct error *err)
@@ -821,13 +445,49 @@ int run_config_to_json(const struct run_config *c, json_t **out, struct error *e
 
 	if (r < 0)
 		return r;
-	json_object_set_new(*out, "task", json_string(task_names[c->task]));
+	json_object_set_new(*out, "task", json_string(run_task_name(c->task)));
 	return 0;
 }
 
 int run_config_from_json(const json_t *json, struct run_config **out, struct error *err)
 {
 	return read_all(NULL, json, NULL, "config", NULL, out, err);
+}
+
+int run_config_save_signal(const struct run_config *c)
+{
+	static const struct {
+		const char *name;
+		int number;
+	} signals[] = {
+	    {"USR1", SIGUSR1}, {"USR2", SIGUSR2}, {"HUP", SIGHUP}, {"INT", SIGINT}, {"QUIT", SIGQUIT}};
+
+	for (size_t i = 0; i < ARRAY_SIZE(signals); i++)
+		if (str_eq(c->resources.save_signal, signals[i].name))
+			return signals[i].number;
+	return 0;
+}
+
+struct stop_times run_config_stop_times(const struct run_config *c, enum run_stop how)
+{
+	double grace = (double)c->resources.grace, save = (double)c->resources.save_seconds;
+	bool asks = run_config_save_signal(c) != 0;
+
+	/* A native run saves when it gets TERM. */
+	if (how == RUN_STOP_SAVE)
+		return asks                       ? (struct stop_times){save, grace}
+		       : run_task_trains(c->task) ? (struct stop_times){0, save + grace}
+		                                  : (struct stop_times){0, grace};
+	if (how == RUN_STOP_CANCEL && asks)
+		return stop_times_within((struct stop_times){save, grace}, grace);
+	return (struct stop_times){0, grace};
+}
+
+bool run_config_stops_on_partition(const struct run_config *c)
+{
+	const char *what = c->resources.on_partition;
+
+	return str_eq(what, "stop") || (!str_eq(what, "keep") && c->resources.max_node_failures > 0);
 }
 
 char *run_config_tokenizer(const struct run_config *c)

@@ -15,8 +15,19 @@
 
 #include "base/cleanup.h"
 #include "base/error.h"
+#include "config/keys.h"
 
-enum run_task { RUN_PRETRAIN, RUN_SFT, RUN_DPO, RUN_ORPO, RUN_SIMPO, RUN_KTO, RUN_GENERATE, RUN_COMMAND };
+enum run_task {
+	RUN_PRETRAIN,
+	RUN_SFT,
+	RUN_DPO,
+	RUN_ORPO,
+	RUN_SIMPO,
+	RUN_KTO,
+	RUN_REWARD,
+	RUN_GENERATE,
+	RUN_COMMAND
+};
 
 struct run_config {
 	char *name;
@@ -85,7 +96,10 @@ struct run_config {
 	struct {
 		int64_t rank; /* 0: no adapter */
 		double alpha; /* 0: twice the rank */
-		bool rslora;
+		double dropout;
+		bool rslora, dora;
+		char *init; /* default pissa */
+		int64_t pissa_iterations;
 		char **target;
 		char **modules_to_save;
 		double plus_ratio; /* 0: 1 */
@@ -99,6 +113,7 @@ struct run_config {
 		double gamma; /* simpo: margin */
 		double label_smoothing;                      /* dpo's sigmoid, simpo */
 		double desirable_weight, undesirable_weight; /* kto */
+		double center_rewards_coefficient;           /* reward */
 		char *reference; /* dpo, kto: Hugging Face directory; default: the weights at the start */
 	} preference;
 
@@ -114,14 +129,21 @@ struct run_config {
 	} parallel;
 
 	struct {
-		int64_t nodes;
-		int64_t devices_per_node; /* 0: all that a node has */
-		char *kind;               /* auto gpu cpu */
-		bool one_per_node;        /* RUN_COMMAND: one rank a node, which has all these devices */
-		int64_t threads;          /* CPU threads per rank, 0: the slot's */
-		char **hosts;             /* only on these nodes; NULL: any */
-		int64_t max_restarts;
-		int64_t grace; /* seconds between TERM and KILL */
+		struct key_range nodes;    /* an attempt takes the most that are free of so many */
+		int64_t devices_per_node;  /* 0: all that a node has */
+		char *kind;                /* auto gpu cpu */
+		bool one_per_node;         /* RUN_COMMAND: one rank a node, which has all these devices */
+		int64_t threads;           /* CPU threads per rank, 0: the slot's */
+		char **hosts;              /* only on these nodes; NULL: any */
+		int64_t max_restarts;      /* attempts after failures of the program, */
+		int64_t max_node_failures; /* and after those of nodes and devices */
+		char *on_partition;   /* auto stop keep: ranks on a node that the controller cannot be reached
+		                         from */
+		int64_t grace;        /* seconds between TERM and KILL */
+		bool core_files;      /* a rank that crashes may leave one */
+		int64_t time_limit;   /* seconds that its attempts may run together; 0: no limit */
+		char *save_signal;    /* RUN_COMMAND: none USR1 USR2 HUP INT QUIT: asks the program to save */
+		int64_t save_seconds; /* that a run has for saving before its grace begins */
 	} resources;
 
 	struct {
@@ -139,6 +161,7 @@ struct run_config {
 	struct {
 		char *prompt;  /* either this */
 		char *prompts; /* or a file of them */
+		int64_t batch; /* of the file, at once */
 		char *adapter; /* directory of a PEFT adapter, merged into the weights */
 		char **stop;   /* strings that end the text; NULL: none */
 		bool chat;     /* wrap the prompt with the template as a user's turn */
@@ -195,6 +218,33 @@ struct keys;
 extern const struct keys run_keys;
 extern const struct key run_task_key; /* "task": beside the table, its field is an enum */
 
+/* How a run is stopped. */
+enum run_stop {
+	RUN_STOP_NOW,    /* nothing can be saved any more: another part of it has failed */
+	RUN_STOP_CANCEL, /* within its grace it may save */
+	RUN_STOP_SAVE,   /* it goes on later, or has had its time: it has save_seconds for saving */
+};
+
+struct stop_times {
+	double save;  /* seconds between save_signal and TERM; 0: TERM at once */
+	double grace; /* seconds between TERM and KILL */
+};
+
+struct stop_times run_config_stop_times(const struct run_config *c, enum run_stop how);
+/* The same in so many seconds at most. */
+static inline struct stop_times stop_times_within(struct stop_times times, double seconds)
+{
+	if (times.save + times.grace <= seconds)
+		return times;
+	times.save = MIN(times.save, seconds / 2);
+	times.grace = seconds - times.save;
+	return times;
+}
+/* The number of save_signal; 0: none. */
+int run_config_save_signal(const struct run_config *c);
+
+/* Whether a node ends the ranks of the run by itself when it is cut off from the controller. */
+bool run_config_stops_on_partition(const struct run_config *c);
 /* Where the tokenizer is: model.tokenizer, else the model's directory, else that of model.init. Owned by the
  * caller; NULL: out of memory. */
 char *run_config_tokenizer(const struct run_config *c);

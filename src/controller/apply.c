@@ -14,6 +14,9 @@ void apply_flags(struct controller *c, struct run *r, unsigned flags)
 		for (size_t i = 0; i < members_count(c->members); i++)
 			member_release(members_get(c->members, i), r->id);
 		rendezvous_drop(c->rendezvous, r->id);
+		if (r->state == RUN_QUEUED && r->retries.record.delay > 0)
+			r->retries.at = controller_now(c) + r->retries.record.delay;
+		time_used_end(c, r);
 		controller_await_commit(c, r);
 		c->reschedule = true;
 	}

@@ -6,6 +6,8 @@ enum controller_timer {
 	CONTROLLER_FLUSH,       /* after all input that is there to be read */
 	CONTROLLER_LAZY_COMMIT, /* may be late by a tenth of a second */
 	CONTROLLER_EXPIRY,      /* after all heartbeats that are there to be read */
+	CONTROLLER_RETRY,       /* a run has waited long enough for its next attempt */
+	CONTROLLER_LIMIT,       /* a run has had its time */
 	CONTROLLER_TIMERS,
 };
 

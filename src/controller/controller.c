@@ -60,6 +60,13 @@ void controller_run_timer(struct controller *c, enum controller_timer timer)
 		nodes_expire(c);
 		controller_settle(c);
 		break;
+	case CONTROLLER_RETRY:
+		c->reschedule = true;
+		controller_touch(c);
+		break;
+	case CONTROLLER_LIMIT:
+		limits_check(c);
+		break;
 	case CONTROLLER_TIMERS:
 		break;
 	}
@@ -69,16 +76,9 @@ static int load_one(void *context, struct run *r, struct error *err)
 {
 	struct controller *c = context;
 	_cleanup_(run_freep) struct run *run = r;
-	_cleanup_free_ char *text = NULL;
 	_cleanup_(run_config_freep) struct run_config *config = NULL;
-	_cleanup_json_ json_t *json = NULL;
-	int code;
+	int code = runs_read_config(c, run->id, &config, err);
 
-	code = store_config(c->store, run->id, &text, err);
-	if (code == 0)
-		code = json_parse(text, strlen(text), "stored configuration", &json, err);
-	if (code == 0)
-		code = run_config_decode(json, "stored configuration", true, &config, err);
 	if (code == 0)
 		code = run_set_request(run, config, err);
 	if (code == 0 && run->state != RUN_QUEUED)
@@ -88,9 +88,15 @@ static int load_one(void *context, struct run *r, struct error *err)
 		log_err("run %lld: %s", (long long)run->id, err->message);
 		return 0;
 	}
+	lost_recover(c, run);
+	/* How long a run has waited for its next attempt is not on disk: it waits anew. */
+	if (run->state == RUN_QUEUED && run->retries.record.delay > 0)
+		run->retries.at = controller_now(c) + run->retries.record.delay;
 	/* What its nodes have of it, their first heartbeats say. */
 	for (size_t i = 0; i < run->part_count; i++)
-		run->parts[i].acknowledged = true;
+		run->parts[i].acknowledged = run->parts[i].answered = true;
+	if (run->state != RUN_QUEUED)
+		time_used_begin(c, run);
 	code = queue_push(&c->queue, run, err);
 	if (code == 0)
 		run = NULL;
@@ -171,6 +177,7 @@ int controller_create(const struct controller_options *options, struct controlle
 		return error_oom(err);
 	}
 	c->options = *options;
+	c->began = controller_now(c);
 	c->options.hosts = NULL;
 	c->store = steal_pointer(c->options.store);
 	if ((!c->store && (r = store_open(path, &c->store, err)) < 0) || (r = begin_epoch(c, err)) < 0 ||
@@ -180,6 +187,7 @@ int controller_create(const struct controller_options *options, struct controlle
 	    (r = controller_set_hosts(c, options->hosts, options->default_port, options->node_timeout, err)) <
 	        0)
 		return r;
+	limits_check(c);
 	*out = steal_pointer(c);
 	return 0;
 }

@@ -29,6 +29,7 @@ struct controller_options {
 	const struct hosts *hosts;
 	int default_port;    /* of hosts that name none */
 	double node_timeout; /* seconds without a heartbeat after which a node is down */
+	double lease;        /* seconds for which a node may keep its attempts without an answer of ours */
 	struct controller_clock clock;
 	struct peers peers;
 	struct store *store;            /* taken in any case; NULL: the one in state_dir is opened */

@@ -129,21 +129,6 @@ void foreign_learn(struct controller *c, struct member *m, const struct known_cl
 		controller_touch(c);
 }
 
-void controller_settle(struct controller *c)
-{
-	if (c->settled)
-		return;
-	for (size_t i = 0; i < members_count(c->members); i++) {
-		const struct member *m = members_get(c->members, i);
-
-		if (!m->removed && m->heard == 0 && !m->error)
-			return;
-	}
-	c->settled = c->reschedule = true;
-	controller_touch(c);
-	submissions_release(c);
-}
-
 size_t controller_cancel_foreign(struct controller *c, const char *node, int64_t run)
 {
 	const struct member *m = members_find(c->members, node);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The inside of the controller, for its own files alone. They call each other downwards in this order:
- * controller.c; nodes.c, reconcile.c; foreign.c; start.c; origin.c; runs.c; apply.c, commit.c, notify.c; and
- * schedule_pass.c, stop.c, submit.c, waiters.c.
+ * controller.c; nodes.c, reconcile.c; start.c; lost.c; foreign.c; origin.c; runs.c; schedule_pass.c;
+ * limits.c; apply.c, commit.c, notify.c; and stop.c, submit.c, time_used.c, waiters.c.
  */
 #pragma once
 
@@ -40,6 +40,7 @@ struct controller {
 	bool settled;                               /* all nodes have reported, or are down: see foreign.c */
 	bool reschedule;                            /* slots or queue have changed */
 	bool ending;                                /* nothing is started or told any more */
+	double began;                               /* monotonic */
 };
 
 static inline double controller_now(const struct controller *c)
@@ -86,8 +87,28 @@ static inline bool controller_is_stored(const struct controller *c, const struct
 void schedule_pass(struct controller *c);
 int schedule_pass_check(struct controller *c, const struct run *r, struct error *err);
 
+/* lost.c: parts of which it is not known whether they have ended. */
+/* unanswered: the start was sent, and no answer came. */
+void lost_add(struct controller *c, struct run *r, const struct run_part *part, bool unanswered);
+void lost_recover(struct controller *c, struct run *r); /* which comes out of the store */
+/* Whether a part of the run is lost; *next: when to ask again, unless an earlier time is there. */
+bool lost_hold(struct controller *c, struct run *r, double *next);
+void lost_check(struct controller *c, const struct member *m, const struct heartbeat *heartbeat);
+void lost_report(struct controller *c, struct run *r, const struct report *report);
+
+/* time_used.c: what a run has had of its time limit. */
+void time_used_begin(struct controller *c, struct run *r); /* an attempt begins, or comes out of the store */
+/* An attempt has ended. A run that is queued again has ended, too, where its time is over. */
+void time_used_end(struct controller *c, struct run *r);
+
+/* limits.c: runs whose time is over are stopped; sets the timer for the next one. */
+void limits_check(struct controller *c);
+
 /* start.c: all attempts that were placed, and are on disk. */
 void start_placed(struct controller *c);
+
+/* runs.c: what the store has of the run's configuration; owned by the caller. */
+int runs_read_config(struct controller *c, int64_t id, struct run_config **out, struct error *err);
 
 /* origin.c: for a run whose model the node does not have, in words, where an earlier run of the user wrote
  * it; owned by the caller. NULL: not known. */
@@ -117,13 +138,18 @@ void waiters_notify(struct controller *c, const struct run *r);
 void waiters_free(struct controller *c);
 
 /* submit.c */
-void submissions_release(struct controller *c); /* they get their numbers */
+/* Those that wait for their numbers get them. */
+void submissions_number(struct controller *c);
 /* Those of the last commit, which is on disk (err NULL), or has failed. */
 void submissions_answer(struct controller *c, const struct error *err);
 void submissions_free(struct controller *c);
 
 /* nodes.c: who has not been heard of is down. */
 void nodes_expire(struct controller *c);
+/* Once all nodes have reported, or are down, numbers are given and runs are placed (foreign.c says why). */
+void controller_settle(struct controller *c);
+/* Whether a run has, or may have, something on that node: it is kept when the hosts file names it no more. */
+bool nodes_need(struct controller *c, const char *name);
 
 /* foreign.c: what a node has or knows that this store does not. */
 /* Was this attempt, as a node reports it, not started by a controller with this store? */
@@ -132,5 +158,3 @@ bool foreign_is(struct controller *c, const struct report *report);
 void foreign_note(struct controller *c, struct member *m, const struct report *report);
 /* What the node knows of epochs and run numbers: ours become higher. */
 void foreign_learn(struct controller *c, struct member *m, const struct known_clusters *known);
-/* Once all nodes have reported, or are down, numbers are given and runs are placed. */
-void controller_settle(struct controller *c);

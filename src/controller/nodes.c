@@ -5,16 +5,26 @@
 #include <errno.h>
 
 #include "base/log.h"
+#include "base/str.h"
 #include "controller/internal.h"
+
+bool nodes_need(struct controller *c, const char *name)
+{
+	for (size_t i = 0; i < c->queue.count; i++) {
+		struct run *r = c->queue.list[i];
+
+		if (run_part_find(r, name))
+			return true;
+		for (size_t k = 0; k < r->lost_count; k++)
+			if (str_eq(r->lost[k].record.node, name))
+				return true;
+	}
+	return false;
+}
 
 static bool keep_member(void *context, const char *name)
 {
-	struct controller *c = context;
-
-	for (size_t i = 0; i < c->queue.count; i++)
-		if (run_part_find(c->queue.list[i], name))
-			return true;
-	return false;
+	return nodes_need(context, name);
 }
 
 /* A node that is gone takes its parts of the runs with it; the rest of each run comes down. */
@@ -25,7 +35,7 @@ static void on_member_down(void *context, struct member *m)
 
 	log_warn("node %s is down: %s", m->name, m->error ? m->error : "removed");
 	if (m->shutting_down)
-		snprintf(message, sizeof(message), "node %s is shutting down", m->name);
+		snprintf(message, sizeof(message), "node %s was shut down", m->name);
 	else
 		snprintf(message, sizeof(message), "node %s is down: %s", m->name,
 		         m->error ? m->error : "it was removed");
@@ -33,8 +43,11 @@ static void on_member_down(void *context, struct member *m)
 		struct run *r = c->queue.list[i];
 		struct run_part *part = run_part_find(r, m->name);
 
-		if (part && !part->ended)
-			apply_flags(c, r, run_part_lost(r, part, message, m->last_seen, controller_time(c)));
+		if (!part || part->ended)
+			continue;
+		if (!r->to_start) /* else no node has heard of it */
+			lost_add(c, r, part, !part->acknowledged);
+		apply_flags(c, r, run_part_lost(r, part, message, m->last_seen, controller_time(c)));
 	}
 	c->reschedule = true;
 	controller_touch(c);
@@ -48,6 +61,21 @@ void nodes_expire(struct controller *c)
 
 	/* Where no node is up, the next heartbeat sets the timer again. */
 	controller_set_timer(c, CONTROLLER_EXPIRY, next > 0 ? next + 0.001 : -1);
+}
+
+void controller_settle(struct controller *c)
+{
+	if (c->settled)
+		return;
+	for (size_t i = 0; i < members_count(c->members); i++) {
+		const struct member *m = members_get(c->members, i);
+
+		if (!m->removed && m->heard == 0 && !m->error)
+			return;
+	}
+	c->settled = c->reschedule = true;
+	controller_touch(c);
+	submissions_number(c);
 }
 
 int controller_set_hosts(struct controller *c, const struct hosts *hosts, int default_port,
@@ -120,6 +148,29 @@ int controller_set_drained(struct controller *c, const char *name, bool drained,
 	c->commit = true;
 	controller_reschedule(c);
 	return 0;
+}
+
+size_t controller_evict_runs(struct controller *c, const char *name)
+{
+	const struct member *m = members_find(c->members, name);
+	_cleanup_free_ char *why = m ? str_printf("node %s was drained", m->name) : NULL;
+	size_t count = 0;
+
+	for (size_t i = 0; why && i < c->queue.count; i++) {
+		struct run *r = c->queue.list[i];
+		const struct run_part *part = run_part_find(r, m->name);
+		unsigned flags;
+
+		if (!part || part->ended || r->retries.max_node_failures == 0)
+			continue;
+		flags = run_evict(r, why, controller_time(c));
+		if (flags == 0)
+			continue;
+		controller_await_commit(c, r);
+		apply_flags(c, r, flags);
+		count++;
+	}
+	return count;
 }
 
 int controller_set_device_drained(struct controller *c, const char *name, int64_t slot, bool drained,

@@ -23,13 +23,14 @@ struct peer {
 /* The result of a call. Everything in it is borrowed for the callback. */
 struct peer_result {
 	/* 0: done. -EBUSY: a slot is leased or drained. -ENOENT: the node lacks a file that the run names.
-	 * -EHOSTUNREACH: no answer came, and whether the node has the call is unknown. -ECANCELED: this
+	 * -EHOSTUNREACH: no answer came, and whether the node has the call is unknown. -ECONNREFUSED: the
+	 * same, but the node does not have it: there was no connection. -ECANCELED: this
 	 * service stops; the controller may be gone already, and is not to be touched. Other codes: the node
-	 * refuses. */
+	 * refuses; those of start_may_succeed_later() where something there has failed. */
 	int code;
 	const char *message;  /* why, where code is negative */
-	const char *instance; /* of a start: the node's service, */
-	int64_t sequence;     /* and the number of its last heartbeat: only later ones can lack the attempt */
+	const char *instance; /* of a start or a stop: the node's service, */
+	int64_t sequence;     /* and the number of its last heartbeat: only later ones tell the result */
 	const struct device_drained *device; /* of set_device: how it is now */
 	double backoff;                      /* seconds in which the node should get no further start */
 };
@@ -38,7 +39,8 @@ typedef void (*peer_done_fn)(void *context, const struct peer_result *result);
 
 struct peers {
 	void *context; /* the first argument of each function */
-	/* Starts or stops a node's part of an attempt. start takes what the request owns and leaves it empty.
+	/* Starts or stops a node's part of an attempt. What a node was asked to stop it does not start
+	 * afterwards. start takes what the request owns and leaves it empty.
 	 * `done` is called once, from within the call or later. */
 	void (*start)(void *context, const struct peer *peer, struct start_request *request,
 	              peer_done_fn done, void *done_context);

@@ -18,8 +18,10 @@ void controller_report(struct controller *c, const struct report *report)
 {
 	struct run *r = queue_find(&c->queue, report->run);
 
-	if (r && !foreign_is(c, report))
-		apply_flags(c, r, run_report(r, report, controller_time(c)));
+	if (!r || foreign_is(c, report))
+		return;
+	lost_report(c, r, report);
+	apply_flags(c, r, run_report(r, report, controller_time(c)));
 }
 
 static void add_forget(struct heartbeat_answer *answer, int64_t run, int64_t attempt)
@@ -43,7 +45,9 @@ static void reconcile(struct controller *c, const char *node, const struct repor
 		foreign_note(c, members_find(c->members, node), report);
 		return;
 	}
-	if (part && report->attempt == r->attempt) {
+	if (r)
+		lost_report(c, r, report);
+	if (part && report->attempt == r->attempt && !run_find_lost(r, node, report->attempt)) {
 		controller_report(c, report);
 		r = queue_find(&c->queue, report->run);
 		part = r ? run_part_find(r, node) : NULL;
@@ -70,7 +74,8 @@ static void find_missing(struct controller *c, const struct member *m, const str
 		bool there = false;
 		char message[300];
 
-		if (!part || part->ended || !part->acknowledged ||
+		/* A heartbeat may have overtaken the answer to the start. */
+		if (!part || part->ended || !part->answered ||
 		    (strcmp(part->instance, m->instance) == 0 && m->sequence <= part->sequence))
 			continue;
 		for (size_t k = 0; k < heartbeat->attempt_count; k++) {
@@ -81,9 +86,12 @@ static void find_missing(struct controller *c, const struct member *m, const str
 		if (there)
 			continue;
 		/* A start that a controller before us wrote down, but may never have sent, costs nothing; nor
-		 * does it where another node lacks its part for the same reason. */
+		 * does it where another node lacks its part for the same reason. It may be under way, or in
+		 * its preflight: the node is asked to stop it. */
 		if ((r->state == RUN_STARTING || r->requeue) && !part->instance[0]) {
-			apply_flags(c, r, run_refused(r, part, true, "not started", controller_time(c)));
+			lost_add(c, r, part, true);
+			apply_flags(c, r,
+			            run_refused(r, part, REFUSED_BUSY, "not started", controller_time(c)));
 			continue;
 		}
 		snprintf(message, sizeof(message),
@@ -100,9 +108,14 @@ int controller_heartbeat(struct controller *c, struct heartbeat *heartbeat, stru
 	bool news;
 
 	*answer = (struct heartbeat_answer){0};
-	if (!m || m->removed)
+	/* One that was removed still tells what it has, and is asked to stop it. */
+	if (!m || (m->removed && !nodes_need(c, m->name)))
 		return error_set(err, -ENOENT, "node %s is not in the controller's hosts file",
 		                 heartbeat->node);
+	if (str_eq(m->instance, heartbeat->instance) && heartbeat->sequence <= m->sequence)
+		return error_set(err, -EALREADY,
+		                 "heartbeat %lld of node %s came after heartbeat %lld, or a second time",
+		                 (long long)heartbeat->sequence, m->name, (long long)m->sequence);
 	/* Most have nothing new to say, and there are many: the queue is not gone through for those. */
 	news = member_slots_differ(m, heartbeat->devices, heartbeat->device_count);
 	if (m->backoff_until > 0 && controller_now(c) >= m->backoff_until) {
@@ -122,6 +135,7 @@ int controller_heartbeat(struct controller *c, struct heartbeat *heartbeat, stru
 	foreign_learn(c, m, heartbeat->known);
 	for (size_t i = 0; i < heartbeat->attempt_count; i++)
 		reconcile(c, m->name, &heartbeat->attempts[i], answer);
+	lost_check(c, m, heartbeat);
 	find_missing(c, m, heartbeat);
 	if (news) {
 		c->reschedule = true;
@@ -131,6 +145,7 @@ int controller_heartbeat(struct controller *c, struct heartbeat *heartbeat, stru
 	answer->time = controller_time(c);
 	answer->epoch = store_epoch(c->store);
 	answer->highest_run = store_highest(c->store);
+	answer->lease = c->options.lease;
 	/* An epoch that begins with this heartbeat is not on disk yet, and the one before it would make us a
 	 * stale controller: the next answer names the cluster again. */
 	if (store_epoch(c->store) != store_newest_epoch(c->store))

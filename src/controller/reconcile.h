@@ -11,6 +11,7 @@ struct controller;
 void controller_report(struct controller *c, const struct report *report);
 /* Takes the devices out of the heartbeat. The answer is to be released by the caller: the ends that are on
  * disk, our clock, and what the node is to remember of the store. -ENOENT: the node is not in the hosts file.
- */
+ * -EALREADY: the heartbeat is not newer than the last one, and changes nothing; there is no answer that would
+ * change nothing on the node. */
 int controller_heartbeat(struct controller *c, struct heartbeat *heartbeat, struct heartbeat_answer *answer,
                          struct error *err);

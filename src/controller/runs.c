@@ -3,21 +3,39 @@
 #include "controller/runs.h"
 
 #include <errno.h>
+#include <string.h>
+
+#include "base/json.h"
 
 #include "controller/internal.h"
+
+int runs_read_config(struct controller *c, int64_t id, struct run_config **out, struct error *err)
+{
+	_cleanup_free_ char *text = NULL;
+	_cleanup_json_ json_t *json = NULL;
+	int code = store_config(c->store, id, &text, err);
+
+	if (code == 0)
+		code = json_parse(text, strlen(text), "stored configuration", &json, err);
+	return code < 0 ? code : run_config_decode(json, "stored configuration", true, out, err);
+}
 
 int controller_find_run(struct controller *c, int64_t id, const struct run **out, struct run **owned,
                         struct error *err)
 {
-	int r;
-
+	_cleanup_(run_config_freep) struct run_config *config = NULL;
 	const struct run *live = queue_find(&c->queue, id);
+	struct error unreadable = ERROR_INIT;
+	int r;
 
 	*owned = NULL;
 	*out = live;
 	if (live && controller_is_stored(c, live))
 		return 0;
 	r = store_get(c->store, id, owned, err);
+	/* A configuration that cannot be read is no reason not to show the rest. */
+	if (r == 0 && runs_read_config(c, id, &config, &unreadable) == 0)
+		run_set_limits(*owned, config);
 	*out = *owned;
 	return r;
 }
@@ -109,6 +127,16 @@ void controller_set_progress(struct controller *c, int64_t id, json_t *last, con
 	r->progress = json_incref(last);
 	run_touch(r);
 	feed_write(c->metrics, id, lines, len);
+	controller_touch(c);
+}
+
+void controller_set_checkpoint(struct controller *c, int64_t id, int64_t step)
+{
+	struct run *r = queue_find(&c->queue, id);
+
+	if (!r)
+		return;
+	run_set_checkpoint(r, step);
 	controller_touch(c);
 }
 

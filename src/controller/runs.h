@@ -30,6 +30,8 @@ int controller_run_config(struct controller *c, int64_t id, char **text, struct 
 void controller_cancel_run(struct controller *c, int64_t id);
 /* A worker's progress: the last report (borrowed), and all new ones as lines for those who listen. */
 void controller_set_progress(struct controller *c, int64_t id, json_t *last, const char *lines, size_t len);
+/* A worker's checkpoint of this step is complete. */
+void controller_set_checkpoint(struct controller *c, int64_t id, int64_t step);
 void controller_worker_error(struct controller *c, int64_t id, int64_t rank, const char *message,
                              bool lost_peer);
 /* Whether any run still waits for parts that were asked to stop. */

@@ -93,21 +93,31 @@ static void take_result(struct controller *c, struct run *r, struct sched_run *s
 		return;
 	}
 	r->per_node = s->per_node;
+	r->nodes = s->placed_nodes;
 	names = calloc(r->nodes, sizeof(*names));
 	for (int64_t i = 0; names && i < r->nodes; i++)
 		names[i] = (char *)nodes[s->chosen[i]].name;
 	if (!names || run_place(r, names, s->slots, controller_time(c), &err) < 0)
 		log_err("run %lld: %s", (long long)r->id, names ? err.message : "out of memory");
+	for (size_t i = 0; i < r->part_count; i++) {
+		const struct member *m = members_find(c->members, r->parts[i].node);
+
+		r->parts[i].lease = m && m->leases ? c->options.lease : 0;
+		r->parts[i].boot = m && m->boot[0] ? strdup(m->boot) : NULL;
+	}
+	time_used_begin(c, r);
 	controller_await_commit(c, r);
 }
 
 static struct sched_run sched_run(const struct run *r)
 {
 	return (struct sched_run){.id = r->id,
-	                          .nodes = r->nodes,
+	                          .nodes = r->nodes_asked.low,
+	                          .most = r->nodes_asked.high,
 	                          .per_node = r->all_slots ? 0 : r->per_node,
 	                          .kind = r->kind,
-	                          .hosts = r->hosts};
+	                          .hosts = r->hosts,
+	                          .avoid = r->retries.record.avoid};
 }
 
 int schedule_pass_check(struct controller *c, const struct run *r, struct error *err)
@@ -121,22 +131,68 @@ int schedule_pass_check(struct controller *c, const struct run *r, struct error 
 	return error_set(err, -ENODEV, "the run %s", asked.reason);
 }
 
+/* A run that waits for a lost part says so, once the time before its next attempt has passed. */
+static void set_waiting(struct controller *c, struct run *r)
+{
+	const struct lost_record *lost = &r->lost[0].record;
+	const struct member *m = members_find(c->members, lost->node);
+	_cleanup_free_ char *old = NULL;
+
+	if (r->retries.at > controller_now(c))
+		return;
+	old = r->reason ? strdup(r->reason) : NULL;
+	if (m && m->up)
+		run_set_reason(r, "waits until node %s has stopped attempt %lld", lost->node,
+		               (long long)lost->attempt);
+	else
+		run_set_reason(r, "waits for the end of attempt %lld on node %s, which %s: %s",
+		               (long long)lost->attempt, lost->node,
+		               m ? "cannot be reached" : "is not in the hosts file",
+		               lost->lease > 0 ? "its lease has to run out"
+		               : m             ? "it has to come back, or to be fenced (dtrain fence)"
+		                               : "an administrator has to fence it (dtrain fence)");
+	if (str_eq(old, r->reason))
+		return;
+	r->version++;
+	r->changed = true;
+}
+
+/* Runs whose next attempt is to begin later. *next: when the first of them may, monotonic; 0: there is none.
+ */
+static bool is_held(struct controller *c, struct run *r, double *next)
+{
+	double at = r->retries.at;
+
+	if (lost_hold(c, r, next)) {
+		set_waiting(c, r);
+		if (at > controller_now(c))
+			*next = *next > 0 ? MIN(*next, at) : at;
+		return true;
+	}
+	if (at <= controller_now(c))
+		return false;
+	*next = *next > 0 ? MIN(*next, at) : at;
+	return true;
+}
+
 void schedule_pass(struct controller *c)
 {
 	_cleanup_free_ struct sched_run *queue = calloc(c->queue.count + 1, sizeof(*queue));
 	_cleanup_(free_nodesp) struct sched_node *nodes = NULL;
 	struct error err = ERROR_INIT;
+	double next = 0;
 	size_t n = 0;
 
 	if (!c->settled)
 		return;
 	c->reschedule = false;
 	for (size_t i = 0; queue && i < c->queue.count; i++) {
-		const struct run *r = c->queue.list[i];
+		struct run *r = c->queue.list[i];
 
-		if (r->state == RUN_QUEUED)
+		if (r->state == RUN_QUEUED && !is_held(c, r, &next))
 			queue[n++] = sched_run(r);
 	}
+	controller_set_timer(c, CONTROLLER_RETRY, next > 0 ? next : -1);
 	if (n == 0)
 		return;
 	if (!queue || build_nodes(c, &nodes, &err) < 0 ||
@@ -147,4 +203,5 @@ void schedule_pass(struct controller *c)
 		free(queue[i].chosen);
 		free(queue[i].slots);
 	}
+	limits_check(c);
 }

@@ -47,7 +47,7 @@ static void started(const struct start_call *call, const struct peer_result *res
 
 	if (!part || part->ended)
 		return;
-	part->acknowledged = true;
+	part->acknowledged = part->answered = true;
 	snprintf(part->instance, sizeof(part->instance), "%s", result->instance ? result->instance : "");
 	part->sequence = result->sequence;
 	/* The stop may have overtaken the start. */
@@ -55,14 +55,19 @@ static void started(const struct start_call *call, const struct peer_result *res
 		stop_part(call->controller, r, part);
 }
 
-static void refused(const struct start_call *call, bool busy, const char *message)
+static void refused(const struct start_call *call, enum run_refusal why, const char *message)
 {
 	struct controller *c = call->controller;
 	struct run *r;
 	struct run_part *part = find_part(call, &r);
 
 	if (part && !part->ended)
-		apply_flags(c, r, run_refused(r, part, busy, message, controller_time(c)));
+		apply_flags(c, r, run_refused(r, part, why, message, controller_time(c)));
+}
+
+static enum run_refusal refusal_of(int code)
+{
+	return code == -EBUSY ? REFUSED_BUSY : start_may_succeed_later(code) ? REFUSED_NODE : REFUSED_FINAL;
 }
 
 /* Another node may have the file. */
@@ -74,15 +79,17 @@ static void refused_for_lack(const struct start_call *call, const char *message)
 	if (find_part(call, &r))
 		origin = origin_of_model(call->controller, r, call->node);
 	text = origin ? str_printf("%s; %s", message, origin) : NULL;
-	refused(call, false, text ? text : message);
+	refused(call, REFUSED_FINAL, text ? text : message);
 }
 
 static void on_started(void *context, const struct peer_result *result)
 {
 	_cleanup_(start_call_freep) struct start_call *call = context;
 	struct controller *c = call->controller;
-	bool unreachable = result->code == -EHOSTUNREACH;
+	bool unreachable = result->code == -EHOSTUNREACH || result->code == -ECONNREFUSED;
+	struct run_part *part;
 	struct member *m;
+	struct run *r;
 
 	if (result->code == -ECANCELED)
 		return;
@@ -100,9 +107,11 @@ static void on_started(void *context, const struct peer_result *result)
 		refused_for_lack(call, result->message);
 		return;
 	}
-	/* Whether one that cannot be reached has the start is unknown: the attempt's number keeps it from
-	 * harm. Another node, or this one later, gets the next attempt. */
-	refused(call, unreachable || result->code == -EBUSY, result->message);
+	/* Another node, or this one later, gets the next attempt. */
+	part = find_part(call, &r);
+	if (result->code == -EHOSTUNREACH && part && !part->ended)
+		lost_add(c, r, part, true);
+	refused(call, unreachable ? REFUSED_BUSY : refusal_of(result->code), result->message);
 }
 
 static int copy_ranks(const struct run *r, const char *node, struct start_request *out)
@@ -133,7 +142,8 @@ static int copy_ranks(const struct run *r, const char *node, struct start_reques
 static int make_start(struct controller *c, const struct run *r, const json_t *config, size_t index, int port,
                       struct start_request *out, struct error *err)
 {
-	struct member *master = members_find(c->members, r->parts[0].node);
+	const struct member *master = members_find(c->members, r->parts[0].node);
+	const struct member *m = members_find(c->members, r->parts[index].node);
 
 	*out = (struct start_request){.epoch = store_epoch(c->store),
 	                              .run = r->id,
@@ -143,7 +153,8 @@ static int make_start(struct controller *c, const struct run *r, const json_t *c
 	                              .world_size = run_world_size(r),
 	                              .nodes = r->nodes,
 	                              .node_rank = (int64_t)index,
-	                              .master_port = port};
+	                              .master_port = port,
+	                              .until = m && m->sent > 0 ? m->sent + c->options.lease : 0};
 	if (str_replace(&out->controller, c->options.name) < 0 ||
 	    str_replace(&out->cluster, store_cluster(c->store)) < 0 ||
 	    str_replace(&out->user, r->user ? r->user : "") < 0 ||
@@ -202,7 +213,7 @@ static void send_call(struct controller *c, struct start_call *call)
 	if (!m) {
 		_cleanup_free_ char *message = str_printf("node %s is not in the hosts file", call->node);
 
-		refused(call, false, message ? message : "");
+		refused(call, REFUSED_NODE, message ? message : "");
 		start_call_free(call);
 		return;
 	}
@@ -235,7 +246,7 @@ static void end_unstarted(struct controller *c, struct run *r)
 
 	while (i + 1 < r->part_count && r->parts[i].ended)
 		i++;
-	apply_flags(c, r, run_refused(r, &r->parts[i], true, "not started", controller_time(c)));
+	apply_flags(c, r, run_refused(r, &r->parts[i], REFUSED_BUSY, "not started", controller_time(c)));
 }
 
 /* An attempt is on disk before any node hears of it: its number is a fence. */
@@ -244,6 +255,7 @@ void start_placed(struct controller *c)
 	for (size_t i = 0; i < c->queue.count; i++) {
 		struct run *r = c->queue.list[i];
 		struct error err = ERROR_INIT;
+		int code;
 
 		if (!r->to_start || !controller_is_committed(c, r))
 			continue;
@@ -254,11 +266,13 @@ void start_placed(struct controller *c)
 				end_unstarted(c, r);
 			continue;
 		}
-		if (start_attempt(c, r, &err) < 0) {
+		code = start_attempt(c, r, &err);
+		if (code < 0) {
 			for (size_t k = 0; k < r->part_count; k++)
 				r->parts[k].ended = true;
-			apply_flags(c, r,
-			            run_refused(r, &r->parts[0], false, err.message, controller_time(c)));
+			apply_flags(
+			    c, r,
+			    run_refused(r, &r->parts[0], refusal_of(code), err.message, controller_time(c)));
 		}
 	}
 }

@@ -29,8 +29,8 @@ static void on_stopped(void *context, const struct peer_result *result)
 }
 
 /* node by copy: our own node may report, and the part be gone, before the call returns. */
-static void stop_at(struct controller *c, const char *node, int64_t run, int64_t attempt, double grace,
-                    bool foreign)
+static void stop_at(struct controller *c, const char *node, int64_t run, int64_t attempt,
+                    struct stop_times times, bool foreign)
 {
 	struct member *m = members_find(c->members, node);
 	struct stop_call *call = calloc(1, sizeof(*call) + strlen(node) + 1);
@@ -39,7 +39,8 @@ static void stop_at(struct controller *c, const char *node, int64_t run, int64_t
 	                                     .epoch = store_epoch(c->store),
 	                                     .run = run,
 	                                     .attempt = attempt,
-	                                     .grace = grace,
+	                                     .save = times.save,
+	                                     .grace = times.grace,
 	                                     .foreign = foreign};
 	struct peer peer;
 
@@ -57,19 +58,19 @@ static void stop_at(struct controller *c, const char *node, int64_t run, int64_t
 
 void stop_part(struct controller *c, const struct run *r, const struct run_part *part)
 {
-	stop_at(c, part->node, r->id, r->attempt, r->grace, false);
+	stop_at(c, part->node, r->id, r->attempt, r->stop[run_stop_kind(r)], false);
 }
 
 void stop_stray(struct controller *c, const char *node, int64_t run, int64_t attempt)
 {
 	log_info("node %s still has attempt %lld of run %lld: told to stop it", node, (long long)attempt,
 	         (long long)run);
-	stop_at(c, node, run, attempt, 5, false);
+	stop_at(c, node, run, attempt, (struct stop_times){0, 5}, false);
 }
 
 void stop_foreign(struct controller *c, const char *node, int64_t run, int64_t attempt)
 {
 	log_warn("node %s is told to stop attempt %lld of run %lld, foreign work, as an administrator asks",
 	         node, (long long)attempt, (long long)run);
-	stop_at(c, node, run, attempt, 30, true);
+	stop_at(c, node, run, attempt, (struct stop_times){0, 30}, true);
 }

@@ -120,7 +120,7 @@ static void finish(struct submission *s, enum run_state state, const struct erro
 	submission_free(s);
 }
 
-void submissions_release(struct controller *c)
+void submissions_number(struct controller *c)
 {
 	struct submission *next;
 

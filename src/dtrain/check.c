@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * dtrain check: reads a run file, and looks at what it names as far as that can be seen from here: the model,
- * the tokenizer, the data, the template, the output directory, the program. What only the nodes can tell is
- * named.
+ * the tokenizer, the data, the template, the directories it writes to, the program. What only the nodes can
+ * tell is named.
  */
 #include <errno.h>
 #include <stdarg.h>
@@ -21,6 +21,8 @@
 #include "dtrain/run_request.h"
 #include "engine/chat/template.h"
 #include "engine/chat/tool_calls.h"
+#include "engine/checkpoint/adapter_start.h"
+#include "engine/checkpoint/hf.h"
 #include "engine/checkpoint/merge.h"
 #include "engine/checkpoint/parameters.h"
 #include "engine/checkpoint/safetensors.h"
@@ -32,7 +34,7 @@
 #include "engine/train/plan.h"
 #include "options/options.h"
 
-enum { FILES_SHOWN = 8 };
+enum { FILES_SHOWN = 8, EXAMPLES_READ = 10000 };
 
 struct check {
 	const struct run_config *c;
@@ -84,22 +86,54 @@ static int check_weights(const char *path, const struct model_config *model, str
 
 	if ((r = safetensors_open(path, &st, err)) < 0 || (r = model_layout_create(model, &layout, err)) < 0)
 		return r;
-	return parameters_check(layout, st, path, err);
+	return parameters_check_start(layout, st, path, err);
 }
 
 /* Whether the model can be divided among the ranks as the run file says; how many these are is known from
  * here unless the run takes all devices of its nodes. */
-static int check_division(const struct run_config *c, const struct model_config *model, struct error *err)
+static int check_division(const struct run_config *c, const struct model_config *model, int64_t ranks,
+                          struct error *err)
 {
 	_cleanup_(plan_freep) struct plan *plan = NULL;
-	int64_t ranks = c->resources.nodes * c->resources.devices_per_node;
 	struct train_options o;
 	int r;
 
-	if (!run_task_trains(c->task) || ranks < 1)
-		return 0;
 	r = options_train(c, &o, err);
 	return r < 0 ? r : plan_create(NULL, NULL, 0, (int)ranks, model, &o, 1, &plan, err);
+}
+
+static int check_divisions(const struct run_config *c, const struct model_config *model, struct error *err)
+{
+	struct key_range nodes = c->resources.nodes;
+	int r = 0;
+
+	if (!run_task_trains(c->task) || c->resources.devices_per_node < 1)
+		return 0;
+	for (int64_t n = nodes.low; r == 0 && n <= nodes.high; n++)
+		r = check_division(c, model, n * c->resources.devices_per_node, err);
+	return r;
+}
+
+/* What is trained of the model, and the adapter that the run goes on from. */
+static void check_tuning(struct check *k, const struct model_config *model)
+{
+	_cleanup_(model_layout_freep) struct model_layout *layout = NULL;
+	_cleanup_(peft_adapter_closep) struct peft_adapter *adapter = NULL;
+	const char *from = k->c->lora.from;
+	struct error err = ERROR_INIT;
+	struct train_options o;
+	char count[32];
+
+	if (options_train(k->c, &o, &err) < 0 || o.tuning.kind == TUNE_ALL)
+		return;
+	if (model_layout_create_tuned(model, &o.tuning, &layout, &err) < 0 ||
+	    (from && adapter_open(from, &o.tuning, layout, &adapter, &err) < 0)) {
+		client_fail(0, "%s: %s", k->where, err.message);
+		k->wrong++;
+		return;
+	}
+	print_good(k, "trained", "%s parameters%s%s", millions(count, sizeof(count), layout->trained),
+	           from ? ", from the adapter in " : "", from ? from : "");
 }
 
 static void check_model(struct check *k)
@@ -109,22 +143,27 @@ static void check_model(struct check *k)
 	struct error err = ERROR_INIT;
 	struct model_config model;
 	char count[32];
-	int r = 0;
+	int r = 0, before;
 
 	if (k->c->model.path && !is_directory(path))
 		r = file_exists(path) ? error_set(&err, -ENOTDIR, "%s is not a directory", path)
 		                      : error_errno(&err, -ENOENT, "%s", path);
-	if (r == 0)
-		r = model_config_read(path, &model, &err);
-	if (r == 0 && k->c->model.path)
-		r = check_weights(path, &model, &err);
-	if (r < 0)
+	if (r < 0 || (r = model_config_read(path, &model, &err)) < 0 ||
+	    (r = hf_choose_head(&model, k->c->task == RUN_REWARD, path, &err)) < 0 ||
+	    (k->c->model.path && (r = check_weights(path, &model, &err)) < 0))
 		print_wrong(k, key, &err);
 	else
 		print_good(k, "model", "%s: %s, %d layers, %s parameters%s", path, model.family, model.layers,
 		           millions(count, sizeof(count), model_config_parameters(&model)),
-		           k->c->model.path ? "" : ", from random weights");
-	if (r == 0 && check_division(k->c, &model, &err) < 0)
+		           !k->c->model.path ? ", from random weights"
+		           : model.new_head  ? ", with a new score head"
+		                             : "");
+	if (r < 0)
+		return;
+	before = k->wrong;
+	if (run_task_trains(k->c->task))
+		check_tuning(k, &model);
+	if (k->wrong == before && check_divisions(k->c, &model, &err) < 0)
 		print_wrong(k, "parallel", &err);
 }
 
@@ -157,11 +196,10 @@ static void check_reference(struct check *k)
 	struct error err = ERROR_INIT;
 	int r = is_directory(path) ? 0 : error_set(&err, -ENOTDIR, "%s is not a directory", path);
 
-	if (r == 0)
-		r = model_config_read(k->c->model.path ? k->c->model.path : k->c->model.init, &model, &err);
-	if (r == 0)
-		r = check_weights(path, &model, &err);
-	if (r < 0)
+	if (r < 0 ||
+	    (r = model_config_read(k->c->model.path ? k->c->model.path : k->c->model.init, &model, &err)) <
+	        0 ||
+	    (r = check_weights(path, &model, &err)) < 0)
 		print_wrong(k, "preference.reference", &err);
 	else
 		print_good(k, "reference", "%s", path);
@@ -216,6 +254,70 @@ static void check_tool_prompt(struct check *k)
 		print_good(k, "tools", "described by %s", k->c->data.tool_prompt);
 }
 
+/* What the first examples of all files are. */
+struct examples {
+	int64_t read, skipped,
+	    kinds[2];       /* kinds: of answers with a label, not desirable and desirable ones */
+	struct error first; /* why the first of them is skipped */
+};
+
+/* Preferences, example by example, as far as that takes no time. False: the file cannot be read. */
+static bool count_examples(struct check *k, const struct source *s, struct examples *all)
+{
+	_cleanup_(records_closep) struct records *file = NULL;
+	enum dataset_task task = options_dataset_task(k->c->task);
+	struct error err = ERROR_INIT;
+	struct record record;
+	int r = records_open(s->path, source_record_kind(s), &file, &err);
+
+	for (int64_t n = 0; r == 0 && n < EXAMPLES_READ; n++) {
+		_cleanup_free_ char *where = NULL;
+		struct example e = {0};
+
+		r = records_next(file, &record, &err);
+		if (r <= 0)
+			break;
+		r = 0;
+		where = str_printf("%s:%lld", s->path, (long long)record.line);
+		if (example_convert(s, task, record.data, record.len, where ? where : s->path, &e,
+		                    all->skipped ? NULL : &all->first) < 0)
+			all->skipped++;
+		else
+			all->kinds[e.desirable]++;
+		all->read++;
+		example_clear(&e);
+	}
+	if (r < 0)
+		print_wrong(k, "data", &err);
+	return r == 0;
+}
+
+/* Which examples will be skipped, and whether answers with a label are of both kinds: of the data as a whole,
+ * since a file may well have one kind only. */
+static void check_examples(struct check *k, const struct source_list *list)
+{
+	struct examples all = {0};
+
+	for (size_t i = 0; i < list->count; i++)
+		if (!count_examples(k, &list->items[i], &all))
+			return;
+	if (all.read == 0)
+		return;
+	if (all.skipped == all.read) {
+		print_wrong(k, "data", &all.first);
+		return;
+	}
+	if (all.skipped > 0)
+		print_good(k, "warning", "%lld of the first %lld examples are skipped: %s",
+		           (long long)all.skipped, (long long)all.read, all.first.message);
+	if (options_dataset_task(k->c->task) == DATASET_LABELS && (all.kinds[0] == 0 || all.kinds[1] == 0))
+		print_good(
+		    k, "warning",
+		    "the label of each of the first %lld examples is %s; kto learns from answers of both "
+		    "kinds",
+		    (long long)all.read, all.kinds[1] ? "true" : "false");
+}
+
 static void check_data(struct check *k)
 {
 	const struct dataset_options options = {
@@ -239,6 +341,8 @@ static void check_data(struct check *k)
 		print_good(k, "data", "%s: %s", list.items[i].path, source_format_name(list.items[i].format));
 	if (list.count > FILES_SHOWN)
 		print_good(k, "data", "and %zu more files", list.count - FILES_SHOWN);
+	if (run_task_prefers(k->c->task))
+		check_examples(k, &list);
 	source_list_free(&list);
 }
 
@@ -261,6 +365,33 @@ static void check_output(struct check *k)
 		print_wrong(k, "output.dir", &err);
 	else
 		print_good(k, "output", "%s: can be written", k->c->output.dir);
+}
+
+/* Where the worker puts a file without a name. The directory has to be there: were it made, a disk that is
+ * not mounted would fill the one above it. */
+static void check_offload(struct check *k)
+{
+	const char *path = k->c->parallel.offload_dir;
+	struct error err = ERROR_INIT;
+
+	if (!file_exists(path))
+		error_errno(&err, -ENOENT, "%s", path);
+	else if (!is_directory(path))
+		error_set(&err, -ENOTDIR, "%s is not a directory", path);
+	else if (access(path, W_OK | X_OK) < 0)
+		error_errno(&err, -errno, "cannot write to %s", path);
+	if (err.code < 0) {
+		struct error because = err;
+
+		error_set(
+		    &err, because.code,
+		    "%s; name a directory that you can write to on each node, or leave the key out: what is "
+		    "offloaded then stays in host memory",
+		    because.message);
+		print_wrong(k, "parallel.offload_dir", &err);
+	} else {
+		print_good(k, "offload", "%s: can be written", path);
+	}
 }
 
 /* A directory passes access(X_OK), too. */
@@ -336,6 +467,8 @@ static void check_all(struct check *k)
 	if (trains) {
 		check_data(k);
 		check_output(k);
+		if (k->c->parallel.offload_dir)
+			check_offload(k);
 	}
 	tokenizer_freep(&tok);
 }
@@ -362,7 +495,7 @@ int cmd_check(struct client *client, int argc, char **argv)
 	const struct usage usage = {"check",
 	                            "RUN_FILE",
 	                            "Reads a run file, looks at what it names, and says what is wrong",
-	                            "Model, tokenizer, data, template, output directory and program are "
+	                            "Model, tokenizer, data, template, directories and program are "
 	                            "looked at as they are on this machine.",
 	                            options,
 	                            ARRAY_SIZE(options),

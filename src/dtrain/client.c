@@ -284,6 +284,8 @@ int client_run_status(const struct run_view *run, int shown)
 		return EXIT_SUCCESS;
 	if (run->state == RUN_CANCELLED)
 		return client_fail(STATUS_CANCELLED, "run %lld was cancelled", id);
+	if (run->state == RUN_TIMED_OUT)
+		return client_fail(STATUS_TIMED_OUT, "run %lld has ended: %s", id, reason);
 	if (rank && str_starts(reason, rank) && strchr(detail, '\n')) /* its log was shown */
 		detail = "";
 	return client_fail(run->exit_status > 0 && run->exit_status < 256 ? (int)run->exit_status

@@ -13,7 +13,7 @@
 struct http_local;
 
 /* 0: as wanted; 1: failed; otherwise one of these, or that of a run. */
-enum { STATUS_USAGE = 2, STATUS_UNREACHABLE = 3, STATUS_CANCELLED = 130 };
+enum { STATUS_USAGE = 2, STATUS_UNREACHABLE = 3, STATUS_TIMED_OUT = 124, STATUS_CANCELLED = 130 };
 
 struct client {
 	const char *socket;

@@ -164,7 +164,8 @@ static void offer_settings(const struct typed *t)
 /* By the name that the help gives to a value or an argument. */
 static void offer_named(const struct typed *t, const char *name, const char *command)
 {
-	static const char states[] = "active|all|queued|starting|running|stopping|succeeded|failed|cancelled";
+	static const char states[] =
+	    "active|all|queued|starting|running|stopping|succeeded|failed|cancelled|timed-out";
 	static const char *const files[] = {"RUN_FILE", "FILE", "PATH"}, *const directories[] = {
 	                                                                     "DIR", "DIRECTORY", "MODEL"};
 

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/json.h"
 #include "base/str.h"
 #include "config/run.h"
@@ -19,6 +20,8 @@
 #include "dtrain/rates_file.h"
 #include "dtrain/run_request.h"
 #include "dtrain/table.h"
+#include "engine/checkpoint/adapter_start.h"
+#include "engine/checkpoint/hf.h"
 #include "engine/train/estimate.h"
 #include "options/options.h"
 #include "options/precision_names.h"
@@ -48,7 +51,7 @@ static void count_ranks(struct subject *s, int per_node)
 {
 	if (s->where.nodes > 0)
 		return;
-	s->where.nodes = (int)s->config->resources.nodes;
+	s->where.nodes = (int)s->config->resources.nodes.high;
 	s->where.per_node = (int)s->config->resources.devices_per_node;
 	if (s->where.per_node == 0)
 		s->where.per_node = per_node;
@@ -174,7 +177,8 @@ static int read_subject(struct subject *s, const char *path, const char *const *
 	model = options_config(s->config);
 	if (!model)
 		return error_oom(err);
-	if ((r = model_config_read(model, &s->model, err)) < 0)
+	if ((r = model_config_read(model, &s->model, err)) < 0 ||
+	    (r = hf_choose_head(&s->model, s->config->task == RUN_REWARD, model, err)) < 0)
 		return r;
 	return options_train(s->config, &s->options, err);
 }
@@ -374,7 +378,7 @@ int cmd_estimate(struct client *client, int argc, char **argv)
 	     "8xH100-80GB, 128x8xH100-80GB (nodes, devices of each), cpu or cluster"},
 	    {'s', "set", OPTION_LIST, &set, "KEY=VALUE", "override a key of the run file; again for more"},
 	    {0, "measure", OPTION_FLAG, &measures, NULL,
-	     "first measure this machine's device: a minute, in which it should do nothing else"},
+	     "first measure this machine's device: two minutes, in which it should do nothing else"},
 	    {0, "json", OPTION_FLAG, &json, NULL, "print JSON"},
 	};
 	const struct usage usage = {"estimate",
@@ -420,6 +424,22 @@ static void take(struct subject *s, const struct estimate *e)
 	s->options.kept_blocks = e->kept;
 }
 
+/* What the run's adapter, or what of the model it trains, says of itself: -EINVAL, and so on, where the run
+ * could only fail. */
+static int check_tuning(const struct subject *s, struct error *err)
+{
+	_cleanup_(model_layout_freep) struct model_layout *layout = NULL;
+	_cleanup_(peft_adapter_closep) struct peft_adapter *adapter = NULL;
+	const char *from = s->config->lora.from;
+	_cleanup_free_ char *path = from ? str_path_join(s->config->directory, from) : NULL;
+	int r = model_layout_create_tuned(&s->model, &s->options.tuning, &layout, err);
+
+	/* Where only the nodes have it, they check it. */
+	if (r < 0 || !path || !file_exists(path))
+		return r;
+	return adapter_open(path, &s->options.tuning, layout, &adapter, err);
+}
+
 int estimate_refuse(struct client *client, const json_t *config)
 {
 	_cleanup_(subject_release) struct subject s = {0};
@@ -434,8 +454,16 @@ int estimate_refuse(struct client *client, const json_t *config)
 	    !is_seen_from_here(s.config))
 		return 0;
 	model = options_config(s.config);
-	if (!model || model_config_read(model, &s.model, &err) < 0 ||
-	    options_train(s.config, &s.options, &err) < 0 || from_cluster(client, &s, true, true) != 0)
+	if (!model || !file_exists(model))
+		return 0;
+	if (model_config_read(model, &s.model, &err) < 0)
+		return client_fail(EXIT_FAILURE, "%s", err.message);
+	if (hf_choose_head(&s.model, s.config->task == RUN_REWARD, model, &err) < 0 ||
+	    options_train(s.config, &s.options, &err) < 0)
+		return 0;
+	if (s.options.tuning.kind != TUNE_ALL && check_tuning(&s, &err) < 0)
+		return client_fail(EXIT_FAILURE, "%s", err.message);
+	if (from_cluster(client, &s, true, true) != 0)
 		return 0;
 	choose_precision(&s);
 	if (s.config->parallel.shard_degree == 0)

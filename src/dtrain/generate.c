@@ -16,8 +16,8 @@ int cmd_generate(struct client *client, int argc, char **argv)
 {
 	struct option_list set = {0}, stop = {0};
 	const char *max_new = NULL, *temperature = NULL, *top_k = NULL, *top_p = NULL, *seed = NULL;
-	const char *tokenizer = NULL, *precision = NULL, *adapter = NULL, *prompts = NULL, *min_p = NULL,
-	           *penalty = NULL;
+	const char *tokenizer = NULL, *precision = NULL, *adapter = NULL, *prompts = NULL, *batch = NULL,
+	           *min_p = NULL, *penalty = NULL;
 	bool chat = false;
 	const struct option_spec options[] = {
 	    {0, "chat", OPTION_FLAG, &chat, NULL, "the prompt is a user's turn of a conversation"},
@@ -34,6 +34,8 @@ int cmd_generate(struct client *client, int argc, char **argv)
 	    {'a', "adapter", OPTION_STRING, &adapter, "DIR", "a PEFT adapter of the model"},
 	    {0, "prompts", OPTION_STRING, &prompts, "FILE",
 	     "instead of PROMPT: a file of them, one in each line, or .jsonl; the output is JSON lines"},
+	    {'b', "batch", OPTION_STRING, &batch, "N",
+	     "prompts of the file that are continued at once; default: 8"},
 	    {0, "seed", OPTION_STRING, &seed, "N", "of the choices; default: 42"},
 	    {0, "tokenizer", OPTION_STRING, &tokenizer, "DIRECTORY", "default: the model's"},
 	    {0, "precision", OPTION_STRING, &precision, "auto|fp32|bf16", "default: auto"},
@@ -87,6 +89,7 @@ int cmd_generate(struct client *client, int argc, char **argv)
 		    {"generate.repetition_penalty", penalty},
 		    {"generate.adapter", adapter},
 		    {"generate.prompts", prompts},
+		    {"generate.batch", batch},
 		    {"generate.seed", seed},
 		    {"train.precision", precision},
 		};

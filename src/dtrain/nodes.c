@@ -48,8 +48,8 @@ static void add_remarks(struct strbuf *remark, const struct node_view *node)
 
 static void print_nodes(const struct node_list *nodes)
 {
-	static const char *const header[] = {"NODE",    "STATE",   "SLOTS",  "FREE",
-	                                     "ADDRESS", "VERSION", "LABELS", "REMARK"};
+	static const char *const header[] = {"NODE",    "STATE",  "SLOTS",  "FREE",  "ADDRESS",
+	                                     "VERSION", "LAUNCH", "LABELS", "REMARK"};
 	struct table table;
 
 	table_begin(&table, ARRAY_SIZE(header), header);
@@ -66,6 +66,7 @@ static void print_nodes(const struct node_list *nodes)
 		table_add(&table, "%lld", (long long)node->free);
 		table_add(&table, "%s:%lld", node->address ? node->address : "", (long long)node->port);
 		table_add_text(&table, node->version ? node->version : "");
+		table_add_text(&table, node->launch ? node->launch : "");
 		table_add_text(&table, text.data ? text.data : "");
 		table_add_text(&table, remark.data ? remark.data : "");
 	}
@@ -326,15 +327,15 @@ static char *change_target(const char *what, const char *command)
 }
 
 static int change_nodes(struct client *client, const struct usage *usage, int argc, char **argv,
-                        const char *const *reason)
+                        struct drain_request *request)
 {
 	_cleanup_json_ json_t *body = NULL;
 	int first, worst = 0, status = options_parse(client, usage, argc, argv, &first, NULL);
 
 	if (status != OPTIONS_DONE)
 		return status;
-	if (reason && *reason)
-		body = drain_request_encode(&(struct drain_request){(char *)*reason});
+	if (request && (request->reason || request->keep_runs))
+		body = drain_request_encode(request);
 	for (int i = first; i < argc; i++) {
 		_cleanup_free_ char *target = change_target(argv[i], usage->command);
 
@@ -346,20 +347,24 @@ static int change_nodes(struct client *client, const struct usage *usage, int ar
 
 int cmd_drain(struct client *client, int argc, char **argv)
 {
-	const char *reason = NULL;
+	struct drain_request request = {0};
 	const struct option_spec options[] = {
-	    {'r', "reason", OPTION_STRING, &reason, "TEXT", "why, as nodes and devices show it"},
+	    {'r', "reason", OPTION_STRING, &request.reason, "TEXT", "why, as nodes and devices show it"},
+	    {0, "keep-runs", OPTION_FLAG, &request.keep_runs, NULL, "all that runs there goes on to its end"},
 	};
-	const struct usage usage = {"drain",
-	                            "NODE[:SLOT]…",
-	                            "Lets no new runs onto nodes or devices; those that run there go on",
-	                            NULL,
-	                            options,
-	                            ARRAY_SIZE(options),
-	                            1,
-	                            -1};
+	const struct usage usage = {
+	    "drain",
+	    "NODE[:SLOT]…",
+	    "Lets no new runs onto nodes or devices",
+	    "Runs on a node that may be started again after a failure of a node "
+	    "(resources.max_node_failures) save, stop there and are queued again; others go "
+	    "on to their end. Runs on a device go on.",
+	    options,
+	    ARRAY_SIZE(options),
+	    1,
+	    -1};
 
-	return change_nodes(client, &usage, argc, argv, &reason);
+	return change_nodes(client, &usage, argc, argv, &request);
 }
 
 int cmd_resume(struct client *client, int argc, char **argv)

@@ -9,6 +9,7 @@
 #include "base/json.h"
 #include "base/str.h"
 #include "dtrain/commands.h"
+#include "dtrain/local.h"
 #include "dtrain/options.h"
 #include "dtrain/table.h"
 #include "dtrain/terminal.h"
@@ -120,6 +121,8 @@ static void cell_progress(struct row *r)
 	else if (progress.step > 0)
 		snprintf(r->text, sizeof r->text, "%lld/%lld, loss %s", (long long)progress.step,
 		         (long long)progress.steps, str_measure(loss, sizeof loss, progress.loss, 4));
+	else if (r->run->last_failure)
+		snprintf(r->text, sizeof r->text, "attempt %lld", (long long)r->run->attempt);
 }
 
 static const struct run_column {
@@ -137,7 +140,7 @@ static const struct run_column {
 /* Green: it runs; yellow: on the way; red: failed; grey: over. */
 static const char *const state_colors[RUN_STATES] = {
     [RUN_RUNNING] = "32",   [RUN_STARTING] = "33", [RUN_STOPPING] = "33",  [RUN_QUEUED] = "36",
-    [RUN_SUCCEEDED] = "34", [RUN_FAILED] = "31",   [RUN_CANCELLED] = "90",
+    [RUN_SUCCEEDED] = "34", [RUN_FAILED] = "31",   [RUN_CANCELLED] = "90", [RUN_TIMED_OUT] = "31",
 };
 
 static void print_table(const struct run_list *runs)
@@ -183,7 +186,7 @@ static int keep_run(struct run_list *runs, struct run_view *run)
 
 int cmd_runs(struct client *client, int argc, char **argv)
 {
-	bool all = false, active = false, json = false;
+	bool all = false, active = false, json = false, local = false;
 	const char *state = NULL;
 	int64_t limit = 50, before = 0;
 	const struct option_spec options[] = {
@@ -191,6 +194,8 @@ int cmd_runs(struct client *client, int argc, char **argv)
 	    {0, "active", OPTION_FLAG, &active, NULL, "only runs that have not ended"},
 	    {0, "state", OPTION_STRING, &state, "STATE", "only runs in that state"},
 	    {'n', "limit", OPTION_INT, &limit, "N", "the newest N; default: 50"},
+	    {0, "local", OPTION_FLAG, &local, NULL,
+	     "what runs on this node, also while there is no controller"},
 	    {0, "json", OPTION_FLAG, &json, NULL, "print JSON"},
 	};
 	const struct usage usage = {
@@ -204,6 +209,11 @@ int cmd_runs(struct client *client, int argc, char **argv)
 
 	if (status != OPTIONS_DONE)
 		return status;
+	if (local)
+		return all || active || state
+		           ? client_fail(STATUS_USAGE,
+		                         "--local goes with --json alone: what has ended is not listed")
+		           : local_list_runs(client, json);
 	wanted = http_escape(state ? state : active ? "active" : "all");
 	while (more) {
 		_cleanup_strbuf_ struct strbuf target = {0};

@@ -19,7 +19,7 @@ static void print_time(const char *label, double seconds)
 	struct tm tm;
 
 	if (seconds > 0 && localtime_r(&t, &tm) && strftime(text, sizeof text, "%F %T", &tm))
-		printf("%-12s%s\n", label, text);
+		printf("%-13s%s\n", label, text);
 }
 
 static void print_line(const char *label, const char *value)
@@ -27,7 +27,7 @@ static void print_line(const char *label, const char *value)
 	_cleanup_free_ char *text = value && *value ? strdup(value) : NULL;
 
 	if (text)
-		printf("%-12s%s\n", label, str_make_plain(text));
+		printf("%-13s%s\n", label, str_make_plain(text));
 }
 
 /* One, or all that a rank has. */
@@ -81,12 +81,32 @@ static void print_progress(const json_t *report)
 	progress_read(report, &progress);
 	if (progress.step <= 0)
 		return;
-	printf("%-12sstep %lld of %lld, loss %s, %s tokens/s", "progress", (long long)progress.step,
+	printf("%-13sstep %lld of %lld, loss %s, %s tokens/s", "progress", (long long)progress.step,
 	       (long long)progress.steps, str_measure(loss, sizeof loss, progress.loss, 4),
 	       str_measure(rate, sizeof rate, progress.tokens_per_second, 0));
 	if (progress.eta_seconds > 0)
 		printf(", %s left", str_duration(left, sizeof left, progress.eta_seconds));
 	printf("\n");
+}
+
+/* Results of earlier attempts, where the run may be started again. */
+static void print_retries(const struct run_view *run)
+{
+	char limit[32], used[32];
+
+	if (run->max_restarts > 0)
+		printf("%-13s%lld of %lld\n", "restarts", (long long)run->restarts,
+		       (long long)run->max_restarts);
+	if (run->max_node_failures > 0)
+		printf("%-13s%lld of %lld\n", "node faults", (long long)run->node_failures,
+		       (long long)run->max_node_failures);
+	if (run->time_limit > 0)
+		printf("%-13s%s, of which %s in earlier attempts\n", "time limit",
+		       str_duration(limit, sizeof(limit), run->time_limit),
+		       str_duration(used, sizeof(used), run->time_used));
+	print_line("last failure", run->last_failure);
+	if (run->checkpoint > 0)
+		printf("%-13sstep %lld\n", "checkpoint", (long long)run->checkpoint);
 }
 
 static void print_run(const struct run_view *run)
@@ -95,7 +115,7 @@ static void print_run(const struct run_view *run)
 
 	for (char **node = run->nodes; node && *node; node++)
 		strbuf_addf(&names, "%s%s", names.len ? " " : "", *node);
-	printf("%-12s%lld\n", "run", (long long)run->id);
+	printf("%-13s%lld\n", "run", (long long)run->id);
 	print_line("name", run->name);
 	print_line("user", run->user);
 	print_line("task", run->task);
@@ -103,8 +123,9 @@ static void print_run(const struct run_view *run)
 	print_line("reason", run->reason);
 	print_line("detail", run->detail); /* for the owner alone */
 	if (run->exit_status >= 0)
-		printf("%-12s%lld\n", "exit status", (long long)run->exit_status);
-	printf("%-12s%lld\n", "attempt", (long long)run->attempt);
+		printf("%-13s%lld\n", "exit status", (long long)run->exit_status);
+	printf("%-13s%lld\n", "attempt", (long long)run->attempt);
+	print_retries(run);
 	print_time("submitted", run->submitted);
 	print_time("started", run->started);
 	print_time("ended", run->ended);

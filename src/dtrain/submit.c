@@ -66,7 +66,8 @@ int cmd_submit(struct client *client, int argc, char **argv)
 {
 	struct submit s = {0};
 	const struct option_spec options[] = {
-	    {'N', "nodes", OPTION_STRING, &s.nodes, "N", "machines to run on (resources.nodes)"},
+	    {'N', "nodes", OPTION_STRING, &s.nodes, "N",
+	     "machines to run on, such as 2, or 2..4 for as many as are free (resources.nodes)"},
 	    {'n', "per-node", OPTION_STRING, &s.per_node, "N",
 	     "devices on each, or \"all\" (resources.devices_per_node)"},
 	    {0, "kind", OPTION_STRING, &s.kind, "KIND",

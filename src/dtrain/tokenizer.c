@@ -127,9 +127,7 @@ static int next_text(void *context, const char **text, size_t *len, struct error
 	for (; t->at < t->count; t->at++) {
 		int r = t->open ? 0 : texts_open(t, err);
 
-		if (r == 0)
-			r = t->lines ? next_line(t, text, len, err) : next_piece(t, text, len);
-		if (r != 0)
+		if (r < 0 || (r = t->lines ? next_line(t, text, len, err) : next_piece(t, text, len)) != 0)
 			return r;
 		texts_close(t);
 	}

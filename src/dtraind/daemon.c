@@ -19,14 +19,17 @@
 #include "base/background.h"
 #include "base/clock.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/str.h"
+#include "config/keys.h"
 #include "controller/controller.h"
 #include "controller/nodes.h"
 #include "dtraind/heartbeat.h"
 #include "dtraind/lock.h"
 #include "dtraind/log_streams.h"
 #include "dtraind/peers.h"
+#include "dtraind/retention.h"
 #include "dtraind/routes/routes.h"
 #include "dtraind/routes/table.h"
 #include "dtraind/shutdown.h"
@@ -98,10 +101,12 @@ static int take_locks(struct daemon *d, struct error *err)
 
 	umask(022);
 	r = lock_take("runtime_dir", c->runtime_dir, &d->locks[0], err);
+	if (r < 0)
+		return r;
 	/* One directory for both is locked once. */
-	if (r == 0 && !same_directory(c->state_dir, c->runtime_dir))
-		r = lock_take("state_dir", c->state_dir, &d->locks[1], err);
-	return r;
+	return same_directory(c->state_dir, c->runtime_dir)
+	           ? 0
+	           : lock_take("state_dir", c->state_dir, &d->locks[1], err);
 }
 
 static int setup_directories(struct daemon *d, struct error *err)
@@ -235,11 +240,11 @@ static int listen_peers(struct daemon *d, struct error *err)
 		http_client_set_identity(d->client, d->identity);
 		http_client_set_identity(d->peer_client, d->identity);
 	}
-	r = http_bind_tcp(s->config->listen, s->port, &fd, err);
-	if (r == 0)
-		r = http_server_listen_tls(d->server, fd, d->identity, err);
-	d->tls_listening = r == 0;
-	return r;
+	if ((r = http_bind_tcp(s->config->listen, s->port, &fd, err)) < 0 ||
+	    (r = http_server_listen_tls(d->server, fd, d->identity, err)) < 0)
+		return r;
+	d->tls_listening = true;
+	return 0;
 }
 
 static int setup_http(struct daemon *d, struct error *err)
@@ -268,6 +273,7 @@ static int setup_controller(struct daemon *d, struct error *err)
 	    .hosts = s->hosts,
 	    .default_port = s->config->port,
 	    .node_timeout = s->config->node_timeout,
+	    .lease = s->config->lease,
 	    .peers = peers_of_daemon(d),
 	    .flushed = on_flushed,
 	    .context = d,
@@ -306,7 +312,8 @@ static int setup(struct daemon *d, struct error *err)
 		return r;
 	if (str_eq(d->settings->name, d->settings->controller) && (r = setup_controller(d, err)) < 0)
 		return r;
-	if ((r = heartbeats_create(d, &d->heartbeats, err)) < 0 || (r = listen_peers(d, err)) < 0)
+	if ((r = heartbeats_create(d, &d->heartbeats, err)) < 0 ||
+	    (r = retention_create(d, &d->retention, err)) < 0 || (r = listen_peers(d, err)) < 0)
 		return r;
 	return listen_unix(d, err);
 }
@@ -342,26 +349,61 @@ int daemon_run(struct daemon *d, struct error *err)
 	return r < 0 ? error_errno(err, r, "the event loop failed") : 0;
 }
 
-/* What cannot change under a running service is said, and stays. */
+#define TAKEN_OVER(field)                                                                                    \
+	{                                                                                                    \
+#field, offsetof(struct daemon_config, field), sizeof(((struct daemon_config *)0)->field)    \
+	}
+
+/* Numbers that a running service takes over. */
+static const struct {
+	const char *key;
+	size_t offset, size;
+} taken_over[] = {
+    TAKEN_OVER(heartbeat),  TAKEN_OVER(node_timeout), TAKEN_OVER(shutdown_grace),   TAKEN_OVER(slot_memory),
+    TAKEN_OVER(slot_tasks), TAKEN_OVER(keep_days),    TAKEN_OVER(gpu_idle_timeout), TAKEN_OVER(keep_runs),
+};
+
+/* The same by name, and those keys of which the settings know whether they have changed. */
+static bool is_taken_over(const char *key)
+{
+	static const char *const others[] = {"node", "controller", "hosts_file", "port", "log_level"};
+
+	for (size_t i = 0; i < ARRAY_SIZE(others); i++)
+		if (strcmp(key, others[i]) == 0)
+			return true;
+	for (size_t i = 0; i < ARRAY_SIZE(taken_over); i++)
+		if (strcmp(key, taken_over[i].key) == 0)
+			return true;
+	return false;
+}
+
+/* What cannot change under a running service is named, and stays. */
 static void warn_unchanged(const struct settings *old, const struct settings *new)
 {
 	static const char text[] = "%s has changed: restart dtraind for it to take effect";
+	_cleanup_json_ json_t *before = NULL, *after = NULL;
+	struct error err = ERROR_INIT;
 
 	if (!str_eq(old->name, new->name))
 		log_warn(text, "this node's name");
 	if (!str_eq(old->controller, new->controller))
 		log_warn(text, "the controller");
-	if (!str_eq(old->config->socket, new->config->socket))
-		log_warn(text, "socket");
-	if (!str_eq(old->config->state_dir, new->config->state_dir) ||
-	    !str_eq(old->config->runtime_dir, new->config->runtime_dir) ||
-	    !str_eq(old->config->log_dir, new->config->log_dir))
-		log_warn(text, "state_dir, runtime_dir or log_dir");
-	if (old->port != new->port || !str_eq(old->config->listen, new->config->listen))
-		log_warn(text, "listen or port");
-	if (old->config->cpu_slots != new->config->cpu_slots || old->hosts_slots != new->hosts_slots ||
-	    old->config->slot_threads != new->config->slot_threads)
-		log_warn(text, "the number of slots or of their threads");
+	if (old->port != new->port)
+		log_warn(text, "port");
+	if (old->hosts_slots != new->hosts_slots)
+		log_warn(text, "the number of slots in the hosts file");
+	if (keys_to_json(&daemon_keys, old->config, &before, &err) < 0 ||
+	    keys_to_json(&daemon_keys, new->config, &after, &err) < 0) {
+		log_err("%s", err.message);
+		return;
+	}
+	for (size_t i = 0; i < daemon_keys.count; i++) {
+		const char *key = daemon_keys.list[i].name;
+		const json_t *a = json_object_get(before, key), *b = json_object_get(after, key);
+
+		if (!is_taken_over(key) && a != b && !(a && b && json_equal(a, b)))
+			log_warn(text, key);
+	}
 }
 
 static bool may_take_over(const struct settings *old, const struct settings *new)
@@ -392,9 +434,9 @@ static void take_over(struct daemon *d, struct settings *new)
 	free(old->controller_address);
 	old->controller_address = steal_pointer(new->controller_address);
 	old->controller_port = new->controller_port;
-	old->config->heartbeat = new->config->heartbeat;
-	old->config->node_timeout = new->config->node_timeout;
-	old->config->shutdown_grace = new->config->shutdown_grace;
+	for (size_t i = 0; i < ARRAY_SIZE(taken_over); i++)
+		memcpy((char *)old->config + taken_over[i].offset,
+		       (const char *)new->config + taken_over[i].offset, taken_over[i].size);
 	if (listen_peers(d, &err) < 0)
 		log_err("peers cannot be served: %s", err.message);
 	if (d->controller && controller_set_hosts(d->controller, old->hosts, old->config->port,
@@ -490,6 +532,7 @@ void daemon_destroy(struct daemon *d)
 	/* The mirror of setup: requests end first, what they use goes after them. */
 	background_cancel(d->reload);
 	shutdown_free(d->shutdown);
+	retention_destroy(d->retention);
 	http_server_destroy(d->server);
 	heartbeats_destroy(d->heartbeats);
 	http_client_destroy(d->client);

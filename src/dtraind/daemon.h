@@ -23,6 +23,7 @@ struct background;
 struct controller;
 struct heartbeats;
 struct log_streams;
+struct retention;
 struct shutdown;
 struct timers;
 
@@ -81,6 +82,7 @@ struct daemon {
 	bool backup;                   /* the store is being copied */
 	struct heartbeats *heartbeats;
 	struct log_streams *logs;
+	struct retention *retention;
 	struct shutdown *shutdown; /* NULL: attempts go on */
 	struct background *reload; /* the files are being read again; NULL: they are not */
 	bool reload_again;         /* SIGHUP came meanwhile */

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/boot_id.h"
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/log.h"
@@ -17,6 +18,7 @@
 #include "controller/reconcile.h"
 #include "dtraind/log_streams.h"
 #include "dtraind/status.h"
+#include "node/lease.h"
 #include "wire/error_answer.h"
 
 enum { SPARE_PORTS = 4 };
@@ -36,11 +38,13 @@ struct heartbeats {
 	struct http_transfer *heartbeat_call, *reporting; /* one of each at a time: they keep their order */
 	struct pending *pending;                          /* the newest of each attempt */
 	size_t pending_count;
-	bool lost;            /* the last heartbeat did not arrive */
-	bool stale;           /* the controller's store is older than what is known here */
-	bool again;           /* there is more to say than the one under way does */
-	struct clock_gap gap; /* between our clock and the controller's */
-	double sent;          /* the heartbeat under way, by our clock */
+	bool lost;               /* the last heartbeat did not arrive */
+	bool stale;              /* the controller's store is older than what is known here */
+	bool again;              /* there is more to say than the one under way does */
+	struct clock_gap gap;    /* between our clock and the controller's */
+	double sent;             /* the heartbeat under way, by our clock, */
+	double sent_lease;       /* and by that of leases */
+	char boot[BOOT_ID_SIZE]; /* of this machine; "": not known */
 };
 
 int64_t heartbeats_sequence(const struct heartbeats *l)
@@ -83,7 +87,7 @@ static void take_answer(struct heartbeats *l, const struct heartbeat_answer *ans
 {
 	struct error err = ERROR_INIT;
 
-	if (node_learn(l->daemon->node, answer, &err) < 0) {
+	if (node_learn(l->daemon->node, answer, l->sent_lease, &err) < 0) {
 		if (!l->stale)
 			log_err("controller %s: %s", l->daemon->settings->controller, err.message);
 		l->stale = true;
@@ -125,6 +129,9 @@ static void on_heartbeat_done(void *context, const struct http_answer *a)
 			log_info("reconnected to controller %s", l->daemon->settings->controller);
 		l->lost = false;
 		read_answer(l, answer);
+	} else if (a->status == 409) {
+		/* It came a second time, because the answer to it was lost; the next one gets an answer. */
+		log_debug("controller %s: %s", l->daemon->settings->controller, why);
 	} else if (!l->lost) {
 		log_warn(a->status == 0 ? "cannot reach controller %s: %s"
 		                        : "controller %s refuses the heartbeat: %s",
@@ -201,15 +208,23 @@ static int make_heartbeat(struct heartbeats *l, struct heartbeat *out, struct er
 	int r;
 
 	l->sequence++;
+	l->sent = clock_realtime();
+	l->sent_lease = lease_clock();
 	hosts_hash(l->daemon->settings->hosts, hosts);
 	*out = (struct heartbeat){.node = strdup(l->daemon->settings->name),
 	                          .hosts = strdup(hosts),
 	                          .instance = strdup(l->daemon->instance),
 	                          .sequence = l->sequence,
 	                          .version = strdup(DTRAIN_VERSION),
+	                          .launch = strdup(node_launch(l->daemon->node)),
 	                          .shutting_down = node_is_shutting_down(l->daemon->node),
+	                          /* The controller's own node is never cut off from it, and has no lease. */
+	                          .leases = !l->daemon->controller,
+	                          .sent = l->sent_lease,
 	                          .known = calloc(1, sizeof(*out->known))};
-	if (!out->node || !out->hosts || !out->instance || !out->version || !out->known)
+	if (l->boot[0] && !(out->boot = strdup(l->boot)))
+		return error_oom(err);
+	if (!out->node || !out->hosts || !out->instance || !out->version || !out->launch || !out->known)
 		return error_oom(err);
 	if ((r = node_known(l->daemon->node, out->known, err)) < 0 ||
 	    (r = node_devices(l->daemon->node, &devices, err)) < 0)
@@ -235,14 +250,15 @@ void heartbeats_send(struct heartbeats *l)
 		log_err("%s", err.message);
 		return;
 	}
-	l->sent = clock_realtime();
 	if (!c) {
 		body = heartbeat_encode(&beat);
 		post(l, "/v1/peer/heartbeat", body, on_heartbeat_done, &l->heartbeat_call);
 	} else if (controller_heartbeat(c, &beat, &answer, &err) < 0)
 		log_err("%s", err.message);
-	else
+	else {
+		answer.lease = 0;
 		take_answer(l, &answer);
+	}
 }
 
 void heartbeats_refresh_local(struct daemon *d)
@@ -361,6 +377,7 @@ int heartbeats_create(struct daemon *d, struct heartbeats **out, struct error *e
 	if (!l)
 		return error_oom(err);
 	l->daemon = d;
+	boot_id_read(l->boot);
 	r = sd_event_add_time(d->event, &l->timer, CLOCK_MONOTONIC, 0, 20000, on_timer, l);
 	if (r < 0) {
 		heartbeats_destroy(l);

@@ -54,8 +54,8 @@ static void finish(struct call *call, const struct peer_result *result)
 	free(call);
 }
 
-/* Takes call and body. */
-static void post(struct call *call, const struct peer *peer, const char *target, json_t *body,
+/* Takes call and body. once: as http_call has it. */
+static void post(struct call *call, const struct peer *peer, const char *target, bool once, json_t *body,
                  void (*done)(void *context, const struct http_answer *answer))
 {
 	_cleanup_free_ char *text = body ? json_to_string(body) : NULL;
@@ -68,6 +68,7 @@ static void post(struct call *call, const struct peer *peer, const char *target,
 	    .len = text ? strlen(text) : 0,
 	    .headers = (const char *const[]){"Content-Type: application/json", NULL},
 	    .timeout = CALL_SECONDS,
+	    .once = once,
 	    .context = call,
 	    .on_done = done,
 	};
@@ -80,12 +81,14 @@ static void post(struct call *call, const struct peer *peer, const char *target,
 		finish(call, &(struct peer_result){.code = -EIO, .message = err.message});
 }
 
-/* What node.h calls -ECANCELED, a start that was stopped before it began, is a start that the node refused;
- * from another node it would come as an HTTP status, and so as -EREMOTEIO. In peers.h -ECANCELED says
- * something else: that the call itself was not finished. */
+/* The codes of peers.h from those of node.h. -ECANCELED, a start that was stopped before it began, is a
+ * refusal there; in peers.h it says that the call itself was not finished, and the codes of connections say
+ * that the node was not reached. */
 static int start_code(int node_code)
 {
-	return node_code == -ECANCELED ? -EREMOTEIO : node_code;
+	return node_code == -ECANCELED              ? -EREMOTEIO
+	       : start_may_succeed_later(node_code) ? -EAGAIN
+	                                            : node_code;
 }
 
 /* The controller's view of our devices is up to date at once: no backoff is needed. */
@@ -110,7 +113,7 @@ static void on_started_there(void *context, const struct http_answer *a)
 	struct call *call = context;
 	const struct daemon_config *config = call->daemon->settings->config;
 	_cleanup_json_ json_t *json = a->len ? json_loadb(a->body, a->len, 0, NULL) : NULL;
-	_cleanup_(start_answer_release) struct start_answer answer = {0};
+	_cleanup_(node_position_release) struct node_position answer = {0};
 	struct peer_result result = {0};
 	struct error_answer refusal;
 	struct error err = ERROR_INIT;
@@ -118,16 +121,19 @@ static void on_started_there(void *context, const struct http_answer *a)
 	if (a->error.code == -ECANCELED) {
 		result.code = -ECANCELED;
 	} else if (a->status == 200) {
-		if (start_answer_decode(json, &answer, &err) < 0)
+		if (node_position_decode(json, &answer, &err) < 0)
 			log_warn("node %s: %s", call->node, err.message);
 		result.instance = answer.instance;
 		result.sequence = answer.sequence;
 	} else if (a->status == 0) {
-		result.code = -EHOSTUNREACH;
+		result.code = a->error.code == -ECONNREFUSED ? -ECONNREFUSED : -EHOSTUNREACH;
 		result.message = a->error.message;
 		result.backoff = config->node_timeout;
 	} else {
-		result.code = a->status == 409 ? -EBUSY : a->status == 404 ? -ENOENT : -EREMOTEIO;
+		result.code = a->status == 409   ? -EBUSY
+		              : a->status == 404 ? -ENOENT
+		              : a->status >= 500 ? -EAGAIN
+		                                 : -EREMOTEIO;
 		error_answer_read(json, &refusal);
 		result.message = refusal.message ? refusal.message : "the node refused the start";
 		if (a->status == 409) /* what has its slots is in its next heartbeat */
@@ -149,7 +155,7 @@ static void start(void *context, const struct peer *peer, struct start_request *
 		return;
 	}
 	if (!is_here(d, peer)) {
-		post(call, peer, "/v1/peer/start", start_request_encode(request), on_started_there);
+		post(call, peer, "/v1/peer/start", true, start_request_encode(request), on_started_there);
 		start_request_release(request);
 		return;
 	}
@@ -163,8 +169,14 @@ static void start(void *context, const struct peer *peer, struct start_request *
 static void on_stopped_there(void *context, const struct http_answer *a)
 {
 	struct call *call = context;
+	_cleanup_json_ json_t *json = a->len ? json_loadb(a->body, a->len, 0, NULL) : NULL;
+	_cleanup_(node_position_release) struct node_position answer = {0};
 	struct peer_result result = {0};
 
+	if (a->status == 200 && node_position_decode(json, &answer, NULL) == 0) {
+		result.instance = answer.instance;
+		result.sequence = answer.sequence;
+	}
 	if (a->error.code == -ECANCELED)
 		result.code = -ECANCELED;
 	else if (a->status != 200) {
@@ -185,11 +197,14 @@ static void stop(void *context, const struct peer *peer, const struct stop_reque
 	if (!call)
 		return;
 	if (!is_here(d, peer)) {
-		post(call, peer, "/v1/peer/stop", stop_request_encode(request), on_stopped_there);
+		post(call, peer, "/v1/peer/stop", false, stop_request_encode(request), on_stopped_there);
 		return;
 	}
 	r = node_stop_request(d->node, request, &err);
-	finish(call, &(struct peer_result){.code = r, .message = err.message});
+	finish(call, &(struct peer_result){.code = r,
+	                                   .message = err.message,
+	                                   .instance = d->instance,
+	                                   .sequence = heartbeats_sequence(d->heartbeats)});
 }
 
 /* A change of a device of this node, which is answered when it is on disk. */
@@ -275,7 +290,7 @@ static void set_device(void *context, const struct peer *peer, int64_t slot, boo
 		return;
 	snprintf(target, sizeof(target), "/v1/peer/devices/%lld/%s", (long long)slot,
 	         drained ? "drain" : "resume");
-	post(call, peer, target, drain_request_encode(&request), on_device_set_there);
+	post(call, peer, target, false, drain_request_encode(&request), on_device_set_there);
 }
 
 static int free_port(void *context, const struct peer *peer, struct error *err)

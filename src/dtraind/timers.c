@@ -13,9 +13,9 @@ static const struct {
 	int64_t priority;
 	uint64_t accuracy; /* microseconds */
 } properties[CONTROLLER_TIMERS] = {
-    [CONTROLLER_FLUSH] = {100, 1000},
-    [CONTROLLER_LAZY_COMMIT] = {0, 100 * 1000},
-    [CONTROLLER_EXPIRY] = {200, 10 * 1000},
+    [CONTROLLER_FLUSH] = {100, 1000},       [CONTROLLER_LAZY_COMMIT] = {0, 100 * 1000},
+    [CONTROLLER_EXPIRY] = {200, 10 * 1000}, [CONTROLLER_RETRY] = {0, 10 * 1000},
+    [CONTROLLER_LIMIT] = {0, 10 * 1000},
 };
 
 struct timer {

@@ -77,7 +77,7 @@ static void transfer_done(struct http_transfer *t, CURLcode code)
 	else if (code == CURLE_OPERATION_TIMEDOUT)
 		error_set(&a.error, -ETIMEDOUT, "%s does not answer", t->where);
 	else
-		error_set(&a.error, -EIO, "%s: %s", t->where,
+		error_set(&a.error, code == CURLE_COULDNT_CONNECT ? -ECONNREFUSED : -EIO, "%s: %s", t->where,
 		          t->curl_error[0] ? t->curl_error : curl_easy_strerror(code));
 	if (t->call.on_done)
 		t->call.on_done(t->call.context, &a);
@@ -311,6 +311,7 @@ static int set_call(struct http_transfer *t, const struct http_call *call, struc
 	curl_easy_setopt(e, CURLOPT_ERRORBUFFER, t->curl_error);
 	curl_easy_setopt(e, CURLOPT_CONNECTTIMEOUT, (long)CONNECT_SECONDS);
 	curl_easy_setopt(e, CURLOPT_TIMEOUT_MS, (long)(call->timeout * 1000));
+	curl_easy_setopt(e, CURLOPT_FRESH_CONNECT, (long)call->once);
 	curl_easy_setopt(e, CURLOPT_WRITEFUNCTION, on_body);
 	curl_easy_setopt(e, CURLOPT_WRITEDATA, t);
 	curl_easy_setopt(e, CURLOPT_HEADERFUNCTION, on_header);

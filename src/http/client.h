@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <systemd/sd-event.h>
@@ -34,6 +35,10 @@ struct http_call {
 	size_t len;
 	const char *const *headers; /* "Name: value", NULL-terminated, or NULL; copied */
 	double timeout; /* seconds for all of it; 0: none (the connection still has to come up in 5 s) */
+	/* Over a connection of its own. On one that was kept open the request may be sent once more, over
+	 * another one, where the answer to it was lost. Then -ECONNREFUSED is no proof that it has not
+	 * arrived; with `once` it is. */
+	bool once;
 	void *context;
 	/* Optional: the status has come; then pieces of the body as they come, each to be taken whole. */
 	void (*on_headers)(void *context, int status, const char *type);

@@ -16,12 +16,17 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "node/attempt_files.h"
-#include "node/launch/cgroup.h"
-#include "node/launch/processes.h"
+#include "node/gpu/affinity.h"
+#include "node/gpu/device_files.h"
+#include "node/launch/unit.h"
 #include "node/launcher.h"
+#include "node/limits.h"
 
-/* Between two looks for what a killed launcher left behind. */
-enum { ORPHANS_AGAIN_USEC = 20000 };
+/* How long dtrain-launch has, after the grace of its ranks, until what it has killed is gone. */
+static const double KILL_SECONDS = 15.0;
+
+/* The exit status of a rank that was never executed, as the shell has it. */
+enum { NOT_EXECUTED = 126 };
 
 struct attempt {
 	struct attempt_owner owner;
@@ -29,13 +34,17 @@ struct attempt {
 	char *dir;
 	struct report report;
 	bool ended;
-	struct launcher *launcher; /* NULL: there is none to speak with */
-	char *cgroup;              /* NULL: none */
-	bool lost;                 /* dtrain-launch is gone, and its last report was not the end */
+	struct unit *unit;
+	struct launcher *launcher;     /* NULL: there is none to speak with */
+	bool exited;                   /* dtrain-launch is gone */
+	bool lost;                     /* and its last report was not the end */
+	bool never_started;            /* it was not even executed */
+	bool stopped;                  /* by another than this service */
+	bool waiting_for_system_state; /* which tells why it was stopped */
+	bool end_waits;                /* for that: the end is not reported before */
 	bool no_dir; /* nothing but the record of its start is left: the record stays until it is forgotten */
-	bool found;  /* and some of its processes were */
-	char reason[128];
-	sd_event_source *orphans, *announce;
+	char *reason; /* NULL: there is none */
+	sd_event_source *announce;
 };
 
 const struct request *attempt_request(const struct attempt *attempt)
@@ -55,18 +64,15 @@ bool attempt_has_ended(const struct attempt *attempt)
 
 bool attempt_is_settled(const struct attempt *attempt)
 {
-	return attempt->ended && launcher_is_gone(attempt->launcher);
+	return attempt->ended && unit_is_empty(attempt->unit) && !launcher_is_connected(attempt->launcher);
 }
 
-pid_t attempt_launcher(const struct attempt *attempt)
+struct stop_times attempt_stop_times(const struct attempt *attempt, enum run_stop how)
 {
-	return attempt->lost ? 0 : launcher_pid(attempt->launcher);
-}
+	const struct run_config *config = attempt->request->config;
 
-double attempt_grace(const struct attempt *attempt)
-{
 	/* Of one that is lost nothing is left to wait for. */
-	return attempt->request->config ? (double)attempt->request->config->resources.grace : 0;
+	return config ? run_config_stop_times(config, how) : (struct stop_times){0};
 }
 
 const char *attempt_dir(const struct attempt *attempt)
@@ -77,13 +83,13 @@ const char *attempt_dir(const struct attempt *attempt)
 void attempt_free(struct attempt *a)
 {
 	launcher_destroy(a->launcher);
-	free(a->cgroup);
-	sd_event_source_disable_unref(a->orphans);
+	unit_destroy(a->unit);
 	sd_event_source_disable_unref(a->announce);
 	report_release(&a->report);
 	if (a->request)
 		request_free(a->request);
 	free(a->dir);
+	free(a->reason);
 	free(a);
 }
 
@@ -171,34 +177,85 @@ static void swap_ranks(struct report *report, struct launch_report *said)
 	said->rank_count = count;
 }
 
+static void settle(struct attempt *a)
+{
+	if (attempt_is_settled(a))
+		a->owner.settled(a->owner.context, a);
+}
+
+static void take_end(struct attempt *a)
+{
+	record_end(a);
+	launcher_acknowledge(a->launcher);
+	a->owner.changed(a->owner.context, a);
+}
+
+static void set_lease_reason(struct attempt *a)
+{
+	_cleanup_free_ char *reason =
+	    str_printf("node %s has had no answer of its controller: the lease of the attempt has run out",
+	               a->owner.node);
+
+	if (!a->report.shutdown)
+		copy_unless_empty(&a->report.shutdown, reason);
+}
+
 static void on_reported(void *context, struct launch_report *said)
 {
 	struct attempt *a = context;
 
+	unit_set_launcher(a->unit, (pid_t)said->launcher);
 	if (a->ended || a->lost)
 		return;
-	snprintf(a->reason, sizeof a->reason, "%s", said->reason ? said->reason : "");
+	copy_unless_empty(&a->reason, said->reason);
 	a->report.state = said->state;
 	/* The old ranks are released with what was said. */
 	swap_ranks(&a->report, said);
 	copy_unless_empty(&a->report.reason, a->reason);
-	if (said->state == ATTEMPT_ENDED) {
-		record_end(a);
-		launcher_acknowledge(a->launcher);
+	if (said->lease_ended)
+		set_lease_reason(a);
+	if (said->terminated && !a->stopped) {
+		a->stopped = true;
+		a->waiting_for_system_state = !a->report.shutdown && unit_ask_stop(a->unit);
 	}
-	a->owner.changed(a->owner.context, a);
+	if (said->state == ATTEMPT_ENDED && a->waiting_for_system_state) {
+		a->report.state = ATTEMPT_STOPPING;
+		a->end_waits = true;
+	} else if (said->state == ATTEMPT_ENDED) {
+		take_end(a);
+	} else {
+		a->owner.changed(a->owner.context, a);
+	}
 }
 
-/* The last callback: dtrain-launch is gone, and its control group with it. */
-static void settle(void *context)
+/* Systemd has stopped the unit: at a shutdown, or since somebody wanted that. */
+static void on_stopped(void *context, const char *why)
+{
+	struct attempt *a = context;
+	_cleanup_free_ char *reason = *why ? str_printf("%s on node %s", why, a->owner.node)
+	                                   : str_printf("node %s was shut down", a->owner.node);
+
+	a->waiting_for_system_state = false;
+	if (a->ended)
+		return;
+	if (!a->report.shutdown)
+		copy_unless_empty(&a->report.shutdown, reason);
+	if (!a->end_waits)
+		return;
+	a->report.state = ATTEMPT_ENDED;
+	take_end(a);
+	settle(a);
+}
+
+/* The unit may not notice by itself that dtrain-launch is gone. */
+static void on_closed(void *context)
 {
 	struct attempt *a = context;
 
-	if (!attempt_is_settled(a))
-		return;
-	if (a->cgroup)
-		cgroup_remove(a->cgroup);
-	a->owner.settled(a->owner.context, a);
+	if (!a->exited)
+		unit_disconnected(a->unit, !a->ended && !unit_is_watched(a->unit) &&
+		                               launcher_reconnect(a->launcher) == 0);
+	settle(a);
 }
 
 static void finish_lost(struct attempt *a)
@@ -209,8 +266,9 @@ static void finish_lost(struct attempt *a)
 		if (rank->state == RANK_EXITED)
 			continue;
 		rank->state = RANK_EXITED;
-		rank->exit_status = 128 + SIGKILL;
-		copy_unless_empty(&rank->signal, "SIGKILL");
+		rank->exit_status = a->never_started ? NOT_EXECUTED : 128 + SIGKILL;
+		if (!a->never_started)
+			copy_unless_empty(&rank->signal, "SIGKILL");
 		rank->ended = clock_realtime();
 		rank->stopped = true;
 	}
@@ -225,71 +283,71 @@ static void finish_lost(struct attempt *a)
 	a->owner.changed(a->owner.context, a);
 }
 
-/* What a killed launcher left. The guard of dtrain-launch has ended it, unless it was killed, too. Then the
- * control group knows all of it; without one our own orphans are what became our children. Of a launcher that
- * an earlier dtraind started these became init's: those are known by their environment, if they left it as it
- * was. Where the attempt's directory was removed, guard and launcher may still live. */
-static bool kill_orphans(struct attempt *a)
+/* What dtrain-launch has left is killed. That may take long, and the attempt has not ended before. */
+static void lose(struct attempt *a, const char *why, bool started)
 {
-	_cleanup_free_ char *run = str_printf("DTRAIN_RUN_ID=%lld", (long long)a->request->run);
-	_cleanup_free_ char *number = str_printf("DTRAIN_ATTEMPT=%lld", (long long)a->request->attempt);
-	_cleanup_free_ char *where = str_printf("DTRAIN_SOCKET=%s", a->owner.socket);
-	_cleanup_free_ char *cluster = str_printf("DTRAIN_CLUSTER=%s", a->request->cluster);
-	const char *marks[] = {run, number, where, *a->request->cluster ? cluster : NULL, NULL};
-	int left;
-
-	if (!run || !number || !where || !cluster)
-		return true;
-	left = a->cgroup ? cgroup_kill(a->cgroup) : 0;
-	if (a->no_dir)
-		left += processes_signal_launcher(a->dir, SIGKILL);
-	else
-		left += processes_signal_orphans(a->owner.is_launcher, a->owner.context, SIGKILL);
-	left += processes_signal_marked(a->request->uid, marks, SIGKILL);
-	return left > 0;
-}
-
-static int on_orphans(sd_event_source *source, uint64_t usec, void *context)
-{
-	struct attempt *a = context;
-
-	if (!kill_orphans(a)) {
-		a->orphans = sd_event_source_disable_unref(a->orphans);
-		finish_lost(a);
-		settle(a);
-		return 0;
-	}
-	if (a->no_dir && !a->found) {
-		a->found = true;
-		log_err("run %lld, attempt %lld: %s was removed while it ran; what is left of it is killed",
-		        (long long)a->request->run, (long long)a->request->attempt, a->dir);
-		snprintf(a->reason, sizeof a->reason,
-		         "attempt %lld was started and is lost: its directory was removed while it ran",
-		         (long long)a->request->attempt);
-	}
-	sd_event_source_set_time_relative(source, ORPHANS_AGAIN_USEC);
-	return sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
-}
-
-static int look_for_orphans(struct attempt *a)
-{
-	return sd_event_add_time_relative(a->owner.event, &a->orphans, CLOCK_MONOTONIC, 0, 1000, on_orphans,
-	                                  a);
-}
-
-static void mark_launcher_lost(void *context, const char *why)
-{
-	struct attempt *a = context;
-
-	if (a->lost || a->ended)
-		return;
-	a->lost = true;
+	a->exited = a->lost = true;
+	a->never_started = !started;
 	launcher_disconnect(a->launcher);
-	snprintf(a->reason, sizeof a->reason, "%s", why);
+	copy_unless_empty(&a->reason, why);
 	log_err("run %lld, attempt %lld: %s", (long long)a->request->run, (long long)a->request->attempt,
 	        why);
-	if (look_for_orphans(a) < 0)
-		log_err("cannot look for what is left of run %lld", (long long)a->request->run);
+	a->report.state = ATTEMPT_STOPPING;
+	a->report.launcher_lost = true;
+	copy_unless_empty(&a->report.reason, a->reason);
+	unit_kill(a->unit);
+}
+
+static void on_exited(void *context, const char *why, bool started)
+{
+	struct attempt *a = context;
+
+	a->exited = true;
+	/* Its last report may still be on the way. */
+	launcher_receive(a->launcher);
+	if (a->lost || a->ended || a->end_waits)
+		return;
+	lose(a, why, started);
+	a->owner.changed(a->owner.context, a);
+}
+
+/* Of one whose directory was removed, guard and launcher may still live. */
+static void on_remaining(void *context)
+{
+	struct attempt *a = context;
+
+	if (!a->no_dir)
+		return;
+	log_err("run %lld, attempt %lld: %s was removed while it ran; what is left of it is killed",
+	        (long long)a->request->run, (long long)a->request->attempt, a->dir);
+	free(a->reason);
+	a->reason = str_printf("attempt %lld was started and is lost: its directory was removed while it ran",
+	                       (long long)a->request->attempt);
+}
+
+static void on_empty(void *context)
+{
+	struct attempt *a = context;
+
+	if (a->lost && !a->ended)
+		finish_lost(a);
+	settle(a);
+}
+
+static struct unit_owner unit_owner(struct attempt *a)
+{
+	return (struct unit_owner){.context = a,
+	                           .exited = on_exited,
+	                           .stopped = on_stopped,
+	                           .remaining = on_remaining,
+	                           .empty = on_empty};
+}
+
+static struct unit_identity unit_identity(const struct attempt *a)
+{
+	const struct request *q = a->request;
+
+	return (struct unit_identity){.run = q->run, .attempt = q->attempt, .dir = a->dir};
 }
 
 static struct launcher_owner launcher_owner(struct attempt *a)
@@ -298,8 +356,7 @@ static struct launcher_owner launcher_owner(struct attempt *a)
 	                               .run = a->request->run,
 	                               .context = a,
 	                               .reported = on_reported,
-	                               .lost = mark_launcher_lost,
-	                               .closed = settle};
+	                               .closed = on_closed};
 }
 
 static int connect_launcher(struct attempt *a, struct error *err)
@@ -309,31 +366,70 @@ static int connect_launcher(struct attempt *a, struct error *err)
 	return launcher_connect(&owner, a->dir, &a->launcher, err);
 }
 
-static int start_launcher(struct attempt *a, const char *program, struct error *err)
+static int make_unit(struct attempt *a, struct error *err)
 {
-	const struct launcher_owner owner = launcher_owner(a);
+	const struct unit_owner owner = unit_owner(a);
+	const struct unit_identity identity = unit_identity(a);
 
-	return launcher_start(&owner, a->dir, program, &a->launcher, err);
+	return unit_new(a->owner.units, &identity, &owner, &a->unit, err);
 }
 
-/* Where none can be made, the subreapers are what there is. */
-static void make_cgroup(struct attempt *a)
+static int find_unit(struct attempt *a, const struct unit_names *names, struct error *err)
 {
-	const char *name = strrchr(a->dir, '/');
+	const struct unit_owner owner = unit_owner(a);
+	const struct unit_identity identity = unit_identity(a);
 
-	if (a->owner.cgroups && name)
-		a->cgroup = str_printf("%s%s", a->owner.cgroups, name);
-	if (a->cgroup && cgroup_create(a->cgroup) < 0)
-		free(steal_pointer(a->cgroup));
+	return unit_find(a->owner.units, &identity, names, &owner, &a->unit, err);
+}
+
+/* The CPUs of all ranks together, owned by the caller; NULL: any. */
+static char *all_cpus(const struct launch_description *launch)
+{
+	cpu_set_t all, cpus;
+
+	CPU_ZERO(&all);
+	for (size_t i = 0; i < launch->rank_count; i++) {
+		if (!launch->ranks[i].cpus || affinity_parse(launch->ranks[i].cpus, &cpus) < 0)
+			return NULL;
+		CPU_OR(&all, &all, &cpus);
+	}
+	return affinity_format(&all);
+}
+
+static int start_launcher(struct attempt *a, const struct request_place *place,
+                          const struct launch_description *launch, const char *program, struct error *err)
+{
+	const struct launcher_owner owner = launcher_owner(a);
+	const struct request *q = a->request;
+	char **devices;
+	_cleanup_free_ char *cpus = NULL;
+	_cleanup_close_ int listen_fd = -1;
+	struct cgroup_limits limits = limits_of(place->config, q->slot_count);
+	struct unit_start start = {.program = program, .user = q->user, .limits = &limits};
+	int r = launcher_listen(&owner, a->dir, &listen_fd, &a->launcher, err);
+
+	if (r < 0)
+		return r;
+	devices = device_files("", place->devices, q->slots, q->slot_count, place->config->allow_devices);
+	if (!devices)
+		return error_oom(err);
+	cpus = all_cpus(launch);
+	start.listen_fd = listen_fd;
+	start.stop_seconds = launch->save + launch->grace + KILL_SECONDS;
+	start.devices = (const char *const *)devices;
+	limits.cpus = cpus;
+	r = unit_start(a->unit, &start, err);
+	str_list_free(devices);
+	return r;
 }
 
 /* As launch.json has it: that of an earlier dtraind may be another. */
-static void find_cgroup(struct attempt *a)
+static int find_own_unit(struct attempt *a, struct error *err)
 {
 	_cleanup_(launch_description_release) struct launch_description launch = {0};
 
-	if (attempt_files_read_launch(a->dir, &launch, NULL) == 0)
-		a->cgroup = steal_pointer(launch.cgroup);
+	attempt_files_read_launch(a->dir, &launch, NULL);
+	return find_unit(a, &(struct unit_names){launch.cgroup, launch.service}, err);
 }
 
 static struct attempt *attempt_new(const struct attempt_owner *owner, const char *dir)
@@ -357,17 +453,20 @@ int attempt_start(const struct attempt_owner *owner, struct request *request,
 {
 	_cleanup_(attempt_freep) struct attempt *a = attempt_new(owner, place->dir);
 	_cleanup_free_ char *program = str_printf("%s/dtrain-launch", place->config->worker_dir);
+	_cleanup_(launch_description_release) struct launch_description launch = {0};
 	int r;
 
 	if (!a || !program)
 		return error_oom(err);
-	make_cgroup(a);
 	a->request = request;
-	if ((r = attempt_files_make(a->dir, request, place, user, a->cgroup, attempt_grace(a), err)) < 0 ||
-	    (r = start_launcher(a, program, err)) < 0) {
+	if ((r = make_unit(a, err)) < 0 ||
+	    (r = attempt_files_make(
+	         a->dir, request, place, user, unit_names(a->unit),
+	         stop_times_within(attempt_stop_times(a, RUN_STOP_SAVE), place->config->shutdown_grace),
+	         &launch, err)) < 0 ||
+	    (r = start_launcher(a, place, &launch, program, err)) < 0) {
 		a->request = NULL; /* the caller's still */
-		if (a->cgroup)
-			cgroup_remove(a->cgroup);
+		unit_cancel(a->unit);
 		file_remove_tree(a->dir, NULL);
 		return r;
 	}
@@ -416,7 +515,9 @@ int attempt_adopt(const struct attempt_owner *owner, const char *dir, struct att
 	    (r = start_request_decode(json, &start, err)) < 0 ||
 	    (r = request_new(&start, &a->request, err)) < 0)
 		return r;
-	find_cgroup(a);
+	r = find_own_unit(a, err);
+	if (r < 0)
+		return r;
 	if (file_exists(ended)) {
 		r = read_end(a, ended, err);
 		if (r == 0)
@@ -425,15 +526,14 @@ int attempt_adopt(const struct attempt_owner *owner, const char *dir, struct att
 		/* dtrain-launch may not have got the acknowledgement. */
 		if (r >= 0 && connect_launcher(a, NULL) == 0)
 			launcher_acknowledge(a->launcher);
-		else if (r >= 0 && a->cgroup)
-			cgroup_remove(a->cgroup);
+		else if (r >= 0)
+			unit_disconnected(a->unit, false);
 	} else {
 		r = first_report(a, ATTEMPT_RUNNING);
 		if (r == 0)
 			r = set_ranks(a, RANK_RUNNING);
 		if (r == 0 && connect_launcher(a, err) < 0)
-			mark_launcher_lost(a,
-			                   "dtrain-launch is gone: it was killed while dtraind did not run");
+			lose(a, "dtrain-launch is gone: it was killed while dtraind did not run", true);
 	}
 	if (r < 0)
 		return r;
@@ -445,25 +545,20 @@ int attempt_lost(const struct attempt_owner *owner, const char *dir, struct requ
                  struct attempt **out, struct error *err)
 {
 	_cleanup_(attempt_freep) struct attempt *a = attempt_new(owner, dir);
-	_cleanup_free_ char *name =
-	    str_printf("/%lld.%lld", (long long)request->run, (long long)request->attempt);
 	int r;
 
-	if (!a || !name)
+	if (!a)
 		return error_oom(err);
 	a->lost = a->no_dir = true;
 	a->request = request;
-	if (request->cgroup)
-		a->cgroup = strdup(request->cgroup);
-	else if (owner->cgroups)
-		a->cgroup = str_printf("%s%s", owner->cgroups, name);
-	snprintf(a->reason, sizeof a->reason,
-	         "attempt %lld was started and is lost: was the machine restarted?",
-	         (long long)request->attempt);
-	if ((r = first_report(a, ATTEMPT_STOPPING)) < 0 || (r = look_for_orphans(a)) < 0) {
+	a->reason = str_printf("attempt %lld was started and is lost: was the machine restarted?",
+	                       (long long)request->attempt);
+	if ((r = first_report(a, ATTEMPT_STOPPING)) < 0 ||
+	    (r = find_unit(a, &(struct unit_names){request->cgroup, request->service}, err)) < 0) {
 		a->request = NULL; /* the caller's still */
 		return error_errno(err, r, "run %lld", (long long)request->run);
 	}
+	unit_kill(a->unit);
 	*out = steal_pointer(a);
 	return 0;
 }
@@ -485,17 +580,31 @@ void attempt_add_error(struct attempt *a, const char *text)
 	list[n + 1] = NULL;
 }
 
-void attempt_stop(struct attempt *a, double grace)
+void attempt_stop(struct attempt *a, struct stop_times times)
 {
 	if (a->ended || a->lost)
 		return;
-	launcher_stop(a->launcher, grace);
+	launcher_stop(a->launcher, times);
 }
 
-void attempt_shut_down(struct attempt *a, double grace, const char *reason)
+void attempt_end_lease(struct attempt *a, double seconds)
+{
+	if (a->ended)
+		return;
+	set_lease_reason(a);
+	attempt_stop(a, stop_times_within(attempt_stop_times(a, RUN_STOP_SAVE), seconds * 0.8));
+}
+
+void attempt_confirm(struct attempt *a)
+{
+	if (!a->ended && !a->lost)
+		launcher_confirm(a->launcher);
+}
+
+void attempt_shut_down(struct attempt *a, struct stop_times times, const char *reason)
 {
 	if (a->ended)
 		return;
 	copy_unless_empty(&a->report.shutdown, reason);
-	attempt_stop(a, grace);
+	attempt_stop(a, times);
 }

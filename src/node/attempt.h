@@ -12,6 +12,7 @@
 #include <systemd/sd-event.h>
 
 #include "base/error.h"
+#include "node/launch/unit.h"
 #include "node/request.h"
 #include "wire/report.h"
 
@@ -20,15 +21,12 @@ struct attempt;
 struct attempt_owner {
 	sd_event *event;
 	const char *node;
-	const char *socket;  /* DTRAIN_SOCKET of our ranks */
-	const char *cgroups; /* where attempts get control groups; NULL: nowhere */
+	struct units *units;
 	void *context;
 	/* The report changed: attempt_report() has it. */
 	void (*changed)(void *context, struct attempt *attempt);
 	/* Its dtrain-launch is gone after the end: attempt_is_settled(). */
 	void (*settled)(void *context, struct attempt *attempt);
-	/* Is this the dtrain-launch of an attempt that is not lost? Its processes are not to be killed. */
-	bool (*is_launcher)(void *context, pid_t pid);
 };
 
 /* Makes DIR and the logs, starts dtrain-launch. Takes the request over where it succeeds. */
@@ -45,9 +43,13 @@ int attempt_lost(const struct attempt_owner *owner, const char *dir, struct requ
                  struct attempt **out, struct error *err);
 /* A device that it has reports an error: goes into its reports, "device_errors", from now on. */
 void attempt_add_error(struct attempt *attempt, const char *text);
-void attempt_stop(struct attempt *attempt, double grace);
+void attempt_stop(struct attempt *attempt, struct stop_times times);
 /* Stops it because the node shuts down: its reports say so, "shutdown". */
-void attempt_shut_down(struct attempt *attempt, double grace, const char *reason);
+void attempt_shut_down(struct attempt *attempt, struct stop_times times, const char *reason);
+/* The lease of the node runs out in so many seconds: stops it in time, and its reports say so, "shutdown". */
+void attempt_end_lease(struct attempt *attempt, double seconds);
+/* The controller knows it: for dtrain-launch, which also watches the lease. */
+void attempt_confirm(struct attempt *attempt);
 void attempt_free(struct attempt *attempt); /* what runs goes on */
 
 const struct request *attempt_request(const struct attempt *attempt);
@@ -55,7 +57,5 @@ const struct report *attempt_report(const struct attempt *attempt);
 bool attempt_has_ended(const struct attempt *attempt);
 /* It has ended, and no process of it or of dtrain-launch is left. */
 bool attempt_is_settled(const struct attempt *attempt);
-/* Process of its dtrain-launch; 0: not known, or it is gone. */
-pid_t attempt_launcher(const struct attempt *attempt);
-double attempt_grace(const struct attempt *attempt); /* seconds between TERM and KILL, as the run asks */
+struct stop_times attempt_stop_times(const struct attempt *attempt, enum run_stop how); /* as the run asks */
 const char *attempt_dir(const struct attempt *attempt);

@@ -3,6 +3,7 @@
  * logs. */
 #include "node/attempt_files.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -93,9 +94,9 @@ int attempt_files_read_launch(const char *dir, struct launch_description *out, s
 }
 
 int attempt_files_make(const char *dir, const struct request *q, const struct request_place *place,
-                       const struct run_user *user, const char *cgroup, double grace, struct error *err)
+                       const struct run_user *user, struct unit_names unit, struct stop_times times,
+                       struct launch_description *launch, struct error *err)
 {
-	_cleanup_(launch_description_release) struct launch_description launch = {0};
 	int r;
 
 	if ((r = file_remove_tree(dir, err)) < 0 || (r = file_mkdirs(dir, 0711, err)) < 0 ||
@@ -109,15 +110,56 @@ int attempt_files_make(const char *dir, const struct request *q, const struct re
 		    (r = make_user_file(error_file, user->uid, user->gid, err)) < 0)
 			return r;
 	}
-	if ((r = request_describe_launch(q, place, user, &launch, err)) < 0)
+	if ((r = request_describe_launch(q, place, user, launch, err)) < 0)
 		return r;
-	launch.record = started_path(place->config->state_dir, q);
-	launch.started = started_describe(q, cgroup);
-	launch.grace = MIN(grace, place->config->shutdown_grace);
-	if (!launch.record || !launch.started || str_replace(&launch.cgroup, cgroup) < 0)
+	launch->record = started_path(place->config->state_dir, q);
+	launch->started = started_describe(q, unit);
+	launch->save_signal = run_config_save_signal(q->config);
+	launch->save = times.save;
+	launch->grace = times.grace;
+	if (!launch->record || !launch->started || str_replace(&launch->cgroup, unit.cgroup) < 0 ||
+	    str_replace(&launch->service, unit.service) < 0)
 		return error_oom(err);
 	if ((r = write_config(dir, q->config, user->uid, err)) < 0 ||
-	    (r = write_launch(dir, &launch, err)) < 0)
+	    (r = write_launch(dir, launch, err)) < 0)
 		return r;
 	return write_request(dir, &q->start, err);
+}
+
+/* The newest attempt of which this rank's log is here. */
+static int64_t newest_attempt(const char *run_dir, int rank)
+{
+	_cleanup_closedir_ DIR *dir = opendir(run_dir);
+	int64_t newest = 0, number;
+	struct dirent *entry;
+
+	while (dir && (entry = readdir(dir))) {
+		_cleanup_free_ char *logs = str_path_join(run_dir, entry->d_name);
+		_cleanup_free_ char *log = logs ? request_log_path(logs, rank) : NULL;
+
+		if (str_to_int64(entry->d_name, 1, INT64_MAX, &number) == 0 && number > newest && log &&
+		    file_exists(log))
+			newest = number;
+	}
+	return newest;
+}
+
+int attempt_files_log(const char *log_dir, int64_t run, int64_t attempt, int rank, char **path,
+                      struct error *err)
+{
+	_cleanup_free_ char *run_dir = str_printf("%s/%lld", log_dir, (long long)run), *logs = NULL;
+
+	if (!run_dir)
+		return error_oom(err);
+	if (attempt == 0)
+		attempt = newest_attempt(run_dir, rank);
+	logs = str_printf("%s/%lld", run_dir, (long long)attempt);
+	*path = logs ? request_log_path(logs, rank) : NULL;
+	if (!*path)
+		return error_oom(err);
+	if (file_exists(*path))
+		return 0;
+	free(*path);
+	*path = NULL;
+	return error_set(err, -ENOENT, "no log of run %lld, rank %d", (long long)run, rank);
 }

@@ -1,18 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Executes dtrain-launch for an attempt, speaks with it over its socket, and notices its end. */
+/* The connection with dtrain-launch: commands, and reports line by line. */
 #include "node/launcher.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/pidfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/json.h"
@@ -25,10 +21,7 @@ struct launcher {
 	char *dir;
 	struct strbuf in, out;
 	int socket_fd;
-	int pidfd;         /* where it is our child, else -1 */
-	pid_t pid;         /* 0: not known */
-	bool acknowledged; /* its end is on record */
-	sd_event_source *socket, *child;
+	sd_event_source *socket;
 };
 
 static void close_socket(struct launcher *l)
@@ -37,14 +30,6 @@ static void close_socket(struct launcher *l)
 	if (l->socket_fd >= 0)
 		close(l->socket_fd);
 	l->socket_fd = -1;
-}
-
-static void close_child(struct launcher *l)
-{
-	l->child = sd_event_source_disable_unref(l->child);
-	if (l->pidfd >= 0)
-		close(l->pidfd);
-	l->pidfd = -1;
 }
 
 /* bind() and connect() through a descriptor of the directory: its path may be longer than
@@ -108,8 +93,6 @@ static void take_line(struct launcher *l, const char *line, size_t len)
 		log_err("run %lld: %s", (long long)l->owner.run, err.message);
 		return;
 	}
-	if (report.launcher > 0)
-		l->pid = (pid_t)report.launcher;
 	l->owner.reported(l->owner.context, &report);
 }
 
@@ -154,74 +137,7 @@ static int on_socket(sd_event_source *source, int fd, uint32_t events, void *con
 	}
 	if (closed) {
 		close_socket(l);
-		/* Our child's status says how it ended. Where it is another's, its guard holds the socket
-		 * open until it has ended all that was left. */
-		if (!l->acknowledged && l->pidfd < 0 && open_socket(l, NULL) < 0)
-			l->owner.lost(l->owner.context, "dtrain-launch is gone: it was killed");
 		l->owner.closed(l->owner.context);
-	}
-	return 0;
-}
-
-static int on_child(sd_event_source *source, int fd, uint32_t events, void *context)
-{
-	struct launcher *l = context;
-	siginfo_t info = {0};
-	char why[100];
-
-	if (waitid(P_PIDFD, fd, &info, WEXITED | WNOHANG) == 0 && info.si_pid == 0)
-		return 0;
-	/* Its last report may still be on the way. */
-	if (l->socket_fd >= 0)
-		on_socket(l->socket, l->socket_fd, EPOLLIN, l);
-	close_child(l);
-	if (l->acknowledged) {
-		l->owner.closed(l->owner.context);
-		return 0;
-	}
-	if (info.si_code == CLD_EXITED)
-		snprintf(why, sizeof why, "dtrain-launch ended with exit status %d", info.si_status);
-	else
-		snprintf(why, sizeof why, "dtrain-launch was killed by SIG%s",
-		         sigabbrev_np(info.si_status) ?: "?");
-	l->owner.lost(l->owner.context, why);
-	return 0;
-}
-
-static int spawn_launcher(struct launcher *l, const char *program, int listen_fd, struct error *err)
-{
-	char *argv[] = {(char *)"dtrain-launch", l->dir, NULL}, *environment[] = {NULL};
-	posix_spawn_file_actions_t actions;
-	posix_spawnattr_t attributes;
-	sigset_t none, all;
-	pid_t pid;
-	int r;
-
-	sigemptyset(&none);
-	sigfillset(&all);
-	posix_spawn_file_actions_init(&actions);
-	posix_spawnattr_init(&attributes);
-	posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-	posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
-	posix_spawn_file_actions_adddup2(&actions, listen_fd, LAUNCH_SOCKET_FD);
-	posix_spawn_file_actions_addclosefrom_np(&actions, LAUNCH_SOCKET_FD + 1);
-	posix_spawnattr_setsigmask(&attributes, &none);
-	posix_spawnattr_setsigdefault(&attributes, &all);
-	posix_spawnattr_setflags(&attributes,
-	                         POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-	r = posix_spawn(&pid, program, &actions, &attributes, argv, environment);
-	posix_spawn_file_actions_destroy(&actions);
-	posix_spawnattr_destroy(&attributes);
-	if (r != 0)
-		return error_errno(err, -r, "cannot start %s", program);
-	l->pid = pid;
-	l->pidfd = pidfd_open(pid, 0);
-	if (l->pidfd < 0 ||
-	    (r = sd_event_add_io(l->owner.event, &l->child, l->pidfd, EPOLLIN, on_child, l)) < 0) {
-		r = l->pidfd < 0 ? -errno : r;
-		kill(pid, SIGKILL);
-		waitpid(pid, NULL, 0);
-		return error_errno(err, r, "cannot watch %s", program);
 	}
 	return 0;
 }
@@ -234,7 +150,7 @@ static int launcher_new(const struct launcher_owner *owner, const char *dir, str
 	if (!l)
 		return error_oom(err);
 	l->owner = *owner;
-	l->socket_fd = l->pidfd = -1;
+	l->socket_fd = -1;
 	l->dir = strdup(dir);
 	if (!l->dir)
 		return error_oom(err);
@@ -242,20 +158,21 @@ static int launcher_new(const struct launcher_owner *owner, const char *dir, str
 	return 0;
 }
 
-int launcher_start(const struct launcher_owner *owner, const char *dir, const char *program,
-                   struct launcher **out, struct error *err)
+int launcher_listen(const struct launcher_owner *owner, const char *dir, int *listen_fd,
+                    struct launcher **out, struct error *err)
 {
 	_cleanup_(launcher_destroyp) struct launcher *l = NULL;
-	_cleanup_close_ int listen_fd = -1;
+	_cleanup_close_ int fd = -1;
 	int r;
 
-	if ((r = launcher_new(owner, dir, &l, err)) < 0 || (r = socket_in(dir, bind, &listen_fd, err)) < 0)
+	if ((r = launcher_new(owner, dir, &l, err)) < 0 || (r = socket_in(dir, bind, &fd, err)) < 0)
 		return r;
-	if (listen(listen_fd, 8) < 0)
+	if (listen(fd, 8) < 0)
 		return error_errno(err, -errno, "%s/launch.sock", dir);
-	/* The connection waits in the socket's queue until dtrain-launch accepts it. */
-	if ((r = open_socket(l, err)) < 0 || (r = spawn_launcher(l, program, listen_fd, err)) < 0)
+	r = open_socket(l, err);
+	if (r < 0)
 		return r;
+	*listen_fd = steal_fd(&fd);
 	*out = steal_pointer(l);
 	return 0;
 }
@@ -272,27 +189,42 @@ int launcher_connect(const struct launcher_owner *owner, const char *dir, struct
 	return 0;
 }
 
+int launcher_reconnect(struct launcher *l)
+{
+	return open_socket(l, NULL);
+}
+
+void launcher_receive(struct launcher *l)
+{
+	if (l && l->socket_fd >= 0)
+		on_socket(l->socket, l->socket_fd, EPOLLIN, l);
+}
+
 void launcher_destroy(struct launcher *l)
 {
 	if (!l)
 		return;
 	close_socket(l);
-	close_child(l);
 	strbuf_free(&l->in);
 	strbuf_free(&l->out);
 	free(l->dir);
 	free(l);
 }
 
-void launcher_stop(struct launcher *l, double grace)
+void launcher_stop(struct launcher *l, struct stop_times times)
 {
-	send_command(l, &(struct launch_command){.stop = MAX(grace, 0.0)});
+	send_command(l,
+	             &(struct launch_command){.stop = MAX(times.grace, 0.0), .save = MAX(times.save, 0.0)});
 }
 
 void launcher_acknowledge(struct launcher *l)
 {
-	l->acknowledged = true;
 	send_command(l, &(struct launch_command){.stop = -1, .acknowledge = true});
+}
+
+void launcher_confirm(struct launcher *l)
+{
+	send_command(l, &(struct launch_command){.stop = -1, .confirmed = true});
 }
 
 void launcher_disconnect(struct launcher *l)
@@ -301,12 +233,7 @@ void launcher_disconnect(struct launcher *l)
 		close_socket(l);
 }
 
-bool launcher_is_gone(const struct launcher *l)
+bool launcher_is_connected(const struct launcher *l)
 {
-	return !l || (l->pidfd < 0 && l->socket_fd < 0);
-}
-
-pid_t launcher_pid(const struct launcher *l)
-{
-	return l ? l->pid : 0;
+	return l && l->socket_fd >= 0;
 }

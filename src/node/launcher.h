@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * dtrain-launch of one attempt as the service sees it: a process, which is our child unless an earlier
- * dtraind has started it, and a connection, over which it reports (node/launch/launch.h). It is not gone
- * before both have ended.
+ * The connection with the dtrain-launch of one attempt (node/launch/launch.h), over which it reports. Its
+ * process is a matter of its unit (node/launch/unit.h).
  */
 #pragma once
 
@@ -13,6 +12,7 @@
 
 #include "base/cleanup.h"
 #include "base/error.h"
+#include "config/run.h"
 #include "wire/launch.h"
 
 struct launcher;
@@ -23,28 +23,30 @@ struct launcher_owner {
 	void *context;
 	/* What the report owns may be taken. */
 	void (*reported)(void *context, struct launch_report *report);
-	/* It is gone, and no end was acknowledged. `why` is a sentence for a person. */
-	void (*lost)(void *context, const char *why);
-	/* The connection or the process has ended: launcher_is_gone may hold now. The callback may destroy
-	 * the launcher. */
+	/* dtrain-launch has closed the connection. The callback may destroy the launcher. */
 	void (*closed)(void *context);
 };
 
-/* Executes `program` with a socket in the directory of the attempt, and connects. */
-int launcher_start(const struct launcher_owner *owner, const char *dir, const char *program,
-                   struct launcher **out, struct error *err);
+/* Makes the socket in the directory of the attempt on which dtrain-launch is to listen, and connects: the
+ * connection waits in the socket's queue. *listen_fd is the caller's. */
+int launcher_listen(const struct launcher_owner *owner, const char *dir, int *listen_fd,
+                    struct launcher **out, struct error *err);
 /* Connects with one that is there already. */
 int launcher_connect(const struct launcher_owner *owner, const char *dir, struct launcher **out,
                      struct error *err);
+/* Once more, after `closed`. */
+int launcher_reconnect(struct launcher *l);
 /* What runs goes on. NULL: nothing. */
 void launcher_destroy(struct launcher *l);
 DEFINE_CLEANUP(struct launcher *, launcher_destroy)
 
 /* TERM to all ranks, and KILL after so many seconds. */
-void launcher_stop(struct launcher *l, double grace);
-/* The end is on record: it may exit, and is not lost when it does. */
+void launcher_stop(struct launcher *l, struct stop_times times);
+/* The end is on record: it may exit. */
 void launcher_acknowledge(struct launcher *l);
-void launcher_disconnect(struct launcher *l); /* NULL: nothing */
-/* Neither connection nor child is left; NULL is gone. */
-bool launcher_is_gone(const struct launcher *l);
-pid_t launcher_pid(const struct launcher *l); /* 0: not known; NULL: 0 */
+/* The controller knows the attempt. */
+void launcher_confirm(struct launcher *l);
+/* Takes what has arrived. */
+void launcher_receive(struct launcher *l);
+void launcher_disconnect(struct launcher *l);         /* NULL: nothing */
+bool launcher_is_connected(const struct launcher *l); /* NULL: false */

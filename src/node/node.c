@@ -7,7 +7,6 @@
 #include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -17,12 +16,17 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "node/attempt.h"
+#include "node/attempt_files.h"
 #include "node/clusters.h"
-#include "node/launch/cgroup.h"
+#include "node/gpu/device_files.h"
+#include "node/launch/unit.h"
+#include "node/lease.h"
 #include "node/request.h"
 #include "node/slots.h"
 #include "node/started.h"
 #include "node/starts.h"
+#include "node/stopped.h"
+#include "node/tmp_dirs.h"
 
 /* Ends that no controller asked to forget: so many are kept. */
 enum { ENDED_KEPT = 512 };
@@ -30,12 +34,15 @@ enum { ENDED_KEPT = 512 };
 struct entry {
 	struct entry *next;
 	struct attempt *attempt;
+	double started; /* by lease_clock(); 0: an earlier instance of the service has started it */
+	bool confirmed; /* a heartbeat of this instance that names it was answered */
 	bool forgotten; /* freed once its dtrain-launch is gone and no callback of it can be on the stack */
 };
 
 struct node {
 	const struct daemon_config *config;
-	char *name, *attempts_dir, *cgroups;
+	char *name, *attempts_dir;
+	struct units *units;
 	bool shutting_down;
 	unsigned ports_given;
 	struct node_callbacks callbacks;
@@ -43,8 +50,11 @@ struct node {
 	struct slots *slots;
 	struct clusters *clusters;
 	struct entry *entries; /* oldest first */
+	struct tmp_dirs *tmp_dirs;
 	struct starts *starts; /* what is being looked into: it has its slots, and no attempt yet */
 	sd_event_source *sweep;
+	struct lease *lease;
+	struct stopped stopped;
 };
 
 static bool holds(const struct entry *e)
@@ -141,9 +151,13 @@ static int on_sweep(sd_event_source *source, void *context)
 
 static void forget(struct node *node, struct entry *e)
 {
+	const struct request *q = attempt_request(e->attempt);
+	_cleanup_free_ char *record = started_path(node->config->state_dir, q);
 	struct error err = ERROR_INIT;
 
-	_cleanup_free_ char *record = started_path(node->config->state_dir, attempt_request(e->attempt));
+	/* A start that comes a second time does not start it again. */
+	if (stopped_add(&node->stopped, q->cluster, q->epoch, q->run, q->attempt, &err) < 0)
+		log_warn("%s", err.message);
 
 	if (file_remove_tree(attempt_dir(e->attempt), &err) < 0)
 		log_warn("%s", err.message);
@@ -156,22 +170,20 @@ static void forget(struct node *node, struct entry *e)
 static void on_settled(void *context, struct attempt *attempt)
 {
 	struct node *node = context;
+	const struct request *q = attempt_request(attempt);
 
+	tmp_dirs_remove(node->tmp_dirs, q->run, q->attempt);
 	sd_event_source_set_enabled(node->sweep, SD_EVENT_ONESHOT);
 }
 
-static bool is_launcher(void *context, pid_t pid)
+static bool is_known(void *context, int64_t run, int64_t attempt)
 {
-	const struct node *node = context;
-
-	for (const struct entry *e = node->entries; e; e = e->next)
-		if (attempt_launcher(e->attempt) == pid)
-			return true;
-	return false;
+	return find(context, run, attempt);
 }
 
 static void on_changed(void *context, struct attempt *attempt)
 {
+	const struct request *q = attempt_request(attempt);
 	struct node *node = context;
 	struct entry *oldest = NULL;
 	int kept = 0;
@@ -180,6 +192,9 @@ static void on_changed(void *context, struct attempt *attempt)
 		node->callbacks.report(node->callbacks.context, attempt_report(attempt));
 	if (!attempt_has_ended(attempt))
 		return;
+	for (size_t i = 0; i < q->slot_count; i++)
+		if (q->slots[i] < slots_count(node->slots))
+			slots_released(node->slots, q->slots[i], q->run);
 	for (struct entry *e = node->entries; e; e = e->next)
 		if (!e->forgotten && attempt_has_ended(e->attempt)) {
 			oldest = oldest ?: e;
@@ -204,6 +219,8 @@ static int adopt_all(struct node *node, struct error *err)
 		if (list[i]->d_name[0] != '.' && dir && r == 0) {
 			if (attempt_adopt(&node->owner, dir, &attempt, &why) == 0) {
 				r = add_entry(node, attempt, err);
+			} else if (why.code == -EHOSTUNREACH) {
+				r = error_set(err, why.code, "%s: %s", dir, why.message);
 			} else {
 				/* Half made when dtraind was killed: nothing can run there yet. */
 				log_warn("%s is left out: %s", dir, why.message);
@@ -242,10 +259,37 @@ static int adopt_record(void *context, struct request *request, struct error *er
 
 DEFINE_CLEANUP(struct node *, node_destroy)
 
+/* What is not to outlive a partition ends before the lease does; so does what the controller may not know:
+ * of an attempt that an earlier service has started its dtrain-launch knows that. */
+static bool outlives_lease(const struct entry *e)
+{
+	const struct run_config *config = attempt_request(e->attempt)->config;
+
+	return !config || (!run_config_stops_on_partition(config) && (e->confirmed || e->started <= 0));
+}
+
+static void on_lease_ending(void *context, double seconds)
+{
+	struct node *node = context;
+
+	for (struct entry *e = node->entries; e; e = e->next) {
+		const struct request *q = attempt_request(e->attempt);
+
+		if (!holds(e) || outlives_lease(e))
+			continue;
+		attempt_end_lease(e->attempt, seconds);
+		log_warn("run %lld, attempt %lld: %s", (long long)q->run, (long long)q->attempt,
+		         attempt_report(e->attempt)->shutdown);
+		if (node->callbacks.report)
+			node->callbacks.report(node->callbacks.context, attempt_report(e->attempt));
+	}
+}
+
 int node_create(sd_event *event, const struct daemon_config *config, const char *name, int hosts_slots,
                 const struct node_callbacks *callbacks, struct node **out, struct error *err)
 {
 	_cleanup_(node_destroyp) struct node *node = calloc(1, sizeof *node);
+	_cleanup_free_ char *unmatched = NULL;
 	int r;
 
 	if (!node)
@@ -256,12 +300,10 @@ int node_create(sd_event *event, const struct daemon_config *config, const char 
 	node->attempts_dir = str_path_join(config->runtime_dir, "attempts");
 	if (!node->name || !node->attempts_dir)
 		return error_oom(err);
-	/* What a killed dtrain-launch of ours leaves becomes our own child. */
-	if (prctl(PR_SET_CHILD_SUBREAPER, 1) < 0)
-		return error_errno(err, -errno, "node %s: cannot become a subreaper", name);
-	node->cgroups = cgroup_find_base(config->runtime_dir);
-	node->owner = (struct attempt_owner){event, node->name, config->socket, node->cgroups,
-	                                     node,  on_changed, on_settled,     is_launcher};
+	r = units_create(event, config, &node->units, err);
+	if (r < 0)
+		return error_prefix(err, "node %s", name);
+	node->owner = (struct attempt_owner){event, node->name, node->units, node, on_changed, on_settled};
 	r = starts_create(event, config, &(struct starts_callbacks){node, begin, on_devices_changed},
 	                  &node->starts, err);
 	if (r < 0)
@@ -277,11 +319,19 @@ int node_create(sd_event *event, const struct daemon_config *config, const char 
 	if ((r = file_mkdirs(node->attempts_dir, 0711, err)) < 0 ||
 	    (r = file_mkdirs(config->log_dir, 0755, err)) < 0 ||
 	    (r = started_make_directory(config->state_dir, err)) < 0 ||
+	    (r = lease_create(event, config->runtime_dir, on_lease_ending, node, &node->lease, err)) < 0 ||
 	    (r = clusters_open(event, config->state_dir, config->log_dir, &node->clusters, err)) < 0 ||
-	    (r = adopt_all(node, err)) < 0 ||
+	    (r = tmp_dirs_open(event, config, &node->tmp_dirs, err)) < 0 || (r = adopt_all(node, err)) < 0 ||
 	    (r = started_each(config->state_dir, adopt_record, node, err)) < 0)
 		return r;
+	tmp_dirs_sweep(node->tmp_dirs, is_known, node);
+	units_adopted(node->units);
+	if (node_running(node) > 0)
+		lease_load(node->lease);
 	tell_old_faults(node);
+	unmatched = device_files_unmatched("", config->allow_devices);
+	if (unmatched)
+		log_warn("allow_devices: there is no device %s", unmatched);
 	*out = steal_pointer(node);
 	return 0;
 }
@@ -296,14 +346,22 @@ void node_destroy(struct node *node)
 		attempt_free(e->attempt);
 		free(e);
 	}
+	tmp_dirs_close(node->tmp_dirs);
+	units_destroy(node->units);
 	sd_event_source_disable_unref(node->sweep);
 	if (node->slots)
 		slots_destroy(node->slots);
 	clusters_close(node->clusters);
+	lease_destroy(node->lease);
+	stopped_release(&node->stopped);
 	free(node->name);
 	free(node->attempts_dir);
-	free(node->cgroups);
 	free(node);
+}
+
+const char *node_launch(const struct node *node)
+{
+	return units_method(node->units);
 }
 
 int node_slots(const struct node *node)
@@ -366,15 +424,51 @@ const struct report *node_attempt(const struct node *node, size_t i)
 	return NULL;
 }
 
+uid_t node_attempt_owner(const struct node *node, size_t i, const int **slots, size_t *slot_count)
+{
+	const struct entry *e = node->entries;
+
+	while (e->forgotten || i-- > 0)
+		e = e->next;
+	*slots = attempt_request(e->attempt)->slots;
+	*slot_count = attempt_request(e->attempt)->slot_count;
+	return attempt_request(e->attempt)->uid;
+}
+
+void node_end_run(struct node *node, int64_t run, const char *reason)
+{
+	for (struct entry *e = node->entries; e; e = e->next) {
+		if (!holds(e) || attempt_request(e->attempt)->run != run)
+			continue;
+		log_info("run %lld, attempt %lld: %s", (long long)run,
+		         (long long)attempt_request(e->attempt)->attempt, reason);
+		attempt_shut_down(e->attempt, attempt_stop_times(e->attempt, RUN_STOP_CANCEL), reason);
+		if (node->callbacks.report)
+			node->callbacks.report(node->callbacks.context, attempt_report(e->attempt));
+	}
+}
+
 int node_known(const struct node *node, struct known_clusters *out, struct error *err)
 {
 	return clusters_describe(node->clusters, out, err);
 }
 
-int node_learn(struct node *node, const struct heartbeat_answer *answer, struct error *err)
+int node_learn(struct node *node, const struct heartbeat_answer *answer, double sent, struct error *err)
 {
-	return clusters_learn(node->clusters, answer->cluster ? answer->cluster : "", answer->epoch,
-	                      answer->highest_run, err);
+	int r = clusters_learn(node->clusters, answer->cluster ? answer->cluster : "", answer->epoch,
+	                       answer->highest_run, err);
+
+	if (r < 0)
+		return r;
+	lease_renew(node->lease, sent, answer->lease);
+	for (struct entry *e = node->entries; e; e = e->next)
+		if (!e->confirmed && e->started < sent) {
+			e->confirmed = true;
+			attempt_confirm(e->attempt);
+		}
+	if (node_running(node) > 0)
+		lease_save(node->lease);
+	return 0;
 }
 
 static int check_slots(const struct node *node, const struct request *q, struct error *err)
@@ -383,6 +477,9 @@ static int check_slots(const struct node *node, const struct request *q, struct 
 
 	if (node->shutting_down)
 		return error_set(err, -EBUSY, "node %s is shutting down", node->name);
+	if (lease_is_ending(node->lease))
+		return error_set(err, -EBUSY, "node %s has had no answer of its controller for too long",
+		                 node->name);
 	for (size_t i = 0; i < q->slot_count; i++) {
 		int slot = q->slots[i];
 		const struct request *holder = slot_holder(node, slot);
@@ -398,9 +495,21 @@ static int check_slots(const struct node *node, const struct request *q, struct 
 		drained = slots_drained(node->slots, slot);
 		if (drained)
 			return error_set(err, -EBUSY, "slot %d, %s, is drained: %s", slot,
-			                 device_describe(&devices->list[slot], name, sizeof name), drained);
+			                 node_device_describe(&devices->list[slot], name, sizeof name),
+			                 drained);
 	}
 	return 0;
+}
+
+/* Not later than the request allows, also after its preflight. */
+static int check_deadline(const struct node *node, const struct request *q, struct error *err)
+{
+	if (q->start.until <= 0 || lease_clock() < q->start.until)
+		return 0;
+	return error_set(err, -EBUSY,
+	                 "node %s: the start of attempt %lld of run %lld has come too late: its controller "
+	                 "has given it up",
+	                 node->name, (long long)q->attempt, (long long)q->run);
 }
 
 /* Nothing older than what is known here of the run. */
@@ -425,8 +534,15 @@ static int begin(void *context, struct request **request, const struct request_p
 	struct node *node = context;
 	struct request *q = *request;
 	struct attempt *attempt;
-	int r = check_slots(node, q, err);
+	int r = check_deadline(node, q, err);
+	struct entry *e;
 
+	if (r == 0)
+		r = check_slots(node, q, err);
+
+	/* The file is there before the first rank is. */
+	if (r == 0)
+		lease_save(node->lease);
 	if (r == 0 && q->master_port == 0 && q->node_count == 1) {
 		r = node_free_port(node, err);
 		q->master_port = r;
@@ -436,7 +552,15 @@ static int begin(void *context, struct request **request, const struct request_p
 	if (r < 0)
 		return r;
 	*request = NULL; /* the attempt's now */
-	return add_entry(node, attempt, err);
+	for (size_t i = 0; i < q->slot_count; i++)
+		slots_leased(node->slots, q->slots[i]);
+	r = add_entry(node, attempt, err);
+	if (r < 0)
+		return r;
+	for (e = node->entries; e->next;)
+		e = e->next;
+	e->started = lease_clock();
+	return 0;
 }
 
 int node_start(struct node *node, struct start_request *start, node_started_fn started, void *context,
@@ -464,9 +588,13 @@ int node_start(struct node *node, struct start_request *start, node_started_fn s
 		started(context, 0, "");
 		return 0;
 	}
+	if (stopped_has(&node->stopped, q->cluster, q->epoch, q->run, q->attempt))
+		return error_set(err, -ESTALE, "attempt %lld of run %lld was stopped, or has ended already",
+		                 (long long)q->attempt, (long long)q->run);
 	if (starts_wait(node->starts, q->run, q->attempt, started, context))
 		return 0;
-	if ((r = check_age(node, q, err)) < 0 || (r = check_slots(node, q, err)) < 0)
+	if ((r = check_age(node, q, err)) < 0 || (r = check_deadline(node, q, err)) < 0 ||
+	    (r = check_slots(node, q, err)) < 0)
 		return r;
 	dir = str_printf("%s/%lld.%lld", node->attempts_dir, (long long)q->run, (long long)q->attempt);
 	logs = str_printf("%s/%lld/%lld", node->config->log_dir, (long long)q->run, (long long)q->attempt);
@@ -483,7 +611,7 @@ int node_stop(struct node *node, int64_t run, int64_t attempt, double grace, str
 	struct entry *e = find(node, run, attempt);
 
 	if (e)
-		attempt_stop(e->attempt, grace);
+		attempt_stop(e->attempt, (struct stop_times){0, grace});
 	else
 		starts_stop(node->starts, run, attempt);
 	return 0;
@@ -498,36 +626,39 @@ int node_stop_request(struct node *node, const struct stop_request *request, str
 
 	if (r < 0)
 		return r;
-	if (!e)
+	if (!e) {
 		starts_stop(node->starts, request->run, request->attempt);
-	else if (request->foreign)
-		attempt_stop(e->attempt, attempt_grace(e->attempt));
+		return stopped_add(&node->stopped, cluster, request->epoch, request->run, request->attempt,
+		                   err);
+	} else if (request->foreign)
+		attempt_stop(e->attempt, attempt_stop_times(e->attempt, RUN_STOP_CANCEL));
 	else if (*own && *cluster && !str_eq(own, cluster))
 		return error_set(err, -EPERM, "run %lld, attempt %lld on node %s is of another cluster",
 		                 (long long)attempt_request(e->attempt)->run,
 		                 (long long)attempt_request(e->attempt)->attempt, node->name);
 	else
-		attempt_stop(e->attempt, request->grace);
+		attempt_stop(e->attempt, (struct stop_times){request->save, request->grace});
 	return 0;
 }
 
 double node_shut_down(struct node *node)
 {
 	char reason[128];
-	double grace = 0;
+	double longest = 0;
 
 	node->shutting_down = true;
-	snprintf(reason, sizeof reason, "node %s is shutting down", node->name);
+	snprintf(reason, sizeof reason, "node %s was shut down", node->name);
 	for (struct entry *e = node->entries; e; e = e->next)
 		if (holds(e)) {
-			double own = MIN(attempt_grace(e->attempt), node->config->shutdown_grace);
+			struct stop_times own = stop_times_within(
+			    attempt_stop_times(e->attempt, RUN_STOP_SAVE), node->config->shutdown_grace);
 
-			grace = MAX(grace, own);
+			longest = MAX(longest, own.save + own.grace);
 			attempt_shut_down(e->attempt, own, reason);
 			if (node->callbacks.report)
 				node->callbacks.report(node->callbacks.context, attempt_report(e->attempt));
 		}
-	return grace;
+	return longest;
 }
 
 bool node_is_shutting_down(const struct node *node)
@@ -548,8 +679,9 @@ void node_forget(struct node *node, int64_t run, int64_t attempt)
 {
 	struct entry *e = find(node, run, attempt);
 
-	if (e && attempt_has_ended(e->attempt))
-		forget(node, e);
+	if (!e || !attempt_has_ended(e->attempt))
+		return;
+	forget(node, e);
 }
 
 /* -errno, or the port that was bound and let go again; 0: any. */
@@ -581,42 +713,10 @@ int node_free_port(struct node *node, struct error *err)
 	return r < 0 ? error_errno(err, r, "cannot find a free TCP port") : r;
 }
 
-/* The newest attempt of which this rank's log is here. */
-static int64_t newest_attempt(const char *run_dir, int rank)
-{
-	_cleanup_closedir_ DIR *dir = opendir(run_dir);
-	int64_t newest = 0, number;
-	struct dirent *entry;
-
-	while (dir && (entry = readdir(dir))) {
-		_cleanup_free_ char *logs = str_path_join(run_dir, entry->d_name);
-		_cleanup_free_ char *log = logs ? request_log_path(logs, rank) : NULL;
-
-		if (str_to_int64(entry->d_name, 1, INT64_MAX, &number) == 0 && number > newest && log &&
-		    file_exists(log))
-			newest = number;
-	}
-	return newest;
-}
-
 int node_log_path(const struct node *node, int64_t run, int64_t attempt, int rank, char **path,
                   struct error *err)
 {
-	_cleanup_free_ char *run_dir = str_printf("%s/%lld", node->config->log_dir, (long long)run),
-	                    *logs = NULL;
+	int r = attempt_files_log(node->config->log_dir, run, attempt, rank, path, err);
 
-	if (!run_dir)
-		return error_oom(err);
-	if (attempt == 0)
-		attempt = newest_attempt(run_dir, rank);
-	logs = str_printf("%s/%lld", run_dir, (long long)attempt);
-	*path = logs ? request_log_path(logs, rank) : NULL;
-	if (!*path)
-		return error_oom(err);
-	if (file_exists(*path))
-		return 0;
-	free(*path);
-	*path = NULL;
-	return error_set(err, -ENOENT, "node %s: no log of run %lld, rank %d", node->name, (long long)run,
-	                 rank);
+	return r < 0 ? error_prefix(err, "node %s", node->name) : 0;
 }

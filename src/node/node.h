@@ -34,6 +34,8 @@ struct node_callbacks {
 int node_create(sd_event *event, const struct daemon_config *config, const char *name, int hosts_slots,
                 const struct node_callbacks *callbacks, struct node **out, struct error *err);
 void node_destroy(struct node *node); /* running attempts go on without us */
+const char *
+node_launch(const struct node *node); /* how runs are started: units_method of node/launch/unit.h */
 int node_slots(const struct node *node);
 int node_free_slots(const struct node *node);
 /* The devices by slot; to be released by the caller, where it succeeds. */
@@ -50,11 +52,17 @@ int node_wait_drains(struct node *node, file_written_fn done, void *context, str
  * there are no more. */
 const struct report *node_attempt(const struct node *node, size_t i);
 
+/* Its user, and its slots, borrowed likewise. */
+uid_t node_attempt_owner(const struct node *node, size_t i, const int **slots, size_t *slot_count);
+/* Ends the attempts of this run that are here, each with the grace period of the run; their reports name the
+ * reason, as at a shutdown of the node. */
+void node_end_run(struct node *node, int64_t run, const char *reason);
+
 /* What this node knows of clusters, for the heartbeat; to be released by the caller. */
 int node_known(const struct node *node, struct known_clusters *out, struct error *err);
-/* What the controller answers. -ESTALE: an earlier epoch than is known here: a stale controller, nothing that
- * it says counts. */
-int node_learn(struct node *node, const struct heartbeat_answer *answer, struct error *err);
+/* What the controller answers to the heartbeat that was sent at `sent`, by lease_clock(): renews the lease.
+ * -ESTALE: an earlier epoch than is known here: a stale controller, nothing that it says counts. */
+int node_learn(struct node *node, const struct heartbeat_answer *answer, double sent, struct error *err);
 
 typedef void (*node_started_fn)(void *context, int code, const char *message);
 /* Leases the slots, looks whether the user could run it here, and starts the ranks of an attempt. Takes what
@@ -69,12 +77,13 @@ int node_start(struct node *node, struct start_request *request, node_started_fn
                struct error *err);
 /* TERM to all ranks of the attempt, KILL after grace seconds to all they started. No such attempt: 0. */
 int node_stop(struct node *node, int64_t run, int64_t attempt, double grace, struct error *err);
-/* The same as a controller asks for it. -ESTALE: a stale controller. -EPERM: the attempt is of another
- * cluster, and the request is not for foreign ones, too. */
+/* The same as a controller asks for it. An attempt that is not here is not started afterwards. -ESTALE: a
+ * stale controller. -EPERM: the attempt is of another cluster, and the request is not for foreign ones, too.
+ */
 int node_stop_request(struct node *node, const struct stop_request *request, struct error *err);
-/* Stops all attempts, each with the grace of its run, but at most shutdown_grace, and refuses new ones from
- * now on (-EBUSY): the machine is shutting down, or dtrain is being removed. Returns the longest grace in
- * seconds. */
+/* Stops all attempts, each with save_seconds and the grace of its run, but at most shutdown_grace, and
+ * refuses new ones from now on (-EBUSY): the machine is shutting down, or dtrain is being removed. Returns
+ * the longest time in seconds. */
 double node_shut_down(struct node *node);
 bool node_is_shutting_down(const struct node *node);
 int node_running(const struct node *node); /* attempts that have not ended */

@@ -10,6 +10,7 @@
 #include "base/str.h"
 #include "node/clusters.h"
 #include "node/gpu/affinity.h"
+#include "node/tmp_dirs.h"
 
 static const char DEFAULT_PATH[] = "/usr/local/bin:/usr/bin:/bin";
 
@@ -17,6 +18,7 @@ void request_free(struct request *request)
 {
 	start_request_release(&request->start);
 	free(request->cgroup);
+	free(request->service);
 	free(request->ranks);
 	free(request->slots);
 	free(request);
@@ -175,12 +177,16 @@ set(struct environment *env, const char *name, const char *fmt, ...)
 static void set_base(struct environment *env, const struct request *q, const struct request_place *place,
                      const struct run_user *user)
 {
+	_cleanup_free_ char *tmp = tmp_dirs_path(place->config, q->run, q->attempt);
+
 	set(env, "PATH", "%s", DEFAULT_PATH);
 	set(env, "HOME", "%s", user->home);
 	set(env, "USER", "%s", user->name);
 	set(env, "LOGNAME", "%s", user->name);
 	set(env, "SHELL", "%s", user->shell);
 	set(env, "LANG", "%s", getenv("LANG") ?: "C.UTF-8");
+	if (tmp)
+		set(env, "TMPDIR", "%s", tmp);
 	set(env, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
 	if (!q->native) /* what Python prints is in the log at once */
 		set(env, "PYTHONUNBUFFERED", "1");
@@ -273,11 +279,29 @@ static char *rank_cpus(const struct request *q, const struct request_place *plac
 	           : NULL;
 }
 
+/* The NUMA node that is near to all its devices; -1: none, or it is not known. */
+static int64_t rank_numa(const struct request *q, const struct request_place *place, size_t which)
+{
+	const struct request_rank *rank = &q->ranks[which];
+	int numa = -1;
+
+	for (size_t i = 0; i < rank->slot_count; i++) {
+		const struct node_device *d = &place->devices->list[q->slots[rank->first + i]];
+
+		if (!d->gpu || d->numa < 0 || (i > 0 && d->numa != numa))
+			return -1;
+		numa = d->numa;
+	}
+	return numa;
+}
+
 static void set_torchrun(struct environment *env, const struct request *q, const struct request_place *place,
                          const struct request_rank *rank)
 {
 	_cleanup_free_ char *error_file = request_error_path(place->logs, rank->rank);
 
+	/* Attempts that follow neither, such as after a drain, are in the count, too. */
+	const int64_t most = q->config->resources.max_restarts + q->config->resources.max_node_failures;
 	const struct {
 		const char *name;
 		long long value;
@@ -295,7 +319,7 @@ static void set_torchrun(struct environment *env, const struct request *q, const
 	    {"ROLE_WORLD_SIZE", q->world_size},
 	    {"TORCHELASTIC_RUN_ID", q->run},
 	    {"TORCHELASTIC_RESTART_COUNT", q->attempt - 1},
-	    {"TORCHELASTIC_MAX_RESTARTS", q->config->resources.max_restarts},
+	    {"TORCHELASTIC_MAX_RESTARTS", MAX(most, q->attempt - 1)},
 	    {"DTRAIN_RUN_ID", q->run},
 	    {"DTRAIN_ATTEMPT", q->attempt},
 	};
@@ -314,6 +338,8 @@ static void set_torchrun(struct environment *env, const struct request *q, const
 		set(env, "MASTER_PORT", "%d", q->master_port);
 	set(env, "DTRAIN_SOCKET", "%s", place->config->socket);
 	set(env, "DTRAIN_NODE", "%s", place->node);
+	if (run_config_stops_on_partition(q->config))
+		set(env, "DTRAIN_LEASE", "%s/lease", place->config->runtime_dir);
 	if (q->native)
 		set(env, "DTRAIN_CONFIG", "%s/config.json", place->dir);
 }
@@ -346,6 +372,7 @@ static int describe_rank(const struct request *q, const struct request_place *pl
 	    .log = request_log_path(place->logs, rank->rank),
 	    .error_file = request_error_path(place->logs, rank->rank),
 	    .cpus = rank_cpus(q, place, which),
+	    .numa = rank_numa(q, place, which),
 	};
 	return out->environment && out->log && out->error_file ? 0 : error_oom(err);
 }
@@ -359,6 +386,8 @@ int request_describe_launch(const struct request *q, const struct request_place 
 
 	*out = (struct launch_description){
 	    .switch_user = user->change,
+	    .core_files = q->config->resources.core_files,
+	    .tmp_dir = tmp_dirs_path(place->config, q->run, q->attempt),
 	    .umask = strtol(q->config->umask ? q->config->umask : "022", NULL, 8) & 0777,
 	    .uid = user->uid,
 	    .gid = user->gid,
@@ -370,8 +399,13 @@ int request_describe_launch(const struct request *q, const struct request_place 
 	out->argv = str_list_copy(q->native ? (char *[]){program, NULL} : q->config->command);
 	out->groups = calloc(user->group_count + 1, sizeof(*out->groups));
 	out->ranks = calloc(q->rank_count + 1, sizeof(*out->ranks));
-	if (!out->argv || !out->groups || !out->ranks ||
+	if (!out->argv || !out->groups || !out->ranks || !out->tmp_dir ||
+	    str_replace(&out->user, user->name) < 0 ||
 	    str_replace(&out->directory, q->config->directory ? q->config->directory : user->home) < 0)
+		return error_oom(err);
+	out->lease = str_path_join(place->config->runtime_dir, "lease");
+	out->outlives_lease = !run_config_stops_on_partition(q->config);
+	if (!out->lease)
 		return error_oom(err);
 	memcpy(out->groups, user->groups, user->group_count * sizeof(*out->groups));
 	out->group_count = user->group_count;

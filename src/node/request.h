@@ -28,7 +28,7 @@ struct request {
 	const char *user;
 	uid_t uid;
 	const struct run_config *config; /* NULL: only the record of its start is left */
-	char *cgroup;                    /* of that record; NULL: it names none */
+	char *cgroup, *service;          /* of that record; NULL: it names none */
 	bool native;                     /* a task of ours, not a command */
 	int world_size, node_rank, node_count, local_world_size, master_port;
 	const char *master_addr;

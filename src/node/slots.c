@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "node/gpu/drains.h"
+#include "node/gpu/idle.h"
 #include "node/gpu/watch.h"
 #include "node/gpu/xid.h"
 
@@ -22,11 +23,13 @@ struct slot {
 	unsigned long long xid; /* the last one; 0: none since the service started */
 	double xid_time;
 	bool hung;
+	struct gpu_idle idle;
 	char trouble[192]; /* why it cannot be given back; empty: it can */
 };
 
 struct slots {
 	char *node;
+	const struct daemon_config *config;
 	struct slots_callbacks callbacks;
 	struct devices devices;
 	struct slot *list;
@@ -61,8 +64,8 @@ const char *slots_fault(const struct slots *s, int i, char *buf, size_t size)
 
 	if (!reason || (!s->devices.list[i].fault[0] && drain->by_hand))
 		return NULL;
-	snprintf(buf, size, "%s of %s: %s", device_describe(&s->devices.list[i], name, sizeof name), s->node,
-	         reason);
+	snprintf(buf, size, "%s of %s: %s", node_device_describe(&s->devices.list[i], name, sizeof name),
+	         s->node, reason);
 	return buf;
 }
 
@@ -84,7 +87,7 @@ static void fail(struct slots *s, int i, bool until_boot, const char *reason)
 	snprintf(fields, sizeof fields, "GPU_UUID=%s", s->devices.list[i].uuid);
 	if (old && old->reason[0] && !old->by_hand) {
 		log_write(LOG_WARNING, fields, "%s, which is drained already: %s",
-		          device_describe(&s->devices.list[i], text, sizeof text), reason);
+		          node_device_describe(&s->devices.list[i], text, sizeof text), reason);
 		/* A second error that a reboot does not heal keeps it drained beyond that. */
 		if (old->until_boot && !until_boot) {
 			drain = *old;
@@ -121,8 +124,9 @@ static void on_xid(void *context, size_t i, unsigned long long code, double time
 		return;
 	}
 	snprintf(fields, sizeof fields, "GPU_UUID=%s\nXID=%llu", s->devices.list[i].uuid, code);
-	log_write(LOG_WARNING, fields, "%s: %s%s", device_describe(&s->devices.list[i], name, sizeof name),
-	          reason, xid->class == XID_APPLICATION ? " (by the program that ran on it)" : "");
+	log_write(LOG_WARNING, fields, "%s: %s%s",
+	          node_device_describe(&s->devices.list[i], name, sizeof name), reason,
+	          xid->class == XID_APPLICATION ? " (by the program that ran on it)" : "");
 }
 
 static void on_memory_error(void *context, size_t i)
@@ -174,6 +178,19 @@ static void on_reading(void *context, size_t i, const struct gpu_reading *new)
 		fail(s, (int)i, true, reason);
 	}
 	check_retirement(s, (int)i, &old, new);
+	if (gpu_idle_read(&slot->idle, new->memory_used, clock_monotonic(), s->config->gpu_idle_timeout,
+	                  reason, sizeof(reason)))
+		fail(s, (int)i, true, reason);
+}
+
+void slots_leased(struct slots *s, int i)
+{
+	gpu_idle_leased(&s->list[i].idle, s->list[i].reading.time > 0 ? s->list[i].reading.memory_used : -1);
+}
+
+void slots_released(struct slots *s, int i, int64_t run)
+{
+	gpu_idle_released(&s->list[i].idle, run, clock_monotonic(), s->config->gpu_idle_timeout);
 }
 
 static void on_hung(void *context, size_t i, bool hung)
@@ -228,7 +245,7 @@ int slots_resume(struct slots *s, int i, struct error *err)
 
 	if (r < 0)
 		return r;
-	device_describe(&s->devices.list[i], name, sizeof name);
+	node_device_describe(&s->devices.list[i], name, sizeof name);
 	if (s->devices.list[i].fault[0])
 		return error_set(
 		    err, -EIO,
@@ -345,6 +362,7 @@ static void name_keys(struct slots *s)
 		const struct node_device *d = &s->devices.list[i];
 		struct slot *slot = &s->list[i];
 
+		slot->idle.before = -1;
 		slot->reading.retirement_pending = slot->reading.retirement_failed =
 		    slot->reading.ecc_errors = -1;
 		if (d->uuid[0])
@@ -352,7 +370,7 @@ static void name_keys(struct slots *s)
 		else
 			snprintf(slot->key, sizeof slot->key, d->gpu ? "gpu-%d" : "cpu-%d", d->index);
 		if (slots_drained(s, (int)i))
-			log_warn("%s is drained: %s", device_describe(d, name, sizeof name),
+			log_warn("%s is drained: %s", node_device_describe(d, name, sizeof name),
 			         slots_drained(s, (int)i));
 	}
 }
@@ -373,6 +391,7 @@ int slots_create(sd_event *event, const struct daemon_config *config, const char
 	if (!s)
 		return error_oom(err);
 	s->callbacks = *callbacks;
+	s->config = config;
 	s->node = strdup(node);
 	if (!s->node)
 		return error_oom(err);

@@ -38,6 +38,10 @@ int slots_count(const struct slots *slots);
 const char *slots_drained(const struct slots *slots, int slot);
 /* The same in full, where it was drained for an error of its own; into buf, or NULL. */
 const char *slots_fault(const struct slots *slots, int slot, char *buf, size_t size);
+/* A run begins on it, and has ended on it: its memory is to be free again within gpu_idle_timeout of the
+ * configuration, else it is drained. */
+void slots_leased(struct slots *slots, int slot);
+void slots_released(struct slots *slots, int slot, int64_t run);
 /* By hand; reason NULL or "": none is given. -ENOENT: no such slot. */
 int slots_drain(struct slots *slots, int slot, const char *reason, struct error *err);
 /* Back again. -ENOENT; -EIO: it cannot be spoken to even now. */

@@ -30,7 +30,7 @@ int started_make_directory(const char *state_dir, struct error *err)
 	return path ? file_mkdirs(path, 0700, err) : error_oom(err);
 }
 
-struct start_record *started_describe(const struct request *q, const char *cgroup)
+struct start_record *started_describe(const struct request *q, struct unit_names unit)
 {
 	struct start_record *record = calloc(1, sizeof(*record));
 
@@ -38,7 +38,8 @@ struct start_record *started_describe(const struct request *q, const char *cgrou
 		return NULL;
 	record->uid = q->uid;
 	record->slots = calloc(q->slot_count + 1, sizeof(*record->slots));
-	if (!record->slots || str_replace(&record->cgroup, cgroup) < 0) {
+	if (!record->slots || str_replace(&record->cgroup, unit.cgroup) < 0 ||
+	    str_replace(&record->service, unit.service) < 0) {
 		start_record_release(record);
 		free(record);
 		return NULL;
@@ -58,6 +59,7 @@ static void read_content(const char *directory, const char *name, struct request
 	if (!path || json_read_file(path, &json, NULL) < 0 || start_record_decode(json, &record, NULL) < 0)
 		return;
 	q->cgroup = steal_pointer(record.cgroup);
+	q->service = steal_pointer(record.service);
 	q->uid = (uid_t)record.uid;
 	q->slots = calloc(record.slot_count + 1, sizeof(*q->slots));
 	for (; q->slots && q->slot_count < record.slot_count; q->slot_count++)

@@ -9,14 +9,15 @@
 #pragma once
 
 #include "base/error.h"
+#include "node/launch/unit.h"
 #include "node/request.h"
 #include "wire/launch.h"
 
 /* The record's path, state_dir/started/RUN.ATTEMPT.EPOCH.CLUSTER; owned by the caller, NULL: out of memory.
  * dtrain-launch makes it. */
 char *started_path(const char *state_dir, const struct request *request);
-/* Its content, owned by the caller; cgroup may be NULL. NULL: out of memory. */
-struct start_record *started_describe(const struct request *request, const char *cgroup);
+/* Its content, owned by the caller. NULL: out of memory. */
+struct start_record *started_describe(const struct request *request, struct unit_names unit);
 int started_make_directory(const char *state_dir, struct error *err);
 /* A request for each record, with what name and content say and without ranks and config, which is the
  * callback's to free. Where the content is lost, its uid is (uid_t)-1 and it has no slots. A

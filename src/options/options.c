@@ -19,11 +19,9 @@ enum dataset_task options_dataset_task(enum run_task task)
 
 static void read_preference(const struct run_config *c, struct preference_options *out)
 {
-	static const enum preference_kind kinds[] = {[RUN_DPO] = PREFERENCE_DPO,
-	                                             [RUN_ORPO] = PREFERENCE_ORPO,
-	                                             [RUN_SIMPO] = PREFERENCE_SIMPO,
-	                                             [RUN_KTO] = PREFERENCE_KTO,
-	                                             [RUN_COMMAND] = PREFERENCE_NONE};
+	static const enum preference_kind kinds[] = {
+	    [RUN_DPO] = PREFERENCE_DPO, [RUN_ORPO] = PREFERENCE_ORPO,     [RUN_SIMPO] = PREFERENCE_SIMPO,
+	    [RUN_KTO] = PREFERENCE_KTO, [RUN_REWARD] = PREFERENCE_REWARD, [RUN_COMMAND] = PREFERENCE_NONE};
 
 	*out = (struct preference_options){.kind = kinds[c->task],
 	                                   .loss = str_eq(c->preference.loss, "ipo")     ? PREFERENCE_IPO
@@ -31,6 +29,8 @@ static void read_preference(const struct run_config *c, struct preference_option
 	                                                                                 : PREFERENCE_SIGMOID,
 	                                   .beta = c->preference.beta,
 	                                   .gamma = c->preference.gamma,
+	                                   .center = c->preference.center_rewards_coefficient,
+	                                   .pad = -1,
 	                                   .label_smoothing = c->preference.label_smoothing,
 	                                   .desirable_weight = c->preference.desirable_weight,
 	                                   .undesirable_weight = c->preference.undesirable_weight};
@@ -55,6 +55,7 @@ void options_dataset(const struct run_config *c, const char *cache_dir, struct d
 	    .train_on_prompt = c->data.train_on_prompt,
 	    .mask_history = c->data.mask_history,
 	    .efficient_eos = c->data.efficient_eos,
+	    .margins = c->task == RUN_REWARD,
 	    .max_samples = c->data.max_samples,
 	    .eval_fraction = c->data.eval_fraction,
 	    .seed = c->train.seed,
@@ -137,12 +138,17 @@ int options_train(const struct run_config *c, struct train_options *out, struct 
 	                                                                          : TUNE_ALL,
 	                          .rank = c->lora.rank,
 	                          .alpha = c->lora.alpha > 0 ? c->lora.alpha : 2 * (double)c->lora.rank,
+	                          .dropout = c->lora.dropout,
 	                          .rslora = c->lora.rslora,
+	                          .dora = c->lora.dora,
+	                          .pissa_iterations = (int)c->lora.pissa_iterations,
 	                          .target = c->lora.target ? c->lora.target : (char **)all_modules,
 	                          .saved = c->lora.modules_to_save,
 	                          .layers = c->train.freeze_trainable_layers,
 	                          .modules = c->train.freeze_trainable_modules,
 	                          .extra = c->train.freeze_extra_modules};
+	if (lora_init_parse(c->lora.init, &out->tuning.init) < 0)
+		return error_set(err, -EINVAL, "lora.init: %s is not known", c->lora.init);
 	out->plus_ratio = c->lora.plus_ratio;
 	if (shard_quantize_parse(c->lora.quantize, &out->quantize) < 0)
 		return error_set(err, -EINVAL, "lora.quantize: %s is not known", c->lora.quantize);

@@ -33,11 +33,15 @@ static const struct field heartbeat_fields[] = {
     F(instance, FIELD_STRING, FIELD_REQUIRED),
     F(sequence, FIELD_INT, FIELD_REQUIRED),
     F(version, FIELD_STRING, FIELD_REQUIRED),
+    F(launch, FIELD_STRING, FIELD_OPTIONAL),
     F(devices, FIELD_STRUCTS, FIELD_REQUIRED, COUNT(device_count), .message = &device_info_message),
     F(attempts, FIELD_STRUCTS, FIELD_REQUIRED, COUNT(attempt_count), .message = &report_message),
     F(ports, FIELD_INTS, FIELD_OPTIONAL, COUNT(port_count), .min = 1, .max = 65535),
     F(port_range, FIELD_INTS, FIELD_OPTIONAL, COUNT(port_range_count), .max = 65535),
     F(shutting_down, FIELD_BOOL, FIELD_DEFAULT),
+    F(boot, FIELD_STRING, FIELD_OPTIONAL, .max = 39),
+    F(leases, FIELD_BOOL, FIELD_OPTIONAL),
+    F(sent, FIELD_NUMBER, FIELD_OPTIONAL),
     F(known, FIELD_STRUCT, FIELD_OPTIONAL, .message = &known_clusters_message),
 };
 const struct message heartbeat_message = {"heartbeat", sizeof(struct heartbeat), heartbeat_fields,
@@ -64,6 +68,7 @@ static const struct field answer_fields[] = {
     F(cluster, FIELD_STRING, FIELD_NULL),
     F(epoch, FIELD_INT, FIELD_DEFAULT),
     F(highest_run, FIELD_INT, FIELD_DEFAULT),
+    F(lease, FIELD_NUMBER, FIELD_OPTIONAL),
 };
 const struct message heartbeat_answer_message = {"answer to a heartbeat", sizeof(struct heartbeat_answer),
                                                  answer_fields, ARRAY_SIZE(answer_fields), MESSAGE_VERSIONED};

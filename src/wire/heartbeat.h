@@ -27,6 +27,7 @@ struct heartbeat {
 	char *instance;              /* of its service: another one after each of its starts */
 	int64_t sequence;            /* grows with each heartbeat of an instance */
 	char *version;               /* of its service */
+	char *launch;                /* how it starts runs, as node_launch; optional */
 	struct device_info *devices; /* by slot */
 	size_t device_count;
 	struct report *attempts; /* all that the node has, ended ones that are not forgotten included */
@@ -35,7 +36,10 @@ struct heartbeat {
 	size_t port_count;
 	int64_t *port_range; /* two: port_range of dtraind.conf, 0 and 0: any port; optional */
 	size_t port_range_count;
-	bool shutting_down;           /* no new runs; optional */
+	bool shutting_down; /* no new runs; optional */
+	char *boot;         /* id of the machine's boot; optional */
+	bool leases;        /* it ends attempts whose lease has run out; optional */
+	double sent;        /* when it was sent, by the clock of the lease; optional: 0, not known */
 	struct known_clusters *known; /* optional */
 };
 
@@ -53,6 +57,11 @@ struct heartbeat_answer {
 	char *cluster;       /* id of its cluster; NULL: its epoch is not on disk yet */
 	int64_t epoch;       /* optional: 0 */
 	int64_t highest_run; /* the newest run number that is on disk; optional: 0 */
+	/* Seconds for which the node may keep its attempts, from the moment at which it has sent the
+	 * heartbeat. When they have passed without another answer, it has ended those that are not to outlive
+	 * a partition, and those that it has begun since the last heartbeat that was answered. optional: 0,
+	 * there is no such limit. */
+	double lease;
 };
 
 MESSAGE_DECLARE(heartbeat_answer)

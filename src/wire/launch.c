@@ -12,6 +12,7 @@ static const struct field record_fields[] = {
     F(slots, FIELD_INTS, FIELD_REQUIRED, .count_offset = offsetof(struct start_record, slot_count),
       .max = INT32_MAX),
     F(cgroup, FIELD_STRING, FIELD_OPTIONAL),
+    F(service, FIELD_STRING, FIELD_OPTIONAL),
 };
 const struct message start_record_message = {"record of a start", sizeof(struct start_record), record_fields,
                                              ARRAY_SIZE(record_fields), MESSAGE_VERSIONED};
@@ -27,6 +28,7 @@ static const struct field rank_fields[] = {
     F(log, FIELD_STRING, FIELD_OPTIONAL),
     F(error_file, FIELD_STRING, FIELD_OPTIONAL),
     F(cpus, FIELD_STRING, FIELD_OPTIONAL),
+    F(numa, FIELD_INT, FIELD_OPTIONAL, .min = -1, .max = INT16_MAX, .absent = -1),
 };
 static const struct message rank_message = {"rank", sizeof(struct rank_description), rank_fields,
                                             ARRAY_SIZE(rank_fields), MESSAGE_VERSIONED};
@@ -41,12 +43,20 @@ static const struct field description_fields[] = {
     F(gid, FIELD_INT, FIELD_REQUIRED, .max = (gid_t)-2),
     F(groups, FIELD_INTS, FIELD_REQUIRED, .count_offset = offsetof(struct launch_description, group_count),
       .max = (gid_t)-2),
+    F(user, FIELD_STRING, FIELD_OPTIONAL),
     F(directory, FIELD_STRING, FIELD_OPTIONAL),
+    F(tmp_dir, FIELD_STRING, FIELD_OPTIONAL),
+    F(core_files, FIELD_BOOL, FIELD_OPTIONAL),
     F(argv, FIELD_STRINGS, FIELD_REQUIRED),
+    F(save_signal, FIELD_INT, FIELD_OPTIONAL, .max = 64),
+    F(save, FIELD_NUMBER, FIELD_OPTIONAL),
     F(grace, FIELD_NUMBER, FIELD_DEFAULT, .absent = LAUNCH_DEFAULT_GRACE),
     F(record, FIELD_STRING, FIELD_OPTIONAL),
     F(started, FIELD_STRUCT, FIELD_OPTIONAL, .message = &start_record_message),
     F(cgroup, FIELD_STRING, FIELD_OPTIONAL),
+    F(service, FIELD_STRING, FIELD_OPTIONAL),
+    F(lease, FIELD_STRING, FIELD_OPTIONAL),
+    F(outlives_lease, FIELD_BOOL, FIELD_OPTIONAL),
     F(ranks, FIELD_STRUCTS, FIELD_REQUIRED, .count_offset = offsetof(struct launch_description, rank_count),
       .message = &rank_message),
 };
@@ -78,6 +88,8 @@ static const struct field report_fields[] = {
     F(ranks, FIELD_STRUCTS, FIELD_REQUIRED, .count_offset = offsetof(struct launch_report, rank_count),
       .message = &rank_report_message),
     F(reason, FIELD_STRING, FIELD_OPTIONAL),
+    F(terminated, FIELD_BOOL, FIELD_OPTIONAL),
+    F(lease_ended, FIELD_BOOL, FIELD_OPTIONAL),
 };
 const struct message launch_report_message = {"dtrain-launch", sizeof(struct launch_report), report_fields,
                                               ARRAY_SIZE(report_fields), MESSAGE_VERSIONED};
@@ -89,6 +101,8 @@ MESSAGE_DEFINE_DECODE(launch_report)
 static const struct field command_fields[] = {
     F(stop, FIELD_NUMBER, FIELD_OPTIONAL, .absent = -1),
     F(acknowledge, FIELD_BOOL, FIELD_OPTIONAL),
+    F(confirmed, FIELD_BOOL, FIELD_OPTIONAL),
+    F(save, FIELD_NUMBER, FIELD_OPTIONAL),
 };
 const struct message launch_command_message = {"command to dtrain-launch", sizeof(struct launch_command),
                                                command_fields, ARRAY_SIZE(command_fields), MESSAGE_VERSIONED};

@@ -31,6 +31,14 @@ const struct message foreign_attempt_message = {"foreign attempt", sizeof(struct
 
 MESSAGE_DEFINE_DECODE(foreign_attempt)
 
+static const struct field local_fields[] = {
+    MESSAGE_FIELD(local_runs, runs, FIELD_STRUCTS, FIELD_REQUIRED,
+                  .count_offset = offsetof(struct local_runs, count), .message = &foreign_attempt_message),
+};
+const struct message local_runs_message = {"list of runs", sizeof(struct local_runs), local_fields,
+                                           ARRAY_SIZE(local_fields), MESSAGE_OPEN};
+MESSAGE_DEFINE_DECODE(local_runs)
+
 #undef F
 #define F(...) MESSAGE_FIELD(node_view, __VA_ARGS__)
 
@@ -43,6 +51,7 @@ static const struct field node_fields[] = {
     F(slots, FIELD_INT, FIELD_DEFAULT),
     F(free, FIELD_INT, FIELD_DEFAULT),
     F(version, FIELD_STRING, FIELD_NULL),
+    F(launch, FIELD_STRING, FIELD_OPTIONAL),
     F(labels, FIELD_STRINGS, FIELD_DEFAULT),
     F(error, FIELD_STRING, FIELD_NULL),
     F(drained, FIELD_STRUCTS, FIELD_DEFAULT, .count_offset = offsetof(struct node_view, drained_count),
@@ -84,6 +93,17 @@ static const struct field node_drained_fields[] = {
 const struct message node_drained_message = {"node", sizeof(struct node_drained), node_drained_fields,
                                              ARRAY_SIZE(node_drained_fields), MESSAGE_OPEN};
 MESSAGE_DEFINE_DECODE(node_drained)
+
+#undef F
+#define F(...) MESSAGE_FIELD(node_fenced, __VA_ARGS__)
+
+static const struct field node_fenced_fields[] = {
+    F(name, FIELD_STRING, FIELD_REQUIRED),
+    F(parts, FIELD_INT, FIELD_DEFAULT),
+};
+const struct message node_fenced_message = {"node", sizeof(struct node_fenced), node_fenced_fields,
+                                            ARRAY_SIZE(node_fenced_fields), MESSAGE_OPEN};
+MESSAGE_DEFINE_DECODE(node_fenced)
 
 #undef F
 #define F(...) MESSAGE_FIELD(device_drained, __VA_ARGS__)

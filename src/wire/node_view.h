@@ -27,6 +27,14 @@ struct foreign_attempt {
 
 MESSAGE_DECLARE(foreign_attempt)
 
+/* The answer to GET /v1/local/runs: what has not ended on the answering node, whoever started it. */
+struct local_runs {
+	struct foreign_attempt *runs;
+	size_t count;
+};
+
+MESSAGE_DECLARE(local_runs)
+
 struct node_view {
 	char *name, *address;
 	int64_t port;
@@ -34,6 +42,7 @@ struct node_view {
 	bool controller;
 	int64_t slots, free;
 	char *version; /* NULL: not heard from yet */
+	char *launch;  /* how it starts runs: "systemd" or "process"; optional: not known */
 	char **labels;
 	char *error;                  /* why it is down; NULL: it is not */
 	struct drained_slot *drained; /* slots that get no new runs */
@@ -91,6 +100,14 @@ struct node_drained {
 };
 
 MESSAGE_DECLARE(node_drained)
+
+/* The answer to fencing a node. */
+struct node_fenced {
+	char *name;
+	int64_t parts; /* lost parts of runs that count as ended now */
+};
+
+MESSAGE_DECLARE(node_fenced)
 
 /* The same for a device. */
 struct device_drained {

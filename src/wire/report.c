@@ -47,6 +47,7 @@ static const struct field report_fields[] = {
     F(user, FIELD_STRING, FIELD_OPTIONAL),
     F(name, FIELD_STRING, FIELD_OPTIONAL),
     F(reason, FIELD_STRING, FIELD_OPTIONAL),
+    F(launcher_lost, FIELD_BOOL, FIELD_OPTIONAL),
     F(shutdown, FIELD_STRING, FIELD_OPTIONAL),
     F(device_errors, FIELD_STRINGS, FIELD_OPTIONAL),
     F(lost, FIELD_BOOL, FIELD_OPTIONAL),

@@ -46,12 +46,14 @@ struct report {
 	enum attempt_state state;
 	struct rank_report *ranks;
 	size_t rank_count;
-	char *cluster;  /* as in the start request; optional, both */
-	int64_t epoch;  /* 0 */
-	char *user;     /* of the run; optional: not in reports of version 0.1.0, only in heartbeats */
-	char *name;     /* of the run; the same */
-	char *reason;   /* what the node itself has to say: the launcher was killed …; optional */
-	char *shutdown; /* "node n1 is shutting down", where it was stopped for that; optional */
+	char *cluster;      /* as in the start request; optional, both */
+	int64_t epoch;      /* 0 */
+	char *user;         /* of the run; optional: not in reports of version 0.1.0, only in heartbeats */
+	char *name;         /* of the run; the same */
+	char *reason;       /* what the node itself has to say: the launcher was killed …; optional */
+	bool launcher_lost; /* dtrain-launch has ended before its ranks, the reason says how: what is left of
+	                       them is killed; optional */
+	char *shutdown;     /* "node n1 was shut down", where it was stopped for that; optional */
 	char *
 	    *device_errors; /* "GPU 3 (GPU-12…) of n1: Xid 79: …": drained while the attempt ran; optional */
 	bool lost; /* nothing but the record of its start is left, after a restart of the machine; optional */

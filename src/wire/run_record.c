@@ -13,10 +13,23 @@
 static const struct field part_fields[] = {
     F(node, FIELD_STRING, FIELD_REQUIRED),        F(ended, FIELD_BOOL, FIELD_DEFAULT),
     F(trouble, FIELD_STRING, FIELD_OPTIONAL),     F(trouble_at, FIELD_NUMBER, FIELD_OPTIONAL),
-    F(clock_error, FIELD_NUMBER, FIELD_OPTIONAL),
+    F(clock_error, FIELD_NUMBER, FIELD_OPTIONAL), F(boot, FIELD_STRING, FIELD_OPTIONAL),
+    F(lease, FIELD_NUMBER, FIELD_OPTIONAL),
 };
 static const struct message part_message = {"part", sizeof(struct part_record), part_fields,
                                             ARRAY_SIZE(part_fields), MESSAGE_VERSIONED};
+
+#undef F
+#define F(...) MESSAGE_FIELD(lost_record, __VA_ARGS__)
+
+static const struct field lost_fields[] = {
+    F(node, FIELD_STRING, FIELD_REQUIRED),
+    F(attempt, FIELD_INT, FIELD_REQUIRED),
+    F(boot, FIELD_STRING, FIELD_OPTIONAL),
+    F(lease, FIELD_NUMBER, FIELD_OPTIONAL),
+};
+static const struct message lost_message = {"lost part", sizeof(struct lost_record), lost_fields,
+                                            ARRAY_SIZE(lost_fields), MESSAGE_VERSIONED};
 
 #undef F
 #define F(...) MESSAGE_FIELD(rank_error, __VA_ARGS__)
@@ -31,6 +44,19 @@ const struct message rank_error_message = {"rank", sizeof(struct rank_error), ra
                                            ARRAY_SIZE(rank_error_fields), MESSAGE_VERSIONED};
 
 #undef F
+#define F(...) MESSAGE_FIELD(retry_record, __VA_ARGS__)
+
+static const struct field retry_fields[] = {
+    F(restarts, FIELD_INT, FIELD_OPTIONAL),          F(node_failures, FIELD_INT, FIELD_OPTIONAL),
+    F(stalled, FIELD_INT, FIELD_OPTIONAL),           F(delays, FIELD_INT, FIELD_OPTIONAL),
+    F(delay, FIELD_NUMBER, FIELD_OPTIONAL),          F(checkpoint, FIELD_INT, FIELD_OPTIONAL),
+    F(checkpoint_before, FIELD_INT, FIELD_OPTIONAL), F(last_failure, FIELD_STRING, FIELD_OPTIONAL),
+    F(avoid, FIELD_STRINGS, FIELD_OPTIONAL),         F(used, FIELD_NUMBER, FIELD_OPTIONAL),
+};
+const struct message retry_record_message = {"attempts of a run", sizeof(struct retry_record), retry_fields,
+                                             ARRAY_SIZE(retry_fields), MESSAGE_VERSIONED};
+
+#undef F
 #define F(...) MESSAGE_FIELD(run_record, __VA_ARGS__)
 
 static const struct field record_fields[] = {
@@ -39,6 +65,13 @@ static const struct field record_fields[] = {
     F(rank_errors, FIELD_STRUCTS, FIELD_OPTIONAL,
       .count_offset = offsetof(struct run_record, rank_error_count), .message = &rank_error_message),
     F(device_error, FIELD_STRING, FIELD_OPTIONAL),
+    F(device_node, FIELD_STRING, FIELD_OPTIONAL),
+    F(final_failure, FIELD_BOOL, FIELD_OPTIONAL),
+    F(lost, FIELD_STRUCTS, FIELD_OPTIONAL, .count_offset = offsetof(struct run_record, lost_count),
+      .message = &lost_message),
+    F(retries, FIELD_STRUCT, FIELD_OPTIONAL, .message = &retry_record_message),
+    F(timed_out, FIELD_BOOL, FIELD_OPTIONAL),
+    F(evicted, FIELD_STRING, FIELD_OPTIONAL),
     F(words, FIELD_OBJECT, FIELD_OPTIONAL),
 };
 const struct message run_record_message = {"record of a run", sizeof(struct run_record), record_fields,

@@ -7,7 +7,7 @@
 const char *const run_states[] = {
     [RUN_QUEUED] = "queued",       [RUN_STARTING] = "starting",   [RUN_RUNNING] = "running",
     [RUN_STOPPING] = "stopping",   [RUN_SUCCEEDED] = "succeeded", [RUN_FAILED] = "failed",
-    [RUN_CANCELLED] = "cancelled", [RUN_STATES] = NULL,
+    [RUN_CANCELLED] = "cancelled", [RUN_TIMED_OUT] = "timed-out", [RUN_STATES] = NULL,
 };
 
 #define F(...) MESSAGE_FIELD(run_rank, __VA_ARGS__)
@@ -56,6 +56,14 @@ static const struct field run_fields[] = {
     F(progress, FIELD_OBJECT, FIELD_NULL),
     F(directory, FIELD_STRING, FIELD_NULL),
     F(output, FIELD_STRING, FIELD_NULL),
+    F(max_restarts, FIELD_INT, FIELD_OPTIONAL),
+    F(max_node_failures, FIELD_INT, FIELD_OPTIONAL),
+    F(restarts, FIELD_INT, FIELD_OPTIONAL),
+    F(node_failures, FIELD_INT, FIELD_OPTIONAL),
+    F(checkpoint, FIELD_INT, FIELD_OPTIONAL),
+    F(last_failure, FIELD_STRING, FIELD_OPTIONAL),
+    F(time_limit, FIELD_NUMBER, FIELD_OPTIONAL),
+    F(time_used, FIELD_NUMBER, FIELD_OPTIONAL),
     F(config, FIELD_OBJECT, FIELD_OPTIONAL),
 };
 const struct message run_view_message = {"run", sizeof(struct run_view), run_fields, ARRAY_SIZE(run_fields),

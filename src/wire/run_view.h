@@ -12,6 +12,7 @@ enum run_state {
 	RUN_SUCCEEDED,
 	RUN_FAILED,
 	RUN_CANCELLED,
+	RUN_TIMED_OUT, /* its time limit was reached */
 	RUN_STATES,
 };
 
@@ -56,7 +57,13 @@ struct run_view {
 	int64_t exit_status; /* -1: none */
 	json_t *progress;    /* the last report of its rank 0: progress_read; NULL: none yet */
 	char *directory, *output;
-	json_t *config; /* for its owner alone, in the answer to GET /v1/runs/ID; NULL otherwise */
+	int64_t max_restarts, max_node_failures; /* optional, all of these: 0 */
+	int64_t restarts, node_failures;         /* attempts that followed such a failure */
+	int64_t checkpoint;                      /* step of the newest one that is known */
+	char *last_failure;                      /* of the attempt before; NULL: none */
+	double time_limit;                       /* seconds; 0: none */
+	double time_used; /* of it, by attempts that have ended; 0: none, or there is no limit */
+	json_t *config;   /* for its owner alone, in the answer to GET /v1/runs/ID; NULL otherwise */
 };
 
 MESSAGE_DECLARE(run_view)

@@ -64,22 +64,37 @@ static const struct field start_fields[] = {
     F(local_world_size, FIELD_INT, FIELD_OPTIONAL, .min = 1, .max = 1 << 20),
     F(master_addr, FIELD_STRING, FIELD_OPTIONAL, .min = 1),
     F(master_port, FIELD_INT, FIELD_OPTIONAL, .max = PORT_MAX),
+    F(until, FIELD_NUMBER, FIELD_OPTIONAL),
     F(ranks, FIELD_STRUCTS, FIELD_REQUIRED, .count_offset = offsetof(struct start_request, rank_count),
       .message = &rank_message),
 };
 const struct message start_request_message = {"start request", sizeof(struct start_request), start_fields,
                                               ARRAY_SIZE(start_fields), MESSAGE_VERSIONED};
 
+bool start_may_succeed_later(int code)
+{
+	static const int codes[] = {
+	    EAGAIN,   ETIMEDOUT,   EIO,       ENOMEM,       ENOBUFS,      ENOSPC,       EDQUOT,
+	    EMFILE,   ENFILE,      ESHUTDOWN, ENOTCONN,     ECONNRESET,   EPIPE,        EINTR,
+	    ENETDOWN, ENETUNREACH, EHOSTDOWN, EHOSTUNREACH, ECONNREFUSED, ECONNABORTED, EADDRINUSE,
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(codes); i++)
+		if (code == -codes[i])
+			return true;
+	return false;
+}
+
 #undef F
-#define F(...) MESSAGE_FIELD(start_answer, __VA_ARGS__)
+#define F(...) MESSAGE_FIELD(node_position, __VA_ARGS__)
 
 static const struct field answer_fields[] = {
     F(instance, FIELD_STRING, FIELD_OPTIONAL),
     F(sequence, FIELD_INT, FIELD_OPTIONAL),
 };
-const struct message start_answer_message = {"answer to a start", sizeof(struct start_answer), answer_fields,
-                                             ARRAY_SIZE(answer_fields), MESSAGE_OPEN};
-MESSAGE_DEFINE_DECODE(start_answer)
+const struct message node_position_message = {"position of a node", sizeof(struct node_position),
+                                              answer_fields, ARRAY_SIZE(answer_fields), MESSAGE_OPEN};
+MESSAGE_DEFINE_DECODE(node_position)
 
 #undef F
 #define F(...) MESSAGE_FIELD(stop_request, __VA_ARGS__)
@@ -90,6 +105,7 @@ static const struct field stop_fields[] = {
     F(epoch, FIELD_INT, FIELD_OPTIONAL),
     F(run, FIELD_INT, FIELD_REQUIRED, .min = 1, .max = INT64_MAX),
     F(attempt, FIELD_INT, FIELD_REQUIRED, .min = 1, .max = INT32_MAX),
+    F(save, FIELD_NUMBER, FIELD_OPTIONAL),
     F(grace, FIELD_NUMBER, FIELD_OPTIONAL, .absent = 30),
     F(foreign, FIELD_BOOL, FIELD_OPTIONAL),
 };
@@ -99,6 +115,7 @@ MESSAGE_DEFINE_DECODE(stop_request)
 
 static const struct field drain_fields[] = {
     MESSAGE_FIELD(drain_request, reason, FIELD_STRING, FIELD_OPTIONAL),
+    MESSAGE_FIELD(drain_request, keep_runs, FIELD_BOOL, FIELD_OPTIONAL),
 };
 const struct message drain_request_message = {"request body", sizeof(struct drain_request), drain_fields,
                                               ARRAY_SIZE(drain_fields), MESSAGE_STRICT};

@@ -34,6 +34,8 @@ struct start_request {
 	int64_t local_world_size;  /* optional: the count of ranks */
 	char *master_addr;         /* optional: 127.0.0.1 */
 	int64_t master_port;       /* optional: 0, the node chooses one */
+	double until;              /* later the node does not start it, by the clock of heartbeat.sent: the
+	                              controller has given it up by then. Optional: 0, there is no limit */
 	struct start_rank *ranks;  /* those of this node, at least one; no rank and no slot is named twice */
 	size_t rank_count;
 	char unknown_key[128]; /* the first key of "config" that is not known here; "": all are known */
@@ -41,19 +43,25 @@ struct start_request {
 
 MESSAGE_DECLARE(start_request)
 
-/* The answer, where the attempt was started: the service that has it. */
-struct start_answer {
+/* Whether a start that was refused with this negative errno may succeed at another time, or on another node:
+ * something on the node has failed, or did not answer in time. */
+bool start_may_succeed_later(int code);
+
+/* The answer to a start and to a stop: the service that has handled it, and where it stands. Later heartbeats
+ * of that service know of it. */
+struct node_position {
 	char *instance;   /* of the service: another one after each of its starts; optional */
 	int64_t sequence; /* of its last heartbeat; optional: 0 */
 };
 
-MESSAGE_DECLARE(start_answer)
+MESSAGE_DECLARE(node_position)
 
 /* POST /v1/peer/stop. */
 struct stop_request {
 	char *controller, *cluster; /* as in the start request; both optional */
 	int64_t epoch;              /* optional: 0 */
 	int64_t run, attempt;
+	double save;  /* seconds between the run's save_signal and TERM; optional: 0, TERM at once */
 	double grace; /* seconds between TERM and KILL; optional: 30 */
 	bool foreign; /* also where the attempt is of another cluster, with the grace of the run; optional */
 };
@@ -62,7 +70,8 @@ MESSAGE_DECLARE(stop_request)
 
 /* POST …/drain, of a node or of one of its devices; the body may be missing as a whole. */
 struct drain_request {
-	char *reason; /* optional */
+	char *reason;   /* optional */
+	bool keep_runs; /* of a node: what runs there goes on to its end; optional */
 };
 
 MESSAGE_DECLARE(drain_request)

@@ -49,6 +49,7 @@ int environment_read(struct environment *env, struct error *err)
 	env->config = read_text("DTRAIN_CONFIG");
 	env->run_id = read_text("DTRAIN_RUN_ID");
 	env->socket = read_text("DTRAIN_SOCKET");
+	env->lease = read_text("DTRAIN_LEASE");
 	env->cluster = read_text("DTRAIN_CLUSTER");
 	env->node = read_text("DTRAIN_NODE");
 	if (!env->node) {

@@ -12,6 +12,7 @@
 #include "base/str.h"
 #include "engine/chat/template.h"
 #include "engine/checkpoint/elsewhere.h"
+#include "engine/checkpoint/hf.h"
 #include "engine/checkpoint/merge.h"
 #include "engine/checkpoint/parameters.h"
 #include "engine/model/generate.h"
@@ -42,8 +43,40 @@ struct sequence {
 	size_t begin;          /* bytes of the prompt's text */
 	char *text;            /* of all ids; `done` of its bytes count */
 	size_t done;
+	int64_t made;                      /* tokens that were generated */
 	bool ended_by_id, ended_by_string; /* else it is as long as it may be */
+	bool finished;
 };
+
+#define NONE SIZE_MAX
+
+/* The sequences that are generated at once. */
+struct batch {
+	int n;
+	size_t *prompt; /* which prompt each sequence of the generator works on; NONE */
+	int *sequences; /* and those that get one more token, with the token */
+	int32_t *ids;
+};
+
+static void batch_free(struct batch *b)
+{
+	free(b->prompt);
+	free(b->sequences);
+	free(b->ids);
+}
+
+static int batch_init(struct batch *b, int n, struct error *err)
+{
+	b->n = n;
+	b->prompt = calloc((size_t)n, sizeof(*b->prompt));
+	b->sequences = calloc((size_t)n, sizeof(*b->sequences));
+	b->ids = calloc((size_t)n, sizeof(*b->ids));
+	if (!b->prompt || !b->sequences || !b->ids)
+		return error_oom(err);
+	for (int i = 0; i < n; i++)
+		b->prompt[i] = NONE;
+	return 0;
+}
 
 static void generation_free(struct generation *g)
 {
@@ -154,6 +187,12 @@ static int encode_prompts(struct generation *g, struct error *err)
 	return r;
 }
 
+/* Sequences that are generated at once. */
+static int batch_size(const struct generation *g)
+{
+	return (int)MIN((size_t)g->c->generate.batch, g->n);
+}
+
 static int load(struct generation *g, struct error *err)
 {
 	_cleanup_(model_layout_freep) struct model_layout *layout = NULL;
@@ -172,13 +211,15 @@ static int load(struct generation *g, struct error *err)
 		checkpoint_say_elsewhere(g->c->model.path, err);
 		return r;
 	}
-	if ((r = tokenizer_load(tokenizer, &g->tok, err)) < 0 || (r = collect_stops(g, err)) < 0 ||
+	if ((r = hf_choose_head(&g->model, false, g->c->model.path, err)) < 0 ||
+	    (r = tokenizer_load(tokenizer, &g->tok, err)) < 0 || (r = collect_stops(g, err)) < 0 ||
 	    (r = encode_prompts(g, err)) < 0)
 		return r;
 	o.ids = tokenizer_vocab_size(g->tok);
 	for (size_t i = 0; i < g->n; i++)
 		o.max_tokens = MAX(o.max_tokens, (int64_t)g->sequences[i].prompt);
 	o.max_tokens = MIN(o.max_tokens + g->c->generate.max_new_tokens, g->model.max_positions);
+	o.sequences = batch_size(g);
 	if ((r = device_create(&dev, &g->dev, err)) < 0)
 		return r;
 	o.type = precision_of_device(g->dev);
@@ -235,7 +276,20 @@ static int decode(struct generation *g, struct sequence *s, bool last, struct er
 	return 0;
 }
 
-static int generate(struct generation *g, size_t index, struct error *err)
+/* The prompt goes through the model. */
+static int begin(struct generation *g, size_t index, int sequence, struct error *err)
+{
+	struct sequence *q = &g->sequences[index];
+	_cleanup_free_ char *prompt = NULL;
+	int r = tokenizer_decode(g->tok, q->ids.ids, q->ids.len, true, &prompt, &q->done, err);
+
+	q->begin = q->done;
+	generator_reset(g->generator, sequence);
+	return r < 0 ? r : generator_feed(g->generator, sequence, q->ids.ids, q->ids.len, err);
+}
+
+/* Chooses the next token. */
+static int advance(struct generation *g, size_t index, int sequence, struct error *err)
 {
 	const struct run_config *c = g->c;
 	struct sequence *q = &g->sequences[index];
@@ -243,34 +297,24 @@ static int generate(struct generation *g, size_t index, struct error *err)
 	                     (uint64_t)c->generate.seed + index};
 	/* Without a string to wait for, the text of a file's prompt is needed at its end only. */
 	bool watch = !c->generate.prompts || c->generate.stop;
-	_cleanup_free_ char *prompt = NULL;
-	int r;
+	int32_t id;
+	int r = 0;
 
-	generator_reset(g->generator);
-	r = tokenizer_decode(g->tok, q->ids.ids, q->ids.len, true, &prompt, &q->done, err);
-	q->begin = q->done;
-	if (r == 0)
-		r = generator_feed(g->generator, q->ids.ids, q->ids.len, err);
-	for (int64_t i = 0; i < c->generate.max_new_tokens && r == 0; i++) {
-		int32_t id;
-
-		if (c->generate.repetition_penalty != 1)
-			generator_penalize(g->generator, q->ids.ids, q->ids.len,
-			                   c->generate.repetition_penalty);
-		id = generator_choose(g->generator, &s);
-		q->ended_by_id = is_stop(g, id);
-		if (q->ended_by_id)
-			break;
+	if (c->generate.repetition_penalty != 1)
+		generator_penalize(g->generator, sequence, q->ids.ids, q->ids.len,
+		                   c->generate.repetition_penalty);
+	id = generator_choose(g->generator, sequence, &s);
+	q->ended_by_id = is_stop(g, id);
+	if (!q->ended_by_id) {
 		if (token_list_add(&q->ids, &id, 1) < 0)
 			return error_oom(err);
+		q->made++;
 		if (watch)
 			r = decode(g, q, false, err);
-		if (q->ended_by_string || (int64_t)q->ids.len >= g->model.max_positions)
-			break;
-		if (r == 0 && i + 1 < c->generate.max_new_tokens)
-			r = generator_feed(g->generator, &id, 1, err);
 	}
-	return r == 0 && !q->ended_by_string ? decode(g, q, true, err) : r;
+	q->finished = q->ended_by_id || q->ended_by_string || q->made >= c->generate.max_new_tokens ||
+	              (int64_t)q->ids.len >= g->model.max_positions;
+	return r == 0 && q->finished && !q->ended_by_string ? decode(g, q, true, err) : r;
 }
 
 /* The answer to a prompt of a file. */
@@ -293,6 +337,47 @@ static int print_answer(struct generation *g, size_t index, struct error *err)
 	return 0;
 }
 
+/* One more token for each sequence; a sequence whose text has ended goes on with the next prompt. */
+static int advance_all(struct generation *g, struct batch *b, size_t *next, struct error *err)
+{
+	int count = 0, r = 0;
+
+	for (int i = 0; i < b->n && r == 0; i++) {
+		while (r == 0 && (b->prompt[i] != NONE || *next < g->n)) {
+			if (b->prompt[i] == NONE) {
+				b->prompt[i] = (*next)++;
+				r = begin(g, b->prompt[i], i, err);
+			}
+			if (r == 0)
+				r = advance(g, b->prompt[i], i, err);
+			if (r < 0 || !g->sequences[b->prompt[i]].finished)
+				break;
+			b->prompt[i] = NONE;
+		}
+		if (r == 0 && b->prompt[i] != NONE) {
+			const struct token_list *ids = &g->sequences[b->prompt[i]].ids;
+
+			b->sequences[count] = i;
+			b->ids[count++] = ids->ids[ids->len - 1];
+		}
+	}
+	return r < 0 ? r : generator_step(g->generator, b->sequences, b->ids, count, err);
+}
+
+static int generate_all(struct generation *g, struct error *err)
+{
+	_cleanup_(batch_free) struct batch b = {0};
+	size_t next = 0, printed = 0;
+	int r = batch_init(&b, batch_size(g), err);
+
+	while (r == 0 && printed < g->n) {
+		r = advance_all(g, &b, &next, err);
+		for (; r == 0 && printed < g->n && g->sequences[printed].finished; printed++)
+			r = g->c->generate.prompts ? print_answer(g, printed, err) : 0;
+	}
+	return r;
+}
+
 int generate_task(const struct run_config *c, const struct environment *env, struct error *err)
 {
 	_cleanup_(generation_free) struct generation g = {.c = c};
@@ -300,13 +385,9 @@ int generate_task(const struct run_config *c, const struct environment *env, str
 
 	if (env->world_size != 1)
 		return error_set(err, -EINVAL, "generate runs on one device, not on %d", env->world_size);
-	r = load(&g, err);
-	for (size_t i = 0; i < g.n && r == 0; i++) {
-		r = generate(&g, i, err);
-		if (r == 0 && c->generate.prompts)
-			r = print_answer(&g, i, err);
-	}
-	if (r == 0 && !c->generate.prompts && (putchar('\n') < 0 || fflush(stdout) != 0))
-		r = error_errno(err, -errno, "cannot write to stdout");
-	return r;
+	if ((r = load(&g, err)) < 0 || (r = generate_all(&g, err)) < 0)
+		return r;
+	if (!c->generate.prompts && (putchar('\n') < 0 || fflush(stdout) != 0))
+		return error_errno(err, -errno, "cannot write to stdout");
+	return 0;
 }

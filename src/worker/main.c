@@ -42,6 +42,7 @@ static int run(const struct environment *env, struct service_client *service, st
 	case RUN_ORPO:
 	case RUN_SIMPO:
 	case RUN_KTO:
+	case RUN_REWARD:
 		return train_task(c, env, service, err);
 	case RUN_GENERATE:
 		return generate_task(c, env, err);

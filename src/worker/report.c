@@ -78,6 +78,15 @@ static int write_config(struct report *r, int64_t step, struct error *err)
 	return metrics_text(r->metrics, step, clock_realtime(), "configuration", block.data, err);
 }
 
+/* Tells the service the step of the newest checkpoint, from which the next attempt would go on. */
+static void send_checkpoint(struct report *r, int64_t step)
+{
+	char line[64];
+
+	snprintf(line, sizeof(line), "{\"checkpoint\":%" PRId64 "}", step);
+	service_client_report(r->o.service, line);
+}
+
 static int write_start(struct report *r, struct error *err)
 {
 	const struct environment *env = r->o.env;
@@ -94,6 +103,8 @@ static int write_start(struct report *r, struct error *err)
 	};
 	_cleanup_free_ char *text = NULL;
 
+	if (from)
+		send_checkpoint(r, r->o.resumed_step);
 	text = from ? str_printf("attempt %" PRId64 ", %d ranks, %s, goes on from `%s`", env->attempt,
 	                         env->world_size, r->o.precision, from)
 	            : str_printf("attempt %" PRId64 ", %d ranks, %s, from the start", env->attempt,
@@ -220,6 +231,7 @@ int report_checkpoint(struct report *r, int64_t step, struct error *err)
 	const struct metrics_mark mark = {
 	    .event = (char *)"checkpoint", .step = step, .time = clock_realtime(), .path = path};
 
+	send_checkpoint(r, step);
 	return text ? metrics_event(r->metrics, &mark, text, err) : error_oom(err);
 }
 

@@ -23,6 +23,7 @@ struct report_options {
 	struct trainer *trainer;
 	const char *precision;
 	const char *resumed_from; /* NULL: from the start */
+	int64_t resumed_step;     /* of that checkpoint; a run that was made shorter begins below it */
 	int64_t tokens_before;    /* of the run's earlier attempts */
 };
 

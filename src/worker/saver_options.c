@@ -8,7 +8,7 @@ void options_saver(const struct run_config *c, const struct environment *env, co
                    const char *tokenizer, struct saver_options *out)
 {
 	*out = (struct saver_options){
-	    .claim = {c->output.dir, env->run_id, env->attempt, env->cluster, env->epoch},
+	    .claim = {c->output.dir, env->run_id, env->attempt, env->cluster, env->epoch, env->lease},
 	    .rank = env->rank,
 	    .world_size = env->world_size,
 	    .node = env->node,

@@ -13,53 +13,18 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/str.h"
-#include "engine/checkpoint/agreement.h"
 #include "engine/checkpoint/elsewhere.h"
-#include "engine/checkpoint/parameters.h"
-#include "engine/checkpoint/peft.h"
-#include "engine/checkpoint/saver.h"
-#include "engine/checkpoint/weights.h"
+#include "engine/checkpoint/hf.h"
 #include "options/options.h"
 #include "options/precision_names.h"
-#include "worker/precision.h"
-#include "worker/reference.h"
-#include "worker/report.h"
 #include "worker/saver_options.h"
 #include "worker/stop.h"
 #include "worker/strategy.h"
 #include "worker/tasks.h"
+#include "worker/training.h"
 
 DEFINE_CLEANUP(struct device *, device_destroy)
 DEFINE_CLEANUP(struct comm *, comm_destroy)
-
-/* What each rank reads for itself. */
-enum { INPUT_CONFIG, INPUT_TOKENIZER, INPUT_DATA, INPUT_EVAL, INPUTS };
-
-struct training {
-	const struct run_config *c;
-	const struct environment *env;
-	struct service_client *service;
-
-	struct train_options options;
-	struct precision precision;
-	struct model_config model;
-	struct device *dev;
-	struct tokenizer *tok;
-	struct dataset *data, *eval;
-	struct comm *comm;
-	struct trainer *trainer;
-	struct saver *saver;
-	struct report *report;
-	int64_t tokens_before; /* of the run's earlier attempts */
-	int64_t reported_step; /* of the newest checkpoint that the report has */
-	char *config, *tokenizer;
-	struct peft_config adapter; /* what is saved of it, where the run trains one */
-	char **targets, **whole;    /* its lists of modules */
-	char data_name[256];        /* names the files of the data in errors */
-	struct agreement_item inputs[INPUTS];
-	bool trimmed;
-	double printed_at; /* when the progress of the preparation was last printed */
-};
 
 static void training_free(struct training *t)
 {
@@ -78,11 +43,6 @@ static void training_free(struct training *t)
 	free(t->tokenizer);
 }
 
-static bool first_rank(const struct training *t)
-{
-	return t->env->rank == 0;
-}
-
 /* ---- preparation ---- */
 
 static void print_progress(void *context, const char *what, int64_t done, int64_t total)
@@ -91,7 +51,7 @@ static void print_progress(void *context, const char *what, int64_t done, int64_
 	double now = clock_monotonic();
 	char part[32], all[32];
 
-	if (!first_rank(t) || now - t->printed_at < 5)
+	if (!training_first_rank(t) || now - t->printed_at < 5)
 		return;
 	t->printed_at = now;
 	if (total > 0)
@@ -103,7 +63,7 @@ static void print_progress(void *context, const char *what, int64_t done, int64_
 
 static void print_warning(void *context, const char *message)
 {
-	if (first_rank(context))
+	if (training_first_rank(context))
 		printf("warning: %s\n", message);
 }
 
@@ -137,7 +97,7 @@ static int open_device(struct training *t, struct error *err)
 /* A document that is longer than the model has seen is no error, but is reported. */
 static void warn_of_length(const struct training *t)
 {
-	if (first_rank(t) && t->c->data.max_length > t->model.max_positions)
+	if (training_first_rank(t) && t->c->data.max_length > t->model.max_positions)
 		printf("warning: data.max_length is %" PRId64
 		       ", but the model's max_position_embeddings is %" PRId64 "\n",
 		       t->c->data.max_length, t->model.max_positions);
@@ -158,6 +118,25 @@ static void name_data(struct training *t)
 	         n ? names[0] : "", others);
 }
 
+/* The token that transformers takes for padding, behind which a reward model does not read: that of the
+ * model's config.json, or the one that is saved there where it names none. */
+static int32_t padding(const struct training *t)
+{
+	return t->model.pad >= 0            ? t->model.pad
+	       : tokenizer_pad(t->tok) >= 0 ? tokenizer_pad(t->tok)
+	                                    : tokenizer_eos(t->tok);
+}
+
+/* The config.json of a base stays as it is when an adapter is saved. */
+static void warn_of_padding(const struct training *t)
+{
+	if (training_first_rank(t) && t->model.scores && t->model.pad < 0 &&
+	    t->options.tuning.kind == TUNE_LORA)
+		printf("warning: %s has no pad_token_id, and an adapter saves none: set model.config."
+		       "pad_token_id = %d where transformers loads this adapter with its base\n",
+		       t->config, t->options.preference.pad);
+}
+
 /* Each rank reads the model's config, the tokenizer and the data where it runs. */
 static void digest_inputs(struct training *t)
 {
@@ -170,6 +149,8 @@ static void digest_inputs(struct training *t)
 	    (struct agreement_item){"the model's configuration", t->config, model_config_digest(&t->model)};
 	in[INPUT_TOKENIZER] = (struct agreement_item){
 	    "the tokenizer", t->tokenizer, hash_bytes(special, sizeof(special), tokenizer_hash(t->tok))};
+	in[INPUT_PADDING] = (struct agreement_item){
+	    "pad_token_id", t->config, (uint64_t)(t->model.scores ? t->options.preference.pad : -1)};
 	in[INPUT_DATA] =
 	    (struct agreement_item){t->data_name, dataset_path(t->data), dataset_digest(t->data)};
 	in[INPUT_EVAL] = (struct agreement_item){t->data_name, "", 0};
@@ -196,6 +177,22 @@ static void print_data(const struct training *t)
 		printf("warning: what data.eval_fraction holds out makes no row: nothing is evaluated\n");
 }
 
+/* Answers of one kind alone move all probabilities one way. */
+static void warn_of_labels(const struct training *t)
+{
+	int64_t kinds[2] = {0};
+
+	for (int64_t i = 0; i < dataset_rows(t->data); i++) {
+		struct dataset_row row;
+
+		dataset_row(t->data, i, &row);
+		kinds[row.label == 1]++;
+	}
+	if (kinds[0] == 0 || kinds[1] == 0)
+		printf("warning: the label of each example is %s; kto learns from answers of both kinds\n",
+		       kinds[1] ? "true" : "false");
+}
+
 static int open_data(struct training *t, struct error *err)
 {
 	const char *tokenizer = t->tokenizer;
@@ -218,13 +215,17 @@ static int open_data(struct training *t, struct error *err)
 		    tokenizer, tokenizer_vocab_size(t->tok) - 1, t->model.vocab,
 		    tokenizer_vocab_size(t->tok));
 	warn_of_length(t);
+	t->options.preference.pad = padding(t);
+	warn_of_padding(t);
 	options_dataset(t->c, cache, &o);
 	o.progress = print_progress;
 	o.warn = print_warning;
 	o.progress_context = o.warn_context = t;
 	r = dataset_open(&o, t->tok, &t->data, &t->eval, err);
-	if (r == 0 && first_rank(t))
+	if (r == 0 && training_first_rank(t))
 		print_data(t);
+	if (r == 0 && training_first_rank(t) && t->c->task == RUN_KTO)
+		warn_of_labels(t);
 	if (r == 0 && t->env->world_size > 1) {
 		name_data(t);
 		digest_inputs(t);
@@ -248,7 +249,7 @@ static int connect_ranks(struct training *t, struct error *err)
 	if (o.world_size == 1)
 		return 0;
 	r = comm_create(t->dev, &o, &t->comm, err);
-	if (r == 0 && first_rank(t))
+	if (r == 0 && training_first_rank(t))
 		printf("%d ranks over %s\n", o.world_size, comm_describe(t->comm));
 	return r;
 }
@@ -275,20 +276,11 @@ static int choose_precision(struct training *t, struct error *err)
 		    "%s here; expected \"bf16\"",
 		    precision_describe(text, sizeof(text), &t->precision));
 	t->options.precision = t->precision.type;
-	if (first_rank(t))
+	if (training_first_rank(t))
 		printf("precision: %s\n", precision_describe(text, sizeof(text), &t->precision));
-	if (first_rank(t) && !device_supports(t->dev, t->precision.type))
+	if (training_first_rank(t) && !device_supports(t->dev, t->precision.type))
 		printf("warning: %s is slow on this device\n", precision_name(t->precision.type));
 	return 0;
-}
-
-/* What decides which rows a step sees. */
-static char *fingerprint(const struct training *t)
-{
-	return str_printf("rows=%" PRId64 " tokens=%" PRId64 " batch=%" PRId64 " seed=%" PRIu64 " shuffle=%d",
-	                  dataset_rows(t->data), dataset_tokens(t->data),
-	                  t->env->world_size * t->options.micro_batch * t->options.accumulation,
-	                  t->options.seed, t->options.shuffle);
 }
 
 static int attach_saver(struct training *t, const char *print, struct error *err)
@@ -301,10 +293,12 @@ static int attach_saver(struct training *t, const char *print, struct error *err
 	                                  .strategy = shard_strategy_name(t->options.strategy),
 	                                  .optimizer = optimizer_name(t->options.optimizer),
 	                                  .master = !t->options.without_master,
+	                                  .scores = t->model.scores,
 	                                  .adapter = trainer_layout(t->trainer)->adapts ? &t->adapter : NULL,
 	                                  .bos = tokenizer_bos(t->tok),
 	                                  .eos = tokenizer_eos(t->tok),
-	                                  .pad = tokenizer_pad(t->tok),
+	                                  .pad = t->model.scores ? t->options.preference.pad
+	                                                         : tokenizer_pad(t->tok),
 	                                  .fingerprint = print};
 
 	return saver_attach(t->saver, &contents, err);
@@ -321,59 +315,9 @@ static int choose_strategy(struct training *t, struct error *err)
 	return strategy_choose(t->c, t->env, t->dev, t->comm, &t->model, row, began, &t->options, err);
 }
 
-static int add_once(char **list, const char *name, size_t n, struct error *err)
-{
-	for (; *list; list++)
-		if (strlen(*list) == n && !memcmp(*list, name, n))
-			return 0;
-	*list = strndup(name, n);
-	return *list ? 0 : error_oom(err);
-}
-
-/* The modules that have an adapter, by the last part of their names; and those that are trained whole, by
- * their whole names: PEFT takes a name for the end of another, so that "norm" would name q_norm, too. */
-static int list_modules(struct training *t, struct error *err)
-{
-	const struct model_layout *l = trainer_layout(t->trainer);
-	int r = 0;
-
-	t->targets = calloc((size_t)l->parameters + 1, sizeof(*t->targets));
-	t->whole = calloc((size_t)l->parameters + 1, sizeof(*t->whole));
-	if (!t->targets || !t->whole)
-		return error_oom(err);
-	for (int i = 0; i < l->parameters && r == 0; i++) {
-		const struct model_parameter *p = &l->parameter[i];
-		const char *end = strstr(p->name, ".lora_A."), *name = end;
-
-		while (name && name > p->name && name[-1] != '.')
-			name--;
-		if (p->part == PART_LORA_A && end)
-			r = add_once(t->targets, name, (size_t)(end - name), err);
-		else if (p->part == PART_WEIGHT && !p->frozen)
-			r = add_once(t->whole, p->name, (size_t)(strrchr(p->name, '.') - p->name), err);
-	}
-	return r;
-}
-
-static int describe_adapter(struct training *t, struct error *err)
-{
-	const struct model_tuning *tuning = &t->options.tuning;
-	int r = trainer_layout(t->trainer)->adapts ? list_modules(t, err) : 0;
-
-	t->adapter = (struct peft_config){.rank = tuning->rank,
-	                                  .alpha = tuning->alpha,
-	                                  .dropout = tuning->dropout,
-	                                  .rslora = tuning->rslora,
-	                                  .targets = t->targets,
-	                                  .modules_to_save = t->whole,
-	                                  .base_model = t->c->model.path,
-	                                  .task_type = (char *)"CAUSAL_LM"};
-	return r;
-}
-
 static int make_trainer(struct training *t, struct error *err)
 {
-	_cleanup_free_ char *print = fingerprint(t);
+	_cleanup_free_ char *print = training_fingerprint(t);
 	char memory[32], steps[48];
 	const char *how;
 	int64_t disk;
@@ -382,260 +326,31 @@ static int make_trainer(struct training *t, struct error *err)
 
 	if ((r = trainer_create(t->dev, t->comm, &t->model, &t->options, t->data, t->eval, &t->trainer,
 	                        err)) < 0 ||
-	    (r = describe_adapter(t, err)) < 0 ||
+	    (r = training_describe_adapter(t, err)) < 0 ||
 	    (r = print ? attach_saver(t, print, err) : error_oom(err)) < 0)
 		return r;
-	if (first_rank(t) && t->options.tuning.kind != TUNE_ALL)
+	/* An adapter that the run goes on from has the head with it. */
+	if (training_first_rank(t) && t->model.new_head && t->c->model.path && !t->c->lora.from &&
+	    !saver_resumes(t->saver))
+		puts("score head: new, from train.seed");
+	if (training_first_rank(t) && t->options.tuning.kind != TUNE_ALL)
 		printf("trained: %" PRId64 " parameters, %s%% of the model's\n",
 		       trainer_layout(t->trainer)->trained,
 		       str_measure(trained, sizeof(trained),
 		                   100.0 * (double)trainer_layout(t->trainer)->trained /
 		                       (double)trainer_layout(t->trainer)->elements,
 		                   3));
-	if (first_rank(t))
+	if (training_first_rank(t))
 		printf("model: %s, %" PRId64 " parameters; %s, %" PRId64 " an epoch; %s of memory\n",
 		       t->model.family, trainer_layout(t->trainer)->elements,
 		       str_count(steps, sizeof(steps), trainer_total_steps(t->trainer), "step"),
 		       trainer_steps_per_epoch(t->trainer),
 		       str_bytes(memory, sizeof(memory), (size_t)trainer_plan_bytes(t->trainer)));
 	disk = trainer_disk(t->trainer, &how);
-	if (first_rank(t) && disk > 0)
+	if (training_first_rank(t) && disk > 0)
 		printf("optimizer state: %s of each rank in %s, %s\n",
 		       str_bytes(memory, sizeof(memory), (size_t)disk), t->options.offload_dir, how);
 	return 0;
-}
-
-/* ---- where the weights come from ---- */
-
-/* For what one rank alone has found. */
-static void warn_anywhere(void *none, const char *message)
-{
-	printf("warning: %s\n", message);
-}
-
-static struct weights_place weights_place(const struct training *t)
-{
-	return (struct weights_place){
-	    trainer_access(t->trainer), t->dev, t->comm, t->env->node, warn_anywhere, NULL};
-}
-
-/* The files that the weights come from; what they do not have is made. */
-struct weights_source {
-	struct safetensors *model;    /* NULL: the model begins at random */
-	struct peft_adapter *adapter; /* NULL: the adapter begins */
-	struct model_init init;
-};
-
-static void weights_source_free(struct weights_source *s)
-{
-	safetensors_close(s->model);
-	peft_adapter_close(s->adapter);
-}
-
-static int source_fill(void *context, const struct model_parameter *p, int64_t first, int64_t n, float *out,
-                       struct error *err)
-{
-	struct weights_source *s = context;
-
-	if (s->adapter && !p->frozen)
-		return parameters_fill_saved(s->adapter->tensors, p, first, n, out, err);
-	if (p->part != PART_WEIGHT)
-		return model_adapter_fill(&s->init, p, first, n, out, err);
-	return s->model ? parameters_fill(s->model, p, first, n, out, err)
-	                : model_init_fill(&s->init, p, first, n, out, err);
-}
-
-/* The adapter that the run goes on from has to be the one that its keys describe. */
-static int open_adapter(struct training *t, struct peft_adapter **out, struct error *err)
-{
-	const char *from = t->c->lora.from;
-	const struct model_tuning *now = &t->options.tuning;
-	const struct peft_config *c;
-	int r = peft_adapter_open(from, NULL, 0, out, err);
-
-	if (r < 0)
-		return r;
-	c = &(*out)->config;
-	if (c->rank != now->rank || c->alpha != now->alpha || c->rslora != now->rslora ||
-	    c->dora != now->dora)
-		return error_set(err, -EINVAL,
-		                 "lora.from: the adapter in %s has rank %" PRId64 ", alpha %g%s%s; expected "
-		                 "lora.rank = %" PRId64
-		                 ", lora.alpha = %g and the same variant in the run file",
-		                 from, c->rank, c->alpha, c->rslora ? ", rslora" : "",
-		                 c->dora ? ", dora" : "", c->rank, c->alpha);
-	return parameters_check_adapter(trainer_layout(t->trainer), (*out)->tensors, from, err);
-}
-
-/* path: of the model, or NULL for random weights. */
-static int load_model(struct training *t, const char *path, struct error *err)
-{
-	double std = t->c->model.init_std > 0 ? t->c->model.init_std : t->model.init_std;
-	_cleanup_(weights_source_free) struct weights_source source = {
-	    .init = {.seed = t->options.seed, .std = std}};
-	struct weights_place place = weights_place(t);
-	bool broadcast = str_eq(t->c->model.load, "broadcast"), reads = !broadcast || first_rank(t);
-	int r = 0;
-
-	if (path && reads)
-		r = safetensors_open(path, &source.model, err);
-	if (r == 0 && source.model)
-		r = parameters_check(trainer_layout(t->trainer), source.model, path, err);
-	if (r == 0 && t->c->lora.from && reads)
-		r = open_adapter(t, &source.adapter, err);
-	return r < 0 ? r : weights_load(&place, source_fill, &source, source.model, broadcast, err);
-}
-
-/* ---- what a preference task knows of its reference model ---- */
-
-static char *reference_key(const struct training *t)
-{
-	return str_printf("%016" PRIx64 " %016" PRIx64 " %s", dataset_digest(t->data),
-	                  t->eval ? dataset_digest(t->eval) : 0,
-	                  t->c->preference.reference ? t->c->preference.reference
-	                  : t->c->model.path         ? t->c->model.path
-	                                             : t->c->model.init);
-}
-
-static struct reference_file reference_file(const struct training *t, const char *key)
-{
-	return (struct reference_file){t->c->output.dir, key, t->dev, t->comm, t->trainer};
-}
-
-/* With the weights of the reference, which the trainer has afterwards. */
-static int compute_reference(struct training *t, struct error *err)
-{
-	const char *path = t->c->preference.reference ? t->c->preference.reference : t->c->model.path;
-	_cleanup_free_ char *key = reference_key(t);
-	struct reference_file file = reference_file(t, key);
-	double start = clock_monotonic();
-	char took[32];
-	int r;
-
-	if (!key)
-		return error_oom(err);
-	if ((r = load_model(t, path, err)) < 0 || (r = trainer_compute_reference(t->trainer, err)) < 0)
-		return r;
-	if (first_rank(t))
-		printf("reference: log-probabilities of %" PRId64 " answers in %s\n",
-		       trainer_reference_count(t->trainer),
-		       str_duration(took, sizeof(took), clock_monotonic() - start));
-	return reference_save(&file, err);
-}
-
-/* Of a run that resumes: those that it began with. */
-static int find_reference(struct training *t, struct error *err)
-{
-	_cleanup_free_ char *key = reference_key(t);
-	struct reference_file file = reference_file(t, key);
-	bool found;
-	int r;
-
-	if (trainer_reference_count(t->trainer) == 0)
-		return 0;
-	r = key ? reference_load(&file, &found, err) : error_oom(err);
-	if (r < 0 || found)
-		return r;
-	if (first_rank(t))
-		printf("warning: %s has no log-probabilities of this reference model and data: they are "
-		       "computed again\n",
-		       t->c->output.dir);
-	return compute_reference(t, err);
-}
-
-/* A run from the start. */
-static int start_new(struct training *t, struct error *err)
-{
-	bool has = trainer_reference_count(t->trainer) > 0;
-	int r = has ? compute_reference(t, err) : 0;
-
-	if (r < 0 || (has && !t->c->preference.reference))
-		return r;
-	return load_model(t, t->c->model.path, err);
-}
-
-/* Whether two fingerprints differ in more than the batch, which does not change the order of the data. */
-static bool other_order(const char *a, const char *b)
-{
-	const char *from = strstr(a, " batch="), *to = strstr(b, " batch=");
-	const char *rest_a = from ? strstr(from + 1, " ") : NULL, *rest_b = to ? strstr(to + 1, " ") : NULL;
-
-	if (!rest_a || !rest_b)
-		return !str_eq(a, b);
-	return from - a != to - b || memcmp(a, b, (size_t)(from - a)) != 0 || !str_eq(rest_a, rest_b);
-}
-
-static void warn_of_changes(const struct training *t)
-{
-	const struct checkpoint_state *s = saver_resume_state(t->saver);
-	_cleanup_free_ char *now = fingerprint(t);
-	int64_t rows = dataset_rows(t->data);
-
-	if (now && (other_order(now, s->fingerprint) || (s->examples < 0 && !str_eq(now, s->fingerprint))))
-		printf("warning: the checkpoint was made with %s, now it is %s: the data go on in another "
-		       "order\n",
-		       s->fingerprint, now);
-	else if (now && !str_eq(now, s->fingerprint))
-		printf("the checkpoint was made with %s, now it is %s: epoch %" PRId64
-		       " goes on after row %" PRId64 " of %" PRId64 "; %" PRId64 " steps in all\n",
-		       s->fingerprint, now, s->examples / rows + 1, s->examples % rows, rows,
-		       trainer_total_steps(t->trainer));
-	else if (s->world_size != t->env->world_size)
-		printf("warning: the checkpoint was made by %d ranks, now there are %d: sums differ in the "
-		       "last bits\n",
-		       s->world_size, t->env->world_size);
-}
-
-/* The moments of one optimizer mean nothing to another. */
-static int check_optimizer(const struct training *t, struct error *err)
-{
-	const char *saved = saver_resume_state(t->saver)->optimizer,
-	           *now = optimizer_name(t->options.optimizer);
-
-	if (!first_rank(t) || str_eq(saved, now))
-		return 0;
-	return error_set(
-	    err, -EINVAL,
-	    "%s was saved by the optimizer %s, and train.optimizer is %s; expected %s, or a new run "
-	    "with this directory as model.path",
-	    saver_resume_path(t->saver), saved, now, saved);
-}
-
-static int start_weights(struct training *t, struct error *err)
-{
-	const char *path = saver_resume_path(t->saver);
-	const struct checkpoint_state *state = saver_resume_state(t->saver);
-	struct weights_place place = weights_place(t);
-	int r;
-
-	t->reported_step = -1;
-	if (!saver_resumes(t->saver))
-		return start_new(t, err);
-	t->tokens_before = state->tokens;
-	if (state->examples >= 0)
-		trainer_set_origin(t->trainer, state->step, state->examples);
-	if (first_rank(t)) {
-		printf("resuming from %s\n", path);
-		warn_of_changes(t);
-	}
-	/* A checkpoint of an adapter does not have the model. */
-	if ((r = check_optimizer(t, err)) < 0 || (r = find_reference(t, err)) < 0 ||
-	    (trainer_layout(t->trainer)->adapts && (r = load_model(t, t->c->model.path, err)) < 0))
-		return r;
-	r = saver_resume(t->saver, &place, err);
-	/* A run that was made shorter than it has already run only saves. */
-	if (state->loss_scaler.scale > 0)
-		trainer_set_loss_scaler(t->trainer, &state->loss_scaler);
-	if (r == 0)
-		r = trainer_set_step(t->trainer, MIN(state->step, trainer_total_steps(t->trainer)), err);
-	if (r == 0 && first_rank(t) && state->step > trainer_total_steps(t->trainer))
-		printf("warning: the checkpoint is of step %" PRId64 ", the run has %" PRId64
-		       ": nothing is left to train\n",
-		       state->step, trainer_total_steps(t->trainer));
-	if (r == 0)
-		saver_resumed(t->saver, trainer_step(t->trainer));
-	t->reported_step = saver_saved_step(t->saver);
-	return r < 0 && path ? error_prefix(err, "resuming from %s", path) : r;
 }
 
 /* ---- the loop ---- */
@@ -655,7 +370,7 @@ static int on_log(void *context, const struct train_log *log, struct error *err)
 	struct training *t = context;
 	int r;
 
-	if (!first_rank(t))
+	if (!training_first_rank(t))
 		return 0;
 	r = report_log(t->report, log, err);
 	return r < 0 ? r
@@ -677,7 +392,7 @@ static int report_saved(struct training *t, struct error *err)
 	if (step == t->reported_step)
 		return 0;
 	t->reported_step = step;
-	return first_rank(t) ? report_checkpoint(t->report, step, err) : 0;
+	return training_first_rank(t) ? report_checkpoint(t->report, step, err) : 0;
 }
 
 static int on_step(void *context, struct error *err)
@@ -706,10 +421,8 @@ static int save_checkpoint(struct training *t, bool wait, struct error *err)
 
 static int on_save(void *context, int64_t step, bool stopped, struct error *err)
 {
-	struct training *t = context;
-
-	/* Without save_steps the run has no checkpoints, and nothing would resume from one. */
-	return stopped && t->c->output.save_steps == 0 ? 0 : save_checkpoint(t, stopped, err);
+	/* One that is stopped saves without save_steps, too: whoever has stopped it may let it go on. */
+	return save_checkpoint(context, stopped, err);
 }
 
 static int open_report(struct training *t, struct error *err)
@@ -722,6 +435,7 @@ static int open_report(struct training *t, struct error *err)
 	                           .trainer = t->trainer,
 	                           .precision = precision_name(t->precision.type),
 	                           .resumed_from = saver_resume_path(t->saver),
+	                           .resumed_step = saver_resume_state(t->saver)->step,
 	                           .tokens_before = t->tokens_before};
 
 	return report_open(&o, &t->report, err);
@@ -742,7 +456,7 @@ static int run_loop(struct training *t, struct error *err)
 	service_client_event(t->service, "ready", "");
 	stop_defer(true);
 	r = trainer_run(t->trainer, &cb, err);
-	if (r == 1 && first_rank(t)) {
+	if (r == 1 && training_first_rank(t)) {
 		const char *name = strsignal(stop_signal() ? stop_signal() : 15);
 		int s = report_end(t->report, trainer_step(t->trainer), name, err);
 
@@ -763,7 +477,7 @@ static int finish(struct training *t, bool stopped, struct error *err)
 		r = save_checkpoint(t, true, err);
 	if (r == 0 && !stopped)
 		r = saver_final(t->saver, &at, err);
-	if (r == 0 && !stopped && first_rank(t))
+	if (r == 0 && !stopped && training_first_rank(t))
 		r = report_end(t->report, trainer_step(t->trainer), NULL, err);
 	if (r == 0 && t->comm)
 		r = comm_wait(t->comm, comm_barrier(t->comm), err);
@@ -778,13 +492,17 @@ static int read_model_config(struct training *t, struct error *err)
 
 	if (r < 0 && t->c->model.path)
 		checkpoint_say_elsewhere(t->c->model.path, err);
-	return r;
+	return r < 0 ? r : hf_choose_head(&t->model, t->c->task == RUN_REWARD, t->config, err);
 }
 
 static int read_options(struct training *t, struct error *err)
 {
 	int r = options_train(t->c, &t->options, err);
 
+	/* Fewer nodes than it may have make more micro-steps of the same batch (config/run_checks.c). */
+	if (r == 0 && t->c->resources.nodes.low < t->c->resources.nodes.high)
+		t->options.accumulation = t->c->train.accumulation * t->c->resources.nodes.high *
+		                          t->c->resources.devices_per_node / t->env->world_size;
 	/* How many devices of each node "all" are is known on the nodes alone; it is the same on each. */
 	if (t->options.shard_degree == 0)
 		t->options.shard_degree = MAX(t->env->local_world_size, 1);
@@ -808,15 +526,15 @@ int train_task(const struct run_config *c, const struct environment *env, struct
 	    (r = open_data(&t, err)) < 0 || (r = connect_ranks(&t, err)) < 0 ||
 	    (r = check_inputs(&t, err)) < 0 || (r = saver_find(t.saver, t.dev, t.comm, err)) < 0 ||
 	    (r = choose_precision(&t, err)) < 0 || (r = choose_strategy(&t, err)) < 0 ||
-	    (r = make_trainer(&t, err)) < 0 || (r = start_weights(&t, err)) < 0)
+	    (r = make_trainer(&t, err)) < 0 || (r = training_start_weights(&t, err)) < 0)
 		return r;
-	if (first_rank(&t))
+	if (training_first_rank(&t))
 		printf("ready in %.2f s\n", clock_monotonic() - start);
 	stopped = run_loop(&t, err);
 	if (stopped < 0)
 		return stopped;
 	r = finish(&t, stopped, err);
-	if (r == 0 && !stopped && first_rank(&t))
+	if (r == 0 && !stopped && training_first_rank(&t))
 		printf("done in %s\n", str_duration(took, sizeof(took), clock_monotonic() - start));
 	return r < 0 ? r : stopped;
 }

@@ -302,10 +302,11 @@ OPERATION(rmsnorm_backward,
           (accumulate ? 4.0 : 3.0) * (double)n->rows * n->groups * n->cols * size_of(n->type),
           "rmsnorm backward %dx%d", n->groups, n->cols)
 OPERATION(rope,
-          (struct device * dev, void *x, int64_t ld, int heads, int head_dim, const int32_t *positions,
-           const float *cos, const float *sin, int64_t tokens, bool inverse, enum dtype type),
-          (dev, x, ld, heads, head_dim, positions, cos, sin, tokens, inverse, type), 0,
-          2.0 * (double)tokens * heads * head_dim * size_of(type), "rope")
+          (struct device * dev, void *x, int64_t ld, int heads, int head_dim, int rotary_dim,
+           const int32_t *positions, const float *cos, const float *sin, int64_t tokens, bool inverse,
+           enum dtype type),
+          (dev, x, ld, heads, head_dim, rotary_dim, positions, cos, sin, tokens, inverse, type), 0,
+          2.0 * (double)tokens * heads * rotary_dim * size_of(type), "rope")
 OPERATION(qk_norm_rope,
           (struct device * dev, const struct device_qk_norm *n, void *y, float *rstd, const void *x,
            const void *w_q, const void *w_k),
@@ -330,6 +331,45 @@ OPERATION(swiglu_backward,
            int64_t tokens, int cols, enum dtype type),
           (dev, d_gate_up, y, d_y, gate_up, tokens, cols, type), 0,
           (y ? 6.0 : 5.0) * (double)tokens * cols * size_of(type), "swiglu backward")
+OPERATION(dropout,
+          (struct device * dev, const struct device_dropout *d, void *y, bool accumulate, const void *x,
+           enum dtype type, int64_t n),
+          (dev, d, y, accumulate, x, type, n), 0, (accumulate ? 3.0 : 2.0) * (double)n * size_of(type),
+          "dropout")
+OPERATION(row_norms,
+          (struct device * dev, const struct device_row_norms *n, float *norm, const void *w, const void *b,
+           const void *a),
+          (dev, n, norm, w, b, a), 2.0 * (double)n->rows * (double)n->cols * (double)(n->rank + 1),
+          (double)n->rows *(double)n->cols *size_of(n->type), "row norms")
+OPERATION(scale_columns, (struct device * dev, const struct device_columns *c, void *y, const void *x),
+          (dev, c, y, x), 0, (c->times ? 3.0 : 2.0) * (double)c->rows * (double)c->cols * size_of(c->type),
+          "scaled columns")
+OPERATION(layernorm_forward,
+          (struct device * dev, const struct device_norm *n, void *y, float *statistics, const void *x,
+           const void *w, const void *b),
+          (dev, n, y, statistics, x, w, b), 0, 2.0 * (double)n->rows * n->cols * size_of(n->type),
+          "layernorm %d", n->cols)
+OPERATION(layernorm_backward,
+          (struct device * dev, const struct device_norm *n, void *d_x, bool accumulate, float *d_w,
+           float *d_b, const void *d_y, const void *x, const float *statistics, const void *w),
+          (dev, n, d_x, accumulate, d_w, d_b, d_y, x, statistics, w), 0,
+          (accumulate ? 4.0 : 3.0) * (double)n->rows * n->cols * size_of(n->type), "layernorm backward %d",
+          n->cols)
+OPERATION(gelu_forward,
+          (struct device * dev, void *y, const void *x, int64_t tokens, int cols, bool gated,
+           enum dtype type),
+          (dev, y, x, tokens, cols, gated, type), 0,
+          (gated ? 3.0 : 2.0) * (double)tokens * cols * size_of(type), "gelu")
+OPERATION(gelu_backward,
+          (struct device * dev, void *d_x, void *y, const void *d_y, const void *x, int64_t tokens, int cols,
+           bool gated, enum dtype type),
+          (dev, d_x, y, d_y, x, tokens, cols, gated, type), 0,
+          ((gated ? 5.0 : 3.0) + (y ? 1.0 : 0.0)) * (double)tokens * cols * size_of(type), "gelu backward")
+OPERATION(capped_cross_entropy,
+          (struct device * dev, float cap, void *logits, enum dtype type, const int32_t *targets,
+           int64_t rows, int64_t vocab, float scale, const float *row_scale, float *loss, bool backward),
+          (dev, cap, logits, type, targets, rows, vocab, scale, row_scale, loss, backward), 0,
+          (backward ? 3.0 : 1.0) * (double)rows * (double)vocab * size_of(type), "capped cross-entropy")
 OPERATION(cross_entropy,
           (struct device * dev, void *logits, enum dtype type, const int32_t *targets, int64_t rows,
            int64_t vocab, float scale, const float *row_scale, float *loss, bool backward),

@@ -3,9 +3,10 @@
  * train_bench [key=value …]: tokens per second of the whole training step on made-up rows, over one process.
  * Keys: precision=fp32|bf16 threads=0 steps=6 warm=2 micro_batch=4 accumulation=1 length=512 layers=8
  * hidden=512 heads=8 kv=2 head_dim=hidden/heads intermediate=1408 vocab=6400 theta=1e6 recompute=0 masked=0
- * spread=0 master=1 unfused=0 rows=64 documents=2 family=llama, or config=FILE, a config.json (layers= still
- * wins). Prints one JSON object. With profile=1 it then runs one more step and prints the time of every
- * operation (profile.h describes the format); with capture=1 one more step that a profiler records.
+ * spread=0 master=1 unfused=0 rows=64 documents=2 lora=0 (the rank of adapters on all linear modules)
+ * family=llama, or config=FILE, a config.json (layers= still wins). Prints one JSON object. With profile=1 it
+ * then runs one more step and prints the time of every operation (profile.h describes the format); with
+ * capture=1 one more step that a profiler records.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -98,8 +99,9 @@ static int run(char **argv, struct error *err)
 	struct device_options device = {.threads = number(argv, "threads", 0),
 	                                .unfused = number(argv, "unfused", 0)};
 	struct model_init init = {.seed = 1, .std = 0.02};
+	char *const all[] = {"all", NULL};
 	_cleanup_free_ double *times = calloc((size_t)(warm + steps), sizeof(*times));
-	double start = 0, first, rate, flops, peak, operations, memory_before;
+	double start = 0, used = 0, first, rate, flops, peak, operations, memory_before;
 	_cleanup_json_ json_t *plan = NULL;
 	struct train_log log = {0};
 	int64_t seen = 0, total;
@@ -119,6 +121,9 @@ static int run(char **argv, struct error *err)
 	o.precision = strcmp(argument(argv, "precision", "fp32"), "bf16") == 0 ? DTYPE_BF16 : DTYPE_F32;
 	o.recompute = number(argv, "recompute", 0);
 	o.without_master = !number(argv, "master", 1);
+	if (number(argv, "lora", 0) > 0)
+		o.tuning = (struct model_tuning){
+		    .kind = TUNE_LORA, .rank = number(argv, "lora", 0), .alpha = 32, .target = all};
 	o.max_steps = warm + steps + 2;
 	o.learning_rate = 3e-4;
 	o.weight_decay = 0.1;
@@ -138,6 +143,7 @@ static int run(char **argv, struct error *err)
 
 		if (s == warm) {
 			start = begun;
+			used = clock_seconds(CLOCK_PROCESS_CPUTIME_ID);
 			seen = log.tokens;
 		}
 		if ((r = trainer_run_step(t, &log, err)) < 0)
@@ -147,17 +153,19 @@ static int run(char **argv, struct error *err)
 			first = clock_monotonic() - first;
 	}
 	rate = (double)(log.tokens - seen) / (clock_monotonic() - start);
+	used = clock_seconds(CLOCK_PROCESS_CPUTIME_ID) - used;
 	qsort(times + warm, (size_t)steps, sizeof(*times), compare);
 	total = json_integer_value(json_object_get(plan, "total"));
 	flops = model_config_flops(&c, length / documents);
 	operations = rate * flops;
 	peak = device_peak_flops(dev, o.precision);
 	getrusage(RUSAGE_SELF, &usage);
-	printf("{\"device\":\"%s\",\"tokens_per_second\":%.1f,\"gflops\":%.1f,\"loss\":%.6f,\"seconds_per_"
+	printf("{\"device\":\"%s\",\"tokens_per_second\":%.1f,\"tokens_per_processor_second\":%.1f,"
+	       "\"gflops\":%.1f,\"loss\":%.6f,\"seconds_per_"
 	       "step\":%.4f,\"median_step\":%.5f,\"first_step\":%.2f,\"parameters\":%" PRId64
 	       ",\"flops_per_token\":%.6g,\"mfu\":%.4f,\"plan_mib\":%.1f,\"before_mib\":%.1f,\"after_mib\":"
 	       "%.1f,\"peak_mib\":%.0f}\n",
-	       device_describe(dev), rate, operations / 1e9, log.loss,
+	       device_describe(dev), rate, (double)(log.tokens - seen) / used, operations / 1e9, log.loss,
 	       (double)(log.tokens - seen) / rate / steps, times[warm + steps / 2], first,
 	       model_config_parameters(&c), flops, peak > 0 ? operations / peak : 0,
 	       (double)total / (1 << 20), memory_before / (1 << 20), (double)profile_memory() / (1 << 20),

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Losses, logits and every gradient against transformers' own models, for one small config of each family.
 
-families.py GRAD_DUMP [bf16]; FAMILIES="CASE" in the environment: that case alone.
+families.py GRAD_DUMP [fp32] [bf16]; FAMILIES="CASE" in the environment: that case alone.
 families.py GRAD_DUMP random FAMILY COUNT [SEED]: as many random configurations of a family instead, and where LOGITS in
 the environment is that program, 64 tokens of greedy generation of each.
 
@@ -83,6 +83,28 @@ def olmo3(**k):
     return transformers.Olmo3Config(**BASE, **k)
 
 
+def phi3(**k):
+    return transformers.Phi3Config(**BASE, **k)
+
+
+def gemma2(**k):
+    return transformers.Gemma2Config(**BASE, **k)
+
+
+def gemma3(**k):
+    return transformers.Gemma3TextConfig(**BASE, **k)
+
+
+def gpt2(hidden, heads, layers, **k):
+    return transformers.GPT2Config(**{key: v for key, v in BASE.items() if key not in ("max_position_embeddings", "rms_norm_eps")}, n_positions=128,
+                                   n_embd=hidden, n_head=heads, n_layer=layers, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **k)
+
+
+def longrope(pairs, original, r=random.Random(3), **k):
+    return {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [r.uniform(1, 2) for _ in range(pairs)],
+            "long_factor": [r.uniform(2, 8) for _ in range(pairs)], "original_max_position_embeddings": original, **k}
+
+
 def without_head_dim(**k):
     return {key: v for key, v in k.items() if key != "head_dim"}
 
@@ -104,6 +126,22 @@ CASES |= {
         **square(4, 2, 16, 88, 4), sliding_window=5,
         rope_parameters={"sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
                          "full_attention": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 16}}),
+}
+
+
+CASES |= {
+    "phi3, window 6": lambda: phi3(**square(4, 2, 16, 88), sliding_window=6),
+    "phi3, partial rotation, longrope, tied": lambda: phi3(
+        **square(4, 2, 16, 88), original_max_position_embeddings=64, tie_word_embeddings=True,
+        rope_parameters=longrope(4, 64, partial_rotary_factor=0.5)),
+    "gemma2, caps, window 5": lambda: gemma2(**shape(64, 4, 2, 24, 88, 4), sliding_window=5, query_pre_attn_scalar=40, attn_logit_softcapping=2.0,
+                                             final_logit_softcapping=3.0),
+    "gemma3, window 5": lambda: gemma3(
+        **shape(64, 4, 2, 24, 88, 4), sliding_window=5, layer_types=["sliding_attention", "full_attention"] * 2,
+        rope_parameters={"sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                         "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0}}),
+    "gpt2": lambda: gpt2(64, 4, 3),
+    "gpt2, untied, inner 40": lambda: gpt2(48, 3, 2, n_inner=40, tie_word_embeddings=False),
 }
 
 
@@ -138,6 +176,22 @@ def random_config(family, r):
     if family == "olmo3":
         return olmo3(**sizes, **tied, attention_bias=flag(), sliding_window=r.choice([3, 8]), **(types if flag() else {}),
                      rope_parameters={"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": r.choice([1e3, 1e4])}})
+    if family == "phi3":
+        partial = r.choice([1.0, 0.5])
+        rope = longrope(int(dim * partial) // 2, 128, r) if flag() else {"rope_type": "default", "rope_theta": 1e4}
+        return phi3(**sizes, **tied, sliding_window=r.choice([None, 4, 9]), original_max_position_embeddings=128,
+                    rope_parameters={**rope, "partial_rotary_factor": partial})
+    if family == "gemma2":
+        return gemma2(**(sizes | own_dim), **tied, rope_parameters=rope, attention_bias=flag(), sliding_window=r.choice([3, 8]),
+                      **(types if flag() else {}), query_pre_attn_scalar=r.choice([8, 40]), attn_logit_softcapping=r.choice([None, 1.0, 20.0]),
+                      final_logit_softcapping=r.choice([None, 2.0, 30.0]))
+    if family == "gemma3":
+        return gemma3(**(sizes | own_dim), **tied, attention_bias=flag(), sliding_window=r.choice([3, 8]), **(types if flag() else {}),
+                      query_pre_attn_scalar=r.choice([8, 40]), rope_parameters={
+                          "full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": r.choice([1e3, 1e4])}})
+    if family == "gpt2":
+        return gpt2(sizes["hidden_size"], kv * group, layers, **tied, n_inner=r.choice([None, 40]), activation_function=r.choice(
+            ["gelu_new", "gelu_pytorch_tanh"]))
     bias = dict(attention_bias=flag(), mlp_bias=flag())
     if family == "llama":
         return llama(**(sizes | own_dim), **tied, **bias, rope_parameters=rope)
@@ -243,7 +297,7 @@ def run(name, config, program, flags, documents, masked):
 
 
 def main():
-    program, bf16 = sys.argv[1], "bf16" in sys.argv[2:]
+    program = sys.argv[1]
     torch.manual_seed(7)
     documents = [torch.randint(0, BASE["vocab_size"], (n,)).tolist() for n in (23, 1, 37, 8, 2)]
     plain, prompts, good = [0] * 5, [20, 0, 11, 0, 0], True
@@ -259,9 +313,10 @@ def main():
     for name, make in CASES.items():
         if os.environ.get("FAMILIES") not in (None, "", name):
             continue
-        flags = ["bf16"] if bf16 else []
-        good &= run(name, make(), program, flags, documents, plain)
-        good &= run(name + ", prompts masked", make(), program, [*flags, "recompute"], documents, prompts)
+        for precision in sys.argv[2:] or ["fp32"]:
+            flags = ["bf16"] if precision == "bf16" else []
+            good &= run(name, make(), program, flags, documents, plain)
+            good &= run(name + ", prompts masked", make(), program, [*flags, "recompute"], documents, prompts)
     sys.exit(0 if good else 1)
 
 

@@ -132,6 +132,28 @@ def generation():
     full = [expect(changed, p) for p in prompts]
     got = [json.loads(line) for line in run(directory, {"prompts": "prompts.txt", "adapter": adapter}).splitlines()]
     assert got == [{"prompt": p, "completion": c, "finish_reason": "length"} for p, c in zip(prompts, full)], got
+    # As many at once as there are, fewer, or one after another: the same texts, in the prompts' order, also where they end at other times.
+    many = [p[:3 + 7 * i % len(p)] for i, p in enumerate(prompts * 5)]
+    with open(f"{tmp}/many.txt", "w") as f:
+        f.write("\n".join(many) + "\n")
+    single = [run(directory, {"prompt": p, "max_new_tokens": 24})[:-1] for p in many[:4]]
+
+    def lengths(stop):
+        return {len(c.split(stop)[0]) for c in single}
+
+    # The stop string at which the four texts end at the most different places.
+    stop_at = max((c[k:k + 2] for c in single for k in range(2, len(c) - 2)), key=lambda s: len(lengths(s)))
+    assert len(lengths(stop_at)) > 1, single
+    for options in ({}, {"temperature": 1.5, "repetition_penalty": 1.2}, {"stop": [stop_at, "not there"]}):
+        for precision in ("fp32", "bf16"):
+            of = {n: [json.loads(line) for line in run(directory, {"prompts": "many.txt", "batch": n, "max_new_tokens": 24, **options},
+                                                       train={"precision": precision}).splitlines()] for n in (1, 4, 100)}
+            assert of[1] == of[4] == of[100] and [o["prompt"] for o in of[1]] == many, (options, precision, of)
+            if not options and precision == "fp32":
+                assert [o["completion"] for o in of[4]][:4] == single, (of[4], single)
+            if "stop" in options and precision == "fp32":
+                assert [o["completion"] for o in of[1]][:4] == [c.split(stop_at)[0] for c in single], (of[1], single)
+    run(directory, {"prompts": "many.txt", "batch": 0}, fails="generate.batch")
     # A stop string of several tokens; the shortest part of the first text that is there once.
     stop = full[0][10:14]
     at = [c.find(stop) for c in full]

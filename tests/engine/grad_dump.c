@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * grad_dump MODEL BATCH OUT [recompute | selective] [bf16]: loads a Hugging Face directory, runs one
- * micro-batch forward and backward, and writes the results as OUT/model.safetensors: every gradient under its
- * parameter's name, losses [tokens], logits [tokens, vocab] (fp32 only) and loss [1], the mean. BATCH is
+ * grad_dump MODEL BATCH OUT [recompute | selective] [bf16] [ADAPTER]: loads a Hugging Face directory, runs
+ * one micro-batch forward and backward, and writes the results as OUT/model.safetensors: every gradient under
+ * its parameter's name, losses [tokens], logits [tokens, vocab] (fp32 only) and loss [1], the mean. BATCH is
  * JSON:
  * {"documents":[[id, …], …], "masked":[n, …]}: the first n tokens of a document do not count in the loss.
  */
@@ -14,6 +14,7 @@
 #include "base/json.h"
 #include "base/str.h"
 #include "engine/checkpoint/parameters.h"
+#include "engine/checkpoint/peft.h"
 #include "model_fixture.h"
 
 struct dump {
@@ -78,10 +79,32 @@ static void read_batch(const json_t *o, struct batch *out)
 	                              .starts = out->starts};
 }
 
-static int run(const char *path, const char *batch_path, const char *out, enum model_recompute recompute,
-               bool bf16, struct error *err)
+/* The model's files, and those of the adapter, if there is one. */
+struct files {
+	struct safetensors *model;
+	struct peft_adapter *adapter;
+};
+
+static void files_close(struct files *f)
 {
-	_cleanup_(safetensors_closep) struct safetensors *st = NULL;
+	safetensors_close(f->model);
+	peft_adapter_close(f->adapter);
+}
+
+static int fill_all(void *files, const struct model_parameter *p, int64_t first, int64_t n, float *out,
+                    struct error *err)
+{
+	const struct files *f = files;
+
+	return f->adapter && !p->frozen ? parameters_fill_saved(f->adapter->tensors, p, first, n, out, err)
+	                                : parameters_fill(f->model, p, first, n, out, err);
+}
+
+static int run(const char *path, const char *batch_path, const char *out, enum model_recompute recompute,
+               bool bf16, const char *adapter, struct error *err)
+{
+	_cleanup_(files_close) struct files files = {0};
+	struct model_tuning tuning = {.kind = TUNE_LORA};
 	_cleanup_json_ json_t *o = NULL;
 	struct model_options options = {.type = bf16 ? DTYPE_BF16 : DTYPE_F32,
 	                                .training = true,
@@ -97,13 +120,27 @@ static int run(const char *path, const char *batch_path, const char *out, enum m
 	int r;
 
 	if ((r = model_config_read(path, &c, err)) < 0 || (r = json_read_file(batch_path, &o, err)) < 0 ||
-	    (r = safetensors_open(path, &st, err)) < 0)
+	    (r = safetensors_open(path, &files.model, err)) < 0 ||
+	    (adapter && (r = peft_adapter_open(adapter, NULL, 0, &files.adapter, err)) < 0))
 		return r;
+	if (adapter) {
+		const struct peft_config *a = &files.adapter->config;
+
+		tuning.rank = a->rank;
+		tuning.alpha = a->alpha;
+		tuning.rslora = a->rslora;
+		tuning.dora = a->dora;
+		tuning.target = a->targets;
+		tuning.saved = a->modules_to_save;
+		options.tuning = &tuning;
+	}
 	read_batch(o, &b);
 	options.max_tokens = b.b.tokens;
 	options.max_sequence = b.longest;
-	if ((r = model_fixture_create(&fixture, &c, &options, parameters_fill, st, err)) < 0 ||
-	    (r = parameters_check(fixture.layout, st, path, err)) < 0)
+	if ((r = model_fixture_create(&fixture, &c, &options, fill_all, &files, err)) < 0 ||
+	    (r = parameters_check(fixture.layout, files.model, path, err)) < 0 ||
+	    (adapter &&
+	     (r = parameters_check_adapter(fixture.layout, files.adapter->tensors, adapter, err)) < 0))
 		return r;
 	losses = calloc((size_t)b.b.tokens, sizeof(float));
 	logits = calloc((size_t)(b.b.tokens * c.vocab), sizeof(float));
@@ -117,8 +154,10 @@ static int run(const char *path, const char *batch_path, const char *out, enum m
 	for (int i = 0; i < fixture.layout->parameters; i++) {
 		const struct model_parameter *p = &fixture.layout->parameter[i];
 		size_t bytes = (size_t)p->count * sizeof(float);
-		float *g = malloc(bytes);
+		float *g = p->frozen ? NULL : malloc(bytes);
 
+		if (p->frozen)
+			continue;
 		if (!g)
 			return error_oom(err);
 		add(&d, p->name, g, p->dims, p->shape[0], p->shape[1]);
@@ -132,8 +171,9 @@ static int run(const char *path, const char *batch_path, const char *out, enum m
 	if ((r = file_mkdirs(out, 0755, err)) < 0 ||
 	    (r = safetensors_write(out, "model", d.sources, d.n, 0, err)) < 0)
 		return r;
-	for (int i = 0; i < fixture.layout->parameters; i++)
-		free((void *)d.data[i]);
+	for (size_t i = 0; i < d.n; i++)
+		if (d.data[i] != &mean && d.data[i] != losses && d.data[i] != logits)
+			free((void *)d.data[i]);
 	free(d.data);
 	free(d.sources);
 	free(b.ids);
@@ -146,9 +186,12 @@ int main(int argc, char **argv)
 {
 	struct error err = ERROR_INIT;
 	enum model_recompute recompute = MODEL_KEEP_ALL;
+	const char *adapter = NULL;
 	bool bf16 = false;
 
 	for (int i = 4; i < argc; i++) {
+		if (strchr(argv[i], '/'))
+			adapter = argv[i];
 		if (strcmp(argv[i], "recompute") == 0)
 			recompute = MODEL_RECOMPUTE_BLOCK;
 		else if (strcmp(argv[i], "selective") == 0)
@@ -156,10 +199,11 @@ int main(int argc, char **argv)
 		bf16 |= strcmp(argv[i], "bf16") == 0;
 	}
 	if (argc < 4) {
-		fprintf(stderr, "usage: grad_dump MODEL BATCH OUT [recompute | selective] [bf16]\n");
+		fprintf(stderr,
+		        "usage: grad_dump MODEL BATCH OUT [recompute | selective] [bf16] [ADAPTER]\n");
 		return 2;
 	}
-	if (run(argv[1], argv[2], argv[3], recompute, bf16, &err) < 0) {
+	if (run(argv[1], argv[2], argv[3], recompute, bf16, adapter, &err) < 0) {
 		fprintf(stderr, "error: %s\n", err.message);
 		return 1;
 	}

@@ -30,9 +30,9 @@ static int print_logits(const char *directory, char **ids, int n, struct error *
 	for (int i = 0; i < n; i++) {
 		int32_t id = atoi(ids[i]);
 
-		if ((r = generator_feed(g, &id, 1, err)) < 0)
+		if ((r = generator_feed(g, 0, &id, 1, err)) < 0)
 			return r;
-		fwrite(generator_logits(g), sizeof(float), c.vocab, stdout);
+		fwrite(generator_logits(g, 0), sizeof(float), c.vocab, stdout);
 	}
 	return 0;
 }

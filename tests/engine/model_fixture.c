@@ -56,7 +56,7 @@ int model_fixture_create(struct model_fixture *s, const struct model_config *c,
 
 	*s = (struct model_fixture){.c = *c, .type = options->type};
 	if ((r = device_create(&(struct device_options){0}, &s->dev, err)) < 0 ||
-	    (r = model_layout_create(c, &s->layout, err)) < 0 ||
+	    (r = model_layout_create_tuned(c, options->tuning, &s->layout, err)) < 0 ||
 	    (r = model_create(s->dev, &s->c, s->layout, options, &s->model, err)) < 0)
 		return r;
 	s->w = calloc((size_t)s->layout->units, sizeof(*s->w));

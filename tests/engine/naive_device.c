@@ -6,9 +6,12 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "engine/device/device.h"
 #include "engine/device/nf4.h"
+#include "engine/device/rounding.h"
+#include "engine/device/sizes.h"
 
 struct device {
 	int unused;
@@ -101,6 +104,17 @@ void device_sum(struct device *dev, const float *x, int64_t n, double *sum)
 		*sum += x[i];
 }
 
+const char *device_describe(const struct device *d)
+{
+	return "plain loops";
+}
+
+void device_get_sizing(const struct device *d, struct device_sizing *out, int64_t *memory)
+{
+	*out = (struct device_sizing){.engine = DEVICE_ENGINE_CPU, .threads = 1};
+	*memory = (int64_t)sysconf(_SC_PHYS_PAGES) * (int64_t)sysconf(_SC_PAGESIZE);
+}
+
 size_t device_logits_bytes(void)
 {
 	return 1 << 16;
@@ -174,7 +188,7 @@ void device_rmsnorm_forward(struct device *dev, const struct device_norm *n, voi
 				sum += (double)in[i] * in[i];
 			r = (float)(1 / sqrt(sum / n->cols + n->eps));
 			for (int i = 0; i < n->cols; i++)
-				out[i] = in[i] * r * ((const float *)w)[i];
+				out[i] = in[i] * r * (((const float *)w)[i] + n->w_offset);
 			if (rstd)
 				rstd[t * n->groups + g] = r;
 		}
@@ -202,21 +216,23 @@ void device_rmsnorm_backward(struct device *dev, const struct device_norm *n, vo
 
 			for (int i = 0; i < n->cols; i++) {
 				((float *)d_w)[i] += dy[i] * in[i] * r;
-				dot += (double)dy[i] * ((const float *)w)[i] * in[i] * r;
+				dot += (double)dy[i] * (((const float *)w)[i] + n->w_offset) * in[i] * r;
 			}
 			for (int i = 0; i < n->cols; i++) {
-				float d =
-				    (float)((dy[i] * ((const float *)w)[i] - in[i] * r * dot / n->cols) * r);
+				float d = (float)((dy[i] * (((const float *)w)[i] + n->w_offset) -
+				                   in[i] * r * dot / n->cols) *
+				                  r);
 
 				dx[i] = accumulate ? dx[i] + d : d;
 			}
 		}
 }
 
-void device_rope(struct device *dev, void *x, int64_t ld, int heads, int head_dim, const int32_t *positions,
-                 const float *cos, const float *sin, int64_t tokens, bool inverse, enum dtype type)
+void device_rope(struct device *dev, void *x, int64_t ld, int heads, int head_dim, int rotary_dim,
+                 const int32_t *positions, const float *cos, const float *sin, int64_t tokens, bool inverse,
+                 enum dtype type)
 {
-	int half = head_dim / 2;
+	int half = rotary_dim / 2;
 
 	for (int64_t t = 0; t < tokens; t++)
 		for (int h = 0; h < heads; h++)
@@ -244,6 +260,8 @@ static int64_t scores(const struct device_attention *a, int64_t start, int64_t q
 		for (int i = 0; i < a->head_dim; i++)
 			s[j] += (double)q[i] * k[j * a->ld_k + i];
 		s[j] *= a->scale;
+		if (a->cap > 0)
+			s[j] = a->cap * tanh(s[j] / a->cap);
 		top = s[j] > top ? s[j] : top;
 	}
 	for (int64_t j = from; j <= query; j++)
@@ -276,6 +294,7 @@ void device_qk_norm_rope(struct device *dev, const struct device_qk_norm *n, voi
 	                           .ld_x = n->ld,
 	                           .ld_y = n->ld,
 	                           .eps = n->eps,
+	                           .w_offset = n->w_offset,
 	                           .type = n->type};
 	size_t k = (size_t)n->heads * (size_t)n->head_dim * dtype_size(n->type);
 
@@ -283,8 +302,8 @@ void device_qk_norm_rope(struct device *dev, const struct device_qk_norm *n, voi
 	norm.groups = n->kv_heads;
 	device_rmsnorm_forward(dev, &norm, (char *)y + k, rstd ? rstd + n->tokens * n->heads : NULL,
 	                       (const char *)x + k, w_k);
-	device_rope(dev, y, n->ld, n->heads + n->kv_heads, n->head_dim, n->positions, n->cos, n->sin,
-	            n->tokens, false, n->type);
+	device_rope(dev, y, n->ld, n->heads + n->kv_heads, n->head_dim, n->head_dim, n->positions, n->cos,
+	            n->sin, n->tokens, false, n->type);
 }
 
 void device_attention_forward(struct device *dev, const struct device_attention *a, void *o, float *lse,
@@ -347,6 +366,8 @@ void device_attention_backward(struct device *dev, const struct device_attention
 						dp +=
 						    (double)dot[i] * ((const float *)v)[j * a->ld_v + kv + i];
 					ds = p * (dp - delta) * a->scale;
+					if (a->cap > 0)
+						ds *= 1 - s[j] * s[j] / ((double)a->cap * a->cap);
 					for (int i = 0; i < dim; i++) {
 						((float *)d_v)[j * a->ld_v + kv + i] += (float)(p * dot[i]);
 						((float *)d_q)[t * a->ld_q + h * dim + i] +=
@@ -384,6 +405,164 @@ void device_swiglu_backward(struct device *dev, void *d_gate_up, void *y, const 
 			out[0] = d * up * s * (1 + gate * (1 - s));
 			out[cols] = d * gate * s;
 		}
+}
+
+/* ---- adapters ---- */
+void device_dropout(struct device *dev, const struct device_dropout *d, void *y, bool accumulate,
+                    const void *x, enum dtype type, int64_t n)
+{
+	struct rounding_key key = dropout_key(d->seed, d->number);
+	uint32_t threshold = dropout_threshold(d->probability);
+	const float *in = x;
+	float *out = y;
+
+	for (int64_t i = 0; i < n; i++) {
+		uint32_t bits = (uint32_t)i;
+		float kept;
+
+		ROUNDING_BITS(bits, (uint32_t)((uint64_t)i >> 32), key);
+		kept = bits >= threshold ? in[i] * dropout_factor(threshold) : 0;
+		out[i] = accumulate ? out[i] + kept : kept;
+	}
+}
+
+void device_row_norms(struct device *dev, const struct device_row_norms *n, float *norm, const void *w,
+                      const void *b, const void *a)
+{
+	for (int64_t j = 0; j < n->rows; j++) {
+		double sum = 0;
+
+		for (int64_t c = 0; c < n->cols; c++) {
+			double x = 0;
+
+			for (int64_t k = 0; k < n->rank; k++)
+				x += (double)((const float *)b)[j * n->rank + k] *
+				     ((const float *)a)[k * n->cols + c];
+			x = ((const float *)w)[j * n->cols + c] + n->scale * x;
+			sum += x * x;
+		}
+		norm[j] = (float)sqrt(sum);
+	}
+}
+
+void device_scale_columns(struct device *dev, const struct device_columns *c, void *y, const void *x)
+{
+	for (int64_t t = 0; t < c->rows; t++)
+		for (int64_t j = 0; j < c->cols; j++) {
+			int64_t at = t * c->ld + j;
+			double out = ((const float *)x)[at];
+
+			out *= c->times ? ((const float *)c->times)[at] : 1;
+			out *= c->magnitude ? ((const float *)c->magnitude)[j] : 1;
+			out = c->norm[j] > 0 ? out / c->norm[j] : 0;
+			((float *)y)[at] = (float)(out + (c->bias ? ((const float *)c->bias)[j] : 0));
+		}
+}
+
+void device_layernorm_forward(struct device *dev, const struct device_norm *n, void *y, float *statistics,
+                              const void *x, const void *w, const void *b)
+{
+	for (int64_t t = 0; t < n->rows; t++) {
+		const float *in = (const float *)x + t * n->ld_x;
+		double mean = 0, squares = 0, rstd;
+
+		for (int i = 0; i < n->cols; i++)
+			mean += in[i] / (double)n->cols;
+		for (int i = 0; i < n->cols; i++)
+			squares += (in[i] - mean) * (in[i] - mean);
+		rstd = 1 / sqrt(squares / n->cols + n->eps);
+		for (int i = 0; i < n->cols; i++)
+			((float *)y)[t * n->ld_y + i] =
+			    (float)((in[i] - mean) * rstd * ((const float *)w)[i] + ((const float *)b)[i]);
+		if (statistics) {
+			statistics[t] = (float)rstd;
+			statistics[n->rows + t] = (float)mean;
+		}
+	}
+}
+
+void device_layernorm_backward(struct device *dev, const struct device_norm *n, void *d_x, bool accumulate,
+                               float *d_w, float *d_b, const void *d_y, const void *x,
+                               const float *statistics, const void *w)
+{
+	for (int64_t t = 0; t < n->rows; t++) {
+		const float *in = (const float *)x + t * n->ld_x, *dy = (const float *)d_y + t * n->ld_y;
+		float *dx = (float *)d_x + t * n->ld_x, rstd = statistics[t], mean = statistics[n->rows + t];
+		double sum = 0, dot = 0;
+
+		for (int i = 0; i < n->cols; i++) {
+			double g = (double)dy[i] * ((const float *)w)[i], h = (in[i] - mean) * rstd;
+
+			d_w[i] += (float)(dy[i] * h);
+			d_b[i] += dy[i];
+			sum += g;
+			dot += g * h;
+		}
+		for (int i = 0; i < n->cols; i++) {
+			double g = (double)dy[i] * ((const float *)w)[i], h = (in[i] - mean) * rstd;
+			float d = (float)(rstd * (g - sum / n->cols - h * dot / n->cols));
+
+			dx[i] = accumulate ? dx[i] + d : d;
+		}
+	}
+}
+
+static double gelu(double x, double *slope)
+{
+	double c = sqrt(2 / M_PI), t = tanh(c * (x + 0.044715 * x * x * x));
+
+	*slope = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * c * (1 + 3 * 0.044715 * x * x);
+	return 0.5 * x * (1 + t);
+}
+
+void device_gelu_forward(struct device *dev, void *y, const void *x, int64_t tokens, int cols, bool gated,
+                         enum dtype type)
+{
+	double slope;
+
+	for (int64_t t = 0; t < tokens; t++)
+		for (int i = 0; i < cols; i++) {
+			const float *in = (const float *)x + t * (gated ? 2 : 1) * cols + i;
+
+			((float *)y)[t * cols + i] = (float)(gelu(in[0], &slope) * (gated ? in[cols] : 1));
+		}
+}
+
+void device_gelu_backward(struct device *dev, void *d_x, void *y, const void *d_y, const void *x,
+                          int64_t tokens, int cols, bool gated, enum dtype type)
+{
+	for (int64_t t = 0; t < tokens; t++)
+		for (int i = 0; i < cols; i++) {
+			const float *in = (const float *)x + t * (gated ? 2 : 1) * cols + i;
+			float *out = (float *)d_x + t * (gated ? 2 : 1) * cols + i;
+			double slope, g = gelu(in[0], &slope), up = gated ? in[cols] : 1;
+			float d = ((const float *)d_y)[t * cols + i];
+
+			if (y)
+				((float *)y)[t * cols + i] = (float)(g * up);
+			out[0] = (float)(d * up * slope);
+			if (gated)
+				out[cols] = (float)(d * g);
+		}
+}
+
+void device_capped_cross_entropy(struct device *dev, float cap, void *logits, enum dtype type,
+                                 const int32_t *targets, int64_t rows, int64_t vocab, float scale,
+                                 const float *row_scale, float *loss, bool backward)
+{
+	for (int64_t t = 0; t < rows; t++) {
+		float *x = (float *)logits + t * vocab;
+		double factor = scale * (row_scale ? row_scale[t] : 1), sum = 0;
+
+		for (int64_t i = 0; i < vocab; i++)
+			sum += exp(cap * tanh(x[i] / (double)cap));
+		loss[t] = targets[t] < 0 ? 0 : (float)(log(sum) - cap * tanh(x[targets[t]] / (double)cap));
+		for (int64_t i = 0; i < vocab && backward; i++) {
+			double h = tanh(x[i] / (double)cap), p = exp(cap * h) / sum - (i == targets[t]);
+
+			x[i] = targets[t] < 0 ? 0 : (float)(p * factor * (1 - h * h));
+		}
+	}
 }
 
 void device_cross_entropy(struct device *dev, void *logits, enum dtype type, const int32_t *targets,
@@ -441,7 +620,8 @@ bool device_supports(const struct device *dev, enum dtype type)
 /* The steps of optimizers other than AdamW are tried over the CPU's own device. */
 void device_scale(struct device *dev, void *x, enum dtype type, float factor, int64_t n)
 {
-	abort();
+	for (int64_t i = 0; i < n; i++)
+		((float *)x)[i] *= factor;
 }
 
 void device_update(struct device *dev, float *master, void *param, enum dtype param_type, float *grad,

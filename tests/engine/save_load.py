@@ -25,6 +25,14 @@ families = {
     "mistral": tf.MistralConfig(**common, sliding_window=8, tie_word_embeddings=False),
     "qwen2": tf.Qwen2Config(**common, tie_word_embeddings=True),
     "qwen3": tf.Qwen3Config(**common, head_dim=32, tie_word_embeddings=False),
+    "smollm3": tf.SmolLM3Config(**common, no_rope_layers=[1, 0, 1], tie_word_embeddings=True),
+    "granite": tf.GraniteConfig(**common, embedding_multiplier=3.0, residual_multiplier=0.5, logits_scaling=2.0, tie_word_embeddings=False),
+    "olmo2": tf.Olmo2Config(**common, tie_word_embeddings=False),
+    "olmo3": tf.Olmo3Config(**common, sliding_window=8, tie_word_embeddings=False),
+    "phi3": tf.Phi3Config(**common, sliding_window=8, tie_word_embeddings=False),
+    "gemma2": tf.Gemma2Config(**common, head_dim=24, sliding_window=8, tie_word_embeddings=True),
+    "gemma3": tf.Gemma3TextConfig(**common, head_dim=24, sliding_window=8, tie_word_embeddings=True),
+    "gpt2": tf.GPT2Config(vocab_size=264, n_embd=64, n_layer=3, n_head=4, n_positions=256, bos_token_id=1, eos_token_id=2, pad_token_id=0),
 }
 
 

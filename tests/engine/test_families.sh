@@ -6,5 +6,4 @@ src=${DTRAIN_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 dump=${DTRAIN_BUILD:-.}/tests/engine/grad_dump
 [ -x "${DTRAIN_TEST_PYTHON:-}" ] || { echo "no Python with transformers: set DTRAIN_TEST_PYTHON"; exit 77; }
 [ -x "$dump" ] || { echo "no $dump"; exit 77; }
-HF_HUB_OFFLINE=1 "$DTRAIN_TEST_PYTHON" "$src/tests/engine/families.py" "$dump"
-HF_HUB_OFFLINE=1 "$DTRAIN_TEST_PYTHON" "$src/tests/engine/families.py" "$dump" bf16
+HF_HUB_OFFLINE=1 "$DTRAIN_TEST_PYTHON" "$src/tests/engine/families.py" "$dump" fp32 bf16

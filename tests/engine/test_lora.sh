@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Adapters and freeze training: two ranks have the losses of one rank under each strategy, a resumed run has its own bitwise, what is frozen
+# Adapters (with dropout, as DoRA and PiSSA) and freeze training: two ranks have the losses of one rank under each strategy, a resumed run has its own bitwise, what is frozen
 # stays as it was, and a target that the model does not have is one line.
 . "$(dirname "$0")/worker.sh"
 more() { # NAME GROUPS: adds groups to the configuration
@@ -22,7 +22,7 @@ near() { # A B
 	paste -d ' ' <(losses "$tmp/$1" | sed -E 's/.*"loss":([^,]*),.*/\1/') <(losses "$tmp/$2" | sed -E 's/.*"loss":([^,]*),.*/\1/') |
 		awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > max) max = d; n++ } END { exit !(n == 20 && max <= 1e-5) }'
 }
-lora='"lora": {"rank": 4, "alpha": 16, "modules_to_save": ["norm"], "plus_ratio": 4}'
+lora='"lora": {"rank": 4, "alpha": 16, "modules_to_save": ["norm"], "plus_ratio": 4, "dropout": 0.1}'
 json one "$tmp/one" '"max_steps": 20, "accumulation": 2' '"save_steps": 10'
 more one "$lora"
 run one || { cat "$tmp/one.log"; fail "one rank"; }
@@ -36,9 +36,24 @@ for s in ddp zero1 zero2 zero3; do
 done
 
 cp "$tmp/one/adapter_model.safetensors" "$tmp/whole"
-rm -r "$tmp/one/checkpoint-20"
+rm -r "$tmp/one/checkpoint-20" "$tmp/one/adapter_model.safetensors"
 attempt=2 run one || { cat "$tmp/one.log"; fail "resumed"; }
 grep -q '^resuming from .*checkpoint-10' "$tmp/one.log" && cmp "$tmp/whole" "$tmp/one/adapter_model.safetensors" || fail "resumed: another adapter"
+
+# DoRA that begins as PiSSA, the same way.
+dora='"lora": {"rank": 4, "dora": true, "rslora": true, "init": "pissa", "target": ["q_proj", "o_proj", "up_proj", "down_proj"]}'
+json dora "$tmp/dora" '"max_steps": 20, "accumulation": 2' '"save_steps": 10'
+more dora "$dora"
+run dora || { cat "$tmp/dora.log"; fail "dora"; }
+json dora2 "$tmp/dora2" '"max_steps": 20' '"save_steps": 0'
+more dora2 "$dora, \"parallel\": {\"strategy\": \"zero3\"}"
+pair dora2 || { cat "$tmp/dora2-0.log"; fail "dora, two ranks"; }
+near dora dora2 || fail "dora: other losses than one rank"
+cp "$tmp/dora/adapter_model.safetensors" "$tmp/whole"
+rm -r "$tmp/dora/checkpoint-20" "$tmp/dora/adapter_model.safetensors"
+attempt=2 run dora || { cat "$tmp/dora.log"; fail "dora, resumed"; }
+grep -q '^resuming from .*checkpoint-10' "$tmp/dora.log" || fail "dora: not resumed"
+cmp "$tmp/whole" "$tmp/dora/adapter_model.safetensors" || fail "dora, resumed: another adapter"
 
 json some "$tmp/some" '"max_steps": 20, "accumulation": 2, "freeze_trainable_layers": 1, "freeze_trainable_modules": ["mlp", "q_proj"]' '"save_steps": 0'
 json some2 "$tmp/some2" '"max_steps": 20, "freeze_trainable_layers": 1, "freeze_trainable_modules": ["mlp", "q_proj"]' '"save_steps": 0'

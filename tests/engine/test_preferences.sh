@@ -47,4 +47,9 @@ done
 prefer wrong dpo '' "$src/etc/examples/instructions.json"
 run wrong && fail "instructions were taken for pairs"
 grep -q "column 'chosen' is missing" "$tmp/wrong.log" || { cat "$tmp/wrong.log"; fail "not what is missing"; }
+sed 's/false}/true}/' "$tmp/labels.json" >"$tmp/all-good.json"
+steps=1
+prefer good kto '' "$tmp/all-good.json"
+run good || { cat "$tmp/good.log"; fail "labels of one kind"; }
+grep -q "the label of each example is true" "$tmp/good.log" || { cat "$tmp/good.log"; fail "no word of labels of one kind"; }
 echo "preferences: all tasks run, and dpo resumes bitwise"

@@ -7,7 +7,7 @@ steps=50
 more=
 start_rank() { # NAME RANK [CONFIG]; more variables of the environment in $more
 	# shellcheck disable=SC2086 # $more is a list of assignments
-	env -i $more PATH="$PATH" OMP_NUM_THREADS=1 DTRAIN_ATTEMPT="${attempt:-1}" RANK="$2" WORLD_SIZE=2 LOCAL_RANK="$2" DTRAIN_RENDEZVOUS_DIR="$tmp/meet-$1" \
+	env -i $more PATH="$PATH" OMP_NUM_THREADS=1 DTRAIN_ATTEMPT="${attempt:-1}" RANK="$2" WORLD_SIZE="${ranks:-2}" LOCAL_RANK="$2" DTRAIN_RENDEZVOUS_DIR="$tmp/meet-$1" \
 		DTRAIN_CONFIG="$tmp/${3:-$1}.json" "$worker" >"$tmp/$1-$2.log" 2>&1 &
 	eval "rank$2=$!"
 	pids="$pids $!"
@@ -54,6 +54,52 @@ for s in zero2 zero3; do
 		awk -v s=$s '{ d = $1 - $2; if (d < 0) d = -d; if (d > max) max = d; n++ } END { printf "%s: %d steps, largest difference of the losses %.2e\n", s, n, max; exit !(n == '$steps' && max <= 1e-5) }' ||
 		fail "$s and ddp differ"
 done
+
+# Four ranks in two groups of two, each of which shares a copy of the model: the losses of two ranks with the same rows. Killed and resumed,
+# they have their own, bitwise.
+four() { # NAME
+	local r
+	mkdir -p "$tmp/meet-$1"
+	started=
+	for r in 0 1 2 3; do
+		start_rank "$1" $r
+		started="$started $!"
+	done
+}
+all_four() {
+	local p
+	for p in $started; do wait "$p" || return 1; done
+}
+ranks=4
+for name in hybrid hybrid-cut; do
+	json $name "$tmp/$name" "\"max_steps\": $steps, \"accumulation\": 1" '"save_steps": 5' "$data"
+	sed -i 's|"micro_batch": 2|"micro_batch": 1|; s|"train": {|"resources": {"devices_per_node": 4}, "parallel": {"strategy": "hybrid", "shard_degree": 2}, &|' "$tmp/$name.json"
+done
+four hybrid
+all_four || { cat "$tmp"/hybrid-?.log; fail "four ranks with hybrid"; }
+paste -d ' ' <(losses "$tmp/two" | sed -E 's/.*"loss":([^,]*),.*/\1/') <(losses "$tmp/hybrid" | sed -E 's/.*"loss":([^,]*),.*/\1/') |
+	awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > max) max = d; n++ } END { printf "hybrid: %d steps, largest difference of the losses %.2e\n", n, max; exit !(n == '$steps' && max <= 1e-5) }' ||
+	fail "hybrid and ddp differ"
+four hybrid-cut
+# Killed when its first checkpoint is there. On a machine where it gets to its end before that, what follows the checkpoint is removed.
+# shellcheck disable=SC2086 # a list of processes
+while kill -0 ${started##* } 2>/dev/null && [ ! -d "$tmp/hybrid-cut/checkpoint-5" ]; do sleep 0.01; done
+# shellcheck disable=SC2086 # a list of processes
+kill -9 $started 2>/dev/null
+for p in $started; do wait "$p"; done 2>/dev/null
+find "$tmp/hybrid-cut" -name 'checkpoint-*' ! -name checkpoint-5 -prune -exec rm -r {} +
+rm -f "$tmp/hybrid-cut/model.safetensors"
+rm -rf "$tmp/meet-hybrid-cut"
+attempt=2
+four hybrid-cut
+all_four || { cat "$tmp"/hybrid-cut-?.log; fail "four ranks with hybrid, resumed"; }
+grep -q '^resuming from .*checkpoint-5' "$tmp/hybrid-cut-0.log" || { cat "$tmp/hybrid-cut-0.log"; fail "hybrid: not resumed"; }
+unset attempt
+diff <(losses "$tmp/hybrid") <(losses "$tmp/hybrid-cut") >"$tmp/diff" || { head -5 "$tmp/diff"; fail "hybrid, resumed: other losses"; }
+cmp -s "$tmp/hybrid/model.safetensors" "$tmp/hybrid-cut/model.safetensors" || fail "hybrid, resumed: other weights"
+echo "hybrid: killed and resumed, the same bits"
+ranks=2
+
 json dies "$tmp/dies" '"max_steps": 100000, "accumulation": 3'
 strategy dies zero3
 pair dies

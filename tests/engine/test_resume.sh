@@ -97,3 +97,22 @@ for precision in fp32 bf16; do
 	grep -q "\"precision\": \"$precision\"" "$tmp/auto-$precision/checkpoint-3/dtrain/state.json" || fail "$precision: not saved with its precision"
 done
 echo "auto keeps the precision of a checkpoint"
+
+# A checkpoint has the moments that the optimizer keeps, and no others: of plain sgd there is no file of state at all. Resumed from the
+# middle, each goes on as if it had not been stopped.
+for case in plain,sgd,0,- sgd,sgd,0.9,m lion,lion,0.9,m adafactor,adafactor,0.9,v muon,muon,0.9,mv; do
+	IFS=, read -r name optimizer momentum want <<<"$case"
+	train="\"max_steps\": 6, \"optimizer\": \"$optimizer\", \"momentum\": $momentum"
+	json "$name" "$tmp/$name" "$train" '"save_steps": 3, "keep": 9'
+	run "$name" || { cat "$tmp/$name.log"; fail "$name"; }
+	cp -r "$tmp/$name" "$tmp/$name-cut"
+	rm -r "$tmp/$name-cut/checkpoint-6" "$tmp/$name-cut/model.safetensors"
+	json "$name-cut" "$tmp/$name-cut" "$train" '"save_steps": 3, "keep": 9, "resume": "must"'
+	attempt=2 run "$name-cut" || { cat "$tmp/$name-cut.log"; fail "$name: the resumed run"; }
+	diff <(losses "$tmp/$name") <(losses "$tmp/$name-cut") >"$tmp/diff" || { head -5 "$tmp/diff"; fail "$name: other losses"; }
+	cmp -s "$tmp/$name/model.safetensors" "$tmp/$name-cut/model.safetensors" || fail "$name: other weights"
+	file="$tmp/$name/checkpoint-6/dtrain/rank-00000-of-00001.safetensors"
+	kept=$({ [ ! -e "$file" ] || head -c 100000 "$file"; } | grep -ao '"[mv]\.' | sort -u | tr -dc mv)
+	[ "${kept:--}" = "$want" ] || fail "$name: the checkpoint has the moments '$kept', not '$want'"
+done
+echo "checkpoints have the moments that there are"

@@ -70,6 +70,9 @@ both send receive
 [ $s0 = 0 ] && [ $s1 = 0 ] || { show send receive; fail "two ranks, one reads"; }
 cmp -s "$tmp/want" "$tmp/out/model.safetensors" || fail "sent weights: another model"
 echo "sent weights are those of the files"
+# Weights that rank 0 lacks: the other rank ends with its words.
+sed "s|$tmp/model\"|$tmp/other\"|" "$tmp/send.json" >"$tmp/none.json"
+refuse none receive "$tmp/other"
 
 # Differences in configuration, tokenizer and data.
 rm -rf "$tmp/other" && cp -r "$tmp/model" "$tmp/other"
@@ -85,6 +88,25 @@ sed -i 's/"eos_token": *"[^"]*"/"eos_token": "a"/' "$tmp/other/tokenizer_config.
 cmp -s "$tmp/model/tokenizer_config.json" "$tmp/other/tokenizer_config.json" && fail "the tokenizer was not changed"
 apart tokenizer "s|$tmp/model|$tmp/other|"
 refuse base tokenizer "node n2, rank 1: $tmp/other: the tokenizer is not what rank 0 on node n1 has"
+# pad_token_id, which the task reward alone reads from config.json.
+rm -rf "$tmp/other" && cp -r "$tmp/model" "$tmp/other"
+python3 - "$tmp" "$src" <<-'EOF'
+	import json, sys
+	tmp, src = sys.argv[1:]
+	config = json.load(open(f"{tmp}/other/config.json"))
+	json.dump({**config, "pad_token_id": 7}, open(f"{tmp}/other/config.json", "w"))
+	run = json.load(open(f"{tmp}/base.json"))
+	run["task"] = "reward"
+	run["data"] = {"path": [f"{src}/etc/examples/preferences.json"], "template": "default", "max_length": 96, "cache_dir": f"{tmp}/cache"}
+	for name, model, out in ("reward", "model", "reward-out"), ("padded", "other", "elsewhere"):
+	    run["model"] = {"path": f"{tmp}/{model}", "tokenizer": f"{src}/tests/engine/bytes"}
+	    run["output"]["dir"] = f"{tmp}/{out}"
+	    json.dump(run, open(f"{tmp}/{name}.json", "w"))
+EOF
+refuse reward padded "node n2, rank 1: $tmp/other/config.json: pad_token_id is not what rank 0 on node n1 has"
+apart causal "s|$tmp/model|$tmp/other|"
+both base causal
+[ $s0 = 0 ] && [ $s1 = 0 ] || { show base causal; fail "another pad_token_id of a causal model"; }
 tr A-C X-Z <"$src/LICENSE" | head -c "$(wc -c <"$src/LICENSE")" >"$tmp/license.txt"
 apart data "s|$src/LICENSE|$tmp/license.txt|"
 refuse base data "node n2, rank 1: $tmp/cache-data/[0-9a-f]*.train: the tokenized data of $tmp/license.txt is not what rank 0 on node n1 has"

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Functions of the parts of tests/gpu/run, which source this file. Each part is a process of its own; its environment has GPU_ENGINE (cuda, or
 # simt: the emulated GPU), GPU_SRC and GPU_BUILD (source and build tree), GPU_WORK (a directory of this run), GPU_RESULTS (where results
-# go), GPU_PYTHON, and GPU_NONE (why there is no GPU; empty where there is one).
+# go), GPU_KEPT (a directory that the next call has, too), GPU_ENDS (the second at which the part is ended), GPU_PYTHON, and GPU_NONE (why
+# there is no GPU; empty where there is one).
 set -u
 # shellcheck disable=SC2034 # read by the scripts that source this one
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -9,7 +10,8 @@ src=$GPU_SRC build=$GPU_BUILD part=${GPU_PART:-} work=$GPU_WORK/${GPU_PART:-}
 tiny=$([ "$GPU_ENGINE" = simt ] && echo yes || true) # the emulator is slow: the smallest sizes
 unset OPENBLAS_CORETYPE OPENBLAS_L2_SIZE
 RANDOM=${SEED:=$RANDOM} # SEED=N does again what is random
-mkdir -p "$work"
+kept=$GPU_KEPT/${GPU_PART:-}
+mkdir -p "$work" "$kept"
 echo "SEED=$SEED" >&2
 
 # One tab-separated line for each result: part, pass|fail|skip, name, words. It is written at once, since the time of a run may end.
@@ -30,6 +32,26 @@ figure() {
 	fi
 	printf '%s\tfigure\t%s\t%s\t%s\t%s\t%s\t%s\n' "$part" "$1" "${2:-}" "${3:-}" "${4:-}" "${5:-}" "$holds" >>"$GPU_RESULTS"
 	printf '%s: %s  %s  %s  %s  %s %s\n' "$part" "$1" "${2:-}" "${3:-}" "${4:-}" "${5:-}" "$holds" >&2
+}
+# step NAME COMMAND…: one step of a part. A part that is repeated does not repeat the steps that it has completed without a failure: their results
+# are taken from the call before.
+step() {
+	local file before
+	file=$kept/step-$(printf '%s' "$1" | tr -c 'A-Za-z0-9' _)
+	shift
+	if [ -f "$file" ]; then
+		cat "$file" >>"$GPU_RESULTS"
+		return
+	fi
+	before=$(wc -l <"$GPU_RESULTS")
+	"$@"
+	tail -n +$((before + 1)) "$GPU_RESULTS" >"$file.new"
+	if grep -q -P '\t(fail|skip)\t|\tMISSED$' "$file.new"; then rm -f "$file.new"; else mv "$file.new" "$file"; fi
+}
+# The seconds that are left for the part; at most LIMIT of them.
+left() { # LIMIT
+	local n=$((GPU_ENDS - $(date +%s) - 5))
+	echo $((n < $1 ? n : $1))
 }
 # note WORDS: adds a line below the table.
 note() { printf '%s\tnote\t%s\n' "$part" "$*" >>"$GPU_RESULTS"; }
@@ -60,8 +82,14 @@ has() {
 # $check_wants, these words have to be in the output, too.
 check_wants=
 check() {
-	local name=$1 limit=$2 status words
+	local name=$1 limit=$2
 	shift 3
+	step "$name" check_now "$name" "$limit" "$@"
+}
+# shellcheck disable=SC2317 # called by step
+check_now() {
+	local name=$1 limit=$2 status words
+	shift 2
 	timeout -k 5 "$limit" "$@" >"$work/check.log" 2>&1
 	status=$?
 	cat "$work/check.log"

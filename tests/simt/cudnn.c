@@ -12,31 +12,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/device/cuda/attention/cudnn_plan.h"
 #include "engine/device/dtype.h"
+#include "fake_cudnn.h"
 
-enum {
-	BAD_PARAM = 2000,
-	NOT_SUPPORTED = 3000,
-	ENGINE = 13,
-	TILE_KNOB = 40,
-	ATTRIBUTES = 24,
-	LENGTHS_MAX = 4096
-};
+enum { BAD_PARAM = 2000, NOT_SUPPORTED = 3000, ENGINE = 13, TILE_KNOB = 40, LENGTHS_MAX = 4096 };
 #define SIZE_OF_WORKSPACE 4096
-
-struct attribute {
-	int name, type;
-	int64_t count;
-	unsigned char bytes[17 * 8 * 2];
-};
-
-struct descriptor {
-	int type, count;
-	bool final;
-	struct descriptor *own; /* the engine that a query has returned */
-	struct attribute attributes[ATTRIBUTES];
-};
 
 struct cudnnContext {
 	cudaStream_t stream;
@@ -72,7 +52,9 @@ int cudnn_load(struct error *err)
 
 size_t cudnnGetVersion(void)
 {
-	return 92800;
+	const char *version = getenv("SIMT_CUDNN_VERSION");
+
+	return version ? strtoul(version, NULL, 10) : 92800;
 }
 
 const char *cudnnGetErrorString(cudnnStatus_t status)
@@ -106,8 +88,12 @@ cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream)
 /* ---- descriptors ---- */
 cudnnStatus_t cudnnBackendCreateDescriptor(int type, cudnnBackendDescriptor_t *out)
 {
-	struct descriptor *d = calloc(1, sizeof(*d));
+	struct descriptor *d;
 
+	if (cudnnGetVersion() < CUDNN_ONE_OPERATION && type >= CUDNN_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR &&
+	    type <= CUDNN_BACKEND_OPERATION_SOFTMAX_DESCRIPTOR)
+		return wrong(NOT_SUPPORTED, "this version has no such operation");
+	d = calloc(1, sizeof(*d));
 	d->type = type;
 	*out = d;
 	return CUDNN_STATUS_SUCCESS;
@@ -118,30 +104,6 @@ cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t d)
 	free(((struct descriptor *)d)->own);
 	free(d);
 	return CUDNN_STATUS_SUCCESS;
-}
-
-static size_t size_of(int type)
-{
-	switch (type) {
-	case CUDNN_TYPE_BOOLEAN:
-	case CUDNN_TYPE_CHAR:
-		return 1;
-	case CUDNN_TYPE_DATA_TYPE:
-	case CUDNN_TYPE_HEUR_MODE:
-	case CUDNN_TYPE_KNOB_TYPE:
-	case CUDNN_TYPE_POINTWISE_MODE:
-		return sizeof(int);
-	default:
-		return 8;
-	}
-}
-
-static const struct attribute *find(const struct descriptor *d, int name)
-{
-	for (int i = 0; i < d->count; i++)
-		if (d->attributes[i].name == name)
-			return &d->attributes[i];
-	return NULL;
 }
 
 cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descriptor, int name, int type, int64_t count,
@@ -166,46 +128,6 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descriptor, int 
 	memcpy(a->bytes, elements, (size_t)count * size_of(type));
 	d->count++;
 	return CUDNN_STATUS_SUCCESS;
-}
-
-static struct descriptor *part(const struct descriptor *d, int name)
-{
-	const struct attribute *a = find(d, name);
-
-	return a && a->type == CUDNN_TYPE_BACKEND_DESCRIPTOR ? *(struct descriptor *const *)a->bytes : NULL;
-}
-
-static int64_t number(const struct descriptor *d, int name)
-{
-	const struct attribute *a = find(d, name);
-
-	if (!a)
-		return -1;
-	return size_of(a->type) == 8   ? *(const int64_t *)a->bytes
-	       : size_of(a->type) == 1 ? *a->bytes
-	                               : *(const int *)a->bytes;
-}
-
-static const int64_t *numbers(const struct descriptor *d, int name)
-{
-	const struct attribute *a = find(d, name);
-
-	return a && a->type == CUDNN_TYPE_INT64 ? (const int64_t *)a->bytes : NULL;
-}
-
-static int64_t uid(const struct descriptor *t)
-{
-	return number(t, CUDNN_ATTR_TENSOR_UNIQUE_ID);
-}
-
-static const int64_t *dims(const struct descriptor *t)
-{
-	return numbers(t, CUDNN_ATTR_TENSOR_DIMENSIONS);
-}
-
-static const int64_t *strides(const struct descriptor *t)
-{
-	return numbers(t, CUDNN_ATTR_TENSOR_STRIDES);
 }
 
 /* ---- checks when a descriptor is finalized ---- */
@@ -379,6 +301,13 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor)
 	case CUDNN_BACKEND_OPERATION_SDPA_BWD_DESCRIPTOR:
 		status = finalize_attention(d);
 		break;
+	case CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR:
+	case CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR:
+	case CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR:
+		status = fake_composite_check(d);
+		if (status)
+			return wrong(status, "an operation of a composite graph");
+		break;
 	case CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR:
 		status = part(d, CUDNN_ATTR_OPERATIONGRAPH_OPS) ? CUDNN_STATUS_SUCCESS : BAD_PARAM;
 		break;
@@ -453,45 +382,6 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t descriptor, int 
 }
 
 /* ---- the computation ---- */
-struct pack {
-	const int64_t *uids;
-	void *const *pointers;
-	int64_t count;
-};
-
-static void *pointer(struct pack *p, const struct descriptor *t)
-{
-	for (int64_t i = 0; i < p->count; i++)
-		if (p->uids[i] == uid(t)) {
-			if (number(t, CUDNN_ATTR_TENSOR_IS_BY_VALUE) < 0) {
-				simt_check(p->pointers[i], "a tensor of cuDNN");
-				if ((uintptr_t)p->pointers[i] % 16)
-					break;
-			}
-			return p->pointers[i];
-		}
-	fprintf(stderr, "cuDNN's stand-in: tensor %lld is not given, or not aligned\n", (long long)uid(t));
-	abort();
-}
-
-/* Heads of rows somewhere in memory; sequence `b` begins at `first`. */
-struct view {
-	char *p;
-	const int64_t *strides, *offsets;
-};
-
-static struct view view_of(struct pack *p, const struct descriptor *t)
-{
-	const struct descriptor *offsets = part(t, CUDNN_ATTR_TENSOR_RAGGED_OFFSET_DESC);
-
-	return (struct view){pointer(p, t), strides(t), offsets ? pointer(p, offsets) : NULL};
-}
-
-static int64_t at(const struct view *v, int64_t b, int64_t h, int64_t row)
-{
-	return (v->offsets ? v->offsets[b] : b * v->strides[0]) + h * v->strides[1] + row * v->strides[2];
-}
-
 static double dot(const struct view *x, int64_t i, const struct view *y, int64_t j, int64_t n)
 {
 	const uint16_t *a = (const uint16_t *)x->p + i, *b = (const uint16_t *)y->p + j;
@@ -591,6 +481,7 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
 	const struct attribute *given = find(variant, CUDNN_ATTR_VARIANT_PACK_WORKSPACE);
 	const struct names *n;
 	struct problem p = {0};
+	cudnnStatus_t status;
 	struct pack pack;
 
 	graph = part(part(config, CUDNN_ATTR_ENGINECFG_ENGINE), CUDNN_ATTR_ENGINE_OPERATION_GRAPH);
@@ -601,6 +492,13 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
 	if (!uids || !pointers || uids->count != pointers->count || !given)
 		return wrong(BAD_PARAM, "a variant pack lacks something");
 	pack = (struct pack){(const int64_t *)uids->bytes, (void *const *)pointers->bytes, uids->count};
+	if (fake_is_composite(d)) {
+		simt_enter(handle->stream);
+		status = fake_composite_run(&pack, graph);
+		simt_leave();
+		executions += status == CUDNN_STATUS_SUCCESS;
+		return status ? wrong(status, "a composite graph") : status;
+	}
 	p.b = dims(part(d, n->q))[0], p.h = dims(part(d, n->q))[1], p.s = dims(part(d, n->q))[2];
 	p.hd = dims(part(d, n->q))[3], p.kv = dims(part(d, n->k))[1], p.group = p.h / p.kv;
 	p.q = view_of(&pack, part(d, n->q));

@@ -23,16 +23,45 @@ done
 
 # A part that exceeds its time is a failure that says so, and leaves no process running; a part for which no time is left is skipped.
 mkdir slow slow/parts
-cp "$src"/tests/gpu/*.awk "$src/tests/gpu/lib.sh" "$src/tests/gpu/run" slow/
+cp "$src"/tests/gpu/*.awk "$src/tests/gpu/expected.tsv" "$src/tests/gpu/lib.sh" "$src/tests/gpu/run" slow/
 printf '#!/bin/bash\n. "$(dirname "$0")/../lib.sh"\npass early\nsetsid sleep 4712.5 &\nsleep 60\n' >slow/parts/profile
 sed -i 's/profile:600/profile:3/' slow/run
 slow/run --engine simt --build "$build" --out "$tmp/slow/out" --only profile >slow/words && fail "a part that hangs: status 0"
-grep -q '| profile | profile | fail | cut off after 3 s |' slow/out/results.md || fail "a part that hangs: $(cat slow/out/results.md)"
+grep -q '| profile | profile | fail | cut off after 3 s; --continue goes on with it |' slow/out/results.md || fail "a part that hangs: $(cat slow/out/results.md)"
 grep -q '^1 passed, 1 failed, 0 skipped$' slow/words || fail "a part that hangs: $(tail -n 1 slow/words)"
 for p in /proc/[0-9]*; do
 	[ "$(cat "$p/cmdline" 2>/dev/null | tr '\0' ' ')" != "sleep 4712.5 " ] || fail "a part that hangs leaves processes"
 done
 slow/run --engine simt --build "$build" --out "$tmp/slow/out" --only profile --minutes 0 | grep -q '^0 passed, 0 failed, 1 skipped$' || fail "no minutes left"
+
+# A part that was ended goes on from its completed steps, also on another machine, which has nothing but kept.tar; its failure is forgotten.
+cat >slow/parts/profile <<'EOF'
+#!/bin/bash
+. "$(dirname "$0")/../lib.sh"
+first() { echo ran >>"$DTRAIN_STEPS"; pass first "one result"; note "a note"; }
+second() { [ -n "${DTRAIN_SECOND:-}" ] || sleep 60; pass second; }
+step first first
+step second second
+EOF
+export DTRAIN_STEPS=$tmp/steps
+slow/run --engine simt --build "$build" --out "$tmp/slow/one" --only profile >/dev/null && fail "a part that is ended: status 0"
+DTRAIN_SECOND=yes slow/run --engine simt --build "$build" --out "$tmp/slow/two" --only profile --continue --kept "$tmp/slow/one/kept.tar" >slow/words ||
+	fail "a part that goes on: $(cat slow/words)"
+[ "$(cat "$DTRAIN_STEPS")" = ran ] || fail "a completed step was repeated"
+grep -q '^2 passed, 0 failed, 0 skipped$' slow/words && grep -q '^a note$' slow/two/results.md || fail "a part that goes on: $(cat slow/two/results.md)"
+
+# The summary: a figure that is written again counts once; what is expected of a step of an H200.
+printf 'p\tfigure\tspeed\t1\t2\t0.5\t>= 1\tMISSED\np\tfigure\tspeed\t3\t2\t1.5\t>= 1\tholds\np\tskip\tpeer\tno time is left\n' >made.tsv
+awk -f "$src/tests/gpu/summary.awk" made.tsv >made.txt
+grep -q '^1 passed, 0 failed, 1 skipped$' made.txt && grep -q '^skip  p: peer: no time is left$' made.txt || fail "summary.awk: $(cat made.txt)"
+awk -f "$src/tests/gpu/table.awk" made.tsv | grep -q '^1 passed, 0 failed, 1 skipped$' || fail "table.awk: $(awk -f "$src/tests/gpu/table.awk" made.tsv)"
+{
+	printf 'profile\tgemm 1x2x3 NT bf16 to bf16\t4\t100.5\t1\t1\nprofile\tgemm 3x2x1 TN bf16 to fp32\t4\t50\t1\t1\n'
+	printf 'profile\trope\t1\t2\t0\t1\nprofile total\tall operations\t160\t152.5\t0\t0\n'
+} >made.prof
+awk -f "$src/tests/gpu/expected.awk" "$src/tests/gpu/expected.tsv" made.prof >made.times
+grep -q '^matrix products	150.50	<= 190$' made.times && grep -q '^norms, rotation and SwiGLU	2.00	<= 17$' made.times &&
+	grep -q '^the whole step	160.00	<= 300$' made.times || fail "expected.awk: $(cat made.times)"
 
 # The table of ncu, from made-up output.
 cat >ncu.csv <<'EOF'

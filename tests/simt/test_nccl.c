@@ -2,6 +2,7 @@
 /* comm/nccl.c over stand-ins for NCCL and the CUDA runtime: ranks are threads here. */
 #include <errno.h>
 #include <pthread.h>
+#include <semaphore.h>
 
 #include "base/clock.h"
 #include "base/str.h"
@@ -25,6 +26,7 @@ struct rank {
 	struct comm *comm;
 	void (*body)(struct rank *r);
 	pthread_barrier_t *together; /* all ranks have their device; time is measured from here on */
+	sem_t *noticed;              /* posted by each rank that has its error */
 	pthread_t thread;
 };
 
@@ -90,16 +92,23 @@ static void with_ranks_later(int n, enum later later, void (*body)(struct rank *
 	_cleanup_free_ char *directory = unit_tmpdir();
 	pthread_barrier_t together;
 	struct rank rank[RANKS];
+	sem_t noticed;
 
 	ck_assert(!pthread_barrier_init(&together, NULL, (unsigned)n));
+	ck_assert(!sem_init(&noticed, 0, 0));
 	for (int i = 0; i < n; i++) {
-		rank[i] = (struct rank){
-		    .rank = i, .directory = directory, .later = later, .body = body, .together = &together};
+		rank[i] = (struct rank){.rank = i,
+		                        .directory = directory,
+		                        .later = later,
+		                        .body = body,
+		                        .together = &together,
+		                        .noticed = &noticed};
 		ck_assert(!pthread_create(&rank[i].thread, NULL, run, &rank[i]));
 	}
 	for (int i = 0; i < n; i++)
 		pthread_join(rank[i].thread, NULL);
 	pthread_barrier_destroy(&together);
+	sem_destroy(&noticed);
 	ck_assert(!file_remove_tree(directory, NULL));
 }
 
@@ -277,6 +286,17 @@ static void stands_still(struct rank *r, comm_ticket ticket, int code, const cha
 	ck_assert_msg(strstr(err.message, words) != NULL && strstr(err.message, more) != NULL, "%s",
 	              err.message);
 	ck_assert_int_eq(comm_wait(r->comm, comm_barrier(r->comm), &err), code);
+	sem_post(r->noticed);
+}
+
+/* A rank that hangs does so until `ranks` others have noticed. */
+static void hang_until_noticed(struct rank *r, int ranks)
+{
+	for (int i = 0; i < ranks; i++)
+		while (sem_wait(r->noticed) < 0)
+			ck_assert_int_eq(errno, EINTR);
+	for (int i = 0; i < ranks; i++)
+		sem_post(r->noticed); /* for others that hang */
 }
 
 /* Rank 1 does not take part in the last collective: the wait of the other rank for its device ends, too. */
@@ -290,7 +310,7 @@ static void stalls(struct rank *r)
 		             "rank 0: all-gather (collective 2) has made no progress for 2 s: rank 1 on ",
 		             " is past all-reduce (collective 1) and has not begun it");
 	else
-		usleep(2900 * 1000);
+		hang_until_noticed(r, 1);
 	device_free(r->dev, b);
 }
 
@@ -312,7 +332,7 @@ static void stalls_at_once(struct rank *r)
 		             "rank 0: all-gather (collective 1) has made no progress for 2 s: rank 1 on ",
 		             " has not begun it");
 	else
-		usleep(2900 * 1000);
+		hang_until_noticed(r, 1);
 	device_free(r->dev, b);
 }
 
@@ -333,7 +353,7 @@ static void two_are_missing(struct rank *r)
 		             "rank 0: barrier (collective 2) has made no progress for 2 s: rank 1 on ",
 		             " is past all-reduce (collective 1) and has not begun it, rank 2 on ");
 	else
-		usleep(2900 * 1000);
+		hang_until_noticed(r, 1);
 	device_free(r->dev, b);
 }
 
@@ -343,7 +363,7 @@ static void says_nothing(struct rank *r)
 
 	begin(r, 3, 2, &b);
 	if (r->rank == 2)
-		usleep(2900 * 1000);
+		hang_until_noticed(r, 2);
 	else
 		stands_still(r, comm_barrier(r->comm), -ETIMEDOUT, "for 2 s: rank 2 on ",
 		             " has not reported: it hangs or has ended");
@@ -368,7 +388,7 @@ static void nobody_to_ask(struct rank *r)
 		             "rank 0: barrier (collective 2) has made no progress for 2 s: ",
 		             "where the other ranks are is not known: nobody listens");
 	else
-		usleep(2900 * 1000);
+		hang_until_noticed(r, 1);
 	device_free(r->dev, b);
 }
 
@@ -412,7 +432,7 @@ static void hangs(struct rank *r)
 	} else {
 		simt_stream_begin(r->dev->stream);
 		comm_barrier(r->comm);
-		usleep(2900 * 1000);
+		hang_until_noticed(r, 1);
 		simt_stream_end(r->dev->stream);
 		stands_still(r, 0, -ETIMEDOUT, "rank 1: barrier (collective 2)",
 		             "this rank's GPU has not reached it: the computation before it hangs");

@@ -19,16 +19,61 @@
 
 /* ---- the network ---- */
 
-void bed_send(struct bed *b, struct packet packet, double delay)
+static void enqueue(struct bed *b, struct packet packet, double delay)
 {
 	struct packet *m = malloc(sizeof(*m)), **at = &b->packets;
 
 	*m = packet;
 	m->due = b->now + delay;
+	m->sent = b->now;
 	while (*at && (*at)->due <= m->due)
 		at = &(*at)->next;
 	m->next = *at;
 	*at = m;
+}
+
+static double chance(struct chaos *c)
+{
+	return rand_r(&c->state) / (RAND_MAX + 1.0);
+}
+
+/* A call without an answer is given up, whatever happens to it at the other end. */
+static void give_up(struct bed *b, struct packet *call)
+{
+	if (call->done)
+		bed_answer_never(b, call);
+	call->done = NULL;
+}
+
+void bed_send(struct bed *b, struct packet packet, double delay)
+{
+	struct chaos *c = b->chaos;
+
+	/* The controller's own node is called directly; a preflight, and that a caller gives up, is no
+	 * message. */
+	if (!c || packet.node == b->nodes || packet.kind == PREFLIGHT ||
+	    (packet.kind == ANSWER && packet.result.code == -EHOSTUNREACH)) {
+		enqueue(b, packet, delay);
+		return;
+	}
+	if (chance(c) < c->drop) {
+		give_up(b, &packet);
+		json_decref(packet.body);
+		return;
+	}
+	if (chance(c) < 0.2)
+		delay += chance(c) * chance(c) * c->most_delay;
+	if (packet.kind != ANSWER && delay > CALL_TIMEOUT)
+		give_up(b, &packet);
+	/* A start and an answer are sent once, over one connection. */
+	if (packet.kind != ANSWER && packet.kind != START && chance(c) < c->repeat) {
+		struct packet again = packet;
+
+		again.done = NULL;
+		json_incref(again.body);
+		enqueue(b, again, delay + chance(c) * c->most_delay);
+	}
+	enqueue(b, packet, delay);
 }
 
 void bed_answer(struct bed *b, const struct packet *call, struct peer_result result, double delay)
@@ -60,6 +105,8 @@ static void peers_start(void *context, const struct peer *peer, struct start_req
 	                    .attempt = request->attempt,
 	                    .epoch = request->epoch,
 	                    .state = RUNNING,
+	                    .until = request->until,
+	                    .keeps = !run_config_stops_on_partition(request->config),
 	                    .ranks = request->rank_count};
 	struct packet packet;
 	double delay;
@@ -94,6 +141,7 @@ static void peers_stop(void *context, const struct peer *peer, const struct stop
 {
 	struct bed *b = context;
 
+	b->stop = (struct stop_times){request->save, request->grace};
 	bed_send(b,
 	         (struct packet){.kind = STOP,
 	                         .node = node_find(b, peer->name),
@@ -132,23 +180,29 @@ static void deliver_report(struct bed *b, const json_t *body)
 	controller_report(b->controller, &report);
 }
 
-static void deliver_heartbeat(struct bed *b, struct node *n, const json_t *body)
+static void deliver_heartbeat(struct bed *b, struct node *n, const json_t *body, double sent)
 {
 	_cleanup_(heartbeat_release) struct heartbeat heartbeat = {0};
 	_cleanup_(heartbeat_answer_release) struct heartbeat_answer reply = {0};
 	struct error err = ERROR_INIT;
 
 	ck_ok(heartbeat_decode(body, &heartbeat, &err), &err);
-	ck_ok(controller_heartbeat(b->controller, &heartbeat, &reply, &err), &err);
-	node_take_heartbeat_answer(n, &reply);
+	if (controller_heartbeat(b->controller, &heartbeat, &reply, &err) < 0)
+		ck_assert_msg(err.code == -EALREADY || err.code == -ENOENT, "%s", err.message);
+	else if (!b->chaos || n == b->nodes || chance(b->chaos) >= b->chaos->drop)
+		node_take_heartbeat_answer(n, &reply, sent);
 }
 
 static void deliver(struct bed *b, struct packet *m)
 {
 	_cleanup_json_ json_t *body = m->body;
 
+	b->steps++;
 	if (m->kind == ANSWER) {
-		m->done(m->context, &m->result);
+		if (m->done)
+			m->done(m->context, &m->result);
+	} else if (m->kind == PREFLIGHT) {
+		node_end_preflight(b, m);
 	} else if (m->node->cut_off) {
 		if (m->done)
 			bed_answer_never(b, m);
@@ -161,7 +215,7 @@ static void deliver(struct bed *b, struct packet *m)
 	} else if (m->kind == REPORT) {
 		deliver_report(b, body);
 	} else {
-		deliver_heartbeat(b, m->node, body);
+		deliver_heartbeat(b, m->node, body, m->sent);
 	}
 }
 
@@ -174,7 +228,9 @@ static double monotonic(void *context)
 
 static double realtime(void *context)
 {
-	return ((struct bed *)context)->now + EPOCH;
+	const struct bed *b = context;
+
+	return b->now + EPOCH + b->clock_jump;
 }
 
 static void set_timer(void *context, enum controller_timer timer, double at)
@@ -202,6 +258,10 @@ static bool handle_one(struct bed *b)
 	for (size_t i = 0; i < b->node_count; i++) {
 		struct node *n = &b->nodes[i];
 
+		if (n->lease > 0 && n->lease <= b->now) {
+			node_end_lease(b, n);
+			return true;
+		}
 		if (n->next_heartbeat > b->now)
 			continue;
 		n->next_heartbeat += HEARTBEAT;
@@ -222,8 +282,11 @@ static double next_event(const struct bed *b)
 {
 	double next = b->packets ? b->packets->due : INFINITY;
 
-	for (size_t i = 0; i < b->node_count; i++)
+	for (size_t i = 0; i < b->node_count; i++) {
 		next = MIN(next, b->nodes[i].next_heartbeat);
+		if (b->nodes[i].lease > 0)
+			next = MIN(next, b->nodes[i].lease);
+	}
 	for (int i = 0; i < CONTROLLER_TIMERS; i++)
 		if (b->timers[i] >= 0)
 			next = MIN(next, b->timers[i]);
@@ -235,8 +298,11 @@ void bed_pass(struct bed *b, double seconds)
 	double end = b->now + seconds;
 
 	for (;;) {
-		if (handle_one(b))
+		if (handle_one(b)) {
+			if (b->watch)
+				b->watch(b, b->watch_context);
 			continue;
+		}
 		if (next_event(b) > end)
 			break;
 		b->now = next_event(b);
@@ -272,6 +338,7 @@ static void start_controller(struct bed *b)
 	    .hosts = b->hosts,
 	    .default_port = 29600,
 	    .node_timeout = NODE_TIMEOUT,
+	    .lease = b->lease,
 	    .clock = {b, monotonic, realtime, set_timer},
 	    .peers = {b, peers_start, peers_stop, peers_set_device, peers_free_port},
 	};
@@ -286,16 +353,22 @@ static void start_controller(struct bed *b)
 	ck_ok(controller_listen_events(b->controller, on_event, b, &b->listener, &err), &err);
 }
 
-/* Stops the controller as if its process ended: messages to and from it that have not arrived are lost. */
-static void stop_controller(struct bed *b)
+/* Stops the controller as if its process ended: messages to and from it that have not arrived are lost, but
+ * for starts (keep_starts), which the nodes may have received and not yet begun. */
+static void stop_controller(struct bed *b, bool keep_starts)
 {
-	while (b->packets) {
-		struct packet *m = b->packets;
+	for (struct packet **at = &b->packets; *at;) {
+		struct packet *m = *at;
 		struct peer_result result = {.code = -ECANCELED, .message = "the service stops"};
 
-		b->packets = m->next;
 		if (m->done)
 			m->done(m->context, &result);
+		m->done = NULL;
+		if (keep_starts && (m->kind == START || m->kind == PREFLIGHT)) {
+			at = &m->next;
+			continue;
+		}
+		*at = m->next;
 		json_decref(m->body);
 		free(m);
 	}
@@ -313,6 +386,7 @@ struct bed *bed_create(const char *hosts)
 	ck_assert_ptr_nonnull(b);
 	b->dir = unit_tmpdir();
 	b->now = 1000;
+	b->lease = LEASE;
 	ck_ok(hosts_parse(hosts, strlen(hosts), "hosts", &b->hosts, &err), &err);
 	ck_assert_uint_le(b->hosts->count, NODES);
 	for (; b->node_count < b->hosts->count; b->node_count++) {
@@ -323,6 +397,7 @@ struct bed *bed_create(const char *hosts)
 		snprintf(n->name, sizeof(n->name), "%s", h->name);
 		snprintf(n->instance, sizeof(n->instance), "boot-0");
 		n->slots = h->slots;
+		n->rate = 1;
 		n->next_heartbeat = b->now;
 	}
 	start_controller(b);
@@ -332,7 +407,7 @@ struct bed *bed_create(const char *hosts)
 
 void bed_free(struct bed *b)
 {
-	stop_controller(b);
+	stop_controller(b, false);
 	strbuf_free(&b->events);
 	hosts_free(b->hosts);
 	file_remove_tree(b->dir, NULL);
@@ -488,7 +563,35 @@ void bed_reboot(struct bed *b, const char *node)
 
 	memset(n->attempts, 0, sizeof(n->attempts));
 	snprintf(n->instance, sizeof(n->instance), "boot-%d", ++n->boots);
+	/* The connections are gone, and what was under way on them. */
+	for (struct packet **at = &b->packets; *at;) {
+		struct packet *m = *at;
+
+		if (m->node != n || m->kind == ANSWER) {
+			at = &m->next;
+			continue;
+		}
+		*at = m->next;
+		if (m->done)
+			bed_answer_never(b, m);
+		json_decref(m->body);
+		free(m);
+		at = &b->packets;
+	}
 	n->sequence = 0;
+	n->lease = 0;
+	n->stopped_count = 0;
+}
+
+void bed_give_up_calls(struct bed *b)
+{
+	for (struct packet *m = b->packets; m; m = m->next)
+		if (m->kind == START && m->done) {
+			m->done(m->context, &(struct peer_result){.code = -EHOSTUNREACH,
+			                                          .message = "timed out",
+			                                          .backoff = NODE_TIMEOUT});
+			m->done = NULL;
+		}
 }
 
 void bed_set_delay(struct bed *b, const char *node, double seconds)
@@ -499,6 +602,22 @@ void bed_set_delay(struct bed *b, const char *node, double seconds)
 void bed_send_heartbeat(struct bed *b, const char *node)
 {
 	node_send_heartbeat(b, node_find(b, node));
+}
+
+void bed_set_lease(struct bed *b, double seconds)
+{
+	b->lease = seconds;
+}
+
+void bed_repeat_heartbeat(struct bed *b, const char *node)
+{
+	node_find(b, node)->sequence--;
+	bed_send_heartbeat(b, node);
+}
+
+struct stop_times bed_last_stop(const struct bed *b)
+{
+	return b->stop;
 }
 
 int bed_starts(const struct bed *b, const char *node)
@@ -551,7 +670,7 @@ void bed_copy_store(struct bed *b, bool back)
 	struct error err = ERROR_INIT;
 	size_t len;
 
-	stop_controller(b);
+	stop_controller(b, false);
 	ck_ok(file_read(back ? copy : live, 0, &data, &len, &err), &err);
 	ck_ok(file_write_atomic(back ? live : copy, data, len, 0600, &err), &err);
 	start_controller(b);
@@ -567,15 +686,20 @@ void bed_delay_start(struct bed *b, const char *node, double seconds)
 	node_find(b, node)->start_delay = seconds;
 }
 
+void bed_set_preflight(struct bed *b, const char *node, double seconds)
+{
+	node_find(b, node)->preflight = seconds;
+}
+
 void bed_crash_controller(struct bed *b)
 {
 	bed_break_store(b, true);
-	stop_controller(b);
+	stop_controller(b, true);
 	start_controller(b);
 }
 
 void bed_restart_controller(struct bed *b)
 {
-	stop_controller(b);
+	stop_controller(b, true);
 	start_controller(b);
 }

@@ -55,16 +55,21 @@ void bed_cut_off(struct bed *b, const char *node, bool cut_off);       /* nothin
 void bed_reboot(struct bed *b, const char *node);                      /* all that it had is gone */
 void bed_shut_down(struct bed *b, const char *node);                   /* it says so, and takes no new runs */
 void bed_delay_start(struct bed *b, const char *node, double seconds); /* the next one is so long under way */
-void bed_set_delay(struct bed *b, const char *node, double seconds);   /* of reports and heartbeats from it */
-void bed_send_heartbeat(struct bed *b, const char *node);              /* one now, beside the others */
+void bed_set_preflight(struct bed *b, const char *node, double seconds); /* that of the next start */
+void bed_give_up_calls(struct bed *b); /* no answer comes to starts under way, which arrive nevertheless */
+void bed_set_delay(struct bed *b, const char *node, double seconds); /* of reports and heartbeats from it */
+void bed_send_heartbeat(struct bed *b, const char *node);            /* one now, beside the others */
+void bed_repeat_heartbeat(struct bed *b, const char *node);          /* the last one once more */
 /* Puts attempt 1 of this run, started by another controller, on slot 0 of the node. */
 void bed_plant(struct bed *b, const char *node, const char *cluster, int64_t run);
+struct stop_times bed_last_stop(const struct bed *b);  /* as the controller asked last */
 int bed_starts(const struct bed *b, const char *node); /* how many starts have reached it */
 /* The attempt of the run that is on the node and has not ended; 0: none. */
 int64_t bed_attempt_on(const struct bed *b, const char *node, int64_t run);
 
 /* What the controller's machine does. */
-void bed_break_store(struct bed *b, bool broken); /* while broken, every commit fails */
+void bed_break_store(struct bed *b, bool broken);  /* while broken, every commit fails */
+void bed_set_lease(struct bed *b, double seconds); /* of the configuration, for the next controller */
 void bed_restart_controller(struct bed *b);
 void bed_crash_controller(struct bed *b);             /* the same, but what is not on disk is lost */
 void bed_set_hosts(struct bed *b, const char *hosts); /* no nodes but those that the bed began with */

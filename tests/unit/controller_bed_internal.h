@@ -12,6 +12,7 @@
 #define LATENCY      0.001 /* seconds that a message takes */
 #define HEARTBEAT    1.0
 #define NODE_TIMEOUT 10.0
+#define LEASE        60.0
 #define CALL_TIMEOUT 30.0
 #define EPOCH        1700000000.0 /* Unix seconds at monotonic time 0 */
 #define LONGEST_WAIT 60.0
@@ -21,7 +22,7 @@ struct heartbeat_answer;
 struct held_store;
 struct store;
 
-enum { NODES = 8, SLOTS = 8, ATTEMPTS = 16 };
+enum { NODES = 8, SLOTS = 8, ATTEMPTS = 48, STOPPED = 64 };
 
 enum life { NONE, RUNNING, ENDED };
 
@@ -34,12 +35,22 @@ struct attempt {
 	int exit_status; /* of all ranks, once it has ended */
 	bool stopped;
 	double ended;
+	bool keeps;       /* it outlives a partition, */
+	bool unconfirmed; /* but not before an answer to a heartbeat that names it */
+	double started;
+	double until; /* as start_request has it */
 };
 
 struct node {
 	char name[32], instance[32];
 	int slots, boots, starts;
 	int64_t sequence;
+	double rate;  /* of its clock within a lease */
+	double lease; /* until when it may keep its attempts; 0: none was granted yet */
+	struct {
+		int64_t run, attempt;
+	} stopped[STOPPED]; /* what it was asked to stop and did not have, or was told to forget */
+	size_t stopped_count, stopped_next;
 	/* What the answers of a controller to its heartbeats said. */
 	char cluster[80];
 	int64_t epoch, highest_run;
@@ -50,10 +61,11 @@ struct node {
 	int refuse_code;
 	const char *refuse_message;
 	bool lose_answer;
-	double start_delay;
+	double start_delay, preflight;
 };
 
-enum packet_kind { START, STOP, SET_DEVICE, ANSWER, REPORT, BEAT };
+/* PREFLIGHT: a start that the node has taken, and whose preflight ends when it is due. */
+enum packet_kind { START, PREFLIGHT, STOP, SET_DEVICE, ANSWER, REPORT, BEAT };
 
 struct packet {
 	enum packet_kind kind;
@@ -68,15 +80,29 @@ struct packet {
 	void *context;
 	struct peer_result result;
 	json_t *body; /* of reports and heartbeats */
+	double sent;
+};
+
+/* A network that loses, repeats and delays messages; all of it is a function of `state`. */
+struct chaos {
+	unsigned state;
+	double drop, repeat; /* shares of the messages */
+	double most_delay;   /* seconds */
 };
 
 struct bed {
+	struct chaos *chaos; /* NULL: the network is perfect */
+	double clock_jump;   /* seconds by which the controller's realtime clock was set */
+	int64_t steps;       /* events handled so far */
+	void (*watch)(struct bed *b, void *context); /* after each of them; NULL */
+	void *watch_context;
 	char *dir;
 	struct hosts *hosts;
 	struct controller *controller;
 	struct store *store; /* the controller's, of which the bed reads what is on disk */
 	struct held_store *held;
 	double now;
+	double lease;                     /* that the controller grants, once it is started again */
 	double timers[CONTROLLER_TIMERS]; /* negative: off */
 	struct node nodes[NODES];
 	size_t node_count;
@@ -84,6 +110,7 @@ struct bed {
 	struct run *owned;      /* what bed_run has returned, where it is ours */
 	struct feed_listener *listener;
 	struct strbuf events;
+	struct stop_times stop; /* of the newest request to stop */
 	/* The submission under way. */
 	int64_t submitted;
 	int refused;
@@ -100,6 +127,8 @@ struct attempt *node_find_attempt(const struct node *n, int64_t run, int64_t num
 void node_end_attempt(struct bed *b, struct node *n, struct attempt *a, int exit_status, bool stopped);
 void node_send_heartbeat(struct bed *b, struct node *n);
 void node_take_start(struct bed *b, struct packet *m);
+void node_end_preflight(struct bed *b, struct packet *m);
 void node_take_stop(struct bed *b, struct packet *m);
 void node_set_device(struct bed *b, struct packet *m);
-void node_take_heartbeat_answer(struct node *n, const struct heartbeat_answer *reply);
+void node_take_heartbeat_answer(struct node *n, const struct heartbeat_answer *reply, double sent);
+void node_end_lease(struct bed *b, struct node *n); /* it has run out */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The nodes of the bed: they take starts and stops, and report what they have. */
 #include <errno.h>
+#include <math.h>
 #include <string.h>
 
 #include "base/json.h"
@@ -81,6 +82,12 @@ static void report(struct bed *b, struct node *n, const struct attempt *a)
 	         LATENCY + n->delay);
 }
 
+/* The clock of the node's leases. */
+static double lease_clock(const struct bed *b, const struct node *n)
+{
+	return b->now / n->rate;
+}
+
 void node_send_heartbeat(struct bed *b, struct node *n)
 {
 	json_t *attempts = json_array(), *body;
@@ -91,6 +98,9 @@ void node_send_heartbeat(struct bed *b, struct node *n)
 	body = json_pack("{s:s,s:s,s:I,s:s,s:o,s:o,s:[i,i]}", "node", n->name, "instance", n->instance,
 	                 "sequence", (json_int_t)++n->sequence, "version", "1", "devices",
 	                 describe_devices(n), "attempts", attempts, "ports", 4001, 4002);
+	json_object_set_new(body, "boot", json_string(n->instance));
+	json_object_set_new(body, "leases", json_boolean(n != b->nodes));
+	json_object_set_new(body, "sent", json_real(lease_clock(b, n)));
 	if (n->shutting_down)
 		json_object_set_new(body, "shutting_down", json_true());
 	if (n->cluster[0])
@@ -111,46 +121,125 @@ void node_end_attempt(struct bed *b, struct node *n, struct attempt *a, int exit
 	report(b, n, a);
 }
 
-void node_take_start(struct bed *b, struct packet *m)
+/* No start of it does anything from now on. */
+static void remember_stopped(struct node *n, int64_t run, int64_t attempt)
+{
+	size_t i = n->stopped_next++ % STOPPED;
+
+	n->stopped[i].run = run;
+	n->stopped[i].attempt = attempt;
+	n->stopped_count = MIN(n->stopped_next, (size_t)STOPPED);
+}
+
+static struct peer_result refusal(int code, const char *message)
+{
+	return (struct peer_result){
+	    .code = code, .message = message, .backoff = code == -EBUSY ? HEARTBEAT : 0};
+}
+
+/* Whether the attempt may begin now. */
+static struct peer_result check_start(const struct bed *b, const struct node *n, const struct attempt *a)
+{
+	if (a->until > 0 && lease_clock(b, n) >= a->until)
+		return refusal(-EBUSY, "the start comes too late");
+	if (n->lease < 0)
+		return refusal(-EBUSY, "its lease has run out");
+	for (size_t i = 0; i < n->stopped_count; i++)
+		if (n->stopped[i].run == a->run && n->stopped[i].attempt == a->attempt)
+			return refusal(-ESTALE, "it was stopped");
+	for (size_t i = 0; i < a->ranks; i++)
+		if (run_on_slot(n, a->slot[i]))
+			return refusal(-EBUSY, "a slot is leased");
+	return (struct peer_result){.instance = n->instance, .sequence = n->sequence};
+}
+
+static void answer_start(struct bed *b, const struct packet *m, struct peer_result result)
 {
 	struct node *n = m->node;
-	struct peer_result result = {.code = n->refuse_code, .message = n->refuse_message};
+
+	if (m->done && n->lose_answer)
+		bed_answer_never(b, m);
+	else if (m->done && n == b->nodes)
+		m->done(m->context, &result);
+	else if (m->done)
+		bed_answer(b, m, result, LATENCY);
+	n->lose_answer = false;
+}
+
+void node_end_preflight(struct bed *b, struct packet *m)
+{
+	struct node *n = m->node;
+	struct peer_result result = check_start(b, n, &m->attempt);
 	struct attempt *free_one = NULL;
 
-	n->starts++;
-	n->refuse_code = 0;
-	for (size_t i = 0; result.code == 0 && i < m->attempt.ranks; i++)
-		if (run_on_slot(n, m->attempt.slot[i]))
-			result = (struct peer_result){.code = -EBUSY, .message = "a slot is leased"};
-	if (result.code == -EBUSY)
-		result.backoff = HEARTBEAT;
 	for (size_t i = 0; result.code == 0 && i < ATTEMPTS && !free_one; i++)
 		if (n->attempts[i].state == NONE)
 			free_one = &n->attempts[i];
 	if (result.code == 0) {
 		ck_assert_ptr_nonnull(free_one);
 		*free_one = m->attempt;
-		result.instance = n->instance;
-		result.sequence = n->sequence;
+		free_one->unconfirmed = true;
+		free_one->started = b->now;
 	}
-	if (n->lose_answer)
-		bed_answer_never(b, m);
-	else if (n == b->nodes)
-		m->done(m->context, &result);
-	else
-		bed_answer(b, m, result, LATENCY);
-	n->lose_answer = false;
+	answer_start(b, m, result);
 	if (free_one)
 		report(b, n, free_one);
 }
 
+void node_take_start(struct bed *b, struct packet *m)
+{
+	struct node *n = m->node;
+	struct peer_result result = refusal(n->refuse_code, n->refuse_message);
+
+	n->starts++;
+	n->refuse_code = 0;
+	/* The same start a second time. */
+	if (node_find_attempt(n, m->attempt.run, m->attempt.attempt)) {
+		result = (struct peer_result){.instance = n->instance, .sequence = n->sequence};
+		if (m->done)
+			bed_answer(b, m, result, LATENCY);
+		return;
+	}
+	if (result.code == 0 && m->attempt.epoch < n->epoch && str_eq(m->attempt.cluster, n->cluster))
+		result = refusal(-ESTALE, "a stale controller");
+	if (result.code == 0)
+		result = check_start(b, n, &m->attempt);
+	if (result.code < 0)
+		answer_start(b, m, result);
+	else if (n->preflight > 0) {
+		struct packet start = *m;
+
+		start.kind = PREFLIGHT;
+		bed_send(b, start, n->preflight);
+	} else
+		node_end_preflight(b, m);
+	n->preflight = 0;
+}
+
+/* A preflight that is under way finds at its end that the attempt was stopped. */
 void node_take_stop(struct bed *b, struct packet *m)
 {
 	struct attempt *a = node_find_attempt(m->node, m->attempt.run, m->attempt.attempt);
 
 	if (a && a->state == RUNNING)
 		node_end_attempt(b, m->node, a, 143, true);
-	bed_answer(b, m, (struct peer_result){0}, LATENCY);
+	else if (!a)
+		remember_stopped(m->node, m->attempt.run, m->attempt.attempt);
+	if (!m->done)
+		return;
+	bed_answer(b, m, (struct peer_result){.instance = m->node->instance, .sequence = m->node->sequence},
+	           LATENCY);
+}
+
+void node_end_lease(struct bed *b, struct node *n)
+{
+	n->lease = -1;
+	for (size_t i = 0; i < ATTEMPTS; i++) {
+		struct attempt *a = &n->attempts[i];
+
+		if (a->state == RUNNING && (!a->keeps || a->unconfirmed))
+			node_end_attempt(b, n, a, 143, true);
+	}
 }
 
 void node_set_device(struct bed *b, struct packet *m)
@@ -164,18 +253,25 @@ void node_set_device(struct bed *b, struct packet *m)
 	bed_answer(b, m, (struct peer_result){0}, LATENCY);
 }
 
-void node_take_heartbeat_answer(struct node *n, const struct heartbeat_answer *reply)
+void node_take_heartbeat_answer(struct node *n, const struct heartbeat_answer *reply, double sent)
 {
-	/* The epoch is not on disk yet, or the answer is of an older controller. */
-	if (!reply->cluster || reply->epoch < n->epoch)
+	if (reply->cluster && reply->epoch < n->epoch) /* of an older controller */
 		return;
-	snprintf(n->cluster, sizeof(n->cluster), "%s", reply->cluster);
-	n->epoch = reply->epoch;
+	if (reply->cluster) { /* else its epoch is not on disk yet */
+		snprintf(n->cluster, sizeof(n->cluster), "%s", reply->cluster);
+		n->epoch = reply->epoch;
+	}
+	n->lease = reply->lease > 0 ? MAX(n->lease, sent + reply->lease * n->rate) : INFINITY;
+	for (size_t i = 0; i < ATTEMPTS; i++)
+		if (n->attempts[i].started < sent)
+			n->attempts[i].unconfirmed = false;
 	n->highest_run = MAX(n->highest_run, reply->highest_run);
 	for (size_t i = 0; i < reply->forget_count; i++) {
 		struct attempt *a = node_find_attempt(n, reply->forget[i].run, reply->forget[i].attempt);
 
-		if (a)
-			a->state = NONE;
+		if (!a)
+			continue;
+		a->state = NONE;
+		remember_stopped(n, a->run, a->attempt);
 	}
 }

@@ -172,6 +172,46 @@ START_TEST(atomic_write_replaces_whole_files)
 }
 END_TEST
 
+/* Deeper than directories are open at once, and than a path may be long; a link out of it, and one in its
+ * place. */
+START_TEST(a_tree_is_removed_and_nothing_else)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *tree = str_path_join(dir, "tree"),
+	                    *link = str_path_join(dir, "tree/link"), *kept = str_path_join(dir, "kept"),
+	                    *file = str_path_join(dir, "kept/file"),
+	                    *taken = str_path_join(dir, "tree/.removed-0/x");
+	static const char name[] = "a-directory-with-a-long-name";
+	struct error err = ERROR_INIT;
+	int at;
+
+	ck_ok(file_mkdirs(kept, 0755, &err), &err);
+	ck_ok(file_write_atomic(file, "x", 1, 0644, &err), &err);
+	ck_ok(file_mkdirs(taken, 0755, &err), &err);
+	ck_assert_int_eq(symlink(kept, link), 0);
+	at = open(tree, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	for (int i = 0; i < 500; i++) {
+		int below;
+
+		ck_assert_int_eq(mkdirat(at, name, 0700), 0);
+		below = openat(at, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+		ck_assert_int_ge(below, 0);
+		if (i % 100 == 0)
+			ck_assert_int_eq(fchmod(below, 0300), 0);
+		close(at);
+		at = below;
+	}
+	close(at);
+	ck_ok(file_remove_tree(tree, &err), &err);
+	ck_assert(!file_exists(tree));
+	ck_assert(file_exists(file));
+	ck_assert_int_eq(symlink(kept, tree), 0);
+	ck_ok(file_remove_tree(tree, &err), &err);
+	ck_assert(file_exists(file));
+	ck_ok(file_remove_tree(tree, &err), &err); /* a missing one */
+	ck_ok(file_remove_tree(dir, &err), &err);
+}
+END_TEST
+
 /* Reading a pipe without a writer does not wait; a pipe with a writer is read to its end. */
 START_TEST(only_regular_files_are_read)
 {
@@ -324,6 +364,7 @@ int main(void)
 	tcase_add_test(t, words_for_sizes_and_times);
 	tcase_add_test(t, hashes_are_those_of_xxhash);
 	tcase_add_test(t, atomic_write_replaces_whole_files);
+	tcase_add_test(t, a_tree_is_removed_and_nothing_else);
 	tcase_add_test(t, only_regular_files_are_read);
 	tcase_add_test(t, json_errors_name_the_line);
 	tcase_add_test(t, json_reals_have_the_fewest_digits);

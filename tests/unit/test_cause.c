@@ -109,12 +109,12 @@ START_TEST(a_node_that_shuts_down_is_the_cause)
 	_cleanup_(run_freep) struct run *r = two_nodes();
 
 	ck_assert_uint_eq(report(r, "n1", "running", "", EXITED(0, 1, 199.0, "")), RUN_STOP);
-	report(r, "n2", "stopping", "\"shutdown\":\"node n2 is shutting down\",", "");
+	report(r, "n2", "stopping", "\"shutdown\":\"node n2 was shut down\",", "");
 	report(r, "n1", "ended", "", EXITED(0, 1, 199.0, "") "," EXITED(1, 1, 199.1, ""));
-	ck_assert_uint_eq(report(r, "n2", "ended", "\"shutdown\":\"node n2 is shutting down\",",
+	ck_assert_uint_eq(report(r, "n2", "ended", "\"shutdown\":\"node n2 was shut down\",",
 	                         EXITED(2, 143, 199.0, STOPPED) "," EXITED(3, 143, 199.0, STOPPED)),
 	                  RUN_ENDED);
-	ck_assert_str_eq(r->reason, "node n2 is shutting down");
+	ck_assert_str_eq(r->reason, "node n2 was shut down");
 }
 END_TEST
 
@@ -145,10 +145,10 @@ START_TEST(the_first_word_of_each_counts)
 {
 	_cleanup_(run_freep) struct run *r = two_nodes();
 
-	report(r, "n1", "running", "\"shutdown\":\"node n1 is shutting down\",", "");
+	report(r, "n1", "running", "\"shutdown\":\"node n1 was shut down\",", "");
 	report(r, "n1", "ended", "\"reason\":\"the launcher was killed\",", "");
 	report(r, "n2", "ended", "", "");
-	ck_assert_str_eq(r->reason, "node n1 is shutting down");
+	ck_assert_str_eq(r->reason, "node n1 was shut down");
 
 	run_free(r);
 	r = two_nodes();
@@ -207,7 +207,7 @@ START_TEST(words_are_private)
 	_cleanup_free_ char *text = NULL;
 
 	report(r, "n1", "ended", "", KILLED(0, 50) "," EXITED(1, 143, 51, STOPPED));
-	run_refused(r, run_part_find(r, "n2"), false, "private: no such directory", 50);
+	run_refused(r, run_part_find(r, "n2"), REFUSED_FINAL, "private: no such directory", 50);
 	open = run_to_json(r, false);
 	own = run_to_json(r, true);
 	text = json_to_string(open);

@@ -430,9 +430,9 @@ END_TEST
 START_TEST(one_run_at_a_time_claims_an_output)
 {
 	_cleanup_free_ char *out = unit_tmpdir();
-	struct claim first = {out, "17", 1, NULL, 0}, again = {out, "17", 2, NULL, 0},
-	             other = {out, "4", 1, NULL, 0}, third = {out, "7", 1, NULL, 0},
-	             other_again = {out, "4", 2, NULL, 0};
+	struct claim first = {out, "17", 1, NULL, 0, NULL}, again = {out, "17", 2, NULL, 0, NULL},
+	             other = {out, "4", 1, NULL, 0, NULL}, third = {out, "7", 1, NULL, 0, NULL},
+	             other_again = {out, "4", 2, NULL, 0, NULL};
 	struct error err = ERROR_INIT;
 	bool ours = true, used = true;
 	int fd = -1, second = -1;
@@ -487,7 +487,7 @@ START_TEST(leftovers_before_a_checkpoint_are_no_use)
 	static const char *const names[] = {
 	    "cache", "runs", "metrics.jsonl", "metrics.jsonl.12", "checkpoint-5.tmp", "model.tmp"};
 	_cleanup_free_ char *out = unit_tmpdir(), *notes = str_path_join(out, "notes.txt");
-	struct claim claim = {out, "17", 1, NULL, 0};
+	struct claim claim = {out, "17", 1, NULL, 0, NULL};
 	struct error err = ERROR_INIT;
 	bool ours, used = true;
 	int fd = -1;
@@ -518,8 +518,8 @@ END_TEST
 START_TEST(a_claim_is_of_one_cluster)
 {
 	_cleanup_free_ char *out = unit_tmpdir();
-	struct claim first = {out, "17", 1, "a1", 3}, elsewhere = {out, "17", 2, "b2", 1},
-	             restored = {out, "17", 1, "a1", 5}, next = {out, "17", 2, "a1", 6};
+	struct claim first = {out, "17", 1, "a1", 3, NULL}, elsewhere = {out, "17", 2, "b2", 1, NULL},
+	             restored = {out, "17", 1, "a1", 5, NULL}, next = {out, "17", 2, "a1", 6, NULL};
 	struct error err = ERROR_INIT;
 	bool ours = true;
 	int fd = -1;

@@ -8,8 +8,11 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/file.h"
+#include "base/lease_file.h"
 #include "base/str.h"
 #include "engine/checkpoint/claim.h"
 
@@ -37,8 +40,8 @@ static void check_marked(const char *out, const char *text)
 START_TEST(a_mark_of_the_release_before_is_the_runs_own)
 {
 	_cleanup_free_ char *out = unit_tmpdir();
-	struct claim again = {out, "17", 2, "a1", 3}, first = {out, "17", 1, "a1", 3},
-	             other = {out, "7", 2, "a1", 3};
+	struct claim again = {out, "17", 2, "a1", 3, NULL}, first = {out, "17", 1, "a1", 3, NULL},
+	             other = {out, "7", 2, "a1", 3, NULL};
 	struct error err = ERROR_INIT;
 	bool ours = false;
 	int fd = -1;
@@ -75,7 +78,7 @@ START_TEST(a_mark_that_came_in_between_stands)
 {
 	static const char *const marks[] = {"3.3 17 a1\n", "1.4 17 a1\n", "1.3 18 a1\n2.3 17 a1\n"};
 	_cleanup_free_ char *out = unit_tmpdir();
-	struct claim claim = {out, "17", 2, "a1", 3};
+	struct claim claim = {out, "17", 2, "a1", 3, NULL};
 	struct error err = ERROR_INIT;
 	bool ours;
 	int fd = -1;
@@ -97,7 +100,7 @@ END_TEST
 START_TEST(a_mark_that_cannot_be_written_leaves_the_old_one)
 {
 	_cleanup_free_ char *out = unit_tmpdir();
-	struct claim claim = {out, "17", 2, "a1", 3};
+	struct claim claim = {out, "17", 2, "a1", 3, NULL};
 	struct error err = ERROR_INIT;
 	struct rlimit old, none;
 	bool ours;
@@ -122,11 +125,45 @@ START_TEST(a_mark_that_cannot_be_written_leaves_the_old_one)
 }
 END_TEST
 
+/* A lease that has run out keeps a save from being published. */
+START_TEST(nothing_is_published_after_the_end_of_the_lease)
+{
+	static const char *const untold[] = {"", "soon\n", "999999999999.0 1.0 another-boot\n"};
+	_cleanup_free_ char *out = unit_tmpdir(), *path = str_printf("%s/lease", out);
+	struct claim claim = {out, "17", 2, "a1", 3, path};
+	struct error err = ERROR_INIT;
+	bool ours;
+	int fd = -1;
+
+	ck_ok(claim_take(&claim, &fd, &ours, &err), &err);
+	ck_ok(claim_mark(&claim, fd, &err), &err);
+	ck_ok(claim_check(&claim, &err), &err);
+	ck_ok(lease_file_write(path, &(struct lease_end){999999999999.0, 1.0}, &err), &err);
+	ck_ok(claim_check(&claim, &err), &err);
+	ck_ok(lease_file_write(path, &(struct lease_end){1.0, 0.5}, &err), &err);
+	ck_fails(claim_check(&claim, &err), &err, "the lease of this attempt has run out");
+	/* Nor where the file does not tell. */
+	for (size_t i = 0; i < ARRAY_SIZE(untold); i++) {
+		ck_ok(file_write_atomic(path, untold[i], strlen(untold[i]), 0644, &err), &err);
+		ck_fails(claim_check(&claim, &err), &err,
+		         "it is not known whether the lease of this attempt");
+	}
+	ck_assert_int_eq(unlink(path), 0);
+	ck_assert_int_eq(mkdir(path, 0777), 0);
+	ck_fails(claim_check(&claim, &err), &err, "cannot be read as the end of a lease");
+	ck_assert_int_eq(rmdir(path), 0);
+	ck_ok(claim_check(&claim, &err), &err);
+	closep(&fd);
+	ck_ok(file_remove_tree(out, &err), &err);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("claim");
 	TCase *t = tcase_create("claim");
 
+	tcase_add_test(t, nothing_is_published_after_the_end_of_the_lease);
 	tcase_add_test(t, a_mark_of_the_release_before_is_the_runs_own);
 	tcase_add_test(t, a_mark_that_came_in_between_stands);
 	tcase_add_test(t, a_mark_that_cannot_be_written_leaves_the_old_one);

@@ -46,7 +46,8 @@ START_TEST(run_file_with_defaults)
 	ck_assert_str_eq(c->environment[0], "NCCL_DEBUG=INFO");
 	ck_assert_str_eq(c->data.columns, "{\"prompt\":\"q\",\"response\":\"a\"}");
 	ck_assert(!c->data.packing);
-	ck_assert_int_eq(c->resources.nodes, 1);
+	ck_assert_int_eq(c->resources.nodes.low, 1);
+	ck_assert_int_eq(c->resources.nodes.high, 1);
 }
 END_TEST
 
@@ -143,12 +144,11 @@ static const struct {
      "resources.one_per_node=true",
      "resources.one_per_node: has no effect with task = \"generate\": it is for commands"},
     {"command = [\"true\"]; environment = [\"NOPE\"];", NULL, "not of the form NAME=VALUE"},
-    {"command = [\"true\"]; resources = { max_restarts = 3; };", NULL,
-     "x.conf: resources.max_restarts: 3: a failed run is not started again: this is not implemented yet, and "
-     "0 is "
-     "all that can be given"},
-    {"command = [\"true\"];", "resources.max_restarts=1",
-     "resources.max_restarts: 1: a failed run is not started again"},
+    {"task = \"generate\"; model = { path = \"m\"; }; generate = { prompt = \"a\"; };",
+     "resources.save_signal=USR1",
+     "resources.save_signal: has no effect with task = \"generate\": it is for commands"},
+    {"command = [\"true\"]; resources = { max_restarts = -1; };", NULL, "resources.max_restarts: "},
+    {"command = [\"true\"];", "resources.max_node_failures=x", "resources.max_node_failures: "},
     {"task = \"sft\"; command = [\"true\"];", NULL,
      "x.conf: command: has no effect with task = \"sft\"; leave out one of the two"},
     {"task = \"generate\"; model = { path = \"x\"; };", NULL, "generate.prompt: missing"},
@@ -171,6 +171,9 @@ static const struct {
      "preference = { "
      "reference = \"/r\"; }; lora = { rank = 4; from = \"/a\"; };",
      NULL, "preference.reference: with lora.from the reference is the model with that adapter"},
+    {"task = \"dpo\"; model = { path = \"x\"; }; data = { path = \"y\"; }; output = { dir = \"z\"; }; "
+     "preference = { label_smoothing = 0.5; };",
+     NULL, "preference.label_smoothing: half of the pairs the wrong way round teach nothing"},
     {ON_RANKS("1", "}; lora = { quantize = \"nf4\";"), NULL, "lora.rank: 0, with which the other keys"},
     {ON_RANKS("1", "}; lora = { rank = 4; quantize = \"gptq\";"), NULL, "lora.quantize"},
     {ON_RANKS("4", "prefetch = 16;"), NULL, "parallel.prefetch: 16 is out of range"},
@@ -187,6 +190,17 @@ static const struct {
      "train.master: \"none\" rounds weights stochastically to bf16, and most steps are below what fp16 can "
      "hold"},
 };
+
+/* The section, which is right, makes no key of it more likely. */
+START_TEST(nothing_is_suggested_where_nothing_is_alike)
+{
+	_cleanup_(run_config_freep) struct run_config *c = NULL;
+	struct error err = ERROR_INIT;
+
+	ck_assert_int_lt(run_config_parse("train = { nokey = 1; };", "x.conf", NULL, &c, &err), 0);
+	ck_assert_str_eq(err.message, "x.conf:1: train.nokey: unknown key");
+}
+END_TEST
 
 START_TEST(wrong_run_files_say_where)
 {
@@ -515,6 +529,15 @@ START_TEST(daemon_defaults_and_errors)
 	ck_fails(daemon_config_parse("\nprot = 1;", "d.conf", &none, &err), &err,
 	         "d.conf:2: prot: unknown key; did you mean port?");
 	ck_fails(daemon_config_parse("heartbeat = 10.0;", "d.conf", &none, &err), &err, "node_timeout");
+	/* The default of the lease grows with the heartbeat; one that is too short is named with its remedy.
+	 */
+	daemon_config_free(steal_pointer(c));
+	ck_ok(daemon_config_parse("heartbeat = 20.0; node_timeout = 60.0;", "d.conf", &c, &err), &err);
+	ck_assert_double_eq(c->lease, 80);
+	ck_fails(
+	    daemon_config_parse("heartbeat = 2.0; lease = 6.0;", "d.conf", &none, &err), &err,
+	    "d.conf: lease: 6 s is not above three times heartbeat, which is 2 s; set lease above 6 s, or "
+	    "a shorter heartbeat");
 	daemon_config_free(steal_pointer(c));
 	ck_ok(daemon_config_parse("port_range = \"29700 - 29999\";", "d.conf", &c, &err), &err);
 	ck_assert_int_eq(c->port_low, 29700);
@@ -527,6 +550,10 @@ START_TEST(daemon_defaults_and_errors)
 
 		ck_fails(daemon_config_parse(text, "d.conf", &none, &err), &err, words);
 	}
+	ck_fails(daemon_config_parse("allow_devices = [\"/dev/kvm\", \"/srv/x\"];", "d.conf", &none, &err),
+	         &err, "d.conf: allow_devices: \"/srv/x\" is not below /dev; it is written \"/dev/kvm\"");
+	ck_fails(daemon_config_parse("allow_devices = \"char-drm\";", "d.conf", &none, &err), &err,
+	         "d.conf: allow_devices: \"char-drm\" is not below /dev");
 	ck_fails(daemon_config_parse("port_range = \"29000-30000\";", "d.conf", &none, &err), &err,
 	         "d.conf: port_range: 29600, the service's own port, lies within \"29000-30000\"");
 	ck_fails(daemon_config_read("/nonexistent.conf", &none, &err), &err, "/nonexistent.conf");
@@ -644,6 +671,150 @@ START_TEST(self_by_host_name_or_address)
 }
 END_TEST
 
+START_TEST(times_and_ranges)
+{
+	static const struct {
+		const char *text, *override;
+		int64_t seconds;
+	} fine[] = {
+	    {"", NULL, 0},
+	    {"resources = { time_limit = 90; };", NULL, 90},
+	    {"resources = { time_limit = \"90\"; };", NULL, 90},
+	    {"resources = { time_limit = \"90m\"; };", NULL, 5400},
+	    {"resources = { time_limit = \"1d2h3m4s\"; };", NULL, 93784},
+	    {"", "resources.time_limit=1h30m", 5400},
+	    {"", "resources.time_limit=2h", 7200},
+	};
+	static const char *const none[] = {"",     "h",   "2 h",  "1h30", "30m1h",
+	                                   "1h1h", "-1",  "1.5h", "2w",   "2hh",
+	                                   "h2",   "5m ", "1e3",  "0x10", "9999999999999999999999d"};
+
+	for (size_t i = 0; i < ARRAY_SIZE(fine); i++) {
+		const char *const overrides[] = {fine[i].override, NULL};
+		_cleanup_(run_config_freep) struct run_config *c = NULL, *again = NULL;
+		_cleanup_free_ char *text = str_printf("command = [\"true\"];\n%s", fine[i].text);
+		_cleanup_json_ json_t *json = NULL;
+		struct error err = ERROR_INIT;
+
+		ck_ok(run_config_parse(text, "x.conf", overrides, &c, &err), &err);
+		ck_assert_int_eq(c->resources.time_limit, fine[i].seconds);
+		ck_ok(run_config_to_json(c, &json, &err), &err);
+		ck_ok(run_config_from_json(json, &again, &err), &err);
+		ck_assert_int_eq(again->resources.time_limit, fine[i].seconds);
+	}
+	for (size_t i = 0; i < ARRAY_SIZE(none); i++) {
+		_cleanup_free_ char *override = str_printf("resources.time_limit=%s", none[i]);
+		_cleanup_free_ char *message = str_printf(
+		    "--set: resources.time_limit: \"%s\" is not a number of seconds or a time such as "
+		    "\"90m\" or \"1h30m\"",
+		    none[i]);
+		const char *const overrides[] = {override, NULL};
+		struct run_config *c;
+		struct error err = ERROR_INIT;
+
+		ck_fails(run_config_parse("command = [\"true\"];", "x.conf", overrides, &c, &err), &err,
+		         message);
+	}
+}
+END_TEST
+
+/* A program is asked by a signal, a native run by TERM; a cancelled one has no more than its grace. */
+START_TEST(ranges_of_nodes)
+{
+	static const char *const training =
+	    "task = \"pretrain\"; model = { init = \"c\"; }; data = { path = \"a\"; "
+	    "}; output = { dir = \"o\"; };";
+	static const struct {
+		bool command;
+		const char *nodes;
+		const char *more;
+		int64_t low, high; /* 0: refused, */
+		const char *error; /* with these words */
+	} cases[] = {
+	    {true, "2..4", NULL, 2, 4, NULL},
+	    {true, "3", NULL, 3, 3, NULL},
+	    {true, "3..3", NULL, 3, 3, NULL},
+	    {true, "2..3", "resources.devices_per_node=all", 2, 3, NULL},
+	    {false, "2..4", "train.accumulation=3", 2, 4, NULL},
+	    {false, "1..2", NULL, 1, 2, NULL},
+	    {true, "4..2", NULL, 0, 0,
+	     "resources.nodes: \"4..2\" is not an integer or a range such as \"2..4\""},
+	    {true, "2..", NULL, 0, 0, "\"2..\" is not an integer or a range"},
+	    {true, "..2", NULL, 0, 0, "\"..2\" is not an integer or a range"},
+	    {true, "2...4", NULL, 0, 0, "\"2...4\" is not an integer or a range"},
+	    {true, "0..4", NULL, 0, 0, "resources.nodes: 0 is out of range"},
+	    {true, "1..1000000", NULL, 0, 0, "resources.nodes: 1000000 is out of range"},
+	    {false, "2..4", NULL, 0, 0,
+	     "resources.nodes: 3 nodes cannot keep the batch of 4 nodes, 4 micro-steps; the nearest that can "
+	     "are 2 "
+	     "and 4 nodes; all of 2..4 can with train.accumulation = 3"},
+	    {false, "2..4", "train.accumulation=4", 0, 0, "with train.accumulation = 3"},
+	    {false, "2..4", "train.accumulation=5", 0, 0, "with train.accumulation = 6"},
+	    {false, "1..100", NULL, 0, 0,
+	     "3 nodes cannot keep the batch of 100 nodes, 100 micro-steps; the nearest "
+	     "that can are 2 and 4 nodes"},
+	    {false, "1..2", "resources.devices_per_node=all", 0, 0,
+	     "resources.devices_per_node: \"all\" may be"},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_free_ char *nodes = str_printf("resources.nodes=%s", cases[i].nodes);
+		const char *const overrides[] = {nodes, cases[i].more, NULL};
+		const char *text = cases[i].command ? "command = [\"true\"];" : training;
+		_cleanup_(run_config_freep) struct run_config *c = NULL, *again = NULL;
+		_cleanup_json_ json_t *json = NULL;
+		struct error err = ERROR_INIT;
+		int r = run_config_parse(text, "x.conf", overrides, &c, &err);
+
+		if (cases[i].error) {
+			ck_fails(r, &err, cases[i].error);
+			continue;
+		}
+		ck_ok(r, &err);
+		ck_ok(run_config_to_json(c, &json, &err), &err);
+		ck_ok(run_config_from_json(json, &again, &err), &err);
+		ck_assert_int_eq(again->resources.nodes.low, cases[i].low);
+		ck_assert_int_eq(again->resources.nodes.high, cases[i].high);
+	}
+}
+END_TEST
+
+START_TEST(how_a_run_is_stopped)
+{
+	static const char training[] = "task = \"pretrain\"; model = { init = \"c\"; }; data = { path = "
+	                               "\"a\"; }; output = { dir = \"o\"; };";
+	static const struct {
+		const char *text;
+		struct stop_times now, cancel, save;
+	} cases[] = {
+	    {"command = \"true\"; resources = { grace = 8; };", {0, 8}, {0, 8}, {0, 8}},
+	    {"command = \"true\"; resources = { grace = 8; save_signal = \"USR1\"; save_seconds = \"2m\"; };",
+	     {0, 8},
+	     {4, 4},
+	     {120, 8}},
+	    {"command = \"true\"; resources = { grace = 8; save_signal = \"USR1\"; save_seconds = 1; };",
+	     {0, 8},
+	     {1, 7},
+	     {1, 8}},
+	    {training, {0, 30}, {0, 30}, {0, 90}},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		const struct stop_times wanted[] = {cases[i].now, cases[i].cancel, cases[i].save};
+		_cleanup_(run_config_freep) struct run_config *c = NULL;
+		struct error err = ERROR_INIT;
+
+		ck_ok(run_config_parse(cases[i].text, "x.conf", NULL, &c, &err), &err);
+		for (int how = RUN_STOP_NOW; how <= RUN_STOP_SAVE; how++) {
+			struct stop_times times = run_config_stop_times(c, how);
+
+			ck_assert_double_eq(times.save, wanted[how].save);
+			ck_assert_double_eq(times.grace, wanted[how].grace);
+		}
+	}
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("config");
@@ -654,6 +825,7 @@ int main(void)
 	tcase_add_test(t, packing_default_follows_the_task);
 	tcase_add_test(t, json_round_trip);
 	tcase_add_loop_test(t, wrong_run_files_say_where, 0, ARRAY_SIZE(wrong));
+	tcase_add_test(t, nothing_is_suggested_where_nothing_is_alike);
 	tcase_add_loop_test(t, integers_keep_all_their_bits, 0, ARRAY_SIZE(integers));
 	tcase_add_test(t, integers_are_told_from_what_looks_like_one);
 	tcase_add_test(t, included_files_are_part_of_the_text);
@@ -667,6 +839,9 @@ int main(void)
 	tcase_add_test(t, hosts_file);
 	tcase_add_test(t, many_hosts);
 	tcase_add_loop_test(t, wrong_hosts_files_say_where, 0, ARRAY_SIZE(wrong_hosts));
+	tcase_add_test(t, times_and_ranges);
+	tcase_add_test(t, how_a_run_is_stopped);
+	tcase_add_test(t, ranges_of_nodes);
 	tcase_add_test(t, self_by_host_name_or_address);
 	suite_add_tcase(s, t);
 	return unit_run(s);

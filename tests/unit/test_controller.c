@@ -531,7 +531,7 @@ START_TEST(what_the_cluster_could_never_run_is_refused)
 	    run_config_parse("command = \"true\"; resources = { nodes = 2; };", "test", NULL, &config, &err),
 	    &err);
 	ck_ok(run_new(config, &fits, &err), &err);
-	config->resources.nodes = 3;
+	config->resources.nodes = (struct key_range){3, 3};
 	ck_ok(run_new(config, &large, &err), &err);
 	ck_ok(controller_check(bed_controller(b), fits, &err), &err);
 	ck_assert_int_eq(controller_check(bed_controller(b), large, &err), -ENODEV);

@@ -10,6 +10,8 @@
 
 #include "base/json.h"
 #include "base/str.h"
+#include "config/daemon.h"
+#include "config/keys.h"
 #include "daemon_fixture.h"
 #include "dtraind/routes/table.h"
 
@@ -66,6 +68,7 @@ static const struct row rows[] = {
     /* Requests that every user may send. */
     {"GET", "/v1/version", NULL, OK},
     {"GET", "/v1/devices", NULL, OK},
+    {"GET", "/v1/local/runs", NULL, OK},
     {"GET", "/v1/devices?local=1", NULL, OK},
     {"GET", "/v1/devices?local=2", NULL, ALL(400, "bad-query")},
     {"GET", "/v1/nodes", NULL, OK},
@@ -149,6 +152,8 @@ static const struct row rows[] = {
     {"POST", "/v1/nodes/n1/drain", "{\"reason\":\"" LONG LONG LONG "\"}", ROOT(400, "bad-json")},
     {"POST", "/v1/nodes/nix/drain", NULL, ROOT(404, "no-such-node")},
     {"POST", "/v1/nodes/nix/resume", NULL, ROOT(404, "no-such-node")},
+    {"POST", "/v1/nodes/n1/fence", NULL, ROOT(409, "busy")},
+    {"POST", "/v1/nodes/nix/fence", NULL, ROOT(404, "no-such-node")},
     {"POST", "/v1/nodes/n1/devices/1/drain", NULL, ROOT(200, NULL)},
     {"POST", "/v1/nodes/n1/devices/1/resume", NULL, ROOT(200, NULL)},
     {"POST", "/v1/nodes/n1/devices/99/drain", NULL, ROOT(404, "no-such-device")},
@@ -179,6 +184,11 @@ static const struct row rows[] = {
     {"DELETE", "/v1/runs/99", NULL, ALL(404, "no-such-run")},
     {"DELETE", "/v1/runs/1", NULL, OWNER(409, "ended")},
     {"DELETE", "/v1/runs/3", NULL, .other = REFUSED, .owner = {202, NULL}, .root = {409, "ended"}},
+    {"DELETE", "/v1/local/runs/99", NULL, ALL(404, "no-such-run")},
+    {"DELETE", "/v1/local/runs/x", NULL, ALL(404, "no-such-run")},
+    {"DELETE", "/v1/local/runs/2", NULL, .other = REFUSED, .owner = {202, NULL}},
+    {"POST", "/v1/prune", "{\"dry_run\":true,\"days\":1}", ROOT(200, NULL)},
+    {"POST", "/v1/prune", "{\"runs\":-2}", ROOT(400, "bad-json")},
     {"POST", "/v1/end-runs", NULL, ROOT(200, NULL)},
 };
 
@@ -478,6 +488,86 @@ START_TEST(a_reload_makes_the_socket_again)
 }
 END_TEST
 
+/* A value of the key that is not the one that the service has. */
+static void add_other_value(struct strbuf *text, const struct key *key)
+{
+	static const struct {
+		const char *key, *value;
+	} special[] = {{"port_range", "\"29700-29999\""},
+	               {"heartbeat", "0.5"},
+	               {"node_timeout", "7.0"},
+	               {"lease", "70.0"},
+	               {"log_level", "\"debug\""},
+	               {"launch", "\"process\""},
+	               {"cpu_slots", "7"}};
+
+	strbuf_addf(text, "%s = ", key->name);
+	for (size_t i = 0; i < ARRAY_SIZE(special); i++)
+		if (str_eq(key->name, special[i].key)) {
+			strbuf_addf(text, "%s;\n", special[i].value);
+			return;
+		}
+	switch (key->type) {
+	case KEY_STRING:
+		strbuf_addf(text, "\"/tmp/other\";\n");
+		break;
+	case KEY_INT:
+		strbuf_addf(text, "%lld;\n", (long long)key->min + 7);
+		break;
+	case KEY_NUMBER:
+		strbuf_addf(text, "%.1f;\n", key->min + 7.5);
+		break;
+	case KEY_BOOL:
+		strbuf_addf(text, "%s;\n", str_eq(key->fallback, "true") ? "false" : "true");
+		break;
+	case KEY_LIST:
+		strbuf_addf(text, "[\"/dev/fuse\"];\n");
+		break;
+	default:
+		ck_abort_msg("%s: write here what another value of it is", key->name);
+	}
+}
+
+/* Each key takes effect at HUP, or is named as one that needs a restart. */
+START_TEST(a_reload_names_what_needs_a_restart)
+{
+	static const char *const taken_over[] = {
+	    "hosts_file",  "heartbeat",  "node_timeout",     "shutdown_grace", "log_level",
+	    "slot_memory", "slot_tasks", "gpu_idle_timeout", "keep_days",      "keep_runs"};
+	_cleanup_free_ char *log = NULL, *said = NULL;
+	_cleanup_strbuf_ struct strbuf text = {0};
+	struct daemon_fixture f;
+	struct error err = ERROR_INIT;
+
+	daemon_fixture_start(&f, NULL);
+	log = str_path_join(f.dir, "service.log");
+	strbuf_addf(&text, "node = \"n1\"; controller = \"n1\"; hosts_file = \"%s/hosts\"; port = %d;\n",
+	            f.dir, f.port);
+	for (size_t i = 0; i < daemon_keys.count; i++)
+		if (!strstr(" node controller hosts_file port ", daemon_keys.list[i].name))
+			add_other_value(&text, &daemon_keys.list[i]);
+	daemon_fixture_write(&f, "dtraind.conf", text.data);
+	ck_assert_int_eq(kill(f.pid, SIGHUP), 0);
+	while (!said || !strstr(said, "configuration reloaded")) {
+		free(said);
+		said = NULL;
+		usleep(1000);
+		ck_ok(file_read(log, 0, &said, NULL, &err), &err);
+		ck_assert_msg(!strstr(said, "nothing is reloaded"), "%s", said);
+	}
+	for (size_t i = 0; i < daemon_keys.count; i++) {
+		const char *key = daemon_keys.list[i].name;
+		_cleanup_free_ char *want = str_printf(" %s has changed: restart dtraind", key);
+		bool silent = str_eq(key, "node") || str_eq(key, "controller") || str_eq(key, "port");
+
+		for (size_t k = 0; k < ARRAY_SIZE(taken_over); k++)
+			silent = silent || str_eq(key, taken_over[k]);
+		ck_assert_msg(silent == !strstr(said, want), "%s: %s", key, said);
+	}
+	daemon_fixture_teardown(&f);
+}
+END_TEST
+
 START_TEST(each_route_is_asked)
 {
 	for (size_t k = 0; k < route_table_count; k++) {
@@ -514,5 +604,6 @@ int main(void)
 	tcase_add_test(c, a_cancelled_run_ends_what_waits_for_it);
 	tcase_add_test(c, the_store_can_be_copied);
 	tcase_add_test(c, a_reload_makes_the_socket_again);
+	tcase_add_test(c, a_reload_names_what_needs_a_restart);
 	return unit_run(s);
 }

@@ -60,7 +60,7 @@ START_TEST(all_runs_of_a_node_are_ended_by_its_service)
 	daemon_await(&f, 1, "running");
 	ck_ok(shutdown_end_runs(f.config, &err), &err);
 	daemon_await(&f, 1, "failed");
-	reason_is(1, "node n1 is shutting down");
+	reason_is(1, "node n1 was shut down");
 	/* Nothing starts here until the service does. */
 	daemon_submit(&f, NULL, "true", 1, 1);
 	{

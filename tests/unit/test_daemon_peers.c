@@ -70,6 +70,7 @@ static const struct row rows_of_controller[] = {
     {"POST", "/v1/end-runs", NULL, "0:0:root", 403, "not-allowed"},
     /* Requests of nodes. */
     {"POST", "/v1/peer/heartbeat", HEARTBEAT("n2"), NULL, 200, NULL},
+    {"POST", "/v1/peer/heartbeat", HEARTBEAT("n2"), NULL, 409, "repeated"},
     {"POST", "/v1/peer/heartbeat", HEARTBEAT("n3"), NULL, 404, "no-such-node"},
     {"POST", "/v1/peer/heartbeat", "[]", NULL, 400, "bad-json"},
     {"POST", "/v1/peer/heartbeat", "{\"node\":\"n2\"}", NULL, 400, "bad-json"},

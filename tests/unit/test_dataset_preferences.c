@@ -2,7 +2,7 @@
 /* Tests dataset/: files of preferences become rows of two documents, in each of the formats. */
 #include "dataset_fixture.h"
 
-static struct dataset *open_data(enum dataset_task task, const char *path, struct notes *notes)
+static struct dataset *open_with(enum dataset_task task, bool margins, const char *path, struct notes *notes)
 {
 	struct dataset_options o = options(path, notes);
 	struct tokenizer tok = {0};
@@ -11,9 +11,15 @@ static struct dataset *open_data(enum dataset_task task, const char *path, struc
 
 	*notes = (struct notes){0};
 	o.task = task;
+	o.margins = margins;
 	o.template_name = "mistral";
 	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
 	return d;
+}
+
+static struct dataset *open_data(enum dataset_task task, const char *path, struct notes *notes)
+{
+	return open_with(task, false, path, notes);
 }
 
 /* Each row is the same pair, with two documents. */
@@ -53,6 +59,48 @@ START_TEST(pairs_of_all_formats)
 	                     "\"content\":\"Q\"},{\"role\":\"assistant\",\"content\":\"good\"}],"
 	                     "\"rejected\":[{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"user\","
 	                     "\"content\":\"Q\"},{\"role\":\"assistant\",\"content\":\"bad\"}]}]");
+}
+END_TEST
+
+/* By how much an answer is better, in each form of answers; 0 where a record does not say. Where they are not
+ * asked for, a column of that name may hold anything. */
+START_TEST(margins_are_read)
+{
+	static const char *const files[] = {
+	    "[{\"instruction\":\"p\",\"chosen\":\"A\",\"rejected\":\"B\",\"margin\":1.5},"
+	    "{\"instruction\":\"p\",\"chosen\":\"A\",\"rejected\":\"B\"},"
+	    "{\"instruction\":\"p\",\"chosen\":\"A\",\"rejected\":\"B\",\"margin\":\"much\"}]",
+	    "[{\"prompt\":[{\"role\":\"user\",\"content\":\"p\"}],\"chosen\":[{\"role\":\"assistant\","
+	    "\"content\":"
+	    "\"A\"}],\"rejected\":[{\"role\":\"assistant\",\"content\":\"B\"}],\"margin\":1.5},"
+	    "{\"prompt\":[{\"role\":\"user\",\"content\":\"p\"}],\"chosen\":[{\"role\":\"assistant\","
+	    "\"content\":"
+	    "\"A\"}],\"rejected\":[{\"role\":\"assistant\",\"content\":\"B\"}],\"margin\":null},"
+	    "{\"prompt\":[{\"role\":\"user\",\"content\":\"p\"}],\"chosen\":[{\"role\":\"assistant\","
+	    "\"content\":"
+	    "\"A\"}],\"rejected\":[{\"role\":\"assistant\",\"content\":\"B\"}],\"margin\":true}]",
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(files); i++) {
+		char name[] = {(char)('a' + i), '.', 'j', 's', 'o', 'n', 0};
+		struct notes notes;
+		const char *path = put(name, files[i]);
+		struct dataset *d = open_data(DATASET_PAIRS, path, &notes);
+
+		ck_assert_int_eq(dataset_rows(d), 3);
+		ck_assert_int_eq(notes.warnings, 0);
+		dataset_close(d);
+		d = open_with(DATASET_PAIRS, true, path, &notes);
+		ck_assert_int_eq(dataset_rows(d), 2);
+		for (int k = 0; k < 2; k++) {
+			struct dataset_row row;
+
+			dataset_row(d, k, &row);
+			ck_assert_float_eq(row.margin, k ? 0 : 1.5f);
+		}
+		ck_assert_ptr_nonnull(strstr(notes.last, "column 'margin': expected a finite number"));
+		dataset_close(d);
+	}
 }
 END_TEST
 
@@ -168,9 +216,9 @@ int main(void)
 {
 	Suite *suite = suite_create("dataset, preferences");
 	TCase *tc = tcase_create("all");
-	const TTest *const tests[] = {pairs_of_all_formats, both_answers_are_cut_alike,
-	                              labels_go_with_the_answer_before, what_is_missing_is_named,
-	                              a_record_without_an_answer_is_skipped};
+	const TTest *const tests[] = {pairs_of_all_formats,       margins_are_read,
+	                              both_answers_are_cut_alike, labels_go_with_the_answer_before,
+	                              what_is_missing_is_named,   a_record_without_an_answer_is_skipped};
 
 	tcase_add_checked_fixture(tc, setup, teardown);
 	for (size_t i = 0; i < ARRAY_SIZE(tests); i++)

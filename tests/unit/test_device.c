@@ -215,6 +215,147 @@ START_TEST(embedding)
 }
 END_TEST
 
+static double gelu_value(double x)
+{
+	return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+}
+
+START_TEST(gelu)
+{
+	static const int shapes[][2] = {{1, 1}, {5, 17}, {9, 64}, {40, 131}};
+
+	FOR_ALL for (size_t s = 0; s < COUNT(shapes) * 2; s++)
+	{
+		int tokens = shapes[s / 2][0], cols = shapes[s / 2][1];
+		bool gated = s & 1;
+		int64_t n = (int64_t)tokens * cols, nx = (gated ? 2 : 1) * n;
+		double *x = test_values(nx, 1), *dy = test_values(n, 2), *y = test_values(n, 3), h = 1e-5;
+		double *dx = test_values(nx, 4);
+		void *bx, *bdy = test_buffer(dev, dy, n, type), *by = test_buffer(dev, y, n, type), *again;
+
+		for (int64_t i = 0; i < nx; i++)
+			x[i] *= 3;
+		bx = test_buffer(dev, x, nx, type);
+		again = test_buffer(dev, y, n, type);
+		device_gelu_forward(dev, by, bx, tokens, cols, gated, type);
+		device_gelu_backward(dev, bx, again, bdy, bx, tokens, cols, gated, type);
+		for (int64_t i = 0; i < n; i++) {
+			double *in = x + i / cols * (gated ? 2 : 1) * cols + i % cols;
+			double *out = dx + (in - x), up = gated ? in[cols] : 1;
+
+			y[i] = gelu_value(in[0]) * up;
+			out[0] = dy[i] * up * (gelu_value(in[0] + h) - gelu_value(in[0] - h)) / (2 * h);
+			if (gated)
+				out[cols] = dy[i] * gelu_value(in[0]);
+		}
+		test_close(dev, "gelu", by, y, n, type, test_tolerance(type), 0.1);
+		test_close(dev, "gelu again", again, y, n, type, test_tolerance(type), 0.1);
+		test_close(dev, "gelu d_x", bx, dx, nx, type, test_tolerance(type), 1);
+		device_free(dev, bx);
+		device_free(dev, by);
+		device_free(dev, bdy);
+		device_free(dev, again);
+		free(x);
+		free(y);
+		free(dx);
+		free(dy);
+	}
+}
+END_TEST
+
+/* The sum over the row of y·d for y = layernorm(x)·w. */
+static double layernorm_objective(const double *x, const double *w, const double *d, int64_t n, double eps)
+{
+	double mean = 0, squares = 0, sum = 0;
+
+	for (int64_t i = 0; i < n; i++)
+		mean += x[i] / (double)n;
+	for (int64_t i = 0; i < n; i++) {
+		squares += (x[i] - mean) * (x[i] - mean);
+		sum += (x[i] - mean) * w[i] * d[i];
+	}
+	return sum / sqrt(squares / (double)n + eps);
+}
+
+START_TEST(layernorm)
+{
+	static const int64_t shapes[][2] = {{1, 2}, {5, 17}, {70, 48}, {130, 200}, {3, 1040}};
+
+	FOR_ALL for (size_t s = 0; s < COUNT(shapes) * 2; s++)
+	{
+		int64_t rows = shapes[s / 2][0], cols = shapes[s / 2][1], ld = cols + (cols % 8 ? 3 : 8);
+		int64_t n = rows * ld;
+		bool accumulate = s & 1;
+		double *x = test_values(n, 1), *w = test_values(cols, 2), *b = test_values(cols, 3);
+		double *y = test_values(n, 4), *dy = test_values(n, 5), *dx = test_values(n, 6);
+		double *dw = test_values(cols, 7), *db = test_values(cols, 8), *st = test_values(2 * rows, 9);
+		void *bx = test_buffer(dev, x, n, type), *bw = test_buffer(dev, w, cols, type);
+		void *bb = test_buffer(dev, b, cols, type), *by = test_buffer(dev, y, n, type);
+		void *bdy = test_buffer(dev, dy, n, type), *bdx = test_buffer(dev, dx, n, type);
+		float *bdw = test_buffer(dev, dw, cols, DTYPE_F32),
+		      *bdb = test_buffer(dev, db, cols, DTYPE_F32);
+		float *bst = test_buffer(dev, st, 2 * rows, DTYPE_F32);
+		struct device_norm norm = {.rows = rows,
+		                           .groups = 1,
+		                           .cols = (int)cols,
+		                           .ld_x = ld,
+		                           .ld_y = ld,
+		                           .eps = 1e-3f,
+		                           .type = type};
+
+		device_layernorm_forward(dev, &norm, by, bst, bx, bw, bb);
+		device_layernorm_backward(dev, &norm, bdx, accumulate, bdw, bdb, bdy, bx, bst, bw);
+		for (int64_t r = 0; r < rows; r++) {
+			double *xr = x + r * ld, mean = 0, squares = 0, rstd, h = 1e-5;
+
+			for (int64_t i = 0; i < cols; i++)
+				mean += xr[i] / (double)cols;
+			for (int64_t i = 0; i < cols; i++)
+				squares += (xr[i] - mean) * (xr[i] - mean);
+			rstd = 1 / sqrt(squares / (double)cols + 1e-3);
+			st[r] = rstd;
+			st[rows + r] = mean;
+			for (int64_t i = 0; i < cols; i++) {
+				double keep = xr[i], up, down;
+
+				y[r * ld + i] = (keep - mean) * rstd * w[i] + b[i];
+				dw[i] += dy[r * ld + i] * (keep - mean) * rstd;
+				db[i] += dy[r * ld + i];
+				xr[i] = keep + h;
+				up = layernorm_objective(xr, w, dy + r * ld, cols, 1e-3);
+				xr[i] = keep - h;
+				down = layernorm_objective(xr, w, dy + r * ld, cols, 1e-3);
+				xr[i] = keep;
+				dx[r * ld + i] = (accumulate ? dx[r * ld + i] : 0) + (up - down) / (2 * h);
+			}
+		}
+		test_close(dev, "layernorm", by, y, n, type, test_tolerance(type), 1);
+		test_close(dev, "layernorm statistics", bst, st, 2 * rows, DTYPE_F32, 4e-6, 1);
+		test_close(dev, "layernorm d_x", bdx, dx, n, type, type == DTYPE_F32 ? 1e-5 : 1e-2, 3);
+		test_close(dev, "layernorm d_w", bdw, dw, cols, DTYPE_F32, 4e-6, 20);
+		test_close(dev, "layernorm d_b", bdb, db, cols, DTYPE_F32, 4e-6, 20);
+		device_free(dev, bx);
+		device_free(dev, bw);
+		device_free(dev, bb);
+		device_free(dev, by);
+		device_free(dev, bdy);
+		device_free(dev, bdx);
+		device_free(dev, bdw);
+		device_free(dev, bdb);
+		device_free(dev, bst);
+		free(x);
+		free(w);
+		free(b);
+		free(y);
+		free(dy);
+		free(dx);
+		free(dw);
+		free(db);
+		free(st);
+	}
+}
+END_TEST
+
 /* The sum over the row of y·d for y = norm(x)·w, whose derivative the backward pass has to compute. */
 static double norm_objective(const double *x, const double *w, const double *d, int64_t n, double eps)
 {
@@ -257,10 +398,13 @@ START_TEST(rmsnorm)
 		                        .ld_x = ld_x,
 		                        .ld_y = ld_y,
 		                        .eps = 1e-3f,
+		                        .w_offset = (float)(s / 2 % 2),
 		                        .type = type};
 
 		device_rmsnorm_forward(dev, &n, by, rstd, bx, bw);
 		device_rmsnorm_backward(dev, &n, bdx, accumulate, bdw, DTYPE_F32, bdy, bx, rstd, bw);
+		for (int64_t i = 0; i < cols; i++)
+			w[i] += n.w_offset;
 		for (int64_t r = 0; r < rows * groups; r++) {
 			double *xr = x + r / groups * ld_x + r % groups * cols, squares = 0;
 			double *yr = y + r / groups * ld_y + r % groups * cols;
@@ -331,12 +475,14 @@ END_TEST
 
 START_TEST(rope)
 {
-	static const int shapes[][3] = {{1, 1, 2}, {17, 3, 6}, {9, 2, 64}, {200, 5, 40}};
+	static const int shapes[][4] = {/* tokens, heads, head_dim, rotary_dim */
+	                                {1, 1, 2, 2},     {17, 3, 6, 6},   {9, 2, 64, 64},
+	                                {200, 5, 40, 40}, {19, 3, 64, 32}, {7, 2, 24, 18}};
 
 	FOR_ALL for (size_t s = 0; s < COUNT(shapes); s++)
 	{
-		int tokens = shapes[s][0], heads = shapes[s][1], hd = shapes[s][2], half = hd / 2,
-		    ld = heads * hd + (hd % 16 ? 5 : 8);
+		int tokens = shapes[s][0], heads = shapes[s][1], hd = shapes[s][2], rotary = shapes[s][3],
+		    half = rotary / 2, ld = heads * hd + (hd % 16 ? 5 : 8);
 		double *x = test_values(tokens * ld, 1), *c = test_values(64 * half, 2),
 		       *sn = test_values(64 * half, 3);
 		int32_t *pos = malloc((size_t)tokens * sizeof(*pos)), *bpos;
@@ -355,7 +501,7 @@ START_TEST(rope)
 		for (int t = 0; t < tokens; t++)
 			pos[t] = t * 5 % 64;
 		bpos = test_put(dev, pos, (size_t)tokens * sizeof(*pos));
-		device_rope(dev, bx, ld, heads, hd, bpos, bc, bs, tokens, false, type);
+		device_rope(dev, bx, ld, heads, hd, rotary, bpos, bc, bs, tokens, false, type);
 		for (int t = 0; t < tokens; t++) {
 			for (int i = 0; i < heads * half; i++) {
 				double *a = x + t * ld + i / half * hd + i % half, *b = a + half, a0 = *a;
@@ -369,7 +515,7 @@ START_TEST(rope)
 		/* The inverse of a rotation is its transpose. */
 		free(x);
 		x = test_values(tokens * ld, 1);
-		device_rope(dev, bx, ld, heads, hd, bpos, bc, bs, tokens, true, type);
+		device_rope(dev, bx, ld, heads, hd, rotary, bpos, bc, bs, tokens, true, type);
 		test_close(dev, "rope and back", bx, x, tokens * ld, type, 2 * test_tolerance(type), 1);
 		device_free(dev, bx);
 		device_free(dev, bc);
@@ -561,9 +707,12 @@ static Suite *suite_make(void)
 	tcase_add_test(tc, rmsnorm);
 	tcase_add_test(tc, rope);
 	tcase_add_test(tc, qk_norm_rope);
+	tcase_add_test(tc, gelu);
+	tcase_add_test(tc, layernorm);
 	tcase_add_test(tc, swiglu);
 	tcase_add_test(tc, faults_stick_until_asked);
 	suite_add_tcase(suite, tc);
+	suite_add_tcase(suite, test_device_adapters());
 	suite_add_tcase(suite, test_device_gemm());
 	suite_add_tcase(suite, test_device_loss());
 	suite_add_tcase(suite, test_device_rounding());

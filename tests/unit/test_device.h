@@ -99,7 +99,7 @@ static inline double test_rounded(double value, enum dtype type)
 static inline void *test_buffer(struct device *dev, double *values, int64_t n, enum dtype type)
 {
 	size_t bytes = (size_t)n * dtype_size(type);
-	void *host = malloc(bytes ? bytes : 1), *p;
+	void *host = calloc(1, bytes ? bytes : 1), *p;
 
 	for (int64_t i = 0; i < n; i++) {
 		test_set(host, i, type, values[i]);

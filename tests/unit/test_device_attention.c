@@ -24,34 +24,37 @@ struct shape {
 	int heads, kv_heads, head_dim, window, documents;
 	int32_t starts[6];
 	bool aligned; /* rows are multiples of 16 bytes, which the tensor-core kernels need */
+	double cap;   /* of scores, 0: none */
 };
 
 static const struct shape shapes[] = {
-    {1, 1, 4, 0, 1, {0, 1}, false},
-    {2, 1, 8, 0, 1, {0, 17}, false},
-    {4, 2, 16, 0, 3, {0, 1, 4, 69}, false},
-    {3, 3, 20, 0, 2, {0, 65, 130}, false},
-    {4, 1, 64, 0, 2, {0, 64, 200}, false},
-    {2, 2, 10, 1, 1, {0, 70}, false},
-    {4, 2, 24, 5, 3, {0, 3, 80, 209}, false},
-    {2, 1, 64, 70, 2, {0, 200, 300}, false},
-    {8, 2, 32, 64, 5, {0, 63, 127, 192, 320, 323}, false},
-    {2, 1, 130, 0, 1, {0, 90}, false},
+    {1, 1, 4, 0, 1, {0, 1}, false, 0},
+    {2, 1, 8, 0, 1, {0, 17}, false, 0},
+    {4, 2, 16, 0, 3, {0, 1, 4, 69}, false, 0},
+    {3, 3, 20, 0, 2, {0, 65, 130}, false, 0},
+    {4, 1, 64, 0, 2, {0, 64, 200}, false, 0},
+    {2, 2, 10, 1, 1, {0, 70}, false, 0},
+    {4, 2, 24, 5, 3, {0, 3, 80, 209}, false, 0},
+    {2, 1, 64, 70, 2, {0, 200, 300}, false, 0},
+    {8, 2, 32, 64, 5, {0, 63, 127, 192, 320, 323}, false, 0},
+    {2, 1, 130, 0, 1, {0, 90}, false, 0},
+    {4, 2, 24, 0, 2, {0, 80, 209}, false, 2.0},
+    {2, 1, 16, 70, 1, {0, 150}, true, 1.0},
 #ifdef TEST_GPU
-    {1, 1, 64, 0, 1, {0, 1}, true},
-    {2, 1, 64, 0, 1, {0, 150}, true},
-    {4, 2, 128, 0, 3, {0, 17, 130, 145}, true},
-    {2, 2, 96, 40, 2, {0, 65, 200}, true},
-    {2, 1, 128, 1, 1, {0, 70}, true},
-    {3, 1, 64, 33, 2, {0, 128, 256}, true},
-    {2, 2, 64, 0, 5, {0, 50, 51, 116, 300, 310}, true},
-    {1, 1, 64, 0, 1, {0, 1024}, true},
+    {1, 1, 64, 0, 1, {0, 1}, true, 0},
+    {2, 1, 64, 0, 1, {0, 150}, true, 0},
+    {4, 2, 128, 0, 3, {0, 17, 130, 145}, true, 0},
+    {2, 2, 96, 40, 2, {0, 65, 200}, true, 0},
+    {2, 1, 128, 1, 1, {0, 70}, true, 0},
+    {3, 1, 64, 33, 2, {0, 128, 256}, true, 0},
+    {2, 2, 64, 0, 5, {0, 50, 51, 116, 300, 310}, true, 0},
+    {1, 1, 64, 0, 1, {0, 1024}, true, 0},
 #endif
 #ifdef TEST_ENGINE_CUDA
-    {4, 2, 128, 0, 3, {0, 1000, 1001, 2500}, true},
-    {4, 1, 64, 512, 2, {0, 2048, 2100}, true},
-    {2, 2, 96, 0, 1, {0, 1500}, true},
-    {8, 2, 128, 0, 2, {0, 2048, 4096}, true},
+    {4, 2, 128, 0, 3, {0, 1000, 1001, 2500}, true, 0},
+    {4, 1, 64, 512, 2, {0, 2048, 2100}, true, 0},
+    {2, 2, 96, 0, 1, {0, 1500}, true, 0},
+    {8, 2, 128, 0, 2, {0, 2048, 4096}, true, 0},
 #endif
 };
 
@@ -96,7 +99,7 @@ static int cudnn_count(void)
 static bool cudnn_expected(const struct shape *s, enum dtype type)
 {
 #ifdef TEST_ENGINE_SIMT
-	return chosen() != DEVICE_ATTENTION_OWN && s->aligned && type == DTYPE_BF16;
+	return chosen() != DEVICE_ATTENTION_OWN && s->aligned && s->cap <= 0 && type == DTYPE_BF16;
 #else
 	return false;
 #endif
@@ -129,6 +132,13 @@ static double dot(const double *a, const double *b, int n)
 	return sum;
 }
 
+static double score(const struct problem *p, const double *q, const double *k)
+{
+	double s = p->scale * dot(q, k, p->s->head_dim), cap = p->s->cap;
+
+	return cap > 0 ? cap * tanh(s / cap) : s;
+}
+
 static int first_key(const struct shape *s, int start, int t)
 {
 	return s->window > 0 && t - s->window + 1 > start ? t - s->window + 1 : start;
@@ -154,7 +164,7 @@ static void reference(const struct problem *p)
 				double max = -INFINITY, sum = 0, delta, *d_o = p->d_o + t * p->ld_o + h * hd;
 
 				for (int j = first; j <= t; j++) {
-					prob[j] = p->scale * dot(q, p->qkv + j * p->ld + at_k, hd);
+					prob[j] = score(p, q, p->qkv + j * p->ld + at_k);
 					max = fmax(max, prob[j]);
 				}
 				for (int j = first; j <= t; j++)
@@ -172,6 +182,10 @@ static void reference(const struct problem *p)
 				for (int j = first; j <= t; j++) {
 					double dp = dot(d_o, p->qkv + j * p->ld + at_v, hd);
 					double ds = prob[j] * (dp - delta) * p->scale;
+					double capped =
+					    s->cap > 0 ? score(p, q, p->qkv + j * p->ld + at_k) / s->cap : 0;
+
+					ds *= 1 - capped * capped;
 
 					for (int i = 0; i < hd; i++) {
 						p->d_qkv[t * p->ld + h * hd + i] +=
@@ -262,6 +276,7 @@ START_TEST(attention)
 		                             .head_dim = s->head_dim,
 		                             .scale = (float)p.scale,
 		                             .window = s->window,
+		                             .cap = (float)s->cap,
 		                             .documents = s->documents,
 		                             .starts = starts,
 		                             .host_starts = s->starts,

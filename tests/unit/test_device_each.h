@@ -31,6 +31,7 @@ static void teardown(void)
 			     once_; once_ = (teardown(), 0))
 
 /* The cases of the other files. */
+TCase *test_device_adapters(void);
 TCase *test_device_gemm(void);
 TCase *test_device_loss(void);
 TCase *test_device_large(void);

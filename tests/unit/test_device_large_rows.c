@@ -167,7 +167,7 @@ static void rope_at(int64_t rows, enum dtype t)
 	for (int64_t i = 0; i < rows; i++)
 		positions[i] = (int32_t)(i * 5 % PLACES);
 	p = test_put(dev, positions, (size_t)rows * sizeof(*positions));
-	device_rope(dev, x, cols, HEADS, HEAD_DIM, p, c, s, rows, false, t);
+	device_rope(dev, x, cols, HEADS, HEAD_DIM, HEAD_DIM, p, c, s, rows, false, t);
 	check_rows("rope", x, rows, cols, t, rope_row, test_tolerance(t), 3);
 	free(positions);
 	device_free(dev, x);

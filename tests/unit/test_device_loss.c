@@ -66,6 +66,58 @@ START_TEST(cross_entropy)
 }
 END_TEST
 
+START_TEST(capped_cross_entropy)
+{
+	static const int64_t shapes[][2] = {{1, 1}, {3, 17}, {5, 65}, {20, 3001}};
+
+	FOR_ALL for (size_t s = 0; s < COUNT(shapes) * 2; s++)
+	{
+		int64_t rows = shapes[s / 2][0], vocab = shapes[s / 2][1];
+		bool backward = s & 1;
+		double *x = test_values(rows * vocab, 1), *loss = test_values(rows, 2), scale = 0.125,
+		       cap = 3;
+		double *factors = test_values(rows, 3);
+		int32_t *targets = malloc((size_t)rows * sizeof(*targets)), *btargets;
+		float *bl = test_buffer(dev, loss, rows, DTYPE_F32),
+		      *bf = test_buffer(dev, factors, rows, DTYPE_F32);
+		void *bx;
+
+		for (int64_t i = 0; i < rows * vocab; i++)
+			x[i] *= 4;
+		bx = test_buffer(dev, x, rows * vocab, type);
+		for (int64_t r = 0; r < rows; r++)
+			targets[r] = r % 5 == 4 ? -100 : (int32_t)(r * 13 % vocab);
+		btargets = test_put(dev, targets, (size_t)rows * sizeof(*targets));
+		device_capped_cross_entropy(dev, (float)cap, bx, type, btargets, rows, vocab, (float)scale,
+		                            bf, bl, backward);
+		for (int64_t r = 0; r < rows; r++) {
+			double *row = x + r * vocab, sum = 0;
+
+			for (int64_t i = 0; i < vocab; i++)
+				sum += exp(cap * tanh(row[i] / cap));
+			loss[r] = targets[r] < 0 ? 0 : log(sum) - cap * tanh(row[targets[r]] / cap);
+			for (int64_t i = 0; backward && i < vocab; i++) {
+				double h = tanh(row[i] / cap), p = exp(cap * h) / sum - (i == targets[r]);
+
+				row[i] = targets[r] < 0 ? 0 : p * scale * factors[r] * (1 - h * h);
+			}
+		}
+		test_close(dev, "capped loss", bl, loss, rows, DTYPE_F32, 2e-6, 1);
+		/* The cap multiplies the rounding errors of h; 1 - h² has those of 1, however small it is. */
+		test_close(dev, "capped d_logits", bx, x, rows * vocab, type,
+		           backward ? fmax(test_tolerance(type), 1e-5) : 0, backward ? 2e-3 : 0);
+		device_free(dev, bx);
+		device_free(dev, bl);
+		device_free(dev, bf);
+		device_free(dev, btargets);
+		free(x);
+		free(loss);
+		free(factors);
+		free(targets);
+	}
+}
+END_TEST
+
 START_TEST(not_a_number_survives)
 {
 	double x[40] = {0}, g[40] = {0};
@@ -260,6 +312,7 @@ TCase *test_device_loss(void)
 	tcase_set_timeout(tc, 120);
 	tcase_set_tags(tc, "small"); /* compute-sanitizer runs these */
 	tcase_add_test(tc, cross_entropy);
+	tcase_add_test(tc, capped_cross_entropy);
 	tcase_add_test(tc, not_a_number_survives);
 	tcase_add_test(tc, adamw);
 	tcase_add_test(tc, loss_scale);

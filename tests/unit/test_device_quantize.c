@@ -292,6 +292,60 @@ START_TEST(moments)
 }
 END_TEST
 
+/* Numbers at the borders between codes, and others of every size, in blocks whose scale is 1: their codes are
+ * those that a search finds. */
+static void codes_are_nearest(bool has_sign)
+{
+	enum { N = 256 * DEVICE_MOMENT_BLOCK };
+	_cleanup_free_ float *x = calloc(N, sizeof(*x));
+	_cleanup_free_ void *zeros = calloc(N, 1), *codes = malloc(N);
+	uint32_t state = 1;
+	float map[256], *scale, *src;
+	int64_t n = 0;
+	uint8_t *c;
+
+	nf4_map_fill(map, has_sign);
+	for (int i = 0; i < N; i++) {
+		int k = i / 5;
+		float border = (map[k % 255] + map[k % 255 + 1]) * 0.5f;
+
+		state = state * 1664525 + 1013904223;
+		if (i % DEVICE_MOMENT_BLOCK == 0)
+			x[n++] = 1;
+		else if (k < 255)
+			x[n++] = i % 5 == 0   ? border
+			         : i % 5 == 1 ? nextafterf(border, 2)
+			         : i % 5 == 2 ? nextafterf(border, -2)
+			         : i % 5 == 3 ? map[k]
+			                      : NAN;
+		else
+			x[n++] = powf(10, -(float)(state >> 16) / 7000) * (state & 1024 && has_sign ? -1 : 1);
+	}
+	x[1] = 0;
+	x[2] = -0.0f;
+	src = test_put(dev, x, N * sizeof(*x));
+	c = test_put(dev, zeros, N);
+	scale = test_put(dev, zeros, N / DEVICE_MOMENT_BLOCK * sizeof(*scale));
+	device_moment_quantize(dev, c, scale, 0, src, N, has_sign);
+	test_fetch(dev, codes, c, N);
+	for (int i = 0; i < N; i++)
+		ck_assert_msg(((uint8_t *)codes)[i] == nf4_scale_code(map, x[i]),
+		              "[%d] %.9g has the code %d, not %d", i, x[i], ((uint8_t *)codes)[i],
+		              nf4_scale_code(map, x[i]));
+	device_free(dev, src);
+	device_free(dev, c);
+	device_free(dev, scale);
+}
+
+START_TEST(moment_codes)
+{
+	setup();
+	codes_are_nearest(true);
+	codes_are_nearest(false);
+	teardown();
+}
+END_TEST
+
 TCase *test_device_quantize(void)
 {
 	TCase *tc = tcase_create("quantization");
@@ -302,5 +356,6 @@ TCase *test_device_quantize(void)
 	tcase_add_test(tc, scales_are_found_as_bitsandbytes_does);
 	tcase_add_test(tc, nf4);
 	tcase_add_test(tc, moments);
+	tcase_add_test(tc, moment_codes);
 	return tc;
 }

@@ -5,6 +5,8 @@
 
 #include <fcntl.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/json.h"
@@ -368,6 +370,28 @@ START_TEST(devices_show_what_there_is)
 }
 END_TEST
 
+/* Where one of the nodes is not known, the others are fenced nevertheless, and listed. */
+START_TEST(fenced_nodes_are_listed_in_any_case)
+{
+	_cleanup_free_ char *done = answer_of("{\"name\":\"n2\",\"parts\":1}"), *text = NULL;
+	_cleanup_json_ json_t *list = NULL;
+	const struct fake_step steps[] = {
+	    {"POST /v1/nodes/n2/fence ", NULL, done, 0},
+	    {"POST /v1/nodes/n9/fence ", NULL,
+	     "HTTP/1.1 404 Not Found\r\nContent-Length: 50\r\n\r\n"
+	     "{\"error\":{\"code\":\"no-such-node\",\"message\":\"none\"}}",
+	     1},
+	};
+	struct fake_service *fake = fake_service_start(path, steps, ARRAY_SIZE(steps));
+
+	ck_assert_int_eq(call(cmd_fence, "fence --json n2 n9", &text), 1);
+	list = json_loads(text, 0, NULL);
+	ck_assert_uint_eq(json_array_size(list), 1);
+	ck_assert_str_eq(json_get_string(json_array_get(list, 0), "name", ""), "n2");
+	fake_service_stop(fake);
+}
+END_TEST
+
 START_TEST(a_device_is_named_by_its_node_and_slot)
 {
 	_cleanup_free_ char *done = answer_of("{}");
@@ -387,6 +411,81 @@ START_TEST(a_device_is_named_by_its_node_and_slot)
 }
 END_TEST
 
+/* In a process of its own, which the command replaces. Returns the exit status; *printed gets both outputs.
+ */
+static int keygen(const char *programs, const char *line, char **printed)
+{
+	_cleanup_free_ char *file = str_path_join(dir, "printed");
+	int status, fd = open(file, O_RDWR | O_CREAT | O_TRUNC, 0600);
+	pid_t child;
+
+	fflush(stdout);
+	child = fork();
+	ck_assert_int_ge(child, 0);
+	if (child == 0) {
+		dup2(fd, STDERR_FILENO);
+		setenv("DTRAIN_WORKER_DIR", programs, 1);
+		_exit(call(cmd_keygen, line, NULL));
+	}
+	ck_assert_int_eq(waitpid(child, &status, 0), child);
+	close(fd);
+	ck_assert(WIFEXITED(status));
+	*printed = NULL;
+	ck_assert_int_eq(file_read(file, 0, printed, NULL, NULL), 0);
+	return WEXITSTATUS(status);
+}
+
+START_TEST(a_key_is_made_by_a_program_of_its_own)
+{
+	_cleanup_free_ char *pem = str_path_join(dir, "cluster.pem"), *output = str_path_join(dir, "output"),
+	                    *make = str_printf("keygen -o %s", pem), *force = str_printf("%s --force", make),
+	                    *want = str_printf("%s: made; copy it to every node of the cluster\n", pem);
+	char *text, *first = NULL, *second = NULL, *third = NULL;
+	struct stat st;
+
+	ck_assert_int_eq(keygen(BUILDDIR, make, &text), 0);
+	ck_assert_str_eq(text, "");
+	free(text);
+	ck_assert_int_eq(file_read(output, 0, &text, NULL, NULL), 0);
+	ck_assert_str_eq(text, want);
+	free(text);
+	ck_assert_int_eq(stat(pem, &st), 0);
+	ck_assert_int_eq(st.st_mode & 0777, 0600);
+	ck_assert_int_eq(file_read(pem, 0, &first, NULL, NULL), 0);
+
+	ck_assert_int_eq(keygen(BUILDDIR, make, &text), EXIT_FAILURE);
+	ck_assert_msg(str_starts(text, "dtrain: ") && strstr(text, "exists") && strstr(text, "--force"), "%s",
+	              text);
+	free(text);
+	ck_assert_int_eq(file_read(pem, 0, &second, NULL, NULL), 0);
+	ck_assert_str_eq(first, second);
+
+	ck_assert_int_eq(keygen(BUILDDIR, force, &text), 0);
+	free(text);
+	ck_assert_int_eq(file_read(pem, 0, &third, NULL, NULL), 0);
+	ck_assert_str_ne(first, third);
+
+	ck_assert_int_eq(keygen("/nonexistent", make, &text), EXIT_FAILURE);
+	ck_assert_msg(str_starts(text, "dtrain: cannot execute /nonexistent/dtrain-keygen: No such file"),
+	              "%s", text);
+	free(text);
+	free(first);
+	free(second);
+	free(third);
+}
+END_TEST
+
+/* To load it would take a third of the time of every command. */
+START_TEST(the_client_does_not_load_gnutls)
+{
+	_cleanup_free_ char *maps = NULL;
+
+	ck_assert_int_eq(file_read("/proc/self/maps", 0, &maps, NULL, NULL), 0);
+	ck_assert_ptr_nonnull(strstr(maps, "jansson"));
+	ck_assert_ptr_null(strstr(maps, "gnutls"));
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("dtrain");
@@ -397,6 +496,8 @@ int main(void)
 	tcase_add_test(tc, a_command_is_posted_as_it_was_typed);
 	tcase_add_test(tc, directories_are_seen_from_here);
 	tcase_add_test(tc, usage_is_told_for_each);
+	tcase_add_test(tc, a_key_is_made_by_a_program_of_its_own);
+	tcase_add_test(tc, the_client_does_not_load_gnutls);
 	tcase_add_test(tc, dashes_make_a_command);
 	tcase_add_test(tc, no_service_is_a_status_of_its_own);
 	tcase_add_test(tc, a_wait_ends_as_the_run_ended);
@@ -407,6 +508,7 @@ int main(void)
 	tcase_add_test(tc, a_watch_prints_plain_lines_without_a_terminal);
 	tcase_add_test(tc, tables_line_up);
 	tcase_add_test(tc, devices_show_what_there_is);
+	tcase_add_test(tc, fenced_nodes_are_listed_in_any_case);
 	tcase_add_test(tc, a_device_is_named_by_its_node_and_slot);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);

@@ -70,8 +70,25 @@ static const struct {
      "sharegpt conversations, openai messages; map them with data.columns\n",
      false},
     {"output.dir=good.conf/x", "output.dir: DIR/good.conf is not a directory\n", false},
+    {"data.path=pipe.txt --set data.format=text --set task=pretrain",
+     "data.path: cannot read pipe.txt: it is a pipe; a regular file is needed\n", false},
+    {"parallel.offload=optimizer --set parallel.offload_dir=nvme",
+     "parallel.offload_dir: nvme: No such file or directory; name a directory that you can write to on each "
+     "node, or leave the key out: ",
+     true},
+    {"parallel.offload=optimizer --set parallel.offload_dir=good.json",
+     "parallel.offload_dir: good.json is not a directory; ", true},
+    {"lora.rank=4 --set lora.target=no_proj", "lora.target: the model has no no_proj; expected ", true},
+    {"lora.rank=5000", "lora.rank: 5000 is more than model.layers.0.self_attn.q_proj.weight, a matrix of ",
+     true},
+    {"lora.rank=4 --set lora.from=nowhere", "lora.from: ", true},
+    {"lora.rank=4 --set lora.from=adapter", "lora.from: adapter/adapter_config.json: ", true},
+    {"train.freeze_trainable_layers=1 --set train.freeze_extra_modules=no_norm",
+     "train.freeze_extra_modules: the model has no no_norm; expected ", true},
+    {"model.init=gptq.json",
+     "model.init: gptq.json: quantization_config: quant_method \"gptq\" is not supported", true},
     {"directory=/nowhere", "directory: /nowhere: No such file or directory\n", false},
-    {"resources.max_restarts=1", NULL, false},
+    {"resources.max_restarts=-1", NULL, false},
 };
 
 START_TEST(what_is_wrong_is_named)
@@ -82,6 +99,12 @@ START_TEST(what_is_wrong_is_named)
 	const char *dir;
 
 	write_file("odd.json", "[{\"x\":1}]");
+	ck_assert_int_eq(mkfifo("pipe.txt", 0600), 0);
+	ck_assert_int_eq(mkdir("adapter", 0700), 0);
+	write_file("adapter/adapter_config.json", "{\"peft_type\": \"LORA\", \"r\": -1}");
+	write_file("gptq.json", "{\"model_type\":\"llama\",\"hidden_size\":64,\"intermediate_size\":96,"
+	                        "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"vocab_size\":300,"
+	                        "\"quantization_config\":{\"quant_method\":\"gptq\",\"bits\":4}}");
 	call = fixture_call(cmd_check, line);
 	if (!wrong[_i].words) {
 		ck_assert_int_eq(call.status, STATUS_USAGE);
@@ -160,6 +183,41 @@ START_TEST(a_directory_is_no_program)
 }
 END_TEST
 
+/* Each file may have answers of one kind, and one file examples that are skipped: the data as a whole counts.
+ */
+START_TEST(preferences_are_judged_as_a_whole)
+{
+	_cleanup_(call_release) struct call both = {0}, one = {0}, skipped = {0}, none = {0};
+
+	write_file("up.json", "[{\"instruction\":\"p\",\"output\":\"A\",\"label\":true}]");
+	write_file("down.json", "[{\"instruction\":\"q\",\"output\":\"B\",\"label\":false}]");
+	write_file("odd.json", "[{\"instruction\":\"q\",\"output\":\"B\",\"label\":\"yes\"}]");
+	both = fixture_call(cmd_check, "check -s task=kto --set data.path=up.json,down.json good.conf");
+	ck_assert_msg(both.status == 0, "%s", both.errors);
+	ck_assert_ptr_null(strstr(both.output, "warning"));
+	one = fixture_call(cmd_check, "check -s task=kto --set data.path=up.json,up.json good.conf");
+	ck_assert_int_eq(one.status, 0);
+	ck_assert_ptr_nonnull(strstr(one.output, "the label of each of the first 2 examples is true"));
+	skipped =
+	    fixture_call(cmd_check, "check -s task=kto --set data.path=up.json,odd.json,down.json good.conf");
+	ck_assert_msg(skipped.status == 0, "%s", skipped.errors);
+	ck_assert_ptr_nonnull(strstr(skipped.output, "1 of the first 3 examples are skipped: odd.json:1"));
+	none = fixture_call(cmd_check, "check -s task=kto --set data.path=odd.json good.conf");
+	ck_assert_int_eq(none.status, 1);
+	ck_assert_ptr_nonnull(strstr(none.errors, "odd.json:1"));
+}
+END_TEST
+
+/* As a model is: the nodes check it. */
+START_TEST(an_adapter_may_be_on_the_nodes_alone)
+{
+	_cleanup_(call_release) struct call call =
+	    fixture_call(cmd_submit, "submit --set lora.rank=4 --set lora.from=nowhere good.conf");
+
+	ck_assert_msg(call.status == STATUS_UNREACHABLE, "%d: %s", call.status, call.errors);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("dtrain_check");
@@ -169,6 +227,8 @@ int main(void)
 	tcase_set_timeout(tc, 60);
 	tcase_add_test(tc, what_is_fine_is_listed);
 	tcase_add_loop_test(tc, what_is_wrong_is_named, 0, ARRAY_SIZE(wrong));
+	tcase_add_test(tc, preferences_are_judged_as_a_whole);
+	tcase_add_test(tc, an_adapter_may_be_on_the_nodes_alone);
 	tcase_add_test(tc, a_model_has_weights);
 	tcase_add_test(tc, a_program_is_looked_for);
 	tcase_add_test(tc, a_directory_is_no_program);

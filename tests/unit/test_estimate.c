@@ -128,6 +128,46 @@ START_TEST(products_by_the_roofline)
 }
 END_TEST
 
+/* A rank alone computes at 8e9 operations a second, each of five at the same time at 2e9; three are between
+ * them, on a logarithmic scale. A file without the number of ranks says nothing of several: it is refused. */
+START_TEST(ranks_share_the_processor)
+{
+	_cleanup_free_ struct rates *r = calloc(1, sizeof(*r)), *again = calloc(1, sizeof(*again));
+	_cleanup_json_ json_t *json = NULL;
+	struct error err = ERROR_INIT;
+
+	r->sets = 2;
+	for (int i = 0; i < 2; i++) {
+		struct rate_set *s = &r->set[i];
+		double *lists[] = {s->product[0][0], s->attention[0][0], s->operation[0][0]};
+
+		s->threads = 1;
+		s->ranks = i ? 5 : 1;
+		s->has[DTYPE_F32] = true;
+		for (size_t k = 0; k < sizeof(s->product[0]) / sizeof(double); k++)
+			lists[0][k] = i ? 2e9 : 8e9;
+		for (size_t k = 0; k < sizeof(s->attention[0]) / sizeof(double); k++)
+			lists[1][k] = i ? 2e9 : 8e9;
+		for (size_t k = 0; k < sizeof(s->operation[0]) / sizeof(double); k++)
+			lists[2][k] = i ? 2e9 : 8e9;
+	}
+	ck_near(rates_product(r, 1, 1, DTYPE_F32, RATE_PRODUCT_INPUT, 300, 300, 300), 8e9);
+	ck_near(rates_product(r, 3, 1, DTYPE_F32, RATE_PRODUCT_INPUT, 300, 300, 300), 4e9);
+	ck_near(rates_product(r, 7, 1, DTYPE_F32, RATE_PRODUCT_INPUT, 300, 300, 300), 2e9);
+	ck_near(rates_attention(r, 5, 1, DTYPE_F32, true, 100, 64), 2e9);
+	ck_near(rates_operation(r, 1, 3, DTYPE_F32, RATE_COPY, 1e6), 24e9);
+	ck_near(rates_operation(r, 2, 3, DTYPE_F32, RATE_COPY, 1e6), 6e9);
+	json = rates_encode(r);
+	ck_ok(rates_decode(json, "file", again, &err), &err);
+	ck_near(rates_operation(again, 3, 1, DTYPE_F32, RATE_COPY, 1e6), 4e9);
+	for (size_t i = 0; i < 2; i++)
+		json_object_del(json_array_get(json_object_get(json, "sets"), i), "ranks");
+	ck_fails(rates_decode(json, "file", again, &err), &err,
+	         "file: an earlier release measured it, without ranks that run at the same time; write a new "
+	         "one with dtrain estimate --measure");
+}
+END_TEST
+
 START_TEST(collectives_by_the_slowest_link)
 {
 	struct hardware h = round_hardware();
@@ -261,6 +301,51 @@ START_TEST(bytes_as_published)
 			    published_bytes(strategy, g) + gradients, 0.02);
 		}
 	}
+}
+END_TEST
+
+/* cuDNN does not compute capped scores, so that nothing is planned for it. */
+START_TEST(capped_scores_need_no_cudnn)
+{
+	struct device_sizing with = {.engine = DEVICE_ENGINE_CUDA, .cudnn = true}, without = with;
+	struct device_shapes shapes = {.tokens = 8192,
+	                               .max_sequence = 8192,
+	                               .hidden = 64,
+	                               .intermediate = 64,
+	                               .heads = 64,
+	                               .kv_heads = 8,
+	                               .head_dim = 128,
+	                               .vocab = 100,
+	                               .logits_rows = 64,
+	                               .type = DTYPE_BF16};
+
+	without.cudnn = false;
+	ck_assert_uint_gt(device_sizing_scratch(&with, &shapes), device_sizing_scratch(&without, &shapes));
+	shapes.capped = true;
+	ck_assert_uint_eq(device_sizing_scratch(&with, &shapes), device_sizing_scratch(&without, &shapes));
+}
+END_TEST
+
+/* A reward model's head gives one number where that of logits gives 128256, in time and in scratch. */
+START_TEST(a_head_of_scores_takes_little)
+{
+	struct estimate logits, scores;
+	struct hardware_set where;
+	struct train_options o;
+	struct model_config c;
+	struct error err = ERROR_INIT;
+
+	llama(LLAMA_8B, &c);
+	train_options_default(&o);
+	o.precision = DTYPE_F16; /* whose products a processor computes in fp32 */
+	ck_ok(hardware_parse("4xcpu", &where, &err), &err);
+	hardware_fill_cpu(&where.device, where.per_node, 1, where.per_node);
+	ck_ok(estimate_run(&(struct estimate_input){&c, &o, 2048, &where}, &logits, &err), &err);
+	model_config_set_scores(&c);
+	o.preference.kind = PREFERENCE_REWARD;
+	ck_ok(estimate_run(&(struct estimate_input){&c, &o, 2048, &where}, &scores, &err), &err);
+	ck_assert_double_lt(scores.cost.head, 0.1 * logits.cost.head);
+	ck_assert_uint_lt(scores.bytes[BUFFER_SCRATCH], logits.bytes[BUFFER_SCRATCH] / 2);
 }
 END_TEST
 
@@ -469,6 +554,7 @@ int main(void)
 	tc = tcase_create("costs");
 	tcase_set_timeout(tc, 120);
 	tcase_add_test(tc, products_by_the_roofline);
+	tcase_add_test(tc, ranks_share_the_processor);
 	tcase_add_test(tc, collectives_by_the_slowest_link);
 	tcase_add_test(tc, slow_links_are_waited_for);
 	suite_add_tcase(s, tc);
@@ -477,6 +563,8 @@ int main(void)
 	tcase_add_loop_test(tc, bytes_of_a_parameter, 0, ARRAY_SIZE(llamas));
 	tcase_add_loop_test(tc, bytes_as_published, 0, ARRAY_SIZE(sizes));
 	tcase_add_test(tc, whole_blocks_are_kept_while_they_fit);
+	tcase_add_test(tc, a_head_of_scores_takes_little);
+	tcase_add_test(tc, capped_scores_need_no_cudnn);
 	tcase_add_loop_test(tc, large_models_take_no_time, 0, ARRAY_SIZE(sizes));
 	suite_add_tcase(s, tc);
 	tc = tcase_create("command");

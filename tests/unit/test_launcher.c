@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How the service sees dtrain-launch end, with this program in its place: test_launcher DIRECTORY. */
+#include "node/launch/unit.h"
 #include "node/launcher.h"
 #include "unit.h"
 
@@ -13,10 +14,12 @@
 
 enum { STATUS = 7 }; /* with which the stand-in exits */
 
-/* Exits when its directory has a file "exit", or at the first acknowledgement; other commands are ignored. */
+/* Exits when its directory has a file "exit", or at the first acknowledgement; other commands are ignored.
+ * With a file "close" it goes on without the connection, as the guard of a launcher that was killed does
+ * while processes are left. */
 static int stand_in(const char *dir)
 {
-	_cleanup_free_ char *leave = str_path_join(dir, "exit");
+	_cleanup_free_ char *leave = str_path_join(dir, "exit"), *only_close = str_path_join(dir, "close");
 	int fd = accept(LAUNCH_SOCKET_FD, NULL, NULL);
 	char buf[4096];
 	size_t n = 0;
@@ -27,6 +30,10 @@ static int stand_in(const char *dir)
 
 		if (r <= 0)
 			return STATUS + 1;
+		if (file_exists(only_close)) {
+			close(fd);
+			pause();
+		}
 		n += (size_t)r;
 		buf[n] = '\0';
 		while ((end = strchr(buf, '\n'))) {
@@ -48,8 +55,11 @@ static int stand_in(const char *dir)
 struct seen {
 	char *dir;
 	sd_event *event;
+	struct daemon_config config;
+	struct units *units;
+	struct unit *unit;
 	struct launcher *launcher;
-	int lost, closed;
+	int exited, empty, closed;
 	char why[200];
 };
 
@@ -59,11 +69,11 @@ static void on_reported(void *context, struct launch_report *report)
 {
 }
 
-static void on_lost(void *context, const char *why)
+static void on_exited(void *context, const char *why, bool started)
 {
 	struct seen *s = context;
 
-	s->lost++;
+	s->exited++;
 	snprintf(s->why, sizeof(s->why), "%s", why);
 }
 
@@ -72,21 +82,47 @@ static void on_closed(void *context)
 	((struct seen *)context)->closed++;
 }
 
+static void on_remaining(void *context)
+{
+}
+
+static void on_empty(void *context)
+{
+	((struct seen *)context)->empty++;
+}
+
 static void setup(void)
 {
-	struct launcher_owner owner = {NULL, 1, &seen, on_reported, on_lost, on_closed};
+	const struct unit_owner unit_owner = {
+	    .context = &seen, .exited = on_exited, .remaining = on_remaining, .empty = on_empty};
+	struct launcher_owner owner = {NULL, 1, &seen, on_reported, on_closed};
+	struct unit_identity identity = {1, 1, NULL};
+	const struct cgroup_limits limits = {UINT64_MAX, UINT64_MAX, NULL};
+	_cleanup_close_ int listen_fd = -1;
 	struct error err = ERROR_INIT;
 
 	memset(&seen, 0, sizeof(seen));
 	seen.dir = unit_tmpdir();
 	ck_assert_int_ge(sd_event_new(&seen.event), 0);
 	owner.event = seen.event;
-	ck_ok(launcher_start(&owner, seen.dir, "/proc/self/exe", &seen.launcher, &err), &err);
+	identity.dir = seen.dir;
+	seen.config.launch = (char *)"process";
+	seen.config.socket = seen.config.runtime_dir = seen.dir;
+	ck_ok(units_create(seen.event, &seen.config, &seen.units, &err), &err);
+	ck_ok(unit_new(seen.units, &identity, &unit_owner, &seen.unit, &err), &err);
+	ck_ok(launcher_listen(&owner, seen.dir, &listen_fd, &seen.launcher, &err), &err);
+	ck_ok(unit_start(seen.unit,
+	                 &(struct unit_start){
+	                     .program = "/proc/self/exe", .listen_fd = listen_fd, .limits = &limits},
+	                 &err),
+	      &err);
 }
 
 static void teardown(void)
 {
 	launcher_destroy(seen.launcher);
+	unit_destroy(seen.unit);
+	units_destroy(seen.units);
 	sd_event_unref(seen.event);
 	file_remove_tree(seen.dir, NULL);
 	free(seen.dir);
@@ -94,29 +130,51 @@ static void teardown(void)
 
 static void run_until_gone(void)
 {
-	while (!launcher_is_gone(seen.launcher))
+	while (launcher_is_connected(seen.launcher) || !unit_is_empty(seen.unit))
 		ck_assert_int_ge(sd_event_run(seen.event, UINT64_MAX), 0);
 }
 
-START_TEST(an_acknowledged_launcher_is_not_lost)
+START_TEST(an_acknowledged_launcher_leaves_an_empty_unit)
 {
 	launcher_acknowledge(seen.launcher);
 	run_until_gone();
-	ck_assert_msg(seen.lost == 0, "%s", seen.why);
-	ck_assert_int_ge(seen.closed, 1);
+	ck_assert_int_eq(seen.exited, 1);
+	ck_assert_int_eq(seen.empty, 1);
+	ck_assert_int_eq(seen.closed, 1);
 }
 END_TEST
 
-START_TEST(one_that_ends_by_itself_is_lost)
+START_TEST(one_that_ends_by_itself_says_how)
 {
 	_cleanup_free_ char *leave = str_path_join(seen.dir, "exit");
 	struct error err = ERROR_INIT;
 
 	ck_ok(file_write_atomic(leave, "", 0, 0644, &err), &err);
-	launcher_stop(seen.launcher, 1); /* wakes it */
+	launcher_stop(seen.launcher, (struct stop_times){0, 1}); /* wakes it */
 	run_until_gone();
-	ck_assert_int_eq(seen.lost, 1);
+	ck_assert_int_eq(seen.exited, 1);
 	ck_assert_str_eq(seen.why, "dtrain-launch ended with exit status 7");
+}
+END_TEST
+
+START_TEST(a_guard_that_does_not_end_does_not_hide_the_end_of_the_launcher)
+{
+	_cleanup_free_ char *only_close = str_path_join(seen.dir, "close");
+	struct error err = ERROR_INIT;
+
+	ck_ok(file_write_atomic(only_close, "", 0, 0644, &err), &err);
+	launcher_stop(seen.launcher, (struct stop_times){0, 1}); /* wakes it */
+	while (!seen.closed)
+		ck_assert_int_ge(sd_event_run(seen.event, UINT64_MAX), 0);
+	unit_disconnected(seen.unit, false);
+	while (!seen.exited)
+		ck_assert_int_ge(sd_event_run(seen.event, UINT64_MAX), 0);
+	ck_assert_str_eq(seen.why, "dtrain-launch was killed, and processes that it has left do not die");
+	ck_assert_int_eq(seen.empty, 0);
+	unit_kill(seen.unit);
+	run_until_gone();
+	ck_assert_int_eq(seen.exited, 1);
+	ck_assert_int_eq(seen.empty, 1);
 }
 END_TEST
 
@@ -131,8 +189,9 @@ int main(int argc, char **argv)
 	tc = tcase_create("launcher");
 	tcase_add_checked_fixture(tc, setup, teardown);
 	tcase_set_timeout(tc, 120);
-	tcase_add_test(tc, an_acknowledged_launcher_is_not_lost);
-	tcase_add_test(tc, one_that_ends_by_itself_is_lost);
+	tcase_add_test(tc, an_acknowledged_launcher_leaves_an_empty_unit);
+	tcase_add_test(tc, a_guard_that_does_not_end_does_not_hide_the_end_of_the_launcher);
+	tcase_add_test(tc, one_that_ends_by_itself_says_how);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
 }

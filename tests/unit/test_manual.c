@@ -115,6 +115,8 @@ static char *describe_key(const struct key *k)
 	    [KEY_STRING] = "string",
 	    [KEY_INT] = "integer",
 	    [KEY_COUNT] = "integer or \"all\"",
+	    [KEY_RANGE] = "integer, or a range such as 2..4",
+	    [KEY_DURATION] = "seconds, or a time such as 90m or 1h30m",
 	    [KEY_NUMBER] = "number",
 	    [KEY_BOOL] = "true or false",
 	    [KEY_LIST] = "string or list of strings",

@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "../engine/model_fixture.h"
 #include "base/json.h"
@@ -65,6 +66,32 @@ START_TEST(config_families)
 	ck_assert_int_eq(c.rope.type, ROPE_LLAMA3);
 	ck_assert_double_eq(c.rope.theta, 7e5);
 	ck_assert_int_eq(c.rope.original_positions, 64);
+}
+END_TEST
+
+/* Where the file has no layer_types, the family says which layers see all tokens. */
+START_TEST(windows_follow_the_pattern_of_the_family)
+{
+	static const struct {
+		const char *family;
+		int every;
+	} cases[] = {{"gemma2", 2}, {"gemma3_text", 6}, {"olmo3", 4}};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_free_ char *json =
+		    str_printf("{\"model_type\":\"%s\",\"hidden_size\":64,\"intermediate_size\":128,"
+		               "\"num_hidden_layers\":12,\"num_attention_heads\":4,"
+		               "\"num_key_value_heads\":2,\"head_dim\":16,\"vocab_size\":100,"
+		               "\"query_pre_attn_scalar\":16,\"sliding_window\":9}",
+		               cases[i].family);
+		struct error err = ERROR_INIT;
+		struct model_config c;
+
+		ck_ok(parse(json, &c, &err), &err);
+		for (int l = 0; l < 12; l++)
+			ck_assert_msg(model_config_window(&c, l) == ((l + 1) % cases[i].every ? 9 : 0),
+			              "%s, layer %d: %d", cases[i].family, l, model_config_window(&c, l));
+	}
 }
 END_TEST
 
@@ -177,6 +204,24 @@ START_TEST(config_errors_say_what)
 
 		ck_fails(parse(text, &c, &err), &err, wrong[i].words);
 	}
+	ck_fails(parse("{\"model_type\":\"gpt2\",\"vocab_size\":9,\"n_embd\":16,\"n_layer\":1,\"n_head\":3}",
+	               &c, &err),
+	         &err, "n_embd (16) has to be a multiple of n_head (3)");
+	ck_fails(parse("{\"model_type\":\"gpt2\",\"vocab_size\":9,\"n_embd\":16,\"n_layer\":1,\"n_head\":2,"
+	               "\"activation_function\":\"relu\"}",
+	               &c, &err),
+	         &err, "activation_function \"relu\" is not supported (gelu_pytorch_tanh and gelu_new are)");
+	ck_fails(parse("{\"model_type\":\"gpt2\",\"vocab_size\":9,\"n_embd\":16,\"n_layer\":1,\"n_head\":2,"
+	               "\"add_cross_attention\":true}",
+	               &c, &err),
+	         &err, "add_cross_attention: true is not supported");
+	ck_fails(parse("{\"model_type\":\"gemma2\"," SIZES ",\"final_logit_softcapping\":-1}", &c, &err),
+	         &err, "final_logit_softcapping");
+	ck_fails(
+	    parse("{\"model_type\":\"gemma2\"," SIZES ",\"use_bidirectional_attention\":true}", &c, &err),
+	    &err, "use_bidirectional_attention: true is not supported");
+	ck_fails(parse("{\"model_type\":\"phi3\"," SIZES ",\"partial_rotary_factor\":0.01}", &c, &err), &err,
+	         "partial_rotary_factor 0.01 rotates 0 elements of a head");
 	ck_fails(parse("{\"model_type\":\"llama\",\"hidden_size\":64}", &c, &err), &err, "intermediate_size");
 	ck_fails(parse("{\"model_type\":\"llama\"," SIZES ",\"head_dim\":7}", &c, &err), &err, "even");
 	ck_fails(parse("{\"model_type\":\"llama\"," SIZES ",\"num_attention_heads\":3}", &c, &err), &err,
@@ -275,12 +320,104 @@ static void sample_make(struct sample *s, int64_t vocab, bool masked)
 	    .tokens = 32, .ids = s->ids, .targets = s->targets, .documents = 4, .starts = s->starts};
 }
 
+static struct model_init init = {.seed = 3, .std = 0.15};
+
+/* A model of this configuration, which *c becomes, with the weights of init. */
+static void make(struct model_fixture *f, const char *config, const struct model_options *o,
+                 struct model_config *c)
+{
+	struct error err = ERROR_INIT;
+
+	ck_ok(parse(config, c, &err), &err);
+	ck_ok(model_fixture_create(f, c, o, model_init_fill, &init, &err), &err);
+}
+
+/* Of scores: each document's is at its last token, and the loss is the sum of half their squares. */
+static int square(void *context, const float *scores, float *factors, struct error *err)
+{
+	memcpy(factors, scores, 32 * sizeof(*factors));
+	return 0;
+}
+
+static double half_squares(struct model_fixture *f, const struct model_batch *b)
+{
+	struct error err = ERROR_INIT;
+	float scores[40];
+	double sum = 0;
+
+	ck_ok(model_evaluate(f->model, b, NULL, scores, &err), &err);
+	for (int64_t t = 0; t < b->tokens; t++) {
+		ck_assert(b->targets[t] >= 0 || scores[t] == 0);
+		sum += 0.5 * (double)scores[t] * (double)scores[t];
+	}
+	return sum;
+}
+
+START_TEST(gradients_of_scores_are_differences)
+{
+	struct error err = ERROR_INIT;
+	struct model_options o = {
+	    .type = DTYPE_F32, .max_tokens = 40, .max_sequence = 40, .training = true, .weighed = true};
+	struct model_fixture fixture;
+	struct model_config c;
+	struct sample s;
+	double loss;
+
+	ck_ok(parse("{\"model_type\":\"qwen3\"," SIZES ",\"tie_word_embeddings\":true,\"architectures\":["
+	            "\"Qwen3ForSequenceClassification\"],\"id2label\":{\"0\":\"a\"}}",
+	            &c, &err),
+	      &err);
+	ck_assert(c.scores && !c.new_head && !c.tied);
+	sample_make(&s, c.vocab, false);
+	for (int t = 0; t < 32; t++)
+		s.targets[t] = s.targets[t] < 0 ? 0 : -100;
+	s.b.weigh = square;
+	ck_ok(model_fixture_create(&fixture, &c, &o, model_init_fill, &init, &err), &err);
+	ck_assert_ptr_nonnull(model_layout_find(fixture.layout, "score.weight"));
+	ck_assert_ptr_null(model_layout_find(fixture.layout, "lm_head.weight"));
+	ck_ok(model_fixture_gradients(&fixture, &s.b, 1, true, &loss, &err), &err);
+	for (int i = 0; i < fixture.layout->parameters; i++) {
+		const struct model_parameter *p = &fixture.layout->parameter[i];
+		float *w = (float *)(void *)fixture.w[p->unit] + p->offset,
+		      *g = fixture.g[p->unit] + p->offset;
+		_cleanup_free_ float *old = malloc((size_t)p->count * sizeof(float));
+		double norm = 0, step, side[2], slope;
+
+		memcpy(old, w, (size_t)p->count * sizeof(float));
+		for (int64_t j = 0; j < p->count; j++)
+			norm += (double)g[j] * g[j];
+		ck_assert_double_gt(norm, 0);
+		step = 2e-3 / sqrt(norm);
+		for (int k = 0; k < 2; k++) {
+			for (int64_t j = 0; j < p->count; j++)
+				w[j] = (float)(old[j] + (k ? step : -step) * g[j]);
+			side[k] = half_squares(&fixture, &s.b);
+		}
+		memcpy(w, old, (size_t)p->count * sizeof(float));
+		slope = (side[1] - side[0]) / (2 * step) / sqrt(norm);
+		ck_assert_msg(fabs(slope / sqrt(norm) - 1) < 1e-2 || sqrt(norm) < 1e-3,
+		              "%s: %g, differences say %g", p->name, sqrt(norm), slope);
+	}
+	model_fixture_free(&fixture);
+	ck_fails(parse("{\"model_type\":\"qwen3\"," SIZES
+	               ",\"architectures\":[\"Qwen3ForSequenceClassification\"]}",
+	               &c, &err),
+	         &err, "of 2 labels is not supported");
+}
+END_TEST
+
 static const char *const gradient_cases[] = {
     "{\"model_type\":\"llama\"," SIZES ",\"tie_word_embeddings\":true}",
     "{\"model_type\":\"llama\"," SIZES ",\"attention_bias\":true,\"mlp_bias\":true,\"head_dim\":64}",
     "{\"model_type\":\"mistral\"," SIZES ",\"sliding_window\":5}",
     "{\"model_type\":\"qwen2\"," SIZES ",\"tie_word_embeddings\":true}",
     "{\"model_type\":\"qwen3\"," SIZES ",\"head_dim\":96}",
+    "{\"model_type\":\"phi3\"," SIZES ",\"sliding_window\":5}",
+    "{\"model_type\":\"gemma2\"," SIZES
+    ",\"head_dim\":16,\"sliding_window\":5,\"attn_logit_softcapping\":3.0,"
+    "\"final_logit_softcapping\":4.0,\"query_pre_attn_scalar\":16}",
+    "{\"model_type\":\"gpt2\",\"vocab_size\":100,\"n_embd\":32,\"n_layer\":2,\"n_head\":2,\"n_positions\":"
+    "64}",
 };
 
 /* Along the gradient the loss grows by the square of the gradient: this gives one number
@@ -288,7 +425,6 @@ static const char *const gradient_cases[] = {
 START_TEST(gradients_are_differences)
 {
 	struct error err = ERROR_INIT;
-	struct model_init init = {.seed = 3, .std = 0.15};
 	struct model_options o = {
 	    .type = DTYPE_F32, .max_tokens = 40, .max_sequence = 40, .training = true, .logits_rows = 7};
 	struct model_config c;
@@ -298,9 +434,8 @@ START_TEST(gradients_are_differences)
 
 	o.recompute = (enum model_recompute)(_i % 3);
 	o.kept = _i % 2;
-	ck_ok(parse(gradient_cases[_i], &c, &err), &err);
+	make(&fixture, gradient_cases[_i], &o, &c);
 	sample_make(&s, c.vocab, _i % 2);
-	ck_ok(model_fixture_create(&fixture, &c, &o, model_init_fill, &init, &err), &err);
 	ck_ok(model_fixture_gradients(&fixture, &s.b, 1.0f / (float)s.counted, true, &loss, &err), &err);
 	for (int i = 0; i < fixture.layout->parameters; i++) {
 		const struct model_parameter *p = &fixture.layout->parameter[i];
@@ -337,7 +472,6 @@ START_TEST(recomputed_gradients_are_the_same)
 	                           "\"num_key_value_heads\":1,\"vocab_size\":60}";
 	struct model_options o = {
 	    .type = DTYPE_F32, .max_tokens = 40, .max_sequence = 40, .training = true, .logits_rows = 16};
-	struct model_init init = {.seed = 3, .std = 0.15};
 	struct error err = ERROR_INIT;
 	struct model_fixture kept;
 	struct model_config c;
@@ -377,16 +511,14 @@ END_TEST
 START_TEST(accumulation_adds_up)
 {
 	struct error err = ERROR_INIT;
-	struct model_init init = {.seed = 3, .std = 0.15};
 	struct model_options o = {.type = DTYPE_F32, .max_tokens = 40, .max_sequence = 40, .training = true};
 	struct model_config c;
 	struct sample s;
 	struct model_fixture whole, parts;
 	double loss, sum = 0;
 
-	ck_ok(parse(gradient_cases[_i], &c, &err), &err);
+	make(&whole, gradient_cases[_i], &o, &c);
 	sample_make(&s, c.vocab, false);
-	ck_ok(model_fixture_create(&whole, &c, &o, model_init_fill, &init, &err), &err);
 	ck_ok(model_fixture_create(&parts, &c, &o, model_init_fill, &init, &err), &err);
 	ck_ok(model_fixture_gradients(&whole, &s.b, 0.1f, true, &loss, &err), &err);
 	for (int twice = 0; twice < 2; twice++, sum = twice < 2 ? 0 : sum)
@@ -414,16 +546,14 @@ END_TEST
 START_TEST(wrong_batches_are_refused)
 {
 	struct error err = ERROR_INIT;
-	struct model_init init = {.seed = 3, .std = 0.15};
 	struct model_options o = {.type = DTYPE_F32, .max_tokens = 32, .max_sequence = 13, .training = true};
 	struct model_config c;
 	struct sample s;
 	struct model_fixture fixture;
 	double loss;
 
-	ck_ok(parse(gradient_cases[0], &c, &err), &err);
+	make(&fixture, gradient_cases[0], &o, &c);
 	sample_make(&s, c.vocab, false);
-	ck_ok(model_fixture_create(&fixture, &c, &o, model_init_fill, &init, &err), &err);
 	ck_ok(model_fixture_loss(&fixture, &s.b, &loss, &err), &err);
 	s.ids[5] = 100;
 	ck_fails(model_fixture_loss(&fixture, &s.b, &loss, &err), &err,
@@ -443,7 +573,6 @@ END_TEST
 START_TEST(cache_equals_forward)
 {
 	struct error err = ERROR_INIT;
-	struct model_init init = {.seed = 3, .std = 0.15};
 	struct model_options o = {.type = DTYPE_F32, .max_tokens = 40, .max_sequence = 40};
 	struct generator_options go = {.type = DTYPE_F32, .max_tokens = 32};
 	_cleanup_(generator_freep) struct generator *g = NULL;
@@ -452,23 +581,170 @@ START_TEST(cache_equals_forward)
 	struct sample s;
 	struct model_fixture fixture;
 
-	ck_ok(parse(gradient_cases[_i], &c, &err), &err);
+	make(&fixture, gradient_cases[_i], &o, &c);
 	sample_make(&s, c.vocab, false);
 	s.starts[1] = 32;
 	s.b.documents = 1;
-	ck_ok(model_fixture_create(&fixture, &c, &o, model_init_fill, &init, &err), &err);
 	ck_ok(model_logits(fixture.model, &s.b, logits, &err), &err);
 	ck_ok(generator_create(fixture.dev, &c, &go, model_init_fill, &init, &g, &err), &err);
-	ck_ok(generator_feed(g, s.ids, 20, &err), &err);
+	ck_ok(generator_feed(g, 0, s.ids, 20, &err), &err);
 	for (int t = 20; t <= 32; t++) {
 		for (int i = 0; i < 100; i++)
-			ck_assert_float_eq_tol(generator_logits(g)[i], logits[(t - 1) * 100 + i], 1e-4f);
+			ck_assert_float_eq_tol(generator_logits(g, 0)[i], logits[(t - 1) * 100 + i], 1e-4f);
 		if (t < 32)
-			ck_ok(generator_feed(g, s.ids + t, 1, &err), &err);
+			ck_ok(generator_feed(g, 0, s.ids + t, 1, &err), &err);
 	}
-	ck_fails(generator_feed(g, s.ids, 1, &err), &err, "33 tokens are more than the 32");
+	ck_fails(generator_feed(g, 0, s.ids, 1, &err), &err, "33 tokens are more than the 32");
 	generator_free(steal_pointer(g));
 	model_fixture_free(&fixture);
+}
+END_TEST
+
+/* Sequences that go on together have the logits that each has by itself, to the bit, also where one has ended
+ * and another begins in its place. */
+START_TEST(sequences_do_not_change_each_other)
+{
+	enum { SEQUENCES = 7, STEPS = 6 };
+	struct error err = ERROR_INIT;
+	struct model_options o = {.type = DTYPE_F32, .max_tokens = 40, .max_sequence = 40};
+	struct generator_options go = {.max_tokens = 32, .sequences = SEQUENCES};
+	_cleanup_(generator_freep) struct generator *g = NULL, *one = NULL;
+	struct model_config c;
+	struct model_fixture fixture;
+	struct sample s;
+
+	make(&fixture, gradient_cases[_i / 2], &o, &c);
+	sample_make(&s, c.vocab, false);
+	/* The device of plain loops has fp32 alone. */
+	if (_i % 2 && strncmp(device_describe(fixture.dev), "cpu", 3) != 0) {
+		model_fixture_free(&fixture);
+		return;
+	}
+	go.type = _i % 2 ? DTYPE_BF16 : DTYPE_F32;
+	ck_ok(generator_create(fixture.dev, &c, &go, model_init_fill, &init, &g, &err), &err);
+	go.sequences = 0;
+	ck_ok(generator_create(fixture.dev, &c, &go, model_init_fill, &init, &one, &err), &err);
+	for (int turn = 0; turn < 2; turn++) {
+		int32_t ids[SEQUENCES];
+		int sequences[SEQUENCES];
+
+		for (int i = turn; i < SEQUENCES; i += 1 + turn) {
+			generator_reset(g, i);
+			ck_ok(generator_feed(g, i, s.ids + i, 2 + 3 * i, &err), &err);
+		}
+		for (int t = 0; t < STEPS; t++) {
+			for (int i = 0; i < SEQUENCES; i++) {
+				sequences[i] = (i + t) % SEQUENCES;
+				ids[i] = s.ids[(5 * sequences[i] + t) % 32];
+			}
+			ck_ok(generator_step(g, sequences, ids, t == 3 ? SEQUENCES - 2 : SEQUENCES, &err),
+			      &err);
+			if (t == 3)
+				ck_ok(generator_step(g, sequences + SEQUENCES - 2, ids + SEQUENCES - 2, 2,
+				                     &err),
+				      &err);
+			if (turn == 1)
+				break;
+		}
+		for (int i = turn; i < SEQUENCES; i += 1 + turn) {
+			generator_reset(one, 0);
+			ck_ok(generator_feed(one, 0, s.ids + i, 2 + 3 * i, &err), &err);
+			for (int t = 0; t < (turn ? 1 : STEPS); t++)
+				ck_ok(generator_feed(one, 0, s.ids + (5 * i + t) % 32, 1, &err), &err);
+			ck_assert_mem_eq(generator_logits(g, i), generator_logits(one, 0),
+			                 (size_t)c.vocab * sizeof(float));
+		}
+	}
+	generator_free(steal_pointer(g));
+	generator_free(steal_pointer(one));
+	model_fixture_free(&fixture);
+}
+END_TEST
+
+/* What is reserved at the start is enough for a sequence that is many times as long as what is fed at once.
+ */
+START_TEST(long_sequences_are_continued)
+{
+	enum { TOKENS = 1200 };
+	static const char config[] =
+	    "{\"model_type\":\"llama\",\"hidden_size\":32,\"intermediate_size\":32,\"num_hidden_layers\":1,"
+	    "\"num_attention_heads\":2,\"num_key_value_heads\":2,\"head_dim\":128,\"vocab_size\":100}";
+	struct error err = ERROR_INIT;
+	struct model_options o = {.type = DTYPE_F32, .max_tokens = 40, .max_sequence = 40};
+	struct generator_options go = {.type = DTYPE_F32, .max_tokens = TOKENS};
+	_cleanup_(generator_freep) struct generator *g = NULL;
+	int32_t ids[TOKENS];
+	struct model_config c;
+	struct model_fixture fixture;
+
+	make(&fixture, config, &o, &c);
+	for (int i = 0; i < TOKENS; i++)
+		ids[i] = i * 7 % c.vocab;
+	ck_ok(generator_create(fixture.dev, &c, &go, model_init_fill, &init, &g, &err), &err);
+	ck_ok(generator_feed(g, 0, ids, TOKENS - 2, &err), &err);
+	ck_ok(generator_feed(g, 0, ids + TOKENS - 2, 1, &err), &err);
+	ck_ok(generator_feed(g, 0, ids + TOKENS - 1, 1, &err), &err);
+	ck_assert(isfinite(generator_logits(g, 0)[0]));
+	generator_free(steal_pointer(g));
+	model_fixture_free(&fixture);
+}
+END_TEST
+
+START_TEST(more_sequences_than_memory)
+{
+	struct error err = ERROR_INIT;
+	struct model_options o = {.type = DTYPE_F32, .max_tokens = 40, .max_sequence = 40};
+	struct generator_options go = {.type = DTYPE_F32, .max_tokens = 1000000, .sequences = 1000000};
+	struct generator *g = NULL;
+	struct model_config c;
+	struct model_fixture fixture;
+
+	make(&fixture, gradient_cases[0], &o, &c);
+	ck_fails(generator_create(fixture.dev, &c, &go, model_init_fill, &init, &g, &err), &err,
+	         "sequences of 1000000 tokens take");
+	/* Of this model, only the logits are large. */
+	ck_ok(
+	    parse(
+	        "{\"model_type\":\"llama\",\"hidden_size\":2,\"intermediate_size\":2,\"num_hidden_layers\":1,"
+	        "\"num_attention_heads\":1,\"vocab_size\":16000000,\"tie_word_embeddings\":true}",
+	        &c, &err),
+	    &err);
+	go.max_tokens = 1;
+	go.sequences =
+	    (int)((int64_t)sysconf(_SC_PHYS_PAGES) * (int64_t)sysconf(_SC_PAGESIZE) / (c.vocab * 4)) + 1;
+	ck_fails(generator_create(fixture.dev, &c, &go, model_init_fill, &init, &g, &err), &err,
+	         "sequences of 1 tokens take");
+	model_fixture_free(&fixture);
+}
+END_TEST
+
+/* What does not fit is refused, and what fits goes on as before. */
+START_TEST(parts_are_checked)
+{
+	struct error err = ERROR_INIT;
+	struct model_options o = {
+	    .type = DTYPE_F32, .max_tokens = 6, .max_sequence = 8, .cache_tokens = 8, .cache_sequences = 2};
+	static const int32_t ids[9] = {1, 2, 3};
+	struct model_part parts[3] = {{1, 4, NULL}, {0, 4, NULL}, {0, 1, NULL}};
+	struct model_config c;
+	struct model_fixture f;
+
+	make(&f, gradient_cases[0], &o, &c);
+	ck_fails(model_decode(f.model, parts, 3, ids, &err), &err,
+	         "3 sequences are more than the 2 of the cache");
+	ck_fails(model_decode(f.model, parts, 2, ids, &err), &err, "8 tokens at once are more than 6");
+	ck_ok(model_decode(f.model, parts, 1, ids, &err), &err);
+	parts[0].n = 5;
+	ck_fails(model_decode(f.model, parts, 1, ids, &err), &err,
+	         "9 tokens are more than the 8 there is room for");
+	parts[0].sequence = 2;
+	ck_fails(model_decode(f.model, parts, 1, ids, &err), &err,
+	         "for sequence 2: the cache has 2 sequences");
+	parts[0].sequence = -1;
+	ck_fails(model_decode(f.model, parts, 1, ids, &err), &err, "for sequence -1");
+	parts[0] = (struct model_part){1, 4, NULL};
+	ck_ok(model_decode(f.model, parts, 1, ids, &err), &err);
+	model_fixture_free(&f);
 }
 END_TEST
 
@@ -549,8 +825,8 @@ START_TEST(stories_as_the_reference)
 		int32_t id = (int32_t)json_integer_value(json_array_get(text, i));
 
 		if (i > 0)
-			ck_assert_int_eq(generator_choose(g, &greedy), id);
-		ck_ok(generator_feed(g, &id, 1, &err), &err);
+			ck_assert_int_eq(generator_choose(g, 0, &greedy), id);
+		ck_ok(generator_feed(g, 0, &id, 1, &err), &err);
 	}
 	generator_free(steal_pointer(g));
 	model_fixture_free(&fixture);
@@ -565,6 +841,7 @@ int main(void)
 
 	tcase_set_timeout(c, 120);
 	tcase_add_test(c, config_families);
+	tcase_add_test(c, windows_follow_the_pattern_of_the_family);
 	tcase_add_test(c, config_digest_is_of_the_model);
 	tcase_add_test(c, moments_may_be_infinite);
 	tcase_add_test(c, config_errors_say_what);
@@ -573,8 +850,13 @@ int main(void)
 	tcase_add_test(c, recomputed_gradients_are_the_same);
 	tcase_add_loop_test(c, gradients_are_differences, 0, cases);
 	tcase_add_loop_test(c, accumulation_adds_up, 0, cases);
+	tcase_add_test(c, gradients_of_scores_are_differences);
 	tcase_add_test(c, wrong_batches_are_refused);
 	tcase_add_loop_test(c, cache_equals_forward, 0, cases);
+	tcase_add_loop_test(c, sequences_do_not_change_each_other, 0, 2 * cases);
+	tcase_add_test(c, long_sequences_are_continued);
+	tcase_add_test(c, more_sequences_than_memory);
+	tcase_add_test(c, parts_are_checked);
 	tcase_add_test(c, sampling_follows_the_distribution);
 	tcase_add_test(c, stories_as_the_reference);
 	suite_add_tcase(suite, c);

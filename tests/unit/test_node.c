@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <sched.h>
 #include <signal.h>
-#include <spawn.h>
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -16,6 +15,7 @@
 #include "base/clock.h"
 #include "base/str.h"
 #include "node/launch/cgroup.h"
+#include "node/lease.h"
 
 static struct fixture f; /* Check's fixtures have no other place */
 
@@ -190,6 +190,77 @@ START_TEST(who_ignores_term_is_killed_after_the_grace)
 	fixture_await(&f, 2, "ended");
 	fixture_await_gone(&f, pid);
 	ck_ok(node_stop(f.node, 99, 1, 0, &err), &err);
+}
+END_TEST
+
+static json_t *with_save(json_t *request, const char *save_signal, int seconds)
+{
+	json_t *resources = json_object_get(json_object_get(request, "config"), "resources");
+
+	json_object_set_new(resources, "save_signal", json_string(save_signal));
+	json_object_set_new(resources, "save_seconds", json_integer(seconds));
+	return request;
+}
+
+static void stop(int64_t run, double save, double grace)
+{
+	const struct stop_request request = {
+	    .cluster = "", .run = run, .attempt = 1, .save = save, .grace = grace};
+	struct error err = ERROR_INIT;
+
+	ck_ok(node_stop_request(f.node, &request, &err), &err);
+}
+
+/* The signal goes to the process of the rank alone: what it has started goes on. */
+START_TEST(a_stop_asks_to_save_first)
+{
+	_cleanup_free_ char *log = NULL;
+	const json_t *rank;
+
+	start(with_save(
+	    shell_in(1, 1,
+	             "sleep 600 & echo $! > @/child; "
+	             "trap 'kill -0 $! && echo saved; exit 0' USR1; trap 'echo term' TERM; echo $$ > @/pid; "
+	             "while :; do sleep 0.02; done"),
+	    "USR1", 1000));
+	await_pid("pid");
+	stop(1, 1000, 1000);
+	rank = fixture_rank(fixture_await(&f, 1, "ended"), 0);
+	ck_assert_int_eq(json_get_int(rank, "exit_status", -1), 0);
+	ck_assert(json_get_bool(rank, "stopped", false));
+	log = fixture_log(&f, 1, 0);
+	ck_assert_str_eq(log, "saved\n");
+}
+END_TEST
+
+/* A program that goes on gets TERM, and then KILL. A second stop brings both forward, and no later one puts
+ * them off. */
+START_TEST(saving_has_an_end)
+{
+	static const char script[] = "trap 'echo saved' USR2; trap 'echo term' TERM; echo $$ > @/pid; "
+	                             "while :; do sleep 0.02; done";
+	_cleanup_free_ char *log = NULL, *again = NULL;
+
+	start(with_save(shell_in(1, 1, script), "USR2", 1000));
+	await_pid("pid");
+	stop(1, 0.3, 0.3);
+	stop(1, 1000, 1000);
+	ck_assert_str_eq(json_get_string(fixture_rank(fixture_await(&f, 1, "ended"), 0), "signal", ""),
+	                 "SIGKILL");
+	log = fixture_log(&f, 1, 0);
+	ck_assert_ptr_nonnull(strstr(log, "saved\n"));
+	ck_assert_ptr_nonnull(strstr(strstr(log, "saved\n"), "term\n"));
+	start(with_save(shell_in(2, 1,
+	                         "trap 'echo saved' USR2; trap 'echo term; exit 1' TERM; "
+	                         "echo $$ > @/pid2; while :; do sleep 0.02; done"),
+	                "USR2", 1000));
+	await_pid("pid2");
+	stop(2, 1000, 1000);
+	fixture_await(&f, 2, "stopping");
+	stop(2, 0, 1000);
+	fixture_await(&f, 2, "ended");
+	again = fixture_log(&f, 2, 0);
+	ck_assert_ptr_nonnull(strstr(again, "term\n"));
 }
 END_TEST
 
@@ -368,7 +439,7 @@ static int learn(const char *cluster, int epoch, int highest, struct error *err)
 	const struct heartbeat_answer answer = {
 	    .cluster = (char *)cluster, .epoch = epoch, .highest_run = highest};
 
-	return node_learn(f.node, &answer, err);
+	return node_learn(f.node, &answer, lease_clock(), err);
 }
 
 /* Work of another cluster ends by an administrator's word alone; a stale controller is refused, also after a
@@ -524,40 +595,6 @@ START_TEST(a_cleared_runtime_directory_frees_no_slot_in_use)
 }
 END_TEST
 
-static pid_t spawn_marked(const char *cluster)
-{
-	_cleanup_free_ char *mark = str_printf("DTRAIN_CLUSTER=%s", cluster),
-	                    *where = str_printf("DTRAIN_SOCKET=%s", f.config->socket);
-	char *argv[] = {(char *)"sleep", (char *)"100", NULL},
-	     *environment[] = {(char *)"DTRAIN_RUN_ID=1", (char *)"DTRAIN_ATTEMPT=1", where, mark, NULL};
-	pid_t pid;
-
-	ck_assert_int_eq(posix_spawnp(&pid, "sleep", NULL, NULL, argv, environment), 0);
-	return pid;
-}
-
-/* Clusters count their runs from 1, each: a process of the same run and attempt of another is none of it.
- * Only the record is left, without its content as after a power failure: uid and slots are not known. */
-START_TEST(what_another_cluster_marked_is_spared)
-{
-	_cleanup_free_ char *record = fixture_path(&f, "state/started/1.1.3.a1");
-	struct error err = ERROR_INIT;
-	pid_t own, others;
-
-	fixture_restart(&f, true);
-	ck_ok(file_write_atomic(record, "", 0, 0600, &err), &err);
-	own = spawn_marked("a1");
-	others = spawn_marked("b2");
-	fixture_restart(&f, false);
-	fixture_await(&f, 1, "ended");
-	ck_assert(fixture_gone(own));
-	ck_assert(!fixture_gone(others));
-	kill(others, SIGKILL);
-	waitpid(own, NULL, 0);
-	waitpid(others, NULL, 0);
-}
-END_TEST
-
 static void put(const char *name, const char *text)
 {
 	_cleanup_free_ char *path = fixture_path(&f, name);
@@ -698,8 +735,27 @@ START_TEST(a_node_that_shuts_down_ends_its_attempts)
 	ck_assert_int_eq(fixture_start(&f, other, &err), -EBUSY);
 	ck_assert_str_eq(err.message, "node n1 is shutting down");
 	report = fixture_await(&f, 1, "ended");
-	ck_assert_str_eq(json_get_string(report, "shutdown", ""), "node n1 is shutting down");
+	ck_assert_str_eq(json_get_string(report, "shutdown", ""), "node n1 was shut down");
 	ck_assert_int_eq(node_running(f.node), 0);
+}
+END_TEST
+
+START_TEST(a_shutdown_asks_to_save_first)
+{
+	_cleanup_free_ char *log = NULL;
+	const json_t *report;
+
+	f.config->shutdown_grace = 300;
+	start(with_save(shell_in(1, 1,
+	                         "trap 'echo saved; exit 3' HUP; trap 'echo term' TERM; "
+	                         "echo $$ > @/rank; while :; do sleep 0.01; done"),
+	                "HUP", 1000));
+	await_pid("rank");
+	ck_assert_double_eq(node_shut_down(f.node), 300.0);
+	report = fixture_await(&f, 1, "ended");
+	ck_assert_str_eq(json_get_string(report, "shutdown", ""), "node n1 was shut down");
+	log = fixture_log(&f, 1, 0);
+	ck_assert_str_eq(log, "saved\n");
 }
 END_TEST
 
@@ -761,6 +817,8 @@ int main(void)
 	tcase_add_test(tc, the_first_failure_is_told_at_once);
 	tcase_add_test(tc, what_ranks_leave_behind_is_ended);
 	tcase_add_test(tc, who_ignores_term_is_killed_after_the_grace);
+	tcase_add_test(tc, a_stop_asks_to_save_first);
+	tcase_add_test(tc, saving_has_an_end);
 	tcase_add_test(tc, a_kill_of_another_is_no_stop);
 	tcase_add_test(tc, ends_have_their_order);
 	tcase_add_test(tc, a_stop_gives_time_for_the_last_words);
@@ -769,13 +827,13 @@ int main(void)
 	tcase_add_loop_test(tc, a_killed_launcher_leaves_nothing, 0, ARRAY_SIZE(ways_to_kill));
 	tcase_add_loop_test(tc, a_cleared_runtime_directory_frees_no_slot_in_use, 0,
 	                    ARRAY_SIZE(ways_to_clear));
-	tcase_add_test(tc, what_another_cluster_marked_is_spared);
 	tcase_add_test(tc, groups_below_are_killed_and_removed_too);
 	tcase_add_test(tc, a_group_is_made_while_its_parent_is_removed);
 	tcase_add_test(tc, a_killed_launcher_takes_no_other_attempt_along);
 	tcase_add_loop_test(tc, a_launcher_that_gets_term_ends_by_itself, 0, 2);
 	tcase_add_loop_test(tc, a_launcher_that_gets_term_knows_the_grace, 0, 2);
 	tcase_add_test(tc, a_node_that_shuts_down_ends_its_attempts);
+	tcase_add_test(tc, a_shutdown_asks_to_save_first);
 	tcase_add_test(tc, a_shutdown_does_not_wait_for_a_longer_grace);
 	tcase_add_test(tc, an_end_may_be_forgotten_from_its_own_report);
 	suite_add_tcase(suite, tc);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/str.h"
+#include "node/gpu/idle.h"
 #include "node/gpu/xid.h"
 
 static struct fixture f;
@@ -184,6 +185,63 @@ START_TEST(errors_that_are_counted)
 }
 END_TEST
 
+/* A run ends; what the GPU then has in use, in MiB, is about what it was before, or not. */
+START_TEST(memory_that_a_run_leaves_in_use)
+{
+	_cleanup_free_ char *go = fixture_path(&f, "go"),
+	                    *script = str_printf("until [ -e %s ]; do sleep 0.02; done", go);
+	_cleanup_json_ json_t *request = fixture_shell(7, 1, script);
+	struct error err = ERROR_INIT;
+
+	fixture_restart(&f, true);
+	f.config->gpu_idle_timeout = 0.2;
+	fixture_machine(&f, "used=700\ntemp=1\n");
+	fixture_restart(&f, false);
+	ck_ok(fixture_start(&f, request, &err), &err);
+	fixture_await(&f, 7, "running");
+	fixture_machine(&f, _i ? "used=900\ntemp=1\n" : "used=8700\ntemp=1\n");
+	await_reading();
+	ck_ok(file_write_atomic(go, "", 0, 0644, &err), &err);
+	fixture_await(&f, 7, "ended");
+	if (_i == 1) {
+		for (int i = 0; i < 10; i++)
+			await_reading();
+		await(0, "free", "");
+		return;
+	}
+	await(0, "drained", "7.8 GiB more of its memory are in use than before run 7, which ended 0.2 s ago");
+	fixture_machine(&f, "used=700\ntemp=1\n");
+	resume(0);
+	await_reading();
+	await(0, "free", "");
+}
+END_TEST
+
+/* What a run has not given back is not idle for the one after it; each is given the whole time. */
+START_TEST(memory_between_runs)
+{
+	struct gpu_idle idle = {.before = -1};
+	const int64_t mib = 1 << 20;
+	char reason[200];
+
+	gpu_idle_leased(&idle, -1); /* never read */
+	gpu_idle_released(&idle, 1, 0, 10);
+	ck_assert(!gpu_idle_read(&idle, 9000 * mib, 100, 10, reason, sizeof(reason)));
+	gpu_idle_leased(&idle, 500 * mib);
+	gpu_idle_released(&idle, 2, 100, 10);
+	ck_assert(!gpu_idle_read(&idle, 9000 * mib, 105, 10, reason, sizeof(reason)));
+	gpu_idle_leased(&idle, 9000 * mib);
+	gpu_idle_released(&idle, 3, 108, 10);
+	ck_assert(!gpu_idle_read(&idle, 9000 * mib, 112, 10, reason, sizeof(reason)));
+	ck_assert(!gpu_idle_read(&idle, -1, 120, 10, reason, sizeof(reason)));
+	ck_assert(gpu_idle_read(&idle, 9000 * mib, 120, 10, reason, sizeof(reason)));
+	ck_assert_ptr_nonnull(strstr(reason, "before run 3"));
+	ck_assert(!gpu_idle_read(&idle, 9000 * mib, 121, 10, reason, sizeof(reason)));
+	gpu_idle_released(&idle, 4, 130, 0); /* it is not looked at */
+	ck_assert(!gpu_idle_read(&idle, 9000 * mib, 140, 0, reason, sizeof(reason)));
+}
+END_TEST
+
 START_TEST(a_driver_that_does_not_answer)
 {
 	_cleanup_json_ json_t *d = NULL;
@@ -310,6 +368,8 @@ int main(void)
 	tcase_add_test(run, an_xid_of_a_program_does_not);
 	tcase_add_test(run, who_runs_on_it_is_told);
 	tcase_add_test(run, errors_that_are_counted);
+	tcase_add_loop_test(run, memory_that_a_run_leaves_in_use, 0, 2);
+	tcase_add_test(run, memory_between_runs);
 	tcase_add_test(run, a_driver_that_does_not_answer);
 	tcase_add_test(run, a_lost_gpu_keeps_its_slot);
 	tcase_add_test(run, by_hand);

@@ -10,6 +10,7 @@
 
 #include "base/str.h"
 #include "node/log_reader.h"
+#include "node/run_files.h"
 
 static char *dir, *path;
 static sd_event *event;
@@ -185,6 +186,78 @@ START_TEST(only_a_file_itself_is_read)
 }
 END_TEST
 
+static char *file_of(const char *directory, int run, const char *name)
+{
+	return str_printf("%s/%s/%d/%s", dir, directory, run, name);
+}
+
+/* A file whose last change was so many days ago, as that of its directories; day 1000 is today. */
+static void make_file(const char *directory, int run, const char *name, int days)
+{
+	_cleanup_free_ char *file = file_of(directory, run, name), *parent = strdup(file),
+	                    *top = str_printf("%s/%s/%d", dir, directory, run);
+	const struct timespec times[2] = {{(1000 - days) * 86400L, 0}, {(1000 - days) * 86400L, 0}};
+	struct error err = ERROR_INIT;
+
+	*strrchr(parent, '/') = '\0';
+	ck_ok(file_mkdirs(parent, 0755, &err), &err);
+	ck_ok(file_write_atomic(file, "some text", 9, 0644, &err), &err);
+	ck_assert_int_eq(utimensat(AT_FDCWD, file, times, 0), 0);
+	ck_assert_int_eq(utimensat(AT_FDCWD, parent, times, 0), 0);
+	ck_assert_int_eq(utimensat(AT_FDCWD, top, times, 0), 0);
+}
+
+/* Runs 1 to 6, and a directory that is not of a run. Run 2 has metrics that changed later, run 3 has not
+ * ended. */
+START_TEST(old_files_are_removed)
+{
+	static const struct {
+		double days;
+		int64_t runs;
+		const char *removed;
+	} cases[] = {
+	    {0, 0, ""},    {15, 0, "1,4,"},        {0, 2, "1,2,4,"},
+	    {35, 5, "1,"}, {0.5, 100, "1,2,4,5,"}, {15, 1, "1,2,4,5,"},
+	};
+	_cleanup_free_ char *logs = str_path_join(dir, "logs"), *metrics = str_path_join(dir, "metrics"),
+	                    *other = str_path_join(dir, "logs/keep/x");
+	const int64_t in_use[] = {3, 99};
+	struct run_files_plan plan = {
+	    .directories = {logs, metrics}, .in_use = in_use, .in_use_count = 2, .now = 1000 * 86400.0};
+	static const int ages[] = {60, 50, 40, 20, 10, 0};
+	_cleanup_strbuf_ struct strbuf removed = {0};
+	struct prune_answer answer;
+	struct error err = ERROR_INIT;
+
+	for (int run = 1; run <= 6; run++)
+		make_file("logs", run, "1/rank-0.log", ages[run - 1]);
+	make_file("metrics", 2, "metrics.jsonl", 1);
+	ck_ok(file_mkdirs(other, 0755, &err), &err);
+	plan.days = cases[_i].days;
+	plan.runs = cases[_i].runs;
+	for (int real = 0; real < 2; real++) {
+		plan.dry_run = !real;
+		strbuf_reset(&removed);
+		ck_ok(run_files_prune(&plan, &answer, &err), &err);
+		for (size_t i = 0; i < answer.run_count; i++) {
+			strbuf_addf(&removed, "%lld,", (long long)answer.runs[i].run);
+			ck_assert_int_gt(answer.runs[i].bytes, 0);
+		}
+		ck_assert_str_eq(removed.data ? removed.data : "", cases[_i].removed);
+		ck_assert_int_eq(answer.kept + (int64_t)answer.run_count, 6);
+		ck_assert_ptr_null(answer.error);
+		for (int run = 1; run <= 6; run++) {
+			_cleanup_free_ char *log = file_of("logs", run, "1/rank-0.log"),
+			                    *name = str_printf("%d,", run);
+
+			ck_assert_int_eq(file_exists(log), !real || !strstr(cases[_i].removed, name));
+		}
+		prune_answer_release(&answer);
+	}
+	ck_assert(file_exists(other));
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("node_logs");
@@ -197,6 +270,7 @@ int main(void)
 	tcase_add_test(tc, a_tail_of_a_hole_is_not_looked_for_long);
 	tcase_add_test(tc, what_is_appended_wakes_and_comes);
 	tcase_add_test(tc, a_missing_log_is_told);
+	tcase_add_loop_test(tc, old_files_are_removed, 0, 6);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
 }

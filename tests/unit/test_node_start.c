@@ -814,6 +814,7 @@ START_TEST(what_the_node_sets_is_reserved)
 	                                         "LANG",
 	                                         "TORCH_NCCL_ASYNC_ERROR_HANDLING",
 	                                         "PYTHONUNBUFFERED",
+	                                         "TMPDIR",
 	                                         "OMP_NUM_THREADS",
 	                                         "CUDA_VISIBLE_DEVICES",
 	                                         "CUDA_DEVICE_ORDER",

@@ -7,7 +7,7 @@
 
 #include "base/json.h"
 #include "base/str.h"
-#include "engine/checkpoint/peft.h"
+#include "engine/checkpoint/adapter_start.h"
 
 static int parse(const char *text, struct peft_config *c, struct error *err)
 {
@@ -341,6 +341,53 @@ START_TEST(an_adapter_fits_its_base_or_is_refused)
 }
 END_TEST
 
+/* A run has one rank and one scale for all modules. */
+START_TEST(a_run_goes_on_from_an_adapter_of_its_keys)
+{
+	static const struct shape shapes[] = {{M(Q, "lora_A.weight"), 2, 4}, {M(Q, "lora_B.weight"), 6, 2}};
+	struct model_parameter parameter[] = {
+	    {.saved = M(Q, "lora_A.weight"), .dims = 2, .shape = {2, 4}},
+	    {.saved = M(Q, "lora_B.weight"), .dims = 2, .shape = {6, 2}},
+	};
+	const struct model_layout layout = {.adapts = true, .parameters = 2, .parameter = parameter};
+	static const struct {
+		const char *config, *words; /* NULL: it is accepted */
+		double alpha;
+	} cases[] = {
+	    {LORA("\"r\": 2, \"lora_alpha\": 16, \"target_modules\": [\"q_proj\"]"), NULL, 16},
+	    /* As many digits as the message has. */
+	    {LORA("\"r\": 2, \"lora_alpha\": 22.627416997969522, \"target_modules\": [\"q_proj\"]"), NULL,
+	     22.627417},
+	    {LORA("\"r\": 2, \"lora_alpha\": 22.627416997969522, \"target_modules\": [\"q_proj\"]"),
+	     "expected lora.rank = 2, lora.alpha = 22.627417 and", 22.6},
+	    {LORA("\"r\": 2, \"lora_alpha\": 16, \"target_modules\": [\"q_proj\"], \"alpha_pattern\": "
+	          "{\"q_proj\": 8}"),
+	     "gives layers.0.q_proj the rank 2 and the scale 4 (rank_pattern, alpha_pattern); expected "
+	     "rank 2 and scale 8",
+	     16},
+	    {LORA("\"r\": 2, \"lora_alpha\": 16, \"target_modules\": [\"q_proj\"], \"alpha_pattern\": "
+	          "{\"k_proj\": 8}"),
+	     NULL, 16},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		const struct model_tuning tuning = {.kind = TUNE_LORA, .rank = 2, .alpha = cases[i].alpha};
+		_cleanup_(peft_adapter_closep) struct peft_adapter *a = NULL;
+		_cleanup_free_ char *dir = unit_tmpdir();
+		struct error err = ERROR_INIT;
+		int r;
+
+		write_adapter(dir, cases[i].config, shapes, ARRAY_SIZE(shapes));
+		r = adapter_open(dir, &tuning, &layout, &a, &err);
+		if (cases[i].words)
+			ck_fails(r, &err, cases[i].words);
+		else
+			ck_ok(r, &err);
+		ck_ok(file_remove_tree(dir, &err), &err);
+	}
+}
+END_TEST
+
 START_TEST(a_pickled_adapter_is_not_read)
 {
 	_cleanup_free_ char *dir = unit_tmpdir(), *bin = str_printf("%s/adapter_model.bin", dir),
@@ -368,6 +415,7 @@ int main(void)
 	tcase_add_test(tc, a_config_reads_back_as_it_was_written);
 	tcase_add_test(tc, names_of_tensors_are_those_of_peft);
 	tcase_add_test(tc, an_adapter_fits_its_base_or_is_refused);
+	tcase_add_test(tc, a_run_goes_on_from_an_adapter_of_its_keys);
 	tcase_add_test(tc, a_pickled_adapter_is_not_read);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);

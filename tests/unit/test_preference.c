@@ -26,11 +26,12 @@ static const struct preference_answer pairs[][2] = {
     {{-9000, -4000, 900}, {-4000, -9000, 700}},
 };
 
+/* With a margin, which rewards alone have. */
 static double loss_of(const struct preference_options *o, const struct preference_answer pair[2], double d[2])
 {
 	double sums[PREFERENCE_SUMS] = {0};
 
-	preference_pair(o, pair, d, sums);
+	preference_pair(o, pair, o->kind == PREFERENCE_REWARD ? 0.5 : 0, d, sums);
 	return sums[PREFERENCE_SUM_LOSS];
 }
 
@@ -44,9 +45,11 @@ START_TEST(derivatives)
 	    make(PREFERENCE_ORPO, 0, 0.1),
 	    make(PREFERENCE_SIMPO, 0, 2),
 	    make(PREFERENCE_REWARD, 0, 1),
+	    make(PREFERENCE_REWARD, 0, 1),
 	};
 
 	cases[1].label_smoothing = cases[5].label_smoothing = 0.2;
+	cases[7].center = 0.01;
 	for (size_t c = 0; c < ARRAY_SIZE(cases); c++)
 		for (size_t p = 0; p < ARRAY_SIZE(pairs); p++) {
 			double d[2], unused[2];
@@ -90,7 +93,9 @@ START_TEST(values)
 	odds = log(exp(-0.5) / (1 - exp(-0.5))) - log(exp(-2.5) / (1 - exp(-2.5)));
 	ck_assert_double_eq_tol(loss_of(&o, pair, d), 0.1 * log1p(exp(-odds)), 1e-12);
 	o = make(PREFERENCE_REWARD, 0, 0.1);
-	ck_assert_double_eq_tol(loss_of(&o, pair, d), log1p(exp(-3)), 1e-12);
+	ck_assert_double_eq_tol(loss_of(&o, pair, d), log1p(exp(-2.5)), 1e-12);
+	o.center = 0.01;
+	ck_assert_double_eq_tol(loss_of(&o, pair, d), log1p(exp(-2.5)) + 0.49, 1e-12);
 }
 END_TEST
 
@@ -137,8 +142,8 @@ START_TEST(measurements)
 	double sums[PREFERENCE_SUMS] = {0}, d[2];
 	struct preference_answer a = {-10, -12, 5};
 
-	preference_pair(&o, pairs[0], d, sums); /* differences 1.5 and -2.25 */
-	preference_pair(&o, pairs[1], d, sums); /* -1.5 and 0.5 */
+	preference_pair(&o, pairs[0], 0, d, sums); /* differences 1.5 and -2.25 */
+	preference_pair(&o, pairs[1], 0, d, sums); /* -1.5 and 0.5 */
 	ck_assert_double_eq_tol(metric(&o, sums, "rewards/chosen"), 0, 1e-12);
 	ck_assert_double_eq_tol(metric(&o, sums, "rewards/rejected"), 0.5 * -0.875, 1e-12);
 	ck_assert_double_eq_tol(metric(&o, sums, "rewards/margins"), 0.5 * 0.875, 1e-12);

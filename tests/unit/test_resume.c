@@ -176,6 +176,7 @@ struct rank {
 	const int64_t *steps;
 	int n_steps;
 	int64_t resumed;
+	double epoch;        /* of the checkpoint; rank 0 alone writes it */
 	struct saver *saver; /* which the rank frees */
 	int result;
 	struct error err;
@@ -251,9 +252,12 @@ static void *save_rank(void *context)
 				for (int64_t i = 0; i < parameter[p].count; i++)
 					h->value[state][p][i] =
 					    value_of(r->steps[k], state, p, i, narrow(r->run, state));
-		ck_ok(
-		    saver_checkpoint(s, &(struct saver_progress){.step = r->steps[k], .steps = 100}, &r->err),
-		    &r->err);
+		ck_ok(saver_checkpoint(
+		          s,
+		          &(struct saver_progress){
+		              .step = r->steps[k], .steps = 100, .epoch = 0.25, .examples = 70 + r->steps[k]},
+		          &r->err),
+		      &r->err);
 		/* The training goes on: what was copied does not change with it. */
 		for (int p = 0; p < PARAMETERS; p++)
 			memset(h->value[STATE_MOMENT1][p], 0, sizeof(h->value[STATE_MOMENT1][p]));
@@ -276,8 +280,11 @@ static void *resume_rank(void *context)
 	place.access = access_to(h, r->run->ranks);
 	if ((r->result = saver_find(s, NULL, r->comm, &r->err)) < 0 || !saver_resumes(s))
 		return NULL;
-	ck_ok(r->result = saver_resume(s, &place, &r->err), &r->err);
+	if ((r->result = saver_resume(s, &place, &r->err)) < 0)
+		return NULL;
 	r->resumed = saver_resume_state(s)->step;
+	r->epoch = saver_resume_state(s)->epoch;
+	ck_assert_int_eq(saver_resume_state(s)->examples, 70 + r->resumed);
 	for (int state = 0; state < STATES; state++)
 		for (int p = 0; p < PARAMETERS; p++) {
 			int64_t first, n = held(h, &parameter[p], &first);
@@ -484,6 +491,79 @@ START_TEST(ranks_of_the_same_nodes_find_each_others_files)
 }
 END_TEST
 
+/* Both nodes have the newest checkpoint, and what rank 0 wrote of it is on the node that rank 1 has now. */
+START_TEST(the_state_is_read_where_rank_0_wrote_it)
+{
+	struct rank ranks[RANKS_MAX];
+	const int64_t steps[] = {3, 4};
+	struct run run;
+
+	setup(&run);
+	run.local = true;
+	run.ranks = run.degree = 2;
+	run.node_of[1] = 1;
+	run_all(&run, ranks, save_rank, steps, 2);
+	run.node_of[0] = 1;
+	run.node_of[1] = 0;
+	run_all(&run, ranks, resume_rank, NULL, 0);
+	for (int i = 0; i < run.ranks; i++) {
+		ck_ok(ranks[i].result, &ranks[i].err);
+		ck_assert_int_eq(ranks[i].resumed, 4);
+	}
+	ck_assert_double_eq(ranks[0].epoch, 0.25);
+	teardown(&run);
+}
+END_TEST
+
+/* Rank 0 is on a node that has no checkpoint, and the other rank where there is one. */
+START_TEST(a_checkpoint_that_must_be_there_may_be_on_another_node)
+{
+	struct rank ranks[RANKS_MAX];
+	const int64_t steps[] = {3, 4};
+	struct run run;
+
+	setup(&run);
+	run.local = true;
+	run_all(&run, ranks, save_rank, steps, 2);
+	run.ranks = run.degree = 2;
+	run.node_of[0] = 1;
+	run.resume = SAVER_RESUME_MUST;
+	run_all(&run, ranks, resume_rank, NULL, 0);
+	for (int i = 0; i < run.ranks; i++) {
+		ck_ok(ranks[i].result, &ranks[i].err);
+		ck_assert_int_eq(ranks[i].resumed, 4);
+	}
+	teardown(&run);
+}
+END_TEST
+
+/* The run before it saved on two nodes; the first has a new disk since. */
+START_TEST(checkpoints_of_another_node_are_not_replaced)
+{
+	_cleanup_free_ char *kept = NULL;
+	struct rank ranks[RANKS_MAX];
+	const int64_t steps[] = {3, 4};
+	struct run run;
+
+	setup(&run);
+	run.local = true;
+	run.ranks = run.degree = 2;
+	run.node_of[1] = 1;
+	run_all(&run, ranks, save_rank, steps, 2);
+	kept = str_path_join(run.node_directory[1], "checkpoint-4");
+	file_remove_tree(run.node_directory[0], NULL);
+	run.attempt = 0;
+	run.resume = SAVER_RESUME_NEVER;
+	run_all(&run, ranks, resume_rank, NULL, 0);
+	for (int i = 0; i < run.ranks; i++) {
+		ck_assert_int_eq(ranks[i].result, -ENOTEMPTY);
+		ck_assert_ptr_nonnull(strstr(ranks[i].err.message, "has checkpoints; choose another"));
+	}
+	ck_assert(file_exists(kept));
+	teardown(&run);
+}
+END_TEST
+
 /* Two ranks on two nodes save. _i 0: the run goes on without the second node, 1: without the first. */
 START_TEST(a_node_that_is_missing_is_named)
 {
@@ -534,6 +614,59 @@ START_TEST(what_rank_0_did_not_publish_is_no_checkpoint)
 		ck_assert_int_eq(ranks[i].resumed, 3);
 	}
 	ck_assert_ptr_null(strstr(run.said, "warning"));
+	teardown(&run);
+}
+END_TEST
+
+/* Copies the files of a directory, and of those in it. */
+static void copy_tree(const char *from, const char *to)
+{
+	struct error err = ERROR_INIT;
+	struct dirent *e;
+	DIR *dir = opendir(from);
+
+	ck_assert_ptr_nonnull(dir);
+	ck_ok(file_mkdirs(to, 0777, &err), &err);
+	while ((e = readdir(dir))) {
+		_cleanup_free_ char *a = str_path_join(from, e->d_name), *b = str_path_join(to, e->d_name),
+		                    *data = NULL;
+		size_t len;
+
+		if (str_eq(e->d_name, ".") || str_eq(e->d_name, ".."))
+			continue;
+		if (e->d_type == DT_DIR) {
+			copy_tree(a, b);
+			continue;
+		}
+		ck_ok(file_read(a, SIZE_MAX / 2, &data, &len, &err), &err);
+		ck_ok(file_write_atomic(b, data, len, 0644, &err), &err);
+	}
+	closedir(dir);
+}
+
+/* The second node has a copy of the checkpoint, which another rank has compared; a file of state that its
+ * list names and that the copy lacks is not taken for a rank without state. */
+START_TEST(a_copy_that_lacks_a_file_of_state_is_named)
+{
+	_cleanup_free_ char *from = NULL, *to = NULL, *path = NULL;
+	struct rank ranks[RANKS_MAX];
+	const int64_t steps[] = {3};
+	struct run run;
+
+	setup(&run);
+	run_all(&run, ranks, save_rank, steps, 1);
+	from = str_path_join(run.directory, "checkpoint-3");
+	to = str_path_join(run.elsewhere, "checkpoint-3");
+	copy_tree(from, to);
+	path = str_path_join(to, "dtrain/rank-00000-of-00001.safetensors");
+	ck_assert_int_eq(unlink(path), 0);
+	run.ranks = run.degree = 2;
+	run.apart = 1;
+	run.resume = SAVER_RESUME_MUST;
+	run_all(&run, ranks, resume_rank, NULL, 0);
+	ck_ok(ranks[0].result, &ranks[0].err);
+	ck_assert_int_lt(ranks[1].result, 0);
+	ck_assert_msg(strstr(ranks[1].err.message, path) != NULL, "%s", ranks[1].err.message);
 	teardown(&run);
 }
 END_TEST
@@ -649,8 +782,12 @@ int main(void)
 	tcase_set_timeout(t, 300);
 	tcase_add_test(t, any_ranks_read_what_any_ranks_wrote);
 	tcase_add_test(t, ranks_of_the_same_nodes_find_each_others_files);
+	tcase_add_test(t, the_state_is_read_where_rank_0_wrote_it);
+	tcase_add_test(t, a_checkpoint_that_must_be_there_may_be_on_another_node);
+	tcase_add_test(t, checkpoints_of_another_node_are_not_replaced);
 	tcase_add_loop_test(t, a_node_that_is_missing_is_named, 0, 2);
 	tcase_add_loop_test(t, what_rank_0_did_not_publish_is_no_checkpoint, 0, 2);
+	tcase_add_test(t, a_copy_that_lacks_a_file_of_state_is_named);
 	tcase_add_loop_test(t, a_damaged_checkpoint_is_named, 0, 2);
 	suite_add_tcase(s, t);
 	return unit_run(s);

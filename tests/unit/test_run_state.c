@@ -142,6 +142,22 @@ START_TEST(a_failed_device_is_named_before_the_rank)
 }
 END_TEST
 
+START_TEST(the_node_of_a_failed_device_is_avoided)
+{
+	_cleanup_(run_freep) struct run *r = fixture_run(2, 1);
+
+	r->retries.max_node_failures = 1;
+	fixture_place(r);
+	fixture_report(r, "n1", "running", "");
+	fixture_report_with(r, "n2", "ended", RANK1_KILLED, "\"device_errors\":[\"GPU 3 of n2: Xid 79\"],");
+	fixture_report(r, "n1", "ended", RANK0_OK);
+	ck_assert_int_eq(r->state, RUN_QUEUED);
+	ck_assert_ptr_nonnull(r->retries.record.avoid);
+	ck_assert_str_eq(r->retries.record.avoid[0], "n2");
+	ck_assert_ptr_null(r->retries.record.avoid[1]);
+}
+END_TEST
+
 START_TEST(a_worker_error_is_the_detail)
 {
 	_cleanup_(run_freep) struct run *r = fixture_run(1, 1);
@@ -176,8 +192,8 @@ START_TEST(a_run_refused_by_a_busy_node_waits_again)
 	_cleanup_(run_freep) struct run *r = fixture_run(2, 1);
 
 	fixture_place(r);
-	ck_assert_uint_eq(run_refused(r, run_part_find(r, "n2"), true, "slot 1 is leased to run 9", 150),
-	                  RUN_STOP);
+	ck_assert_uint_eq(
+	    run_refused(r, run_part_find(r, "n2"), REFUSED_BUSY, "slot 1 is leased to run 9", 150), RUN_STOP);
 	ck_assert_uint_eq(fixture_report(r, "n1", "ended", RANK0_OK), RUN_ENDED);
 	ck_assert_int_eq(r->state, RUN_QUEUED);
 	fixture_place(r);
@@ -192,11 +208,13 @@ START_TEST(every_refusal_goes_to_the_store)
 
 	fixture_place(r);
 	r->dirty = false;
-	ck_assert_uint_eq(run_refused(r, run_part_find(r, "n2"), true, "slot 0 is leased to run 9", 150),
-	                  RUN_STOP);
+	ck_assert_uint_eq(
+	    run_refused(r, run_part_find(r, "n2"), REFUSED_BUSY, "slot 0 is leased to run 9", 150), RUN_STOP);
 	ck_assert(r->dirty);
 	r->dirty = false;
-	ck_assert_uint_eq(run_refused(r, run_part_find(r, "n3"), _i == 0, "slot 0 is drained", 151), 0);
+	ck_assert_uint_eq(run_refused(r, run_part_find(r, "n3"), _i == 0 ? REFUSED_BUSY : REFUSED_FINAL,
+	                              "slot 0 is drained", 151),
+	                  0);
 	ck_assert(r->dirty);
 	ck_assert(run_part_find(r, "n3")->ended);
 }
@@ -214,7 +232,7 @@ START_TEST(a_run_refused_once_ends_as_its_next_attempt_ends)
 		_cleanup_(run_freep) struct run *r = fixture_run(2, 1);
 
 		fixture_place(r);
-		run_refused(r, run_part_find(r, "n2"), true, "slot 1 is leased to run 9", 150);
+		run_refused(r, run_part_find(r, "n2"), REFUSED_BUSY, "slot 1 is leased to run 9", 150);
 		ck_assert_uint_eq(fixture_report(r, "n1", "ended", RANK0_OK), RUN_ENDED);
 		ck_assert_int_eq(r->state, RUN_QUEUED);
 		fixture_place(r);
@@ -236,14 +254,14 @@ START_TEST(a_late_report_of_an_earlier_attempt_is_ignored)
 	} late[] = {
 	    {"running", "{\"rank\":1,\"state\":\"running\",\"pid\":9}", ""},
 	    {"running", "", "\"device_errors\":[\"GPU 3 of n2: Xid 79: fell off the bus\"],"},
-	    {"stopping", RANK1_KILLED, "\"shutdown\":\"node n2 is shutting down\","},
+	    {"stopping", RANK1_KILLED, "\"shutdown\":\"node n2 was shut down\","},
 	    {"ended", RANK1_KILLED, ""},
 	    {"ended", "", "\"lost\":true,\"reason\":\"attempt 1 was started and is lost\","},
 	};
 	_cleanup_(run_freep) struct run *r = fixture_run(2, 1);
 
 	fixture_place(r);
-	run_refused(r, run_part_find(r, "n2"), true, "slot 1 is leased to run 9", 150);
+	run_refused(r, run_part_find(r, "n2"), REFUSED_BUSY, "slot 1 is leased to run 9", 150);
 	fixture_report(r, "n1", "ended", RANK0_OK);
 	fixture_place(r);
 	fixture_report(r, "n1", "running", "");
@@ -269,13 +287,42 @@ START_TEST(a_run_whose_preflight_fails_has_failed)
 	_cleanup_(run_freep) struct run *r = fixture_run(2, 1);
 
 	fixture_place(r);
-	ck_assert_uint_eq(run_refused(r, run_part_find(r, "n2"), false, "no directory /data", 150), RUN_STOP);
-	ck_assert_uint_eq(run_refused(r, run_part_find(r, "n1"), false, "no directory /data either", 150),
-	                  RUN_ENDED);
+	ck_assert_uint_eq(run_refused(r, run_part_find(r, "n2"), REFUSED_FINAL, "no directory /data", 150),
+	                  RUN_STOP);
+	ck_assert_uint_eq(
+	    run_refused(r, run_part_find(r, "n1"), REFUSED_FINAL, "no directory /data either", 150),
+	    RUN_ENDED);
 	ck_assert_int_eq(r->state, RUN_FAILED);
 	ck_assert_str_eq(r->reason, "node n2: the start has failed");
 	ck_assert_str_eq(r->detail, "node n2: no directory /data");
 	ck_assert_int_eq(r->ranks[0].state, RANK_NOT_STARTED);
+}
+END_TEST
+
+/* What has failed on the node counts as a failure of the node; what the run asks for in vain is final, also
+ * for a controller that reads it from the store. */
+START_TEST(a_refusal_is_final_or_a_failure_of_the_node)
+{
+	bool final = _i % 2, stored = _i / 2;
+	_cleanup_(run_freep) struct run *r = fixture_run(2, 1);
+	struct error err = ERROR_INIT;
+
+	r->retries.max_node_failures = r->retries.max_restarts = 9;
+	fixture_place(r);
+	run_refused(r, run_part_find(r, "n2"), final ? REFUSED_FINAL : REFUSED_NODE, "no answer", 150);
+	if (stored) {
+		_cleanup_json_ json_t *json = run_under_way(r);
+
+		run_clear_parts(r);
+		r->final_failure = false;
+		ck_ok(run_set_under_way(r, json, &err), &err);
+		ck_ok(run_recover(r, 160, &err), &err);
+	}
+	fixture_report(r, "n1", "ended", "");
+	ck_assert_int_eq(r->state, final ? RUN_FAILED : RUN_QUEUED);
+	ck_assert_int_eq(r->retries.record.node_failures, final ? 0 : 1);
+	if (!final)
+		ck_assert_str_eq(r->retries.record.avoid[0], "n2");
 }
 END_TEST
 
@@ -292,6 +339,26 @@ START_TEST(a_lost_node_takes_the_run_down)
 }
 END_TEST
 
+/* The end of a part may be long after that of its dtrain-launch, where a process does not die. */
+START_TEST(a_killed_launcher_takes_the_run_down_at_once)
+{
+	static const char killed[] =
+	    "\"launcher_lost\":true,\"reason\":\"dtrain-launch was killed by SIGKILL\",";
+	static const char hangs[] = "\"reason\":\"python3 (pid 9) does not die\",";
+	_cleanup_(run_freep) struct run *r = fixture_run(2, 1);
+
+	fixture_place(r);
+	fixture_report(r, "n1", "running", "");
+	fixture_report(r, "n2", "running", "");
+	/* Of a rank that has ended by itself a process may be left. */
+	ck_assert_uint_eq(fixture_report_of(r, 1, "n2", "running", "", hangs), 0);
+	ck_assert_uint_eq(fixture_report_of(r, 1, "n2", "stopping", "", killed), RUN_STOP);
+	ck_assert_uint_eq(fixture_report(r, "n1", "ended", RANK0_OK), 0);
+	ck_assert_uint_eq(fixture_report_of(r, 1, "n2", "ended", "", killed), RUN_ENDED);
+	ck_assert_str_eq(r->reason, "node n2: dtrain-launch was killed by SIGKILL");
+}
+END_TEST
+
 /* The controller had stored a start and was restarted; one node had begun its part, the other had not. In
  * whichever order their reports arrive, the run has failed and is not executed again. */
 START_TEST(a_run_begun_on_one_node_is_not_queued_again)
@@ -305,7 +372,7 @@ START_TEST(a_run_begun_on_one_node_is_not_queued_again)
 		r->parts[0].acknowledged = r->parts[1].acknowledged = true; /* out of the store */
 		if (order == 0)
 			fixture_report_with(r, "n1", "ended", "", lost);
-		run_refused(r, run_part_find(r, "n2"), true, "not started", 150);
+		run_refused(r, run_part_find(r, "n2"), REFUSED_BUSY, "not started", 150);
 		if (order == 1)
 			fixture_report_with(r, "n1", "ended", "", lost);
 		if (order == 2)
@@ -334,6 +401,28 @@ START_TEST(a_waiting_run_that_an_unknown_attempt_has_executed_fails)
 }
 END_TEST
 
+/* The failed attempt before it, whose ranks are still known, is no reason to start the run again. */
+START_TEST(a_run_that_waits_for_a_restart_fails_where_it_was_restarted_already)
+{
+	_cleanup_(run_freep) struct run *r = fixture_run(1, 1);
+
+	r->retries.max_restarts = 100;
+	fixture_place(r);
+	fixture_report(r, "n1", "ended",
+	               "{\"rank\":0,\"state\":\"exited\",\"exit_status\":7,\"error\":\"last line\"}");
+	ck_assert_int_eq(r->state, RUN_QUEUED);
+	ck_assert_int_eq(r->exit_status, -1);
+	ck_assert_uint_eq(run_superseded(r, "n1", 2, 200), RUN_ENDED);
+	ck_assert_int_eq(r->state, RUN_FAILED);
+	ck_assert_int_eq(r->attempt, 1);
+	ck_assert_int_eq(r->exit_status, -1);
+	ck_assert_int_eq(r->retries.record.restarts, 1);
+	ck_assert_ptr_null(r->detail);
+	ck_assert_double_eq(r->ended, 200);
+	ck_assert_ptr_eq(strstr(r->reason, "attempt 2 was started on node n1"), r->reason);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("run state");
@@ -341,11 +430,13 @@ int main(void)
 
 	tcase_set_timeout(c, 60);
 	suite_add_tcase(s, c);
+	tcase_add_test(c, a_killed_launcher_takes_the_run_down_at_once);
 	tcase_add_test(c, the_world_size_of_all_slots_is_known_once_placed);
 	tcase_add_test(c, one_rank_per_node_has_all_slots_there);
 	tcase_add_test(c, a_run_succeeds_once_all_its_nodes_have_ended_well);
 	tcase_add_test(c, a_rank_stopped_after_a_failure_is_not_its_cause);
 	tcase_add_test(c, a_failed_device_is_named_before_the_rank);
+	tcase_add_test(c, the_node_of_a_failed_device_is_avoided);
 	tcase_add_test(c, a_worker_error_is_the_detail);
 	tcase_add_test(c, a_cancelled_run_is_stopped_first_unless_it_waits);
 	tcase_add_test(c, a_run_refused_by_a_busy_node_waits_again);
@@ -353,8 +444,10 @@ int main(void)
 	tcase_add_test(c, a_run_refused_once_ends_as_its_next_attempt_ends);
 	tcase_add_test(c, a_late_report_of_an_earlier_attempt_is_ignored);
 	tcase_add_test(c, a_run_whose_preflight_fails_has_failed);
+	tcase_add_loop_test(c, a_refusal_is_final_or_a_failure_of_the_node, 0, 4);
 	tcase_add_test(c, a_lost_node_takes_the_run_down);
 	tcase_add_test(c, a_run_begun_on_one_node_is_not_queued_again);
 	tcase_add_test(c, a_waiting_run_that_an_unknown_attempt_has_executed_fails);
+	tcase_add_test(c, a_run_that_waits_for_a_restart_fails_where_it_was_restarted_already);
 	return unit_run(s);
 }

@@ -251,6 +251,43 @@ START_TEST(scheduler_table)
 }
 END_TEST
 
+/* Nodes on which an earlier attempt has failed: names in any case. */
+START_TEST(nodes_are_avoided_where_others_suffice)
+{
+	static const struct {
+		struct sched_case c;
+		const char *avoid;
+	} cases[] = {
+	    {{"a:U b:U", "1:1x1", "1=b[0]"}, "a"},
+	    {{"a:U b:U", "1:1x1", "1=b[0]"}, "A"},
+	    {{"a:U b:T", "1:1x1", "1=a[0]"}, "a"},
+	    {{"a:U b:U c:U", "1:2x1", "1=b[0]+c[0]"}, "a"},
+	    {{"a:U b:U c:T", "1:2x1", "1=a[0]+b[0]"}, "a"},
+	    {{"a:U b:U c:U", "1:3x1", "1=a[0]+b[0]+c[0]"}, "a"},
+	    {{"a:UU b:UT", "1:1x2", "1=a[0,1]"}, "a"},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		const struct sched_case *c = &cases[i].c;
+		char nodes_text[256], queue_text[256], *hosts[8][4];
+		char *avoid[] = {(char *)cases[i].avoid, NULL};
+		struct sched_node nodes[8];
+		struct sched_run queue[8];
+		struct error err = ERROR_INIT;
+		size_t n = parse_nodes(c->nodes, nodes, nodes_text);
+
+		ck_assert_uint_eq(parse_queue(c->queue, queue, queue_text, hosts), 1);
+		queue[0].avoid = avoid;
+		ck_ok(schedule(nodes, n, queue, 1, &err), &err);
+		compare(c, &queue[0], nodes);
+		free(queue[0].chosen);
+		free(queue[0].slots);
+		while (n > 0)
+			free(nodes[--n].taken);
+	}
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("scheduler");
@@ -258,6 +295,7 @@ int main(void)
 
 	tcase_add_loop_test(c, scheduler_table, 0, ARRAY_SIZE(sched_cases));
 	tcase_add_test(c, impossible_runs);
+	tcase_add_test(c, nodes_are_avoided_where_others_suffice);
 	suite_add_tcase(s, c);
 	return unit_run(s);
 }

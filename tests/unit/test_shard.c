@@ -35,6 +35,7 @@ static void model(struct model_config *c, bool tied)
 struct run {
 	int world_size;
 	bool tied;
+	int vocab; /* 0: a small one */
 	struct train_options o;
 	const struct dataset *train, *eval;
 	float *const *state; /* from which it starts after step `start` */
@@ -50,6 +51,13 @@ struct rank_run {
 	int replica, replicas;
 	size_t total, noted; /* of the plan: bytes, and those that are not in the arena */
 };
+
+static void run_model(struct model_config *c, const struct run *run)
+{
+	model(c, run->tied);
+	if (run->vocab)
+		c->vocab = run->vocab;
+}
 
 static void options(struct train_options *o, enum shard_strategy strategy, int accumulation)
 {
@@ -152,7 +160,7 @@ static void *run_rank(void *context)
 	struct trainer *t;
 	struct device *dev;
 
-	model(&c, run->tied);
+	run_model(&c, run);
 	ck_ok(device_create(&(struct device_options){.threads = 1}, &dev, &err), &err);
 	ck_ok(trainer_create(dev, r->comm, &c, &run->o, run->train, run->eval, &t, &err), &err);
 	ck_ok(trainer_load(t, model_init_fill, &init, &err), &err);
@@ -192,13 +200,13 @@ static void done(struct rank_run *ranks)
 	free(ranks);
 }
 
-static int64_t elements(bool tied)
+static int64_t elements(const struct run *run)
 {
 	_cleanup_(model_layout_freep) struct model_layout *l = NULL;
 	struct error err = ERROR_INIT;
 	struct model_config c;
 
-	model(&c, tied);
+	run_model(&c, run);
 	ck_ok(model_layout_create(&c, &l, &err), &err);
 	return l->elements;
 }
@@ -206,7 +214,7 @@ static int64_t elements(bool tied)
 static void compare(const struct run *run, const struct rank_run *ranks, const struct rank_run *ddp)
 {
 	bool fp32 = run->o.precision == DTYPE_F32;
-	int64_t n = elements(run->tied), held = 0;
+	int64_t n = elements(run), held = 0;
 	_cleanup_free_ char *what =
 	    str_printf("%s, %d ranks, %s, accumulation %d, recompute %d, prefetch %d",
 	               shard_strategy_name(run->o.strategy), run->world_size, dtype_name(run->o.precision),
@@ -291,6 +299,17 @@ START_TEST(any_number_of_slots)
 }
 END_TEST
 
+/* An embedding and a head so much larger than the blocks that they have a slot of their own; with the small
+ * ones of the other tests they come to the blocks' slots. */
+START_TEST(large_embedding_has_its_own_slot)
+{
+	struct run run = {.world_size = 2, .vocab = 800};
+
+	options(&run.o, SHARD_DDP, 1 + 2 * _i);
+	compare_all(&run);
+}
+END_TEST
+
 START_TEST(nothing_to_shard_is_refused)
 {
 	_cleanup_(plan_freep) struct plan *p = NULL;
@@ -360,7 +379,7 @@ END_TEST
 
 static void compare_bits(const struct run *run, const struct rank_run *ranks, const struct rank_run *without)
 {
-	size_t bytes = (size_t)elements(run->tied) * sizeof(float);
+	size_t bytes = (size_t)elements(run) * sizeof(float);
 
 	for (int s = 0; s < STEPS; s++) {
 		ck_assert_double_eq(ranks[0].losses[s], without[0].losses[s]);
@@ -669,6 +688,32 @@ START_TEST(memory_is_divided)
 }
 END_TEST
 
+/* 98M parameters on four ranks, a row of 256 tokens each: with its slots zero3 holds little more than a
+ * quarter of what ddp does. The blocks' own gradients are where their activations were. */
+START_TEST(slots_are_a_small_part)
+{
+	static const char text[] =
+	    "{\"model_type\":\"llama\",\"hidden_size\":768,\"intermediate_size\":2048,\"num_hidden_layers\":"
+	    "14,"
+	    "\"head_dim\":64,\"num_attention_heads\":12,\"num_key_value_heads\":4,\"vocab_size\":6400,"
+	    "\"tie_word_embeddings\":false}";
+	size_t held[2], slots[2];
+	struct error err = ERROR_INIT;
+	struct train_options o;
+	struct model_config c;
+
+	ck_ok(model_config_parse(text, strlen(text), "config.json", &c, &err), &err);
+	for (int i = 0; i < 2; i++) {
+		_cleanup_(plan_freep) struct plan *p = NULL;
+
+		options(&o, i ? SHARD_ZERO3 : SHARD_DDP, 1);
+		ck_ok(plan_create(NULL, NULL, 0, 4, &c, &o, 256, &p, &err), &err);
+		parameter_bytes(p, &held[i], &slots[i]);
+	}
+	ck_assert_double_le((double)(held[1] + slots[1]), 0.27 * (double)(held[0] + slots[0]));
+}
+END_TEST
+
 /* What a worker allocates is what an estimate without a device says. */
 START_TEST(plan_is_what_is_allocated)
 {
@@ -705,6 +750,7 @@ int main(void)
 	tcase_set_timeout(c, 300);
 	tcase_add_loop_test(c, losses_are_those_of_ddp, 0, 2 * RANKS);
 	tcase_add_loop_test(c, any_number_of_slots, 0, 2);
+	tcase_add_loop_test(c, large_embedding_has_its_own_slot, 0, 2);
 	tcase_add_test(c, nothing_to_shard_is_refused);
 	tcase_add_test(c, state_moves_between_strategies);
 	tcase_add_loop_test(c, offload_has_the_same_bits, 0, 3);
@@ -715,6 +761,7 @@ int main(void)
 	tcase_add_loop_test(c, offload_of_all_takes_the_shards_from_the_device, 0, 2);
 	tcase_add_test(c, gradients_in_bf16_on_the_wire);
 	tcase_add_test(c, memory_is_divided);
+	tcase_add_test(c, slots_are_a_small_part);
 	tcase_add_test(c, plan_is_what_is_allocated);
 	suite_add_tcase(suite, c);
 	return unit_run(suite);

@@ -268,7 +268,7 @@ START_TEST(the_cause_outlives_the_controller)
 	r->dirty = false;
 	switch (_i) {
 	case 0: /* a start was refused: that node has no attempt that it could have lost */
-		run_refused(r, run_part_find(r, "n1"), false, "private: no directory", 150);
+		run_refused(r, run_part_find(r, "n1"), REFUSED_FINAL, "private: no directory", 150);
 		restart(s, &r);
 		ck_assert(run_part_find(r, "n1")->ended && !run_part_find(r, "n2")->ended);
 		fixture_report(r, "n2", "ended", RANK1_OK);
@@ -276,7 +276,7 @@ START_TEST(the_cause_outlives_the_controller)
 		ck_assert_str_eq(r->detail, "node n1: private: no directory");
 		break;
 	case 1: /* by a node whose slots were taken: it waits again */
-		run_refused(r, run_part_find(r, "n1"), true, "slot 0 is leased to run 9", 150);
+		run_refused(r, run_part_find(r, "n1"), REFUSED_BUSY, "slot 0 is leased to run 9", 150);
 		restart(s, &r);
 		fixture_report(r, "n2", "ended", RANK1_OK);
 		ck_assert_int_eq(r->state, RUN_QUEUED);

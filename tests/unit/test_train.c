@@ -155,6 +155,8 @@ static void *run_rank(void *context)
 	struct device *dev;
 
 	model(&c);
+	if (r->o.preference.kind == PREFERENCE_REWARD)
+		model_config_set_scores(&c);
 	ck_ok(device_create(&(struct device_options){.threads = 1}, &dev, &err), &err);
 	ck_ok(trainer_create(dev, r->comm, &c, &r->o, r->train, r->eval, &t, &err), &err);
 	ck_ok(trainer_load(t, model_init_fill, &init, &err), &err);
@@ -256,7 +258,7 @@ END_TEST
 START_TEST(any_split_prefers_alike)
 {
 	static const enum preference_kind kinds[] = {PREFERENCE_DPO, PREFERENCE_ORPO, PREFERENCE_SIMPO,
-	                                             PREFERENCE_KTO};
+	                                             PREFERENCE_KTO, PREFERENCE_REWARD};
 	static const struct {
 		int world_size, micro_batch, accumulation;
 		enum shard_strategy strategy;
@@ -1002,7 +1004,7 @@ int main(void)
 	tcase_add_test(c, steps_and_epochs);
 	tcase_add_loop_test(c, another_batch_goes_on, 0, 6);
 	tcase_add_test(c, any_split_gives_the_same_losses);
-	tcase_add_loop_test(c, any_split_prefers_alike, 0, 4);
+	tcase_add_loop_test(c, any_split_prefers_alike, 0, 5);
 	tcase_add_test(c, packed_documents_are_apart);
 	tcase_add_test(c, norms_do_not_decay);
 	tcase_add_test(c, padding_moves_no_unit);

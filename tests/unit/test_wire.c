@@ -15,6 +15,7 @@
 #include "wire/metrics.h"
 #include "wire/node_view.h"
 #include "wire/preflight.h"
+#include "wire/prune.h"
 #include "wire/run_record.h"
 #include "wire/run_view.h"
 #include "wire/service_files.h"
@@ -37,7 +38,7 @@
 	}
 
 DEFINE_PASS(start_request)
-DEFINE_PASS(start_answer)
+DEFINE_PASS(node_position)
 DEFINE_PASS(stop_request)
 DEFINE_PASS(drain_request)
 DEFINE_PASS(report)
@@ -61,6 +62,7 @@ DEFINE_PASS(worker_event)
 DEFINE_PASS(service_version)
 DEFINE_PASS(runs_ended)
 DEFINE_PASS(foreign_stopped)
+DEFINE_PASS(prune_request)
 DEFINE_PASS(preflight_request)
 DEFINE_PASS(preflight_line)
 DEFINE_PASS(run_record)
@@ -88,7 +90,8 @@ static const char START[] =
 	"\"ended\":1732147200.5,\"stopped\":true,\"oom\":true,\"core_dumped\":true,\"error\":\"out of "      \
 	"mem\"}],"                                                                                           \
 	"\"cluster\":\"a1\",\"epoch\":3,\"user\":\"ada\",\"name\":\"alpaca\",\"reason\":\"it was killed\","  \
-	"\"shutdown\":\"node n1 is shutting down\",\"device_errors\":[\"GPU 3 of n1: Xid "                   \
+	"\"launcher_lost\":true,\"shutdown\":\"node n1 was shut down\",\"device_errors\":[\"GPU 3 of n1: "   \
+	"Xid "                                                                                               \
 	"79\"],\"lost\":true,"                                                                               \
 	"\"clock_offset\":-0.25,\"clock_error\":0.5}"
 #define CPU                                                                                                  \
@@ -107,7 +110,8 @@ static const char START[] =
 #define NODE                                                                                                 \
 	"{\"name\":\"n1\",\"address\":\"10.0.0.1\",\"port\":29600,\"state\":\"drained\",\"controller\":"     \
 	"true,"                                                                                              \
-	"\"slots\":2,\"free\":0,\"version\":\"0.1.0\",\"labels\":[\"fast\"],\"error\":\"why\","              \
+	"\"slots\":2,\"free\":0,\"version\":\"0.1.0\",\"launch\":\"systemd\",\"labels\":[\"fast\"],"         \
+	"\"error\":\"why\","                                                                                 \
 	"\"drained\":[{\"index\":1,\"reason\":\"Xid 79\"}],\"hosts_differ\":true,\"foreign\":[{\"run\":5,"   \
 	"\"attempt\":1,\"cluster\":\"b2\",\"epoch\":1,\"user\":\"bob\",\"name\":\"x\",\"state\":"            \
 	"\"running\","                                                                                       \
@@ -140,11 +144,17 @@ static const char START[] =
 	"down\",\"trouble_at\":1732147200.5,"                                                                \
 	"\"clock_error\":0.25}],\"rank_errors\":[{\"rank\":3,\"worker\":\"it broke\",\"lost_peer\":true,"    \
 	"\"log\":\"lines\"},{\"rank\":0,\"log\":\"more\"}],\"device_error\":\"GPU 3 of n2: Xid 79\"}"
-#define RECORD "{\"uid\":1000,\"slots\":[0,3],\"cgroup\":\"/sys/fs/cgroup/x/1.1\"}"
+#define RECORD                                                                                               \
+	"{\"uid\":1000,\"slots\":[0,3],\"cgroup\":\"/sys/fs/cgroup/x/"                                       \
+	"1.1\",\"service\":\"dtrain-1-1.service\"}"
 #define LAUNCH                                                                                               \
 	"{\"switch_user\":true,\"umask\":23,\"uid\":1000,\"gid\":100,\"groups\":[100,27],"                   \
-	"\"directory\":\"/home/ada\",\"argv\":[\"env\",\"-0\"],\"grace\":7.5,\"record\":\"/var/lib/r\","     \
-	"\"started\":" RECORD ",\"cgroup\":\"/sys/fs/cgroup/x/1.1\",\"ranks\":[{\"rank\":2,\"slot\":0,"      \
+	"\"directory\":\"/home/"                                                                             \
+	"ada\",\"argv\":[\"env\",\"-0\"],\"save_signal\":10,\"save\":20.5,\"grace\":7.5,\"record\":\"/var/"  \
+	"lib/r\","                                                                                           \
+	"\"started\":" RECORD ",\"cgroup\":\"/sys/fs/cgroup/x/"                                              \
+	"1.1\",\"service\":\"dtrain-1-1.service\",\"lease\":\"/run/dtrain/"                                  \
+	"lease\",\"outlives_lease\":true,\"ranks\":[{\"rank\":2,\"slot\":0,"                                 \
 	"\"environment\":[\"A=b=c\"],\"log\":\"/l/2\",\"error_file\":\"/l/2.json\",\"cpus\":\"0-7\"},"       \
 	"{\"rank\":3,\"slot\":3,\"environment\":[\"A=\"]}]}"
 #define PREFLIGHT                                                                                            \
@@ -170,15 +180,18 @@ static const struct sample {
     {"start request", pass_start_request, START, "ranks.1.rank", "ranks.0.local_rank", "ranks.1."},
     {"start request", pass_start_request, START, "config", "master_addr", ""},
     {"stop request", pass_stop_request,
-     "{\"controller\":\"n1\",\"cluster\":\"a1\",\"epoch\":3,\"run\":17,\"attempt\":2,\"grace\":2.5,"
+     "{\"controller\":\"n1\",\"cluster\":\"a1\",\"epoch\":3,\"run\":17,\"attempt\":2,\"save\":20.5,\"grace\":"
+     "2.5,"
      "\"foreign\":true}",
      "attempt", "foreign", ""},
-    {"request body", pass_drain_request, "{\"reason\":\"a fan is broken\"}", NULL, "reason", ""},
+    {"request body", pass_drain_request, "{\"reason\":\"a fan is broken\",\"keep_runs\":true}", NULL,
+     "reason", ""},
     {"report", pass_report, REPORT, "node", "state", ""},
     {"report", pass_report, REPORT, "ranks.1.rank", "ranks.1.signal", "ranks.0."},
     {"report", pass_report, REPORT, "ranks.0.state", "device_errors", ""},
     {"dtrain-launch", pass_launch_report,
-     "{\"state\":\"ended\",\"launcher\":77,\"reason\":\"why\",\"ranks\":[{\"rank\":0,\"slot\":0,"
+     "{\"state\":\"ended\",\"launcher\":77,\"reason\":\"why\",\"terminated\":true,\"lease_ended\":true,"
+     "\"ranks\":[{\"rank\":0,\"slot\":0,"
      "\"state\":\"exited\",\"pid\":5,\"exit_status\":0,\"ended\":1.5,\"stopped\":false,\"signal\":null}]}",
      "ranks", "launcher", "ranks.0."},
     {"heartbeat", pass_heartbeat,
@@ -236,14 +249,15 @@ static const struct sample {
     {"record of a run", pass_run_record, RUN_RECORD, "rank_errors.1.rank", "rank_errors.0.lost_peer",
      "rank_errors.0."},
     {"record of a run", pass_run_record, RUN_RECORD, NULL, "parts.0.trouble_at", "parts.0."},
-    {"command to dtrain-launch", pass_launch_command, "{\"stop\":2.5,\"acknowledge\":true}", NULL, "stop",
-     ""},
+    {"command to dtrain-launch", pass_launch_command,
+     "{\"stop\":2.5,\"acknowledge\":true,\"confirmed\":true,\"save\":20.5}", NULL, "stop", ""},
     {"command to dtrain-launch", pass_launch_command, "{\"acknowledge\":true}", NULL, "acknowledge", ""},
     {"launch.json", pass_launch_description, LAUNCH, "gid", "argv", ""},
     {"launch.json", pass_launch_description, LAUNCH, "ranks.1.environment", "ranks.0.cpus", "ranks.1."},
     {"launch.json", pass_launch_description, LAUNCH, "started.uid", "started.slots", "started."},
     {"launch.json", pass_launch_description, LAUNCH, "argv", "grace", ""},
     {"record of a start", pass_start_record, RECORD, "uid", "cgroup", ""},
+    {"prune request", pass_prune_request, "{\"days\":2.5,\"runs\":7,\"dry_run\":true}", NULL, "days", ""},
     {"preflight request", pass_preflight_request, PREFLIGHT, "program", "model", ""},
     {"preflight request", pass_preflight_request, PREFLIGHT, "uid", "user", ""},
     {"preflight", pass_preflight_line, "{\"step\":\"directory /nfs/x\"}", NULL, "step", ""},
@@ -251,7 +265,7 @@ static const struct sample {
     {"preflight", pass_preflight_line, "{\"user\":" USER "}", "user.gid", "user.change", ""},
     {"preflight", pass_preflight_line, "{\"error\":-13,\"message\":\"it is not readable\"}", NULL, "error",
      ""},
-    {"answer to a start", pass_start_answer, "{\"instance\":\"0123abcd\",\"sequence\":5}", NULL, "sequence",
+    {"position of a node", pass_node_position, "{\"instance\":\"0123abcd\",\"sequence\":5}", NULL, "sequence",
      NULL},
 };
 
@@ -270,7 +284,7 @@ static json_t *make(const struct sample *s)
 	json_t *json = parse(s->text);
 
 	if (!json_object_get(json, "version") && s->pass != pass_drain_request &&
-	    s->pass != pass_submit_request)
+	    s->pass != pass_submit_request && s->pass != pass_prune_request)
 		json_object_set_new(json, "version", json_string(DTRAIN_VERSION));
 	return json;
 }
@@ -592,7 +606,7 @@ END_TEST
 /* Encoding a string that is not UTF-8 fails, instead of giving an incomplete message. */
 START_TEST(what_is_not_utf8_is_not_sent)
 {
-	ck_assert_ptr_null(drain_request_encode(&(struct drain_request){(char *)"a \xff fan"}));
+	ck_assert_ptr_null(drain_request_encode(&(struct drain_request){.reason = (char *)"a \xff fan"}));
 }
 END_TEST
 
@@ -855,10 +869,23 @@ START_TEST(older_records_of_a_run_are_read)
 END_TEST
 
 /* Commands to the launcher; a stop need not have a grace. */
+START_TEST(some_refusals_of_a_start_need_not_come_again)
+{
+	static const int later[] = {-ETIMEDOUT, -EIO, -ENOMEM, -ENOTCONN, -ESHUTDOWN, -EAGAIN, -ENOSPC},
+	                 never[] = {0, -ENOENT, -EACCES, -EINVAL, -EPERM, -ENOTDIR, -ESTALE, -ECANCELED, EIO};
+
+	for (size_t i = 0; i < ARRAY_SIZE(later); i++)
+		ck_assert_msg(start_may_succeed_later(later[i]), "%d", later[i]);
+	for (size_t i = 0; i < ARRAY_SIZE(never); i++)
+		ck_assert_msg(!start_may_succeed_later(never[i]), "%d", never[i]);
+}
+END_TEST
+
 START_TEST(commands_to_the_launcher)
 {
 	_cleanup_json_ json_t *stop = launch_command_encode(&(struct launch_command){0}),
-	                      *other = launch_command_encode(&(struct launch_command){-1, true});
+	                      *other = launch_command_encode(
+	                          &(struct launch_command){.stop = -1, .acknowledge = true});
 	struct error err = ERROR_INIT;
 	struct launch_command command;
 
@@ -977,6 +1004,7 @@ int main(void)
 	tcase_add_test(tc, only_what_was_not_measured_is_absent);
 	tcase_add_test(tc, older_records_of_a_run_are_read);
 	tcase_add_test(tc, commands_to_the_launcher);
+	tcase_add_test(tc, some_refusals_of_a_start_need_not_come_again);
 	tcase_add_test(tc, a_preflight_ends_with_a_code);
 	tcase_add_test(tc, a_list_of_runs_as_text);
 	tcase_add_test(tc, error_files_of_any_program_are_read);

@@ -3,9 +3,15 @@
 #pragma once
 
 #include <check.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -34,8 +40,7 @@
 		              (err)->message, (words));                                                      \
 	} while (0)
 
-/* Runs the suites without forking under a sanitizer or debugger (CK_FORK=no), prints Check's closing line. */
-static inline int unit_run(Suite *suite)
+static inline int unit_run_here(Suite *suite)
 {
 	SRunner *runner = srunner_create(suite);
 	int failed;
@@ -44,6 +49,54 @@ static inline int unit_run(Suite *suite)
 	failed = srunner_ntests_failed(runner);
 	srunner_free(runner);
 	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+/* Sends SIGKILL to all children of this process. */
+static inline void unit_kill_children(void)
+{
+	FILE *children = fopen("/proc/thread-self/children", "re");
+	int pid;
+
+	while (children && fscanf(children, "%d", &pid) == 1)
+		kill(pid, SIGKILL);
+	if (children)
+		fclose(children);
+}
+
+/* Runs the suite, in a process of its own whose parent takes over what its tests leave running. A test that
+ * fails does not come to its teardown, and what has a session of its own would outlive it, and hold the
+ * output of the test open: the parent ends it. CK_FORK=no, for a debugger, runs all in this process. The exit
+ * status of main(). */
+static inline int unit_run(Suite *suite)
+{
+	const char *mode = getenv("CK_FORK");
+	bool running = true;
+	pid_t runner, ended;
+	int status = -1, one;
+
+	if (mode && !strcmp(mode, "no"))
+		return unit_run_here(suite);
+	prctl(PR_SET_CHILD_SUBREAPER, 1);
+	fflush(NULL);
+	runner = fork();
+	if (runner < 0)
+		abort();
+	if (runner == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		/* The rest of main() is the parent's: it may run other suites. */
+		exit(unit_run_here(suite));
+	}
+	/* What is killed may leave children of its own, which then are children of this process. */
+	while ((ended = wait(&one)) > 0 || errno == EINTR) {
+		if (ended == runner) {
+			running = false;
+			status = one;
+		}
+		if (!running)
+			unit_kill_children();
+	}
+	srunner_free(srunner_create(suite)); /* frees the suite */
+	return WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_FAILURE;
 }
 
 /* A fresh directory under TMPDIR; owned by the caller, who removes it with file_remove_tree. */

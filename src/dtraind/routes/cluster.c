@@ -90,6 +90,9 @@ static void set_drained(struct daemon *d, struct http_request *r, bool drained)
 		http_reply_error(r, 404, "no-such-node", "there is no node %s in the hosts file", name);
 	else {
 		controller_set_drained(d->controller, m->name, drained, reason);
+		if (drained && !request.keep_runs)
+			log_info("node %s is drained: %zu runs on it save, stop and are queued again",
+			         m->name, controller_evict_runs(d->controller, m->name));
 		reply_when_committed(
 		    d->controller, r, 200,
 		    node_drained_encode(&(struct node_drained){m->name, member_state(m), m->drain_reason}));
@@ -104,6 +107,30 @@ void route_drain(void *context, struct http_request *r)
 void route_resume(void *context, struct http_request *r)
 {
 	set_drained(context, r, false);
+}
+
+void route_fence(void *context, struct http_request *r)
+{
+	const char *name = http_request_capture(r, 0);
+	struct daemon *d = context;
+	int64_t count = 0;
+	int code;
+
+	if (!caller_may(http_request_caller(r), 0)) {
+		http_reply_error(r, 403, "not-allowed", "only root may fence nodes");
+		return;
+	}
+	code = controller_fence(d->controller, name, &count);
+	if (code == -EBUSY)
+		http_reply_error(r, 409, "busy", "node %s is up: what runs there ends with dtrain cancel",
+		                 name);
+	else if (code < 0)
+		http_reply_error(r, 404, "no-such-node", "there is no node %s in the hosts file", name);
+	else {
+		log_info("node %s is fenced: %lld lost parts of runs count as ended", name, (long long)count);
+		reply_when_committed(d->controller, r, 200,
+		                     node_fenced_encode(&(struct node_fenced){(char *)name, count}));
+	}
 }
 
 static void answer_device(struct http_request *r, const struct peer_result *result)

@@ -27,7 +27,7 @@ static int start_status(int code)
 	case -ENOENT:
 		return 404;
 	default:
-		return 400;
+		return start_may_succeed_later(code) ? 503 : 400;
 	}
 }
 
@@ -70,8 +70,8 @@ static void on_started(void *context, int code, const char *message)
 	else
 		http_reply_json(
 		    w->request, 200,
-		    start_answer_encode(&(struct start_answer){(char *)w->daemon->instance,
-		                                               heartbeats_sequence(w->daemon->heartbeats)}));
+		    node_position_encode(&(struct node_position){
+		        (char *)w->daemon->instance, heartbeats_sequence(w->daemon->heartbeats)}));
 }
 
 void route_peer_start(void *context, struct http_request *r)
@@ -123,7 +123,9 @@ void route_peer_stop(void *context, struct http_request *r)
 	if (code < 0)
 		http_reply_error(r, code == -ESTALE ? 410 : 403, "refused", "%s", err.message);
 	else
-		http_reply_json(r, 200, json_object());
+		http_reply_json(r, 200,
+		                node_position_encode(&(struct node_position){
+		                    (char *)d->instance, heartbeats_sequence(d->heartbeats)}));
 }
 
 void route_peer_reports(void *context, struct http_request *r)
@@ -146,6 +148,16 @@ void route_peer_reports(void *context, struct http_request *r)
 	http_reply_json(r, 200, json_object());
 }
 
+static void refuse_heartbeat(struct http_request *r, const struct error *err)
+{
+	if (err->code == -ENOENT)
+		http_reply_error(r, 404, "no-such-node", "%s", err->message);
+	else if (err->code == -EALREADY)
+		http_reply_error(r, 409, "repeated", "%s", err->message);
+	else
+		http_reply_error(r, 500, "out-of-memory", "%s", err->message);
+}
+
 void route_peer_heartbeat(void *context, struct http_request *r)
 {
 	struct daemon *d = context;
@@ -159,8 +171,7 @@ void route_peer_heartbeat(void *context, struct http_request *r)
 	if (heartbeat_decode(body, &heartbeat, &err) < 0)
 		http_reply_error(r, 400, "bad-json", "%s", err.message);
 	else if (controller_heartbeat(d->controller, &heartbeat, &answer, &err) < 0)
-		http_reply_error(r, err.code == -ENOENT ? 404 : 500,
-		                 err.code == -ENOENT ? "no-such-node" : "out-of-memory", "%s", err.message);
+		refuse_heartbeat(r, &err);
 	else
 		http_reply_json(r, 200, heartbeat_answer_encode(&answer));
 }

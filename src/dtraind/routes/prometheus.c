@@ -67,6 +67,29 @@ static void add_runs(struct strbuf *b, struct controller *c)
 	}
 }
 
+/* Attempts of the runs that have not ended. */
+static void add_attempts(struct strbuf *b, struct controller *c)
+{
+	static const struct {
+		const char *name, *help;
+	} metrics[] = {
+	    {"dtrain_run_restarts_total", "Attempts that followed a failure of the program."},
+	    {"dtrain_run_node_failures_total", "Attempts that followed a failure of a node or a device."},
+	};
+
+	for (size_t g = 0; g < ARRAY_SIZE(metrics); g++) {
+		metric(b, metrics[g].name, "counter", metrics[g].help);
+		for (size_t i = 0; i < controller_active_count(c); i++) {
+			const struct run *r = controller_active_run(c, i);
+			const struct retry_record *x = &r->retries.record;
+
+			strbuf_addf(b, "%s{run=\"%lld\",name=\"", metrics[g].name, (long long)r->id);
+			add_label(b, r->name);
+			strbuf_addf(b, "\"} %lld\n", (long long)(g == 0 ? x->restarts : x->node_failures));
+		}
+	}
+}
+
 enum gpu_metric {
 	GPU_MEMORY,
 	GPU_MEMORY_USED,
@@ -187,6 +210,7 @@ void route_prometheus(void *context, struct http_request *r)
 	metric(&b, "dtrain_event_loop_lag_max_seconds", "gauge", "The most that one was since the start.");
 	strbuf_addf(&b, "dtrain_event_loop_lag_max_seconds %.6f\n", d->loop_lag_max);
 	add_gpus(&b, c);
+	add_attempts(&b, c);
 	add_runs(&b, c);
 	http_reply_bytes(r, 200, "text/plain; version=0.0.4; charset=utf-8", b.data ? b.data : "", b.len);
 }

@@ -14,6 +14,7 @@ void route_devices(void *context, struct http_request *r);
 void route_nodes(void *context, struct http_request *r);
 void route_drain(void *context, struct http_request *r);
 void route_resume(void *context, struct http_request *r);
+void route_fence(void *context, struct http_request *r);
 void route_device_drain(void *context, struct http_request *r);
 void route_device_resume(void *context, struct http_request *r);
 void route_cancel_foreign(void *context, struct http_request *r);
@@ -31,6 +32,9 @@ void backup_remove_leftovers(const char *state_dir); /* copies that an earlier s
 void route_backup(void *context, struct http_request *r);
 
 /* shutdown.c */
+void route_local_runs(void *context, struct http_request *r);
+void route_local_end(void *context, struct http_request *r);
+void route_prune(void *context, struct http_request *r); /* retention.c */
 void route_end_runs(void *context, struct http_request *r);
 
 /* prometheus.c */

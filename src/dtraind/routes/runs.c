@@ -177,7 +177,7 @@ void route_runs(void *context, struct http_request *r)
 	if (states == 0) {
 		http_reply_error(r, 400, "bad-query",
 		                 "state=%s: active, all, or a state is needed: queued, starting, "
-		                 "running, stopping, succeeded, failed, cancelled",
+		                 "running, stopping, succeeded, failed, cancelled, timed-out",
 		                 word);
 		return;
 	}

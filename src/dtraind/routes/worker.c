@@ -61,8 +61,42 @@ static int append_metrics(struct daemon *d, int64_t run, const char *text, size_
 	return file_write_all(fd, text, len, err);
 }
 
-/* One JSON object per line, as text in one piece with all line ends; *last is the last one. */
-static int check_lines(const char *text, size_t len, struct strbuf *out, json_t **last, struct error *err)
+/* What a POST of metrics holds: the lines in one piece with all line ends, the last of them, and the step of
+ * the newest checkpoint that they name, 0 where they name none. */
+struct lines {
+	struct strbuf text;
+	json_t *last;
+	int64_t checkpoint;
+};
+
+static void lines_release(struct lines *lines)
+{
+	strbuf_free(&lines->text);
+	json_decref(lines->last);
+}
+
+/* One line. What says that there is a checkpoint, and nothing else, is no progress. */
+static int take_line(struct lines *lines, const char *text, size_t len, struct error *err)
+{
+	_cleanup_json_ json_t *json = NULL;
+	int64_t checkpoint;
+
+	if (json_parse(text, len, "metrics", &json, err) < 0)
+		return -EINVAL;
+	if (!json_is_object(json))
+		return error_set(err, -EINVAL, "metrics: a JSON object per line is needed");
+	checkpoint = json_get_int(json, "checkpoint", 0);
+	lines->checkpoint = MAX(lines->checkpoint, checkpoint);
+	if (checkpoint > 0 && json_object_size(json) == 1)
+		return 0;
+	json_decref(lines->last);
+	lines->last = json_incref(json);
+	strbuf_add(&lines->text, text, len);
+	strbuf_addc(&lines->text, '\n');
+	return 0;
+}
+
+static int check_lines(const char *text, size_t len, struct lines *lines, struct error *err)
 {
 	while (len > 0) {
 		const char *nl = memchr(text, '\n', len);
@@ -72,20 +106,12 @@ static int check_lines(const char *text, size_t len, struct strbuf *out, json_t 
 			return error_set(err, -EINVAL,
 			                 "metrics: a line of %zu bytes: at most %d are possible", n,
 			                 REPORT_MAX);
-		if (n > 0) {
-			json_decref(*last);
-			*last = NULL;
-			if (json_parse(text, n, "metrics", last, err) < 0)
-				return -EINVAL;
-			if (!json_is_object(*last))
-				return error_set(err, -EINVAL, "metrics: a JSON object per line is needed");
-			strbuf_add(out, text, n);
-			strbuf_addc(out, '\n');
-		}
+		if (n > 0 && take_line(lines, text, n, err) < 0)
+			return -EINVAL;
 		text += nl ? n + 1 : n;
 		len -= nl ? n + 1 : n;
 	}
-	return out->failed ? error_oom(err) : 0;
+	return lines->text.failed ? error_oom(err) : 0;
 }
 
 /* A run that is under way, and belongs to the caller: what workers may speak about. */
@@ -115,8 +141,7 @@ static int check_attempt(struct http_request *r, const struct run *run, int64_t 
 void route_metrics_post(void *context, struct http_request *r)
 {
 	struct daemon *d = context;
-	_cleanup_strbuf_ struct strbuf lines = {0};
-	_cleanup_json_ json_t *last = NULL;
+	_cleanup_(lines_release) struct lines lines = {0};
 	struct error err = ERROR_INIT;
 	int64_t attempt;
 	const struct run *run;
@@ -127,15 +152,17 @@ void route_metrics_post(void *context, struct http_request *r)
 	if (!run || check_attempt(r, run, &attempt) < 0)
 		return;
 	text = http_request_body(r, &len);
-	if (check_lines(text, len, &lines, &last, &err) < 0) {
+	if (check_lines(text, len, &lines, &err) < 0) {
 		http_reply_error(r, 400, "bad-json", "%s", err.message);
 		return;
 	}
-	if (last) {
-		if (append_metrics(d, run->id, lines.data, lines.len, &err) < 0)
+	if (lines.last) {
+		if (append_metrics(d, run->id, lines.text.data, lines.text.len, &err) < 0)
 			log_warn("run %lld: %s", (long long)run->id, err.message);
-		controller_set_progress(d->controller, run->id, last, lines.data, lines.len);
+		controller_set_progress(d->controller, run->id, lines.last, lines.text.data, lines.text.len);
 	}
+	if (lines.checkpoint > 0)
+		controller_set_checkpoint(d->controller, run->id, lines.checkpoint);
 	http_reply_json(r, 200, json_object());
 }
 

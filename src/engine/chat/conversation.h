@@ -27,6 +27,7 @@ struct example {
 	 * the last turn is a good answer. */
 	struct turn rejected;
 	bool desirable;
+	float margin; /* of a pair: by how much its better answer is better; 0: not said */
 	char **owned;
 	size_t owned_count;
 };

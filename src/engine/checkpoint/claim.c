@@ -7,9 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/cleanup.h"
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/lease_file.h"
 #include "base/str.h"
 
 #define EARLIER_MAX  64  /* runs that the file lists besides the last one */
@@ -197,12 +201,39 @@ int claim_mark(const struct claim *c, int fd, struct error *err)
 	return fsync(fd) < 0 ? error_errno(err, -errno, "cannot write %s/" CLAIM_FILE, c->directory) : 0;
 }
 
+/* Only a file that is not there means that the lease has no end. */
+static int check_lease(const struct claim *c, struct error *err)
+{
+	struct lease_end end;
+	int r = c->lease ? lease_file_read(c->lease, &end) : -ENOENT;
+
+	/* The service makes the file and then writes it: it may be read empty in between. */
+	if (r == -EINVAL) {
+		nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+		r = lease_file_read(c->lease, &end);
+	}
+	if (r == -ENOENT || (r == 0 && clock_seconds(CLOCK_BOOTTIME) < end.until))
+		return 0;
+	if (r < 0)
+		return error_set(err, -ESTALE,
+		                 "output.dir %s: %s %s, so that it is not known whether the lease of this "
+		                 "attempt has run out: nothing more is saved here",
+		                 c->directory, c->lease,
+		                 r == -ESTALE ? "is of an earlier boot of this node"
+		                              : "cannot be read as the end of a lease");
+	return error_set(
+	    err, -ESTALE,
+	    "output.dir %s: this node has not reached its controller for so long that the lease of "
+	    "this attempt has run out: nothing more is saved here",
+	    c->directory);
+}
+
 int claim_check(const struct claim *c, struct error *err)
 {
 	struct mark m;
-	int r = read_mark_now(c, &m, err);
+	int r = check_lease(c, err);
 
-	if (r < 0)
+	if (r < 0 || (r = read_mark_now(c, &m, err)) < 0)
 		return r;
 	if (!same_run(c, &m) || m.attempt != c->attempt || m.epoch != c->epoch)
 		return error_set(

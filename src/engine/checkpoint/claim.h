@@ -22,6 +22,9 @@ struct claim {
 	int64_t attempt;
 	const char *cluster; /* the cluster that gave the run its number; NULL or "": not known */
 	int64_t epoch; /* of its store: one restored from an older copy may give an attempt number twice */
+	/* The file with the end of the lease under which the attempt runs (base/lease_file.h); NULL, and a
+	 * file that is not there: it has no end. */
+	const char *lease;
 };
 
 /* -EBUSY where another process holds it; -ESTALE where a newer attempt of the same run, or one of a later
@@ -31,6 +34,7 @@ int claim_take(const struct claim *claim, int *fd, bool *ours, struct error *err
 /* Marks the directory: its files are this attempt's from now on. Reads the mark again first: -ESTALE as
  * claim_take. If it fails, the previous mark stays. */
 int claim_mark(const struct claim *claim, int fd, struct error *err);
-/* Called before anything is published: -ESTALE where another attempt or run has marked
- * the directory since. */
+/* Called before anything is published: -ESTALE where another attempt or run has marked the directory since,
+ * or where the lease has run out, or it cannot be known whether it has: another attempt may begin at any
+ * time. */
 int claim_check(const struct claim *claim, struct error *err);

@@ -17,6 +17,7 @@
 #include "engine/checkpoint/peft.h"
 
 #define HEAD  "lm_head.weight"
+#define SCORE "score.weight"
 #define PIECE 4096 /* values that are converted at once */
 
 /* A tensor that is written. */
@@ -36,6 +37,7 @@ struct export
 	struct entry *entries;
 	size_t n;
 	bool untie;
+	struct tensor score;    /* of an adapter that has a head of scores; name NULL: it has none */
 	enum tensor_type plain; /* of weights that were quantized, unless a type is asked for */
 	bool quantized;
 	uint64_t done, total;
@@ -185,24 +187,56 @@ static bool is_embedding(const char *name)
 	return str_ends(name, "embed_tokens.weight") || str_ends(name, "wte.weight");
 }
 
+/* The head of scores that an adapter of a reward model brings, in place of the head of its base. */
+static int find_score(struct export *x, struct error *err)
+{
+	_cleanup_(safetensors_closep) struct safetensors *st = NULL;
+	_cleanup_free_ char *path = str_path_join(x->o->adapter, PEFT_WEIGHTS_STEM ".safetensors"),
+	                    *name = peft_tensor_name(SCORE, PEFT_WHOLE);
+	const struct tensor *t;
+	int r;
+
+	if (!path || !name)
+		return error_oom(err);
+	if (safetensors_find(x->model, SCORE) || !file_exists(path))
+		return 0;
+	if ((r = safetensors_open(path, &st, err)) < 0 || !(t = safetensors_find(st, name)))
+		return r;
+	if (t->dims != 2 || t->shape[0] != 1)
+		return error_set(err, -ENOTSUP,
+		                 "%s: %s has %" PRId64
+		                 " labels; only a head of one, of a reward model, can be "
+		                 "merged",
+		                 x->o->adapter, name, t->dims == 2 ? t->shape[0] : 0);
+	x->score = *t;
+	x->score.name = SCORE;
+	return 0;
+}
+
 /* The tensors of the model, and the head of a model that ties it to the embedding: an adapter may have one
  * for it alone. */
 static int list_entries(struct export *x, bool tied, struct error *err)
 {
 	size_t n = safetensors_count(x->model);
 	const struct tensor *embedding = NULL;
+	int r = x->o->adapter ? find_score(x, err) : 0;
 
+	if (r < 0)
+		return r;
 	x->entries = calloc(n + 1, sizeof(*x->entries));
 	if (!x->entries)
 		return error_oom(err);
 	for (size_t i = 0; i < n; i++) {
 		const struct tensor *t = safetensors_at(x->model, i);
 
-		add_entry(x, t->name, t);
+		if (!x->score.name || !str_eq(t->name, HEAD))
+			add_entry(x, t->name, t);
 		if (is_embedding(t->name))
 			embedding = t;
 	}
-	if (x->o->adapter && tied && embedding && !safetensors_find(x->model, HEAD))
+	if (x->score.name)
+		add_entry(x, SCORE, &x->score); /* until the adapter is open */
+	else if (x->o->adapter && tied && embedding && !safetensors_find(x->model, HEAD))
 		add_entry(x, HEAD, embedding);
 	return 0;
 }
@@ -355,6 +389,7 @@ static int write_model(struct export *x, const char *directory, struct error *er
 	                                .tokenizer = o->tokenizer                ? o->tokenizer
 	                                             : has_tokenizer(o->adapter) ? o->adapter
 	                                                                         : o->model,
+	                                .scores = x->score.name != NULL,
 	                                .type = main_type(x),
 	                                .bos = -1,
 	                                .eos = -1,

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "engine/checkpoint/safetensors.h"
+#include "engine/model/model_config.h"
 
 struct peft_config;
 
@@ -25,7 +26,8 @@ struct hf_parameter {
  * of old checkpoints). Otherwise -EINVAL, with the names of the tensors. `where` names the checkpoint. */
 int hf_check(const struct safetensors *st, const char *where, const struct hf_parameter *parameters, size_t n,
              struct error *err);
-/* NULL: none. Names are also tried without "model.", which the body of a causal model saved alone lacks. */
+/* NULL: none. Names are also tried without "model." or "transformer.", which the body of a causal model saved
+ * alone lacks. */
 const struct tensor *hf_find(const struct safetensors *st, const char *name);
 
 /* Reads t with tensor_convert, in pieces; t is valid during the call only. */
@@ -42,6 +44,7 @@ struct hf_save_options {
 	const char *tokenizer;
 	/* Of an adapter: what is saved is not the model. NULL: it is. */
 	const struct peft_config *adapter;
+	bool scores;           /* the model ends in a score, whatever config says */
 	enum dtype type;       /* of the saved weights */
 	int32_t bos, eos, pad; /* the tokenizer's; put into the config where it says nothing; -1: none */
 };
@@ -53,5 +56,12 @@ int hf_save_files(const char *directory, const struct hf_save_options *options, 
 /* The tokenizer's part of that. tokenizer: as in hf_save_options, not NULL. */
 int hf_save_tokenizer(const char *directory, const char *tokenizer, struct error *err);
 
-/* "LlamaForCausalLM" for "llama"; NULL: not known. */
-const char *hf_architecture(const char *model_type);
+/* "LlamaForCausalLM" for "llama", or with scores "LlamaForSequenceClassification"; NULL: not known. */
+const char *hf_architecture(const char *model_type, bool scores);
+/* Says that `where`, a model or an adapter of one, gives scores, where a model of tokens is needed: -EINVAL.
+ */
+int hf_refuse_scores(const char *where, bool adapter, struct error *err);
+/* Makes c what a task trains or uses: with `scores` a model of scores, whose head is new where the directory
+ * `where` is that of a causal model. -EINVAL where it is one of scores and no such is wanted, -ENOTSUP where
+ * transformers has no such model of the family. */
+int hf_choose_head(struct model_config *c, bool scores, const char *where, struct error *err);

@@ -22,11 +22,22 @@ static void add_more(struct strbuf *b, size_t count)
 		strbuf_addf(b, " and %zu more", count - NAMED_AT_MOST);
 }
 
+/* A name as the body of a causal model saved alone has it; NULL: it has no other. */
+static const char *body_name(const char *name)
+{
+	static const char *const prefixes[] = {"model.", "transformer."};
+
+	for (size_t i = 0; i < ARRAY_SIZE(prefixes); i++)
+		if (str_starts(name, prefixes[i]))
+			return name + strlen(prefixes[i]);
+	return NULL;
+}
+
 const struct tensor *hf_find(const struct safetensors *st, const char *name)
 {
 	const struct tensor *t = safetensors_find(st, name);
 
-	return t || !str_starts(name, "model.") ? t : safetensors_find(st, name + strlen("model."));
+	return t || !body_name(name) ? t : safetensors_find(st, body_name(name));
 }
 
 /* Whether a tensor that the model does not need may be there: a table that is computed anyway, or the output
@@ -35,7 +46,9 @@ static bool harmless(const char *name)
 {
 	return str_eq(name, "lm_head.weight") || str_ends(name, ".rotary_emb.inv_freq") ||
 	       str_ends(name, ".rotary_emb.cos_cached") || str_ends(name, ".rotary_emb.sin_cached") ||
-	       str_ends(name, ".attn.masked_bias");
+	       str_ends(name, ".attn.masked_bias") ||
+	       /* The causal mask of GPT-2. */
+	       str_ends(name, ".attn.bias");
 }
 
 static int name_order(const void *a, const void *b)
@@ -70,8 +83,8 @@ static int check_extra(const char *path, const struct safetensors *st, const str
 		return error_oom(err);
 	for (size_t i = 0; i < n; i++) {
 		known[k++] = parameters[i].name;
-		if (str_starts(parameters[i].name, "model."))
-			known[k++] = parameters[i].name + strlen("model.");
+		if (body_name(parameters[i].name))
+			known[k++] = body_name(parameters[i].name);
 	}
 	qsort(known, k, sizeof(*known), name_order);
 	for (size_t i = 0; i < safetensors_count(st); i++) {

@@ -18,21 +18,55 @@ static const char *const tokenizer_files[] = {
 };
 
 static const struct {
-	const char *model_type, *architecture;
+	const char *model_type, *architecture, *scores; /* NULL: transformers has none */
 } architectures[] = {
-    {"llama", "LlamaForCausalLM"},     {"mistral", "MistralForCausalLM"},    {"qwen2", "Qwen2ForCausalLM"},
-    {"qwen3", "Qwen3ForCausalLM"},     {"minimind", "MiniMindForCausalLM"},  {"olmo2", "Olmo2ForCausalLM"},
-    {"olmo3", "Olmo3ForCausalLM"},     {"gpt_oss", "GptOssForCausalLM"},     {"gpt2", "GPT2LMHeadModel"},
-    {"smollm3", "SmolLM3ForCausalLM"}, {"granite", "GraniteForCausalLM"},    {"phi3", "Phi3ForCausalLM"},
-    {"gemma2", "Gemma2ForCausalLM"},   {"gemma3_text", "Gemma3ForCausalLM"},
+    {"llama", "LlamaForCausalLM", "LlamaForSequenceClassification"},
+    {"mistral", "MistralForCausalLM", "MistralForSequenceClassification"},
+    {"qwen2", "Qwen2ForCausalLM", "Qwen2ForSequenceClassification"},
+    {"qwen3", "Qwen3ForCausalLM", "Qwen3ForSequenceClassification"},
+    {"minimind", "MiniMindForCausalLM", NULL},
+    {"olmo2", "Olmo2ForCausalLM", "Olmo2ForSequenceClassification"},
+    {"olmo3", "Olmo3ForCausalLM", "Olmo3ForSequenceClassification"},
+    {"gpt_oss", "GptOssForCausalLM", "GptOssForSequenceClassification"},
+    {"gpt2", "GPT2LMHeadModel", "GPT2ForSequenceClassification"},
+    {"smollm3", "SmolLM3ForCausalLM", "SmolLM3ForSequenceClassification"},
+    {"granite", "GraniteForCausalLM", NULL},
+    {"phi3", "Phi3ForCausalLM", "Phi3ForSequenceClassification"},
+    {"gemma2", "Gemma2ForCausalLM", "Gemma2ForSequenceClassification"},
+    {"gemma3_text", "Gemma3ForCausalLM", "Gemma3TextForSequenceClassification"},
 };
 
-const char *hf_architecture(const char *model_type)
+const char *hf_architecture(const char *model_type, bool scores)
 {
 	for (size_t i = 0; i < ARRAY_SIZE(architectures); i++)
 		if (str_eq(architectures[i].model_type, model_type))
-			return architectures[i].architecture;
+			return scores ? architectures[i].scores : architectures[i].architecture;
 	return NULL;
+}
+
+int hf_refuse_scores(const char *where, bool adapter, struct error *err)
+{
+	return error_set(err, -EINVAL,
+	                 "%s is %sa reward model (its head gives a score, and no tokens); expected %s", where,
+	                 adapter ? "an adapter of " : "",
+	                 adapter ? "one of a causal model" : "a causal model, or task = \"reward\"");
+}
+
+int hf_choose_head(struct model_config *c, bool scores, const char *where, struct error *err)
+{
+	if (c->scores && !scores)
+		return hf_refuse_scores(where, false, err);
+	if (!scores)
+		return 0;
+	if (!hf_architecture(c->family, true))
+		return error_set(err, -ENOTSUP,
+		                 "%s: transformers has no sequence classification of the family %s, in "
+		                 "which a reward model could be saved; expected another family, such as "
+		                 "llama or qwen3",
+		                 where, c->family);
+	if (!c->scores)
+		model_config_set_scores(c);
+	return 0;
 }
 
 /* Copies the content only. With the mode of a read-only original, the next save could not
@@ -69,6 +103,26 @@ static void set_default_id(json_t *config, const char *key, int32_t id)
 		json_object_set_new(config, key, json_integer(id));
 }
 
+/* The keys by which transformers makes a model of scores of a config. */
+static int add_scores(json_t *config, struct error *err)
+{
+	const char *architecture = hf_architecture(json_get_string(config, "model_type", ""), true);
+	json_t *keys = architecture ? json_pack("{s:[s], s:{s:s}, s:{s:i}}", "architectures", architecture,
+	                                        "id2label", "0", "LABEL_0", "label2id", "LABEL_0", 0)
+	                            : NULL;
+	int r;
+
+	if (!architecture)
+		return error_set(err, -ENOTSUP,
+		                 "transformers has no sequence classification of the family %s: a head of "
+		                 "scores cannot be saved with it",
+		                 json_get_string(config, "model_type", "(none)"));
+	r = keys && json_object_update(config, keys) == 0 ? 0 : error_oom(err);
+	json_decref(keys);
+	json_object_del(config, "num_labels");
+	return r;
+}
+
 static int save_config(const char *directory, const struct hf_save_options *o, json_t **out,
                        struct error *err)
 {
@@ -84,7 +138,9 @@ static int save_config(const char *directory, const struct hf_save_options *o, j
 		return r;
 	if (!json_is_object(config))
 		return error_set(err, -EINVAL, "%s: not a JSON object", o->config);
-	architecture = hf_architecture(json_get_string(config, "model_type", ""));
+	architecture = hf_architecture(json_get_string(config, "model_type", ""), false);
+	if (o->scores && (r = add_scores(config, err)) < 0)
+		return r;
 	if (!json_array_size(json_object_get(config, "architectures")) && architecture)
 		json_object_set_new(config, "architectures", json_pack("[s]", architecture));
 	/* transformers 5 writes dtype and reads both keys; transformers 4 knows only torch_dtype. */
@@ -97,10 +153,10 @@ static int save_config(const char *directory, const struct hf_save_options *o, j
 	set_default_id(config, "bos_token_id", o->bos);
 	set_default_id(config, "eos_token_id", o->eos);
 	set_default_id(config, "pad_token_id", o->pad);
-	r = json_write_file(path, config, 2, true, err);
-	if (r == 0)
-		*out = steal_pointer(config);
-	return r;
+	if ((r = json_write_file(path, config, 2, true, err)) < 0)
+		return r;
+	*out = steal_pointer(config);
+	return 0;
 }
 
 static int save_generation_config(const char *directory, const struct hf_save_options *o,
@@ -160,8 +216,9 @@ int hf_save_files(const char *directory, const struct hf_save_options *o, struct
 
 	r = o->adapter ? peft_config_write(directory, o->adapter, err)
 	               : save_config(directory, o, &config, err);
-	if (r < 0 || (config && ((r = save_generation_config(directory, o, config, err)) < 0 ||
-	                         (r = copy_code(directory, o->source, config, err)) < 0)))
+	if (r < 0 ||
+	    (config && ((!o->scores && (r = save_generation_config(directory, o, config, err)) < 0) ||
+	                (r = copy_code(directory, o->source, config, err)) < 0)))
 		return r;
 	return o->tokenizer ? hf_save_tokenizer(directory, o->tokenizer, err) : 0;
 }

@@ -177,6 +177,18 @@ struct merged_model {
 	float *row;
 };
 
+/* The head of an adapter of a reward model gives a score, and no logits. */
+static int check_task(const char *adapter, struct error *err)
+{
+	struct peft_config c = {0};
+	int r = peft_config_read(adapter, &c, err);
+
+	if (r == 0 && str_eq(c.task_type, "SEQ_CLS"))
+		r = hf_refuse_scores(adapter, true, err);
+	peft_config_free(&c);
+	return r;
+}
+
 int merged_model_open(const char *adapter, const struct model_layout *layout, struct safetensors *base,
                       struct merged_model **out, struct error *err)
 {
@@ -187,6 +199,8 @@ int merged_model_open(const char *adapter, const struct model_layout *layout, st
 
 	if (!m || !tensors)
 		return error_oom(err);
+	if ((r = check_task(adapter, err)) < 0)
+		return r;
 	m->layout = layout;
 	m->base = base;
 	m->module = calloc(n, sizeof(*m->module));

@@ -82,7 +82,7 @@ int parameters_fill_saved(void *safetensors, const struct model_parameter *p, in
 }
 
 static int check(const struct model_layout *layout, const struct safetensors *st, const char *where,
-                 bool adapter, struct error *err)
+                 bool adapter, bool starts, struct error *err)
 {
 	_cleanup_free_ struct hf_parameter *all = calloc((size_t)layout->parameters, sizeof(*all));
 	size_t n = 0;
@@ -95,7 +95,8 @@ static int check(const struct model_layout *layout, const struct safetensors *st
 		if (adapter ? !p->frozen : p->part == PART_WEIGHT)
 			all[n++] = (struct hf_parameter){.name = adapter ? p->saved : p->name,
 			                                 .dims = p->dims,
-			                                 .shape = {p->shape[0], p->shape[1]}};
+			                                 .shape = {p->shape[0], p->shape[1]},
+			                                 .optional = starts && p->random_start};
 	}
 	return hf_check(st, where, all, n, err);
 }
@@ -103,11 +104,17 @@ static int check(const struct model_layout *layout, const struct safetensors *st
 int parameters_check(const struct model_layout *layout, const struct safetensors *st, const char *where,
                      struct error *err)
 {
-	return check(layout, st, where, false, err);
+	return check(layout, st, where, false, false, err);
+}
+
+int parameters_check_start(const struct model_layout *layout, const struct safetensors *st, const char *where,
+                           struct error *err)
+{
+	return check(layout, st, where, false, true, err);
 }
 
 int parameters_check_adapter(const struct model_layout *layout, const struct safetensors *st,
                              const char *where, struct error *err)
 {
-	return check(layout, st, where, true, err);
+	return check(layout, st, where, true, false, err);
 }

@@ -25,6 +25,8 @@ struct parameter_access {
 	/* The elements of p that this rank holds: their number, which may be 0, and the first of them. The
 	 * same for all kinds of state. NULL: all of them. */
 	int64_t (*held)(void *context, const struct model_parameter *p, int64_t *first);
+	/* Whether there is such a state of p: an optimizer may keep one moment, or none. NULL: there is. */
+	bool (*keeps)(void *context, enum parameter_state which, const struct model_parameter *p);
 	/* Of elements that this rank holds; -ENOTSUP where it does not hold them all. */
 	int (*read)(void *context, enum parameter_state which, const struct model_parameter *p, int64_t first,
 	            int64_t n, float *out, struct error *err);
@@ -42,6 +44,9 @@ struct parameter_access {
 /* Checks that every parameter is there with its shape, and no tensor that hf_check refuses. */
 int parameters_check(const struct model_layout *layout, const struct safetensors *st, const char *where,
                      struct error *err);
+/* The same of files that a new run begins with: a head that begins at random need not be there. */
+int parameters_check_start(const struct model_layout *layout, const struct safetensors *st, const char *where,
+                           struct error *err);
 /* The same of an adapter's file: what is trained, under the names that it is saved with. */
 int parameters_check_adapter(const struct model_layout *layout, const struct safetensors *st,
                              const char *where, struct error *err);

@@ -323,7 +323,7 @@ struct reading {
 	const struct model_parameter **sorted; /* by name */
 	float *piece;
 	void *staging;
-	bool master; /* the checkpoint has master weights */
+	bool has[3]; /* the kinds of state that were read; without master weights, the model's are */
 	bool frozen; /* of the model's files these parameters alone are read */
 	struct range *taken;
 	size_t n_taken, cap;
@@ -472,7 +472,7 @@ static int receive(struct reading *g, int root, struct error *err)
 		if ((r = ranks_broadcast(&g->r->ranks, g->staging, &range, sizeof(range), root, err)) < 0 ||
 		    range.parameter < 0)
 			return r;
-		g->master = g->master || range.which == STATE_WEIGHTS;
+		g->has[range.which] = true;
 		for (int64_t at = 0; at < range.n && r == 0; at += PIECE) {
 			struct range piece = {range.which, range.parameter, range.first + at,
 			                      MIN(range.n - at, PIECE)};
@@ -509,19 +509,20 @@ static bool is_read(const struct reading *g, const struct model_parameter *p)
 	return layout_of(g)->adapts ? !p->frozen : p->frozen || !g->frozen;
 }
 
+/* path NULL: the earlier rank has written no file of its state. */
 static int read_set(struct reading *g, const char *path, bool model, bool send, struct error *err)
 {
 	_cleanup_(safetensors_closep) struct safetensors *st = NULL;
 	const struct ranks *ranks = &g->r->ranks;
 	size_t n;
-	int r = safetensors_open(path, &st, err);
+	int r = path ? safetensors_open(path, &st, err) : 0;
 
 	if (r == 0 && model)
 		r = layout_of(g)->adapts ? parameters_check_adapter(layout_of(g), st, path, err)
 		                         : parameters_check(layout_of(g), st, path, err);
 	if (r < 0)
 		return r;
-	n = model ? (size_t)layout_of(g)->parameters : safetensors_count(st);
+	n = model ? (size_t)layout_of(g)->parameters : path ? safetensors_count(st) : 0;
 	for (size_t i = 0; i < n && r == 0; i++) {
 		const struct tensor *t;
 		struct range range;
@@ -533,7 +534,8 @@ static int read_set(struct reading *g, const char *path, bool model, bool send, 
 			r = ranks_broadcast(ranks, g->staging, &range, sizeof(range), ranks_rank(ranks), err);
 		if (r == 0)
 			r = take_tensor(g, t, safetensors_file(st, t), &range, send, err);
-		g->master = g->master || (r == 0 && range.which == STATE_WEIGHTS);
+		if (r == 0)
+			g->has[range.which] = true;
 	}
 	if (r == 0 && send)
 		r = ranks_broadcast(ranks, g->staging, &(struct range){.parameter = -1}, sizeof(struct range),
@@ -541,24 +543,47 @@ static int read_set(struct reading *g, const char *path, bool model, bool send, 
 	return r;
 }
 
+/* The file with the state of an earlier rank whose list this rank finds; NULL where the list names none: the
+ * rank held no state. A file that the list names and that is missing here is an error of opening it. */
+static int find_state(const struct resume *r, int rank, char **path, struct error *err)
+{
+	_cleanup_(manifest_free) struct manifest m = {0};
+	_cleanup_free_ char *stem = save_plan_stem(rank, r->index.world_size), *text = NULL,
+	                    *list = list_path(r, rank),
+	                    *name = stem ? str_printf("%s.safetensors", stem) : NULL;
+	size_t len;
+	int s;
+
+	if (!name || !list)
+		return error_oom(err);
+	if (read_list(r, rank, &text, &len) != FOUND)
+		return error_set(err, -EBADMSG, "%s has changed meanwhile", list);
+	if ((s = manifest_parse(text, len, list, &m, err)) < 0)
+		return s;
+	for (size_t i = 0; i < m.n; i++)
+		if (str_eq(m.files[i].name, name))
+			return (*path = str_path_join(r->directory, name)) ? 0 : error_oom(err);
+	return 0;
+}
+
 /* The files that an earlier rank wrote; or the model's, which lie where rank 0 wrote. */
 static int read_files(struct reading *g, int rank, bool model, struct error *err)
 {
 	const struct resume *r = g->r;
-	_cleanup_free_ char *stem = save_plan_stem(rank, r->index.world_size), *path = NULL;
-	int root = finder(r, rank, 0);
+	_cleanup_free_ char *path = NULL;
+	int root = finder(r, rank, 0), s = 0;
+	bool all = all_find(r, rank);
 
 	if (root < 0) /* it wrote nothing */
 		return 0;
-	path = !stem   ? NULL
-	       : model ? str_printf("%s%s", r->directory,
-	                            layout_of(g)->adapts ? "/adapter_model.safetensors" : "")
-	               : str_printf("%s/%s.safetensors", r->directory, stem);
-	if (!path)
-		return error_oom(err);
-	if (all_find(r, rank))
-		return read_set(g, path, model, false, err);
-	return root == ranks_rank(&r->ranks) ? read_set(g, path, model, true, err) : receive(g, root, err);
+	if (!all && root != ranks_rank(&r->ranks))
+		return receive(g, root, err);
+	if (!model)
+		s = find_state(r, rank, &path, err);
+	else if (!(path = str_printf("%s%s", r->directory,
+	                             layout_of(g)->adapts ? "/adapter_model.safetensors" : "")))
+		s = error_oom(err);
+	return s < 0 ? s : read_set(g, path, model, !all, err);
 }
 
 static int by_place(const void *a, const void *b)
@@ -569,6 +594,18 @@ static int by_place(const void *a, const void *b)
 	       : x->parameter != y->parameter ? x->parameter - y->parameter
 	       : x->first != y->first         ? (x->first < y->first ? -1 : 1)
 	                                      : 0;
+}
+
+/* Whether the checkpoint has to have such a state of a parameter. Moments that it has of none were not kept
+ * by the run that saved it, as those of sgd without momentum, and are zero. */
+static bool is_needed(const struct reading *g, enum parameter_state which, int32_t parameter)
+{
+	const struct parameter_access *access = &g->place->access;
+	const struct model_parameter *p = &layout_of(g)->parameter[parameter];
+
+	if (which == STATE_WEIGHTS)
+		return !p->frozen || !layout_of(g)->adapts;
+	return g->has[which] && !p->frozen && (!access->keeps || access->keeps(access->context, which, p));
 }
 
 /* All that this rank holds was there, once. */
@@ -583,8 +620,7 @@ static int check_complete(struct reading *g, struct error *err)
 			int64_t at, n, end;
 
 			held(g, p, &at, &n);
-			if (layout_of(g)->parameter[p].frozen &&
-			    (which != STATE_WEIGHTS || layout_of(g)->adapts))
+			if (!is_needed(g, (enum parameter_state)which, p))
 				n = 0;
 			end = at + n;
 			for (; i < g->n_taken && g->taken[i].which == which && g->taken[i].parameter == p &&
@@ -656,8 +692,8 @@ int resume_read(struct resume *r, const struct weights_place *place, struct erro
 	s = prepare(&g, err);
 	for (int i = 0; i < r->index.world_size && s == 0; i++)
 		s = read_files(&g, i, false, err);
-	g.frozen = g.master;
-	if (s == 0 && (!g.master || (has_frozen(&g) && !layout_of(&g)->adapts)))
+	g.frozen = g.has[STATE_WEIGHTS];
+	if (s == 0 && (!g.has[STATE_WEIGHTS] || (has_frozen(&g) && !layout_of(&g)->adapts)))
 		s = read_files(&g, 0, true, err);
 	if (s == 0)
 		s = check_complete(&g, err);

@@ -136,7 +136,14 @@ static void add_weights(struct builder *b)
 	}
 }
 
-/* Moments and master weights, in the file of this rank. */
+/* What is trained, in master weights and the moments that the optimizer keeps. */
+static bool has_state(const struct parameter_access *access, enum parameter_state which,
+                      const struct model_parameter *p)
+{
+	return !p->frozen && (!access->keeps || access->keeps(access->context, which, p));
+}
+
+/* Moments and master weights, in the file of this rank; where it has none, there is no such file. */
 static int add_state(struct builder *b, struct error *err)
 {
 	static const enum parameter_state kinds[] = {STATE_MOMENT1, STATE_MOMENT2, STATE_WEIGHTS};
@@ -156,7 +163,7 @@ static int add_state(struct builder *b, struct error *err)
 			int64_t first, n;
 			char *name;
 
-			if (p->frozen)
+			if (!has_state(b->access, kinds[k], p))
 				continue;
 			divide(b->access, b->o, b->o->gathers, i, &first, &n);
 			if (n == 0)

@@ -82,6 +82,7 @@ struct saver_contents {
 	const char *strategy;  /* its name */
 	const char *optimizer; /* its name */
 	bool master;           /* where the precision is not fp32: a checkpoint has fp32 master weights too */
+	bool scores;           /* the model ends in a score */
 	const struct peft_config *adapter; /* of what is saved instead of the model; NULL: the model is */
 	int32_t bos, eos, pad;             /* the tokenizer's; -1: none */
 	const char *fingerprint;           /* of what decides the bits (struct checkpoint_state) */

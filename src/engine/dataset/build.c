@@ -30,6 +30,7 @@ struct work {
 	/* Of a preference: the parts that its rows are made of. */
 	struct token_list prompt, answer, rejected;
 	bool desirable;
+	float margin;
 	int32_t second; /* where the second document begins */
 	int result;     /* 0, or the negative errno of err */
 	struct error err;
@@ -133,21 +134,23 @@ static int encode_preference(const struct builder *b, struct work *w, const stru
 	int prompt, answer, r;
 
 	w->desirable = e->desirable;
+	w->margin = e->margin;
 	r = encoder_answers(&b->encoder, e, &w->prompt, &w->answer, pair ? &w->rejected : NULL, &w->err);
-	if (r == 0 && (w->prompt.len == 0 || w->answer.len == 0 || (pair && w->rejected.len == 0)))
-		r = error_set(&w->err, -EBADMSG, "the prompt or an answer is empty");
-	if (r < 0 || !pair)
+	if (r < 0)
 		return r;
+	if (w->prompt.len == 0 || w->answer.len == 0 || (pair && w->rejected.len == 0))
+		return error_set(&w->err, -EBADMSG, "the prompt or an answer is empty");
+	if (!pair)
+		return 0;
 	encoder_budget(w->prompt.len, MAX(w->answer.len, w->rejected.len), b->encoder.cutoff, &prompt,
 	               &answer);
 	if (prompt == 0 || answer == 0)
 		return error_set(&w->err, -EBADMSG,
 		                 "data.max_length leaves nothing of the prompt or answers");
-	r = add_document(w, &w->answer, prompt, answer);
+	if (add_document(w, &w->answer, prompt, answer) < 0)
+		return error_oom(&w->err);
 	w->second = w->ids.len;
-	if (r == 0)
-		r = add_document(w, &w->rejected, prompt, answer);
-	return r < 0 ? error_oom(&w->err) : 0;
+	return add_document(w, &w->rejected, prompt, answer) < 0 ? error_oom(&w->err) : 0;
 }
 
 /* The row of an answer that has a label: the prompt with it, then the prompt with the answer to another. */
@@ -290,10 +293,14 @@ static int write_preferences(struct builder *b, struct cache_writer *out, struct
 			return error_oom(err);
 		r = cache_writer_add(out, w->ids.ids, w->labels.ids, w->ids.len,
 		                     (const int32_t[]){0, w->second, w->ids.len}, 2, false, err);
-		if (r == 0)
-			cache_writer_label(out, labels && w->desirable);
+		if (r < 0)
+			return r;
+		if (labels)
+			cache_writer_label(out, w->desirable);
+		else
+			cache_writer_margin(out, w->margin);
 	}
-	return r;
+	return 0;
 }
 
 static int write_split(struct builder *b, struct cache_writer *out, struct work **items, size_t count,
@@ -409,9 +416,10 @@ static int open_file(struct builder *b, const struct source *s, struct error *er
 		batch->open_cap = cap;
 	}
 	r = records_open(s->path, source_record_kind(s), &batch->open[batch->open_count], err);
-	if (r == 0)
-		batch->open_count++;
-	return r;
+	if (r < 0)
+		return r;
+	batch->open_count++;
+	return 0;
 }
 
 static void report(const struct builder *b, int64_t bytes)
@@ -501,6 +509,8 @@ static int prepare(struct builder *b, struct source_list *list, int64_t *counts,
 		file_map_close(&map);
 		if (r == 0)
 			r = dataset_detect_file(s, b->options->task, err);
+		if (!b->options->margins)
+			s->columns.margin = NULL;
 		draw = draw || s->num_samples >= 0;
 	}
 	if (r < 0 || !draw)

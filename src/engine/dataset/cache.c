@@ -235,6 +235,14 @@ int cache_writer_add(struct cache_writer *w, const int32_t *ids, const int32_t *
 	return 0;
 }
 
+void cache_writer_margin(struct cache_writer *w, float margin)
+{
+	int32_t bits;
+
+	memcpy(&bits, &margin, sizeof(bits));
+	cache_writer_label(w, bits);
+}
+
 void cache_writer_label(struct cache_writer *w, int32_t label)
 {
 	w->rows[w->header.rows - 1].label = label;

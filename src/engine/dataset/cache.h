@@ -54,6 +54,7 @@ int cache_writer_open(const char *path, const struct cache_key *key, struct cach
 int cache_writer_add(struct cache_writer *w, const int32_t *ids, const int32_t *labels, int32_t length,
                      const int32_t *starts, int32_t documents, bool cross, struct error *err);
 void cache_writer_label(struct cache_writer *w, int32_t label);       /* of the row added last */
+void cache_writer_margin(struct cache_writer *w, float margin);       /* likewise, in place of a label */
 void cache_writer_examples(struct cache_writer *w, int64_t examples); /* adds to their count */
 int64_t cache_writer_rows(const struct cache_writer *w);
 int cache_writer_finish(struct cache_writer *w, struct error *err);

@@ -4,6 +4,7 @@
 #include "engine/dataset/convert.h"
 
 #include <errno.h>
+#include <math.h>
 #include <string.h>
 
 #include "base/json.h"
@@ -148,6 +149,20 @@ static int take_label(const struct source *s, const char *where, struct example 
 	return 0;
 }
 
+/* By how much the chosen answer is better, where the record says so. */
+static int take_margin(const struct source *s, const char *where, struct example *e, struct error *err)
+{
+	const json_t *v = column(e, s->columns.margin);
+
+	if (!v || json_is_null(v))
+		return 0;
+	if (!json_is_number(v) || !isfinite((float)json_number_value(v)))
+		return error_set(err, -EBADMSG, "%s: column '%s': expected a finite number", where,
+		                 s->columns.margin);
+	e->margin = (float)json_number_value(v);
+	return 0;
+}
+
 /* The answers of a pair as texts. */
 static int take_pair(const struct source *s, const char *where, struct example *e, struct error *err)
 {
@@ -155,7 +170,8 @@ static int take_pair(const struct source *s, const char *where, struct example *
 	int r;
 
 	if ((r = take_answer(s->columns.chosen, where, e, &chosen, err)) < 0 ||
-	    (r = take_answer(s->columns.rejected, where, e, &e->rejected, err)) < 0)
+	    (r = take_answer(s->columns.rejected, where, e, &e->rejected, err)) < 0 ||
+	    (r = take_margin(s, where, e, err)) < 0)
 		return r;
 	return add_turn(e, chosen.role, chosen.content, err);
 }
@@ -187,11 +203,11 @@ static int convert_alpaca(const struct source *s, enum dataset_task task, const 
 		return r;
 	if (task == DATASET_PAIRS)
 		r = take_pair(s, where, e, err);
-	else if ((r = take_answer(s->columns.response, where, e, &response, err)) == 0)
+	else if ((r = take_answer(s->columns.response, where, e, &response, err)) >= 0)
 		r = add_turn(e, response.role, response.content, err);
-	if (r == 0 && task == DATASET_LABELS)
-		r = take_label(s, where, e, err);
-	return r < 0 ? r : take_side_columns(s, where, e, err);
+	if (r < 0 || (task == DATASET_LABELS && (r = take_label(s, where, e, err)) < 0))
+		return r;
+	return take_side_columns(s, where, e, err);
 }
 
 static const json_t *message_member(const json_t *message, const char *key)
@@ -325,11 +341,13 @@ static int add_messages(const struct source *s, const json_t *messages, size_t c
 		struct turn turn;
 
 		r = take_message(s, message, i, where, e, &turn, err);
-		if (r == 0 && i == 0 && turn.role == ROLE_SYSTEM) {
+		if (r < 0)
+			return r;
+		if (i == 0 && turn.role == ROLE_SYSTEM) {
 			e->system = turn.content;
 			if (!e->tools.len)
 				r = take_json(e, json_object_get(message, "tools"), &e->tools, err);
-		} else if (r == 0) {
+		} else {
 			r = add_message(e, turn.role, turn.content, s->format != FORMAT_SHAREGPT, err);
 		}
 	}
@@ -353,10 +371,12 @@ static int add_answer(const struct source *s, const char *name, size_t from, con
 		return error_set(err, -EBADMSG, "%s: column '%s' is %s", where, name,
 		                 answer ? "no message" : "missing");
 	r = take_message(s, answer, from, where, e, out, err);
-	if (r == 0 && out->role != ROLE_ASSISTANT && out->role != ROLE_FUNCTION)
-		r = error_set(err, -EBADMSG, "%s: column '%s' is not an answer of the assistant", where,
-		              name);
-	return r;
+	if (r < 0)
+		return r;
+	if (out->role != ROLE_ASSISTANT && out->role != ROLE_FUNCTION)
+		return error_set(err, -EBADMSG, "%s: column '%s' is not an answer of the assistant", where,
+		                 name);
+	return 0;
 }
 
 /* Both answers of a pair as messages. */
@@ -367,7 +387,8 @@ static int add_pair(const struct source *s, size_t from, const char *where, stru
 	int r;
 
 	if ((r = add_answer(s, s->columns.chosen, from, where, e, &chosen, err)) < 0 ||
-	    (r = add_answer(s, s->columns.rejected, from, where, e, &e->rejected, err)) < 0)
+	    (r = add_answer(s, s->columns.rejected, from, where, e, &e->rejected, err)) < 0 ||
+	    (r = take_margin(s, where, e, err)) < 0)
 		return r;
 	return add_turn(e, chosen.role, chosen.content, err);
 }
@@ -393,23 +414,27 @@ static int convert_trl(const struct source *s, enum dataset_task task, const cha
 	int r;
 
 	r = take_side_columns(s, where, e, err);
+	if (r < 0)
+		return r;
 	/* Without a prompt of messages, both answers are conversations that begin with the same one. */
-	if (r == 0 && task == DATASET_PAIRS && messages && !json_is_array(prompt)) {
+	if (task == DATASET_PAIRS && messages && !json_is_array(prompt)) {
 		from = common_messages(chosen, column(e, s->columns.rejected));
 		r = add_messages(s, chosen, from, where, e, err);
-	} else if (r == 0 && json_is_array(prompt)) {
+	} else if (json_is_array(prompt)) {
 		r = add_messages(s, prompt, json_array_size(prompt), where, e, err);
-	} else if (r == 0 && (r = take_text(e, prompt, where, "the prompt", &turn.content, err)) == 0) {
+	} else if ((r = take_text(e, prompt, where, "the prompt", &turn.content, err)) >= 0) {
 		r = add_turn(e, ROLE_USER, turn.content, err);
 	}
-	if (r == 0 && task == DATASET_PAIRS)
+	if (r < 0)
+		return r;
+	if (task == DATASET_PAIRS)
 		r = messages ? add_pair(s, from, where, e, err) : take_pair(s, where, e, err);
-	else if (r == 0 && (r = messages ? add_answer(s, answer, 0, where, e, &turn, err)
-	                                 : take_answer(answer, where, e, &turn, err)) == 0)
+	else if ((r = messages ? add_answer(s, answer, 0, where, e, &turn, err)
+	                       : take_answer(answer, where, e, &turn, err)) >= 0)
 		r = add_turn(e, turn.role, turn.content, err);
-	if (r == 0 && task == DATASET_LABELS)
-		r = take_label(s, where, e, err);
-	return r < 0 ? r : check_turns(e, where, err);
+	if (r < 0 || (task == DATASET_LABELS && (r = take_label(s, where, e, err)) < 0))
+		return r;
+	return check_turns(e, where, err);
 }
 
 static int convert_messages(const struct source *s, enum dataset_task task, const char *where,
@@ -427,12 +452,10 @@ static int convert_messages(const struct source *s, enum dataset_task task, cons
 		return error_set(err, -EBADMSG, "%s: column '%s' is %s", where, s->columns.messages,
 		                 messages ? "no list of messages" : "missing");
 	r = add_messages(s, messages, json_array_size(messages), where, e, err);
-	if (r == 0 && task == DATASET_PAIRS)
+	if (r >= 0 && task == DATASET_PAIRS)
 		r = json_is_string(column(e, s->columns.chosen)) ? take_pair(s, where, e, err)
 		                                                 : add_pair(s, 0, where, e, err);
-	if (r == 0 && task == DATASET_LABELS)
-		r = take_label(s, where, e, err);
-	if (r < 0)
+	if (r < 0 || (task == DATASET_LABELS && (r = take_label(s, where, e, err)) < 0))
 		return r;
 	/* Answers of tools that nothing follows. */
 	if (openai && e->count && e->count % 2 && e->turns[e->count - 1].role == ROLE_OBSERVATION)

@@ -18,7 +18,7 @@
 #define CONTENT_MAX (64 << 20)
 #define CONTENT_END (1 << 20)
 /* Raised when the rules of encoding change, so that older caches are not taken. */
-#define RULES_VERSION 2
+#define RULES_VERSION 3
 
 struct dataset {
 	char *path;
@@ -66,7 +66,8 @@ static int make_key(const struct dataset_options *o, const struct source_list *l
 	                           o->cross_documents, o->train_on_prompt,
 	                           o->mask_history,    o->efficient_eos,
 	                           o->max_samples,     (int64_t)o->seed,
-	                           list->count,        (int64_t)tokenizer_hash(tok)};
+	                           list->count,        (int64_t)tokenizer_hash(tok),
+	                           o->margins};
 
 	cache_key_init(key);
 	cache_key_add(key, numbers, sizeof(numbers));
@@ -81,9 +82,9 @@ static int make_key(const struct dataset_options *o, const struct source_list *l
 		const struct source_columns *c = &s->columns;
 		const struct source_tags *t = &s->tags;
 		const char *const names[] = {
-		    c->prompt, c->query,     c->response,    c->history,  c->messages, c->system,
-		    c->tools,  c->chosen,    c->rejected,    c->label,    t->role,     t->content,
-		    t->user,   t->assistant, t->observation, t->function, t->system};
+		    c->prompt,  c->query,  c->response,  c->history,     c->messages, c->system,
+		    c->tools,   c->chosen, c->rejected,  c->label,       c->margin,   t->role,
+		    t->content, t->user,   t->assistant, t->observation, t->function, t->system};
 		const int64_t of_source[] = {s->format, c->given, t->given, s->num_samples, s->group};
 		int r;
 
@@ -133,15 +134,15 @@ static int open_both(const char *train_path, const char *eval_path, const struct
 {
 	int r = cache_open(train_path, key, &train->cache, err);
 
-	if (r == 0 && held_out) {
-		r = cache_open(eval_path, key, &held_out->cache, err);
-		if (r < 0)
-			cache_close(&train->cache);
+	if (r < 0)
+		return r;
+	if (held_out && (r = cache_open(eval_path, key, &held_out->cache, err)) < 0) {
+		cache_close(&train->cache);
+		return r;
 	}
-	if (r == 0 &&
-	    (!(train->path = strdup(train_path)) || (held_out && !(held_out->path = strdup(eval_path)))))
-		r = error_oom(err);
-	return r;
+	if (!(train->path = strdup(train_path)) || (held_out && !(held_out->path = strdup(eval_path))))
+		return error_oom(err);
+	return 0;
 }
 
 static int build(const struct dataset_options *o, struct source_list *list, const struct tokenizer *tok,
@@ -151,17 +152,13 @@ static int build(const struct dataset_options *o, struct source_list *list, cons
 	_cleanup_(cache_writer_freep) struct cache_writer *train = NULL, *held_out = NULL;
 	int r;
 
-	r = cache_writer_open(train_path, key, &train, err);
-	if (r == 0 && eval_path)
-		r = cache_writer_open(eval_path, key, &held_out, err);
-	if (r == 0)
-		r = dataset_build(o, list, tok, template, train, held_out, err);
+	if ((r = cache_writer_open(train_path, key, &train, err)) < 0 ||
+	    (eval_path && (r = cache_writer_open(eval_path, key, &held_out, err)) < 0) ||
+	    (r = dataset_build(o, list, tok, template, train, held_out, err)) < 0 ||
+	    (held_out && (r = cache_writer_finish(held_out, err)) < 0))
+		return r;
 	/* The training rows come last: where they exist, everything does. */
-	if (r == 0 && held_out)
-		r = cache_writer_finish(held_out, err);
-	if (r == 0)
-		r = cache_writer_finish(train, err);
-	return r;
+	return cache_writer_finish(train, err);
 }
 
 struct paths {
@@ -258,11 +255,8 @@ int dataset_open(const struct dataset_options *o, const struct tokenizer *tok, s
 		with_tools.tool_words[1] = after;
 		template = &with_tools;
 	}
-	if (r == 0)
-		r = source_list_resolve(o, &list, err);
-	if (r == 0)
-		r = find_or_build(o, &list, tok, template, a, b, err);
-	if (r < 0)
+	if (r < 0 || (r = source_list_resolve(o, &list, err)) < 0 ||
+	    (r = find_or_build(o, &list, tok, template, a, b, err)) < 0)
 		return r;
 	*train = steal_pointer(a);
 	if (held_out && b && b->cache.count > 0)
@@ -313,6 +307,8 @@ void dataset_row(const struct dataset *data, int64_t index, struct dataset_row *
 	    .counted = r->counted,
 	    .label = r->label,
 	};
+	/* Pairs have this number in the same place. */
+	memcpy(&row->margin, &r->label, sizeof(row->margin));
 }
 
 const char *dataset_path(const struct dataset *data)

@@ -45,6 +45,8 @@ struct dataset_options {
 	 */
 	bool cross_documents;
 	bool train_on_prompt, mask_history, efficient_eos;
+	/* The column margin of pairs is read, whatever their format; else it may hold anything. */
+	bool margins;
 	int64_t max_samples; /* first N examples of each file or dataset; 0: all */
 	/* Up to 1, the share of the examples that goes into the held-out evaluation split; above 1, their
 	 * number. The seed chooses them. */
@@ -87,6 +89,8 @@ struct dataset_row {
 	int32_t length, documents;
 	int64_t counted; /* targets that are not -100 */
 	int32_t label;   /* of DATASET_LABELS */
+	float
+	    margin; /* of DATASET_PAIRS: by how much the chosen answer is better; 0: not said, or not read */
 };
 void dataset_row(const struct dataset *data, int64_t index, struct dataset_row *row);
 int64_t dataset_row_counted(const struct dataset *data, int64_t index); /* without touching the row itself */

@@ -57,9 +57,9 @@ int dataset_detect_file(struct source *s, enum dataset_task task, struct error *
 
 	if (s->format == FORMAT_AUTO && task == DATASET_PRETRAIN)
 		r = sniff(s, err);
-	if (r < 0 || source_record_kind(s) != RECORDS_JSON)
+	if (r < 0 || (r = records_open(s->path, source_record_kind(s), &file, err)) < 0 ||
+	    source_record_kind(s) != RECORDS_JSON)
 		return r;
-	r = records_open(s->path, RECORDS_JSON, &file, err);
 	while (r == 0 && (r = records_next(file, &record, err)) > 0) {
 		_cleanup_free_ char *where = str_printf("%s:%lld", s->path, (long long)record.line);
 		_cleanup_json_ json_t *value = exact_json_load(record.data, record.len, NULL);

@@ -22,7 +22,8 @@ static const struct source_columns default_columns = {.prompt = "instruction",
                                                       .response = "output",
                                                       .messages = "conversations",
                                                       .chosen = "chosen",
-                                                      .rejected = "rejected"};
+                                                      .rejected = "rejected",
+                                                      .margin = "margin"};
 static const struct source_tags sharegpt_tags = {.role = "from",
                                                  .content = "value",
                                                  .user = "human",
@@ -53,6 +54,7 @@ static const struct name_field column_fields[] = {
     {"tools", offsetof(struct source_columns, tools)},
     {"chosen", offsetof(struct source_columns, chosen)},
     {"rejected", offsetof(struct source_columns, rejected)},
+    {"margin", offsetof(struct source_columns, margin)},
     {"kto_tag", offsetof(struct source_columns, label)},
 };
 
@@ -144,7 +146,9 @@ static int parse_tags(const json_t *names, const char *where, struct source_tags
 {
 	int r = parse_names(names, tag_fields, ARRAY_SIZE(tag_fields), "tags", where, out, sizeof(*out), err);
 
-	if (r == 0 && (!out->role || !out->content || !out->user || !out->assistant))
+	if (r < 0)
+		return r;
+	if (!out->role || !out->content || !out->user || !out->assistant)
 		return error_set(err, -EINVAL,
 		                 "%s: tags: role_tag, content_tag, user_tag and assistant_tag are all needed "
 		                 "where tags are given",
@@ -186,6 +190,20 @@ static int visible(const struct dirent *e)
 	return e->d_name[0] != '.';
 }
 
+static int add_entry(struct source_list *list, struct source *like, const char *path, const char *name,
+                     struct error *err)
+{
+	_cleanup_free_ char *child = str_path_join(path, name);
+	struct stat st;
+
+	if (!child)
+		return error_oom(err);
+	if (stat(child, &st) < 0)
+		return error_errno(err, -errno, "cannot read %s", child);
+	return S_ISREG(st.st_mode) && !str_eq(name, "dataset_info.json") ? add_file(list, like, child, err)
+	                                                                 : 0;
+}
+
 /* A file, or all files of a directory in the order of their names (dataset_info.json is not data). */
 static int add_path(struct source_list *list, struct source *like, const char *path, struct error *err)
 {
@@ -203,20 +221,21 @@ static int add_path(struct source_list *list, struct source *like, const char *p
 	if (n < 0)
 		return error_errno(err, -errno, "cannot read directory %s", path);
 	for (int i = 0; i < n; i++) {
-		_cleanup_free_ char *child = str_path_join(path, names[i]->d_name);
-
-		if (r == 0 && !child)
-			r = error_oom(err);
-		if (r == 0 && stat(child, &st) < 0)
-			r = error_errno(err, -errno, "cannot read %s", child);
-		if (r == 0 && S_ISREG(st.st_mode) && !str_eq(names[i]->d_name, "dataset_info.json"))
-			r = add_file(list, like, child, err);
+		r = r < 0 ? r : add_entry(list, like, path, names[i]->d_name, err);
 		free(names[i]);
 	}
 	free(names);
-	if (r == 0 && list->count == before)
-		r = error_set(err, -ENOENT, "%s: no files in this directory", path);
-	return r;
+	if (r < 0)
+		return r;
+	return list->count > before ? 0 : error_set(err, -ENOENT, "%s: no files in this directory", path);
+}
+
+/* NULL: absent, or null. */
+static const json_t *given(const json_t *entry, const char *key)
+{
+	const json_t *v = json_object_get(entry, key);
+
+	return json_is_null(v) ? NULL : v;
 }
 
 static int unknown_dataset(const json_t *info, const char *where, const char *name, struct error *err)
@@ -313,19 +332,13 @@ int source_list_add_info(struct source_list *list, const char *text, size_t len,
 		return error_set(err, -EINVAL,
 		                 "%s: formatting '%s' is not known; known are alpaca, sharegpt, openai", at,
 		                 formatting);
-	r = parse_format(formatting, &s.format, at, err);
 	s.columns = default_columns;
 	s.tags = sharegpt_tags;
-	v = json_object_get(entry, "columns");
-	if (r == 0 && v && !json_is_null(v))
-		r = parse_columns(v, at, &s.columns, err);
-	v = json_object_get(entry, "tags");
-	if (r == 0 && v && !json_is_null(v))
-		r = parse_tags(v, at, &s.tags, err);
-	v = json_object_get(entry, "num_samples");
-	if (r == 0 && v && !json_is_null(v))
-		r = json_need_int(entry, "num_samples", at, 1, INT64_C(1) << 40, &s.num_samples, err);
-	if (r < 0)
+	if ((r = parse_format(formatting, &s.format, at, err)) < 0 ||
+	    ((v = given(entry, "columns")) && (r = parse_columns(v, at, &s.columns, err)) < 0) ||
+	    ((v = given(entry, "tags")) && (r = parse_tags(v, at, &s.tags, err)) < 0) ||
+	    (given(entry, "num_samples") &&
+	     (r = json_need_int(entry, "num_samples", at, 1, INT64_C(1) << 40, &s.num_samples, err)) < 0))
 		return r;
 	path = str_path_join(dir, json_get_string(entry, "file_name", ""));
 	if (!path)
@@ -407,19 +420,19 @@ int source_list_resolve(const struct dataset_options *o, struct source_list *lis
 	*list = (struct source_list){.keep = json_array()};
 	if (!list->keep)
 		return error_oom(err);
-	if (o->format)
-		r = parse_format(o->format, &s.format, "data.format", err);
-	if (r == 0)
-		r = options_names(o, list, &s, err);
-	for (size_t i = 0; r == 0 && o->paths && o->paths[i]; i++)
-		r = add_path(list, &s, o->paths[i], err);
-	if (r == 0 && o->datasets && o->datasets[0])
-		r = resolve_names(o, list, &s, err);
-	if (r == 0 && list->count == 0)
-		r = error_set(err, -EINVAL,
-		              "no data: data.path names files or directories, data.dataset entries of "
-		              "dataset_info.json");
-	for (size_t i = 0; r == 0 && i < list->count; i++)
+	if ((o->format && (r = parse_format(o->format, &s.format, "data.format", err)) < 0) ||
+	    (r = options_names(o, list, &s, err)) < 0)
+		return r;
+	for (size_t i = 0; o->paths && o->paths[i]; i++)
+		if ((r = add_path(list, &s, o->paths[i], err)) < 0)
+			return r;
+	if (o->datasets && o->datasets[0] && (r = resolve_names(o, list, &s, err)) < 0)
+		return r;
+	if (list->count == 0)
+		return error_set(err, -EINVAL,
+		                 "no data: data.path names files or directories, data.dataset entries of "
+		                 "dataset_info.json");
+	for (size_t i = 0; i < list->count; i++)
 		if (list->items[i].format == FORMAT_AUTO && str_ends(list->items[i].path, ".txt"))
 			list->items[i].format = FORMAT_TEXT;
 	for (size_t i = 0; r == 0 && i < list->count; i++) {
@@ -595,16 +608,16 @@ int source_detect(struct source *s, const json_t *record, enum dataset_task task
 		    !(task == DATASET_PAIRS && found.columns.chosen &&
 		      json_is_array(json_object_get(record, found.columns.chosen))))
 			r = need_column(record, found.columns.prompt, "prompt", where, err);
-		if (r == 0 && !pretrain && task != DATASET_PAIRS)
+		if (r >= 0 && !pretrain && task != DATASET_PAIRS)
 			r = need_column(record, found.columns.response, "response", where, err);
 	}
-	if (r == 0 && task == DATASET_PAIRS)
-		r = need_column(record, found.columns.chosen, "chosen answer", where, err);
-	if (r == 0 && task == DATASET_PAIRS)
-		r = need_column(record, found.columns.rejected, "rejected answer", where, err);
-	if (r == 0 && task == DATASET_LABELS)
-		r = need_column(record, found.columns.label, "label", where, err);
-	if (r == 0)
-		*s = found;
-	return r;
+	if (r < 0 ||
+	    (task == DATASET_PAIRS &&
+	     ((r = need_column(record, found.columns.chosen, "chosen answer", where, err)) < 0 ||
+	      (r = need_column(record, found.columns.rejected, "rejected answer", where, err)) < 0)) ||
+	    (task == DATASET_LABELS &&
+	     (r = need_column(record, found.columns.label, "label", where, err)) < 0))
+		return r;
+	*s = found;
+	return 0;
 }

@@ -28,8 +28,8 @@ enum source_format {
 struct source_columns {
 	bool given;
 	const char *prompt, *query, *response, *history, *messages, *system, *tools;
-	const char *chosen, *rejected; /* of pairs */
-	const char *label;             /* of labels */
+	const char *chosen, *rejected, *margin; /* of pairs */
+	const char *label;                      /* of labels */
 };
 
 struct source_tags {

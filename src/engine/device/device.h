@@ -61,12 +61,15 @@ void device_free(struct device *dev, void *p);
 struct device_shapes {
 	int64_t tokens;       /* rows of the largest micro-batch */
 	int64_t max_sequence; /* longest document in tokens */
+	int64_t cache_tokens; /* longest sequence in a cache; 0: there is none */
 	int hidden, intermediate, heads, kv_heads, head_dim;
-	int norm_cols;              /* of a norm that is wider than hidden; 0: none is */
-	int64_t vocab, logits_rows; /* rows of a cross-entropy chunk */
+	int norm_cols; /* of a norm that is wider than hidden; 0: none is */
+	/* Columns and rows of a chunk of the head's output: of logits, or of scores, of which vocab is 1. */
+	int64_t vocab, logits_rows;
 	enum dtype type;
 	/* Attention: whether layers see all before a token, or a window of it; neither: all. */
 	bool all_before, windowed;
+	bool capped; /* its scores are capped (device_attention.cap), which cuDNN does not compute */
 	/* Strides of q, k and v in one matrix, and of o; 0: as wide as they are. */
 	int64_t ld_qkv, ld_o;
 	int64_t quantized; /* elements of the largest matrix that is quantized to NF4 */
@@ -134,6 +137,9 @@ struct device_gemm {
 	enum dtype ab_type, c_type;
 	const void *bias;
 	float *d_bias;
+	/* For few rows, without transpose_a: a row of C has the bits that it has in a product of that row by
+	 * itself. On the CPU engine; cuBLASLt chooses its kernel by m, too. */
+	bool by_rows;
 };
 void device_gemm(struct device *dev, const struct device_gemm *g);
 
@@ -154,16 +160,17 @@ void device_embedding_backward(struct device *dev, void *d_table, enum dtype gra
                                int hidden, enum dtype type);
 
 /* ---- RMSNorm (Zhang & Sennrich 2019) ---- */
-/* y = x · rstd · w, rstd = 1/sqrt(mean(x²) + eps), kept in rstd[rows] when not NULL. x rows are ld_x apart, y
- * rows ld_y: for q/k norm rows are heads, and a token's heads lie inside one row of a wider matrix: `groups`
- * rows of `cols` elements follow each other, then the next token starts ld elements on. groups = 1: an
- * ordinary matrix of `rows` rows. */
+/* y = x · rstd · (w_offset + w), rstd = 1/sqrt(mean(x²) + eps), kept in rstd[rows] when not NULL. x rows are
+ * ld_x apart, y rows ld_y: for q/k norm rows are heads, and a token's heads lie inside one row of a wider
+ * matrix: `groups` rows of `cols` elements follow each other, then the next token starts ld elements on.
+ * groups = 1: an ordinary matrix of `rows` rows. */
 struct device_norm {
 	int64_t rows; /* tokens */
 	int groups;   /* heads per token, 1 for a plain norm */
 	int cols;
 	int64_t ld_x, ld_y; /* between tokens */
 	float eps;
+	float w_offset; /* 1 where weights are stored less 1 */
 	enum dtype type;
 };
 void device_rmsnorm_forward(struct device *dev, const struct device_norm *n, void *y, float *rstd,
@@ -178,11 +185,23 @@ void device_rmsnorm_backward(struct device *dev, const struct device_norm *n, vo
                              void *d_w, enum dtype grad_type, const void *d_y, const void *x,
                              const float *rstd, const void *w);
 
+/* ---- LayerNorm (Ba et al. 2016) ---- */
+/* y = (x - mean) · rstd · w + b, rstd = 1/sqrt(variance + eps). statistics: fp32 [2, rows], rstd and then
+ * mean (NULL: not wanted). Plain norms only. */
+void device_layernorm_forward(struct device *dev, const struct device_norm *n, void *y, float *statistics,
+                              const void *x, const void *w, const void *b);
+/* d_x (+)= …, d_w and d_b (both fp32) += …; otherwise as device_rmsnorm_backward. */
+void device_layernorm_backward(struct device *dev, const struct device_norm *n, void *d_x, bool accumulate,
+                               float *d_w, float *d_b, const void *d_y, const void *x,
+                               const float *statistics, const void *w);
+
 /* ---- rotary position embedding (Su et al. 2021), half-split (rotate_half) ---- */
-/* cos, sin: fp32 [positions, head_dim/2]. Rotates `heads` consecutive heads of each token in place; token
- * rows are ld apart. inverse: the backward (the transpose of the rotation). */
-void device_rope(struct device *dev, void *x, int64_t ld, int heads, int head_dim, const int32_t *positions,
-                 const float *cos, const float *sin, int64_t tokens, bool inverse, enum dtype type);
+/* cos, sin: fp32 [positions, rotary_dim/2]. Rotates the first rotary_dim elements of `heads` consecutive
+ * heads of each token in place; token rows are ld apart. inverse: the backward (the transpose of the
+ * rotation). */
+void device_rope(struct device *dev, void *x, int64_t ld, int heads, int head_dim, int rotary_dim,
+                 const int32_t *positions, const float *cos, const float *sin, int64_t tokens, bool inverse,
+                 enum dtype type);
 
 /* Norm of the heads of q and k, and their rotation (qwen3): in each row of x and y, ld apart, lie `heads`
  * heads of q, normed with w_q[head_dim], then kv_heads of k, normed with w_k. y = rope(norm(x)), the norm
@@ -192,8 +211,8 @@ struct device_qk_norm {
 	int64_t tokens;
 	int heads, kv_heads, head_dim;
 	int64_t ld;
-	float eps;
-	const int32_t *positions; /* these three as device_rope has them */
+	float eps, w_offset;
+	const int32_t *positions; /* these three as device_rope has them, of whole heads */
 	const float *cos, *sin;
 	enum dtype type;
 };
@@ -206,6 +225,7 @@ struct device_attention {
 	int64_t tokens;
 	int heads, kv_heads, head_dim;
 	float scale;
+	float cap;  /* above 0: the score s is replaced by cap · tanh(s / cap) */
 	int window; /* a token sees itself and window-1 before it; 0: all before it */
 	int documents;
 	const int32_t *starts;          /* device, [documents + 1]: first row of each document, then tokens */
@@ -213,7 +233,7 @@ struct device_attention {
 	int64_t ld_q, ld_k, ld_v, ld_o; /* row strides; q, k, v usually lie in one fused buffer */
 	enum dtype type;
 };
-/* o[t, heads·head_dim]; lse fp32 [heads, tokens] (log-sum-exp of scaled scores). */
+/* o[t, heads·head_dim]; lse fp32 [heads, tokens] (log-sum-exp of scaled, capped scores). */
 void device_attention_forward(struct device *dev, const struct device_attention *a, void *o, float *lse,
                               const void *q, const void *k, const void *v);
 /* d_q, d_k, d_v have the strides of q, k, v and are written, not added to. */
@@ -235,6 +255,45 @@ void device_swiglu_forward(struct device *dev, void *y, const void *gate_up, int
 void device_swiglu_backward(struct device *dev, void *d_gate_up, void *y, const void *d_y,
                             const void *gate_up, int64_t tokens, int cols, enum dtype type);
 
+/* ---- adapters ---- */
+/* Dropout (Srivastava et al. 2014) with a mask that is never stored: y[i] = x[i] · factor for the elements
+ * that are kept and 0 for the others, or with accumulate that added to y; factor makes the mean that of x.
+ * Whether an element is kept is a function of (seed, number, i) alone (rounding.h), the same on every device.
+ * y may be x. */
+struct device_dropout {
+	double probability; /* of an element to be dropped, to the nearest 1 / 65536; below 1 */
+	uint64_t seed;
+	int64_t number; /* of the mask among those of the seed */
+};
+void device_dropout(struct device *dev, const struct device_dropout *d, void *y, bool accumulate,
+                    const void *x, enum dtype type, int64_t n);
+/* norm[j] = the length of row j of w + scale · b · a, where w is [rows, cols], b [rows, rank] and a [rank,
+ * cols] (Liu et al. 2024, DoRA). */
+struct device_row_norms {
+	int64_t rows, cols, rank;
+	float scale;
+	enum dtype type;
+};
+void device_row_norms(struct device *dev, const struct device_row_norms *n, float *norm, const void *w,
+                      const void *b, const void *a);
+/* y[t,j] = x[t,j] · times[t,j] · magnitude[j] / norm[j] + bias[j]: without times, magnitude or bias where it
+ * is NULL; 0 + bias[j] where norm[j] is 0. Rows of x, y and times are ld apart; y may be x. */
+struct device_columns {
+	int64_t rows, cols, ld;
+	const void *times, *magnitude, *bias;
+	const float *norm;
+	enum dtype type;
+};
+void device_scale_columns(struct device *dev, const struct device_columns *c, void *y, const void *x);
+
+/* ---- GELU, by its approximation with tanh (Hendrycks & Gimpel 2016), with a gate or without ---- */
+/* gated: x[t, 2·cols], gate first, then up, y[t, cols] = gelu(gate) · up; else x[t, cols], y = gelu(x). */
+void device_gelu_forward(struct device *dev, void *y, const void *x, int64_t tokens, int cols, bool gated,
+                         enum dtype type);
+/* As device_swiglu_backward: d_x may be x, and y is written again where it is not NULL. */
+void device_gelu_backward(struct device *dev, void *d_x, void *y, const void *d_y, const void *x,
+                          int64_t tokens, int cols, bool gated, enum dtype type);
+
 /* ---- softmax cross-entropy over a chunk of rows ---- */
 /* loss[row] = -log softmax(logits[row])[target], 0 where target < 0. With backward, logits are replaced in
  * place by d_logits = (softmax - onehot) · scale · row_scale[row] (0 rows where target < 0). row_scale: fp32
@@ -242,6 +301,10 @@ void device_swiglu_backward(struct device *dev, void *d_gate_up, void *y, const 
 void device_cross_entropy(struct device *dev, void *logits, enum dtype type, const int32_t *targets,
                           int64_t rows, int64_t vocab, float scale, const float *row_scale, float *loss,
                           bool backward);
+/* The same of capped logits: of y = cap · tanh(x / cap) where x is in `logits`; d_logits are those of x. */
+void device_capped_cross_entropy(struct device *dev, float cap, void *logits, enum dtype type,
+                                 const int32_t *targets, int64_t rows, int64_t vocab, float scale,
+                                 const float *row_scale, float *loss, bool backward);
 /* Greedy choice: id[row] = argmax (the lowest id among equals). */
 void device_argmax(struct device *dev, int32_t *id, const void *logits, enum dtype type, int64_t rows,
                    int64_t vocab);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The bits of stochastic rounding, the same on every device: a function of (seed, step, index) alone, so that
- * neither the launch, nor the threads, nor the cut into ranks changes a result.
+ * The bits of stochastic rounding, and of dropout, the same on every device: a function of (seed, step,
+ * index) alone, so that neither the launch, nor the threads, nor the cut into ranks changes a result.
  *
  * The index goes through two rounds of multiply-and-shift with full avalanche (the two best of two
  * multipliers that C. Wellons' hash-prospector found), with 32 bits of the key before each. For one (seed,
@@ -52,3 +52,21 @@ static inline struct rounding_key rounding_key(uint64_t seed, int64_t step)
 		(x) ^= (x) >> 15;                                                                            \
 		(x) >>= 16;                                                                                  \
 	} while (0)
+
+/* Dropout: an element whose bits are below the threshold is dropped, the others are multiplied by the factor.
+ * A run has one seed for both: the constant makes other bits of it than those by which weights are rounded.
+ */
+static inline struct rounding_key dropout_key(uint64_t seed, int64_t number)
+{
+	return rounding_key(seed ^ 0xd1b54a32d192ed03u, number);
+}
+
+static inline uint32_t dropout_threshold(double probability)
+{
+	return (uint32_t)(probability * 65536 + 0.5);
+}
+
+static inline float dropout_factor(uint32_t threshold)
+{
+	return 65536.0f / (65536.0f - (float)threshold);
+}

@@ -16,7 +16,7 @@ size_t device_sizing_scratch(const struct device_sizing *s, const struct device_
 	if (s->engine == DEVICE_ENGINE_CPU)
 		return cpu_scratch_bytes(shapes, s->threads, s->native_bf16);
 	need = cuda_scratch_bytes(shapes);
-	if (!s->cudnn || shapes->type == DTYPE_F32)
+	if (!s->cudnn || shapes->capped || shapes->type == DTYPE_F32)
 		return need;
 	return MAX(need, queries * ((size_t)shapes->head_dim + 2) * sizeof(float));
 }

@@ -1,16 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The backward pass: from the loss through the blocks, the last first, with the gradients of each unit. */
+#include <errno.h>
 #include <string.h>
 
 #include "engine/model/internal.h"
 
+/* Nothing writes the gaps, but the gradient norm includes them, and the memory may have held something else.
+ */
 static void start_place(struct model *m, int unit)
 {
 	const struct model_unit *u = &m->layout->unit[unit];
 
-	if (!u->frozen && u->count > u->matrices)
+	if (u->frozen)
+		return;
+	if (u->count > u->matrices)
 		device_zero(m->dev, m->unit[unit].g + u->matrices,
 		            (size_t)(u->count - u->matrices) * sizeof(float));
+	for (int i = u->gap; i >= 0; i = m->layout->gap[i].next)
+		device_zero(m->dev, m->unit[unit].g + m->layout->gap[i].first,
+		            (size_t)m->layout->gap[i].count * sizeof(float));
 }
 
 /* Norms and biases only ever add up: on the first micro-step they start from zero. Matrices are overwritten.
@@ -39,10 +47,16 @@ static void head(struct model *m, const struct model_pass *p, const char *x, flo
 		int64_t n = MIN(chunk, rows - at);
 		size_t offset = (size_t)(at * hidden) * m->size;
 
-		model_linear(m, matrix, role, m->logits, x + offset, n);
-		device_cross_entropy(m->dev, m->logits, m->o.type, m->targets + at, n, m->c.vocab, scale,
-		                     p->b->weigh ? m->factors + at : NULL, m->losses, true);
-		device_sum(m->dev, m->losses, n, loss_sum);
+		if (m->c.scores) {
+			/* Their gradients are the factors that weigh has given. */
+			device_scale(m->dev, m->factors + at, DTYPE_F32, scale, n);
+			device_cast(m->dev, m->logits, m->o.type, m->factors + at, DTYPE_F32, n);
+		} else {
+			model_linear(m, matrix, role, m->logits, x + offset, n);
+			model_cross_entropy(m, m->targets + at, n, scale,
+			                    p->b->weigh ? m->factors + at : NULL, true);
+			device_sum(m->dev, m->losses, n, loss_sum);
+		}
 		model_linear_input_gradient(m, matrix, role, dx + offset, m->logits, n);
 		model_linear_weight_gradient(m, matrix, role, m->logits, x + offset, n, first && at == 0);
 	}
@@ -209,14 +223,16 @@ static void recompute(struct model *m, const struct model_pass *p, int layer)
 	model_linear(m, unit, PARAMETER_GATE, a->gate_up, x, tokens);
 }
 
-int model_forward_backward(struct model *m, const struct model_batch *batch, float scale, bool first,
-                           double *loss_sum, struct error *err)
+static int run_pass(struct model *m, const struct model_batch *batch, float scale, bool first,
+                    double *loss_sum, struct error *err)
 {
 	struct model_pass p;
 	int64_t tokens = batch->tokens;
 	const char *x;
 	int r;
 
+	if (m->c.scores && !batch->weigh)
+		return error_set(err, -EINVAL, "a model of scores is trained by what compares them");
 	if (tokens == 0)
 		return nothing(m, batch, first, err);
 	r = model_begin(m, batch, &p, err);
@@ -231,7 +247,7 @@ int model_forward_backward(struct model *m, const struct model_batch *batch, flo
 	model_head_done(m, MODEL_FORWARD);
 	if ((r = need_head(m, err)) < 0)
 		return r;
-	m->d_low_of = -1;
+	m->d_low_of = m->d_scaled_of = -1;
 	head(m, &p, x, scale, first, loss_sum);
 	end_unit(m, m->layout->base_units - 1);
 	for (int l = m->c.layers - 1; l + 1 >= m->layout->lowest && l >= 0; l--) {
@@ -251,7 +267,21 @@ int model_forward_backward(struct model *m, const struct model_batch *batch, flo
 	}
 	if (!m->c.tied && (r = model_need(m, 0, MODEL_BACKWARD, err)) < 0)
 		return r;
+	start_unit(m, 0, first);
 	model_embedding_gradient(m, batch->ids, tokens, first);
 	end_unit(m, 0);
 	return 0;
+}
+
+int model_forward_backward(struct model *m, const struct model_batch *batch, float scale, bool first,
+                           double *loss_sum, struct error *err)
+{
+	int r;
+
+	/* Evaluation has no dropout. */
+	m->drops = m->masked != NULL;
+	m->number = batch->number;
+	r = run_pass(m, batch, scale, first, loss_sum, err);
+	m->drops = false;
+	return r;
 }

@@ -54,7 +54,9 @@ static void choose_rows(struct model *m, struct model_pass *p)
 			m->host_rows[p->counted] = (int32_t)t;
 			m->host_targets[p->counted++] = b->targets[t];
 		}
-	p->compact = p->counted < b->tokens - b->tokens / 16;
+	/* Of scores, the factors that `weigh` sets are the gradients: a row without a target has none, and
+	 * may not go through the head. */
+	p->compact = p->counted < b->tokens - (m->c.scores ? 0 : b->tokens / 16);
 }
 
 int model_begin(struct model *m, const struct model_batch *b, struct model_pass *p, struct error *err)
@@ -103,6 +105,7 @@ int model_begin(struct model *m, const struct model_batch *b, struct model_pass 
 	                                         .kv_heads = m->c.kv_heads,
 	                                         .head_dim = m->c.head_dim,
 	                                         .scale = model_config_attention_scale(&m->c),
+	                                         .cap = (float)m->c.attention_cap,
 	                                         .documents = b->documents,
 	                                         .starts = m->starts,
 	                                         .host_starts = b->starts,

@@ -11,14 +11,26 @@ static struct device_norm norm_of(const struct model *m, int64_t tokens)
 	                            .ld_x = m->c.hidden,
 	                            .ld_y = m->c.hidden,
 	                            .eps = m->c.norm_eps,
+	                            .w_offset = m->c.norm_plus_one,
 	                            .type = m->o.type};
+}
+
+static enum parameter_role bias_of(enum parameter_role norm)
+{
+	return norm == PARAMETER_INPUT_NORM  ? PARAMETER_INPUT_NORM_BIAS
+	       : norm == PARAMETER_POST_NORM ? PARAMETER_POST_NORM_BIAS
+	                                     : PARAMETER_FINAL_NORM_BIAS;
 }
 
 void model_norm(struct model *m, int unit, enum parameter_role role, void *y, const void *x, int64_t tokens)
 {
 	struct device_norm n = norm_of(m, tokens);
 
-	device_rmsnorm_forward(m->dev, &n, y, m->rstd, x, weight(m, unit, role));
+	if (m->c.layer_norm)
+		device_layernorm_forward(m->dev, &n, y, m->rstd, x, weight(m, unit, role),
+		                         weight(m, unit, bias_of(role)));
+	else
+		device_rmsnorm_forward(m->dev, &n, y, m->rstd, x, weight(m, unit, role));
 }
 
 void model_norm_gradient(struct model *m, int unit, enum parameter_role role, void *dx, bool accumulate,
@@ -27,8 +39,13 @@ void model_norm_gradient(struct model *m, int unit, enum parameter_role role, vo
 	struct device_norm n = norm_of(m, tokens);
 	float *dw = gradient(m, unit, role);
 
-	device_rmsnorm_backward(m->dev, &n, dx, accumulate, dw ? dw : m->unused, DTYPE_F32, dy, x, m->rstd,
-	                        weight(m, unit, role));
+	if (m->c.layer_norm)
+		device_layernorm_backward(m->dev, &n, dx, accumulate, dw ? dw : m->unused,
+		                          dw ? gradient(m, unit, bias_of(role)) : m->unused, dy, x, m->rstd,
+		                          weight(m, unit, role));
+	else
+		device_rmsnorm_backward(m->dev, &n, dx, accumulate, dw ? dw : m->unused, DTYPE_F32, dy, x,
+		                        m->rstd, weight(m, unit, role));
 }
 
 void model_add_norm(struct model *m, int unit, enum parameter_role role, void *sum, const void *x,
@@ -36,10 +53,13 @@ void model_add_norm(struct model *m, int unit, enum parameter_role role, void *s
 {
 	struct device_norm n = norm_of(m, tokens);
 
-	if (weight(m, unit, role))
+	if (weight(m, unit, role) && !m->c.layer_norm) {
 		device_add_rmsnorm_forward(m->dev, &n, m->h, m->rstd, sum, x, weight(m, unit, role));
-	else
-		device_add(m->dev, sum, x, m->o.type, tokens * m->c.hidden);
+		return;
+	}
+	device_add(m->dev, sum, x, m->o.type, tokens * m->c.hidden);
+	if (weight(m, unit, role))
+		model_norm(m, unit, role, m->h, sum, tokens);
 }
 
 void model_branch_end(struct model *m, int unit, enum parameter_role role, char *sum, const char *out,
@@ -92,8 +112,8 @@ void model_rotate(struct model *m, int layer, char *x, int64_t tokens, bool inve
 
 	/* q and k heads lie behind each other. */
 	if (table >= 0)
-		device_rope(m->dev, x, m->qkv, m->c.heads + m->c.kv_heads, m->c.head_dim, m->positions,
-		            m->cos[table], m->sin[table], tokens, inverse, m->o.type);
+		device_rope(m->dev, x, m->qkv, m->c.heads + m->c.kv_heads, m->c.head_dim, m->c.rotary_dim,
+		            m->positions, m->cos[table], m->sin[table], tokens, inverse, m->o.type);
 }
 
 /* The norm of q (0) or k (1): of each head, or of all of them. */
@@ -108,6 +128,7 @@ static struct device_norm qk_norm_of(const struct model *m, int which, int64_t t
 	                            .ld_x = m->qkv,
 	                            .ld_y = m->qkv,
 	                            .eps = m->c.norm_eps,
+	                            .w_offset = m->c.norm_plus_one,
 	                            .type = m->o.type};
 }
 
@@ -122,6 +143,7 @@ static void norm_and_rotate_heads(struct model *m, int unit, int table, char *y,
 	                           .head_dim = m->c.head_dim,
 	                           .ld = m->qkv,
 	                           .eps = m->c.norm_eps,
+	                           .w_offset = m->c.norm_plus_one,
 	                           .positions = m->positions,
 	                           .cos = m->cos[table],
 	                           .sin = m->sin[table],
@@ -177,13 +199,20 @@ void model_qk_gradient(struct model *m, int layer, const char *qkv, int64_t toke
 /* ---- the activation between the products of the MLP ---- */
 void model_activate(struct model *m, const char *gate_up, int64_t tokens)
 {
-	device_swiglu_forward(m->dev, m->y, gate_up, tokens, m->c.intermediate, m->o.type);
+	if (m->c.activation == MODEL_SILU)
+		device_swiglu_forward(m->dev, m->y, gate_up, tokens, m->c.intermediate, m->o.type);
+	else
+		device_gelu_forward(m->dev, m->y, gate_up, tokens, m->c.intermediate, m->c.gated, m->o.type);
 }
 
 void model_activation_gradient(struct model *m, char *gate_up, int64_t tokens)
 {
-	device_swiglu_backward(m->dev, gate_up, m->y, m->d_wide, gate_up, tokens, m->c.intermediate,
-	                       m->o.type);
+	if (m->c.activation == MODEL_SILU)
+		device_swiglu_backward(m->dev, gate_up, m->y, m->d_wide, gate_up, tokens, m->c.intermediate,
+		                       m->o.type);
+	else
+		device_gelu_backward(m->dev, gate_up, m->y, m->d_wide, gate_up, tokens, m->c.intermediate,
+		                     m->c.gated, m->o.type);
 }
 
 /* ---- the embedding, in front of the blocks ---- */
@@ -203,12 +232,27 @@ void model_embed(struct model *m, int64_t tokens)
 	                         m->c.hidden, m->o.type);
 	if (m->c.embedding_scale != 1)
 		device_scale(m->dev, m->layer[0].input, m->o.type, embedding_scale(m), tokens * m->c.hidden);
+	if (!m->c.learned_positions)
+		return;
+	device_embedding_forward(m->dev, m->h, m->positions, weight(m, 0, PARAMETER_POSITIONS), tokens,
+	                         m->c.hidden, m->o.type);
+	device_add(m->dev, m->layer[0].input, m->h, m->o.type, tokens * m->c.hidden);
+}
+
+static void positions_gradient(struct model *m, float *table, int64_t tokens, bool first)
+{
+	if (first)
+		device_zero(m->dev, table, (size_t)(m->c.max_positions * m->c.hidden) * sizeof(float));
+	device_embedding_backward(m->dev, table, DTYPE_F32, m->dx, m->positions, m->host_positions, tokens,
+	                          m->c.max_positions, m->c.hidden, m->o.type);
 }
 
 void model_embedding_gradient(struct model *m, const int32_t *host_ids, int64_t tokens, bool first)
 {
-	float *table = gradient(m, 0, PARAMETER_EMBEDDING);
+	float *table = gradient(m, 0, PARAMETER_EMBEDDING), *positions = gradient(m, 0, PARAMETER_POSITIONS);
 
+	if (positions)
+		positions_gradient(m, positions, tokens, first);
 	if (!table)
 		return;
 	if (m->c.embedding_scale != 1)

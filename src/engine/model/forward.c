@@ -2,6 +2,7 @@
 /* The forward pass: embedding, blocks, final norm, head and loss, in chunks of rows that bound the
  * logits. */
 #include <errno.h>
+#include <math.h>
 
 #include "engine/model/internal.h"
 
@@ -108,6 +109,25 @@ void model_scale_logits(struct model *m, void *x, int64_t rows)
 		device_scale(m->dev, x, m->o.type, (float)m->c.logits_scale, rows * m->c.hidden);
 }
 
+void model_cross_entropy(struct model *m, const int32_t *targets, int64_t n, float scale,
+                         const float *row_scale, bool backward)
+{
+	if (m->c.logits_cap > 0)
+		device_capped_cross_entropy(m->dev, (float)m->c.logits_cap, m->logits, m->o.type, targets, n,
+		                            m->c.vocab, scale, row_scale, m->losses, backward);
+	else
+		device_cross_entropy(m->dev, m->logits, m->o.type, targets, n, m->c.vocab, scale, row_scale,
+		                     m->losses, backward);
+}
+
+void model_cap_logits(const struct model *m, float *logits, int64_t n)
+{
+	float cap = (float)m->c.logits_cap;
+
+	for (int64_t i = 0; cap > 0 && i < n; i++)
+		logits[i] = cap * tanhf(logits[i] / cap);
+}
+
 int model_head_losses(struct model *m, const struct model_pass *p, const char *x, double *loss_sum,
                       float *losses, struct error *err)
 {
@@ -117,10 +137,14 @@ int model_head_losses(struct model *m, const struct model_pass *p, const char *x
 	for (int64_t first = 0; first < rows; first += chunk) {
 		int64_t n = MIN(chunk, rows - first);
 
-		model_linear(m, head_unit(m), head_role(m), m->logits,
-		             x + (size_t)(first * m->c.hidden) * m->size, n);
-		device_cross_entropy(m->dev, m->logits, m->o.type, m->targets + first, n, m->c.vocab, 1, NULL,
-		                     m->losses, false);
+		const char *at = x + (size_t)(first * m->c.hidden) * m->size;
+
+		if (m->c.scores) {
+			model_linear_f32(m, head_unit(m), head_role(m), m->losses, at, n);
+		} else {
+			model_linear(m, head_unit(m), head_role(m), m->logits, at, n);
+			model_cross_entropy(m, m->targets + first, n, 1, NULL, false);
+		}
 		if (loss_sum)
 			device_sum(m->dev, m->losses, n, loss_sum);
 		if (!losses)
@@ -178,6 +202,7 @@ int model_logits(struct model *m, const struct model_batch *batch, float *logits
 		if ((r = device_read(m->dev, logits + first * m->c.vocab, m->logits,
 		                     (size_t)(n * m->c.vocab) * sizeof(float), err)) < 0)
 			return r;
+		model_cap_logits(m, logits + first * m->c.vocab, n * m->c.vocab);
 	}
 	model_head_done(m, MODEL_EVALUATE);
 	return 0;

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A model with its weights and a cache of keys and values, fed a prompt and then one token at a time. */
+/* A model with its weights and a cache of keys and values; its sequences are fed a prompt each, and then one
+ * token at a time. */
 #include "engine/model/generate.h"
 
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
+#include "engine/device/sizes.h"
 #include "engine/model/model.h"
 
 /* Tokens of a prompt that go through the model at once. */
@@ -20,8 +21,10 @@ struct generator {
 	struct arena arena;
 	void *memory;
 	char **weights; /* of each unit */
-	int64_t max_tokens, ids, length;
-	float *logits; /* host */
+	int sequences;
+	int64_t max_tokens, ids, *length; /* of each sequence */
+	float *logits;                    /* host, of each sequence */
+	struct model_part *parts;
 	void *work;
 };
 
@@ -66,6 +69,57 @@ static int load(struct generator *g, enum dtype type, model_fill_fn fill, void *
 	return 0;
 }
 
+/* The bytes that each sequence adds: keys and values of its tokens, and its logits, which a CPU has in the
+ * same memory a second time, for the choice of a token. */
+static int64_t sequence_bytes(const struct generator *g, enum dtype type, bool cpu)
+{
+	const struct model_config *c = &g->c;
+	int64_t row = 2 * (int64_t)c->kv_heads * c->head_dim * (int64_t)dtype_size(type);
+
+	return c->layers * row * g->max_tokens + (cpu ? 2 : 1) * c->vocab * (int64_t)sizeof(float);
+}
+
+/* Called before anything is allocated: on a CPU, the system would end a process when more memory is written
+ * than the machine has. */
+static int check_memory(const struct generator *g, enum dtype type, size_t scratch, struct error *err)
+{
+	int64_t bytes = (int64_t)(g->arena.used + scratch), each, memory, fit;
+	struct device_sizing sizing;
+	bool cpu;
+
+	device_get_sizing(g->dev, &sizing, &memory);
+	cpu = sizing.engine == DEVICE_ENGINE_CPU;
+	each = sequence_bytes(g, type, cpu);
+	if (cpu)
+		bytes += g->sequences * g->c.vocab * (int64_t)sizeof(float);
+	if (memory <= 0 || bytes <= memory)
+		return 0;
+	fit = g->sequences - (bytes - memory + each - 1) / each;
+	if (fit < 1)
+		return error_set(
+		    err, -ENOMEM, "the model and its cache for %lld tokens take %.1f GiB; %s %.1f GiB",
+		    (long long)g->max_tokens, (double)bytes / (1 << 30),
+		    cpu ? "this machine has no more than" : "the device has", (double)memory / (1 << 30));
+	return error_set(err, -ENOMEM,
+	                 "the model and its cache for %d sequences of %lld tokens take %.1f GiB; %s "
+	                 "%.1f GiB, enough for %lld at a time (generate.batch)",
+	                 g->sequences, (long long)g->max_tokens, (double)bytes / (1 << 30),
+	                 cpu ? "this machine has no more than" : "the device has", (double)memory / (1 << 30),
+	                 (long long)fit);
+}
+
+/* On the host. */
+static int allocate(struct generator *g, struct error *err)
+{
+	size_t n = (size_t)g->sequences, vocab = (size_t)g->c.vocab;
+
+	g->length = calloc(n, sizeof(*g->length));
+	g->parts = calloc(n, sizeof(*g->parts));
+	g->logits = calloc(n, vocab * sizeof(*g->logits));
+	g->work = malloc(sampling_work_bytes(g->c.vocab));
+	return g->length && g->parts && g->logits && g->work ? 0 : error_oom(err);
+}
+
 int generator_create(struct device *dev, const struct model_config *c,
                      const struct generator_options *options, model_fill_fn fill, void *fill_context,
                      struct generator **out, struct error *err)
@@ -73,6 +127,7 @@ int generator_create(struct device *dev, const struct model_config *c,
 	_cleanup_(generator_freep) struct generator *g = calloc(1, sizeof(*g));
 	struct model_options o = {.type = options->type, .logits_rows = 1};
 	struct device_shapes shapes;
+	size_t scratch;
 	int r;
 
 	if (!g)
@@ -81,13 +136,10 @@ int generator_create(struct device *dev, const struct model_config *c,
 	g->c = *c;
 	g->max_tokens = options->max_tokens ? options->max_tokens : c->max_positions;
 	g->ids = options->ids ? MIN(options->ids, c->vocab) : c->vocab;
-	o.max_tokens = MIN(PREFILL, g->max_tokens);
+	g->sequences = o.cache_sequences = MAX(options->sequences, 1);
+	o.max_tokens = MAX(MIN(PREFILL, g->max_tokens), g->sequences);
 	o.logits_bytes = device_logits_bytes();
 	o.max_sequence = o.cache_tokens = g->max_tokens;
-	g->logits = malloc((size_t)c->vocab * sizeof(float));
-	g->work = malloc(sampling_work_bytes(c->vocab));
-	if (!g->logits || !g->work)
-		return error_oom(err);
 	if ((r = model_layout_create(c, &g->layout, err)) < 0)
 		return r;
 	g->weights = calloc((size_t)g->layout->units, sizeof(*g->weights));
@@ -98,13 +150,15 @@ int generator_create(struct device *dev, const struct model_config *c,
 	take(g, &g->arena, dtype_size(o.type));
 	if (g->arena.failed)
 		return error_oom(err);
-	if ((r = device_alloc(dev, g->arena.used, &g->memory, err)) < 0)
+	model_shapes(g->model, &shapes);
+	scratch = device_scratch_bytes(dev, &shapes);
+	if ((r = check_memory(g, o.type, scratch, err)) < 0 || (r = allocate(g, err)) < 0 ||
+	    (r = device_alloc(dev, g->arena.used, &g->memory, err)) < 0)
 		return r;
 	arena_bind(&g->arena, g->memory);
 	take(g, &g->arena, dtype_size(o.type));
-	model_shapes(g->model, &shapes);
-	if ((r = device_reserve_scratch(dev, device_scratch_bytes(dev, &shapes), err)) < 0 ||
-	    (r = model_prepare(g->model, err)) < 0 || (r = load(g, o.type, fill, fill_context, err)) < 0)
+	if ((r = device_reserve_scratch(dev, scratch, err)) < 0 || (r = model_prepare(g->model, err)) < 0 ||
+	    (r = load(g, o.type, fill, fill_context, err)) < 0)
 		return r;
 	*out = steal_pointer(g);
 	return 0;
@@ -120,46 +174,76 @@ void generator_free(struct generator *g)
 	if (g->memory)
 		device_free(g->dev, g->memory);
 	free(g->weights);
+	free(g->length);
+	free(g->parts);
 	free(g->logits);
 	free(g->work);
 	free(g);
 }
 
-void generator_reset(struct generator *g)
+void generator_reset(struct generator *g, int sequence)
 {
-	model_decode_reset(g->model);
-	g->length = 0;
+	model_decode_reset(g->model, sequence);
+	g->length[sequence] = 0;
 }
 
-int generator_feed(struct generator *g, const int32_t *ids, int64_t n, struct error *err)
+static float *logits_of(const struct generator *g, int sequence)
 {
-	int r;
+	return g->logits + (size_t)sequence * (size_t)g->c.vocab;
+}
 
-	if (g->length + n > g->max_tokens)
-		return error_set(err, -E2BIG, "%lld tokens are more than the %lld there is room for",
-		                 (long long)(g->length + n), (long long)g->max_tokens);
-	for (int64_t first = 0; first < n; first += PREFILL) {
-		int piece = (int)MIN(n - first, PREFILL);
+static int check_room(const struct generator *g, int sequence, int64_t n, struct error *err)
+{
+	int64_t length = g->length[sequence] + n;
 
-		if ((r = model_decode(g->model, ids + first, piece, first + piece == n ? g->logits : NULL,
-		                      err)) < 0)
-			return r;
+	return length <= g->max_tokens
+	           ? 0
+	           : error_set(err, -E2BIG, "%lld tokens are more than the %lld there is room for",
+	                       (long long)length, (long long)g->max_tokens);
+}
+
+int generator_feed(struct generator *g, int sequence, const int32_t *ids, int64_t n, struct error *err)
+{
+	int r = check_room(g, sequence, n, err);
+
+	for (int64_t first = 0; first < n && r == 0; first += PREFILL) {
+		struct model_part part = {sequence, (int)MIN(n - first, PREFILL), NULL};
+
+		part.logits = first + part.n == n ? logits_of(g, sequence) : NULL;
+		r = model_decode(g->model, &part, 1, ids + first, err);
 	}
-	g->length += n;
-	return 0;
+	if (r == 0)
+		g->length[sequence] += n;
+	return r;
 }
 
-const float *generator_logits(const struct generator *g)
+int generator_step(struct generator *g, const int *sequences, const int32_t *ids, int count,
+                   struct error *err)
 {
-	return g->logits;
+	int r = 0;
+
+	for (int i = 0; i < count && r == 0; i++) {
+		g->parts[i] = (struct model_part){sequences[i], 1, logits_of(g, sequences[i])};
+		r = check_room(g, sequences[i], 1, err);
+	}
+	if (r == 0 && count > 0)
+		r = model_decode(g->model, g->parts, count, ids, err);
+	for (int i = 0; i < count && r == 0; i++)
+		g->length[sequences[i]]++;
+	return r;
 }
 
-void generator_penalize(struct generator *g, const int32_t *ids, size_t n, double penalty)
+const float *generator_logits(const struct generator *g, int sequence)
 {
-	sampling_penalize(g->logits, g->ids, ids, n, penalty, g->work);
+	return logits_of(g, sequence);
 }
 
-int32_t generator_choose(struct generator *g, const struct sampling *s)
+void generator_penalize(struct generator *g, int sequence, const int32_t *ids, size_t n, double penalty)
 {
-	return sampling_choose(s, g->logits, g->ids, g->length, g->work);
+	sampling_penalize(logits_of(g, sequence), g->ids, ids, n, penalty, g->work);
+}
+
+int32_t generator_choose(struct generator *g, int sequence, const struct sampling *s)
+{
+	return sampling_choose(s, logits_of(g, sequence), g->ids, g->length[sequence], g->work);
 }

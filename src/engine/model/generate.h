@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Generation from a model with a KV cache: owns model, arena and weights, for one sequence at a time. */
+/* Generation from a model with a KV cache: owns model, arena and weights, for one sequence or several at a
+ * time. */
 #pragma once
 
 #include <stdint.h>
@@ -15,12 +16,14 @@ struct generator;
 
 struct generator_options {
 	enum dtype type;
-	int64_t max_tokens; /* prompt and answer together; 0: max_positions */
+	int64_t max_tokens; /* of a sequence: prompt and answer together; 0: max_positions */
+	int sequences;      /* numbered from 0; 0: one */
 	int64_t ids;        /* only ids below are chosen: a tokenizer may have fewer than the model; 0: all */
 };
 
 /* fill produces the weights (from a checkpoint: parameters.h; from nothing: model_init_fill). dev is
- * borrowed. */
+ * borrowed. -ENOMEM, before memory is taken, where all of it is more than the device has: the message says
+ * how many sequences fit, if one does. */
 int generator_create(struct device *dev, const struct model_config *c,
                      const struct generator_options *options, model_fill_fn fill, void *fill_context,
                      struct generator **out, struct error *err);
@@ -28,13 +31,16 @@ void generator_free(struct generator *g);
 DEFINE_CLEANUP(struct generator *, generator_free)
 
 /* Starts over with an empty sequence. */
-void generator_reset(struct generator *g);
-/* Appends ids to the sequence (in pieces as needed). -E2BIG beyond max_tokens. */
-int generator_feed(struct generator *g, const int32_t *ids, int64_t n, struct error *err);
-/* Logits after the last token fed, fp32 [vocab], valid until the next feed. */
-const float *generator_logits(const struct generator *g);
+void generator_reset(struct generator *g, int sequence);
+/* Appends ids to a sequence (in pieces as needed). -E2BIG beyond max_tokens. */
+int generator_feed(struct generator *g, int sequence, const int32_t *ids, int64_t n, struct error *err);
+/* Appends one id to each of `count` sequences, at once. */
+int generator_step(struct generator *g, const int *sequences, const int32_t *ids, int count,
+                   struct error *err);
+/* Logits after a sequence's last token, fp32 [vocab], valid until its next feed or step. */
+const float *generator_logits(const struct generator *g, int sequence);
 
-/* sampling_penalize on those logits, once for each feed. */
-void generator_penalize(struct generator *g, const int32_t *ids, size_t n, double penalty);
+/* sampling_penalize on those logits, once for each feed or step. */
+void generator_penalize(struct generator *g, int sequence, const int32_t *ids, size_t n, double penalty);
 /* The next id from the generator's own logits (sampling_choose). */
-int32_t generator_choose(struct generator *g, const struct sampling *s);
+int32_t generator_choose(struct generator *g, int sequence, const struct sampling *s);

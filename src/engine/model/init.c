@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Weights from nothing, by a counter-based generator (Salmon et al. 2011, Philox 4x32-10). */
+#include <errno.h>
 #include <math.h>
+#include <stdlib.h>
 
 #include "engine/model/layout.h"
 
@@ -96,4 +98,28 @@ int model_adapter_fill(void *init, const struct model_parameter *p, int64_t firs
 		out[i] = bound * (((float)(words[(first + i) % 4] >> 8) + 0.5f) * 0x1p-23f - 1);
 	}
 	return 0;
+}
+
+int model_magnitude_fill(const struct model_layout *layout, model_fill_fn weights, void *context,
+                         const struct model_parameter *p, int64_t first, int64_t n, float *out,
+                         struct error *err)
+{
+	const struct model_parameter *w = model_layout_matrix(layout, p);
+	int64_t columns = w ? w->shape[1] : 0;
+	_cleanup_free_ float *row = malloc((size_t)(columns + 1) * sizeof(*row));
+	int r = 0;
+
+	if (!row)
+		return error_oom(err);
+	if (!w)
+		return error_set(err, -EINVAL, "%s belongs to no matrix", p->name);
+	for (int64_t i = 0; i < n && r == 0; i++) {
+		double sum = 0;
+
+		r = weights(context, w, (first + i) * columns, columns, row, err);
+		for (int64_t j = 0; j < columns && r == 0; j++)
+			sum += (double)row[j] * row[j];
+		out[i] = (float)sqrt(sum);
+	}
+	return r;
 }

@@ -43,15 +43,23 @@ struct model {
 	char *d_branch; /* [T, hidden] and of what attention or the MLP adds to it, where it is not the same;
 	                   else NULL */
 	float *rstd;    /* [T · (heads + kv_heads)] */
-	char *logits;   /* [logits_rows, vocab] */
-	float *losses;  /* [logits_rows] */
+	char *logits;   /* [logits_rows, vocab]; of a model of scores, their gradients */
+	float *losses;  /* [logits_rows]; of a model of scores, these */
 	float *factors; /* [T] of the rows that go through the head, with o.weighed */
 	/* Where there are adapters. */
-	int64_t rank;
+	int64_t rank, trained_rank; /* stored, and of it trained (tuning.h) */
 	float adapter_scale;
 	char *low, *d_low; /* [T, GROUP · rank] x·Aᵀ, and its gradient */
 	int d_low_of;      /* whose gradient that is */
-	float *unused;     /* [hidden] the gradient of a norm that is frozen */
+	bool drops;        /* in this pass, which is of the micro-batch `number` */
+	int64_t number;
+	char *masked; /* [T, wide] x, or a gradient of it, with dropout's mask */
+	bool dora;
+	char *unscaled,
+	    *d_scaled;   /* [T, widest output] of DoRA: an output before it is scaled; its gradient */
+	int d_scaled_of; /* whose gradient that is */
+	float *norms;    /* [widest output] */
+	float *unused;   /* [hidden] the gradient of a norm that is frozen */
 
 	/* Input on the device. */
 	int32_t *ids, *targets, *positions, *starts, *rows, *inverse;
@@ -62,9 +70,10 @@ struct model {
 	float *host_losses;
 	float *token_losses; /* with o.weighed: [max_tokens], then as many factors */
 
-	/* Generation: per layer [cache_tokens, 2·kv], k then v. */
+	/* Generation: per layer and sequence [cache_tokens, 2·kv], k then v. */
 	char **cache;
-	int64_t past;
+	int64_t *past; /* tokens of each sequence */
+	bool by_rows;  /* each of the rows in work is a token of another sequence */
 	float *decode_logits;
 };
 
@@ -250,5 +259,11 @@ int model_head_losses(struct model *m, const struct model_pass *p, const char *x
                       float *losses, struct error *err);
 /* The head's input rows: m->h, or the gathered ones; once for each forward pass. */
 char *model_head_input(struct model *m, const struct model_pass *p);
+/* m->losses of m->logits (n rows), which the gradient of sum(loss · row_scale) · scale replaces with
+ * backward. */
+void model_cross_entropy(struct model *m, const int32_t *targets, int64_t n, float scale,
+                         const float *row_scale, bool backward);
+/* The soft cap of logits on the host, where the family has one. */
+void model_cap_logits(const struct model *m, float *logits, int64_t n);
 /* The factor of the logits, applied to the head's input, or to the gradient of that. */
 void model_scale_logits(struct model *m, void *x, int64_t rows);

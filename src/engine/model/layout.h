@@ -68,12 +68,19 @@ struct model_parameter {
 	int base; /* the unit that it belongs to in a pass over the model */
 	int unit; /* where it lies: base, or its companion */
 	bool frozen;
-	int64_t offset; /* elements from the start of the unit */
+	bool random_start; /* files that a new run begins with may lack it: it then begins at random */
+	int64_t offset;    /* elements from the start of the unit */
 	int dims;
 	int64_t shape[2]; /* [out, in] (transposed: [in, out]), or [n] */
 	int64_t count;
 	bool matrix; /* else a norm or a bias: no weight decay by default */
 	float start; /* of a norm or a bias: what a model from nothing begins with */
+};
+
+/* Elements of no parameter, for alignment: between the matrices of a unit, or behind the last of them. */
+struct model_gap {
+	int64_t first, count;
+	int next; /* of the same unit; -1: none */
 };
 
 struct model_unit {
@@ -85,6 +92,7 @@ struct model_unit {
 	bool frozen;
 	int base;      /* the unit itself, or the one whose companion it is */
 	int companion; /* -1: none */
+	int gap;       /* the first of its gaps; -1: none */
 };
 
 struct model_layout {
@@ -93,10 +101,12 @@ struct model_layout {
 	int parameters;
 	struct model_unit *unit;
 	struct model_parameter *parameter; /* in the order of transformers' state_dict */
-	int64_t elements;                  /* of the model's own parameters, without gaps */
-	int64_t trained;                   /* of all that are trained, likewise */
-	int lowest;                        /* the first base unit of which anything is trained */
-	bool adapts; /* there are adapters: what is trained is saved, and not the model */
+	struct model_gap *gap;
+	int gaps;
+	int64_t elements; /* of the model's own parameters, without gaps */
+	int64_t trained;  /* of all that are trained, likewise */
+	int lowest;       /* the first base unit of which anything is trained */
+	bool adapts;      /* there are adapters: what is trained is saved, and not the model */
 };
 
 int model_layout_create(const struct model_config *c, struct model_layout **out, struct error *err);
@@ -112,6 +122,9 @@ enum parameter_role model_layout_leader(enum parameter_role role);
 enum parameter_role model_layout_next(enum parameter_role role);
 /* NULL: none of that name. lm_head.weight of a tied model is none. */
 const struct model_parameter *model_layout_find(const struct model_layout *layout, const char *name);
+/* The matrix that a part of an adapter belongs to; NULL: none. */
+const struct model_parameter *model_layout_matrix(const struct model_layout *layout,
+                                                  const struct model_parameter *part);
 
 /* Produces elements [first, first + n) of a parameter. */
 typedef int (*model_fill_fn)(void *context, const struct model_parameter *p, int64_t first, int64_t n,
@@ -129,3 +142,7 @@ int model_init_fill(void *init, const struct model_parameter *p, int64_t first, 
  * rest 0. init: a struct model_init, of which std is not used. */
 int model_adapter_fill(void *init, const struct model_parameter *p, int64_t first, int64_t n, float *out,
                        struct error *err);
+/* The same of magnitudes: the lengths of the rows of the matrix, whose elements `weights` produces. */
+int model_magnitude_fill(const struct model_layout *layout, model_fill_fn weights, void *context,
+                         const struct model_parameter *p, int64_t first, int64_t n, float *out,
+                         struct error *err);

@@ -2,6 +2,7 @@
 /* Creates a model, and takes the memory of its activations and scratch from an arena. */
 #include "engine/model/model.h"
 
+#include <errno.h>
 #include <stdlib.h>
 
 #include "engine/model/internal.h"
@@ -10,7 +11,8 @@
  * each of them reads and writes the gradients of the whole head. */
 static int64_t choose_logits_rows(const struct model *m)
 {
-	int64_t rows = (int64_t)m->o.logits_bytes / (m->c.vocab * (int64_t)m->size) / 64 * 64;
+	int64_t rows =
+	    (int64_t)m->o.logits_bytes / (model_config_outputs(&m->c) * (int64_t)m->size) / 64 * 64;
 
 	rows = MAX(rows, (m->o.max_tokens / 8 + 63) / 64 * 64);
 	return MIN(MAX(rows, 256), MAX(m->o.max_tokens, 1));
@@ -25,6 +27,10 @@ int model_create(struct device *dev, const struct model_config *c, const struct 
 
 	if (!m)
 		return error_oom(err);
+	if (c->learned_positions && options->max_sequence > c->max_positions)
+		return error_set(err, -EINVAL,
+		                 "sequences of %lld tokens do not fit a model with %lld learned positions",
+		                 (long long)options->max_sequence, (long long)c->max_positions);
 	m->dev = dev;
 	m->c = *c;
 	m->layout = layout;
@@ -38,19 +44,23 @@ int model_create(struct device *dev, const struct model_config *c, const struct 
 	m->logits_rows = options->logits_rows ? options->logits_rows : choose_logits_rows(m);
 	rows = dev ? (size_t)m->logits_rows : 1;
 	if (options->tuning && options->tuning->kind == TUNE_LORA) {
-		m->rank = options->tuning->rank;
+		m->rank = tuning_stored_rank(options->tuning);
+		m->trained_rank = options->tuning->rank;
 		m->adapter_scale = (float)tuning_scale(options->tuning);
+		m->dora = options->tuning->dora;
 	}
 	m->unit = calloc((size_t)layout->units, sizeof(*m->unit));
 	m->layer = calloc((size_t)c->layers + 1, sizeof(*m->layer));
 	m->cache = calloc((size_t)c->layers, sizeof(*m->cache));
+	m->o.cache_sequences = MAX(options->cache_sequences, 1);
+	m->past = calloc((size_t)m->o.cache_sequences, sizeof(*m->past));
 	m->host_positions = calloc(tokens + 1, sizeof(int32_t));
 	m->host_rows = calloc(tokens + 1, sizeof(int32_t));
 	m->host_targets = calloc(tokens + 1, sizeof(int32_t));
 	m->host_losses = calloc(rows, sizeof(float));
 	m->token_losses = calloc(options->weighed ? 2 * tokens + 1 : 1, sizeof(float));
-	if (!m->unit || !m->layer || !m->cache || !m->host_positions || !m->host_rows || !m->host_targets ||
-	    !m->host_losses || !m->token_losses)
+	if (!m->unit || !m->layer || !m->cache || !m->past || !m->host_positions || !m->host_rows ||
+	    !m->host_targets || !m->host_losses || !m->token_losses)
 		return error_oom(err);
 	*out = steal_pointer(m);
 	return 0;
@@ -63,6 +73,7 @@ void model_free(struct model *m)
 	free(m->unit);
 	free(m->layer);
 	free(m->cache);
+	free(m->past);
 	free(m->host_positions);
 	free(m->host_rows);
 	free(m->host_targets);
@@ -126,6 +137,10 @@ size_t model_reusable(const struct model *m, int unit, void **memory)
 
 size_t model_scratch(const struct model *m, void **memory)
 {
+	if (m->c.scores) {
+		*memory = m->y;
+		return (size_t)m->o.max_tokens * (size_t)m->wide * m->size;
+	}
 	*memory = m->logits;
 	return (size_t)m->logits_rows * (size_t)m->c.vocab * m->size;
 }
@@ -137,6 +152,25 @@ static size_t frozen_norms(const struct model *m)
 		if (m->layout->unit[u].frozen)
 			return (size_t)MAX(m->c.hidden, m->q);
 	return 0;
+}
+
+static void take_adapters(struct model *m, struct arena *a)
+{
+	size_t tokens = (size_t)m->o.max_tokens, row = tokens * m->size;
+	size_t widest = (size_t)MAX(MAX(m->gate_up, m->qkv), m->c.hidden);
+
+	m->low = arena_take(a, BUFFER_SCRATCH, 3 * row * (size_t)m->rank, "adapter input");
+	if (m->dora)
+		m->norms = arena_take(a, BUFFER_SCRATCH, widest * sizeof(float), "norms of adapted rows");
+	if (!m->o.training)
+		return;
+	m->d_low = arena_take(a, BUFFER_SCRATCH, 3 * row * (size_t)m->rank, "adapter gradient");
+	if (m->o.tuning->dropout > 0)
+		m->masked = arena_take(a, BUFFER_SCRATCH, row * (size_t)m->wide, "dropout");
+	if (m->dora) {
+		m->unscaled = arena_take(a, BUFFER_SCRATCH, row * widest, "unscaled output");
+		m->d_scaled = arena_take(a, BUFFER_SCRATCH, row * widest, "unscaled output's gradient");
+	}
 }
 
 void model_place_buffers(struct model *m, struct arena *a)
@@ -152,7 +186,7 @@ void model_place_buffers(struct model *m, struct arena *a)
 	if (m->c.qk_norm)
 		m->rotated = arena_take(a, BUFFER_SCRATCH, row * (size_t)m->qkv, "normed q and k");
 	if (m->rank > 0)
-		m->low = arena_take(a, BUFFER_SCRATCH, 3 * row * (size_t)m->rank, "adapter input");
+		take_adapters(m, a);
 	if (m->o.training) {
 		m->d_wide =
 		    arena_take(a, BUFFER_SCRATCH, (tokens + 1) * m->size * (size_t)m->wide, "wide gradient");
@@ -160,14 +194,12 @@ void model_place_buffers(struct model *m, struct arena *a)
 		m->dx = arena_take(a, BUFFER_SCRATCH, row * hidden, "residual gradient");
 		if (m->c.norm_place != MODEL_NORM_BEFORE || m->c.residual_scale != 1)
 			m->d_branch = arena_take(a, BUFFER_SCRATCH, row * hidden, "branch gradient");
-		if (m->rank > 0)
-			m->d_low =
-			    arena_take(a, BUFFER_SCRATCH, 3 * row * (size_t)m->rank, "adapter gradient");
 		m->unused = arena_take(a, BUFFER_SCRATCH, frozen_norms(m) * sizeof(float),
 		                       "gradient of a frozen norm");
 	}
 	m->logits =
-	    arena_take(a, BUFFER_LOGITS, (size_t)m->logits_rows * (size_t)m->c.vocab * m->size, "logits");
+	    arena_take(a, BUFFER_LOGITS,
+	               (size_t)m->logits_rows * (size_t)model_config_outputs(&m->c) * m->size, "logits");
 	m->losses = arena_take(a, BUFFER_LOGITS, (size_t)m->logits_rows * 4, "losses");
 	m->ids = arena_take(a, BUFFER_INPUT, tokens * 4, "ids");
 	m->targets = arena_take(a, BUFFER_INPUT, tokens * 4, "targets");
@@ -183,11 +215,13 @@ void model_place_buffers(struct model *m, struct arena *a)
 		m->sin[t] = arena_take(a, BUFFER_INPUT, table, "rope sin");
 	}
 	for (int l = 0; l < m->c.layers && m->o.cache_tokens; l++)
-		m->cache[l] =
-		    arena_take(a, BUFFER_CACHE, (size_t)m->o.cache_tokens * 2 * (size_t)m->kv * m->size,
-		               "layer %d kv cache", l);
+		m->cache[l] = arena_take(a, BUFFER_CACHE,
+		                         (size_t)m->o.cache_sequences * (size_t)m->o.cache_tokens * 2 *
+		                             (size_t)m->kv * m->size,
+		                         "layer %d kv cache", l);
 	if (m->o.cache_tokens)
-		m->decode_logits = arena_take(a, BUFFER_LOGITS, (size_t)m->c.vocab * 4, "next logits");
+		m->decode_logits = arena_take(
+		    a, BUFFER_LOGITS, (size_t)m->o.cache_sequences * (size_t)m->c.vocab * 4, "next logits");
 }
 
 void model_shapes(const struct model *m, struct device_shapes *s)
@@ -202,17 +236,19 @@ void model_shapes(const struct model *m, struct device_shapes *s)
 	}
 	*s = (struct device_shapes){.tokens = m->o.max_tokens,
 	                            .max_sequence = m->o.max_sequence,
+	                            .cache_tokens = m->o.cache_tokens,
 	                            .hidden = m->c.hidden,
 	                            .intermediate = m->c.intermediate,
 	                            .heads = m->c.heads,
 	                            .kv_heads = m->c.kv_heads,
 	                            .head_dim = m->c.head_dim,
-	                            .vocab = m->c.vocab,
+	                            .vocab = model_config_outputs(&m->c),
 	                            .logits_rows = m->logits_rows,
 	                            .type = m->o.type,
 	                            .norm_cols = projection ? (int)m->q : 0,
 	                            .all_before = all,
-	                            .windowed = windowed};
+	                            .windowed = windowed,
+	                            .capped = m->c.attention_cap > 0};
 }
 
 void model_set_unit(struct model *m, int unit, void *parameters, float *gradients)

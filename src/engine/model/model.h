@@ -37,8 +37,10 @@ struct model_options {
 	int64_t logits_rows; /* rows of a cross-entropy chunk, 0: chosen by logits_bytes */
 	size_t logits_bytes; /* device_logits_bytes of the device that it is for */
 	const struct model_tuning *tuning; /* that the layout was made with, borrowed; NULL: none */
+	uint64_t seed;                     /* of the masks of dropout */
 	bool weighed;                      /* batches have weigh */
-	int64_t cache_tokens;              /* generation: length of the KV cache, 0: none */
+	int64_t cache_tokens;              /* generation: length of the KV cache of a sequence, 0: none */
+	int cache_sequences;               /* generation: sequences; 0: one */
 };
 
 /* A micro-batch: rows of all its sequences behind each other, without padding. Host memory, borrowed for the
@@ -49,7 +51,9 @@ struct model_batch {
 	const int32_t *targets; /* < 0: not counted; NULL where no loss is asked for */
 	int documents;
 	const int32_t *starts; /* [documents + 1]: 0 first, tokens last */
-	/* For losses of more than single tokens, in a model made for it (weighed); else NULL. Called in each
+	int64_t number;        /* among all of the run, for the masks of dropout in a training pass */
+	/* For losses of more than single tokens, in a model made for it (weighed); else NULL. Of a model of
+	 * scores: with the score in place of the loss where targets has an id, whichever. Called in each
 	 * training pass, between forward and backward, with the loss of each token (host, [tokens], 0 where
 	 * it is not counted); fills in the derivative of the whole loss by it, which it is multiplied with in
 	 * place of 1. With NULL for both where the batch has nothing to compute. */
@@ -67,7 +71,8 @@ void model_place_buffers(struct model *m, struct arena *a); /* both passes of th
  * gradients of `unit`, and the next forward pass writes first: its size, 0 for none. Gradients that need not
  * outlive the step may lie there. */
 size_t model_reusable(const struct model *m, int unit, void **memory);
-/* Memory that is used within a pass alone, at least a row of logits: its size. */
+/* Memory that is used within a pass alone: of a model of scores the output of the MLP, else the logits of a
+ * chunk. Its size. */
 size_t model_scratch(const struct model *m, void **memory);
 /* After the arena has memory: fills the tables (RoPE). */
 int model_prepare(struct model *m, struct error *err);
@@ -106,10 +111,18 @@ int model_forward_backward(struct model *m, const struct model_batch *batch, flo
 int model_evaluate(struct model *m, const struct model_batch *batch, double *loss_sum, float *losses,
                    struct error *err);
 
-/* Generation: appends n tokens to the one sequence in the cache (at most max_tokens at once, cache_tokens in
- * all), and leaves the logits after the last of them in logits (host fp32, [vocab]; NULL: not wanted). */
-int model_decode(struct model *m, const int32_t *ids, int n, float *logits, struct error *err);
-void model_decode_reset(struct model *m);
+/* Tokens that are appended to a sequence of the cache. */
+struct model_part {
+	int sequence, n;
+	float *logits; /* host fp32 [vocab]: takes those after the last token; NULL: they are not wanted */
+};
+/* Generation: appends tokens to one sequence or to several, each of which is there once: ids has those of the
+ * first part, then those of the second, and so on. -E2BIG: more than max_tokens at once, or more than
+ * cache_tokens in a sequence. Parts of one token each have the logits that they have by themselves; to the
+ * bit where device_gemm.by_rows says so. */
+int model_decode(struct model *m, const struct model_part *parts, int count, const int32_t *ids,
+                 struct error *err);
+void model_decode_reset(struct model *m, int sequence);
 
 /* For tests: all logits of a batch, tokens · vocab floats on the host. fp32 models only. */
 int model_logits(struct model *m, const struct model_batch *batch, float *logits, struct error *err);

@@ -68,6 +68,9 @@ static int read_sizes(const json_t *o, const char *where, const struct family *f
 		    err, -EINVAL,
 		    "%s: num_attention_heads (%d) has to be a multiple of num_key_value_heads (%d)", where,
 		    (int)heads, (int)kv);
+	if (f->learned_positions && hidden % heads != 0)
+		return error_set(err, -EINVAL, "%s: n_embd (%d) has to be a multiple of n_head (%d)", where,
+		                 (int)hidden, (int)heads);
 	if (dim % 2 != 0)
 		return error_set(err, -EINVAL, "%s: head_dim (%d) has to be even", where, (int)dim);
 	c->hidden = (int)hidden;
@@ -196,10 +199,10 @@ static int read_window(const json_t *o, const char *where, const struct family *
 	else if ((r = config_int(o, "sliding_window", where, 1, INT32_MAX, window, &window, err)) < 0)
 		return r;
 	c->window = (int)window;
+	if (window == 0 && !types)
+		return 0;
 	if (types)
 		return window || config_member(o, "layer_types") ? read_layer_types(o, where, f, c, err) : 0;
-	if (!window)
-		return 0;
 	if (f->window_switch &&
 	    (r = config_int(o, "max_window_layers", where, 0, INT32_MAX, 28, &from, err)) < 0)
 		return r;
@@ -350,6 +353,28 @@ static int check_quantization(const json_t *o, const char *where, struct error *
 	return 0;
 }
 
+/* A model of sequence classification says so by its architecture alone; only one with a single label, a
+ * number, is of use here. transformers has two labels where the file names none. */
+static int read_head(const json_t *o, const char *where, struct model_config *c, struct error *err)
+{
+	const char *architecture = json_string_value(json_array_get(json_object_get(o, "architectures"), 0));
+	const json_t *names = config_member(o, "id2label");
+	int64_t labels = names ? (int64_t)json_object_size(names) : 2;
+	int r;
+
+	if (!architecture || !str_ends(architecture, "ForSequenceClassification"))
+		return 0;
+	if ((r = config_int(o, "num_labels", where, 1, 1 << 20, labels, &labels, err)) < 0)
+		return r;
+	if (labels != 1)
+		return error_set(err, -EINVAL,
+		                 "%s: a %.60s of %lld labels is not supported (one label, a reward, is)",
+		                 where, architecture, (long long)labels);
+	model_config_set_scores(c);
+	c->new_head = false;
+	return 0;
+}
+
 static int parse_object(const json_t *o, const char *where, struct model_config *c, struct error *err)
 {
 	const struct family *f;
@@ -392,7 +417,7 @@ static int parse_object(const json_t *o, const char *where, struct model_config 
 	c->bos = config_first_id(o, "bos_token_id");
 	c->eos = config_first_id(o, "eos_token_id");
 	c->pad = config_first_id(o, "pad_token_id");
-	return 0;
+	return read_head(o, where, c, err);
 }
 
 int model_config_parse(const char *text, size_t len, const char *where, struct model_config *out,
@@ -450,6 +475,8 @@ static uint64_t digest_more(const struct model_config *c, uint64_t h)
 			               3 * sizeof(int), h);
 	if (c->rope.type > ROPE_LLAMA3)
 		h = digest_rope(&c->rope, h);
+	if (c->scores)
+		h = hash_bytes("scores", strlen("scores"), h);
 	return c->two_ropes ? digest_rope(&c->window_rope, h) : h;
 }
 
@@ -506,15 +533,22 @@ static int64_t block_parameters(const struct model_config *c)
 	return n;
 }
 
+int64_t model_config_outputs(const struct model_config *c)
+{
+	return c->scores ? 1 : c->vocab;
+}
+
 int64_t model_config_parameters(const struct model_config *c)
 {
-	return (c->tied ? 1 : 2) * c->vocab * c->hidden + c->layers * block_parameters(c) +
-	       norm_parameters(c) + (c->learned_positions ? c->max_positions * c->hidden : 0);
+	int64_t head = c->tied ? 0 : model_config_outputs(c);
+
+	return (c->vocab + head) * c->hidden + c->layers * block_parameters(c) + norm_parameters(c) +
+	       (c->learned_positions ? c->max_positions * c->hidden : 0);
 }
 
 double model_config_flops(const struct model_config *c, double length)
 {
-	double n = (double)c->vocab * c->hidden + (double)c->layers * block_parameters(c) +
+	double n = (double)model_config_outputs(c) * c->hidden + (double)c->layers * block_parameters(c) +
 	           (double)norm_parameters(c);
 
 	return 6 * n + 6.0 * c->layers * c->heads * c->head_dim * length;

@@ -15,7 +15,7 @@
 
 #define MODEL_LAYERS_MAX 4096
 
-/* How checkpoints name the parameters, and which of them there are (layout.c). */
+/* How checkpoints name the parameters, and which of them there are (roles.c). */
 enum model_naming {
 	MODEL_NAMES_LLAMA,
 	MODEL_NAMES_PHI3,
@@ -54,6 +54,9 @@ struct model_config {
 	float norm_eps;
 	double init_std; /* initializer_range */
 	bool tied;       /* lm_head is embed_tokens */
+	/* The head gives one number for each sequence, and no logits (AutoModelForSequenceClassification with
+	 * one label). new_head: the files have none, and it begins at random. */
+	bool scores, new_head;
 	bool qkv_bias, o_bias, mlp_bias;
 	enum model_naming naming;
 	bool fused;      /* q, k and v are one matrix, and gate and up are */
@@ -90,9 +93,21 @@ int model_config_parse(const char *text, size_t len, const char *where, struct m
 int model_config_read(const char *path, struct model_config *out, struct error *err);
 
 /* The same for all configs that make the same model to train, whatever else their files say. The special
- * tokens do not count: training takes the tokenizer's. */
+ * tokens do not count: training takes the tokenizer's. Only a model of scores reads `pad`, which its task
+ * compares between the ranks. */
 uint64_t model_config_digest(const struct model_config *c);
 int64_t model_config_parameters(const struct model_config *c);
+/* Rows of the head's matrix: the vocabulary, or 1. */
+int64_t model_config_outputs(const struct model_config *c);
+/* Replaces the head of logits by a new one of scores, which is not tied, and neither scaled nor capped. */
+static inline void model_config_set_scores(struct model_config *c)
+{
+	c->scores = c->new_head = true;
+	c->tied = false;
+	c->logits_scale = 1;
+	c->logits_cap = 0;
+}
+
 /* Forward and backward, per token, of documents of `length` tokens: 6·(N − N_embedding) + 6·L·H·d·T, causal
  * attention halved, recomputation not counted; the head's matrix counts, tied or not. */
 double model_config_flops(const struct model_config *c, double length);

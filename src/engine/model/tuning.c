@@ -9,6 +9,11 @@
 #include "base/cleanup.h"
 #include "base/str.h"
 
+int64_t tuning_stored_rank(const struct model_tuning *t)
+{
+	return t->init == LORA_INIT_PISSA ? 2 * t->rank : t->rank;
+}
+
 double tuning_scale(const struct model_tuning *t)
 {
 	return t->alpha / (t->rslora ? sqrt((double)t->rank) : (double)t->rank);

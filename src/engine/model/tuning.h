@@ -27,8 +27,9 @@ struct model_tuning {
 	double alpha, dropout;
 	bool rslora, dora;
 	enum lora_init init;
-	char *const *target; /* "q_proj" …, or "all" */
-	char *const *saved;  /* modules that are trained whole: "embed_tokens", "lm_head", "norm" … */
+	int pissa_iterations; /* svd.h */
+	char *const *target;  /* "q_proj" …, or "all" */
+	char *const *saved;   /* modules that are trained whole: "embed_tokens", "lm_head", "norm" … */
 	/* TUNE_SOME: modules of the last so many layers (below 0: of the first), and modules outside of the
 	 * layers. */
 	int64_t layers;
@@ -36,6 +37,11 @@ struct model_tuning {
 	char *const *extra;
 };
 
+/* The rank of the adapters as they are stored. With PiSSA it is twice the rank that is trained, since the
+ * weights stay those of the base: an adapter is the difference between what PiSSA has trained and what it
+ * began with. Rows [0, rank) of A and columns [0, rank) of B are trained; the other rows and columns are the
+ * A and the -B that these began with, and are not trained. */
+int64_t tuning_stored_rank(const struct model_tuning *tuning);
 /* By what an adapter's output is multiplied: alpha / rank, or alpha / sqrt(rank). */
 double tuning_scale(const struct model_tuning *tuning);
 /* "default", "pissa"; -EINVAL: none of them. */

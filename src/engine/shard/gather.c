@@ -40,7 +40,7 @@ static void leave_slot(struct shard *s, struct shard_slot *slot)
 static bool start_gather(struct shard *s, int unit, const struct shard_window *w)
 {
 	struct shard_unit *u = &s->unit[unit];
-	struct shard_ring *ring = &s->weights[u->ring];
+	struct shard_ring *ring = &s->weights[u->weights_ring];
 
 	for (int i = 0; i < ring->slots; i++) {
 		struct shard_slot *slot = &ring->slot[i];
@@ -63,7 +63,7 @@ static bool start_gather(struct shard *s, int unit, const struct shard_window *w
 
 static struct shard_slot *slot_of(struct shard *s, int unit)
 {
-	struct shard_ring *ring = &s->weights[s->unit[unit].ring];
+	struct shard_ring *ring = &s->weights[s->unit[unit].weights_ring];
 
 	for (int i = 0; i < ring->slots; i++)
 		if (ring->slot[i].unit == unit)

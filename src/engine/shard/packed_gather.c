@@ -8,7 +8,7 @@
 /* The blocks' slot, which holds the weights of one unit at a time. */
 static struct shard_slot *weights_slot(struct shard *s, int unit)
 {
-	return &s->weights[s->unit[unit].ring].slot[0];
+	return &s->weights[s->unit[unit].weights_ring].slot[0];
 }
 
 /* ---- gathers ---- */

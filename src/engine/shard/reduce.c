@@ -136,7 +136,7 @@ static int bring_own(struct shard *s, int unit, int before, struct error *err)
 int shard_need_gradients(struct shard *s, int unit, struct error *err)
 {
 	struct shard_unit *u = &s->unit[unit];
-	struct shard_ring *ring = &s->gradients[u->ring];
+	struct shard_ring *ring = &s->gradients[u->gradients_ring];
 	void *memory;
 	int before, r;
 
@@ -175,7 +175,7 @@ void shard_gradients(struct shard *s, int unit)
 	buffer = u->gradients;
 	if (s->o.wire != DTYPE_F32) {
 		/* A communicator that has failed says so wherever it is waited for. */
-		(void)next_slot(s, &s->wire[u->ring], unit, &buffer, NULL);
+		(void)next_slot(s, &s->wire[u->gradients_ring], unit, &buffer, NULL);
 		device_cast(s->dev, buffer, s->o.wire, u->gradients, DTYPE_F32, u->padded);
 		u->wire = buffer;
 	}

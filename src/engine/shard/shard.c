@@ -81,13 +81,12 @@ static void divide_unit(struct shard *s, int unit, const struct model_unit *from
 	u->first = s->o.rank % s->degree * u->own;
 }
 
-/* tied: the embedding is read at both ends of a pass. */
-static void choose_residency(struct shard *s, int unit, int base, bool tied)
+static void choose_residency(struct shard *s, int unit, int base)
 {
 	struct shard_unit *u = &s->unit[unit];
 
-	u->ring = base == 0 || (base == s->base_units - 1 && !tied) ? SHARD_RING_ENDS : SHARD_RING_BLOCKS;
-	u->whole_weights = !shard_has_slots(s) || (tied && unit == 0) || u->matrices == 0 ||
+	u->ring = base == 0 || (base == s->base_units - 1 && !s->tied) ? SHARD_RING_ENDS : SHARD_RING_BLOCKS;
+	u->whole_weights = !shard_has_slots(s) || (s->tied && unit == 0) || u->matrices == 0 ||
 	                   u->count < s->o.persist_below || unit >= s->base_units;
 	u->whole_gradients =
 	    s->o.offload != SHARD_OFFLOAD_ALL && (s->degree == 1 || s->o.strategy < SHARD_ZERO2);
@@ -97,7 +96,6 @@ int shard_create(struct device *dev, struct comm *comm, const struct shard_optio
                  const struct model_layout *layout, struct shard **out, struct error *err)
 {
 	_cleanup_(shard_freep) struct shard *s = calloc(1, sizeof(*s));
-	bool tied = true;
 	int64_t base = 0, largest = 0;
 	bool sharded = false;
 	int r;
@@ -122,8 +120,9 @@ int shard_create(struct device *dev, struct comm *comm, const struct shard_optio
 		                 "%d ranks cannot be divided into groups of %d (parallel.shard_degree)",
 		                 s->o.world_size, s->degree);
 	s->replicas = s->o.world_size / s->degree;
+	s->tied = true;
 	for (int i = 0; i < layout->units; i++)
-		tied = tied && layout->unit[i].offset[PART_WEIGHT][PARAMETER_HEAD] < 0;
+		s->tied = s->tied && layout->unit[i].offset[PART_WEIGHT][PARAMETER_HEAD] < 0;
 	s->units = layout->units;
 	s->base_units = layout->base_units;
 	s->lowest = layout->lowest;
@@ -132,7 +131,7 @@ int shard_create(struct device *dev, struct comm *comm, const struct shard_optio
 		return error_oom(err);
 	for (int i = 0; i < s->units; i++) {
 		divide_unit(s, i, &layout->unit[i]);
-		choose_residency(s, i, layout->unit[i].base, tied);
+		choose_residency(s, i, layout->unit[i].base);
 		s->unit[i].base = base;
 		base += s->unit[i].count;
 		largest = MAX(largest, s->unit[i].count);
@@ -175,22 +174,22 @@ bool shard_has_slots(const struct shard *s)
 }
 
 /* With offload of all, gradients leave the device before memory that others use would be any gain. */
-static bool has_alias(const struct shard *s, const struct shard_unit *u)
+static bool has_alias(const struct shard *s, const struct shard_unit *u, int64_t elements)
 {
-	return s->o.offload != SHARD_OFFLOAD_ALL && u->aliased_bytes >= (size_t)u->padded * sizeof(float);
+	return s->o.offload != SHARD_OFFLOAD_ALL && u->aliased_bytes >= (size_t)elements * sizeof(float);
 }
 
 static void place_gradients(const struct shard *s, int i, struct arena *a)
 {
 	struct shard_unit *u = &s->unit[i];
-	bool whole = u->whole_gradients || has_alias(s, u);
+	bool whole = u->whole_gradients || has_alias(s, u, u->padded);
 	int64_t n = whole ? u->padded : s->o.offload == SHARD_OFFLOAD_ALL ? 0 : u->own;
 	float *memory;
 
 	if (u->frozen)
 		return;
-	memory = has_alias(s, u) ? u->aliased
-	                         : arena_take(a, BUFFER_GRADIENTS, (size_t)n * 4, "unit %d gradients", i);
+	memory = has_alias(s, u, n) ? u->aliased
+	                            : arena_take(a, BUFFER_GRADIENTS, (size_t)n * 4, "unit %d gradients", i);
 
 	u->in_slot = !whole;
 	u->gradients = whole ? memory : NULL;
@@ -261,6 +260,61 @@ static int most_slots(const struct shard *s, int ring, enum kind kind)
 	return ring == SHARD_RING_ENDS ? 1 : kind == WEIGHTS ? shard_weight_slots(s) : GRADIENT_SLOTS;
 }
 
+static int ring_of(const struct shard_unit *u, enum kind kind)
+{
+	return kind == OWN ? u->ring : kind == WEIGHTS ? u->weights_ring : u->gradients_ring;
+}
+
+/* The number of units whose buffers of a kind come to slots, of those to whose place in the model the ring
+ * belongs; *elements: of the largest of them. */
+static int count_members(const struct shard *s, int ring, enum kind kind, int64_t *elements)
+{
+	int members = 0;
+
+	*elements = 0;
+	for (int i = 0; i < s->units; i++) {
+		const struct shard_unit *u = &s->unit[i];
+
+		if (u->ring != ring || !comes(s, u, kind))
+			continue;
+		members++;
+		*elements = MAX(*elements, u->padded);
+	}
+	return members;
+}
+
+/* The embedding and the head come to the blocks' slots, where these then take less memory than with a slot of
+ * another size for those two. */
+static bool shares_ring(const struct shard *s, enum kind kind)
+{
+	int64_t ends, blocks;
+	int n_ends = count_members(s, SHARD_RING_ENDS, kind, &ends);
+	int n_blocks = count_members(s, SHARD_RING_BLOCKS, kind, &blocks);
+	int most = most_slots(s, SHARD_RING_BLOCKS, kind);
+
+	/* The gradient of a tied embedding is in its slot from one end of the backward pass to the other. */
+	if (s->tied)
+		return false;
+	/* Blocks in 4 bits are dequantized into a slot that nothing else may take. */
+	for (int i = 0; i < s->units && kind == WEIGHTS; i++)
+		if (s->unit[i].packed)
+			return false;
+	return MIN(n_ends + n_blocks, most) * MAX(ends, blocks) <
+	       MIN(n_ends, 1) * ends + MIN(n_blocks, most) * blocks;
+}
+
+static void choose_rings(struct shard *s)
+{
+	bool weights = shares_ring(s, WEIGHTS), gradients = shares_ring(s, GRADIENTS);
+
+	for (int i = 0; i < s->units; i++) {
+		struct shard_unit *u = &s->unit[i];
+
+		u->weights_ring = weights ? SHARD_RING_BLOCKS : u->ring;
+		u->gradients_ring = gradients ? SHARD_RING_BLOCKS : u->ring;
+	}
+}
+
 static void place_ring(struct shard *s, struct arena *a, int ring, enum kind kind)
 {
 	static const char *const kinds[] = {"weights", "gradients", "rounded gradients", "own gradients"};
@@ -274,7 +328,7 @@ static void place_ring(struct shard *s, struct arena *a, int ring, enum kind kin
 	for (int i = 0; i < s->units; i++) {
 		const struct shard_unit *u = &s->unit[i];
 
-		if (u->ring != ring || !comes(s, u, kind))
+		if (ring_of(u, kind) != ring || !comes(s, u, kind))
 			continue;
 		members++;
 		packed = packed || u->packed;
@@ -312,6 +366,7 @@ void shard_place_buffers(struct shard *s, struct arena *a, struct arena *host)
 		place_gradients(s, i, a);
 	}
 	packed_place(s, a);
+	choose_rings(s);
 	for (int ring = 0; ring < SHARD_RINGS; ring++)
 		for (int kind = WEIGHTS; kind < KINDS; kind++)
 			place_ring(s, a, ring, (enum kind)kind);

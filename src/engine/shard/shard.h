@@ -13,17 +13,19 @@
  *
  * Buffers that are not held whole are whole only while they are used, in a slot of a ring: the weights of a
  * unit are gathered before they are read (shard_need), and its gradients are reduced as soon as the backward
- * pass has computed them (shard_gradients), while the computation goes on. There are two rings of each kind,
- * one for the blocks, which are all of one size, and one for the embedding and the head, which are never used
- * at the same time. The blocks' weights have one slot more than `prefetch`: the last operation that reads a
- * unit is queued before the gather that takes its slot. Weights stay in their slot until it is taken or they
- * change, so that the last blocks are still there when the backward pass begins, and the first ones when the
- * next micro-step does.
+ * pass has computed them (shard_gradients), while the computation goes on. The blocks share a ring. The
+ * embedding and the head, which are not used at the same time, come to the same ring where that takes less
+ * memory than a slot of their own: where they are smaller than the blocks, or not much larger. A tied
+ * embedding has its own, since its gradient is there for the whole backward pass. The blocks' weights, if
+ * they are not in 4 bits, have one slot more than `prefetch`: the last operation that reads a unit is queued
+ * before the gather that takes its slot. Weights stay in their slot until it is taken or they change, so that
+ * the last blocks are still there when the backward pass begins, and the first ones when the next micro-step
+ * does.
  *
  * The weights of some units are whole under every strategy: the embedding to which the head is tied, which is
  * read at both ends of a pass, units without matrices, and units of less than `persist_below` elements. Where
  * a step has one micro-batch, gradients are whole if they fit into memory that the model does not use at that
- * time (aliased).
+ * time (aliased); where only a rank's own part of them fits, that is there.
  *
  * Gradients are fp32, whatever the compute type is: sums over many micro-steps and ranks stay exact enough,
  * and 4 bytes a parameter are little compared with the activations of models that are small enough for ddp.
@@ -33,7 +35,9 @@
  * Units that are frozen (layout.h) have weights alone, divided as the strategy says; a companion's weights
  * are whole.
  *
- * Frozen blocks may be stored in 4 bits and dequantized into a slot before they are used (packed.h).
+ * Frozen blocks may be stored in 4 bits (packed.h). Their weights then have one slot, into which each block
+ * is dequantized before it is used, and which the embedding and the head do not share; where the strategy
+ * shards weights, it is the bytes of 4 bits that are gathered ahead.
  *
  * With offload the master weights and the optimizer's state are in the host's memory, and in fp32 a master
  * copy of their own, too. A unit's own gradients go down once they are summed, on the device's lane of
@@ -108,7 +112,8 @@ struct shard_unit {
 	int64_t matrices;      /* elements that decay by default come first */
 	int64_t first, own;    /* the part that is this rank's: [first, first + own) */
 	int64_t base;          /* elements of the units before this one, without padding */
-	int ring;
+	int ring; /* by its place in the model; the rings of weights and of gradients that it uses: */
+	int weights_ring, gradients_ring;
 	struct packed_unit *packed;    /* in 4 bits; NULL: not */
 	bool frozen;                   /* no gradients, and no state but the weights in the compute type */
 	bool whole_weights;            /* else in a slot, while they are used */
@@ -117,7 +122,7 @@ struct shard_unit {
 	void *own_weights;             /* [own]; NULL with offload of all, where they are not whole */
 	float *gradients;              /* [padded]; of the slot they were last in */
 	float *own_gradients;          /* [own]; with offload of all, of the slot they were last in */
-	void *aliased;                 /* memory for the gradients, if aliased_bytes suffice */
+	void *aliased; /* memory for the gradients or the own ones, if aliased_bytes suffice */
 	size_t aliased_bytes;
 	float *master, *m, *v;  /* [own], [own - m_from], [own - v_from]; NULL where there is none */
 	int64_t m_from, v_from; /* own elements before these have no such moment: the optimizer's to say */
@@ -164,6 +169,7 @@ struct shard {
 	int units;            /* companions too (layout.h) */
 	int base_units;       /* that a pass goes through, in order */
 	int lowest;           /* the backward pass ends with it */
+	bool tied;            /* the embedding is the head, too, and is read at both ends of a pass */
 	struct shard_unit *unit;
 	struct shard_ring packed; /* whole bytes of units in 4 bits */
 	int64_t largest_packed;   /* elements of the largest matrix in 4 bits */

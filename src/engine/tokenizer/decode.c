@@ -314,9 +314,11 @@ static int parse_members(struct decode_step *s, const json_t *json, const char *
 		s->start = json_get_int(json, "start", 0);
 		s->stop = json_get_int(json, "stop", 0);
 		r = string_parse(json, "content", where, &s->text, &s->len, err);
-		if (r == 0 && (!s->len || utf8_get(s->text, &cp) != s->len))
-			r = error_set(err, -EINVAL, "%s: content: a single character is needed", where);
-		return r;
+		if (r < 0)
+			return r;
+		if (!s->len || utf8_get(s->text, &cp) != s->len)
+			return error_set(err, -EINVAL, "%s: content: a single character is needed", where);
+		return 0;
 	default:
 		return 0;
 	}

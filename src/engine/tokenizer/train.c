@@ -111,9 +111,9 @@ static int count_all(struct words *w, const struct unicode *u, tokenizer_text_fn
 		if (count_text(w, u, text, len) < 0)
 			return error_oom(err);
 	}
-	if (r == 0 && !w->n)
-		return error_set(err, -ENODATA, "there is no text to train a tokenizer on");
-	return r;
+	if (r < 0)
+		return r;
+	return w->n ? 0 : error_set(err, -ENODATA, "there is no text to train a tokenizer on");
 }
 
 /* ---- pairs ---- */

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "base/cleanup.h"
+#include "engine/shard/packed.h"
 
 /* Time of one micro-step's parts on a rank. */
 struct parts {
@@ -17,7 +18,8 @@ struct parts {
 double cost_gemm(const struct hardware *h, enum dtype type, enum rate_product kind, double m, double n,
                  double k, double c_bytes, bool add)
 {
-	double rate = h->rates ? rates_product(h->rates, h->sizing.threads, type, kind, m, n, k) : 0;
+	double rate =
+	    h->rates ? rates_product(h->rates, h->slots, h->sizing.threads, type, kind, m, n, k) : 0;
 	double bytes = (double)dtype_size(type) * (m * k + k * n) + c_bytes * m * n * (add ? 2 : 1);
 	double products = 2 * m * n * k / (hardware_peak(h, type) * h->gemm);
 
@@ -26,18 +28,28 @@ double cost_gemm(const struct hardware *h, enum dtype type, enum rate_product ki
 	return MAX(products, bytes / (h->bandwidth * h->stream)) + h->start;
 }
 
-double cost_gather(const struct hardware *h, double bytes, int nodes, int per_node)
+/* rate: what was measured inside of a node; 0: nothing. */
+static double collective(const struct hardware *h, double rate, double bytes, int nodes, int per_node)
 {
-	double ranks = (double)nodes * per_node, inside, between, steps, rate;
+	double ranks = (double)nodes * per_node, inside, between, steps;
 
 	if (ranks <= 1)
 		return 0;
-	rate = h->rates ? rates_gather(h->rates, bytes) : 0;
 	inside = bytes * (ranks - 1) / ranks / (rate > 0 ? rate : h->intra * h->link);
 	between = bytes * (nodes - 1) / nodes / (h->inter * per_node * h->link);
 	/* Across many nodes a tree, or what is as deep as one. */
 	steps = per_node - 1 + MIN((double)nodes - 1, 2 * log2((double)nodes));
 	return (per_node > 1 ? MAX(inside, between) : between) + steps * h->latency;
+}
+
+double cost_gather(const struct hardware *h, double bytes, int nodes, int per_node)
+{
+	return collective(h, h->rates ? rates_gather(h->rates, bytes) : 0, bytes, nodes, per_node);
+}
+
+double cost_reduce(const struct hardware *h, double bytes, int nodes, int per_node)
+{
+	return collective(h, h->rates ? rates_reduce(h->rates, bytes) : 0, bytes, nodes, per_node);
 }
 
 /* An operation that touches so many bytes. */
@@ -52,8 +64,9 @@ static double attention(const struct hardware *h, const struct model_config *c, 
                         double row, bool backward)
 {
 	double share = backward ? h->attention_backward : h->attention_forward, sum = 0;
-	double rate =
-	    h->rates ? rates_attention(h->rates, h->sizing.threads, type, backward, row, c->head_dim) : 0;
+	double rate = h->rates ? rates_attention(h->rates, h->slots, h->sizing.threads, type, backward, row,
+	                                         c->head_dim)
+	                       : 0;
 
 	if (rate <= 0)
 		rate = hardware_peak(h, type) * share;
@@ -69,30 +82,122 @@ static double attention(const struct hardware *h, const struct model_config *c, 
 	return sum / c->layers;
 }
 
-/* Chunk by chunk, of which all but the first add to the gradient of the matrix. */
-static double head_seconds(const struct hardware *h, enum dtype type, double t, double hidden, double vocab,
-                           double chunk, bool add)
+/* Of `out` outputs a token, chunk by chunk, of which all but the first add to the gradient of the matrix. */
+static double head_seconds(const struct hardware *h, enum dtype type, double t, double hidden, double out,
+                           double chunk, bool add, bool trained)
 {
 	double chunks = MAX(ceil(t / chunk), 1), rows = t / chunks, s = (double)dtype_size(type);
-	double each = cost_gemm(h, type, RATE_PRODUCT_FORWARD, rows, vocab, hidden, s, false) +
-	              cost_gemm(h, type, RATE_PRODUCT_INPUT, rows, hidden, vocab, s, false) +
-	              stream(h, type, RATE_LOSS, 3 * vocab * rows * s);
-	double first = cost_gemm(h, type, RATE_PRODUCT_WEIGHT, vocab, hidden, rows, sizeof(float), add);
-	double more = cost_gemm(h, type, RATE_PRODUCT_WEIGHT, vocab, hidden, rows, sizeof(float), true);
+	double each = cost_gemm(h, type, RATE_PRODUCT_FORWARD, rows, out, hidden, s, false) +
+	              cost_gemm(h, type, RATE_PRODUCT_INPUT, rows, hidden, out, s, false) +
+	              stream(h, type, RATE_LOSS, 3 * out * rows * s);
+	double first = cost_gemm(h, type, RATE_PRODUCT_WEIGHT, out, hidden, rows, sizeof(float), add);
+	double more = cost_gemm(h, type, RATE_PRODUCT_WEIGHT, out, hidden, rows, sizeof(float), true);
 
-	return chunks * each + first + (chunks - 1) * more;
+	return chunks * each + (trained ? first + (chunks - 1) * more : 0);
 }
 
-static void count_parts(const struct model_config *c, const struct train_options *o, double row,
-                        const struct hardware *h, double logits_rows, bool add, struct parts *p)
+/* What is trained of a model, of an average block from layout->lowest up. */
+struct trained {
+	double matrices; /* share of the elements of its matrices */
+	double blocks;   /* the number of these blocks */
+	bool embedding, head;
+};
+
+static struct trained count_trained(const struct model_layout *l, const struct model_config *c)
 {
+	struct trained t = {.blocks = MIN(l->base_units - MAX(l->lowest, 1) - 1, c->layers),
+	                    .embedding = !l->unit[0].frozen,
+	                    .head = !l->unit[c->tied ? 0 : l->base_units - 1].frozen};
+	double all = 0, some = 0;
+
+	for (int i = 0; i < l->parameters; i++) {
+		const struct model_parameter *p = &l->parameter[i];
+
+		if (p->part != PART_WEIGHT || !p->matrix)
+			continue;
+		if (p->role == PARAMETER_EMBEDDING)
+			t.embedding |= !p->frozen;
+		if (p->role == (c->tied ? PARAMETER_EMBEDDING : PARAMETER_HEAD))
+			t.head |= !p->frozen;
+		if (p->base == 0 || p->base == l->base_units - 1 || p->base < l->lowest)
+			continue;
+		all += (double)p->count;
+		some += p->frozen ? 0 : (double)p->count;
+	}
+	t.matrices = all > 0 ? some / all : 0;
+	return t;
+}
+
+/* Of the operations of a step that trains everything, those that are left: of three products of each matrix,
+ * that of its weights' gradient where it is frozen, and that of its input's, too, below what is trained. */
+static double computed_share(const struct model_layout *l, const struct model_config *c)
+{
+	double all = 0, some = 0;
+
+	for (int i = 0; i < l->parameters; i++) {
+		const struct model_parameter *p = &l->parameter[i];
+
+		/* Rows of a table are looked up; a tied embedding is the head's matrix, too. */
+		if (p->part != PART_WEIGHT || !p->matrix || p->role == PARAMETER_POSITIONS ||
+		    (p->role == PARAMETER_EMBEDDING && !c->tied))
+			continue;
+		all += 3 * (double)p->count;
+		some += (1 + (p->base >= l->lowest || p->base == 0) + !p->frozen) * (double)p->count;
+	}
+	return all > 0 ? some / all : 1;
+}
+
+/* The products of adapters, of an average block. */
+static void count_adapters(const struct model_layout *l, const struct model_config *c,
+                           const struct train_options *o, double t, const struct hardware *h, struct parts *p)
+{
+	enum dtype type = o->precision;
+	double s = (double)dtype_size(type), forward = 0, backward = 0;
+
+	for (int i = 0; i < l->parameters; i++) {
+		const struct model_parameter *a = &l->parameter[i], *w;
+		double rank = (double)a->shape[0], in = (double)a->shape[1], out;
+
+		if (a->part != PART_LORA_A || !(w = model_layout_matrix(l, a)))
+			continue;
+		out = (double)w->shape[0];
+		forward += cost_gemm(h, type, RATE_PRODUCT_FORWARD, t, rank, in, s, false) +
+		           cost_gemm(h, type, RATE_PRODUCT_FORWARD, t, out, rank, s, true);
+		/* The input of B is computed again. */
+		backward += cost_gemm(h, type, RATE_PRODUCT_FORWARD, t, rank, in, s, false) +
+		            cost_gemm(h, type, RATE_PRODUCT_INPUT, t, rank, out, s, false) +
+		            cost_gemm(h, type, RATE_PRODUCT_INPUT, t, in, rank, s, true) +
+		            cost_gemm(h, type, RATE_PRODUCT_WEIGHT, rank, in, t, sizeof(float), false) +
+		            cost_gemm(h, type, RATE_PRODUCT_WEIGHT, out, rank, t, sizeof(float), false);
+		if (o->tuning.dropout > 0) {
+			forward += stream(h, type, RATE_COPY, 2 * in * t * s);
+			backward += stream(h, type, RATE_COPY, 5 * in * t * s);
+		}
+		if (o->tuning.dora) {
+			double norms = cost_gemm(h, type, RATE_PRODUCT_FORWARD, out, in, rank, s, true);
+
+			forward += norms + stream(h, type, RATE_COPY, 2 * out * t * s);
+			backward += 2 * norms + stream(h, type, RATE_COPY, 6 * out * t * s) +
+			            cost_gemm(h, type, RATE_PRODUCT_FORWARD, t, out, in, s, false);
+		}
+	}
+	p->block_forward += forward / c->layers;
+	p->block_backward += backward / c->layers;
+}
+
+static void count_parts(const struct model_layout *l, const struct model_config *c,
+                        const struct train_options *o, double row, const struct hardware *h,
+                        double logits_rows, bool add, struct parts *p)
+{
+	struct trained trained = count_trained(l, c);
 	enum dtype type = o->precision;
 	double rows = (double)o->micro_batch, t = rows * row, s = (double)dtype_size(type);
 	double hidden = c->hidden, q = (double)c->heads * c->head_dim, kv = (double)c->kv_heads * c->head_dim;
-	double qkv = q + 2 * kv, wide = c->intermediate, vocab = (double)c->vocab;
-	const double shapes[][2] = {{qkv, hidden}, {hidden, q}, {2 * wide, hidden}, {hidden, wide}};
+	double qkv = q + 2 * kv, wide = c->intermediate, gate_up_cols = (c->gated ? 2 : 1) * wide,
+	       vocab = (double)c->vocab;
+	const double shapes[][2] = {{qkv, hidden}, {hidden, q}, {gate_up_cols, hidden}, {hidden, wide}};
 	double element = t * s, norm_qk = c->qk_norm ? 2 * (q + kv) * element : 0;
-	double swiglu, norm, rotation, gate_up, down;
+	double swiglu, norm, norms, rotation, gate_up, down;
 
 	*p = (struct parts){0};
 	for (size_t i = 0; i < ARRAY_SIZE(shapes); i++) {
@@ -100,13 +205,18 @@ static void count_parts(const struct model_config *c, const struct train_options
 
 		p->block_forward += cost_gemm(h, type, RATE_PRODUCT_FORWARD, t, out, in, s, false);
 		p->block_backward += cost_gemm(h, type, RATE_PRODUCT_INPUT, t, in, out, s, false) +
-		                     cost_gemm(h, type, RATE_PRODUCT_WEIGHT, out, in, t, sizeof(float), add);
+		                     trained.matrices * cost_gemm(h, type, RATE_PRODUCT_WEIGHT, out, in, t,
+		                                                  sizeof(float), add);
 	}
-	swiglu = stream(h, type, RATE_SWIGLU, 3 * wide * element);
+	if (l->adapts)
+		count_adapters(l, c, o, t, h, p);
+	swiglu = stream(h, type, RATE_SWIGLU, (gate_up_cols + wide) * element);
 	norm = stream(h, type, RATE_NORM, 4 * hidden * element);
 	rotation = stream(h, type, RATE_ROTATION, 2 * (q + kv) * element + norm_qk);
-	p->block_forward += attention(h, c, type, rows, row, false) + 2 * norm + rotation + swiglu;
-	gate_up = cost_gemm(h, type, RATE_PRODUCT_FORWARD, t, 2 * wide, hidden, s, false);
+	/* A norm behind attention or the MLP is one more than before it where a block has both. */
+	norms = c->norm_place == MODEL_NORM_AROUND ? 4 : 2;
+	p->block_forward += attention(h, c, type, rows, row, false) + norms * norm + rotation + swiglu;
+	gate_up = cost_gemm(h, type, RATE_PRODUCT_FORWARD, t, gate_up_cols, hidden, s, false);
 	down = cost_gemm(h, type, RATE_PRODUCT_FORWARD, t, hidden, wide, s, false);
 	/* Recomputed, the block ends with the products of gate and up. */
 	if (o->recompute == MODEL_RECOMPUTE_BLOCK)
@@ -115,12 +225,16 @@ static void count_parts(const struct model_config *c, const struct train_options
 		p->again = norm + gate_up;
 	/* The norms are computed once more, before their gradients. */
 	p->block_backward += attention(h, c, type, rows, row, true) +
-	                     stream(h, type, RATE_SWIGLU_BACKWARD, 6 * wide * element) + norm +
-	                     2 * stream(h, type, RATE_NORM_BACKWARD, 4 * hidden * element) + rotation;
+	                     stream(h, type, RATE_SWIGLU_BACKWARD, (2 * gate_up_cols + 2 * wide) * element) +
+	                     norm + norms * stream(h, type, RATE_NORM_BACKWARD, 4 * hidden * element) +
+	                     rotation;
 	p->embedding_forward = stream(h, type, RATE_COPY, 2 * hidden * element);
 	p->embedding_backward = stream(
 	    h, type, RATE_COPY, hidden * (element + 8 * t) + (add || c->tied ? 0 : 4 * vocab * hidden));
-	p->head = head_seconds(h, type, t, hidden, vocab, logits_rows, add);
+	if (!trained.embedding)
+		p->embedding_backward = 0;
+	p->head =
+	    head_seconds(h, type, t, hidden, (double)model_config_outputs(c), logits_rows, add, trained.head);
 	p->head += norm + stream(h, type, RATE_NORM_BACKWARD, 4 * hidden * element);
 }
 
@@ -148,7 +262,8 @@ struct player {
 	double *ready;         /* when a unit's weights are there; INFINITY: nobody has asked for them */
 	double *reduced;       /* when its gradients are summed */
 	int units, recomputed; /* recomputed: blocks, the first of all */
-	int ring[SHARD_SLOTS_MAX], next;      /* the units that are in the slots of the blocks */
+	int lowest;            /* the backward pass ends with it */
+	int ring[SHARD_SLOTS_MAX], next;      /* the units that are in the slots of the blocks; -1: none */
 	double now, gather_lane, reduce_lane; /* when the lane is free */
 	double waited, communication;
 };
@@ -201,10 +316,10 @@ static void gather(struct player *p, int u, int user)
 
 	if (u < 0 || u >= p->units || p->ready[u] < INFINITY)
 		return;
-	if (!p->shard->unit[u].whole_weights && p->shard->unit[u].ring == SHARD_RING_BLOCKS) {
+	if (!p->shard->unit[u].whole_weights && p->shard->unit[u].weights_ring == SHARD_RING_BLOCKS) {
 		if (slots > 1 && p->ring[p->next] == user)
 			p->next = (p->next + 1) % slots;
-		if (p->ring[p->next] > 0)
+		if (p->ring[p->next] >= 0)
 			p->ready[p->ring[p->next]] = INFINITY;
 		p->ring[p->next] = u;
 		p->next = (p->next + 1) % slots;
@@ -236,15 +351,16 @@ static void reduce(struct player *p, int u, bool last)
 
 /* Of AdamW's time, that of a step of an element: measured on a processor, where AdamW takes 28 bytes. */
 static const double optimizer_share[OPTIMIZERS] = {
-    [OPTIMIZER_ADAMW] = 1,       [OPTIMIZER_SGD] = 0.8,       [OPTIMIZER_LION] = 0.7,
-    [OPTIMIZER_LAMB] = 1.5,      [OPTIMIZER_LARS] = 1.1,      [OPTIMIZER_MUON] = 0.8,
-    [OPTIMIZER_ADAFACTOR] = 2.9, [OPTIMIZER_ADAMW_8BIT] = 45, [OPTIMIZER_LION_8BIT] = 22,
+    [OPTIMIZER_ADAMW] = 1,       [OPTIMIZER_SGD] = 0.8,      [OPTIMIZER_LION] = 0.7,
+    [OPTIMIZER_LAMB] = 1.5,      [OPTIMIZER_LARS] = 1.1,     [OPTIMIZER_MUON] = 0.8,
+    [OPTIMIZER_ADAFACTOR] = 2.9, [OPTIMIZER_ADAMW_8BIT] = 7, [OPTIMIZER_LION_8BIT] = 4,
 };
 
 static double optimizer_bytes(const struct train_options *o)
 {
-	/* Gradient for the norm and again; moments; weights. */
-	double bytes = 4 + 4 + 16;
+	/* Gradient for the norm, whose sum in fp64 takes as long as twice its bytes, and again; moments;
+	 * weights. */
+	double bytes = 8 + 4 + 16;
 
 	bytes += o->precision == DTYPE_F32 ? 8 : o->without_master ? 4 : 8 + 2;
 	return bytes * optimizer_share[o->optimizer];
@@ -293,6 +409,13 @@ static double optimizer_seconds(const struct train_options *o, const struct hard
 	return MAX(host_seconds(o, where, own), 2 * bytes * where->per_node / DISK);
 }
 
+static void empty_slots(struct player *p)
+{
+	for (int i = 0; i < SHARD_SLOTS_MAX; i++)
+		p->ring[i] = -1;
+	p->next = 0;
+}
+
 static void play_step(struct player *p, double overlap)
 {
 	const struct parts *t = p->parts;
@@ -306,7 +429,7 @@ static void play_step(struct player *p, double overlap)
 			need(p, u, 1);
 			p->now += u == 0 ? t->embedding_forward : t->block_forward;
 		}
-		for (int u = last; u >= 0; u--) {
+		for (int u = last; u >= p->lowest; u--) {
 			bool again = u > 0 && u <= p->recomputed;
 
 			need(p, u, -1);
@@ -319,7 +442,7 @@ static void play_step(struct player *p, double overlap)
 				reduce(p, u, final);
 		}
 	}
-	wait_for(p, p->reduced[0]);
+	wait_for(p, p->reduced[p->lowest]);
 	for (int u = 0; u <= last; u++) {
 		p->now += p->unit[u].optimizer;
 		if (p->unit[u].gather > 0)
@@ -327,8 +450,7 @@ static void play_step(struct player *p, double overlap)
 		if (p->shard->unit[u].whole_weights)
 			gather(p, u, -1);
 	}
-	for (int i = 0; i < SHARD_SLOTS_MAX; i++)
-		p->ring[i] = 0;
+	empty_slots(p);
 	gather(p, 0, -1);
 	/* What is hidden takes processors and bandwidth from the computation. */
 	p->now += overlap * MAX(p->communication - before - (p->waited - waited), 0);
@@ -350,7 +472,14 @@ static void crowd(struct player *p, struct parts *t, double factor)
 	}
 }
 
-static void count_units(struct player *p, const struct model_config *c, const struct hardware_set *where)
+/* What travels of a unit's weights: of one that is stored in 4 bits, these. */
+static double weights_bytes(const struct train_options *o, const struct shard_unit *u)
+{
+	return u->packed ? (double)u->packed->bytes : (double)u->padded * (double)dtype_size(o->precision);
+}
+
+static void count_units(struct player *p, const struct model_layout *l, const struct model_config *c,
+                        const struct hardware_set *where)
 {
 	const struct hardware *h = &where->device;
 	const struct shard *s = p->shard;
@@ -359,35 +488,50 @@ static void count_units(struct player *p, const struct model_config *c, const st
 	double all = 0, disk;
 	int copies_across = (s->replicas + copies_inside - 1) / copies_inside;
 
-	for (int u = 0; u < p->units; u++)
-		all += (double)s->unit[u].own;
+	for (int u = 0; u < s->units; u++)
+		all += s->unit[u].frozen ? 0 : (double)s->unit[u].own;
 	disk = (double)shard_disk_bytes(s) / MAX(all, 1);
 	for (int u = 0; u < p->units; u++) {
 		struct unit_times *t = &p->unit[u];
-		double elements = (double)s->unit[u].padded, own = (double)s->unit[u].own;
-		double wire = (double)dtype_size(p->o->reduce_type);
+		/* What is trained of a unit that is frozen is its companion. */
+		int trained = l->unit[u].frozen ? l->unit[u].companion : u;
+		const struct shard_unit *of = trained < 0 ? NULL : &s->unit[trained];
+		double elements, own, wire = (double)dtype_size(p->o->reduce_type);
 
+		if (!s->unit[u].whole_weights || !s->unit[u].frozen)
+			t->gather = cost_gather(h, weights_bytes(p->o, &s->unit[u]), across, inside) +
+			            upload_seconds(p->o, where, &s->unit[u]);
+		else if (of)
+			t->gather = cost_gather(h, weights_bytes(p->o, of), across, inside);
+		if (!of)
+			continue;
+		elements = (double)of->padded, own = (double)of->own;
 		t->optimizer = optimizer_seconds(p->o, where, own, disk * own);
-		if (p->o->optimizer == OPTIMIZER_MUON && u > 0 && u < p->units - 1)
+		if (p->o->optimizer == OPTIMIZER_MUON && u > 0 && u < p->units - 1 && !l->adapts)
 			t->optimizer += muon_seconds(c, p->o, h, own / elements);
-		t->gather = cost_gather(h, elements * (double)dtype_size(p->o->precision), across, inside);
-		t->gather += upload_seconds(p->o, where, &s->unit[u]);
-		t->reduce = cost_gather(h, elements * wire, across, inside) +
-		            download_seconds(p->o, where, &s->unit[u]);
-		t->replicate = 2 * cost_gather(h, own * wire, copies_across, copies_inside);
+		t->reduce =
+		    cost_reduce(h, elements * wire, across, inside) + download_seconds(p->o, where, of);
+		t->replicate = cost_reduce(h, own * wire, copies_across, copies_inside) +
+		               cost_gather(h, own * wire, copies_across, copies_inside);
 	}
 }
 
 void cost_of_step(const struct plan *plan, const struct model_config *c, const struct train_options *o,
                   int64_t max_row, const struct hardware_set *where, struct cost *out)
 {
-	int units = plan->layout->units, ranks = where->nodes * where->per_node;
+	const struct model_layout *l = plan->layout;
+	int units = l->base_units, ranks = where->nodes * where->per_node;
 	_cleanup_free_ struct unit_times *times = calloc((size_t)units, sizeof(*times));
 	_cleanup_free_ double *ready = calloc((size_t)units, sizeof(*ready));
 	_cleanup_free_ double *reduced = calloc((size_t)units, sizeof(*reduced));
 	double a = (double)o->accumulation, peak = hardware_peak(&where->device, o->precision), first;
-	struct player p = {
-	    .shard = plan->shard, .o = o, .unit = times, .ready = ready, .reduced = reduced, .units = units};
+	struct player p = {.shard = plan->shard,
+	                   .o = o,
+	                   .unit = times,
+	                   .ready = ready,
+	                   .reduced = reduced,
+	                   .units = units,
+	                   .lowest = l->lowest};
 	struct device_shapes shapes;
 	struct parts parts;
 
@@ -395,13 +539,14 @@ void cost_of_step(const struct plan *plan, const struct model_config *c, const s
 	if (!times || !ready || !reduced || peak <= 0)
 		return;
 	model_shapes(plan->model, &shapes);
-	count_parts(c, o, (double)max_row, &where->device, (double)shapes.logits_rows, o->accumulation > 1,
+	count_parts(l, c, o, (double)max_row, &where->device, (double)shapes.logits_rows, o->accumulation > 1,
 	            &parts);
 	p.parts = &parts;
 	/* The last of those that recompute still has what it needs. */
 	p.recomputed = o->recompute == MODEL_KEEP_ALL ? 0 : MAX(c->layers - o->kept_blocks - 1, 0);
-	count_units(&p, c, where);
+	count_units(&p, l, c, where);
 	crowd(&p, &parts, MAX(where->device.crowd, 1));
+	empty_slots(&p);
 	play_step(&p, where->device.overlap);
 	first = p.now;
 	p.waited = p.communication = 0;
@@ -409,12 +554,13 @@ void cost_of_step(const struct plan *plan, const struct model_config *c, const s
 	out->step = p.now - first;
 	out->communication = p.communication;
 	out->forward = a * (parts.embedding_forward + c->layers * parts.block_forward);
-	out->backward = a * (parts.embedding_backward + c->layers * parts.block_backward);
+	out->backward = a * (parts.embedding_backward + count_trained(l, c).blocks * parts.block_backward);
 	out->recompute = a * p.recomputed * parts.again;
 	out->head = a * parts.head;
 	for (int u = 0; u < units; u++)
 		out->optimizer += times[u].optimizer;
 	out->exposed = out->step - out->forward - out->backward - out->recompute - out->head - out->optimizer;
 	out->tokens_per_second = (double)out->tokens / out->step;
-	out->mfu = model_config_flops(c, (double)max_row) * out->tokens_per_second / ranks / peak;
+	out->mfu = model_config_flops(c, (double)max_row) * computed_share(l, c) * out->tokens_per_second /
+	           ranks / peak;
 }

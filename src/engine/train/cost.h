@@ -28,7 +28,9 @@ struct cost {
 	double step;
 	int64_t tokens; /* of a step, all ranks */
 	double tokens_per_second;
-	double mfu; /* model_config_flops over the devices' peak; 0: the peak is not known */
+	/* model_config_flops, less what is not computed of what is frozen, over the devices' peak; 0: the
+	 * peak is not known */
+	double mfu;
 };
 
 /* Rows are max_row tokens long. Units and ranks are those of the plan. */
@@ -38,6 +40,7 @@ void cost_of_step(const struct plan *plan, const struct model_config *c, const s
 /* The parts, for tests. type: of a and b; c_bytes: of an element of C; add: C is read, too. */
 double cost_gemm(const struct hardware *h, enum dtype type, enum rate_product kind, double m, double n,
                  double k, double c_bytes, bool add);
-/* `bytes` in all: a gather, or a reduce-scatter, of so many bytes over ranks of which per_node are on a node.
- * An all-reduce takes twice as long. */
+/* A gather, or a reduce-scatter, of so many bytes in all over ranks of which per_node are on a node. An
+ * all-reduce takes as long as both. */
 double cost_gather(const struct hardware *h, double bytes, int nodes, int per_node);
+double cost_reduce(const struct hardware *h, double bytes, int nodes, int per_node);

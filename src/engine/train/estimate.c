@@ -32,6 +32,7 @@ static size_t outside(const struct estimate_input *in, const struct plan *plan,
 	    shapes->type == DTYPE_BF16 && (h->sizing.engine != DEVICE_ENGINE_CPU || h->sizing.native_bf16);
 
 	return (size_t)(h->outside + (bf16 ? h->outside_bf16 : 0) +
+	                (bf16 && plan->layout->adapts ? h->outside_adapters : 0) +
 	                (alone ? 0 : h->outside_comm + shard_lanes(plan->shard) * h->outside_lane)) +
 	       device_sizing_packing(&h->sizing, shapes);
 }
@@ -41,9 +42,21 @@ static size_t copies(const struct estimate_input *in, const struct train_options
 {
 	int64_t ranks = (int64_t)in->where->nodes * in->where->per_node;
 	bool master = o->precision != DTYPE_F32 && !o->without_master;
-	size_t element = dtype_size(o->precision) + (master ? 3 : 2) * sizeof(float);
+	size_t bytes = 0;
 
-	return o->copies_state ? (size_t)((plan->layout->trained + ranks - 1) / ranks) * element : 0;
+	for (int i = 0; i < plan->layout->parameters && o->copies_state; i++) {
+		const struct model_parameter *p = &plan->layout->parameter[i];
+		size_t element = dtype_size(o->precision) + (master ? sizeof(float) : 0);
+
+		if (p->frozen)
+			continue;
+		for (int moment = 1; moment <= 2; moment++)
+			if (optimizer_keeps(plan->optimizer, moment, p) ||
+			    (moment == 2 && optimizer_has_factors(plan->optimizer)))
+				element += sizeof(float);
+		bytes += (size_t)p->count * element;
+	}
+	return (bytes + (size_t)ranks - 1) / (size_t)ranks;
 }
 
 /* A CPU's own memory is the host's. */

@@ -21,8 +21,9 @@ struct hardware {
 	struct device_sizing sizing;
 	int64_t memory; /* bytes */
 	/* Bytes that a worker takes beyond its plan: program, driver and libraries; what the library for bf16
-	 * takes more; what the communicator of all ranks takes, and what each further one does. */
-	int64_t outside, outside_bf16, outside_comm, outside_lane;
+	 * takes more, and with adapters besides; what the communicator of all ranks takes, and what each
+	 * further one does. */
+	int64_t outside, outside_bf16, outside_adapters, outside_comm, outside_lane;
 	double fp32, bf16, fp16, fp8; /* peaks; 0: it has no such arithmetic at a useful speed */
 	double bandwidth;             /* of its memory */
 	double intra, inter; /* links to devices of its node, and its share of those to other nodes */

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Measures the rates of a device: each operation at each size, several times, of which the fastest counts:
- * what else runs on the machine only makes one slower. */
+/* Measures the rates of a device: each operation at each size, several times. One thread is timed by the
+ * processor's time, of which the median counts; all else by the clock, of which the fastest does, since what
+ * else runs on the machine only makes one slower. */
 #include "engine/train/measure.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -13,17 +15,18 @@ enum {
 	HEADS = 8,
 	KV_HEADS = 4,
 	SMALL = 1 << 20,
-	LEAST_REPEATS = 2,
-	MOST_REPEATS = 200,
-	GATHERS = 400,
-	LEAST_GATHERS = 10
+	LEAST_REPEATS = 3,
+	MOST_REPEATS = 60,
+	LEAST_LINKS = 9
 };
 #define ENOUGH_SECONDS 0.02
 #define VALUES         ((size_t)96 << 20)
+#define PASSED         ((size_t)8 << 20) /* more than a processor's own caches hold */
 
 struct bench {
 	struct device *dev;
 	clockid_t clock;
+	char *passed; /* [PASSED]; NULL: a GPU */
 	enum dtype type;
 	char *a, *b;  /* [VALUES] and [VALUES / 2] bytes */
 	float *c;     /* [VALUES] bytes */
@@ -121,8 +124,8 @@ static void run_operation(struct bench *b)
 		                        b->small, b->small);
 		break;
 	case RATE_ROTATION:
-		device_rope(b->dev, c, b->cols, (int)(b->cols / 128), 128, b->ids, b->small, b->small, b->m,
-		            false, b->type);
+		device_rope(b->dev, c, b->cols, (int)(b->cols / 128), 128, 128, b->ids, b->small, b->small,
+		            b->m, false, b->type);
 		break;
 	case RATE_SWIGLU:
 		device_swiglu_forward(b->dev, c, b->a, b->m, (int)b->cols, b->type);
@@ -142,30 +145,40 @@ static void run_operation(struct bench *b)
 	}
 }
 
+static int by_value(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return x < y ? -1 : x > y;
+}
+
 /* Seconds of a call. */
 static int measure(struct bench *b, void (*run)(struct bench *), double *seconds, struct error *err)
 {
-	double begun, all = clock_monotonic();
-	int r;
+	double each[MOST_REPEATS], all = 0, begun;
+	int n = 0, r;
 
-	*seconds = INFINITY;
 	run(b);
 	if ((r = device_synchronize(b->dev, err)) < 0)
 		return r;
-	for (int i = 0; i < MOST_REPEATS && (i < LEAST_REPEATS || clock_monotonic() - all < ENOUGH_SECONDS);
-	     i++) {
-		/* Between two steps of the optimizer the whole model goes through the caches. */
+	for (; n < MOST_REPEATS && (n < LEAST_REPEATS || all < ENOUGH_SECONDS); n++) {
+		/* Between two steps of the optimizer the whole model goes through the caches; between two
+		 * uses of the same weights or activations, others do. */
 		if (run == run_operation && b->operation == RATE_OPTIMIZER)
 			device_zero(b->dev, b->b, VALUES / 2);
+		else if (b->passed)
+			device_zero(b->dev, b->passed, PASSED);
 		if ((r = device_synchronize(b->dev, err)) < 0)
 			return r;
 		begun = clock_seconds(b->clock);
 		run(b);
 		if ((r = device_synchronize(b->dev, err)) < 0)
 			return r;
-		*seconds = MIN(*seconds, clock_seconds(b->clock) - begun);
+		each[n] = clock_seconds(b->clock) - begun;
+		all += each[n];
 	}
-	*seconds = MAX(*seconds, 1e-9);
+	qsort(each, (size_t)n, sizeof(*each), by_value);
+	*seconds = MAX(each[b->clock == CLOCK_PROCESS_CPUTIME_ID ? n / 2 : 0], 1e-9);
 	return 0;
 }
 
@@ -276,8 +289,8 @@ static int reserve(struct device *dev, enum dtype type, struct error *err)
 
 int rates_measure(struct device *dev, struct rate_set *out, struct error *err)
 {
-	const size_t sizes[] = {VALUES, VALUES / 2, VALUES, SMALL * sizeof(float), LONGEST * sizeof(int32_t)};
-	/* One thread is timed by the processor's time, which others on the machine leave alone. */
+	const size_t sizes[] = {VALUES, VALUES / 2, VALUES, SMALL * sizeof(float), LONGEST * sizeof(int32_t),
+	                        PASSED};
 	struct bench b = {.dev = dev,
 	                  .clock = out->threads == 1 ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC};
 	void *memory[ARRAY_SIZE(sizes)] = {NULL};
@@ -290,6 +303,7 @@ int rates_measure(struct device *dev, struct rate_set *out, struct error *err)
 	b.c = memory[2];
 	b.small = memory[3];
 	b.ids = memory[4];
+	b.passed = out->threads > 0 ? memory[5] : NULL;
 	for (int t = 0; t < RATE_TYPES && r == 0; t++) {
 		b.type = (enum dtype)t;
 		/* A CPU computes in every type, in some with detours, which are measured too. */
@@ -308,31 +322,119 @@ int rates_measure(struct device *dev, struct rate_set *out, struct error *err)
 	return r;
 }
 
-int rates_measure_gather(struct device *dev, struct comm *comm, double out[RATE_LENGTHS], struct error *err)
-{
-	int ranks = comm_size(comm), r;
+/* ---- collectives ---- */
+
+/* Of the computation that a collective is measured beside. */
+enum { SIDE = 256, COMPUTES_MOST = 400 };
+#define LEAST_COMPUTED 1e-3
+
+struct link_bench {
+	struct device *dev;
+	struct comm *comm;
+	bool reduce;
 	void *buffer;
+	float *side; /* [3][SIDE][SIDE] */
+	int64_t shard;
+};
 
-	if ((r = device_alloc(dev, (size_t)rate_bytes[RATE_LENGTHS - 1], &buffer, err)) < 0)
+static void compute(struct link_bench *b, int times)
+{
+	const struct device_gemm g = {.m = SIDE,
+	                              .n = SIDE,
+	                              .k = SIDE,
+	                              .alpha = 1,
+	                              .a = b->side,
+	                              .b = b->side + SIDE * SIDE,
+	                              .c = b->side + 2 * SIDE * SIDE,
+	                              .lda = SIDE,
+	                              .ldb = SIDE,
+	                              .ldc = SIDE,
+	                              .ab_type = DTYPE_F32,
+	                              .c_type = DTYPE_F32};
+
+	for (int i = 0; i < times; i++)
+		device_gemm(b->dev, &g);
+}
+
+/* Seconds of so much computation, which all ranks begin at the same time, with the collective beside it or
+ * without: the median. */
+static int measure_beside(struct link_bench *b, int times, bool collective, int rounds, double *seconds,
+                          struct error *err)
+{
+	double each[MOST_REPEATS];
+	int r = 0;
+
+	for (int k = 0; k < rounds && r == 0; k++) {
+		comm_ticket ticket = 0;
+		double begun;
+
+		if ((r = comm_wait(b->comm, comm_barrier(b->comm), err)) < 0)
+			break;
+		begun = clock_monotonic();
+		if (collective)
+			ticket = b->reduce
+			             ? comm_reduce_scatter(b->comm, b->buffer, b->shard, DTYPE_F32, COMM_SUM)
+			             : comm_all_gather(b->comm, b->buffer, b->shard, DTYPE_F32);
+		compute(b, times);
+		r = ticket ? comm_wait(b->comm, ticket, err) : device_synchronize(b->dev, err);
+		each[k] = clock_monotonic() - begun;
+	}
+	qsort(each, (size_t)rounds, sizeof(*each), by_value);
+	*seconds = each[rounds / 2];
+	return r;
+}
+
+/* Bytes a second of one collective: by how much it lengthens a computation on all ranks, but no faster than
+ * when nothing is computed. */
+static int measure_link(struct link_bench *b, int rounds, double *rate, struct error *err)
+{
+	double alone, once, with, without, numbers[2];
+	int times, r;
+
+	if ((r = measure_beside(b, 0, true, rounds, &alone, err)) < 0 ||
+	    (r = measure_beside(b, 1, false, rounds, &once, err)) < 0)
 		return r;
-	for (int i = 0; i < RATE_LENGTHS && r == 0; i++) {
-		int64_t shard = rate_bytes[i] / (int64_t)sizeof(float) / ranks;
-		double best = INFINITY;
+	/* As much on each rank. */
+	numbers[0] = alone;
+	numbers[1] = once;
+	if ((r = device_write(b->dev, b->buffer, numbers, sizeof(numbers), err)) < 0 ||
+	    (r = comm_wait(b->comm, comm_broadcast(b->comm, b->buffer, sizeof(numbers), 0), err)) < 0 ||
+	    (r = device_read(b->dev, numbers, b->buffer, sizeof(numbers), err)) < 0)
+		return r;
+	times = (int)MIN(MAX(2 * numbers[0], LEAST_COMPUTED) / MAX(numbers[1], 1e-6) + 1, COMPUTES_MOST);
+	if ((r = measure_beside(b, times, false, rounds, &without, err)) < 0 ||
+	    (r = measure_beside(b, times, true, rounds, &with, err)) < 0)
+		return r;
+	*rate = (double)b->shard * sizeof(float) * (comm_size(b->comm) - 1) /
+	        MAX(MAX(with - without, alone), 1e-9);
+	return 0;
+}
 
-		/* As many on each rank: fewer of the large ones. */
-		for (int k = 0; k < MAX(GATHERS >> 2 * i, LEAST_GATHERS) && r == 0; k++) {
-			double begun;
+int rates_measure_links(struct device *dev, struct comm *comm, double gather[RATE_LENGTHS],
+                        double reduce[RATE_LENGTHS], struct error *err)
+{
+	struct link_bench b = {.dev = dev, .comm = comm};
+	void *side = NULL;
+	int r;
 
-			if ((r = comm_wait(comm, comm_barrier(comm), err)) < 0)
-				break;
-			begun = clock_monotonic();
-			r = comm_wait(comm, comm_all_gather(comm, buffer, shard, DTYPE_F32), err);
-			best = MIN(best, clock_monotonic() - begun);
-		}
-		out[i] = (double)shard * sizeof(float) * (ranks - 1) / MAX(best, 1e-9);
+	if ((r = device_alloc(dev, (size_t)rate_bytes[RATE_LENGTHS - 1], &b.buffer, err)) == 0 &&
+	    (r = device_alloc(dev, 3 * SIDE * SIDE * sizeof(float), &side, err)) == 0) {
+		b.side = side;
+		device_zero(dev, side, 3 * SIDE * SIDE * sizeof(float));
+		device_zero(dev, b.buffer, (size_t)rate_bytes[RATE_LENGTHS - 1]);
+	}
+	for (int i = 0; i < 2 * RATE_LENGTHS && r == 0; i++) {
+		b.reduce = i >= RATE_LENGTHS;
+		b.shard = rate_bytes[i % RATE_LENGTHS] / (int64_t)sizeof(float) / comm_size(comm);
+		/* Fewer of the large ones. */
+		r = measure_link(&b, MAX(MOST_REPEATS >> i % RATE_LENGTHS, LEAST_LINKS),
+		                 &(b.reduce ? reduce : gather)[i % RATE_LENGTHS], err);
 	}
 	if (r == 0)
 		r = comm_flush(comm, err);
-	device_free(dev, buffer);
+	if (b.buffer)
+		device_free(dev, b.buffer);
+	if (side)
+		device_free(dev, side);
 	return r;
 }

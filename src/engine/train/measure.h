@@ -9,5 +9,6 @@
 /* out->threads is set before: those of the device, 0 for a GPU. Fills the rates that the device has now;
  * takes some seconds, and 300 MB. */
 int rates_measure(struct device *dev, struct rate_set *out, struct error *err);
-/* rates.gather between the ranks of comm; all of them call it at the same time. */
-int rates_measure_gather(struct device *dev, struct comm *comm, double out[RATE_LENGTHS], struct error *err);
+/* rates.gather and rates.reduce between the ranks of comm; all of them call it at the same time. */
+int rates_measure_links(struct device *dev, struct comm *comm, double gather[RATE_LENGTHS],
+                        double reduce[RATE_LENGTHS], struct error *err);

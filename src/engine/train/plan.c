@@ -34,7 +34,8 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 	                          .weighed = options->preference.kind != PREFERENCE_NONE,
 	                          .recompute = options->recompute,
 	                          .kept = options->kept_blocks,
-	                          .tuning = &options->tuning};
+	                          .tuning = &options->tuning,
+	                          .seed = options->seed};
 	struct shard_options parts = {.rank = rank,
 	                              .world_size = world_size,
 	                              .strategy = options->strategy,

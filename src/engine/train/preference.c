@@ -9,7 +9,7 @@
 void preference_options_default(struct preference_options *o)
 {
 	*o = (struct preference_options){
-	    .beta = 0.1, .gamma = 0.5, .desirable_weight = 1, .undesirable_weight = 1};
+	    .beta = 0.1, .gamma = 0.5, .desirable_weight = 1, .undesirable_weight = 1, .pad = -1};
 }
 
 bool preference_has_reference(const struct preference_options *o)
@@ -96,11 +96,23 @@ static double orpo(const struct preference_options *o, const double mean[2], dou
 	return -o->beta * ratio;
 }
 
-void preference_pair(const struct preference_options *o, const struct preference_answer pair[2], double d[2],
-                     double sums[PREFERENCE_SUMS])
+/* Bradley and Terry's, and the square that keeps the mean of both near 0. */
+static double bradley_terry(const struct preference_options *o, const double value[2], double margin,
+                            double d[2])
+{
+	double sum = value[0] + value[1], dx;
+	double loss = smoothed_sigmoid(value[0] - value[1] - margin, 0, &dx);
+
+	d[0] = 2 * o->center * sum + dx;
+	d[1] = 2 * o->center * sum - dx;
+	return loss + o->center * sum * sum;
+}
+
+void preference_pair(const struct preference_options *o, const struct preference_answer pair[2],
+                     double margin, double d[2], double sums[PREFERENCE_SUMS])
 {
 	bool means = o->kind == PREFERENCE_ORPO || o->kind == PREFERENCE_SIMPO;
-	double value[2], reward[2], dx;
+	double value[2], reward[2];
 
 	for (int i = 0; i < 2; i++)
 		value[i] = means ? pair[i].logp / (double)pair[i].tokens : pair[i].logp;
@@ -112,9 +124,7 @@ void preference_pair(const struct preference_options *o, const struct preference
 		sums[PREFERENCE_SUM_LOSS] += simpo(o, value, d);
 		break;
 	case PREFERENCE_REWARD:
-		sums[PREFERENCE_SUM_LOSS] += smoothed_sigmoid(value[0] - value[1], 0, &dx);
-		d[0] = dx;
-		d[1] = -dx;
+		sums[PREFERENCE_SUM_LOSS] += bradley_terry(o, value, margin, d);
 		break;
 	default:
 		sums[PREFERENCE_SUM_LOSS] += dpo(o, pair, d);

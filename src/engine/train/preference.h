@@ -29,6 +29,8 @@ struct preference_options {
 	double gamma;                                /* SimPO: the margin */
 	double label_smoothing;                      /* DPO's sigmoid and SimPO: below 0.5 */
 	double desirable_weight, undesirable_weight; /* KTO */
+	double center;                               /* rewards: weight of (chosen + rejected)^2 */
+	int32_t pad; /* rewards: tokens at the end of an answer that are not read; -1: none */
 };
 void preference_options_default(struct preference_options *o); /* no preference */
 
@@ -63,9 +65,11 @@ enum preference_sum {
 	PREFERENCE_SUMS
 };
 
-/* The loss of a pair { chosen, rejected } and its derivative by the logp of each; adds to sums. */
+/* Adds the loss and the measurements of a pair { chosen, rejected } to sums, and sets the derivatives of the
+ * loss by the logp of each. margin: of the task reward alone, by how much the reward of the chosen answer is
+ * to be above that of the other. */
 void preference_pair(const struct preference_options *o, const struct preference_answer pair[2],
-                     double derivative[2], double sums[PREFERENCE_SUMS]);
+                     double margin, double derivative[2], double sums[PREFERENCE_SUMS]);
 /* The same of an answer that has a label. kl: the mean of the differences between model and reference in the
  * log-probabilities of answers to other prompts, at least 0. */
 void preference_label(const struct preference_options *o, const struct preference_answer *answer,

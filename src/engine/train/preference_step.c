@@ -83,20 +83,36 @@ void preference_begin(struct trainer *t)
 	}
 }
 
+static bool has_scores(const struct trainer *t)
+{
+	return t->o.preference.kind == PREFERENCE_REWARD;
+}
+
+/* Where the score of a document is read, as transformers does: at the last token that is not padding. */
+static int32_t score_place(const struct trainer *t, const struct dataset_row *row, int d)
+{
+	int32_t i = row->starts[d + 1] - 1;
+
+	while (i > row->starts[d] && row->ids[i] == t->o.preference.pad)
+		i--;
+	return row->ids[i] == t->o.preference.pad ? row->starts[d] : i;
+}
+
 /* The sum and the count of an answer: of document d of a row whose tokens begin at `losses`. */
 static struct preference_answer sum_answer(const struct trainer *t, const struct dataset_row *row, int d,
                                            const float *losses)
 {
 	struct preference_answer a = {0};
 
+	if (has_scores(t))
+		return (struct preference_answer){.logp = (double)losses[score_place(t, row, d)],
+		                                  .tokens = 1};
 	for (int32_t i = row->starts[d]; i < row->starts[d + 1]; i++) {
 		if (row->targets[i] < 0)
 			continue;
 		a.logp -= (double)losses[i];
 		a.tokens++;
 	}
-	if (t->o.preference.kind == PREFERENCE_REWARD) /* the model gives the score of the last token */
-		a.logp = (double)losses[row->starts[d + 1] - 1];
 	return a;
 }
 
@@ -154,8 +170,8 @@ static void set_factors(const struct trainer *t, const struct dataset_row *row, 
 {
 	double mean = derivative / (double)t->preference.pairs;
 
-	if (t->o.preference.kind == PREFERENCE_REWARD) {
-		factors[row->starts[d + 1] - 1] = (float)mean;
+	if (has_scores(t)) {
+		factors[score_place(t, row, d)] = (float)mean;
 		return;
 	}
 	for (int32_t i = row->starts[d]; i < row->starts[d + 1]; i++)
@@ -191,7 +207,7 @@ static int weigh(void *context, const float *losses, float *factors, struct erro
 		if (preference_has_labels(o))
 			preference_label(o, &answers[0], row.label == 1, kl, &derivative[0], w->sums);
 		else
-			preference_pair(o, answers, derivative, w->sums);
+			preference_pair(o, answers, (double)row.margin, derivative, w->sums);
 		for (int d = 0; d < 2 && factors; d++)
 			set_factors(t, &row, d, derivative[d], factors + at);
 		if (has_likelihood(t))
@@ -212,9 +228,8 @@ static void set_targets(const struct trainer *t, const struct dataset_row *row, 
 	if (has_likelihood(t))
 		for (int32_t i = 0; i + 1 < row->starts[1]; i++)
 			targets[i] = row->ids[i + 1];
-	if (t->o.preference.kind == PREFERENCE_REWARD)
-		for (int32_t i = 0; i < row->length; i++)
-			targets[i] = i + 1 == row->starts[1] || i + 1 == row->length ? 0 : -100;
+	for (int32_t i = 0; i < row->length && has_scores(t); i++)
+		targets[i] = i == score_place(t, row, 0) || i == score_place(t, row, 1) ? 0 : -100;
 }
 
 void preference_set_batch(struct trainer *t, const struct dataset *data, const int64_t *rows, int64_t n,

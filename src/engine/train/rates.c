@@ -49,7 +49,7 @@ json_t *rates_encode(const struct rates *r)
 
 	for (int i = 0; i < r->sets; i++) {
 		struct rate_set *s = (struct rate_set *)&r->set[i];
-		json_t *set = json_pack("{s:i}", "threads", s->threads);
+		json_t *set = json_pack("{s:i,s:i}", "threads", s->threads, "ranks", s->ranks);
 
 		for (int g = 0; g < GROUPS; g++) {
 			json_t *group = json_object();
@@ -74,12 +74,16 @@ json_t *rates_encode(const struct rates *r)
 		json_array_append_new(sets, set);
 	}
 	all = json_pack("{s:s,s:o}", "device", r->device, "sets", sets);
-	if (r->gather[0] > 0) {
+	for (int k = 0; k < 2; k++) {
+		const double *from = k ? r->reduce : r->gather;
 		json_t *list = json_array();
 
 		for (int i = 0; i < RATE_LENGTHS; i++)
-			json_array_append_new(list, json_real(r->gather[i]));
-		json_object_set_new(all, "gather", list);
+			json_array_append_new(list, json_real(from[i]));
+		if (from[0] > 0)
+			json_object_set_new(all, k ? "reduce" : "gather", list);
+		else
+			json_decref(list);
 	}
 	return all;
 }
@@ -96,11 +100,15 @@ static int read_list(const json_t *list, double *to, int n)
 	return 0;
 }
 
+/* -ESTALE: of ranks on a CPU, but not how many there were. */
 static int read_set(const json_t *json, struct rate_set *s)
 {
 	s->threads = (int)json_get_int(json, "threads", -1);
-	if (s->threads < 0)
+	s->ranks = (int)json_get_int(json, "ranks", 1);
+	if (s->threads < 0 || s->ranks < 1)
 		return -EINVAL;
+	if (s->threads > 0 && !json_object_get(json, "ranks"))
+		return -ESTALE;
 	for (int t = 0; t < RATE_TYPES; t++) {
 		s->has[t] = json_object_get(json_object_get(json, groups[0].name), types[t]) != NULL;
 		for (int g = 0; g < GROUPS && s->has[t]; g++) {
@@ -119,15 +127,28 @@ static int read_set(const json_t *json, struct rate_set *s)
 int rates_decode(const json_t *json, const char *where, struct rates *out, struct error *err)
 {
 	const json_t *sets = json_object_get(json, "sets");
+	bool old = false;
 
 	*out = (struct rates){.sets = (int)MIN(json_array_size(sets), (size_t)RATE_SETS_MAX)};
 	snprintf(out->device, sizeof(out->device), "%s", json_get_string(json, "device", ""));
-	for (int i = 0; i < out->sets; i++)
-		if (read_set(json_array_get(sets, (size_t)i), &out->set[i]) < 0)
+	for (int i = 0; i < out->sets; i++) {
+		int r = read_set(json_array_get(sets, (size_t)i), &out->set[i]);
+
+		old = old || r == -ESTALE;
+		if (r < 0)
 			out->sets = 0;
-	if (json_object_get(json, "gather") &&
-	    read_list(json_object_get(json, "gather"), out->gather, RATE_LENGTHS) < 0)
-		out->sets = 0;
+	}
+	for (int k = 0; k < 2; k++) {
+		const json_t *list = json_object_get(json, k ? "reduce" : "gather");
+
+		if (list && read_list(list, k ? out->reduce : out->gather, RATE_LENGTHS) < 0)
+			out->sets = 0;
+	}
+	if (old)
+		return error_set(err, -EINVAL,
+		                 "%s: an earlier release measured it, without ranks that run at the same "
+		                 "time; write a new one with dtrain estimate --measure",
+		                 where);
 	return out->sets > 0 ? 0
 	                     : error_set(err, -EINVAL,
 	                                 "%s: no file of rates; write a new one with dtrain estimate "
@@ -160,23 +181,25 @@ static double place(const int64_t *list, int n, double v, int *at)
 	return MIN(MAX(v, 0), 1);
 }
 
-/* The set of that many threads, else of the nearest number. */
-static const struct rate_set *nearest(const struct rates *r, int threads)
+/* The set of one rank with that many threads, else with the nearest number. */
+static const struct rate_set *alone(const struct rates *r, int threads)
 {
-	const struct rate_set *best = &r->set[0];
+	const struct rate_set *best = NULL;
 
-	for (int i = 1; i < r->sets; i++)
-		if (abs(r->set[i].threads - threads) < abs(best->threads - threads))
+	for (int i = 0; i < r->sets; i++)
+		if (r->set[i].ranks == 1 &&
+		    (!best || abs(r->set[i].threads - threads) < abs(best->threads - threads)))
 			best = &r->set[i];
-	return best;
+	return best ?: &r->set[0];
 }
 
-static const struct rate_set *widest(const struct rates *r)
+/* The set of the most ranks at the same time; NULL: there is none of several. */
+static const struct rate_set *together(const struct rates *r)
 {
-	const struct rate_set *best = &r->set[0];
+	const struct rate_set *best = NULL;
 
-	for (int i = 1; i < r->sets; i++)
-		if (r->set[i].threads > best->threads)
+	for (int i = 0; i < r->sets; i++)
+		if (r->set[i].ranks > (best ? best->ranks : 1))
 			best = &r->set[i];
 	return best;
 }
@@ -187,18 +210,44 @@ static double scale(const struct rate_set *s, int threads)
 	return s->threads > 0 ? (double)threads / s->threads : 1;
 }
 
-double rates_product(const struct rates *r, int threads, enum dtype type, enum rate_product kind, double m,
-                     double n, double k)
+/* Which rate of a set: of a product, of attention, or of another operation. */
+struct rate_key {
+	enum dtype type;
+	enum rate_product product;
+	double lengths[3];
+	bool backward;
+	double row, width;
+	enum rate_operation operation;
+	double bytes;
+};
+
+/* The logarithm of that rate in a set. */
+typedef double log_rate_fn(const struct rate_set *s, const struct rate_key *key);
+
+static double interpolate(const struct rates *r, int slots, int threads, log_rate_fn *log_rate_in,
+                          const struct rate_key *key)
 {
-	const struct rate_set *s = nearest(r, threads);
-	const double lengths[3] = {m, n, k};
+	const struct rate_set *one = alone(r, threads), *all = together(r);
+	double log_rate, part;
+
+	if ((int)key->type >= RATE_TYPES || !one->has[key->type])
+		return 0;
+	log_rate = log_rate_in(one, key) + log(scale(one, threads));
+	if (all && all->has[key->type] && slots > 1) {
+		part = ((double)slots * threads - 1) / ((double)all->ranks * all->threads - 1);
+		part = MIN(MAX(part, 0), 1);
+		log_rate = (1 - part) * log_rate + part * (log_rate_in(all, key) + log(scale(all, threads)));
+	}
+	return exp(log_rate);
+}
+
+static double log_product_rate(const struct rate_set *s, const struct rate_key *key)
+{
 	double part[3], sum = 0;
 	int at[3];
 
-	if ((int)type >= RATE_TYPES || !s->has[type])
-		return 0;
 	for (int i = 0; i < 3; i++)
-		part[i] = place(rate_lengths, RATE_LENGTHS, lengths[i], &at[i]);
+		part[i] = place(rate_lengths, RATE_LENGTHS, key->lengths[i], &at[i]);
 	for (int corner = 0; corner < 8; corner++) {
 		double weight = 1;
 		int index = 0;
@@ -210,56 +259,70 @@ double rates_product(const struct rates *r, int threads, enum dtype type, enum r
 			index = index * RATE_LENGTHS + at[i] + up;
 		}
 		if (weight > 0)
-			sum += weight * log(s->product[type][kind][index]);
+			sum += weight * log(s->product[key->type][key->product][index]);
 	}
-	return exp(sum) * scale(s, threads);
+	return sum;
 }
 
-double rates_attention(const struct rates *r, int threads, enum dtype type, bool backward, double row,
-                       double width)
+double rates_product(const struct rates *r, int slots, int threads, enum dtype type, enum rate_product kind,
+                     double m, double n, double k)
 {
-	const struct rate_set *s = nearest(r, threads);
-	const double *rate;
-	double x, y, sum;
+	return interpolate(r, slots, threads, log_product_rate,
+	                   &(struct rate_key){.type = type, .product = kind, .lengths = {m, n, k}});
+}
+
+static double log_attention_rate(const struct rate_set *s, const struct rate_key *key)
+{
+	const double *at = s->attention[key->type][key->backward];
+	double x, y;
 	int i, j;
 
-	if ((int)type >= RATE_TYPES || !s->has[type])
-		return 0;
-	rate = s->attention[type][backward];
-	x = place(rate_widths, RATE_WIDTHS, width, &i);
-	y = place(rate_lengths, RATE_LENGTHS, row, &j);
-	rate += i * RATE_LENGTHS + j;
-	sum = (1 - x) * ((1 - y) * log(rate[0]) + y * log(rate[1]));
-	sum += x * ((1 - y) * log(rate[RATE_LENGTHS]) + y * log(rate[RATE_LENGTHS + 1]));
-	return exp(sum) * scale(s, threads);
+	x = place(rate_widths, RATE_WIDTHS, key->width, &i);
+	y = place(rate_lengths, RATE_LENGTHS, key->row, &j);
+	at += i * RATE_LENGTHS + j;
+	return (1 - x) * ((1 - y) * log(at[0]) + y * log(at[1])) +
+	       x * ((1 - y) * log(at[RATE_LENGTHS]) + y * log(at[RATE_LENGTHS + 1]));
 }
 
-double rates_gather(const struct rates *r, double bytes)
+double rates_attention(const struct rates *r, int slots, int threads, enum dtype type, bool backward,
+                       double row, double width)
 {
-	int at;
-	double part = place(rate_bytes, RATE_LENGTHS, bytes, &at);
-
-	return r->gather[0] > 0 ? exp((1 - part) * log(r->gather[at]) + part * log(r->gather[at + 1])) : 0;
+	return interpolate(
+	    r, slots, threads, log_attention_rate,
+	    &(struct rate_key){.type = type, .backward = backward, .row = row, .width = width});
 }
 
-static double operation(const struct rate_set *s, enum dtype type, enum rate_operation op, double bytes)
+static double log_operation_rate(const struct rate_set *s, const struct rate_key *key)
 {
-	int at;
-	double part = place(rate_bytes, RATE_LENGTHS, bytes, &at);
-	const double *rate = s->operation[type][op];
+	const double *at = s->operation[key->type][key->operation];
+	int i;
+	double part = place(rate_bytes, RATE_LENGTHS, key->bytes, &i);
 
-	return exp((1 - part) * log(rate[at]) + part * log(rate[at + 1]));
+	return (1 - part) * log(at[i]) + part * log(at[i + 1]);
 }
 
 double rates_operation(const struct rates *r, int slots, int threads, enum dtype type, enum rate_operation op,
                        double bytes)
 {
-	const struct rate_set *s = nearest(r, threads), *all = widest(r);
-	double alone, share;
+	return interpolate(r, slots, threads, log_operation_rate,
+	                   &(struct rate_key){.type = type, .operation = op, .bytes = bytes});
+}
 
-	if ((int)type >= RATE_TYPES || !s->has[type])
-		return 0;
-	alone = operation(s, type, op, bytes) * scale(s, threads);
-	share = operation(all, type, op, bytes) * scale(all, MAX(slots * threads, all->threads)) / slots;
-	return slots > 1 ? MIN(alone, share) : alone;
+static double rate_of_bytes(const double *rates, double bytes)
+{
+	int at;
+	double part = place(rate_bytes, RATE_LENGTHS, bytes, &at);
+
+	return rates[0] > 0 ? exp((1 - part) * log(rates[at]) + part * log(rates[at + 1])) : 0;
+}
+
+double rates_gather(const struct rates *r, double bytes)
+{
+	return rate_of_bytes(r->gather, bytes);
+}
+
+/* Files from before it was measured have the gather alone. */
+double rates_reduce(const struct rates *r, double bytes)
+{
+	return rate_of_bytes(r->reduce[0] > 0 ? r->reduce : r->gather, bytes);
 }

@@ -5,8 +5,11 @@
  * Between the measured sizes the logarithm of the rate is interpolated; beyond them it is that of the
  * nearest.
  *
- * The file, which `dtrain estimate --measure` writes, is JSON: {"device":…,"sets":[{"threads":N,"products":
- * {"fp32":{"forward":[…],…}},"attention":…,"operations":…}],"gather":[…]}; a GPU's set has 0 threads.
+ * The file, which `dtrain estimate --measure` writes, is JSON: {"device":…,"sets":[{"threads":N,"ranks":N,
+ * "products":{"fp32":{"forward":[…],…}},"attention":…,"operations":…}],"gather":[…],"reduce":[…]}; a GPU's
+ * set has 0 threads. Ranks on a CPU share its caches, its memory and its clock: one set is measured by one
+ * rank alone, another by one of as many ranks as there are processors and memory for, which all run at the
+ * same time; between them the logarithm of the rate is interpolated, too.
  */
 #pragma once
 
@@ -38,6 +41,7 @@ extern const int64_t rate_bytes[RATE_LENGTHS];   /* that an operation touches */
 
 struct rate_set {
 	int threads; /* 0: not a CPU */
+	int ranks;   /* processes of so many threads that were measured at the same time */
 	bool has[RATE_TYPES];
 	double product[RATE_TYPES][RATE_PRODUCTS][RATE_LENGTHS * RATE_LENGTHS * RATE_LENGTHS]; /* [m][n][k] */
 	double attention[RATE_TYPES][2][RATE_WIDTHS * RATE_LENGTHS]; /* backward last */
@@ -46,8 +50,9 @@ struct rate_set {
 
 struct rates {
 	char device[160];
-	/* Bytes a second that enter a rank in a gather, by the bytes of all of it; 0: not measured. */
-	double gather[RATE_LENGTHS];
+	/* Bytes a second that enter a rank in a gather, and that leave it in a reduce-scatter, by the bytes
+	 * of all of it: of the time by which it lengthens a computation on all ranks. 0: not measured. */
+	double gather[RATE_LENGTHS], reduce[RATE_LENGTHS];
 	int sets;
 	struct rate_set set[RATE_SETS_MAX];
 };
@@ -58,12 +63,13 @@ int rates_decode(const json_t *json, const char *where, struct rates *out, struc
 /* -ENOENT where there is no such file. Freed by the caller. */
 int rates_read(const char *path, struct rates **out, struct error *err);
 
-/* Operations, or bytes, a second; 0: not measured for that type. `slots` slots of `threads` threads share the
- * device: where they compete for its memory, none is faster than its share of what all threads reach. */
-double rates_product(const struct rates *r, int threads, enum dtype type, enum rate_product kind, double m,
-                     double n, double k);
-double rates_attention(const struct rates *r, int threads, enum dtype type, bool backward, double row,
-                       double width);
+/* Operations, or bytes, a second; 0: not measured for that type. `slots` slots of `threads` threads run on
+ * the device at the same time; the rate is that of one of them. */
+double rates_product(const struct rates *r, int slots, int threads, enum dtype type, enum rate_product kind,
+                     double m, double n, double k);
+double rates_attention(const struct rates *r, int slots, int threads, enum dtype type, bool backward,
+                       double row, double width);
 double rates_gather(const struct rates *r, double bytes);
+double rates_reduce(const struct rates *r, double bytes);
 double rates_operation(const struct rates *r, int slots, int threads, enum dtype type,
                        enum rate_operation operation, double bytes);

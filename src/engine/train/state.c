@@ -67,7 +67,8 @@ static bool is_8bit(const struct trainer *t, enum parameter_state which)
 	return which != STATE_WEIGHTS && optimizer_has_8bit(t->plan->optimizer);
 }
 
-/* False where the optimizer keeps no such moment of a parameter: a checkpoint has zeros there. */
+/* False where the optimizer keeps no such moment of a parameter: it is zero, and checkpoints do not have it.
+ */
 static bool has_state(const struct trainer *t, enum parameter_state which, const struct model_parameter *p)
 {
 	return which == STATE_WEIGHTS ||
@@ -245,18 +246,19 @@ static int bring_from_disk(struct trainer *t, float *to, enum parameter_state wh
 {
 	enum { PIECE = 1 << 18 };
 	_cleanup_free_ float *piece = malloc(PIECE * sizeof(float));
-	int r = 0;
+	int r;
 
 	if (!piece)
 		return error_oom(err);
-	for (int64_t done = 0; done < n && r == 0; done += PIECE) {
+	for (int64_t done = 0; done < n; done += PIECE) {
 		int64_t part = MIN(n - done, PIECE);
 
-		r = shard_read_state(t->plan->shard, state_of(which), unit, at + done, part, piece, err);
-		if (r == 0)
-			r = device_write(t->dev, to + done, piece, (size_t)part * sizeof(float), err);
+		if ((r = shard_read_state(t->plan->shard, state_of(which), unit, at + done, part, piece,
+		                          err)) < 0 ||
+		    (r = device_write(t->dev, to + done, piece, (size_t)part * sizeof(float), err)) < 0)
+			return r;
 	}
-	return r;
+	return 0;
 }
 
 /* The same by the rank of each part, in turn: what its owner reads from the host goes to the others. */
@@ -342,6 +344,11 @@ static int access_load(void *t, model_fill_fn fill, void *fill_context, struct e
 	return trainer_load(t, fill, fill_context, err);
 }
 
+static bool access_keeps(void *t, enum parameter_state which, const struct model_parameter *p)
+{
+	return is_factors(t, which, p) || has_state(t, which, p);
+}
+
 static int64_t access_held(void *t, const struct model_parameter *p, int64_t *first)
 {
 	return trainer_held(t, p, first);
@@ -365,5 +372,6 @@ struct parameter_access trainer_access(struct trainer *t)
 	                                 .write = access_write,
 	                                 .load = access_load,
 	                                 .held = access_held,
+	                                 .keeps = access_keeps,
 	                                 .gather = access_gather};
 }

@@ -107,6 +107,7 @@ static int accumulate(struct trainer *t, float scale, struct error *err)
 	for (int64_t a = 0; a <= last; a++) {
 		begun = clock_monotonic();
 		trainer_gather(t, t->train, t->rows + a * batch, batch, &b);
+		b.number = (t->step * t->o.accumulation + a) * t->world_size + t->rank;
 		if (trainer_prefers(t))
 			preference_set_batch(t, t->train, t->rows + a * batch, batch, &b);
 		t->data_seconds += clock_monotonic() - begun;

@@ -193,7 +193,7 @@ void devices_release(struct devices *devices)
 	memset(devices, 0, sizeof *devices);
 }
 
-const char *device_describe(const struct node_device *d, char *buf, size_t size)
+const char *node_device_describe(const struct node_device *d, char *buf, size_t size)
 {
 	if (!d->gpu)
 		snprintf(buf, size, "CPU slot %d", d->index);

@@ -26,6 +26,7 @@ struct node_device {
 	bool mig;
 	unsigned gpu_instance, compute_instance; /* of a MIG device */
 	char pci[16];                            /* "0000:1b:00.0"; empty: unknown */
+	int minor;                               /* of /dev/nvidiaN; -1: unknown */
 	int numa;                                /* -1: unknown */
 	cpu_set_t cpus;                          /* near to it; empty: unknown */
 	char fault[160];                         /* why it could not be used from the start */
@@ -56,4 +57,4 @@ int gpus_connect(struct devices *devices, struct error *err); /* fills links */
  * entry that names none ends the list). A GPU in MIG mode stands for all of its MIG devices. */
 void devices_filter_visible(struct node_device *list, size_t *count, const char *visible);
 /* "GPU 3 (GPU-1234…)", "MIG device MIG-1234… of GPU 3", "CPU slot 1": into buf, returned. */
-const char *device_describe(const struct node_device *device, char *buf, size_t size);
+const char *node_device_describe(const struct node_device *device, char *buf, size_t size);

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/boot_id.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
@@ -13,21 +14,11 @@
 #include "wire/service_files.h"
 
 struct drains {
-	char *path, boot[64];
+	char *path, boot[BOOT_ID_SIZE]; /* boot empty: not known, then nothing is forgotten */
 	struct file_writer *writer;
 	struct drain *list;
 	size_t count;
 };
-
-/* Which boot this is; empty: not known, then nothing is forgotten. */
-static void read_boot_id(char *boot, size_t size)
-{
-	_cleanup_fclose_ FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
-
-	if (!f || !fgets(boot, (int)size, f))
-		boot[0] = '\0';
-	boot[strcspn(boot, "\n")] = '\0';
-}
 
 void drains_close(struct drains *d)
 {
@@ -118,7 +109,7 @@ int drains_open(sd_event *event, const char *state_dir, struct drains **out, str
 	d->path = str_path_join(state_dir, "drained.json");
 	if (!d->path)
 		return error_oom(err);
-	read_boot_id(d->boot, sizeof d->boot);
+	boot_id_read(d->boot);
 	if ((r = file_writer_create(event, d->path, "it is not on disk which devices are drained", &d->writer,
 	                            err)) < 0 ||
 	    (r = load(d, err)) < 0)

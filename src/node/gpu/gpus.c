@@ -31,7 +31,7 @@ static struct node_device *add(struct found *f)
 	d = &f->list[f->count++];
 	memset(d, 0, sizeof *d);
 	d->gpu = true;
-	d->numa = -1;
+	d->numa = d->minor = -1;
 	return d;
 }
 
@@ -46,7 +46,10 @@ static void locate(const struct nvml *nvml, struct node_device *d)
 {
 	struct nvml_pci pci = {0};
 	unsigned long set[CPU_SETSIZE / (8 * sizeof(long))] = {0};
+	unsigned minor;
 
+	if (nvml->minor && nvml->minor(d->parent, &minor) == NVML_SUCCESS)
+		d->minor = (int)minor;
 	if (nvml->pci && nvml->pci(d->parent, &pci) == NVML_SUCCESS)
 		snprintf(d->pci, sizeof d->pci, "%04x:%02x:%02x.0", pci.domain & 0xffffff, pci.bus & 0xff,
 		         pci.device & 0xff);

@@ -37,6 +37,7 @@ static const struct symbol {
     {TO(retired_pending), {"nvmlDeviceGetRetiredPagesPendingStatus"}, false},
     {TO(remapped_rows), {"nvmlDeviceGetRemappedRows"}, false},
     {TO(pci), {"nvmlDeviceGetPciInfo_v3"}, false},
+    {TO(minor), {"nvmlDeviceGetMinorNumber"}, false},
     {TO(cpu_affinity), {"nvmlDeviceGetCpuAffinity"}, false},
     {TO(memory_affinity), {"nvmlDeviceGetMemoryAffinity"}, false},
     {TO(common_ancestor), {"nvmlDeviceGetTopologyCommonAncestor"}, false},

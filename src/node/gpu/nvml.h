@@ -89,6 +89,7 @@ struct nvml {
 	int (*retired_pending)(void *, int *);
 	int (*remapped_rows)(void *, unsigned *, unsigned *, unsigned *, unsigned *);
 	int (*pci)(void *, struct nvml_pci *);
+	int (*minor)(void *, unsigned *);
 	int (*cpu_affinity)(void *, unsigned, unsigned long *);
 	int (*memory_affinity)(void *, unsigned, unsigned long *, unsigned);
 	int (*common_ancestor)(void *, void *, int *);

@@ -9,6 +9,7 @@
 #include <linux/sched.h>
 #include <signal.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -97,6 +98,56 @@ static int write_file(const char *path, const char *name, const char *text)
 	_cleanup_close_ int fd = file ? open(file, O_WRONLY | O_CLOEXEC) : -1;
 
 	return fd < 0 || write(fd, text, strlen(text)) < 0 ? -errno : 0;
+}
+
+/* Those that its parent has switched on for it. */
+static int limit_one(const char *path, const char *controller, const char *name, const char *value)
+{
+	_cleanup_free_ char *below = strdup(path), *base = NULL, *on = str_printf("+%s", controller);
+
+	if (!below || !on)
+		return -ENOMEM;
+	if (write_file(path, name, value) == 0)
+		return 0;
+	base = strdup(dirname(below));
+	if (!base)
+		return -ENOMEM;
+	/* From the group of the service down. It is refused where processes are in that itself, unless it is
+	 * the root. */
+	write_file(dirname(below), "cgroup.subtree_control", on);
+	write_file(base, "cgroup.subtree_control", on);
+	return write_file(path, name, value);
+}
+
+int cgroup_limit(const char *path, const struct cgroup_limits *limits)
+{
+	char number[24];
+	int r = 0;
+
+	snprintf(number, sizeof(number), "%llu", (unsigned long long)limits->memory);
+	if (limits->memory != UINT64_MAX && limit_one(path, "memory", "memory.max", number) < 0)
+		r = -ENOTSUP;
+	snprintf(number, sizeof(number), "%llu", (unsigned long long)limits->tasks);
+	if (limits->tasks != UINT64_MAX && limit_one(path, "pids", "pids.max", number) < 0)
+		r = -ENOTSUP;
+	if (limits->cpus && limit_one(path, "cpuset", "cpuset.cpus", limits->cpus) < 0)
+		r = -ENOTSUP;
+	return r;
+}
+
+int64_t cgroup_oom_kills(void)
+{
+	_cleanup_free_ char *mount = find_mount(), *own = find_own(), *text = NULL, *file = NULL;
+	const char *line;
+	long long n;
+
+	if (!mount || !own || strstr(own, "/.."))
+		return -1;
+	file = str_printf("%s%s/memory.events", mount, own);
+	if (!file || file_read(file, 4096, &text, NULL, NULL) < 0)
+		return -1;
+	line = strstr(text, "oom_kill ");
+	return line && sscanf(line, "oom_kill %lld", &n) == 1 ? n : -1;
 }
 
 /* A process that moves into a group waits until all processors have passed a quiescent state, some 10 ms, and

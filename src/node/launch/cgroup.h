@@ -6,13 +6,26 @@
  */
 #pragma once
 
+#include <stdint.h>
 #include <sys/types.h>
+
+/* Of all processes in a group together; UINT64_MAX: as many as there are. */
+struct cgroup_limits {
+	uint64_t memory;  /* bytes */
+	uint64_t tasks;   /* processes and threads */
+	const char *cpus; /* "0-7"; NULL: all */
+};
 
 /* The directory in which this process may make groups for the attempts of runtime_dir, owned by the caller;
  * NULL: nowhere. It is made with the first group. */
 char *cgroup_find_base(const char *runtime_dir);
 /* Makes the group and its parent. A negative errno: there is none. */
 int cgroup_create(const char *path);
+/* Where the controllers can be switched on for it, and so far as they can be. -ENOTSUP: not all of these
+ * limits hold. */
+int cgroup_limit(const char *path, const struct cgroup_limits *limits);
+/* How often the OOM killer has struck in the group of this process and below; -1: it is not known. */
+int64_t cgroup_oom_kills(void);
 /* fork() whose child is in the group from its first instruction; NULL, or where it cannot be so: outside of
  * it. For a process of one thread. */
 pid_t cgroup_fork(const char *path);

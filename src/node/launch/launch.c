@@ -24,15 +24,22 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/str.h"
+#include "config/run.h"
+#include "node/launch/cgroup.h"
 #include "node/launch/launch.h"
+#include "node/launch/lease_watch.h"
 #include "node/launch/processes.h"
+#include "node/launch/session.h"
+#include "node/launch/tmp_dir.h"
 
 /* From EVENT_RANK on two for each rank: its exec, and its end. */
-enum { EVENT_LISTEN, EVENT_SIGNAL, EVENT_TIMER, EVENT_CLIENT, EVENT_RANK };
+enum { EVENT_LISTEN, EVENT_SIGNAL, EVENT_TIMER, EVENT_CLIENT, EVENT_LEASE, EVENT_RANK };
 enum { EVENTS_MAX = 1024 };
 
 /* How long until another look for what SIGKILL has not ended yet, and until it is worth a word. */
 static const double KILL_AGAIN = 0.05, KILL_REMARK = 5.0;
+/* So long the end waits for the removal of temporary files; after that the service removes what is left. */
+static const double REMOVE_SECONDS = 10.0;
 
 struct launch {
 	struct launch_description description;
@@ -40,18 +47,24 @@ struct launch {
 	struct launch_rank *ranks;
 	size_t rank_count;
 	int epoll_fd, signal_fd, timer_fd, listen_fd, client_fd;
+	struct lease_watch lease;
 	struct strbuf in, out;
 	size_t sent;
 	bool dirty;      /* the client has not got the newest state */
-	bool stopping;   /* TERM was sent */
+	bool saving;     /* the save signal was sent, */
+	bool stopping;   /* and TERM */
 	bool killing;    /* KILL was sent; again until nothing is left */
+	bool removed;    /* the removal of temporary files was begun */
+	pid_t remover;   /* the process that does it; 0: none */
 	bool ended;      /* nothing is left */
 	bool finished;   /* and it is on record: we may go */
 	bool terminated; /* SIGTERM was sent to this process: no service may be left to acknowledge the end */
-	double kill_at;  /* monotonic */
+	bool lease_ended;        /* the ranks were stopped for that */
+	double term_at, kill_at; /* monotonic */
 	double killed_since;
 	char remark[128];
 	int64_t oom_kills;
+	struct session *session; /* NULL: none */
 };
 
 static void set_timer(struct launch *l, double seconds)
@@ -93,9 +106,17 @@ static void kill_all(struct launch *l)
 
 static void take_exit(struct launch *l, struct launch_rank *rank, int status)
 {
-	bool oom = WIFSIGNALED(status) && processes_oom_kills() > l->oom_kills;
+	/* In the group of the attempt it struck this attempt, if not always the rank itself. */
+	int64_t own = cgroup_oom_kills();
+	bool killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+	bool oom = own >= 0 ? own > 0 : killed && processes_oom_kills() > l->oom_kills;
 
-	launch_rank_exited(rank, &l->user, status, l->killing ? SIGKILL : l->stopping ? SIGTERM : 0, oom);
+	launch_rank_exited(rank, &l->user, status,
+	                   l->killing    ? SIGKILL
+	                   : l->stopping ? SIGTERM
+	                   : l->saving   ? (int)l->description.save_signal
+	                                 : 0,
+	                   oom);
 	l->dirty = true;
 }
 
@@ -107,28 +128,74 @@ static void reap_rank(struct launch *l, struct launch_rank *rank)
 		take_exit(l, rank, status);
 }
 
-static void stop(struct launch *l, double grace)
+/* What has ended by now ended by itself. */
+static void reap_ranks(struct launch *l)
 {
-	double at = clock_monotonic() + MAX(grace, 0.0);
+	for (size_t i = 0; i < l->rank_count; i++)
+		reap_rank(l, &l->ranks[i]);
+}
 
-	if (l->killing || l->ended)
+static bool is_alive(const struct launch_rank *rank)
+{
+	return rank->pid > 0 && rank->state != RANK_EXITED;
+}
+
+/* To the process of each rank alone: others that it has started, such as those that load data, would end by
+ * it. */
+static void ask_to_save(struct launch *l)
+{
+	reap_ranks(l);
+	l->saving = l->dirty = true;
+	for (size_t i = 0; i < l->rank_count; i++)
+		if (is_alive(&l->ranks[i]))
+			kill(l->ranks[i].pid, (int)l->description.save_signal);
+}
+
+static void terminate(struct launch *l)
+{
+	if (!l->saving)
+		reap_ranks(l);
+	l->stopping = l->dirty = true;
+	for (size_t i = 0; i < l->rank_count; i++)
+		if (is_alive(&l->ranks[i])) {
+			/* The session may not be there yet between fork and setsid. */
+			if (kill(-l->ranks[i].pid, SIGTERM) < 0)
+				kill(l->ranks[i].pid, SIGTERM);
+			kill(-l->ranks[i].pid, SIGCONT);
+		}
+}
+
+/* The save signal, after `save` seconds TERM, and after `grace` more KILL. A second stop can only bring them
+ * forward. */
+static void stop(struct launch *l, double save, double grace)
+{
+	double now = clock_monotonic(), term_at = now, kill_at;
+
+	if (l->killing || l->ended || l->remover)
 		return;
-	if (!l->stopping) {
-		/* What has ended by now ended by itself. */
-		for (size_t i = 0; i < l->rank_count; i++)
-			reap_rank(l, &l->ranks[i]);
-		l->stopping = l->dirty = true;
-		l->kill_at = at;
-		for (size_t i = 0; i < l->rank_count; i++)
-			if (l->ranks[i].pid > 0 && l->ranks[i].state != RANK_EXITED) {
-				/* The session may not be there yet between fork and setsid. */
-				if (kill(-l->ranks[i].pid, SIGTERM) < 0)
-					kill(l->ranks[i].pid, SIGTERM);
-				kill(-l->ranks[i].pid, SIGCONT);
-			}
+	if (l->description.save_signal > 0)
+		term_at += MAX(save, 0.0);
+	kill_at = term_at + MAX(grace, 0.0);
+	l->term_at = l->saving ? MIN(l->term_at, term_at) : term_at;
+	l->kill_at = l->saving || l->stopping ? MIN(l->kill_at, kill_at) : kill_at;
+	if (!l->stopping && !l->saving && term_at > now)
+		ask_to_save(l);
+	if (!l->stopping && l->term_at <= now)
+		terminate(l);
+	set_timer(l, (l->stopping ? l->kill_at : l->term_at) - now);
+}
+
+/* No process is left that could write there. */
+static void finish(struct launch *l)
+{
+	if (!l->removed && l->description.tmp_dir) {
+		l->removed = true;
+		l->remover = tmp_dir_remove(l->description.tmp_dir);
 	}
-	l->kill_at = MIN(l->kill_at, at);
-	set_timer(l, l->kill_at - clock_monotonic());
+	if (l->remover)
+		set_timer(l, REMOVE_SECONDS);
+	else
+		l->ended = l->dirty = true;
 }
 
 /* Everything that has ended; and once the ranks have, the end of the rest. */
@@ -137,17 +204,22 @@ static void reap(struct launch *l)
 	int status;
 	pid_t pid;
 
-	while ((pid = waitpid(-1, &status, WNOHANG)) > 0)
+	while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+		if (pid == l->remover)
+			l->remover = 0;
 		for (size_t i = 0; i < l->rank_count; i++)
 			if (l->ranks[i].pid == pid && l->ranks[i].state != RANK_EXITED)
 				take_exit(l, &l->ranks[i], status);
+	}
+	if (l->remover)
+		return;
 	if (l->ended || !all_exited(l)) {
 		if (l->killing)
 			kill_all(l);
 		return;
 	}
 	if (pid < 0 && errno == ECHILD)
-		l->ended = l->dirty = true;
+		finish(l);
 	else
 		kill_all(l);
 }
@@ -159,8 +231,8 @@ static void take_signals(struct launch *l)
 	while (read(l->signal_fd, &info, sizeof info) == sizeof info) {
 		if (info.ssi_signo == SIGCHLD)
 			continue;
-		l->terminated = true;
-		stop(l, l->description.grace);
+		l->terminated = l->dirty = true;
+		stop(l, l->description.save, l->description.grace);
 	}
 	reap(l);
 }
@@ -171,16 +243,43 @@ static void take_timer(struct launch *l)
 
 	if (read(l->timer_fd, &ticks, sizeof ticks) != sizeof ticks || l->ended)
 		return;
-	if (l->killing || (l->stopping && clock_monotonic() >= l->kill_at))
+	if (l->remover) {
+		kill(l->remover, SIGKILL);
+		l->remover = 0;
+		l->ended = l->dirty = true;
+		return;
+	}
+	if (l->killing || ((l->saving || l->stopping) && clock_monotonic() >= l->kill_at))
 		kill_all(l);
+	else if (l->saving && !l->stopping && clock_monotonic() >= l->term_at)
+		terminate(l);
+	if (!l->killing && (l->saving || l->stopping))
+		set_timer(l, (l->stopping ? l->kill_at : l->term_at) - clock_monotonic());
 	reap(l);
+}
+
+/* Part of what is left of the lease is for KILL to take effect. */
+static void take_lease(struct launch *l)
+{
+	struct stop_times times;
+	double seconds;
+
+	if (!lease_watch_check(&l->lease, &seconds))
+		return;
+	lease_watch_close(&l->lease);
+	if (l->ended)
+		return;
+	l->lease_ended = l->dirty = true;
+	times =
+	    stop_times_within((struct stop_times){l->description.save, l->description.grace}, seconds * 0.8);
+	stop(l, times.save, times.grace);
 }
 
 static enum attempt_state current_state(const struct launch *l)
 {
 	if (l->ended)
 		return ATTEMPT_ENDED;
-	if (l->stopping)
+	if (l->saving || l->stopping)
 		return ATTEMPT_STOPPING;
 	for (size_t i = 0; i < l->rank_count; i++)
 		if (l->ranks[i].state == RANK_STARTING)
@@ -193,7 +292,9 @@ static char *describe(const struct launch *l)
 {
 	_cleanup_(launch_report_release) struct launch_report report = {
 	    .state = current_state(l),
-	    .launcher = getppid(),
+	    .launcher = l->description.service ? getpid() : getppid(),
+	    .terminated = l->terminated,
+	    .lease_ended = l->lease_ended,
 	    .ranks = calloc(l->rank_count + 1, sizeof(*report.ranks)),
 	};
 	_cleanup_json_ json_t *json = NULL;
@@ -285,9 +386,11 @@ static void take_message(struct launch *l, char *line, size_t len)
 	if (launch_command_decode(json, &command, NULL) < 0)
 		return;
 	if (command.stop >= 0)
-		stop(l, command.stop);
+		stop(l, command.save, command.stop);
 	if (command.acknowledge && l->ended)
 		l->finished = true;
+	if (command.confirmed && l->description.outlives_lease)
+		lease_watch_close(&l->lease);
 }
 
 static void take_client(struct launch *l)
@@ -328,6 +431,7 @@ static int prepare_rank(struct launch_rank *rank, const struct rank_description 
 	    .pidfd = -1,
 	    .error_file = from->error_file,
 	    .cpus = from->cpus,
+	    .numa = (int)from->numa,
 	    .environment = from->environment,
 	};
 	/* dtraind made the file, the user's, in a directory that is not theirs. */
@@ -351,6 +455,7 @@ static int read_description(struct launch *l, const char *dir, struct error *err
 		return r;
 	l->user = (struct launch_user){
 	    .change = d->switch_user,
+	    .core_files = d->core_files,
 	    .umask = (mode_t)d->umask,
 	    .uid = (uid_t)d->uid,
 	    .gid = (gid_t)d->gid,
@@ -363,6 +468,8 @@ static int read_description(struct launch *l, const char *dir, struct error *err
 		return error_oom(err);
 	for (; l->user.group_count < d->group_count; l->user.group_count++)
 		l->user.groups[l->user.group_count] = (gid_t)d->groups[l->user.group_count];
+	/* systemd hands it over as the standard input. */
+	l->listen_fd = d->service ? STDIN_FILENO : LAUNCH_SOCKET_FD;
 	for (size_t i = 0; r == 0 && i < d->rank_count; i++)
 		r = prepare_rank(&l->ranks[l->rank_count++], &d->ranks[i], err);
 	return r;
@@ -371,6 +478,7 @@ static int read_description(struct launch *l, const char *dir, struct error *err
 static int prepare(struct launch *l, struct error *err)
 {
 	sigset_t set;
+	int r;
 
 	if (prctl(PR_SET_CHILD_SUBREAPER, 1) < 0)
 		return error_errno(err, -errno, "cannot become a subreaper");
@@ -390,7 +498,12 @@ static int prepare(struct launch *l, struct error *err)
 	watch(l, EPOLL_CTL_ADD, l->listen_fd, EPOLLIN, EVENT_LISTEN);
 	watch(l, EPOLL_CTL_ADD, l->signal_fd, EPOLLIN, EVENT_SIGNAL);
 	watch(l, EPOLL_CTL_ADD, l->timer_fd, EPOLLIN, EVENT_TIMER);
-	return 0;
+	if (!l->description.lease)
+		return 0;
+	r = lease_watch_open(&l->lease, l->description.lease, err);
+	if (r == 0)
+		watch(l, EPOLL_CTL_ADD, l->lease.timer_fd, EPOLLIN, EVENT_LEASE);
+	return r;
 }
 
 /* started.h: on disk before the first rank is executed. After a power failure the name is what counts: one
@@ -418,16 +531,31 @@ static int make_record(const struct launch *l, struct error *err)
 	return file_sync_directory(dirname(directory), err);
 }
 
+/* All that is to be there before the first rank. The session's limits are those of this process, and so of
+ * the ranks. */
+static int prepare_start(struct launch *l, struct error *err)
+{
+	const struct launch_description *d = &l->description;
+	int r = make_record(l, err);
+
+	if (r == 0 && d->tmp_dir)
+		r = tmp_dir_make(d->tmp_dir, l->user.uid, l->user.gid, err);
+	launch_raise_limits();
+	if (r == 0 && d->switch_user && d->user)
+		r = session_open(NULL, d->user, &l->session, err);
+	return r;
+}
+
 static void start_ranks(struct launch *l)
 {
 	struct error err = ERROR_INIT;
-	bool recorded = make_record(l, &err) == 0;
+	bool prepared = prepare_start(l, &err) == 0;
 
 	l->oom_kills = processes_oom_kills();
 	for (size_t i = 0; i < l->rank_count; i++) {
 		struct launch_rank *rank = &l->ranks[i];
 
-		if (recorded && launch_rank_start(rank, &l->user, &err) == 0) {
+		if (prepared && launch_rank_start(rank, &l->user, &err) == 0) {
 			watch(l, EPOLL_CTL_ADD, rank->exec_fd, EPOLLIN, EVENT_RANK + 2 * i);
 			if (rank->pidfd >= 0)
 				watch(l, EPOLL_CTL_ADD, rank->pidfd, EPOLLIN, EVENT_RANK + 2 * i + 1);
@@ -470,6 +598,8 @@ static void run(struct launch *l)
 				take_timer(l);
 			else if (tag == EVENT_CLIENT)
 				take_client(l);
+			else if (tag == EVENT_LEASE)
+				take_lease(l);
 			else if ((tag - EVENT_RANK) % 2 == 0) {
 				launch_rank_executed(&l->ranks[(tag - EVENT_RANK) / 2], &l->user);
 				l->dirty = true;
@@ -491,16 +621,22 @@ static void release(struct launch *l)
 		launch_rank_release(&l->ranks[i]);
 	free(l->ranks);
 	free(l->user.groups);
+	session_close(l->session);
 	launch_description_release(&l->description);
 	close(l->epoll_fd);
 	close(l->signal_fd);
 	close(l->timer_fd);
+	lease_watch_close(&l->lease);
 }
 
 int main(int argc, char **argv)
 {
-	struct launch l = {
-	    .epoll_fd = -1, .signal_fd = -1, .timer_fd = -1, .listen_fd = LAUNCH_SOCKET_FD, .client_fd = -1};
+	struct launch l = {.epoll_fd = -1,
+	                   .signal_fd = -1,
+	                   .timer_fd = -1,
+	                   .listen_fd = -1,
+	                   .client_fd = -1,
+	                   .lease.timer_fd = -1};
 	struct error err = ERROR_INIT;
 	int r;
 
@@ -516,7 +652,8 @@ int main(int argc, char **argv)
 	}
 	prctl(PR_SET_NAME, "dtrain-launch");
 	if ((r = read_description(&l, argv[1], &err)) < 0 ||
-	    (r = launch_guard(l.description.cgroup, &err)) < 0 || (r = prepare(&l, &err)) < 0)
+	    (!l.description.service && (r = launch_guard(l.description.cgroup, &err)) < 0) ||
+	    (r = prepare(&l, &err)) < 0)
 		fprintf(stderr, "dtrain-launch: %s\n", err.message);
 	else
 		run(&l);

@@ -3,18 +3,19 @@
  * What dtrain-launch is made of, and how dtraind speaks with it.
  *
  * dtraind makes DIR = runtime_dir/attempts/RUN.ATTEMPT with launch.json, binds and listens on
- * DIR/launch.sock, and executes `dtrain-launch DIR` with that socket as descriptor 3; it then connects like
- * any later dtraind will.
+ * DIR/launch.sock, and executes `dtrain-launch DIR` with that socket as descriptor 3, or, in a service of
+ * systemd, as descriptor 0; it then connects like any later dtraind will.
  *
  * launch.json is a struct launch_description (wire/launch.h). Over the socket newline-delimited JSON. To the
  * newest connection, at once and after each change, the whole state, a struct launch_report: so a restarted
  * dtraind needs no history, and a slow one gets the newest state only. Back, each a struct launch_command: a
  * stop, and, once the end is on record, an acknowledgement; then dtrain-launch exits. After a TERM (at a
  * shutdown of the machine) it stops the ranks with the grace of launch.json, which is that of the run or,
- * where that is longer, shutdown_grace, and exits at their end without an acknowledgement.
+ * where that is longer, shutdown_grace, and exits at their end without an acknowledgement. When the lease of
+ * the node runs out (lease_watch.h) it stops them likewise, and waits for a service.
  *
- * "launcher" of the report is the process that dtraind started: the guard (guard.c), parent of the launcher
- * itself.
+ * "launcher" of the report is the process that was executed: the guard (guard.c), parent of the launcher
+ * itself. In a unit of systemd there is no guard: systemd kills what a killed launcher leaves.
  */
 #pragma once
 
@@ -39,17 +40,19 @@ struct launch_rank {
 	char **environment;     /* borrowed from the description, as the next two */
 	const char *error_file; /* may be NULL */
 	const char *cpus;       /* those that it may run on; NULL: all */
+	int numa;               /* node that its memory is taken from while there is some; -1: any */
 	int exit_status;
 	int signal;   /* 0: exited */
 	bool stopped; /* it ended after our stop, of a signal that we had sent or with a status of its own */
-	bool oom;     /* the kernel's OOM killer struck while it ran, and it was killed */
+	bool oom;     /* it failed, and the kernel's OOM killer has struck it or a process of its attempt */
 	bool core_dumped;
 	double ended;
 	char *error; /* for the user alone: the last lines of its log; owned; NULL: none */
 };
 
 struct launch_user {
-	bool change; /* running as root: become the user */
+	bool change;     /* running as root: become the user */
+	bool core_files; /* may be left */
 	mode_t umask;
 	uid_t uid;
 	gid_t gid;
@@ -63,6 +66,8 @@ struct launch_user {
  * the subreapers remain) and with the signals that it handles blocked; the parent guards it and never
  * returns. */
 int launch_guard(const char *cgroup, struct error *err);
+/* The limits of this process as the ranks have them, where no session of PAM sets others. */
+void launch_raise_limits(void);
 /* Forks and executes. Failures of the exec itself come through exec_fd. */
 int launch_rank_start(struct launch_rank *rank, const struct launch_user *user, struct error *err);
 /* exec_fd is readable: running, or error filled. */

@@ -176,19 +176,27 @@ static int check_output(const struct check *p, struct error *err)
 static int check_offload(const struct check *p, struct error *err)
 {
 	_cleanup_free_ char *path = str_path_join(p->directory, p->offload_dir);
+	struct error because;
 	struct stat st;
-	int r;
+	int r = 0;
 
 	if (!path)
 		return error_oom(err);
 	step("parallel.offload_dir %s", path);
 	if (stat(path, &st) < 0)
-		return error_errno(err, -errno, "parallel.offload_dir %s", path);
-	if (!S_ISDIR(st.st_mode))
-		return error_set(err, -ENOTDIR, "parallel.offload_dir %s is not a directory", path);
-	r = may(path, W_OK | X_OK);
-	return r < 0 ? error_errno(err, r, "parallel.offload_dir: %s cannot write to %s", p->user->name, path)
-	             : 0;
+		r = error_errno(err, -errno, "parallel.offload_dir %s", path);
+	else if (!S_ISDIR(st.st_mode))
+		r = error_set(err, -ENOTDIR, "parallel.offload_dir %s is not a directory", path);
+	else if ((r = may(path, W_OK | X_OK)) < 0)
+		r = error_errno(err, r, "parallel.offload_dir: %s cannot write to %s", p->user->name, path);
+	if (r == 0)
+		return 0;
+	because = *err;
+	return error_set(
+	    err, r,
+	    "%s; name a directory that can be written on each node, or leave the key out: what is "
+	    "offloaded then stays in host memory",
+	    because.message);
 }
 
 static int check_as_user(const struct check *p, struct error *err)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Finds and signals processes through /proc: descendants, and those that carry marks in their environment. */
+/* Finds and signals processes through /proc: descendants, orphans, and a launcher by its directory. */
 #include "node/launch/processes.h"
 
 #include <ctype.h>
@@ -141,50 +141,6 @@ int processes_signal_orphans(bool (*spare)(void *context, pid_t pid), void *cont
 	}
 	mark_descendants(list, count);
 	return signal_marked(list, count, sig, NULL);
-}
-
-static bool environment_has(const char *text, size_t len, const char *entry)
-{
-	size_t n = strlen(entry);
-
-	for (const char *p = text, *end = text + len; p < end; p += strnlen(p, end - p) + 1)
-		if ((size_t)(end - p) >= n && !memcmp(p, entry, n) && (p + n == end || p[n] == '\0'))
-			return true;
-	return false;
-}
-
-int processes_signal_marked(uid_t uid, const char *const *marks, int sig)
-{
-	_cleanup_closedir_ DIR *dir = opendir("/proc");
-	struct dirent *entry;
-	int found = 0;
-
-	while (dir && (entry = readdir(dir))) {
-		_cleanup_free_ char *text = NULL;
-		pid_t pid = entry_pid(entry);
-		struct process p;
-		struct stat st;
-		char path[40];
-		bool all = true;
-		size_t len;
-
-		if (!pid)
-			continue;
-		snprintf(path, sizeof path, "/proc/%d", (int)pid);
-		if (stat(path, &st) < 0 || (uid != (uid_t)-1 && st.st_uid != uid))
-			continue;
-		snprintf(path, sizeof path, "/proc/%d/environ", (int)pid);
-		if (file_read(path, 4 << 20, &text, &len, NULL) < 0)
-			continue;
-		for (const char *const *m = marks; *m && all; m++)
-			all = environment_has(text, len, *m);
-		if (!all || !read_stat(pid, &p, NULL, 0) || p.state == 'Z' || p.state == 'X')
-			continue;
-		found++;
-		if (sig)
-			kill(pid, sig);
-	}
-	return found;
 }
 
 int processes_signal_launcher(const char *dir, int sig)

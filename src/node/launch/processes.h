@@ -18,11 +18,6 @@ int processes_signal_descendants(pid_t root, int sig, pid_t *first);
  */
 int processes_signal_orphans(bool (*spare)(void *context, pid_t pid), void *context, int sig);
 
-/* Sends sig to every process of user uid ((uid_t)-1: of any) whose environment holds all of the
- * NULL-terminated "K=V" entries; returns how many there are. For what is left of a killed launcher that was
- * not our child. */
-int processes_signal_marked(uid_t uid, const char *const *marks, int sig);
-
 /* Sends sig to all that is below the launcher, "dtrain-launch DIR", of our own user, and to the launcher
  * itself once nothing is; its guard then ends by itself. Returns how many of guard and launcher there are. */
 int processes_signal_launcher(const char *dir, int sig);

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <linux/close_range.h>
+#include <linux/mempolicy.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,7 +34,7 @@ struct failure {
 	int stage, code;
 };
 
-static void raise_limits(void)
+void launch_raise_limits(void)
 {
 	struct rlimit limit;
 
@@ -47,6 +48,16 @@ static void raise_limits(void)
 		limit.rlim_cur = limit.rlim_max;
 		setrlimit(RLIMIT_NOFILE, &limit);
 	}
+}
+
+/* A rank of some hundred GB that crashes would fill the disk for minutes, on all nodes at once. */
+static void limit_core(bool allowed)
+{
+	struct rlimit limit = {0, 0};
+
+	if (allowed && getrlimit(RLIMIT_CORE, &limit) == 0)
+		limit.rlim_cur = limit.rlim_max;
+	setrlimit(RLIMIT_CORE, &limit);
 }
 
 static void write_small(const char *path, const char *text)
@@ -64,6 +75,18 @@ static void bind_cpus(const char *list)
 
 	if (list && affinity_parse(list, &cpus) == 0)
 		sched_setaffinity(0, sizeof cpus, &cpus);
+}
+
+/* As bind_cpus(). Where the node has no memory left, it is taken from others. */
+static void prefer_memory(int numa)
+{
+	unsigned long mask[16] = {0};
+	const size_t bits = 8 * sizeof(*mask);
+
+	if (numa < 0 || (size_t)numa >= ARRAY_SIZE(mask) * bits)
+		return;
+	mask[(size_t)numa / bits] = 1UL << (size_t)numa % bits;
+	syscall(SYS_set_mempolicy, MPOL_PREFERRED, mask, ARRAY_SIZE(mask) * bits);
 }
 
 static int become_user(const struct launch_user *user)
@@ -95,8 +118,9 @@ child(const struct launch_rank *rank, const struct launch_user *user, pid_t laun
 	dup2(rank->log_fd, STDOUT_FILENO);
 	dup2(rank->log_fd, STDERR_FILENO);
 	syscall(SYS_close_range, 3, ~0U, CLOSE_RANGE_CLOEXEC);
-	raise_limits();
+	limit_core(user->core_files);
 	bind_cpus(rank->cpus);
+	prefer_memory(rank->numa);
 	write_small("/proc/self/oom_score_adj", "0");
 	failure.code = -become_user(user);
 	/* After the change of user, which clears it. If the launcher died in between, nobody will tell us. */
@@ -254,7 +278,7 @@ void launch_rank_exited(struct launch_rank *rank, const struct launch_user *user
 	rank->core_dumped = rank->signal && WCOREDUMP(status);
 	/* A KILL that we did not send is another's, whatever we have sent before. */
 	rank->stopped = sent != 0 && (rank->signal != SIGKILL || sent == SIGKILL);
-	rank->oom = oom && rank->signal == SIGKILL && !rank->stopped;
+	rank->oom = oom && rank->exit_status != 0 && !rank->stopped;
 	close_descriptors(rank);
 	if (rank->error || rank->stopped || rank->exit_status == 0)
 		return;

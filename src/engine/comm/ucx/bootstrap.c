@@ -35,6 +35,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/boot_id.h"
 #include "base/cleanup.h"
 #include "base/clock.h"
 #include "base/str.h"
@@ -112,12 +113,10 @@ static int timeout_ms(const struct bootstrap *m)
  * loopback interface. */
 static void describe_host(char *host_id, size_t size)
 {
-	char boot[40] = "";
+	char boot[BOOT_ID_SIZE];
 	struct stat net = {0}, ipc = {0};
-	_cleanup_fclose_ FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
 
-	if (f && fgets(boot, sizeof(boot), f))
-		boot[strcspn(boot, "\n")] = '\0';
+	boot_id_read(boot);
 	stat("/proc/self/ns/net", &net);
 	stat("/proc/self/ns/ipc", &ipc);
 	snprintf(host_id, size, "%s %lx %lx", boot, (unsigned long)net.st_ino, (unsigned long)ipc.st_ino);

@@ -20,6 +20,7 @@ struct forward_task {
 	int window, head_dim;
 	int64_t width; /* head_dim, padded (attention_width) */
 	float scale2;  /* scale · log2 e */
+	float cap;     /* scale / the cap of scores, 0: none */
 	int64_t ld_q, ld_o;
 };
 
@@ -129,6 +130,8 @@ VINLINE void forward_pair(const struct forward_task *task, const struct forward_
 
 		strip(whole ? BLOCK / VW : vectors, words, s.queries + r * words, words, 1, keys, BLOCK,
 		      s.scores + r * BLOCK, BLOCK, false, dot);
+		for (int64_t x = 0; x < 4 && t.cap > 0; x++)
+			cap_scores(s.scores + (r + x) * BLOCK, whole ? BLOCK : vectors * VW, t.cap);
 		for (int64_t x = 0; x < 4; x++)
 			row_max[r + x] = forward_max_row(s.scores + (r + x) * BLOCK, whole, vectors,
 			                                 key_begin(position + x, j, t.window),
@@ -252,6 +255,7 @@ void KERNEL(attention_forward)(struct device *dev, const struct device_attention
 				                         .head_dim = a->head_dim,
 				                         .width = (int64_t)attention_width(a->head_dim),
 				                         .scale2 = a->scale * LOG2_E,
+				                         .cap = a->cap > 0 ? a->scale / a->cap : 0,
 				                         .ld_q = a->ld_q,
 				                         .ld_o = a->ld_o};
 
@@ -278,7 +282,7 @@ void KERNEL(attention_cached)(struct device *dev, const struct device_attention 
                               const void *q, const void *k_cache, const void *v_cache)
 {
 	int64_t n = a->tokens, group = a->heads / a->kv_heads;
-	size_t room = attention_thread_bytes(past + n, a->head_dim);
+	size_t room = attention_cached_bytes(past + n, a->head_dim);
 	char *scratch = device_scratch(dev, room * (size_t)dev->threads, "attention_cached");
 
 	if (!scratch)
@@ -294,6 +298,7 @@ void KERNEL(attention_cached)(struct device *dev, const struct device_attention 
 		                         .head_dim = a->head_dim,
 		                         .width = (int64_t)attention_width(a->head_dim),
 		                         .scale2 = a->scale * LOG2_E,
+		                         .cap = a->cap > 0 ? a->scale / a->cap : 0,
 		                         .ld_q = a->ld_q,
 		                         .ld_o = a->ld_o};
 		int64_t first =

@@ -250,6 +250,16 @@ VINLINE void transpose_words(word *dst, const word *src, int64_t words)
 				dst[(e + i) * BLOCK + r] = src[r * words + e + i];
 }
 
+/* Soft caps of n scores, a multiple of a vector: with in = scale / cap and out = 1 / in these are the scores
+ * before they are scaled. */
+static __attribute__((noinline)) void cap_scores(float *scores, int64_t n, float in)
+{
+	float out = 1.0f / in;
+
+	for (int64_t i = 0; i < n; i += VW)
+		*(vf_u *)(scores + i) = v_tanh(*(vf_u *)(scores + i) * in) * out;
+}
+
 /* ---- which keys a query sees ---- */
 /* A query at `position` (its place among the keys) sees the keys [key_begin, key_end) of the block of keys
  * that starts at j. Both are relative to j. */

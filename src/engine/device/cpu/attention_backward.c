@@ -56,6 +56,7 @@ struct backward_task {
 	int window, head_dim;
 	int64_t width;
 	float scale, scale2; /* scale2 is scale · log2 e */
+	float cap;           /* scale / the cap of scores, 0: none */
 };
 
 /* Computes P = exp(S - lse) and dS = P·(dP·scale - delta), two rows at a time. */
@@ -81,6 +82,11 @@ VINLINE void backward_softmax_rows(const struct backward_task *t, const struct b
 
 			p[x] = v_exp2(*s_x * t->scale2 - s->lse[i + r + x], dot);
 			ds[x] = p[x] * (*dp_x * t->scale - s->delta[i + r + x]);
+			if (t->cap > 0) {
+				vf capped = *s_x * t->cap;
+
+				ds[x] *= 1.0f - capped * capped;
+			}
 			if (!whole && (begin[x] > v * VW || end[x] < (v + 1) * VW)) {
 				vi mask = lane_mask(begin[x], end[x], v * VW);
 
@@ -123,6 +129,8 @@ VINLINE void backward_pair(const struct backward_task *task, const struct backwa
 
 		strip(vectors, words, s.q_rows + (i + r) * words, words, 1, s.k_columns, BLOCK,
 		      s.scores + r * BLOCK, BLOCK, false, dot);
+		for (int64_t x = 0; x < 4 && t.cap > 0; x++)
+			cap_scores(s.scores + (r + x) * BLOCK, vectors * VW, t.cap);
 		strip(vectors, words, s.do_rows + (i + r) * words, words, 1, s.v_columns, BLOCK,
 		      s.dp + r * BLOCK, BLOCK, false, dot);
 		backward_softmax_rows(&t, &s, i, j, r, whole, vectors, dot);
@@ -263,7 +271,8 @@ void KERNEL(attention_backward)(struct device *dev, const struct device_attentio
 			                          .head_dim = a->head_dim,
 			                          .width = (int64_t)attention_width(a->head_dim),
 			                          .scale = a->scale,
-			                          .scale2 = a->scale * LOG2_E};
+			                          .scale2 = a->scale * LOG2_E,
+			                          .cap = a->cap > 0 ? a->scale / a->cap : 0};
 			const void *kk = at_const(k, start * a->ld_k + kv * hd, a->type);
 			const void *vv = at_const(v, start * a->ld_v + kv * hd, a->type);
 

@@ -21,13 +21,15 @@
 
 struct kernels;
 struct gemm_cache;
+struct moment_table;
 
 struct device {
 	struct device_base base; /* its scratch is aligned to CACHE_LINE */
 	int threads;
 	const struct kernels *kernels;
 	struct gemm_cache *gemm;
-	double *parts; /* [REDUCE_PARTS] */
+	double *parts;                /* [REDUCE_PARTS] */
+	struct moment_table *moments; /* [2]: without and with a sign */
 	char description[160];
 };
 

@@ -14,6 +14,7 @@
 #endif
 
 #include "engine/device/cpu/kernels.h"
+#include "engine/device/cpu/moments.h"
 #include "engine/device/sizes.h"
 
 /* OpenBLAS has these functions. They are declared here because the cblas.h that Debian's pkg-config finds for
@@ -84,7 +85,8 @@ int device_create(const struct device_options *options, struct device **out, str
 	dev->threads = options && options->threads > 0 ? options->threads : default_threads();
 	dev->kernels = choose_kernels();
 	dev->parts = calloc(REDUCE_PARTS, sizeof(*dev->parts));
-	if (!dev->parts) {
+	dev->moments = malloc(2 * sizeof(*dev->moments));
+	if (!dev->parts || !dev->moments) {
 		device_destroy(dev);
 		return error_oom(err);
 	}
@@ -94,6 +96,8 @@ int device_create(const struct device_options *options, struct device **out, str
 #pragma omp parallel num_threads(dev->threads)
 	flush_subnormals();
 
+	moment_table_fill(&dev->moments[0], false);
+	moment_table_fill(&dev->moments[1], true);
 	r = gemm_create(dev, err);
 	if (r < 0) {
 		device_destroy(dev);
@@ -114,6 +118,7 @@ void device_destroy(struct device *dev)
 	gemm_destroy(dev);
 	free(dev->base.scratch);
 	free(dev->parts);
+	free(dev->moments);
 	free(dev);
 }
 

@@ -292,13 +292,30 @@ static void gemm_widened(struct device *dev, const struct device_gemm *g)
 	dev->threads = threads;
 }
 
+static void product(struct device *dev, const struct device_gemm *g);
+
+/* What has no kernel for few rows computes each row by itself. */
+static void each_row(struct device *dev, const struct device_gemm *g)
+{
+	for (int64_t r = 0; r < g->m; r++) {
+		struct device_gemm row = *g;
+
+		row.m = 1;
+		row.a = (const char *)g->a + (size_t)(r * g->lda) * dtype_size(g->ab_type);
+		row.c = (char *)g->c + (size_t)(r * g->ldc) * dtype_size(g->c_type);
+		product(dev, &row);
+	}
+}
+
 static void product(struct device *dev, const struct device_gemm *g)
 {
 	/* The libraries use as many threads as omp_get_max_threads() allows the calling thread. */
 	if (omp_get_max_threads() != dev->threads)
 		omp_set_num_threads(dev->threads);
-	if (g->m <= SMALL_ROWS && !g->transpose_a && g->transpose_b)
+	if ((g->m <= SMALL_ROWS || g->by_rows) && !g->transpose_a && g->transpose_b)
 		dev->kernels->gemv(dev, g);
+	else if (g->by_rows && g->m > 1 && !g->transpose_a)
+		each_row(dev, g);
 	else if (g->ab_type == DTYPE_F32)
 		gemm_blas(g);
 	else if (g->ab_type == DTYPE_BF16 && g->k > 0 && dev->gemm->native)

@@ -28,9 +28,14 @@
 	X(rmsnorm_backward,                                                                                  \
 	  (struct device * dev, const struct device_norm *n, void *d_x, bool accumulate, void *d_w,          \
 	   enum dtype grad_type, const void *d_y, const void *x, const float *rstd, const void *w))          \
-	X(rope,                                                                                              \
-	  (struct device * dev, void *x, int64_t ld, int heads, int head_dim, const int32_t *positions,      \
-	   const float *cos, const float *sin, int64_t tokens, bool inverse, enum dtype type))               \
+	X(layernorm_forward, (struct device * dev, const struct device_norm *n, void *y, float *statistics,  \
+	                      const void *x, const void *w, const void *b))                                  \
+	X(layernorm_backward,                                                                                \
+	  (struct device * dev, const struct device_norm *n, void *d_x, bool accumulate, float *d_w,         \
+	   const void *d_y, const void *x, const float *statistics, const void *w))                          \
+	X(rope, (struct device * dev, void *x, int64_t ld, int heads, int head_dim, int rotary_dim,          \
+	         const int32_t *positions, const float *cos, const float *sin, int64_t tokens, bool inverse, \
+	         enum dtype type))                                                                           \
 	X(attention_forward, (struct device * dev, const struct device_attention *a, void *o, float *lse,    \
 	                      const void *q, const void *k, const void *v))                                  \
 	X(attention_backward,                                                                                \
@@ -42,6 +47,18 @@
 	  (struct device * dev, void *y, const void *gate_up, int64_t tokens, int cols, enum dtype type))    \
 	X(swiglu_backward, (struct device * dev, void *d_gate_up, void *y, const void *d_y,                  \
 	                    const void *gate_up, int64_t tokens, int cols, enum dtype type))                 \
+	X(dropout, (struct device * dev, const struct device_dropout *d, void *y, bool accumulate,           \
+	            const void *x, enum dtype type, int64_t n))                                              \
+	X(row_norms, (struct device * dev, const struct device_row_norms *n, float *norm, const void *w,     \
+	              const void *b, const void *a))                                                         \
+	X(scale_columns, (struct device * dev, const struct device_columns *c, void *y, const void *x))      \
+	X(gelu_forward, (struct device * dev, void *y, const void *x, int64_t tokens, int cols, bool gated,  \
+	                 enum dtype type))                                                                   \
+	X(gelu_backward, (struct device * dev, void *d_x, void *y, const void *d_y, const void *x,           \
+	                  int64_t tokens, int cols, bool gated, enum dtype type))                            \
+	X(capped_cross_entropy,                                                                              \
+	  (struct device * dev, float cap, void *logits, enum dtype type, const int32_t *targets,            \
+	   int64_t rows, int64_t vocab, float scale, const float *row_scale, float *loss, bool backward))    \
 	X(cross_entropy,                                                                                     \
 	  (struct device * dev, void *logits, enum dtype type, const int32_t *targets, int64_t rows,         \
 	   int64_t vocab, float scale, const float *row_scale, float *loss, bool backward))                  \
@@ -52,6 +69,10 @@
 	          const struct device_adamw *h))                                                             \
 	X(update, (struct device * dev, float *master, void *param, enum dtype param_type, float *grad,      \
 	           float *m, float *v, int64_t n, const float *grad_scale, const struct device_update *h))   \
+	X(moment_quantize, (struct device * dev, const struct moment_table *table, uint8_t *codes,           \
+	                    float *scale, const float *src, int64_t n))                                      \
+	X(moment_dequantize, (struct device * dev, const float map[256], float *dst, const uint8_t *codes,   \
+	                      const float *scale, int64_t first, int64_t n))                                 \
 	X(factor_sums, (struct device * dev, const struct device_factored *f, const float *grad,             \
 	                const float *grad_scale, float *row, float *col))                                    \
 	X(factor_direction,                                                                                  \
@@ -92,14 +113,26 @@ static inline size_t attention_width(int head_dim)
 	return round_up((size_t)head_dim, 16);
 }
 
+/* The bytes that one thread needs to go on with a sequence of up to max_sequence tokens in a cache: those of
+ * struct forward_scratch. */
+static inline size_t attention_cached_bytes(int64_t max_sequence, int head_dim)
+{
+	size_t width = attention_width(head_dim), t = round_up((size_t)max_sequence, ATTENTION_BLOCK);
+	size_t block = ATTENTION_BLOCK * width, square = ATTENTION_BLOCK * ATTENTION_BLOCK;
+
+	return round_up((2 * t * width + 2 * block + 2 * square + 18 * ATTENTION_BLOCK) * sizeof(float),
+	                CACHE_LINE);
+}
+
 /* The bytes that one thread needs for documents of up to max_sequence tokens: the larger of struct
  * forward_scratch and struct backward_scratch. */
 static inline size_t attention_thread_bytes(int64_t max_sequence, int head_dim)
 {
 	size_t width = attention_width(head_dim), t = round_up((size_t)max_sequence, ATTENTION_BLOCK);
 	size_t block = ATTENTION_BLOCK * width, square = ATTENTION_BLOCK * ATTENTION_BLOCK;
-	size_t forward = 2 * t * width + 2 * block + 2 * square + 18 * ATTENTION_BLOCK;
-	size_t backward = 5 * t * width + 2 * t + 6 * block + 5 * square;
+	size_t forward = attention_cached_bytes(max_sequence, head_dim);
+	size_t backward =
+	    round_up((5 * t * width + 2 * t + 6 * block + 5 * square) * sizeof(float), CACHE_LINE);
 
-	return round_up((forward > backward ? forward : backward) * sizeof(float), CACHE_LINE);
+	return forward > backward ? forward : backward;
 }

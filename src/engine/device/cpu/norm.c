@@ -6,8 +6,8 @@
 
 /* One row of RMSNorm. With a residual, x is added to it first; the sum is stored in `type`, and the norm is
  * that of the stored, rounded values. Returns rstd. */
-VINLINE float norm_row(void *y, void *residual, const void *x, const void *w, int64_t cols, float eps,
-                       enum dtype type)
+VINLINE float norm_row(void *y, void *residual, const void *x, const void *w, float offset, int64_t cols,
+                       float eps, enum dtype type)
 {
 	const void *in = residual ? residual : x;
 	vf a = {}, b = {};
@@ -38,9 +38,10 @@ VINLINE float norm_row(void *y, void *residual, const void *x, const void *w, in
 	}
 	rstd = 1.0f / sqrtf(v_hsum(a + b) / (float)cols + eps);
 	for (i = 0; i + VW <= cols; i += VW)
-		v_store(y, i, type, v_load(in, i, type) * rstd * v_load(w, i, type));
+		v_store(y, i, type, v_load(in, i, type) * rstd * (v_load(w, i, type) + offset));
 	if (i < cols)
-		v_store_n(y, i, type, v_load_n(in, i, type, cols - i) * rstd * v_load_n(w, i, type, cols - i),
+		v_store_n(y, i, type,
+		          v_load_n(in, i, type, cols - i) * rstd * (v_load_n(w, i, type, cols - i) + offset),
 		          cols - i);
 	return rstd;
 }
@@ -56,10 +57,10 @@ VINLINE void norm_rows(const struct device_norm *n, void *y, float *rstd, void *
 			float r;
 
 			if (residual)
-				r = norm_row(out, at(residual, t * n->ld_x + offset, type), in, w, n->cols,
-				             n->eps, type);
+				r = norm_row(out, at(residual, t * n->ld_x + offset, type), in, w,
+				             n->w_offset, n->cols, n->eps, type);
 			else
-				r = norm_row(out, NULL, in, w, n->cols, n->eps, type);
+				r = norm_row(out, NULL, in, w, n->w_offset, n->cols, n->eps, type);
 			if (rstd)
 				rstd[t * n->groups + g] = r;
 		}
@@ -83,7 +84,7 @@ void KERNEL(rmsnorm_forward)(struct device *dev, const struct device_norm *n, vo
  * partial sums for d_w, and the rows are added up in order.
  */
 VINLINE void norm_backward_row(void *d_x, bool accumulate, float *dw, const void *d_y, const void *x,
-                               const void *w, float rstd, int64_t cols, enum dtype type)
+                               const void *w, float offset, float rstd, int64_t cols, enum dtype type)
 {
 	vf a = {}, b = {};
 	int64_t i = 0;
@@ -93,8 +94,8 @@ VINLINE void norm_backward_row(void *d_x, bool accumulate, float *dw, const void
 		vf ha = v_load(d_y, i, type) * v_load(x, i, type);
 		vf hb = v_load(d_y, i + VW, type) * v_load(x, i + VW, type);
 
-		a += ha * v_load(w, i, type);
-		b += hb * v_load(w, i + VW, type);
+		a += ha * (v_load(w, i, type) + offset);
+		b += hb * (v_load(w, i + VW, type) + offset);
 		v_store(dw, i, DTYPE_F32, v_load(dw, i, DTYPE_F32) + ha * rstd);
 		v_store(dw, i + VW, DTYPE_F32, v_load(dw, i + VW, DTYPE_F32) + hb * rstd);
 	}
@@ -102,19 +103,20 @@ VINLINE void norm_backward_row(void *d_x, bool accumulate, float *dw, const void
 		int64_t n = cols - i < VW ? cols - i : VW;
 		vf h = v_load_n(d_y, i, type, n) * v_load_n(x, i, type, n);
 
-		a += h * v_load_n(w, i, type, n);
+		a += h * (v_load_n(w, i, type, n) + offset);
 		/* dw is padded, so that a whole vector can be stored. */
 		v_store(dw, i, DTYPE_F32, v_load(dw, i, DTYPE_F32) + h * rstd);
 	}
 	mean = v_hsum(a + b) * rstd * rstd * rstd / (float)cols;
 	for (i = 0; i + VW <= cols; i += VW) {
-		vf v = v_load(d_y, i, type) * v_load(w, i, type) * rstd - v_load(x, i, type) * mean;
+		vf v =
+		    v_load(d_y, i, type) * (v_load(w, i, type) + offset) * rstd - v_load(x, i, type) * mean;
 
 		v_store(d_x, i, type, accumulate ? v + v_load(d_x, i, type) : v);
 	}
 	if (i < cols) {
 		int64_t n = cols - i;
-		vf v = v_load_n(d_y, i, type, n) * v_load_n(w, i, type, n) * rstd -
+		vf v = v_load_n(d_y, i, type, n) * (v_load_n(w, i, type, n) + offset) * rstd -
 		       v_load_n(x, i, type, n) * mean;
 
 		v_store_n(d_x, i, type, accumulate ? v + v_load_n(d_x, i, type, n) : v, n);
@@ -132,8 +134,8 @@ VINLINE void norm_backward_rows(const struct device_norm *n, void *d_x, bool acc
 			const void *dy = at_const(d_y, t * n->ld_y + offset, type);
 			const void *in = at_const(x, t * n->ld_x + offset, type);
 
-			norm_backward_row(dx, accumulate, dw, dy, in, w, rstd[t * n->groups + g], n->cols,
-			                  type);
+			norm_backward_row(dx, accumulate, dw, dy, in, w, n->w_offset, rstd[t * n->groups + g],
+			                  n->cols, type);
 		}
 	}
 }
@@ -180,11 +182,11 @@ void KERNEL(rmsnorm_backward)(struct device *dev, const struct device_norm *n, v
 
 /* ---- rotary position embedding ---- */
 /* Rotates each pair (a, b) to (a·cos - b·sin, b·cos + a·sin); b is half a head after a. */
-VINLINE void rope_rows(void *x, int64_t ld, int heads, int head_dim, const int32_t *positions,
+VINLINE void rope_rows(void *x, int64_t ld, int heads, int head_dim, int rotary_dim, const int32_t *positions,
                        const float *cos_table, const float *sin_table, int64_t lo, int64_t hi, bool inverse,
                        enum dtype type)
 {
-	int64_t half = head_dim / 2;
+	int64_t half = rotary_dim / 2;
 
 	for (int64_t t = lo; t < hi; t++) {
 		const float *c = cos_table + positions[t] * half, *s = sin_table + positions[t] * half;
@@ -216,16 +218,16 @@ VINLINE void rope_rows(void *x, int64_t ld, int heads, int head_dim, const int32
 	}
 }
 
-void KERNEL(rope)(struct device *dev, void *x, int64_t ld, int heads, int head_dim, const int32_t *positions,
-                  const float *cos_table, const float *sin_table, int64_t tokens, bool inverse,
-                  enum dtype type)
+void KERNEL(rope)(struct device *dev, void *x, int64_t ld, int heads, int head_dim, int rotary_dim,
+                  const int32_t *positions, const float *cos_table, const float *sin_table, int64_t tokens,
+                  bool inverse, enum dtype type)
 {
 #pragma omp parallel num_threads(dev->threads) if (tokens * heads * head_dim > PARALLEL_MIN)
 	{
 		int64_t lo, hi;
 
 		parallel_part(tokens, 1, &lo, &hi);
-		WITH_TYPE(type, rope_rows(x, ld, heads, head_dim, positions, cos_table, sin_table, lo, hi,
-		                          inverse, TYPE));
+		WITH_TYPE(type, rope_rows(x, ld, heads, head_dim, rotary_dim, positions, cos_table, sin_table,
+		                          lo, hi, inverse, TYPE));
 	}
 }

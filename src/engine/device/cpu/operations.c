@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "engine/device/cpu/kernels.h"
+#include "engine/device/cpu/moments.h"
 
 void device_cast(struct device *dev, void *dst, enum dtype dst_type, const void *src, enum dtype src_type,
                  int64_t n)
@@ -79,12 +80,27 @@ void device_rmsnorm_backward(struct device *dev, const struct device_norm *n, vo
 	dev->kernels->rmsnorm_backward(dev, n, d_x, accumulate, d_w, grad_type, d_y, x, rstd, w);
 }
 
-void device_rope(struct device *dev, void *x, int64_t ld, int heads, int head_dim, const int32_t *positions,
-                 const float *cos_table, const float *sin_table, int64_t tokens, bool inverse,
-                 enum dtype type)
+void device_layernorm_forward(struct device *dev, const struct device_norm *n, void *y, float *statistics,
+                              const void *x, const void *w, const void *b)
 {
-	dev->kernels->rope(dev, x, ld, heads, head_dim, positions, cos_table, sin_table, tokens, inverse,
-	                   type);
+	dev->kernels->layernorm_forward(dev, n, y, statistics, x, w, b);
+}
+
+void device_layernorm_backward(struct device *dev, const struct device_norm *n, void *d_x, bool accumulate,
+                               float *d_w, float *d_b, const void *d_y, const void *x,
+                               const float *statistics, const void *w)
+{
+	/* First, since d_x may be d_y. */
+	device_bias_backward(dev, d_b, DTYPE_F32, d_y, n->rows, n->cols, n->ld_y, n->type);
+	dev->kernels->layernorm_backward(dev, n, d_x, accumulate, d_w, d_y, x, statistics, w);
+}
+
+void device_rope(struct device *dev, void *x, int64_t ld, int heads, int head_dim, int rotary_dim,
+                 const int32_t *positions, const float *cos_table, const float *sin_table, int64_t tokens,
+                 bool inverse, enum dtype type)
+{
+	dev->kernels->rope(dev, x, ld, heads, head_dim, rotary_dim, positions, cos_table, sin_table, tokens,
+	                   inverse, type);
 }
 
 void device_qk_norm_rope(struct device *dev, const struct device_qk_norm *n, void *y, float *rstd,
@@ -96,6 +112,7 @@ void device_qk_norm_rope(struct device *dev, const struct device_qk_norm *n, voi
 	                           .ld_x = n->ld,
 	                           .ld_y = n->ld,
 	                           .eps = n->eps,
+	                           .w_offset = n->w_offset,
 	                           .type = n->type};
 	size_t k = (size_t)n->heads * (size_t)n->head_dim * dtype_size(n->type);
 
@@ -103,8 +120,8 @@ void device_qk_norm_rope(struct device *dev, const struct device_qk_norm *n, voi
 	norm.groups = n->kv_heads;
 	device_rmsnorm_forward(dev, &norm, (char *)y + k, rstd ? rstd + n->tokens * n->heads : NULL,
 	                       (const char *)x + k, w_k);
-	device_rope(dev, y, n->ld, n->heads + n->kv_heads, n->head_dim, n->positions, n->cos, n->sin,
-	            n->tokens, false, n->type);
+	device_rope(dev, y, n->ld, n->heads + n->kv_heads, n->head_dim, n->head_dim, n->positions, n->cos,
+	            n->sin, n->tokens, false, n->type);
 }
 
 void device_attention_forward(struct device *dev, const struct device_attention *a, void *o, float *lse,
@@ -136,6 +153,43 @@ void device_swiglu_backward(struct device *dev, void *d_gate_up, void *y, const 
                             const void *gate_up, int64_t tokens, int cols, enum dtype type)
 {
 	dev->kernels->swiglu_backward(dev, d_gate_up, y, d_y, gate_up, tokens, cols, type);
+}
+
+void device_dropout(struct device *dev, const struct device_dropout *d, void *y, bool accumulate,
+                    const void *x, enum dtype type, int64_t n)
+{
+	dev->kernels->dropout(dev, d, y, accumulate, x, type, n);
+}
+
+void device_row_norms(struct device *dev, const struct device_row_norms *n, float *norm, const void *w,
+                      const void *b, const void *a)
+{
+	dev->kernels->row_norms(dev, n, norm, w, b, a);
+}
+
+void device_scale_columns(struct device *dev, const struct device_columns *c, void *y, const void *x)
+{
+	dev->kernels->scale_columns(dev, c, y, x);
+}
+
+void device_gelu_forward(struct device *dev, void *y, const void *x, int64_t tokens, int cols, bool gated,
+                         enum dtype type)
+{
+	dev->kernels->gelu_forward(dev, y, x, tokens, cols, gated, type);
+}
+
+void device_gelu_backward(struct device *dev, void *d_x, void *y, const void *d_y, const void *x,
+                          int64_t tokens, int cols, bool gated, enum dtype type)
+{
+	dev->kernels->gelu_backward(dev, d_x, y, d_y, x, tokens, cols, gated, type);
+}
+
+void device_capped_cross_entropy(struct device *dev, float cap, void *logits, enum dtype type,
+                                 const int32_t *targets, int64_t rows, int64_t vocab, float scale,
+                                 const float *row_scale, float *loss, bool backward)
+{
+	dev->kernels->capped_cross_entropy(dev, cap, logits, type, targets, rows, vocab, scale, row_scale,
+	                                   loss, backward);
 }
 
 void device_cross_entropy(struct device *dev, void *logits, enum dtype type, const int32_t *targets,
@@ -181,6 +235,20 @@ void device_factor_direction(struct device *dev, const struct device_factored *f
                              float floor)
 {
 	dev->kernels->factor_direction(dev, f, grad, grad_scale, row, col, factor, floor);
+}
+
+void device_moment_quantize(struct device *dev, uint8_t *codes, float *scale, int64_t first, const float *src,
+                            int64_t n, bool has_sign)
+{
+	dev->kernels->moment_quantize(dev, &dev->moments[has_sign], codes + first,
+	                              scale + first / DEVICE_MOMENT_BLOCK, src, n);
+}
+
+void device_moment_dequantize(struct device *dev, float *dst, const uint8_t *codes, const float *scale,
+                              int64_t first, int64_t n, bool has_sign)
+{
+	if (n > 0)
+		dev->kernels->moment_dequantize(dev, dev->moments[has_sign].map, dst, codes, scale, first, n);
 }
 
 void device_clip_scale(struct device *dev, const double *sum_squares, float max_norm, float loss_scale,

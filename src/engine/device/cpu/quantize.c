@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Quantizes to NF4 and back, in plain loops, since quantizing happens only once, when a model is loaded; and
- * the moments of an optimizer to 8 bits and back. */
+/* Quantizes to NF4 and back, in plain loops, since quantizing happens only once, when a model is loaded. */
 #pragma GCC optimize("fp-contract=off")
-#include <errno.h>
 #include <math.h>
 
-#include "engine/device/cpu/cpu.h"
+#include "engine/device/cpu/kernels.h"
 #include "engine/device/nf4.h"
 
 static float element(const void *x, enum dtype type, int64_t i)
@@ -96,40 +94,4 @@ void device_nf4_dequantize(struct device *dev, void *dst, enum dtype type, const
 				    type == DTYPE_BF16 ? bf16_from_float(x) : f16_from_float(x);
 		}
 	}
-}
-
-/* ---- moments ---- */
-
-void device_moment_quantize(struct device *dev, uint8_t *codes, float *scale, int64_t first, const float *src,
-                            int64_t n, bool has_sign)
-{
-	float map[256];
-
-	nf4_map_fill(map, has_sign);
-#pragma omp parallel for schedule(static) num_threads(dev->threads)
-	for (int64_t at = 0; at < n; at += DEVICE_MOMENT_BLOCK) {
-		int64_t end = at + DEVICE_MOMENT_BLOCK < n ? at + DEVICE_MOMENT_BLOCK : n;
-		float above = 0, below = 0, max, inverse;
-
-		for (int64_t i = at; i < end; i++) {
-			above = fmaxf(above, src[i]);
-			below = fmaxf(below, -src[i]);
-		}
-		max = above >= below ? above : -below;
-		inverse = max != 0 ? 1.0f / max : 0;
-		scale[(first + at) / DEVICE_MOMENT_BLOCK] = max;
-		for (int64_t i = at; i < end; i++)
-			codes[first + i] = nf4_scale_code(map, src[i] * inverse);
-	}
-}
-
-void device_moment_dequantize(struct device *dev, float *dst, const uint8_t *codes, const float *scale,
-                              int64_t first, int64_t n, bool has_sign)
-{
-	float map[256];
-
-	nf4_map_fill(map, has_sign);
-#pragma omp parallel for schedule(static) num_threads(dev->threads)
-	for (int64_t i = 0; i < n; i++)
-		dst[i] = map[codes[first + i]] * scale[(first + i) / DEVICE_MOMENT_BLOCK];
 }

@@ -41,14 +41,18 @@ size_t cpu_scratch_bytes(const struct device_shapes *s, int threads, bool native
 	int head = s->head_dim > s->norm_cols ? s->head_dim : s->norm_cols;
 	int cols = s->hidden > head ? s->hidden : head;
 	size_t attention = attention_thread_bytes(longest, s->head_dim) * (size_t)threads;
+	size_t cached = attention_cached_bytes(s->cache_tokens, s->head_dim) * (size_t)threads;
 	size_t norm = COLUMN_PARTS * round_up((size_t)cols, 16) * sizeof(float);
 	size_t scales =
 	    (size_t)(s->quantized + 63) / 64 * sizeof(float); /* of a matrix, before they are quantized */
 	size_t need, gemm;
 
-	if (s->heads != s->kv_heads)
+	/* Where the threads are more than the groups of heads of one document, these are divided. */
+	if (s->heads != s->kv_heads && s->kv_heads < 2 * threads)
 		attention += 2 * (size_t)(s->heads * s->head_dim * s->tokens) * sizeof(float);
 	need = attention > norm ? attention : norm;
+	if (s->cache_tokens > 0 && cached > need)
+		need = cached;
 	need = scales > need ? scales : need;
 	gemm = gemm_scratch(s->tokens, wide, s->hidden, s->type, native_bf16);
 	need = gemm > need ? gemm : need;

@@ -84,19 +84,6 @@ VINLINE vf rounded_stochastically(const struct factors *f, vf p, int64_t i)
 	return v_select(special, p, (vf)((u + bits) & 0xffff0000));
 }
 
-VINLINE vf load_part(const void *from, int64_t i, enum dtype type, int64_t n)
-{
-	return n == VW ? v_load(from, i, type) : v_load_n(from, i, type, n);
-}
-
-VINLINE void store_part(void *to, int64_t i, enum dtype type, vf x, int64_t n)
-{
-	if (n == VW)
-		v_store(to, i, type, x);
-	else
-		v_store_n(to, i, type, x, n);
-}
-
 /* Whether a rule writes the gradient's place, and not the weights. */
 VINLINE bool writes_gradient(int rule)
 {

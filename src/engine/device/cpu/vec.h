@@ -245,6 +245,20 @@ VINLINE void v_store_n(void *p, int64_t i, enum dtype type, vf v, int64_t n)
 #endif
 }
 
+/* The first n (<= VW) elements from i on. */
+VINLINE vf load_part(const void *from, int64_t i, enum dtype type, int64_t n)
+{
+	return n == VW ? v_load(from, i, type) : v_load_n(from, i, type, n);
+}
+
+VINLINE void store_part(void *to, int64_t i, enum dtype type, vf x, int64_t n)
+{
+	if (n == VW)
+		v_store(to, i, type, x);
+	else
+		v_store_n(to, i, type, x, n);
+}
+
 /* The values that storing v as `type` and loading it again would give. */
 VINLINE vf v_rounded(vf v, enum dtype type)
 {
@@ -364,6 +378,17 @@ VINLINE vf v_exp2(vf x, bool coarse)
 	p = v_select(x > 127.0f, v_set(INFINITY), p);
 	return v_select(x == x, p, x);
 #endif
+}
+
+/* tanh: 1 - 2 / (1 + exp(2x)), and its series where that would cancel. */
+VINLINE vf v_tanh(vf x)
+{
+	vf s = x * x, series = s * (62.0f / 2835.0f) - 17.0f / 315.0f;
+
+	series = series * s + 2.0f / 15.0f;
+	series = series * s - 1.0f / 3.0f;
+	series = series * (s * x) + x;
+	return v_select(s < 0.0625f, series, 1.0f - 2.0f / (1.0f + v_exp(2.0f * x)));
 }
 
 /* In bf16 an error of 6e-5 is below that of the rounding. */

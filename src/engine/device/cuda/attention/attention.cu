@@ -17,6 +17,7 @@ static attention_shape shape_of(const struct device_attention *a)
 	s.documents = a->documents;
 	s.starts = a->documents > 1 ? a->starts : NULL;
 	s.scale = a->scale;
+	s.cap = a->cap;
 	s.ld_q = a->ld_q;
 	s.ld_k = a->ld_k;
 	s.ld_v = a->ld_v;
@@ -33,9 +34,9 @@ static bool tile_rows(const void *p, int64_t ld)
 static bool tiles(const struct device_attention *a, const void *q, const void *k, const void *v,
                   const void *o)
 {
-	return a->type == DTYPE_BF16 && (a->head_dim == 64 || a->head_dim == 96 || a->head_dim == 128) &&
-	       tile_rows(q, a->ld_q) && tile_rows(k, a->ld_k) && tile_rows(v, a->ld_v) &&
-	       tile_rows(o, a->ld_o);
+	return a->type == DTYPE_BF16 && a->cap <= 0 &&
+	       (a->head_dim == 64 || a->head_dim == 96 || a->head_dim == 128) && tile_rows(q, a->ld_q) &&
+	       tile_rows(k, a->ld_k) && tile_rows(v, a->ld_v) && tile_rows(o, a->ld_o);
 }
 
 extern "C" void device_attention_forward(struct device *dev, const struct device_attention *a, void *o,

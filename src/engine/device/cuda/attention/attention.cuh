@@ -20,7 +20,7 @@ struct attention_shape {
 	int heads, group; /* group: query heads to one of k and v */
 	int head_dim, window, documents;
 	const int32_t *starts; /* NULL: one document */
-	float scale;
+	float scale, cap;      /* cap: 0: none */
 	int64_t ld_q, ld_k, ld_v, ld_o;
 };
 
@@ -57,8 +57,14 @@ static __device__ __forceinline__ int64_t end_query(const attention_shape &a, in
 	return a.window > 0 && key + a.window < end ? key + a.window : end;
 }
 
-/* Each file's part. `plain` is fp32 arithmetic in any type, head size and alignment; the others bf16 on
- * tensor cores. */
+/* A scaled score, capped. */
+static __device__ __forceinline__ float capped(float score, float cap)
+{
+	return cap > 0 ? cap * tanhf(score / cap) : score;
+}
+
+/* Each file's part. `plain` is fp32 arithmetic in any type, head size and alignment, with caps; the others
+ * bf16 on tensor cores, without. */
 void attention_forward_plain(struct device *dev, const attention_shape &a, enum dtype type, void *o,
                              float *lse, int64_t ld_lse, const void *q, const void *k, const void *v);
 void attention_backward_plain(struct device *dev, const attention_shape &a, enum dtype type, void *d_q,

@@ -10,19 +10,21 @@
  */
 #include "engine/device/cuda/attention/tiles.cuh"
 
-#define WARPS    4
-#define THREADS  (32 * WARPS)
-#define ROWS     (16 * WARPS) /* of a block's own tile */
-#define KEY_STEP 64           /* rows of the other side at a time */
+#define WARPS   4
+#define THREADS (32 * WARPS)
+#define ROWS    (16 * WARPS) /* of a block's own tile, with one m-tile in each warp */
 
-/* The gradients of queries have half as many sums, so a warp can have twice the rows. What it reads from
- * shared memory, whose bandwidth would be the limit, is then used for both halves. */
+/* With two m-tiles in a warp, what it reads from shared memory, whose bandwidth would be the limit, is used
+ * for both. The gradients of queries have half as many sums as those of keys and values, which have registers
+ * for two only with heads of 64 and half as many queries at a time. */
+template <int HD> constexpr int KEY_MT = HD > 64 ? 1 : 2;
+template <int HD> constexpr int KEY_STEP = HD > 64 ? 64 : 32; /* queries at a time */
 #define QUERY_MT   2
 #define QUERY_ROWS (ROWS * QUERY_MT)
 template <int HD> constexpr int QUERY_STEP = HD > 64 ? 32 : 64; /* as registers allow */
 
 template <int HD, int STEP>
-constexpr size_t KEY_SHARED = (size_t)(2 * ROWS + 4 * STEP) * TILE_LD<HD> * sizeof(bf16) +
+constexpr size_t KEY_SHARED = (size_t)(2 * ROWS * KEY_MT<HD> + 4 * STEP) * TILE_LD<HD> * sizeof(bf16) +
                               4 * STEP * sizeof(float);
 template <int HD, int KEYS>
 constexpr size_t QUERY_SHARED = (size_t)(2 * QUERY_ROWS + 4 * KEYS) * TILE_LD<HD> * sizeof(bf16);
@@ -45,30 +47,34 @@ static __global__ void __launch_bounds__(THREADS)
                  const float *lse, const bf16 *q, const bf16 *k, const bf16 *v)
 {
 	DYNAMIC_SHARED(memory);
-	constexpr int OWN = ROWS * TILE_LD<HD>, TILE = STEP * TILE_LD<HD>, NT = STEP / 8;
+	constexpr int MT = KEY_MT<HD>, OWN_ROWS = ROWS * MT, OWN = OWN_ROWS * TILE_LD<HD>,
+	              TILE = STEP * TILE_LD<HD>, NT = STEP / 8;
 	bf16 *keys = (bf16 *)memory, *values = keys + OWN, *queries = values + OWN,
 	     *gradients = queries + 2 * TILE;
 	float *statistics = (float *)(gradients + 2 * TILE);
-	int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4, row = (int)threadIdx.x / 32 * 16;
-	int kv = (int)blockIdx.y, tokens = (int)a.queries, first = (int)blockIdx.x * ROWS;
-	int last = first + ROWS < tokens ? first + ROWS - 1 : tokens - 1;
+	int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4, row = (int)threadIdx.x / 32 * 16 * MT;
+	int kv = (int)blockIdx.y, tokens = (int)a.queries, first = (int)blockIdx.x * OWN_ROWS;
+	int last = first + OWN_ROWS < tokens ? first + OWN_ROWS - 1 : tokens - 1;
 	int from = first / STEP * STEP, to = (int)end_query(a, last), closed = (int)end_query(a, first);
 	int steps = (to - from + STEP - 1) / STEP, total = steps * a.group;
-	float dk[1][HD / 8][4] = {}, dv[1][HD / 8][4] = {}, scale2 = a.scale * LOG2_E;
-	int limit[2];
+	float dk[MT][HD / 8][4] = {}, dv[MT][HD / 8][4] = {}, scale2 = a.scale * LOG2_E;
+	int limit[MT][2];
 
 	k += (int64_t)kv * HD;
 	v += (int64_t)kv * HD;
 #pragma unroll
-	for (int half = 0; half < 2; half++) {
-		int key = first + row + 8 * half + g;
+	for (int m = 0; m < MT; m++) {
+#pragma unroll
+		for (int half = 0; half < 2; half++) {
+			int key = first + row + 16 * m + 8 * half + g;
 
-		limit[half] = key <= last ? (int)end_query(a, key) : 0;
+			limit[m][half] = key <= last ? (int)end_query(a, key) : 0;
+		}
 	}
-	tile_fetch<ROWS, HD, THREADS>(keys, k, a.ld_k, first, tokens);
-	tile_fetch<ROWS, HD, THREADS>(values, v, a.ld_v, first, tokens);
+	tile_fetch<OWN_ROWS, HD, THREADS>(keys, k, a.ld_k, first, tokens);
+	tile_fetch<OWN_ROWS, HD, THREADS>(values, v, a.ld_v, first, tokens);
 	for (int it = -1, stage = 1; it < total; it++, stage ^= 1) {
-		float p[1][NT][4], ds[1][NT][4], *own = statistics + stage * 2 * STEP;
+		float p[MT][NT][4], ds[MT][NT][4], *own = statistics + stage * 2 * STEP;
 		int i0 = it < 0 ? 0 : from + it % steps * STEP;
 
 		if (it + 1 < total) {
@@ -87,29 +93,33 @@ static __global__ void __launch_bounds__(THREADS)
 			continue;
 		copy_wait<1>();
 		__syncthreads();
-		multiply_transposed<HD, 1, NT>(p, keys, row, queries + stage * TILE);
-		multiply_transposed<HD, 1, NT>(ds, values, row, gradients + stage * TILE);
+		multiply_transposed<HD, MT, NT>(p, keys, row, queries + stage * TILE);
+		multiply_transposed<HD, MT, NT>(ds, values, row, gradients + stage * TILE);
 		bool masked = i0 < last || i0 + STEP > closed;
 #pragma unroll
-		for (int n = 0; n < NT; n++) {
+		for (int m = 0; m < MT; m++) {
 #pragma unroll
-			for (int i = 0; i < 4; i++) {
-				int c = 8 * n + 2 * t + i % 2, key = first + row + 8 * (i / 2) + g;
-				float e = fast_exp2(p[0][n][i] * scale2 - own[c]);
+			for (int n = 0; n < NT; n++) {
+#pragma unroll
+				for (int i = 0; i < 4; i++) {
+					int c = 8 * n + 2 * t + i % 2;
+					int key = first + row + 16 * m + 8 * (i / 2) + g;
+					float e = fast_exp2(p[m][n][i] * scale2 - own[c]);
 
-				if (masked && (i0 + c < key || i0 + c >= limit[i / 2]))
-					e = 0;
-				p[0][n][i] = e;
-				ds[0][n][i] = e * (ds[0][n][i] - own[STEP + c]);
+					if (masked && (i0 + c < key || i0 + c >= limit[m][i / 2]))
+						e = 0;
+					p[m][n][i] = e;
+					ds[m][n][i] = e * (ds[m][n][i] - own[STEP + c]);
+				}
 			}
 		}
-		multiply_add<HD, 1, NT>(dv, p, gradients + stage * TILE);
-		multiply_add<HD, 1, NT>(dk, ds, queries + stage * TILE);
+		multiply_add<HD, MT, NT>(dv, p, gradients + stage * TILE);
+		multiply_add<HD, MT, NT>(dk, ds, queries + stage * TILE);
 		__syncthreads();
 	}
-	tile_scale<HD, 1>(dk, a.scale);
-	tile_put<HD, 1>(d_k + (int64_t)kv * HD, a.ld_k, first + row, last + 1, keys, row, dk);
-	tile_put<HD, 1>(d_v + (int64_t)kv * HD, a.ld_v, first + row, last + 1, values, row, dv);
+	tile_scale<HD, MT>(dk, a.scale);
+	tile_put<HD, MT>(d_k + (int64_t)kv * HD, a.ld_k, first + row, last + 1, keys, row, dk);
+	tile_put<HD, MT>(d_v + (int64_t)kv * HD, a.ld_v, first + row, last + 1, values, row, dv);
 }
 
 /* Rows are queries, columns keys. */
@@ -194,7 +204,7 @@ struct work {
 template <int HD, int STEP> static bool keys(struct device *dev, const work &w, bf16 *d_k, bf16 *d_v)
 {
 	constexpr size_t shared = KEY_SHARED<HD, STEP>;
-	dim3 grid((unsigned)ceil_div(w.a.keys, ROWS), (unsigned)(w.a.heads / w.a.group));
+	dim3 grid((unsigned)ceil_div(w.a.keys, ROWS * KEY_MT<HD>), (unsigned)(w.a.heads / w.a.group));
 
 	if (shared > dev->shared_most)
 		return false;
@@ -223,11 +233,12 @@ bool attention_backward_tiles(struct device *dev, const attention_shape &a, bf16
 
 	switch (a.head_dim) {
 	case 64:
-		return keys<64, KEY_STEP>(dev, w, d_k, d_v) && queries<64, QUERY_STEP<64>>(dev, w, d_q);
+		return keys<64, KEY_STEP<64>>(dev, w, d_k, d_v) && queries<64, QUERY_STEP<64>>(dev, w, d_q);
 	case 96:
-		return keys<96, KEY_STEP>(dev, w, d_k, d_v) && queries<96, QUERY_STEP<96>>(dev, w, d_q);
+		return keys<96, KEY_STEP<96>>(dev, w, d_k, d_v) && queries<96, QUERY_STEP<96>>(dev, w, d_q);
 	case 128:
-		return (keys<128, KEY_STEP>(dev, w, d_k, d_v) || keys<128, KEY_STEP / 2>(dev, w, d_k, d_v)) &&
+		return (keys<128, KEY_STEP<128>>(dev, w, d_k, d_v) ||
+		        keys<128, KEY_STEP<128> / 2>(dev, w, d_k, d_v)) &&
 		       (queries<128, QUERY_STEP<128>>(dev, w, d_q) ||
 		        queries<128, QUERY_STEP<128> / 2>(dev, w, d_q));
 	}

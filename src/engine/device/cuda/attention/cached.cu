@@ -41,7 +41,7 @@ static __global__ void __launch_bounds__(THREADS)
 		for (int c = 0; c < MAX_DIM / 32; c++)
 			if (lane + 32 * c < hd)
 				s += in[c] * to_float(k[j * a.ld_k + lane + 32 * c]);
-		s = warp_sum(s) * a.scale * LOG2_E;
+		s = capped(warp_sum(s) * a.scale, a.cap) * LOG2_E;
 		m = fmaxf(max, s);
 		alpha = exp2f(max - m);
 		p = exp2f(s - m);
@@ -121,13 +121,15 @@ extern "C" void device_attention_cached(struct device *dev, const struct device_
 	s.head_dim = a->head_dim;
 	s.window = a->window;
 	s.scale = a->scale;
+	s.cap = a->cap;
 	s.ld_q = a->ld_q;
 	s.ld_k = a->ld_k;
 	s.ld_v = a->ld_v;
 	s.ld_o = a->ld_o;
 	if (a->tokens >= MANY || a->head_dim > MAX_DIM) {
-		if (a->type != DTYPE_BF16 || !wide_rows(q, a->ld_q, 2) || !wide_rows(k_cache, a->ld_k, 2) ||
-		    !wide_rows(v_cache, a->ld_v, 2) || !wide_rows(o, a->ld_o, 2) ||
+		if (a->type != DTYPE_BF16 || a->cap > 0 || !wide_rows(q, a->ld_q, 2) ||
+		    !wide_rows(k_cache, a->ld_k, 2) || !wide_rows(v_cache, a->ld_v, 2) ||
+		    !wide_rows(o, a->ld_o, 2) ||
 		    !attention_forward_tiles(dev, s, (bf16 *)o, NULL, 0, (const bf16 *)q,
 		                             (const bf16 *)k_cache, (const bf16 *)v_cache))
 			attention_forward_plain(dev, s, a->type, o, NULL, 0, q, k_cache, v_cache);

@@ -21,7 +21,7 @@
 #include "engine/device/cuda/attention/cudnn_plan.h"
 
 /* The bounds of the number of documents of a call and of their rows; each bound is four times the one before.
- * There is a plan for each pair of bounds. Making a plan takes tenths of a second. */
+ * There is a plan for each pair of bounds. Making a plan takes tenths of a second to a second. */
 #define LEAST_DOCUMENTS 8
 #define LEAST_ROWS      256
 #define MOST_DOCUMENTS  2048
@@ -368,7 +368,7 @@ size_t attention_cudnn_scratch(const struct device *dev, const struct device_sha
 		return 0;
 	forget_plans(c);
 	c->tokens = c->sequence = 0;
-	if (need->tokens < 1 || need->max_sequence < 1 || need->tokens > INT32_MAX ||
+	if (need->capped || need->tokens < 1 || need->max_sequence < 1 || need->tokens > INT32_MAX ||
 	    !is_wanted(c, MIN(need->tokens, need->max_sequence)))
 		return 0;
 	c->tokens = need->tokens;

@@ -59,7 +59,7 @@ struct cudnn_plan;
 
 /*
  * -EOPNOTSUPP: this cuDNN has no kernel for it, or for the backward none that sums in a fixed order.
- * Takes tenths of a second.
+ * Takes tenths of a second, and before cuDNN 9.21, which compiles the kernel, a second.
  */
 int cudnn_plan_create(const struct cudnn_target *target, const struct cudnn_shape *shape,
                       struct cudnn_plan **out, struct error *err);

@@ -88,7 +88,7 @@ static __global__ void __launch_bounds__(THREADS)
 			float s = row_dot(queries + (warp * ROWS + r) * hd, keys + lane * (hd + 1), hd);
 			float p, m, alpha;
 
-			s = seen ? s * a.scale * LOG2_E : -INFINITY;
+			s = seen ? capped(s * a.scale, a.cap) * LOG2_E : -INFINITY;
 			m = fmaxf(max[r], warp_max(s));
 			if (m == -INFINITY)
 				continue; /* the whole warp alike */
@@ -141,12 +141,15 @@ void attention_forward_plain(struct device *dev, const attention_shape &a, enum 
 	});
 }
 
-/* p and ds of one pair: p = exp(score - lse), ds = p · (d_o·v - delta) · scale. */
+/* p and ds of one pair, of s = capped(score · scale): p = exp(s - lse), ds = p · (d_o·v - delta) · scale,
+ * times the slope of the cap. */
 static __device__ __forceinline__ void pair_gradient(float score, float dp, float lse, float delta,
-                                                     float scale, bool seen, float *p, float *ds)
+                                                     const attention_shape &a, bool seen, float *p, float *ds)
 {
-	*p = seen ? exp2f((score * scale - lse) * LOG2_E) : 0;
-	*ds = *p * (dp - delta) * scale;
+	float s = capped(score * a.scale, a.cap), slope = a.cap > 0 ? 1 - s * s / (a.cap * a.cap) : 1;
+
+	*p = seen ? exp2f((s - lse) * LOG2_E) : 0;
+	*ds = *p * (dp - delta) * a.scale * slope;
 }
 
 template <typename T>
@@ -187,7 +190,7 @@ static __global__ void __launch_bounds__(THREADS)
 				continue;
 			pair_gradient(row_dot(queries + row, keys + lane * (hd + 1), hd),
 			              row_dot(gradients + row, values + lane * (hd + 1), hd), lse[at],
-			              delta[at], a.scale, j + lane >= begin[r] && j + lane <= t, &p, &ds);
+			              delta[at], a, j + lane >= begin[r] && j + lane <= t, &p, &ds);
 			weigh(out[r], ds, keys, hd);
 		}
 	}
@@ -243,8 +246,8 @@ static __global__ void __launch_bounds__(THREADS)
 				float p, ds;
 
 				pair_gradient(row_dot(keys + row, queries + lane * (hd + 1), hd),
-				              row_dot(values + row, gradients + lane * (hd + 1), hd), l, d,
-				              a.scale, i + lane >= t && i + lane < limit[r], &p, &ds);
+				              row_dot(values + row, gradients + lane * (hd + 1), hd), l, d, a,
+				              i + lane >= t && i + lane < limit[r], &p, &ds);
 				weigh(dv[r], p, gradients, hd);
 				weigh(dk[r], ds, queries, hd);
 			}

@@ -16,7 +16,7 @@ struct norm_shape {
 	int64_t rows; /* tokens · groups */
 	int groups, cols;
 	int64_t ld_x, ld_y;
-	float eps;
+	float eps, offset;
 };
 
 template <int TEAM> static __device__ __forceinline__ float team_sum(float x)
@@ -46,14 +46,15 @@ static __device__ __forceinline__ float norm_load(float (&v)[N], const T *x, T *
 }
 
 template <typename T, int N>
-static __device__ __forceinline__ void norm_store(T *y, const float (&v)[N], const T *w, float rstd)
+static __device__ __forceinline__ void norm_store(T *y, const float (&v)[N], const T *w, float offset,
+                                                  float rstd)
 {
 	float out[N];
 
 	load(out, w);
 #pragma unroll
 	for (int k = 0; k < N; k++)
-		out[k] = v[k] * rstd * out[k];
+		out[k] = v[k] * rstd * (out[k] + offset);
 	store(y, out);
 }
 
@@ -89,13 +90,13 @@ static __global__ void __launch_bounds__(THREADS)
 		int i = i0 + j * TEAM * N;
 
 		if (i < n.cols)
-			norm_store<T, N>(y + at_y + i, keep[j], w + i, r);
+			norm_store<T, N>(y + at_y + i, keep[j], w + i, n.offset, r);
 	}
 	for (int i = i0 + KEEP * TEAM * N; i < n.cols; i += TEAM * N) {
 		float v[N];
 
 		load(v, (ADD ? residual : x) + at_x + i);
-		norm_store<T, N>(y + at_y + i, v, w + i, r);
+		norm_store<T, N>(y + at_y + i, v, w + i, n.offset, r);
 	}
 }
 
@@ -138,7 +139,7 @@ static void launch_forward(struct device *dev, const norm_shape &n, T *y, float 
 
 static norm_shape shape_of(const struct device_norm *n)
 {
-	return norm_shape{n->rows * n->groups, n->groups, n->cols, n->ld_x, n->ld_y, n->eps};
+	return norm_shape{n->rows * n->groups, n->groups, n->cols, n->ld_x, n->ld_y, n->eps, n->w_offset};
 }
 
 /* Heads follow each other without a gap: their rows are wide where the first is and `cols` is. */
@@ -208,14 +209,14 @@ static __device__ __forceinline__ void write_parts(const norm_work &b, const flo
 
 template <typename T, int N, bool ACCUMULATE>
 static __device__ __forceinline__ void norm_gradient(T *d_x, const float (&dy)[N], const float (&in)[N],
-                                                     const T *w, float r, float mean)
+                                                     const T *w, float offset, float r, float mean)
 {
 	float out[N];
 
 	load(out, w);
 #pragma unroll
 	for (int k = 0; k < N; k++)
-		out[k] = dy[k] * out[k] * r - in[k] * mean;
+		out[k] = dy[k] * (out[k] + offset) * r - in[k] * mean;
 	if (ACCUMULATE) {
 		float before[N];
 
@@ -264,7 +265,7 @@ static __global__ void __launch_bounds__(THREADS)
 			for (int k = 0; k < N; k++) {
 				float h = dy[j][k] * in[j][k];
 
-				sum += h * weight[k];
+				sum += h * (weight[k] + b.n.offset);
 				dw[j][k] += h * r;
 			}
 		}
@@ -274,7 +275,8 @@ static __global__ void __launch_bounds__(THREADS)
 			int i = i0 + j * TEAM * N;
 
 			if (i < cols)
-				norm_gradient<T, N, ACCUMULATE>(d_x + at_x + i, dy[j], in[j], w + i, r, mean);
+				norm_gradient<T, N, ACCUMULATE>(d_x + at_x + i, dy[j], in[j], w + i,
+				                                b.n.offset, r, mean);
 		}
 	}
 #pragma unroll
@@ -320,7 +322,7 @@ static __global__ void __launch_bounds__(THREADS)
 			for (int k = 0; k < N; k++) {
 				float h = dy[k] * in[k];
 
-				sum += h * weight[k];
+				sum += h * (weight[k] + b.n.offset);
 				dw[i + k] += h * r;
 			}
 		}
@@ -328,7 +330,7 @@ static __global__ void __launch_bounds__(THREADS)
 		for (int i = i0; i < cols; i += TEAM * N) {
 			load(dy, d_y + at_y + i);
 			load(in, x + at_x + i);
-			norm_gradient<T, N, ACCUMULATE>(d_x + at_x + i, dy, in, w + i, r, mean);
+			norm_gradient<T, N, ACCUMULATE>(d_x + at_x + i, dy, in, w + i, b.n.offset, r, mean);
 		}
 	}
 	write_parts(b, (const float *)memory, TEAMS);

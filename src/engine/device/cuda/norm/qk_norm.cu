@@ -55,7 +55,8 @@ static __global__ void __launch_bounds__(THREADS)
 		load(s, sin_table + turn);
 #pragma unroll
 		for (int k = 0; k < N; k++) {
-			float p = rounded<T>(a[k] * r * wa[k]), q = rounded<T>(b[k] * r * wb[k]);
+			float p = rounded<T>(a[k] * r * (wa[k] + n.w_offset)),
+			      q = rounded<T>(b[k] * r * (wb[k] + n.w_offset));
 
 			a[k] = p * c[k] - q * s[k];
 			b[k] = q * c[k] + p * s[k];
@@ -77,12 +78,13 @@ static void separately(struct device *dev, const struct device_qk_norm *n, char 
 	norm.cols = n->head_dim;
 	norm.ld_x = norm.ld_y = n->ld;
 	norm.eps = n->eps;
+	norm.w_offset = n->w_offset;
 	norm.type = n->type;
 	device_rmsnorm_forward(dev, &norm, y, rstd, x, w_q);
 	norm.groups = n->kv_heads;
 	device_rmsnorm_forward(dev, &norm, y + k, rstd ? rstd + n->tokens * n->heads : NULL, x + k, w_k);
-	device_rope(dev, y, n->ld, n->heads + n->kv_heads, n->head_dim, n->positions, n->cos, n->sin,
-	            n->tokens, false, n->type);
+	device_rope(dev, y, n->ld, n->heads + n->kv_heads, n->head_dim, n->head_dim, n->positions, n->cos,
+	            n->sin, n->tokens, false, n->type);
 }
 
 extern "C" void device_qk_norm_rope(struct device *dev, const struct device_qk_norm *n, void *y, float *rstd,

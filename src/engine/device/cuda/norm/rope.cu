@@ -8,8 +8,9 @@
 #define THREADS 256
 
 template <typename T, int N>
-static __global__ void rope_kernel(T *x, int64_t ld, int heads, int half, const int32_t *positions,
-                                   const float *cos_table, const float *sin_table, int64_t tokens, float sign)
+static __global__ void rope_kernel(T *x, int64_t ld, int heads, int head_dim, int half,
+                                   const int32_t *positions, const float *cos_table, const float *sin_table,
+                                   int64_t tokens, float sign)
 {
 	int per_head = half / N, per_token = heads * per_head;
 	int64_t total = tokens * per_token, stride = (int64_t)gridDim.x * blockDim.x;
@@ -18,7 +19,7 @@ static __global__ void rope_kernel(T *x, int64_t ld, int heads, int half, const 
 		int64_t t = p / per_token;
 		int rest = (int)(p - t * per_token), head = rest / per_head, i = (rest - head * per_head) * N;
 		int64_t row = (int64_t)positions[t] * half + i;
-		T *pa = x + t * ld + (int64_t)head * 2 * half + i, *pb = pa + half;
+		T *pa = x + t * ld + (int64_t)head * head_dim + i, *pb = pa + half;
 		float a[N], b[N], c[N], s[N], oa[N], ob[N];
 
 		load(a, pa);
@@ -35,11 +36,11 @@ static __global__ void rope_kernel(T *x, int64_t ld, int heads, int half, const 
 	}
 }
 
-extern "C" void device_rope(struct device *dev, void *x, int64_t ld, int heads, int head_dim,
+extern "C" void device_rope(struct device *dev, void *x, int64_t ld, int heads, int head_dim, int rotary_dim,
                             const int32_t *positions, const float *cos_table, const float *sin_table,
                             int64_t tokens, bool inverse, enum dtype type)
 {
-	int half = head_dim / 2;
+	int half = rotary_dim / 2;
 	float sign = inverse ? -1.0f : 1.0f;
 
 	if (tokens <= 0 || heads <= 0 || half <= 0)
@@ -48,13 +49,14 @@ extern "C" void device_rope(struct device *dev, void *x, int64_t ld, int heads, 
 		typedef decltype(t) T;
 		constexpr int N = WIDE<T>;
 
-		if (wide_rows(x, ld, sizeof(T)) && half % N == 0 && aligned16(cos_table) &&
-		    aligned16(sin_table))
+		if (wide_rows(x, ld, sizeof(T)) && half % N == 0 && head_dim % N == 0 &&
+		    aligned16(cos_table) && aligned16(sin_table))
 			LAUNCH(dev, (rope_kernel<T, N>), grid_for(tokens * heads * half / N, THREADS),
-			       THREADS, 0, (T *)x, ld, heads, half, positions, cos_table, sin_table, tokens,
-			       sign);
+			       THREADS, 0, (T *)x, ld, heads, head_dim, half, positions, cos_table, sin_table,
+			       tokens, sign);
 		else
 			LAUNCH(dev, (rope_kernel<T, 1>), grid_for(tokens * heads * half, THREADS), THREADS, 0,
-			       (T *)x, ld, heads, half, positions, cos_table, sin_table, tokens, sign);
+			       (T *)x, ld, heads, head_dim, half, positions, cos_table, sin_table, tokens,
+			       sign);
 	});
 }

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The first cause of the failure of a run's attempt, in words (cause.h says which of its ends it is). */
+#include "cluster/cause.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/str.h"
+#include "cluster/run.h"
+
+const char run_undecided[] = "a part of it has failed, the rest is being stopped";
+
+struct rank_error *run_find_rank_error(const struct run *r, int64_t rank)
+{
+	for (size_t i = 0; i < r->rank_error_count; i++)
+		if (r->rank_errors[i].rank == rank)
+			return &r->rank_errors[i];
+	return NULL;
+}
+
+static int signal_number(const char *name)
+{
+	if (str_starts(name, "SIG"))
+		name += 3;
+	for (int i = 1; i < NSIG; i++) {
+		const char *s = sigabbrev_np(i);
+
+		if (s && strcmp(s, name) == 0)
+			return i;
+	}
+	return 0;
+}
+
+/* A device that failed is the first cause, whatever was seen of it first. */
+static void add_device_error(struct run *r)
+{
+	_cleanup_free_ char *rest = NULL;
+
+	if (!r->failed || !r->device_error || (r->reason && str_starts(r->reason, r->device_error)))
+		return;
+	rest = r->reason ? strdup(r->reason) : NULL;
+	run_set_reason(r, "%s%s%s", r->device_error, rest ? "; " : "", rest ? rest : "");
+}
+
+bool run_rank_failed(const struct run_rank *rank)
+{
+	return rank->state == RANK_EXITED && (rank->exit_status > 0 || rank->signal);
+}
+
+/* Names the rank as the cause of the failure: rank, node and exit status for all users; the last lines of its
+ * log, or the error of its worker, for the owner. */
+static void blame_rank(struct run *r, const struct run_rank *rank)
+{
+	const struct rank_error *known = run_find_rank_error(r, rank->rank);
+	const char *detail = known ? (known->worker ? known->worker : known->log) : NULL;
+	const char *oom = rank->oom ? " (the kernel ran out of memory: OOM killer)" : "";
+	int64_t status = MAX(rank->exit_status, 0);
+
+	if (rank->signal)
+		run_set_reason(r, "rank %lld on %s: killed by %s%s%s", (long long)rank->rank, rank->node,
+		               rank->signal, oom, rank->core_dumped ? ", core dumped" : "");
+	else
+		run_set_reason(r, "rank %lld on %s: exit status %lld%s", (long long)rank->rank, rank->node,
+		               (long long)status, oom);
+	r->exit_status = rank->signal ? 128 + signal_number(rank->signal) : (int)status;
+	free(r->detail);
+	r->detail = detail && *detail ? strdup(detail) : NULL;
+}
+
+enum run_failure run_decide_cause(struct run *r)
+{
+	size_t max = r->part_count + r->rank_count, n = 0, i;
+	_cleanup_free_ struct cause *list = calloc(max + 1, sizeof(*list));
+	_cleanup_free_ const void **whose = calloc(max + 1, sizeof(*whose));
+	int first;
+
+	for (i = 0; list && whose && i < r->part_count; i++)
+		if (r->parts[i].trouble) {
+			whose[n] = r->parts[i].trouble;
+			list[n++] =
+			    (struct cause){CAUSE_NODE, r->parts[i].trouble_at, r->parts[i].clock_error};
+		}
+	max = n;
+	for (i = 0; list && whose && i < r->rank_count; i++) {
+		const struct run_rank *rank = &r->ranks[i];
+		const struct run_part *part = run_part_find(r, rank->node);
+		const struct rank_error *known = run_find_rank_error(r, (int64_t)i);
+
+		if (!run_rank_failed(rank))
+			continue;
+		whose[n] = rank;
+		list[n++] = (struct cause){cause_of_rank((int)MAX(rank->exit_status, 0),
+		                                         rank->signal ? signal_number(rank->signal) : 0,
+		                                         rank->stopped, known && known->lost_peer),
+		                           rank->ended, part ? part->clock_error : 0};
+	}
+	first = cause_choose(list, n);
+	if (first >= 0 && first < (int)max) {
+		run_set_reason(r, "%s", (const char *)whose[first]);
+	} else if (first >= 0) {
+		free(steal_pointer(r->detail));
+		blame_rank(r, whose[first]);
+	} else if (str_eq(r->reason, run_undecided))
+		run_set_reason(r, "a part of it has failed; which one and why is not known any more");
+	add_device_error(r);
+	if (r->final_failure || n == 0)
+		return FAILURE_FINAL;
+	return r->device_error || first < (int)max ? FAILURE_NODE : FAILURE_PROGRAM;
+}

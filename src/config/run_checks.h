@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What must hold between the keys of a run, after each has passed the checks of its row. */
+#pragma once
+
+#include "config/run.h"
+
+/* 0, or -EINVAL with "where: key: what; expected …" of the first that does not hold. */
+int run_check(const struct run_config *c, const char *where, struct error *err);
+/* One "NAME=VALUE" of the environment: its form, and that dtrain does not set it itself. */
+int run_check_variable(const char *entry, const char *where, struct error *err);

@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The roles of parameters: their names, as Hugging Face has them, their shapes, and the units they are in. */
+#include "engine/model/roles.h"
+
+#include <stdio.h>
+
+static const struct {
+	const char *name; /* below the block, or whole */
+	bool follows;
+} roles[PARAMETER_ROLES] = {
+    [PARAMETER_EMBEDDING] = {"model.embed_tokens.weight", false},
+    [PARAMETER_INPUT_NORM] = {"input_layernorm.weight", false},
+    [PARAMETER_Q] = {"self_attn.q_proj.weight", false},
+    [PARAMETER_K] = {"self_attn.k_proj.weight", true},
+    [PARAMETER_V] = {"self_attn.v_proj.weight", true},
+    [PARAMETER_O] = {"self_attn.o_proj.weight", false},
+    [PARAMETER_Q_NORM] = {"self_attn.q_norm.weight", false},
+    [PARAMETER_K_NORM] = {"self_attn.k_norm.weight", false},
+    [PARAMETER_POST_NORM] = {"post_attention_layernorm.weight", false},
+    [PARAMETER_GATE] = {"mlp.gate_proj.weight", false},
+    [PARAMETER_UP] = {"mlp.up_proj.weight", true},
+    [PARAMETER_DOWN] = {"mlp.down_proj.weight", false},
+    [PARAMETER_Q_BIAS] = {"self_attn.q_proj.bias", false},
+    [PARAMETER_K_BIAS] = {"self_attn.k_proj.bias", true},
+    [PARAMETER_V_BIAS] = {"self_attn.v_proj.bias", true},
+    [PARAMETER_O_BIAS] = {"self_attn.o_proj.bias", false},
+    [PARAMETER_GATE_BIAS] = {"mlp.gate_proj.bias", false},
+    [PARAMETER_UP_BIAS] = {"mlp.up_proj.bias", true},
+    [PARAMETER_DOWN_BIAS] = {"mlp.down_proj.bias", false},
+    [PARAMETER_FINAL_NORM] = {"model.norm.weight", false},
+    [PARAMETER_HEAD] = {"lm_head.weight", false},
+    [PARAMETER_POSITIONS] = {"model.embed_positions.weight", false},
+    [PARAMETER_ATTENTION_OUT_NORM] = {"post_attention_layernorm.weight", false},
+    [PARAMETER_MLP_OUT_NORM] = {"post_feedforward_layernorm.weight", false},
+    [PARAMETER_INPUT_NORM_BIAS] = {"input_layernorm.bias", false},
+    [PARAMETER_POST_NORM_BIAS] = {"post_attention_layernorm.bias", false},
+    [PARAMETER_FINAL_NORM_BIAS] = {"model.norm.bias", false},
+};
+
+/* Where names differ from those of `roles`. */
+static const struct {
+	const char *block; /* with the block's number; NULL: model.layers */
+	const char *name[PARAMETER_ROLES];
+} namings[MODEL_NAMINGS] = {
+    [MODEL_NAMES_PHI3] =
+        {.name = {[PARAMETER_Q] = "self_attn.qkv_proj.weight", [PARAMETER_GATE] = "mlp.gate_up_proj.weight"}},
+    [MODEL_NAMES_GEMMA] = {.name = {[PARAMETER_POST_NORM] = "pre_feedforward_layernorm.weight"}},
+    [MODEL_NAMES_GPT2] = {.block = "transformer.h",
+                          .name = {[PARAMETER_EMBEDDING] = "transformer.wte.weight",
+                                   [PARAMETER_POSITIONS] = "transformer.wpe.weight",
+                                   [PARAMETER_INPUT_NORM] = "ln_1.weight",
+                                   [PARAMETER_INPUT_NORM_BIAS] = "ln_1.bias",
+                                   [PARAMETER_Q] = "attn.c_attn.weight",
+                                   [PARAMETER_Q_BIAS] = "attn.c_attn.bias",
+                                   [PARAMETER_O] = "attn.c_proj.weight",
+                                   [PARAMETER_O_BIAS] = "attn.c_proj.bias",
+                                   [PARAMETER_POST_NORM] = "ln_2.weight",
+                                   [PARAMETER_POST_NORM_BIAS] = "ln_2.bias",
+                                   [PARAMETER_GATE] = "mlp.c_fc.weight",
+                                   [PARAMETER_GATE_BIAS] = "mlp.c_fc.bias",
+                                   [PARAMETER_DOWN] = "mlp.c_proj.weight",
+                                   [PARAMETER_DOWN_BIAS] = "mlp.c_proj.bias",
+                                   [PARAMETER_FINAL_NORM] = "transformer.ln_f.weight",
+                                   [PARAMETER_FINAL_NORM_BIAS] = "transformer.ln_f.bias"}},
+};
+
+int role_shape(const struct model_config *c, enum parameter_role role, int64_t shape[2])
+{
+	int64_t q = (int64_t)c->heads * c->head_dim, kv = (int64_t)c->kv_heads * c->head_dim;
+	int64_t wide = c->gated && c->fused ? 2 * (int64_t)c->intermediate : c->intermediate;
+	bool before = c->norm_place != MODEL_NORM_AFTER, after = c->norm_place != MODEL_NORM_BEFORE;
+	int64_t out = 0, in = 0;
+
+	switch (role) {
+	case PARAMETER_HEAD:
+		out = c->tied ? 0 : model_config_outputs(c), in = c->hidden;
+		break;
+	case PARAMETER_EMBEDDING:
+		out = c->vocab, in = c->hidden;
+		break;
+	case PARAMETER_POSITIONS:
+		out = c->learned_positions ? c->max_positions : 0, in = c->hidden;
+		break;
+	case PARAMETER_INPUT_NORM:
+	case PARAMETER_POST_NORM:
+		out = before ? c->hidden : 0;
+		break;
+	case PARAMETER_INPUT_NORM_BIAS:
+	case PARAMETER_POST_NORM_BIAS:
+		out = before && c->layer_norm ? c->hidden : 0;
+		break;
+	case PARAMETER_ATTENTION_OUT_NORM:
+	case PARAMETER_MLP_OUT_NORM:
+		out = after ? c->hidden : 0;
+		break;
+	case PARAMETER_FINAL_NORM:
+		out = c->hidden;
+		break;
+	case PARAMETER_FINAL_NORM_BIAS:
+		out = c->layer_norm ? c->hidden : 0;
+		break;
+	case PARAMETER_Q:
+		out = c->fused ? q + 2 * kv : q, in = c->hidden;
+		break;
+	case PARAMETER_K:
+	case PARAMETER_V:
+		out = c->fused ? 0 : kv, in = c->hidden;
+		break;
+	case PARAMETER_O:
+		out = c->hidden, in = q;
+		break;
+	case PARAMETER_Q_NORM:
+	case PARAMETER_K_NORM:
+		if (c->qk_norm == MODEL_QK_NORM_HEADS)
+			out = c->head_dim;
+		else if (c->qk_norm == MODEL_QK_NORM_PROJECTION)
+			out = role == PARAMETER_Q_NORM ? q : kv;
+		break;
+	case PARAMETER_GATE:
+		out = wide, in = c->hidden;
+		break;
+	case PARAMETER_UP:
+		out = c->gated && !c->fused ? c->intermediate : 0, in = c->hidden;
+		break;
+	case PARAMETER_DOWN:
+		out = c->hidden, in = c->intermediate;
+		break;
+	case PARAMETER_Q_BIAS:
+		out = !c->qkv_bias ? 0 : c->fused ? q + 2 * kv : q;
+		break;
+	case PARAMETER_K_BIAS:
+	case PARAMETER_V_BIAS:
+		out = c->qkv_bias && !c->fused ? kv : 0;
+		break;
+	case PARAMETER_O_BIAS:
+		out = c->o_bias ? c->hidden : 0;
+		break;
+	case PARAMETER_GATE_BIAS:
+		out = c->mlp_bias ? wide : 0;
+		break;
+	case PARAMETER_UP_BIAS:
+		out = c->mlp_bias && c->gated && !c->fused ? c->intermediate : 0;
+		break;
+	case PARAMETER_DOWN_BIAS:
+		out = c->mlp_bias ? c->hidden : 0;
+		break;
+	case PARAMETER_ROLES:
+		break;
+	}
+	/* The embeddings and the head are never transposed. */
+	if (c->transposed && in > 0 && role != PARAMETER_EMBEDDING && role != PARAMETER_HEAD &&
+	    role != PARAMETER_POSITIONS) {
+		shape[0] = in;
+		shape[1] = out;
+	} else {
+		shape[0] = out;
+		shape[1] = in;
+	}
+	return out == 0 ? 0 : in == 0 ? 1 : 2;
+}
+
+int role_unit(const struct model_config *c, enum parameter_role role)
+{
+	switch (role) {
+	case PARAMETER_EMBEDDING:
+	case PARAMETER_POSITIONS:
+		return 0;
+	case PARAMETER_FINAL_NORM:
+	case PARAMETER_FINAL_NORM_BIAS:
+	case PARAMETER_HEAD:
+		return c->layers + 1;
+	default:
+		return 1;
+	}
+}
+
+bool role_follows(enum parameter_role role)
+{
+	return roles[role].follows;
+}
+
+const char *role_name(enum parameter_role role)
+{
+	return roles[role].name;
+}
+
+void role_parameter_name(const struct model_config *c, enum parameter_role role, int base, char *buf,
+                         size_t size)
+{
+	const char *block = namings[c->naming].block, *name = namings[c->naming].name[role];
+
+	if (!name)
+		name = roles[role].name;
+	if (role == PARAMETER_HEAD && c->scores)
+		name = "score.weight";
+	if (role_unit(c, role) == 1)
+		snprintf(buf, size, "%s.%d.%s", block ? block : "model.layers", base - 1, name);
+	else
+		snprintf(buf, size, "%s", name);
+}

@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a layout knows of each role of a parameter (layout.h). */
+#pragma once
+
+#include "engine/model/layout.h"
+
+/* The role's shape in this model, [out, in] or [n]; returns the dimensions, 0: the model has none. */
+int role_shape(const struct model_config *c, enum parameter_role role, int64_t shape[2]);
+/* The base unit of the role: 0, the last one (layers + 1), or 1 for every block. */
+int role_unit(const struct model_config *c, enum parameter_role role);
+/* Whether it lies directly behind the role before it in the order of a unit, without a gap. */
+bool role_follows(enum parameter_role role);
+/* Of the families that are named as Llama is: below the block, or whole. */
+const char *role_name(enum parameter_role role);
+/* The whole name, of the role in base unit `base`. */
+void role_parameter_name(const struct model_config *c, enum parameter_role role, int base, char *buf,
+                         size_t size);

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a node keeps of runs that have ended, and the removal of what is older: the question and the answer of
+ * POST /v1/prune. */
+#pragma once
+
+#include "wire/message.h"
+
+struct prune_request {
+	double days;  /* runs in whose files nothing has changed for so long are removed; optional: -1, as
+	                 dtraind.conf has it; 0: none for their age */
+	int64_t runs; /* and all but so many of the newest; the same */
+	bool dry_run; /* nothing is removed; optional */
+};
+
+MESSAGE_DECLARE(prune_request)
+
+struct pruned_run {
+	int64_t run;
+	int64_t bytes;  /* on disk */
+	double changed; /* Unix seconds */
+};
+
+struct prune_answer {
+	struct pruned_run *runs; /* oldest first */
+	size_t run_count;
+	int64_t kept; /* runs of which this node keeps files */
+	char *error;  /* why some of it could not be removed; optional */
+};
+
+MESSAGE_DECLARE(prune_answer)

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The description of the adapter that a run trains, as PEFT's configuration has it. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/str.h"
+#include "worker/training.h"
+
+static int add_once(char **list, const char *name, size_t n, struct error *err)
+{
+	for (; *list; list++)
+		if (strlen(*list) == n && !memcmp(*list, name, n))
+			return 0;
+	*list = strndup(name, n);
+	return *list ? 0 : error_oom(err);
+}
+
+/* The modules that have an adapter, by the last part of their names; and those that are trained whole, by
+ * their whole names: PEFT takes a name for the end of another, so that "norm" would name q_norm, too. */
+static int list_modules(struct training *t, struct error *err)
+{
+	const struct model_layout *l = trainer_layout(t->trainer);
+	int r = 0;
+
+	t->targets = calloc((size_t)l->parameters + 1, sizeof(*t->targets));
+	t->whole = calloc((size_t)l->parameters + 1, sizeof(*t->whole));
+	if (!t->targets || !t->whole)
+		return error_oom(err);
+	for (int i = 0; i < l->parameters && r == 0; i++) {
+		const struct model_parameter *p = &l->parameter[i];
+		const char *end = strstr(p->name, ".lora_A."), *name = end;
+
+		while (name && name > p->name && name[-1] != '.')
+			name--;
+		if (p->part == PART_LORA_A && end)
+			r = add_once(t->targets, name, (size_t)(end - name), err);
+		else if (p->part == PART_WEIGHT && !p->frozen)
+			r = add_once(t->whole, p->name, (size_t)(strrchr(p->name, '.') - p->name), err);
+	}
+	return r;
+}
+
+int training_describe_adapter(struct training *t, struct error *err)
+{
+	const struct model_tuning *tuning = &t->options.tuning;
+	int64_t rank = tuning_stored_rank(tuning);
+	/* The same factor at that rank. */
+	double alpha = tuning_scale(tuning) * (tuning->rslora ? sqrt((double)rank) : (double)rank);
+	int r = trainer_layout(t->trainer)->adapts ? list_modules(t, err) : 0;
+
+	t->adapter = (struct peft_config){.rank = rank,
+	                                  .alpha = rank == tuning->rank ? tuning->alpha : alpha,
+	                                  .dropout = tuning->dropout,
+	                                  .rslora = tuning->rslora,
+	                                  .dora = tuning->dora,
+	                                  .targets = t->targets,
+	                                  .modules_to_save = t->whole,
+	                                  .base_model = t->c->model.path,
+	                                  .task_type = (char *)(t->model.scores ? "SEQ_CLS" : "CAUSAL_LM")};
+	return r;
+}

@@ -1,0 +1,292 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a run starts with: the weights of files or random ones, the log-probabilities of a reference model, or
+ * all of a checkpoint. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/str.h"
+#include "engine/checkpoint/adapter_start.h"
+#include "engine/checkpoint/hf.h"
+#include "engine/checkpoint/parameters.h"
+#include "engine/checkpoint/ranks.h"
+#include "engine/checkpoint/weights.h"
+#include "engine/device/sizes.h"
+#include "engine/model/pissa.h"
+#include "worker/reference.h"
+#include "worker/training.h"
+
+char *training_fingerprint(const struct training *t)
+{
+	return str_printf("rows=%" PRId64 " tokens=%" PRId64 " batch=%" PRId64 " seed=%" PRIu64 " shuffle=%d",
+	                  dataset_rows(t->data), dataset_tokens(t->data),
+	                  t->env->world_size * t->options.micro_batch * t->options.accumulation,
+	                  t->options.seed, t->options.shuffle);
+}
+
+/* ---- files of weights ---- */
+
+/* For what one rank alone has found. */
+static void warn_anywhere(void *none, const char *message)
+{
+	printf("warning: %s\n", message);
+}
+
+static struct weights_place weights_place(const struct training *t)
+{
+	return (struct weights_place){
+	    trainer_access(t->trainer), t->dev, t->comm, t->env->node, warn_anywhere, NULL};
+}
+
+/* The files that the weights come from; what they do not have is made. */
+struct weights_source {
+	const struct model_layout *layout;
+	struct safetensors *model;    /* NULL: the model begins at random */
+	struct peft_adapter *adapter; /* NULL: the adapter begins */
+	struct pissa_start *pissa;    /* NULL: not with this */
+	struct model_init init;
+	double printed_at; /* when the progress of PiSSA was last printed */
+};
+
+static void weights_source_free(struct weights_source *s)
+{
+	safetensors_close(s->model);
+	peft_adapter_close(s->adapter);
+	pissa_start_free(s->pissa);
+}
+
+static int fill_model(void *context, const struct model_parameter *p, int64_t first, int64_t n, float *out,
+                      struct error *err)
+{
+	struct weights_source *s = context;
+
+	return s->model && !(p->random_start && !hf_find(s->model, p->name))
+	           ? parameters_fill(s->model, p, first, n, out, err)
+	           : model_init_fill(&s->init, p, first, n, out, err);
+}
+
+/* Matrices are taken apart for minutes, where they are large. */
+static void print_pissa(struct weights_source *s, const struct model_parameter *p)
+{
+	double now = clock_monotonic();
+
+	if (now - s->printed_at < 5)
+		return;
+	s->printed_at = now;
+	printf("singular values (PiSSA): %s\n", p->name);
+}
+
+static int source_fill(void *context, const struct model_parameter *p, int64_t first, int64_t n, float *out,
+                       struct error *err)
+{
+	struct weights_source *s = context;
+
+	if (s->adapter && !p->frozen)
+		return parameters_fill_saved(s->adapter->tensors, p, first, n, out, err);
+	if (p->part == PART_MAGNITUDE)
+		return model_magnitude_fill(s->layout, fill_model, s, p, first, n, out, err);
+	if (p->part != PART_WEIGHT && s->pissa) {
+		print_pissa(s, p);
+		return pissa_start_fill(s->pissa, p, first, n, out, err);
+	}
+	if (p->part != PART_WEIGHT)
+		return model_adapter_fill(&s->init, p, first, n, out, err);
+	return fill_model(s, p, first, n, out, err);
+}
+
+static int start_pissa(const struct training *t, struct weights_source *source, struct error *err)
+{
+	struct device_sizing sizing;
+	int64_t memory;
+	int r = 0;
+
+	device_get_sizing(t->dev, &sizing, &memory);
+	if (t->comm)
+		r = pissa_check_time(source->layout, &t->options.tuning, MAX(sizing.threads, 1),
+		                     (double)t->c->parallel.timeout, err);
+	return r < 0 ? r
+	             : pissa_start_create(source->layout, &t->options.tuning, t->options.seed, fill_model,
+	                                  source, &source->pissa, err);
+}
+
+/* path: of the model, or NULL for random weights. */
+static int load_model(struct training *t, const char *path, struct error *err)
+{
+	double std = t->c->model.init_std > 0 ? t->c->model.init_std : t->model.init_std;
+	_cleanup_(weights_source_free) struct weights_source source = {
+	    .layout = trainer_layout(t->trainer), .init = {.seed = t->options.seed, .std = std}};
+	struct weights_place place = weights_place(t);
+	/* A checkpoint has the adapters as they are by now. Rank 0 takes the matrices apart for all. */
+	bool pissa = t->options.tuning.init == LORA_INIT_PISSA && !saver_resumes(t->saver);
+	bool broadcast = pissa || str_eq(t->c->model.load, "broadcast");
+	bool reads = !broadcast || training_first_rank(t), broken;
+	int r = 0;
+
+	if (path && reads)
+		r = safetensors_open(path, &source.model, err);
+	if (r == 0 && source.model)
+		r = parameters_check_start(trainer_layout(t->trainer), source.model, path, err);
+	if (r == 0 && t->c->lora.from && reads)
+		r = adapter_open(t->c->lora.from, &t->options.tuning, source.layout, &source.adapter, err);
+	if (r == 0 && pissa && reads)
+		r = start_pissa(t, &source, err);
+	/* What rank 0 alone prepares, it alone finds wrong: the others end with its words. */
+	if (broadcast)
+		r = ranks_agree(&(struct ranks){t->dev, t->comm, t->env->node}, r, &broken, err);
+	return r < 0 ? r : weights_load(&place, source_fill, &source, source.model, broadcast, err);
+}
+
+/* ---- what a preference task knows of its reference model ---- */
+
+static char *reference_key(const struct training *t)
+{
+	return str_printf("%016" PRIx64 " %016" PRIx64 " %s", dataset_digest(t->data),
+	                  t->eval ? dataset_digest(t->eval) : 0,
+	                  t->c->preference.reference ? t->c->preference.reference
+	                  : t->c->model.path         ? t->c->model.path
+	                                             : t->c->model.init);
+}
+
+static struct reference_file reference_file(const struct training *t, const char *key)
+{
+	return (struct reference_file){t->c->output.dir, key, t->dev, t->comm, t->trainer};
+}
+
+/* With the weights of the reference, which the trainer has afterwards. */
+static int compute_reference(struct training *t, struct error *err)
+{
+	const char *path = t->c->preference.reference ? t->c->preference.reference : t->c->model.path;
+	_cleanup_free_ char *key = reference_key(t);
+	struct reference_file file = reference_file(t, key);
+	double start = clock_monotonic();
+	char took[32];
+	int r;
+
+	if (!key)
+		return error_oom(err);
+	if ((r = load_model(t, path, err)) < 0 || (r = trainer_compute_reference(t->trainer, err)) < 0)
+		return r;
+	if (training_first_rank(t))
+		printf("reference: log-probabilities of %" PRId64 " answers in %s\n",
+		       trainer_reference_count(t->trainer),
+		       str_duration(took, sizeof(took), clock_monotonic() - start));
+	return reference_save(&file, err);
+}
+
+/* Of a run that resumes: those that it began with. */
+static int find_reference(struct training *t, struct error *err)
+{
+	_cleanup_free_ char *key = reference_key(t);
+	struct reference_file file = reference_file(t, key);
+	bool found;
+	int r;
+
+	if (trainer_reference_count(t->trainer) == 0)
+		return 0;
+	r = key ? reference_load(&file, &found, err) : error_oom(err);
+	if (r < 0 || found)
+		return r;
+	if (training_first_rank(t))
+		printf("warning: %s has no log-probabilities of this reference model and data: they are "
+		       "computed again\n",
+		       t->c->output.dir);
+	return compute_reference(t, err);
+}
+
+/* A run from the start. */
+static int start_new(struct training *t, struct error *err)
+{
+	bool has = trainer_reference_count(t->trainer) > 0;
+	int r = has ? compute_reference(t, err) : 0;
+
+	if (r < 0 || (has && !t->c->preference.reference))
+		return r;
+	return load_model(t, t->c->model.path, err);
+}
+
+/* Whether two fingerprints differ in more than the batch, which does not change the order of the data. */
+static bool other_order(const char *a, const char *b)
+{
+	const char *from = strstr(a, " batch="), *to = strstr(b, " batch=");
+	const char *rest_a = from ? strstr(from + 1, " ") : NULL, *rest_b = to ? strstr(to + 1, " ") : NULL;
+
+	if (!rest_a || !rest_b)
+		return !str_eq(a, b);
+	return from - a != to - b || memcmp(a, b, (size_t)(from - a)) != 0 || !str_eq(rest_a, rest_b);
+}
+
+static void warn_of_changes(const struct training *t)
+{
+	const struct checkpoint_state *s = saver_resume_state(t->saver);
+	_cleanup_free_ char *now = training_fingerprint(t);
+	int64_t rows = dataset_rows(t->data);
+
+	if (now && (other_order(now, s->fingerprint) || (s->examples < 0 && !str_eq(now, s->fingerprint))))
+		printf("warning: the checkpoint was made with %s, now it is %s: the data go on in another "
+		       "order\n",
+		       s->fingerprint, now);
+	else if (now && !str_eq(now, s->fingerprint))
+		printf("the checkpoint was made with %s, now it is %s: epoch %" PRId64
+		       " goes on after row %" PRId64 " of %" PRId64 "; %" PRId64 " steps in all\n",
+		       s->fingerprint, now, s->examples / rows + 1, s->examples % rows, rows,
+		       trainer_total_steps(t->trainer));
+	else if (s->world_size != t->env->world_size)
+		printf("warning: the checkpoint was made by %d ranks, now there are %d: sums differ in the "
+		       "last bits\n",
+		       s->world_size, t->env->world_size);
+}
+
+/* The moments of one optimizer mean nothing to another. */
+static int check_optimizer(const struct training *t, struct error *err)
+{
+	const char *saved = saver_resume_state(t->saver)->optimizer,
+	           *now = optimizer_name(t->options.optimizer);
+
+	if (!training_first_rank(t) || str_eq(saved, now))
+		return 0;
+	return error_set(
+	    err, -EINVAL,
+	    "%s was saved by the optimizer %s, and train.optimizer is %s; expected %s, or a new run "
+	    "with this directory as model.path",
+	    saver_resume_path(t->saver), saved, now, saved);
+}
+
+int training_start_weights(struct training *t, struct error *err)
+{
+	const char *path = saver_resume_path(t->saver);
+	const struct checkpoint_state *state = saver_resume_state(t->saver);
+	struct weights_place place = weights_place(t);
+	int r;
+
+	t->reported_step = -1;
+	if (!saver_resumes(t->saver))
+		return start_new(t, err);
+	t->tokens_before = state->tokens;
+	if (state->examples >= 0)
+		trainer_set_origin(t->trainer, state->step, state->examples);
+	if (training_first_rank(t)) {
+		printf("resuming from %s\n", path);
+		warn_of_changes(t);
+	}
+	/* A checkpoint of an adapter does not have the model. */
+	if ((r = check_optimizer(t, err)) < 0 || (r = find_reference(t, err)) < 0 ||
+	    (trainer_layout(t->trainer)->adapts && (r = load_model(t, t->c->model.path, err)) < 0))
+		return r;
+	r = saver_resume(t->saver, &place, err);
+	/* A run that was made shorter than it has already run only saves. */
+	if (state->loss_scaler.scale > 0)
+		trainer_set_loss_scaler(t->trainer, &state->loss_scaler);
+	if (r == 0)
+		r = trainer_set_step(t->trainer, MIN(state->step, trainer_total_steps(t->trainer)), err);
+	if (r == 0 && training_first_rank(t) && state->step > trainer_total_steps(t->trainer))
+		printf("warning: the checkpoint is of step %" PRId64 ", the run has %" PRId64
+		       ": nothing is left to train\n",
+		       state->step, trainer_total_steps(t->trainer));
+	if (r == 0)
+		saver_resumed(t->saver, trainer_step(t->trainer));
+	t->reported_step = saver_saved_step(t->saver);
+	return r < 0 && path ? error_prefix(err, "resuming from %s", path) : r;
+}

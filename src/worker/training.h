@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A training run in a worker: its parts, which train.c prepares in their order and frees, and what other
+ * files do with them. */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "config/run.h"
+#include "engine/checkpoint/agreement.h"
+#include "engine/checkpoint/peft.h"
+#include "engine/checkpoint/saver.h"
+#include "engine/comm/comm.h"
+#include "engine/dataset/dataset.h"
+#include "engine/device/device.h"
+#include "engine/model/model_config.h"
+#include "engine/tokenizer/tokenizer.h"
+#include "engine/train/options.h"
+#include "engine/train/trainer.h"
+#include "worker/environment.h"
+#include "worker/precision.h"
+#include "worker/report.h"
+#include "worker/service_client.h"
+
+/* What each rank reads for itself. */
+enum { INPUT_CONFIG, INPUT_TOKENIZER, INPUT_PADDING, INPUT_DATA, INPUT_EVAL, INPUTS };
+
+struct training {
+	const struct run_config *c;
+	const struct environment *env;
+	struct service_client *service;
+
+	struct train_options options;
+	struct precision precision;
+	struct model_config model;
+	struct device *dev;
+	struct tokenizer *tok;
+	struct dataset *data, *eval;
+	struct comm *comm;
+	struct trainer *trainer;
+	struct saver *saver;
+	struct report *report;
+	int64_t tokens_before; /* of the run's earlier attempts */
+	int64_t reported_step; /* of the newest checkpoint that the report has */
+	char *config, *tokenizer;
+	struct peft_config adapter; /* what is saved of it, where the run trains one */
+	char **targets, **whole;    /* its lists of modules */
+	char data_name[256];        /* names the files of the data in errors */
+	struct agreement_item inputs[INPUTS];
+	bool trimmed;
+	double printed_at; /* when the progress of the preparation was last printed */
+};
+
+static inline bool training_first_rank(const struct training *t)
+{
+	return t->env->rank == 0;
+}
+
+/* start.c: with the trainer made, weights, optimizer and position are those of the checkpoint that the saver
+ * has found, or those that the run begins with. Every rank calls it. */
+int training_start_weights(struct training *t, struct error *err);
+/* What decides which rows a step sees. NULL: out of memory; the caller frees it. */
+char *training_fingerprint(const struct training *t);
+
+/* adapter_description.c: fills t->adapter from the options and the trainer's layout. */
+int training_describe_adapter(struct training *t, struct error *err);

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adapters beside PEFT: LoRA, rsLoRA, DoRA and PiSSA.
+
+adapters.py WORKER BUILD [steps=N] [variants=a,b] [strategies=a,b|all] [families=a,b|all]
+
+For each variant, on the same batches from the same start: the losses of `steps` steps on one rank, and on two ranks with each of the
+strategies, within 1e-3 of PEFT's; every gradient within 1e-4; the logits of our adapter in PEFT, and of PEFT's adapter here, within 1e-4.
+The family of the base is llama unless `families` names others.
+"""
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
+from transformers import (AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig, GraniteConfig, LlamaConfig, Olmo2Config, Phi3Config,
+                          Qwen3Config)
+from transformers.utils.logging import disable_progress_bar
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+RANK, ALPHA, RATE, LENGTH, ROWS = 4, 12, 3e-3, 64, 4
+SPLIT = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+SIZES = {"hidden_size": 48, "intermediate_size": 112, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+         "vocab_size": 264, "max_position_embeddings": 256, "initializer_range": 0.06, "tie_word_embeddings": False}
+FAMILIES = {  # the configuration, and the matrices with adapters
+    "llama": (LlamaConfig, {"attention_bias": True}, SPLIT),
+    "qwen3": (Qwen3Config, {"head_dim": 12}, SPLIT),
+    "phi3": (Phi3Config, {"pad_token_id": 0}, ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]),
+    "gemma2": (Gemma2Config, {"head_dim": 16, "sliding_window": 24, "tie_word_embeddings": True}, SPLIT),
+    "gemma3": (Gemma3TextConfig, {"head_dim": 16, "sliding_window": 24, "tie_word_embeddings": True}, SPLIT),
+    "olmo2": (Olmo2Config, {}, SPLIT),
+    "granite": (GraniteConfig, {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5}, SPLIT),
+}
+VARIANTS = {
+    "lora": ({}, {}),
+    "rslora": ({"rslora": True}, {"use_rslora": True}),
+    "dora": ({"dora": True}, {"use_dora": True}),
+    "pissa": ({"init": "pissa", "pissa_iterations": 0}, {"init_lora_weights": "pissa"}),
+}
+STRATEGIES = ["ddp", "zero1", "zero2", "zero3", "hybrid"]
+
+worker, build = sys.argv[1], sys.argv[2]
+options = dict(a.split("=") for a in sys.argv[3:])
+steps = int(options.get("steps", 200))
+variants = options.get("variants", ",".join(VARIANTS)).split(",")
+strategies = options.get("strategies", "all")
+strategies = STRATEGIES if strategies == "all" else [s for s in strategies.split(",") if s]
+families = options.get("families", "llama")
+families = list(FAMILIES) if families == "all" else families.split(",")
+source = os.path.join(HERE, "..", "..")
+torch.set_num_threads(2)
+disable_progress_bar()
+
+
+def make_base(directory, family):
+    torch.manual_seed(1)
+    config, own, _ = FAMILIES[family]
+    model = AutoModelForCausalLM.from_config(config(**(SIZES | own)), dtype=torch.float32)
+    for name, p in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(p, std=0.05)
+    model.save_pretrained(directory)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(os.path.join(HERE, "bytes", name), directory)
+
+
+def read_rows(tmp):
+    out = subprocess.run([f"{build}/tests/engine/rows_dump", f"{tmp}/base", f"{tmp}/cache", "text", "default", str(LENGTH), str(ROWS), "42",
+                          str(steps), f"{source}/LICENSE"], check=True, stdout=subprocess.PIPE, text=True).stdout
+    return [json.loads(line)["rows"] for line in out.splitlines()]
+
+
+def run_worker(tmp, name, lora, ranks=1, strategy="ddp", max_steps=steps, rate=RATE, source_adapter=None):
+    config = {"task": "pretrain", "directory": tmp, "model": {"path": f"{tmp}/base"},
+              "data": {"path": [f"{source}/LICENSE"], "format": "text", "max_length": LENGTH, "packing": True, "cache_dir": f"{tmp}/cache"},
+              "train": {"learning_rate": rate, "schedule": "constant", "micro_batch": 2, "accumulation": ROWS // 2 // ranks, "shuffle": True,
+                        "precision": "fp32", "max_steps": max_steps, "weight_decay": 0.0},
+              "lora": dict({"rank": RANK, "alpha": ALPHA}, **lora),
+              "parallel": {"strategy": strategy, **({"shard_degree": 1} if strategy == "hybrid" else {})},
+              "output": {"dir": f"{tmp}/{name}", "log_steps": 1, "save_steps": 0}}
+    with open(f"{tmp}/{name}.json", "w") as f:
+        json.dump(config, f)
+    os.makedirs(f"{tmp}/meet-{name}")
+    started = []
+    for rank in range(ranks):
+        env = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "DTRAIN_ATTEMPT": "1", "DTRAIN_CONFIG": f"{tmp}/{name}.json",
+               "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks),
+               "DTRAIN_RENDEZVOUS_DIR": f"{tmp}/meet-{name}"}
+        started.append(subprocess.Popen([worker], env=env, stdout=open(f"{tmp}/{name}-{rank}.log", "w"), stderr=subprocess.STDOUT))
+    if any([p.wait() for p in started]):
+        sys.exit(f"{name}: " + open(f"{tmp}/{name}-0.log").read())
+    with open(f"{tmp}/{name}/metrics.jsonl") as f:
+        return [line["loss"] for line in map(json.loads, f) if "loss" in line]
+
+
+def row_losses(model, rows):
+    """The sum over the rows' targets, and their number. Documents of a packed row do not see each other."""
+    total, count = 0.0, 0
+    for row in rows:
+        for begin, end in zip(row["starts"], row["starts"][1:]):
+            ids, targets = torch.tensor([row["ids"][begin:end]]), torch.tensor(row["targets"][begin:end])
+            counted = int((targets >= 0).sum())
+            if counted:
+                logits = model(input_ids=ids).logits[0]
+                total = total + torch.nn.functional.cross_entropy(logits, targets, reduction="sum", ignore_index=-100)
+                count += counted
+    return total, count
+
+
+def new_base(tmp):
+    # Eager attention: gemma2's caps of scores need it.
+    return AutoModelForCausalLM.from_pretrained(f"{tmp}/base", dtype=torch.float32, attn_implementation="eager")
+
+
+def train_peft(model, batches):
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=RATE, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
+    losses = []
+    for rows in batches:
+        optimizer.zero_grad()
+        total, count = row_losses(model, rows)
+        loss = total / count
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def worst(ours, theirs):
+    return max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+
+
+def dump(tmp, name, adapter, batch, program="grad_dump"):
+    """Gradients, losses and logits of one batch with an adapter, of this engine."""
+    with open(f"{tmp}/{name}.batch", "w") as f:
+        json.dump({"documents": [batch]}, f)
+    subprocess.run([program, f"{tmp}/base", f"{tmp}/{name}.batch", f"{tmp}/{name}.dump", adapter], check=True)
+    return load_file(f"{tmp}/{name}.dump/model.safetensors")
+
+
+def our_name(name):
+    return name.replace(".default", "").replace("lora_magnitude_vector.weight", "lora_magnitude_vector")
+
+
+def compare_gradients(tmp, variant, model, batch, targets):
+    """With B that is not zero, so that A has gradients."""
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "lora_B" in name:
+                p.normal_(std=0.05)
+    adapter = f"{tmp}/{variant}-random"
+    model.save_pretrained(adapter)
+    for p in model.parameters():
+        p.grad = None
+    logits = model(input_ids=torch.tensor([batch])).logits[0]
+    torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(batch[1:])).backward()
+    found = {}
+    for program in [f"{build}/tests/engine/grad_dump", f"{build}/tests/simt/grad_dump_simt"]:
+        if not os.path.exists(program):
+            continue
+        ours, seen, far = dump(tmp, f"{variant}-gradients", adapter, batch, program), 0, 0.0
+        for name, p in model.named_parameters():
+            if p.requires_grad:
+                difference = (ours[our_name(name)].reshape(p.grad.shape) - p.grad).abs().max() / p.grad.abs().max()
+                far, seen = max(far, difference.item()), seen + 1
+        assert seen >= 2 * 2 * len(targets), f"{variant}: {seen} gradients"
+        assert far < 1e-4, f"{variant}: {os.path.basename(program)}: gradients differ by {far:.1e}"
+        off = (ours["logits"] - logits.detach()).abs().max().item()
+        assert off < 1e-4, f"{variant}: {os.path.basename(program)}: logits of PEFT's adapter differ by {off:.1e}"
+        found[os.path.basename(program)] = far
+    return found
+
+
+def check(tmp, variant, batches, targets):
+    lora, theirs = VARIANTS[variant]
+    batch = batches[0][0]["ids"][:48]
+    ours = run_worker(tmp, variant, lora)
+    if variant == "pissa":
+        torch.manual_seed(5)
+        model = get_peft_model(new_base(tmp), LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=targets, task_type="CAUSAL_LM", **theirs))
+    else:  # from the same A, and with DoRA the same magnitudes
+        run_worker(tmp, f"{variant}-start", lora, max_steps=1, rate=0.0)
+        model = PeftModel.from_pretrained(new_base(tmp), f"{tmp}/{variant}-start", is_trainable=True)
+        fresh = get_peft_model(new_base(tmp), LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=targets, task_type="CAUSAL_LM", **theirs))
+        for (name, a), (_, b) in zip(model.named_parameters(), fresh.named_parameters(), strict=True):
+            if "lora_A" not in name:
+                assert torch.allclose(a, b, rtol=1e-5, atol=1e-6), f"{variant}: {name} begins elsewhere"
+    theirs_losses = train_peft(model, batches)
+    assert theirs_losses[-1] < theirs_losses[0] - 0.02 * min(steps, 20) / 20, f"{variant}: PEFT learns nothing: {theirs_losses}"
+    results = {"1 rank": worst(ours, theirs_losses)}
+    for strategy in strategies:
+        results[strategy] = worst(run_worker(tmp, f"{variant}-{strategy}", lora, ranks=2, strategy=strategy), theirs_losses)
+    for what, difference in results.items():
+        assert difference < 1e-3, f"{variant}, {what}: losses differ from PEFT's by {difference:.1e}"
+    loaded = PeftModel.from_pretrained(new_base(tmp), f"{tmp}/{variant}")
+    with torch.no_grad():
+        in_peft = loaded(input_ids=torch.tensor([batch])).logits[0]
+    here = dump(tmp, f"{variant}-ours", f"{tmp}/{variant}", batch, f"{build}/tests/engine/grad_dump")["logits"]
+    off = (here - in_peft).abs().max().item()
+    assert off < 1e-4, f"{variant}: logits of our adapter in PEFT differ by {off:.1e}"
+    words = ", ".join(f"{k} {v:.1e}" for k, v in results.items())
+    gradients = {} if variant == "pissa" else compare_gradients(tmp, variant, model, batch, targets)
+    words += f"; logits in PEFT {off:.1e}" + "".join(f"; {k} {v:.1e}" for k, v in gradients.items())
+    print(f"{family}, {variant}: {steps} steps from {theirs_losses[0]:.3f} to {theirs_losses[-1]:.3f}, differences: {words}", flush=True)
+
+
+for family in families:
+    with tempfile.TemporaryDirectory() as tmp:
+        make_base(f"{tmp}/base", family)
+        batches = read_rows(tmp)
+        for variant in variants:
+            check(tmp, variant, batches, FAMILIES[family][2])

@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tests of runs that are stopped to end or to go on: time limits and drains, and of runs that take as many
+ * nodes as are free, in simulated time (controller_bed.h). */
+#include <string.h>
+
+#include "base/json.h"
+#include "base/str.h"
+#include "controller/nodes.h"
+#include "controller/runs.h"
+#include "controller_bed.h"
+
+/* A command with these resources. */
+static int64_t submit(struct bed *b, const char *resources)
+{
+	_cleanup_free_ char *text = str_printf(
+	    "{\"task\":\"command\",\"name\":\"story\",\"command\":[\"true\"],\"directory\":\"/tmp\","
+	    "\"resources\":{\"kind\":\"cpu\",%s}}",
+	    resources);
+
+	return bed_submit_config(b, text);
+}
+
+static int64_t submit_training(struct bed *b, const char *resources)
+{
+	_cleanup_free_ char *text =
+	    str_printf("{\"task\":\"pretrain\",\"directory\":\"/m\",\"model\":{\"init\":\"c\"},"
+	               "\"data\":{\"path\":[\"a\"],\"format\":\"text\"},\"train\":{\"max_steps\":5,"
+	               "\"accumulation\":12},\"output\":{\"dir\":\"out\"},\"resources\":{%s}}",
+	               resources);
+
+	return bed_submit_config(b, text);
+}
+
+static void check_stop(const struct bed *b, double save, double grace)
+{
+	ck_assert_double_eq(bed_last_stop(b).save, save);
+	ck_assert_double_eq(bed_last_stop(b).grace, grace);
+}
+
+static void drain(struct bed *b, const char *node)
+{
+	ck_assert_int_eq(controller_set_drained(bed_controller(b), node, true, NULL), 0);
+	controller_evict_runs(bed_controller(b), node);
+}
+
+/* ---- time limits ---- */
+
+START_TEST(a_time_limit_ends_a_run)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+	int64_t run = submit(
+	    b,
+	    "\"nodes\":2,\"time_limit\":\"1h30m\",\"save_signal\":\"USR1\",\"save_seconds\":120,\"grace\":7");
+
+	bed_await(b, run, RUN_RUNNING);
+	bed_pass(b, 5398);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_RUNNING);
+	bed_pass(b, 3);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_TIMED_OUT);
+	check_stop(b, 120, 7);
+	ck_assert_str_eq(bed_run(b, run)->reason,
+	                 "its time limit of 1h30m was reached (resources.time_limit)");
+	ck_assert_int_eq(bed_count_events(b, "\"timed-out\""), 1);
+	ck_assert_int_eq(bed_attempt_on(b, "n1", run) + bed_attempt_on(b, "n2", run), 0);
+	bed_free(b);
+}
+END_TEST
+
+START_TEST(a_training_names_its_checkpoint_at_the_limit)
+{
+	struct bed *b = bed_create("n1 slots=1\n");
+	int64_t run = submit_training(b, "\"time_limit\":60,\"save_seconds\":\"2m\"");
+
+	bed_await(b, run, RUN_RUNNING);
+	controller_set_checkpoint(bed_controller(b), run, 20);
+	bed_await(b, run, RUN_TIMED_OUT);
+	check_stop(b, 0, 150);
+	ck_assert_str_eq(bed_run(b, run)->reason,
+	                 "its time limit of 1m00s was reached (resources.time_limit); its newest checkpoint "
+	                 "is that of step 20");
+	bed_free(b);
+}
+END_TEST
+
+/* All attempts together; the time in the queue does not count, nor does a jump of the clock. */
+START_TEST(a_time_limit_counts_all_attempts)
+{
+	struct bed *b = bed_create("n1 slots=1\n");
+	int64_t run = submit(b, "\"time_limit\":100,\"max_restarts\":9"), other;
+
+	bed_await(b, run, RUN_RUNNING);
+	other = bed_submit(b, 1, 1);
+	bed_pass(b, 60);
+	bed_end_ranks(b, "n1", run, 1);
+	bed_await(b, other, RUN_RUNNING);
+	bed_pass(b, 500);
+	bed_end_ranks(b, "n1", other, 0);
+	bed_await(b, run, RUN_RUNNING);
+	bed_pass(b, 20);
+	bed_restart_controller(b);
+	bed_pass(b, 18);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_RUNNING);
+	bed_pass(b, 3);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_TIMED_OUT);
+	ck_assert_int_eq(bed_run(b, run)->attempt, 2);
+	bed_free(b);
+}
+END_TEST
+
+/* An attempt that fails in its last moment is not followed by one without time. */
+START_TEST(a_run_without_time_left_is_not_started_again)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+	int64_t run = submit(b, "\"nodes\":2,\"time_limit\":30,\"max_node_failures\":9");
+
+	bed_await(b, run, RUN_RUNNING);
+	bed_pass(b, 25);
+	bed_cut_off(b, "n2", true);
+	bed_pass(b, 20);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_TIMED_OUT);
+	bed_pass(b, 200);
+	ck_assert_int_eq(bed_starts(b, "n1"), 1);
+	bed_free(b);
+}
+END_TEST
+
+START_TEST(a_limit_is_kept_by_the_next_controller)
+{
+	struct bed *b = bed_create("n1 slots=1\n");
+	int64_t run = submit(b, "\"time_limit\":100");
+
+	bed_await(b, run, RUN_RUNNING);
+	bed_pass(b, 50);
+	bed_crash_controller(b);
+	bed_pass(b, 48);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_RUNNING);
+	bed_pass(b, 4);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_TIMED_OUT);
+	bed_free(b);
+}
+END_TEST
+
+/* ---- drains ---- */
+
+START_TEST(a_drain_moves_a_run)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\nn3 slots=1\n");
+	int64_t run = submit(
+	    b,
+	    "\"nodes\":2,\"max_node_failures\":1,\"save_signal\":\"USR2\",\"save_seconds\":50,\"grace\":9");
+
+	bed_await(b, run, RUN_RUNNING);
+	drain(b, "n2");
+	bed_pass(b, 0.1);
+	check_stop(b, 50, 9);
+	bed_await(b, run, RUN_RUNNING);
+	ck_assert_int_eq(bed_run(b, run)->attempt, 2);
+	ck_assert_int_eq(bed_attempt_on(b, "n1", run), 2);
+	ck_assert_int_eq(bed_attempt_on(b, "n2", run), 0);
+	ck_assert_int_eq(bed_attempt_on(b, "n3", run), 2);
+	/* It was no failure. */
+	ck_assert_int_eq(bed_run(b, run)->retries.record.node_failures, 0);
+	ck_assert_str_eq(bed_run(b, run)->retries.record.last_failure, "attempt 1: node n2 was drained");
+	bed_free(b);
+}
+END_TEST
+
+START_TEST(a_drain_leaves_alone_what_must_not_start_again)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+	int64_t run = submit(b, "\"nodes\":2,\"max_restarts\":5");
+
+	bed_await(b, run, RUN_RUNNING);
+	drain(b, "n2");
+	bed_pass(b, 20);
+	ck_assert_int_eq(bed_attempt_on(b, "n2", run), 1);
+	bed_end_ranks(b, "n1", run, 0);
+	bed_end_ranks(b, "n2", run, 0);
+	bed_await(b, run, RUN_SUCCEEDED);
+	bed_free(b);
+}
+END_TEST
+
+START_TEST(a_drained_run_can_be_cancelled)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+	int64_t run = submit(b, "\"max_node_failures\":1,\"save_signal\":\"INT\",\"save_seconds\":50,"
+	                        "\"grace\":9,\"hosts\":[\"n2\"]");
+
+	bed_await(b, run, RUN_RUNNING);
+	bed_set_delay(b, "n2", 5);
+	drain(b, "n2");
+	bed_pass(b, 1);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_STOPPING);
+	ck_assert_str_eq(bed_run(b, run)->reason, "node n2 was drained: it saves, stops and is queued again");
+	bed_cancel(b, run);
+	bed_pass(b, 1);
+	check_stop(b, 4.5, 4.5);
+	bed_await(b, run, RUN_CANCELLED);
+	ck_assert_ptr_null(bed_run(b, run)->reason);
+	bed_free(b);
+}
+END_TEST
+
+/* What a controller had in mind with a run that stops, the next one does. */
+START_TEST(a_restarted_controller_goes_on_moving_a_run)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\nn3 slots=1\n");
+	int64_t run = submit(b, "\"nodes\":2,\"max_node_failures\":1");
+
+	bed_await(b, run, RUN_RUNNING);
+	bed_pass(b, 2);
+	bed_set_delay(b, "n2", 2);
+	drain(b, "n2");
+	bed_pass(b, 0.5);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_STOPPING);
+	bed_crash_controller(b);
+	bed_pass(b, 10);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_RUNNING);
+	ck_assert_int_eq(bed_run(b, run)->retries.record.node_failures, 0);
+	ck_assert_int_eq(bed_attempt_on(b, "n3", run), 2);
+	bed_free(b);
+}
+END_TEST
+
+/* A training whose last step was done when it was asked to stop is through. */
+START_TEST(a_training_that_is_through_is_not_queued_again)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+	int64_t run = submit_training(b, "\"max_node_failures\":1,\"hosts\":[\"n2\"]");
+
+	bed_await(b, run, RUN_RUNNING);
+	bed_set_delay(b, "n2", 2);
+	bed_end_ranks(b, "n2", run, 0);
+	drain(b, "n2");
+	bed_pass(b, 5);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_SUCCEEDED);
+	ck_assert_ptr_null(bed_run(b, run)->reason);
+	bed_free(b);
+}
+END_TEST
+
+/* ---- as many nodes as are free ---- */
+
+START_TEST(a_range_takes_what_is_free)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\nn3 slots=1\nn4 slots=1\nn5 slots=1\n");
+	int64_t other = bed_submit(b, 2, 1), run = submit(b, "\"nodes\":\"2..4\""), more;
+
+	bed_await(b, run, RUN_RUNNING);
+	ck_assert_int_eq(bed_run(b, run)->rank_count, 3);
+	more = submit(b, "\"nodes\":\"2..3\"");
+	bed_pass(b, 1);
+	ck_assert_str_eq(bed_run(b, more)->reason, "waits for 2 nodes with 1 free CPU slot: 0 now");
+	bed_end_ranks(b, "n1", other, 0);
+	bed_end_ranks(b, "n2", other, 0);
+	bed_await(b, more, RUN_RUNNING);
+	ck_assert_int_eq(bed_run(b, more)->rank_count, 2);
+	bed_restart_controller(b);
+	bed_pass(b, 2);
+	ck_assert_int_eq(bed_run(b, run)->nodes, 3);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_RUNNING);
+	bed_free(b);
+}
+END_TEST
+
+START_TEST(a_range_goes_on_with_the_nodes_that_are_left)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\nn3 slots=1\nn4 slots=1\n");
+	int64_t run = submit_training(b, "\"nodes\":\"2..4\",\"max_node_failures\":9");
+
+	bed_await(b, run, RUN_RUNNING);
+	ck_assert_int_eq(bed_run(b, run)->rank_count, 4);
+	bed_cut_off(b, "n3", true);
+	bed_await(b, run, RUN_QUEUED);
+	bed_pass(b, 70); /* the lease */
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_RUNNING);
+	ck_assert_int_eq(bed_run(b, run)->rank_count, 3);
+	ck_assert_int_eq(bed_attempt_on(b, "n3", run), 0);
+	/* The node is back; another attempt has all again, also that which failed. */
+	bed_cut_off(b, "n3", false);
+	bed_pass(b, 5);
+	bed_reboot(b, "n2");
+	bed_await(b, run, RUN_QUEUED);
+	bed_pass(b, 10);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_RUNNING);
+	ck_assert_int_eq(bed_run(b, run)->rank_count, 4);
+	bed_free(b);
+}
+END_TEST
+
+/* A node that has failed is left out only where that makes the run no smaller. */
+START_TEST(a_range_avoids_a_node_where_others_suffice)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\nn3 slots=1\n");
+	int64_t run = submit(b, "\"nodes\":\"1..2\",\"max_node_failures\":9");
+
+	bed_await(b, run, RUN_RUNNING);
+	ck_assert_int_eq(bed_attempt_on(b, "n2", run), 1);
+	bed_reboot(b, "n2");
+	bed_await(b, run, RUN_QUEUED);
+	bed_await(b, run, RUN_RUNNING);
+	ck_assert_int_eq(bed_attempt_on(b, "n1", run), 2);
+	ck_assert_int_eq(bed_attempt_on(b, "n3", run), 2);
+	bed_free(b);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("recovery");
+	TCase *tc = tcase_create("stops");
+
+	tcase_set_timeout(tc, 120);
+	tcase_add_test(tc, a_time_limit_ends_a_run);
+	tcase_add_test(tc, a_training_names_its_checkpoint_at_the_limit);
+	tcase_add_test(tc, a_time_limit_counts_all_attempts);
+	tcase_add_test(tc, a_run_without_time_left_is_not_started_again);
+	tcase_add_test(tc, a_limit_is_kept_by_the_next_controller);
+	tcase_add_test(tc, a_drain_moves_a_run);
+	tcase_add_test(tc, a_drain_leaves_alone_what_must_not_start_again);
+	tcase_add_test(tc, a_drained_run_can_be_cancelled);
+	tcase_add_test(tc, a_restarted_controller_goes_on_moving_a_run);
+	tcase_add_test(tc, a_training_that_is_through_is_not_queued_again);
+	tcase_add_test(tc, a_range_takes_what_is_free);
+	tcase_add_test(tc, a_range_goes_on_with_the_nodes_that_are_left);
+	tcase_add_test(tc, a_range_avoids_a_node_where_others_suffice);
+	suite_add_tcase(suite, tc);
+	return unit_run(suite);
+}
