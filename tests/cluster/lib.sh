@@ -62,11 +62,17 @@ lib_exit() {
 }
 trap lib_exit EXIT
 
-free_ports() { # N: ports that were free a moment ago, from the kernel
+# N: ports that were free a moment ago. They lie below the kernel's range for outgoing connections, one of which, of another test beside this
+# one, would otherwise take a port before the service does; no function of SEED, which scripts that run side by side share.
+free_ports() {
 	python3 - "$1" <<-'EOF'
-		import socket, sys
-		s = [socket.socket() for _ in range(int(sys.argv[1]))]
-		for x in s: x.bind(("127.0.0.1", 0))
+		import random, socket, sys
+		first = int(open("/proc/sys/net/ipv4/ip_local_port_range").read().split()[0])
+		s = []
+		while len(s) < int(sys.argv[1]):
+		    s.append(socket.socket())
+		    try: s[-1].bind(("127.0.0.1", random.randrange(10000, first) if first > 12000 else 0))
+		    except OSError: s.pop()
 		print(*[x.getsockname()[1] for x in s])
 	EOF
 }
@@ -79,7 +85,7 @@ services_start() {
 	# shellcheck disable=SC2207 # numbers
 	ports=($(free_ports "$n"))
 	for i in $(seq 1 "$n"); do echo "node$i addr=127.0.0.1 port=${ports[i - 1]} slots=${slots:-1}"; done >"$work/hosts"
-	dtrain keygen --output "$work/cluster.pem" >/dev/null
+	dtrain keygen --output "$work/cluster.pem" >/dev/null || die "the key of the cluster cannot be made"
 	for i in $(seq 1 "$n"); do
 		mkdir -p "$work/node$i"
 		cat >"$work/node$i/dtraind.conf" <<-EOF
@@ -91,7 +97,7 @@ services_start() {
 		service_start "$i"
 	done
 	export DTRAIN_SOCKET=$work/node1/dtraind.sock
-	dtrain nodes --wait "$n" --timeout 30 >/dev/null || die "the services do not come up"
+	dtrain nodes --wait "$n" --timeout 120 >/dev/null || die "the services do not come up"
 }
 services_stop() {
 	local p

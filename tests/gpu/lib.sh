@@ -134,7 +134,7 @@ worker_scripts() { # DIRECTORY
 	EOF
 	chmod +x "$1/dtrain-worker-$name"
 	[ "$GPU_ENGINE" != simt ] || ln -sf dtrain-worker-cpu "$1/dtrain-worker-cuda"
-	ln -sf "$build/dtrain-launch" "$1/dtrain-launch"
+	ln -sf "$build/dtrain-launch" "$build/dtrain-keygen" "$1"
 	# shellcheck disable=SC2034 # read by the scripts that source this one
 	gpu_worker=$1/dtrain-worker-$name
 }
