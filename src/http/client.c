@@ -37,6 +37,8 @@ struct http_transfer {
 	CURL *easy;
 	struct curl_slist *headers;
 	struct http_call call; /* only the callbacks and the context are used after the start */
+	char *body; /* of a call that is sent once: what libcurl has not yet taken begins at `taken` */
+	size_t taken;
 	struct strbuf answer;
 	char *where;
 	char curl_error[CURL_ERROR_SIZE];
@@ -59,6 +61,7 @@ static void transfer_free(struct http_transfer *t)
 	}
 	curl_slist_free_all(t->headers);
 	strbuf_free(&t->answer);
+	free(t->body);
 	free(t->where);
 	free(t);
 }
@@ -76,9 +79,9 @@ static void transfer_done(struct http_transfer *t, CURLcode code)
 		a.status = status;
 	else if (code == CURLE_OPERATION_TIMEDOUT)
 		error_set(&a.error, -ETIMEDOUT, "%s does not answer", t->where);
-	else
-		error_set(&a.error, code == CURLE_COULDNT_CONNECT ? -ECONNREFUSED : -EIO, "%s: %s", t->where,
-		          t->curl_error[0] ? t->curl_error : curl_easy_strerror(code));
+	else /* another connection that was refused says nothing of a body that has left over the first one */
+		error_set(&a.error, code == CURLE_COULDNT_CONNECT && !t->taken ? -ECONNREFUSED : -EIO,
+		          "%s: %s", t->where, t->curl_error[0] ? t->curl_error : curl_easy_strerror(code));
 	if (t->call.on_done)
 		t->call.on_done(t->call.context, &a);
 	transfer_free(t);
@@ -246,6 +249,18 @@ static size_t on_body(char *data, size_t size, size_t n, void *userdata)
 	return len;
 }
 
+/* libcurl sends a request again, over a new connection, where one that was kept open breaks before the answer
+ * comes; but not one whose body it has from a function that cannot go back, once it has taken of it. */
+static size_t on_send(char *to, size_t size, size_t n, void *userdata)
+{
+	struct http_transfer *t = userdata;
+	size_t len = MIN(size * n, t->call.len - t->taken);
+
+	memcpy(to, t->body + t->taken, len);
+	t->taken += len;
+	return len;
+}
+
 /* The empty line after the headers: now the status and the type are known. */
 static size_t on_header(char *data, size_t size, size_t n, void *userdata)
 {
@@ -311,13 +326,21 @@ static int set_call(struct http_transfer *t, const struct http_call *call, struc
 	curl_easy_setopt(e, CURLOPT_ERRORBUFFER, t->curl_error);
 	curl_easy_setopt(e, CURLOPT_CONNECTTIMEOUT, (long)CONNECT_SECONDS);
 	curl_easy_setopt(e, CURLOPT_TIMEOUT_MS, (long)(call->timeout * 1000));
-	curl_easy_setopt(e, CURLOPT_FRESH_CONNECT, (long)call->once);
 	curl_easy_setopt(e, CURLOPT_WRITEFUNCTION, on_body);
 	curl_easy_setopt(e, CURLOPT_WRITEDATA, t);
 	curl_easy_setopt(e, CURLOPT_HEADERFUNCTION, on_header);
 	curl_easy_setopt(e, CURLOPT_HEADERDATA, t);
-	if (call->body) {
+	if (call->body)
 		curl_easy_setopt(e, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)call->len);
+	if (call->body && call->once) {
+		t->body = malloc(call->len + 1);
+		if (!t->body)
+			return error_oom(err);
+		memcpy(t->body, call->body, call->len);
+		curl_easy_setopt(e, CURLOPT_POST, 1L);
+		curl_easy_setopt(e, CURLOPT_READFUNCTION, on_send);
+		curl_easy_setopt(e, CURLOPT_READDATA, t);
+	} else if (call->body) {
 		curl_easy_setopt(e, CURLOPT_COPYPOSTFIELDS, call->body);
 	}
 	return 0;

@@ -35,9 +35,9 @@ struct http_call {
 	size_t len;
 	const char *const *headers; /* "Name: value", NULL-terminated, or NULL; copied */
 	double timeout; /* seconds for all of it; 0: none (the connection still has to come up in 5 s) */
-	/* Over a connection of its own. On one that was kept open the request may be sent once more, over
-	 * another one, where the answer to it was lost. Then -ECONNREFUSED is no proof that it has not
-	 * arrived; with `once` it is. */
+	/* The body is sent at most once. Without it a request may be sent again, over another connection,
+	 * where one that was kept open broke before the answer came. Then -ECONNREFUSED is no proof that it
+	 * has not arrived; with `once` it is. */
 	bool once;
 	void *context;
 	/* Optional: the status has come; then pieces of the body as they come, each to be taken whole. */
