@@ -29,9 +29,13 @@ void run_begin_attempt(struct run *r)
 
 void run_set_checkpoint(struct run *r, int64_t step)
 {
-	if (step <= r->retries.record.checkpoint)
+	struct retry_record *x = &r->retries.record;
+
+	if (step <= x->checkpoint)
 		return;
-	r->retries.record.checkpoint = step;
+	x->checkpoint = step;
+	free(x->checkpoint_node); /* out of memory: it is not known, and not named */
+	x->checkpoint_node = r->rank_count > 0 && r->ranks[0].node ? strdup(r->ranks[0].node) : NULL;
 	run_touch(r);
 }
 

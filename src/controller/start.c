@@ -154,11 +154,14 @@ static int make_start(struct controller *c, const struct run *r, const json_t *c
 	                              .nodes = r->nodes,
 	                              .node_rank = (int64_t)index,
 	                              .master_port = port,
+	                              .checkpoint = r->retries.record.checkpoint,
 	                              .until = m && m->sent > 0 ? m->sent + c->options.lease : 0};
 	if (str_replace(&out->controller, c->options.name) < 0 ||
 	    str_replace(&out->cluster, store_cluster(c->store)) < 0 ||
 	    str_replace(&out->user, r->user ? r->user : "") < 0 ||
 	    str_replace(&out->master_addr, r->nodes == 1 || !master ? "127.0.0.1" : master->address) < 0 ||
+	    (r->retries.record.checkpoint_node &&
+	     str_replace(&out->checkpoint_node, r->retries.record.checkpoint_node) < 0) ||
 	    copy_ranks(r, r->parts[index].node, out) < 0)
 		return error_oom(err);
 	out->local_world_size = (int64_t)out->rank_count;

@@ -330,6 +330,11 @@ static void set_torchrun(struct environment *env, const struct request *q, const
 		set(env, "DTRAIN_CLUSTER", "%s", q->cluster);
 		set(env, "DTRAIN_EPOCH", "%lld", (long long)q->epoch);
 	}
+	if (q->native && q->start.checkpoint > 0) {
+		set(env, "DTRAIN_CHECKPOINT", "%lld", (long long)q->start.checkpoint);
+		if (q->start.checkpoint_node)
+			set(env, "DTRAIN_CHECKPOINT_NODE", "%s", q->start.checkpoint_node);
+	}
 	set(env, "ROLE_NAME", "default");
 	set(env, "TORCHELASTIC_USE_AGENT_STORE", "False");
 	set(env, "TORCHELASTIC_ERROR_FILE", "%s", error_file ? error_file : "");

@@ -47,11 +47,17 @@ const struct message rank_error_message = {"rank", sizeof(struct rank_error), ra
 #define F(...) MESSAGE_FIELD(retry_record, __VA_ARGS__)
 
 static const struct field retry_fields[] = {
-    F(restarts, FIELD_INT, FIELD_OPTIONAL),          F(node_failures, FIELD_INT, FIELD_OPTIONAL),
-    F(stalled, FIELD_INT, FIELD_OPTIONAL),           F(delays, FIELD_INT, FIELD_OPTIONAL),
-    F(delay, FIELD_NUMBER, FIELD_OPTIONAL),          F(checkpoint, FIELD_INT, FIELD_OPTIONAL),
-    F(checkpoint_before, FIELD_INT, FIELD_OPTIONAL), F(last_failure, FIELD_STRING, FIELD_OPTIONAL),
-    F(avoid, FIELD_STRINGS, FIELD_OPTIONAL),         F(used, FIELD_NUMBER, FIELD_OPTIONAL),
+    F(restarts, FIELD_INT, FIELD_OPTIONAL),
+    F(node_failures, FIELD_INT, FIELD_OPTIONAL),
+    F(stalled, FIELD_INT, FIELD_OPTIONAL),
+    F(delays, FIELD_INT, FIELD_OPTIONAL),
+    F(delay, FIELD_NUMBER, FIELD_OPTIONAL),
+    F(checkpoint, FIELD_INT, FIELD_OPTIONAL),
+    F(checkpoint_node, FIELD_STRING, FIELD_OPTIONAL),
+    F(checkpoint_before, FIELD_INT, FIELD_OPTIONAL),
+    F(last_failure, FIELD_STRING, FIELD_OPTIONAL),
+    F(avoid, FIELD_STRINGS, FIELD_OPTIONAL),
+    F(used, FIELD_NUMBER, FIELD_OPTIONAL),
 };
 const struct message retry_record_message = {"attempts of a run", sizeof(struct retry_record), retry_fields,
                                              ARRAY_SIZE(retry_fields), MESSAGE_VERSIONED};

@@ -47,7 +47,8 @@ struct retry_record {
 	int64_t delays;            /* how often in a row the delay was doubled */
 	double delay;              /* seconds that the next attempt waits; 0: not at all */
 	int64_t checkpoint;        /* step of the newest checkpoint; 0: none is known */
-	int64_t checkpoint_before; /* the same when the newest attempt began */
+	char *checkpoint_node;     /* where its rank 0 ran; NULL: not known */
+	int64_t checkpoint_before; /* the step when the newest attempt began */
 	char *last_failure;        /* "attempt 1: rank 0 on n1: exit status 1"; NULL: none */
 	char **avoid;              /* nodes that failed in the last attempt; NULL: none */
 	double used; /* seconds of the time limit that attempts have had; 0: none, or there is no limit */

@@ -65,6 +65,8 @@ static const struct field start_fields[] = {
     F(master_addr, FIELD_STRING, FIELD_OPTIONAL, .min = 1),
     F(master_port, FIELD_INT, FIELD_OPTIONAL, .max = PORT_MAX),
     F(until, FIELD_NUMBER, FIELD_OPTIONAL),
+    F(checkpoint, FIELD_INT, FIELD_OPTIONAL, .max = INT64_MAX),
+    F(checkpoint_node, FIELD_STRING, FIELD_OPTIONAL),
     F(ranks, FIELD_STRUCTS, FIELD_REQUIRED, .count_offset = offsetof(struct start_request, rank_count),
       .message = &rank_message),
 };

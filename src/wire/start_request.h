@@ -36,6 +36,9 @@ struct start_request {
 	int64_t master_port;       /* optional: 0, the node chooses one */
 	double until;              /* later the node does not start it, by the clock of heartbeat.sent: the
 	                              controller has given it up by then. Optional: 0, there is no limit */
+	int64_t checkpoint;        /* step of the newest one that earlier attempts have left; optional: 0,
+	                              none is known */
+	char *checkpoint_node;     /* where their rank 0 saved it; optional */
 	struct start_rank *ranks;  /* those of this node, at least one; no rank and no slot is named twice */
 	size_t rank_count;
 	char unknown_key[128]; /* the first key of "config" that is not known here; "": all are known */

@@ -40,7 +40,8 @@ int environment_read(struct environment *env, struct error *err)
 	    read_number("LOCAL_WORLD_SIZE", 1, world_size, 0, &local_world_size, err) < 0 ||
 	    read_number("DTRAIN_DEVICE", 0, 4096, local_rank, &device, err) < 0 ||
 	    read_number("DTRAIN_ATTEMPT", 0, INT64_MAX, 1, &env->attempt, err) < 0 ||
-	    read_number("DTRAIN_EPOCH", 0, INT64_MAX, 0, &env->epoch, err) < 0)
+	    read_number("DTRAIN_EPOCH", 0, INT64_MAX, 0, &env->epoch, err) < 0 ||
+	    read_number("DTRAIN_CHECKPOINT", 0, INT64_MAX, 0, &env->checkpoint, err) < 0)
 		return err->code;
 	env->rank = rank;
 	env->world_size = world_size;
@@ -51,6 +52,7 @@ int environment_read(struct environment *env, struct error *err)
 	env->socket = read_text("DTRAIN_SOCKET");
 	env->lease = read_text("DTRAIN_LEASE");
 	env->cluster = read_text("DTRAIN_CLUSTER");
+	env->checkpoint_node = read_text("DTRAIN_CHECKPOINT_NODE");
 	env->node = read_text("DTRAIN_NODE");
 	if (!env->node) {
 		if (gethostname(env->host, sizeof(env->host) - 1) < 0 || !env->host[0])

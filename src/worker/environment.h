@@ -16,10 +16,13 @@ struct environment {
 	int64_t attempt;      /* DTRAIN_ATTEMPT, 1 for the first */
 	const char *cluster;  /* DTRAIN_CLUSTER, NULL without a service */
 	int64_t epoch;        /* DTRAIN_EPOCH of that cluster's store, 0 without */
-	const char *lease;    /* DTRAIN_LEASE: file with the end of the node's lease; NULL: there is none */
-	const char *socket;   /* DTRAIN_SOCKET, NULL without a service */
-	const char *node;     /* DTRAIN_NODE: this machine in the cluster's words; its own name without */
-	char host[65];        /* what node points to without */
+	int64_t checkpoint;   /* DTRAIN_CHECKPOINT: step of the newest that earlier attempts have left; 0:
+	                         none is known */
+	const char *checkpoint_node; /* DTRAIN_CHECKPOINT_NODE: where their rank 0 saved it; NULL: unknown */
+	const char *lease;  /* DTRAIN_LEASE: file with the end of the node's lease; NULL: there is none */
+	const char *socket; /* DTRAIN_SOCKET, NULL without a service */
+	const char *node;   /* DTRAIN_NODE: this machine in the cluster's words; its own name without */
+	char host[65];      /* what node points to without */
 	const char *rendezvous_dir; /* DTRAIN_RENDEZVOUS_DIR: files instead of a service, for tests */
 };
 

@@ -18,6 +18,8 @@ void options_saver(const struct run_config *c, const struct environment *env, co
 	    .resume = str_eq(c->output.resume, "never")  ? SAVER_RESUME_NEVER
 	              : str_eq(c->output.resume, "must") ? SAVER_RESUME_MUST
 	                                                 : SAVER_RESUME_AUTO,
+	    .known_step = env->checkpoint,
+	    .known_node = env->checkpoint_node,
 	    .overwrite = c->output.overwrite,
 	    .keep = c->output.keep,
 	    .max_shard_bytes = (uint64_t)c->output.max_shard_mb * 1000000,

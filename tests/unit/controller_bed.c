@@ -106,6 +106,7 @@ static void peers_start(void *context, const struct peer *peer, struct start_req
 	                    .epoch = request->epoch,
 	                    .state = RUNNING,
 	                    .until = request->until,
+	                    .checkpoint = request->checkpoint,
 	                    .keeps = !run_config_stops_on_partition(request->config),
 	                    .ranks = request->rank_count};
 	struct packet packet;
@@ -117,6 +118,8 @@ static void peers_start(void *context, const struct peer *peer, struct start_req
 	              (long long)a.run);
 	ck_assert_uint_le(request->rank_count, SLOTS);
 	snprintf(a.cluster, sizeof(a.cluster), "%s", request->cluster);
+	snprintf(a.checkpoint_node, sizeof(a.checkpoint_node), "%s",
+	         request->checkpoint_node ? request->checkpoint_node : "");
 	for (size_t i = 0; i < request->rank_count; i++) {
 		a.rank[i] = request->ranks[i].rank;
 		a.slot[i] = request->ranks[i].slot;
@@ -630,6 +633,15 @@ int64_t bed_attempt_on(const struct bed *b, const char *node, int64_t run)
 	const struct attempt *a = node_find_attempt(node_find(b, node), run, 0);
 
 	return a ? a->attempt : 0;
+}
+
+int64_t bed_checkpoint_of(const struct bed *b, const char *node, int64_t run, const char **saved_on)
+{
+	const struct attempt *a = node_find_attempt(node_find(b, node), run, 0);
+
+	ck_assert_ptr_nonnull(a);
+	*saved_on = a->checkpoint_node;
+	return a->checkpoint;
 }
 
 void bed_break_store(struct bed *b, bool broken)

@@ -62,6 +62,9 @@ void bed_send_heartbeat(struct bed *b, const char *node);            /* one now,
 void bed_repeat_heartbeat(struct bed *b, const char *node);          /* the last one once more */
 /* Puts attempt 1 of this run, started by another controller, on slot 0 of the node. */
 void bed_plant(struct bed *b, const char *node, const char *cluster, int64_t run);
+/* The step of the newest checkpoint, and where it was saved ("": not said), by the start of the attempt that
+ * runs there. */
+int64_t bed_checkpoint_of(const struct bed *b, const char *node, int64_t run, const char **saved_on);
 struct stop_times bed_last_stop(const struct bed *b);  /* as the controller asked last */
 int bed_starts(const struct bed *b, const char *node); /* how many starts have reached it */
 /* The attempt of the run that is on the node and has not ended; 0: none. */

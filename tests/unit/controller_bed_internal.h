@@ -38,7 +38,9 @@ struct attempt {
 	bool keeps;       /* it outlives a partition, */
 	bool unconfirmed; /* but not before an answer to a heartbeat that names it */
 	double started;
-	double until; /* as start_request has it */
+	double until; /* as start_request has it, and so */
+	int64_t checkpoint;
+	char checkpoint_node[32];
 };
 
 struct node {

@@ -276,6 +276,28 @@ START_TEST(a_restarted_controller_goes_on_counting)
 }
 END_TEST
 
+/* So that an attempt on another node does not begin again where that node lacks the files. */
+START_TEST(an_attempt_is_told_which_checkpoint_there_is)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+	int64_t run = submit_training(b, 100);
+	const char *where;
+
+	bed_await(b, run, RUN_RUNNING);
+	ck_assert_int_eq(bed_checkpoint_of(b, "n1", run, &where), 0);
+	ck_assert_str_eq(where, "");
+	controller_set_checkpoint(bed_controller(b), run, 20);
+	controller_set_checkpoint(bed_controller(b), run, 10); /* an older one that was named late */
+	bed_restart_controller(b);
+	bed_pass(b, 2);
+	fail_attempt(b, "n1", run, 1);
+	bed_await(b, run, RUN_RUNNING);
+	ck_assert_int_eq(bed_checkpoint_of(b, bed_attempt_on(b, "n2", run) ? "n2" : "n1", run, &where), 20);
+	ck_assert_str_eq(where, "n1");
+	bed_free(b);
+}
+END_TEST
+
 START_TEST(a_run_without_newer_checkpoints_is_given_up)
 {
 	struct bed *b = bed_create("n1 slots=1\n");
@@ -718,6 +740,7 @@ int main(void)
 	tcase_add_test(tc, a_node_that_cannot_start_it_is_avoided);
 	tcase_add_test(tc, a_run_that_waits_can_be_cancelled);
 	tcase_add_test(tc, a_restarted_controller_goes_on_counting);
+	tcase_add_test(tc, an_attempt_is_told_which_checkpoint_there_is);
 	tcase_add_test(tc, a_run_without_newer_checkpoints_is_given_up);
 	tcase_add_test(tc, a_lost_node_is_waited_for_until_its_lease_has_run_out);
 	tcase_add_test(tc, a_lost_node_that_is_back_ends_the_wait);

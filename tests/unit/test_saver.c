@@ -344,6 +344,46 @@ START_TEST(must_resume_needs_a_checkpoint)
 }
 END_TEST
 
+/* A later attempt on another node, whose disk has nothing of the run. */
+START_TEST(an_attempt_that_lacks_the_checkpoint_of_the_one_before_does_not_begin_again)
+{
+	struct fixture f;
+	struct error err = ERROR_INIT;
+	struct saver *s = NULL;
+
+	setup(&f);
+	f.options.claim.attempt = 2;
+	f.options.known_step = 20;
+	f.options.known_node = "n1";
+	ck_fails(saver_open(&f.options, &s, &err), &err, "an earlier attempt of this run has saved step 20");
+	ck_fails(saver_open(&f.options, &s, &err), &err, "on node n1");
+	f.options.known_step = 0;
+	ck_ok(saver_open(&f.options, &s, &err), &err);
+	saver_free(s);
+	teardown(&f);
+}
+END_TEST
+
+START_TEST(and_does_not_take_that_of_another_run)
+{
+	struct fixture f;
+	struct error err = ERROR_INIT;
+	struct saver *s;
+
+	setup(&f);
+	f.options.claim.run = "3";
+	s = open_saver(&f);
+	attach(&f, s, NULL, DTYPE_F32, false);
+	ck_ok(saver_checkpoint(s, at_step(30, 100), &err), &err);
+	saver_free(s);
+	f.options.claim.run = "7";
+	f.options.claim.attempt = 2;
+	f.options.known_step = 20;
+	ck_fails(saver_open(&f.options, &s, &err), &err, "an earlier attempt of this run has saved step 20");
+	teardown(&f);
+}
+END_TEST
+
 /* Where the directory cannot be marked as its own, a run removes nothing from it. */
 START_TEST(nothing_is_removed_before_the_mark)
 {
@@ -737,6 +777,8 @@ int main(void)
 	tcase_set_timeout(t, 180);
 	tcase_add_loop_test(t, what_a_run_does_about_a_checkpoint, 0, 8);
 	tcase_add_test(t, must_resume_needs_a_checkpoint);
+	tcase_add_test(t, an_attempt_that_lacks_the_checkpoint_of_the_one_before_does_not_begin_again);
+	tcase_add_test(t, and_does_not_take_that_of_another_run);
 	tcase_add_test(t, nothing_is_removed_before_the_mark);
 	tcase_add_loop_test(t, a_checkpoint_gives_back_what_it_took, 0, 3);
 	tcase_add_test(t, checkpoints_of_earlier_versions_are_read);

@@ -36,6 +36,10 @@ struct saver_options {
 	bool gather;
 	bool background; /* checkpoints are copied to host memory, and written while the training goes on */
 	enum saver_resume resume;
+	/* Of earlier attempts of this run: step of the newest checkpoint, and where rank 0 saved it. Where
+	 * the ranks find none, the run fails rather than begins again. 0, NULL: not known. */
+	int64_t known_step;
+	const char *known_node;
 	bool overwrite;           /* removes checkpoints that the run does not go on from */
 	int64_t keep;             /* newest checkpoints to keep; 0: all */
 	uint64_t max_shard_bytes; /* of a file of weights */

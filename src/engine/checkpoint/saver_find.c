@@ -85,8 +85,18 @@ static int take_newest(struct saver *s, int64_t before, struct error *err)
 	return r;
 }
 
-static int check_must(const struct saver *s, struct error *err)
+/* That there is no checkpoint. An attempt on other nodes, of which none has the files, must not begin at step
+ * 0 as if nothing had been done. */
+static int check_none(const struct saver *s, struct error *err)
 {
+	if (s->o.known_step > 0)
+		return error_set(
+		    err, -ENOENT,
+		    "an earlier attempt of this run has saved step %" PRId64
+		    " in output.dir %s%s%s, which has no checkpoint on the nodes of this attempt: "
+		    "let it run there (resources.hosts), or copy the directory to these nodes",
+		    s->o.known_step, saver_directory(s), s->o.known_node ? " on node " : "",
+		    s->o.known_node ? s->o.known_node : "");
 	return s->again || s->o.resume != SAVER_RESUME_MUST
 	           ? 0
 	           : error_set(err, -ENOENT, "output.resume is \"must\", but %s has no checkpoint",
@@ -104,13 +114,16 @@ static int choose(struct saver *s, bool ours, bool *remove, struct error *err)
 
 	*remove = false;
 	s->again = s->o.claim.attempt > 1 && ours;
+	/* What is there is another run's. With several ranks, another one may find ours. */
+	if (s->o.known_step > 0 && !ours && s->o.world_size == 1)
+		return check_none(s, err);
 	s->looks = s->again || s->o.resume != SAVER_RESUME_NEVER;
 	if (s->looks) {
 		r = take_newest(s, INT64_MAX, err);
 		if (r < 0 || s->resume_path)
 			return r;
 		/* Other nodes may have one. */
-		if (s->o.world_size == 1 && (r = check_must(s, err)) < 0)
+		if (s->o.world_size == 1 && (r = check_none(s, err)) < 0)
 			return r;
 	}
 	r = checkpoint_output_in_use(dir, &used, err);
@@ -318,7 +331,7 @@ static int no_checkpoint(const struct saver *s, const struct error *damage, stru
 		                 "%.600s; %s has no older checkpoint (output.resume = \"never\" with "
 		                 "output.overwrite = true starts again)",
 		                 damage->message, saver_directory(s));
-	return s->writer ? check_must(s, err) : 0;
+	return s->writer ? check_none(s, err) : 0;
 }
 
 int saver_find(struct saver *s, struct device *dev, struct comm *comm, struct error *err)
