@@ -64,7 +64,7 @@ def theirs(directory):
 def compare(directory, what):
     a, b = ours(directory), theirs(directory)
     error = float(np.abs(a - b).max() / np.abs(b).max())
-    check(error < 1e-4, f"{what}: logits differ by {error:.2e}")
+    check(error < 1e-5, f"{what}: logits differ by {error:.2e}")
     return error
 
 
