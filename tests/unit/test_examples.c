@@ -48,7 +48,9 @@ static void fail_on_skipped(void *context, const char *message)
 static void check_data(const char *file, const struct run_config *c)
 {
 	struct dataset_options o = {
-	    .task = run_task_prefers(c->task) ? DATASET_PAIRS : DATASET_SFT,
+	    .task = c->task == RUN_KTO          ? DATASET_LABELS
+	            : run_task_prefers(c->task) ? DATASET_PAIRS
+	                                        : DATASET_SFT,
 	    .paths = (const char *const *)c->data.path,
 	    .dataset_dir = c->data.dataset_dir,
 	    .datasets = (const char *const *)c->data.dataset,
