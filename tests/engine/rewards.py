@@ -26,6 +26,10 @@ families = {
     "qwen3": tf.Qwen3Config(**common, head_dim=32, tie_word_embeddings=True),
     "phi3": tf.Phi3Config(**common, tie_word_embeddings=False),
     "gemma3": tf.Gemma3TextConfig(**common, head_dim=16, query_pre_attn_scalar=16, sliding_window=24, final_logit_softcapping=None),
+    "gemma2": tf.Gemma2Config(**common, head_dim=16, sliding_window=24, attn_implementation="eager"),
+    "gpt2": tf.GPT2Config(vocab_size=264, n_embd=64, n_layer=2, n_head=4, n_positions=256, bos_token_id=1, eos_token_id=2, pad_token_id=0, initializer_range=0.1),
+    "olmo3": tf.Olmo3Config(**common, sliding_window=24, tie_word_embeddings=False),
+    "smollm3": tf.SmolLM3Config(**common, no_rope_layers=[1, 0], tie_word_embeddings=True),
     "olmo2": tf.Olmo2Config(**common, tie_word_embeddings=False),
 }
 
