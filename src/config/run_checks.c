@@ -173,8 +173,6 @@ static int check_tuning(const struct run_config *c, const char *where, struct er
 	          c->lora.plus_ratio > 0 || c->lora.from || strcmp(c->lora.quantize, "none") != 0),
 	     "lora.rank: 0, with which the other keys of lora have no effect; expected at least 1, such as "
 	     "16"},
-	    {c->lora.dora && strcmp(c->lora.quantize, "none") != 0,
-	     "lora.dora: not supported with lora.quantize; leave one of the two out"},
 	    {strcmp(c->lora.init, "pissa") == 0 && c->lora.from,
 	     "lora.init: has no effect with lora.from, where the adapters are there already; leave one of "
 	     "the two out"},

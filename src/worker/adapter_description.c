@@ -54,6 +54,7 @@ int training_describe_adapter(struct training *t, struct error *err)
 	                                  .dropout = tuning->dropout,
 	                                  .rslora = tuning->rslora,
 	                                  .dora = tuning->dora,
+	                                  .fan_in_fan_out = t->model.transposed,
 	                                  .targets = t->targets,
 	                                  .modules_to_save = t->whole,
 	                                  .base_model = t->c->model.path,

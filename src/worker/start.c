@@ -15,6 +15,7 @@
 #include "engine/checkpoint/ranks.h"
 #include "engine/checkpoint/weights.h"
 #include "engine/device/sizes.h"
+#include "engine/model/nf4_weights.h"
 #include "engine/model/pissa.h"
 #include "worker/reference.h"
 #include "worker/training.h"
@@ -47,6 +48,7 @@ struct weights_source {
 	struct safetensors *model;    /* NULL: the model begins at random */
 	struct peft_adapter *adapter; /* NULL: the adapter begins */
 	struct pissa_start *pissa;    /* NULL: not with this */
+	struct nf4_weights frozen;    /* whose rows give the magnitudes of DoRA */
 	struct model_init init;
 	double printed_at; /* when the progress of PiSSA was last printed */
 };
@@ -56,6 +58,7 @@ static void weights_source_free(struct weights_source *s)
 	safetensors_close(s->model);
 	peft_adapter_close(s->adapter);
 	pissa_start_free(s->pissa);
+	nf4_weights_free(&s->frozen);
 }
 
 static int fill_model(void *context, const struct model_parameter *p, int64_t first, int64_t n, float *out,
@@ -87,7 +90,7 @@ static int source_fill(void *context, const struct model_parameter *p, int64_t f
 	if (s->adapter && !p->frozen)
 		return parameters_fill_saved(s->adapter->tensors, p, first, n, out, err);
 	if (p->part == PART_MAGNITUDE)
-		return model_magnitude_fill(s->layout, fill_model, s, p, first, n, out, err);
+		return model_magnitude_fill(s->layout, nf4_weights_fill, &s->frozen, p, first, n, out, err);
 	if (p->part != PART_WEIGHT && s->pissa) {
 		print_pissa(s, p);
 		return pissa_start_fill(s->pissa, p, first, n, out, err);
@@ -125,6 +128,11 @@ static int load_model(struct training *t, const char *path, struct error *err)
 	bool reads = !broadcast || training_first_rank(t), broken;
 	int r = 0;
 
+	source.frozen = (struct nf4_weights){.weights = fill_model,
+	                                     .context = &source,
+	                                     .quantized = t->options.quantize != SHARD_QUANTIZE_NONE,
+	                                     .twice = t->options.quantize == SHARD_NF4_DOUBLE,
+	                                     .type = t->options.precision};
 	if (path && reads)
 		r = safetensors_open(path, &source.model, err);
 	if (r == 0 && source.model)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters beside PEFT: LoRA, rsLoRA, DoRA and PiSSA.
+"""Adapters beside PEFT: LoRA, rsLoRA, DoRA and PiSSA; with bitsandbytes also over NF4: qlora, qdora.
 
 adapters.py WORKER BUILD [steps=N] [variants=a,b] [strategies=a,b|all] [families=a,b|all]
 
 For each variant, on the same batches from the same start: the losses of `steps` steps on one rank, and on two ranks with each of the
 strategies, within 1e-3 of PEFT's; every gradient within 1e-4; the logits of our adapter in PEFT, and of PEFT's adapter here, within 1e-4.
-The family of the base is llama unless `families` names others.
+Over NF4 the losses alone. The family of the base is llama unless `families` names others, the variants all without NF4.
 """
 import json
 import os
@@ -17,7 +17,7 @@ import tempfile
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
-from transformers import (AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig, GraniteConfig, LlamaConfig, Olmo2Config, Phi3Config,
+from transformers import (AutoModelForCausalLM, BitsAndBytesConfig, Gemma2Config, Gemma3TextConfig, GPT2Config, GraniteConfig, LlamaConfig, Olmo2Config, Phi3Config,
                           Qwen3Config)
 from transformers.utils.logging import disable_progress_bar
 
@@ -26,13 +26,16 @@ RANK, ALPHA, RATE, LENGTH, ROWS = 4, 12, 3e-3, 64, 4
 SPLIT = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 SIZES = {"hidden_size": 48, "intermediate_size": 112, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
          "vocab_size": 264, "max_position_embeddings": 256, "initializer_range": 0.06, "tie_word_embeddings": False}
+WIDE = {"hidden_size": 128, "intermediate_size": 320}  # over NF4: bitsandbytes' kernels for processors need rows of a multiple of 64
 FAMILIES = {  # the configuration, and the matrices with adapters
     "llama": (LlamaConfig, {"attention_bias": True}, SPLIT),
-    "qwen3": (Qwen3Config, {"head_dim": 12}, SPLIT),
+    "qwen3": (Qwen3Config, {"head_dim": 16}, SPLIT),
     "phi3": (Phi3Config, {"pad_token_id": 0}, ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]),
     "gemma2": (Gemma2Config, {"head_dim": 16, "sliding_window": 24, "tie_word_embeddings": True}, SPLIT),
     "gemma3": (Gemma3TextConfig, {"head_dim": 16, "sliding_window": 24, "tie_word_embeddings": True}, SPLIT),
     "olmo2": (Olmo2Config, {}, SPLIT),
+    "gpt2": (GPT2Config, {"n_embd": 48, "n_inner": 112, "n_layer": 2, "n_head": 4, "n_positions": 256, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
+                          "attn_pdrop": 0.0, "tie_word_embeddings": True}, ["c_attn", "c_proj", "c_fc"]),
     "granite": (GraniteConfig, {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5}, SPLIT),
 }
 VARIANTS = {
@@ -40,13 +43,17 @@ VARIANTS = {
     "rslora": ({"rslora": True}, {"use_rslora": True}),
     "dora": ({"dora": True}, {"use_dora": True}),
     "pissa": ({"init": "pissa", "pissa_iterations": 0}, {"init_lora_weights": "pissa"}),
+    "qlora": ({"quantize": "nf4"}, {}),
+    "qdora": ({"quantize": "nf4", "dora": True}, {"use_dora": True}),
 }
 STRATEGIES = ["ddp", "zero1", "zero2", "zero3", "hybrid"]
 
 worker, build = sys.argv[1], sys.argv[2]
 options = dict(a.split("=") for a in sys.argv[3:])
 steps = int(options.get("steps", 200))
-variants = options.get("variants", ",".join(VARIANTS)).split(",")
+variants = options.get("variants", "lora,rslora,dora,pissa").split(",")
+quantized = any("quantize" in VARIANTS[v][0] for v in variants)
+assert all(("quantize" in VARIANTS[v][0]) == quantized for v in variants), "variants over NF4 are compared by themselves"
 strategies = options.get("strategies", "all")
 strategies = STRATEGIES if strategies == "all" else [s for s in strategies.split(",") if s]
 families = options.get("families", "llama")
@@ -59,7 +66,9 @@ disable_progress_bar()
 def make_base(directory, family):
     torch.manual_seed(1)
     config, own, _ = FAMILIES[family]
-    model = AutoModelForCausalLM.from_config(config(**(SIZES | own)), dtype=torch.float32)
+    sizes = SIZES if family != "gpt2" else {key: SIZES[key] for key in ("vocab_size", "initializer_range")}  # its others have names of their own
+    sizes = sizes | WIDE if quantized else sizes
+    model = AutoModelForCausalLM.from_config(config(**(sizes | own)), dtype=torch.float32)
     for name, p in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(p, std=0.05)
@@ -113,7 +122,12 @@ def row_losses(model, rows):
 
 def new_base(tmp):
     # Eager attention: gemma2's caps of scores need it.
-    return AutoModelForCausalLM.from_pretrained(f"{tmp}/base", dtype=torch.float32, attn_implementation="eager")
+    how = {"dtype": torch.float32, "attn_implementation": "eager"}
+    if not quantized:
+        return AutoModelForCausalLM.from_pretrained(f"{tmp}/base", **how)
+    nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
+    # A model that does not train has bitsandbytes compute in bf16 where the processor can, in matrices whose input needs no gradient.
+    return AutoModelForCausalLM.from_pretrained(f"{tmp}/base", quantization_config=nf4, device_map="cpu", **how).train()
 
 
 def train_peft(model, batches):
@@ -198,16 +212,20 @@ def check(tmp, variant, batches, targets):
         results[strategy] = worst(run_worker(tmp, f"{variant}-{strategy}", lora, ranks=2, strategy=strategy), theirs_losses)
     for what, difference in results.items():
         assert difference < 1e-3, f"{variant}, {what}: losses differ from PEFT's by {difference:.1e}"
+    words = ", ".join(f"{k} {v:.1e}" for k, v in results.items())
+    learned = f"{family}, {variant}: {steps} steps from {theirs_losses[0]:.3f} to {theirs_losses[-1]:.3f}, differences: {words}"
+    if quantized:
+        print(learned, flush=True)
+        return
     loaded = PeftModel.from_pretrained(new_base(tmp), f"{tmp}/{variant}")
     with torch.no_grad():
         in_peft = loaded(input_ids=torch.tensor([batch])).logits[0]
     here = dump(tmp, f"{variant}-ours", f"{tmp}/{variant}", batch, f"{build}/tests/engine/grad_dump")["logits"]
     off = (here - in_peft).abs().max().item()
     assert off < 1e-4, f"{variant}: logits of our adapter in PEFT differ by {off:.1e}"
-    words = ", ".join(f"{k} {v:.1e}" for k, v in results.items())
     gradients = {} if variant == "pissa" else compare_gradients(tmp, variant, model, batch, targets)
-    words += f"; logits in PEFT {off:.1e}" + "".join(f"; {k} {v:.1e}" for k, v in gradients.items())
-    print(f"{family}, {variant}: {steps} steps from {theirs_losses[0]:.3f} to {theirs_losses[-1]:.3f}, differences: {words}", flush=True)
+    words = f"; logits in PEFT {off:.1e}" + "".join(f"; {k} {v:.1e}" for k, v in gradients.items())
+    print(learned + words, flush=True)
 
 
 for family in families:

@@ -1,14 +1,14 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Adapters over a model in 4 bits have bitwise the losses of adapters over a model that holds what the 4 bits stand for; two ranks with any
+# Adapters (DoRA too) over a model in 4 bits have bitwise the losses of adapters over a model that holds what the 4 bits stand for; two ranks with any
 # strategy have those of one, to 1e-5.
 . "$(dirname "$0")/worker.sh"
 programs=${DTRAIN_BUILD:-$src/build}/tests/engine
 [ -x "$programs/nf4_dump" ] || { echo "no nf4_dump at $programs: make check builds it"; exit 77; }
 steps=12
-lora() { # NAME MODEL QUANTIZE STRATEGY: a run of adapters on a model
+lora() { # NAME MODEL QUANTIZE STRATEGY [KEYS]: a run of adapters on a model
 	json "$1" "$tmp/$1" "\"max_steps\": $steps, \"accumulation\": $([ "$4" = none ] && echo 2 || echo 1)"
-	sed -i 's|"model": {[^}]*}|"model": {"path": "'"$2"'"}, "lora": {"rank": 4, "quantize": "'"$3"'"}, "parallel": {"strategy": "'"${4/none/ddp}"'"}|' "$tmp/$1.json"
+	sed -i 's|"model": {[^}]*}|"model": {"path": "'"$2"'"}, "lora": {"rank": 4, "quantize": "'"$3"'"'"${5:-}"'}, "parallel": {"strategy": "'"${4/none/ddp}"'"}|' "$tmp/$1.json"
 }
 pair() { # NAME: two ranks
 	local r p=
@@ -39,10 +39,27 @@ for how in once twice; do
 	echo "$quantize: bitwise the losses of what it stands for"
 done
 if cmp -s <(losses "$tmp/four-once") <(losses "$tmp/plain-twice"); then fail "nf4 and nf4_double have the same losses"; fi
+# The lengths that DoRA begins with are those of the rows in 4 bits.
+for how in once twice; do
+	lora "dora-plain-$how" "$tmp/$how" none none ', "dora": true'
+	lora "dora-four-$how" "$tmp/base" "$([ $how = once ] && echo nf4 || echo nf4_double)" none ', "dora": true'
+	for name in "dora-plain-$how" "dora-four-$how"; do
+		run "$name" || { cat "$tmp/$name.log"; fail "$name"; }
+	done
+	[ "$(lines "$tmp/dora-four-$how")" = $steps ] || fail "$how, DoRA: not $steps steps"
+	cmp <(losses "$tmp/dora-plain-$how") <(losses "$tmp/dora-four-$how") || fail "$how, DoRA: other losses than with the numbers that NF4 stands for"
+done
+if cmp -s <(losses "$tmp/dora-four-once") <(losses "$tmp/four-once"); then fail "DoRA and LoRA have the same losses"; fi
+near() { # ONE TWO
+	paste -d ' ' <(losses "$tmp/$1" | sed -E 's/.*"loss":([^,]*),.*/\1/') <(losses "$tmp/$2" | sed -E 's/.*"loss":([^,]*),.*/\1/') |
+		awk -v s="$2" '{ d = $1 - $2; if (d < 0) d = -d; if (d > max) max = d; n++ } END { printf "%s: %d steps, largest difference of the losses %.2e\n", s, n, max; exit !(n == '$steps' && max <= 1e-5) }' ||
+		fail "two ranks, $2, and one differ"
+}
+lora dora-zero3 "$tmp/base" nf4_double zero3 ', "dora": true'
+pair dora-zero3
+near dora-four-twice dora-zero3
 for s in ddp zero2 zero3; do
 	lora $s "$tmp/base" nf4_double $s
 	pair $s
-	paste -d ' ' <(losses "$tmp/four-twice" | sed -E 's/.*"loss":([^,]*),.*/\1/') <(losses "$tmp/$s" | sed -E 's/.*"loss":([^,]*),.*/\1/') |
-		awk -v s=$s '{ d = $1 - $2; if (d < 0) d = -d; if (d > max) max = d; n++ } END { printf "%s: %d steps, largest difference of the losses %.2e\n", s, n, max; exit !(n == '$steps' && max <= 1e-5) }' ||
-		fail "two ranks with $s and one differ"
+	near four-twice $s
 done

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests adapters in the model: their gradients, with dropout and with DoRA, and what evaluation sees of them.
- */
+/* Tests adapters in the model: their gradients, with dropout and with DoRA, what evaluation sees of them, and
+ * what they begin with. */
 #include "unit.h"
 
 #include <math.h>
 #include <string.h>
 
 #include "../engine/model_fixture.h"
+#include "engine/model/nf4_weights.h"
 #include "engine/model/pissa.h"
 #include "engine/model/svd.h"
 
@@ -18,6 +19,10 @@ static const char *const models[] = {
     "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"vocab_size\":100,\"head_dim\":32,"
     "\"tie_word_embeddings\":true}",
 };
+
+/* Its matrices are stored [in, out]. */
+static const char gpt2[] = "{\"model_type\":\"gpt2\",\"vocab_size\":100,\"n_embd\":64,\"n_inner\":96,"
+                           "\"n_layer\":2,\"n_head\":4,\"n_positions\":64}";
 
 static char *const all[] = {(char *)"all", NULL};
 static char *const some[] = {(char *)"q_proj", (char *)"v_proj", (char *)"up_proj", (char *)"down_proj",
@@ -103,15 +108,14 @@ static double training_loss(struct model_fixture *f, const struct sample *s)
 
 /* Along the gradient the loss grows by its square. Where it takes the norms of the rows for constants, which
  * differences cannot, that holds for the magnitudes alone. */
-START_TEST(gradients_are_differences)
+static void check_gradients(const char *model, const struct model_tuning *tuning, int way)
 {
-	const struct model_tuning *tuning = &tunings[(size_t)_i / 2];
 	struct model_fixture f;
 	struct sample s;
 	int seen = 0;
 
 	sample_make(&s);
-	make(&f, models[_i % 2], tuning, _i % 3);
+	make(&f, model, tuning, way);
 	for (int i = 0; i < f.layout->parameters; i++) {
 		const struct model_parameter *p = &f.layout->parameter[i];
 		float *w = (float *)(void *)f.w[p->unit] + p->offset;
@@ -141,6 +145,28 @@ START_TEST(gradients_are_differences)
 	}
 	ck_assert_int_gt(seen, 7);
 	model_fixture_free(&f);
+}
+
+START_TEST(gradients_are_differences)
+{
+	check_gradients(models[_i % 2], &tunings[_i / 2], _i % 3);
+}
+END_TEST
+
+/* With all of tunings that name no modules, but for DoRA, which is refused. */
+START_TEST(gradients_are_differences_where_matrices_are_transposed)
+{
+	struct model_tuning dora = tunings[4];
+	struct model_layout *layout = NULL;
+	struct error err = ERROR_INIT;
+	struct model_config c;
+
+	check_gradients(gpt2, &tunings[0], 0);
+	check_gradients(gpt2, &tunings[2], 1);
+	check_gradients(gpt2, &tunings[5], 2);
+	ck_ok(model_config_parse(gpt2, strlen(gpt2), "config.json", &c, &err), &err);
+	ck_fails(model_layout_create_tuned(&c, &dora, &layout, &err), &err,
+	         "lora.dora: is not supported for the family gpt2");
 }
 END_TEST
 
@@ -309,6 +335,7 @@ static int fill_start(void *start, const struct model_parameter *p, int64_t firs
 /* The model begins as it is; what is kept of the beginning has no gradient, and the rest has. */
 START_TEST(pissa_begins_with_the_model)
 {
+	const char *model = _i ? gpt2 : models[0];
 	const struct model_tuning *tuning = &tunings[5];
 	struct model_options o = {
 	    .type = DTYPE_F32, .max_tokens = 32, .max_sequence = 32, .training = true, .tuning = tuning};
@@ -322,11 +349,11 @@ START_TEST(pissa_begins_with_the_model)
 	struct sample s;
 
 	sample_make(&s);
-	ck_ok(model_config_parse(models[0], strlen(models[0]), "config.json", &c, &err), &err);
+	ck_ok(model_config_parse(model, strlen(model), "config.json", &c, &err), &err);
 	ck_ok(model_layout_create_tuned(&c, tuning, &layout, &err), &err);
 	ck_ok(pissa_start_create(layout, tuning, 1, model_init_fill, &init, &start.pissa, &err), &err);
 	ck_ok(model_fixture_create(&f, &c, &o, fill_start, &start, &err), &err);
-	make(&base, models[0], &none, MODEL_KEEP_ALL);
+	make(&base, model, &none, MODEL_KEEP_ALL);
 	for (int i = 0; i < base.layout->parameters; i++) { /* without B an adapter does nothing */
 		const struct model_parameter *p = &base.layout->parameter[i];
 
@@ -386,6 +413,7 @@ END_TEST
  * is its own square. */
 START_TEST(pissa_takes_the_largest_part)
 {
+	const char *model = _i ? gpt2 : models[0];
 	const struct model_tuning *tuning = &tunings[5];
 	double scale = tuning_scale(tuning);
 	struct pissa_start *pissa;
@@ -395,7 +423,7 @@ START_TEST(pissa_takes_the_largest_part)
 	int compared = 0;
 
 	ck_assert_double_ne(scale, 1);
-	ck_ok(model_config_parse(models[0], strlen(models[0]), "config.json", &c, &err), &err);
+	ck_ok(model_config_parse(model, strlen(model), "config.json", &c, &err), &err);
 	ck_ok(model_layout_create_tuned(&c, tuning, &layout, &err), &err);
 	ck_ok(pissa_start_create(layout, tuning, 1, model_init_fill, &init, &pissa, &err), &err);
 	for (int i = 0; i < layout->parameters; i++) {
@@ -417,14 +445,16 @@ START_TEST(pissa_takes_the_largest_part)
 		ck_ok(model_init_fill(&init, of, 0, of->count, vw, &err), &err);
 		ck_ok(pissa_start_fill(pissa, a, 0, a->count, va, &err), &err);
 		ck_ok(pissa_start_fill(pissa, b, 0, b->count, vb, &err), &err);
-		for (int64_t row = 0; row < of->shape[0]; row++)
-			for (int64_t column = 0; column < of->shape[1]; column++) {
+		for (int64_t row = 0; row < b->shape[0]; row++)
+			for (int64_t column = 0; column < a->shape[1]; column++) {
+				int64_t at = of->transposed ? column * of->shape[1] + row
+				                            : row * of->shape[1] + column;
 				double sum = 0;
 
 				for (int64_t k = 0; k < tuning->rank; k++)
 					sum +=
 					    scale * vb[row * b->shape[1] + k] * va[k * a->shape[1] + column];
-				with += sum * vw[row * of->shape[1] + column];
+				with += sum * vw[at];
 				square += sum * sum;
 			}
 		ck_assert_double_gt(square, 0);
@@ -434,6 +464,50 @@ START_TEST(pissa_takes_the_largest_part)
 	ck_assert_int_gt(compared, 0);
 	pissa_start_free(pissa);
 	model_layout_free(layout);
+}
+END_TEST
+
+static int fill_matrix(void *matrix, const struct model_parameter *p, int64_t first, int64_t n, float *out,
+                       struct error *err)
+{
+	memcpy(out, (const float *)matrix + first, (size_t)n * sizeof(*out));
+	return 0;
+}
+
+/* Bit for bit what the device makes of them, whatever part is asked for first. */
+START_TEST(weights_in_4_bits_are_those_of_the_device)
+{
+	enum { N = 64 * 256 + 1000, BLOCKS = (N + 63) / 64 };
+	static float x[N], got[N], want[N];
+	static uint8_t codes[BLOCKS * 32], absmax8[BLOCKS];
+	static float absmax[BLOCKS], absmax2[2];
+	const struct device_options options = {.threads = 1};
+	const struct model_parameter p = {.count = N};
+	struct nf4_weights w = {
+	    .weights = fill_matrix, .context = x, .quantized = true, .twice = _i % 2, .type = DTYPE_F32};
+	float offset;
+	struct device_nf4 q = {.n = N, .codes = codes, .absmax = absmax};
+	struct error err = ERROR_INIT;
+	struct device *dev;
+
+	matrix_make(x, 1, N);
+	memset(x + 640, 0, 64 * sizeof(*x));
+	if (_i % 2)
+		q = (struct device_nf4){
+		    .n = N, .codes = codes, .absmax8 = absmax8, .absmax2 = absmax2, .offset = &offset};
+	ck_ok(device_create(&options, &dev, &err), &err);
+	ck_ok(device_reserve_scratch(dev, sizeof(absmax), &err), &err);
+	device_nf4_quantize(dev, &q, x, DTYPE_F32);
+	device_nf4_dequantize(dev, want, DTYPE_F32, &q);
+	ck_ok(nf4_weights_fill(&w, &p, 1000, N - 1000, got + 1000, &err), &err);
+	ck_ok(nf4_weights_fill(&w, &p, 0, 1000, got, &err), &err);
+	ck_assert_mem_eq(got, want, sizeof(want));
+	ck_assert_mem_ne(got, x, sizeof(x));
+	nf4_weights_free(&w);
+	w.quantized = false;
+	ck_ok(nf4_weights_fill(&w, &p, 0, N, got, &err), &err);
+	ck_assert_mem_eq(got, x, sizeof(x));
+	device_destroy(dev);
 }
 END_TEST
 
@@ -461,13 +535,15 @@ static Suite *suite_make(void)
 
 	tcase_set_timeout(tc, 120);
 	tcase_add_loop_test(tc, gradients_are_differences, 0, 2 * ARRAY_SIZE(tunings));
+	tcase_add_test(tc, gradients_are_differences_where_matrices_are_transposed);
+	tcase_add_loop_test(tc, weights_in_4_bits_are_those_of_the_device, 0, 2);
 	tcase_add_test(tc, recomputed_gradients_are_the_same);
 	tcase_add_test(tc, dropout_is_of_the_micro_batch);
 	tcase_add_test(tc, accumulation_adds_up);
 	tcase_add_test(tc, singular_values);
-	tcase_add_test(tc, pissa_begins_with_the_model);
+	tcase_add_loop_test(tc, pissa_begins_with_the_model, 0, 2);
 	tcase_add_test(tc, other_ranks_do_not_wait_too_long_for_pissa);
-	tcase_add_test(tc, pissa_takes_the_largest_part);
+	tcase_add_loop_test(tc, pissa_takes_the_largest_part, 0, 2);
 	tcase_add_test(tc, ranks_fit);
 	suite_add_tcase(suite, tc);
 	return suite;

@@ -120,6 +120,12 @@ static int part_shape(const struct builder *b, enum parameter_role role, enum pa
 
 	if (part == PART_WEIGHT)
 		return dims;
+	if (role_transposed(b->c, role)) {
+		int64_t in = shape[0];
+
+		shape[0] = shape[1];
+		shape[1] = in;
+	}
 	if (part == PART_LORA_A)
 		shape[0] = tuning_stored_rank(b->tuning);
 	else if (part == PART_LORA_B)
@@ -289,6 +295,7 @@ static void add_parameter(const struct builder *b, enum parameter_role role, enu
 	p->shape[1] = dims == 2 ? shape[1] : 1;
 	p->count = p->shape[0] * p->shape[1];
 	p->matrix = dims == 2;
+	p->transposed = part == PART_WEIGHT && dims == 2 && role_transposed(b->c, role);
 	p->start = part == PART_WEIGHT && is_norm(role) && !b->c->norm_plus_one ? 1 : 0;
 	if (part == PART_WEIGHT)
 		l->elements += p->count;

@@ -73,6 +73,7 @@ struct model_parameter {
 	int dims;
 	int64_t shape[2]; /* [out, in] (transposed: [in, out]), or [n] */
 	int64_t count;
+	bool transposed;
 	bool matrix; /* else a norm or a bias: no weight decay by default */
 	float start; /* of a norm or a bias: what a model from nothing begins with */
 };

@@ -6,6 +6,7 @@
  *
  * Matrices that share their input (q, k and v) are a group, whose outputs are columns of one row. Those of a
  * group that lie behind each other are one product, which all are unless some are trained and others are not.
+ * Matrices that are stored [in, out] are groups of one.
  *
  * An adapter (Hu et al. 2021, LoRA) adds scale · B·A·x to the output of its matrix. The A of a group lie
  * behind each other: low = x·Aᵀ is one product for all of them. With dropout their input is x with a mask,
@@ -18,6 +19,7 @@
  * That of the magnitudes needs the output before it was scaled, which is computed again.
  */
 #include "engine/model/internal.h"
+#include "engine/model/roles.h"
 
 enum { GROUP_MAX = 3 };
 
@@ -79,12 +81,6 @@ static enum parameter_role bias_of(enum parameter_role role)
 static int64_t columns_in(const struct model *m, enum parameter_role role)
 {
 	return role == PARAMETER_O ? m->q : role == PARAMETER_DOWN ? m->c.intermediate : m->c.hidden;
-}
-
-/* Whether the matrix is stored [in, out]. Such matrices are groups of one, without adapters. */
-static bool is_transposed(const struct model *m, enum parameter_role role)
-{
-	return m->c.transposed && role != PARAMETER_HEAD && role != PARAMETER_EMBEDDING;
 }
 
 /* Whether b lies right behind n elements of a, or both are missing. */
@@ -411,7 +407,7 @@ static void multiply(struct model *m, int unit, enum parameter_role role, void *
                      const void *x, int64_t tokens, bool scaled)
 {
 	struct group group = find_group(m, unit, role);
-	bool transposed = is_transposed(m, role);
+	bool transposed = role_transposed(&m->c, role);
 
 	for (int i = 0; i < group.n; i++) {
 		const struct columns *c = &group.product[i];
@@ -471,7 +467,7 @@ void model_linear_input_gradient(struct model *m, int unit, enum parameter_role 
                                  const void *dy, int64_t tokens)
 {
 	struct group group = find_group(m, unit, role);
-	bool transposed = is_transposed(m, role);
+	bool transposed = role_transposed(&m->c, role);
 	const void *scaled = scaled_gradient(m, unit, &group, dy, tokens);
 
 	for (int i = 0; i < group.n; i++) {
@@ -531,12 +527,11 @@ void model_linear_weight_gradient(struct model *m, int unit, enum parameter_role
                                   const void *x, int64_t tokens, bool first)
 {
 	struct group group = find_group(m, unit, role);
+	bool transposed = role_transposed(&m->c, role);
 
-	if (is_transposed(m, role)) {
+	if (transposed)
 		transposed_weight_gradient(m, unit, role, dy, x, tokens, first);
-		return;
-	}
-	for (int i = 0; i < group.n; i++) {
+	for (int i = 0; i < group.n && !transposed; i++) {
 		const struct columns *c = &group.product[i];
 		float *bias = gradient(m, unit, bias_of(c->role));
 		struct device_gemm g = {.transpose_a = true,

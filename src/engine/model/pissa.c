@@ -119,15 +119,18 @@ int pissa_start_fill(struct pissa_start *s, const struct model_parameter *p, int
 		return error_set(err, -EINVAL, "%s belongs to no matrix", p->name);
 	if (s->of != w && (r = decompose(s, w, err)) < 0)
 		return r;
+	/* Of a matrix that is stored [in, out], the left vectors are those of the inputs. */
 	for (int64_t i = 0; i < n; i++) {
 		int64_t row = (first + i) / p->shape[1], column = (first + i) % p->shape[1];
 		int64_t k = (p->part == PART_LORA_A ? row : column) % s->rank;
 		float half = sqrtf(s->s[k] / s->scale);
 
 		if (p->part == PART_LORA_A)
-			out[i] = half * s->v[k * p->shape[1] + column];
+			out[i] = half * (w->transposed ? s->u[column * s->rank + k]
+			                               : s->v[k * w->shape[1] + column]);
 		else
-			out[i] = (column < s->rank ? half : -half) * s->u[row * s->rank + k];
+			out[i] = (column < s->rank ? half : -half) *
+			         (w->transposed ? s->v[k * w->shape[1] + row] : s->u[row * s->rank + k]);
 	}
 	return 0;
 }

@@ -64,6 +64,12 @@ static const struct {
                                    [PARAMETER_FINAL_NORM_BIAS] = "transformer.ln_f.bias"}},
 };
 
+bool role_transposed(const struct model_config *c, enum parameter_role role)
+{
+	/* The embeddings and the head never are. */
+	return c->transposed && role_unit(c, role) == 1;
+}
+
 int role_shape(const struct model_config *c, enum parameter_role role, int64_t shape[2])
 {
 	int64_t q = (int64_t)c->heads * c->head_dim, kv = (int64_t)c->kv_heads * c->head_dim;
@@ -147,9 +153,7 @@ int role_shape(const struct model_config *c, enum parameter_role role, int64_t s
 	case PARAMETER_ROLES:
 		break;
 	}
-	/* The embeddings and the head are never transposed. */
-	if (c->transposed && in > 0 && role != PARAMETER_EMBEDDING && role != PARAMETER_HEAD &&
-	    role != PARAMETER_POSITIONS) {
+	if (in > 0 && role_transposed(c, role)) {
 		shape[0] = in;
 		shape[1] = out;
 	} else {

@@ -6,6 +6,8 @@
 
 /* The role's shape in this model, [out, in] or [n]; returns the dimensions, 0: the model has none. */
 int role_shape(const struct model_config *c, enum parameter_role role, int64_t shape[2]);
+/* Whether the role's matrix is stored [in, out] in this model. */
+bool role_transposed(const struct model_config *c, enum parameter_role role);
 /* The base unit of the role: 0, the last one (layers + 1), or 1 for every block. */
 int role_unit(const struct model_config *c, enum parameter_role role);
 /* Whether it lies directly behind the role before it in the order of a unit, without a gap. */

@@ -160,7 +160,7 @@ static void count_adapters(const struct model_layout *l, const struct model_conf
 
 		if (a->part != PART_LORA_A || !(w = model_layout_matrix(l, a)))
 			continue;
-		out = (double)w->shape[0];
+		out = (double)w->count / in;
 		forward += cost_gemm(h, type, RATE_PRODUCT_FORWARD, t, rank, in, s, false) +
 		           cost_gemm(h, type, RATE_PRODUCT_FORWARD, t, out, rank, s, true);
 		/* The input of B is computed again. */
