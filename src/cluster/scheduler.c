@@ -273,14 +273,58 @@ static void say_busy(struct sched_run *r, const struct view *v)
 		         kind_word(v->need.kind), plural(v->need.per_node, "slot", "slots"), v->fitting);
 }
 
+/* It could not run even if no other run of its user did. */
+static bool is_above_limit(const struct sched_run *r, const struct view *v)
+{
+	return r->user && r->nodes * v->need.per_node > r->user->limit;
+}
+
+static void say_above_limit(struct sched_run *r, const struct view *v)
+{
+	snprintf(r->reason, sizeof(r->reason),
+	         "asks for %lld slots; the runs of a user may have %lld at once (user_slots of dtraind.conf)",
+	         (long long)(r->nodes * v->need.per_node), (long long)r->user->limit);
+}
+
+/* Does it wait for other runs of its user? Then its reason says so. */
+static bool waits_for_user(struct sched_run *r, const struct view *v)
+{
+	struct sched_user *u = r->user;
+
+	if (!u)
+		return false;
+	if (u->waiting) {
+		snprintf(r->reason, sizeof(r->reason),
+		         "waits behind run %lld of the same user, whose runs have %lld of %lld slots "
+		         "(user_slots of dtraind.conf)",
+		         (long long)u->waiting, (long long)u->held, (long long)u->limit);
+		return true;
+	}
+	if (r->nodes * v->need.per_node <= u->limit - u->held)
+		return false;
+	if (is_above_limit(r, v)) {
+		say_above_limit(r, v);
+		return true;
+	}
+	u->waiting = r->id;
+	snprintf(r->reason, sizeof(r->reason),
+	         "waits for other runs of user %.60s to end: they have %lld of %lld slots (user_slots of "
+	         "dtraind.conf)",
+	         u->name, (long long)u->held, (long long)u->limit);
+	return true;
+}
+
 bool schedule_possible(const struct sched_node *nodes, size_t count, struct sched_run *r)
 {
 	struct view v = look(nodes, count, NULL, r);
 
 	r->reason[0] = '\0';
-	if ((int64_t)v.allowed >= r->nodes && (int64_t)v.large >= r->nodes)
+	if ((int64_t)v.allowed < r->nodes || (int64_t)v.large < r->nodes)
+		say_impossible(r, &v, nodes, count);
+	else if (is_above_limit(r, &v))
+		say_above_limit(r, &v);
+	else
 		return true;
-	say_impossible(r, &v, nodes, count);
 	return false;
 }
 
@@ -347,6 +391,8 @@ static int place(struct sched_node *nodes, size_t count, const bool *kept, struc
 		r->chosen[i] = c[i].node;
 		take_slots(&nodes[c[i].node], r->per_node, &r->slots[i * r->per_node]);
 	}
+	if (r->user)
+		r->user->held += wanted * r->per_node;
 	r->placed = true;
 	return 0;
 }
@@ -354,7 +400,11 @@ static int place(struct sched_node *nodes, size_t count, const bool *kept, struc
 /* How many of the nodes with room it takes. */
 static int64_t size_of(const struct sched_run *r, const struct view *v)
 {
-	return MIN((int64_t)v->fitting, MAX(r->most, r->nodes));
+	int64_t most = MAX(r->most, r->nodes);
+
+	if (r->user)
+		most = MIN(most, (r->user->limit - r->user->held) / v->need.per_node);
+	return MIN((int64_t)v->fitting, most);
 }
 
 /* Places it on nodes that it does not avoid, where enough of them are free. */
@@ -399,16 +449,18 @@ int schedule(struct sched_node *nodes, size_t node_count, struct sched_run *queu
 
 		r->placed = false;
 		r->reason[0] = '\0';
-		code = place_elsewhere(nodes, node_count, kept, r, err);
-		if (code < 0)
-			return code;
-		if (r->placed)
-			continue;
 		v = look(nodes, node_count, kept, r);
 		if (v.need.unsettled || (int64_t)v.usable < r->nodes) {
 			say_impossible(r, &v, nodes, node_count);
 			continue;
 		}
+		if (waits_for_user(r, &v))
+			continue;
+		code = place_elsewhere(nodes, node_count, kept, r, err);
+		if (code < 0)
+			return code;
+		if (r->placed)
+			continue;
 		if ((int64_t)v.fitting >= r->nodes) {
 			code = place(nodes, node_count, kept, r, &v.need, size_of(r, &v), err);
 			if (code < 0)

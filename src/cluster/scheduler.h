@@ -2,7 +2,8 @@
 /*
  * The scheduler: a pure function from nodes and queue to placements. First come, first served: a run that
  * could run here but has to wait keeps the nodes it may use from those behind it. A run that no node now up
- * could ever satisfy waits without holding up the others. A gang gets all its slots or none.
+ * could ever satisfy waits without holding up the others, and so does one that waits for the end of other
+ * runs of its user; it only holds up the later ones of that user. A gang gets all its slots or none.
  *
  * All slots of a run are of one kind. One that leaves the kind open gets GPUs where the cluster has nodes
  * with enough of them, be they taken, drained or down; CPU slots only where it has none.
@@ -33,9 +34,20 @@ struct sched_node {
 	bool awaited; /* never heard of, but the time in which it has to report has not passed */
 };
 
+/* A user who may have so many slots, in all runs together. */
+struct sched_user {
+	int64_t uid;
+	const char *name;
+	int64_t limit;
+	int64_t held; /* scheduling adds what it gives away */
+	int64_t
+	    waiting; /* the first run that waits because of the limit; 0: none. Those behind it wait, too */
+};
+
 struct sched_run {
 	int64_t id;
-	int64_t nodes, most; /* at least, and (more than that) at most: as many as have room now */
+	struct sched_user *user; /* whose it is; NULL: there is no limit */
+	int64_t nodes, most;     /* at least, and (more than that) at most: as many as have room now */
 	/* 0: every slot of each node, and as many on each: the most that so many nodes have in common. In
 	 * what was placed it is that number. */
 	int64_t per_node;
@@ -50,7 +62,8 @@ struct sched_run {
 	char reason[200];
 };
 
-/* Could it run if all nodes were up and empty? False: its reason says why not. */
+/* Could it run if all nodes were up and empty, and its user had no other run? False: its reason says why not.
+ */
 bool schedule_possible(const struct sched_node *nodes, size_t node_count, struct sched_run *r);
 /* Queue in order. -ENOMEM: what is placed so far stands. */
 int schedule(struct sched_node *nodes, size_t node_count, struct sched_run *queue, size_t count,

@@ -33,6 +33,8 @@ struct daemon_config {
 	char *tmp_dir;           /* where runs have their TMPDIR; NULL: tmp in state_dir */
 	double gpu_idle_timeout; /* seconds until the memory of a GPU is free after a run; 0: it is not looked
 	                            at */
+	int64_t user_runs;       /* of one user that have not ended; 0: any number */
+	int64_t user_slots;      /* that the runs of one user may have at once; 0: any number */
 	double keep_days;        /* of the logs and metrics of runs; 0: for ever */
 	int64_t keep_runs;       /* the newest, likewise; 0: all */
 	double slot_memory; /* GiB for each slot of a run; 0: a run may have the machine's, but for a part of

@@ -23,6 +23,12 @@ struct rendezvous;
 struct store;
 struct store_backup;
 
+/* Of one user; 0: none. Root has none. */
+struct user_limits {
+	int64_t runs;  /* that have not ended */
+	int64_t slots; /* of the attempts of all its runs */
+};
+
 struct controller_options {
 	const char *name;      /* of the node that it is on, which is never taken for down; borrowed */
 	const char *state_dir; /* of the store and of the runs' directories; borrowed */
@@ -30,6 +36,7 @@ struct controller_options {
 	int default_port;    /* of hosts that name none */
 	double node_timeout; /* seconds without a heartbeat after which a node is down */
 	double lease;        /* seconds for which a node may keep its attempts without an answer of ours */
+	struct user_limits user_limits;
 	struct controller_clock clock;
 	struct peers peers;
 	struct store *store;            /* taken in any case; NULL: the one in state_dir is opened */
@@ -42,6 +49,9 @@ int controller_create(const struct controller_options *options, struct controlle
 /* Commits what has changed. No callback is called for who still waits. */
 void controller_destroy(struct controller *c);
 DEFINE_CLEANUP(struct controller *, controller_destroy)
+
+/* Runs that the user has already stay, and so do their attempts. */
+void controller_set_user_limits(struct controller *c, struct user_limits limits);
 
 /* What controller_clock.set_timer asked for. */
 void controller_run_timer(struct controller *c, enum controller_timer timer);

@@ -2,7 +2,7 @@
 /*
  * The inside of the controller, for its own files alone. They call each other downwards in this order:
  * controller.c; nodes.c, reconcile.c; start.c; lost.c; foreign.c; origin.c; runs.c; schedule_pass.c;
- * limits.c; apply.c, commit.c, notify.c; and stop.c, submit.c, time_used.c, waiters.c.
+ * limits.c; apply.c, commit.c, notify.c; and stop.c, submit.c, time_used.c, waiters.c; user_limits.c.
  */
 #pragma once
 
@@ -103,6 +103,19 @@ void time_used_end(struct controller *c, struct run *r);
 
 /* limits.c: runs whose time is over are stopped; sets the timer for the next one. */
 void limits_check(struct controller *c);
+
+/* user_limits.c */
+/* May the user of r have one more run? waiting: those that have no number yet. -EDQUOT: no. */
+int user_limits_check_runs(const struct controller *c, const struct run *r, size_t waiting,
+                           struct error *err);
+/* The users whose slots are limited, with what their attempts have, for user_limits_find: to be freed. NULL:
+ * out of memory. */
+struct sched_user *user_limits_list(const struct controller *c);
+/* NULL: there is no limit. The run is in the queue. */
+struct sched_user *user_limits_find(const struct controller *c, struct sched_user *users,
+                                    const struct run *r);
+/* The user of r as if there were no other run. False: there is no limit. */
+bool user_limits_alone(const struct controller *c, const struct run *r, struct sched_user *out);
 
 /* start.c: all attempts that were placed, and are on disk. */
 void start_placed(struct controller *c);

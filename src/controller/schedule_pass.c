@@ -109,9 +109,10 @@ static void take_result(struct controller *c, struct run *r, struct sched_run *s
 	controller_await_commit(c, r);
 }
 
-static struct sched_run sched_run(const struct run *r)
+static struct sched_run sched_run(const struct run *r, struct sched_user *user)
 {
 	return (struct sched_run){.id = r->id,
+	                          .user = user,
 	                          .nodes = r->nodes_asked.low,
 	                          .most = r->nodes_asked.high,
 	                          .per_node = r->all_slots ? 0 : r->per_node,
@@ -123,7 +124,8 @@ static struct sched_run sched_run(const struct run *r)
 int schedule_pass_check(struct controller *c, const struct run *r, struct error *err)
 {
 	_cleanup_(free_nodesp) struct sched_node *nodes = NULL;
-	struct sched_run asked = sched_run(r);
+	struct sched_user user;
+	struct sched_run asked = sched_run(r, user_limits_alone(c, r, &user) ? &user : NULL);
 	int code = build_nodes(c, &nodes, err);
 
 	if (code < 0 || schedule_possible(nodes, members_count(c->members), &asked))
@@ -178,6 +180,7 @@ static bool is_held(struct controller *c, struct run *r, double *next)
 void schedule_pass(struct controller *c)
 {
 	_cleanup_free_ struct sched_run *queue = calloc(c->queue.count + 1, sizeof(*queue));
+	_cleanup_free_ struct sched_user *users = user_limits_list(c);
 	_cleanup_(free_nodesp) struct sched_node *nodes = NULL;
 	struct error err = ERROR_INIT;
 	double next = 0;
@@ -186,16 +189,16 @@ void schedule_pass(struct controller *c)
 	if (!c->settled)
 		return;
 	c->reschedule = false;
-	for (size_t i = 0; queue && i < c->queue.count; i++) {
+	for (size_t i = 0; queue && users && i < c->queue.count; i++) {
 		struct run *r = c->queue.list[i];
 
 		if (r->state == RUN_QUEUED && !is_held(c, r, &next))
-			queue[n++] = sched_run(r);
+			queue[n++] = sched_run(r, user_limits_find(c, users, r));
 	}
 	controller_set_timer(c, CONTROLLER_RETRY, next > 0 ? next : -1);
-	if (n == 0)
+	if (n == 0 && queue && users)
 		return;
-	if (!queue || build_nodes(c, &nodes, &err) < 0 ||
+	if (!queue || !users || build_nodes(c, &nodes, &err) < 0 ||
 	    schedule(nodes, members_count(c->members), queue, n, &err) < 0)
 		log_err("cannot schedule: out of memory");
 	for (size_t i = 0; queue && i < n; i++) {

@@ -79,15 +79,24 @@ static int take_number(struct submission *s, struct error *err)
 	return 0;
 }
 
+static int check_limit(const struct controller *c, const struct run *r, struct error *err)
+{
+	size_t waiting = 0;
+
+	for (const struct submission *s = c->submissions; s; s = s->next)
+		waiting += s->run && s->run->uid == r->uid;
+	return user_limits_check_runs(c, r, waiting, err);
+}
+
 int controller_submit(struct controller *c, struct run *r, const char *config, submitted_fn done,
                       void *context, struct submission **out, struct error *err)
 {
-	struct submission *s = calloc(1, sizeof(*s));
-	int code;
+	int code = check_limit(c, r, err);
+	struct submission *s = code == 0 ? calloc(1, sizeof(*s)) : NULL;
 
 	if (!s) {
 		run_free(r);
-		return error_oom(err);
+		return code < 0 ? code : error_oom(err);
 	}
 	*s = (struct submission){
 	    .controller = c, .run = r, .config = strdup(config), .done = done, .context = context};

@@ -264,6 +264,11 @@ static void on_flushed(void *context)
 	status_notify(context);
 }
 
+static struct user_limits user_limits(const struct daemon_config *config)
+{
+	return (struct user_limits){.runs = config->user_runs, .slots = config->user_slots};
+}
+
 static int setup_controller(struct daemon *d, struct error *err)
 {
 	const struct settings *s = d->settings;
@@ -274,6 +279,7 @@ static int setup_controller(struct daemon *d, struct error *err)
 	    .default_port = s->config->port,
 	    .node_timeout = s->config->node_timeout,
 	    .lease = s->config->lease,
+	    .user_limits = user_limits(s->config),
 	    .peers = peers_of_daemon(d),
 	    .flushed = on_flushed,
 	    .context = d,
@@ -361,6 +367,7 @@ static const struct {
 } taken_over[] = {
     TAKEN_OVER(heartbeat),  TAKEN_OVER(node_timeout), TAKEN_OVER(shutdown_grace),   TAKEN_OVER(slot_memory),
     TAKEN_OVER(slot_tasks), TAKEN_OVER(keep_days),    TAKEN_OVER(gpu_idle_timeout), TAKEN_OVER(keep_runs),
+    TAKEN_OVER(user_runs),  TAKEN_OVER(user_slots),
 };
 
 /* The same by name, and those keys of which the settings know whether they have changed. */
@@ -439,6 +446,8 @@ static void take_over(struct daemon *d, struct settings *new)
 		       (const char *)new->config + taken_over[i].offset, taken_over[i].size);
 	if (listen_peers(d, &err) < 0)
 		log_err("peers cannot be served: %s", err.message);
+	if (d->controller)
+		controller_set_user_limits(d->controller, user_limits(old->config));
 	if (d->controller && controller_set_hosts(d->controller, old->hosts, old->config->port,
 	                                          old->config->node_timeout, &err) < 0)
 		log_err("the hosts file cannot be taken over: %s", err.message);

@@ -342,6 +342,7 @@ static void start_controller(struct bed *b)
 	    .default_port = 29600,
 	    .node_timeout = NODE_TIMEOUT,
 	    .lease = b->lease,
+	    .user_limits = b->user_limits,
 	    .clock = {b, monotonic, realtime, set_timer},
 	    .peers = {b, peers_start, peers_stop, peers_set_device, peers_free_port},
 	};
@@ -390,6 +391,7 @@ struct bed *bed_create(const char *hosts)
 	b->dir = unit_tmpdir();
 	b->now = 1000;
 	b->lease = LEASE;
+	bed_set_user(b, "alice", 1000);
 	ck_ok(hosts_parse(hosts, strlen(hosts), "hosts", &b->hosts, &err), &err);
 	ck_assert_uint_le(b->hosts->count, NODES);
 	for (; b->node_count < b->hosts->count; b->node_count++) {
@@ -439,15 +441,20 @@ static struct submission *begin_submission(struct bed *b, const json_t *given)
 	struct submission *submission;
 	struct error err = ERROR_INIT;
 	struct run *r = NULL;
+	int code;
 
 	ck_ok(run_config_from_json(given, &config, &err), &err);
 	ck_ok(run_config_to_json(config, &checked, &err), &err);
 	ck_ok(run_new(config, &r, &err), &err);
-	r->uid = r->gid = 1000;
-	r->user = strdup("alice");
+	r->uid = r->gid = b->uid;
+	r->user = strdup(b->user);
 	text = json_to_string(checked);
 	b->submitted = -1;
-	ck_ok(controller_submit(b->controller, r, text, on_submitted, b, &submission, &err), &err);
+	code = controller_submit(b->controller, r, text, on_submitted, b, &submission, &err);
+	if (code < 0) {
+		on_submitted(b, 0, RUN_QUEUED, &err);
+		return NULL;
+	}
 	return submission;
 }
 
@@ -500,6 +507,18 @@ int bed_submit_failing(struct bed *b)
 	submit(b, 1, 1);
 	ck_assert_int_lt(b->refused, 0);
 	return b->refused;
+}
+
+void bed_set_user(struct bed *b, const char *name, int64_t uid)
+{
+	snprintf(b->user, sizeof(b->user), "%s", name);
+	b->uid = uid;
+}
+
+void bed_set_user_limits(struct bed *b, int64_t runs, int64_t slots)
+{
+	b->user_limits = (struct user_limits){runs, slots};
+	controller_set_user_limits(b->controller, b->user_limits);
 }
 
 void bed_cancel(struct bed *b, int64_t run)

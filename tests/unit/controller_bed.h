@@ -38,6 +38,8 @@ int64_t bed_submit_config(struct bed *b, const char *json);
 struct submission *bed_begin_submission(struct bed *b, int nodes, int per_node);
 int64_t bed_submitted(const struct bed *b);
 int bed_submit_failing(struct bed *b); /* one on a single slot, which has to be refused: why, -errno */
+/* Whose the runs are that are submitted from now on [alice, 1000]. */
+void bed_set_user(struct bed *b, const char *name, int64_t uid);
 void bed_cancel(struct bed *b, int64_t run);
 /* Valid until the next call of any function here. */
 const struct run *bed_run(struct bed *b, int64_t run);
@@ -73,6 +75,8 @@ int64_t bed_attempt_on(const struct bed *b, const char *node, int64_t run);
 /* What the controller's machine does. */
 void bed_break_store(struct bed *b, bool broken);  /* while broken, every commit fails */
 void bed_set_lease(struct bed *b, double seconds); /* of the configuration, for the next controller */
+/* user_runs and user_slots of the configuration, from now on. */
+void bed_set_user_limits(struct bed *b, int64_t runs, int64_t slots);
 void bed_restart_controller(struct bed *b);
 void bed_crash_controller(struct bed *b);             /* the same, but what is not on disk is lost */
 void bed_set_hosts(struct bed *b, const char *hosts); /* no nodes but those that the bed began with */

@@ -104,7 +104,10 @@ struct bed {
 	struct store *store; /* the controller's, of which the bed reads what is on disk */
 	struct held_store *held;
 	double now;
-	double lease;                     /* that the controller grants, once it is started again */
+	double lease; /* that the controller grants, once it is started again */
+	struct user_limits user_limits;
+	char user[32]; /* who submits */
+	int64_t uid;
 	double timers[CONTROLLER_TIMERS]; /* negative: off */
 	struct node nodes[NODES];
 	size_t node_count;

@@ -159,7 +159,7 @@ static void describe(const struct sched_run *r, const struct sched_node *nodes, 
 		strbuf_addf(b, "?%s", r->reason);
 		return;
 	}
-	for (int64_t i = 0; i < r->nodes; i++) {
+	for (int64_t i = 0; i < r->placed_nodes; i++) {
 		strbuf_addf(b, "%s%s[", i ? "+" : "=", nodes[r->chosen[i]].name);
 		for (int64_t k = 0; k < r->per_node; k++)
 			strbuf_addf(b, "%s%d", k ? "," : "", r->slots[i * r->per_node + k]);
@@ -288,6 +288,100 @@ START_TEST(nodes_are_avoided_where_others_suffice)
 }
 END_TEST
 
+/* Runs of two users with limits, and of one without. */
+START_TEST(slots_of_a_user_are_limited)
+{
+	static const struct {
+		struct sched_case c;
+		const char *owners; /* of each run: a, b or - */
+		int64_t limit, held, most;
+	} cases[] = {
+	    {{"a:UUUU", "1:1x2 2:1x1 3:1x1",
+	      "1=a[0,1] 2=a[2] 3?waits for other runs of user ann to end: they have 3 of 3 slots (user_slots "
+	      "of dtraind.conf)"},
+	     "aaa",
+	     3,
+	     0,
+	     0},
+	    /* Others pass, also on the only node; later ones of the same user do not. */
+	    {{"a:UUUU", "1:1x2 2:1x1 3:1x1 4:1x4",
+	      "1?waits for other runs of user ann to end: they have 2 of 3 slots 2?waits behind run 1 of the "
+	      "same user, whose runs have 2 of 3 slots 3=a[0] 4?waits for 1 node with 4 free"},
+	     "aab-",
+	     3,
+	     2,
+	     0},
+	    /* What asks for more than the limit holds up nobody. */
+	    {{"a:UUUU", "1:1x4 2:1x2",
+	      "1?asks for 4 slots; the runs of a user may have 3 at once (user_slots of dtraind.conf) "
+	      "2=a[0,1]"},
+	     "aa",
+	     3,
+	     0,
+	     0},
+	    {{"a:UUUU", "1:1xall", "1?asks for 4 slots; the runs of a user may have 3 at once"},
+	     "a",
+	     3,
+	     0,
+	     0},
+	    /* As many nodes as the limit leaves. */
+	    {{"a:UU b:UU c:UU", "1:1x2", "1=a[0,1]+b[0,1]+c[0,1]"}, "-", 5, 0, 3},
+	    {{"a:UU b:UU c:UU", "1:1x2", "1=a[0,1]+b[0,1]"}, "a", 5, 0, 3},
+	    {{"a:UU b:UU c:UU", "1:1x2", "1=a[0,1]"}, "a", 5, 2, 3},
+	    {{"a:UU b:UU c:UU", "1:1x2", "1?waits for other runs of user ann"}, "a", 5, 4, 3},
+	    /* The limit was lowered below what the user has. */
+	    {{"a:UU", "1:1x1", "1?waits for other runs of user ann to end: they have 4 of 2 slots"},
+	     "a",
+	     2,
+	     4,
+	     0},
+	    /* What can't run for another reason says that one. */
+	    {{"a:UU -b:UU", "1:2x2 2:1x2", "1?waits for node b, which is down 2=a[0,1]"}, "aa", 4, 0, 0},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		struct sched_user users[] = {{.name = "ann", .limit = cases[i].limit, .held = cases[i].held},
+		                             {.name = "bob", .limit = cases[i].limit}};
+		const struct sched_case *c = &cases[i].c;
+		char nodes_text[256], queue_text[256], *hosts[8][4];
+		struct sched_node nodes[8];
+		struct sched_run queue[8];
+		struct error err = ERROR_INIT;
+		size_t n = parse_nodes(c->nodes, nodes, nodes_text),
+		       q = parse_queue(c->queue, queue, queue_text, hosts);
+
+		ck_assert_uint_eq(strlen(cases[i].owners), q);
+		for (size_t k = 0; k < q; k++) {
+			queue[k].user = cases[i].owners[k] == '-' ? NULL : &users[cases[i].owners[k] - 'a'];
+			queue[k].most = cases[i].most;
+		}
+		ck_ok(schedule(nodes, n, queue, q, &err), &err);
+		for (size_t k = 0; k < q; k++) {
+			compare(c, &queue[k], nodes);
+			free(queue[k].chosen);
+			free(queue[k].slots);
+		}
+		while (n > 0)
+			free(nodes[--n].taken);
+	}
+}
+END_TEST
+
+START_TEST(a_run_above_the_limit_of_its_user_is_impossible)
+{
+	struct sched_user user = {.name = "ann", .limit = 3, .held = 3};
+	bool taken[4] = {true, true, true, true};
+	struct sched_node node = {.name = "a", .up = true, .slots = 4, .taken = taken, .kind = SLOT_CPU};
+	struct sched_run r = {.id = 1, .user = &user, .nodes = 1, .per_node = 3};
+
+	ck_assert(schedule_possible(&node, 1, &r));
+	r.per_node = 4;
+	ck_assert(!schedule_possible(&node, 1, &r));
+	ck_assert_str_eq(
+	    r.reason, "asks for 4 slots; the runs of a user may have 3 at once (user_slots of dtraind.conf)");
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("scheduler");
@@ -296,6 +390,8 @@ int main(void)
 	tcase_add_loop_test(c, scheduler_table, 0, ARRAY_SIZE(sched_cases));
 	tcase_add_test(c, impossible_runs);
 	tcase_add_test(c, nodes_are_avoided_where_others_suffice);
+	tcase_add_test(c, slots_of_a_user_are_limited);
+	tcase_add_test(c, a_run_above_the_limit_of_its_user_is_impossible);
 	suite_add_tcase(s, c);
 	return unit_run(s);
 }

@@ -101,7 +101,10 @@ static void submit(struct daemon *d, struct http_request *r, struct run *run, co
 	code = controller_submit(d->controller, run, config, on_submitted, w, &w->submission, &err);
 	if (code < 0) {
 		free(w);
-		refuse_submission(r, &err);
+		if (code == -EDQUOT)
+			http_reply_error(r, 429, "too-many-runs", "%s", err.message);
+		else
+			refuse_submission(r, &err);
 		return;
 	}
 	http_request_on_close(r, on_submit_closed, w);
@@ -127,13 +130,6 @@ void route_submit(void *context, struct http_request *r)
 		http_reply_error(r, 400, "bad-config", "%s", err.message);
 		return;
 	}
-	code = controller_check(d->controller, run, &err);
-	if (code < 0) {
-		http_reply_error(r, code == -ENODEV ? 409 : 500,
-		                 code == -ENODEV ? "impossible" : "out-of-memory", "%s", err.message);
-		run_free(run);
-		return;
-	}
 	run->uid = caller->uid;
 	run->gid = caller->gid;
 	run->user = strdup(caller->user);
@@ -141,6 +137,13 @@ void route_submit(void *context, struct http_request *r)
 	if (!run->user || !text) {
 		run_free(run);
 		http_reply_error(r, 500, "out-of-memory", "out of memory");
+		return;
+	}
+	code = controller_check(d->controller, run, &err);
+	if (code < 0) {
+		http_reply_error(r, code == -ENODEV ? 409 : 500,
+		                 code == -ENODEV ? "impossible" : "out-of-memory", "%s", err.message);
+		run_free(run);
 		return;
 	}
 	submit(d, r, run, text);

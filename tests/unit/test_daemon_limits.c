@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What users may have of a service. */
+#include <pwd.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/json.h"
+#include "base/str.h"
+#include "daemon_fixture.h"
+
+static struct daemon_fixture f;
+
+static void teardown(void)
+{
+	daemon_fixture_teardown(&f);
+}
+
+/* A user with limits: root has none. NULL: only the user of the test can ask, who has them. */
+static const struct person *find_user(void)
+{
+	static struct person nobody;
+	const struct passwd *pw = getpwnam("nobody");
+
+	if (geteuid() != 0 || !pw)
+		return NULL;
+	nobody = (struct person){pw->pw_uid, pw->pw_gid, "nobody"};
+	return &nobody;
+}
+
+static void refused(const struct person *who, int slots, int status, const char *words)
+{
+	_cleanup_free_ char *body =
+	    str_printf("{\"config\":{\"task\":\"command\",\"command\":[\"true\"],"
+	               "\"directory\":\"/\",\"resources\":{\"devices_per_node\":%d}}}",
+	               slots);
+	struct raw_request q = {.method = "POST", .target = "/v1/runs", .body = body};
+	struct raw_answer a = daemon_ask(&f, who, &q);
+
+	ck_assert_msg(a.status == status && strstr(a.body, words), "%d: %s", a.status, a.body);
+	free(a.body);
+}
+
+START_TEST(a_user_has_limits)
+{
+	const struct person *user = find_user();
+	struct raw_request cancel = {.method = "DELETE", .target = "/v1/runs/1"};
+	_cleanup_json_ json_t *second = NULL;
+
+	daemon_fixture_start(&f, &(struct daemon_setup){.more = "user_runs = 2; user_slots = 1;"});
+	refused(user, 2, 409, "asks for 2 slots; the runs of a user may have 1 at once");
+	ck_assert_int_eq(daemon_submit(&f, user, "sleep 1000", 1, 1), 1);
+	daemon_await(&f, 1, "running");
+	ck_assert_int_eq(daemon_submit(&f, user, "true", 1, 1), 2);
+	refused(user, 1, 429, "\"too-many-runs\"");
+	second = daemon_get(&f, user, "/v1/runs/2");
+	ck_assert_str_eq(json_get_string(second, "state", ""), "queued");
+	ck_assert_ptr_nonnull(strstr(json_get_string(second, "reason", ""), "they have 1 of 1 slots"));
+	if (user) {
+		ck_assert_int_eq(daemon_submit(&f, NULL, "true", 1, 1), 3);
+		daemon_await(&f, 3, "succeeded");
+	}
+	free(daemon_ask(&f, user, &cancel).body);
+	daemon_await(&f, 2, "succeeded");
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("daemon limits");
+	TCase *c = tcase_create("daemon limits");
+
+	tcase_set_timeout(c, 240);
+	tcase_add_checked_fixture(c, NULL, teardown);
+	suite_add_tcase(s, c);
+	tcase_add_test(c, a_user_has_limits);
+	return unit_run(s);
+}
