@@ -59,6 +59,8 @@ static const struct key daemon_key_list[] = {
      "runs that have not ended, queued ones included, that a user may have; 0: any number"},
     {NULL, "user_slots", KEY_INT, F(user_slots), "0", 0, INT32_MAX, NULL,
      "slots that the runs of a user may have at once; 0: any number"},
+    {NULL, "log_quota", KEY_INT, F(log_quota), "0", 0, 1000000000, NULL,
+     "MiB of the log of a rank that are kept, the newest; 0: all"},
     {NULL, "keep_days", KEY_NUMBER, F(keep_days), "0", 0, 1e6, NULL,
      "days for which the logs and metrics of a run are kept after their last change; 0: for ever"},
     {NULL, "keep_runs", KEY_INT, F(keep_runs), "0", 0, INT32_MAX, NULL,

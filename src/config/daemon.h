@@ -35,6 +35,7 @@ struct daemon_config {
 	                            at */
 	int64_t user_runs;       /* of one user that have not ended; 0: any number */
 	int64_t user_slots;      /* that the runs of one user may have at once; 0: any number */
+	int64_t log_quota;       /* MiB of the log of a rank that are kept on disk; 0: all */
 	double keep_days;        /* of the logs and metrics of runs; 0: for ever */
 	int64_t keep_runs;       /* the newest, likewise; 0: all */
 	double slot_memory; /* GiB for each slot of a run; 0: a run may have the machine's, but for a part of

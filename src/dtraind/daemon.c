@@ -27,6 +27,7 @@
 #include "controller/nodes.h"
 #include "dtraind/heartbeat.h"
 #include "dtraind/lock.h"
+#include "dtraind/log_quotas.h"
 #include "dtraind/log_streams.h"
 #include "dtraind/peers.h"
 #include "dtraind/retention.h"
@@ -319,7 +320,8 @@ static int setup(struct daemon *d, struct error *err)
 	if (str_eq(d->settings->name, d->settings->controller) && (r = setup_controller(d, err)) < 0)
 		return r;
 	if ((r = heartbeats_create(d, &d->heartbeats, err)) < 0 ||
-	    (r = retention_create(d, &d->retention, err)) < 0 || (r = listen_peers(d, err)) < 0)
+	    (r = retention_create(d, &d->retention, err)) < 0 ||
+	    (r = log_quotas_create(d, &d->log_quotas, err)) < 0 || (r = listen_peers(d, err)) < 0)
 		return r;
 	return listen_unix(d, err);
 }
@@ -367,7 +369,7 @@ static const struct {
 } taken_over[] = {
     TAKEN_OVER(heartbeat),  TAKEN_OVER(node_timeout), TAKEN_OVER(shutdown_grace),   TAKEN_OVER(slot_memory),
     TAKEN_OVER(slot_tasks), TAKEN_OVER(keep_days),    TAKEN_OVER(gpu_idle_timeout), TAKEN_OVER(keep_runs),
-    TAKEN_OVER(user_runs),  TAKEN_OVER(user_slots),
+    TAKEN_OVER(user_runs),  TAKEN_OVER(user_slots),   TAKEN_OVER(log_quota),
 };
 
 /* The same by name, and those keys of which the settings know whether they have changed. */
@@ -541,6 +543,7 @@ void daemon_destroy(struct daemon *d)
 	/* The mirror of setup: requests end first, what they use goes after them. */
 	background_cancel(d->reload);
 	shutdown_free(d->shutdown);
+	log_quotas_destroy(d->log_quotas);
 	retention_destroy(d->retention);
 	http_server_destroy(d->server);
 	heartbeats_destroy(d->heartbeats);

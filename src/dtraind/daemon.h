@@ -22,6 +22,7 @@
 struct background;
 struct controller;
 struct heartbeats;
+struct log_quotas;
 struct log_streams;
 struct retention;
 struct shutdown;
@@ -82,6 +83,7 @@ struct daemon {
 	bool backup;                   /* the store is being copied */
 	struct heartbeats *heartbeats;
 	struct log_streams *logs;
+	struct log_quotas *log_quotas;
 	struct retention *retention;
 	struct shutdown *shutdown; /* NULL: attempts go on */
 	struct background *reload; /* the files are being read again; NULL: they are not */

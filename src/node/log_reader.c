@@ -10,12 +10,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { TAIL_MAX = 16 << 20 };
+enum {
+	TAIL_MAX = 16 << 20,
+	BLOCK_MAX = 64 << 10, /* a hole ends with a block of the file system */
+};
 
 struct log_reader {
 	int fd;
 	off_t offset;
+	off_t begin; /* of the first data, behind a hole */
 	bool follow, finished;
+	size_t zeros; /* so many that come next may belong to a hole that was passed over */
 	bool waiting; /* the last read gave -EAGAIN: a wakeup is due */
 	sd_event_source *changes, *wake;
 	log_wakeup_fn wakeup;
@@ -102,18 +107,47 @@ int log_reader_open(sd_event *event, const char *path, int64_t tail, bool follow
 	return 0;
 }
 
+/* The oldest part of a log may be a hole (log_quota.h), and a user may have made one anywhere. */
+static void pass_hole(struct log_reader *reader)
+{
+	off_t begin = lseek(reader->fd, 0, SEEK_DATA), data = lseek(reader->fd, reader->offset, SEEK_DATA);
+
+	if (data <= reader->offset && begin <= reader->begin)
+		return;
+	reader->begin = MAX(reader->begin, begin);
+	reader->offset = MAX(reader->offset, data);
+	reader->zeros = BLOCK_MAX;
+}
+
+/* Of what was read behind a hole, zeros at the beginning are a part of it. Returns how much is left. */
+static size_t drop_zeros(struct log_reader *reader, char *buf, size_t len)
+{
+	size_t n = 0;
+
+	while (n < len && n < reader->zeros && buf[n] == '\0')
+		n++;
+	reader->zeros = n == len ? reader->zeros - n : 0;
+	memmove(buf, buf + n, len - n);
+	return len - n;
+}
+
 ssize_t log_reader_read(struct log_reader *reader, void *buf, size_t size)
 {
 	for (;;) {
-		ssize_t n = pread(reader->fd, buf, size, reader->offset);
 		struct stat st;
+		ssize_t n;
 
+		pass_hole(reader);
+		n = pread(reader->fd, buf, size, reader->offset);
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n < 0)
 			return -errno;
 		if (n > 0) {
 			reader->offset += n;
+			n = (ssize_t)drop_zeros(reader, buf, (size_t)n);
+			if (n == 0)
+				continue;
 			return n;
 		}
 		/* Cut short by its owner: from the start again. */

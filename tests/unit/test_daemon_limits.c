@@ -2,6 +2,7 @@
 /* What users may have of a service. */
 #include <pwd.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/json.h"
@@ -64,6 +65,44 @@ START_TEST(a_user_has_limits)
 }
 END_TEST
 
+/* A rank that writes 8 MiB in lines of 100 bytes, and ends once it may. */
+START_TEST(the_log_of_a_rank_has_a_quota)
+{
+	const struct person *user = find_user();
+	_cleanup_free_ char *log = NULL, *script = NULL;
+	struct raw_request all = {.method = "GET", .target = "/v1/runs/1/logs"};
+	struct raw_request last = {.method = "GET", .target = "/v1/runs/1/logs?tail=2"};
+	const char *at;
+	struct raw_answer a;
+	struct stat st;
+
+	daemon_fixture_start(&f, &(struct daemon_setup){.more = "log_quota = 1;"});
+	log = str_path_join(f.dir, "log/1/1/rank-0.log");
+	script =
+	    str_printf("seq -f '%%099.0f' 80000; until [ -e %s/go ]; do sleep 0.02; done; echo end", f.dir);
+	daemon_submit(&f, user, script, 1, 1);
+	daemon_await(&f, 1, "running");
+	do {
+		usleep(20000);
+		ck_assert_int_eq(stat(log, &st), 0);
+	} while (st.st_size < 8000000 || st.st_blocks * 512 > 1 << 20);
+	daemon_fixture_write(&f, "go", "");
+	daemon_await(&f, 1, "succeeded");
+	/* An answer in pieces, with their lengths between them. */
+	a = daemon_ask(&f, user, &all);
+	ck_assert_int_eq(a.status, 200);
+	ck_assert_uint_eq(strlen(a.body), a.len);
+	at = strstr(a.body, "[dtrain: ");
+	ck_assert_msg(at && at - a.body < 20 && strstr(at, "log_quota is 1 MiB]\n"), "%.200s", a.body);
+	ck_assert_uint_gt(a.len, 500000);
+	ck_assert_uint_le(a.len, 1 << 20);
+	free(a.body);
+	a = daemon_ask(&f, user, &last);
+	ck_assert_msg(strstr(a.body, "00080000\nend\n"), "%.300s", a.body);
+	free(a.body);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("daemon limits");
@@ -73,5 +112,6 @@ int main(void)
 	tcase_add_checked_fixture(c, NULL, teardown);
 	suite_add_tcase(s, c);
 	tcase_add_test(c, a_user_has_limits);
+	tcase_add_test(c, the_log_of_a_rank_has_a_quota);
 	return unit_run(s);
 }

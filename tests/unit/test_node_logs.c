@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/str.h"
+#include "node/log_quota.h"
 #include "node/log_reader.h"
 #include "node/run_files.h"
 
@@ -120,6 +121,124 @@ START_TEST(a_tail_of_a_hole_is_not_looked_for_long)
 		sum += n;
 	ck_assert_int_eq(n, 0);
 	ck_assert_uint_le(sum, 32 << 20);
+}
+END_TEST
+
+static int64_t blocks(void)
+{
+	struct stat st;
+
+	ck_assert_int_eq(stat(path, &st), 0);
+	return (int64_t)st.st_blocks * 512;
+}
+
+/* Lines of 100 bytes, which begin with their numbers. */
+static void append_lines(int from, int to)
+{
+	_cleanup_strbuf_ struct strbuf text = {0};
+
+	for (int i = from; i < to; i++)
+		strbuf_addf(&text, "%-98d.\n", i);
+	append(text.data);
+}
+
+/* All of the log as a reader has it: the notice, then whole lines to the last one. Returns the first. */
+static int read_shortened(int64_t tail, int last)
+{
+	_cleanup_(log_reader_closep) struct log_reader *reader = NULL;
+	_cleanup_strbuf_ struct strbuf text = {0};
+	static const char words[] = " bytes before this line were removed: log_quota is 1 MiB]\n";
+	struct error err = ERROR_INIT;
+	char block[10000], *line;
+	int first = -1;
+	ssize_t n;
+
+	ck_ok(log_reader_open(NULL, path, tail, false, NULL, NULL, &reader, &err), &err);
+	while ((n = log_reader_read(reader, block, sizeof(block))) > 0)
+		strbuf_add(&text, block, (size_t)n);
+	ck_assert_int_eq(n, 0);
+	ck_assert_uint_eq(strlen(text.data), text.len);
+	ck_assert_msg(str_starts(text.data, "[dtrain: "), "%.100s", text.data);
+	line = strchr(text.data, '\n') + 1;
+	ck_assert_msg(line - text.data > (ssize_t)strlen(words) && str_starts(line - strlen(words), words),
+	              "%.100s", text.data);
+	for (; *line; line += 100) {
+		if (first < 0)
+			first = atoi(line);
+		else
+			ck_assert_int_eq(atoi(line), atoi(line - 100) + 1);
+	}
+	ck_assert_int_eq(atoi(line - 100), last);
+	return first;
+}
+
+START_TEST(the_oldest_part_of_a_long_log_goes)
+{
+	_cleanup_(log_reader_closep) struct log_reader *reader = NULL;
+	struct error err = ERROR_INIT;
+	int64_t removed = 7;
+	char block[1000];
+	int first;
+
+	append_lines(0, 5000);
+	ck_ok(log_quota_apply(path, 1 << 20, &removed, &err), &err);
+	ck_assert_int_eq(removed, 0);
+	/* One reader is at the beginning meanwhile. */
+	ck_ok(log_reader_open(NULL, path, -1, false, NULL, NULL, &reader, &err), &err);
+	ck_assert_int_eq(log_reader_read(reader, block, sizeof(block)), sizeof(block));
+	append_lines(5000, 30000);
+	if (log_quota_apply(path, 1 << 20, &removed, &err) == -EOPNOTSUPP) {
+		printf("node_logs: this file system has no holes: log_quota is not tested\n");
+		return;
+	}
+	ck_ok(err.code, &err);
+	ck_assert_int_gt(removed, 2000000);
+	ck_assert_int_le(blocks(), 1 << 20);
+	first = read_shortened(-1, 29999);
+	ck_assert_int_eq(first, (int)(removed / 100));
+	ck_assert_int_ge(first, 30000 - (1 << 20) / 100);
+	ck_assert_int_eq(read_shortened(100000, 29999), first);
+	ck_assert_int_gt(log_reader_read(reader, block, sizeof(block)), 0);
+	ck_assert(str_starts(block, "[dtrain: "));
+	/* Once more, with the first notice in what goes. */
+	append_lines(30000, 40000);
+	ck_ok(log_quota_apply(path, 1 << 20, &removed, &err), &err);
+	ck_assert_int_le(blocks(), 1 << 20);
+	ck_assert_int_gt(read_shortened(-1, 39999), first);
+	ck_ok(log_quota_apply(path, 1 << 20, &removed, &err), &err);
+	ck_assert_int_eq(removed, 0);
+}
+END_TEST
+
+/* Zeros that a program has written are a part of its log. */
+START_TEST(zeros_are_read)
+{
+	_cleanup_(log_reader_closep) struct log_reader *reader = NULL;
+	_cleanup_close_ int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+	struct error err = ERROR_INIT;
+	char block[16];
+
+	ck_assert_int_eq(write(fd, "\0\0a\0", 4), 4);
+	ck_ok(log_reader_open(NULL, path, -1, false, NULL, NULL, &reader, &err), &err);
+	ck_assert_int_eq(log_reader_read(reader, block, sizeof(block)), 4);
+	ck_assert_int_eq(memcmp(block, "\0\0a\0", 4), 0);
+}
+END_TEST
+
+/* The directory of a log is not its user's; but what is no log, or has another name, too, is left alone. */
+START_TEST(only_a_log_itself_is_shortened)
+{
+	_cleanup_free_ char *other = str_path_join(dir, "other"), *link_path = str_path_join(dir, "link");
+	struct error err = ERROR_INIT;
+	int64_t removed;
+
+	append_lines(0, 20000);
+	ck_assert_int_eq(symlink(path, link_path), 0);
+	ck_assert_int_eq(log_quota_apply(link_path, 1 << 20, &removed, &err), -ELOOP);
+	ck_assert_int_eq(link(path, other), 0);
+	ck_ok(log_quota_apply(path, 1 << 20, &removed, &err), &err);
+	ck_assert_int_eq(removed, 0);
+	ck_assert_int_eq(log_quota_apply("/nowhere/rank-0.log", 1 << 20, &removed, &err), -ENOENT);
 }
 END_TEST
 
@@ -268,6 +387,9 @@ int main(void)
 	tcase_add_test(tc, tails_count_lines);
 	tcase_add_test(tc, a_long_tail_crosses_blocks);
 	tcase_add_test(tc, a_tail_of_a_hole_is_not_looked_for_long);
+	tcase_add_test(tc, the_oldest_part_of_a_long_log_goes);
+	tcase_add_test(tc, zeros_are_read);
+	tcase_add_test(tc, only_a_log_itself_is_shortened);
 	tcase_add_test(tc, what_is_appended_wakes_and_comes);
 	tcase_add_test(tc, a_missing_log_is_told);
 	tcase_add_loop_test(tc, old_files_are_removed, 0, 6);
