@@ -85,6 +85,7 @@ const char *keys_nearest(const struct keys *keys, const char *dotted, char *buf,
 	/* A section that is right does not make another key more likely. */
 	size_t best = strlen(last ? last + 1 : dotted) / 3 + 1;
 	const struct key *found = NULL;
+	const char *near = NULL; /* a section */
 	char name[NAME_MAX_LEN];
 
 	for (size_t i = 0; i < keys->count; i++) {
@@ -101,7 +102,17 @@ const char *keys_nearest(const struct keys *keys, const char *dotted, char *buf,
 			found = &keys->list[i];
 		}
 	}
-	return found ? keys_name(found, buf, size) : NULL;
+	for (size_t i = 0; !last && i < keys->count; i++) {
+		size_t d = keys->list[i].section ? str_distance(keys->list[i].section, dotted) : SIZE_MAX;
+
+		if (d < best || (d == best && !found && !near)) {
+			best = d;
+			found = NULL;
+			snprintf(buf, size, "%s", keys->list[i].section);
+			near = buf;
+		}
+	}
+	return found ? keys_name(found, buf, size) : near;
 }
 
 int keys_unknown(const struct keys *keys, const char *where, const char *dotted, struct error *err)
@@ -417,6 +428,9 @@ int keys_override(const struct keys *keys, void *target, const char *assignment,
 	if (dot)
 		snprintf(section, sizeof(section), "%.*s", (int)(dot - dotted), dotted);
 	k = keys_find(keys, dot ? section : NULL, dot ? dot + 1 : dotted);
+	if (!k && keys_is_section(keys, dotted))
+		return error_set(err, -EINVAL, "--set: %s: a group of keys; name one of them: %s.KEY=VALUE",
+		                 dotted, dotted);
 	if (!k)
 		return keys_unknown(keys, "--set", dotted, err);
 	return assign_text(keys, k, target, eq + 1, "--set", seen, err);

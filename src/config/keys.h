@@ -67,5 +67,6 @@ void keys_free(const struct keys *keys, void *target); /* the strings and lists,
 
 /* The flag in `seen` of a key by its dotted name; false for an unknown one. */
 bool keys_seen(const struct keys *keys, const bool *seen, const char *dotted);
-/* The known name nearest to `dotted` (Levenshtein distance at most a third of it), or NULL. */
+/* The known key, or section where `dotted` has no dot, nearest to `dotted` (Levenshtein distance at most a
+ * third of it), or NULL. */
 const char *keys_nearest(const struct keys *keys, const char *dotted, char *buf, size_t size);
