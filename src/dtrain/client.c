@@ -273,6 +273,15 @@ int64_t client_run_id(const char *text)
 	return -1;
 }
 
+/* The length of "node n1: " where both begin with it: it is printed once. */
+static size_t same_node(const char *reason, const char *detail)
+{
+	const char *end = strstr(reason, ": ");
+	size_t n = end ? (size_t)(end - reason) + 2 : 0;
+
+	return n > 0 && str_starts(reason, "node ") && !strncmp(reason, detail, n) ? n : 0;
+}
+
 int client_run_status(const struct run_view *run, int shown)
 {
 	const char *reason = run->reason ? run->reason : "no reason is known";
@@ -288,6 +297,7 @@ int client_run_status(const struct run_view *run, int shown)
 		return client_fail(STATUS_TIMED_OUT, "run %lld has ended: %s", id, reason);
 	if (rank && str_starts(reason, rank) && strchr(detail, '\n')) /* its log was shown */
 		detail = "";
+	detail += same_node(reason, detail);
 	return client_fail(run->exit_status > 0 && run->exit_status < 256 ? (int)run->exit_status
 	                                                                  : EXIT_FAILURE,
 	                   "run %lld %s: %s%s%s", id, run_states[run->state], reason,

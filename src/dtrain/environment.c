@@ -86,11 +86,11 @@ static int set_variable(struct run_config *config, const char *entry, struct err
 	const char *value;
 
 	if (!is_name(entry, n))
-		return error_set(
-		    err, -EINVAL,
-		    "--env %.100s: \"%.*s\" is not the name of a variable; NAME=VALUE, or NAME for "
-		    "the value that it has here, would be right",
-		    entry, (int)MIN(n, 100), entry);
+		return error_set(err, -EINVAL,
+		                 "--env %.100s: \"%.*s\" is not the name of a variable; expected NAME=VALUE, "
+		                 "or NAME alone "
+		                 "for the value that it has here",
+		                 entry, (int)MIN(n, 100), entry);
 	if (!entry[n]) {
 		value = getenv(entry);
 		if (!value)

@@ -13,6 +13,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/json.h"
 #include "base/str.h"
@@ -23,6 +25,7 @@ struct follow {
 	int rank;
 	int64_t attempt;  /* whose log was read, 0: none */
 	char *waits;      /* the reason that was printed last */
+	bool open_line;   /* the log so far does not end with a newline */
 	struct error err; /* why the newest log could not be read */
 };
 
@@ -33,6 +36,26 @@ int follow_print(void *context, const char *data, size_t len, struct error *err)
 	return 0;
 }
 
+static int print_log(void *context, const char *data, size_t len, struct error *err)
+{
+	struct follow *f = context;
+
+	if (len > 0)
+		f->open_line = data[len - 1] != '\n';
+	return follow_print(NULL, data, len, err);
+}
+
+/* What comes after the log on stderr begins a line, where stdout is the same terminal or file. */
+static void end_line(struct follow *f)
+{
+	struct stat out, err;
+
+	if (f->open_line && fstat(STDOUT_FILENO, &out) == 0 && fstat(STDERR_FILENO, &err) == 0 &&
+	    out.st_dev == err.st_dev && out.st_ino == err.st_ino)
+		fputc('\n', stderr);
+	f->open_line = false;
+}
+
 static void print_reason(struct follow *f, const struct run_view *run)
 {
 	const char *reason = run->reason;
@@ -41,7 +64,7 @@ static void print_reason(struct follow *f, const struct run_view *run)
 		return;
 	free(f->waits);
 	f->waits = strdup(reason);
-	client_fail(0, "run %lld waits: %.*s", (long long)f->id, (int)strcspn(reason, "\n"), reason);
+	client_fail(0, "run %lld is queued: %.*s", (long long)f->id, (int)strcspn(reason, "\n"), reason);
 }
 
 /* Of the newest attempt, unless it was read already. The exit status of a failure to write the output. */
@@ -59,7 +82,8 @@ static int read_log(struct follow *f, const struct run_view *run)
 	if (!target)
 		return client_fail(EXIT_FAILURE, "out of memory");
 	f->err = (struct error){0};
-	status = client_try_stream(f->client, target, follow_print, NULL, &begun, &f->err);
+	status = client_try_stream(f->client, target, print_log, f, &begun, &f->err);
+	end_line(f);
 	/* A service that was away before the first byte is asked again after the next change of the run. */
 	if (status != STATUS_UNREACHABLE || begun)
 		f->attempt = attempt;

@@ -34,8 +34,8 @@ START_TEST(why_a_run_waits_is_told_when_it_changes)
 	ck_assert_int_eq(call.status, 0);
 	ck_assert_str_eq(call.output, "one\ntwo\n");
 	ck_assert_str_eq(call.errors, "run 17 is submitted\n"
-	                              "dtrain: run 17 waits: 0 of 1 slots are free\n"
-	                              "dtrain: run 17 waits: it waits behind run 16\n");
+	                              "dtrain: run 17 is queued: 0 of 1 slots are free\n"
+	                              "dtrain: run 17 is queued: it waits behind run 16\n");
 }
 END_TEST
 
@@ -54,6 +54,45 @@ START_TEST(the_cause_is_named_where_there_is_no_log)
 	ck_assert_int_eq(call.status, 126);
 	ck_assert_str_eq(call.errors, "run 17 is submitted\n"
 	                              "dtrain: run 17 failed: node n1: /data: no such directory\n");
+}
+END_TEST
+
+/* Reason and detail of a refused start both begin with the node. */
+START_TEST(a_node_is_named_once)
+{
+	const struct exchange list[] = {
+	    POSTED,
+	    {CHANGE(0), "{" RUN ",\"state\":\"failed\",\"version\":7,\"attempt\":1,"
+	                "\"reason\":\"node n1: the start has failed\","
+	                "\"detail\":\"node n1: cannot execute /x: No such file or directory\"}"},
+	};
+	_cleanup_(call_release) struct call call = CALL(list);
+
+	ck_assert_str_eq(call.errors, "run 17 is submitted\n"
+	                              "dtrain: run 17 failed: node n1: the start has failed: cannot execute "
+	                              "/x: No such file or directory\n");
+}
+END_TEST
+
+/* On a terminal the cause of the failure would otherwise be on the log's last line. */
+START_TEST(a_log_without_a_newline_is_completed)
+{
+	_cleanup_free_ char *posted = fixture_answer("{\"id\":17,\"state\":\"queued\"}");
+	_cleanup_free_ char *failed =
+	    fixture_answer("{" RUN ",\"state\":\"failed\",\"version\":7,\"attempt\":1,\"exit_status\":7,"
+	                   "\"reason\":\"rank 0 on n1: exit status 7\"," ONE_RANK "}");
+	_cleanup_free_ char *log = fixture_answer("one\ntwo");
+	const struct fake_step steps[] = {
+	    {"POST /v1/runs ", NULL, posted, 0}, {CHANGE(0), NULL, failed, 0}, {LOG(1), NULL, log, 0}};
+	struct fake_service *fake = fake_service_start(fixture_socket(), steps, ARRAY_SIZE(steps));
+	_cleanup_(call_release) struct call call =
+	    fixture_terminal(cmd_submit, "submit --follow -- true", 80);
+
+	fake_service_stop(fake);
+	ck_assert_int_eq(call.status, 7);
+	ck_assert_msg(str_ends(call.output, "one\r\ntwo\r\ndtrain: run 17 failed: rank 0 on n1: exit status "
+	                                    "7\r\n"),
+	              "%s", call.output);
 }
 END_TEST
 
@@ -174,6 +213,8 @@ int main(void)
 	tcase_set_timeout(tc, 60);
 	tcase_add_test(tc, why_a_run_waits_is_told_when_it_changes);
 	tcase_add_test(tc, the_cause_is_named_where_there_is_no_log);
+	tcase_add_test(tc, a_node_is_named_once);
+	tcase_add_test(tc, a_log_without_a_newline_is_completed);
 	tcase_add_test(tc, a_cancelled_run_ends_with_130);
 	tcase_add_test(tc, the_last_lines_are_shown_once);
 	tcase_add_test(tc, each_attempt_is_followed);
