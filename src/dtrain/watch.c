@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* dtrain watch: a run's progress as it comes; a bar on a terminal, plain lines elsewhere. */
 #include <errno.h>
+#include <stdarg.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,8 +16,9 @@
 #include "dtrain/options.h"
 #include "dtrain/terminal.h"
 
-/* The bar is as wide from the first report to the last; on a narrow terminal there is none. */
-enum { BAR = 20, NARROW = 60 };
+/* The bar is as wide from the first report to the last; on a narrow terminal it is shorter, or there is none.
+ */
+enum { BAR = 20, WIDE = 100, SHORT_BAR = 10, NARROW = 60 };
 
 struct watch {
 	struct client *client;
@@ -47,59 +50,88 @@ static double elapsed(const struct watch *w, double end)
 	return w->started > 0 ? MAX((end > 0 ? end : clock_realtime()) - w->started, 0.0) : 0;
 }
 
-/* "loss 1.2345  12.3k tokens/s  1m05s, 3m10s left" */
-static void describe(const struct watch *w, const struct progress *m, struct strbuf *out)
+static size_t characters(const char *text)
 {
-	double rate = m->tokens_per_second, left = m->eta_seconds;
+	size_t n = 0;
+
+	for (; *text; text++)
+		n += (*text & 0xc0) != 0x80;
+	return n;
+}
+
+/* Appends a part of the line where all of it fits: half a number would be read as another one. */
+__attribute__((format(printf, 3, 4))) static bool add_part(struct strbuf *line, size_t room,
+                                                           const char *format, ...)
+{
+	_cleanup_free_ char *part = NULL;
+	va_list args;
+	int r;
+
+	va_start(args, format);
+	r = vasprintf(&part, format, args);
+	va_end(args);
+	if (r < 0) {
+		part = NULL; /* what vasprintf leaves there is undefined */
+		return false;
+	}
+	if (characters(line->data ? line->data : "") + characters(part) > room)
+		return false;
+	strbuf_adds(line, part);
+	return true;
+}
+
+static void add_times(const struct watch *w, double left, struct strbuf *line, size_t room)
+{
+	char before[32], after[32];
+
+	str_duration(before, sizeof before, elapsed(w, 0));
+	str_duration(after, sizeof after, left);
+	if (left > 0 && w->started > 0 && add_part(line, room, "  %s, %s left", before, after))
+		return;
+	if (left > 0)
+		add_part(line, room, "  %s left", after);
+	else if (w->started > 0)
+		add_part(line, room, "  %s", before);
+}
+
+/* Appends "loss 1.2345  12.3k tokens/s  1m05s, 3m10s left" without the parts for which `room`, the width of
+ * the whole line in characters, is too small. */
+static void describe(const struct watch *w, const struct progress *m, struct strbuf *line, size_t room)
+{
+	double rate = m->tokens_per_second;
 	char text[32];
 
 	if (m->has_loss)
-		strbuf_addf(out, "  loss %s", str_measure(text, sizeof text, m->loss, 4));
+		add_part(line, room, "  loss %s", str_measure(text, sizeof text, m->loss, 4));
 	if (m->has_eval_loss)
-		strbuf_addf(out, "  eval loss %s", str_measure(text, sizeof text, m->eval_loss, 4));
+		add_part(line, room, "  eval loss %s", str_measure(text, sizeof text, m->eval_loss, 4));
 	if (rate >= 100000)
-		strbuf_addf(out, "  %sk tokens/s", str_measure(text, sizeof text, rate / 1000, 0));
+		add_part(line, room, "  %sk tokens/s", str_measure(text, sizeof text, rate / 1000, 0));
 	else if (rate >= 10000)
-		strbuf_addf(out, "  %.1fk tokens/s", rate / 1000);
+		add_part(line, room, "  %.1fk tokens/s", rate / 1000);
 	else if (rate > 0)
-		strbuf_addf(out, "  %.0f tokens/s", rate);
-	if (w->started > 0)
-		strbuf_addf(out, "  %s", str_duration(text, sizeof text, elapsed(w, 0)));
-	if (left > 0)
-		strbuf_addf(out, "%s %s left", w->started > 0 ? "," : " ",
-		            str_duration(text, sizeof text, left));
-}
-
-/* The first `room` characters of it. */
-static void print_cut(const char *text, int room)
-{
-	size_t bytes = 0;
-
-	for (int n = 0; text[bytes]; bytes++)
-		if ((text[bytes] & 0xc0) != 0x80 && n++ == room)
-			break;
-	fwrite(text, 1, bytes, stdout);
+		add_part(line, room, "  %.0f tokens/s", rate);
+	add_times(w, m->eta_seconds, line, room);
 }
 
 static void draw_bar(struct watch *w, const struct progress *m)
 {
 	long long step = m->step, steps = m->steps;
 	double share = steps > 0 ? MIN((double)step / steps, 1.0) : 0;
-	_cleanup_strbuf_ struct strbuf text = {0}, line = {0};
-	int width = terminal_width(), bar = width >= NARROW ? BAR : 0;
+	_cleanup_strbuf_ struct strbuf line = {0};
+	int width = terminal_width(), bar = width >= WIDE ? BAR : width >= NARROW ? SHORT_BAR : 0;
+	size_t room = (size_t)MAX(width - 1, 0); /* a full line would wrap, and could not be taken away */
 	char all[32];
 
 	snprintf(all, sizeof all, "%lld", steps);
-	describe(w, m, &text);
 	strbuf_addf(&line, "run %lld  ", w->id);
 	for (int i = 0; i < bar; i++)
 		strbuf_adds(&line, i < (int)(share * bar + 0.5) ? "█" : "░");
-	strbuf_addf(&line, "  %*lld/%s %3.0f%%%s", (int)strlen(all), step, all, share * 100,
-	            text.data ? text.data : "");
+	strbuf_addf(&line, "  %*lld/%s %3.0f%%", (int)strlen(all), step, all, share * 100);
+	describe(w, m, &line, room);
 	clear_bar(w);
-	/* A full line would wrap, and could not be taken away. */
-	if (line.data)
-		print_cut(line.data, width - 1);
+	if (line.data && characters(line.data) <= room)
+		fputs(line.data, stdout);
 	w->drawn = true;
 }
 
@@ -120,7 +152,7 @@ static void print_metrics(struct watch *w, const struct progress *m)
 		if (w->terminal) {
 			draw_bar(w, m);
 		} else {
-			describe(w, m, &text);
+			describe(w, m, &text, SIZE_MAX);
 			printf("step %lld/%lld%s\n", (long long)m->step, (long long)m->steps,
 			       text.data ? text.data : "");
 		}

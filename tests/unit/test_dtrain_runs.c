@@ -214,7 +214,7 @@ START_TEST(a_watch_ends_with_what_came_out)
 END_TEST
 
 /* The service is restarted meanwhile: the message is on a line of its own, and the bar continues below it. */
-START_TEST(the_bar_keeps_its_width)
+static void check_bar(int columns, size_t bar_cells, const char *wanted)
 {
 	static const char first[] = "{\"step\":1,\"steps\":1000,\"loss\":2.5}\n",
 	                  both[] = "{\"step\":1,\"steps\":1000,\"loss\":2.5}\n"
@@ -230,12 +230,13 @@ START_TEST(the_bar_keeps_its_width)
 	    {"GET /v1/runs/17?wait=change&version=2 ", NULL, end, 0},
 	};
 	struct fake_service *fake = fake_service_start(fixture_socket(), steps, ARRAY_SIZE(steps));
-	_cleanup_(call_release) struct call call = fixture_terminal(cmd_watch, "watch 17", 80);
+	_cleanup_(call_release) struct call call = fixture_terminal(cmd_watch, "watch 17", columns);
 	_cleanup_free_ char *message = str_printf("\r\033[Kdtrain: dtraind at %s", fixture_socket());
 	const char *bar;
 	int bars = 0;
 
 	fake_service_stop(fake);
+	unlink(fixture_socket());
 	ck_assert_int_eq(call.status, 0);
 	for (bar = call.output; (bar = strstr(bar, "run 17  ")); bar++, bars++) {
 		const char *from = bar + strlen("run 17  ");
@@ -243,17 +244,26 @@ START_TEST(the_bar_keeps_its_width)
 
 		for (; str_starts(from, "█") || str_starts(from, "░"); from += 3)
 			cells++;
-		ck_assert_uint_eq(cells, 20);
-		ck_assert_uint_lt(width(bar, line), 80);
+		ck_assert_uint_eq(cells, bar_cells);
+		ck_assert_uint_lt(width(bar, line), (size_t)columns);
 	}
 	ck_assert_int_ge(bars, 2);
 	ck_assert_ptr_nonnull(strstr(call.output, "     1/1000   0%  loss 2.5000"));
-	ck_assert_ptr_nonnull(strstr(call.output, "   999/1000 100%  loss 0.2500  1235k tokens/s"));
+	ck_assert_msg(strstr(call.output, wanted), "%s", call.output);
 	ck_assert_msg(strstr(call.output, message), "%s", call.output);
 	ck_assert_msg(str_ends(call.output,
 	                       "\r\033[Krun 17 (a): succeeded after 3m10s, loss 0.2500, the model is in "
 	                       "/home/u/saves/a\r\n"),
 	              "%s", call.output);
+}
+
+START_TEST(the_bar_keeps_its_width)
+{
+	check_bar(120, 20, "   999/1000 100%  loss 0.2500  1235k tokens/s  1d03h left\r");
+	check_bar(80, 10, "   999/1000 100%  loss 0.2500  1235k tokens/s  1d03h left\r");
+	/* A part that has no room is left out whole: "12" would not be the speed. */
+	check_bar(60, 10, "   999/1000 100%  loss 0.2500  1d03h left\r");
+	check_bar(40, 0, "   999/1000 100%  loss 0.2500\r");
 }
 END_TEST
 
