@@ -44,6 +44,16 @@ static void fail_on_skipped(void *context, const char *message)
 	ck_assert_msg(!str_starts(message, "skipped"), "%s: %s", (const char *)context, message);
 }
 
+/* With a warm-up the first step has a rate of 0, so that a run of two or three steps would teach little. */
+static void check_steps(const char *file, const struct run_config *c, int64_t rows)
+{
+	int64_t ranks = c->resources.nodes.low * c->resources.devices_per_node;
+	double batch = (double)(c->train.micro_batch * c->train.accumulation * ranks);
+	double steps = (double)rows / batch * c->train.epochs;
+
+	ck_assert_msg(steps >= 8, "%s: only %.1f steps", file, steps);
+}
+
 /* Paths are seen from the directory of the examples. */
 static void check_data(const char *file, const struct run_config *c)
 {
@@ -74,6 +84,7 @@ static void check_data(const char *file, const struct run_config *c)
 	              template->name);
 	ck_ok(dataset_open(&o, &tok, &train, &eval, &err), &err);
 	ck_assert_msg(!eval == !(c->data.eval_fraction > 0), "%s: what is held out makes no row", file);
+	check_steps(file, c, dataset_rows(train));
 }
 
 START_TEST(run_files_can_be_used_as_they_are)
