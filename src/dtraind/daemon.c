@@ -250,8 +250,12 @@ static int listen_peers(struct daemon *d, struct error *err)
 
 static int setup_http(struct daemon *d, struct error *err)
 {
-	struct http_server_options options = {route_table, route_table_count, d,   MAX_BODY, 0,
-	                                      0,           route_intercept,   NULL};
+	struct http_server_options options = {.routes = route_table,
+	                                      .route_count = route_table_count,
+	                                      .context = d,
+	                                      .max_body = MAX_BODY,
+	                                      .intercept = route_intercept,
+	                                      .node = d->settings->name};
 	int r;
 
 	if ((r = http_client_create(d->event, NULL, &d->client, err)) < 0 ||

@@ -246,6 +246,7 @@ static int open_remote(struct source *s, const struct log_place *place, struct e
 	_cleanup_free_ char *target = logs_target(&s->view->query, place->rank);
 	struct http_call call = {
 	    .method = "GET",
+	    .node = place->node,
 	    .address = place->address,
 	    .port = place->port,
 	    .target = target,

@@ -23,7 +23,7 @@ void logs_serve_local(struct daemon *d, struct http_request *r, const struct log
 /* Where a rank's log is. address NULL: here. */
 struct log_place {
 	int64_t rank;
-	const char *address;
+	const char *node, *address;
 	int port;
 };
 

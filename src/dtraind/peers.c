@@ -18,7 +18,10 @@
 #include "wire/node_view.h"
 #include "wire/start_request.h"
 
-enum { CALL_SECONDS = 30 };
+enum {
+	CALL_SECONDS = 30,
+	MISMATCH = 421, /* another node has the address: this one is not reached */
+};
 
 struct call {
 	struct daemon *daemon;
@@ -63,6 +66,7 @@ static void post(struct call *call, const struct peer *peer, const char *target,
 	    .method = "POST",
 	    .address = peer->address,
 	    .port = peer->port,
+	    .node = peer->name,
 	    .target = target,
 	    .body = text,
 	    .len = text ? strlen(text) : 0,
@@ -130,14 +134,17 @@ static void on_started_there(void *context, const struct http_answer *a)
 		result.message = a->error.message;
 		result.backoff = config->node_timeout;
 	} else {
-		result.code = a->status == 409   ? -EBUSY
-		              : a->status == 404 ? -ENOENT
-		              : a->status >= 500 ? -EAGAIN
-		                                 : -EREMOTEIO;
+		result.code = a->status == 409        ? -EBUSY
+		              : a->status == 404      ? -ENOENT
+		              : a->status == MISMATCH ? -ECONNREFUSED
+		              : a->status >= 500      ? -EAGAIN
+		                                      : -EREMOTEIO;
 		error_answer_read(json, &refusal);
 		result.message = refusal.message ? refusal.message : "the node refused the start";
 		if (a->status == 409) /* what has its slots is in its next heartbeat */
 			result.backoff = config->heartbeat;
+		else if (a->status == MISMATCH)
+			result.backoff = config->node_timeout;
 	}
 	finish(call, &result);
 }
@@ -172,6 +179,7 @@ static void on_stopped_there(void *context, const struct http_answer *a)
 	_cleanup_json_ json_t *json = a->len ? json_loadb(a->body, a->len, 0, NULL) : NULL;
 	_cleanup_(node_position_release) struct node_position answer = {0};
 	struct peer_result result = {0};
+	struct error_answer refusal;
 
 	if (a->status == 200 && node_position_decode(json, &answer, NULL) == 0) {
 		result.instance = answer.instance;
@@ -181,7 +189,10 @@ static void on_stopped_there(void *context, const struct http_answer *a)
 		result.code = -ECANCELED;
 	else if (a->status != 200) {
 		result.code = a->status ? -EREMOTEIO : -EHOSTUNREACH;
-		result.message = a->status ? "it answered with an error" : a->error.message;
+		error_answer_read(json, &refusal);
+		result.message = refusal.message ? refusal.message
+		                 : a->status     ? "it answered with an error"
+		                                 : a->error.message;
 	}
 	finish(call, &result);
 }
@@ -266,7 +277,10 @@ static void on_device_set_there(void *context, const struct http_answer *a)
 		result.code = a->error.code == -ECANCELED ? -ECANCELED : -EHOSTUNREACH;
 		result.message = a->error.message;
 	} else {
-		result.code = a->status == 404 ? -ENOENT : a->status == 409 ? -EIO : -EREMOTEIO;
+		result.code = a->status == 404        ? -ENOENT
+		              : a->status == 409      ? -EIO
+		              : a->status == MISMATCH ? -EHOSTUNREACH
+		                                      : -EREMOTEIO;
 		error_answer_read(json, &refusal);
 		result.message = refusal.message ? refusal.message : "the node refused the change";
 	}

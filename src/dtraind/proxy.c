@@ -84,7 +84,7 @@ static void on_done(void *context, const struct http_answer *a)
 		                 p->body.data ? p->body.data : "", p->body.len);
 }
 
-void pipe_call(struct daemon *d, struct http_request *r, const char *address, int port, const char *target,
+void pipe_call(struct daemon *d, struct http_request *r, const struct peer *to, const char *target,
                const char *const *headers)
 {
 	struct pipe *p = calloc(1, sizeof(*p));
@@ -93,8 +93,9 @@ void pipe_call(struct daemon *d, struct http_request *r, const char *address, in
 	const void *body = http_request_body(r, &len);
 	struct http_call call = {
 	    .method = http_request_method(r),
-	    .address = address,
-	    .port = port,
+	    .address = to->address,
+	    .port = to->port,
+	    .node = to->name,
 	    .target = target,
 	    .body = len || strcmp(http_request_method(r), "GET") != 0 ? body : NULL,
 	    .len = len,
@@ -131,7 +132,8 @@ bool forward_to_controller(struct daemon *d, struct http_request *r)
 	}
 	user = str_printf("Dtrain-User: %lld:%lld:%s", (long long)caller->uid, (long long)caller->gid,
 	                  caller->user ? caller->user : "");
-	pipe_call(d, r, s->controller_address, s->controller_port, http_request_target(r),
+	pipe_call(d, r, &(struct peer){s->controller, s->controller_address, s->controller_port},
+	          http_request_target(r),
 	          (const char *const[]){user ? user : "Dtrain-User: -1:-1:", "Content-Type: application/json",
 	                                NULL});
 	return true;

@@ -2,6 +2,7 @@
 /* Another service's answer, passed on as it comes. */
 #pragma once
 
+#include "controller/peers.h"
 #include "dtraind/daemon.h"
 
 /* Sends the request on to the controller, answer and all. True: this service is not the controller, and the
@@ -10,5 +11,5 @@ bool forward_to_controller(struct daemon *d, struct http_request *r);
 
 /* A transfer's body poured into a request's answer, no faster than the caller takes it. Answers with 502 and
  * `code` where the other service cannot be reached. headers: NULL-terminated, or NULL. */
-void pipe_call(struct daemon *d, struct http_request *r, const char *address, int port, const char *target,
+void pipe_call(struct daemon *d, struct http_request *r, const struct peer *to, const char *target,
                const char *const *headers);

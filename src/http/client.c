@@ -296,6 +296,28 @@ static void set_tls(CURL *e, const struct identity *id)
 	curl_easy_setopt(e, CURLOPT_SSLVERSION, (long)CURL_SSLVERSION_TLSv1_3);
 }
 
+static int add_header(struct http_transfer *t, const char *header)
+{
+	struct curl_slist *list = header ? curl_slist_append(t->headers, header) : NULL;
+
+	if (!list)
+		return -ENOMEM;
+	t->headers = list;
+	return 0;
+}
+
+static int set_headers(struct http_transfer *t, const struct http_call *call)
+{
+	_cleanup_free_ char *node = call->node ? str_printf("Dtrain-Node: %s", call->node) : NULL;
+
+	for (const char *const *h = call->headers; h && *h; h++)
+		if (add_header(t, *h) < 0)
+			return -ENOMEM;
+	if (call->node && add_header(t, node) < 0)
+		return -ENOMEM;
+	return add_header(t, "Expect:"); /* no extra round trip before a body */
+}
+
 static int set_call(struct http_transfer *t, const struct http_call *call, struct error *err)
 {
 	bool v6 = strchr(call->address, ':');
@@ -306,10 +328,7 @@ static int set_call(struct http_transfer *t, const struct http_call *call, struc
 	t->where = str_printf("%s port %d", call->address, call->port);
 	if (!url || !t->where)
 		return error_oom(err);
-	for (const char *const *h = call->headers; h && *h; h++)
-		t->headers = curl_slist_append(t->headers, *h);
-	t->headers = curl_slist_append(t->headers, "Expect:"); /* no extra round trip before a body */
-	if (!t->headers)
+	if (set_headers(t, call) < 0)
 		return error_oom(err);
 	curl_easy_setopt(e, CURLOPT_URL, url);
 	/* As it is, not as a part of the URL: one that a user made up ("/v1/runs/1/../../peer", "%2Fv1@host")

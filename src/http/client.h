@@ -30,6 +30,9 @@ struct http_call {
 	const char *method;
 	const char *address; /* host name or address */
 	int port;
+	/* Name of the service that is meant, or NULL. It is told, and another service that has the address
+	 * refuses the request with status 421 and code "wrong-node". */
+	const char *node;
 	const char *target; /* path and query */
 	const void *body;   /* NULL: none; copied */
 	size_t len;

@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <gnutls/gnutls.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -94,6 +95,16 @@ static void admit(struct http_request *r, bool reserved)
 		MHD_add_response_header(r->response, MHD_HTTP_HEADER_CONNECTION, "close");
 }
 
+/* The node that another service means to reach, where that is not this one; otherwise NULL. Services of an
+ * older version do not say it. */
+static const char *wrong_node(const struct http_request *r)
+{
+	const char *own = r->listener->server->options.node;
+	const char *meant = r->listener->identity && own ? http_request_header(r, "Dtrain-Node") : NULL;
+
+	return meant && strcasecmp(meant, own) != 0 ? meant : NULL;
+}
+
 /* Everything that can be said before the body: the answer then waits until the body has passed. */
 static void request_start(struct http_request *r, const char *method, const char *path)
 {
@@ -111,6 +122,10 @@ static void request_start(struct http_request *r, const char *method, const char
 		                    who == HTTP_PEER ? "programs on this machine" : "services");
 	else if (identified < 0)
 		http_request_refuse(r, 403, "not-allowed", "the caller's identity cannot be told");
+	else if (wrong_node(r))
+		http_request_refuse(r, 421, "wrong-node",
+		                    "this is node %s, not %s: correct addr= or port= of %s in the hosts file",
+		                    o->node, wrong_node(r), wrong_node(r));
 	for (size_t i = 0; found == 0 && i < r->match.count; i++) {
 		r->captures[i] = strndup(path + r->match.captures[i].start, r->match.captures[i].len);
 		if (!r->captures[i])

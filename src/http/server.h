@@ -39,6 +39,10 @@ struct http_server_options {
 	 * True: the request is taken care of, and the handler is not called. */
 	bool (*intercept)(void *context, struct http_request *r, unsigned bits);
 	const struct users_options *users; /* NULL: the defaults */
+	/* This service's name among services; borrowed, for the server's life. A request of another service
+	 * that says that it is meant for one of another name ("Dtrain-Node: NAME") is refused with 421. NULL:
+	 * none is. */
+	const char *node;
 };
 
 int http_server_create(sd_event *event, const struct http_server_options *options, struct http_server **out,

@@ -3,6 +3,7 @@
 #include <pwd.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/json.h"
@@ -329,6 +330,58 @@ START_TEST(a_reload_takes_new_hosts_over)
 }
 END_TEST
 
+static void await_log(const struct daemon_fixture *f, const char *line)
+{
+	_cleanup_free_ char *path = str_path_join(f->dir, "service.log");
+
+	for (bool found = false; !found; usleep(20000)) {
+		_cleanup_free_ char *text = NULL;
+
+		file_read(path, 0, &text, NULL, NULL);
+		found = text && strstr(text, line);
+	}
+}
+
+/* The hosts file of n1 has its own port for n2. n1 is drained: a run for n2 would be started there. */
+START_TEST(a_wrong_address_starts_nothing_on_another_node)
+{
+	struct raw_request drain = {.method = "POST", .target = "/v1/nodes/n1/drain"};
+	struct raw_request device = {.method = "POST", .target = "/v1/nodes/n2/devices/0/drain"};
+	_cleanup_free_ char *right = NULL, *wrong = NULL, *mark = NULL, *script = NULL, *log = NULL;
+	struct daemon_fixture one, two;
+	struct raw_answer a;
+
+	start_two(&one, &two);
+	right = str_printf("n1 slots=2 addr=127.0.0.1 port=%d\nn2 slots=2 addr=127.0.0.1 port=%d\n", one.port,
+	                   two.port);
+	wrong = str_printf("n1 slots=2 addr=127.0.0.1 port=%d\nn2 slots=2 addr=127.0.0.1 port=%d\n", one.port,
+	                   one.port);
+	mark = str_path_join(one.dir, "mark");
+	ck_assert_int_eq(chmod(one.dir, 0777), 0);
+	daemon_fixture_write(&one, "hosts", wrong);
+	ck_assert_int_eq(kill(one.pid, SIGHUP), 0);
+	await_log(&one, "configuration reloaded");
+	a = daemon_ask(&one, NULL, &drain);
+	ck_assert_int_eq(a.status, 200);
+	free(a.body);
+	/* A change of a device of n2 changes none of n1. */
+	a = daemon_ask(&one, NULL, &device);
+	ck_assert_msg(a.status == 502 && strstr(a.body, "this is node n1, not n2"), "%d: %s", a.status,
+	              a.body);
+	free(a.body);
+	script = str_printf("echo $DTRAIN_NODE >>%s", mark);
+	daemon_submit(&one, NULL, script, 1, 1);
+	await_log(&one, "node n2 cannot be reached: this is node n1, not n2: correct addr= or port= of n2");
+	daemon_fixture_write(&one, "hosts", right);
+	ck_assert_int_eq(kill(one.pid, SIGHUP), 0);
+	daemon_await(&one, 1, "succeeded");
+	ck_assert_int_eq(file_read(mark, 0, &log, NULL, NULL), 0);
+	ck_assert_str_eq(log, "n2\n");
+	daemon_fixture_teardown(&two);
+	daemon_fixture_teardown(&one);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("daemon peers");
@@ -343,5 +396,6 @@ int main(void)
 	tcase_add_test(c, a_user_is_the_same_on_all_nodes);
 	tcase_add_test(c, a_device_is_drained_where_it_is);
 	tcase_add_test(c, a_reload_takes_new_hosts_over);
+	tcase_add_test(c, a_wrong_address_starts_nothing_on_another_node);
 	return unit_run(s);
 }

@@ -269,8 +269,13 @@ static void *serve(void *arg)
 
 static void served_start_named(struct served *s, double head_seconds, const struct users_options *users)
 {
-	struct http_server_options o = {
-	    test_routes, ARRAY_SIZE(test_routes), s, 400000, head_seconds, 0, take, users};
+	struct http_server_options o = {.routes = test_routes,
+	                                .route_count = ARRAY_SIZE(test_routes),
+	                                .context = s,
+	                                .max_body = 400000,
+	                                .head_seconds = head_seconds,
+	                                .intercept = take,
+	                                .users = users};
 	struct error err = ERROR_INIT;
 	int fd;
 
@@ -434,7 +439,8 @@ END_TEST
 /* Requests that take time to parse do not delay others: one is handled in each turn, after all reading. */
 START_TEST(small_requests_pass_large_ones)
 {
-	struct http_server_options o = {test_routes, ARRAY_SIZE(test_routes), NULL, 400000, 0, 0, NULL, NULL};
+	struct http_server_options o = {
+	    .routes = test_routes, .route_count = ARRAY_SIZE(test_routes), .max_body = 400000};
 	struct error err = ERROR_INIT;
 	struct served s = {.asked = -1};
 	int fd, large_fds[4];
@@ -544,8 +550,8 @@ static void on_peer_done(void *context, const struct http_answer *a)
 static struct peer_call call_peer(const struct identity *server_id, const struct identity *client_id,
                                   const char *target)
 {
-	struct http_server_options o = {test_routes, ARRAY_SIZE(test_routes), NULL, 1 << 20, 0, 0, NULL,
-	                                NULL};
+	struct http_server_options o = {
+	    .routes = test_routes, .route_count = ARRAY_SIZE(test_routes), .max_body = 1 << 20};
 	struct http_server *server;
 	struct http_client *client;
 	struct error err = ERROR_INIT;
@@ -676,8 +682,8 @@ static void on_flooded_done(void *context, const struct http_answer *a)
 /* Unknown hosts open more connections than a service accepts, and send nothing: a peer still gets one. */
 START_TEST(strangers_leave_room_for_peers)
 {
-	struct http_server_options o = {test_routes, ARRAY_SIZE(test_routes), NULL, 1 << 20, 0, 0, NULL,
-	                                NULL};
+	struct http_server_options o = {
+	    .routes = test_routes, .route_count = ARRAY_SIZE(test_routes), .max_body = 1 << 20};
 	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/a.pem", dir);
 	_cleanup_(identity_freep) struct identity *id = NULL;
 	struct sockaddr_in sin;
@@ -740,8 +746,11 @@ struct busy {
 
 static void busy_start(struct busy *b, size_t connections, bool known)
 {
-	struct http_server_options o = {
-	    test_routes, ARRAY_SIZE(test_routes), NULL, 1 << 20, 300, connections, NULL, NULL};
+	struct http_server_options o = {.routes = test_routes,
+	                                .route_count = ARRAY_SIZE(test_routes),
+	                                .max_body = 1 << 20,
+	                                .head_seconds = 300,
+	                                .tls_connections = connections};
 	_cleanup_free_ char *path = NULL;
 	struct error err = ERROR_INIT;
 	socklen_t len = sizeof(b->address);

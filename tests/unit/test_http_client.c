@@ -121,7 +121,8 @@ static void *serve(void *arg)
 
 static void setup(struct fixture *f)
 {
-	struct http_server_options o = {routes, ARRAY_SIZE(routes), f, 4096, 0, 0, NULL, NULL};
+	struct http_server_options o = {
+	    .routes = routes, .route_count = ARRAY_SIZE(routes), .context = f, .max_body = 4096};
 	struct error err = ERROR_INIT;
 	_cleanup_free_ char *path = NULL;
 	int fd;

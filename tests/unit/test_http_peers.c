@@ -62,7 +62,11 @@ static void make_identity(const char *dir, const char *name, struct identity **o
 
 static void service_start(struct service *s)
 {
-	struct http_server_options o = {routes, ARRAY_SIZE(routes), s, 4096, 0, 0, NULL, NULL};
+	struct http_server_options o = {.routes = routes,
+	                                .route_count = ARRAY_SIZE(routes),
+	                                .context = s,
+	                                .max_body = 4096,
+	                                .node = "n1"};
 	struct sockaddr_in sin;
 	socklen_t len = sizeof(sin);
 	struct error err = ERROR_INIT;
@@ -255,6 +259,39 @@ START_TEST(each_socket_has_its_own_routes)
 }
 END_TEST
 
+/* A wrong address in a hosts file leads to another node than the one that is meant. */
+START_TEST(a_request_for_another_node_is_refused)
+{
+	static const struct {
+		const char *header;
+		int status;
+	} cases[] = {
+	    {NULL, 200}, /* of an older version */
+	    {"Dtrain-Node: n1", 200},
+	    {"Dtrain-Node: N1", 200},
+	    {"Dtrain-Node: n2", 421},
+	    {"Dtrain-Node: n11", 421},
+	    {"Dtrain-Node: ", 421},
+	};
+	struct service s;
+
+	service_start(&s);
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		struct raw_answer a = get_tls(&s, "/peers", cases[i].header);
+
+		ck_assert_msg(a.status == cases[i].status, "%s: %d", cases[i].header, a.status);
+		if (a.status == 421) {
+			ck_assert_str_eq(a.code, "wrong-node");
+			ck_assert_ptr_nonnull(strstr(a.body, "this is node n1, not "));
+		}
+		free(a.body);
+	}
+	/* Programs on this machine mean this machine. */
+	json_decref(body_of(get_local(&s, "/who", "Dtrain-Node: n2")));
+	service_stop(&s);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("http peers");
@@ -266,5 +303,6 @@ int main(void)
 	tcase_add_test(c, a_service_says_for_whom_it_speaks);
 	tcase_add_test(c, a_program_cannot_say_that_it_is_another_user);
 	tcase_add_test(c, each_socket_has_its_own_routes);
+	tcase_add_test(c, a_request_for_another_node_is_refused);
 	return unit_run(s);
 }

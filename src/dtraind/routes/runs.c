@@ -345,7 +345,7 @@ static struct log_place find_place(struct daemon *d, const struct run_rank *rank
 {
 	const char *node = rank->node;
 	const struct member *m = controller_find_node(d->controller, node);
-	struct log_place place = {.rank = rank->rank};
+	struct log_place place = {.rank = rank->rank, .node = node};
 
 	if (strcmp(node, d->settings->name) != 0) {
 		place.address = m ? m->address : node;
@@ -384,7 +384,7 @@ static void serve_logs(struct daemon *d, struct http_request *r, const struct ru
 		return;
 	}
 	target = logs_target(&q, q.rank);
-	pipe_call(d, r, one.address, one.port, target ? target : "/", NULL);
+	pipe_call(d, r, &(struct peer){one.node, one.address, one.port}, target ? target : "/", NULL);
 }
 
 void route_logs(void *context, struct http_request *r)
