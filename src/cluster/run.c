@@ -60,6 +60,9 @@ int run_set_request(struct run *r, const struct run_config *config, struct error
 	for (size_t i = 0; i < ARRAY_SIZE(r->stop); i++)
 		r->stop[i] = run_config_stop_times(config, i);
 	run_set_limits(r, config);
+	/* What cannot save would begin anew. */
+	if (run_task_trains(config->task) || run_config_save_signal(config) != 0)
+		r->grow_after = (double)config->resources.grow_after;
 	r->stops_on_partition = run_config_stops_on_partition(config);
 	r->retries.saves = run_task_trains(config->task);
 	if (!hosts || !hosts[0])

@@ -75,6 +75,7 @@ struct run {
 	/* What it asks for. */
 	struct key_range nodes_asked; /* an attempt takes the most that are free of so many */
 	int64_t nodes;             /* of the newest attempt; before the first one the most that it may take */
+	double grow_after;         /* seconds, as resources.grow_after has it; 0: it does not grow */
 	struct stop_times stop[3]; /* by enum run_stop */
 	double time_limit;         /* seconds that all attempts may run together; 0: no limit */
 	int64_t per_node;          /* with all_slots what its newest placement came to; 0: none yet */
@@ -92,6 +93,9 @@ struct run {
 	bool requeue;   /* nothing wrong with the run itself: back into the queue once all parts have ended */
 	bool timed_out; /* it has had its time */
 	char *evicted;  /* why it is stopped to go on elsewhere: "node n2 was drained"; NULL: it is not */
+	/* Of the owner, monotonic: when the attempt began, and since when there is room for more nodes; 0:
+	 * there is none. */
+	double attempt_began, room_since;
 	double limit_at; /* of the owner: its time limit is reached then, monotonic; 0: never */
 	struct rank_error *rank_errors; /* at most one of each rank, in the order in which they came */
 	size_t rank_error_count;

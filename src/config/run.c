@@ -223,6 +223,9 @@ static const struct key run_key_list[] = {
     {"resources", "threads", KEY_INT, F(resources.threads), "0", 0, 4096, NULL,
      "CPU threads per rank; 0: the slot's"},
     {"resources", "hosts", KEY_LIST, F(resources.hosts), NULL, 0, 0, NULL, "only on these nodes"},
+    {"resources", "grow_after", KEY_DURATION, F(resources.grow_after), "300", 0, 1e9, NULL,
+     "nodes = 2..4: an attempt with fewer lasts so long, and nodes for more are free for so long, before the "
+     "run goes on with more; 0: never"},
     {"resources", "max_restarts", KEY_INT, F(resources.max_restarts), "0", 0, 1e6, NULL,
      "how often the run is started again after its program has failed"},
     {"resources", "max_node_failures", KEY_INT, F(resources.max_node_failures), "0", 0, 1e6, NULL,

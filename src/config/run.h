@@ -129,13 +129,14 @@ struct run_config {
 	} parallel;
 
 	struct {
-		struct key_range nodes;    /* an attempt takes the most that are free of so many */
-		int64_t devices_per_node;  /* 0: all that a node has */
-		char *kind;                /* auto gpu cpu */
-		bool one_per_node;         /* RUN_COMMAND: one rank a node, which has all these devices */
-		int64_t threads;           /* CPU threads per rank, 0: the slot's */
-		char **hosts;              /* only on these nodes; NULL: any */
-		int64_t max_restarts;      /* attempts after failures of the program, */
+		struct key_range nodes;   /* an attempt takes the most that are free of so many */
+		int64_t devices_per_node; /* 0: all that a node has */
+		char *kind;               /* auto gpu cpu */
+		bool one_per_node;        /* RUN_COMMAND: one rank a node, which has all these devices */
+		int64_t threads;          /* CPU threads per rank, 0: the slot's */
+		char **hosts;             /* only on these nodes; NULL: any */
+		int64_t grow_after;   /* seconds until a run with fewer nodes goes on with more; 0: never */
+		int64_t max_restarts; /* attempts after failures of the program, */
 		int64_t max_node_failures; /* and after those of nodes and devices */
 		char *on_partition;   /* auto stop keep: ranks on a node that the controller cannot be reached
 		                         from */

@@ -8,6 +8,7 @@ enum controller_timer {
 	CONTROLLER_EXPIRY,      /* after all heartbeats that are there to be read */
 	CONTROLLER_RETRY,       /* a run has waited long enough for its next attempt */
 	CONTROLLER_LIMIT,       /* a run has had its time */
+	CONTROLLER_GROWTH,      /* a run may go on with more nodes */
 	CONTROLLER_TIMERS,
 };
 

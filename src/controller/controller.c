@@ -38,8 +38,10 @@ static void on_committed(struct controller *c)
 
 static void flush(struct controller *c)
 {
-	if (c->reschedule)
+	if (c->reschedule && c->settled) {
 		schedule_pass(c);
+		growth_check(c);
+	}
 	if (c->commit)
 		commit_changes(c, on_committed);
 	advance(c);
@@ -61,6 +63,7 @@ void controller_run_timer(struct controller *c, enum controller_timer timer)
 		controller_settle(c);
 		break;
 	case CONTROLLER_RETRY:
+	case CONTROLLER_GROWTH:
 		c->reschedule = true;
 		controller_touch(c);
 		break;
@@ -96,7 +99,7 @@ static int load_one(void *context, struct run *r, struct error *err)
 	for (size_t i = 0; i < run->part_count; i++)
 		run->parts[i].acknowledged = run->parts[i].answered = true;
 	if (run->state != RUN_QUEUED)
-		time_used_begin(c, run);
+		attempt_begin(c, run);
 	code = queue_push(&c->queue, run, err);
 	if (code == 0)
 		run = NULL;

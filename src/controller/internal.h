@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The inside of the controller, for its own files alone. They call each other downwards in this order:
- * controller.c; nodes.c, reconcile.c; start.c; lost.c; foreign.c; origin.c; runs.c; schedule_pass.c;
- * limits.c; apply.c, commit.c, notify.c; and stop.c, submit.c, time_used.c, waiters.c; user_limits.c.
+ * controller.c; nodes.c, reconcile.c; start.c; lost.c; foreign.c; origin.c; runs.c; growth.c,
+ * schedule_pass.c; limits.c; apply.c, commit.c, notify.c; and sched_nodes.c, stop.c, submit.c, time_used.c,
+ * waiters.c; user_limits.c.
  */
 #pragma once
 
@@ -83,7 +84,16 @@ static inline bool controller_is_stored(const struct controller *c, const struct
 	return r->inserted_by <= c->committed;
 }
 
-/* schedule_pass.c */
+/* sched_nodes.c */
+/* The nodes as the scheduler sees them: a slot is taken where its node says so, or where a run of ours has
+ * it. */
+int sched_nodes_build(struct controller *c, struct sched_node **out, struct error *err);
+void sched_nodes_free(struct sched_node *nodes);
+DEFINE_CLEANUP(struct sched_node *, sched_nodes_free)
+/* What a run asks for; user: as user_limits_find has it. */
+struct sched_run sched_run_of(const struct run *r, struct sched_user *user);
+
+/* schedule_pass.c: once all nodes have reported. */
 void schedule_pass(struct controller *c);
 int schedule_pass_check(struct controller *c, const struct run *r, struct error *err);
 
@@ -96,8 +106,12 @@ bool lost_hold(struct controller *c, struct run *r, double *next);
 void lost_check(struct controller *c, const struct member *m, const struct heartbeat *heartbeat);
 void lost_report(struct controller *c, struct run *r, const struct report *report);
 
+/* growth.c: runs that may go on with more nodes are stopped for it; sets the timer for the next one. After
+ * schedule_pass. */
+void growth_check(struct controller *c);
+
 /* time_used.c: what a run has had of its time limit. */
-void time_used_begin(struct controller *c, struct run *r); /* an attempt begins, or comes out of the store */
+void attempt_begin(struct controller *c, struct run *r); /* an attempt begins, or comes out of the store */
 /* An attempt has ended. A run that is queued again has ended, too, where its time is over. */
 void time_used_end(struct controller *c, struct run *r);
 
@@ -114,6 +128,8 @@ struct sched_user *user_limits_list(const struct controller *c);
 /* NULL: there is no limit. The run is in the queue. */
 struct sched_user *user_limits_find(const struct controller *c, struct sched_user *users,
                                     const struct run *r);
+/* The slots that its attempt has. */
+int64_t user_limits_slots(const struct run *r);
 /* The user of r as if there were no other run. False: there is no limit. */
 bool user_limits_alone(const struct controller *c, const struct run *r, struct sched_user *out);
 

@@ -9,73 +9,6 @@
 #include "cluster/scheduler.h"
 #include "controller/internal.h"
 
-/* The slots of one rank. */
-static void take_slots(struct sched_node *node, const struct run_rank *rank)
-{
-	for (size_t i = 0; i < MAX(rank->slot_count, (size_t)1); i++) {
-		size_t slot = (size_t)(rank->slot_count ? rank->slots[i] : rank->slot);
-
-		if (slot < node->slots)
-			node->taken[slot] = true;
-	}
-}
-
-/* The nodes as the scheduler sees them: a slot is taken where its node says so, or where a run of ours has
- * it. */
-static int build_nodes(struct controller *c, struct sched_node **out, struct error *err)
-{
-	size_t n = members_count(c->members);
-	struct sched_node *nodes = calloc(n + 1, sizeof(*nodes));
-	double now = controller_now(c);
-
-	*out = nodes;
-	if (!nodes)
-		return error_oom(err);
-	for (size_t i = 0; i < n; i++) {
-		struct member *m = members_get(c->members, i);
-
-		nodes[i] = (struct sched_node){
-		    .name = m->name,
-		    .up = m->up && !m->removed && !m->shutting_down && now >= m->backoff_until,
-		    .drained = m->drained,
-		    .slots = m->slots,
-		    .taken = calloc(m->slots + 1, sizeof(bool)),
-		    .broken = member_drained_slots(m),
-		    .links = member_links(m),
-		    .kind = member_kind(m),
-		    .awaited = member_awaited(m),
-		};
-		if (!nodes[i].taken)
-			return error_oom(err);
-		for (size_t k = 0; k < m->slots; k++)
-			nodes[i].taken[k] = m->devices[k].state != SLOT_FREE;
-	}
-	for (size_t q = 0; q < c->queue.count; q++) {
-		const struct run *r = c->queue.list[q];
-
-		for (size_t k = 0; r->part_count && k < r->rank_count; k++) {
-			size_t i = 0;
-
-			while (i < n && strcmp(nodes[i].name, r->ranks[k].node) != 0)
-				i++;
-			if (i < n)
-				take_slots(&nodes[i], &r->ranks[k]);
-		}
-	}
-	return 0;
-}
-
-static void free_nodes(struct sched_node *nodes)
-{
-	for (struct sched_node *n = nodes; n && n->taken; n++) {
-		free(n->taken);
-		free((void *)n->links);
-	}
-	free(nodes);
-}
-
-DEFINE_CLEANUP(struct sched_node *, free_nodes)
-
 static void take_result(struct controller *c, struct run *r, struct sched_run *s,
                         const struct sched_node *nodes)
 {
@@ -105,28 +38,16 @@ static void take_result(struct controller *c, struct run *r, struct sched_run *s
 		r->parts[i].lease = m && m->leases ? c->options.lease : 0;
 		r->parts[i].boot = m && m->boot[0] ? strdup(m->boot) : NULL;
 	}
-	time_used_begin(c, r);
+	attempt_begin(c, r);
 	controller_await_commit(c, r);
-}
-
-static struct sched_run sched_run(const struct run *r, struct sched_user *user)
-{
-	return (struct sched_run){.id = r->id,
-	                          .user = user,
-	                          .nodes = r->nodes_asked.low,
-	                          .most = r->nodes_asked.high,
-	                          .per_node = r->all_slots ? 0 : r->per_node,
-	                          .kind = r->kind,
-	                          .hosts = r->hosts,
-	                          .avoid = r->retries.record.avoid};
 }
 
 int schedule_pass_check(struct controller *c, const struct run *r, struct error *err)
 {
-	_cleanup_(free_nodesp) struct sched_node *nodes = NULL;
+	_cleanup_(sched_nodes_freep) struct sched_node *nodes = NULL;
 	struct sched_user user;
-	struct sched_run asked = sched_run(r, user_limits_alone(c, r, &user) ? &user : NULL);
-	int code = build_nodes(c, &nodes, err);
+	struct sched_run asked = sched_run_of(r, user_limits_alone(c, r, &user) ? &user : NULL);
+	int code = sched_nodes_build(c, &nodes, err);
 
 	if (code < 0 || schedule_possible(nodes, members_count(c->members), &asked))
 		return code;
@@ -181,24 +102,22 @@ void schedule_pass(struct controller *c)
 {
 	_cleanup_free_ struct sched_run *queue = calloc(c->queue.count + 1, sizeof(*queue));
 	_cleanup_free_ struct sched_user *users = user_limits_list(c);
-	_cleanup_(free_nodesp) struct sched_node *nodes = NULL;
+	_cleanup_(sched_nodes_freep) struct sched_node *nodes = NULL;
 	struct error err = ERROR_INIT;
 	double next = 0;
 	size_t n = 0;
 
-	if (!c->settled)
-		return;
 	c->reschedule = false;
 	for (size_t i = 0; queue && users && i < c->queue.count; i++) {
 		struct run *r = c->queue.list[i];
 
 		if (r->state == RUN_QUEUED && !is_held(c, r, &next))
-			queue[n++] = sched_run(r, user_limits_find(c, users, r));
+			queue[n++] = sched_run_of(r, user_limits_find(c, users, r));
 	}
 	controller_set_timer(c, CONTROLLER_RETRY, next > 0 ? next : -1);
 	if (n == 0 && queue && users)
 		return;
-	if (!queue || !users || build_nodes(c, &nodes, &err) < 0 ||
+	if (!queue || !users || sched_nodes_build(c, &nodes, &err) < 0 ||
 	    schedule(nodes, members_count(c->members), queue, n, &err) < 0)
 		log_err("cannot schedule: out of memory");
 	for (size_t i = 0; queue && i < n; i++) {

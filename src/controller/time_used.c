@@ -3,10 +3,12 @@
  * earlier controller has begun, by the other one. */
 #include "controller/internal.h"
 
-void time_used_begin(struct controller *c, struct run *r)
+void attempt_begin(struct controller *c, struct run *r)
 {
 	double left = r->time_limit - r->retries.record.used;
 
+	r->attempt_began = controller_now(c);
+	r->room_since = 0;
 	if (r->time_limit > 0)
 		r->limit_at = controller_now(c) + left - MAX(controller_time(c) - r->started, 0.0);
 }

@@ -45,7 +45,7 @@ struct sched_user *user_limits_find(const struct controller *c, struct sched_use
 	return u;
 }
 
-static int64_t slots_of(const struct run *r)
+int64_t user_limits_slots(const struct run *r)
 {
 	int64_t slots = 0;
 
@@ -64,7 +64,7 @@ struct sched_user *user_limits_list(const struct controller *c)
 		struct sched_user *u = user_limits_find(c, users, r);
 
 		if (u)
-			u->held += slots_of(r);
+			u->held += user_limits_slots(r);
 	}
 	return users;
 }

@@ -15,7 +15,7 @@ static const struct {
 } properties[CONTROLLER_TIMERS] = {
     [CONTROLLER_FLUSH] = {100, 1000},       [CONTROLLER_LAZY_COMMIT] = {0, 100 * 1000},
     [CONTROLLER_EXPIRY] = {200, 10 * 1000}, [CONTROLLER_RETRY] = {0, 10 * 1000},
-    [CONTROLLER_LIMIT] = {0, 10 * 1000},
+    [CONTROLLER_LIMIT] = {0, 10 * 1000},    [CONTROLLER_GROWTH] = {0, 10 * 1000},
 };
 
 struct timer {

@@ -97,9 +97,10 @@ static void submit(struct bed *b, struct history *h)
 	text = str_printf(
 	    "{\"task\":\"command\",\"name\":\"story\",\"command\":[\"true\"],\"directory\":\"/tmp\","
 	    "\"resources\":{\"kind\":\"cpu\",\"nodes\":\"%d..%d\",\"max_restarts\":%d,"
-	    "\"max_node_failures\":%d,\"on_partition\":\"%s\",\"time_limit\":%d}}",
+	    "\"max_node_failures\":%d,\"on_partition\":\"%s\",\"time_limit\":%d,\"save_signal\":\"%s\","
+	    "\"grow_after\":%d}}",
 	    least, least + roll(h, 3), roll(h, 20), roll(h, 50), partition[roll(h, 3)],
-	    roll(h, 2) * roll(h, 200));
+	    roll(h, 2) * roll(h, 200), roll(h, 2) ? "USR1" : "none", roll(h, 30));
 	h->runs[i] = bed_submit_config(b, text);
 	h->submitted++;
 }

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Nodes and runs as the scheduler sees them. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cluster/scheduler.h"
+#include "controller/internal.h"
+
+/* The slots of one rank. */
+static void take_slots(struct sched_node *node, const struct run_rank *rank)
+{
+	for (size_t i = 0; i < MAX(rank->slot_count, (size_t)1); i++) {
+		size_t slot = (size_t)(rank->slot_count ? rank->slots[i] : rank->slot);
+
+		if (slot < node->slots)
+			node->taken[slot] = true;
+	}
+}
+
+int sched_nodes_build(struct controller *c, struct sched_node **out, struct error *err)
+{
+	size_t n = members_count(c->members);
+	struct sched_node *nodes = calloc(n + 1, sizeof(*nodes));
+	double now = controller_now(c);
+
+	*out = nodes;
+	if (!nodes)
+		return error_oom(err);
+	for (size_t i = 0; i < n; i++) {
+		struct member *m = members_get(c->members, i);
+
+		nodes[i] = (struct sched_node){
+		    .name = m->name,
+		    .up = m->up && !m->removed && !m->shutting_down && now >= m->backoff_until,
+		    .drained = m->drained,
+		    .slots = m->slots,
+		    .taken = calloc(m->slots + 1, sizeof(bool)),
+		    .broken = member_drained_slots(m),
+		    .links = member_links(m),
+		    .kind = member_kind(m),
+		    .awaited = member_awaited(m),
+		};
+		if (!nodes[i].taken)
+			return error_oom(err);
+		for (size_t k = 0; k < m->slots; k++)
+			nodes[i].taken[k] = m->devices[k].state != SLOT_FREE;
+	}
+	for (size_t q = 0; q < c->queue.count; q++) {
+		const struct run *r = c->queue.list[q];
+
+		for (size_t k = 0; r->part_count && k < r->rank_count; k++) {
+			size_t i = 0;
+
+			while (i < n && strcmp(nodes[i].name, r->ranks[k].node) != 0)
+				i++;
+			if (i < n)
+				take_slots(&nodes[i], &r->ranks[k]);
+		}
+	}
+	return 0;
+}
+
+void sched_nodes_free(struct sched_node *nodes)
+{
+	for (struct sched_node *n = nodes; n && n->taken; n++) {
+		free(n->taken);
+		free((void *)n->links);
+	}
+	free(nodes);
+}
+
+struct sched_run sched_run_of(const struct run *r, struct sched_user *user)
+{
+	return (struct sched_run){.id = r->id,
+	                          .user = user,
+	                          .nodes = r->nodes_asked.low,
+	                          .most = r->nodes_asked.high,
+	                          .per_node = r->all_slots ? 0 : r->per_node,
+	                          .kind = r->kind,
+	                          .hosts = r->hosts,
+	                          .avoid = r->retries.record.avoid};
+}
