@@ -90,6 +90,12 @@ int http_bind_tcp(const char *address, int port, int *out, struct error *err)
 		setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int));
 	r = fd < 0 || bind(fd, list->ai_addr, list->ai_addrlen) < 0 || listen(fd, 512) < 0 ? -errno : 0;
 	freeaddrinfo(list);
+	if (r == -EACCES && port < 1024)
+		return error_set(
+		    err, r,
+		    "cannot listen on %s port %d: a port below 1024 needs CAP_NET_BIND_SERVICE; see "
+		    "PORTS in dtraind(8)",
+		    address, port);
 	if (r < 0)
 		return error_errno(err, r, "cannot listen on %s port %d", address, port);
 	*out = steal_fd(&fd);

@@ -17,6 +17,7 @@
 #include <sys/wait.h>
 #include <systemd/sd-event.h>
 
+#include "base/file.h"
 #include "base/json.h"
 #include "base/str.h"
 #include "http/client.h"
@@ -1036,6 +1037,26 @@ START_TEST(a_head_has_a_deadline)
 }
 END_TEST
 
+START_TEST(a_low_port_needs_a_capability)
+{
+	struct error err = ERROR_INIT;
+	_cleanup_free_ char *first = NULL;
+	const bool root = geteuid() == 0;
+	int fd = -1, r;
+
+	ck_ok(file_read("/proc/sys/net/ipv4/ip_unprivileged_port_start", 64, &first, NULL, &err), &err);
+	if (atoi(first) <= 1)
+		return; /* any user may listen on any port here */
+	if (root)
+		ck_assert_int_eq(seteuid(65534), 0);
+	r = http_bind_tcp("127.0.0.1", 1, &fd, &err);
+	if (root)
+		ck_assert_int_eq(seteuid(0), 0);
+	ck_assert_int_eq(r, -EACCES);
+	ck_assert_ptr_nonnull(strstr(err.message, "CAP_NET_BIND_SERVICE; see PORTS in dtraind(8)"));
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("http");
@@ -1046,6 +1067,7 @@ int main(void)
 	tcase_add_test(c, routes_match);
 	tcase_add_test(c, identity_file);
 	tcase_add_test(c, server_answers);
+	tcase_add_test(c, a_low_port_needs_a_capability);
 	tcase_add_test(c, request_waits_for_its_callers_name);
 	tcase_add_test(c, server_holds);
 	tcase_add_test(c, small_requests_pass_large_ones);
