@@ -8,45 +8,12 @@ src=${DTRAIN_SOURCE:-$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)}
 shared=$src/../shared
 if [ -n "${DTRAIN_ROOT:-}" ]; then PATH=$DTRAIN_ROOT/bin:$DTRAIN_ROOT/sbin:$PATH; fi
 unset OPENBLAS_CORETYPE OPENBLAS_L2_SIZE
-skip() { echo "$*"; exit 77; }
-die() { echo "FAILED: $*" >&2; exit 1; }
 # Everything random is a function of SEED; SEED=N repeats it.
 SEED=${SEED:-$RANDOM}
 RANDOM=$SEED
 echo "# SEED=$SEED"
 
-# The Test Anything Protocol, for a script of many checks: each check is a result of its own in ./runtests, and a failed check does not end
-# the script. tap_end is the last command; a script that ends without it has failed.
-tap_count=0
-tap_failed=0
-tap() { # NAME COMMAND…: a check that passes where the command succeeds
-	local name=$1
-	shift
-	tap_count=$((tap_count + 1))
-	if "$@" >"$work/tap" 2>&1; then
-		echo "ok $tap_count - $name"
-	else
-		tap_failed=$((tap_failed + 1))
-		echo "not ok $tap_count - $name"
-		sed 's/^/# /' "$work/tap"
-	fi
-}
-tap_end() {
-	echo "1..$tap_count"
-	[ $tap_failed = 0 ]
-}
-is_equal() { [ "$1" = "$2" ] || { echo "got \"$1\", wanted \"$2\""; return 1; }; }
-is_like() { case $1 in *"$2"*) ;; *) echo "\"$1\" lacks \"$2\""; return 1 ;; esac; }
-fails() { if "$@"; then return 1; fi; }
-# until_true SECONDS WHAT COMMAND…: repeats the command until it succeeds; ends the script after this many seconds.
-until_true() {
-	local seconds=$1 what=$2 end=$((SECONDS + $1))
-	shift 2
-	until "$@"; do
-		[ $SECONDS -lt $end ] || die "waited $seconds s for $what"
-		sleep 0.05
-	done
-}
+. "$(dirname "${BASH_SOURCE[0]}")/tap.sh"
 command -v dtraind >/dev/null && command -v dtrain >/dev/null || skip "dtrain is not installed: set DTRAIN_ROOT"
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/dtrain-test-XXXXXX")
