@@ -51,7 +51,9 @@ static int serve(const char *config)
 	struct error err = ERROR_INIT;
 
 	if (daemon_create(config, &d, &err) < 0 || daemon_run(d, &err) < 0) {
-		log_err("%s", err.message);
+		/* Through stderr, which the journal knows to be the unit's. Of what a process sends to the
+		 * journal by itself, it cannot find the unit once the process has ended. */
+		fprintf(stderr, "dtraind: %s\n", err.message);
 		return 1;
 	}
 	return 0;
