@@ -50,6 +50,7 @@ id=$(on_n1 '-- sh private.sh')
 until_true 60 "alice's run" node n1 test -s /home/alice/private.dir
 dir=$(node n1 cat /home/alice/private.dir)
 files="/var/log/dtrain/$id/1/rank-0.log $dir/x /run/dtrain/attempts/$id.1/launch.json /var/lib/dtrain/dtrain.db"
+# shellcheck disable=SC2086 # several names
 tap "alice's run has its files" node n1 ls $files
 script bob look.sh <<-EOT
 	for file in $files; do if head -c 1 "\$file" >/dev/null 2>&1; then echo "bob reads \$file"; fi; done

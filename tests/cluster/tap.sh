@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash disable=SC2154 # $work is that of the script that sources this
 # Checks of a script of this directory. $work is a directory of the script's own.
 skip() { echo "$*"; exit 77; }
 die() { echo "FAILED: $*" >&2; exit 1; }
