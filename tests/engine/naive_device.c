@@ -682,6 +682,14 @@ void device_event_wait(struct device *dev, struct device_event *event)
 {
 }
 
+void device_aside_begin(struct device *dev)
+{
+}
+
+void device_aside_end(struct device *dev, struct device_event *done)
+{
+}
+
 int device_event_finish(struct device *dev, struct device_event *event, struct error *err)
 {
 	return 0;

@@ -22,9 +22,7 @@
 	do {                                                                                                 \
 		auto kernel_ = kernel;                                                                       \
 		simt::check_arguments(#kernel, __VA_ARGS__);                                                 \
-		simt_enter((dev)->stream);                                                                   \
-		simt::launch_lambda(#kernel, (grid), (block), (shared), [&] { kernel_(__VA_ARGS__); });      \
-		simt_leave();                                                                                \
+		simt::launch_on((dev)->stream, #kernel, (grid), (block), (shared), kernel_, __VA_ARGS__);    \
 		device_launched((dev), #kernel);                                                             \
 	} while (0)
 #define DYNAMIC_SHARED(name) unsigned char *name = (unsigned char *)simt::dynamic_shared()

@@ -402,7 +402,9 @@ static std::recursive_mutex machine;
 /* What the stream waits for may be another thread's work, and is waited for without the machine. */
 extern "C" void simt_enter(cudaStream_t s)
 {
-	if (s)
+	if (simt_stream_late(s)) /* what is not a kernel is done at once, and in order */
+		(void)cudaStreamSynchronize(s);
+	else if (s)
 		simt_stream_settle(s);
 	machine.lock();
 	if (protecting())

@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <tuple>
 
 #include <cuda_runtime_api.h>
 
@@ -50,10 +51,49 @@ void copy_async(void *shared, const void *global, bool valid);
 void copy_commit();
 void copy_wait(int groups);
 
-template <typename F> void launch_lambda(const char *kernel, dim3 grid, dim3 block, size_t shared, F f)
+/* A kernel with its arguments, as they were when it was queued. */
+template <typename K, typename T> struct queued {
+	const char *name;
+	dim3 grid, block;
+	size_t shared;
+	K kernel;
+	T arguments;
+
+	void run()
+	{
+		launch(
+		    name, grid, block, shared,
+		    [](void *context) {
+			    queued *q = (queued *)context;
+
+			    std::apply(q->kernel, q->arguments);
+		    },
+		    this);
+	}
+};
+
+template <typename... P, typename... A>
+void launch_on(cudaStream_t s, const char *name, dim3 grid, dim3 block, size_t shared, void (*kernel)(P...),
+               A... arguments)
 {
-	launch(
-	    kernel, grid, block, shared, [](void *context) { (*(F *)context)(); }, &f);
+	typedef queued<void (*)(P...), std::tuple<P...>> work;
+	work now = {name, grid, block, shared, kernel, std::tuple<P...>(arguments...)};
+
+	if (simt_stream_late(s)) {
+		simt_stream_defer(
+		    s,
+		    [](void *context) {
+			    simt_enter(NULL);
+			    ((work *)context)->run();
+			    simt_leave();
+			    delete (work *)context;
+		    },
+		    new work(now));
+		return;
+	}
+	simt_enter(s);
+	now.run();
+	simt_leave();
 }
 
 /* The pointers among the arguments of a kernel, except for those in a struct. */

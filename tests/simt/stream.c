@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Streams and events: kernels and copies are done at once, collectives complete later. */
+/* Streams and events: kernels and copies are done at once, or on a late stream when they are waited for;
+ * collectives complete later. */
 #include <math.h>
 #include <pthread.h>
 #include <stdbool.h>
@@ -20,7 +21,18 @@ struct place {
 enum { ENDS = 1024 }; /* as many of the last ends have their time */
 enum { AWAITED = 8 }; /* as many streams can be waited for at once */
 
+/* Work of a late stream. */
+struct task {
+	void (*run)(void *context);
+	void *context;
+	struct place awaited[AWAITED]; /* what its stream waited for when it was queued */
+	struct task *next;
+};
+
 struct simt_stream {
+	bool late, running;
+	int priority;
+	struct task *first, **last;
 	uint64_t queued, done;
 	double ended_at[ENDS];         /* of the collective that made `done` n, at n % ENDS */
 	struct place awaited[AWAITED]; /* the last place of each stream that this one waits for */
@@ -36,6 +48,8 @@ struct simt_event {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct simt_stream *streams; /* all streams */
+
+static void await(const struct place *awaited);
 
 static int reached(const struct place *p)
 {
@@ -72,11 +86,97 @@ static void wait_for(cudaStream_t s, const struct place *p)
 	*to = *p;
 }
 
+static bool has_tasks(const struct simt_stream *s)
+{
+	return s->first || s->running;
+}
+
+/* Carries out the work of a late stream up to this place; under lock, which is released meanwhile. */
+static void run_until(struct simt_stream *s, uint64_t count)
+{
+	while (has_tasks(s) && s->done < count) {
+		struct task *t = s->first;
+
+		if (s->running) {
+			pthread_cond_wait(&changed, &lock);
+			continue;
+		}
+		s->running = true;
+		await(t->awaited);
+		s->first = t->next;
+		if (!s->first)
+			s->last = &s->first;
+		pthread_mutex_unlock(&lock);
+		t->run(t->context);
+		free(t);
+		pthread_mutex_lock(&lock);
+		s->running = false;
+		s->ended_at[++s->done % ENDS] = clock_monotonic();
+		pthread_cond_broadcast(&changed);
+	}
+}
+
+/* Waits for all of them; under lock. */
+static void await(const struct place *awaited)
+{
+	for (int i = 0; i < AWAITED; i++)
+		if (!reached(&awaited[i]) && has_tasks(awaited[i].stream))
+			run_until(awaited[i].stream, awaited[i].count);
+	while (!all_reached(awaited))
+		pthread_cond_wait(&changed, &lock);
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
+{
+	*least = 0;
+	*greatest = -5;
+	return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int priority)
+{
+	cudaError_t r = cudaStreamCreateWithFlags(s, flags);
+
+	if (!r) {
+		(*s)->late = true;
+		(*s)->priority = priority;
+	}
+	return r;
+}
+
+cudaError_t cudaStreamGetPriority(cudaStream_t s, int *priority)
+{
+	*priority = s->priority;
+	return cudaSuccess;
+}
+
+int simt_stream_late(cudaStream_t s)
+{
+	return s && s->late;
+}
+
+void simt_stream_defer(cudaStream_t s, void (*run)(void *context), void *context)
+{
+	struct task *t = calloc(1, sizeof(*t));
+
+	if (!t)
+		abort();
+	t->run = run;
+	t->context = context;
+	pthread_mutex_lock(&lock);
+	memcpy(t->awaited, s->awaited, sizeof(t->awaited));
+	*s->last = t;
+	s->last = &t->next;
+	s->queued++;
+	pthread_mutex_unlock(&lock);
+}
+
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags)
 {
 	*s = calloc(1, sizeof(**s));
 	if (!*s)
 		return cudaErrorMemoryAllocation;
+	(*s)->last = &(*s)->first;
 	pthread_mutex_lock(&lock);
 	(*s)->next = streams;
 	streams = *s;
@@ -84,14 +184,23 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags)
 	return cudaSuccess;
 }
 
+static void forget(const struct simt_stream *s, struct place *awaited)
+{
+	for (int i = 0; i < AWAITED; i++)
+		if (awaited[i].stream == s)
+			awaited[i].stream = NULL;
+}
+
 /* Ends all waits for a stream or event that is destroyed. */
 cudaError_t cudaStreamDestroy(cudaStream_t s)
 {
 	pthread_mutex_lock(&lock);
+	if (s->first)
+		abort(); /* work that nobody has waited for */
 	for (struct simt_stream **p = &streams; *p;) {
-		for (int i = 0; i < AWAITED; i++)
-			if ((*p)->awaited[i].stream == s)
-				(*p)->awaited[i].stream = NULL;
+		forget(s, (*p)->awaited);
+		for (struct task *t = (*p)->first; t; t = t->next)
+			forget(s, t->awaited);
 		if (*p == s)
 			*p = s->next;
 		else
@@ -106,6 +215,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s)
 {
 	simt_stream_settle(s);
 	pthread_mutex_lock(&lock);
+	run_until(s, s->queued);
 	while (s->done < s->queued)
 		pthread_cond_wait(&changed, &lock);
 	pthread_mutex_unlock(&lock);
@@ -115,8 +225,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s)
 void simt_stream_settle(cudaStream_t s)
 {
 	pthread_mutex_lock(&lock);
-	while (!all_reached(s->awaited))
-		pthread_cond_wait(&changed, &lock);
+	await(s->awaited);
 	pthread_mutex_unlock(&lock);
 }
 
@@ -226,8 +335,8 @@ cudaError_t cudaEventQuery(cudaEvent_t e)
 cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
 	pthread_mutex_lock(&lock);
-	while (!reached(&e->place) || !all_reached(e->awaited))
-		pthread_cond_wait(&changed, &lock);
+	await(e->awaited);
+	await((struct place[AWAITED]){e->place});
 	pthread_mutex_unlock(&lock);
 	return cudaSuccess;
 }
@@ -237,6 +346,9 @@ int simt_stream_waits(cudaStream_t s)
 	int waits;
 
 	pthread_mutex_lock(&lock);
+	for (int i = 0; i < AWAITED; i++)
+		if (!reached(&s->awaited[i]))
+			run_until(s->awaited[i].stream, s->awaited[i].count);
 	waits = !all_reached(s->awaited);
 	pthread_mutex_unlock(&lock);
 	return waits;

@@ -111,6 +111,15 @@ void device_event_wait(struct device *dev, struct device_event *event);
 /* The host waits until the event has been reached; one that was never recorded has been. */
 int device_event_finish(struct device *dev, struct device_event *event, struct error *err);
 
+/* ---- operations that do not delay the compute stream ---- */
+/* device_update and device_adamw between these two are queued on a lane of their own, behind what is on the
+ * compute stream so far and behind what is on that lane; a collective between them begins after them. The
+ * compute stream goes on meanwhile: what they write may be read, and what they read written, after
+ * device_event_wait(done), or device_synchronize; device_read waits for the compute stream alone. On the CPU
+ * they have been carried out when they return. */
+void device_aside_begin(struct device *dev);
+void device_aside_end(struct device *dev, struct device_event *done);
+
 /* ---- elementwise and conversions ---- */
 void device_cast(struct device *dev, void *dst, enum dtype dst_type, const void *src, enum dtype src_type,
                  int64_t n);

@@ -120,11 +120,17 @@ int optimizer_step(struct optimizer *o, const struct optimizer_options *options,
 			continue;
 		if ((r = shard_wait_host(s, i, err)) < 0)
 			return r;
+		if (!by_tensors[o->kind])
+			shard_begin_step(s, i);
 		/* After an overflow nothing would change; on the disk that need not be read. */
-		if (!by_tensors[o->kind] && !(s->o.offload_dir && isnan(scale)) &&
-		    (r = step_unit(o, i, options, grad_scale, err)) < 0)
+		if (!by_tensors[o->kind] && !(s->o.offload_dir && isnan(scale)))
+			r = step_unit(o, i, options, grad_scale, err);
+		if (r == 0)
+			shard_publish(s, i, true);
+		if (!by_tensors[o->kind])
+			shard_end_step(s, i);
+		if (r < 0)
 			return r;
-		shard_publish(s, i, true);
 	}
 	return shard_published(s, err);
 }

@@ -61,6 +61,17 @@ static size_t list_buffers(const struct shard *s, bool gradients, struct comm_bu
 	return n;
 }
 
+/* Units that the device steps do so aside. */
+static int make_events(struct shard *s, struct error *err)
+{
+	int r = 0;
+
+	for (int i = 0; i < s->units && r == 0 && !s->o.offload; i++)
+		if (!s->unit[i].frozen)
+			r = device_event_create(s->dev, &s->unit[i].stepped, err);
+	return r;
+}
+
 int shard_connect(struct shard *s, struct error *err)
 {
 	_cleanup_free_ struct comm_buffer *list =
@@ -68,6 +79,8 @@ int shard_connect(struct shard *s, struct error *err)
 	size_t weights, gradients;
 	int r = offload_open(s, err);
 
+	if (r == 0)
+		r = make_events(s, err);
 	if (r == 0 && s->o.offload_dir)
 		r = disk_state_open(s, err);
 	if (r < 0 || s->o.world_size == 1)
@@ -90,6 +103,13 @@ void shard_disconnect(struct shard *s)
 {
 	disk_state_close(s);
 	offload_close(s);
+	for (int i = 0; i < s->units; i++) {
+		/* The memory is freed next. */
+		if (s->unit[i].stepped)
+			(void)device_event_finish(s->dev, s->unit[i].stepped, NULL);
+		device_event_destroy(s->unit[i].stepped);
+		s->unit[i].stepped = NULL;
+	}
 	for (size_t i = 0; i < ARRAY_SIZE(s->lane); i++) {
 		comm_destroy(s->lane[i]);
 		s->lane[i] = NULL;

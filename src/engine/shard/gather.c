@@ -6,6 +6,35 @@
 #include <errno.h>
 #include <stdlib.h>
 
+/* ---- steps ---- */
+
+void shard_begin_step(struct shard *s, int unit)
+{
+	if (s->unit[unit].stepped)
+		device_aside_begin(s->dev);
+}
+
+void shard_end_step(struct shard *s, int unit)
+{
+	if (!s->unit[unit].stepped)
+		return;
+	device_aside_end(s->dev, s->unit[unit].stepped);
+	s->unit[unit].stepping = true;
+}
+
+void shard_await_step(struct shard *s, int unit)
+{
+	if (s->unit[unit].stepping)
+		device_event_wait(s->dev, s->unit[unit].stepped);
+	s->unit[unit].stepping = false;
+}
+
+void shard_await_steps(struct shard *s)
+{
+	for (int i = 0; i < s->units; i++)
+		shard_await_step(s, i);
+}
+
 /* ---- slots ---- */
 
 /* Where a unit's weights come from the host: what reads them from now on starts behind them, here or on the
@@ -49,6 +78,7 @@ static bool start_gather(struct shard *s, int unit, const struct shard_window *w
 			continue;
 		if (slot->unit >= 0)
 			leave_slot(s, slot);
+		shard_await_step(s, unit);
 		slot->unit = unit;
 		u->weights = slot->memory;
 		if (s->o.offload == SHARD_OFFLOAD_ALL)
@@ -96,6 +126,7 @@ int shard_need(struct shard *s, int unit, enum model_phase phase, struct error *
 	struct shard_unit *u = &s->unit[unit];
 	comm_ticket ticket;
 
+	shard_await_step(s, unit);
 	/* The gradient of an embedding needs no weights. */
 	if (phase == MODEL_BACKWARD && unit == 0 && !u->whole_weights)
 		return 0;
@@ -161,6 +192,7 @@ int shard_settle(struct shard *s, struct error *err)
 
 	if (r < 0)
 		return r;
+	shard_await_steps(s);
 	for (int i = 0; i < s->units; i++) {
 		comm_ticket ticket = s->unit[i].gathering;
 

@@ -131,6 +131,8 @@ struct shard_unit {
 	float *host_gradients; /* [own] */
 	void *host_copy;       /* [own], compute type; NULL in fp32, where it is master */
 	struct device_event *down, *up;
+	struct device_event *stepped; /* behind its step, while that is under way aside */
+	bool stepping;
 	bool coming; /* its weights are on their way into their slot, and have not been waited for */
 	comm_ticket gathering; /* 0: not under way */
 	comm_ticket reducing;
@@ -249,6 +251,14 @@ int shard_write_state(struct shard *s, enum shard_state which, int unit, int64_t
 
 /* The sum of what ranks have computed over their own parts alone, in place on the device. */
 int shard_sum(struct shard *s, double *sums, int64_t n, struct error *err);
+
+/* The operations that step a unit, and the gather of shard_publish, between these two: aside, where the state
+ * is on the device. Whoever reads the unit's weights or state, or writes its gradients, comes behind
+ * shard_need, or shard_await_step (of all units: shard_await_steps). */
+void shard_begin_step(struct shard *s, int unit);
+void shard_end_step(struct shard *s, int unit);
+void shard_await_step(struct shard *s, int unit);
+void shard_await_steps(struct shard *s);
 
 /* own_weights of a unit have changed: where they are whole, starts the gather, which shard_need waits for.
  * `converted` where they are already rounded from the master weights, if there are any. */

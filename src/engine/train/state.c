@@ -96,6 +96,7 @@ int trainer_read(struct trainer *t, enum parameter_state which, const struct mod
 
 	if (own != n || is_packed(t, which, p))
 		return error_set(err, -ENOTSUP, "%s: this rank holds only a shard of it", p->name);
+	shard_await_steps(t->plan->shard);
 	if (is_factors(t, which, p))
 		return optimizer_read_factors(t->plan->optimizer, p, first, n, out, err);
 	if (!has_state(t, which, p)) {
@@ -318,6 +319,7 @@ int trainer_gather_parameter(struct trainer *t, enum parameter_state which, cons
 		memset(out, 0, (size_t)n * sizeof(*out));
 		return 0;
 	}
+	shard_await_steps(t->plan->shard);
 	if (t->plan->shard->degree == 1)
 		return out ? trainer_read(t, which, p, first, n, out, err) : 0;
 	for (int64_t at = 0; at < n && r == 0; at += most)

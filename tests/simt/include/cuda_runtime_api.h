@@ -157,11 +157,15 @@ static inline cudaError_t cudaMemset(void *p, int value, size_t n)
 }
 
 /* stream.c: a stream has unfinished work while a collective of tests/simt/nccl.c is in progress on it, or
- * while it waits for one. */
+ * while it waits for one. A stream that is made with a priority is late: its kernels run once another stream
+ * or the host waits for them, and not before, so that a wait that is missing gives other results. */
 #ifdef __cplusplus
 extern "C" {
 #endif
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags);
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int priority);
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
+cudaError_t cudaStreamGetPriority(cudaStream_t s, int *priority);
 cudaError_t cudaStreamDestroy(cudaStream_t s);
 cudaError_t cudaStreamSynchronize(cudaStream_t s);
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags);
@@ -175,6 +179,9 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to);
 void simt_stream_begin(cudaStream_t s);
 void simt_stream_end(cudaStream_t s);
 void simt_stream_settle(cudaStream_t s);
+int simt_stream_late(cudaStream_t s);
+/* The next work of a late stream. run(context) is called once, possibly in another thread. */
+void simt_stream_defer(cudaStream_t s, void (*run)(void *context), void *context);
 int simt_stream_waits(cudaStream_t s); /* for work on another stream */
 void simt_refuse_timing(int refuse);   /* no event with a time can be made while this is set */
 /* The number of plans that the stand-in for cuDNN has run. */

@@ -47,7 +47,7 @@ void comm_free_buffers(struct comm *c)
 
 	/* Kernels may still use the buffers. */
 	if (c->allocations)
-		(void)cudaStreamSynchronize(c->dev->stream);
+		(void)device_synchronize(c->dev, NULL);
 	while ((a = c->allocations)) {
 		c->allocations = a->next;
 		if (a->by_nccl)

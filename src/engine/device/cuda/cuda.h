@@ -38,6 +38,9 @@ struct device {
 	cudaStream_t stream;
 	cudaStream_t transfers; /* these two: made with the first host memory, NULL before */
 	cudaEvent_t computed;   /* what a transfer begins after */
+	/* Within device_aside_begin, `stream` is the second of these two, which is made at the first one. */
+	cudaStream_t compute, aside;
+	cudaEvent_t before_aside;
 	struct gemm_cache *gemm;
 	struct attention_cudnn *cudnn; /* NULL: our own attention alone */
 	const char *cudnn_missing;     /* why, where it was looked for */

@@ -63,6 +63,7 @@ static int open_gpu(struct device *dev, const struct device_options *options, st
 	if (status)
 		return device_cuda_error(dev, status, "cannot make a stream", err);
 	dev->stream_made = true;
+	dev->compute = dev->stream;
 	if ((status = cudaMalloc((void **)&dev->parts, REDUCE_PARTS * sizeof(*dev->parts))) ||
 	    (status = cudaMallocHost((void **)&dev->staging, STAGING)))
 		return device_cuda_error(dev, status, "cannot allocate the engine's own buffers", err);
@@ -102,6 +103,8 @@ void device_destroy(struct device *dev)
 		(void)cudaStreamSynchronize(dev->stream);
 	if (dev->transfers)
 		(void)cudaStreamSynchronize(dev->transfers);
+	if (dev->aside)
+		(void)cudaStreamSynchronize(dev->aside);
 	attention_cudnn_destroy(dev);
 	gemm_destroy(dev);
 	(void)cudaFree(dev->base.scratch);
@@ -111,6 +114,10 @@ void device_destroy(struct device *dev)
 		(void)cudaEventDestroy(dev->computed);
 	if (dev->transfers)
 		(void)cudaStreamDestroy(dev->transfers);
+	if (dev->before_aside)
+		(void)cudaEventDestroy(dev->before_aside);
+	if (dev->aside)
+		(void)cudaStreamDestroy(dev->aside);
 	if (dev->stream_made)
 		(void)cudaStreamDestroy(dev->stream);
 	free(dev);
@@ -231,9 +238,9 @@ void device_launched(struct device *dev, const char *kernel)
 		device_fault(dev, -EIO, "%s: %s", kernel, cudaGetErrorString(status));
 }
 
-int device_synchronize(struct device *dev, struct error *err)
+static int wait_for_stream(struct device *dev, struct error *err)
 {
-	cudaError_t status = cudaStreamSynchronize(dev->stream);
+	cudaError_t status = cudaStreamSynchronize(dev->compute);
 	char where[24];
 	int fault;
 
@@ -246,6 +253,14 @@ int device_synchronize(struct device *dev, struct error *err)
 	return status ? device_cuda_error(dev, status, "the computation failed", err) : 0;
 }
 
+int device_synchronize(struct device *dev, struct error *err)
+{
+	cudaError_t status = dev->aside ? cudaStreamSynchronize(dev->aside) : cudaSuccess;
+	int r = wait_for_stream(dev, err);
+
+	return r == 0 && status ? device_cuda_error(dev, status, "the computation failed", err) : r;
+}
+
 /* ---- transfers ---- */
 int device_read(struct device *dev, void *host, const void *src, size_t bytes, struct error *err)
 {
@@ -253,7 +268,7 @@ int device_read(struct device *dev, void *host, const void *src, size_t bytes, s
 	void *to = small ? dev->staging + dev->staged : host;
 	cudaError_t status =
 	    bytes ? cudaMemcpyAsync(to, src, bytes, cudaMemcpyDeviceToHost, dev->stream) : cudaSuccess;
-	int r = device_synchronize(dev, err);
+	int r = wait_for_stream(dev, err);
 
 	if (r == 0 && status)
 		r = device_cuda_error(dev, status, "cannot be read from", err);
@@ -333,6 +348,41 @@ void device_event_record(struct device *dev, struct device_event *event)
 {
 	cudaError_t status = cudaEventRecord(event->event, dev->stream);
 
+	if (status)
+		device_fault(dev, -EIO, "event: %s", cudaGetErrorString(status));
+}
+
+/* ---- operations aside ---- */
+/* The compute stream waits for them unit by unit, so that they go first where both have work. */
+static cudaError_t make_aside(struct device *dev)
+{
+	int least = 0, greatest = 0;
+	cudaError_t status = cudaDeviceGetStreamPriorityRange(&least, &greatest);
+
+	if (!status)
+		status = cudaStreamCreateWithPriority(&dev->aside, cudaStreamNonBlocking, greatest);
+	return status ? status : cudaEventCreateWithFlags(&dev->before_aside, cudaEventDisableTiming);
+}
+
+void device_aside_begin(struct device *dev)
+{
+	cudaError_t status = dev->before_aside ? cudaSuccess : make_aside(dev);
+
+	if (!status)
+		status = cudaEventRecord(dev->before_aside, dev->compute);
+	if (!status)
+		status = cudaStreamWaitEvent(dev->aside, dev->before_aside, 0);
+	if (status)
+		device_fault(dev, -EIO, "a second stream: %s", cudaGetErrorString(status));
+	else
+		dev->stream = dev->aside;
+}
+
+void device_aside_end(struct device *dev, struct device_event *done)
+{
+	cudaError_t status = cudaEventRecord(done->event, dev->stream);
+
+	dev->stream = dev->compute;
 	if (status)
 		device_fault(dev, -EIO, "event: %s", cudaGetErrorString(status));
 }
