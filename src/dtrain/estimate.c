@@ -23,6 +23,7 @@
 #include "engine/checkpoint/adapter_start.h"
 #include "engine/checkpoint/hf.h"
 #include "engine/train/estimate.h"
+#include "engine/train/scale.h"
 #include "options/options.h"
 #include "options/precision_names.h"
 #include "wire/node_view.h"
@@ -334,6 +335,66 @@ static int print_estimate(const struct subject *s, const struct estimate_list *l
 	return EXIT_SUCCESS;
 }
 
+/* ---- more and more devices ---- */
+
+static void print_scale(const struct subject *s, const struct scale_point points[SCALE_POINTS])
+{
+	const char *const header[] = {"DEVICES",  "STRATEGY",  "RECOMPUTE", "FITS",    "FORWARD",
+	                              "BACKWARD", "OPTIMIZER", "COMM",      "EXPOSED", "STEP",
+	                              "TOKENS/S", "MFU",       "EFFICIENCY"};
+	struct table table;
+	char text[32];
+
+	printf("model    %s, %d layers, %.1f M parameters\n", s->model.family, s->model.layers,
+	       (double)model_config_parameters(&s->model) / 1e6);
+	printf("devices  %s, %d to a node\n", s->devices, s->where.per_node);
+	print_rates(s);
+	table_begin(&table, ARRAY_SIZE(header), header);
+	for (int i = 0; i < SCALE_POINTS; i++) {
+		const struct estimate *e = &points[i].e;
+		const double times[] = {e->cost.forward + e->cost.head,
+		                        e->cost.backward + e->cost.recompute,
+		                        e->cost.optimizer,
+		                        e->cost.communication,
+		                        e->cost.exposed,
+		                        e->cost.step};
+
+		if (!points[i].possible)
+			continue;
+		table_add(&table, "%d", points[i].nodes * points[i].per_node);
+		table_add_text(&table, estimate_strategy_name(e->strategy));
+		table_add_text(&table, estimate_recompute_text(text, sizeof(text), e));
+		table_add_text(&table, e->fits ? "yes" : "no");
+		for (size_t t = 0; t < ARRAY_SIZE(times); t++)
+			table_add_text(&table, seconds(text, sizeof(text), MAX(times[t], 0)));
+		table_add(&table, "%s", large(text, sizeof(text), e->cost.tokens_per_second));
+		table_add(&table, "%.1f%%", 100 * e->cost.mfu);
+		table_add(&table, "%.1f%%", 100 * points[i].efficiency);
+	}
+	table_print(&table);
+}
+
+static int scale(const struct subject *s, const struct estimate_input *in, bool json)
+{
+	_cleanup_free_ struct scale_point *points = calloc(SCALE_POINTS, sizeof(*points));
+	_cleanup_json_ json_t *out = NULL;
+	struct error err = ERROR_INIT;
+
+	if (!points)
+		return client_fail(EXIT_FAILURE, "out of memory");
+	if (scale_run(in, options_strategy_is_auto(s->config) ? -1 : (int)s->options.strategy,
+	              options_recompute_is_auto(s->config) ? -1 : (int)s->options.recompute, points,
+	              &err) < 0)
+		return client_fail(EXIT_FAILURE, "%s", err.message);
+	if (!json) {
+		print_scale(s, points);
+		return EXIT_SUCCESS;
+	}
+	if (scale_to_json(in, points, &out, &err) < 0)
+		return client_fail(EXIT_FAILURE, "%s", err.message);
+	return client_print_json(out);
+}
+
 /* 0, or the exit status after the error was printed. */
 static int measure(bool alone)
 {
@@ -347,10 +408,11 @@ static int measure(bool alone)
 	return 0;
 }
 
-static int estimate(struct client *client, struct subject *s, const char *devices, bool json)
+static int estimate(struct client *client, struct subject *s, const char *devices, bool scales, bool json)
 {
 	struct estimate_input in = {&s->model, &s->options, s->config->data.max_length, &s->where};
 	struct estimate_list list;
+	struct hardware named;
 	struct error err = ERROR_INIT;
 	int status = find_devices(client, s, devices);
 
@@ -360,8 +422,13 @@ static int estimate(struct client *client, struct subject *s, const char *device
 		return client_fail(EXIT_FAILURE, "%s", err.message);
 	s->where.device.rates = s->rates;
 	choose_precision(s);
+	/* A name alone: full nodes. */
+	if (scales && devices && hardware_find(devices, &named) && named.sizing.engine == DEVICE_ENGINE_CUDA)
+		s->where.per_node = GPUS_OF_A_NODE;
 	if (s->config->parallel.shard_degree == 0)
 		s->options.shard_degree = s->where.per_node;
+	if (scales)
+		return scale(s, &in, json);
 	if (estimate_list(&in, &list, &err) < 0)
 		return client_fail(EXIT_FAILURE, "%s", err.message);
 	return print_estimate(s, &list, json);
@@ -372,13 +439,14 @@ int cmd_estimate(struct client *client, int argc, char **argv)
 	_cleanup_(subject_release) struct subject s = {0};
 	struct option_list set = {0};
 	const char *devices = NULL;
-	bool json = false, measures = false;
+	bool json = false, measures = false, scales = false;
 	const struct option_spec options[] = {
 	    {'d', "devices", OPTION_STRING, &devices, "DEVICES",
 	     "8xH100-80GB, 128x8xH100-80GB (nodes, devices of each), cpu or cluster"},
 	    {'s', "set", OPTION_LIST, &set, "KEY=VALUE", "override a key of the run file; again for more"},
 	    {0, "measure", OPTION_FLAG, &measures, NULL,
 	     "first measure this machine's device: two minutes, in which it should do nothing else"},
+	    {0, "scale", OPTION_FLAG, &scales, NULL, "the step on 1, 2, 4 ... 1,024 such devices"},
 	    {0, "json", OPTION_FLAG, &json, NULL, "print JSON"},
 	};
 	const struct usage usage = {"estimate",
@@ -402,7 +470,7 @@ int cmd_estimate(struct client *client, int argc, char **argv)
 		if (status == 0 && measures)
 			status = measure(!run);
 		if (status == 0 && run)
-			status = estimate(client, &s, devices, json);
+			status = estimate(client, &s, devices, scales, json);
 	}
 	option_list_release(&set);
 	return status;

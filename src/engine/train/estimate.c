@@ -310,7 +310,7 @@ static json_t *memory_json(const struct estimate *e)
 	return o;
 }
 
-static json_t *plan_json(const struct estimate *e)
+json_t *estimate_plan_json(const struct estimate *e)
 {
 	const struct cost *c = &e->cost;
 
@@ -329,7 +329,7 @@ int estimate_to_json(const struct estimate_input *in, const struct estimate_list
 	json_t *plans = json_array(), *all;
 
 	for (size_t i = 0; i < list->count; i++)
-		json_array_append_new(plans, plan_json(&list->all[i]));
+		json_array_append_new(plans, estimate_plan_json(&list->all[i]));
 	all = json_pack("{s:{s:s,s:i,s:I},s:{s:s,s:s,s:i,s:i,s:I},s:{s:s,s:I,s:I,s:I,s:I},s:o}", "model",
 	                "family", in->model->family, "layers", in->model->layers, "parameters",
 	                (json_int_t)model_config_parameters(in->model), "devices", "name", w->device.name,

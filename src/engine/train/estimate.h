@@ -58,6 +58,8 @@ const char *estimate_recompute_text(char *buf, size_t size, const struct estimat
 /* -ENOMEM where a rank's plan is larger than its device, with the nearest that fits: another strategy, else
  * more devices. What a worker takes beyond the plan is not counted: a refused run cannot run. */
 int estimate_check(const struct estimate_input *in, struct error *err);
+/* One of "plans"; NULL: out of memory. */
+json_t *estimate_plan_json(const struct estimate *e);
 /* {"model":…,"devices":…,"options":…,"plans":[…],"run":…,"choice":…}; dtrain(1) describes it. */
 int estimate_to_json(const struct estimate_input *in, const struct estimate_list *list, json_t **out,
                      struct error *err);
