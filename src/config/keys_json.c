@@ -57,6 +57,8 @@ static int assign_json(const struct keys *keys, const struct key *k, void *targe
 			list[i] = s ? strdup(s) : NULL;
 			if (!list[i]) {
 				str_list_free(list);
+				if (s)
+					return error_oom(err);
 				return error_set(err, -EINVAL, "%s: %s: not all strings; %s is needed", where,
 				                 keys_name(k, name, sizeof(name)), keys_type_words[k->type]);
 			}

@@ -15,6 +15,8 @@
 #include "config/hosts.h"
 #include "config/run.h"
 
+#include "failing_memory.h"
+
 /* libconfig 1.5 leaks memory of its scanner when its grammar refuses a value. */
 const char *__lsan_default_suppressions(void);
 const char *__lsan_default_suppressions(void)
@@ -214,6 +216,48 @@ START_TEST(wrong_run_files_say_where)
 	ck_fails(run_config_parse(wrong[_i].text, "x.conf", overrides, &c, &err), &err, wrong[_i].words);
 	ck_assert_ptr_null(c);
 	ck_assert_ptr_null(strchr(err.message, '\n'));
+}
+END_TEST
+
+/* Keys of preferences, each of which has an effect with the listed tasks, and is refused with any other. */
+static const struct {
+	const char *key, *value, *tasks;
+} preference_keys[] = {
+    {"preference.loss", "ipo", "dpo"},
+    {"preference.beta", "0.2", "dpo orpo simpo kto"},
+    {"preference.center_rewards_coefficient", "0.01", "reward"},
+    {"preference.gamma", "0.3", "simpo"},
+    {"preference.label_smoothing", "0.1", "dpo simpo"},
+    {"preference.desirable_weight", "2.0", "kto"},
+    {"preference.undesirable_weight", "2.0", "kto"},
+    {"preference.reference", "/r", "dpo kto"},
+    {"data.packing", "true", "sft"},
+    {"data.train_on_prompt", "true", "sft"},
+    {"data.mask_history", "true", "sft"},
+};
+
+START_TEST(keys_of_preferences_are_for_their_tasks)
+{
+	static const char *const tasks[] = {"sft", "dpo", "orpo", "simpo", "kto", "reward"};
+	_cleanup_free_ char *set = str_printf("%s=%s", preference_keys[_i].key, preference_keys[_i].value);
+	const char *overrides[] = {set, NULL};
+
+	for (size_t t = 0; t < ARRAY_SIZE(tasks); t++) {
+		_cleanup_free_ char *text =
+		    str_printf("task = \"%s\"; model = { path = \"x\"; }; data = { path = \"y\"; }; "
+		               "output = { dir = \"z\"; };",
+		               tasks[t]);
+		struct run_config *c = NULL;
+		struct error err = ERROR_INIT;
+
+		mark_point();
+		if (strstr(preference_keys[_i].tasks, tasks[t]))
+			ck_ok(run_config_parse(text, "x.conf", overrides, &c, &err), &err);
+		else
+			ck_fails(run_config_parse(text, "x.conf", overrides, &c, &err), &err,
+			         preference_keys[_i].key);
+		run_config_free(c);
+	}
 }
 END_TEST
 
@@ -818,6 +862,58 @@ START_TEST(how_a_run_is_stopped)
 }
 END_TEST
 
+static int take_run_file(void *context, struct error *err)
+{
+	const char *overrides[] = {"train.learning_rate=2e-4", "data.path=c.json,d.json", NULL};
+	_cleanup_(run_config_freep) struct run_config *c = NULL, *again = NULL;
+	_cleanup_json_ json_t *json = NULL;
+	int r = run_config_parse(alpaca, "x.conf", overrides, &c, err);
+
+	(void)context;
+	if (r < 0 || (r = run_config_set_variable(c, "A=b", false, "x", err)) < 0 ||
+	    (r = run_config_to_json(c, &json, err)) < 0)
+		return r;
+	return run_config_from_json(json, &again, err);
+}
+
+static int take_hosts(void *context, struct error *err)
+{
+	static const char text[] = "n1 slots=4 addr=10.0.0.1 port=7 fast large\nn2 # the second\n";
+	_cleanup_(hosts_freep) struct hosts *h = NULL;
+
+	(void)context;
+	return hosts_parse(text, strlen(text), "hosts", &h, err);
+}
+
+static int take_daemon_file(void *context, struct error *err)
+{
+	_cleanup_(daemon_config_freep) struct daemon_config *c = NULL;
+
+	(void)context;
+	return daemon_config_parse("port = 30000; log_dir = \"/l\";", "dtraind.conf", &c, err);
+}
+
+START_TEST(memory_may_run_out_at_any_place)
+{
+	memory_runs_out(take_run_file, NULL);
+	memory_runs_out(take_hosts, NULL);
+	memory_runs_out(take_daemon_file, NULL);
+}
+END_TEST
+
+START_TEST(tasks_have_names)
+{
+	enum run_task task;
+
+	for (enum run_task t = 0; t <= RUN_REWARD; t++) {
+		ck_assert(run_task_by_name(run_task_name(t), &task));
+		ck_assert_int_eq(task, t);
+	}
+	ck_assert(!run_task_by_name("dance", &task));
+	ck_assert(!run_task_by_name("", &task));
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("config");
@@ -827,6 +923,9 @@ int main(void)
 	tcase_add_test(t, recompute_by_name_or_truth);
 	tcase_add_test(t, packing_default_follows_the_task);
 	tcase_add_test(t, json_round_trip);
+	tcase_add_loop_test(t, keys_of_preferences_are_for_their_tasks, 0, ARRAY_SIZE(preference_keys));
+	tcase_add_test(t, tasks_have_names);
+	tcase_add_test(t, memory_may_run_out_at_any_place);
 	tcase_add_loop_test(t, wrong_run_files_say_where, 0, ARRAY_SIZE(wrong));
 	tcase_add_test(t, nothing_is_suggested_where_nothing_is_alike);
 	tcase_add_loop_test(t, integers_keep_all_their_bits, 0, ARRAY_SIZE(integers));

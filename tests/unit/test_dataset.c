@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 
 #include "dataset_fixture.h"
+#include "failing_memory.h"
 
 START_TEST(test_masks)
 {
@@ -469,13 +470,42 @@ START_TEST(test_dataset_info)
 }
 END_TEST
 
+static int open_both(void *context, struct error *err)
+{
+	_cleanup_(dataset_closep) struct dataset *train = NULL, *held_out = NULL;
+	struct dataset_options *o = context;
+	_cleanup_free_ char *cache = unit_tmpdir();
+	struct tokenizer tok = {0};
+	int r;
+
+	o->cache_dir = cache;
+	r = dataset_open(o, &tok, &train, &held_out, err);
+	file_remove_tree(cache, NULL);
+	return r;
+}
+
+/* The cache is made anew each time. */
+START_TEST(memory_may_run_out_at_any_place)
+{
+	struct notes notes = {0};
+	struct dataset_options o =
+	    options(put("a.json", "[{\"instruction\":\"a\",\"input\":\"x\",\"output\":\"b\"},"
+	                          "{\"instruction\":\"c\",\"output\":\"d\"},"
+	                          "{\"instruction\":\"e\",\"output\":\"f\"}]"),
+	            &notes);
+
+	o.eval_fraction = 0.4;
+	memory_runs_out(open_both, &o);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("dataset");
 	TCase *tc = tcase_create("all");
-	const TTest *const tests[] = {test_processes, test_masks,    test_tools,
-	                              test_packing,   test_pretrain, test_split,
-	                              test_cache,     test_errors,   test_dataset_info};
+	const TTest *const tests[] = {
+	    test_processes, test_masks, test_tools,  test_packing,      test_pretrain,
+	    test_split,     test_cache, test_errors, test_dataset_info, memory_may_run_out_at_any_place};
 
 	tcase_add_checked_fixture(tc, setup, teardown);
 	tcase_set_timeout(tc, 60);

@@ -22,6 +22,8 @@
 #include "wire/start_request.h"
 #include "wire/worker_event.h"
 
+#include "failing_memory.h"
+
 /* Decodes and encodes again. */
 #define DEFINE_PASS(NAME)                                                                                    \
 	static int pass_##NAME(const json_t *json, json_t **again, struct error *err)                        \
@@ -975,6 +977,28 @@ START_TEST(errors_are_read_from_any_answer)
 }
 END_TEST
 
+struct passing {
+	const struct sample *sample;
+	json_t *json;
+};
+
+static int pass_sample(void *context, struct error *err)
+{
+	const struct passing *p = context;
+	_cleanup_json_ json_t *again = NULL;
+
+	return p->sample->pass(p->json, &again, err);
+}
+
+START_TEST(memory_may_run_out_at_any_place)
+{
+	struct passing p = {&samples[_i], make(&samples[_i])};
+
+	memory_runs_out(pass_sample, &p);
+	json_decref(p.json);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("wire");
@@ -982,6 +1006,7 @@ int main(void)
 	const int count = (int)ARRAY_SIZE(samples);
 
 	tcase_add_loop_test(tc, what_is_decoded_is_encoded_again, 0, count);
+	tcase_add_loop_test(tc, memory_may_run_out_at_any_place, 0, count);
 	tcase_add_loop_test(tc, a_missing_field_is_named, 0, count);
 	tcase_add_loop_test(tc, a_field_of_another_type_is_named, 0, count);
 	tcase_add_loop_test(tc, an_unknown_field_is_named, 0, count);

@@ -57,13 +57,13 @@ int template_find(const char *name, const struct template **out, struct error *e
 {
 	_cleanup_strbuf_ struct strbuf names = {0};
 
-	for (const struct template *t = template_table; t->name; t++) {
+	for (const struct template *t = template_table; t->name; t++)
 		if (str_eq(t->name, name)) {
 			*out = t;
 			return 0;
 		}
+	for (const struct template *t = template_table; t->name; t++)
 		strbuf_addf(&names, "%s%s", names.len ? ", " : "", t->name);
-	}
 	return error_set(err, -EINVAL, "unknown template '%s'; known are: %s", name,
 	                 names.data ? names.data : "");
 }
