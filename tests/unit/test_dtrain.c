@@ -392,6 +392,23 @@ START_TEST(fenced_nodes_are_listed_in_any_case)
 }
 END_TEST
 
+START_TEST(nothing_is_listed_where_no_node_was_fenced)
+{
+	_cleanup_free_ char *text = NULL;
+	const struct fake_step steps[] = {
+	    {"POST /v1/nodes/n9/fence ", NULL,
+	     "HTTP/1.1 404 Not Found\r\nContent-Length: 50\r\n\r\n"
+	     "{\"error\":{\"code\":\"no-such-node\",\"message\":\"none\"}}",
+	     1},
+	};
+	struct fake_service *fake = fake_service_start(path, steps, ARRAY_SIZE(steps));
+
+	ck_assert_int_eq(call(cmd_fence, "fence --json n9", &text), 1);
+	ck_assert_str_eq(text, "");
+	fake_service_stop(fake);
+}
+END_TEST
+
 START_TEST(a_device_is_named_by_its_node_and_slot)
 {
 	_cleanup_free_ char *done = answer_of("{}");
@@ -509,6 +526,7 @@ int main(void)
 	tcase_add_test(tc, tables_line_up);
 	tcase_add_test(tc, devices_show_what_there_is);
 	tcase_add_test(tc, fenced_nodes_are_listed_in_any_case);
+	tcase_add_test(tc, nothing_is_listed_where_no_node_was_fenced);
 	tcase_add_test(tc, a_device_is_named_by_its_node_and_slot);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);

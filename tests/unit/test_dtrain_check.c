@@ -60,6 +60,9 @@ static const struct {
     {"model.tokenizer=none", "model.tokenizer: ", true},
     {"parallel.strategy=zero3 --set parallel.persist_below=100000000 --set resources.devices_per_node=2",
      "parallel: parallel.persist_below is 100000000, but the largest unit of this model has ", true},
+    {"parallel.strategy=zero3 --set parallel.persist_below=100000000 --set resources.nodes=2 --set "
+     "resources.devices_per_node=1",
+     "parallel: parallel.persist_below is 100000000, but the largest unit of this model has ", true},
     {"data.template=qwenn", "data.template: unknown template 'qwenn'; known are: ", true},
     {"data.tool_prompt=good.json",
      "data.tool_prompt: good.json: {{tools}} is missing; it has to stand where the list of tools goes\n",

@@ -467,6 +467,24 @@ START_TEST(the_json_says_all)
 }
 END_TEST
 
+/* What print_memory lists between the heading and the sum. */
+START_TEST(each_class_of_memory_is_listed_once)
+{
+	static const char *const classes[] = {"weights", "gradients", "optimizer", "activations",
+	                                      "logits",  "scratch",   "input"};
+	_cleanup_(call_release) struct call call =
+	    fixture_call(cmd_estimate, "estimate -d 8xH100-80GB run.conf");
+	const char *at = strstr(call.output, "\nmemory of a rank, "),
+	           *end = at ? strstr(at, "\n  plan ") : NULL;
+	size_t lines = 0;
+
+	ck_assert_ptr_nonnull(end);
+	for (const char *p = strchr(at + 1, '\n'); p && p < end; p = strchr(p + 1, '\n'), lines++)
+		ck_assert_msg(lines < ARRAY_SIZE(classes) && str_starts(p + 3, classes[lines]), "%.40s", p);
+	ck_assert_uint_eq(lines, ARRAY_SIZE(classes));
+}
+END_TEST
+
 START_TEST(the_table_ends_with_the_choice)
 {
 	_cleanup_(call_release) struct call call =
@@ -571,6 +589,7 @@ int main(void)
 	tcase_set_timeout(tc, 120);
 	tcase_add_checked_fixture(tc, setup, fixture_teardown);
 	tcase_add_test(tc, the_json_says_all);
+	tcase_add_test(tc, each_class_of_memory_is_listed_once);
 	tcase_add_test(tc, the_table_ends_with_the_choice);
 	tcase_add_test(tc, the_cluster_is_asked);
 	tcase_add_test(tc, what_cannot_fit_is_not_submitted);

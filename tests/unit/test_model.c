@@ -69,6 +69,52 @@ START_TEST(config_families)
 }
 END_TEST
 
+/* What a config.json leaves out, as transformers has it: the defaults of its configuration classes. */
+START_TEST(each_family_has_the_defaults_of_transformers)
+{
+	static const struct {
+		const char *family;
+		bool tied;
+		int positions, head_dim, window;
+		double eps, theta, attention_cap, logits_cap;
+		enum model_activation activation;
+	} families[] = {
+	    {"llama", false, 2048, 16, 0, 1e-6, 1e4, 0, 0, MODEL_SILU},
+	    {"mistral", false, 131072, 16, 4096, 1e-6, 1e4, 0, 0, MODEL_SILU},
+	    {"qwen2", false, 32768, 16, 0, 1e-6, 1e4, 0, 0, MODEL_SILU},
+	    {"qwen3", false, 32768, 128, 0, 1e-6, 1e4, 0, 0, MODEL_SILU},
+	    {"smollm3", true, 32768, 16, 0, 1e-6, 2e6, 0, 0, MODEL_SILU},
+	    {"granite", false, 2048, 16, 0, 1e-6, 1e4, 0, 0, MODEL_SILU},
+	    {"olmo2", false, 2048, 16, 0, 1e-5, 1e4, 0, 0, MODEL_SILU},
+	    {"olmo3", false, 2048, 16, 4096, 1e-5, 5e5, 0, 0, MODEL_SILU},
+	    {"phi3", false, 4096, 16, 0, 1e-5, 1e4, 0, 0, MODEL_SILU},
+	    {"gemma2", true, 8192, 256, 4096, 1e-6, 1e4, 50, 30, MODEL_GELU_TANH},
+	    {"gemma3_text", true, 131072, 256, 4096, 1e-6, 1e6, 0, 0, MODEL_GELU_TANH},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(families); i++) {
+		_cleanup_free_ char *json =
+		    str_printf("{\"model_type\":\"%s\"," SIZES "}", families[i].family);
+		struct error err = ERROR_INIT;
+		struct model_config c;
+
+		mark_point();
+		ck_ok(parse(json, &c, &err), &err);
+		ck_assert_msg(c.tied == families[i].tied && c.max_positions == families[i].positions &&
+		                  c.head_dim == families[i].head_dim &&
+		                  model_config_window(&c, 0) == families[i].window,
+		              "%s: tied %d, positions %lld, head_dim %d, window %d", families[i].family,
+		              c.tied, (long long)c.max_positions, c.head_dim, model_config_window(&c, 0));
+		ck_assert_msg(c.norm_eps == (float)families[i].eps && c.rope.theta == families[i].theta &&
+		                  c.attention_cap == families[i].attention_cap &&
+		                  c.logits_cap == families[i].logits_cap &&
+		                  c.activation == families[i].activation,
+		              "%s: eps %g, theta %g, caps %g %g, activation %d", families[i].family,
+		              c.norm_eps, c.rope.theta, c.attention_cap, c.logits_cap, (int)c.activation);
+	}
+}
+END_TEST
+
 /* Where the file has no layer_types, the family says which layers see all tokens. */
 START_TEST(windows_follow_the_pattern_of_the_family)
 {
@@ -841,6 +887,7 @@ int main(void)
 
 	tcase_set_timeout(c, 120);
 	tcase_add_test(c, config_families);
+	tcase_add_test(c, each_family_has_the_defaults_of_transformers);
 	tcase_add_test(c, windows_follow_the_pattern_of_the_family);
 	tcase_add_test(c, config_digest_is_of_the_model);
 	tcase_add_test(c, moments_may_be_infinite);

@@ -756,6 +756,8 @@ START_TEST(the_environment_is_what_torchrun_gives)
 	    "TORCH_NCCL_ASYNC_ERROR_HANDLING=1",
 	    "DTRAIN_RUN_ID=1",
 	    "DTRAIN_ATTEMPT=1",
+	    "DTRAIN_CLUSTER=a1",
+	    "DTRAIN_EPOCH=3",
 	    "DTRAIN_NODE=n1",
 	    "DTRAIN_SLOT=1",
 	    "DTRAIN_SLOTS=0,1",
@@ -767,6 +769,8 @@ START_TEST(the_environment_is_what_torchrun_gives)
 	struct error err = ERROR_INIT;
 
 	setenv("SECRET_OF_THE_SERVICE", "1", 1);
+	json_object_set_new(q, "cluster", json_string("a1"));
+	json_object_set_new(q, "epoch", json_integer(3));
 	set_config(q, "environment",
 	           json_pack("[s, s, s]", "HELLO=world=all", "RANK=17", "PATH=/bin:/usr/bin"));
 	set_config(q, "resources", json_pack("{s:i, s:i}", "threads", 3, "max_restarts", 3));

@@ -384,6 +384,46 @@ START_TEST(and_does_not_take_that_of_another_run)
 }
 END_TEST
 
+static void damage_state(const struct fixture *f, int step)
+{
+	_cleanup_free_ char *path = str_printf("%s/checkpoint-%d/dtrain/state.json", f->out, step);
+	struct error err = ERROR_INIT;
+
+	ck_ok(file_write_atomic(path, "{", 1, 0644, &err), &err);
+}
+
+START_TEST(a_damaged_state_is_passed_over_for_an_older_one)
+{
+	_cleanup_(saver_freep) struct saver *s = NULL;
+	struct fixture f;
+
+	setup(&f);
+	save_checkpoint(&f, 3);
+	save_checkpoint(&f, 4);
+	damage_state(&f, 4);
+	s = open_saver(&f);
+	ck_assert_int_eq(saver_resume_state(s)->step, 3);
+	ck_assert_ptr_nonnull(strstr(f.said, "resuming from the checkpoint before it"));
+	teardown(&f);
+}
+END_TEST
+
+/* A run that cannot go on must not begin again without saying so. */
+START_TEST(the_only_state_is_damaged)
+{
+	_cleanup_(saver_freep) struct saver *s = NULL;
+	struct error err = ERROR_INIT;
+	struct fixture f;
+
+	setup(&f);
+	save_checkpoint(&f, 3);
+	damage_state(&f, 3);
+	ck_fails(saver_open(&f.options, &s, &err), &err, "has no older checkpoint");
+	ck_assert(there(&f, "checkpoint-3"));
+	teardown(&f);
+}
+END_TEST
+
 /* Where the directory cannot be marked as its own, a run removes nothing from it. */
 START_TEST(nothing_is_removed_before_the_mark)
 {
@@ -779,6 +819,8 @@ int main(void)
 	tcase_add_test(t, must_resume_needs_a_checkpoint);
 	tcase_add_test(t, an_attempt_that_lacks_the_checkpoint_of_the_one_before_does_not_begin_again);
 	tcase_add_test(t, and_does_not_take_that_of_another_run);
+	tcase_add_test(t, a_damaged_state_is_passed_over_for_an_older_one);
+	tcase_add_test(t, the_only_state_is_damaged);
 	tcase_add_test(t, nothing_is_removed_before_the_mark);
 	tcase_add_loop_test(t, a_checkpoint_gives_back_what_it_took, 0, 3);
 	tcase_add_test(t, checkpoints_of_earlier_versions_are_read);
