@@ -72,19 +72,23 @@ static struct known *touch(struct clusters *c, const char *id)
 }
 
 /* A file that is damaged, as by a crash of the machine, must not keep the node from starting: without it the
- * node learns the same from the next answer of the controller. */
-static void load_clusters(struct clusters *c)
+ * node learns the same from the next answer of the controller. Only a file that could not be read for want of
+ * memory is no damage: -ENOMEM. */
+static int load_clusters(struct clusters *c, struct error *err)
 {
 	_cleanup_(known_clusters_release) struct known_clusters known = {0};
 	_cleanup_json_ json_t *json = NULL;
-	struct error err = ERROR_INIT;
+	int r;
 
 	if (!file_exists(c->path))
-		return;
-	if (json_read_file(c->path, &json, &err) < 0 || known_clusters_decode(json, &known, &err) < 0) {
+		return 0;
+	if ((r = json_read_file(c->path, &json, err)) < 0 ||
+	    (r = known_clusters_decode(json, &known, err)) < 0) {
+		if (r == -ENOMEM)
+			return r;
 		log_warn("%s; what this node knew of clusters is lost, and learned again from its controller",
-		         err.message);
-		return;
+		         err->message);
+		return 0;
 	}
 	c->highest_run = MAX(known.highest_run, 0);
 	for (size_t i = 0; i < known.cluster_count; i++) {
@@ -93,23 +97,28 @@ static void load_clusters(struct clusters *c)
 		if (*each->id && strlen(each->id) <= CLUSTER_ID_MAX)
 			touch(c, each->id)->epoch = each->epoch;
 	}
+	return 0;
 }
 
-static void load_run(struct clusters *c)
+static int load_run(struct clusters *c, struct error *err)
 {
 	_cleanup_free_ char *text = NULL;
-	struct error err = ERROR_INIT;
 	int64_t run;
+	int r;
 
 	if (!file_exists(c->run_path))
-		return;
-	if (file_read(c->run_path, 64, &text, NULL, &err) < 0)
-		log_warn("%s", err.message);
+		return 0;
+	r = file_read(c->run_path, 64, &text, NULL, err);
+	if (r == -ENOMEM)
+		return r;
+	if (r < 0)
+		log_warn("%s", err->message);
 	else if (str_to_int64(str_strip(text), 0, INT64_MAX, &run) < 0)
 		log_warn("%s: not a number; the highest run number is learned again from the controller",
 		         c->run_path);
 	else
 		c->highest_run = MAX(c->highest_run, run);
+	return 0;
 }
 
 static void scan_logs(struct clusters *c, const char *log_dir)
@@ -137,10 +146,9 @@ int clusters_open(sd_event *event, const char *state_dir, const char *log_dir, s
 	if (!c->directory || !c->path || !c->run_path)
 		return error_oom(err);
 	if ((r = file_writer_create(event, c->path, "what this node knows of clusters is not on disk",
-	                            &c->writer, err)) < 0)
+	                            &c->writer, err)) < 0 ||
+	    (r = load_clusters(c, err)) < 0 || (r = load_run(c, err)) < 0)
 		return r;
-	load_clusters(c);
-	load_run(c);
 	scan_logs(c, log_dir);
 	*out = steal_pointer(c);
 	return 0;

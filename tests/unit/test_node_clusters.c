@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The knowledge of a node about clusters, after a restart of its service and with damaged files. */
+#include "failing_memory.h"
 #include "node/clusters.h"
 #include "unit.h"
 
@@ -179,12 +180,35 @@ START_TEST(so_many_clusters_are_known)
 }
 END_TEST
 
+static int open_again(void *context, struct error *err)
+{
+	_cleanup_(clusters_closep) struct clusters *c = NULL;
+	struct known_clusters known;
+	int r;
+
+	(void)context;
+	if ((r = clusters_open(place.event, place.state, place.logs, &c, err)) < 0 ||
+	    (r = clusters_describe(c, &known, err)) < 0)
+		return r;
+	ck_assert_int_eq(known.highest_run, 57);
+	known_clusters_release(&known);
+	return 0;
+}
+
+START_TEST(memory_may_run_out_at_any_place)
+{
+	learn(4, 57);
+	memory_runs_out(open_again, NULL);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("clusters of a node");
 	TCase *tc = tcase_create("clusters");
 
 	tcase_add_checked_fixture(tc, setup, teardown);
+	tcase_add_test(tc, memory_may_run_out_at_any_place);
 	tcase_add_test(tc, directories_of_logs_count_as_runs);
 	tcase_add_test(tc, so_many_clusters_are_known);
 	tcase_add_test(tc, damaged_files_are_as_missing_ones);
