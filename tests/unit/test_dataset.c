@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests dataset/: data files become rows of tokens with masks, which are packed, split and cached. */
+#include <dirent.h>
 #include <sys/wait.h>
 
 #include "dataset_fixture.h"
@@ -470,6 +471,16 @@ START_TEST(test_dataset_info)
 }
 END_TEST
 
+static void check_nothing_is_left(const char *cache)
+{
+	_cleanup_(closedirp) DIR *files = opendir(cache);
+	const struct dirent *e;
+
+	ck_assert_ptr_nonnull(files);
+	while ((e = readdir(files)))
+		ck_assert_msg(!str_ends(e->d_name, ".tmp"), "%s is left", e->d_name);
+}
+
 static int open_both(void *context, struct error *err)
 {
 	_cleanup_(dataset_closep) struct dataset *train = NULL, *held_out = NULL;
@@ -480,6 +491,7 @@ static int open_both(void *context, struct error *err)
 
 	o->cache_dir = cache;
 	r = dataset_open(o, &tok, &train, &held_out, err);
+	check_nothing_is_left(cache);
 	file_remove_tree(cache, NULL);
 	return r;
 }

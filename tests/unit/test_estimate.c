@@ -467,6 +467,90 @@ START_TEST(the_json_says_all)
 }
 END_TEST
 
+/* A program in the place of the worker, which prints the file `rates`, and then does what `more` says. */
+static void put_worker(const char *more)
+{
+	_cleanup_free_ char *text = str_printf("#!/bin/sh\ncat %s/rates\n%s\n", fixture_dir(), more);
+	struct error err = ERROR_INIT;
+
+	ck_ok(file_write_atomic("dtrain-worker-cpu", text, strlen(text), 0755, &err), &err);
+	setenv("DTRAIN_WORKER_DIR", fixture_dir(), 1);
+	setenv("XDG_CACHE_HOME", fixture_dir(), 1);
+}
+
+/* All operations at that rate. */
+static void put_rates(double rate)
+{
+	_cleanup_free_ struct rates *r = calloc(1, sizeof(*r));
+	_cleanup_json_ json_t *json = NULL;
+	struct rate_set *s = &r->set[0];
+	double *lists[] = {s->product[0][0], s->attention[0][0], s->operation[0][0]};
+	const size_t bytes[] = {sizeof(s->product), sizeof(s->attention), sizeof(s->operation)};
+	struct error err = ERROR_INIT;
+
+	snprintf(r->device, sizeof(r->device), "a processor");
+	r->sets = 1;
+	s->threads = s->ranks = 1;
+	for (size_t t = 0; t < ARRAY_SIZE(s->has); t++)
+		s->has[t] = true;
+	for (size_t l = 0; l < ARRAY_SIZE(lists); l++)
+		for (size_t k = 0; k < bytes[l] / sizeof(double); k++)
+			lists[l][k] = rate;
+	json = rates_encode(r);
+	ck_ok(json_write_file("rates", json, 0, false, &err), &err);
+}
+
+static double tokens_per_second(void)
+{
+	_cleanup_(call_release) struct call call = fixture_call(
+	    cmd_estimate, "estimate --devices 1xcpu --json -s resources.devices_per_node=1 run.conf");
+	_cleanup_json_ json_t *all = json_loads(call.output, 0, NULL);
+	const json_t *plan = json_array_get(json_object_get(all, "plans"), 0);
+
+	ck_assert_str_eq(call.errors, "");
+	return json_number_value(json_object_get(plan, "tokens_per_second"));
+}
+
+START_TEST(what_was_measured_is_what_estimates_go_by)
+{
+	double speed[3];
+
+	for (int i = 0; i < 3; i++) {
+		_cleanup_(call_release) struct call call = {0};
+
+		put_worker("");
+		put_rates(i == 1 ? 4e9 : 2e9);
+		call = fixture_call(cmd_estimate, "estimate --measure");
+		ck_assert_str_eq(call.errors, "");
+		ck_assert_int_eq(call.status, 0);
+		ck_assert_ptr_nonnull(strstr(call.output, "/dtrain/rates-cpu.json: written"));
+		speed[i] = tokens_per_second();
+	}
+	ck_assert_double_gt(speed[1], 1.5 * speed[0]);
+	ck_assert_double_eq(speed[2], speed[0]);
+}
+END_TEST
+
+START_TEST(a_measurement_that_fails_writes_nothing)
+{
+	static const struct {
+		const char *more, *words;
+	} cases[] = {
+	    {"exit 3", "--measure has failed"},
+	    {"yes | head -c 3000000", "the worker prints more than 1048576 bytes"},
+	    {"echo x", "dtrain-worker-cpu:2: not valid JSON"},
+	};
+	_cleanup_(call_release) struct call call = {0};
+
+	put_worker(cases[_i].more);
+	put_rates(1e9);
+	call = fixture_call(cmd_estimate, "estimate --measure");
+	ck_assert_int_eq(call.status, 1);
+	ck_assert_msg(strstr(call.errors, cases[_i].words) != NULL, "%s", call.errors);
+	ck_assert(!file_exists("dtrain/rates-cpu.json"));
+}
+END_TEST
+
 /* What print_memory lists between the heading and the sum. */
 START_TEST(each_class_of_memory_is_listed_once)
 {
@@ -489,12 +573,20 @@ START_TEST(the_table_ends_with_the_choice)
 {
 	_cleanup_(call_release) struct call call =
 	    fixture_call(cmd_estimate, "estimate -d 8xH100-80GB run.conf");
+	_cleanup_(call_release) struct call nodes =
+	    fixture_call(cmd_estimate, "estimate -d 2x8xH100-80GB run.conf");
 	_cleanup_(call_release) struct call large = fixture_call(
 	    cmd_estimate, "estimate -d 2xcpu -s train.micro_batch=65536 -s data.max_length=8192 run.conf");
 
 	ck_assert_str_eq(call.errors, "");
 	ck_assert_int_eq(call.status, 0);
 	ck_assert_ptr_nonnull(strstr(call.output, "devices  1 node of 8, 79.6 GiB each; H100-80GB\n"));
+	ck_assert_ptr_nonnull(strstr(
+	    call.output, "\nstep     8 ranks, 2 rows of 128 tokens a rank, 3 micro-steps: 6144 tokens in "));
+	ck_assert_ptr_nonnull(strstr(nodes.output, "\ndevices  2 nodes of 8, "));
+	ck_assert_ptr_nonnull(
+	    strstr(nodes.output,
+	           "\nstep     16 ranks, 2 rows of 128 tokens a rank, 3 micro-steps: 12288 tokens in "));
 	ck_assert_ptr_nonnull(strstr(call.output, "\nzero1     full       "));
 	ck_assert_ptr_nonnull(strstr(call.output, "\nfastest that fits: parallel.strategy = \""));
 	ck_assert_int_eq(large.status, 0);
@@ -589,6 +681,8 @@ int main(void)
 	tcase_set_timeout(tc, 120);
 	tcase_add_checked_fixture(tc, setup, fixture_teardown);
 	tcase_add_test(tc, the_json_says_all);
+	tcase_add_test(tc, what_was_measured_is_what_estimates_go_by);
+	tcase_add_loop_test(tc, a_measurement_that_fails_writes_nothing, 0, 3);
 	tcase_add_test(tc, each_class_of_memory_is_listed_once);
 	tcase_add_test(tc, the_table_ends_with_the_choice);
 	tcase_add_test(tc, the_cluster_is_asked);

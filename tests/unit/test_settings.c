@@ -5,6 +5,7 @@
 
 #include "base/str.h"
 #include "dtraind/daemon.h"
+#include "failing_memory.h"
 #include "http/identity.h"
 #include "unit.h"
 
@@ -216,6 +217,39 @@ START_TEST(the_record_is_written_off_the_event_loop)
 }
 END_TEST
 
+/* Reads both files, and writes the record off the event loop. */
+static int read_and_remember(void *context, struct error *err)
+{
+	_cleanup_(settings_freep) struct settings *s = NULL, *place = NULL;
+	struct written written = {0};
+	struct background *task;
+	const char *path = context;
+	_cleanup_(sd_event_unrefp) sd_event *event = NULL;
+	int r;
+
+	ck_assert_int_ge(sd_event_new(&event), 0);
+	if ((r = settings_read(path, &place, err)) < 0 || (r = settings_read(path, &s, err)) < 0 ||
+	    (r = settings_remember_background(event, steal_pointer(s), place->config, 60, on_written,
+	                                      &written, &task, err)) < 0)
+		return r;
+	while (!written.calls)
+		ck_assert_int_ge(sd_event_run(event, UINT64_MAX), 0);
+	settings_free(written.settings);
+	return written.code;
+}
+
+START_TEST(memory_may_run_out_at_any_place)
+{
+	_cleanup_free_ char *path = str_path_join(dir, "dtraind.conf");
+	_cleanup_(settings_freep) struct settings *s = NULL;
+	struct error err = ERROR_INIT;
+
+	make_key();
+	ck_ok(read_settings("node = \"n1\";", THREE, &s, &err), &err);
+	memory_runs_out(read_and_remember, path);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("settings");
@@ -224,6 +258,7 @@ int main(void)
 	tcase_add_checked_fixture(c, setup, teardown);
 	suite_add_tcase(s, c);
 	tcase_add_test(c, both_files_say_who_is_who);
+	tcase_add_test(c, memory_may_run_out_at_any_place);
 	tcase_add_test(c, the_record_is_written_off_the_event_loop);
 	tcase_add_test(c, files_that_do_not_fit_together_are_refused);
 	tcase_add_test(c, a_cluster_needs_a_key);

@@ -18,6 +18,26 @@
 #include "cluster_fixture.h"
 #include "held_store.h"
 
+/* A mutex is given back, and awaited with, by the thread that has it alone. */
+#define MUST_HOLD(lock) ck_assert_int_eq((lock)->__data.__owner, gettid())
+
+int __real_pthread_mutex_unlock(pthread_mutex_t *lock);
+int __wrap_pthread_mutex_unlock(pthread_mutex_t *lock);
+int __real_pthread_cond_wait(pthread_cond_t *changed, pthread_mutex_t *lock);
+int __wrap_pthread_cond_wait(pthread_cond_t *changed, pthread_mutex_t *lock);
+
+int __wrap_pthread_mutex_unlock(pthread_mutex_t *lock)
+{
+	MUST_HOLD(lock);
+	return __real_pthread_mutex_unlock(lock);
+}
+
+int __wrap_pthread_cond_wait(pthread_cond_t *changed, pthread_mutex_t *lock)
+{
+	MUST_HOLD(lock);
+	return __real_pthread_cond_wait(changed, lock);
+}
+
 static void take_code(void *context, int code, const struct error *err)
 {
 	*(int *)context = code;
