@@ -21,6 +21,11 @@ static const struct key daemon_key_list[] = {
      "the nodes of the cluster"},
     {NULL, "cluster_key", KEY_STRING, F(cluster_key), SYSCONFDIR "/dtrain/cluster.pem", 0, 0, NULL,
      "the cluster's key and certificate"},
+    {NULL, "certificate", KEY_STRING, F(certificate), NULL, 0, 0, NULL,
+     "the node's own certificate, in place of cluster_key"},
+    {NULL, "certificate_key", KEY_STRING, F(certificate_key), NULL, 0, 0, NULL, "the key of the certificate"},
+    {NULL, "ca_file", KEY_STRING, F(ca_file), NULL, 0, 0, NULL,
+     "the authorities that sign the certificates of nodes"},
     {NULL, "socket", KEY_STRING, F(socket), RUNSTATEDIR "/dtrain/dtraind.sock", 0, 0, NULL,
      "the Unix socket for clients"},
     {NULL, "state_dir", KEY_STRING, F(state_dir), LOCALSTATEDIR "/lib/dtrain", 0, 0, NULL,
@@ -126,6 +131,19 @@ static int check_devices(const struct daemon_config *c, const char *where, struc
 	return 0;
 }
 
+static int check_certificate(const struct daemon_config *c, const char *where, struct error *err)
+{
+	int given = !!c->certificate + !!c->certificate_key + !!c->ca_file;
+
+	if (given == 0 || given == 3)
+		return 0;
+	return error_set(err, -EINVAL,
+	                 "%s: certificate, certificate_key and ca_file belong together: %s is missing", where,
+	                 !c->certificate       ? "certificate"
+	                 : !c->certificate_key ? "certificate_key"
+	                                       : "ca_file");
+}
+
 int daemon_config_parse(const char *text, const char *where, struct daemon_config **out, struct error *err)
 {
 	_cleanup_(daemon_config_freep) struct daemon_config *c = calloc(1, sizeof(*c));
@@ -138,7 +156,8 @@ int daemon_config_parse(const char *text, const char *where, struct daemon_confi
 	    (r = keys_read_text(&daemon_keys, c, text, where, seen, err)) < 0)
 		return r;
 	c->hosts_file_given = keys_seen(&daemon_keys, seen, "hosts_file");
-	if ((r = read_port_range(c, where, err)) < 0 || (r = check_devices(c, where, err)) < 0)
+	if ((r = read_port_range(c, where, err)) < 0 || (r = check_devices(c, where, err)) < 0 ||
+	    (r = check_certificate(c, where, err)) < 0)
 		return r;
 	if (c->node_timeout <= c->heartbeat)
 		return error_set(err, -EINVAL,

@@ -13,8 +13,9 @@ struct daemon_config {
 	char *node;       /* this node's name in the hosts file; NULL: found by host name or address */
 	char *controller; /* NULL: the first host */
 	char *hosts_file, *cluster_key;
-	bool hosts_file_given; /* dtraind.conf has the key; it is not the default */
-	char *socket;          /* the Unix socket for clients */
+	char *certificate, *certificate_key, *ca_file; /* all or none: then cluster_key is not used */
+	bool hosts_file_given;                         /* dtraind.conf has the key; it is not the default */
+	char *socket;                                  /* the Unix socket for clients */
 	char *state_dir, *runtime_dir, *log_dir;
 	char *worker_dir;        /* holds dtrain-launch and dtrain-worker-* */
 	char *group;             /* may use the socket; NULL or "": only the daemon's own user and root */

@@ -29,6 +29,7 @@
 #include "dtraind/lock.h"
 #include "dtraind/log_quotas.h"
 #include "dtraind/log_streams.h"
+#include "dtraind/peer_identity.h"
 #include "dtraind/peers.h"
 #include "dtraind/retention.h"
 #include "dtraind/routes/routes.h"
@@ -234,13 +235,9 @@ static int listen_peers(struct daemon *d, struct error *err)
 	set_peers(d);
 	if (!s->cluster || d->tls_listening)
 		return 0;
-	if (!d->identity) {
-		r = identity_load(s->config->cluster_key, &d->identity, err);
-		if (r < 0)
-			return r;
-		http_client_set_identity(d->client, d->identity);
-		http_client_set_identity(d->peer_client, d->identity);
-	}
+	r = peer_identity_setup(d, err);
+	if (r < 0)
+		return r;
 	if ((r = http_bind_tcp(s->config->listen, s->port, &fd, err)) < 0 ||
 	    (r = http_server_listen_tls(d->server, fd, d->identity, err)) < 0)
 		return r;
@@ -255,7 +252,8 @@ static int setup_http(struct daemon *d, struct error *err)
 	                                      .context = d,
 	                                      .max_body = MAX_BODY,
 	                                      .intercept = route_intercept,
-	                                      .node = d->settings->name};
+	                                      .node = d->settings->name,
+	                                      .find_node = peer_identity_find};
 	int r;
 
 	if ((r = http_client_create(d->event, NULL, &d->client, err)) < 0 ||
@@ -379,7 +377,8 @@ static const struct {
 /* The same by name, and those keys of which the settings know whether they have changed. */
 static bool is_taken_over(const char *key)
 {
-	static const char *const others[] = {"node", "controller", "hosts_file", "port", "log_level"};
+	static const char *const others[] = {"node",      "controller",      "hosts_file", "port",
+	                                     "log_level", "certificate_key", "ca_file"};
 
 	for (size_t i = 0; i < ARRAY_SIZE(others); i++)
 		if (strcmp(key, others[i]) == 0)
@@ -414,6 +413,8 @@ static void warn_unchanged(const struct settings *old, const struct settings *ne
 		const char *key = daemon_keys.list[i].name;
 		const json_t *a = json_object_get(before, key), *b = json_object_get(after, key);
 
+		if (str_eq(key, "certificate") && json_is_string(a) == json_is_string(b))
+			continue; /* another file, but still one of this node alone */
 		if (!is_taken_over(key) && a != b && !(a && b && json_equal(a, b)))
 			log_warn(text, key);
 	}
@@ -450,6 +451,10 @@ static void take_over(struct daemon *d, struct settings *new)
 	for (size_t i = 0; i < ARRAY_SIZE(taken_over); i++)
 		memcpy((char *)old->config + taken_over[i].offset,
 		       (const char *)new->config + taken_over[i].offset, taken_over[i].size);
+	if (!d->tls_listening) {
+		identity_free(old->identity);
+		old->identity = steal_pointer(new->identity);
+	}
 	if (listen_peers(d, &err) < 0)
 		log_err("peers cannot be served: %s", err.message);
 	if (d->controller)
@@ -457,6 +462,9 @@ static void take_over(struct daemon *d, struct settings *new)
 	if (d->controller && controller_set_hosts(d->controller, old->hosts, old->config->port,
 	                                          old->config->node_timeout, &err) < 0)
 		log_err("the hosts file cannot be taken over: %s", err.message);
+	/* After the hosts: which certificates are those of nodes depends on them. */
+	if (peer_identity_renew(d, steal_pointer(new->identity), &err) < 0)
+		log_err("the certificate cannot be taken over: %s", err.message);
 	log_info("configuration reloaded: %zu %s", d->settings->hosts->count,
 	         d->settings->hosts->count == 1 ? "host" : "hosts");
 }

@@ -32,8 +32,10 @@ struct timers;
 struct settings {
 	struct daemon_config *config;
 	struct hosts *hosts; /* of a single node: one made up */
-	bool cluster;        /* several hosts: peers are served, and a key is needed */
-	bool alone;          /* there is no hosts file, or no host in it */
+	struct identity
+	    *identity; /* of the keys certificate, certificate_key and ca_file; NULL: cluster_key */
+	bool cluster;  /* several hosts: peers are served, and a key is needed */
+	bool alone;    /* there is no hosts file, or no host in it */
 	char *name, *controller, *controller_address;
 	int port, controller_port;
 	int hosts_slots; /* slots= of our own line; 0: not said */

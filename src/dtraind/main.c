@@ -27,7 +27,7 @@ static int check(const char *config)
 	struct error err = ERROR_INIT;
 
 	if (settings_read(config, &s, &err) < 0 ||
-	    (s->cluster && identity_load(s->config->cluster_key, &identity, &err) < 0)) {
+	    (s->cluster && !s->identity && identity_load(s->config->cluster_key, &identity, &err) < 0)) {
 		fprintf(stderr, "dtraind: %s\n", err.message);
 		return 1;
 	}

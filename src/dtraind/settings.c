@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "base/str.h"
 #include "dtraind/daemon.h"
+#include "http/certificates.h"
 #include "wire/service_files.h"
 
 void settings_free(struct settings *s)
@@ -19,6 +20,7 @@ void settings_free(struct settings *s)
 		return;
 	daemon_config_free(s->config);
 	hosts_free(s->hosts);
+	identity_free(s->identity);
 	free(s->name);
 	free(s->controller);
 	free(s->controller_address);
@@ -107,6 +109,30 @@ static int find_controller(struct settings *s, struct error *err)
 	return s->controller && s->controller_address ? 0 : error_oom(err);
 }
 
+/* The cluster's key is read when peers are served for the first time, and not again. */
+static int read_identity(struct settings *s, struct error *err)
+{
+	const struct daemon_config *c = s->config;
+	const struct certificate_files files = {c->certificate, c->certificate_key, c->ca_file};
+	int r;
+
+	if (!s->cluster)
+		return 0;
+	if (!c->certificate)
+		return access(c->cluster_key, F_OK) == 0
+		           ? 0
+		           : error_set(err, -ENOENT,
+		                       "%s names %zu hosts, but there is no %s: make one with dtrain keygen "
+		                       "and put the same file on each",
+		                       c->hosts_file, s->hosts->count, c->cluster_key);
+	r = certificates_load(&files, &s->identity, err);
+	if (r == 0 && !certificates_are_of(s->identity, s->name))
+		r = error_set(err, -EINVAL,
+		              "%s is not the certificate of this node: %s is not among its names",
+		              c->certificate, s->name);
+	return r;
+}
+
 int settings_read(const char *path, struct settings **out, struct error *err)
 {
 	_cleanup_(settings_freep) struct settings *s = calloc(1, sizeof(*s));
@@ -138,11 +164,9 @@ int settings_read(const char *path, struct settings **out, struct error *err)
 	s->hosts_slots = self->slots;
 	if (!s->name)
 		return error_oom(err);
-	if (s->cluster && access(s->config->cluster_key, F_OK) < 0)
-		return error_set(err, -ENOENT,
-		                 "%s names %zu hosts, but there is no %s: make one with dtrain keygen "
-		                 "and put the same file on each",
-		                 s->config->hosts_file, s->hosts->count, s->config->cluster_key);
+	r = read_identity(s, err);
+	if (r < 0)
+		return r;
 	r = find_controller(s, err);
 	if (r < 0)
 		return r;

@@ -14,6 +14,9 @@
 
 enum { ANSWER_MAX = 64 << 20, KEPT_CONNECTIONS = 1024, CONNECT_SECONDS = 5 };
 
+/* After this time a connection is not used again: a certificate is checked when a connection is made. */
+enum { CHECK_AGAIN_SECONDS = 3600 };
+
 struct http_client {
 	sd_event *event;
 	CURLM *multi;
@@ -35,7 +38,7 @@ struct http_transfer {
 	struct http_client *client;
 	struct http_transfer *prev, *next;
 	CURL *easy;
-	struct curl_slist *headers;
+	struct curl_slist *headers, *connect_to;
 	struct http_call call; /* only the callbacks and the context are used after the start */
 	char *body; /* of a call that is sent once: what libcurl has not yet taken begins at `taken` */
 	size_t taken;
@@ -60,6 +63,7 @@ static void transfer_free(struct http_transfer *t)
 		curl_easy_cleanup(t->easy);
 	}
 	curl_slist_free_all(t->headers);
+	curl_slist_free_all(t->connect_to);
 	strbuf_free(&t->answer);
 	free(t->body);
 	free(t->where);
@@ -284,16 +288,24 @@ static void set_tls(CURL *e, const struct identity *id)
 {
 	struct curl_blob crt = {id->certificate, strlen(id->certificate), CURL_BLOB_COPY};
 	struct curl_blob key = {id->key, strlen(id->key), CURL_BLOB_COPY};
+	const char *trust = id->trust ? id->trust : id->certificate;
+	struct curl_blob ca = {(char *)trust, strlen(trust), CURL_BLOB_COPY};
 
 	curl_easy_setopt(e, CURLOPT_SSLCERTTYPE, "PEM");
 	curl_easy_setopt(e, CURLOPT_SSLCERT_BLOB, &crt);
 	curl_easy_setopt(e, CURLOPT_SSLKEYTYPE, "PEM");
 	curl_easy_setopt(e, CURLOPT_SSLKEY_BLOB, &key);
-	curl_easy_setopt(e, CURLOPT_CAINFO_BLOB, &crt);
+	curl_easy_setopt(e, CURLOPT_CAINFO_BLOB, &ca);
+	curl_easy_setopt(e, CURLOPT_CAPATH, NULL); /* the authorities of the system vouch for no node */
 	curl_easy_setopt(e, CURLOPT_SSL_VERIFYPEER, 1L);
-	curl_easy_setopt(e, CURLOPT_SSL_VERIFYHOST, 0L); /* the key is the name */
-	curl_easy_setopt(e, CURLOPT_PINNEDPUBLICKEY, id->pin);
 	curl_easy_setopt(e, CURLOPT_SSLVERSION, (long)CURL_SSLVERSION_TLSv1_3);
+	if (identity_is_shared(id)) {
+		curl_easy_setopt(e, CURLOPT_SSL_VERIFYHOST, 0L); /* the key is the name */
+		curl_easy_setopt(e, CURLOPT_PINNEDPUBLICKEY, id->pin);
+	} else {
+		curl_easy_setopt(e, CURLOPT_SSL_VERIFYHOST, 2L); /* the name in the URL is the node's */
+		curl_easy_setopt(e, CURLOPT_MAXLIFETIME_CONN, (long)CHECK_AGAIN_SECONDS);
+	}
 }
 
 static int add_header(struct http_transfer *t, const char *header)
@@ -318,16 +330,33 @@ static int set_headers(struct http_transfer *t, const struct http_call *call)
 	return add_header(t, "Expect:"); /* no extra round trip before a body */
 }
 
+static char *place_of(const char *name, int port)
+{
+	bool v6 = strchr(name, ':');
+
+	return str_printf("%s%s%s:%d", v6 ? "[" : "", name, v6 ? "]" : "", port);
+}
+
 static int set_call(struct http_transfer *t, const struct http_call *call, struct error *err)
 {
-	bool v6 = strchr(call->address, ':');
-	_cleanup_free_ char *url =
-	    str_printf("https://%s%s%s:%d/", v6 ? "[" : "", call->address, v6 ? "]" : "", call->port);
+	bool shared = identity_is_shared(t->client->identity);
+	_cleanup_free_ char *address = place_of(call->address, call->port),
+	                    *host = place_of(shared ? call->address : call->node, call->port),
+	                    *url = address && host ? str_printf("https://%s/", host) : NULL;
 	CURL *e = t->easy;
 
 	t->where = str_printf("%s port %d", call->address, call->port);
 	if (!url || !t->where)
 		return error_oom(err);
+	/* The URL has the name that the certificate has to have; this is where its service is. */
+	if (!shared) {
+		_cleanup_free_ char *to = str_printf("::%s", address);
+
+		t->connect_to = to ? curl_slist_append(NULL, to) : NULL;
+		if (!t->connect_to)
+			return error_oom(err);
+		curl_easy_setopt(e, CURLOPT_CONNECT_TO, t->connect_to);
+	}
 	if (set_headers(t, call) < 0)
 		return error_oom(err);
 	curl_easy_setopt(e, CURLOPT_URL, url);
@@ -373,6 +402,8 @@ int http_client_call(struct http_client *c, const struct http_call *call, struct
 
 	if (!c->identity)
 		return error_set(err, -EPERM, "no cluster key: other services cannot be spoken to");
+	if (!call->node && !identity_is_shared(c->identity))
+		return error_set(err, -EINVAL, "%s: which node is meant is not known", call->address);
 	t = calloc(1, sizeof(*t));
 	if (!t)
 		return error_oom(err);

@@ -58,6 +58,7 @@ struct http_connection {
 	int fd;
 	int64_t uid; /* Unix socket; -1: over TLS */
 	struct in6_addr address;
+	struct http_peer peer;
 };
 
 /* An IPv4 address as the IPv6 one that stands for it. */
@@ -197,7 +198,7 @@ size_t http_connection_limit(const struct http_listener *l)
 {
 	const struct http_server_options *o = &l->server->options;
 
-	return l->identity && o->tls_connections ? o->tls_connections : HTTP_CONNECTIONS;
+	return l->tls && o->tls_connections ? o->tls_connections : HTTP_CONNECTIONS;
 }
 
 static size_t part_of(const struct http_listener *l, size_t parts)
@@ -271,7 +272,7 @@ static int identify(struct http_connection *c)
 	struct ucred cred;
 
 	c->uid = -1;
-	if (!c->listener->identity) {
+	if (!c->listener->tls) {
 		if (getsockopt(c->fd, SOL_SOCKET, SO_PEERCRED, &cred, &cred_len) < 0)
 			return -errno;
 		c->uid = cred.uid;
@@ -306,12 +307,12 @@ struct http_connection *http_connection_new(struct http_listener *l, int fd)
 		drop(c); /* it has gone already */
 		return c;
 	}
-	if (!l->identity && !bound_users(c)) {
+	if (!l->tls && !bound_users(c)) {
 		refuse(c);
 		return c;
 	}
 	set_pending(c);
-	if (l->identity) {
+	if (l->tls) {
 		bound_pending(c);
 		bound_all(c);
 	}
@@ -330,7 +331,13 @@ void http_connection_free(struct http_connection *c)
 		c->listener->connections = c->next;
 	if (c->next)
 		c->next->prev = c->prev;
+	http_peer_release(&c->peer);
 	free(c);
+}
+
+struct http_peer *http_connection_peer(struct http_connection *c)
+{
+	return &c->peer;
 }
 
 void http_connection_head(struct http_connection *c, bool complete)

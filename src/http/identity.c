@@ -28,7 +28,7 @@ static void datum_free(gnutls_datum_t *d)
 
 #define _cleanup_datum_ _cleanup_(datum_free)
 
-static int tls_error(struct error *err, int code, const char *what)
+int identity_tls_error(struct error *err, int code, const char *what)
 {
 	return error_set(err, code == GNUTLS_E_MEMORY_ERROR ? -ENOMEM : -EINVAL, "%s: %s", what,
 	                 gnutls_strerror(code));
@@ -73,7 +73,7 @@ static int make_pem(struct strbuf *out, struct error *err)
 	    (r = self_sign(crt, key)) < 0 ||
 	    (r = gnutls_x509_privkey_export2_pkcs8(key, GNUTLS_X509_FMT_PEM, NULL, 0, &key_pem)) < 0 ||
 	    (r = gnutls_x509_crt_export2(crt, GNUTLS_X509_FMT_PEM, &crt_pem)) < 0)
-		return tls_error(err, r, "cannot make a cluster key");
+		return identity_tls_error(err, r, "cannot make a cluster key");
 	strbuf_add(out, key_pem.data, key_pem.size);
 	strbuf_add(out, crt_pem.data, crt_pem.size);
 	gnutls_memset(key_pem.data, 0, key_pem.size);
@@ -165,7 +165,7 @@ static int identity_parse(struct identity *id, const char *path, struct error *e
 	    (r = gnutls_x509_crt_get_key_id(crt, 0, key_id[1], &len[1])) < 0 ||
 	    (r = gnutls_x509_crt_export2(crt, GNUTLS_X509_FMT_DER, &der)) < 0 ||
 	    (r = make_pin(crt, &id->pin)) < 0)
-		return tls_error(err, r, path);
+		return identity_tls_error(err, r, path);
 	if (len[0] != len[1] || memcmp(key_id[0], key_id[1], len[0]) != 0)
 		return error_set(err, -EINVAL, "%s: the key and the certificate do not belong together",
 		                 path);
@@ -211,6 +211,16 @@ int identity_load(const char *path, struct identity **out, struct error *err)
 	return 0;
 }
 
+bool identity_is_shared(const struct identity *id)
+{
+	return !id->authorities;
+}
+
+bool identity_equal(const struct identity *a, const struct identity *b)
+{
+	return str_eq(a->certificate, b->certificate) && str_eq(a->key, b->key) && str_eq(a->trust, b->trust);
+}
+
 void identity_free(struct identity *id)
 {
 	if (!id)
@@ -221,5 +231,8 @@ void identity_free(struct identity *id)
 	free(id->certificate);
 	free(id->certificate_der);
 	free(id->pin);
+	free(id->trust);
+	if (id->authorities)
+		gnutls_x509_trust_list_deinit(id->authorities, 1);
 	free(id);
 }

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Shared by server.c, connections.c and request.c: server.c calls the other two, they do not call it. */
+/* Shared by server.c, connections.c, peers.c and request.c: server.c calls the others, they do not call it.
+ */
 #pragma once
 
+#include <gnutls/gnutls.h>
 #include <microhttpd.h>
+#include <time.h>
 
 #include "base/str.h"
 #include "http/server.h"
@@ -26,7 +29,17 @@ struct http_server {
 	struct users *users;
 	struct in6_addr *peers; /* addresses of services */
 	size_t peer_count;
+	const struct identity *identity; /* NULL: services are not served */
+	unsigned generation;             /* changes when what was found out about certificates may not hold */
+	double next_refusal_log;         /* monotonic */
 	bool closing;
+};
+
+/* Which service is at the other end of a connection. */
+struct http_peer {
+	char *node; /* NULL: not known; of the cluster's key always */
+	unsigned generation;
+	time_t expires; /* its certificate */
 };
 
 /* One listening socket: an MHD daemon whose epoll descriptor hangs in ours. */
@@ -34,9 +47,9 @@ struct http_listener {
 	struct http_server *server;
 	struct http_listener *next;
 	struct MHD_Daemon *daemon;
-	const struct identity *identity; /* NULL: a Unix socket */
-	bool left;                       /* takes no new connections */
-	struct http_request *requests;   /* all that are under way */
+	bool tls;                      /* for services; otherwise a Unix socket */
+	bool left;                     /* takes no new connections */
+	struct http_request *requests; /* all that are under way */
 	struct http_connection *connections, *pending, *pending_last;
 	size_t connection_count; /* those that are dropped and not closed yet included */
 	sd_event_source *io, *timer, *head_timer;
@@ -75,6 +88,11 @@ struct http_request {
 	void *closed_context;
 };
 
+/* peers.c. 0: the other end of the session is a service of this cluster, by now as well as at the handshake.
+ * *peer is kept with the connection, and says which one. */
+int http_peer_check(struct http_server *s, gnutls_session_t session, struct http_peer *peer);
+void http_peer_release(struct http_peer *peer);
+
 /* request.c, for server.c */
 void http_request_refuse(struct http_request *r, int status, const char *code, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
@@ -89,6 +107,7 @@ void http_request_unqueue(struct http_request *r); /* does nothing where it is n
 /* connections.c: bounds and deadlines. One that is over a bound is shut down from within. */
 struct http_connection *http_connection_new(struct http_listener *l, int fd);
 void http_connection_free(struct http_connection *c);
+struct http_peer *http_connection_peer(struct http_connection *c);
 /* The first line of a request's head is there, or all of it. */
 void http_connection_head(struct http_connection *c, bool complete);
 /* A request over TLS begins, on behalf of user uid (-1: of a service). reserved: its route is HTTP_RESERVED.

@@ -24,18 +24,37 @@ enum {
 	LARGE_PRIORITY = 50,   /* after the sockets */
 };
 
-/* A peer is one that holds our key: its certificate is ours, byte for byte, and the handshake itself proves
- * that it has the key to it. */
 static int verify_peer(gnutls_session_t session)
 {
 	const struct http_listener *l = gnutls_session_get_ptr(session);
-	unsigned count = 0;
-	const gnutls_datum_t *chain = gnutls_certificate_get_peers(session, &count);
+	struct http_peer peer = {0};
+	int r = l ? http_peer_check(l->server, session, &peer) : -EACCES;
 
-	if (l && chain && count > 0 && chain[0].size == l->identity->certificate_der_len &&
-	    memcmp(chain[0].data, l->identity->certificate_der, chain[0].size) == 0)
-		return 0;
-	return GNUTLS_E_CERTIFICATE_ERROR;
+	http_peer_release(&peer);
+	return r < 0 ? GNUTLS_E_CERTIFICATE_ERROR : 0;
+}
+
+static struct http_connection *connection_of(struct MHD_Connection *connection)
+{
+	const union MHD_ConnectionInfo *info =
+	    MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+
+	return info ? info->socket_context : NULL;
+}
+
+/* The handshake has seen to it; but nobody is a peer because a callback was not called, and what was right at
+ * the handshake may have changed since. */
+static int identify_peer(struct http_request *r)
+{
+	const union MHD_ConnectionInfo *info =
+	    MHD_get_connection_info(r->connection, MHD_CONNECTION_INFO_GNUTLS_SESSION);
+	struct http_connection *c = connection_of(r->connection);
+
+	if (!info || !c ||
+	    http_peer_check(r->listener->server, info->tls_session, http_connection_peer(c)) < 0)
+		return -EACCES;
+	r->caller.node = http_connection_peer(c)->node;
+	return 0;
 }
 
 /* Who calls: for the Unix socket the kernel says; a peer says for whom it speaks. The kernel knows no names:
@@ -49,11 +68,9 @@ static int identify(struct http_request *r)
 	long long uid, gid;
 	int used = 0;
 
-	r->caller = (struct http_caller){.peer = r->listener->identity, .uid = -1, .gid = -1};
+	r->caller = (struct http_caller){.peer = r->listener->tls, .uid = -1, .gid = -1};
 	if (r->caller.peer) {
-		/* The handshake has seen to it; but nobody is a peer because a callback was not called. */
-		info = MHD_get_connection_info(r->connection, MHD_CONNECTION_INFO_GNUTLS_SESSION);
-		if (!info || verify_peer(info->tls_session) < 0)
+		if (identify_peer(r) < 0)
 			return -EACCES;
 		said = http_request_header(r, "Dtrain-User");
 		if (!said)
@@ -74,14 +91,6 @@ static int identify(struct http_request *r)
 	return 0;
 }
 
-static struct http_connection *connection_of(struct MHD_Connection *connection)
-{
-	const union MHD_ConnectionInfo *info =
-	    MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
-
-	return info ? info->socket_context : NULL;
-}
-
 /* One that is refused gives its connection back, too. */
 static void admit(struct http_request *r, bool reserved)
 {
@@ -100,9 +109,17 @@ static void admit(struct http_request *r, bool reserved)
 static const char *wrong_node(const struct http_request *r)
 {
 	const char *own = r->listener->server->options.node;
-	const char *meant = r->listener->identity && own ? http_request_header(r, "Dtrain-Node") : NULL;
+	const char *meant = r->listener->tls && own ? http_request_header(r, "Dtrain-Node") : NULL;
 
 	return meant && strcasecmp(meant, own) != 0 ? meant : NULL;
+}
+
+/* A service whose certificate is accepted no longer connects anew, possibly with another one. */
+static void refuse_unidentified(struct http_request *r)
+{
+	http_request_refuse(r, 403, "not-allowed", "the caller's identity cannot be told");
+	if (r->listener->tls && r->response)
+		MHD_add_response_header(r->response, MHD_HTTP_HEADER_CONNECTION, "close");
 }
 
 /* Everything that can be said before the body: the answer then waits until the body has passed. */
@@ -110,7 +127,7 @@ static void request_start(struct http_request *r, const char *method, const char
 {
 	const struct http_server_options *o = &r->listener->server->options;
 	int found = http_route_match(o->routes, o->route_count, method, path, &r->match);
-	unsigned who = r->listener->identity ? HTTP_PEER : HTTP_LOCAL;
+	unsigned who = r->listener->tls ? HTTP_PEER : HTTP_LOCAL;
 	int identified = identify(r);
 
 	if (found == -EOPNOTSUPP)
@@ -121,7 +138,7 @@ static void request_start(struct http_request *r, const char *method, const char
 		http_request_refuse(r, 403, "not-allowed", "%s is for %s only", path,
 		                    who == HTTP_PEER ? "programs on this machine" : "services");
 	else if (identified < 0)
-		http_request_refuse(r, 403, "not-allowed", "the caller's identity cannot be told");
+		refuse_unidentified(r);
 	else if (wrong_node(r))
 		http_request_refuse(r, 421, "wrong-node",
 		                    "this is node %s, not %s: correct addr= or port= of %s in the hosts file",
@@ -131,7 +148,7 @@ static void request_start(struct http_request *r, const char *method, const char
 		if (!r->captures[i])
 			http_request_refuse(r, 500, "out-of-memory", "out of memory");
 	}
-	if (r->listener->identity)
+	if (r->listener->tls)
 		admit(r, found == 0 && (r->match.route->callers & HTTP_RESERVED));
 }
 
@@ -189,7 +206,7 @@ static bool find_name(struct http_request *r)
 {
 	const char *name;
 
-	if (r->answered || r->listener->identity)
+	if (r->answered || r->listener->tls)
 		return true;
 	if (!users_find(r->listener->server->users, r->caller.uid, &name))
 		return false;
@@ -303,7 +320,7 @@ static void on_connection(void *cls, struct MHD_Connection *connection, void **s
 	}
 	info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
 	*socket_context = info ? http_connection_new(l, info->connect_fd) : NULL;
-	if (!l->identity)
+	if (!l->tls)
 		return;
 	info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_GNUTLS_SESSION);
 	if (!info)
@@ -387,13 +404,16 @@ int http_server_create(sd_event *event, const struct http_server_options *option
 	return 0;
 }
 
-static struct MHD_Daemon *start_daemon(struct http_listener *l, int fd)
+static struct MHD_Daemon *start_daemon(struct http_listener *l, int fd, const struct identity *id)
 {
 	unsigned flags = MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
 	struct MHD_OptionItem tls[] = {
-	    {MHD_OPTION_HTTPS_MEM_KEY, 0, l->identity ? l->identity->key : NULL},
-	    {MHD_OPTION_HTTPS_MEM_CERT, 0, l->identity ? l->identity->certificate : NULL},
-	    {MHD_OPTION_HTTPS_MEM_TRUST, 0, l->identity ? l->identity->certificate : NULL},
+	    {MHD_OPTION_HTTPS_MEM_KEY, 0, id ? id->key : NULL},
+	    {MHD_OPTION_HTTPS_MEM_CERT, 0, id ? id->certificate : NULL},
+	    {MHD_OPTION_HTTPS_MEM_TRUST, 0,
+	     !id         ? NULL
+	     : id->trust ? id->trust
+	                 : id->certificate},
 	    {MHD_OPTION_HTTPS_PRIORITIES, 0, "NORMAL:-VERS-ALL:+VERS-TLS1.3"},
 	    {MHD_OPTION_END, 0, NULL},
 	};
@@ -404,14 +424,14 @@ static struct MHD_Daemon *start_daemon(struct http_listener *l, int fd)
 	 * changes that answer. Reading the head in its place would mean to peek at the socket before each
 	 * request, which under TLS shows encrypted records, and on a kept connection what the library may
 	 * have read already. */
-	if (l->identity)
+	if (l->tls)
 		flags |= MHD_USE_TLS;
 	return MHD_start_daemon(flags, 0, NULL, NULL, on_access, l, MHD_OPTION_EXTERNAL_LOGGER, on_log, l,
 	                        MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_URI_LOG_CALLBACK, on_request_line, l,
 	                        MHD_OPTION_NOTIFY_COMPLETED, on_completed, l, MHD_OPTION_NOTIFY_CONNECTION,
 	                        on_connection, l, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_SECONDS,
 	                        MHD_OPTION_CONNECTION_LIMIT, (unsigned)http_connection_limit(l),
-	                        MHD_OPTION_ARRAY, l->identity ? tls : none, MHD_OPTION_END);
+	                        MHD_OPTION_ARRAY, l->tls ? tls : none, MHD_OPTION_END);
 }
 
 static void listener_free(struct http_listener *l)
@@ -449,8 +469,8 @@ static int listen_on(struct http_server *s, int fd_taken, const struct identity 
 	if (fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK) < 0)
 		return error_errno(err, -errno, "cannot serve on a socket");
 	l->server = s;
-	l->identity = identity;
-	l->daemon = start_daemon(l, fd);
+	l->tls = identity != NULL;
+	l->daemon = start_daemon(l, fd, identity);
 	if (!l->daemon)
 		return error_set(err, -EIO, "cannot start serving HTTP%s", identity ? " over TLS" : "");
 	steal_fd(&fd);
@@ -476,7 +496,57 @@ int http_server_listen_unix(struct http_server *server, int fd, struct error *er
 int http_server_listen_tls(struct http_server *server, int fd, const struct identity *identity,
                            struct error *err)
 {
-	return listen_on(server, fd, identity, err);
+	const struct identity *before = server->identity;
+	int r;
+
+	server->identity = identity;
+	server->generation++;
+	r = listen_on(server, fd, identity, err);
+	if (r < 0)
+		server->identity = before;
+	return r;
+}
+
+/* The listeners of earlier identities without any connection are not needed any more. */
+static void free_left(struct http_server *s)
+{
+	for (struct http_listener **p = &s->listeners, *l; (l = *p);) {
+		if (!l->tls || !l->left || l->connection_count > 0) {
+			p = &l->next;
+			continue;
+		}
+		*p = l->next;
+		listener_free(l);
+	}
+}
+
+/* A listener of libmicrohttpd keeps the key that it was started with: another one takes the socket over. */
+int http_server_set_identity(struct http_server *s, const struct identity *identity, struct error *err)
+{
+	struct http_listener *old = s->listeners;
+	const union MHD_DaemonInfo *info;
+	int fd, r;
+
+	while (old && (!old->tls || old->left))
+		old = old->next;
+	if (!old || identity_equal(identity, s->identity)) {
+		s->identity = identity;
+		s->generation++;
+		return 0;
+	}
+	info = MHD_get_daemon_info(old->daemon, MHD_DAEMON_INFO_LISTEN_FD);
+	fd = info ? fcntl(info->listen_fd, F_DUPFD_CLOEXEC, 0) : -1;
+	if (fd < 0)
+		return error_set(err, -EIO, "cannot serve with another certificate");
+	r = http_server_listen_tls(s, fd, identity, err);
+	if (r < 0)
+		return r;
+	fd = MHD_quiesce_daemon(old->daemon);
+	if (fd >= 0)
+		close(fd);
+	old->left = true;
+	free_left(s);
+	return 0;
 }
 
 void http_server_leave_unix(struct http_server *server)
@@ -484,7 +554,7 @@ void http_server_leave_unix(struct http_server *server)
 	for (struct http_listener *l = server->listeners; l; l = l->next) {
 		int fd;
 
-		if (l->identity || l->left)
+		if (l->tls || l->left)
 			continue;
 		/* MHD gives its socket away, and would give it again. */
 		fd = MHD_quiesce_daemon(l->daemon);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The HTTP server on an sd-event loop: one table of routes, served on Unix sockets (the caller's identity
- * comes from the kernel) and over mutual TLS 1.3 (the caller has to hold the cluster's key).
+ * comes from the kernel) and over mutual TLS 1.3 (the caller has to hold the cluster's key, or a certificate
+ * of a node).
  *
  * A handler is called once the request's body is there, and answers now or later: until it has answered, the
  * request waits without a cost. It stays valid until its `closed` callback; a request that was answered is
@@ -43,6 +44,9 @@ struct http_server_options {
 	 * that says that it is meant for one of another name ("Dtrain-Node: NAME") is refused with 421. NULL:
 	 * none is. */
 	const char *node;
+	/* The node that has this name in its certificate, as the hosts file spells it (valid for the call);
+	 * NULL: none has. Needed where nodes have certificates of their own. */
+	const char *(*find_node)(void *context, const char *name);
 };
 
 int http_server_create(sd_event *event, const struct http_server_options *options, struct http_server **out,
@@ -51,6 +55,10 @@ int http_server_create(sd_event *event, const struct http_server_options *option
 int http_server_listen_unix(struct http_server *server, int fd, struct error *err);
 int http_server_listen_tls(struct http_server *server, int fd, const struct identity *identity,
                            struct error *err);
+/* Another identity, or other nodes, or authorities, than until now: connections that are there stay, and
+ * their callers are checked again at the next request. Borrowed, as in http_server_listen_tls; where it fails
+ * nothing has changed. */
+int http_server_set_identity(struct http_server *server, const struct identity *identity, struct error *err);
 /* Unix sockets that were listened on so far take no new connections; those that are there go on. */
 void http_server_leave_unix(struct http_server *server);
 /* Addresses of other services, as numbers (names are passed over): the bounds for strangers
@@ -71,6 +79,7 @@ int http_bind_tcp(const char *address, int port, int *fd, struct error *err);
 struct http_caller {
 	bool peer;
 	int64_t uid, gid;
+	const char *node; /* the peer's name, of its certificate; NULL: any that holds the cluster's key */
 	const char *user; /* NULL: no such entry in the password database, or it does not answer */
 };
 

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The parts of HTTP that dtrain implements itself: answers on the Unix socket (several answers on one
- * connection), routes, escapes, and the file with the cluster's key. The first byte of the input chooses.
+ * connection), routes, escapes, the file with the cluster's key, and the names in a certificate. The first
+ * byte of the input chooses.
  */
 #include <stdint.h>
 #include <unistd.h>
 
+#include "http/certificates.h"
 #include "http/identity.c"
 #include "http/local.c"
 #include "http/route.h"
@@ -115,6 +117,20 @@ static void key_file(const char *pem)
 		identity_parse(id, "fuzz", &err);
 }
 
+/* A certificate is the first thing that a stranger sends. */
+static void names(const uint8_t *data, size_t size)
+{
+	struct certificate_names list;
+	gnutls_datum_t der = {(unsigned char *)data, (unsigned)size};
+
+	if (certificate_names_read(&der, &list, NULL) < 0)
+		return;
+	for (size_t i = 0; i < list.count; i++)
+		if (!list.list[i][0])
+			abort();
+	certificate_names_release(&list);
+}
+
 /* A valid file with changed bytes: three bytes of input for each, two for the position and one for the value.
  */
 static void changed_key_file(const uint8_t *data, size_t size)
@@ -139,7 +155,7 @@ static void changed_key_file(const uint8_t *data, size_t size)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	static const char kinds[] = "jbsrepk";
+	static const char kinds[] = "jbsrepkn";
 	_cleanup_free_ char *text = NULL;
 	char kind;
 
@@ -156,6 +172,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		break;
 	case 'p':
 		key_file(text);
+		break;
+	case 'n':
+		names(data + 1, size - 1);
 		break;
 	case 'k':
 		changed_key_file(data + 1, size - 1);

@@ -492,6 +492,51 @@ START_TEST(a_key_is_made_by_a_program_of_its_own)
 }
 END_TEST
 
+/* An authority, and the certificate of a node, which it signs. */
+START_TEST(certificates_are_made)
+{
+	static const struct {
+		const char *options, *words;
+		int status;
+	} rows[] = {
+	    {"--node n1", "--node and --days need --ca DIRECTORY", 2},
+	    {"--days 3", "--node and --days need --ca DIRECTORY", 2},
+	    {"--ca x -o y", "--output is not possible with --ca", 2},
+	    {"--ca x --days 1000000", "--days: at most", 2},
+	    {"--ca %s/ca --node n1", "ca.pem", 1},
+	    {"--ca %s/ca", "", 0},
+	    {"--ca %s/ca", "exists", 1},
+	    {"--ca %s/ca --node n1 --days 3", "", 0},
+	    {"--ca %s/ca --node n1", "exists", 1},
+	    {"--ca %s/ca --node n1 --force", "", 0},
+	    {"--ca %s/ca --node a/b", "not the name of a host", 1},
+	};
+	_cleanup_free_ char *crt = str_path_join(dir, "ca/nodes/n1.pem"),
+	                    *key = str_path_join(dir, "ca/nodes/n1.key");
+	struct stat st;
+
+	for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {
+		_cleanup_strbuf_ struct strbuf line = {0};
+		const char *place = strstr(rows[i].options, "%s");
+		char *text;
+		int status;
+
+		strbuf_addf(&line, "keygen %.*s", place ? (int)(place - rows[i].options) : 1000,
+		            rows[i].options);
+		if (place)
+			strbuf_addf(&line, "%s%s", dir, place + 2);
+		status = keygen(BUILDDIR, line.data, &text);
+		ck_assert_msg(status == rows[i].status && (status == 0 || strstr(text, rows[i].words)),
+		              "%s: %d: %s", line.data, status, text);
+		free(text);
+	}
+	ck_assert_int_eq(stat(crt, &st), 0);
+	ck_assert_int_eq(st.st_mode & 0777, 0644);
+	ck_assert_int_eq(stat(key, &st), 0);
+	ck_assert_int_eq(st.st_mode & 0777, 0600);
+}
+END_TEST
+
 /* To load it would take a third of the time of every command. */
 START_TEST(the_client_does_not_load_gnutls)
 {
@@ -514,6 +559,7 @@ int main(void)
 	tcase_add_test(tc, directories_are_seen_from_here);
 	tcase_add_test(tc, usage_is_told_for_each);
 	tcase_add_test(tc, a_key_is_made_by_a_program_of_its_own);
+	tcase_add_test(tc, certificates_are_made);
 	tcase_add_test(tc, the_client_does_not_load_gnutls);
 	tcase_add_test(tc, dashes_make_a_command);
 	tcase_add_test(tc, no_service_is_a_status_of_its_own);

@@ -6,6 +6,7 @@
 #include "base/str.h"
 #include "dtraind/daemon.h"
 #include "failing_memory.h"
+#include "http/authority.h"
 #include "http/identity.h"
 #include "unit.h"
 
@@ -101,6 +102,7 @@ START_TEST(files_that_do_not_fit_together_are_refused)
 	    {"node = \"n1\";", "# nobody\n", "hosts_file of dtraind.conf:"},
 	    {"node = \"n1\";", "n1 slots=x\n", "slots"},
 	    {"nix = 1;", THREE, "nix"},
+	    {"node = \"n1\"; certificate = \"/x\"; ca_file = \"/x\";", THREE, "certificate_key is missing"},
 	};
 
 	make_key();
@@ -122,6 +124,35 @@ START_TEST(a_cluster_needs_a_key)
 	ck_fails(read_settings("node = \"n1\";", THREE, &s, &err), &err, "make one with dtrain keygen");
 	make_key();
 	ck_ok(read_settings("node = \"n1\";", THREE, &s, &err), &err);
+}
+END_TEST
+
+/* Or a certificate of the node's own, which is read with the settings. */
+START_TEST(a_node_may_have_a_certificate)
+{
+	_cleanup_free_ char *ca = str_path_join(dir, "ca"), *lines[2] = {NULL, NULL};
+	struct validity v = {time(NULL) - 3600, time(NULL) + 3600};
+	struct error err = ERROR_INIT;
+
+	ck_ok(authority_make(ca, v, false, &err), &err);
+	ck_ok(authority_make_node(ca, "n1", v, false, &err), &err);
+	for (int i = 0; i < 2; i++)
+		lines[i] = str_printf("node = \"n%d\"; certificate = \"%s/nodes/n1.pem\"; certificate_key = "
+		                      "\"%s/nodes/n1.key\"; ca_file = \"%s/ca.pem\";",
+		                      i + 1, ca, ca, ca);
+	{
+		_cleanup_(settings_freep) struct settings *s = NULL;
+
+		ck_ok(read_settings(lines[0], THREE, &s, &err), &err);
+		ck_assert_ptr_nonnull(s->identity);
+	}
+	{
+		struct settings *s = NULL;
+
+		ck_fails(read_settings(lines[1], THREE, &s, &err), &err,
+		         "is not the certificate of this node: n2 is not among its names");
+	}
+	free(lines[1]);
 }
 END_TEST
 
@@ -262,6 +293,7 @@ int main(void)
 	tcase_add_test(c, the_record_is_written_off_the_event_loop);
 	tcase_add_test(c, files_that_do_not_fit_together_are_refused);
 	tcase_add_test(c, a_cluster_needs_a_key);
+	tcase_add_test(c, a_node_may_have_a_certificate);
 	tcase_add_test(c, a_node_that_loses_its_hosts_file_does_not_go_on_alone);
 	return unit_run(s);
 }

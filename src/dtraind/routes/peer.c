@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Between services. The caller has proved that it holds the cluster's key. */
+/* Between services. The caller has proved that it holds the cluster's key, or which node it is. */
 #include <errno.h>
 #include <string.h>
 #include <strings.h>
@@ -128,6 +128,18 @@ void route_peer_stop(void *context, struct http_request *r)
 		                    (char *)d->instance, heartbeats_sequence(d->heartbeats)}));
 }
 
+/* Where nodes have certificates of their own, each speaks for itself alone. */
+static bool check_node(struct http_request *r, const char *node)
+{
+	const char *caller = http_request_caller(r)->node;
+
+	if (!caller || strcasecmp(caller, node) == 0)
+		return true;
+	http_reply_error(r, 403, "not-allowed", "the certificate is of %s, and the message of %s", caller,
+	                 node);
+	return false;
+}
+
 void route_peer_reports(void *context, struct http_request *r)
 {
 	struct daemon *d = context;
@@ -142,6 +154,11 @@ void route_peer_reports(void *context, struct http_request *r)
 		http_reply_error(r, 400, "bad-json", "%s", err.message);
 		return;
 	}
+	for (size_t i = 0; i < count; i++)
+		if (!check_node(r, ((const struct report *)reports + i)->node)) {
+			message_free_list(&report_message, reports, count);
+			return;
+		}
 	for (size_t i = 0; i < count; i++)
 		controller_report(d->controller, (const struct report *)reports + i);
 	message_free_list(&report_message, reports, count);
@@ -158,6 +175,14 @@ static void refuse_heartbeat(struct http_request *r, const struct error *err)
 		http_reply_error(r, 500, "out-of-memory", "%s", err->message);
 }
 
+static bool check_nodes(struct http_request *r, const struct heartbeat *heartbeat)
+{
+	for (size_t i = 0; i < heartbeat->attempt_count; i++)
+		if (!check_node(r, heartbeat->attempts[i].node))
+			return false;
+	return check_node(r, heartbeat->node);
+}
+
 void route_peer_heartbeat(void *context, struct http_request *r)
 {
 	struct daemon *d = context;
@@ -170,6 +195,8 @@ void route_peer_heartbeat(void *context, struct http_request *r)
 		return;
 	if (heartbeat_decode(body, &heartbeat, &err) < 0)
 		http_reply_error(r, 400, "bad-json", "%s", err.message);
+	else if (!check_nodes(r, &heartbeat))
+		return;
 	else if (controller_heartbeat(d->controller, &heartbeat, &answer, &err) < 0)
 		refuse_heartbeat(r, &err);
 	else

@@ -2,12 +2,19 @@
 /* Every route of man/dtrain-api.7, as data. */
 #include "dtraind/routes/table.h"
 
+#include <strings.h>
+
 #include "base/str.h"
 #include "dtraind/proxy.h"
 #include "dtraind/routes/routes.h"
 
 /* The controller alone can answer: on any other node the request is sent on to it. */
-enum { CONTROLLER = HTTP_OWNER };
+enum {
+	CONTROLLER = HTTP_OWNER,
+	/* Only the controller asks for it. Where nodes have certificates of their own, its certificate proves
+	   that. */
+	BY_CONTROLLER = HTTP_OWNER << 1,
+};
 
 /* A run has its command and environment, of which a kernel takes 2 MiB by default; as JSON they are somewhat
  * longer. Services send what a run has, and more beside it. The logs of a node are asked for by the
@@ -39,19 +46,31 @@ const struct http_route route_table[] = {
     {"POST", "/v1/runs/{}/events", HTTP_ANY | CONTROLLER, route_worker_event},
     {"PUT", "/v1/runs/{}/rendezvous/{...}", HTTP_ANY | HTTP_BODY_1M | CONTROLLER, route_rendezvous_put},
     {"GET", "/v1/runs/{}/rendezvous/{...}", HTTP_ANY | CONTROLLER, route_rendezvous_get},
-    {"POST", "/v1/peer/start", HTTP_PEER | HTTP_RESERVED | HTTP_BODY_8M, route_peer_start},
-    {"POST", "/v1/peer/stop", HTTP_PEER | HTTP_RESERVED, route_peer_stop},
+    {"POST", "/v1/peer/start", HTTP_PEER | BY_CONTROLLER | HTTP_RESERVED | HTTP_BODY_8M, route_peer_start},
+    {"POST", "/v1/peer/stop", HTTP_PEER | BY_CONTROLLER | HTTP_RESERVED, route_peer_stop},
     {"POST", "/v1/peer/reports", HTTP_PEER | HTTP_RESERVED | HTTP_BODY_8M | CONTROLLER, route_peer_reports},
     {"POST", "/v1/peer/heartbeat", HTTP_PEER | HTTP_RESERVED | HTTP_BODY_8M | CONTROLLER,
      route_peer_heartbeat},
-    {"POST", "/v1/peer/devices/{}/drain", HTTP_PEER | HTTP_RESERVED, route_peer_drain},
-    {"POST", "/v1/peer/devices/{}/resume", HTTP_PEER | HTTP_RESERVED, route_peer_resume},
-    {"GET", "/v1/peer/logs", HTTP_PEER, route_peer_logs},
+    {"POST", "/v1/peer/devices/{}/drain", HTTP_PEER | BY_CONTROLLER | HTTP_RESERVED, route_peer_drain},
+    {"POST", "/v1/peer/devices/{}/resume", HTTP_PEER | BY_CONTROLLER | HTTP_RESERVED, route_peer_resume},
+    {"GET", "/v1/peer/logs", HTTP_PEER | BY_CONTROLLER, route_peer_logs},
 };
 
 const size_t route_table_count = ARRAY_SIZE(route_table);
 
 bool route_intercept(void *context, struct http_request *r, unsigned bits)
 {
-	return (bits & CONTROLLER) && forward_to_controller(context, r);
+	struct daemon *d = context;
+	const struct http_caller *caller = http_request_caller(r);
+
+	if ((bits & BY_CONTROLLER) && caller->node &&
+	    strcasecmp(caller->node, d->settings->controller) != 0) {
+		http_reply_error(
+		    r, 403, "not-allowed",
+		    "this is for the controller only: the certificate is of %s, and %s takes %s for "
+		    "the controller",
+		    caller->node, d->settings->name, d->settings->controller);
+		return true;
+	}
+	return (bits & CONTROLLER) && forward_to_controller(d, r);
 }

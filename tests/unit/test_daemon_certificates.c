@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Two services with a certificate each: what they take from each other, and a rotation under a run. */
+#include <signal.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/json.h"
+#include "base/str.h"
+#include "daemon_fixture.h"
+#include "http/authority.h"
+
+enum { DAY = 86400 };
+
+struct cluster {
+	char *dir; /* of the authorities "a" and "b", and of n1/ and n2/, which the services read */
+	struct daemon_fixture one, two;
+};
+
+static char *read_text(const struct cluster *c, const char *name)
+{
+	_cleanup_free_ char *path = str_path_join(c->dir, name);
+	struct error err = ERROR_INIT;
+	char *text = NULL;
+
+	ck_ok(file_read(path, 0, &text, NULL, &err), &err);
+	return text;
+}
+
+static void put(const struct cluster *c, const char *node, const char *name, const char *text)
+{
+	_cleanup_free_ char *path = str_printf("%s/%s/%s", c->dir, node, name);
+	struct error err = ERROR_INIT;
+
+	ck_ok(file_write_atomic(path, text, strlen(text), 0600, &err), &err);
+}
+
+/* The node's own files are from this authority. */
+static void put_certificate(const struct cluster *c, const char *node, const char *ca)
+{
+	_cleanup_free_ char *crt_name = str_printf("%s/nodes/%s.pem", ca, node),
+	                    *key_name = str_printf("%s/nodes/%s.key", ca, node),
+	                    *crt = read_text(c, crt_name), *key = read_text(c, key_name);
+
+	put(c, node, "node.pem", crt);
+	put(c, node, "node.key", key);
+}
+
+static void make_authority(const struct cluster *c, const char *name)
+{
+	_cleanup_free_ char *ca = str_path_join(c->dir, name);
+	struct validity v = {time(NULL) - DAY, time(NULL) + 300 * DAY};
+	struct error err = ERROR_INIT;
+
+	ck_ok(authority_make(ca, v, false, &err), &err);
+	ck_ok(authority_make_node(ca, "n1", v, false, &err), &err);
+	ck_ok(authority_make_node(ca, "n2", v, false, &err), &err);
+}
+
+static void cluster_start(struct cluster *c)
+{
+	struct daemon_setup setup = {.port = daemon_fixture_port()}, other = {.name = "n2"};
+	_cleanup_free_ char *hosts = NULL, *ca = NULL, *more[2] = {NULL, NULL};
+
+	*c = (struct cluster){.dir = unit_tmpdir()};
+	make_authority(c, "a");
+	make_authority(c, "b");
+	ca = read_text(c, "a/ca.pem");
+	for (int i = 0; i < 2; i++) {
+		const char *node = i ? "n2" : "n1";
+		_cleanup_free_ char *path = str_path_join(c->dir, node);
+
+		ck_assert_int_eq(mkdir(path, 0700), 0);
+		put_certificate(c, node, "a");
+		put(c, node, "ca.pem", ca);
+		more[i] =
+		    str_printf("certificate = \"%s/node.pem\"; certificate_key = \"%s/node.key\"; ca_file = "
+		               "\"%s/ca.pem\"; heartbeat = 0.2; node_timeout = 2.0;",
+		               path, path, path);
+	}
+	do
+		other.port = daemon_fixture_port();
+	while (other.port == setup.port);
+	hosts = str_printf("n1 slots=2 addr=127.0.0.1 port=%d\nn2 slots=2 addr=127.0.0.1 port=%d\n",
+	                   setup.port, other.port);
+	setup.hosts = other.hosts = hosts;
+	setup.more = more[0];
+	other.more = more[1];
+	daemon_fixture_start(&c->one, &setup);
+	daemon_fixture_start(&c->two, &other);
+	free(more[1]);
+}
+
+static void cluster_stop(struct cluster *c)
+{
+	daemon_fixture_teardown(&c->two);
+	daemon_fixture_teardown(&c->one);
+	file_remove_tree(c->dir, NULL);
+	free(c->dir);
+}
+
+#define STOP "{\"run\":7,\"attempt\":1,\"grace\":1.0,\"controller\":\"n1\"}"
+#define HEARTBEAT(node, attempts)                                                                            \
+	"{\"node\":\"" node                                                                                  \
+	"\",\"hosts\":\"0\",\"instance\":\"i\",\"sequence\":1,\"version\":\"0\",\"devices\":[],"             \
+	"\"attempts\":[" attempts "],\"ports\":[],\"port_range\":[0,0],\"shutting_down\":false}"
+#define REPORT(node) "{\"run\":1,\"attempt\":1,\"node\":\"" node "\",\"state\":\"ended\",\"ranks\":[]}"
+
+/* The certificate of n2 is in foreign hands. */
+START_TEST(a_node_speaks_for_itself_alone)
+{
+	static const struct {
+		const char *caller, *method, *target, *body;
+		bool to_two;
+		int status;
+	} rows[] = {
+	    {"n1", "POST", "/v1/peer/stop", STOP, true, 200},
+	    {"n2", "POST", "/v1/peer/stop", STOP, true, 403},
+	    {"n2", "POST", "/v1/peer/stop", STOP, false, 403},
+	    {"n2", "POST", "/v1/peer/start", "{}", false, 403},
+	    {"n1", "POST", "/v1/peer/start", "{}", true, 400},
+	    {"n2", "POST", "/v1/peer/devices/0/drain", "{}", false, 403},
+	    {"n2", "POST", "/v1/peer/devices/0/resume", "{}", false, 403},
+	    {"n2", "GET", "/v1/peer/logs?run=1&attempt=1&rank=0", NULL, false, 403},
+	    {"n2", "POST", "/v1/peer/heartbeat", HEARTBEAT("n1", ""), false, 403},
+	    {"n2", "POST", "/v1/peer/heartbeat", HEARTBEAT("n2", REPORT("n1")), false, 403},
+	    {"n2", "POST", "/v1/peer/reports", "[" REPORT("n2") "," REPORT("n1") "]", false, 403},
+	    {"n2", "POST", "/v1/peer/reports", "[" REPORT("n2") "]", false, 200},
+	    {"n2", "GET", "/v1/version", NULL, false, 200},
+	};
+	struct cluster c;
+
+	cluster_start(&c);
+	for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {
+		_cleanup_free_ char *crt_name = str_printf("a/nodes/%s.pem", rows[i].caller),
+		                    *key_name = str_printf("a/nodes/%s.key", rows[i].caller),
+		                    *crt = read_text(&c, crt_name), *key = read_text(&c, key_name);
+		struct raw_request q = {
+		    .method = rows[i].method, .target = rows[i].target, .body = rows[i].body};
+		struct raw_answer a =
+		    raw_ask_tls(raw_connect_tcp(rows[i].to_two ? c.two.port : c.one.port), crt, key, &q);
+
+		ck_assert_msg(a.status == rows[i].status, "%s %s of %s: %d: %s", rows[i].method,
+		              rows[i].target, rows[i].caller, a.status, a.body);
+		free(a.body);
+	}
+	/* The cluster's key is not used. */
+	{
+		struct raw_request q = {.method = "GET", .target = "/v1/version"};
+		struct raw_answer a = daemon_ask_tls(&c.one, &q);
+
+		ck_assert_int_eq(a.status, 0);
+		free(a.body);
+	}
+	cluster_stop(&c);
+}
+END_TEST
+
+static void reload(const struct daemon_fixture *f, size_t count)
+{
+	_cleanup_free_ char *path = str_path_join(f->dir, "service.log");
+
+	ck_assert_int_eq(kill(f->pid, SIGHUP), 0);
+	for (size_t found = 0; found < count; usleep(20000)) {
+		_cleanup_free_ char *text = NULL;
+
+		found = 0;
+		file_read(path, 0, &text, NULL, NULL);
+		for (const char *p = text; p && (p = strstr(p, "configuration reloaded")); p++)
+			found++;
+	}
+}
+
+/* The run is on both nodes while the authority is replaced by another one. */
+START_TEST(a_run_goes_on_while_the_authority_is_replaced)
+{
+	_cleanup_free_ char *a = NULL, *b = NULL, *both = NULL, *mark = NULL, *script = NULL;
+	struct cluster c;
+
+	cluster_start(&c);
+	a = read_text(&c, "a/ca.pem");
+	b = read_text(&c, "b/ca.pem");
+	both = str_printf("%s%s", a, b);
+	mark = str_path_join(c.one.dir, "mark");
+	script = str_printf("until [ -e %s ]; do sleep 0.1; done; echo rank $RANK", mark);
+	ck_assert_int_eq(daemon_submit(&c.two, NULL, script, 2, 1), 1);
+	daemon_await(&c.two, 1, "running");
+	for (size_t step = 1; step <= 3; step++)
+		for (int i = 0; i < 2; i++) {
+			const char *node = i ? "n2" : "n1";
+
+			if (step == 2)
+				put_certificate(&c, node, "b");
+			else
+				put(&c, node, "ca.pem", step == 1 ? both : b);
+			reload(i ? &c.two : &c.one, step);
+		}
+	daemon_fixture_write(&c.one, "mark", "");
+	daemon_await(&c.two, 1, "succeeded");
+	{
+		_cleanup_free_ char *crt = read_text(&c, "a/nodes/n2.pem"),
+		                    *key = read_text(&c, "a/nodes/n2.key");
+		struct raw_request q = {.method = "GET", .target = "/v1/version"};
+		struct raw_answer old = raw_ask_tls(raw_connect_tcp(c.one.port), crt, key, &q);
+		_cleanup_json_ json_t *run = daemon_get(&c.one, NULL, "/v1/runs/1");
+
+		ck_assert_int_eq(old.status, 0);
+		free(old.body);
+		ck_assert_int_eq(json_get_int(run, "attempt", 0), 1);
+	}
+	/* With files that do not belong together everything stays as it was. */
+	put(&c, "n1", "ca.pem", a);
+	ck_assert_int_eq(kill(c.one.pid, SIGHUP), 0);
+	ck_assert_int_eq(daemon_submit(&c.two, NULL, "true", 2, 1), 2);
+	daemon_await(&c.two, 2, "succeeded");
+	cluster_stop(&c);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("daemon certificates");
+	TCase *t = tcase_create("daemon certificates");
+
+	tcase_set_timeout(t, 120);
+	suite_add_tcase(s, t);
+	tcase_add_test(t, a_node_speaks_for_itself_alone);
+	tcase_add_test(t, a_run_goes_on_while_the_authority_is_replaced);
+	return unit_run(s);
+}
