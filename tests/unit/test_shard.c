@@ -310,6 +310,24 @@ START_TEST(large_embedding_has_its_own_slot)
 }
 END_TEST
 
+/* bitsandbytes quantizes them turned: the same 4 bits would stand for another model. */
+START_TEST(matrices_that_are_stored_transposed_are_not_quantized)
+{
+	static const char gpt2[] =
+	    "{\"model_type\":\"gpt2\",\"vocab_size\":100,\"n_embd\":64,\"n_layer\":1,\"n_head\":2}";
+	_cleanup_(plan_freep) struct plan *p = NULL;
+	struct error err = ERROR_INIT;
+	struct train_options o;
+	struct model_config c;
+
+	ck_ok(model_config_parse(gpt2, strlen(gpt2), "config.json", &c, &err), &err);
+	options(&o, SHARD_DDP, 1);
+	o.quantize = SHARD_NF4;
+	ck_fails(plan_create(NULL, NULL, 0, 1, &c, &o, 16, &p, &err), &err,
+	         "lora.quantize: is not supported for the family gpt2");
+}
+END_TEST
+
 START_TEST(nothing_to_shard_is_refused)
 {
 	_cleanup_(plan_freep) struct plan *p = NULL;
@@ -752,6 +770,7 @@ int main(void)
 	tcase_add_loop_test(c, any_number_of_slots, 0, 2);
 	tcase_add_loop_test(c, large_embedding_has_its_own_slot, 0, 2);
 	tcase_add_test(c, nothing_to_shard_is_refused);
+	tcase_add_test(c, matrices_that_are_stored_transposed_are_not_quantized);
 	tcase_add_test(c, state_moves_between_strategies);
 	tcase_add_loop_test(c, offload_has_the_same_bits, 0, 3);
 	tcase_add_loop_test(c, offload_of_all_has_the_same_bits, 0, 8);
