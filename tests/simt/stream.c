@@ -133,12 +133,21 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
 	return cudaSuccess;
 }
 
+/* Workers of several ranks have the collectives of the CPU engine, which know of no stream: what they read
+ * has to be there when they are called. */
+static bool has_host_collectives(void)
+{
+	const char *ranks = getenv("WORLD_SIZE");
+
+	return ranks && atoi(ranks) > 1;
+}
+
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int priority)
 {
 	cudaError_t r = cudaStreamCreateWithFlags(s, flags);
 
 	if (!r) {
-		(*s)->late = true;
+		(*s)->late = !has_host_collectives();
 		(*s)->priority = priority;
 	}
 	return r;

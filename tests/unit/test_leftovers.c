@@ -134,11 +134,13 @@ static void teardown(void)
 
 int main(int argc, char **argv)
 {
-	Suite *s = suite_create("leftovers");
-	TCase *tc = tcase_create("leftovers");
+	Suite *s;
+	TCase *tc;
 
 	if (argc > 1)
 		return run_inner(argv[1]);
+	s = suite_create("leftovers");
+	tc = tcase_create("leftovers");
 	tcase_add_checked_fixture(tc, setup, teardown);
 	tcase_add_loop_test(tc, nothing_outlives_the_program, 0, 3);
 	tcase_add_test(tc, a_failure_is_the_exit_status);
