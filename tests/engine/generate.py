@@ -67,12 +67,19 @@ def run(model, options, fails=None, **members):
     with open(f"{tmp}/generate.json", "w") as f:
         json.dump(config, f)
     p = subprocess.run([worker], env={"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "DTRAIN_ATTEMPT": "1", "DTRAIN_CONFIG": f"{tmp}/generate.json"},
-                       capture_output=True, text=True)
+                       capture_output=True)
+    # Not as text files are read, which would make "\n" of "\r": the texts are random.
+    out, said = p.stdout.decode(), p.stderr.decode()
     if fails:
-        assert p.returncode != 0 and fails in p.stderr + p.stdout, (options, p.stdout, p.stderr)
+        assert p.returncode != 0 and fails in said + out, (options, out, said)
     else:
-        assert p.returncode == 0, (options, p.stdout, p.stderr)
-    return p.stdout
+        assert p.returncode == 0, (options, out, said)
+    return out
+
+
+def run_file(model, options, **members):
+    """Of a file of prompts: an object each. str.splitlines would know more ends of a line, which a text may contain."""
+    return [json.loads(line) for line in run(model, options, **members).removesuffix("\n").split("\n")]
 
 
 def generation():
@@ -130,7 +137,7 @@ def generation():
     with open(f"{tmp}/prompts.jsonl", "w") as f:
         f.writelines(json.dumps({"id": i, "prompt": p}) + "\n" for i, p in enumerate(prompts))
     full = [expect(changed, p) for p in prompts]
-    got = [json.loads(line) for line in run(directory, {"prompts": "prompts.txt", "adapter": adapter}).splitlines()]
+    got = run_file(directory, {"prompts": "prompts.txt", "adapter": adapter})
     assert got == [{"prompt": p, "completion": c, "finish_reason": "length"} for p, c in zip(prompts, full)], got
     # As many at once as there are, fewer, or one after another: the same texts, in the prompts' order, also where they end at other times.
     many = [p[:3 + 7 * i % len(p)] for i, p in enumerate(prompts * 5)]
@@ -146,8 +153,8 @@ def generation():
     assert len(lengths(stop_at)) > 1, single
     for options in ({}, {"temperature": 1.5, "repetition_penalty": 1.2}, {"stop": [stop_at, "not there"]}):
         for precision in ("fp32", "bf16"):
-            of = {n: [json.loads(line) for line in run(directory, {"prompts": "many.txt", "batch": n, "max_new_tokens": 24, **options},
-                                                       train={"precision": precision}).splitlines()] for n in (1, 4, 100)}
+            of = {n: run_file(directory, {"prompts": "many.txt", "batch": n, "max_new_tokens": 24, **options}, train={"precision": precision})
+                  for n in (1, 4, 100)}
             assert of[1] == of[4] == of[100] and [o["prompt"] for o in of[1]] == many, (options, precision, of)
             if not options and precision == "fp32":
                 assert [o["completion"] for o in of[4]][:4] == single, (of[4], single)
@@ -157,7 +164,7 @@ def generation():
     # A stop string of several tokens; the shortest part of the first text that is there once.
     stop = full[0][10:14]
     at = [c.find(stop) for c in full]
-    got = [json.loads(line) for line in run(directory, {"prompts": "prompts.jsonl", "adapter": adapter, "stop": [stop, "not there"]}).splitlines()]
+    got = run_file(directory, {"prompts": "prompts.jsonl", "adapter": adapter, "stop": [stop, "not there"]})
     assert got == [{"id": i, "prompt": p, "completion": c if a < 0 else c[:a], "finish_reason": "length" if a < 0 else "stop"}
                    for i, (p, c, a) in enumerate(zip(prompts, full, at))], got
     assert run(directory, {"prompt": prompts[0], "adapter": adapter, "stop": stop}) == full[0][:at[0]] + "\n"
@@ -166,9 +173,10 @@ def generation():
     # Each prompt of a file has a seed of its own.
     with open(f"{tmp}/same.txt", "w") as f:
         f.write("Hello\n" * 2)
-    got = [json.loads(line)["completion"] for line in run(directory, {"prompts": "same.txt", "temperature": 1.5}).splitlines()]
+    got = [o["completion"] for o in run_file(directory, {"prompts": "same.txt", "temperature": 1.5})]
     assert got[0] != got[1]
-    assert got[1] + "\n" == run(directory, {"prompt": "Hello", "temperature": 1.5, "seed": 43})
+    alone = run(directory, {"prompt": "Hello", "temperature": 1.5, "seed": 43})
+    assert got[1] + "\n" == alone, (got, alone)
     # An adapter that does not fit.
     tensors["base_model.model.lm_head.weight"] = value(4, 4)
     save_file(tensors, f"{adapter}/adapter_model.safetensors")

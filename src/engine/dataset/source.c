@@ -412,14 +412,11 @@ static int resolve_names(const struct dataset_options *o, struct source_list *li
 	return 0;
 }
 
-int source_list_resolve(const struct dataset_options *o, struct source_list *list, struct error *err)
+static int resolve(const struct dataset_options *o, struct source_list *list, struct error *err)
 {
 	struct source s = {.num_samples = -1};
 	int r = 0;
 
-	*list = (struct source_list){.keep = json_array()};
-	if (!list->keep)
-		return error_oom(err);
 	if ((o->format && (r = parse_format(o->format, &s.format, "data.format", err)) < 0) ||
 	    (r = options_names(o, list, &s, err)) < 0)
 		return r;
@@ -450,6 +447,15 @@ int source_list_resolve(const struct dataset_options *o, struct source_list *lis
 			              "for the tasks dpo, orpo, simpo, kto and reward",
 			              list->items[i].path);
 	}
+	return r;
+}
+
+int source_list_resolve(const struct dataset_options *o, struct source_list *list, struct error *err)
+{
+	int r;
+
+	*list = (struct source_list){.keep = json_array()};
+	r = list->keep ? resolve(o, list, err) : error_oom(err);
 	if (r < 0)
 		source_list_free(list);
 	return r;

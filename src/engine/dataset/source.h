@@ -53,6 +53,7 @@ struct source_list {
 	json_t *keep; /* owns the strings of columns and tags */
 };
 
+/* list: to be freed where it does not fail. */
 int source_list_resolve(const struct dataset_options *options, struct source_list *list, struct error *err);
 void source_list_free(struct source_list *list);
 const char *source_format_name(enum source_format format);
