@@ -173,9 +173,9 @@ void run_worker_error(struct run *r, int64_t rank, const char *message, bool los
 unsigned run_superseded(struct run *r, const char *node, int64_t attempt, double now);
 /* Why a node has not started its part. */
 enum run_refusal {
-	REFUSED_BUSY, /* somebody has the slots, or the start did not arrive: the run goes back into the queue
-	               */
-	REFUSED_NODE, /* something has failed on the node: another node, or this one later, may start it */
+	REFUSED_BUSY,  /* the slots are taken, or the start did not arrive: the run goes back into the queue
+	                */
+	REFUSED_NODE,  /* something has failed on the node: another node, or this one later, may start it */
 	REFUSED_FINAL, /* what the run asks for is not there, or not allowed: the next start would fail, too
 	                */
 };

@@ -360,27 +360,17 @@ int run_check(const struct run_config *c, const char *where, struct error *err)
 		    "%s: resources.save_signal: has no effect with task = \"%s\": it is for commands; "
 		    "leave it out",
 		    where, run_task_name(c->task));
-	switch (c->task) {
-	case RUN_PRETRAIN:
-	case RUN_SFT:
-	case RUN_DPO:
-	case RUN_ORPO:
-	case RUN_SIMPO:
-	case RUN_KTO:
-	case RUN_REWARD:
+	if (run_task_trains(c->task))
 		return check_training(c, where, err);
-	case RUN_GENERATE:
+	if (c->task == RUN_GENERATE) {
 		if (c->resources.nodes.high * c->resources.devices_per_node != 1)
 			return error_set(err, -EINVAL, "%s: resources: generate runs on one device", where);
 		if (need(c->model.path, where, "model.path",
 		         "name the Hugging Face directory to generate from", err) < 0)
 			return -EINVAL;
 		return check_generate(c, where, err);
-	case RUN_COMMAND:
-		if (!c->command || !c->command[0] || !c->command[0][0])
-			return error_set(err, -EINVAL, "%s: command: missing; name the program to run",
-			                 where);
-		return 0;
 	}
+	if (!c->command || !c->command[0] || !c->command[0][0])
+		return error_set(err, -EINVAL, "%s: command: missing; name the program to run", where);
 	return 0;
 }

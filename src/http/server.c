@@ -42,8 +42,8 @@ static struct http_connection *connection_of(struct MHD_Connection *connection)
 	return info ? info->socket_context : NULL;
 }
 
-/* The handshake has seen to it; but nobody is a peer because a callback was not called, and what was right at
- * the handshake may have changed since. */
+/* The handshake has checked the certificate already. It is checked again here because the handshake's
+ * callback may not have been called, and because the keys may have changed since. */
 static int identify_peer(struct http_request *r)
 {
 	const union MHD_ConnectionInfo *info =

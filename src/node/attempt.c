@@ -228,7 +228,7 @@ static void on_reported(void *context, struct launch_report *said)
 	}
 }
 
-/* Systemd has stopped the unit: at a shutdown, or since somebody wanted that. */
+/* Systemd has stopped the unit: at a shutdown, or because an admin asked systemd to. */
 static void on_stopped(void *context, const char *why)
 {
 	struct attempt *a = context;

@@ -4,10 +4,8 @@
 #include "node/node.h"
 
 #include <errno.h>
-#include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -17,10 +15,12 @@
 #include "base/str.h"
 #include "node/attempt.h"
 #include "node/attempt_files.h"
+#include "node/attempts.h"
 #include "node/clusters.h"
 #include "node/gpu/device_files.h"
 #include "node/launch/unit.h"
 #include "node/lease.h"
+#include "node/ports.h"
 #include "node/request.h"
 #include "node/slots.h"
 #include "node/started.h"
@@ -31,68 +31,27 @@
 /* Ends that no controller asked to forget: so many are kept. */
 enum { ENDED_KEPT = 512 };
 
-struct entry {
-	struct entry *next;
-	struct attempt *attempt;
-	double started; /* by lease_clock(); 0: an earlier instance of the service has started it */
-	bool confirmed; /* a heartbeat of this instance that names it was answered */
-	bool forgotten; /* freed once its dtrain-launch is gone and no callback of it can be on the stack */
-};
-
 struct node {
 	const struct daemon_config *config;
 	char *name, *attempts_dir;
 	struct units *units;
 	bool shutting_down;
-	unsigned ports_given;
+	struct ports ports;
 	struct node_callbacks callbacks;
 	struct attempt_owner owner;
 	struct slots *slots;
 	struct clusters *clusters;
-	struct entry *entries; /* oldest first */
+	struct attempts *attempts;
 	struct tmp_dirs *tmp_dirs;
 	struct starts *starts; /* what is being looked into: it has its slots, and no attempt yet */
-	sd_event_source *sweep;
 	struct lease *lease;
 	struct stopped stopped;
 };
 
-static bool holds(const struct entry *e)
-{
-	return !e->forgotten && !attempt_has_ended(e->attempt);
-}
-
 /* The attempt that has this slot, or NULL. */
 static const struct request *slot_holder(const struct node *node, int slot)
 {
-	for (const struct entry *e = node->entries; e; e = e->next)
-		if (holds(e) && request_has_slot(attempt_request(e->attempt), slot))
-			return attempt_request(e->attempt);
-	return starts_holder(node->starts, slot);
-}
-
-static struct entry *find(const struct node *node, int64_t run, int64_t attempt)
-{
-	for (struct entry *e = node->entries; e; e = e->next) {
-		const struct request *q = attempt_request(e->attempt);
-
-		if (!e->forgotten && q->run == run && q->attempt == attempt)
-			return e;
-	}
-	return NULL;
-}
-
-static int add_entry(struct node *node, struct attempt *attempt, struct error *err)
-{
-	struct entry *e = calloc(1, sizeof *e), **end = &node->entries;
-
-	if (!e)
-		return error_oom(err);
-	e->attempt = attempt;
-	while (*end)
-		end = &(*end)->next;
-	*end = e;
-	return 0;
+	return attempts_holder(node->attempts, slot) ?: starts_holder(node->starts, slot);
 }
 
 /* Who has a device that reports an error hears of it: it may be why they fail. */
@@ -100,7 +59,7 @@ static void on_fault(void *context, int slot, const char *text)
 {
 	struct node *node = context;
 	const struct request *q = slot_holder(node, slot);
-	struct entry *e = q ? find(node, q->run, q->attempt) : NULL;
+	struct known_attempt *e = q ? attempts_find(node->attempts, q->run, q->attempt) : NULL;
 
 	if (!e)
 		return;
@@ -120,7 +79,7 @@ static void on_devices_changed(void *context)
 /* Of attempts that an earlier dtraind started. */
 static void tell_old_faults(struct node *node)
 {
-	for (struct entry *e = node->entries; e; e = e->next) {
+	for (struct known_attempt *e = attempts_first(node->attempts); e; e = attempts_next(e)) {
 		const struct request *q = attempt_request(e->attempt);
 		char text[512];
 
@@ -131,25 +90,7 @@ static void tell_old_faults(struct node *node)
 	}
 }
 
-static int on_sweep(sd_event_source *source, void *context)
-{
-	struct node *node = context;
-
-	for (struct entry **at = &node->entries; *at;) {
-		struct entry *e = *at;
-
-		if (!e->forgotten || !attempt_is_settled(e->attempt)) {
-			at = &e->next;
-			continue;
-		}
-		*at = e->next;
-		attempt_free(e->attempt);
-		free(e);
-	}
-	return 0;
-}
-
-static void forget(struct node *node, struct entry *e)
+static void forget(struct node *node, struct known_attempt *e)
 {
 	const struct request *q = attempt_request(e->attempt);
 	_cleanup_free_ char *record = started_path(node->config->state_dir, q);
@@ -163,8 +104,7 @@ static void forget(struct node *node, struct entry *e)
 		log_warn("%s", err.message);
 	if (record)
 		unlink(record);
-	e->forgotten = true;
-	sd_event_source_set_enabled(node->sweep, SD_EVENT_ONESHOT);
+	attempts_forget(node->attempts, e);
 }
 
 static void on_settled(void *context, struct attempt *attempt)
@@ -173,20 +113,21 @@ static void on_settled(void *context, struct attempt *attempt)
 	const struct request *q = attempt_request(attempt);
 
 	tmp_dirs_remove(node->tmp_dirs, q->run, q->attempt);
-	sd_event_source_set_enabled(node->sweep, SD_EVENT_ONESHOT);
+	attempts_sweep(node->attempts);
 }
 
 static bool is_known(void *context, int64_t run, int64_t attempt)
 {
-	return find(context, run, attempt);
+	const struct node *node = context;
+
+	return attempts_find(node->attempts, run, attempt);
 }
 
 static void on_changed(void *context, struct attempt *attempt)
 {
 	const struct request *q = attempt_request(attempt);
 	struct node *node = context;
-	struct entry *oldest = NULL;
-	int kept = 0;
+	struct known_attempt *oldest;
 
 	if (node->callbacks.report)
 		node->callbacks.report(node->callbacks.context, attempt_report(attempt));
@@ -195,12 +136,8 @@ static void on_changed(void *context, struct attempt *attempt)
 	for (size_t i = 0; i < q->slot_count; i++)
 		if (q->slots[i] < slots_count(node->slots))
 			slots_released(node->slots, q->slots[i], q->run);
-	for (struct entry *e = node->entries; e; e = e->next)
-		if (!e->forgotten && attempt_has_ended(e->attempt)) {
-			oldest = oldest ?: e;
-			kept++;
-		}
-	if (kept > ENDED_KEPT)
+	oldest = attempts_oldest_ended(node->attempts, ENDED_KEPT);
+	if (oldest)
 		forget(node, oldest);
 }
 
@@ -218,7 +155,7 @@ static int adopt_all(struct node *node, struct error *err)
 
 		if (list[i]->d_name[0] != '.' && dir && r == 0) {
 			if (attempt_adopt(&node->owner, dir, &attempt, &why) == 0) {
-				r = add_entry(node, attempt, err);
+				r = attempts_add(node->attempts, attempt, 0, err);
 			} else if (why.code == -EHOSTUNREACH) {
 				r = error_set(err, why.code, "%s: %s", dir, why.message);
 			} else {
@@ -246,7 +183,7 @@ static int adopt_record(void *context, struct request *request, struct error *er
 	struct attempt *attempt;
 	int r;
 
-	if (find(node, q->run, q->attempt))
+	if (attempts_find(node->attempts, q->run, q->attempt))
 		return 0;
 	if (!dir)
 		return error_oom(err);
@@ -254,14 +191,14 @@ static int adopt_record(void *context, struct request *request, struct error *er
 	if (r < 0)
 		return r;
 	q = NULL;
-	return add_entry(node, attempt, err);
+	return attempts_add(node->attempts, attempt, 0, err);
 }
 
 DEFINE_CLEANUP(struct node *, node_destroy)
 
 /* What is not to outlive a partition ends before the lease does; so does what the controller may not know:
  * of an attempt that an earlier service has started its dtrain-launch knows that. */
-static bool outlives_lease(const struct entry *e)
+static bool outlives_lease(const struct known_attempt *e)
 {
 	const struct run_config *config = attempt_request(e->attempt)->config;
 
@@ -272,10 +209,10 @@ static void on_lease_ending(void *context, double seconds)
 {
 	struct node *node = context;
 
-	for (struct entry *e = node->entries; e; e = e->next) {
+	for (struct known_attempt *e = attempts_first(node->attempts); e; e = attempts_next(e)) {
 		const struct request *q = attempt_request(e->attempt);
 
-		if (!holds(e) || outlives_lease(e))
+		if (!attempt_holds(e) || outlives_lease(e))
 			continue;
 		attempt_end_lease(e->attempt, seconds);
 		log_warn("run %lld, attempt %lld: %s", (long long)q->run, (long long)q->attempt,
@@ -303,6 +240,9 @@ int node_create(sd_event *event, const struct daemon_config *config, const char 
 	r = units_create(event, config, &node->units, err);
 	if (r < 0)
 		return error_prefix(err, "node %s", name);
+	r = attempts_create(event, &node->attempts, err);
+	if (r < 0)
+		return error_prefix(err, "node %s", name);
 	node->owner = (struct attempt_owner){event, node->name, node->units, node, on_changed, on_settled};
 	r = starts_create(event, config, &(struct starts_callbacks){node, begin, on_devices_changed},
 	                  &node->starts, err);
@@ -312,10 +252,6 @@ int node_create(sd_event *event, const struct daemon_config *config, const char 
 	                 &(struct slots_callbacks){node, on_fault, on_devices_changed}, &node->slots, err);
 	if (r < 0)
 		return error_prefix(err, "node %s", name);
-	r = sd_event_add_defer(event, &node->sweep, on_sweep, node);
-	if (r < 0)
-		return error_errno(err, r, "node %s: event loop", name);
-	sd_event_source_set_enabled(node->sweep, SD_EVENT_OFF);
 	if ((r = file_mkdirs(node->attempts_dir, 0711, err)) < 0 ||
 	    (r = file_mkdirs(config->log_dir, 0755, err)) < 0 ||
 	    (r = started_make_directory(config->state_dir, err)) < 0 ||
@@ -339,16 +275,9 @@ int node_create(sd_event *event, const struct daemon_config *config, const char 
 void node_destroy(struct node *node)
 {
 	starts_destroy(node->starts);
-	while (node->entries) {
-		struct entry *e = node->entries;
-
-		node->entries = e->next;
-		attempt_free(e->attempt);
-		free(e);
-	}
+	attempts_destroy(node->attempts);
 	tmp_dirs_close(node->tmp_dirs);
 	units_destroy(node->units);
-	sd_event_source_disable_unref(node->sweep);
 	if (node->slots)
 		slots_destroy(node->slots);
 	clusters_close(node->clusters);
@@ -418,18 +347,18 @@ int node_wait_drains(struct node *node, file_written_fn done, void *context, str
 
 const struct report *node_attempt(const struct node *node, size_t i)
 {
-	for (const struct entry *e = node->entries; e; e = e->next)
-		if (!e->forgotten && i-- == 0)
+	for (const struct known_attempt *e = attempts_first(node->attempts); e; e = attempts_next(e))
+		if (i-- == 0)
 			return attempt_report(e->attempt);
 	return NULL;
 }
 
 uid_t node_attempt_owner(const struct node *node, size_t i, const int **slots, size_t *slot_count)
 {
-	const struct entry *e = node->entries;
+	const struct known_attempt *e = attempts_first(node->attempts);
 
-	while (e->forgotten || i-- > 0)
-		e = e->next;
+	while (i-- > 0)
+		e = attempts_next(e);
 	*slots = attempt_request(e->attempt)->slots;
 	*slot_count = attempt_request(e->attempt)->slot_count;
 	return attempt_request(e->attempt)->uid;
@@ -437,8 +366,8 @@ uid_t node_attempt_owner(const struct node *node, size_t i, const int **slots, s
 
 void node_end_run(struct node *node, int64_t run, const char *reason)
 {
-	for (struct entry *e = node->entries; e; e = e->next) {
-		if (!holds(e) || attempt_request(e->attempt)->run != run)
+	for (struct known_attempt *e = attempts_first(node->attempts); e; e = attempts_next(e)) {
+		if (!attempt_holds(e) || attempt_request(e->attempt)->run != run)
 			continue;
 		log_info("run %lld, attempt %lld: %s", (long long)run,
 		         (long long)attempt_request(e->attempt)->attempt, reason);
@@ -461,7 +390,7 @@ int node_learn(struct node *node, const struct heartbeat_answer *answer, double 
 	if (r < 0)
 		return r;
 	lease_renew(node->lease, sent, answer->lease);
-	for (struct entry *e = node->entries; e; e = e->next)
+	for (struct known_attempt *e = attempts_first(node->attempts); e; e = attempts_next(e))
 		if (!e->confirmed && e->started < sent) {
 			e->confirmed = true;
 			attempt_confirm(e->attempt);
@@ -517,8 +446,8 @@ static int check_age(const struct node *node, const struct request *q, struct er
 {
 	int64_t newest = starts_newest(node->starts, q->run);
 
-	for (const struct entry *e = node->entries; e; e = e->next)
-		if (!e->forgotten && attempt_request(e->attempt)->run == q->run &&
+	for (const struct known_attempt *e = attempts_first(node->attempts); e; e = attempts_next(e))
+		if (attempt_request(e->attempt)->run == q->run &&
 		    str_eq(attempt_request(e->attempt)->cluster, q->cluster))
 			newest = MAX(newest, attempt_request(e->attempt)->attempt);
 	if (newest <= q->attempt)
@@ -535,7 +464,6 @@ static int begin(void *context, struct request **request, const struct request_p
 	struct request *q = *request;
 	struct attempt *attempt;
 	int r = check_deadline(node, q, err);
-	struct entry *e;
 
 	if (r == 0)
 		r = check_slots(node, q, err);
@@ -554,13 +482,7 @@ static int begin(void *context, struct request **request, const struct request_p
 	*request = NULL; /* the attempt's now */
 	for (size_t i = 0; i < q->slot_count; i++)
 		slots_leased(node->slots, q->slots[i]);
-	r = add_entry(node, attempt, err);
-	if (r < 0)
-		return r;
-	for (e = node->entries; e->next;)
-		e = e->next;
-	e->started = lease_clock();
-	return 0;
+	return attempts_add(node->attempts, attempt, lease_clock(), err);
 }
 
 int node_start(struct node *node, struct start_request *start, node_started_fn started, void *context,
@@ -569,7 +491,7 @@ int node_start(struct node *node, struct start_request *start, node_started_fn s
 	_cleanup_(request_freep) struct request *q = NULL;
 	_cleanup_free_ char *dir = NULL, *logs = NULL;
 	int r = request_new(start, &q, err);
-	const struct entry *e;
+	const struct known_attempt *e;
 
 	if (r < 0)
 		return r;
@@ -580,7 +502,7 @@ int node_start(struct node *node, struct start_request *start, node_started_fn s
 	r = clusters_learn(node->clusters, q->cluster, q->epoch, q->run, err);
 	if (r < 0)
 		return r;
-	e = find(node, q->run, q->attempt);
+	e = attempts_find(node->attempts, q->run, q->attempt);
 	if (e && !str_eq(attempt_request(e->attempt)->cluster, q->cluster))
 		return error_set(err, -EEXIST, "run %lld, attempt %lld of another cluster is kept here",
 		                 (long long)q->run, (long long)q->attempt);
@@ -608,7 +530,7 @@ int node_start(struct node *node, struct start_request *start, node_started_fn s
 
 int node_stop(struct node *node, int64_t run, int64_t attempt, double grace, struct error *err)
 {
-	struct entry *e = find(node, run, attempt);
+	struct known_attempt *e = attempts_find(node->attempts, run, attempt);
 
 	if (e)
 		attempt_stop(e->attempt, (struct stop_times){0, grace});
@@ -620,7 +542,7 @@ int node_stop(struct node *node, int64_t run, int64_t attempt, double grace, str
 int node_stop_request(struct node *node, const struct stop_request *request, struct error *err)
 {
 	const char *cluster = request->cluster ? request->cluster : "";
-	struct entry *e = find(node, request->run, request->attempt);
+	struct known_attempt *e = attempts_find(node->attempts, request->run, request->attempt);
 	const char *own = e ? attempt_request(e->attempt)->cluster : "";
 	int r = clusters_check(node->clusters, cluster, request->epoch, err);
 
@@ -648,8 +570,8 @@ double node_shut_down(struct node *node)
 
 	node->shutting_down = true;
 	snprintf(reason, sizeof reason, "node %s was shut down", node->name);
-	for (struct entry *e = node->entries; e; e = e->next)
-		if (holds(e)) {
+	for (struct known_attempt *e = attempts_first(node->attempts); e; e = attempts_next(e))
+		if (attempt_holds(e)) {
 			struct stop_times own = stop_times_within(
 			    attempt_stop_times(e->attempt, RUN_STOP_SAVE), node->config->shutdown_grace);
 
@@ -668,49 +590,21 @@ bool node_is_shutting_down(const struct node *node)
 
 int node_running(const struct node *node)
 {
-	int n = 0;
-
-	for (const struct entry *e = node->entries; e; e = e->next)
-		n += holds(e);
-	return n;
+	return attempts_running(node->attempts);
 }
 
 void node_forget(struct node *node, int64_t run, int64_t attempt)
 {
-	struct entry *e = find(node, run, attempt);
+	struct known_attempt *e = attempts_find(node->attempts, run, attempt);
 
 	if (!e || !attempt_has_ended(e->attempt))
 		return;
 	forget(node, e);
 }
 
-/* -errno, or the port that was bound and let go again; 0: any. */
-static int try_port(int port)
-{
-	_cleanup_close_ int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port)};
-	socklen_t len = sizeof address;
-
-	if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof address) < 0 ||
-	    getsockname(fd, (struct sockaddr *)&address, &len) < 0)
-		return -errno;
-	return ntohs(address.sin_port);
-}
-
 int node_free_port(struct node *node, struct error *err)
 {
-	int low = node->config->port_low, count = low ? node->config->port_high - low + 1 : 1;
-	int r = -EADDRINUSE;
-
-	/* A service that was started anew does not begin with those that it gave away last. */
-	if (!node->ports_given)
-		node->ports_given = (unsigned)getpid();
-	for (int i = 0; i < count && r < 0; i++)
-		r = try_port(low ? low + (int)(node->ports_given++ % (unsigned)count) : 0);
-	if (r < 0 && low)
-		return error_errno(err, r, "no port of port_range %s is free on node %s",
-		                   node->config->port_range, node->name);
-	return r < 0 ? error_errno(err, r, "cannot find a free TCP port") : r;
+	return ports_free(&node->ports, node->config, node->name, err);
 }
 
 int node_log_path(const struct node *node, int64_t run, int64_t attempt, int rank, char **path,

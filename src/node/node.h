@@ -27,7 +27,7 @@ struct node_callbacks {
 	void *context;
 	/* The state of one attempt here, at each change; the report is the node's. */
 	void (*report)(void *context, const struct report *report);
-	void (*devices_changed)(void *context); /* one is drained, or given back; NULL: nobody cares */
+	void (*devices_changed)(void *context); /* one is drained, or given back; optional */
 };
 
 /* Finds devices (NVML loaded at run time, else CPU slots) and running attempts (runtime_dir/attempts). */

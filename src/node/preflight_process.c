@@ -10,7 +10,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/pidfd.h>
@@ -23,6 +22,7 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "node/launch/preflight.h"
+#include "node/launch/spawn.h"
 
 /* A start needs the processors for itself: the next spare is executed after it. */
 enum { PREPARE_USEC = 10000 };
@@ -71,26 +71,13 @@ static int spawn(const char *launcher, int in, int out, pid_t *pid)
 {
 	char *argv[] = {(char *)"dtrain-launch", (char *)"--preflight", NULL};
 	posix_spawn_file_actions_t actions;
-	posix_spawnattr_t attributes;
-	sigset_t none, all;
-	int r;
 
-	sigemptyset(&none);
-	sigfillset(&all);
 	posix_spawn_file_actions_init(&actions);
-	posix_spawnattr_init(&attributes);
 	posix_spawn_file_actions_adddup2(&actions, in, STDIN_FILENO);
 	posix_spawn_file_actions_adddup2(&actions, out, STDOUT_FILENO);
 	posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);
-	posix_spawnattr_setsigmask(&attributes, &none);
-	posix_spawnattr_setsigdefault(&attributes, &all);
 	/* In our session: children of ours in others are what killed launchers left (processes.h). */
-	posix_spawnattr_setflags(&attributes,
-	                         POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-	r = posix_spawn(pid, launcher, &actions, &attributes, argv, environ);
-	posix_spawn_file_actions_destroy(&actions);
-	posix_spawnattr_destroy(&attributes);
-	return -r;
+	return spawn_program(launcher, argv, environ, &actions, POSIX_SPAWN_SETPGROUP, pid);
 }
 
 int preflight_process_start(sd_event *event, const char *launcher, int request_fd,

@@ -35,20 +35,10 @@ static int run(const struct environment *env, struct service_client *service, st
 		return r;
 	if (c->directory && chdir(c->directory) < 0)
 		return error_errno(err, -errno, "cannot use the working directory %s", c->directory);
-	switch (c->task) {
-	case RUN_PRETRAIN:
-	case RUN_SFT:
-	case RUN_DPO:
-	case RUN_ORPO:
-	case RUN_SIMPO:
-	case RUN_KTO:
-	case RUN_REWARD:
+	if (run_task_trains(c->task))
 		return train_task(c, env, service, err);
-	case RUN_GENERATE:
+	if (c->task == RUN_GENERATE)
 		return generate_task(c, env, err);
-	case RUN_COMMAND:
-		break;
-	}
 	return error_set(err, -EINVAL, "a command is not run by the native worker");
 }
 

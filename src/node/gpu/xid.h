@@ -7,7 +7,7 @@
 enum xid_class {
 	XID_APPLICATION, /* the program's fault, or an engine that only its next use will show to be broken */
 	XID_NOTICE,      /* follows from another one, or only informs */
-	XID_DEVICE,      /* the device is not to be given to anybody before somebody has looked at it */
+	XID_DEVICE,      /* the device takes no run until an admin has given it back */
 };
 
 struct xid {

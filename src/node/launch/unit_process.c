@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +16,7 @@
 #include "node/launch/cgroup.h"
 #include "node/launch/launch.h"
 #include "node/launch/processes.h"
+#include "node/launch/spawn.h"
 #include "node/launch/unit_internal.h"
 
 /* Between two searches for what a killed launcher left; between the end of the connection with dtrain-launch
@@ -79,26 +79,13 @@ static int spawn_launcher(struct unit *unit, const struct unit_start *start, pid
 {
 	char *argv[] = {(char *)"dtrain-launch", (char *)unit->identity.dir, NULL}, *environment[] = {NULL};
 	posix_spawn_file_actions_t actions;
-	posix_spawnattr_t attributes;
-	sigset_t none, all;
-	int r;
 
-	sigemptyset(&none);
-	sigfillset(&all);
 	posix_spawn_file_actions_init(&actions);
-	posix_spawnattr_init(&attributes);
 	posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
 	posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
 	posix_spawn_file_actions_adddup2(&actions, start->listen_fd, LAUNCH_SOCKET_FD);
 	posix_spawn_file_actions_addclosefrom_np(&actions, LAUNCH_SOCKET_FD + 1);
-	posix_spawnattr_setsigmask(&attributes, &none);
-	posix_spawnattr_setsigdefault(&attributes, &all);
-	posix_spawnattr_setflags(&attributes,
-	                         POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-	r = posix_spawn(pid, start->program, &actions, &attributes, argv, environment);
-	posix_spawn_file_actions_destroy(&actions);
-	posix_spawnattr_destroy(&attributes);
-	return -r;
+	return spawn_program(start->program, argv, environment, &actions, POSIX_SPAWN_SETSID, pid);
 }
 
 static int start(struct unit *unit, const struct unit_start *start, struct error *err)
