@@ -34,8 +34,10 @@ const char *keys_name(const struct key *k, char *buf, size_t size)
 
 const struct key *keys_find(const struct keys *keys, const char *section, const char *name)
 {
+	/* Most differ in the first letter: every start reads some hundred keys several times. */
 	for (size_t i = 0; i < keys->count; i++)
-		if (str_eq(keys->list[i].section, section) && strcmp(keys->list[i].name, name) == 0)
+		if (keys->list[i].name[0] == name[0] && strcmp(keys->list[i].name, name) == 0 &&
+		    str_eq(keys->list[i].section, section))
 			return &keys->list[i];
 	return NULL;
 }
