@@ -185,6 +185,7 @@ void run_free(struct run *r)
 	free(r->task);
 	free(r->directory);
 	free(r->output);
+	free(r->key);
 	free(r->reason);
 	free(r->detail);
 	message_free_list(&rank_error_message, r->rank_errors, r->rank_error_count);

@@ -61,6 +61,7 @@ struct run_retries {
 struct run {
 	int64_t id, attempt, version;
 	char *name, *user, *task, *directory, *output;
+	char *key; /* of its submission, of which a user has one with it; NULL: none, or not read */
 	int64_t uid, gid;
 	enum run_state state;
 	double submitted, started, ended; /* Unix seconds; 0: not yet */

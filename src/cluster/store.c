@@ -389,6 +389,11 @@ int store_config(struct store *s, int64_t id, char **text, struct error *err)
 	return s->backend->config(s->self, id, text, err);
 }
 
+int store_find_key(struct store *s, int64_t uid, const char *key, int64_t *id, struct error *err)
+{
+	return s->backend->find_key(s->self, uid, key, id, err);
+}
+
 int store_list(struct store *s, unsigned states, int64_t before, int64_t limit,
                int (*each)(void *context, struct run *r, struct error *err), void *context, struct error *err)
 {

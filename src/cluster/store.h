@@ -52,6 +52,8 @@ void store_wait(struct store *s);          /* for the commit in flight, whose ca
 /* Without what it asks for (see run_set_request). -ENOENT: no such run. */
 int store_get(struct store *s, int64_t id, struct run **out, struct error *err);
 int store_config(struct store *s, int64_t id, char **text, struct error *err); /* owned by the caller */
+/* The run that the user's submission with this key made. -ENOENT: there is none. */
+int store_find_key(struct store *s, int64_t uid, const char *key, int64_t *id, struct error *err);
 /* Newest first, ids below `before` (0: all), states in the set; each run is the callback's to free. A
  * negative return of it ends the listing and is returned. */
 int store_list(struct store *s, unsigned states, int64_t before, int64_t limit,

@@ -21,6 +21,7 @@ static void free_run(struct stored_run *s)
 	free(s->run.task);
 	free(s->run.directory);
 	free(s->run.output);
+	free(s->run.key);
 	free(s->run.reason);
 	free(s->run.detail);
 	free(s->ranks);
@@ -65,7 +66,8 @@ static int copy_run(const struct run *r, const char *config, struct stored_run *
 		return 0;
 	if (str_replace(&to->name, r->name) < 0 || str_replace(&to->user, r->user) < 0 ||
 	    str_replace(&to->task, r->task) < 0 || str_replace(&to->directory, r->directory) < 0 ||
-	    str_replace(&to->output, r->output) < 0 || str_replace(&out->config, config) < 0)
+	    str_replace(&to->output, r->output) < 0 || str_replace(&to->key, r->key) < 0 ||
+	    str_replace(&out->config, config) < 0)
 		return -ENOMEM;
 	return 0;
 }

@@ -6,7 +6,7 @@
 
 #include "cluster/store_sqlite.h"
 
-enum { SCHEMA_VERSION = 5 };
+enum { SCHEMA_VERSION = 6 };
 
 /* The configuration comes last: listings never touch its pages. */
 static const char schema[] =
@@ -47,6 +47,10 @@ static const char *const upgrades[SCHEMA_VERSION] = {
     /* What is known of an attempt that has not ended. */
     [4] = "ALTER TABLE runs ADD COLUMN under_way TEXT;"
           "PRAGMA user_version = 5;",
+    /* A submission that is repeated is the same run. */
+    [5] = "ALTER TABLE runs ADD COLUMN key TEXT;"
+          "CREATE UNIQUE INDEX runs_key ON runs (uid, key) WHERE key IS NOT NULL;"
+          "PRAGMA user_version = 6;",
 };
 
 int store_sqlite_busy(const char *path, struct error *err)

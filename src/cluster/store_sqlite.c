@@ -46,6 +46,7 @@ enum write_statement {
 enum read_statement {
 	GET,
 	CONFIG,
+	FIND_KEY,
 	LIST,
 	LIST_ACTIVE,
 	COUNTS,
@@ -58,8 +59,9 @@ enum read_statement {
 };
 
 static const char *const write_text[WRITE_STATEMENTS] = {
-    [INSERT] = "INSERT INTO runs (" COLUMNS ", config, id) VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,"
-               "?13,?14,?15,?16,?17,?18,?19,?20,?21,?22,?23,?24,?25,?26)",
+    [INSERT] =
+        "INSERT INTO runs (" COLUMNS ", config, id, key) VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,"
+        "?13,?14,?15,?16,?17,?18,?19,?20,?21,?22,?23,?24,?25,?26,?27)",
     [UPDATE] = "UPDATE runs SET state=?6, attempt=?7, version=?8, started=?10, ended=?11, reason=?12, "
                "exit_status=?13, cancelled=?14, failed=?15, requeue=?16, per_node=?18, ranks=?21, "
                "progress=?22, detail=?23, under_way=?24 WHERE id=?26",
@@ -74,6 +76,7 @@ static const char *const write_text[WRITE_STATEMENTS] = {
 static const char *const read_text[READ_STATEMENTS] = {
     [GET] = "SELECT id, " COLUMNS " FROM runs WHERE id = ?1",
     [CONFIG] = "SELECT config FROM runs WHERE id = ?1",
+    [FIND_KEY] = "SELECT id FROM runs WHERE uid = ?1 AND key = ?2",
     [LIST] = "SELECT id, " COLUMNS " FROM runs WHERE ?1 >> state & 1 AND id < ?2 ORDER BY id DESC LIMIT ?3",
     [LIST_ACTIVE] = "SELECT id, " COLUMNS " FROM runs WHERE state < 4 AND ?1 >> state & 1 AND id < ?2 "
                     "ORDER BY id DESC LIMIT ?3",
@@ -156,8 +159,10 @@ static int write_run(struct sqlite_store *s, const struct stored_run *stored, st
 	bind_text(st, 22, stored->progress);
 	bind_text(st, 23, r->detail);
 	bind_text(st, 24, stored->under_way);
-	if (which == INSERT)
+	if (which == INSERT) {
 		bind_text(st, 25, stored->config);
+		bind_text(st, 27, r->key);
+	}
 	sqlite3_bind_int64(st, 26, r->id);
 	return step_write(s, which, err);
 }
@@ -388,6 +393,26 @@ static int sqlite_config(void *self, int64_t id, char **text, struct error *err)
 	return 0;
 }
 
+static int sqlite_find_key(void *self, int64_t uid, const char *key, int64_t *id, struct error *err)
+{
+	struct sqlite_store *s = self;
+	sqlite3_stmt *st = s->read[FIND_KEY];
+	int code, r = 0;
+
+	sqlite3_bind_int64(st, 1, uid);
+	bind_text(st, 2, key);
+	code = sqlite3_step(st);
+	if (code == SQLITE_ROW)
+		*id = sqlite3_column_int64(st, 0);
+	else if (code == SQLITE_DONE)
+		r = error_set(err, -ENOENT, "there is no run with the key %s", key);
+	else
+		r = read_error(s, err);
+	sqlite3_reset(st);
+	sqlite3_clear_bindings(st);
+	return r;
+}
+
 static int sqlite_list(void *self, unsigned states, int64_t before, int64_t limit,
                        int (*each)(void *context, struct run *r, struct error *err), void *context,
                        struct error *err)
@@ -497,6 +522,7 @@ static const struct store_backend sqlite_backend = {
     .backup_free = sqlite_backup_free,
     .get = sqlite_get,
     .config = sqlite_config,
+    .find_key = sqlite_find_key,
     .list = sqlite_list,
     .counts = sqlite_counts,
     .drained = sqlite_drained,

@@ -40,6 +40,20 @@ int controller_find_run(struct controller *c, int64_t id, const struct run **out
 	return r;
 }
 
+int controller_find_submitted(struct controller *c, int64_t uid, const char *key, int64_t *id,
+                              enum run_state *state, struct error *err)
+{
+	_cleanup_(run_freep) struct run *owned = NULL;
+	const struct run *r;
+	int code = store_find_key(c->store, uid, key, id, err);
+
+	if (code == 0)
+		code = controller_find_run(c, *id, &r, &owned, err);
+	if (code == 0)
+		*state = r->state;
+	return code;
+}
+
 struct listing {
 	struct controller *controller;
 	int (*each)(void *context, const struct run *r, struct error *err);

@@ -14,6 +14,10 @@ struct controller;
 /* The run, from memory or (then the caller's to free, *owned) from the store: it has ended. -ENOENT. */
 int controller_find_run(struct controller *c, int64_t id, const struct run **out, struct run **owned,
                         struct error *err);
+/* The run that a submission of this user with this key has made, whose submitter was, or could have been,
+ * answered. -ENOENT: there is none. */
+int controller_find_submitted(struct controller *c, int64_t uid, const char *key, int64_t *id,
+                              enum run_state *state, struct error *err);
 /* Newest first, ids below `before` (0: all), states in the set, each as it is now and borrowed for the call.
  * A negative return of `each` ends the listing and is returned. */
 int controller_list_runs(struct controller *c, unsigned states, int64_t before, int64_t limit,

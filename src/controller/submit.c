@@ -5,10 +5,12 @@
  */
 #include "controller/submit.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
+#include "base/str.h"
 #include "controller/internal.h"
 
 struct submission {
@@ -88,12 +90,48 @@ static int check_limit(const struct controller *c, const struct run *r, struct e
 	return user_limits_check_runs(c, r, waiting, err);
 }
 
+static const struct run *run_of(const struct submission *s)
+{
+	return s->run ? s->run : queue_find(&s->controller->queue, s->id);
+}
+
+/* One that waits for its answer, with the same key. */
+static struct submission *find_same(const struct controller *c, const struct run *r)
+{
+	for (struct submission *s = c->submissions; s && r->key; s = s->next) {
+		const struct run *other = run_of(s);
+
+		if (other && other->uid == r->uid && str_eq(other->key, r->key))
+			return s;
+	}
+	return NULL;
+}
+
+static void take_place(struct submission *s, submitted_fn done, void *context)
+{
+	struct error err = ERROR_INIT;
+
+	error_set(&err, -EALREADY, "the same submission came again, and is answered there");
+	if (s->done)
+		s->done(s->context, s->id, RUN_QUEUED, &err);
+	s->done = done;
+	s->context = context;
+}
+
 int controller_submit(struct controller *c, struct run *r, const char *config, submitted_fn done,
                       void *context, struct submission **out, struct error *err)
 {
-	int code = check_limit(c, r, err);
-	struct submission *s = code == 0 ? calloc(1, sizeof(*s)) : NULL;
+	struct submission *s = find_same(c, r);
+	int code;
 
+	if (s) {
+		run_free(r);
+		take_place(s, done, context);
+		*out = s;
+		return 0;
+	}
+	code = check_limit(c, r, err);
+	s = code == 0 ? calloc(1, sizeof(*s)) : NULL;
 	if (!s) {
 		run_free(r);
 		return code < 0 ? code : error_oom(err);

@@ -16,7 +16,10 @@ typedef void (*submitted_fn)(void *context, int64_t id, enum run_state state, co
 int controller_check(struct controller *c, const struct run *r, struct error *err);
 /* Takes r in any case. config: the run_config as JSON text. 0: `done` is called once, later; *out is valid
  * until then. -EDQUOT: its user has as many runs as it may have. While the controller does not know yet which
- * run numbers are free, the submission waits. */
+ * run numbers are free, the submission waits.
+ *
+ * With a key (r->key) that a submission of the same user has which is not answered yet, this one takes its
+ * place: there is one run, the submitter of the first one gets -EALREADY, and *out is that of the first. */
 int controller_submit(struct controller *c, struct run *r, const char *config, submitted_fn done,
                       void *context, struct submission **out, struct error *err);
 /* The submitter has gone: `done` is not called. A run that has its number stays; one that has none yet is

@@ -72,7 +72,7 @@ int cmd_cancel(struct client *client, int argc, char **argv)
 	for (int i = first; i < argc; i++) {
 		_cleanup_free_ char *target = str_printf("/v1/runs/%s", argv[i]);
 
-		status = client_json(client, "DELETE", target, NULL, NULL);
+		status = client_change(client, "DELETE", target, NULL);
 		worst = MAX(worst, status);
 	}
 	for (int i = first; i < argc && wait && worst == 0; i++) {

@@ -17,6 +17,7 @@
 #include "base/json.h"
 #include "base/str.h"
 #include "http/local.h"
+#include "wire/submission_key.h"
 
 static const double RESTART_TIMEOUT = 60.0; /* seconds that a restart of the service may take */
 static const double HELD = 10.0;            /* a call that lasted so long had found the service there */
@@ -41,45 +42,47 @@ int client_fail(int status, const char *fmt, ...)
 	return status;
 }
 
-int client_try(struct client *client, const char *method, const char *target, const json_t *body, int *status,
-               json_t **answer, struct error *err)
+static int connect_service(struct client *client, struct error *err)
 {
-	int r = 0;
+	return client->http ? 0 : http_local_open(client->socket, &client->http, err);
+}
+
+static int call(struct client *client, const char *method, const char *target, const char *header,
+                const json_t *body, int *status, json_t **answer, struct error *err)
+{
+	int r = connect_service(client, err);
 
 	*status = 0;
-	if (!client->http)
-		r = http_local_open(client->socket, &client->http, err);
 	if (r == 0)
-		r = http_local_json(client->http, method, target, body, status, answer, err);
+		r = http_local_json(client->http, method, target, header, body, status, answer, err);
 	if (r < 0 && *status == 0)
 		client_release(client);
 	return r;
 }
 
-/* No answer; or (502, 503) the local service is there, but the controller is not. */
-int client_submit(struct client *client, json_t *config, int64_t *id, json_t **raw)
+int client_try(struct client *client, const char *method, const char *target, const json_t *body, int *status,
+               json_t **answer, struct error *err)
 {
-	_cleanup_json_ json_t *body = submit_request_encode(&(struct submit_request){config}), *answer = NULL;
-	struct run_accepted accepted = {0};
-	struct error err = ERROR_INIT;
-	int status;
-
-	if (!body)
-		return client_fail(EXIT_FAILURE, "out of memory");
-	status = client_json(client, "POST", "/v1/runs", body, &answer);
-	if (status != 0)
-		return status;
-	if (run_accepted_decode(answer, &accepted, &err) < 0)
-		return client_fail(EXIT_FAILURE, "%s", err.message);
-	*id = accepted.id;
-	if (raw)
-		*raw = steal_pointer(answer);
-	return 0;
+	return call(client, method, target, NULL, body, status, answer, err);
 }
 
+/* No answer; or (502, 503) the local service is there, but the controller is not. */
 static bool is_away(int status)
 {
 	return status == 0 || status == 502 || status == 503;
+}
+
+/* After an answer: the one that counts, of the controller, may have been lost. */
+static bool is_lost(const struct client *client)
+{
+	const char *code = http_local_error_code(client->http);
+
+	return str_eq(code, "no-answer") || str_eq(code, "stopping");
+}
+
+static int fail_call(int status, const struct error *err)
+{
+	return client_fail(is_away(status) ? STATUS_UNREACHABLE : EXIT_FAILURE, "%s", err->message);
 }
 
 int client_json(struct client *client, const char *method, const char *target, const json_t *body,
@@ -90,7 +93,7 @@ int client_json(struct client *client, const char *method, const char *target, c
 
 	if (client_try(client, method, target, body, &status, answer, &err) == 0)
 		return 0;
-	return client_fail(is_away(status) ? STATUS_UNREACHABLE : EXIT_FAILURE, "%s", err.message);
+	return fail_call(status, &err);
 }
 
 static void pause_briefly(void)
@@ -114,6 +117,64 @@ static bool try_again(const struct client *client, double begun, double *since, 
 		return false;
 	pause_briefly();
 	return true;
+}
+
+/* A change that may be asked for twice. Where the request has left, but its answer was lost, it is repeated,
+ * for as long as a restart of the service may take. A submission has a key (header), by which it is known. 0,
+ * or the exit status after the error was printed. */
+static int change(struct client *client, const char *method, const char *target, const char *header,
+                  const json_t *body, json_t **answer)
+{
+	double since = 0;
+
+	for (bool repeated = false;; repeated = true) {
+		double begun = clock_monotonic();
+		struct error err = ERROR_INIT;
+		bool sent = connect_service(client, &err) == 0;
+		int status = 0, r = err.code;
+
+		if (sent)
+			r = call(client, method, target, header, body, &status, answer, &err);
+		/* A run that has ended since then was ended by the first request. */
+		if (r == 0 ||
+		    (repeated && status == 409 && str_eq(http_local_error_code(client->http), "ended")))
+			return 0;
+		if (repeated ? !is_away(status) : !sent || (status != 0 && !is_lost(client)))
+			return fail_call(status, &err);
+		if (!try_again(client, begun, &since, &err))
+			return client_fail(STATUS_UNREACHABLE, "%s; whether it was done is not known",
+			                   err.message);
+	}
+}
+
+int client_change(struct client *client, const char *method, const char *target, const json_t *body)
+{
+	return change(client, method, target, NULL, body, NULL);
+}
+
+int client_submit(struct client *client, json_t *config, int64_t *id, json_t **raw)
+{
+	_cleanup_json_ json_t *body = submit_request_encode(&(struct submit_request){config}), *answer = NULL;
+	struct run_accepted accepted = {0};
+	char key[SUBMISSION_KEY_SIZE], header[sizeof(SUBMISSION_KEY_HEADER ": ") + SUBMISSION_KEY_SIZE];
+	struct error err = ERROR_INIT;
+	int status;
+
+	if (!body)
+		return client_fail(EXIT_FAILURE, "out of memory");
+	status = submission_key_make(key);
+	if (status < 0)
+		return client_fail(EXIT_FAILURE, "cannot make a random key: %s", strerror(-status));
+	snprintf(header, sizeof(header), SUBMISSION_KEY_HEADER ": %s", key);
+	status = change(client, "POST", "/v1/runs", header, body, &answer);
+	if (status != 0)
+		return status;
+	if (run_accepted_decode(answer, &accepted, &err) < 0)
+		return client_fail(EXIT_FAILURE, "%s", err.message);
+	*id = accepted.id;
+	if (raw)
+		*raw = steal_pointer(answer);
+	return 0;
 }
 
 int client_wait_run(struct client *client, int64_t id, bool change, int64_t version, struct run_view *run,
@@ -178,20 +239,19 @@ int client_try_stream(struct client *client, const char *target, client_piece_fn
 		double start = clock_monotonic();
 		size_t before = s.taken;
 		bool away;
-		int r = 0;
+		int r;
 
 		*err = (struct error){0};
 		s.skip = s.taken;
-		if (!client->http)
-			r = http_local_open(client->socket, &client->http, err);
+		r = connect_service(client, err);
 		if (r == 0)
 			r = http_local_stream(client->http, "GET", target, on_piece, &s, err);
 		*begun = s.taken > 0;
 		if (r >= 0)
 			return 0;
 		/* The local service is there, but not the controller. */
-		away = r == -EREMOTEIO && (str_eq(http_local_error_code(client->http), "unreachable") ||
-		                           str_eq(http_local_error_code(client->http), "stopping"));
+		away = r == -EREMOTEIO &&
+		       (str_eq(http_local_error_code(client->http), "unreachable") || is_lost(client));
 		first = first && (!client->http || r == -EREMOTEIO);
 		client_release(client);
 		if (s.refused || (r == -EREMOTEIO && (first || !away)))

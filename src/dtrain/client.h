@@ -31,12 +31,15 @@ int client_fail(int status, const char *fmt, ...) __attribute__((format(printf, 
  */
 int client_json(struct client *client, const char *method, const char *target, const json_t *body,
                 json_t **answer);
+/* The same for a change that comes to the same when it is asked for twice: where the answer was lost it is
+ * repeated, for up to a minute. */
+int client_change(struct client *client, const char *method, const char *target, const json_t *body);
 /* The same, but silent: a negative errno, *status as http_local_json has it. For callers that try again. */
 int client_try(struct client *client, const char *method, const char *target, const json_t *body, int *status,
                json_t **answer, struct error *err);
 
-/* POST /v1/runs. 0 and the run's number, and the answer itself (owned by the caller) where it is wanted; or
- * the exit status after the error was printed. */
+/* POST /v1/runs, repeated likewise. 0 and the run's number, and the answer itself (owned by the caller) where
+ * it is wanted; or the exit status after the error was printed. */
 int client_submit(struct client *client, json_t *config, int64_t *id, json_t **raw);
 
 /* A service that restarts leaves runs alone: these wait for it to come back, up to a minute. */

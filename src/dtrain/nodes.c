@@ -339,7 +339,7 @@ static int change_nodes(struct client *client, const struct usage *usage, int ar
 	for (int i = first; i < argc; i++) {
 		_cleanup_free_ char *target = change_target(argv[i], usage->command);
 
-		status = target ? client_json(client, "POST", target, body, NULL) : EXIT_FAILURE;
+		status = target ? client_change(client, "POST", target, body) : EXIT_FAILURE;
 		worst = MAX(worst, status);
 	}
 	return worst;

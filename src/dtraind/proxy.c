@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "base/str.h"
+#include "wire/submission_key.h"
 
 enum { PIPE_HIGH = 1 << 20 }; /* more than this waits for the caller: the other side is held up */
 
@@ -78,7 +79,8 @@ static void on_done(void *context, const struct http_answer *a)
 	if (a->error.code == -ECANCELED)
 		http_reply_error(p->request, 503, "stopping", "the service is being stopped");
 	else if (a->status == 0)
-		http_reply_error(p->request, 502, "unreachable", "%s", a->error.message);
+		http_reply_error(p->request, 502, a->sent ? "no-answer" : "unreachable", "%s",
+		                 a->error.message);
 	else
 		http_reply_bytes(p->request, a->status, a->type ? a->type : "application/json",
 		                 p->body.data ? p->body.data : "", p->body.len);
@@ -119,7 +121,8 @@ bool forward_to_controller(struct daemon *d, struct http_request *r)
 {
 	const struct http_caller *caller = http_request_caller(r);
 	const struct settings *s = d->settings;
-	_cleanup_free_ char *user = NULL;
+	const char *key = http_request_header(r, SUBMISSION_KEY_HEADER);
+	_cleanup_free_ char *user = NULL, *key_line = NULL;
 
 	if (d->controller)
 		return false;
@@ -132,9 +135,13 @@ bool forward_to_controller(struct daemon *d, struct http_request *r)
 	}
 	user = str_printf("Dtrain-User: %lld:%lld:%s", (long long)caller->uid, (long long)caller->gid,
 	                  caller->user ? caller->user : "");
+	key_line = key ? str_printf(SUBMISSION_KEY_HEADER ": %s", key) : NULL;
+	if (!user || (key && !key_line)) {
+		http_reply_error(r, 500, "out-of-memory", "out of memory");
+		return true;
+	}
 	pipe_call(d, r, &(struct peer){s->controller, s->controller_address, s->controller_port},
 	          http_request_target(r),
-	          (const char *const[]){user ? user : "Dtrain-User: -1:-1:", "Content-Type: application/json",
-	                                NULL});
+	          (const char *const[]){user, "Content-Type: application/json", key_line, NULL});
 	return true;
 }

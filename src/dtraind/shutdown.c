@@ -216,7 +216,7 @@ int shutdown_end_runs(const char *config_path, struct error *err)
 		return r;
 	r = http_local_open(settings->config->socket, &service, err);
 	if (r == 0) {
-		r = http_local_json(service, "POST", "/v1/end-runs", NULL, NULL, &answer, err);
+		r = http_local_json(service, "POST", "/v1/end-runs", NULL, NULL, NULL, &answer, err);
 		if (r == 0)
 			r = runs_ended_decode(answer, &ended, err);
 		count = (int)ended.ended;

@@ -74,11 +74,13 @@ static void transfer_done(struct http_transfer *t, CURLcode code)
 {
 	struct http_answer a = {.body = t->answer.data ? t->answer.data : "", .len = t->answer.len};
 	char *type = NULL;
-	long status = 0;
+	long status = 0, sent = 0;
 
 	curl_easy_getinfo(t->easy, CURLINFO_RESPONSE_CODE, &status);
 	curl_easy_getinfo(t->easy, CURLINFO_CONTENT_TYPE, &type);
+	curl_easy_getinfo(t->easy, CURLINFO_REQUEST_SIZE, &sent);
 	a.type = type;
+	a.sent = sent > 0;
 	if (code == CURLE_OK && !t->answer.failed)
 		a.status = status;
 	else if (code == CURLE_OPERATION_TIMEDOUT)

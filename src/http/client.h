@@ -20,6 +20,7 @@ struct http_transfer;
 /* What came of a call. body: all of the answer's body, where on_data is NULL (at most 64 MiB). */
 struct http_answer {
 	int status;         /* 0: no answer, error says why */
+	bool sent;          /* some of the request has left: it may have arrived */
 	struct error error; /* also where the transfer broke after the status */
 	const char *type;   /* content type, or NULL */
 	const char *body;   /* NUL-terminated */

@@ -101,12 +101,14 @@ static int send_all(struct http_local *l, const char *p, size_t len, struct erro
 	return 0;
 }
 
-static int send_request(struct http_local *l, const char *method, const char *target, const char *type,
-                        const void *body, size_t len, struct error *err)
+static int send_request(struct http_local *l, const char *method, const char *target, const char *header,
+                        const char *type, const void *body, size_t len, struct error *err)
 {
 	_cleanup_strbuf_ struct strbuf b = {0};
 
 	strbuf_addf(&b, "%s %s HTTP/1.1\r\nHost: dtraind\r\n", method, target);
+	if (header)
+		strbuf_addf(&b, "%s\r\n", header);
 	if (type)
 		strbuf_addf(&b, "Content-Type: %s\r\n", type);
 	if (body || strcmp(method, "POST") == 0 || strcmp(method, "PUT") == 0)
@@ -273,8 +275,8 @@ static int collect(void *context, const char *data, size_t len, struct error *er
 	return b->failed ? error_oom(err) : 0;
 }
 
-static int begin(struct http_local *l, const char *method, const char *target, const char *type,
-                 const void *body, size_t len, struct head *h, struct error *err)
+static int begin(struct http_local *l, const char *method, const char *target, const char *header,
+                 const char *type, const void *body, size_t len, struct head *h, struct error *err)
 {
 	int r;
 
@@ -282,7 +284,7 @@ static int begin(struct http_local *l, const char *method, const char *target, c
 	if (l->broken)
 		return error_set(err, -EPIPE, "the connection to %s is of no more use", l->socket);
 	l->broken = true;
-	r = send_request(l, method, target, type, body, len, err);
+	r = send_request(l, method, target, header, type, body, len, err);
 	return r < 0 ? r : read_head(l, h, err);
 }
 
@@ -310,7 +312,7 @@ int http_local_bytes(struct http_local *l, const char *method, const char *targe
 
 	*status = 0;
 	setsockopt(l->fd, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof(tv));
-	if ((r = begin(l, method, target, type, body, len, &h, err)) < 0 ||
+	if ((r = begin(l, method, target, NULL, type, body, len, &h, err)) < 0 ||
 	    (r = read_body(l, &h, collect, &b, err)) < 0)
 		return r;
 	l->broken = h.close;
@@ -320,8 +322,8 @@ int http_local_bytes(struct http_local *l, const char *method, const char *targe
 	return *answer ? 0 : error_oom(err);
 }
 
-int http_local_json(struct http_local *l, const char *method, const char *target, const json_t *body,
-                    int *status, json_t **answer, struct error *err)
+int http_local_json(struct http_local *l, const char *method, const char *target, const char *header,
+                    const json_t *body, int *status, json_t **answer, struct error *err)
 {
 	_cleanup_free_ char *text = body ? json_to_string(body) : NULL;
 	_cleanup_strbuf_ struct strbuf b = {0};
@@ -334,8 +336,8 @@ int http_local_json(struct http_local *l, const char *method, const char *target
 	if (body && !text)
 		return error_oom(err);
 	setsockopt(l->fd, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof(tv));
-	r = begin(l, method, target, text ? "application/json" : NULL, text, text ? strlen(text) : 0, &h,
-	          err);
+	r = begin(l, method, target, header, text ? "application/json" : NULL, text, text ? strlen(text) : 0,
+	          &h, err);
 	if (r == 0)
 		r = read_body(l, &h, collect, &b, err);
 	if (r < 0)
@@ -358,7 +360,7 @@ int http_local_stream(struct http_local *l, const char *method, const char *targ
 	int r;
 
 	setsockopt(l->fd, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof(tv));
-	r = begin(l, method, target, NULL, NULL, 0, &h, err);
+	r = begin(l, method, target, NULL, NULL, NULL, 0, &h, err);
 	if (r < 0)
 		return r;
 	ok = h.status >= 200 && h.status <= 299;

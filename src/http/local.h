@@ -19,11 +19,12 @@ int http_local_open(const char *socket, struct http_local **out, struct error *e
 void http_local_close(struct http_local *l);
 DEFINE_CLEANUP(struct http_local *, http_local_close)
 
-/* JSON to JSON. body may be NULL. *answer (may be NULL) gets the body of a 2xx answer, a new reference. An
- * error answer is -EREMOTEIO with its message in err, its code in http_local_error_code, its status in
- * *status (may be NULL; 0 where there was no answer at all: then the connection is of no more use). */
-int http_local_json(struct http_local *l, const char *method, const char *target, const json_t *body,
-                    int *status, json_t **answer, struct error *err);
+/* JSON to JSON. header: one more, "Name: value"; it and body may be NULL. *answer (may be NULL) gets the body
+ * of a 2xx answer, a new reference. An error answer is -EREMOTEIO with its message in err, its code in
+ * http_local_error_code, its status in *status (may be NULL; 0 where there was no answer at all: then the
+ * connection is of no more use). */
+int http_local_json(struct http_local *l, const char *method, const char *target, const char *header,
+                    const json_t *body, int *status, json_t **answer, struct error *err);
 const char *http_local_error_code(const struct http_local *l); /* "no-such-run"; "" where none came */
 
 /* Bytes to bytes; *answer is NUL-terminated and owned by the caller, also of an error answer, which is no

@@ -55,7 +55,7 @@ static void answers(char how, const uint8_t *data, size_t size)
 		int status, r;
 
 		if (how == 'j')
-			r = http_local_json(l, "GET", "/v1/runs", NULL, &status, &json, &err);
+			r = http_local_json(l, "GET", "/v1/runs", NULL, NULL, &status, &json, &err);
 		else if (how == 'b')
 			r = http_local_bytes(l, "PUT", "/v1/runs", NULL, "x", 1, 0, &status, &bytes, &len,
 			                     &err);

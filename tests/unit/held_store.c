@@ -57,6 +57,13 @@ static int config(void *self, int64_t id, char **text, struct error *err)
 	return h->inner->config(h->self, id, text, err);
 }
 
+static int find_key(void *self, int64_t uid, const char *key, int64_t *id, struct error *err)
+{
+	struct held_store *h = self;
+
+	return h->inner->find_key(h->self, uid, key, id, err);
+}
+
 static int list(void *self, unsigned states, int64_t before, int64_t limit,
                 int (*each)(void *context, struct run *r, struct error *err), void *context,
                 struct error *err)
@@ -102,6 +109,7 @@ void held_store_open(const char *path, struct held_store **held, struct store **
 	    .backup_begin = backup_begin,
 	    .get = get,
 	    .config = config,
+	    .find_key = find_key,
 	    .list = list,
 	    .counts = counts,
 	    .drained = drained,

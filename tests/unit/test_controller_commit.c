@@ -251,7 +251,7 @@ static void on_submitted(void *context, int64_t id, enum run_state state, const 
 }
 
 /* Submits a run on both nodes. */
-static void submit(struct bed *b, struct answer *a)
+static void submit_with(struct bed *b, struct answer *a, const char *key)
 {
 	static const char text[] = "{\"task\":\"command\",\"name\":\"test\",\"directory\":\"/tmp\","
 	                           "\"resources\":{\"nodes\":2,\"devices_per_node\":1}}";
@@ -265,7 +265,13 @@ static void submit(struct bed *b, struct answer *a)
 	ck_ok(run_config_decode(json, "test", false, &config, &err), &err);
 	ck_ok(run_new(config, &r, &err), &err);
 	r->user = strdup("alice");
+	ck_assert_int_eq(str_replace(&r->key, key), 0);
 	ck_ok(controller_submit(b->controller, r, text, on_submitted, a, &s, &err), &err);
+}
+
+static void submit(struct bed *b, struct answer *a)
+{
+	submit_with(b, a, NULL);
 }
 
 /* The same; it is on disk, and started if it can be, when this returns. */
@@ -331,6 +337,73 @@ START_TEST(a_submission_is_on_disk_before_it_is_answered_and_started)
 	ck_assert_int_eq(listed(&b, "all"), 1);
 	ck_assert_str_eq(b.starts, "n2:1.1 n1:1.1 ");
 	ck_assert_int_eq(held_store_begun(b.held), begun + 1); /* one for the run and its start */
+	bed_end(&b);
+}
+END_TEST
+
+/* A submission comes again over another connection, before and after the first one is on disk, and after a
+ * restart of the controller: there is one run. */
+START_TEST(a_repeated_submission_is_the_same_run)
+{
+	struct answer first, again, other;
+	struct error err = ERROR_INIT;
+	enum run_state state;
+	int64_t id = 0;
+	struct bed b;
+
+	bed_start(&b);
+	submit_with(&b, &first, "k1");
+	turn_held(&b);
+	ck_assert_int_eq(controller_find_submitted(b.controller, 0, "k1", &id, &state, &err), -ENOENT);
+	submit_with(&b, &again, "k1");
+	ck_assert_int_eq(first.count, 1);
+	ck_assert_str_eq(first.error, "the same submission came again, and is answered there");
+	submit_with(&b, &other, "k2");
+	ck_assert_int_eq(again.count, 0);
+	commit_ends(&b);
+	ck_assert_int_eq(again.count, 1);
+	ck_assert_int_eq(again.id, 1);
+	ck_assert_str_eq(again.error, "");
+	commits_end(&b);
+	ck_assert_int_eq(other.id, 2);
+	ck_assert_int_eq(first.count, 1);
+	ck_assert_int_eq(listed(&b, "all"), 2);
+	for (int i = 0; i < 2; i++) {
+		ck_ok(controller_find_submitted(b.controller, 0, "k1", &id, &state, &err), &err);
+		ck_assert_int_eq(id, 1);
+		ck_assert(i > 0 || state == RUN_STARTING);
+		ck_assert_int_eq(controller_find_submitted(b.controller, 0, "k3", &id, &state, &err),
+		                 -ENOENT);
+		ck_assert_int_eq(controller_find_submitted(b.controller, 1, "k1", &id, &state, &err),
+		                 -ENOENT);
+		bed_close(&b);
+		bed_open(&b);
+	}
+	bed_end(&b);
+}
+END_TEST
+
+/* One that failed is not there: the run is made by the next one. */
+START_TEST(a_submission_that_failed_can_be_repeated)
+{
+	struct answer first, again;
+	struct bed b;
+
+	bed_start(&b);
+	held_store_fail(b.held, 1);
+	submit_with(&b, &first, "k1");
+	turn_held(&b);
+	commit_ends(&b);
+	ck_assert_int_eq(first.count, 1);
+	ck_assert_str_ne(first.error, "");
+	submit_with(&b, &again, "k1");
+	turn(&b);
+	b.now += 2;
+	turn(&b);
+	commits_end(&b);
+	ck_assert_int_eq(again.count, 1);
+	ck_assert_str_eq(again.error, "");
+	ck_assert_int_eq(listed(&b, "all"), 1);
 	bed_end(&b);
 }
 END_TEST
@@ -785,6 +858,8 @@ int main(void)
 	tcase_set_timeout(c, 120);
 	suite_add_tcase(s, c);
 	tcase_add_test(c, a_submission_is_on_disk_before_it_is_answered_and_started);
+	tcase_add_test(c, a_repeated_submission_is_the_same_run);
+	tcase_add_test(c, a_submission_that_failed_can_be_repeated);
 	tcase_add_test(c, a_placement_during_a_commit_is_not_in_its_answer);
 	tcase_add_test(c, commands_are_committed_at_once);
 	tcase_add_test(c, a_start_that_was_never_sent_costs_no_run);

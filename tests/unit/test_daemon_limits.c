@@ -65,6 +65,45 @@ START_TEST(a_user_has_limits)
 }
 END_TEST
 
+/* Posts a run with that line in its head, and returns its number. */
+static int64_t post_with(const struct person *who, const char *header, int status, const char *code)
+{
+	static const char body[] =
+	    "{\"config\":{\"task\":\"command\",\"command\":[\"true\"],\"directory\":\"/\"}}";
+	struct raw_request q = {.method = "POST", .target = "/v1/runs", .header = header, .body = body};
+	struct raw_answer a = daemon_ask(&f, who, &q);
+	_cleanup_json_ json_t *json = json_loads(a.body, 0, NULL);
+	int64_t id = json_get_int(json, "id", 0);
+
+	ck_assert_msg(a.status == status && str_eq(a.code, code), "%s: %d %s: %s", header, a.status, a.code,
+	              a.body);
+	free(a.body);
+	return id;
+}
+
+/* A key is one run of its user, also where the user has as many runs as it may have. */
+START_TEST(a_submission_with_a_key_is_made_once)
+{
+	static const char key[] = "Dtrain-Key: 0_Az-9",
+	                  long_key[] =
+	                      "Dtrain-Key: 12345678901234567890123456789012345678901234567890123456789012345";
+	const struct person *user = find_user();
+
+	daemon_fixture_start(&f, &(struct daemon_setup){.more = "user_runs = 2;"});
+	ck_assert_int_eq(daemon_submit(&f, user, "sleep 1000", 1, 2), 1);
+	for (int i = 0; i < 2; i++)
+		ck_assert_int_eq(post_with(user, key, 201, ""), 2);
+	post_with(user, "Dtrain-Key: other", 429, "too-many-runs");
+	post_with(user, "Dtrain-Key: a.b", 400, "bad-key");
+	post_with(user, long_key, 400, "bad-key");
+	if (user)
+		ck_assert_int_eq(post_with(NULL, key, 201, ""), 3);
+	daemon_fixture_stop(&f);
+	daemon_fixture_again(&f);
+	ck_assert_int_eq(post_with(user, key, 201, ""), 2);
+}
+END_TEST
+
 /* A rank that writes 8 MiB in lines of 100 bytes, and ends once it may. */
 START_TEST(the_log_of_a_rank_has_a_quota)
 {
@@ -112,6 +151,7 @@ int main(void)
 	tcase_add_checked_fixture(c, NULL, teardown);
 	suite_add_tcase(s, c);
 	tcase_add_test(c, a_user_has_limits);
+	tcase_add_test(c, a_submission_with_a_key_is_made_once);
 	tcase_add_test(c, the_log_of_a_rank_has_a_quota);
 	return unit_run(s);
 }

@@ -220,6 +220,49 @@ START_TEST(a_restart_of_the_service_is_waited_for)
 }
 END_TEST
 
+#define NO_ANSWER                                                                                            \
+	"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 53\r\n\r\n"                                             \
+	"{\"error\":{\"code\":\"no-answer\",\"message\":\"n1 is away\"}}"
+
+/* A change whose answer was lost, here or behind this service, is asked for again; what was not sent, or was
+ * refused, is not. */
+START_TEST(a_change_without_an_answer_is_repeated)
+{
+	static const struct fake_step steps[] = {
+	    {"POST /v1/runs ", "Dtrain-Key: ", "", 1},
+	    {"POST /v1/runs ", "Dtrain-Key: ", NO_ANSWER, 0},
+	    {"POST /v1/runs ",
+	     "Dtrain-Key: ", "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n", 1},
+	    SUBMITTED,
+	    {"DELETE /v1/runs/17 ", NULL, NO_ANSWER, 0},
+	    {"DELETE /v1/runs/17 ", NULL,
+	     "HTTP/1.1 409 Conflict\r\nContent-Length: 40\r\n\r\n"
+	     "{\"error\":{\"code\":\"ended\",\"message\":\"x\"}}",
+	     0},
+	    {"POST /v1/nodes/n2/drain ", NULL, "", 1},
+	    {"POST /v1/nodes/n2/drain ", NULL, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", 0},
+	    {"POST /v1/runs ", NULL,
+	     "HTTP/1.1 502 Bad Gateway\r\nContent-Length: 46\r\n\r\n"
+	     "{\"error\":{\"code\":\"unreachable\",\"message\":\"x\"}}",
+	     0},
+	    {"DELETE /v1/runs/17 ", NULL,
+	     "HTTP/1.1 409 Conflict\r\nContent-Length: 40\r\n\r\n"
+	     "{\"error\":{\"code\":\"ended\",\"message\":\"x\"}}",
+	     0},
+	};
+	struct fake_service *fake = fake_service_start(path, steps, ARRAY_SIZE(steps));
+	_cleanup_free_ char *text = NULL;
+
+	ck_assert_int_eq(call(cmd_submit, "submit --quiet -- true", &text), 0);
+	ck_assert_str_eq(text, "17\n");
+	ck_assert_int_eq(call(cmd_cancel, "cancel 17", NULL), 0);
+	ck_assert_int_eq(call(cmd_drain, "drain n2", NULL), 0);
+	ck_assert_int_eq(call(cmd_submit, "submit --quiet -- true", NULL), STATUS_UNREACHABLE);
+	ck_assert_int_eq(call(cmd_cancel, "cancel 17", NULL), EXIT_FAILURE);
+	fake_service_stop(fake);
+}
+END_TEST
+
 START_TEST(a_log_goes_on_where_it_broke_off)
 {
 	static const struct fake_step steps[] = {
@@ -565,6 +608,7 @@ int main(void)
 	tcase_add_test(tc, no_service_is_a_status_of_its_own);
 	tcase_add_test(tc, a_wait_ends_as_the_run_ended);
 	tcase_add_test(tc, a_restart_of_the_service_is_waited_for);
+	tcase_add_test(tc, a_change_without_an_answer_is_repeated);
 	tcase_add_test(tc, a_log_goes_on_where_it_broke_off);
 	tcase_add_test(tc, a_log_waits_for_the_controller);
 	tcase_add_test(tc, an_error_of_the_service_is_an_error);

@@ -306,7 +306,7 @@ static void served_stop(struct served *s)
 	struct error err = ERROR_INIT;
 
 	ck_ok(http_local_open(s->socket, &l, &err), &err);
-	http_local_json(l, "POST", "/stop", NULL, NULL, NULL, &err);
+	http_local_json(l, "POST", "/stop", NULL, NULL, NULL, NULL, &err);
 	pthread_join(s->thread, NULL);
 	file_remove_tree(s->dir, NULL);
 	free(s->dir);
@@ -335,7 +335,7 @@ START_TEST(server_answers)
 	served_start(&s);
 	ck_assert_int_eq(http_bind_unix(s.socket, 0600, NULL, &fd, &err), -EADDRINUSE);
 	ck_ok(http_local_open(s.socket, &l, &err), &err);
-	ck_ok(http_local_json(l, "POST", "/echo/b%20c?q=1%262", body, &status, &answer, &err), &err);
+	ck_ok(http_local_json(l, "POST", "/echo/b%20c?q=1%262", NULL, body, &status, &answer, &err), &err);
 	ck_assert_int_eq(status, 200);
 	ck_assert_int_eq(json_get_int(json_object_get(answer, "body"), "x", 0), 7);
 	ck_assert_int_eq(json_get_int(answer, "uid", -1), getuid());
@@ -343,21 +343,22 @@ START_TEST(server_answers)
 	ck_assert_str_eq(json_get_string(answer, "q", ""), "1&2");
 
 	/* The same connection goes on after errors. */
-	ck_assert_int_eq(http_local_json(l, "POST", "/echo/x", NULL, &status, NULL, &err), -EREMOTEIO);
+	ck_assert_int_eq(http_local_json(l, "POST", "/echo/x", NULL, NULL, &status, NULL, &err), -EREMOTEIO);
 	ck_assert_int_eq(status, 400);
 	ck_assert_str_eq(http_local_error_code(l), "bad-json");
-	ck_assert_int_eq(http_local_json(l, "GET", "/nix", NULL, &status, NULL, &err), -EREMOTEIO);
+	ck_assert_int_eq(http_local_json(l, "GET", "/nix", NULL, NULL, &status, NULL, &err), -EREMOTEIO);
 	ck_assert_int_eq(status, 404);
-	ck_assert_int_eq(http_local_json(l, "PUT", "/lines", NULL, &status, NULL, &err), -EREMOTEIO);
+	ck_assert_int_eq(http_local_json(l, "PUT", "/lines", NULL, NULL, &status, NULL, &err), -EREMOTEIO);
 	ck_assert_int_eq(status, 405);
-	ck_assert_int_eq(http_local_json(l, "GET", "/peers", NULL, &status, NULL, &err), -EREMOTEIO);
+	ck_assert_int_eq(http_local_json(l, "GET", "/peers", NULL, NULL, &status, NULL, &err), -EREMOTEIO);
 	ck_assert_int_eq(status, 403);
-	ck_assert_int_eq(http_local_json(l, "GET", "/lines?n=0", NULL, &status, NULL, &err), -EREMOTEIO);
+	ck_assert_int_eq(http_local_json(l, "GET", "/lines?n=0", NULL, NULL, &status, NULL, &err),
+	                 -EREMOTEIO);
 	ck_assert_int_eq(status, 400);
 
-	ck_assert_int_eq(http_local_json(l, "GET", "/taken", NULL, &status, NULL, &err), -EREMOTEIO);
+	ck_assert_int_eq(http_local_json(l, "GET", "/taken", NULL, NULL, &status, NULL, &err), -EREMOTEIO);
 	ck_assert_int_eq(status, 421);
-	ck_ok(http_local_json(l, "GET", "/let-through", NULL, &status, NULL, &err), &err);
+	ck_ok(http_local_json(l, "GET", "/let-through", NULL, NULL, &status, NULL, &err), &err);
 
 	ck_ok(http_local_stream(l, "GET", "/lines?n=300000", count_piece, &lines, &err), &err);
 	ck_assert_uint_eq(lines, 300000);
@@ -479,7 +480,7 @@ static void *get_hold(void *arg)
 	json_t *answer = NULL;
 
 	if (http_local_open(s->socket, &l, &err) == 0)
-		http_local_json(l, "GET", "/hold", NULL, NULL, &answer, &err);
+		http_local_json(l, "GET", "/hold", NULL, NULL, NULL, &answer, &err);
 	return answer;
 }
 
@@ -500,7 +501,7 @@ START_TEST(server_holds)
 	ck_assert_int_eq(pthread_create(&thread, NULL, get_hold, &s), 0);
 	while (!*(struct http_request *volatile *)&s.held)
 		;
-	ck_ok(http_local_json(l, "POST", "/release", NULL, NULL, NULL, &err), &err);
+	ck_ok(http_local_json(l, "POST", "/release", NULL, NULL, NULL, NULL, &err), &err);
 	pthread_join(thread, (void **)&held);
 	ck_assert(json_get_bool(held, "released", false));
 
@@ -512,7 +513,7 @@ START_TEST(server_holds)
 	/* Both have been closed: the first by its answer, the second by its end. */
 	do {
 		json_decref(answer);
-		ck_ok(http_local_json(l, "POST", "/release", NULL, NULL, &answer, &err), &err);
+		ck_ok(http_local_json(l, "POST", "/release", NULL, NULL, NULL, &answer, &err), &err);
 	} while (json_get_int(answer, "closed", 0) < 2);
 
 	/* One that is still held when the server goes is answered. */
@@ -1014,7 +1015,7 @@ START_TEST(a_head_has_a_deadline)
 	memset(head + start, 'x', sizeof(head) - start);
 	served_start_with(&s, 1.5);
 	ck_ok(http_local_open(s.socket, &l, &err), &err);
-	ck_ok(http_local_json(l, "POST", "/release", NULL, &status, NULL, &err), &err);
+	ck_ok(http_local_json(l, "POST", "/release", NULL, NULL, &status, NULL, &err), &err);
 	ck_assert_int_eq(pthread_create(&thread, NULL, get_hold, &s), 0);
 	for (n = 0; n < 2; n++) {
 		fd = send_raw(s.socket, "", 0);

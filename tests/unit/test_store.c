@@ -256,6 +256,44 @@ START_TEST(what_is_committed_is_there_after_a_restart)
 }
 END_TEST
 
+/* A key finds the run of its user once that is committed, also after a restart. */
+START_TEST(a_run_is_found_by_the_key_of_its_submission)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/dtrain.db", dir);
+	_cleanup_(store_closep) struct store *s = NULL;
+	_cleanup_(run_freep) struct run *r = fixture_run(1, 1);
+	struct error err = ERROR_INIT;
+	int64_t id = 0;
+
+	ck_ok(store_open(path, &s, &err), &err);
+	ck_ok(store_insert(s, r, "{}", &err), &err); /* runs without keys */
+	ck_ok(store_insert(s, r, "{}", &err), &err);
+	r->uid = 7;
+	r->key = strdup("k1");
+	ck_ok(store_insert(s, r, "{}", &err), &err);
+	ck_assert_int_eq(store_find_key(s, 7, "k1", &id, &err), -ENOENT);
+	ck_assert_int_eq(commit(s), 0);
+	r->uid = 8; /* two users may have the same key */
+	ck_ok(store_insert(s, r, "{}", &err), &err);
+	ck_assert_int_eq(commit(s), 0);
+	store_update(s, r);
+	ck_assert_int_eq(commit(s), 0);
+	store_close(steal_pointer(s));
+
+	ck_ok(store_open(path, &s, &err), &err);
+	ck_ok(store_find_key(s, 7, "k1", &id, &err), &err);
+	ck_assert_int_eq(id, 3);
+	ck_ok(store_find_key(s, 8, "k1", &id, &err), &err);
+	ck_assert_int_eq(id, 4);
+	ck_assert_int_eq(store_find_key(s, 9, "k1", &id, &err), -ENOENT);
+	ck_assert_int_eq(store_find_key(s, 7, "k2", &id, &err), -ENOENT);
+	/* A second run with the key would be a fault of the controller. */
+	ck_ok(store_insert(s, r, "{}", &err), &err);
+	ck_assert_int_lt(commit(s), 0);
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
 /* The controller is killed and starts again: all that it knows of the run is in its store. */
 static void restart(struct store *s, struct run **r)
 {
@@ -923,6 +961,7 @@ int main(void)
 	tcase_add_test(c, a_failed_commit_is_made_up_for_by_the_next);
 	tcase_add_test(c, an_epoch_that_cannot_be_replaced_is_kept);
 	tcase_add_test(c, what_is_committed_is_there_after_a_restart);
+	tcase_add_test(c, a_run_is_found_by_the_key_of_its_submission);
 	tcase_add_test(c, an_update_writes_all_that_changes);
 	tcase_add_test(c, a_listing_is_a_page_of_the_states_asked_for);
 	tcase_add_test(c, what_the_store_does_not_have_is_said);

@@ -17,6 +17,7 @@
 #include "dtraind/routes/access.h"
 #include "dtraind/routes/committed.h"
 #include "dtraind/routes/routes.h"
+#include "wire/submission_key.h"
 
 /* The most that one answer lists; for more, the caller asks again with before=. */
 enum { LIST_DEFAULT = 100, LIST_MAX = 1000 };
@@ -74,15 +75,22 @@ static void refuse_submission(struct http_request *r, const struct error *err)
 	http_reply_error(r, 500, "store", "the run cannot be written down: %s", err->message);
 }
 
+static void reply_accepted(struct http_request *r, int64_t id, enum run_state state)
+{
+	http_reply_json(r, 201, run_accepted_encode(&(struct run_accepted){id, state}));
+}
+
 static void on_submitted(void *context, int64_t id, enum run_state state, const struct error *err)
 {
 	_cleanup_free_ struct submit_wait *w = context;
 
 	http_request_on_close(w->request, NULL, NULL);
-	if (err)
-		refuse_submission(w->request, err);
+	if (!err)
+		reply_accepted(w->request, id, state);
+	else if (err->code == -EALREADY)
+		http_reply_error(w->request, 409, "repeated", "%s", err->message);
 	else
-		http_reply_json(w->request, 201, run_accepted_encode(&(struct run_accepted){id, state}));
+		refuse_submission(w->request, err);
 }
 
 /* Takes run. */
@@ -110,10 +118,36 @@ static void submit(struct daemon *d, struct http_request *r, struct run *run, co
 	http_request_on_close(r, on_submit_closed, w);
 }
 
+/* False: answered already. A submission that is repeated because its answer was lost gets the run that there
+ * is: what was checked then is not checked again. */
+static bool check_key(struct controller *c, struct http_request *r, const char *key)
+{
+	struct error err = ERROR_INIT;
+	enum run_state state;
+	int64_t id;
+	int code;
+
+	if (!key)
+		return true;
+	if (!submission_key_is_valid(key)) {
+		http_reply_error(r, 400, "bad-key",
+		                 SUBMISSION_KEY_HEADER ": 1 to %d letters, digits, - and _ are needed",
+		                 SUBMISSION_KEY_MAX);
+		return false;
+	}
+	code = controller_find_submitted(c, http_request_caller(r)->uid, key, &id, &state, &err);
+	if (code == 0)
+		reply_accepted(r, id, state);
+	else if (code != -ENOENT)
+		http_reply_error(r, 500, "store", "%s", err.message);
+	return code == -ENOENT;
+}
+
 void route_submit(void *context, struct http_request *r)
 {
 	struct daemon *d = context;
 	const struct http_caller *caller = http_request_caller(r);
+	const char *key = http_request_header(r, SUBMISSION_KEY_HEADER);
 	_cleanup_(run_config_freep) struct run_config *config = NULL;
 	_cleanup_json_ json_t *body = NULL, *normal = NULL;
 	_cleanup_free_ char *text = NULL;
@@ -121,7 +155,7 @@ void route_submit(void *context, struct http_request *r)
 	struct run *run = NULL;
 	int code;
 
-	if (!check_submitter(r))
+	if (!check_submitter(r) || !check_key(d->controller, r, key))
 		return;
 	body = http_request_json(r);
 	if (!body)
@@ -134,7 +168,7 @@ void route_submit(void *context, struct http_request *r)
 	run->gid = caller->gid;
 	run->user = strdup(caller->user);
 	text = json_to_string(normal);
-	if (!run->user || !text) {
+	if (!run->user || str_replace(&run->key, key) < 0 || !text) {
 		run_free(run);
 		http_reply_error(r, 500, "out-of-memory", "out of memory");
 		return;

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The key of a submission: a header by which the controller knows one that is repeated, because its answer
+ * was lost, and answers it with the run that there is. */
+#pragma once
+
+#include <stdbool.h>
+
+#define SUBMISSION_KEY_HEADER "Dtrain-Key"
+
+enum { SUBMISSION_KEY_MAX = 64, SUBMISSION_KEY_SIZE = 33 };
+
+/* A random one, NUL-terminated. -errno: the kernel gives no random numbers. */
+int submission_key_make(char key[SUBMISSION_KEY_SIZE]);
+/* 1 to SUBMISSION_KEY_MAX letters, digits, - and _. */
+bool submission_key_is_valid(const char *key);
