@@ -41,6 +41,7 @@ struct check {
 	const char *where; /* the run file */
 	bool quiet;
 	int wrong;
+	int64_t vocab_size; /* of the model that is trained; 0: none, or it could not be read */
 };
 
 static void print_good(const struct check *k, const char *label, const char *fmt, ...)
@@ -161,8 +162,10 @@ static void check_model(struct check *k)
 	if (r < 0)
 		return;
 	before = k->wrong;
-	if (run_task_trains(k->c->task))
+	if (run_task_trains(k->c->task)) {
+		k->vocab_size = model.vocab;
 		check_tuning(k, &model);
+	}
 	if (k->wrong == before && check_divisions(k->c, &model, &err) < 0)
 		print_wrong(k, "parallel", &err);
 }
@@ -221,7 +224,10 @@ static struct tokenizer *check_tokenizer(struct check *k)
 		print_wrong(k, key, &err);
 		return NULL;
 	}
-	print_good(k, "tokenizer", "%s: %lld tokens", path, (long long)tokenizer_vocab_size(tok));
+	if (k->vocab_size > 0 && tokenizer_fits(tok, path, k->vocab_size, &err) < 0)
+		print_wrong(k, key, &err);
+	else
+		print_good(k, "tokenizer", "%s: %lld tokens", path, (long long)tokenizer_vocab_size(tok));
 	return tok;
 }
 

@@ -204,16 +204,9 @@ static int open_data(struct training *t, struct error *err)
 	    t->c->data.cache_dir ? strdup(t->c->data.cache_dir) : str_path_join(t->c->output.dir, "cache");
 	if (!cache)
 		return error_oom(err);
-	r = tokenizer_load(tokenizer, &t->tok, err);
-	if (r < 0)
+	if ((r = tokenizer_load(tokenizer, &t->tok, err)) < 0 ||
+	    (r = tokenizer_fits(t->tok, tokenizer, t->model.vocab, err)) < 0)
 		return r;
-	if (tokenizer_vocab_size(t->tok) > t->model.vocab)
-		return error_set(
-		    err, -EINVAL,
-		    "the tokenizer in %s has ids up to %d, but the model's vocab_size is %" PRId64
-		    "; expected a vocab_size of at least %d",
-		    tokenizer, tokenizer_vocab_size(t->tok) - 1, t->model.vocab,
-		    tokenizer_vocab_size(t->tok));
 	warn_of_length(t);
 	t->options.preference.pad = padding(t);
 	warn_of_padding(t);

@@ -63,6 +63,11 @@ static const struct {
     {"parallel.strategy=zero3 --set parallel.persist_below=100000000 --set resources.nodes=2 --set "
      "resources.devices_per_node=1",
      "parallel: parallel.persist_below is 100000000, but the largest unit of this model has ", true},
+    {"model.init=small.json",
+     "model.tokenizer: the tokenizer in " SRCDIR
+     "/tests/engine/bytes has ids up to 258, but the model's vocab_size is 258; expected a vocab_size of at "
+     "least 259\n",
+     false},
     {"data.template=qwenn", "data.template: unknown template 'qwenn'; known are: ", true},
     {"data.tool_prompt=good.json",
      "data.tool_prompt: good.json: {{tools}} is missing; it has to stand where the list of tools goes\n",
@@ -105,6 +110,8 @@ START_TEST(what_is_wrong_is_named)
 	ck_assert_int_eq(mkfifo("pipe.txt", 0600), 0);
 	ck_assert_int_eq(mkdir("adapter", 0700), 0);
 	write_file("adapter/adapter_config.json", "{\"peft_type\": \"LORA\", \"r\": -1}");
+	write_file("small.json", "{\"model_type\":\"llama\",\"hidden_size\":64,\"intermediate_size\":96,"
+	                         "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"vocab_size\":258}");
 	write_file("gptq.json", "{\"model_type\":\"llama\",\"hidden_size\":64,\"intermediate_size\":96,"
 	                        "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"vocab_size\":300,"
 	                        "\"quantization_config\":{\"quant_method\":\"gptq\",\"bits\":4}}");

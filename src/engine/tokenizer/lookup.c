@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The getters of a loaded tokenizer: ids of tokens, tokens of ids, and special tokens. */
+/* What a loaded tokenizer is asked for: ids of tokens, tokens of ids, special tokens, and whether a model has
+ * them all. */
+#include <errno.h>
+#include <inttypes.h>
 #include <string.h>
 
 #include "engine/tokenizer/parts.h"
@@ -7,6 +10,16 @@
 int32_t tokenizer_vocab_size(const struct tokenizer *t)
 {
 	return t->size;
+}
+
+int tokenizer_fits(const struct tokenizer *t, const char *path, int64_t vocab_size, struct error *err)
+{
+	if (t->size <= vocab_size)
+		return 0;
+	return error_set(err, -EINVAL,
+	                 "the tokenizer in %s has ids up to %d, but the model's vocab_size is %" PRId64
+	                 "; expected a vocab_size of at least %d",
+	                 path, t->size - 1, vocab_size, t->size);
 }
 
 int32_t tokenizer_token_to_id(const struct tokenizer *t, const char *token)
