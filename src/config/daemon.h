@@ -18,6 +18,8 @@ struct daemon_config {
 	char *socket;                                  /* the Unix socket for clients */
 	char *state_dir, *runtime_dir, *log_dir;
 	char *worker_dir;        /* holds dtrain-launch and dtrain-worker-* */
+	char *admin_group;       /* its members may do what root may; NULL or "": nobody else */
+	bool allow_root;         /* runs of root are accepted and started */
 	char *group;             /* may use the socket; NULL or "": only the daemon's own user and root */
 	char *listen;            /* address of the peer port */
 	int64_t port;            /* default 29600; the hosts entry's port= wins */

@@ -110,6 +110,7 @@ static int parse_word(struct host *h, const char *word, const char *where, struc
 			return error_set(err, -EINVAL,
 			                 "%s:%d: label '%s': letters, digits and .-_:/ are allowed", where,
 			                 h->line, word);
+		h->submit = h->submit || str_eq(word, "submit");
 		return add_label(h, word) < 0 ? error_oom(err) : 0;
 	}
 	if (str_starts(word, "slots="))
@@ -126,8 +127,8 @@ static int parse_word(struct host *h, const char *word, const char *where, struc
 	}
 	return error_set(
 	    err, -EINVAL,
-	    "%s:%d: '%s' is not known; a line is: HOST slots=N [addr=ADDRESS] [port=PORT] [label…]", where,
-	    h->line, word);
+	    "%s:%d: '%s' is not known; a line is: HOST slots=N [addr=ADDRESS] [port=PORT] [submit] [label…]",
+	    where, h->line, word);
 }
 
 static int parse_line(struct hosts *hosts, char *text, int line, const char *where, struct error *err)
@@ -159,6 +160,7 @@ static int parse_line(struct hosts *hosts, char *text, int line, const char *whe
 		return error_oom(err);
 	while (r == 0 && (word = strtok_r(NULL, " \t\r", &save)))
 		r = parse_word(h, word, where, err);
+	hosts->restricts_users = hosts->restricts_users || h->submit;
 	if (r == 0 && !h->address) {
 		h->address = strdup(h->name);
 		r = h->address ? 0 : error_oom(err);

@@ -17,12 +17,14 @@ struct host {
 	int port;      /* 0: the default of dtraind.conf */
 	int slots;     /* 0: not said: what the machine has */
 	char **labels; /* NULL-terminated, may be NULL */
+	bool submit;   /* "submit" is one of them: users may speak to the controller through this host */
 	int line;
 };
 
 struct hosts {
 	struct host *list;
 	size_t count;
+	bool restricts_users;    /* any host is marked "submit": no other one forwards what users ask for */
 	struct name_index index; /* of the list, by name */
 };
 

@@ -34,16 +34,15 @@ static int fetch(struct client *client, int fd, struct error *err)
 
 int cmd_backup(struct client *client, int argc, char **argv)
 {
-	const struct usage usage = {
-	    "backup",
-	    "FILE",
-	    "Copies the controller's store, while the service runs, into FILE",
-	    "For root and the user that the service runs as: the store holds the variables of all users.\n"
-	    "FILE is replaced as a whole. dtraind(8) says how to restore it.",
-	    NULL,
-	    0,
-	    1,
-	    1};
+	const struct usage usage = {"backup",
+	                            "FILE",
+	                            "Copies the controller's store, while the service runs, into FILE",
+	                            "For administrators: the store holds the variables of all users.\n"
+	                            "FILE is replaced as a whole. dtraind(8) says how to restore it.",
+	                            NULL,
+	                            0,
+	                            1,
+	                            1};
 	_cleanup_free_ char *tmp = NULL, *directory = NULL;
 	_cleanup_close_ int fd = -1;
 	struct error err = ERROR_INIT;

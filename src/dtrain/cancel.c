@@ -47,8 +47,8 @@ int cmd_cancel(struct client *client, int argc, char **argv)
 	const struct option_spec options[] = {
 	    {'w', "wait", OPTION_FLAG, &wait, NULL, "return once the runs have ended"},
 	    {0, "foreign", OPTION_FLAG, &foreign, NULL,
-	     "end what nodes have and the controller's store does not know, of NODE[:RUN]…; for root and the "
-	     "user of the service"},
+	     "end what nodes have and the controller's store does not know, of NODE[:RUN]…; for "
+	     "administrators"},
 	};
 	const struct usage usage = {"cancel",
 	                            "RUN…",

@@ -53,16 +53,17 @@ int cmd_kill(struct client *client, int argc, char **argv)
 	const struct option_spec options[] = {
 	    {0, "local", OPTION_FLAG, &local, NULL, "what of the runs is on this node; has to be given"},
 	};
-	const struct usage usage = {"kill",
-	                            "--local RUN…",
-	                            "Ends what of runs is on this node, also while there is no controller",
-	                            "TERM to their programs, KILL after the grace of each run. For the user "
-	                            "of each run, and root. The controller may start a run again, as the run "
-	                            "has it: dtrain cancel ends it everywhere, and for good.",
-	                            options,
-	                            ARRAY_SIZE(options),
-	                            1,
-	                            -1};
+	const struct usage usage = {
+	    "kill",
+	    "--local RUN…",
+	    "Ends what of runs is on this node, also while there is no controller",
+	    "TERM to their programs, KILL after the grace of each run. For the user "
+	    "of each run, and administrators. The controller may start a run again, as the run "
+	    "has it: dtrain cancel ends it everywhere, and for good.",
+	    options,
+	    ARRAY_SIZE(options),
+	    1,
+	    -1};
 	int first, worst = 0, status = options_parse(client, &usage, argc, argv, &first, NULL);
 
 	if (status != OPTIONS_DONE)

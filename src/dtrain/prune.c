@@ -45,15 +45,16 @@ int cmd_prune(struct client *client, int argc, char **argv)
 	    {'n', "dry-run", OPTION_FLAG, &request.dry_run, NULL, "only say what would be removed"},
 	    {0, "json", OPTION_FLAG, &json, NULL, "print JSON"},
 	};
-	const struct usage usage = {"prune",
-	                            "",
-	                            "Removes the logs and metrics that this node keeps of old runs",
-	                            "For root. Runs that have not ended are kept, as is what the runs wrote "
-	                            "themselves, and their place in the list of runs. 0 stands for no limit.",
-	                            options,
-	                            ARRAY_SIZE(options),
-	                            0,
-	                            0};
+	const struct usage usage = {
+	    "prune",
+	    "",
+	    "Removes the logs and metrics that this node keeps of old runs",
+	    "For administrators. Runs that have not ended are kept, as is what the runs wrote "
+	    "themselves, and their place in the list of runs. 0 stands for no limit.",
+	    options,
+	    ARRAY_SIZE(options),
+	    0,
+	    0};
 	int first, status = options_parse(client, &usage, argc, argv, &first, NULL);
 	_cleanup_json_ json_t *body = NULL, *reply = NULL;
 	struct error err = ERROR_INIT;

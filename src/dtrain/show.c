@@ -167,7 +167,7 @@ int cmd_show(struct client *client, int argc, char **argv)
 		return client_fail(EXIT_FAILURE, "%s", err.message);
 	if (config && !run.config)
 		return client_fail(EXIT_FAILURE,
-		                   "the run file of run %lld is shown to its owner and root only",
+		                   "the run file of run %lld is shown to its owner and administrators only",
 		                   (long long)id);
 	if (config)
 		return client_print_json(run.config);

@@ -37,6 +37,7 @@
 #include "dtraind/shutdown.h"
 #include "dtraind/status.h"
 #include "dtraind/timers.h"
+#include "http/users.h"
 
 enum { MAX_BODY = 64 << 10 }; /* where the table of routes says nothing else */
 
@@ -247,13 +248,15 @@ static int listen_peers(struct daemon *d, struct error *err)
 
 static int setup_http(struct daemon *d, struct error *err)
 {
+	struct users_options users = {.admin_group = d->settings->config->admin_group};
 	struct http_server_options options = {.routes = route_table,
 	                                      .route_count = route_table_count,
 	                                      .context = d,
 	                                      .max_body = MAX_BODY,
 	                                      .intercept = route_intercept,
 	                                      .node = d->settings->name,
-	                                      .find_node = peer_identity_find};
+	                                      .find_node = peer_identity_find,
+	                                      .users = &users};
 	int r;
 
 	if ((r = http_client_create(d->event, NULL, &d->client, err)) < 0 ||
@@ -364,14 +367,14 @@ int daemon_run(struct daemon *d, struct error *err)
 #field, offsetof(struct daemon_config, field), sizeof(((struct daemon_config *)0)->field)    \
 	}
 
-/* Numbers that a running service takes over. */
+/* What a running service takes over; no strings. */
 static const struct {
 	const char *key;
 	size_t offset, size;
 } taken_over[] = {
     TAKEN_OVER(heartbeat),  TAKEN_OVER(node_timeout), TAKEN_OVER(shutdown_grace),   TAKEN_OVER(slot_memory),
     TAKEN_OVER(slot_tasks), TAKEN_OVER(keep_days),    TAKEN_OVER(gpu_idle_timeout), TAKEN_OVER(keep_runs),
-    TAKEN_OVER(user_runs),  TAKEN_OVER(user_slots),   TAKEN_OVER(log_quota),
+    TAKEN_OVER(user_runs),  TAKEN_OVER(user_slots),   TAKEN_OVER(log_quota),        TAKEN_OVER(allow_root),
 };
 
 /* The same by name, and those keys of which the settings know whether they have changed. */

@@ -123,6 +123,8 @@ bool forward_to_controller(struct daemon *d, struct http_request *r)
 	const struct settings *s = d->settings;
 	const char *key = http_request_header(r, SUBMISSION_KEY_HEADER);
 	_cleanup_free_ char *user = NULL, *key_line = NULL;
+	const char *headers[5] = {NULL, "Content-Type: application/json"};
+	size_t count = 2;
 
 	if (d->controller)
 		return false;
@@ -136,12 +138,16 @@ bool forward_to_controller(struct daemon *d, struct http_request *r)
 	user = str_printf("Dtrain-User: %lld:%lld:%s", (long long)caller->uid, (long long)caller->gid,
 	                  caller->user ? caller->user : "");
 	key_line = key ? str_printf(SUBMISSION_KEY_HEADER ": %s", key) : NULL;
+	headers[0] = user;
 	if (!user || (key && !key_line)) {
 		http_reply_error(r, 500, "out-of-memory", "out of memory");
 		return true;
 	}
+	if (key)
+		headers[count++] = key_line;
+	if (caller->admin)
+		headers[count++] = HTTP_ADMIN_HEADER ": yes";
 	pipe_call(d, r, &(struct peer){s->controller, s->controller_address, s->controller_port},
-	          http_request_target(r),
-	          (const char *const[]){user, "Content-Type: application/json", key_line, NULL});
+	          http_request_target(r), headers);
 	return true;
 }

@@ -189,8 +189,7 @@ void route_prune(void *context, struct http_request *r)
 	int code;
 
 	if (!caller_may(http_request_caller(r), 0)) {
-		http_reply_error(r, 403, "not-allowed",
-		                 "only root and the service's own user may remove the files of runs");
+		http_reply_error(r, 403, "not-allowed", "only administrators may remove the files of runs");
 		return;
 	}
 	if (t->work) {

@@ -118,6 +118,13 @@ static int read_identity(struct settings *s, struct error *err)
 
 	if (!s->cluster)
 		return 0;
+	if (!c->certificate && s->hosts->restricts_users)
+		return error_set(
+		    err, -EINVAL,
+		    "%s marks hosts with submit, but all nodes have the same %s, with which each "
+		    "can act as any other: give each node a certificate (dtraind(8)), or remove "
+		    "submit",
+		    c->hosts_file, c->cluster_key);
 	if (!c->certificate)
 		return access(c->cluster_key, F_OK) == 0
 		           ? 0

@@ -152,8 +152,7 @@ void route_end_runs(void *context, struct http_request *r)
 	struct error err = ERROR_INIT;
 
 	if (!caller_may(http_request_caller(r), 0)) {
-		http_reply_error(r, 403, "not-allowed",
-		                 "only root and the service's own user may end all runs of a node");
+		http_reply_error(r, 403, "not-allowed", "only administrators may end all runs of a node");
 		return;
 	}
 	if (d->shutdown && d->shutdown->request) {

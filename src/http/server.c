@@ -80,6 +80,7 @@ static int identify(struct http_request *r)
 		r->user = said[used] ? strdup(said + used) : NULL;
 		r->caller.uid = uid;
 		r->caller.gid = gid;
+		r->caller.admin = http_request_header(r, HTTP_ADMIN_HEADER);
 	} else {
 		info = MHD_get_connection_info(r->connection, MHD_CONNECTION_INFO_CONNECTION_FD);
 		if (!info || getsockopt(info->connect_fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) < 0)
@@ -212,6 +213,7 @@ static bool find_name(struct http_request *r)
 		return false;
 	r->user = name ? strdup(name) : NULL;
 	r->caller.user = r->user;
+	r->caller.admin = users_is_admin(r->listener->server->users, r->caller.uid);
 	return true;
 }
 

@@ -74,12 +74,16 @@ bool http_unix_answers(const char *path); /* whether a process listens there: a 
 int http_bind_unix(const char *path, mode_t mode, const char *group, int *fd, struct error *err);
 int http_bind_tcp(const char *address, int port, int *fd, struct error *err);
 
-/* The caller. For a peer, uid, gid and user are those of the user it speaks for, as it says ("Dtrain-User:
- * UID:GID:NAME"); -1 and NULL where it speaks for itself. */
+/* The caller. For a peer, uid, gid, user and admin are those of the user it speaks for, as it says
+ * ("Dtrain-User: UID:GID:NAME"; HTTP_ADMIN_HEADER: an administrator); -1, NULL and false where it speaks for
+ * itself. */
+#define HTTP_ADMIN_HEADER "Dtrain-Admin"
+
 struct http_caller {
 	bool peer;
 	int64_t uid, gid;
 	const char *node; /* the peer's name, of its certificate; NULL: any that holds the cluster's key */
+	bool admin;       /* a member of the administrators' group: users.h */
 	const char *user; /* NULL: no such entry in the password database, or it does not answer */
 };
 

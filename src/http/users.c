@@ -7,7 +7,9 @@
  */
 #include "http/users.h"
 
+#include <grp.h>
 #include <pwd.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,15 +26,15 @@ static const double RETRY_SECONDS = 5.0; /* after which one that was not found i
 struct look_up {
 	uid_t uid;
 	bool (*look_up)(uid_t uid, char *name);
-	bool found;
-	char name[USERS_NAME_SIZE];
+	bool found, admin;
+	char name[USERS_NAME_SIZE], admin_group[USERS_NAME_SIZE];
 };
 
 struct user {
 	struct users *users;
 	struct user *next; /* who called last comes first */
 	uid_t uid;
-	bool known;
+	bool known, admin;
 	char *name;   /* NULL: none */
 	double fresh; /* monotonic: until then it is not looked up again */
 	struct background *look_up;
@@ -40,37 +42,74 @@ struct user {
 
 struct users {
 	sd_event *event;
-	struct users_options options;
+	struct users_options options; /* admin_group is below */
+	char admin_group[USERS_NAME_SIZE];
 	void (*changed)(void *context);
 	void *context;
 	struct user *list;
 	size_t count;
 };
 
+enum { ENTRY_SIZE = 16384, GROUP_SIZE = 1 << 20 }; /* of the database; a group has its members' names */
+
 static bool look_up_name(uid_t uid, char *name)
 {
-	size_t size = 16384;
 	struct passwd pw, *found = NULL;
-	_cleanup_free_ char *buf = malloc(size);
+	_cleanup_free_ char *buf = malloc(ENTRY_SIZE);
 
-	if (!buf || getpwuid_r(uid, &pw, buf, size, &found) != 0 || !found ||
+	if (!buf || getpwuid_r(uid, &pw, buf, ENTRY_SIZE, &found) != 0 || !found ||
 	    strlen(found->pw_name) >= USERS_NAME_SIZE)
 		return false;
 	strcpy(name, found->pw_name);
 	return true;
 }
 
+static bool find_group(const char *name, gid_t *gid)
+{
+	struct group group, *found = NULL;
+	_cleanup_free_ char *buf = malloc(GROUP_SIZE);
+
+	if (!buf || getgrnam_r(name, &group, buf, GROUP_SIZE, &found) != 0 || !found)
+		return false;
+	*gid = found->gr_gid;
+	return true;
+}
+
+/* By the groups that a new login of the user would have. */
+static bool is_member(const char *user, gid_t group)
+{
+	struct passwd pw, *found = NULL;
+	_cleanup_free_ char *buf = malloc(ENTRY_SIZE);
+	_cleanup_free_ gid_t *list = NULL;
+	int count = 0;
+
+	if (!buf || getpwnam_r(user, &pw, buf, ENTRY_SIZE, &found) != 0 || !found)
+		return false;
+	getgrouplist(user, found->pw_gid, NULL, &count);
+	list = calloc((size_t)count + 1, sizeof(*list));
+	if (!list || getgrouplist(user, found->pw_gid, list, &count) < 0)
+		return false;
+	for (int i = 0; i < count; i++)
+		if (list[i] == group)
+			return true;
+	return false;
+}
+
 static void work(void *data)
 {
 	struct look_up *l = data;
+	gid_t group;
 
 	l->found = l->look_up(l->uid, l->name);
+	l->admin =
+	    l->found && l->admin_group[0] && find_group(l->admin_group, &group) && is_member(l->name, group);
 }
 
-static void set_known(struct user *u, char *name, double seconds)
+static void set_known(struct user *u, char *name, bool admin, double seconds)
 {
 	free(u->name);
 	u->name = name;
+	u->admin = name && admin;
 	u->known = true;
 	u->fresh = clock_monotonic() + seconds;
 }
@@ -82,12 +121,13 @@ static void on_looked_up(void *context, void *data)
 
 	if (l) {
 		u->look_up = NULL;
-		set_known(u, l->found ? strdup(l->name) : NULL,
+		set_known(u, l->found ? strdup(l->name) : NULL, l->admin,
 		          l->found ? u->users->options.keep : RETRY_SECONDS);
 	} else {
 		log_warn("the password database has not said within %g s who has the uid %lld",
 		         u->users->options.deadline, (long long)u->uid);
-		set_known(u, steal_pointer(u->name), RETRY_SECONDS); /* a name that was known stays */
+		set_known(u, steal_pointer(u->name), u->admin,
+		          RETRY_SECONDS); /* a name that was known stays */
 	}
 	u->users->changed(u->users->context);
 }
@@ -106,11 +146,12 @@ static void start_look_up(struct user *u)
 	if (l) {
 		l->uid = u->uid;
 		l->look_up = u->users->options.look_up;
+		strcpy(l->admin_group, u->users->admin_group);
 	}
 	if (!l || background_start(u->users->event, &task, &u->look_up, &err) < 0) {
 		log_err("cannot look up who has the uid %lld: %s", (long long)u->uid,
 		        l ? err.message : "out of memory");
-		set_known(u, steal_pointer(u->name), RETRY_SECONDS);
+		set_known(u, steal_pointer(u->name), u->admin, RETRY_SECONDS);
 	}
 }
 
@@ -174,6 +215,14 @@ bool users_find(struct users *users, uid_t uid, const char **name)
 	return u->known;
 }
 
+bool users_is_admin(const struct users *users, uid_t uid)
+{
+	for (const struct user *u = users->list; u; u = u->next)
+		if (u->uid == uid)
+			return u->admin;
+	return false;
+}
+
 int users_create(sd_event *event, const struct users_options *options, void (*changed)(void *context),
                  void *context, struct users **out, struct error *err)
 {
@@ -184,6 +233,8 @@ int users_create(sd_event *event, const struct users_options *options, void (*ch
 	u->event = sd_event_ref(event);
 	if (options)
 		u->options = *options;
+	if (u->options.admin_group)
+		snprintf(u->admin_group, sizeof(u->admin_group), "%s", u->options.admin_group);
 	if (u->options.deadline == 0)
 		u->options.deadline = 10;
 	if (u->options.keep == 0)

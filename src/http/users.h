@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The names of local users by uid. The password database may be a directory service that is slow or down:
- * each look-up runs off the event loop, and what it has found is kept for a while.
+ * The names of local users by uid, and which of them are administrators. The password database may be a
+ * directory service that is slow or down: each look-up runs off the event loop, and what it has found is kept
+ * for a while.
  */
 #pragma once
 
@@ -18,6 +19,8 @@ struct users_options {
 	double keep; /* a name is looked up again after so many seconds, and stays good meanwhile; 0: 60 */
 	/* NULL: getpwuid_r. Into a name of NAME_SIZE bytes; false: there is no such user. In a thread. */
 	bool (*look_up)(uid_t uid, char *name);
+	/* Its members are administrators; copied. NULL, "", or no such group: nobody is. */
+	const char *admin_group;
 };
 
 enum { USERS_NAME_SIZE = 256 };
@@ -29,3 +32,5 @@ void users_destroy(struct users *u);
 /* True: *name is the user's, NULL where the database has none or has not answered in time; it is valid until
  * the event loop goes on. False: it is being looked up, and `changed` is called. */
 bool users_find(struct users *u, uid_t uid, const char **name);
+/* As of the last look-up; false before one has ended. */
+bool users_is_admin(const struct users *u, uid_t uid);

@@ -499,6 +499,8 @@ int node_start(struct node *node, struct start_request *start, node_started_fn s
 	if (q->native && q->start.unknown_key[0])
 		return error_set(err, -EINVAL, "start request: config: %s: unknown key",
 		                 q->start.unknown_key);
+	if (q->uid == 0 && !node->config->allow_root)
+		return error_set(err, -EPERM, "runs of root are refused here: allow_root of dtraind.conf");
 	r = clusters_learn(node->clusters, q->cluster, q->epoch, q->run, err);
 	if (r < 0)
 		return r;

@@ -686,6 +686,19 @@ START_TEST(many_hosts)
 }
 END_TEST
 
+START_TEST(hosts_may_be_marked_for_users)
+{
+	_cleanup_(hosts_freep) struct hosts *h = NULL, *none = NULL;
+	struct error err = ERROR_INIT;
+
+	ck_ok(parse_hosts("a\nb ssd submit slots=1\nc submitter\n", &h, &err), &err);
+	ck_assert(h->restricts_users);
+	ck_assert(!h->list[0].submit && h->list[1].submit && !h->list[2].submit);
+	ck_ok(parse_hosts("a ssd\n", &none, &err), &err);
+	ck_assert(!none->restricts_users && !none->list[0].submit);
+}
+END_TEST
+
 START_TEST(wrong_hosts_files_say_where)
 {
 	struct hosts *h = NULL;
@@ -940,6 +953,7 @@ int main(void)
 	tcase_set_timeout(t, 60);
 	tcase_add_test(t, hosts_file);
 	tcase_add_test(t, many_hosts);
+	tcase_add_test(t, hosts_may_be_marked_for_users);
 	tcase_add_loop_test(t, wrong_hosts_files_say_where, 0, ARRAY_SIZE(wrong_hosts));
 	tcase_add_test(t, times_and_ranges);
 	tcase_add_test(t, how_a_run_is_stopped);

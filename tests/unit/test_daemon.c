@@ -532,9 +532,9 @@ static void add_other_value(struct strbuf *text, const struct key *key)
 START_TEST(a_reload_names_what_needs_a_restart)
 {
 	static const char *const taken_over[] = {
-	    "hosts_file",  "heartbeat",  "node_timeout",     "shutdown_grace",  "log_level",
-	    "slot_memory", "slot_tasks", "gpu_idle_timeout", "keep_days",       "keep_runs",
-	    "user_runs",   "user_slots", "log_quota",        "certificate_key", "ca_file"};
+	    "hosts_file", "heartbeat",        "node_timeout", "shutdown_grace", "log_level", "slot_memory",
+	    "slot_tasks", "gpu_idle_timeout", "keep_days",    "keep_runs",      "user_runs", "user_slots",
+	    "log_quota",  "certificate_key",  "ca_file",      "allow_root"};
 	_cleanup_free_ char *log = NULL, *said = NULL;
 	_cleanup_strbuf_ struct strbuf text = {0};
 	struct daemon_fixture f;

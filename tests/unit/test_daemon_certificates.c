@@ -156,6 +156,67 @@ START_TEST(a_node_speaks_for_itself_alone)
 }
 END_TEST
 
+/* Sends the request as the service of the node, for a user. */
+static void ask_for(struct cluster *c, const char *node, const char *user, const char *method,
+                    const char *target, const char *body, int status)
+{
+	_cleanup_free_ char *crt_name = str_printf("a/nodes/%s.pem", node),
+	                    *key_name = str_printf("a/nodes/%s.key", node), *crt = read_text(c, crt_name),
+	                    *key = read_text(c, key_name), *header = str_printf("Dtrain-User: %s", user);
+	struct raw_request q = {.method = method, .target = target, .header = header, .body = body};
+	struct raw_answer a = raw_ask_tls(raw_connect_tcp(c->one.port), crt, key, &q);
+
+	ck_assert_msg(a.status == status, "%s %s of %s for %s: %d: %s", method, target, node, user, a.status,
+	              a.body);
+	free(a.body);
+}
+
+static void reload(const struct daemon_fixture *f, size_t count);
+
+/* Once a host is marked, a node that is not asks for its own ranks alone, and shows what all may see. */
+START_TEST(users_are_forwarded_from_marked_hosts)
+{
+	static const char one_rank[] = "{\"config\":{\"task\":\"command\",\"command\":[\"sleep\",\"60\"],"
+	                               "\"directory\":\"/\",\"resources\":{\"hosts\":[\"%s\"]}}}";
+	static const char metrics[] = "{\"step\":1}\n";
+	_cleanup_free_ char *self = str_printf("%d:%d:root", (int)geteuid(), (int)getegid()),
+	                    *on_one = str_printf(one_rank, "n1"), *on_two = str_printf(one_rank, "n2"),
+	                    *hosts = NULL, *marked = NULL;
+	struct cluster c;
+
+	cluster_start(&c);
+	ask_for(&c, "n2", self, "POST", "/v1/runs", on_one, 201);
+	hosts = str_printf("n1 slots=2 addr=127.0.0.1 port=%d submit\nn2 slots=2 addr=127.0.0.1 port=%d\n",
+	                   c.one.port, c.two.port);
+	daemon_fixture_write(&c.one, "hosts", hosts);
+	reload(&c.one, 1);
+	ask_for(&c, "n2", self, "POST", "/v1/runs", on_two, 403);
+	ask_for(&c, "n2", self, "DELETE", "/v1/runs/1", NULL, 403);
+	ask_for(&c, "n2", self, "GET", "/v1/runs/1", NULL, 403);
+	ask_for(&c, "n2", self, "GET", "/v1/runs/1/logs", NULL, 403);
+	ask_for(&c, "n2", self, "POST", "/v1/nodes/n1/drain", NULL, 403);
+	ask_for(&c, "n2", self, "GET", "/v1/backup", NULL, 403);
+	ask_for(&c, "n2", self, "GET", "/v1/runs", NULL, 200);
+	ask_for(&c, "n2", self, "GET", "/v1/nodes", NULL, 200);
+	ask_for(&c, "n1", self, "POST", "/v1/runs", on_two, 201);
+	daemon_await(&c.one, 1, "running");
+	daemon_await(&c.one, 2, "running");
+	ask_for(&c, "n2", self, "POST", "/v1/runs/1/metrics", metrics, 403);
+	ask_for(&c, "n2", self, "GET", "/v1/runs/1/rendezvous/1/x", NULL, 403);
+	ask_for(&c, "n2", self, "POST", "/v1/runs/2/metrics", metrics, 200);
+	/* The mark of the other one, and none at all. */
+	marked = str_printf("n1 slots=2 addr=127.0.0.1 port=%d\nn2 slots=2 addr=127.0.0.1 port=%d submit\n",
+	                    c.one.port, c.two.port);
+	daemon_fixture_write(&c.one, "hosts", marked);
+	reload(&c.one, 2);
+	ask_for(&c, "n2", self, "DELETE", "/v1/runs/1", NULL, 202);
+	ask_for(&c, "n2", self, "DELETE", "/v1/runs/2", NULL, 202);
+	daemon_await(&c.one, 1, "cancelled");
+	daemon_await(&c.one, 2, "cancelled");
+	cluster_stop(&c);
+}
+END_TEST
+
 static void reload(const struct daemon_fixture *f, size_t count)
 {
 	_cleanup_free_ char *path = str_path_join(f->dir, "service.log");
@@ -225,6 +286,7 @@ int main(void)
 	tcase_set_timeout(t, 120);
 	suite_add_tcase(s, t);
 	tcase_add_test(t, a_node_speaks_for_itself_alone);
+	tcase_add_test(t, users_are_forwarded_from_marked_hosts);
 	tcase_add_test(t, a_run_goes_on_while_the_authority_is_replaced);
 	return unit_run(s);
 }

@@ -264,6 +264,66 @@ START_TEST(a_user_is_the_same_on_all_nodes)
 }
 END_TEST
 
+/* What a person gets for a request without a body: the status, and the words, if any, are in the answer. */
+static void expect(const struct daemon_fixture *f, const struct person *who, const char *method,
+                   const char *target, int status, const char *words)
+{
+	struct raw_request q = {.method = method, .target = target};
+	struct raw_answer a = daemon_ask(f, who, &q);
+
+	ck_assert_msg(a.status == status && (!words || strstr(a.body, words)), "%s %s: %d: %s", method,
+	              target, a.status, a.body);
+	free(a.body);
+}
+
+/* The members of a group may do what root may, on every node; each node decides whose runs it starts. */
+START_TEST(administrators_and_root_are_what_the_files_say)
+{
+	const struct passwd *nobody = getpwnam("nobody");
+	struct daemon_setup setup = {.port = daemon_fixture_port(), .more = "admin_group = \"nogroup\";"},
+	                    other = {.name = "n2", .more = "admin_group = \"nogroup\"; allow_root = false;"};
+	_cleanup_free_ char *hosts = NULL;
+	_cleanup_json_ json_t *run = NULL;
+	struct daemon_fixture one, two;
+	struct person admin, user = {1, 1, "daemon"};
+
+	if (geteuid() != 0 || !nobody) {
+		printf("daemon_peers: only root can send requests as another user: not tested\n");
+		return;
+	}
+	admin = (struct person){nobody->pw_uid, nobody->pw_gid, "nobody"};
+	do
+		other.port = daemon_fixture_port();
+	while (other.port == setup.port);
+	hosts = str_printf("n1 slots=2 addr=127.0.0.1 port=%d\nn2 slots=2 addr=127.0.0.1 port=%d\n",
+	                   setup.port, other.port);
+	setup.hosts = other.hosts = hosts;
+	other.other = &one;
+	daemon_fixture_start(&one, &setup);
+	daemon_fixture_start(&two, &other);
+	for (int i = 0; i < 2; i++) {
+		const struct daemon_fixture *f = i ? &two : &one;
+
+		expect(f, &user, "POST", "/v1/nodes/n2/drain", 403, "only administrators may drain");
+		expect(f, &admin, "POST", "/v1/nodes/n2/drain", 200, NULL);
+		expect(f, &admin, "POST", "/v1/nodes/n2/resume", 200, NULL);
+	}
+	/* Of the two nodes of the run one refuses it. */
+	daemon_submit(&one, NULL, "true", 2, 1);
+	daemon_await(&one, 1, "failed");
+	run = daemon_get(&one, NULL, "/v1/runs/1");
+	ck_assert_ptr_nonnull(
+	    strstr(json_get_string(run, "detail", ""), "n2: runs of root are refused here"));
+	daemon_submit(&one, &user, "echo private; exec sleep 60", 2, 1);
+	daemon_await(&one, 2, "running");
+	expect(&two, &admin, "GET", "/v1/runs/2/logs", 200, "private");
+	expect(&two, &admin, "DELETE", "/v1/runs/2", 202, NULL);
+	daemon_await(&one, 2, "cancelled");
+	daemon_fixture_teardown(&two);
+	daemon_fixture_teardown(&one);
+}
+END_TEST
+
 /* A device of another node is drained there, and the controller gets the new state. */
 START_TEST(a_device_is_drained_where_it_is)
 {
@@ -394,6 +454,7 @@ int main(void)
 	tcase_add_test(c, two_services_execute_a_run_together);
 	tcase_add_test(c, a_failure_on_one_node_ends_the_run_on_both);
 	tcase_add_test(c, a_user_is_the_same_on_all_nodes);
+	tcase_add_test(c, administrators_and_root_are_what_the_files_say);
 	tcase_add_test(c, a_device_is_drained_where_it_is);
 	tcase_add_test(c, a_reload_takes_new_hosts_over);
 	tcase_add_test(c, a_wrong_address_starts_nothing_on_another_node);

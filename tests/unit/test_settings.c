@@ -102,6 +102,8 @@ START_TEST(files_that_do_not_fit_together_are_refused)
 	    {"node = \"n1\";", "# nobody\n", "hosts_file of dtraind.conf:"},
 	    {"node = \"n1\";", "n1 slots=x\n", "slots"},
 	    {"nix = 1;", THREE, "nix"},
+	    {"node = \"n1\";", THREE "n4 ssd submit\n",
+	     "give each node a certificate (dtraind(8)), or remove submit"},
 	    {"node = \"n1\"; certificate = \"/x\"; ca_file = \"/x\";", THREE, "certificate_key is missing"},
 	};
 
@@ -149,6 +151,8 @@ START_TEST(a_node_may_have_a_certificate)
 	{
 		struct settings *s = NULL;
 
+		ck_ok(read_settings(lines[0], THREE "n4 submit\n", &s, &err), &err);
+		settings_free(steal_pointer(s));
 		ck_fails(read_settings(lines[1], THREE, &s, &err), &err,
 		         "is not the certificate of this node: n2 is not among its names");
 	}

@@ -150,7 +150,7 @@ static void count_change(void *context)
 
 static struct users *start_users(sd_event **event, double deadline, double keep, int *changes)
 {
-	struct users_options options = {deadline, keep, ask_database};
+	struct users_options options = {.deadline = deadline, .keep = keep, .look_up = ask_database};
 	struct error err = ERROR_INIT;
 	struct users *users;
 
@@ -237,6 +237,38 @@ START_TEST(an_old_name_is_looked_up_again)
 }
 END_TEST
 
+/* Root's first group has root alone, without being named in it. */
+START_TEST(members_of_a_group_are_administrators)
+{
+	static const struct {
+		const char *group;
+		bool admin;
+	} cases[] = {
+	    {"root", true}, {"nogroup", false}, {"no-such-group", false}, {"", false}, {NULL, false}};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		struct users_options options = {.admin_group = cases[i].group};
+		struct error err = ERROR_INIT;
+		struct users *users;
+		const char *name;
+		sd_event *event;
+		int changes = 0;
+
+		ck_assert_int_ge(sd_event_new(&event), 0);
+		ck_ok(users_create(event, &options, count_change, &changes, &users, &err), &err);
+		ck_assert(!users_find(users, 0, &name));
+		ck_assert(!users_is_admin(users, 0));
+		await(event, &changes, 1);
+		ck_assert(users_find(users, 0, &name));
+		ck_assert_str_eq(name, "root");
+		ck_assert_int_eq(users_is_admin(users, 0), cases[i].admin);
+		ck_assert(!users_is_admin(users, 1));
+		users_destroy(users);
+		sd_event_unref(event);
+	}
+}
+END_TEST
+
 /* The end of the service does not wait for a look-up either. */
 START_TEST(a_look_up_that_hangs_is_left_behind)
 {
@@ -289,6 +321,7 @@ int main(void)
 	tcase_add_test(c, a_name_is_looked_up_once);
 	tcase_add_test(c, a_user_has_no_name_until_a_late_answer);
 	tcase_add_test(c, an_old_name_is_looked_up_again);
+	tcase_add_test(c, members_of_a_group_are_administrators);
 	tcase_add_test(c, a_look_up_that_hangs_is_left_behind);
 	tcase_add_test(c, who_called_long_ago_is_forgotten);
 	return unit_run(s);

@@ -144,7 +144,7 @@ void route_backup(void *context, struct http_request *r)
 
 	if (!caller_may(http_request_caller(r), 0))
 		http_reply_error(r, 403, "not-allowed",
-		                 "only root and the service's own user may copy the store: it holds the "
+		                 "only administrators may copy the store: it holds the "
 		                 "variables of all users");
 	else if (d->backup)
 		http_reply_error(r, 409, "busy", "the store is being copied already");

@@ -82,8 +82,7 @@ static void set_drained(struct daemon *d, struct http_request *r, bool drained)
 	m = controller_find_node(d->controller, name);
 	reason = request.reason;
 	if (!caller_may(http_request_caller(r), 0))
-		http_reply_error(r, 403, "not-allowed",
-		                 "only root and the service's own user may drain and resume nodes");
+		http_reply_error(r, 403, "not-allowed", "only administrators may drain and resume nodes");
 	else if (reason && strlen(reason) > REASON_BYTES)
 		http_reply_error(r, 400, "bad-json", "reason: %zu bytes; at most %d are possible",
 		                 strlen(reason), REASON_BYTES);
@@ -118,8 +117,7 @@ void route_fence(void *context, struct http_request *r)
 	int code;
 
 	if (!caller_may(http_request_caller(r), 0)) {
-		http_reply_error(r, 403, "not-allowed",
-		                 "only root and the service's own user may fence nodes");
+		http_reply_error(r, 403, "not-allowed", "only administrators may fence nodes");
 		return;
 	}
 	code = controller_fence(d->controller, name, &count);
@@ -199,8 +197,7 @@ static void change_device(struct daemon *d, struct http_request *r, bool drain)
 	int64_t slot;
 
 	if (!caller_may(http_request_caller(r), 0)) {
-		http_reply_error(r, 403, "not-allowed",
-		                 "only root and the service's own user may drain and resume devices");
+		http_reply_error(r, 403, "not-allowed", "only administrators may drain and resume devices");
 		return;
 	}
 	if (!controller_find_node(d->controller, name)) {
@@ -242,8 +239,7 @@ void route_cancel_foreign(void *context, struct http_request *r)
 		return;
 	m = controller_find_node(d->controller, name);
 	if (!caller_may(http_request_caller(r), 0)) {
-		http_reply_error(r, 403, "not-allowed",
-		                 "only root and the service's own user may end foreign work");
+		http_reply_error(r, 403, "not-allowed", "only administrators may end foreign work");
 		return;
 	}
 	if (!m) {

@@ -76,7 +76,7 @@ void route_local_end(void *context, struct http_request *r)
 		found++;
 		if (!caller_may(caller, node_attempt_owner(d->node, i, &slots, &count))) {
 			http_reply_error(r, 403, "not-allowed",
-			                 "run %lld is of %s: only its user and root may end it",
+			                 "run %lld is of %s: only its user and administrators may end it",
 			                 (long long)run, report->user ? report->user : "another user");
 			return;
 		}

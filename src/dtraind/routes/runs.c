@@ -23,13 +23,18 @@
 enum { LIST_DEFAULT = 100, LIST_MAX = 1000 };
 
 /* May this caller submit here at all? */
-static bool check_submitter(struct http_request *r)
+static bool check_submitter(const struct daemon_config *config, struct http_request *r)
 {
 	const struct http_caller *caller = http_request_caller(r);
 
 	if (caller->uid < 0 || !caller->user) {
 		http_reply_error(r, 403, "no-such-user",
 		                 "the caller has no user name: a run needs a user to run as");
+		return false;
+	}
+	if (caller->uid == 0 && !config->allow_root) {
+		http_reply_error(r, 403, "not-allowed",
+		                 "runs of root are refused: allow_root of dtraind.conf; submit as a user");
 		return false;
 	}
 	if (geteuid() != 0 && caller->uid != geteuid()) {
@@ -155,7 +160,7 @@ void route_submit(void *context, struct http_request *r)
 	struct run *run = NULL;
 	int code;
 
-	if (!check_submitter(r) || !check_key(d->controller, r, key))
+	if (!check_submitter(d->settings->config, r) || !check_key(d->controller, r, key))
 		return;
 	body = http_request_json(r);
 	if (!body)
@@ -232,7 +237,7 @@ void route_runs(void *context, struct http_request *r)
 static void reply_run(struct controller *c, struct http_request *request, const struct run *r)
 {
 	_cleanup_free_ char *text = NULL;
-	bool own = caller_may(http_request_caller(request), r->uid);
+	bool own = caller_may_run(http_request_caller(request), r);
 	_cleanup_json_ json_t *config = NULL;
 
 	/* The command line, the variables and the paths are shown to the owner only. */
