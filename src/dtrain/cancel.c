@@ -66,9 +66,8 @@ int cmd_cancel(struct client *client, int argc, char **argv)
 	if (foreign)
 		return wait ? client_fail(STATUS_USAGE, "--wait is not possible with --foreign")
 		            : cancel_foreign(client, argv + first);
-	for (int i = first; i < argc; i++)
-		if (client_run_id(argv[i]) < 0)
-			return STATUS_USAGE;
+	if (!client_are_run_ids(argv + first))
+		return STATUS_USAGE;
 	for (int i = first; i < argc; i++) {
 		_cleanup_free_ char *target = str_printf("/v1/runs/%s", argv[i]);
 

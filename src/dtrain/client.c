@@ -333,6 +333,14 @@ int64_t client_run_id(const char *text)
 	return -1;
 }
 
+bool client_are_run_ids(char *const *words)
+{
+	for (; *words; words++)
+		if (client_run_id(*words) < 0)
+			return false;
+	return true;
+}
+
 /* The length of "node n1: " where both begin with it: it is printed once. */
 static size_t same_node(const char *reason, const char *detail)
 {

@@ -61,6 +61,8 @@ int client_on_interrupt(const struct client *client, int64_t id, bool cancel);
 
 /* "17" -> 17; -1 after a usage error was printed. */
 int64_t client_run_id(const char *text);
+/* False after a usage error was printed. words: ends with NULL, as argv does. */
+bool client_are_run_ids(char *const *words);
 /* The run that an argument names; NULL: the newest of the caller's, `generate` runs left out. 0 and *id, or
  * the exit status after the error was printed. */
 int client_run_argument(struct client *client, const char *text, int64_t *id);

@@ -71,9 +71,8 @@ int cmd_kill(struct client *client, int argc, char **argv)
 	if (!local)
 		return client_fail(STATUS_USAGE, "--local is needed: dtrain kill ends what runs on this node "
 		                                 "alone; dtrain cancel ends a run on all nodes");
-	for (int i = first; i < argc; i++)
-		if (client_run_id(argv[i]) < 0)
-			return STATUS_USAGE;
+	if (!client_are_run_ids(argv + first))
+		return STATUS_USAGE;
 	for (int i = first; i < argc; i++) {
 		_cleanup_free_ char *target = str_printf("/v1/local/runs/%s", argv[i]);
 

@@ -491,18 +491,25 @@ START_TEST(ranks_of_the_same_nodes_find_each_others_files)
 }
 END_TEST
 
+/* Two ranks on two nodes without a shared disk save at steps 3 and 4. */
+static void save_on_two_nodes(struct run *run, struct rank *ranks)
+{
+	const int64_t steps[] = {3, 4};
+
+	setup(run);
+	run->local = true;
+	run->ranks = run->degree = 2;
+	run->node_of[1] = 1;
+	run_all(run, ranks, save_rank, steps, 2);
+}
+
 /* Both nodes have the newest checkpoint, and what rank 0 wrote of it is on the node that rank 1 has now. */
 START_TEST(the_state_is_read_where_rank_0_wrote_it)
 {
 	struct rank ranks[RANKS_MAX];
-	const int64_t steps[] = {3, 4};
 	struct run run;
 
-	setup(&run);
-	run.local = true;
-	run.ranks = run.degree = 2;
-	run.node_of[1] = 1;
-	run_all(&run, ranks, save_rank, steps, 2);
+	save_on_two_nodes(&run, ranks);
 	run.node_of[0] = 1;
 	run.node_of[1] = 0;
 	run_all(&run, ranks, resume_rank, NULL, 0);
@@ -542,14 +549,9 @@ START_TEST(checkpoints_of_another_node_are_not_replaced)
 {
 	_cleanup_free_ char *kept = NULL;
 	struct rank ranks[RANKS_MAX];
-	const int64_t steps[] = {3, 4};
 	struct run run;
 
-	setup(&run);
-	run.local = true;
-	run.ranks = run.degree = 2;
-	run.node_of[1] = 1;
-	run_all(&run, ranks, save_rank, steps, 2);
+	save_on_two_nodes(&run, ranks);
 	kept = str_path_join(run.node_directory[1], "checkpoint-4");
 	file_remove_tree(run.node_directory[0], NULL);
 	run.attempt = 0;
@@ -568,14 +570,9 @@ END_TEST
 START_TEST(a_node_that_is_missing_is_named)
 {
 	struct rank ranks[RANKS_MAX];
-	const int64_t steps[] = {3, 4};
 	struct run run;
 
-	setup(&run);
-	run.local = true;
-	run.ranks = run.degree = 2;
-	run.node_of[1] = 1;
-	run_all(&run, ranks, save_rank, steps, 2);
+	save_on_two_nodes(&run, ranks);
 	run.node_of[0] = _i ? 1 : 0;
 	run.node_of[1] = 2;
 	run_all(&run, ranks, resume_rank, NULL, 0);
@@ -596,14 +593,9 @@ START_TEST(what_rank_0_did_not_publish_is_no_checkpoint)
 {
 	_cleanup_free_ char *newest = NULL;
 	struct rank ranks[RANKS_MAX];
-	const int64_t steps[] = {3, 4};
 	struct run run;
 
-	setup(&run);
-	run.local = true;
-	run.ranks = run.degree = 2;
-	run.node_of[1] = 1;
-	run_all(&run, ranks, save_rank, steps, 2);
+	save_on_two_nodes(&run, ranks);
 	newest = str_path_join(run.node_directory[0], "checkpoint-4");
 	file_remove_tree(newest, NULL);
 	run.node_of[0] = _i;

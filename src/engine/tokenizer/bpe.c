@@ -383,6 +383,27 @@ static int merge_heap(const struct bpe *b, struct bpe_scratch *s, size_t *n)
 	return 0;
 }
 
+/* The unknown token is written before the next known symbol; where it is fused, one for a row of them. Both
+ * return the new number of symbols. */
+static size_t add_known(const struct bpe *b, struct bpe_scratch *s, size_t n, bool *pending, int32_t id)
+{
+	if (*pending)
+		s->id[n++] = b->unk;
+	*pending = false;
+	s->id[n++] = id;
+	return n;
+}
+
+static size_t add_unknown(const struct bpe *b, struct bpe_scratch *s, size_t n, bool *pending)
+{
+	if (!b->has_unk)
+		return n;
+	if (*pending && !b->fuse_unk)
+		s->id[n++] = b->unk;
+	*pending = true;
+	return n;
+}
+
 /* Starts with a symbol for each byte. A byte without a token becomes the unknown token, or is left out. */
 static size_t start_raw(const struct bpe *b, struct bpe_scratch *s, const char *text, size_t len)
 {
@@ -392,16 +413,7 @@ static size_t start_raw(const struct bpe *b, struct bpe_scratch *s, const char *
 	for (size_t i = 0; i < len; i++) {
 		int32_t id = b->byte_id[(uint8_t)text[i]];
 
-		if (id >= 0) {
-			if (pending)
-				s->id[n++] = b->unk;
-			pending = false;
-			s->id[n++] = id;
-		} else if (b->has_unk) {
-			if (pending && !b->fuse_unk)
-				s->id[n++] = b->unk;
-			pending = true;
-		}
+		n = id >= 0 ? add_known(b, s, n, &pending, id) : add_unknown(b, s, n, &pending);
 	}
 	if (pending)
 		s->id[n++] = b->unk;
@@ -450,17 +462,12 @@ static size_t start_chars(const struct bpe *b, struct bpe_scratch *s, const char
 
 		i += c;
 		if (id >= 0) {
-			if (pending)
-				s->id[n++] = b->unk;
-			pending = false;
-			s->id[n++] = id;
+			n = add_known(b, s, n, &pending, id);
 		} else if (all_fall_back(b, symbol, symbol_len)) {
 			for (size_t k = 0; k < symbol_len; k++)
 				s->id[n++] = b->fallback_id[(uint8_t)symbol[k]];
-		} else if (b->has_unk) {
-			if (pending && !b->fuse_unk)
-				s->id[n++] = b->unk;
-			pending = true;
+		} else {
+			n = add_unknown(b, s, n, &pending);
 		}
 	}
 	if (pending)

@@ -43,20 +43,25 @@ static int decode_bytelevel(const struct token_texts *in, struct token_texts *ou
 	return close_token(out);
 }
 
-static int decode_metaspace(const struct decode_step *s, const struct token_texts *in,
-                            struct token_texts *out)
+/* A space for each place where the step's text stands; nothing for it in the first or the last token where
+ * the flag for that is not set. */
+static int decode_spaces(const struct decode_step *s, const struct token_texts *in, bool first, bool last,
+                         struct token_texts *out)
 {
 	size_t start = 0;
 
 	for (size_t i = 0; i < in->n; start = in->ends[i++]) {
+		bool space = (i > 0 || first) && (i + 1 < in->n || last);
+
 		for (size_t k = start; k < in->ends[i];) {
-			if (in->ends[i] - k >= s->len && !memcmp(in->text.data + k, s->text, s->len)) {
-				if (i > 0 || s->scheme == PREPEND_NEVER)
-					strbuf_addc(&out->text, ' ');
-				k += s->len;
-			} else {
+			if (!s->len || in->ends[i] - k < s->len ||
+			    memcmp(in->text.data + k, s->text, s->len)) {
 				strbuf_addc(&out->text, in->text.data[k++]);
+				continue;
 			}
+			if (space)
+				strbuf_addc(&out->text, ' ');
+			k += s->len;
 		}
 		if (close_token(out) < 0)
 			return -ENOMEM;
@@ -173,27 +178,6 @@ static int decode_strip(const struct decode_step *s, const struct token_texts *i
 	return 0;
 }
 
-static int decode_bpe(const struct decode_step *s, const struct token_texts *in, struct token_texts *out)
-{
-	size_t start = 0;
-
-	for (size_t i = 0; i < in->n; start = in->ends[i++]) {
-		for (size_t k = start; k < in->ends[i];) {
-			if (s->len && in->ends[i] - k >= s->len &&
-			    !memcmp(in->text.data + k, s->text, s->len)) {
-				if (i + 1 < in->n)
-					strbuf_addc(&out->text, ' ');
-				k += s->len;
-			} else {
-				strbuf_addc(&out->text, in->text.data[k++]);
-			}
-		}
-		if (close_token(out) < 0)
-			return -ENOMEM;
-	}
-	return 0;
-}
-
 static int decode_step(const struct decode_step *s, const struct unicode *u, const struct token_texts *in,
                        struct token_texts *out, struct error *err)
 {
@@ -204,7 +188,7 @@ static int decode_step(const struct decode_step *s, const struct unicode *u, con
 		r = decode_bytelevel(in, out);
 		break;
 	case DECODE_METASPACE:
-		r = decode_metaspace(s, in, out);
+		r = decode_spaces(s, in, s->scheme == PREPEND_NEVER, true, out);
 		break;
 	case DECODE_REPLACE:
 		return decode_replace(s, u, in, out, err);
@@ -219,7 +203,7 @@ static int decode_step(const struct decode_step *s, const struct unicode *u, con
 		r = decode_strip(s, in, out);
 		break;
 	case DECODE_BPE:
-		r = decode_bpe(s, in, out);
+		r = decode_spaces(s, in, true, false, out);
 		break;
 	}
 	return r < 0 ? error_oom(err) : 0;
