@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Starts, ends and restored stores of a service, and the effect on the runs on its node. */
+#include <arpa/inet.h>
 #include <errno.h>
+#include <netinet/in.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/json.h"
@@ -49,6 +52,69 @@ START_TEST(a_second_service_is_refused_the_directories)
 	/* The first service is not affected. */
 	daemon_submit(&f, NULL, "true", 1, 1);
 	daemon_await(&f, 1, "succeeded");
+}
+END_TEST
+
+/* Creates a service next to the first one, in directories of its own but for what the case says. */
+static int create_other(const char *runtime, const char *state, const char *log, const char *socket, int port,
+                        struct daemon **out, struct error *err)
+{
+	_cleanup_free_ char *config = str_path_join(f.dir, "other.conf"),
+	                    *text = str_printf("node = \"n1\"; hosts_file = \"%s/others\"; cluster_key = "
+	                                       "\"%s/cluster.pem\"; group = \"\"; cpu_slots = 2; listen = "
+	                                       "\"127.0.0.1\"; port = %d; runtime_dir = \"%s/%s\"; "
+	                                       "state_dir = \"%s/%s\"; log_dir = \"%s/%s\"; socket = "
+	                                       "\"%s/%s\";\n",
+	                                       f.dir, f.dir, port, f.dir, runtime, f.dir, state, f.dir, log,
+	                                       f.dir, socket);
+
+	daemon_fixture_write(&f, "other.conf", text);
+	return daemon_create(config, out, err);
+}
+
+#define TWO "n1 slots=2 addr=127.0.0.1\nn2 slots=2 addr=127.0.0.2\n"
+
+/* Each part of the set-up may fail; then nothing is left of the service, which could be created again. */
+START_TEST(a_service_that_cannot_be_set_up_is_not_created)
+{
+	static const struct {
+		const char *runtime, *state, *log, *socket, *hosts;
+		int code;
+		const char *words;
+	} cases[] = {
+	    {"r", "s", "l", "t/sock", "n2 slots=2\n", -ENOENT, "node \"n1\" of dtraind.conf"},
+	    {"hosts/x", "s", "l", "t/sock", TWO, -ENOTDIR, "runtime_dir: cannot make directory"},
+	    {"r", "hosts/x", "l", "t/sock", TWO, -ENOTDIR, "state_dir: cannot make directory"},
+	    {"r", "s", "hosts/x", "t/sock", TWO, -ENOTDIR, "cannot make directory"},
+	    {"r", "s", "l", "hosts/sock", TWO, -ENOTDIR, "cannot make directory"},
+	    {"r", "taken", "l", "t/sock", TWO, -EINVAL, "dtrain.db: not a regular file"},
+	    {"r", "s", "l", "t/sock", TWO, -EADDRINUSE, "127.0.0.1"},
+	    {"r", "s", "l", "dtraind.sock", "n1 slots=2\n", -EADDRINUSE, "another dtraind answers there"},
+	};
+	_cleanup_free_ char *taken = str_path_join(f.dir, "taken/dtrain.db");
+	struct sockaddr_in sin = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t len = sizeof(sin);
+	int port = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	struct daemon *d = NULL;
+	struct error err = ERROR_INIT;
+
+	ck_ok(file_mkdirs(taken, 0755, &err), &err);
+	ck_assert_int_eq(bind(port, (struct sockaddr *)&sin, sizeof(sin)), 0);
+	ck_assert_int_eq(listen(port, 1), 0);
+	ck_assert_int_eq(getsockname(port, (struct sockaddr *)&sin, &len), 0);
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		struct error why = ERROR_INIT;
+
+		daemon_fixture_write(&f, "others", cases[i].hosts);
+		ck_assert_int_eq(create_other(cases[i].runtime, cases[i].state, cases[i].log, cases[i].socket,
+		                              ntohs(sin.sin_port), &d, &why),
+		                 cases[i].code);
+		ck_assert_msg(strstr(why.message, cases[i].words), "%s, not %s", why.message, cases[i].words);
+		ck_assert_ptr_null(d);
+	}
+	close(port);
+	ck_ok(create_other("r", "s", "l", "t/sock", f.port, &d, &err), &err);
+	daemon_destroy(d);
 }
 END_TEST
 
@@ -236,6 +302,7 @@ int main(void)
 	tcase_add_checked_fixture(c, setup, teardown);
 	suite_add_tcase(s, c);
 	tcase_add_test(c, a_second_service_is_refused_the_directories);
+	tcase_add_test(c, a_service_that_cannot_be_set_up_is_not_created);
 	tcase_add_test(c, all_runs_of_a_node_are_ended_by_its_service);
 	tcase_add_test(c, runs_are_ended_where_no_service_runs);
 	tcase_add_test(c, runs_cannot_be_ended_by_a_file_that_is_not_there);
