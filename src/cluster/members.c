@@ -164,6 +164,9 @@ int members_set_hosts(struct members *m, const struct hosts *hosts, int default_
 		    name_index_add(&index, new->name, n) < 0) {
 			if (!old)
 				member_free(new);
+			while (n-- > 0)
+				if (!members_find(m, list[n]->name))
+					member_free(list[n]);
 			free(list);
 			return error_oom(err);
 		}

@@ -488,9 +488,12 @@ static int64_t read_number(struct sqlite_store *s, enum read_statement which)
 static int read_start(struct sqlite_store *s, struct store_start *start, struct error *err)
 {
 	sqlite3_stmt *st = s->read[CLUSTER];
+	bool found = sqlite3_step(st) == SQLITE_ROW;
 
-	start->cluster = sqlite3_step(st) == SQLITE_ROW ? column(st, 0) : NULL;
+	start->cluster = found ? column(st, 0) : NULL;
 	sqlite3_reset(st);
+	if (found && !start->cluster)
+		return error_oom(err);
 	start->epoch = read_number(s, EPOCH);
 	start->highest = read_number(s, HIGHEST);
 	return start->cluster ? 0 : read_error(s, err);

@@ -139,17 +139,22 @@ static int load_queue(struct controller *c, struct error *err)
 }
 
 /* The directories of runs that an earlier store counted. */
-static void lift_above_directories(struct controller *c)
+static int lift_above_directories(struct controller *c, struct error *err)
 {
 	_cleanup_free_ char *path = str_path_join(c->options.state_dir, "runs");
 	_cleanup_closedir_ DIR *dir = path ? opendir(path) : NULL;
 	int64_t run, highest = 0;
 	struct dirent *entry;
 
+	if (!path)
+		return error_oom(err);
+	if (!dir && errno != ENOENT)
+		return error_errno(err, -errno, "cannot read %s", path);
 	while (dir && (entry = readdir(dir)))
 		if (str_to_int64(entry->d_name, 1, INT64_MAX, &run) == 0)
 			highest = MAX(highest, run);
 	store_lift(c->store, highest);
+	return 0;
 }
 
 static void take_error(void *context, int code, const struct error *err)
@@ -161,9 +166,11 @@ static void take_error(void *context, int code, const struct error *err)
 static int begin_epoch(struct controller *c, struct error *err)
 {
 	struct error result = ERROR_INIT;
+	int r = lift_above_directories(c, err);
 
+	if (r < 0)
+		return r;
 	store_begin_epoch(c->store, 0, false);
-	lift_above_directories(c);
 	store_commit(c->store, take_error, &result);
 	store_wait(c->store);
 	return result.code < 0 ? error_set(err, result.code, "%s", result.message) : 0;

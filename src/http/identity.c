@@ -108,26 +108,30 @@ int identity_make(const char *path, bool force, struct error *err)
 	return r;
 }
 
-/* The first PEM block whose label ends in `label`, as text of its own. */
-static char *pem_block(const char *pem, const char *label)
+/* The first PEM block whose label ends in `label`, as text of its own; NULL where there is none. */
+static int pem_block(const char *pem, const char *label, char **out)
 {
 	_cleanup_free_ char *tail = str_printf("%s-----\n", label);
 	const char *p = pem, *end, *line_end;
 
-	while (tail && (p = strstr(p, "-----BEGIN "))) {
+	if (!tail)
+		return -ENOMEM;
+	while ((p = strstr(p, "-----BEGIN "))) {
 		line_end = strchr(p, '\n');
 		if (!line_end)
-			return NULL;
+			return 0;
 		end = strstr(line_end, "-----END ");
 		end = end ? strchr(end, '\n') : NULL;
 		if (!end)
-			return NULL;
+			return 0;
 		if ((size_t)(line_end + 1 - p) > strlen(tail) &&
-		    strncmp(line_end + 1 - strlen(tail), tail, strlen(tail)) == 0)
-			return strndup(p, end + 1 - p);
+		    strncmp(line_end + 1 - strlen(tail), tail, strlen(tail)) == 0) {
+			*out = strndup(p, end + 1 - p);
+			return *out ? 0 : -ENOMEM;
+		}
 		p = end;
 	}
-	return NULL;
+	return 0;
 }
 
 static int make_pin(gnutls_x509_crt_t crt, char **pin)
@@ -195,10 +199,9 @@ int identity_load(const char *path, struct identity **out, struct error *err)
 	if (r < 0)
 		return r;
 	id = calloc(1, sizeof(*id));
-	if (!id)
+	if (!id || pem_block(pem, "PRIVATE KEY", &id->key) < 0 ||
+	    pem_block(pem, "CERTIFICATE", &id->certificate) < 0)
 		return error_oom(err);
-	id->key = pem_block(pem, "PRIVATE KEY");
-	id->certificate = pem_block(pem, "CERTIFICATE");
 	if (!id->key || !id->certificate)
 		return error_set(err, -EINVAL,
 		                 "%s: needs a private key and a certificate in PEM, as dtrain keygen "

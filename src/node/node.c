@@ -141,6 +141,12 @@ static void on_changed(void *context, struct attempt *attempt)
 		forget(node, oldest);
 }
 
+/* Whether this error says nothing about the attempt, whose ranks may be running. */
+static bool says_nothing(int code)
+{
+	return code == -EHOSTUNREACH || code == -ENOMEM || code == -EMFILE || code == -ENFILE || code == -EIO;
+}
+
 static int adopt_all(struct node *node, struct error *err)
 {
 	struct dirent **list;
@@ -153,11 +159,17 @@ static int adopt_all(struct node *node, struct error *err)
 		struct error why = ERROR_INIT;
 		struct attempt *attempt;
 
-		if (list[i]->d_name[0] != '.' && dir && r == 0) {
-			if (attempt_adopt(&node->owner, dir, &attempt, &why) == 0) {
+		if (r == 0 && !dir)
+			r = error_oom(err);
+		if (list[i]->d_name[0] != '.' && r == 0) {
+			int code = attempt_adopt(&node->owner, dir, &attempt, &why);
+
+			if (code == 0) {
 				r = attempts_add(node->attempts, attempt, 0, err);
-			} else if (why.code == -EHOSTUNREACH) {
-				r = error_set(err, why.code, "%s: %s", dir, why.message);
+				if (r < 0)
+					attempt_free(attempt);
+			} else if (says_nothing(code)) {
+				r = error_set(err, code, "%s: %s", dir, why.message);
 			} else {
 				/* Half made when dtraind was killed: nothing can run there yet. */
 				log_warn("%s is left out: %s", dir, why.message);

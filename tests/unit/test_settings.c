@@ -285,15 +285,53 @@ START_TEST(memory_may_run_out_at_any_place)
 }
 END_TEST
 
+/* A service, and its end. Where memory was refused to what a service can do without, such as a cgroup, it has
+ * all of its parts. */
+static int create_service(void *context, struct error *err)
+{
+	struct daemon *d = NULL;
+	int r = daemon_create(context, &d, err);
+
+	memory_left = 0;
+	if (r < 0) {
+		ck_assert_ptr_null(d);
+		return r;
+	}
+	ck_assert(d->settings && d->server && d->client && d->peer_client && d->node && d->controller &&
+	          d->heartbeats && d->retention && d->logs && d->log_quotas && d->timers &&
+	          d->tls_listening && http_unix_answers(d->settings->config->socket));
+	daemon_destroy(d);
+	return memory_refused ? -ENOMEM : 0;
+}
+
+START_TEST(memory_may_run_out_while_a_service_is_created)
+{
+	_cleanup_free_ char *lines = str_printf(
+	                        "node = \"n1\"; cpu_slots = 2; group = \"\"; listen = \"127.0.0.1\"; "
+	                        "runtime_dir = \"%s/run\"; log_dir = \"%s/log\"; socket = \"%s/sock\"; "
+	                        "worker_dir = \"%s\";",
+	                        dir, dir, dir, dir),
+	                    *path = str_path_join(dir, "dtraind.conf");
+	_cleanup_(settings_freep) struct settings *s = NULL;
+	struct error err = ERROR_INIT;
+
+	make_key();
+	ck_ok(read_settings(lines, "n1 slots=2 port=29631\nn2\n", &s, &err), &err);
+	memory_runs_out(create_service, path);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("settings");
 	TCase *c = tcase_create("settings");
 
+	tcase_set_timeout(c, 60);
 	tcase_add_checked_fixture(c, setup, teardown);
 	suite_add_tcase(s, c);
 	tcase_add_test(c, both_files_say_who_is_who);
 	tcase_add_test(c, memory_may_run_out_at_any_place);
+	tcase_add_test(c, memory_may_run_out_while_a_service_is_created);
 	tcase_add_test(c, the_record_is_written_off_the_event_loop);
 	tcase_add_test(c, files_that_do_not_fit_together_are_refused);
 	tcase_add_test(c, a_cluster_needs_a_key);
