@@ -473,7 +473,7 @@ int schedule(struct sched_node *nodes, size_t node_count, struct sched_run *queu
 			say_busy(r, &v);
 		for (size_t i = 0; i < node_count; i++)
 			kept[i] = kept[i] || usable(&nodes[i], r, &v.need);
-		if (!v.kept || ahead == 0)
+		if (!v.kept)
 			ahead = r->id;
 	}
 	return 0;

@@ -68,7 +68,8 @@ int cmd_prune(struct client *client, int argc, char **argv)
 	if (prune_answer_decode(reply, &answer, &err) < 0)
 		return client_fail(EXIT_FAILURE, "%s", err.message);
 	if (json)
-		return client_print_json(reply);
-	print_answer(&answer, request.dry_run);
-	return answer.error ? client_fail(EXIT_FAILURE, "%s", answer.error) : 0;
+		status = client_print_json(reply);
+	else
+		print_answer(&answer, request.dry_run);
+	return answer.error ? client_fail(EXIT_FAILURE, "%s", answer.error) : status;
 }

@@ -186,6 +186,11 @@ START_TEST(a_wait_ends_as_the_run_ended)
 	    {"{\"id\":17,\"state\":\"failed\",\"exit_status\":137,\"reason\":\"killed\"}", 137},
 	    {"{\"id\":17,\"state\":\"failed\",\"exit_status\":null,\"reason\":\"node n2 is down\"}", 1},
 	    {"{\"id\":17,\"state\":\"cancelled\"}", 130},
+	    {"{\"id\":17,\"state\":\"timed-out\",\"exit_status\":143,\"reason\":\"its time is up\"}", 124},
+	    /* 256 is no exit status, and 0 would be that of a run that succeeded. */
+	    {"{\"id\":17,\"state\":\"failed\",\"exit_status\":255,\"reason\":\"x\"}", 255},
+	    {"{\"id\":17,\"state\":\"failed\",\"exit_status\":256,\"reason\":\"x\"}", 1},
+	    {"{\"id\":17,\"state\":\"failed\",\"exit_status\":0,\"reason\":\"x\"}", 1},
 	};
 
 	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {

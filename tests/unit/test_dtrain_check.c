@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* dtrain check: the errors in files that a run file names, one line each, and the list of checks that were
- * not done. */
+ * not done; the arguments of dtrain export. */
 #include "dtrain_fixture.h"
 
 #include <string.h>
@@ -228,6 +228,86 @@ START_TEST(an_adapter_may_be_on_the_nodes_alone)
 }
 END_TEST
 
+/* What is wrong with the arguments of dtrain export is said before anything is written. */
+START_TEST(an_export_is_refused_for_its_arguments)
+{
+	static const struct {
+		const char *options, *errors;
+	} cases[] = {
+	    {"--precision fp8", "dtrain: export: --precision: \"fp8\": expected one of fp32, bf16, fp16\n"},
+#define SIZE(TEXT)                                                                                           \
+	{"--max-shard-size " TEXT,                                                                           \
+	 "dtrain: export: --max-shard-size: \"" TEXT "\": expected a size such as 500MB or 5GB\n"}
+	    SIZE("GB"),
+	    SIZE("x"),
+	    SIZE("5XB"),
+	    SIZE("-5GB"),
+	    SIZE("1.2.3MB"),
+	    SIZE("0"),
+	    SIZE("0.5"),
+	    SIZE("1e9"),
+	    SIZE("1000000TB"),
+#undef SIZE
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_free_ char *line = str_printf("export %s m out", cases[i].options);
+		_cleanup_(call_release) struct call call = fixture_call(cmd_export, line);
+
+		ck_assert_str_eq(call.errors, cases[i].errors);
+		ck_assert_int_eq(call.status, 2);
+		ck_assert(!file_exists("out"));
+	}
+}
+END_TEST
+
+/* A model of two tensors of 1,000 bytes, in one file or two. */
+START_TEST(an_export_has_files_of_the_size)
+{
+	static const struct {
+		const char *options;
+		bool one_file;
+	} cases[] = {
+	    {"", true},
+	    {"--max-shard-size 2000", true},
+	    {"--max-shard-size 2KB", true},
+	    {"--max-shard-size 0.002mb", true},
+	    {"--max-shard-size 0.000002GB", true},
+	    {"--max-shard-size 1.99KiB", true},
+	    {"--max-shard-size 1999B", false},
+	    {"--max-shard-size 1.9KB", false},
+	    {"--max-shard-size 1.9KiB", false},
+	    {"--max-shard-size 0.0019MB", false},
+	    {"--max-shard-size 0.0018MiB", false},
+	    {"--max-shard-size 0.0000019GB", false},
+	    {"--max-shard-size 0.0000018GiB", false},
+	};
+	_cleanup_free_ char *header =
+	    str_printf("{\"a\":{\"dtype\":\"F32\",\"shape\":[250],\"data_offsets\":[0,1000]},"
+	               "\"b\":{\"dtype\":\"F32\",\"shape\":[250],\"data_offsets\":[1000,2000]}}");
+	uint64_t len = strlen(header);
+	_cleanup_strbuf_ struct strbuf file = {0};
+	struct error err = ERROR_INIT;
+	static const char zeros[2000];
+
+	strbuf_add(&file, &len, sizeof(len));
+	strbuf_adds(&file, header);
+	strbuf_add(&file, zeros, sizeof(zeros));
+	ck_assert_int_eq(mkdir("m", 0700), 0);
+	ck_ok(file_write_atomic("m/model.safetensors", file.data, file.len, 0644, &err), &err);
+	ck_ok(file_copy(SRCDIR "/etc/examples/tiny-llama.json", "m/config.json", &err), &err);
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_free_ char *line = str_printf("export --overwrite%s%s m out",
+		                                       *cases[i].options ? " " : "", cases[i].options);
+		_cleanup_(call_release) struct call call = fixture_call(cmd_export, line);
+
+		ck_assert_msg(call.status == 0, "%s: %s", line, call.errors);
+		ck_assert_str_eq(call.output, "out: 2 tensors, 2.0 KiB\n");
+		ck_assert_msg(file_exists("out/model.safetensors") == cases[i].one_file, "%s", line);
+	}
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("dtrain_check");
@@ -242,6 +322,8 @@ int main(void)
 	tcase_add_test(tc, a_model_has_weights);
 	tcase_add_test(tc, a_program_is_looked_for);
 	tcase_add_test(tc, a_directory_is_no_program);
+	tcase_add_test(tc, an_export_is_refused_for_its_arguments);
+	tcase_add_test(tc, an_export_has_files_of_the_size);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
 }

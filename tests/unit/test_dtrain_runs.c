@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/json.h"
 #include "base/str.h"
 
 #define LIST "GET /v1/runs?state=all&limit=50 "
@@ -295,6 +296,85 @@ START_TEST(an_interrupt_ends_the_watching_alone)
 }
 END_TEST
 
+#define PRUNED                                                                                               \
+	"{\"runs\":[{\"run\":3,\"bytes\":1048576,\"changed\":1700000000},{\"run\":5,\"bytes\":1024,"         \
+	"\"changed\":"                                                                                       \
+	"1700000000}],\"kept\":7"
+
+START_TEST(what_is_pruned_is_listed)
+{
+	static const struct {
+		const char *line, *answer, *output, *errors;
+		int status;
+	} cases[] = {
+	    {"prune --keep-days 2.5 --keep-runs 9", PRUNED "}",
+	     "run 3: 1.0 MiB, last changed 2023-11-14\nrun 5: 1.0 KiB, last changed 2023-11-14\n"
+	     "removed the files of 2 runs, 1.0 MiB; those of 7 are kept\n",
+	     "", 0},
+	    {"prune -n", "{\"runs\":[{\"run\":3,\"bytes\":9,\"changed\":1700000000}],\"kept\":0}",
+	     "run 3: 9 B, last changed 2023-11-14\nwould remove the files of 1 run, 9 B; those of 0 are "
+	     "kept\n",
+	     "", 0},
+	    {"prune", "{\"runs\":[],\"kept\":1,\"error\":\"the disk is broken\"}",
+	     "removed the files of 0 runs, 0 B; those of 1 are kept\n", "dtrain: the disk is broken\n", 1},
+	};
+
+	setenv("TZ", "UTC", 1);
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		const struct exchange list[] = {{"POST /v1/prune ", cases[i].answer}};
+		_cleanup_(call_release) struct call call =
+		    fixture_exchange(cmd_prune, cases[i].line, list, 1);
+
+		ck_assert_str_eq(call.output, cases[i].output);
+		ck_assert_str_eq(call.errors, cases[i].errors);
+		ck_assert_int_eq(call.status, cases[i].status);
+	}
+}
+END_TEST
+
+/* --json prints what the service answers, and nothing else. */
+START_TEST(answers_are_printed_as_json)
+{
+	static const struct {
+		command_fn command;
+		const char *line, *request, *answer;
+		const char *part; /* of the answer; NULL: all of it */
+		int status;
+	} cases[] = {
+	    {cmd_prune, "prune --json", "POST /v1/prune ", PRUNED "}", NULL, 0},
+	    {cmd_prune, "prune --json", "POST /v1/prune ", PRUNED ",\"error\":\"no\"}", NULL, 1},
+	    {cmd_devices, "devices --json", "GET /v1/devices ", "{\"devices\":[]}", "devices", 0},
+	    {cmd_devices, "devices --local --json", "GET /v1/devices?local=1 ", "{\"devices\":[]}", "devices",
+	     0},
+	    {cmd_nodes, "nodes --json", "GET /v1/nodes ", "{\"nodes\":[{\"name\":\"n1\",\"state\":\"up\"}]}",
+	     "nodes", 0},
+	    {cmd_nodes, "nodes --wait 2 --timeout 0 --json", "GET /v1/nodes ",
+	     "{\"nodes\":[{\"name\":\"n1\",\"state\":\"up\"}]}", "nodes", 1},
+	    {cmd_runs, "runs --local --json", "GET /v1/local/runs ", "{\"runs\":[]}", "runs", 0},
+	    {cmd_runs, "runs --json --limit 3", "GET /v1/runs?state=all&limit=", "{\"runs\":[]}", "runs", 0},
+	    {cmd_show, "show --json 17", "GET /v1/runs/17 ",
+	     "{\"id\":17,\"state\":\"queued\",\"config\":{\"task\":\"sft\"}}", NULL, 0},
+	    {cmd_show, "show --config 17", "GET /v1/runs/17 ",
+	     "{\"id\":17,\"state\":\"queued\",\"config\":{\"task\":\"sft\"}}", "config", 0},
+	    {cmd_submit, "submit --json -- true", "POST /v1/runs ", "{\"id\":17,\"state\":\"queued\"}", NULL,
+	     0},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		const struct exchange list[] = {{cases[i].request, cases[i].answer}};
+		_cleanup_(call_release) struct call call =
+		    fixture_exchange(cases[i].command, cases[i].line, list, 1);
+		_cleanup_json_ json_t *printed = json_loads(call.output, 0, NULL),
+		                      *answer = json_loads(cases[i].answer, 0, NULL);
+
+		ck_assert_msg(
+		    json_equal(printed, cases[i].part ? json_object_get(answer, cases[i].part) : answer),
+		    "%s: %s", cases[i].line, call.output);
+		ck_assert_msg(call.status == cases[i].status, "%s: %d", cases[i].line, call.status);
+	}
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("dtrain_runs");
@@ -312,6 +392,8 @@ int main(void)
 	tcase_add_test(tc, a_watch_ends_with_what_came_out);
 	tcase_add_test(tc, the_bar_keeps_its_width);
 	tcase_add_test(tc, an_interrupt_ends_the_watching_alone);
+	tcase_add_test(tc, what_is_pruned_is_listed);
+	tcase_add_test(tc, answers_are_printed_as_json);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
 }

@@ -23,6 +23,8 @@ static const struct sched_case sched_cases[] = {
     {"a:U b:T", "1:2x1", "1?waits for 2 nodes with 1 free CPU slot: 1 now"},
     /* Runs are placed in their order: a small run does not overtake a large one. */
     {"a:UT", "1:1x2 2:1x1", "1?waits for 1 node with 2 free CPU slots: 0 now 2?waits behind run 1"},
+    {"a:UT", "1:1x2 2:1x1 3:1x1", "1?waits for 1 node 2?waits behind run 1 3?waits behind run 1"},
+    {"a:TT b:TT", "1:1x1@a 2:1x1@b 3:1x1@b", "1?waits for 1 node 2?waits for 1 node 3?waits behind run 2"},
     /* But a run that cannot use the same nodes does not wait for it. */
     {"a:UT b:U", "1:1x2 2:1x1", "1?waits for 1 node with 2 free 2=b[0]"},
     {"a:TT b:U", "1:1x2@a 2:1x1@b", "1?waits for 1 node 2=b[0]"},
