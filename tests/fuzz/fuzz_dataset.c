@@ -9,6 +9,7 @@
 #include "base/json.h"
 #include "engine/chat/encode.h"
 #include "engine/dataset/cache.h"
+#include "engine/dataset/columns.h"
 #include "engine/dataset/convert.h"
 #include "engine/dataset/reader.h"
 #include "engine/dataset/source.h"

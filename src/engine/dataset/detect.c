@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/str.h"
 #include "engine/chat/exact_json.h"
+#include "engine/dataset/columns.h"
 
 enum record_kind source_record_kind(const struct source *s)
 {

@@ -61,12 +61,3 @@ const char *source_format_name(enum source_format format);
 /* Text of a dataset_info.json: adds the files of dataset `name`, relative to `dir`. For the fuzz target. */
 int source_list_add_info(struct source_list *list, const char *text, size_t len, const char *where,
                          const char *dir, const char *name, enum dataset_task task, struct error *err);
-
-/* Fills in what is still open of a file's format, columns and tags, by one of its records: any that tells
- * them. A column may hold null or a value of the wrong type there: that concerns its record alone. Errors:
- * -EINVAL the record tells no format, -ENOKEY it lacks a column that is needed (the message says which are
- * there); s is then as it was. `where`: "file:line". */
-int source_detect(struct source *s, const json_t *record, enum dataset_task task, const char *where,
-                  struct error *err);
-/* " 'a', 'b'": the columns of a record, for messages; owned by the caller. */
-char *source_column_names(const json_t *record);
