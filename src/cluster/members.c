@@ -43,6 +43,7 @@ static void member_free(struct member *m)
 	free(m->address);
 	free(m->version);
 	free(m->launch);
+	free(m->kept_runs);
 	free(m->error);
 	free(m->drain_reason);
 	message_free_list(&device_info_message, m->devices, m->slots);
@@ -405,7 +406,9 @@ static struct node_view describe_member(const struct members *m, const struct me
 	    .state = member_state(x),
 	    .controller = strcasecmp(x->name, controller) == 0,
 	    .slots = (int64_t)x->slots,
-	    .free = x->up && !x->drained ? (int64_t)member_free_slots(x) : 0,
+	    .free = x->up && !x->drained ? (int64_t)(member_free_slots(x) - x->kept_slots) : 0,
+	    .spare_of = x->kept_runs,
+	    .spare_count = x->kept_run_count,
 	    .version = x->version,
 	    .launch = x->launch,
 	    .labels = x->labels,

@@ -45,6 +45,8 @@ struct member {
 	int port_low, port_high;         /* its port_range; 0: any port */
 	struct foreign_attempt *foreign; /* attempts there that are not of this store */
 	size_t foreign_count;
+	int64_t *kept_runs;                /* of the owner: runs for which slots of it are kept, */
+	size_t kept_run_count, kept_slots; /* and how many free ones these are */
 	/* The epoch that this controller has sent to it, also before it was removed from the hosts file and
 	 * added again; 0: none yet. */
 	int64_t epoch;

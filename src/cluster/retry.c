@@ -123,10 +123,16 @@ bool run_retry(struct run *r, enum run_failure failure, double now)
 	}
 	(*count)++;
 	set_delay(r, now);
+	if (failure == FAILURE_NODE && run_has_replacements(r))
+		x->delay = 0;
 	set_avoided(r);
 	free(x->last_failure);
 	x->last_failure = str_printf("attempt %lld: %s", (long long)r->attempt, cause);
-	run_set_reason(r, "attempt %lld has failed: %s; the next one begins in %.0f s", (long long)r->attempt,
-	               cause, x->delay);
+	if (x->delay > 0)
+		run_set_reason(r, "attempt %lld has failed: %s; the next one begins in %.0f s",
+		               (long long)r->attempt, cause, x->delay);
+	else
+		run_set_reason(r, "attempt %lld has failed: %s; the next one begins on spare nodes",
+		               (long long)r->attempt, cause);
 	return true;
 }

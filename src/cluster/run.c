@@ -52,6 +52,7 @@ int run_set_request(struct run *r, const struct run_config *config, struct error
 
 	r->nodes_asked = config->resources.nodes;
 	r->nodes = r->nodes_asked.high;
+	r->spares_asked = config->resources.spares;
 	r->all_slots = config->resources.devices_per_node == 0;
 	if (!r->all_slots)
 		r->per_node = config->resources.devices_per_node;
@@ -177,6 +178,7 @@ void run_free(struct run *r)
 		return;
 	run_clear_parts(r);
 	run_clear_lost(r);
+	run_clear_spares(r);
 	str_list_free(r->hosts);
 	message_free_list(&run_rank_message, r->ranks, r->rank_count);
 	json_decref(r->progress);
@@ -228,7 +230,8 @@ int64_t run_world_size(const struct run *r)
 
 json_t *run_to_json_with(const struct run *r, bool own, json_t *config)
 {
-	char **nodes = calloc(r->rank_count + 1, sizeof(*nodes));
+	char **nodes = calloc(r->rank_count + 1, sizeof(*nodes)),
+	     **spares = calloc(r->spare_count + 1, sizeof(*spares));
 	struct run_view view = {
 	    .id = r->id,
 	    .name = r->name,
@@ -243,6 +246,7 @@ json_t *run_to_json_with(const struct run *r, bool own, json_t *config)
 	    .started = r->started,
 	    .ended = r->ended,
 	    .nodes = nodes,
+	    .spares = spares,
 	    .world_size = MAX(run_world_size(r), 0),
 	    .ranks = r->ranks,
 	    .rank_count = r->rank_count,
@@ -265,13 +269,19 @@ json_t *run_to_json_with(const struct run *r, bool own, json_t *config)
 	json_t *json;
 	size_t n = 0;
 
-	if (!nodes)
+	if (!nodes || !spares) {
+		free(nodes);
+		free(spares);
 		return NULL;
+	}
+	for (size_t i = 0; i < r->spare_count; i++)
+		spares[i] = r->spares[i].node;
 	for (size_t i = 0; i < r->rank_count; i++)
 		if (i == 0 || !str_eq(r->ranks[i].node, r->ranks[i - 1].node))
 			nodes[n++] = r->ranks[i].node;
 	json = run_view_encode(&view);
-	free(nodes); /* the names are the ranks' */
+	free(nodes); /* the names are the ranks', */
+	free(spares);
 	return json;
 }
 

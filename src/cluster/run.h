@@ -79,6 +79,7 @@ struct run {
 	double grow_after;         /* seconds, as resources.grow_after has it; 0: it does not grow */
 	struct stop_times stop[3]; /* by enum run_stop */
 	double time_limit;         /* seconds that all attempts may run together; 0: no limit */
+	int64_t spares_asked;      /* nodes that are kept beside these */
 	int64_t per_node;          /* with all_slots what its newest placement came to; 0: none yet */
 	bool all_slots;            /* every slot of each node */
 	enum slot_kind kind;
@@ -107,6 +108,9 @@ struct run {
 	struct run_retries retries;
 	struct run_lost *lost; /* of earlier attempts, and of the newest one */
 	size_t lost_count;
+	/* What is kept for it: during an attempt idle nodes, between two the nodes of both kinds. */
+	struct spare_record *spares;
+	size_t spare_count;
 	bool stops_on_partition; /* a node that is cut off ends its part when the lease has run out */
 
 	/* Bookkeeping of the owner. */
@@ -164,6 +168,21 @@ struct run_lost *run_add_lost(struct run *r, const struct run_part *part);
 struct run_lost *run_find_lost(const struct run *r, const char *node, int64_t attempt);
 bool run_remove_lost(struct run *r, const char *node, int64_t attempt); /* false: there is none */
 void run_clear_lost(struct run *r);
+/* spares.c */
+void run_clear_spares(struct run *r);
+/* per_node slots; false: out of memory. */
+bool run_add_spare(struct run *r, const char *node, const int *slots);
+void run_drop_spare(struct run *r, size_t i);
+int64_t run_spare_slots(const struct run *r);
+static inline bool run_lacks_spares(const struct run *r)
+{
+	return (r->state == RUN_STARTING || r->state == RUN_RUNNING) &&
+	       (int64_t)r->spare_count < r->spares_asked;
+}
+/* An attempt ends and another one follows: what it leaves in order is kept for that. */
+void run_keep_nodes(struct run *r);
+/* Is that enough for the next attempt? */
+bool run_has_replacements(const struct run *r);
 struct run_part *run_part_find(struct run *r, const char *node);
 
 unsigned run_report(struct run *r, const struct report *report, double now);

@@ -102,10 +102,13 @@ json_t *run_under_way(const struct run *r)
 		record.timed_out = false;
 		record.final_failure = false;
 	}
+	record.spares = r->spares;
+	record.spare_count = r->spare_count;
 	if (!run_has_retries(r))
 		record.retries = NULL;
 	if (record.part_count == 0 && record.rank_error_count == 0 && !record.device_error &&
-	    !record.retries && record.lost_count == 0 && !record.timed_out && !record.evicted)
+	    !record.retries && record.lost_count == 0 && !record.timed_out && !record.evicted &&
+	    record.spare_count == 0)
 		return NULL;
 	return run_record_encode(&record);
 }
@@ -156,6 +159,10 @@ int run_set_under_way(struct run *r, const json_t *under_way, struct error *err)
 	r->timed_out = record.timed_out;
 	r->evicted = steal_pointer(record.evicted);
 	r->final_failure = record.final_failure;
+	run_clear_spares(r);
+	r->spares = steal_pointer(record.spares);
+	r->spare_count = record.spare_count;
+	record.spare_count = 0;
 	if (record.retries) {
 		r->retries.record = *record.retries;
 		*record.retries = (struct retry_record){0};
@@ -292,8 +299,11 @@ static unsigned end_attempt(struct run *r, enum run_state state, double now)
 	if (queued) {
 		r->started = 0;
 		r->exit_status = -1;
-	} else
+		run_keep_nodes(r);
+	} else {
 		run_clear_lost(r);
+		run_clear_spares(r);
+	}
 	if (queued && !begun)
 		free_ranks(r);
 	else

@@ -166,6 +166,16 @@ static struct view look(const struct sched_node *nodes, size_t count, const bool
 	return v;
 }
 
+/* The slots that are kept for it. */
+static int64_t held_slots(const struct sched_run *r)
+{
+	int64_t n = 0;
+
+	for (size_t i = 0; i < r->held_count; i++)
+		n += (int64_t)r->held[i].slot_count;
+	return n;
+}
+
 static const char *plural(int64_t n, const char *one, const char *many)
 {
 	return n == 1 ? one : many;
@@ -187,6 +197,11 @@ static const char *unknown_host(const struct sched_node *nodes, size_t count, co
 static const char *kind_word(enum slot_kind kind)
 {
 	return kind == SLOT_GPU ? "GPU" : "CPU";
+}
+
+static const char *spares_word(const struct sched_run *r)
+{
+	return r->spares > 0 && r->nodes > r->working ? " (spares included)" : "";
 }
 
 /* "8 GPU slots": as many as it asks for on each node. */
@@ -215,8 +230,8 @@ static void say_too_much(struct sched_run *r, const struct view *v, const struct
 		snprintf(r->reason, sizeof(r->reason), "asks for %lld nodes, but names %zu %s",
 		         (long long)r->nodes, v->allowed, plural(v->allowed, "host", "hosts"));
 	else if ((int64_t)v->allowed < r->nodes)
-		snprintf(r->reason, sizeof(r->reason), "asks for %lld %s; the cluster has %zu %s",
-		         (long long)r->nodes, plural(r->nodes, "node", "nodes"), v->allowed,
+		snprintf(r->reason, sizeof(r->reason), "asks for %lld %s%s; the cluster has %zu %s",
+		         (long long)r->nodes, plural(r->nodes, "node", "nodes"), spares_word(r), v->allowed,
 		         plural((int64_t)v->allowed, "node", "nodes"));
 	else if (v->of_kind == 0)
 		snprintf(r->reason, sizeof(r->reason), "asks for %s slots; %s", kind_word(v->need.kind),
@@ -265,12 +280,14 @@ static void say_busy(struct sched_run *r, const struct view *v)
 
 	slots_asked(r, v, slots, sizeof(slots));
 	if (v->need.exact)
-		snprintf(r->reason, sizeof(r->reason), "waits for %lld %s with all %s free: %zu now",
-		         (long long)r->nodes, plural(r->nodes, "node", "nodes"), slots, v->fitting);
+		snprintf(r->reason, sizeof(r->reason), "waits for %lld %s%s with all %s free: %zu now",
+		         (long long)r->nodes, plural(r->nodes, "node", "nodes"), spares_word(r), slots,
+		         v->fitting);
 	else
-		snprintf(r->reason, sizeof(r->reason), "waits for %lld %s with %lld free %s %s: %zu now",
-		         (long long)r->nodes, plural(r->nodes, "node", "nodes"), (long long)v->need.per_node,
-		         kind_word(v->need.kind), plural(v->need.per_node, "slot", "slots"), v->fitting);
+		snprintf(r->reason, sizeof(r->reason), "waits for %lld %s%s with %lld free %s %s: %zu now",
+		         (long long)r->nodes, plural(r->nodes, "node", "nodes"), spares_word(r),
+		         (long long)v->need.per_node, kind_word(v->need.kind),
+		         plural(v->need.per_node, "slot", "slots"), v->fitting);
 }
 
 /* It could not run even if no other run of its user did. */
@@ -286,12 +303,13 @@ static void say_above_limit(struct sched_run *r, const struct view *v)
 	         (long long)(r->nodes * v->need.per_node), (long long)r->user->limit);
 }
 
-/* Does it wait for other runs of its user? Then its reason says so. */
+/* Does it wait for other runs of its user? Then its reason says so. What is kept for it does not count: where
+ * that is enough, it goes on. */
 static bool waits_for_user(struct sched_run *r, const struct view *v)
 {
 	struct sched_user *u = r->user;
 
-	if (!u)
+	if (!u || r->nodes * v->need.per_node <= held_slots(r))
 		return false;
 	if (u->waiting) {
 		snprintf(r->reason, sizeof(r->reason),
@@ -300,7 +318,7 @@ static bool waits_for_user(struct sched_run *r, const struct view *v)
 		         (long long)u->waiting, (long long)u->held, (long long)u->limit);
 		return true;
 	}
-	if (r->nodes * v->need.per_node <= u->limit - u->held)
+	if (r->nodes * v->need.per_node <= u->limit - u->held + held_slots(r))
 		return false;
 	if (is_above_limit(r, v)) {
 		say_above_limit(r, v);
@@ -330,12 +348,23 @@ bool schedule_possible(const struct sched_node *nodes, size_t count, struct sche
 
 struct candidate {
 	size_t node, free;
+	int order; /* that had ranks of the run, that are kept for it, others */
 };
+
+static int order_of(const struct sched_run *r, const char *node)
+{
+	for (size_t i = 0; i < r->held_count; i++)
+		if (strcasecmp(r->held[i].node, node) == 0)
+			return r->held[i].worked ? 0 : 1;
+	return 2;
+}
 
 static int by_fit(const void *a, const void *b)
 {
 	const struct candidate *x = a, *y = b;
 
+	if (x->order != y->order)
+		return x->order - y->order;
 	if (x->free != y->free)
 		return x->free < y->free ? -1 : 1;
 	return x->node < y->node ? -1 : 1;
@@ -363,7 +392,8 @@ static void take_slots(struct sched_node *node, int64_t count, int *out)
 		node->taken[out[i]] = true;
 }
 
-/* The fullest nodes that still fit, so that large ones stay whole for large runs; ranks in file order. */
+/* Those that are kept for it, then the fullest nodes that still fit, so that large ones stay whole for large
+ * runs; ranks in file order. */
 static int place(struct sched_node *nodes, size_t count, const bool *kept, struct sched_run *r,
                  const struct need *need, int64_t wanted, struct error *err)
 {
@@ -371,7 +401,8 @@ static int place(struct sched_node *nodes, size_t count, const bool *kept, struc
 	size_t n = 0;
 
 	r->per_node = need->per_node;
-	r->placed_nodes = wanted;
+	r->placed_nodes = MIN(MAX(wanted - r->spares, r->working), wanted);
+	r->placed_spares = wanted - r->placed_nodes;
 	r->chosen = calloc(wanted, sizeof(*r->chosen));
 	r->slots = calloc(wanted * r->per_node, sizeof(*r->slots));
 	if (!c || !r->chosen || !r->slots) {
@@ -383,16 +414,16 @@ static int place(struct sched_node *nodes, size_t count, const bool *kept, struc
 		size_t k = usable(&nodes[i], r, need) && !kept[i] ? free_slots(&nodes[i]) : 0;
 
 		if (k > 0 && (int64_t)k >= r->per_node)
-			c[n++] = (struct candidate){i, k};
+			c[n++] = (struct candidate){i, k, order_of(r, nodes[i].name)};
 	}
 	qsort(c, n, sizeof(*c), by_fit);
-	qsort(c, wanted, sizeof(*c), by_node);
+	qsort(c, r->placed_nodes, sizeof(*c), by_node);
 	for (int64_t i = 0; i < wanted; i++) {
 		r->chosen[i] = c[i].node;
 		take_slots(&nodes[c[i].node], r->per_node, &r->slots[i * r->per_node]);
 	}
 	if (r->user)
-		r->user->held += wanted * r->per_node;
+		r->user->held += wanted * r->per_node - held_slots(r);
 	r->placed = true;
 	return 0;
 }
@@ -403,8 +434,8 @@ static int64_t size_of(const struct sched_run *r, const struct view *v)
 	int64_t most = MAX(r->most, r->nodes);
 
 	if (r->user)
-		most = MIN(most, (r->user->limit - r->user->held) / v->need.per_node);
-	return MIN((int64_t)v->fitting, most);
+		most = MIN(most, (r->user->limit - r->user->held + held_slots(r)) / v->need.per_node);
+	return MAX(MIN((int64_t)v->fitting, most), r->nodes);
 }
 
 /* Places it on nodes that it does not avoid, where enough of them are free. */
@@ -434,47 +465,88 @@ static int place_elsewhere(struct sched_node *nodes, size_t count, const bool *k
 	return place(nodes, count, left_out, r, &v.need, size_of(r, &v), err);
 }
 
+int schedule_spare(struct sched_node *nodes, size_t node_count, const bool *has, struct sched_run *r,
+                   struct error *err)
+{
+	struct view v = look(nodes, node_count, has, r);
+
+	r->placed = false;
+	if (v.need.unsettled || v.fitting < 1 ||
+	    (r->user && v.need.per_node > r->user->limit - r->user->held))
+		return 0;
+	return place(nodes, node_count, has, r, &v.need, 1, err);
+}
+
+/* What is kept for the run is free to it while it is placed. */
+static void offer_held(struct sched_node *nodes, size_t count, const struct sched_run *r, bool offered)
+{
+	for (size_t i = 0; r->held_count > 0 && i < count; i++)
+		for (size_t k = 0; nodes[i].kept_for && k < nodes[i].slots; k++)
+			if (nodes[i].kept_for[k] == r->id)
+				nodes[i].taken[k] = !offered;
+}
+
+/* Another run that waits may have kept its nodes. */
+static void unkeep_held(const struct sched_node *nodes, size_t count, const struct sched_run *r, bool *kept)
+{
+	for (size_t i = 0; r->held_count > 0 && i < count; i++)
+		if (order_of(r, nodes[i].name) < 2)
+			kept[i] = false;
+}
+
+/* kept: nodes that runs before this one wait for; others: those of them on which nothing is kept for it.
+ * *ahead: the first of these runs. */
+static int schedule_one(struct sched_node *nodes, size_t count, bool *kept, const bool *others,
+                        struct sched_run *r, int64_t *ahead, struct error *err)
+{
+	struct view v = look(nodes, count, others, r);
+	int code;
+
+	if (v.need.unsettled || (int64_t)v.usable < r->nodes) {
+		say_impossible(r, &v, nodes, count);
+		return 0;
+	}
+	if (waits_for_user(r, &v))
+		return 0;
+	code = place_elsewhere(nodes, count, others, r, err);
+	if (code < 0 || r->placed)
+		return code;
+	if ((int64_t)v.fitting >= r->nodes)
+		return place(nodes, count, others, r, &v.need, size_of(r, &v), err);
+	if (v.kept)
+		snprintf(r->reason, sizeof(r->reason), "waits behind run %lld", (long long)*ahead);
+	else
+		say_busy(r, &v);
+	for (size_t i = 0; i < count; i++)
+		kept[i] = kept[i] || usable(&nodes[i], r, &v.need);
+	if (!v.kept)
+		*ahead = r->id;
+	return 0;
+}
+
 int schedule(struct sched_node *nodes, size_t node_count, struct sched_run *queue, size_t count,
              struct error *err)
 {
-	_cleanup_free_ bool *kept = calloc(node_count ? node_count : 1, sizeof(*kept));
+	_cleanup_free_ bool *kept = calloc(node_count + 1, sizeof(*kept)),
+	                    *others = calloc(node_count + 1, sizeof(*others));
 	int64_t ahead = 0;
 
-	if (!kept)
+	if (!kept || !others)
 		return error_oom(err);
 	for (size_t q = 0; q < count; q++) {
 		struct sched_run *r = &queue[q];
-		struct view v;
 		int code;
 
 		r->placed = false;
 		r->reason[0] = '\0';
-		v = look(nodes, node_count, kept, r);
-		if (v.need.unsettled || (int64_t)v.usable < r->nodes) {
-			say_impossible(r, &v, nodes, node_count);
-			continue;
-		}
-		if (waits_for_user(r, &v))
-			continue;
-		code = place_elsewhere(nodes, node_count, kept, r, err);
+		memcpy(others, kept, node_count * sizeof(*kept));
+		unkeep_held(nodes, node_count, r, others);
+		offer_held(nodes, node_count, r, true);
+		code = schedule_one(nodes, node_count, kept, others, r, &ahead, err);
 		if (code < 0)
 			return code;
-		if (r->placed)
-			continue;
-		if ((int64_t)v.fitting >= r->nodes) {
-			code = place(nodes, node_count, kept, r, &v.need, size_of(r, &v), err);
-			if (code < 0)
-				return code;
-			continue;
-		}
-		if (v.kept)
-			snprintf(r->reason, sizeof(r->reason), "waits behind run %lld", (long long)ahead);
-		else
-			say_busy(r, &v);
-		for (size_t i = 0; i < node_count; i++)
-			kept[i] = kept[i] || usable(&nodes[i], r, &v.need);
-		if (!v.kept)
-			ahead = r->id;
+		if (!r->placed)
+			offer_held(nodes, node_count, r, false);
 	}
 	return 0;
 }

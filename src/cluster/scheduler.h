@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "wire/run_record.h"
 
 enum slot_kind {
 	SLOT_ANY, /* of a node: not known, it has never been heard of. Of a run: see above */
@@ -25,8 +26,11 @@ enum slot_kind {
 struct sched_node {
 	const char *name;
 	bool up, drained;
-	size_t slots;  /* 0 while it has never been heard of */
-	bool *taken;   /* slots entries; scheduling marks what it gives away */
+	size_t slots; /* 0 while it has never been heard of */
+	bool *taken;  /* slots entries; scheduling marks what it gives away */
+	/* The run for which a slot is kept that nobody has; 0: none. Such a slot is taken for all others.
+	 * NULL: none is. */
+	int64_t *kept_for;
 	size_t broken; /* of these, drained: taken until somebody resumes them */
 	const unsigned char
 	    *links; /* slots × slots, as topology.h has them; NULL: one is as good as another */
@@ -48,6 +52,10 @@ struct sched_run {
 	int64_t id;
 	struct sched_user *user; /* whose it is; NULL: there is no limit */
 	int64_t nodes, most;     /* at least, and (more than that) at most: as many as have room now */
+	/* Of these, so many are spares, which get no ranks, as far as at least `working` others are left. */
+	int64_t spares, working;
+	const struct spare_record *held; /* what is kept for it now: it takes these nodes first */
+	size_t held_count;
 	/* 0: every slot of each node, and as many on each: the most that so many nodes have in common. In
 	 * what was placed it is that number. */
 	int64_t per_node;
@@ -56,15 +64,20 @@ struct sched_run {
 	char *const *avoid; /* nodes that it gets only where it cannot be placed now without them; the same */
 	/* Out: where it goes, or why it waits. */
 	bool placed;
-	int64_t placed_nodes;
-	size_t *chosen; /* placed_nodes entries, in file order; owned by the caller once placed */
-	int *slots;     /* placed_nodes × per_node */
+	int64_t placed_nodes, placed_spares;
+	/* placed_nodes entries, in file order, and then the spares; owned by the caller once placed */
+	size_t *chosen;
+	int *slots; /* as many × per_node */
 	char reason[200];
 };
 
 /* Could it run if all nodes were up and empty, and its user had no other run? False: its reason says why not.
  */
 bool schedule_possible(const struct sched_node *nodes, size_t node_count, struct sched_run *r);
+/* One more spare for a run under way, whose nodes are those that `has` says; nodes = most = 1, and per_node
+ * is what the others have. */
+int schedule_spare(struct sched_node *nodes, size_t node_count, const bool *has, struct sched_run *r,
+                   struct error *err);
 /* Queue in order. -ENOMEM: what is placed so far stands. */
 int schedule(struct sched_node *nodes, size_t node_count, struct sched_run *queue, size_t count,
              struct error *err);

@@ -214,6 +214,9 @@ static const struct key run_key_list[] = {
 
     {"resources", "nodes", KEY_RANGE, F(resources.nodes), "1", 1, 100000, NULL,
      "machines; 2..4: each attempt takes as many of so many as are free"},
+    {"resources", "spares", KEY_INT, F(resources.spares), "0", 0, 100000, NULL,
+     "further nodes that are kept idle for the run, and take the place of nodes that fail; they need "
+     "max_node_failures"},
     {"resources", "devices_per_node", KEY_COUNT, F(resources.devices_per_node), "1", 1, 1024, NULL,
      "slots on each: GPUs, or CPU slots; \"all\": every one that a node has"},
     {"resources", "kind", KEY_CHOICE, F(resources.kind), "auto", 0, 0, "auto|gpu|cpu",

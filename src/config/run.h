@@ -130,6 +130,7 @@ struct run_config {
 
 	struct {
 		struct key_range nodes;   /* an attempt takes the most that are free of so many */
+		int64_t spares;           /* nodes that are kept beside these, for one that fails */
 		int64_t devices_per_node; /* 0: all that a node has */
 		char *kind;               /* auto gpu cpu */
 		bool one_per_node;        /* RUN_COMMAND: one rank a node, which has all these devices */

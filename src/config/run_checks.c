@@ -349,6 +349,12 @@ int run_check(const struct run_config *c, const char *where, struct error *err)
 		return error_set(err, -EINVAL,
 		                 "%s: command: has no effect with task = \"%s\"; leave out one of the two",
 		                 where, run_task_name(c->task));
+	if (c->resources.spares > 0 && c->resources.max_node_failures == 0)
+		return error_set(
+		    err, -EINVAL,
+		    "%s: resources.spares: spare nodes are for the attempt after the failure of a "
+		    "node: set resources.max_node_failures above 0",
+		    where);
 	if (c->task != RUN_COMMAND && c->resources.one_per_node)
 		return error_set(err, -EINVAL,
 		                 "%s: resources.one_per_node: has no effect with task = \"%s\": it is for "

@@ -73,7 +73,7 @@ static int64_t size_after_stop(struct controller *c, const struct run *r, struct
 	give_back_slots(c, r, nodes);
 	own = user_limits_find(c, users, r);
 	if (own)
-		own->held -= user_limits_slots(r);
+		own->held -= user_limits_slots(r) - run_spare_slots(r); /* schedule() gives back these */
 	/* Also those that wait for the time of their next attempt. */
 	for (size_t i = 0; i < c->queue.count; i++)
 		if (c->queue.list[i]->state == RUN_QUEUED)

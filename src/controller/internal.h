@@ -2,8 +2,8 @@
 /*
  * The inside of the controller, for its own files alone. They call each other downwards in this order:
  * controller.c; nodes.c, reconcile.c; start.c; lost.c; foreign.c; origin.c; runs.c; growth.c,
- * schedule_pass.c; limits.c; apply.c, commit.c, notify.c; and sched_nodes.c, stop.c, submit.c, time_used.c,
- * waiters.c; user_limits.c.
+ * schedule_pass.c; limits.c, spares.c; apply.c, commit.c, notify.c; and sched_nodes.c, stop.c, submit.c,
+ * time_used.c, waiters.c; user_limits.c.
  */
 #pragma once
 
@@ -106,6 +106,14 @@ bool lost_hold(struct controller *c, struct run *r, double *next);
 void lost_check(struct controller *c, const struct member *m, const struct heartbeat *heartbeat);
 void lost_report(struct controller *c, struct run *r, const struct report *report);
 
+/* spares.c */
+/* Gives back what is kept for runs and cannot be used any more. Is any run under way short of spares? */
+bool spares_check(struct controller *c);
+/* Writes into the members what is kept of them. */
+void spares_note(const struct controller *c);
+/* Keeps further nodes for such runs, unless others wait for any. */
+void spares_replace(struct controller *c, struct sched_node *nodes, struct sched_user *users);
+
 /* growth.c: runs that may go on with more nodes are stopped for it; sets the timer for the next one. After
  * schedule_pass. */
 void growth_check(struct controller *c);
@@ -128,7 +136,7 @@ struct sched_user *user_limits_list(const struct controller *c);
 /* NULL: there is no limit. The run is in the queue. */
 struct sched_user *user_limits_find(const struct controller *c, struct sched_user *users,
                                     const struct run *r);
-/* The slots that its attempt has. */
+/* The slots that its attempt has, and those that are kept for it. */
 int64_t user_limits_slots(const struct run *r);
 /* The user of r as if there were no other run. False: there is no limit. */
 bool user_limits_alone(const struct controller *c, const struct run *r, struct sched_user *out);

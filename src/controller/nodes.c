@@ -121,6 +121,7 @@ const struct member *controller_find_node(const struct controller *c, const char
 
 json_t *controller_nodes_to_json(const struct controller *c)
 {
+	spares_note(c);
 	return members_to_json(c->members, c->options.name);
 }
 

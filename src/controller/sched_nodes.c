@@ -17,6 +17,20 @@ static void take_slots(struct sched_node *node, const struct run_rank *rank)
 	}
 }
 
+/* Those that nobody has. */
+static void keep_slots(struct sched_node *nodes, size_t count, int64_t run, const struct spare_record *spare)
+{
+	for (size_t i = 0; i < count; i++)
+		for (size_t k = 0; strcmp(nodes[i].name, spare->node) == 0 && k < spare->slot_count; k++) {
+			size_t slot = (size_t)spare->slots[k];
+
+			if (slot >= nodes[i].slots || nodes[i].taken[slot])
+				continue;
+			nodes[i].taken[slot] = true;
+			nodes[i].kept_for[slot] = run;
+		}
+}
+
 int sched_nodes_build(struct controller *c, struct sched_node **out, struct error *err)
 {
 	size_t n = members_count(c->members);
@@ -35,12 +49,13 @@ int sched_nodes_build(struct controller *c, struct sched_node **out, struct erro
 		    .drained = m->drained,
 		    .slots = m->slots,
 		    .taken = calloc(m->slots + 1, sizeof(bool)),
+		    .kept_for = calloc(m->slots + 1, sizeof(*nodes[i].kept_for)),
 		    .broken = member_drained_slots(m),
 		    .links = member_links(m),
 		    .kind = member_kind(m),
 		    .awaited = member_awaited(m),
 		};
-		if (!nodes[i].taken)
+		if (!nodes[i].taken || !nodes[i].kept_for)
 			return error_oom(err);
 		for (size_t k = 0; k < m->slots; k++)
 			nodes[i].taken[k] = m->devices[k].state != SLOT_FREE;
@@ -57,6 +72,9 @@ int sched_nodes_build(struct controller *c, struct sched_node **out, struct erro
 				take_slots(&nodes[i], &r->ranks[k]);
 		}
 	}
+	for (size_t q = 0; q < c->queue.count; q++)
+		for (size_t k = 0; k < c->queue.list[q]->spare_count; k++)
+			keep_slots(nodes, n, c->queue.list[q]->id, &c->queue.list[q]->spares[k]);
 	return 0;
 }
 
@@ -64,6 +82,7 @@ void sched_nodes_free(struct sched_node *nodes)
 {
 	for (struct sched_node *n = nodes; n && n->taken; n++) {
 		free(n->taken);
+		free(n->kept_for);
 		free((void *)n->links);
 	}
 	free(nodes);
@@ -71,10 +90,17 @@ void sched_nodes_free(struct sched_node *nodes)
 
 struct sched_run sched_run_of(const struct run *r, struct sched_user *user)
 {
+	/* It does not begin without its spares, but may go on without them. */
+	int64_t first = r->attempt == 0 ? r->spares_asked : 0;
+
 	return (struct sched_run){.id = r->id,
 	                          .user = user,
-	                          .nodes = r->nodes_asked.low,
-	                          .most = r->nodes_asked.high,
+	                          .nodes = r->nodes_asked.low + first,
+	                          .most = r->nodes_asked.high + r->spares_asked,
+	                          .spares = r->spares_asked,
+	                          .working = r->nodes_asked.low,
+	                          .held = r->spares,
+	                          .held_count = r->spare_count,
 	                          .per_node = r->all_slots ? 0 : r->per_node,
 	                          .kind = r->kind,
 	                          .hosts = r->hosts,

@@ -27,6 +27,10 @@ static void take_result(struct controller *c, struct run *r, struct sched_run *s
 	}
 	r->per_node = s->per_node;
 	r->nodes = s->placed_nodes;
+	run_clear_spares(r);
+	for (int64_t i = s->placed_nodes; i < s->placed_nodes + s->placed_spares; i++)
+		if (!run_add_spare(r, nodes[s->chosen[i]].name, s->slots + i * s->per_node))
+			log_err("run %lld: out of memory: it has a spare node less", (long long)r->id);
 	names = calloc(r->nodes, sizeof(*names));
 	for (int64_t i = 0; names && i < r->nodes; i++)
 		names[i] = (char *)nodes[s->chosen[i]].name;
@@ -105,6 +109,7 @@ void schedule_pass(struct controller *c)
 	_cleanup_(sched_nodes_freep) struct sched_node *nodes = NULL;
 	struct error err = ERROR_INIT;
 	double next = 0;
+	bool lacking = spares_check(c);
 	size_t n = 0;
 
 	c->reschedule = false;
@@ -115,7 +120,7 @@ void schedule_pass(struct controller *c)
 			queue[n++] = sched_run_of(r, user_limits_find(c, users, r));
 	}
 	controller_set_timer(c, CONTROLLER_RETRY, next > 0 ? next : -1);
-	if (n == 0 && queue && users)
+	if (n == 0 && !lacking && queue && users)
 		return;
 	if (!queue || !users || sched_nodes_build(c, &nodes, &err) < 0 ||
 	    schedule(nodes, members_count(c->members), queue, n, &err) < 0)
@@ -125,5 +130,7 @@ void schedule_pass(struct controller *c)
 		free(queue[i].chosen);
 		free(queue[i].slots);
 	}
+	if (nodes && users)
+		spares_replace(c, nodes, users);
 	limits_check(c);
 }

@@ -47,7 +47,7 @@ struct sched_user *user_limits_find(const struct controller *c, struct sched_use
 
 int64_t user_limits_slots(const struct run *r)
 {
-	int64_t slots = 0;
+	int64_t slots = run_spare_slots(r);
 
 	for (size_t i = 0; r->part_count && i < r->rank_count; i++)
 		slots += (int64_t)MAX(r->ranks[i].slot_count, (size_t)1);

@@ -40,6 +40,9 @@ static void add_remarks(struct strbuf *remark, const struct node_view *node)
 		strbuf_addf(remark, "%sslot %lld drained: %s", remark->len ? "; " : "",
 		            (long long)node->drained[k].index,
 		            node->drained[k].reason ? node->drained[k].reason : "");
+	for (size_t k = 0; k < node->spare_count; k++)
+		strbuf_addf(remark, "%skept for run %lld", remark->len ? "; " : "",
+		            (long long)node->spare_of[k]);
 	for (size_t k = 0; k < node->foreign_count; k++)
 		strbuf_addf(remark, "%sforeign run %lld of %s", remark->len ? "; " : "",
 		            (long long)node->foreign[k].run,

@@ -130,6 +130,12 @@ static void print_run(const struct run_view *run)
 	print_time("started", run->started);
 	print_time("ended", run->ended);
 	print_line("nodes", names.data);
+	if (run->spares && run->spares[0]) {
+		strbuf_reset(&names);
+		for (char **node = run->spares; *node; node++)
+			strbuf_addf(&names, "%s%s", names.len ? " " : "", *node);
+		print_line("spares", names.data);
+	}
 	print_line("directory", run->directory);
 	print_line("output", run->output);
 	print_progress(run->progress);

@@ -49,6 +49,7 @@ static const struct field node_fields[] = {
     F(state, FIELD_ENUM, FIELD_REQUIRED, .names = node_states),
     F(controller, FIELD_BOOL, FIELD_DEFAULT),
     F(slots, FIELD_INT, FIELD_DEFAULT),
+    F(spare_of, FIELD_INTS, FIELD_OPTIONAL, .count_offset = offsetof(struct node_view, spare_count)),
     F(free, FIELD_INT, FIELD_DEFAULT),
     F(version, FIELD_STRING, FIELD_NULL),
     F(launch, FIELD_STRING, FIELD_OPTIONAL),

@@ -41,6 +41,8 @@ struct node_view {
 	enum node_state state;
 	bool controller;
 	int64_t slots, free;
+	int64_t *spare_of; /* runs for which slots of it are kept */
+	size_t spare_count;
 	char *version; /* NULL: not heard from yet */
 	char *launch;  /* how it starts runs: "systemd" or "process"; optional: not known */
 	char **labels;

@@ -63,6 +63,17 @@ const struct message retry_record_message = {"attempts of a run", sizeof(struct 
                                              ARRAY_SIZE(retry_fields), MESSAGE_VERSIONED};
 
 #undef F
+#define F(...) MESSAGE_FIELD(spare_record, __VA_ARGS__)
+
+static const struct field spare_fields[] = {
+    F(node, FIELD_STRING, FIELD_REQUIRED),
+    F(slots, FIELD_INTS, FIELD_REQUIRED, .count_offset = offsetof(struct spare_record, slot_count)),
+    F(worked, FIELD_BOOL, FIELD_OPTIONAL),
+};
+const struct message spare_record_message = {"spare", sizeof(struct spare_record), spare_fields,
+                                             ARRAY_SIZE(spare_fields), MESSAGE_VERSIONED};
+
+#undef F
 #define F(...) MESSAGE_FIELD(run_record, __VA_ARGS__)
 
 static const struct field record_fields[] = {
@@ -75,6 +86,8 @@ static const struct field record_fields[] = {
     F(final_failure, FIELD_BOOL, FIELD_OPTIONAL),
     F(lost, FIELD_STRUCTS, FIELD_OPTIONAL, .count_offset = offsetof(struct run_record, lost_count),
       .message = &lost_message),
+    F(spares, FIELD_STRUCTS, FIELD_OPTIONAL, .count_offset = offsetof(struct run_record, spare_count),
+      .message = &spare_record_message),
     F(retries, FIELD_STRUCT, FIELD_OPTIONAL, .message = &retry_record_message),
     F(timed_out, FIELD_BOOL, FIELD_OPTIONAL),
     F(evicted, FIELD_STRING, FIELD_OPTIONAL),

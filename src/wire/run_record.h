@@ -56,6 +56,16 @@ struct retry_record {
 
 extern const struct message retry_record_message;
 
+/* Slots of a node that are kept for the run, and have none of its ranks. */
+struct spare_record {
+	char *node;
+	int64_t *slots;
+	size_t slot_count;
+	bool worked; /* they had ranks of the last attempt; optional */
+};
+
+extern const struct message spare_record_message;
+
 struct run_record {
 	struct part_record *parts; /* those that have ended or failed; optional */
 	size_t part_count;
@@ -66,6 +76,8 @@ struct run_record {
 	bool final_failure;       /* the next attempt would fail the same way; optional */
 	struct lost_record *lost; /* optional */
 	size_t lost_count;
+	struct spare_record *spares; /* optional */
+	size_t spare_count;
 	struct retry_record *retries; /* optional: there was one attempt only */
 	bool timed_out;               /* it is stopped since its time limit was reached; optional */
 	char *evicted;                /* it is stopped to be started again elsewhere: why; optional */

@@ -47,6 +47,7 @@ static const struct field run_fields[] = {
     F(started, FIELD_NUMBER, FIELD_NULL),
     F(ended, FIELD_NUMBER, FIELD_NULL),
     F(nodes, FIELD_STRINGS, FIELD_DEFAULT),
+    F(spares, FIELD_STRINGS, FIELD_OPTIONAL),
     F(world_size, FIELD_INT, FIELD_NULL),
     F(ranks, FIELD_STRUCTS, FIELD_DEFAULT, .count_offset = offsetof(struct run_view, rank_count),
       .message = &run_rank_message),

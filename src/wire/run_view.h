@@ -49,6 +49,7 @@ struct run_view {
 	int64_t attempt, version;         /* the version grows with every change */
 	double submitted, started, ended; /* Unix seconds; 0: not yet */
 	char **nodes;                     /* of the newest attempt */
+	char **spares;                    /* kept for the next one; NULL: none */
 	int64_t world_size;               /* 0: not known before it is placed */
 	struct run_rank *ranks;
 	size_t rank_count;

@@ -510,6 +510,7 @@ START_TEST(all_devices_of_a_node)
 	     "resources.devices_per_node: a string; an integer or \"all\" is needed"},
 	    {"", "resources.devices_per_node=some",
 	     "--set: resources.devices_per_node: \"some\" is not an integer or \"all\""},
+	    {"resources = { spares = 1; };", NULL, "set resources.max_node_failures above 0"},
 	    {"resources = { kind = \"tpu\"; };", NULL,
 	     "x.conf:2: resources.kind: \"tpu\" is not known; it has to be one of auto|gpu|cpu"},
 	    {"task = \"generate\"; model = { path = \"x\"; }; generate = { prompt = \"x\"; };",

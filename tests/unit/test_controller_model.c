@@ -6,6 +6,7 @@
  *
  *     no run has ranks of two attempts: at most one of them can publish
  *     no slot of a node has two attempts
+ *     no slot that is kept for a run is kept for, or has ranks of, another one
  *
  * and in the end, once everything works again, each run that was acknowledged has ended.
  *
@@ -15,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/str.h"
 #include "controller/nodes.h"
 #include "controller/runs.h"
 #include "controller_bed_internal.h"
@@ -52,6 +54,8 @@ static void check_slots(const struct bed *b, const struct history *h, const stru
 	}
 }
 
+static void check_spares(struct bed *b, const struct history *h);
+
 static void check(struct bed *b, void *context)
 {
 	const struct history *h = context;
@@ -82,13 +86,49 @@ static void check(struct bed *b, void *context)
 			              h->seed, b->now, (long long)a->run, (long long)seen[s].attempt,
 			              seen[s].node, (long long)a->attempt, b->nodes[i].name);
 		}
+	check_spares(b, h);
+}
+
+/* The spares, as the controller has them. */
+static void check_spares(struct bed *b, const struct history *h)
+{
+	struct controller *c = bed_controller(b);
+	struct {
+		const char *node;
+		int64_t slot, run;
+	} kept[2 * NODES * SLOTS];
+	size_t count = 0;
+
+	for (size_t i = 0; i < controller_active_count(c); i++) {
+		const struct run *r = controller_active_run(c, i);
+
+		for (size_t k = 0; k < r->spare_count; k++)
+			for (size_t s = 0; s < r->spares[k].slot_count; s++, count++) {
+				ck_assert_uint_lt(count, ARRAY_SIZE(kept));
+				kept[count].node = r->spares[k].node;
+				kept[count].slot = r->spares[k].slots[s];
+				kept[count].run = r->id;
+			}
+		for (size_t k = 0; r->part_count && k < r->rank_count; k++, count++) {
+			ck_assert_uint_lt(count, ARRAY_SIZE(kept));
+			kept[count].node = r->ranks[k].node;
+			kept[count].slot = r->ranks[k].slot;
+			kept[count].run = r->id;
+		}
+	}
+	for (size_t i = 0; i < count; i++)
+		for (size_t k = 0; k < i; k++)
+			ck_assert_msg(kept[i].slot != kept[k].slot || !str_eq(kept[i].node, kept[k].node),
+			              "seed %u, %.3f s: slot %lld of %s is given to runs %lld and %lld",
+			              h->seed, b->now, (long long)kept[i].slot, kept[i].node,
+			              (long long)kept[k].run, (long long)kept[i].run);
 }
 
 static void submit(struct bed *b, struct history *h)
 {
 	static const char *const partition[] = {"auto", "stop", "keep"};
 	_cleanup_free_ char *text = NULL;
-	int least = 1 + roll(h, 3);
+	int least = 1 + roll(h, 3), failures = roll(h, 50);
 	size_t i = 0;
 
 	while (i < h->most && h->runs[i])
@@ -98,10 +138,11 @@ static void submit(struct bed *b, struct history *h)
 	text = str_printf(
 	    "{\"task\":\"command\",\"name\":\"story\",\"command\":[\"true\"],\"directory\":\"/tmp\","
 	    "\"resources\":{\"kind\":\"cpu\",\"nodes\":\"%d..%d\",\"max_restarts\":%d,"
-	    "\"max_node_failures\":%d,\"on_partition\":\"%s\",\"time_limit\":%d,\"save_signal\":\"%s\","
+	    "\"max_node_failures\":%d,\"spares\":%d,\"on_partition\":\"%s\",\"time_limit\":%d,\"save_"
+	    "signal\":\"%s\","
 	    "\"grow_after\":%d}}",
-	    least, least + roll(h, 3), roll(h, 20), roll(h, 50), partition[roll(h, 3)],
-	    roll(h, 2) * roll(h, 200), roll(h, 2) ? "USR1" : "none", roll(h, 30));
+	    least, least + roll(h, 3), roll(h, 20), failures, failures > 0 ? roll(h, 3) / 2 : 0,
+	    partition[roll(h, 3)], roll(h, 2) * roll(h, 200), roll(h, 2) ? "USR1" : "none", roll(h, 30));
 	h->runs[i] = bed_submit_config(b, text);
 	h->submitted++;
 }

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What is kept for a run with resources.spares: idle nodes beside those of its attempt, and between two
+ * attempts the nodes that the last one has left in order. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/str.h"
+#include "cluster/run.h"
+
+void run_clear_spares(struct run *r)
+{
+	message_free_list(&spare_record_message, steal_pointer(r->spares), r->spare_count);
+	r->spare_count = 0;
+}
+
+static struct spare_record *add_spare(struct run *r, const char *node, size_t slots)
+{
+	struct spare_record *list = reallocarray(r->spares, r->spare_count + 1, sizeof(*list)), *s;
+
+	if (!list)
+		return NULL;
+	r->spares = list;
+	s = &list[r->spare_count];
+	*s = (struct spare_record){.node = strdup(node), .slots = calloc(slots + 1, sizeof(*s->slots))};
+	if (!s->node || !s->slots) {
+		free(s->node);
+		free(s->slots);
+		return NULL;
+	}
+	r->spare_count++;
+	return s;
+}
+
+bool run_add_spare(struct run *r, const char *node, const int *slots)
+{
+	struct spare_record *s = add_spare(r, node, (size_t)r->per_node);
+
+	for (int64_t i = 0; s && i < r->per_node; i++)
+		s->slots[s->slot_count++] = slots[i];
+	return s;
+}
+
+void run_drop_spare(struct run *r, size_t i)
+{
+	free(r->spares[i].node);
+	free(r->spares[i].slots);
+	r->spare_count--;
+	memmove(&r->spares[i], &r->spares[i + 1], (r->spare_count - i) * sizeof(*r->spares));
+}
+
+int64_t run_spare_slots(const struct run *r)
+{
+	int64_t n = 0;
+
+	for (size_t i = 0; i < r->spare_count; i++)
+		n += (int64_t)r->spares[i].slot_count;
+	return n;
+}
+
+static bool is_in_order(const struct run *r, const struct run_part *part)
+{
+	return !part->trouble && !str_eq(part->node, r->device_node) &&
+	       !run_find_lost(r, part->node, r->attempt);
+}
+
+bool run_has_replacements(const struct run *r)
+{
+	size_t n = r->spare_count;
+
+	for (size_t i = 0; i < r->part_count; i++)
+		n += is_in_order(r, &r->parts[i]);
+	return r->spares_asked > 0 && (int64_t)n >= r->nodes_asked.low;
+}
+
+void run_keep_nodes(struct run *r)
+{
+	for (size_t i = 0; r->spares_asked > 0 && i < r->part_count; i++) {
+		struct run_part *part = &r->parts[i];
+		struct spare_record *s;
+
+		if (!is_in_order(r, part))
+			continue;
+		s = add_spare(r, part->node, (size_t)r->per_node);
+		if (!s) /* then the next attempt has to wait for it as others do */
+			return;
+		s->worked = true;
+		for (size_t k = 0; k < r->rank_count; k++) {
+			const struct run_rank *rank = &r->ranks[k];
+			size_t count = MAX(rank->slot_count, (size_t)1);
+
+			for (size_t n = 0; str_eq(rank->node, part->node) && n < count; n++)
+				if ((int64_t)s->slot_count < r->per_node)
+					s->slots[s->slot_count++] =
+					    rank->slot_count ? rank->slots[n] : rank->slot;
+		}
+	}
+}
