@@ -189,10 +189,6 @@ static int check_tuning(const struct run_config *c, const char *where, struct er
 	    {!freezes && c->train.freeze_extra_modules && c->lora.rank == 0,
 	     "train.freeze_extra_modules: has no effect without train.freeze_trainable_layers; set that, "
 	     "too"},
-	    {(c->lora.rank > 0 || freezes) && strcmp(c->parallel.offload, "none") != 0,
-	     "parallel.offload: is for training of all parameters; leave it out, as the optimizer's state of "
-	     "an "
-	     "adapter or of a few layers is small"},
 	};
 
 	for (size_t i = 0; i < ARRAY_SIZE(checks); i++)

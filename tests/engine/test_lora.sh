@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Adapters (with dropout, as DoRA and PiSSA) and freeze training: two ranks have the losses of one rank under each strategy, a resumed run has its own bitwise, what is frozen
-# stays as it was, and a target that the model does not have is one line.
+# Adapters (with dropout, as DoRA and PiSSA) and freeze training: two ranks have the losses of one rank under each strategy, a resumed run and one with offload have its own
+# bitwise, what is frozen stays as it was, and a target that the model does not have is one line.
 . "$(dirname "$0")/worker.sh"
 more() { # NAME GROUPS: adds groups to the configuration
 	sed -i 's|"train": {|'"$2"', &|' "$tmp/$1.json"
@@ -36,6 +36,29 @@ for s in ddp zero1 zero2 zero3; do
 done
 
 cp "$tmp/one/adapter_model.safetensors" "$tmp/whole"
+# State in the host's memory, or on its disk, and the frozen weights there too, change no bit; each goes on from a checkpoint of the other.
+mkdir "$tmp/nvme"
+same() { # A B
+	diff <(losses "$tmp/$1") <(losses "$tmp/$2") && cmp "$tmp/$1/adapter_model.safetensors" "$tmp/$2/adapter_model.safetensors" || fail "$2: not the losses and the adapter of $1"
+}
+for o in '"optimizer"' '"all"' '"all", "offload_dir": "'"$tmp/nvme"'"'; do
+	rm -rf "$tmp/host"
+	json host "$tmp/host" '"max_steps": 20, "accumulation": 2' '"save_steps": 10'
+	more host "$lora, \"parallel\": {\"offload\": $o}"
+	run host || { cat "$tmp/host.log"; fail "offload: $o"; }
+	same one host
+done
+rm -r "$tmp/host/checkpoint-20" "$tmp/host/adapter_model.safetensors"
+cp "$tmp/one.json" "$tmp/back.json"
+sed -i "s|$tmp/one|$tmp/host|" "$tmp/back.json"
+attempt=2 run back || { cat "$tmp/back.log"; fail "resumed without offload"; }
+grep -q '^resuming from .*checkpoint-10' "$tmp/back.log" || fail "not resumed without offload"
+same one host
+json zero3-host "$tmp/zero3-host" '"max_steps": 20' '"save_steps": 10'
+more zero3-host "$lora, \"parallel\": {\"strategy\": \"zero3\", \"offload\": \"all\"}"
+pair zero3-host || { cat "$tmp/zero3-host-0.log"; fail "offload on two ranks"; }
+same zero3 zero3-host
+
 rm -r "$tmp/one/checkpoint-20" "$tmp/one/adapter_model.safetensors"
 attempt=2 run one || { cat "$tmp/one.log"; fail "resumed"; }
 grep -q '^resuming from .*checkpoint-10' "$tmp/one.log" && cmp "$tmp/whole" "$tmp/one/adapter_model.safetensors" || fail "resumed: another adapter"
@@ -66,4 +89,4 @@ json none "$tmp/none" '"max_steps": 1' '"save_steps": 0'
 more none '"lora": {"rank": 4, "target": ["no_proj"]}'
 ! run none || fail "a target that is not there"
 grep -q '^error: lora.target: the model has no no_proj' "$tmp/none.log" || { cat "$tmp/none.log"; fail "what it says of a target that is not there"; }
-echo "adapters: strategies, resume, freeze training"
+echo "adapters: strategies, offload, resume, freeze training"

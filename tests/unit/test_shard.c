@@ -84,17 +84,35 @@ static int on_log(void *context, const struct train_log *log, struct error *err)
 	return 0;
 }
 
+static int64_t all_elements(const struct model_layout *l)
+{
+	int64_t n = 0;
+
+	for (int i = 0; i < l->parameters; i++)
+		n += l->parameter[i].count;
+	return n;
+}
+
+/* What may be in 4 bits is not read back. */
+static bool is_read(const struct run *run, const struct model_parameter *p)
+{
+	return run->o.quantize == SHARD_QUANTIZE_NONE || !p->frozen;
+}
+
 /* All elements of a kind of state, on rank 0; the other ranks take part. In pieces that fit no shard. */
-static float *gather(const struct parameter_access *a, enum parameter_state which, bool wanted)
+static float *gather(const struct run *run, const struct parameter_access *a, enum parameter_state which,
+                     bool wanted)
 {
 	const struct model_layout *l = a->layout;
-	float *out = wanted ? malloc((size_t)l->elements * sizeof(float)) : NULL;
+	float *out = wanted ? calloc((size_t)all_elements(l), sizeof(float)) : NULL;
 	struct error err = ERROR_INIT;
 	int64_t done = 0;
 
 	for (int i = 0; i < l->parameters; i++)
 		for (int64_t first = 0, n; first < l->parameter[i].count; first += n, done += n) {
 			n = MIN(l->parameter[i].count - first, 700);
+			if (!is_read(run, &l->parameter[i]))
+				continue;
 			ck_ok(a->gather(a->context, which, &l->parameter[i], first, n,
 			                out ? out + done : NULL, &err),
 			      &err);
@@ -102,20 +120,21 @@ static float *gather(const struct parameter_access *a, enum parameter_state whic
 	return out;
 }
 
-static void restore(struct trainer *t, float *const *state, int64_t step)
+static void restore(const struct run *run, struct trainer *t)
 {
 	const struct parameter_access a = trainer_access(t);
 	struct error err = ERROR_INIT;
 
 	for (int s = 0; s < 3; s++) {
-		const float *at = state[s];
+		const float *at = run->state[s];
 
 		for (int i = 0; i < a.layout->parameters; at += a.layout->parameter[i++].count)
-			ck_ok(a.write(a.context, (enum parameter_state)s, &a.layout->parameter[i], 0,
-			              a.layout->parameter[i].count, at, &err),
-			      &err);
+			if (is_read(run, &a.layout->parameter[i]))
+				ck_ok(a.write(a.context, (enum parameter_state)s, &a.layout->parameter[i], 0,
+				              a.layout->parameter[i].count, at, &err),
+				      &err);
 	}
-	ck_ok(trainer_set_step(t, step, &err), &err);
+	ck_ok(trainer_set_step(t, run->start, &err), &err);
 }
 
 static void end_rank(struct rank_run *r, struct trainer *t, bool first)
@@ -132,14 +151,16 @@ static void end_rank(struct rank_run *r, struct trainer *t, bool first)
 
 		ck_assert_int_ge(at, 0);
 		ck_assert_int_le(at + n, a.layout->parameter[p].count);
-		ck_ok(a.read(a.context, STATE_WEIGHTS, &a.layout->parameter[p], at, n, part, &err), &err);
 		r->held += n;
+		if (is_read(r->run, &a.layout->parameter[p]))
+			ck_ok(a.read(a.context, STATE_WEIGHTS, &a.layout->parameter[p], at, n, part, &err),
+			      &err);
 	}
 	r->replica = a.replica;
 	r->replicas = a.replicas;
-	r->weights = gather(&a, STATE_WEIGHTS, first);
-	r->moments[0] = gather(&a, STATE_MOMENT1, first);
-	r->moments[1] = gather(&a, STATE_MOMENT2, first);
+	r->weights = gather(r->run, &a, STATE_WEIGHTS, first);
+	r->moments[0] = gather(r->run, &a, STATE_MOMENT1, first);
+	r->moments[1] = gather(r->run, &a, STATE_MOMENT2, first);
 	ck_ok(trainer_plan_json(t, &plan, &err), &err);
 	r->total = (size_t)json_get_int(plan, "total", 0);
 	json_array_foreach(json_object_get(plan, "buffers"), i, buffer)
@@ -147,6 +168,14 @@ static void end_rank(struct rank_run *r, struct trainer *t, bool first)
 		if (!json_object_get(buffer, "offset"))
 			r->noted += (size_t)json_get_int(buffer, "bytes", 0);
 	}
+}
+
+/* The B of adapters, too, are not 0, so that a step changes A from the first on. */
+static int fill(void *init, const struct model_parameter *p, int64_t first, int64_t n, float *out,
+                struct error *err)
+{
+	return p->part == PART_LORA_A ? model_adapter_fill(init, p, first, n, out, err)
+	                              : model_init_fill(init, p, first, n, out, err);
 }
 
 static void *run_rank(void *context)
@@ -163,9 +192,9 @@ static void *run_rank(void *context)
 	run_model(&c, run);
 	ck_ok(device_create(&(struct device_options){.threads = 1}, &dev, &err), &err);
 	ck_ok(trainer_create(dev, r->comm, &c, &run->o, run->train, run->eval, &t, &err), &err);
-	ck_ok(trainer_load(t, model_init_fill, &init, &err), &err);
+	ck_ok(trainer_load(t, fill, &init, &err), &err);
 	if (run->state)
-		restore(t, run->state, run->start);
+		restore(run, t);
 	ck_ok(trainer_run(t, &callbacks, &err), &err);
 	end_rank(r, t, !r->comm || comm_rank(r->comm) == 0);
 	trainer_free(t);
@@ -207,8 +236,8 @@ static int64_t elements(const struct run *run)
 	struct model_config c;
 
 	run_model(&c, run);
-	ck_ok(model_layout_create(&c, &l, &err), &err);
-	return l->elements;
+	ck_ok(model_layout_create_tuned(&c, &run->o.tuning, &l, &err), &err);
+	return all_elements(l);
 }
 
 static void compare(const struct run *run, const struct rank_run *ranks, const struct rank_run *ddp)
@@ -502,6 +531,60 @@ static void no_files(const char *directory)
 	closedir(dir);
 }
 
+/* Adapters, over 4 bits too, and the last block alone: what is frozen has no state, and with "all" its
+ * weights come from the host. For 1 and 2 ranks, untied and tied. */
+START_TEST(offload_of_what_is_trained_has_the_same_bits)
+{
+	static char *const all[] = {"all", NULL}, *const some[] = {"q_proj", "down_proj", NULL},
+	                   *const norm[] = {"norm", NULL}, *const mlp[] = {"mlp", NULL};
+	static const struct {
+		struct model_tuning tuning;
+		enum dtype type;
+		enum shard_strategy strategy;
+		enum shard_quantize quantize;
+		bool disk;
+	} kinds[] = {
+	    {{.kind = TUNE_LORA, .rank = 4, .alpha = 16, .target = all}, DTYPE_F32, SHARD_ZERO3, 0, false},
+	    {{.kind = TUNE_LORA, .rank = 4, .alpha = 16, .target = some, .saved = norm, .dora = true},
+	     DTYPE_BF16,
+	     SHARD_ZERO3,
+	     0,
+	     true},
+	    {{.kind = TUNE_LORA, .rank = 4, .alpha = 16, .target = all, .dropout = 0.1},
+	     DTYPE_BF16,
+	     SHARD_ZERO3,
+	     SHARD_NF4_DOUBLE,
+	     false},
+	    {{.kind = TUNE_SOME, .layers = 1, .modules = all}, DTYPE_F16, SHARD_ZERO3, 0, false},
+	    {{.kind = TUNE_SOME, .layers = 2, .modules = mlp}, DTYPE_F32, SHARD_HYBRID, 0, true},
+	    {{.kind = TUNE_LORA, .rank = 4, .alpha = 16, .target = all}, DTYPE_F32, SHARD_ZERO2, 0, false},
+	};
+	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(22, 9, 8, 50, true);
+	_cleanup_(dataset_closep) struct dataset *eval = fake_dataset(5, 12, 8, 50, false);
+	struct run run = {.world_size = 1 + _i % 2, .tied = _i / 2, .train = train, .eval = eval};
+	_cleanup_free_ char *directory = unit_tmpdir();
+	struct error err = ERROR_INIT;
+
+	for (size_t i = 0; i < ARRAY_SIZE(kinds); i++)
+		for (int offload = SHARD_OFFLOAD_OPTIMIZER; offload <= SHARD_OFFLOAD_ALL; offload++) {
+			if (offload == SHARD_OFFLOAD_ALL && kinds[i].strategy < SHARD_ZERO3)
+				continue;
+			options(&run.o, kinds[i].strategy, 1 + (int)(i + (size_t)offload) % 2 * 2);
+			run.o.shard_degree = run.world_size;
+			run.o.tuning = kinds[i].tuning;
+			run.o.precision = kinds[i].type;
+			run.o.quantize = kinds[i].quantize;
+			run.o.learning_rate = 1e-2;
+			run.o.scaler.power = 12;
+			run.o.offload_dir = kinds[i].disk ? directory : NULL;
+			run.o.state_piece = 700;
+			compare_offload(&run, (enum shard_offload)offload);
+			no_files(directory);
+		}
+	ck_ok(file_remove_tree(directory, &err), &err);
+}
+END_TEST
+
 /* Pieces of 700 elements: most units have several, the last of another size, and all buffers are used again.
  */
 START_TEST(state_on_disk_has_the_same_bits)
@@ -774,6 +857,7 @@ int main(void)
 	tcase_add_test(c, state_moves_between_strategies);
 	tcase_add_loop_test(c, offload_has_the_same_bits, 0, 3);
 	tcase_add_loop_test(c, offload_of_all_has_the_same_bits, 0, 8);
+	tcase_add_loop_test(c, offload_of_what_is_trained_has_the_same_bits, 0, 4);
 	tcase_add_loop_test(c, state_on_disk_has_the_same_bits, 0, 4);
 	tcase_add_loop_test(c, state_on_disk_takes_buffers_alone, 0, 2);
 	tcase_add_loop_test(c, offload_takes_the_state_from_the_device, 0, 2);

@@ -198,13 +198,22 @@ int shard_wait_gradients(struct shard *s, int unit, struct error *err)
 	return r < 0 ? r : complete(s, unit, err);
 }
 
+/* Of the units that are trained. */
+static bool is_first(const struct shard *s, int unit)
+{
+	for (int i = 0; i < unit; i++)
+		if (!s->unit[i].frozen)
+			return false;
+	return true;
+}
+
 void shard_sum_squares(struct shard *s, int unit, double *sum)
 {
 	const struct shard_unit *u = &s->unit[unit];
 
 	if (s->o.offload != SHARD_OFFLOAD_ALL)
 		device_sum_squares(s->dev, u->own_gradients, DTYPE_F32, u->own, sum);
-	else if (unit == 0)
+	else if (is_first(s, unit))
 		device_copy(s->dev, sum, s->squares, sizeof(*sum));
 }
 

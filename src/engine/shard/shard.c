@@ -241,7 +241,7 @@ static bool comes(const struct shard *s, const struct shard_unit *u, enum kind k
 	return kind == WEIGHTS     ? !u->whole_weights
 	       : kind == GRADIENTS ? u->in_slot
 	       : kind == WIRE      ? s->o.world_size > 1 && s->o.wire != DTYPE_F32 && !u->frozen
-	                           : s->o.offload == SHARD_OFFLOAD_ALL && s->degree > 1;
+	                           : s->o.offload == SHARD_OFFLOAD_ALL && s->degree > 1 && !u->frozen;
 }
 
 int shard_weight_slots(const struct shard *s)
@@ -349,11 +349,15 @@ static void place_ring(struct shard *s, struct arena *a, int ring, enum kind kin
 static void place_host(const struct shard *s, int i, struct arena *host)
 {
 	struct shard_unit *u = &s->unit[i];
-	size_t copy = s->o.type == DTYPE_F32 ? 0 : dtype_size(s->o.type);
+	bool copied = u->frozen ? s->o.offload == SHARD_OFFLOAD_ALL && !u->whole_weights && !u->packed
+	                        : s->o.type != DTYPE_F32;
 
-	u->host_gradients =
-	    arena_take(host, BUFFER_GRADIENTS, (size_t)u->own * sizeof(float), "unit %d gradients", i);
-	u->host_copy = arena_take(host, BUFFER_WEIGHTS, (size_t)u->own * copy, "unit %d weights", i);
+	u->host_gradients = NULL;
+	if (!u->frozen)
+		u->host_gradients = arena_take(host, BUFFER_GRADIENTS, (size_t)u->own * sizeof(float),
+		                               "unit %d gradients", i);
+	u->host_copy = arena_take(host, BUFFER_WEIGHTS, copied ? (size_t)u->own * dtype_size(s->o.type) : 0,
+	                          "unit %d weights", i);
 }
 
 void shard_place_buffers(struct shard *s, struct arena *a, struct arena *host)
@@ -361,7 +365,7 @@ void shard_place_buffers(struct shard *s, struct arena *a, struct arena *host)
 	for (int i = 0; i < s->units; i++) {
 		place_weights(s, i, a);
 		place_state(s, i, s->o.offload ? host : a);
-		if (s->o.offload && !s->unit[i].frozen)
+		if (s->o.offload)
 			place_host(s, i, host);
 		place_gradients(s, i, a);
 	}

@@ -47,7 +47,8 @@
  * but for the units that stay whole. Weights come up into a slot before they are used, `prefetch` units
  * ahead; where ranks share a copy, one unit earlier still, since the gather starts once they are there. A
  * unit's gradients go down after each micro-step; those of the micro-steps before come up to be added to, so
- * that sums are taken on the device, in the same order as without offload.
+ * that sums are taken on the device, in the same order as without offload. Of a unit that is frozen that is
+ * its weights, in the compute type; those in 4 bits stay on the device.
  *
  * With a directory for offload, the moments and the master weights are in a file there instead, and in host
  * memory while they are stepped, piece by piece; in fp32, where they are the weights, the master weights stay
@@ -129,7 +130,8 @@ struct shard_unit {
 	int64_t state_first;    /* with offload_dir, of the piece that is stepped: own elements before it */
 	/* With offload, in host memory, as master, m and v are then. */
 	float *host_gradients; /* [own] */
-	void *host_copy;       /* [own], compute type; NULL in fp32, where it is master */
+	void *host_copy; /* [own], compute type; NULL in fp32, where it is master, and of frozen units whose
+	                  * weights are on the device */
 	struct device_event *down, *up;
 	struct device_event *stepped; /* behind its step, while that is under way aside */
 	bool stepping;
@@ -224,8 +226,8 @@ void shard_micro_step(struct shard *s, bool first, bool last);
 void shard_gradients(struct shard *s, int unit);
 /* After the last micro-step: own_gradients of a unit are complete. */
 int shard_wait_gradients(struct shard *s, int unit, struct error *err);
-/* Adds the squares of this rank's gradients to *sum, on the device. Called for each unit, from the last to
- * the first, after it has been waited for. */
+/* Adds the squares of this rank's gradients to *sum, on the device. Called for each unit that is trained,
+ * from the last to the first, after it has been waited for. */
 void shard_sum_squares(struct shard *s, int unit, double *sum);
 /* With offload, after that: the host has a unit's gradients, and may change its state. */
 int shard_wait_host(struct shard *s, int unit, struct error *err);

@@ -44,7 +44,7 @@ int64_t state_cut(const struct shard *s, struct state_piece *pieces, int64_t *la
 	for (int i = 0; i < s->units; i++) {
 		const struct shard_unit *u = &s->unit[i];
 
-		for (int64_t first = 0; first < u->own; first += most, count++) {
+		for (int64_t first = 0; first < u->own && !u->frozen; first += most, count++) {
 			int64_t n = MIN(u->own - first, most), size = state_place_in(s, u, n, SHARD_STATES);
 
 			if (pieces)
@@ -83,5 +83,7 @@ int64_t shard_state_pieces(const struct shard *s, int unit)
 {
 	int64_t most = state_piece_elements(s);
 
+	if (s->unit[unit].frozen)
+		return 0;
 	return s->o.offload_dir ? (s->unit[unit].own + most - 1) / most : 1;
 }

@@ -290,7 +290,7 @@ static double upload_seconds(const struct train_options *o, const struct hardwar
 	const struct hardware *h = &where->device;
 	double bytes = (double)u->own * (double)dtype_size(o->precision);
 
-	if (o->offload != SHARD_OFFLOAD_ALL || u->whole_weights)
+	if (o->offload != SHARD_OFFLOAD_ALL || u->whole_weights || u->packed)
 		return 0;
 	return h->sizing.engine == DEVICE_ENGINE_CPU ? stream(h, o->precision, RATE_COPY, 2 * bytes)
 	                                             : bytes / HOST_LINK;

@@ -67,9 +67,6 @@ int train_options_check(const struct train_options *o, struct error *err)
 	    {!o->offload || optimizer_steps_on_host(o->optimizer),
 	     "only adamw, sgd and lion can step on the host (parallel.offload)"},
 	    {!o->offload_dir || o->offload, "offload_dir has no effect without offload"},
-	    {!o->offload || o->tuning.kind == TUNE_ALL,
-	     "parallel.offload is for training of all parameters: what an adapter or a few layers train is "
-	     "small"},
 	    {o->tuning.kind != TUNE_LORA || (o->tuning.rank >= 1 && o->tuning.alpha > 0 &&
 	                                     o->tuning.dropout >= 0 && o->tuning.dropout < 1),
 	     "lora needs a rank of at least 1, an alpha above 0, and a dropout from 0 to below 1"},

@@ -11,6 +11,13 @@ static bool has_no_master(const struct trainer *t, int unit)
 	return t->o.without_master || t->plan->shard->unit[unit].frozen;
 }
 
+static bool is_on_host(const struct trainer *t, enum parameter_state which, int unit)
+{
+	const struct shard_unit *u = &t->plan->shard->unit[unit];
+
+	return t->o.offload && (!(which == STATE_WEIGHTS && u->frozen) || u->host_copy);
+}
+
 /* The place of element `at` of this rank's part of the unit's state. *type is fp32, or the compute type for
  * weights that have no master copy. */
 static void *state(const struct trainer *t, enum parameter_state which, int unit, int64_t at,
@@ -20,7 +27,7 @@ static void *state(const struct trainer *t, enum parameter_state which, int unit
 
 	if (which == STATE_WEIGHTS && has_no_master(t, unit)) {
 		*type = t->o.precision;
-		return (char *)(t->o.offload ? u->host_copy : u->own_weights) +
+		return (char *)(is_on_host(t, which, unit) ? u->host_copy : u->own_weights) +
 		       (size_t)at * dtype_size(t->o.precision);
 	}
 	*type = DTYPE_F32;
@@ -30,17 +37,19 @@ static void *state(const struct trainer *t, enum parameter_state which, int unit
 }
 
 /* Copies between host memory and where state() points, without a change of type. */
-static int copy_out(struct trainer *t, void *out, const void *state, size_t bytes, struct error *err)
+static int copy_out(struct trainer *t, bool on_host, void *out, const void *state, size_t bytes,
+                    struct error *err)
 {
-	if (!t->o.offload)
+	if (!on_host)
 		return device_read(t->dev, out, state, bytes, err);
 	memcpy(out, state, bytes);
 	return 0;
 }
 
-static int copy_in(struct trainer *t, void *state, const void *in, size_t bytes, struct error *err)
+static int copy_in(struct trainer *t, bool on_host, void *state, const void *in, size_t bytes,
+                   struct error *err)
 {
-	if (!t->o.offload)
+	if (!on_host)
 		return device_write(t->dev, state, in, bytes, err);
 	memcpy(state, in, bytes);
 	return 0;
@@ -51,10 +60,10 @@ static enum shard_state state_of(enum parameter_state which)
 	return which == STATE_WEIGHTS ? SHARD_MASTER : which == STATE_MOMENT1 ? SHARD_MOMENT1 : SHARD_MOMENT2;
 }
 
-static bool is_on_disk(const struct trainer *t, enum parameter_state which)
+static bool is_on_disk(const struct trainer *t, enum parameter_state which, int unit)
 {
 	return shard_state_is_on_disk(t->plan->shard, state_of(which)) &&
-	       !(which == STATE_WEIGHTS && t->o.without_master);
+	       !(which == STATE_WEIGHTS && has_no_master(t, unit));
 }
 
 static int moment_of(enum parameter_state which)
@@ -105,10 +114,10 @@ int trainer_read(struct trainer *t, enum parameter_state which, const struct mod
 	}
 	if (is_8bit(t, which))
 		return optimizer_read_8bit(t->plan->optimizer, moment_of(which), p->unit, at, n, out, err);
-	if (is_on_disk(t, which))
+	if (is_on_disk(t, which, p->unit))
 		return shard_read_state(t->plan->shard, state_of(which), p->unit, at, n, out, err);
 	from = state(t, which, p->unit, at, &type);
-	r = copy_out(t, out, from, (size_t)n * dtype_size(type), err);
+	r = copy_out(t, is_on_host(t, which, p->unit), out, from, (size_t)n * dtype_size(type), err);
 	/* `out` is widened in place, from the last element on, so that no value is overwritten before it is
 	 * read. */
 	for (int64_t i = n - 1; i >= 0 && r == 0 && type != DTYPE_F32; i--) {
@@ -150,6 +159,7 @@ int trainer_write(struct trainer *t, enum parameter_state which, const struct mo
 	_cleanup_free_ uint16_t *narrow = NULL;
 	enum dtype type;
 	void *to;
+	bool on_host = is_on_host(t, which, p->unit);
 	int r = shard_settle(t->plan->shard, err);
 
 	if (r == 0 && is_packed(t, which, p))
@@ -163,17 +173,17 @@ int trainer_write(struct trainer *t, enum parameter_state which, const struct mo
 	if (is_8bit(t, which))
 		return optimizer_write_8bit(t->plan->optimizer, moment_of(which), p->unit, at, own, in + skip,
 		                            err);
-	if (is_on_disk(t, which))
+	if (is_on_disk(t, which, p->unit))
 		return shard_write_state(t->plan->shard, state_of(which), p->unit, at, own, in + skip, err);
 	to = state(t, which, p->unit, at, &type);
 	if (type == DTYPE_F32)
-		return copy_in(t, to, in + skip, (size_t)own * sizeof(float), err);
+		return copy_in(t, on_host, to, in + skip, (size_t)own * sizeof(float), err);
 	narrow = malloc((size_t)own * sizeof(*narrow));
 	if (!narrow)
 		return error_oom(err);
 	for (int64_t i = 0; i < own; i++)
 		narrow[i] = type == DTYPE_BF16 ? bf16_from_float(in[skip + i]) : f16_from_float(in[skip + i]);
-	return copy_in(t, to, narrow, (size_t)own * sizeof(*narrow), err);
+	return copy_in(t, on_host, to, narrow, (size_t)own * sizeof(*narrow), err);
 }
 
 int trainer_publish(struct trainer *t, struct error *err)
@@ -236,7 +246,8 @@ static int bring(struct trainer *t, float *to, const void *own, enum dtype type,
 		int64_t part = MIN(n - at, PIECE);
 
 		for (int64_t i = 0; i < part; i++)
-			piece[i] = bf16_to_float(narrow[at + i]);
+			piece[i] =
+			    type == DTYPE_BF16 ? bf16_to_float(narrow[at + i]) : f16_to_float(narrow[at + i]);
 		r = device_write(t->dev, to + at, piece, (size_t)part * sizeof(float), err);
 	}
 	return r;
@@ -283,7 +294,7 @@ static int gather_piece(struct trainer *t, enum parameter_state which, const str
 		if (part.first == s->unit[p->unit].first && is_8bit(t, which)) {
 			optimizer_widen(t->plan->optimizer, moment_of(which), p->unit, at, held,
 			                (float *)staging + from);
-		} else if (part.first == s->unit[p->unit].first && is_on_disk(t, which)) {
+		} else if (part.first == s->unit[p->unit].first && is_on_disk(t, which, p->unit)) {
 			if ((r = bring_from_disk(t, (float *)staging + from, which, p->unit, at, held, err)) <
 			    0)
 				return r;
@@ -291,7 +302,7 @@ static int gather_piece(struct trainer *t, enum parameter_state which, const str
 			enum dtype type;
 			const void *own = state(t, which, p->unit, at, &type);
 
-			if (!t->o.offload)
+			if (!is_on_host(t, which, p->unit))
 				device_cast(t->dev, (float *)staging + from, DTYPE_F32, own, type, held);
 			else if ((r = bring(t, (float *)staging + from, own, type, held, err)) < 0)
 				return r;
