@@ -59,7 +59,7 @@ strategies = STRATEGIES if strategies == "all" else [s for s in strategies.split
 families = options.get("families", "llama")
 families = list(FAMILIES) if families == "all" else families.split(",")
 source = os.path.join(HERE, "..", "..")
-torch.set_num_threads(2)
+torch.set_num_threads(1)
 disable_progress_bar()
 
 
@@ -67,8 +67,10 @@ def make_base(directory, family):
     torch.manual_seed(1)
     config, own, _ = FAMILIES[family]
     sizes = SIZES if family != "gpt2" else {key: SIZES[key] for key in ("vocab_size", "initializer_range")}  # its others have names of their own
-    sizes = sizes | WIDE if quantized else sizes
-    model = AutoModelForCausalLM.from_config(config(**(sizes | own)), dtype=torch.float32)
+    sizes = sizes | own
+    if quantized:
+        sizes |= {"n_embd": WIDE["hidden_size"], "n_inner": WIDE["intermediate_size"]} if family == "gpt2" else WIDE
+    model = AutoModelForCausalLM.from_config(config(**sizes), dtype=torch.float32)
     for name, p in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(p, std=0.05)

@@ -438,7 +438,8 @@ void device_row_norms(struct device *dev, const struct device_row_norms *n, floa
 			for (int64_t k = 0; k < n->rank; k++)
 				x += (double)((const float *)b)[j * n->rank + k] *
 				     ((const float *)a)[k * n->cols + c];
-			x = ((const float *)w)[j * n->cols + c] + n->scale * x;
+			x = ((const float *)w)[n->transposed ? c * n->rows + j : j * n->cols + c] +
+			    n->scale * x;
 			sum += x * x;
 		}
 		norm[j] = (float)sqrt(sum);

@@ -13,4 +13,4 @@ compare() {
 }
 compare steps=16 strategies=zero3
 compare steps=8 strategies= variants=lora families=phi3,gemma2
-compare steps=8 strategies=zero3 variants=lora,pissa families=gpt2
+compare steps=8 strategies=zero3 variants=lora,pissa,dora families=gpt2

@@ -97,12 +97,13 @@ START_TEST(row_norms)
 {
 	static const int shapes[][3] = {{1, 1, 1}, {3, 17, 2}, {17, 64, 8}, {40, 300, 5}, {5, 9000, 16}};
 
-	FOR_ALL for (size_t s = 0; s < COUNT(shapes); s++)
+	FOR_ALL for (size_t s = 0; s < 2 * COUNT(shapes); s++)
 	{
-		struct device_row_norms n = {.rows = shapes[s][0],
-		                             .cols = shapes[s][1],
-		                             .rank = shapes[s][2],
+		struct device_row_norms n = {.rows = shapes[s / 2][0],
+		                             .cols = shapes[s / 2][1],
+		                             .rank = shapes[s / 2][2],
 		                             .scale = 0.5f,
+		                             .transposed = s % 2,
 		                             .type = type};
 		double *w = test_values(n.rows * n.cols, 1), *b = test_values(n.rows * n.rank, 2),
 		       *a = test_values(n.rank * n.cols, 3), *want = test_values(n.rows, 4);
@@ -115,7 +116,7 @@ START_TEST(row_norms)
 			double sum = 0;
 
 			for (int64_t c = 0; c < n.cols; c++) {
-				double x = w[j * n.cols + c];
+				double x = w[n.transposed ? c * n.rows + j : j * n.cols + c];
 
 				for (int64_t k = 0; k < n.rank; k++)
 					x += 0.5 * b[j * n.rank + k] * a[k * n.cols + c];

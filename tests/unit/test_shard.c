@@ -13,6 +13,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/str.h"
+#include "engine/model/nf4_weights.h"
 #include "engine/train/plan.h"
 #include "engine/train/trainer.h"
 
@@ -35,7 +36,9 @@ static void model(struct model_config *c, bool tied)
 struct run {
 	int world_size;
 	bool tied;
-	int vocab; /* 0: a small one */
+	int vocab;    /* 0: a small one */
+	bool gpt2;    /* whose matrices are stored transposed */
+	bool rounded; /* the model begins with what 4 bits would stand for */
 	struct train_options o;
 	const struct dataset *train, *eval;
 	float *const *state; /* from which it starts after step `start` */
@@ -54,7 +57,13 @@ struct rank_run {
 
 static void run_model(struct model_config *c, const struct run *run)
 {
+	static const char gpt2[] = "{\"model_type\":\"gpt2\",\"vocab_size\":50,\"n_embd\":64,\"n_inner\":96,"
+	                           "\"n_layer\":2,\"n_head\":2,\"n_positions\":32}";
+	struct error err = ERROR_INIT;
+
 	model(c, run->tied);
+	if (run->gpt2)
+		ck_ok(model_config_parse(gpt2, strlen(gpt2), "config.json", c, &err), &err);
 	if (run->vocab)
 		c->vocab = run->vocab;
 }
@@ -170,12 +179,26 @@ static void end_rank(struct rank_run *r, struct trainer *t, bool first)
 	}
 }
 
-/* The B of adapters, too, are not 0, so that a step changes A from the first on. */
-static int fill(void *init, const struct model_parameter *p, int64_t first, int64_t n, float *out,
+struct start {
+	struct model_init init;
+	struct nf4_weights frozen;
+};
+
+/* The B of adapters, too, are not 0, so that a step changes A from the first on; magnitudes are about those
+ * of the matrices. */
+static int fill(void *start, const struct model_parameter *p, int64_t first, int64_t n, float *out,
                 struct error *err)
 {
-	return p->part == PART_LORA_A ? model_adapter_fill(init, p, first, n, out, err)
-	                              : model_init_fill(init, p, first, n, out, err);
+	struct start *s = start;
+
+	if (p->frozen && p->matrix && p->role != PARAMETER_EMBEDDING && p->role != PARAMETER_POSITIONS)
+		return nf4_weights_fill(&s->frozen, p, first, n, out, err);
+	for (int64_t i = 0; i < n && p->part == PART_MAGNITUDE; i++)
+		out[i] = 0.8f;
+	if (p->part == PART_MAGNITUDE)
+		return 0;
+	return p->part == PART_LORA_A ? model_adapter_fill(&s->init, p, first, n, out, err)
+	                              : model_init_fill(&s->init, p, first, n, out, err);
 }
 
 static void *run_rank(void *context)
@@ -183,7 +206,7 @@ static void *run_rank(void *context)
 	struct rank_run *r = context;
 	const struct run *run = r->run;
 	struct train_callbacks callbacks = {.context = r, .on_log = on_log};
-	struct model_init init = {.seed = 1, .std = 0.1};
+	struct start start = {.init = {.seed = 1, .std = 0.1}};
 	struct error err = ERROR_INIT;
 	struct model_config c;
 	struct trainer *t;
@@ -192,7 +215,12 @@ static void *run_rank(void *context)
 	run_model(&c, run);
 	ck_ok(device_create(&(struct device_options){.threads = 1}, &dev, &err), &err);
 	ck_ok(trainer_create(dev, r->comm, &c, &run->o, run->train, run->eval, &t, &err), &err);
-	ck_ok(trainer_load(t, fill, &init, &err), &err);
+	start.frozen = (struct nf4_weights){.weights = model_init_fill,
+	                                    .context = &start.init,
+	                                    .quantized = run->rounded,
+	                                    .type = run->o.precision};
+	ck_ok(trainer_load(t, fill, &start, &err), &err);
+	nf4_weights_free(&start.frozen);
 	if (run->state)
 		restore(run, t);
 	ck_ok(trainer_run(t, &callbacks, &err), &err);
@@ -339,24 +367,6 @@ START_TEST(large_embedding_has_its_own_slot)
 }
 END_TEST
 
-/* bitsandbytes quantizes them turned: the same 4 bits would stand for another model. */
-START_TEST(matrices_that_are_stored_transposed_are_not_quantized)
-{
-	static const char gpt2[] =
-	    "{\"model_type\":\"gpt2\",\"vocab_size\":100,\"n_embd\":64,\"n_layer\":1,\"n_head\":2}";
-	_cleanup_(plan_freep) struct plan *p = NULL;
-	struct error err = ERROR_INIT;
-	struct train_options o;
-	struct model_config c;
-
-	ck_ok(model_config_parse(gpt2, strlen(gpt2), "config.json", &c, &err), &err);
-	options(&o, SHARD_DDP, 1);
-	o.quantize = SHARD_NF4;
-	ck_fails(plan_create(NULL, NULL, 0, 1, &c, &o, 16, &p, &err), &err,
-	         "lora.quantize: is not supported for the family gpt2");
-}
-END_TEST
-
 START_TEST(nothing_to_shard_is_refused)
 {
 	_cleanup_(plan_freep) struct plan *p = NULL;
@@ -374,6 +384,37 @@ START_TEST(nothing_to_shard_is_refused)
 	o.strategy = SHARD_ZERO1;
 	o.offload = SHARD_OFFLOAD_ALL;
 	ck_fails(plan_create(NULL, NULL, 0, 3, &c, &o, 16, &p, &err), &err, "use \"zero3\" or \"hybrid\"");
+}
+END_TEST
+
+/* bitsandbytes quantizes them turned; the losses are those of a model that holds what these 4 bits stand for.
+ * For 1 and 2 ranks, LoRA and DoRA. */
+START_TEST(matrices_that_are_stored_transposed_are_quantized_turned)
+{
+	static char *const all[] = {"all", NULL};
+	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(22, 9, 8, 50, true);
+	_cleanup_(dataset_closep) struct dataset *eval = fake_dataset(5, 12, 8, 50, false);
+	struct run run = {.world_size = 1 + _i % 2, .gpt2 = true, .train = train, .eval = eval};
+	struct rank_run *rounded, *packed, *plain;
+
+	options(&run.o, SHARD_ZERO3, 2);
+	run.o.learning_rate = 1e-2;
+	run.o.tuning =
+	    (struct model_tuning){.kind = TUNE_LORA, .rank = 4, .alpha = 16, .target = all, .dora = _i / 2};
+	plain = run_all(&run);
+	run.rounded = true;
+	rounded = run_all(&run);
+	run.rounded = false;
+	run.o.quantize = SHARD_NF4;
+	packed = run_all(&run);
+	ck_assert_double_lt(plain[0].losses[STEPS - 1], plain[0].losses[0] - 0.1);
+	ck_assert_double_gt(fabs(plain[0].losses[0] - rounded[0].losses[0]), 1e-4);
+	for (int step = 0; step < STEPS; step++)
+		ck_assert_double_eq_tol(packed[0].losses[step], rounded[0].losses[step], 1e-5);
+	ck_assert_double_eq_tol(packed[0].eval_loss, rounded[0].eval_loss, 1e-5);
+	done(plain);
+	done(rounded);
+	done(packed);
 }
 END_TEST
 
@@ -853,7 +894,7 @@ int main(void)
 	tcase_add_loop_test(c, any_number_of_slots, 0, 2);
 	tcase_add_loop_test(c, large_embedding_has_its_own_slot, 0, 2);
 	tcase_add_test(c, nothing_to_shard_is_refused);
-	tcase_add_test(c, matrices_that_are_stored_transposed_are_not_quantized);
+	tcase_add_loop_test(c, matrices_that_are_stored_transposed_are_quantized_turned, 0, 4);
 	tcase_add_test(c, state_moves_between_strategies);
 	tcase_add_loop_test(c, offload_has_the_same_bits, 0, 3);
 	tcase_add_loop_test(c, offload_of_all_has_the_same_bits, 0, 8);

@@ -277,10 +277,11 @@ struct device_dropout {
 void device_dropout(struct device *dev, const struct device_dropout *d, void *y, bool accumulate,
                     const void *x, enum dtype type, int64_t n);
 /* norm[j] = the length of row j of w + scale · b · a, where w is [rows, cols], b [rows, rank] and a [rank,
- * cols] (Liu et al. 2024, DoRA). */
+ * cols] (Liu et al. 2024, DoRA). transposed: w lies as [cols, rows]. */
 struct device_row_norms {
 	int64_t rows, cols, rank;
 	float scale;
+	bool transposed;
 	enum dtype type;
 };
 void device_row_norms(struct device *dev, const struct device_row_norms *n, float *norm, const void *w,

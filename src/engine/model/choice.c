@@ -134,11 +134,6 @@ static int choose_all(const struct chooser *ch, struct error *err)
 		}
 	if (!t || t->kind == TUNE_ALL)
 		return 0;
-	if (lora && t->dora && ch->c->transposed)
-		return error_set(err, -ENOTSUP,
-		                 "lora.dora: is not supported for the family %s, whose matrices are stored "
-		                 "transposed; leave it out",
-		                 ch->c->family);
 	if (lora && ch->c->tied && list_length(t->saved) > 0 && (ch->choice[PARAMETER_EMBEDDING].trained))
 		return error_set(
 		    err, -EINVAL,

@@ -100,6 +100,25 @@ int model_adapter_fill(void *init, const struct model_parameter *p, int64_t firs
 	return 0;
 }
 
+/* The lengths of columns [first, first + n) of a matrix that is stored [in, out]; row: memory for n. */
+static int column_norms(const struct model_parameter *w, model_fill_fn weights, void *context, int64_t first,
+                        int64_t n, float *row, float *out, struct error *err)
+{
+	_cleanup_free_ double *sum = calloc((size_t)n + 1, sizeof(*sum));
+	int r = 0;
+
+	if (!sum)
+		return error_oom(err);
+	for (int64_t i = 0; i < w->shape[0] && r == 0; i++) {
+		r = weights(context, w, i * w->shape[1] + first, n, row, err);
+		for (int64_t j = 0; j < n && r == 0; j++)
+			sum[j] += (double)row[j] * row[j];
+	}
+	for (int64_t j = 0; j < n; j++)
+		out[j] = (float)sqrt(sum[j]);
+	return r;
+}
+
 int model_magnitude_fill(const struct model_layout *layout, model_fill_fn weights, void *context,
                          const struct model_parameter *p, int64_t first, int64_t n, float *out,
                          struct error *err)
@@ -113,6 +132,8 @@ int model_magnitude_fill(const struct model_layout *layout, model_fill_fn weight
 		return error_oom(err);
 	if (!w)
 		return error_set(err, -EINVAL, "%s belongs to no matrix", p->name);
+	if (w->transposed)
+		return column_norms(w, weights, context, first, n, row, out, err);
 	for (int64_t i = 0; i < n && r == 0; i++) {
 		double sum = 0;
 

@@ -407,6 +407,15 @@ const struct model_parameter *model_layout_find(const struct model_layout *l, co
 	return NULL;
 }
 
+void model_layout_turn(const struct model_parameter *p, bool back, float *to, const float *from)
+{
+	int64_t rows = p->shape[back ? 1 : 0], columns = p->shape[back ? 0 : 1];
+
+	for (int64_t i = 0; i < rows; i++)
+		for (int64_t j = 0; j < columns; j++)
+			to[j * rows + i] = from[i * columns + j];
+}
+
 const struct model_parameter *model_layout_matrix(const struct model_layout *l,
                                                   const struct model_parameter *part)
 {

@@ -9,6 +9,9 @@
  * which a part is trained, or which has adapters, is frozen, and what is trained lies in a companion, a unit
  * behind all of these: the trained parameters, then the adapters' A, B and magnitudes. A frozen unit has no
  * gradients and no state of an optimizer.
+ *
+ * A matrix that is stored [in, out] lies so, too, unless its unit is in 4 bits: bitsandbytes quantizes such
+ * matrices turned, and so they are here, and lie [out, in].
  */
 #pragma once
 
@@ -123,6 +126,8 @@ enum parameter_role model_layout_leader(enum parameter_role role);
 enum parameter_role model_layout_next(enum parameter_role role);
 /* NULL: none of that name. lm_head.weight of a tied model is none. */
 const struct model_parameter *model_layout_find(const struct model_layout *layout, const char *name);
+/* Copies a whole matrix that is stored [in, out] to [out, in], or with back the other way. */
+void model_layout_turn(const struct model_parameter *p, bool back, float *to, const float *from);
 /* The matrix that a part of an adapter belongs to; NULL: none. */
 const struct model_parameter *model_layout_matrix(const struct model_layout *layout,
                                                   const struct model_parameter *part);

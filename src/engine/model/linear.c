@@ -124,6 +124,14 @@ static struct group find_group(const struct model *m, int unit, enum parameter_r
 	return g;
 }
 
+/* Whether the matrix lies as [in, out]. Those in 4 bits lie turned (layout.h). */
+static bool is_transposed(const struct model *m, int unit, enum parameter_role role)
+{
+	int place = model_place(m, unit, PART_WEIGHT, role);
+
+	return role_transposed(&m->c, role) && !(m->o.quantized && m->layout->unit[place].frozen);
+}
+
 static char *at_column(const struct model *m, const void *y, int64_t column)
 {
 	return (char *)(uintptr_t)y + (size_t)column * m->size;
@@ -346,6 +354,7 @@ static void find_norms(struct model *m, int unit, const struct group *g)
 		                             .cols = g->in,
 		                             .rank = m->rank,
 		                             .scale = m->adapter_scale,
+		                             .transposed = is_transposed(m, unit, c->role),
 		                             .type = m->o.type};
 
 		device_row_norms(m->dev, &n, m->norms + c->column, weight(m, unit, c->role),
@@ -407,7 +416,7 @@ static void multiply(struct model *m, int unit, enum parameter_role role, void *
                      const void *x, int64_t tokens, bool scaled)
 {
 	struct group group = find_group(m, unit, role);
-	bool transposed = role_transposed(&m->c, role);
+	bool transposed = is_transposed(m, unit, role);
 
 	for (int i = 0; i < group.n; i++) {
 		const struct columns *c = &group.product[i];
@@ -467,7 +476,7 @@ void model_linear_input_gradient(struct model *m, int unit, enum parameter_role 
                                  const void *dy, int64_t tokens)
 {
 	struct group group = find_group(m, unit, role);
-	bool transposed = role_transposed(&m->c, role);
+	bool transposed = is_transposed(m, unit, role);
 	const void *scaled = scaled_gradient(m, unit, &group, dy, tokens);
 
 	for (int i = 0; i < group.n; i++) {
@@ -527,7 +536,7 @@ void model_linear_weight_gradient(struct model *m, int unit, enum parameter_role
                                   const void *x, int64_t tokens, bool first)
 {
 	struct group group = find_group(m, unit, role);
-	bool transposed = role_transposed(&m->c, role);
+	bool transposed = is_transposed(m, unit, role);
 
 	if (transposed)
 		transposed_weight_gradient(m, unit, role, dy, x, tokens, first);

@@ -37,10 +37,11 @@ struct model_options {
 	int64_t logits_rows; /* rows of a cross-entropy chunk, 0: chosen by logits_bytes */
 	size_t logits_bytes; /* device_logits_bytes of the device that it is for */
 	const struct model_tuning *tuning; /* that the layout was made with, borrowed; NULL: none */
-	uint64_t seed;                     /* of the masks of dropout */
-	bool weighed;                      /* batches have weigh */
-	int64_t cache_tokens;              /* generation: length of the KV cache of a sequence, 0: none */
-	int cache_sequences;               /* generation: sequences; 0: one */
+	bool quantized; /* frozen blocks are in 4 bits: none of their matrices lies as [in, out] (layout.h) */
+	uint64_t seed;  /* of the masks of dropout */
+	bool weighed;   /* batches have weigh */
+	int64_t cache_tokens; /* generation: length of the KV cache of a sequence, 0: none */
+	int cache_sequences;  /* generation: sequences; 0: one */
 };
 
 /* A micro-batch: rows of all its sequences behind each other, without padding. Host memory, borrowed for the

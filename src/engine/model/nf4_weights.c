@@ -70,6 +70,23 @@ static int round_values(const struct nf4_weights *w, float *x, int64_t n, struct
 	return 0;
 }
 
+static int round_matrix(const struct nf4_weights *w, const struct model_parameter *p, float *x,
+                        struct error *err)
+{
+	_cleanup_free_ float *turned = NULL;
+	int r;
+
+	if (!p->transposed)
+		return round_values(w, x, p->count, err);
+	turned = malloc((size_t)p->count * sizeof(*turned));
+	if (!turned)
+		return error_oom(err);
+	model_layout_turn(p, false, turned, x);
+	r = round_values(w, turned, p->count, err);
+	model_layout_turn(p, true, x, turned);
+	return r;
+}
+
 static void forget(struct nf4_weights *w)
 {
 	w->of = NULL;
@@ -90,7 +107,7 @@ int nf4_weights_fill(void *context, const struct model_parameter *p, int64_t fir
 		if (!w->values)
 			return error_oom(err);
 		if ((r = w->weights(w->context, p, 0, p->count, w->values, err)) < 0 ||
-		    (r = round_values(w, w->values, p->count, err)) < 0)
+		    (r = round_matrix(w, p, w->values, err)) < 0)
 			return r;
 		w->of = p;
 	}

@@ -16,7 +16,8 @@ struct nf4_weights {
 	float *values;
 };
 
-/* A model_fill_fn, whose context is a struct nf4_weights, for matrices. It keeps the last one. */
+/* A model_fill_fn, whose context is a struct nf4_weights, for matrices. It keeps the last one. Those that are
+ * stored [in, out] are quantized turned (layout.h). */
 int nf4_weights_fill(void *context, const struct model_parameter *p, int64_t first, int64_t n, float *out,
                      struct error *err);
 void nf4_weights_free(struct nf4_weights *w);

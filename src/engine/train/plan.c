@@ -35,6 +35,7 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 	                          .recompute = options->recompute,
 	                          .kept = options->kept_blocks,
 	                          .tuning = &options->tuning,
+	                          .quantized = options->quantize != SHARD_QUANTIZE_NONE,
 	                          .seed = options->seed};
 	struct shard_options parts = {.rank = rank,
 	                              .world_size = world_size,
@@ -61,13 +62,6 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 		return error_set(err, -EINVAL,
 		                 "micro_batch %lld times rows of %lld tokens is more than a step can hold",
 		                 (long long)options->micro_batch, (long long)max_row);
-	/* bitsandbytes quantizes them turned, so that its blocks, and the bits, would be others. */
-	if (options->quantize != SHARD_QUANTIZE_NONE && c->transposed)
-		return error_set(
-		    err, -ENOTSUP,
-		    "lora.quantize: is not supported for the family %s, whose matrices are stored "
-		    "transposed; leave it out",
-		    c->family);
 	if ((r = model_layout_create_tuned(c, &options->tuning, &p->layout, err)) < 0 ||
 	    (r = shard_create(dev, comm, &parts, p->layout, &p->shard, err)) < 0 ||
 	    (r = optimizer_create(options->optimizer, options->momentum > 0,

@@ -129,7 +129,8 @@ int trainer_read(struct trainer *t, enum parameter_state which, const struct mod
 	return r;
 }
 
-/* Every rank quantizes the whole matrix, since the scales of a part depend on all of it. */
+/* `in` has matrices that lie turned as they lie. Every rank quantizes the whole matrix, since the scales of a
+ * part depend on all of it. */
 static int write_packed(struct trainer *t, const struct model_parameter *p, int64_t first, int64_t n,
                         const float *in, struct error *err)
 {
@@ -199,6 +200,22 @@ int trainer_publish(struct trainer *t, struct error *err)
 	return trainer_check_comm(t, err);
 }
 
+/* A matrix that lies turned is put there in whole. */
+static int load_turned(struct trainer *t, const struct model_parameter *p, model_fill_fn fill, void *context,
+                       struct error *err)
+{
+	_cleanup_free_ float *all = malloc((size_t)p->count * sizeof(*all));
+	_cleanup_free_ float *turned = malloc((size_t)p->count * sizeof(*turned));
+	int r;
+
+	if (!all || !turned)
+		return error_oom(err);
+	if ((r = fill(context, p, 0, p->count, all, err)) < 0)
+		return r;
+	model_layout_turn(p, false, turned, all);
+	return trainer_write(t, STATE_WEIGHTS, p, 0, p->count, turned, err);
+}
+
 int trainer_load(struct trainer *t, model_fill_fn fill, void *context, struct error *err)
 {
 	enum { PIECE = 1 << 20 };
@@ -210,6 +227,11 @@ int trainer_load(struct trainer *t, model_fill_fn fill, void *context, struct er
 	for (int i = 0; i < t->plan->layout->parameters; i++) {
 		const struct model_parameter *p = &t->plan->layout->parameter[i];
 
+		if (p->transposed && is_packed(t, STATE_WEIGHTS, p)) {
+			if ((r = load_turned(t, p, fill, context, err)) < 0)
+				return r;
+			continue;
+		}
 		for (int64_t first = 0; first < p->count; first += PIECE) {
 			int64_t n = MIN(p->count - first, PIECE);
 

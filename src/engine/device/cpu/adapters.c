@@ -101,6 +101,49 @@ VINLINE void norm_rows(const struct device_row_norms *n, float *norm, const void
 	}
 }
 
+/* Columns of a matrix that are in registers or the nearest cache while the ranks are added to them. */
+#define NORM_TILE 64
+
+/* Adds the squares of elements [j, j + lanes) of rows [lo, hi) of a transposed matrix to sum. */
+VINLINE void norm_tile(const struct device_row_norms *n, const void *w, const void *b, const void *a,
+                       enum dtype type, int64_t j, int64_t lanes, int64_t lo, int64_t hi, double sum[VW])
+{
+	vf x[NORM_TILE], squares = {};
+	float lane[VW];
+
+	for (int64_t c = lo; c < hi; c++)
+		x[c - lo] = load_part(w, c * n->rows + j, type, lanes);
+	for (int64_t k = 0; k < n->rank; k++) {
+		vf column;
+
+		for (int64_t i = 0; i < VW; i++)
+			lane[i] = i < lanes ? n->scale * s_load(b, (j + i) * n->rank + k, type) : 0;
+		column = load_part(lane, 0, DTYPE_F32, VW);
+		for (int64_t c = lo; c < hi; c++)
+			x[c - lo] += column * s_load(a, k * n->cols + c, type);
+	}
+	for (int64_t c = lo; c < hi; c++)
+		squares += x[c - lo] * x[c - lo];
+	store_part(lane, 0, DTYPE_F32, squares, VW);
+	for (int i = 0; i < VW; i++)
+		sum[i] += (double)lane[i];
+}
+
+VINLINE void norm_transposed(const struct device_row_norms *n, float *norm, const void *w, const void *b,
+                             const void *a, enum dtype type, int64_t lo, int64_t hi)
+{
+	for (int64_t j = lo; j < hi; j += VW) {
+		int64_t lanes = hi - j < VW ? hi - j : VW;
+		double sum[VW] = {0};
+
+		for (int64_t c = 0; c < n->cols; c += NORM_TILE)
+			norm_tile(n, w, b, a, type, j, lanes, c,
+			          c + NORM_TILE < n->cols ? c + NORM_TILE : n->cols, sum);
+		for (int64_t i = 0; i < lanes; i++)
+			norm[j + i] = (float)__builtin_sqrt(sum[i]);
+	}
+}
+
 void KERNEL(row_norms)(struct device *dev, const struct device_row_norms *n, float *norm, const void *w,
                        const void *b, const void *a)
 {
@@ -109,7 +152,10 @@ void KERNEL(row_norms)(struct device *dev, const struct device_row_norms *n, flo
 		int64_t lo, hi;
 
 		parallel_part(n->rows, 16, &lo, &hi);
-		WITH_TYPE(n->type, norm_rows(n, norm, w, b, a, TYPE, lo, hi));
+		if (n->transposed)
+			WITH_TYPE(n->type, norm_transposed(n, norm, w, b, a, TYPE, lo, hi));
+		else
+			WITH_TYPE(n->type, norm_rows(n, norm, w, b, a, TYPE, lo, hi));
 	}
 }
 

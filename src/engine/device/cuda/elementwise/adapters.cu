@@ -82,6 +82,33 @@ static __global__ void norms_kernel(float *norm, const T *w, const T *b, const T
 	}
 }
 
+/* Of a matrix that lies as [cols, rows]: a warp reads 32 elements of one of its rows, and the block's warps
+ * share these. */
+template <typename T>
+static __global__ void transposed_norms_kernel(float *norm, const T *w, const T *b, const T *a, int64_t rows,
+                                               int64_t cols, int64_t rank, float scale)
+{
+	__shared__ float part[THREADS / 32][32];
+	int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+	int64_t row = (int64_t)blockIdx.x * 32 + lane, j = row < rows ? row : rows - 1;
+	float sum = 0;
+
+	for (int64_t c = warp; c < cols; c += THREADS / 32) {
+		float x = to_float(w[c * rows + j]);
+
+		for (int64_t k = 0; k < rank; k++)
+			x += scale * to_float(b[j * rank + k]) * to_float(a[k * cols + c]);
+		sum += x * x;
+	}
+	part[warp][lane] = sum;
+	__syncthreads();
+	if (warp > 0 || row >= rows)
+		return;
+	for (int i = 1; i < THREADS / 32; i++)
+		sum += part[i][lane];
+	norm[row] = sqrtf(sum);
+}
+
 extern "C" void device_row_norms(struct device *dev, const struct device_row_norms *n, float *norm,
                                  const void *w, const void *b, const void *a)
 {
@@ -90,8 +117,13 @@ extern "C" void device_row_norms(struct device *dev, const struct device_row_nor
 	with_type(n->type, [&](auto t) {
 		typedef decltype(t) T;
 
-		LAUNCH(dev, (norms_kernel<T>), (unsigned)ceil_div(n->rows, ROWS), THREADS, 0, norm,
-		       (const T *)w, (const T *)b, (const T *)a, n->rows, n->cols, n->rank, n->scale);
+		if (n->transposed)
+			LAUNCH(dev, (transposed_norms_kernel<T>), (unsigned)ceil_div(n->rows, 32), THREADS, 0,
+			       norm, (const T *)w, (const T *)b, (const T *)a, n->rows, n->cols, n->rank,
+			       n->scale);
+		else
+			LAUNCH(dev, (norms_kernel<T>), (unsigned)ceil_div(n->rows, ROWS), THREADS, 0, norm,
+			       (const T *)w, (const T *)b, (const T *)a, n->rows, n->cols, n->rank, n->scale);
 	});
 }
 
