@@ -65,6 +65,9 @@ DEFINE_PASS(service_version)
 DEFINE_PASS(runs_ended)
 DEFINE_PASS(foreign_stopped)
 DEFINE_PASS(prune_request)
+DEFINE_PASS(prune_answer)
+DEFINE_PASS(node_fenced)
+DEFINE_PASS(local_runs)
 DEFINE_PASS(preflight_request)
 DEFINE_PASS(preflight_line)
 DEFINE_PASS(run_record)
@@ -260,6 +263,15 @@ static const struct sample {
     {"launch.json", pass_launch_description, LAUNCH, "argv", "grace", ""},
     {"record of a start", pass_start_record, RECORD, "uid", "cgroup", ""},
     {"prune request", pass_prune_request, "{\"days\":2.5,\"runs\":7,\"dry_run\":true}", NULL, "days", ""},
+    {"answer to a prune request", pass_prune_answer,
+     "{\"runs\":[{\"run\":3,\"bytes\":9,\"changed\":1.5}],\"kept\":7,\"error\":\"why\"}", "runs.0.run",
+     "runs.0.bytes", NULL},
+    {"node", pass_node_fenced, "{\"name\":\"n1\",\"parts\":2}", "name", "parts", NULL},
+    {"list of runs", pass_local_runs,
+     "{\"runs\":[{\"run\":5,\"attempt\":1,\"cluster\":\"b2\",\"epoch\":1,\"user\":\"bob\",\"name\":\"x\","
+     "\"state\":"
+     "\"running\",\"slots\":[0,1]}]}",
+     "runs.0.run", "runs.0.slots", NULL},
     {"preflight request", pass_preflight_request, PREFLIGHT, "program", "model", ""},
     {"preflight request", pass_preflight_request, PREFLIGHT, "uid", "user", ""},
     {"preflight", pass_preflight_line, "{\"step\":\"directory /nfs/x\"}", NULL, "step", ""},
@@ -999,6 +1011,118 @@ START_TEST(memory_may_run_out_at_any_place)
 }
 END_TEST
 
+#include "wire_fields.h"
+
+/* The first sample of the message that has the field. */
+static const struct sample *sample_with(int (*pass)(const json_t *json, json_t **again, struct error *err),
+                                        const char *path)
+{
+	for (const struct sample *s = samples; s < samples + ARRAY_SIZE(samples); s++) {
+		_cleanup_json_ json_t *json = s->pass == pass ? make(s) : NULL;
+		const char *last;
+		json_t *parent;
+
+		if (!json)
+			continue;
+		parent = holder(json, path, &last);
+		if (json_is_array(parent) ? json_array_get(parent, (size_t)atoi(last)) != NULL
+		                          : json_object_get(parent, last) != NULL)
+			return s;
+	}
+	ck_abort_msg("no sample has %s", path);
+}
+
+/* Takes value, NULL: without the field. */
+static int pass_with(const struct sample *s, const char *path, json_t *value, json_t **again)
+{
+	_cleanup_json_ json_t *json = make(s);
+	struct error err = ERROR_INIT;
+	const char *last;
+	json_t *parent = holder(json, path, &last);
+
+	if (json_is_array(parent))
+		json_array_set_new(parent, (size_t)atoi(last), value);
+	else if (value)
+		json_object_set_new(parent, last, value);
+	else
+		json_object_del(parent, last);
+	return s->pass(json, again, &err);
+}
+
+static bool accepts(const struct sample *s, const char *path, json_t *value)
+{
+	_cleanup_json_ json_t *again = NULL;
+
+	return pass_with(s, path, value, &again) == 0;
+}
+
+/* A text of that length, which begins as the one in the sample. */
+static json_t *text_of(const struct sample *s, const char *path, int64_t len)
+{
+	_cleanup_json_ json_t *json = make(s);
+	_cleanup_free_ char *text = calloc(1, (size_t)len + 1);
+	const char *last;
+	json_t *parent = holder(json, path, &last), *old;
+
+	old = json_is_array(parent) ? json_array_get(parent, (size_t)atoi(last))
+	                            : json_object_get(parent, last);
+	memset(text, *json_string_value(old) ?: 'a', (size_t)len);
+	return json_string(text);
+}
+
+START_TEST(fields_have_their_limits)
+{
+	enum { LONG = 1 << 17 };
+
+	for (size_t i = 0; i < ARRAY_SIZE(fields); i++) {
+		const char *path = fields[i].path;
+		const struct sample *s = sample_with(fields[i].pass, path);
+		int64_t least = fields[i].least, greatest = fields[i].greatest;
+		bool ok = true;
+
+		if (fields[i].kind == INTEGER)
+			ok = accepts(s, path, json_integer(least)) &&
+			     accepts(s, path, json_integer(greatest)) &&
+			     (least == INT64_MIN || !accepts(s, path, json_integer(least - 1))) &&
+			     (greatest == INT64_MAX || !accepts(s, path, json_integer(greatest + 1)));
+		else if (fields[i].kind == TEXT)
+			ok = accepts(s, path, text_of(s, path, least)) &&
+			     (least == 0 || !accepts(s, path, text_of(s, path, least - 1))) &&
+			     accepts(s, path, text_of(s, path, greatest ? greatest : LONG)) &&
+			     (greatest == 0 || !accepts(s, path, text_of(s, path, greatest + 1)));
+		ck_assert_msg(ok, "%s: %s is not from %lld to %lld", s->name, path, (long long)least,
+		              (long long)greatest);
+	}
+}
+END_TEST
+
+/* null says the same as a field that is missing. */
+START_TEST(fields_may_be_missing_or_not)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(fields); i++) {
+		const char *path = fields[i].path, *last;
+		const struct sample *s = sample_with(fields[i].pass, path);
+
+		if (fields[i].absent && str_eq(fields[i].absent, ELEMENT))
+			continue;
+		for (int null = 0; null < 2; null++) {
+			_cleanup_json_ json_t *again = NULL, *want = NULL;
+			int r = pass_with(s, path, null ? json_null() : NULL, &again);
+			json_t *parent;
+
+			ck_assert_msg((r == 0) == (fields[i].absent != NULL), "%s: %s: %d", s->name, path, r);
+			if (r < 0)
+				continue;
+			parent = holder(again, path, &last);
+			want = json_loads(fields[i].absent, JSON_DECODE_ANY, NULL);
+			ck_assert_msg(want ? json_equal(json_object_get(parent, last), want)
+			                   : !json_object_get(parent, last),
+			              "%s: %s: not %s", s->name, path, fields[i].absent);
+		}
+	}
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("wire");
@@ -1011,6 +1135,8 @@ int main(void)
 	tcase_add_loop_test(tc, a_field_of_another_type_is_named, 0, count);
 	tcase_add_loop_test(tc, an_unknown_field_is_named, 0, count);
 	tcase_add_loop_test(tc, what_is_no_object_is_refused, 0, count);
+	tcase_add_test(tc, fields_have_their_limits);
+	tcase_add_test(tc, fields_may_be_missing_or_not);
 	tcase_add_test(tc, wrong_start_requests_are_refused);
 	tcase_add_test(tc, start_requests_of_other_versions);
 	tcase_add_test(tc, messages_between_services_name_their_version);
