@@ -134,6 +134,26 @@ START_TEST(what_is_wrong_is_named)
 }
 END_TEST
 
+/* Also where the number of ranks, by which the work is divided, is that of the slots of a node. */
+START_TEST(what_can_be_divided_is_fine)
+{
+	static const char *const options[] = {
+	    "-s resources.devices_per_node=2",
+	    "-s parallel.strategy=zero3 -s resources.devices_per_node=2",
+	    "-s parallel.strategy=zero3 -s resources.devices_per_node=all",
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(options); i++) {
+		_cleanup_free_ char *line = str_printf("check %s good.conf", options[i]);
+		_cleanup_(call_release) struct call call = fixture_call(cmd_check, line);
+
+		ck_assert_str_eq(call.errors, "");
+		ck_assert_int_eq(call.status, 0);
+		ck_assert_ptr_nonnull(strstr(call.output, "good.conf: fine\n"));
+	}
+}
+END_TEST
+
 /* A model's directory: absent, and without weights. */
 START_TEST(a_model_has_weights)
 {
@@ -320,6 +340,7 @@ int main(void)
 	tcase_add_test(tc, preferences_are_judged_as_a_whole);
 	tcase_add_test(tc, an_adapter_may_be_on_the_nodes_alone);
 	tcase_add_test(tc, a_model_has_weights);
+	tcase_add_test(tc, what_can_be_divided_is_fine);
 	tcase_add_test(tc, a_program_is_looked_for);
 	tcase_add_test(tc, a_directory_is_no_program);
 	tcase_add_test(tc, an_export_is_refused_for_its_arguments);

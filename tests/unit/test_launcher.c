@@ -178,6 +178,56 @@ START_TEST(a_guard_that_does_not_end_does_not_hide_the_end_of_the_launcher)
 }
 END_TEST
 
+/* Starts the real one for a description (NULL: there is none); its exit status, and what it says. */
+static int launch(const char *description, char **said)
+{
+	_cleanup_free_ char *path = str_path_join(seen.dir, "launch.json"),
+	                    *file = str_path_join(seen.dir, "said");
+	struct error err = ERROR_INIT;
+	pid_t child;
+	int status;
+
+	unlink(path);
+	if (description)
+		ck_ok(file_write_atomic(path, description, strlen(description), 0600, &err), &err);
+	child = fork();
+	ck_assert_int_ge(child, 0);
+	if (child == 0) {
+		if (!freopen(file, "w", stderr))
+			_exit(99);
+		execl("./dtrain-launch", "dtrain-launch", seen.dir, NULL);
+		_exit(98);
+	}
+	ck_assert_int_eq(waitpid(child, &status, 0), child);
+	ck_ok(file_read(file, 0, said, NULL, &err), &err);
+	return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+START_TEST(what_cannot_be_launched_is_refused)
+{
+#define RANKS(LOG)                                                                                           \
+	"{\"uid\":0,\"gid\":0,\"groups\":[],\"argv\":[\"true\"],\"ranks\":[{\"rank\":0,\"slot\":0,"          \
+	"\"environment\":[],\"log\":\"/dev/null\"},{\"rank\":1,\"slot\":1,\"environment\":[],\"log\":\"" LOG \
+	"\"}]}"
+	static const struct {
+		const char *description, *words;
+	} cases[] = {
+	    {NULL, "launch.json: No such file or directory"},
+	    {"{", "not valid JSON"},
+	    {"{\"uid\":0}", "missing"},
+	    {RANKS("/nonexistent/log"), "cannot open the log /nonexistent/log: No such file"},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_free_ char *said = NULL;
+		int status = launch(cases[i].description, &said);
+
+		ck_assert_msg(strstr(said, cases[i].words), "%s, not %s", said, cases[i].words);
+		ck_assert_int_eq(status, 1);
+	}
+}
+END_TEST
+
 int main(int argc, char **argv)
 {
 	Suite *suite;
@@ -190,6 +240,7 @@ int main(int argc, char **argv)
 	tcase_add_checked_fixture(tc, setup, teardown);
 	tcase_set_timeout(tc, 120);
 	tcase_add_test(tc, an_acknowledged_launcher_leaves_an_empty_unit);
+	tcase_add_test(tc, what_cannot_be_launched_is_refused);
 	tcase_add_test(tc, a_guard_that_does_not_end_does_not_hide_the_end_of_the_launcher);
 	tcase_add_test(tc, one_that_ends_by_itself_says_how);
 	suite_add_tcase(suite, tc);

@@ -12,6 +12,7 @@
 #include "base/str.h"
 #include "node/gpu/affinity.h"
 #include "node/gpu/devices.h"
+#include "node/gpu/nvml.h"
 
 /* By its path; from then on its name finds it, as it does the driver's. */
 static void load_driver(const char *path)
@@ -70,6 +71,34 @@ START_TEST(gpus_are_slots)
 	ck_assert(!devices.list[0].gpu);
 	devices_release(&devices);
 	daemon_config_free(config);
+}
+END_TEST
+
+/* A GPU that is not for this service, or not there, gives no slot, and the others keep their numbers; any
+ * other error of its driver is a fault of the GPU. */
+START_TEST(a_gpu_that_is_not_ours_gives_no_slot)
+{
+	static const struct {
+		int code;
+		bool fault;
+	} cases[] = {{NVML_INVALID_ARGUMENT, false}, {NVML_NOT_SUPPORTED, true},
+	             {NVML_NO_PERMISSION, false},    {NVML_NOT_FOUND, false},
+	             {NVML_IRQ_ISSUE, true},         {NVML_GPU_IS_LOST, true},
+	             {NVML_RESET_REQUIRED, true},    {NVML_OPERATING_SYSTEM, false}};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_free_ char *gpus = str_printf("temp=50\nlost=%d\ntemp=60\n", cases[i].code);
+		struct devices devices;
+		struct error err = ERROR_INIT;
+
+		fixture_machine(&f, gpus);
+		ck_ok(devices_find(f.config, 0, &devices, &err), &err);
+		ck_assert_uint_eq(devices.count, cases[i].fault ? 3 : 2);
+		ck_assert_int_eq(devices.list[0].index, 0);
+		ck_assert_int_eq(devices.list[devices.count - 1].index, 2);
+		ck_assert_int_eq(*devices.list[1].fault != '\0', cases[i].fault);
+		devices_release(&devices);
+	}
 }
 END_TEST
 
@@ -390,6 +419,7 @@ int main(void)
 	tcase_add_test(run, what_nvml_says_is_shown);
 	tcase_add_test(run, links_are_named_as_nvidia_smi_does);
 	tcase_add_test(run, mig_devices_are_slots);
+	tcase_add_test(run, a_gpu_that_is_not_ours_gives_no_slot);
 	tcase_add_test(run, ranks_stay_near_their_gpu);
 	suite_add_tcase(suite, run);
 	return unit_run(suite);
