@@ -19,7 +19,9 @@ struct preflight_call {
 	sd_event *event;
 	sd_event_source *answer, *deadline;
 	struct preflight_process process;
-	char *launcher; /* of a spare that has not answered yet, as request_fd: it may have been dead */
+	/* Until the fork of the spare has answered: the spare may have been dead. */
+	struct preflight_spare *spare; /* NULL: there is an answer, or none was asked */
+	char *launcher;
 	int request_fd;
 	struct strbuf in;
 	struct run_user *user; /* as soon as they are known */
@@ -29,6 +31,7 @@ struct preflight_call {
 
 static void forget_spare(struct preflight_call *c)
 {
+	c->spare = NULL;
 	free(steal_pointer(c->launcher));
 	if (c->request_fd >= 0)
 		close(c->request_fd);
@@ -118,11 +121,11 @@ static int on_answer(sd_event_source *source, int fd, uint32_t events, void *con
 	struct preflight_call *c = context;
 	struct error err = ERROR_INIT;
 	char buf[4096], *newline;
-	ssize_t n = read(fd, buf, sizeof buf);
+	ssize_t n = preflight_process_read(&c->process, buf, sizeof buf);
 
-	if (n < 0 && (errno == EINTR || errno == EAGAIN))
+	if (n == -EINTR || n == -EAGAIN)
 		return 0;
-	if (n <= 0 && c->launcher) {
+	if (n <= 0 && c->spare) {
 		start_again(c);
 		return 0;
 	}
@@ -136,7 +139,8 @@ static int on_answer(sd_event_source *source, int fd, uint32_t events, void *con
 	while (c->in.len && (newline = memchr(c->in.data, '\n', c->in.len))) {
 		size_t used = newline - c->in.data + 1;
 
-		if (take_line(c, c->in.data, used - 1))
+		/* An empty one comes with the pidfd. */
+		if (used > 1 && take_line(c, c->in.data, used - 1))
 			return 0;
 		memmove(c->in.data, c->in.data + used, c->in.len - used);
 		c->in.len -= used;
@@ -149,6 +153,8 @@ static int on_deadline(sd_event_source *source, uint64_t usec, void *context)
 	struct preflight_call *c = context;
 	struct error err = ERROR_INIT;
 
+	if (c->spare)
+		preflight_spare_drop(c->spare);
 	error_set(&err, -ETIMEDOUT,
 	          "%s: no answer within %g s: is a network file system or the directory of users down?",
 	          c->step, c->seconds);
@@ -197,6 +203,7 @@ int preflight_start(sd_event *event, struct preflight_spare *spare, const char *
 	if (r < 0)
 		return r;
 	if (spare && preflight_spare_take(spare, launcher, c->request_fd, &c->process)) {
+		c->spare = spare;
 		c->launcher = strdup(launcher);
 		if (!c->launcher)
 			return error_oom(err);

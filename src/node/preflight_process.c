@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Executes the processes of preflights, and keeps one ready.
+/* Executes the processes of preflights, and keeps one ready that forks for each request.
  *
- *     none ── prepare, a pause ──> STARTING ── {"ready":true} ──> READY ── take ──> the caller's
+ *     none ── prepare, a pause ──> STARTING ── {"ready":true} ──> READY ── take: a fork of it is the caller's
  *       ^                             │                             │
  *       └───────── ended ─────────────┘             ended: another is prepared
  */
@@ -20,11 +20,12 @@
 
 #include "base/cleanup.h"
 #include "base/log.h"
+#include "base/socket.h"
 #include "base/str.h"
 #include "node/launch/preflight.h"
 #include "node/launch/spawn.h"
 
-/* A start needs the processors for itself: the next spare is executed after it. */
+/* A start needs the processors for itself: a spare is executed after it. */
 enum { PREPARE_USEC = 10000 };
 
 struct preflight_spare {
@@ -80,19 +81,29 @@ static int spawn(const char *launcher, int in, int out, pid_t *pid)
 	return spawn_program(launcher, argv, environ, &actions, POSIX_SPAWN_SETPGROUP, pid);
 }
 
+/* Ours does not block. */
+static int make_answer(int *ours, int *theirs)
+{
+	int fds[2];
+
+	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) < 0)
+		return -errno;
+	fcntl(fds[0], F_SETFL, O_NONBLOCK);
+	*ours = fds[0];
+	*theirs = fds[1];
+	return 0;
+}
+
 int preflight_process_start(sd_event *event, const char *launcher, int request_fd,
                             struct preflight_process *out, struct error *err)
 {
-	_cleanup_close_ int answer = -1, pidfd = -1, write_fd = -1;
-	int pipe_fds[2], r;
+	_cleanup_close_ int answer = -1, pidfd = -1, theirs = -1;
+	int r = make_answer(&answer, &theirs);
 	pid_t pid;
 
-	if (pipe2(pipe_fds, O_CLOEXEC) < 0)
-		return error_errno(err, -errno, "cannot make a pipe");
-	answer = pipe_fds[0];
-	write_fd = pipe_fds[1];
-	fcntl(answer, F_SETFL, O_NONBLOCK);
-	r = spawn(launcher, request_fd, write_fd, &pid);
+	if (r < 0)
+		return error_errno(err, r, "cannot make a socket");
+	r = spawn(launcher, request_fd, theirs, &pid);
 	if (r < 0)
 		return error_errno(err, r, "cannot start %s", launcher);
 	pidfd = pidfd_open(pid, 0);
@@ -106,6 +117,21 @@ int preflight_process_start(sd_event *event, const char *launcher, int request_f
 	return 0;
 }
 
+ssize_t preflight_process_read(struct preflight_process *process, char *buf, size_t size)
+{
+	size_t count = 1;
+	int fd;
+	ssize_t n = socket_receive(process->answer_fd, buf, size, &fd, &count);
+
+	if (n < 0 || count == 0)
+		return n;
+	if (process->pidfd < 0)
+		process->pidfd = fd;
+	else
+		close(fd);
+	return n;
+}
+
 void preflight_process_kill(struct preflight_process *process)
 {
 	if (process->pidfd >= 0) {
@@ -117,7 +143,7 @@ void preflight_process_kill(struct preflight_process *process)
 	*process = (struct preflight_process){-1, -1};
 }
 
-static void discard(struct preflight_spare *s)
+void preflight_spare_drop(struct preflight_spare *s)
 {
 	s->answer = sd_event_source_disable_unref(s->answer);
 	preflight_process_kill(&s->process);
@@ -141,7 +167,7 @@ static int on_answer(sd_event_source *source, int fd, uint32_t events, void *con
 		return 0;
 	}
 	/* It has ended, or is not what it should be. One that never was ready would not be the next time. */
-	discard(s);
+	preflight_spare_drop(s);
 	if (was_ready)
 		preflight_spare_prepare(s, s->launcher);
 	return 0;
@@ -170,7 +196,7 @@ static int on_prepare(sd_event_source *source, uint64_t usec, void *context)
 	struct preflight_spare *s = context;
 
 	if (s->request_fd < 0 && start(s, NULL) < 0)
-		discard(s);
+		preflight_spare_drop(s);
 	return 0;
 }
 
@@ -199,7 +225,7 @@ void preflight_spare_destroy(struct preflight_spare *s)
 {
 	if (!s)
 		return;
-	discard(s);
+	preflight_spare_drop(s);
 	sd_event_source_disable_unref(s->prepare);
 	free(s->launcher);
 	free(s);
@@ -212,7 +238,7 @@ void preflight_spare_prepare(struct preflight_spare *s, const char *launcher)
 	if (!copy)
 		return;
 	if (s->request_fd >= 0 && !str_eq(s->launcher, launcher))
-		discard(s);
+		preflight_spare_drop(s);
 	free(s->launcher);
 	s->launcher = copy;
 	if (s->request_fd < 0 && sd_event_source_set_time_relative(s->prepare, PREPARE_USEC) >= 0)
@@ -222,25 +248,6 @@ void preflight_spare_prepare(struct preflight_spare *s, const char *launcher)
 bool preflight_spare_is_ready(const struct preflight_spare *s)
 {
 	return s->ready;
-}
-
-/* One byte, with the file. */
-static bool send_request(int socket_fd, int request_fd)
-{
-	union {
-		struct cmsghdr header;
-		char space[CMSG_SPACE(sizeof(int))];
-	} control = {0};
-	struct iovec byte = {(char[1]){0}, 1};
-	struct msghdr message = {
-	    .msg_iov = &byte, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)};
-	struct cmsghdr *c = CMSG_FIRSTHDR(&message);
-
-	c->cmsg_level = SOL_SOCKET;
-	c->cmsg_type = SCM_RIGHTS;
-	c->cmsg_len = CMSG_LEN(sizeof(int));
-	memcpy(CMSG_DATA(c), &request_fd, sizeof(int));
-	return sendmsg(socket_fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == 1;
 }
 
 /* An upgrade puts a new file in the place of the program. */
@@ -257,13 +264,15 @@ static bool is_program(const struct preflight_spare *s, const char *launcher)
 bool preflight_spare_take(struct preflight_spare *s, const char *launcher, int request_fd,
                           struct preflight_process *out)
 {
-	bool taken = s->ready && is_program(s, launcher) && send_request(s->request_fd, request_fd);
+	_cleanup_close_ int answer = -1, theirs = -1;
 
-	if (taken) {
-		*out = s->process;
-		s->process = (struct preflight_process){-1, -1};
+	if (!s->ready)
+		return false;
+	if (!is_program(s, launcher) || make_answer(&answer, &theirs) < 0 ||
+	    socket_send_fds(s->request_fd, 0, (const int[]){request_fd, theirs}, 2) < 0) {
+		preflight_spare_drop(s);
+		return false;
 	}
-	if (taken || s->ready)
-		discard(s);
-	return taken;
+	*out = (struct preflight_process){steal_fd(&answer), -1};
+	return true;
 }

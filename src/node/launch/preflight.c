@@ -10,6 +10,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/pidfd.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -18,6 +19,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/socket.h"
 #include "base/str.h"
 #include "node/launch/launch.h"
 #include "node/launch/preflight.h"
@@ -258,39 +260,53 @@ static int check(const struct preflight_request *request, struct error *err)
 	return check_as_user(&what, err);
 }
 
-/* What the directory of users needs is loaded with the first look. The request takes the place of the socket.
- * Ends with the service. */
-static void wait_for_request(void)
+/* By its pidfd the service can kill this process, which is not its child. */
+static void introduce(void)
+{
+	int fd = pidfd_open(getpid(), 0);
+
+	if (fd < 0 || socket_send_fds(STDOUT_FILENO, '\n', &fd, 1) < 0)
+		_exit(1);
+	close(fd);
+}
+
+/* What the directory of users needs is loaded with the first look. Returns in a process of its own for each
+ * request, which has the request as its standard input. Ends with the service. */
+static void wait_for_requests(void)
 {
 	_cleanup_(run_user_freep) struct run_user *self = NULL;
-	union {
-		struct cmsghdr header;
-		char space[CMSG_SPACE(sizeof(int))];
-	} control;
-	char name[64], byte;
-	struct iovec iov = {&byte, 1};
-	struct msghdr message = {
-	    .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)};
-	const struct cmsghdr *c;
 	struct passwd *own;
-	int fd;
+	char name[64];
+	int fds[2]; /* the file with a request, and the socket for its answer */
 
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	signal(SIGCHLD, SIG_IGN); /* the kernel reaps them */
 	own = getpwuid(geteuid());
 	if (own) {
 		snprintf(name, sizeof(name), "%s", own->pw_name);
 		run_user_find(name, geteuid(), &self, NULL);
 	}
 	json_object_seed(0);
-	if (file_write_all(STDOUT_FILENO, PREFLIGHT_READY, strlen(PREFLIGHT_READY), NULL) < 0 ||
-	    recvmsg(STDIN_FILENO, &message, MSG_CMSG_CLOEXEC) != 1)
+	if (file_write_all(STDOUT_FILENO, PREFLIGHT_READY, strlen(PREFLIGHT_READY), NULL) < 0)
 		_exit(0);
-	c = CMSG_FIRSTHDR(&message);
-	if (!c || c->cmsg_type != SCM_RIGHTS || c->cmsg_len != CMSG_LEN(sizeof(int)))
-		_exit(1);
-	memcpy(&fd, CMSG_DATA(c), sizeof(int));
-	dup2(fd, STDIN_FILENO);
-	close(fd);
+	for (;;) {
+		size_t count = ARRAY_SIZE(fds);
+		char byte;
+
+		if (socket_receive(STDIN_FILENO, &byte, 1, fds, &count) <= 0 || count != ARRAY_SIZE(fds))
+			_exit(0);
+		/* Where there is no process for it, the end of its socket says so. */
+		if (fork() == 0)
+			break;
+		close(fds[0]);
+		close(fds[1]);
+	}
+	signal(SIGCHLD, SIG_DFL);
+	dup2(fds[0], STDIN_FILENO);
+	dup2(fds[1], STDOUT_FILENO);
+	close(fds[0]);
+	close(fds[1]);
+	introduce();
 }
 
 /* Reads the request from standard input, and checks it. */
@@ -318,7 +334,7 @@ int preflight_main(void)
 	prctl(PR_SET_NAME, "dtrain-check");
 	signal(SIGPIPE, SIG_IGN);
 	if (fstat(STDIN_FILENO, &in) == 0 && S_ISSOCK(in.st_mode))
-		wait_for_request();
+		wait_for_requests();
 	r = check_input(&err);
 	str_make_utf8(err.message);
 	write_line(&(struct preflight_line){.error = MIN(r, 0), .message = r < 0 ? err.message : NULL});

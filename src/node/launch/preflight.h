@@ -6,9 +6,10 @@
  * its own, `dtrain-launch --preflight`, which becomes the user before it touches a path of theirs. It reads
  * a struct preflight_request from standard input and writes lines, each a struct preflight_line.
  *
- * Where standard input is a socket, the process is executed ahead of its need: it writes PREFLIGHT_READY as
- * soon as it has loaded what it needs, and the file with the request comes as the descriptor of a message. It
- * ends at the end of the socket.
+ * Where standard input is a socket, the process is executed ahead of its need. It writes PREFLIGHT_READY as
+ * soon as it has loaded what it needs. Each message of the socket has two descriptors, the file with a
+ * request and the socket for its lines; a fork of the process looks, and sends its pidfd with an empty line
+ * first. The process ends at the end of its socket.
  */
 #pragma once
 

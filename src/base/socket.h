@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Descriptors that go from one process to another over a Unix socket. */
+#pragma once
+
+#include <stddef.h>
+#include <sys/types.h>
+
+enum { SOCKET_FDS_MAX = 2 };
+
+/* One byte, and with it copies of the descriptors, SOCKET_FDS_MAX at most. 0, or -errno; it does not wait. */
+int socket_send_fds(int socket, char byte, const int *fds, size_t count);
+/* As recv(2), -errno where that fails. Descriptors that came with the bytes are the caller's, closed at exec:
+ * their number is in *count, which says before how many there may be. Where more came, or they cannot be
+ * told, -EPROTO. */
+ssize_t socket_receive(int socket, void *buf, size_t size, int *fds, size_t *count);
