@@ -16,8 +16,8 @@ bool run_has_retries(const struct run *r)
 {
 	const struct retry_record *x = &r->retries.record;
 
-	return x->restarts > 0 || x->node_failures > 0 || x->stalled > 0 || x->checkpoint > 0 ||
-	       x->last_failure || x->used > 0;
+	return x->busy_starts > 0 || x->restarts > 0 || x->node_failures > 0 || x->stalled > 0 ||
+	       x->checkpoint > 0 || x->last_failure || x->used > 0;
 }
 
 void run_begin_attempt(struct run *r)
@@ -87,6 +87,29 @@ static void set_delay(struct run *r, double now)
 		x->delay *= 2;
 	x->delay = MIN(x->delay, LONGEST_DELAY);
 	x->delays++;
+}
+
+void run_count_busy(struct run *r, const char *node)
+{
+	r->busy = true;
+	r->retries.record.busy_starts++;
+	str_list_free(steal_pointer(r->retries.record.avoid));
+	add_avoided(r, node);
+}
+
+bool run_retry_unstarted(struct run *r, double now)
+{
+	_cleanup_free_ char *cause = strdup(r->reason ? r->reason : "");
+	int64_t most = r->retries.max_busy_starts;
+
+	if (!r->busy)
+		return true;
+	set_delay(r, now);
+	if (r->retries.record.busy_starts <= most)
+		return true;
+	run_set_reason(r, "%s; attempt %lld was the last one: resources.max_busy_starts is %lld",
+	               cause ? cause : "a slot was taken", (long long)r->attempt, (long long)most);
+	return false;
 }
 
 /* Why there is no other attempt, where the run asks for some. */

@@ -44,6 +44,7 @@ void run_set_limits(struct run *r, const struct run_config *config)
 	r->time_limit = (double)config->resources.time_limit;
 	r->retries.max_restarts = config->resources.max_restarts;
 	r->retries.max_node_failures = config->resources.max_node_failures;
+	r->retries.max_busy_starts = config->resources.max_busy_starts;
 }
 
 int run_set_request(struct run *r, const struct run_config *config, struct error *err)

@@ -52,9 +52,9 @@ struct run_lost {
 
 /* Attempts after a failed one (retry.c). */
 struct run_retries {
-	int64_t max_restarts, max_node_failures; /* what the run asks for */
-	bool saves;                              /* its task is one that writes checkpoints */
-	struct retry_record record;              /* what the store keeps */
+	int64_t max_restarts, max_node_failures, max_busy_starts; /* what the run asks for */
+	bool saves;                 /* its task is one that writes checkpoints */
+	struct retry_record record; /* what the store keeps */
 	double at; /* of the owner: the next attempt does not begin before, monotonic; 0: at any time */
 };
 
@@ -92,6 +92,7 @@ struct run {
 	double recovered; /* Unix seconds: it came out of the store then; 0: it was placed since */
 	bool cancelled;   /* a user has cancelled it */
 	bool failed;      /* the first cause is in reason once all parts have ended */
+	bool busy;        /* a node has refused its part, since a slot was taken */
 	bool requeue;   /* nothing wrong with the run itself: back into the queue once all parts have ended */
 	bool timed_out; /* it has had its time */
 	char *evicted;  /* why it is stopped to go on elsewhere: "node n2 was drained"; NULL: it is not */
@@ -193,11 +194,11 @@ void run_worker_error(struct run *r, int64_t rank, const char *message, bool los
 unsigned run_superseded(struct run *r, const char *node, int64_t attempt, double now);
 /* Why a node has not started its part. */
 enum run_refusal {
-	REFUSED_BUSY,  /* the slots are taken, or the start did not arrive: the run goes back into the queue
-	                */
-	REFUSED_NODE,  /* something has failed on the node: another node, or this one later, may start it */
-	REFUSED_FINAL, /* what the run asks for is not there, or not allowed: the next start would fail, too
-	                */
+	REFUSED_BUSY,   /* a slot is taken: the run goes back into the queue, a limited number of times */
+	REFUSED_UNSENT, /* the start did not arrive: the run goes back into the queue */
+	REFUSED_NODE,   /* something has failed on the node: another node, or this one later, may start it */
+	REFUSED_FINAL,  /* what the run asks for is not there, or not allowed: the next start would fail, too
+	                 */
 };
 
 unsigned run_refused(struct run *r, struct run_part *part, enum run_refusal why, const char *message,
@@ -237,6 +238,12 @@ enum run_failure run_decide_cause(struct run *r);
  * is, and r->retries.record.delay is how many seconds it has to wait at least. r->reason is extended in any
  * case. now: Unix seconds. */
 bool run_retry(struct run *r, enum run_failure failure, double now);
+/* The node has refused its part, since a slot is taken: another one gets the next attempt, if there is any.
+ */
+void run_count_busy(struct run *r, const char *node);
+/* The attempt has ended without having failed, for its start was refused or did not arrive. False: no other
+ * one follows, since too many were refused so, and r->reason says that. */
+bool run_retry_unstarted(struct run *r, double now);
 /* Is there anything that the store has to keep? */
 bool run_has_retries(const struct run *r);
 /* An attempt begins. */

@@ -222,7 +222,7 @@ int run_place(struct run *r, char *const *nodes, const int *slots, double now, s
 	r->attempt++;
 	r->started = now;
 	r->ended = 0;
-	r->failed = r->requeue = r->final_failure = r->timed_out = false;
+	r->failed = r->busy = r->requeue = r->final_failure = r->timed_out = false;
 	free(steal_pointer(r->evicted));
 	free(steal_pointer(r->reason));
 	free(steal_pointer(r->detail));
@@ -368,7 +368,7 @@ static unsigned finish_if_all_ended(struct run *r, double now)
 		return end_attempt(r, RUN_QUEUED, now);
 	}
 	if (r->requeue && !r->evicted)
-		return end_attempt(r, RUN_QUEUED, now);
+		return end_attempt(r, run_retry_unstarted(r, now) ? RUN_QUEUED : RUN_FAILED, now);
 	r->exit_status = 0;
 	free(steal_pointer(r->reason));
 	return end_attempt(r, RUN_SUCCEEDED, now);
@@ -540,7 +540,9 @@ unsigned run_refused(struct run *r, struct run_part *part, enum run_refusal why,
 	bool stop = r->state != RUN_STOPPING;
 
 	part->ended = r->dirty = true;
-	if (stop && why == REFUSED_BUSY) {
+	if (stop && (why == REFUSED_BUSY || why == REFUSED_UNSENT)) {
+		if (why == REFUSED_BUSY)
+			run_count_busy(r, part->node);
 		run_set_reason(r, "node %s: %s", part->node, message);
 		r->requeue = true;
 	} else if (stop) {

@@ -233,6 +233,8 @@ static const struct key run_key_list[] = {
      "how often the run is started again after its program has failed"},
     {"resources", "max_node_failures", KEY_INT, F(resources.max_node_failures), "0", 0, 1e6, NULL,
      "how often the run is started again after a node or a device of it has failed"},
+    {"resources", "max_busy_starts", KEY_INT, F(resources.max_busy_starts), "100", 0, 1e6, NULL,
+     "how often the run is started again after a node has refused its part, since a slot was taken there"},
     {"resources", "on_partition", KEY_CHOICE, F(resources.on_partition), "auto", 0, 0, "auto|stop|keep",
      "what a node does with the ranks when it is cut off from the controller; auto: stop where "
      "max_node_failures is above 0, else keep"},

@@ -139,6 +139,7 @@ struct run_config {
 		int64_t grow_after;   /* seconds until a run with fewer nodes goes on with more; 0: never */
 		int64_t max_restarts; /* attempts after failures of the program, */
 		int64_t max_node_failures; /* and after those of nodes and devices */
+		int64_t max_busy_starts;   /* and after those that found a slot taken */
 		char *on_partition;   /* auto stop keep: ranks on a node that the controller cannot be reached
 		                         from */
 		int64_t grace;        /* seconds between TERM and KILL */

@@ -162,7 +162,9 @@ size_t controller_evict_runs(struct controller *c, const char *name)
 		const struct run_part *part = run_part_find(r, m->name);
 		unsigned flags;
 
-		if (!part || part->ended || r->retries.max_node_failures == 0)
+		/* A run that may be started again after a failure of either kind may so for this. */
+		if (!part || part->ended ||
+		    (r->retries.max_node_failures == 0 && r->retries.max_restarts == 0))
 			continue;
 		flags = run_evict(r, why, controller_time(c));
 		if (flags == 0)

@@ -26,8 +26,8 @@ json_t *controller_devices_to_json(const struct controller *c); /* the answer to
 
 /* A drained node gets no new runs. reason: copied; NULL: none was given. -ENOENT: no such node. */
 int controller_set_drained(struct controller *c, const char *name, bool drained, const char *reason);
-/* Runs on a drained node that may be started again after a failure of a node save, stop there, and are queued
- * again; that counts as no failure. Returns how many. */
+/* Runs on a drained node that may be started again after a failure of any kind save, stop there, and are
+ * queued again; that counts as no failure. Returns how many. */
 size_t controller_evict_runs(struct controller *c, const char *name);
 /* An administrator says that nothing of dtrain runs on the node any more: *count lost parts of runs have
  * ended. -EBUSY: the node is up, and says itself what it runs. -ENOENT: no such node. */

@@ -91,7 +91,7 @@ static void find_missing(struct controller *c, const struct member *m, const str
 		if ((r->state == RUN_STARTING || r->requeue) && !part->instance[0]) {
 			lost_add(c, r, part, true);
 			apply_flags(c, r,
-			            run_refused(r, part, REFUSED_BUSY, "not started", controller_time(c)));
+			            run_refused(r, part, REFUSED_UNSENT, "not started", controller_time(c)));
 			continue;
 		}
 		snprintf(message, sizeof(message),

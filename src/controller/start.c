@@ -111,7 +111,7 @@ static void on_started(void *context, const struct peer_result *result)
 	part = find_part(call, &r);
 	if (result->code == -EHOSTUNREACH && part && !part->ended)
 		lost_add(c, r, part, true);
-	refused(call, unreachable ? REFUSED_BUSY : refusal_of(result->code), result->message);
+	refused(call, unreachable ? REFUSED_UNSENT : refusal_of(result->code), result->message);
 }
 
 static int copy_ranks(const struct run *r, const char *node, struct start_request *out)
@@ -249,7 +249,7 @@ static void end_unstarted(struct controller *c, struct run *r)
 
 	while (i + 1 < r->part_count && r->parts[i].ended)
 		i++;
-	apply_flags(c, r, run_refused(r, &r->parts[i], REFUSED_BUSY, "not started", controller_time(c)));
+	apply_flags(c, r, run_refused(r, &r->parts[i], REFUSED_UNSENT, "not started", controller_time(c)));
 }
 
 /* An attempt is on disk before any node hears of it: its number is a fence. */

@@ -355,17 +355,17 @@ int cmd_drain(struct client *client, int argc, char **argv)
 	    {'r', "reason", OPTION_STRING, &request.reason, "TEXT", "why, as nodes and devices show it"},
 	    {0, "keep-runs", OPTION_FLAG, &request.keep_runs, NULL, "all that runs there goes on to its end"},
 	};
-	const struct usage usage = {
-	    "drain",
-	    "NODE[:SLOT]…",
-	    "Lets no new runs onto nodes or devices",
-	    "Runs on a node that may be started again after a failure of a node "
-	    "(resources.max_node_failures) save, stop there and are queued again; others go "
-	    "on to their end. Runs on a device go on.",
-	    options,
-	    ARRAY_SIZE(options),
-	    1,
-	    -1};
+	const struct usage usage = {"drain",
+	                            "NODE[:SLOT]…",
+	                            "Lets no new runs onto nodes or devices",
+	                            "Runs on a node that may be started again after a failure "
+	                            "(resources.max_node_failures, resources.max_restarts) save, stop there "
+	                            "and are queued again; others go "
+	                            "on to their end. Runs on a device go on.",
+	                            options,
+	                            ARRAY_SIZE(options),
+	                            1,
+	                            -1};
 
 	return change_nodes(client, &usage, argc, argv, &request);
 }

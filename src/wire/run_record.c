@@ -49,6 +49,7 @@ const struct message rank_error_message = {"rank", sizeof(struct rank_error), ra
 static const struct field retry_fields[] = {
     F(restarts, FIELD_INT, FIELD_OPTIONAL),
     F(node_failures, FIELD_INT, FIELD_OPTIONAL),
+    F(busy_starts, FIELD_INT, FIELD_OPTIONAL),
     F(stalled, FIELD_INT, FIELD_OPTIONAL),
     F(delays, FIELD_INT, FIELD_OPTIONAL),
     F(delay, FIELD_NUMBER, FIELD_OPTIONAL),

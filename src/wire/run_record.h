@@ -43,6 +43,7 @@ extern const struct message rank_error_message;
 struct retry_record {
 	int64_t restarts;          /* attempts that followed a failure of the program, */
 	int64_t node_failures;     /* and one of a node or a device */
+	int64_t busy_starts;       /* and those that a node refused, since a slot was taken */
 	int64_t stalled;           /* failed attempts in a row that have left no newer checkpoint */
 	int64_t delays;            /* how often in a row the delay was doubled */
 	double delay;              /* seconds that the next attempt waits; 0: not at all */

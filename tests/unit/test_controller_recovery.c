@@ -43,6 +43,30 @@ static void drain(struct bed *b, const char *node)
 	controller_evict_runs(bed_controller(b), node);
 }
 
+/* Whoever lets a run be started again, for whatever reason, lets it be moved. */
+START_TEST(a_run_that_may_begin_again_is_moved)
+{
+	static const char *const resources[] = {"\"max_restarts\":1", "\"max_node_failures\":1"};
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+
+	for (size_t i = 0; i < ARRAY_SIZE(resources); i++) {
+		int64_t run = submit(b, resources[i]);
+
+		bed_await(b, run, RUN_RUNNING);
+		ck_assert_int_eq(bed_attempt_on(b, "n1", run), 1);
+		drain(b, "n1");
+		bed_pass(b, 3);
+		ck_assert_int_eq(bed_run(b, run)->state, RUN_RUNNING);
+		ck_assert_int_eq(bed_attempt_on(b, "n2", run), 2);
+		bed_end_ranks(b, "n2", run, 0);
+		bed_await(b, run, RUN_SUCCEEDED);
+		ck_assert_int_eq(controller_set_drained(bed_controller(b), "n1", false, NULL), 0);
+		bed_pass(b, 1);
+	}
+	bed_free(b);
+}
+END_TEST
+
 /* ---- time limits ---- */
 
 START_TEST(a_time_limit_ends_a_run)
@@ -168,7 +192,7 @@ END_TEST
 START_TEST(a_drain_leaves_alone_what_must_not_start_again)
 {
 	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
-	int64_t run = submit(b, "\"nodes\":2,\"max_restarts\":5");
+	int64_t run = submit(b, "\"nodes\":2");
 
 	bed_await(b, run, RUN_RUNNING);
 	drain(b, "n2");
@@ -312,6 +336,7 @@ int main(void)
 	TCase *tc = tcase_create("stops");
 
 	tcase_set_timeout(tc, 120);
+	tcase_add_test(tc, a_run_that_may_begin_again_is_moved);
 	tcase_add_test(tc, a_time_limit_ends_a_run);
 	tcase_add_test(tc, a_training_names_its_checkpoint_at_the_limit);
 	tcase_add_test(tc, a_time_limit_counts_all_attempts);

@@ -201,6 +201,27 @@ START_TEST(a_run_refused_by_a_busy_node_waits_again)
 }
 END_TEST
 
+/* But not for ever; a start that did not arrive does not count. */
+START_TEST(a_run_is_refused_by_busy_nodes_only_so_often)
+{
+	_cleanup_(run_freep) struct run *r = fixture_run(2, 1);
+
+	r->retries.max_busy_starts = 2;
+	for (int i = 0; i < 5; i++) {
+		fixture_place(r);
+		run_refused(r, run_part_find(r, "n2"), i < 2 ? REFUSED_UNSENT : REFUSED_BUSY,
+		            "slot 1 is leased", 150);
+		fixture_report(r, "n1", "ended", RANK0_OK);
+		ck_assert_int_eq(r->state, i < 4 ? RUN_QUEUED : RUN_FAILED);
+		ck_assert_double_eq(r->retries.record.delay, i < 2 ? 0 : 1 << (i - 2));
+		if (i >= 2)
+			ck_assert_str_eq(r->retries.record.avoid[0], "n2");
+	}
+	ck_assert_str_eq(r->reason, "node n2: slot 1 is leased; attempt 5 was the last one: "
+	                            "resources.max_busy_starts is 2");
+}
+END_TEST
+
 /* Each refusal marks the run as changed for the store, also while the other parts are being stopped. */
 START_TEST(every_refusal_goes_to_the_store)
 {
@@ -440,6 +461,7 @@ int main(void)
 	tcase_add_test(c, a_worker_error_is_the_detail);
 	tcase_add_test(c, a_cancelled_run_is_stopped_first_unless_it_waits);
 	tcase_add_test(c, a_run_refused_by_a_busy_node_waits_again);
+	tcase_add_test(c, a_run_is_refused_by_busy_nodes_only_so_often);
 	tcase_add_loop_test(c, every_refusal_goes_to_the_store, 0, 2);
 	tcase_add_test(c, a_run_refused_once_ends_as_its_next_attempt_ends);
 	tcase_add_test(c, a_late_report_of_an_earlier_attempt_is_ignored);
