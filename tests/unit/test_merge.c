@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests models with an adapter merged into their weights: written as a new directory, and as the weights of a
  * run. */
-#include "unit.h"
+#include "failing_memory.h"
 
 #include <math.h>
 #include <string.h>
@@ -327,6 +327,33 @@ START_TEST(an_adapter_alone_is_converted)
 }
 END_TEST
 
+static int open_and_fill(void *context, struct error *err)
+{
+	struct model_parameter parameter[] = {
+	    {.name = EMBED ".weight", .dims = 2, .shape = {VOCAB, HIDDEN}, .count = VOCAB * HIDDEN},
+	    {.name = Q ".weight", .dims = 2, .shape = {OUT, HIDDEN}, .count = OUT * HIDDEN},
+	    {.name = "norm.weight", .dims = 1, .shape = {HIDDEN}, .count = HIDDEN},
+	};
+	struct model_layout layout = {.parameter = parameter, .parameters = ARRAY_SIZE(parameter)};
+	_cleanup_(safetensors_closep) struct safetensors *st = NULL;
+	_cleanup_(merged_model_closep) struct merged_model *m = NULL;
+	float got[LARGEST];
+	int r;
+
+	(void)context;
+	(void)((r = safetensors_open(model, &st, err)) < 0 ||
+	       (r = merged_model_open(adapter, &layout, st, &m, err)) < 0 ||
+	       (r = merged_model_fill(m, &parameter[1], 0, OUT * HIDDEN, got, err)) < 0);
+	return r;
+}
+
+START_TEST(memory_may_run_out)
+{
+	write_adapter(&kinds[_i]);
+	memory_runs_out(open_and_fill, NULL);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("merge");
@@ -337,6 +364,7 @@ int main(void)
 	tcase_add_loop_test(t, an_adapter_is_in_the_weights_that_a_run_gets, 0, ARRAY_SIZE(kinds));
 	tcase_add_test(t, what_cannot_be_merged_is_refused);
 	tcase_add_test(t, an_adapter_alone_is_converted);
+	tcase_add_loop_test(t, memory_may_run_out, 0, ARRAY_SIZE(kinds));
 	suite_add_tcase(s, t);
 	return unit_run(s);
 }

@@ -6,7 +6,7 @@
 
 #include "base/str.h"
 #include "engine/tokenizer/tokenizer.h"
-#include "unit.h"
+#include "failing_memory.h"
 
 static const char *const letters[] = {
     "a",        "A",        "b",        "e", "i", "\303\251", "\314\201",
@@ -256,6 +256,58 @@ START_TEST(sequences_have_a_depth)
 }
 END_TEST
 
+/* All parts of a file, a text and tokens. */
+static const struct {
+	const char *json, *text;
+	int32_t ids[3];
+} wholes[] = {
+    {"{\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFD\"},{\"type\":\"StripAccents\"},"
+     "{\"type\":\"Prepend\",\"prepend\":\"a\"},"
+     "{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"[12]\"},\"content\":\"b\"}]},"
+     "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Punctuation\"},{\"type\":"
+     "\"Digits\"},{\"type\":\"Metaspace\",\"replacement\":\"a\",\"prepend_scheme\":\"always\"}]},"
+     "\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Replace\",\"pattern\":{\"String\":\"a\"},"
+     "\"content\":\" \"},{\"type\":\"Fuse\"},"
+     "{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}]},"
+     "\"added_tokens\":[{\"id\":3,\"content\":\"<s>\",\"special\":true},{\"id\":4,\"content\":\"<n>\","
+     "\"normalized\":true}],"
+     "\"model\":{\"type\":\"BPE\",\"unk_token\":\"b\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[\"a "
+     "b\"]}}",
+     "<s>ab1 \303\251-a<n>",
+     {0, 2, 3}},
+    {"{\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true,\"use_regex\":true},\"decoder\":{"
+     "\"type\":\"ByteLevel\"},"
+     "\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"<s>\","
+     "\"type_id\":0}},{\"Sequence\":{\"id\":\"A\",\"type_id\":0}}],"
+     "\"special_tokens\":{\"<s>\":{\"id\":\"<s>\",\"ids\":[3],\"tokens\":[\"<s>\"]}}},"
+     "\"added_tokens\":[{\"id\":3,\"content\":\"<s>\",\"special\":true}],"
+     "\"model\":{\"vocab\":{\"a\":0,\"\304\240\":1,\"\304\240a\":2},\"merges\":[\"\304\240 a\"]}}",
+     "a a",
+     {0, 1, 2}},
+};
+
+static int use_whole(void *context, struct error *err)
+{
+	int i = *(int *)context, r;
+	_cleanup_free_ char *text = NULL;
+	struct tokenizer *tok = NULL;
+	struct token_list ids = {0};
+
+	(void)((r = tokenizer_parse(wholes[i].json, strlen(wholes[i].json), "t.json", &tok, err)) < 0 ||
+	       (r = tokenizer_encode(tok, wholes[i].text, strlen(wholes[i].text), true, &ids, err)) < 0 ||
+	       (r = tokenizer_decode(tok, wholes[i].ids, ARRAY_SIZE(wholes[i].ids), false, &text, NULL,
+	                             err)) < 0);
+	token_list_free(&ids);
+	tokenizer_free(tok);
+	return r;
+}
+
+START_TEST(memory_may_run_out)
+{
+	memory_runs_out(use_whole, &_i);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("tokenizer parts");
@@ -265,6 +317,7 @@ int main(void)
 	tcase_add_loop_test(t, tokens_are_put_together_as_by_hugging_face, 0, ARRAY_SIZE(decodings));
 	tcase_add_loop_test(t, wrong_parts_are_refused, 0, ARRAY_SIZE(wrong));
 	tcase_add_test(t, sequences_have_a_depth);
+	tcase_add_loop_test(t, memory_may_run_out, 0, ARRAY_SIZE(wholes));
 	suite_add_tcase(s, t);
 	return unit_run(s);
 }

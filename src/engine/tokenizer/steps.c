@@ -330,10 +330,8 @@ static int parse_part(struct step_list *list, const struct part *parts, const ch
 	for (const struct part *p = parts; p->type; p++) {
 		struct step *s;
 
-		if (!str_eq(type, p->type)) {
-			strbuf_addf(&known, "%s, ", p->type);
+		if (!str_eq(type, p->type))
 			continue;
-		}
 		if (p->parse)
 			return p->parse(list, json, where, err);
 		s = add_step(list, p->kind);
@@ -342,6 +340,8 @@ static int parse_part(struct step_list *list, const struct part *parts, const ch
 		s->form = p->form;
 		return 0;
 	}
+	for (const struct part *p = parts; p->type; p++)
+		strbuf_addf(&known, "%s, ", p->type);
 	return error_set(err, -ENOTSUP, "%s: type \"%.60s\" is not supported; these are: %s%s", where, type,
 	                 known.data ? known.data : "", "Sequence");
 }
