@@ -46,6 +46,10 @@ static const struct key daemon_key_list[] = {
     {NULL, "listen", KEY_STRING, F(listen), "0.0.0.0", 0, 0, NULL, "address of the port for peers"},
     {NULL, "port", KEY_INT, F(port), "29600", 1, 65535, NULL,
      "port for peers, where the hosts file has none"},
+    {NULL, "metrics_listen", KEY_STRING, F(metrics_listen), NULL, 0, 0, NULL,
+     "address and port, \"0.0.0.0:9600\", where /metrics alone is served; default: nowhere"},
+    {NULL, "metrics_ca", KEY_STRING, F(metrics_ca), NULL, 0, 0, NULL,
+     "the authorities that sign the certificates of those who may ask there"},
     {NULL, "port_range", KEY_STRING, F(port_range), NULL, 0, 0, NULL,
      "TCP ports for what runs listen on, \"29700-29999\"; default: any that the kernel gives"},
     {NULL, "cpu_slots", KEY_INT, F(cpu_slots), "0", 0, 1024, NULL,
@@ -91,6 +95,7 @@ void daemon_config_free(struct daemon_config *c)
 	if (!c)
 		return;
 	keys_free(&daemon_keys, c);
+	free(c->metrics_address);
 	free(c);
 }
 
@@ -121,6 +126,37 @@ static int read_port_range(struct daemon_config *c, const char *where, struct er
 	c->port_low = (int)first;
 	c->port_high = (int)last;
 	return 0;
+}
+
+/* "ADDRESS:PORT", an IPv6 address in brackets. */
+static int read_metrics_listen(struct daemon_config *c, const char *where, struct error *err)
+{
+	_cleanup_free_ char *text = c->metrics_listen ? strdup(c->metrics_listen) : NULL;
+	char *colon = text ? strrchr(text, ':') : NULL, *address = text;
+	int64_t port;
+
+	if (!c->metrics_listen != !c->metrics_ca)
+		return error_set(err, -EINVAL,
+		                 "%s: metrics_listen and metrics_ca belong together: %s is missing", where,
+		                 c->metrics_ca ? "metrics_listen" : "metrics_ca");
+	if (!c->metrics_listen)
+		return 0;
+	if (!text)
+		return error_oom(err);
+	if (colon)
+		*colon++ = '\0';
+	if (colon && address[0] == '[' && str_ends(address, "]")) {
+		address[strlen(address) - 1] = '\0';
+		address++;
+	}
+	if (!colon || !*address || str_to_int64(colon, 1, 65535, &port) < 0)
+		return error_set(err, -EINVAL,
+		                 "%s: metrics_listen: \"%.60s\" is no address and port; it is written "
+		                 "\"0.0.0.0:9600\"",
+		                 where, c->metrics_listen);
+	c->metrics_port = (int)port;
+	c->metrics_address = strdup(address);
+	return c->metrics_address ? 0 : error_oom(err);
 }
 
 /* systemd takes a name elsewhere for a device, and then starts no run at all. */
@@ -161,7 +197,7 @@ int daemon_config_parse(const char *text, const char *where, struct daemon_confi
 		return r;
 	c->hosts_file_given = keys_seen(&daemon_keys, seen, "hosts_file");
 	if ((r = read_port_range(c, where, err)) < 0 || (r = check_devices(c, where, err)) < 0 ||
-	    (r = check_certificate(c, where, err)) < 0)
+	    (r = check_certificate(c, where, err)) < 0 || (r = read_metrics_listen(c, where, err)) < 0)
 		return r;
 	if (c->node_timeout <= c->heartbeat)
 		return error_set(err, -EINVAL,

@@ -17,11 +17,14 @@ struct daemon_config {
 	bool hosts_file_given;                         /* dtraind.conf has the key; it is not the default */
 	char *socket;                                  /* the Unix socket for clients */
 	char *state_dir, *runtime_dir, *log_dir;
-	char *worker_dir;        /* holds dtrain-launch and dtrain-worker-* */
-	char *admin_group;       /* its members may do what root may; NULL or "": nobody else */
-	bool allow_root;         /* runs of root are accepted and started */
-	char *group;             /* may use the socket; NULL or "": only the daemon's own user and root */
-	char *listen;            /* address of the peer port */
+	char *worker_dir;  /* holds dtrain-launch and dtrain-worker-* */
+	char *admin_group; /* its members may do what root may; NULL or "": nobody else */
+	bool allow_root;   /* runs of root are accepted and started */
+	char *group;       /* may use the socket; NULL or "": only the daemon's own user and root */
+	char *listen;      /* address of the peer port */
+	char *metrics_listen, *metrics_ca; /* both or none: /metrics on a listener of its own */
+	char *metrics_address;             /* the same, apart; NULL and 0: none */
+	int metrics_port;
 	int64_t port;            /* default 29600; the hosts entry's port= wins */
 	char *port_range;        /* "29700-29999": what runs listen on; NULL: what the kernel gives */
 	int port_low, port_high; /* the same as numbers; 0 */

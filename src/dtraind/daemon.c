@@ -29,6 +29,7 @@
 #include "dtraind/lock.h"
 #include "dtraind/log_quotas.h"
 #include "dtraind/log_streams.h"
+#include "dtraind/metrics_listener.h"
 #include "dtraind/peer_identity.h"
 #include "dtraind/peers.h"
 #include "dtraind/retention.h"
@@ -328,7 +329,8 @@ static int setup(struct daemon *d, struct error *err)
 	    (r = retention_create(d, &d->retention, err)) < 0 ||
 	    (r = log_quotas_create(d, &d->log_quotas, err)) < 0 || (r = listen_peers(d, err)) < 0)
 		return r;
-	return listen_unix(d, err);
+	r = metrics_listener_create(d, &d->metrics, err);
+	return r < 0 ? r : listen_unix(d, err);
 }
 
 int daemon_create(const char *config_path, struct daemon **out, struct error *err)
@@ -381,7 +383,7 @@ static const struct {
 static bool is_taken_over(const char *key)
 {
 	static const char *const others[] = {"node",      "controller",      "hosts_file", "port",
-	                                     "log_level", "certificate_key", "ca_file"};
+	                                     "log_level", "certificate_key", "ca_file",    "metrics_ca"};
 
 	for (size_t i = 0; i < ARRAY_SIZE(others); i++)
 		if (strcmp(key, others[i]) == 0)
@@ -468,6 +470,8 @@ static void take_over(struct daemon *d, struct settings *new)
 	/* After the hosts: which certificates are those of nodes depends on them. */
 	if (peer_identity_renew(d, steal_pointer(new->identity), &err) < 0)
 		log_err("the certificate cannot be taken over: %s", err.message);
+	if (metrics_listener_renew(d->metrics, steal_pointer(new->metrics_identity), &err) < 0)
+		log_err("metrics_ca cannot be taken over: %s", err.message);
 	log_info("configuration reloaded: %zu %s", d->settings->hosts->count,
 	         d->settings->hosts->count == 1 ? "host" : "hosts");
 }
@@ -560,6 +564,7 @@ void daemon_destroy(struct daemon *d)
 	shutdown_free(d->shutdown);
 	log_quotas_destroy(d->log_quotas);
 	retention_destroy(d->retention);
+	metrics_listener_destroy(d->metrics);
 	http_server_destroy(d->server);
 	heartbeats_destroy(d->heartbeats);
 	http_client_destroy(d->client);

@@ -24,6 +24,7 @@ struct controller;
 struct heartbeats;
 struct log_quotas;
 struct log_streams;
+struct metrics_listener;
 struct retention;
 struct shutdown;
 struct timers;
@@ -34,8 +35,9 @@ struct settings {
 	struct hosts *hosts; /* of a single node: one made up */
 	struct identity
 	    *identity; /* of the keys certificate, certificate_key and ca_file; NULL: cluster_key */
-	bool cluster;  /* several hosts: peers are served, and a key is needed */
-	bool alone;    /* there is no hosts file, or no host in it */
+	struct identity *metrics_identity; /* for metrics_listen; NULL: it is not set */
+	bool cluster;                      /* several hosts: peers are served, and a key is needed */
+	bool alone;                        /* there is no hosts file, or no host in it */
 	char *name, *controller, *controller_address;
 	int port, controller_port;
 	int hosts_slots; /* slots= of our own line; 0: not said */
@@ -86,6 +88,7 @@ struct daemon {
 	struct heartbeats *heartbeats;
 	struct log_streams *logs;
 	struct log_quotas *log_quotas;
+	struct metrics_listener *metrics; /* NULL: none is asked for */
 	struct retention *retention;
 	struct shutdown *shutdown; /* NULL: attempts go on */
 	struct background *reload; /* the files are being read again; NULL: they are not */

@@ -21,6 +21,7 @@ void settings_free(struct settings *s)
 	daemon_config_free(s->config);
 	hosts_free(s->hosts);
 	identity_free(s->identity);
+	identity_free(s->metrics_identity);
 	free(s->name);
 	free(s->controller);
 	free(s->controller_address);
@@ -140,6 +141,20 @@ static int read_identity(struct settings *s, struct error *err)
 	return r;
 }
 
+/* Read here, and not when it is used, for a reload does not read files on the event loop. */
+static int read_metrics_identity(struct settings *s, struct error *err)
+{
+	const struct daemon_config *c = s->config;
+	const struct certificate_files files = {c->certificate, c->certificate_key, c->ca_file};
+	_cleanup_(identity_freep) struct identity *own = NULL;
+	int r;
+
+	if (!c->metrics_listen)
+		return 0;
+	r = c->certificate ? certificates_load(&files, &own, err) : identity_load(c->cluster_key, &own, err);
+	return r < 0 ? r : certificates_load_clients(own, c->metrics_ca, &s->metrics_identity, err);
+}
+
 int settings_read(const char *path, struct settings **out, struct error *err)
 {
 	_cleanup_(settings_freep) struct settings *s = calloc(1, sizeof(*s));
@@ -171,8 +186,7 @@ int settings_read(const char *path, struct settings **out, struct error *err)
 	s->hosts_slots = self->slots;
 	if (!s->name)
 		return error_oom(err);
-	r = read_identity(s, err);
-	if (r < 0)
+	if ((r = read_identity(s, err)) < 0 || (r = read_metrics_identity(s, err)) < 0)
 		return r;
 	r = find_controller(s, err);
 	if (r < 0)

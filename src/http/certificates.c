@@ -200,13 +200,27 @@ static int check_key(const struct identity *id, gnutls_x509_crt_t crt, const str
 	return 0;
 }
 
+static int read_authorities(struct identity *id, const char *path, struct error *err)
+{
+	gnutls_datum_t ca = datum_of(id->trust);
+	gnutls_x509_trust_list_t list;
+	int r = gnutls_x509_trust_list_init(&list, 0);
+
+	if (r < 0)
+		return identity_tls_error(err, r, path);
+	id->authorities = list;
+	r = gnutls_x509_trust_list_add_trust_mem(list, &ca, NULL, GNUTLS_X509_FMT_PEM, 0, 0);
+	if (r < 0)
+		return identity_tls_error(err, r, path);
+	return r > 0 ? 0 : error_set(err, -EINVAL, "%s: there is no certificate in it", path);
+}
+
 /* The certificate in DER, the authorities, and that all belong together. */
 static int parse(struct identity *id, const struct certificate_files *files, struct error *err)
 {
 	_cleanup_(chain_release) struct chain chain = {.count = CHAIN_MAX};
-	gnutls_datum_t pem = datum_of(id->certificate), ca = datum_of(id->trust), der = {NULL, 0};
+	gnutls_datum_t pem = datum_of(id->certificate), der = {NULL, 0};
 	struct error why = ERROR_INIT;
-	gnutls_x509_trust_list_t list;
 	time_t expires;
 	int r;
 
@@ -216,14 +230,8 @@ static int parse(struct identity *id, const struct certificate_files *files, str
 		chain.count = 0;
 	if (r < 0)
 		return identity_tls_error(err, r, files->certificate);
-	if ((r = gnutls_x509_trust_list_init(&list, 0)) < 0)
-		return identity_tls_error(err, r, files->ca);
-	id->authorities = list;
-	r = gnutls_x509_trust_list_add_trust_mem(list, &ca, NULL, GNUTLS_X509_FMT_PEM, 0, 0);
-	if (r <= 0)
-		return r < 0 ? identity_tls_error(err, r, files->ca)
-		             : error_set(err, -EINVAL, "%s: there is no certificate in it", files->ca);
-	if ((r = check_key(id, chain.list[0], files, err)) < 0)
+	if ((r = read_authorities(id, files->ca, err)) < 0 ||
+	    (r = check_key(id, chain.list[0], files, err)) < 0)
 		return r;
 	/* The same certificate is shown to those that call, and to those that are called. */
 	if (verify(id, &chain, true, &expires, &why) < 0 || verify(id, &chain, false, &expires, &why) < 0)
@@ -250,6 +258,25 @@ int certificates_load(const struct certificate_files *files, struct identity **o
 	    (r = read_key(files->key, &id->key, err)) < 0 ||
 	    (r = file_read(files->ca, FILE_MAX, &id->trust, NULL, err)) < 0 ||
 	    (r = parse(id, files, err)) < 0)
+		return r;
+	*out = steal_pointer(id);
+	return 0;
+}
+
+int certificates_load_clients(const struct identity *own, const char *ca, struct identity **out,
+                              struct error *err)
+{
+	_cleanup_(identity_freep) struct identity *id = calloc(1, sizeof(*id));
+	int r;
+
+	if (!id)
+		return error_oom(err);
+	id->certificate = strdup(own->certificate);
+	id->key = strdup(own->key);
+	if (!id->certificate || !id->key)
+		return error_oom(err);
+	if ((r = file_read(ca, FILE_MAX, &id->trust, NULL, err)) < 0 ||
+	    (r = read_authorities(id, ca, err)) < 0)
 		return r;
 	*out = steal_pointer(id);
 	return 0;

@@ -22,6 +22,11 @@ struct certificate_files {
  * or it is not valid today. */
 int certificates_load(const struct certificate_files *files, struct identity **out, struct error *err);
 
+/* The certificate and key of `own`, of a node or of the cluster, for a server of other clients: those that an
+ * authority of the file `ca` (PEM) vouches for. */
+int certificates_load_clients(const struct identity *own, const char *ca, struct identity **out,
+                              struct error *err);
+
 /* Whether the chain of certificates (DER, that of the peer first) is one that identity's authorities vouch
  * for, now, for a client, or else for a server. *expires: until when. */
 int certificates_verify(const struct identity *identity, const gnutls_datum_t *chain, unsigned count,

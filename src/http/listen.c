@@ -84,7 +84,7 @@ int http_bind_tcp(const char *address, int port, int *out, struct error *err)
 	snprintf(service, sizeof(service), "%d", port);
 	r = getaddrinfo(address && *address ? address : NULL, service, &hints, &list);
 	if (r != 0)
-		return error_set(err, -EINVAL, "listen = \"%s\": %s", address, gai_strerror(r));
+		return error_set(err, -EINVAL, "cannot listen on %s: %s", address, gai_strerror(r));
 	fd = socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd >= 0)
 		setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int));

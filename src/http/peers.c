@@ -67,8 +67,10 @@ static int check(const struct http_server *s, gnutls_session_t session, struct h
 	if (peer->node && peer->generation == s->generation && time(NULL) < peer->expires)
 		return 0;
 	http_peer_release(peer);
-	if ((r = certificates_verify(s->identity, chain, count, true, &peer->expires, err)) < 0 ||
-	    (r = find_node(s, &chain[0], &peer->node, err)) < 0)
+	r = certificates_verify(s->identity, chain, count, true, &peer->expires, err);
+	if (r < 0 || s->options.any_name)
+		return r;
+	if ((r = find_node(s, &chain[0], &peer->node, err)) < 0)
 		return r;
 	peer->generation = s->generation;
 	return 0;

@@ -47,6 +47,9 @@ struct http_server_options {
 	/* The node that has this name in its certificate, as the hosts file spells it (valid for the call);
 	 * NULL: none has. Needed where nodes have certificates of their own. */
 	const char *(*find_node)(void *context, const char *name);
+	/* Whoever has a certificate that an authority of the identity has signed may call, whatever its
+	 * names. */
+	bool any_name;
 };
 
 int http_server_create(sd_event *event, const struct http_server_options *options, struct http_server **out,

@@ -687,6 +687,45 @@ START_TEST(many_hosts)
 }
 END_TEST
 
+START_TEST(metrics_have_an_address_and_a_port)
+{
+	static const struct {
+		const char *text, *address; /* NULL: refused, with these words */
+		int port;
+		const char *words;
+	} cases[] = {
+	    {"0.0.0.0:9600", "0.0.0.0", 9600, NULL},
+	    {"[::1]:1", "::1", 1, NULL},
+	    {"n1.example.org:65535", "n1.example.org", 65535, NULL},
+	    {"9600", NULL, 0, "d.conf: metrics_listen: \"9600\" is no address and port"},
+	    {":9600", NULL, 0, "is no address and port"},
+	    {"n1:", NULL, 0, "is no address and port"},
+	    {"n1:65536", NULL, 0, "is no address and port"},
+	    {"[]:5", NULL, 0, "is no address and port"},
+	};
+	struct error err = ERROR_INIT;
+	struct daemon_config *none;
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_free_ char *text =
+		    str_printf("metrics_listen = \"%s\"; metrics_ca = \"/ca\";", cases[i].text);
+		_cleanup_(daemon_config_freep) struct daemon_config *c = NULL;
+
+		if (!cases[i].address) {
+			ck_fails(daemon_config_parse(text, "d.conf", &c, &err), &err, cases[i].words);
+			continue;
+		}
+		ck_ok(daemon_config_parse(text, "d.conf", &c, &err), &err);
+		ck_assert_str_eq(c->metrics_address, cases[i].address);
+		ck_assert_int_eq(c->metrics_port, cases[i].port);
+	}
+	ck_fails(daemon_config_parse("metrics_ca = \"/ca\";", "d.conf", &none, &err), &err,
+	         "metrics_listen and metrics_ca belong together: metrics_listen is missing");
+	ck_fails(daemon_config_parse("metrics_listen = \"n1:1\";", "d.conf", &none, &err), &err,
+	         "metrics_ca is missing");
+}
+END_TEST
+
 START_TEST(hosts_may_be_marked_for_users)
 {
 	_cleanup_(hosts_freep) struct hosts *h = NULL, *none = NULL;
@@ -954,6 +993,7 @@ int main(void)
 	tcase_set_timeout(t, 60);
 	tcase_add_test(t, hosts_file);
 	tcase_add_test(t, many_hosts);
+	tcase_add_test(t, metrics_have_an_address_and_a_port);
 	tcase_add_test(t, hosts_may_be_marked_for_users);
 	tcase_add_loop_test(t, wrong_hosts_files_say_where, 0, ARRAY_SIZE(wrong_hosts));
 	tcase_add_test(t, times_and_ranges);

@@ -156,6 +156,21 @@ START_TEST(a_node_speaks_for_itself_alone)
 }
 END_TEST
 
+static void reload(const struct daemon_fixture *f, size_t count)
+{
+	_cleanup_free_ char *path = str_path_join(f->dir, "service.log");
+
+	ck_assert_int_eq(kill(f->pid, SIGHUP), 0);
+	for (size_t found = 0; found < count; usleep(20000)) {
+		_cleanup_free_ char *text = NULL;
+
+		found = 0;
+		file_read(path, 0, &text, NULL, NULL);
+		for (const char *p = text; p && (p = strstr(p, "configuration reloaded")); p++)
+			found++;
+	}
+}
+
 /* Sends the request as the service of the node, for a user. */
 static void ask_for(struct cluster *c, const char *node, const char *user, const char *method,
                     const char *target, const char *body, int status)
@@ -170,8 +185,6 @@ static void ask_for(struct cluster *c, const char *node, const char *user, const
 	              a.body);
 	free(a.body);
 }
-
-static void reload(const struct daemon_fixture *f, size_t count);
 
 /* Once a host is marked, a node that is not asks for its own ranks alone, and shows what all may see. */
 START_TEST(users_are_forwarded_from_marked_hosts)
@@ -217,20 +230,60 @@ START_TEST(users_are_forwarded_from_marked_hosts)
 }
 END_TEST
 
-static void reload(const struct daemon_fixture *f, size_t count)
+/* The collector has a certificate of authority b, which the services do not know, and n1 serves it what it
+ * may see, and nothing else. */
+START_TEST(metrics_have_a_listener_of_their_own)
 {
-	_cleanup_free_ char *path = str_path_join(f->dir, "service.log");
+	static const struct {
+		const char *authority, *method, *target;
+		int status; /* 0: the handshake fails */
+	} rows[] = {
+	    {"b", "GET", "/metrics", 200},    {"b", "GET", "/v1/nodes", 404}, {"b", "POST", "/v1/runs", 404},
+	    {"b", "GET", "/v1/version", 404}, {"b", "POST", "/metrics", 405}, {"a", "GET", "/metrics", 0},
+	    {NULL, "GET", "/metrics", 0},
+	};
+	_cleanup_free_ char *dir = unit_tmpdir(), *more = NULL, *ca = NULL, *path = NULL;
+	struct daemon_setup setup = {.port = daemon_fixture_port()};
+	struct cluster c = {.dir = dir};
+	int port = daemon_fixture_port();
 
-	ck_assert_int_eq(kill(f->pid, SIGHUP), 0);
-	for (size_t found = 0; found < count; usleep(20000)) {
-		_cleanup_free_ char *text = NULL;
+	make_authority(&c, "a");
+	make_authority(&c, "b");
+	ca = read_text(&c, "b/ca.pem");
+	path = str_path_join(dir, "m");
+	ck_assert_int_eq(mkdir(path, 0700), 0);
+	put(&c, "m", "ca.pem", ca);
+	more = str_printf("metrics_listen = \"127.0.0.1:%d\"; metrics_ca = \"%s/ca.pem\";", port, path);
+	setup.more = more;
+	daemon_fixture_start(&c.one, &setup);
+	for (size_t i = 0; i < 2 * ARRAY_SIZE(rows); i++) {
+		/* After a reload the two authorities have changed places. */
+		const char *authority = rows[i % ARRAY_SIZE(rows)].authority;
+		bool swapped = i >= ARRAY_SIZE(rows);
+		const char *name = !authority ? NULL : swapped == str_eq(authority, "a") ? "b" : "a";
+		_cleanup_free_ char *crt_name = str_printf("%s/nodes/n1.pem", name ? name : "a"),
+		                    *key_name = str_printf("%s/nodes/n1.key", name ? name : "a"),
+		                    *crt = read_text(&c, crt_name), *key = read_text(&c, key_name),
+		                    *other = NULL;
+		struct raw_request q = {.method = rows[i % ARRAY_SIZE(rows)].method,
+		                        .target = rows[i % ARRAY_SIZE(rows)].target};
+		struct raw_answer a;
 
-		found = 0;
-		file_read(path, 0, &text, NULL, NULL);
-		for (const char *p = text; p && (p = strstr(p, "configuration reloaded")); p++)
-			found++;
+		if (i == ARRAY_SIZE(rows)) {
+			other = read_text(&c, "a/ca.pem");
+			put(&c, "m", "ca.pem", other);
+			reload(&c.one, 1);
+		}
+		a = raw_ask_tls(raw_connect_tcp(port), name ? crt : NULL, name ? key : NULL, &q);
+		ck_assert_msg(a.status == rows[i % ARRAY_SIZE(rows)].status, "%s %s with %s: %d: %s",
+		              q.method, q.target, name ? name : "none", a.status, a.body);
+		ck_assert(a.status != 200 || strstr(a.body, "dtrain_node_up{node=\"n1\"} 1"));
+		free(a.body);
 	}
+	daemon_fixture_teardown(&c.one);
+	file_remove_tree(dir, NULL);
 }
+END_TEST
 
 /* The run is on both nodes while the authority is replaced by another one. */
 START_TEST(a_run_goes_on_while_the_authority_is_replaced)
@@ -287,6 +340,7 @@ int main(void)
 	suite_add_tcase(s, t);
 	tcase_add_test(t, a_node_speaks_for_itself_alone);
 	tcase_add_test(t, users_are_forwarded_from_marked_hosts);
+	tcase_add_test(t, metrics_have_a_listener_of_their_own);
 	tcase_add_test(t, a_run_goes_on_while_the_authority_is_replaced);
 	return unit_run(s);
 }

@@ -64,6 +64,10 @@ const struct http_route route_table[] = {
 
 const size_t route_table_count = ARRAY_SIZE(route_table);
 
+const struct http_route metrics_route_table[] = {
+    {"GET", "/metrics", HTTP_PEER | CONTROLLER, route_prometheus}};
+const size_t metrics_route_table_count = ARRAY_SIZE(metrics_route_table);
+
 bool route_intercept(void *context, struct http_request *r, unsigned bits)
 {
 	struct daemon *d = context;

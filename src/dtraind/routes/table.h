@@ -9,6 +9,9 @@
 
 extern const struct http_route route_table[];
 extern const size_t route_table_count;
+/* What the listener of metrics_listen serves. */
+extern const struct http_route metrics_route_table[];
+extern const size_t metrics_route_table_count;
 
 /* Sends on to the controller what it alone can answer, where this node is not the controller. */
 bool route_intercept(void *context, struct http_request *r, unsigned bits);
