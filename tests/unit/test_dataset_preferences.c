@@ -209,6 +209,14 @@ START_TEST(a_record_without_an_answer_is_skipped)
 	ck_assert_int_eq(dataset_rows(d), 1);
 	ck_assert_ptr_nonnull(strstr(notes.last, "b.json:2: column 'label' is neither true nor false"));
 	dataset_close(d);
+	/* An empty answer is one: its end token. */
+	d = open_data(DATASET_PAIRS,
+	              put("c.json", "[{\"instruction\":\"p\",\"chosen\":\"A\",\"rejected\":\"B\"},\n"
+	                            "{\"instruction\":\"q\",\"chosen\":\"\",\"rejected\":\"B\"},\n"
+	                            "{\"instruction\":\"q\",\"chosen\":\"A\",\"rejected\":\"\"}]"),
+	              &notes);
+	ck_assert_int_eq(dataset_rows(d), 3);
+	dataset_close(d);
 }
 END_TEST
 

@@ -171,12 +171,64 @@ START_TEST(test_columns_of_a_file)
 }
 END_TEST
 
+/* A template of a model that thinks: an answer without a thought gets an empty one, with a loss; where the
+ * loss is of the last answer alone, the answers before it lose theirs. */
+START_TEST(test_thoughts)
+{
+#define USER(text)   "<|im_start|>user\n" text "<|im_end|>\n<|im_start|>assistant\n"
+#define ANSWER(text) text "<|im_end|>\n"
+#define THOUGHT      "<think>\nt\n</think>\n\n"
+#define NO_THOUGHT   "<think>\n\n</think>\n\n"
+	static const struct {
+		bool last_only;
+		const char *first, *last_role, *last, *want;
+	} cases[] = {
+	    {false, "<think>\\nt\\n</think>\\n\\na", "gpt", "b",
+	     USER("u") ANSWER(THOUGHT "a") USER("v") ANSWER(NO_THOUGHT "b") "|"},
+	    {true, "<think>\\nt\\n</think>\\n\\na", "gpt", "b",
+	     USER("u") ANSWER("a") USER("v") ANSWER(NO_THOUGHT "b") "|"},
+	    {true, "x<think>\\nt\\n</think>\\n\\na<think>\\ns\\n</think>\\n\\nc", "gpt",
+	     "<think>\\nt\\n</think>\\n\\nb", USER("u") ANSWER("xac") USER("v") ANSWER(THOUGHT "b") "|"},
+	    /* One that does not end is none. */
+	    {true, "<think>\\nt", "gpt", "<think>b",
+	     USER("u") ANSWER("<think>\nt") USER("v") ANSWER("<think>b") "|"},
+	    {true, "\\n\\na", "gpt", "b</think>",
+	     USER("u") ANSWER("\n\na") USER("v") ANSWER("b</think>") "|"},
+	    {false, "a", "function_call",
+	     "<think>\\nt\\n</think>\\n\\n{\\\"name\\\":\\\"f\\\",\\\"arguments\\\":{}}",
+	     USER("u") ANSWER(NO_THOUGHT "a") USER("v")
+	         ANSWER(THOUGHT "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>") "|"},
+	};
+	struct tokenizer tok = {0};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		char name[] = {(char)('a' + i), '.', 'j', 's', 'o', 'n', 'l', 0};
+		_cleanup_free_ char *record =
+		    str_printf("{\"conversations\":[{\"from\":\"human\",\"value\":\"u\"},{\"from\":\"gpt\","
+		               "\"value\":\"%s\"},{\"from\":\"human\",\"value\":\"v\"},{\"from\":\"%s\","
+		               "\"value\":\"%s\"}]}\n",
+		               cases[i].first, cases[i].last_role, cases[i].last);
+		_cleanup_(dataset_closep) struct dataset *d = NULL;
+		struct notes notes = {0};
+		struct dataset_options o = options(put(name, record), &notes);
+		struct error err = ERROR_INIT;
+		_cleanup_free_ char *text = NULL;
+
+		o.template_name = "qwen3";
+		o.mask_history = cases[i].last_only;
+		ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+		text = row_text(d, 0);
+		ck_assert_msg(str_starts(text, cases[i].want), "case %zu: %s", i, text);
+	}
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("dataset, tools");
 	TCase *tc = tcase_create("all");
 	const TTest *const tests[] = {test_no_tools, test_large_integers, test_tool_prompt,
-	                              test_columns_of_a_file};
+	                              test_columns_of_a_file, test_thoughts};
 
 	tcase_add_checked_fixture(tc, setup, teardown);
 	tcase_set_timeout(tc, 60);

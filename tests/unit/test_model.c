@@ -210,6 +210,9 @@ START_TEST(config_errors_say_what)
 		const char *text, *words;
 	} wrong[] = {
 	    {"\"hidden_act\":3", "config.json: hidden_act"},
+	    {"\"head_dim\":15", "config.json: head_dim (15) has to be even"},
+	    {"\"head_dim\":16,\"num_key_value_heads\":3",
+	     "config.json: num_attention_heads (4) has to be a multiple of num_key_value_heads (3)"},
 	    {"\"hidden_act\":null", "config.json: hidden_act"},
 	    {"\"rope_theta\":null", "config.json: rope_theta: null"},
 	    {"\"rope_scaling\":{\"rope_type\":null}", "rope_scaling: rope_type"},

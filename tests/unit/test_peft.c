@@ -163,6 +163,45 @@ START_TEST(a_config_reads_back_as_it_was_written)
 }
 END_TEST
 
+/* How A and B began: what PEFT writes for it, and again after it was read. */
+START_TEST(beginnings_are_read_and_written)
+{
+	static const struct {
+		const char *text, *written;
+		enum peft_init init;
+		int64_t iterations;
+	} cases[] = {
+	    {"true", "true", PEFT_INIT_DEFAULT, 0},
+	    {"null", "true", PEFT_INIT_DEFAULT, 0},
+	    {"false", "false", PEFT_INIT_RANDOM, 0},
+	    {"\"gaussian\"", "\"gaussian\"", PEFT_INIT_GAUSSIAN, 0},
+	    {"\"eva\"", "true", PEFT_INIT_DEFAULT, 0},
+	    {"\"orthogonal\"", "true", PEFT_INIT_DEFAULT, 0},
+	    {"\"pissa\"", "\"pissa\"", PEFT_INIT_PISSA, 0},
+	    {"\"pissa_niter_16\"", "\"pissa_niter_16\"", PEFT_INIT_PISSA, 16},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/" PEFT_CONFIG_FILE, dir);
+		_cleanup_free_ char *text =
+		    str_printf(LORA("\"target_modules\": [\"q\"], \"init_lora_weights\": %s"), cases[i].text);
+		_cleanup_(peft_config_free) struct peft_config c = {0};
+		_cleanup_json_ json_t *written = NULL;
+		_cleanup_free_ char *init = NULL;
+		struct error err;
+
+		ck_ok(parse(text, &c, &err), &err);
+		ck_assert_int_eq(c.init, cases[i].init);
+		ck_assert_int_eq(c.pissa_iterations, cases[i].iterations);
+		ck_ok(peft_config_write(dir, &c, &err), &err);
+		ck_ok(json_read_file(path, &written, &err), &err);
+		init = json_dumps(json_object_get(written, "init_lora_weights"), JSON_ENCODE_ANY);
+		ck_assert_str_eq(init, cases[i].written);
+		ck_ok(file_remove_tree(dir, &err), &err);
+	}
+}
+END_TEST
+
 START_TEST(names_of_tensors_are_those_of_peft)
 {
 	static const struct {
@@ -413,6 +452,7 @@ int main(void)
 	tcase_add_test(tc, what_is_not_supported_is_named);
 	tcase_add_test(tc, modules_are_those_that_peft_finds);
 	tcase_add_test(tc, a_config_reads_back_as_it_was_written);
+	tcase_add_test(tc, beginnings_are_read_and_written);
 	tcase_add_test(tc, names_of_tensors_are_those_of_peft);
 	tcase_add_test(tc, an_adapter_fits_its_base_or_is_refused);
 	tcase_add_test(tc, a_run_goes_on_from_an_adapter_of_its_keys);
