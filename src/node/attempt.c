@@ -136,22 +136,6 @@ static int first_report(struct attempt *a, enum attempt_state state)
 	return copy_unless_empty(&report->reason, a->reason);
 }
 
-/* Error files that stayed empty tell nothing. */
-static void sweep_logs(struct attempt *a)
-{
-	_cleanup_(launch_description_release) struct launch_description launch = {0};
-
-	if (attempt_files_read_launch(a->dir, &launch, NULL) < 0)
-		return;
-	for (size_t i = 0; i < launch.rank_count; i++) {
-		const char *file = launch.ranks[i].error_file;
-		struct stat st;
-
-		if (file && lstat(file, &st) == 0 && st.st_size == 0)
-			unlink(file);
-	}
-}
-
 /* The end is on record before dtrain-launch may forget it. */
 static void record_end(struct attempt *a)
 {
@@ -162,7 +146,6 @@ static void record_end(struct attempt *a)
 	json = report_encode(&a->report);
 	if (attempt_file_write(a->dir, "ended.json", json, geteuid(), 0600, &err) < 0)
 		log_err("%s", err.message);
-	sweep_logs(a);
 }
 
 /* What each of them has, the other has afterwards. */

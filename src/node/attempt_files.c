@@ -104,10 +104,9 @@ int attempt_files_make(const char *dir, const struct request *q, const struct re
 		return r;
 	for (size_t i = 0; i < q->rank_count; i++) {
 		_cleanup_free_ char *log = request_log_path(place->logs, q->ranks[i].rank);
-		_cleanup_free_ char *error_file = request_error_path(place->logs, q->ranks[i].rank);
 
-		if ((r = make_user_file(log, user->uid, user->gid, err)) < 0 ||
-		    (r = make_user_file(error_file, user->uid, user->gid, err)) < 0)
+		r = make_user_file(log, user->uid, user->gid, err);
+		if (r < 0)
 			return r;
 	}
 	if ((r = request_describe_launch(q, place, user, launch, err)) < 0)

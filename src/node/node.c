@@ -93,7 +93,6 @@ static void tell_old_faults(struct node *node)
 static void forget(struct node *node, struct known_attempt *e)
 {
 	const struct request *q = attempt_request(e->attempt);
-	_cleanup_free_ char *record = started_path(node->config->state_dir, q);
 	struct error err = ERROR_INIT;
 
 	/* A start that comes a second time does not start it again. */
@@ -102,8 +101,7 @@ static void forget(struct node *node, struct known_attempt *e)
 
 	if (file_remove_tree(attempt_dir(e->attempt), &err) < 0)
 		log_warn("%s", err.message);
-	if (record)
-		unlink(record);
+	started_forget(node->config->state_dir, q);
 	attempts_forget(node->attempts, e);
 }
 

@@ -126,9 +126,13 @@ char *request_log_path(const char *logs, int rank)
 	return str_printf("%s/rank-%d.log", logs, rank);
 }
 
-char *request_error_path(const char *logs, int rank)
+/* In the directory for temporary files, which is the user's and goes with the attempt: dtrain-launch reads it
+ * before. */
+static char *error_path(const struct request *q, const struct request_place *place, int rank)
 {
-	return str_printf("%s/error-%d.json", logs, rank);
+	_cleanup_free_ char *tmp = tmp_dirs_path(place->config, q->run, q->attempt);
+
+	return tmp ? str_printf("%s/error-%d.json", tmp, rank) : NULL;
 }
 
 /* A list of "K=V" that grows. */
@@ -298,7 +302,7 @@ static int64_t rank_numa(const struct request *q, const struct request_place *pl
 static void set_torchrun(struct environment *env, const struct request *q, const struct request_place *place,
                          const struct request_rank *rank)
 {
-	_cleanup_free_ char *error_file = request_error_path(place->logs, rank->rank);
+	_cleanup_free_ char *error_file = error_path(q, place, rank->rank);
 
 	/* Attempts that follow neither, such as after a drain, are in the count, too. */
 	const int64_t most = q->config->resources.max_restarts + q->config->resources.max_node_failures;
@@ -375,7 +379,7 @@ static int describe_rank(const struct request *q, const struct request_place *pl
 	    .slot = rank->slot,
 	    .environment = environment(q, place, user, rank),
 	    .log = request_log_path(place->logs, rank->rank),
-	    .error_file = request_error_path(place->logs, rank->rank),
+	    .error_file = error_path(q, place, rank->rank),
 	    .cpus = rank_cpus(q, place, which),
 	    .numa = rank_numa(q, place, which),
 	};

@@ -64,4 +64,3 @@ int request_describe_launch(const struct request *request, const struct request_
                             const struct run_user *user, struct launch_description *out, struct error *err);
 /* Paths within place->logs, owned by the caller; NULL: out of memory. */
 char *request_log_path(const char *logs, int rank);
-char *request_error_path(const char *logs, int rank);

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/file.h"
 #include "base/json.h"
@@ -21,6 +22,18 @@ char *started_path(const char *state_dir, const struct request *q)
 {
 	return str_printf("%s/started/%lld.%lld.%lld.%s", state_dir, (long long)q->run, (long long)q->attempt,
 	                  (long long)q->epoch, q->cluster);
+}
+
+void started_forget(const char *state_dir, const struct request *q)
+{
+	_cleanup_free_ char *record = started_path(state_dir, q), *directory = directory_path(state_dir);
+	_cleanup_free_ char *spare = directory ? str_path_join(directory, STARTED_SPARE) : NULL;
+
+	if (!record || !spare)
+		return;
+	/* What was recorded must not pass for the next one's, of which the name alone may be on disk. */
+	if (truncate(record, 0) < 0 || rename(record, spare) < 0)
+		unlink(record);
 }
 
 int started_make_directory(const char *state_dir, struct error *err)

@@ -510,8 +510,8 @@ static int prepare(struct launch *l, struct error *err)
  * sync, of the directory. */
 static int make_record(const struct launch *l, struct error *err)
 {
-	const char *path = l->description.record;
-	_cleanup_free_ char *directory = path ? strdup(path) : NULL, *text = NULL;
+	const char *path = l->description.record, *directory;
+	_cleanup_free_ char *copy = path ? strdup(path) : NULL, *text = NULL, *spare = NULL;
 	const struct start_record *content = l->description.started;
 	_cleanup_json_ json_t *json = content ? start_record_encode(content) : NULL;
 	_cleanup_close_ int fd = -1;
@@ -520,15 +520,20 @@ static int make_record(const struct launch *l, struct error *err)
 	if (!path)
 		return 0;
 	text = content ? json_to_string(json) : strdup("");
-	if (!directory || !text)
+	if (!copy || !text)
 		return error_oom(err);
+	directory = dirname(copy);
+	spare = str_path_join(directory, STARTED_SPARE);
+	if (!spare)
+		return error_oom(err);
+	rename(spare, path); /* where there is one */
 	fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
 	if (fd < 0)
 		return error_errno(err, -errno, "cannot record the start in %s", path);
 	r = file_write_all(fd, text, strlen(text), err);
 	if (r < 0)
 		return error_prefix(err, "cannot record the start in %s", path);
-	return file_sync_directory(dirname(directory), err);
+	return file_sync_directory(directory, err);
 }
 
 /* All that is to be there before the first rank. The session's limits are those of this process, and so of
