@@ -322,6 +322,28 @@ static int count_piece(void *context, const char *data, size_t len, struct error
 	return 0;
 }
 
+/* A service that ends takes the request, and sends no answer: that is no time-out, whatever errno was. */
+START_TEST(a_connection_that_ends_is_no_timeout)
+{
+	_cleanup_(http_local_closep) struct http_local *l = NULL;
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_path_join(dir, "socket");
+	struct error err = ERROR_INIT;
+	int listener, peer, status;
+
+	ck_ok(http_bind_unix(path, 0600, NULL, &listener, &err), &err);
+	ck_ok(http_local_open(path, &l, &err), &err);
+	peer = accept(listener, NULL, NULL);
+	ck_assert_int_ge(peer, 0);
+	ck_assert_int_eq(shutdown(peer, SHUT_WR), 0);
+	errno = EAGAIN;
+	ck_assert_int_eq(http_local_json(l, "GET", "/x", NULL, NULL, &status, NULL, &err), -ECONNRESET);
+	ck_assert_ptr_nonnull(strstr(err.message, "has closed the connection"));
+	close(peer);
+	close(listener);
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
 START_TEST(server_answers)
 {
 	_cleanup_(http_local_closep) struct http_local *l = NULL;
@@ -1068,6 +1090,7 @@ int main(void)
 	tcase_add_test(c, routes_match);
 	tcase_add_test(c, identity_file);
 	tcase_add_test(c, server_answers);
+	tcase_add_test(c, a_connection_that_ends_is_no_timeout);
 	tcase_add_test(c, a_low_port_needs_a_capability);
 	tcase_add_test(c, request_waits_for_its_callers_name);
 	tcase_add_test(c, server_holds);
