@@ -281,6 +281,41 @@ START_TEST(an_export_is_refused_for_its_arguments)
 }
 END_TEST
 
+/* The directory m: a model's configuration, and two tensors of 1,000 bytes, which are none of that model's.
+ */
+static void write_model(void)
+{
+	static const char header[] =
+	    "{\"a\":{\"dtype\":\"F32\",\"shape\":[250],\"data_offsets\":[0,1000]},"
+	    "\"b\":{\"dtype\":\"F32\",\"shape\":[250],\"data_offsets\":[1000,2000]}}";
+	static const char zeros[2000];
+	uint64_t len = strlen(header);
+	_cleanup_strbuf_ struct strbuf file = {0};
+	struct error err = ERROR_INIT;
+
+	strbuf_add(&file, &len, sizeof(len));
+	strbuf_adds(&file, header);
+	strbuf_add(&file, zeros, sizeof(zeros));
+	ck_assert_int_eq(mkdir("m", 0700), 0);
+	ck_ok(file_write_atomic("m/model.safetensors", file.data, file.len, 0644, &err), &err);
+	ck_ok(file_copy(SRCDIR "/etc/examples/tiny-llama.json", "m/config.json", &err), &err);
+}
+
+START_TEST(an_adapter_is_checked_with_its_model)
+{
+	_cleanup_(call_release) struct call used = {0}, unused = {0};
+
+	write_model();
+	write_file("g.conf", "task = \"generate\"; model = { path = \"m\"; tokenizer = \"" SRCDIR
+	                     "/tests/engine/bytes\"; }; generate = { prompt = \"x\"; };");
+	used = fixture_call(cmd_check, "check -s generate.adapter=nowhere g.conf");
+	ck_assert_int_eq(used.status, 1);
+	ck_assert_msg(strstr(used.errors, "g.conf: generate.adapter: ") != NULL, "%s", used.errors);
+	unused = fixture_call(cmd_check, "check g.conf");
+	ck_assert_msg(!strstr(unused.errors, "adapter"), "%s", unused.errors);
+}
+END_TEST
+
 /* A model of two tensors of 1,000 bytes, in one file or two. */
 START_TEST(an_export_has_files_of_the_size)
 {
@@ -302,20 +337,8 @@ START_TEST(an_export_has_files_of_the_size)
 	    {"--max-shard-size 0.0000019GB", false},
 	    {"--max-shard-size 0.0000018GiB", false},
 	};
-	_cleanup_free_ char *header =
-	    str_printf("{\"a\":{\"dtype\":\"F32\",\"shape\":[250],\"data_offsets\":[0,1000]},"
-	               "\"b\":{\"dtype\":\"F32\",\"shape\":[250],\"data_offsets\":[1000,2000]}}");
-	uint64_t len = strlen(header);
-	_cleanup_strbuf_ struct strbuf file = {0};
-	struct error err = ERROR_INIT;
-	static const char zeros[2000];
 
-	strbuf_add(&file, &len, sizeof(len));
-	strbuf_adds(&file, header);
-	strbuf_add(&file, zeros, sizeof(zeros));
-	ck_assert_int_eq(mkdir("m", 0700), 0);
-	ck_ok(file_write_atomic("m/model.safetensors", file.data, file.len, 0644, &err), &err);
-	ck_ok(file_copy(SRCDIR "/etc/examples/tiny-llama.json", "m/config.json", &err), &err);
+	write_model();
 	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
 		_cleanup_free_ char *line = str_printf("export --overwrite%s%s m out",
 		                                       *cases[i].options ? " " : "", cases[i].options);
@@ -345,6 +368,7 @@ int main(void)
 	tcase_add_test(tc, a_directory_is_no_program);
 	tcase_add_test(tc, an_export_is_refused_for_its_arguments);
 	tcase_add_test(tc, an_export_has_files_of_the_size);
+	tcase_add_test(tc, an_adapter_is_checked_with_its_model);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
 }
