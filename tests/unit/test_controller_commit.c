@@ -253,8 +253,9 @@ static void on_submitted(void *context, int64_t id, enum run_state state, const 
 /* Submits a run on both nodes. */
 static void submit_with(struct bed *b, struct answer *a, const char *key)
 {
-	static const char text[] = "{\"task\":\"command\",\"name\":\"test\",\"directory\":\"/tmp\","
-	                           "\"resources\":{\"nodes\":2,\"devices_per_node\":1}}";
+	static const char text[] =
+	    "{\"task\":\"command\",\"name\":\"test\",\"directory\":\"/tmp\","
+	    "\"resources\":{\"nodes\":2,\"devices_per_node\":1,\"max_node_failures\":1}}";
 	_cleanup_json_ json_t *json = json_loads(text, 0, NULL);
 	_cleanup_(run_config_freep) struct run_config *config = NULL;
 	struct error err = ERROR_INIT;
@@ -476,6 +477,31 @@ START_TEST(commands_are_committed_at_once)
 	ck_assert(store_is_busy(b.store));
 	ck_assert_int_eq(told, -1);
 	ck_assert_str_eq(b.stops, "n1:1.1 n2:1.1 "); /* a stop waits for nothing */
+	commit_ends(&b);
+	ck_assert_int_eq(told, RUN_STOPPING);
+	bed_end(&b);
+}
+END_TEST
+
+/* A drain stops what may be started again, and who waits for that state learns it when it is on disk. */
+START_TEST(an_evicted_run_is_committed)
+{
+	struct answer a;
+	int told = -1;
+	struct bed b;
+
+	bed_start(&b);
+	submit_and_commit(&b, &a);
+	both_report(&b, 1, 1, "running");
+	turn(&b);
+	commits_end(&b);
+	ck_assert_ptr_nonnull(
+	    waiter_create(b.controller, 1, 1u << RUN_STOPPING, INT64_MAX, note_state, &told));
+	ck_assert_uint_eq(controller_evict_runs(b.controller, "n2"), 1);
+	turn_held(&b);
+	ck_assert(store_is_busy(b.store));
+	ck_assert_int_eq(told, -1);
+	ck_assert_str_eq(b.stops, "n1:1.1 n2:1.1 ");
 	commit_ends(&b);
 	ck_assert_int_eq(told, RUN_STOPPING);
 	bed_end(&b);
@@ -864,6 +890,7 @@ int main(void)
 	tcase_add_test(c, a_submission_that_failed_can_be_repeated);
 	tcase_add_test(c, a_placement_during_a_commit_is_not_in_its_answer);
 	tcase_add_test(c, commands_are_committed_at_once);
+	tcase_add_test(c, an_evicted_run_is_committed);
 	tcase_add_test(c, a_start_that_was_never_sent_costs_no_run);
 	tcase_add_test(c, what_comes_during_a_commit_is_in_the_next_one);
 	tcase_add_test(c, an_end_during_a_commit_waits_for_the_next_one);
