@@ -88,10 +88,12 @@ START_TEST(a_service_that_cannot_be_set_up_is_not_created)
 	    {"r", "s", "hosts/x", "t/sock", TWO, -ENOTDIR, "cannot make directory"},
 	    {"r", "s", "l", "hosts/sock", TWO, -ENOTDIR, "cannot make directory"},
 	    {"r", "taken", "l", "t/sock", TWO, -EINVAL, "dtrain.db: not a regular file"},
+	    {"r", "spoiled", "l", "t/sock", TWO, -ENOTDIR, "spoiled/runs: Not a directory"},
 	    {"r", "s", "l", "t/sock", TWO, -EADDRINUSE, "127.0.0.1"},
 	    {"r", "s", "l", "dtraind.sock", "n1 slots=2\n", -EADDRINUSE, "another dtraind answers there"},
 	};
-	_cleanup_free_ char *taken = str_path_join(f.dir, "taken/dtrain.db");
+	_cleanup_free_ char *taken = str_path_join(f.dir, "taken/dtrain.db"),
+	                    *spoiled = str_path_join(f.dir, "spoiled");
 	struct sockaddr_in sin = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 	socklen_t len = sizeof(sin);
 	int port = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -99,6 +101,8 @@ START_TEST(a_service_that_cannot_be_set_up_is_not_created)
 	struct error err = ERROR_INIT;
 
 	ck_ok(file_mkdirs(taken, 0755, &err), &err);
+	ck_ok(file_mkdirs(spoiled, 0755, &err), &err);
+	daemon_fixture_write(&f, "spoiled/runs", "");
 	ck_assert_int_eq(bind(port, (struct sockaddr *)&sin, sizeof(sin)), 0);
 	ck_assert_int_eq(listen(port, 1), 0);
 	ck_assert_int_eq(getsockname(port, (struct sockaddr *)&sin, &len), 0);
