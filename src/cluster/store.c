@@ -28,10 +28,13 @@ enum commit_state { IDLE, WRITING, WRITTEN };
 struct store {
 	const struct store_backend *backend;
 	void *self;
+	const struct store_primary *primary; /* NULL: there is none */
+	void *primary_self;
 	char *cluster;
 	int64_t epoch, highest; /* on disk */
 	int64_t newest_epoch, newest_highest;
-	bool replaces; /* newest_epoch does, the one on disk */
+	int64_t least_epoch; /* that may begin */
+	bool replaces;       /* newest_epoch does, the one on disk */
 	struct store_batch next;
 	store_done_fn done;
 	void *context;
@@ -70,6 +73,18 @@ static void notify(struct store *s)
 		log_err("store: cannot wake the event loop: %m");
 }
 
+static int apply(struct store *s, const struct store_batch *b, struct error *err)
+{
+	int code = b->failed ? error_oom(err) : s->primary ? s->primary->apply(s->primary_self, b, err) : 0;
+
+	if (code < 0)
+		return code;
+	code = s->backend->apply(s->self, b, err);
+	if (code < 0 && s->primary)
+		s->primary->copy_failed(s->primary_self, err);
+	return code;
+}
+
 /* The functions of the thread are called with the lock, and give it away while they write. */
 static void apply_flight(struct store *s)
 {
@@ -77,7 +92,7 @@ static void apply_flight(struct store *s)
 	int code;
 
 	pthread_mutex_unlock(&s->lock);
-	code = s->flight.failed ? error_oom(&err) : s->backend->apply(s->self, &s->flight, &err);
+	code = apply(s, &s->flight, &err);
 	pthread_mutex_lock(&s->lock);
 	s->code = code;
 	s->err = err;
@@ -182,6 +197,7 @@ int store_create(const struct store_backend *backend, void *self, const struct s
 	s->event_fd = -1;
 	s->epoch = s->newest_epoch = start->epoch;
 	s->highest = s->newest_highest = start->highest;
+	s->least_epoch = start->least_epoch;
 	pthread_mutex_init(&s->lock, NULL);
 	pthread_cond_init(&s->changed, NULL);
 	s->cluster = strdup(start->cluster);
@@ -192,6 +208,14 @@ int store_create(const struct store_backend *backend, void *self, const struct s
 		return r;
 	*out = steal_pointer(s);
 	return 0;
+}
+
+void store_set_primary(struct store *s, const struct store_primary *primary, void *self)
+{
+	pthread_mutex_lock(&s->lock);
+	s->primary = primary;
+	s->primary_self = self;
+	pthread_mutex_unlock(&s->lock);
 }
 
 int store_open(const char *path, struct store **out, struct error *err)
@@ -219,6 +243,8 @@ void store_close(struct store *s)
 	pthread_mutex_unlock(&s->lock);
 	if (s->has_thread)
 		pthread_join(s->thread, NULL);
+	if (s->primary)
+		s->primary->close(s->primary_self);
 	s->backend->close(s->self);
 	pthread_cond_destroy(&s->changed);
 	pthread_mutex_destroy(&s->lock);
@@ -255,7 +281,7 @@ void store_begin_epoch(struct store *s, int64_t above, bool replace)
 	bool in_no_batch = s->newest_epoch > MAX(s->epoch, s->flight.epoch);
 
 	s->replaces = replace && (s->replaces || !in_no_batch);
-	s->newest_epoch = MAX(s->newest_epoch, above) + 1;
+	s->newest_epoch = MAX(MAX(s->newest_epoch, above) + 1, s->least_epoch);
 }
 
 void store_lift(struct store *s, int64_t highest)

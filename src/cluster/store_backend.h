@@ -33,6 +33,18 @@ struct store_batch {
 struct store_start {
 	char *cluster;          /* owned by the caller */
 	int64_t epoch, highest; /* 0: none */
+	int64_t least_epoch;    /* the next one is not below this; 0: any */
+};
+
+/* What several controllers share. A batch is committed here first, and then into the store of this machine,
+ * from which everything is read. */
+struct store_primary {
+	/* In the store's thread; returns once all of it is there for good. After a failure nothing of it is
+	 * there, or this controller is none any more. */
+	int (*apply)(void *self, const struct store_batch *b, struct error *err);
+	/* In the same thread: what apply has committed cannot be written here. */
+	void (*copy_failed)(void *self, const struct error *err);
+	void (*close)(void *self);
 };
 
 struct store_backend {
@@ -57,6 +69,20 @@ struct store_backend {
 /* store_sqlite.c: what store_open opens; start->cluster is the caller's. */
 int store_sqlite_open(const char *path, const struct store_backend **backend, void **self,
                       struct store_start *start, struct error *err);
+
+/* What another store has, into one that store_sqlite_open has opened, and that no thread uses yet: in place
+ * of its drains and its runs that have not ended, and beside the others. */
+struct store_import {
+	const char *cluster;
+	const struct store_batch *batch; /* each run with its configuration */
+	const int64_t *epochs;
+	size_t epoch_count;
+};
+
+int store_sqlite_import(void *self, const struct store_import *import, struct error *err);
+
+/* Before the first commit. Takes self. */
+void store_set_primary(struct store *s, const struct store_primary *primary, void *self);
 
 /* Takes self, on failure, too. What `start` holds is copied. */
 int store_create(const struct store_backend *backend, void *self, const struct store_start *start,

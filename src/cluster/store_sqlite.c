@@ -31,6 +31,10 @@ enum {
 	"exit_status, cancelled, failed, requeue, nodes, per_node, directory, output, ranks, progress, "     \
 	"detail, under_way"
 
+#define ALL_OF_A_RUN                                                                                         \
+	"runs (" COLUMNS ", config, id, key) VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,"    \
+	"?16,?17,?18,?19,?20,?21,?22,?23,?24,?25,?26,?27)"
+
 enum write_statement {
 	INSERT,
 	UPDATE,
@@ -40,6 +44,9 @@ enum write_statement {
 	REPLACE_EPOCH,
 	LIFT,
 	LIFT_FIRST,
+	IMPORT,
+	IMPORT_EPOCH,
+	IMPORT_CLUSTER,
 	WRITE_STATEMENTS,
 };
 
@@ -59,9 +66,7 @@ enum read_statement {
 };
 
 static const char *const write_text[WRITE_STATEMENTS] = {
-    [INSERT] =
-        "INSERT INTO runs (" COLUMNS ", config, id, key) VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,"
-        "?13,?14,?15,?16,?17,?18,?19,?20,?21,?22,?23,?24,?25,?26,?27)",
+    [INSERT] = "INSERT INTO " ALL_OF_A_RUN,
     [UPDATE] = "UPDATE runs SET state=?6, attempt=?7, version=?8, started=?10, ended=?11, reason=?12, "
                "exit_status=?13, cancelled=?14, failed=?15, requeue=?16, per_node=?18, ranks=?21, "
                "progress=?22, detail=?23, under_way=?24 WHERE id=?26",
@@ -71,6 +76,9 @@ static const char *const write_text[WRITE_STATEMENTS] = {
     [REPLACE_EPOCH] = "UPDATE epochs SET epoch = ?1 WHERE epoch = ?2",
     [LIFT] = "UPDATE sqlite_sequence SET seq = ?1 WHERE name = 'runs'",
     [LIFT_FIRST] = "INSERT INTO sqlite_sequence VALUES ('runs', ?1)",
+    [IMPORT] = "INSERT OR REPLACE INTO " ALL_OF_A_RUN,
+    [IMPORT_EPOCH] = "INSERT OR IGNORE INTO epochs VALUES (?1)",
+    [IMPORT_CLUSTER] = "UPDATE cluster SET id = ?1",
 };
 
 static const char *const read_text[READ_STATEMENTS] = {
@@ -129,9 +137,9 @@ static int step_write(struct sqlite_store *s, enum write_statement which, struct
 }
 
 /* Columns in the order of COLUMNS. */
-static int write_run(struct sqlite_store *s, const struct stored_run *stored, struct error *err)
+static int write_run(struct sqlite_store *s, enum write_statement which, const struct stored_run *stored,
+                     struct error *err)
 {
-	enum write_statement which = stored->config ? INSERT : UPDATE;
 	const struct run *r = &stored->run;
 	sqlite3_stmt *st = s->write[which];
 
@@ -159,7 +167,7 @@ static int write_run(struct sqlite_store *s, const struct stored_run *stored, st
 	bind_text(st, 22, stored->progress);
 	bind_text(st, 23, r->detail);
 	bind_text(st, 24, stored->under_way);
-	if (which == INSERT) {
+	if (which != UPDATE) {
 		bind_text(st, 25, stored->config);
 		bind_text(st, 27, r->key);
 	}
@@ -200,24 +208,54 @@ static int write_highest(struct sqlite_store *s, int64_t highest, struct error *
 	return step_write(s, LIFT_FIRST, err);
 }
 
+static int end_transaction(struct sqlite_store *s, int r, struct error *err)
+{
+	if (r == 0)
+		r = store_sqlite_exec(s->writer, s->path, "COMMIT", err);
+	if (r < 0 && !sqlite3_get_autocommit(s->writer))
+		sqlite3_exec(s->writer, "ROLLBACK", NULL, NULL, NULL);
+	return r;
+}
+
 static int sqlite_apply(void *self, const struct store_batch *b, struct error *err)
 {
 	struct sqlite_store *s = self;
 	int r = store_sqlite_exec(s->writer, s->path, "BEGIN IMMEDIATE", err);
 
 	for (size_t i = 0; i < b->run_count && r == 0; i++)
-		r = write_run(s, &b->runs[i], err);
+		r = write_run(s, b->runs[i].config ? INSERT : UPDATE, &b->runs[i], err);
 	for (size_t i = 0; i < b->drain_count && r == 0; i++)
 		r = write_drain(s, &b->drains[i], err);
 	if (r == 0 && b->epoch > 0)
 		r = write_epoch(s, b->epoch, b->replaced, err);
 	if (r == 0 && b->highest > 0)
 		r = write_highest(s, b->highest, err);
-	if (r == 0)
-		r = store_sqlite_exec(s->writer, s->path, "COMMIT", err);
-	if (r < 0 && !sqlite3_get_autocommit(s->writer))
-		sqlite3_exec(s->writer, "ROLLBACK", NULL, NULL, NULL);
-	return r;
+	return end_transaction(s, r, err);
+}
+
+int store_sqlite_import(void *self, const struct store_import *import, struct error *err)
+{
+	struct sqlite_store *s = self;
+	const struct store_batch *b = import->batch;
+	int r =
+	    store_sqlite_exec(s->writer, s->path,
+	                      "BEGIN IMMEDIATE; DELETE FROM runs WHERE state < 4; DELETE FROM drained", err);
+
+	if (r == 0) {
+		bind_text(s->write[IMPORT_CLUSTER], 1, import->cluster);
+		r = step_write(s, IMPORT_CLUSTER, err);
+	}
+	for (size_t i = 0; i < b->run_count && r == 0; i++)
+		r = write_run(s, IMPORT, &b->runs[i], err);
+	for (size_t i = 0; i < b->drain_count && r == 0; i++)
+		r = write_drain(s, &b->drains[i], err);
+	for (size_t i = 0; i < import->epoch_count && r == 0; i++) {
+		sqlite3_bind_int64(s->write[IMPORT_EPOCH], 1, import->epochs[i]);
+		r = step_write(s, IMPORT_EPOCH, err);
+	}
+	if (r == 0 && b->highest > 0)
+		r = write_highest(s, b->highest, err);
+	return end_transaction(s, r, err);
 }
 
 static int backup_error(struct sqlite_backup *b, int code, const char *message, struct error *err)

@@ -17,6 +17,16 @@ static const struct key daemon_key_list[] = {
      "this node's name in the hosts file; default: found by host name or address"},
     {NULL, "controller", KEY_STRING, F(controller), NULL, 0, 0, NULL,
      "the node that keeps the queue; default: the first host"},
+    {NULL, "store", KEY_STRING, F(store), "sqlite", 0, 0, NULL,
+     "where the queue is: sqlite, a file in state_dir; or \"etcd:https://a:2379,https://b:2379\""},
+    {NULL, "controllers", KEY_LIST, F(controllers), NULL, 0, 0, NULL,
+     "nodes one of which is the controller, with etcd: another one follows it when it dies"},
+    {NULL, "etcd_certificate", KEY_STRING, F(etcd_certificate), NULL, 0, 0, NULL,
+     "the certificate for etcd; default: certificate"},
+    {NULL, "etcd_key", KEY_STRING, F(etcd_key), NULL, 0, 0, NULL,
+     "the key of etcd_certificate; default: certificate_key"},
+    {NULL, "etcd_ca", KEY_STRING, F(etcd_ca), NULL, 0, 0, NULL,
+     "the authorities that sign the certificates of etcd; default: ca_file"},
     {NULL, "hosts_file", KEY_STRING, F(hosts_file), SYSCONFDIR "/dtrain/hosts", 0, 0, NULL,
      "the nodes of the cluster"},
     {NULL, "cluster_key", KEY_STRING, F(cluster_key), SYSCONFDIR "/dtrain/cluster.pem", 0, 0, NULL,
@@ -96,6 +106,7 @@ void daemon_config_free(struct daemon_config *c)
 		return;
 	keys_free(&daemon_keys, c);
 	free(c->metrics_address);
+	str_list_free(c->etcd_urls);
 	free(c);
 }
 
@@ -184,6 +195,98 @@ static int check_certificate(const struct daemon_config *c, const char *where, s
 	                                       : "ca_file");
 }
 
+/* Without TLS who else is on the network could write to etcd as the controller. */
+static bool is_loopback(const char *url)
+{
+	static const char *const hosts[] = {"http://127.0.0.1:", "http://localhost:", "http://[::1]:"};
+
+	for (size_t i = 0; i < ARRAY_SIZE(hosts); i++)
+		if (str_starts(url, hosts[i]))
+			return true;
+	return false;
+}
+
+static int check_urls(const struct daemon_config *c, const char *where, struct error *err)
+{
+	for (char **url = c->etcd_urls; *url; url++) {
+		if (!str_starts(*url, "https://") && !is_loopback(*url))
+			return error_set(err, -EINVAL,
+			                 "%s: store: \"%.200s\" is no URL of etcd; it is written "
+			                 "\"https://a:2379\" (http:// is for this machine's own addresses)",
+			                 where, *url);
+		if (str_starts(*url, "https://") && !(c->etcd_certificate && c->etcd_key && c->etcd_ca))
+			return error_set(
+			    err, -EINVAL,
+			    "%s: store: https:// needs etcd_certificate, etcd_key and etcd_ca, or "
+			    "certificate, certificate_key and ca_file",
+			    where);
+	}
+	return 0;
+}
+
+/* A URL ends with its port: paths begin with a slash. */
+static int split_urls(const char *text, char ***out, struct error *err)
+{
+	_cleanup_free_ char *copy = strdup(text);
+	size_t count = 0;
+	char *at = copy;
+
+	*out = calloc(strlen(text) + 2, sizeof(**out));
+	if (!copy || !*out)
+		return error_oom(err);
+	for (char *url; (url = strsep(&at, ","));) {
+		size_t len;
+
+		url = str_strip(url);
+		len = strlen(url);
+		while (len > 0 && url[len - 1] == '/')
+			url[--len] = '\0';
+		(*out)[count] = strdup(url);
+		if (!(*out)[count++])
+			return error_oom(err);
+	}
+	return 0;
+}
+
+static int set_etcd_defaults(struct daemon_config *c, struct error *err)
+{
+	if (!c->certificate || c->etcd_certificate || c->etcd_key || c->etcd_ca)
+		return 0;
+	if (str_replace(&c->etcd_certificate, c->certificate) < 0 ||
+	    str_replace(&c->etcd_key, c->certificate_key) < 0 || str_replace(&c->etcd_ca, c->ca_file) < 0)
+		return error_oom(err);
+	return 0;
+}
+
+static int read_store(struct daemon_config *c, const char *where, struct error *err)
+{
+	bool candidates = c->controllers && *c->controllers;
+	int r;
+
+	if (str_eq(c->store, "sqlite"))
+		return candidates
+		           ? error_set(err, -EINVAL,
+		                       "%s: controllers needs store = \"etcd:https://HOST:2379\", which "
+		                       "they share; without it there is one controller",
+		                       where)
+		           : 0;
+	if (!str_starts(c->store, "etcd:"))
+		return error_set(err, -EINVAL,
+		                 "%s: store: \"%.200s\"; expected \"sqlite\" or "
+		                 "\"etcd:https://a:2379,https://b:2379\"",
+		                 where, c->store);
+	if (!candidates || c->controller)
+		return error_set(
+		    err, -EINVAL,
+		    "%s: with etcd, controllers = [\"n1\", \"n2\", \"n3\"] says which nodes may be "
+		    "the controller, in place of controller",
+		    where);
+	if ((r = split_urls(c->store + strlen("etcd:"), &c->etcd_urls, err)) < 0 ||
+	    (r = set_etcd_defaults(c, err)) < 0)
+		return r;
+	return check_urls(c, where, err);
+}
+
 int daemon_config_parse(const char *text, const char *where, struct daemon_config **out, struct error *err)
 {
 	_cleanup_(daemon_config_freep) struct daemon_config *c = calloc(1, sizeof(*c));
@@ -197,7 +300,8 @@ int daemon_config_parse(const char *text, const char *where, struct daemon_confi
 		return r;
 	c->hosts_file_given = keys_seen(&daemon_keys, seen, "hosts_file");
 	if ((r = read_port_range(c, where, err)) < 0 || (r = check_devices(c, where, err)) < 0 ||
-	    (r = check_certificate(c, where, err)) < 0 || (r = read_metrics_listen(c, where, err)) < 0)
+	    (r = check_certificate(c, where, err)) < 0 || (r = read_metrics_listen(c, where, err)) < 0 ||
+	    (r = read_store(c, where, err)) < 0)
 		return r;
 	if (c->node_timeout <= c->heartbeat)
 		return error_set(err, -EINVAL,

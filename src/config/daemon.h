@@ -10,8 +10,12 @@
 #include "base/error.h"
 
 struct daemon_config {
-	char *node;       /* this node's name in the hosts file; NULL: found by host name or address */
-	char *controller; /* NULL: the first host */
+	char *node;         /* this node's name in the hosts file; NULL: found by host name or address */
+	char *controller;   /* NULL: the first host */
+	char *store;        /* "sqlite", or "etcd:" and URLs with commas between them */
+	char **etcd_urls;   /* the same as a list; NULL: sqlite */
+	char **controllers; /* the candidates, with etcd alone */
+	char *etcd_certificate, *etcd_key, *etcd_ca; /* NULL: http:// alone */
 	char *hosts_file, *cluster_key;
 	char *certificate, *certificate_key, *ca_file; /* all or none: then cluster_key is not used */
 	bool hosts_file_given;                         /* dtraind.conf has the key; it is not the default */

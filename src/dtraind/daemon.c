@@ -22,16 +22,19 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/str.h"
+#include "cluster/store.h"
 #include "config/keys.h"
 #include "controller/controller.h"
 #include "controller/nodes.h"
 #include "dtraind/heartbeat.h"
+#include "dtraind/leader.h"
 #include "dtraind/lock.h"
 #include "dtraind/log_quotas.h"
 #include "dtraind/log_streams.h"
 #include "dtraind/metrics_listener.h"
 #include "dtraind/peer_identity.h"
 #include "dtraind/peers.h"
+#include "dtraind/proxy.h"
 #include "dtraind/retention.h"
 #include "dtraind/routes/routes.h"
 #include "dtraind/routes/table.h"
@@ -276,7 +279,7 @@ static struct user_limits user_limits(const struct daemon_config *config)
 	return (struct user_limits){.runs = config->user_runs, .slots = config->user_slots};
 }
 
-static int setup_controller(struct daemon *d, struct error *err)
+static int lead(struct daemon *d, struct store *store, struct error *err)
 {
 	const struct settings *s = d->settings;
 	struct controller_options options = {
@@ -288,13 +291,16 @@ static int setup_controller(struct daemon *d, struct error *err)
 	    .lease = s->config->lease,
 	    .user_limits = user_limits(s->config),
 	    .peers = peers_of_daemon(d),
+	    .store = store,
 	    .flushed = on_flushed,
 	    .context = d,
 	};
 	int r = timers_create(d, &d->timers, err);
 
-	if (r < 0)
+	if (r < 0) {
+		store_close(store);
 		return r;
+	}
 	options.clock = timers_clock(d->timers);
 	if ((r = controller_create(&options, &d->controller, err)) < 0 ||
 	    (r = timers_watch_store(d->timers, err)) < 0)
@@ -302,6 +308,15 @@ static int setup_controller(struct daemon *d, struct error *err)
 	backup_remove_leftovers(s->config->state_dir);
 	return 0;
 }
+
+static void on_leader_changed(struct daemon *d)
+{
+	heartbeats_follow(d->heartbeats);
+	proxy_follow(d);
+	status_notify(d);
+}
+
+static const struct leader_callbacks leader_callbacks = {lead, on_leader_changed};
 
 static int setup(struct daemon *d, struct error *err)
 {
@@ -323,9 +338,11 @@ static int setup(struct daemon *d, struct error *err)
 	    (r = setup_event(d, err)) < 0 || (r = setup_http(d, err)) < 0 ||
 	    (r = log_streams_create(d, &d->logs, err)) < 0 || (r = setup_node(d, err)) < 0)
 		return r;
-	if (str_eq(d->settings->name, d->settings->controller) && (r = setup_controller(d, err)) < 0)
+	if (!d->settings->config->etcd_urls && str_eq(d->settings->name, d->settings->controller) &&
+	    (r = lead(d, NULL, err)) < 0)
 		return r;
-	if ((r = heartbeats_create(d, &d->heartbeats, err)) < 0 ||
+	if ((r = leader_create(d, &leader_callbacks, &d->leader, err)) < 0 ||
+	    (r = heartbeats_create(d, &d->heartbeats, err)) < 0 ||
 	    (r = retention_create(d, &d->retention, err)) < 0 ||
 	    (r = log_quotas_create(d, &d->log_quotas, err)) < 0 || (r = listen_peers(d, err)) < 0)
 		return r;
@@ -356,11 +373,13 @@ int daemon_run(struct daemon *d, struct error *err)
 
 	heartbeats_send(d->heartbeats);
 	log_info("dtrain %s: node %s with %d %s, controller %s%s", DTRAIN_VERSION, s->name,
-	         node_slots(d->node), node_slots(d->node) == 1 ? "slot" : "slots", s->controller,
-	         d->controller ? " (this node)" : "");
+	         node_slots(d->node), node_slots(d->node) == 1 ? "slot" : "slots",
+	         d->leader ? "elected" : s->controller, d->controller ? " (this node)" : "");
 	status_notify(d);
 	sd_notify(0, "READY=1");
 	r = sd_event_loop(d->event);
+	if (leader_is_lost(d))
+		return leader_error(d, err);
 	return r < 0 ? error_errno(err, r, "the event loop failed") : 0;
 }
 
@@ -571,6 +590,7 @@ void daemon_destroy(struct daemon *d)
 	http_client_destroy(d->peer_client);
 	controller_destroy(d->controller);
 	timers_destroy(d->timers);
+	leader_destroy(d->leader);
 	if (d->node)
 		node_destroy(d->node);
 	log_streams_destroy(d->logs);

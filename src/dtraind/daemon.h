@@ -22,10 +22,12 @@
 struct background;
 struct controller;
 struct heartbeats;
+struct leader;
 struct log_quotas;
 struct log_streams;
 struct metrics_listener;
 struct retention;
+struct pipe;
 struct shutdown;
 struct timers;
 
@@ -38,6 +40,8 @@ struct settings {
 	struct identity *metrics_identity; /* for metrics_listen; NULL: it is not set */
 	bool cluster;                      /* several hosts: peers are served, and a key is needed */
 	bool alone;                        /* there is no hosts file, or no host in it */
+	bool candidate;                    /* with etcd: this node may become the controller */
+	/* With etcd, controller is the first candidate; which one is it now: leader.h. */
 	char *name, *controller, *controller_address;
 	int port, controller_port;
 	int hosts_slots; /* slots= of our own line; 0: not said */
@@ -84,6 +88,8 @@ struct daemon {
 	struct http_client *peer_client;
 	struct controller *controller; /* NULL: another node is it */
 	struct timers *timers;         /* the controller's; NULL likewise */
+	struct leader *leader;         /* who is the controller, with etcd; NULL: the settings say so */
+	struct pipe *pipes;            /* requests that are being sent on to the controller, with etcd */
 	bool backup;                   /* the store is being copied */
 	struct heartbeats *heartbeats;
 	struct log_streams *logs;
@@ -100,6 +106,6 @@ struct daemon {
 };
 
 int daemon_create(const char *config_path, struct daemon **out, struct error *err);
-int daemon_run(struct daemon *d, struct error *err); /* until SIGTERM or SIGINT */
+int daemon_run(struct daemon *d, struct error *err); /* until SIGTERM or SIGINT, or no controller any more */
 void daemon_destroy(struct daemon *d);
 DEFINE_CLEANUP(struct daemon *, daemon_destroy)

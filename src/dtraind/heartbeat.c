@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "controller/nodes.h"
 #include "controller/reconcile.h"
+#include "dtraind/leader.h"
 #include "dtraind/log_streams.h"
 #include "dtraind/status.h"
 #include "node/lease.h"
@@ -62,13 +63,14 @@ static int post(struct heartbeats *l, const char *target, const json_t *body,
                 void (*done)(void *context, const struct http_answer *answer), struct http_transfer **out)
 {
 	const struct settings *s = l->daemon->settings;
+	const struct peer to = leader_peer(l->daemon);
 	_cleanup_free_ char *text = json_to_string(body);
 	struct error err = ERROR_INIT;
 	struct http_call call = {
 	    .method = "POST",
-	    .address = s->controller_address,
-	    .port = s->controller_port,
-	    .node = s->controller,
+	    .address = to.address,
+	    .port = to.port,
+	    .node = to.name,
 	    .target = target,
 	    .body = text,
 	    .len = text ? strlen(text) : 0,
@@ -90,7 +92,7 @@ static void take_answer(struct heartbeats *l, const struct heartbeat_answer *ans
 
 	if (node_learn(l->daemon->node, answer, l->sent_lease, &err) < 0) {
 		if (!l->stale)
-			log_err("controller %s: %s", l->daemon->settings->controller, err.message);
+			log_err("controller %s: %s", leader_peer(l->daemon).name, err.message);
 		l->stale = true;
 		return;
 	}
@@ -105,7 +107,7 @@ static void read_answer(struct heartbeats *l, const json_t *json)
 	struct error err = ERROR_INIT;
 
 	if (heartbeat_answer_decode(json, &answer, &err) < 0) {
-		log_err("controller %s: %s", l->daemon->settings->controller, err.message);
+		log_err("controller %s: %s", leader_peer(l->daemon).name, err.message);
 		return;
 	}
 	clock_gap_add(&l->gap, l->sent, answer.time, clock_realtime());
@@ -127,18 +129,24 @@ static void on_heartbeat_done(void *context, const struct http_answer *a)
 		return;
 	if (a->status == 200) {
 		if (l->lost)
-			log_info("reconnected to controller %s", l->daemon->settings->controller);
+			log_info("reconnected to controller %s", leader_peer(l->daemon).name);
 		l->lost = false;
 		read_answer(l, answer);
 	} else if (a->status == 409) {
 		/* It came a second time, because the answer to it was lost; the next one gets an answer. */
-		log_debug("controller %s: %s", l->daemon->settings->controller, why);
-	} else if (!l->lost) {
-		log_warn(a->status == 0 ? "cannot reach controller %s: %s"
-		                        : "controller %s refuses the heartbeat: %s",
-		         l->daemon->settings->controller, why);
-		l->lost = true;
-		sd_event_source_set_time(l->timer, 0);
+		log_debug("controller %s: %s", leader_peer(l->daemon).name, why);
+	} else {
+		if (!l->lost) {
+			log_warn(a->status == 0 ? "cannot reach controller %s: %s"
+			                        : "controller %s refuses the heartbeat: %s",
+			         leader_peer(l->daemon).name, why);
+			l->lost = true;
+			sd_event_source_set_time(l->timer, 0);
+		}
+		if (refusal.leader)
+			leader_learn(l->daemon, refusal.leader);
+		else
+			leader_away(l->daemon, leader_peer(l->daemon).name);
 	}
 	status_notify(l->daemon);
 	if (l->again)
@@ -219,8 +227,9 @@ static int make_heartbeat(struct heartbeats *l, struct heartbeat *out, struct er
 	                          .version = strdup(DTRAIN_VERSION),
 	                          .launch = strdup(node_launch(l->daemon->node)),
 	                          .shutting_down = node_is_shutting_down(l->daemon->node),
-	                          /* The controller's own node is never cut off from it, and has no lease. */
-	                          .leases = !l->daemon->controller,
+	                          /* The node of the one controller is never cut off from it, and has no
+	                           * lease. Of several, another one may follow. */
+	                          .leases = !l->daemon->controller || l->daemon->leader,
 	                          .sent = l->sent_lease,
 	                          .known = calloc(1, sizeof(*out->known))};
 	if (l->boot[0] && !(out->boot = strdup(l->boot)))
@@ -254,10 +263,13 @@ void heartbeats_send(struct heartbeats *l)
 	if (!c) {
 		body = heartbeat_encode(&beat);
 		post(l, "/v1/peer/heartbeat", body, on_heartbeat_done, &l->heartbeat_call);
-	} else if (controller_heartbeat(c, &beat, &answer, &err) < 0)
+	} else if (!leader_holds(l->daemon))
+		log_debug("the controller of this node waits for etcd");
+	else if (controller_heartbeat(c, &beat, &answer, &err) < 0)
 		log_err("%s", err.message);
 	else {
-		answer.lease = 0;
+		if (!l->daemon->leader)
+			answer.lease = 0;
 		take_answer(l, &answer);
 	}
 }
@@ -347,6 +359,14 @@ void heartbeats_report(struct heartbeats *l, const struct report *report)
 		return;
 	add_pending(l, report);
 	send_reports(l);
+}
+
+void heartbeats_follow(struct heartbeats *l)
+{
+	http_transfer_cancel(steal_pointer(l->heartbeat_call));
+	http_transfer_cancel(steal_pointer(l->reporting));
+	clear_pending(l);
+	heartbeats_send(l);
 }
 
 static int on_timer(sd_event_source *source, uint64_t usec, void *userdata)

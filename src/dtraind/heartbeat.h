@@ -15,5 +15,8 @@ int64_t heartbeats_sequence(const struct heartbeats *l); /* of the last heartbea
 void heartbeats_send(struct heartbeats *l);              /* one now */
 bool heartbeats_are_idle(
     const struct heartbeats *l); /* nothing is under way to the controller, or waits for it */
+/* The controller has changed: what is under way to the one before is dropped, and a heartbeat sent at once.
+ */
+void heartbeats_follow(struct heartbeats *l);
 /* Our own devices, into the controller's view, where that is here. */
 void heartbeats_refresh_local(struct daemon *d);

@@ -31,7 +31,8 @@ static int check(const char *config)
 		fprintf(stderr, "dtraind: %s\n", err.message);
 		return 1;
 	}
-	printf("node %s of %zu, controller %s\n", s->name, s->hosts->count, s->controller);
+	printf("node %s of %zu, controller %s\n", s->name, s->hosts->count,
+	       s->config->etcd_urls ? "elected" : s->controller);
 	return 0;
 }
 

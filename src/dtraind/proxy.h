@@ -8,6 +8,8 @@
 /* Sends the request on to the controller, answer and all. True: this service is not the controller, and the
  * request is taken care of. */
 bool forward_to_controller(struct daemon *d, struct http_request *r);
+/* The controller has changed: what waits for an answer of the one before asks the new one. */
+void proxy_follow(struct daemon *d);
 
 /* A transfer's body poured into a request's answer, no faster than the caller takes it. Answers with 502 and
  * `code` where the other service cannot be reached. headers: NULL-terminated, or NULL. */

@@ -98,6 +98,15 @@ static int find_controller(struct settings *s, struct error *err)
 {
 	const struct host *h = &s->hosts->list[0];
 
+	for (char **name = s->config->controllers; name && *name; name++) {
+		h = hosts_find(s->hosts, *name);
+		if (!h)
+			return error_set(err, -ENOENT, "controllers: there is no host \"%s\" in %s", *name,
+			                 s->config->hosts_file);
+		s->candidate = s->candidate || str_eq(h->name, s->name);
+	}
+	if (s->config->etcd_urls)
+		h = hosts_find(s->hosts, s->config->controllers[0]);
 	if (s->config->controller) {
 		h = hosts_find(s->hosts, s->config->controller);
 		if (!h)

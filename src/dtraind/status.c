@@ -5,6 +5,7 @@
 #include <systemd/sd-daemon.h>
 
 #include "controller/controller.h"
+#include "dtraind/leader.h"
 
 void status_notify(struct daemon *d)
 {
@@ -14,7 +15,7 @@ void status_notify(struct daemon *d)
 	if (!d->controller) {
 		snprintf(line, sizeof(line), "STATUS=Node %s: %d of %d slots free; controller %s",
 		         d->settings->name, node_free_slots(d->node), node_slots(d->node),
-		         d->settings->controller);
+		         leader_known(d) ? leader_known(d) : "not known");
 		sd_notify(0, line);
 		return;
 	}

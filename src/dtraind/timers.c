@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "controller/controller.h"
+#include "dtraind/leader.h"
 
 static const struct {
 	int64_t priority;
@@ -51,7 +52,9 @@ static int on_store(sd_event_source *source, int fd, uint32_t revents, void *use
 {
 	struct timers *t = userdata;
 
-	controller_dispatch_store(t->daemon->controller);
+	/* Whether the commit has been done, the next controller knows: nobody is told that it has failed. */
+	if (!leader_is_lost(t->daemon))
+		controller_dispatch_store(t->daemon->controller);
 	return 0;
 }
 

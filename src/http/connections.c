@@ -251,8 +251,8 @@ static bool bound_users(const struct http_connection *c)
 /* It fits into the socket's buffer, and is there to be read after the end. */
 static void refuse(struct http_connection *c)
 {
-	_cleanup_json_ json_t *json = error_answer_encode(
-	    &(struct error_answer){"too-many", "this user has too many connections to dtraind"});
+	_cleanup_json_ json_t *json = error_answer_encode(&(struct error_answer){
+	    .code = "too-many", .message = "this user has too many connections to dtraind"});
 	_cleanup_free_ char *body = json_to_string(json);
 	_cleanup_free_ char *text =
 	    body ? str_printf("HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"

@@ -239,7 +239,8 @@ static void reply_error(struct http_request *r, int status, const char *code, co
 
 	vsnprintf(message, sizeof(message), fmt, ap);
 	str_make_utf8(message); /* paths and words of others may hold anything, and may be cut */
-	http_reply_json(r, status, error_answer_encode(&(struct error_answer){code, message}));
+	http_reply_json(r, status,
+	                error_answer_encode(&(struct error_answer){.code = code, .message = message}));
 }
 
 void http_reply_error(struct http_request *r, int status, const char *code, const char *fmt, ...)

@@ -8,6 +8,7 @@
 struct error_answer {
 	const char *code;    /* a word for programs, dtrain-api(7); "": none was sent */
 	const char *message; /* a sentence for a person; NULL: none was sent */
+	const char *leader;  /* with code "not-controller": the node that is; NULL: not known */
 };
 
 /* A new reference; NULL: out of memory, or not UTF-8. */

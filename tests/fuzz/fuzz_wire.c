@@ -14,6 +14,7 @@
 #include "wire/node_view.h"
 #include "wire/preflight.h"
 #include "wire/prune.h"
+#include "wire/run_entry.h"
 #include "wire/run_record.h"
 #include "wire/run_view.h"
 #include "wire/service_files.h"
@@ -76,6 +77,8 @@ DEFINE_TRY(launch_description)
 DEFINE_TRY(launch_command)
 DEFINE_TRY(start_record)
 DEFINE_TRY(run_record)
+DEFINE_TRY(run_entry)
+DEFINE_TRY(run_origin)
 DEFINE_TRY(metrics_report)
 DEFINE_TRY(metrics_mark)
 DEFINE_TRY(metrics_step)
@@ -99,18 +102,43 @@ static void try_lenient(const json_t *json)
 }
 
 static void (*const tries[])(const json_t *) = {
-    try_start_request,      try_node_position,    try_stop_request,
-    try_drain_request,      try_report,           try_launch_report,
-    try_heartbeat,          try_heartbeat_answer, try_device_list,
-    try_node_list,          try_node_drained,     try_device_drained,
-    try_run_list,           try_run_accepted,     try_run_event,
-    try_submit_request,     try_worker_event,     try_service_version,
-    try_runs_ended,         try_foreign_stopped,  try_preflight_request,
-    try_prune_request,      try_prune_answer,     try_preflight_line,
-    try_launch_description, try_launch_command,   try_start_record,
-    try_run_record,         try_metrics_report,   try_metrics_mark,
-    try_metrics_step,       try_membership,       try_drain_list,
-    try_known_clusters,     try_lenient,
+    try_start_request,
+    try_node_position,
+    try_stop_request,
+    try_drain_request,
+    try_report,
+    try_launch_report,
+    try_heartbeat,
+    try_heartbeat_answer,
+    try_device_list,
+    try_node_list,
+    try_node_drained,
+    try_device_drained,
+    try_run_list,
+    try_run_accepted,
+    try_run_event,
+    try_submit_request,
+    try_worker_event,
+    try_service_version,
+    try_runs_ended,
+    try_foreign_stopped,
+    try_preflight_request,
+    try_prune_request,
+    try_prune_answer,
+    try_preflight_line,
+    try_launch_description,
+    try_launch_command,
+    try_start_record,
+    try_run_record,
+    try_metrics_report,
+    try_metrics_mark,
+    try_metrics_step,
+    try_membership,
+    try_drain_list,
+    try_known_clusters,
+    try_run_entry,
+    try_run_origin,
+    try_lenient,
 };
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

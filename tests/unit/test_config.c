@@ -604,6 +604,31 @@ START_TEST(daemon_defaults_and_errors)
 	         "d.conf: allow_devices: \"char-drm\" is not below /dev");
 	ck_fails(daemon_config_parse("port_range = \"29000-30000\";", "d.conf", &none, &err), &err,
 	         "d.conf: port_range: 29600, the service's own port, lies within \"29000-30000\"");
+	daemon_config_free(steal_pointer(c));
+	ck_ok(daemon_config_parse(
+	          "store = \"etcd:https://a:2379/, https://b:2379\"; controllers = [\"n1\", \"n2\"];"
+	          "certificate = \"c\"; certificate_key = \"k\"; ca_file = \"a\";",
+	          "d.conf", &c, &err),
+	      &err);
+	ck_assert_str_eq(c->etcd_urls[0], "https://a:2379");
+	ck_assert_str_eq(c->etcd_urls[1], "https://b:2379");
+	ck_assert_ptr_null(c->etcd_urls[2]);
+	ck_assert_str_eq(c->etcd_certificate, "c");
+	ck_assert_str_eq(c->etcd_key, "k");
+	ck_assert_str_eq(c->etcd_ca, "a");
+	static const char *const stores[][2] = {
+	    {"store = \"mysql\";", "store: \"mysql\"; expected \"sqlite\" or"},
+	    {"controllers = [\"n1\"];", "controllers needs store = "},
+	    {"store = \"etcd:https://a:1\";", "with etcd, controllers = "},
+	    {"store = \"etcd:https://a:1\"; controller = \"n1\"; controllers = [\"n1\"];",
+	     "in place of controller"},
+	    {"store = \"etcd:https://a:1\"; controllers = [\"n1\"];",
+	     "https:// needs etcd_certificate, etcd_key"},
+	    {"store = \"etcd:http://a:1\"; controllers = [\"n1\"];", "\"http://a:1\" is no URL of etcd"},
+	    {"store = \"etcd:\"; controllers = [\"n1\"];", "store: \"\" is no URL of etcd"},
+	};
+	for (size_t i = 0; i < ARRAY_SIZE(stores); i++)
+		ck_fails(daemon_config_parse(stores[i][0], "d.conf", &none, &err), &err, stores[i][1]);
 	ck_fails(daemon_config_read("/nonexistent.conf", &none, &err), &err, "/nonexistent.conf");
 }
 END_TEST

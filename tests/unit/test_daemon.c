@@ -499,6 +499,8 @@ static void add_other_value(struct strbuf *text, const struct key *key)
 	               {"lease", "70.0"},
 	               {"log_level", "\"debug\""},
 	               {"launch", "\"process\""},
+	               {"store", "\"etcd:http://127.0.0.1:2379\""},
+	               {"controllers", "[\"n1\"]"},
 	               {"cpu_slots", "7"}};
 
 	strbuf_addf(text, "%s = ", key->name);
@@ -542,8 +544,7 @@ START_TEST(a_reload_names_what_needs_a_restart)
 
 	daemon_fixture_start(&f, NULL);
 	log = str_path_join(f.dir, "service.log");
-	strbuf_addf(&text, "node = \"n1\"; controller = \"n1\"; hosts_file = \"%s/hosts\"; port = %d;\n",
-	            f.dir, f.port);
+	strbuf_addf(&text, "node = \"n1\"; hosts_file = \"%s/hosts\"; port = %d;\n", f.dir, f.port);
 	for (size_t i = 0; i < daemon_keys.count; i++)
 		if (!strstr(" node controller hosts_file port metrics_listen metrics_ca ",
 		            daemon_keys.list[i].name))

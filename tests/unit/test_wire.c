@@ -974,7 +974,8 @@ END_TEST
 
 START_TEST(errors_are_read_from_any_answer)
 {
-	_cleanup_json_ json_t *json = error_answer_encode(&(struct error_answer){"busy", "no slot is free"});
+	_cleanup_json_ json_t *json =
+	    error_answer_encode(&(struct error_answer){.code = "busy", .message = "no slot is free"});
 	_cleanup_json_ json_t *other = parse("{\"error\":[\"busy\"]}");
 	struct error_answer answer;
 

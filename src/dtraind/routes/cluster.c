@@ -10,6 +10,7 @@
 #include "controller/foreign.h"
 #include "controller/nodes.h"
 #include "controller/runs.h"
+#include "dtraind/leader.h"
 #include "dtraind/proxy.h"
 #include "dtraind/routes/access.h"
 #include "dtraind/routes/committed.h"
@@ -24,7 +25,7 @@ void route_version(void *context, struct http_request *r)
 
 	http_reply_json(r, 200,
 	                service_version_encode(&(struct service_version){
-	                    (char *)DTRAIN_VERSION, d->settings->name, d->settings->controller}));
+	                    (char *)DTRAIN_VERSION, d->settings->name, (char *)leader_peer(d).name}));
 }
 
 void route_devices(void *context, struct http_request *r)

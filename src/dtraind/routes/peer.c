@@ -2,13 +2,13 @@
 /* Between services. The caller has proved that it holds the cluster's key, or which node it is. */
 #include <errno.h>
 #include <string.h>
-#include <strings.h>
 
 #include "base/json.h"
 #include "base/log.h"
 #include "base/str.h"
 #include "controller/reconcile.h"
 #include "dtraind/heartbeat.h"
+#include "dtraind/leader.h"
 #include "dtraind/log_streams.h"
 #include "dtraind/peers.h"
 #include "dtraind/routes/routes.h"
@@ -36,7 +36,7 @@ static bool check_controller(struct daemon *d, struct http_request *r, const cha
 {
 	const char *own = d->settings->controller;
 
-	if (!name || strcasecmp(name, own) == 0)
+	if (!name || leader_is_candidate(d, name))
 		return true;
 	http_reply_error(
 	    r, 410, "refused",

@@ -5,6 +5,7 @@
 #include <strings.h>
 
 #include "base/str.h"
+#include "dtraind/leader.h"
 #include "dtraind/proxy.h"
 #include "dtraind/routes/access.h"
 #include "dtraind/routes/routes.h"
@@ -73,8 +74,7 @@ bool route_intercept(void *context, struct http_request *r, unsigned bits)
 	struct daemon *d = context;
 	const struct http_caller *caller = http_request_caller(r);
 
-	if ((bits & BY_CONTROLLER) && caller->node &&
-	    strcasecmp(caller->node, d->settings->controller) != 0) {
+	if ((bits & BY_CONTROLLER) && caller->node && !leader_is_candidate(d, caller->node)) {
 		http_reply_error(
 		    r, 403, "not-allowed",
 		    "this is for the controller only: the certificate is of %s, and %s takes %s for "

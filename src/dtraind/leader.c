@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The controller that is elected: how nodes find it, and what this node does when it becomes it. */
+#include "dtraind/leader.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/str.h"
+#include "cluster/election.h"
+#include "cluster/store_etcd.h"
+
+enum { LEASE_SECONDS = 5 }; /* of the controller in etcd */
+
+struct leader {
+	struct daemon *daemon;
+	struct leader_callbacks callbacks;
+	char *name;                /* the controller, or the candidate that is asked next */
+	bool known;                /* it is the controller */
+	struct election *election; /* NULL: this node is no candidate */
+	sd_event_source *changed, *opened;
+	bool asked; /* etcd has answered when it was asked last; for the log */
+	bool lost;
+	struct error why;
+
+	/* What the controllers before have left is read in a thread of its own: it may be much. */
+	pthread_t thread;
+	bool has_thread;
+	int event_fd;
+	struct store *store; /* the thread's until event_fd is readable */
+	struct error error;
+};
+
+static struct etcd_place place_of(const struct daemon_config *config)
+{
+	return (struct etcd_place){config->etcd_urls, config->etcd_certificate, config->etcd_key,
+	                           config->etcd_ca};
+}
+
+struct peer leader_peer(const struct daemon *d)
+{
+	const struct settings *s = d->settings;
+	const struct host *h = d->leader ? hosts_find(s->hosts, d->leader->name) : NULL;
+
+	if (!h)
+		return (struct peer){s->controller, s->controller_address, s->controller_port};
+	return (struct peer){h->name, h->address ? h->address : h->name,
+	                     h->port ? h->port : (int)s->config->port};
+}
+
+const char *leader_known(const struct daemon *d)
+{
+	if (!d->leader)
+		return d->settings->controller;
+	return d->leader->known ? d->leader->name : NULL;
+}
+
+bool leader_holds(const struct daemon *d)
+{
+	return !d->leader || (d->leader->election && election_holds(d->leader->election));
+}
+
+bool leader_is_lost(const struct daemon *d)
+{
+	struct election_view view;
+
+	if (!d->leader || !d->leader->election || d->leader->lost)
+		return d->leader && d->leader->lost;
+	if (!d->controller)
+		return false;
+	election_peek(d->leader->election, &view);
+	return view.state == ELECTION_LOST;
+}
+
+int leader_error(const struct daemon *d, struct error *err)
+{
+	return error_set(err, -ESTALE,
+	                 "this node is not the controller any more: %s; the service begins anew",
+	                 d->leader->why.message);
+}
+
+bool leader_is_candidate(const struct daemon *d, const char *name)
+{
+	const struct settings *s = d->settings;
+
+	if (!d->leader)
+		return strcasecmp(name, s->controller) == 0;
+	for (char **candidate = s->config->controllers; *candidate; candidate++)
+		if (strcasecmp(name, *candidate) == 0)
+			return true;
+	return false;
+}
+
+void leader_learn(struct daemon *d, const char *name)
+{
+	const struct host *h = hosts_find(d->settings->hosts, name);
+	struct leader *l = d->leader;
+
+	if (!l || d->controller || !h || !leader_is_candidate(d, name) ||
+	    strcasecmp(h->name, d->settings->name) == 0)
+		return;
+	if (l->known && strcmp(l->name, h->name) == 0)
+		return;
+	if (str_replace(&l->name, h->name) < 0)
+		return;
+	l->known = true;
+	l->callbacks.changed(d);
+}
+
+/* Another one may have been learned meanwhile. */
+void leader_away(struct daemon *d, const char *name)
+{
+	char **candidates = d->settings->config->controllers;
+	const struct host *h;
+	size_t next = 0;
+
+	if (!d->leader || d->controller || strcasecmp(d->leader->name, name) != 0)
+		return;
+	d->leader->known = false;
+	for (size_t i = 0; candidates[i]; i++)
+		if (strcasecmp(candidates[i], name) == 0 && candidates[i + 1])
+			next = i + 1;
+	/* A candidate that is not the controller has nobody to ask about it but the others. */
+	if (strcasecmp(candidates[next], d->settings->name) == 0)
+		next = candidates[next + 1] ? next + 1 : 0;
+	h = hosts_find(d->settings->hosts, candidates[next]);
+	if (h) /* a reload may have removed it */
+		str_replace(&d->leader->name, h->name);
+}
+
+static void lose(struct leader *l, const struct error *why)
+{
+	if (l->lost)
+		return;
+	l->lost = true;
+	l->why = *why;
+	sd_event_exit(l->daemon->event, -ESTALE);
+}
+
+static void *open_store(void *context)
+{
+	struct leader *l = context;
+	const struct daemon_config *config = l->daemon->settings->config;
+	const struct etcd_place place = place_of(config);
+	uint64_t one = 1;
+
+	store_etcd_open(&place, l->election, config->state_dir, &l->store, &l->error);
+	if (write(l->event_fd, &one, sizeof(one)) < 0)
+		log_err("cannot wake the event loop: %m");
+	return NULL;
+}
+
+static void begin(struct leader *l)
+{
+	struct error err = ERROR_INIT;
+	sigset_t all, old;
+	int r;
+
+	if (l->has_thread)
+		return;
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &old);
+	r = pthread_create(&l->thread, NULL, open_store, l);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	l->has_thread = r == 0;
+	if (r) {
+		error_errno(&err, -r, "cannot start a thread");
+		lose(l, &err);
+	}
+}
+
+static int on_opened(sd_event_source *source, int fd, uint32_t revents, void *userdata)
+{
+	struct leader *l = userdata;
+	struct daemon *d = l->daemon;
+	uint64_t count;
+
+	if (read(fd, &count, sizeof(count)) < 0)
+		return 0;
+	if (!l->store || l->callbacks.lead(d, steal_pointer(l->store), &l->error) < 0) {
+		lose(l, &l->error);
+		return 0;
+	}
+	str_replace(&l->name, d->settings->name);
+	l->known = true;
+	log_info("this node is the controller, epoch %lld", (long long)election_revision(l->election));
+	l->callbacks.changed(d);
+	return 0;
+}
+
+static int on_changed(sd_event_source *source, int fd, uint32_t revents, void *userdata)
+{
+	struct leader *l = userdata;
+	struct election_view view;
+
+	election_read(l->election, &view);
+	if (view.state == ELECTION_LOST)
+		lose(l, &view.error);
+	else if (view.state == ELECTION_LEADING)
+		begin(l);
+	else {
+		if (view.error.code < 0 && l->asked)
+			log_warn("%s", view.error.message);
+		l->asked = view.error.code == 0;
+		if (view.leader[0])
+			leader_learn(l->daemon, view.leader);
+		else
+			l->known = false;
+	}
+	return 0;
+}
+
+static int watch(struct leader *l, struct error *err)
+{
+	struct daemon *d = l->daemon;
+	int r;
+
+	l->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	r = l->event_fd < 0 ? -errno : 0;
+	if (r == 0)
+		r = sd_event_add_io(d->event, &l->opened, l->event_fd, EPOLLIN, on_opened, l);
+	if (r >= 0)
+		r = sd_event_add_io(d->event, &l->changed, election_fd(l->election), EPOLLIN, on_changed, l);
+	return r < 0 ? error_errno(err, r, "cannot set up the election") : 0;
+}
+
+int leader_create(struct daemon *d, const struct leader_callbacks *callbacks, struct leader **out,
+                  struct error *err)
+{
+	const struct settings *s = d->settings;
+	const struct etcd_place place = place_of(s->config);
+	struct leader *l;
+	int r = 0;
+
+	if (!s->config->etcd_urls)
+		return 0;
+	l = calloc(1, sizeof(*l));
+	if (!l)
+		return error_oom(err);
+	*l = (struct leader){.daemon = d,
+	                     .callbacks = *callbacks,
+	                     .name = strdup(s->controller),
+	                     .asked = true,
+	                     .event_fd = -1};
+	if (!l->name)
+		r = error_oom(err);
+	if (r == 0 && s->candidate)
+		r = election_open(&place, s->name, LEASE_SECONDS, &l->election, err);
+	if (r == 0 && l->election)
+		r = watch(l, err);
+	if (r < 0) {
+		leader_destroy(l);
+		return r;
+	}
+	*out = l;
+	return 0;
+}
+
+void leader_destroy(struct leader *l)
+{
+	if (!l)
+		return;
+	if (l->has_thread)
+		pthread_join(l->thread, NULL);
+	store_close(l->store);
+	sd_event_source_disable_unref(l->opened);
+	sd_event_source_disable_unref(l->changed);
+	election_close(l->election);
+	closep(&l->event_fd);
+	free(l->name);
+	free(l);
+}
