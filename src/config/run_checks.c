@@ -176,9 +176,10 @@ static int check_tuning(const struct run_config *c, const char *where, struct er
 	    {strcmp(c->lora.init, "pissa") == 0 && c->lora.from,
 	     "lora.init: has no effect with lora.from, where the adapters are there already; leave one of "
 	     "the two out"},
-	    {strcmp(c->lora.init, "pissa") == 0 && c->train.weight_decay > 0,
-	     "train.weight_decay: would change what is kept of the adapters as they begin (lora.init = "
-	     "\"pissa\"); expected 0"},
+	    {strcmp(c->lora.init, "pissa") == 0 && c->train.weight_decay > 0 &&
+	         strcmp(c->train.optimizer, "adamw") != 0,
+	     "train.weight_decay: adamw alone can leave out what is kept of the adapters as they begin "
+	     "(lora.init = \"pissa\"); expected 0, or train.optimizer = \"adamw\""},
 	    {c->lora.rank > 0 && (freezes || c->train.freeze_extra_modules),
 	     "train.freeze_trainable_layers: has no effect with lora, which freezes the model; leave one of "
 	     "the "

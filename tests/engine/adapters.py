@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters beside PEFT: LoRA, rsLoRA, DoRA and PiSSA; with bitsandbytes also over NF4: qlora, qdora.
+"""Adapters beside PEFT: LoRA, rsLoRA, DoRA and PiSSA, with weight decay too; with bitsandbytes also over NF4: qlora, qdora.
 
 adapters.py WORKER BUILD [steps=N] [variants=a,b] [strategies=a,b|all] [families=a,b|all]
 
@@ -43,6 +43,7 @@ VARIANTS = {
     "rslora": ({"rslora": True}, {"use_rslora": True}),
     "dora": ({"dora": True}, {"use_dora": True}),
     "pissa": ({"init": "pissa", "pissa_iterations": 0}, {"init_lora_weights": "pissa"}),
+    "pissa_decay": ({"init": "pissa", "pissa_iterations": 0}, {"init_lora_weights": "pissa"}),  # with weight decay
     "qlora": ({"quantize": "nf4"}, {}),
     "qdora": ({"quantize": "nf4", "dora": True}, {"use_dora": True}),
 }
@@ -51,7 +52,7 @@ STRATEGIES = ["ddp", "zero1", "zero2", "zero3", "hybrid"]
 worker, build = sys.argv[1], sys.argv[2]
 options = dict(a.split("=") for a in sys.argv[3:])
 steps = int(options.get("steps", 200))
-variants = options.get("variants", "lora,rslora,dora,pissa").split(",")
+variants = options.get("variants", "lora,rslora,dora,pissa,pissa_decay").split(",")
 quantized = any("quantize" in VARIANTS[v][0] for v in variants)
 assert all(("quantize" in VARIANTS[v][0]) == quantized for v in variants), "variants over NF4 are compared by themselves"
 strategies = options.get("strategies", "all")
@@ -85,11 +86,11 @@ def read_rows(tmp):
     return [json.loads(line)["rows"] for line in out.splitlines()]
 
 
-def run_worker(tmp, name, lora, ranks=1, strategy="ddp", max_steps=steps, rate=RATE, source_adapter=None):
+def run_worker(tmp, name, lora, ranks=1, strategy="ddp", max_steps=steps, rate=RATE, decay=0.0):
     config = {"task": "pretrain", "directory": tmp, "model": {"path": f"{tmp}/base"},
               "data": {"path": [f"{source}/LICENSE"], "format": "text", "max_length": LENGTH, "packing": True, "cache_dir": f"{tmp}/cache"},
               "train": {"learning_rate": rate, "schedule": "constant", "micro_batch": 2, "accumulation": ROWS // 2 // ranks, "shuffle": True,
-                        "precision": "fp32", "max_steps": max_steps, "weight_decay": 0.0},
+                        "precision": "fp32", "max_steps": max_steps, "weight_decay": decay},
               "lora": dict({"rank": RANK, "alpha": ALPHA}, **lora),
               "parallel": {"strategy": strategy, **({"shard_degree": 1} if strategy == "hybrid" else {})},
               "output": {"dir": f"{tmp}/{name}", "log_steps": 1, "save_steps": 0}}
@@ -132,9 +133,9 @@ def new_base(tmp):
     return AutoModelForCausalLM.from_pretrained(f"{tmp}/base", quantization_config=nf4, device_map="cpu", **how).train()
 
 
-def train_peft(model, batches):
+def train_peft(model, batches, decay):
     trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=RATE, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(trained, lr=RATE, betas=(0.9, 0.999), eps=1e-8, weight_decay=decay)
     losses = []
     for rows in batches:
         optimizer.zero_grad()
@@ -196,8 +197,10 @@ def compare_gradients(tmp, variant, model, batch, targets):
 def check(tmp, variant, batches, targets):
     lora, theirs = VARIANTS[variant]
     batch = batches[0][0]["ids"][:48]
-    ours = run_worker(tmp, variant, lora)
-    if variant == "pissa":
+    decay = 10.0 if variant == "pissa_decay" else 0.0
+    pissa = "init" in lora
+    ours = run_worker(tmp, variant, lora, decay=decay)
+    if pissa:
         torch.manual_seed(5)
         model = get_peft_model(new_base(tmp), LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=targets, task_type="CAUSAL_LM", **theirs))
     else:  # from the same A, and with DoRA the same magnitudes
@@ -207,11 +210,11 @@ def check(tmp, variant, batches, targets):
         for (name, a), (_, b) in zip(model.named_parameters(), fresh.named_parameters(), strict=True):
             if "lora_A" not in name:
                 assert torch.allclose(a, b, rtol=1e-5, atol=1e-6), f"{variant}: {name} begins elsewhere"
-    theirs_losses = train_peft(model, batches)
+    theirs_losses = train_peft(model, batches, decay)
     assert theirs_losses[-1] < theirs_losses[0] - 0.02 * min(steps, 20) / 20, f"{variant}: PEFT learns nothing: {theirs_losses}"
     results = {"1 rank": worst(ours, theirs_losses)}
     for strategy in strategies:
-        results[strategy] = worst(run_worker(tmp, f"{variant}-{strategy}", lora, ranks=2, strategy=strategy), theirs_losses)
+        results[strategy] = worst(run_worker(tmp, f"{variant}-{strategy}", lora, ranks=2, strategy=strategy, decay=decay), theirs_losses)
     for what, difference in results.items():
         assert difference < 1e-3, f"{variant}, {what}: losses differ from PEFT's by {difference:.1e}"
     words = ", ".join(f"{k} {v:.1e}" for k, v in results.items())
@@ -225,7 +228,7 @@ def check(tmp, variant, batches, targets):
     here = dump(tmp, f"{variant}-ours", f"{tmp}/{variant}", batch, f"{build}/tests/engine/grad_dump")["logits"]
     off = (here - in_peft).abs().max().item()
     assert off < 1e-4, f"{variant}: logits of our adapter in PEFT differ by {off:.1e}"
-    gradients = {} if variant == "pissa" else compare_gradients(tmp, variant, model, batch, targets)
+    gradients = {} if pissa else compare_gradients(tmp, variant, model, batch, targets)
     words = f"; logits in PEFT {off:.1e}" + "".join(f"; {k} {v:.1e}" for k, v in gradients.items())
     print(learned + words, flush=True)
 

@@ -594,7 +594,8 @@ void device_adamw(struct device *dev, float *master, void *param, enum dtype par
 	for (int64_t i = 0; i < n; i++) {
 		double g = ((const float *)grad)[i] * (grad_scale ? *grad_scale : 1), w = master[i];
 
-		w -= (double)h->learning_rate * h->weight_decay * w;
+		if (h->width == 0 || (h->column + i) % h->width < h->decayed)
+			w -= (double)h->learning_rate * h->weight_decay * w;
 		m[i] = (float)(h->beta1 * m[i] + (1 - (double)h->beta1) * g);
 		v[i] = (float)(h->beta2 * v[i] + (1 - (double)h->beta2) * g * g);
 		master[i] = (float)(w - h->learning_rate * (m[i] / c1) / (sqrt(v[i] / c2) + h->epsilon));

@@ -8,7 +8,7 @@ simt=$(readlink -f "${DTRAIN_BUILD:-.}")/tests/simt/dtrain-worker-simt
 cpu=$worker
 export SIMT_PROTECT=1 # neither may the host touch the emulated GPU's memory, nor its kernels the host's
 
-# compare NAME PRECISION HEAD-DIM TOLERANCE [TRAIN]; the tensor-core kernels are used for heads of 64 in bf16
+# compare NAME PRECISION HEAD-DIM TOLERANCE [TRAIN [GROUPS]]; the tensor-core kernels are used for heads of 64 in bf16
 compare() {
 	cp -r "$src/tests/engine/bytes" "$tmp/$1"
 	chmod -R u+w "$tmp/$1"
@@ -17,7 +17,7 @@ compare() {
 	for engine in cpu simt; do
 		worker=${!engine}
 		json "$engine" "$tmp/$1-$engine" "\"max_steps\": 4, \"precision\": \"$2\", \"weight_decay\": 0.1$5"
-		sed -i "s|$src/tests/engine/bytes|$tmp/$1|" "$tmp/$engine.json"
+		sed -i "s|$src/tests/engine/bytes|$tmp/$1|; s|\"train\": {|${6:+$6, }&|" "$tmp/$engine.json"
 		run "$engine" || { cat "$tmp/$engine.log"; fail "$1: the worker over $engine"; }
 	done
 	grep -q 'SIMT emulator' "$tmp/simt.log" || fail "$1: $(head -1 "$tmp/simt.log")"
@@ -38,6 +38,9 @@ compare none bf16 16 1e-2 ', "master": "none"'
 compare tiles bf16 64 1e-2
 compare cudnn bf16 64 1e-2 ', "attention": "cudnn"' # the stand-in for it
 grep -q 'attention: cuDNN' "$tmp/simt.log" || fail "whose attention: $(head -1 "$tmp/simt.log")"
+# DoRA, its masks and 4 bits, also where the state and what is not in 4 bits come from the host.
+compare dora fp32 16 2e-5 '' '"lora": {"rank": 4, "dora": true, "dropout": 0.1, "quantize": "nf4_double"}'
+compare dora-host bf16 16 1e-2 '' '"lora": {"rank": 4, "dora": true, "modules_to_save": ["norm"]}, "parallel": {"offload": "all"}'
 
 for engine in cpu simt; do
 	worker=${!engine}
@@ -49,6 +52,20 @@ for engine in cpu simt; do
 done
 cmp "$tmp/text-cpu.log" "$tmp/text-simt.log" || fail "another text: $(cat "$tmp/text-cpu.log" "$tmp/text-simt.log")"
 echo "60 tokens are the same"
+# The same of prompts in batches, which end at different lengths, with an adapter.
+printf 'The licence\nof this work is\na\nWork\n"You"\n' >"$tmp/prompts.txt"
+for engine in cpu simt; do
+	worker=${!engine}
+	cat >"$tmp/batch.json" <<-EOT
+		{"task": "generate", "model": {"path": "$tmp/fp32-cpu"},
+		 "generate": {"prompts": "$tmp/prompts.txt", "batch": 3, "max_new_tokens": 20, "adapter": "$tmp/adapter-cpu", "stop": ["e"]}}
+	EOT
+	[ "$engine" = simt ] || { json adapter "$tmp/adapter-cpu" '"max_steps": 3' && sed -i 's|"model": {[^}]*}|"model": {"path": "'"$tmp/fp32-cpu"'"}, "lora": {"rank": 4, "dora": true}|' "$tmp/adapter.json" &&
+		run adapter || { cat "$tmp/adapter.log"; fail "an adapter"; }; }
+	run batch "batch-$engine" || { cat "$tmp/batch-$engine.log"; fail "generating in batches over $engine"; }
+done
+cmp "$tmp/batch-cpu.log" "$tmp/batch-simt.log" && [ "$(grep -c '"completion"' "$tmp/batch-cpu.log")" = 5 ] || fail "other texts in batches: $(cat "$tmp/batch-cpu.log" "$tmp/batch-simt.log")"
+echo "5 texts in batches are the same"
 
 # A rank uses the GPU that its node names; the emulator has one.
 json device "$tmp/device"

@@ -181,6 +181,10 @@ static const struct {
      NULL, "preference.label_smoothing: half of the pairs the wrong way round teach nothing"},
     {ON_RANKS("1", "}; lora = { quantize = \"nf4\";"), NULL, "lora.rank: 0, with which the other keys"},
     {ON_RANKS("1", "}; lora = { rank = 4; quantize = \"gptq\";"), NULL, "lora.quantize"},
+    {ON_RANKS(
+         "1",
+         "}; train = { optimizer = \"lion\"; weight_decay = 0.1; }; lora = { rank = 4; init = \"pissa\";"),
+     NULL, "train.weight_decay: adamw alone can leave out what is kept of the adapters"},
     {ON_RANKS("4", "prefetch = 16;"), NULL, "parallel.prefetch: 16 is out of range"},
     {PRECISION("fp16", "loss_scale = 1.0;"), NULL,
      "x.conf: train.loss_scale: with 1 small gradients vanish in fp16; 0, by which the scale adapts itself, "

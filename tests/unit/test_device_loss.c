@@ -165,7 +165,10 @@ START_TEST(adamw)
 		                         .beta2 = 0.95,
 		                         .epsilon = 1e-8,
 		                         .weight_decay = 0.1,
-		                         .step = 3};
+		                         .step = 3,
+		                         .width = s & 2 ? 7 : 0,
+		                         .decayed = 3,
+		                         .column = 5};
 
 		for (int64_t i = 0; i < n; i++)
 			v[i] *= v[i];
@@ -185,7 +188,8 @@ START_TEST(adamw)
 		for (int64_t i = 0; i < n; i++) { /* torch.optim.AdamW */
 			double gi = g[i] * scale;
 
-			p[i] *= 1 - (double)h.learning_rate * h.weight_decay;
+			if (h.width == 0 || (5 + i) % 7 < 3)
+				p[i] *= 1 - (double)h.learning_rate * h.weight_decay;
 			m[i] = h.beta1 * m[i] + (1 - (double)h.beta1) * gi;
 			v[i] = h.beta2 * v[i] + (1 - (double)h.beta2) * gi * gi;
 			p[i] -= h.learning_rate / (1 - pow(h.beta1, 3)) * m[i] /

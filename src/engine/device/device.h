@@ -326,6 +326,9 @@ struct device_adamw {
 	/* Without a master copy: of the rounding. */
 	uint64_t seed;
 	int64_t first; /* place of param[0] among all parameters, whichever rank holds them */
+	/* Of rows of `width` elements, of the first of which param[0] is element `column`, only the first
+	 * `decayed` have the weight decay; width 0: all have. */
+	int64_t width, decayed, column;
 };
 /* master, m, v: fp32 [n]; grad: grad_type [n], multiplied by *grad_scale (a device float; NULL: 1) before
  * use. Where *grad_scale is a NaN, the step is skipped: nothing is changed. param: the compute copy in

@@ -234,6 +234,7 @@ static void place_units(const struct builder *b)
 		place_weights(b, u, !u->frozen, true, false);
 		u->count = align(u->count);
 		l->adapts = l->adapts || adapted > 0;
+		l->kept_rank = adapted > 0 ? tuning_stored_rank(b->tuning) - b->tuning->rank : l->kept_rank;
 		if (l->lowest == l->base_units && trained + adapted > 0)
 			l->lowest = i;
 		if (adapted == 0 && (!u->frozen || trained == 0))

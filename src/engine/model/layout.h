@@ -111,6 +111,9 @@ struct model_layout {
 	int64_t trained;  /* of all that are trained, likewise */
 	int lowest;       /* the first base unit of which anything is trained */
 	bool adapts;      /* there are adapters: what is trained is saved, and not the model */
+	/* Of the adapters' rank, what is stored and not trained (tuning_stored_rank): the last rows of A, the
+	 * last columns of B. */
+	int64_t kept_rank;
 };
 
 int model_layout_create(const struct model_config *c, struct model_layout **out, struct error *err);

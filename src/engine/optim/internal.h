@@ -55,10 +55,11 @@ static inline struct own_range optimizer_parameter(const struct shard *s, const 
 void optimizer_update(const struct shard *s, const struct own_range *range,
                       const struct optimizer_options *options, const float *grad_scale,
                       struct device_update h);
-/* AdamW and Lion likewise. */
+/* AdamW and Lion likewise. kept: so many of the last of each `width` elements have no weight decay; `width`
+ * divides what lies before the range. */
 void optimizer_adamw(const struct shard *s, const struct own_range *range,
                      const struct optimizer_options *options, const float *grad_scale, double learning_rate,
-                     double weight_decay);
+                     double weight_decay, int64_t width, int64_t kept);
 
 void optimizer_lion(const struct shard *s, const struct own_range *range,
                     const struct optimizer_options *options, const float *grad_scale, double learning_rate,

@@ -32,7 +32,7 @@ static void step_part(struct optimizer *o, int unit, int64_t first, int64_t n, i
 	if (o->kind == OPTIMIZER_LION_8BIT)
 		optimizer_lion(o->s, &range, options, grad_scale, rate, decay);
 	else
-		optimizer_adamw(o->s, &range, options, grad_scale, rate, decay);
+		optimizer_adamw(o->s, &range, options, grad_scale, rate, decay, 0, 0);
 }
 
 int optimizer_step_8bit(struct optimizer *o, const struct optimizer_options *options, const float *grad_scale,

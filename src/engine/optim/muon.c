@@ -88,7 +88,7 @@ static void step_others(struct optimizer *o, const struct optimizer_options *opt
 			continue;
 		if (!muon_takes(o, p))
 			optimizer_adamw(o->s, &range, options, grad_scale, optimizer_rate(options, p),
-			                optimizer_decay(options, p));
+			                optimizer_decay(options, p), 0, 0);
 		else
 			optimizer_update(o->s, &range, options, grad_scale,
 			                 (struct device_update){.rule = DEVICE_MEAN,

@@ -27,6 +27,27 @@ static int gradient_norm(struct shard *s, const struct optimizer_options *o, con
 	return 0;
 }
 
+/* AdamW, where what is kept of adapters has no weight decay. */
+static void step_adapters(const struct optimizer *o, int unit, const struct optimizer_span *span,
+                          const struct optimizer_options *options, const float *grad_scale)
+{
+	for (int i = 0; i < o->layout->parameters; i++) {
+		const struct model_parameter *p = &o->layout->parameter[i];
+		bool a = p->part == PART_LORA_A, kept = a || p->part == PART_LORA_B;
+		int64_t begin = MAX(span->first, p->offset),
+		        n = MIN(span->first + span->n, p->offset + p->count) - begin;
+		int64_t row = p->shape[1], width = a ? p->count : row;
+		struct own_range range;
+
+		if (p->unit != unit || n <= 0)
+			continue;
+		range = optimizer_range(o->s, unit, begin, n);
+		range.first += begin - p->offset;
+		optimizer_adamw(o->s, &range, options, grad_scale, span->rate, span->decay, width,
+		                kept ? o->layout->kept_rank * (a ? row : 1) : 0);
+	}
+}
+
 /* A part of a unit, under a rule that looks at each element by itself. */
 static void step_span(const struct optimizer *o, int unit, const struct optimizer_span *span,
                       const struct optimizer_options *options, const float *grad_scale)
@@ -34,8 +55,10 @@ static void step_span(const struct optimizer *o, int unit, const struct optimize
 	struct own_range range = optimizer_range(o->s, unit, span->first, span->n);
 	double rate = span->rate, decay = span->decay;
 
-	if (o->kind == OPTIMIZER_ADAMW)
-		optimizer_adamw(o->s, &range, options, grad_scale, rate, decay);
+	if (o->kind == OPTIMIZER_ADAMW && o->layout->kept_rank > 0 && decay > 0)
+		step_adapters(o, unit, span, options, grad_scale);
+	else if (o->kind == OPTIMIZER_ADAMW)
+		optimizer_adamw(o->s, &range, options, grad_scale, rate, decay, 0, 0);
 	else if (o->kind == OPTIMIZER_LION)
 		optimizer_lion(o->s, &range, options, grad_scale, rate, decay);
 	else

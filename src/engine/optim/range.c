@@ -88,7 +88,7 @@ void optimizer_update(const struct shard *s, const struct own_range *range,
 
 void optimizer_adamw(const struct shard *s, const struct own_range *range,
                      const struct optimizer_options *options, const float *grad_scale, double learning_rate,
-                     double weight_decay)
+                     double weight_decay, int64_t width, int64_t kept)
 {
 	struct device_adamw h = {.learning_rate = learning_rate,
 	                         .beta1 = options->beta1,
@@ -97,7 +97,10 @@ void optimizer_adamw(const struct shard *s, const struct own_range *range,
 	                         .weight_decay = weight_decay,
 	                         .step = options->step,
 	                         .seed = options->seed,
-	                         .first = range->place};
+	                         .first = range->place,
+	                         .width = kept > 0 ? width : 0,
+	                         .decayed = width - kept,
+	                         .column = kept > 0 ? range->first % width : 0};
 
 	if (range->n > 0 && s->o.offload)
 		host_adamw(range->master, range->copy, s->o.type, range->gradient, range->m, range->v,

@@ -20,6 +20,7 @@ struct factors {
 	bool nesterov;
 	struct rounding_key key;
 	int64_t first;
+	int64_t width, decayed, column; /* of AdamW (device.h) */
 };
 
 struct arrays {
@@ -33,8 +34,20 @@ VINLINE vf adam_denominator(const struct factors *f, vf v)
 	return v_sqrt(v) * f->inv_sqrt_correction2 + f->epsilon;
 }
 
+/* What AdamW multiplies elements from i on with. */
+VINLINE vf decay_at(const struct factors *f, int64_t i)
+{
+	float lane[VW];
+
+	if (f->width == 0)
+		return v_set(f->decay);
+	for (int k = 0; k < VW; k++)
+		lane[k] = (f->column + i + k) % f->width < f->decayed ? f->decay : 1;
+	return load_part(lane, 0, DTYPE_F32, VW);
+}
+
 /* What the rule does with one element: its gradient (or, for some, its direction), weight and moments. */
-VINLINE void update(const struct factors *f, int rule, vf *g, vf *p, vf *m, vf *v)
+VINLINE void update(const struct factors *f, int rule, vf decay, vf *g, vf *p, vf *m, vf *v)
 {
 	vf zero = {}, one = v_set(1), c, d = *g * f->grad_scale;
 
@@ -42,7 +55,7 @@ VINLINE void update(const struct factors *f, int rule, vf *g, vf *p, vf *m, vf *
 	case ADAMW:
 		*m += (d - *m) * f->one_minus_beta1;
 		*v = *v * f->beta2 + d * d * f->one_minus_beta2;
-		*p = *p * f->decay - f->step_size * *m / adam_denominator(f, *v);
+		*p = *p * decay - f->step_size * *m / adam_denominator(f, *v);
 		break;
 	case DEVICE_SGD:
 		d = (d + *p * f->weight_decay) * f->ratio;
@@ -103,7 +116,7 @@ VINLINE void part(const struct factors *f, int rule, const struct arrays *a, enu
 		vf m = a->m ? load_part(a->m, i, DTYPE_F32, n) : (vf){};
 		vf v = a->v ? load_part(a->v, i, DTYPE_F32, n) : (vf){};
 
-		update(f, rule, &g, &p, &m, &v);
+		update(f, rule, rule == ADAMW ? decay_at(f, i) : (vf){}, &g, &p, &m, &v);
 		if (a->m)
 			store_part(a->m, i, DTYPE_F32, m, n);
 		if (a->v)
@@ -144,6 +157,9 @@ void KERNEL(adamw)(struct device *dev, float *master, void *param, enum dtype pa
 	    .grad_scale = grad_scale ? *grad_scale : 1,
 	    .key = rounding_key(h->seed, h->step),
 	    .first = h->first,
+	    .width = h->width,
+	    .decayed = h->decayed,
+	    .column = h->column,
 	};
 	const struct arrays a = {master, m, v, param, (void *)grad};
 

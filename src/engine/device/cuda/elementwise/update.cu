@@ -13,6 +13,7 @@ struct adamw_factors {
 	float decay, one_minus_beta1, beta2, one_minus_beta2, step_size, inv_sqrt_correction2, epsilon;
 	struct rounding_key key;
 	int64_t first;
+	int64_t width, decayed, column; /* device.h */
 };
 
 /* p rounded to bf16 stochastically; infinities and NaNs stay. */
@@ -26,12 +27,12 @@ static __device__ __forceinline__ bf16 rounded_stochastically(const struct round
 }
 
 /* Every operation is rounded by itself: device.h promises the bits. */
-static __device__ __forceinline__ void adamw_update(const adamw_factors &f, float g, float &p, float &m,
-                                                    float &v)
+static __device__ __forceinline__ void adamw_update(const adamw_factors &f, float decay, float g, float &p,
+                                                    float &m, float &v)
 {
 	m += exact_product(g - m, f.one_minus_beta1);
 	v = exact_product(v, f.beta2) + exact_product(exact_product(g, g), f.one_minus_beta2);
-	p = exact_product(p, f.decay) -
+	p = exact_product(p, decay) -
 	    exact_product(f.step_size, m) / (exact_product(sqrtf(v), f.inv_sqrt_correction2) + f.epsilon);
 }
 
@@ -49,8 +50,11 @@ static __device__ __forceinline__ void adamw_pack(const adamw_factors &f, float 
 	load(mm, m + i);
 	load(vv, v + i);
 #pragma unroll
-	for (int k = 0; k < N; k++)
-		adamw_update(f, exact_product(g[k], scale), p[k], mm[k], vv[k]);
+	for (int k = 0; k < N; k++) {
+		bool decays = f.width == 0 || (f.column + i + k) % f.width < f.decayed;
+
+		adamw_update(f, decays ? f.decay : 1.0f, exact_product(g[k], scale), p[k], mm[k], vv[k]);
+	}
 	store(m + i, mm);
 	store(v + i, vv);
 	if constexpr (MASTER) {
@@ -111,7 +115,10 @@ extern "C" void device_adamw(struct device *dev, float *master, void *param, enu
 	                   (float)(1 / sqrt(correction2)),
 	                   (float)h->epsilon,
 	                   rounding_key(h->seed, h->step),
-	                   h->first};
+	                   h->first,
+	                   h->width,
+	                   h->decayed,
+	                   h->column};
 
 	if (!master && (!param || param_type != DTYPE_BF16)) {
 		device_fault(dev, -EINVAL, "adamw without a master copy is for bfloat16 parameters");
