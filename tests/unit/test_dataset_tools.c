@@ -223,12 +223,110 @@ START_TEST(test_thoughts)
 }
 END_TEST
 
+/* OpenAI's messages: reasoning, contents in parts, answers of tools one after the other, and what is no
+ * conversation. */
+START_TEST(test_messages)
+{
+#define MESSAGES(list)         "{\"messages\":[" list "]}\n"
+#define MESSAGE(role, content) "{\"role\":\"" role "\",\"content\":" content "}"
+	static const struct {
+		const char *record, *want, *words; /* want NULL: it is skipped, and these words say why */
+	} cases[] = {
+	    {MESSAGES(MESSAGE(
+	         "user", "\"u\"") ",{\"role\":\"assistant\",\"content\":\"a\",\"reasoning_content\":\"t\"}"),
+	     USER("u") ANSWER(THOUGHT "a") "|", NULL},
+	    {MESSAGES(MESSAGE("user", "[{\"type\":\"text\",\"text\":\"u\"},{\"type\":\"text\",\"text\":\"v\"}"
+	                              "]") "," MESSAGE("assistant", "\"a\"")),
+	     USER("uv") ANSWER("a") "|", NULL},
+	    {MESSAGES(
+	         MESSAGE("user", "\"u\"") ",{\"role\":\"assistant\",\"tool_calls\":\"[{\\\"function\\\":{"
+	                                  "\\\"name\\\":\\\"f\\\","
+	                                  "\\\"arguments\\\":{}}}]\"}," MESSAGE("tool", "\"x\"") "," MESSAGE(
+	                                      "tool", "\"y\"") "," MESSAGE("assistant", "\"a\"")),
+	     USER("u") ANSWER("<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>")
+	         USER("<tool_response>\nx\n</tool_response>\n<tool_response>\ny\n</tool_response>")
+	             ANSWER("a") "|",
+	     NULL},
+	    {MESSAGES(MESSAGE("user", "[{\"type\":\"image\"}]") "," MESSAGE("assistant", "\"a\"")), NULL,
+	     "a message's content holds a part that is no text"},
+	    {MESSAGES(MESSAGE("user", "5") "," MESSAGE("assistant", "\"a\"")), NULL,
+	     "a message's content is no string"},
+	    {MESSAGES(MESSAGE("user", "\"u\"") "," MESSAGE("user", "\"v\"")), NULL,
+	     "turn 2 of the conversation should be the assistant's"},
+	    {MESSAGES(MESSAGE("assistant", "\"a\"") "," MESSAGE("user", "\"v\"")), NULL,
+	     "turn 1 of the conversation should be the user's or a tool's"},
+	    {MESSAGES(MESSAGE("user", "\"u\"")), NULL, "the conversation ends without an answer"},
+	    {MESSAGES("{\"content\":\"u\"}," MESSAGE("assistant", "\"a\"")), NULL, "message 1 has no 'role'"},
+	    {MESSAGES(MESSAGE("x", "\"u\"") "," MESSAGE("assistant", "\"a\"")), NULL,
+	     "message 1: unknown role 'x'"},
+	};
+	struct tokenizer tok = {0};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		static const char good[] =
+		    MESSAGES(MESSAGE("user", "\"g\"") "," MESSAGE("assistant", "\"h\""));
+		char name[] = {(char)('a' + i), '.', 'j', 's', 'o', 'n', 'l', 0};
+		_cleanup_free_ char *records = str_printf("%s%s", good, cases[i].record), *text = NULL;
+		_cleanup_(dataset_closep) struct dataset *d = NULL;
+		struct notes notes = {0};
+		struct dataset_options o = options(put(name, records), &notes);
+		struct error err = ERROR_INIT;
+
+		o.template_name = "qwen3_nothink";
+		ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+		ck_assert_msg(dataset_rows(d) == (cases[i].want ? 2 : 1), "case %zu: %lld rows: %s", i,
+		              (long long)dataset_rows(d), notes.last);
+		if (cases[i].want) {
+			text = row_text(d, 1);
+			ck_assert_msg(str_starts(text, cases[i].want), "case %zu: %s", i, text);
+		} else {
+			ck_assert_msg(strstr(notes.last, cases[i].words), "case %zu: %s", i, notes.last);
+		}
+	}
+}
+END_TEST
+
+/* A directory is all of its files in the order of their names, but for hidden ones, directories, and
+ * dataset_info.json. */
+START_TEST(test_directory)
+{
+	_cleanup_free_ char *data = str_printf("%s/data", dir), *deeper = str_printf("%s/data/deeper", dir),
+	                    *empty = str_printf("%s/none", dir);
+	struct notes notes = {0};
+	struct dataset_options o = options(data, &notes);
+	struct tokenizer tok = {0};
+	struct error err = ERROR_INIT;
+	_cleanup_(dataset_closep) struct dataset *d = NULL;
+	static const char *const files[][2] = {
+	    {"data/b.json", "[{\"instruction\":\"2\",\"output\":\"b\"}]"},
+	    {"data/a.jsonl", "{\"instruction\":\"1\",\"output\":\"a\"}\n"},
+	    {"data/.hidden.json", "[{\"instruction\":\"3\",\"output\":\"c\"}]"},
+	    {"data/dataset_info.json", "{}"},
+	    {"data/deeper/c.json", "[{\"instruction\":\"4\",\"output\":\"d\"}]"},
+	};
+
+	ck_ok(file_mkdirs(deeper, 0755, &err), &err);
+	ck_ok(file_mkdirs(empty, 0755, &err), &err);
+	for (size_t i = 0; i < ARRAY_SIZE(files); i++)
+		put(files[i][0], files[i][1]);
+	o.template_name = "empty";
+	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+	ck_assert_int_eq(dataset_rows(d), 2);
+	ck_row(d, 0, "1a|_a_");
+	ck_row(d, 1, "2b|_b_");
+	only[0] = empty;
+	dataset_close(steal_pointer(d));
+	ck_fails(dataset_open(&o, &tok, &d, NULL, &err), &err, "none: no files in this directory");
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("dataset, tools");
 	TCase *tc = tcase_create("all");
-	const TTest *const tests[] = {test_no_tools, test_large_integers, test_tool_prompt,
-	                              test_columns_of_a_file, test_thoughts};
+	const TTest *const tests[] = {test_no_tools,          test_large_integers, test_tool_prompt,
+	                              test_columns_of_a_file, test_thoughts,       test_messages,
+	                              test_directory};
 
 	tcase_add_checked_fixture(tc, setup, teardown);
 	tcase_set_timeout(tc, 60);
