@@ -247,7 +247,7 @@ json_t *run_to_json_with(const struct run *r, bool own, json_t *config)
 	    .started = r->started,
 	    .ended = r->ended,
 	    .nodes = nodes,
-	    .spares = spares,
+	    .spares = r->spare_count > 0 ? spares : NULL,
 	    .world_size = MAX(run_world_size(r), 0),
 	    .ranks = r->ranks,
 	    .rank_count = r->rank_count,

@@ -68,7 +68,8 @@ const struct message retry_record_message = {"attempts of a run", sizeof(struct 
 
 static const struct field spare_fields[] = {
     F(node, FIELD_STRING, FIELD_REQUIRED),
-    F(slots, FIELD_INTS, FIELD_REQUIRED, .count_offset = offsetof(struct spare_record, slot_count)),
+    F(slots, FIELD_INTS, FIELD_REQUIRED, .count_offset = offsetof(struct spare_record, slot_count),
+      .max = INT32_MAX),
     F(worked, FIELD_BOOL, FIELD_OPTIONAL),
 };
 const struct message spare_record_message = {"spare", sizeof(struct spare_record), spare_fields,

@@ -148,7 +148,8 @@ static const char START[] =
 	"{\"parts\":[{\"node\":\"n2\",\"ended\":true,\"trouble\":\"node n2 is "                              \
 	"down\",\"trouble_at\":1732147200.5,"                                                                \
 	"\"clock_error\":0.25}],\"rank_errors\":[{\"rank\":3,\"worker\":\"it broke\",\"lost_peer\":true,"    \
-	"\"log\":\"lines\"},{\"rank\":0,\"log\":\"more\"}],\"device_error\":\"GPU 3 of n2: Xid 79\"}"
+	"\"log\":\"lines\"},{\"rank\":0,\"log\":\"more\"}],\"device_error\":\"GPU 3 of n2: Xid 79\","        \
+	"\"spares\":[{\"node\":\"n3\",\"slots\":[0,2],\"worked\":true}]}"
 #define RECORD                                                                                               \
 	"{\"uid\":1000,\"slots\":[0,3],\"cgroup\":\"/sys/fs/cgroup/x/"                                       \
 	"1.1\",\"service\":\"dtrain-1-1.service\"}"
@@ -254,6 +255,7 @@ static const struct sample {
     {"record of a run", pass_run_record, RUN_RECORD, "rank_errors.1.rank", "rank_errors.0.lost_peer",
      "rank_errors.0."},
     {"record of a run", pass_run_record, RUN_RECORD, NULL, "parts.0.trouble_at", "parts.0."},
+    {"record of a run", pass_run_record, RUN_RECORD, "spares.0.slots", "spares.0.worked", "spares.0."},
     {"command to dtrain-launch", pass_launch_command,
      "{\"stop\":2.5,\"acknowledge\":true,\"confirmed\":true,\"save\":20.5}", NULL, "stop", ""},
     {"command to dtrain-launch", pass_launch_command, "{\"acknowledge\":true}", NULL, "acknowledge", ""},
@@ -778,6 +780,8 @@ START_TEST(numbers_out_of_range_are_named)
 	     "list of drained devices: devices[0].device: it is empty"},
 	    {pass_run_record, "{\"rank_errors\":[{\"rank\":-1}]}",
 	     "record of a run: rank_errors[0].rank: -1 is out of range"},
+	    {pass_run_record, "{\"spares\":[{\"node\":\"n1\",\"slots\":[-1]}]}",
+	     "record of a run: spares[0].slots: -1 is out of range"},
 	    {pass_start_record, "{\"uid\":4294967295,\"slots\":[]}",
 	     "record of a start: uid: 4294967295 is out of range"},
 	    {pass_start_record, "{\"uid\":1,\"slots\":[-1]}", "record of a start: slots: -1 is out of range"},
