@@ -246,3 +246,9 @@ void file_map_close(struct file_map *map)
 		munmap((void *)map->data, map->len);
 	*map = (struct file_map){"", 0};
 }
+
+void file_map_release(const struct file_map *map)
+{
+	if (map->len)
+		(void)madvise((void *)map->data, map->len, MADV_DONTNEED);
+}

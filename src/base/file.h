@@ -45,5 +45,7 @@ struct file_map {
 
 int file_map_open(const char *path, struct file_map *map, struct error *err);
 void file_map_close(struct file_map *map);
+/* The pages that were read no longer count as memory of this process; they stay in the system's cache. */
+void file_map_release(const struct file_map *map);
 
 #define _cleanup_file_map_ _cleanup_(file_map_close)

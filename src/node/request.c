@@ -194,6 +194,8 @@ static void set_base(struct environment *env, const struct request *q, const str
 	set(env, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
 	if (!q->native) /* what Python prints is in the log at once */
 		set(env, "PYTHONUNBUFFERED", "1");
+	else /* freed memory is merged at once, so that a rank takes what the plan says (worker/main.c) */
+		set(env, "GLIBC_TUNABLES", "glibc.malloc.tcache_count=0");
 	if (place->config->port_low) /* what ranks of ours listen on, and programs over UCX */
 		set(env, "UCX_TCP_PORT_RANGE", "%d-%d", place->config->port_low, place->config->port_high);
 	for (char **entry = q->config->environment; entry && *entry; entry++) {

@@ -4,6 +4,7 @@
  * Ends with 0: done; 1: an error, one line of it on stderr and at the service; 128 + signal: stopped.
  */
 #include <errno.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -49,6 +50,12 @@ int worker_main(void)
 	struct environment env;
 	int r;
 
+	/* Large blocks leave no holes in the heap, and are given back to the system when they are freed.
+	 * Small ones are merged when they are freed: else those that glibc cuts off an aligned block, in
+	 * which oneDNN copies matrices, would divide the free memory, and each product would take more of the
+	 * heap. Its cache of each thread is turned off by GLIBC_TUNABLES, which the node sets. */
+	mallopt(M_MMAP_THRESHOLD, 128 << 10);
+	mallopt(M_MXFAST, 0);
 	stop_init();
 	log_init("dtrain-worker", LOG_INFO);
 	/* The log is read while the run goes on, hence line by line. */

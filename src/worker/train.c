@@ -388,15 +388,25 @@ static int report_saved(struct training *t, struct error *err)
 	return training_first_rank(t) ? report_checkpoint(t->report, step, err) : 0;
 }
 
+/* What the preparation and the making of the first products have freed goes back to the system. Until now
+ * (worker_main) large blocks were mappings of their own, so that they left no holes between smaller ones.
+ * From now on what each product allocates and frees again comes from the end of the heap, and stays resident.
+ */
+static void settle_heap(void)
+{
+	malloc_trim(0);
+	mallopt(M_MMAP_THRESHOLD, 32 << 20);
+	mallopt(M_TRIM_THRESHOLD, 256 << 20);
+}
+
 static int on_step(void *context, struct error *err)
 {
 	struct training *t = context;
 	int r = saver_poll(t->saver, err);
 
-	/* What the preparation and the making of the first products have freed goes back to the system. */
-	if (!t->trimmed)
-		malloc_trim(0);
-	t->trimmed = true;
+	if (!t->settled)
+		settle_heap();
+	t->settled = true;
 	return r < 0 ? r : report_saved(t, err);
 }
 

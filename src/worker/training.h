@@ -47,7 +47,7 @@ struct training {
 	char **targets, **whole;    /* its lists of modules */
 	char data_name[256];        /* names the files of the data in errors */
 	struct agreement_item inputs[INPUTS];
-	bool trimmed;
+	bool settled;
 	double printed_at; /* when the progress of the preparation was last printed */
 };
 

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # A run that is stopped again and again, and goes on with another number of ranks and another strategy each time, has the losses of a run that
-# was left alone: the same batches, in the same order, and sums that differ in the last bits alone. With another batch it goes on in the epoch
+# was left alone: the same batches, in the same order, each once, and sums that differ in the last bits alone. With another batch it goes on in the epoch
 # where it was. Killed while a checkpoint is being written, it resumes from one. CHAINS=N, KILLS=N, LOCAL_KILLS=N (with a directory on each
 # node): more of them.
 . "$(dirname "$0")/worker.sh"
@@ -9,7 +9,7 @@
 # shellcheck disable=SC2034 # pick takes the names of these two
 splits=("1 2 6" "2 2 3" "3 2 2" "4 1 3")
 # shellcheck disable=SC2034
-strategies=(ddp zero1 zero2 zero3)
+strategies=(ddp zero1 zero2 zero3 hybrid)
 steps=30
 pick() { eval "echo \"\${$1[RANDOM % \${#$1[@]}]}\""; }
 
@@ -25,11 +25,13 @@ nodes=()
 save_steps=7
 declare -a pid
 start_ranks() {
-	local name=$1 ranks=$3 rank config node
+	local name=$1 ranks=$3 rank config node parallel="\"strategy\": \"$6\""
+	local resources=
+	[ "$6" != hybrid ] || parallel="$parallel, \"shard_degree\": 2" resources="\"resources\": {\"devices_per_node\": $3}, "
 	attempt=$((attempt + 1))
 	pid=()
 	json "$name" "$2" "${train:-"\"max_steps\": $steps"}, \"accumulation\": $5, \"micro_batch\": $4" "\"save_steps\": $save_steps, \"keep\": 3"
-	sed -i 's|"train": {|"parallel": {"strategy": "'"$6"'"}, &|' "$tmp/$name.json"
+	sed -i 's|"train": {|"parallel": {'"$parallel"'}, '"$resources"'&|' "$tmp/$name.json"
 	mkdir "$tmp/meet-$attempt"
 	cp "$tmp/$name.json" "$tmp/$name-other.json"
 	[ -z "$apart" ] || sed -i 's|"output": {|&"gather": true, |' "$tmp/$name.json" "$tmp/$name-other.json"
@@ -71,23 +73,39 @@ compare() { # A B LIMIT
 		awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > max) max = d; n++ } END { printf "%d steps, largest difference of the losses %.2e\n", n, max; exit !(n == '$steps' && max <= '"$3"') }'
 }
 
+# Where a run of `steps` ended: two epochs, of which the last step has the rows that are left.
+position() { grep -E '"(examples|tokens|step)":' "$1/checkpoint-$steps/dtrain/state.json"; }
+
 go whole "$tmp/whole" 1 2 6 ddp
+pairs=0
 for ((chain = 0; chain < ${CHAINS:-1}; chain++)); do
 	at=0
+	before=
 	while [ $at -lt $steps ]; do
-		read -r ranks micro accumulation <<<"$(pick splits)"
-		strategy=$(pick strategies)
-		[ "$ranks" -gt 1 ] || strategy=ddp
+		now=$before
+		while [ "$now" = "$before" ]; do
+			read -r ranks micro accumulation <<<"$(pick splits)"
+			strategy=$(pick strategies)
+			[ "$strategy" != hybrid ] || [ "$ranks" = 4 ] || strategy=zero3
+			[ "$ranks" -gt 1 ] || strategy=ddp
+			now="$ranks $strategy"
+		done
+		[ -z "$before" ] || pairs=$((pairs + 1))
+		before=$now
 		at=$((at + 7 + RANDOM % 8))
 		if [ $at -lt $steps ]; then
 			go chain "$tmp/chain-$chain" "$ranks" "$micro" "$accumulation" "$strategy" $at
 		else
 			go chain "$tmp/chain-$chain" "$ranks" "$micro" "$accumulation" "$strategy"
 		fi
-		echo "$ranks ranks, $strategy: to step $(lines "$tmp/chain-$chain")"
+		at=$(lines "$tmp/chain-$chain")
+		echo "$ranks ranks, $strategy: to step $at"
 	done
 	compare "$tmp/whole" "$tmp/chain-$chain" "1e-6" || fail "chain $chain: other losses"
+	diff <(position "$tmp/whole") <(position "$tmp/chain-$chain") || fail "chain $chain: another number of examples"
+	rm -r "$tmp/chain-$chain"
 done
+echo "resumed with other ranks or strategies: $pairs pairs"
 
 # Where neither ranks nor strategy change, nothing does: bitwise.
 go left "$tmp/left-zero3" 2 2 3 zero3

@@ -212,6 +212,46 @@ START_TEST(a_tree_is_removed_and_nothing_else)
 }
 END_TEST
 
+/* Pages of this process that lie in files. */
+static long file_pages(void)
+{
+	_cleanup_free_ char *text = NULL;
+	struct error err = ERROR_INIT;
+	long all, resident, shared;
+
+	ck_ok(file_read("/proc/self/statm", 0, &text, NULL, &err), &err);
+	ck_assert_int_eq(sscanf(text, "%ld %ld %ld", &all, &resident, &shared), 3);
+	return shared;
+}
+
+/* A file that was read through a mapping takes no memory of the process any more, and can be read again. */
+START_TEST(a_map_is_released)
+{
+	char dir[] = "/tmp/dtrain-base-XXXXXX";
+	size_t len = (size_t)8 << 20, page = (size_t)sysconf(_SC_PAGESIZE);
+	_cleanup_free_ char *path = NULL, *data = malloc(len);
+	struct error err = ERROR_INIT;
+	struct file_map map;
+	long before, read = 0;
+
+	ck_assert_ptr_nonnull(mkdtemp(dir));
+	path = str_path_join(dir, "data");
+	memset(data, 7, len);
+	ck_ok(file_write_atomic(path, data, len, 0600, &err), &err);
+	ck_ok(file_map_open(path, &map, &err), &err);
+	for (size_t at = 0; at < len; at += page)
+		read += ((const char *)map.data)[at];
+	ck_assert_int_eq(read, 7 * (long)(len / page));
+	before = file_pages();
+	file_map_release(&map);
+	ck_assert_int_lt(file_pages(), before - (long)(len / page) / 2);
+	ck_assert_int_eq(memcmp(map.data, data, len), 0);
+	file_map_close(&map);
+	file_map_release(&map); /* of an empty file */
+	ck_ok(file_remove_tree(dir, &err), &err);
+}
+END_TEST
+
 /* Reading a pipe without a writer does not wait; a pipe with a writer is read to its end. */
 START_TEST(only_regular_files_are_read)
 {
@@ -365,6 +405,7 @@ int main(void)
 	tcase_add_test(t, hashes_are_those_of_xxhash);
 	tcase_add_test(t, atomic_write_replaces_whole_files);
 	tcase_add_test(t, a_tree_is_removed_and_nothing_else);
+	tcase_add_test(t, a_map_is_released);
 	tcase_add_test(t, only_regular_files_are_read);
 	tcase_add_test(t, json_errors_name_the_line);
 	tcase_add_test(t, json_reals_have_the_fewest_digits);

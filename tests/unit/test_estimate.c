@@ -349,6 +349,50 @@ START_TEST(a_head_of_scores_takes_little)
 }
 END_TEST
 
+/* What OpenBLAS 0.3.21 had resident of its buffer, and the largest block that oneDNN 2.6.3 allocated, on a
+ * processor with AVX512_BF16. */
+static const struct {
+	int hidden, intermediate, heads;
+	int64_t vocab, tokens;
+	enum dtype type;
+	size_t bytes;
+} packings[] = {
+    {128, 256, 4, 4096, 512, DTYPE_F32, 576 << 10},
+    {384, 768, 6, 259, 512, DTYPE_F32, 864 << 10},
+    {384, 1152, 6, 4096, 512, DTYPE_F16, 960 << 10},
+    {512, 1024, 8, 4096, 1024, DTYPE_F32, 1664 << 10},
+    {192, 576, 3, 259, 128, DTYPE_F32, 528 << 10},
+    {512, 1024, 8, 259, 1024, DTYPE_BF16, 1492672 + 259 * 128},
+};
+
+START_TEST(libraries_copy_parts_of_matrices)
+{
+	struct device_shapes s = {.tokens = packings[_i].tokens,
+	                          .hidden = packings[_i].hidden,
+	                          .intermediate = packings[_i].intermediate,
+	                          .heads = packings[_i].heads,
+	                          .kv_heads = packings[_i].heads,
+	                          .head_dim = packings[_i].hidden / packings[_i].heads,
+	                          .vocab = packings[_i].vocab,
+	                          .logits_rows = packings[_i].tokens,
+	                          .type = packings[_i].type};
+	double bytes = (double)cpu_packing_bytes(&s, 1, true), one;
+
+	ck_assert_double_eq_tol(bytes / (double)packings[_i].bytes, 1, 0.001);
+	/* Each thread has a part of A of its own. */
+	s.type = DTYPE_F32;
+	one = (double)cpu_packing_bytes(&s, 1, true);
+	ck_assert_double_gt((double)cpu_packing_bytes(&s, 2, true), one);
+	ck_assert_double_lt((double)cpu_packing_bytes(&s, 2, true), 2 * one);
+	/* Few tokens make smaller products than Muon's, which are as deep as the matrices are wide. */
+	s.tokens = s.logits_rows = 16;
+	s.type = DTYPE_BF16;
+	bytes = (double)cpu_packing_bytes(&s, 1, true);
+	s.orthogonalizes = true;
+	ck_assert_double_gt((double)cpu_packing_bytes(&s, 1, true), bytes);
+}
+END_TEST
+
 /* Where not everything fits, as many whole blocks are kept as do: one more would not. */
 START_TEST(whole_blocks_are_kept_while_they_fit)
 {
@@ -672,6 +716,7 @@ int main(void)
 	tcase_set_timeout(tc, 120);
 	tcase_add_loop_test(tc, bytes_of_a_parameter, 0, ARRAY_SIZE(llamas));
 	tcase_add_loop_test(tc, bytes_as_published, 0, ARRAY_SIZE(sizes));
+	tcase_add_loop_test(tc, libraries_copy_parts_of_matrices, 0, ARRAY_SIZE(packings));
 	tcase_add_test(tc, whole_blocks_are_kept_while_they_fit);
 	tcase_add_test(tc, a_head_of_scores_takes_little);
 	tcase_add_test(tc, capped_scores_need_no_cudnn);

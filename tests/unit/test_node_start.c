@@ -391,19 +391,22 @@ static json_t *native_request(int node_rank, const char *output_dir)
 /* Rank 0 writes: on the other nodes the directory need not even be there. */
 START_TEST(the_output_directory_is_checked_where_rank_0_is)
 {
-	_cleanup_free_ char *worker = fixture_path(&f, "libexec/dtrain-worker-cpu");
+	_cleanup_free_ char *worker = fixture_path(&f, "libexec/dtrain-worker-cpu"), *log = NULL;
 	_cleanup_json_ json_t *other = native_request(1, "/proc/nix"), *unknown = native_request(0, "/tmp"),
 	                      *rank_0 = native_request(0, "/etc/hostname/x");
 	struct error err = ERROR_INIT;
 
 	fixture_launcher(&f, NULL);
-	ck_ok(file_write_atomic(worker, "#!/bin/sh\n", 10, 0755, &err), &err);
+	ck_ok(file_write_atomic(worker, "#!/bin/sh\necho $GLIBC_TUNABLES\n", 31, 0755, &err), &err);
 	ck_assert_int_lt(fixture_start(&f, rank_0, &err), 0);
 	ck_assert_msg(strstr(err.message, "output.dir"), "%s", err.message);
 	set_config(unknown, "nix", json_integer(1));
 	ck_fails(fixture_start(&f, unknown, &err), &err, "unknown key");
 	ck_ok(fixture_start(&f, other, &err), &err);
 	fixture_await(&f, 1, "ended");
+	/* An estimate of memory counts on it. */
+	log = fixture_log(&f, 1, 0);
+	ck_assert_str_eq(log, "glibc.malloc.tcache_count=0\n");
 }
 END_TEST
 

@@ -321,6 +321,11 @@ uint64_t dataset_digest(const struct dataset *data)
 	return cache_digest(&data->cache);
 }
 
+void dataset_release(const struct dataset *data)
+{
+	file_map_release(&data->cache.map);
+}
+
 int64_t dataset_row_counted(const struct dataset *data, int64_t index)
 {
 	return data->cache.rows[index].counted;

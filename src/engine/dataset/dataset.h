@@ -93,4 +93,7 @@ struct dataset_row {
 	    margin; /* of DATASET_PAIRS: by how much the chosen answer is better; 0: not said, or not read */
 };
 void dataset_row(const struct dataset *data, int64_t index, struct dataset_row *row);
+/* The memory of the process has none of the rows afterwards; they are read again, mostly from the system's
+ * cache. */
+void dataset_release(const struct dataset *data);
 int64_t dataset_row_counted(const struct dataset *data, int64_t index); /* without touching the row itself */

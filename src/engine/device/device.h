@@ -72,7 +72,8 @@ struct device_shapes {
 	bool capped; /* its scores are capped (device_attention.cap), which cuDNN does not compute */
 	/* Strides of q, k and v in one matrix, and of o; 0: as wide as they are. */
 	int64_t ld_qkv, ld_o;
-	int64_t quantized; /* elements of the largest matrix that is quantized to NF4 */
+	int64_t quantized;   /* elements of the largest matrix that is quantized to NF4 */
+	bool orthogonalizes; /* the optimizer multiplies matrices of the blocks with themselves (Muon) */
 };
 /* Bytes of logits that the head does best at a time. Each chunk reads the head's weights twice and adds to
  * their gradient once; the fewer rows, the more that weighs, and the more, the less of a chunk stays in the

@@ -23,5 +23,5 @@ size_t device_sizing_scratch(const struct device_sizing *s, const struct device_
 
 size_t device_sizing_packing(const struct device_sizing *s, const struct device_shapes *shapes)
 {
-	return s->engine == DEVICE_ENGINE_CPU ? cpu_packing_bytes(shapes, s->native_bf16) : 0;
+	return s->engine == DEVICE_ENGINE_CPU ? cpu_packing_bytes(shapes, s->threads, s->native_bf16) : 0;
 }

@@ -41,8 +41,8 @@ bool cpu_multiplies_bf16(void);
 /* cpu/sizes.c */
 size_t cpu_logits_bytes(void);
 size_t cpu_scratch_bytes(const struct device_shapes *s, int threads, bool native_bf16);
-/* What oneDNN allocates in a product for packed matrices, beyond the scratch. */
-size_t cpu_packing_bytes(const struct device_shapes *s, bool native_bf16);
+/* What OpenBLAS or oneDNN takes for parts of the matrices that they multiply, beyond the scratch. */
+size_t cpu_packing_bytes(const struct device_shapes *s, int threads, bool native_bf16);
 
 /* cuda/sizes.c; without cuDNN's. */
 size_t cuda_logits_bytes(void);

@@ -23,6 +23,10 @@ const char *estimate_class_name(enum buffer_class c)
 	return buffer_class_name(c);
 }
 
+/* Reading a row maps up to 64 KiB around it (fault_around_bytes of the kernel), until the next micro-step;
+ * rows that lie near each other share them. */
+#define MAPPED_BY_ROW (32 << 10)
+
 static size_t outside(const struct estimate_input *in, const struct plan *plan,
                       const struct device_shapes *shapes)
 {
@@ -34,7 +38,8 @@ static size_t outside(const struct estimate_input *in, const struct plan *plan,
 	return (size_t)(h->outside + (bf16 ? h->outside_bf16 : 0) +
 	                (bf16 && plan->layout->adapts ? h->outside_adapters : 0) +
 	                (alone ? 0 : h->outside_comm + shard_lanes(plan->shard) * h->outside_lane)) +
-	       device_sizing_packing(&h->sizing, shapes);
+	       device_sizing_packing(&h->sizing, shapes) +
+	       (h->sizing.engine == DEVICE_ENGINE_CPU ? (size_t)in->options->micro_batch * MAPPED_BY_ROW : 0);
 }
 
 /* The ranks divide what a checkpoint has between them (checkpoint/save_plan.h). */
@@ -81,6 +86,7 @@ int estimate_run(const struct estimate_input *in, struct estimate *out, struct e
 	if (r < 0)
 		return r;
 	model_shapes(plan->model, &shapes);
+	shapes.orthogonalizes = o.optimizer == OPTIMIZER_MUON;
 	arena_note(&plan->arena, BUFFER_SCRATCH, device_sizing_scratch(&h->sizing, &shapes), "device");
 	if (plan->arena.failed)
 		return error_oom(err);

@@ -110,6 +110,8 @@ static int accumulate(struct trainer *t, float scale, struct error *err)
 		b.number = (t->step * t->o.accumulation + a) * t->world_size + t->rank;
 		if (trainer_prefers(t))
 			preference_set_batch(t, t->train, t->rows + a * batch, batch, &b);
+		/* Else all rows that were ever read would count as memory of the rank, which no plan has. */
+		dataset_release(t->train);
 		t->data_seconds += clock_monotonic() - begun;
 		/* A rank whose only micro-batch is empty has to take part in the reductions, too. */
 		if (b.tokens == 0 && a < last && !in_step)
@@ -218,6 +220,7 @@ int trainer_run_step(struct trainer *t, struct train_log *log, struct error *err
 
 	t->waited = shard_waited_seconds(t->plan->shard);
 	count_batch(t, &targets, &tokens);
+	dataset_release(t->train);
 	t->data_seconds = clock_monotonic() - begun;
 	prepare_sums(t);
 	if (trainer_prefers(t))

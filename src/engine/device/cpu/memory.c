@@ -53,6 +53,8 @@ int device_reserve_scratch(struct device *dev, size_t bytes, struct error *err)
 	if (!p)
 		return error_set(err, -ENOMEM, "cannot allocate %.1f MiB of scratch for the CPU engine",
 		                 (double)bytes / (1 << 20));
+	/* All of it is resident from now on, as it is planned, and not what an operation happens to use. */
+	device_zero(dev, p, bytes);
 	free(dev->base.scratch);
 	dev->base.scratch = p;
 	dev->base.scratch_size = bytes;
