@@ -349,6 +349,33 @@ START_TEST(a_head_of_scores_takes_little)
 }
 END_TEST
 
+/* Muon waits for the momentum of a whole block; a rank computes all of a matrix of which it steps a part. */
+START_TEST(muon_gathers_momentum)
+{
+	struct hardware_set one = {round_hardware(), 1, 1}, fast = {round_hardware(), 1, 8}, slow = fast;
+	struct train_options o;
+	struct model_config c;
+	struct estimate all, a, b;
+	struct error err = ERROR_INIT;
+
+	llama(LLAMA_8B, &c);
+	train_options_default(&o);
+	o.precision = DTYPE_BF16;
+	o.optimizer = OPTIMIZER_MUON;
+	o.strategy = SHARD_ZERO1;
+	slow.device.intra = 1e9;
+	ck_ok(estimate_run(&(struct estimate_input){&c, &o, 4096, &one}, &all, &err), &err);
+	ck_ok(estimate_run(&(struct estimate_input){&c, &o, 4096, &fast}, &a, &err), &err);
+	ck_ok(estimate_run(&(struct estimate_input){&c, &o, 4096, &slow}, &b, &err), &err);
+	/* 4 bytes of the blocks' 6.98e9 parameters, seven eighths of them, at 1e9 and at 1e11. */
+	ck_assert_double_eq_tol(b.cost.optimizer - a.cost.optimizer, 24.2, 0.1);
+	/* 218 million elements in 8 parts: the rank of gate's second half and up's first computes both, 0.54
+	 * of the products of a block. */
+	ck_assert_double_gt(a.cost.optimizer - 0.244, all.cost.optimizer / 4);
+	ck_assert_double_lt(a.cost.optimizer - 0.244, all.cost.optimizer * 0.7);
+}
+END_TEST
+
 /* What OpenBLAS 0.3.21 had resident of its buffer, and the largest block that oneDNN 2.6.3 allocated, on a
  * processor with AVX512_BF16. */
 static const struct {
@@ -711,6 +738,7 @@ int main(void)
 	tcase_add_test(tc, ranks_share_the_processor);
 	tcase_add_test(tc, collectives_by_the_slowest_link);
 	tcase_add_test(tc, slow_links_are_waited_for);
+	tcase_add_test(tc, muon_gathers_momentum);
 	suite_add_tcase(s, tc);
 	tc = tcase_create("memory");
 	tcase_set_timeout(tc, 120);

@@ -366,28 +366,54 @@ static double optimizer_bytes(const struct train_options *o)
 	return bytes * optimizer_share[o->optimizer];
 }
 
-/* Muon's five iterations on the matrices of a block: each has products of the shorter side with the longer,
- * of the shorter with itself, and of both again. Those that are divided over ranks are whole for each that
- * steps a part of them, about one more than a rank's share. */
-static double muon_seconds(const struct model_config *c, const struct train_options *o,
-                           const struct hardware *h, double share)
+/* Muon's five iterations on a matrix: each has products of the shorter side with the longer, of the shorter
+ * with itself, and of both again. Before them the momentum is scaled and cast, and behind them cast again. */
+static double orthogonal_seconds(const struct train_options *o, const struct hardware *h,
+                                 const struct model_parameter *p)
 {
-	double hidden = c->hidden, q = (double)c->heads * c->head_dim, kv = (double)c->kv_heads * c->head_dim;
-	double wide = c->intermediate, sum = 0, parts = 7;
-	const double shapes[][2] = {{q, hidden},    {kv, hidden},   {kv, hidden},  {hidden, q},
-	                            {wide, hidden}, {wide, hidden}, {hidden, wide}};
+	double side = (double)MIN(p->shape[0], p->shape[1]), length = (double)MAX(p->shape[0], p->shape[1]);
 	enum dtype type = o->widens ? DTYPE_F32 : o->precision;
+	double s = (double)dtype_size(type);
 
-	for (size_t i = 0; i < ARRAY_SIZE(shapes); i++) {
-		double side = MIN(shapes[i][0], shapes[i][1]), length = MAX(shapes[i][0], shapes[i][1]);
-		double s = (double)dtype_size(type);
+	return 5 * (cost_gemm(h, type, RATE_PRODUCT_FORWARD, side, side, length, s, false) +
+	            cost_gemm(h, type, RATE_PRODUCT_INPUT, side, side, side, s, true) +
+	            cost_gemm(h, type, RATE_PRODUCT_INPUT, side, length, side, s, true) +
+	            stream(h, type, RATE_COPY, 2 * s * side * (side + length))) +
+	       stream(h, type, RATE_COPY, (16 + 2 * s) * side * length);
+}
 
-		sum += 5 * (cost_gemm(h, type, RATE_PRODUCT_FORWARD, side, side, length, s, false) +
-		            cost_gemm(h, type, RATE_PRODUCT_INPUT, side, side, side, s, true) +
-		            cost_gemm(h, type, RATE_PRODUCT_INPUT, side, length, side, s, true) +
-		            stream(h, type, RATE_COPY, 2 * s * side * (side + length)));
+/* Of the matrices of which elements [first, first + n) of the unit are a part: each rank that steps a part of
+ * one computes all of it. */
+static double muon_share(const struct train_options *o, const struct hardware *h,
+                         const struct model_layout *l, int unit, int64_t first, int64_t n)
+{
+	double sum = 0;
+
+	for (int i = 0; i < l->parameters; i++) {
+		const struct model_parameter *p = &l->parameter[i];
+
+		if (p->unit == unit && p->matrix && p->offset < first + n && p->offset + p->count > first)
+			sum += orthogonal_seconds(o, h, p);
 	}
-	return sum * MIN(share + (share < 1 ? 1 / parts : 0), 1);
+	return sum;
+}
+
+/* The rank with most to do, which the others wait for, is one in whose part a matrix begins or ends. */
+static double muon_seconds(const struct train_options *o, const struct hardware *h,
+                           const struct model_layout *l, int unit, int64_t own)
+{
+	double most = 0;
+
+	for (int i = 0; i < l->parameters; i++) {
+		const struct model_parameter *p = &l->parameter[i];
+		int64_t begin = p->offset / own * own, end = (p->offset + p->count - 1) / own * own;
+
+		if (p->unit != unit || !p->matrix)
+			continue;
+		most = MAX(most, muon_share(o, h, l, unit, begin, own));
+		most = MAX(most, muon_share(o, h, l, unit, end, own));
+	}
+	return most;
 }
 
 /* The gradients' way down is under the backward pass, and is not counted. */
@@ -508,7 +534,9 @@ static void count_units(struct player *p, const struct model_layout *l, const st
 		elements = (double)of->padded, own = (double)of->own;
 		t->optimizer = optimizer_seconds(p->o, where, own, disk * own);
 		if (p->o->optimizer == OPTIMIZER_MUON && u > 0 && u < p->units - 1 && !l->adapts)
-			t->optimizer += muon_seconds(c, p->o, h, own / elements);
+			t->optimizer += muon_seconds(p->o, h, l, trained, of->own) +
+			                /* The whole momentum of a unit, which is waited for. */
+			                cost_gather(h, elements * sizeof(float), across, inside);
 		t->reduce =
 		    cost_reduce(h, elements * wire, across, inside) + download_seconds(p->o, where, of);
 		t->replicate = cost_reduce(h, own * wire, copies_across, copies_inside) +
