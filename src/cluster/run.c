@@ -173,6 +173,12 @@ void run_clear_lost(struct run *r)
 	free(steal_pointer(r->lost));
 }
 
+void run_clear_spares(struct run *r)
+{
+	message_free_list(&spare_record_message, steal_pointer(r->spares), r->spare_count);
+	r->spare_count = 0;
+}
+
 void run_free(struct run *r)
 {
 	if (!r)

@@ -7,12 +7,6 @@
 #include "base/str.h"
 #include "cluster/run.h"
 
-void run_clear_spares(struct run *r)
-{
-	message_free_list(&spare_record_message, steal_pointer(r->spares), r->spare_count);
-	r->spare_count = 0;
-}
-
 static struct spare_record *add_spare(struct run *r, const char *node, size_t slots)
 {
 	struct spare_record *list = reallocarray(r->spares, r->spare_count + 1, sizeof(*list)), *s;

@@ -36,7 +36,6 @@ bool spares_check(struct controller *c)
 			         r->spares[k].node);
 			run_drop_spare(r, k);
 			run_touch(r);
-			commit_lazily(c);
 		}
 		lacking = lacking || run_lacks_spares(r);
 	}
@@ -64,7 +63,6 @@ static void add_one(struct controller *c, struct run *r, struct sched_node *node
 	if (s.placed && run_add_spare(r, nodes[s.chosen[0]].name, s.slots)) {
 		log_info("run %lld: node %s is kept for it", (long long)r->id, nodes[s.chosen[0]].name);
 		run_touch(r);
-		commit_lazily(c);
 	}
 	free(s.chosen);
 	free(s.slots);
