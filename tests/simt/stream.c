@@ -238,8 +238,11 @@ void simt_stream_settle(cudaStream_t s)
 	pthread_mutex_unlock(&lock);
 }
 
+/* As in the runtime, flags are for streams that are captured alone. */
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags)
 {
+	if (flags)
+		return cudaErrorInvalidValue;
 	pthread_mutex_lock(&lock);
 	wait_for(s, &e->place);
 	for (int i = 0; i < AWAITED; i++)

@@ -430,6 +430,7 @@ START_TEST(whole_blocks_are_kept_while_they_fit)
 	struct model_config c;
 	struct error err = ERROR_INIT;
 	struct estimate more;
+	char text[64], want[64];
 
 	estimate_llama(LLAMA_70B, "512xH100-80GB", 8192, &list);
 	full = find(&list, SHARD_ZERO3, MODEL_RECOMPUTE_BLOCK);
@@ -442,6 +443,9 @@ START_TEST(whole_blocks_are_kept_while_they_fit)
 	ck_assert(kept->fits && full->fits);
 	ck_assert_double_lt(kept->cost.step, full->cost.step);
 	ck_assert_uint_gt(kept->total, full->total);
+	snprintf(want, sizeof(want), "full, %d kept", kept->kept);
+	ck_assert_str_eq(estimate_recompute_text(text, sizeof(text), kept), want);
+	ck_assert_str_eq(estimate_recompute_text(text, sizeof(text), full), "full");
 	llama(LLAMA_70B, &c);
 	train_options_default(&o);
 	o.precision = DTYPE_BF16;

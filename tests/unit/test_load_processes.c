@@ -4,6 +4,7 @@
 #include "unit.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -72,6 +73,31 @@ START_TEST(one_that_ends_is_noticed)
 }
 END_TEST
 
+static int open_files(void)
+{
+	int n = 0;
+
+	for (int fd = 0; fd < 256; fd++)
+		n += fcntl(fd, F_GETFD) >= 0;
+	return n;
+}
+
+START_TEST(nothing_stays_open)
+{
+	int before = open_files();
+
+	for (int i = 0; i < 2; i++) {
+		struct error err = ERROR_INIT;
+		struct load_processes l;
+
+		ck_ok(load_processes_create(&l, i ? 3 : 0, lasts, &err), &err);
+		ck_ok(load_processes_start(&l, &err), &err);
+		load_processes_end(&l);
+		ck_assert_int_eq(open_files(), before);
+	}
+}
+END_TEST
+
 START_TEST(they_last_until_they_are_ended)
 {
 	struct error err = ERROR_INIT;
@@ -97,6 +123,7 @@ int main(void)
 
 	tcase_add_test(tc, one_that_fails_is_named);
 	tcase_add_test(tc, one_that_ends_is_noticed);
+	tcase_add_test(tc, nothing_stays_open);
 	tcase_add_test(tc, they_last_until_they_are_ended);
 	suite_add_tcase(s, tc);
 	return unit_run(s);
