@@ -25,9 +25,9 @@
 
 #include "base/hash.h"
 #include "base/json.h"
-#include "base/log.h"
 #include "base/str.h"
 #include "cluster/store_backend.h"
+#include "cluster/store_etcd_load.h"
 #include "wire/etcd.h"
 #include "wire/run_entry.h"
 
@@ -36,11 +36,10 @@ enum {
 	BYTES_MAX = 1000 * 1000,  /* of one; etcd's default is 1.5 MiB */
 	ORIGIN_MAX = 1200 * 1000, /* a single one may be longer than that */
 	ENDED_MAX = 500,          /* runs that have ended are kept there */
-	PAGE = 100,               /* keys that are read at once */
 	VERSION_BITS = 20,
 };
 
-static const double CALL_SECONDS = 2.0, READ_SECONDS = 20.0;
+static const double CALL_SECONDS = 2.0;
 
 /* What etcd has of a run that has not ended: what differs in its progress alone is not written. */
 struct written {
@@ -413,206 +412,13 @@ static const struct store_primary etcd_primary = {etcd_apply, etcd_copy_failed, 
 
 /* Taking up what is there: before there is a thread. */
 
-/* Calls `each` for all keys below /dtrain/KIND/, with what follows that. */
-static int read_all(struct etcd_store *s, const char *kind,
-                    int (*each)(void *context, const char *name, const char *value, struct error *err),
-                    void *context, struct error *err)
-{
-	_cleanup_free_ char *from = str_printf(ETCD_PREFIX "%s/", kind);
-	_cleanup_free_ char *end = str_printf(ETCD_PREFIX "%s0", kind); /* '0' follows '/' */
-	size_t prefix = from ? strlen(from) : 0;
-	int64_t page = PAGE;
-	bool more = true;
-	int r = from && end ? 0 : error_oom(err);
-
-	while (more && r == 0) {
-		_cleanup_(etcd_pairs_clear) struct etcd_pairs found = {0};
-		_cleanup_json_ json_t *answer = NULL;
-
-		r = etcd_call(s->etcd, "/v3/kv/range", etcd_range_request(from, end, page), READ_SECONDS,
-		              &answer, err);
-		/* An answer may be longer than the gateway takes. */
-		if (r == -EREMOTEIO && page > 1) {
-			page = MAX(page / 10, 1);
-			r = 0;
-			continue;
-		}
-		if (r == 0)
-			r = etcd_range_read(answer, &found, err);
-		for (size_t i = 0; i < found.count && r == 0; i++)
-			r = each(context, found.list[i].key + prefix, found.list[i].value, err);
-		more = r == 0 && found.more && found.count > 0;
-		if (more) {
-			/* The least key behind the last one. */
-			free(from);
-			from = str_printf("%s\x01", found.list[found.count - 1].key);
-			r = from ? 0 : error_oom(err);
-		}
-	}
-	return r;
-}
-
-/* The value of one key, owned by the caller; NULL: it is not there. */
-static int read_value(struct etcd_store *s, const char *key, char **out, struct error *err)
-{
-	_cleanup_(etcd_pairs_clear) struct etcd_pairs found = {0};
-	_cleanup_json_ json_t *answer = NULL;
-	int r =
-	    etcd_call(s->etcd, "/v3/kv/range", etcd_range_request(key, NULL, 0), READ_SECONDS, &answer, err);
-
-	if (r == 0)
-		r = etcd_range_read(answer, &found, err);
-	if (r < 0)
-		return r;
-	*out = found.count ? steal_pointer(found.list[0].value) : NULL;
-	return 0;
-}
-
-struct loading {
-	struct etcd_store *store;
-	struct store_batch batch;
-	int64_t *epochs;
-	size_t epoch_count, next; /* next: the run whose origin is looked for */
-	int64_t version;          /* of all runs: above what the controllers before have given */
-};
-
-static int take_epoch(void *context, const char *name, const char *value, struct error *err)
-{
-	struct loading *l = context;
-	int64_t epoch, *list = reallocarray(l->epochs, l->epoch_count + 1, sizeof(*list));
-
-	if (!list)
-		return error_oom(err);
-	l->epochs = list;
-	if (str_to_int64(name, 1, INT64_MAX, &epoch) == 0)
-		list[l->epoch_count++] = epoch;
-	return 0;
-}
-
-static int take_drain(void *context, const char *name, const char *value, struct error *err)
-{
-	struct loading *l = context;
-
-	return store_batch_set_drained(&l->batch, name, true, *value ? value : NULL) < 0 ? error_oom(err) : 0;
-}
-
-static int take_entry(void *context, const char *name, const char *value, struct error *err)
-{
-	struct loading *l = context;
-	_cleanup_(run_entry_release) struct run_entry entry = {0};
-	_cleanup_json_ json_t *json = NULL;
-	struct stored_run *list, *out;
-
-	if (json_parse(value, strlen(value), "etcd", &json, err) < 0 ||
-	    run_entry_decode(json, &entry, err) < 0) {
-		/* One run that cannot be read is no reason not to serve the others. */
-		log_err("run %s in etcd: %s", name, err->message);
-		return 0;
-	}
-	list = reallocarray(l->batch.runs, l->batch.run_count + 1, sizeof(*list));
-	if (!list)
-		return error_oom(err);
-	l->batch.runs = list;
-	out = &list[l->batch.run_count++];
-	*out = (struct stored_run){
-	    .run = {.id = entry.id,
-	            .attempt = entry.attempt,
-	            .version = l->version,
-	            .uid = entry.uid,
-	            .gid = entry.gid,
-	            .state = entry.state,
-	            .submitted = entry.submitted,
-	            .started = entry.started,
-	            .ended = entry.ended,
-	            .reason = steal_pointer(entry.reason),
-	            .detail = steal_pointer(entry.detail),
-	            .exit_status = (int)entry.exit_status,
-	            .nodes = entry.nodes,
-	            .per_node = entry.per_node,
-	            .cancelled = entry.cancelled,
-	            .failed = entry.failed,
-	            .requeue = entry.requeue},
-	    .ranks = steal_pointer(entry.ranks),
-	    .under_way = steal_pointer(entry.under_way),
-	};
-	if (run_state_final(out->run.state))
-		l->store->ended[l->store->ended_count++ % ENDED_MAX] = out->run.id;
-	return 0;
-}
-
-/* Both lists are in the order of runs. */
-static int take_origin(void *context, const char *name, const char *value, struct error *err)
-{
-	struct loading *l = context;
-	_cleanup_(run_origin_release) struct run_origin origin = {0};
-	_cleanup_json_ json_t *json = NULL;
-	struct stored_run *run;
-	int64_t id;
-
-	if (str_to_int64(name, 1, INT64_MAX, &id) < 0)
-		return 0;
-	while (l->next < l->batch.run_count && l->batch.runs[l->next].run.id < id)
-		l->next++;
-	run = l->next < l->batch.run_count ? &l->batch.runs[l->next] : NULL;
-	if (!run || run->run.id != id)
-		return 0;
-	if (json_parse(value, strlen(value), "etcd", &json, err) < 0 ||
-	    run_origin_decode(json, &origin, err) < 0) {
-		log_err("run %s in etcd: %s", name, err->message);
-		return 0;
-	}
-	run->run.name = steal_pointer(origin.name);
-	run->run.user = steal_pointer(origin.user);
-	run->run.task = steal_pointer(origin.task);
-	run->run.directory = steal_pointer(origin.directory);
-	run->run.output = steal_pointer(origin.output);
-	run->run.key = steal_pointer(origin.key);
-	run->config = steal_pointer(origin.config);
-	return 0;
-}
-
-/* An entry without its origin, of a batch that was not complete, is left out. */
-static void leave_out_incomplete(struct store_batch *b)
-{
-	struct store_batch without = {.runs = NULL};
-	size_t kept = 0;
-
-	without.runs = calloc(b->run_count + 1, sizeof(*without.runs));
-	if (!without.runs) {
-		b->failed = true;
-		return;
-	}
-	for (size_t i = 0; i < b->run_count; i++)
-		if (b->runs[i].config)
-			b->runs[kept++] = b->runs[i];
-		else
-			without.runs[without.run_count++] = b->runs[i];
-	b->run_count = kept;
-	store_batch_clear(&without);
-}
-
-static int read_highest(struct loading *l, struct error *err)
-{
-	_cleanup_free_ char *text = NULL;
-	const struct store_batch *b = &l->batch;
-	int r = read_value(l->store, ETCD_PREFIX "highest", &text, err);
-
-	if (r < 0)
-		return r;
-	if (text && str_to_int64(text, 0, INT64_MAX, &l->batch.highest) < 0)
-		return error_set(err, -EINVAL, "etcd: " ETCD_PREFIX "highest is not a number");
-	if (b->run_count > 0)
-		l->batch.highest = MAX(b->highest, b->runs[b->run_count - 1].run.id);
-	return 0;
-}
-
 /* The id of the cluster, which the first controller makes. */
 static int read_cluster(struct etcd_store *s, char **out, struct error *err)
 {
 	_cleanup_(txn_clear) struct txn t = {0};
 	unsigned char random[16];
 	char *text;
-	int r = read_value(s, ETCD_PREFIX "cluster", out, err);
+	int r = store_etcd_read_value(s->etcd, ETCD_PREFIX "cluster", out, err);
 
 	if (r < 0 || *out)
 		return r;
@@ -627,23 +433,8 @@ static int read_cluster(struct etcd_store *s, char **out, struct error *err)
 	return r < 0 ? r : send_txn(s, &t, err);
 }
 
-static int load(struct loading *l, struct error *err)
-{
-	struct etcd_store *s = l->store;
-	int r;
-
-	l->version = election_revision(s->election) << VERSION_BITS;
-	if ((r = read_all(s, "runs", take_entry, l, err)) < 0 ||
-	    (r = read_all(s, "origins", take_origin, l, err)) < 0 || (r = read_highest(l, err)) < 0 ||
-	    (r = read_all(s, "drains", take_drain, l, err)) < 0 ||
-	    (r = read_all(s, "epochs", take_epoch, l, err)) < 0)
-		return r;
-	leave_out_incomplete(&l->batch);
-	return l->batch.failed ? error_oom(err) : 0;
-}
-
 /* The store of this machine, with all that etcd has. Takes nothing. */
-static int open_copy(const struct loading *l, const char *directory, struct store_start *start,
+static int open_copy(const struct store_etcd_contents *l, const char *directory, struct store_start *start,
                      struct store **out, struct error *err)
 {
 	_cleanup_free_ char *path = str_printf("%s/history-%.64s.db", directory, start->cluster);
@@ -670,21 +461,28 @@ static int open_copy(const struct loading *l, const char *directory, struct stor
 	return store_create(backend, self, start, out, err);
 }
 
+static void note_loaded(struct etcd_store *s, const struct store_batch *b)
+{
+	for (size_t i = 0; i < b->run_count; i++)
+		if (run_state_final(b->runs[i].run.state))
+			s->ended[s->ended_count++ % ENDED_MAX] = b->runs[i].run.id;
+}
+
 static int open_all(struct etcd_store *s, const char *directory, struct store **out, struct error *err)
 {
 	struct store_start start = {.least_epoch = election_revision(s->election)};
-	struct loading l = {.store = s};
+	struct store_etcd_contents contents = {.epochs = NULL};
 	int r = read_cluster(s, &start.cluster, err);
 
 	if (r == 0 && (strlen(start.cluster) > 64 || strspn(start.cluster, "0123456789abcdef") == 0 ||
 	               start.cluster[strspn(start.cluster, "0123456789abcdef")]))
 		r = error_set(err, -EINVAL, "etcd: " ETCD_PREFIX "cluster is not the id of a cluster");
 	if (r == 0)
-		r = load(&l, err);
+		r = store_etcd_load(s->etcd, start.least_epoch << VERSION_BITS, &contents, err);
+	note_loaded(s, &contents.batch);
 	if (r == 0)
-		r = open_copy(&l, directory, &start, out, err);
-	store_batch_clear(&l.batch);
-	free(l.epochs);
+		r = open_copy(&contents, directory, &start, out, err);
+	store_etcd_contents_clear(&contents);
 	free(start.cluster);
 	return r;
 }
