@@ -109,6 +109,10 @@ START_TEST(words_for_sizes_and_times)
 
 	ck_assert_str_eq(str_bytes(b, sizeof(b), 1536), "1.5 KiB");
 	ck_assert_str_eq(str_bytes(b, sizeof(b), 312ull << 20), "312 MiB");
+	ck_assert_str_eq(str_bytes(b, sizeof(b), 1023), "1023 B");
+	ck_assert_str_eq(str_bytes(b, sizeof(b), 1024), "1.0 KiB");
+	ck_assert_str_eq(str_bytes(b, sizeof(b), 100ull << 10), "100 KiB");
+	ck_assert_str_eq(str_bytes(b, sizeof(b), UINT64_MAX), "16384 PiB");
 	ck_assert_str_eq(str_duration(b, sizeof(b), 190), "3m10s");
 	ck_assert_str_eq(str_duration(b, sizeof(b), 7500), "2h05m");
 	ck_assert_str_eq(str_duration(b, sizeof(b), NAN), "0s");

@@ -163,6 +163,9 @@ START_TEST(no_service_is_a_status_of_its_own)
 	ck_assert_int_eq(call(cmd_runs, "runs", NULL), STATUS_UNREACHABLE);
 	ck_assert_int_eq(call(cmd_nodes, "nodes --wait 1 --timeout 0.2", NULL), STATUS_UNREACHABLE);
 	ck_assert_int_eq(call(cmd_submit, "submit -- true", NULL), STATUS_UNREACHABLE);
+	ck_assert_int_eq(call(cmd_logs, "logs 17", NULL), STATUS_UNREACHABLE);
+	ck_assert_int_eq(call(cmd_cancel, "cancel 17", NULL), STATUS_UNREACHABLE);
+	ck_assert_int_eq(call(cmd_watch, "watch 17", NULL), STATUS_UNREACHABLE);
 }
 END_TEST
 

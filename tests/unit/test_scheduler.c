@@ -384,6 +384,42 @@ START_TEST(a_run_above_the_limit_of_its_user_is_impossible)
 }
 END_TEST
 
+/* Run 1 waits for both nodes. What is kept for run 2 on the first one is free to it all the same, and to no
+ * other: what is kept for run 3 is not. */
+START_TEST(what_is_kept_for_a_run_is_its_own)
+{
+	static char first[] = "a", second[] = "b";
+	const struct spare_record held = {.node = first};
+	bool taken[2] = {true, true};
+	int64_t kept_for[2] = {2, 3};
+	struct sched_node nodes[] = {
+	    {.name = first, .up = true, .slots = 1, .taken = taken, .kept_for = kept_for, .kind = SLOT_CPU},
+	    {.name = second,
+	     .up = true,
+	     .slots = 1,
+	     .taken = taken + 1,
+	     .kept_for = kept_for + 1,
+	     .kind = SLOT_CPU},
+	};
+	struct sched_run queue[] = {
+	    {.id = 1, .nodes = 2, .per_node = 1, .working = 2},
+	    {.id = 2, .nodes = 1, .per_node = 1, .working = 1, .held = &held, .held_count = 1},
+	    {.id = 4, .nodes = 1, .per_node = 1, .working = 1},
+	};
+	struct error err = ERROR_INIT;
+
+	ck_ok(schedule(nodes, 2, queue, ARRAY_SIZE(queue), &err), &err);
+	ck_assert(!queue[0].placed);
+	ck_assert(queue[1].placed);
+	ck_assert_uint_eq(queue[1].chosen[0], 0);
+	ck_assert(!queue[2].placed);
+	ck_assert_str_eq(queue[2].reason, "waits behind run 1");
+	ck_assert(taken[0] && taken[1]);
+	free(queue[1].chosen);
+	free(queue[1].slots);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("scheduler");
@@ -393,6 +429,7 @@ int main(void)
 	tcase_add_test(c, impossible_runs);
 	tcase_add_test(c, nodes_are_avoided_where_others_suffice);
 	tcase_add_test(c, slots_of_a_user_are_limited);
+	tcase_add_test(c, what_is_kept_for_a_run_is_its_own);
 	tcase_add_test(c, a_run_above_the_limit_of_its_user_is_impossible);
 	suite_add_tcase(s, c);
 	return unit_run(s);

@@ -5,6 +5,7 @@
 
 #include "base/str.h"
 #include "dtraind/daemon.h"
+#include "dtraind/heartbeat.h"
 #include "failing_memory.h"
 #include "http/authority.h"
 #include "http/identity.h"
@@ -304,6 +305,13 @@ static int create_service(void *context, struct error *err)
 	return memory_refused ? -ENOMEM : 0;
 }
 
+/* A heartbeat that cannot be made is left out, and the next one is as any other. */
+static int send_heartbeat(void *context, struct error *err)
+{
+	heartbeats_send(context);
+	return memory_refused ? -ENOMEM : 0;
+}
+
 START_TEST(memory_may_run_out_while_a_service_is_created)
 {
 	_cleanup_free_ char *lines = str_printf(
@@ -313,11 +321,16 @@ START_TEST(memory_may_run_out_while_a_service_is_created)
 	                        dir, dir, dir, dir),
 	                    *path = str_path_join(dir, "dtraind.conf");
 	_cleanup_(settings_freep) struct settings *s = NULL;
+	struct daemon *d = NULL;
 	struct error err = ERROR_INIT;
 
 	make_key();
 	ck_ok(read_settings(lines, "n1 slots=2 port=29631\nn2\n", &s, &err), &err);
 	memory_runs_out(create_service, path);
+	ck_ok(daemon_create(path, &d, &err), &err);
+	memory_runs_out(send_heartbeat, d->heartbeats);
+	ck_assert(heartbeats_are_idle(d->heartbeats));
+	daemon_destroy(d);
 }
 END_TEST
 

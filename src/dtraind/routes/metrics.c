@@ -115,8 +115,6 @@ static void on_drained(void *context)
 
 static void metrics_stream_free(struct metrics_stream *m)
 {
-	if (!m)
-		return;
 	if (m->listener)
 		feed_remove(m->listener);
 	sd_event_source_disable_unref(m->slice);
