@@ -8,4 +8,4 @@ build=${DTRAIN_BUILD:-$src/build}
 "$DTRAIN_TEST_PYTHON" "$src/tests/engine/nf4.py" "$build/tests/engine"
 "$DTRAIN_TEST_PYTHON" -c 'from importlib.util import find_spec; exit(not find_spec("peft"))' || exit 0
 HF_HUB_OFFLINE=1 "$DTRAIN_TEST_PYTHON" "$src/tests/engine/adapters.py" "$build/dtrain-worker-cpu" "$build" \
-	steps=20 variants=qlora,qdora strategies=zero3 families=llama,phi3
+	steps=20 variants=qlora,qdora strategies=zero3 families=llama,phi3,gpt2
