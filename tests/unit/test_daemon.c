@@ -335,6 +335,7 @@ START_TEST(a_drained_node_starts_nothing)
 	post_as(&f, &root, "/v1/nodes/n1/devices/0/drain", "{\"reason\":\"a new fan\"}");
 	ck_assert_int_eq(daemon_submit(&f, &owner, "true", 1, 2), 2);
 	ck_assert(says(&f, &other, "/v1/runs/2", "of whose 2 slots 1 is drained"));
+	ck_assert(says(&f, &other, "/metrics", "dtrain_slots{node=\"n1\"} 2\n"));
 	ck_assert(says(&f, &other, "/metrics", "dtrain_slots_drained{node=\"n1\"} 1\n"));
 	ck_assert_int_eq(daemon_submit(&f, &owner, "true", 1, 1), 3);
 	daemon_await(&f, 3, "succeeded");
