@@ -59,7 +59,7 @@ int keys_parse_duration(const char *text, int64_t *seconds)
 
 int keys_parse_range(const char *text, struct key_range *range)
 {
-	struct key_range r;
+	struct key_range r = {0};
 	int code = read_digits(&text, &r.low);
 
 	r.high = r.low;
