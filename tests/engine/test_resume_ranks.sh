@@ -81,7 +81,7 @@ pairs=0
 for ((chain = 0; chain < ${CHAINS:-1}; chain++)); do
 	at=0
 	before=
-	while [ $at -lt $steps ]; do
+	while [ "$at" -lt "$steps" ]; do
 		now=$before
 		while [ "$now" = "$before" ]; do
 			read -r ranks micro accumulation <<<"$(pick splits)"

@@ -104,8 +104,9 @@ struct call fixture_interrupt(command_fn command, const char *line, const struct
 	struct fake_service *fake;
 	struct call call = {0};
 	char *answers[16], *argv[16];
-	int master, slave, status, argc = split(copy, argv);
+	int master, slave, status, argc = split(copy, argv), begin[2];
 	pid_t child;
+	char byte;
 
 	for (size_t i = 0; i < count; i++) {
 		answers[i] = *list[i].answer ? fixture_answer(list[i].answer) : strdup("");
@@ -113,14 +114,21 @@ struct call fixture_interrupt(command_fn command, const char *line, const struct
 		    (struct fake_step){list[i].request, NULL, answers[i], i + 1 < count ? 0 : FAKE_HOLD};
 	}
 	ck_assert_int_eq(openpty(&master, &slave, NULL, NULL, NULL), 0);
-	fake = fake_service_start(path, steps, count);
+	/* The child is forked before the service has its thread, which may hold a lock of the allocator. */
+	ck_assert_int_eq(pipe2(begin, O_CLOEXEC), 0);
 	fflush(stdout);
 	child = fork();
 	if (child == 0) {
+		close(begin[1]);
+		if (read(begin[0], &byte, 1) < 0)
+			_exit(EXIT_FAILURE);
 		dup2(slave, STDOUT_FILENO);
 		dup2(slave, STDERR_FILENO);
 		_exit(command(&client, argc, argv));
 	}
+	fake = fake_service_start(path, steps, count);
+	close(begin[0]);
+	close(begin[1]);
 	while (fake_service_taken(fake) < count)
 		nanosleep(&(struct timespec){0, 1000000}, NULL); /* the test case's time-out ends this */
 	kill(child, SIGINT);
