@@ -108,7 +108,8 @@ int identity_make(const char *path, bool force, struct error *err)
 	return r;
 }
 
-/* The first PEM block whose label ends in `label`, as text of its own; NULL where there is none. */
+/* *out: the first PEM block whose label ends in `label`, the caller's; left as it is where there is none. 0,
+ * or -ENOMEM. */
 static int pem_block(const char *pem, const char *label, char **out)
 {
 	_cleanup_free_ char *tail = str_printf("%s-----\n", label);

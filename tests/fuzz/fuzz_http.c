@@ -111,9 +111,8 @@ static void key_file(const char *pem)
 	_cleanup_(identity_freep) struct identity *id = calloc(1, sizeof(*id));
 	struct error err = ERROR_INIT;
 
-	id->key = pem_block(pem, "PRIVATE KEY");
-	id->certificate = pem_block(pem, "CERTIFICATE");
-	if (id->key && id->certificate)
+	if (pem_block(pem, "PRIVATE KEY", &id->key) == 0 &&
+	    pem_block(pem, "CERTIFICATE", &id->certificate) == 0 && id->key && id->certificate)
 		identity_parse(id, "fuzz", &err);
 }
 
