@@ -198,6 +198,14 @@ bool file_exists(const char *path)
 	return stat(path, &st) == 0;
 }
 
+bool file_exists_in(const char *directory, const char *name)
+{
+	char path[PATH_MAX];
+	int n = snprintf(path, sizeof(path), "%s/%s", *directory ? directory : ".", name);
+
+	return n > 0 && (size_t)n < sizeof(path) && file_exists(path);
+}
+
 int file_copy(const char *from, const char *to, struct error *err)
 {
 	struct stat st;

@@ -354,6 +354,34 @@ START_TEST(memory_may_run_out)
 }
 END_TEST
 
+static int export_again(void *context, struct error *err)
+{
+	struct export_result result;
+	int r = export_run(context, &result, err);
+
+	if (r == 0 && !file_exists_in(((struct export_options *)context)->output, "tokenizer.json"))
+		return error_set(err, -EIO, "the tokenizer of the adapter is missing");
+	return r;
+}
+
+/* An adapter is not taken for a model, its tokenizer is not overlooked, and what may be replaced is. */
+START_TEST(memory_may_run_out_during_an_export)
+{
+	_cleanup_free_ char *out = str_path_join(dir, "out");
+	struct error err = ERROR_INIT;
+
+	write_adapter(&kinds[0]);
+	write_text(adapter, "tokenizer.json", "{}");
+	ck_ok(file_mkdirs(out, 0755, &err), &err);
+	write_text(out, "config.json", "{}");
+	memory_runs_out(
+	    export_again,
+	    &(struct export_options){.model = model, .adapter = adapter, .output = out, .overwrite = true});
+	memory_runs_out(export_again,
+	                &(struct export_options){.model = adapter, .output = out, .overwrite = true});
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("merge");
@@ -365,6 +393,7 @@ int main(void)
 	tcase_add_test(t, what_cannot_be_merged_is_refused);
 	tcase_add_test(t, an_adapter_alone_is_converted);
 	tcase_add_loop_test(t, memory_may_run_out, 0, ARRAY_SIZE(kinds));
+	tcase_add_test(t, memory_may_run_out_during_an_export);
 	suite_add_tcase(s, t);
 	return unit_run(s);
 }

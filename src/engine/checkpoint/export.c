@@ -375,9 +375,7 @@ static int change_config(const struct export *x, const char *directory, struct e
 
 static bool has_tokenizer(const char *directory)
 {
-	_cleanup_free_ char *path = directory ? str_path_join(directory, "tokenizer.json") : NULL;
-
-	return path && file_exists(path);
+	return directory && file_exists_in(directory, "tokenizer.json");
 }
 
 static int write_model(struct export *x, const char *directory, struct error *err)

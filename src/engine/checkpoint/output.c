@@ -21,13 +21,6 @@ struct output {
 	int lock; /* a descriptor of `partial`; -1: not made */
 };
 
-static bool has_file(const char *directory, const char *name)
-{
-	_cleanup_free_ char *path = str_path_join(directory, name);
-
-	return path && file_exists(path);
-}
-
 /* Whether `path` is a directory without entries. */
 static bool is_empty(const char *path)
 {
@@ -81,7 +74,7 @@ static int check_existing(const struct output *o, const char *const *inputs, siz
 	if (!o->replace)
 		return error_set(err, -EEXIST, "%s exists already", o->path);
 	if (!S_ISDIR(st.st_mode) ||
-	    (!has_file(o->path, "config.json") && !has_file(o->path, "adapter_config.json")))
+	    (!file_exists_in(o->path, "config.json") && !file_exists_in(o->path, "adapter_config.json")))
 		return error_set(err, -EEXIST, "%s is not replaced: it is not the directory of a model",
 		                 o->path);
 	return 0;

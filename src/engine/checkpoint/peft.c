@@ -64,9 +64,7 @@ int peft_tensor_parse(const char *tensor, char **name, enum peft_role *role, str
 
 bool peft_is_adapter(const char *directory)
 {
-	_cleanup_free_ char *path = str_path_join(directory, PEFT_CONFIG_FILE);
-
-	return path && file_exists(path);
+	return file_exists_in(directory, PEFT_CONFIG_FILE);
 }
 
 /* What is needed while an adapter is opened. */

@@ -183,9 +183,9 @@ int safetensors_write_index(const char *directory, const char *stem, const struc
 {
 	_cleanup_free_ char *path = str_printf("%s/%s.safetensors.index.json", directory, stem);
 
-	if (!l->index)
-		return 0;
-	return path ? json_write_file(path, l->index, 2, true, err) : error_oom(err);
+	if (!path)
+		return error_oom(err);
+	return l->index ? json_write_file(path, l->index, 2, true, err) : 0;
 }
 
 int safetensors_write(const char *directory, const char *stem, const struct tensor_source *tensors, size_t n,
