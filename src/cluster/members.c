@@ -145,10 +145,13 @@ int members_set_hosts(struct members *m, const struct hosts *hosts, int default_
 {
 	struct member **list = calloc(hosts->count + m->count + 1, sizeof(*list));
 	_cleanup_(name_index_free) struct name_index index = {0};
+	char hash[HOSTS_HASH_SIZE];
 	size_t n = 0;
 
-	if (!list)
+	if (!list || hosts_hash(hosts, hash, err) < 0) {
+		free(list);
 		return error_oom(err);
+	}
 	for (size_t i = 0; i < hosts->count; i++) {
 		struct member *old = members_find(m, hosts->list[i].name), *new = old;
 
@@ -190,7 +193,7 @@ int members_set_hosts(struct members *m, const struct hosts *hosts, int default_
 	name_index_free(&m->index);
 	m->index = index;
 	index = (struct name_index){0};
-	hosts_hash(hosts, m->hosts_hash);
+	memcpy(m->hosts_hash, hash, sizeof(m->hosts_hash));
 	m->watched_since = now;
 	m->check_due = 0;
 	return 0;

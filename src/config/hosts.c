@@ -45,7 +45,7 @@ const struct host *hosts_find(const struct hosts *h, const char *name)
 	return name_index_find(&h->index, name, &i) ? &h->list[i] : NULL;
 }
 
-void hosts_hash(const struct hosts *h, char hash[HOSTS_HASH_SIZE])
+int hosts_hash(const struct hosts *h, char hash[HOSTS_HASH_SIZE], struct error *err)
 {
 	uint64_t sum = 0;
 
@@ -57,9 +57,12 @@ void hosts_hash(const struct hosts *h, char hash[HOSTS_HASH_SIZE])
 		for (char **l = x->labels; l && *l; l++)
 			strbuf_addf(&line, " %s", *l);
 		strbuf_addc(&line, '\n');
+		if (line.failed)
+			return error_oom(err);
 		sum = hash_bytes(line.data, line.len, sum);
 	}
 	snprintf(hash, HOSTS_HASH_SIZE, "%016llx", (unsigned long long)sum);
+	return 0;
 }
 
 static bool valid_name(const char *s, const char *more)

@@ -37,8 +37,8 @@ int hosts_parse(const char *text, size_t len, const char *where, struct hosts **
 void hosts_free(struct hosts *h);
 DEFINE_CLEANUP(struct hosts *, hosts_free)
 const struct host *hosts_find(const struct hosts *h, const char *name); /* by name, case-insensitive */
-/* Of what it says, without comments and spaces: tells files apart that ought to be the same. */
-void hosts_hash(const struct hosts *h, char hash[HOSTS_HASH_SIZE]);
+/* Of what it says, without comments and spaces: tells files apart that ought to be the same. -ENOMEM. */
+int hosts_hash(const struct hosts *h, char hash[HOSTS_HASH_SIZE], struct error *err);
 /* The entry that is this machine: `node` where not NULL, else the host name (full or short form), else an
  * entry whose address is one of this machine's. -ENOENT: none, with a message that says what was tried;
  * -EEXIST: several addresses match. */

@@ -216,10 +216,12 @@ static int make_heartbeat(struct heartbeats *l, struct heartbeat *out, struct er
 	char hosts[HOSTS_HASH_SIZE];
 	int r;
 
+	r = hosts_hash(l->daemon->settings->hosts, hosts, err);
+	if (r < 0)
+		return r;
 	l->sequence++;
 	l->sent = clock_realtime();
 	l->sent_lease = lease_clock();
-	hosts_hash(l->daemon->settings->hosts, hosts);
 	*out = (struct heartbeat){.node = strdup(l->daemon->settings->name),
 	                          .hosts = strdup(hosts),
 	                          .instance = strdup(l->daemon->instance),

@@ -704,13 +704,13 @@ START_TEST(many_hosts)
 	hosts_free(steal_pointer(h));
 	ck_ok(hosts_parse("a slots=1\nb", 11, "hosts", &h, &err), &err);
 	ck_ok(hosts_parse(spaced, strlen(spaced), "hosts", &same, &err), &err);
-	hosts_hash(h, hash);
-	hosts_hash(same, other);
+	ck_ok(hosts_hash(h, hash, &err), &err);
+	ck_ok(hosts_hash(same, other, &err), &err);
 	ck_assert_str_eq(hash, other);
 	for (size_t i = 0; i < ARRAY_SIZE(others); i++) {
 		hosts_free(steal_pointer(same));
 		ck_ok(hosts_parse(others[i], strlen(others[i]), "hosts", &same, &err), &err);
-		hosts_hash(same, other);
+		ck_ok(hosts_hash(same, other, &err), &err);
 		ck_assert_str_ne(hash, other);
 	}
 }
@@ -964,7 +964,13 @@ static int take_hosts(void *context, struct error *err)
 	_cleanup_(hosts_freep) struct hosts *h = NULL;
 
 	(void)context;
-	return hosts_parse(text, strlen(text), "hosts", &h, err);
+	char hash[HOSTS_HASH_SIZE];
+	int r = hosts_parse(text, strlen(text), "hosts", &h, err);
+
+	if (r < 0 || (r = hosts_hash(h, hash, err)) < 0)
+		return r;
+	ck_assert_str_eq(hash, "dbb377820d41bd1f");
+	return 0;
 }
 
 static int take_daemon_file(void *context, struct error *err)

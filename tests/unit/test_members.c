@@ -356,7 +356,7 @@ START_TEST(a_node_with_another_hosts_file_is_shown)
 	take_heartbeat(a, json, 102, 1000);
 	ck_assert(member_hosts_differ(m, a));
 	ck_ok(hosts_parse("a\n", 2, "hosts", &hosts, &err), &err);
-	hosts_hash(hosts, hash);
+	ck_ok(hosts_hash(hosts, hash, &err), &err);
 	json_object_set_new(json, "hosts", json_string(hash));
 	take_heartbeat(a, json, 103, 1000);
 	ck_assert(!member_hosts_differ(m, a));
