@@ -7,6 +7,7 @@
 #include <gnutls/crypto.h>
 #include <gnutls/gnutls.h>
 #include <gnutls/x509.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
@@ -17,7 +18,10 @@
 #include "base/str.h"
 #include "http/identity.h"
 
-enum { NAME_MAX_LENGTH = 253, COMMON_NAME_MAX = 64 };
+enum { COMMON_NAME_MAX = 64 };
+/* What names of files add to that of a node: while they are written, the number of a process, too. */
+static const char LONGEST_SUFFIX[] = ".key.tmp.4194304";
+enum { NODE_NAME_MAX = NAME_MAX - (sizeof(LONGEST_SUFFIX) - 1) };
 
 DEFINE_CLEANUP(gnutls_x509_privkey_t, gnutls_x509_privkey_deinit)
 DEFINE_CLEANUP(gnutls_x509_crt_t, gnutls_x509_crt_deinit)
@@ -190,7 +194,7 @@ static bool valid_name(const char *name)
 {
 	static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_:";
 
-	return *name && strlen(name) <= NAME_MAX_LENGTH && !name[strspn(name, allowed)];
+	return *name && !name[strspn(name, allowed)];
 }
 
 int authority_make_node(const char *directory, const char *name, struct validity validity, bool force,
@@ -206,6 +210,10 @@ int authority_make_node(const char *directory, const char *name, struct validity
 		return error_oom(err);
 	if (!valid_name(name))
 		return error_set(err, -EINVAL, "\"%.300s\" is not the name of a host", name);
+	if (strlen(name) > NODE_NAME_MAX)
+		return error_set(err, -EINVAL,
+		                 "%.32s...: a name of %zu bytes; the names of its files leave %d", name,
+		                 strlen(name), NODE_NAME_MAX);
 	if ((r = load_authority(directory, &a, err)) < 0 || (r = file_mkdirs(nodes, 0700, err)) < 0)
 		return r;
 	if ((r = generate(&key, &crt)) < 0 || (r = make_node(crt, key, &a, name, validity)) < 0)

@@ -473,6 +473,7 @@ START_TEST(what_exists_is_not_replaced_unless_asked)
 	                    *key = in_dir("a/nodes/n1.key");
 	struct validity v = {time(NULL), time(NULL) + DAY};
 	struct error err = ERROR_INIT;
+	char name[241] = "";
 	struct stat st;
 
 	ck_assert_int_eq(stat(key, &st), 0);
@@ -481,6 +482,10 @@ START_TEST(what_exists_is_not_replaced_unless_asked)
 	ck_fails(authority_make_node(a, "n1", v, false, &err), &err, "exists");
 	ck_fails(authority_make_node(a, "../n1", v, false, &err), &err, "not the name of a host");
 	ck_fails(authority_make_node(a, "", v, false, &err), &err, "not the name of a host");
+	memset(name, 'n', sizeof(name) - 1);
+	ck_fails(authority_make_node(a, name, v, false, &err), &err,
+	         "240 bytes; the names of its files leave 239");
+	ck_ok(authority_make_node(a, name + 1, v, false, &err), &err);
 	ck_fails(authority_make_node(dir, "n1", v, false, &err), &err, "ca.pem");
 	after = read_text("a/ca.key");
 	ck_assert_str_eq(before, after);
