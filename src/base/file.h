@@ -32,7 +32,7 @@ int file_remove_tree(const char *path, struct error *err);
 
 int file_sync_directory(const char *path, struct error *err);
 bool file_exists(const char *path);
-bool file_exists_in(const char *directory, const char *name); /* needs no memory */
+bool file_exists_in(const char *directory, const char *name);       /* needs no memory */
 int file_copy(const char *from, const char *to, struct error *err); /* content and mode, not atomic */
 
 /* Writes all of it to fd, through EINTR and short writes. */

@@ -54,7 +54,7 @@ static const struct field start_fields[] = {
     F(epoch, FIELD_INT, FIELD_OPTIONAL),
     F(run, FIELD_INT, FIELD_REQUIRED, .min = 1, .max = INT64_MAX),
     F(attempt, FIELD_INT, FIELD_REQUIRED, .min = 1, .max = INT32_MAX),
-    F(user, FIELD_STRING, FIELD_REQUIRED),
+    F(user, FIELD_STRING, FIELD_REQUIRED, .min = 1),
     F(uid, FIELD_INT, FIELD_REQUIRED, .max = (uid_t)-2),
     F(gid, FIELD_INT, FIELD_OPTIONAL, .max = (gid_t)-2, .absent = -1),
     F(config, FIELD_CODED, FIELD_REQUIRED, .codec = &config_codec),

@@ -16,6 +16,7 @@
 #include "wire/node_view.h"
 #include "wire/preflight.h"
 #include "wire/prune.h"
+#include "wire/run_entry.h"
 #include "wire/run_record.h"
 #include "wire/run_view.h"
 #include "wire/service_files.h"
@@ -39,44 +40,28 @@
 		return *again ? 0 : error_oom(err);                                                          \
 	}
 
-DEFINE_PASS(start_request)
-DEFINE_PASS(node_position)
-DEFINE_PASS(stop_request)
-DEFINE_PASS(drain_request)
-DEFINE_PASS(report)
-DEFINE_PASS(launch_report)
-DEFINE_PASS(launch_command)
-DEFINE_PASS(launch_description)
-DEFINE_PASS(start_record)
-DEFINE_PASS(heartbeat)
-DEFINE_PASS(heartbeat_answer)
-DEFINE_PASS(device_info)
-DEFINE_PASS(node_list)
-DEFINE_PASS(device_list)
-DEFINE_PASS(node_drained)
-DEFINE_PASS(device_drained)
-DEFINE_PASS(run_view)
-DEFINE_PASS(run_list)
-DEFINE_PASS(run_accepted)
-DEFINE_PASS(run_event)
-DEFINE_PASS(submit_request)
-DEFINE_PASS(worker_event)
-DEFINE_PASS(service_version)
-DEFINE_PASS(runs_ended)
-DEFINE_PASS(foreign_stopped)
-DEFINE_PASS(prune_request)
-DEFINE_PASS(prune_answer)
-DEFINE_PASS(node_fenced)
-DEFINE_PASS(local_runs)
-DEFINE_PASS(preflight_request)
-DEFINE_PASS(preflight_line)
-DEFINE_PASS(run_record)
-DEFINE_PASS(membership)
-DEFINE_PASS(drain_list)
-DEFINE_PASS(known_clusters)
-DEFINE_PASS(metrics_report)
-DEFINE_PASS(metrics_mark)
-DEFINE_PASS(metrics_step)
+/* All messages. */
+/* clang-format off */
+#define MESSAGES(X) \
+	X(start_request) X(node_position) X(stop_request) X(drain_request) X(report) X(launch_report) \
+	X(launch_command) X(launch_description) X(start_record) X(heartbeat) X(heartbeat_answer) \
+	X(device_info) X(node_list) X(device_list) X(node_drained) X(device_drained) X(run_view) \
+	X(run_list) X(run_accepted) X(run_event) X(submit_request) X(worker_event) X(service_version) \
+	X(runs_ended) X(foreign_stopped) X(prune_request) X(prune_answer) X(node_fenced) X(local_runs) \
+	X(preflight_request) X(preflight_line) X(run_record) X(run_entry) X(run_origin) X(membership) \
+	X(drain_list) X(known_clusters) X(metrics_report) X(metrics_mark) X(metrics_step)
+/* clang-format on */
+
+MESSAGES(DEFINE_PASS)
+
+typedef int (*pass_fn)(const json_t *json, json_t **again, struct error *err);
+
+#define ROW(NAME) {pass_##NAME, &NAME##_message},
+
+static const struct {
+	pass_fn pass;
+	const struct message *message;
+} messages[] = {MESSAGES(ROW)};
 
 static const char START[] =
     "{\"controller\":\"n1\",\"cluster\":\"a1\",\"epoch\":3,\"run\":17,\"attempt\":2,\"user\":\"ada\","
@@ -84,6 +69,7 @@ static const char START[] =
     "\"directory\":\"/home/ada\",\"environment\":[\"A=b=c\"],\"umask\":\"027\",\"resources\":{\"nodes\":2,"
     "\"devices_per_node\":\"all\",\"grace\":7}},\"world_size\":4,\"nodes\":2,\"node_rank\":1,"
     "\"local_world_size\":2,\"master_addr\":\"10.0.0.1\",\"master_port\":29500,"
+    "\"until\":1732147200.5,\"checkpoint\":40,\"checkpoint_node\":\"n2\","
     "\"ranks\":[{\"rank\":2,\"local_rank\":0,\"slot\":1},"
     "{\"rank\":3,\"local_rank\":1,\"slot\":0,\"slots\":[0,2]}]}";
 
@@ -115,7 +101,8 @@ static const char START[] =
 #define NODE                                                                                                 \
 	"{\"name\":\"n1\",\"address\":\"10.0.0.1\",\"port\":29600,\"state\":\"drained\",\"controller\":"     \
 	"true,"                                                                                              \
-	"\"slots\":2,\"free\":0,\"version\":\"0.1.0\",\"launch\":\"systemd\",\"labels\":[\"fast\"],"         \
+	"\"slots\":2,\"spare_of\":[7],\"free\":0,\"version\":\"0.1.0\",\"launch\":\"systemd\",\"labels\":["  \
+	"\"fast\"],"                                                                                         \
 	"\"error\":\"why\","                                                                                 \
 	"\"drained\":[{\"index\":1,\"reason\":\"Xid 79\"}],\"hosts_differ\":true,\"foreign\":[{\"run\":5,"   \
 	"\"attempt\":1,\"cluster\":\"b2\",\"epoch\":1,\"user\":\"bob\",\"name\":\"x\",\"state\":"            \
@@ -125,7 +112,11 @@ static const char START[] =
 #define RUN                                                                                                  \
 	"{\"id\":17,\"name\":\"alpaca\",\"user\":\"ada\",\"uid\":1000,\"gid\":100,\"task\":\"sft\","         \
 	"\"state\":\"failed\",\"attempt\":2,\"version\":9,\"submitted\":1.5,\"started\":2.5,\"ended\":3.5,"  \
-	"\"nodes\":[\"n1\",\"n2\"],\"world_size\":2,\"ranks\":[{\"rank\":0,\"node\":\"n1\",\"slot\":1,"      \
+	"\"nodes\":[\"n1\",\"n2\"],\"spares\":[\"n3\"],\"max_restarts\":3,\"max_node_failures\":5,"          \
+	"\"restarts\":1,"                                                                                    \
+	"\"node_failures\":2,\"checkpoint\":40,\"last_failure\":\"attempt 1: "                               \
+	"why\",\"time_limit\":60.5,\"time_used\":7.5,"                                                       \
+	"\"world_size\":2,\"ranks\":[{\"rank\":0,\"node\":\"n1\",\"slot\":1,"                                \
 	"\"state\":\"exited\",\"pid\":12,\"exit_status\":137,\"signal\":\"SIGKILL\",\"ended\":3.25,"         \
 	"\"stopped\":true,\"oom\":true,\"core_dumped\":true},{\"rank\":1,\"node\":\"n2\",\"slot\":0,"        \
 	"\"slots\":[0,1],\"state\":\"not-started\",\"stopped\":false}],\"reason\":\"why\",\"detail\":"       \
@@ -139,7 +130,8 @@ static const char START[] =
 	"\"tokens\":100,\"tokens_per_second\":10.5,\"eta_seconds\":0.0,\"time\":1732147200.5,"               \
 	"\"step_seconds\":0.5,\"compute_seconds\":0.25,\"communication_seconds\":0.0,\"data_seconds\":0.25," \
 	"\"memory_bytes\":7,\"device_memory_bytes\":8,\"slowest_rank\":0,\"slowest_node\":\"n1\","           \
-	"\"slowest_seconds\":0.5,\"eval_loss\":2.5,\"eval_perplexity\":12.2}"
+	"\"slowest_seconds\":0.5,\"eval_loss\":2.5,\"eval_perplexity\":12.2,\"loss_scale\":1024.0,"          \
+	"\"skipped_steps\":1}"
 #define DRAINS                                                                                               \
 	"{\"boot\":\"0123\",\"devices\":[{\"device\":\"GPU-1\",\"reason\":\"Xid 79\",\"time\":1732147200.5," \
 	"\"by_hand\":true,\"until_boot\":true,\"pending_accepted\":true,\"failed_accepted\":true},"          \
@@ -147,21 +139,41 @@ static const char START[] =
 #define RUN_RECORD                                                                                           \
 	"{\"parts\":[{\"node\":\"n2\",\"ended\":true,\"trouble\":\"node n2 is "                              \
 	"down\",\"trouble_at\":1732147200.5,"                                                                \
-	"\"clock_error\":0.25}],\"rank_errors\":[{\"rank\":3,\"worker\":\"it broke\",\"lost_peer\":true,"    \
-	"\"log\":\"lines\"},{\"rank\":0,\"log\":\"more\"}],\"device_error\":\"GPU 3 of n2: Xid 79\","        \
+	"\"clock_error\":0.25,\"boot\":\"0123\",\"lease\":20.5}],\"rank_errors\":[{\"rank\":3,\"worker\":"   \
+	"\"it broke\",\"lost_peer\":true,"                                                                   \
+	"\"log\":\"lines\"},{\"rank\":0,\"log\":\"more\"}],\"device_error\":\"GPU 3 of n2: Xid "             \
+	"79\",\"device_node\":\"n2\",\"final_failure\":true,\"timed_out\":true,"                             \
+	"\"evicted\":\"a spare "                                                                             \
+	"node\",\"lost\":[{\"node\":\"n4\",\"attempt\":1,\"boot\":\"0123\",\"lease\":20.5}],\"retries\":{"   \
+	"\"restarts\":1,\"node_failures\":2,\"busy_starts\":1,\"stalled\":1,\"delays\":2,\"delay\":4.5,"     \
+	"\"checkpoint\":40,"                                                                                 \
+	"\"checkpoint_node\":\"n2\",\"checkpoint_before\":20,\"last_failure\":\"attempt 1: "                 \
+	"why\",\"avoid\":[\"n2\"],\"used\":7.5},"                                                            \
 	"\"spares\":[{\"node\":\"n3\",\"slots\":[0,2],\"worked\":true}]}"
+#define ENTRY                                                                                                \
+	"{\"id\":17,\"attempt\":2,\"uid\":1000,\"gid\":100,\"state\":\"queued\",\"submitted\":1.5,"          \
+	"\"started\":2.5,"                                                                                   \
+	"\"ended\":3.5,\"reason\":\"why\",\"detail\":\"lines\",\"exit_status\":137,\"cancelled\":true,"      \
+	"\"failed\":true,"                                                                                   \
+	"\"requeue\":true,\"nodes\":2,\"per_node\":4,\"ranks\":\"[]\",\"under_way\":\"{}\"}"
+#define ORIGIN                                                                                               \
+	"{\"name\":\"alpaca\",\"user\":\"ada\",\"task\":\"sft\",\"directory\":\"/home/ada\",\"output\":\"/"  \
+	"x\","                                                                                               \
+	"\"key\":\"0123\",\"config\":\"{}\"}"
 #define RECORD                                                                                               \
 	"{\"uid\":1000,\"slots\":[0,3],\"cgroup\":\"/sys/fs/cgroup/x/"                                       \
 	"1.1\",\"service\":\"dtrain-1-1.service\"}"
 #define LAUNCH                                                                                               \
-	"{\"switch_user\":true,\"umask\":23,\"uid\":1000,\"gid\":100,\"groups\":[100,27],"                   \
+	"{\"switch_user\":true,\"user\":\"ada\",\"tmp_dir\":\"/tmp/"                                         \
+	"x\",\"core_files\":true,\"umask\":23,\"uid\":1000,\"gid\":100,\"groups\":[100,27],"                 \
 	"\"directory\":\"/home/"                                                                             \
 	"ada\",\"argv\":[\"env\",\"-0\"],\"save_signal\":10,\"save\":20.5,\"grace\":7.5,\"record\":\"/var/"  \
 	"lib/r\","                                                                                           \
 	"\"started\":" RECORD ",\"cgroup\":\"/sys/fs/cgroup/x/"                                              \
 	"1.1\",\"service\":\"dtrain-1-1.service\",\"lease\":\"/run/dtrain/"                                  \
 	"lease\",\"outlives_lease\":true,\"ranks\":[{\"rank\":2,\"slot\":0,"                                 \
-	"\"environment\":[\"A=b=c\"],\"log\":\"/l/2\",\"error_file\":\"/l/2.json\",\"cpus\":\"0-7\"},"       \
+	"\"environment\":[\"A=b=c\"],\"log\":\"/l/2\",\"error_file\":\"/l/"                                  \
+	"2.json\",\"cpus\":\"0-7\",\"numa\":1},"                                                             \
 	"{\"rank\":3,\"slot\":3,\"environment\":[\"A=\"]}]}"
 #define PREFLIGHT                                                                                            \
 	"{\"user\":\"ada\",\"uid\":1000,\"directory\":\"/home/"                                              \
@@ -203,12 +215,13 @@ static const struct sample {
     {"heartbeat", pass_heartbeat,
      "{\"node\":\"n1\",\"hosts\":\"abc\",\"instance\":\"0123\",\"sequence\":7,\"version\":\"" DTRAIN_VERSION
      "\",\"devices\":[" CPU "," GPU "],\"attempts\":[" REPORT "],\"ports\":[4001,4002],"
+     "\"launch\":\"systemd\",\"boot\":\"0123\",\"leases\":true,\"sent\":1.5,"
      "\"port_range\":[4000,4999],\"shutting_down\":true,\"known\":{\"highest_run\":17,"
      "\"clusters\":[{\"id\":\"a1\",\"epoch\":3}]}}",
      "attempts.0.ranks.1.rank", "known.clusters.0.epoch", "attempts.0."},
     {"answer to a heartbeat", pass_heartbeat_answer,
      "{\"forget\":[{\"run\":5,\"attempt\":1}],\"time\":1732147200.5,\"cluster\":null,\"epoch\":3,"
-     "\"highest_run\":17}",
+     "\"highest_run\":17,\"lease\":20.5}",
      "forget.0.attempt", "time", ""},
     {"device", pass_device_info, CPU, "kind", "memory", NULL},
     {"device", pass_device_info, GPU, "xid.code", "links", NULL},
@@ -256,6 +269,9 @@ static const struct sample {
      "rank_errors.0."},
     {"record of a run", pass_run_record, RUN_RECORD, NULL, "parts.0.trouble_at", "parts.0."},
     {"record of a run", pass_run_record, RUN_RECORD, "spares.0.slots", "spares.0.worked", "spares.0."},
+    {"run in a shared store", pass_run_entry, ENTRY, "per_node", "state", ""},
+    {"run in a shared store", pass_run_entry, ENTRY, "uid", "requeue", ""},
+    {"origin of a run", pass_run_origin, ORIGIN, "config", "key", ""},
     {"command to dtrain-launch", pass_launch_command,
      "{\"stop\":2.5,\"acknowledge\":true,\"confirmed\":true,\"save\":20.5}", NULL, "stop", ""},
     {"command to dtrain-launch", pass_launch_command, "{\"acknowledge\":true}", NULL, "acknowledge", ""},
@@ -1075,6 +1091,75 @@ static json_t *text_of(const struct sample *s, const char *path, int64_t len)
 	return json_string(text);
 }
 
+/* The field of this name, which is one of *message then: FIELD_MEMBERS are in another one. NULL: none. */
+static const struct field *find_field(const struct message **message, const char *name, size_t len)
+{
+	const struct message *outer = *message;
+
+	for (size_t i = 0; i < outer->count; i++) {
+		const struct field *f = &outer->fields[i];
+
+		*message = f->type == FIELD_MEMBERS ? f->message : outer;
+		if (f->type == FIELD_MEMBERS)
+			f = find_field(message, name, len);
+		if (f && strlen(f->name) == len && strncmp(f->name, name, len) == 0)
+			return f;
+	}
+	*message = outer;
+	return NULL;
+}
+
+/* The same for a path as "ranks.0.slot". */
+static const struct field *resolve(const struct message *message, const char *path)
+{
+	const struct field *f = NULL;
+
+	for (;;) {
+		size_t n = strcspn(path, ".");
+
+		f = find_field(&message, path, n);
+		ck_assert_msg(f != NULL, "%s: there is no field %s", message->name, path);
+		path += n;
+		path += strspn(path, ".0123456789"); /* the index in a list */
+		if (!*path || !f->message)
+			return f;
+		message = f->message;
+	}
+}
+
+static bool is_listed(const struct field *f)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(fields); i++)
+		for (size_t k = 0; k < ARRAY_SIZE(messages); k++)
+			if (messages[k].pass == fields[i].pass &&
+			    resolve(messages[k].message, fields[i].path) == f)
+				return true;
+	return false;
+}
+
+static void check_listed(const struct message *message)
+{
+	for (size_t i = 0; i < message->count; i++) {
+		const struct field *f = &message->fields[i];
+
+		/* What version 0.1.0 wrote becomes another field: older_records_of_a_run_are_read. */
+		if (message == &run_record_message && str_eq(f->name, "words"))
+			continue;
+		ck_assert_msg(f->type == FIELD_MEMBERS || is_listed(f), "%s: %s is not listed", message->name,
+		              f->name);
+		if (f->message)
+			check_listed(f->message);
+	}
+}
+
+/* Those of wire_fields.h are all that there are. */
+START_TEST(every_field_is_listed)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(messages); i++)
+		check_listed(messages[i].message);
+}
+END_TEST
+
 START_TEST(fields_have_their_limits)
 {
 	enum { LONG = 1 << 17 };
@@ -1140,6 +1225,7 @@ int main(void)
 	tcase_add_loop_test(tc, a_field_of_another_type_is_named, 0, count);
 	tcase_add_loop_test(tc, an_unknown_field_is_named, 0, count);
 	tcase_add_loop_test(tc, what_is_no_object_is_refused, 0, count);
+	tcase_add_test(tc, every_field_is_listed);
 	tcase_add_test(tc, fields_have_their_limits);
 	tcase_add_test(tc, fields_may_be_missing_or_not);
 	tcase_add_test(tc, wrong_start_requests_are_refused);
