@@ -7,7 +7,6 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
@@ -17,6 +16,7 @@
 
 #include "base/cleanup.h"
 #include "base/log.h"
+#include "base/thread.h"
 
 struct shared {
 	pthread_mutex_t lock;
@@ -106,20 +106,12 @@ static int on_deadline(sd_event_source *source, uint64_t usec, void *userdata)
 
 static int start_thread(struct shared *s)
 {
-	pthread_attr_t attributes;
 	pthread_t thread;
-	sigset_t all, old;
-	int r;
+	int r = thread_start(&thread, run, s);
 
-	/* Signals are the event loop's. */
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &old);
-	pthread_attr_init(&attributes);
-	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-	r = pthread_create(&thread, &attributes, run, s);
-	pthread_attr_destroy(&attributes);
-	pthread_sigmask(SIG_SETMASK, &old, NULL);
-	return -r;
+	if (r == 0)
+		pthread_detach(thread);
+	return r;
 }
 
 int background_start(sd_event *event, const struct background_task *task, struct background **out,

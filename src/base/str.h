@@ -24,8 +24,8 @@ void strbuf_addf(struct strbuf *b, const char *fmt, ...) __attribute__((format(p
 void strbuf_addv(struct strbuf *b, const char *fmt, va_list ap) __attribute__((format(printf, 2, 0)));
 void strbuf_reset(struct strbuf *b); /* length 0, memory kept */
 void strbuf_free(struct strbuf *b);
-/* The string, owned by the caller, b empty again; NULL after a failed allocation. An empty buffer gives "".
- */
+/* The string, owned by the caller, b empty again; NULL after a failed allocation. An empty buffer
+ * gives "". */
 char *strbuf_steal(struct strbuf *b);
 
 #define _cleanup_strbuf_ _cleanup_(strbuf_free)
@@ -61,8 +61,8 @@ const char *str_measure(char *buf, size_t size, double value, int decimals);
 /* How many letters differ: put in, left out, changed, or two neighbours swapped (Damerau and Levenshtein). */
 size_t str_distance(const char *a, const char *b);
 
-/* Path of `path` seen from directory `base`: path itself where absolute or base is NULL. Owned by the caller.
- */
+/* Path of `path` seen from directory `base`: path itself where absolute or base is NULL. Owned by the
+ * caller. */
 char *str_path_join(const char *base, const char *path);
 
 /* A list of strings that ends with NULL, and the strings; NULL is fine. */

@@ -11,12 +11,12 @@
 
 /* From what explains most to what explains least. */
 enum cause_class {
-	CAUSE_NODE,    /* the node refused, shut down, or was lost: all its ranks go with it */
-	CAUSE_SIGNAL,  /* killed by a signal that dtrain did not send */
-	CAUSE_EXIT,    /* ended by itself, with an exit status other than 0 or by abort() */
-	CAUSE_PEER,    /* says that it lost a peer, or was killed by SIGPIPE */
-	CAUSE_STOPPED, /* its node stopped it: mostly since the controller asked for it, for one of the above
-	                */
+	CAUSE_NODE,   /* the node refused, shut down, or was lost: all its ranks go with it */
+	CAUSE_SIGNAL, /* killed by a signal that dtrain did not send */
+	CAUSE_EXIT,   /* ended by itself, with an exit status other than 0 or by abort() */
+	CAUSE_PEER,   /* says that it lost a peer, or was killed by SIGPIPE */
+	/* its node stopped it: mostly since the controller asked for it, for one of the above */
+	CAUSE_STOPPED,
 };
 
 struct cause {

@@ -8,7 +8,6 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -19,6 +18,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/str.h"
+#include "base/thread.h"
 #include "wire/etcd.h"
 
 static const char KEY[] = ETCD_PREFIX "controller";
@@ -264,16 +264,10 @@ static void *thread_main(void *context)
 
 static int start_thread(struct election *e, struct error *err)
 {
-	sigset_t all, old;
-	int r;
+	int r = thread_start(&e->thread, thread_main, e);
 
-	/* Signals are the event loop's. */
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &old);
-	r = pthread_create(&e->thread, NULL, thread_main, e);
-	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	e->has_thread = r == 0;
-	return r ? error_errno(err, -r, "cannot start the thread of the election") : 0;
+	return r < 0 ? error_errno(err, r, "cannot start the thread of the election") : 0;
 }
 
 int election_open(const struct etcd_place *place, const char *name, int64_t seconds, struct election **out,

@@ -29,8 +29,8 @@ struct election_view {
 
 struct election;
 
-/* name: of this candidate, unique among them. seconds: of the lease. The first answer of etcd is not awaited.
- */
+/* name: of this candidate, unique among them. seconds: of the lease. The first answer of etcd is not
+ * awaited. */
 int election_open(const struct etcd_place *place, const char *name, int64_t seconds, struct election **out,
                   struct error *err);
 /* Gives the key back where it is ours: after all that wrote as the controller. */

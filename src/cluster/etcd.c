@@ -13,8 +13,8 @@
 
 enum { ANSWER_MAX = 256 << 20 };
 
-static const double MEMBER_SECONDS =
-    1.5; /* a member that says nothing for so long is left for the next one */
+/* After so long without an answer of one member, the next one is asked. */
+static const double MEMBER_SECONDS = 1.5;
 
 struct etcd {
 	CURL *curl;
@@ -60,8 +60,8 @@ int etcd_open(const struct etcd_place *place, struct etcd **out, struct error *e
 		curl_easy_setopt(e->curl, CURLOPT_SSLCERT, place->certificate);
 		curl_easy_setopt(e->curl, CURLOPT_SSLKEY, place->key);
 		curl_easy_setopt(e->curl, CURLOPT_CAINFO, place->ca);
-		curl_easy_setopt(e->curl, CURLOPT_CAPATH,
-		                 NULL); /* the authorities of the system do not count */
+		/* The authorities that the system trusts are not trusted here. */
+		curl_easy_setopt(e->curl, CURLOPT_CAPATH, NULL);
 		curl_easy_setopt(e->curl, CURLOPT_SSLVERSION, (long)CURL_SSLVERSION_TLSv1_2);
 	}
 	*out = steal_pointer(e);

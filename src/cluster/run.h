@@ -102,9 +102,9 @@ struct run {
 	double limit_at; /* of the owner: its time limit is reached then, monotonic; 0: never */
 	struct rank_error *rank_errors; /* at most one of each rank, in the order in which they came */
 	size_t rank_error_count;
-	char
-	    *device_error; /* what a node said first of a device that it has, e.g. that it fell off the bus */
-	char *device_node; /* and which node that was */
+	/* what a node said first of a device that it has, e.g. that it fell off the bus */
+	char *device_error;
+	char *device_node;  /* and which node that was */
 	bool final_failure; /* the next attempt would fail the same way: there is none */
 	struct run_retries retries;
 	struct run_lost *lost; /* of earlier attempts, and of the newest one */
@@ -197,8 +197,8 @@ enum run_refusal {
 	REFUSED_BUSY,   /* a slot is taken: the run goes back into the queue, a limited number of times */
 	REFUSED_UNSENT, /* the start did not arrive: the run goes back into the queue */
 	REFUSED_NODE,   /* something has failed on the node: another node, or this one later, may start it */
-	REFUSED_FINAL,  /* what the run asks for is not there, or not allowed: the next start would fail, too
-	                 */
+	/* what the run asks for is not there, or not allowed: the next start would fail, too */
+	REFUSED_FINAL,
 };
 
 unsigned run_refused(struct run *r, struct run_part *part, enum run_refusal why, const char *message,
@@ -238,8 +238,8 @@ enum run_failure run_decide_cause(struct run *r);
  * is, and r->retries.record.delay is how many seconds it has to wait at least. r->reason is extended in any
  * case. now: Unix seconds. */
 bool run_retry(struct run *r, enum run_failure failure, double now);
-/* The node has refused its part, since a slot is taken: another one gets the next attempt, if there is any.
- */
+/* The node has refused its part, since a slot is taken: another one gets the next attempt, if there
+ * is one. */
 void run_count_busy(struct run *r, const char *node);
 /* The attempt has ended without having failed, for its start was refused or did not arrive. False: no other
  * one follows, since too many were refused so, and r->reason says that. */

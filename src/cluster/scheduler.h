@@ -28,12 +28,12 @@ struct sched_node {
 	bool up, drained;
 	size_t slots; /* 0 while it has never been heard of */
 	bool *taken;  /* slots entries; scheduling marks what it gives away */
-	/* The run for which a slot is kept that nobody has; 0: none. Such a slot is taken for all others.
+	/* The run for which a free slot is kept; 0: none. Such a slot is taken for all others.
 	 * NULL: none is. */
 	int64_t *kept_for;
 	size_t broken; /* of these, drained: taken until somebody resumes them */
-	const unsigned char
-	    *links; /* slots × slots, as topology.h has them; NULL: one is as good as another */
+	/* slots × slots, as topology.h has them; NULL: one is as good as another */
+	const unsigned char *links;
 	enum slot_kind kind;
 	bool awaited; /* never heard of, but the time in which it has to report has not passed */
 };
@@ -44,8 +44,8 @@ struct sched_user {
 	const char *name;
 	int64_t limit;
 	int64_t held; /* scheduling adds what it gives away */
-	int64_t
-	    waiting; /* the first run that waits because of the limit; 0: none. Those behind it wait, too */
+	/* the first run that waits because of the limit; 0: none. Those behind it wait, too */
+	int64_t waiting;
 };
 
 struct sched_run {
@@ -71,8 +71,8 @@ struct sched_run {
 	char reason[200];
 };
 
-/* Could it run if all nodes were up and empty, and its user had no other run? False: its reason says why not.
- */
+/* Could it run if all nodes were up and empty, and its user had no other run? False: its reason says why
+ * not. */
 bool schedule_possible(const struct sched_node *nodes, size_t node_count, struct sched_run *r);
 /* One more spare for a run under way, whose nodes are those that `has` says; nodes = most = 1, and per_node
  * is what the others have. */

@@ -14,13 +14,13 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/thread.h"
 #include "cluster/store_backend.h"
 
 enum commit_state { IDLE, WRITING, WRITTEN };
@@ -167,19 +167,14 @@ static void *thread_main(void *context)
 
 static int start_thread(struct store *s, struct error *err)
 {
-	sigset_t all, old;
 	int r;
 
 	s->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (s->event_fd < 0)
 		return error_errno(err, -errno, "cannot set up the store");
-	/* Signals are the event loop's. */
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &old);
-	r = pthread_create(&s->thread, NULL, thread_main, s);
-	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	r = thread_start(&s->thread, thread_main, s);
 	s->has_thread = r == 0;
-	return r ? error_errno(err, -r, "cannot start the store's thread") : 0;
+	return r < 0 ? error_errno(err, r, "cannot start the store's thread") : 0;
 }
 
 int store_create(const struct store_backend *backend, void *self, const struct store_start *start,

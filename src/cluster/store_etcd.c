@@ -20,11 +20,11 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <time.h>
 
 #include "base/hash.h"
 #include "base/json.h"
+#include "base/random.h"
 #include "base/str.h"
 #include "cluster/store_backend.h"
 #include "cluster/store_etcd_load.h"
@@ -36,7 +36,8 @@ enum {
 	BYTES_MAX = 1000 * 1000,  /* of one; etcd's default is 1.5 MiB */
 	ORIGIN_MAX = 1200 * 1000, /* a single one may be longer than that */
 	ENDED_MAX = 500,          /* runs that have ended are kept there */
-	VERSION_BITS = 20,
+	VERSION_BITS = 20, /* of a version that are below the epoch: a new controller gives higher ones */
+	CLUSTER_SIZE = 33, /* the id of a cluster, 128 random bits in hexadecimal, and a NUL */
 };
 
 static const double CALL_SECONDS = 2.0;
@@ -52,8 +53,8 @@ struct etcd_store {
 	struct election *election;
 	struct written *written; /* by id */
 	size_t written_count;
-	int64_t ended[ENDED_MAX]; /* a ring: the oldest one is at ended_count % ENDED_MAX, once there are so
-	                             many */
+	/* a ring: the oldest one is at ended_count % ENDED_MAX, once there are so many */
+	int64_t ended[ENDED_MAX];
 	size_t ended_count;
 };
 
@@ -416,20 +417,17 @@ static const struct store_primary etcd_primary = {etcd_apply, etcd_copy_failed, 
 static int read_cluster(struct etcd_store *s, char **out, struct error *err)
 {
 	_cleanup_(txn_clear) struct txn t = {0};
-	unsigned char random[16];
-	char *text;
 	int r = store_etcd_read_value(s->etcd, ETCD_PREFIX "cluster", out, err);
 
 	if (r < 0 || *out)
 		return r;
-	if (getrandom(random, sizeof(random), 0) != (ssize_t)sizeof(random))
-		return error_errno(err, -EIO, "cannot get random bytes");
-	text = *out = malloc(2 * sizeof(random) + 1);
-	if (!text)
+	*out = malloc(CLUSTER_SIZE);
+	if (!*out)
 		return error_oom(err);
-	for (size_t i = 0; i < sizeof(random); i++)
-		snprintf(text + 2 * i, 3, "%02x", random[i]);
-	r = put(s, &t, ETCD_PREFIX "cluster", text, err);
+	r = random_hex(*out, CLUSTER_SIZE);
+	if (r < 0)
+		return error_errno(err, r, "cannot make a random id of the cluster");
+	r = put(s, &t, ETCD_PREFIX "cluster", *out, err);
 	return r < 0 ? r : send_txn(s, &t, err);
 }
 

@@ -6,8 +6,8 @@
 #include "cluster/store_backend.h"
 
 struct store_etcd_contents {
-	struct store_batch
-	    batch; /* runs in their order, each with its configuration; drains; the last number */
+	/* runs in their order, each with its configuration; drains; the last number */
+	struct store_batch batch;
 	int64_t *epochs;
 	size_t epoch_count;
 };

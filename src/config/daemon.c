@@ -50,7 +50,7 @@ static const struct key daemon_key_list[] = {
     {NULL, "group", KEY_STRING, F(group), "dtrain", 0, 0, NULL,
      "its members may use the socket; \"\": only root and the service's user"},
     {NULL, "admin_group", KEY_STRING, F(admin_group), "dtrain-admin", 0, 0, NULL,
-     "its members are administrators, as root is; \"\": nobody else is"},
+     "its members are administrators, as root is; \"\": only root is"},
     {NULL, "allow_root", KEY_BOOL, F(allow_root), "true", 0, 0, NULL,
      "runs of root are accepted, and started on this node"},
     {NULL, "listen", KEY_STRING, F(listen), "0.0.0.0", 0, 0, NULL, "address of the port for peers"},

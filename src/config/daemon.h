@@ -22,7 +22,7 @@ struct daemon_config {
 	char *socket;                                  /* the Unix socket for clients */
 	char *state_dir, *runtime_dir, *log_dir;
 	char *worker_dir;  /* holds dtrain-launch and dtrain-worker-* */
-	char *admin_group; /* its members may do what root may; NULL or "": nobody else */
+	char *admin_group; /* its members may do what root may; NULL or "": only root may */
 	bool allow_root;   /* runs of root are accepted and started */
 	char *group;       /* may use the socket; NULL or "": only the daemon's own user and root */
 	char *listen;      /* address of the peer port */
@@ -41,16 +41,16 @@ struct daemon_config {
 	double shutdown_grace;   /* seconds: at a shutdown no run has more between TERM and KILL */
 	char *launch;            /* auto systemd process */
 	char *tmp_dir;           /* where runs have their TMPDIR; NULL: tmp in state_dir */
-	double gpu_idle_timeout; /* seconds until the memory of a GPU is free after a run; 0: it is not looked
-	                            at */
-	int64_t user_runs;       /* of one user that have not ended; 0: any number */
-	int64_t user_slots;      /* that the runs of one user may have at once; 0: any number */
-	int64_t log_quota;       /* MiB of the log of a rank that are kept on disk; 0: all */
-	double keep_days;        /* of the logs and metrics of runs; 0: for ever */
-	int64_t keep_runs;       /* the newest, likewise; 0: all */
-	double slot_memory; /* GiB for each slot of a run; 0: a run may have the machine's, but for a part of
-	                       it */
-	int64_t slot_tasks; /* processes and threads for each slot of a run; 0: any number */
+	/* seconds until the memory of a GPU is free after a run; 0: it is not looked at */
+	double gpu_idle_timeout;
+	int64_t user_runs;  /* of one user that have not ended; 0: any number */
+	int64_t user_slots; /* that the runs of one user may have at once; 0: any number */
+	int64_t log_quota;  /* MiB of the log of a rank that are kept on disk; 0: all */
+	double keep_days;   /* of the logs and metrics of runs; 0: for ever */
+	int64_t keep_runs;  /* the newest, likewise; 0: all */
+	/* GiB for each slot of a run; 0: a run may have the machine's, but for a part of it */
+	double slot_memory;
+	int64_t slot_tasks;   /* processes and threads for each slot of a run; 0: any number */
 	char **allow_devices; /* files below /dev that runs may open, besides their GPUs; NULL: none */
 };
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The hosts file: its lines, the host that this machine is, and the hash by which nodes compare their files.
- */
+/* The hosts file: its lines, the host that this machine is, and the hash by which nodes compare their
+ * files. */
 #include "config/hosts.h"
 
 #include <arpa/inet.h>

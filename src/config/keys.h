@@ -58,8 +58,8 @@ int keys_override(const struct keys *keys, void *target, const char *assignment,
                   struct error *err);
 int keys_from_json(const struct keys *keys, void *target, const json_t *json, const char *where, bool *seen,
                    struct error *err);
-/* Removes from such JSON what the table does not know: how many, and (size above 0) the first name into buf.
- */
+/* Removes from such JSON what the table does not know: how many, and (size above 0) the first name into
+ * buf. */
 size_t keys_drop_unknown(const struct keys *keys, json_t *json, char *buf, size_t size);
 /* Absent strings and lists are left out. */
 int keys_to_json(const struct keys *keys, const void *target, json_t **out, struct error *err);

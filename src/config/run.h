@@ -140,8 +140,8 @@ struct run_config {
 		int64_t max_restarts; /* attempts after failures of the program, */
 		int64_t max_node_failures; /* and after those of nodes and devices */
 		int64_t max_busy_starts;   /* and after those that found a slot taken */
-		char *on_partition;   /* auto stop keep: ranks on a node that the controller cannot be reached
-		                         from */
+		/* auto stop keep: ranks on a node that the controller cannot be reached from */
+		char *on_partition;
 		int64_t grace;        /* seconds between TERM and KILL */
 		bool core_files;      /* a rank that crashes may leave one */
 		int64_t time_limit;   /* seconds that its attempts may run together; 0: no limit */

@@ -17,7 +17,7 @@ static void take_slots(struct sched_node *node, const struct run_rank *rank)
 	}
 }
 
-/* Those that nobody has. */
+/* Those that are free. */
 static void keep_slots(struct sched_node *nodes, size_t count, int64_t run, const struct spare_record *spare)
 {
 	for (size_t i = 0; i < count; i++)

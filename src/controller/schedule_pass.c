@@ -84,8 +84,8 @@ static void set_waiting(struct controller *c, struct run *r)
 	r->changed = true;
 }
 
-/* Runs whose next attempt is to begin later. *next: when the first of them may, monotonic; 0: there is none.
- */
+/* Runs whose next attempt is to begin later. *next: when the first of them may, monotonic; 0: there is
+ * none. */
 static bool is_held(struct controller *c, struct run *r, double *next)
 {
 	double at = r->retries.at;

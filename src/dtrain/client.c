@@ -15,6 +15,7 @@
 
 #include "base/clock.h"
 #include "base/json.h"
+#include "base/random.h"
 #include "base/str.h"
 #include "http/local.h"
 #include "wire/submission_key.h"
@@ -156,13 +157,13 @@ int client_submit(struct client *client, json_t *config, int64_t *id, json_t **r
 {
 	_cleanup_json_ json_t *body = submit_request_encode(&(struct submit_request){config}), *answer = NULL;
 	struct run_accepted accepted = {0};
-	char key[SUBMISSION_KEY_SIZE], header[sizeof(SUBMISSION_KEY_HEADER ": ") + SUBMISSION_KEY_SIZE];
+	char key[33], header[sizeof(SUBMISSION_KEY_HEADER ": ") + sizeof(key)]; /* 128 random bits */
 	struct error err = ERROR_INIT;
 	int status;
 
 	if (!body)
 		return client_fail(EXIT_FAILURE, "out of memory");
-	status = submission_key_make(key);
+	status = random_hex(key, sizeof(key));
 	if (status < 0)
 		return client_fail(EXIT_FAILURE, "cannot make a random key: %s", strerror(-status));
 	snprintf(header, sizeof(header), SUBMISSION_KEY_HEADER ": %s", key);

@@ -27,8 +27,8 @@ void client_release(struct client *client);
 /* "dtrain: message" on stderr; returns status, so that `return client_fail(…)` reads well. */
 int client_fail(int status, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* One call. 0 and *answer (may be NULL; owned by the caller), or the exit status after the error was printed.
- */
+/* One call. 0 and *answer (may be NULL; owned by the caller), or the exit status after the error was
+ * printed. */
 int client_json(struct client *client, const char *method, const char *target, const json_t *body,
                 json_t **answer);
 /* The same for a change that comes to the same when it is asked for twice: where the answer was lost it is
@@ -55,8 +55,8 @@ int client_stream(struct client *client, const char *target, client_piece_fn pie
 int client_try_stream(struct client *client, const char *target, client_piece_fn piece, void *context,
                       bool *begun, struct error *err);
 
-/* While this process waits for a run: an interrupt (or TERM) cancels it, or says that it goes on; then exits.
- */
+/* While this process waits for a run: an interrupt (or TERM) cancels it, or says that it goes on; then
+ * exits. */
 int client_on_interrupt(const struct client *client, int64_t id, bool cancel);
 
 /* "17" -> 17; -1 after a usage error was printed. */

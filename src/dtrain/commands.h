@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The subcommands of dtrain: one file each. They print what goes wrong themselves and return the exit status.
- */
+/* The subcommands of dtrain: one file each. They print what goes wrong themselves and return the exit
+ * status. */
 #pragma once
 
 #include "dtrain/client.h"

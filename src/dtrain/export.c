@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* dtrain export: merges adapters into models, casts and reshards; works where it stands, without a service.
- */
+/* dtrain export: merges adapters into models, casts and reshards; works where it stands, without a
+ * service. */
 #include "engine/checkpoint/export.h"
 
 #include <ctype.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A run followed from its submission to its end: why it waits, then the log of a rank, attempt after attempt.
- */
+/* A run followed from its submission to its end: why it waits, then the log of a rank, attempt after
+ * attempt. */
 #pragma once
 
 #include "base/error.h"

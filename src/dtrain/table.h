@@ -16,8 +16,8 @@ struct table {
 
 /* The header first, then cell after cell, row after row. */
 void table_begin(struct table *table, size_t columns, const char *const *header);
-/* What a terminal would take as a command comes out as "?". NULL and "" come out as "-". The text is copied.
- */
+/* What a terminal would take as a command comes out as "?". NULL and "" come out as "-". The text is
+ * copied. */
 void table_add_text(struct table *table, const char *text);
 void table_add(struct table *table, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void table_color(struct table *table, const char *color); /* of the newest cell; borrowed */

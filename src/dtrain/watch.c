@@ -16,8 +16,8 @@
 #include "dtrain/options.h"
 #include "dtrain/terminal.h"
 
-/* The bar is as wide from the first report to the last; on a narrow terminal it is shorter, or there is none.
- */
+/* The bar is as wide from the first report to the last; on a narrow terminal it is shorter, or there is
+ * none. */
 enum { BAR = 20, WIDE = 100, SHORT_BAR = 10, NARROW = 60 };
 
 struct watch {

@@ -35,8 +35,8 @@ struct timers;
 struct settings {
 	struct daemon_config *config;
 	struct hosts *hosts; /* of a single node: one made up */
-	struct identity
-	    *identity; /* of the keys certificate, certificate_key and ca_file; NULL: cluster_key */
+	/* of the keys certificate, certificate_key and ca_file; NULL: cluster_key */
+	struct identity *identity;
 	struct identity *metrics_identity; /* for metrics_listen; NULL: it is not set */
 	bool cluster;                      /* several hosts: peers are served, and a key is needed */
 	bool alone;                        /* there is no hosts file, or no host in it */

@@ -13,10 +13,9 @@ void heartbeats_destroy(struct heartbeats *l);
 void heartbeats_report(struct heartbeats *l, const struct report *report);
 int64_t heartbeats_sequence(const struct heartbeats *l); /* of the last heartbeat */
 void heartbeats_send(struct heartbeats *l);              /* one now */
-bool heartbeats_are_idle(
-    const struct heartbeats *l); /* nothing is under way to the controller, or waits for it */
-/* The controller has changed: what is under way to the one before is dropped, and a heartbeat sent at once.
- */
+/* Nothing is under way to the controller, or waits for it. */
+bool heartbeats_are_idle(const struct heartbeats *l);
+/* The controller has changed: what is under way to the one before is dropped, and a heartbeat is sent now. */
 void heartbeats_follow(struct heartbeats *l);
 /* Our own devices, into the controller's view, where that is here. */
 void heartbeats_refresh_local(struct daemon *d);

@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/epoll.h>
@@ -13,6 +12,7 @@
 
 #include "base/log.h"
 #include "base/str.h"
+#include "base/thread.h"
 #include "cluster/election.h"
 #include "cluster/store_etcd.h"
 
@@ -126,7 +126,7 @@ void leader_away(struct daemon *d, const char *name)
 	for (size_t i = 0; candidates[i]; i++)
 		if (strcasecmp(candidates[i], name) == 0 && candidates[i + 1])
 			next = i + 1;
-	/* A candidate that is not the controller has nobody to ask about it but the others. */
+	/* A candidate that is not the controller can ask only the other candidates who is. */
 	if (strcasecmp(candidates[next], d->settings->name) == 0)
 		next = candidates[next + 1] ? next + 1 : 0;
 	h = hosts_find(d->settings->hosts, candidates[next]);
@@ -159,18 +159,14 @@ static void *open_store(void *context)
 static void begin(struct leader *l)
 {
 	struct error err = ERROR_INIT;
-	sigset_t all, old;
 	int r;
 
 	if (l->has_thread)
 		return;
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &old);
-	r = pthread_create(&l->thread, NULL, open_store, l);
-	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	r = thread_start(&l->thread, open_store, l);
 	l->has_thread = r == 0;
-	if (r) {
-		error_errno(&err, -r, "cannot start a thread");
+	if (r < 0) {
+		error_errno(&err, r, "cannot start a thread");
 		lose(l, &err);
 	}
 }

@@ -52,7 +52,7 @@ static int on_store(sd_event_source *source, int fd, uint32_t revents, void *use
 {
 	struct timers *t = userdata;
 
-	/* Whether the commit has been done, the next controller knows: nobody is told that it has failed. */
+	/* The next controller knows whether the commit was done: it is not reported as failed. */
 	if (!leader_is_lost(t->daemon))
 		controller_dispatch_store(t->daemon->controller);
 	return 0;

@@ -70,8 +70,8 @@ static int begin(gnutls_x509_crt_t crt, gnutls_x509_privkey_t key, const char *n
 	           : gnutls_x509_crt_set_dn_by_oid(crt, GNUTLS_OID_X520_COMMON_NAME, 0, name, strlen(name));
 }
 
-/* Two authorities of a cluster have different names: programs find the signer of a certificate by its name.
- */
+/* Two authorities of a cluster have different names: programs find the signer of a certificate by its
+ * name. */
 static int make_authority(struct authority *a, struct validity validity)
 {
 	unsigned char random[4];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Shared by server.c, connections.c, peers.c and request.c: server.c calls the others, they do not call it.
- */
+/* Shared by server.c, connections.c, peers.c and request.c: server.c calls the others, they do not
+ * call it. */
 #pragma once
 
 #include <gnutls/gnutls.h>

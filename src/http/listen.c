@@ -59,7 +59,7 @@ int http_bind_unix(const char *path, mode_t mode, const char *group, int *out, s
 		return error_set(err, -EADDRINUSE, "socket %s is in use: another dtraind answers there",
 		                 path);
 	unlink(path);
-	old = umask(0777); /* nobody connects before group and mode are right */
+	old = umask(0777); /* no connection before group and mode are set */
 	r = bind(fd, (struct sockaddr *)&sun, sizeof(sun)) < 0 ? -errno : 0;
 	umask(old);
 	if (r < 0)

@@ -33,9 +33,9 @@ struct http_server_options {
 	size_t route_count;
 	void *context;   /* for the handlers */
 	size_t max_body; /* larger request bodies: 413; for routes without a limit of their own (route.h) */
-	double head_seconds;    /* for a handshake and the head of a request; 0: 10 */
-	size_t tls_connections; /* of a listener for services; 0: 4,000. The bounds on requests are parts of
-	                           it */
+	double head_seconds; /* for a handshake and the head of a request; 0: 10 */
+	/* of a listener for services; 0: 4,000. The bounds on requests are parts of it */
+	size_t tls_connections;
 	/* Called before the handler of each route with bits of its owner's (NULL: never), with these bits.
 	 * True: the request is taken care of, and the handler is not called. */
 	bool (*intercept)(void *context, struct http_request *r, unsigned bits);

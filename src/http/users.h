@@ -19,7 +19,7 @@ struct users_options {
 	double keep; /* a name is looked up again after so many seconds, and stays good meanwhile; 0: 60 */
 	/* NULL: getpwuid_r. Into a name of NAME_SIZE bytes; false: there is no such user. In a thread. */
 	bool (*look_up)(uid_t uid, char *name);
-	/* Its members are administrators; copied. NULL, "", or no such group: nobody is. */
+	/* Its members are administrators; copied. NULL, "", or no such group: only root is one. */
 	const char *admin_group;
 };
 

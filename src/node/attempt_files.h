@@ -10,8 +10,8 @@
 #include "node/request.h"
 #include "wire/launch.h"
 
-/* Replaces the file at once. It is not synced: runtime_dir is gone after a reboot, and so is all that runs.
- */
+/* Replaces the file at once. It is not synced: runtime_dir is gone after a reboot, and so is all that
+ * runs. */
 int attempt_file_write(const char *dir, const char *name, const json_t *json, uid_t owner, mode_t mode,
                        struct error *err);
 /* The directory anew with launch.json, request.json and config.json, and empty logs that belong to the user.

@@ -16,8 +16,8 @@
 
 struct lease;
 
-/* The lease is about to run out: `seconds` are left, in which everything that must not outlive it has to end.
- */
+/* The lease is about to run out: `seconds` are left, in which everything that must not outlive it has to
+ * end. */
 typedef void (*lease_ending_fn)(void *context, double seconds);
 
 int lease_create(sd_event *event, const char *runtime_dir, lease_ending_fn ending, void *context,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the processes of a run may use on this machine, as slot_memory and slot_tasks of dtraind.conf have it.
- */
+/* What the processes of a run may use on this machine, as slot_memory and slot_tasks of dtraind.conf have
+ * it. */
 #pragma once
 
 #include <stddef.h>

@@ -41,8 +41,8 @@ int node_free_slots(const struct node *node);
 /* The devices by slot; to be released by the caller, where it succeeds. */
 int node_devices(const struct node *node, struct device_list *out, struct error *err);
 int node_describe_device(const struct node *node, int slot, struct device_info *out, struct error *err);
-/* A device by hand: no new runs on it, until it is resumed. -ENOENT: no such slot; -EIO: it is broken still.
- */
+/* A device by hand: no new runs on it, until it is resumed. -ENOENT: no such slot; -EIO: it is broken
+ * still. */
 int node_drain(struct node *node, int slot, const char *reason, struct error *err);
 int node_resume(struct node *node, int slot, struct error *err);
 /* Calls `done` on the event loop when what was drained and resumed until now is on disk, or could not be
@@ -78,8 +78,8 @@ int node_start(struct node *node, struct start_request *request, node_started_fn
 /* TERM to all ranks of the attempt, KILL after grace seconds to all they started. No such attempt: 0. */
 int node_stop(struct node *node, int64_t run, int64_t attempt, double grace, struct error *err);
 /* The same as a controller asks for it. An attempt that is not here is not started afterwards. -ESTALE: a
- * stale controller. -EPERM: the attempt is of another cluster, and the request is not for foreign ones, too.
- */
+ * stale controller. -EPERM: the attempt is of another cluster, and the request is not for foreign ones,
+ * too. */
 int node_stop_request(struct node *node, const struct stop_request *request, struct error *err);
 /* Stops all attempts, each with save_seconds and the grace of its run, but at most shutdown_grace, and
  * refuses new ones from now on (-EBUSY): the machine is shutting down, or dtrain is being removed. Returns
@@ -92,7 +92,7 @@ void node_forget(struct node *node, int64_t run, int64_t attempt);
 /* A free TCP port on this machine for MASTER_PORT, within port_range where there is one: each time another
  * one, so that two runs which start at once do not get the same. -EADDRINUSE: none is free. */
 int node_free_port(struct node *node, struct error *err);
-/* Path of a rank's log here, owned by the caller; -ENOENT: this node has no such rank. attempt 0: the newest.
- */
+/* Path of a rank's log here, owned by the caller; -ENOENT: this node has no such rank. attempt 0: the
+ * newest. */
 int node_log_path(const struct node *node, int64_t run, int64_t attempt, int rank, char **path,
                   struct error *err);

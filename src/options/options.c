@@ -111,8 +111,8 @@ int options_train(const struct run_config *c, struct train_options *out, struct 
 		return error_set(err, -EINVAL, "train.optimizer: %s is not known", c->train.optimizer);
 	out->decay_all = c->train.decay_all;
 	out->clip = c->train.clip;
-	/* "auto" is decided once the ranks are connected; until then, the one that allows the other options.
-	 */
+	/* "auto" is decided once the ranks are connected; until then, the one that allows the other
+	 * options. */
 	out->precision = DTYPE_BF16;
 	precision_parse(c->train.precision, &out->precision);
 	out->scaler = (struct loss_scaler_options){.fixed = c->train.loss_scale,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From a run's config to the engine's options: for the worker, and for the client, which plans without one.
- */
+/* From a run's config to the engine's options: for the worker, and for the client, which plans
+ * without one. */
 #pragma once
 
 #include "config/run.h"

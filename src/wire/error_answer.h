@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The body of every answer that is an error: {"error":{"code":"no-such-run","message":"there is no run 17"}}.
- */
+/* The body of every answer that is an error: {"error":{"code":"no-such-run","message":"there is no run
+ * 17"}}. */
 #pragma once
 
 #include <jansson.h>

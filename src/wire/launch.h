@@ -43,10 +43,10 @@ struct launch_description {
 	int64_t uid, gid;
 	int64_t *groups;
 	size_t group_count;
-	char *user;          /* for its session of PAM; optional: there is none */
-	char *directory;     /* optional: "/" */
-	char *tmp_dir;       /* for temporary files: it is made, given to the user, and removed at the end;
-	                        optional: none */
+	char *user;      /* for its session of PAM; optional: there is none */
+	char *directory; /* optional: "/" */
+	/* for temporary files: it is made, given to the user, and removed at the end; optional: none */
+	char *tmp_dir;
 	bool core_files;     /* the ranks may leave core files; optional */
 	char **argv;         /* at least one */
 	int64_t save_signal; /* what asks a rank to save; optional: 0, nothing does */

@@ -32,10 +32,11 @@ enum field_type {
 	FIELD_STRINGS, /* char ** that ends with NULL; "" stands for null */
 	FIELD_STRUCT,  /* a pointer to the struct of `message`; NULL: absent */
 	FIELD_STRUCTS, /* an array of such structs and a count; max: how many, 0: any */
-	FIELD_MEMBERS, /* the same as FIELD_STRUCT, but the fields of `message` are members of the very object
-	                * that this field is in; they are there where the first of them is */
-	FIELD_CODED,   /* a pointer that `codec` makes of an object; NULL: absent */
-	FIELD_OBJECT,  /* json_t *: an object whose members the message does not define */
+	/* the same as FIELD_STRUCT, but the fields of `message` are members of the very object that this
+	 * field is in; they are there where the first of them is */
+	FIELD_MEMBERS,
+	FIELD_CODED,  /* a pointer that `codec` makes of an object; NULL: absent */
+	FIELD_OBJECT, /* json_t *: an object whose members the message does not define */
 };
 
 /* What makes an object of a member and the other way, for a type that message.c does not know. So what links

@@ -6,8 +6,9 @@
 #include "wire/message.h"
 
 struct prune_request {
-	double days;  /* runs in whose files nothing has changed for so long are removed; optional: -1, as
-	                 dtraind.conf has it; 0: none for their age */
+	/* runs in whose files nothing has changed for so long are removed; optional: -1, as dtraind.conf
+	 * has it; 0: none for their age */
+	double days;
 	int64_t runs; /* and all but so many of the newest; the same */
 	bool dry_run; /* nothing is removed; optional */
 };

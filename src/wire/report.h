@@ -25,15 +25,15 @@ struct rank_report {
 	int64_t rank;
 	int64_t slot; /* the first of its slots; optional: -1 */
 	enum rank_state state;
-	int64_t pid;         /* optional: 0, there is no process yet */
-	int64_t exit_status; /* optional: -1, it has not exited; 128 and the signal's number where it was
-	                        killed */
-	char *signal;        /* "SIGKILL", optional: it was not killed */
-	double ended;        /* Unix seconds, of the node's clock; optional: 0 */
-	bool stopped;        /* it ended because its node stopped it, not by itself; optional */
-	bool oom;            /* the kernel's OOM killer struck; optional */
-	bool core_dumped;    /* optional */
-	char *error;         /* the last lines of its log, where it failed, for its user alone; optional */
+	int64_t pid; /* optional: 0, there is no process yet */
+	/* optional: -1, it has not exited; 128 and the signal's number where it was killed */
+	int64_t exit_status;
+	char *signal;     /* "SIGKILL", optional: it was not killed */
+	double ended;     /* Unix seconds, of the node's clock; optional: 0 */
+	bool stopped;     /* it ended because its node stopped it, not by itself; optional */
+	bool oom;         /* the kernel's OOM killer struck; optional */
+	bool core_dumped; /* optional */
+	char *error;      /* the last lines of its log, where it failed, for its user alone; optional */
 };
 
 MESSAGE_DECLARE(rank_report)
@@ -46,16 +46,17 @@ struct report {
 	enum attempt_state state;
 	struct rank_report *ranks;
 	size_t rank_count;
-	char *cluster;      /* as in the start request; optional, both */
-	int64_t epoch;      /* 0 */
-	char *user;         /* of the run; optional: not in reports of version 0.1.0, only in heartbeats */
-	char *name;         /* of the run; the same */
-	char *reason;       /* what the node itself has to say: the launcher was killed …; optional */
-	bool launcher_lost; /* dtrain-launch has ended before its ranks, the reason says how: what is left of
-	                       them is killed; optional */
-	char *shutdown;     /* "node n1 was shut down", where it was stopped for that; optional */
-	char *
-	    *device_errors; /* "GPU 3 (GPU-12…) of n1: Xid 79: …": drained while the attempt ran; optional */
+	char *cluster; /* as in the start request; optional, both */
+	int64_t epoch; /* 0 */
+	char *user;    /* of the run; optional: not in reports of version 0.1.0, only in heartbeats */
+	char *name;    /* of the run; the same */
+	char *reason;  /* what the node itself has to say: the launcher was killed …; optional */
+	/* dtrain-launch has ended before its ranks, the reason says how: what is left of them is killed;
+	 * optional */
+	bool launcher_lost;
+	char *shutdown; /* "node n1 was shut down", where it was stopped for that; optional */
+	/* "GPU 3 (GPU-12…) of n1: Xid 79: …": drained while the attempt ran; optional */
+	char **device_errors;
 	bool lost; /* nothing but the record of its start is left, after a restart of the machine; optional */
 	double clock_offset; /* seconds to add to the node's times for the controller's clock; optional: 0 */
 	double clock_error;  /* ± seconds, by which that may be wrong; optional: 0 */

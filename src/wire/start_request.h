@@ -15,8 +15,8 @@ struct start_rank {
 	int64_t rank, local_rank;
 	int64_t slot; /* the first of its slots */
 	int64_t *slots;
-	size_t slot_count; /* 0: `slot` is its only one. Optional: since one_per_node; "slot" may then be
-	                      missing */
+	/* 0: `slot` is its only one. Optional: since one_per_node; "slot" may then be missing */
+	size_t slot_count;
 };
 
 /* POST /v1/peer/start. "nodes" may also be a list, whose length counts. */
@@ -34,12 +34,13 @@ struct start_request {
 	int64_t local_world_size;  /* optional: the count of ranks */
 	char *master_addr;         /* optional: 127.0.0.1 */
 	int64_t master_port;       /* optional: 0, the node chooses one */
-	double until;              /* later the node does not start it, by the clock of heartbeat.sent: the
-	                              controller has given it up by then. Optional: 0, there is no limit */
-	int64_t checkpoint;        /* step of the newest one that earlier attempts have left; optional: 0,
-	                              none is known */
-	char *checkpoint_node;     /* where their rank 0 saved it; optional */
-	struct start_rank *ranks;  /* those of this node, at least one; no rank and no slot is named twice */
+	/* later the node does not start it, by the clock of heartbeat.sent: the controller has given it up
+	 * by then. Optional: 0, there is no limit */
+	double until;
+	/* step of the newest one that earlier attempts have left; optional: 0, none is known */
+	int64_t checkpoint;
+	char *checkpoint_node;    /* where their rank 0 saved it; optional */
+	struct start_rank *ranks; /* those of this node, at least one; no rank and no slot is named twice */
 	size_t rank_count;
 	char unknown_key[128]; /* the first key of "config" that is not known here; "": all are known */
 };

@@ -7,9 +7,7 @@
 
 #define SUBMISSION_KEY_HEADER "Dtrain-Key"
 
-enum { SUBMISSION_KEY_MAX = 64, SUBMISSION_KEY_SIZE = 33 };
+enum { SUBMISSION_KEY_MAX = 64 };
 
-/* A random one, NUL-terminated. -errno: the kernel gives no random numbers. */
-int submission_key_make(char key[SUBMISSION_KEY_SIZE]);
 /* 1 to SUBMISSION_KEY_MAX letters, digits, - and _. */
 bool submission_key_is_valid(const char *key);

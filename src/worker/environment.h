@@ -16,8 +16,8 @@ struct environment {
 	int64_t attempt;      /* DTRAIN_ATTEMPT, 1 for the first */
 	const char *cluster;  /* DTRAIN_CLUSTER, NULL without a service */
 	int64_t epoch;        /* DTRAIN_EPOCH of that cluster's store, 0 without */
-	int64_t checkpoint;   /* DTRAIN_CHECKPOINT: step of the newest that earlier attempts have left; 0:
-	                         none is known */
+	/* DTRAIN_CHECKPOINT: step of the newest that earlier attempts have left; 0: none is known */
+	int64_t checkpoint;
 	const char *checkpoint_node; /* DTRAIN_CHECKPOINT_NODE: where their rank 0 saved it; NULL: unknown */
 	const char *lease;  /* DTRAIN_LEASE: file with the end of the node's lease; NULL: there is none */
 	const char *socket; /* DTRAIN_SOCKET, NULL without a service */

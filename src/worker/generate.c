@@ -200,8 +200,8 @@ static int load(struct generation *g, struct error *err)
 	_cleanup_(merged_model_closep) struct merged_model *merged = NULL;
 	_cleanup_free_ char *config = options_config(g->c), *tokenizer = options_tokenizer(g->c);
 	struct device_options dev = {.threads = g->c->resources.threads,
-	                             .attention =
-	                                 DEVICE_ATTENTION_OWN}; /* the only attention that knows a cache */
+	                             /* the only attention that knows a cache */
+	                             .attention = DEVICE_ATTENTION_OWN};
 	struct generator_options o = {0};
 	int r;
 

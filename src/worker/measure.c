@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* dtrain-worker-… --measure: the rates of the device, as JSON on the standard output, for `dtrain estimate`.
- */
+/* dtrain-worker-… --measure: the rates of the device, as JSON on the standard output, for `dtrain
+ * estimate`. */
 #include <errno.h>
 #include <ftw.h>
 #include <sched.h>

@@ -143,8 +143,8 @@ static void digest_inputs(struct training *t)
 	int32_t special[] = {tokenizer_bos(t->tok), tokenizer_eos(t->tok), tokenizer_pad(t->tok)};
 	struct agreement_item *in = t->inputs;
 
-	/* Of what was read, not of the file, because other releases of transformers write other keys as well.
-	 */
+	/* Of what was read, not of the file, because other releases of transformers write other keys as
+	 * well. */
 	in[INPUT_CONFIG] =
 	    (struct agreement_item){"the model's configuration", t->config, model_config_digest(&t->model)};
 	in[INPUT_TOKENIZER] = (struct agreement_item){
@@ -390,8 +390,8 @@ static int report_saved(struct training *t, struct error *err)
 
 /* What the preparation and the making of the first products have freed goes back to the system. Until now
  * (worker_main) large blocks were mappings of their own, so that they left no holes between smaller ones.
- * From now on what each product allocates and frees again comes from the end of the heap, and stays resident.
- */
+ * From now on what each product allocates and frees again comes from the end of the heap, and stays
+ * resident. */
 static void settle_heap(void)
 {
 	malloc_trim(0);

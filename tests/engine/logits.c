@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* logits DIRECTORY ID…: fp32 logits after each of the ids, raw on stdout, for comparison with other programs.
- */
+/* logits DIRECTORY ID…: fp32 logits after each of the ids, raw on stdout, for comparison with other
+ * programs. */
 #include <stdio.h>
 #include <stdlib.h>
 

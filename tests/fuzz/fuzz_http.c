@@ -130,8 +130,8 @@ static void names(const uint8_t *data, size_t size)
 	certificate_names_release(&list);
 }
 
-/* A valid file with changed bytes: three bytes of input for each, two for the position and one for the value.
- */
+/* A valid file with changed bytes: three bytes of input for each, two for the position and one for the
+ * value. */
 static void changed_key_file(const uint8_t *data, size_t size)
 {
 	static char *good;

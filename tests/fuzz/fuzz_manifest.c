@@ -22,8 +22,8 @@ static void check(const char *text, size_t len, struct error *err)
 			__builtin_trap();
 		return;
 	}
-	/* Names that lead nowhere outside, parts within their files; and what is written reads back the same.
-	 */
+	/* Names that lead nowhere outside, parts within their files; and what is written reads back the
+	 * same. */
 	for (size_t i = 0; i < list.n; i++) {
 		const struct manifest_file *f = &list.files[i];
 

@@ -218,8 +218,8 @@ ncclResult_t ncclCommAbort(ncclComm_t c)
 	return ncclSuccess;
 }
 
-/* An error in the use of NCCL ends the program: the real library would continue with memory of other ranks.
- */
+/* An error in the use of NCCL ends the program: the real library would continue with memory of other
+ * ranks. */
 __attribute__((noreturn)) static void wrong(const char *what)
 {
 	fprintf(stderr, "NCCL's stand-in: %s\n", what);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A whole service with two CPU slots, in a process and a directory of its own, and users who send requests.
- */
+/* A whole service with two CPU slots, in a process and a directory of its own, and users who send
+ * requests. */
 #pragma once
 
 #include <jansson.h>

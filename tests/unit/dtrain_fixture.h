@@ -27,8 +27,8 @@ void call_release(struct call *call);
 char *fixture_answer(const char *body);
 /* An answer with an error: {"error":{…}}. */
 char *fixture_refusal(int status, const char *code, const char *message);
-/* Serves answers[i] ({request, body of the answer}) while `line` is called; fails unless all are requested.
- */
+/* Serves answers[i] ({request, body of the answer}) while `line` is called; fails unless all are
+ * requested. */
 struct exchange {
 	const char *request, *answer;
 };

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A key-value store in a directory, for tests and benchmarks on one machine: a key is a file, renamed into
- * place.
- */
+ * place. */
 #pragma once
 
 #include <errno.h>

@@ -22,8 +22,8 @@ struct fixture {
 	int events;      /* keeps the FIFO of GPU events open; -1: none */
 };
 
-/* Sets the GPUs of the fake NVML: the lines of its file, in the directory of the fixture, which has to exist.
- */
+/* Sets the GPUs of the fake NVML: the lines of its file, in the directory of the fixture, which has to
+ * exist. */
 void fixture_machine(struct fixture *f, const char *gpus);
 void fixture_gpu_event(const struct fixture *f, const char *line);
 void fixture_setup(struct fixture *f);

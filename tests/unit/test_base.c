@@ -6,13 +6,16 @@
 #include <fcntl.h>
 #include <math.h>
 #include <poll.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/hash.h"
 #include "base/json.h"
+#include "base/random.h"
 #include "base/str.h"
+#include "base/thread.h"
 
 START_TEST(strbuf_grows_and_formats)
 {
@@ -395,6 +398,38 @@ START_TEST(json_files_look_as_python_writes_them)
 }
 END_TEST
 
+START_TEST(random_names_differ)
+{
+	char a[33], b[33];
+
+	ck_assert_int_eq(random_hex(a, sizeof(a)), 0);
+	ck_assert_int_eq(random_hex(b, sizeof(b)), 0);
+	ck_assert_uint_eq(strlen(a), 32);
+	ck_assert_uint_eq(strspn(a, "0123456789abcdef"), 32);
+	ck_assert_str_ne(a, b);
+}
+END_TEST
+
+static void *note_mask(void *context)
+{
+	pthread_sigmask(SIG_SETMASK, NULL, context);
+	return context;
+}
+
+START_TEST(a_thread_blocks_signals_and_its_creator_does_not)
+{
+	sigset_t seen, own;
+	pthread_t thread;
+
+	sigemptyset(&seen);
+	ck_assert_int_eq(thread_start(&thread, note_mask, &seen), 0);
+	pthread_join(thread, NULL);
+	ck_assert(sigismember(&seen, SIGTERM) == 1 && sigismember(&seen, SIGCHLD) == 1);
+	pthread_sigmask(SIG_SETMASK, NULL, &own);
+	ck_assert_int_eq(sigismember(&own, SIGTERM), 0);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("base");
@@ -416,6 +451,8 @@ int main(void)
 	tcase_add_test(t, json_text);
 	tcase_add_test(t, counts_have_their_plural);
 	tcase_add_test(t, json_files_look_as_python_writes_them);
+	tcase_add_test(t, random_names_differ);
+	tcase_add_test(t, a_thread_blocks_signals_and_its_creator_does_not);
 	suite_add_tcase(s, t);
 	return unit_run(s);
 }

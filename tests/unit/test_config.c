@@ -581,8 +581,8 @@ START_TEST(daemon_defaults_and_errors)
 	ck_fails(daemon_config_parse("\nprot = 1;", "d.conf", &none, &err), &err,
 	         "d.conf:2: prot: unknown key; did you mean port?");
 	ck_fails(daemon_config_parse("heartbeat = 10.0;", "d.conf", &none, &err), &err, "node_timeout");
-	/* The default of the lease grows with the heartbeat; one that is too short is named with its remedy.
-	 */
+	/* The default of the lease grows with the heartbeat; one that is too short is named with its
+	 * remedy. */
 	daemon_config_free(steal_pointer(c));
 	ck_ok(daemon_config_parse("heartbeat = 20.0; node_timeout = 60.0;", "d.conf", &c, &err), &err);
 	ck_assert_double_eq(c->lease, 80);

@@ -577,8 +577,8 @@ END_TEST
 START_TEST(a_shorter_lease_does_not_shorten_those_before_it)
 {
 	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\nn3 slots=1\n");
-	bool placed_before =
-	    _i == 1; /* the run was placed under a shorter lease, and kept under a longer one */
+	/* the run was placed under a shorter lease, and kept under a longer one */
+	bool placed_before = _i == 1;
 	int64_t run = 0;
 
 	if (placed_before) {

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every route of a service, requested over its Unix socket by the owner of a run, by another user, and by
- * root.
- */
+ * root. */
 #include <pthread.h>
 #include <pwd.h>
 #include <signal.h>

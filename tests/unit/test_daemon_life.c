@@ -260,8 +260,8 @@ START_TEST(a_run_started_after_the_copy_is_not_started_again)
 }
 END_TEST
 
-/* A file system that does not answer: the start hangs before it is an attempt, on the controller's own node.
- */
+/* A file system that does not answer: the start hangs before it is an attempt, on the controller's own
+ * node. */
 START_TEST(a_start_that_hangs_is_cancelled)
 {
 	static const char script[] = "#!/bin/sh\nexec sleep 1000\n";

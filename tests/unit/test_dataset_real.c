@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Real data with real tokenizers from ../shared: tests counts, and that the unmasked tokens are the answers.
- */
+/* Real data with real tokenizers from ../shared: tests counts, and that the unmasked tokens are the
+ * answers. */
 #include <string.h>
 
 #include "base/clock.h"

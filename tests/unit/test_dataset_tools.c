@@ -3,8 +3,7 @@
  * 0.9.5, with which tests/engine/llamafactory_compare.py compares where that is installed. */
 #include "dataset_fixture.h"
 
-/* Empty lists of tools in LLaMA-Factory 0.9.5: a text that is not empty has the system prompt written.
- */
+/* Empty lists of tools in LLaMA-Factory 0.9.5: a text that is not empty has the system prompt written. */
 START_TEST(test_no_tools)
 {
 	static const struct {

@@ -60,8 +60,8 @@ START_TEST(gemm)
 }
 END_TEST
 
-/* Biases with the product: fused where the library can, in separate kernels where it cannot or fusing is off.
- */
+/* Biases with the product: fused where the library can, in separate kernels where it cannot or fusing is
+ * off. */
 static void try_biases(void)
 {
 	static const int64_t shapes[][3] = {{1, 1, 1}, {17, 65, 3}, {40, 96, 70}, {70, 64, 33}, {129, 8, 50}};

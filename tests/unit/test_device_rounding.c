@@ -15,8 +15,7 @@ static uint32_t random_bits(struct rounding_key key, uint64_t index)
 }
 
 /* Values are uniformly distributed; neighbours in index, in its high half, in step and in seed are
- * independent.
- */
+ * independent. */
 START_TEST(bits_are_random)
 {
 	enum { N = 1 << 20, BUCKETS = 256 };

@@ -479,8 +479,8 @@ START_TEST(a_device_is_named_by_its_node_and_slot)
 }
 END_TEST
 
-/* In a process of its own, which the command replaces. Returns the exit status; *printed gets both outputs.
- */
+/* In a process of its own, which the command replaces. Returns the exit status; *printed gets both
+ * outputs. */
 static int keygen(const char *programs, const char *line, char **printed)
 {
 	_cleanup_free_ char *file = str_path_join(dir, "printed");

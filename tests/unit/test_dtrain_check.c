@@ -213,8 +213,8 @@ START_TEST(a_directory_is_no_program)
 }
 END_TEST
 
-/* Each file may have answers of one kind, and one file examples that are skipped: the data as a whole counts.
- */
+/* Each file may have answers of one kind, and one file examples that are skipped: the data as a whole
+ * counts. */
 START_TEST(preferences_are_judged_as_a_whole)
 {
 	_cleanup_(call_release) struct call both = {0}, one = {0}, skipped = {0}, none = {0};
@@ -281,8 +281,8 @@ START_TEST(an_export_is_refused_for_its_arguments)
 }
 END_TEST
 
-/* The directory m: a model's configuration, and two tensors of 1,000 bytes, which are none of that model's.
- */
+/* The directory m: a model's configuration, and two tensors of 1,000 bytes, which are none of that
+ * model's. */
 static void write_model(void)
 {
 	static const char header[] =

@@ -710,8 +710,8 @@ START_TEST(sequences_do_not_change_each_other)
 }
 END_TEST
 
-/* What is reserved at the start is enough for a sequence that is many times as long as what is fed at once.
- */
+/* What is reserved at the start is enough for a sequence that is many times as long as what is fed at
+ * once. */
 START_TEST(long_sequences_are_continued)
 {
 	enum { TOKENS = 1200 };

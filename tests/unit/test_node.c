@@ -687,8 +687,8 @@ START_TEST(a_killed_launcher_takes_no_other_attempt_along)
 }
 END_TEST
 
-/* At a shutdown of the machine TERM comes to all processes while no dtraind is there to acknowledge the end.
- */
+/* At a shutdown of the machine TERM comes to all processes while no dtraind is there to acknowledge the
+ * end. */
 START_TEST(a_launcher_that_gets_term_ends_by_itself)
 {
 	pid_t rank, launcher, guard;

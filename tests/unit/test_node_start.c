@@ -425,8 +425,8 @@ START_TEST(the_last_value_of_a_variable_counts)
 }
 END_TEST
 
-/* The directory of the user is on a file server that is down: the slot waits for it, the event loop does not.
- */
+/* The directory of the user is on a file server that is down: the slot waits for it, the event loop does
+ * not. */
 START_TEST(a_preflight_that_hangs_holds_up_nothing)
 {
 	_cleanup_json_ json_t *hung = fixture_shell(1, 1, ":"), *busy = fixture_shell(2, 1, ":"),

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which tokens are chosen among, with which probability, and the penalty for those that were chosen before.
- */
+/* Which tokens are chosen among, with which probability, and the penalty for those that were chosen
+ * before. */
 #include "unit.h"
 
 #include <math.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every strategy against ddp: losses, weights, the state of parameters in parts, and the memory of the plan.
- */
+/* Every strategy against ddp: losses, weights, the state of parameters in parts, and the memory of the
+ * plan. */
 #include "unit.h"
 
 #include <dirent.h>
@@ -626,8 +626,8 @@ START_TEST(offload_of_what_is_trained_has_the_same_bits)
 }
 END_TEST
 
-/* Pieces of 700 elements: most units have several, the last of another size, and all buffers are used again.
- */
+/* Pieces of 700 elements: most units have several, the last of another size, and all buffers are used
+ * again. */
 START_TEST(state_on_disk_has_the_same_bits)
 {
 	static const enum dtype types[] = {DTYPE_F32, DTYPE_BF16, DTYPE_BF16, DTYPE_F16};
@@ -754,8 +754,8 @@ START_TEST(offload_of_all_takes_the_shards_from_the_device)
 }
 END_TEST
 
-/* Of the state itself the host has the buffers alone, and master weights in fp32, where they are the weights.
- */
+/* Of the state itself the host has the buffers alone, and master weights in fp32, where they are the
+ * weights. */
 START_TEST(state_on_disk_takes_buffers_alone)
 {
 	size_t kinds = _i ? 3 : 2, piece = 4096; /* 700 floats in a block of the file */

@@ -253,8 +253,7 @@ END_TEST
 
 /* Two documents that are packed into one row give the same losses as in two rows: neither sees the other. */
 /* The same of the tasks of preferences; KTO's estimate of the divergence is that of a micro-step of all
- * ranks.
- */
+ * ranks. */
 START_TEST(any_split_prefers_alike)
 {
 	static const enum preference_kind kinds[] = {PREFERENCE_DPO, PREFERENCE_ORPO, PREFERENCE_SIMPO,

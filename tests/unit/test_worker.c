@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the ranks of a run have to agree on, between threads: the same inputs (agreement.h) and one precision.
- */
+/* What the ranks of a run have to agree on, between threads: the same inputs (agreement.h) and one
+ * precision. */
 #include "unit.h"
 
 #include <errno.h>

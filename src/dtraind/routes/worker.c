@@ -252,7 +252,7 @@ static int on_key_timeout(sd_event_source *source, uint64_t usec, void *userdata
 	struct key_wait *w = userdata;
 
 	http_request_on_close(w->request, NULL, NULL);
-	http_reply_error(w->request, 404, "no-such-key", "nobody has put this key within the time");
+	http_reply_error(w->request, 404, "no-such-key", "no rank has put this key within the time");
 	key_wait_free(w);
 	return 0;
 }

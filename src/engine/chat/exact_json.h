@@ -15,6 +15,6 @@ struct strbuf;
 json_t *exact_json_load(const char *text, size_t len, json_error_t *je);
 /* The digits of an integer above int64, sign included; NULL: v is something else. */
 const char *exact_json_integer(const json_t *v);
-/* Appends value as Python's json.dumps(…, ensure_ascii=False, indent=indent) writes it (indent 0: one line).
- */
+/* Appends value as Python's json.dumps(…, ensure_ascii=False, indent=indent) writes it (indent 0: one
+ * line). */
 void exact_json_dump(const json_t *value, int indent, struct strbuf *out);

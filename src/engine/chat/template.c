@@ -14,8 +14,8 @@ static const struct template_slot plain_slots[] = {{SLOT_TEXT, CONTENT}, {SLOT_E
 static const struct template_slot plain_eos_slots[] = {
     {SLOT_TEXT, CONTENT}, {SLOT_EOS, NULL}, {SLOT_END, NULL}};
 
-/* Templates by what the tokenizer's chat template (Jinja) contains; the first row whose words all occur wins.
- */
+/* Templates by what the tokenizer's chat template (Jinja) contains; the first row whose words all occur
+ * wins. */
 static const struct {
 	const char *words[3];
 	const char *name;

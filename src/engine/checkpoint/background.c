@@ -2,7 +2,7 @@
 /* Starts a thread for one function, and hands its result back to the caller. */
 #include "engine/checkpoint/background.h"
 
-#include <signal.h>
+#include "base/thread.h"
 
 static void *background_main(void *context)
 {
@@ -16,7 +16,6 @@ static void *background_main(void *context)
 int background_start(struct background *b, int (*run)(void *context, struct error *err), void *context,
                      struct error *err)
 {
-	sigset_t all, before;
 	int r;
 
 	b->run = run;
@@ -24,13 +23,9 @@ int background_start(struct background *b, int (*run)(void *context, struct erro
 	b->result = 0;
 	b->err = (struct error)ERROR_INIT;
 	atomic_store(&b->done, false);
-	/* Signals are for the thread that trains. */
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	r = pthread_create(&b->thread, NULL, background_main, b);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	r = thread_start(&b->thread, background_main, b);
 	b->running = r == 0;
-	return r == 0 ? 0 : error_errno(err, -r, "cannot start a thread to write the checkpoint");
+	return r == 0 ? 0 : error_errno(err, r, "cannot start a thread to write the checkpoint");
 }
 
 int background_join(struct background *b, struct error *err)

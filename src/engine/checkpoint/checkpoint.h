@@ -58,8 +58,8 @@ struct checkpoint_state {
 	int64_t step, steps;
 	double epoch, epochs;
 	int64_t tokens;
-	int64_t
-	    examples; /* rows of the data seen, over all epochs; after load, -1 where the file does not say */
+	/* rows of the data seen, over all epochs; after load, -1 where the file does not say */
+	int64_t examples;
 	int world_size;
 	int64_t micro_batch, log_steps, eval_steps, save_steps;
 	uint64_t seed;

@@ -58,8 +58,8 @@ int hf_save_tokenizer(const char *directory, const char *tokenizer, struct error
 
 /* "LlamaForCausalLM" for "llama", or with scores "LlamaForSequenceClassification"; NULL: not known. */
 const char *hf_architecture(const char *model_type, bool scores);
-/* Says that `where`, a model or an adapter of one, gives scores, where a model of tokens is needed: -EINVAL.
- */
+/* Says that `where`, a model or an adapter of one, gives scores, where a model of tokens is needed:
+ * -EINVAL. */
 int hf_refuse_scores(const char *where, bool adapter, struct error *err);
 /* Makes c what a task trains or uses: with `scores` a model of scores, whose head is new where the directory
  * `where` is that of a causal model. -EINVAL where it is one of scores and no such is wanted, -ENOTSUP where

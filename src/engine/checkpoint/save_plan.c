@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Divides the state of the parameters among the ranks that hold it, and gives each part its place in a file.
- */
+/* Divides the state of the parameters among the ranks that hold it, and gives each part its place in a
+ * file. */
 #include "engine/checkpoint/save_plan.h"
 
 #include <inttypes.h>

@@ -109,8 +109,8 @@ struct saver_progress {
 /* Called by all ranks. With `background` it returns as soon as the parameters are copied; a save that is
  * still in progress is waited for first. */
 int saver_checkpoint(struct saver *s, const struct saver_progress *at, struct error *err);
-/* Called by all ranks after each step: the ranks agree on a save that is in progress. Does nothing without.
- */
+/* Called by all ranks after each step: the ranks agree on a save that is in progress. Does nothing
+ * without. */
 int saver_poll(struct saver *s, struct error *err);
 /* Until the checkpoint is published. */
 int saver_wait(struct saver *s, struct error *err);

@@ -57,8 +57,8 @@ void saver_notify(const struct saver *s, const char *fmt, ...) __attribute__((fo
 /* On rank 0: claims the directory, and takes the newest checkpoint in it into s->resumed, where the run may
  * resume. */
 int saver_open_directory(struct saver *s, struct error *err);
-/* Finds out which ranks share a directory, unless that is known. From here on one rank of each is its writer.
- */
+/* Finds out which ranks share a directory, unless that is known. From here on one rank of each is its
+ * writer. */
 int saver_open_places(struct saver *s, const struct ranks *ranks, struct error *err);
 /* Frees what is known of the checkpoint that was found. */
 void saver_forget_checkpoint(struct saver *s);

@@ -30,9 +30,9 @@ struct saving_job {
 	const char *directory; /* that is filled; it exists */
 	const struct save_plan *plan;
 	const struct parameter_access *access;
-	void *copy; /* host, plan->bytes: what is written, but not gathered, is copied there first, and
-	               written by a thread; NULL: the values are read while they are written, before
-	               saving_start returns */
+	/* host, plan->bytes: what is written, but not gathered, is copied there first, and written by a
+	 * thread; NULL: the values are read while they are written, before saving_start returns */
+	void *copy;
 	/* On rank 0, and on each rank that publishes a directory of its node; NULL on the others. files:
 	 * writes what is there besides the parameters, of which `listed` are in the list of what was saved.
 	 * publish: makes the directory a checkpoint; index: as the ranks have written it, NULL where the plan

@@ -80,8 +80,8 @@ static void warn(const struct builder *b, const char *message)
 		b->options->warn(b->options->warn_context, message);
 }
 
-/* --- one record ------------------------------------------------------------------------------------------
- */
+/* --- one record
+ * ------------------------------------------------------------------------------------------ */
 
 static int encode_document(const struct builder *b, struct work *w, const struct example *e)
 {
@@ -190,8 +190,8 @@ static void process_record(const struct builder *b, struct work *w)
 	example_clear(&e);
 }
 
-/* --- rows of a batch -------------------------------------------------------------------------------------
- */
+/* --- rows of a batch
+ * ------------------------------------------------------------------------------------- */
 
 static int write_packed(struct builder *b, struct cache_writer *out, struct work **items, size_t count,
                         struct error *err)
@@ -380,8 +380,8 @@ static int flush_batch(struct builder *b, bool last, struct error *err)
 	return r;
 }
 
-/* --- all files -------------------------------------------------------------------------------------------
- */
+/* --- all files
+ * ------------------------------------------------------------------------------------------- */
 
 /* Counts the documents of each group: needed before the first can be drawn or held out. */
 static int count_documents(const struct source_list *list, int64_t *counts, struct error *err)

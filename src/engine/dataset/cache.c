@@ -163,8 +163,8 @@ int cache_writer_open(const char *path, const struct cache_key *key, struct cach
 
 	if (!w || !(w->path = strdup(path)) || !(w->temporary = str_printf("%s.tmp", path)))
 		return error_oom(err);
-	unlink(w->temporary); /* left by a builder that died; only this process uses it, since the caller
-	                         holds the lock */
+	/* left by a builder that died; only this process uses it, since the caller holds the lock */
+	unlink(w->temporary);
 	w->file = fopen(w->temporary, "wbxe");
 	if (!w->file) {
 		int code = -errno;

@@ -8,7 +8,7 @@
 #include "engine/dataset/dataset.h"
 #include "engine/dataset/source.h"
 
-/* The names where nobody gives others: alpaca's columns, sharegpt's tags. */
+/* The names where the run file gives none: alpaca's columns, sharegpt's tags. */
 extern const struct source_columns source_columns_default;
 extern const struct source_tags source_tags_sharegpt;
 

@@ -25,8 +25,8 @@ struct dataset {
 	struct cache cache;
 };
 
-/* --- the key of the cache --------------------------------------------------------------------------------
- */
+/* --- the key of the cache
+ * -------------------------------------------------------------------------------- */
 
 static void key_string(struct cache_key *key, const char *s)
 {
@@ -98,8 +98,8 @@ static int make_key(const struct dataset_options *o, const struct source_list *l
 	return 0;
 }
 
-/* --- finding or making it --------------------------------------------------------------------------------
- */
+/* --- finding or making it
+ * -------------------------------------------------------------------------------- */
 
 static int check_options(const struct dataset_options *o, struct error *err)
 {

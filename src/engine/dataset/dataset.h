@@ -41,8 +41,8 @@ struct dataset_options {
 	const char *tool_prompt;
 	int max_length; /* tokens of a row at most (LLaMA-Factory's cutoff_len) */
 	bool packing;
-	/* Packed documents see each other, as in LLaMA-Factory without neat_packing; by default they do not.
-	 */
+	/* Packed documents see each other, as in LLaMA-Factory without neat_packing; by default they do
+	 * not. */
 	bool cross_documents;
 	bool train_on_prompt, mask_history, efficient_eos;
 	/* The column margin of pairs is read, whatever their format; else it may hold anything. */
@@ -55,8 +55,8 @@ struct dataset_options {
 	/* Where the tokenized rows are kept, keyed by a hash of all of the above and the files; NULL:
 	 * nowhere, they go with the dataset. */
 	const char *cache_dir;
-	/* "tokenizing", done and total in bytes, first with done = 0; or what it waits for, with total = 0.
-	 */
+	/* "tokenizing", done and total in bytes, first with done = 0; or what it waits for, with
+	 * total = 0. */
 	void (*progress)(void *context, const char *what, int64_t done, int64_t total);
 	void *progress_context;
 	/* "skipped: x.json:12: REASON", at most a few of them and a count. */
@@ -89,8 +89,8 @@ struct dataset_row {
 	int32_t length, documents;
 	int64_t counted; /* targets that are not -100 */
 	int32_t label;   /* of DATASET_LABELS */
-	float
-	    margin; /* of DATASET_PAIRS: by how much the chosen answer is better; 0: not said, or not read */
+	/* of DATASET_PAIRS: by how much the chosen answer is better; 0: not said, or not read */
+	float margin;
 };
 void dataset_row(const struct dataset *data, int64_t index, struct dataset_row *row);
 /* The memory of the process has none of the rows afterwards; they are read again, mostly from the system's

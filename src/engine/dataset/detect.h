@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The formats of data files. Needs no thread and no device, so that the client can check a run file with it.
- */
+/* The formats of data files. Needs no thread and no device, so that the client can check a run file with
+ * it. */
 #pragma once
 
 #include "engine/dataset/dataset.h"

@@ -31,11 +31,11 @@ int64_t sampler_seen(const struct sampler *s, int64_t step);
 int64_t sampler_steps_until(const struct sampler *s, int64_t rows);
 /* Epochs done before step `step`, fractional. */
 double sampler_epochs(const struct sampler *s, int64_t step);
-/* out[accumulation · micro_batch]: this rank's rows of global step `step` (from 0, counted over all epochs).
- */
+/* out[accumulation · micro_batch]: this rank's rows of global step `step` (from 0, counted over all
+ * epochs). */
 void sampler_step(const struct sampler *s, int64_t step, int64_t *out);
-/* All ranks' rows of a step, out[accumulation · world_size · micro_batch]: for the global count of targets.
- */
+/* All ranks' rows of a step, out[accumulation · world_size · micro_batch]: for the global count of
+ * targets. */
 void sampler_step_all(const struct sampler *s, int64_t step, int64_t *out);
 /* Place p of epoch e: a permutation computed without storing it (Feistel network, cycle walking), the same on
  * every machine. */

@@ -189,8 +189,8 @@ void device_rmsnorm_forward(struct device *dev, const struct device_norm *n, voi
 void device_add_rmsnorm_forward(struct device *dev, const struct device_norm *n, void *y, float *rstd,
                                 void *residual, const void *x, const void *w);
 /* d_x (+)= …, d_w (grad_type) += …; x is the forward's input. With accumulate, d_x is added to (the residual
- * path); without, written. d_y and d_x use ld_y and ld_x; they may be the same buffer when not accumulating.
- */
+ * path); without, written. d_y and d_x use ld_y and ld_x; they may be the same buffer when not
+ * accumulating. */
 void device_rmsnorm_backward(struct device *dev, const struct device_norm *n, void *d_x, bool accumulate,
                              void *d_w, enum dtype grad_type, const void *d_y, const void *x,
                              const float *rstd, const void *w);
@@ -229,8 +229,8 @@ struct device_qk_norm {
 void device_qk_norm_rope(struct device *dev, const struct device_qk_norm *n, void *y, float *rstd,
                          const void *x, const void *w_q, const void *w_k);
 
-/* ---- attention: causal, grouped heads, packed documents; never builds T×T (Dao 2022, FlashAttention-2) ----
- */
+/* ---- attention: causal, grouped heads, packed documents; never builds T×T (Dao 2022, FlashAttention-2)
+ * ---- */
 struct device_attention {
 	int64_t tokens;
 	int heads, kv_heads, head_dim;
@@ -374,8 +374,8 @@ struct device_update {
 void device_update(struct device *dev, float *master, void *param, enum dtype param_type, float *grad,
                    float *m, float *v, int64_t n, const float *grad_scale, const struct device_update *h);
 
-/* Adafactor (Shazeer & Stern 2018, section 3): elements [first, first + n) of a matrix with rows of `cols`.
- */
+/* Adafactor (Shazeer & Stern 2018, section 3): elements [first, first + n) of a matrix with rows of
+ * `cols`. */
 struct device_factored {
 	int64_t first, n, cols;
 };

@@ -23,7 +23,7 @@ void device_fault(struct device *dev, int code, const char *fmt, ...) __attribut
 int device_take_fault(struct device *dev, const char *where, struct error *err);
 /* The scratch, or NULL with a fault where it is smaller than `bytes`. */
 void *device_scratch(struct device *dev, size_t bytes, const char *operation);
-/* False, with a fault, where a rule would step weights that it has no copy of in a type that it can round to.
- */
+/* False, with a fault, where a rule would step weights that it has no copy of in a type that it can round
+ * to. */
 bool device_update_fits(struct device *dev, const float *master, const void *param, enum dtype param_type,
                         const struct device_update *h);

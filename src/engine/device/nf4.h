@@ -32,8 +32,8 @@ static inline void nf4_map_fill(float map[256], bool has_sign)
 
 	map[zero] = 0;
 	map[255] = 1;
-	/* Means of neighbours in torch.linspace(0.1, 1, n + 1), to its last bit: counted from the nearer end.
-	 */
+	/* Means of neighbours in torch.linspace(0.1, 1, n + 1), to its last bit: counted from the nearer
+	 * end. */
 	for (int i = 0; i < 7; i++) {
 		int n = has_sign ? 1 << i : 2 << i;
 		float step = (1.0f - 0.1f) / (float)n;

@@ -54,8 +54,8 @@ static inline struct rounding_key rounding_key(uint64_t seed, int64_t step)
 	} while (0)
 
 /* Dropout: an element whose bits are below the threshold is dropped, the others are multiplied by the factor.
- * A run has one seed for both: the constant makes other bits of it than those by which weights are rounded.
- */
+ * A run has one seed for both: the constant makes other bits of it than those by which weights are
+ * rounded. */
 static inline struct rounding_key dropout_key(uint64_t seed, int64_t number)
 {
 	return rounding_key(seed ^ 0xd1b54a32d192ed03u, number);

@@ -5,8 +5,8 @@
 
 #include "engine/model/internal.h"
 
-/* Nothing writes the gaps, but the gradient norm includes them, and the memory may have held something else.
- */
+/* Nothing writes the gaps, but the gradient norm includes them, and the memory may have held something
+ * else. */
 static void start_place(struct model *m, int unit)
 {
 	const struct model_unit *u = &m->layout->unit[unit];
@@ -21,8 +21,8 @@ static void start_place(struct model *m, int unit)
 		            (size_t)m->layout->gap[i].count * sizeof(float));
 }
 
-/* Norms and biases only ever add up: on the first micro-step they start from zero. Matrices are overwritten.
- */
+/* Norms and biases only ever add up: on the first micro-step they start from zero. Matrices are
+ * overwritten. */
 static void start_unit(struct model *m, int unit, bool first)
 {
 	int companion = m->layout->unit[unit].companion;

@@ -85,8 +85,8 @@ int model_forward(struct model *m, const struct model_pass *p, enum model_phase 
 		model_done(m, l + 1, phase);
 		if ((r = model_need(m, l + 2, phase, err)) < 0)
 			return r;
-		/* The sum goes into the product's buffer: what it is added to is kept for the backward pass.
-		 */
+		/* The sum goes into the product's buffer: what it is added to is kept for the backward
+		 * pass. */
 		model_add_norm(m, l + 2, next_norm(m, l), m->layer[l + 1].input, m->layer[l].middle, tokens);
 	}
 	return 0;

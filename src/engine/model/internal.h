@@ -34,14 +34,14 @@ struct model {
 	struct model_activations *layer; /* [layers + 1] */
 
 	/* Scratch, alive within a block. */
-	char *h;        /* [T, hidden] a norm's output, or a gradient with respect to it */
-	char *y;        /* [T, wide] SwiGLU's output */
-	char *d_wide;   /* [T + 1, wide] */
-	char *d_qkv;    /* [T, qkv] */
-	char *rotated;  /* [T, qkv] normed and rotated q and k, where the family norms them */
-	char *dx;       /* [T, hidden] gradient of the residual stream */
-	char *d_branch; /* [T, hidden] and of what attention or the MLP adds to it, where it is not the same;
-	                   else NULL */
+	char *h;       /* [T, hidden] a norm's output, or a gradient with respect to it */
+	char *y;       /* [T, wide] SwiGLU's output */
+	char *d_wide;  /* [T + 1, wide] */
+	char *d_qkv;   /* [T, qkv] */
+	char *rotated; /* [T, qkv] normed and rotated q and k, where the family norms them */
+	char *dx;      /* [T, hidden] gradient of the residual stream */
+	/* [T, hidden] and of what attention or the MLP adds to it, where it is not the same; else NULL */
+	char *d_branch;
 	float *rstd;    /* [T · (heads + kv_heads)] */
 	char *logits;   /* [logits_rows, vocab]; of a model of scores, their gradients */
 	float *losses;  /* [logits_rows]; of a model of scores, these */

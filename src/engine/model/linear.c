@@ -504,8 +504,7 @@ void model_linear_input_gradient(struct model *m, int unit, enum parameter_role 
 }
 
 /* dw[in, out] = xᵀ · dy. The product sums the rows of its first matrix alone, so the bias is a sum of its
- * own.
- */
+ * own. */
 static void transposed_weight_gradient(struct model *m, int unit, enum parameter_role role, const void *dy,
                                        const void *x, int64_t tokens, bool first)
 {

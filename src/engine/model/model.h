@@ -79,8 +79,8 @@ size_t model_scratch(const struct model *m, void **memory);
 int model_prepare(struct model *m, struct error *err);
 void model_shapes(const struct model *m, struct device_shapes *shapes); /* for device_scratch_bytes */
 
-/* Sets the flat parameters (compute type) and gradients (fp32; NULL where not training) of a unit, borrowed.
- */
+/* Sets the flat parameters (compute type) and gradients (fp32; NULL where not training) of a unit,
+ * borrowed. */
 void model_set_unit(struct model *m, int unit, void *parameters, float *gradients);
 
 /* The passes over the units. A training pass is MODEL_FORWARD, unit 0 first, and then MODEL_BACKWARD, the
@@ -104,8 +104,8 @@ void model_set_hooks(struct model *m, const struct model_hooks *hooks); /* copie
 
 /* Forward and backward. Gradients of sum(loss) · scale are written where `first`, else added. The sum of the
  * rows' losses is added to *loss_sum (device float64). -EINVAL for a batch that is larger than the options,
- * with ids out of range, or with starts that do not rise. A batch of 0 tokens is fine: its gradients are 0.
- */
+ * with ids out of range, or with starts that do not rise. A batch of 0 tokens is fine: its gradients are
+ * 0. */
 int model_forward_backward(struct model *m, const struct model_batch *batch, float scale, bool first,
                            double *loss_sum, struct error *err);
 /* Forward and loss alone; nothing for a batch of 0 tokens. losses (host, [tokens]) may be NULL. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Singular values by rotations of pairs of rows, of a whole matrix or of what a random subspace keeps of it.
- */
+/* Singular values by rotations of pairs of rows, of a whole matrix or of what a random subspace keeps of
+ * it. */
 #include "engine/model/svd.h"
 
 #include <math.h>

@@ -21,8 +21,8 @@ struct optimizer {
 	struct shard *s;
 	double *sums;      /* device, [2 · parameters]: of each tensor */
 	double *host_sums; /* the same on the host */
-	/* Adafactor, on the device: for each parameter its rows, then its columns, at factor_at[parameter].
-	 */
+	/* Adafactor, on the device: for each parameter its rows, then its columns, at
+	 * factor_at[parameter]. */
 	float *factors, *factor_sums;
 	int64_t *factor_at, factor_count;
 	double *row_means, *weights_rms; /* host, [parameters]: within a step */

@@ -76,8 +76,8 @@ static void orthogonalize(struct optimizer *o, float *momentum, int64_t rows, in
 	device_cast(dev, momentum, DTYPE_F32, x, type, count);
 }
 
-/* The momentum of this rank's part of the matrices takes the place of their gradients; all else is stepped.
- */
+/* The momentum of this rank's part of the matrices takes the place of their gradients; all else is
+ * stepped. */
 static void step_others(struct optimizer *o, const struct optimizer_options *options, const float *grad_scale)
 {
 	for (int i = 0; i < o->layout->parameters; i++) {

@@ -126,8 +126,7 @@ int optimizer_step(struct optimizer *o, const struct optimizer_options *options,
 		return r;
 	if (by_tensors[o->kind]) {
 		/* Not all that these do would leave the weights as they are. Only fp16 goes on after an
-		 * overflow.
-		 */
+		 * overflow. */
 		if ((s->o.type == DTYPE_F16 &&
 		     (r = device_read(s->dev, &scale, w->scale, sizeof(scale), err)) < 0) ||
 		    (!isnan(scale) && (r = by_tensors[o->kind](o, options, w->scale, err)) < 0))

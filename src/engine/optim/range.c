@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the optimizers do with the part of a unit or a parameter that this rank steps, and sums over tensors.
- */
+/* What the optimizers do with the part of a unit or a parameter that this rank steps, and sums over
+ * tensors. */
 #include "engine/device/host.h"
 #include "engine/optim/internal.h"
 

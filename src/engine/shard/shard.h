@@ -130,8 +130,9 @@ struct shard_unit {
 	int64_t state_first;    /* with offload_dir, of the piece that is stepped: own elements before it */
 	/* With offload, in host memory, as master, m and v are then. */
 	float *host_gradients; /* [own] */
-	void *host_copy; /* [own], compute type; NULL in fp32, where it is master, and of frozen units whose
-	                  * weights are on the device */
+	/* [own], compute type; NULL in fp32, where it is master, and of frozen units whose weights are on
+	 * the device */
+	void *host_copy;
 	struct device_event *down, *up;
 	struct device_event *stepped; /* behind its step, while that is under way aside */
 	bool stepping;
@@ -214,8 +215,8 @@ int shard_lanes(const struct shard *s);
 int shard_connect(struct shard *s, struct error *err);
 void shard_disconnect(struct shard *s);
 
-/* Called by the model's hooks, around the use of a unit's weights: after shard_need unit->weights has them.
- */
+/* Called by the model's hooks, around the use of a unit's weights: after shard_need unit->weights has
+ * them. */
 int shard_need(struct shard *s, int unit, enum model_phase phase, struct error *err);
 void shard_done(struct shard *s, int unit, enum model_phase phase);
 /* Called by the same hook in the backward pass: afterwards unit->gradients may be written. */

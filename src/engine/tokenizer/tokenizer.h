@@ -42,8 +42,7 @@ int tokenizer_decode(const struct tokenizer *tok, const int32_t *ids, size_t n, 
                      char **text, size_t *len, struct error *err);
 
 int32_t tokenizer_vocab_size(const struct tokenizer *tok); /* highest id + 1, added tokens included */
-/* -EINVAL where the tokenizer, read from path, has ids for which a model of this vocab_size has no embedding.
- */
+/* -EINVAL: the tokenizer, read from path, has ids for which a model of this vocab_size has no embedding. */
 int tokenizer_fits(const struct tokenizer *tok, const char *path, int64_t vocab_size, struct error *err);
 int32_t tokenizer_token_to_id(const struct tokenizer *tok, const char *token); /* -1: none */
 /* The string as the vocabulary has it; NULL where there is no such token. */

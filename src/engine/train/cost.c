@@ -240,8 +240,8 @@ static void count_parts(const struct model_layout *l, const struct model_config 
 
 /* ---- the order of a step ---- */
 
-/* Of a host of GPUs, which has not been measured: its memory, and what a GPU's link carries in a direction.
- */
+/* Of a host of GPUs, which has not been measured: its memory, and what a GPU's link carries in a
+ * direction. */
 #define HOST_MEMORY 200e9
 #define HOST_LINK   25e9
 
@@ -259,11 +259,11 @@ struct player {
 	const struct train_options *o;
 	const struct parts *parts;
 	struct unit_times *unit;
-	double *ready;         /* when a unit's weights are there; INFINITY: nobody has asked for them */
-	double *reduced;       /* when its gradients are summed */
-	int units, recomputed; /* recomputed: blocks, the first of all */
-	int lowest;            /* the backward pass ends with it */
-	int ring[SHARD_SLOTS_MAX], next;      /* the units that are in the slots of the blocks; -1: none */
+	double *ready;                   /* when a unit's weights are there; INFINITY: not asked for yet */
+	double *reduced;                 /* when its gradients are summed */
+	int units, recomputed;           /* recomputed: blocks, the first of all */
+	int lowest;                      /* the backward pass ends with it */
+	int ring[SHARD_SLOTS_MAX], next; /* the units that are in the slots of the blocks; -1: none */
 	double now, gather_lane, reduce_lane; /* when the lane is free */
 	double waited, communication;
 };
@@ -338,8 +338,8 @@ static void need(struct player *p, int u, int direction)
 	wait_for(p, p->ready[u]);
 }
 
-/* A unit's gradients in the backward pass: with two slots, those of the unit before the last have to be gone.
- */
+/* A unit's gradients in the backward pass: with two slots, those of the unit before the last have to be
+ * gone. */
 static void reduce(struct player *p, int u, bool last)
 {
 	double *lane = &p->reduce_lane;

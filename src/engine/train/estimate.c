@@ -242,8 +242,8 @@ const struct estimate *estimate_best(const struct estimate_list *list, int strat
 	return best;
 }
 
-/* What fits: on these devices, else on twice as many, and so on; else the least of the last, which does not.
- */
+/* What fits: on these devices, else on twice as many, and so on; else the least of the last, which does
+ * not. */
 static int find_fitting(const struct estimate_input *in, struct estimate *out, int *ranks, struct error *err)
 {
 	_cleanup_free_ struct estimate_list *list = malloc(sizeof(*list));

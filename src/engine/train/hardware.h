@@ -34,8 +34,8 @@ struct hardware {
 	double crowd;              /* of a CPU: threads of the run to a processor, at least 1; 0: of a GPU */
 	double start;              /* seconds that it takes to start an operation */
 	double latency;            /* seconds of a step of a collective */
-	double
-	    overlap; /* part of the time of a collective by which it slows down the computation beside it */
+	/* part of the time of a collective by which it slows down the computation beside it */
+	double overlap;
 };
 
 /* Equal devices on equal nodes. */

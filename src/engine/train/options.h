@@ -59,8 +59,8 @@ struct train_options {
 	int64_t persist_below;        /* elements; the weights of smaller units stay whole */
 	size_t logits_bytes;          /* device_logits_bytes, which a trainer fills in itself */
 	struct preference_options preference;
-	bool widens; /* likewise: the device has no products of this precision, and computes them in fp32 with
-	                scratch */
+	/* likewise: the device has no products of this precision, and computes them in fp32 with scratch */
+	bool widens;
 };
 void train_options_default(struct train_options *o);
 int train_options_check(const struct train_options *o, struct error *err);

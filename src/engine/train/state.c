@@ -76,8 +76,8 @@ static bool is_8bit(const struct trainer *t, enum parameter_state which)
 	return which != STATE_WEIGHTS && optimizer_has_8bit(t->plan->optimizer);
 }
 
-/* False where the optimizer keeps no such moment of a parameter: it is zero, and checkpoints do not have it.
- */
+/* False where the optimizer keeps no such moment of a parameter: it is zero, and checkpoints do not have
+ * it. */
 static bool has_state(const struct trainer *t, enum parameter_state which, const struct model_parameter *p)
 {
 	return which == STATE_WEIGHTS ||

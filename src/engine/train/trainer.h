@@ -134,8 +134,8 @@ int trainer_gather_parameter(struct trainer *t, enum parameter_state which, cons
 /* trainer_read, trainer_write and trainer_load for checkpoints; valid as long as the trainer. */
 struct parameter_access trainer_access(struct trainer *t);
 int trainer_set_step(struct trainer *t, int64_t step, struct error *err);
-/* The loss scaler; NULL: not under fp16. To resume, it is set beside the step, which has no effect otherwise.
- */
+/* The loss scaler; NULL: not under fp16. To resume, it is set beside the step, which has no effect
+ * otherwise. */
 const struct loss_scaler *trainer_loss_scaler(const struct trainer *t);
 void trainer_set_loss_scaler(struct trainer *t, const struct loss_scaler *state);
 /* Before trainer_set_step: the steps until `step` saw `examples` rows, at whatever global batch. Changes

@@ -108,8 +108,8 @@ static int find_cpu_slots(const struct daemon_config *config, int hosts_slots, s
 	return 0;
 }
 
-/* GPUs that must be there, though the driver shows none: not to be taken for CPU slots, nor to be forgotten.
- */
+/* GPUs that must be there, though the driver shows none: not to be taken for CPU slots, nor to be
+ * forgotten. */
 static int make_broken_gpus(struct devices *out, int slots, const char *fault, struct error *err)
 {
 	out->list = calloc(slots, sizeof *out->list);

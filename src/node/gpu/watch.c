@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -14,6 +13,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/str.h"
+#include "base/thread.h"
 
 /* WAIT_MS: an end of the service waits so long at most for an NVML that is well. */
 enum { WAIT_MS = 200, BACKOFF_MS = 1000, EVENTS_MAX = 256, STOP_SECONDS = 3 };
@@ -323,19 +323,14 @@ static struct shared *shared_new(const struct devices *devices, double interval)
 	return s;
 }
 
-/* Signals are the event loop's: none goes to a thread of ours. */
 static int start_thread(struct shared *s, void *(*run)(void *), pthread_t *out)
 {
-	sigset_t all, before;
 	int r;
 
 	s->references++; /* under the lock of our caller */
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	r = pthread_create(out, NULL, run, s);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	s->references -= r != 0;
-	return -r;
+	r = thread_start(out, run, s);
+	s->references -= r < 0;
+	return r;
 }
 
 int gpu_watch_start(sd_event *event, const struct devices *devices, const struct gpu_watch_options *options,

@@ -29,8 +29,8 @@ int64_t cgroup_oom_kills(void);
 /* fork() whose child is in the group from its first instruction; NULL, or where it cannot be so: outside of
  * it. For a process of one thread. */
 pid_t cgroup_fork(const char *path);
-/* KILL to all processes in it and in the groups below it; returns whether there are any, zombies not counted.
- */
+/* KILL to all processes in it and in the groups below it; returns whether there are any, zombies not
+ * counted. */
 int cgroup_kill(const char *path);
 /* Removes it with the groups below it, and its parent, where no process is in them. */
 void cgroup_remove(const char *path);

@@ -14,8 +14,8 @@ int processes_signal_descendants(pid_t root, int sig, pid_t *first);
 /* Sends sig to every child of the calling process (a subreaper) that has a session other than the caller's,
  * and to all descendants of those; reaps the children that have ended. That is what a killed launcher leaves,
  * since a process may make itself a new session but never enter ours. Children of which spare() is true,
- * launchers that live, are left alone with all below them. Returns how many there are that are not zombies.
- */
+ * launchers that live, are left alone with all below them. Returns how many there are that are not
+ * zombies. */
 int processes_signal_orphans(bool (*spare)(void *context, pid_t pid), void *context, int sig);
 
 /* Sends sig to all that is below the launcher, "dtrain-launch DIR", of our own user, and to the launcher

@@ -123,7 +123,7 @@ child(const struct launch_rank *rank, const struct launch_user *user, pid_t laun
 	prefer_memory(rank->numa);
 	write_small("/proc/self/oom_score_adj", "0");
 	failure.code = -become_user(user);
-	/* After the change of user, which clears it. If the launcher died in between, nobody will tell us. */
+	/* After the change of user, which clears it. If the launcher died in between, no signal comes. */
 	if (!failure.code && (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0 || getppid() != launcher))
 		_exit(128 + SIGKILL);
 	if (!failure.code) {

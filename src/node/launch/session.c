@@ -34,7 +34,7 @@ struct session {
 
 static const char SERVICE[] = "dtrain", DIRECTORY[] = "/etc/pam.d";
 
-/* Nobody is there to answer. */
+/* There is no terminal on which a question could be answered. */
 static int refuse(int count, const struct pam_message **messages, struct pam_response **answers,
                   void *context)
 {

@@ -24,8 +24,7 @@
 enum { AGAIN_USEC = 20000, SILENCE_USEC = 5 * 1000 * 1000 };
 
 /* Where no control group can be made, dtrain-launch and its guard, as subreapers, keep the processes
- * together.
- */
+ * together. */
 static int prepare(struct unit *unit, struct error *err)
 {
 	const char *name = strrchr(unit->identity.dir, '/');

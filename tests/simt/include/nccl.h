@@ -36,8 +36,8 @@ typedef struct {
 		1                                                                                            \
 	}
 
-/* Only in the stand-in. The contents of the buffer of an aborted collective: this byte, or with -1 unchanged.
- */
+/* Only in the stand-in. The contents of the buffer of an aborted collective: this byte, or with -1
+ * unchanged. */
 void simt_nccl_abort_fills(int byte);
 /* The process of this rank has died: the communicators of the others report it when they are queried. */
 void simt_nccl_die(ncclComm_t c);

@@ -311,8 +311,8 @@ static void close_nccl(struct comm *c)
 		comm_pause(c);
 	comm_look(c);
 	pthread_mutex_unlock(&c->lock);
-	/* What follows may wait until the GPU is idle, so that a failure of the others must not wait for it.
-	 */
+	/* What follows may wait until the GPU is idle, so that a failure of the others must not wait for
+	 * it. */
 	family_leave(c);
 	pthread_mutex_lock(&c->lock);
 	/* While a collective is under way its buffers stay registered; the abort below deregisters them. */

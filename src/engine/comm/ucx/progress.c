@@ -15,7 +15,6 @@
 #include "engine/comm/ucx/internal.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -23,6 +22,7 @@
 
 #include "base/cleanup.h"
 #include "base/clock.h"
+#include "base/thread.h"
 
 #define CONTROL_EVERY     1e-3 /* seconds between two looks at the lifelines while spinning */
 #define DEPARTURE_TIMEOUT 1.0  /* seconds for peers that still read our last data */
@@ -285,7 +285,7 @@ int comm_step(struct comm *c)
 
 	if (c->failed)
 		return c->failed;
-	/* Between two collectives nobody misses the connection: its peer may have departed, which the
+	/* Between two collectives the connection is not needed: its peer may have departed, which the
 	 * lifeline tells, or died, which it tells, too. */
 	if (c->ucx_error && c->running)
 		return fail_message(c);
@@ -392,17 +392,12 @@ static void *progress_main(void *arg)
 
 int progress_start(struct comm *c, collective_run_fn *run, struct error *err)
 {
-	sigset_t all, before;
 	int r;
 
 	c->run = run;
-	/* The thread blocks all signals, so that the caller's threads handle them. */
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	r = pthread_create(&c->thread, NULL, progress_main, c);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	if (r)
-		return error_errno(err, -r, "cannot start the thread of the collectives");
+	r = thread_start(&c->thread, progress_main, c);
+	if (r < 0)
+		return error_errno(err, r, "cannot start the thread of the collectives");
 	c->thread_started = true;
 	return 0;
 }

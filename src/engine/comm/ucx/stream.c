@@ -266,8 +266,8 @@ static uint32_t events_of(const struct stream *s)
 	return (s->sends || s->acks_due || s->sends_ack ? EPOLLOUT : 0) | (in ? EPOLLIN : 0);
 }
 
-/* A connection for which nothing waits is taken out: its end, which is reported always, concerns nobody then.
- */
+/* A connection for which nothing waits is taken out: its end, which is always reported, then has no
+ * effect. */
 void streams_arm(struct comm *c)
 {
 	for (int r = 0; r < c->size; r++) {

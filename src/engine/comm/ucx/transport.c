@@ -102,8 +102,8 @@ int transport_connect(struct comm *c, struct error *err)
 	return 0;
 }
 
-/* What carries messages to that rank, NULL: not known. UCX gives the transports of an endpoint only as text.
- */
+/* What carries messages to that rank, NULL: not known. UCX gives the transports of an endpoint only as
+ * text. */
 static const char *carrier_of(struct comm *c, int rank)
 {
 	static const struct {

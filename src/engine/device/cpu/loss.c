@@ -150,8 +150,8 @@ VINLINE void cross_entropy_row(void *x, int32_t target, int64_t n, float scale, 
 		if (i < n)
 			v_store_n(x, i, type, v_load_n(x, i, type, n - i) * factor, n - i);
 	} else {
-		/* Exponentials that were stored in 16 bits would not sum to one, so they are computed twice.
-		 */
+		/* Exponentials that were stored in 16 bits would not sum to one, so they are computed
+		 * twice. */
 		sum = row_exp_sum(x, n, max, type);
 		factor = (float)(scale / sum);
 		for (i = 0; i + VW <= n; i += VW)

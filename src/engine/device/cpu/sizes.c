@@ -114,8 +114,8 @@ size_t cpu_scratch_bytes(const struct device_shapes *s, int threads, bool native
 	size_t attention = attention_thread_bytes(longest, s->head_dim) * (size_t)threads;
 	size_t cached = attention_cached_bytes(s->cache_tokens, s->head_dim) * (size_t)threads;
 	size_t norm = COLUMN_PARTS * round_up((size_t)cols, 16) * sizeof(float);
-	size_t scales =
-	    (size_t)(s->quantized + 63) / 64 * sizeof(float); /* of a matrix, before they are quantized */
+	/* of a matrix, before they are quantized */
+	size_t scales = (size_t)(s->quantized + 63) / 64 * sizeof(float);
 	size_t need, gemm;
 
 	/* Where the threads are more than the groups of heads of one document, these are divided. */

@@ -113,8 +113,8 @@ VINLINE float v_hmax(vf v)
 #endif
 }
 
-/* Calls a function with TYPE, a constant, in the place of `type`, so that it is compiled once for each type.
- */
+/* Calls a function with TYPE, a constant, in the place of `type`, so that it is compiled once for each
+ * type. */
 #define WITH_TYPE(type, call)                                                                                \
 	do {                                                                                                 \
 		if ((type) == DTYPE_F32) {                                                                   \

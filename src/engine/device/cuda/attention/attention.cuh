@@ -14,8 +14,8 @@
 
 struct attention_shape {
 	int64_t queries; /* rows of q */
-	int64_t offset;  /* position of query 0 among the keys: 0, or the number of rows that the cache had
-	                    before */
+	/* position of query 0 among the keys: 0, or the number of rows that the cache had before */
+	int64_t offset;
 	int64_t keys;
 	int heads, group; /* group: query heads to one of k and v */
 	int head_dim, window, documents;
