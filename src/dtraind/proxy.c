@@ -18,6 +18,7 @@
 
 static const double FOLLOW_SECONDS = 30.0; /* for which a request waits for a controller */
 static const double AGAIN_SECONDS = 0.2;
+static const double HELD_SECONDS = 10.0; /* one without an answer for so long had found a controller */
 
 enum { PIPE_HIGH = 1 << 20 }; /* more than this waits for the caller: the other side is held up */
 
@@ -30,9 +31,10 @@ struct pipe {
 	/* To the controller that is elected; daemon is NULL otherwise. */
 	struct daemon *daemon;
 	struct pipe *prev, *next;
-	char *to;       /* the node that is asked */
-	char **headers; /* a list that ends with NULL */
-	double since;
+	char *to;               /* the node that is asked */
+	char **headers;         /* a list that ends with NULL */
+	double begun;           /* when it was sent last */
+	double since;           /* when there was no controller first */
 	sd_event_source *timer; /* until it is sent again */
 	char *why;              /* the last one has not answered */
 };
@@ -92,12 +94,14 @@ static void on_data(void *context, const void *data, size_t len)
 		http_transfer_pause(p->transfer, true);
 }
 
-/* Whether it may be sent again after it may have been done. */
+/* Whether it may be sent again after it may have been done. What ranks report of their run may come twice:
+ * they repeat it themselves. */
 static bool is_repeatable(const struct pipe *p)
 {
 	return strcmp(http_request_method(p->request), "POST") != 0 ||
 	       http_request_header(p->request, SUBMISSION_KEY_HEADER) ||
-	       str_starts(http_request_target(p->request), "/v1/nodes/");
+	       str_starts(http_request_target(p->request), "/v1/nodes/") ||
+	       str_starts(http_request_target(p->request), "/v1/runs/");
 }
 
 static void wait_for_controller(struct pipe *p)
@@ -141,6 +145,9 @@ static bool take_refusal(struct pipe *p, const struct http_answer *a)
 	else
 		leader_away(p->daemon, p->to);
 	strbuf_reset(&p->body);
+	/* A controller had it until now, as one that waits for a change. */
+	if (gone && a->sent && clock_monotonic() - p->begun > HELD_SECONDS)
+		p->since = clock_monotonic();
 	wait_for_controller(p);
 	return true;
 }
@@ -224,6 +231,7 @@ static void send_to_controller(struct pipe *p)
 	    .on_done = on_done,
 	};
 
+	p->begun = clock_monotonic();
 	if (str_replace(&p->to, to.name) < 0 ||
 	    http_client_call(p->daemon->client, &call, &p->transfer, &err) < 0)
 		http_reply_error(p->request, 502, "unreachable", "%s",
@@ -278,6 +286,7 @@ void proxy_follow(struct daemon *d)
 		} else if (is_repeatable(p)) {
 			http_transfer_cancel(steal_pointer(p->transfer));
 			strbuf_reset(&p->body);
+			p->since = clock_monotonic();
 			wait_for_controller(p);
 		}
 	}

@@ -1,9 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Calls of the local service: the key-value store of its rendezvous, events, and reports in a thread of their
- * own. */
+/*
+ * Calls of the local service: the key-value store of its rendezvous, events, and reports in a thread of their
+ * own. The controller has the keys in memory only, and loses them when it is restarted or another node takes
+ * its place. A second thread therefore puts again what this rank has put, for as long as another rank may
+ * wait for it.
+ */
 #include "worker/service_client.h"
 
 #include <errno.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -19,8 +24,19 @@
 #include "wire/error_answer.h"
 #include "wire/worker_event.h"
 
-#define QUEUE_MAX   256
-#define CLOSE_GRACE 2.0
+#define QUEUE_MAX 256
+
+static const double CLOSE_GRACE = 2.0;     /* seconds for the last reports, */
+static const double FAILOVER_GRACE = 15.0; /* where the service is there, and no controller is */
+static const double PUT_SECONDS = 60.0;    /* for which a key is tried to be put */
+static const double KEEP_SECONDS = 600.0;  /* after the last put */
+
+/* A key that this rank has put. */
+struct kept {
+	char *key;
+	void *data;
+	size_t len;
+};
 
 struct service_client {
 	const struct environment *env;
@@ -35,6 +51,15 @@ struct service_client {
 	char *queue[QUEUE_MAX]; /* a ring: count lines from first on */
 	size_t first, count;
 	bool closing, done;
+	double closing_since;
+
+	/* The keeper of keys. */
+	pthread_t keeper;
+	bool has_keeper, keeper_done;
+	double kept_since;    /* the last put */
+	pthread_mutex_t puts; /* one at a time, so that a newer value is not replaced by an older one */
+	struct kept *kept;    /* under puts */
+	size_t kept_count;
 };
 
 /* ---- the service's rendezvous ---- */
@@ -117,18 +142,141 @@ static int remote_error(const char *key, int status, const char *answer, struct 
 	                 e.message ? ": " : "", e.message ? e.message : "");
 }
 
-static int service_put(void *context, const char *key, const void *data, size_t len, struct error *err)
+static int put_key(struct service_client *service, const char *key, const void *data, size_t len,
+                   double seconds, struct error *err)
 {
-	struct service_client *service = context;
 	_cleanup_free_ char *answer = NULL;
 	size_t answer_len;
 	int status = 0, r;
 
-	r = rendezvous_call(service, "PUT", key, "", data, len, 10, clock_monotonic() + 30, &status, &answer,
-	                    &answer_len, err);
+	r = rendezvous_call(service, "PUT", key, "", data, len, 10, clock_monotonic() + seconds, &status,
+	                    &answer, &answer_len, err);
 	if (r < 0)
 		return r;
 	return status / 100 == 2 ? 0 : remote_error(key, status, answer, err);
+}
+
+/* Keeps the newest value of each key. */
+static int keep(struct service_client *service, const char *key, const void *data, size_t len)
+{
+	struct kept *list = service->kept, *k = list;
+	void *copy = malloc(len ? len : 1);
+
+	if (!copy)
+		return -ENOMEM;
+	memcpy(copy, data, len);
+	while (k < list + service->kept_count && strcmp(k->key, key) != 0)
+		k++;
+	if (k == list + service->kept_count) {
+		char *name = strdup(key);
+
+		list = name ? reallocarray(list, service->kept_count + 1, sizeof(*list)) : NULL;
+		if (!list) {
+			free(name);
+			free(copy);
+			return -ENOMEM;
+		}
+		service->kept = list;
+		k = &list[service->kept_count++];
+		*k = (struct kept){.key = name};
+	}
+	free(k->data);
+	k->data = copy;
+	k->len = len;
+	return 0;
+}
+
+/* The keys are lost all together: one of them tells of all. */
+static void restore_keys(struct service_client *service)
+{
+	_cleanup_free_ char *answer = NULL;
+	size_t len;
+	int status = 0, r;
+
+	pthread_mutex_lock(&service->puts);
+	r = rendezvous_call(service, "GET", service->kept[0].key, "", NULL, 0, 2, 0, &status, &answer, &len,
+	                    NULL);
+	for (size_t i = 0; i < service->kept_count && r == 0 && status == 404; i++)
+		r = put_key(service, service->kept[i].key, service->kept[i].data, service->kept[i].len, 0,
+		            NULL);
+	pthread_mutex_unlock(&service->puts);
+}
+
+/* Waits until the keys are due to be looked at: often after they were put, when all ranks wait for them, and
+ * ever less often. False: this is being closed. With the lock. */
+static bool wait_for_check(struct service_client *service)
+{
+	double checked = clock_monotonic();
+
+	while (!service->closing) {
+		double age = clock_monotonic() - service->kept_since;
+		double due = checked + MAX(1.0, age / 4);
+		struct timespec until = {(time_t)due, (long)((due - floor(due)) * 1e9)};
+
+		if (age > KEEP_SECONDS)
+			pthread_cond_wait(&service->changed, &service->lock);
+		else if (pthread_cond_timedwait(&service->changed, &service->lock, &until) == ETIMEDOUT)
+			return true;
+	}
+	return false;
+}
+
+static void *keep_keys(void *context)
+{
+	struct service_client *service = context;
+
+	pthread_mutex_lock(&service->lock);
+	while (wait_for_check(service)) {
+		pthread_mutex_unlock(&service->lock);
+		restore_keys(service);
+		pthread_mutex_lock(&service->lock);
+	}
+	service->keeper_done = true;
+	pthread_cond_broadcast(&service->changed);
+	pthread_mutex_unlock(&service->lock);
+	return NULL;
+}
+
+static int service_put(void *context, const char *key, const void *data, size_t len, struct error *err)
+{
+	struct service_client *service = context;
+	int r;
+
+	pthread_mutex_lock(&service->puts);
+	r = put_key(service, key, data, len, PUT_SECONDS, err);
+	if (r == 0 && keep(service, key, data, len) < 0)
+		r = error_oom(err);
+	pthread_mutex_lock(&service->lock);
+	service->kept_since = clock_monotonic();
+	if (r == 0 && !service->has_keeper) {
+		r = -pthread_create(&service->keeper, NULL, keep_keys, service);
+		if (r < 0)
+			error_errno(err, r, "cannot start a thread");
+		service->has_keeper = r == 0;
+	}
+	pthread_mutex_unlock(&service->lock);
+	pthread_mutex_unlock(&service->puts);
+	return r;
+}
+
+/* The service or the controller could not be reached until the deadline of one get: whoever calls may try
+ * again, as for a key that is not there. */
+static int away_error(const char *key, int timeout_ms, int r, int status, const char *answer,
+                      struct error *err)
+{
+	struct error why = ERROR_INIT;
+
+	if (r < 0 && err)
+		why = *err;
+	else
+		remote_error(key, status, answer, &why);
+	return error_set(err, -ETIMEDOUT, "rendezvous %s: timed out after %d s: %s", key, timeout_ms / 1000,
+	                 why.message);
+}
+
+static bool is_away(int r, int status)
+{
+	return r < 0 ? r != -EACCES && r != -ENOMEM : status == 502 || status == 503;
 }
 
 static int service_get(void *context, const char *key, int timeout_ms, void **data, size_t *len,
@@ -147,6 +295,8 @@ static int service_get(void *context, const char *key, int timeout_ms, void **da
 			return error_oom(err);
 		r = rendezvous_call(service, "GET", key, more, NULL, 0, wait + 10, deadline, &status, &answer,
 		                    &answer_len, err);
+		if (timeout_ms > 0 && is_away(r, status))
+			return away_error(key, timeout_ms, r, status, answer, err);
 		if (r < 0)
 			return r;
 		if (status == 200) {
@@ -217,26 +367,29 @@ static char *take_lines(struct service_client *service)
 	return b.len ? strbuf_steal(&b) : NULL;
 }
 
-static bool is_closing(struct service_client *service)
+static bool may_try_again(struct service_client *service, bool reached)
 {
-	bool closing;
+	bool may;
 
 	pthread_mutex_lock(&service->lock);
-	closing = service->closing;
+	may = !service->closing ||
+	      clock_monotonic() < service->closing_since + (reached ? FAILOVER_GRACE : CLOSE_GRACE);
 	pthread_mutex_unlock(&service->lock);
-	return closing;
+	return may;
 }
 
+/* False: it is not known whether the controller has it. reached: the service is there. */
 static bool deliver(struct service_client *service, struct http_local **conn, const char *target,
-                    const char *body)
+                    const char *body, bool *reached)
 {
 	_cleanup_free_ char *answer = NULL;
 	size_t len;
-	int status;
+	int status = 0, r;
 
-	return call(conn, service->env->socket, "POST", target, body, strlen(body), 10, &status, &answer,
-	            &len, NULL) == 0 &&
-	       status != 502 && status != 503;
+	r = call(conn, service->env->socket, "POST", target, body, strlen(body), 10, &status, &answer, &len,
+	         NULL);
+	*reached = r == 0;
+	return r == 0 && status != 502 && status != 503;
 }
 
 static void *send_reports(void *context)
@@ -245,12 +398,13 @@ static void *send_reports(void *context)
 	_cleanup_free_ char *target = str_printf("/v1/runs/%s/metrics?attempt=%lld", service->env->run_id,
 	                                         (long long)service->env->attempt);
 	_cleanup_(http_local_closep) struct http_local *conn = NULL;
+	bool reached;
 	char *body;
 
 	while (target && (body = take_lines(service))) {
 		/* Tries until the service has it, since that may be restarting. Newer lines wait meanwhile;
 		 * where they are too many, the oldest are dropped. */
-		while (!deliver(service, &conn, target, body) && !is_closing(service))
+		while (!deliver(service, &conn, target, body, &reached) && may_try_again(service, reached))
 			usleep(500000);
 		free(body);
 	}
@@ -311,6 +465,7 @@ int service_client_create(const struct environment *env, struct service_client *
 		return error_oom(err);
 	service->env = env;
 	pthread_mutex_init(&service->lock, NULL);
+	pthread_mutex_init(&service->puts, NULL);
 	pthread_condattr_init(&monotonic);
 	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
 	pthread_cond_init(&service->changed, &monotonic);
@@ -330,33 +485,47 @@ int service_client_create(const struct environment *env, struct service_client *
 	return 0;
 }
 
+/* Waits for the threads. False: they still use all of it, and the process is about to end. */
+static bool end_threads(struct service_client *service)
+{
+	struct timespec until;
+	bool done;
+
+	clock_gettime(CLOCK_MONOTONIC, &until);
+	until.tv_sec += (time_t)FAILOVER_GRACE;
+	pthread_mutex_lock(&service->lock);
+	service->closing = true;
+	service->closing_since = clock_monotonic();
+	pthread_cond_broadcast(&service->changed);
+	for (;;) {
+		done =
+		    (!service->has_sender || service->done) && (!service->has_keeper || service->keeper_done);
+		if (done || pthread_cond_timedwait(&service->changed, &service->lock, &until) != 0)
+			break;
+	}
+	pthread_mutex_unlock(&service->lock);
+	if (done && service->has_sender)
+		pthread_join(service->sender, NULL);
+	if (done && service->has_keeper)
+		pthread_join(service->keeper, NULL);
+	return done;
+}
+
 void service_client_destroy(struct service_client *service)
 {
-	if (!service)
+	if (!service || !end_threads(service))
 		return;
-	if (service->has_sender) {
-		struct timespec until;
-		bool done;
-
-		clock_gettime(CLOCK_MONOTONIC, &until);
-		until.tv_sec += (time_t)CLOSE_GRACE;
-		pthread_mutex_lock(&service->lock);
-		service->closing = true;
-		pthread_cond_broadcast(&service->changed);
-		while (!service->done &&
-		       pthread_cond_timedwait(&service->changed, &service->lock, &until) == 0)
-			;
-		done = service->done;
-		pthread_mutex_unlock(&service->lock);
-		if (!done)
-			return; /* the thread still uses all of it, and the process is about to end */
-		pthread_join(service->sender, NULL);
-	}
 	if (service->idle)
 		http_local_close(service->idle);
 	for (; service->count; service->count--, service->first = (service->first + 1) % QUEUE_MAX)
 		free(service->queue[service->first]);
+	for (size_t i = 0; i < service->kept_count; i++) {
+		free(service->kept[i].key);
+		free(service->kept[i].data);
+	}
+	free(service->kept);
 	pthread_cond_destroy(&service->changed);
 	pthread_mutex_destroy(&service->lock);
+	pthread_mutex_destroy(&service->puts);
 	free(service);
 }

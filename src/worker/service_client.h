@@ -13,7 +13,8 @@
 struct service_client;
 
 int service_client_create(const struct environment *env, struct service_client **out, struct error *err);
-/* Gives reports that are still queued 2 seconds to go out. */
+/* Gives reports that are still queued 2 seconds to go out, and 15 where the service answers that there is no
+ * controller, or does not answer. */
 void service_client_destroy(struct service_client *service);
 DEFINE_CLEANUP(struct service_client *, service_client_destroy)
 
