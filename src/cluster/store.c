@@ -259,6 +259,11 @@ int store_insert(struct store *s, struct run *r, const char *config, struct erro
 	return 0;
 }
 
+int store_check(struct store *s, const struct run *r, const char *config, struct error *err)
+{
+	return s->primary && s->primary->check ? s->primary->check(s->primary_self, r, config, err) : 0;
+}
+
 void store_update(struct store *s, const struct run *r)
 {
 	if (store_batch_add_run(&s->next, r, NULL) < 0)

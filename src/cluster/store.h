@@ -30,6 +30,8 @@ DEFINE_CLEANUP(struct store *, store_close)
 /* Gives r its id; a number is given once, also where its commit fails. config: the run_config as JSON text.
  * A failed commit forgets the runs of its batch, new and changed ones: the caller has them. */
 int store_insert(struct store *s, struct run *r, const char *config, struct error *err);
+/* -E2BIG: store_insert of it would fail the commit, with all that is in it. */
+int store_check(struct store *s, const struct run *r, const char *config, struct error *err);
 /* A failure in here is one of the commit. */
 void store_update(struct store *s, const struct run *r);
 /* reason: why, or NULL. A failed commit keeps this, and all that follows, for the next one. */

@@ -42,7 +42,9 @@ struct store_primary {
 	/* In the store's thread; returns once all of it is there for good. After a failure nothing of it is
 	 * there, or this controller is none any more. */
 	int (*apply)(void *self, const struct store_batch *b, struct error *err);
-	/* In the same thread: what apply has committed cannot be written here. */
+	/* In that of the event loop: -E2BIG where it could not take the new run. */
+	int (*check)(void *self, const struct run *r, const char *config, struct error *err);
+	/* In the store's thread: what apply has committed cannot be written here. */
 	void (*copy_failed)(void *self, const struct error *err);
 	void (*close)(void *self);
 };

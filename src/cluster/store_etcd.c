@@ -272,17 +272,34 @@ static int note_ended(struct etcd_store *s, struct txn *t, int64_t id, struct er
 	return remove_key(s, t, key, err);
 }
 
-static int put_origin(struct etcd_store *s, struct txn *t, const struct stored_run *stored, struct error *err)
+static int make_origin(const struct stored_run *stored, char **text, struct error *err)
 {
-	_cleanup_free_ char *text = origin_text(stored);
-	char key[KEY_SIZE];
-
-	if (!text)
+	*text = origin_text(stored);
+	if (!*text)
 		return error_oom(err);
-	if (strlen(text) > ORIGIN_MAX)
+	if (strlen(*text) > ORIGIN_MAX)
 		return error_set(err, -E2BIG,
 		                 "the configuration has %zu bytes with its environment, and etcd takes %d",
-		                 strlen(text), ORIGIN_MAX);
+		                 strlen(*text), ORIGIN_MAX);
+	return 0;
+}
+
+static int etcd_check(void *self, const struct run *r, const char *config, struct error *err)
+{
+	const struct stored_run stored = {.run = *r, .config = (char *)config};
+	_cleanup_free_ char *text = NULL;
+
+	return make_origin(&stored, &text, err);
+}
+
+static int put_origin(struct etcd_store *s, struct txn *t, const struct stored_run *stored, struct error *err)
+{
+	_cleanup_free_ char *text = NULL;
+	char key[KEY_SIZE];
+	int r = make_origin(stored, &text, err);
+
+	if (r < 0)
+		return r;
 	run_key(key, "origins", stored->run.id);
 	return put(s, t, key, text, err);
 }
@@ -409,7 +426,7 @@ static void etcd_store_close(void *self)
 	free(s);
 }
 
-static const struct store_primary etcd_primary = {etcd_apply, etcd_copy_failed, etcd_store_close};
+static const struct store_primary etcd_primary = {etcd_apply, etcd_check, etcd_copy_failed, etcd_store_close};
 
 /* Taking up what is there: before there is a thread. */
 

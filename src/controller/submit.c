@@ -131,6 +131,8 @@ int controller_submit(struct controller *c, struct run *r, const char *config, s
 		return 0;
 	}
 	code = check_limit(c, r, err);
+	if (code == 0)
+		code = store_check(c->store, r, config, err);
 	s = code == 0 ? calloc(1, sizeof(*s)) : NULL;
 	if (!s) {
 		run_free(r);

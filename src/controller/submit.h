@@ -15,7 +15,8 @@ typedef void (*submitted_fn)(void *context, int64_t id, enum run_state state, co
 /* -ENODEV: this cluster could never run it, were it empty, or its user may not have so many slots. */
 int controller_check(struct controller *c, const struct run *r, struct error *err);
 /* Takes r in any case. config: the run_config as JSON text. 0: `done` is called once, later; *out is valid
- * until then. -EDQUOT: its user has as many runs as it may have. While the controller does not know yet which
+ * until then. -EDQUOT: its user has as many runs as it may have; -E2BIG: the store
+ * cannot hold the configuration. While the controller does not know yet which
  * run numbers are free, the submission waits.
  *
  * With a key (r->key) that a submission of the same user has which is not answered yet, this one takes its

@@ -311,6 +311,12 @@ START_TEST(a_batch_is_there_whole_or_not_at_all)
 	bed_open(&b);
 	e = lead(&b, "n1");
 	s = open_store(&b, e, "n1");
+	runs[0] = fixture_run(1, 1);
+	ck_ok(store_check(s, runs[0], "{}", &err), &err);
+	ck_fails(store_check(s, runs[0], large, &err), &err,
+	         "bytes with its environment, and etcd takes 1200000");
+	ck_assert_int_eq(err.code, -E2BIG);
+	run_free(runs[0]);
 	for (size_t i = 0; i < RUNS; i++) {
 		runs[i] = fixture_run(1, 1);
 		ck_ok(store_insert(s, runs[i], i == RUNS - 1 ? large : "{}", &err), &err);

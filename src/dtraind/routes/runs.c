@@ -116,6 +116,8 @@ static void submit(struct daemon *d, struct http_request *r, struct run *run, co
 		free(w);
 		if (code == -EDQUOT)
 			http_reply_error(r, 429, "too-many-runs", "%s", err.message);
+		else if (code == -E2BIG)
+			http_reply_error(r, 413, "too-large", "%s", err.message);
 		else
 			refuse_submission(r, &err);
 		return;
