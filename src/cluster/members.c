@@ -389,7 +389,16 @@ size_t member_free_slots(const struct member *m)
 	size_t n = 0;
 
 	for (size_t i = 0; i < m->slots; i++)
-		n += m->devices[i].state == SLOT_FREE;
+		n += m->devices[i].state == SLOT_FREE && m->devices[i].reserved_for == 0;
+	return n;
+}
+
+size_t member_reserved_slots(const struct member *m)
+{
+	size_t n = 0;
+
+	for (size_t i = 0; i < m->slots; i++)
+		n += m->devices[i].state == SLOT_FREE && m->devices[i].reserved_for > 0;
 	return n;
 }
 
@@ -409,7 +418,7 @@ static struct node_view describe_member(const struct members *m, const struct me
 	    .state = member_state(x),
 	    .controller = strcasecmp(x->name, controller) == 0,
 	    .slots = (int64_t)x->slots,
-	    .free = x->up && !x->drained ? (int64_t)(member_free_slots(x) - x->kept_slots) : 0,
+	    .free = x->up && !x->drained ? (int64_t)member_free_slots(x) : 0,
 	    .spare_of = x->kept_runs,
 	    .spare_count = x->kept_run_count,
 	    .version = x->version,

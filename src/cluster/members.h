@@ -45,8 +45,8 @@ struct member {
 	int port_low, port_high;         /* its port_range; 0: any port */
 	struct foreign_attempt *foreign; /* attempts there that are not of this store */
 	size_t foreign_count;
-	int64_t *kept_runs;                /* of the owner: runs for which slots of it are kept, */
-	size_t kept_run_count, kept_slots; /* and how many free ones these are */
+	int64_t *kept_runs;    /* of the owner: runs for which slots of it are kept, */
+	size_t kept_run_count; /* as its devices tell */
 	/* The epoch that this controller has sent to it, also before it was removed from the hosts file and
 	 * added again; 0: none yet. */
 	int64_t epoch;
@@ -98,4 +98,5 @@ bool member_hosts_differ(const struct members *m,
 json_t *members_to_json(const struct members *m, const char *controller);
 json_t *members_devices(const struct members *m); /* to GET /v1/devices: the same */
 enum node_state member_state(const struct member *m);
-size_t member_free_slots(const struct member *m);
+size_t member_free_slots(const struct member *m); /* those that are reserved for a run are not */
+size_t member_reserved_slots(const struct member *m);

@@ -125,8 +125,14 @@ json_t *controller_nodes_to_json(const struct controller *c)
 	return members_to_json(c->members, c->options.name);
 }
 
+void controller_note_spares(const struct controller *c)
+{
+	spares_note(c);
+}
+
 json_t *controller_devices_to_json(const struct controller *c)
 {
+	spares_note(c);
 	return members_devices(c->members);
 }
 

@@ -21,7 +21,9 @@ size_t controller_node_count(const struct controller *c);
 const struct member *controller_node(const struct controller *c, size_t i);
 const struct member *controller_find_node(const struct controller *c, const char *name); /* NULL: none */
 
-json_t *controller_nodes_to_json(const struct controller *c);   /* the answer to GET /v1/nodes */
+json_t *controller_nodes_to_json(const struct controller *c); /* the answer to GET /v1/nodes */
+/* Brings up to date what the devices of controller_node say of the runs for which they are reserved. */
+void controller_note_spares(const struct controller *c);
 json_t *controller_devices_to_json(const struct controller *c); /* the answer to GET /v1/devices */
 
 /* A drained node gets no new runs. reason: copied; NULL: none was given. -ENOENT: no such node. */

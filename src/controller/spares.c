@@ -88,13 +88,13 @@ static void note(struct member *m, int64_t run, const struct spare_record *s)
 {
 	int64_t *list = reallocarray(m->kept_runs, m->kept_run_count + 1, sizeof(*list));
 
+	for (size_t i = 0; i < s->slot_count; i++)
+		if (s->slots[i] < (int64_t)m->slots && m->devices[s->slots[i]].state == SLOT_FREE)
+			m->devices[s->slots[i]].reserved_for = run;
 	if (!list) /* then it is not shown */
 		return;
 	m->kept_runs = list;
 	list[m->kept_run_count++] = run;
-	for (size_t i = 0; i < s->slot_count; i++)
-		m->kept_slots +=
-		    s->slots[i] < (int64_t)m->slots && m->devices[s->slots[i]].state == SLOT_FREE;
 }
 
 void spares_note(const struct controller *c)
@@ -102,7 +102,9 @@ void spares_note(const struct controller *c)
 	for (size_t i = 0; i < members_count(c->members); i++) {
 		struct member *m = members_get(c->members, i);
 
-		m->kept_run_count = m->kept_slots = 0;
+		m->kept_run_count = 0;
+		for (size_t k = 0; k < m->slots; k++)
+			m->devices[k].reserved_for = 0;
 	}
 	for (size_t i = 0; i < c->queue.count; i++) {
 		const struct run *r = c->queue.list[i];

@@ -224,7 +224,10 @@ static void cell_threads(char *buf, size_t size, const struct device_info *d)
 
 static void cell_state(char *buf, size_t size, const struct device_info *d)
 {
-	snprintf(buf, size, "%s", slot_states[d->state]);
+	if (d->state == SLOT_FREE && d->reserved_for > 0)
+		snprintf(buf, size, "reserved for %lld", (long long)d->reserved_for);
+	else
+		snprintf(buf, size, "%s", slot_states[d->state]);
 }
 
 static void cell_run(char *buf, size_t size, const struct device_info *d)

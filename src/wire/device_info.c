@@ -65,6 +65,7 @@ static const struct field device_fields[] = {
     F(state, FIELD_ENUM, FIELD_REQUIRED, .names = slot_states),
     F(uuid, FIELD_STRING, FIELD_NULL),
     F(run, FIELD_INT, FIELD_NULL),
+    F(reserved_for, FIELD_INT, FIELD_OPTIONAL),
     F(reason, FIELD_STRING, FIELD_NULL),
     F(gpu_info, FIELD_MEMBERS, FIELD_OPTIONAL, .message = &gpu_message),
 };

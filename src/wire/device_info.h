@@ -54,6 +54,7 @@ struct device_info {
 	enum slot_state state;
 	char *uuid;                /* NULL: it has none */
 	int64_t run;               /* that has it; 0: none */
+	int64_t reserved_for;      /* the run for which it is kept as a spare; 0: none */
 	char *reason;              /* why it is drained; NULL: it is not */
 	struct gpu_info *gpu_info; /* NULL: no GPU */
 };

@@ -63,10 +63,17 @@ static int64_t begin(struct bed *b, int64_t *other)
 static void check_node(struct bed *b, int index, int64_t slots_free, int64_t kept_for)
 {
 	_cleanup_json_ json_t *view = controller_nodes_to_json(bed_controller(b));
-	const json_t *node = json_array_get(json_object_get(view, "nodes"), (size_t)index);
+	_cleanup_json_ json_t *devices = controller_devices_to_json(bed_controller(b));
+	const json_t *node = json_array_get(json_object_get(view, "nodes"), (size_t)index), *device;
 
 	ck_assert_int_eq(json_get_int(node, "free", -1), slots_free);
 	ck_assert_int_eq(json_integer_value(json_array_get(json_object_get(node, "spare_of"), 0)), kept_for);
+	device = json_array_get(json_object_get(devices, "devices"), (size_t)index); /* a node has one */
+	ck_assert_int_eq(json_get_int(device, "reserved_for", 0), kept_for);
+	ck_assert_uint_eq(member_free_slots(controller_node(bed_controller(b), (size_t)index)),
+	                  (size_t)slots_free);
+	ck_assert_uint_eq(member_reserved_slots(controller_node(bed_controller(b), (size_t)index)),
+	                  kept_for > 0);
 }
 
 START_TEST(a_spare_takes_the_place_of_a_node_that_fails)

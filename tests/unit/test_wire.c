@@ -87,7 +87,7 @@ static const char START[] =
 	"\"clock_offset\":-0.25,\"clock_error\":0.5}"
 #define CPU                                                                                                  \
 	"{\"node\":\"n1\",\"index\":0,\"kind\":\"cpu\",\"name\":\"EPYC\",\"memory\":1024,\"threads\":4,"     \
-	"\"state\":\"free\",\"uuid\":null,\"run\":null,\"reason\":null}"
+	"\"state\":\"free\",\"uuid\":null,\"reserved_for\":17,\"run\":null,\"reason\":null}"
 #define GPU                                                                                                  \
 	"{\"node\":\"n1\",\"index\":1,\"kind\":\"gpu\",\"name\":\"H200\",\"memory\":150000000000,"           \
 	"\"threads\":8,"                                                                                     \

@@ -116,6 +116,7 @@ static const struct {
     {pass_device_info, "state", OTHER, 0, 0, NULL},
     {pass_device_info, "uuid", OTHER, 0, 0, "null"},
     {pass_device_info, "run", OTHER, 0, 0, "null"},
+    {pass_device_info, "reserved_for", INTEGER, INT64_MIN, INT64_MAX, ""},
     {pass_device_info, "reason", OTHER, 0, 0, "null"},
     {pass_device_info, "gpu", INTEGER, INT64_MIN, INT64_MAX, ""},
     {pass_device_info, "pci", TEXT, 0, 0, "null"},

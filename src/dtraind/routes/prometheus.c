@@ -190,12 +190,22 @@ void route_prometheus(void *context, struct http_request *r)
 
 		strbuf_addf(&b, "dtrain_slots{node=\"%s\"} %zu\n", m->name, m->slots);
 	}
-	metric(&b, "dtrain_slots_free", "gauge", "Slots of a node that no run has.");
+	controller_note_spares(c);
+	metric(&b, "dtrain_slots_free", "gauge",
+	       "Slots of a node that no run has, and that are not reserved for one.");
 	for (size_t i = 0; i < controller_node_count(c); i++) {
 		const struct member *m = controller_node(c, i);
 
 		strbuf_addf(&b, "dtrain_slots_free{node=\"%s\"} %zu\n", m->name,
 		            m->up ? member_free_slots(m) : 0);
+	}
+	metric(&b, "dtrain_slots_reserved", "gauge",
+	       "Slots of a node that are kept for runs with resources.spares.");
+	for (size_t i = 0; i < controller_node_count(c); i++) {
+		const struct member *m = controller_node(c, i);
+
+		strbuf_addf(&b, "dtrain_slots_reserved{node=\"%s\"} %zu\n", m->name,
+		            m->up ? member_reserved_slots(m) : 0);
 	}
 	metric(&b, "dtrain_slots_drained", "gauge",
 	       "Slots of a node that get no runs: broken, or drained by hand.");
