@@ -109,6 +109,7 @@ static void set_pending(struct http_connection *c)
 	sd_event_now(l->server->event, CLOCK_MONOTONIC, &now);
 	c->due = now + (uint64_t)(seconds * 1e6);
 	c->pending = true;
+	l->pending_count++;
 	c->before = l->pending_last;
 	c->then = NULL;
 	if (c->before)
@@ -129,6 +130,7 @@ static void clear_pending(struct http_connection *c)
 	if (!c->pending)
 		return;
 	c->pending = false;
+	l->pending_count--;
 	if (c->before)
 		c->before->then = c->then;
 	else

@@ -52,6 +52,9 @@ struct http_listener {
 	struct http_request *requests; /* all that are under way */
 	struct http_connection *connections, *pending, *pending_last;
 	size_t connection_count; /* those that are dropped and not closed yet included */
+	size_t pending_count;
+	unsigned fruitless; /* turns of MHD without an event, since something has last come of one */
+	bool delayed;       /* events wait for the timer */
 	sd_event_source *io, *timer, *head_timer;
 	sd_event_source *resumed; /* MHD does not look for these by itself */
 };

@@ -267,6 +267,7 @@ static ssize_t stream_read(void *cls, uint64_t pos, char *buf, size_t max)
 	struct http_stream *s = &r->stream;
 	size_t n = MIN(max, s->buffer.len - s->sent);
 
+	r->listener->fruitless = 0;
 	if (s->broken)
 		return MHD_CONTENT_READER_END_WITH_ERROR;
 	if (n > 0) {

@@ -22,6 +22,10 @@ enum {
 	IDLE_SECONDS = 300,    /* a connection on which nothing is asked; peers speak every heartbeat */
 	LARGE_BODY = 64 << 10, /* takes time to parse: handled one a turn */
 	LARGE_PRIORITY = 50,   /* after the sockets */
+	FRUITLESS = 4,         /* turns that nothing has come of, and the next follows at once */
+	LONGEST_PAUSE = 20,    /* milliseconds */
+	PENDING_USEC = 20,     /* some times what it takes to try a connection in vain */
+	MANY_PENDING = 32,
 };
 
 static int verify_peer(gnutls_session_t session)
@@ -253,6 +257,7 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *connection, c
 
 	if (!r)
 		return MHD_NO;
+	r->listener->fruitless = 0;
 	r->connection = connection;
 	if (!r->started) {
 		r->started = true;
@@ -315,6 +320,7 @@ static void on_connection(void *cls, struct MHD_Connection *connection, void **s
 	const union MHD_ConnectionInfo *info;
 	gnutls_session_t session;
 
+	l->fruitless = 0;
 	if (code != MHD_CONNECTION_NOTIFY_STARTED) {
 		http_connection_free(*socket_context);
 		*socket_context = NULL;
@@ -341,12 +347,25 @@ static void on_log(void *cls, const char *fmt, va_list ap)
 	log_debug("http: %s", str_strip(line));
 }
 
+/* A connection in the middle of its TLS handshake is ready for libmicrohttpd whether or not there is anything
+ * to read: it tries them all in each of its turns, and asks for the next one at once. So while connections
+ * are pending, turns that nothing has come of follow each other ever more slowly, and events wait for those
+ * that come within a moment, which is the longer, the more of them are tried. */
+static uint64_t pause_between_turns(const struct http_listener *l)
+{
+	uint64_t fruitless =
+	    l->fruitless > FRUITLESS ? MIN(l->fruitless - FRUITLESS, LONGEST_PAUSE) * 1000 : 0;
+
+	return l->tls && l->pending_count > 0 ? MAX(fruitless, l->pending_count * PENDING_USEC) : 0;
+}
+
 static void pump(struct http_listener *l)
 {
 	MHD_UNSIGNED_LONG_LONG ms;
 	uint64_t now;
 	bool full;
 
+	l->fruitless++; /* unless it comes to one of the functions above */
 	/* At its limit MHD looks away from the listening socket, and does not look again before the next run,
 	 * for which there may be no event. */
 	do {
@@ -358,19 +377,36 @@ static void pump(struct http_listener *l)
 		return;
 	}
 	sd_event_now(l->server->event, CLOCK_MONOTONIC, &now);
-	sd_event_source_set_time(l->timer, ms == 0 ? 0 : now + ms * 1000);
+	ms = MAX(ms * 1000, pause_between_turns(l));
+	sd_event_source_set_time(l->timer, ms == 0 ? 0 : now + ms);
 	sd_event_source_set_enabled(l->timer, SD_EVENT_ONESHOT);
 }
 
 static int on_ready(sd_event_source *source, int fd, uint32_t revents, void *userdata)
 {
-	pump(userdata);
-	return 0;
+	struct http_listener *l = userdata;
+	uint64_t now;
+
+	l->fruitless = 0;
+	if (!l->tls || l->pending_count < MANY_PENDING) {
+		pump(l);
+		return 0;
+	}
+	sd_event_now(l->server->event, CLOCK_MONOTONIC, &now);
+	sd_event_source_set_time(l->timer, now + pause_between_turns(l));
+	sd_event_source_set_enabled(l->timer, SD_EVENT_ONESHOT);
+	l->delayed = true;
+	return sd_event_source_set_enabled(l->io, SD_EVENT_OFF);
 }
 
 static int on_timer(sd_event_source *source, uint64_t usec, void *userdata)
 {
-	pump(userdata);
+	struct http_listener *l = userdata;
+
+	if (l->delayed)
+		sd_event_source_set_enabled(l->io, SD_EVENT_ON);
+	l->delayed = false;
+	pump(l);
 	return 0;
 }
 

@@ -175,6 +175,33 @@ START_TEST(only_who_holds_the_key_is_answered_over_tls)
 END_TEST
 
 /* Over TLS it is a service that calls, for itself or for a user that it names. */
+/* libmicrohttpd takes a connection in the middle of its handshake for one that is ready. */
+START_TEST(a_handshake_that_does_not_go_on_costs_next_to_nothing)
+{
+	static const unsigned char beginning[] = {0x16, 0x03, 0x01, 0x02, 0x00, 0x01};
+	uint64_t before, after;
+	struct raw_answer a;
+	struct pollfd p;
+	struct service s;
+
+	service_start(&s);
+	p = (struct pollfd){raw_connect_tcp(s.port), POLLIN, 0};
+	ck_assert_int_eq(write(p.fd, beginning, sizeof(beginning)), sizeof(beginning));
+	a = get_tls(&s, "/who", NULL); /* by then it has read them */
+	ck_assert_int_eq(a.status, 200);
+	free(a.body);
+	sd_event_get_iteration(s.event, &before);
+	ck_assert_int_eq(poll(&p, 1, 500), 0);
+	sd_event_get_iteration(s.event, &after);
+	ck_assert_uint_lt(after - before, 200);
+	a = get_tls(&s, "/who", NULL);
+	ck_assert_int_eq(a.status, 200);
+	free(a.body);
+	close(p.fd);
+	service_stop(&s);
+}
+END_TEST
+
 START_TEST(a_service_says_for_whom_it_speaks)
 {
 	static const struct {
