@@ -95,6 +95,11 @@ struct member *members_find(struct members *m, const char *name)
 	return name_index_find(&m->index, name, &i) ? m->list[i] : NULL;
 }
 
+bool members_position(const struct members *m, const char *name, size_t *i)
+{
+	return name_index_find(&m->index, name, i);
+}
+
 /* What the hosts file says, into a new or an existing member. */
 static int describe(struct member *m, const struct host *h, int default_port)
 {

@@ -64,6 +64,8 @@ int members_set_hosts(struct members *m, const struct hosts *hosts, int default_
 size_t members_count(const struct members *m);
 struct member *members_get(struct members *m, size_t i); /* in the order of the hosts file */
 struct member *members_find(struct members *m, const char *name);
+/* Of members_get. */
+bool members_position(const struct members *m, const char *name, size_t *i);
 
 /* Takes the devices out of the heartbeat. True: the node was down, or shutting down, before. */
 bool member_heartbeat(struct member *m, struct heartbeat *heartbeat, double now, double now_realtime);

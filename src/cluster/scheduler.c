@@ -494,12 +494,73 @@ static void unkeep_held(const struct sched_node *nodes, size_t count, const stru
 			kept[i] = false;
 }
 
+/* What the nodes are to runs that ask for the same: most of a long queue does. Valid until a run is placed,
+ * or keeps nodes that none before it has kept. */
+struct sight {
+	enum slot_kind kind;
+	int64_t per_node, nodes;
+	struct view view;
+	bool keeps; /* every node that such a run may use is kept */
+};
+
+struct sights {
+	struct sight list[64]; /* those beyond are looked up each time */
+	size_t count;
+};
+
+/* NULL: the run asks for nodes by name, or some are kept for it, or there is no room. */
+static struct sight *find_sight(struct sights *s, const struct sched_run *r)
+{
+	struct sight *x = s->list;
+
+	if (r->hosts || r->held_count > 0)
+		return NULL;
+	while (x < s->list + s->count &&
+	       (x->kind != r->kind || x->per_node != r->per_node || x->nodes != r->nodes))
+		x++;
+	if (x == s->list + ARRAY_SIZE(s->list))
+		return NULL;
+	if (x == s->list + s->count)
+		*x = (struct sight){.kind = r->kind, .per_node = r->per_node, .nodes = r->nodes};
+	return x;
+}
+
+static struct view look_once(struct sights *s, struct sight *x, const struct sched_node *nodes, size_t count,
+                             const bool *others, const struct sched_run *r)
+{
+	if (!x)
+		return look(nodes, count, others, r);
+	if (x == s->list + s->count) {
+		x->view = look(nodes, count, others, r);
+		s->count++;
+	}
+	return x->view;
+}
+
+/* It waits, and no run behind it gets a node that it may use. */
+static void keep(const struct sched_node *nodes, size_t count, bool *kept, const struct sched_run *r,
+                 const struct view *v, struct sights *s, struct sight *x)
+{
+	bool more = false;
+
+	if (x && x->keeps)
+		return;
+	for (size_t i = 0; i < count; i++)
+		if (!kept[i] && usable(&nodes[i], r, &v->need))
+			more = kept[i] = true;
+	if (more)
+		s->count = 0;
+	else if (x)
+		x->keeps = true;
+}
+
 /* kept: nodes that runs before this one wait for; others: those of them on which nothing is kept for it.
  * *ahead: the first of these runs. */
 static int schedule_one(struct sched_node *nodes, size_t count, bool *kept, const bool *others,
-                        struct sched_run *r, int64_t *ahead, struct error *err)
+                        struct sights *sights, struct sched_run *r, int64_t *ahead, struct error *err)
 {
-	struct view v = look(nodes, count, others, r);
+	struct sight *sight = find_sight(sights, r);
+	struct view v = look_once(sights, sight, nodes, count, others, r);
 	int code;
 
 	if (v.need.unsettled || (int64_t)v.usable < r->nodes) {
@@ -517,36 +578,54 @@ static int schedule_one(struct sched_node *nodes, size_t count, bool *kept, cons
 		snprintf(r->reason, sizeof(r->reason), "waits behind run %lld", (long long)*ahead);
 	else
 		say_busy(r, &v);
-	for (size_t i = 0; i < count; i++)
-		kept[i] = kept[i] || usable(&nodes[i], r, &v.need);
+	keep(nodes, count, kept, r, &v, sights, sight);
 	if (!v.kept)
 		*ahead = r->id;
+	return 0;
+}
+
+int schedule_some(struct sched_node *nodes, size_t node_count, struct sched_run *queue, size_t count,
+                  size_t most, size_t *done, struct error *err)
+{
+	_cleanup_free_ bool *kept = calloc(node_count + 1, sizeof(*kept)),
+	                    *others = calloc(node_count + 1, sizeof(*others));
+	_cleanup_free_ struct sights *sights = calloc(1, sizeof(*sights));
+	int64_t ahead = 0;
+	size_t placed = 0;
+
+	*done = 0;
+	if (!kept || !others || !sights)
+		return error_oom(err);
+	for (size_t q = 0; q < count && placed < most; q++) {
+		struct sched_run *r = &queue[q];
+		int code;
+
+		r->placed = false;
+		r->reason[0] = '\0';
+		if (r->held_count > 0) {
+			memcpy(others, kept, node_count * sizeof(*kept));
+			unkeep_held(nodes, node_count, r, others);
+			offer_held(nodes, node_count, r, true);
+			sights->count = 0;
+		}
+		code = schedule_one(nodes, node_count, kept, r->held_count > 0 ? others : kept, sights, r,
+		                    &ahead, err);
+		if (code < 0)
+			return code;
+		if (r->placed) {
+			placed++;
+			sights->count = 0;
+		} else
+			offer_held(nodes, node_count, r, false);
+		*done = q + 1;
+	}
 	return 0;
 }
 
 int schedule(struct sched_node *nodes, size_t node_count, struct sched_run *queue, size_t count,
              struct error *err)
 {
-	_cleanup_free_ bool *kept = calloc(node_count + 1, sizeof(*kept)),
-	                    *others = calloc(node_count + 1, sizeof(*others));
-	int64_t ahead = 0;
+	size_t done;
 
-	if (!kept || !others)
-		return error_oom(err);
-	for (size_t q = 0; q < count; q++) {
-		struct sched_run *r = &queue[q];
-		int code;
-
-		r->placed = false;
-		r->reason[0] = '\0';
-		memcpy(others, kept, node_count * sizeof(*kept));
-		unkeep_held(nodes, node_count, r, others);
-		offer_held(nodes, node_count, r, true);
-		code = schedule_one(nodes, node_count, kept, others, r, &ahead, err);
-		if (code < 0)
-			return code;
-		if (!r->placed)
-			offer_held(nodes, node_count, r, false);
-	}
-	return 0;
+	return schedule_some(nodes, node_count, queue, count, SIZE_MAX, &done, err);
 }

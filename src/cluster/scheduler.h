@@ -78,6 +78,10 @@ bool schedule_possible(const struct sched_node *nodes, size_t node_count, struct
  * is what the others have. */
 int schedule_spare(struct sched_node *nodes, size_t node_count, const bool *has, struct sched_run *r,
                    struct error *err);
-/* Queue in order. -ENOMEM: what is placed so far stands. */
+/* Queue in order, until `most` runs are placed. *done: so many of the queue have been looked at; those behind
+ * them are as they came. -ENOMEM: what is placed so far stands. */
+int schedule_some(struct sched_node *nodes, size_t node_count, struct sched_run *queue, size_t count,
+                  size_t most, size_t *done, struct error *err);
+/* The whole queue. */
 int schedule(struct sched_node *nodes, size_t node_count, struct sched_run *queue, size_t count,
              struct error *err);

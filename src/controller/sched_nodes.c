@@ -63,13 +63,14 @@ int sched_nodes_build(struct controller *c, struct sched_node **out, struct erro
 	for (size_t q = 0; q < c->queue.count; q++) {
 		const struct run *r = c->queue.list[q];
 
-		for (size_t k = 0; r->part_count && k < r->rank_count; k++) {
-			size_t i = 0;
-
-			while (i < n && strcmp(nodes[i].name, r->ranks[k].node) != 0)
-				i++;
-			if (i < n)
+		for (size_t k = 0, i = n; r->part_count && k < r->rank_count; k++) {
+			/* The ranks of a node follow each other. */
+			if (i < n && strcmp(nodes[i].name, r->ranks[k].node) == 0)
 				take_slots(&nodes[i], &r->ranks[k]);
+			else if (members_position(c->members, r->ranks[k].node, &i))
+				take_slots(&nodes[i], &r->ranks[k]);
+			else
+				i = n;
 		}
 	}
 	for (size_t q = 0; q < c->queue.count; q++)

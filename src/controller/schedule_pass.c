@@ -9,6 +9,9 @@
 #include "cluster/scheduler.h"
 #include "controller/internal.h"
 
+/* A pass that places more is divided: the event loop takes what has come before it goes on. */
+enum { PLACED_AT_ONCE = 64 };
+
 static void take_result(struct controller *c, struct run *r, struct sched_run *s,
                         const struct sched_node *nodes)
 {
@@ -110,7 +113,7 @@ void schedule_pass(struct controller *c)
 	struct error err = ERROR_INIT;
 	double next = 0;
 	bool lacking = spares_check(c);
-	size_t n = 0;
+	size_t n = 0, done = 0;
 
 	c->reschedule = false;
 	for (size_t i = 0; queue && users && i < c->queue.count; i++) {
@@ -123,9 +126,13 @@ void schedule_pass(struct controller *c)
 	if (n == 0 && !lacking && queue && users)
 		return;
 	if (!queue || !users || sched_nodes_build(c, &nodes, &err) < 0 ||
-	    schedule(nodes, members_count(c->members), queue, n, &err) < 0)
+	    schedule_some(nodes, members_count(c->members), queue, n, PLACED_AT_ONCE, &done, &err) < 0)
 		log_err("cannot schedule: out of memory");
-	for (size_t i = 0; queue && i < n; i++) {
+	else if (done < n) {
+		c->reschedule = true;
+		controller_touch(c);
+	}
+	for (size_t i = 0; queue && i < done; i++) {
 		take_result(c, queue_find(&c->queue, queue[i].id), &queue[i], nodes);
 		free(queue[i].chosen);
 		free(queue[i].slots);

@@ -327,6 +327,7 @@ int main(void)
 	tcase_set_timeout(c, 60);
 	suite_add_tcase(s, c);
 	tcase_add_test(c, only_who_holds_the_key_is_answered_over_tls);
+	tcase_add_test(c, a_handshake_that_does_not_go_on_costs_next_to_nothing);
 	tcase_add_test(c, a_service_says_for_whom_it_speaks);
 	tcase_add_test(c, a_program_cannot_say_that_it_is_another_user);
 	tcase_add_test(c, each_socket_has_its_own_routes);

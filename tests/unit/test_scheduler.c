@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The scheduler as a table: nodes and a queue as text, and the expected result. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/str.h"
@@ -420,6 +421,101 @@ START_TEST(what_is_kept_for_a_run_is_its_own)
 }
 END_TEST
 
+enum { MANY_NODES = 12, MANY_RUNS = 60, MANY_SLOTS = 4 };
+
+/* Random nodes and runs; all of it is a function of the seed. all: what the runs ask for by name; NULL: none.
+ */
+static void make_many(unsigned seed, char **all, struct sched_node *nodes, struct sched_run *queue)
+{
+	for (size_t i = 0; i < MANY_NODES; i++) {
+		size_t slots = 1 + rand_r(&seed) % MANY_SLOTS;
+
+		nodes[i] = (struct sched_node){.name = str_printf("n%zu", i),
+		                               .up = rand_r(&seed) % 8,
+		                               .slots = slots,
+		                               .taken = calloc(slots, sizeof(bool)),
+		                               .kind = rand_r(&seed) % 3 ? SLOT_GPU : SLOT_CPU};
+		for (size_t k = 0; k < slots; k++)
+			nodes[i].taken[k] = rand_r(&seed) % 3 == 0;
+	}
+	for (size_t q = 0; q < MANY_RUNS; q++) {
+		int64_t n = 1 + rand_r(&seed) % 3;
+
+		queue[q] = (struct sched_run){.id = (int64_t)q + 1,
+		                              .nodes = n,
+		                              .most = n + rand_r(&seed) % 2,
+		                              .working = n,
+		                              .per_node = rand_r(&seed) % (MANY_SLOTS + 1),
+		                              .kind = rand_r(&seed) % 3,
+		                              .hosts = all};
+	}
+}
+
+static void free_many(struct sched_node *nodes, struct sched_run *queue)
+{
+	for (size_t i = 0; i < MANY_NODES; i++) {
+		free((char *)nodes[i].name);
+		free(nodes[i].taken);
+	}
+	for (size_t q = 0; q < MANY_RUNS; q++) {
+		free(queue[q].chosen);
+		free(queue[q].slots);
+	}
+}
+
+/* What is worked out once for all runs that ask for the same is what each of them would find: a run that
+ * names all nodes is looked at alone. */
+START_TEST(runs_that_ask_for_the_same_find_the_same)
+{
+	static char *all[] = {"n0", "n1", "n2", "n3", "n4", "n5", "n6", "n7", "n8", "n9", "n10", "n11", NULL};
+	struct sched_node nodes[MANY_NODES], named_nodes[MANY_NODES];
+	struct sched_run queue[MANY_RUNS], named[MANY_RUNS];
+	struct error err = ERROR_INIT;
+
+	make_many(_i, NULL, nodes, queue);
+	make_many(_i, all, named_nodes, named);
+	ck_ok(schedule(nodes, MANY_NODES, queue, MANY_RUNS, &err), &err);
+	ck_ok(schedule(named_nodes, MANY_NODES, named, MANY_RUNS, &err), &err);
+	for (size_t q = 0; q < MANY_RUNS; q++) {
+		size_t n = (size_t)(queue[q].placed_nodes + queue[q].placed_spares);
+
+		ck_assert_int_eq(queue[q].placed, named[q].placed);
+		if (!queue[q].placed) {
+			if (!strstr(queue[q].reason, "the cluster has"))
+				ck_assert_str_eq(queue[q].reason, named[q].reason);
+			continue;
+		}
+		ck_assert_int_eq(queue[q].placed_nodes, named[q].placed_nodes);
+		ck_assert_mem_eq(queue[q].chosen, named[q].chosen, n * sizeof(*queue[q].chosen));
+		ck_assert_mem_eq(queue[q].slots, named[q].slots,
+		                 n * (size_t)queue[q].per_node * sizeof(*queue[q].slots));
+	}
+	free_many(nodes, queue);
+	free_many(named_nodes, named);
+}
+END_TEST
+
+START_TEST(a_pass_places_so_many_at_most)
+{
+	bool taken[4] = {false};
+	struct sched_node node = {.name = "a", .up = true, .slots = 4, .taken = taken, .kind = SLOT_CPU};
+	struct sched_run queue[4];
+	struct error err = ERROR_INIT;
+	size_t done;
+
+	for (int i = 0; i < 4; i++)
+		queue[i] = (struct sched_run){.id = i + 1, .nodes = 1, .per_node = 1, .working = 1};
+	ck_ok(schedule_some(&node, 1, queue, 4, 3, &done, &err), &err);
+	ck_assert_uint_eq(done, 3);
+	for (int i = 0; i < 4; i++) {
+		ck_assert_int_eq(queue[i].placed, i < 3);
+		free(queue[i].chosen);
+		free(queue[i].slots);
+	}
+	ck_assert(!taken[3]);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("scheduler");
@@ -431,6 +527,8 @@ int main(void)
 	tcase_add_test(c, slots_of_a_user_are_limited);
 	tcase_add_test(c, what_is_kept_for_a_run_is_its_own);
 	tcase_add_test(c, a_run_above_the_limit_of_its_user_is_impossible);
+	tcase_add_loop_test(c, runs_that_ask_for_the_same_find_the_same, 1, 41);
+	tcase_add_test(c, a_pass_places_so_many_at_most);
 	suite_add_tcase(s, c);
 	return unit_run(s);
 }
