@@ -38,9 +38,10 @@ compare none bf16 16 1e-2 ', "master": "none"'
 compare tiles bf16 64 1e-2
 compare cudnn bf16 64 1e-2 ', "attention": "cudnn"' # the stand-in for it
 grep -q 'attention: cuDNN' "$tmp/simt.log" || fail "whose attention: $(head -1 "$tmp/simt.log")"
-# DoRA, its masks and 4 bits, also where the state and what is not in 4 bits come from the host.
+# DoRA, its masks and 4 bits, also where the state and the frozen blocks come from the host.
 compare dora fp32 16 2e-5 '' '"lora": {"rank": 4, "dora": true, "dropout": 0.1, "quantize": "nf4_double"}'
 compare dora-host bf16 16 1e-2 '' '"lora": {"rank": 4, "dora": true, "modules_to_save": ["norm"]}, "parallel": {"offload": "all"}'
+compare four-host fp32 16 2e-5 '' '"lora": {"rank": 4, "quantize": "nf4"}, "parallel": {"offload": "all", "prefetch": 0}'
 
 for engine in cpu simt; do
 	worker=${!engine}

@@ -14,6 +14,7 @@
 #include "base/json.h"
 #include "base/str.h"
 #include "engine/model/nf4_weights.h"
+#include "engine/shard/packed.h"
 #include "engine/train/plan.h"
 #include "engine/train/trainer.h"
 
@@ -596,6 +597,11 @@ START_TEST(offload_of_what_is_trained_has_the_same_bits)
 	     SHARD_ZERO3,
 	     SHARD_NF4_DOUBLE,
 	     false},
+	    {{.kind = TUNE_LORA, .rank = 4, .alpha = 16, .target = some},
+	     DTYPE_F32,
+	     SHARD_HYBRID,
+	     SHARD_NF4,
+	     false},
 	    {{.kind = TUNE_SOME, .layers = 1, .modules = all}, DTYPE_F16, SHARD_ZERO3, 0, false},
 	    {{.kind = TUNE_SOME, .layers = 2, .modules = mlp}, DTYPE_F32, SHARD_HYBRID, 0, true},
 	    {{.kind = TUNE_LORA, .rank = 4, .alpha = 16, .target = all}, DTYPE_F32, SHARD_ZERO2, 0, false},
@@ -615,6 +621,7 @@ START_TEST(offload_of_what_is_trained_has_the_same_bits)
 			run.o.tuning = kinds[i].tuning;
 			run.o.precision = kinds[i].type;
 			run.o.quantize = kinds[i].quantize;
+			run.o.prefetch = kinds[i].quantize == SHARD_NF4 ? 0 : run.o.prefetch;
 			run.o.learning_rate = 1e-2;
 			run.o.scaler.power = 12;
 			run.o.offload_dir = kinds[i].disk ? directory : NULL;
@@ -750,6 +757,46 @@ START_TEST(offload_of_all_takes_the_shards_from_the_device)
 		ck_assert_uint_eq(class_bytes(&p->arena, BUFFER_WEIGHTS), whole * 2);
 		ck_assert_uint_le(class_bytes(&p->arena, BUFFER_SLOTS), slots + own + 64 * 4);
 		ck_assert_uint_eq(arena_total(&p->host), arena_total(&host->host));
+	}
+}
+END_TEST
+
+/* Of blocks in 4 bits the device has what is in use, and the host the bytes that the device had. */
+START_TEST(offload_of_all_takes_4_bits_from_the_device)
+{
+	static char *const all[] = {"all", NULL};
+
+	for (int ranks = 1; ranks <= 4; ranks += 3) {
+		_cleanup_(plan_freep) struct plan *before = NULL, *p = NULL;
+		size_t held = 0, slots;
+		struct error err = ERROR_INIT;
+		struct train_options o;
+		struct model_config c;
+
+		model(&c, false);
+		options(&o, SHARD_ZERO3, 1);
+		o.tuning = (struct model_tuning){.kind = TUNE_LORA, .rank = 4, .alpha = 16, .target = all};
+		o.quantize = _i ? SHARD_NF4_DOUBLE : SHARD_NF4;
+		o.prefetch = 0;
+		o.offload = SHARD_OFFLOAD_OPTIMIZER;
+		ck_ok(plan_create(NULL, NULL, 0, ranks, &c, &o, 16, &before, &err), &err);
+		o.offload = SHARD_OFFLOAD_ALL;
+		ck_ok(plan_create(NULL, NULL, 0, ranks, &c, &o, 16, &p, &err), &err);
+		for (size_t i = 0; i < before->arena.n; i++)
+			if (strstr(before->arena.buffers[i].name, "weights in 4 bits") &&
+			    before->arena.buffers[i].class_ == BUFFER_WEIGHTS)
+				held += before->arena.buffers[i].bytes;
+		/* One block, and with ranks that share a copy one that comes. */
+		slots = (ranks > 1 ? 2 : 1) * p->shard->unit[1].packed->padded;
+		ck_assert_uint_gt(held, 0);
+		for (size_t i = 0; i < p->arena.n; i++)
+			if (strstr(p->arena.buffers[i].name, "weights in 4 bits"))
+				slots -= p->arena.buffers[i].bytes;
+		ck_assert_uint_eq(slots, 0);
+		for (size_t i = 0; i < p->host.n; i++)
+			if (strstr(p->host.buffers[i].name, "weights in 4 bits"))
+				held -= p->host.buffers[i].bytes;
+		ck_assert_uint_eq(held, 0);
 	}
 }
 END_TEST
@@ -903,6 +950,7 @@ int main(void)
 	tcase_add_loop_test(c, state_on_disk_takes_buffers_alone, 0, 2);
 	tcase_add_loop_test(c, offload_takes_the_state_from_the_device, 0, 2);
 	tcase_add_loop_test(c, offload_of_all_takes_the_shards_from_the_device, 0, 2);
+	tcase_add_loop_test(c, offload_of_all_takes_4_bits_from_the_device, 0, 2);
 	tcase_add_test(c, gradients_in_bf16_on_the_wire);
 	tcase_add_test(c, memory_is_divided);
 	tcase_add_test(c, slots_are_a_small_part);

@@ -7,7 +7,12 @@
 
 /* Of the blocks' weights: for the unit in use, those ahead of it, and with offload of all, where ranks share
  * a copy, the one that comes up before it is gathered. */
-int shard_weight_slots(const struct shard *s);
+static inline int shard_weight_slots(const struct shard *s)
+{
+	int slots = 1 + s->o.prefetch + (s->o.offload == SHARD_OFFLOAD_ALL && s->degree > 1);
+
+	return MIN(slots, SHARD_SLOTS_MAX);
+}
 
 int offload_open(struct shard *s, struct error *err); /* makes the events */
 void offload_close(struct shard *s);

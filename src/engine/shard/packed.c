@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "engine/device/nf4.h"
+#include "engine/shard/offload.h"
 
 /* Every part begins at a multiple of so many bytes, as kernels that read several at a time need it. */
 #define PART_ALIGNMENT 64
@@ -26,6 +27,11 @@ static size_t take(size_t *at, size_t bytes)
 bool packed_is_sharded(const struct shard *s)
 {
 	return s->degree > 1 && s->o.strategy >= SHARD_ZERO3;
+}
+
+bool packed_has_slots(const struct shard *s)
+{
+	return packed_is_sharded(s) || s->o.offload == SHARD_OFFLOAD_ALL;
 }
 
 static void place_matrix(const struct shard *s, struct packed_matrix *m, size_t *at)
@@ -90,8 +96,9 @@ void packed_free(struct shard *s)
 	}
 }
 
-void packed_place(struct shard *s, struct arena *a)
+void packed_place(struct shard *s, struct arena *a, struct arena *host)
 {
+	struct arena *held = s->o.offload == SHARD_OFFLOAD_ALL ? host : a;
 	struct shard_ring *ring = &s->packed;
 	int members = 0;
 
@@ -101,14 +108,14 @@ void packed_place(struct shard *s, struct arena *a)
 
 		if (!p)
 			continue;
-		p->memory = arena_take(a, BUFFER_WEIGHTS, p->own, "unit %d weights in 4 bits", i);
-		p->whole = packed_is_sharded(s) ? NULL : p->memory;
+		p->memory = arena_take(held, BUFFER_WEIGHTS, p->own, "unit %d weights in 4 bits", i);
+		p->whole = packed_has_slots(s) ? NULL : p->memory;
 		ring->elements = MAX(ring->elements, (int64_t)p->padded);
 		members++;
 	}
-	if (!packed_is_sharded(s))
+	if (!packed_has_slots(s))
 		return;
-	ring->slots = MIN(members, MIN(1 + s->o.prefetch, SHARD_SLOTS_MAX));
+	ring->slots = MIN(members, shard_weight_slots(s));
 	for (int i = 0; i < ring->slots; i++) {
 		ring->slot[i].unit = -1;
 		ring->slot[i].memory = arena_take(a, BUFFER_SLOTS, (size_t)ring->elements,

@@ -3,7 +3,8 @@
  * Frozen blocks in 4 bits (Dettmers et al. 2023, QLoRA). A unit is one run of bytes: its matrices in NF4
  * (device.h), each for itself, and behind them its norms and biases in the compute type. It is dequantized
  * into the blocks' one slot before the unit is used. Where the strategy shards weights, it is these bytes
- * that are sharded, without regard to what they mean, and gathered ahead.
+ * that are sharded, without regard to what they mean, and gathered ahead. With offload of all they lie in the
+ * host's memory, and come up into the same slots.
  */
 #pragma once
 
@@ -28,10 +29,12 @@ struct packed_unit {
 /* Makes `packed` of every unit that is to be one. */
 int packed_create(struct shard *s, const struct model_layout *layout, struct error *err);
 void packed_free(struct shard *s);
-/* Both passes of the arena. */
-void packed_place(struct shard *s, struct arena *a);
+/* Both passes of the arenas, of which `host` is one of host memory. */
+void packed_place(struct shard *s, struct arena *a, struct arena *host);
 /* Whether each rank has a part of the bytes only. */
 bool packed_is_sharded(const struct shard *s);
+/* Whether the whole bytes of a unit are in a slot while they are used. */
+bool packed_has_slots(const struct shard *s);
 /* The quantized form of a matrix whose unit's bytes are at `run`. */
 struct device_nf4 packed_nf4(const struct shard *s, const struct packed_matrix *m, char *run);
 

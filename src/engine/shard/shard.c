@@ -244,13 +244,6 @@ static bool comes(const struct shard *s, const struct shard_unit *u, enum kind k
 	                           : s->o.offload == SHARD_OFFLOAD_ALL && s->degree > 1 && !u->frozen;
 }
 
-int shard_weight_slots(const struct shard *s)
-{
-	int slots = 1 + s->o.prefetch + (s->o.offload == SHARD_OFFLOAD_ALL && s->degree > 1);
-
-	return MIN(slots, SHARD_SLOTS_MAX);
-}
-
 /* As many as units need at the same time; embedding and head never need weights and gradients at the same
  * time. */
 static int most_slots(const struct shard *s, int ring, enum kind kind)
@@ -369,7 +362,7 @@ void shard_place_buffers(struct shard *s, struct arena *a, struct arena *host)
 			place_host(s, i, host);
 		place_gradients(s, i, a);
 	}
-	packed_place(s, a);
+	packed_place(s, a, host);
 	choose_rings(s);
 	for (int ring = 0; ring < SHARD_RINGS; ring++)
 		for (int kind = WEIGHTS; kind < KINDS; kind++)

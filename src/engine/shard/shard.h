@@ -37,7 +37,7 @@
  *
  * Frozen blocks may be stored in 4 bits (packed.h). Their weights then have one slot, into which each block
  * is dequantized before it is used, and which the embedding and the head do not share; where the strategy
- * shards weights, it is the bytes of 4 bits that are gathered ahead.
+ * shards weights, it is the bytes of 4 bits that are gathered ahead, into a ring of their own.
  *
  * With offload the master weights and the optimizer's state are in the host's memory, and in fp32 a master
  * copy of their own, too. A unit's own gradients go down once they are summed, on the device's lane of
@@ -48,7 +48,7 @@
  * ahead; where ranks share a copy, one unit earlier still, since the gather starts once they are there. A
  * unit's gradients go down after each micro-step; those of the micro-steps before come up to be added to, so
  * that sums are taken on the device, in the same order as without offload. Of a unit that is frozen that is
- * its weights, in the compute type; those in 4 bits stay on the device.
+ * its weights, in the compute type, or the bytes of 4 bits.
  *
  * With a directory for offload, the moments and the master weights are in a file there instead, and in host
  * memory while they are stepped, piece by piece; in fp32, where they are the weights, the master weights stay

@@ -288,9 +288,9 @@ static double upload_seconds(const struct train_options *o, const struct hardwar
                              const struct shard_unit *u)
 {
 	const struct hardware *h = &where->device;
-	double bytes = (double)u->own * (double)dtype_size(o->precision);
+	double bytes = u->packed ? (double)u->packed->own : (double)u->own * (double)dtype_size(o->precision);
 
-	if (o->offload != SHARD_OFFLOAD_ALL || u->whole_weights || u->packed)
+	if (o->offload != SHARD_OFFLOAD_ALL || u->whole_weights)
 		return 0;
 	return h->sizing.engine == DEVICE_ENGINE_CPU ? stream(h, o->precision, RATE_COPY, 2 * bytes)
 	                                             : bytes / HOST_LINK;
