@@ -239,6 +239,12 @@ def quantized(dtrain, tmp):
     prefix = "base_model.model." + name.removesuffix("weight")
     want = plain + 2.0 * (a[f"{prefix}lora_B.weight"] @ a[f"{prefix}lora_A.weight"])
     assert torch.allclose(load(f"{tmp}/nf4-merged")[name], want, rtol=1e-6, atol=1e-7)
+    # gpt2's matrices lie turned in 4 bits, and not where they are plain.
+    with open(f"{directory}/config.json") as f:
+        config = json.load(f)
+    with open(f"{directory}/config.json", "w") as f:
+        json.dump(config | {"model_type": "gpt2"}, f)
+    export(dtrain, directory, f"{tmp}/nf4-turned", fails="the matrices of gpt2 in 4 bits are stored transposed")
 
 
 def refused(dtrain, tmp):

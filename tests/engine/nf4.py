@@ -74,11 +74,14 @@ def check_tensor(x, twice):
     return len(differ), (state.absmax.int() != blocks).sum().item()
 
 
-def check_directories(folder):
-    config = transformers.LlamaConfig(hidden_size=128, intermediate_size=320, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-                                      vocab_size=512, max_position_embeddings=512)
+LLAMA = transformers.LlamaConfig(hidden_size=128, intermediate_size=320, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=512,
+                                 max_position_embeddings=512)
+GPT2 = transformers.GPT2Config(n_embd=128, n_inner=320, n_layer=2, n_head=4, vocab_size=512, n_positions=512)
+
+
+def check_directories(folder, config):
     base, ids = folder / "base", [3, 77, 500, 12, 9, 256, 31]
-    transformers.LlamaForCausalLM(config).save_pretrained(base)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(base)
     for twice in (False, True):
         quantized = transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=twice,
                                                     bnb_4bit_compute_dtype=torch.float32)
@@ -87,7 +90,9 @@ def check_directories(folder):
         model.save_pretrained(directory)
         for name, module in list(model.named_modules()):
             if isinstance(module, bitsandbytes.nn.Linear4bit):
-                plain = torch.nn.Linear(module.in_features, module.out_features, bias=False)
+                plain = torch.nn.Linear(module.in_features, module.out_features, bias=module.bias is not None)
+                if module.bias is not None:
+                    plain.bias.data = module.bias.data.float()
                 plain.weight.data = functional.dequantize_4bit(module.weight.data, module.weight.quant_state).float().reshape(plain.weight.shape)
                 parent, _, last = name.rpartition(".")
                 setattr(model.get_submodule(parent), last, plain)
@@ -97,7 +102,7 @@ def check_directories(folder):
         assert out.returncode == 0, out.stderr
         got = torch.frombuffer(bytearray(out.stdout), dtype=torch.float32).reshape(want.shape)
         error = (want - got).abs().max().item()
-        print(f"a directory of transformers, double quantization {twice}: logits within {error:.2g}")
+        print(f"a directory of transformers, {config.model_type}, double quantization {twice}: logits within {error:.2g}")
         assert error < 1e-5
 
 
@@ -108,5 +113,6 @@ for shape in SHAPES:
         for double in (False, True):
             border, farther = check_tensor(weights.to(kind), double)
             print(f"{shape} {kind} double quantization {double}: {border} numbers on a border, {farther} scales that theirs have less near")
-with tempfile.TemporaryDirectory() as temporary:
-    check_directories(pathlib.Path(temporary))
+for family in (LLAMA, GPT2):
+    with tempfile.TemporaryDirectory() as temporary:
+        check_directories(pathlib.Path(temporary), family)

@@ -31,6 +31,8 @@ static void parse(const uint8_t *data, size_t size)
 		if (n > 0) {
 			tensor_to_f32(t, 0, 1, &f, NULL);
 			tensor_to_f32(t, n - 1, 1, &f, NULL);
+			tensor_turned_to_f32(t, 0, 1, &f, NULL);
+			tensor_turned_to_f32(t, n - 1, 1, &f, NULL);
 		}
 	}
 	safetensors_close(st);

@@ -276,6 +276,12 @@ START_TEST(a_weight_in_nf4_is_one_tensor)
 			ck_assert(i < 63 || part[i - 63] == all[i]);
 		}
 		ck_fails(tensor_to_f32(w, 130, 1, all, &err), &err, "beyond its end");
+		ck_ok(tensor_turned_to_f32(w, 3, 67, part, &err), &err);
+		for (int i = 0; i < 67; i++)
+			ck_assert_float_eq(part[i], all[(i + 3) % 2 * 65 + (i + 3) / 2]);
+		ck_fails(tensor_turned_to_f32(w, 130, 1, all, &err), &err, "beyond its end");
+		ck_fails(tensor_turned_to_f32(safetensors_find(st, "norm"), 0, 1, all, &err), &err,
+		         "not a matrix");
 	}
 }
 END_TEST

@@ -15,6 +15,7 @@
 #include "engine/checkpoint/merge.h"
 #include "engine/checkpoint/output.h"
 #include "engine/checkpoint/peft.h"
+#include "engine/model/families.h"
 
 #define HEAD  "lm_head.weight"
 #define SCORE "score.weight"
@@ -322,6 +323,7 @@ static enum tensor_type named_type(const json_t *config)
 static int check_config(struct export *x, const char *path, bool *tied, struct error *err)
 {
 	_cleanup_json_ json_t *config = NULL;
+	const struct family *family;
 	const json_t *q;
 	const char *method;
 	int r = json_read_file(path, &config, err);
@@ -339,6 +341,12 @@ static int check_config(struct export *x, const char *path, bool *tied, struct e
 			                 "%s: the weights are quantized (quantization_config: quant_method: "
 			                 "%.40s); expected fp32, bf16, fp16, or NF4 of bitsandbytes",
 			                 x->o->model, method);
+		family = family_find(json_get_string(config, "model_type", ""));
+		if (family && family->transposed)
+			return error_set(err, -ENOTSUP,
+			                 "%s: the matrices of %s in 4 bits are stored transposed, and cannot "
+			                 "be exported; export the model that was quantized",
+			                 x->o->model, family->name);
 		x->quantized = true;
 		x->plain = named_type(config);
 	}

@@ -56,15 +56,23 @@ int parameters_check_moments(const char *tensor, const char *file, int64_t first
 	return 0;
 }
 
-static int fill(struct safetensors *safetensors, const char *name, int64_t first, int64_t n, float *out,
-                struct error *err)
+/* transformers has bitsandbytes quantize the matrices of Conv1D, which are stored [in, out], as those of
+ * nn.Linear. */
+static bool is_turned(const struct tensor *t, const struct model_parameter *p)
+{
+	return p->transposed && t && t->type == TENSOR_NF4;
+}
+
+static int fill(struct safetensors *safetensors, const char *name, const struct model_parameter *p,
+                int64_t first, int64_t n, float *out, struct error *err)
 {
 	const struct tensor *t = hf_find(safetensors, name);
 	int r;
 
 	if (!t)
 		return error_set(err, -EINVAL, "%s is missing", name);
-	r = tensor_to_f32(t, first, n, out, err);
+	r = is_turned(t, p) ? tensor_turned_to_f32(t, first, n, out, err)
+	                    : tensor_to_f32(t, first, n, out, err);
 	return r < 0 ? r
 	             : parameters_check_finite(t->name, safetensors_file(safetensors, t), first, out, n, err);
 }
@@ -72,13 +80,13 @@ static int fill(struct safetensors *safetensors, const char *name, int64_t first
 int parameters_fill(void *safetensors, const struct model_parameter *p, int64_t first, int64_t n, float *out,
                     struct error *err)
 {
-	return fill(safetensors, p->name, first, n, out, err);
+	return fill(safetensors, p->name, p, first, n, out, err);
 }
 
 int parameters_fill_saved(void *safetensors, const struct model_parameter *p, int64_t first, int64_t n,
                           float *out, struct error *err)
 {
-	return fill(safetensors, p->saved, first, n, out, err);
+	return fill(safetensors, p->saved, p, first, n, out, err);
 }
 
 static int check(const struct model_layout *layout, const struct safetensors *st, const char *where,
@@ -92,11 +100,16 @@ static int check(const struct model_layout *layout, const struct safetensors *st
 	for (int i = 0; i < layout->parameters; i++) {
 		const struct model_parameter *p = &layout->parameter[i];
 
-		if (adapter ? !p->frozen : p->part == PART_WEIGHT)
-			all[n++] = (struct hf_parameter){.name = adapter ? p->saved : p->name,
-			                                 .dims = p->dims,
-			                                 .shape = {p->shape[0], p->shape[1]},
-			                                 .optional = starts && p->random_start};
+		const char *name = adapter ? p->saved : p->name;
+		bool turned;
+
+		if (!(adapter ? !p->frozen : p->part == PART_WEIGHT))
+			continue;
+		turned = is_turned(hf_find(st, name), p);
+		all[n++] = (struct hf_parameter){.name = name,
+		                                 .dims = p->dims,
+		                                 .shape = {p->shape[turned], p->shape[!turned]},
+		                                 .optional = starts && p->random_start};
 	}
 	return hf_check(st, where, all, n, err);
 }

@@ -64,6 +64,8 @@ int64_t tensor_elements(const struct tensor *t);
 const char *tensor_shape_text(char *buf, size_t size, int dims, const int64_t *shape);
 /* Converts elements [first, first + n) of t to fp32 (bf16, f16, f32, f64, nf4; others: -EINVAL). */
 int tensor_to_f32(const struct tensor *t, int64_t first, int64_t n, float *out, struct error *err);
+/* The same of the transpose of a matrix in NF4. */
+int tensor_turned_to_f32(const struct tensor *t, int64_t first, int64_t n, float *out, struct error *err);
 /* The same to any dtype of the engine; equal types are copied bit by bit. */
 int tensor_convert(const struct tensor *t, int64_t first, int64_t n, enum dtype type, void *out,
                    struct error *err);

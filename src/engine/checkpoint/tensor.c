@@ -54,22 +54,29 @@ static float float_at(const void *data, int64_t i)
 }
 
 /* The same numbers as device_nf4_dequantize gives. */
+static float scale_at(const struct tensor_nf4 *q, const struct nf4_tables *tables, int64_t block)
+{
+	return q->absmax ? float_at(q->absmax, block)
+	                 : tables->map[q->absmax8[block]] * float_at(q->nested_absmax, block / NF4_SCALES) +
+	                       q->offset;
+}
+
+static float code_at(const struct tensor *t, const struct nf4_tables *tables, int64_t at)
+{
+	return tables->code[((const uint8_t *)t->data)[at / 2] >> (at % 2 ? 0 : 4) & 15];
+}
+
 static void nf4_to_f32(const struct tensor *t, int64_t first, int64_t n, float *out)
 {
-	const struct tensor_nf4 *q = t->nf4;
-	const uint8_t *codes = t->data;
 	struct nf4_tables tables;
 
 	nf4_tables_fill(&tables);
 	for (int64_t at = first; at < first + n;) {
 		int64_t b = at / NF4_BLOCK, end = MIN((b + 1) * NF4_BLOCK, first + n);
-		float scale =
-		    q->absmax
-		        ? float_at(q->absmax, b)
-		        : tables.map[q->absmax8[b]] * float_at(q->nested_absmax, b / NF4_SCALES) + q->offset;
+		float scale = scale_at(t->nf4, &tables, b);
 
 		for (; at < end; at++)
-			*out++ = tables.code[codes[at / 2] >> (at % 2 ? 0 : 4) & 15] * scale;
+			*out++ = code_at(t, &tables, at) * scale;
 	}
 }
 
@@ -108,6 +115,23 @@ int tensor_to_f32(const struct tensor *t, int64_t first, int64_t n, float *out, 
 		return error_set(err, -EINVAL, "tensor %s: %s where F32, BF16 or F16 is needed", t->name,
 		                 tensor_type_name(t->type));
 	}
+}
+
+int tensor_turned_to_f32(const struct tensor *t, int64_t first, int64_t n, float *out, struct error *err)
+{
+	struct nf4_tables tables;
+
+	if (t->type != TENSOR_NF4 || t->dims != 2)
+		return error_set(err, -EINVAL, "tensor %s: not a matrix in NF4", t->name);
+	if (first < 0 || n < 0 || first > tensor_elements(t) || n > tensor_elements(t) - first)
+		return error_set(err, -EINVAL, "tensor %s: elements beyond its end", t->name);
+	nf4_tables_fill(&tables);
+	for (int64_t i = first; i < first + n; i++) {
+		int64_t at = i % t->shape[0] * t->shape[1] + i / t->shape[0];
+
+		*out++ = code_at(t, &tables, at) * scale_at(t->nf4, &tables, at / NF4_BLOCK);
+	}
+	return 0;
 }
 
 int tensor_convert(const struct tensor *t, int64_t first, int64_t n, enum dtype type, void *out,
