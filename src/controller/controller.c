@@ -163,12 +163,12 @@ static void take_error(void *context, int code, const struct error *err)
 }
 
 /* The epoch of this controller: on disk before any node hears of it. */
-static int begin_epoch(struct controller *c, struct error *err)
+static int begin_epoch(struct controller *c, bool begun, struct error *err)
 {
 	struct error result = ERROR_INIT;
 	int r = lift_above_directories(c, err);
 
-	if (r < 0)
+	if (r < 0 || begun)
 		return r;
 	store_begin_epoch(c->store, 0, false);
 	store_commit(c->store, take_error, &result);
@@ -190,7 +190,8 @@ int controller_create(const struct controller_options *options, struct controlle
 	c->began = controller_now(c);
 	c->options.hosts = NULL;
 	c->store = steal_pointer(c->options.store);
-	if ((!c->store && (r = store_open(path, &c->store, err)) < 0) || (r = begin_epoch(c, err)) < 0 ||
+	if ((!c->store && (r = store_open(path, &c->store, err)) < 0) ||
+	    (r = begin_epoch(c, options->begun, err)) < 0 ||
 	    (r = members_create(controller_now(c), &c->members, err)) < 0 ||
 	    (r = rendezvous_create(&c->rendezvous, err)) < 0 || (r = feed_create(&c->events, err)) < 0 ||
 	    (r = feed_create(&c->metrics, err)) < 0 || (r = load_queue(c, err)) < 0 ||

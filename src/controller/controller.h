@@ -40,6 +40,7 @@ struct controller_options {
 	struct controller_clock clock;
 	struct peers peers;
 	struct store *store;            /* taken in any case; NULL: the one in state_dir is opened */
+	bool begun;                     /* an epoch of its own is committed in that already */
 	void (*flushed)(void *context); /* after each flush; NULL: not needed */
 	void *context;
 };

@@ -292,6 +292,7 @@ static int lead(struct daemon *d, struct store *store, struct error *err)
 	    .user_limits = user_limits(s->config),
 	    .peers = peers_of_daemon(d),
 	    .store = store,
+	    .begun = store != NULL,
 	    .flushed = on_flushed,
 	    .context = d,
 	};
