@@ -487,6 +487,19 @@ START_TEST(what_exists_is_not_replaced_unless_asked)
 	         "240 bytes; the names of its files leave 239");
 	ck_ok(authority_make_node(a, name + 1, v, false, &err), &err);
 	ck_fails(authority_make_node(dir, "n1", v, false, &err), &err, "ca.pem");
+	/* A certificate alone makes none, nor does a key that cannot be read as one. */
+	{
+		_cleanup_free_ char *half = in_dir("half"), *crt = in_dir("half/ca.pem"),
+		                    *ca = read_text("a/ca.pem"), *half_key = in_dir("half/ca.key"),
+		                    *made = in_dir("half/nodes/n1.pem");
+
+		ck_ok(file_mkdirs(half, 0700, &err), &err);
+		ck_ok(file_write_atomic(crt, ca, strlen(ca), 0644, &err), &err);
+		ck_fails(authority_make_node(half, "n1", v, false, &err), &err, "ca.key");
+		ck_ok(file_write_atomic(half_key, ca, strlen(ca), 0600, &err), &err);
+		ck_fails(authority_make_node(half, "n1", v, false, &err), &err, "ca.key");
+		ck_assert_int_ne(access(made, F_OK), 0);
+	}
 	after = read_text("a/ca.key");
 	ck_assert_str_eq(before, after);
 	ck_ok(authority_make_node(a, "ca", v, false, &err), &err);

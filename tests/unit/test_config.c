@@ -944,6 +944,33 @@ START_TEST(how_a_run_is_stopped)
 }
 END_TEST
 
+/* A variable is replaced by the one of the same name, unless the earlier one is to be kept. */
+START_TEST(a_variable_is_set_once)
+{
+	static const struct {
+		const char *entry;
+		bool keep;
+		const char *first, *second; /* the list after it */
+	} steps[] = {
+	    {"A=1", false, "A=1", NULL},   {"A=2", true, "A=1", NULL},   {"A=2", false, "A=2", NULL},
+	    {"AB=3", true, "A=2", "AB=3"}, {"AB=", false, "A=2", "AB="}, {"A=4=5", false, "A=4=5", "AB="},
+	};
+	_cleanup_(run_config_freep) struct run_config *c = NULL;
+	struct error err = ERROR_INIT;
+
+	ck_ok(run_config_parse(alpaca, "x.conf", NULL, &c, &err), &err);
+	str_list_free(steal_pointer(c->environment));
+	for (size_t i = 0; i < ARRAY_SIZE(steps); i++) {
+		ck_ok(run_config_set_variable(c, steps[i].entry, steps[i].keep, "x", &err), &err);
+		ck_assert_str_eq(c->environment[0], steps[i].first);
+		ck_assert_pstr_eq(c->environment[1], steps[i].second);
+		ck_assert(!steps[i].second || !c->environment[2]);
+	}
+	ck_fails(run_config_set_variable(c, "=1", false, "x", &err), &err, "not of the form NAME=VALUE");
+	ck_fails(run_config_set_variable(c, "A", false, "x", &err), &err, "not of the form NAME=VALUE");
+}
+END_TEST
+
 static int take_run_file(void *context, struct error *err)
 {
 	const char *overrides[] = {"train.learning_rate=2e-4", "data.path=c.json,d.json", NULL};
@@ -1013,6 +1040,7 @@ int main(void)
 	tcase_add_test(t, json_round_trip);
 	tcase_add_loop_test(t, keys_of_preferences_are_for_their_tasks, 0, ARRAY_SIZE(preference_keys));
 	tcase_add_test(t, tasks_have_names);
+	tcase_add_test(t, a_variable_is_set_once);
 	tcase_add_test(t, memory_may_run_out_at_any_place);
 	tcase_add_loop_test(t, wrong_run_files_say_where, 0, ARRAY_SIZE(wrong));
 	tcase_add_test(t, nothing_is_suggested_where_nothing_is_alike);
