@@ -324,16 +324,36 @@ static json_t *column_json(sqlite3_stmt *st, int i)
 	return s ? json_loads(s, JSON_DECODE_ANY, NULL) : NULL;
 }
 
-/* Where they cannot be read, the rest of the run is shown. */
-static void read_ranks(struct run *r, sqlite3_stmt *st)
+/* Where they cannot be read, the rest of the run is shown; but not where there is no memory: -ENOMEM. */
+static int read_ranks(struct run *r, sqlite3_stmt *st)
 {
 	_cleanup_json_ json_t *json = column_json(st, 21);
 	struct error err = ERROR_INIT;
 	void *ranks;
+	int code = message_decode_list(&run_rank_message, json, &ranks, &r->rank_count, &err);
 
-	if (message_decode_list(&run_rank_message, json, &ranks, &r->rank_count, &err) < 0)
-		log_err("run %lld in the store: %s", (long long)r->id, err.message);
 	r->ranks = ranks;
+	if (code == -ENOMEM)
+		return code;
+	if (code < 0)
+		log_err("run %lld in the store: %s", (long long)r->id, err.message);
+	return 0;
+}
+
+static int read_texts(struct run *r, sqlite3_stmt *st)
+{
+	const struct {
+		char **text;
+		int column;
+	} texts[] = {{&r->name, 1},       {&r->user, 2},    {&r->task, 5},   {&r->reason, 12},
+	             {&r->directory, 19}, {&r->output, 20}, {&r->detail, 23}};
+
+	for (size_t i = 0; i < ARRAY_SIZE(texts); i++) {
+		*texts[i].text = column(st, texts[i].column);
+		if (!*texts[i].text && sqlite3_column_type(st, texts[i].column) != SQLITE_NULL)
+			return -ENOMEM;
+	}
+	return 0;
 }
 
 static struct run *read_run(sqlite3_stmt *st)
@@ -343,32 +363,26 @@ static struct run *read_run(sqlite3_stmt *st)
 	struct error err = ERROR_INIT;
 	int code;
 
-	if (!r)
+	if (!r || read_texts(r, st) < 0)
 		return NULL;
 	r->id = sqlite3_column_int64(st, 0);
-	r->name = column(st, 1);
-	r->user = column(st, 2);
 	r->uid = sqlite3_column_int64(st, 3);
 	r->gid = sqlite3_column_int64(st, 4);
-	r->task = column(st, 5);
 	r->state = sqlite3_column_int64(st, 6) % RUN_STATES;
 	r->attempt = sqlite3_column_int64(st, 7);
 	r->version = sqlite3_column_int64(st, 8);
 	r->submitted = sqlite3_column_double(st, 9);
 	r->started = sqlite3_column_double(st, 10);
 	r->ended = sqlite3_column_double(st, 11);
-	r->reason = column(st, 12);
 	r->exit_status = sqlite3_column_int64(st, 13);
 	r->cancelled = sqlite3_column_int64(st, 14);
 	r->failed = sqlite3_column_int64(st, 15);
 	r->requeue = sqlite3_column_int64(st, 16);
 	r->nodes = sqlite3_column_int64(st, 17);
 	r->per_node = sqlite3_column_int64(st, 18);
-	r->directory = column(st, 19);
-	r->output = column(st, 20);
-	read_ranks(r, st);
+	if (read_ranks(r, st) < 0)
+		return NULL;
 	r->progress = column_json(st, 22);
-	r->detail = column(st, 23);
 	/* Without it the cause of a failure may be less exact, but the run is loaded nevertheless. */
 	code = run_set_under_way(r, under_way, &err);
 	if (code == -ENOMEM)
