@@ -108,6 +108,16 @@ static void write_line(struct source *s, const char *text, size_t len)
 	http_stream_write(s->view->stream, "\n", 1);
 }
 
+static void write_collected(struct source *s)
+{
+	static const char lost[] = "(dtrain: out of memory: this line is lost)";
+
+	if (s->line.failed)
+		write_line(s, lost, sizeof(lost) - 1);
+	else
+		write_line(s, s->line.data ? s->line.data : "", s->line.len);
+}
+
 /* Whole lines of one rank at a time, however the pieces come. */
 static void pass(struct source *s, const char *data, size_t len)
 {
@@ -121,7 +131,7 @@ static void pass(struct source *s, const char *data, size_t len)
 
 		strbuf_add(&s->line, data, n);
 		if (nl || s->line.len > LONGEST_LINE) {
-			write_line(s, s->line.data ? s->line.data : "", s->line.len);
+			write_collected(s);
 			strbuf_reset(&s->line);
 		}
 		data += nl ? n + 1 : n;
@@ -135,8 +145,8 @@ static void source_done(struct source *s)
 		return;
 	s->done = true;
 	close_reader(s);
-	if (s->line.len > 0)
-		write_line(s, s->line.data, s->line.len);
+	if (s->line.len > 0 || s->line.failed)
+		write_collected(s);
 	if (--s->view->left == 0)
 		http_stream_end(s->view->stream);
 }

@@ -82,7 +82,8 @@ static void post(struct call *call, const struct peer *peer, const char *target,
 	if (!text)
 		error_oom(&err);
 	if (!text || http_client_call(call->daemon->peer_client, &http, NULL, &err) < 0)
-		finish(call, &(struct peer_result){.code = -EIO, .message = err.message});
+		finish(call, &(struct peer_result){.code = err.code == -ENOMEM ? -ENOMEM : -EIO,
+		                                   .message = err.message});
 }
 
 /* The codes of peers.h from those of node.h. -ECANCELED, a start that was stopped before it began, is a

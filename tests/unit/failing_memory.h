@@ -33,7 +33,7 @@ DEFINE_FAILING(char *, strdup, (const char *text), text)
 DEFINE_FAILING(char *, strndup, (const char *text, size_t n), text, n)
 
 /* work: makes something and releases it; 0 or a negative errno. */
-static void memory_runs_out(int (*work)(void *context, struct error *err), void *context)
+static inline void memory_runs_out(int (*work)(void *context, struct error *err), void *context)
 {
 	for (long n = 1;; n++) {
 		struct error err = ERROR_INIT;

@@ -38,6 +38,13 @@ static void refuse(struct http_request *r, const struct run *run)
 	                                                 : "");
 }
 
+void reply_not_taken(struct http_request *r, const char *code, const struct error *err)
+{
+	bool memory = err->code == -ENOMEM;
+
+	http_reply_error(r, memory ? 500 : 400, memory ? "out-of-memory" : code, "%s", err->message);
+}
+
 const struct run *route_find_run(struct controller *c, struct http_request *r, bool own, struct run **owned)
 {
 	const char *text = http_request_capture(r, 0);

@@ -17,6 +17,8 @@ bool caller_may_run(const struct http_caller *caller, const struct run *run);
  * answered with an error. by_rank: the ranks of the run that the first captured part of the path names ask
  * for it, which their hosts may forward. */
 bool refuse_forwarded(struct daemon *d, struct http_request *r, bool by_rank);
+/* What was sent cannot be taken: 400 with this code, or, where only memory was missing, 500. */
+void reply_not_taken(struct http_request *r, const char *code, const struct error *err);
 /* The run that the first captured part of the path names. NULL: answered with an error already; also where
  * `own` and the caller may not touch it. *owned is the caller's to free. */
 const struct run *route_find_run(struct controller *c, struct http_request *r, bool own, struct run **owned);

@@ -68,7 +68,7 @@ int route_read_drain(struct http_request *r, struct drain_request *request)
 	if (!body)
 		return -EINVAL;
 	if (drain_request_decode(body, request, &err) < 0)
-		http_reply_error(r, 400, "bad-json", "%s", err.message);
+		reply_not_taken(r, "bad-json", &err);
 	return err.code;
 }
 

@@ -11,6 +11,7 @@
 #include "dtraind/leader.h"
 #include "dtraind/log_streams.h"
 #include "dtraind/peers.h"
+#include "dtraind/routes/access.h"
 #include "dtraind/routes/routes.h"
 #include "wire/node_view.h"
 #include "wire/start_request.h"
@@ -151,7 +152,7 @@ void route_peer_reports(void *context, struct http_request *r)
 
 	if (json_parse(text, len, "request body", &body, &err) < 0 ||
 	    message_decode_list(&report_message, body, &reports, &count, &err) < 0) {
-		http_reply_error(r, 400, "bad-json", "%s", err.message);
+		reply_not_taken(r, "bad-json", &err);
 		return;
 	}
 	for (size_t i = 0; i < count; i++)
@@ -194,7 +195,7 @@ void route_peer_heartbeat(void *context, struct http_request *r)
 	if (!body)
 		return;
 	if (heartbeat_decode(body, &heartbeat, &err) < 0)
-		http_reply_error(r, 400, "bad-json", "%s", err.message);
+		reply_not_taken(r, "bad-json", &err);
 	else if (!check_nodes(r, &heartbeat))
 		return;
 	else if (controller_heartbeat(d->controller, &heartbeat, &answer, &err) < 0)

@@ -222,5 +222,8 @@ void route_prometheus(void *context, struct http_request *r)
 	add_gpus(&b, c);
 	add_attempts(&b, c);
 	add_runs(&b, c);
-	http_reply_bytes(r, 200, "text/plain; version=0.0.4; charset=utf-8", b.data ? b.data : "", b.len);
+	if (b.failed)
+		http_reply_error(r, 500, "out-of-memory", "out of memory");
+	else
+		http_reply_bytes(r, 200, "text/plain; version=0.0.4; charset=utf-8", b.data, b.len);
 }

@@ -168,7 +168,7 @@ void route_submit(void *context, struct http_request *r)
 	if (!body)
 		return;
 	if (read_config(body, &config, &normal, &err) < 0 || run_new(config, &run, &err) < 0) {
-		http_reply_error(r, 400, "bad-config", "%s", err.message);
+		reply_not_taken(r, "bad-config", &err);
 		return;
 	}
 	run->uid = caller->uid;
@@ -241,10 +241,15 @@ static void reply_run(struct controller *c, struct http_request *request, const 
 	_cleanup_free_ char *text = NULL;
 	bool own = caller_may_run(http_request_caller(request), r);
 	_cleanup_json_ json_t *config = NULL;
+	struct error err = ERROR_INIT;
 
 	/* The command line, the variables and the paths are shown to the owner only. */
-	if (own && controller_run_config(c, r->id, &text, NULL) == 0)
+	if (own && controller_run_config(c, r->id, &text, &err) == 0)
 		config = json_loads(text, 0, NULL);
+	if (err.code == -ENOMEM) {
+		http_reply_error(request, 500, "out-of-memory", "%s", err.message);
+		return;
+	}
 	http_reply_json(request, 200, run_to_json_with(r, own, config));
 }
 
@@ -402,8 +407,12 @@ static void serve_logs(struct daemon *d, struct http_request *r, const struct ru
 	_cleanup_free_ char *target = NULL;
 	struct log_place one;
 
+	if (!places) {
+		http_reply_error(r, 500, "out-of-memory", "out of memory");
+		return;
+	}
 	q.attempt = q.attempt ? q.attempt : run->attempt;
-	if (n == 0 || q.rank >= (int64_t)n || !places) {
+	if (n == 0 || q.rank >= (int64_t)n) {
 		if (n == 0)
 			http_reply_error(r, 404, "no-such-log",
 			                 "run %lld has not started on any node: there is no log",

@@ -153,7 +153,7 @@ void route_metrics_post(void *context, struct http_request *r)
 		return;
 	text = http_request_body(r, &len);
 	if (check_lines(text, len, &lines, &err) < 0) {
-		http_reply_error(r, 400, "bad-json", "%s", err.message);
+		reply_not_taken(r, "bad-json", &err);
 		return;
 	}
 	if (lines.last) {
@@ -182,7 +182,7 @@ void route_worker_event(void *context, struct http_request *r)
 	if (!body)
 		return;
 	if (worker_event_decode(body, &event, &err) < 0) {
-		http_reply_error(r, 400, "bad-json", "%s", err.message);
+		reply_not_taken(r, "bad-json", &err);
 		return;
 	}
 	lost_peer = str_eq(event.kind, WORKER_PEER_LOST);
@@ -206,15 +206,19 @@ void route_rendezvous_put(void *context, struct http_request *r)
 	const struct run *run;
 	const void *body;
 	size_t len;
+	int code;
 
 	run = find_live(d, r);
 	if (!run || check_attempt(r, run, &attempt) < 0)
 		return;
 	body = http_request_body(r, &len);
 	max = MIN(RENDEZVOUS_BYTES + run->nodes * run->per_node * RENDEZVOUS_RANK_BYTES, RENDEZVOUS_MOST);
-	if (rendezvous_put(controller_rendezvous(d->controller), run->id, attempt, max,
-	                   http_request_capture(r, 1), body, len, &err) < 0)
-		http_reply_error(r, err.code == -ENOSPC ? 413 : 400, "rendezvous", "%s", err.message);
+	code = rendezvous_put(controller_rendezvous(d->controller), run->id, attempt, max,
+	                      http_request_capture(r, 1), body, len, &err);
+	if (code == -ENOSPC)
+		http_reply_error(r, 413, "rendezvous", "%s", err.message);
+	else if (code < 0)
+		reply_not_taken(r, "rendezvous", &err);
 	else
 		http_reply_json(r, 200, json_object());
 }
