@@ -81,7 +81,7 @@ int sched_nodes_build(struct controller *c, struct sched_node **out, struct erro
 
 void sched_nodes_free(struct sched_node *nodes)
 {
-	for (struct sched_node *n = nodes; n && n->taken; n++) {
+	for (struct sched_node *n = nodes; n && n->name; n++) {
 		free(n->taken);
 		free(n->kept_for);
 		free((void *)n->links);
