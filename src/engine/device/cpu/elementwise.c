@@ -35,6 +35,23 @@ void KERNEL(cast)(struct device *dev, void *dst, enum dtype dst_type, const void
 	}
 }
 
+/* Each row of a matrix, whose rows begin dst_ld and src_ld elements apart; one of the types is DTYPE_F32, and
+ * the other one is not. */
+void KERNEL(cast_rows)(struct device *dev, void *dst, enum dtype dst_type, int64_t dst_ld, const void *src,
+                       enum dtype src_type, int64_t src_ld, int64_t rows, int64_t cols)
+{
+#pragma omp parallel for schedule(static) num_threads(dev->threads) if (rows * cols > PARALLEL_MIN)
+	for (int64_t r = 0; r < rows; r++) {
+		void *to = at(dst, r * dst_ld, dst_type);
+		const void *from = at_const(src, r * src_ld, src_type);
+
+		if (dst_type == DTYPE_F32)
+			WITH_TYPE(src_type, cast_part(to, DTYPE_F32, from, TYPE, 0, cols));
+		else
+			WITH_TYPE(dst_type, cast_part(to, TYPE, from, DTYPE_F32, 0, cols));
+	}
+}
+
 VINLINE void scale_part(void *x, enum dtype type, float factor, int64_t lo, int64_t hi)
 {
 	int64_t i = lo;

@@ -254,7 +254,6 @@ static void gemm_widened(struct device *dev, const struct device_gemm *g)
 	int64_t size_a = widened(rows_a, cols_a), size_b = widened(rows_b, cols_b);
 	int64_t size_c = g->c_type != DTYPE_F32 ? widened(g->m, g->n) : 0;
 	float *a = device_scratch(dev, (size_t)(size_a + size_b + size_c) * sizeof(float), "gemm"), *b, *c;
-	int threads = dev->threads;
 
 	if (!a)
 		return;
@@ -264,32 +263,17 @@ static void gemm_widened(struct device *dev, const struct device_gemm *g)
 	f.b = b;
 	f.lda = cols_a;
 	f.ldb = cols_b;
-	/* The casts below run inside a parallel loop, so each has one thread. */
-	dev->threads = 1;
-#pragma omp parallel for schedule(static) num_threads(threads)
-	for (int64_t r = 0; r < rows_a; r++)
-		dev->kernels->cast(dev, a + r * cols_a, DTYPE_F32, (const uint16_t *)g->a + r * g->lda,
-		                   g->ab_type, cols_a);
-#pragma omp parallel for schedule(static) num_threads(threads)
-	for (int64_t r = 0; r < rows_b; r++)
-		dev->kernels->cast(dev, b + r * cols_b, DTYPE_F32, (const uint16_t *)g->b + r * g->ldb,
-		                   g->ab_type, cols_b);
+	dev->kernels->cast_rows(dev, a, DTYPE_F32, cols_a, g->a, g->ab_type, g->lda, rows_a, cols_a);
+	dev->kernels->cast_rows(dev, b, DTYPE_F32, cols_b, g->b, g->ab_type, g->ldb, rows_b, cols_b);
 	if (g->c_type != DTYPE_F32) {
 		f.c = c;
 		f.ldc = g->n;
-#pragma omp parallel for schedule(static) num_threads(threads) if (g->beta != 0)
-		for (int64_t r = 0; r < (g->beta != 0 ? g->m : 0); r++)
-			dev->kernels->cast(dev, c + r * g->n, DTYPE_F32, (uint16_t *)g->c + r * g->ldc,
-			                   g->c_type, g->n);
+		if (g->beta != 0)
+			dev->kernels->cast_rows(dev, c, DTYPE_F32, g->n, g->c, g->c_type, g->ldc, g->m, g->n);
 	}
 	gemm_blas(&f);
-	if (g->c_type != DTYPE_F32) {
-#pragma omp parallel for schedule(static) num_threads(threads)
-		for (int64_t r = 0; r < g->m; r++)
-			dev->kernels->cast(dev, (uint16_t *)g->c + r * g->ldc, g->c_type, c + r * g->n,
-			                   DTYPE_F32, g->n);
-	}
-	dev->threads = threads;
+	if (g->c_type != DTYPE_F32)
+		dev->kernels->cast_rows(dev, g->c, g->c_type, g->ldc, c, DTYPE_F32, g->n, g->m, g->n);
 }
 
 static void product(struct device *dev, const struct device_gemm *g);

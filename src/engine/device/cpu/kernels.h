@@ -10,6 +10,8 @@
 #define KERNELS(X)                                                                                           \
 	X(cast, (struct device * dev, void *dst, enum dtype dst_type, const void *src, enum dtype src_type,  \
 	         int64_t n))                                                                                 \
+	X(cast_rows, (struct device * dev, void *dst, enum dtype dst_type, int64_t dst_ld, const void *src,  \
+	              enum dtype src_type, int64_t src_ld, int64_t rows, int64_t cols))                      \
 	X(scale, (struct device * dev, void *x, enum dtype type, float factor, int64_t n))                   \
 	X(add, (struct device * dev, void *dst, const void *src, enum dtype type, int64_t n))                \
 	X(sum_squares, (struct device * dev, const void *x, enum dtype type, int64_t n, double *sum))        \
