@@ -5,6 +5,7 @@
 testbed=$src/../shared/testbed/cluster.sh
 cache=${DTRAIN_TEST_CACHE:-/var/cache/dtrain-tests}
 
+# shellcheck disable=SC2120 # one of the scripts names none
 # nodes_possible TOOL…: skips the script where nodes cannot be booted, or a tool is missing.
 nodes_possible() {
 	[ "$(id -u)" = 0 ] || skip "needs root to boot containers"
