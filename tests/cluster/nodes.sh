@@ -2,10 +2,10 @@
 # shellcheck shell=bash disable=SC2154 # $src, $cache and $tmp are those of the script that sources this
 # Booted nodes: Debian 12 containers with systemd, and the packages that are installed on them. The node script of ../shared/testbed boots them.
 # $cache keeps the bare tree, and the packages of the newest sources, for later runs and for scripts that run side by side.
+# test_faults sources it; the functions of the same purpose in test_package are to move here.
 testbed=$src/../shared/testbed/cluster.sh
 cache=${DTRAIN_TEST_CACHE:-/var/cache/dtrain-tests}
 
-# shellcheck disable=SC2120 # one of the scripts names none
 # nodes_possible TOOL…: skips the script where nodes cannot be booted, or a tool is missing.
 nodes_possible() {
 	[ "$(id -u)" = 0 ] || skip "needs root to boot containers"
