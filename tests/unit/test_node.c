@@ -4,9 +4,11 @@
 #include "node_fixture.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -15,6 +17,7 @@
 #include "base/clock.h"
 #include "base/str.h"
 #include "node/launch/cgroup.h"
+#include "node/launch/processes.h"
 #include "node/lease.h"
 
 static struct fixture f; /* Check's fixtures have no other place */
@@ -612,6 +615,57 @@ static void put(const char *name, const char *text)
 	ck_ok(file_write_atomic(path, text, strlen(text), 0644, &err), &err);
 }
 
+/* In the group that fd is the list of: a process takes more memory than there is. Returns how often that was
+ * counted. */
+static int64_t run_out_of_memory(int fd)
+{
+	enum { BYTES = 512 << 20 };
+	int64_t before = -1;
+	int status = 0;
+	pid_t child;
+
+	if (write(fd, "0", 1) == 1)
+		before = cgroup_oom_kills();
+	child = fork();
+	if (child == 0) {
+		void *p = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+		if (p != MAP_FAILED)
+			memset(p, 1, BYTES);
+		_exit(0);
+	}
+	waitpid(child, &status, 0);
+	return before >= 0 && WIFSIGNALED(status) ? cgroup_oom_kills() - before : -1;
+}
+
+/* Where the memory controller is one of version 1, and root may make groups there. */
+START_TEST(kills_for_lack_of_memory_are_counted_in_the_own_group)
+{
+	_cleanup_free_ char *group = str_printf("/sys/fs/cgroup/memory/dtrain-test-%d", (int)getpid());
+	_cleanup_free_ char *limit = str_printf("%s/memory.limit_in_bytes", group);
+	_cleanup_free_ char *list = str_printf("%s/cgroup.procs", group);
+	int64_t machine = processes_oom_kills();
+	int status, fd;
+	pid_t child;
+
+	if (mkdir(group, 0755) < 0)
+		return;
+	fd = open(limit, O_WRONLY | O_CLOEXEC);
+	ck_assert_int_eq(write(fd, "256M", 4), 4);
+	close(fd);
+	fd = open(list, O_WRONLY | O_CLOEXEC);
+	child = fork();
+	if (child == 0)
+		_exit((int)run_out_of_memory(fd));
+	close(fd);
+	waitpid(child, &status, 0);
+	ck_assert_int_eq(rmdir(group), 0);
+	ck_assert_int_eq(WEXITSTATUS(status), 1);
+	/* The count of the machine has it, too. */
+	ck_assert_int_gt(processes_oom_kills(), machine);
+}
+END_TEST
+
 /* The files of a kernel before 5.14, in a directory: a rank of root's has moved into a group below. */
 START_TEST(groups_below_are_killed_and_removed_too)
 {
@@ -837,6 +891,7 @@ int main(void)
 	tcase_add_loop_test(tc, a_cleared_runtime_directory_frees_no_slot_in_use, 0,
 	                    ARRAY_SIZE(ways_to_clear));
 	tcase_add_test(tc, groups_below_are_killed_and_removed_too);
+	tcase_add_test(tc, kills_for_lack_of_memory_are_counted_in_the_own_group);
 	tcase_add_test(tc, a_group_is_made_while_its_parent_is_removed);
 	tcase_add_test(tc, a_killed_launcher_takes_no_other_attempt_along);
 	tcase_add_loop_test(tc, a_launcher_that_gets_term_ends_by_itself, 0, 2);

@@ -8,6 +8,7 @@
 #include <libgen.h>
 #include <linux/sched.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -24,8 +25,20 @@
 /* For how long a group is tried to be made while others remove its parent. */
 enum { CREATE_SECONDS = 2 };
 
-/* Where the version 2 hierarchy is mounted, owned by the caller. A mount of a part of it is of no use. */
-static char *find_mount(void)
+/* Whether a list that is separated by commas has this word. */
+static bool has_word(const char *list, const char *word)
+{
+	size_t len = strlen(word);
+
+	for (; *list; list += strcspn(list, ","), list += *list == ',')
+		if (strcspn(list, ",\n") == len && strncmp(list, word, len) == 0)
+			return true;
+	return false;
+}
+
+/* Where the version 2 hierarchy is mounted, or with a name that of this controller of version 1; owned by the
+ * caller. A mount of a part of it is of no use. */
+static char *find_mount(const char *controller)
 {
 	_cleanup_fclose_ FILE *f = fopen("/proc/self/mountinfo", "re");
 	_cleanup_free_ char *line = NULL;
@@ -33,33 +46,40 @@ static char *find_mount(void)
 
 	while (f && getline(&line, &size, f) > 0) {
 		char root[4096], point[4096];
-		const char *type = strstr(line, " - ");
+		const char *type = strstr(line, " - "), *options = strrchr(line, ' ');
 
-		if (type && str_starts(type, " - cgroup2 ") &&
+		if (type && str_starts(type, controller ? " - cgroup " : " - cgroup2 ") &&
+		    (!controller || has_word(options + 1, controller)) &&
 		    sscanf(line, "%*d %*d %*s %4095s %4095s", root, point) == 2 && str_eq(root, "/"))
 			return strdup(point);
 	}
 	return NULL;
 }
 
-/* Our own group within it: "0::/system.slice/dtraind.service". */
-static char *find_own(void)
+/* Our own group within it: "0::/system.slice/dtraind.service", "4:memory:/system.slice/dtraind.service". */
+static char *find_own(const char *controller)
 {
 	_cleanup_fclose_ FILE *f = fopen("/proc/self/cgroup", "re");
 	_cleanup_free_ char *line = NULL;
 	size_t size = 0;
 
-	while (f && getline(&line, &size, f) > 0)
-		if (str_starts(line, "0::/")) {
-			line[strcspn(line, "\n")] = '\0';
-			return strdup(line + strlen("0::"));
-		}
+	while (f && getline(&line, &size, f) > 0) {
+		char *controllers = strchr(line, ':'),
+		     *path = controllers ? strchr(controllers + 1, ':') : NULL;
+
+		if (!path)
+			continue;
+		*path++ = '\0';
+		path[strcspn(path, "\n")] = '\0';
+		if (controller ? has_word(controllers + 1, controller) : str_eq(line, "0:"))
+			return strdup(path);
+	}
 	return NULL;
 }
 
 char *cgroup_find_base(const char *runtime_dir)
 {
-	_cleanup_free_ char *mount = find_mount(), *own = find_own(), *base = NULL;
+	_cleanup_free_ char *mount = find_mount(NULL), *own = find_own(NULL), *base = NULL;
 
 	/* A path that climbs is outside of the namespace that we see. */
 	if (!mount || !own || strstr(own, "/.."))
@@ -135,19 +155,25 @@ int cgroup_limit(const char *path, const struct cgroup_limits *limits)
 	return r;
 }
 
-int64_t cgroup_oom_kills(void)
+/* The number behind "oom_kill" in this file of our own group. */
+static int64_t read_oom_kills(const char *controller, const char *name)
 {
-	_cleanup_free_ char *mount = find_mount(), *own = find_own(), *text = NULL, *file = NULL;
+	_cleanup_free_ char *mount = find_mount(controller), *own = find_own(controller), *text = NULL;
+	_cleanup_free_ char *file = mount && own ? str_printf("%s%s/%s", mount, own, name) : NULL;
 	const char *line;
 	long long n;
 
-	if (!mount || !own || strstr(own, "/.."))
-		return -1;
-	file = str_printf("%s%s/memory.events", mount, own);
-	if (!file || file_read(file, 4096, &text, NULL, NULL) < 0)
+	if (!file || strstr(own, "/..") || file_read(file, 4096, &text, NULL, NULL) < 0)
 		return -1;
 	line = strstr(text, "oom_kill ");
 	return line && sscanf(line, "oom_kill %lld", &n) == 1 ? n : -1;
+}
+
+int64_t cgroup_oom_kills(void)
+{
+	int64_t n = read_oom_kills(NULL, "memory.events");
+
+	return n >= 0 ? n : read_oom_kills("memory", "memory.oom_control");
 }
 
 /* A process that moves into a group waits until all processors have passed a quiescent state, some 10 ms, and

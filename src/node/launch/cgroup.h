@@ -24,7 +24,8 @@ int cgroup_create(const char *path);
 /* Where the controllers can be switched on for it, and so far as they can be. -ENOTSUP: not all of these
  * limits hold. */
 int cgroup_limit(const char *path, const struct cgroup_limits *limits);
-/* How often the OOM killer has struck in the group of this process and below; -1: it is not known. */
+/* How often the OOM killer has struck in the group of this process (version 2, or of the memory controller of
+ * version 1); -1: it is not known. */
 int64_t cgroup_oom_kills(void);
 /* fork() whose child is in the group from its first instruction; NULL, or where it cannot be so: outside of
  * it. For a process of one thread. */

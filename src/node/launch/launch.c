@@ -63,7 +63,8 @@ struct launch {
 	double term_at, kill_at; /* monotonic */
 	double killed_since;
 	char remark[128];
-	int64_t oom_kills;
+	/* When the ranks were started: of our control group, -1 where it is not known, and of the machine. */
+	int64_t group_oom_kills, oom_kills;
 	struct session *session; /* NULL: none */
 };
 
@@ -107,9 +108,9 @@ static void kill_all(struct launch *l)
 static void take_exit(struct launch *l, struct launch_rank *rank, int status)
 {
 	/* In the group of the attempt it struck this attempt, if not always the rank itself. */
-	int64_t own = cgroup_oom_kills();
 	bool killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
-	bool oom = own >= 0 ? own > 0 : killed && processes_oom_kills() > l->oom_kills;
+	bool oom = l->group_oom_kills >= 0 ? cgroup_oom_kills() > l->group_oom_kills
+	                                   : killed && processes_oom_kills() > l->oom_kills;
 
 	launch_rank_exited(rank, &l->user, status,
 	                   l->killing    ? SIGKILL
@@ -556,6 +557,7 @@ static void start_ranks(struct launch *l)
 	struct error err = ERROR_INIT;
 	bool prepared = prepare_start(l, &err) == 0;
 
+	l->group_oom_kills = cgroup_oom_kills();
 	l->oom_kills = processes_oom_kills();
 	for (size_t i = 0; i < l->rank_count; i++) {
 		struct launch_rank *rank = &l->ranks[i];
