@@ -94,7 +94,10 @@ static int upgrade(sqlite3 *db, const char *path, int64_t version, struct error 
 	}
 	for (; r == 0 && version < SCHEMA_VERSION; version++)
 		r = store_sqlite_exec(db, path, upgrades[version], err);
-	return r < 0 ? r : store_sqlite_exec(db, path, "COMMIT", err);
+	/* The new number goes into the file itself, where the package reads it before a downgrade. */
+	if (r == 0 && (r = store_sqlite_exec(db, path, "COMMIT", err)) == 0)
+		r = store_sqlite_exec(db, path, "PRAGMA wal_checkpoint(TRUNCATE)", err);
+	return r;
 }
 
 int store_migrate(sqlite3 *db, const char *path, struct error *err)

@@ -45,7 +45,13 @@ static int connect_error(const char *path, int code, struct error *err)
 		                 "no permission to use %s: be a member of its group, and log in again "
 		                 "after joining it",
 		                 path);
-	if (code == -ENOENT || code == -ECONNREFUSED)
+	if (code == -ENOENT)
+		return error_set(
+		    err, code,
+		    "dtraind does not answer at %s: on a node of the cluster, systemctl start dtraind; "
+		    "another machine needs the package dtrain for this",
+		    path);
+	if (code == -ECONNREFUSED)
 		return error_set(err, code, "dtraind does not answer at %s: systemctl start dtraind", path);
 	return error_errno(err, code, "cannot connect to %s", path);
 }

@@ -483,6 +483,19 @@ static const char *const old_reasons[][2] = {
     {"node n2 is down: no heartbeat for 5 s", NULL},
 };
 
+/* The number of the layout in the file at `path`, which the package reads while the store is open. */
+static int file_layout(const char *path)
+{
+	unsigned char at[4] = {0};
+	FILE *f = fopen(path, "rb");
+
+	ck_assert_ptr_nonnull(f);
+	ck_assert_int_eq(fseek(f, 60, SEEK_SET), 0);
+	ck_assert_uint_eq(fread(at, 1, sizeof(at), f), sizeof(at));
+	fclose(f);
+	return at[0] << 24 | at[1] << 16 | at[2] << 8 | at[3];
+}
+
 START_TEST(a_store_of_the_first_layout_is_converted_once)
 {
 	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/dtrain.db", dir), *reason = NULL;
@@ -495,6 +508,7 @@ START_TEST(a_store_of_the_first_layout_is_converted_once)
 	ck_assert_int_eq(sqlite3_close(db), SQLITE_OK);
 	for (int i = 0; i < 2; i++) { /* brought up to date, once */
 		ck_ok(store_open(path, &s, &err), &err);
+		ck_assert(file_layout(path) > 1);
 		ck_assert(store_drained(s, "n1", &reason));
 		ck_assert_ptr_null(reason);
 		for (size_t k = 0; k < ARRAY_SIZE(old_reasons); k++) {
