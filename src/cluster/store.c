@@ -405,6 +405,21 @@ void store_wait(struct store *s)
 	finish_commit(s);
 }
 
+static void take_error(void *context, int code, const struct error *err)
+{
+	*(struct error *)context = *err;
+}
+
+int store_commit_epoch(struct store *s, struct error *err)
+{
+	struct error result = ERROR_INIT;
+
+	store_begin_epoch(s, 0, false);
+	store_commit(s, take_error, &result);
+	store_wait(s);
+	return result.code < 0 ? error_set(err, result.code, "%s", result.message) : 0;
+}
+
 int store_get(struct store *s, int64_t id, struct run **out, struct error *err)
 {
 	return s->backend->get(s->self, id, out, err);

@@ -5,8 +5,8 @@
  * store's own, which writes and syncs it, all or nothing; store_dispatch then calls back on the event loop.
  * At most one commit is in flight; what is changed meanwhile is collected for the next one.
  *
- * All functions are for one thread, that of the event loop, and none but store_wait and store_close waits for
- * a commit. What is read is what has been committed.
+ * All functions are for one thread, that of the event loop, and none but store_wait, store_commit_epoch and
+ * store_close waits for a commit. What is read is what has been committed.
  */
 #pragma once
 
@@ -48,6 +48,8 @@ bool store_is_busy(const struct store *s); /* a commit is in flight, or its call
 int store_fd(const struct store *s);       /* readable: store_dispatch has something to do */
 void store_dispatch(struct store *s);      /* calls the callbacks of what is done */
 void store_wait(struct store *s);          /* for the commit in flight, whose callback is called from here */
+/* Begins an epoch, commits it and waits for that: a controller does nothing before it has its epoch. */
+int store_commit_epoch(struct store *s, struct error *err);
 
 /* Reading. */
 

@@ -157,23 +157,12 @@ static int lift_above_directories(struct controller *c, struct error *err)
 	return 0;
 }
 
-static void take_error(void *context, int code, const struct error *err)
-{
-	*(struct error *)context = *err;
-}
-
 /* The epoch of this controller: on disk before any node hears of it. */
 static int begin_epoch(struct controller *c, bool begun, struct error *err)
 {
-	struct error result = ERROR_INIT;
 	int r = lift_above_directories(c, err);
 
-	if (r < 0 || begun)
-		return r;
-	store_begin_epoch(c->store, 0, false);
-	store_commit(c->store, take_error, &result);
-	store_wait(c->store);
-	return result.code < 0 ? error_set(err, result.code, "%s", result.message) : 0;
+	return r < 0 || begun ? r : store_commit_epoch(c->store, err);
 }
 
 int controller_create(const struct controller_options *options, struct controller **out, struct error *err)

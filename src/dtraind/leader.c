@@ -143,22 +143,7 @@ static void lose(struct leader *l, const struct error *why)
 	sd_event_exit(l->daemon->event, -ESTALE);
 }
 
-static void take_error(void *context, int code, const struct error *err)
-{
-	*(struct error *)context = *err;
-}
-
-/* The controller's epoch is committed here, too: etcd may take seconds for it. */
-static int begin_epoch(struct store *store, struct error *err)
-{
-	struct error result = ERROR_INIT;
-
-	store_begin_epoch(store, 0, false);
-	store_commit(store, take_error, &result);
-	store_wait(store);
-	return result.code < 0 ? error_set(err, result.code, "%s", result.message) : 0;
-}
-
+/* In a thread, since etcd may take seconds to answer: the store, with an epoch of the controller's own. */
 static void *open_store(void *context)
 {
 	struct leader *l = context;
@@ -167,7 +152,7 @@ static void *open_store(void *context)
 	uint64_t one = 1;
 
 	if (store_etcd_open(&place, l->election, config->state_dir, &l->store, &l->error) == 0 &&
-	    begin_epoch(l->store, &l->error) < 0) {
+	    store_commit_epoch(l->store, &l->error) < 0) {
 		store_close(l->store);
 		l->store = NULL;
 	}

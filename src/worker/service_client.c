@@ -20,6 +20,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/str.h"
+#include "base/thread.h"
 #include "http/local.h"
 #include "wire/error_answer.h"
 #include "wire/worker_event.h"
@@ -249,7 +250,7 @@ static int service_put(void *context, const char *key, const void *data, size_t 
 	pthread_mutex_lock(&service->lock);
 	service->kept_since = clock_monotonic();
 	if (r == 0 && !service->has_keeper) {
-		r = -pthread_create(&service->keeper, NULL, keep_keys, service);
+		r = thread_start(&service->keeper, keep_keys, service);
 		if (r < 0)
 			error_errno(err, r, "cannot start a thread");
 		service->has_keeper = r == 0;
@@ -475,7 +476,7 @@ int service_client_create(const struct environment *env, struct service_client *
 	else if (env->socket)
 		service->store = (struct kv_store){service, service_put, service_get};
 	if (env->socket && env->rank == 0) {
-		int r = -pthread_create(&service->sender, NULL, send_reports, service);
+		int r = thread_start(&service->sender, send_reports, service);
 
 		if (r < 0)
 			return error_errno(err, r, "cannot start a thread");

@@ -161,8 +161,7 @@ static struct store *open_store(struct bed *b, struct election *e, const char *n
 
 	ck_ok(file_mkdirs(dir, 0755, &err), &err);
 	ck_ok(store_etcd_open(&b->place, e, dir, &s, &err), &err);
-	store_begin_epoch(s, 0, false);
-	ck_ok(commit(s, &err), &err);
+	ck_ok(store_commit_epoch(s, &err), &err);
 	return s;
 }
 
