@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A file is written behind the event loop: the newest contents, and a slow disk delays nobody but who
- * waits. */
+/* A file is written behind the event loop: the newest contents, and a slow disk delays only who waits. */
 #include "base/file_writer.h"
 #include "unit.h"
 

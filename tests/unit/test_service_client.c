@@ -143,7 +143,7 @@ START_TEST(reports_wait_for_a_controller)
 }
 END_TEST
 
-/* There is nobody to wait for. */
+/* There is no service to wait for. */
 START_TEST(without_a_service_the_end_is_not_held_up)
 {
 	struct service_client *service = make();

@@ -163,6 +163,53 @@ static void add_gpus(struct strbuf *b, struct controller *c)
 	}
 }
 
+static size_t is_up(const struct member *m)
+{
+	return m->up;
+}
+
+static size_t all_slots(const struct member *m)
+{
+	return m->slots;
+}
+
+static size_t free_slots(const struct member *m)
+{
+	return m->up ? member_free_slots(m) : 0;
+}
+
+static size_t reserved_slots(const struct member *m)
+{
+	return m->up ? member_reserved_slots(m) : 0;
+}
+
+/* One line for each node. */
+static void add_nodes(struct strbuf *b, struct controller *c)
+{
+	static const struct {
+		const char *name, *help;
+		size_t (*value)(const struct member *m);
+	} gauges[] = {
+	    {"dtrain_node_up", "1 where the node's heartbeats come.", is_up},
+	    {"dtrain_slots", "Slots of a node.", all_slots},
+	    {"dtrain_slots_free", "Slots of a node that no run has, and that are not reserved for one.",
+	     free_slots},
+	    {"dtrain_slots_reserved", "Slots of a node that are kept for runs with resources.spares.",
+	     reserved_slots},
+	    {"dtrain_slots_drained", "Slots of a node that get no runs: broken, or drained by hand.",
+	     member_drained_slots},
+	};
+
+	for (size_t g = 0; g < ARRAY_SIZE(gauges); g++) {
+		metric(b, gauges[g].name, "gauge", gauges[g].help);
+		for (size_t i = 0; i < controller_node_count(c); i++) {
+			const struct member *m = controller_node(c, i);
+
+			strbuf_addf(b, "%s{node=\"%s\"} %zu\n", gauges[g].name, m->name, gauges[g].value(m));
+		}
+	}
+}
+
 void route_prometheus(void *context, struct http_request *r)
 {
 	struct daemon *d = context;
@@ -178,42 +225,8 @@ void route_prometheus(void *context, struct http_request *r)
 	metric(&b, "dtrain_runs", "gauge", "Runs by state.");
 	for (int i = 0; i < RUN_STATES; i++)
 		strbuf_addf(&b, "dtrain_runs{state=\"%s\"} %lld\n", run_state_name(i), (long long)counts[i]);
-	metric(&b, "dtrain_node_up", "gauge", "1 where the node's heartbeats come.");
-	for (size_t i = 0; i < controller_node_count(c); i++) {
-		const struct member *m = controller_node(c, i);
-
-		strbuf_addf(&b, "dtrain_node_up{node=\"%s\"} %d\n", m->name, m->up);
-	}
-	metric(&b, "dtrain_slots", "gauge", "Slots of a node.");
-	for (size_t i = 0; i < controller_node_count(c); i++) {
-		const struct member *m = controller_node(c, i);
-
-		strbuf_addf(&b, "dtrain_slots{node=\"%s\"} %zu\n", m->name, m->slots);
-	}
 	controller_note_spares(c);
-	metric(&b, "dtrain_slots_free", "gauge",
-	       "Slots of a node that no run has, and that are not reserved for one.");
-	for (size_t i = 0; i < controller_node_count(c); i++) {
-		const struct member *m = controller_node(c, i);
-
-		strbuf_addf(&b, "dtrain_slots_free{node=\"%s\"} %zu\n", m->name,
-		            m->up ? member_free_slots(m) : 0);
-	}
-	metric(&b, "dtrain_slots_reserved", "gauge",
-	       "Slots of a node that are kept for runs with resources.spares.");
-	for (size_t i = 0; i < controller_node_count(c); i++) {
-		const struct member *m = controller_node(c, i);
-
-		strbuf_addf(&b, "dtrain_slots_reserved{node=\"%s\"} %zu\n", m->name,
-		            m->up ? member_reserved_slots(m) : 0);
-	}
-	metric(&b, "dtrain_slots_drained", "gauge",
-	       "Slots of a node that get no runs: broken, or drained by hand.");
-	for (size_t i = 0; i < controller_node_count(c); i++) {
-		const struct member *m = controller_node(c, i);
-
-		strbuf_addf(&b, "dtrain_slots_drained{node=\"%s\"} %zu\n", m->name, member_drained_slots(m));
-	}
+	add_nodes(&b, c);
 	metric(&b, "dtrain_event_loop_lag_seconds", "gauge",
 	       "By how much the controller's last timer was late.");
 	strbuf_addf(&b, "dtrain_event_loop_lag_seconds %.6f\n", d->loop_lag);
