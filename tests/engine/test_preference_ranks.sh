@@ -80,9 +80,9 @@ for task in dpo kto reward; do
 	prefer lora3-$task $task 1 "" "$lora, \"parallel\": {\"strategy\": \"zero3\"}"
 	pair lora3-$task
 	near lora-$task lora3-$task 5e-5
-	# At the first step the adapter has no effect; the passes with and without it may differ by rounding, and another reference by 1e-3.
-	[ $task = reward ] || values lora-$task rewards/chosen | awk 'NR == 1 { same = ($1 < 0 ? -$1 : $1) < 1e-6 } END { exit !same }' ||
-		fail "$task: the adapter's reference is not its base"
+	# Exactly, where each row is a micro-batch of its own: products round a row by its place among others, which is another one when the
+	# reference is computed.
+	[ $task = reward ] || [ "$(values lora3-$task rewards/chosen | head -1)" = 0.0 ] || fail "$task: the adapter's reference is not its base"
 	model=
 	for precision in $precisions; do
 		prefer "$precision-$task" $task 2
