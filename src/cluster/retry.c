@@ -27,6 +27,16 @@ void run_begin_attempt(struct run *r)
 	r->retries.record.checkpoint_before = r->retries.record.checkpoint;
 }
 
+void run_set_last_failure(struct run *r, const char *cause, const char *detail)
+{
+	struct retry_record *x = &r->retries.record;
+
+	free(x->last_failure);
+	x->last_failure = str_printf("attempt %lld: %s", (long long)r->attempt, cause);
+	free(x->last_detail);
+	x->last_detail = detail ? strdup(detail) : NULL;
+}
+
 void run_set_checkpoint(struct run *r, int64_t step)
 {
 	struct retry_record *x = &r->retries.record;
@@ -149,8 +159,7 @@ bool run_retry(struct run *r, enum run_failure failure, double now)
 	if (failure == FAILURE_NODE && run_has_replacements(r))
 		x->delay = 0;
 	set_avoided(r);
-	free(x->last_failure);
-	x->last_failure = str_printf("attempt %lld: %s", (long long)r->attempt, cause);
+	run_set_last_failure(r, cause, r->detail);
 	if (x->delay > 0)
 		run_set_reason(r, "attempt %lld has failed: %s; the next one begins in %.0f s",
 		               (long long)r->attempt, cause, x->delay);

@@ -269,6 +269,7 @@ json_t *run_to_json_with(const struct run *r, bool own, json_t *config)
 	    .node_failures = r->retries.record.node_failures,
 	    .checkpoint = r->retries.record.checkpoint,
 	    .last_failure = r->retries.record.last_failure,
+	    .last_detail = own ? r->retries.record.last_detail : NULL,
 	    .time_limit = r->time_limit,
 	    .time_used = r->retries.record.used,
 	    .config = own ? config : NULL,

@@ -244,6 +244,9 @@ void run_count_busy(struct run *r, const char *node);
 /* The attempt has ended without having failed, for its start was refused or did not arrive. False: no other
  * one follows, since too many were refused so, and r->reason says that. */
 bool run_retry_unstarted(struct run *r, double now);
+/* Notes the cause of the end of the newest attempt, for as long as the next ones last. detail: for the owner
+ * alone; NULL: nothing. */
+void run_set_last_failure(struct run *r, const char *cause, const char *detail);
 /* Is there anything that the store has to keep? */
 bool run_has_retries(const struct run *r);
 /* An attempt begins. */

@@ -340,10 +340,7 @@ static void set_time_reason(struct run *r)
 
 static void set_evicted_reason(struct run *r)
 {
-	struct retry_record *x = &r->retries.record;
-
-	free(x->last_failure);
-	x->last_failure = str_printf("attempt %lld: %s", (long long)r->attempt, r->evicted);
+	run_set_last_failure(r, r->evicted, NULL);
 	run_set_reason(r, "%s", r->evicted);
 }
 

@@ -105,6 +105,8 @@ static void print_retries(const struct run_view *run)
 		       str_duration(limit, sizeof(limit), run->time_limit),
 		       str_duration(used, sizeof(used), run->time_used));
 	print_line("last failure", run->last_failure);
+	if (!str_eq(run->last_detail, run->detail)) /* while it waits they are the same */
+		print_line("last detail", run->last_detail);
 	if (run->checkpoint > 0)
 		printf("%-13sstep %lld\n", "checkpoint", (long long)run->checkpoint);
 }

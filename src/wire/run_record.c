@@ -57,6 +57,7 @@ static const struct field retry_fields[] = {
     F(checkpoint_node, FIELD_STRING, FIELD_OPTIONAL),
     F(checkpoint_before, FIELD_INT, FIELD_OPTIONAL),
     F(last_failure, FIELD_STRING, FIELD_OPTIONAL),
+    F(last_detail, FIELD_STRING, FIELD_OPTIONAL),
     F(avoid, FIELD_STRINGS, FIELD_OPTIONAL),
     F(used, FIELD_NUMBER, FIELD_OPTIONAL),
 };

@@ -51,6 +51,7 @@ struct retry_record {
 	char *checkpoint_node;     /* where its rank 0 ran; NULL: not known */
 	int64_t checkpoint_before; /* the step when the newest attempt began */
 	char *last_failure;        /* "attempt 1: rank 0 on n1: exit status 1"; NULL: none */
+	char *last_detail;         /* what the run's detail was then; NULL: nothing, or no failure */
 	char **avoid;              /* nodes that failed in the last attempt; NULL: none */
 	double used; /* seconds of the time limit that attempts have had; 0: none, or there is no limit */
 };

@@ -63,6 +63,7 @@ static const struct field run_fields[] = {
     F(node_failures, FIELD_INT, FIELD_OPTIONAL),
     F(checkpoint, FIELD_INT, FIELD_OPTIONAL),
     F(last_failure, FIELD_STRING, FIELD_OPTIONAL),
+    F(last_detail, FIELD_STRING, FIELD_OPTIONAL),
     F(time_limit, FIELD_NUMBER, FIELD_OPTIONAL),
     F(time_used, FIELD_NUMBER, FIELD_OPTIONAL),
     F(config, FIELD_OBJECT, FIELD_OPTIONAL),

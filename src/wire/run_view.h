@@ -62,6 +62,7 @@ struct run_view {
 	int64_t restarts, node_failures;         /* attempts that followed such a failure */
 	int64_t checkpoint;                      /* step of the newest one that is known */
 	char *last_failure;                      /* of the attempt before; NULL: none */
+	char *last_detail;                       /* of that failure, for the owner alone; NULL: as detail */
 	double time_limit;                       /* seconds; 0: none */
 	double time_used; /* of it, by attempts that have ended; 0: none, or there is no limit */
 	json_t *config;   /* for its owner alone, in the answer to GET /v1/runs/ID; NULL otherwise */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of runs that are stopped to end or to go on: time limits and drains, and of runs that take as many
- * nodes as are free, in simulated time (controller_bed.h). */
+/* Tests of runs that are stopped to end or to go on: time limits and drains, of what is told of an attempt
+ * that has failed, and of runs that take as many nodes as are free, in simulated time (controller_bed.h). */
 #include <string.h>
 
 #include "base/json.h"
@@ -42,6 +42,30 @@ static void drain(struct bed *b, const char *node)
 	ck_assert_int_eq(controller_set_drained(bed_controller(b), node, true, NULL), 0);
 	controller_evict_runs(bed_controller(b), node);
 }
+
+/* The words of a worker may name files of the owner. */
+START_TEST(the_owner_is_told_why_the_last_attempt_has_failed)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+	int64_t run = submit(b, "\"nodes\":2,\"max_restarts\":2");
+	_cleanup_json_ json_t *own = NULL, *other = NULL;
+
+	bed_await(b, run, RUN_RUNNING);
+	controller_worker_error(bed_controller(b), run, 1, "cannot write /home/x: No space left on device",
+	                        false);
+	bed_end_ranks(b, "n2", run, 1);
+	bed_pass(b, 0.1);
+	bed_restart_controller(b);
+	bed_await(b, run, RUN_RUNNING);
+	own = run_to_json(bed_run(b, run), true);
+	other = run_to_json(bed_run(b, run), false);
+	ck_assert_str_eq(json_get_string(own, "last_failure", ""), "attempt 1: rank 1 on n2: exit status 1");
+	ck_assert_str_eq(json_get_string(own, "last_detail", ""),
+	                 "cannot write /home/x: No space left on device");
+	ck_assert_ptr_null(json_object_get(other, "last_detail"));
+	bed_free(b);
+}
+END_TEST
 
 /* Whoever lets a run be started again, for whatever reason, lets it be moved. */
 START_TEST(a_run_that_may_begin_again_is_moved)
@@ -336,6 +360,7 @@ int main(void)
 	TCase *tc = tcase_create("stops");
 
 	tcase_set_timeout(tc, 120);
+	tcase_add_test(tc, the_owner_is_told_why_the_last_attempt_has_failed);
 	tcase_add_test(tc, a_run_that_may_begin_again_is_moved);
 	tcase_add_test(tc, a_time_limit_ends_a_run);
 	tcase_add_test(tc, a_training_names_its_checkpoint_at_the_limit);

@@ -115,7 +115,7 @@ static const char START[] =
 	"\"nodes\":[\"n1\",\"n2\"],\"spares\":[\"n3\"],\"max_restarts\":3,\"max_node_failures\":5,"          \
 	"\"restarts\":1,"                                                                                    \
 	"\"node_failures\":2,\"checkpoint\":40,\"last_failure\":\"attempt 1: "                               \
-	"why\",\"time_limit\":60.5,\"time_used\":7.5,"                                                       \
+	"why\",\"last_detail\":\"it broke\",\"time_limit\":60.5,\"time_used\":7.5,"                          \
 	"\"world_size\":2,\"ranks\":[{\"rank\":0,\"node\":\"n1\",\"slot\":1,"                                \
 	"\"state\":\"exited\",\"pid\":12,\"exit_status\":137,\"signal\":\"SIGKILL\",\"ended\":3.25,"         \
 	"\"stopped\":true,\"oom\":true,\"core_dumped\":true},{\"rank\":1,\"node\":\"n2\",\"slot\":0,"        \
@@ -148,7 +148,7 @@ static const char START[] =
 	"\"restarts\":1,\"node_failures\":2,\"busy_starts\":1,\"stalled\":1,\"delays\":2,\"delay\":4.5,"     \
 	"\"checkpoint\":40,"                                                                                 \
 	"\"checkpoint_node\":\"n2\",\"checkpoint_before\":20,\"last_failure\":\"attempt 1: "                 \
-	"why\",\"avoid\":[\"n2\"],\"used\":7.5},"                                                            \
+	"why\",\"last_detail\":\"it broke\",\"avoid\":[\"n2\"],\"used\":7.5},"                               \
 	"\"spares\":[{\"node\":\"n3\",\"slots\":[0,2],\"worked\":true}]}"
 #define ENTRY                                                                                                \
 	"{\"id\":17,\"attempt\":2,\"uid\":1000,\"gid\":100,\"state\":\"queued\",\"submitted\":1.5,"          \
