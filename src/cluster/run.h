@@ -189,6 +189,8 @@ struct run_part *run_part_find(struct run *r, const char *node);
 unsigned run_report(struct run *r, const struct report *report, double now);
 /* The error of a worker; lost_peer: that another rank has gone, which is a consequence. */
 void run_worker_error(struct run *r, int64_t rank, const char *message, bool lost_peer);
+/* What the report of a rank says of its failure; run_report calls it. */
+void run_rank_error(struct run *r, const struct rank_report *report);
 /* A node has an attempt of this run that the store, an older copy, knows nothing of: a run that waits must
  * not be started once more. */
 unsigned run_superseded(struct run *r, const char *node, int64_t attempt, double now);

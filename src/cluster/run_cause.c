@@ -9,6 +9,8 @@
 #include "base/str.h"
 #include "cluster/run.h"
 
+enum { CAUSE_MAX = 4096 }; /* of what a worker says */
+
 const char run_undecided[] = "a part of it has failed, the rest is being stopped";
 
 struct rank_error *run_find_rank_error(const struct run *r, int64_t rank)
@@ -17,6 +19,53 @@ struct rank_error *run_find_rank_error(const struct run *r, int64_t rank)
 		if (r->rank_errors[i].rank == rank)
 			return &r->rank_errors[i];
 	return NULL;
+}
+
+/* That of the rank; made where there is none. NULL: out of memory. */
+static struct rank_error *need_rank_error(struct run *r, int64_t rank)
+{
+	struct rank_error *own = run_find_rank_error(r, rank), *grown;
+
+	if (own)
+		return own;
+	grown = reallocarray(r->rank_errors, r->rank_error_count + 1, sizeof(*grown));
+	if (!grown)
+		return NULL;
+	r->rank_errors = grown;
+	own = &grown[r->rank_error_count++];
+	*own = (struct rank_error){.rank = rank};
+	return own;
+}
+
+void run_worker_error(struct run *r, int64_t rank, const char *message, bool lost_peer)
+{
+	struct rank_error *known;
+
+	if (rank < 0 || rank >= (int64_t)r->rank_count)
+		return;
+	known = need_rank_error(r, rank);
+	if (!known || known->worker)
+		return;
+	known->worker = strndup(message, CAUSE_MAX);
+	if (!known->worker)
+		return;
+	str_make_utf8(known->worker); /* the cut may be within a character */
+	known->lost_peer = lost_peer;
+	r->dirty = true;
+}
+
+void run_rank_error(struct run *r, const struct rank_report *report)
+{
+	struct rank_error *known =
+	    report->error || report->lost_peer ? need_rank_error(r, report->rank) : NULL;
+
+	if (!known)
+		return;
+	if (report->error && !str_eq(known->log, report->error) &&
+	    str_replace(&known->log, report->error) == 0)
+		r->dirty = true;
+	if (report->lost_peer && !known->lost_peer)
+		known->lost_peer = r->dirty = true;
 }
 
 static int signal_number(const char *name)

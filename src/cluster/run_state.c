@@ -23,8 +23,6 @@
 #include "base/str.h"
 #include "cluster/run.h"
 
-enum { CAUSE_MAX = 4096 }; /* of what a worker says */
-
 static int parts_add(struct run *r, const char *node, struct error *err)
 {
 	struct run_part *p = reallocarray(r->parts, r->part_count + 1, sizeof(*p));
@@ -269,22 +267,6 @@ static bool take_device_error(struct run *r, const struct report *report)
 	return true;
 }
 
-/* The same; made where there is none. NULL: out of memory. */
-static struct rank_error *need_rank_error(struct run *r, int64_t rank)
-{
-	struct rank_error *own = run_find_rank_error(r, rank), *grown;
-
-	if (own)
-		return own;
-	grown = reallocarray(r->rank_errors, r->rank_error_count + 1, sizeof(*grown));
-	if (!grown)
-		return NULL;
-	r->rank_errors = grown;
-	own = &grown[r->rank_error_count++];
-	*own = (struct rank_error){.rank = rank};
-	return own;
-}
-
 /* No part is left: the run is final, or queued again; of an attempt that has begun the ranks then say where
  * its logs are, until the next one begins. */
 static unsigned end_attempt(struct run *r, enum run_state state, double now)
@@ -404,14 +386,6 @@ static bool merge_rank(struct run_rank *ours, const struct rank_report *theirs)
 	       old.core_dumped != ours->core_dumped;
 }
 
-/* The last lines of the log of a rank. Returns whether they are news. */
-static bool take_log(struct run *r, int64_t rank, const char *text)
-{
-	struct rank_error *known = need_rank_error(r, rank);
-
-	return known && !str_eq(known->log, text) && str_replace(&known->log, text) == 0;
-}
-
 /* Takes over what the node says of its ranks. Returns whether it is news: heartbeats say the same again and
  * again. */
 static bool merge_ranks(struct run *r, const struct run_part *part, const struct report *report)
@@ -429,8 +403,7 @@ static bool merge_ranks(struct run *r, const struct run_part *part, const struct
 		/* By our clock, as well as it was known then. */
 		if (theirs->ended > 0 && ours->ended <= 0)
 			ours->ended = theirs->ended + report->clock_offset;
-		if (theirs->error && take_log(r, theirs->rank, theirs->error))
-			r->dirty = true;
+		run_rank_error(r, theirs);
 	}
 	return changed;
 }
@@ -610,21 +583,4 @@ enum run_stop run_stop_kind(const struct run *r)
 	return r->cancelled                                 ? RUN_STOP_CANCEL
 	       : !r->failed && (r->timed_out || r->evicted) ? RUN_STOP_SAVE
 	                                                    : RUN_STOP_NOW;
-}
-
-void run_worker_error(struct run *r, int64_t rank, const char *message, bool lost_peer)
-{
-	struct rank_error *known;
-
-	if (rank < 0 || rank >= (int64_t)r->rank_count)
-		return;
-	known = need_rank_error(r, rank);
-	if (!known || known->worker)
-		return;
-	known->worker = strndup(message, CAUSE_MAX);
-	if (!known->worker)
-		return;
-	str_make_utf8(known->worker); /* the cut may be within a character */
-	known->lost_peer = lost_peer;
-	r->dirty = true;
 }

@@ -26,6 +26,7 @@ static const struct field rank_fields[] = {
     F(stopped, FIELD_BOOL, FIELD_DEFAULT),
     F(oom, FIELD_BOOL, FIELD_OPTIONAL),
     F(core_dumped, FIELD_BOOL, FIELD_OPTIONAL),
+    F(lost_peer, FIELD_BOOL, FIELD_OPTIONAL),
     F(error, FIELD_STRING, FIELD_OPTIONAL),
 };
 const struct message rank_report_message = {"rank", sizeof(struct rank_report), rank_fields,

@@ -33,6 +33,7 @@ struct rank_report {
 	bool stopped;     /* it ended because its node stopped it, not by itself; optional */
 	bool oom;         /* the kernel's OOM killer struck; optional */
 	bool core_dumped; /* optional */
+	bool lost_peer;   /* it says itself that it failed since another rank has gone; optional */
 	char *error;      /* the last lines of its log, where it failed, for its user alone; optional */
 };
 

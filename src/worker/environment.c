@@ -51,6 +51,7 @@ int environment_read(struct environment *env, struct error *err)
 	env->run_id = read_text("DTRAIN_RUN_ID");
 	env->socket = read_text("DTRAIN_SOCKET");
 	env->lease = read_text("DTRAIN_LEASE");
+	env->error_file = read_text("TORCHELASTIC_ERROR_FILE");
 	env->cluster = read_text("DTRAIN_CLUSTER");
 	env->checkpoint_node = read_text("DTRAIN_CHECKPOINT_NODE");
 	env->node = read_text("DTRAIN_NODE");

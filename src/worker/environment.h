@@ -19,10 +19,11 @@ struct environment {
 	/* DTRAIN_CHECKPOINT: step of the newest that earlier attempts have left; 0: none is known */
 	int64_t checkpoint;
 	const char *checkpoint_node; /* DTRAIN_CHECKPOINT_NODE: where their rank 0 saved it; NULL: unknown */
-	const char *lease;  /* DTRAIN_LEASE: file with the end of the node's lease; NULL: there is none */
-	const char *socket; /* DTRAIN_SOCKET, NULL without a service */
-	const char *node;   /* DTRAIN_NODE: this machine in the cluster's words; its own name without */
-	char host[65];      /* what node points to without */
+	const char *lease;      /* DTRAIN_LEASE: file with the end of the node's lease; NULL: there is none */
+	const char *error_file; /* TORCHELASTIC_ERROR_FILE: for the error that it ends with; NULL: nowhere */
+	const char *socket;     /* DTRAIN_SOCKET, NULL without a service */
+	const char *node;       /* DTRAIN_NODE: this machine in the cluster's words; its own name without */
+	char host[65];          /* what node points to without */
 	const char *rendezvous_dir; /* DTRAIN_RENDEZVOUS_DIR: files instead of a service, for tests */
 };
 

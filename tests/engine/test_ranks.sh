@@ -102,7 +102,9 @@ ranks=2
 
 json dies "$tmp/dies" '"max_steps": 100000, "accumulation": 3'
 strategy dies zero3
+more="TORCHELASTIC_ERROR_FILE=$tmp/dies-error.json"
 pair dies
+more=
 while kill -0 "$rank0" 2>/dev/null && [ "$(lines "$tmp/dies")" -lt 5 ]; do sleep 0.01; done
 began=$(date +%s%N)
 kill -9 "$rank1" && wait "$rank1" 2>/dev/null
@@ -112,6 +114,7 @@ status=$?
 took=$((($(date +%s%N) - began) / 1000000))
 [ $status = 1 ] && grep -q '^error: ' "$tmp/dies-0.log" || { show dies; fail "zero3: the other rank ended with status $status"; }
 echo "zero3: the other rank ended $took ms later: $(grep '^error: ' "$tmp/dies-0.log")"
+grep -q '"extraInfo":{"lost_peer":true}' "$tmp/dies-error.json" || fail "zero3: the other rank does not say that it has lost a peer"
 [ $took -lt "${RANKS_END_MS:-3000}" ] || fail "zero3: the other rank took $took ms"
 
 # The measured times, and the rank for which the others wait: rank 1, which is stopped repeatedly.

@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# An error in the files of a run gives one line on stderr that says what is wrong and where, and exit status 1.
+# An error in the files of a run gives one line on stderr and in the error file that says what is wrong and where, and exit status 1.
 . "$(dirname "$0")/worker.sh"
 train='"max_steps": 2'
 
@@ -8,11 +8,15 @@ train='"max_steps": 2'
 refuses() {
 	local status
 	timeout 60 env -i PATH="$PATH" OMP_NUM_THREADS=1 DTRAIN_ATTEMPT="${DTRAIN_ATTEMPT:-1}" ${DTRAIN_RUN_ID+"DTRAIN_RUN_ID=$DTRAIN_RUN_ID"} \
-		DTRAIN_CONFIG="$tmp/$1.json" "$worker" >"$tmp/out" 2>"$tmp/err"
+		TORCHELASTIC_ERROR_FILE="$tmp/error-file" DTRAIN_CONFIG="$tmp/$1.json" "$worker" >"$tmp/out" 2>"$tmp/err"
 	status=$?
 	[ $status = 1 ] || { cat "$tmp/out" "$tmp/err"; fail "$1: status $status"; }
 	[ "$(wc -l <"$tmp/err")" = 1 ] || { cat "$tmp/err"; fail "$1: not one line"; }
 	grep -q -- "^error: .*$2" "$tmp/err" || { cat "$tmp/err"; fail "$1: lacks \"$2\""; }
+	# The same for its launcher.
+	grep -q -- "^{\"message\":{\"message\":\".*$2.*\",\"extraInfo\":{\"lost_peer\":false}}}$" "$tmp/error-file" ||
+		{ cat "$tmp/error-file"; fail "$1: the error file lacks \"$2\""; }
+	rm "$tmp/error-file"
 	sed "s/^/$1: /" "$tmp/err"
 }
 

@@ -95,6 +95,7 @@ static void try_lenient(const json_t *json)
 
 	error_answer_read(json, &answer);
 	progress_read(json, &progress);
+	error_file_lost_peer(json);
 	if ((message && !json_string_value(message)) || strlen(answer.code) > LONGEST_INPUT ||
 	    (answer.message && strlen(answer.message) > LONGEST_INPUT) ||
 	    (progress.message && strlen(progress.message) > LONGEST_INPUT))

@@ -104,6 +104,21 @@ START_TEST(who_lost_a_peer_is_not_the_cause)
 }
 END_TEST
 
+/* The events of the workers were lost, as while no node was the controller. */
+START_TEST(who_lost_a_peer_says_so_in_its_report)
+{
+	_cleanup_(run_freep) struct run *r = two_nodes();
+
+	report(r, "n1", "ended", "",
+	       EXITED(0, 1, 50.0, ",\"lost_peer\":true,\"error\":\"rank 2 is gone\"") "," EXITED(1, 143, 50.2,
+	                                                                                         STOPPED));
+	report(r, "n2", "ended", "",
+	       EXITED(2, 1, 50.1, ",\"error\":\"no such column: text\"") "," EXITED(3, 143, 50.2, STOPPED));
+	ck_assert_str_eq(r->reason, "rank 2 on n2: exit status 1");
+	ck_assert_str_eq(r->detail, "no such column: text");
+}
+END_TEST
+
 START_TEST(a_node_that_shuts_down_is_the_cause)
 {
 	_cleanup_(run_freep) struct run *r = two_nodes();
@@ -225,6 +240,7 @@ int main(void)
 	tcase_add_loop_test(tc, the_first_cause, 0, ARRAY_SIZE(choices));
 	tcase_add_test(tc, the_killed_rank_is_named_whoever_is_heard_first);
 	tcase_add_test(tc, who_lost_a_peer_is_not_the_cause);
+	tcase_add_test(tc, who_lost_a_peer_says_so_in_its_report);
 	tcase_add_test(tc, a_node_that_shuts_down_is_the_cause);
 	tcase_add_test(tc, a_node_that_is_gone_is_the_cause);
 	tcase_add_test(tc, what_failed_long_before_stays_the_cause);

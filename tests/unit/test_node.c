@@ -105,6 +105,7 @@ END_TEST
 START_TEST(only_the_last_lines_of_a_failure_are_told)
 {
 	const char *error;
+	const json_t *rank;
 
 	start(fixture_shell(
 	    1, 1,
@@ -114,8 +115,14 @@ START_TEST(only_the_last_lines_of_a_failure_are_told)
 	start(fixture_shell(2, 1,
 	                    "echo '{\"message\":{\"message\":\"ValueError: no\",\"extraInfo\":{}}}' > "
 	                    "$TORCHELASTIC_ERROR_FILE; exit 1"));
-	error = json_get_string(fixture_rank(fixture_await(&f, 2, "ended"), 0), "error", "");
-	ck_assert_str_eq(error, "ValueError: no");
+	rank = fixture_rank(fixture_await(&f, 2, "ended"), 0);
+	ck_assert_str_eq(json_get_string(rank, "error", ""), "ValueError: no");
+	ck_assert_ptr_null(json_object_get(rank, "lost_peer"));
+	start(fixture_shell(3, 1,
+	                    "echo '{\"message\":{\"message\":\"no\",\"extraInfo\":{\"lost_peer\":true}}}' > "
+	                    "$TORCHELASTIC_ERROR_FILE; exit 1"));
+	rank = fixture_rank(fixture_await(&f, 3, "ended"), 0);
+	ck_assert(json_get_bool(rank, "lost_peer", false));
 }
 END_TEST
 

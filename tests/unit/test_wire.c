@@ -78,7 +78,8 @@ static const char START[] =
 	"{\"rank\":0,\"slot\":1,\"state\":\"running\",\"pid\":123,\"signal\":null},"                         \
 	"{\"rank\":3,\"slot\":2,\"state\":\"exited\",\"pid\":124,\"exit_status\":137,\"signal\":"            \
 	"\"SIGKILL\","                                                                                       \
-	"\"ended\":1732147200.5,\"stopped\":true,\"oom\":true,\"core_dumped\":true,\"error\":\"out of "      \
+	"\"ended\":1732147200.5,\"stopped\":true,\"oom\":true,\"core_dumped\":true,\"lost_peer\":true,"      \
+	"\"error\":\"out of "                                                                                \
 	"mem\"}],"                                                                                           \
 	"\"cluster\":\"a1\",\"epoch\":3,\"user\":\"ada\",\"name\":\"alpaca\",\"reason\":\"it was killed\","  \
 	"\"launcher_lost\":true,\"shutdown\":\"node n1 was shut down\",\"device_errors\":[\"GPU 3 of n1: "   \
@@ -987,8 +988,15 @@ START_TEST(error_files_of_any_program_are_read)
 		_cleanup_json_ json_t *json = parse(cases[i].text);
 
 		ck_assert_pstr_eq(json_string_value(error_file_message(json)), cases[i].message);
+		ck_assert(!error_file_lost_peer(json));
 	}
 	ck_assert_ptr_null(error_file_message(NULL));
+	for (int lost = 0; lost < 2; lost++) {
+		_cleanup_json_ json_t *made = error_file_make("it broke", lost);
+
+		ck_assert_str_eq(json_string_value(error_file_message(made)), "it broke");
+		ck_assert_int_eq(error_file_lost_peer(made), lost);
+	}
 }
 END_TEST
 

@@ -62,6 +62,7 @@ static const struct {
     {pass_report, "ranks.1.stopped", OTHER, 0, 0, "false"},
     {pass_report, "ranks.1.oom", OTHER, 0, 0, ""},
     {pass_report, "ranks.1.core_dumped", OTHER, 0, 0, ""},
+    {pass_report, "ranks.1.lost_peer", OTHER, 0, 0, ""},
     {pass_report, "ranks.1.error", TEXT, 0, 0, ""},
     {pass_report, "ranks", OTHER, 0, 0, NULL},
     {pass_report, "cluster", TEXT, 0, 0, ""},

@@ -46,6 +46,7 @@ struct launch_rank {
 	bool stopped; /* it ended after our stop, of a signal that we had sent or with a status of its own */
 	bool oom;     /* it failed, and the kernel's OOM killer has struck it or a process of its attempt */
 	bool core_dumped;
+	bool lost_peer; /* as its error file says */
 	double ended;
 	char *error; /* for the user alone: the last lines of its log; owned; NULL: none */
 };

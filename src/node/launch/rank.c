@@ -229,7 +229,7 @@ static void add_log_tail(struct strbuf *out, int fd)
 }
 
 /* The file is the user's: only a plain one of theirs is read, and not much of it. */
-static void add_error_file(struct strbuf *out, const char *path, uid_t uid)
+static void add_error_file(struct strbuf *out, const char *path, uid_t uid, bool *lost_peer)
 {
 	_cleanup_close_ int fd = -1;
 	_cleanup_json_ json_t *json = NULL;
@@ -249,6 +249,7 @@ static void add_error_file(struct strbuf *out, const char *path, uid_t uid)
 	if (n <= 0)
 		return;
 	json = json_loadb(text, n, 0, NULL);
+	*lost_peer = error_file_lost_peer(json);
 	message = error_file_message(json);
 	if (!message)
 		return;
@@ -282,7 +283,7 @@ void launch_rank_exited(struct launch_rank *rank, const struct launch_user *user
 	close_descriptors(rank);
 	if (rank->error || rank->stopped || rank->exit_status == 0)
 		return;
-	add_error_file(&text, rank->error_file, user->uid);
+	add_error_file(&text, rank->error_file, user->uid, &rank->lost_peer);
 	add_log_tail(&text, rank->log_fd);
 	if (text.len)
 		rank->error = strbuf_steal(&text);
@@ -314,6 +315,7 @@ void launch_rank_describe(const struct launch_rank *rank, struct rank_report *ou
 	    .stopped = exited && rank->stopped,
 	    .oom = exited && rank->oom,
 	    .core_dumped = exited && rank->core_dumped,
+	    .lost_peer = exited && rank->lost_peer,
 	    .error = rank->error ? strdup(rank->error) : NULL,
 	};
 	/* Names of files in it may be anything. */
