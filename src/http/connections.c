@@ -4,7 +4,8 @@
  * must not keep services and root out.
  *
  * A connection is pending until the head of a request is complete, and has ten seconds for it, the TLS
- * handshake included. Over TLS only those who hold the cluster's key get as far as a head: what is pending is
+ * handshake included. While one that has said something waits for its handshake to begin (admission.c), it
+ * has no deadline. Over TLS only those who hold the cluster's key get as far as a head: what is pending is
  * bounded for each address and, for addresses that no service has, in all; a new one takes the place of the
  * oldest, so that who is quick gets through. On a Unix socket the kernel says who calls: users have a bound
  * each and leave room for root.
@@ -35,30 +36,18 @@ enum {
 	PENDING_OF_ADDRESS = 64,
 	PENDING_OF_PEER = 512, /* the ranks of a node call at the same moment */
 	PENDING_OF_STRANGERS = 512,
+	SMOOTHING = 8, /* how many handshakes the mean of their durations remembers */
 	OF_USER = 512,
 	OF_USERS = HTTP_CONNECTIONS - 400, /* the rest is root's */
-	/* Requests under way that a service makes for others, in fortieths of the listener's connections. */
+	/* In fortieths of the listener's connections. */
 	PARTS = 40,
+	QUEUED_OF_STRANGERS = 10,
+	/* Requests under way that a service makes for others. */
 	REQUESTS_OF_ADDRESS = 10,
 	REQUESTS_OF_USER = 20, /* on all nodes: the ranks of its runs are in it */
 	REQUESTS_OF_USERS = 24,
 	REQUESTS = 25, /* root's included */
 	SPARE = 1,
-};
-
-struct http_connection {
-	struct http_listener *listener;
-	struct http_connection *prev, *next;   /* all of the listener */
-	struct http_connection *before, *then; /* those that are pending, the oldest first */
-	bool pending, proven, known, dropped;
-	bool busy;     /* over TLS: a request is under way that was admitted */
-	bool reserved; /* the last request was a service's own */
-	int64_t user;  /* for whom it was, or -1 */
-	uint64_t due;  /* monotonic, microseconds */
-	int fd;
-	int64_t uid; /* Unix socket; -1: over TLS */
-	struct in6_addr address;
-	struct http_peer peer;
 };
 
 /* An IPv4 address as the IPv6 one that stands for it. */
@@ -100,6 +89,50 @@ int http_server_set_peers(struct http_server *s, const char *const *addresses, s
 	return 0;
 }
 
+static void list_add(struct http_connection_list *list, struct http_connection *c)
+{
+	c->before = list->last;
+	c->then = NULL;
+	if (c->before)
+		c->before->then = c;
+	else
+		list->first = c;
+	list->last = c;
+}
+
+static void list_remove(struct http_connection_list *list, struct http_connection *c)
+{
+	if (c->before)
+		c->before->then = c->then;
+	else
+		list->first = c->then;
+	if (c->then)
+		c->then->before = c->before;
+	else
+		list->last = c->before;
+}
+
+void http_connection_leave_place(struct http_connection *c)
+{
+	c->listener->places -= c->place;
+	c->place = false;
+}
+
+/* Out of the list that it is in. */
+static void unlist(struct http_connection *c)
+{
+	struct http_listener *l = c->listener;
+
+	http_connection_leave_place(c);
+	if (c->pending) {
+		l->trying -= c->inside;
+		list_remove(&l->pending, c);
+	} else if (c->queued) {
+		list_remove(&l->queue, c);
+	}
+	c->pending = c->queued = false;
+}
+
 static void set_pending(struct http_connection *c)
 {
 	struct http_listener *l = c->listener;
@@ -107,46 +140,62 @@ static void set_pending(struct http_connection *c)
 	uint64_t now;
 
 	sd_event_now(l->server->event, CLOCK_MONOTONIC, &now);
+	unlist(c);
 	c->due = now + (uint64_t)(seconds * 1e6);
 	c->pending = true;
-	l->pending_count++;
-	c->before = l->pending_last;
-	c->then = NULL;
-	if (c->before)
-		c->before->then = c;
-	else
-		l->pending = c;
-	l->pending_last = c;
-	if (l->pending == c) {
+	l->trying += c->inside;
+	list_add(&l->pending, c);
+	if (l->pending.first == c) {
 		sd_event_source_set_time(l->head_timer, c->due);
 		sd_event_source_set_enabled(l->head_timer, SD_EVENT_ONESHOT);
 	}
 }
 
-static void clear_pending(struct http_connection *c)
+void http_connection_enqueue(struct http_connection *c)
+{
+	unlist(c);
+	c->queued = true;
+	list_add(&c->listener->queue, c);
+}
+
+void http_connection_begin(struct http_connection *c)
 {
 	struct http_listener *l = c->listener;
 
-	if (!c->pending)
+	c->inside = true;
+	c->first = sd_event_source_disable_unref(c->first);
+	if (c->dropped)
 		return;
-	c->pending = false;
-	l->pending_count--;
-	if (c->before)
-		c->before->then = c->then;
-	else
-		l->pending = c->then;
-	if (c->then)
-		c->then->before = c->before;
-	else
-		l->pending_last = c->before;
+	unlist(c); /* what is new to MHD counts as tried from here on */
+	set_pending(c);
+	if (!l->tls)
+		return;
+	sd_event_now(l->server->event, CLOCK_MONOTONIC, &c->begun);
+	c->place = true;
+	l->places++;
 }
 
-/* MHD sees the end of it and closes. */
-static void drop(struct http_connection *c)
+/* MHD sees the end of one that it has, and closes it. */
+void http_connection_drop(struct http_connection *c)
 {
-	clear_pending(c);
+	unlist(c);
 	c->dropped = true;
 	shutdown(c->fd, SHUT_RDWR);
+	if (c->inside || !c->listener->tls)
+		return;
+	close(c->fd);
+	http_connection_free(c);
+}
+
+void http_connections_close(struct http_listener *l)
+{
+	struct http_connection *next;
+
+	for (struct http_connection *c = l->connections; c; c = next) {
+		next = c->next;
+		if (!c->inside)
+			http_connection_drop(c);
+	}
 }
 
 int http_connections_timer(sd_event_source *source, uint64_t usec, void *userdata)
@@ -155,11 +204,11 @@ int http_connections_timer(sd_event_source *source, uint64_t usec, void *userdat
 	uint64_t now;
 
 	sd_event_now(l->server->event, CLOCK_MONOTONIC, &now);
-	while (l->pending && l->pending->due <= now)
-		drop(l->pending);
-	if (!l->pending)
+	while (l->pending.first && l->pending.first->due <= now)
+		http_connection_drop(l->pending.first);
+	if (!l->pending.first)
 		return 0;
-	sd_event_source_set_time(source, l->pending->due);
+	sd_event_source_set_time(source, l->pending.first->due);
 	return sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
 }
 
@@ -176,26 +225,6 @@ static bool is_known(const struct http_connection *c)
 	return false;
 }
 
-/* Makes room among those that are pending. */
-static void bound_pending(struct http_connection *c)
-{
-	struct http_connection *oldest = NULL, *oldest_stranger = NULL;
-	size_t same = 0, strangers = 0;
-
-	for (struct http_connection *x = c->listener->pending; x; x = x->then) {
-		if (x == c)
-			continue;
-		if (same_address(x, c) && same++ == 0)
-			oldest = x;
-		if (!x->known && !x->proven && strangers++ == 0)
-			oldest_stranger = x;
-	}
-	if (same >= (c->known ? PENDING_OF_PEER : PENDING_OF_ADDRESS))
-		drop(oldest);
-	else if (!c->known && strangers >= PENDING_OF_STRANGERS)
-		drop(oldest_stranger);
-}
-
 size_t http_connection_limit(const struct http_listener *l)
 {
 	const struct http_server_options *o = &l->server->options;
@@ -206,6 +235,43 @@ size_t http_connection_limit(const struct http_listener *l)
 static size_t part_of(const struct http_listener *l, size_t parts)
 {
 	return http_connection_limit(l) * parts / PARTS;
+}
+
+/* What bounds c among those of a list. */
+struct crowd {
+	struct http_connection *oldest,
+	    *oldest_stranger; /* the oldest from its address, and of all strangers */
+	size_t same, strangers;
+};
+
+static void count_crowd(const struct http_connection_list *list, const struct http_connection *c,
+                        struct crowd *crowd)
+{
+	for (struct http_connection *x = list->first; x; x = x->then) {
+		if (x == c)
+			continue;
+		if (same_address(x, c) && crowd->same++ == 0)
+			crowd->oldest = x;
+		if (!x->known && !x->proven && crowd->strangers++ == 0)
+			crowd->oldest_stranger = x;
+	}
+}
+
+/* Makes room among those that are pending, and those that wait for their handshake to begin. Strangers that
+ * wait are services, too, where the hosts file has names: after a restart all of them may call at once. */
+static void bound_pending(struct http_connection *c)
+{
+	struct http_listener *l = c->listener;
+	struct crowd pending = {0}, queued = {0};
+
+	count_crowd(&l->pending, c, &pending);
+	count_crowd(&l->queue, c, &queued);
+	if (pending.same + queued.same >= (c->known ? PENDING_OF_PEER : PENDING_OF_ADDRESS))
+		http_connection_drop(pending.oldest ? pending.oldest : queued.oldest);
+	else if (!c->known && pending.strangers >= PENDING_OF_STRANGERS)
+		http_connection_drop(pending.oldest_stranger);
+	else if (!c->known && queued.strangers >= part_of(l, QUEUED_OF_STRANGERS))
+		http_connection_drop(queued.oldest_stranger);
 }
 
 /* MHD takes no more than the limit: whoever comes then, a heartbeat too, waits until one ends. */
@@ -225,9 +291,11 @@ static void bound_all(struct http_connection *c)
 	if (count <= part_of(l, PARTS - SPARE))
 		return;
 	if (idle)
-		drop(idle);
-	else if (l->pending != c)
-		drop(l->pending);
+		http_connection_drop(idle);
+	else if (l->pending.first && l->pending.first != c)
+		http_connection_drop(l->pending.first);
+	else if (l->queue.first)
+		http_connection_drop(l->queue.first);
 }
 
 static bool is_privileged(int64_t uid)
@@ -264,7 +332,7 @@ static void refuse(struct http_connection *c)
 
 	if (text && send(c->fd, text, strlen(text), MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
 		log_debug("http: a refusal cannot be sent: %s", strerror(errno));
-	drop(c);
+	http_connection_drop(c);
 }
 
 static int identify(struct http_connection *c)
@@ -295,7 +363,7 @@ struct http_connection *http_connection_new(struct http_listener *l, int fd)
 	struct http_connection *c = calloc(1, sizeof(*c));
 
 	if (!c) {
-		shutdown(fd, SHUT_RDWR);
+		close(fd);
 		return NULL;
 	}
 	c->listener = l;
@@ -305,9 +373,10 @@ struct http_connection *http_connection_new(struct http_listener *l, int fd)
 		c->next->prev = c;
 	l->connections = c;
 	l->connection_count++;
-	if (identify(c) < 0) {
-		drop(c); /* it has gone already */
-		return c;
+	if (identify(c) < 0) { /* it has gone already */
+		close(fd);
+		http_connection_free(c);
+		return NULL;
 	}
 	if (!l->tls && !bound_users(c)) {
 		refuse(c);
@@ -325,7 +394,8 @@ void http_connection_free(struct http_connection *c)
 {
 	if (!c)
 		return;
-	clear_pending(c);
+	unlist(c);
+	sd_event_source_disable_unref(c->first);
 	c->listener->connection_count--;
 	if (c->prev)
 		c->prev->next = c->next;
@@ -333,6 +403,8 @@ void http_connection_free(struct http_connection *c)
 		c->listener->connections = c->next;
 	if (c->next)
 		c->next->prev = c->prev;
+	if (c->listener->accept && !c->listener->starved)
+		sd_event_source_set_enabled(c->listener->accept, SD_EVENT_ON); /* unless it was on */
 	http_peer_release(&c->peer);
 	free(c);
 }
@@ -342,15 +414,28 @@ struct http_peer *http_connection_peer(struct http_connection *c)
 	return &c->peer;
 }
 
+static void end_handshake(struct http_connection *c)
+{
+	struct http_listener *l = c->listener;
+	uint64_t now;
+
+	sd_event_now(l->server->event, CLOCK_MONOTONIC, &now);
+	l->handshake_seconds += ((now - c->begun) / 1e6 - l->handshake_seconds) / SMOOTHING;
+	c->begun = 0;
+	http_connection_leave_place(c);
+}
+
 void http_connection_head(struct http_connection *c, bool complete)
 {
 	if (!c || c->dropped)
 		return;
+	if (c->begun)
+		end_handshake(c);
 	if (!complete && !c->pending)
 		set_pending(c);
 	if (!complete)
 		return;
-	clear_pending(c);
+	unlist(c);
 	c->proven = true;
 }
 

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Shared by server.c, connections.c, peers.c and request.c: server.c calls the others, they do not
- * call it. */
+/* Shared by server.c, admission.c, connections.c, peers.c and request.c: server.c calls the others, they do
+ * not call it; admission.c calls connections.c. */
 #pragma once
 
 #include <gnutls/gnutls.h>
 #include <microhttpd.h>
+#include <netinet/in.h>
 #include <time.h>
 
 #include "base/str.h"
@@ -12,7 +13,6 @@
 #include "http/users.h"
 
 struct http_connection;
-struct in6_addr;
 
 enum {
 	HTTP_CONNECTIONS = 4000
@@ -42,20 +42,52 @@ struct http_peer {
 	time_t expires; /* its certificate */
 };
 
+/* Connections in their order, the oldest first. */
+struct http_connection_list {
+	struct http_connection *first, *last;
+};
+
+struct http_connection {
+	struct http_listener *listener;
+	struct http_connection *prev, *next;   /* all of the listener */
+	struct http_connection *before, *then; /* in the list that it is in */
+	bool pending, queued;                  /* in the listener's list of that name */
+	bool proven, known, dropped;
+	bool inside;            /* MHD has it, and closes it */
+	bool place;             /* it is one of the handshakes that are worked on */
+	bool busy;              /* over TLS: a request is under way that was admitted */
+	bool reserved;          /* the last request was a service's own */
+	int64_t user;           /* for whom it was, or -1 */
+	uint64_t due;           /* monotonic, microseconds */
+	uint64_t begun;         /* when its handshake began: the same; 0: it has ended */
+	sd_event_source *first; /* until something comes, before MHD has it */
+	int fd;
+	int64_t uid; /* Unix socket; -1: over TLS */
+	struct in6_addr address;
+	struct http_peer peer;
+};
+
 /* One listening socket: an MHD daemon whose epoll descriptor hangs in ours. */
 struct http_listener {
 	struct http_server *server;
 	struct http_listener *next;
 	struct MHD_Daemon *daemon;
+	int fd;                        /* -1: it was given up */
 	bool tls;                      /* for services; otherwise a Unix socket */
 	bool left;                     /* takes no new connections */
 	struct http_request *requests; /* all that are under way */
-	struct http_connection *connections, *pending, *pending_last;
-	size_t connection_count; /* those that are dropped and not closed yet included */
-	size_t pending_count;
+	struct http_connection *connections;
+	struct http_connection_list pending; /* those that have a deadline */
+	struct http_connection_list queue;   /* those whose handshake may begin, but for the others' */
+	size_t connection_count;             /* those that are dropped and not closed yet included */
+	size_t trying;                       /* of those that are pending: MHD has them */
+	size_t places;                       /* handshakes that are worked on */
+	double handshake_seconds;            /* how long one takes, of late */
+	struct http_connection *admitted;    /* which is being given to MHD */
+	bool starved;       /* descriptors or memory did not suffice for another connection */
 	unsigned fruitless; /* turns of MHD without an event, since something has last come of one */
 	bool delayed;       /* events wait for the timer */
-	sd_event_source *io, *timer, *head_timer;
+	sd_event_source *accept, *io, *timer, *head_timer;
 	sd_event_source *resumed; /* MHD does not look for these by itself */
 };
 
@@ -107,8 +139,24 @@ void http_request_free(struct http_request *r);
 void http_request_queue(struct http_request *r);
 void http_request_unqueue(struct http_request *r); /* does nothing where it is not in the queue */
 
-/* connections.c: bounds and deadlines. One that is over a bound is shut down from within. */
+/* admission.c: new connections, and in which order their handshakes begin. */
+int http_accept_begin(struct http_listener *l, struct error *err); /* on l->fd */
+void http_accept_again(struct http_listener *l); /* after descriptors or memory did not suffice */
+void http_accept_end(struct http_listener *l);
+/* Gives connections to MHD for which there is a place. Returns how many. */
+size_t http_admit(struct http_listener *l);
+
+/* connections.c: bounds and deadlines. One that is over a bound is shut down from within; where MHD does not
+ * have it yet, it is closed and freed. */
+/* Takes fd. NULL: it is closed already. */
 struct http_connection *http_connection_new(struct http_listener *l, int fd);
+/* The listener closes: those that MHD does not have. */
+void http_connections_close(struct http_listener *l);
+void http_connection_drop(struct http_connection *c);
+void http_connection_enqueue(struct http_connection *c); /* behind the others in the queue */
+/* MHD gets it: its deadline begins, and it takes a place where it comes over TLS. */
+void http_connection_begin(struct http_connection *c);
+void http_connection_leave_place(struct http_connection *c);
 void http_connection_free(struct http_connection *c);
 struct http_peer *http_connection_peer(struct http_connection *c);
 /* The first line of a request's head is there, or all of it. */

@@ -88,7 +88,7 @@ int http_bind_tcp(const char *address, int port, int *out, struct error *err)
 	fd = socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd >= 0)
 		setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int));
-	r = fd < 0 || bind(fd, list->ai_addr, list->ai_addrlen) < 0 || listen(fd, 512) < 0 ? -errno : 0;
+	r = fd < 0 || bind(fd, list->ai_addr, list->ai_addrlen) < 0 || listen(fd, SOMAXCONN) < 0 ? -errno : 0;
 	freeaddrinfo(list);
 	if (r == -EACCES && port < 1024)
 		return error_set(

@@ -28,6 +28,8 @@ enum {
 	MANY_PENDING = 32,
 };
 
+static const MHD_UNSIGNED_LONG_LONG NEVER = -1;
+
 static int verify_peer(gnutls_session_t session)
 {
 	const struct http_listener *l = gnutls_session_get_ptr(session);
@@ -326,8 +328,8 @@ static void on_connection(void *cls, struct MHD_Connection *connection, void **s
 		*socket_context = NULL;
 		return;
 	}
-	info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
-	*socket_context = info ? http_connection_new(l, info->connect_fd) : NULL;
+	*socket_context = l->admitted;
+	l->admitted = NULL;
 	if (!l->tls)
 		return;
 	info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_GNUTLS_SESSION);
@@ -356,23 +358,23 @@ static uint64_t pause_between_turns(const struct http_listener *l)
 	uint64_t fruitless =
 	    l->fruitless > FRUITLESS ? MIN(l->fruitless - FRUITLESS, LONGEST_PAUSE) * 1000 : 0;
 
-	return l->tls && l->pending_count > 0 ? MAX(fruitless, l->pending_count * PENDING_USEC) : 0;
+	return l->tls && l->trying > 0 ? MAX(fruitless, l->trying * PENDING_USEC) : 0;
 }
 
 static void pump(struct http_listener *l)
 {
 	MHD_UNSIGNED_LONG_LONG ms;
 	uint64_t now;
-	bool full;
 
 	l->fruitless++; /* unless it comes to one of the functions above */
-	/* At its limit MHD looks away from the listening socket, and does not look again before the next run,
-	 * for which there may be no event. */
-	do {
-		full = l->connection_count >= http_connection_limit(l);
+	MHD_run(l->daemon);
+	if (http_admit(l) > 0)
 		MHD_run(l->daemon);
-	} while (full && l->connection_count < http_connection_limit(l));
-	if (MHD_get_timeout(l->daemon, &ms) != MHD_YES) {
+	if (MHD_get_timeout(l->daemon, &ms) != MHD_YES)
+		ms = NEVER;
+	if (l->queue.first || l->starved)
+		ms = MIN(ms, (MHD_UNSIGNED_LONG_LONG)LONGEST_PAUSE);
+	if (ms == NEVER) {
 		sd_event_source_set_enabled(l->timer, SD_EVENT_OFF);
 		return;
 	}
@@ -388,7 +390,7 @@ static int on_ready(sd_event_source *source, int fd, uint32_t revents, void *use
 	uint64_t now;
 
 	l->fruitless = 0;
-	if (!l->tls || l->pending_count < MANY_PENDING) {
+	if (!l->tls || l->trying < MANY_PENDING) {
 		pump(l);
 		return 0;
 	}
@@ -406,6 +408,7 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *userdata)
 	if (l->delayed)
 		sd_event_source_set_enabled(l->io, SD_EVENT_ON);
 	l->delayed = false;
+	http_accept_again(l);
 	pump(l);
 	return 0;
 }
@@ -442,9 +445,10 @@ int http_server_create(sd_event *event, const struct http_server_options *option
 	return 0;
 }
 
-static struct MHD_Daemon *start_daemon(struct http_listener *l, int fd, const struct identity *id)
+static struct MHD_Daemon *start_daemon(struct http_listener *l, const struct identity *id)
 {
-	unsigned flags = MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
+	unsigned flags =
+	    MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | MHD_USE_NO_LISTEN_SOCKET;
 	struct MHD_OptionItem tls[] = {
 	    {MHD_OPTION_HTTPS_MEM_KEY, 0, id ? id->key : NULL},
 	    {MHD_OPTION_HTTPS_MEM_CERT, 0, id ? id->certificate : NULL},
@@ -465,9 +469,9 @@ static struct MHD_Daemon *start_daemon(struct http_listener *l, int fd, const st
 	if (l->tls)
 		flags |= MHD_USE_TLS;
 	return MHD_start_daemon(flags, 0, NULL, NULL, on_access, l, MHD_OPTION_EXTERNAL_LOGGER, on_log, l,
-	                        MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_URI_LOG_CALLBACK, on_request_line, l,
-	                        MHD_OPTION_NOTIFY_COMPLETED, on_completed, l, MHD_OPTION_NOTIFY_CONNECTION,
-	                        on_connection, l, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_SECONDS,
+	                        MHD_OPTION_URI_LOG_CALLBACK, on_request_line, l, MHD_OPTION_NOTIFY_COMPLETED,
+	                        on_completed, l, MHD_OPTION_NOTIFY_CONNECTION, on_connection, l,
+	                        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_SECONDS,
 	                        MHD_OPTION_CONNECTION_LIMIT, (unsigned)http_connection_limit(l),
 	                        MHD_OPTION_ARRAY, l->tls ? tls : none, MHD_OPTION_END);
 }
@@ -483,6 +487,8 @@ static void listener_free(struct http_listener *l)
 	}
 	if (l->requests)
 		MHD_run(l->daemon);
+	http_accept_end(l);
+	http_connections_close(l);
 	sd_event_source_disable_unref(l->io);
 	sd_event_source_disable_unref(l->timer);
 	if (l->daemon)
@@ -503,15 +509,16 @@ static int listen_on(struct http_server *s, int fd_taken, const struct identity 
 
 	if (!l)
 		return error_oom(err);
+	l->fd = -1;
 	/* One that systemd passes blocks as it comes, and so would accept. */
 	if (fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK) < 0)
 		return error_errno(err, -errno, "cannot serve on a socket");
 	l->server = s;
 	l->tls = identity != NULL;
-	l->daemon = start_daemon(l, fd, identity);
+	l->fd = steal_fd(&fd);
+	l->daemon = start_daemon(l, identity);
 	if (!l->daemon)
 		return error_set(err, -EIO, "cannot start serving HTTP%s", identity ? " over TLS" : "");
-	steal_fd(&fd);
 	info = MHD_get_daemon_info(l->daemon, MHD_DAEMON_INFO_EPOLL_FD);
 	if (!info)
 		return error_set(err, -EIO, "libmicrohttpd has no epoll");
@@ -521,6 +528,8 @@ static int listen_on(struct http_server *s, int fd_taken, const struct identity 
 	    (r = sd_event_add_time(s->event, &l->head_timer, CLOCK_MONOTONIC, UINT64_MAX, 50000,
 	                           http_connections_timer, l)) < 0)
 		return error_errno(err, r, "cannot serve HTTP");
+	if ((r = http_accept_begin(l, err)) < 0)
+		return r;
 	l->next = s->listeners;
 	s->listeners = steal_pointer(l);
 	return 0;
@@ -562,7 +571,6 @@ static void free_left(struct http_server *s)
 int http_server_set_identity(struct http_server *s, const struct identity *identity, struct error *err)
 {
 	struct http_listener *old = s->listeners;
-	const union MHD_DaemonInfo *info;
 	int fd, r;
 
 	while (old && (!old->tls || old->left))
@@ -572,16 +580,13 @@ int http_server_set_identity(struct http_server *s, const struct identity *ident
 		s->generation++;
 		return 0;
 	}
-	info = MHD_get_daemon_info(old->daemon, MHD_DAEMON_INFO_LISTEN_FD);
-	fd = info ? fcntl(info->listen_fd, F_DUPFD_CLOEXEC, 0) : -1;
+	fd = fcntl(old->fd, F_DUPFD_CLOEXEC, 0);
 	if (fd < 0)
-		return error_set(err, -EIO, "cannot serve with another certificate");
+		return error_errno(err, -errno, "cannot serve with another certificate");
 	r = http_server_listen_tls(s, fd, identity, err);
 	if (r < 0)
 		return r;
-	fd = MHD_quiesce_daemon(old->daemon);
-	if (fd >= 0)
-		close(fd);
+	http_accept_end(old);
 	old->left = true;
 	free_left(s);
 	return 0;
@@ -590,14 +595,9 @@ int http_server_set_identity(struct http_server *s, const struct identity *ident
 void http_server_leave_unix(struct http_server *server)
 {
 	for (struct http_listener *l = server->listeners; l; l = l->next) {
-		int fd;
-
 		if (l->tls || l->left)
 			continue;
-		/* MHD gives its socket away, and would give it again. */
-		fd = MHD_quiesce_daemon(l->daemon);
-		if (fd >= 0)
-			close(fd);
+		http_accept_end(l);
 		l->left = true;
 	}
 }
