@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One digit for each byte that the kernel gives. */
+/* Of the bytes that the kernel gives: one digit for each, or a number of four. */
 #include "base/random.h"
 
 #include <errno.h>
+#include <stdint.h>
 #include <sys/random.h>
 
 int random_hex(char *text, size_t size)
@@ -14,4 +15,11 @@ int random_hex(char *text, size_t size)
 		text[i] = "0123456789abcdef"[text[i] & 15];
 	text[size - 1] = '\0';
 	return 0;
+}
+
+double random_fraction(void)
+{
+	uint32_t bits;
+
+	return getrandom(&bits, sizeof(bits), 0) < 0 ? 0.5 : bits / 4294967296.0;
 }

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/backoff.h"
 #include "base/boot_id.h"
 #include "base/clock.h"
 #include "base/json.h"
@@ -22,8 +23,9 @@
 #include "node/lease.h"
 #include "wire/error_answer.h"
 
-enum { SPARE_PORTS = 4 };
+enum { SPARE_PORTS = 4, MOST_PATIENCE = 4 };
 
+/* The first pause after a heartbeat that did not arrive; the longest is the interval of heartbeats. */
 #define LOST_SECONDS 0.2
 
 /* A report to send. */
@@ -40,6 +42,8 @@ struct heartbeats {
 	struct pending *pending;                          /* the newest of each attempt */
 	size_t pending_count;
 	bool lost;               /* the last heartbeat did not arrive */
+	struct backoff backoff;  /* and when another one is sent */
+	int patience;            /* some times the time that a call may take otherwise */
 	bool stale;              /* the controller's store is older than what is known here */
 	bool again;              /* there is more to say than the one under way does */
 	struct clock_gap gap;    /* between our clock and the controller's */
@@ -58,7 +62,8 @@ bool heartbeats_are_idle(const struct heartbeats *l)
 	return !l->heartbeat_call && !l->reporting && !l->again && l->pending_count == 0;
 }
 
-/* Given up in time for another try, over a new connection, before the controller gives the node up. */
+/* Given up in time for another try, over a new connection, before the controller gives the node up; but where
+ * the controller has many handshakes to do, as after its restart, who gives up has to queue again. */
 static int post(struct heartbeats *l, const char *target, const json_t *body,
                 void (*done)(void *context, const struct http_answer *answer), struct http_transfer **out)
 {
@@ -75,7 +80,8 @@ static int post(struct heartbeats *l, const char *target, const json_t *body,
 	    .body = text,
 	    .len = text ? strlen(text) : 0,
 	    .headers = (const char *const[]){"Content-Type: application/json", NULL},
-	    .timeout = s->config->node_timeout / 2,
+	    .timeout = l->patience * s->config->node_timeout / 2,
+	    .connect = l->patience * s->config->node_timeout / 2,
 	    .context = l,
 	    .on_done = done,
 	};
@@ -114,6 +120,16 @@ static void read_answer(struct heartbeats *l, const json_t *json)
 	take_answer(l, &answer);
 }
 
+/* A controller that was away is found again soon, but not by all nodes in the same moment. */
+static void send_again(struct heartbeats *l)
+{
+	double pause = backoff_next(&l->backoff, LOST_SECONDS, l->daemon->settings->config->heartbeat);
+	uint64_t now;
+
+	sd_event_now(l->daemon->event, CLOCK_MONOTONIC, &now);
+	sd_event_source_set_time(l->timer, now + (uint64_t)(pause * 1e6));
+}
+
 static void on_heartbeat_done(void *context, const struct http_answer *a)
 {
 	struct heartbeats *l = context;
@@ -131,6 +147,8 @@ static void on_heartbeat_done(void *context, const struct http_answer *a)
 		if (l->lost)
 			log_info("reconnected to controller %s", leader_peer(l->daemon).name);
 		l->lost = false;
+		l->backoff = (struct backoff){0};
+		l->patience = 1;
 		read_answer(l, answer);
 	} else if (a->status == 409) {
 		/* It came a second time, because the answer to it was lost; the next one gets an answer. */
@@ -141,8 +159,9 @@ static void on_heartbeat_done(void *context, const struct http_answer *a)
 			                        : "controller %s refuses the heartbeat: %s",
 			         leader_peer(l->daemon).name, why);
 			l->lost = true;
-			sd_event_source_set_time(l->timer, 0);
 		}
+		l->patience = a->queued ? MIN(2 * l->patience, MOST_PATIENCE) : 1;
+		send_again(l);
 		if (refusal.leader)
 			leader_learn(l->daemon, refusal.leader);
 		else
@@ -368,6 +387,7 @@ void heartbeats_follow(struct heartbeats *l)
 	http_transfer_cancel(steal_pointer(l->heartbeat_call));
 	http_transfer_cancel(steal_pointer(l->reporting));
 	clear_pending(l);
+	l->patience = 1;
 	heartbeats_send(l);
 }
 
@@ -382,9 +402,6 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *userdata)
 		l->daemon->loop_lag = (now - usec) / 1e6;
 		l->daemon->loop_lag_max = MAX(l->daemon->loop_lag_max, l->daemon->loop_lag);
 	}
-	/* A controller that was away is found again soon. */
-	if (l->lost)
-		interval = MIN(interval, LOST_SECONDS);
 	if (!l->heartbeat_call)
 		heartbeats_send(l);
 	send_reports(l);
@@ -400,6 +417,7 @@ int heartbeats_create(struct daemon *d, struct heartbeats **out, struct error *e
 	if (!l)
 		return error_oom(err);
 	l->daemon = d;
+	l->patience = 1;
 	boot_id_read(l->boot);
 	r = sd_event_add_time(d->event, &l->timer, CLOCK_MONOTONIC, 0, 20000, on_timer, l);
 	if (r < 0) {

@@ -74,13 +74,17 @@ static void transfer_done(struct http_transfer *t, CURLcode code)
 {
 	struct http_answer a = {.body = t->answer.data ? t->answer.data : "", .len = t->answer.len};
 	char *type = NULL;
-	long status = 0, sent = 0;
+	long status = 0, sent = 0, port = 0;
+	curl_off_t secure = 0;
 
 	curl_easy_getinfo(t->easy, CURLINFO_RESPONSE_CODE, &status);
 	curl_easy_getinfo(t->easy, CURLINFO_CONTENT_TYPE, &type);
 	curl_easy_getinfo(t->easy, CURLINFO_REQUEST_SIZE, &sent);
 	a.type = type;
+	curl_easy_getinfo(t->easy, CURLINFO_LOCAL_PORT, &port); /* 0: not connected */
+	curl_easy_getinfo(t->easy, CURLINFO_APPCONNECT_TIME_T, &secure);
 	a.sent = sent > 0;
+	a.queued = code == CURLE_OPERATION_TIMEDOUT && port > 0 && secure == 0;
 	if (code == CURLE_OK && !t->answer.failed)
 		a.status = status;
 	else if (code == CURLE_OPERATION_TIMEDOUT)
@@ -374,7 +378,8 @@ static int set_call(struct http_transfer *t, const struct http_call *call, struc
 	curl_easy_setopt(e, CURLOPT_TCP_NODELAY, 1L);
 	curl_easy_setopt(e, CURLOPT_TCP_KEEPALIVE, 1L);
 	curl_easy_setopt(e, CURLOPT_ERRORBUFFER, t->curl_error);
-	curl_easy_setopt(e, CURLOPT_CONNECTTIMEOUT, (long)CONNECT_SECONDS);
+	curl_easy_setopt(e, CURLOPT_CONNECTTIMEOUT_MS,
+	                 (long)((call->connect > 0 ? call->connect : CONNECT_SECONDS) * 1000));
 	curl_easy_setopt(e, CURLOPT_TIMEOUT_MS, (long)(call->timeout * 1000));
 	curl_easy_setopt(e, CURLOPT_WRITEFUNCTION, on_body);
 	curl_easy_setopt(e, CURLOPT_WRITEDATA, t);

@@ -19,8 +19,11 @@ struct http_transfer;
 
 /* What came of a call. body: all of the answer's body, where on_data is NULL (at most 64 MiB). */
 struct http_answer {
-	int status;         /* 0: no answer, error says why */
-	bool sent;          /* some of the request has left: it may have arrived */
+	int status; /* 0: no answer, error says why */
+	bool sent;  /* some of the request has left: it may have arrived */
+	/* The service has taken the connection, and not ended the TLS handshake in time: it has many to do.
+	 */
+	bool queued;
 	struct error error; /* also where the transfer broke after the status */
 	const char *type;   /* content type, or NULL */
 	const char *body;   /* NUL-terminated */
@@ -38,7 +41,8 @@ struct http_call {
 	const void *body;   /* NULL: none; copied */
 	size_t len;
 	const char *const *headers; /* "Name: value", NULL-terminated, or NULL; copied */
-	double timeout; /* seconds for all of it; 0: none (the connection still has to come up in 5 s) */
+	/* Seconds for all of it; 0: none. The connection has to come up within 5 s, or `connect` seconds. */
+	double timeout, connect;
 	/* The body is sent at most once. Without it a request may be sent again, over another connection,
 	 * where one that was kept open broke before the answer came. Then -ECONNREFUSED is no proof that it
 	 * has not arrived; with `once` it is. */

@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/backoff.h"
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/random.h"
@@ -410,6 +411,26 @@ START_TEST(random_names_differ)
 }
 END_TEST
 
+START_TEST(pauses_grow_and_differ)
+{
+	static const double longest[] = {0.2, 0.4, 0.8, 1.0, 1.0, 1.0};
+	bool differ = false;
+
+	for (int node = 0; node < 100; node++) {
+		struct backoff one = {0}, other = {0};
+
+		for (size_t i = 0; i < ARRAY_SIZE(longest); i++) {
+			double a = backoff_next(&one, 0.2, 1.0), b = backoff_next(&other, 0.2, 1.0);
+
+			ck_assert_double_ge(a, longest[i] / 2);
+			ck_assert_double_le(a, longest[i]);
+			differ = differ || a != b;
+		}
+	}
+	ck_assert(differ);
+}
+END_TEST
+
 static void *note_mask(void *context)
 {
 	pthread_sigmask(SIG_SETMASK, NULL, context);
@@ -452,6 +473,7 @@ int main(void)
 	tcase_add_test(t, counts_have_their_plural);
 	tcase_add_test(t, json_files_look_as_python_writes_them);
 	tcase_add_test(t, random_names_differ);
+	tcase_add_test(t, pauses_grow_and_differ);
 	tcase_add_test(t, a_thread_blocks_signals_and_its_creator_does_not);
 	suite_add_tcase(s, t);
 	return unit_run(s);

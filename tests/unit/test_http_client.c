@@ -47,7 +47,7 @@ struct fixture {
 	struct relay relay;
 	int stop;
 	pthread_t thread;
-	bool done;
+	bool done, queued;
 	int status, code; /* of the last call */
 };
 
@@ -241,6 +241,49 @@ START_TEST(a_connection_that_is_refused_says_that_nothing_was_sent)
 }
 END_TEST
 
+static void on_given_up(void *context, const struct http_answer *answer)
+{
+	struct fixture *f = context;
+
+	f->done = true;
+	f->code = answer->error.code;
+	f->queued = answer->queued;
+}
+
+/* The connection stands, and the handshake does not begin: others are before it. */
+START_TEST(who_is_kept_waiting_is_told_so)
+{
+	struct http_call call = {.method = "GET",
+	                         .address = "127.0.0.1",
+	                         .target = "/",
+	                         .timeout = 60,
+	                         .connect = 0.2,
+	                         .on_done = on_given_up};
+	struct sockaddr_in sin;
+	socklen_t len = sizeof(sin);
+	struct error err = ERROR_INIT;
+	struct fixture f;
+	int fd;
+
+	setup(&f);
+	ck_ok(http_bind_tcp("127.0.0.1", 0, &fd, &err), &err);
+	ck_assert_int_eq(getsockname(fd, (struct sockaddr *)&sin, &len), 0);
+	call.port = ntohs(sin.sin_port);
+	call.context = &f;
+	for (int listens = 1; listens >= 0; listens--) {
+		f.done = false;
+		ck_ok(http_client_call(f.client, &call, NULL, &err), &err);
+		while (!f.done)
+			ck_assert_int_ge(sd_event_run(f.event, UINT64_MAX), 0);
+		ck_assert_int_eq(f.queued, listens);
+		ck_assert_int_eq(f.code, listens ? -ETIMEDOUT : -ECONNREFUSED);
+		if (listens)
+			close(fd);
+	}
+	teardown(&f);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("http client");
@@ -249,6 +292,7 @@ int main(void)
 	tcase_add_test(tc, what_is_sent_once_is_not_sent_again_when_its_answer_is_lost);
 	tcase_add_test(tc, what_is_sent_once_takes_the_connection_that_is_open);
 	tcase_add_test(tc, a_connection_that_is_refused_says_that_nothing_was_sent);
+	tcase_add_test(tc, who_is_kept_waiting_is_told_so);
 	tcase_set_timeout(tc, 120);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
