@@ -29,5 +29,6 @@ struct cause {
  * the signal. signal 0: none. stopped: by its node; lost_peer: the worker itself says so. */
 enum cause_class cause_of_rank(int exit_status, int signal, bool stopped, bool lost_peer);
 /* Index of the first cause; -1 where count is 0. What ended more than a few seconds after the first end is a
- * consequence; of the others the one that explains most counts, and among equals the earliest. */
+ * consequence; of the others the one that explains most counts, and among equals the earliest. Where these
+ * are all consequences themselves, as of a peer whose loss is noticed late, it is chosen among all. */
 int cause_choose(const struct cause *list, size_t count);

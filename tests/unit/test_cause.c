@@ -39,6 +39,9 @@ static const struct {
     /* What came long after is a consequence; how long depends on the clocks. */
     {{{CAUSE_EXIT, 10, 0}, {CAUSE_SIGNAL, 16, 0}}, 2, 0},
     {{{CAUSE_EXIT, 10, 0.5}, {CAUSE_SIGNAL, 16, 0.6}}, 2, 1},
+    /* But a consequence itself is never the first cause where there is another. */
+    {{{CAUSE_PEER, 10, 0}, {CAUSE_STOPPED, 11, 0}, {CAUSE_EXIT, 24, 0}, {CAUSE_NODE, 23, 0}}, 4, 3},
+    {{{CAUSE_PEER, 10, 0}, {CAUSE_EXIT, 11, 0}, {CAUSE_NODE, 23, 0}}, 3, 1},
 };
 
 START_TEST(the_first_cause)
@@ -144,6 +147,25 @@ START_TEST(a_node_that_is_gone_is_the_cause)
 }
 END_TEST
 
+/* The node was the controller: the next one has waited for it, and the ranks of the others ended long before.
+ */
+START_TEST(a_node_whose_loss_is_noticed_late_is_the_cause)
+{
+	_cleanup_(run_freep) struct run *r = two_nodes();
+
+	report(r, "n1", "ended", "",
+	       EXITED(0, 1, 100.5, ",\"lost_peer\":true") "," EXITED(1, 1, 100.6, ",\"lost_peer\":true"));
+	ck_assert_uint_eq(run_part_lost(r, run_part_find(r, "n2"), "node n2 is down", 0, 113), RUN_ENDED);
+	ck_assert_str_eq(r->reason, "node n2 is down");
+
+	run_free(r);
+	r = two_nodes();
+	report(r, "n1", "ended", "", EXITED(0, 1, 100.5, ",\"lost_peer\":true") "," EXITED(1, 3, 100.6, ""));
+	ck_assert_uint_eq(run_part_lost(r, run_part_find(r, "n2"), "node n2 is down", 0, 113), RUN_ENDED);
+	ck_assert_str_eq(r->reason, "rank 1 on n1: exit status 3");
+}
+END_TEST
+
 START_TEST(what_failed_long_before_stays_the_cause)
 {
 	_cleanup_(run_freep) struct run *r = two_nodes();
@@ -243,6 +265,7 @@ int main(void)
 	tcase_add_test(tc, who_lost_a_peer_says_so_in_its_report);
 	tcase_add_test(tc, a_node_that_shuts_down_is_the_cause);
 	tcase_add_test(tc, a_node_that_is_gone_is_the_cause);
+	tcase_add_test(tc, a_node_whose_loss_is_noticed_late_is_the_cause);
 	tcase_add_test(tc, what_failed_long_before_stays_the_cause);
 	tcase_add_test(tc, the_first_word_of_each_counts);
 	tcase_add_test(tc, an_end_keeps_the_time_of_its_first_report);
