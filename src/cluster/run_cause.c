@@ -117,6 +117,13 @@ static void blame_rank(struct run *r, const struct run_rank *rank)
 	r->detail = detail && *detail ? strdup(detail) : NULL;
 }
 
+/* Its worker has reported an error of its own, and has ended with it: that it was stopped meanwhile, since
+ * the others ended without it, is a consequence. */
+static bool has_failed(const struct run_rank *rank, const struct rank_error *known)
+{
+	return !rank->signal && known && known->worker && !known->lost_peer;
+}
+
 enum run_failure run_decide_cause(struct run *r)
 {
 	size_t max = r->part_count + r->rank_count, n = 0, i;
@@ -141,7 +148,8 @@ enum run_failure run_decide_cause(struct run *r)
 		whose[n] = rank;
 		list[n++] = (struct cause){cause_of_rank((int)MAX(rank->exit_status, 0),
 		                                         rank->signal ? signal_number(rank->signal) : 0,
-		                                         rank->stopped, known && known->lost_peer),
+		                                         rank->stopped && !has_failed(rank, known),
+		                                         known && known->lost_peer),
 		                           rank->ended, part ? part->clock_error : 0};
 	}
 	first = cause_choose(list, n);

@@ -11,8 +11,6 @@
 
 #include "base/json.h"
 #include "base/log.h"
-#include "wire/error_file.h"
-#include "wire/worker_event.h"
 #include "worker/environment.h"
 #include "worker/service_client.h"
 #include "worker/stop.h"
@@ -44,21 +42,6 @@ static int run(const struct environment *env, struct service_client *service, st
 	return error_set(err, -EINVAL, "a command is not run by the native worker");
 }
 
-/* Twice: the event is the sooner one, and is lost where there is no controller; the file goes to it with the
- * node's reports. */
-static void report_error(const struct environment *env, struct service_client *service,
-                         const struct error *err)
-{
-	/* A consequence; the cause is what that peer reports, or how it ended. */
-	bool lost_peer = err->code == -ECONNRESET || err->code == -ECANCELED;
-	_cleanup_json_ json_t *file = env->error_file ? error_file_make(err->message, lost_peer) : NULL;
-
-	if (file)
-		json_dump_file(file, env->error_file, JSON_COMPACT);
-	if (service)
-		service_client_event(service, lost_peer ? WORKER_PEER_LOST : WORKER_ERROR, err->message);
-}
-
 int worker_main(void)
 {
 	_cleanup_(service_client_destroyp) struct service_client *service = NULL;
@@ -84,6 +67,7 @@ int worker_main(void)
 			*c = ' ';
 	fflush(stdout);
 	fprintf(stderr, "error: %s\n", err.message);
-	report_error(&env, service, &err);
+	if (service)
+		service_client_error(service, &err);
 	return 1;
 }

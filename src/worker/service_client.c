@@ -23,6 +23,7 @@
 #include "base/thread.h"
 #include "http/local.h"
 #include "wire/error_answer.h"
+#include "wire/error_file.h"
 #include "wire/worker_event.h"
 
 #define QUEUE_MAX 256
@@ -42,6 +43,7 @@ struct kept {
 struct service_client {
 	const struct environment *env;
 	struct kv_store store;
+	bool has_failed;         /* the error was reported */
 	struct http_local *idle; /* connection of the last call that is over, for the next; under lock */
 
 	/* Reports: rank 0's main thread adds lines, the sender removes them. */
@@ -450,6 +452,22 @@ void service_client_event(struct service_client *service, const char *kind, cons
 	if (body && target)
 		call(&conn, service->env->socket, "POST", target, body, strlen(body), 2, &status, &answer,
 		     &len, NULL);
+}
+
+void service_client_error(struct service_client *service, const struct error *err)
+{
+	/* A consequence; the cause is what that peer reports, or how it ended. */
+	bool lost_peer = err->code == -ECONNRESET || err->code == -ECANCELED;
+	const char *path = service->env->error_file;
+	_cleanup_json_ json_t *file = NULL;
+
+	if (service->has_failed)
+		return;
+	service->has_failed = true;
+	file = path ? error_file_make(err->message, lost_peer) : NULL;
+	if (file)
+		json_dump_file(file, path, JSON_COMPACT);
+	service_client_event(service, lost_peer ? WORKER_PEER_LOST : WORKER_ERROR, err->message);
 }
 
 const struct kv_store *service_client_store(const struct service_client *service)

@@ -25,6 +25,10 @@ const struct kv_store *service_client_store(const struct service_client *service
  * being upgraded, costs the oldest of the queued lines, not the training. */
 void service_client_report(struct service_client *service, const char *line);
 
-/* Reports an event to the service: kind "ready", "error" (the first cause) or "peer-lost" (an error that
- * another rank's end has caused). Waits 2 seconds at most; best effort. */
+/* Reports an event to the service, such as "ready". Waits 2 seconds at most; best effort. */
 void service_client_event(struct service_client *service, const char *kind, const char *message);
+
+/* Reports the error that this rank ends with, or that it has lost a peer: as an event, which is the sooner
+ * one, and in its error file, which the launcher reads, and which reaches the controller also where there is
+ * none now. The first call counts. */
+void service_client_error(struct service_client *service, const struct error *err);

@@ -512,32 +512,43 @@ static int read_options(struct training *t, struct error *err)
 	return r;
 }
 
+static int train(struct training *t, struct error *err)
+{
+	double start = clock_monotonic();
+	char took[32];
+	int r, stopped;
+
+	if ((r = read_options(t, err)) < 0 || (r = open_saver(t, err)) < 0 ||
+	    (r = read_model_config(t, err)) < 0 || (r = open_device(t, err)) < 0 ||
+	    (r = open_data(t, err)) < 0 || (r = connect_ranks(t, err)) < 0 ||
+	    (r = check_inputs(t, err)) < 0 || (r = saver_find(t->saver, t->dev, t->comm, err)) < 0 ||
+	    (r = choose_precision(t, err)) < 0 || (r = choose_strategy(t, err)) < 0 ||
+	    (r = make_trainer(t, err)) < 0 || (r = training_start_weights(t, err)) < 0)
+		return r;
+	if (training_first_rank(t))
+		printf("ready in %.2f s\n", clock_monotonic() - start);
+	stopped = run_loop(t, err);
+	if (stopped < 0)
+		return stopped;
+	r = finish(t, stopped, err);
+	if (r == 0 && !stopped && training_first_rank(t))
+		printf("done in %s\n", str_duration(took, sizeof(took), clock_monotonic() - start));
+	return r < 0 ? r : stopped;
+}
+
 int train_task(const struct run_config *c, const struct environment *env, struct service_client *service,
                struct error *err)
 {
 	_cleanup_(training_free) struct training t = {.c = c, .env = env, .service = service};
-	double start = clock_monotonic();
-	char took[32];
-	int r, stopped;
+	int r;
 
 	t.config = options_config(c);
 	t.tokenizer = options_tokenizer(c);
 	if (!t.config || !t.tokenizer)
 		return error_oom(err);
-	if ((r = read_options(&t, err)) < 0 || (r = open_saver(&t, err)) < 0 ||
-	    (r = read_model_config(&t, err)) < 0 || (r = open_device(&t, err)) < 0 ||
-	    (r = open_data(&t, err)) < 0 || (r = connect_ranks(&t, err)) < 0 ||
-	    (r = check_inputs(&t, err)) < 0 || (r = saver_find(t.saver, t.dev, t.comm, err)) < 0 ||
-	    (r = choose_precision(&t, err)) < 0 || (r = choose_strategy(&t, err)) < 0 ||
-	    (r = make_trainer(&t, err)) < 0 || (r = training_start_weights(&t, err)) < 0)
-		return r;
-	if (training_first_rank(&t))
-		printf("ready in %.2f s\n", clock_monotonic() - start);
-	stopped = run_loop(&t, err);
-	if (stopped < 0)
-		return stopped;
-	r = finish(&t, stopped, err);
-	if (r == 0 && !stopped && training_first_rank(&t))
-		printf("done in %s\n", str_duration(took, sizeof(took), clock_monotonic() - start));
-	return r < 0 ? r : stopped;
+	r = train(&t, err);
+	/* To end the training may take seconds, in which the others miss this rank, and report that. */
+	if (r < 0)
+		service_client_error(service, err);
+	return r;
 }

@@ -117,6 +117,25 @@ echo "zero3: the other rank ended $took ms later: $(grep '^error: ' "$tmp/dies-0
 grep -q '"extraInfo":{"lost_peer":true}' "$tmp/dies-error.json" || fail "zero3: the other rank does not say that it has lost a peer"
 [ $took -lt "${RANKS_END_MS:-3000}" ] || fail "zero3: the other rank took $took ms"
 
+# A full disk on one of the nodes, emulated by a limit on the size of files: one rank at least names rank and file, and another cause than that, or
+# the loss of this rank, is named by none.
+json full "$tmp/full" '"max_steps": 100000' '"save_steps": 5'
+strategy full zero3
+mkdir -p "$tmp/meet-full"
+for rank in 0 1; do
+	more="TORCHELASTIC_ERROR_FILE=$tmp/full-error-$rank.json"
+	start_rank full $rank
+done
+more=
+while kill -0 "$rank0" 2>/dev/null && [ ! -d "$tmp/full/checkpoint-5" ]; do sleep 0.01; done
+prlimit --pid "$rank1" --fsize=4096 # its error file is smaller
+if both; then show full; fail "a rank that cannot save goes on"; fi
+for rank in 0 1; do
+	grep -q '"rank 1 on node .*File too large.*"lost_peer":false\|"lost_peer":true' "$tmp/full-error-$rank.json" || { show full; fail "rank $rank has lost the cause: $(cat "$tmp/full-error-$rank.json")"; }
+done
+grep -qh 'File too large' "$tmp"/full-error-?.json || { show full; fail "no rank names the full disk"; }
+grep -h '^error: ' "$tmp/full-0.log" "$tmp/full-1.log"
+
 # The measured times, and the rank for which the others wait: rank 1, which is stopped repeatedly.
 json slowest "$tmp/slowest" '"max_steps": 100000'
 pair slowest

@@ -122,6 +122,20 @@ START_TEST(who_lost_a_peer_says_so_in_its_report)
 }
 END_TEST
 
+/* The disk was full; the rest of its work was still to be ended when the others had noticed. */
+START_TEST(who_reports_an_error_and_is_stopped_with_it_is_the_cause)
+{
+	_cleanup_(run_freep) struct run *r = two_nodes();
+
+	run_worker_error(r, 2, "No space left on device", false);
+	run_worker_error(r, 0, "rank 2 has stopped", true);
+	report(r, "n1", "ended", "", EXITED(0, 1, 50.0, "") "," EXITED(1, 143, 50.2, STOPPED));
+	report(r, "n2", "ended", "", EXITED(2, 1, 50.9, STOPPED) "," EXITED(3, 143, 50.2, STOPPED));
+	ck_assert_str_eq(r->reason, "rank 2 on n2: exit status 1");
+	ck_assert_str_eq(r->detail, "No space left on device");
+}
+END_TEST
+
 START_TEST(a_node_that_shuts_down_is_the_cause)
 {
 	_cleanup_(run_freep) struct run *r = two_nodes();
@@ -263,6 +277,7 @@ int main(void)
 	tcase_add_test(tc, the_killed_rank_is_named_whoever_is_heard_first);
 	tcase_add_test(tc, who_lost_a_peer_is_not_the_cause);
 	tcase_add_test(tc, who_lost_a_peer_says_so_in_its_report);
+	tcase_add_test(tc, who_reports_an_error_and_is_stopped_with_it_is_the_cause);
 	tcase_add_test(tc, a_node_that_shuts_down_is_the_cause);
 	tcase_add_test(tc, a_node_that_is_gone_is_the_cause);
 	tcase_add_test(tc, a_node_whose_loss_is_noticed_late_is_the_cause);

@@ -181,7 +181,8 @@ static void process_departures(struct comm *c)
 			peer_send(p, &m);
 		}
 		if (c->running > p->departed_after)
-			fail_about(c, -ECONNRESET, r, "has already ended in order: the ranks' calls differ");
+			fail_about(c, -ECONNRESET, r,
+			           "has already ended: it has failed, or the ranks' calls differ");
 	}
 }
 
