@@ -13,6 +13,7 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/claim.h"
 #include "engine/checkpoint/hf.h"
+#include "engine/checkpoint/parameters.h"
 #include "engine/checkpoint/tfevents.h"
 #include "engine/device/nf4.h"
 
@@ -129,6 +130,53 @@ START_TEST(what_is_written_is_read_back)
 		ck_fails(tensor_to_f32(safetensors_find(st, "w.one"), 2, 2, v, &err), &err, "beyond its end");
 		safetensors_close(steal_pointer(st));
 	}
+	ck_ok(file_remove_tree(dir, &err), &err);
+}
+END_TEST
+
+/* How much memory of files this process has mapped and touched, in KiB. */
+static long resident_of_files(void)
+{
+	_cleanup_fclose_ FILE *f = fopen("/proc/self/status", "re");
+	char line[256];
+	long kib = -1;
+
+	ck_assert_ptr_nonnull(f);
+	while (kib < 0 && fgets(line, sizeof(line), f))
+		sscanf(line, "RssFile: %ld kB", &kib);
+	ck_assert_int_ge(kib, 0);
+	return kib;
+}
+
+START_TEST(a_model_that_is_loaded_takes_no_memory_twice)
+{
+	_cleanup_free_ char *dir = unit_tmpdir();
+	_cleanup_(safetensors_closep) struct safetensors *st = NULL;
+	enum { PIECE = 1 << 18, COUNT = 32 * PIECE };
+	enum tensor_type f32 = TENSOR_F32, bf16 = TENSOR_BF16;
+	const struct tensor_source s[] = {
+	    {"w.a", TENSOR_F32, 1, {COUNT}, fill_ramp, &f32, 0},
+	    {"w.b", TENSOR_BF16, 1, {COUNT}, fill_ramp, &bf16, 1},
+	};
+	_cleanup_free_ float *piece = malloc(PIECE * sizeof(*piece));
+	struct error err = ERROR_INIT;
+	long before;
+
+	ck_assert_ptr_nonnull(piece);
+	ck_ok(safetensors_write(dir, "model", s, ARRAY_SIZE(s), 0, &err), &err);
+	ck_ok(safetensors_open(dir, &st, &err), &err);
+	before = resident_of_files();
+	for (size_t i = 0; i < ARRAY_SIZE(s); i++)
+		for (int64_t first = 0; first < COUNT; first += PIECE) {
+			struct model_parameter p = {.name = "w.a"};
+
+			p.name[2] = i ? 'b' : 'a';
+			ck_ok(parameters_fill(st, &p, first, PIECE, piece, &err), &err);
+			ck_assert(piece[1] == (i ? bf16_to_float(bf16_from_float((first + 1) * 0.5f - i))
+			                         : (first + 1) * 0.5f));
+		}
+	/* Of files of 48 MiB. */
+	ck_assert_int_lt(resident_of_files() - before, 4096);
 	ck_ok(file_remove_tree(dir, &err), &err);
 }
 END_TEST
@@ -594,6 +642,7 @@ int main(void)
 	tcase_add_test(t, every_promise_of_a_header_is_checked);
 	tcase_add_test(t, a_short_file_is_named);
 	tcase_add_test(t, what_is_written_is_read_back);
+	tcase_add_test(t, a_model_that_is_loaded_takes_no_memory_twice);
 	tcase_add_test(t, an_index_may_not_lie);
 	tcase_add_test(t, halves_convert_exactly);
 	tcase_add_test(t, a_weight_in_nf4_is_one_tensor);

@@ -146,7 +146,7 @@ static int fill(void *context, size_t index, size_t offset, size_t len, void *bu
 {
 	struct export *x = context;
 	const struct entry *e = &x->entries[index];
-	size_t size = tensor_type_size(e->type), from = tensor_type_size(e->from->type);
+	size_t size = tensor_type_size(e->type);
 	int64_t first = (int64_t)(offset / size), n = (int64_t)(len / size);
 	int r = 0;
 
@@ -158,10 +158,7 @@ static int fill(void *context, size_t index, size_t offset, size_t len, void *bu
 		r = fill_converted(e, first, n, buf, err);
 	if (r < 0)
 		return error_prefix(err, "%s", safetensors_file(e->set, e->from));
-	if (e->from->type == TENSOR_NF4)
-		safetensors_release(e->set, e->from, (size_t)first / 2, (size_t)n / 2);
-	else
-		safetensors_release(e->set, e->from, (size_t)first * from, (size_t)n * from);
+	safetensors_release(e->set, e->from, first, n);
 	x->done += len;
 	if (x->o->progress)
 		x->o->progress(x->o->context, x->done, x->total);

@@ -71,8 +71,13 @@ static int fill(struct safetensors *safetensors, const char *name, const struct 
 
 	if (!t)
 		return error_set(err, -EINVAL, "%s is missing", name);
-	r = is_turned(t, p) ? tensor_turned_to_f32(t, first, n, out, err)
-	                    : tensor_to_f32(t, first, n, out, err);
+	if (is_turned(t, p)) {
+		r = tensor_turned_to_f32(t, first, n, out, err);
+	} else {
+		r = tensor_to_f32(t, first, n, out, err);
+		/* Else a rank would need the memory of its model twice while it loads it. */
+		safetensors_release(safetensors, t, first, n);
+	}
 	return r < 0 ? r
 	             : parameters_check_finite(t->name, safetensors_file(safetensors, t), first, out, n, err);
 }

@@ -141,9 +141,10 @@ static const char *tensor_name(const struct reading *g, const struct tensor *t, 
 }
 
 /* From a file that this rank has mapped; `send`: to all others, too. */
-static int take_tensor(struct reading *g, const struct tensor *t, const char *file, const struct range *range,
-                       bool send, struct error *err)
+static int take_tensor(struct reading *g, const struct safetensors *st, const struct tensor *t,
+                       const struct range *range, bool send, struct error *err)
 {
+	const char *file = safetensors_file(st, t);
 	struct range part = send ? *range : own_part(g, range);
 	char buf[100];
 	const char *name = tensor_name(g, t, range, buf, sizeof(buf));
@@ -154,6 +155,7 @@ static int take_tensor(struct reading *g, const struct tensor *t, const char *fi
 		struct range piece = {part.which, part.parameter, part.first + at, MIN(part.n - at, PIECE)};
 
 		r = tensor_to_f32(t, piece.first - range->first, piece.n, g->piece, err);
+		safetensors_release(st, t, piece.first - range->first, piece.n);
 		if (r == 0)
 			r = take(g, &piece, name, file, g->piece, &infinite, err);
 		if (r == 0 && send)
@@ -243,7 +245,7 @@ static int read_set(struct reading *g, const char *path, bool model, bool send, 
 		if (r == 0 && send)
 			r = ranks_broadcast(ranks, g->staging, &range, sizeof(range), ranks_rank(ranks), err);
 		if (r == 0)
-			r = take_tensor(g, t, safetensors_file(st, t), &range, send, err);
+			r = take_tensor(g, st, t, &range, send, err);
 		if (r == 0)
 			g->has[range.which] = true;
 	}

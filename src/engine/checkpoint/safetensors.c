@@ -478,10 +478,14 @@ const char *safetensors_file(const struct safetensors *st, const struct tensor *
 	return "";
 }
 
-void safetensors_release(const struct safetensors *st, const struct tensor *t, size_t offset, size_t len)
+void safetensors_release(const struct safetensors *st, const struct tensor *t, int64_t first, int64_t n)
 {
-	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)t->data + offset,
-	          end = (begin + len) / page * page;
+	/* Two elements of NF4 are a byte. */
+	bool halves = t->type == TENSOR_NF4;
+	size_t size = halves ? 1 : tensor_type_size(t->type), divisor = halves ? 2 : 1;
+	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE),
+	          begin = (uintptr_t)t->data + (size_t)first * size / divisor,
+	          end = ((uintptr_t)t->data + (size_t)(first + n) * size / divisor) / page * page;
 
 	begin = begin / page * page;
 	/* Memory that was parsed is not a mapping of a file. */

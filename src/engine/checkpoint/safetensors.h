@@ -53,9 +53,9 @@ DEFINE_CLEANUP(struct safetensors *, safetensors_close)
 
 /* The file that holds a tensor of the set; "" where it was parsed from memory. */
 const char *safetensors_file(const struct safetensors *st, const struct tensor *t);
-/* Bytes [offset, offset + len) of a tensor's data are not needed for now: their memory is given back, and
- * they are read from the file again where they are used after all. */
-void safetensors_release(const struct safetensors *st, const struct tensor *t, size_t offset, size_t len);
+/* Elements [first, first + n) of a tensor are not needed for now: their memory is given back, and they are
+ * read from the file again where they are used after all. */
+void safetensors_release(const struct safetensors *st, const struct tensor *t, int64_t first, int64_t n);
 size_t safetensors_count(const struct safetensors *st);
 const struct tensor *safetensors_at(const struct safetensors *st, size_t i); /* by name order within a file */
 const struct tensor *safetensors_find(const struct safetensors *st, const char *name); /* NULL: none */

@@ -181,13 +181,15 @@ void weights_warn_infinite(const struct weights_place *place, const char *file, 
 }
 
 /* Reads elements [first, first + n) of a tensor of the checkpoint, and checks that they can be trained. */
-static int read_piece(enum parameter_state which, const struct tensor *from, const char *file, int64_t first,
-                      int64_t n, float *piece, int64_t *infinite, struct error *err)
+static int read_piece(enum parameter_state which, const struct safetensors *set, const struct tensor *from,
+                      int64_t first, int64_t n, float *piece, int64_t *infinite, struct error *err)
 {
+	const char *file = safetensors_file(set, from);
 	int r = tensor_to_f32(from, first, n, piece, err);
 
 	if (r < 0)
 		return r;
+	safetensors_release(set, from, first, n);
 	return which == STATE_WEIGHTS
 	           ? parameters_check_finite(from->name, file, first, piece, n, err)
 	           : parameters_check_moments(from->name, file, first, piece, n, infinite, err);
@@ -195,8 +197,9 @@ static int read_piece(enum parameter_state which, const struct tensor *from, con
 
 /* Resumes one parameter's weights or moments: rank 0 reads them and sends them to all, and all hash them. */
 static int resume_parameter(const struct weights_place *place, enum parameter_state which,
-                            const struct model_parameter *p, const struct tensor *from, const char *file,
-                            void *staging, float *piece, uint64_t *digest, struct error *err)
+                            const struct model_parameter *p, const struct safetensors *set,
+                            const struct tensor *from, void *staging, float *piece, uint64_t *digest,
+                            struct error *err)
 {
 	int64_t infinite = -1;
 	int r = 0;
@@ -204,7 +207,7 @@ static int resume_parameter(const struct weights_place *place, enum parameter_st
 	for (int64_t first = 0; first < p->count; first += PIECE) {
 		int64_t n = MIN(p->count - first, PIECE);
 
-		if ((from && (r = read_piece(which, from, file, first, n, piece, &infinite, err)) < 0) ||
+		if ((from && (r = read_piece(which, set, from, first, n, piece, &infinite, err)) < 0) ||
 		    (r = weights_broadcast(place->dev, place->comm, staging, piece, n * sizeof(*piece),
 		                           err)) < 0 ||
 		    (r = place->access.write(place->access.context, which, p, first, n, piece, err)) < 0)
@@ -213,7 +216,7 @@ static int resume_parameter(const struct weights_place *place, enum parameter_st
 	}
 	/* A warning is enough: the run that saved the moments trained with the infinite value, too. */
 	if (infinite >= 0)
-		weights_warn_infinite(place, file, from->name, infinite);
+		weights_warn_infinite(place, safetensors_file(set, from), from->name, infinite);
 	return 0;
 }
 
@@ -246,15 +249,14 @@ static int resume_all(const struct weights_place *place, struct resumed *f, stru
 		enum parameter_state which = at / layout->parameters;
 		const struct model_parameter *p = &layout->parameter[at % layout->parameters];
 		const struct tensor *from = f->model ? find_state(f->model, f->state, which, p) : NULL;
+		const struct safetensors *set =
+		    from && safetensors_find(f->state, from->name) == from ? f->state : f->model;
 		struct agreement_item *item = &f->items[at];
 
 		snprintf(f->names[at], sizeof(*f->names), "%s %s", kinds[which], p->name);
-		*item = (struct agreement_item){f->names[at], "the checkpoint that rank 0 sent", 0};
-		if (from)
-			item->file = safetensors_file(
-			    safetensors_find(f->state, from->name) == from ? f->state : f->model, from);
-		r = resume_parameter(place, which, p, from, item->file, f->staging, f->piece, &item->digest,
-		                     err);
+		*item = (struct agreement_item){
+		    f->names[at], from ? safetensors_file(set, from) : "the checkpoint that rank 0 sent", 0};
+		r = resume_parameter(place, which, p, set, from, f->staging, f->piece, &item->digest, err);
 	}
 	return r < 0 ? r
 	             : agreement_check(f->items, ARRAY_SIZE(kinds) * layout->parameters, place->dev,
