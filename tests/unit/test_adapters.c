@@ -521,6 +521,37 @@ START_TEST(ranks_fit)
 }
 END_TEST
 
+/* The shapes that a device prepares itself for say which gradients are not computed. */
+START_TEST(shapes_tell_what_is_frozen)
+{
+	static char *const names[] = {(char *)"all", NULL}, *const head[] = {(char *)"lm_head", NULL};
+	static const struct {
+		const struct model_tuning tuning;
+		bool blocks, head;
+	} cases[] = {
+	    {{.kind = TUNE_ALL}, false, false},
+	    {{.kind = TUNE_LORA, .rank = 3, .alpha = 5, .target = names}, true, true},
+	    {{.kind = TUNE_LORA, .rank = 3, .alpha = 5, .target = names, .saved = head}, true, false},
+	    {{.kind = TUNE_SOME, .layers = 1, .modules = names}, false, true},
+	};
+	static const char untied[] =
+	    "{\"model_type\":\"llama\",\"hidden_size\":32,\"intermediate_size\":48,"
+	    "\"num_hidden_layers\":2,\"num_attention_heads\":2,\"num_key_value_heads\":1,"
+	    "\"vocab_size\":100,\"tie_word_embeddings\":false}";
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		struct model_fixture f;
+		struct device_shapes shapes;
+
+		make(&f, untied, &cases[i].tuning, MODEL_KEEP_ALL);
+		model_shapes(f.model, &shapes);
+		ck_assert_int_eq(shapes.frozen_blocks, cases[i].blocks);
+		ck_assert_int_eq(shapes.frozen_head, cases[i].head);
+		model_fixture_free(&f);
+	}
+}
+END_TEST
+
 static Suite *suite_make(void)
 {
 	Suite *suite = suite_create("adapters");
@@ -538,6 +569,7 @@ static Suite *suite_make(void)
 	tcase_add_test(tc, other_ranks_do_not_wait_too_long_for_pissa);
 	tcase_add_loop_test(tc, pissa_takes_the_largest_part, 0, 2);
 	tcase_add_test(tc, ranks_fit);
+	tcase_add_test(tc, shapes_tell_what_is_frozen);
 	suite_add_tcase(suite, tc);
 	return suite;
 }

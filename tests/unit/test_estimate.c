@@ -420,6 +420,33 @@ START_TEST(libraries_copy_parts_of_matrices)
 }
 END_TEST
 
+/* A gradient that is not computed has no copies of its operands. */
+START_TEST(libraries_copy_nothing_of_what_is_frozen)
+{
+	struct device_shapes s = {.tokens = 512,
+	                          .hidden = 768,
+	                          .intermediate = 2048,
+	                          .heads = 12,
+	                          .kv_heads = 4,
+	                          .head_dim = 64,
+	                          .vocab = 32000,
+	                          .logits_rows = 256,
+	                          .type = _i ? DTYPE_BF16 : DTYPE_F32};
+	size_t whole = cpu_packing_bytes(&s, 1, true), head, none;
+
+	s.frozen_head = true;
+	head = cpu_packing_bytes(&s, 1, true);
+	s.frozen_blocks = true;
+	none = cpu_packing_bytes(&s, 1, true);
+	if (_i ==
+	    0) /* Of the head's gradient, 256 rows of 32000; then of gate's and up's, 4096 columns of 256. */
+		ck_assert_uint_eq(whole - head, (32000 - 4096) * 256 * sizeof(float));
+	ck_assert_uint_le(head, whole);
+	ck_assert_uint_lt(none, head);
+	ck_assert_uint_gt(none, 0);
+}
+END_TEST
+
 /* Where not everything fits, as many whole blocks are kept as do: one more would not. */
 START_TEST(whole_blocks_are_kept_while_they_fit)
 {
@@ -748,6 +775,7 @@ int main(void)
 	tcase_set_timeout(tc, 120);
 	tcase_add_loop_test(tc, bytes_of_a_parameter, 0, ARRAY_SIZE(llamas));
 	tcase_add_loop_test(tc, bytes_as_published, 0, ARRAY_SIZE(sizes));
+	tcase_add_loop_test(tc, libraries_copy_nothing_of_what_is_frozen, 0, 2);
 	tcase_add_loop_test(tc, libraries_copy_parts_of_matrices, 0, ARRAY_SIZE(packings));
 	tcase_add_test(tc, whole_blocks_are_kept_while_they_fit);
 	tcase_add_test(tc, a_head_of_scores_takes_little);

@@ -74,6 +74,9 @@ struct device_shapes {
 	int64_t ld_qkv, ld_o;
 	int64_t quantized;   /* elements of the largest matrix that is quantized to NF4 */
 	bool orthogonalizes; /* the optimizer multiplies matrices of the blocks with themselves (Muon) */
+	/* No matrix of a block, and not that of the head, is trained: there are no products for its gradient.
+	 */
+	bool frozen_blocks, frozen_head;
 };
 /* Bytes of logits that the head does best at a time. Each chunk reads the head's weights twice and adds to
  * their gradient once; the fewer rows, the more that weighs, and the more, the less of a chunk stays in the

@@ -224,6 +224,22 @@ void model_place_buffers(struct model *m, struct arena *a)
 		    a, BUFFER_LOGITS, (size_t)m->o.cache_sequences * (size_t)m->c.vocab * 4, "next logits");
 }
 
+/* Whether a matrix is trained: one of a block, or that of the head, which may be the embedding. */
+static bool trains_matrix(const struct model *m, bool head)
+{
+	enum parameter_role of_head = m->c.tied ? PARAMETER_EMBEDDING : PARAMETER_HEAD;
+
+	for (int i = 0; i < m->layout->parameters; i++) {
+		const struct model_parameter *p = &m->layout->parameter[i];
+		bool in_block = p->base > 0 && p->base < m->layout->base_units - 1;
+
+		if (p->part == PART_WEIGHT && p->matrix && !p->frozen &&
+		    (head ? p->role == of_head : in_block))
+			return true;
+	}
+	return false;
+}
+
 void model_shapes(const struct model *m, struct device_shapes *s)
 {
 	bool projection = m->c.qk_norm == MODEL_QK_NORM_PROJECTION, all = false, windowed = false;
@@ -248,7 +264,9 @@ void model_shapes(const struct model *m, struct device_shapes *s)
 	                            .norm_cols = projection ? (int)m->q : 0,
 	                            .all_before = all,
 	                            .windowed = windowed,
-	                            .capped = m->c.attention_cap > 0};
+	                            .capped = m->c.attention_cap > 0,
+	                            .frozen_blocks = !trains_matrix(m, false),
+	                            .frozen_head = !trains_matrix(m, true)};
 }
 
 void model_set_unit(struct model *m, int unit, void *parameters, float *gradients)

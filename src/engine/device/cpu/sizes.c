@@ -50,6 +50,9 @@ static void all_products(const struct device_shapes *s, struct product p[MATRICE
 	p[5][0] = p[5][1] = p[5][2] = (struct product){0};
 	if (s->orthogonalizes)
 		matrix_products(s->hidden, s->hidden, s->intermediate, p[5]);
+	for (int i = 0; i < 5; i++)
+		if (i == 4 ? s->frozen_head : s->frozen_blocks)
+			p[i][2] = (struct product){0};
 }
 
 /* A dimension that a library divides into parts of `part`, the last two into halves. */
@@ -94,6 +97,8 @@ static size_t dnnl_bytes(const struct device_shapes *s)
 		int64_t m = (int64_t)round_up((size_t)MIN(MAX(g.m, 48), rows), 48);
 		int64_t n = (int64_t)round_up((size_t)MIN(MAX(g.n, 8), columns), 8);
 
+		if (g.m == 0) /* of what is not trained, there is none */
+			continue;
 		most = MAX(most, (m + n) * k * (int64_t)sizeof(uint16_t) + n * (int64_t)sizeof(float));
 	}
 	return (size_t)(most + s->vocab * 64 * (int64_t)sizeof(uint16_t)) + 4 * 4096;
