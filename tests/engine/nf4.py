@@ -74,6 +74,20 @@ def check_tensor(x, twice):
     return len(differ), (state.absmax.int() != blocks).sum().item()
 
 
+def check_reference(x):
+    """The same by bitsandbytes' own implementation in PyTorch, which takes the nearest code: bytes that differ, of codes and of scales' codes."""
+    plain = torch._C.DispatchKey.CompositeExplicitAutograd
+    codes, absmax = torch.ops.bitsandbytes.quantize_4bit.default._op_dk(plain, x, 64, "nf4", torch.uint8)
+    once, twice, n = ours(x, False), ours(x, True), x.numel()
+    assert torch.equal(absmax.flatten().float(), once["absmax"])
+    of_codes = (nibbles(codes.flatten(), n) != nibbles(once["codes"], n)).sum().item()
+    scales = torch.ops.bitsandbytes.quantize_blockwise.default._op_dk(plain, absmax.flatten().float() - twice["offset"], functional.create_dynamic_map(), 256)
+    assert torch.equal(scales[1], twice["absmax2"])
+    of_scales = (scales[0] != twice["absmax8"]).sum().item()
+    assert of_codes <= max(1, n // 1000000) and of_scales <= 1
+    return of_codes, of_scales
+
+
 LLAMA = transformers.LlamaConfig(hidden_size=128, intermediate_size=320, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=512,
                                  max_position_embeddings=512)
 GPT2 = transformers.GPT2Config(n_embd=128, n_inner=320, n_layer=2, n_head=4, vocab_size=512, n_positions=512)
@@ -113,6 +127,8 @@ for shape in SHAPES:
         for double in (False, True):
             border, farther = check_tensor(weights.to(kind), double)
             print(f"{shape} {kind} double quantization {double}: {border} numbers on a border, {farther} scales that theirs have less near")
+        if weights.numel() >= 64:  # The only scale of a block is its own mean: what is left is 0.
+            print(f"{shape} {kind}: from bitsandbytes' implementation in PyTorch %d codes and %d codes of scales differ" % check_reference(weights.to(kind)))
 for family in (LLAMA, GPT2):
     with tempfile.TemporaryDirectory() as temporary:
         check_directories(pathlib.Path(temporary), family)
