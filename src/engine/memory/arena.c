@@ -44,7 +44,7 @@ void *arena_take(struct arena *a, enum buffer_class class_, size_t bytes, const 
 
 	if (bytes == 0)
 		return NULL;
-	a->used += (bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
+	a->used += arena_round(bytes);
 	if (!a->base) {
 		struct arena_buffer *b = arena_add(a);
 		va_list ap;
@@ -60,6 +60,11 @@ void *arena_take(struct arena *a, enum buffer_class class_, size_t bytes, const 
 		return NULL;
 	}
 	return a->base + offset;
+}
+
+void *arena_at(const struct arena *a, size_t offset)
+{
+	return a->base ? a->base + offset : NULL;
 }
 
 void arena_note(struct arena *a, enum buffer_class class_, size_t bytes, const char *name)

@@ -34,6 +34,11 @@ struct arena_buffer {
 
 #define ARENA_ALIGNMENT 256
 
+static inline size_t arena_round(size_t bytes)
+{
+	return (bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
+}
+
 struct arena {
 	char *base;  /* NULL while counting */
 	size_t used; /* bytes so far, aligned */
@@ -46,6 +51,8 @@ struct arena {
 /* A buffer of `bytes`, aligned to ARENA_ALIGNMENT: its address, or NULL while counting and for 0 bytes. */
 void *arena_take(struct arena *a, enum buffer_class class_, size_t bytes, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
+/* The address of an offset; NULL while counting. */
+void *arena_at(const struct arena *a, size_t offset);
 /* Counts memory that is allocated elsewhere. */
 void arena_note(struct arena *a, enum buffer_class class_, size_t bytes, const char *name);
 /* After counting: starts the second pass over memory of a->used bytes. */

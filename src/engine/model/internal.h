@@ -13,9 +13,9 @@ struct model_activations {
 	float *lse;      /* [heads, T] */
 	/* [T, hidden] outputs of attention and of the MLP, where a norm comes behind them; else NULL. */
 	char *attention_out, *mlp_out;
-	char *middle;  /* [T, hidden] residual stream between attention and MLP */
-	char *gate_up; /* [T, gate_up] */
-	size_t bytes;  /* all of these, in one piece from input on; 0 where blocks share them */
+	char *middle;         /* [T, hidden] residual stream between attention and MLP */
+	char *gate_up;        /* [T, gate_up] */
+	size_t at, input_end; /* of input, as offsets in the arena; what the block has for itself follows */
 };
 
 struct model {
@@ -42,10 +42,11 @@ struct model {
 	char *dx;      /* [T, hidden] gradient of the residual stream */
 	/* [T, hidden] and of what attention or the MLP adds to it, where it is not the same; else NULL */
 	char *d_branch;
-	float *rstd;    /* [T · (heads + kv_heads)] */
-	char *logits;   /* [logits_rows, vocab]; of a model of scores, their gradients */
-	float *losses;  /* [logits_rows]; of a model of scores, these */
-	float *factors; /* [T] of the rows that go through the head, with o.weighed */
+	float *rstd;       /* [T · (heads + kv_heads)] */
+	char *logits;      /* [logits_rows, vocab]; of a model of scores, their gradients */
+	size_t logits_end; /* as an offset in the arena */
+	float *losses;     /* [logits_rows]; of a model of scores, these */
+	float *factors;    /* [T] of the rows that go through the head, with o.weighed */
 	/* Where there are adapters. */
 	int64_t rank, trained_rank; /* stored, and of it trained (tuning.h) */
 	float adapter_scale;

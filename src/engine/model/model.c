@@ -93,17 +93,20 @@ static void take_activations(struct model *m, struct arena *a)
 		bool shares = !m->o.training || (again && m->o.recompute == MODEL_RECOMPUTE_BLOCK);
 		bool own_input = l == 0 || m->o.training;
 
+		act->at = start;
 		act->input = own_input ? arena_take(a, BUFFER_ACTIVATIONS, row * (size_t)m->c.hidden,
 		                                    "layer %d input", l)
 		                       : m->layer[0].input;
+		act->input_end = a->used;
 		if (l == m->c.layers)
 			break;
 		if (l > 0 && shares) {
-			char *input = act->input;
+			struct model_activations own = *act;
 
 			*act = m->layer[0];
-			act->input = input;
-			act->bytes = 0;
+			act->input = own.input;
+			act->at = own.at;
+			act->input_end = own.input_end;
 			continue;
 		}
 		act->qkv = arena_take(a, BUFFER_ACTIVATIONS, row * (size_t)m->qkv, "layer %d qkv", l);
@@ -122,17 +125,19 @@ static void take_activations(struct model *m, struct arena *a)
 		act->gate_up = l > 0 && again ? m->layer[0].gate_up
 		                              : arena_take(a, BUFFER_ACTIVATIONS, row * (size_t)m->gate_up,
 		                                           "layer %d gate_up", l);
-		act->bytes = shares ? 0 : a->used - start;
 	}
 }
 
-size_t model_reusable(const struct model *m, int unit, void **memory)
+struct model_reuse model_reuse(const struct model *m, int unit)
 {
-	/* Unit u is block u - 1, and block u is behind it in the forward pass. */
-	if (unit < 1 || unit >= m->c.layers)
-		return 0;
-	*memory = m->layer[unit].input;
-	return m->layer[unit].bytes;
+	/* Unit u is block u - 1, and block u is behind it in the forward pass. What blocks share lies with
+	 * the first of them. */
+	bool head = unit > m->c.layers;
+
+	return (struct model_reuse){.free_from = head ? m->logits_end : m->layer[unit].at,
+	                            .written_to = head ? m->logits_end : m->layer[unit].input_end,
+	                            .kept_end = m->layer[m->c.layers].input_end,
+	                            .end = m->logits_end};
 }
 
 size_t model_scratch(const struct model *m, void **memory)
@@ -178,7 +183,6 @@ void model_place_buffers(struct model *m, struct arena *a)
 	size_t tokens = (size_t)m->o.max_tokens, row = tokens * m->size, hidden = (size_t)m->c.hidden;
 	size_t table = (size_t)m->o.max_sequence * (size_t)(m->c.rotary_dim / 2) * 4;
 
-	take_activations(m, a);
 	m->h = arena_take(a, BUFFER_SCRATCH, row * hidden, "norm output");
 	m->y = arena_take(a, BUFFER_SCRATCH, row * (size_t)m->wide, "mlp output");
 	m->rstd = arena_take(a, BUFFER_SCRATCH, tokens * (size_t)(m->c.heads + m->c.kv_heads) * 4,
@@ -197,9 +201,6 @@ void model_place_buffers(struct model *m, struct arena *a)
 		m->unused = arena_take(a, BUFFER_SCRATCH, frozen_norms(m) * sizeof(float),
 		                       "gradient of a frozen norm");
 	}
-	m->logits =
-	    arena_take(a, BUFFER_LOGITS,
-	               (size_t)m->logits_rows * (size_t)model_config_outputs(&m->c) * m->size, "logits");
 	m->losses = arena_take(a, BUFFER_LOGITS, (size_t)m->logits_rows * 4, "losses");
 	m->ids = arena_take(a, BUFFER_INPUT, tokens * 4, "ids");
 	m->targets = arena_take(a, BUFFER_INPUT, tokens * 4, "targets");
@@ -222,6 +223,12 @@ void model_place_buffers(struct model *m, struct arena *a)
 	if (m->o.cache_tokens)
 		m->decode_logits = arena_take(
 		    a, BUFFER_LOGITS, (size_t)m->o.cache_sequences * (size_t)m->c.vocab * 4, "next logits");
+	/* These in one piece, and last, for model_reuse. */
+	take_activations(m, a);
+	m->logits =
+	    arena_take(a, BUFFER_LOGITS,
+	               (size_t)m->logits_rows * (size_t)model_config_outputs(&m->c) * m->size, "logits");
+	m->logits_end = a->used;
 }
 
 /* Whether a matrix is trained: one of a block, or that of the head, which may be the embedding. */

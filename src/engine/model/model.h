@@ -68,10 +68,15 @@ int model_create(struct device *dev, const struct model_config *c, const struct 
 void model_free(struct model *m);
 DEFINE_CLEANUP(struct model *, model_free)
 void model_place_buffers(struct model *m, struct arena *a); /* both passes of the arena */
-/* After model_place_buffers: memory that the backward pass has no more use for when it begins to write the
- * gradients of `unit`, and the next forward pass writes first: its size, 0 for none. Gradients that need not
- * outlive the step may lie there. */
-size_t model_reusable(const struct model *m, int unit, void **memory);
+/* Memory of activations and logits that a pass has no use for while gradients of a unit are there, as offsets
+ * in the arena. They lie in one piece, which ends where model_place_buffers has left the arena. */
+struct model_reuse {
+	size_t free_from;  /* to `end`: free once the backward pass begins to write the unit's gradients */
+	size_t written_to; /* a forward pass writes below this alone before it needs the next unit */
+	size_t kept_end;   /* below it are activations, which nothing but passes uses; behind it, logits */
+	size_t end;
+};
+struct model_reuse model_reuse(const struct model *m, int unit); /* after model_place_buffers */
 /* Memory that is used within a pass alone: of a model of scores the output of the MLP, else the logits of a
  * chunk. Its size. */
 size_t model_scratch(const struct model *m, void **memory);

@@ -26,9 +26,12 @@ static int make_lanes(struct shard *s, struct error *err)
 
 static size_t ring_buffers(const struct shard_ring *ring, size_t size, struct comm_buffer *out)
 {
+	size_t n = 0;
+
 	for (int i = 0; i < ring->slots; i++)
-		out[i] = (struct comm_buffer){ring->slot[i].memory, (size_t)ring->elements * size};
-	return (size_t)ring->slots;
+		if (ring->slot[i].memory)
+			out[n++] = (struct comm_buffer){ring->slot[i].memory, (size_t)ring->elements * size};
+	return n;
 }
 
 /* What is gathered, or what is reduced. */
@@ -50,6 +53,8 @@ static size_t list_buffers(const struct shard *s, bool gradients, struct comm_bu
 		else if (!gradients && s->degree > 1 && u->own_weights)
 			out[n++] = (struct comm_buffer){u->own_weights, (size_t)u->own * size};
 	}
+	if (gradients && s->gradients_end > s->gradients_from)
+		out[n++] = (struct comm_buffer){s->gradients_span, s->gradients_end - s->gradients_from};
 	for (int i = 0; i < SHARD_RINGS; i++) {
 		n += ring_buffers(gradients ? &s->gradients[i] : &s->weights[i],
 		                  gradients ? sizeof(float) : size, out + n);
@@ -75,7 +80,7 @@ static int make_events(struct shard *s, struct error *err)
 int shard_connect(struct shard *s, struct error *err)
 {
 	_cleanup_free_ struct comm_buffer *list =
-	    calloc(2 * ((size_t)s->units + 3 * SHARD_RINGS * SHARD_SLOTS_MAX), sizeof(*list));
+	    calloc(2 * (1 + (size_t)s->units + 3 * SHARD_RINGS * SHARD_SLOTS_MAX), sizeof(*list));
 	size_t weights, gradients;
 	int r = offload_open(s, err);
 

@@ -125,8 +125,11 @@ int shard_need(struct shard *s, int unit, enum model_phase phase, struct error *
 	struct shard_window w = {{unit}, 1};
 	struct shard_unit *u = &s->unit[unit];
 	comm_ticket ticket;
+	int r;
 
 	shard_await_step(s, unit);
+	if (phase != MODEL_BACKWARD && (r = shard_clear_gradients(s, unit, err)) < 0)
+		return r;
 	/* The gradient of an embedding needs no weights. */
 	if (phase == MODEL_BACKWARD && unit == 0 && !u->whole_weights)
 		return 0;

@@ -133,6 +133,29 @@ static int bring_own(struct shard *s, int unit, int before, struct error *err)
 	return 0;
 }
 
+static bool overlap(const struct shard_unit *a, const struct shard_unit *b)
+{
+	return a->gradients_at < b->gradients_at + (size_t)b->padded * sizeof(float) &&
+	       b->gradients_at < a->gradients_at + (size_t)a->padded * sizeof(float);
+}
+
+/* The gradients of the unit before do not lie where those of this one do, unless that unit was the last of
+ * the micro-step before. */
+static int clear_place(struct shard *s, const struct shard_ring *ring, int unit, struct error *err)
+{
+	for (int i = 0; i < ring->slots && s->unit[unit].gradients_memory; i++) {
+		int other = ring->slot[i].unit, r;
+
+		if (other < 0 || other == unit || !overlap(&s->unit[other], &s->unit[unit]))
+			continue;
+		if ((r = finish(s, other, err)) < 0)
+			return r;
+		if (s->o.offload == SHARD_OFFLOAD_ALL && s->degree == 1)
+			leave(s, other);
+	}
+	return 0;
+}
+
 int shard_need_gradients(struct shard *s, int unit, struct error *err)
 {
 	struct shard_unit *u = &s->unit[unit];
@@ -144,10 +167,25 @@ int shard_need_gradients(struct shard *s, int unit, struct error *err)
 		return 0;
 	before = ring->slot[ring->next].unit;
 	/* What the micro-step before has left in another slot. */
-	if ((r = finish(s, unit, err)) < 0 || (r = next_slot(s, ring, unit, &memory, err)) < 0)
+	if ((r = finish(s, unit, err)) < 0 || (r = next_slot(s, ring, unit, &memory, err)) < 0 ||
+	    (r = clear_place(s, ring, unit, err)) < 0)
 		return r;
-	u->gradients = memory;
+	u->gradients = u->gradients_memory ? u->gradients_memory : memory;
 	return s->o.offload == SHARD_OFFLOAD_ALL ? bring_own(s, unit, before, err) : 0;
+}
+
+int shard_clear_gradients(struct shard *s, int unit, struct error *err)
+{
+	const struct shard_ring *ring = &s->gradients[SHARD_RING_BLOCKS];
+
+	for (int i = 0; i < ring->slots && unit < s->base_units; i++) {
+		int other = ring->slot[i].unit, r;
+
+		if (other >= 0 && s->unit[other].gradients_at < s->unit[unit].reuse.written_to &&
+		    (r = finish(s, other, err)) < 0)
+			return r;
+	}
+	return 0;
 }
 
 void shard_micro_step(struct shard *s, bool first, bool last)
@@ -175,7 +213,7 @@ void shard_gradients(struct shard *s, int unit)
 	buffer = u->gradients;
 	if (s->o.wire != DTYPE_F32) {
 		/* A communicator that has failed says so wherever it is waited for. */
-		(void)next_slot(s, &s->wire[u->gradients_ring], unit, &buffer, NULL);
+		(void)next_slot(s, &s->wire[u->wire_ring], unit, &buffer, NULL);
 		device_cast(s->dev, buffer, s->o.wire, u->gradients, DTYPE_F32, u->padded);
 		u->wire = buffer;
 	}

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Residency: which part of which unit this rank holds. Nothing in this file needs a device, so that an
  * estimate can use it without one. */
+#include "engine/shard/gradient_layout.h"
 #include "engine/shard/offload.h"
 #include "engine/shard/packed.h"
 
@@ -88,6 +89,9 @@ static void choose_residency(struct shard *s, int unit, int base)
 	u->ring = base == 0 || (base == s->base_units - 1 && !s->tied) ? SHARD_RING_ENDS : SHARD_RING_BLOCKS;
 	u->whole_weights = !shard_has_slots(s) || (s->tied && unit == 0) || u->matrices == 0 ||
 	                   u->count < s->o.persist_below || unit >= s->base_units;
+	/* The gradient of a tied embedding is in its slot from one end of the backward pass to the other. */
+	u->gradients_ring = s->tied ? u->ring : SHARD_RING_BLOCKS;
+	u->belongs_to = base;
 	u->whole_gradients =
 	    s->o.offload != SHARD_OFFLOAD_ALL && (s->degree == 1 || s->o.strategy < SHARD_ZERO2);
 }
@@ -127,7 +131,8 @@ int shard_create(struct device *dev, struct comm *comm, const struct shard_optio
 	s->base_units = layout->base_units;
 	s->lowest = layout->lowest;
 	s->unit = calloc((size_t)layout->units, sizeof(*s->unit));
-	if (!s->unit)
+	s->placed = calloc((size_t)layout->units, sizeof(*s->placed));
+	if (!s->unit || !s->placed)
 		return error_oom(err);
 	for (int i = 0; i < s->units; i++) {
 		divide_unit(s, i, &layout->unit[i]);
@@ -154,6 +159,7 @@ void shard_free(struct shard *s)
 	if (!s)
 		return;
 	packed_free(s);
+	free(s->placed);
 	free(s->unit);
 	free(s);
 }
@@ -171,29 +177,6 @@ bool shard_reduces_each(const struct shard *s)
 bool shard_has_slots(const struct shard *s)
 {
 	return s->o.offload == SHARD_OFFLOAD_ALL || (s->degree > 1 && s->o.strategy >= SHARD_ZERO3);
-}
-
-/* With offload of all, gradients leave the device before memory that others use would be any gain. */
-static bool has_alias(const struct shard *s, const struct shard_unit *u, int64_t elements)
-{
-	return s->o.offload != SHARD_OFFLOAD_ALL && u->aliased_bytes >= (size_t)elements * sizeof(float);
-}
-
-static void place_gradients(const struct shard *s, int i, struct arena *a)
-{
-	struct shard_unit *u = &s->unit[i];
-	bool whole = u->whole_gradients || has_alias(s, u, u->padded);
-	int64_t n = whole ? u->padded : s->o.offload == SHARD_OFFLOAD_ALL ? 0 : u->own;
-	float *memory;
-
-	if (u->frozen)
-		return;
-	memory = has_alias(s, u, n) ? u->aliased
-	                            : arena_take(a, BUFFER_GRADIENTS, (size_t)n * 4, "unit %d gradients", i);
-
-	u->in_slot = !whole;
-	u->gradients = whole ? memory : NULL;
-	u->own_gradients = whole && memory ? memory + u->first : memory;
 }
 
 static void place_weights(const struct shard *s, int i, struct arena *a)
@@ -255,7 +238,10 @@ static int most_slots(const struct shard *s, int ring, enum kind kind)
 
 static int ring_of(const struct shard_unit *u, enum kind kind)
 {
-	return kind == OWN ? u->ring : kind == WEIGHTS ? u->weights_ring : u->gradients_ring;
+	return kind == OWN         ? u->ring
+	       : kind == WEIGHTS   ? u->weights_ring
+	       : kind == GRADIENTS ? u->gradients_ring
+	                           : u->wire_ring;
 }
 
 /* The number of units whose buffers of a kind come to slots, of those to whose place in the model the ring
@@ -298,13 +284,13 @@ static bool shares_ring(const struct shard *s, enum kind kind)
 
 static void choose_rings(struct shard *s)
 {
-	bool weights = shares_ring(s, WEIGHTS), gradients = shares_ring(s, GRADIENTS);
+	bool weights = shares_ring(s, WEIGHTS), wire = shares_ring(s, WIRE);
 
 	for (int i = 0; i < s->units; i++) {
 		struct shard_unit *u = &s->unit[i];
 
 		u->weights_ring = weights ? SHARD_RING_BLOCKS : u->ring;
-		u->gradients_ring = gradients ? SHARD_RING_BLOCKS : u->ring;
+		u->wire_ring = wire ? SHARD_RING_BLOCKS : u->ring;
 	}
 }
 
@@ -333,6 +319,8 @@ static void place_ring(struct shard *s, struct arena *a, int ring, enum kind kin
 		r->slots = 1;
 	for (int i = 0; i < r->slots; i++) {
 		r->slot[i].unit = -1;
+		if (kind == GRADIENTS && ring == SHARD_RING_BLOCKS)
+			continue;
 		r->slot[i].memory = arena_take(a, BUFFER_SLOTS, (size_t)r->elements * dtype_size(types[kind]),
 		                               "%s of %s, slot %d", kinds[kind],
 		                               ring == SHARD_RING_ENDS ? "embedding, head" : "blocks", i);
@@ -355,12 +343,12 @@ static void place_host(const struct shard *s, int i, struct arena *host)
 
 void shard_place_buffers(struct shard *s, struct arena *a, struct arena *host)
 {
+	gradients_place_buffers(s, a);
 	for (int i = 0; i < s->units; i++) {
 		place_weights(s, i, a);
 		place_state(s, i, s->o.offload ? host : a);
 		if (s->o.offload)
 			place_host(s, i, host);
-		place_gradients(s, i, a);
 	}
 	packed_place(s, a, host);
 	choose_rings(s);

@@ -15,17 +15,20 @@
  * unit are gathered before they are read (shard_need), and its gradients are reduced as soon as the backward
  * pass has computed them (shard_gradients), while the computation goes on. The blocks share a ring. The
  * embedding and the head, which are not used at the same time, come to the same ring where that takes less
- * memory than a slot of their own: where they are smaller than the blocks, or not much larger. A tied
- * embedding has its own, since its gradient is there for the whole backward pass. The blocks' weights, if
- * they are not in 4 bits, have one slot more than `prefetch`: the last operation that reads a unit is queued
- * before the gather that takes its slot. Weights stay in their slot until it is taken or they change, so that
- * the last blocks are still there when the backward pass begins, and the first ones when the next micro-step
- * does.
+ * memory than a slot of their own: where they are smaller than the blocks, or not much larger. The blocks'
+ * weights, if they are not in 4 bits, have one slot more than `prefetch`: the last operation that reads a
+ * unit is queued before the gather that takes its slot. Weights stay in their slot until it is taken or they
+ * change, so that the last blocks are still there when the backward pass begins, and the first ones when the
+ * next micro-step does.
  *
  * The weights of some units are whole under every strategy: the embedding to which the head is tied, which is
- * read at both ends of a pass, units without matrices, and units of less than `persist_below` elements. Where
- * a step has one micro-batch, gradients are whole if they fit into memory that the model does not use at that
- * time (aliased); where only a rank's own part of them fits, that is there.
+ * read at both ends of a pass, units without matrices, and units of less than `persist_below` elements.
+ *
+ * Gradients lie in memory of activations and logits where the model does not use that at the time. Where a
+ * step has one micro-batch, they are kept there to its end: whole if they fit, else a rank's own part, if
+ * that fits. Otherwise gradients that are not whole between the steps are whole until they are summed: each
+ * in memory that is free then, or in memory for that alone. A tied embedding has a slot of its own, since its
+ * gradient is there for the whole backward pass (gradient_layout.c).
  *
  * Gradients are fp32, whatever the compute type is: sums over many micro-steps and ranks stay exact enough,
  * and 4 bytes a parameter are little compared with the activations of models that are small enough for ddp.
@@ -113,21 +116,26 @@ struct shard_unit {
 	int64_t matrices;      /* elements that decay by default come first */
 	int64_t first, own;    /* the part that is this rank's: [first, first + own) */
 	int64_t base;          /* elements of the units before this one, without padding */
-	int ring; /* by its place in the model; the rings of weights and of gradients that it uses: */
-	int weights_ring, gradients_ring;
+	int belongs_to;        /* the unit itself, or the one whose companion it is */
+	int ring;              /* by its place in the model; the rings that it uses: */
+	int weights_ring, gradients_ring, wire_ring;
 	struct packed_unit *packed;    /* in 4 bits; NULL: not */
 	bool frozen;                   /* no gradients, and no state but the weights in the compute type */
 	bool whole_weights;            /* else in a slot, while they are used */
-	bool whole_gradients, in_slot; /* by the strategy; in_slot: neither whole nor aliased */
+	bool whole_gradients, in_slot; /* by the strategy; in_slot: whole until they are summed, no longer */
 	void *weights;                 /* compute type, [padded]; NULL while they are in no slot */
 	void *own_weights;             /* [own]; NULL with offload of all, where they are not whole */
 	float *gradients;              /* [padded]; of the slot they were last in */
 	float *own_gradients;          /* [own]; with offload of all, of the slot they were last in */
-	void *aliased; /* memory for the gradients or the own ones, if aliased_bytes suffice */
-	size_t aliased_bytes;
-	float *master, *m, *v;  /* [own], [own - m_from], [own - v_from]; NULL where there is none */
-	int64_t m_from, v_from; /* own elements before these have no such moment: the optimizer's to say */
-	int64_t state_first;    /* with offload_dir, of the piece that is stepped: own elements before it */
+	struct model_reuse reuse;      /* the memory of the model in which its gradients may lie */
+	/* Of gradients, or own gradients, that are kept in activations; and of whole ones until they are
+	 * summed: where they are in the arena, and for the latter how far before the end. */
+	bool kept;
+	size_t kept_at, gradients_at, before_end;
+	float *gradients_memory; /* at gradients_at; NULL: in a slot of a fixed place */
+	float *master, *m, *v;   /* [own], [own - m_from], [own - v_from]; NULL where there is none */
+	int64_t m_from, v_from;  /* own elements before these have no such moment: the optimizer's to say */
+	int64_t state_first;     /* with offload_dir, of the piece that is stepped: own elements before it */
 	/* With offload, in host memory, as master, m and v are then. */
 	float *host_gradients; /* [own] */
 	/* [own], compute type; NULL in fp32, where it is master, and of frozen units whose weights are on
@@ -178,8 +186,13 @@ struct shard {
 	struct shard_unit *unit;
 	struct shard_ring packed; /* whole bytes of units in 4 bits */
 	int64_t largest_packed;   /* elements of the largest matrix in 4 bits */
+	/* The blocks' slots of gradients have no memory; each unit has its own (gradient_layout.c). */
 	struct shard_ring weights[SHARD_RINGS], gradients[SHARD_RINGS];
-	struct shard_ring wire[SHARD_RINGS]; /* gradients rounded for the wire */
+	int *placed; /* the units that have, in the order of the backward pass; -1 behind them */
+	bool keeps;  /* any unit's gradients are kept in activations */
+	size_t gradients_from, gradients_end; /* all of that memory, in the arena; */
+	void *gradients_span;                 /* where that is */
+	struct shard_ring wire[SHARD_RINGS];  /* gradients rounded for the wire */
 	/* With offload of all: own gradients, where they are a part of a unit; and, on the device, the sum of
 	 * the squares of those of the last micro-step, which have gone down. */
 	struct shard_ring own[SHARD_RINGS];
@@ -196,8 +209,8 @@ int shard_create(struct device *dev, struct comm *comm, const struct shard_optio
                  const struct model_layout *layout, struct shard **out, struct error *err);
 void shard_free(struct shard *s);
 DEFINE_CLEANUP(struct shard *, shard_free)
-/* Called in both passes of the arenas: `host` is one of host memory, not used without offload. The caller has
- * set aliased and aliased_bytes of the units, or left them 0. */
+/* Called in both passes of the arenas, with what the model has placed right before: `host` is one of host
+ * memory, not used without offload. The caller has set `reuse` of the units. */
 void shard_place_buffers(struct shard *s, struct arena *a, struct arena *host);
 /* Weights or gradients are not whole on each rank between the steps: the ranks have to run as many passes,
  * with empty batches where they have no rows. */
@@ -221,6 +234,8 @@ int shard_need(struct shard *s, int unit, enum model_phase phase, struct error *
 void shard_done(struct shard *s, int unit, enum model_phase phase);
 /* Called by the same hook in the backward pass: afterwards unit->gradients may be written. */
 int shard_need_gradients(struct shard *s, int unit, struct error *err);
+/* Called by it in a forward pass: afterwards that may write up to where it needs the next unit. */
+int shard_clear_gradients(struct shard *s, int unit, struct error *err);
 /* Before each micro-step. */
 void shard_micro_step(struct shard *s, bool first, bool last);
 /* A unit's gradients are final in this micro-step: starts their sum over the ranks where that is due. */

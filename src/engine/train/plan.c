@@ -5,13 +5,12 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* Where a step has one micro-step, gradients are needed only from the backward pass to the optimizer. Those
- * of all blocks but the last then use the memory of activations that the backward pass no longer needs. */
+/* The shard's buffers follow the model's, some of whose memory they use again. */
 static void place_all(struct plan *p)
 {
 	model_place_buffers(p->model, &p->arena);
-	for (int u = 0; u < p->layout->base_units && p->one_micro_step; u++)
-		p->shard->unit[u].aliased_bytes = model_reusable(p->model, u, &p->shard->unit[u].aliased);
+	for (int u = 0; u < p->layout->units; u++)
+		p->shard->unit[u].reuse = model_reuse(p->model, p->layout->unit[u].base);
 	shard_place_buffers(p->shard, &p->arena, &p->host);
 	optimizer_place_buffers(p->optimizer, &p->arena);
 	for (int u = 0; u < p->layout->units; u++)
@@ -55,7 +54,6 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 
 	if (!p)
 		return error_oom(err);
-	p->one_micro_step = options->accumulation == 1;
 	if (options->preference.kind != PREFERENCE_NONE)
 		p->preference_sums = PREFERENCE_SUMS + PLAN_KL;
 	if (o.max_tokens > INT32_MAX / 2)

@@ -19,8 +19,7 @@ struct plan {
 	struct model *model;
 	struct optimizer *optimizer;
 	struct arena arena;
-	struct arena host;   /* of the host's memory, with offload */
-	bool one_micro_step; /* a step has one micro-batch */
+	struct arena host; /* of the host's memory, with offload */
 	/* On the device, [PLAN_SUM_RANKS + world_size]; of a preference task PREFERENCE_SUMS more, and
 	 * PLAN_KL for a sum within a micro-step. */
 	double *sums;
