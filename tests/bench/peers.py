@@ -4,7 +4,7 @@
 peers.py make CONFIG TOKENIZER DIR                            random start weights, with the tokenizer beside them
 peers.py train NAME PRECISION DIR ROWS METRICS                trains on the rows (rows_dump's lines); rank 0 writes a line of METRICS a step
 
-NAME: fsdp2, fsdp2_grad, deepspeed1, deepspeed2 or deepspeed3.
+NAME: fsdp2, fsdp2_grad, fsdp2_rotary, autocast, deepspeed1, deepspeed2 or deepspeed3.
 """
 import json
 import os
@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from safetensors import safe_open
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 ADAMW = dict(lr=3e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
@@ -52,10 +53,23 @@ def batches(path, rank, world):
             yield ids, own, sum(t != -100 for r in rows for t in r["targets"])
 
 
+class Fp32Rotary(LlamaRotaryEmbedding):
+    """Tables that are not rounded to the type of the hidden states."""
+
+    def forward(self, x, position_ids):
+        return super().forward(x.float(), position_ids)
+
+
+def rotate_in_fp32():
+    rotate = modeling_llama.apply_rotary_pos_emb
+    modeling_llama.apply_rotary_pos_emb = lambda q, k, *tables, **more: tuple(
+        rotated.to(q.dtype) for rotated in rotate(q.float(), k.float(), *tables, **more))
+
+
 class Fsdp2:
     """fully_shard of each layer and of the rest, from the meta device: no rank ever holds the whole model."""
 
-    def __init__(self, config, directory, precision, reshard):
+    def __init__(self, config, directory, precision, reshard, rotary):
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         with torch.device("meta"):
@@ -66,7 +80,7 @@ class Fsdp2:
             fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
         fully_shard(self.model, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
         self.model.to_empty(device="cpu")
-        self.model.model.rotary_emb = LlamaRotaryEmbedding(config)
+        self.model.model.rotary_emb = rotary(config)
         with safe_open(f"{directory}/model.safetensors", "pt") as f, torch.no_grad():
             for name, p in self.model.named_parameters():
                 local = p.to_local()
@@ -78,6 +92,27 @@ class Fsdp2:
 
     def step(self, ids, batch, counted):
         loss = loss_of(self.model(input_ids=ids, use_cache=False).logits, batch, counted, dist.get_world_size())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+
+class Autocast:
+    """DistributedDataParallel, with weights and residual stream in fp32, products and attention in bf16."""
+
+    def __init__(self, config, directory, precision):
+        self.model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa")
+        self.model.train()
+        self.parallel = torch.nn.parallel.DistributedDataParallel(self.model)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True, **ADAMW)
+        self.casts = precision == "bf16"
+
+    def step(self, ids, batch, counted):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.casts):
+            logits = self.parallel(input_ids=ids, use_cache=False).logits
+        loss = loss_of(logits, batch, counted, dist.get_world_size())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
@@ -111,16 +146,26 @@ class DeepSpeed:
         return loss.detach()
 
 
+def make_trainer(name, config, directory, precision):
+    if name == "autocast":
+        return Autocast(config, directory, precision)
+    if name.startswith("deepspeed"):
+        return DeepSpeed(config, directory, precision, int(name[-1]))
+    if name == "fsdp2_rotary":
+        rotate_in_fp32()
+    return Fsdp2(config, directory, precision, name != "fsdp2_grad", Fp32Rotary if name == "fsdp2_rotary" else LlamaRotaryEmbedding)
+
+
 def train(name, precision, directory, rows, metrics):
     torch.set_num_threads(1)
     config = LlamaConfig.from_pretrained(directory, attn_implementation="sdpa", dtype=torch.float32)
     config._attn_implementation = "sdpa"
-    if name.startswith("fsdp2"):
+    if not name.startswith("deepspeed"):
         dist.init_process_group("gloo")
     with open("/proc/self/status") as f:
         kib = int(re.search(r"VmHWM:\s*(\d+)", f.read())[1])
     print(f"before the model: {kib / 1024:.1f} MiB", flush=True)
-    trainer = Fsdp2(config, directory, precision, name == "fsdp2") if name.startswith("fsdp2") else DeepSpeed(config, directory, precision, int(name[-1]))
+    trainer = make_trainer(name, config, directory, precision)
     world, rank = dist.get_world_size(), dist.get_rank()
     with open(metrics if rank == 0 else os.devnull, "w") as log:
         begun = time.monotonic()
