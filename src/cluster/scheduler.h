@@ -72,7 +72,7 @@ struct sched_run {
 };
 
 /* Could it run if all nodes were up and empty, and its user had no other run? False: its reason says why
- * not. */
+ * not. Of the nodes name, slots, kind and awaited count alone; taken may be NULL where none is up. */
 bool schedule_possible(const struct sched_node *nodes, size_t node_count, struct sched_run *r);
 /* One more spare for a run under way, whose nodes are those that `has` says; nodes = most = 1, and per_node
  * is what the others have. */

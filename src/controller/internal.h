@@ -89,6 +89,9 @@ static inline bool controller_is_stored(const struct controller *c, const struct
  * it. */
 int sched_nodes_build(struct controller *c, struct sched_node **out, struct error *err);
 void sched_nodes_free(struct sched_node *nodes);
+/* Only what they are when they are up and empty, for schedule_possible; freed with free. NULL: out of memory.
+ */
+struct sched_node *sched_nodes_capacity(struct controller *c);
 DEFINE_CLEANUP(struct sched_node *, sched_nodes_free)
 /* What a run asks for; user: as user_limits_find has it. */
 struct sched_run sched_run_of(const struct run *r, struct sched_user *user);

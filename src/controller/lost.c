@@ -107,6 +107,7 @@ void lost_add(struct controller *c, struct run *r, const struct run_part *part, 
 		log_err("run %lld: out of memory", (long long)r->id);
 		return;
 	}
+	queue_note_placed(&c->queue, r);
 	/* A node ends a part that no answer to a heartbeat has confirmed, whatever the run says of
 	 * partitions. */
 	lost->record.lease = unanswered || r->stops_on_partition ? part->lease : 0;
@@ -191,8 +192,8 @@ static void check(struct controller *c, struct run *r, struct run_lost *lost, co
 
 void lost_check(struct controller *c, const struct member *m, const struct heartbeat *heartbeat)
 {
-	for (size_t i = 0; i < c->queue.count; i++) {
-		struct run *r = c->queue.list[i];
+	for (size_t i = 0; i < c->queue.placed_count; i++) {
+		struct run *r = c->queue.placed[i];
 
 		for (size_t k = r->lost_count; k-- > 0;)
 			if (str_eq(r->lost[k].record.node, m->name))
@@ -214,8 +215,8 @@ int controller_fence(struct controller *c, const char *name, int64_t *count)
 	*count = 0;
 	if (m && m->up)
 		return -EBUSY;
-	for (size_t i = 0; i < c->queue.count; i++) {
-		struct run *r = c->queue.list[i];
+	for (size_t i = 0; i < c->queue.placed_count; i++) {
+		struct run *r = c->queue.placed[i];
 
 		for (size_t k = r->lost_count; k-- > 0;) {
 			_cleanup_free_ char *node = strdup(r->lost[k].record.node);

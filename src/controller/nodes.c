@@ -10,8 +10,8 @@
 
 bool nodes_need(struct controller *c, const char *name)
 {
-	for (size_t i = 0; i < c->queue.count; i++) {
-		struct run *r = c->queue.list[i];
+	for (size_t i = 0; i < c->queue.placed_count; i++) {
+		struct run *r = c->queue.placed[i];
 
 		if (run_part_find(r, name))
 			return true;
@@ -39,8 +39,8 @@ static void on_member_down(void *context, struct member *m)
 	else
 		snprintf(message, sizeof(message), "node %s is down: %s", m->name,
 		         m->error ? m->error : "it was removed");
-	for (size_t i = 0; i < c->queue.count; i++) {
-		struct run *r = c->queue.list[i];
+	for (size_t i = 0; i < c->queue.placed_count; i++) {
+		struct run *r = c->queue.placed[i];
 		struct run_part *part = run_part_find(r, m->name);
 
 		if (!part || part->ended)
@@ -163,8 +163,8 @@ size_t controller_evict_runs(struct controller *c, const char *name)
 	_cleanup_free_ char *why = m ? str_printf("node %s was drained", m->name) : NULL;
 	size_t count = 0;
 
-	for (size_t i = 0; why && i < c->queue.count; i++) {
-		struct run *r = c->queue.list[i];
+	for (size_t i = 0; why && i < c->queue.placed_count; i++) {
+		struct run *r = c->queue.placed[i];
 		const struct run_part *part = run_part_find(r, m->name);
 		unsigned flags;
 

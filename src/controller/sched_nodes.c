@@ -60,8 +60,8 @@ int sched_nodes_build(struct controller *c, struct sched_node **out, struct erro
 		for (size_t k = 0; k < m->slots; k++)
 			nodes[i].taken[k] = m->devices[k].state != SLOT_FREE;
 	}
-	for (size_t q = 0; q < c->queue.count; q++) {
-		const struct run *r = c->queue.list[q];
+	for (size_t q = 0; q < c->queue.placed_count; q++) {
+		const struct run *r = c->queue.placed[q];
 
 		for (size_t k = 0, i = n; r->part_count && k < r->rank_count; k++) {
 			/* The ranks of a node follow each other. */
@@ -77,6 +77,20 @@ int sched_nodes_build(struct controller *c, struct sched_node **out, struct erro
 		for (size_t k = 0; k < c->queue.list[q]->spare_count; k++)
 			keep_slots(nodes, n, c->queue.list[q]->id, &c->queue.list[q]->spares[k]);
 	return 0;
+}
+
+struct sched_node *sched_nodes_capacity(struct controller *c)
+{
+	size_t n = members_count(c->members);
+	struct sched_node *nodes = calloc(n + 1, sizeof(*nodes));
+
+	for (size_t i = 0; nodes && i < n; i++) {
+		const struct member *m = members_get(c->members, i);
+
+		nodes[i] = (struct sched_node){
+		    .name = m->name, .slots = m->slots, .kind = member_kind(m), .awaited = member_awaited(m)};
+	}
+	return nodes;
 }
 
 void sched_nodes_free(struct sched_node *nodes)

@@ -39,6 +39,7 @@ static void take_result(struct controller *c, struct run *r, struct sched_run *s
 		names[i] = (char *)nodes[s->chosen[i]].name;
 	if (!names || run_place(r, names, s->slots, controller_time(c), &err) < 0)
 		log_err("run %lld: %s", (long long)r->id, names ? err.message : "out of memory");
+	queue_note_placed(&c->queue, r);
 	for (size_t i = 0; i < r->part_count; i++) {
 		const struct member *m = members_find(c->members, r->parts[i].node);
 
@@ -51,13 +52,14 @@ static void take_result(struct controller *c, struct run *r, struct sched_run *s
 
 int schedule_pass_check(struct controller *c, const struct run *r, struct error *err)
 {
-	_cleanup_(sched_nodes_freep) struct sched_node *nodes = NULL;
+	_cleanup_free_ struct sched_node *nodes = sched_nodes_capacity(c);
 	struct sched_user user;
 	struct sched_run asked = sched_run_of(r, user_limits_alone(c, r, &user) ? &user : NULL);
-	int code = sched_nodes_build(c, &nodes, err);
 
-	if (code < 0 || schedule_possible(nodes, members_count(c->members), &asked))
-		return code;
+	if (!nodes)
+		return error_oom(err);
+	if (schedule_possible(nodes, members_count(c->members), &asked))
+		return 0;
 	return error_set(err, -ENODEV, "the run %s", asked.reason);
 }
 
@@ -116,6 +118,7 @@ void schedule_pass(struct controller *c)
 	size_t n = 0, done = 0;
 
 	c->reschedule = false;
+	queue_drop_unplaced(&c->queue);
 	for (size_t i = 0; queue && users && i < c->queue.count; i++) {
 		struct run *r = c->queue.list[i];
 

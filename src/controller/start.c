@@ -255,8 +255,8 @@ static void end_unstarted(struct controller *c, struct run *r)
 /* An attempt is on disk before any node hears of it: its number is a fence. */
 void start_placed(struct controller *c)
 {
-	for (size_t i = 0; i < c->queue.count; i++) {
-		struct run *r = c->queue.list[i];
+	for (size_t i = 0; i < c->queue.placed_count; i++) {
+		struct run *r = c->queue.placed[i];
 		struct error err = ERROR_INIT;
 		int code;
 

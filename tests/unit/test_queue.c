@@ -42,6 +42,49 @@ START_TEST(runs_are_found_by_id_and_taken_out)
 }
 END_TEST
 
+/* Those with parts, or lost ones, are listed apart, in the same order. */
+START_TEST(placed_runs_are_listed_apart)
+{
+	struct queue q = {0};
+	struct error err = ERROR_INIT;
+	static const int64_t noted[] = {40, 7, 23, 7, 1}, listed[] = {1, 7, 23, 40};
+
+	for (int i = 1; i <= 50; i++)
+		ck_ok(queue_push(&q, run_with_id(i), &err), &err);
+	ck_assert_uint_eq(q.placed_count, 0);
+	for (size_t i = 0; i < sizeof(noted) / sizeof(noted[0]); i++)
+		queue_note_placed(&q, queue_find(&q, noted[i]));
+	ck_assert_uint_eq(q.placed_count, 4);
+	for (size_t i = 0; i < q.placed_count; i++)
+		ck_assert_int_eq(q.placed[i]->id, listed[i]);
+	run_free(queue_take(&q, 7));
+	ck_assert_uint_eq(q.placed_count, 3);
+	ck_assert_int_eq(q.placed[1]->id, 23);
+	fixture_place(queue_find(&q, 23));
+	queue_drop_unplaced(&q);
+	ck_assert_uint_eq(q.placed_count, 1);
+	ck_assert_int_eq(q.placed[0]->id, 23);
+	run_clear_parts(q.placed[0]);
+	queue_drop_unplaced(&q);
+	ck_assert_uint_eq(q.placed_count, 0);
+	queue_clear(&q);
+}
+END_TEST
+
+/* One that comes out of the store in the middle of an attempt is in both lists. */
+START_TEST(a_run_with_parts_comes_placed)
+{
+	struct queue q = {0};
+	struct error err = ERROR_INIT;
+	struct run *r = run_with_id(3);
+
+	fixture_place(r);
+	ck_ok(queue_push(&q, r, &err), &err);
+	ck_assert_uint_eq(q.placed_count, 1);
+	queue_clear(&q);
+}
+END_TEST
+
 /* An id that is used already, or below the newest one, is refused; the caller keeps the run. */
 START_TEST(runs_come_in_the_order_of_their_ids)
 {
@@ -70,5 +113,7 @@ int main(void)
 	suite_add_tcase(s, c);
 	tcase_add_test(c, runs_are_found_by_id_and_taken_out);
 	tcase_add_test(c, runs_come_in_the_order_of_their_ids);
+	tcase_add_test(c, placed_runs_are_listed_apart);
+	tcase_add_test(c, a_run_with_parts_comes_placed);
 	return unit_run(s);
 }
