@@ -48,6 +48,7 @@ static void member_free(struct member *m)
 	free(m->drain_reason);
 	message_free_list(&device_info_message, m->devices, m->slots);
 	message_free_list(&foreign_attempt_message, m->foreign, m->foreign_count);
+	heartbeat_release(&m->whole);
 	free(m);
 }
 
@@ -220,6 +221,7 @@ void member_release(struct member *m, int64_t run)
 			continue;
 		d->state = d->state == SLOT_LEASED ? SLOT_FREE : SLOT_DRAINED;
 		d->run = 0;
+		m->as_sent = false;
 	}
 }
 
@@ -298,15 +300,29 @@ size_t member_drained_slots(const struct member *m)
 	return n;
 }
 
+static void set_ports(struct member *m, const int64_t *ports, size_t count)
+{
+	m->port_count = MIN(count, ARRAY_SIZE(m->ports));
+	for (size_t i = 0; i < m->port_count; i++)
+		m->ports[i] = (int)ports[i];
+}
+
+static void note_heard(struct member *m, int64_t sequence, double now, double now_realtime)
+{
+	m->heard = now;
+	m->last_seen = now_realtime;
+	m->sequence = sequence;
+}
+
 bool member_heartbeat(struct member *m, struct heartbeat *heartbeat, double now, double now_realtime)
 {
 	bool was_down = (!m->up || m->shutting_down) && !heartbeat->shutting_down;
 
+	heartbeat_release(&m->whole);
+	m->as_sent = true;
+	note_heard(m, heartbeat->sequence, now, now_realtime);
 	m->up = true;
 	m->shutting_down = heartbeat->shutting_down;
-	m->heard = now;
-	m->last_seen = now_realtime;
-	m->sequence = heartbeat->sequence;
 	snprintf(m->instance, sizeof(m->instance), "%s", heartbeat->instance);
 	snprintf(m->boot, sizeof(m->boot), "%s", heartbeat->boot ? heartbeat->boot : "");
 	m->leases = heartbeat->leases;
@@ -322,11 +338,31 @@ bool member_heartbeat(struct member *m, struct heartbeat *heartbeat, double now,
 	snprintf(m->hosts_hash, sizeof(m->hosts_hash), "%s", heartbeat->hosts ? heartbeat->hosts : "");
 	m->port_low = heartbeat->port_range_count == 2 ? (int)heartbeat->port_range[0] : 0;
 	m->port_high = heartbeat->port_range_count == 2 ? (int)heartbeat->port_range[1] : 0;
-	m->port_count = MIN(heartbeat->port_count, ARRAY_SIZE(m->ports));
-	for (size_t i = 0; i < m->port_count; i++)
-		m->ports[i] = (int)heartbeat->ports[i];
+	set_ports(m, heartbeat->ports, heartbeat->port_count);
 	free(steal_pointer(m->error));
 	return was_down;
+}
+
+void member_keep(struct member *m, struct heartbeat *heartbeat)
+{
+	heartbeat_release(&m->whole);
+	m->whole = *heartbeat;
+	*heartbeat = (struct heartbeat){0};
+}
+
+int64_t member_kept(const struct member *m)
+{
+	return m->up && m->as_sent ? m->whole.sequence : 0;
+}
+
+void member_short_heartbeat(struct member *m, const struct short_heartbeat *heartbeat, double now,
+                            double now_realtime)
+{
+	note_heard(m, heartbeat->sequence, now, now_realtime);
+	m->sent = m->leases ? heartbeat->sent : 0;
+	set_ports(m, heartbeat->ports, heartbeat->port_count);
+	if (m->whole.known)
+		m->whole.known->highest_run = heartbeat->highest_run;
 }
 
 int member_take_port(struct member *m, uint64_t salt)

@@ -40,6 +40,10 @@ struct member {
 	char *launch;                /* as it reports; NULL: not known */
 	struct device_info *devices; /* by slot */
 	size_t slots;
+	bool as_sent; /* the devices are those of the last whole heartbeat, */
+	/* of which this is the rest, for the short ones that refer to it. Its sequence is 0: it is not kept.
+	 */
+	struct heartbeat whole;
 	int ports[8]; /* free TCP ports there, to be used once each */
 	size_t port_count;
 	int port_low, port_high;         /* its port_range; 0: any port */
@@ -67,8 +71,15 @@ struct member *members_find(struct members *m, const char *name);
 /* Of members_get. */
 bool members_position(const struct members *m, const char *name, size_t *i);
 
-/* Takes the devices out of the heartbeat. True: the node was down, or shutting down, before. */
+/* A whole one: takes the devices out of it. True: the node was down, or shutting down, before. */
 bool member_heartbeat(struct member *m, struct heartbeat *heartbeat, double now, double now_realtime);
+/* Takes all that is left of it. */
+void member_keep(struct member *m, struct heartbeat *heartbeat);
+/* The sequence of the whole one to which a short one may refer; 0: none is kept, or it does not hold any
+ * more. */
+int64_t member_kept(const struct member *m);
+void member_short_heartbeat(struct member *m, const struct short_heartbeat *heartbeat, double now,
+                            double now_realtime);
 /* reason: copied; NULL: none was given. */
 void member_set_drained(struct member *m, bool drained, const char *reason);
 /* Takes the devices. */
@@ -82,7 +93,8 @@ enum slot_kind member_kind(const struct member *m); /* of its slots */
 /* Not heard from since the controller began, but the time for its first report has not passed. */
 bool member_awaited(const struct member *m);
 size_t member_drained_slots(const struct member *m);
-/* The devices that `run` held here are free, before the next heartbeat says so. */
+/* The devices that `run` held here are free, before the next heartbeat says so, which has to be a whole one.
+ */
 void member_release(struct member *m, int64_t run);
 int member_take_port(struct member *m, uint64_t salt);
 

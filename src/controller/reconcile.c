@@ -68,8 +68,8 @@ static void reconcile(struct controller *c, const char *node, const struct repor
 /* Parts that the node should have, and does not: its service or the whole machine began anew. */
 static void find_missing(struct controller *c, const struct member *m, const struct heartbeat *heartbeat)
 {
-	for (size_t i = 0; i < c->queue.count; i++) {
-		struct run *r = c->queue.list[i];
+	for (size_t i = 0; i < c->queue.placed_count; i++) {
+		struct run *r = c->queue.placed[i];
 		struct run_part *part = run_part_find(r, m->name);
 		bool there = false;
 		char message[300];
@@ -101,47 +101,37 @@ static void find_missing(struct controller *c, const struct member *m, const str
 	}
 }
 
-int controller_heartbeat(struct controller *c, struct heartbeat *heartbeat, struct heartbeat_answer *answer,
-                         struct error *err)
+/* NULL: it is not taken. */
+static struct member *find_sender(struct controller *c, const char *node, const char *instance,
+                                  int64_t sequence, struct error *err)
 {
-	struct member *m = members_find(c->members, heartbeat->node);
-	bool news;
+	struct member *m = members_find(c->members, node);
 
-	*answer = (struct heartbeat_answer){0};
 	/* One that was removed still tells what it has, and is asked to stop it. */
-	if (!m || (m->removed && !nodes_need(c, m->name)))
-		return error_set(err, -ENOENT, "node %s is not in the controller's hosts file",
-		                 heartbeat->node);
-	if (str_eq(m->instance, heartbeat->instance) && heartbeat->sequence <= m->sequence)
-		return error_set(err, -EALREADY,
-		                 "heartbeat %lld of node %s came after heartbeat %lld, or a second time",
-		                 (long long)heartbeat->sequence, m->name, (long long)m->sequence);
-	/* Most have nothing new to say, and there are many: the queue is not gone through for those. */
-	news = member_slots_differ(m, heartbeat->devices, heartbeat->device_count);
-	if (m->backoff_until > 0 && controller_now(c) >= m->backoff_until) {
-		m->backoff_until = 0;
-		news = true;
+	if (!m || (m->removed && !nodes_need(c, m->name))) {
+		error_set(err, -ENOENT, "node %s is not in the controller's hosts file", node);
+		return NULL;
 	}
-	if (member_heartbeat(m, heartbeat, controller_now(c), controller_time(c))) {
-		news = true;
-		log_info("node %s is up", m->name);
-		controller_set_timer(c, CONTROLLER_EXPIRY, 0);
+	if (str_eq(m->instance, instance) && sequence <= m->sequence) {
+		error_set(err, -EALREADY,
+		          "heartbeat %lld of node %s came after heartbeat %lld, or a second time",
+		          (long long)sequence, m->name, (long long)m->sequence);
+		return NULL;
 	}
-	if (m->hosts_told != member_hosts_differ(c->members, m)) {
-		m->hosts_told = !m->hosts_told;
-		if (m->hosts_told)
-			log_warn("node %s has another hosts file than the controller", m->name);
-	}
-	foreign_learn(c, m, heartbeat->known);
-	for (size_t i = 0; i < heartbeat->attempt_count; i++)
-		reconcile(c, m->name, &heartbeat->attempts[i], answer);
-	lost_check(c, m, heartbeat);
-	find_missing(c, m, heartbeat);
-	if (news) {
-		c->reschedule = true;
-		controller_touch(c);
-	}
-	controller_settle(c);
+	return m;
+}
+
+static bool end_backoff(struct controller *c, struct member *m)
+{
+	if (m->backoff_until <= 0 || controller_now(c) < m->backoff_until)
+		return false;
+	m->backoff_until = 0;
+	return true;
+}
+
+static int make_answer(struct controller *c, struct member *m, struct heartbeat_answer *answer,
+                       struct error *err)
+{
 	answer->time = controller_time(c);
 	answer->epoch = store_epoch(c->store);
 	answer->highest_run = store_highest(c->store);
@@ -157,4 +147,90 @@ int controller_heartbeat(struct controller *c, struct heartbeat *heartbeat, stru
 	}
 	m->epoch = store_epoch(c->store);
 	return 0;
+}
+
+/* What follows from what the node has now. news: the scheduler has to look at it. */
+static int compare(struct controller *c, struct member *m, const struct heartbeat *heartbeat, bool news,
+                   struct heartbeat_answer *answer, struct error *err)
+{
+	if (m->hosts_told != member_hosts_differ(c->members, m)) {
+		m->hosts_told = !m->hosts_told;
+		if (m->hosts_told)
+			log_warn("node %s has another hosts file than the controller", m->name);
+	}
+	foreign_learn(c, m, heartbeat->known);
+	for (size_t i = 0; i < heartbeat->attempt_count; i++)
+		reconcile(c, m->name, &heartbeat->attempts[i], answer);
+	lost_check(c, m, heartbeat);
+	find_missing(c, m, heartbeat);
+	if (news) {
+		c->reschedule = true;
+		controller_touch(c);
+	}
+	controller_settle(c);
+	return make_answer(c, m, answer, err);
+}
+
+int controller_heartbeat(struct controller *c, struct heartbeat *heartbeat, struct heartbeat_answer *answer,
+                         struct error *err)
+{
+	struct member *m = find_sender(c, heartbeat->node, heartbeat->instance, heartbeat->sequence, err);
+	bool news;
+
+	*answer = (struct heartbeat_answer){0};
+	if (!m)
+		return err->code;
+	/* Most have nothing new to say, and there are many: the queue is not gone through for those. */
+	news = member_slots_differ(m, heartbeat->devices, heartbeat->device_count);
+	news = end_backoff(c, m) || news;
+	if (member_heartbeat(m, heartbeat, controller_now(c), controller_time(c))) {
+		news = true;
+		log_info("node %s is up", m->name);
+		controller_set_timer(c, CONTROLLER_EXPIRY, 0);
+	}
+	return compare(c, m, heartbeat, news, answer, err);
+}
+
+static bool is_last(const struct member *m, const char *instance, int64_t sequence)
+{
+	return m->sequence == sequence && str_eq(m->instance, instance);
+}
+
+void controller_keep_heartbeat(struct controller *c, struct heartbeat *heartbeat,
+                               struct heartbeat_answer *answer)
+{
+	struct member *m = members_find(c->members, heartbeat->node);
+
+	if (!m || !is_last(m, heartbeat->instance, heartbeat->sequence))
+		return;
+	member_keep(m, heartbeat);
+	answer->whole = member_kept(m);
+}
+
+int controller_short_heartbeat(struct controller *c, const struct short_heartbeat *heartbeat,
+                               struct heartbeat_answer *answer, struct error *err)
+{
+	struct member *m = find_sender(c, heartbeat->node, heartbeat->instance, heartbeat->sequence, err);
+	struct heartbeat whole;
+	int r;
+
+	*answer = (struct heartbeat_answer){0};
+	if (!m)
+		return err->code;
+	if (!str_eq(m->instance, heartbeat->instance) || heartbeat->whole <= 0 ||
+	    heartbeat->whole != member_kept(m))
+		return error_set(err, -ESTALE,
+		                 "heartbeat %lld of node %s is not kept here: a whole one is needed",
+		                 (long long)heartbeat->whole, m->name);
+	member_short_heartbeat(m, heartbeat, controller_now(c), controller_time(c));
+	/* What follows may call the node, and take another heartbeat of it. */
+	whole = m->whole;
+	m->whole = (struct heartbeat){0};
+	r = compare(c, m, &whole, end_backoff(c, m), answer, err);
+	if (is_last(m, heartbeat->instance, heartbeat->sequence))
+		member_keep(m, &whole);
+	else
+		heartbeat_release(&whole);
+	answer->whole = r < 0 ? 0 : member_kept(m);
+	return r;
 }

@@ -15,3 +15,11 @@ void controller_report(struct controller *c, const struct report *report);
  * change nothing on the node. */
 int controller_heartbeat(struct controller *c, struct heartbeat *heartbeat, struct heartbeat_answer *answer,
                          struct error *err);
+/* After that: keeps the rest of the heartbeat, taking it, so that the next ones may be short, and says so in
+ * the answer. */
+void controller_keep_heartbeat(struct controller *c, struct heartbeat *heartbeat,
+                               struct heartbeat_answer *answer);
+/* Does what the whole heartbeat would do that it stands for. The same, and -ESTALE: that one is not kept
+ * here; nothing has changed, and the node has to send a whole one. */
+int controller_short_heartbeat(struct controller *c, const struct short_heartbeat *heartbeat,
+                               struct heartbeat_answer *answer, struct error *err);

@@ -2,7 +2,8 @@
 /*
  * From a node to the controller: a heartbeat at each interval, and reports of attempts as soon as they
  * change. Of each kind one call at a time is under way, so that they arrive in their order. A report that
- * does not arrive is not sent again by itself: the next heartbeat carries the state of all attempts.
+ * does not arrive is not sent again by itself: the next heartbeat carries the state of all attempts, unless
+ * it is a short one, which says that nothing has changed (wire/heartbeat_state.h).
  */
 #include "dtraind/heartbeat.h"
 
@@ -22,6 +23,7 @@
 #include "dtraind/status.h"
 #include "node/lease.h"
 #include "wire/error_answer.h"
+#include "wire/heartbeat_state.h"
 
 enum { SPARE_PORTS = 4, MOST_PATIENCE = 4 };
 
@@ -41,15 +43,17 @@ struct heartbeats {
 	struct http_transfer *heartbeat_call, *reporting; /* one of each at a time: they keep their order */
 	struct pending *pending;                          /* the newest of each attempt */
 	size_t pending_count;
-	bool lost;               /* the last heartbeat did not arrive */
-	struct backoff backoff;  /* and when another one is sent */
-	int patience;            /* some times the time that a call may take otherwise */
-	bool stale;              /* the controller's store is older than what is known here */
-	bool again;              /* there is more to say than the one under way does */
-	struct clock_gap gap;    /* between our clock and the controller's */
-	double sent;             /* the heartbeat under way, by our clock, */
-	double sent_lease;       /* and by that of leases */
-	char boot[BOOT_ID_SIZE]; /* of this machine; "": not known */
+	bool lost;                    /* the last heartbeat did not arrive */
+	struct backoff backoff;       /* and when another one is sent */
+	int patience;                 /* some times the time that a call may take otherwise */
+	bool stale;                   /* the controller's store is older than what is known here */
+	bool again;                   /* there is more to say than the one under way does */
+	struct heartbeat_state state; /* what the controller has of this node */
+	bool is_short;                /* the heartbeat under way */
+	struct clock_gap gap;         /* between our clock and the controller's */
+	double sent;                  /* the heartbeat under way, by our clock, */
+	double sent_lease;            /* and by that of leases */
+	char boot[BOOT_ID_SIZE];      /* of this machine; "": not known */
 };
 
 int64_t heartbeats_sequence(const struct heartbeats *l)
@@ -116,6 +120,7 @@ static void read_answer(struct heartbeats *l, const json_t *json)
 		log_err("controller %s: %s", leader_peer(l->daemon).name, err.message);
 		return;
 	}
+	heartbeat_state_answered(&l->state, &answer);
 	clock_gap_add(&l->gap, l->sent, answer.time, clock_realtime());
 	take_answer(l, &answer);
 }
@@ -141,6 +146,7 @@ static void on_heartbeat_done(void *context, const struct http_answer *a)
 	if (a->status != 0)
 		why = refusal.message ? refusal.message : "an error";
 	l->heartbeat_call = NULL;
+	heartbeat_state_answered(&l->state, NULL); /* until the answer says otherwise */
 	if (a->error.code == -ECANCELED)
 		return;
 	if (a->status == 200) {
@@ -150,6 +156,11 @@ static void on_heartbeat_done(void *context, const struct http_answer *a)
 		l->backoff = (struct backoff){0};
 		l->patience = 1;
 		read_answer(l, answer);
+	} else if (l->is_short && (a->status == 409 || a->status == 404)) {
+		/* The controller does not keep what a short one refers to, or is of a version that takes
+		 * none. */
+		log_debug("controller %s: %s", leader_peer(l->daemon).name, why);
+		l->again = true;
 	} else if (a->status == 409) {
 		/* It came a second time, because the answer to it was lost; the next one gets an answer. */
 		log_debug("controller %s: %s", leader_peer(l->daemon).name, why);
@@ -266,12 +277,27 @@ static int make_heartbeat(struct heartbeats *l, struct heartbeat *out, struct er
 	return r < 0 ? r : add_ports(l, out, err);
 }
 
+static void post_heartbeat(struct heartbeats *l, const struct heartbeat *beat)
+{
+	_cleanup_json_ json_t *body = NULL;
+	struct short_heartbeat brief;
+
+	l->is_short = heartbeat_can_be_short(&l->state, beat, l->sent_lease);
+	if (l->is_short) {
+		brief = heartbeat_shorten(&l->state, beat);
+		body = short_heartbeat_encode(&brief);
+	} else
+		body = heartbeat_encode(beat);
+	if (post(l, l->is_short ? "/v1/peer/heartbeat/short" : "/v1/peer/heartbeat", body, on_heartbeat_done,
+	         &l->heartbeat_call) < 0)
+		heartbeat_state_answered(&l->state, NULL);
+}
+
 void heartbeats_send(struct heartbeats *l)
 {
 	_cleanup_(heartbeat_answer_release) struct heartbeat_answer answer = {0};
 	_cleanup_(release_heartbeat) struct heartbeat beat = {0};
 	struct controller *c = l->daemon->controller;
-	_cleanup_json_ json_t *body = NULL;
 	struct error err = ERROR_INIT;
 
 	l->again = l->heartbeat_call != NULL;
@@ -281,10 +307,9 @@ void heartbeats_send(struct heartbeats *l)
 		log_err("%s", err.message);
 		return;
 	}
-	if (!c) {
-		body = heartbeat_encode(&beat);
-		post(l, "/v1/peer/heartbeat", body, on_heartbeat_done, &l->heartbeat_call);
-	} else if (!leader_holds(l->daemon))
+	if (!c)
+		post_heartbeat(l, &beat);
+	else if (!leader_holds(l->daemon))
 		log_debug("the controller of this node waits for etcd");
 	else if (controller_heartbeat(c, &beat, &answer, &err) < 0)
 		log_err("%s", err.message);
@@ -387,6 +412,7 @@ void heartbeats_follow(struct heartbeats *l)
 	http_transfer_cancel(steal_pointer(l->heartbeat_call));
 	http_transfer_cancel(steal_pointer(l->reporting));
 	clear_pending(l);
+	heartbeat_state_answered(&l->state, NULL);
 	l->patience = 1;
 	heartbeats_send(l);
 }

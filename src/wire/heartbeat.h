@@ -20,7 +20,7 @@ struct known_clusters {
 
 MESSAGE_DECLARE(known_clusters)
 
-/* POST /v1/peer/heartbeat. */
+/* POST /v1/peer/heartbeat: a whole one. */
 struct heartbeat {
 	char *node;
 	char *hosts;                 /* hosts_hash of its hosts file; optional */
@@ -45,6 +45,22 @@ struct heartbeat {
 
 MESSAGE_DECLARE(heartbeat)
 
+/* POST /v1/peer/heartbeat/short. It says what a whole heartbeat would say in its place, to a controller that
+ * has answered that it keeps the whole one: nothing has changed since that but what is here, the clocks of
+ * reports, and what sensors read. */
+struct short_heartbeat {
+	char *node;
+	char *instance;
+	int64_t sequence; /* of this one: both kinds are counted together */
+	int64_t whole;    /* that of the whole one, of the same instance */
+	int64_t *ports;   /* as of a whole one, all of these */
+	size_t port_count;
+	double sent;
+	int64_t highest_run; /* of what it knows of clusters */
+};
+
+MESSAGE_DECLARE(short_heartbeat)
+
 /* An end that is on disk: the node need not keep it. */
 struct forget {
 	int64_t run, attempt;
@@ -62,6 +78,9 @@ struct heartbeat_answer {
 	 * a partition, and those that it has begun since the last heartbeat that was answered. optional: 0,
 	 * there is no such limit. */
 	double lease;
+	/* The sequence of the whole heartbeat that the controller keeps: the next ones may be short, and name
+	 * it. optional: 0, it keeps none, and the next one has to be whole. */
+	int64_t whole;
 };
 
 MESSAGE_DECLARE(heartbeat_answer)

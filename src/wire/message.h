@@ -71,6 +71,7 @@ struct field {
 	const char *const *names;        /* FIELD_ENUM: ends with NULL */
 	const struct message *message;   /* FIELD_STRUCT, FIELD_STRUCTS, FIELD_MEMBERS */
 	const struct field_codec *codec; /* FIELD_CODED */
+	bool varies;                     /* message_digest leaves it out */
 };
 
 /* An entry of a table: of a member that has the name of the field. */
@@ -107,6 +108,9 @@ json_t *message_encode_list(const struct message *message, const void *list, siz
 int message_decode_list(const struct message *message, const json_t *json, void **list, size_t *count,
                         struct error *err);
 void message_free_list(const struct message *message, void *list, size_t count);
+/* Two values of a message with the same digest have the same fields, those that vary apart. (Among 2^64
+ * digests two may be equal by chance.) */
+uint64_t message_digest(const struct message *message, const void *value);
 /* Index of a word in names, which ends with NULL; -1: it is none of them. */
 int message_word(const char *const *names, const char *word);
 

@@ -52,8 +52,8 @@ static const struct field report_fields[] = {
     F(shutdown, FIELD_STRING, FIELD_OPTIONAL),
     F(device_errors, FIELD_STRINGS, FIELD_OPTIONAL),
     F(lost, FIELD_BOOL, FIELD_OPTIONAL),
-    F(clock_offset, FIELD_NUMBER, FIELD_OPTIONAL),
-    F(clock_error, FIELD_NUMBER, FIELD_OPTIONAL),
+    F(clock_offset, FIELD_NUMBER, FIELD_OPTIONAL, .varies = true),
+    F(clock_error, FIELD_NUMBER, FIELD_OPTIONAL, .varies = true),
 };
 const struct message report_message = {"report", sizeof(struct report), report_fields,
                                        ARRAY_SIZE(report_fields), MESSAGE_VERSIONED};

@@ -2,8 +2,8 @@
 /*
  * All nodes of a hosts file but the first, in one process, for tests/bench/scale: each has its own
  * connections to the controller over mutual TLS, from an address of its own, and sends the heartbeats of a
- * node with as many GPUs as the file gives it slots. A start is taken, reported as running, and as ended so
- * many milliseconds later, without any process.
+ * node with as many GPUs as the file gives it slots, short ones where dtraind would. A start is taken,
+ * reported as running, and as ended so many milliseconds later, without any process.
  *
  *     bench_nodes CLUSTER.PEM HOSTS PORT MILLISECONDS
  *
@@ -31,7 +31,7 @@
 #include "config/hosts.h"
 #include "http/client.h"
 #include "http/server.h"
-#include "wire/heartbeat.h"
+#include "wire/heartbeat_state.h"
 #include "wire/start_request.h"
 
 enum { INTERVAL_USEC = 1000000, MOST_PATIENCE = 4 };
@@ -60,6 +60,8 @@ struct node {
 	sd_event_source *timer;
 	struct backoff backoff;
 	int patience;
+	struct heartbeat_state state;
+	bool is_short;               /* the heartbeat under way */
 	struct device_info *devices; /* of static text, except for what known_from allocates */
 	struct attempt *attempts;
 	char instance[40];
@@ -77,7 +79,7 @@ struct cluster {
 	struct node *nodes;
 	size_t count;
 	int milliseconds;
-	long beats, answers, failures, starts;
+	long beats, briefs, answers, unknown, failures, starts;
 };
 
 /* From which address a connection comes says which node it is of, as far as the bounds on connections go:
@@ -213,6 +215,12 @@ static void on_heartbeat(void *context, const struct http_answer *a)
 	struct node *n = context;
 
 	n->heartbeat = NULL;
+	heartbeat_state_answered(&n->state, NULL);
+	if (n->is_short && a->status == 409) {
+		n->cluster->unknown++;
+		sd_event_source_set_time(n->timer, 0);
+		return;
+	}
 	if (a->status != 200 || heartbeat_answer_decode(json, &answer, &err) < 0) {
 		sd_event_source_set_time(
 		    n->timer, (uint64_t)((clock_monotonic() +
@@ -226,6 +234,7 @@ static void on_heartbeat(void *context, const struct http_answer *a)
 	n->backoff = (struct backoff){0};
 	n->patience = 1;
 	n->cluster->answers++;
+	heartbeat_state_answered(&n->state, &answer);
 	for (size_t i = 0; i < answer.forget_count; i++)
 		forget(n, &answer.forget[i]);
 	if (answer.cluster && !n->known_cluster.id)
@@ -233,6 +242,19 @@ static void on_heartbeat(void *context, const struct http_answer *a)
 	n->known_cluster.epoch = answer.epoch;
 	n->known =
 	    (struct known_clusters){answer.highest_run, &n->known_cluster, n->known_cluster.id ? 1 : 0};
+}
+
+static void send_heartbeat(struct node *n, const struct heartbeat *beat)
+{
+	struct short_heartbeat brief;
+
+	n->cluster->beats++;
+	n->is_short = heartbeat_can_be_short(&n->state, beat, clock_monotonic());
+	n->cluster->briefs += n->is_short;
+	brief = heartbeat_shorten(&n->state, beat);
+	post(n, n->is_short ? "/v1/peer/heartbeat/short" : "/v1/peer/heartbeat",
+	     n->is_short ? short_heartbeat_encode(&brief) : heartbeat_encode(beat), on_heartbeat,
+	     &n->heartbeat);
 }
 
 static int on_timer(sd_event_source *source, uint64_t usec, void *userdata)
@@ -264,15 +286,13 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *userdata)
 	beat.attempts = calloc(count + 1, sizeof(*beat.attempts));
 	for (const struct attempt *a = n->attempts; a; a = a->next)
 		beat.attempts[beat.attempt_count++] = describe(a);
-	if (!n->heartbeat) {
-		n->cluster->beats++;
-		post(n, "/v1/peer/heartbeat", heartbeat_encode(&beat), on_heartbeat, &n->heartbeat);
-	}
+	if (!n->heartbeat)
+		send_heartbeat(n, &beat);
 	for (size_t i = 0; i < count; i++)
 		free(beat.attempts[i].ranks);
 	free(beat.attempts);
 	/* From the time at which it was due: a late turn of this program is no change of the rate. */
-	sd_event_source_set_time(source, usec + INTERVAL_USEC);
+	sd_event_source_set_time(source, (usec ? usec : (uint64_t)(clock_monotonic() * 1e6)) + INTERVAL_USEC);
 	return sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
 }
 
@@ -464,7 +484,9 @@ int main(int argc, char **argv)
 	printf("%zu nodes\n", c.count);
 	fflush(stdout);
 	sd_event_loop(c.event);
-	printf("{\"heartbeats\": %ld, \"answered\": %ld, \"failures\": %ld, \"starts\": %ld}\n", c.beats,
-	       c.answers, c.failures, c.starts);
+	printf(
+	    "{\"heartbeats\": %ld, \"short\": %ld, \"answered\": %ld, \"refused\": %ld, \"failures\": %ld, "
+	    "\"starts\": %ld}\n",
+	    c.beats, c.briefs, c.answers, c.unknown, c.failures, c.starts);
 	return 0;
 }

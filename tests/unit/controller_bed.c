@@ -185,15 +185,34 @@ static void deliver_report(struct bed *b, const json_t *body)
 
 static void deliver_heartbeat(struct bed *b, struct node *n, const json_t *body, double sent)
 {
+	_cleanup_(short_heartbeat_release) struct short_heartbeat brief = {0};
 	_cleanup_(heartbeat_release) struct heartbeat heartbeat = {0};
 	_cleanup_(heartbeat_answer_release) struct heartbeat_answer reply = {0};
+	bool is_short = json_object_get(body, "whole");
 	struct error err = ERROR_INIT;
+	int r;
 
-	ck_ok(heartbeat_decode(body, &heartbeat, &err), &err);
-	if (controller_heartbeat(b->controller, &heartbeat, &reply, &err) < 0)
-		ck_assert_msg(err.code == -EALREADY || err.code == -ENOENT, "%s", err.message);
-	else if (!b->chaos || n == b->nodes || chance(b->chaos) >= b->chaos->drop)
-		node_take_heartbeat_answer(n, &reply, sent);
+	if (is_short) {
+		ck_ok(short_heartbeat_decode(body, &brief, &err), &err);
+		r = controller_short_heartbeat(b->controller, &brief, &reply, &err);
+	} else {
+		ck_ok(heartbeat_decode(body, &heartbeat, &err), &err);
+		r = controller_heartbeat(b->controller, &heartbeat, &reply, &err);
+		if (r == 0 && n != b->nodes)
+			controller_keep_heartbeat(b->controller, &heartbeat, &reply);
+	}
+	ck_assert_msg(r == 0 || err.code == -EALREADY || err.code == -ENOENT ||
+	                  (is_short && err.code == -ESTALE),
+	              "%s", err.message);
+	if (b->chaos && n != b->nodes && chance(b->chaos) < b->chaos->drop)
+		return;
+	if (r < 0) {
+		node_take_refusal(b, n, is_short);
+		return;
+	}
+	n->whole += !is_short;
+	n->brief += is_short;
+	node_take_heartbeat_answer(n, &reply, sent);
 }
 
 static void deliver(struct bed *b, struct packet *m)
@@ -574,6 +593,20 @@ void bed_lose_answer(struct bed *b, const char *node)
 	node_find(b, node)->lose_answer = true;
 }
 
+void bed_lose_stops(struct bed *b, const char *node, bool lose)
+{
+	node_find(b, node)->lose_stops = lose;
+}
+
+struct heartbeat_counts bed_heartbeats(struct bed *b, const char *node)
+{
+	struct node *n = node_find(b, node);
+	const struct heartbeat_counts counts = {n->whole, n->brief, n->refused};
+
+	n->whole = n->brief = n->refused = 0;
+	return counts;
+}
+
 void bed_cut_off(struct bed *b, const char *node, bool cut_off)
 {
 	node_find(b, node)->cut_off = cut_off;
@@ -601,6 +634,7 @@ void bed_reboot(struct bed *b, const char *node)
 		at = &b->packets;
 	}
 	n->sequence = 0;
+	n->state = (struct heartbeat_state){0};
 	n->lease = 0;
 	n->stopped_count = 0;
 }

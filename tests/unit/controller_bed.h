@@ -23,6 +23,12 @@ struct submission;
 
 /* hosts: as in a hosts file, with slots= in each line; the controller is on the first node. All nodes have
  * reported when this returns. */
+/* Heartbeats of a node that were answered, and short ones that were refused; the controller's own sends whole
+ * ones alone. */
+struct heartbeat_counts {
+	int whole, brief, refused;
+};
+
 struct bed *bed_create(const char *hosts);
 void bed_free(struct bed *b);
 void bed_pass(struct bed *b, double seconds); /* time passes */
@@ -53,6 +59,7 @@ void bed_end_ranks(struct bed *b, const char *node, int64_t run, int exit_status
 void bed_refuse_next(struct bed *b, const char *node, int code, const char *message); /* the next start */
 /* The next start arrives, but the answer to it does not: the controller waits for 30 seconds. */
 void bed_lose_answer(struct bed *b, const char *node);
+void bed_lose_stops(struct bed *b, const char *node, bool lose);       /* none arrives */
 void bed_cut_off(struct bed *b, const char *node, bool cut_off);       /* nothing reaches or leaves it */
 void bed_reboot(struct bed *b, const char *node);                      /* all that it had is gone */
 void bed_shut_down(struct bed *b, const char *node);                   /* it says so, and takes no new runs */
@@ -61,7 +68,8 @@ void bed_set_preflight(struct bed *b, const char *node, double seconds); /* that
 void bed_give_up_calls(struct bed *b); /* no answer comes to starts under way, which arrive nevertheless */
 void bed_set_delay(struct bed *b, const char *node, double seconds); /* of reports and heartbeats from it */
 void bed_send_heartbeat(struct bed *b, const char *node);            /* one now, beside the others */
-void bed_repeat_heartbeat(struct bed *b, const char *node);          /* the last one once more */
+struct heartbeat_counts bed_heartbeats(struct bed *b, const char *node); /* since it was asked last */
+void bed_repeat_heartbeat(struct bed *b, const char *node);              /* the last one once more */
 /* Puts attempt 1 of this run, started by another controller, on slot 0 of the node. */
 void bed_plant(struct bed *b, const char *node, const char *cluster, int64_t run);
 /* The step of the newest checkpoint, and where it was saved ("": not said), by the start of the attempt that

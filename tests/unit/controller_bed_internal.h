@@ -8,6 +8,7 @@
 #include "config/hosts.h"
 #include "controller/controller.h"
 #include "controller_bed.h"
+#include "wire/heartbeat_state.h"
 
 #define LATENCY      0.001 /* seconds that a message takes */
 #define HEARTBEAT    1.0
@@ -18,7 +19,6 @@
 #define LONGEST_WAIT 60.0
 
 struct feed_listener;
-struct heartbeat_answer;
 struct held_store;
 struct store;
 
@@ -58,11 +58,14 @@ struct node {
 	int64_t epoch, highest_run;
 	struct attempt attempts[ATTEMPTS];
 	double next_heartbeat, delay;
+	struct heartbeat_state state; /* what the controller has of it */
+	bool unanswered;              /* its last heartbeat */
+	int whole, brief, refused; /* how many of each kind were answered, and how many short ones refused */
 	bool cut_off, shutting_down, drained[SLOTS];
 	/* What happens to the next start. */
 	int refuse_code;
 	const char *refuse_message;
-	bool lose_answer;
+	bool lose_answer, lose_stops;
 	double start_delay, preflight;
 };
 
@@ -135,5 +138,6 @@ void node_take_start(struct bed *b, struct packet *m);
 void node_end_preflight(struct bed *b, struct packet *m);
 void node_take_stop(struct bed *b, struct packet *m);
 void node_set_device(struct bed *b, struct packet *m);
+void node_take_refusal(struct bed *b, struct node *n, bool is_short);
 void node_take_heartbeat_answer(struct node *n, const struct heartbeat_answer *reply, double sent);
 void node_end_lease(struct bed *b, struct node *n); /* it has run out */

@@ -88,6 +88,26 @@ static double lease_clock(const struct bed *b, const struct node *n)
 	return b->now / n->rate;
 }
 
+/* As dtraind/heartbeat.c does, which waits for the answer to each. Takes the whole one. */
+static json_t *shorten(const struct bed *b, struct node *n, json_t *whole)
+{
+	_cleanup_(heartbeat_release) struct heartbeat heartbeat = {0};
+	struct short_heartbeat brief;
+	struct error err = ERROR_INIT;
+
+	if (n == b->nodes) /* the controller's own */
+		return whole;
+	if (n->unanswered)
+		heartbeat_state_answered(&n->state, NULL);
+	n->unanswered = true;
+	ck_ok(heartbeat_decode(whole, &heartbeat, &err), &err);
+	if (!heartbeat_can_be_short(&n->state, &heartbeat, b->now))
+		return whole;
+	json_decref(whole);
+	brief = heartbeat_shorten(&n->state, &heartbeat);
+	return short_heartbeat_encode(&brief);
+}
+
 void node_send_heartbeat(struct bed *b, struct node *n)
 {
 	json_t *attempts = json_array(), *body;
@@ -109,7 +129,8 @@ void node_send_heartbeat(struct bed *b, struct node *n)
 		                              (json_int_t)n->highest_run, "clusters", "id", n->cluster,
 		                              "epoch", (json_int_t)n->epoch));
 	ck_assert_ptr_nonnull(body);
-	bed_send(b, (struct packet){.kind = BEAT, .node = n, .body = body}, LATENCY + n->delay);
+	bed_send(b, (struct packet){.kind = BEAT, .node = n, .body = shorten(b, n, body)},
+	         LATENCY + n->delay);
 }
 
 void node_end_attempt(struct bed *b, struct node *n, struct attempt *a, int exit_status, bool stopped)
@@ -221,6 +242,11 @@ void node_take_stop(struct bed *b, struct packet *m)
 {
 	struct attempt *a = node_find_attempt(m->node, m->attempt.run, m->attempt.attempt);
 
+	if (m->node->lose_stops) {
+		if (m->done)
+			bed_answer_never(b, m);
+		return;
+	}
 	if (a && a->state == RUNNING)
 		node_end_attempt(b, m->node, a, 143, true);
 	else if (!a)
@@ -253,8 +279,19 @@ void node_set_device(struct bed *b, struct packet *m)
 	bed_answer(b, m, (struct peer_result){0}, LATENCY);
 }
 
+void node_take_refusal(struct bed *b, struct node *n, bool is_short)
+{
+	n->unanswered = false;
+	heartbeat_state_answered(&n->state, NULL);
+	n->refused += is_short;
+	if (is_short)
+		node_send_heartbeat(b, n);
+}
+
 void node_take_heartbeat_answer(struct node *n, const struct heartbeat_answer *reply, double sent)
 {
+	n->unanswered = false;
+	heartbeat_state_answered(&n->state, reply);
 	if (reply->cluster && reply->epoch < n->epoch) /* of an older controller */
 		return;
 	if (reply->cluster) { /* else its epoch is not on disk yet */

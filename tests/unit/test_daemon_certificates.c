@@ -123,6 +123,8 @@ START_TEST(a_node_speaks_for_itself_alone)
 	    {"n2", "POST", "/v1/peer/devices/0/resume", "{}", false, 403},
 	    {"n2", "GET", "/v1/peer/logs?run=1&attempt=1&rank=0", NULL, false, 403},
 	    {"n2", "POST", "/v1/peer/heartbeat", HEARTBEAT("n1", ""), false, 403},
+	    {"n2", "POST", "/v1/peer/heartbeat/short",
+	     "{\"node\":\"n1\",\"instance\":\"i\",\"sequence\":1,\"whole\":1}", false, 403},
 	    {"n2", "POST", "/v1/peer/heartbeat", HEARTBEAT("n2", REPORT("n1")), false, 403},
 	    {"n2", "POST", "/v1/peer/reports", "[" REPORT("n2") "," REPORT("n1") "]", false, 403},
 	    {"n2", "POST", "/v1/peer/reports", "[" REPORT("n2") "]", false, 200},

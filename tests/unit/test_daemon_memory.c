@@ -70,6 +70,8 @@ static const struct row rows[] = {
     {"POST", "/v1/peer/devices/1/resume", NULL, 200, PEER},
     {"POST", "/v1/peer/reports", "[]", 200, PEER},
     {"POST", "/v1/peer/heartbeat", "{\"node\":\"n3\"}", 400, PEER},
+    {"POST", "/v1/peer/heartbeat/short", "{\"node\":\"n2\",\"instance\":\"i\",\"sequence\":1,\"whole\":1}",
+     409, PEER},
     {"GET", "/v1/peer/logs?run=2&attempt=1&rank=0", NULL, 200, PEER},
 };
 

@@ -49,6 +49,9 @@ static void ask_local(const struct daemon_fixture *f, const struct row *row)
 	"\"threads\":1,\"state\":\"free\",\"run\":null,\"reason\":null}],\"attempts\":[],\"ports\":[4001],"  \
 	"\"port_range\":[0,0],\"shutting_down\":false,\"known\":{\"clusters\":[],\"highest_run\":0}}"
 
+#define SHORT(node, sequence, whole)                                                                         \
+	"{\"node\":\"" node "\",\"instance\":\"i\",\"sequence\":" #sequence ",\"whole\":" #whole "}"
+
 /* n1 is the controller; n2 is in the hosts file, and is given up soon, since it is not there. Run 1 of the
  * user who runs the test has ended. 4242 is the uid of another user. */
 static const struct row rows_of_controller[] = {
@@ -72,6 +75,11 @@ static const struct row rows_of_controller[] = {
     /* Requests of nodes. */
     {"POST", "/v1/peer/heartbeat", HEARTBEAT("n2"), NULL, 200, NULL},
     {"POST", "/v1/peer/heartbeat", HEARTBEAT("n2"), NULL, 409, "repeated"},
+    {"POST", "/v1/peer/heartbeat/short", SHORT("n2", 2, 1), NULL, 200, NULL},
+    {"POST", "/v1/peer/heartbeat/short", SHORT("n2", 2, 1), NULL, 409, "repeated"},
+    {"POST", "/v1/peer/heartbeat/short", SHORT("n2", 3, 2), NULL, 409, "not-kept"},
+    {"POST", "/v1/peer/heartbeat/short", SHORT("n3", 3, 1), NULL, 404, "no-such-node"},
+    {"POST", "/v1/peer/heartbeat/short", "{\"node\":\"n2\"}", NULL, 400, "bad-json"},
     {"POST", "/v1/peer/heartbeat", HEARTBEAT("n3"), NULL, 404, "no-such-node"},
     {"POST", "/v1/peer/heartbeat", "[]", NULL, 400, "bad-json"},
     {"POST", "/v1/peer/heartbeat", "{\"node\":\"n2\"}", NULL, 400, "bad-json"},
@@ -133,6 +141,7 @@ static const struct row rows_without_controller[] = {
 static const struct row rows_of_other[] = {
     {"GET", "/v1/runs", NULL, "0:0:root", 421, "not-controller"},
     {"POST", "/v1/peer/heartbeat", HEARTBEAT("n2"), NULL, 421, "not-controller"},
+    {"POST", "/v1/peer/heartbeat/short", SHORT("n2", 2, 1), NULL, 421, "not-controller"},
     {"POST", "/v1/peer/reports", "[]", NULL, 421, "not-controller"},
     {"POST", "/v1/peer/devices/1/drain", NULL, NULL, 200, NULL},
 };

@@ -10,7 +10,7 @@
 #include "base/str.h"
 #include "wire/error_answer.h"
 #include "wire/error_file.h"
-#include "wire/heartbeat.h"
+#include "wire/heartbeat_state.h"
 #include "wire/launch.h"
 #include "wire/metrics.h"
 #include "wire/node_view.h"
@@ -44,7 +44,7 @@
 /* clang-format off */
 #define MESSAGES(X) \
 	X(start_request) X(node_position) X(stop_request) X(drain_request) X(report) X(launch_report) \
-	X(launch_command) X(launch_description) X(start_record) X(heartbeat) X(heartbeat_answer) \
+	X(launch_command) X(launch_description) X(start_record) X(heartbeat) X(heartbeat_answer) X(short_heartbeat) \
 	X(device_info) X(node_list) X(device_list) X(node_drained) X(device_drained) X(run_view) \
 	X(run_list) X(run_accepted) X(run_event) X(submit_request) X(worker_event) X(service_version) \
 	X(runs_ended) X(foreign_stopped) X(prune_request) X(prune_answer) X(node_fenced) X(local_runs) \
@@ -222,8 +222,12 @@ static const struct sample {
      "attempts.0.ranks.1.rank", "known.clusters.0.epoch", "attempts.0."},
     {"answer to a heartbeat", pass_heartbeat_answer,
      "{\"forget\":[{\"run\":5,\"attempt\":1}],\"time\":1732147200.5,\"cluster\":null,\"epoch\":3,"
-     "\"highest_run\":17,\"lease\":20.5}",
+     "\"highest_run\":17,\"lease\":20.5,\"whole\":6}",
      "forget.0.attempt", "time", ""},
+    {"short heartbeat", pass_short_heartbeat,
+     "{\"node\":\"n1\",\"instance\":\"0123\",\"sequence\":7,\"whole\":6,\"ports\":[4001,4002],\"sent\":1.5,"
+     "\"highest_run\":17}",
+     "whole", "ports", ""},
     {"device", pass_device_info, CPU, "kind", "memory", NULL},
     {"device", pass_device_info, GPU, "xid.code", "links", NULL},
     {"device", pass_device_info, GPU, "mig.gpu_instance", "power", NULL},
@@ -1221,6 +1225,134 @@ START_TEST(fields_may_be_missing_or_not)
 }
 END_TEST
 
+/* With another value of one field, which it takes. */
+static uint64_t digest_of(const struct sample *s, const char *dotted, json_t *value)
+{
+	_cleanup_(heartbeat_release) struct heartbeat heartbeat = {0};
+	_cleanup_json_ json_t *json = make(s);
+	struct error err = ERROR_INIT;
+	const char *last;
+
+	if (dotted) {
+		json_t *in = holder(json, dotted, &last);
+
+		if (json_is_array(in))
+			json_array_set_new(in, (size_t)atoi(last), value);
+		else
+			json_object_set_new(in, last, value);
+	}
+	ck_ok(heartbeat_decode(json, &heartbeat, &err), &err);
+	return message_digest(&heartbeat_message, &heartbeat);
+}
+
+/* What changes with each heartbeat, and what sensors read, is no change; anything else is. */
+START_TEST(a_digest_is_of_what_does_not_vary)
+{
+	static const char *const same[] = {"sequence",
+	                                   "sent",
+	                                   "ports.0",
+	                                   "known.highest_run",
+	                                   "devices.1.temperature",
+	                                   "devices.1.power",
+	                                   "devices.1.read",
+	                                   "devices.1.memory_used",
+	                                   "devices.1.utilization",
+	                                   "attempts.0.clock_offset",
+	                                   "attempts.0.clock_error"};
+	static const char *const other[] = {"devices.0.index",
+	                                    "devices.1.ecc_errors",
+	                                    "devices.1.xid.code",
+	                                    "devices.1.memory",
+	                                    "attempts.0.attempt",
+	                                    "attempts.0.epoch",
+	                                    "attempts.0.ranks.1.exit_status",
+	                                    "known.clusters.0.epoch",
+	                                    "port_range.0"};
+	static const char *const texts[] = {"node",
+	                                    "hosts",
+	                                    "instance",
+	                                    "version",
+	                                    "launch",
+	                                    "boot",
+	                                    "devices.1.uuid",
+	                                    "attempts.0.reason",
+	                                    "known.clusters.0.id"};
+	const size_t counts[] = {ARRAY_SIZE(same), ARRAY_SIZE(other), ARRAY_SIZE(texts)};
+	const char *const *lists[] = {same, other, texts};
+	const struct sample *s = samples;
+	uint64_t before;
+
+	while (s->pass != pass_heartbeat)
+		s++;
+	before = digest_of(s, NULL, NULL);
+	ck_assert_uint_eq(digest_of(s, NULL, NULL), before);
+	for (size_t i = 0; i < ARRAY_SIZE(lists); i++)
+		for (size_t k = 0; k < counts[i]; k++) {
+			json_t *value = i == 2 ? json_string("other") : json_integer(37);
+			bool equal = digest_of(s, lists[i][k], value) == before;
+
+			ck_assert_msg(equal == (i == 0), "%s", lists[i][k]);
+		}
+	ck_assert(digest_of(s, "shutting_down", json_false()) != before);
+	ck_assert(digest_of(s, "attempts", json_array()) != before);
+	ck_assert(digest_of(s, "known", json_null()) != before);
+}
+END_TEST
+
+static void answered(struct heartbeat_state *state, int64_t whole)
+{
+	heartbeat_state_answered(state, &(struct heartbeat_answer){.whole = whole});
+}
+
+START_TEST(a_heartbeat_is_short_where_the_controller_keeps_the_whole_one)
+{
+	struct known_clusters known = {.highest_run = 5};
+	struct heartbeat beat = {.node = (char *)"n1",
+	                         .instance = (char *)"i",
+	                         .version = (char *)"1",
+	                         .sequence = 1,
+	                         .sent = 2.5,
+	                         .ports = (int64_t[]){4001},
+	                         .port_count = 1,
+	                         .known = &known};
+	struct heartbeat_state s = {0};
+	struct short_heartbeat brief;
+
+	ck_assert(!heartbeat_can_be_short(&s, &beat, 100));
+	beat.sequence = 2;
+	ck_assert(!heartbeat_can_be_short(&s, &beat, 101)); /* not answered yet */
+	answered(&s, 1);
+	beat.sequence = 3;
+	ck_assert(!heartbeat_can_be_short(&s, &beat, 102)); /* it keeps an earlier one */
+	answered(&s, 0);
+	beat.sequence = 4;
+	ck_assert(!heartbeat_can_be_short(&s, &beat, 103)); /* it is of an older version */
+	answered(&s, 4);
+	beat.sequence = 5;
+	ck_assert(heartbeat_can_be_short(&s, &beat, 104));
+	brief = heartbeat_shorten(&s, &beat);
+	ck_assert_str_eq(brief.node, "n1");
+	ck_assert_str_eq(brief.instance, "i");
+	ck_assert_int_eq(brief.sequence, 5);
+	ck_assert_int_eq(brief.whole, 4);
+	ck_assert_int_eq(brief.ports[0], 4001);
+	ck_assert_uint_eq(brief.port_count, 1);
+	ck_assert_double_eq(brief.sent, 2.5);
+	ck_assert_int_eq(brief.highest_run, 5);
+	answered(&s, 4);
+	beat.sequence = 6;
+	ck_assert(heartbeat_can_be_short(&s, &beat, 105));
+	heartbeat_state_answered(&s, NULL);
+	beat.sequence = 7;
+	ck_assert(!heartbeat_can_be_short(&s, &beat, 106));
+	answered(&s, 7);
+	ck_assert(!heartbeat_can_be_short(&s, &beat, 106 + 60)); /* the sensors */
+	answered(&s, 7);
+	beat.shutting_down = true;
+	ck_assert(!heartbeat_can_be_short(&s, &beat, 167));
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("wire");
@@ -1244,6 +1376,8 @@ int main(void)
 	tcase_add_test(tc, numbers_that_are_not_finite_are_absent);
 	tcase_add_test(tc, what_is_not_utf8_is_not_sent);
 	tcase_add_test(tc, lists_of_messages);
+	tcase_add_test(tc, a_digest_is_of_what_does_not_vary);
+	tcase_add_test(tc, a_heartbeat_is_short_where_the_controller_keeps_the_whole_one);
 	tcase_add_test(tc, what_a_run_does_not_have_yet_is_absent);
 	tcase_add_test(tc, states_are_words_of_a_list);
 	tcase_add_test(tc, what_a_device_does_not_tell_is_absent);

@@ -172,6 +172,8 @@ static void refuse_heartbeat(struct http_request *r, const struct error *err)
 		http_reply_error(r, 404, "no-such-node", "%s", err->message);
 	else if (err->code == -EALREADY)
 		http_reply_error(r, 409, "repeated", "%s", err->message);
+	else if (err->code == -ESTALE)
+		http_reply_error(r, 409, "not-kept", "%s", err->message);
 	else
 		http_reply_error(r, 500, "out-of-memory", "%s", err->message);
 }
@@ -199,6 +201,28 @@ void route_peer_heartbeat(void *context, struct http_request *r)
 	else if (!check_nodes(r, &heartbeat))
 		return;
 	else if (controller_heartbeat(d->controller, &heartbeat, &answer, &err) < 0)
+		refuse_heartbeat(r, &err);
+	else {
+		controller_keep_heartbeat(d->controller, &heartbeat, &answer);
+		http_reply_json(r, 200, heartbeat_answer_encode(&answer));
+	}
+}
+
+void route_peer_short_heartbeat(void *context, struct http_request *r)
+{
+	struct daemon *d = context;
+	_cleanup_(heartbeat_answer_release) struct heartbeat_answer answer = {0};
+	_cleanup_(short_heartbeat_release) struct short_heartbeat heartbeat = {0};
+	_cleanup_json_ json_t *body = http_request_json(r);
+	struct error err = ERROR_INIT;
+
+	if (!body)
+		return;
+	if (short_heartbeat_decode(body, &heartbeat, &err) < 0)
+		reply_not_taken(r, "bad-json", &err);
+	else if (!check_node(r, heartbeat.node))
+		return;
+	else if (controller_short_heartbeat(d->controller, &heartbeat, &answer, &err) < 0)
 		refuse_heartbeat(r, &err);
 	else
 		http_reply_json(r, 200, heartbeat_answer_encode(&answer));

@@ -63,6 +63,7 @@ void route_peer_start(void *context, struct http_request *r);
 void route_peer_stop(void *context, struct http_request *r);
 void route_peer_reports(void *context, struct http_request *r);
 void route_peer_heartbeat(void *context, struct http_request *r);
+void route_peer_short_heartbeat(void *context, struct http_request *r);
 void route_peer_drain(void *context, struct http_request *r);
 void route_peer_resume(void *context, struct http_request *r);
 void route_peer_logs(void *context, struct http_request *r);
