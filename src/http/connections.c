@@ -145,9 +145,11 @@ static void set_pending(struct http_connection *c)
 	c->pending = true;
 	l->trying += c->inside;
 	list_add(&l->pending, c);
-	if (l->pending.first == c) {
+	/* One that is set already fires before: a request that comes at once sets none. */
+	if (!l->head_timer_set) {
 		sd_event_source_set_time(l->head_timer, c->due);
 		sd_event_source_set_enabled(l->head_timer, SD_EVENT_ONESHOT);
+		l->head_timer_set = true;
 	}
 }
 
@@ -206,6 +208,7 @@ int http_connections_timer(sd_event_source *source, uint64_t usec, void *userdat
 	sd_event_now(l->server->event, CLOCK_MONOTONIC, &now);
 	while (l->pending.first && l->pending.first->due <= now)
 		http_connection_drop(l->pending.first);
+	l->head_timer_set = l->pending.first;
 	if (!l->pending.first)
 		return 0;
 	sd_event_source_set_time(source, l->pending.first->due);

@@ -87,6 +87,8 @@ struct http_listener {
 	bool starved;       /* descriptors or memory did not suffice for another connection */
 	unsigned fruitless; /* turns of MHD without an event, since something has last come of one */
 	bool delayed;       /* events wait for the timer */
+	bool head_timer_set;
+	uint64_t wake; /* when `timer` fires: monotonic, microseconds; UINT64_MAX: it is off */
 	sd_event_source *accept, *io, *timer, *head_timer;
 	sd_event_source *resumed; /* MHD does not look for these by itself */
 };

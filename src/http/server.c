@@ -26,6 +26,7 @@ enum {
 	LONGEST_PAUSE = 20,    /* milliseconds */
 	PENDING_USEC = 20,     /* some times what it takes to try a connection in vain */
 	MANY_PENDING = 32,
+	IDLE_USEC = 1000000,
 };
 
 static const MHD_UNSIGNED_LONG_LONG NEVER = -1;
@@ -361,6 +362,14 @@ static uint64_t pause_between_turns(const struct http_listener *l)
 	return l->tls && l->trying > 0 ? MAX(fruitless, l->trying * PENDING_USEC) : 0;
 }
 
+/* 0: at once. */
+static void set_timer(struct http_listener *l, uint64_t at)
+{
+	l->wake = at;
+	sd_event_source_set_time(l->timer, at);
+	sd_event_source_set_enabled(l->timer, SD_EVENT_ONESHOT);
+}
+
 static void pump(struct http_listener *l)
 {
 	MHD_UNSIGNED_LONG_LONG ms;
@@ -376,12 +385,15 @@ static void pump(struct http_listener *l)
 		ms = MIN(ms, (MHD_UNSIGNED_LONG_LONG)LONGEST_PAUSE);
 	if (ms == NEVER) {
 		sd_event_source_set_enabled(l->timer, SD_EVENT_OFF);
+		l->wake = UINT64_MAX;
 		return;
 	}
 	sd_event_now(l->server->event, CLOCK_MONOTONIC, &now);
 	ms = MAX(ms * 1000, pause_between_turns(l));
-	sd_event_source_set_time(l->timer, ms == 0 ? 0 : now + ms);
-	sd_event_source_set_enabled(l->timer, SD_EVENT_ONESHOT);
+	/* The end of an idle connection moves with each request: that sets no timer, but the one that is set
+	 * comes in vain. */
+	if (ms < IDLE_USEC || l->wake > now + ms)
+		set_timer(l, ms == 0 ? 0 : now + ms);
 }
 
 static int on_ready(sd_event_source *source, int fd, uint32_t revents, void *userdata)
@@ -395,8 +407,7 @@ static int on_ready(sd_event_source *source, int fd, uint32_t revents, void *use
 		return 0;
 	}
 	sd_event_now(l->server->event, CLOCK_MONOTONIC, &now);
-	sd_event_source_set_time(l->timer, now + pause_between_turns(l));
-	sd_event_source_set_enabled(l->timer, SD_EVENT_ONESHOT);
+	set_timer(l, now + pause_between_turns(l));
 	l->delayed = true;
 	return sd_event_source_set_enabled(l->io, SD_EVENT_OFF);
 }
@@ -405,6 +416,7 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *userdata)
 {
 	struct http_listener *l = userdata;
 
+	l->wake = UINT64_MAX;
 	if (l->delayed)
 		sd_event_source_set_enabled(l->io, SD_EVENT_ON);
 	l->delayed = false;
