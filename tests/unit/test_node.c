@@ -301,6 +301,7 @@ START_TEST(ends_have_their_order)
 	start(shell_in(
 	    1, 2, "echo $$ > @/pid$RANK; while ! [ -e @/go$RANK ]; do sleep 0.01; done; exit $((RANK + 1))"));
 	last = await_pid("pid0");
+	await_pid("pid1"); /* else the launcher may be stopped before it has started it */
 	launcher = parent_of(last);
 	ck_assert_int_eq(kill(launcher, SIGSTOP), 0);
 	for (int i = 1; i >= 0; i--) {
