@@ -370,6 +370,14 @@ static void set_timer(struct http_listener *l, uint64_t at)
 	sd_event_source_set_enabled(l->timer, SD_EVENT_ONESHOT);
 }
 
+/* Milliseconds until MHD has to run without an event. */
+static MHD_UNSIGNED_LONG_LONG timeout_of(const struct http_listener *l)
+{
+	MHD_UNSIGNED_LONG_LONG ms;
+
+	return MHD_get_timeout(l->daemon, &ms) == MHD_YES ? ms : NEVER;
+}
+
 static void pump(struct http_listener *l)
 {
 	MHD_UNSIGNED_LONG_LONG ms;
@@ -379,8 +387,12 @@ static void pump(struct http_listener *l)
 	MHD_run(l->daemon);
 	if (http_admit(l) > 0)
 		MHD_run(l->daemon);
-	if (MHD_get_timeout(l->daemon, &ms) != MHD_YES)
-		ms = NEVER;
+	ms = timeout_of(l);
+	/* A connection that has been answered is ready to MHD until it finds nothing more to read. */
+	if (ms == 0 && pause_between_turns(l) == 0) {
+		MHD_run(l->daemon);
+		ms = timeout_of(l);
+	}
 	if (l->queue.first || l->starved)
 		ms = MIN(ms, (MHD_UNSIGNED_LONG_LONG)LONGEST_PAUSE);
 	if (ms == NEVER) {
