@@ -102,9 +102,15 @@ int run_new(const struct run_config *config, struct run **out, struct error *err
 
 struct run_part *run_part_find(struct run *r, const char *node)
 {
-	for (size_t i = 0; i < r->part_count; i++)
-		if (strcmp(r->parts[i].node, node) == 0)
-			return &r->parts[i];
+	/* From the one that was found last: a node is looked for several times, and then the next one. */
+	for (size_t i = 0; i < r->part_count; i++) {
+		size_t at = (r->part_found + i) % r->part_count;
+
+		if (strcmp(r->parts[at].node, node) != 0)
+			continue;
+		r->part_found = at;
+		return &r->parts[at];
+	}
 	return NULL;
 }
 

@@ -88,7 +88,7 @@ struct run {
 
 	/* The attempt under way. */
 	struct run_part *parts;
-	size_t part_count;
+	size_t part_count, part_found;
 	double recovered; /* Unix seconds: it came out of the store then; 0: it was placed since */
 	bool cancelled;   /* a user has cancelled it */
 	bool failed;      /* the first cause is in reason once all parts have ended */
