@@ -267,11 +267,11 @@ unsigned char *member_links(const struct member *m)
 	return links;
 }
 
-void member_set_drained(struct member *m, bool drained, const char *reason)
+void member_set_drained(struct member *m, bool drained, char *reason)
 {
 	free(m->drain_reason);
 	m->drained = drained;
-	m->drain_reason = drained && reason && *reason ? strdup(reason) : NULL;
+	m->drain_reason = reason;
 }
 
 enum slot_kind member_kind(const struct member *m)

@@ -80,8 +80,8 @@ void member_keep(struct member *m, struct heartbeat *heartbeat);
 int64_t member_kept(const struct member *m);
 void member_short_heartbeat(struct member *m, const struct short_heartbeat *heartbeat, double now,
                             double now_realtime);
-/* reason: copied; NULL: none was given. */
-void member_set_drained(struct member *m, bool drained, const char *reason);
+/* Takes the reason; NULL: none was given. */
+void member_set_drained(struct member *m, bool drained, char *reason);
 /* Takes the devices. */
 void member_set_devices(struct member *m, struct device_info *devices, size_t count);
 /* Is this news to the scheduler? Sensors are none. */

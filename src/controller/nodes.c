@@ -92,7 +92,10 @@ int controller_set_hosts(struct controller *c, const struct hosts *hosts, int de
 		bool drained;
 
 		drained = store_drained(c->store, m->name, &reason);
-		member_set_drained(m, drained, reason);
+		/* Of a node that was drained before, the reason is known, and memory for a copy may be
+		 * missing. */
+		if (reason || drained != m->drained)
+			member_set_drained(m, drained, steal_pointer(reason));
 		if (m->removed) {
 			member_set_down(m, "removed from the hosts file");
 			on_member_down(c, m);
@@ -145,13 +148,18 @@ void controller_reschedule(struct controller *c)
 int controller_set_drained(struct controller *c, const char *name, bool drained, const char *reason)
 {
 	struct member *m = members_find(c->members, name);
+	_cleanup_free_ char *copy = NULL;
 	struct error err = ERROR_INIT;
+	int r;
 
 	if (!m)
 		return -ENOENT;
-	member_set_drained(m, drained, reason);
-	if (store_set_drained(c->store, m->name, drained, m->drain_reason, &err) < 0)
-		log_err("%s", err.message);
+	r = str_replace(&copy, drained && reason && *reason ? reason : NULL);
+	if (r == 0)
+		r = store_set_drained(c->store, m->name, drained, copy, &err);
+	if (r < 0)
+		return r;
+	member_set_drained(m, drained, steal_pointer(copy));
 	c->commit = true;
 	controller_reschedule(c);
 	return 0;

@@ -26,7 +26,8 @@ json_t *controller_nodes_to_json(const struct controller *c); /* the answer to G
 void controller_note_spares(const struct controller *c);
 json_t *controller_devices_to_json(const struct controller *c); /* the answer to GET /v1/devices */
 
-/* A drained node gets no new runs. reason: copied; NULL: none was given. -ENOENT: no such node. */
+/* A drained node gets no new runs. reason: copied; NULL: none was given. -ENOENT: no such node. -ENOMEM: all
+ * is as before. */
 int controller_set_drained(struct controller *c, const char *name, bool drained, const char *reason);
 /* Runs on a drained node that may be started again after a failure of any kind save, stop there, and are
  * queued again; that counts as no failure. Returns how many. */

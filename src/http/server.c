@@ -85,6 +85,8 @@ static int identify(struct http_request *r)
 		if (sscanf(said, "%lld:%lld:%n", &uid, &gid, &used) != 2 || used == 0)
 			return -EINVAL;
 		r->user = said[used] ? strdup(said + used) : NULL;
+		if (said[used] && !r->user)
+			return -ENOMEM;
 		r->caller.uid = uid;
 		r->caller.gid = gid;
 		r->caller.admin = http_request_header(r, HTTP_ADMIN_HEADER);
@@ -130,6 +132,11 @@ static void refuse_unidentified(struct http_request *r)
 		MHD_add_response_header(r->response, MHD_HTTP_HEADER_CONNECTION, "close");
 }
 
+static void refuse_memory(struct http_request *r)
+{
+	http_request_refuse(r, 500, "out-of-memory", "out of memory");
+}
+
 /* Everything that can be said before the body: the answer then waits until the body has passed. */
 static void request_start(struct http_request *r, const char *method, const char *path)
 {
@@ -145,6 +152,8 @@ static void request_start(struct http_request *r, const char *method, const char
 	else if (!(r->match.route->callers & who))
 		http_request_refuse(r, 403, "not-allowed", "%s is for %s only", path,
 		                    who == HTTP_PEER ? "programs on this machine" : "services");
+	else if (identified == -ENOMEM)
+		refuse_memory(r);
 	else if (identified < 0)
 		refuse_unidentified(r);
 	else if (wrong_node(r))
@@ -154,7 +163,7 @@ static void request_start(struct http_request *r, const char *method, const char
 	for (size_t i = 0; found == 0 && i < r->match.count; i++) {
 		r->captures[i] = strndup(path + r->match.captures[i].start, r->match.captures[i].len);
 		if (!r->captures[i])
-			http_request_refuse(r, 500, "out-of-memory", "out of memory");
+			refuse_memory(r);
 	}
 	if (r->listener->tls)
 		admit(r, found == 0 && (r->match.route->callers & HTTP_RESERVED));
@@ -177,7 +186,7 @@ static void request_body(struct http_request *r, const char *data, size_t len)
 	}
 	strbuf_add(&r->body, data, len);
 	if (r->body.failed)
-		http_request_refuse(r, 500, "out-of-memory", "out of memory");
+		refuse_memory(r);
 }
 
 static void request_dispatch(struct http_request *r)
@@ -209,16 +218,22 @@ static int on_large(sd_event_source *source, void *userdata)
 	return 0;
 }
 
-/* False: it is being looked up. */
+/* False: it is being looked up. True: it is found, or the request is answered. */
 static bool find_name(struct http_request *r)
 {
 	const char *name;
+	int found;
 
 	if (r->answered || r->listener->tls)
 		return true;
-	if (!users_find(r->listener->server->users, r->caller.uid, &name))
+	found = users_find(r->listener->server->users, r->caller.uid, &name);
+	if (found == 0)
 		return false;
 	r->user = name ? strdup(name) : NULL;
+	if (found < 0 || (name && !r->user)) {
+		refuse_memory(r);
+		return true;
+	}
 	r->caller.user = r->user;
 	r->caller.admin = users_is_admin(r->listener->server->users, r->caller.uid);
 	return true;

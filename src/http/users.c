@@ -7,6 +7,7 @@
  */
 #include "http/users.h"
 
+#include <errno.h>
 #include <grp.h>
 #include <pwd.h>
 #include <stdio.h>
@@ -35,8 +36,8 @@ struct user {
 	struct user *next; /* who called last comes first */
 	uid_t uid;
 	bool known, admin;
-	char *name;   /* NULL: none */
-	double fresh; /* monotonic: until then it is not looked up again */
+	double fresh;               /* monotonic: until then it is not looked up again */
+	char name[USERS_NAME_SIZE]; /* "": none */
 	struct background *look_up;
 };
 
@@ -105,11 +106,9 @@ static void work(void *data)
 	    l->found && l->admin_group[0] && find_group(l->admin_group, &group) && is_member(l->name, group);
 }
 
-static void set_known(struct user *u, char *name, bool admin, double seconds)
+/* What was known before stays good, too. */
+static void set_known(struct user *u, double seconds)
 {
-	free(u->name);
-	u->name = name;
-	u->admin = name && admin;
 	u->known = true;
 	u->fresh = clock_monotonic() + seconds;
 }
@@ -121,18 +120,19 @@ static void on_looked_up(void *context, void *data)
 
 	if (l) {
 		u->look_up = NULL;
-		set_known(u, l->found ? strdup(l->name) : NULL, l->admin,
-		          l->found ? u->users->options.keep : RETRY_SECONDS);
+		snprintf(u->name, sizeof(u->name), "%s", l->found ? l->name : "");
+		u->admin = l->admin;
+		set_known(u, l->found ? u->users->options.keep : RETRY_SECONDS);
 	} else {
 		log_warn("the password database has not said within %g s who has the uid %lld",
 		         u->users->options.deadline, (long long)u->uid);
-		set_known(u, steal_pointer(u->name), u->admin,
-		          RETRY_SECONDS); /* a name that was known stays */
+		set_known(u, RETRY_SECONDS);
 	}
 	u->users->changed(u->users->context);
 }
 
-static void start_look_up(struct user *u)
+/* -ENOMEM, where nothing is known of the user. */
+static int start_look_up(struct user *u)
 {
 	struct look_up *l = calloc(1, sizeof(*l));
 	struct error err = ERROR_INIT;
@@ -142,23 +142,26 @@ static void start_look_up(struct user *u)
 	                               .context = u,
 	                               .release = free,
 	                               .data = l};
+	int r;
 
 	if (l) {
 		l->uid = u->uid;
 		l->look_up = u->users->options.look_up;
 		strcpy(l->admin_group, u->users->admin_group);
 	}
-	if (!l || background_start(u->users->event, &task, &u->look_up, &err) < 0) {
-		log_err("cannot look up who has the uid %lld: %s", (long long)u->uid,
-		        l ? err.message : "out of memory");
-		set_known(u, steal_pointer(u->name), u->admin, RETRY_SECONDS);
-	}
+	r = l ? background_start(u->users->event, &task, &u->look_up, &err) : error_oom(&err);
+	if (r < 0)
+		log_err("cannot look up who has the uid %lld: %s", (long long)u->uid, err.message);
+	if (r == -ENOMEM && !u->known)
+		return r;
+	if (r < 0)
+		set_known(u, RETRY_SECONDS);
+	return 0;
 }
 
 static void user_free(struct user *u)
 {
 	background_cancel(u->look_up);
-	free(u->name);
 	free(u);
 }
 
@@ -200,19 +203,20 @@ static void forget_last(struct users *users)
 	user_free(u);
 }
 
-bool users_find(struct users *users, uid_t uid, const char **name)
+int users_find(struct users *users, uid_t uid, const char **name)
 {
 	struct user *u = find(users, uid);
+	int r = 0;
 
 	*name = NULL;
 	if (!u)
-		return true;
+		return -ENOMEM;
 	if (users->count > USERS_MAX)
 		forget_last(users);
 	if (!u->look_up && (!u->known || clock_monotonic() >= u->fresh))
-		start_look_up(u);
-	*name = u->name;
-	return u->known;
+		r = start_look_up(u);
+	*name = u->name[0] ? u->name : NULL;
+	return r < 0 ? r : u->known;
 }
 
 bool users_is_admin(const struct users *users, uid_t uid)

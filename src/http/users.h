@@ -29,8 +29,8 @@ enum { USERS_NAME_SIZE = 256 };
 int users_create(sd_event *event, const struct users_options *options, void (*changed)(void *context),
                  void *context, struct users **out, struct error *err);
 void users_destroy(struct users *u);
-/* True: *name is the user's, NULL where the database has none or has not answered in time; it is valid until
- * the event loop goes on. False: it is being looked up, and `changed` is called. */
-bool users_find(struct users *u, uid_t uid, const char **name);
+/* 1: *name is the user's, NULL where the database has none or has not answered in time; it is valid until the
+ * event loop goes on. 0: it is being looked up, and `changed` is called. -ENOMEM: it cannot be looked up. */
+int users_find(struct users *u, uid_t uid, const char **name);
 /* As of the last look-up; false before one has ended. */
 bool users_is_admin(const struct users *u, uid_t uid);

@@ -11,6 +11,7 @@
 #include "controller/runs.h"
 #include "controller/submit.h"
 #include "controller_bed.h"
+#include "failing_memory.h"
 
 START_TEST(a_drained_node_gets_no_runs)
 {
@@ -32,6 +33,73 @@ START_TEST(a_drained_node_gets_no_runs)
 	ck_assert_int_eq(bed_run(b, run)->state, RUN_QUEUED);
 	ck_assert_int_eq(controller_set_drained(c, "n2", false, NULL), 0);
 	bed_await(b, run, RUN_RUNNING);
+	bed_free(b);
+}
+END_TEST
+
+static void check_drained(struct bed *b, bool drained)
+{
+	const struct member *m = controller_find_node(bed_controller(b), "n1");
+
+	ck_assert_int_eq(m->drained, drained);
+	ck_assert_pstr_eq(m->drain_reason, drained ? "a new fan" : NULL);
+}
+
+/* One allocation after the other fails until none has to: until then the node is as it was, for the next
+ * controller, too. */
+static void set_drained_without_memory(struct bed *b, bool drained)
+{
+	bool refused = true;
+
+	for (long n = 1; refused; n++) {
+		int r;
+
+		memory_refused = false;
+		memory_left = n;
+		r = controller_set_drained(bed_controller(b), "n1", drained, drained ? "a new fan" : NULL);
+		memory_left = 0;
+		refused = memory_refused;
+		ck_assert_int_eq(r, refused ? -ENOMEM : 0);
+		check_drained(b, drained == !refused);
+		bed_pass(b, 1);
+		bed_restart_controller(b);
+		bed_pass(b, 1);
+		check_drained(b, drained == !refused);
+	}
+}
+
+START_TEST(without_memory_a_node_is_drained_as_before)
+{
+	struct bed *b = bed_create("n1 slots=1\n");
+
+	set_drained_without_memory(b, true);
+	set_drained_without_memory(b, false);
+	bed_free(b);
+}
+END_TEST
+
+/* The hosts file is read again while a node is drained: with the memory for its reason, and without. */
+START_TEST(a_new_hosts_file_keeps_the_reason_of_a_drain)
+{
+	static const char text[] = "n1 slots=1\nn2 slots=1\n";
+	struct bed *b = bed_create("n1 slots=1\n");
+	bool refused = true;
+
+	ck_assert_int_eq(controller_set_drained(bed_controller(b), "n1", true, "a new fan"), 0);
+	bed_pass(b, 1);
+	for (long n = 1; refused; n++) {
+		_cleanup_(hosts_freep) struct hosts *hosts = NULL;
+		struct error err = ERROR_INIT;
+
+		ck_ok(hosts_parse(text, strlen(text), "hosts", &hosts, &err), &err);
+		memory_refused = false;
+		memory_left = n;
+		controller_set_hosts(bed_controller(b), hosts, 29600, 10, &err);
+		memory_left = 0;
+		refused = memory_refused;
+		check_drained(b, true);
+	}
+	ck_assert_ptr_nonnull(controller_find_node(bed_controller(b), "n2"));
 	bed_free(b);
 }
 END_TEST
@@ -340,6 +408,8 @@ int main(void)
 
 	tcase_set_timeout(tc, 120);
 	tcase_add_test(tc, a_drained_node_gets_no_runs);
+	tcase_add_test(tc, without_memory_a_node_is_drained_as_before);
+	tcase_add_test(tc, a_new_hosts_file_keeps_the_reason_of_a_drain);
 	tcase_add_test(tc, a_drained_device_gets_no_runs);
 	tcase_add_test(tc, a_node_that_shuts_down_gets_no_runs);
 	tcase_add_test(tc, nothing_is_placed_before_all_nodes_have_reported);

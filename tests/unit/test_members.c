@@ -315,7 +315,7 @@ START_TEST(a_drained_node_shows_no_free_slots)
 	struct member *a = members_find(m, "a");
 
 	beat(m, "a", ".8Dd", 101);
-	member_set_drained(a, true, "a new fan");
+	member_set_drained(a, true, strdup("a new fan"));
 	ck_assert_int_eq(member_state(a), NODE_DRAINED);
 	node = view(m, 0);
 	ck_assert_str_eq(json_get_string(node, "state", ""), "drained");

@@ -8,8 +8,8 @@
 #include "base/background.h"
 #include "base/clock.h"
 #include "base/str.h"
+#include "failing_memory.h"
 #include "http/users.h"
-#include "unit.h"
 
 /* The work of a thread in a test: it waits for `go` and counts its calls. */
 struct job {
@@ -308,6 +308,57 @@ START_TEST(who_called_long_ago_is_forgotten)
 }
 END_TEST
 
+/* Whose name cannot be looked up is not taken for a user without one, and is looked up with the next call. */
+START_TEST(a_look_up_without_memory_is_no_answer)
+{
+	bool refused = true;
+
+	for (long n = 1; refused; n++) {
+		int changes = 0, found;
+		sd_event *event;
+		struct users *users = start_users(&event, 60, 3600, &changes);
+		const char *name = "";
+
+		memory_refused = false;
+		memory_left = n;
+		found = users_find(users, 1000, &name);
+		memory_left = 0;
+		refused = memory_refused;
+		ck_assert_int_eq(found, refused ? -ENOMEM : 0);
+		ck_assert_int_eq(users_find(users, 1000, &name), 0);
+		sem_post(&database);
+		memory_left = 1; /* of the event loop, which takes the answer */
+		await(event, &changes, 1);
+		memory_left = 0;
+		ck_assert_int_eq(users_find(users, 1000, &name), 1);
+		ck_assert_str_eq(name, "user1000");
+		ck_assert_int_eq(asked, 1);
+		users_destroy(users);
+		sd_event_unref(event);
+	}
+}
+END_TEST
+
+/* A name that is known stays where it cannot be looked up again. */
+START_TEST(a_name_outlives_a_look_up_without_memory)
+{
+	int changes = 0;
+	sd_event *event;
+	struct users *users = start_users(&event, 60, 1e-9, &changes);
+	const char *name = "";
+
+	ck_assert_int_eq(users_find(users, 1000, &name), 0);
+	sem_post(&database);
+	await(event, &changes, 1);
+	memory_left = 1;
+	ck_assert_int_eq(users_find(users, 1000, &name), 1);
+	ck_assert_int_eq(memory_left, 0);
+	ck_assert_str_eq(name, "user1000");
+	users_destroy(users);
+	sd_event_unref(event);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("users");
@@ -321,6 +372,8 @@ int main(void)
 	tcase_add_test(c, a_name_is_looked_up_once);
 	tcase_add_test(c, a_user_has_no_name_until_a_late_answer);
 	tcase_add_test(c, an_old_name_is_looked_up_again);
+	tcase_add_test(c, a_look_up_without_memory_is_no_answer);
+	tcase_add_test(c, a_name_outlives_a_look_up_without_memory);
 	tcase_add_test(c, members_of_a_group_are_administrators);
 	tcase_add_test(c, a_look_up_that_hangs_is_left_behind);
 	tcase_add_test(c, who_called_long_ago_is_forgotten);

@@ -89,8 +89,9 @@ static void set_drained(struct daemon *d, struct http_request *r, bool drained)
 		                 strlen(reason), REASON_BYTES);
 	else if (!m)
 		http_reply_error(r, 404, "no-such-node", "there is no node %s in the hosts file", name);
+	else if (controller_set_drained(d->controller, m->name, drained, reason) < 0)
+		http_reply_error(r, 500, "out-of-memory", "out of memory");
 	else {
-		controller_set_drained(d->controller, m->name, drained, reason);
 		if (drained && !request.keep_runs)
 			log_info("node %s is drained: %zu runs on it save, stop and are queued again",
 			         m->name, controller_evict_runs(d->controller, m->name));
