@@ -273,6 +273,63 @@ START_TEST(what_a_run_says_is_for_its_owner)
 }
 END_TEST
 
+static void end_here(const struct daemon_fixture *f, int64_t run)
+{
+	_cleanup_free_ char *target = str_printf("/v1/local/runs/%lld", (long long)run);
+	struct raw_request q = {.method = "DELETE", .target = target};
+	struct raw_answer a = daemon_ask(f, &owner, &q);
+
+	ck_assert_msg(a.status == 202, "DELETE %s: %d: %s", target, a.status, a.body);
+	free(a.body);
+	daemon_await(f, run, "failed");
+}
+
+/* What runs on the node alone, each with its own slot; one that is ended there says so, and the other one goes
+ * on. */
+START_TEST(runs_are_listed_and_ended_on_their_node)
+{
+	_cleanup_json_ json_t *both = NULL, *ended = NULL, *one = NULL;
+	struct daemon_fixture f;
+	const json_t *run;
+
+	daemon_fixture_start(&f, NULL);
+	for (int i = 1; i <= 3; i++)
+		ck_assert_int_eq(daemon_submit(&f, &owner, i == 1 ? "true" : "exec sleep 60", 1, 1), i);
+	for (int i = 1; i <= 3; i++)
+		daemon_await(&f, i, i == 1 ? "succeeded" : "running");
+	both = daemon_get(&f, &other, "/v1/local/runs");
+	ck_assert_uint_eq(json_array_size(json_object_get(both, "runs")), 2);
+	for (size_t i = 0; i < 2; i++) {
+		const json_t *slots;
+
+		run = json_array_get(json_object_get(both, "runs"), i);
+		slots = json_object_get(run, "slots");
+		ck_assert_int_eq(json_get_int(run, "run", 0), (int)i + 2);
+		ck_assert_int_eq(json_get_int(run, "attempt", 0), 1);
+		ck_assert_str_eq(json_get_string(run, "state", ""), "running");
+		ck_assert_str_eq(json_get_string(run, "user", ""), owner.name);
+		ck_assert_int_gt(json_get_int(run, "epoch", 0), 0);
+		ck_assert_str_ne(json_get_string(run, "cluster", ""), "");
+		ck_assert_uint_eq(json_array_size(slots), 1);
+	}
+	ck_assert_int_eq(json_integer_value(json_array_get(
+	                     json_object_get(json_array_get(json_object_get(both, "runs"), 0), "slots"), 0)) +
+	                     json_integer_value(json_array_get(json_object_get(run, "slots"), 0)),
+	                 0 + 1);
+	end_here(&f, 2);
+	ended = daemon_get(&f, &owner, "/v1/runs/2");
+	ck_assert_ptr_nonnull(strstr(json_get_string(ended, "reason", ""),
+	                             "it was ended on node n1 by \"dtrain kill --local\""));
+	one = daemon_get(&f, &owner, "/v1/local/runs");
+	ck_assert_uint_eq(json_array_size(json_object_get(one, "runs")), 1);
+	run = json_array_get(json_object_get(one, "runs"), 0);
+	ck_assert_int_eq(json_get_int(run, "run", 0), 3);
+	ck_assert_str_eq(json_get_string(run, "state", ""), "running");
+	end_here(&f, 3);
+	daemon_fixture_teardown(&f);
+}
+END_TEST
+
 /* Submits a script that waits for daemon_fixture_write(f, "go", …). */
 static int64_t submit_waiting(const struct daemon_fixture *f, const char *then)
 {
@@ -602,6 +659,7 @@ int main(void)
 	tcase_add_test(c, each_route_is_asked);
 	tcase_add_test(c, each_route_answers_those_who_may);
 	tcase_add_test(c, what_a_run_says_is_for_its_owner);
+	tcase_add_test(c, runs_are_listed_and_ended_on_their_node);
 	tcase_add_test(c, a_restart_finds_runs_again);
 	tcase_add_test(c, a_drained_node_starts_nothing);
 	tcase_add_test(c, progress_is_kept_and_followed);
