@@ -95,6 +95,9 @@ static const struct {
      "train.freeze_extra_modules: the model has no no_norm; expected ", true},
     {"model.init=gptq.json",
      "model.init: gptq.json: quantization_config: quant_method \"gptq\" is not supported", true},
+    {"task=reward --set model.init=granite.json",
+     "model.init: granite.json: transformers has no sequence classification of the family granite, ", true},
+    {"model.init=scores.json", "model.init: scores.json is a reward model ", true},
     {"directory=/nowhere", "directory: /nowhere: No such file or directory\n", false},
     {"resources.max_restarts=-1", NULL, false},
 };
@@ -115,6 +118,11 @@ START_TEST(what_is_wrong_is_named)
 	write_file("gptq.json", "{\"model_type\":\"llama\",\"hidden_size\":64,\"intermediate_size\":96,"
 	                        "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"vocab_size\":300,"
 	                        "\"quantization_config\":{\"quant_method\":\"gptq\",\"bits\":4}}");
+	write_file("granite.json", "{\"model_type\":\"granite\",\"hidden_size\":64,\"intermediate_size\":96,"
+	                           "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"vocab_size\":300}");
+	write_file("scores.json", "{\"model_type\":\"llama\",\"hidden_size\":64,\"intermediate_size\":96,"
+	                          "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"vocab_size\":300,"
+	                          "\"architectures\":[\"LlamaForSequenceClassification\"],\"num_labels\":1}");
 	call = fixture_call(cmd_check, line);
 	if (!wrong[_i].words) {
 		ck_assert_int_eq(call.status, STATUS_USAGE);
