@@ -13,8 +13,10 @@
 #include <unistd.h>
 
 #include "base/str.h"
+#include "failing_memory.h"
 #include "node/launch/session.h"
 #include "node/limits.h"
+#include "node/tmp_dirs.h"
 
 static struct fixture f; /* Check's fixtures have no other place */
 
@@ -136,20 +138,58 @@ END_TEST
 START_TEST(strays_are_removed_when_the_service_starts)
 {
 	_cleanup_free_ char *stray = str_printf("%s/state/tmp/77.1/a", f.dir),
-	                    *tmp = str_printf("%s/state/tmp/77.1", f.dir),
-	                    *other = str_printf("%s/state/tmp/77.1.keep", f.dir), *own = tmp_of(1);
-	_cleanup_free_ char *text = NULL;
+	                    *tmp = str_printf("%s/state/tmp/77.1", f.dir), *own = tmp_of(1);
+	static const char *const others[] = {"77.1.keep", "77", "0.1", "77.0", "-1.1", "x.1"};
 	struct error err = ERROR_INIT;
 
 	start(fixture_shell(1, 1, "echo $TMPDIR; sleep 1000"));
 	fixture_await(&f, 1, "running");
 	fixture_restart(&f, true);
 	ck_ok(file_mkdirs(stray, 0755, &err), &err);
-	ck_ok(file_mkdirs(other, 0755, &err), &err);
+	for (size_t i = 0; i < ARRAY_SIZE(others); i++) {
+		_cleanup_free_ char *other = str_printf("%s/state/tmp/%s", f.dir, others[i]);
+
+		ck_ok(file_mkdirs(other, 0755, &err), &err);
+	}
 	fixture_restart(&f, false);
 	await_removal(tmp);
-	ck_assert(file_exists(other));
+	for (size_t i = 0; i < ARRAY_SIZE(others); i++) {
+		_cleanup_free_ char *other = str_printf("%s/state/tmp/%s", f.dir, others[i]);
+
+		ck_assert_msg(file_exists(other), "%s", other);
+	}
 	ck_assert(file_exists(own));
+}
+END_TEST
+
+/* What could not be begun is left as it is, and may be asked for again; one removal of two may still be under
+ * way when the service ends. */
+START_TEST(a_removal_without_memory_is_not_begun)
+{
+	_cleanup_free_ char *path = tmp_of(5), *second = tmp_of(6), *inner = str_path_join(path, "a/b");
+	_cleanup_(tmp_dirs_closep) struct tmp_dirs *dirs = NULL;
+	struct daemon_config config = {.state_dir = str_path_join(f.dir, "state")};
+	_cleanup_(sd_event_unrefp) sd_event *event = NULL;
+	struct error err = ERROR_INIT;
+	bool refused = true;
+
+	ck_assert_int_ge(sd_event_new(&event), 0);
+	ck_ok(tmp_dirs_open(event, &config, &dirs, &err), &err);
+	ck_ok(file_mkdirs(inner, 0755, &err), &err);
+	ck_ok(file_mkdirs(second, 0755, &err), &err);
+	for (long n = 1; refused; n++) {
+		memory_refused = false;
+		memory_left = n;
+		tmp_dirs_remove(dirs, 5, 1);
+		memory_left = 0;
+		refused = memory_refused;
+		ck_assert(!refused || file_exists(inner));
+	}
+	tmp_dirs_remove(dirs, 6, 1);
+	tmp_dirs_remove(dirs, 7, 1); /* has none */
+	while (file_exists(path) || file_exists(second))
+		ck_assert_int_ge(sd_event_run(event, 10000), 0);
+	free(config.state_dir);
 }
 END_TEST
 
@@ -269,6 +309,7 @@ int main(void)
 	tcase_add_test(tc, each_attempt_has_temporary_files_of_its_own);
 	tcase_add_test(tc, it_begins_empty);
 	tcase_add_test(tc, a_tmpdir_that_the_run_names_counts);
+	tcase_add_test(tc, a_removal_without_memory_is_not_begun);
 	tcase_add_loop_test(tc, the_service_removes_what_the_launcher_could_not, 0, 2);
 	tcase_add_test(tc, strays_are_removed_when_the_service_starts);
 	tcase_add_loop_test(tc, there_are_core_files_only_where_the_run_asks, 0, 2);
