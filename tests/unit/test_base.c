@@ -8,13 +8,19 @@
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/backoff.h"
+#include "base/boot_id.h"
 #include "base/hash.h"
 #include "base/json.h"
+#include "base/lease_file.h"
+#include "base/log.h"
 #include "base/random.h"
+#include "base/socket.h"
 #include "base/str.h"
 #include "base/thread.h"
 
@@ -431,6 +437,187 @@ START_TEST(pauses_grow_and_differ)
 }
 END_TEST
 
+START_TEST(errors_are_one_line)
+{
+	struct error err = ERROR_INIT;
+
+	ck_assert_int_eq(error_set(&err, -EINVAL, "a\n%s\x7f", "b\x1f"), -EINVAL);
+	ck_assert_str_eq(err.message, "a?b??");
+	ck_assert_int_eq(error_prefix(&err, "x\n%d", 7), -EINVAL);
+	ck_assert_str_eq(err.message, "x?7: a?b??");
+	ck_assert_int_eq(error_errno(&err, -ENOENT, "cannot read\t%s", "y"), -ENOENT);
+	ck_assert_str_eq(err.message, "cannot read?y: No such file or directory");
+	ck_assert_int_eq(err.code, -ENOENT);
+	ck_assert_int_eq(error_set(NULL, -EINVAL, "a"), -EINVAL);
+	ck_assert_int_eq(error_errno(NULL, -EINVAL, "a"), -EINVAL);
+	ck_assert_int_eq(error_oom(&err), -ENOMEM);
+	ck_assert_int_eq(error_prefix(NULL, "a"), -EIO);
+}
+END_TEST
+
+/* What is written to stderr; in_journal: stderr is said to be the journal's. */
+static char *logged(const char *path, bool in_journal)
+{
+	int fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600), saved = dup(STDERR_FILENO);
+	_cleanup_free_ char *stream = NULL;
+	struct error err = ERROR_INIT;
+	char *text = NULL;
+	struct stat st;
+
+	ck_assert_int_eq(fstat(fd, &st), 0);
+	stream = str_printf("%llu:%llu", (unsigned long long)st.st_dev,
+	                    (unsigned long long)st.st_ino + !in_journal);
+	ck_assert_int_eq(setenv("JOURNAL_STREAM", stream, 1), 0);
+	fflush(stderr);
+	ck_assert_int_ge(dup2(fd, STDERR_FILENO), 0);
+	log_init("me", LOG_WARNING);
+	log_err("an error of %d\nlines\x7f", 2);
+	log_warn("a warning");
+	log_info("not shown");
+	log_set_level(LOG_INFO);
+	log_write(LOG_INFO, "RUN_ID=17\nRANK=0", "shown");
+	log_debug("not shown");
+	fflush(stderr);
+	ck_assert_int_ge(dup2(saved, STDERR_FILENO), 0);
+	close(saved);
+	close(fd);
+	log_init("dtrain", LOG_INFO);
+	ck_ok(file_read(path, 0, &text, NULL, &err), &err);
+	return text;
+}
+
+START_TEST(the_log_has_a_line_for_each_message)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_path_join(dir, "log"), *plain = NULL,
+	                    *journal = NULL;
+
+	plain = logged(path, false);
+	ck_assert_str_eq(plain, "me: an error of 2 lines \nme: a warning\nme: shown\n");
+	journal = logged(path, true);
+	ck_assert_str_eq(journal, "");
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
+START_TEST(a_lease_is_of_one_boot)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_path_join(dir, "lease"), *text = NULL;
+	const struct lease_end end = {1234567.25, 20.5}, later = {99999999999.5, 0};
+	static const char *const wrong[] = {"",         "1 2 3 4",  "1",        "x 1 boot",
+	                                    "1 y boot", "0 1 boot", "1 -1 boot"};
+	struct lease_end got = {0};
+	struct error err = ERROR_INIT;
+	char boot[BOOT_ID_SIZE];
+	struct stat first, second;
+
+	boot_id_read(boot);
+	ck_assert_uint_eq(strlen(boot), 36);
+	ck_assert_int_eq(lease_file_read(path, &got), -ENOENT);
+	ck_ok(lease_file_write(path, &end, &err), &err);
+	ck_assert_int_eq(stat(path, &first), 0);
+	ck_assert_int_eq(lease_file_read(path, &got), 0);
+	ck_assert_double_eq(got.until, end.until);
+	ck_assert_double_eq(got.ending, end.ending);
+	/* In place, and of the same length. */
+	ck_ok(lease_file_write(path, &later, &err), &err);
+	ck_assert_int_eq(stat(path, &second), 0);
+	ck_assert_int_eq(first.st_size, second.st_size);
+	ck_assert_uint_eq(first.st_ino, second.st_ino);
+	ck_assert_int_eq(lease_file_read(path, &got), 0);
+	ck_assert_double_eq(got.until, later.until);
+	ck_assert_double_eq(got.ending, 0);
+	ck_ok(file_write_atomic(path, "7 1 another", 11, 0600, &err), &err);
+	ck_assert_int_eq(lease_file_read(path, &got), -ESTALE);
+	ck_ok(file_write_atomic(path, "7 1", 3, 0600, &err), &err);
+	ck_assert_int_eq(lease_file_read(path, &got), -ESTALE);
+	for (size_t i = 0; i < ARRAY_SIZE(wrong); i++) {
+		ck_ok(file_write_atomic(path, wrong[i], strlen(wrong[i]), 0600, &err), &err);
+		ck_assert_msg(lease_file_read(path, &got) == -EINVAL, "\"%s\"", wrong[i]);
+	}
+	ck_fails(lease_file_write(dir, &end, &err), &err, "cannot write ");
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
+START_TEST(a_copy_has_content_and_mode)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *from = str_path_join(dir, "from"),
+	                    *to = str_path_join(dir, "to"), *text = NULL, *large = calloc(1, 200001);
+	struct error err = ERROR_INIT;
+	struct stat st;
+	size_t len;
+
+	memset(large, 'x', 200000);
+	ck_ok(file_write_atomic(from, large, 200000, 0640, &err), &err);
+	ck_assert(!file_exists_in(dir, "to"));
+	ck_assert(file_exists_in(dir, "from"));
+	umask(0);
+	ck_ok(file_copy(from, to, &err), &err);
+	ck_ok(file_read(to, 0, &text, &len, &err), &err);
+	ck_assert_uint_eq(len, 200000);
+	ck_assert_str_eq(text, large);
+	ck_assert_int_eq(stat(to, &st), 0);
+	ck_assert_uint_eq(st.st_mode & 0777, 0640);
+	ck_fails(file_copy(from, dir, &err), &err, "cannot write ");
+	ck_fails(file_copy(dir, to, &err), &err, "cannot read ");
+	ck_assert_int_eq(chdir(dir), 0);
+	ck_assert(file_exists_in("", "from"));
+	ck_assert_int_eq(chdir("/"), 0);
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
+static size_t count_fds(void)
+{
+	size_t n = 0;
+
+	for (int fd = 0; fd < 256; fd++)
+		n += fcntl(fd, F_GETFD) >= 0;
+	return n;
+}
+
+/* More than there is room for is closed, and refused. */
+START_TEST(descriptors_are_received_or_closed)
+{
+	int pair[2], pipes[2], got[SOCKET_FDS_MAX];
+	size_t count = 2, before;
+	char byte = 0;
+
+	ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+	ck_assert_int_eq(pipe(pipes), 0);
+	before = count_fds();
+	ck_assert_int_eq(socket_send_fds(pair[0], 'a', pipes, 2), 0);
+	ck_assert_int_eq(socket_receive(pair[1], &byte, 1, got, &count), 1);
+	ck_assert_int_eq(byte, 'a');
+	ck_assert_uint_eq(count, 2);
+	ck_assert_uint_eq(count_fds(), before + 2);
+	ck_assert_int_eq(write(got[1], "x", 1), 1);
+	ck_assert_int_eq(read(pipes[0], &byte, 1), 1);
+	ck_assert_int_eq(byte, 'x');
+	ck_assert_int_eq(fcntl(got[0], F_GETFD), FD_CLOEXEC);
+	close(got[0]);
+	close(got[1]);
+	ck_assert_int_eq(socket_send_fds(pair[0], 'b', pipes, 2), 0);
+	count = 1;
+	ck_assert_int_eq(socket_receive(pair[1], &byte, 1, got, &count), -EPROTO);
+	ck_assert_uint_eq(count, 0);
+	ck_assert_uint_eq(count_fds(), before);
+	ck_assert_int_eq(write(pair[0], "c", 1), 1);
+	count = 2;
+	ck_assert_int_eq(socket_receive(pair[1], &byte, 1, got, &count), 1);
+	ck_assert_uint_eq(count, 0);
+	close(pair[0]);
+	count = 2;
+	ck_assert_int_eq(socket_receive(pair[1], &byte, 1, got, &count), 0);
+	ck_assert_int_eq(socket_send_fds(pair[1], 'd', pipes, 1), -EPIPE);
+	close(pair[1]);
+	count = 2;
+	ck_assert_int_eq(socket_receive(pair[1], &byte, 1, got, &count), -EBADF);
+	close(pipes[0]);
+	close(pipes[1]);
+}
+END_TEST
+
 static void *note_mask(void *context)
 {
 	pthread_sigmask(SIG_SETMASK, NULL, context);
@@ -475,6 +662,11 @@ int main(void)
 	tcase_add_test(t, random_names_differ);
 	tcase_add_test(t, pauses_grow_and_differ);
 	tcase_add_test(t, a_thread_blocks_signals_and_its_creator_does_not);
+	tcase_add_test(t, errors_are_one_line);
+	tcase_add_test(t, the_log_has_a_line_for_each_message);
+	tcase_add_test(t, a_lease_is_of_one_boot);
+	tcase_add_test(t, a_copy_has_content_and_mode);
+	tcase_add_test(t, descriptors_are_received_or_closed);
 	suite_add_tcase(s, t);
 	return unit_run(s);
 }

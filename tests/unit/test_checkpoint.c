@@ -600,6 +600,72 @@ START_TEST(a_claim_is_of_one_cluster)
 }
 END_TEST
 
+/* Tensors of 1000, 1000, 2400, 400 and 600 bytes: a file has as many as its limit allows, and one at least.
+ */
+START_TEST(tensors_are_divided_among_files)
+{
+	static const struct {
+		uint64_t limit;
+		size_t files[5]; /* of each tensor */
+	} cases[] = {{0, {0, 0, 0, 0, 0}},    {5400, {0, 0, 0, 0, 0}}, {5399, {0, 0, 0, 0, 1}},
+	             {2000, {0, 0, 1, 2, 2}}, {1999, {0, 1, 2, 3, 3}}, {999, {0, 1, 2, 3, 4}}};
+	enum tensor_type f32 = TENSOR_F32;
+	const struct tensor_source s[] = {{"a", TENSOR_F32, 1, {250}, fill_ramp, &f32, 0},
+	                                  {"b", TENSOR_F32, 1, {250}, fill_ramp, &f32, 1},
+	                                  {"c", TENSOR_F32, 2, {2, 300}, fill_ramp, &f32, 2},
+	                                  {"d", TENSOR_BF16, 1, {200}, fill_ramp, &f32, 3},
+	                                  {"e", TENSOR_BF16, 1, {300}, fill_ramp, &f32, 4}};
+	const uint64_t bytes[] = {1000, 1000, 2400, 400, 600};
+	struct error err = ERROR_INIT;
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_(safetensors_layout_free) struct safetensors_layout l = {0};
+		const size_t *files = cases[i].files, count = files[4] + 1;
+		uint64_t sizes[5] = {0};
+
+		ck_ok(safetensors_layout("model", s, 5, cases[i].limit, &l, &err), &err);
+		ck_assert_uint_eq(l.n_files, count);
+		for (size_t k = 0; k < count; k++) {
+			_cleanup_free_ char *name =
+			    count == 1 ? strdup("model.safetensors")
+			               : str_printf("model-%05zu-of-%05zu.safetensors", k + 1, count);
+
+			ck_assert_str_eq(l.files[k].name, name);
+			ck_assert_uint_eq(l.files[k].header_bytes % 8, 0);
+			sizes[k] = l.files[k].header_bytes;
+		}
+		for (size_t k = 0; k < 5; k++) {
+			ck_assert_uint_eq(l.places[k].file, files[k]);
+			ck_assert_uint_eq(l.places[k].offset, sizes[files[k]]);
+			sizes[files[k]] += bytes[k];
+			if (count > 1)
+				ck_assert_str_eq(
+				    json_get_string(json_object_get(l.index, "weight_map"), s[k].name, ""),
+				    l.files[files[k]].name);
+		}
+		for (size_t k = 0; k < count; k++)
+			ck_assert_uint_eq(l.files[k].bytes, sizes[k]);
+		ck_assert_int_eq(l.index != NULL, count > 1);
+		if (l.index)
+			ck_assert_int_eq(json_get_int(json_object_get(l.index, "metadata"), "total_size", 0),
+			                 5400);
+	}
+}
+END_TEST
+
+/* No tensors are a file, too. */
+START_TEST(a_file_may_have_no_tensors)
+{
+	_cleanup_(safetensors_layout_free) struct safetensors_layout l = {0};
+	struct error err = ERROR_INIT;
+
+	ck_ok(safetensors_layout("model", NULL, 0, 0, &l, &err), &err);
+	ck_assert_uint_eq(l.n_files, 1);
+	ck_assert_str_eq(l.files[0].name, "model.safetensors");
+	ck_assert_uint_eq(l.files[0].bytes, l.files[0].header_bytes);
+}
+END_TEST
+
 START_TEST(a_final_model_replaces_an_older_one)
 {
 	_cleanup_free_ char *out = unit_tmpdir(), *metrics = str_path_join(out, "metrics.jsonl");
@@ -643,6 +709,8 @@ int main(void)
 	tcase_add_test(t, a_short_file_is_named);
 	tcase_add_test(t, what_is_written_is_read_back);
 	tcase_add_test(t, a_model_that_is_loaded_takes_no_memory_twice);
+	tcase_add_test(t, tensors_are_divided_among_files);
+	tcase_add_test(t, a_file_may_have_no_tensors);
 	tcase_add_test(t, an_index_may_not_lie);
 	tcase_add_test(t, halves_convert_exactly);
 	tcase_add_test(t, a_weight_in_nf4_is_one_tensor);

@@ -118,6 +118,8 @@ END_TEST
 	"task = \"sft\"; model = { path = \"x\"; }; data = { path = \"y\"; }; output = { dir = \"z\"; }; "   \
 	"train = { precision = \"" name "\"; " train " };"
 
+#define GENERATE(keys) "task = \"generate\"; model = { path = \"x\"; }; generate = { " keys " };"
+
 static const struct {
 	const char *text, *override, *words;
 } wrong[] = {
@@ -194,11 +196,65 @@ static const struct {
     {PRECISION("fp16", "min_loss_scale = 16.0; loss_scale_power = 3;"), NULL,
      "train.min_loss_scale: 16 is above the first loss scale, 2^3 = 8"},
     {PRECISION("fp16", "loss_scale_window = 0;"), NULL, "train.loss_scale_window: 0 is out of range"},
+    {GENERATE("prompt = \"a\"; prompts = \"b\";"), NULL,
+     "x.conf: generate.prompts: leave out one of prompt and prompts"},
+    {GENERATE("prompt = \"a\"; stop = [\"x\", \"\"];"), NULL,
+     "x.conf: generate.stop: an empty string ends every text"},
+    {"task = \"sft\"; model = { path = \"x\"; init = \"y\"; };", NULL, "exactly one of model.path"},
+    {"task = \"sft\"; model = { path = \"x\"; }; data = { path = []; };", NULL,
+     "x.conf: data.path: an empty list; name at least one file"},
+    {PRECISION("bf16", "learning_rate = 0.001; min_learning_rate = 0.002;"), NULL,
+     "x.conf: train.min_learning_rate: 0.002 is above train.learning_rate, 0.001"},
+    {PRECISION("bf16", "epochs = 0;"), NULL,
+     "x.conf: train.epochs: 0 epochs and no train.max_steps: nothing to do"},
+    {PRECISION("fp32", "master = \"none\";"), NULL, "train.master: \"none\" is for bf16 weights"},
+    {"task = \"dpo\"; model = { path = \"x\"; }; data = { path = \"y\"; }; output = { dir = \"z\"; }; "
+     "preference = { beta = 0.0; };",
+     NULL, "preference.beta: 0 learns nothing; expected a number above 0"},
+    {"command = [\"true\"]; umask = \"08\";", NULL, "x.conf: umask: \"08\" is not three octal digits"},
+    {"command = [\"true\"]; umask = \"1000\";", NULL, "umask: \"1000\" is not three octal digits"},
+    {"command = [\"true\"]; umask = \"00027\";", NULL, "umask: \"00027\" is not three octal digits"},
+    {"command = [\"true\"]; umask = \"\";", NULL, "umask: \"\" is not three octal digits"},
+    {"command = [\"true\"]; environment = [\"RANK=1\"];", NULL,
+     "x.conf: environment: RANK: dtrain sets it for each rank itself; leave it out"},
+    {"command = [\"true\"]; environment = [\"DTRAIN_X=1\"];", NULL, "environment: DTRAIN_X: dtrain sets it"},
+    {"command = [\"true\"]; environment = [\"=1\"];", NULL, "\"=1\" is not of the form NAME=VALUE"},
+    {"command = [\"true\"]; environment = [\"A=\\xff\"];", NULL, "environment: A: not valid UTF-8"},
+    {"command = [\"\"];", NULL, "command: missing; name the program to run"},
+    {"command = [\"true\"];", "data.columns=[1]", "data.columns: "},
+    {"command = [\"true\"];", "data.columns=x", "data.columns: "},
     {PRECISION("fp16", "hysteresis = 0;"), NULL, "train.hysteresis: 0 is out of range"},
     {PRECISION("fp16", "master = \"none\";"), NULL,
      "train.master: \"none\" rounds weights stochastically to bf16, and most steps are below what fp16 can "
      "hold"},
 };
+
+/* What is just right, beside what is wrong above. */
+static const struct {
+	const char *text, *override;
+} right[] = {
+    {"command = [\"true\"]; umask = \"0777\";", NULL},
+    {"command = [\"true\"]; umask = \"7\";", NULL},
+    {"command = [\"true\"]; environment = [\"RANKS=1\", \"RAN=\", \"A=B=C\", \"DTRAIN_CPU_ISA=x\", "
+     "\"DTRAIN_LIBRARY_PATH=/x\", \"DTRAI=1\"];",
+     NULL},
+    {"command = [\"true\"];", "data.columns={\"prompt\":\"x\"}"},
+    {GENERATE("prompts = \"b\"; stop = [\"x\"];"), NULL},
+    {PRECISION("bf16", "learning_rate = 0.001; min_learning_rate = 0.001;"), NULL},
+    {PRECISION("bf16", "epochs = 0; max_steps = 1;"), NULL},
+    {PRECISION("bf16", "master = \"none\";"), NULL},
+    {"command = [\"true\"]; resources = { spares = 1; max_node_failures = 1; };", NULL},
+};
+
+START_TEST(right_run_files_are_taken)
+{
+	const char *overrides[] = {right[_i].override, NULL};
+	_cleanup_(run_config_freep) struct run_config *c = NULL;
+	struct error err = ERROR_INIT;
+
+	ck_ok(run_config_parse(right[_i].text, "x.conf", overrides, &c, &err), &err);
+}
+END_TEST
 
 /* The section, which is right, makes no key of it more likely. */
 START_TEST(nothing_is_suggested_where_nothing_is_alike)
@@ -392,6 +448,57 @@ START_TEST(included_files_are_part_of_the_text)
 END_TEST
 
 /* %s in the text and in the words: the included file. */
+START_TEST(a_run_is_named_by_its_file)
+{
+	static const char *const names[][2] = {
+	    {"alpaca.conf", "alpaca"}, {"a.v2.conf", "a.v2"}, {"plain", "plain"}, {".conf", ".conf"}};
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_path_join(dir, "nul.conf");
+	_cleanup_(run_config_freep) struct run_config *named = NULL;
+	const char *overrides[] = {"name=mine", NULL};
+	struct run_config *none = NULL;
+	struct error err = ERROR_INIT;
+
+	for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
+		_cleanup_free_ char *file = write_file(dir, names[i][0], "command = [\"true\"];");
+		_cleanup_(run_config_freep) struct run_config *c = NULL;
+
+		ck_ok(run_config_read(file, NULL, &c, &err), &err);
+		ck_assert_str_eq(c->name, names[i][1]);
+		if (i == 0)
+			ck_ok(run_config_read(file, overrides, &named, &err), &err);
+	}
+	ck_assert_str_eq(named->name, "mine");
+	ck_ok(file_write_atomic(path, "a = 1;\0", 7, 0600, &err), &err);
+	ck_fails(run_config_read(path, NULL, &none, &err), &err,
+	         "nul.conf: not a text file: a NUL byte in it");
+	ck_fails(run_config_read("/nonexistent.conf", NULL, &none, &err), &err, "/nonexistent.conf");
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
+START_TEST(the_tokenizer_is_the_models)
+{
+	static const struct {
+		const char *tokenizer, *path, *init, *want;
+	} cases[] = {{"t", "m", NULL, "t"},
+	             {NULL, "m", NULL, "m"},
+	             {"t", NULL, "i/config.json", "t"},
+	             {NULL, NULL, "/", "/"},
+	             {NULL, NULL, "a/b/config.json", "a/b"},
+	             {NULL, NULL, "/config.json", "/"},
+	             {NULL, NULL, "config.json", "."}};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		struct run_config c = {.model = {.tokenizer = (char *)cases[i].tokenizer,
+		                                 .path = (char *)cases[i].path,
+		                                 .init = (char *)cases[i].init}};
+		_cleanup_free_ char *tokenizer = run_config_tokenizer(&c);
+
+		ck_assert_str_eq(tokenizer, cases[i].want);
+	}
+}
+END_TEST
+
 static const struct {
 	const char *included, *text, *words;
 } wrong_includes[] = {
@@ -637,6 +744,168 @@ START_TEST(daemon_defaults_and_errors)
 }
 END_TEST
 
+/* Keys that belong together, and values that are just right or just wrong; words NULL: they are right. */
+static const struct {
+	const char *text, *words;
+} daemon_files[] = {
+    {"certificate = \"c\"; certificate_key = \"k\"; ca_file = \"a\";", NULL},
+    {"certificate_key = \"k\"; ca_file = \"a\";", "belong together: certificate is missing"},
+    {"certificate = \"c\"; ca_file = \"a\";", "belong together: certificate_key is missing"},
+    {"certificate = \"c\"; certificate_key = \"k\";", "belong together: ca_file is missing"},
+    {"metrics_ca = \"a\";", "metrics_listen and metrics_ca belong together: metrics_listen is missing"},
+    {"metrics_listen = \"a:1\";", "belong together: metrics_ca is missing"},
+    {"metrics_ca = \"a\"; metrics_listen = \"a:65535\";", NULL},
+    {"metrics_ca = \"a\"; metrics_listen = \"a:65536\";", "\"a:65536\" is no address and port"},
+    {"metrics_ca = \"a\"; metrics_listen = \"a:1\";", NULL},
+    {"metrics_ca = \"a\"; metrics_listen = \"a:0\";", "\"a:0\" is no address and port"},
+    {"metrics_ca = \"a\"; metrics_listen = \":1\";", "\":1\" is no address and port"},
+    {"metrics_ca = \"a\"; metrics_listen = \"[]:1\";", "\"[]:1\" is no address and port"},
+    {"metrics_ca = \"a\"; metrics_listen = \"a\";", "\"a\" is no address and port"},
+    {"port_range = \"29601-29601\";", NULL},
+    {"port_range = \"1-29599\";", NULL},
+    {"port_range = \"29600-29700\";", "port_range: 29600, the service's own port, lies within"},
+    {"port_range = \"29500-29600\";", "port_range: 29600, the service's own port, lies within"},
+    {"port_range = \"60000-65535\";", NULL},
+    {"port_range = \"\";", NULL},
+    {"allow_devices = [\"/dev/a\", \"/dev/../etc\"];", "\"/dev/../etc\" is not below /dev"},
+    {"allow_devices = [\"/dev/a\", \"/dev/b\"];", NULL},
+    {"node_timeout = 1.0;", "node_timeout: 1 s is not above heartbeat, which is 1 s"},
+    {"node_timeout = 1.1;", NULL},
+    {"heartbeat = 2.0; lease = 6.1;", NULL},
+    {"store = \"etcd:http://127.0.0.1:1,http://localhost:2,http://[::1]:3\"; controllers = [\"n1\"];", NULL},
+    {"store = \"etcd:http://127.0.0.2:1\"; controllers = [\"n1\"];", "is no URL of etcd"},
+    {"store = \"etcd:https://a:1\"; controllers = [\"n1\"]; etcd_certificate = \"c\"; etcd_key = \"k\"; "
+     "etcd_ca = \"a\";",
+     NULL},
+    {"store = \"etcd:https://a:1\"; controllers = [\"n1\"]; etcd_certificate = \"c\"; etcd_ca = \"a\";",
+     "https:// needs etcd_certificate, etcd_key"},
+};
+
+START_TEST(a_daemons_file_is_right_or_says_why)
+{
+	_cleanup_(daemon_config_freep) struct daemon_config *c = NULL;
+	struct error err = ERROR_INIT;
+	int r = daemon_config_parse(daemon_files[_i].text, "d.conf", &c, &err);
+
+	if (daemon_files[_i].words)
+		ck_fails(r, &err, daemon_files[_i].words);
+	else
+		ck_ok(r, &err);
+}
+END_TEST
+
+START_TEST(what_a_daemons_file_gives_is_taken)
+{
+	_cleanup_(daemon_config_freep) struct daemon_config *six = NULL, *four = NULL, *etcd = NULL;
+	struct error err = ERROR_INIT;
+
+	ck_ok(daemon_config_parse("metrics_ca = \"a\"; metrics_listen = \"[::1]:9600\"; allow_root = false;",
+	                          "d.conf", &six, &err),
+	      &err);
+	ck_assert_str_eq(six->metrics_address, "::1");
+	ck_assert_int_eq(six->metrics_port, 9600);
+	ck_assert(!six->allow_root);
+	ck_assert_int_eq(six->port_low, 0);
+	ck_assert_ptr_null(six->etcd_urls);
+	ck_ok(daemon_config_parse("metrics_ca = \"a\"; metrics_listen = \"10.0.0.1:1\"; heartbeat = 0.5;",
+	                          "d.conf", &four, &err),
+	      &err);
+	ck_assert_str_eq(four->metrics_address, "10.0.0.1");
+	ck_assert_int_eq(four->metrics_port, 1);
+	ck_assert(four->allow_root);
+	ck_assert_double_eq(four->lease, 60); /* the default, where that is long enough */
+	ck_assert(!four->hosts_file_given);
+	ck_ok(
+	    daemon_config_parse("store = \"etcd:https://a:1//\"; controllers = [\"n1\"]; hosts_file = \"h\"; "
+	                        "certificate = \"c\"; certificate_key = \"k\"; ca_file = \"a\"; "
+	                        "etcd_certificate = \"ec\"; etcd_key = \"ek\"; etcd_ca = \"ea\";",
+	                        "d.conf", &etcd, &err),
+	    &err);
+	ck_assert_str_eq(etcd->etcd_urls[0], "https://a:1");
+	ck_assert_ptr_null(etcd->etcd_urls[1]);
+	ck_assert_str_eq(etcd->etcd_certificate, "ec");
+	ck_assert_str_eq(etcd->etcd_key, "ek");
+	ck_assert_str_eq(etcd->etcd_ca, "ea");
+	ck_assert(etcd->hosts_file_given);
+}
+END_TEST
+
+/* The section, name and range of each key that takes numbers, a line each. */
+static void check_ranges(const struct keys *keys, const char *want)
+{
+	_cleanup_strbuf_ struct strbuf text = {0};
+
+	for (size_t i = 0; i < keys->count; i++) {
+		const struct key *key = &keys->list[i];
+
+		if (key->min != 0 || key->max != 0)
+			strbuf_addf(&text, "%s%s%s %.16g %.16g\n", key->section ? key->section : "",
+			            key->section ? "." : "", key->name, key->min, key->max);
+	}
+	ck_assert_str_eq(text.data, want);
+}
+
+/* A range that changes by mistake refuses a file that was right, or accepts one that does harm. */
+START_TEST(numbers_have_these_ranges)
+{
+	check_ranges(
+	    &daemon_keys,
+	    "port 1 65535\ncpu_slots 0 1024\nslot_threads 0 4096\nheartbeat 0.05 60\nnode_timeout 0.2 3600\n"
+	    "lease 1 86400\nshutdown_grace 0 86400\nuser_runs 0 2147483647\nuser_slots 0 2147483647\n"
+	    "log_quota 0 1000000000\nkeep_days 0 1000000\nkeep_runs 0 2147483647\ngpu_idle_timeout 0 3600\n"
+	    "slot_memory 0 1000000000\nslot_tasks 0 4194304\n");
+	check_ranges(
+	    &run_keys,
+	    "model.init_std 0 10\ndata.max_length 2 1048576\ndata.max_samples 0 1000000000000000\n"
+	    "data.eval_fraction 0 1000000000000000\ntrain.epochs 0 1000000000\ntrain.max_steps 0 "
+	    "1000000000000\n"
+	    "train.micro_batch 1 65536\ntrain.accumulation 1 65536\ntrain.learning_rate 0 100\n"
+	    "train.min_learning_rate 0 100\ntrain.warmup_ratio 0 1\ntrain.warmup_steps 0 1000000000000\n"
+	    "train.decay_ratio 0 1\ntrain.embedding_learning_rate 0 100\ntrain.weight_decay 0 100\n"
+	    "train.beta1 0 0.999999\ntrain.beta2 0 0.999999\ntrain.epsilon 9.999999999999999e-21 1\n"
+	    "train.momentum 0 0.999999\ntrain.clip 0 1000000000\ntrain.loss_scale 0 1e+30\n"
+	    "train.loss_scale_power 0 64\ntrain.loss_scale_window 1 1000000000000\ntrain.hysteresis 1 "
+	    "1000000\n"
+	    "train.min_loss_scale 1e-06 1e+30\ntrain.seed 0 9007199254740992\ntrain.eval_steps 0 "
+	    "1000000000000\n"
+	    "train.freeze_trainable_layers -100000 100000\nlora.rank 0 65536\nlora.alpha 0 1000000000\n"
+	    "lora.dropout 0 0.99\nlora.pissa_iterations 0 1000\nlora.plus_ratio 0 1000000\n"
+	    "preference.beta 0 1000\npreference.gamma 0 1000\npreference.label_smoothing 0 0.5\n"
+	    "preference.desirable_weight 0 1000\npreference.undesirable_weight 0 1000\n"
+	    "preference.center_rewards_coefficient 0 1000\nparallel.shard_degree 0 1000000\n"
+	    "parallel.prefetch 0 15\nparallel.persist_below 0 1000000000000000\nparallel.timeout 1 86400\n"
+	    "resources.nodes 1 100000\nresources.spares 0 100000\nresources.devices_per_node 1 1024\n"
+	    "resources.threads 0 4096\nresources.grow_after 0 1000000000\nresources.max_restarts 0 1000000\n"
+	    "resources.max_node_failures 0 1000000\nresources.max_busy_starts 0 1000000\n"
+	    "resources.grace 0 86400\nresources.time_limit 0 1000000000\nresources.save_seconds 0 86400\n"
+	    "output.save_steps 0 1000000000000\noutput.keep 0 1000000000\noutput.log_steps 1 1000000000000\n"
+	    "output.max_shard_mb 1 1000000000\ngenerate.batch 1 4096\ngenerate.max_new_tokens 1 1000000000\n"
+	    "generate.temperature 0 100\ngenerate.top_k 0 1000000000\ngenerate.top_p 0 1\ngenerate.min_p 0 "
+	    "1\n"
+	    "generate.repetition_penalty 0.01 100\ngenerate.seed 0 9007199254740992\n");
+}
+END_TEST
+
+/* The installed file may be absent; one that is named may not, and it is text. */
+START_TEST(the_daemons_file_may_be_absent)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_path_join(dir, "d.conf");
+	_cleanup_(daemon_config_freep) struct daemon_config *c = NULL, *given = NULL;
+	struct daemon_config *none = NULL;
+	struct error err = ERROR_INIT;
+
+	ck_ok(daemon_config_read(NULL, &c, &err), &err);
+	ck_assert_ptr_nonnull(c);
+	ck_ok(file_write_atomic(path, "port = 7;", 9, 0600, &err), &err);
+	ck_ok(daemon_config_read(path, &given, &err), &err);
+	ck_assert_int_eq(given->port, 7);
+	ck_ok(file_write_atomic(path, "port = 7;\0", 10, 0600, &err), &err);
+	ck_fails(daemon_config_read(path, &none, &err), &err, "d.conf: not a text file: a NUL byte in it");
+	ck_ok(file_remove_tree(dir, &err), &err);
+	ck_fails(daemon_config_read(path, &none, &err), &err, "d.conf");
+}
+END_TEST
+
 static int parse_hosts(const char *text, struct hosts **out, struct error *err)
 {
 	return hosts_parse(text, strlen(text), "hosts", out, err);
@@ -663,9 +932,91 @@ START_TEST(hosts_file)
 }
 END_TEST
 
+START_TEST(a_hosts_file_is_read)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_path_join(dir, "hosts");
+	_cleanup_strbuf_ struct strbuf name = {0}, text = {0};
+	_cleanup_(hosts_freep) struct hosts *h = NULL;
+	struct hosts *none = NULL;
+	struct error err = ERROR_INIT;
+
+	for (int i = 0; i < 253; i++)
+		strbuf_addc(&name, i % 64 == 63 ? '.' : 'a');
+	strbuf_addf(&text, "%s slots=1024 port=65535 addr=fe80::1%%eth0 submit\nb slots=0 port=1 x:/._-y\n",
+	            name.data);
+	ck_ok(file_write_atomic(path, text.data, text.len, 0600, &err), &err);
+	ck_ok(hosts_read(path, &h, &err), &err);
+	ck_assert_uint_eq(h->count, 2);
+	ck_assert_str_eq(h->list[0].name, name.data);
+	ck_assert_int_eq(h->list[0].slots, 1024);
+	ck_assert_int_eq(h->list[0].port, 65535);
+	ck_assert_str_eq(h->list[0].address, "fe80::1%eth0");
+	ck_assert(h->list[0].submit && !h->list[1].submit);
+	ck_assert_int_eq(h->list[1].slots, 0);
+	ck_assert_int_eq(h->list[1].port, 1);
+	ck_assert_str_eq(h->list[1].labels[0], "x:/._-y");
+	ck_assert_ptr_null(h->list[1].labels[1]);
+	ck_assert(h->restricts_users);
+	ck_ok(file_write_atomic(path, "a\n\0b\n", 5, 0600, &err), &err);
+	ck_fails(hosts_read(path, &none, &err), &err, "hosts: not a text file: a NUL byte in it");
+	strbuf_adds(&name, "a\n");
+	ck_fails(parse_hosts(name.data, &none, &err), &err, "is not a host name");
+	ck_ok(file_remove_tree(dir, &err), &err);
+	ck_fails(hosts_read(path, &none, &err), &err, "hosts");
+}
+END_TEST
+
+/* By the name of the machine, its short form, or an address. */
+START_TEST(a_machine_finds_itself)
+{
+	static const char two[] = "this-is-no-name addr=127.0.0.1\nnor-this addr=127.0.0.2\n";
+	static const char other[] = "this-is-no-name addr=192.0.2.77\nnor-this addr=127.0.0.2\n";
+	char name[256] = "";
+	struct error err = ERROR_INIT;
+
+	ck_assert_int_eq(gethostname(name, sizeof(name) - 1), 0);
+	for (int form = 0; form < 3; form++) {
+		_cleanup_free_ char *text = str_printf("x%s addr=192.0.2.77\n%.*s%s slots=3\n", name,
+		                                       form ? (int)strcspn(name, ".") : (int)strlen(name),
+		                                       name, form == 2 ? ".example.org" : "");
+		_cleanup_(hosts_freep) struct hosts *h = NULL;
+		const struct host *self = NULL;
+
+		ck_ok(parse_hosts(text, &h, &err), &err);
+		ck_ok(hosts_find_self(h, NULL, &self, &err), &err);
+		ck_assert_ptr_eq(self, &h->list[1]);
+	}
+	for (int i = 0; i < 3; i++) {
+		_cleanup_(hosts_freep) struct hosts *h = NULL;
+		const struct host *self = NULL;
+		int r;
+
+		ck_ok(parse_hosts(i == 0   ? two
+		                  : i == 1 ? other
+		                           : "this-is-no-name addr=192.0.2.77\n",
+		                  &h, &err),
+		      &err);
+		r = hosts_find_self(h, NULL, &self, &err);
+		if (r == -ENOTSUP) /* a socket may have any address here */
+			return;
+		if (i == 0)
+			ck_fails(r, &err,
+			         "hosts this-is-no-name and nor-this both have an address of this machine");
+		else if (i == 1)
+			ck_assert_ptr_eq(self, &h->list[1]);
+		else
+			ck_fails(r, &err, "this machine is not among the hosts: no line for host name ");
+	}
+}
+END_TEST
+
 static const struct {
 	const char *text, *words;
 } wrong_hosts[] = {
+    {"n1 slots=1025\n", "hosts:1: slots=1025: not a whole number from 0 to 1024"},
+    {"n1 slots=-1\n", "hosts:1: slots=-1: not a whole number from 0 to 1024"},
+    {"n1\nn2 port=65536\n", "hosts:2: port=65536: not a whole number from 1 to 65535"},
+    {"n1 la*bel\n", "hosts:1: label 'la*bel': letters, digits and .-_:/ are allowed"},
     {"", "no host in it"},
     {"# nothing\n", "no host in it"},
     {"n1 slots=4junk\n", "hosts:1: slots=4junk: not a whole number"},
@@ -1043,6 +1394,7 @@ int main(void)
 	tcase_add_test(t, a_variable_is_set_once);
 	tcase_add_test(t, memory_may_run_out_at_any_place);
 	tcase_add_loop_test(t, wrong_run_files_say_where, 0, ARRAY_SIZE(wrong));
+	tcase_add_loop_test(t, right_run_files_are_taken, 0, ARRAY_SIZE(right));
 	tcase_add_test(t, nothing_is_suggested_where_nothing_is_alike);
 	tcase_add_loop_test(t, integers_keep_all_their_bits, 0, ARRAY_SIZE(integers));
 	tcase_add_test(t, integers_are_told_from_what_looks_like_one);
@@ -1053,6 +1405,14 @@ int main(void)
 	tcase_add_test(t, all_devices_of_a_node);
 	tcase_add_test(t, services_believe_no_client);
 	tcase_add_test(t, daemon_defaults_and_errors);
+	tcase_add_test(t, numbers_have_these_ranges);
+	tcase_add_loop_test(t, a_daemons_file_is_right_or_says_why, 0, ARRAY_SIZE(daemon_files));
+	tcase_add_test(t, what_a_daemons_file_gives_is_taken);
+	tcase_add_test(t, a_run_is_named_by_its_file);
+	tcase_add_test(t, the_tokenizer_is_the_models);
+	tcase_add_test(t, a_hosts_file_is_read);
+	tcase_add_test(t, a_machine_finds_itself);
+	tcase_add_test(t, the_daemons_file_may_be_absent);
 	tcase_set_timeout(t, 60);
 	tcase_add_test(t, hosts_file);
 	tcase_add_test(t, many_hosts);

@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
@@ -1060,6 +1061,60 @@ START_TEST(a_head_has_a_deadline)
 }
 END_TEST
 
+/* Nobody connects before the socket has its group and its mode; one that another service has is not taken. */
+START_TEST(a_socket_has_a_group_and_a_mode)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_path_join(dir, "socket"), *longest = NULL,
+	                    *beyond = NULL;
+	struct group *group = getgrnam("nogroup");
+	struct http_local *local = NULL;
+	struct error err = ERROR_INIT;
+	int fd = -1, other = -1;
+	struct stat st;
+
+	ck_fails(http_local_open(path, &local, &err), &err, "systemctl start dtraind; another machine needs");
+	ck_assert_int_eq(err.code, -ENOENT);
+	ck_assert(!http_unix_answers(path));
+	if (geteuid() == 0 && group) {
+		ck_ok(http_bind_unix(path, 0660, "nogroup", &fd, &err), &err);
+		ck_assert_int_eq(stat(path, &st), 0);
+		ck_assert_uint_eq(st.st_gid, group->gr_gid);
+		ck_assert_uint_eq(st.st_mode & 0777, 0660);
+		close(fd);
+	}
+	ck_assert_int_eq(http_bind_unix(path, 0600, "no-such-group", &fd, &err), -ENOENT);
+	ck_assert_ptr_nonnull(strstr(err.message, "there is no group no-such-group to give "));
+	ck_ok(http_bind_unix(path, 0640, "", &fd, &err), &err);
+	ck_assert_int_eq(stat(path, &st), 0);
+	ck_assert_uint_eq(st.st_gid, getegid());
+	ck_assert_uint_eq(st.st_mode & 0777, 0640);
+	ck_assert(http_unix_answers(path));
+	ck_assert_int_eq(http_bind_unix(path, 0600, NULL, &other, &err), -EADDRINUSE);
+	ck_ok(http_local_open(path, &local, &err), &err);
+	http_local_close(steal_pointer(local));
+	/* Its service has ended. */
+	close(fd);
+	ck_assert(!http_unix_answers(path));
+	ck_assert_int_eq(http_local_open(path, &local, &err), -ECONNREFUSED);
+	ck_assert_ptr_nonnull(strstr(err.message, ": systemctl start dtraind"));
+	ck_ok(http_bind_unix(path, 0600, NULL, &fd, &err), &err);
+	close(fd);
+	/* The kernel's limit. */
+	longest = str_printf("%s/%0*d", dir,
+	                     (int)(sizeof(((struct sockaddr_un *)0)->sun_path) - 2 - strlen(dir)), 7);
+	beyond = str_printf("%s8", longest);
+	ck_ok(http_bind_unix(longest, 0600, NULL, &fd, &err), &err);
+	ck_ok(http_local_open(longest, &local, &err), &err);
+	http_local_close(steal_pointer(local));
+	close(fd);
+	ck_assert_int_eq(http_bind_unix(beyond, 0600, NULL, &fd, &err), -ENAMETOOLONG);
+	ck_assert_int_eq(http_local_open(beyond, &local, &err), -ENAMETOOLONG);
+	ck_assert(!http_unix_answers(beyond));
+	ck_assert_int_eq(http_bind_unix("/nonexistent/socket", 0600, NULL, &fd, &err), -ENOENT);
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
 START_TEST(a_low_port_needs_a_capability)
 {
 	struct error err = ERROR_INIT;
@@ -1091,6 +1146,7 @@ int main(void)
 	tcase_add_test(c, identity_file);
 	tcase_add_test(c, server_answers);
 	tcase_add_test(c, a_connection_that_ends_is_no_timeout);
+	tcase_add_test(c, a_socket_has_a_group_and_a_mode);
 	tcase_add_test(c, a_low_port_needs_a_capability);
 	tcase_add_test(c, request_waits_for_its_callers_name);
 	tcase_add_test(c, server_holds);

@@ -18,6 +18,7 @@
 #include "node/gpu/devices.h"
 #include "node/launch/preflight.h"
 #include "node/preflight_process.h"
+#include "node/request.h"
 
 static struct fixture f;
 
@@ -407,6 +408,94 @@ START_TEST(the_output_directory_is_checked_where_rank_0_is)
 	/* An estimate of memory counts on it. */
 	log = fixture_log(&f, 1, 0);
 	ck_assert_str_eq(log, "glibc.malloc.tcache_count=0\n");
+}
+END_TEST
+
+/* All of the environment of a rank, a line each, and the rest of what dtrain-launch is told. */
+START_TEST(a_native_rank_on_gpus_is_described)
+{
+	static const char want[] =
+	    "PATH=/usr/local/bin:/usr/bin:/bin\nHOME=/home/ada\nUSER=ada\nLOGNAME=ada\nSHELL=/bin/zsh\n"
+	    "LANG=de_DE.UTF-8\nTMPDIR=/s/tmp/7.4\nTORCH_NCCL_ASYNC_ERROR_HANDLING=1\n"
+	    "GLIBC_TUNABLES=glibc.malloc.tcache_count=0\nUCX_TCP_PORT_RANGE=30000-30010\n"
+	    "CUDA_VISIBLE_DEVICES=2,0\nCUDA_DEVICE_ORDER=PCI_BUS_ID\nDTRAIN_DEVICE=1\nDTRAIN_SLOT=0\n"
+	    "DTRAIN_SLOTS=2,0\nOMP_NUM_THREADS=4\nRANK=5\nWORLD_SIZE=8\nLOCAL_RANK=1\nLOCAL_WORLD_SIZE=2\n"
+	    "LOCAL_SIZE=2\nGROUP_RANK=1\nGROUP_WORLD_SIZE=4\nCROSS_RANK=1\nCROSS_SIZE=4\nROLE_RANK=5\n"
+	    "ROLE_WORLD_SIZE=8\nTORCHELASTIC_RUN_ID=7\nTORCHELASTIC_RESTART_COUNT=3\n"
+	    "TORCHELASTIC_MAX_RESTARTS=5\nDTRAIN_RUN_ID=7\nDTRAIN_ATTEMPT=4\nDTRAIN_CLUSTER=a1\n"
+	    "DTRAIN_EPOCH=3\nDTRAIN_CHECKPOINT=500\nDTRAIN_CHECKPOINT_NODE=n9\nROLE_NAME=default\n"
+	    "TORCHELASTIC_USE_AGENT_STORE=False\nTORCHELASTIC_ERROR_FILE=/s/tmp/7.4/error-5.json\n"
+	    "MASTER_ADDR=10.0.0.1\nMASTER_PORT=1234\nDTRAIN_SOCKET=/r/sock\nDTRAIN_NODE=n2\n"
+	    "DTRAIN_LEASE=/r/lease\nDTRAIN_CONFIG=/r/attempts/7.4/config.json\n";
+	struct node_device list[] = {{.gpu = true, .index = 0, .threads = 4, .numa = 1},
+	                             {.gpu = true, .index = 1, .threads = 4, .numa = 0},
+	                             {.gpu = true, .index = 2, .threads = 4, .numa = -1}};
+	const struct devices devices = {.list = list, .count = 3};
+	const struct daemon_config config = {.state_dir = (char *)"/s",
+	                                     .runtime_dir = (char *)"/r",
+	                                     .worker_dir = (char *)"/w",
+	                                     .socket = (char *)"/r/sock",
+	                                     .port_low = 30000,
+	                                     .port_high = 30010};
+	const struct request_place place = {&config, "n2", "/r/attempts/7.4", "/l", &devices};
+	int64_t groups[] = {100, 4711};
+	const struct run_user user = {.change = true,
+	                              .name = (char *)"ada",
+	                              .home = (char *)"/home/ada",
+	                              .shell = (char *)"/bin/zsh",
+	                              .uid = 1001,
+	                              .gid = 1002,
+	                              .groups = groups,
+	                              .group_count = 2};
+	_cleanup_(launch_description_release) struct launch_description d = {0};
+	_cleanup_(start_request_release) struct start_request start = {0};
+	_cleanup_(request_freep) struct request *request = NULL;
+	_cleanup_json_ json_t *q = native_request(1, "/out");
+	_cleanup_strbuf_ struct strbuf text = {0};
+	struct error err = ERROR_INIT;
+
+	set_config(q, "resources", json_pack("{s:i, s:i}", "max_restarts", 3, "max_node_failures", 2));
+	set_config(q, "umask", json_string("0027"));
+	set_config(q, "directory", json_string("/work"));
+	ck_assert_int_eq(json_object_update_new(
+	                     q, json_pack("{s:i, s:i, s:i, s:i, s:i, s:s, s:i, s:s, s:i, s:i, s:s}", "run", 7,
+	                                  "attempt", 4, "world_size", 8, "nodes", 4, "local_world_size", 2,
+	                                  "master_addr", "10.0.0.1", "master_port", 1234, "cluster", "a1",
+	                                  "epoch", 3, "checkpoint", 500, "checkpoint_node", "n9")),
+	                 0);
+	json_object_set_new(q, "ranks",
+	                    json_pack("[{s:i, s:i, s:i}, {s:i, s:i, s:i}]", "rank", 4, "local_rank", 0,
+	                              "slot", 2, "rank", 5, "local_rank", 1, "slot", 0));
+	setenv("LANG", "de_DE.UTF-8", 1);
+	ck_ok(start_request_decode(q, &start, &err), &err);
+	ck_ok(request_new(&start, &request, &err), &err);
+	ck_ok(request_describe_launch(request, &place, &user, &d, &err), &err);
+	ck_assert_uint_eq(d.rank_count, 2);
+	for (char **entry = d.ranks[1].environment; *entry; entry++)
+		strbuf_addf(&text, "%s\n", *entry);
+	ck_assert_str_eq(text.data, want);
+	ck_assert_int_eq(d.ranks[1].rank, 5);
+	ck_assert_int_eq(d.ranks[1].slot, 0);
+	ck_assert_str_eq(d.ranks[1].log, "/l/rank-5.log");
+	ck_assert_str_eq(d.ranks[1].error_file, "/s/tmp/7.4/error-5.json");
+	ck_assert_int_eq(d.ranks[1].numa, 1);
+	ck_assert_int_eq(d.ranks[0].rank, 4);
+	ck_assert_int_eq(d.ranks[0].slot, 2);
+	ck_assert_int_eq(d.ranks[0].numa, -1);
+	ck_assert(d.switch_user && !d.core_files && !d.outlives_lease);
+	ck_assert_int_eq(d.umask, 027);
+	ck_assert_int_eq(d.uid, 1001);
+	ck_assert_int_eq(d.gid, 1002);
+	ck_assert_uint_eq(d.group_count, 2);
+	ck_assert_int_eq(d.groups[0], 100);
+	ck_assert_int_eq(d.groups[1], 4711);
+	ck_assert_str_eq(d.user, "ada");
+	ck_assert_str_eq(d.directory, "/work");
+	ck_assert_str_eq(d.tmp_dir, "/s/tmp/7.4");
+	ck_assert_str_eq(d.argv[0], "/w/dtrain-worker-cuda");
+	ck_assert_ptr_null(d.argv[1]);
+	ck_assert_str_eq(d.lease, "/r/lease");
+	ck_assert_double_eq(d.grace, LAUNCH_DEFAULT_GRACE);
 }
 END_TEST
 
@@ -990,6 +1079,7 @@ int main(void)
 	tcase_add_test(tc, a_node_that_shuts_down_starts_nothing);
 	tcase_add_test(tc, the_output_directory_is_checked_where_rank_0_is);
 	tcase_add_test(tc, the_last_value_of_a_variable_counts);
+	tcase_add_test(tc, a_native_rank_on_gpus_is_described);
 	tcase_add_test(tc, a_preflight_that_hangs_holds_up_nothing);
 	tcase_add_test(tc, a_preflight_has_a_deadline);
 	tcase_add_test(tc, a_preflight_takes_the_spare);
