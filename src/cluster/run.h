@@ -158,9 +158,9 @@ int run_place(struct run *r, char *const *nodes, const int *slots, double now, s
  * run_set_under_way has set them. */
 int run_recover(struct run *r, double now, struct error *err);
 /* What the store keeps of an attempt that has not ended, beside the ranks, so that its cause can be decided
- * by a controller that was restarted meanwhile: a struct run_record. NULL: nothing yet, or no attempt is
- * under way. A new reference. */
-json_t *run_under_way(const struct run *r);
+ * by a controller that was restarted meanwhile: a struct run_record, a new reference. *out NULL: nothing
+ * yet, or no attempt is under way. -ENOMEM. */
+int run_under_way(const struct run *r, json_t **out);
 /* The same out of the store; NULL: nothing. Where it fails, r is as before. */
 int run_set_under_way(struct run *r, const json_t *under_way, struct error *err);
 void run_clear_parts(struct run *r);

@@ -62,7 +62,7 @@ int run_recover(struct run *r, double now, struct error *err)
 	return code;
 }
 
-json_t *run_under_way(const struct run *r)
+int run_under_way(const struct run *r, json_t **out)
 {
 	_cleanup_free_ struct lost_record *lost = calloc(r->lost_count + 1, sizeof(*lost));
 	_cleanup_free_ struct part_record *parts = calloc(r->part_count + 1, sizeof(*parts));
@@ -77,8 +77,9 @@ json_t *run_under_way(const struct run *r)
 	                            .final_failure = r->final_failure,
 	                            .retries = (struct retry_record *)&r->retries.record};
 
+	*out = NULL;
 	if (!parts || !lost)
-		return NULL;
+		return -ENOMEM;
 	record.lost = lost;
 	for (; record.lost_count < r->lost_count; record.lost_count++)
 		lost[record.lost_count] = r->lost[record.lost_count].record;
@@ -107,8 +108,9 @@ json_t *run_under_way(const struct run *r)
 	if (record.part_count == 0 && record.rank_error_count == 0 && !record.device_error &&
 	    !record.retries && record.lost_count == 0 && !record.timed_out && !record.evicted &&
 	    record.spare_count == 0)
-		return NULL;
-	return run_record_encode(&record);
+		return 0;
+	*out = run_record_encode(&record);
+	return *out ? 0 : -ENOMEM;
 }
 
 static int take_lost(struct run *r, struct run_record *record, struct error *err)

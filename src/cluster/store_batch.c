@@ -40,7 +40,7 @@ static void free_drain(struct stored_drain *d)
 static int copy_run(const struct run *r, const char *config, struct stored_run *out)
 {
 	_cleanup_json_ json_t *ranks = message_encode_list(&run_rank_message, r->ranks, r->rank_count);
-	_cleanup_json_ json_t *under_way = run_under_way(r);
+	_cleanup_json_ json_t *under_way = NULL;
 	struct run *to = &out->run;
 
 	*to = (struct run){.id = r->id,
@@ -58,9 +58,9 @@ static int copy_run(const struct run *r, const char *config, struct stored_run *
 	                   .cancelled = r->cancelled,
 	                   .failed = r->failed,
 	                   .requeue = r->requeue};
-	if (!ranks || str_replace(&to->reason, r->reason) < 0 || str_replace(&to->detail, r->detail) < 0 ||
-	    copy_json(ranks, &out->ranks) < 0 || copy_json(r->progress, &out->progress) < 0 ||
-	    copy_json(under_way, &out->under_way) < 0)
+	if (!ranks || run_under_way(r, &under_way) < 0 || str_replace(&to->reason, r->reason) < 0 ||
+	    str_replace(&to->detail, r->detail) < 0 || copy_json(ranks, &out->ranks) < 0 ||
+	    copy_json(r->progress, &out->progress) < 0 || copy_json(under_way, &out->under_way) < 0)
 		return -ENOMEM;
 	if (!config)
 		return 0;

@@ -332,8 +332,9 @@ START_TEST(a_refusal_is_final_or_a_failure_of_the_node)
 	fixture_place(r);
 	run_refused(r, run_part_find(r, "n2"), final ? REFUSED_FINAL : REFUSED_NODE, "no answer", 150);
 	if (stored) {
-		_cleanup_json_ json_t *json = run_under_way(r);
+		_cleanup_json_ json_t *json = NULL;
 
+		ck_assert_int_eq(run_under_way(r, &json), 0);
 		run_clear_parts(r);
 		r->final_failure = false;
 		ck_ok(run_set_under_way(r, json, &err), &err);

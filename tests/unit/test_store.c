@@ -15,7 +15,9 @@
 #include "base/json.h"
 #include "base/str.h"
 #include "cluster/store.h"
+#include "cluster/store_backend.h"
 #include "cluster_fixture.h"
+#include "failing_memory.h"
 #include "held_store.h"
 
 /* A mutex is given back, and awaited with, by the thread that has it alone. */
@@ -256,6 +258,127 @@ START_TEST(what_is_committed_is_there_after_a_restart)
 }
 END_TEST
 
+/* A store that several controllers share, in front of that of this machine. */
+struct front {
+	int code; /* of its commits */
+	int applied, copies_failed, closed;
+};
+
+static int front_apply(void *self, const struct store_batch *b, struct error *err)
+{
+	struct front *f = self;
+
+	f->applied++;
+	return f->code < 0 ? error_set(err, f->code, "refused") : 0;
+}
+
+static int front_check(void *self, const struct run *r, const char *config, struct error *err)
+{
+	return str_eq(config, "large") ? error_set(err, -E2BIG, "too large") : 0;
+}
+
+static void front_copy_failed(void *self, const struct error *err)
+{
+	struct front *f = self;
+
+	ck_assert_int_lt(err->code, 0);
+	f->copies_failed++;
+}
+
+static void front_close(void *self)
+{
+	struct front *f = self;
+
+	f->closed++;
+}
+
+START_TEST(what_controllers_share_is_written_first)
+{
+	static const struct store_primary primary = {.apply = front_apply,
+	                                             .check = front_check,
+	                                             .copy_failed = front_copy_failed,
+	                                             .close = front_close};
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/dtrain.db", dir);
+	_cleanup_(run_freep) struct run *r = fixture_run(1, 1), *back = NULL;
+	_cleanup_(store_closep) struct store *s = NULL;
+	struct error err = ERROR_INIT;
+	struct front front = {0};
+
+	ck_ok(store_open(path, &s, &err), &err);
+	ck_ok(store_check(s, r, "large", &err), &err); /* there is no such store yet */
+	store_set_primary(s, &primary, &front);
+	ck_assert_int_eq(store_check(s, r, "large", &err), -E2BIG);
+	ck_ok(store_check(s, r, "{}", &err), &err);
+	ck_ok(store_insert(s, r, "{}", &err), &err);
+	ck_assert_int_eq(commit(s), 0);
+	ck_assert_int_eq(front.applied, 1);
+	/* What it refuses is not written here. */
+	front.code = -ESTALE;
+	ck_ok(store_insert(s, r, "{}", &err), &err);
+	ck_assert_int_eq(commit(s), -ESTALE);
+	ck_assert_int_eq(front.applied, 2);
+	ck_assert_int_eq(store_get(s, 2, &back, &err), -ENOENT);
+	ck_assert_int_eq(front.copies_failed, 0);
+	/* What it has, and this machine cannot write, is told to it. */
+	front.code = 0;
+	ck_ok(store_insert(s, r, "{}", &err), &err);
+	limit_files(0);
+	ck_assert_int_lt(commit(s), 0);
+	limit_files(RLIM_INFINITY);
+	ck_assert_int_eq(front.applied, 3);
+	ck_assert_int_eq(front.copies_failed, 1);
+	ck_assert_int_eq(front.closed, 0);
+	store_close(steal_pointer(s));
+	ck_assert_int_eq(front.closed, 1);
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
+/* An update that finds no memory fails its commit, of which then nothing is written; a run that cannot be
+ * inserted takes no number. */
+START_TEST(a_commit_that_lacks_something_is_none)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/dtrain.db", dir);
+	_cleanup_(run_freep) struct run *r = fixture_run(2, 1), *other = fixture_run(1, 1);
+	_cleanup_(store_closep) struct store *s = NULL;
+	struct error err = ERROR_INIT;
+	bool refused = true;
+
+	ck_ok(store_open(path, &s, &err), &err);
+	for (long n = 1; refused; n++) {
+		int code;
+
+		memory_refused = false;
+		memory_left = n;
+		code = store_insert(s, r, "{}", &err);
+		memory_left = 0;
+		refused = memory_refused;
+		ck_assert_int_eq(code, refused ? -ENOMEM : 0);
+	}
+	ck_assert_int_eq(r->id, 1);
+	fixture_place(r);
+	ck_assert_int_eq(commit(s), 0);
+	refused = true;
+	for (long n = 1; refused; n++) {
+		_cleanup_free_ char *reason = str_printf("reason %ld", n);
+		_cleanup_(run_freep) struct run *back = NULL, *none = NULL;
+
+		ck_ok(store_insert(s, other, "{}", &err), &err);
+		run_set_reason(r, reason);
+		memory_refused = false;
+		memory_left = n;
+		store_update(s, r);
+		memory_left = 0;
+		refused = memory_refused;
+		ck_assert_int_eq(commit(s), refused ? -ENOMEM : 0);
+		ck_ok(store_get(s, 1, &back, &err), &err);
+		ck_assert_int_eq(str_eq(back->reason, reason), !refused);
+		ck_assert_int_eq(store_get(s, other->id, &none, &err), refused ? -ENOENT : 0);
+	}
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
 /* A key finds the run of its user once that is committed, also after a restart. */
 START_TEST(a_run_is_found_by_the_key_of_its_submission)
 {
@@ -406,7 +529,7 @@ START_TEST(the_cause_outlives_the_controller)
 	text = json_to_string(view);
 	ck_assert_ptr_null(strstr(text, "private"));
 	ck_assert_ptr_null(strstr(text, "last line"));
-	left = run_under_way(r);
+	ck_assert_int_eq(run_under_way(r, &left), 0);
 	/* Nothing of it stays in the store, but how often it was refused. */
 	ck_assert_int_eq(r->retries.record.busy_starts, _i == 1);
 	ck_assert(_i == 1 || !left);
@@ -977,6 +1100,8 @@ int main(void)
 	tcase_add_test(c, a_failed_commit_is_made_up_for_by_the_next);
 	tcase_add_test(c, an_epoch_that_cannot_be_replaced_is_kept);
 	tcase_add_test(c, what_is_committed_is_there_after_a_restart);
+	tcase_add_test(c, what_controllers_share_is_written_first);
+	tcase_add_test(c, a_commit_that_lacks_something_is_none);
 	tcase_add_test(c, a_run_is_found_by_the_key_of_its_submission);
 	tcase_add_test(c, an_update_writes_all_that_changes);
 	tcase_add_test(c, a_listing_is_a_page_of_the_states_asked_for);
