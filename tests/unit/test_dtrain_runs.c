@@ -3,6 +3,7 @@
 #include "dtrain_fixture.h"
 
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/json.h"
@@ -268,6 +269,44 @@ START_TEST(the_bar_keeps_its_width)
 }
 END_TEST
 
+/* Of a run that was started ten days ago. */
+START_TEST(a_line_of_progress_has_what_is_known)
+{
+	static const char reports[] =
+	    "{\"step\":1,\"steps\":9,\"loss\":2.5,\"eval_loss\":1.5,\"tokens_per_second\":100000,"
+	    "\"eta_seconds\":90}\n"
+	    "{\"step\":2,\"steps\":9,\"tokens_per_second\":99999}\n"
+	    "{\"step\":3,\"steps\":9,\"tokens_per_second\":10000}\n"
+	    "{\"step\":4,\"steps\":9,\"tokens_per_second\":9999.4}\n"
+	    "not JSON\n{\"loss\":0.5}\n"
+	    "{\"step\":5,\"steps\":9,\"tokens_per_second\":0.4,\"message\":\"saved\"}\n"
+	    "{\"step\":6,\"steps\":9,\"tokens_per_second\":0}\n{\"step\":7,";
+	_cleanup_free_ char *run =
+	    str_printf("{\"id\":17,\"name\":\"a\",\"task\":\"sft\",\"state\":\"running\",\"version\":2,"
+	               "\"attempt\":1,\"started\":%lld}",
+	               (long long)time(NULL) - 10 * 86400 - 60);
+	const struct exchange list[] = {
+	    {"GET /v1/runs/17 ", run},
+	    {"GET /v1/runs/17/metrics?follow=1 ", reports},
+	    {"GET /v1/runs/17?wait=change&version=2 ", ENDED("succeeded", "")},
+	};
+	_cleanup_(call_release) struct call plain = fixture_exchange(cmd_watch, "watch 17", list, 3);
+	_cleanup_(call_release) struct call json = fixture_exchange(cmd_watch, "watch --json 17", list, 3);
+
+	ck_assert_int_eq(plain.status, 0);
+	ck_assert_str_eq(
+	    plain.output,
+	    "run 17 (a): running\n"
+	    "step 1/9  loss 2.5000  eval loss 1.5000  100k tokens/s  10d00h, 1m30s left\n"
+	    "step 2/9  100.0k tokens/s  10d00h\nstep 3/9  10.0k tokens/s  10d00h\n"
+	    "step 4/9  9999 tokens/s  10d00h\nsaved\nstep 5/9  0 tokens/s  10d00h\nstep 6/9  10d00h\n"
+	    "run 17 (a): succeeded after 3m10s, loss 0.5000, the model is in /home/u/saves/a\n");
+	ck_assert_int_eq(json.status, 0);
+	ck_assert_str_eq(json.output, reports);
+	ck_assert_str_eq(json.errors, "");
+}
+END_TEST
+
 START_TEST(an_interrupt_ends_the_watching_alone)
 {
 	static const struct exchange watch[] = {{"GET /v1/runs/17 ", RUNNING},
@@ -391,6 +430,7 @@ int main(void)
 	tcase_add_test(tc, without_a_number_it_is_the_newest_of_mine);
 	tcase_add_test(tc, a_watch_ends_with_what_came_out);
 	tcase_add_test(tc, the_bar_keeps_its_width);
+	tcase_add_test(tc, a_line_of_progress_has_what_is_known);
 	tcase_add_test(tc, an_interrupt_ends_the_watching_alone);
 	tcase_add_test(tc, what_is_pruned_is_listed);
 	tcase_add_test(tc, answers_are_printed_as_json);
