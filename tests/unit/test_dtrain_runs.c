@@ -2,7 +2,9 @@
 /* The table of runs, the newest run of a user, and the progress of a run, with and without a terminal. */
 #include "dtrain_fixture.h"
 
+#include <dirent.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -335,6 +337,154 @@ START_TEST(an_interrupt_ends_the_watching_alone)
 }
 END_TEST
 
+/* All that a command prints of one answer. */
+static const struct {
+	command_fn command;
+	const char *line, *request, *answer, *output;
+} printed[] = {
+    {cmd_nodes, "nodes", "GET /v1/nodes ",
+     "{\"nodes\":[{\"name\":\"n1\",\"address\":\"10.0.0.1\",\"port\":29600,\"state\":\"up\",\"controller\":"
+     "true,"
+     "\"slots\":8,\"free\":3,\"version\":\"0.2.0\",\"launch\":\"systemd\",\"labels\":[\"big\",\"nvlink\"]},"
+     "{\"name\":\"n2\",\"address\":\"10.0.0.2\",\"port\":1,\"state\":\"down\",\"controller\":true,\"slots\":"
+     "2,"
+     "\"free\":0,\"error\":\"gone\",\"hosts_differ\":true,\"reason\":\"a new fan\",\"drained\":[{\"index\":1,"
+     "\"reason\":\"worn out\"}],\"spare_of\":[7,9],\"foreign\":[{\"run\":5,\"attempt\":1,\"user\":\"ada\","
+     "\"state\":\"running\"},{\"run\":6,\"attempt\":1,\"state\":\"running\"}]}]}",
+     "NODE  STATE  SLOTS  FREE  ADDRESS         VERSION  LAUNCH   LABELS      REMARK\n"
+     "n1    up     8      3     10.0.0.1:29600  0.2.0    systemd  big,nvlink  controller\n"
+     "n2    down   2      0     10.0.0.2:1      -        -        -           gone; its hosts file differs "
+     "from the controller's; drained: a new fan; slot 1 drained: worn out; kept for run 7; kept for run 9; "
+     "foreign run 5 of ada; foreign run 6 of ?\n"},
+    {cmd_show, "show 17", "GET /v1/runs/17 ",
+     "{\"id\":17,\"name\":\"a\",\"user\":\"ada\",\"task\":\"sft\",\"state\":\"failed\",\"reason\":\"r\","
+     "\"detail\":\"d\",\"exit_status\":7,\"attempt\":3,\"max_restarts\":5,\"restarts\":1,\"max_node_"
+     "failures\":4,"
+     "\"node_failures\":2,\"time_limit\":3600,\"time_used\":90,\"last_failure\":\"f\",\"last_detail\":\"e\","
+     "\"checkpoint\":500,\"submitted\":1700000000,\"started\":1700000060,\"ended\":1700003660,"
+     "\"nodes\":[\"n1\",\"n2\"],\"spares\":[\"n3\",\"n4\"],\"directory\":\"/w\",\"output\":\"out\","
+     "\"progress\":{\"step\":5,\"steps\":10,\"loss\":2.5,\"tokens_per_second\":123,\"eta_seconds\":90},"
+     "\"ranks\":[{\"rank\":0,\"node\":\"n1\",\"slot\":0,\"slots\":[0,2],\"state\":\"exited\",\"pid\":99,"
+     "\"exit_status\":7},{\"rank\":1,\"node\":\"n2\",\"slot\":4,\"state\":\"exited\",\"exit_status\":0,"
+     "\"signal\":\"SIGKILL\"},{\"rank\":2,\"node\":\"n2\",\"slot\":5,\"state\":\"running\"}]}",
+     "run          17\nname         a\nuser         ada\ntask         sft\nstate        failed\n"
+     "reason       r\ndetail       d\nexit status  7\nattempt      3\nrestarts     1 of 5\n"
+     "node faults  2 of 4\ntime limit   1h00m, of which 1m30s in earlier attempts\nlast failure f\n"
+     "last detail  e\ncheckpoint   step 500\nsubmitted    2023-11-14 22:13:20\n"
+     "started      2023-11-14 22:14:20\nended        2023-11-14 23:14:20\nnodes        n1 n2\n"
+     "spares       n3 n4\ndirectory    /w\noutput       out\n"
+     "progress     step 5 of 10, loss 2.5000, 123 tokens/s, 1m30s left\n\n"
+     "RANK  NODE  SLOT  PID  STATE    EXIT\n"
+     "0     n1    0,2   99   exited   7\n"
+     "1     n2    4     -    exited   SIGKILL\n"
+     "2     n2    5     -    running  -\n"},
+    {cmd_show, "show 18", "GET /v1/runs/18 ",
+     "{\"id\":18,\"state\":\"queued\",\"detail\":\"d\",\"last_detail\":\"d\",\"exit_status\":0,\"spares\":[],"
+     "\"progress\":{\"step\":1,\"steps\":2}}",
+     "run          18\nstate        queued\ndetail       d\nexit status  0\nattempt      0\n"
+     "progress     step 1 of 2, loss 0.0000, 0 tokens/s\n"},
+    {cmd_runs, "runs --local", "GET /v1/local/runs ",
+     "{\"runs\":[{\"run\":5,\"attempt\":2,\"name\":\"a\",\"user\":\"ada\",\"state\":\"running\","
+     "\"slots\":[0,3]},{\"run\":16,\"attempt\":1,\"state\":\"starting\",\"slots\":[]}]}",
+     "RUN  ATTEMPT  NAME  USER  STATE     SLOTS\n"
+     "5    2        a     ada   running   0,3\n"
+     "16   1        -     -     starting  -\n"},
+    {cmd_kill, "kill --local 5", "DELETE /v1/local/runs/5 ", "{\"run\":5}", ""},
+    {cmd_fence, "fence n1", "POST /v1/nodes/n1/fence ", "{\"name\":\"n1\",\"parts\":2}",
+     "n1: 2 lost parts of runs count as ended\n"},
+    {cmd_fence, "fence n1", "POST /v1/nodes/n1/fence ", "{\"name\":\"n1\",\"parts\":1}",
+     "n1: 1 lost part of runs counts as ended\n"},
+    {cmd_cancel, "cancel --foreign n1", "POST /v1/nodes/n1/cancel-foreign ",
+     "{\"name\":\"n1\",\"stopping\":1}", ""},
+    {cmd_cancel, "cancel --foreign n1:5", "POST /v1/nodes/n1/cancel-foreign?run=5 ",
+     "{\"name\":\"n1\",\"stopping\":1}", ""},
+    {cmd_cancel, "cancel --foreign fe80::1", "POST /v1/nodes/fe80%3A%3A1/cancel-foreign ",
+     "{\"name\":\"n1\",\"stopping\":1}", ""},
+};
+
+START_TEST(what_a_command_prints)
+{
+	const struct exchange list = {printed[_i].request, printed[_i].answer};
+	_cleanup_(call_release) struct call call = {0};
+
+	setenv("TZ", "UTC", 1);
+	tzset();
+	call = fixture_exchange(printed[_i].command, printed[_i].line, &list, 1);
+	ck_assert_str_eq(call.errors, "");
+	ck_assert_int_eq(call.status, 0);
+	ck_assert_str_eq(call.output, printed[_i].output);
+}
+END_TEST
+
+/* The worst status counts, and the others are done. */
+START_TEST(several_are_ended)
+{
+	_cleanup_free_ char *refused = fixture_refusal(403, "not-allowed", "it is not yours");
+	const struct exchange kills[] = {{"DELETE /v1/local/runs/5 ", refused},
+	                                 {"DELETE /v1/local/runs/6 ", "{\"run\":6}"}},
+	                      foreign[] = {{"POST /v1/nodes/n1/cancel-foreign ", refused},
+	                                   {"POST /v1/nodes/n2/cancel-foreign ", "{}"}},
+	                      waits[] = {{"DELETE /v1/runs/5 ", "{}"},
+	                                 {"GET /v1/runs/5?wait=1 ", "{\"id\":5,\"state\":\"cancelled\"}"}};
+	_cleanup_(call_release) struct call killed = fixture_exchange(cmd_kill, "kill --local 5 6", kills, 2);
+	_cleanup_(call_release) struct call ended =
+	    fixture_exchange(cmd_cancel, "cancel --foreign n1 n2", foreign, 2);
+	_cleanup_(call_release) struct call waited =
+	    fixture_exchange(cmd_cancel, "cancel --wait 5", waits, 2);
+	_cleanup_(call_release) struct call all = fixture_call(cmd_kill, "kill 5");
+	_cleanup_(call_release) struct call both = fixture_call(cmd_cancel, "cancel --foreign --wait n1");
+	_cleanup_(call_release) struct call word = fixture_call(cmd_kill, "kill --local x");
+
+	ck_assert_int_eq(killed.status, EXIT_FAILURE);
+	ck_assert_str_eq(killed.errors, "dtrain: it is not yours\n");
+	ck_assert_int_eq(ended.status, EXIT_FAILURE);
+	ck_assert_str_eq(ended.errors, "dtrain: it is not yours\n");
+	ck_assert_int_eq(waited.status, 0);
+	ck_assert_int_eq(all.status, STATUS_USAGE);
+	ck_assert_ptr_nonnull(strstr(all.errors, "--local is needed"));
+	ck_assert_int_eq(both.status, STATUS_USAGE);
+	ck_assert_ptr_nonnull(strstr(both.errors, "--wait is not possible with --foreign"));
+	ck_assert_int_eq(word.status, STATUS_USAGE);
+}
+END_TEST
+
+/* The copy takes the place of a file once it is whole; what is no file stays. */
+START_TEST(a_backup_is_whole_or_none)
+{
+	_cleanup_free_ char *path = str_printf("%s/copy.db", fixture_dir()), *text = NULL,
+	                    *line = str_printf("backup %s", path), *again = NULL,
+	                    *onto = str_printf("backup %s", fixture_dir()),
+	                    *refused = fixture_refusal(500, "store", "no space");
+	const struct exchange good[] = {{"GET /v1/backup ", "the store"}},
+	                      bad[] = {{"GET /v1/backup ", refused}};
+	_cleanup_(call_release) struct call call = fixture_exchange(cmd_backup, line, good, 1);
+	_cleanup_(call_release) struct call failed = fixture_exchange(cmd_backup, line, bad, 1);
+	_cleanup_(call_release) struct call directory = fixture_call(cmd_backup, onto);
+	_cleanup_(call_release) struct call away = fixture_call(cmd_backup, line);
+	struct error err = ERROR_INIT;
+	struct stat st;
+	struct dirent *entry;
+	DIR *dir = opendir(fixture_dir());
+
+	ck_assert_int_eq(call.status, 0);
+	ck_ok(file_read(path, 0, &text, NULL, &err), &err);
+	ck_assert_str_eq(text, "the store");
+	ck_assert_int_eq(stat(path, &st), 0);
+	ck_assert_uint_eq(st.st_mode & 0777, 0600);
+	ck_assert_int_eq(failed.status, EXIT_FAILURE);
+	ck_assert_str_eq(failed.errors, "dtrain: no space\n");
+	ck_ok(file_read(path, 0, &again, NULL, &err), &err);
+	ck_assert_str_eq(again, "the store");
+	ck_assert_int_eq(directory.status, EXIT_FAILURE);
+	ck_assert_ptr_nonnull(strstr(directory.errors, ": not a regular file"));
+	ck_assert_int_eq(away.status, STATUS_UNREACHABLE);
+	/* No part of a copy is left. */
+	while ((entry = readdir(dir)))
+		ck_assert_msg(!str_starts(entry->d_name, "copy.db."), "%s", entry->d_name);
+	closedir(dir);
+}
+END_TEST
+
 #define PRUNED                                                                                               \
 	"{\"runs\":[{\"run\":3,\"bytes\":1048576,\"changed\":1700000000},{\"run\":5,\"bytes\":1024,"         \
 	"\"changed\":"                                                                                       \
@@ -431,6 +581,9 @@ int main(void)
 	tcase_add_test(tc, a_watch_ends_with_what_came_out);
 	tcase_add_test(tc, the_bar_keeps_its_width);
 	tcase_add_test(tc, a_line_of_progress_has_what_is_known);
+	tcase_add_loop_test(tc, what_a_command_prints, 0, ARRAY_SIZE(printed));
+	tcase_add_test(tc, several_are_ended);
+	tcase_add_test(tc, a_backup_is_whole_or_none);
 	tcase_add_test(tc, an_interrupt_ends_the_watching_alone);
 	tcase_add_test(tc, what_is_pruned_is_listed);
 	tcase_add_test(tc, answers_are_printed_as_json);
