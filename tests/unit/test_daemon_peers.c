@@ -458,6 +458,60 @@ START_TEST(a_wrong_address_starts_nothing_on_another_node)
 }
 END_TEST
 
+#define GPU(index, more)                                                                                     \
+	"{\"node\":\"n2\",\"index\":" #index ",\"kind\":\"gpu\",\"name\":\"H200\",\"uuid\":\"GPU-" #index    \
+	"\",\"memory\":1000,\"threads\":1,\"state\":\"free\",\"run\":null,\"reason\":null,"                  \
+	"\"gpu\":" #index more "}"
+
+/* Of each GPU what its node knows of it, in the unit of the name; nothing of it where it knows nothing. */
+START_TEST(gpus_have_gauges)
+{
+	static const char heartbeat[] =
+	    "{\"node\":\"n2\",\"hosts\":\"0\",\"instance\":\"i\",\"sequence\":1,\"version\":\"0\","
+	    "\"devices\":[" GPU(
+	        0, ",\"memory_used\":7,\"utilization\":99,\"temperature\":40,\"power\":312.5,"
+	           "\"power_limit\":700.0,\"ecc_errors\":0") "," GPU(1, "") "],\"attempts\":[],\"ports\":["
+	                                                                    "4001],\"port_range\":[0,0],"
+	                                                                    "\"shutting_down\":false}";
+	static const char *const lines[] = {
+	    "dtrain_gpu_memory_bytes{node=\"n2\",slot=\"0\",uuid=\"GPU-0\"} 1000\n",
+	    "dtrain_gpu_memory_bytes{node=\"n2\",slot=\"1\",uuid=\"GPU-1\"} 1000\n",
+	    "dtrain_gpu_memory_used_bytes{node=\"n2\",slot=\"0\",uuid=\"GPU-0\"} 7\n",
+	    "dtrain_gpu_utilization_ratio{node=\"n2\",slot=\"0\",uuid=\"GPU-0\"} 0.99\n",
+	    "dtrain_gpu_temperature_celsius{node=\"n2\",slot=\"0\",uuid=\"GPU-0\"} 40\n",
+	    "dtrain_gpu_power_watts{node=\"n2\",slot=\"0\",uuid=\"GPU-0\"} 312.5\n",
+	    "dtrain_gpu_power_limit_watts{node=\"n2\",slot=\"0\",uuid=\"GPU-0\"} 700\n",
+	    "dtrain_gpu_ecc_errors_total{node=\"n2\",slot=\"0\",uuid=\"GPU-0\"} 0\n",
+	    "dtrain_node_up{node=\"n1\"} 1\n",
+	    "dtrain_node_up{node=\"n2\"} 1\n",
+	    "dtrain_slots{node=\"n1\"} 2\n",
+	    "dtrain_slots{node=\"n2\"} 2\n",
+	    "dtrain_slots_free{node=\"n2\"} 2\n",
+	    "dtrain_slots_reserved{node=\"n2\"} 0\n",
+	    "dtrain_slots_drained{node=\"n2\"} 0\n",
+	    "dtrain_runs{state=\"queued\"} 0\n",
+	};
+	static const struct row beat = {"POST", "/v1/peer/heartbeat", heartbeat, NULL, 200, NULL};
+	const int port = daemon_fixture_port();
+	_cleanup_free_ char *hosts = str_printf("n1 slots=2 addr=127.0.0.1 port=%d\n"
+	                                        "n2 slots=2 addr=127.0.0.1 port=1\n",
+	                                        port),
+	                    *text = NULL;
+	struct daemon_fixture f;
+	size_t count = 0;
+
+	daemon_fixture_start(&f, &(struct daemon_setup){.hosts = hosts, .port = port});
+	ask_tls(&f, &beat);
+	text = get_text(&f, NULL, "/metrics", 200);
+	for (size_t i = 0; i < ARRAY_SIZE(lines); i++)
+		ck_assert_msg(strstr(text, lines[i]), "no %s in\n%s", lines[i], text);
+	for (const char *at = text; (at = strstr(at, "{node=\"n2\",slot=\"1\"")); at++)
+		count++;
+	ck_assert_uint_eq(count, 1);
+	daemon_fixture_teardown(&f);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("daemon peers");
@@ -466,6 +520,7 @@ int main(void)
 	tcase_set_timeout(c, 120);
 	suite_add_tcase(s, c);
 	tcase_add_test(c, a_controller_answers_services);
+	tcase_add_test(c, gpus_have_gauges);
 	tcase_add_test(c, a_node_without_its_controller_says_so);
 	tcase_add_test(c, two_services_execute_a_run_together);
 	tcase_add_test(c, a_failure_on_one_node_ends_the_run_on_both);
