@@ -3,6 +3,7 @@
  * (controller_bed.h). */
 #include <errno.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/json.h"
 #include "controller/controller.h"
@@ -239,9 +240,24 @@ START_TEST(a_run_whose_submitter_has_gone_stays)
 }
 END_TEST
 
+/* How often the log in that file says so. */
+static int count_logged(int fd, const char *words)
+{
+	char text[65536];
+	ssize_t n = pread(fd, text, sizeof(text) - 1, 0);
+	int count = 0;
+
+	ck_assert_int_ge(n, 0);
+	text[n] = '\0';
+	for (const char *at = text; (at = strstr(at, words)); at++)
+		count++;
+	return count;
+}
+
 START_TEST(a_restored_store_leaves_newer_runs_alone)
 {
 	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+	int log = memfd_create("log", MFD_CLOEXEC);
 	int64_t old = bed_submit(b, 1, 1), newer, next;
 
 	bed_await(b, old, RUN_RUNNING);
@@ -250,8 +266,12 @@ START_TEST(a_restored_store_leaves_newer_runs_alone)
 	bed_await(b, newer, RUN_RUNNING);
 	ck_assert_int_eq(bed_attempt_on(b, "n2", newer), 1);
 	bed_pass(b, 3);
+	ck_assert_int_ge(dup2(log, STDERR_FILENO), 0);
 	bed_copy_store(b, true);
 	bed_pass(b, 5);
+	/* It is in each heartbeat, and in the log once. */
+	ck_assert_int_eq(count_logged(log, ", attempt 1, of this cluster, which this store does not know"),
+	                 1);
 	/* The store does not know the newer run: it goes on, its number is not given again,
 	 * its slot neither. */
 	ck_assert_int_eq(bed_attempt_on(b, "n2", newer), 1);
