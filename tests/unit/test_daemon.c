@@ -284,8 +284,8 @@ static void end_here(const struct daemon_fixture *f, int64_t run)
 	daemon_await(f, run, "failed");
 }
 
-/* What runs on the node alone, each with its own slot; one that is ended there says so, and the other one goes
- * on. */
+/* What runs on the node alone, each with its own slot; one that is ended there says so, and the other one
+ * goes on. */
 START_TEST(runs_are_listed_and_ended_on_their_node)
 {
 	_cleanup_json_ json_t *both = NULL, *ended = NULL, *one = NULL;

@@ -272,6 +272,12 @@ START_TEST(any_split_prefers_alike)
 	whole.o.weight_decay = 0;
 	run_all(&whole, 1);
 	ck_assert_double_lt(whole.losses[2], whole.losses[0]);
+	/* Before the first step the model is its own reference: it prefers nothing, and diverges in nothing.
+	 */
+	if (kinds[_i] == PREFERENCE_DPO)
+		ck_assert_double_eq_tol(whole.losses[0], log(2), 1e-5);
+	if (kinds[_i] == PREFERENCE_KTO)
+		ck_assert_double_eq_tol(whole.losses[0], 0.5, 1e-5);
 	for (size_t i = 0; i < ARRAY_SIZE(splits); i++) {
 		struct rank_run runs[8] = {{.train = train, .eval = eval}};
 
