@@ -542,6 +542,45 @@ START_TEST(units_of_an_earlier_service_are_found)
 }
 END_TEST
 
+static int booted;
+
+int __wrap_sd_booted(void);
+
+int __wrap_sd_booted(void)
+{
+	return booted;
+}
+
+/* Units of an earlier service are sought wherever systemd is process 1, also where none are to be made. */
+START_TEST(systemd_is_used_where_it_is_process_1)
+{
+	struct daemon_config config = {.runtime_dir = dir, .launch = (char *)"auto"};
+	struct error err = ERROR_INIT;
+	struct units *made = NULL;
+
+	for (booted = 0; booted >= -ENOENT; booted -= ENOENT) { /* it is not, and that cannot be told */
+		ck_ok(units_create(event, &config, &made, &err), &err);
+		ck_assert_str_eq(units_method(made), "process");
+		ck_assert(!made->bus && !made->unreachable);
+		units_destroy(steal_pointer(made));
+	}
+	booted = 0;
+	config.launch = (char *)"systemd";
+	ck_fails(units_create(event, &config, &made, &err), &err,
+	         "runs cannot be started by systemd: process 1 is not systemd");
+	booted = 1;
+	if (geteuid() != 0) {
+		ck_fails(units_create(event, &config, &made, &err), &err, "dtraind does not run as root");
+		return;
+	}
+	config.launch = (char *)"process";
+	ck_ok(units_create(event, &config, &made, &err), &err);
+	ck_assert_str_eq(units_method(made), "process");
+	ck_assert(made->bus || made->unreachable);
+	units_destroy(made);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("unit_systemd");
@@ -559,6 +598,7 @@ int main(void)
 	tcase_add_loop_test(tc, the_end_of_a_service_says_why, 0, ARRAY_SIZE(ends));
 	tcase_add_test(tc, who_stops_a_service_is_told_from_a_shutdown);
 	tcase_add_loop_test(tc, units_of_an_earlier_service_are_found, 0, 2);
+	tcase_add_test(tc, systemd_is_used_where_it_is_process_1);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
 }
