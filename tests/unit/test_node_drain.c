@@ -5,6 +5,8 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/str.h"
@@ -286,6 +288,26 @@ START_TEST(a_driver_that_does_not_answer)
 }
 END_TEST
 
+/* The library is given back when the service ends, unless a call of the driver never returns. */
+START_TEST(a_library_that_answers_is_given_back)
+{
+	int log = memfd_create("log", MFD_CLOEXEC), saved = dup(STDERR_FILENO);
+	char text[8192];
+	ssize_t n;
+
+	await(0, "free", "");
+	ck_assert_int_ge(dup2(log, STDERR_FILENO), 0);
+	fixture_restart(&f, false);
+	ck_assert_int_ge(dup2(saved, STDERR_FILENO), 0);
+	close(saved);
+	n = pread(log, text, sizeof(text) - 1, 0);
+	ck_assert_int_ge(n, 0);
+	text[n] = '\0';
+	ck_assert_msg(!strstr(text, "NVML does not come back"), "%s", text);
+	close(log);
+}
+END_TEST
+
 START_TEST(a_lost_gpu_keeps_its_slot)
 {
 	_cleanup_json_ json_t *one = fixture_shell(1, 1, "true");
@@ -395,6 +417,7 @@ int main(void)
 	tcase_add_loop_test(run, memory_that_a_run_leaves_in_use, 0, 2);
 	tcase_add_test(run, memory_between_runs);
 	tcase_add_test(run, a_driver_that_does_not_answer);
+	tcase_add_test(run, a_library_that_answers_is_given_back);
 	tcase_add_test(run, a_lost_gpu_keeps_its_slot);
 	tcase_add_test(run, by_hand);
 	tcase_add_test(run, a_reboot_heals_what_a_reset_heals);
