@@ -246,13 +246,21 @@ START_TEST(preferences_are_judged_as_a_whole)
 }
 END_TEST
 
-/* As a model is: the nodes check it. */
-START_TEST(an_adapter_may_be_on_the_nodes_alone)
+/* The nodes check them. */
+START_TEST(a_model_and_an_adapter_may_be_on_the_nodes_alone)
 {
-	_cleanup_(call_release) struct call call =
-	    fixture_call(cmd_submit, "submit --set lora.rank=4 --set lora.from=nowhere good.conf");
+	static const char *const lines[] = {
+	    "submit --set lora.rank=4 --set lora.from=nowhere good.conf",
+	    "submit --set model.init=nowhere.json good.conf",
+	    "submit --set model.init=nowhere/config.json good.conf",
+	};
 
-	ck_assert_msg(call.status == STATUS_UNREACHABLE, "%d: %s", call.status, call.errors);
+	for (size_t i = 0; i < ARRAY_SIZE(lines); i++) {
+		_cleanup_(call_release) struct call call = fixture_call(cmd_submit, lines[i]);
+
+		ck_assert_msg(call.status == STATUS_UNREACHABLE, "%s: %d: %s", lines[i], call.status,
+		              call.errors);
+	}
 }
 END_TEST
 
@@ -369,7 +377,7 @@ int main(void)
 	tcase_add_test(tc, what_is_fine_is_listed);
 	tcase_add_loop_test(tc, what_is_wrong_is_named, 0, ARRAY_SIZE(wrong));
 	tcase_add_test(tc, preferences_are_judged_as_a_whole);
-	tcase_add_test(tc, an_adapter_may_be_on_the_nodes_alone);
+	tcase_add_test(tc, a_model_and_an_adapter_may_be_on_the_nodes_alone);
 	tcase_add_test(tc, a_model_has_weights);
 	tcase_add_test(tc, what_can_be_divided_is_fine);
 	tcase_add_test(tc, a_program_is_looked_for);
