@@ -1044,6 +1044,30 @@ START_TEST(memory_may_run_out_at_any_place)
 }
 END_TEST
 
+static int decode_words(void *context, struct error *err)
+{
+	struct run_record record = {0};
+	int r = run_record_decode(context, &record, err);
+
+	if (r < 0)
+		return r;
+	ck_assert_uint_eq(record.rank_error_count, 2);
+	ck_assert_str_eq(record.rank_errors[0].worker, "w");
+	ck_assert_str_eq(record.rank_errors[1].log, "l");
+	run_record_release(&record);
+	return 0;
+}
+
+/* As an older service has written what ranks said. */
+START_TEST(words_of_ranks_are_there_or_memory_is_missing)
+{
+	_cleanup_json_ json_t *json = json_pack("{s:{s:{s:s, s:b}, s:{s:s}}}", "words", "3", "worker", "w",
+	                                        "lost_peer", 1, "4", "log", "l");
+
+	memory_runs_out(decode_words, json);
+}
+END_TEST
+
 #include "wire_fields.h"
 
 /* The first sample of the message that has the field. */
@@ -1366,6 +1390,7 @@ int main(void)
 	tcase_add_loop_test(tc, an_unknown_field_is_named, 0, count);
 	tcase_add_loop_test(tc, what_is_no_object_is_refused, 0, count);
 	tcase_add_test(tc, every_field_is_listed);
+	tcase_add_test(tc, words_of_ranks_are_there_or_memory_is_missing);
 	tcase_add_test(tc, fields_have_their_limits);
 	tcase_add_test(tc, fields_may_be_missing_or_not);
 	tcase_add_test(tc, wrong_start_requests_are_refused);
