@@ -34,6 +34,8 @@ static int unknown_option(const char *word)
 {
 	static const char *const known[] = {"--socket", "--help", "--version"};
 
+	if (str_eq(word, "--socket"))
+		return client_fail(STATUS_USAGE, "--socket: the path of the socket is missing");
 	for (size_t i = 0; i < ARRAY_SIZE(known); i++)
 		if (str_distance(known[i], word) <= strlen(known[i]) / 3)
 			return client_fail(STATUS_USAGE, "unknown option %s; did you mean %s?", word,

@@ -599,6 +599,55 @@ START_TEST(the_client_does_not_load_gnutls)
 }
 END_TEST
 
+/* The program itself: its exit status, and how what it prints begins. */
+START_TEST(the_program_finds_its_command)
+{
+	static const struct {
+		const char *arguments;
+		int status;
+		const char *begin;
+	} cases[] = {
+	    {"", STATUS_USAGE, "Usage: dtrain COMMAND "},
+	    {"-h", 0, "Usage: dtrain COMMAND "},
+	    {"--help nix", 0, "Usage: dtrain COMMAND "},
+	    {"help", 0, "Usage: dtrain COMMAND "},
+	    {"help runs", 0, "Usage: dtrain runs "},
+	    {"runs --help", 0, "Usage: dtrain runs "},
+	    {"help nix", STATUS_USAGE, "dtrain: no command \"nix\"; \"dtrain --help\" lists them\n"},
+	    {"rnus", STATUS_USAGE, "dtrain: no command \"rnus\"; did you mean runs?\n"},
+	    {"--version", 0, "dtrain " DTRAIN_VERSION "\n"},
+	    {"--verison", STATUS_USAGE, "dtrain: unknown option --verison; did you mean --version?\n"},
+	    {"--nix", STATUS_USAGE,
+	     "dtrain: unknown option --nix; \"dtrain --help\" tells how it is called\n"},
+	    {"--socket", STATUS_USAGE, "dtrain: --socket: the path of the socket is missing\n"},
+	    {"--socket /x/y runs", STATUS_UNREACHABLE, "dtrain: dtraind does not answer at /x/y: "},
+	    {"--socket=/x/z runs", STATUS_UNREACHABLE, "dtrain: dtraind does not answer at /x/z: "},
+	    {"runs", STATUS_UNREACHABLE, "dtrain: dtraind does not answer at /x/w: "},
+	    {"runs --help >/dev/full", EXIT_FAILURE, ""},
+	    {"complete dtrain ver", 0, ""},
+	};
+
+	setenv("DTRAIN_SOCKET", "/x/w", 1);
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_free_ char *line =
+		    str_printf("exec %s/dtrain %s 2>&1", BUILDDIR, cases[i].arguments);
+		char text[4096];
+		FILE *pipe = popen(line, "re");
+		size_t n;
+		int status;
+
+		ck_assert_ptr_nonnull(pipe);
+		n = fread(text, 1, sizeof(text) - 1, pipe);
+		text[n] = '\0';
+		status = pclose(pipe);
+		ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == cases[i].status,
+		              "dtrain %s: status %d, expected %d: %s", cases[i].arguments,
+		              WEXITSTATUS(status), cases[i].status, text);
+		ck_assert_msg(str_starts(text, cases[i].begin), "dtrain %s: %s", cases[i].arguments, text);
+	}
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("dtrain");
@@ -622,6 +671,7 @@ int main(void)
 	tcase_add_test(tc, an_error_of_the_service_is_an_error);
 	tcase_add_test(tc, a_watch_prints_plain_lines_without_a_terminal);
 	tcase_add_test(tc, tables_line_up);
+	tcase_add_test(tc, the_program_finds_its_command);
 	tcase_add_test(tc, devices_show_what_there_is);
 	tcase_add_test(tc, fenced_nodes_are_listed_in_any_case);
 	tcase_add_test(tc, nothing_is_listed_where_no_node_was_fenced);
