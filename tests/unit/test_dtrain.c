@@ -599,6 +599,42 @@ START_TEST(the_client_does_not_load_gnutls)
 }
 END_TEST
 
+/* What dtrain-keygen prints of what it has made; days, and the name of a node. */
+START_TEST(what_was_made_is_named)
+{
+	_cleanup_free_ char *authority =
+	                        str_printf("%s/ca/ca.pem: made; copy it to every node of the cluster, and "
+	                                   "keep %s/ca/ca.key secret\n",
+	                                   dir, dir),
+	                    *node = str_printf(
+	                        "%s/ca/nodes/n1.pem and %s/ca/nodes/n1.key: made; copy both to n1\n", dir,
+	                        dir);
+	const struct {
+		const char *arguments, *want;
+		int status;
+	} cases[] = {
+	    {"30", authority, 0},
+	    {"30 n1", node, 0},
+	    {"30 n1 n2", "dtrain-keygen: \"dtrain keygen\" executes this program\n", 2},
+	    {"x n1", "dtrain: x: not a number of days\n", EXIT_FAILURE},
+	    {"30 n2 >/dev/full", "", EXIT_FAILURE},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_free_ char *line =
+		    str_printf("exec %s/dtrain-keygen make %s/ca %s 2>&1", BUILDDIR, dir, cases[i].arguments);
+		FILE *pipe = popen(line, "re");
+		char text[4096];
+		size_t n = fread(text, 1, sizeof(text) - 1, pipe);
+		int status = pclose(pipe);
+
+		text[n] = '\0';
+		ck_assert_str_eq(text, cases[i].want);
+		ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == cases[i].status);
+	}
+}
+END_TEST
+
 /* The program itself: its exit status, and how what it prints begins. */
 START_TEST(the_program_finds_its_command)
 {
@@ -672,6 +708,7 @@ int main(void)
 	tcase_add_test(tc, a_watch_prints_plain_lines_without_a_terminal);
 	tcase_add_test(tc, tables_line_up);
 	tcase_add_test(tc, the_program_finds_its_command);
+	tcase_add_test(tc, what_was_made_is_named);
 	tcase_add_test(tc, devices_show_what_there_is);
 	tcase_add_test(tc, fenced_nodes_are_listed_in_any_case);
 	tcase_add_test(tc, nothing_is_listed_where_no_node_was_fenced);
