@@ -124,10 +124,11 @@ void node_send_heartbeat(struct bed *b, struct node *n)
 	if (n->shutting_down)
 		json_object_set_new(body, "shutting_down", json_true());
 	if (n->cluster[0])
+		/* It was of another cluster before. */
 		json_object_set_new(body, "known",
-		                    json_pack("{s:I,s:[{s:s,s:I}]}", "highest_run",
-		                              (json_int_t)n->highest_run, "clusters", "id", n->cluster,
-		                              "epoch", (json_int_t)n->epoch));
+		                    json_pack("{s:I,s:[{s:s,s:i},{s:s,s:I}]}", "highest_run",
+		                              (json_int_t)n->highest_run, "clusters", "id", "0", "epoch", 99,
+		                              "id", n->cluster, "epoch", (json_int_t)n->epoch));
 	ck_assert_ptr_nonnull(body);
 	bed_send(b, (struct packet){.kind = BEAT, .node = n, .body = shorten(b, n, body)},
 	         LATENCY + n->delay);
