@@ -47,7 +47,8 @@ struct peers {
 	void (*stop)(void *context, const struct peer *peer, const struct stop_request *request,
 	             peer_done_fn done, void *done_context);
 	/* Drains a device of the node (reason: why, or NULL), or gives it back. Refused with -ENOENT: there
-	 * is no such slot; with -EIO: the device is broken still. `done` as above. */
+	 * is no such slot; with -EIO: the device is broken still. -EBADMSG: it is done, but the answer
+	 * cannot be read. `done` as above. */
 	void (*set_device)(void *context, const struct peer *peer, int64_t slot, bool drained,
 	                   const char *reason, peer_done_fn done, void *done_context);
 	/* A TCP port that is free on the node at this moment. 0: that is not known without a call; the caller

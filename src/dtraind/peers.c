@@ -272,7 +272,11 @@ static void on_device_set_there(void *context, const struct http_answer *a)
 	struct error err = ERROR_INIT;
 
 	if (a->status == 200) {
-		result.code = device_drained_decode(json, &device, &err);
+		/* Done, but how it is now is not known. */
+		if (device_drained_decode(json, &device, &err) < 0) {
+			result.code = -EBADMSG;
+			error_prefix(&err, "the answer of node %s cannot be read", call->node);
+		}
 		result.message = err.message;
 	} else if (a->status == 0) {
 		result.code = a->error.code == -ECANCELED ? -ECANCELED : -EHOSTUNREACH;

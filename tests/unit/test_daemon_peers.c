@@ -3,12 +3,15 @@
 #include <pwd.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/json.h"
 #include "base/str.h"
 #include "daemon_fixture.h"
+#include "http/server.h"
 
 struct row {
 	const char *method, *target, *body, *user; /* user: as Dtrain-User has it; NULL: nobody's */
@@ -381,6 +384,63 @@ START_TEST(a_device_is_drained_where_it_is)
 END_TEST
 
 /* A new line of the hosts file adds a node at the next HUP. */
+static void answer_nothing(void *context, struct http_request *r)
+{
+	http_reply_json(r, 200, json_object());
+}
+
+/* The service of a node whose answers say nothing, in a process of its own. */
+static pid_t serve_nothing(const struct identity *id, int port)
+{
+	static const struct http_route routes[] = {
+	    {"POST", "/v1/peer/devices/{}/drain", HTTP_PEER, answer_nothing}};
+	struct http_server_options options = {
+	    .routes = routes, .route_count = ARRAY_SIZE(routes), .max_body = 4096};
+	struct http_server *server;
+	struct error err = ERROR_INIT;
+	sd_event *event;
+	int fd;
+	pid_t pid;
+
+	ck_ok(http_bind_tcp("127.0.0.1", port, &fd, &err), &err);
+	pid = fork();
+	ck_assert_int_ge(pid, 0);
+	if (pid == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		if (sd_event_new(&event) < 0 || http_server_create(event, &options, &server, &err) < 0 ||
+		    http_server_listen_tls(server, fd, id, &err) < 0)
+			_exit(1);
+		_exit(sd_event_loop(event) < 0);
+	}
+	close(fd);
+	return pid;
+}
+
+/* As of another version of dtrain: nothing is wrong with the store of this one. */
+START_TEST(the_answer_of_a_node_cannot_be_read)
+{
+	struct raw_request drain = {.method = "POST", .target = "/v1/nodes/n2/devices/0/drain"};
+	struct daemon_setup setup = {.port = daemon_fixture_port()};
+	int port = daemon_fixture_port();
+	_cleanup_free_ char *hosts = str_printf(
+	    "n1 slots=2 addr=127.0.0.1 port=%d\nn2 slots=2 addr=127.0.0.1 port=%d\n", setup.port, port);
+	struct daemon_fixture one;
+	struct raw_answer a;
+	pid_t pid;
+
+	setup.hosts = hosts;
+	daemon_fixture_start(&one, &setup);
+	pid = serve_nothing(one.id, port);
+	a = daemon_ask(&one, NULL, &drain);
+	ck_assert_msg(a.status == 502 && str_eq(a.code, "bad-answer") && strstr(a.body, "node n2"), "%d: %s",
+	              a.status, a.body);
+	free(a.body);
+	kill(pid, SIGKILL);
+	waitpid(pid, NULL, 0);
+	daemon_fixture_teardown(&one);
+}
+END_TEST
+
 START_TEST(a_reload_takes_new_hosts_over)
 {
 	struct daemon_setup setup = {.port = daemon_fixture_port()};
@@ -527,6 +587,7 @@ int main(void)
 	tcase_add_test(c, a_user_is_the_same_on_all_nodes);
 	tcase_add_test(c, administrators_and_root_are_what_the_files_say);
 	tcase_add_test(c, a_device_is_drained_where_it_is);
+	tcase_add_test(c, the_answer_of_a_node_cannot_be_read);
 	tcase_add_test(c, a_reload_takes_new_hosts_over);
 	tcase_add_test(c, a_wrong_address_starts_nothing_on_another_node);
 	return unit_run(s);

@@ -142,8 +142,8 @@ static void answer_device(struct http_request *r, const struct peer_result *resu
 		const char *word;
 	} errors[] = {
 	    {-ENOENT, 404, "no-such-device"},    {-EIO, 409, "broken"},
-	    {-EHOSTUNREACH, 502, "unreachable"}, {-ECANCELED, 503, "stopping"},
-	    {-ENOMEM, 500, "out-of-memory"},
+	    {-EHOSTUNREACH, 502, "unreachable"}, {-EBADMSG, 502, "bad-answer"},
+	    {-ECANCELED, 503, "stopping"},       {-ENOMEM, 500, "out-of-memory"},
 	};
 
 	if (result->code >= 0) {
