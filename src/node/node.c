@@ -535,7 +535,14 @@ int node_start(struct node *node, struct start_request *start, node_started_fn s
 	if (!dir || !logs)
 		return error_oom(err);
 
-	const struct request_place place = {node->config, node->name, dir, logs, slots_devices(node->slots)};
+	const struct request_place place = {
+	    .config = node->config,
+	    .node = node->name,
+	    .dir = dir,
+	    .logs = logs,
+	    .devices = slots_devices(node->slots),
+	    .own_mounts = str_eq(units_method(node->units), "systemd"),
+	};
 
 	return starts_add(node->starts, &q, &place, started, context, err);
 }

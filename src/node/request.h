@@ -51,6 +51,7 @@ struct request_place {
 	const char *dir;  /* the attempt's own directory */
 	const char *logs; /* and that of its logs */
 	const struct devices *devices;
+	bool own_mounts; /* the ranks are in units of systemd, in which the mounts of our own do not hold */
 };
 
 /* "cuda" or "cpu": what the slots need to run it; NULL: nothing, it is the user's own command. */

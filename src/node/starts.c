@@ -159,6 +159,7 @@ static int start_preflight(struct start *x, struct error *err)
 	    .directory = q->config->directory,
 	    .engine = (char *)request_engine(q, &x->place),
 	    .log_dir = config->log_dir,
+	    .own_mounts = x->place.own_mounts,
 	};
 	const char *path = NULL;
 	int r = launcher ? request_program(q, &x->place, &program, &path, err) : error_oom(err);

@@ -29,6 +29,9 @@ struct preflight_request {
 	char *output_dir;  /* optional: not to be checked here */
 	char *offload_dir; /* optional: none */
 	char *log_dir;     /* optional: not to be checked */
+	/* The ranks do not have the mounts of the process that looks, which may be read-only for it alone;
+	 * optional. */
+	bool own_mounts;
 };
 
 MESSAGE_DECLARE(preflight_request)

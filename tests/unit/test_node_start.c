@@ -5,9 +5,11 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <pwd.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -241,6 +243,54 @@ START_TEST(an_output_directory_has_to_be_writable)
 		ck_assert_msg(told.code == (at ? -EACCES : 0) && str_eq(told.message, want), "%s: %s, not %s",
 		              cases[i].dir, told.message, want);
 	}
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
+/* As ProtectSystem of a unit makes directories read-only for the service, and as a disk is for all. */
+START_TEST(a_mount_that_is_read_only_for_the_service_alone_is_no_obstacle)
+{
+	const struct passwd *user = getpwnam("nobody");
+	static const struct {
+		const char *dir;
+		bool own_mounts;
+		int code;
+	} cases[] = {{"mount", true, 0},
+	             {"mount/not/yet", true, 0},
+	             {"mount", false, -EROFS},
+	             {"disk", true, -EROFS},
+	             {"disk", false, -EROFS},
+	             {"mount/closed", true, -EACCES},
+	             {"mount/closed", false, -EACCES}};
+	_cleanup_free_ char *dir = unit_tmpdir(), *mounted = str_path_join(dir, "mount"),
+	                    *disk = str_path_join(dir, "disk"), *closed = str_path_join(mounted, "closed");
+	struct preflight_request preflight = {
+	    .directory = dir, .program = (char *)"/bin/true", .log_dir = dir};
+	struct error err = ERROR_INIT;
+
+	if (geteuid() != 0 || !user || unshare(CLONE_NEWNS) < 0 ||
+	    mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0)
+		return;
+	preflight.user = user->pw_name;
+	preflight.uid = user->pw_uid;
+	ck_ok(file_mkdirs(closed, 0755, &err), &err);
+	ck_ok(file_mkdirs(disk, 0755, &err), &err);
+	ck_assert_int_eq(chmod(dir, 0755) | chmod(mounted, 0777) | chmod(closed, 0555), 0);
+	ck_assert_int_eq(mount(mounted, mounted, NULL, MS_BIND, NULL), 0);
+	ck_assert_int_eq(mount(NULL, mounted, NULL, MS_BIND | MS_REMOUNT | MS_RDONLY, NULL), 0);
+	ck_assert_int_eq(mount("none", disk, "tmpfs", MS_RDONLY, "mode=0777"), 0);
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		struct told told;
+
+		preflight.own_mounts = cases[i].own_mounts;
+		preflight.output_dir = (char *)cases[i].dir;
+		preflight.offload_dir = strchr(cases[i].dir, '/') ? NULL : (char *)cases[i].dir;
+		told = look(&preflight, 20);
+		ck_assert_msg(told.code == cases[i].code, "%s, %d: %s", cases[i].dir, cases[i].own_mounts,
+		              told.message);
+	}
+	umount(mounted);
+	umount(disk);
 	file_remove_tree(dir, NULL);
 }
 END_TEST
@@ -1073,6 +1123,7 @@ int main(void)
 	tcase_add_test(tc, what_the_user_may_not_is_refused);
 	tcase_add_test(tc, an_output_directory_that_is_a_file);
 	tcase_add_test(tc, an_output_directory_has_to_be_writable);
+	tcase_add_test(tc, a_mount_that_is_read_only_for_the_service_alone_is_no_obstacle);
 	tcase_add_test(tc, an_offload_directory_has_to_be_writable);
 	tcase_add_test(tc, a_model_has_to_be_readable);
 	tcase_add_test(tc, what_changes_during_a_preflight_counts);

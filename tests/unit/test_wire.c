@@ -180,7 +180,7 @@ static const char START[] =
 	"{\"user\":\"ada\",\"uid\":1000,\"directory\":\"/home/"                                              \
 	"ada\",\"program\":\"python3\",\"engine\":\"cpu\","                                                  \
 	"\"path\":\"/bin\",\"model\":\"m\",\"output_dir\":\"out\",\"offload_dir\":\"/nvme\",\"log_dir\":\"/" \
-	"var/log/dtrain\"}"
+	"var/log/dtrain\",\"own_mounts\":true}"
 #define USER                                                                                                 \
 	"{\"name\":\"ada\",\"home\":\"/home/ada\",\"shell\":\"/bin/sh\",\"uid\":1000,\"gid\":100,"           \
 	"\"groups\":[100,27],\"change\":true}"
@@ -296,7 +296,7 @@ static const struct sample {
      "\"running\",\"slots\":[0,1]}]}",
      "runs.0.run", "runs.0.slots", NULL},
     {"preflight request", pass_preflight_request, PREFLIGHT, "program", "model", ""},
-    {"preflight request", pass_preflight_request, PREFLIGHT, "uid", "user", ""},
+    {"preflight request", pass_preflight_request, PREFLIGHT, "uid", "own_mounts", ""},
     {"preflight", pass_preflight_line, "{\"step\":\"directory /nfs/x\"}", NULL, "step", ""},
     {"preflight", pass_preflight_line, "{\"user\":" USER "}", "user.shell", "user.groups", "user."},
     {"preflight", pass_preflight_line, "{\"user\":" USER "}", "user.gid", "user.change", ""},

@@ -31,6 +31,7 @@ enum { LOG_SPACE = 16 << 20 };
 struct check {
 	const struct run_user *user;
 	const char *directory, *program, *engine, *path, *model, *output_dir, *offload_dir;
+	bool own_mounts;
 };
 
 static void write_line(const struct preflight_line *answer)
@@ -79,6 +80,39 @@ static int become(const struct run_user *user, struct error *err)
 static int may(const char *path, int mode)
 {
 	return faccessat(AT_FDCWD, path, mode, AT_EACCESS) < 0 ? -errno : 0;
+}
+
+/* The options of the file system itself, behind the dash in its line of mountinfo: those in front of it are
+ * the mount's. */
+static bool is_written_elsewhere(const char *path)
+{
+	_cleanup_free_ char *text = NULL;
+	char start[32], *line, *rest, *options;
+	struct statx st;
+
+	if (statx(AT_FDCWD, path, 0, STATX_MNT_ID, &st) < 0 || !(st.stx_mask & STATX_MNT_ID) ||
+	    file_read("/proc/self/mountinfo", 0, &text, NULL, NULL) < 0)
+		return false;
+	snprintf(start, sizeof start, "%llu ", (unsigned long long)st.stx_mnt_id);
+	for (rest = text; (line = strsep(&rest, "\n"));) {
+		if (!str_starts(line, start))
+			continue;
+		/* " - TYPE SOURCE OPTIONS" */
+		options = strstr(line, " - ");
+		for (int i = 0; i < 3 && options; i++)
+			options = strchr(options + 1, ' ');
+		return options && str_starts(options, " rw");
+	}
+	return false;
+}
+
+/* Where the unit of the service has ProtectSystem, /usr and /etc are read-only mounts for it, and for the
+ * ranks what the machine has them for. */
+static int may_write(const struct check *p, const char *path)
+{
+	int r = may(path, W_OK | X_OK);
+
+	return r == -EROFS && p->own_mounts && is_written_elsewhere(path) ? 0 : r;
 }
 
 static int check_directory(const struct check *p, struct error *err)
@@ -168,7 +202,7 @@ static int check_output(const struct check *p, struct error *err)
 	}
 	if (stat(path, &st) == 0 && !S_ISDIR(st.st_mode))
 		return error_set(err, -ENOTDIR, "output.dir %s: %s is not a directory", p->output_dir, path);
-	r = may(path, W_OK | X_OK);
+	r = may_write(p, path);
 	return r < 0 ? error_errno(err, r, "output.dir %s: %s cannot write to %s", p->output_dir,
 	                           p->user->name, path)
 	             : 0;
@@ -189,7 +223,7 @@ static int check_offload(const struct check *p, struct error *err)
 		r = error_errno(err, -errno, "parallel.offload_dir %s", path);
 	else if (!S_ISDIR(st.st_mode))
 		r = error_set(err, -ENOTDIR, "parallel.offload_dir %s is not a directory", path);
-	else if ((r = may(path, W_OK | X_OK)) < 0)
+	else if ((r = may_write(p, path)) < 0)
 		r = error_errno(err, r, "parallel.offload_dir: %s cannot write to %s", p->user->name, path);
 	if (r == 0)
 		return 0;
@@ -244,6 +278,7 @@ static int check(const struct preflight_request *request, struct error *err)
 	    .model = request->model,
 	    .output_dir = request->output_dir,
 	    .offload_dir = request->offload_dir,
+	    .own_mounts = request->own_mounts,
 	};
 	int r;
 
