@@ -15,6 +15,17 @@ tap "a core file is limited where the run asks for it" is_like "$limits" "Max co
 tap "and there is none by default" is_like "$(run_n1 '-- cat /proc/self/limits' | tr -s ' ')" "Max core file size 0 0"
 node n1 rm /etc/security/limits.d/dtrain-test.conf
 
+# The service sees the files of users as their runs do: what is mounted later, and what is read-only for the service alone.
+node n1 sh -c 'mkdir /srv/late /usr/scratch && mount -t tmpfs late /srv/late && chown alice: /srv/late /usr/scratch'
+tap "a run begins in a directory that was mounted after the start of the service" node n1 runuser -u alice -- sh -c \
+	'cd /srv/late && dtrain submit --wait --set resources.hosts=n1 -- touch x && test -e x'
+tap "and its output may be below /usr" as_alice n1 \
+	'dtrain submit --wait --set resources.nodes=1 --set resources.hosts=n1 --set train.max_steps=1 --set output.dir=/usr/scratch/tiny tiny.conf'
+tap "where a file system is read-only for all, the run is refused" is_like "$(node n1 sh -c 'mkdir /srv/fixed && mount -t tmpfs -o ro,mode=777 fixed /srv/fixed' &&
+	as_alice n1 'dtrain submit --wait --set resources.nodes=1 --set resources.hosts=n1 --set output.dir=/srv/fixed/tiny tiny.conf' 2>&1 || true)" \
+	"alice cannot write to /srv/fixed: Read-only file system"
+node n1 umount /srv/late /srv/fixed
+
 script alice orphan.sh <<-'EOT'
 	setsid --wait sh -c 'env -i setsid sleep 4706 &'
 EOT

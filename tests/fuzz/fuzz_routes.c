@@ -231,9 +231,9 @@ static void check_prometheus(const struct exchange *e)
 
 static void check_lines(const struct exchange *e)
 {
-	const char *text = e->body.data, *end = text + e->body.len, *newline;
+	const char *text = e->body.data ? e->body.data : "", *end = text + e->body.len, *newline;
 
-	for (; text && (newline = memchr(text, '\n', end - text)); text = newline + 1) {
+	for (; (newline = memchr(text, '\n', end - text)); text = newline + 1) {
 		_cleanup_json_ json_t *json = json_loadb(text, newline - text, JSON_DECODE_ANY, NULL);
 
 		if (!json)
