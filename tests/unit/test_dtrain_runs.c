@@ -553,11 +553,11 @@ START_TEST(answers_are_printed_as_json)
 		const struct exchange list[] = {{cases[i].request, cases[i].answer}};
 		_cleanup_(call_release) struct call call =
 		    fixture_exchange(cases[i].command, cases[i].line, list, 1);
-		_cleanup_json_ json_t *printed = json_loads(call.output, 0, NULL),
+		_cleanup_json_ json_t *output = json_loads(call.output, 0, NULL),
 		                      *answer = json_loads(cases[i].answer, 0, NULL);
 
 		ck_assert_msg(
-		    json_equal(printed, cases[i].part ? json_object_get(answer, cases[i].part) : answer),
+		    json_equal(output, cases[i].part ? json_object_get(answer, cases[i].part) : answer),
 		    "%s: %s", cases[i].line, call.output);
 		ck_assert_msg(call.status == cases[i].status, "%s: %d", cases[i].line, call.status);
 	}

@@ -487,7 +487,7 @@ START_TEST(a_native_rank_on_gpus_is_described)
 	                                     .socket = (char *)"/r/sock",
 	                                     .port_low = 30000,
 	                                     .port_high = 30010};
-	const struct request_place place = {&config, "n2", "/r/attempts/7.4", "/l", &devices};
+	const struct request_place place = {&config, "n2", "/r/attempts/7.4", "/l", &devices, false};
 	int64_t groups[] = {100, 4711};
 	const struct run_user user = {.change = true,
 	                              .name = (char *)"ada",
