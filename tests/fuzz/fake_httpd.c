@@ -79,10 +79,10 @@ void users_destroy(struct users *u)
 {
 }
 
-bool users_find(struct users *u, uid_t uid, const char **name)
+int users_find(struct users *u, uid_t uid, const char **name)
 {
 	*name = u->caller->user;
-	return true;
+	return 1;
 }
 
 bool users_is_admin(const struct users *u, uid_t uid)

@@ -364,7 +364,7 @@ START_TEST(a_commit_that_lacks_something_is_none)
 		_cleanup_(run_freep) struct run *back = NULL, *none = NULL;
 
 		ck_ok(store_insert(s, other, "{}", &err), &err);
-		run_set_reason(r, reason);
+		run_set_reason(r, "%s", reason);
 		memory_refused = false;
 		memory_left = n;
 		store_update(s, r);
