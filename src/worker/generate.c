@@ -322,13 +322,18 @@ static int print_answer(struct generation *g, size_t index, struct error *err)
 {
 	struct sequence *s = &g->sequences[index];
 	json_t *object = g->file.items[index].object;
-	_cleanup_free_ char *answer = strndup(s->text + s->begin, s->done - s->begin), *line = NULL;
+	size_t len = s->done - s->begin;
+	_cleanup_free_ char *answer = malloc(len + 1), *line = NULL;
 	const char *reason = s->ended_by_id || s->ended_by_string ? "stop" : "length";
 
 	if (!answer)
 		return error_oom(err);
-	str_make_utf8(answer);
-	if (json_object_set_new(object, "completion", json_string(answer)) < 0 ||
+	memcpy(answer, s->text + s->begin, len);
+	answer[len] = '\0';
+	/* A model may write any character, also the one that ends a string of C. */
+	for (size_t at = 0; at < len; at += strlen(answer + at) + 1)
+		str_make_utf8(answer + at);
+	if (json_object_set_new(object, "completion", json_stringn(answer, len)) < 0 ||
 	    json_object_set_new(object, "finish_reason", json_string(reason)) < 0 ||
 	    !(line = json_to_string(object)))
 		return error_oom(err);

@@ -177,6 +177,18 @@ def generation():
     assert got[0] != got[1]
     alone = run(directory, {"prompt": "Hello", "temperature": 1.5, "seed": 43})
     assert got[1] + "\n" == alone, (got, alone)
+    # Any character may be in a text, also the one that ends a string of C: here all ids are as likely.
+    any_id = f"{tmp}/any"
+    shutil.copytree(directory, any_id)
+    with torch.no_grad():
+        changed.lm_head.weight.zero_()
+    changed.save_pretrained(any_id)
+    with open(f"{tmp}/same.txt", "w") as f:
+        f.write("Hello\n" * 60)
+    got = [o["completion"] for o in run_file(any_id, {"prompts": "same.txt", "batch": 60, "temperature": 1.0})]
+    nul = next(i for i, text in enumerate(got) if "\0" in text[:-1])
+    ids = ["?" if c == "\ufffd" else c for c in run(any_id, {"prompt": "Hello", "temperature": 1.0, "seed": 42 + nul})[:-1]]
+    assert ["?" if c == "\ufffd" else c for c in got[nul]] == ids, (got[nul], ids)
     # An adapter that does not fit.
     tensors["base_model.model.lm_head.weight"] = value(4, 4)
     save_file(tensors, f"{adapter}/adapter_model.safetensors")
