@@ -71,15 +71,15 @@ static int fill(struct safetensors *safetensors, const char *name, const struct 
 
 	if (!t)
 		return error_set(err, -EINVAL, "%s is missing", name);
-	if (is_turned(t, p)) {
-		r = tensor_turned_to_f32(t, first, n, out, err);
-	} else {
-		r = tensor_to_f32(t, first, n, out, err);
-		/* Else a rank would need the memory of its model twice while it loads it. */
+	r = is_turned(t, p) ? tensor_turned_to_f32(t, first, n, out, err)
+	                    : tensor_to_f32(t, first, n, out, err);
+	if (r < 0)
+		return r;
+	/* Else a rank would need the memory of its model twice while it loads it. The elements of a matrix
+	 * that lies turned are all over it. */
+	if (!is_turned(t, p))
 		safetensors_release(safetensors, t, first, n);
-	}
-	return r < 0 ? r
-	             : parameters_check_finite(t->name, safetensors_file(safetensors, t), first, out, n, err);
+	return parameters_check_finite(t->name, safetensors_file(safetensors, t), first, out, n, err);
 }
 
 int parameters_fill(void *safetensors, const struct model_parameter *p, int64_t first, int64_t n, float *out,

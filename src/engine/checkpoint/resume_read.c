@@ -155,7 +155,8 @@ static int take_tensor(struct reading *g, const struct safetensors *st, const st
 		struct range piece = {part.which, part.parameter, part.first + at, MIN(part.n - at, PIECE)};
 
 		r = tensor_to_f32(t, piece.first - range->first, piece.n, g->piece, err);
-		safetensors_release(st, t, piece.first - range->first, piece.n);
+		if (r == 0)
+			safetensors_release(st, t, piece.first - range->first, piece.n);
 		if (r == 0)
 			r = take(g, &piece, name, file, g->piece, &infinite, err);
 		if (r == 0 && send)

@@ -53,8 +53,8 @@ DEFINE_CLEANUP(struct safetensors *, safetensors_close)
 
 /* The file that holds a tensor of the set; "" where it was parsed from memory. */
 const char *safetensors_file(const struct safetensors *st, const struct tensor *t);
-/* Elements [first, first + n) of a tensor are not needed for now: their memory is given back, and they are
- * read from the file again where they are used after all. */
+/* Elements [first, first + n), which the tensor has, are not needed for now: their memory is given back, and
+ * they are read from the file again where they are used after all. */
 void safetensors_release(const struct safetensors *st, const struct tensor *t, int64_t first, int64_t n);
 size_t safetensors_count(const struct safetensors *st);
 const struct tensor *safetensors_at(const struct safetensors *st, size_t i); /* by name order within a file */
