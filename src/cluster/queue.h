@@ -17,8 +17,8 @@ struct queue {
 int queue_push(struct queue *q, struct run *r, struct error *err);
 struct run *queue_find(const struct queue *q, int64_t id);
 struct run *queue_take(struct queue *q, int64_t id); /* out of it, the caller's; NULL: not there */
-/* A run of the queue has got parts or lost parts. The list does not move under who goes through it by index
- * upwards, but may grow. */
+/* A run of the queue has got parts or lost parts. Whoever goes through the list by index upwards meanwhile
+ * passes over no run. */
 void queue_note_placed(struct queue *q, struct run *r);
 void queue_drop_unplaced(struct queue *q);
 void queue_clear(struct queue *q);

@@ -31,10 +31,24 @@ static void keep_slots(struct sched_node *nodes, size_t count, int64_t run, cons
 		}
 }
 
-int sched_nodes_build(struct controller *c, struct sched_node **out, struct error *err)
+struct sched_node *sched_nodes_capacity(struct controller *c)
 {
 	size_t n = members_count(c->members);
 	struct sched_node *nodes = calloc(n + 1, sizeof(*nodes));
+
+	for (size_t i = 0; nodes && i < n; i++) {
+		const struct member *m = members_get(c->members, i);
+
+		nodes[i] = (struct sched_node){
+		    .name = m->name, .slots = m->slots, .kind = member_kind(m), .awaited = member_awaited(m)};
+	}
+	return nodes;
+}
+
+int sched_nodes_build(struct controller *c, struct sched_node **out, struct error *err)
+{
+	size_t n = members_count(c->members);
+	struct sched_node *nodes = sched_nodes_capacity(c);
 	double now = controller_now(c);
 
 	*out = nodes;
@@ -43,18 +57,12 @@ int sched_nodes_build(struct controller *c, struct sched_node **out, struct erro
 	for (size_t i = 0; i < n; i++) {
 		struct member *m = members_get(c->members, i);
 
-		nodes[i] = (struct sched_node){
-		    .name = m->name,
-		    .up = m->up && !m->removed && !m->shutting_down && now >= m->backoff_until,
-		    .drained = m->drained,
-		    .slots = m->slots,
-		    .taken = calloc(m->slots + 1, sizeof(bool)),
-		    .kept_for = calloc(m->slots + 1, sizeof(*nodes[i].kept_for)),
-		    .broken = member_drained_slots(m),
-		    .links = member_links(m),
-		    .kind = member_kind(m),
-		    .awaited = member_awaited(m),
-		};
+		nodes[i].up = m->up && !m->removed && !m->shutting_down && now >= m->backoff_until;
+		nodes[i].drained = m->drained;
+		nodes[i].taken = calloc(m->slots + 1, sizeof(bool));
+		nodes[i].kept_for = calloc(m->slots + 1, sizeof(*nodes[i].kept_for));
+		nodes[i].broken = member_drained_slots(m);
+		nodes[i].links = member_links(m);
 		if (!nodes[i].taken || !nodes[i].kept_for)
 			return error_oom(err);
 		for (size_t k = 0; k < m->slots; k++)
@@ -77,20 +85,6 @@ int sched_nodes_build(struct controller *c, struct sched_node **out, struct erro
 		for (size_t k = 0; k < c->queue.list[q]->spare_count; k++)
 			keep_slots(nodes, n, c->queue.list[q]->id, &c->queue.list[q]->spares[k]);
 	return 0;
-}
-
-struct sched_node *sched_nodes_capacity(struct controller *c)
-{
-	size_t n = members_count(c->members);
-	struct sched_node *nodes = calloc(n + 1, sizeof(*nodes));
-
-	for (size_t i = 0; nodes && i < n; i++) {
-		const struct member *m = members_get(c->members, i);
-
-		nodes[i] = (struct sched_node){
-		    .name = m->name, .slots = m->slots, .kind = member_kind(m), .awaited = member_awaited(m)};
-	}
-	return nodes;
 }
 
 void sched_nodes_free(struct sched_node *nodes)

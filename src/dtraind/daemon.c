@@ -138,29 +138,9 @@ static void raise_descriptor_limit(void)
 	}
 }
 
-static void on_node_report(void *context, const struct report *report)
-{
-	struct daemon *d = context;
-
-	/* What comes while the node is being set up, the first heartbeat says again. */
-	if (d->heartbeats)
-		heartbeats_report(d->heartbeats, report);
-}
-
-static void on_devices_changed(void *context)
-{
-	struct daemon *d = context;
-
-	if (d->heartbeats)
-		heartbeats_send(d->heartbeats);
-	/* A report may have brought the devices already, then the heartbeat is no news. */
-	if (d->controller)
-		controller_reschedule(d->controller);
-}
-
 static int setup_node(struct daemon *d, struct error *err)
 {
-	struct node_callbacks callbacks = {d, on_node_report, on_devices_changed};
+	struct node_callbacks callbacks = heartbeats_of_node(d);
 
 	return node_create(d->event, d->settings->config, d->settings->name, d->settings->hosts_slots,
 	                   &callbacks, &d->node, err);

@@ -465,3 +465,28 @@ void heartbeats_destroy(struct heartbeats *l)
 	free(l->pending);
 	free(l);
 }
+
+static void on_node_report(void *context, const struct report *report)
+{
+	struct daemon *d = context;
+
+	/* What comes while the node is being set up, the first heartbeat says again. */
+	if (d->heartbeats)
+		heartbeats_report(d->heartbeats, report);
+}
+
+static void on_devices_changed(void *context)
+{
+	struct daemon *d = context;
+
+	if (d->heartbeats)
+		heartbeats_send(d->heartbeats);
+	/* A report may have brought the devices already, then the heartbeat is no news. */
+	if (d->controller)
+		controller_reschedule(d->controller);
+}
+
+struct node_callbacks heartbeats_of_node(struct daemon *d)
+{
+	return (struct node_callbacks){d, on_node_report, on_devices_changed};
+}

@@ -6,10 +6,14 @@
 #pragma once
 
 #include "dtraind/daemon.h"
+#include "node/node.h"
 
 int heartbeats_create(struct daemon *d, struct heartbeats **out, struct error *err);
 void heartbeats_destroy(struct heartbeats *l);
-/* The node's callback: an attempt here has changed. */
+/* What this node calls when an attempt or a device of it has changed. The heartbeats may be created after it.
+ */
+struct node_callbacks heartbeats_of_node(struct daemon *d);
+/* An attempt here has changed. */
 void heartbeats_report(struct heartbeats *l, const struct report *report);
 int64_t heartbeats_sequence(const struct heartbeats *l); /* of the last heartbeat */
 void heartbeats_send(struct heartbeats *l);              /* one now */

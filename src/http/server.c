@@ -26,7 +26,7 @@ enum {
 	LONGEST_PAUSE = 20,    /* milliseconds */
 	PENDING_USEC = 20,     /* some times what it takes to try a connection in vain */
 	MANY_PENDING = 32,
-	IDLE_USEC = 1000000,
+	IDLE_USEC = 1000000, /* a time-out from there on is that of idle connections */
 };
 
 static const MHD_UNSIGNED_LONG_LONG NEVER = -1;

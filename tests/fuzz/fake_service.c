@@ -414,24 +414,6 @@ struct httpd *fake_service_httpd(struct fake_service *s)
 	return s->httpd;
 }
 
-static void on_node_report(void *context, const struct report *report)
-{
-	struct daemon *d = context;
-
-	if (d->heartbeats)
-		heartbeats_report(d->heartbeats, report);
-}
-
-static void on_devices_changed(void *context)
-{
-	struct daemon *d = context;
-
-	if (d->heartbeats)
-		heartbeats_send(d->heartbeats);
-	if (d->controller)
-		controller_reschedule(d->controller);
-}
-
 static void read_settings(struct daemon *d, const char *dir)
 {
 	static const char hosts[] = "n1 slots=2 addr=127.0.0.1\nn2 slots=2 addr=127.0.0.2 submit\n";
@@ -505,7 +487,7 @@ struct fake_service *fake_service_create(const char *dir, const char *store)
 {
 	struct fake_service *s = calloc(1, sizeof(*s));
 	struct daemon *d = &s->daemon;
-	struct node_callbacks callbacks = {d, on_node_report, on_devices_changed};
+	struct node_callbacks callbacks = heartbeats_of_node(d);
 	struct http_server_options options = {.routes = route_table,
 	                                      .route_count = route_table_count,
 	                                      .context = d,

@@ -35,6 +35,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "dtraind/routes/routes.h"
+#include "dtraind/routes/table.h"
 #include "fake_service.h"
 #include "http/internal.h"
 #include "wire/submission_key.h"
@@ -55,7 +56,7 @@ enum {
 	ALICE = 1000,
 	BOB,
 	CAROL,
-	NOBODY,
+	NAMELESS,
 };
 
 static const struct caller {
@@ -71,7 +72,7 @@ static const struct caller {
     {'a', false, NULL, ALICE, "alice", false, NULL},
     {'b', false, NULL, BOB, "bob", false, NULL},
     {'g', false, NULL, CAROL, "carol", true, NULL},
-    {'u', false, NULL, NOBODY, NULL, false, NULL},
+    {'u', false, NULL, NAMELESS, NULL, false, NULL},
     {'k', true, NULL, -1, NULL, false, NULL},
     {'1', true, "n1", -1, NULL, false, NULL},
     {'2', true, "n2", -1, NULL, false, NULL},
@@ -125,6 +126,7 @@ static const struct rule {
     {route_peer_stop, CONTROLLER, AT_ONCE},
     {route_peer_reports, SERVICE, AT_ONCE},
     {route_peer_heartbeat, SERVICE, AT_ONCE},
+    {route_peer_short_heartbeat, SERVICE, AT_ONCE},
     {route_peer_drain, CONTROLLER, THREAD},
     {route_peer_resume, CONTROLLER, THREAD},
     {route_peer_logs, CONTROLLER, AT_ONCE},
@@ -160,13 +162,23 @@ static void finding(const struct exchange *e, const char *what)
 	abort();
 }
 
-static const struct rule *find_rule(const struct exchange *e)
+static const struct rule *find_rule(http_handler handler)
 {
 	for (size_t i = 0; i < ARRAY_SIZE(rules); i++)
-		if (rules[i].handler == e->route->handler)
+		if (rules[i].handler == handler)
 			return &rules[i];
-	finding(e, "the route is not in the table of this test");
 	return NULL;
+}
+
+static void require_rules(void)
+{
+	for (size_t i = 0; i < route_table_count; i++) {
+		if (find_rule(route_table[i].handler))
+			continue;
+		fprintf(stderr, "fuzz_routes: %s %s is not in the table of this test\n",
+		        route_table[i].method, route_table[i].pattern);
+		abort();
+	}
 }
 
 /* ---- what is true of an answer ---- */
@@ -275,7 +287,7 @@ static bool may_see_secret(const struct sent *s)
 static void check(const struct sent *s)
 {
 	const struct exchange *e = s->exchange;
-	const struct rule *rule = e->route ? find_rule(e) : NULL;
+	const struct rule *rule = e->route ? find_rule(e->route->handler) : NULL;
 
 	if (e->status == 0 || is_passed_on(e))
 		return; /* it waits, as it may */
@@ -314,7 +326,7 @@ static bool waits(const struct exchange *e, const struct rule *rule)
 
 static void await_answer(const struct exchange *e)
 {
-	const struct rule *rule = e->route ? find_rule(e) : NULL;
+	const struct rule *rule = e->route ? find_rule(e->route->handler) : NULL;
 
 	fake_service_settle(world.service);
 	if (e->status || (rule && waits(e, rule)))
@@ -493,6 +505,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
 	const char *place = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
 
+	require_rules();
 	turn_off_leak_detection(argc, argv);
 	/* What is written is of no interest, and the order of keys in objects is the same each time. */
 	log_init("fuzz", -1);

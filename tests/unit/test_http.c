@@ -1061,7 +1061,8 @@ START_TEST(a_head_has_a_deadline)
 }
 END_TEST
 
-/* Nobody connects before the socket has its group and its mode; one that another service has is not taken. */
+/* No client connects before the socket has its group and its mode; a socket that another service has is not
+ * taken. */
 START_TEST(a_socket_has_a_group_and_a_mode)
 {
 	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_path_join(dir, "socket"), *longest = NULL,

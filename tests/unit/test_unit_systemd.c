@@ -475,7 +475,7 @@ START_TEST(the_end_of_a_service_says_why)
 }
 END_TEST
 
-/* A machine that shuts down ends all services: nobody has stopped this one. */
+/* A machine that shuts down ends all services: no administrator has stopped this one. */
 START_TEST(who_stops_a_service_is_told_from_a_shutdown)
 {
 	static const char *const states[] = {"stopping", "running", "degraded", NULL};

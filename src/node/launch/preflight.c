@@ -82,9 +82,9 @@ static int may(const char *path, int mode)
 	return faccessat(AT_FDCWD, path, mode, AT_EACCESS) < 0 ? -errno : 0;
 }
 
-/* The options of the file system itself, behind the dash in its line of mountinfo: those in front of it are
- * the mount's. */
-static bool is_written_elsewhere(const char *path)
+/* Whether the file system itself is writable: its options are behind the dash in its line of mountinfo, those
+ * of the mount in front of it. */
+static bool is_read_only_here_alone(const char *path)
 {
 	_cleanup_free_ char *text = NULL;
 	char start[32], *line, *rest, *options;
@@ -93,7 +93,7 @@ static bool is_written_elsewhere(const char *path)
 	if (statx(AT_FDCWD, path, 0, STATX_MNT_ID, &st) < 0 || !(st.stx_mask & STATX_MNT_ID) ||
 	    file_read("/proc/self/mountinfo", 0, &text, NULL, NULL) < 0)
 		return false;
-	snprintf(start, sizeof start, "%llu ", (unsigned long long)st.stx_mnt_id);
+	snprintf(start, sizeof(start), "%llu ", (unsigned long long)st.stx_mnt_id);
 	for (rest = text; (line = strsep(&rest, "\n"));) {
 		if (!str_starts(line, start))
 			continue;
@@ -112,7 +112,7 @@ static int may_write(const struct check *p, const char *path)
 {
 	int r = may(path, W_OK | X_OK);
 
-	return r == -EROFS && p->own_mounts && is_written_elsewhere(path) ? 0 : r;
+	return r == -EROFS && p->own_mounts && is_read_only_here_alone(path) ? 0 : r;
 }
 
 static int check_directory(const struct check *p, struct error *err)

@@ -36,7 +36,7 @@ static void matrix_products(int64_t out, int64_t in, int64_t tokens, struct prod
 	p[2] = (struct product){in, out, tokens};
 }
 
-#define MATRICES 6
+enum { HEAD = 4, OPTIMIZER, MATRICES };
 /* Those of a block, with fused matrices, those of the head, and the optimizer's. */
 static void all_products(const struct device_shapes *s, struct product p[MATRICES][3])
 {
@@ -46,12 +46,12 @@ static void all_products(const struct device_shapes *s, struct product p[MATRICE
 	matrix_products(s->hidden, q, s->tokens, p[1]);
 	matrix_products(2 * (int64_t)s->intermediate, s->hidden, s->tokens, p[2]);
 	matrix_products(s->hidden, s->intermediate, s->tokens, p[3]);
-	matrix_products(s->vocab, s->hidden, s->logits_rows, p[4]);
-	p[5][0] = p[5][1] = p[5][2] = (struct product){0};
+	matrix_products(s->vocab, s->hidden, s->logits_rows, p[HEAD]);
+	p[OPTIMIZER][0] = p[OPTIMIZER][1] = p[OPTIMIZER][2] = (struct product){0};
 	if (s->orthogonalizes)
-		matrix_products(s->hidden, s->hidden, s->intermediate, p[5]);
-	for (int i = 0; i < 5; i++)
-		if (i == 4 ? s->frozen_head : s->frozen_blocks)
+		matrix_products(s->hidden, s->hidden, s->intermediate, p[OPTIMIZER]);
+	for (int i = 0; i <= HEAD; i++)
+		if (i == HEAD ? s->frozen_head : s->frozen_blocks)
 			p[i][2] = (struct product){0};
 }
 
