@@ -440,8 +440,8 @@ START_TEST(libraries_copy_nothing_of_what_is_frozen)
 	head = cpu_packing_bytes(&s, 1, true);
 	s.frozen_blocks = true;
 	none = cpu_packing_bytes(&s, 1, true);
-	if (_i ==
-	    0) /* Of the head's gradient, 256 rows of 32000; then of gate's and up's, 4096 columns of 256. */
+	/* Of the head's gradient, 256 rows of 32000; then of gate's and up's, 4096 columns of 256. */
+	if (_i == 0)
 		ck_assert_uint_eq(whole - head, (32000 - 4096) * 256 * sizeof(float));
 	ck_assert_uint_le(head, whole);
 	ck_assert_uint_lt(none, head);
