@@ -419,7 +419,8 @@ static void read_settings(struct daemon *d, const char *dir)
 	static const char hosts[] = "n1 slots=2 addr=127.0.0.1\nn2 slots=2 addr=127.0.0.2 submit\n";
 	_cleanup_free_ char *text = str_printf(
 	    "node = \"n1\"; controller = \"n1\"; socket = \"%s/socket\"; runtime_dir = \"%s/run\"; "
-	    "state_dir = \"%s/state\"; log_dir = \"%s/log\"; worker_dir = \"%s\"; cpu_slots = 2;",
+	    "state_dir = \"%s/state\"; log_dir = \"%s/log\"; worker_dir = \"%s\"; cpu_slots = 2; "
+	    "allow_root = false;",
 	    dir, dir, dir, dir, dir);
 	struct settings *settings = calloc(1, sizeof(*settings));
 	struct error err = ERROR_INIT;
