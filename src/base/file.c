@@ -16,6 +16,8 @@
 
 #include "base/str.h"
 
+enum { LEAST_BUFFER = 4096 };
+
 /* O_NONBLOCK: without it, opening a pipe would wait until another process opens it to write. */
 int file_open_regular(const char *path, struct stat *st, struct error *err)
 {
@@ -46,8 +48,9 @@ static bool wait_readable(int fd)
 static int read_rest(int fd, const char *path, size_t size, size_t max, char **data, size_t *len,
                      struct error *err)
 {
-	/* One byte more than expected, so that a regular file needs no second allocation; pipes grow. */
-	size_t cap = size + 2, n = 0;
+	/* One byte more than expected, so that a regular file needs no second allocation; pipes and the
+	 * files of /proc and /sys, whose size is 0, grow. */
+	size_t cap = MAX(size, (size_t)LEAST_BUFFER) + 2, n = 0;
 	_cleanup_free_ char *buf = malloc(cap);
 
 	if (!buf)

@@ -49,6 +49,11 @@ const char *json_real_text(char *buf, size_t size, double v)
 		snprintf(buf, size, "null");
 		return buf;
 	}
+	/* Most of a configuration are integers, which are exact below 1e15. */
+	if (v == trunc(v) && fabs(v) < 1e15) {
+		snprintf(buf, size, "%.1f", v);
+		return buf;
+	}
 	/* What 15 digits can tell has no other text as short or shorter, but for zeros at its end; numbers
 	 * below DBL_MIN have fewer bits than that. */
 	if (fabs(v) < DBL_MIN) {

@@ -26,9 +26,22 @@ const char *const keys_type_words[] = {
     [KEY_DURATION] = "a number of seconds or a time such as \"90m\" or \"1h30m\"",
 };
 
+/* What fits of a text at position n of a buffer; returns the position behind it. */
+static size_t put_text(char *buf, size_t size, size_t n, const char *text)
+{
+	size_t len = MIN(strlen(text), size - 1 - n);
+
+	memcpy(buf + n, text, len);
+	buf[n + len] = '\0';
+	return n + len;
+}
+
+/* Without printf: every start names some hundred keys several times. */
 const char *keys_name(const struct key *k, char *buf, size_t size)
 {
-	snprintf(buf, size, "%s%s%s", k->section ? k->section : "", k->section ? "." : "", k->name);
+	size_t n = k->section ? put_text(buf, size, put_text(buf, size, 0, k->section), ".") : 0;
+
+	put_text(buf, size, n, k->name);
 	return buf;
 }
 

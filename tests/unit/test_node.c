@@ -628,12 +628,15 @@ static void put(const char *name, const char *text)
 static int64_t run_out_of_memory(int fd)
 {
 	enum { BYTES = 512 << 20 };
+	_cleanup_free_ char *counter = NULL;
 	int64_t before = -1;
 	int status = 0;
 	pid_t child;
 
-	if (write(fd, "0", 1) == 1)
-		before = cgroup_oom_kills();
+	if (write(fd, "0", 1) == 1) {
+		counter = cgroup_oom_file();
+		before = cgroup_oom_kills(counter);
+	}
 	child = fork();
 	if (child == 0) {
 		void *p = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -643,7 +646,7 @@ static int64_t run_out_of_memory(int fd)
 		_exit(0);
 	}
 	waitpid(child, &status, 0);
-	return before >= 0 && WIFSIGNALED(status) ? cgroup_oom_kills() - before : -1;
+	return before >= 0 && WIFSIGNALED(status) ? cgroup_oom_kills(counter) - before : -1;
 }
 
 /* Where the memory controller is one of version 1, and root may make groups there. */

@@ -263,6 +263,53 @@ START_TEST(limits_of_a_group_are_written)
 }
 END_TEST
 
+/* Of controllers that the service's own group has not, nothing is written: the kernel holds up all forks of the machine for a write that it
+ * then refuses. */
+START_TEST(controllers_that_are_not_there_are_left_alone)
+{
+	const struct {
+		const char *controllers;
+		int result;
+		const char *memory, *on;
+	} cases[] = {{"cpu io\n", -ENOTSUP, "", ""},
+	             {"memory_of_another\n", -ENOTSUP, "", ""},
+	             {"cpu memory\n", 0, "123", ""},
+	             {"memory\n", 0, "123", ""}};
+	_cleanup_free_ char *group = fixture_path(&f, "base/run"), *has = fixture_path(&f, "cgroup.controllers");
+	_cleanup_free_ char *limit = fixture_path(&f, "base/run/memory.max"), *text = NULL, *switched = NULL;
+	_cleanup_free_ char *on = fixture_path(&f, "cgroup.subtree_control");
+	const struct cgroup_limits limits = {123, UINT64_MAX, NULL};
+	struct error err = ERROR_INIT;
+
+	ck_ok(file_mkdirs(group, 0755, &err), &err);
+	ck_ok(file_write_atomic(has, cases[_i].controllers, strlen(cases[_i].controllers), 0644, &err), &err);
+	ck_ok(file_write_atomic(limit, "", 0, 0644, &err), &err);
+	ck_ok(file_write_atomic(on, "", 0, 0644, &err), &err);
+	ck_assert_int_eq(cgroup_limit(group, &limits), cases[_i].result);
+	ck_ok(file_read(limit, 0, &text, NULL, &err), &err);
+	ck_assert_str_eq(text, cases[_i].memory);
+	ck_ok(file_read(on, 0, &switched, NULL, &err), &err);
+	ck_assert_str_eq(switched, cases[_i].on);
+}
+END_TEST
+
+/* The parent of both has it, but has not switched it on: that is asked for, from above. */
+START_TEST(controllers_that_are_there_are_switched_on)
+{
+	_cleanup_free_ char *group = fixture_path(&f, "base/run"), *has = fixture_path(&f, "cgroup.controllers");
+	_cleanup_free_ char *on = fixture_path(&f, "cgroup.subtree_control"), *text = NULL;
+	const struct cgroup_limits limits = {123, UINT64_MAX, NULL};
+	struct error err = ERROR_INIT;
+
+	ck_ok(file_mkdirs(group, 0755, &err), &err);
+	ck_ok(file_write_atomic(has, "memory pids\n", 12, 0644, &err), &err);
+	ck_ok(file_write_atomic(on, "", 0, 0644, &err), &err);
+	ck_assert_int_eq(cgroup_limit(group, &limits), -ENOTSUP); /* no file memory.max comes of it here */
+	ck_ok(file_read(on, 0, &text, NULL, &err), &err);
+	ck_assert_str_eq(text, "+memory");
+}
+END_TEST
+
 /* Limits of a session of PAM, in a process of its own: 0, or an error's code. */
 static int limits_of_session(const char *directory, struct error *err)
 {
@@ -315,6 +362,8 @@ int main(void)
 	tcase_add_loop_test(tc, there_are_core_files_only_where_the_run_asks, 0, 2);
 	tcase_add_test(tc, limits_follow_the_slots);
 	tcase_add_test(tc, limits_of_a_group_are_written);
+	tcase_add_loop_test(tc, controllers_that_are_not_there_are_left_alone, 0, 4);
+	tcase_add_test(tc, controllers_that_are_there_are_switched_on);
 	tcase_add_test(tc, a_session_has_the_limits_of_pam);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);

@@ -25,13 +25,13 @@
 /* For how long a group is tried to be made while others remove its parent. */
 enum { CREATE_SECONDS = 2 };
 
-/* Whether a list that is separated by commas has this word. */
+/* Whether a list that is separated by commas or spaces has this word. */
 static bool has_word(const char *list, const char *word)
 {
 	size_t len = strlen(word);
 
-	for (; *list; list += strcspn(list, ","), list += *list == ',')
-		if (strcspn(list, ",\n") == len && strncmp(list, word, len) == 0)
+	for (; *list; list += strcspn(list, ", "), list += *list != '\0')
+		if (strcspn(list, ", \n") == len && strncmp(list, word, len) == 0)
 			return true;
 	return false;
 }
@@ -120,60 +120,89 @@ static int write_file(const char *path, const char *name, const char *text)
 	return fd < 0 || write(fd, text, strlen(text)) < 0 ? -errno : 0;
 }
 
-/* Those that its parent has switched on for it. */
-static int limit_one(const char *path, const char *controller, const char *name, const char *value)
+/* The controllers that the group of the service has, which are all that its groups can have; owned by the
+ * caller. */
+static char *read_controllers(const char *base)
 {
-	_cleanup_free_ char *below = strdup(path), *base = NULL, *on = str_printf("+%s", controller);
+	_cleanup_free_ char *file = str_printf("%s/../cgroup.controllers", base), *text = NULL;
 
-	if (!below || !on)
+	return file && file_read(file, 4096, &text, NULL, NULL) == 0 ? steal_pointer(text) : NULL;
+}
+
+/* A group and the one around it: of an attempt, and of all attempts of a service. */
+struct groups {
+	const char *path, *base;
+	const char *controllers; /* that can be switched on for them, separated by spaces; NULL: not known */
+};
+
+static int limit_one(const struct groups *g, const char *controller, const char *name, const char *value)
+{
+	_cleanup_free_ char *on = str_printf("+%s", controller), *above = str_printf("%s/..", g->base);
+
+	if (!on || !above)
 		return -ENOMEM;
-	if (write_file(path, name, value) == 0)
+	/* A write that must fail holds up all of the machine's forks. */
+	if (g->controllers && !has_word(g->controllers, controller))
+		return -ENOTSUP;
+	/* Its parent may have switched it on already. */
+	if (write_file(g->path, name, value) == 0)
 		return 0;
-	base = strdup(dirname(below));
-	if (!base)
-		return -ENOMEM;
 	/* From the group of the service down. It is refused where processes are in that itself, unless it is
 	 * the root. */
-	write_file(dirname(below), "cgroup.subtree_control", on);
-	write_file(base, "cgroup.subtree_control", on);
-	return write_file(path, name, value);
+	write_file(above, "cgroup.subtree_control", on);
+	write_file(g->base, "cgroup.subtree_control", on);
+	return write_file(g->path, name, value);
 }
 
 int cgroup_limit(const char *path, const struct cgroup_limits *limits)
 {
+	_cleanup_free_ char *copy = strdup(path), *controllers = NULL;
+	struct groups groups = {.path = path};
 	char number[24];
 	int r = 0;
 
+	if (!copy)
+		return -ENOMEM;
+	groups.base = dirname(copy);
+	groups.controllers = controllers = read_controllers(groups.base);
 	snprintf(number, sizeof(number), "%llu", (unsigned long long)limits->memory);
-	if (limits->memory != UINT64_MAX && limit_one(path, "memory", "memory.max", number) < 0)
+	if (limits->memory != UINT64_MAX && limit_one(&groups, "memory", "memory.max", number) < 0)
 		r = -ENOTSUP;
 	snprintf(number, sizeof(number), "%llu", (unsigned long long)limits->tasks);
-	if (limits->tasks != UINT64_MAX && limit_one(path, "pids", "pids.max", number) < 0)
+	if (limits->tasks != UINT64_MAX && limit_one(&groups, "pids", "pids.max", number) < 0)
 		r = -ENOTSUP;
-	if (limits->cpus && limit_one(path, "cpuset", "cpuset.cpus", limits->cpus) < 0)
+	if (limits->cpus && limit_one(&groups, "cpuset", "cpuset.cpus", limits->cpus) < 0)
 		r = -ENOTSUP;
 	return r;
 }
 
-/* The number behind "oom_kill" in this file of our own group. */
-static int64_t read_oom_kills(const char *controller, const char *name)
+int64_t cgroup_oom_kills(const char *file)
 {
-	_cleanup_free_ char *mount = find_mount(controller), *own = find_own(controller), *text = NULL;
-	_cleanup_free_ char *file = mount && own ? str_printf("%s%s/%s", mount, own, name) : NULL;
+	_cleanup_free_ char *text = NULL;
 	const char *line;
 	long long n;
 
-	if (!file || strstr(own, "/..") || file_read(file, 4096, &text, NULL, NULL) < 0)
+	if (!file || file_read(file, 4096, &text, NULL, NULL) < 0)
 		return -1;
 	line = strstr(text, "oom_kill ");
 	return line && sscanf(line, "oom_kill %lld", &n) == 1 ? n : -1;
 }
 
-int64_t cgroup_oom_kills(void)
+/* Of our own group, where it counts. */
+static char *find_oom_file(const char *controller, const char *name)
 {
-	int64_t n = read_oom_kills(NULL, "memory.events");
+	_cleanup_free_ char *mount = find_mount(controller), *own = mount ? find_own(controller) : NULL;
+	_cleanup_free_ char *file =
+	    own && !strstr(own, "/..") ? str_printf("%s%s/%s", mount, own, name) : NULL;
 
-	return n >= 0 ? n : read_oom_kills("memory", "memory.oom_control");
+	return cgroup_oom_kills(file) >= 0 ? steal_pointer(file) : NULL;
+}
+
+char *cgroup_oom_file(void)
+{
+	char *file = find_oom_file(NULL, "memory.events");
+
+	return file ? file : find_oom_file("memory", "memory.oom_control");
 }
 
 /* A process that moves into a group waits until all processors have passed a quiescent state, some 10 ms, and

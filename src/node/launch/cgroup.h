@@ -24,9 +24,11 @@ int cgroup_create(const char *path);
 /* Where the controllers can be switched on for it, and so far as they can be. -ENOTSUP: not all of these
  * limits hold. */
 int cgroup_limit(const char *path, const struct cgroup_limits *limits);
-/* How often the OOM killer has struck in the group of this process (version 2, or of the memory controller of
- * version 1); -1: it is not known. */
-int64_t cgroup_oom_kills(void);
+/* The file that counts how often the OOM killer has struck in the group of this process (version 2, or of the
+ * memory controller of version 1), owned by the caller; NULL: there is none. */
+char *cgroup_oom_file(void);
+/* What that file counts; NULL, or where it cannot be read: -1. */
+int64_t cgroup_oom_kills(const char *file);
 /* fork() whose child is in the group from its first instruction; NULL, or where it cannot be so: outside of
  * it. For a process of one thread. */
 pid_t cgroup_fork(const char *path);

@@ -63,8 +63,10 @@ struct launch {
 	double term_at, kill_at; /* monotonic */
 	double killed_since;
 	char remark[128];
-	/* When the ranks were started: of our control group, -1 where it is not known, and of the machine. */
-	int64_t group_oom_kills, oom_kills;
+	/* Counts of the OOM killer when the ranks were started: of our control group, or where there is no
+	 * such file of the machine. */
+	char *oom_file;
+	int64_t oom_kills;
 	struct session *session; /* NULL: none */
 };
 
@@ -105,12 +107,17 @@ static void kill_all(struct launch *l)
 	set_timer(l, KILL_AGAIN);
 }
 
+static int64_t count_oom_kills(const struct launch *l)
+{
+	return l->oom_file ? cgroup_oom_kills(l->oom_file) : processes_oom_kills();
+}
+
 static void take_exit(struct launch *l, struct launch_rank *rank, int status)
 {
 	/* In the group of the attempt it struck this attempt, if not always the rank itself. */
+	bool failed = !WIFEXITED(status) || WEXITSTATUS(status) != 0;
 	bool killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
-	bool oom = l->group_oom_kills >= 0 ? cgroup_oom_kills() > l->group_oom_kills
-	                                   : killed && processes_oom_kills() > l->oom_kills;
+	bool oom = (l->oom_file ? failed : killed) && count_oom_kills(l) > l->oom_kills;
 
 	launch_rank_exited(rank, &l->user, status,
 	                   l->killing    ? SIGKILL
@@ -557,8 +564,8 @@ static void start_ranks(struct launch *l)
 	struct error err = ERROR_INIT;
 	bool prepared = prepare_start(l, &err) == 0;
 
-	l->group_oom_kills = cgroup_oom_kills();
-	l->oom_kills = processes_oom_kills();
+	l->oom_file = cgroup_oom_file();
+	l->oom_kills = count_oom_kills(l);
 	for (size_t i = 0; i < l->rank_count; i++) {
 		struct launch_rank *rank = &l->ranks[i];
 
@@ -628,6 +635,7 @@ static void release(struct launch *l)
 		launch_rank_release(&l->ranks[i]);
 	free(l->ranks);
 	free(l->user.groups);
+	free(l->oom_file);
 	session_close(l->session);
 	launch_description_release(&l->description);
 	close(l->epoll_fd);
