@@ -31,9 +31,9 @@ struct hardware {
 	double gemm, attention_forward, attention_backward, stream, link;
 	const struct rates *rates; /* measured ones, which count instead; borrowed; NULL: none */
 	int slots;                 /* of a CPU: how many of the run share the machine */
-	double crowd;              /* of a CPU: threads of the run to a processor, at least 1; 0: of a GPU */
-	double start;              /* seconds that it takes to start an operation */
-	double latency;            /* seconds of a step of a collective */
+	double crowd;   /* of a CPU: by how much its threads take longer, since they share it; 0: of a GPU */
+	double start;   /* seconds that it takes to start an operation */
+	double latency; /* seconds of a step of a collective */
 	/* part of the time of a collective by which it slows down the computation beside it */
 	double overlap;
 };
