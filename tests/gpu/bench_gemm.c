@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * bench_gemm CONFIG_JSON TOKENS [CHUNK [SECONDS]]: times every matrix product of a training step in bf16 with
- * each algorithm that the library suggests for it, and compares the first one, which the engine uses, with
- * the fastest. CHUNK: rows of logits at a time; SECONDS: how long each is timed. Prints one line for each
- * product, and the time that a step would gain with the fastest algorithms.
+ * the algorithm that the library suggests first for it, and with the one that the engine chooses by
+ * measurement. CHUNK: rows of logits at a time; SECONDS: how long each is timed. Prints one line for each
+ * product, and the time that a step gains with the chosen algorithms.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 #include "engine/device/device.h"
 #include "engine/model/model_config.h"
 
-enum { CHOICES = 8, PATTERN = 1 << 20 };
+enum { PATTERN = 1 << 20 };
 
 struct product {
 	const char *name;
@@ -25,7 +25,7 @@ struct product {
 };
 
 struct bench {
-	struct device *dev[CHOICES];
+	struct device *dev;
 	void *a, *b, *c;
 	double seconds;
 };
@@ -55,31 +55,35 @@ static int fill(struct device *dev, void *p, int64_t bytes, struct error *err)
 	return r;
 }
 
-/* Seconds of one product, the median of three; a negative errno where the device refuses it. */
-static int measure(struct bench *b, struct device *dev, const struct product *p, double *seconds,
-                   struct error *err)
+static struct device_gemm operands(const struct bench *b, const struct product *p)
 {
-	struct device_gemm g = {.transpose_a = p->transpose_a,
-	                        .transpose_b = p->transpose_b,
-	                        .m = p->m,
-	                        .n = p->n,
-	                        .k = p->k,
-	                        .alpha = 1,
-	                        .a = b->a,
-	                        .b = b->b,
-	                        .c = b->c,
-	                        .lda = p->transpose_a ? p->m : p->k,
-	                        .ldb = p->transpose_b ? p->k : p->n,
-	                        .ldc = p->n,
-	                        .ab_type = DTYPE_BF16,
-	                        .c_type = p->c_type};
+	return (struct device_gemm){.transpose_a = p->transpose_a,
+	                            .transpose_b = p->transpose_b,
+	                            .m = p->m,
+	                            .n = p->n,
+	                            .k = p->k,
+	                            .alpha = 1,
+	                            .a = b->a,
+	                            .b = b->b,
+	                            .c = b->c,
+	                            .lda = p->transpose_a ? p->m : p->k,
+	                            .ldb = p->transpose_b ? p->k : p->n,
+	                            .ldc = p->n,
+	                            .ab_type = DTYPE_BF16,
+	                            .c_type = p->c_type};
+}
+
+/* Seconds of one product, the median of three; a negative errno where the device refuses it. */
+static int measure(struct bench *b, const struct product *p, double *seconds, struct error *err)
+{
+	struct device_gemm g = operands(b, p);
 	double each[3], begun;
 	int runs = 1, r;
 
-	for (int i = 0; i < 2; i++) { /* the first chooses the algorithm */
+	for (int i = 0; i < 2; i++) { /* the first prepares the product */
 		begun = clock_monotonic();
-		device_gemm(dev, &g);
-		if ((r = device_synchronize(dev, err)) < 0)
+		device_gemm(b->dev, &g);
+		if ((r = device_synchronize(b->dev, err)) < 0)
 			return r;
 		runs = (int)(b->seconds / 3 / (clock_monotonic() - begun));
 	}
@@ -87,13 +91,28 @@ static int measure(struct bench *b, struct device *dev, const struct product *p,
 	for (int i = 0; i < 3; i++) {
 		begun = clock_monotonic();
 		for (int j = 0; j < runs; j++)
-			device_gemm(dev, &g);
-		if ((r = device_synchronize(dev, err)) < 0)
+			device_gemm(b->dev, &g);
+		if ((r = device_synchronize(b->dev, err)) < 0)
 			return r;
 		each[i] = (clock_monotonic() - begun) / runs;
 	}
 	*seconds = MAX(MIN(each[0], each[1]), MIN(MAX(each[0], each[1]), each[2]));
 	return 0;
+}
+
+/* With the library's first suggestion, and with what the engine chooses. */
+static int compare(struct bench *b, const struct product *p, double *first, double *chosen, struct error *err)
+{
+	struct device_gemm_choice choice = {.separate = false};
+	struct device_gemm g = operands(b, p);
+	int r;
+
+	device_gemm_shape(&g, &choice.shape);
+	if ((r = device_gemm_use(b->dev, NULL, 0, err)) < 0 || (r = measure(b, p, first, err)) < 0 ||
+	    (r = device_gemm_measure(b->dev, &choice, 1, err)) < 0 ||
+	    (r = device_gemm_use(b->dev, &choice, 1, err)) < 0)
+		return r;
+	return measure(b, p, chosen, err);
 }
 
 /* The products with weights [out, in] of a layer or the head, `times` in each step, over `tokens` rows. */
@@ -108,28 +127,18 @@ static int weights(struct bench *b, const char *name, int64_t tokens, int64_t ou
 
 	for (size_t i = 0; i < ARRAY_SIZE(products); i++) {
 		const struct product *p = &products[i];
-		double flops = 2.0 * (double)p->m * (double)p->n * (double)p->k, first = 0, best = 0;
-		int best_choice = 0, r;
+		double flops = 2.0 * (double)p->m * (double)p->n * (double)p->k, first, chosen;
+		int r = compare(b, p, &first, &chosen, err);
 
-		for (int choice = 0; choice < CHOICES; choice++) {
-			double seconds;
-
-			if ((r = measure(b, b->dev[choice], p, &seconds, err)) < 0)
-				return r;
-			if (choice == 0)
-				first = seconds;
-			if (choice == 0 || seconds < best) {
-				best = seconds;
-				best_choice = choice;
-			}
-		}
-		printf(
-		    "%s, %s, %lld x %lld x %lld: %.0f TFLOP/s, at best (number %d) %.0f, %.2f of the time\n",
-		    name, p->name, (long long)p->m, (long long)p->n, (long long)p->k, flops / first * 1e-12,
-		    best_choice, flops / best * 1e-12, best / first);
+		if (r < 0)
+			return r;
+		printf("%s, %s, %lld x %lld x %lld: %.0f TFLOP/s, chosen by measurement %.0f, %.2f of the "
+		       "time\n",
+		       name, p->name, (long long)p->m, (long long)p->n, (long long)p->k,
+		       flops / first * 1e-12, flops / chosen * 1e-12, chosen / first);
 		fflush(stdout);
 		*guessed += p->times * first;
-		*fastest += p->times * best;
+		*fastest += p->times * chosen;
 	}
 	return 0;
 }
@@ -150,7 +159,7 @@ static int all(struct bench *b, const struct model_config *c, int64_t tokens, in
 	    (r = weights(b, "head", chunk, c->vocab, c->hidden, (double)tokens / (double)chunk, &guessed,
 	                 &fastest, err)) < 0)
 		return r;
-	printf("all products of a step: %.2f ms; with the fastest of each %.2f ms, %.3f of it\n",
+	printf("all products of a step: %.2f ms; as chosen by measurement %.2f ms, %.3f of it\n",
 	       guessed * 1e3, fastest * 1e3, fastest / guessed);
 	return 0;
 }
@@ -159,6 +168,7 @@ static int run(char **argv, struct error *err)
 {
 	int64_t tokens = atoll(argv[2]), chunk = argv[3] ? atoll(argv[3]) : tokens, wide, rows, vocab;
 	struct bench b = {.seconds = argv[3] && argv[4] ? atof(argv[4]) : 0.03};
+	struct device_shapes shapes;
 	struct model_config c;
 	int r = model_config_read(argv[1], &c, err);
 
@@ -168,36 +178,32 @@ static int run(char **argv, struct error *err)
 	wide = larger(larger(2 * (int64_t)c.intermediate, c.hidden),
 	              (int64_t)(c.heads + 2 * c.kv_heads) * c.head_dim);
 	rows = larger(tokens * wide, larger(chunk * vocab, wide * wide));
-	for (int i = 0; i < CHOICES; i++) {
-		struct device_shapes shapes = {.tokens = tokens,
-		                               .max_sequence = tokens,
-		                               .hidden = c.hidden,
-		                               .intermediate = c.intermediate,
-		                               .heads = c.heads,
-		                               .kv_heads = c.kv_heads,
-		                               .head_dim = c.head_dim,
-		                               .vocab = vocab,
-		                               .logits_rows = chunk,
-		                               .type = DTYPE_BF16};
-
-		if ((r = device_create(&(struct device_options){.gemm_choice = i}, &b.dev[i], err)) < 0 ||
-		    (r = device_reserve_scratch(b.dev[i], device_scratch_bytes(b.dev[i], &shapes), err)) < 0)
-			return r;
-	}
-	rows = larger(rows, vocab * c.hidden);
-	if ((r = device_alloc(b.dev[0], (size_t)rows * 2, &b.a, err)) < 0 ||
-	    (r = device_alloc(b.dev[0], (size_t)rows * 2, &b.b, err)) < 0 ||
-	    (r = device_alloc(b.dev[0], (size_t)rows * 4, &b.c, err)) < 0 ||
-	    (r = fill(b.dev[0], b.a, rows * 2, err)) < 0 || (r = fill(b.dev[0], b.b, rows * 2, err)) < 0 ||
-	    (r = device_synchronize(b.dev[0], err)) < 0)
+	shapes = (struct device_shapes){.tokens = tokens,
+	                                .max_sequence = tokens,
+	                                .hidden = c.hidden,
+	                                .intermediate = c.intermediate,
+	                                .heads = c.heads,
+	                                .kv_heads = c.kv_heads,
+	                                .head_dim = c.head_dim,
+	                                .vocab = vocab,
+	                                .logits_rows = chunk,
+	                                .type = DTYPE_BF16};
+	if ((r = device_create(NULL, &b.dev, err)) < 0 ||
+	    (r = device_reserve_scratch(b.dev, device_scratch_bytes(b.dev, &shapes), err)) < 0)
 		return r;
-	printf("%s\n", device_describe(b.dev[0]));
+	rows = larger(rows, vocab * c.hidden);
+	if ((r = device_alloc(b.dev, (size_t)rows * 2, &b.a, err)) < 0 ||
+	    (r = device_alloc(b.dev, (size_t)rows * 2, &b.b, err)) < 0 ||
+	    (r = device_alloc(b.dev, (size_t)rows * 4, &b.c, err)) < 0 ||
+	    (r = fill(b.dev, b.a, rows * 2, err)) < 0 || (r = fill(b.dev, b.b, rows * 2, err)) < 0 ||
+	    (r = device_synchronize(b.dev, err)) < 0)
+		return r;
+	printf("%s\n", device_describe(b.dev));
 	r = all(&b, &c, tokens, chunk, err);
-	device_free(b.dev[0], b.a);
-	device_free(b.dev[0], b.b);
-	device_free(b.dev[0], b.c);
-	for (int i = 0; i < CHOICES; i++)
-		device_destroy(b.dev[i]);
+	device_free(b.dev, b.a);
+	device_free(b.dev, b.b);
+	device_free(b.dev, b.c);
+	device_destroy(b.dev);
 	return r;
 }
 

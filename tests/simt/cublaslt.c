@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A stand-in for cuBLASLt: column-major matrices in plain loops, with a message where shapes do not fit. */
+/* A stand-in for cuBLASLt: column-major matrices in plain loops, with a message where shapes do not fit. Its
+ * algorithms differ in the order of their sums. */
 #include <cublasLt.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,7 +30,79 @@ const char *cublasLtGetStatusString(cublasStatus_t s)
 
 size_t cublasLtGetVersion(void)
 {
-	return 130000;
+	const char *version = getenv("SIMT_CUBLASLT");
+
+	return version ? strtoul(version, NULL, 10) : 130000;
+}
+
+/* ---- algorithms ---- */
+enum { NUMBERS = 16 };
+
+static struct {
+	int count;
+	simt_gemm_seconds seconds;
+	struct simt_gemm last;
+	int runs[NUMBERS];
+} offer;
+
+void simt_gemm_offer(int count, simt_gemm_seconds seconds)
+{
+	offer.count = count;
+	offer.seconds = seconds;
+}
+
+struct simt_gemm simt_gemm_last(void)
+{
+	return offer.last;
+}
+
+int simt_gemm_runs(int number)
+{
+	int n = 0;
+
+	for (int i = 0; i < NUMBERS; i++)
+		if (number < 0 || number == i)
+			n += __atomic_load_n(&offer.runs[i], __ATOMIC_RELAXED);
+	return n;
+}
+
+static int algorithms(void)
+{
+	const char *several = getenv("SIMT_GEMM");
+
+	return offer.count > 0 ? offer.count : several ? atoi(several) : 1;
+}
+
+/* Between 100 s and 200 s. */
+static double seconds_by_seed(const struct simt_gemm *g)
+{
+	const char *several = getenv("SIMT_GEMM"), *seed = several ? strchr(several, ':') : NULL;
+	uint64_t h = seed ? strtoull(seed + 1, NULL, 10) : 0;
+	const uint64_t parts[] = {(uint64_t)g->rows, (uint64_t)g->cols, (uint64_t)g->sum, g->number};
+
+	for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
+		h = (h ^ parts[i]) * 0x9e3779b97f4a7c15u ^ (h ^ parts[i]) >> 29;
+	return 100 + (double)(h >> 32) * 0x1p-32 * 100;
+}
+
+static struct simt_gemm described(cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t c,
+                                  const cublasLtMatmulAlgo_t *algorithm)
+{
+	return (struct simt_gemm){.rows = c->rows,
+	                          .cols = c->cols,
+	                          .sum = d->a == CUBLAS_OP_T ? a->rows : a->cols,
+	                          .number = algorithm->number,
+	                          .fused = d->epilogue >= CUBLASLT_EPILOGUE_BIAS};
+}
+
+static void spend(const struct simt_gemm *g)
+{
+	offer.last = *g;
+	__atomic_fetch_add(&offer.runs[g->number % NUMBERS], 1, __ATOMIC_RELAXED);
+	if (offer.count > 0)
+		simt_spend(offer.seconds(g));
+	else if (getenv("SIMT_GEMM"))
+		simt_spend(seconds_by_seed(g));
 }
 
 int cublaslt_load(struct error *err)
@@ -137,11 +210,34 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
 		return d->epilogue == CUBLASLT_EPILOGUE_BIAS ? CUBLAS_STATUS_NOT_SUPPORTED
 		                                             : CUBLAS_STATUS_SUCCESS;
 	}
-	results->state = d->epilogue >= CUBLASLT_EPILOGUE_BIAS && c->ld % 3 == 0 ? CUBLAS_STATUS_NOT_SUPPORTED
-	                                                                         : CUBLAS_STATUS_SUCCESS;
-	memcpy(results->algo.align, p->align, sizeof(p->align));
-	*found = 1;
+	*found = wanted < algorithms() ? wanted : algorithms();
+	for (int i = 0; i < *found; i++) {
+		results[i] = (cublasLtMatmulHeuristicResult_t){
+		    .algo = {.number = (uint32_t)i,
+		             .epilogue = (uint32_t)d->epilogue,
+		             .version = (uint32_t)cublasLtGetVersion()},
+		    .state = d->epilogue >= CUBLASLT_EPILOGUE_BIAS && c->ld % 3 == 0
+		                 ? CUBLAS_STATUS_NOT_SUPPORTED
+		                 : CUBLAS_STATUS_SUCCESS};
+		memcpy(results[i].algo.align, p->align, sizeof(p->align));
+	}
 	return CUBLAS_STATUS_SUCCESS;
+}
+
+/* Refuses an algorithm of another version or for another epilogue, and one that there never was. */
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t h, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a,
+                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+                                       cublasLtMatrixLayout_t e, const cublasLtMatmulAlgo_t *algorithm,
+                                       cublasLtMatmulHeuristicResult_t *result)
+{
+	if (algorithm->version != cublasLtGetVersion() || (int)algorithm->number >= algorithms())
+		return CUBLAS_STATUS_INVALID_VALUE;
+	for (int i = 0; i < 4; i++)
+		if (algorithm->align[i] == 0 || algorithm->align[i] > 256)
+			return CUBLAS_STATUS_INVALID_VALUE;
+	result->workspaceSize = 0;
+	return algorithm->epilogue == (uint32_t)d->epilogue ? CUBLAS_STATUS_SUCCESS
+	                                                    : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
 static float get(const void *p, int64_t i, cudaDataType_t type)
@@ -165,6 +261,24 @@ static void put(void *p, int64_t i, cudaDataType_t type, float x)
 		((uint16_t *)p)[i] = type == CUDA_R_16BF ? bf16_from_float(x) : f16_from_float(x);
 }
 
+/* Number 0 sums in double precision; number i in i + 1 parts, each of which is rounded. */
+static double sum_of(const struct simt_gemm *g, cublasLtMatmulDesc_t d, const void *a,
+                     cublasLtMatrixLayout_t al, const void *b, cublasLtMatrixLayout_t bl, int64_t row,
+                     int64_t col)
+{
+	uint32_t parts = g->number + 1;
+	double sum = 0;
+
+	for (uint32_t part = 0; part < parts; part++) {
+		double of_part = 0;
+
+		for (int64_t j = part; j < g->sum; j += parts)
+			of_part += (double)at(a, al, d->a, row, j) * at(b, bl, d->b, j, col);
+		sum = parts == 1 ? of_part : (float)((float)sum + (float)of_part);
+	}
+	return sum;
+}
+
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const void *alpha, const void *a,
                               cublasLtMatrixLayout_t al, const void *b, cublasLtMatrixLayout_t bl,
                               const void *beta, const void *c, cublasLtMatrixLayout_t cl, void *e,
@@ -173,6 +287,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
 {
 	int64_t k = d->a == CUBLAS_OP_T ? al->rows : al->cols;
 	const void *pointers[] = {a, b, c, e};
+	const struct simt_gemm g = described(d, al, cl, algorithm);
 
 	for (int i = 0; i < 4; i++) {
 		simt_check(pointers[i], "a matrix of a gemm");
@@ -189,15 +304,13 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
 	    cl != el)
 		return CUBLAS_STATUS_INVALID_VALUE;
 	simt_enter(s);
+	spend(&g);
 	for (int64_t col = 0; col < cl->cols; col++) {
 		for (int64_t row = 0; row < cl->rows; row++) {
 			int64_t i = col * cl->ld + row;
-			double sum = 0;
 			float x;
 
-			for (int64_t j = 0; j < k; j++)
-				sum += (double)at(a, al, d->a, row, j) * at(b, bl, d->b, j, col);
-			x = (float)(*(const float *)alpha * sum);
+			x = (float)(*(const float *)alpha * sum_of(&g, d, a, al, b, bl, row, col));
 			if (*(const float *)beta != 0)
 				x += *(const float *)beta * get(c, i, cl->type);
 			if (d->epilogue == CUBLASLT_EPILOGUE_BIAS)

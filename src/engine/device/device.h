@@ -38,9 +38,6 @@ struct device_options {
 	int index;   /* GPU ordinal among the visible ones; ignored on CPU */
 	int threads; /* CPU threads, 0: OMP_NUM_THREADS or all that the affinity mask allows */
 	int unfused; /* enum device_unfused, added up; the CPU has none that it fuses */
-	/* Which of the algorithms that the library names for a product, its best guess first: 0 but where
-	 * they are compared. The last where it names fewer; at most 7. */
-	int gemm_choice;
 	enum device_attention_choice attention;
 };
 
@@ -155,6 +152,48 @@ struct device_gemm {
 	bool by_rows;
 };
 void device_gemm(struct device *dev, const struct device_gemm *g);
+
+/* ---- the algorithms of GEMMs ---- */
+/*
+ * A GPU's library has several algorithms for a product, which differ in speed and in the last bits. Without a
+ * choice it is the library's first suggestion. Choices are measured (device_gemm_measure), or were measured
+ * by another process on a device of the same kind, and are then used (device_gemm_use).
+ *
+ * The rows of A as it is stored are m, or with transpose_a k: the tokens of a batch, whose number varies. A
+ * choice is for its own number of rows and for all fewer ones, down to the next smaller choice for the same
+ * product, so that the algorithm of a product is a function of its shape and of the choices, whatever was
+ * computed before.
+ */
+#define DEVICE_GEMM_ALIGNMENT 16 /* bytes: more makes no difference to a choice */
+#define DEVICE_ALGORITHM      64 /* bytes */
+
+/* What an algorithm depends on. No padding: compared as bytes. */
+struct device_gemm_shape {
+	int64_t m, n, k, lda, ldb, ldc;
+	int32_t transpose_a, transpose_b, ab_type, c_type;
+	int32_t adds, bias, d_bias;                    /* 1: beta is not 0; has a bias; has its gradient */
+	int32_t align_a, align_b, align_c, align_bias; /* of the addresses, DEVICE_GEMM_ALIGNMENT at most */
+	int32_t zero;
+};
+
+struct device_gemm_choice {
+	struct device_gemm_shape shape;
+	bool separate;                             /* the bias, or its gradient, is a kernel of its own */
+	unsigned char algorithm[DEVICE_ALGORITHM]; /* as the library has it, the same in each process */
+};
+
+void device_gemm_shape(const struct device_gemm *g, struct device_gemm_shape *out);
+/* The kind of device that choices are for: its name, and the library with its version. Owned by dev; NULL
+ * where there is nothing to choose. */
+const char *device_gemm_kind(const struct device *dev);
+/* Fills in what is the fastest for the shape of each choice: of what the library suggests, with the bias
+ * fused and separate, by the time that each takes with random numbers. Takes memory of the device meanwhile,
+ * as much as the largest operands have. Called at start only. */
+int device_gemm_measure(struct device *dev, struct device_gemm_choice *choices, size_t n, struct error *err);
+/* These in place of those before; copied. -EINVAL, with the former ones kept, where the library does not
+ * accept one. Called at start only. */
+int device_gemm_use(struct device *dev, const struct device_gemm_choice *choices, size_t n,
+                    struct error *err);
 
 void device_bias_forward(struct device *dev, void *x, const void *bias, int64_t rows, int64_t cols,
                          int64_t ld, enum dtype type);

@@ -42,9 +42,13 @@ typedef struct fake_layout *cublasLtMatrixLayout_t;
 typedef struct fake_preference *cublasLtMatmulPreference_t;
 typedef struct {
 	uint32_t align[4]; /* of a, b, c, d: as given when the algorithm was chosen */
+	uint32_t number;   /* among those that were suggested */
+	uint32_t epilogue, version;
+	uint32_t others[9]; /* the size of the real one */
 } cublasLtMatmulAlgo_t;
 typedef struct {
 	cublasLtMatmulAlgo_t algo;
+	size_t workspaceSize;
 	cublasStatus_t state;
 } cublasLtMatmulHeuristicResult_t;
 
@@ -70,8 +74,30 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t e,
                                               cublasLtMatmulPreference_t p, int wanted,
                                               cublasLtMatmulHeuristicResult_t *results, int *found);
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t h, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a,
+                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+                                       cublasLtMatrixLayout_t e, const cublasLtMatmulAlgo_t *algorithm,
+                                       cublasLtMatmulHeuristicResult_t *result);
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const void *alpha, const void *a,
                               cublasLtMatrixLayout_t al, const void *b, cublasLtMatrixLayout_t bl,
                               const void *beta, const void *c, cublasLtMatrixLayout_t cl, void *e,
                               cublasLtMatrixLayout_t el, const cublasLtMatmulAlgo_t *algorithm,
                               void *workspace, size_t size, cudaStream_t s);
+
+/*
+ * Several algorithms. SIMT_GEMM=COUNT:SEED makes the stand-in suggest so many, of which each sums in an order
+ * of its own. The time that one takes, in simt_spend's terms, is a function of SEED, the shape and its
+ * number; without SIMT_GEMM there is one, whose time is nothing. SIMT_CUBLASLT is the version.
+ */
+struct simt_gemm {
+	int64_t rows, cols, sum; /* of D, column-major, and the terms of a sum */
+	uint32_t number;
+	int fused;
+};
+/* For tests of one process: seconds of an algorithm, in place of those by SEED; count 0: as by default. */
+typedef double (*simt_gemm_seconds)(const struct simt_gemm *g);
+void simt_gemm_offer(int count, simt_gemm_seconds seconds);
+/* The algorithm that a product ran last. */
+struct simt_gemm simt_gemm_last(void);
+/* Products so far: those of the algorithm of that number; -1: all. */
+int simt_gemm_runs(int number);

@@ -184,6 +184,9 @@ int simt_stream_late(cudaStream_t s);
 void simt_stream_defer(cudaStream_t s, void (*run)(void *context), void *context);
 int simt_stream_waits(cudaStream_t s); /* for work on another stream */
 void simt_refuse_timing(int refuse);   /* no event with a time can be made while this is set */
+/* The device spends so many seconds with what was queued last: events that are recorded from now on are as
+ * much later. Nobody waits. */
+void simt_spend(double seconds);
 /* The number of plans that the stand-in for cuDNN has run. */
 int simt_cudnn_executions(void);
 #ifdef __cplusplus

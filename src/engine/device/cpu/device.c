@@ -137,6 +137,22 @@ double device_peak_flops(const struct device *dev, enum dtype type)
 	return 0; /* unknown: no interface gives the clock rate under vector load */
 }
 
+/* Products have one algorithm here. */
+const char *device_gemm_kind(const struct device *dev)
+{
+	return NULL;
+}
+
+int device_gemm_measure(struct device *dev, struct device_gemm_choice *choices, size_t n, struct error *err)
+{
+	return error_set(err, -EOPNOTSUPP, "the CPU engine has no algorithms of products to choose from");
+}
+
+int device_gemm_use(struct device *dev, const struct device_gemm_choice *choices, size_t n, struct error *err)
+{
+	return device_gemm_measure(dev, NULL, n, err);
+}
+
 void device_get_sizing(const struct device *dev, struct device_sizing *out, int64_t *memory)
 {
 	*out = (struct device_sizing){

@@ -34,7 +34,6 @@ struct device {
 	size_t shared_most; /* bytes of shared memory that a block may ask for */
 	bool stream_made;
 	int unfused; /* enum device_unfused */
-	int gemm_choice;
 	cudaStream_t stream;
 	cudaStream_t transfers; /* these two: made with the first host memory, NULL before */
 	cudaEvent_t computed;   /* what a transfer begins after */
@@ -48,6 +47,7 @@ struct device {
 	char *staging; /* pinned: small writes leave from here, so that the caller need not wait */
 	size_t staged; /* bytes of staging that have been used since the stream was last waited for */
 	char description[256];
+	char gemm_kind[160];
 };
 
 /* Called after a launch: keeps its error. */

@@ -74,6 +74,9 @@ static int open_gpu(struct device *dev, const struct device_options *options, st
 	         dev->index, properties.name, MIB(properties.totalGlobalMem) / 1024, dev->major, dev->minor,
 	         gemm_describe(gemm, sizeof(gemm)),
 	         attention_cudnn_describe(dev, attention, sizeof(attention)));
+	snprintf(dev->gemm_kind, sizeof(dev->gemm_kind), "%.80s, sm_%d%d, %d multiprocessors, %s",
+	         properties.name, dev->major, dev->minor, dev->multiprocessors,
+	         gemm_describe(gemm, sizeof(gemm)));
 	return 0;
 }
 
@@ -86,7 +89,6 @@ int device_create(const struct device_options *options, struct device **out, str
 		return error_oom(err);
 	dev->index = options ? options->index : 0;
 	dev->unfused = options ? options->unfused : 0;
-	dev->gemm_choice = options ? options->gemm_choice : 0;
 	r = open_gpu(dev, options, err);
 	if (r < 0)
 		device_destroy(dev);

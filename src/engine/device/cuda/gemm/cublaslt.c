@@ -27,6 +27,11 @@
 	   cublasLtMatmulPreference_t preference, int wanted, cublasLtMatmulHeuristicResult_t results[], \
 	   int *found), \
 	  (handle, operation, a, b, c, d, preference, wanted, results, found)) \
+	F(cublasStatus_t, cublasLtMatmulAlgoCheck, \
+	  (cublasLtHandle_t handle, cublasLtMatmulDesc_t operation, cublasLtMatrixLayout_t a, \
+	   cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, \
+	   const cublasLtMatmulAlgo_t *algorithm, cublasLtMatmulHeuristicResult_t *result), \
+	  (handle, operation, a, b, c, d, algorithm, result)) \
 	F(cublasStatus_t, cublasLtMatmulDescCreate, \
 	  (cublasLtMatmulDesc_t *operation, cublasComputeType_t compute, cudaDataType_t scale), \
 	  (operation, compute, scale)) \

@@ -1,48 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Matrix products by cuBLASLt, with fp32 sums and without TF32. The library is asked for algorithms once for
- * each shape, and the first one is kept, so that the same shape gives the same bits. Its workspace is the
- * device's scratch; after it in memory is a fused gradient of a bias, until that is added.
+ * Matrix products by cuBLASLt, with fp32 sums and without TF32. A shape that is new gets its algorithm once:
+ * the one that was chosen for it (choices.c), otherwise the library's first suggestion, so that the same
+ * shape gives the same bits. The library's workspace is the device's scratch; after it in memory is a fused
+ * gradient of a bias, until that is added.
  *
  * Where the library has an algorithm for that, the product adds the bias, and the product for the gradient of
- * the weights sums up the gradient of the bias. Where it has none, a kernel of this engine does it.
+ * the weights sums up the gradient of the bias. Where it has none, or a kernel of this engine was measured to
+ * be faster, that does it.
  */
-#include <cublasLt.h>
+#include "engine/device/cuda/gemm/gemm.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/cleanup.h"
-#include "engine/device/cuda/cuda.h"
-
-#define SLOTS   1024 /* a power of two */
-#define CHOICES 8
-
-/* No padding: compared and hashed as bytes. */
-struct gemm_key {
-	int64_t m, n, k, lda, ldb, ldc;
-	int32_t transpose_a, transpose_b, ab_type, c_type;
-	int32_t align_a, align_b, align_c, adds;
-	int32_t epilogue, align_bias;
-};
-
-struct gemm_entry {
-	bool used;
-	struct gemm_key key;
-	cublasLtMatmulDesc_t operation;
-	cublasLtMatrixLayout_t a, b, c;
-	cublasLtMatmulAlgo_t algorithm;
-	bool plain; /* the library has no algorithm with this epilogue */
-};
-
-struct gemm_cache {
-	cublasLtHandle_t handle;
-	cublasLtMatmulPreference_t preference;
-	int choice; /* among the algorithms that the library names */
-	int count;
-	struct gemm_entry entry[SLOTS];
-};
 
 const char *gemm_describe(char *text, size_t size)
 {
@@ -50,11 +24,6 @@ const char *gemm_describe(char *text, size_t size)
 
 	snprintf(text, size, "cuBLASLt %u.%u.%u", v / 10000, v / 100 % 100, v % 100);
 	return text;
-}
-
-static const char *status_words(cublasStatus_t s)
-{
-	return cublasLtGetStatusString(s);
 }
 
 int gemm_create(struct device *dev, struct error *err)
@@ -67,33 +36,12 @@ int gemm_create(struct device *dev, struct error *err)
 	if (!g)
 		return error_oom(err);
 	dev->gemm = g;
-	g->choice = MIN(MAX(dev->gemm_choice, 0), CHOICES - 1);
 	if ((s = cublasLtCreate(&g->handle)) || (s = cublasLtMatmulPreferenceCreate(&g->preference)) ||
 	    (s = cublasLtMatmulPreferenceSetAttribute(
 	         g->preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof(reductions))))
 		return error_set(err, -EIO, "GPU %d: cuBLASLt cannot be set up: %s", dev->index,
-		                 status_words(s));
+		                 gemm_status(s));
 	return 0;
-}
-
-static void entry_clear(struct gemm_entry *e)
-{
-	if (e->operation)
-		cublasLtMatmulDescDestroy(e->operation);
-	if (e->a)
-		cublasLtMatrixLayoutDestroy(e->a);
-	if (e->b)
-		cublasLtMatrixLayoutDestroy(e->b);
-	if (e->c)
-		cublasLtMatrixLayoutDestroy(e->c);
-	memset(e, 0, sizeof(*e));
-}
-
-static void cache_clear(struct gemm_cache *g)
-{
-	for (int i = 0; i < SLOTS; i++)
-		entry_clear(&g->entry[i]);
-	g->count = 0;
 }
 
 void gemm_destroy(struct device *dev)
@@ -102,95 +50,84 @@ void gemm_destroy(struct device *dev)
 
 	if (!g)
 		return;
-	cache_clear(g);
+	gemm_cache_clear(g);
 	if (g->preference)
 		cublasLtMatmulPreferenceDestroy(g->preference);
 	if (g->handle)
 		cublasLtDestroy(g->handle);
+	free(g->choices);
 	free(g);
 	dev->gemm = NULL;
 }
 
-static cudaDataType_t data_type(int32_t type)
+/* The first suggestion. */
+static cublasStatus_t entry_try(struct gemm_cache *g, struct gemm_entry *e, const struct gemm_work *w,
+                                bool plain)
 {
-	return type == DTYPE_F32 ? CUDA_R_32F : type == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_16F;
-}
+	cublasLtMatmulHeuristicResult_t result;
+	cublasStatus_t s = gemm_entry_describe(e, w, plain);
+	int found;
 
-/*
- * The library is asked in its own, column-major terms: a row-major matrix is there its own transpose, so that
- * Cᵀ = op(B)ᵀ · op(A)ᵀ, and what is stored as B comes first.
- */
-static cublasStatus_t entry_try(struct gemm_cache *g, struct gemm_entry *e, cublasLtEpilogue_t epilogue,
-                                const void *bias)
-{
-	const struct gemm_key *k = &e->key;
-	cublasOperation_t first = k->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
-	cublasOperation_t second = k->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
-	bool fused = epilogue != CUBLASLT_EPILOGUE_DEFAULT;
-	cublasLtMatmulHeuristicResult_t results[CHOICES];
-	size_t workspace = WORKSPACE;
-	int found = 0;
-	uint32_t align[] = {(uint32_t)k->align_b, (uint32_t)k->align_a, (uint32_t)k->align_c};
-	static const cublasLtMatmulPreferenceAttributes_t align_names[] = {
-	    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-	    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES};
-	cublasStatus_t s;
-
-	if ((s = cublasLtMatmulDescCreate(&e->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F)) ||
-	    (s = cublasLtMatmulDescSetAttribute(e->operation, CUBLASLT_MATMUL_DESC_TRANSA, &first,
-	                                        sizeof(first))) ||
-	    (s = cublasLtMatmulDescSetAttribute(e->operation, CUBLASLT_MATMUL_DESC_TRANSB, &second,
-	                                        sizeof(second))) ||
-	    (fused && ((s = cublasLtMatmulDescSetAttribute(e->operation, CUBLASLT_MATMUL_DESC_EPILOGUE,
-	                                                   &epilogue, sizeof(epilogue))) ||
-	               (s = cublasLtMatmulDescSetAttribute(e->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-	                                                   &bias, sizeof(bias))))) ||
-	    (s = cublasLtMatrixLayoutCreate(&e->a, data_type(k->ab_type), k->transpose_b ? k->k : k->n,
-	                                    k->transpose_b ? k->n : k->k, k->ldb)) ||
-	    (s = cublasLtMatrixLayoutCreate(&e->b, data_type(k->ab_type), k->transpose_a ? k->m : k->k,
-	                                    k->transpose_a ? k->k : k->m, k->lda)) ||
-	    (s = cublasLtMatrixLayoutCreate(&e->c, data_type(k->c_type), k->n, k->m, k->ldc)) ||
-	    (s = cublasLtMatmulPreferenceSetAttribute(g->preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-	                                              &workspace, sizeof(workspace))))
-		return s;
-	for (int i = 0; i < 3; i++)
-		if ((s = cublasLtMatmulPreferenceSetAttribute(g->preference, align_names[i], &align[i],
-		                                              sizeof(align[i]))))
-			return s;
-	align[0] = (uint32_t)k->align_c;
-	if ((s = cublasLtMatmulPreferenceSetAttribute(
-	         g->preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &align[0], sizeof(align[0]))) ||
-	    (s = cublasLtMatmulAlgoGetHeuristic(g->handle, e->operation, e->a, e->b, e->c, e->c,
-	                                        g->preference, g->choice + 1, results, &found)))
+	if (s || (s = gemm_suggest(g, e, 1, &result, &found)))
 		return s;
 	if (found == 0)
 		return CUBLAS_STATUS_NOT_SUPPORTED;
-	found = MIN(g->choice, found - 1);
-	e->algorithm = results[found].algo;
-	return results[found].state; /* each has its own */
+	e->algorithm = result.algo;
+	return result.state; /* each has its own */
 }
 
 /* Chooses the algorithm again, without an epilogue. */
-static cublasStatus_t entry_make_plain(struct gemm_cache *g, struct gemm_entry *e)
+static cublasStatus_t entry_make_plain(struct gemm_cache *g, struct gemm_entry *e, const struct gemm_work *w)
 {
-	struct gemm_entry old = {.used = e->used, .key = e->key, .plain = true};
+	bool used = e->used;
+	cublasStatus_t s;
 
-	entry_clear(e);
-	*e = old;
-	return entry_try(g, e, CUBLASLT_EPILOGUE_DEFAULT, NULL);
+	gemm_entry_clear(e);
+	s = entry_try(g, e, w, true);
+	e->used = used;
+	return s;
 }
 
-static cublasStatus_t entry_fill(struct gemm_cache *g, struct gemm_entry *e, const void *bias)
+/* What has been chosen; false: nothing, or the library does not accept it for so many rows. */
+static bool entry_take_choice(struct gemm_cache *g, struct gemm_entry *e, const struct gemm_work *w)
 {
-	cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)e->key.epilogue;
-	cublasStatus_t s = entry_try(g, e, epilogue, bias);
+	const struct device_gemm_choice *choice;
+	struct device_gemm_shape shape;
 
-	return s && epilogue != CUBLASLT_EPILOGUE_DEFAULT ? entry_make_plain(g, e) : s;
+	device_gemm_shape(w->product, &shape);
+	choice = gemm_choice_find(g, &shape);
+	if (!choice)
+		return false;
+	if (gemm_entry_describe(e, w, choice->separate) == CUBLAS_STATUS_SUCCESS) {
+		memcpy(&e->algorithm, choice->algorithm, sizeof(e->algorithm));
+		e->chosen = gemm_accepts(g, e, &e->algorithm);
+		if (e->chosen)
+			return true;
+	}
+	gemm_entry_clear(e);
+	return false;
 }
 
-static cublasStatus_t cache_find(struct gemm_cache *g, const struct gemm_key *key, const void *bias,
-                                 struct gemm_entry **out)
+static cublasStatus_t entry_take_suggestion(struct gemm_cache *g, struct gemm_entry *e,
+                                            const struct gemm_work *w)
 {
+	cublasStatus_t s = entry_try(g, e, w, false);
+
+	return s && w->epilogue != CUBLASLT_EPILOGUE_DEFAULT ? entry_make_plain(g, e, w) : s;
+}
+
+static cublasStatus_t entry_fill(struct device *dev, struct gemm_entry *e, const struct gemm_work *w)
+{
+	/* What is never fused has not been measured so. */
+	if (!dev->unfused && entry_take_choice(dev->gemm, e, w))
+		return CUBLAS_STATUS_SUCCESS;
+	return entry_take_suggestion(dev->gemm, e, w);
+}
+
+static cublasStatus_t cache_find(struct device *dev, const struct gemm_work *w, struct gemm_entry **out)
+{
+	struct gemm_cache *g = dev->gemm;
+	const struct gemm_key *key = &w->key;
 	const unsigned char *bytes = (const unsigned char *)key;
 	uint64_t hash = 14695981039346656037u;
 	struct gemm_entry *e;
@@ -199,7 +136,7 @@ static cublasStatus_t cache_find(struct gemm_cache *g, const struct gemm_key *ke
 	for (size_t i = 0; i < sizeof(*key); i++)
 		hash = (hash ^ bytes[i]) * 1099511628211u;
 	for (;; hash++) {
-		e = &g->entry[hash % SLOTS];
+		e = &g->entry[hash % GEMM_SLOTS];
 		if (!e->used)
 			break;
 		if (!memcmp(&e->key, key, sizeof(*key))) {
@@ -207,15 +144,14 @@ static cublasStatus_t cache_find(struct gemm_cache *g, const struct gemm_key *ke
 			return CUBLAS_STATUS_SUCCESS;
 		}
 	}
-	if (g->count > SLOTS / 2) {
+	if (g->count > GEMM_SLOTS / 2) {
 		/* The cache is full, as generation has ever new shapes; it is emptied. */
-		cache_clear(g);
-		e = &g->entry[hash % SLOTS];
+		gemm_cache_clear(g);
+		e = &g->entry[hash % GEMM_SLOTS];
 	}
-	e->key = *key;
-	s = entry_fill(g, e, bias);
+	s = entry_fill(dev, e, w);
 	if (s) {
-		entry_clear(e);
+		gemm_entry_clear(e);
 		return s;
 	}
 	e->used = true;
@@ -224,91 +160,37 @@ static cublasStatus_t cache_find(struct gemm_cache *g, const struct gemm_key *ke
 	return s;
 }
 
-static int32_t alignment(const void *p)
+static bool is_refusal(cublasStatus_t s)
 {
-	uintptr_t low = (uintptr_t)p & -(uintptr_t)p;
-
-	return low == 0 || low > 256 ? 256 : (int32_t)low;
+	return s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE;
 }
 
-/* Which epilogue to ask for, and where its vector lies; *scratch: what the product needs of it. */
-static cublasLtEpilogue_t choose_epilogue(const struct device *dev, const struct device_gemm *d,
-                                          size_t *scratch)
+/* Runs the product. The library may still refuse an algorithm that it has offered, or accepted, before it
+ * changes anything: then its first suggestion takes the place of a choice, and a kernel that of an
+ * epilogue. */
+static cublasStatus_t multiply(struct device *dev, const struct gemm_work *w, struct gemm_entry *e)
 {
-	*scratch = WORKSPACE;
-	if (d->bias && !(dev->unfused & DEVICE_UNFUSED_BIAS))
-		return CUBLASLT_EPILOGUE_BIAS;
-	/* The library's sum takes the place of what was there: it goes to the scratch first. What is our A is
-	 * its B. */
-	if (d->d_bias && !d->bias && d->c_type == DTYPE_F32 &&
-	    !(dev->unfused & DEVICE_UNFUSED_BIAS_GRADIENT)) {
-		*scratch += round_up((size_t)d->m * sizeof(float), 256);
-		return CUBLASLT_EPILOGUE_BGRADB;
-	}
-	return CUBLASLT_EPILOGUE_DEFAULT;
-}
+	cublasStatus_t s = gemm_multiply(dev, w, e);
 
-static cublasStatus_t multiply_once(struct device *dev, const struct device_gemm *d, struct gemm_entry *e,
-                                    const void *bias)
-{
-	cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
-
-	if (bias && !e->plain)
-		s = cublasLtMatmulDescSetAttribute(e->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias,
-		                                   sizeof(bias));
-	return s ? s
-	         : cublasLtMatmul(dev->gemm->handle, e->operation, &d->alpha, d->b, e->a, d->a, e->b,
-	                          &d->beta, d->c, e->c, d->c, e->c, &e->algorithm, dev->base.scratch,
-	                          WORKSPACE, dev->stream);
-}
-
-/* Runs the product. The library may still refuse an algorithm that it has offered, before it changes
- * anything. */
-static cublasStatus_t multiply(struct device *dev, const struct device_gemm *d, struct gemm_entry *e,
-                               const void *bias)
-{
-	cublasStatus_t s = multiply_once(dev, d, e, bias);
-
-	if ((s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE) && bias && !e->plain) {
-		s = entry_make_plain(dev->gemm, e);
+	if (is_refusal(s) && e->chosen) {
+		gemm_entry_clear(e);
+		s = entry_take_suggestion(dev->gemm, e, w);
+		e->used = true;
 		if (s == CUBLAS_STATUS_SUCCESS)
-			s = multiply_once(dev, d, e, bias);
+			s = gemm_multiply(dev, w, e);
+	}
+	if (is_refusal(s) && w->bias && !e->plain) {
+		s = entry_make_plain(dev->gemm, e, w);
+		if (s == CUBLAS_STATUS_SUCCESS)
+			s = gemm_multiply(dev, w, e);
 	}
 	return s;
 }
 
-/* Does for the biases what the product has not done. */
-static void finish_biases(struct device *dev, const struct device_gemm *d, cublasLtEpilogue_t done)
-{
-	if (d->bias && done != CUBLASLT_EPILOGUE_BIAS)
-		device_bias_forward(dev, d->c, d->bias, d->m, d->n, d->ldc, d->c_type);
-	if (d->d_bias && done == CUBLASLT_EPILOGUE_BGRADB)
-		device_add(dev, d->d_bias, dev->base.scratch + WORKSPACE, DTYPE_F32, d->m);
-	else if (d->d_bias)
-		device_bias_backward(dev, d->d_bias, DTYPE_F32, d->a, d->k, d->m, d->lda, d->ab_type);
-}
-
 void device_gemm(struct device *dev, const struct device_gemm *d)
 {
-	size_t scratch;
-	cublasLtEpilogue_t epilogue = choose_epilogue(dev, d, &scratch);
-	const void *bias = NULL;
-	struct gemm_key key = {.m = d->m,
-	                       .n = d->n,
-	                       .k = d->k,
-	                       .lda = d->lda,
-	                       .ldb = d->ldb,
-	                       .ldc = d->ldc,
-	                       .transpose_a = d->transpose_a,
-	                       .transpose_b = d->transpose_b,
-	                       .ab_type = d->ab_type,
-	                       .c_type = d->c_type,
-	                       .align_a = alignment(d->a),
-	                       .align_b = alignment(d->b),
-	                       .align_c = alignment(d->c),
-	                       .adds = d->beta != 0,
-	                       .epilogue = (int32_t)epilogue};
 	struct gemm_entry *e = NULL;
+	struct gemm_work w;
 	cublasStatus_t s;
 
 	if (d->m <= 0 || d->n <= 0)
@@ -322,19 +204,16 @@ void device_gemm(struct device *dev, const struct device_gemm *d)
 		device_fault(dev, -EINVAL, "gemm: the gradient of a bias needs transpose_a");
 		return;
 	}
-	if (!device_scratch(dev, scratch, "gemm"))
+	gemm_work_init(dev, d, &w);
+	if (!device_scratch(dev, w.scratch, "gemm"))
 		return;
-	if (epilogue == CUBLASLT_EPILOGUE_BIAS)
-		bias = d->bias;
-	else if (epilogue == CUBLASLT_EPILOGUE_BGRADB)
-		bias = dev->base.scratch + WORKSPACE;
-	key.align_bias = bias ? alignment(bias) : 0;
-	s = cache_find(dev->gemm, &key, bias, &e);
+	gemm_work_place(dev, &w);
+	s = cache_find(dev, &w, &e);
 	if (s == CUBLAS_STATUS_SUCCESS)
-		s = multiply(dev, d, e, bias);
+		s = multiply(dev, &w, e);
 	if (s)
 		device_fault(dev, -EIO, "gemm of %lld x %lld x %lld in %s: %s", (long long)d->m,
-		             (long long)d->n, (long long)d->k, dtype_name(d->ab_type), status_words(s));
+		             (long long)d->n, (long long)d->k, dtype_name(d->ab_type), gemm_status(s));
 	else
-		finish_biases(dev, d, e->plain ? CUBLASLT_EPILOGUE_DEFAULT : epilogue);
+		gemm_finish(dev, &w, e);
 }
