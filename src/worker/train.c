@@ -13,8 +13,10 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/str.h"
+#include "engine/checkpoint/algorithms.h"
 #include "engine/checkpoint/elsewhere.h"
 #include "engine/checkpoint/hf.h"
+#include "engine/train/products.h"
 #include "options/options.h"
 #include "options/precision_names.h"
 #include "worker/saver_options.h"
@@ -308,6 +310,27 @@ static int choose_strategy(struct training *t, struct error *err)
 	return strategy_choose(t->c, t->env, t->dev, t->comm, &t->model, row, began, &t->options, err);
 }
 
+static int write_algorithms(void *context, const char *text, struct error *err)
+{
+	struct training *t = context;
+
+	return saver_write_beside(t->saver, ALGORITHMS_FILE, text, err);
+}
+
+static int choose_products(struct training *t, struct error *err)
+{
+	_cleanup_free_ char *path = str_path_join(t->c->output.dir, ALGORITHMS_FILE);
+	struct products_file file = {.path = path,
+	                             .resumes = saver_resumes(t->saver),
+	                             .write = write_algorithms,
+	                             .notify = print_line,
+	                             .context = t};
+	int64_t row = MAX(dataset_max_row(t->data), t->eval ? dataset_max_row(t->eval) : 0);
+
+	return path ? products_choose(t->dev, t->comm, t->env->node, &t->model, &t->options, row, &file, err)
+	            : error_oom(err);
+}
+
 static int make_trainer(struct training *t, struct error *err)
 {
 	_cleanup_free_ char *print = training_fingerprint(t);
@@ -523,7 +546,8 @@ static int train(struct training *t, struct error *err)
 	    (r = open_data(t, err)) < 0 || (r = connect_ranks(t, err)) < 0 ||
 	    (r = check_inputs(t, err)) < 0 || (r = saver_find(t->saver, t->dev, t->comm, err)) < 0 ||
 	    (r = choose_precision(t, err)) < 0 || (r = choose_strategy(t, err)) < 0 ||
-	    (r = make_trainer(t, err)) < 0 || (r = training_start_weights(t, err)) < 0)
+	    (r = choose_products(t, err)) < 0 || (r = make_trainer(t, err)) < 0 ||
+	    (r = training_start_weights(t, err)) < 0)
 		return r;
 	if (training_first_rank(t))
 		printf("ready in %.2f s\n", clock_monotonic() - start);

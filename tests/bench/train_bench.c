@@ -3,10 +3,10 @@
  * train_bench [key=value …]: tokens per second of the whole training step on made-up rows, over one process.
  * Keys: precision=fp32|bf16 threads=0 steps=6 warm=2 micro_batch=4 accumulation=1 length=512 layers=8
  * hidden=512 heads=8 kv=2 head_dim=hidden/heads intermediate=1408 vocab=6400 theta=1e6 recompute=0 masked=0
- * spread=0 master=1 unfused=0 rows=64 documents=2 lora=0 (the rank of adapters on all linear modules)
- * family=llama, or config=FILE, a config.json (layers= still wins). Prints one JSON object. With profile=1 it
- * then runs one more step and prints the time of every operation (profile.h describes the format); with
- * capture=1 one more step that a profiler records.
+ * spread=0 master=1 choose=1 unfused=0 rows=64 documents=2 lora=0 (the rank of adapters on all linear
+ * modules) family=llama, or config=FILE, a config.json (layers= still wins). Prints one JSON object. With
+ * profile=1 it then runs one more step and prints the time of every operation (profile.h describes the
+ * format); with capture=1 one more step that a profiler records.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -19,6 +19,7 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/str.h"
+#include "engine/train/products.h"
 #include "engine/train/trainer.h"
 #include "profile.h"
 
@@ -92,6 +93,26 @@ static int extra_steps(char **argv, struct trainer *t, struct device *dev, struc
 	return r;
 }
 
+static int write_nothing(void *none, const char *text, struct error *err)
+{
+	return 0;
+}
+
+static void print_line(void *none, const char *message)
+{
+	fprintf(stderr, "%s\n", message);
+}
+
+/* The algorithms of products, as a worker has them chosen in a run that starts. */
+static int choose_products(struct device *dev, const struct model_config *c, const struct train_options *o,
+                           const struct dataset *data, struct error *err)
+{
+	const struct products_file file = {
+	    .path = "/nonexistent/algorithms.json", .write = write_nothing, .notify = print_line};
+
+	return products_choose(dev, NULL, "", c, o, dataset_max_row(data), &file, err);
+}
+
 static int run(char **argv, struct error *err)
 {
 	int steps = number(argv, "steps", 6), warm = number(argv, "warm", 2),
@@ -134,7 +155,8 @@ static int run(char **argv, struct error *err)
 	data = documents == 1 ? fake_dataset_whole(number(argv, "rows", 64), length, (int32_t)c.vocab)
 	                      : fake_dataset(number(argv, "rows", 64), length, number(argv, "spread", 0),
 	                                     (int32_t)c.vocab, number(argv, "masked", 0));
-	if ((r = trainer_create(dev, NULL, &c, &o, data, NULL, &t, err)) < 0 ||
+	if ((number(argv, "choose", 1) && (r = choose_products(dev, &c, &o, data, err)) < 0) ||
+	    (r = trainer_create(dev, NULL, &c, &o, data, NULL, &t, err)) < 0 ||
 	    (r = trainer_plan_json(t, &plan, err)) < 0 ||
 	    (r = trainer_load(t, model_init_fill, &init, err)) < 0)
 		return r;

@@ -31,7 +31,7 @@ json() {
 }
 # start NAME [LOG]: starts a worker of one rank in the background; its process is $pid.
 start() {
-	env -i PATH="$PATH" ${SIMT_PROTECT:+SIMT_PROTECT=1} OMP_NUM_THREADS=1 DTRAIN_ATTEMPT="${attempt:-1}" ${DTRAIN_RUN_ID+"DTRAIN_RUN_ID=$DTRAIN_RUN_ID"} DTRAIN_CONFIG="$tmp/$1.json" "$worker" >"$tmp/${2:-$1}.log" 2>&1 &
+	env -i PATH="$PATH" ${SIMT_PROTECT:+SIMT_PROTECT=1} ${SIMT_GEMM:+"SIMT_GEMM=$SIMT_GEMM"} ${SIMT_CUBLASLT:+"SIMT_CUBLASLT=$SIMT_CUBLASLT"} OMP_NUM_THREADS=1 DTRAIN_ATTEMPT="${attempt:-1}" ${DTRAIN_RUN_ID+"DTRAIN_RUN_ID=$DTRAIN_RUN_ID"} DTRAIN_CONFIG="$tmp/$1.json" "$worker" >"$tmp/${2:-$1}.log" 2>&1 &
 	pid=$!
 	pids="$pids $pid"
 }

@@ -165,6 +165,19 @@ int saver_attach(struct saver *s, const struct saver_contents *contents, struct 
 	return plan_checkpoints(s, err);
 }
 
+int saver_write_beside(struct saver *s, const char *name, const char *text, struct error *err)
+{
+	_cleanup_free_ char *path = str_path_join(saver_directory(s), name);
+	int r;
+
+	if (!path)
+		return error_oom(err);
+	if (!s->publishes)
+		return 0;
+	r = claim_check(&s->o.claim, err);
+	return r < 0 ? r : file_write_atomic(path, text, strlen(text), 0666, err);
+}
+
 void saver_resumed(struct saver *s, int64_t step)
 {
 	s->saved_step = step;

@@ -76,6 +76,10 @@ int saver_resume(struct saver *s, const struct weights_place *place, struct erro
 const char *saver_resume_path(const struct saver *s);
 const struct checkpoint_state *saver_resume_state(const struct saver *s);
 
+/* Writes a small file beside the checkpoints, in place of one of that name, in each directory that has some:
+ * called by all ranks after saver_find, each with the same text. */
+int saver_write_beside(struct saver *s, const char *name, const char *text, struct error *err);
+
 /* What is saved. Borrowed until saver_free, but for the fingerprint, which is copied. */
 struct saver_contents {
 	struct device *dev;

@@ -18,6 +18,12 @@ struct model_activations {
 	size_t at, input_end; /* of input, as offsets in the arena; what the block has for itself follows */
 };
 
+/* Who takes the products of linear.c instead of the device (products.c). */
+struct model_listing {
+	model_product_fn each;
+	void *context;
+};
+
 struct model {
 	struct device *dev;
 	struct model_config c;
@@ -31,7 +37,8 @@ struct model {
 		float *g;
 	} * unit;
 	struct model_hooks hooks;
-	struct model_activations *layer; /* [layers + 1] */
+	const struct model_listing *listing; /* NULL: products are computed */
+	struct model_activations *layer;     /* [layers + 1] */
 
 	/* Scratch, alive within a block. */
 	char *h;       /* [T, hidden] a norm's output, or a gradient with respect to it */

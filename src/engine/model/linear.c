@@ -137,6 +137,20 @@ static char *at_column(const struct model *m, const void *y, int64_t column)
 	return (char *)(uintptr_t)y + (size_t)column * m->size;
 }
 
+/* Products that are listed are not computed, and what is done between them is left out. */
+static bool is_listing(const struct model *m)
+{
+	return m->listing != NULL;
+}
+
+static void compute(const struct model *m, const struct device_gemm *product)
+{
+	if (is_listing(m))
+		m->listing->each(m->listing->context, product);
+	else
+		device_gemm(m->dev, product);
+}
+
 /* ---- adapters ---- */
 
 static struct device_dropout mask_of(const struct model *m, int unit, const struct group *g)
@@ -155,8 +169,8 @@ static const void *adapter_input(struct model *m, int unit, const struct group *
 {
 	struct device_dropout mask;
 
-	if (!m->drops)
-		return x;
+	if (!m->drops || is_listing(m))
+		return m->drops ? m->masked : x;
 	mask = mask_of(m, unit, g);
 	device_dropout(m->dev, &mask, m->masked, false, x, m->o.type, tokens * g->in);
 	return m->masked;
@@ -180,7 +194,7 @@ static void multiply_low(struct model *m, int unit, const struct group *g, const
 	                              .ab_type = m->o.type,
 	                              .c_type = m->o.type};
 
-	device_gemm(m->dev, &product);
+	compute(m, &product);
 }
 
 /* y += scale · low · Bᵀ */
@@ -209,7 +223,7 @@ static void add_adapters(struct model *m, int unit, const struct group *g, void 
 		                              .ab_type = m->o.type,
 		                              .c_type = m->o.type};
 
-		device_gemm(m->dev, &product);
+		compute(m, &product);
 	}
 }
 
@@ -237,7 +251,7 @@ static void multiply_d_low(struct model *m, int unit, const struct group *g, con
 		                              .ab_type = m->o.type,
 		                              .c_type = m->o.type};
 
-		device_gemm(m->dev, &product);
+		compute(m, &product);
 	}
 }
 
@@ -262,8 +276,8 @@ static void add_adapters_input_gradient(struct model *m, int unit, const struct 
 	                              .c_type = m->o.type};
 
 	multiply_d_low(m, unit, g, dy, tokens);
-	device_gemm(m->dev, &product);
-	if (!m->drops)
+	compute(m, &product);
+	if (!m->drops || is_listing(m))
 		return;
 	mask = mask_of(m, unit, g);
 	device_dropout(m->dev, &mask, dx, true, m->masked, m->o.type, tokens * g->in);
@@ -302,7 +316,7 @@ static void a_gradient(struct model *m, const struct group *g, float *d_a, int64
 	                              .ab_type = m->o.type,
 	                              .c_type = DTYPE_F32};
 
-	device_gemm(m->dev, &product);
+	compute(m, &product);
 }
 
 /* dA = d_lowᵀ · x, dB = scale · dyᵀ · low */
@@ -314,7 +328,7 @@ static void adapters_weight_gradient(struct model *m, int unit, const struct gro
 	bool whole = m->trained_rank == m->rank;
 
 	multiply_d_low(m, unit, g, dy, tokens);
-	if (first && !whole)
+	if (first && !whole && !is_listing(m))
 		zero_gradients(m, unit, g);
 	if (whole)
 		a_gradient(m, g, model_gradient(m, unit, PART_LORA_A, g->adapter[0].role), 0, width, x,
@@ -340,7 +354,7 @@ static void adapters_weight_gradient(struct model *m, int unit, const struct gro
 		                              .ab_type = m->o.type,
 		                              .c_type = DTYPE_F32};
 
-		device_gemm(m->dev, &product);
+		compute(m, &product);
 	}
 }
 
@@ -394,7 +408,7 @@ static const void *scaled_gradient(struct model *m, int unit, const struct group
 
 	if (!m->dora || g->adapters == 0)
 		return dy;
-	if (m->d_scaled_of == key)
+	if (m->d_scaled_of == key || is_listing(m))
 		return m->d_scaled;
 	m->d_scaled_of = key;
 	find_norms(m, unit, g);
@@ -437,10 +451,10 @@ static void multiply(struct model *m, int unit, enum parameter_role role, void *
 		                        .bias = later ? NULL : weight(m, unit, bias_of(c->role)),
 		                        .by_rows = m->by_rows};
 
-		device_gemm(m->dev, &g);
+		compute(m, &g);
 	}
 	add_adapters(m, unit, &group, y, x, tokens);
-	if (m->dora && scaled && group.adapters > 0)
+	if (m->dora && scaled && group.adapters > 0 && !is_listing(m))
 		scale_outputs(m, unit, &group, y, tokens);
 }
 
@@ -449,7 +463,7 @@ static void magnitude_gradient(struct model *m, int unit, enum parameter_role ro
                                const void *dy, const void *x, int64_t tokens)
 {
 	multiply(m, unit, role, m->unscaled, m->o.type, x, tokens, false);
-	for (int i = 0; i < g->adapters; i++) {
+	for (int i = 0; i < g->adapters && !is_listing(m); i++) {
 		const struct columns *c = &g->adapter[i];
 		struct device_columns scaled = columns_of(m, g, c, tokens);
 		char *at = at_column(m, m->unscaled, c->column);
@@ -497,7 +511,7 @@ void model_linear_input_gradient(struct model *m, int unit, enum parameter_role 
 		                        .ab_type = m->o.type,
 		                        .c_type = m->o.type};
 
-		device_gemm(m->dev, &g);
+		compute(m, &g);
 	}
 	if (group.adapters > 0)
 		add_adapters_input_gradient(m, unit, &group, dx, scaled, tokens);
@@ -526,8 +540,8 @@ static void transposed_weight_gradient(struct model *m, int unit, enum parameter
 	                        .c_type = DTYPE_F32};
 
 	if (g.c)
-		device_gemm(m->dev, &g);
-	if (bias)
+		compute(m, &g);
+	if (bias && !is_listing(m))
 		device_bias_backward(m->dev, bias, DTYPE_F32, dy, tokens, out, out, m->o.type);
 }
 
@@ -559,8 +573,8 @@ void model_linear_weight_gradient(struct model *m, int unit, enum parameter_role
 		                        .d_bias = bias};
 
 		if (g.c)
-			device_gemm(m->dev, &g);
-		else if (bias)
+			compute(m, &g);
+		else if (bias && !is_listing(m))
 			device_bias_backward(m->dev, bias, DTYPE_F32, at_column(m, dy, c->column), tokens,
 			                     c->out, group.out, m->o.type);
 	}

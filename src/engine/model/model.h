@@ -84,6 +84,13 @@ size_t model_scratch(const struct model *m, void **memory);
 int model_prepare(struct model *m, struct error *err);
 void model_shapes(const struct model *m, struct device_shapes *shapes); /* for device_scratch_bytes */
 
+/* Calls `each` for the products of a training pass over so many tokens, of an evaluation, too, and of passes
+ * whose gradients are added to others: some of them several times. Their addresses are aligned as those of
+ * the pass, and mean nothing else. Before the arena has memory, too. */
+typedef void (*model_product_fn)(void *context, const struct device_gemm *product);
+int model_products(const struct model *m, int64_t tokens, model_product_fn each, void *context,
+                   struct error *err);
+
 /* Sets the flat parameters (compute type) and gradients (fp32; NULL where not training) of a unit,
  * borrowed. */
 void model_set_unit(struct model *m, int unit, void *parameters, float *gradients);

@@ -20,27 +20,72 @@
 /* Liu et al. 2025: the size of AdamW's usual update. */
 #define UPDATE_RMS 0.2
 
-/* c[m, n] = alpha · op(a) · op(b) + beta · c, all of them stored without gaps. */
-static void multiply(struct optimizer *o, void *c, const void *a, bool transpose_a, const void *b,
-                     bool transpose_b, int64_t m, int64_t n, int64_t k, double alpha, double beta)
+/* The three products of a step of the iteration. */
+enum product { GRAM, SQUARE, NEXT, PRODUCTS };
+
+/* Of x[rows, cols], with matrices that are stored without gaps: a = x·xᵀ on the shorter side, b = B·b +
+ * C·a·a, next = A·next + b·x. */
+static struct device_gemm describe(const struct optimizer *o, enum product which, int64_t rows, int64_t cols,
+                                   const void *x, void *next)
 {
-	struct device_gemm g = {.transpose_a = transpose_a,
-	                        .transpose_b = transpose_b,
-	                        .m = m,
-	                        .n = n,
-	                        .k = k,
-	                        .alpha = (float)alpha,
-	                        .beta = (float)beta,
-	                        .a = a,
-	                        .b = b,
-	                        .c = c,
-	                        .lda = transpose_a ? m : k,
-	                        .ldb = transpose_b ? k : n,
-	                        .ldc = n,
-	                        .ab_type = o->matrix_type,
-	                        .c_type = o->matrix_type};
+	bool wide = rows <= cols;
+	int64_t side = MIN(rows, cols);
+	void *a = o->square[0], *b = o->square[1];
+	struct device_gemm g = {.ab_type = o->matrix_type, .c_type = o->matrix_type};
+
+	switch (which) {
+	case GRAM:
+		g.transpose_a = !wide;
+		g.transpose_b = wide;
+		g.m = g.n = g.ldc = side;
+		g.k = MAX(rows, cols);
+		g.alpha = 1;
+		g.a = g.b = x;
+		g.c = a;
+		g.lda = g.ldb = cols;
+		break;
+	case SQUARE:
+		g.m = g.n = g.k = g.lda = g.ldb = g.ldc = side;
+		g.alpha = (float)QUINTIC_C;
+		g.beta = (float)QUINTIC_B;
+		g.a = g.b = a;
+		g.c = b;
+		break;
+	default:
+		g.m = rows;
+		g.n = g.ldc = cols;
+		g.k = side;
+		g.alpha = 1;
+		g.beta = (float)QUINTIC_A;
+		g.a = wide ? b : x;
+		g.b = wide ? x : b;
+		g.c = next;
+		g.lda = side;
+		g.ldb = cols;
+	}
+	return g;
+}
+
+static void multiply(struct optimizer *o, enum product which, int64_t rows, int64_t cols, const void *x,
+                     void *next)
+{
+	struct device_gemm g = describe(o, which, rows, cols, x, next);
 
 	device_gemm(o->s->dev, &g);
+}
+
+void optimizer_products(const struct optimizer *o, model_product_fn each, void *context)
+{
+	for (int i = 0; i < o->layout->parameters && o->kind == OPTIMIZER_MUON; i++) {
+		const struct model_parameter *p = &o->layout->parameter[i];
+
+		for (int which = 0; !p->frozen && muon_takes(o, p) && which < PRODUCTS; which++) {
+			struct device_gemm g = describe(o, (enum product)which, p->shape[0], p->shape[1],
+			                                o->matrix[0], o->matrix[1]);
+
+			each(context, &g);
+		}
+	}
 }
 
 /* Replaces a momentum of the given norm by the nearest orthogonal matrix, about. */
@@ -58,18 +103,11 @@ static void orthogonalize(struct optimizer *o, float *momentum, int64_t rows, in
 	for (int i = 0; i < ITERATIONS; i++) {
 		char *last = x;
 
-		/* a = x·xᵀ on the shorter side, b = B·a + C·a·a, next = A·x + b·x. */
-		if (rows <= cols)
-			multiply(o, a, x, false, x, true, side, side, cols, 1, 0);
-		else
-			multiply(o, a, x, true, x, false, side, side, rows, 1, 0);
+		multiply(o, GRAM, rows, cols, x, next);
 		device_copy(dev, b, a, (size_t)(side * side) * size);
-		multiply(o, b, a, false, a, false, side, side, side, QUINTIC_C, QUINTIC_B);
+		multiply(o, SQUARE, rows, cols, x, next);
 		device_copy(dev, next, x, (size_t)count * size);
-		if (rows <= cols)
-			multiply(o, next, b, false, x, false, rows, cols, rows, 1, QUINTIC_A);
-		else
-			multiply(o, next, x, false, b, false, rows, cols, cols, 1, QUINTIC_A);
+		multiply(o, NEXT, rows, cols, x, next);
 		x = next;
 		next = last;
 	}

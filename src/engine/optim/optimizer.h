@@ -26,6 +26,7 @@
 #include "base/error.h"
 #include "engine/memory/arena.h"
 #include "engine/model/layout.h"
+#include "engine/model/model.h"
 #include "engine/shard/shard.h"
 
 enum optimizer_kind {
@@ -75,6 +76,8 @@ bool optimizer_steps_on_host(enum optimizer_kind kind);
 /* Whether it keeps the first or second moment of a parameter. */
 bool optimizer_keeps(const struct optimizer *o, int moment, const struct model_parameter *p);
 void optimizer_place_buffers(struct optimizer *o, struct arena *a); /* both passes of the arena */
+/* Calls `each` for the matrix products of a step, as model_products does. */
+void optimizer_products(const struct optimizer *o, model_product_fn each, void *context);
 
 /* Waits for each unit's reduction, computes the norm over all parameters and ranks into work->norm, clips and
  * steps, and starts the gathers where weights are sharded. Gradients may be overwritten. Where the norm is
