@@ -3,12 +3,9 @@
  * device_gemm, and kept in a file. */
 #include <cublasLt.h>
 #include <errno.h>
-#include <inttypes.h>
 
 #include "../engine/fake_dataset.h"
 #include "base/file.h"
-#include "base/hash.h"
-#include "base/json.h"
 #include "base/str.h"
 #include "engine/checkpoint/algorithms.h"
 #include "engine/train/products.h"
@@ -299,139 +296,6 @@ START_TEST(library_refuses_a_choice)
 }
 END_TEST
 
-/* ---- the file ---- */
-
-static struct device_gemm_choice made_up(int64_t m, unsigned char byte)
-{
-	struct device_gemm_choice c = {.shape = {.m = m,
-	                                         .n = 8,
-	                                         .k = 4,
-	                                         .lda = 4,
-	                                         .ldb = 8,
-	                                         .ldc = 8,
-	                                         .ab_type = DTYPE_BF16,
-	                                         .c_type = DTYPE_F32,
-	                                         .adds = 1,
-	                                         .align_a = 2,
-	                                         .align_b = 16,
-	                                         .align_c = 4,
-	                                         .align_bias = 16},
-	                               .separate = byte & 1};
-
-	memset(c.algorithm, byte, sizeof(c.algorithm));
-	return c;
-}
-
-static char *two_kinds(void)
-{
-	_cleanup_(algorithms_free) struct algorithms a = {0};
-	struct device_gemm_choice choices[] = {made_up(5, 0x01), made_up(6, 0xfe)};
-	struct error err = ERROR_INIT;
-	char *text;
-
-	ck_ok(algorithms_add(&a, "one", choices, 2, &err), &err);
-	ck_ok(algorithms_add(&a, "two", choices, 1, &err), &err);
-	text = algorithms_text(&a);
-	ck_assert_ptr_nonnull(text);
-	return text;
-}
-
-START_TEST(file_reads_back)
-{
-	struct device_gemm_choice choices[] = {made_up(5, 0x01), made_up(6, 0xfe)}, other = made_up(5, 0x77);
-	_cleanup_free_ char *text = two_kinds();
-	struct error err = ERROR_INIT;
-	struct algorithms_of_kind *kind;
-	struct algorithms a;
-
-	ck_ok(algorithms_parse(text, strlen(text), "file", &a, &err), &err);
-	kind = algorithms_find(&a, "one");
-	ck_assert_ptr_nonnull(kind);
-	ck_assert_uint_eq(kind->n, 2);
-	ck_assert_mem_eq(kind->choices, choices, sizeof(choices));
-	ck_assert_uint_eq(algorithms_find(&a, "two")->n, 1);
-	ck_assert_ptr_null(algorithms_find(&a, "three"));
-	ck_ok(algorithms_add(&a, "one", &other, 1, &err), &err);
-	kind = algorithms_find(&a, "one");
-	ck_assert_uint_eq(kind->n, 2); /* in place of the one for the same shape */
-	ck_assert_mem_eq(&kind->choices[0], &other, sizeof(other));
-	algorithms_free(&a);
-}
-END_TEST
-
-/* The same with a hash that fits, so that the contents are checked. */
-static char *rehashed(const char *text)
-{
-	json_t *j = json_loads(text, 0, NULL), *devices;
-	char hash[20], *compact, *out;
-
-	ck_assert_ptr_nonnull(j);
-	devices = json_object_get(j, "devices");
-	compact = json_to_string(devices);
-	snprintf(hash, sizeof(hash), "%016" PRIx64, hash_bytes(compact, strlen(compact), 0));
-	json_object_set_new(j, "hash", json_string(hash));
-	out = json_to_string(j);
-	json_decref(j);
-	free(compact);
-	return out;
-}
-
-static char *replaced(const char *text, const char *what, const char *by)
-{
-	const char *at = strstr(text, what);
-
-	ck_assert_ptr_nonnull(at);
-	return str_printf("%.*s%s%s", (int)(at - text), text, by, at + strlen(what));
-}
-
-static void refuse(const char *text, size_t len)
-{
-	struct error err = ERROR_INIT;
-	struct algorithms a;
-
-	ck_assert_int_eq(algorithms_parse(text, len, "the/file", &a, &err), -EBADMSG);
-	ck_assert_ptr_nonnull(strstr(err.message, "the/file"));
-	ck_assert_uint_eq(a.n, 0);
-}
-
-START_TEST(damaged_files)
-{
-	static const char *const changes[][2] = {
-	    {"\"m\": 5", "\"m\": 0"},
-	    {"\"m\": 5", "\"m\": 1099511627777"},
-	    {"\"m\": 5", "\"m\": \"5\""},
-	    {"\"m\": 5", "\"l\": 5"},
-	    {"\"lda\": 4", "\"lda\": 3"},
-	    {"\"ldb\": 8", "\"ldb\": 7"},
-	    {"\"ldc\": 8", "\"ldc\": 7"},
-	    {"\"ab_type\": 1", "\"ab_type\": 3"},
-	    {"\"c_type\": 0", "\"c_type\": 2"},
-	    {"\"d_bias\": 0", "\"d_bias\": 1"},
-	    {"\"adds\": 1", "\"adds\": 2"},
-	    {"\"align_a\": 2", "\"align_a\": 17"},
-	    {"\"separate\": true", "\"separate\": 1"},
-	    {"0101", "01"},
-	    {"0101", "0x01"},
-	    {"\"one\"", "\"two\""},
-	    {"\"one\"", "\"\""},
-	    {"\"version\": 1", "\"version\": 2"},
-	};
-	_cleanup_free_ char *text = two_kinds();
-	_cleanup_free_ char *flipped = replaced(text, "\"m\": 5", "\"m\": 7");
-	size_t len = strlen(text);
-
-	for (size_t cut = 0; cut < len - 2; cut += 7)
-		refuse(text, cut);
-	refuse(flipped, strlen(flipped)); /* its hash does not fit */
-	for (size_t i = 0; i < ARRAY_SIZE(changes); i++) {
-		_cleanup_free_ char *changed = replaced(text, changes[i][0], changes[i][1]);
-		_cleanup_free_ char *whole = rehashed(changed);
-
-		refuse(whole, strlen(whole));
-	}
-}
-END_TEST
-
 /* ---- a run ---- */
 
 struct run {
@@ -455,8 +319,8 @@ static void take_line(void *context, const char *message)
 	snprintf(r->lines + n, sizeof(r->lines) - n, "%s\n", message);
 }
 
-/* A start of a run: chooses, and then computes a product of its shape. -> the algorithm of that. */
-static uint32_t start(struct run *r, bool resumes, int64_t max_row)
+/* A start of a run: chooses. */
+static void choose(struct run *r, bool resumes, int64_t max_row)
 {
 	static const char text[] = "{\"model_type\":\"llama\",\"hidden_size\":32,\"intermediate_size\":48,"
 	                           "\"num_hidden_layers\":2,\"num_attention_heads\":2,"
@@ -466,32 +330,47 @@ static uint32_t start(struct run *r, bool resumes, int64_t max_row)
 	struct error err = ERROR_INIT;
 	struct train_options o;
 	struct model_config c;
-	struct operands x;
-	uint32_t number;
 
 	r->lines[0] = '\0';
 	r->dev = open_device();
-	x = make_operands(r->dev);
 	ck_ok(model_config_parse(text, strlen(text), "config.json", &c, &err), &err);
 	train_options_default(&o);
 	ck_ok(products_choose(r->dev, NULL, "here", &c, &o, max_row, &file, &err), &err);
-	/* What gate and up of a block make of 9 rows. */
-	device_gemm(r->dev, &(struct device_gemm){.transpose_b = true,
-	                                          .m = 9,
-	                                          .n = 96,
-	                                          .k = 32,
-	                                          .alpha = 1,
-	                                          .a = x.a,
-	                                          .b = x.a,
-	                                          .c = x.c,
-	                                          .lda = 32,
-	                                          .ldb = 32,
-	                                          .ldc = 96,
-	                                          .ab_type = DTYPE_F32,
-	                                          .c_type = DTYPE_F32});
-	ck_ok(device_synchronize(r->dev, &err), &err);
-	number = simt_gemm_last().number;
-	free_operands(r->dev, &x);
+}
+
+/* What gate and up of a block make of so many tokens. -> its algorithm. */
+static uint32_t multiply_block(struct device *dev, int64_t tokens)
+{
+	struct error err = ERROR_INIT;
+	float *x = values(dev, tokens * 32, 1), *w = values(dev, 96 * 32, 2),
+	      *y = values(dev, tokens * 96, 3);
+
+	device_gemm(dev, &(struct device_gemm){.transpose_b = true,
+	                                       .m = tokens,
+	                                       .n = 96,
+	                                       .k = 32,
+	                                       .alpha = 1,
+	                                       .a = x,
+	                                       .b = w,
+	                                       .c = y,
+	                                       .lda = 32,
+	                                       .ldb = 32,
+	                                       .ldc = 96,
+	                                       .ab_type = DTYPE_F32,
+	                                       .c_type = DTYPE_F32});
+	ck_ok(device_synchronize(dev, &err), &err);
+	device_free(dev, x);
+	device_free(dev, w);
+	device_free(dev, y);
+	return simt_gemm_last().number;
+}
+
+static uint32_t start(struct run *r, bool resumes, int64_t max_row)
+{
+	uint32_t number;
+
+	choose(r, resumes, max_row);
+	number = multiply_block(r->dev, 9);
 	device_destroy(r->dev);
 	return number;
 }
@@ -532,6 +411,29 @@ START_TEST(resumed_run_takes_the_file)
 	runs = simt_gemm_runs(-1);
 	start(&r, true, 12);
 	ck_assert_int_eq(simt_gemm_runs(-1), runs + 1);
+	end_run(&r);
+}
+END_TEST
+
+/* Number 3 is the fastest for 200 tokens, 2 for half of them, which are taken for 128, and 1 for 64. */
+static double by_tokens(const struct simt_gemm *g)
+{
+	return g->number == (g->cols >= 200 ? 3U : g->cols >= 128 ? 2U : 1U) ? 50 : 100;
+}
+
+START_TEST(fewer_tokens_have_their_own)
+{
+	static const struct {
+		int64_t tokens;
+		uint32_t number;
+	} expected[] = {{200, 3}, {129, 3}, {128, 2}, {65, 2}, {64, 1}, {7, 1}};
+	struct run r = new_run();
+
+	simt_gemm_offer(OFFERED, by_tokens);
+	choose(&r, false, 200);
+	for (size_t i = 0; i < ARRAY_SIZE(expected); i++)
+		ck_assert_uint_eq(multiply_block(r.dev, expected[i].tokens), expected[i].number);
+	device_destroy(r.dev);
 	end_run(&r);
 }
 END_TEST
@@ -676,9 +578,8 @@ int main(void)
 	tcase_add_loop_test(c, other_numbers_of_rows, 0, 2);
 	tcase_add_test(c, same_time_keeps_the_order);
 	tcase_add_test(c, library_refuses_a_choice);
-	tcase_add_test(c, file_reads_back);
-	tcase_add_test(c, damaged_files);
 	tcase_add_test(c, resumed_run_takes_the_file);
+	tcase_add_test(c, fewer_tokens_have_their_own);
 	tcase_add_test(c, resumed_run_without_the_file);
 	tcase_add_test(c, other_version_of_the_library);
 	tcase_add_test(c, damaged_file_is_measured_again);

@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The file with the algorithms of matrix products: what is written reads back, and what is not is refused. */
+#include <errno.h>
+#include <inttypes.h>
+
+#include "base/hash.h"
+#include "base/json.h"
+#include "base/str.h"
+#include "engine/checkpoint/algorithms.h"
+#include "unit.h"
+
+static struct device_gemm_choice made_up(int64_t m, unsigned char byte)
+{
+	struct device_gemm_choice c = {.shape = {.m = m,
+	                                         .n = 8,
+	                                         .k = 4,
+	                                         .lda = 4,
+	                                         .ldb = 8,
+	                                         .ldc = 8,
+	                                         .ab_type = DTYPE_BF16,
+	                                         .c_type = DTYPE_F32,
+	                                         .adds = 1,
+	                                         .align_a = 2,
+	                                         .align_b = 16,
+	                                         .align_c = 4,
+	                                         .align_bias = 16},
+	                               .separate = byte & 1};
+
+	memset(c.algorithm, byte, sizeof(c.algorithm));
+	return c;
+}
+
+static char *two_kinds(void)
+{
+	_cleanup_(algorithms_free) struct algorithms a = {0};
+	struct device_gemm_choice choices[] = {made_up(5, 0x01), made_up(6, 0xfe)};
+	struct error err = ERROR_INIT;
+	char *text;
+
+	ck_ok(algorithms_add(&a, "one", choices, 2, &err), &err);
+	ck_ok(algorithms_add(&a, "two", choices, 1, &err), &err);
+	text = algorithms_text(&a);
+	ck_assert_ptr_nonnull(text);
+	return text;
+}
+
+START_TEST(file_reads_back)
+{
+	struct device_gemm_choice choices[] = {made_up(5, 0x01), made_up(6, 0xfe)}, other = made_up(5, 0x77);
+	_cleanup_free_ char *text = two_kinds();
+	struct error err = ERROR_INIT;
+	struct algorithms_of_kind *kind;
+	struct algorithms a;
+
+	ck_ok(algorithms_parse(text, strlen(text), "file", &a, &err), &err);
+	kind = algorithms_find(&a, "one");
+	ck_assert_ptr_nonnull(kind);
+	ck_assert_uint_eq(kind->n, 2);
+	ck_assert_mem_eq(kind->choices, choices, sizeof(choices));
+	ck_assert_uint_eq(algorithms_find(&a, "two")->n, 1);
+	ck_assert_ptr_null(algorithms_find(&a, "three"));
+	ck_ok(algorithms_add(&a, "one", &other, 1, &err), &err);
+	kind = algorithms_find(&a, "one");
+	ck_assert_uint_eq(kind->n, 2); /* in place of the one for the same shape */
+	ck_assert_mem_eq(&kind->choices[0], &other, sizeof(other));
+	algorithms_free(&a);
+}
+END_TEST
+
+/* The same with a hash that fits, so that the contents are checked. */
+static char *rehashed(const char *text)
+{
+	json_t *j = json_loads(text, 0, NULL), *devices;
+	char hash[20], *compact, *out;
+
+	ck_assert_ptr_nonnull(j);
+	devices = json_object_get(j, "devices");
+	compact = json_to_string(devices);
+	snprintf(hash, sizeof(hash), "%016" PRIx64, hash_bytes(compact, strlen(compact), 0));
+	json_object_set_new(j, "hash", json_string(hash));
+	out = json_to_string(j);
+	json_decref(j);
+	free(compact);
+	return out;
+}
+
+static char *replaced(const char *text, const char *what, const char *by)
+{
+	const char *at = strstr(text, what);
+
+	ck_assert_ptr_nonnull(at);
+	return str_printf("%.*s%s%s", (int)(at - text), text, by, at + strlen(what));
+}
+
+static void refuse(const char *text, size_t len)
+{
+	struct error err = ERROR_INIT;
+	struct algorithms a;
+
+	ck_assert_int_eq(algorithms_parse(text, len, "the/file", &a, &err), -EBADMSG);
+	ck_assert_ptr_nonnull(strstr(err.message, "the/file"));
+	ck_assert_uint_eq(a.n, 0);
+}
+
+START_TEST(damaged_files)
+{
+	static const char *const changes[][2] = {
+	    {"\"m\": 5", "\"m\": 0"},
+	    {"\"m\": 5", "\"m\": 1099511627777"},
+	    {"\"m\": 5", "\"m\": \"5\""},
+	    {"\"m\": 5", "\"l\": 5"},
+	    {"\"lda\": 4", "\"lda\": 3"},
+	    {"\"ldb\": 8", "\"ldb\": 7"},
+	    {"\"ldc\": 8", "\"ldc\": 7"},
+	    {"\"ab_type\": 1", "\"ab_type\": 3"},
+	    {"\"c_type\": 0", "\"c_type\": 2"},
+	    {"\"d_bias\": 0", "\"d_bias\": 1"},
+	    {"\"adds\": 1", "\"adds\": 2"},
+	    {"\"align_a\": 2", "\"align_a\": 17"},
+	    {"\"separate\": true", "\"separate\": 1"},
+	    {"0101", "01"},
+	    {"0101", "0x01"},
+	    {"\"one\"", "\"two\""},
+	    {"\"one\"", "\"\""},
+	    {"\"version\": 1", "\"version\": 2"},
+	};
+	_cleanup_free_ char *text = two_kinds();
+	_cleanup_free_ char *flipped = replaced(text, "\"m\": 5", "\"m\": 7");
+	size_t len = strlen(text);
+
+	for (size_t cut = 0; cut < len - 2; cut += 7)
+		refuse(text, cut);
+	refuse(flipped, strlen(flipped)); /* its hash does not fit */
+	for (size_t i = 0; i < ARRAY_SIZE(changes); i++) {
+		_cleanup_free_ char *changed = replaced(text, changes[i][0], changes[i][1]);
+		_cleanup_free_ char *whole = rehashed(changed);
+
+		refuse(whole, strlen(whole));
+	}
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("algorithms");
+	TCase *c = tcase_create("algorithms");
+
+	tcase_add_test(c, file_reads_back);
+	tcase_add_test(c, damaged_files);
+	suite_add_tcase(suite, c);
+	return unit_run(suite);
+}
