@@ -619,6 +619,11 @@ bool device_supports(const struct device *dev, enum dtype type)
 	return type == DTYPE_F32;
 }
 
+bool device_runs_behind(const struct device *dev)
+{
+	return false;
+}
+
 /* The steps of optimizers other than AdamW are tried over the CPU's own device. */
 void device_scale(struct device *dev, void *x, enum dtype type, float factor, int64_t n)
 {

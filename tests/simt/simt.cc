@@ -403,7 +403,7 @@ static std::recursive_mutex machine;
 extern "C" void simt_enter(cudaStream_t s)
 {
 	if (simt_stream_late(s)) /* what is not a kernel is done at once, and in order */
-		(void)cudaStreamSynchronize(s);
+		simt_stream_finish(s);
 	else if (s)
 		simt_stream_settle(s);
 	machine.lock();

@@ -220,7 +220,21 @@ cudaError_t cudaStreamDestroy(cudaStream_t s)
 	return cudaSuccess;
 }
 
+static int host_waits[2];
+
+int simt_waits(int for_streams)
+{
+	return __atomic_load_n(&host_waits[!!for_streams], __ATOMIC_RELAXED);
+}
+
 cudaError_t cudaStreamSynchronize(cudaStream_t s)
+{
+	__atomic_fetch_add(&host_waits[true], 1, __ATOMIC_RELAXED);
+	simt_stream_finish(s);
+	return cudaSuccess;
+}
+
+void simt_stream_finish(cudaStream_t s)
 {
 	simt_stream_settle(s);
 	pthread_mutex_lock(&lock);
@@ -228,7 +242,6 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s)
 	while (s->done < s->queued)
 		pthread_cond_wait(&changed, &lock);
 	pthread_mutex_unlock(&lock);
-	return cudaSuccess;
 }
 
 void simt_stream_settle(cudaStream_t s)
@@ -355,6 +368,7 @@ cudaError_t cudaEventQuery(cudaEvent_t e)
 
 cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
+	__atomic_fetch_add(&host_waits[false], 1, __ATOMIC_RELAXED);
 	pthread_mutex_lock(&lock);
 	await(e->awaited);
 	await((struct place[AWAITED]){e->place});

@@ -19,7 +19,27 @@ struct rank_run {
 	const struct dataset *data;
 	double losses[STEPS];
 	float weight; /* the last of the parameters, gathered */
+	/* By trainer_run: how many steps have begun, and at which of them this rank asks to stop. */
+	bool loop;
+	int begun, ask_at;
+	int64_t steps;
 };
+
+static bool should_stop(void *context)
+{
+	struct rank_run *r = context;
+
+	return ++r->begun == r->ask_at;
+}
+
+static int on_log(void *context, const struct train_log *log, struct error *err)
+{
+	struct rank_run *r = context;
+
+	r->losses[log->step - 1] = log->loss;
+	r->steps = log->step;
+	return 0;
+}
 
 static void *run_rank(void *context)
 {
@@ -46,7 +66,12 @@ static void *run_rank(void *context)
 	ck_ok(comm_create(dev, &co, &comm, &err), &err);
 	ck_ok(trainer_create(dev, comm, &c, &r->o, r->data, r->data, &t, &err), &err);
 	ck_ok(trainer_load(t, model_init_fill, &init, &err), &err);
-	for (int s = 0; s < STEPS; s++) {
+	if (r->loop) {
+		struct train_callbacks cb = {.context = r, .on_log = on_log, .should_stop = should_stop};
+
+		ck_assert(trainer_run(t, &cb, &err) >= 0);
+	}
+	for (int s = 0; s < STEPS && !r->loop; s++) {
 		struct train_log log;
 		double loss;
 
@@ -66,9 +91,10 @@ static void *run_rank(void *context)
 	return NULL;
 }
 
-/* 7 rows: the last step of an epoch has none for the second rank. */
-static void run_both(struct rank_run ranks[2], enum shard_strategy strategy, int accumulation,
-                     enum dtype wire, enum shard_offload offload)
+/* 7 rows: the last step of an epoch has none for the second rank. ask_at: see rank_run, of the second rank; <
+ * 0: each step by itself. */
+static void run_loop(struct rank_run ranks[2], enum shard_strategy strategy, int accumulation,
+                     enum dtype wire, enum shard_offload offload, int ask_at)
 {
 	_cleanup_(dataset_closep) struct dataset *data = fake_dataset(7, 6, 5, 40, true);
 	_cleanup_free_ char *directory = unit_tmpdir();
@@ -79,18 +105,44 @@ static void run_both(struct rank_run ranks[2], enum shard_strategy strategy, int
 		    (struct rank_run){.directory = directory, .group = "test", .rank = r, .data = data};
 		train_options_default(&ranks[r].o);
 		ranks[r].o.max_steps = STEPS;
+		ranks[r].o.log_steps = 1;
 		ranks[r].o.learning_rate = 1e-2;
 		ranks[r].o.accumulation = accumulation;
 		ranks[r].o.strategy = strategy;
 		ranks[r].o.shard_degree = 2;
 		ranks[r].o.reduce_type = wire;
 		ranks[r].o.offload = offload;
+		ranks[r].loop = ask_at >= 0;
+		ranks[r].ask_at = r == 1 ? ask_at : 0;
 		pthread_create(&threads[r], NULL, run_rank, &ranks[r]);
 	}
 	for (int r = 0; r < 2; r++)
 		pthread_join(threads[r], NULL);
 	ck_assert(!file_remove_tree(directory, NULL));
 }
+
+static void run_both(struct rank_run ranks[2], enum shard_strategy strategy, int accumulation,
+                     enum dtype wire, enum shard_offload offload)
+{
+	run_loop(ranks, strategy, accumulation, wire, offload, -1);
+}
+
+/* A step begins before the sums of the one before it are read; the ranks stop after the same one. */
+START_TEST(the_loop_has_the_same_losses)
+{
+	enum shard_strategy strategy = (enum shard_strategy)_i;
+	struct rank_run alone[2], ranks[2];
+
+	run_both(alone, strategy, 1, DTYPE_F32, SHARD_OFFLOAD_NONE);
+	run_loop(ranks, strategy, 1, DTYPE_F32, SHARD_OFFLOAD_NONE, 0);
+	for (int step = 0; step < STEPS; step++)
+		ck_assert_double_eq(ranks[0].losses[step], alone[0].losses[step]);
+	ck_assert_float_eq(ranks[0].weight, alone[0].weight);
+	run_loop(ranks, strategy, 1, DTYPE_F32, SHARD_OFFLOAD_NONE, 2);
+	for (int r = 0; r < 2; r++)
+		ck_assert(ranks[r].steps == 3 && ranks[r].begun == 3);
+}
+END_TEST
 
 START_TEST(losses_are_those_of_ddp)
 {
@@ -140,6 +192,7 @@ int main(void)
 
 	tcase_set_timeout(c, 120);
 	tcase_add_loop_test(c, losses_are_those_of_ddp, 0, 2);
+	tcase_add_loop_test(c, the_loop_has_the_same_losses, SHARD_DDP, SHARD_HYBRID + 1);
 	tcase_add_loop_test(c, offload_has_the_same_bits, SHARD_DDP, SHARD_HYBRID + 1);
 	suite_add_tcase(suite, c);
 	return unit_run(suite);

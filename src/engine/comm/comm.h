@@ -135,6 +135,6 @@ int comm_flush(struct comm *comm, struct error *err);
  * waits, and the number is complete after device_synchronize or device_read. Called by the thread that calls
  * comm_wait. */
 double comm_waited_seconds(struct comm *comm);
-/* After device_synchronize or device_read: 0 where every collective that the device has waited for has ended
- * in order, else why the communicator has failed. Does not wait. */
+/* After device_synchronize, device_read or device_event_finish: 0 where every collective that the device has
+ * waited for has ended in order, else why the communicator has failed. Does not wait. */
 int comm_check(struct comm *comm, struct error *err);

@@ -5,7 +5,8 @@
  *
  * Order: operations are queued on the device's compute stream in call order (the CPU runs each at once);
  * results are visible to the host after device_synchronize or device_read. An operation does not fail by
- * itself: a fault sticks to the device and is returned by the next device_synchronize / device_read.
+ * itself: a fault sticks to the device and is returned by the next device_synchronize, device_read or
+ * device_event_finish.
  *
  * Determinism: the same call on the same shapes gives the same bits, whatever the number of threads is free
  * to vary only where a comment says so.
@@ -88,6 +89,9 @@ int device_read(struct device *dev, void *host, const void *src, size_t bytes, s
 int device_write(struct device *dev, void *dst, const void *host, size_t bytes, struct error *err);
 void device_copy(struct device *dev, void *dst, const void *src, size_t bytes);
 void device_zero(struct device *dev, void *dst, size_t bytes);
+
+/* Whether the operations that are queued are carried out while the host goes on. */
+bool device_runs_behind(const struct device *dev);
 
 /* Events order the compute stream against a communicator's: recorded here, waited for there, or the reverse.
  * On the CPU compute is done when the call returns: record is a store, wait on a comm event blocks. */

@@ -6,6 +6,16 @@
 #include "engine/train/plan.h"
 #include "engine/train/trainer.h"
 
+/* A step from when its operations are queued until the host has read its sums. */
+struct train_work {
+	int64_t step; /* as in the log */
+	double begun, data_seconds;
+	double rate;
+	int64_t targets, tokens;
+	double *sums; /* host memory of the device: those that the rank puts in, and then those of the plan */
+	struct device_event *read; /* sums are there */
+};
+
 struct trainer {
 	struct device *dev;
 	struct comm *comm;
@@ -21,15 +31,19 @@ struct trainer {
 	int64_t steps_per_epoch, total_steps;
 	int64_t schedule_lead;     /* what is added to a step for its place in the schedule */
 	int64_t step;              /* batches seen: optimizer steps done, or under fp16 skipped */
+	int64_t begun;             /* the same with those that are queued, one at most or two */
 	struct loss_scaler scaler; /* of fp16 */
 	int64_t tokens;            /* seen by all ranks since this process began */
-	bool stop;                 /* this rank asks to stop; after a step: any rank has asked */
+	bool asks;                 /* this rank asks to stop */
+	bool stop;                 /* in the steps done, any rank has asked */
 
-	double waited;       /* comm_waited_seconds when the last step ended */
-	double data_seconds; /* of the last step, for counting and copying the rows */
-	double busy;         /* seconds of the last step in which this rank did not wait for others */
+	double waited;   /* comm_waited_seconds when the last step ended */
+	double ended_at; /* when that was */
+	double busy;     /* seconds of the last step in which this rank did not wait for others */
 
-	double *sums; /* host copy of the plan's sums */
+	struct train_work work[2]; /* of the steps of even and of odd numbers before them */
+	double *sums;              /* of the last step that has ended */
+	double *all_sums;          /* the memory of both */
 	/* On the host: the rows of a step, of this rank and of all; then the tokens of a micro-batch. */
 	int64_t *rows, *all_rows;
 	int64_t max_row;
@@ -67,6 +81,13 @@ int preference_add(struct trainer *t, struct error *err);
 int preference_evaluate(struct trainer *t, double *loss, struct preference_metric *metrics,
                         struct error *err);
 double *preference_device_sums(const struct trainer *t);
+/* Queues a step, and ends the oldest that is queued: waits for its sums, and fills log. Steps end in the
+ * order in which they have begun. */
+int trainer_begin_step(struct trainer *t, struct error *err);
+int trainer_end_step(struct trainer *t, struct train_log *log, struct error *err);
+/* Whether a step may begin before the one before it has ended: where the host learns nothing of that one
+ * which decides what it does next. The same on all ranks. */
+bool trainer_runs_ahead(const struct trainer *t);
 /* Weights have been written from the host: makes the compute copies, on all ranks. */
 int trainer_publish(struct trainer *t, struct error *err);
 /* Connects the model with the units that the plan's shard brings. */

@@ -36,6 +36,30 @@ static bool due(int64_t step, int64_t every)
 	return every > 0 && step % every == 0;
 }
 
+/* Whether something comes between a step and the next for which no other may be in work. */
+static bool is_pause(const struct trainer *t, int64_t step)
+{
+	return step == t->total_steps || due(step, t->o.save_steps) ||
+	       (t->eval && due(step, t->o.eval_steps));
+}
+
+static int begin_step(struct trainer *t, const struct train_callbacks *cb, struct error *err)
+{
+	t->asks = cb->should_stop && cb->should_stop(cb->context);
+	return trainer_begin_step(t, err);
+}
+
+/* Begins the step that is ended next, and where that need not end before it, the one behind it: the device
+ * then has work while the host reads, and reports, what the first has given. */
+static int begin_steps(struct trainer *t, const struct train_callbacks *cb, struct error *err)
+{
+	int r = t->begun == t->step ? begin_step(t, cb, err) : 0;
+
+	if (r == 0 && trainer_runs_ahead(t) && !t->stop && !is_pause(t, t->step + 1))
+		r = begin_step(t, cb, err);
+	return r;
+}
+
 /* The mean time of a step. The first step of the process, which fills the caches, is left out. */
 static double seconds_per_step(const struct interval *all, double first)
 {
@@ -52,22 +76,21 @@ int trainer_run(struct trainer *t, const struct train_callbacks *cb, struct erro
 	if (!ranks)
 		return error_oom(err);
 
+	t->stop = false;
 	while (t->step < t->total_steps) {
-		double start = clock_monotonic(), seconds;
-		bool end, save, eval;
+		bool end, save, eval, stop;
 		struct train_log log;
 
-		t->stop = cb->should_stop && cb->should_stop(cb->context);
-		if ((r = trainer_run_step(t, &log, err)) < 0)
+		if ((r = begin_steps(t, cb, err)) < 0 || (r = trainer_end_step(t, &log, err)) < 0)
 			return r;
-		seconds = clock_monotonic() - start;
-		first = all.steps == 0 ? seconds : first;
+		stop = t->stop && t->begun == t->step;
+		first = all.steps == 0 ? log.step_seconds : first;
 		for (int i = 0; i < 2; i++) {
 			struct interval *in = i ? &all : &last;
 
 			in->steps++;
 			in->tokens += log.step_tokens;
-			in->seconds += seconds;
+			in->seconds += log.step_seconds;
 			in->losses += !isnan(log.loss);
 			in->loss += isnan(log.loss) ? 0 : log.loss;
 			in->data += log.data_seconds;
@@ -76,9 +99,8 @@ int trainer_run(struct trainer *t, const struct train_callbacks *cb, struct erro
 		for (int i = 0; i < t->world_size; i++)
 			ranks[i] += trainer_rank_seconds(t)[i];
 		end = t->step == t->total_steps;
-		save = !end && (due(t->step, t->o.save_steps) || t->stop);
-		eval =
-		    t->eval && (end || (t->o.eval_steps ? due(t->step, t->o.eval_steps) : save && !t->stop));
+		save = !end && (due(t->step, t->o.save_steps) || stop);
+		eval = t->eval && (end || (t->o.eval_steps ? due(t->step, t->o.eval_steps) : save && !stop));
 		if (eval) {
 			if ((r = trainer_evaluate(t, &log.eval_loss, log.eval_metrics, err)) < 0)
 				return r;
@@ -96,9 +118,9 @@ int trainer_run(struct trainer *t, const struct train_callbacks *cb, struct erro
 		}
 		if (cb->on_step && (r = cb->on_step(cb->context, err)) < 0)
 			return r;
-		if (save && cb->on_save && (r = cb->on_save(cb->context, t->step, t->stop, err)) < 0)
+		if (save && cb->on_save && (r = cb->on_save(cb->context, t->step, stop, err)) < 0)
 			return r;
-		if (t->stop && !end) {
+		if (stop && !end) {
 			r = shard_settle(t->plan->shard, err);
 			return r < 0 ? r : 1;
 		}

@@ -15,10 +15,21 @@ static void place_all(struct plan *p)
 	optimizer_place_buffers(p->optimizer, &p->arena);
 	for (int u = 0; u < p->layout->units; u++)
 		model_set_unit(p->model, u, p->shard->unit[u].weights, p->shard->unit[u].gradients);
-	p->sums = arena_take(
-	    &p->arena, BUFFER_SCRATCH,
-	    (size_t)(PLAN_SUM_RANKS + p->shard->o.world_size + p->preference_sums) * sizeof(double), "sums");
-	p->clip = arena_take(&p->arena, BUFFER_SCRATCH, 2 * sizeof(float), "clipping");
+	for (int i = 0; i < 2; i++)
+		p->sums_of[i] = arena_take(&p->arena, BUFFER_SCRATCH, plan_sums(p) * sizeof(double),
+		                           "sums of %s steps", i ? "odd" : "even");
+	plan_choose_sums(p, 0);
+}
+
+size_t plan_sums(const struct plan *p)
+{
+	return (size_t)(PLAN_SUM_RANKS + p->shard->o.world_size + p->preference_sums) + 1;
+}
+
+void plan_choose_sums(struct plan *p, int which)
+{
+	p->sums = p->sums_of[which];
+	p->clip = p->sums ? (float *)(p->sums + plan_sums(p) - 1) : NULL;
 }
 
 int plan_create(struct device *dev, struct comm *comm, int rank, int world_size, const struct model_config *c,

@@ -21,10 +21,13 @@ struct plan {
 	struct arena arena;
 	struct arena host; /* of the host's memory, with offload */
 	/* On the device, [PLAN_SUM_RANKS + world_size]; of a preference task PREFERENCE_SUMS more, and
-	 * PLAN_KL for a sum within a micro-step. */
+	 * PLAN_KL for a sum within a micro-step. Behind them, in the place of one more, is clip. */
 	double *sums;
 	int preference_sums; /* how many are behind those of the ranks */
 	float *clip;         /* on the device: scale, norm */
+	/* Where both are of the steps of even and of odd numbers, of which one is read while the next is in
+	 * work; plan_choose_sums. */
+	double *sums_of[2];
 };
 
 /* The indices of plan->sums, which are summed over the ranks: the squares of the gradients by the optimizer,
@@ -32,6 +35,11 @@ struct plan {
  * that its previous step took without waiting for others. */
 enum { PLAN_KL = 2 };
 enum { PLAN_SUM_SQUARES, PLAN_SUM_LOSS, PLAN_SUM_STOP, PLAN_SUM_RANKS };
+
+/* Elements of plan->sums, with that of clip. */
+size_t plan_sums(const struct plan *plan);
+/* What sums and clip are from now on: those of even (0) or odd (1) numbers. */
+void plan_choose_sums(struct plan *plan, int which);
 
 /* dev and comm may be NULL for an estimate: the scratch of the device is counted by the trainer, which has
  * one. max_row: tokens of the longest row of the data. */

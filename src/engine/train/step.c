@@ -8,28 +8,31 @@
 #include "engine/optim/optimizer.h"
 #include "engine/train/internal.h"
 
+/* A wait of the host that is longer than this was one for the device. */
+#define HIDDEN_SECONDS 100e-6
+
 /* Counts the targets and tokens of the global batch. Every rank knows them without communication: they follow
  * from the sampler and the lengths of the rows. */
-static void count_batch(struct trainer *t, int64_t *targets, int64_t *tokens)
+static void count_batch(struct trainer *t, struct train_work *w)
 {
 	int64_t n = (int64_t)t->world_size * t->o.accumulation * t->o.micro_batch;
 
-	*targets = *tokens = 0;
-	sampler_step_all(&t->sampler, t->step, t->all_rows);
+	w->targets = w->tokens = 0;
+	sampler_step_all(&t->sampler, t->begun, t->all_rows);
 	for (int64_t i = 0; i < n; i++) {
 		struct dataset_row row;
 
 		if (t->all_rows[i] < 0)
 			continue;
 		dataset_row(t->train, t->all_rows[i], &row);
-		*targets += row.counted;
-		*tokens += row.length;
+		w->targets += row.counted;
+		w->tokens += row.length;
 	}
 }
 
 static size_t sums_bytes(const struct trainer *t)
 {
-	return (size_t)(PLAN_SUM_RANKS + t->world_size + t->plan->preference_sums) * sizeof(*t->sums);
+	return plan_sums(t->plan) * sizeof(*t->sums);
 }
 
 /* ---- the model's hooks: a unit's buffers come and go ---- */
@@ -92,7 +95,7 @@ static int64_t last_micro_step(const struct trainer *t)
 
 /* Runs all micro-steps of this rank. The sums of the gradients over the ranks begin during the backward pass
  * of the last micro-step that has rows, or, with sharded gradients, during that of each. */
-static int accumulate(struct trainer *t, float scale, struct error *err)
+static int accumulate(struct trainer *t, struct train_work *w, float scale, struct error *err)
 {
 	bool in_step = shard_in_step(t->plan->shard) || trainer_prefers_together(t);
 	bool each = shard_reduces_each(t->plan->shard);
@@ -102,17 +105,17 @@ static int accumulate(struct trainer *t, float scale, struct error *err)
 	double begun;
 	int r;
 
-	sampler_step(&t->sampler, t->step, t->rows);
+	sampler_step(&t->sampler, t->begun, t->rows);
 	last = last_micro_step(t);
 	for (int64_t a = 0; a <= last; a++) {
 		begun = clock_monotonic();
 		trainer_gather(t, t->train, t->rows + a * batch, batch, &b);
-		b.number = (t->step * t->o.accumulation + a) * t->world_size + t->rank;
+		b.number = (t->begun * t->o.accumulation + a) * t->world_size + t->rank;
 		if (trainer_prefers(t))
 			preference_set_batch(t, t->train, t->rows + a * batch, batch, &b);
 		/* Else all rows that were ever read would count as memory of the rank, which no plan has. */
 		dataset_release(t->train);
-		t->data_seconds += clock_monotonic() - begun;
+		w->data_seconds += clock_monotonic() - begun;
 		/* A rank whose only micro-batch is empty has to take part in the reductions, too. */
 		if (b.tokens == 0 && a < last && !in_step)
 			continue;
@@ -120,7 +123,7 @@ static int accumulate(struct trainer *t, float scale, struct error *err)
 		r = model_forward_backward(t->plan->model, &b, scale, first || each,
 		                           &t->plan->sums[PLAN_SUM_LOSS], err);
 		if (r < 0)
-			return error_prefix(err, "step %lld", (long long)t->step + 1);
+			return error_prefix(err, "step %lld", (long long)w->step);
 		first = false;
 	}
 	return 0;
@@ -138,30 +141,32 @@ static comm_ticket share_sums(struct trainer *t)
 
 /* Puts in what this rank adds to the sums: its stop flag, and the time of its last step in its own place. The
  * places of the other ranks are 0. */
-static void prepare_sums(struct trainer *t)
+static void prepare_sums(struct trainer *t, struct train_work *w)
 {
-	memset(t->sums, 0, sums_bytes(t));
-	t->sums[PLAN_SUM_STOP] = t->stop ? 1 : 0;
-	t->sums[PLAN_SUM_RANKS + t->rank] = t->busy;
+	memset(w->sums, 0, sums_bytes(t));
+	w->sums[PLAN_SUM_STOP] = t->asks ? 1 : 0;
+	w->sums[PLAN_SUM_RANKS + t->rank] = t->busy;
 }
 
-/* Measures the step that began at `begun`: its time, and how long it waited for data and for other ranks. */
-static void measure(struct trainer *t, double begun, struct train_log *log)
+/* Measures a step that has ended, from when it began or the one before it had ended: its time, and how long
+ * it waited for data and for other ranks. */
+static void measure(struct trainer *t, const struct train_work *w, struct train_log *log)
 {
-	double waited = shard_waited_seconds(t->plan->shard);
+	double waited = shard_waited_seconds(t->plan->shard), now = clock_monotonic();
 
-	log->step_seconds = clock_monotonic() - begun;
-	log->data_seconds = t->data_seconds;
+	log->step_seconds = now - MAX(w->begun, t->ended_at);
+	log->data_seconds = w->data_seconds;
 	log->communication_seconds = waited - t->waited;
 	log->slowest_rank = -1;
 	t->waited = waited;
+	t->ended_at = now;
 	t->busy = log->step_seconds - log->communication_seconds;
 }
 
 static struct optimizer_options optimizer_options_at(const struct trainer *t)
 {
 	const struct train_options *o = &t->o;
-	int64_t done = t->step - t->scaler.skipped;
+	int64_t done = t->begun - t->scaler.skipped;
 
 	return (struct optimizer_options){
 	    .learning_rate = schedule_rate(&t->schedule, done + t->schedule_lead),
@@ -206,66 +211,110 @@ static float gradient_scale(const struct trainer *t, int64_t targets, float loss
 	return targets ? (float)((double)loss_scale / (double)targets) : 0;
 }
 
-int trainer_run_step(struct trainer *t, struct train_log *log, struct error *err)
+bool trainer_runs_ahead(const struct trainer *t)
 {
-	struct optimizer_options options = optimizer_options_at(t);
+	return device_runs_behind(t->dev) && t->o.precision != DTYPE_F16 &&
+	       t->o.offload == SHARD_OFFLOAD_NONE;
+}
+
+/* Queues the micro-steps, the optimizer and the sums. */
+static int queue_step(struct trainer *t, struct train_work *w, const struct optimizer_options *options,
+                      struct error *err)
+{
 	struct optimizer_work work = {.sum_squares = &t->plan->sums[PLAN_SUM_SQUARES],
 	                              .scale = &t->plan->clip[0],
 	                              .norm = &t->plan->clip[1]};
-	double begun = clock_monotonic();
-	int64_t targets, tokens;
 	comm_ticket ticket;
-	float clip[2];
 	int r;
 
-	t->waited = shard_waited_seconds(t->plan->shard);
-	count_batch(t, &targets, &tokens);
-	dataset_release(t->train);
-	t->data_seconds = clock_monotonic() - begun;
-	prepare_sums(t);
-	if (trainer_prefers(t))
-		preference_begin(t);
-	if ((r = device_write(t->dev, t->plan->sums, t->sums, sums_bytes(t), err)) < 0 ||
-	    (r = accumulate(t, gradient_scale(t, targets, options.loss_scale), err)) < 0 ||
+	if ((r = device_write(t->dev, t->plan->sums, w->sums, sums_bytes(t), err)) < 0 ||
+	    (r = accumulate(t, w, gradient_scale(t, w->targets, options->loss_scale), err)) < 0 ||
 	    (trainer_prefers(t) && (r = device_write(t->dev, preference_device_sums(t), t->preference.sums,
 	                                             sizeof(t->preference.sums), err)) < 0))
 		return r;
 	ticket = share_sums(t);
-	if ((r = optimizer_step(t->plan->optimizer, &options, &work, err)) < 0)
+	if ((r = optimizer_step(t->plan->optimizer, options, &work, err)) < 0)
 		return r;
 	if (ticket && (r = comm_wait(t->comm, ticket, err)) < 0)
 		return r;
-	if ((r = device_read(t->dev, t->sums, t->plan->sums, sums_bytes(t), err)) < 0 ||
-	    (r = device_read(t->dev, clip, t->plan->clip, sizeof(clip), err)) < 0 ||
-	    (r = trainer_check_comm(t, err)) < 0)
+	device_transfer(t->dev, DEVICE_TO_HOST, w->sums, t->plan->sums, sums_bytes(t), w->read);
+	return 0;
+}
+
+int trainer_begin_step(struct trainer *t, struct error *err)
+{
+	struct optimizer_options options = optimizer_options_at(t);
+	struct train_work *w = &t->work[t->begun % 2];
+	int r;
+
+	plan_choose_sums(t->plan, (int)(t->begun % 2));
+	w->begun = clock_monotonic();
+	w->step = t->begun + 1;
+	w->rate = options.learning_rate;
+	if (t->begun == t->step)
+		t->waited = shard_waited_seconds(t->plan->shard);
+	count_batch(t, w);
+	dataset_release(t->train);
+	w->data_seconds = clock_monotonic() - w->begun;
+	prepare_sums(t, w);
+	if (trainer_prefers(t))
+		preference_begin(t);
+	if ((r = queue_step(t, w, &options, err)) == 0)
+		t->begun++;
+	return r;
+}
+
+static int check_finite(const struct train_log *log, struct error *err)
+{
+	if (isfinite(log->loss) && isfinite(log->grad_norm))
+		return 0;
+	return error_set(
+	    err, -EDOM,
+	    "step %lld: loss %g and gradient norm %g are not finite; a lower learning_rate, clip or "
+	    "a longer warm-up would help",
+	    (long long)log->step, log->loss, log->grad_norm);
+}
+
+int trainer_end_step(struct trainer *t, struct train_log *log, struct error *err)
+{
+	struct train_work *w = &t->work[t->step % 2];
+	const float *clip = (const float *)(w->sums + plan_sums(t->plan) - 1);
+	double waits = clock_monotonic();
+	int r;
+
+	if ((r = device_event_finish(t->dev, w->read, err)) < 0 || (r = trainer_check_comm(t, err)) < 0)
 		return r;
-	t->step++;
-	t->tokens += tokens;
-	t->stop = t->sums[PLAN_SUM_STOP] > 0;
-	*log = (struct train_log){.step = t->step,
+	/* Where the host has waited here, the step behind this one was queued in time: its data cost nothing.
+	 */
+	if (t->begun > w->step && clock_monotonic() - waits > HIDDEN_SECONDS)
+		t->work[w->step % 2].data_seconds = 0;
+	t->sums = w->sums;
+	t->step = w->step;
+	t->tokens += w->tokens;
+	t->stop = t->stop || w->sums[PLAN_SUM_STOP] > 0;
+	*log = (struct train_log){.step = w->step,
 	                          .steps = t->total_steps,
-	                          .epoch = sampler_epochs(&t->sampler, t->step),
-	                          .loss = targets ? t->sums[PLAN_SUM_LOSS] / (double)targets : 0,
-	                          .learning_rate = options.learning_rate,
+	                          .epoch = sampler_epochs(&t->sampler, w->step),
+	                          .loss = w->targets ? w->sums[PLAN_SUM_LOSS] / (double)w->targets : 0,
+	                          .learning_rate = w->rate,
 	                          .grad_norm = (double)clip[1],
 	                          .tokens = t->tokens,
-	                          .step_tokens = tokens};
+	                          .step_tokens = w->tokens};
 	if (trainer_prefers(t)) {
-		const double *sums = t->sums + PLAN_SUM_RANKS + t->world_size;
+		const double *sums = w->sums + PLAN_SUM_RANKS + t->world_size;
 
 		log->loss = preference_mean_loss(&t->o.preference, sums);
 		log->metric_count = preference_metrics(&t->o.preference, sums, log->metrics);
 	}
-	measure(t, begun, log);
-	if (t->o.precision == DTYPE_F16)
-		return count_overflow(t, log, err);
-	if (!isfinite(log->loss) || !isfinite(log->grad_norm))
-		return error_set(
-		    err, -EDOM,
-		    "step %lld: loss %g and gradient norm %g are not finite; a lower learning_rate, clip or "
-		    "a longer warm-up would help",
-		    (long long)t->step, log->loss, log->grad_norm);
-	return 0;
+	measure(t, w, log);
+	return t->o.precision == DTYPE_F16 ? count_overflow(t, log, err) : check_finite(log, err);
+}
+
+int trainer_run_step(struct trainer *t, struct train_log *log, struct error *err)
+{
+	int r = trainer_begin_step(t, err);
+
+	return r < 0 ? r : trainer_end_step(t, log, err);
 }
 
 int trainer_evaluate(struct trainer *t, double *loss, struct preference_metric *metrics, struct error *err)

@@ -39,6 +39,19 @@ static void count_steps(struct trainer *t)
 	                                .decay = (int64_t)ceil(o->decay_ratio * (double)total - 1e-9)};
 }
 
+static int allocate_sums(struct trainer *t, struct error *err)
+{
+	size_t n = plan_sums(t->plan);
+	int r = device_alloc_host(t->dev, 2 * n * sizeof(*t->sums), (void **)&t->all_sums, err);
+
+	for (size_t i = 0; i < 2 && r == 0; i++) {
+		t->work[i].sums = t->all_sums + i * n;
+		r = device_event_create(t->dev, &t->work[i].read, err);
+	}
+	t->sums = t->all_sums;
+	return r;
+}
+
 static int allocate(struct trainer *t, struct error *err)
 {
 	size_t batch = (size_t)t->o.micro_batch, tokens = batch * (size_t)t->max_row;
@@ -51,11 +64,9 @@ static int allocate(struct trainer *t, struct error *err)
 	t->ids = malloc(tokens * sizeof(*t->ids));
 	t->targets = malloc(tokens * sizeof(*t->targets));
 	t->starts = malloc((tokens + 1) * sizeof(*t->starts));
-	t->sums =
-	    calloc((size_t)(PLAN_SUM_RANKS + t->world_size + t->plan->preference_sums), sizeof(*t->sums));
-	if (!t->sums || !t->rows || !t->all_rows || !t->ids || !t->targets || !t->starts)
+	if (!t->rows || !t->all_rows || !t->ids || !t->targets || !t->starts)
 		return error_oom(err);
-	if ((r = preference_allocate(t, err)) < 0)
+	if ((r = preference_allocate(t, err)) < 0 || (r = allocate_sums(t, err)) < 0)
 		return r;
 	model_shapes(t->plan->model, &shapes);
 	shapes.quantized = t->plan->shard->largest_packed;
@@ -144,7 +155,10 @@ void trainer_free(struct trainer *t)
 	if (t->memory && !t->comm)
 		device_free(t->dev, t->memory);
 	preference_free(t);
-	free(t->sums);
+	if (t->all_sums)
+		device_free_host(t->dev, t->all_sums);
+	for (int i = 0; i < 2; i++)
+		device_event_destroy(t->work[i].read);
 	free(t->rows);
 	free(t->all_rows);
 	free(t->ids);
@@ -226,7 +240,7 @@ int trainer_set_step(struct trainer *t, int64_t step, struct error *err)
 	if (step < 0 || step > t->total_steps)
 		return error_set(err, -EINVAL, "cannot go on from step %lld of a run of %lld steps",
 		                 (long long)step, (long long)t->total_steps);
-	t->step = step;
+	t->step = t->begun = step;
 	r = optimizer_loaded(t->plan->optimizer, err);
 	return r < 0 ? r : trainer_publish(t, err);
 }

@@ -63,7 +63,7 @@ struct train_log {
 	double step_seconds, data_seconds;
 	double communication_seconds; /* in which the computation waited for collectives */
 	/* The rank that computed longest since the last log, and its mean of a step; -1: one rank, or not
-	 * measured. Each rank's part of a step is known to the others one step later. */
+	 * measured. Each rank's part of a step is known to the others one or two steps later. */
 	int slowest_rank;
 	double slowest_seconds;
 	/* Of a preference task: of this very step; and of the evaluation, where has_eval. */
@@ -71,7 +71,9 @@ struct train_log {
 	int metric_count;
 };
 
-/* Called on every rank, between steps; a negative return ends the run with that error. */
+/* Called on every rank, between steps; a negative return ends the run with that error. On a GPU the next step
+ * is already in work when on_log and on_step are called, but for a step behind which on_save or an evaluation
+ * comes: no checkpoint is saved of a step whose sums have not been read. */
 struct train_callbacks {
 	void *context;
 	/* After step 1, each log_steps-th step, the last, and each evaluation: the same whether resumed or
@@ -82,8 +84,8 @@ struct train_callbacks {
 	/* After each save_steps-th step, and where the run was stopped (stopped true, in mid-run). Not after
 	 * the last step: the caller saves the final model itself. */
 	int (*on_save)(void *context, int64_t step, bool stopped, struct error *err);
-	/* Polled once a step; the ranks agree, so that one rank's true stops all after the same step. NULL:
-	 * never. */
+	/* Polled once a step, before it begins; the ranks agree, so that one rank's true stops all after the
+	 * same step, which on a GPU may be the one behind it. NULL: never. */
 	bool (*should_stop)(void *context);
 };
 
@@ -101,7 +103,9 @@ int64_t trainer_steps_per_epoch(const struct trainer *t);
 int64_t trainer_step(const struct trainer *t);     /* steps done */
 int64_t trainer_examples(const struct trainer *t); /* rows seen in these steps, over all epochs */
 double trainer_epochs(const struct trainer *t);    /* epochs done, fractional */
-/* After a step: seconds that each rank computed in the step before, [world_size]. */
+/* After a step: seconds that each rank computed in the last step that it had ended before that one,
+ * [world_size].
+ */
 const double *trainer_rank_seconds(const struct trainer *t);
 int64_t trainer_tokens(const struct trainer *t); /* seen so far in this process, all ranks together */
 const struct model_layout *trainer_layout(const struct trainer *t);

@@ -179,6 +179,9 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to);
 void simt_stream_begin(cudaStream_t s);
 void simt_stream_end(cudaStream_t s);
 void simt_stream_settle(cudaStream_t s);
+void simt_stream_finish(cudaStream_t s); /* waits for all of its work */
+/* How often the host has waited for a stream, or for an event. */
+int simt_waits(int for_streams);
 int simt_stream_late(cudaStream_t s);
 /* The next work of a late stream. run(context) is called once, possibly in another thread. */
 void simt_stream_defer(cudaStream_t s, void (*run)(void *context), void *context);

@@ -132,6 +132,11 @@ bool device_supports(const struct device *dev, enum dtype type)
 	return type == DTYPE_F32 || (type == DTYPE_BF16 && gemm_native_bf16(dev));
 }
 
+bool device_runs_behind(const struct device *dev)
+{
+	return false;
+}
+
 double device_peak_flops(const struct device *dev, enum dtype type)
 {
 	return 0; /* unknown: no interface gives the clock rate under vector load */

@@ -151,5 +151,5 @@ void device_aside_end(struct device *dev, struct device_event *done)
 
 int device_event_finish(struct device *dev, struct device_event *event, struct error *err)
 {
-	return 0;
+	return device_synchronize(dev, err);
 }

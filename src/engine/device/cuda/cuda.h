@@ -22,7 +22,7 @@ extern "C" {
 
 /* Partial sums are cut by shape alone: never by the number of multiprocessors. */
 #define REDUCE_PARTS 1024
-#define STAGING      ((size_t)4 << 20)
+#define STAGING      ((size_t)4 << 20) /* of both halves together */
 
 struct gemm_cache;
 struct attention_cudnn;
@@ -44,8 +44,12 @@ struct device {
 	struct attention_cudnn *cudnn; /* NULL: our own attention alone */
 	const char *cudnn_missing;     /* why, where it was looked for */
 	double *parts;                 /* [REDUCE_PARTS] */
-	char *staging; /* pinned: small writes leave from here, so that the caller need not wait */
-	size_t staged; /* bytes of staging that have been used since the stream was last waited for */
+	/* Pinned: small writes leave from here, so that the caller need not wait. The halves are used in
+	 * turn; left: behind the last write of a half. */
+	char *staging;
+	cudaEvent_t left[2];
+	int half;
+	size_t staged; /* bytes of the half that have been used */
 	char description[256];
 	char gemm_kind[160];
 };

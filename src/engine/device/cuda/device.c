@@ -65,7 +65,9 @@ static int open_gpu(struct device *dev, const struct device_options *options, st
 	dev->stream_made = true;
 	dev->compute = dev->stream;
 	if ((status = cudaMalloc((void **)&dev->parts, REDUCE_PARTS * sizeof(*dev->parts))) ||
-	    (status = cudaMallocHost((void **)&dev->staging, STAGING)))
+	    (status = cudaMallocHost((void **)&dev->staging, STAGING)) ||
+	    (status = cudaEventCreateWithFlags(&dev->left[0], cudaEventDisableTiming)) ||
+	    (status = cudaEventCreateWithFlags(&dev->left[1], cudaEventDisableTiming)))
 		return device_cuda_error(dev, status, "cannot allocate the engine's own buffers", err);
 	if ((r = gemm_create(dev, err)) < 0 ||
 	    (r = attention_cudnn_create(dev, options ? options->attention : DEVICE_ATTENTION_AUTO, err)) < 0)
@@ -112,6 +114,9 @@ void device_destroy(struct device *dev)
 	(void)cudaFree(dev->base.scratch);
 	(void)cudaFree(dev->parts);
 	(void)cudaFreeHost(dev->staging);
+	for (int i = 0; i < 2; i++)
+		if (dev->left[i])
+			(void)cudaEventDestroy(dev->left[i]);
 	if (dev->computed)
 		(void)cudaEventDestroy(dev->computed);
 	if (dev->transfers)
@@ -131,6 +136,11 @@ const char *device_describe(const struct device *dev)
 }
 
 bool device_supports(const struct device *dev, enum dtype type)
+{
+	return true;
+}
+
+bool device_runs_behind(const struct device *dev)
 {
 	return true;
 }
@@ -240,19 +250,26 @@ void device_launched(struct device *dev, const char *kernel)
 		device_fault(dev, -EIO, "%s: %s", kernel, cudaGetErrorString(status));
 }
 
-static int wait_for_stream(struct device *dev, struct error *err)
+/* What the device has returned to a wait, or the fault before it. */
+static int waited(struct device *dev, cudaError_t status, struct error *err)
 {
-	cudaError_t status = cudaStreamSynchronize(dev->compute);
 	char where[24];
 	int fault;
 
-	dev->staged = 0;
 	snprintf(where, sizeof(where), "GPU %d", dev->index);
 	fault = device_take_fault(dev, where, err);
 	if (fault)
 		return fault;
 	/* After a kernel has failed, the context cannot be used: every later call returns the same error. */
 	return status ? device_cuda_error(dev, status, "the computation failed", err) : 0;
+}
+
+static int wait_for_stream(struct device *dev, struct error *err)
+{
+	cudaError_t status = cudaStreamSynchronize(dev->compute);
+
+	dev->staged = 0;
+	return waited(dev, status, err);
 }
 
 int device_synchronize(struct device *dev, struct error *err)
@@ -264,10 +281,25 @@ int device_synchronize(struct device *dev, struct error *err)
 }
 
 /* ---- transfers ---- */
+static char *place_in_staging(const struct device *dev)
+{
+	return dev->staging + (size_t)dev->half * (STAGING / 2) + dev->staged;
+}
+
+/* Goes on in the other half, once the writes that last left from there have ended. */
+static cudaError_t turn_staging(struct device *dev)
+{
+	cudaError_t status = cudaEventRecord(dev->left[dev->half], dev->stream);
+
+	dev->half = !dev->half;
+	dev->staged = 0;
+	return status ? status : cudaEventSynchronize(dev->left[dev->half]);
+}
+
 int device_read(struct device *dev, void *host, const void *src, size_t bytes, struct error *err)
 {
-	bool small = bytes <= STAGING - dev->staged;
-	void *to = small ? dev->staging + dev->staged : host;
+	bool small = bytes <= STAGING / 2 - dev->staged;
+	void *to = small ? place_in_staging(dev) : host;
 	cudaError_t status =
 	    bytes ? cudaMemcpyAsync(to, src, bytes, cudaMemcpyDeviceToHost, dev->stream) : cudaSuccess;
 	int r = wait_for_stream(dev, err);
@@ -286,13 +318,13 @@ int device_write(struct device *dev, void *dst, const void *host, size_t bytes, 
 
 	if (bytes == 0)
 		return 0;
-	if (small && round_up(bytes, 16) > STAGING - dev->staged) {
-		status = cudaStreamSynchronize(dev->stream);
-		dev->staged = 0;
-	}
+	if (small && round_up(bytes, 16) > STAGING / 2 - dev->staged)
+		status = turn_staging(dev);
 	if (small && !status) {
-		memcpy(dev->staging + dev->staged, host, bytes);
-		host = dev->staging + dev->staged;
+		char *place = place_in_staging(dev);
+
+		memcpy(place, host, bytes);
+		host = place;
 		dev->staged += round_up(bytes, 16);
 	}
 	if (!status)
@@ -454,7 +486,5 @@ void device_event_wait(struct device *dev, struct device_event *event)
 
 int device_event_finish(struct device *dev, struct device_event *event, struct error *err)
 {
-	cudaError_t status = cudaEventSynchronize(event->event);
-
-	return status ? device_cuda_error(dev, status, "a transfer failed", err) : 0;
+	return waited(dev, cudaEventSynchronize(event->event), err);
 }
