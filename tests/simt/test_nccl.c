@@ -129,6 +129,7 @@ static void finish(struct rank *r, comm_ticket ticket, float *host, const void *
 static void collectives(struct rank *r)
 {
 	struct error err = ERROR_INIT;
+	int least, greatest, priority;
 	float host[COUNT];
 	double sum;
 	void *b;
@@ -136,6 +137,10 @@ static void collectives(struct rank *r)
 	r->comm = join(r, RANKS, 20, 0, NULL);
 	ck_assert(strstr(comm_describe(r->comm), "NCCL 2.28.3") != NULL);
 	ck_assert(comm_rank(r->comm) == r->rank && comm_size(r->comm) == RANKS);
+	/* Behind products that fill the GPU a collective would begin when these have ended. */
+	ck_assert(cudaDeviceGetStreamPriorityRange(&least, &greatest) == cudaSuccess &&
+	          cudaStreamGetPriority(r->comm->stream, &priority) == cudaSuccess);
+	ck_assert(greatest < least && priority == greatest);
 	ck_ok(comm_alloc(r->comm, sizeof(host), &b, &err), &err);
 	ck_assert_int_eq(comm_register(r->comm, &(struct comm_buffer){b, sizeof(host)}, 1, &err), 1);
 	for (int round = 0; round < 500; round++) {

@@ -80,9 +80,11 @@ static int bootstrap(struct comm *c, const struct comm_options *o, struct error 
 
 static int open_stream(struct comm *c, struct error *err)
 {
+	int least = 0, greatest = 0;
 	cudaError_t s;
 
-	if ((s = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking)) ||
+	if ((s = cudaDeviceGetStreamPriorityRange(&least, &greatest)) ||
+	    (s = cudaStreamCreateWithPriority(&c->stream, cudaStreamNonBlocking, greatest)) ||
 	    (s = cudaEventCreateWithFlags(&c->computed, cudaEventDisableTiming)) ||
 	    (s = cudaMalloc((void **)&c->token, sizeof(*c->token))) ||
 	    (s = cudaMemset(c->token, 0, sizeof(*c->token))))

@@ -16,6 +16,9 @@
  * another communicator hangs.
  *
  * NCCL sums bf16 in fp32 within a step of its rings and rounds between the steps; gradients travel in fp32.
+ *
+ * The stream has the highest priority: the few blocks of a collective's kernel get multiprocessors as soon as
+ * some are free, and need not wait until a product has been computed that was queued before it.
  */
 #pragma once
 
