@@ -43,6 +43,11 @@ struct fake_comm {
 	struct call call[256];
 	int registered;
 	struct region region[REGISTERED];
+	int windows;
+	struct region window[REGISTERED];
+	bool registers; /* a window, for which it waits for the other ranks */
+	struct region next;
+	void **handle;
 };
 
 /* The ranks of one id; never freed, since a test is short. */
@@ -54,6 +59,7 @@ static struct group {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int ids, abort_fills = -1, refused_rank = -1, refused_after, allocated;
+static int has_windows, refused_window = -1;
 
 void simt_nccl_abort_fills(int byte)
 {
@@ -174,7 +180,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *r)
 {
 	pthread_mutex_lock(&lock);
 	*r = c->group->died ? ncclRemoteError
-	     : c->splits || c->group->joined < c->group->n || (c->queued && !c->connected) ||
+	     : c->splits || c->registers || c->group->joined < c->group->n || (c->queued && !c->connected) ||
 	             c->polls++ % 4 == 3
 	         ? ncclInProgress
 	         : ncclSuccess;
@@ -257,6 +263,69 @@ ncclResult_t ncclCommDeregister(ncclComm_t c, void *handle)
 	return r;
 }
 
+bool nccl_has_windows(void)
+{
+	return __atomic_load_n(&has_windows, __ATOMIC_RELAXED);
+}
+
+void simt_nccl_windows(int has, int refused)
+{
+	pthread_mutex_lock(&lock);
+	__atomic_store_n(&has_windows, has, __ATOMIC_RELAXED);
+	refused_window = refused;
+	pthread_mutex_unlock(&lock);
+}
+
+int simt_nccl_window_count(ncclComm_t c)
+{
+	int n;
+
+	pthread_mutex_lock(&lock);
+	n = c->windows;
+	pthread_mutex_unlock(&lock);
+	return n;
+}
+
+/* When all ranks have called; the handles are there then, and not before. */
+ncclResult_t nccl_window_register(ncclComm_t c, void *p, size_t n, void **handle)
+{
+	bool all = true;
+
+	pthread_mutex_lock(&lock);
+	c->registers = true;
+	c->next = (struct region){p, n};
+	c->handle = handle;
+	for (int r = 0; r < c->group->n; r++)
+		all = all && c->group->rank[r] && c->group->rank[r]->registers;
+	for (int r = 0; r < c->group->n && all; r++) {
+		struct fake_comm *other = c->group->rank[r];
+
+		if (other->next.n != n)
+			wrong("windows differ in size");
+		other->registers = false;
+		if (r == refused_window || other->windows == REGISTERED)
+			continue;
+		other->window[other->windows++] = other->next;
+		*other->handle = other->next.at;
+	}
+	pthread_mutex_unlock(&lock);
+	return ncclInProgress;
+}
+
+ncclResult_t nccl_window_deregister(ncclComm_t c, void *handle)
+{
+	ncclResult_t r = ncclInvalidArgument;
+
+	pthread_mutex_lock(&lock);
+	for (int i = 0; i < c->windows && r; i++)
+		if (c->window[i].at == handle) {
+			c->window[i] = c->window[--c->windows];
+			r = ncclSuccess;
+		}
+	pthread_mutex_unlock(&lock);
+	return r;
+}
+
 ncclResult_t ncclMemAlloc(void **p, size_t n)
 {
 	*p = simt_malloc(n);
@@ -306,6 +375,18 @@ static bool is_registered(const struct fake_comm *c)
 	return false;
 }
 
+/* Where in a window the data are that the other ranks read, or write; -1: in none. */
+static int64_t place_in_window(const struct fake_comm *c)
+{
+	bool written = c->call[0].what == GATHER || c->call[0].what == BROADCAST;
+	const char *data = written ? c->call[0].to : c->call[0].from;
+
+	for (int i = 0; i < c->windows; i++)
+		if (data >= (char *)c->window[i].at && data < (char *)c->window[i].at + c->window[i].n)
+			return data - (char *)c->window[i].at;
+	return -1;
+}
+
 static double get(const void *p, size_t i, ncclDataType_t t)
 {
 	return t == ncclFloat64    ? ((const double *)p)[i]
@@ -349,6 +430,9 @@ static void carry_out(struct group *g)
 	for (int r = 1; r < g->n; r++)
 		if (is_registered(g->rank[r]) != is_registered(g->rank[0]))
 			wrong("one rank's buffer is registered, another's is not");
+	for (int r = 1; r < g->n; r++)
+		if (place_in_window(g->rank[r]) != place_in_window(g->rank[0]))
+			wrong("the buffers are at different places of their windows");
 	for (size_t i = 0; i < all && (k->what == REDUCE || k->what == SCATTER); i++) {
 		double x = reduced(g, i);
 

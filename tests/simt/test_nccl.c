@@ -224,6 +224,83 @@ START_TEST(registered_everywhere_or_nowhere)
 }
 END_TEST
 
+/* Buffers within one piece of memory, of which a communicator and a lane make a window each. `apart`: those
+ * of rank 1 are elsewhere in it. */
+static void register_windows(struct rank *r, bool apart, int windows)
+{
+	struct error err = ERROR_INIT;
+	struct comm_buffer buffers[2];
+	struct comm *lane;
+	char *memory;
+
+	r->comm = join(r, RANKS, 20, 0, NULL);
+	ck_ok(comm_split(r->comm, 0, 0, &lane, &err), &err);
+	ck_ok(comm_alloc(r->comm, 1024, (void **)&memory, &err), &err);
+	memory += apart && r->rank == 1 ? 256 : 0;
+	buffers[0] = (struct comm_buffer){memory, 64};
+	buffers[1] = (struct comm_buffer){memory + 128, 64};
+	ck_assert_int_eq(comm_register(r->comm, buffers, 2, &err), 1);
+	ck_assert_int_eq(comm_register(lane, buffers + 1, 1, &err), 1);
+	ck_assert_int_eq(simt_nccl_window_count(r->comm->nccl), windows);
+	ck_assert_int_eq(simt_nccl_window_count(lane->nccl), windows);
+	ck_assert_int_eq(simt_nccl_registered(r->comm->nccl), windows ? 0 : 2);
+	for (int i = 0; i < 2; i++) {
+		struct comm *c = i ? lane : r->comm;
+		float got, want = (float)r->rank;
+
+		ck_ok(device_write(r->dev, buffers[i].data, &want, sizeof(want), &err), &err);
+		ck_ok(comm_wait(c, comm_all_reduce(c, buffers[i].data, 1, DTYPE_F32, COMM_SUM), &err), &err);
+		ck_ok(device_read(r->dev, &got, buffers[i].data, sizeof(got), &err), &err);
+		ck_assert_float_eq(got, 3);
+	}
+	comm_destroy(lane);
+}
+
+static void at_one_place(struct rank *r)
+{
+	register_windows(r, false, 1);
+}
+
+static void at_two_places(struct rank *r)
+{
+	register_windows(r, true, 0);
+}
+
+static void not_of_all(struct rank *r)
+{
+	register_windows(r, false, 0);
+}
+
+/* Memory that NCCL has not allocated can be no window. */
+static void elsewhere(struct rank *r)
+{
+	struct error err = ERROR_INIT;
+	void *b;
+
+	r->comm = join(r, RANKS, 20, 0, NULL);
+	ck_ok(device_alloc(r->dev, 64, &b, &err), &err);
+	ck_assert_int_eq(comm_register(r->comm, &(struct comm_buffer){b, 64}, 1, &err), 1);
+	ck_assert_int_eq(simt_nccl_window_count(r->comm->nccl), 0);
+	ck_ok(comm_wait(r->comm, comm_barrier(r->comm), &err), &err);
+	ck_ok(comm_flush(r->comm, &err), &err);
+	comm_destroy(r->comm);
+	r->comm = NULL;
+	device_free(r->dev, b);
+}
+
+START_TEST(symmetric_windows)
+{
+	simt_nccl_windows(1, -1);
+	with_ranks(RANKS, at_one_place);
+	with_ranks(RANKS, at_two_places);
+	with_ranks(RANKS, elsewhere);
+	simt_nccl_windows(1, 2);
+	with_ranks(RANKS, not_of_all);
+	simt_nccl_windows(0, -1);
+	with_ranks(RANKS, not_of_all);
+}
+END_TEST
+
 /* A communicator that is destroyed during a collective keeps its buffers registered until the collective is
  * aborted; otherwise the stand-in ends the program. */
 static void ends_in_the_midst(struct rank *r)
@@ -797,6 +874,7 @@ int main(void)
 	tcase_set_timeout(tc, 60);
 	tcase_add_test(tc, every_collective);
 	tcase_add_test(tc, registered_everywhere_or_nowhere);
+	tcase_add_test(tc, symmetric_windows);
 	tcase_add_test(tc, buffers_of_a_collective_under_way);
 	tcase_add_test(tc, a_missing_rank_is_an_error);
 	tcase_add_test(tc, a_stall_is_an_error);

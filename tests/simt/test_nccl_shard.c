@@ -2,6 +2,7 @@
 /* Every strategy over the emulated GPU and the stand-in for NCCL, whose collectives end later than they are
  * queued: two ranks have the losses of ddp. */
 #include <math.h>
+#include <nccl.h>
 #include <pthread.h>
 
 #include "../engine/fake_dataset.h"
@@ -127,13 +128,15 @@ static void run_both(struct rank_run ranks[2], enum shard_strategy strategy, int
 	run_loop(ranks, strategy, accumulation, wire, offload, -1);
 }
 
-/* A step begins before the sums of the one before it are read; the ranks stop after the same one. */
+/* A step begins before the sums of the one before it are read; the ranks stop after the same one. With
+ * symmetric windows, of which the stand-in sees to it that all ranks have their buffers at the same place. */
 START_TEST(the_loop_has_the_same_losses)
 {
 	enum shard_strategy strategy = (enum shard_strategy)_i;
 	struct rank_run alone[2], ranks[2];
 
 	run_both(alone, strategy, 1, DTYPE_F32, SHARD_OFFLOAD_NONE);
+	simt_nccl_windows(1, -1);
 	run_loop(ranks, strategy, 1, DTYPE_F32, SHARD_OFFLOAD_NONE, 0);
 	for (int step = 0; step < STEPS; step++)
 		ck_assert_double_eq(ranks[0].losses[step], alone[0].losses[step]);

@@ -44,6 +44,9 @@ void simt_nccl_die(ncclComm_t c);
 /* This rank can register only that many buffers; -1: no limit. */
 void simt_nccl_refuse(int rank, int after);
 int simt_nccl_registered(ncclComm_t c);
+/* The library has windows; refused: but makes none of the memory of this rank (-1: of all ranks). */
+void simt_nccl_windows(int has, int refused);
+int simt_nccl_window_count(ncclComm_t c);
 int simt_nccl_allocated(void); /* pieces of ncclMemAlloc's memory that are not freed yet */
 
 const char *ncclGetErrorString(ncclResult_t r);

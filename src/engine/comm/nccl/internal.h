@@ -33,6 +33,7 @@
 enum {
 	EVENTS = 1024,    /* collectives that have an event each; older ones are done when these are */
 	BUFFERS = 4096,   /* the most buffers that can be registered */
+	WINDOWS = 16,     /* the most windows */
 	WAITS_MAX = 4096, /* the most waits of the compute stream that are measured at a time */
 	POLL_NS = 20 * 1000,
 };
@@ -100,6 +101,8 @@ struct comm {
 	struct error failure;
 	void *registered[BUFFERS]; /* handles */
 	int buffers;
+	void *window[WINDOWS]; /* as long as the communicator, which ends them */
+	int windows;
 
 	struct allocation *allocations; /* comm_alloc's */
 	bool foreign;                   /* NCCL did not allocate all of them: nothing is registered */

@@ -47,6 +47,29 @@
 
 LIBRARY_DEFINE(FUNCTIONS)
 
+/* Of the ABI of all libraries named libnccl.so.2: ncclWindow_t is a pointer. */
+enum { WIN_COLL_SYMMETRIC = 1 };
+
+static struct {
+	ncclResult_t (*add)(ncclComm_t comm, void *memory, size_t size, void **window, int flags);
+	ncclResult_t (*remove)(ncclComm_t comm, void *window);
+} windows;
+
+bool nccl_has_windows(void)
+{
+	return windows.add && windows.remove;
+}
+
+ncclResult_t nccl_window_register(ncclComm_t comm, void *memory, size_t size, void **window)
+{
+	return windows.add(comm, memory, size, window, WIN_COLL_SYMMETRIC);
+}
+
+ncclResult_t nccl_window_deregister(ncclComm_t comm, void *window)
+{
+	return windows.remove(comm, window);
+}
+
 static int version(void *function)
 {
 	int v = 0;
@@ -56,6 +79,9 @@ static int version(void *function)
 
 int nccl_load(struct error *err)
 {
+	static const struct library_symbol optional[] = {
+	    {"ncclCommWindowRegister", (void **)&windows.add},
+	    {"ncclCommWindowDeregister", (void **)&windows.remove}};
 	/* ncclConfig_t has its own size and version, so that an older library reads only the fields that it
 	 * knows. */
 	static const struct library l = {.title = "NCCL",
@@ -65,7 +91,9 @@ int nccl_load(struct error *err)
 	                                 .version_symbol = "ncclGetVersion",
 	                                 .version = version,
 	                                 .symbols = symbols,
-	                                 .symbol_count = ARRAY_SIZE(symbols)};
+	                                 .symbol_count = ARRAY_SIZE(symbols),
+	                                 .optional = optional,
+	                                 .optional_count = ARRAY_SIZE(optional)};
 
 	return real.ncclCommInitRankConfig ? 0 : library_load(&l, NULL, err);
 }

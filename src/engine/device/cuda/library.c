@@ -129,6 +129,8 @@ int library_load(const struct library *l, struct library_found *found, struct er
 	}
 	for (size_t i = 0; i < l->symbol_count; i++)
 		*l->symbols[i].to = dlsym(a.handle, l->symbols[i].name);
+	for (size_t i = 0; i < l->optional_count; i++)
+		*l->optional[i].to = dlsym(a.handle, l->optional[i].name);
 	if (found) {
 		found->version = version;
 		memcpy(found->path, path, sizeof(path));

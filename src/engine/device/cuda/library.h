@@ -47,6 +47,8 @@ struct library {
 	int (*version)(void *function); /* calls what version_symbol names; negative: it did not say */
 	const struct library_symbol *symbols;
 	size_t symbol_count;
+	const struct library_symbol *optional; /* whose addresses are NULL where the library lacks them */
+	size_t optional_count;
 };
 
 /* What was found. */
