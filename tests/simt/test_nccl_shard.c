@@ -24,6 +24,7 @@ struct rank_run {
 	bool loop;
 	int begun, ask_at;
 	int64_t steps;
+	int vocab; /* of a tied embedding; 0: untied */
 };
 
 static bool should_stop(void *context)
@@ -44,11 +45,7 @@ static int on_log(void *context, const struct train_log *log, struct error *err)
 
 static void *run_rank(void *context)
 {
-	static const char text[] = "{\"model_type\":\"llama\",\"hidden_size\":32,\"intermediate_size\":32,"
-	                           "\"num_hidden_layers\":2,\"head_"
-	                           "dim\":16,\"num_attention_heads\":2,\"num_key_value_heads\":1,\"vocab_"
-	                           "size\":40,\"tie_word_embeddings\":"
-	                           "false}";
+	_cleanup_free_ char *text = NULL;
 	struct rank_run *r = context;
 	const struct kv_store store = kv_store_in(r->directory);
 	struct comm_options co = {
@@ -62,6 +59,11 @@ static void *run_rank(void *context)
 	struct device *dev;
 	struct comm *comm;
 
+	text = str_printf(
+	    "{\"model_type\":\"llama\",\"hidden_size\":32,\"intermediate_size\":32,\"num_hidden_layers\":"
+	    "2,\"head_dim\":16,\"num_attention_heads\":2,\"num_key_value_heads\":1,\"vocab_size\":%d,"
+	    "\"tie_word_embeddings\":%s}",
+	    r->vocab ? r->vocab : 40, r->vocab ? "true" : "false");
 	ck_ok(model_config_parse(text, strlen(text), "config.json", &c, &err), &err);
 	ck_ok(device_create(NULL, &dev, &err), &err);
 	ck_ok(comm_create(dev, &co, &comm, &err), &err);
@@ -147,6 +149,49 @@ START_TEST(the_loop_has_the_same_losses)
 }
 END_TEST
 
+static void run_tied(struct rank_run ranks[2], enum shard_strategy strategy, int accumulation,
+                     enum dtype precision)
+{
+	_cleanup_(dataset_closep) struct dataset *data = fake_dataset(7, 6, 5, 40, true);
+	_cleanup_free_ char *directory = unit_tmpdir();
+	pthread_t threads[2];
+
+	for (int r = 0; r < 2; r++) {
+		ranks[r] = (struct rank_run){
+		    .directory = directory, .group = "test", .rank = r, .data = data, .vocab = 800};
+		train_options_default(&ranks[r].o);
+		ranks[r].o.max_steps = STEPS;
+		ranks[r].o.log_steps = 1;
+		ranks[r].o.learning_rate = 1e-2;
+		ranks[r].o.accumulation = accumulation;
+		ranks[r].o.strategy = strategy;
+		ranks[r].o.precision = precision;
+		ranks[r].loop = true;
+		pthread_create(&threads[r], NULL, run_rank, &ranks[r]);
+	}
+	for (int r = 0; r < 2; r++)
+		pthread_join(threads[r], NULL);
+	ck_assert(!file_remove_tree(directory, NULL));
+}
+
+/* With ddp the rows of a tied embedding's gradients are gathered, and added behind the sum of what the head
+ * has written; with zero1 both are summed at the end. */
+START_TEST(rows_of_a_tied_embedding)
+{
+	enum dtype precision = _i % 2 ? DTYPE_BF16 : DTYPE_F32;
+	struct rank_run ddp[2], zero1[2];
+
+	run_tied(zero1, SHARD_ZERO1, 1 + _i / 2, precision);
+	run_tied(ddp, SHARD_DDP, 1 + _i / 2, precision);
+	for (int step = 0; step < STEPS; step++) {
+		ck_assert_double_eq_tol(ddp[0].losses[step], zero1[0].losses[step], _i % 2 ? 1e-2 : 1e-5);
+		ck_assert_double_eq(ddp[0].losses[step], ddp[1].losses[step]);
+	}
+	ck_assert_float_eq(ddp[0].weight, ddp[1].weight);
+	ck_assert_double_lt(ddp[0].losses[STEPS - 1], ddp[0].losses[0]);
+}
+END_TEST
+
 START_TEST(losses_are_those_of_ddp)
 {
 	int accumulation = 1 + _i % 2;
@@ -196,6 +241,7 @@ int main(void)
 	tcase_set_timeout(c, 120);
 	tcase_add_loop_test(c, losses_are_those_of_ddp, 0, 2);
 	tcase_add_loop_test(c, the_loop_has_the_same_losses, SHARD_DDP, SHARD_HYBRID + 1);
+	tcase_add_loop_test(c, rows_of_a_tied_embedding, 0, 4);
 	tcase_add_loop_test(c, offload_has_the_same_bits, SHARD_DDP, SHARD_HYBRID + 1);
 	suite_add_tcase(suite, c);
 	return unit_run(suite);

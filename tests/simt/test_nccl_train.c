@@ -54,11 +54,14 @@ static struct comm *join(struct world *w, int rank, struct device **dev)
 	return c;
 }
 
-/* The collectives of a step of two ranks with ddp: the gradients of each unit, then the losses. */
-static void add_up(struct world *w, struct comm *c, void *gradients, double *sums)
+/* The collectives of a step of two ranks with ddp: what the head has written of the tied embedding's
+ * gradients, those of the other units, the rows of the embedding, then the losses. */
+static void add_up(struct world *w, struct comm *c, void *gradients, void *rows, double *sums)
 {
-	for (int u = w->layout->units - 1; u >= 0; u--)
+	comm_all_reduce(c, gradients, w->layout->unit[0].count, DTYPE_F32, COMM_SUM);
+	for (int u = w->layout->units - 1; u > 0; u--)
 		comm_all_reduce(c, gradients, w->layout->unit[u].count, DTYPE_F32, COMM_SUM);
+	comm_all_gather(c, rows, w->c.hidden, DTYPE_F32);
 	if (sums)
 		comm_all_reduce_f64(c, sums, 2, COMM_SUM);
 }
@@ -70,11 +73,12 @@ static void *peer(void *context)
 	struct device *dev;
 	struct comm *c = join(w, 1, &dev);
 	size_t largest = 0;
-	void *b, *sums;
+	void *b, *rows, *sums;
 
 	for (int u = 0; u < w->layout->units; u++)
 		largest = MAX(largest, (size_t)w->layout->unit[u].count);
 	ck_ok(comm_alloc(c, largest * sizeof(float), &b, &err), &err);
+	ck_ok(comm_alloc(c, largest * sizeof(float), &rows, &err), &err);
 	ck_ok(comm_alloc(c, 2 * sizeof(double), &sums, &err), &err);
 	ck_ok(comm_register(c, &(struct comm_buffer){b, largest * sizeof(float)}, 1, &err), &err);
 	if (w->end == WAITS) { /* saver_attach: this rank finds what rank 0 has written into the directory */
@@ -84,13 +88,13 @@ static void *peer(void *context)
 		device_zero(dev, sums, 2 * sizeof(double));
 		comm_all_gather(c, sums, 1, DTYPE_F32);
 	}
-	add_up(w, c, b, sums);
+	add_up(w, c, b, rows, sums);
 	ck_ok(comm_flush(c, &err), &err);
 	device_zero(dev, sums, 2 * sizeof(double));
 	if (w->end == WAITS) /* the directory of the save is there: no failure here */
 		comm_all_gather(c, sums, 1, DTYPE_F32);
 	else
-		add_up(w, c, b, NULL);
+		add_up(w, c, b, rows, NULL);
 	ck_ok(comm_flush(c, &err), &err);
 	if (w->end == DIES)
 		simt_nccl_die(c->nccl);

@@ -11,6 +11,7 @@
 #include "../engine/fake_dataset.h"
 #include "../engine/thread_comm.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/json.h"
 #include "base/str.h"
 #include "engine/model/nf4_weights.h"
@@ -52,6 +53,7 @@ struct rank_run {
 	double losses[STEPS], norms[STEPS], eval_loss;
 	float *weights, *moments[2]; /* gathered, on rank 0 */
 	int64_t held;                /* elements of all parameters */
+	uint64_t digest;             /* of those weights */
 	int replica, replicas;
 	size_t total, noted; /* of the plan: bytes, and those that are not in the arena */
 };
@@ -152,6 +154,7 @@ static void end_rank(struct rank_run *r, struct trainer *t, bool first)
 	const struct parameter_access a = trainer_access(t);
 	_cleanup_json_ json_t *plan = NULL;
 	struct error err = ERROR_INIT;
+	uint64_t digest = 0;
 	json_t *buffer;
 	size_t i;
 
@@ -165,7 +168,10 @@ static void end_rank(struct rank_run *r, struct trainer *t, bool first)
 		if (is_read(r->run, &a.layout->parameter[p]))
 			ck_ok(a.read(a.context, STATE_WEIGHTS, &a.layout->parameter[p], at, n, part, &err),
 			      &err);
+		digest = hash_bytes(
+		    part, is_read(r->run, &a.layout->parameter[p]) ? (size_t)n * sizeof(float) : 0, digest);
 	}
+	r->digest = digest;
 	r->replica = a.replica;
 	r->replicas = a.replicas;
 	r->weights = gather(r->run, &a, STATE_WEIGHTS, first);
@@ -365,6 +371,68 @@ START_TEST(large_embedding_has_its_own_slot)
 
 	options(&run.o, SHARD_DDP, 1 + 2 * _i);
 	compare_all(&run);
+}
+END_TEST
+
+/* Whether a tied embedding's gradients come in two parts (rows.c), as a plan of two ranks has it. */
+static bool gathers_rows(int vocab, bool tied, enum shard_strategy strategy, int64_t row)
+{
+	_cleanup_(plan_freep) struct plan *p = NULL;
+	struct error err = ERROR_INIT;
+	struct train_options o;
+	struct model_config c;
+
+	model(&c, tied);
+	c.vocab = vocab;
+	options(&o, strategy, 1);
+	ck_ok(plan_create(NULL, NULL, 0, 2, &c, &o, row, &p, &err), &err);
+	return shard_gathers_rows(p->shard);
+}
+
+/* Twice the rows of both ranks are as much as the table: 2 · 2 · 4 bytes for each token, 4 for each id. */
+START_TEST(rows_are_gathered_where_that_pays)
+{
+	ck_assert(gathers_rows(800, true, SHARD_DDP, 200));
+	ck_assert(!gathers_rows(800, true, SHARD_DDP, 201));
+	ck_assert(!gathers_rows(800, false, SHARD_DDP, 200));
+	ck_assert(!gathers_rows(800, true, SHARD_ZERO1, 200));
+}
+END_TEST
+
+/* What the head writes is summed while the blocks' gradients are computed, and the rows of the embedding are
+ * added behind that, in the order of the ranks; the other strategies sum both at the end. With ranks that
+ * have no rows in a micro-step, and tokens that do not count. */
+START_TEST(rows_of_a_tied_embedding)
+{
+	struct run run = {.world_size = 2 + _i % 3, .tied = true, .vocab = 800};
+
+	for (int kind = 0; kind < 4; kind++) {
+		_cleanup_(dataset_closep) struct dataset *train = fake_dataset(22, 9, 8, 50, true);
+		_cleanup_(dataset_closep) struct dataset *eval = fake_dataset(5, 12, 8, 50, false);
+		struct rank_run *ddp, *zero1;
+
+		run.train = train;
+		run.eval = eval;
+		options(&run.o, SHARD_ZERO1, 1 + 2 * (_i / 3));
+		run.o.precision = kind == 1 ? DTYPE_BF16 : DTYPE_F32;
+		run.o.reduce_type = kind == 2 ? DTYPE_BF16 : DTYPE_F32;
+		run.o.offload = kind == 3 ? SHARD_OFFLOAD_OPTIMIZER : SHARD_OFFLOAD_NONE;
+		zero1 = run_all(&run);
+		run.o.strategy = SHARD_DDP;
+		ddp = run_all(&run);
+		for (int r = 1; r < run.world_size; r++) {
+			ck_assert(ddp[r].digest == ddp[0].digest);
+			for (int s = 0; s < STEPS; s++)
+				ck_assert_double_eq(ddp[r].losses[s], ddp[0].losses[s]);
+		}
+		for (int s = 0; s < STEPS; s++)
+			ck_assert_double_eq_tol(ddp[0].losses[s], zero1[0].losses[s], kind % 3 ? 2e-2 : 1e-5);
+		ck_assert_double_eq_tol(ddp[0].norms[0], zero1[0].norms[0],
+		                        (kind % 3 ? 1e-2 : 1e-5) * ddp[0].norms[0]);
+		ck_assert_double_lt(ddp[0].losses[STEPS - 1], ddp[0].losses[0] - 0.1);
+		done(ddp);
+		done(zero1);
+	}
 }
 END_TEST
 
@@ -1055,6 +1123,8 @@ int main(void)
 	tcase_add_loop_test(c, losses_are_those_of_ddp, 0, 2 * RANKS);
 	tcase_add_loop_test(c, any_number_of_slots, 0, 2);
 	tcase_add_loop_test(c, large_embedding_has_its_own_slot, 0, 2);
+	tcase_add_test(c, rows_are_gathered_where_that_pays);
+	tcase_add_loop_test(c, rows_of_a_tied_embedding, 0, 6);
 	tcase_add_test(c, nothing_to_shard_is_refused);
 	tcase_add_loop_test(c, matrices_that_are_stored_transposed_are_quantized_turned, 0, 4);
 	tcase_add_test(c, state_moves_between_strategies);

@@ -153,10 +153,32 @@ static int need_head(struct model *m, struct error *err)
 	return r < 0 ? r : model_need(m, m->layout->base_units - 1, MODEL_BACKWARD, err);
 }
 
+/* A tied head that is trained adds to the gradients of unit 0 first, and the embedding last. */
+static bool head_shares_unit(const struct model *m)
+{
+	return m->c.tied && m->layout->lowest == 0;
+}
+
+static void end_head(struct model *m)
+{
+	if (head_shares_unit(m) && !m->layout->unit[0].frozen && m->hooks.head_gradients)
+		m->hooks.head_gradients(m->hooks.context, 0);
+}
+
 static void zero_place(struct model *m, int unit)
 {
 	if (!m->layout->unit[unit].frozen)
 		device_zero(m->dev, m->unit[unit].g, (size_t)m->layout->unit[unit].count * sizeof(float));
+}
+
+/* The tokens of a batch in which nothing counts are still those that the other ranks expect. */
+static void nothing_of_rows(struct model *m, int64_t tokens)
+{
+	if (!head_shares_unit(m))
+		return;
+	if (tokens > 0)
+		device_zero(m->dev, m->dx, (size_t)(tokens * m->c.hidden) * m->size);
+	(void)model_embedding_rows(m);
 }
 
 /* Nothing in the batch counts: its gradients are zero. */
@@ -168,15 +190,20 @@ static int nothing(struct model *m, const struct model_batch *batch, bool first,
 	    (batch->weigh && (r = batch->weigh(batch->weigh_context, NULL, NULL, err)) < 0) ||
 	    (r = need_head(m, err)) < 0)
 		return r;
+	if (first && head_shares_unit(m))
+		zero_place(m, 0);
+	end_head(m);
 	for (int u = last; u >= m->layout->lowest; u--) {
 		int companion = m->layout->unit[u].companion;
 
 		if (u < last && (u > 0 || !m->c.tied) && (r = model_need(m, u, MODEL_BACKWARD, err)) < 0)
 			return r;
-		if (first)
+		if (first && !(u == 0 && head_shares_unit(m)))
 			zero_place(m, u);
 		if (first && companion >= 0)
 			zero_place(m, companion);
+		if (u == 0)
+			nothing_of_rows(m, batch->tokens);
 		end_unit(m, u);
 	}
 	if (m->layout->lowest > 0 && m->c.tied)
@@ -248,7 +275,10 @@ static int run_pass(struct model *m, const struct model_batch *batch, float scal
 	if ((r = need_head(m, err)) < 0)
 		return r;
 	m->d_low_of = m->d_scaled_of = -1;
+	if (head_shares_unit(m))
+		start_unit(m, 0, first);
 	head(m, &p, x, scale, first, loss_sum);
+	end_head(m);
 	end_unit(m, m->layout->base_units - 1);
 	for (int l = m->c.layers - 1; l + 1 >= m->layout->lowest && l >= 0; l--) {
 		if ((r = model_need(m, l + 1, MODEL_BACKWARD, err)) < 0)
@@ -267,7 +297,8 @@ static int run_pass(struct model *m, const struct model_batch *batch, float scal
 	}
 	if (!m->c.tied && (r = model_need(m, 0, MODEL_BACKWARD, err)) < 0)
 		return r;
-	start_unit(m, 0, first);
+	if (!head_shares_unit(m))
+		start_unit(m, 0, first);
 	model_embedding_gradient(m, batch->ids, tokens, first);
 	end_unit(m, 0);
 	return 0;

@@ -257,6 +257,8 @@ void model_embedding_gradient(struct model *m, const int32_t *host_ids, int64_t 
 		return;
 	if (m->c.embedding_scale != 1)
 		device_scale(m->dev, m->dx, m->o.type, embedding_scale(m), tokens * m->c.hidden);
+	if (model_embedding_rows(m))
+		return;
 	/* Tied, the head has written the whole table already. */
 	if (first && !m->c.tied)
 		device_zero(m->dev, table, (size_t)(m->c.vocab * m->c.hidden) * sizeof(float));

@@ -157,6 +157,12 @@ static inline void model_done(const struct model *m, int unit, enum model_phase 
 		m->hooks.done(m->hooks.context, companion, phase);
 }
 
+/* Whether the hook adds the rows of m->dx to the embedding's gradients. */
+static inline bool model_embedding_rows(const struct model *m)
+{
+	return m->c.tied && m->hooks.embedding_rows && m->hooks.embedding_rows(m->hooks.context, m->dx);
+}
+
 /* The first so many blocks recompute; but the last of these finds its activations where they are shared. */
 static inline int model_recomputed(const struct model *m)
 {

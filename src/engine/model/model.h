@@ -111,6 +111,13 @@ struct model_hooks {
 	void (*done)(void *context, int unit, enum model_phase phase);
 	/* The unit's gradients are final within this micro-step: head first, embedding last. */
 	void (*gradients)(void *context, int unit);
+	/* Where the head is tied to unit 0, which is trained: what it adds to the gradients of that unit is
+	 * there, before any gradients are final. */
+	void (*head_gradients)(void *context, int unit);
+	/* Before the gradients of unit 0 are final: those of the embedding's output, [tokens, hidden], of
+	 * which each is to be added to the row of its token. True: the hook sees to that. The memory has room
+	 * for max_tokens, and stays as it is until the next backward pass. */
+	bool (*embedding_rows)(void *context, const void *d_out);
 };
 void model_set_hooks(struct model *m, const struct model_hooks *hooks); /* copied */
 

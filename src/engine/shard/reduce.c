@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Gradients: summed over the ranks during the backward pass; each rank keeps its own part of the sums. */
 #include "engine/shard/offload.h"
+#include "engine/shard/rows.h"
 
 #include <stdlib.h>
 
@@ -43,6 +44,8 @@ static int finish_one(struct shard *s, int unit, struct error *err)
 		device_cast(s->dev, own_place(u), DTYPE_F32,
 		            (char *)u->wire + (size_t)u->first * dtype_size(s->o.wire), s->o.wire, u->own);
 	u->wire = NULL;
+	if (unit == 0 && (r = rows_add(s, u->gradients, err)) < 0)
+		return r;
 	if (u->adds)
 		device_add(s->dev, u->own_gradients, own_place(u), DTYPE_F32, u->own);
 	else if (u->in_slot && !u->direct && u->own_gradients != own_place(u))
@@ -201,6 +204,8 @@ void shard_gradients(struct shard *s, int unit)
 	struct shard_unit *u = &s->unit[unit];
 	void *buffer;
 
+	if (unit == 0 && s->rows.begun)
+		return;
 	u->last = s->last_micro_step;
 	if (s->o.world_size == 1 || (!u->last && !shard_reduces_each(s))) {
 		if (u->last || s->o.offload == SHARD_OFFLOAD_ALL)
@@ -222,6 +227,14 @@ void shard_gradients(struct shard *s, int unit)
 	              : u->direct    ? comm_reduce_scatter_into(s->reduce, u->own_gradients, buffer, u->own,
 	                                                        s->o.wire, COMM_SUM)
 	                             : comm_reduce_scatter(s->reduce, buffer, u->own, s->o.wire, COMM_SUM);
+}
+
+void shard_head_gradients(struct shard *s, int unit)
+{
+	if (!shard_gathers_rows(s) || !s->last_micro_step)
+		return;
+	shard_gradients(s, unit);
+	s->rows.begun = true;
 }
 
 int shard_wait_gradients(struct shard *s, int unit, struct error *err)

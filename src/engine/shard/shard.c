@@ -4,6 +4,7 @@
 #include "engine/shard/gradient_layout.h"
 #include "engine/shard/offload.h"
 #include "engine/shard/packed.h"
+#include "engine/shard/rows.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -144,6 +145,7 @@ int shard_create(struct device *dev, struct comm *comm, const struct shard_optio
 	}
 	if ((r = packed_create(s, layout, err)) < 0)
 		return r;
+	rows_create(s, layout);
 	if (s->o.persist_below > 0 && shard_has_slots(s) && !sharded)
 		return error_set(err, -EINVAL,
 		                 "parallel.persist_below is %lld, but the largest unit of this model has "
@@ -351,6 +353,7 @@ void shard_place_buffers(struct shard *s, struct arena *a, struct arena *host)
 			place_host(s, i, host);
 	}
 	packed_place(s, a, host);
+	rows_place(s, a);
 	choose_rings(s);
 	for (int ring = 0; ring < SHARD_RINGS; ring++)
 		for (int kind = WEIGHTS; kind < KINDS; kind++)

@@ -11,6 +11,10 @@
  *   zero3     own shard         own shard        own shard
  *   hybrid    as zero3 within a group of `degree` ranks; each such group is a replica of the others
  *
+ * The gradients of an embedding to which the head is tied are complete at the very end of a backward pass.
+ * Under ddp those of the head are summed long before that, and only rows of the tokens come behind them
+ * (rows.c).
+ *
  * Buffers that are not held whole are whole only while they are used, in a slot of a ring: the weights of a
  * unit are gathered before they are read (shard_need), and its gradients are reduced as soon as the backward
  * pass has computed them (shard_gradients), while the computation goes on. The blocks share a ring. The
@@ -107,6 +111,7 @@ struct shard_options {
 	const char *offload_dir; /* borrowed; NULL: what is offloaded stays in host memory */
 	int64_t state_piece;     /* elements that are stepped at a time with offload_dir; 0: by default */
 	enum shard_quantize quantize;
+	int64_t max_tokens; /* of a micro-batch; 0: there are none, in tests of a step alone */
 };
 
 struct packed_unit;
@@ -161,6 +166,21 @@ struct shard_slot {
 	bool used; /* between need and done */
 };
 
+/* Of ddp, where the head is tied (rows.c). */
+struct shard_rows {
+	int64_t hidden, vocab,
+	    place; /* of the table, in unit 0; hidden 0: its gradients are summed at the end */
+	void *all; /* [world_size, most, hidden], of `bytes` at most */
+	size_t bytes;
+	int32_t *ids; /* device, of a rank: [max_tokens] */
+	/* Host, of this step's last micro-steps: tokens of each rank, and [world_size, max_tokens] of ids. */
+	const int64_t *counts;
+	const int32_t *host_ids;
+	int64_t most; /* of counts */
+	bool begun;   /* the sum of the table, before the rows are there */
+	comm_ticket gathering;
+};
+
 enum { SHARD_RING_ENDS, SHARD_RING_BLOCKS, SHARD_RINGS };
 enum { SHARD_SLOTS_MAX = 16 };
 enum { SHARD_STATE_BUFFERS = 3 };
@@ -202,6 +222,11 @@ struct shard {
 	char *state_buffer[SHARD_STATE_BUFFERS]; /* host */
 	int64_t state_buffer_bytes;
 	bool first_micro_step, last_micro_step;
+	struct shard_rows rows;
+	/* Memory of the model that no one uses from the end of a pass to the next one: set by the caller
+	 * before shard_place_buffers. */
+	void *reusable;
+	size_t reusable_bytes;
 };
 
 /* dev and comm may be NULL for an estimate; comm also where world_size is 1. */
@@ -240,6 +265,20 @@ int shard_clear_gradients(struct shard *s, int unit, struct error *err);
 void shard_micro_step(struct shard *s, bool first, bool last);
 /* A unit's gradients are final in this micro-step: starts their sum over the ranks where that is due. */
 void shard_gradients(struct shard *s, int unit);
+/* ---- a tied embedding under ddp, whose gradients come from the head and from the rows of tokens (rows.c)
+ * ---- */
+/* Whether the rows of a step's last micro-step travel by themselves. */
+bool shard_gathers_rows(const struct shard *s);
+/* Where they do, before the last micro-step: how many tokens each rank has in its own last micro-step, and
+ * which, [world_size, max_tokens]. On the host, borrowed until the gradients of unit 0 have been waited for.
+ */
+void shard_set_rows(struct shard *s, const int64_t *counts, const int32_t *ids);
+/* What the head adds to the gradients of the unit is there: may start their sum over the ranks. */
+void shard_head_gradients(struct shard *s, int unit);
+/* The gradients of this rank's tokens, [tokens, hidden] of memory for max_tokens: true where they are
+ * gathered, and not for the caller to add. They stay as they are until the gradients of unit 0 have been
+ * waited for. */
+bool shard_embedding_rows(struct shard *s, const void *d_out);
 /* After the last micro-step: own_gradients of a unit are complete. */
 int shard_wait_gradients(struct shard *s, int unit, struct error *err);
 /* Adds the squares of this rank's gradients to *sum, on the device. Called for each unit that is trained,

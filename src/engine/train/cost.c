@@ -254,11 +254,17 @@ struct unit_times {
 	double gather, reduce, replicate, optimizer;
 };
 
+/* Of a tied embedding whose rows travel by themselves: their gather, and adding them. */
+struct row_times {
+	double gather, add;
+};
+
 struct player {
 	const struct shard *shard;
 	const struct train_options *o;
 	const struct parts *parts;
 	struct unit_times *unit;
+	struct row_times rows;
 	double *ready;                   /* when a unit's weights are there; INFINITY: not asked for yet */
 	double *reduced;                 /* when its gradients are summed */
 	int units, recomputed;           /* recomputed: blocks, the first of all */
@@ -476,12 +482,18 @@ static void play_step(struct player *p, double overlap)
 			p->now += u == last ? t->head
 			          : u == 0  ? t->embedding_backward
 			                    : t->block_backward + (again ? t->again : 0);
-			if (final || shard_in_step(p->shard) || p->o->offload == SHARD_OFFLOAD_ALL)
+			if (shard_gathers_rows(p->shard) && final && u == last)
+				reduce(p, 0, final);
+			if (shard_gathers_rows(p->shard) && final && u == 0)
+				p->reduced[0] = queue(p, &p->reduce_lane, p->rows.gather);
+			else if (final || shard_in_step(p->shard) || p->o->offload == SHARD_OFFLOAD_ALL)
 				reduce(p, u, final);
 		}
 	}
 	wait_for(p, p->reduced[p->lowest]);
 	p->now += p->sums;
+	if (shard_gathers_rows(p->shard))
+		p->now += p->rows.add;
 	for (int u = 0; u <= last; u++) {
 		p->now += p->unit[u].optimizer;
 		if (p->unit[u].gather > 0)
@@ -514,6 +526,8 @@ static void slow_down(struct player *p, struct parts *t, double factor)
 		p->unit[u].replicate *= factor;
 		p->unit[u].optimizer *= factor;
 	}
+	p->rows.gather *= factor;
+	p->rows.add *= factor;
 }
 
 /* What travels of a unit's weights: of one that is stored in 4 bits, these. */
@@ -562,6 +576,21 @@ static void count_units(struct player *p, const struct model_layout *l, const st
 	}
 }
 
+static void count_rows(struct player *p, const struct model_config *c, const struct train_options *o,
+                       const struct hardware_set *where)
+{
+	if (!shard_gathers_rows(p->shard))
+		return;
+	p->rows.gather =
+	    cost_gather(&where->device, (double)p->shard->rows.bytes, where->nodes, where->per_node);
+	/* Each row is read, and the row of the table that it is added to is read and written. */
+	p->rows.add = stream(&where->device, o->precision, RATE_COPY,
+	                     (double)p->shard->rows.bytes +
+	                         8 * (double)p->shard->rows.bytes / (double)dtype_size(o->precision)) -
+	              p->parts->embedding_backward;
+	p->rows.add = MAX(p->rows.add, 0);
+}
+
 void cost_of_step(const struct plan *plan, const struct model_config *c, const struct train_options *o,
                   int64_t max_row, const struct hardware_set *where, struct cost *out)
 {
@@ -591,6 +620,7 @@ void cost_of_step(const struct plan *plan, const struct model_config *c, const s
 	/* The last of those that recompute still has what it needs. */
 	p.recomputed = o->recompute == MODEL_KEEP_ALL ? 0 : MAX(c->layers - o->kept_blocks - 1, 0);
 	count_units(&p, l, c, where);
+	count_rows(&p, c, o, where);
 	slow_down(&p, &parts,
 	          MAX(where->device.crowd, 1) * (is_measured_cpu(&where->device) ? 1 + BETWEEN : 1));
 	if (where->device.crowd > 1 && plan->shard->degree > 1)

@@ -48,6 +48,10 @@ struct trainer {
 	int64_t *rows, *all_rows;
 	int64_t max_row;
 	int32_t *ids, *targets, *starts;
+	/* Where the rows of gradients travel by themselves (shard_gathers_rows): of all ranks' last
+	 * micro-steps. */
+	int64_t *rank_tokens;
+	int32_t *rank_ids; /* [world_size, micro_batch · max_row] */
 
 	/* Of a preference task. */
 	struct preference_work {

@@ -11,6 +11,7 @@ static void place_all(struct plan *p)
 	model_place_buffers(p->model, &p->arena);
 	for (int u = 0; u < p->layout->units; u++)
 		p->shard->unit[u].reuse = model_reuse(p->model, p->layout->unit[u].base);
+	p->shard->reusable_bytes = model_scratch(p->model, &p->shard->reusable);
 	shard_place_buffers(p->shard, &p->arena, &p->host);
 	optimizer_place_buffers(p->optimizer, &p->arena);
 	for (int u = 0; u < p->layout->units; u++)
@@ -60,7 +61,8 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 	                              .offload = options->offload,
 	                              .offload_dir = options->offload_dir,
 	                              .state_piece = options->state_piece,
-	                              .quantize = options->quantize};
+	                              .quantize = options->quantize,
+	                              .max_tokens = o.max_tokens};
 	int r;
 
 	if (!p)

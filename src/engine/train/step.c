@@ -64,9 +64,23 @@ static void reduce_unit(void *context, int unit)
 	shard_gradients(t->plan->shard, unit);
 }
 
+static void reduce_head(void *context, int unit)
+{
+	struct trainer *t = context;
+
+	shard_head_gradients(t->plan->shard, unit);
+}
+
+static bool gather_rows(void *context, const void *d_out)
+{
+	struct trainer *t = context;
+
+	return shard_embedding_rows(t->plan->shard, d_out);
+}
+
 void trainer_set_hooks(struct trainer *t)
 {
-	struct model_hooks hooks = {t, need_unit, done_with_unit, reduce_unit};
+	struct model_hooks hooks = {t, need_unit, done_with_unit, reduce_unit, reduce_head, gather_rows};
 
 	model_set_hooks(t->plan->model, &hooks);
 }
@@ -93,6 +107,41 @@ static int64_t last_micro_step(const struct trainer *t)
 	return last;
 }
 
+/* The tokens of the last micro-step of a rank that has rows. */
+static int64_t gather_last(const struct trainer *t, int rank, int32_t *ids)
+{
+	int64_t batch = t->o.micro_batch, tokens = 0;
+	const int64_t *rows = t->all_rows + rank * batch;
+
+	for (int64_t a = t->o.accumulation - 1; a > 0; a--)
+		if (has_rows(t->all_rows + (a * t->world_size + rank) * batch, batch)) {
+			rows = t->all_rows + (a * t->world_size + rank) * batch;
+			break;
+		}
+	for (int64_t i = 0; i < batch; i++) {
+		struct dataset_row row;
+
+		if (rows[i] < 0)
+			continue;
+		dataset_row(t->train, rows[i], &row);
+		memcpy(ids + tokens, row.ids, (size_t)row.length * sizeof(*ids));
+		tokens += row.length;
+	}
+	return tokens;
+}
+
+/* What the other ranks' embeddings read last, where the rows of their gradients travel by themselves. */
+static void gather_ids(struct trainer *t)
+{
+	int64_t each = t->o.micro_batch * t->max_row;
+
+	if (!shard_gathers_rows(t->plan->shard))
+		return;
+	for (int r = 0; r < t->world_size; r++)
+		t->rank_tokens[r] = gather_last(t, r, t->rank_ids + r * each);
+	shard_set_rows(t->plan->shard, t->rank_tokens, t->rank_ids);
+}
+
 /* Runs all micro-steps of this rank. The sums of the gradients over the ranks begin during the backward pass
  * of the last micro-step that has rows, or, with sharded gradients, during that of each. */
 static int accumulate(struct trainer *t, struct train_work *w, float scale, struct error *err)
@@ -107,6 +156,9 @@ static int accumulate(struct trainer *t, struct train_work *w, float scale, stru
 
 	sampler_step(&t->sampler, t->begun, t->rows);
 	last = last_micro_step(t);
+	begun = clock_monotonic();
+	gather_ids(t);
+	w->data_seconds += clock_monotonic() - begun;
 	for (int64_t a = 0; a <= last; a++) {
 		begun = clock_monotonic();
 		trainer_gather(t, t->train, t->rows + a * batch, batch, &b);

@@ -66,6 +66,12 @@ static int allocate(struct trainer *t, struct error *err)
 	t->starts = malloc((tokens + 1) * sizeof(*t->starts));
 	if (!t->rows || !t->all_rows || !t->ids || !t->targets || !t->starts)
 		return error_oom(err);
+	if (shard_gathers_rows(t->plan->shard)) {
+		t->rank_tokens = calloc((size_t)t->world_size, sizeof(*t->rank_tokens));
+		t->rank_ids = calloc((size_t)t->world_size * tokens, sizeof(*t->rank_ids));
+		if (!t->rank_tokens || !t->rank_ids)
+			return error_oom(err);
+	}
 	if ((r = preference_allocate(t, err)) < 0 || (r = allocate_sums(t, err)) < 0)
 		return r;
 	model_shapes(t->plan->model, &shapes);
@@ -164,6 +170,8 @@ void trainer_free(struct trainer *t)
 	free(t->ids);
 	free(t->targets);
 	free(t->starts);
+	free(t->rank_tokens);
+	free(t->rank_ids);
 	free(t);
 }
 
