@@ -313,6 +313,12 @@ OPERATION(qk_norm_rope,
           (dev, n, y, rstd, x, w_q, w_k), 0,
           2.0 * (double)n->tokens * (n->heads + n->kv_heads) * n->head_dim * size_of(n->type),
           "q/k norm + rope")
+OPERATION(qk_norm_rope_backward,
+          (struct device * dev, const struct device_qk_norm *n, void *d, void *d_w_q, void *d_w_k,
+           enum dtype grad_type, const void *x, const float *rstd, const void *w_q, const void *w_k),
+          (dev, n, d, d_w_q, d_w_k, grad_type, x, rstd, w_q, w_k), 0,
+          3.0 * (double)n->tokens * (n->heads + n->kv_heads) * n->head_dim * size_of(n->type),
+          "q/k norm + rope backward")
 OPERATION(attention_forward,
           (struct device * dev, const struct device_attention *a, void *o, float *lse, const void *q,
            const void *k, const void *v),

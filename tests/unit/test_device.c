@@ -609,6 +609,99 @@ START_TEST(qk_norm_rope)
 }
 END_TEST
 
+/* The same bits as the rotation back and the two gradients one after the other, which other tests compare
+ * with plain loops. */
+START_TEST(qk_norm_rope_backward)
+{
+	static const int shapes[][5] = {/* tokens, heads, kv_heads, head_dim, beyond the row */
+	                                {1, 1, 1, 2, 0},    {7, 3, 1, 6, 3},    {33, 2, 2, 64, 8},
+	                                {19, 5, 2, 96, 16}, {50, 4, 1, 128, 8}, {3, 2, 1, 256, 8},
+	                                {300, 2, 1, 16, 0}, {5, 1, 1, 1040, 0}, {9, 2, 1, 8, 0}};
+
+	FOR_ALL for (size_t s = 0; s < COUNT(shapes); s++)
+	{
+		const int *p = shapes[s];
+		int64_t tokens = p[0], heads = p[1], kv = p[2], hd = p[3], ld = (heads + kv) * hd + p[4];
+		int64_t n = tokens * ld, half = hd / 2, rows = tokens * (heads + kv);
+		size_t size = dtype_size(type), k = (size_t)(heads * hd) * size;
+		double *x = test_values(n, 1), *dy = test_values(n, 2), *wq = test_values(hd, 3);
+		double *wk = test_values(hd, 4), *c = test_values(64 * half, 5),
+		       *si = test_values(64 * half, 6), *r = test_values(rows, 7), *dw = test_values(hd, 8);
+		char *bx = test_buffer(dev, x, n, type), *bd[2], *got[2];
+		void *bq = test_buffer(dev, wq, hd, type), *bk = test_buffer(dev, wk, hd, type);
+		float *bc = test_buffer(dev, c, 64 * half, DTYPE_F32),
+		      *bs = test_buffer(dev, si, 64 * half, DTYPE_F32);
+		float *br = test_buffer(dev, r, rows, DTYPE_F32), *dq[2], *dk[2], sums[2][2][1040];
+		int32_t *pos = malloc((size_t)tokens * sizeof(*pos)), *bpos;
+		struct device_qk_norm qk = {.tokens = tokens,
+		                            .heads = (int)heads,
+		                            .kv_heads = (int)kv,
+		                            .head_dim = (int)hd,
+		                            .ld = ld,
+		                            .w_offset = (float)(s % 2),
+		                            .cos = bc,
+		                            .sin = bs,
+		                            .type = type};
+		struct device_norm norm = {.rows = tokens,
+		                           .groups = (int)heads,
+		                           .cols = (int)hd,
+		                           .ld_x = ld,
+		                           .ld_y = ld,
+		                           .w_offset = (float)(s % 2),
+		                           .type = type};
+		struct error err = ERROR_INIT;
+
+		for (int64_t t = 0; t < tokens; t++)
+			pos[t] = (int32_t)(t * 5 % 64);
+		qk.positions = bpos = test_put(dev, pos, (size_t)tokens * sizeof(*pos));
+		for (int i = 0; i < 2; i++) {
+			bd[i] = test_buffer(dev, dy, n, type);
+			dq[i] = test_buffer(dev, dw, hd, DTYPE_F32);
+			dk[i] = test_buffer(dev, dw, hd, DTYPE_F32);
+		}
+		device_qk_norm_rope_backward(dev, &qk, bd[0], dq[0], dk[0], DTYPE_F32, bx, br, bq, bk);
+		device_rope(dev, bd[1], ld, (int)(heads + kv), (int)hd, (int)hd, bpos, bc, bs, tokens, true,
+		            type);
+		device_rmsnorm_backward(dev, &norm, bd[1], false, dq[1], DTYPE_F32, bd[1], bx, br, bq);
+		norm.groups = (int)kv;
+		device_rmsnorm_backward(dev, &norm, bd[1] + k, false, dk[1], DTYPE_F32, bd[1] + k, bx + k,
+		                        br + tokens * heads, bk);
+		for (int i = 0; i < 2; i++) {
+			got[i] = malloc((size_t)n * size);
+			ck_ok(device_read(dev, got[i], bd[i], (size_t)n * size, &err), &err);
+			ck_ok(device_read(dev, sums[i][0], dq[i], (size_t)hd * sizeof(float), &err), &err);
+			ck_ok(device_read(dev, sums[i][1], dk[i], (size_t)hd * sizeof(float), &err), &err);
+		}
+		ck_assert_msg(!memcmp(got[0], got[1], (size_t)n * size), "shape %zu, %s", s,
+		              dtype_name(type));
+		for (int i = 0; i < 2; i++)
+			ck_assert(!memcmp(sums[0][i], sums[1][i], (size_t)hd * sizeof(float)));
+		for (int i = 0; i < 2; i++) {
+			free(got[i]);
+			device_free(dev, bd[i]);
+			device_free(dev, dq[i]);
+			device_free(dev, dk[i]);
+		}
+		device_free(dev, bx);
+		device_free(dev, bq);
+		device_free(dev, bk);
+		device_free(dev, bc);
+		device_free(dev, bs);
+		device_free(dev, br);
+		device_free(dev, bpos);
+		free(x);
+		free(dy);
+		free(wq);
+		free(wk);
+		free(c);
+		free(si);
+		free(r);
+		free(dw);
+		free(pos);
+	}
+}
+END_TEST
+
 static double silu(double g)
 {
 	return g / (1 + exp(-g));
@@ -707,6 +800,7 @@ static Suite *suite_make(void)
 	tcase_add_test(tc, rmsnorm);
 	tcase_add_test(tc, rope);
 	tcase_add_test(tc, qk_norm_rope);
+	tcase_add_test(tc, qk_norm_rope_backward);
 	tcase_add_test(tc, gelu);
 	tcase_add_test(tc, layernorm);
 	tcase_add_test(tc, swiglu);

@@ -261,8 +261,7 @@ void device_rope(struct device *dev, void *x, int64_t ld, int heads, int head_di
 
 /* Norm of the heads of q and k, and their rotation (qwen3): in each row of x and y, ld apart, lie `heads`
  * heads of q, normed with w_q[head_dim], then kv_heads of k, normed with w_k. y = rope(norm(x)), the norm
- * rounded to `type`; not in place. rstd (where not NULL): [tokens, heads], then [tokens, kv_heads]. The
- * backward is device_rope's inverse, then device_rmsnorm_backward of each. */
+ * rounded to `type`; not in place. rstd (where not NULL): [tokens, heads], then [tokens, kv_heads]. */
 struct device_qk_norm {
 	int64_t tokens;
 	int heads, kv_heads, head_dim;
@@ -274,6 +273,12 @@ struct device_qk_norm {
 };
 void device_qk_norm_rope(struct device *dev, const struct device_qk_norm *n, void *y, float *rstd,
                          const void *x, const void *w_q, const void *w_k);
+/* d, the gradient of y, is replaced by that of x; d_w_q and d_w_k (grad_type) += theirs. With the bits of
+ * device_rope's inverse, whose result is rounded to `type`, and then device_rmsnorm_backward of q and of k.
+ */
+void device_qk_norm_rope_backward(struct device *dev, const struct device_qk_norm *n, void *d, void *d_w_q,
+                                  void *d_w_k, enum dtype grad_type, const void *x, const float *rstd,
+                                  const void *w_q, const void *w_k);
 
 /* ---- attention: causal, grouped heads, packed documents; never builds T×T (Dao 2022, FlashAttention-2)
  * ---- */

@@ -134,20 +134,31 @@ static struct device_norm qk_norm_of(const struct model *m, int which, int64_t t
 
 static const enum parameter_role qk_role[2] = {PARAMETER_Q_NORM, PARAMETER_K_NORM};
 
+/* Whether the norm is of heads that are rotated whole behind it. */
+static bool norms_rotated_heads(const struct model *m, int table)
+{
+	return m->c.qk_norm == MODEL_QK_NORM_HEADS && table >= 0 && m->c.rotary_dim == m->c.head_dim;
+}
+
+static struct device_qk_norm rotated_heads(const struct model *m, int table, int64_t tokens)
+{
+	return (struct device_qk_norm){.tokens = tokens,
+	                               .heads = m->c.heads,
+	                               .kv_heads = m->c.kv_heads,
+	                               .head_dim = m->c.head_dim,
+	                               .ld = m->qkv,
+	                               .eps = m->c.norm_eps,
+	                               .w_offset = m->c.norm_plus_one,
+	                               .positions = m->positions,
+	                               .cos = m->cos[table],
+	                               .sin = m->sin[table],
+	                               .type = m->o.type};
+}
+
 static void norm_and_rotate_heads(struct model *m, int unit, int table, char *y, const char *x,
                                   int64_t tokens)
 {
-	struct device_qk_norm n = {.tokens = tokens,
-	                           .heads = m->c.heads,
-	                           .kv_heads = m->c.kv_heads,
-	                           .head_dim = m->c.head_dim,
-	                           .ld = m->qkv,
-	                           .eps = m->c.norm_eps,
-	                           .w_offset = m->c.norm_plus_one,
-	                           .positions = m->positions,
-	                           .cos = m->cos[table],
-	                           .sin = m->sin[table],
-	                           .type = m->o.type};
+	struct device_qk_norm n = rotated_heads(m, table, tokens);
 
 	device_qk_norm_rope(m->dev, &n, y, m->rstd, x, weight(m, unit, PARAMETER_Q_NORM),
 	                    weight(m, unit, PARAMETER_K_NORM));
@@ -163,7 +174,7 @@ char *model_qk(struct model *m, int layer, char *qkv, int64_t tokens)
 		model_rotate(m, layer, qkv, tokens, false);
 		return qkv;
 	}
-	if (m->c.qk_norm == MODEL_QK_NORM_HEADS && table >= 0 && m->c.rotary_dim == m->c.head_dim) {
+	if (norms_rotated_heads(m, table)) {
 		norm_and_rotate_heads(m, unit, table, m->rotated, qkv, tokens);
 		return m->rotated;
 	}
@@ -179,11 +190,26 @@ char *model_qk(struct model *m, int layer, char *qkv, int64_t tokens)
 	return m->rotated;
 }
 
+static void rotated_heads_gradient(struct model *m, int unit, int table, const char *qkv, int64_t tokens)
+{
+	struct device_qk_norm n = rotated_heads(m, table, tokens);
+	float *dq = gradient(m, unit, PARAMETER_Q_NORM), *dk = gradient(m, unit, PARAMETER_K_NORM);
+
+	device_qk_norm_rope_backward(m->dev, &n, m->d_qkv, dq ? dq : m->unused, dk ? dk : m->unused,
+	                             DTYPE_F32, qkv, m->rstd, weight(m, unit, PARAMETER_Q_NORM),
+	                             weight(m, unit, PARAMETER_K_NORM));
+}
+
 void model_qk_gradient(struct model *m, int layer, const char *qkv, int64_t tokens)
 {
+	int table = model_config_rotary_table(&m->c, layer);
 	const float *rstd = m->rstd;
 	size_t at = 0;
 
+	if (norms_rotated_heads(m, table)) {
+		rotated_heads_gradient(m, layer + 1, table, qkv, tokens);
+		return;
+	}
 	model_rotate(m, layer, m->d_qkv, tokens, true);
 	for (int i = 0; i < 2 && m->c.qk_norm != MODEL_QK_NORM_NONE; i++) {
 		struct device_norm n = qk_norm_of(m, i, tokens);

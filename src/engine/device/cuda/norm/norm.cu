@@ -4,7 +4,8 @@
  * Between the sum and the product the row stays in the registers of the team, if it fits: KEEP packs for each
  * thread, and no more than the row needs, so that as many rows as possible are under way. Each element is
  * then read and written once: in bf16 the forward pass moves 4 bytes for it (8 with the residual), the
- * backward pass 6 (8 when it accumulates).
+ * backward pass 6 (8 when it accumulates). Heads that are rotated behind their norm are rotated back when
+ * their gradients are loaded, which saves a kernel that moves 4.
  */
 #include "engine/device/cuda/columns.cuh"
 #include "engine/device/cuda/kernel.cuh"
@@ -192,7 +193,32 @@ struct norm_work {
 	float *parts;
 	const float *rstd;
 	int64_t grain;
+	/* Of rotated heads; the tables have half a head for each position. */
+	const int32_t *positions;
+	const float *cos_table, *sin_table;
 };
+
+/* A pack of d_y, of elements i … i + N - 1 of the head at d_y: rotated back where ROTATE, as rope.cu does it,
+ * and rounded as it would have been stored. The halves of a head are rotated with each other. */
+template <typename T, int N, bool ROTATE>
+static __device__ __forceinline__ void load_gradient(float (&dy)[N], const norm_work &b, const T *d_y, int i,
+                                                     int64_t token)
+{
+	load(dy, d_y + i);
+	if (ROTATE) {
+		int half = b.n.cols / 2;
+		bool second = i >= half;
+		int64_t turn = (int64_t)b.positions[token] * half + (second ? i - half : i);
+		float other[N], c[N], s[N], sign = second ? -1.0f : 1.0f;
+
+		load(other, d_y + (second ? i - half : i + half));
+		load(c, b.cos_table + turn);
+		load(s, b.sin_table + turn);
+#pragma unroll
+		for (int k = 0; k < N; k++)
+			dy[k] = rounded<T>(dy[k] * c[k] + other[k] * sign * s[k]);
+	}
+}
 
 /* The block's row of parts from the teams' rows in shared memory. */
 static __device__ __forceinline__ void write_parts(const norm_work &b, const float *sums, int teams)
@@ -229,7 +255,7 @@ static __device__ __forceinline__ void norm_gradient(T *d_x, const float (&dy)[N
 }
 
 /* Rows that fit the registers: they and the sums for d_w stay there. */
-template <typename T, int N, int TEAM, int KEEP, bool ACCUMULATE>
+template <typename T, int N, int TEAM, int KEEP, bool ACCUMULATE, bool ROTATE>
 static __global__ void __launch_bounds__(THREADS)
     norm_backward_kept(norm_work b, T *d_x, const T *d_y, const T *x, const T *w)
 {
@@ -249,7 +275,7 @@ static __global__ void __launch_bounds__(THREADS)
 			int i = i0 + j * TEAM * N;
 
 			if (i < cols) {
-				load(dy[j], d_y + at_y + i);
+				load_gradient<T, N, ROTATE>(dy[j], b, d_y + at_y, i, row / b.n.groups);
 				load(in[j], x + at_x + i);
 			}
 		}
@@ -336,6 +362,25 @@ static __global__ void __launch_bounds__(THREADS)
 	write_parts(b, (const float *)memory, TEAMS);
 }
 
+/* False where the rows are too long. */
+template <typename T, int N, bool ACCUMULATE, bool ROTATE>
+static bool launch_backward_kept(struct device *dev, const norm_work &b, T *d_x, const T *d_y, const T *x,
+                                 const T *w)
+{
+	unsigned blocks = (unsigned)ceil_div(b.n.rows, b.grain);
+	size_t row = (size_t)b.n.cols * sizeof(float);
+
+	if (with_packs<N>(b.n.cols, 32, [&](auto k) {
+		    LAUNCH(dev, (norm_backward_kept<T, N, 32, decltype(k)::value, ACCUMULATE, ROTATE>),
+		           blocks, THREADS, row * (THREADS / 32), b, d_x, d_y, x, w);
+	    }))
+		return true;
+	return with_packs<N>(b.n.cols, THREADS, [&](auto k) {
+		LAUNCH(dev, (norm_backward_kept<T, N, THREADS, decltype(k)::value, ACCUMULATE, ROTATE>),
+		       blocks, THREADS, 0, b, d_x, d_y, x, w);
+	});
+}
+
 template <typename T, int N, bool ACCUMULATE>
 static void launch_backward(struct device *dev, const norm_work &b, T *d_x, const T *d_y, const T *x,
                             const T *w)
@@ -343,15 +388,7 @@ static void launch_backward(struct device *dev, const norm_work &b, T *d_x, cons
 	unsigned blocks = (unsigned)ceil_div(b.n.rows, b.grain);
 	size_t row = (size_t)b.n.cols * sizeof(float);
 
-	if (with_packs<N>(b.n.cols, 32, [&](auto k) {
-		    LAUNCH(dev, (norm_backward_kept<T, N, 32, decltype(k)::value, ACCUMULATE>), blocks,
-		           THREADS, row * (THREADS / 32), b, d_x, d_y, x, w);
-	    }))
-		return;
-	if (!with_packs<N>(b.n.cols, THREADS, [&](auto k) {
-		    LAUNCH(dev, (norm_backward_kept<T, N, THREADS, decltype(k)::value, ACCUMULATE>), blocks,
-		           THREADS, 0, b, d_x, d_y, x, w);
-	    }))
+	if (!launch_backward_kept<T, N, ACCUMULATE, false>(dev, b, d_x, d_y, x, w))
 		LAUNCH(dev, (norm_backward<T, N, THREADS, ACCUMULATE>), blocks, THREADS, row, b, d_x, d_y, x,
 		       w);
 }
@@ -369,7 +406,7 @@ extern "C" void device_rmsnorm_backward(struct device *dev, const struct device_
 	                                "rmsnorm_backward");
 	if (!parts)
 		return;
-	norm_work work = {shape_of(n), parts, rstd, grain};
+	norm_work work = {shape_of(n), parts, rstd, grain, NULL, NULL, NULL};
 
 	with_type(n->type, [&](auto t) {
 		typedef decltype(t) T;
@@ -386,4 +423,80 @@ extern "C" void device_rmsnorm_backward(struct device *dev, const struct device_
 		});
 	});
 	column_finish(dev, d_w, grad_type, parts, ceil_div(rows, grain), n->cols);
+}
+
+/* ---- heads that are rotated behind their norm ---- */
+/* What a row may have at most is what norm_backward_kept takes; whoever calls has seen to the alignment. */
+template <typename T, int N>
+static void rotated_backward(struct device *dev, const struct device_qk_norm *n, int heads, T *d, void *d_w,
+                             enum dtype grad_type, const T *x, const float *rstd, const T *w)
+{
+	int64_t rows = n->tokens * heads, grain = ceil_div(rows, COLUMN_PARTS);
+	float *parts = (float *)device_scratch(
+	    dev, (size_t)COLUMN_PARTS * (size_t)n->head_dim * sizeof(float), "qk_norm_rope_backward");
+	norm_shape shape = {rows, heads, n->head_dim, n->ld, n->ld, n->eps, n->w_offset};
+	norm_work work = {shape, parts, rstd, grain, n->positions, n->cos, n->sin};
+
+	if (!parts)
+		return;
+	launch_backward_kept<T, N, false, true>(dev, work, d, d, x, w);
+	column_finish(dev, d_w, grad_type, parts, ceil_div(rows, grain), n->head_dim);
+}
+
+/* For heads that are too long, or whose halves are no packs: three kernels. */
+static void separately(struct device *dev, const struct device_qk_norm *n, char *d, void *d_w_q, void *d_w_k,
+                       enum dtype grad_type, const char *x, const float *rstd, const void *w_q,
+                       const void *w_k)
+{
+	struct device_norm norm = {};
+	size_t k = (size_t)n->heads * (size_t)n->head_dim * dtype_size(n->type);
+
+	norm.rows = n->tokens;
+	norm.groups = n->heads;
+	norm.cols = n->head_dim;
+	norm.ld_x = norm.ld_y = n->ld;
+	norm.eps = n->eps;
+	norm.w_offset = n->w_offset;
+	norm.type = n->type;
+	device_rope(dev, d, n->ld, n->heads + n->kv_heads, n->head_dim, n->head_dim, n->positions, n->cos,
+	            n->sin, n->tokens, true, n->type);
+	device_rmsnorm_backward(dev, &norm, d, false, d_w_q, grad_type, d, x, rstd, w_q);
+	norm.groups = n->kv_heads;
+	device_rmsnorm_backward(dev, &norm, d + k, false, d_w_k, grad_type, d + k, x + k,
+	                        rstd + n->tokens * n->heads, w_k);
+}
+
+extern "C" void device_qk_norm_rope_backward(struct device *dev, const struct device_qk_norm *n, void *d,
+                                             void *d_w_q, void *d_w_k, enum dtype grad_type, const void *x,
+                                             const float *rstd, const void *w_q, const void *w_k)
+{
+	int q = n->heads * n->head_dim;
+
+	if (n->tokens <= 0)
+		return;
+	with_type(n->type, [&](auto t) {
+		typedef decltype(t) T;
+		const T *x_q = (const T *)x, *w[2] = {(const T *)w_q, (const T *)w_k};
+		/* device_rmsnorm_backward takes packs of q, and of k: the sums have another order without. */
+		bool rows = wide_rows(x, n->ld, sizeof(T)) && wide_rows(d, n->ld, sizeof(T));
+		bool wide_q = rows && wide_rows(w_q, n->head_dim, sizeof(T));
+		bool wide_k = rows && wide_rows(w_k, n->head_dim, sizeof(T));
+		/* What a pack is rotated with is a pack, too. */
+		bool turns = n->head_dim / 2 % WIDE<T> == 0 && aligned16(n->cos) && aligned16(n->sin);
+		auto both = [&](auto pack) {
+			constexpr int N = decltype(pack)::value;
+
+			rotated_backward<T, N>(dev, n, n->heads, (T *)d, d_w_q, grad_type, x_q, rstd, w[0]);
+			rotated_backward<T, N>(dev, n, n->kv_heads, (T *)d + q, d_w_k, grad_type, x_q + q,
+			                       rstd + n->tokens * n->heads, w[1]);
+		};
+
+		if (wide_q != wide_k || (wide_q && !turns) || n->head_dim > THREADS * MOST_KEPT)
+			separately(dev, n, (char *)d, d_w_q, d_w_k, grad_type, (const char *)x, rstd, w_q,
+			           w_k);
+		else if (wide_q)
+			both(packs<WIDE<T>>());
+		else
+			both(packs<1>());
+	});
 }
