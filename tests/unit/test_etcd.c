@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sys/socket.h>
 #include <time.h>
 
@@ -336,14 +337,183 @@ START_TEST(a_batch_is_there_whole_or_not_at_all)
 }
 END_TEST
 
+/* A member that answers each request with the same text, or with none. */
+struct gateway {
+	const char *answer;
+	int fd, calls;
+	char url[40], request[4096]; /* the last one */
+	pthread_t thread;
+};
+
+static void *serve(void *context)
+{
+	struct gateway *g = context;
+	int fd;
+
+	while ((fd = accept4(g->fd, NULL, NULL, SOCK_CLOEXEC)) >= 0) {
+		const char *end = NULL;
+		size_t len = 0;
+		ssize_t n = 1;
+
+		while (n > 0 && (!end || len < (size_t)(end + 4 - g->request) +
+		                                   strtoul(strcasestr(g->request, "content-length:") + 15,
+		                                           NULL, 10))) {
+			n = read(fd, g->request + len, sizeof(g->request) - 1 - len);
+			len += n > 0 ? (size_t)n : 0;
+			g->request[len] = '\0';
+			end = strstr(g->request, "\r\n\r\n");
+		}
+		__atomic_add_fetch(&g->calls, 1, __ATOMIC_SEQ_CST);
+		if (g->answer)
+			ck_assert_int_gt(send(fd, g->answer, strlen(g->answer), MSG_NOSIGNAL), 0);
+		else
+			while (read(fd, &n, sizeof(n)) > 0)
+				; /* until the caller gives up */
+		close(fd);
+	}
+	return NULL;
+}
+
+static void gateway_open(struct gateway *g, const char *answer)
+{
+	struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t len = sizeof(a);
+
+	*g = (struct gateway){.answer = answer, .fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+	ck_assert_int_eq(bind(g->fd, (struct sockaddr *)&a, len), 0);
+	ck_assert_int_eq(getsockname(g->fd, (struct sockaddr *)&a, &len), 0);
+	ck_assert_int_eq(listen(g->fd, 8), 0);
+	snprintf(g->url, sizeof(g->url), "http://127.0.0.1:%d", ntohs(a.sin_port));
+	ck_assert_int_eq(pthread_create(&g->thread, NULL, serve, g), 0);
+}
+
+static void gateway_close(struct gateway *g)
+{
+	shutdown(g->fd, SHUT_RDWR);
+	pthread_join(g->thread, NULL);
+	close(g->fd);
+}
+
+#define ANSWER(STATUS, BODY) "HTTP/1.1 " STATUS " X\r\nConnection: close\r\n\r\n" BODY
+
+static const struct {
+	const char *answer; /* of the first member */
+	int code, calls;    /* of the second one, which gives an answer */
+	const char *words;  /* of the error, where there is no second one */
+} answers[] = {
+    {ANSWER("200", "{\"n\":1}"), 0, 0, NULL},
+    {ANSWER("400", "{\"error\":\"no such key\"}"), -EREMOTEIO, 0, ": no such key"},
+    {ANSWER("499", ""), -EREMOTEIO, 0, ": it refuses the request"},
+    {ANSWER("404", "{}"), -EREMOTEIO, 0, ": it refuses the request"},
+    {ANSWER("500", "{}"), 0, 1, ": the answer is not that of a JSON gateway (status 500)"},
+    {ANSWER("500", "{\"error\":\"no leader\"}"), 0, 1, ": no leader (status 500)"},
+    {ANSWER("399", "{}"), 0, 1, "(status 399)"},
+    {ANSWER("201", "{}"), 0, 1, "(status 201)"},
+    {ANSWER("200", "{\"error\":\"no leader\"}"), 0, 1, ": no leader (status 200)"},
+    {ANSWER("200", "{"), 0, 1, ": the answer is not that of a JSON gateway (status 200)"},
+    {ANSWER("200", ""), 0, 1, ": the answer is not that of a JSON gateway (status 200)"},
+    {"nothing of HTTP", 0, 1, "cannot reach etcd at http://127.0.0.1:"},
+};
+
+static int ask(struct etcd *e, double seconds, json_t **answer, struct error *err)
+{
+	json_decref(*answer);
+	*answer = NULL;
+	return etcd_call(e, "/v3/kv/range", etcd_range_request("a", NULL, 0), seconds, answer, err);
+}
+
+/* A refusal is final. After another failure the next member is asked, and first from then on. */
+START_TEST(members_are_asked_in_turn)
+{
+	struct gateway first, second;
+	char *urls[] = {first.url, second.url, NULL}, *alone[] = {first.url, NULL};
+	_cleanup_(etcd_closep) struct etcd *e = NULL, *single = NULL;
+	_cleanup_json_ json_t *answer = NULL;
+	struct error err = ERROR_INIT;
+
+	gateway_open(&first, answers[_i].answer);
+	gateway_open(&second, ANSWER("200", "{\"n\":2}"));
+	ck_ok(etcd_open(&(struct etcd_place){.urls = urls}, &e, &err), &err);
+	for (int i = 1; i <= 2; i++) {
+		int r = ask(e, SECONDS, &answer, &err);
+
+		ck_assert_int_eq(r, answers[_i].code);
+		ck_assert_int_eq(__atomic_load_n(&second.calls, __ATOMIC_SEQ_CST), i * answers[_i].calls);
+		ck_assert_int_eq(__atomic_load_n(&first.calls, __ATOMIC_SEQ_CST), answers[_i].calls ? 1 : i);
+		if (r == 0)
+			ck_assert_int_eq(json_integer_value(json_object_get(answer, "n")),
+			                 answers[_i].calls ? 2 : 1);
+		else
+			ck_assert_ptr_null(answer);
+	}
+	ck_ok(etcd_open(&(struct etcd_place){.urls = alone}, &single, &err), &err);
+	if (answers[_i].words) {
+		err = (struct error)ERROR_INIT;
+		ck_fails(ask(single, SECONDS, &answer, &err), &err, answers[_i].words);
+		ck_assert_int_eq(err.code, answers[_i].code ? answers[_i].code : -EHOSTUNREACH);
+	}
+	gateway_close(&first);
+	gateway_close(&second);
+	ck_assert_int_eq(strncmp(first.request, "POST /v3/kv/range HTTP/1.1\r\n", 28), 0);
+	ck_assert_ptr_nonnull(strstr(first.request, "Content-Type: application/json\r\n"));
+	ck_assert_str_eq(strstr(first.request, "\r\n\r\n"), "\r\n\r\n{\"key\":\"YQ==\"}");
+}
+END_TEST
+
+/* Each once; then the call has failed. */
+START_TEST(members_that_are_all_silent_take_no_longer_than_the_call_may)
+{
+	struct gateway members[2];
+	char *urls[] = {members[0].url, members[1].url, NULL};
+	_cleanup_(etcd_closep) struct etcd *e = NULL;
+	_cleanup_json_ json_t *answer = NULL;
+	struct error err = ERROR_INIT;
+	double began = clock_monotonic();
+
+	for (int i = 0; i < 2; i++)
+		gateway_open(&members[i], NULL);
+	ck_ok(etcd_open(&(struct etcd_place){.urls = urls + _i}, &e, &err), &err); /* both of them, or one */
+	ck_assert_int_eq(ask(e, 0.05, &answer, &err), -EHOSTUNREACH);
+	ck_assert_double_ge(clock_monotonic() - began, 0.05);
+	ck_assert_int_le(members[0].calls + members[1].calls, 1);
+	for (int i = 0; i < 2; i++)
+		gateway_close(&members[i]);
+}
+END_TEST
+
+/* With https: what proves who this node is has to be there. */
+START_TEST(a_certificate_that_is_not_there_is_an_error)
+{
+	struct gateway member;
+	_cleanup_free_ char *url = NULL;
+	char *urls[] = {NULL, NULL};
+	_cleanup_(etcd_closep) struct etcd *e = NULL;
+	_cleanup_json_ json_t *answer = NULL;
+	struct error err = ERROR_INIT;
+
+	gateway_open(&member, "x");
+	urls[0] = url = str_printf("https%s", member.url + strlen("http"));
+	ck_ok(etcd_open(&(struct etcd_place){urls, "/nothing/c", "/nothing/k", "/nothing/a"}, &e, &err),
+	      &err);
+	ck_assert_int_eq(ask(e, SECONDS, &answer, &err), -EHOSTUNREACH);
+	ck_assert_msg(strstr(err.message, "/nothing/"), "%s", err.message);
+	gateway_close(&member);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("etcd");
+	TCase *gateway = tcase_create("gateway");
 	TCase *json = tcase_create("JSON"), *real = tcase_create("etcd");
 
 	tcase_add_test(json, texts_and_numbers_come_back);
 	tcase_add_test(json, other_answers_are_errors);
 	suite_add_tcase(s, json);
+	tcase_add_loop_test(gateway, members_are_asked_in_turn, 0, ARRAY_SIZE(answers));
+	tcase_add_loop_test(gateway, members_that_are_all_silent_take_no_longer_than_the_call_may, 0, 2);
+	tcase_add_test(gateway, a_certificate_that_is_not_there_is_an_error);
+	suite_add_tcase(s, gateway);
 	tcase_set_timeout(real, 3 * SECONDS);
 	if (!has_etcd())
 		fputs("etcd is absent: what needs it is left out\n", stderr);
