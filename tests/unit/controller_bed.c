@@ -124,6 +124,9 @@ static void peers_start(void *context, const struct peer *peer, struct start_req
 		a.rank[i] = request->ranks[i].rank;
 		a.slot[i] = request->ranks[i].slot;
 	}
+	b->slot_count = request->ranks[0].slot_count;
+	for (size_t i = 0; i < b->slot_count; i++)
+		b->slots[i] = request->ranks[0].slots[i];
 	start_request_release(request);
 	packet = (struct packet){.kind = START,
 	                         .node = node_find(b, peer->name),
@@ -171,7 +174,9 @@ static void peers_set_device(void *context, const struct peer *peer, int64_t slo
 
 static int peers_free_port(void *context, const struct peer *peer, struct error *err)
 {
-	return 0;
+	const struct bed *b = context;
+
+	return b->port_code < 0 ? error_set(err, b->port_code, "no port is free") : 0;
 }
 
 static void deliver_report(struct bed *b, const json_t *body)
@@ -674,6 +679,22 @@ void bed_repeat_heartbeat(struct bed *b, const char *node)
 struct stop_times bed_last_stop(const struct bed *b)
 {
 	return b->stop;
+}
+
+const int64_t *bed_last_slots(const struct bed *b, size_t *count)
+{
+	*count = b->slot_count;
+	return b->slots;
+}
+
+void bed_break_ports(struct bed *b, int code)
+{
+	b->port_code = code;
+}
+
+const char *bed_state_dir(const struct bed *b)
+{
+	return b->dir;
 }
 
 int bed_starts(const struct bed *b, const char *node)

@@ -77,11 +77,15 @@ void bed_plant(struct bed *b, const char *node, const char *cluster, int64_t run
 int64_t bed_checkpoint_of(const struct bed *b, const char *node, int64_t run, const char **saved_on);
 struct stop_times bed_last_stop(const struct bed *b);  /* as the controller asked last */
 int bed_starts(const struct bed *b, const char *node); /* how many starts have reached it */
+/* The slots of the first rank of the start that was sent last, where it has a list of them. */
+const int64_t *bed_last_slots(const struct bed *b, size_t *count);
 /* The attempt of the run that is on the node and has not ended; 0: none. */
 int64_t bed_attempt_on(const struct bed *b, const char *node, int64_t run);
 
 /* What the controller's machine does. */
-void bed_break_store(struct bed *b, bool broken);  /* while broken, every commit fails */
+void bed_break_store(struct bed *b, bool broken); /* while broken, every commit fails */
+void bed_break_ports(struct bed *b, int code);    /* this error, instead of a port; 0: none */
+const char *bed_state_dir(const struct bed *b);
 void bed_set_lease(struct bed *b, double seconds); /* of the configuration, for the next controller */
 /* user_runs and user_slots of the configuration, from now on. */
 void bed_set_user_limits(struct bed *b, int64_t runs, int64_t slots);

@@ -22,7 +22,7 @@ struct feed_listener;
 struct held_store;
 struct store;
 
-enum { NODES = 8, SLOTS = 8, ATTEMPTS = 48, STOPPED = 64 };
+enum { NODES = 9, SLOTS = 8, ATTEMPTS = 48, STOPPED = 64 };
 
 enum life { NONE, RUNNING, ENDED };
 
@@ -119,6 +119,9 @@ struct bed {
 	struct feed_listener *listener;
 	struct strbuf events;
 	struct stop_times stop; /* of the newest request to stop */
+	int64_t slots[SLOTS];   /* of the first rank of the newest start */
+	size_t slot_count;
+	int port_code; /* what goes wrong with ports; 0: nothing */
 	/* The submission under way. */
 	int64_t submitted;
 	int refused;

@@ -78,27 +78,30 @@ END_TEST
 START_TEST(a_model_that_another_node_has_is_named_with_it)
 {
 	static const struct {
-		const char *model;
+		const char *output, *model;
 		int code;
 		bool named;
 	} cases[] = {
-	    {"/m/out", -ENOENT, true},
-	    {"out/checkpoint-30", -ENOENT, true},
-	    {"/m/output", -ENOENT, false},
-	    {"out/checkpoint-30", -EACCES, false},
+	    {"out", "/m/out", -ENOENT, true},
+	    {"out", "out/checkpoint-30", -ENOENT, true},
+	    {"out//", "out/checkpoint-30", -ENOENT, true},
+	    {"out", "/m/output", -ENOENT, false},
+	    {"out", "out/checkpoint-30", -EACCES, false},
 	};
 	static const char generate[] =
 	    "{\"task\":\"generate\",\"directory\":\"/m\",\"model\":{\"path\":\"%s\"},"
 	    "\"generate\":{\"prompt\":\"x\"},\"resources\":{\"hosts\":[\"n2\"]}}";
 	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
 	_cleanup_free_ char *text = str_printf(generate, cases[_i].model);
+	_cleanup_free_ char *train =
+	    str_printf("{\"task\":\"pretrain\",\"directory\":\"/m\",\"model\":{\"init\":\"c\"},"
+	               "\"data\":{\"path\":[\"a\"],\"format\":\"text\"},\"train\":{\"max_steps\":5},"
+	               "\"output\":{\"dir\":\"%s\"},\"resources\":{\"hosts\":[\"n1\"]}}",
+	               cases[_i].output);
 	int64_t wrote, run;
 	const char *detail;
 
-	wrote = bed_submit_config(
-	    b, "{\"task\":\"pretrain\",\"directory\":\"/m\",\"model\":{\"init\":\"c\"},"
-	       "\"data\":{\"path\":[\"a\"],\"format\":\"text\"},\"train\":{\"max_steps\":5},"
-	       "\"output\":{\"dir\":\"out\"},\"resources\":{\"hosts\":[\"n1\"]}}");
+	wrote = bed_submit_config(b, train);
 	bed_await(b, wrote, RUN_RUNNING);
 	bed_end_ranks(b, "n1", wrote, 0);
 	bed_await(b, wrote, RUN_SUCCEEDED);
@@ -548,7 +551,7 @@ int main(void)
 	tcase_add_test(tc, a_run_goes_through_its_states);
 	tcase_add_test(tc, a_refused_start_leaves_no_trace_on_a_success);
 	tcase_add_test(tc, a_refusal_for_good_fails_the_run);
-	tcase_add_loop_test(tc, a_model_that_another_node_has_is_named_with_it, 0, 4);
+	tcase_add_loop_test(tc, a_model_that_another_node_has_is_named_with_it, 0, 5);
 	tcase_add_test(tc, the_first_failure_is_the_cause);
 	tcase_add_test(tc, a_late_answer_of_an_earlier_attempt_changes_nothing);
 	tcase_add_test(tc, a_start_without_an_answer_is_tried_again);
