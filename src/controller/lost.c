@@ -38,8 +38,7 @@ static void settle(struct controller *c, struct run *r, const char *node, int64_
 		return;
 	log_info("run %lld: attempt %lld on node %s has ended: %s", (long long)r->id, (long long)attempt,
 	         node, why);
-	if (r->lost_count == 0)
-		c->reschedule = true;
+	c->reschedule = true; /* it begins, or its reason names the part that it still waits for */
 	controller_touch(c);
 }
 

@@ -130,6 +130,32 @@ START_TEST(a_reason_that_changes_is_a_new_version)
 }
 END_TEST
 
+START_TEST(each_lost_node_is_fenced_for_itself)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\nn3 slots=1\nn4 slots=1\nn5 slots=1\n");
+	int64_t run = submit(b, "\"nodes\":3,\"max_node_failures\":9,\"on_partition\":\"keep\""), count;
+
+	bed_await(b, run, RUN_RUNNING);
+	bed_cut_off(b, "n2", true);
+	bed_cut_off(b, "n3", true);
+	bed_pass(b, 30);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_QUEUED);
+	ck_assert_int_eq(controller_fence(bed_controller(b), "N2", &count), 0);
+	ck_assert_int_eq(count, 1);
+	bed_pass(b, 10);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_QUEUED);
+	ck_assert_str_eq(bed_run(b, run)->reason,
+	                 "waits for the end of attempt 1 on node n3, which cannot be reached: it has to come "
+	                 "back, or to be fenced (dtrain fence)");
+	ck_assert_int_eq(controller_fence(bed_controller(b), "n2", &count), 0);
+	ck_assert_int_eq(count, 0);
+	ck_assert_int_eq(controller_fence(bed_controller(b), "n3", &count), 0);
+	ck_assert_int_eq(count, 1);
+	bed_await(b, run, RUN_RUNNING);
+	bed_free(b);
+}
+END_TEST
+
 START_TEST(a_node_that_was_shut_down_is_the_cause)
 {
 	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
@@ -299,6 +325,7 @@ int main(void)
 	tcase_add_loop_test(tc, an_attempt_that_cannot_be_prepared_is_not_started, 0, ARRAY_SIZE(codes));
 	tcase_add_test(tc, many_runs_are_placed_at_once);
 	tcase_add_test(tc, a_reason_that_changes_is_a_new_version);
+	tcase_add_test(tc, each_lost_node_is_fenced_for_itself);
 	tcase_add_test(tc, a_node_that_was_shut_down_is_the_cause);
 	tcase_add_test(tc, a_run_stops_until_all_its_parts_have_ended);
 	tcase_add_test(tc, what_is_said_of_runs_that_have_ended_is_ignored);
