@@ -29,6 +29,7 @@ static bool memory_refuses(void)
 DEFINE_FAILING(void *, malloc, (size_t size), size)
 DEFINE_FAILING(void *, calloc, (size_t n, size_t size), n, size)
 DEFINE_FAILING(void *, realloc, (void *p, size_t size), p, size)
+DEFINE_FAILING(void *, reallocarray, (void *p, size_t n, size_t size), p, n, size)
 DEFINE_FAILING(char *, strdup, (const char *text), text)
 DEFINE_FAILING(char *, strndup, (const char *text, size_t n), text, n)
 
