@@ -86,7 +86,7 @@ int run_new(const struct run_config *config, struct run **out, struct error *err
 	r->name = copy(config->name ? config->name : r->task);
 	r->directory = copy(config->directory);
 	r->output = dir ? str_path_join(r->directory, dir) : NULL;
-	if (!r->task || !r->name)
+	if (!r->task || !r->name || (config->directory && !r->directory) || (dir && !r->output))
 		return error_oom(err);
 	for (const char *p = r->name; *p; p++)
 		if ((unsigned char)*p < 0x20 || *p == 0x7f || p - r->name >= NAME_MAX_BYTES)

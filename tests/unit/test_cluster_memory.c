@@ -16,6 +16,28 @@ static char *const nodes[] = {(char *)"n1", (char *)"n2"};
 
 /* ---- runs ---- */
 
+static int make_run(void *context, struct error *err)
+{
+	struct run *r = NULL;
+	int code = run_new(context, &r, err);
+
+	ck_assert_int_eq(r != NULL, code == 0);
+	run_free(r);
+	return code;
+}
+
+START_TEST(runs_are_made_whole_or_not)
+{
+	_cleanup_json_ json_t *json =
+	    json_loads("{\"task\":\"command\",\"command\":[\"true\"],\"name\":\"x\",\"directory\":\"/tmp\","
+	               "\"output\":{\"dir\":\"out\"},\"resources\":{\"hosts\":[\"n1\",\"n2\"]}}",
+	               0, NULL);
+	_cleanup_(run_config_freep) struct run_config *config = fixture_config(json);
+
+	memory_runs_out(make_run, config);
+}
+END_TEST
+
 static int place_run(void *context, struct error *err)
 {
 	static const int slots[] = {0, 1, 0, 1};
@@ -332,6 +354,7 @@ int main(void)
 	TCase *runs = tcase_create("runs"), *places = tcase_create("places"),
 	      *rendezvous = tcase_create("rendezvous");
 
+	tcase_add_test(runs, runs_are_made_whole_or_not);
 	tcase_add_loop_test(runs, runs_are_placed_whole_or_not, 0, 2);
 	tcase_add_test(runs, lost_parts_and_spares_are_there_whole_or_not);
 	tcase_add_test(runs, a_run_is_moved_or_not);
