@@ -435,7 +435,7 @@ START_TEST(included_files_are_part_of_the_text)
 
 	outer = write_file(dir, "outer \"1\".conf", nested);
 	text = str_printf(
-	    "command = [\"true\"];\n \t@include \"%s/outer \\\"1\\\".conf\" name = \"x\";\n"
+	    "command = [\"true\"];\n \t@include \"%s/outer \\\"1\\\".conf\"name = \"x\";\n"
 	    "# @include \"/nowhere\"\n/*\n@include \"/nowhere\"\n*/ directory = \"\n@include \\\"/no\\\"\";",
 	    dir);
 	ck_ok(run_config_parse(text, "x.conf", NULL, &c, &err), &err);
@@ -657,16 +657,48 @@ END_TEST
 
 START_TEST(services_believe_no_client)
 {
-	struct error err = ERROR_INIT;
-	struct run_config *c = NULL;
-	json_t *j =
-	    json_pack("{s:s,s:[s],s:{s:i}}", "task", "command", "command", "true", "resources", "nodes", -3);
+	static const struct {
+		const char *text, *words; /* NULL: it is taken */
+	} cases[] = {
+	    {"{\"task\":\"command\",\"command\":[\"true\"],\"resources\":{\"nodes\":-3}}",
+	     "config: resources.nodes: -3 is out of range"},
+	    {"[1]", "a JSON object is needed"},
+	    {"{\"command\":[\"true\"],\"resources\":7}", "config: resources: a JSON object is needed"},
+	    {"{\"command\":[\"true\"],\"name\":\"a\\u0000b\"}", "config: name: a NUL byte in a string"},
+	    {"{\"command\":[\"true\"],\"name\":null,\"directory\":null}", NULL},
+	    {"{\"command\":[\"true\"],\"nodes\":1}", "config: nodes: unknown key"},
+	    {"{\"command\":[\"true\"],\"resources\":{\"nods\":1}}", "config: resources.nods: unknown key"},
+	    {"{\"task\":\"generate\",\"generate\":{\"prompt\":\"x\"}}", "config: model.path: missing"},
+	    {"{\"task\":\"command\"}", "config: command: missing"},
+	    {"{\"command\":[\"\"]}", "config: command: missing"},
+	};
 
-	ck_fails(run_config_from_json(j, &c, &err), &err, "config: resources.nodes: -3 is out of range");
-	json_decref(j);
-	j = json_pack("[i]", 1);
-	ck_fails(run_config_from_json(j, &c, &err), &err, "a JSON object is needed");
-	json_decref(j);
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_json_ json_t *json = json_loads(cases[i].text, JSON_ALLOW_NUL, NULL);
+		_cleanup_(run_config_freep) struct run_config *c = NULL;
+		struct error err = ERROR_INIT;
+
+		if (cases[i].words)
+			ck_fails(run_config_from_json(json, &c, &err), &err, cases[i].words);
+		else {
+			ck_ok(run_config_from_json(json, &c, &err), &err);
+			ck_assert_ptr_null(c->name);
+		}
+	}
+}
+END_TEST
+
+/* A text of a run file in another encoding cannot be sent. */
+START_TEST(what_is_not_utf8_is_named)
+{
+	_cleanup_(run_config_freep) struct run_config *c = NULL;
+	struct error err = ERROR_INIT;
+	json_t *json = NULL;
+
+	ck_ok(run_config_parse("command = [\"true\"]; name = \"x\";", "x.conf", NULL, &c, &err), &err);
+	c->name[0] = '\xff';
+	ck_fails(run_config_to_json(c, &json, &err), &err, "name: not valid UTF-8");
+	ck_assert_ptr_null(json);
 }
 END_TEST
 
@@ -1165,9 +1197,23 @@ START_TEST(times_and_ranges)
 	    {"", "resources.time_limit=1h30m", 5400},
 	    {"", "resources.time_limit=2h", 7200},
 	};
-	static const char *const none[] = {"",     "h",   "2 h",  "1h30", "30m1h",
-	                                   "1h1h", "-1",  "1.5h", "2w",   "2hh",
-	                                   "h2",   "5m ", "1e3",  "0x10", "9999999999999999999999d"};
+	static const char *const none[] = {"",
+	                                   "h",
+	                                   "2 h",
+	                                   "1h30",
+	                                   "30m1h",
+	                                   "1h1h",
+	                                   "-1",
+	                                   "1.5h",
+	                                   "2w",
+	                                   "2hh",
+	                                   "h2",
+	                                   "5m ",
+	                                   "1e3",
+	                                   "0x10",
+	                                   "9999999999999999999999d",
+	                                   "9223372036854775807d",
+	                                   "106751991167300d86400s"};
 
 	for (size_t i = 0; i < ARRAY_SIZE(fine); i++) {
 		const char *const overrides[] = {fine[i].override, NULL};
@@ -1404,6 +1450,7 @@ int main(void)
 	tcase_add_test(t, what_libconfig_refuses_is_said_in_full);
 	tcase_add_test(t, all_devices_of_a_node);
 	tcase_add_test(t, services_believe_no_client);
+	tcase_add_test(t, what_is_not_utf8_is_named);
 	tcase_add_test(t, daemon_defaults_and_errors);
 	tcase_add_test(t, numbers_have_these_ranges);
 	tcase_add_loop_test(t, a_daemons_file_is_right_or_says_why, 0, ARRAY_SIZE(daemon_files));

@@ -243,6 +243,7 @@ START_TEST(a_node_without_heartbeats_is_down)
 	ck_assert_double_eq(members_expire(m, "c", 105.5, 5, on_down, down), 106.125);
 	ck_assert_str_eq(down, "a");
 	ck_assert(!member_awaited(members_find(m, "a")));
+	ck_assert_str_eq(members_find(m, "a")->error, "not heard from since the controller started");
 	ck_assert_double_eq(members_expire(m, "c", 107, 5, on_down, down), 0);
 	ck_assert_str_eq(down, "ab");
 	ck_assert_int_eq(member_state(b), NODE_DOWN);
