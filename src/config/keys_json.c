@@ -9,6 +9,14 @@
 #include "base/str.h"
 #include "config/keys_source.h"
 
+static int nul_byte(const struct key *k, const char *where, struct error *err)
+{
+	char name[NAME_MAX_LEN];
+
+	return error_set(err, -EINVAL, "%s: %s: a NUL byte in a string", where,
+	                 keys_name(k, name, sizeof(name)));
+}
+
 static int assign_json(const struct keys *keys, const struct key *k, void *target, const json_t *j,
                        const char *where, bool *seen, struct error *err)
 {
@@ -37,8 +45,7 @@ static int assign_json(const struct keys *keys, const struct key *k, void *targe
 		v.kind = VALUE_STRING;
 		v.s = json_string_value(j);
 		if (strlen(v.s) != json_string_length(j))
-			return error_set(err, -EINVAL, "%s: %s: a NUL byte in a string", where,
-			                 keys_name(k, name, sizeof(name)));
+			return nul_byte(k, where, err);
 		break;
 	case JSON_OBJECT:
 		v.kind = VALUE_GROUP;
@@ -52,8 +59,13 @@ static int assign_json(const struct keys *keys, const struct key *k, void *targe
 		if (!list)
 			return error_oom(err);
 		for (size_t i = 0; i < json_array_size(j); i++) {
-			const char *s = json_string_value(json_array_get(j, i));
+			const json_t *element = json_array_get(j, i);
+			const char *s = json_string_value(element);
 
+			if (s && strlen(s) != json_string_length(element)) {
+				str_list_free(list);
+				return nul_byte(k, where, err);
+			}
 			list[i] = s ? strdup(s) : NULL;
 			if (!list[i]) {
 				str_list_free(list);

@@ -665,6 +665,7 @@ START_TEST(services_believe_no_client)
 	    {"[1]", "a JSON object is needed"},
 	    {"{\"command\":[\"true\"],\"resources\":7}", "config: resources: a JSON object is needed"},
 	    {"{\"command\":[\"true\"],\"name\":\"a\\u0000b\"}", "config: name: a NUL byte in a string"},
+	    {"{\"command\":[\"true\",\"a\\u0000b\"]}", "config: command: a NUL byte in a string"},
 	    {"{\"command\":[\"true\"],\"name\":null,\"directory\":null}", NULL},
 	    {"{\"command\":[\"true\"],\"nodes\":1}", "config: nodes: unknown key"},
 	    {"{\"command\":[\"true\"],\"resources\":{\"nods\":1}}", "config: resources.nods: unknown key"},
