@@ -241,6 +241,15 @@ START_TEST(a_required_field_is_missed)
 }
 END_TEST
 
+START_TEST(a_word_has_its_index)
+{
+	ck_assert_int_eq(message_word(colors, "red"), RED);
+	ck_assert_int_eq(message_word(colors, "blue"), BLUE);
+	ck_assert_int_eq(message_word(colors, "re"), -1);
+	ck_assert_int_eq(message_word(colors, ""), -1);
+}
+END_TEST
+
 static const struct {
 	const char *member, *value, *words; /* NULL: it is taken */
 } values[] = {
@@ -563,6 +572,7 @@ int main(void)
 	tcase_add_test(tables, what_is_there_is_sent);
 	tcase_add_loop_test(tables, a_required_field_is_missed, 0, ARRAY_SIZE(members));
 	tcase_add_loop_test(tables, a_wrong_value_is_named, 0, ARRAY_SIZE(values));
+	tcase_add_test(tables, a_word_has_its_index);
 	tcase_add_test(tables, a_count_may_be_a_list_of_an_older_service);
 	tcase_add_test(tables, a_digest_tells_values_apart);
 	suite_add_tcase(s, tables);

@@ -69,6 +69,40 @@ START_TEST(one_rank_per_node_has_all_slots_there)
 }
 END_TEST
 
+/* Of what a node says of two of its ranks: the version tells who follows the run that there is news. */
+START_TEST(only_news_make_a_new_version)
+{
+#define FIRST  "{\"rank\":0,\"state\":\"running\",\"pid\":11}"
+#define SECOND "{\"rank\":1,\"state\":\"running\",\"pid\":12}"
+	static const struct {
+		const char *ranks;
+		bool news;
+	} reports[] = {
+	    {FIRST "," SECOND, false},
+	    {"", false},
+	    {"{\"rank\":0,\"state\":\"running\",\"pid\":13}," SECOND, true},
+	    {FIRST ",{\"rank\":1,\"state\":\"running\",\"pid\":13}", true},
+	    {"{\"rank\":0,\"state\":\"exited\",\"exit_status\":0}," SECOND, true},
+	    {FIRST ",{\"rank\":1,\"state\":\"exited\",\"exit_status\":0}", true},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(reports); i++) {
+		_cleanup_(run_freep) struct run *r = fixture_run(1, 2);
+		int64_t version;
+
+		fixture_place(r);
+		fixture_report(r, "n1", "running", FIRST "," SECOND);
+		ck_assert_int_eq(r->state, RUN_RUNNING);
+		version = r->version;
+		r->dirty = r->changed = false;
+		fixture_report(r, "n1", "running", reports[i].ranks);
+		ck_assert_msg((r->version > version) == reports[i].news, "%s", reports[i].ranks);
+		ck_assert_int_eq(r->changed, reports[i].news);
+		ck_assert_int_eq(r->dirty, reports[i].news);
+	}
+}
+END_TEST
+
 START_TEST(a_run_succeeds_once_all_its_nodes_have_ended_well)
 {
 	_cleanup_(run_freep) struct run *r = fixture_run(2, 1);
@@ -455,6 +489,7 @@ int main(void)
 	tcase_add_test(c, a_killed_launcher_takes_the_run_down_at_once);
 	tcase_add_test(c, the_world_size_of_all_slots_is_known_once_placed);
 	tcase_add_test(c, one_rank_per_node_has_all_slots_there);
+	tcase_add_test(c, only_news_make_a_new_version);
 	tcase_add_test(c, a_run_succeeds_once_all_its_nodes_have_ended_well);
 	tcase_add_test(c, a_rank_stopped_after_a_failure_is_not_its_cause);
 	tcase_add_test(c, a_failed_device_is_named_before_the_rank);
