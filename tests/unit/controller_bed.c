@@ -176,6 +176,7 @@ static int peers_free_port(void *context, const struct peer *peer, struct error 
 {
 	const struct bed *b = context;
 
+	node_find(b, peer->name);
 	return b->port_code < 0 ? error_set(err, b->port_code, "no port is free") : 0;
 }
 

@@ -103,6 +103,53 @@ START_TEST(only_news_make_a_new_version)
 }
 END_TEST
 
+/* A newer checkpoint is news, and is written down. */
+START_TEST(only_a_newer_checkpoint_is_news)
+{
+	static const struct {
+		int64_t step;
+		bool news;
+	} steps[] = {{20, true}, {10, false}, {20, false}, {21, true}};
+	_cleanup_(run_freep) struct run *r = fixture_run(1, 1);
+
+	fixture_place(r);
+	for (size_t i = 0; i < ARRAY_SIZE(steps); i++) {
+		int64_t version = r->version;
+
+		r->dirty = false;
+		run_set_checkpoint(r, steps[i].step);
+		ck_assert_int_eq(r->version > version, steps[i].news);
+		ck_assert_int_eq(r->dirty, steps[i].news);
+		ck_assert_int_eq(r->retries.record.checkpoint, MAX(steps[i].step, 20));
+		ck_assert_str_eq(r->retries.record.checkpoint_node, "n1");
+	}
+}
+END_TEST
+
+/* What a node says why its part has failed need not be UTF-8; the first reason counts. */
+START_TEST(the_reason_of_a_part_is_text)
+{
+	_cleanup_(run_freep) struct run *r = fixture_run(2, 1);
+	struct report report = {.run = 1,
+	                        .attempt = 1,
+	                        .node = (char *)"n2",
+	                        .state = ATTEMPT_RUNNING,
+	                        .shutdown = (char *)"going \xff down"};
+
+	fixture_place(r);
+	r->dirty = false;
+	run_report(r, &report, 150);
+	ck_assert(r->dirty);
+	ck_assert_double_eq(r->parts[1].trouble_at, 150);
+	ck_assert_int_eq(strncmp(r->parts[1].trouble, "going ", 6), 0);
+	ck_assert_ptr_null(strchr(r->parts[1].trouble, '\xff'));
+	report.shutdown = (char *)"later";
+	run_report(r, &report, 160);
+	ck_assert_double_eq(r->parts[1].trouble_at, 150);
+	ck_assert_ptr_null(strstr(r->parts[1].trouble, "later"));
+}
+END_TEST
+
 START_TEST(a_run_succeeds_once_all_its_nodes_have_ended_well)
 {
 	_cleanup_(run_freep) struct run *r = fixture_run(2, 1);
@@ -489,6 +536,8 @@ int main(void)
 	tcase_add_test(c, a_killed_launcher_takes_the_run_down_at_once);
 	tcase_add_test(c, the_world_size_of_all_slots_is_known_once_placed);
 	tcase_add_test(c, one_rank_per_node_has_all_slots_there);
+	tcase_add_test(c, only_a_newer_checkpoint_is_news);
+	tcase_add_test(c, the_reason_of_a_part_is_text);
 	tcase_add_test(c, only_news_make_a_new_version);
 	tcase_add_test(c, a_run_succeeds_once_all_its_nodes_have_ended_well);
 	tcase_add_test(c, a_rank_stopped_after_a_failure_is_not_its_cause);

@@ -10,6 +10,7 @@
 #include "cluster/election.h"
 #include "cluster/store_etcd.h"
 #include "cluster_fixture.h"
+#include "failing_memory.h"
 #include "fake_etcd.h"
 
 #define CONTROLLER "/dtrain/controller"
@@ -774,12 +775,35 @@ START_TEST(no_number_is_given_again)
 }
 END_TEST
 
+/* Before anything is asked of etcd; the stand-in needs memory, too. */
+START_TEST(without_memory_nothing_is_opened)
+{
+	struct election *none = NULL;
+	struct error err = ERROR_INIT;
+
+	for (long n = 1; n <= 3; n++) {
+		memory_left = n;
+		ck_assert_int_eq(election_open(&fake_etcd_place, "n1", LEASE, &none, &err), -ENOMEM);
+		memory_left = 0;
+		ck_assert_ptr_null(none);
+	}
+	elect("n1");
+	for (long n = 1; n <= 2; n++) {
+		memory_left = n;
+		ck_assert_int_eq(store_etcd_open(&fake_etcd_place, election, dir, &store, &err), -ENOMEM);
+		memory_left = 0;
+		ck_assert_ptr_null(store);
+	}
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("store_etcd");
 	TCase *tc = tcase_create("store_etcd");
 
 	tcase_add_checked_fixture(tc, setup, teardown);
+	tcase_add_test(tc, without_memory_nothing_is_opened);
 	tcase_add_test(tc, the_keys_are_those_of_the_description);
 	tcase_add_loop_test(tc, the_next_controller_has_what_a_run_was, 0, 3);
 	tcase_add_test(tc, runs_are_written_when_they_change);
