@@ -192,6 +192,32 @@ START_TEST(a_queue_grows_or_not)
 }
 END_TEST
 
+static int set_hosts(void *context, struct error *err)
+{
+	struct members *m = NULL;
+	int code = members_create(100, &m, err);
+
+	if (code == 0)
+		code = members_set_hosts(m, context, 29600, 100, NULL, NULL, err);
+	if (code == 0) {
+		ck_assert_uint_eq(members_count(m), 2);
+		ck_assert_str_eq(members_get(m, 1)->address, "10.0.0.2");
+	}
+	members_destroy(m);
+	return code;
+}
+
+START_TEST(members_are_made_whole_or_not)
+{
+	static const char text[] = "n1 slots=2 ssd fast\nn2 addr=10.0.0.2\n";
+	_cleanup_(hosts_freep) struct hosts *hosts = NULL;
+	struct error err = ERROR_INIT;
+
+	ck_ok(hosts_parse(text, strlen(text), "hosts", &hosts, &err), &err);
+	memory_runs_out(set_hosts, hosts);
+}
+END_TEST
+
 /* ---- places ---- */
 
 static int schedule_runs(void *context, struct error *err)
@@ -360,6 +386,7 @@ int main(void)
 	tcase_add_test(runs, a_run_is_moved_or_not);
 	tcase_add_test(runs, the_error_of_a_worker_is_noted_or_not);
 	tcase_add_test(runs, a_queue_grows_or_not);
+	tcase_add_test(runs, members_are_made_whole_or_not);
 	suite_add_tcase(s, runs);
 	tcase_add_test(places, runs_get_all_their_places_or_an_error);
 	tcase_add_test(places, slots_are_chosen_without_memory);

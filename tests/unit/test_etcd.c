@@ -495,6 +495,7 @@ START_TEST(a_certificate_that_is_not_there_is_an_error)
 	urls[0] = url = str_printf("https%s", member.url + strlen("http"));
 	ck_ok(etcd_open(&(struct etcd_place){urls, "/nothing/c", "/nothing/k", "/nothing/a"}, &e, &err),
 	      &err);
+	etcd_close(NULL);
 	ck_assert_int_eq(ask(e, SECONDS, &answer, &err), -EHOSTUNREACH);
 	ck_assert_msg(strstr(err.message, "/nothing/"), "%s", err.message);
 	gateway_close(&member);
