@@ -426,6 +426,8 @@ static int decode(struct client *client, int argc, char **argv)
 		return status;
 	for (int i = first + 1; i < argc; i++)
 		strbuf_addf(&words, "%s ", argv[i]);
+	if (words.failed)
+		return client_fail(EXIT_FAILURE, "out of memory");
 	if (tokenizer_load(argv[first], &tok, &err) < 0)
 		return fail(&err);
 	if (!words.data || str_eq(words.data, "- ")) {

@@ -36,22 +36,27 @@ static json_t *special_token(const char *content, bool with_id, int32_t id)
 	return v;
 }
 
+/* NULL: out of memory, also where it lacks only one of the tokens. */
 static json_t *model_json(const struct trained *t, const struct tokenizer_train_options *o)
 {
-	json_t *vocab = json_object(), *merges = json_array();
+	_cleanup_json_ json_t *vocab = json_object(), *merges = json_array();
+	bool complete = true;
 
 	for (int32_t i = 0; i < t->first; i++)
 		json_object_set_new(vocab, o->special_tokens[i], json_integer(i));
-	for (size_t i = 0; i < t->n; i++) {
+	for (size_t i = 0; i < t->n && complete; i++) {
 		json_t *text = token_text(t, t->first + (int32_t)i);
 
-		json_object_set_new(vocab, json_string_value(text), json_integer(t->first + (json_int_t)i));
+		complete = json_object_set_new(vocab, json_string_value(text),
+		                               json_integer(t->first + (json_int_t)i)) == 0;
 		json_decref(text);
 	}
-	for (size_t i = 0; i < t->merges_n; i++)
-		json_array_append_new(merges, json_pack("[o,o]", token_text(t, t->merges[i].left),
-		                                        token_text(t, t->merges[i].right)));
-	return json_pack("{s:s,s:n,s:n,s:n,s:n,s:b,s:b,s:b,s:o,s:o}", "type", "BPE", "dropout", "unk_token",
+	for (size_t i = 0; i < t->merges_n && complete; i++)
+		complete = json_array_append_new(merges, json_pack("[o,o]", token_text(t, t->merges[i].left),
+		                                                   token_text(t, t->merges[i].right))) == 0;
+	if (!complete)
+		return NULL;
+	return json_pack("{s:s,s:n,s:n,s:n,s:n,s:b,s:b,s:b,s:O,s:O}", "type", "BPE", "dropout", "unk_token",
 	                 "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", 0, "byte_fallback", 0,
 	                 "ignore_merges", 0, "vocab", vocab, "merges", merges);
 }
