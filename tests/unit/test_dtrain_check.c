@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "base/str.h"
 
 #define NOT_CHECKED                                                                                          \
@@ -367,6 +368,174 @@ START_TEST(an_export_has_files_of_the_size)
 }
 END_TEST
 
+struct tensor {
+	const char *name;
+	int rows, columns; /* columns 0: a vector */
+};
+
+/* DIR/NAME with these tensors, all of them 0. */
+static void write_tensors(const char *path, const struct tensor *list, size_t count)
+{
+	_cleanup_strbuf_ struct strbuf header = {0}, file = {0};
+	_cleanup_free_ char *zeros = NULL;
+	struct error err = ERROR_INIT;
+	size_t at = 0;
+	uint64_t len;
+
+	for (size_t i = 0; i < count; i++) {
+		size_t size = 4u * (size_t)list[i].rows * (size_t)MAX(list[i].columns, 1);
+
+		strbuf_addf(&header, "%s\"%s\":{\"dtype\":\"F32\",\"shape\":[%d", i ? "," : "{", list[i].name,
+		            list[i].rows);
+		if (list[i].columns)
+			strbuf_addf(&header, ",%d", list[i].columns);
+		strbuf_addf(&header, "],\"data_offsets\":[%zu,%zu]}", at, at + size);
+		at += size;
+	}
+	strbuf_adds(&header, "}");
+	len = header.len;
+	zeros = calloc(1, at);
+	strbuf_add(&file, &len, sizeof(len));
+	strbuf_add(&file, header.data, header.len);
+	strbuf_add(&file, zeros, at);
+	ck_ok(file_write_atomic(path, file.data, file.len, 0644, &err), &err);
+}
+
+/* The directory `name`: a model of one layer with all of its weights. */
+static void write_whole_model(const char *name)
+{
+	static const struct tensor tensors[] = {
+	    {"model.embed_tokens.weight", 300, 8},
+	    {"model.norm.weight", 8, 0},
+	    {"model.layers.0.input_layernorm.weight", 8, 0},
+	    {"model.layers.0.post_attention_layernorm.weight", 8, 0},
+	    {"model.layers.0.self_attn.q_proj.weight", 8, 8},
+	    {"model.layers.0.self_attn.k_proj.weight", 8, 8},
+	    {"model.layers.0.self_attn.v_proj.weight", 8, 8},
+	    {"model.layers.0.self_attn.o_proj.weight", 8, 8},
+	    {"model.layers.0.mlp.gate_proj.weight", 16, 8},
+	    {"model.layers.0.mlp.up_proj.weight", 16, 8},
+	    {"model.layers.0.mlp.down_proj.weight", 8, 16},
+	};
+	_cleanup_free_ char *config = str_printf("%s/config.json", name),
+	                    *weights = str_printf("%s/model.safetensors", name),
+	                    *tokenizer = str_printf("%s/tokenizer.json", name);
+	struct error err = ERROR_INIT;
+
+	ck_assert_int_eq(mkdir(name, 0700), 0);
+	write_file(config, "{\"model_type\":\"llama\",\"hidden_size\":8,\"intermediate_size\":16,"
+	                   "\"num_hidden_layers\":1,\"num_attention_heads\":2,\"vocab_size\":300,"
+	                   "\"tie_word_embeddings\":true}");
+	write_tensors(weights, tensors, ARRAY_SIZE(tensors));
+	ck_ok(file_copy(SRCDIR "/tests/engine/bytes/tokenizer.json", tokenizer, &err), &err);
+}
+
+static void write_adapter(const char *name, int width)
+{
+	const struct tensor tensors[] = {
+	    {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight", 2, width},
+	    {"base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight", 8, 2},
+	};
+	_cleanup_free_ char *config = str_printf("%s/adapter_config.json", name),
+	                    *weights = str_printf("%s/adapter_model.safetensors", name);
+
+	ck_assert_int_eq(mkdir(name, 0700), 0);
+	write_file(config, "{\"peft_type\":\"LORA\",\"task_type\":\"CAUSAL_LM\",\"r\":2,\"lora_alpha\":4,"
+	                   "\"target_modules\":[\"q_proj\"]}");
+	write_tensors(weights, tensors, ARRAY_SIZE(tensors));
+}
+
+/* What is looked at, with a model that is there. words: a line of the output, or of the errors. */
+static const struct {
+	const char *line;
+	int status;
+	const char *words;
+} looks[] = {
+    {"check s.conf", 0, "model       whole: llama, 1 layers, 0.0 M parameters\n"},
+    {"check -s data.template=qwen s.conf", 0, "template    qwen\n"},
+    {"check s.conf", 0, "tokenizer   whole: 259 tokens\n"},
+    {"check s.conf", 0, "s.conf: fine\n"},
+    {"check -s task=reward -s data.path=pairs.json s.conf", 0,
+     "model       whole: llama, 1 layers, 0.0 M parameters, with a new score head\n"},
+    {"check -s model.path=good.json s.conf", 1, "s.conf: model.path: good.json is not a directory\n"},
+    {"check -s task=dpo -s data.path=pairs.json -s preference.reference=other s.conf", 0,
+     "reference   other\n"},
+    {"check -s task=dpo -s data.path=pairs.json -s preference.reference=m s.conf", 1,
+     "s.conf: preference.reference: "},
+    {"check -s task=dpo -s data.path=pairs.json -s preference.reference=good.json s.conf", 1,
+     "s.conf: preference.reference: good.json is not a directory\n"},
+    {"check -s lora.rank=2 -s lora.target=q_proj s.conf", 0, "trained     0.0 M parameters\n"},
+    {"check -s lora.rank=2 -s lora.alpha=4 -s lora.target=q_proj -s lora.from=adapter s.conf", 0,
+     "trained     0.0 M parameters, from the adapter in adapter\n"},
+    {"check -s lora.rank=2 -s lora.alpha=4 -s lora.target=q_proj -s lora.from=odd s.conf", 1, "s.conf: "},
+    {"check -s train.freeze_trainable_layers=1 s.conf", 0, "trained     0.0 M parameters\n"},
+    {"check g.conf", 0, "g.conf: fine\n"},
+    {"check g.conf", 0,
+     "not checked: that the model is on the node that runs it, and that its device has enough memory\n"},
+    {"check -s generate.adapter=adapter g.conf", 0, "adapter     adapter: fits the model\n"},
+    {"check -s generate.adapter=odd g.conf", 1, "g.conf: generate.adapter: "},
+    {"check -s parallel.strategy=zero3 -s parallel.offload=optimizer -s parallel.offload_dir=whole s.conf", 0,
+     "offload     whole: can be written\n"},
+    {"check -s output.dir=whole/a/b s.conf", 0, "output      whole/a/b: can be written\n"},
+    {"check -s output.dir=/ s.conf", 0, "output      /: can be written\n"},
+    {"check -s data.path=1.txt,2.txt,3.txt,4.txt,5.txt,6.txt,7.txt,8.txt,9.txt -s data.format=text -s "
+     "task=pretrain s.conf",
+     0, "data        8.txt: text\ndata        and 1 more files\n"},
+    {"check -s data.dataset=none s.conf", 1, "s.conf: data.dataset: "},
+    {"check -s data.tool_prompt=tools.txt s.conf", 0, "tools       described by tools.txt\n"},
+};
+
+START_TEST(a_run_is_looked_at)
+{
+	_cleanup_(call_release) struct call call = {0};
+	char text[16];
+
+	write_whole_model("whole");
+	write_whole_model("other");
+	write_model();
+	write_adapter("adapter", 8);
+	write_adapter("odd", 9);
+	write_file("tools.txt", "before {{tools}} after");
+	write_file("pairs.json", "[{\"instruction\":\"a\",\"chosen\":\"b\",\"rejected\":\"c\"}]");
+	for (int i = 1; i <= 9; i++) {
+		snprintf(text, sizeof(text), "%d.txt", i);
+		write_file(text, "text\n");
+	}
+	write_file("s.conf", strstr(looks[_i].line, "dataset=")
+	                         ? "task = \"sft\"; model = { path = \"whole\"; }; data = { template = "
+	                           "\"qwen\"; dataset_dir = \".\"; }; output = { dir = \"saves/x\"; };"
+	                         : "task = \"sft\"; model = { path = \"whole\"; }; data = { path = "
+	                           "\"good.json\"; template = \"qwen\"; }; output = { dir = \"saves/x\"; };");
+	write_file("g.conf", "task = \"generate\"; model = { path = \"whole\"; }; generate = { prompt = "
+	                     "\"x\"; };");
+	call = fixture_call(cmd_check, looks[_i].line);
+	ck_assert_msg(call.status == looks[_i].status, "%s: %d: %s%s", looks[_i].line, call.status,
+	              call.output, call.errors);
+	ck_assert_msg(strstr(call.status ? call.errors : call.output, looks[_i].words), "%s: %s%s",
+	              looks[_i].line, call.output, call.errors);
+	ck_assert(call.status != 0 || !*call.errors);
+}
+END_TEST
+
+/* The run, and nothing else, as it would be submitted. */
+START_TEST(a_run_is_shown_as_json)
+{
+	_cleanup_(call_release) struct call good =
+	                                        fixture_call(cmd_check, "check --json -s name=x good.conf"),
+	                                    bad = fixture_call(cmd_check,
+	                                                       "check --json -s model.init=none good.conf");
+	_cleanup_json_ json_t *run = json_loads(good.output, 0, NULL);
+
+	ck_assert_int_eq(good.status, 0);
+	ck_assert_str_eq(good.errors, "");
+	ck_assert_str_eq(json_get_string(run, "name", ""), "x");
+	ck_assert_str_eq(json_get_string(run, "directory", ""), fixture_dir());
+	ck_assert_int_eq(bad.status, 1);
+	ck_assert_msg(str_starts(bad.errors, "dtrain: good.conf: model.init: "), "%s", bad.errors);
+	ck_assert_msg(str_starts(bad.output, "{"), "%s", bad.output);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("dtrain_check");
@@ -385,6 +554,8 @@ int main(void)
 	tcase_add_test(tc, an_export_is_refused_for_its_arguments);
 	tcase_add_test(tc, an_export_has_files_of_the_size);
 	tcase_add_test(tc, an_adapter_is_checked_with_its_model);
+	tcase_add_loop_test(tc, a_run_is_looked_at, 0, ARRAY_SIZE(looks));
+	tcase_add_test(tc, a_run_is_shown_as_json);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
 }

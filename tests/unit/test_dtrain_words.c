@@ -88,6 +88,15 @@ static const struct {
     {"--socket /x subm", "submit\tsubmit a run: a run file, or a command\n"},
     {"--socket /x", ":files\n"},
     {"nix x", ""},
+    {"estimate --devices 8xH10", "8xH100-80GB\t\n"},
+    {"estimate --devices cl", "cluster\t\n"},
+    {"estimate --devices 8xcl", ""},
+    {"submit -s resources.devices_per_node=a", "resources.devices_per_node=all\t\n"},
+    {"submit --socket=x", ":files\n"},
+    {"--socket=/x subm", "submit\tsubmit a run: a run file, or a command\n"},
+    {"resume -", "--socket\tthe service's socket\n--help\tshow this help\n"},
+    {"submit x -- sh --na", ":files\n"},
+    {"submit --name -- --na", "--name\tname shown in listings\n"},
     {"show 1", ""},  /* no service: nothing */
     {"drain n", ""}, /* and no error */
 };

@@ -429,6 +429,13 @@ START_TEST(a_call_that_cannot_be_made_is_made_later)
 	ck_assert(pause_set > 4.9 && pause_set <= 5);
 	turn();
 	ck_assert(is_heartbeat(fake_client_last(), false));
+	/* What a short one would refer to is not sure any more. */
+	answer_json(fake_client_last(), 200, KEPT("2"));
+	fake_client.refusal = "no cluster key";
+	turn();
+	fake_client.refusal = NULL;
+	turn();
+	ck_assert(is_heartbeat(fake_client_last(), false));
 }
 END_TEST
 
@@ -564,6 +571,7 @@ START_TEST(another_controller_gets_a_whole_one_at_once)
 	ck_assert(fake_client.transfers[1].cancelled && fake_client.transfers[2].cancelled);
 	ck_assert_uint_eq(fake_client.count, 4);
 	ck_assert(is_heartbeat(fake_client_last(), false));
+	ck_assert(fake_client_last()->call.timeout == 30);
 	answer_json(fake_client_last(), 200, "{\"forget\":[]}");
 	ck_assert_uint_eq(fake_client.count, 4); /* the heartbeat had all reports */
 	ck_assert(heartbeats_are_idle(d.heartbeats));
