@@ -195,6 +195,173 @@ START_TEST(an_output_directory_that_is_a_file)
 }
 END_TEST
 
+/* A directory with a program in bin, one that is not executable there, and one of each in the directory
+ * itself. %s in a message: the directory. */
+static const struct {
+	const char *directory; /* in it; NULL: itself */
+	const char *program, *path, *engine, *model, *output_dir;
+	int code;
+	const char *message;
+} places[] = {
+    {.program = "/bin/true"},
+    {.directory = "bin", .program = "./tool"},
+    {.directory = "none",
+     .program = "/bin/true",
+     .code = -ENOENT,
+     .message = "directory %s/none: No such file or directory"},
+    {.directory = "bin/tool",
+     .program = "/bin/true",
+     .code = -ENOTDIR,
+     .message = "directory %s/bin/tool is not a directory"},
+    {.program = "", .code = -EINVAL, .message = "the command is empty"},
+    {.program = "bin/tool"},
+    {.program = "bin/plain", .code = -EACCES, .message = "cannot execute %s/bin/plain: Permission denied"},
+    {.program = "./bin", .code = -EACCES, .message = "cannot execute %s/./bin: Permission denied"},
+    {.program = "bin/none",
+     .code = -ENOENT,
+     .message = "cannot execute %s/bin/none: No such file or directory"},
+    {.program = "bin/none",
+     .engine = "cpu",
+     .code = -ENOENT,
+     .message = "CPU slots need dtrain-engine-cpu, which is not installed here (no %s/bin/none): apt install "
+                "dtrain-engine-cpu"},
+    {.program = "bin/none",
+     .engine = "cuda",
+     .code = -ENOENT,
+     .message =
+         "GPU slots need dtrain-engine-cuda, which is not installed here (no %s/bin/none): apt install "
+         "dtrain-engine-cuda"},
+    {.program = "bin/plain",
+     .engine = "cpu",
+     .code = -EACCES,
+     .message = "cannot execute %s/bin/plain: Permission denied"},
+    /* Without PATH, the usual one. */
+    {.program = "true"},
+    {.program = "tool", .code = -ENOENT, .message = "no program tool in PATH (/usr/bin:/bin)"},
+    /* Its parts are seen from the directory; an empty one is the directory. */
+    {.program = "tool", .path = "bin"},
+    {.program = "tool", .path = "/nowhere:bin"},
+    {.program = "here", .path = "bin:"},
+    {.program = "here", .path = "bin", .code = -ENOENT, .message = "no program here in PATH (bin)"},
+    {.program = "tool", .path = "", .code = -ENOENT, .message = "no program tool in PATH ()"},
+    /* What cannot be executed is passed over, and named where nothing else is found. */
+    {.program = "plain", .path = "bin:other"},
+    {.program = "plain",
+     .path = "none:bin:none",
+     .code = -EACCES,
+     .message = "cannot execute plain: Permission denied"},
+    {.program = "tool", .path = "bin/tool:bin"}, /* a file in place of a directory */
+    {.program = "sub", .path = "bin", .code = -EACCES, .message = "cannot execute sub: Permission denied"},
+    {.program = "true", .model = "bin"},
+    {.program = "true", .model = "/"},
+    {.program = "true",
+     .model = "none",
+     .code = -ENOENT,
+     .message = "model %s/none: No such file or directory"},
+    {.program = "true", .output_dir = "bin/a/b"},
+    {.program = "true", .output_dir = "/nowhere"},
+    {.program = "true",
+     .output_dir = "loop/a",
+     .code = -ELOOP,
+     .message = "output.dir %s/loop/a: Too many levels of symbolic links"},
+};
+
+START_TEST(a_preflight_looks_at_all_places)
+{
+	_cleanup_free_ char *dir = unit_tmpdir();
+	struct error err = ERROR_INIT;
+
+	ck_assert_int_eq(chdir(dir), 0);
+	ck_ok(file_mkdirs("bin/sub", 0755, &err), &err);
+	ck_ok(file_mkdirs("other", 0755, &err), &err);
+	ck_ok(file_write_atomic("bin/tool", "#!/bin/sh\n", 10, 0755, &err), &err);
+	ck_ok(file_write_atomic("bin/plain", "", 0, 0644, &err), &err);
+	ck_ok(file_write_atomic("here", "#!/bin/sh\n", 10, 0755, &err), &err);
+	ck_ok(file_write_atomic("other/plain", "#!/bin/sh\n", 10, 0755, &err), &err);
+	ck_assert_int_eq(symlink("loop", "loop"), 0);
+	for (size_t i = 0; i < ARRAY_SIZE(places); i++) {
+		_cleanup_free_ char *in = str_path_join(dir, places[i].directory ? places[i].directory : "."),
+		                    *want = NULL;
+		const char *message = places[i].message, *mark = message ? strstr(message, "%s") : NULL;
+		const struct preflight_request what = {.user = getpwuid(geteuid())->pw_name,
+		                                       .uid = geteuid(),
+		                                       .directory = places[i].directory ? in : dir,
+		                                       .program = (char *)places[i].program,
+		                                       .path = (char *)places[i].path,
+		                                       .engine = (char *)places[i].engine,
+		                                       .model = (char *)places[i].model,
+		                                       .output_dir = (char *)places[i].output_dir,
+		                                       .log_dir = (char *)"/nowhere"};
+		const struct told told = look(&what, 20);
+
+		if (message)
+			want = mark ? str_printf("%.*s%s%s", (int)(mark - message), message, dir, mark + 2)
+			            : strdup(message);
+		ck_assert_msg(told.code == places[i].code && str_eq(told.message, want ? want : ""),
+		              "%zu: %d: %s", i, told.code, told.message);
+	}
+	ck_assert_int_eq(chdir("/"), 0);
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
+/* A relative directory, none, and another user's number. */
+START_TEST(a_preflight_knows_its_user)
+{
+	const struct passwd *self = getpwuid(geteuid());
+	struct preflight_request what = {
+	    .user = self->pw_name, .uid = self->pw_uid, .program = (char *)"true"};
+	struct told told;
+
+	told = look(&what, 20); /* in the home directory */
+	ck_assert_msg(told.code == 0, "%s", told.message);
+	what.directory = (char *)"tmp";
+	told = look(&what, 20);
+	ck_assert_int_eq(told.code, -EINVAL);
+	ck_assert_str_eq(told.message, "directory tmp is not an absolute path");
+	what.uid++;
+	told = look(&what, 20);
+	ck_assert_int_eq(told.code, -EPERM);
+	ck_assert_ptr_nonnull(strstr(told.message, "where the run was submitted"));
+	what.user = (char *)"no-such-user";
+	told = look(&what, 20);
+	ck_assert_int_eq(told.code, -EPERM);
+	ck_assert_ptr_nonnull(strstr(told.message, "no user 'no-such-user'"));
+}
+END_TEST
+
+/* What dtrain-launch --preflight says of a request that is none. */
+START_TEST(a_preflight_reads_a_request)
+{
+	static const struct {
+		const char *input, *words;
+	} cases[] = {
+	    {"", "standard input"},
+	    {"x", "standard input"},
+	    {"[]", "an object is needed"},
+	    {"{}", "missing"},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_free_ char *file = fixture_path(&f, "request"),
+		                    *line = str_printf("exec %s/dtrain-launch --preflight <%s",
+		                                       f.config->worker_dir, file);
+		struct error err = ERROR_INIT;
+		int written = file_write_atomic(file, cases[i].input, strlen(cases[i].input), 0600, &err);
+		FILE *pipe = popen(line, "re");
+		char text[1024];
+		size_t n = fread(text, 1, sizeof(text) - 1, pipe);
+
+		ck_ok(written, &err);
+		text[n] = '\0';
+		ck_assert_int_eq(pclose(pipe), 0);
+		ck_assert_msg(strstr(text, cases[i].words) && strstr(text, "\"error\":-"), "%zu: %s", i,
+		              text);
+		ck_assert_int_eq(text[n - 1], '\n');
+	}
+}
+END_TEST
+
 /* Without it the run would fail at its first checkpoint, hours later. */
 START_TEST(an_output_directory_has_to_be_writable)
 {
@@ -1122,6 +1289,9 @@ int main(void)
 	tcase_add_test(tc, wrong_requests_are_refused);
 	tcase_add_test(tc, what_the_user_may_not_is_refused);
 	tcase_add_test(tc, an_output_directory_that_is_a_file);
+	tcase_add_test(tc, a_preflight_looks_at_all_places);
+	tcase_add_test(tc, a_preflight_knows_its_user);
+	tcase_add_test(tc, a_preflight_reads_a_request);
 	tcase_add_test(tc, an_output_directory_has_to_be_writable);
 	tcase_add_test(tc, a_mount_that_is_read_only_for_the_service_alone_is_no_obstacle);
 	tcase_add_test(tc, an_offload_directory_has_to_be_writable);
