@@ -125,11 +125,14 @@ static const struct row rows[] = {
     {"POST", "/v1/runs/2/metrics?attempt=2", "{\"step\":1}\n", OWNER(410, "stale-attempt")},
     {"POST", "/v1/runs/2/metrics", "{\"step\":\n", OWNER(400, "bad-json")},
     {"POST", "/v1/runs/2/metrics", "[1]\n", OWNER(400, "bad-json")},
+    {"POST", "/v1/runs/2/metrics?attempt=x", "{\"step\":1}\n", OWNER(400, "bad-query")},
+    {"POST", "/v1/runs/2/metrics?attempt=0", "{\"step\":1}\n", OWNER(400, "bad-query")},
     {"POST", "/v1/runs/1/metrics", "{\"step\":1}\n", OWNER(409, "ended")},
     {"POST", "/v1/runs/3/metrics", "{\"step\":1}\n", OWNER(410, "stale-attempt")},
     {"POST", "/v1/runs/2/events", "{\"kind\":\"error\",\"rank\":0,\"message\":\"m\"}", OWNER(200, NULL)},
     {"POST", "/v1/runs/2/events", "{\"kind\":\"peer-lost\",\"rank\":0,\"message\":\"m\"}", OWNER(200, NULL)},
     {"POST", "/v1/runs/2/events", "x", OWNER(400, "bad-json")},
+    {"POST", "/v1/runs/2/events", "{\"kind\":1}", OWNER(400, "bad-json")},
     {"POST", "/v1/runs/2/events?attempt=9", "{}", OWNER(410, "stale-attempt")},
     {"POST", "/v1/runs/1/events", "{}", OWNER(409, "ended")},
     {"PUT", "/v1/runs/2/rendezvous/a/b", "value", OWNER(200, NULL)},
@@ -142,6 +145,9 @@ static const struct row rows[] = {
     {"GET", "/v1/runs/2/rendezvous/nix?wait=0.01", NULL, OWNER(404, "no-such-key")},
     {"GET", "/v1/runs/2/rendezvous/nix?wait=x", NULL, OWNER(400, "bad-query")},
     {"GET", "/v1/runs/2/rendezvous/nix?wait=-1", NULL, OWNER(400, "bad-query")},
+    {"GET", "/v1/runs/2/rendezvous/nix?wait=0", NULL, OWNER(404, "no-such-key")},
+    {"GET", "/v1/runs/2/rendezvous/a/b?wait=86400", NULL, OWNER(200, NULL)},
+    {"GET", "/v1/runs/2/rendezvous/a/b?wait=86401", NULL, OWNER(400, "bad-query")},
     {"GET", "/v1/runs/2/rendezvous/a?attempt=2", NULL, OWNER(410, "stale-attempt")},
     {"GET", "/v1/runs/1/rendezvous/a", NULL, OWNER(409, "ended")},
 
@@ -516,11 +522,106 @@ START_TEST(a_cancelled_run_ends_what_waits_for_it)
 }
 END_TEST
 
-START_TEST(the_store_can_be_copied)
+/* What says that there is a checkpoint, and nothing else, is no progress; empty lines are none either. */
+START_TEST(a_checkpoint_is_no_progress)
 {
+	_cleanup_json_ json_t *first = NULL, *second = NULL;
 	struct daemon_fixture f;
 
 	daemon_fixture_start(&f, NULL);
+	submit_waiting(&f, "true");
+	daemon_await(&f, 1, "running");
+	post_as(&f, &owner, "/v1/runs/1/metrics", "{\"step\":5}\n\n{\"checkpoint\":4}\n");
+	ck_assert(says(&f, &other, "/v1/runs/1/metrics", "{\"step\":5}\n"));
+	ck_assert(!says(&f, &other, "/v1/runs/1/metrics", "checkpoint"));
+	first = daemon_get(&f, NULL, "/v1/runs/1");
+	ck_assert_int_eq(json_get_int(first, "checkpoint", 0), 4);
+	ck_assert_int_eq(json_get_int(json_object_get(first, "progress"), "step", 0), 5);
+	/* The newest counts, also of several lines. */
+	post_as(&f, &owner, "/v1/runs/1/metrics",
+	        "{\"step\":6,\"checkpoint\":6}\n{\"checkpoint\":3}\n{\"step\":7}");
+	ck_assert(
+	    says(&f, &other, "/v1/runs/1/metrics?since=1", "{\"step\":6,\"checkpoint\":6}\n{\"step\":7}\n"));
+	second = daemon_get(&f, NULL, "/v1/runs/1");
+	ck_assert_int_eq(json_get_int(second, "checkpoint", 0), 6);
+	ck_assert_int_eq(json_get_int(json_object_get(second, "progress"), "step", 0), 7);
+	daemon_fixture_write(&f, "go", "");
+	daemon_await(&f, 1, "succeeded");
+	daemon_fixture_teardown(&f);
+}
+END_TEST
+
+/* Of requests that wait, the callers go: what they waited for comes to nobody. */
+START_TEST(callers_that_go_are_forgotten)
+{
+	static const char *const targets[] = {"/v1/runs/1?wait=1",
+	                                      "/v1/runs/1?wait=change&version=99",
+	                                      "/v1/runs/1/logs?follow=1",
+	                                      "/v1/runs/1/metrics?follow=1",
+	                                      "/v1/runs/1/rendezvous/key?wait=60",
+	                                      "/v1/runs/2/logs?follow=1",
+	                                      "/v1/events"};
+	struct raw_request put = {.method = "PUT", .target = "/v1/runs/1/rendezvous/key", .body = "value"};
+	int fds[ARRAY_SIZE(targets)];
+	struct daemon_fixture f;
+	struct raw_answer a;
+
+	daemon_fixture_start(&f, NULL);
+	submit_waiting(&f, "true");
+	daemon_await(&f, 1, "running");
+	daemon_submit(&f, &owner, "true", 1, 2); /* waits for the slot of the first */
+	for (size_t i = 0; i < ARRAY_SIZE(targets); i++) {
+		fds[i] = raw_connect_unix(f.socket);
+		ck_assert_int_gt(dprintf(fds[i], "GET %s HTTP/1.1\r\nHost: x\r\n\r\n", targets[i]), 0);
+	}
+	json_decref(daemon_get(&f, NULL, "/v1/runs/1")); /* read after all of them */
+	for (size_t i = 0; i < ARRAY_SIZE(targets); i++)
+		close(fds[i]);
+	json_decref(daemon_get(&f, NULL, "/v1/runs/1"));
+	a = daemon_ask(&f, &owner, &put);
+	ck_assert_int_eq(a.status, 200);
+	free(a.body);
+	daemon_fixture_write(&f, "go", "");
+	daemon_await(&f, 1, "succeeded");
+	daemon_await(&f, 2, "succeeded");
+	daemon_fixture_teardown(&f);
+}
+END_TEST
+
+START_TEST(runs_of_root_may_be_refused)
+{
+	const struct daemon_setup setup = {.more = "allow_root = false;"};
+	struct raw_request q = {
+	    .method = "POST", .target = "/v1/runs", .body = CONFIG("\"directory\":\"/\"")};
+	struct daemon_fixture f;
+	struct raw_answer a;
+
+	daemon_fixture_start(&f, &setup);
+	a = daemon_ask(&f, &root, &q);
+	ck_assert_msg(a.status == 403 && str_eq(a.code, "not-allowed") &&
+	                  strstr(a.body, "runs of root are refused"),
+	              "%d: %s", a.status, a.body);
+	free(a.body);
+	a = daemon_ask(&f, &owner, &q);
+	ck_assert_msg(a.status == 201, "%d: %s", a.status, a.body);
+	free(a.body);
+	daemon_await(&f, 1, "succeeded");
+	daemon_fixture_teardown(&f);
+}
+END_TEST
+
+START_TEST(the_store_can_be_copied)
+{
+	struct daemon_fixture f;
+	_cleanup_free_ char *left = NULL;
+
+	/* A copy that was not finished, before the service was started anew. */
+	daemon_fixture_start(&f, NULL);
+	daemon_fixture_stop(&f);
+	daemon_fixture_write(&f, "state/backup.left", "");
+	daemon_fixture_again(&f);
+	left = str_path_join(f.dir, "state/backup.left");
+	ck_assert(!file_exists(left));
 	daemon_submit(&f, &owner, "echo in the copy", 1, 1);
 	daemon_await(&f, 1, "succeeded");
 	ck_assert(says(&f, &root, "/v1/backup", "SQLite format 3"));
@@ -665,6 +766,9 @@ int main(void)
 	tcase_add_test(c, progress_is_kept_and_followed);
 	tcase_add_test(c, an_answer_that_comes_later_is_waited_for);
 	tcase_add_test(c, a_cancelled_run_ends_what_waits_for_it);
+	tcase_add_test(c, a_checkpoint_is_no_progress);
+	tcase_add_test(c, callers_that_go_are_forgotten);
+	tcase_add_test(c, runs_of_root_may_be_refused);
 	tcase_add_test(c, the_store_can_be_copied);
 	tcase_add_test(c, a_reload_makes_the_socket_again);
 	tcase_add_test(c, a_reload_names_what_needs_a_restart);
