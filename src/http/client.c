@@ -70,6 +70,29 @@ static void transfer_free(struct http_transfer *t)
 	free(t);
 }
 
+/* In TLS 1.3 the handshake of a client has ended before the service has read its certificate: a service that
+ * does not accept it closes the new connection then, without an answer. */
+static bool is_shut_out(const struct http_transfer *t, CURLcode code)
+{
+	long connects = 0, status = 0;
+	curl_off_t secure = 0;
+
+	curl_easy_getinfo(t->easy, CURLINFO_NUM_CONNECTS, &connects);
+	curl_easy_getinfo(t->easy, CURLINFO_RESPONSE_CODE, &status);
+	curl_easy_getinfo(t->easy, CURLINFO_APPCONNECT_TIME_T, &secure);
+	return (code == CURLE_GOT_NOTHING || code == CURLE_SEND_ERROR || code == CURLE_RECV_ERROR) &&
+	       connects > 0 && status == 0 && secure > 0 && !identity_is_shared(t->client->identity);
+}
+
+static const char *describe(const struct http_transfer *t, CURLcode code)
+{
+	if (is_shut_out(t, code))
+		return "it has closed the connection without an answer, as a service does that refuses the "
+		       "certificate of this node; expected a certificate that is valid, that an authority in "
+		       "its ca_file has signed, and whose name is in its hosts file";
+	return t->curl_error[0] ? t->curl_error : curl_easy_strerror(code);
+}
+
 static void transfer_done(struct http_transfer *t, CURLcode code)
 {
 	struct http_answer a = {.body = t->answer.data ? t->answer.data : "", .len = t->answer.len};
@@ -91,7 +114,7 @@ static void transfer_done(struct http_transfer *t, CURLcode code)
 		error_set(&a.error, -ETIMEDOUT, "%s does not answer", t->where);
 	else /* another connection that was refused says nothing of a body that has left over the first one */
 		error_set(&a.error, code == CURLE_COULDNT_CONNECT && !t->taken ? -ECONNREFUSED : -EIO,
-		          "%s: %s", t->where, t->curl_error[0] ? t->curl_error : curl_easy_strerror(code));
+		          "%s: %s", t->where, describe(t, code));
 	if (t->call.on_done)
 		t->call.on_done(t->call.context, &a);
 	transfer_free(t);

@@ -429,8 +429,12 @@ START_TEST(an_open_connection_is_checked_again)
 	ck_assert_int_eq(call(&c, &s, "n1"), 200);
 	service_change(&s, identity_of("b", "n1", "b/ca.pem"));
 	ck_assert_int_eq(call(&c, &s, "n1"), 403);
-	/* It was closed, and the next one ends in its handshake. */
+	/* It was closed, and the next one ends after its handshake: the caller is told what may be wrong. */
 	ck_assert_int_eq(call(&c, &s, "n1"), 0);
+	ck_assert_msg(strstr(c.why,
+	                     ": it has closed the connection without an answer, as a service does that "
+	                     "refuses the certificate of this node; expected a certificate that "),
+	              "%s", c.why);
 	caller_stop(&c);
 	service_stop(&s);
 }
