@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The client of the Unix socket: answers as they come over the wire, whole, in chunks, broken off, and none.
+ */
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "base/json.h"
+#include "base/str.h"
+#include "fake_service.h"
+#include "http/local.h"
+#include "unit.h"
+
+static char *dir, *path;
+
+static void setup(void)
+{
+	dir = unit_tmpdir();
+	path = str_path_join(dir, "socket");
+}
+
+static void teardown(void)
+{
+	file_remove_tree(dir, NULL);
+	free(path);
+	free(dir);
+}
+
+#define LONG                                                                                                 \
+	"01234567890123456789012345678901234567890123456789012345678901234567890123456789012345678901234567" \
+	"89"
+#define LENGTH(n) "HTTP/1.1 200 OK\r\nContent-Length: " n "\r\n\r\n"
+#define CHUNKED   "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+static const struct {
+	const char *answer;
+	int status; /* 0: none */
+	const char *body;
+	int code; /* of the call */
+	const char *words;
+	bool again; /* whether the connection serves another call */
+} answers[] = {
+    {LENGTH("3") "abc", 200, "abc", 0, NULL, true},
+    {LENGTH("0"), 200, "", 0, NULL, true},
+    {LENGTH("3") "ab", 0, NULL, -ECONNRESET, "has closed the connection before its answer was complete",
+     false},
+    {"HTTP/1.0 404 No\ncontent-length:2\n\nno", 404, "no", 0, NULL, true},
+    {"HTTP/1.1 500 No\r\nX: y\r\nodd\r\nCONTENT-LENGTH:   2  \r\n\r\nno", 500, "no", 0, NULL, true},
+    {"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok", 200, "ok", 0, NULL, false},
+    {"HTTP/1.1 200 OK\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\nok", 200, "ok", 0, NULL, true},
+    /* Without a length the body goes to the end of the connection. */
+    {"HTTP/1.1 200 OK\r\nConnection: Close\r\n\r\nall of it", 200, "all of it", 0, NULL, false},
+    {"HTTP/1.1 204 No Content\r\n\r\n", 204, "", 0, NULL, true},
+    {"HTTP/1.1 304 Not Modified\r\n\r\n", 304, "", 0, NULL, true},
+    {CHUNKED "3\r\nabc\r\nA;x=y\r\n0123456789\r\n0\r\n\r\n", 200, "abc0123456789", 0, NULL, true},
+    {CHUNKED "1\r\nx\r\n0\r\nTrailer: y\r\nAnother: z\r\n\r\n", 200, "x", 0, NULL, true},
+    {CHUNKED "0\r\n\r\n", 200, "", 0, NULL, true},
+    {CHUNKED "3\r\nab", 0, NULL, -ECONNRESET, "before its answer was complete", false},
+    {CHUNKED "3\r\nabc\r\n", 0, NULL, -ECONNRESET, "before its answer was complete", false},
+    {CHUNKED "0\r\nTrailer", 0, NULL, -ECONNRESET, "before its answer was complete", false},
+    {CHUNKED "x\r\nabc\r\n", 0, NULL, -EPROTO, "this is no answer of dtraind", false},
+    {CHUNKED "-1\r\nabc\r\n", 0, NULL, -EPROTO, "this is no answer of dtraind", false},
+    {"SSH-2.0-OpenSSH\r\n", 0, NULL, -EPROTO, "this is no answer of dtraind", false},
+    {"HTTP/1.1 OK\r\n\r\n", 0, NULL, -EPROTO, "this is no answer of dtraind", false},
+    {"HTTP/1.1 200", 0, NULL, -ECONNRESET, "before its answer was complete", false},
+    {"HTTP/1.1 200 OK\r\nContent-Len", 0, NULL, -ECONNRESET, "before its answer was complete", false},
+    {"", 0, NULL, -ECONNRESET, "before its answer was complete", false},
+};
+
+START_TEST(an_answer_is_read)
+{
+	/* Where the connection is to end with the answer, or has to serve another call. */
+	const bool more = answers[_i].again;
+	const struct fake_step steps[] = {
+	    {"GET /x HTTP/1.1\r\nHost: dtraind\r\n\r\n", NULL, answers[_i].answer, !more},
+	    {"PUT /y ", "value", LENGTH("1") "y", 0}};
+	struct fake_service *fake = fake_service_start(path, steps, more ? 2 : 1);
+	_cleanup_(http_local_closep) struct http_local *l = NULL;
+	_cleanup_free_ char *body = NULL, *second = NULL;
+	struct error err = ERROR_INIT, next = ERROR_INIT;
+	int status = 7, r;
+	size_t len = 0;
+
+	ck_ok(http_local_open(path, &l, &err), &err);
+	r = http_local_bytes(l, "GET", "/x", NULL, NULL, 0, 0, &status, &body, &len, &err);
+	ck_assert_msg(r == answers[_i].code, "%d: %s", r, err.message);
+	ck_assert_int_eq(status, answers[_i].status);
+	if (r == 0) {
+		ck_assert_str_eq(body, answers[_i].body);
+		ck_assert_uint_eq(len, strlen(answers[_i].body));
+	} else {
+		ck_assert_msg(strstr(err.message, answers[_i].words) && strstr(err.message, path), "%s",
+		              err.message);
+	}
+	r = http_local_bytes(l, "PUT", "/y", "text/plain", "value", 5, 0, &status, &second, &len, &next);
+	if (more)
+		ck_assert_msg(r == 0 && status == 200 && str_eq(second, "y"), "%d: %s", r, next.message);
+	else
+		ck_assert_msg(r == -EPIPE && status == 0 && strstr(next.message, "is of no more use"),
+		              "%d: %s", r, next.message);
+	fake_service_stop(fake);
+}
+END_TEST
+
+/* A body larger than all buffers, whose lines lie on every boundary; and a head that does not end. */
+START_TEST(long_answers_are_read)
+{
+	_cleanup_strbuf_ struct strbuf chunks = {0}, want = {0}, head = {0};
+	struct fake_step steps[] = {{"GET /x ", NULL, NULL, 1}, {"GET /x ", NULL, NULL, 1}};
+	_cleanup_(http_local_closep) struct http_local *l = NULL, *k = NULL;
+	_cleanup_free_ char *body = NULL;
+	struct fake_service *fake;
+	struct error err = ERROR_INIT;
+	size_t len;
+	int status;
+
+	strbuf_adds(&chunks, CHUNKED);
+	for (int i = 1; i < 600; i++) {
+		_cleanup_free_ char *data = malloc((size_t)i);
+
+		memset(data, 'a' + i % 26, (size_t)i);
+		strbuf_addf(&chunks, "%x\r\n%.*s\r\n", (unsigned)i, i, data);
+		strbuf_add(&want, data, (size_t)i);
+	}
+	strbuf_adds(&chunks, "0\r\n\r\n");
+	strbuf_adds(&head, "HTTP/1.1 200 OK\r\nX: ");
+	for (int i = 0; i < 2000; i++)
+		strbuf_adds(&head, LONG);
+	steps[0].answer = chunks.data;
+	steps[1].answer = head.data;
+	fake = fake_service_start(path, steps, ARRAY_SIZE(steps));
+	ck_ok(http_local_open(path, &l, &err), &err);
+	ck_ok(http_local_bytes(l, "GET", "/x", NULL, NULL, 0, 0, &status, &body, &len, &err), &err);
+	ck_assert_uint_eq(len, want.len);
+	ck_assert_int_eq(memcmp(body, want.data, len), 0);
+	ck_ok(http_local_open(path, &k, &err), &err);
+	free(steal_pointer(body));
+	ck_fails(http_local_bytes(k, "GET", "/x", NULL, NULL, 0, 0, &status, &body, &len, &err), &err,
+	         "this is no answer of dtraind");
+	http_local_close(steal_pointer(k));
+	fake_service_stop(fake);
+}
+END_TEST
+
+START_TEST(json_comes_and_goes)
+{
+	static const struct fake_step steps[] = {
+	    {"POST /a HTTP/1.1\r\nHost: dtraind\r\nDtrain-Key: k\r\nContent-Type: application/json\r\n"
+	     "Content-Length: 7\r\n\r\n{\"a\":1}",
+	     NULL, "HTTP/1.1 201 Created\r\nContent-Length: 7\r\n\r\n{\"b\":2}", 0},
+	    {"POST /b HTTP/1.1\r\nHost: dtraind\r\nContent-Length: 0\r\n\r\n", NULL, LENGTH("2") "{}", 0},
+	    {"DELETE /c HTTP/1.1\r\nHost: dtraind\r\n\r\n", NULL,
+	     "HTTP/1.1 409 No\r\nContent-Length: 51\r\n\r\n{\"error\":{\"code\":\"ended\",\"message\":\"it "
+	     "has ended\"}}"
+	     "",
+	     0},
+	    {"GET /d ", NULL, "HTTP/1.1 300 No\r\nContent-Length: 2\r\n\r\n{}", 0},
+	    {"GET /e ", NULL, "HTTP/1.1 199 No\r\nContent-Length: 2\r\n\r\nno", 0},
+	    {"GET /f ", NULL, LENGTH("2") "no", 0},
+	    {"GET /g ", NULL, "HTTP/1.1 299 OK\r\nContent-Length: 2\r\n\r\n{}", 0},
+	};
+	struct fake_service *fake = fake_service_start(path, steps, ARRAY_SIZE(steps));
+	_cleanup_(http_local_closep) struct http_local *l = NULL;
+	_cleanup_json_ json_t *body = json_pack("{s:i}", "a", 1), *answer = NULL, *none = NULL;
+	struct error err = ERROR_INIT;
+	int status;
+
+	ck_ok(http_local_open(path, &l, &err), &err);
+	ck_ok(http_local_json(l, "POST", "/a", "Dtrain-Key: k", body, &status, &answer, &err), &err);
+	ck_assert_int_eq(status, 201);
+	ck_assert_int_eq(json_get_int(answer, "b", 0), 2);
+	ck_ok(http_local_json(l, "POST", "/b", NULL, NULL, NULL, NULL, &err), &err);
+	ck_assert_str_eq(http_local_error_code(l), "");
+	ck_assert_int_eq(http_local_json(l, "DELETE", "/c", NULL, NULL, &status, &none, &err), -EREMOTEIO);
+	ck_assert_int_eq(status, 409);
+	ck_assert_str_eq(err.message, "it has ended");
+	ck_assert_str_eq(http_local_error_code(l), "ended");
+	ck_assert_int_eq(http_local_json(l, "GET", "/d", NULL, NULL, &status, &none, &err), -EREMOTEIO);
+	ck_assert_str_eq(err.message, "dtraind has answered with an error");
+	ck_assert_str_eq(http_local_error_code(l), "");
+	ck_assert_int_eq(http_local_json(l, "GET", "/e", NULL, NULL, &status, &none, &err), -EREMOTEIO);
+	ck_fails(http_local_json(l, "GET", "/f", NULL, NULL, &status, &none, &err), &err, "dtraind's answer");
+	ck_assert_int_eq(status, 200);
+	ck_ok(http_local_json(l, "GET", "/g", NULL, NULL, &status, NULL, &err), &err);
+	ck_assert_ptr_null(none);
+	fake_service_stop(fake);
+}
+END_TEST
+
+static int take_piece(void *context, const char *data, size_t len, struct error *err)
+{
+	struct strbuf *b = context;
+
+	strbuf_add(b, data, len);
+	return memchr(data, '!', len) ? error_set(err, -EINTR, "enough") : 0;
+}
+
+START_TEST(a_body_comes_piece_by_piece)
+{
+	static const struct fake_step steps[] = {
+	    {"GET /a ", NULL, CHUNKED "2\r\nab\r\n2\r\ncd\r\n0\r\n\r\n", 0},
+	    {"GET /b ", NULL,
+	     "HTTP/1.1 404 No\r\nContent-Length: "
+	     "45\r\n\r\n{\"error\":{\"code\":\"no-such\",\"message\":\"none\"}}"
+	     "",
+	     0},
+	    {"GET /c ", NULL, CHUNKED "2\r\na!\r\n2\r\ncd\r\n0\r\n\r\n", 1},
+	};
+	struct fake_service *fake = fake_service_start(path, steps, ARRAY_SIZE(steps));
+	_cleanup_(http_local_closep) struct http_local *l = NULL;
+	_cleanup_strbuf_ struct strbuf got = {0};
+	struct error err = ERROR_INIT;
+
+	ck_ok(http_local_open(path, &l, &err), &err);
+	ck_ok(http_local_stream(l, "GET", "/a", take_piece, &got, &err), &err);
+	ck_assert_str_eq(got.data, "abcd");
+	ck_assert_int_eq(http_local_stream(l, "GET", "/b", take_piece, &got, &err), -EREMOTEIO);
+	ck_assert_str_eq(err.message, "none");
+	ck_assert_str_eq(http_local_error_code(l), "no-such");
+	ck_assert_str_eq(got.data, "abcd");
+	ck_assert_int_eq(http_local_stream(l, "GET", "/c", take_piece, &got, &err), -EINTR);
+	ck_assert_str_eq(got.data, "abcda!");
+	ck_assert_int_eq(http_local_stream(l, "GET", "/d", take_piece, &got, &err), -EPIPE);
+	fake_service_stop(fake);
+}
+END_TEST
+
+START_TEST(a_service_that_is_not_there)
+{
+	static const struct fake_step silent = {"GET /x ", NULL, "", FAKE_HOLD};
+	struct sockaddr_un sun = {.sun_family = AF_UNIX};
+	struct fake_service *fake;
+	struct http_local *l = NULL;
+	struct error err = ERROR_INIT;
+	_cleanup_free_ char *body = NULL;
+	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), status;
+	size_t len;
+
+	ck_assert_int_eq(http_local_open(path, &l, &err), -ENOENT);
+	ck_assert_ptr_nonnull(strstr(err.message, "systemctl start dtraind; another machine"));
+	ck_assert_int_eq(http_local_open("/" LONG LONG, &l, &err), -ENAMETOOLONG);
+	ck_assert_ptr_nonnull(strstr(err.message, "at most 107 characters"));
+	/* Nobody listens any more. */
+	strcpy(sun.sun_path, path);
+	ck_assert_int_eq(bind(fd, (struct sockaddr *)&sun, sizeof(sun)), 0);
+	close(fd);
+	ck_assert_int_eq(http_local_open(path, &l, &err), -ECONNREFUSED);
+	ck_assert_msg(str_ends(err.message, ": systemctl start dtraind"), "%s", err.message);
+	unlink(path);
+	ck_ok(file_write_atomic(path, "", 0, 0600, &err), &err);
+	ck_assert_int_lt(http_local_open(path, &l, &err), 0);
+	unlink(path);
+	ck_assert_ptr_null(l);
+	/* It takes the request, and says nothing. */
+	fake = fake_service_start(path, &silent, 1);
+	ck_ok(http_local_open(path, &l, &err), &err);
+	ck_assert_int_eq(http_local_bytes(l, "GET", "/x", NULL, NULL, 0, 0.05, &status, &body, &len, &err),
+	                 -ETIMEDOUT);
+	ck_assert_ptr_nonnull(strstr(err.message, "does not answer in time"));
+	http_local_close(l);
+	fake_service_stop(fake);
+}
+END_TEST
+
+START_TEST(what_may_not_stand_in_a_path_is_escaped)
+{
+	static const char *const cases[][2] = {{"aZ09-._~", "aZ09-._~"},
+	                                       {"a b/c?d", "a%20b%2Fc%3Fd"},
+	                                       {"fe80::1", "fe80%3A%3A1"},
+	                                       {"\xc3\xa9%", "%C3%A9%25"},
+	                                       {"", NULL}};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_free_ char *s = http_escape(cases[i][0]);
+
+		ck_assert_str_eq(s ? s : "", cases[i][1] ? cases[i][1] : "");
+	}
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("http local");
+	TCase *c = tcase_create("http local");
+
+	tcase_add_checked_fixture(c, setup, teardown);
+	tcase_set_timeout(c, 20);
+	tcase_add_loop_test(c, an_answer_is_read, 0, ARRAY_SIZE(answers));
+	tcase_add_test(c, long_answers_are_read);
+	tcase_add_test(c, json_comes_and_goes);
+	tcase_add_test(c, a_body_comes_piece_by_piece);
+	tcase_add_test(c, a_service_that_is_not_there);
+	tcase_add_test(c, what_may_not_stand_in_a_path_is_escaped);
+	suite_add_tcase(s, c);
+	return unit_run(s);
+}
