@@ -226,6 +226,50 @@ START_TEST(a_tree_is_removed_and_nothing_else)
 }
 END_TEST
 
+/* What is too deep is moved up to a name that is free: these are taken, by a file and by a directory. */
+START_TEST(a_deep_tree_finds_free_names)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *file = str_path_join(dir, ".removed-0"),
+	                    *full = str_path_join(dir, ".removed-1/x"), *deep = strdup(dir);
+	struct error err = ERROR_INIT;
+
+	ck_ok(file_write_atomic(file, "x", 1, 0644, &err), &err);
+	ck_ok(file_mkdirs(full, 0755, &err), &err);
+	for (int i = 0; i < 70; i++) {
+		char *longer = str_path_join(deep, "d");
+
+		free(deep);
+		deep = longer;
+	}
+	ck_ok(file_mkdirs(deep, 0755, &err), &err);
+	ck_ok(file_remove_tree(dir, &err), &err);
+	ck_assert(!file_exists(dir));
+}
+END_TEST
+
+/* What cannot be removed is an error, and the reason of the first counts. */
+START_TEST(what_cannot_be_removed_is_an_error)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *file = str_path_join(dir, "file"),
+	                    *below = str_path_join(dir, "file/below"), *loop = str_path_join(dir, "loop");
+	struct error err = ERROR_INIT;
+
+	ck_ok(file_write_atomic(file, "x", 1, 0644, &err), &err);
+	ck_assert_int_eq(file_remove_tree(below, &err), -ENOTDIR);
+	ck_assert_ptr_nonnull(strstr(err.message, "cannot remove "));
+	ck_assert_ptr_nonnull(strstr(err.message, "/file/below: Not a directory"));
+	ck_assert(file_exists(file));
+	ck_ok(file_remove_tree(file, &err), &err); /* a file is a small tree */
+	ck_assert(!file_exists(file));
+	ck_assert_int_eq(symlink("loop", loop), 0);
+	ck_ok(file_remove_tree(loop, &err), &err);
+	/* Nobody can remove these. */
+	ck_assert_int_lt(file_remove_tree("/proc/self/ns", &err), 0);
+	ck_assert_ptr_nonnull(strstr(err.message, "cannot remove /proc/self/ns: "));
+	ck_ok(file_remove_tree(dir, NULL), &err);
+}
+END_TEST
+
 /* Pages of this process that lie in files. */
 static long file_pages(void)
 {
@@ -652,6 +696,8 @@ int main(void)
 	tcase_add_test(t, hashes_are_those_of_xxhash);
 	tcase_add_test(t, atomic_write_replaces_whole_files);
 	tcase_add_test(t, a_tree_is_removed_and_nothing_else);
+	tcase_add_test(t, a_deep_tree_finds_free_names);
+	tcase_add_test(t, what_cannot_be_removed_is_an_error);
 	tcase_add_test(t, a_map_is_released);
 	tcase_add_test(t, only_regular_files_are_read);
 	tcase_add_test(t, json_errors_name_the_line);
