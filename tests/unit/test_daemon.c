@@ -588,6 +588,37 @@ START_TEST(callers_that_go_are_forgotten)
 }
 END_TEST
 
+/* The changes of a run, one in a line, as they come. */
+START_TEST(events_are_streamed)
+{
+	static const char *const states[] = {"\"starting\"", "\"running\"", "\"succeeded\""};
+	_cleanup_strbuf_ struct strbuf text = {0};
+	struct daemon_fixture f;
+	char chunk[4096];
+	const char *at;
+	int fd;
+
+	daemon_fixture_start(&f, NULL);
+	fd = raw_connect_unix(f.socket);
+	ck_assert_int_gt(dprintf(fd, "GET /v1/events HTTP/1.1\r\nHost: x\r\n\r\n"), 0);
+	json_decref(daemon_get(&f, NULL, "/v1/runs")); /* read after it */
+	daemon_submit(&f, &owner, "true", 1, 1);
+	while (!text.data || !strstr(text.data, states[2])) {
+		ssize_t n = read(fd, chunk, sizeof(chunk));
+
+		ck_assert_int_gt(n, 0);
+		strbuf_add(&text, chunk, (size_t)n);
+	}
+	at = text.data;
+	for (size_t i = 0; i < ARRAY_SIZE(states); i++) {
+		at = strstr(at, states[i]);
+		ck_assert_msg(at, "no %s, or not after the one before: %s", states[i], text.data);
+	}
+	close(fd);
+	daemon_fixture_teardown(&f);
+}
+END_TEST
+
 START_TEST(runs_of_root_may_be_refused)
 {
 	const struct daemon_setup setup = {.more = "allow_root = false;"};
@@ -768,6 +799,7 @@ int main(void)
 	tcase_add_test(c, a_cancelled_run_ends_what_waits_for_it);
 	tcase_add_test(c, a_checkpoint_is_no_progress);
 	tcase_add_test(c, callers_that_go_are_forgotten);
+	tcase_add_test(c, events_are_streamed);
 	tcase_add_test(c, runs_of_root_may_be_refused);
 	tcase_add_test(c, the_store_can_be_copied);
 	tcase_add_test(c, a_reload_makes_the_socket_again);
