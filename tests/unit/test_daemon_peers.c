@@ -578,6 +578,116 @@ START_TEST(gpus_have_gauges)
 }
 END_TEST
 
+/* The configuration of the fixture with one part in place of another one. */
+static void configure(const struct daemon_fixture *f, const char *text, const char *part, const char *other)
+{
+	const char *at = strstr(text, part);
+	_cleanup_free_ char *changed = NULL;
+
+	ck_assert_ptr_nonnull(at);
+	changed = str_printf("%.*s%s%s", (int)(at - text), text, other, at + strlen(part));
+	daemon_fixture_write(f, "dtraind.conf", changed);
+}
+
+/* What a service cannot become while it runs is said, and changes nothing. */
+START_TEST(a_reload_has_limits)
+{
+	static const char two[] = "n1 slots=2 addr=127.0.0.1\nn2 slots=2 addr=127.0.0.1 port=1\n";
+	struct daemon_setup setup = {.port = daemon_fixture_port(), .hosts = two};
+	const struct {
+		const char *hosts, *part, *other, *line;
+	} cases[] = {
+	    {"# none\n", "", "", "hosts: no host in it; a line is: HOST slots=N"},
+	    {"n1 slots=3 addr=127.0.0.1\nn2 addr=127.0.0.1 port=1\n", "", "",
+	     "the number of slots in the hosts file has changed: restart dtraind for it to take effect"},
+	    {two, "controller = \"n1\"", "controller = \"n2\"",
+	     "the controller has changed: restart dtraind for it to take effect"},
+	    {two, "node = \"n1\"", "node = \"n2\"",
+	     "this node's name has changed: restart dtraind for it to take effect"},
+	    {two, "controller = \"n1\"", "controller = \"n7\"", "n7"},
+	};
+	_cleanup_free_ char *config = NULL;
+	struct daemon_fixture f;
+
+	daemon_fixture_start(&f, &setup);
+	ck_assert_int_eq(file_read(f.config, 0, &config, NULL, NULL), 0);
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_json_ json_t *nodes = NULL, *version = NULL;
+
+		daemon_fixture_write(&f, "hosts", cases[i].hosts);
+		configure(&f, config, cases[i].part, cases[i].other);
+		ck_assert_int_eq(kill(f.pid, SIGHUP), 0);
+		await_log(&f, cases[i].line);
+		nodes = daemon_get(&f, NULL, "/v1/nodes");
+		ck_assert_uint_eq(json_array_size(json_object_get(nodes, "nodes")), 2);
+		version = daemon_get(&f, NULL, "/v1/version");
+		ck_assert_str_eq(json_get_string(version, "node", ""), "n1");
+		ck_assert_str_eq(json_get_string(version, "controller", ""), "n1");
+	}
+	daemon_fixture_teardown(&f);
+}
+END_TEST
+
+/* A start request for one rank on that slot, as `user`. */
+static char *start_of(int run, int attempt, int slot, const char *directory)
+{
+	_cleanup_json_ json_t *q =
+	    json_pack("{s:i,s:i,s:s,s:i,s:i,s:i,s:{s:s,s:[s,s],s:s},s:[{s:i,s:i,s:i}]}", "run", run,
+	              "attempt", attempt, "user", getpwuid(geteuid())->pw_name, "uid", (int)geteuid(),
+	              "world_size", 1, "nodes", 1, "config", "task", "command", "command", "sleep", "60",
+	              "directory", directory, "ranks", "rank", 0, "local_rank", 0, "slot", slot);
+
+	return json_to_string(q);
+}
+
+/* What a node answers to starts and stops. */
+START_TEST(a_node_starts_and_stops_what_it_is_asked_for)
+{
+	const struct {
+		const char *target;
+		int run, attempt, slot; /* of a start */
+		const char *directory, *body;
+		int status;
+		const char *code;
+	} calls[] = {
+	    {"start", 50, 2, 0, "/", NULL, 200, ""},
+	    {"start", 50, 2, 0, "/", NULL, 200, ""}, /* the same again */
+	    {"start", 51, 1, 0, "/", NULL, 409, "busy"},
+	    {"start", 52, 1, 9, "/", NULL, 400, "refused"},
+	    {"start", 53, 1, 1, "/no/such/place", NULL, 404, "refused"},
+	    {"start", 50, 1, 1, "/", NULL, 410, "refused"}, /* an older attempt */
+	    {"stop", .body = "{\"run\":50,\"attempt\":2,\"grace\":1.0}", .status = 200, .code = ""},
+	    {"stop", .body = "{\"run\":50}", .status = 400, .code = "refused"},
+	    /* What was asked to stop is not started afterwards. */
+	    {"stop", .body = "{\"run\":54,\"attempt\":1,\"grace\":1.0}", .status = 200, .code = ""},
+	    {"start", 54, 1, 1, "/", NULL, 410, "refused"},
+	};
+	struct daemon_setup setup = {.port = daemon_fixture_port()};
+	_cleanup_free_ char *hosts =
+	    str_printf("n1 slots=2 addr=127.0.0.1 port=%d\nn2 addr=127.0.0.1 port=1\n", setup.port);
+	struct daemon_fixture f;
+
+	setup.hosts = hosts;
+	setup.controller = "n2";
+	daemon_fixture_start(&f, &setup);
+	for (size_t i = 0; i < ARRAY_SIZE(calls); i++) {
+		_cleanup_free_ char *target = str_printf("/v1/peer/%s", calls[i].target),
+		                    *start = calls[i].body ? NULL
+		                                           : start_of(calls[i].run, calls[i].attempt,
+		                                                      calls[i].slot, calls[i].directory);
+		struct raw_request q = {
+		    .method = "POST", .target = target, .body = start ? start : calls[i].body};
+		struct raw_answer a = daemon_ask_tls(&f, &q);
+
+		ck_assert_msg(a.status == calls[i].status && str_eq(a.code, calls[i].code), "%zu: %d %s: %s",
+		              i, a.status, a.code, a.body);
+		ck_assert_msg(a.status != 200 || strstr(a.body, "\"instance\""), "%s", a.body);
+		free(a.body);
+	}
+	daemon_fixture_teardown(&f);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("daemon peers");
@@ -595,6 +705,8 @@ int main(void)
 	tcase_add_test(c, a_device_is_drained_where_it_is);
 	tcase_add_test(c, the_answer_of_a_node_cannot_be_read);
 	tcase_add_test(c, a_reload_takes_new_hosts_over);
+	tcase_add_test(c, a_reload_has_limits);
+	tcase_add_test(c, a_node_starts_and_stops_what_it_is_asked_for);
 	tcase_add_test(c, a_wrong_address_starts_nothing_on_another_node);
 	return unit_run(s);
 }
