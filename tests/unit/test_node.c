@@ -876,6 +876,22 @@ START_TEST(an_end_may_be_forgotten_from_its_own_report)
 }
 END_TEST
 
+/* A process by its name, which may contain anything. */
+START_TEST(a_process_is_described)
+{
+	_cleanup_free_ char *own = str_printf("a) (b (pid %d)", (int)getpid()),
+	                    *odd = str_printf("?x? (pid %d)", (int)getpid());
+	char text[128], none[128];
+
+	prctl(PR_SET_NAME, "a) (b");
+	ck_assert_str_eq(processes_describe(getpid(), text, sizeof(text)), own);
+	prctl(PR_SET_NAME, "\nx\x7f");
+	ck_assert_str_eq(processes_describe(getpid(), text, sizeof(text)), odd);
+	/* There is no such process. */
+	ck_assert_str_eq(processes_describe(INT32_MAX, none, sizeof(none)), "? (pid 2147483647)");
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("node");
@@ -911,6 +927,7 @@ int main(void)
 	tcase_add_test(tc, a_shutdown_asks_to_save_first);
 	tcase_add_test(tc, a_shutdown_does_not_wait_for_a_longer_grace);
 	tcase_add_test(tc, an_end_may_be_forgotten_from_its_own_report);
+	tcase_add_test(tc, a_process_is_described);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
 }
