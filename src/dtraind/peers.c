@@ -18,6 +18,9 @@
 #include "wire/node_view.h"
 #include "wire/start_request.h"
 
+/* Queues of the client: stops do not wait behind the starts of a large run. */
+enum call_queue { AT_ONCE, STARTS, STOPS };
+
 enum {
 	CALL_SECONDS = 30,
 	MISMATCH = 421, /* another node has the address: this one is not reached */
@@ -58,8 +61,8 @@ static void finish(struct call *call, const struct peer_result *result)
 }
 
 /* Takes call and body. once: as http_call has it. */
-static void post(struct call *call, const struct peer *peer, const char *target, bool once, json_t *body,
-                 void (*done)(void *context, const struct http_answer *answer))
+static void post(struct call *call, const struct peer *peer, const char *target, enum call_queue queue,
+                 bool once, json_t *body, void (*done)(void *context, const struct http_answer *answer))
 {
 	_cleanup_free_ char *text = body ? json_to_string(body) : NULL;
 	struct http_call http = {
@@ -73,6 +76,7 @@ static void post(struct call *call, const struct peer *peer, const char *target,
 	    .headers = (const char *const[]){"Content-Type: application/json", NULL},
 	    .timeout = CALL_SECONDS,
 	    .once = once,
+	    .queue = queue,
 	    .context = call,
 	    .on_done = done,
 	};
@@ -163,7 +167,8 @@ static void start(void *context, const struct peer *peer, struct start_request *
 		return;
 	}
 	if (!is_here(d, peer)) {
-		post(call, peer, "/v1/peer/start", true, start_request_encode(request), on_started_there);
+		post(call, peer, "/v1/peer/start", STARTS, true, start_request_encode(request),
+		     on_started_there);
 		start_request_release(request);
 		return;
 	}
@@ -209,7 +214,8 @@ static void stop(void *context, const struct peer *peer, const struct stop_reque
 	if (!call)
 		return;
 	if (!is_here(d, peer)) {
-		post(call, peer, "/v1/peer/stop", false, stop_request_encode(request), on_stopped_there);
+		post(call, peer, "/v1/peer/stop", STOPS, false, stop_request_encode(request),
+		     on_stopped_there);
 		return;
 	}
 	r = node_stop_request(d->node, request, &err);
@@ -309,7 +315,7 @@ static void set_device(void *context, const struct peer *peer, int64_t slot, boo
 		return;
 	snprintf(target, sizeof(target), "/v1/peer/devices/%lld/%s", (long long)slot,
 	         drained ? "drain" : "resume");
-	post(call, peer, target, false, drain_request_encode(&request), on_device_set_there);
+	post(call, peer, target, AT_ONCE, false, drain_request_encode(&request), on_device_set_there);
 }
 
 static int free_port(void *context, const struct peer *peer, struct error *err)

@@ -1,5 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Calls to other services: libcurl's multi interface, whose sockets and timer hang in the event loop. */
+/*
+ * Calls to other services: libcurl's multi interface, whose sockets and timer hang in the event loop.
+ *
+ * A TLS handshake takes milliseconds of the processor and a hundred KiB: a thousand at once would keep the
+ * loop busy for seconds. Calls of a queue begin a few at a time; who has its connection makes room for the
+ * next one, however long the answer takes.
+ */
 #include "http/client.h"
 
 #include <curl/curl.h>
@@ -14,13 +20,24 @@
 
 enum { ANSWER_MAX = 64 << 20, KEPT_CONNECTIONS = 1024, CONNECT_SECONDS = 5 };
 
+/* libcurl's buffers of a call: as much as it reads of a short answer at once, and the least that it takes for
+ * sending. Its defaults are 16 and 64 KiB. */
+enum { SHORT_ANSWER_BUFFER = 4 << 10, SEND_BUFFER = 16 << 10 };
+
 /* After this time a connection is not used again: a certificate is checked when a connection is made. */
 enum { CHECK_AGAIN_SECONDS = 3600 };
+
+/* Calls that have not begun, in their order, and how many that have wait for their connections. */
+struct call_queue {
+	struct http_transfer *first, *last;
+	size_t connecting;
+};
 
 struct http_client {
 	sd_event *event;
 	CURLM *multi;
-	sd_event_source *timer;
+	sd_event_source *timer, *turn; /* the latter begins calls that have waited */
+	struct call_queue queues[HTTP_QUEUES];
 	const struct identity *identity;
 	struct http_transfer *transfers;
 	struct socket_watch *watches;
@@ -37,6 +54,8 @@ struct socket_watch {
 struct http_transfer {
 	struct http_client *client;
 	struct http_transfer *prev, *next;
+	struct http_transfer *behind; /* in its queue */
+	bool waits, begun, connecting;
 	CURL *easy;
 	struct curl_slist *headers, *connect_to;
 	struct http_call call; /* only the callbacks and the context are used after the start */
@@ -48,20 +67,67 @@ struct http_transfer {
 	bool headers_told, paused;
 };
 
+/* It has its connection, or has ended: another one of its queue may begin, but not in a callback of libcurl.
+ */
+static void leave_connecting(struct http_transfer *t)
+{
+	struct http_client *c = t->client;
+	struct call_queue *q = &c->queues[t->call.queue];
+
+	if (!t->connecting)
+		return;
+	t->connecting = false;
+	q->connecting--;
+	if (q->first)
+		sd_event_source_set_enabled(c->turn, SD_EVENT_ONESHOT);
+}
+
+static void enqueue(struct http_transfer *t)
+{
+	struct call_queue *q = &t->client->queues[t->call.queue];
+
+	t->waits = true;
+	if (q->last)
+		q->last->behind = t;
+	else
+		q->first = t;
+	q->last = t;
+}
+
+static void leave_queue(struct http_transfer *t)
+{
+	struct call_queue *q = &t->client->queues[t->call.queue];
+	struct http_transfer *before = NULL, **at = &q->first;
+
+	if (!t->waits)
+		return;
+	t->waits = false;
+	while (*at != t) {
+		before = *at;
+		at = &before->behind;
+	}
+	*at = t->behind;
+	if (q->last == t)
+		q->last = before;
+	t->behind = NULL;
+}
+
 static void transfer_free(struct http_transfer *t)
 {
 	struct http_client *c = t->client;
 
+	leave_queue(t);
+	leave_connecting(t);
 	if (t->prev)
 		t->prev->next = t->next;
 	else if (c->transfers == t)
 		c->transfers = t->next;
 	if (t->next)
 		t->next->prev = t->prev;
-	if (t->easy) {
+	if (t->begun)
 		curl_multi_remove_handle(c->multi, t->easy);
+	if (t->easy)
 		curl_easy_cleanup(t->easy);
-	}
 	curl_slist_free_all(t->headers);
 	curl_slist_free_all(t->connect_to);
 	strbuf_free(&t->answer);
@@ -213,6 +279,82 @@ static int set_socket(CURL *easy, curl_socket_t fd, int what, void *userdata, vo
 	return 0;
 }
 
+static void set_tls(CURL *e, const struct identity *id)
+{
+	struct curl_blob crt = {id->certificate, strlen(id->certificate), CURL_BLOB_COPY};
+	struct curl_blob key = {id->key, strlen(id->key), CURL_BLOB_COPY};
+	const char *trust = id->trust ? id->trust : id->certificate;
+	struct curl_blob ca = {(char *)trust, strlen(trust), CURL_BLOB_COPY};
+
+	curl_easy_setopt(e, CURLOPT_SSLCERTTYPE, "PEM");
+	curl_easy_setopt(e, CURLOPT_SSLCERT_BLOB, &crt);
+	curl_easy_setopt(e, CURLOPT_SSLKEYTYPE, "PEM");
+	curl_easy_setopt(e, CURLOPT_SSLKEY_BLOB, &key);
+	curl_easy_setopt(e, CURLOPT_CAINFO_BLOB, &ca);
+	curl_easy_setopt(e, CURLOPT_CAPATH, NULL); /* the authorities of the system vouch for no node */
+	curl_easy_setopt(e, CURLOPT_SSL_VERIFYPEER, 1L);
+	curl_easy_setopt(e, CURLOPT_SSLVERSION, (long)CURL_SSLVERSION_TLSv1_3);
+	if (identity_is_shared(id)) {
+		curl_easy_setopt(e, CURLOPT_SSL_VERIFYHOST, 0L); /* the key is the name */
+		curl_easy_setopt(e, CURLOPT_PINNEDPUBLICKEY, id->pin);
+	} else {
+		curl_easy_setopt(e, CURLOPT_SSL_VERIFYHOST, 2L); /* the name in the URL is the node's */
+		curl_easy_setopt(e, CURLOPT_MAXLIFETIME_CONN, (long)CHECK_AGAIN_SECONDS);
+	}
+}
+
+/* Called before a request leaves, over a connection that is up, or was kept. */
+static int on_connected(void *userdata, char *to, char *from, int to_port, int from_port)
+{
+	leave_connecting(userdata);
+	return CURL_PREREQFUNC_OK;
+}
+
+static int begin(struct http_transfer *t, struct error *err)
+{
+	struct http_client *c = t->client;
+
+	leave_queue(t);
+	if (!c->identity)
+		return error_set(err, -EPERM, "no cluster key: other services cannot be called");
+	set_tls(t->easy, c->identity);
+	if (curl_multi_add_handle(c->multi, t->easy) != CURLM_OK)
+		return error_set(err, -EIO, "cannot call %s", t->where);
+	t->begun = true;
+	if (t->call.queue) {
+		t->connecting = true;
+		c->queues[t->call.queue].connecting++;
+	}
+	return 0;
+}
+
+static bool has_room(const struct call_queue *q)
+{
+	return q->connecting < HTTP_CONNECTING;
+}
+
+/* One that cannot begin says so as one that has ended. */
+static void begin_waiting(struct http_transfer *t)
+{
+	struct http_answer a = {.body = ""};
+
+	if (begin(t, &a.error) == 0)
+		return;
+	if (t->call.on_done)
+		t->call.on_done(t->call.context, &a);
+	transfer_free(t);
+}
+
+static int on_turn(sd_event_source *source, void *userdata)
+{
+	struct http_client *c = userdata;
+
+	for (size_t i = 1; i < HTTP_QUEUES; i++)
+		while (c->queues[i].first && has_room(&c->queues[i]))
+			begin_waiting(c->queues[i].first);
+	return 0;
+}
+
 int http_client_create(sd_event *event, const struct identity *identity, struct http_client **out,
                        struct error *err)
 {
@@ -229,6 +371,9 @@ int http_client_create(sd_event *event, const struct identity *identity, struct 
 	if (r < 0)
 		return error_errno(err, r, "cannot set up the HTTP client");
 	sd_event_source_set_enabled(c->timer, SD_EVENT_OFF);
+	if ((r = sd_event_add_defer(event, &c->turn, on_turn, c)) < 0 ||
+	    (r = sd_event_source_set_enabled(c->turn, SD_EVENT_OFF)) < 0)
+		return error_errno(err, r, "cannot set up the HTTP client");
 	curl_multi_setopt(c->multi, CURLMOPT_SOCKETFUNCTION, set_socket);
 	curl_multi_setopt(c->multi, CURLMOPT_SOCKETDATA, c);
 	curl_multi_setopt(c->multi, CURLMOPT_TIMERFUNCTION, set_timer);
@@ -261,6 +406,7 @@ void http_client_destroy(struct http_client *c)
 	while (c->watches)
 		watch_free(c->watches);
 	sd_event_source_disable_unref(c->timer);
+	sd_event_source_disable_unref(c->turn);
 	sd_event_unref(c->event);
 	free(c);
 }
@@ -311,30 +457,6 @@ static size_t on_header(char *data, size_t size, size_t n, void *userdata)
 	t->headers_told = true;
 	t->call.on_headers(t->call.context, status, type);
 	return len;
-}
-
-static void set_tls(CURL *e, const struct identity *id)
-{
-	struct curl_blob crt = {id->certificate, strlen(id->certificate), CURL_BLOB_COPY};
-	struct curl_blob key = {id->key, strlen(id->key), CURL_BLOB_COPY};
-	const char *trust = id->trust ? id->trust : id->certificate;
-	struct curl_blob ca = {(char *)trust, strlen(trust), CURL_BLOB_COPY};
-
-	curl_easy_setopt(e, CURLOPT_SSLCERTTYPE, "PEM");
-	curl_easy_setopt(e, CURLOPT_SSLCERT_BLOB, &crt);
-	curl_easy_setopt(e, CURLOPT_SSLKEYTYPE, "PEM");
-	curl_easy_setopt(e, CURLOPT_SSLKEY_BLOB, &key);
-	curl_easy_setopt(e, CURLOPT_CAINFO_BLOB, &ca);
-	curl_easy_setopt(e, CURLOPT_CAPATH, NULL); /* the authorities of the system vouch for no node */
-	curl_easy_setopt(e, CURLOPT_SSL_VERIFYPEER, 1L);
-	curl_easy_setopt(e, CURLOPT_SSLVERSION, (long)CURL_SSLVERSION_TLSv1_3);
-	if (identity_is_shared(id)) {
-		curl_easy_setopt(e, CURLOPT_SSL_VERIFYHOST, 0L); /* the key is the name */
-		curl_easy_setopt(e, CURLOPT_PINNEDPUBLICKEY, id->pin);
-	} else {
-		curl_easy_setopt(e, CURLOPT_SSL_VERIFYHOST, 2L); /* the name in the URL is the node's */
-		curl_easy_setopt(e, CURLOPT_MAXLIFETIME_CONN, (long)CHECK_AGAIN_SECONDS);
-	}
 }
 
 static int add_header(struct http_transfer *t, const char *header)
@@ -401,6 +523,13 @@ static int set_call(struct http_transfer *t, const struct http_call *call, struc
 	curl_easy_setopt(e, CURLOPT_TCP_NODELAY, 1L);
 	curl_easy_setopt(e, CURLOPT_TCP_KEEPALIVE, 1L);
 	curl_easy_setopt(e, CURLOPT_ERRORBUFFER, t->curl_error);
+	if (!call->on_data)
+		curl_easy_setopt(e, CURLOPT_BUFFERSIZE, (long)SHORT_ANSWER_BUFFER);
+	curl_easy_setopt(e, CURLOPT_UPLOAD_BUFFERSIZE, (long)SEND_BUFFER);
+	if (call->queue) {
+		curl_easy_setopt(e, CURLOPT_PREREQFUNCTION, on_connected);
+		curl_easy_setopt(e, CURLOPT_PREREQDATA, t);
+	}
 	curl_easy_setopt(e, CURLOPT_CONNECTTIMEOUT_MS,
 	                 (long)((call->connect > 0 ? call->connect : CONNECT_SECONDS) * 1000));
 	curl_easy_setopt(e, CURLOPT_TIMEOUT_MS, (long)(call->timeout * 1000));
@@ -427,6 +556,7 @@ static int set_call(struct http_transfer *t, const struct http_call *call, struc
 int http_client_call(struct http_client *c, const struct http_call *call, struct http_transfer **out,
                      struct error *err)
 {
+	struct call_queue *q = &c->queues[call->queue];
 	struct http_transfer *t;
 	int r;
 
@@ -445,11 +575,10 @@ int http_client_call(struct http_client *c, const struct http_call *call, struct
 	c->transfers = t;
 	t->easy = curl_easy_init();
 	r = t->easy ? set_call(t, call, err) : error_oom(err);
-	if (r == 0) {
-		set_tls(t->easy, c->identity);
-		if (curl_multi_add_handle(c->multi, t->easy) != CURLM_OK)
-			r = error_set(err, -EIO, "cannot call %s", t->where);
-	}
+	if (r == 0 && call->queue && (q->first || !has_room(q)))
+		enqueue(t);
+	else if (r == 0)
+		r = begin(t, err);
 	if (r < 0) {
 		transfer_free(t);
 		return r;

@@ -17,6 +17,11 @@
 struct http_client;
 struct http_transfer;
 
+enum {
+	HTTP_QUEUES = 3,      /* of a client, 0 included */
+	HTTP_CONNECTING = 64, /* calls of a queue that wait for their connections */
+};
+
 /* What came of a call. body: all of the answer's body, where on_data is NULL (at most 64 MiB). */
 struct http_answer {
 	int status; /* 0: no answer, error says why */
@@ -47,6 +52,10 @@ struct http_call {
 	 * where one that was kept open broke before the answer came. Then -ECONNREFUSED is no proof that it
 	 * has not arrived; with `once` it is. */
 	bool once;
+	/* 0: it begins at once. Otherwise its turn comes in the queue of this number, below HTTP_QUEUES: of
+	 * each queue so many calls at most wait for their connections, and those behind them have not begun;
+	 * the seconds above are counted from the beginning. */
+	unsigned queue;
 	void *context;
 	/* Optional: the status has come; then pieces of the body as they come, each to be taken whole. */
 	void (*on_headers)(void *context, int status, const char *type);

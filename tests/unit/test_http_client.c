@@ -29,7 +29,14 @@ static void take(void *context, struct http_request *r)
 	http_reply_json(r, len == 5 && memcmp(body, "start", len) == 0 ? 200 : 400, json_object());
 }
 
-static const struct http_route routes[] = {{"POST", "/take", HTTP_PEER, take}};
+/* Its answer never comes. */
+static void hold(void *context, struct http_request *r)
+{
+	received++;
+}
+
+static const struct http_route routes[] = {{"POST", "/take", HTTP_PEER, take},
+                                           {"POST", "/hold", HTTP_PEER, hold}};
 
 struct relay {
 	int listen_fd, port, service_port;
@@ -135,6 +142,7 @@ static void setup(struct fixture *f)
 	ck_assert_int_ge(sd_event_new(&f->event), 0);
 	ck_assert_int_ge(sd_event_add_io(f->served, NULL, f->stop, POLLIN, on_stop, NULL), 0);
 	ck_ok(http_server_create(f->served, &o, &f->server, &err), &err);
+	ck_assert_int_eq(http_server_set_peers(f->server, (const char *[]){"127.0.0.1"}, 1), 0);
 	fd = listen_somewhere(&f->relay.service_port);
 	ck_ok(http_server_listen_tls(f->server, fd, f->id, &err), &err);
 	ck_assert_int_eq(pthread_create(&f->thread, NULL, serve, f->served), 0);
@@ -284,6 +292,94 @@ START_TEST(who_is_kept_waiting_is_told_so)
 }
 END_TEST
 
+static void begin_call(struct fixture *f, int port, const char *target, unsigned queue,
+                       struct http_transfer **out)
+{
+	struct http_call call = {.method = "POST",
+	                         .address = "127.0.0.1",
+	                         .port = port,
+	                         .target = target,
+	                         .body = "start",
+	                         .len = 5,
+	                         .timeout = 60,
+	                         .connect = 60,
+	                         .queue = queue,
+	                         .context = f,
+	                         .on_done = on_done};
+	struct error err = ERROR_INIT;
+
+	f->done = false;
+	ck_ok(http_client_call(f->client, &call, out, &err), &err);
+}
+
+static void await_call(struct fixture *f, int status, int code)
+{
+	while (!f->done)
+		ck_assert_int_ge(sd_event_run(f->event, UINT64_MAX), 0);
+	ck_assert_int_eq(f->status, status);
+	ck_assert_int_eq(f->code, code);
+}
+
+/* A service that does not get on with its handshakes holds up the calls behind it in the same queue alone. */
+START_TEST(calls_of_a_queue_begin_a_few_at_a_time)
+{
+	struct http_transfer *stuck[HTTP_CONNECTING], *waiting;
+	struct sockaddr_in sin;
+	socklen_t len = sizeof(sin);
+	struct error err = ERROR_INIT;
+	struct fixture f;
+	int fd;
+
+	setup(&f);
+	ck_ok(http_bind_tcp("127.0.0.1", 0, &fd, &err), &err);
+	ck_assert_int_eq(getsockname(fd, (struct sockaddr *)&sin, &len), 0);
+	for (size_t i = 0; i < HTTP_CONNECTING; i++)
+		begin_call(&f, ntohs(sin.sin_port), "/take", 1, &stuck[i]);
+	begin_call(&f, f.relay.service_port, "/take", 1, &waiting);
+	begin_call(&f, f.relay.service_port, "/take", 1, NULL);
+	begin_call(&f, f.relay.service_port, "/take", 1, NULL);
+	begin_call(&f, f.relay.service_port, "/take", 2, NULL);
+	await_call(&f, 200, 0);
+	begin_call(&f, f.relay.service_port, "/take", 0, NULL);
+	await_call(&f, 200, 0);
+	ck_assert_int_eq(received, 2);
+	/* One that goes before its turn leaves the others where they are. */
+	http_transfer_cancel(waiting);
+	f.done = false;
+	http_transfer_cancel(stuck[0]);
+	await_call(&f, 200, 0);
+	f.done = false;
+	await_call(&f, 200, 0);
+	ck_assert_int_eq(received, 4);
+	/* What cannot begin when its turn comes says so. */
+	begin_call(&f, f.relay.service_port, "/take", 1, NULL);
+	await_call(&f, 200, 0);
+	begin_call(&f, ntohs(sin.sin_port), "/take", 1, &stuck[0]);
+	begin_call(&f, f.relay.service_port, "/take", 1, NULL);
+	http_client_set_identity(f.client, NULL);
+	http_transfer_cancel(stuck[0]);
+	await_call(&f, 0, -EPERM);
+	ck_assert_int_eq(received, 5);
+	close(fd);
+	teardown(&f);
+}
+END_TEST
+
+/* Who has its connection makes room, however long the answer takes. */
+START_TEST(a_call_that_waits_for_its_answer_holds_no_other_up)
+{
+	struct fixture f;
+
+	setup(&f);
+	for (size_t i = 0; i < HTTP_CONNECTING + 8; i++)
+		begin_call(&f, f.relay.service_port, "/hold", 1, NULL);
+	while (received < HTTP_CONNECTING + 8)
+		ck_assert_int_ge(sd_event_run(f.event, 100000), 0);
+	ck_assert(!f.done);
+	teardown(&f);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("http client");
@@ -293,6 +389,8 @@ int main(void)
 	tcase_add_test(tc, what_is_sent_once_takes_the_connection_that_is_open);
 	tcase_add_test(tc, a_connection_that_is_refused_says_that_nothing_was_sent);
 	tcase_add_test(tc, who_is_kept_waiting_is_told_so);
+	tcase_add_test(tc, calls_of_a_queue_begin_a_few_at_a_time);
+	tcase_add_test(tc, a_call_that_waits_for_its_answer_holds_no_other_up);
 	tcase_set_timeout(tc, 120);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
