@@ -114,17 +114,23 @@ static void on_started(void *context, const struct peer_result *result)
 	refused(call, unreachable ? REFUSED_UNSENT : refusal_of(result->code), result->message);
 }
 
-static int copy_ranks(const struct run *r, const char *node, struct start_request *out)
+/* The ranks of a node follow each other. *at: where to look for the first one; then behind the last one. */
+static int copy_ranks(const struct run *r, const char *node, size_t *at, struct start_request *out)
 {
-	out->ranks = calloc(r->rank_count + 1, sizeof(*out->ranks));
+	size_t first = *at, end;
+
+	while (first < r->rank_count && !str_eq(r->ranks[first].node, node))
+		first++;
+	for (end = first; end < r->rank_count && str_eq(r->ranks[end].node, node);)
+		end++;
+	*at = end;
+	out->ranks = calloc(end - first + 1, sizeof(*out->ranks));
 	if (!out->ranks)
 		return -ENOMEM;
-	for (size_t i = 0; i < r->rank_count; i++) {
+	for (size_t i = first; i < end; i++) {
 		const struct run_rank *rank = &r->ranks[i];
 		struct start_rank *own = &out->ranks[out->rank_count];
 
-		if (!str_eq(rank->node, node))
-			continue;
 		*own = (struct start_rank){
 		    .rank = (int64_t)i, .local_rank = (int64_t)out->rank_count++, .slot = rank->slot};
 		if (rank->slot_count == 0)
@@ -138,9 +144,10 @@ static int copy_ranks(const struct run *r, const char *node, struct start_reques
 	return 0;
 }
 
-/* Of one node; config is the run's as the store has it. To be released in any case. */
+/* Of one node; config is the run's as the store has it. at: as copy_ranks has it. To be released in any case.
+ */
 static int make_start(struct controller *c, const struct run *r, const json_t *config, size_t index, int port,
-                      struct start_request *out, struct error *err)
+                      size_t *at, struct start_request *out, struct error *err)
 {
 	const struct member *master = members_find(c->members, r->parts[0].node);
 	const struct member *m = members_find(c->members, r->parts[index].node);
@@ -162,7 +169,7 @@ static int make_start(struct controller *c, const struct run *r, const json_t *c
 	    str_replace(&out->master_addr, r->nodes == 1 || !master ? "127.0.0.1" : master->address) < 0 ||
 	    (r->retries.record.checkpoint_node &&
 	     str_replace(&out->checkpoint_node, r->retries.record.checkpoint_node) < 0) ||
-	    copy_ranks(r, r->parts[index].node, out) < 0)
+	    copy_ranks(r, r->parts[index].node, at, out) < 0)
 		return error_oom(err);
 	out->local_world_size = (int64_t)out->rank_count;
 	return run_config_decode(config, "stored configuration", false, &out->config, err);
@@ -188,6 +195,7 @@ static int prepare_calls(struct controller *c, const struct run *r, struct start
 	_cleanup_json_ json_t *config = NULL;
 	_cleanup_free_ char *text = NULL;
 	int port = choose_port(c, r, err), code = port;
+	size_t at = 0;
 
 	if (code >= 0)
 		code = store_config(c->store, r->id, &text, err);
@@ -203,7 +211,7 @@ static int prepare_calls(struct controller *c, const struct run *r, struct start
 		call->run = r->id;
 		call->attempt = r->attempt;
 		strcpy(call->node, node);
-		code = make_start(c, r, config, i, port, &call->request, err);
+		code = make_start(c, r, config, i, port, &at, &call->request, err);
 	}
 	return code;
 }
