@@ -422,7 +422,8 @@ static int begin(struct cluster *c, int port, struct error *err)
 	own.max_body = 1 << 20;
 	if ((r = http_server_create(c->event, &own, &c->server, err)) < 0 ||
 	    (r = http_bind_tcp("0.0.0.0", port, &fd, err)) < 0 ||
-	    (r = http_server_listen_tls(c->server, fd, c->identity, err)) < 0)
+	    (r = http_server_listen_tls(c->server, fd, c->identity, err)) < 0 ||
+	    (r = http_server_set_peers(c->server, (const char *[]){c->hosts->list[0].address}, 1)) < 0)
 		return r;
 	sd_event_now(c->event, CLOCK_MONOTONIC, &now);
 	for (size_t i = 0; i < c->count; i++) {
