@@ -144,8 +144,7 @@ static int copy_ranks(const struct run *r, const char *node, size_t *at, struct 
 	return 0;
 }
 
-/* Of one node; config is the run's as the store has it. at: as copy_ranks has it. To be released in any case.
- */
+/* Of one node; config is the run's as the store has it, at as in copy_ranks. To be released in any case. */
 static int make_start(struct controller *c, const struct run *r, const json_t *config, size_t index, int port,
                       size_t *at, struct start_request *out, struct error *err)
 {

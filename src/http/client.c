@@ -67,8 +67,8 @@ struct http_transfer {
 	bool headers_told, paused;
 };
 
-/* It has its connection, or has ended: another one of its queue may begin, but not in a callback of libcurl.
- */
+/* It has its connection, or has ended: the next one of its queue may begin, but not within a callback of
+ * libcurl. */
 static void leave_connecting(struct http_transfer *t)
 {
 	struct http_client *c = t->client;
