@@ -47,6 +47,7 @@ static void member_free(struct member *m)
 	free(m->error);
 	free(m->drain_reason);
 	message_free_list(&device_info_message, m->devices, m->slots);
+	free(m->links);
 	message_free_list(&foreign_attempt_message, m->foreign, m->foreign_count);
 	heartbeat_release(&m->whole);
 	free(m);
@@ -208,6 +209,8 @@ int members_set_hosts(struct members *m, const struct hosts *hosts, int default_
 void member_set_devices(struct member *m, struct device_info *devices, size_t count)
 {
 	message_free_list(&device_info_message, m->devices, m->slots);
+	free(steal_pointer(m->links));
+	m->links_known = false;
 	m->devices = devices;
 	m->slots = count;
 }
@@ -249,22 +252,31 @@ static size_t link_count(const struct device_info *d)
 	return n;
 }
 
-unsigned char *member_links(const struct member *m)
+static bool any_links(const struct member *m)
 {
-	unsigned char *links;
-	bool some = false;
-
 	for (size_t i = 0; i < m->slots; i++)
-		some = some || link_count(&m->devices[i]) == m->slots;
-	links = some ? calloc(m->slots, m->slots) : NULL;
-	for (size_t i = 0; links && i < m->slots; i++) {
+		if (link_count(&m->devices[i]) == m->slots)
+			return true;
+	return false;
+}
+
+const unsigned char *member_links(struct member *m)
+{
+	if (m->links_known)
+		return m->links;
+	m->links_known = true;
+	if (m->slots == 0 || !any_links(m))
+		return NULL;
+	m->links = calloc(m->slots, m->slots);
+	m->links_known = m->links;
+	for (size_t i = 0; m->links && i < m->slots; i++) {
 		size_t known = link_count(&m->devices[i]);
 
 		for (size_t k = 0; k < m->slots; k++)
-			links[i * m->slots + k] =
+			m->links[i * m->slots + k] =
 			    topology_weight(k < known ? m->devices[i].gpu_info->links[k] : NULL);
 	}
-	return links;
+	return m->links;
 }
 
 void member_set_drained(struct member *m, bool drained, char *reason)

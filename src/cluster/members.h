@@ -40,6 +40,9 @@ struct member {
 	char *launch;                /* as it reports; NULL: not known */
 	struct device_info *devices; /* by slot */
 	size_t slots;
+	/* What member_links returns, once it was asked for with these devices. */
+	unsigned char *links;
+	bool links_known;
 	bool as_sent; /* the devices are those of the last whole heartbeat, */
 	/* of which this is the rest, for the short ones that refer to it. Its sequence is 0: it is not kept.
 	 */
@@ -86,9 +89,9 @@ void member_set_drained(struct member *m, bool drained, char *reason);
 void member_set_devices(struct member *m, struct device_info *devices, size_t count);
 /* Is this news to the scheduler? Sensors are none. */
 bool member_slots_differ(const struct member *m, const struct device_info *devices, size_t count);
-/* How closely the slots are linked: slots × slots weights as topology.h has them, owned by the caller; NULL:
- * none of its devices says. */
-unsigned char *member_links(const struct member *m);
+/* How closely the slots are linked: slots × slots weights as topology.h has them, valid until the devices are
+ * set; NULL: none of its devices says. */
+const unsigned char *member_links(struct member *m);
 enum slot_kind member_kind(const struct member *m); /* of its slots */
 /* Not heard from since the controller began, but the time for its first report has not passed. */
 bool member_awaited(const struct member *m);

@@ -92,7 +92,6 @@ void sched_nodes_free(struct sched_node *nodes)
 	for (struct sched_node *n = nodes; n && n->name; n++) {
 		free(n->taken);
 		free(n->kept_for);
-		free((void *)n->links);
 	}
 	free(nodes);
 }

@@ -151,7 +151,7 @@ static void make_heartbeat(struct heartbeat *out)
 START_TEST(members_tell_links_and_drains)
 {
 	_cleanup_(heartbeat_release) struct heartbeat first, next;
-	_cleanup_free_ unsigned char *links = NULL;
+	const unsigned char *links;
 	struct member m = {.name = (char *)"a"};
 
 	make_heartbeat(&first);
