@@ -23,7 +23,6 @@ enum {
 	LARGE_BODY = 64 << 10, /* takes time to parse: handled one a turn */
 	LARGE_PRIORITY = 50,   /* after the sockets */
 	FRUITLESS = 4,         /* turns that nothing has come of, and the next follows at once */
-	AT_ONCE = 3,           /* turns more for what is ready, before other events have their turn */
 	LONGEST_PAUSE = 20,    /* milliseconds */
 	PENDING_USEC = 20,     /* some times what it takes to try a connection in vain */
 	MANY_PENDING = 32,
@@ -405,7 +404,7 @@ static void pump(struct http_listener *l)
 		MHD_run(l->daemon);
 	ms = timeout_of(l);
 	/* A connection that has been answered is ready to MHD until it finds nothing more to read. */
-	for (int i = 0; ms == 0 && i < AT_ONCE && pause_between_turns(l) == 0; i++) {
+	if (ms == 0 && pause_between_turns(l) == 0) {
 		MHD_run(l->daemon);
 		ms = timeout_of(l);
 	}
