@@ -157,9 +157,11 @@ void http_accept_end(struct http_listener *l)
 /* Those from which nothing has come for too long give their places to others; they may still go on. */
 static void release_stalled(struct http_listener *l)
 {
-	double seconds = STALLED * MIN(MAX(l->handshake_seconds, LEAST_SECONDS), MOST_SECONDS);
+	double seconds = l->server->options.stalled_seconds;
 	uint64_t now;
 
+	if (seconds <= 0)
+		seconds = STALLED * MIN(MAX(l->handshake_seconds, LEAST_SECONDS), MOST_SECONDS);
 	sd_event_now(l->server->event, CLOCK_MONOTONIC, &now);
 	for (struct http_connection *c = l->pending.first; c && l->places > 0; c = c->then)
 		if (c->place && now - c->begun > (uint64_t)(seconds * 1e6) && unread(c->fd) == 0)

@@ -34,6 +34,9 @@ struct http_server_options {
 	void *context;   /* for the handlers */
 	size_t max_body; /* larger request bodies: 413; for routes without a limit of their own (route.h) */
 	double head_seconds; /* for a handshake and the head of a request; 0: 10 */
+	/* A handshake from which nothing comes for so long makes room for others. 0: a few times as long as
+	 * handshakes take of late. */
+	double stalled_seconds;
 	/* of a listener for services; 0: 4,000. The bounds on requests are parts of it */
 	size_t tls_connections;
 	/* Called before the handler of each route with bits of its owner's (NULL: never), with these bits.
