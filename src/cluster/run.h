@@ -220,8 +220,9 @@ void run_set_checkpoint(struct run *r, int64_t step);
 
 enum run_failure {
 	FAILURE_PROGRAM, /* a rank has ended with another status than 0, or was killed */
-	FAILURE_NODE,    /* a node was lost, shut down or could not start its part, or a device has failed */
-	FAILURE_FINAL,   /* the next attempt would fail the same way */
+	/* a node was lost, shut down or could not start its part, a device has failed, or the network */
+	FAILURE_NODE,
+	FAILURE_FINAL, /* the next attempt would fail the same way */
 };
 
 /* run_cause.c */

@@ -124,11 +124,35 @@ static bool has_failed(const struct run_rank *rank, const struct rank_error *kno
 	return !rank->signal && known && known->worker && !known->lost_peer;
 }
 
+/* Of native ranks on several nodes that have lost each other, and of which none has failed by itself or has
+ * ended before the others, the network was the cause: the node that was cut off may be back before the
+ * controller has missed it, where that was cut off itself. */
+static bool network_failed(const struct run *r, const struct run_rank *first)
+{
+	const struct rank_error *known = run_find_rank_error(r, first->rank);
+
+	if (!known || !known->lost_peer || first->signal || r->part_count < 2)
+		return false;
+	for (size_t i = 0; i < r->rank_count; i++)
+		if (r->ranks[i].state == RANK_EXITED && r->ranks[i].exit_status == 0)
+			return false;
+	return true;
+}
+
+static void blame_network(struct run *r)
+{
+	_cleanup_free_ char *rank = r->reason ? strdup(r->reason) : NULL;
+
+	run_set_reason(r, "the network between the nodes was interrupted, and ranks lost each other: %s",
+	               rank ? rank : "out of memory");
+}
+
 enum run_failure run_decide_cause(struct run *r)
 {
 	size_t max = r->part_count + r->rank_count, n = 0, i;
 	_cleanup_free_ struct cause *list = calloc(max + 1, sizeof(*list));
 	_cleanup_free_ const void **whose = calloc(max + 1, sizeof(*whose));
+	bool network = false;
 	int first;
 
 	for (i = 0; list && whose && i < r->part_count; i++)
@@ -158,10 +182,13 @@ enum run_failure run_decide_cause(struct run *r)
 	} else if (first >= 0) {
 		free(steal_pointer(r->detail));
 		blame_rank(r, whose[first]);
+		network = list[first].class == CAUSE_PEER && network_failed(r, whose[first]);
+		if (network)
+			blame_network(r);
 	} else if (str_eq(r->reason, run_undecided))
 		run_set_reason(r, "a part of it has failed; which one and why is not known any more");
 	add_device_error(r);
 	if (r->final_failure || n == 0)
 		return FAILURE_FINAL;
-	return r->device_error || first < (int)max ? FAILURE_NODE : FAILURE_PROGRAM;
+	return r->device_error || first < (int)max || network ? FAILURE_NODE : FAILURE_PROGRAM;
 }

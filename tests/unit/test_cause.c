@@ -180,6 +180,49 @@ START_TEST(a_node_whose_loss_is_noticed_late_is_the_cause)
 }
 END_TEST
 
+/* The controller was cut off with its node, and both were back before the next controller had missed the
+ * node. A rank that had ended well before that is no matter of the network, nor are ranks of one node. */
+START_TEST(ranks_that_lost_each_other_blame_the_network)
+{
+	_cleanup_(run_freep) struct run *r = two_nodes();
+
+	report(r, "n1", "ended", "",
+	       EXITED(0, 1, 100.5, ",\"lost_peer\":true,\"error\":\"rank 2 died\"") "," EXITED(1, 143, 100.6,
+	                                                                                       STOPPED));
+	ck_assert_uint_eq(
+	    report(r, "n2", "ended", "",
+	           EXITED(2, 1, 100.7, ",\"lost_peer\":true") "," EXITED(3, 143, 100.8, STOPPED)),
+	    RUN_ENDED);
+	ck_assert_str_eq(r->reason, "the network between the nodes was interrupted, and ranks lost each "
+	                            "other: rank 0 on n1: exit status 1");
+	ck_assert_str_eq(r->detail, "rank 2 died");
+	ck_assert_int_eq(r->exit_status, 1);
+	ck_assert_int_eq(r->state, RUN_FAILED);
+
+	run_free(r);
+	r = two_nodes();
+	r->retries.max_node_failures = 1;
+	report(r, "n1", "ended", "",
+	       EXITED(0, 1, 100.5, ",\"lost_peer\":true") "," EXITED(1, 143, 100.6, STOPPED));
+	report(r, "n2", "ended", "", EXITED(2, 143, 100.7, STOPPED) "," EXITED(3, 143, 100.8, STOPPED));
+	ck_assert_int_eq(r->state, RUN_QUEUED);
+
+	run_free(r);
+	r = two_nodes();
+	report(r, "n1", "ended", "",
+	       EXITED(0, 1, 100.5, ",\"lost_peer\":true") "," EXITED(1, 143, 100.6, STOPPED));
+	report(r, "n2", "ended", "", EXITED(2, 0, 100.4, "") "," EXITED(3, 143, 100.8, STOPPED));
+	ck_assert_str_eq(r->reason, "rank 0 on n1: exit status 1");
+
+	run_free(r);
+	r = fixture_run(1, 2);
+	fixture_place(r);
+	report(r, "n1", "ended", "",
+	       EXITED(0, 1, 100.5, ",\"lost_peer\":true") "," EXITED(1, 143, 100.6, STOPPED));
+	ck_assert_str_eq(r->reason, "rank 0 on n1: exit status 1");
+}
+END_TEST
+
 START_TEST(what_failed_long_before_stays_the_cause)
 {
 	_cleanup_(run_freep) struct run *r = two_nodes();
@@ -281,6 +324,7 @@ int main(void)
 	tcase_add_test(tc, a_node_that_shuts_down_is_the_cause);
 	tcase_add_test(tc, a_node_that_is_gone_is_the_cause);
 	tcase_add_test(tc, a_node_whose_loss_is_noticed_late_is_the_cause);
+	tcase_add_test(tc, ranks_that_lost_each_other_blame_the_network);
 	tcase_add_test(tc, what_failed_long_before_stays_the_cause);
 	tcase_add_test(tc, the_first_word_of_each_counts);
 	tcase_add_test(tc, an_end_keeps_the_time_of_its_first_report);
