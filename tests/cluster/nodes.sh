@@ -2,7 +2,7 @@
 # shellcheck shell=bash disable=SC2154 # $src, $cache and $tmp are those of the script that sources this
 # Booted nodes: Debian 12 containers with systemd, and the packages that are installed on them. The node script of ../shared/testbed boots them.
 # $cache keeps the bare tree, and the packages of the newest sources, for later runs and for scripts that run side by side.
-# test_faults sources it; the functions of the same purpose in test_package are to move here.
+# test_package and test_faults source it.
 testbed=$src/../shared/testbed/cluster.sh
 cache=${DTRAIN_TEST_CACHE:-/var/cache/dtrain-tests}
 
@@ -33,7 +33,7 @@ nodes_tree() {
 	exec 8>&-
 }
 
-# nodes_packages [without-cuda]: builds the packages of the sources, with those of the CUDA engine where nvcc is installed and they are wanted, and
+# nodes_packages with-cuda|without-cuda: builds the packages of the sources, with those of the CUDA engine where nvcc is installed and they are wanted, and
 # sets $debs, the directory with them, and $cuda, "yes" or nothing. Scripts that run side by side build them once: with those of the CUDA engine
 # they are complete for every script.
 nodes_packages() {
@@ -48,7 +48,7 @@ nodes_packages() {
 	flock 8
 	cuda=
 	# The packages of NVIDIA are not installed, so the check for build dependencies is switched off (-d); tests/depends has installed the others.
-	if [ -n "${1:-}" ] && [ ! -e "$cache/debs-$key-cuda/.ready" ]; then
+	if [ "$1" = without-cuda ] && [ ! -e "$cache/debs-$key-cuda/.ready" ]; then
 		echo "without the CUDA engine"
 	elif "$src/tests/cuda/toolkit" "${DTRAIN_TEST_VENV:-${XDG_CACHE_HOME:-$HOME/.cache}/dtrain-test-venv}-cuda" >"$tmp/toolkit" 2>"$tmp/toolkit.log"; then
 		while IFS= read -r line; do export "${line?}"; done <"$tmp/toolkit"
@@ -59,6 +59,10 @@ nodes_packages() {
 	fi
 	debs=$cache/debs-$key${cuda:+-cuda}
 	if [ ! -e "$debs/.ready" ]; then
+		# A warning is an error here, as in the other builds of the suite, whose cache of ccache is used.
+		echo 'enable_werror=yes' >"$tmp/config.site"
+		export CONFIG_SITE=$tmp/config.site
+		if [ -n "${CCACHE_DIR:-}" ] && [ -d /usr/lib/ccache ]; then export PATH=/usr/lib/ccache:$PATH CCACHE_BASEDIR=$tmp/build; fi
 		# Nothing here reads debug symbols, and files are copied once: both would only be compressed.
 		(cd "$tmp/build" && DEB_BUILD_OPTIONS="nocheck noautodbgsym parallel=$(nproc)" DPKG_DEB_COMPRESSOR_TYPE=none \
 			dpkg-buildpackage -b -us -uc $options -P$profiles) >"$tmp/build.log" 2>&1 ||
@@ -72,15 +76,24 @@ nodes_packages() {
 	exec 8>&-
 }
 
+# nodes_chroot COMMAND…: executes the command in the bare tree, which keeps what it changes.
+nodes_chroot() {
+	cp /etc/resolv.conf "$cache/bookworm/etc/resolv.conf"
+	flock "$cache/bookworm.lock" chroot "$cache/bookworm" "$@"
+}
+
 # nodes_layer DIRECTORY COMMAND…: executes the command in the bare tree; what it changes is in DIRECTORY/upper, and the tree stays as it is.
 nodes_layer() {
 	local dir=$1
 	shift
+	exec 7>"$cache/bookworm.lock"
+	flock 7
 	mkdir -p "$dir"/{upper,work,root}
 	mount -t overlay dtp-layer -o "lowerdir=$cache/bookworm,upperdir=$dir/upper,workdir=$dir/work" "$dir/root"
 	cp /etc/resolv.conf "$dir/root/etc/resolv.conf"
 	local status=0
 	chroot "$dir/root" "$@" || status=$?
 	umount "$dir/root"
+	exec 7>&-
 	return $status
 }
