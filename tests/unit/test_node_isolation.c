@@ -263,8 +263,8 @@ START_TEST(limits_of_a_group_are_written)
 }
 END_TEST
 
-/* Of controllers that the service's own group has not, nothing is written: the kernel holds up all forks of the machine for a write that it
- * then refuses. */
+/* Of controllers that the service's own group has not, nothing is written: the kernel holds up all forks of
+ * the machine for a write that it then refuses. */
 START_TEST(controllers_that_are_not_there_are_left_alone)
 {
 	const struct {
@@ -275,7 +275,8 @@ START_TEST(controllers_that_are_not_there_are_left_alone)
 	             {"memory_of_another\n", -ENOTSUP, "", ""},
 	             {"cpu memory\n", 0, "123", ""},
 	             {"memory\n", 0, "123", ""}};
-	_cleanup_free_ char *group = fixture_path(&f, "base/run"), *has = fixture_path(&f, "cgroup.controllers");
+	_cleanup_free_ char *group = fixture_path(&f, "base/run"),
+	                    *has = fixture_path(&f, "cgroup.controllers");
 	_cleanup_free_ char *limit = fixture_path(&f, "base/run/memory.max"), *text = NULL, *switched = NULL;
 	_cleanup_free_ char *on = fixture_path(&f, "cgroup.subtree_control");
 	const struct cgroup_limits limits = {123, UINT64_MAX, NULL};
@@ -296,7 +297,8 @@ END_TEST
 /* The parent of both has it, but has not switched it on: that is asked for, from above. */
 START_TEST(controllers_that_are_there_are_switched_on)
 {
-	_cleanup_free_ char *group = fixture_path(&f, "base/run"), *has = fixture_path(&f, "cgroup.controllers");
+	_cleanup_free_ char *group = fixture_path(&f, "base/run"),
+	                    *has = fixture_path(&f, "cgroup.controllers");
 	_cleanup_free_ char *on = fixture_path(&f, "cgroup.subtree_control"), *text = NULL;
 	const struct cgroup_limits limits = {123, UINT64_MAX, NULL};
 	struct error err = ERROR_INIT;
