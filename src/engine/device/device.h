@@ -187,6 +187,8 @@ struct device_gemm_choice {
 };
 
 void device_gemm_shape(const struct device_gemm *g, struct device_gemm_shape *out);
+/* The largest power of two, up to `most`, that divides an address: `most` for NULL. */
+int32_t device_alignment(const void *p, int32_t most);
 /* The kind of device that choices are for: its name, and the library with its version. Owned by dev; NULL
  * where there is nothing to choose. */
 const char *device_gemm_kind(const struct device *dev);

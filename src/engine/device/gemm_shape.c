@@ -3,11 +3,16 @@
 #include "base/cleanup.h"
 #include "engine/device/device.h"
 
-static int32_t alignment(const void *p)
+int32_t device_alignment(const void *p, int32_t most)
 {
 	uintptr_t low = (uintptr_t)p & -(uintptr_t)p;
 
-	return low == 0 || low > DEVICE_GEMM_ALIGNMENT ? DEVICE_GEMM_ALIGNMENT : (int32_t)low;
+	return low == 0 || low > (uintptr_t)most ? most : (int32_t)low;
+}
+
+static int32_t alignment(const void *p)
+{
+	return device_alignment(p, DEVICE_GEMM_ALIGNMENT);
 }
 
 void device_gemm_shape(const struct device_gemm *g, struct device_gemm_shape *out)

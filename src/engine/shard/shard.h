@@ -168,8 +168,8 @@ struct shard_slot {
 
 /* Of ddp, where the head is tied (rows.c). */
 struct shard_rows {
-	int64_t hidden, vocab,
-	    place; /* of the table, in unit 0; hidden 0: its gradients are summed at the end */
+	/* Of the table, which begins at `place` in unit 0; hidden 0: its gradients are summed at the end. */
+	int64_t hidden, vocab, place;
 	void *all; /* [world_size, most, hidden], of `bytes` at most */
 	size_t bytes;
 	int32_t *ids; /* device, of a rank: [max_tokens] */

@@ -63,8 +63,8 @@ struct launch {
 	double term_at, kill_at; /* monotonic */
 	double killed_since;
 	char remark[128];
-	/* Counts of the OOM killer when the ranks were started: of our control group, or where there is no
-	 * such file of the machine. */
+	/* The OOM killer's count when the ranks were started: that of our control group in this file, or,
+	 * where there is none, that of the machine. */
 	char *oom_file;
 	int64_t oom_kills;
 	struct session *session; /* NULL: none */

@@ -6,6 +6,7 @@
 
 #include "engine/device/cpu/kernels.h"
 #include "engine/device/cpu/moments.h"
+#include "engine/device/qk_norm.h"
 
 void device_cast(struct device *dev, void *dst, enum dtype dst_type, const void *src, enum dtype src_type,
                  int64_t n)
@@ -106,44 +107,14 @@ void device_rope(struct device *dev, void *x, int64_t ld, int heads, int head_di
 void device_qk_norm_rope(struct device *dev, const struct device_qk_norm *n, void *y, float *rstd,
                          const void *x, const void *w_q, const void *w_k)
 {
-	struct device_norm norm = {.rows = n->tokens,
-	                           .groups = n->heads,
-	                           .cols = n->head_dim,
-	                           .ld_x = n->ld,
-	                           .ld_y = n->ld,
-	                           .eps = n->eps,
-	                           .w_offset = n->w_offset,
-	                           .type = n->type};
-	size_t k = (size_t)n->heads * (size_t)n->head_dim * dtype_size(n->type);
-
-	device_rmsnorm_forward(dev, &norm, y, rstd, x, w_q);
-	norm.groups = n->kv_heads;
-	device_rmsnorm_forward(dev, &norm, (char *)y + k, rstd ? rstd + n->tokens * n->heads : NULL,
-	                       (const char *)x + k, w_k);
-	device_rope(dev, y, n->ld, n->heads + n->kv_heads, n->head_dim, n->head_dim, n->positions, n->cos,
-	            n->sin, n->tokens, false, n->type);
+	qk_norm_rope_apart(dev, n, y, rstd, x, w_q, w_k);
 }
 
 void device_qk_norm_rope_backward(struct device *dev, const struct device_qk_norm *n, void *d, void *d_w_q,
                                   void *d_w_k, enum dtype grad_type, const void *x, const float *rstd,
                                   const void *w_q, const void *w_k)
 {
-	struct device_norm norm = {.rows = n->tokens,
-	                           .groups = n->heads,
-	                           .cols = n->head_dim,
-	                           .ld_x = n->ld,
-	                           .ld_y = n->ld,
-	                           .eps = n->eps,
-	                           .w_offset = n->w_offset,
-	                           .type = n->type};
-	size_t k = (size_t)n->heads * (size_t)n->head_dim * dtype_size(n->type);
-
-	device_rope(dev, d, n->ld, n->heads + n->kv_heads, n->head_dim, n->head_dim, n->positions, n->cos,
-	            n->sin, n->tokens, true, n->type);
-	device_rmsnorm_backward(dev, &norm, d, false, d_w_q, grad_type, d, x, rstd, w_q);
-	norm.groups = n->kv_heads;
-	device_rmsnorm_backward(dev, &norm, (char *)d + k, false, d_w_k, grad_type, (char *)d + k,
-	                        (const char *)x + k, rstd + n->tokens * n->heads, w_k);
+	qk_norm_rope_backward_apart(dev, n, d, d_w_q, d_w_k, grad_type, x, rstd, w_q, w_k);
 }
 
 void device_attention_forward(struct device *dev, const struct device_attention *a, void *o, float *lse,

@@ -49,31 +49,16 @@ const struct device_gemm_choice *gemm_choice_find(const struct gemm_cache *g,
 	return best;
 }
 
-/* A product of the shape, with addresses of its alignment, none of which is accessed. */
-static struct device_gemm product_of(const struct device_gemm_shape *s)
-{
-	return (struct device_gemm){.transpose_a = s->transpose_a,
-	                            .transpose_b = s->transpose_b,
-	                            .m = s->m,
-	                            .n = s->n,
-	                            .k = s->k,
-	                            .alpha = 1,
-	                            .beta = s->adds ? 1 : 0,
-	                            .a = (void *)(uintptr_t)s->align_a,
-	                            .b = (void *)(uintptr_t)s->align_b,
-	                            .c = (void *)(uintptr_t)s->align_c,
-	                            .lda = s->lda,
-	                            .ldb = s->ldb,
-	                            .ldc = s->ldc,
-	                            .ab_type = (enum dtype)s->ab_type,
-	                            .c_type = (enum dtype)s->c_type,
-	                            .bias = s->bias ? (void *)(uintptr_t)s->align_bias : NULL,
-	                            .d_bias = s->d_bias ? (float *)(uintptr_t)DEVICE_GEMM_ALIGNMENT : NULL};
-}
-
 static bool is_accepted(struct device *dev, const struct device_gemm_choice *choice)
 {
-	struct device_gemm product = product_of(&choice->shape);
+	const struct device_gemm_shape *shape = &choice->shape;
+	/* Addresses of its alignments, none of which is accessed. */
+	const struct gemm_operands operands = {.a = (void *)(uintptr_t)shape->align_a,
+	                                       .b = (void *)(uintptr_t)shape->align_b,
+	                                       .c = (void *)(uintptr_t)shape->align_c,
+	                                       .bias = (void *)(uintptr_t)shape->align_bias,
+	                                       .d_bias = (float *)(uintptr_t)DEVICE_GEMM_ALIGNMENT};
+	struct device_gemm product = gemm_product_of(shape, &operands);
 	cublasLtMatmulAlgo_t algorithm;
 	struct gemm_entry e = {0};
 	struct gemm_work w;

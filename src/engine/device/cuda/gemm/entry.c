@@ -30,11 +30,31 @@ void gemm_cache_clear(struct gemm_cache *g)
 	g->count = 0;
 }
 
+/* Up to what cudaMalloc aligns to at least. */
 static int32_t alignment(const void *p)
 {
-	uintptr_t low = (uintptr_t)p & -(uintptr_t)p;
+	return device_alignment(p, 256);
+}
 
-	return low == 0 || low > 256 ? 256 : (int32_t)low;
+struct device_gemm gemm_product_of(const struct device_gemm_shape *s, const struct gemm_operands *o)
+{
+	return (struct device_gemm){.transpose_a = s->transpose_a,
+	                            .transpose_b = s->transpose_b,
+	                            .m = s->m,
+	                            .n = s->n,
+	                            .k = s->k,
+	                            .alpha = 1,
+	                            .beta = s->adds ? 1 : 0,
+	                            .a = o->a,
+	                            .b = o->b,
+	                            .c = o->c,
+	                            .lda = s->lda,
+	                            .ldb = s->ldb,
+	                            .ldc = s->ldc,
+	                            .ab_type = (enum dtype)s->ab_type,
+	                            .c_type = (enum dtype)s->c_type,
+	                            .bias = s->bias ? o->bias : NULL,
+	                            .d_bias = s->d_bias ? o->d_bias : NULL};
 }
 
 void gemm_work_init(const struct device *dev, const struct device_gemm *d, struct gemm_work *w)

@@ -34,7 +34,7 @@ struct gemm_entry {
 struct gemm_cache {
 	cublasLtHandle_t handle;
 	cublasLtMatmulPreference_t preference;
-	struct device_gemm_choice *choices; /* sorted (choices.c) */
+	struct device_gemm_choice *choices; /* in any order */
 	size_t choice_count;
 	int count;
 	struct gemm_entry entry[GEMM_SLOTS];
@@ -66,6 +66,13 @@ bool gemm_accepts(struct gemm_cache *g, const struct gemm_entry *e, const cublas
 cublasStatus_t gemm_multiply(struct device *dev, const struct gemm_work *w, struct gemm_entry *e);
 void gemm_finish(struct device *dev, const struct gemm_work *w, const struct gemm_entry *e);
 const char *gemm_status(cublasStatus_t s);
+
+/* The product of the shape with these operands; bias and d_bias count where the shape has them. */
+struct gemm_operands {
+	void *a, *b, *c, *bias;
+	float *d_bias;
+};
+struct device_gemm gemm_product_of(const struct device_gemm_shape *s, const struct gemm_operands *o);
 
 /* choices.c: the choice that holds for the shape, NULL: there is none. */
 const struct device_gemm_choice *gemm_choice_find(const struct gemm_cache *g,

@@ -144,27 +144,6 @@ static void *aligned(char *p, int32_t align)
 	return p + (align < DEVICE_GEMM_ALIGNMENT ? align : 0);
 }
 
-static struct device_gemm product_of(const struct measurement *m, const struct device_gemm_shape *s)
-{
-	return (struct device_gemm){.transpose_a = s->transpose_a,
-	                            .transpose_b = s->transpose_b,
-	                            .m = s->m,
-	                            .n = s->n,
-	                            .k = s->k,
-	                            .alpha = 1,
-	                            .beta = s->adds ? 1 : 0,
-	                            .a = aligned(m->a, s->align_a),
-	                            .b = aligned(m->b, s->align_b),
-	                            .c = aligned(m->c, s->align_c),
-	                            .lda = s->lda,
-	                            .ldb = s->ldb,
-	                            .ldc = s->ldc,
-	                            .ab_type = (enum dtype)s->ab_type,
-	                            .c_type = (enum dtype)s->c_type,
-	                            .bias = s->bias ? aligned(m->bias, s->align_bias) : NULL,
-	                            .d_bias = s->d_bias ? (float *)m->d_bias : NULL};
-}
-
 /* ---- candidates ---- */
 
 /* What the library suggests for an entry; without an error nothing, where it has nothing for it. */
@@ -260,7 +239,13 @@ static const struct candidate *fastest(struct measurement *m)
 
 static int choose(struct measurement *m, struct device_gemm_choice *choice, struct error *err)
 {
-	struct device_gemm product = product_of(m, &choice->shape);
+	const struct device_gemm_shape *shape = &choice->shape;
+	const struct gemm_operands operands = {.a = aligned(m->a, shape->align_a),
+	                                       .b = aligned(m->b, shape->align_b),
+	                                       .c = aligned(m->c, shape->align_c),
+	                                       .bias = aligned(m->bias, shape->align_bias),
+	                                       .d_bias = (float *)m->d_bias};
+	struct device_gemm product = gemm_product_of(shape, &operands);
 	const struct candidate *best;
 	struct gemm_work w;
 	int r = 0;

@@ -9,6 +9,7 @@
  */
 #include "engine/device/cuda/columns.cuh"
 #include "engine/device/cuda/kernel.cuh"
+#include "engine/device/qk_norm.h"
 
 #define THREADS   256
 #define MOST_KEPT 4 /* packs of a row in a thread's registers */
@@ -443,29 +444,6 @@ static void rotated_backward(struct device *dev, const struct device_qk_norm *n,
 	column_finish(dev, d_w, grad_type, parts, ceil_div(rows, grain), n->head_dim);
 }
 
-/* For heads that are too long, or whose halves are no packs: three kernels. */
-static void separately(struct device *dev, const struct device_qk_norm *n, char *d, void *d_w_q, void *d_w_k,
-                       enum dtype grad_type, const char *x, const float *rstd, const void *w_q,
-                       const void *w_k)
-{
-	struct device_norm norm = {};
-	size_t k = (size_t)n->heads * (size_t)n->head_dim * dtype_size(n->type);
-
-	norm.rows = n->tokens;
-	norm.groups = n->heads;
-	norm.cols = n->head_dim;
-	norm.ld_x = norm.ld_y = n->ld;
-	norm.eps = n->eps;
-	norm.w_offset = n->w_offset;
-	norm.type = n->type;
-	device_rope(dev, d, n->ld, n->heads + n->kv_heads, n->head_dim, n->head_dim, n->positions, n->cos,
-	            n->sin, n->tokens, true, n->type);
-	device_rmsnorm_backward(dev, &norm, d, false, d_w_q, grad_type, d, x, rstd, w_q);
-	norm.groups = n->kv_heads;
-	device_rmsnorm_backward(dev, &norm, d + k, false, d_w_k, grad_type, d + k, x + k,
-	                        rstd + n->tokens * n->heads, w_k);
-}
-
 extern "C" void device_qk_norm_rope_backward(struct device *dev, const struct device_qk_norm *n, void *d,
                                              void *d_w_q, void *d_w_k, enum dtype grad_type, const void *x,
                                              const float *rstd, const void *w_q, const void *w_k)
@@ -492,8 +470,8 @@ extern "C" void device_qk_norm_rope_backward(struct device *dev, const struct de
 		};
 
 		if (wide_q != wide_k || (wide_q && !turns) || n->head_dim > THREADS * MOST_KEPT)
-			separately(dev, n, (char *)d, d_w_q, d_w_k, grad_type, (const char *)x, rstd, w_q,
-			           w_k);
+			/* Heads are too long, or their halves are no packs. */
+			qk_norm_rope_backward_apart(dev, n, d, d_w_q, d_w_k, grad_type, x, rstd, w_q, w_k);
 		else if (wide_q)
 			both(packs<WIDE<T>>());
 		else

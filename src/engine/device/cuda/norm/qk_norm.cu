@@ -5,6 +5,7 @@
  * rotated with. In bf16 this moves 4 bytes for each element; two kernels would move 8.
  */
 #include "engine/device/cuda/kernel.cuh"
+#include "engine/device/qk_norm.h"
 
 #define THREADS 256
 
@@ -66,27 +67,6 @@ static __global__ void __launch_bounds__(THREADS)
 	}
 }
 
-/* For heads that are too long for a team, or not aligned: two kernels. */
-static void separately(struct device *dev, const struct device_qk_norm *n, char *y, float *rstd,
-                       const char *x, const void *w_q, const void *w_k)
-{
-	struct device_norm norm = {};
-	size_t k = (size_t)n->heads * (size_t)n->head_dim * dtype_size(n->type);
-
-	norm.rows = n->tokens;
-	norm.groups = n->heads;
-	norm.cols = n->head_dim;
-	norm.ld_x = norm.ld_y = n->ld;
-	norm.eps = n->eps;
-	norm.w_offset = n->w_offset;
-	norm.type = n->type;
-	device_rmsnorm_forward(dev, &norm, y, rstd, x, w_q);
-	norm.groups = n->kv_heads;
-	device_rmsnorm_forward(dev, &norm, y + k, rstd ? rstd + n->tokens * n->heads : NULL, x + k, w_k);
-	device_rope(dev, y, n->ld, n->heads + n->kv_heads, n->head_dim, n->head_dim, n->positions, n->cos,
-	            n->sin, n->tokens, false, n->type);
-}
-
 extern "C" void device_qk_norm_rope(struct device *dev, const struct device_qk_norm *n, void *y, float *rstd,
                                     const void *x, const void *w_q, const void *w_k)
 {
@@ -100,7 +80,8 @@ extern "C" void device_qk_norm_rope(struct device *dev, const struct device_qk_n
 
 		if (half % N || half > TEAM<T> * N || !wide_rows(x, n->ld, sizeof(T)) || !aligned16(y) ||
 		    !aligned16(w_q) || !aligned16(w_k) || !aligned16(n->cos) || !aligned16(n->sin))
-			separately(dev, n, (char *)y, rstd, (const char *)x, w_q, w_k);
+			/* Heads are too long for a team, or not aligned. */
+			qk_norm_rope_apart(dev, n, y, rstd, x, w_q, w_k);
 		else
 			LAUNCH(dev, qk_norm_rope_kernel<T>,
 			       grid_for(n->tokens * (n->heads + n->kv_heads) * TEAM<T>, THREADS), THREADS, 0,
