@@ -299,12 +299,12 @@ cudaError_t cudaEventDestroy(cudaEvent_t e)
 	return cudaSuccess;
 }
 
-static double spent; /* under lock */
+static double passed; /* under lock */
 
 void simt_spend(double seconds)
 {
 	pthread_mutex_lock(&lock);
-	spent += seconds;
+	passed += seconds;
 	pthread_mutex_unlock(&lock);
 }
 
@@ -313,7 +313,7 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 	pthread_mutex_lock(&lock);
 	e->place = (struct place){s->queued ? s : NULL, s->queued};
 	memcpy(e->awaited, s->awaited, sizeof(e->awaited));
-	e->recorded_at = clock_monotonic() + spent;
+	e->recorded_at = clock_monotonic() + passed;
 	pthread_mutex_unlock(&lock);
 	return cudaSuccess;
 }

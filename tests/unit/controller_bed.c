@@ -520,6 +520,16 @@ int64_t bed_submit_config(struct bed *b, const char *text)
 	return b->submitted;
 }
 
+int64_t bed_submit_resources(struct bed *b, const char *resources)
+{
+	_cleanup_free_ char *text = str_printf(
+	    "{\"task\":\"command\",\"name\":\"story\",\"command\":[\"true\"],\"directory\":\"/tmp\","
+	    "\"resources\":{\"kind\":\"cpu\",%s}}",
+	    resources);
+
+	return bed_submit_config(b, text);
+}
+
 int64_t bed_submit(struct bed *b, int nodes, int per_node)
 {
 	submit(b, nodes, per_node);

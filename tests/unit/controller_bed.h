@@ -40,7 +40,9 @@ struct controller *bed_controller(struct bed *b);
 int64_t bed_submit(struct bed *b, int nodes, int per_node); /* it has to be accepted; returns its id */
 /* A run of one rank with this configuration, in JSON. */
 int64_t bed_submit_config(struct bed *b, const char *json);
-/* The same without waiting. The id is -1 until it is answered, with a refusal, too. */
+/* The same: a command on CPU slots with these resources, members of JSON. */
+int64_t bed_submit_resources(struct bed *b, const char *resources);
+/* bed_submit without waiting. The id is -1 until it is answered, with a refusal, too. */
 struct submission *bed_begin_submission(struct bed *b, int nodes, int per_node);
 int64_t bed_submitted(const struct bed *b);
 int bed_submit_failing(struct bed *b); /* one on a single slot, which has to be refused: why, -errno */

@@ -132,7 +132,8 @@ static struct pause *find_pause(const pthread_cond_t *cond)
 	return place;
 }
 
-/* Simulated time wakes nobody: a waiter looks at it each millisecond, and its caller at what it waits for. */
+/* Simulated time wakes no thread: a waiter looks at it each millisecond, and its caller at what it waits for.
+ */
 int __wrap_pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *lock, const struct timespec *until)
 {
 	double end = (double)until->tv_sec + (double)until->tv_nsec * 1e-9;

@@ -12,12 +12,10 @@
 /* A command that saves on a signal, with these resources. */
 static int64_t submit(struct bed *b, const char *resources)
 {
-	_cleanup_free_ char *text = str_printf(
-	    "{\"task\":\"command\",\"name\":\"story\",\"command\":[\"true\"],\"directory\":\"/tmp\","
-	    "\"resources\":{\"kind\":\"cpu\",\"save_signal\":\"USR1\",\"save_seconds\":50,\"grace\":9,%s}}",
-	    resources);
+	_cleanup_free_ char *all =
+	    str_printf("\"save_signal\":\"USR1\",\"save_seconds\":50,\"grace\":9,%s", resources);
 
-	return bed_submit_config(b, text);
+	return bed_submit_resources(b, all);
 }
 
 static void set_drained(struct bed *b, const char *node, bool drained)

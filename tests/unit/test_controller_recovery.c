@@ -9,17 +9,6 @@
 #include "controller/runs.h"
 #include "controller_bed.h"
 
-/* A command with these resources. */
-static int64_t submit(struct bed *b, const char *resources)
-{
-	_cleanup_free_ char *text = str_printf(
-	    "{\"task\":\"command\",\"name\":\"story\",\"command\":[\"true\"],\"directory\":\"/tmp\","
-	    "\"resources\":{\"kind\":\"cpu\",%s}}",
-	    resources);
-
-	return bed_submit_config(b, text);
-}
-
 static int64_t submit_training(struct bed *b, const char *resources)
 {
 	_cleanup_free_ char *text =
@@ -47,7 +36,7 @@ static void drain(struct bed *b, const char *node)
 START_TEST(the_owner_is_told_why_the_last_attempt_has_failed)
 {
 	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
-	int64_t run = submit(b, "\"nodes\":2,\"max_restarts\":2");
+	int64_t run = bed_submit_resources(b, "\"nodes\":2,\"max_restarts\":2");
 	_cleanup_json_ json_t *own = NULL, *other = NULL;
 
 	bed_await(b, run, RUN_RUNNING);
@@ -74,7 +63,7 @@ START_TEST(a_run_that_may_begin_again_is_moved)
 	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
 
 	for (size_t i = 0; i < ARRAY_SIZE(resources); i++) {
-		int64_t run = submit(b, resources[i]);
+		int64_t run = bed_submit_resources(b, resources[i]);
 
 		bed_await(b, run, RUN_RUNNING);
 		ck_assert_int_eq(bed_attempt_on(b, "n1", run), 1);
@@ -96,7 +85,7 @@ END_TEST
 START_TEST(a_time_limit_ends_a_run)
 {
 	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
-	int64_t run = submit(
+	int64_t run = bed_submit_resources(
 	    b,
 	    "\"nodes\":2,\"time_limit\":\"1h30m\",\"save_signal\":\"USR1\",\"save_seconds\":120,\"grace\":7");
 
@@ -134,7 +123,7 @@ END_TEST
 START_TEST(a_time_limit_counts_all_attempts)
 {
 	struct bed *b = bed_create("n1 slots=1\n");
-	int64_t run = submit(b, "\"time_limit\":100,\"max_restarts\":9"), other;
+	int64_t run = bed_submit_resources(b, "\"time_limit\":100,\"max_restarts\":9"), other;
 
 	bed_await(b, run, RUN_RUNNING);
 	other = bed_submit(b, 1, 1);
@@ -159,7 +148,7 @@ END_TEST
 START_TEST(a_run_without_time_left_is_not_started_again)
 {
 	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
-	int64_t run = submit(b, "\"nodes\":2,\"time_limit\":30,\"max_node_failures\":9");
+	int64_t run = bed_submit_resources(b, "\"nodes\":2,\"time_limit\":30,\"max_node_failures\":9");
 
 	bed_await(b, run, RUN_RUNNING);
 	bed_pass(b, 25);
@@ -175,7 +164,7 @@ END_TEST
 START_TEST(a_limit_is_kept_by_the_next_controller)
 {
 	struct bed *b = bed_create("n1 slots=1\n");
-	int64_t run = submit(b, "\"time_limit\":100");
+	int64_t run = bed_submit_resources(b, "\"time_limit\":100");
 
 	bed_await(b, run, RUN_RUNNING);
 	bed_pass(b, 50);
@@ -193,7 +182,7 @@ END_TEST
 START_TEST(a_drain_moves_a_run)
 {
 	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\nn3 slots=1\n");
-	int64_t run = submit(
+	int64_t run = bed_submit_resources(
 	    b,
 	    "\"nodes\":2,\"max_node_failures\":1,\"save_signal\":\"USR2\",\"save_seconds\":50,\"grace\":9");
 
@@ -216,7 +205,7 @@ END_TEST
 START_TEST(a_drain_leaves_alone_what_must_not_start_again)
 {
 	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
-	int64_t run = submit(b, "\"nodes\":2");
+	int64_t run = bed_submit_resources(b, "\"nodes\":2");
 
 	bed_await(b, run, RUN_RUNNING);
 	drain(b, "n2");
@@ -232,8 +221,9 @@ END_TEST
 START_TEST(a_drained_run_can_be_cancelled)
 {
 	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
-	int64_t run = submit(b, "\"max_node_failures\":1,\"save_signal\":\"INT\",\"save_seconds\":50,"
-	                        "\"grace\":9,\"hosts\":[\"n2\"]");
+	int64_t run =
+	    bed_submit_resources(b, "\"max_node_failures\":1,\"save_signal\":\"INT\",\"save_seconds\":50,"
+	                            "\"grace\":9,\"hosts\":[\"n2\"]");
 
 	bed_await(b, run, RUN_RUNNING);
 	bed_set_delay(b, "n2", 5);
@@ -254,7 +244,7 @@ END_TEST
 START_TEST(a_restarted_controller_goes_on_moving_a_run)
 {
 	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\nn3 slots=1\n");
-	int64_t run = submit(b, "\"nodes\":2,\"max_node_failures\":1");
+	int64_t run = bed_submit_resources(b, "\"nodes\":2,\"max_node_failures\":1");
 
 	bed_await(b, run, RUN_RUNNING);
 	bed_pass(b, 2);
@@ -293,11 +283,11 @@ END_TEST
 START_TEST(a_range_takes_what_is_free)
 {
 	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\nn3 slots=1\nn4 slots=1\nn5 slots=1\n");
-	int64_t other = bed_submit(b, 2, 1), run = submit(b, "\"nodes\":\"2..4\""), more;
+	int64_t other = bed_submit(b, 2, 1), run = bed_submit_resources(b, "\"nodes\":\"2..4\""), more;
 
 	bed_await(b, run, RUN_RUNNING);
 	ck_assert_int_eq(bed_run(b, run)->rank_count, 3);
-	more = submit(b, "\"nodes\":\"2..3\"");
+	more = bed_submit_resources(b, "\"nodes\":\"2..3\"");
 	bed_pass(b, 1);
 	ck_assert_str_eq(bed_run(b, more)->reason, "waits for 2 nodes with 1 free CPU slot: 0 now");
 	bed_end_ranks(b, "n1", other, 0);
@@ -341,7 +331,7 @@ END_TEST
 START_TEST(a_range_avoids_a_node_where_others_suffice)
 {
 	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\nn3 slots=1\n");
-	int64_t run = submit(b, "\"nodes\":\"1..2\",\"max_node_failures\":9");
+	int64_t run = bed_submit_resources(b, "\"nodes\":\"1..2\",\"max_node_failures\":9");
 
 	bed_await(b, run, RUN_RUNNING);
 	ck_assert_int_eq(bed_attempt_on(b, "n2", run), 1);

@@ -13,17 +13,6 @@
 #include "controller_bed.h"
 #include "wire/heartbeat.h"
 
-/* A command on CPU slots with these resources. */
-static int64_t submit(struct bed *b, const char *resources)
-{
-	_cleanup_free_ char *text = str_printf(
-	    "{\"task\":\"command\",\"name\":\"story\",\"command\":[\"true\"],\"directory\":\"/tmp\","
-	    "\"resources\":{\"kind\":\"cpu\",%s}}",
-	    resources);
-
-	return bed_submit_config(b, text);
-}
-
 /* They are in the order of the node. */
 START_TEST(a_rank_may_have_all_slots_of_its_node)
 {
@@ -32,13 +21,13 @@ START_TEST(a_rank_may_have_all_slots_of_its_node)
 	size_t count;
 	int64_t run;
 
-	run = submit(b, "\"nodes\":1,\"devices_per_node\":2");
+	run = bed_submit_resources(b, "\"nodes\":1,\"devices_per_node\":2");
 	bed_await(b, run, RUN_RUNNING);
 	bed_last_slots(b, &count);
 	ck_assert_uint_eq(count, 0);
 	bed_end_ranks(b, "n1", run, 0);
 	bed_await(b, run, RUN_SUCCEEDED);
-	run = submit(b, "\"nodes\":1,\"devices_per_node\":3,\"one_per_node\":true");
+	run = bed_submit_resources(b, "\"nodes\":1,\"devices_per_node\":3,\"one_per_node\":true");
 	bed_await(b, run, RUN_RUNNING);
 	ck_assert_uint_eq(bed_run(b, run)->rank_count, 1);
 	slots = bed_last_slots(b, &count);
@@ -61,7 +50,7 @@ START_TEST(an_attempt_that_cannot_be_prepared_is_not_started)
 	int64_t run;
 
 	bed_break_ports(b, codes[_i].code);
-	run = submit(b, "\"nodes\":2,\"max_node_failures\":3");
+	run = bed_submit_resources(b, "\"nodes\":2,\"max_node_failures\":3");
 	bed_await(b, run, codes[_i].again ? RUN_QUEUED : RUN_FAILED);
 	if (!codes[_i].again) {
 		ck_assert_ptr_nonnull(strstr(bed_run(b, run)->detail, "no port is free"));
@@ -89,7 +78,7 @@ START_TEST(many_runs_are_placed_at_once)
 	for (size_t i = 0; i < controller_node_count(c); i++)
 		ck_assert_int_eq(controller_set_drained(c, controller_node(c, i)->name, true, NULL), 0);
 	for (int i = 0; i < RUNS; i++) {
-		int64_t run = submit(b, "\"nodes\":1");
+		int64_t run = bed_submit_resources(b, "\"nodes\":1");
 
 		first = first ? first : run;
 	}
@@ -108,7 +97,9 @@ END_TEST
 START_TEST(a_reason_that_changes_is_a_new_version)
 {
 	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
-	int64_t run = submit(b, "\"nodes\":2,\"max_node_failures\":9,\"on_partition\":\"keep\""), version;
+	int64_t run =
+	            bed_submit_resources(b, "\"nodes\":2,\"max_node_failures\":9,\"on_partition\":\"keep\""),
+	        version;
 
 	bed_await(b, run, RUN_RUNNING);
 	bed_cut_off(b, "n2", true);
@@ -122,7 +113,7 @@ START_TEST(a_reason_that_changes_is_a_new_version)
 	/* And of nothing else: other runs come and go. */
 	version = bed_run(b, run)->version;
 	for (int i = 0; i < 3; i++) {
-		bed_cancel(b, submit(b, "\"nodes\":2"));
+		bed_cancel(b, bed_submit_resources(b, "\"nodes\":2"));
 		bed_pass(b, 2);
 	}
 	ck_assert_int_eq(bed_run(b, run)->version, version);
@@ -133,7 +124,9 @@ END_TEST
 START_TEST(each_lost_node_is_fenced_for_itself)
 {
 	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\nn3 slots=1\nn4 slots=1\nn5 slots=1\n");
-	int64_t run = submit(b, "\"nodes\":3,\"max_node_failures\":9,\"on_partition\":\"keep\""), count;
+	int64_t run =
+	            bed_submit_resources(b, "\"nodes\":3,\"max_node_failures\":9,\"on_partition\":\"keep\""),
+	        count;
 
 	bed_await(b, run, RUN_RUNNING);
 	bed_cut_off(b, "n2", true);
@@ -279,7 +272,7 @@ static void on_set(void *context, const struct peer_result *result)
 START_TEST(a_spare_with_a_drained_slot_is_replaced)
 {
 	struct bed *b = bed_create("n1 slots=1\nn2 slots=2\nn3 slots=2\n");
-	int64_t run = submit(b, "\"nodes\":1,\"spares\":1,\"max_node_failures\":9");
+	int64_t run = bed_submit_resources(b, "\"nodes\":1,\"spares\":1,\"max_node_failures\":9");
 
 	bed_await(b, run, RUN_RUNNING);
 	ck_assert_uint_eq(bed_run(b, run)->spare_count, 1);
@@ -301,7 +294,8 @@ END_TEST
 START_TEST(a_run_may_have_several_spares)
 {
 	struct bed *b = bed_create("n1 slots=2\nn2 slots=2\nn3 slots=2\nn4 slots=2\n");
-	int64_t run = submit(b, "\"nodes\":1,\"spares\":2,\"devices_per_node\":2,\"max_node_failures\":9");
+	int64_t run = bed_submit_resources(
+	    b, "\"nodes\":1,\"spares\":2,\"devices_per_node\":2,\"max_node_failures\":9");
 
 	bed_await(b, run, RUN_RUNNING);
 	ck_assert_uint_eq(bed_run(b, run)->spare_count, 2);

@@ -551,7 +551,7 @@ START_TEST(a_checkpoint_is_no_progress)
 }
 END_TEST
 
-/* Of requests that wait, the callers go: what they waited for comes to nobody. */
+/* The callers of requests that wait go away: there is no one left to answer. */
 START_TEST(callers_that_go_are_forgotten)
 {
 	static const char *const targets[] = {"/v1/runs/1?wait=1",

@@ -228,7 +228,7 @@ START_TEST(a_campaign_that_fails_leaves_no_lease_and_is_repeated)
 	ck_assert_int_eq(peek(e).error.code, contests[_i].code);
 	ck_assert_str_eq(peek(e).leader, "");
 	ck_assert(!election_holds(e));
-	/* A grant whose answer cannot be read leaves one that nobody can give back. */
+	/* A grant whose answer cannot be read leaves one that no one can give back. */
 	ck_assert_int_eq(fake_etcd_leases(), contests[_i].failure.path == (const char *)FAKE_GRANT &&
 	                                         contests[_i].failure.answer);
 	fake_etcd_step(1);

@@ -22,7 +22,7 @@ static const struct http_route routes[] = {{"GET", "/", HTTP_PEER | HTTP_RESERVE
 
 static const char request[] = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
 
-/* A service in this thread, which nobody is kept out of by a deadline. stalled_seconds: of its options; the
+/* A service in this thread, which keeps no one out by a deadline. stalled_seconds: of its options; the
  * callers are in this thread, too, and take long where other processes have the processors. */
 struct service {
 	char *dir;

@@ -225,7 +225,7 @@ START_TEST(a_request_is_sent_on_as_it_is)
 		pipe_call(&d, &r, &n2, "/t", headers);
 		ck_assert_str_eq(fake_client_last()->text, cases[i].sent);
 		ck_assert(fake_client_last()->call.timeout == 0);
-		/* The caller goes: nobody waits for the answer. */
+		/* The caller goes: no one waits for the answer. */
 		request_close(&r);
 		ck_assert(fake_client_last()->cancelled);
 	}
@@ -621,7 +621,7 @@ START_TEST(what_waits_follows_an_election)
 	request_close(&waiting); /* the newest, while others are there */
 	ck_assert(turn());
 	fake_client_answer(fake_client_last(), 200, "application/json", "[]", 0, true);
-	ck_assert_str_eq(get.answer, "200 application/json []"); /* without what came of the first one */
+	ck_assert_str_eq(get.answer, "200 application/json []"); /* without the first one's answer */
 	request_close(&get);                                     /* the oldest */
 	fake_client_answer(&fake_client.transfers[2], 201, "application/json", "{}", 0, true);
 	ck_assert_str_eq(post.answer, "201 application/json {}");
