@@ -85,11 +85,13 @@ static void find_missing(struct controller *c, const struct member *m, const str
 		}
 		if (there)
 			continue;
-		/* A start that a controller before us wrote down, but may never have sent, costs nothing; nor
-		 * does it where another node lacks its part for the same reason. It may be under way, or in
-		 * its preflight: the node is asked to stop it. */
-		if ((r->state == RUN_STARTING || r->requeue) && !part->instance[0]) {
+		/* A start that a controller before us wrote down, and may never have sent. It may as well be
+		 * under way, or in its preflight: the node is asked to stop it, and the next attempt waits
+		 * for that. It costs nothing; nor does it where another node lacks its part for the same
+		 * reason. */
+		if (!part->instance[0])
 			lost_add(c, r, part, true);
+		if ((r->state == RUN_STARTING || r->requeue) && !part->instance[0]) {
 			apply_flags(c, r,
 			            run_refused(r, part, REFUSED_UNSENT, "not started", controller_time(c)));
 			continue;

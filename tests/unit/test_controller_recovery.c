@@ -177,6 +177,37 @@ START_TEST(a_limit_is_kept_by_the_next_controller)
 }
 END_TEST
 
+/* ---- starts that are under way when the controller is lost ---- */
+
+/* Its run is being stopped since another part has failed; the node that looks whether it can start has
+ * nothing yet, which does not say that it will not begin. */
+START_TEST(a_start_under_way_is_waited_for_where_the_run_is_being_stopped)
+{
+	bool stops = _i;
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\nn3 slots=1\n");
+	int64_t run;
+
+	bed_set_preflight(b, "n2", 20);
+	bed_lose_stops(b, "n2", !stops);
+	run = bed_submit_resources(b, "\"nodes\":2,\"max_restarts\":3,\"max_node_failures\":3");
+	bed_pass(b, 1.5);
+	ck_assert_int_eq(bed_attempt_on(b, "n1", run), 1);
+	bed_end_ranks(b, "n1", run, 1);
+	bed_pass(b, 0.1);
+	bed_crash_controller(b);
+	for (int i = 0; i < 90; i++) {
+		bed_pass(b, 1);
+		if (i == 40)
+			bed_lose_stops(b, "n2", false);
+		ck_assert(bed_attempt_on(b, "n2", run) != 1 || bed_attempt_on(b, "n1", run) != 2);
+		ck_assert(bed_attempt_on(b, "n2", run) != 1 || bed_attempt_on(b, "n3", run) != 2);
+	}
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_RUNNING);
+	ck_assert_int_eq(bed_run(b, run)->attempt, 2);
+	bed_free(b);
+}
+END_TEST
+
 /* ---- drains ---- */
 
 START_TEST(a_drain_moves_a_run)
@@ -357,6 +388,7 @@ int main(void)
 	tcase_add_test(tc, a_time_limit_counts_all_attempts);
 	tcase_add_test(tc, a_run_without_time_left_is_not_started_again);
 	tcase_add_test(tc, a_limit_is_kept_by_the_next_controller);
+	tcase_add_loop_test(tc, a_start_under_way_is_waited_for_where_the_run_is_being_stopped, 0, 2);
 	tcase_add_test(tc, a_drain_moves_a_run);
 	tcase_add_test(tc, a_drain_leaves_alone_what_must_not_start_again);
 	tcase_add_test(tc, a_drained_run_can_be_cancelled);
