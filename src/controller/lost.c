@@ -3,8 +3,8 @@
  * Parts of attempts that are lost: their node cannot be reached, and whether they have ended is not known.
  * The next attempt of the run begins only when that is known of each of them:
  *
- *     the node reports its end, or a heartbeat that is newer than the start does not have it
- *     the machine was restarted meanwhile: its boot id is another one
+ *     the node reports its end, or a heartbeat that is newer than the start does not have it, as after a
+ *     restart of its machine
  *     its lease has run out: the node has ended it by itself (wire/heartbeat.h)
  *     an administrator declares it: `dtrain fence`
  *
@@ -168,12 +168,11 @@ static bool is_newer(const struct run_lost *lost, const struct member *m)
 static void check(struct controller *c, struct run *r, struct run_lost *lost, const struct member *m,
                   const struct heartbeat *heartbeat)
 {
+	/* By itself this proves nothing: the machine may have been restarted before the start reached it, and
+	 * the controller have learnt of that later. */
+	bool restarted = lost->record.boot && heartbeat->boot && !str_eq(lost->record.boot, heartbeat->boot);
 	bool there = false;
 
-	if (lost->record.boot && heartbeat->boot && !str_eq(lost->record.boot, heartbeat->boot)) {
-		settle(c, r, m->name, lost->record.attempt, "the machine was restarted");
-		return;
-	}
 	for (size_t i = 0; i < heartbeat->attempt_count; i++) {
 		const struct report *a = &heartbeat->attempts[i];
 
@@ -186,7 +185,8 @@ static void check(struct controller *c, struct run *r, struct run_lost *lost, co
 	if (!lost->confirmed && !lost->asked)
 		ask(c, r, lost);
 	else if (!there && lost->confirmed && is_newer(lost, m))
-		settle(c, r, m->name, lost->record.attempt, "the node does not have it any more");
+		settle(c, r, m->name, lost->record.attempt,
+		       restarted ? "the machine was restarted" : "the node does not have it any more");
 }
 
 void lost_check(struct controller *c, const struct member *m, const struct heartbeat *heartbeat)

@@ -208,6 +208,65 @@ START_TEST(a_start_under_way_is_waited_for_where_the_run_is_being_stopped)
 }
 END_TEST
 
+/* Lets a minute pass, in which no node begins or has attempt 2 while n2 has attempt 1. */
+static void pass_without_two_attempts(struct bed *b, int64_t run)
+{
+	for (int i = 0; i < 240; i++) {
+		bed_pass(b, 0.25);
+		ck_assert(bed_attempt_on(b, "n2", run) != 1 || bed_attempt_on(b, "n1", run) != 2);
+		ck_assert(bed_attempt_on(b, "n2", run) != 1 || bed_attempt_on(b, "n3", run) != 2);
+	}
+}
+
+/* The machine was restarted before the start was sent, which the controller learns of when the start is under
+ * way. */
+START_TEST(a_start_may_reach_a_machine_that_was_restarted)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\nn3 slots=1\n");
+	int64_t run;
+
+	ck_assert_int_eq(controller_set_drained(bed_controller(b), "n3", true, NULL), 0);
+	bed_pass(b, 5);
+	bed_cut_off(b, "n2", true);
+	bed_reboot(b, "n2");
+	bed_delay_start(b, "n2", 25);
+	run = bed_submit_resources(b, "\"nodes\":2,\"max_node_failures\":3");
+	bed_pass(b, 1);
+	ck_assert_int_eq(bed_attempt_on(b, "n1", run), 1);
+	ck_assert_int_eq(controller_set_drained(bed_controller(b), "n3", false, NULL), 0);
+	bed_pass(b, 13);
+	bed_cut_off(b, "n2", false);
+	pass_without_two_attempts(b, run);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_RUNNING);
+	ck_assert_int_eq(bed_run(b, run)->attempt, 2);
+	bed_free(b);
+}
+END_TEST
+
+/* The attempt has begun on the restarted machine; a controller that has not seen that is told by its node. */
+START_TEST(an_attempt_on_a_restarted_machine_is_not_taken_for_ended)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=2\nn3 slots=1\n");
+	int64_t run;
+
+	bed_pass(b, 5);
+	bed_reboot(b, "n2");
+	run = bed_submit_resources(b, "\"nodes\":3,\"max_node_failures\":3");
+	bed_pass(b, 0.5);
+	ck_assert_int_eq(bed_attempt_on(b, "n2", run), 1);
+	bed_cut_off(b, "n2", true);
+	bed_crash_controller(b);
+	bed_pass(b, 14);
+	bed_cut_off(b, "n2", false);
+	bed_lose_stops(b, "n2", true);
+	pass_without_two_attempts(b, run);
+	bed_lose_stops(b, "n2", false);
+	bed_await(b, run, RUN_RUNNING);
+	ck_assert_int_eq(bed_run(b, run)->attempt, 2);
+	bed_free(b);
+}
+END_TEST
+
 /* ---- drains ---- */
 
 START_TEST(a_drain_moves_a_run)
@@ -388,6 +447,8 @@ int main(void)
 	tcase_add_test(tc, a_time_limit_counts_all_attempts);
 	tcase_add_test(tc, a_run_without_time_left_is_not_started_again);
 	tcase_add_test(tc, a_limit_is_kept_by_the_next_controller);
+	tcase_add_test(tc, a_start_may_reach_a_machine_that_was_restarted);
+	tcase_add_test(tc, an_attempt_on_a_restarted_machine_is_not_taken_for_ended);
 	tcase_add_loop_test(tc, a_start_under_way_is_waited_for_where_the_run_is_being_stopped, 0, 2);
 	tcase_add_test(tc, a_drain_moves_a_run);
 	tcase_add_test(tc, a_drain_leaves_alone_what_must_not_start_again);
