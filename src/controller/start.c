@@ -110,7 +110,7 @@ static void on_started(void *context, const struct peer_result *result)
 	/* Another node, or this one later, gets the next attempt. */
 	part = find_part(call, &r);
 	if (result->code == -EHOSTUNREACH && part && !part->ended)
-		lost_add(c, r, part, true);
+		lost_add(c, r, part, !part->acknowledged);
 	refused(call, unreachable ? REFUSED_UNSENT : refusal_of(result->code), result->message);
 }
 

@@ -31,6 +31,11 @@ double lease_clock(void)
 	return clock_seconds(CLOCK_BOOTTIME);
 }
 
+bool lease_is_known(const struct lease *l)
+{
+	return l->sent > 0 || l->end.until > 0;
+}
+
 bool lease_is_ending(const struct lease *l)
 {
 	return l->end.until > 0 && lease_clock() >= l->end.until - l->end.ending;

@@ -32,6 +32,8 @@ void lease_load(struct lease *lease);
  * newest answer counts, also where its lease is the shorter one: it is what the controller relies on. */
 void lease_renew(struct lease *lease, double sent, double seconds);
 double lease_clock(void);
+/* Has one been granted, or the word that there is none, since the machine was started? */
+bool lease_is_known(const struct lease *lease);
 /* It ends soon, or has ended: nothing is to be started. */
 bool lease_is_ending(const struct lease *lease);
 /* Writes the file; without a lease, there is none. */

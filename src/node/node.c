@@ -451,6 +451,16 @@ static int check_deadline(const struct node *node, const struct request *q, stru
 	                 node->name, (long long)q->attempt, (long long)q->run);
 }
 
+/* What a controller that grants leases starts would outlive its partition, were there none. One that has not
+ * heard of a restart of this machine may send a start before the first heartbeat is answered. */
+static int check_lease(const struct node *node, const struct request *q, struct error *err)
+{
+	if (q->start.until <= 0 || lease_is_known(node->lease))
+		return 0;
+	return error_set(err, -EBUSY, "node %s: no heartbeat has been answered since its machine was started",
+	                 node->name);
+}
+
 /* Nothing older than what is known here of the run. */
 static int check_age(const struct node *node, const struct request *q, struct error *err)
 {
@@ -528,7 +538,7 @@ int node_start(struct node *node, struct start_request *start, node_started_fn s
 	if (starts_wait(node->starts, q->run, q->attempt, started, context))
 		return 0;
 	if ((r = check_age(node, q, err)) < 0 || (r = check_deadline(node, q, err)) < 0 ||
-	    (r = check_slots(node, q, err)) < 0)
+	    (r = check_lease(node, q, err)) < 0 || (r = check_slots(node, q, err)) < 0)
 		return r;
 	dir = str_printf("%s/%lld.%lld", node->attempts_dir, (long long)q->run, (long long)q->attempt);
 	logs = str_printf("%s/%lld/%lld", node->config->log_dir, (long long)q->run, (long long)q->attempt);

@@ -164,6 +164,8 @@ static struct peer_result check_start(const struct bed *b, const struct node *n,
 {
 	if (a->until > 0 && lease_clock(b, n) >= a->until)
 		return refusal(-EBUSY, "the start comes too late");
+	if (a->until > 0 && n->lease == 0)
+		return refusal(-EBUSY, "no heartbeat has been answered since its machine was started");
 	if (n->lease < 0)
 		return refusal(-EBUSY, "its lease has run out");
 	for (size_t i = 0; i < n->stopped_count; i++)

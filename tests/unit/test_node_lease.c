@@ -295,6 +295,10 @@ START_TEST(a_start_that_comes_too_late_is_refused)
 
 	json_object_set_new(late, "until", json_real(lease_clock()));
 	json_object_set_new(timely, "until", json_real(lease_clock() + 1000));
+	/* Nothing would end what it begins, were it cut off now. */
+	ck_fails(fixture_start(&f, timely, &err), &err, "no heartbeat has been answered");
+	ck_assert_int_eq(err.code, -EBUSY);
+	answer(60);
 	ck_fails(fixture_start(&f, late, &err), &err, "the start of attempt 1 of run 7 has come too late");
 	ck_assert_int_eq(err.code, -EBUSY);
 	ck_ok(fixture_start(&f, timely, &err), &err);
