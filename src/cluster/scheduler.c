@@ -388,8 +388,11 @@ static void take_slots(struct sched_node *node, int64_t count, int *out)
 		for (size_t s = 0; got < count; s++)
 			if (!node->taken[s])
 				out[got++] = (int)s;
-	for (int64_t i = 0; i < count; i++)
+	for (int64_t i = 0; i < count; i++) {
 		node->taken[out[i]] = true;
+		if (node->kept_for)
+			node->kept_for[out[i]] = 0;
+	}
 }
 
 /* Those that are kept for it, then the fullest nodes that still fit, so that large ones stay whole for large
@@ -584,13 +587,84 @@ static int schedule_one(struct sched_node *nodes, size_t count, bool *kept, cons
 	return 0;
 }
 
+/* What a pass over the queue works with. */
+struct pass {
+	struct sched_node *nodes;
+	size_t count;
+	bool *kept, *others;
+	struct sights *sights;
+	int64_t ahead;
+};
+
+static int try_one(struct pass *p, struct sched_run *r, struct error *err)
+{
+	bool held = r->held_count > 0;
+	int code;
+
+	if (held) {
+		memcpy(p->others, p->kept, p->count * sizeof(*p->kept));
+		unkeep_held(p->nodes, p->count, r, p->others);
+		offer_held(p->nodes, p->count, r, true);
+		p->sights->count = 0;
+	}
+	code = schedule_one(p->nodes, p->count, p->kept, held ? p->others : p->kept, p->sights, r, &p->ahead,
+	                    err);
+	if (code < 0)
+		return code;
+	if (r->placed)
+		p->sights->count = 0;
+	else
+		offer_held(p->nodes, p->count, r, false);
+	return 0;
+}
+
+static void begin_pass(struct pass *p)
+{
+	memset(p->kept, 0, p->count * sizeof(*p->kept));
+	p->sights->count = 0;
+	p->ahead = 0;
+}
+
+/* What is kept for runs that cannot begin is offered to the runs before them. Otherwise two runs could wait
+ * for each other: the first one for a node that is kept for the second, the second one for another node,
+ * which the first one, being first, keeps from it. */
+static int schedule_before(struct pass *p, struct sched_run *queue, size_t count, struct error *err)
+{
+	char reason[sizeof(queue->reason)];
+	size_t end = 0;
+
+	for (size_t q = 0; q < count; q++) {
+		if (queue[q].user)
+			queue[q].user->waiting = 0;
+		if (queue[q].placed || queue[q].held_count == 0)
+			continue;
+		offer_held(p->nodes, p->count, &queue[q], true);
+		end = q + 1;
+	}
+	begin_pass(p);
+	for (size_t q = 0; q < end; q++) {
+		int code;
+
+		if (queue[q].placed)
+			continue;
+		/* Its numbers would be those with what is kept. */
+		memcpy(reason, queue[q].reason, sizeof(reason));
+		code = try_one(p, &queue[q], err);
+		if (code < 0)
+			return code;
+		if (!queue[q].placed)
+			memcpy(queue[q].reason, reason, sizeof(reason));
+	}
+	return 0;
+}
+
 int schedule_some(struct sched_node *nodes, size_t node_count, struct sched_run *queue, size_t count,
                   size_t most, size_t *done, struct error *err)
 {
 	_cleanup_free_ bool *kept = calloc(node_count + 1, sizeof(*kept)),
 	                    *others = calloc(node_count + 1, sizeof(*others));
 	_cleanup_free_ struct sights *sights = calloc(1, sizeof(*sights));
-	int64_t ahead = 0;
+	struct pass pass = {nodes, node_count, kept, others, sights, 0};
 	size_t placed = 0;
 
 	*done = 0;
@@ -602,24 +676,13 @@ int schedule_some(struct sched_node *nodes, size_t node_count, struct sched_run 
 
 		r->placed = false;
 		r->reason[0] = '\0';
-		if (r->held_count > 0) {
-			memcpy(others, kept, node_count * sizeof(*kept));
-			unkeep_held(nodes, node_count, r, others);
-			offer_held(nodes, node_count, r, true);
-			sights->count = 0;
-		}
-		code = schedule_one(nodes, node_count, kept, r->held_count > 0 ? others : kept, sights, r,
-		                    &ahead, err);
+		code = try_one(&pass, r, err);
 		if (code < 0)
 			return code;
-		if (r->placed) {
-			placed++;
-			sights->count = 0;
-		} else
-			offer_held(nodes, node_count, r, false);
+		placed += r->placed;
 		*done = q + 1;
 	}
-	return 0;
+	return *done == count ? schedule_before(&pass, queue, count, err) : 0;
 }
 
 int schedule(struct sched_node *nodes, size_t node_count, struct sched_run *queue, size_t count,

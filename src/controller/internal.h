@@ -112,6 +112,8 @@ void lost_report(struct controller *c, struct run *r, const struct report *repor
 /* spares.c */
 /* Gives back what is kept for runs and cannot be used any more. Is any run under way short of spares? */
 bool spares_check(struct controller *c);
+/* Gives back what was kept for runs in the queue and went to a run before them, which was placed on it. */
+void spares_yield(struct controller *c, const struct sched_run *placed, const struct sched_node *nodes);
 /* Writes into the members what is kept of them. */
 void spares_note(const struct controller *c);
 /* Keeps further nodes for such runs, unless others wait for any. */

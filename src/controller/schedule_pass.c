@@ -31,6 +31,7 @@ static void take_result(struct controller *c, struct run *r, struct sched_run *s
 	r->per_node = s->per_node;
 	r->nodes = s->placed_nodes;
 	run_clear_spares(r);
+	spares_yield(c, s, nodes);
 	for (int64_t i = s->placed_nodes; i < s->placed_nodes + s->placed_spares; i++)
 		if (!run_add_spare(r, nodes[s->chosen[i]].name, s->slots + i * s->per_node))
 			log_err("run %lld: out of memory: it has a spare node less", (long long)r->id);

@@ -42,6 +42,42 @@ bool spares_check(struct controller *c)
 	return lacking;
 }
 
+/* Has the run, which was placed, got a slot of these? */
+static bool has_got(const struct sched_run *placed, const struct sched_node *nodes,
+                    const struct spare_record *kept)
+{
+	int64_t n = placed->placed_nodes + placed->placed_spares;
+
+	for (int64_t i = 0; i < n; i++)
+		for (int64_t k = 0; str_eq(nodes[placed->chosen[i]].name, kept->node) && k < placed->per_node;
+		     k++)
+			for (size_t l = 0; l < kept->slot_count; l++)
+				if (kept->slots[l] == placed->slots[i * placed->per_node + k])
+					return true;
+	return false;
+}
+
+void spares_yield(struct controller *c, const struct sched_run *placed, const struct sched_node *nodes)
+{
+	for (size_t i = 0; i < c->queue.count; i++) {
+		struct run *r = c->queue.list[i];
+
+		for (size_t k = r->spare_count; r->id != placed->id && k-- > 0;) {
+			if (!has_got(placed, nodes, &r->spares[k]))
+				continue;
+			log_info(
+			    "run %lld: node %s is not kept for it any more: run %lld, which is before it in "
+			    "the queue, begins there",
+			    (long long)r->id, r->spares[k].node, (long long)placed->id);
+			run_drop_spare(r, k);
+			run_touch(r);
+			/* Others may have waited behind the run that begins. */
+			c->reschedule = true;
+			controller_touch(c);
+		}
+	}
+}
+
 static void add_one(struct controller *c, struct run *r, struct sched_node *nodes, struct sched_user *user)
 {
 	size_t count = members_count(c->members);

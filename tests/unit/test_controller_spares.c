@@ -212,6 +212,35 @@ START_TEST(a_program_that_fails_keeps_its_nodes)
 }
 END_TEST
 
+/* The first run waits for a node that is kept for the second one, which waits for a node that the first one,
+ * being first, keeps from it: the first one begins. */
+START_TEST(what_is_kept_does_not_hold_up_a_run_before)
+{
+	struct bed *b = bed_create(FOUR);
+	int64_t first, second, third;
+
+	set_drained(b, "n1", true);
+	first = submit(b, "\"nodes\":2,\"hosts\":[\"n1\",\"n2\"]");
+	second = submit(b, "\"nodes\":2,\"spares\":1");
+	bed_await(b, second, RUN_RUNNING);
+	check_run(b, second, "1 n2 n3 | n4");
+	set_drained(b, "n1", false);
+	set_drained(b, "n4", true);
+	set_drained(b, "n3", true);
+	third = submit(b, "\"nodes\":1");
+	ck_assert_uint_eq(controller_evict_runs(bed_controller(b), "n3"), 1);
+	bed_await(b, first, RUN_RUNNING);
+	check_run(b, first, "1 n1 n2 |");
+	check_run(b, second, "1 n2 n3 |");
+	ck_assert_str_eq(bed_run(b, second)->reason, "waits for 2 nodes with 1 free CPU slot: 0 now");
+	ck_assert_int_eq(bed_run(b, third)->state, RUN_QUEUED);
+	bed_cancel(b, first);
+	bed_await(b, second, RUN_RUNNING);
+	check_run(b, second, "2 n1 n2 |");
+	bed_free(b);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("spares");
@@ -223,6 +252,7 @@ int main(void)
 	tcase_add_test(tc, a_drained_node_is_replaced);
 	tcase_add_test(tc, spares_count);
 	tcase_add_test(tc, a_program_that_fails_keeps_its_nodes);
+	tcase_add_test(tc, what_is_kept_does_not_hold_up_a_run_before);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
 }
