@@ -501,7 +501,8 @@ START_TEST(calls_that_differ)
 }
 END_TEST
 
-/* Rank 1 has queued the collective, but its GPU has not completed earlier work. */
+/* Rank 1 has queued the collective, but its GPU has not completed earlier work, until both ranks have
+ * noticed: rank 1 may have queued it later than rank 0. */
 static void hangs(struct rank *r)
 {
 	void *b;
@@ -515,6 +516,7 @@ static void hangs(struct rank *r)
 		simt_stream_begin(r->dev->stream);
 		comm_barrier(r->comm);
 		hang_until_noticed(r, 1);
+		ck_assert_int_eq(comm_flush(r->comm, NULL), -ETIMEDOUT);
 		simt_stream_end(r->dev->stream);
 		stands_still(r, 0, -ETIMEDOUT, "rank 1: barrier (collective 2)",
 		             "this rank's GPU has not reached it: the computation before it hangs");
@@ -541,9 +543,10 @@ static void goes_on(struct rank *r)
 		ck_ok(comm_wait(r->comm, comm_barrier(r->comm), &err), &err);
 		ck_ok(comm_flush(r->comm, &err), &err);
 	}
-	/* Rank 0 has stood still for rank 1, and not the reverse. */
+	/* Rank 0 has stood still for rank 1, and not the reverse; on a loaded machine rank 0 may be late,
+	 * too. */
 	if (r->rank == 0)
-		ck_assert_double_ge(comm_waited_seconds(r->comm), 4.4);
+		ck_assert_double_ge(comm_waited_seconds(r->comm), 3.0);
 	else
 		ck_assert_double_lt(comm_waited_seconds(r->comm), 2.0);
 	device_free(r->dev, b);
