@@ -8,33 +8,10 @@
 #include <strings.h>
 
 #include "base/cleanup.h"
+#include "cluster/schedule_reason.h"
 #include "cluster/topology.h"
 
 enum { SLOTS_MAX = 1024 }; /* of a node, where equal ones are looked for */
-
-/* What a run asks of each of its nodes, once it is settled by what the cluster has. */
-struct need {
-	enum slot_kind kind;
-	int64_t per_node; /* 0: no number is common to so many nodes */
-	bool exact;       /* not more of them than that */
-	bool unsettled;   /* the kind depends on nodes that have not reported yet */
-};
-
-/* What the nodes are to one run. */
-struct view {
-	struct need need;
-	size_t allowed; /* in the cluster, as far as the run restricts hosts */
-	size_t of_kind; /* of these, those with slots of its kind, and those never heard of */
-	size_t large;   /* of these, with enough slots when empty */
-	size_t usable;  /* of these, up and not drained */
-	size_t fitting; /* of these, with enough free slots now and not kept for a run before */
-	size_t most;    /* slots of the largest one of its kind */
-	bool kept;      /* a run before this one keeps a node that it needs */
-	bool mixed;     /* it leaves the kind open, and there are both */
-	/* A large node that is down or drained, as a whole or too many of its slots. */
-	const struct sched_node *out;
-	const struct sched_node *awaited;
-};
 
 static bool host_allowed(const struct sched_run *r, const char *name)
 {
@@ -176,131 +153,10 @@ static int64_t held_slots(const struct sched_run *r)
 	return n;
 }
 
-static const char *plural(int64_t n, const char *one, const char *many)
-{
-	return n == 1 ? one : many;
-}
-
-static const char *unknown_host(const struct sched_node *nodes, size_t count, const struct sched_run *r)
-{
-	for (char *const *h = r->hosts; h && *h; h++) {
-		size_t i = 0;
-
-		while (i < count && strcasecmp(nodes[i].name, *h) != 0)
-			i++;
-		if (i == count)
-			return *h;
-	}
-	return NULL;
-}
-
-static const char *kind_word(enum slot_kind kind)
-{
-	return kind == SLOT_GPU ? "GPU" : "CPU";
-}
-
-static const char *spares_word(const struct sched_run *r)
-{
-	return r->spares > 0 && r->nodes > r->working ? " (spares included)" : "";
-}
-
-/* "8 GPU slots": as many as it asks for on each node. */
-static const char *slots_asked(const struct sched_run *r, const struct view *v, char *buf, size_t size)
-{
-	const char *noun = plural(v->need.per_node, "slot", "slots");
-
-	if (v->mixed && (int64_t)v->large < r->nodes)
-		snprintf(buf, size, "%lld %s of one kind", (long long)v->need.per_node, noun);
-	else
-		snprintf(buf, size, "%lld %s %s", (long long)v->need.per_node, kind_word(v->need.kind), noun);
-	return buf;
-}
-
-/* More than the cluster has, whatever happens. */
-static void say_too_much(struct sched_run *r, const struct view *v, const struct sched_node *nodes,
-                         size_t count)
-{
-	const char *strange = unknown_host(nodes, count, r);
-	char slots[64];
-
-	if ((int64_t)v->allowed < r->nodes && strange)
-		snprintf(r->reason, sizeof(r->reason), "asks for host %s, which is not in the cluster",
-		         strange);
-	else if ((int64_t)v->allowed < r->nodes && r->hosts)
-		snprintf(r->reason, sizeof(r->reason), "asks for %lld nodes, but names %zu %s",
-		         (long long)r->nodes, v->allowed, plural(v->allowed, "host", "hosts"));
-	else if ((int64_t)v->allowed < r->nodes)
-		snprintf(r->reason, sizeof(r->reason), "asks for %lld %s%s; the cluster has %zu %s",
-		         (long long)r->nodes, plural(r->nodes, "node", "nodes"), spares_word(r), v->allowed,
-		         plural((int64_t)v->allowed, "node", "nodes"));
-	else if (v->of_kind == 0)
-		snprintf(r->reason, sizeof(r->reason), "asks for %s slots; %s", kind_word(v->need.kind),
-		         r->hosts ? "none of the hosts that it names has any" : "the cluster has none");
-	else if (r->per_node == 0)
-		snprintf(
-		    r->reason, sizeof(r->reason),
-		    "asks for all %s of %lld nodes; the cluster has no %lld nodes with equally many; give a "
-		    "number for each, or name hosts",
-		    v->mixed                   ? "slots of one kind"
-		    : v->need.kind == SLOT_GPU ? "GPU slots"
-		                               : "CPU slots",
-		    (long long)r->nodes, (long long)r->nodes);
-	else if (r->nodes == 1)
-		snprintf(r->reason, sizeof(r->reason), "asks for %s on a node; the largest has %zu %s",
-		         slots_asked(r, v, slots, sizeof(slots)), v->most,
-		         plural((int64_t)v->most, "slot", "slots"));
-	else
-		snprintf(r->reason, sizeof(r->reason),
-		         "asks for %lld nodes with %s each; the cluster has %zu %s with so many",
-		         (long long)r->nodes, slots_asked(r, v, slots, sizeof(slots)), v->large,
-		         plural((int64_t)v->large, "node", "nodes"));
-}
-
-/* Why a run waits that could not run now even on empty nodes. */
-static void say_impossible(struct sched_run *r, const struct view *v, const struct sched_node *nodes,
-                           size_t count)
-{
-	if ((int64_t)v->allowed < r->nodes || (int64_t)v->large < r->nodes)
-		say_too_much(r, v, nodes, count);
-	else if (v->need.unsettled && v->awaited)
-		snprintf(r->reason, sizeof(r->reason), "waits to hear from node %s, which may have GPUs",
-		         v->awaited->name);
-	else if (v->out && v->out->up && !v->out->drained)
-		snprintf(r->reason, sizeof(r->reason), "waits for node %s, of whose %zu slots %zu %s drained",
-		         v->out->name, v->out->slots, v->out->broken,
-		         plural((int64_t)v->out->broken, "is", "are"));
-	else
-		snprintf(r->reason, sizeof(r->reason), "waits for node %s, which is %s",
-		         v->out ? v->out->name : "?", v->out && v->out->up ? "drained" : "down");
-}
-
-static void say_busy(struct sched_run *r, const struct view *v)
-{
-	char slots[64];
-
-	slots_asked(r, v, slots, sizeof(slots));
-	if (v->need.exact)
-		snprintf(r->reason, sizeof(r->reason), "waits for %lld %s%s with all %s free: %zu now",
-		         (long long)r->nodes, plural(r->nodes, "node", "nodes"), spares_word(r), slots,
-		         v->fitting);
-	else
-		snprintf(r->reason, sizeof(r->reason), "waits for %lld %s%s with %lld free %s %s: %zu now",
-		         (long long)r->nodes, plural(r->nodes, "node", "nodes"), spares_word(r),
-		         (long long)v->need.per_node, kind_word(v->need.kind),
-		         plural(v->need.per_node, "slot", "slots"), v->fitting);
-}
-
 /* It could not run even if no other run of its user did. */
 static bool is_above_limit(const struct sched_run *r, const struct view *v)
 {
 	return r->user && r->nodes * v->need.per_node > r->user->limit;
-}
-
-static void say_above_limit(struct sched_run *r, const struct view *v)
-{
-	snprintf(r->reason, sizeof(r->reason),
-	         "asks for %lld slots; the runs of a user may have %lld at once (user_slots of dtraind.conf)",
-	         (long long)(r->nodes * v->need.per_node), (long long)r->user->limit);
 }
 
 /* Does it wait for other runs of its user? Then its reason says so. What is kept for it does not count: where
@@ -321,7 +177,7 @@ static bool waits_for_user(struct sched_run *r, const struct view *v)
 	if (r->nodes * v->need.per_node <= u->limit - u->held + held_slots(r))
 		return false;
 	if (is_above_limit(r, v)) {
-		say_above_limit(r, v);
+		reason_above_limit(r, v);
 		return true;
 	}
 	u->waiting = r->id;
@@ -338,9 +194,9 @@ bool schedule_possible(const struct sched_node *nodes, size_t count, struct sche
 
 	r->reason[0] = '\0';
 	if ((int64_t)v.allowed < r->nodes || (int64_t)v.large < r->nodes)
-		say_impossible(r, &v, nodes, count);
+		reason_impossible(r, &v, nodes, count);
 	else if (is_above_limit(r, &v))
-		say_above_limit(r, &v);
+		reason_above_limit(r, &v);
 	else
 		return true;
 	return false;
@@ -567,7 +423,7 @@ static int schedule_one(struct sched_node *nodes, size_t count, bool *kept, cons
 	int code;
 
 	if (v.need.unsettled || (int64_t)v.usable < r->nodes) {
-		say_impossible(r, &v, nodes, count);
+		reason_impossible(r, &v, nodes, count);
 		return 0;
 	}
 	if (waits_for_user(r, &v))
@@ -580,7 +436,7 @@ static int schedule_one(struct sched_node *nodes, size_t count, bool *kept, cons
 	if (v.kept)
 		snprintf(r->reason, sizeof(r->reason), "waits behind run %lld", (long long)*ahead);
 	else
-		say_busy(r, &v);
+		reason_busy(r, &v);
 	keep(nodes, count, kept, r, &v, sights, sight);
 	if (!v.kept)
 		*ahead = r->id;
