@@ -354,8 +354,9 @@ static void reading_free(struct reading *in)
 	free(in->task);
 }
 
-static int read_all(const char *text, const json_t *json, const char *task, const char *where,
-                    const char *const *overrides, struct run_config **out, struct error *err)
+/* Defaults, then the text or the JSON, then overrides, then checks. */
+static int read_all(const char *text, const json_t *json, const char *where, const char *const *overrides,
+                    struct run_config **out, struct error *err)
 {
 	_cleanup_(reading_free) struct reading in = {0};
 	struct key list[ARRAY_SIZE(run_key_list) + 1];
@@ -368,10 +369,6 @@ static int read_all(const char *text, const json_t *json, const char *task, cons
 		r = keys_read_text(&keys, &in, text, where, seen, err);
 	if (r == 0 && json)
 		r = keys_from_json(&keys, &in, json, where, seen, err);
-	if (r == 0 && task) {
-		in.task = strdup(task);
-		r = in.task ? 0 : error_oom(err);
-	}
 	for (; r == 0 && overrides && *overrides; overrides++)
 		r = keys_override(&keys, &in, *overrides, seen, err);
 	return r < 0 ? r : finish(&in, &keys, seen, true, where, out, err);
@@ -406,7 +403,7 @@ bool run_config_unknown_key(const json_t *json, char *buf, size_t size)
 int run_config_parse(const char *text, const char *where, const char *const *overrides,
                      struct run_config **out, struct error *err)
 {
-	return read_all(text, NULL, NULL, where, overrides, out, err);
+	return read_all(text, NULL, where, overrides, out, err);
 }
 
 /* "/a/b/alpaca.conf" -> "alpaca" */
@@ -441,12 +438,6 @@ int run_config_read(const char *path, const char *const *overrides, struct run_c
 	return r;
 }
 
-int run_config_new(enum run_task task, const char *const *overrides, struct run_config **out,
-                   struct error *err)
-{
-	return read_all(NULL, NULL, run_task_name(task), "command line", overrides, out, err);
-}
-
 int run_config_to_json(const struct run_config *c, json_t **out, struct error *err)
 {
 	int r = keys_to_json(&run_keys, c, out, err);
@@ -459,7 +450,7 @@ int run_config_to_json(const struct run_config *c, json_t **out, struct error *e
 
 int run_config_from_json(const json_t *json, struct run_config **out, struct error *err)
 {
-	return read_all(NULL, json, NULL, "config", NULL, out, err);
+	return read_all(NULL, json, "config", NULL, out, err);
 }
 
 int run_config_save_signal(const struct run_config *c)

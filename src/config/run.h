@@ -188,10 +188,6 @@ int run_config_read(const char *path, const char *const *overrides, struct run_c
 /* The same from text (fuzzing, tests). */
 int run_config_parse(const char *text, const char *where, const char *const *overrides,
                      struct run_config **out, struct error *err);
-/* Defaults, then overrides, then checks: for `generate`, which has no file. For COMMAND lines, build JSON and
- * use from_json: a list in an override is split at commas. */
-int run_config_new(enum run_task task, const char *const *overrides, struct run_config **out,
-                   struct error *err);
 /* The JSON form has the same nesting and names as the file ("task":"sft", "train":{"epochs":2.0,…}). From
  * JSON all the same checks run again: a service believes no client. */
 int run_config_to_json(const struct run_config *c, json_t **out, struct error *err);
