@@ -132,6 +132,8 @@ static const struct key run_key_list[] = {
     {"train", "master", KEY_CHOICE, F(train.master), "fp32", 0, 0, "fp32|none",
      "the copy of bf16 weights that steps add up in; none: 4 bytes a parameter less, and the weights are "
      "rounded stochastically"},
+    {"train", "gradient_type", KEY_CHOICE, F(train.gradient_type), "fp32", 0, 0, "fp32|bf16",
+     "of the blocks' gradients; bf16: 2 bytes a parameter less, with bf16 weights and one micro-step a step"},
     {"train", "recompute", KEY_CHOICE, F(train.recompute), "none", 0, 0,
      "none|selective|full|auto|true|false",
      "what blocks compute again in the backward pass; auto: what memory has no room for. true is full, false "

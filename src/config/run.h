@@ -83,9 +83,10 @@ struct run_config {
 		int64_t loss_scale_power, loss_scale_window, hysteresis;
 		bool consecutive_hysteresis;
 		double min_loss_scale;
-		char *master;    /* fp32 none: copy of the weights that the optimizer steps */
-		char *recompute; /* none selective full auto; true: full, false: none */
-		char *attention; /* auto own cudnn: whose kernels, on a GPU */
+		char *gradient_type; /* fp32 bf16 */
+		char *master;        /* fp32 none: copy of the weights that the optimizer steps */
+		char *recompute;     /* none selective full auto; true: full, false: none */
+		char *attention;     /* auto own cudnn: whose kernels, on a GPU */
 		bool shuffle;
 		int64_t seed;
 		int64_t eval_steps;              /* 0: at each save and at the end */

@@ -222,6 +222,38 @@ static int check_loss_scale(const struct run_config *c, const char *where, struc
 	return 0;
 }
 
+/* bf16 gradients hold one micro-step's, as they are written, and what reads them is adamw on the device. */
+static int check_gradients(const struct run_config *c, const char *where, struct error *err)
+{
+	const struct {
+		bool wrong;
+		const char *what;
+	} checks[] = {
+	    {!str_eq(c->train.precision, "bf16") && !str_eq(c->train.precision, "auto"),
+	     "is for bf16 weights; expected train.precision = \"bf16\""},
+	    {c->train.accumulation > 1,
+	     "is for steps of one micro-step, since sums of several are taken in fp32; expected "
+	     "train.accumulation = 1, or \"fp32\""},
+	    {c->resources.nodes.low != c->resources.nodes.high,
+	     "is for steps of one micro-step, and with a range of nodes fewer of them take more; expected "
+	     "one "
+	     "number for resources.nodes, or \"fp32\""},
+	    {!str_eq(c->train.optimizer, "adamw") && !str_eq(c->train.optimizer, "adamw_8bit"),
+	     "is for the optimizers adamw and adamw_8bit; expected one of these, or \"fp32\""},
+	    {!str_eq(c->parallel.offload, "none"),
+	     "cannot be offloaded, since the host steps by fp32; expected parallel.offload = \"none\", or "
+	     "\"fp32\""},
+	    {c->lora.rank > 0,
+	     "has no effect with lora, whose gradients are small and always fp32; leave it out"},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(checks) && str_eq(c->train.gradient_type, "bf16"); i++)
+		if (checks[i].wrong)
+			return error_set(err, -EINVAL, "%s: train.gradient_type: \"bf16\" %s", where,
+			                 checks[i].what);
+	return 0;
+}
+
 /* Keys that have no effect with the task, or not with each other. */
 static int check_preference(const struct run_config *c, const char *where, struct error *err)
 {
@@ -313,6 +345,8 @@ static int check_training(const struct run_config *c, const char *where, struct 
 		                 "%s: train.master: \"none\" is for bf16 weights; expected train.precision = "
 		                 "\"bf16\"",
 		                 where);
+	if (check_gradients(c, where, err) < 0)
+		return -EINVAL;
 	if (c->train.epochs <= 0 && c->train.max_steps == 0)
 		return error_set(err, -EINVAL,
 		                 "%s: train.epochs: 0 epochs and no train.max_steps: nothing to do", where);

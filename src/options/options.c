@@ -160,6 +160,7 @@ int options_train(const struct run_config *c, struct train_options *out, struct 
 	out->prefetch = (int)c->parallel.prefetch;
 	out->persist_below = c->parallel.persist_below;
 	precision_parse(c->parallel.reduce_type, &out->reduce_type);
+	precision_parse(c->train.gradient_type, &out->gradient_type);
 	if (shard_offload_parse(c->parallel.offload, &out->offload) < 0)
 		return error_set(err, -EINVAL, "parallel.offload: %s is not known", c->parallel.offload);
 	out->offload_dir = c->parallel.offload_dir;

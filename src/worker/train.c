@@ -270,6 +270,12 @@ static int choose_precision(struct training *t, struct error *err)
 		    "train.master = \"none\" is for bf16 weights, but train.precision = \"auto\" is "
 		    "%s here; expected \"bf16\"",
 		    precision_describe(text, sizeof(text), &t->precision));
+	if (t->precision.type != DTYPE_BF16 && t->options.gradient_type != DTYPE_F32)
+		return error_set(
+		    err, -EINVAL,
+		    "train.gradient_type = \"bf16\" is for bf16 weights, but train.precision = \"auto\" is "
+		    "%s here; expected \"bf16\"",
+		    precision_describe(text, sizeof(text), &t->precision));
 	t->options.precision = t->precision.type;
 	if (training_first_rank(t))
 		printf("precision: %s\n", precision_describe(text, sizeof(text), &t->precision));

@@ -3,10 +3,10 @@
  * train_bench [key=value …]: tokens per second of the whole training step on made-up rows, over one process.
  * Keys: precision=fp32|bf16 threads=0 steps=6 warm=2 micro_batch=4 accumulation=1 length=512 layers=8
  * hidden=512 heads=8 kv=2 head_dim=hidden/heads intermediate=1408 vocab=6400 theta=1e6 recompute=0 masked=0
- * spread=0 master=1 choose=1 unfused=0 rows=64 documents=2 lora=0 (the rank of adapters on all linear
- * modules) family=llama, or config=FILE, a config.json (layers= still wins). Prints one JSON object. With
- * profile=1 it then runs one more step and prints the time of every operation (profile.h describes the
- * format); with capture=1 one more step that a profiler records.
+ * spread=0 master=1 gradients=fp32|bf16 choose=1 unfused=0 rows=64 documents=2 lora=0 (the rank of adapters
+ * on all linear modules) family=llama, or config=FILE, a config.json (layers= still wins). Prints one JSON
+ * object. With profile=1 it then runs one more step and prints the time of every operation (profile.h
+ * describes the format); with capture=1 one more step that a profiler records.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -140,6 +140,7 @@ static int run(char **argv, struct error *err)
 	o.micro_batch = number(argv, "micro_batch", 4);
 	o.accumulation = number(argv, "accumulation", 1);
 	o.precision = strcmp(argument(argv, "precision", "fp32"), "bf16") == 0 ? DTYPE_BF16 : DTYPE_F32;
+	o.gradient_type = strcmp(argument(argv, "gradients", "fp32"), "bf16") == 0 ? DTYPE_BF16 : DTYPE_F32;
 	o.recompute = number(argv, "recompute", 0);
 	o.without_master = !number(argv, "master", 1);
 	if (number(argv, "lora", 0) > 0)
@@ -150,7 +151,8 @@ static int run(char **argv, struct error *err)
 	o.weight_decay = 0.1;
 	first = clock_monotonic();
 	memory_before = (double)profile_memory();
-	if ((r = config(argv, &c, err)) < 0 || (r = device_create(&device, &dev, err)) < 0)
+	if ((r = train_options_check(&o, err)) < 0 || (r = config(argv, &c, err)) < 0 ||
+	    (r = device_create(&device, &dev, err)) < 0)
 		return r;
 	data = documents == 1 ? fake_dataset_whole(number(argv, "rows", 64), length, (int32_t)c.vocab)
 	                      : fake_dataset(number(argv, "rows", 64), length, number(argv, "spread", 0),

@@ -149,8 +149,9 @@ START_TEST(the_loop_has_the_same_losses)
 }
 END_TEST
 
+/* gradients: of the blocks; wire: in which they are summed. */
 static void run_tied(struct rank_run ranks[2], enum shard_strategy strategy, int accumulation,
-                     enum dtype precision)
+                     enum dtype precision, enum dtype gradients, enum dtype wire)
 {
 	_cleanup_(dataset_closep) struct dataset *data = fake_dataset(7, 6, 5, 40, true);
 	_cleanup_free_ char *directory = unit_tmpdir();
@@ -166,6 +167,9 @@ static void run_tied(struct rank_run ranks[2], enum shard_strategy strategy, int
 		ranks[r].o.accumulation = accumulation;
 		ranks[r].o.strategy = strategy;
 		ranks[r].o.precision = precision;
+		ranks[r].o.gradient_type = gradients;
+		ranks[r].o.reduce_type = wire;
+		ranks[r].o.shard_degree = 1;
 		ranks[r].loop = true;
 		pthread_create(&threads[r], NULL, run_rank, &ranks[r]);
 	}
@@ -181,14 +185,33 @@ START_TEST(rows_of_a_tied_embedding)
 	enum dtype precision = _i % 2 ? DTYPE_BF16 : DTYPE_F32;
 	struct rank_run ddp[2], zero1[2];
 
-	run_tied(zero1, SHARD_ZERO1, 1 + _i / 2, precision);
-	run_tied(ddp, SHARD_DDP, 1 + _i / 2, precision);
+	run_tied(zero1, SHARD_ZERO1, 1 + _i / 2, precision, DTYPE_F32, DTYPE_F32);
+	run_tied(ddp, SHARD_DDP, 1 + _i / 2, precision, DTYPE_F32, DTYPE_F32);
 	for (int step = 0; step < STEPS; step++) {
 		ck_assert_double_eq_tol(ddp[0].losses[step], zero1[0].losses[step], _i % 2 ? 1e-2 : 1e-5);
 		ck_assert_double_eq(ddp[0].losses[step], ddp[1].losses[step]);
 	}
 	ck_assert_float_eq(ddp[0].weight, ddp[1].weight);
 	ck_assert_double_lt(ddp[0].losses[STEPS - 1], ddp[0].losses[0]);
+}
+END_TEST
+
+/* The blocks' gradients in bf16: with each strategy, and sums in fp32 and bf16, within the rounding of those
+ * in fp32. hybrid has replicas alone. */
+START_TEST(gradients_in_bf16)
+{
+	struct rank_run exact[2], ranks[2];
+
+	run_tied(exact, SHARD_DDP, 1, DTYPE_BF16, DTYPE_F32, DTYPE_F32);
+	for (int s = SHARD_DDP; s <= SHARD_HYBRID; s++) {
+		run_tied(ranks, (enum shard_strategy)s, 1, DTYPE_BF16, DTYPE_BF16,
+		         _i ? DTYPE_BF16 : DTYPE_F32);
+		for (int step = 0; step < STEPS; step++) {
+			ck_assert_double_eq_tol(ranks[0].losses[step], exact[0].losses[step], 2e-2);
+			ck_assert_double_eq(ranks[0].losses[step], ranks[1].losses[step]);
+		}
+		ck_assert_float_eq(ranks[0].weight, ranks[1].weight);
+	}
 }
 END_TEST
 
@@ -242,6 +265,7 @@ int main(void)
 	tcase_add_loop_test(c, losses_are_those_of_ddp, 0, 2);
 	tcase_add_loop_test(c, the_loop_has_the_same_losses, SHARD_DDP, SHARD_HYBRID + 1);
 	tcase_add_loop_test(c, rows_of_a_tied_embedding, 0, 4);
+	tcase_add_loop_test(c, gradients_in_bf16, 0, 2);
 	tcase_add_loop_test(c, offload_has_the_same_bits, SHARD_DDP, SHARD_HYBRID + 1);
 	suite_add_tcase(suite, c);
 	return unit_run(suite);

@@ -35,6 +35,7 @@ compare fp32 fp32 16 2e-5
 compare bf16 bf16 16 1e-2
 compare biases bf16 16 1e-2
 compare none bf16 16 1e-2 ', "master": "none"'
+compare gradients bf16 16 1e-2 ', "gradient_type": "bf16"'
 compare tiles bf16 64 1e-2
 compare cudnn bf16 64 1e-2 ', "attention": "cudnn"' # the stand-in for it
 grep -q 'attention: cuDNN' "$tmp/simt.log" || fail "whose attention: $(head -1 "$tmp/simt.log")"

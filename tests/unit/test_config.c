@@ -224,6 +224,18 @@ static const struct {
     {"command = [\"true\"];", "data.columns=[1]", "data.columns: "},
     {"command = [\"true\"];", "data.columns=x", "data.columns: "},
     {PRECISION("fp16", "hysteresis = 0;"), NULL, "train.hysteresis: 0 is out of range"},
+    {PRECISION("fp32", "gradient_type = \"bf16\";"), NULL,
+     "x.conf: train.gradient_type: \"bf16\" is for bf16 weights; expected train.precision = \"bf16\""},
+    {PRECISION("bf16", "gradient_type = \"bf16\"; accumulation = 2;"), NULL,
+     "train.gradient_type: \"bf16\" is for steps of one micro-step, since sums of several are taken in fp32"},
+    {PRECISION("bf16", "gradient_type = \"bf16\";"), "resources.nodes=1..2",
+     "train.gradient_type: \"bf16\" is for steps of one micro-step, and with a range of nodes"},
+    {PRECISION("bf16", "gradient_type = \"bf16\"; optimizer = \"lion\";"), NULL,
+     "train.gradient_type: \"bf16\" is for the optimizers adamw and adamw_8bit"},
+    {PRECISION("bf16", "gradient_type = \"bf16\";"), "parallel.offload=optimizer",
+     "train.gradient_type: \"bf16\" cannot be offloaded"},
+    {PRECISION("bf16", "gradient_type = \"bf16\";"), "lora.rank=8",
+     "train.gradient_type: \"bf16\" has no effect with lora"},
     {PRECISION("fp16", "master = \"none\";"), NULL,
      "train.master: \"none\" rounds weights stochastically to bf16, and most steps are below what fp16 can "
      "hold"},
@@ -243,6 +255,8 @@ static const struct {
     {PRECISION("bf16", "learning_rate = 0.001; min_learning_rate = 0.001;"), NULL},
     {PRECISION("bf16", "epochs = 0; max_steps = 1;"), NULL},
     {PRECISION("bf16", "master = \"none\";"), NULL},
+    {PRECISION("bf16", "gradient_type = \"bf16\"; optimizer = \"adamw_8bit\"; master = \"none\";"), NULL},
+    {PRECISION("auto", "gradient_type = \"bf16\"; accumulation = 1;"), "parallel.reduce_type=bf16"},
     {"command = [\"true\"]; resources = { spares = 1; max_node_failures = 1; };", NULL},
 };
 

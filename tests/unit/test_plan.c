@@ -58,6 +58,8 @@ static void draw_case(struct drawn *d)
 	d->options.precision = draw(0, 1) ? DTYPE_BF16 : DTYPE_F32;
 	d->options.without_master = d->options.precision == DTYPE_BF16 && draw(0, 2) == 0;
 	d->options.reduce_type = draw(0, 2) ? DTYPE_F32 : DTYPE_BF16;
+	if (d->options.precision == DTYPE_BF16 && d->options.accumulation == 1 && draw(0, 1))
+		d->options.gradient_type = DTYPE_BF16;
 	d->options.prefetch = draw(0, 3);
 	d->options.persist_below = draw(0, 2) ? 0 : 100;
 	d->options.strategy = (enum shard_strategy)draw(SHARD_DDP, SHARD_HYBRID);

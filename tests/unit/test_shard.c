@@ -793,6 +793,143 @@ START_TEST(gradients_in_bf16_on_the_wire)
 }
 END_TEST
 
+/* The blocks' gradients in bf16: each strategy has the losses of ddp, with sums over the ranks in fp32 and in
+ * bf16, those of one rank with the same batch, and those of fp32, within what the rounding explains. For 2
+ * and 4 ranks, untied and tied. */
+START_TEST(gradients_in_bf16)
+{
+	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(24, 9, 8, 50, true);
+	_cleanup_(dataset_closep) struct dataset *eval = fake_dataset(5, 12, 8, 50, false);
+	struct run run = {.world_size = 1, .tied = _i / 2, .train = train, .eval = eval};
+	int ranks = 2 + _i % 2 * 2;
+	struct rank_run *exact, *one;
+
+	options(&run.o, SHARD_DDP, 1);
+	run.o.precision = DTYPE_BF16;
+	run.o.schedule = SCHEDULE_CONSTANT;
+	run.o.micro_batch = ranks;
+	exact = run_all(&run);
+	run.o.gradient_type = DTYPE_BF16;
+	one = run_all(&run);
+	compare(&run, one, exact);
+	ck_assert_double_ne(one[0].norms[0], exact[0].norms[0]);
+	run.world_size = ranks;
+	run.o.micro_batch = 1;
+	for (int s = SHARD_DDP; s <= SHARD_HYBRID; s++)
+		for (int wire = DTYPE_F32; wire <= DTYPE_BF16; wire++) {
+			struct rank_run *whole;
+
+			run.o.strategy = (enum shard_strategy)s;
+			run.o.shard_degree = ranks / 2;
+			run.o.reduce_type = (enum dtype)wire;
+			whole = run_all(&run);
+			compare(&run, whole, one);
+			done(whole);
+		}
+	done(exact);
+	done(one);
+}
+END_TEST
+
+/* A run that begins again from the state after half of the steps has the same bits: under each strategy, with
+ * moments of 8 bits, and without a master copy. */
+START_TEST(gradients_in_bf16_resume_with_the_same_bits)
+{
+	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(24, 9, 8, 50, true);
+	struct run run = {.world_size = 2, .train = train};
+	struct rank_run *whole, *half, *again;
+	float *state[3];
+
+	options(&run.o, (enum shard_strategy)_i, 1);
+	run.o.precision = run.o.gradient_type = DTYPE_BF16;
+	run.o.schedule = SCHEDULE_CONSTANT;
+	run.o.shard_degree = 1;
+	run.o.reduce_type = _i % 2 ? DTYPE_BF16 : DTYPE_F32;
+	run.o.optimizer = _i == SHARD_ZERO2 ? OPTIMIZER_ADAMW_8BIT : OPTIMIZER_ADAMW;
+	run.o.without_master = _i == SHARD_ZERO3;
+	whole = run_all(&run);
+	ck_assert_double_lt(whole[0].losses[STEPS - 1], whole[0].losses[0] - 0.1);
+	run.o.max_steps = STEPS / 2;
+	half = run_all(&run);
+	state[0] = half[0].weights;
+	state[1] = half[0].moments[0];
+	state[2] = half[0].moments[1];
+	run.o.max_steps = STEPS;
+	run.state = state;
+	run.start = STEPS / 2;
+	again = run_all(&run);
+	for (int step = STEPS / 2; step < STEPS; step++) {
+		ck_assert_double_eq(again[0].losses[step], whole[0].losses[step]);
+		ck_assert_double_eq(again[0].norms[step], whole[0].norms[step]);
+	}
+	ck_assert_mem_eq(again[0].weights, whole[0].weights, (size_t)elements(&run) * sizeof(float));
+	done(whole);
+	done(half);
+	done(again);
+}
+END_TEST
+
+/* The same with each buffer as the arena aligns it. */
+static size_t class_aligned(const struct arena *a, enum buffer_class class_)
+{
+	size_t bytes = 0;
+
+	for (size_t i = 0; i < a->n; i++)
+		bytes += a->buffers[i].class_ == class_ ? arena_round(a->buffers[i].bytes) : 0;
+	return bytes;
+}
+
+/* With rows of two tokens no gradients fit into activations: those of the blocks take half as much, and the
+ * norms and biases of one block are there in fp32, too. Where sums over the ranks are taken in another type
+ * than the gradients have, a slot or two have them. */
+START_TEST(gradients_in_bf16_take_half)
+{
+	for (int ranks = 1; ranks <= 2; ranks++)
+		for (int wire = DTYPE_F32; wire <= DTYPE_BF16; wire++) {
+			_cleanup_(plan_freep) struct plan *exact = NULL, *p = NULL;
+			size_t half = 0, vectors, slots[2] = {0}, block, ends;
+			struct error err = ERROR_INIT;
+			struct train_options o;
+			struct model_config c;
+
+			model(&c, _i);
+			options(&o, SHARD_DDP, 1);
+			o.precision = DTYPE_BF16;
+			o.reduce_type = (enum dtype)wire;
+			ck_ok(plan_create(NULL, NULL, 0, ranks, &c, &o, 2, &exact, &err), &err);
+			o.gradient_type = DTYPE_BF16;
+			ck_ok(plan_create(NULL, NULL, 0, ranks, &c, &o, 2, &p, &err), &err);
+			ck_assert(!exact->shard->keeps && !p->shard->keeps);
+			for (int u = 1; u <= c.layers; u++)
+				half += arena_round((size_t)p->shard->unit[u].count * 4) -
+				        arena_round((size_t)p->shard->unit[u].count * 2);
+			vectors = arena_round(
+			    (size_t)(p->layout->unit[1].count - p->layout->unit[1].matrices) * sizeof(float));
+			block = (size_t)p->shard->unit[1].padded;
+			ends =
+			    (size_t)MAX(p->shard->unit[0].padded, p->shard->unit[p->shard->units - 1].padded);
+			ck_assert_uint_eq(class_aligned(&exact->arena, BUFFER_GRADIENTS) -
+			                      class_aligned(&p->arena, BUFFER_GRADIENTS),
+			                  half);
+			/* Of all units in bf16 before, and then of embedding and head alone; of none in fp32
+			 * before, and then of the blocks. */
+			if (ranks == 2 && wire == DTYPE_BF16) {
+				slots[0] = _i ? arena_round(ends * 2) + 2 * arena_round(block * 2)
+				              : 2 * arena_round(MAX(block, ends) * 2);
+				slots[1] = arena_round(ends * 2) + (_i ? arena_round(32 * 2) : 0);
+			} else if (ranks == 2) {
+				slots[1] = 2 * arena_round(block * 4);
+			}
+			ck_assert_uint_eq(
+			    arena_total(&exact->arena) - class_aligned(&exact->arena, BUFFER_SLOTS) -
+			        (arena_total(&p->arena) - class_aligned(&p->arena, BUFFER_SLOTS)),
+			    half - vectors);
+			ck_assert_uint_eq(class_aligned(&exact->arena, BUFFER_SLOTS), slots[0]);
+			ck_assert_uint_eq(class_aligned(&p->arena, BUFFER_SLOTS), slots[1]);
+		}
+}
+END_TEST
+
 /* Bytes of weights, gradients and optimizer state of a rank, and of the slots. */
 /* Neither has it weights and gradients, but for the slots and what stays whole: the embedding of a tied model
  * and the norm at its end. */
@@ -1144,6 +1281,12 @@ int main(void)
 	tcase_add_test(c, memory_is_divided);
 	tcase_add_test(c, slots_are_a_small_part);
 	tcase_add_test(c, gradients_lie_in_free_memory);
+	suite_add_tcase(suite, c);
+	c = tcase_create("bf16 gradients");
+	tcase_set_timeout(c, 300);
+	tcase_add_loop_test(c, gradients_in_bf16, 0, 4);
+	tcase_add_loop_test(c, gradients_in_bf16_resume_with_the_same_bits, SHARD_DDP, SHARD_HYBRID + 1);
+	tcase_add_loop_test(c, gradients_in_bf16_take_half, 0, 2);
 	suite_add_tcase(suite, c);
 	c = tcase_create("activations");
 	tcase_set_timeout(c, 300);

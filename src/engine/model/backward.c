@@ -10,15 +10,18 @@
 static void start_place(struct model *m, int unit)
 {
 	const struct model_unit *u = &m->layout->unit[unit];
+	enum dtype type = model_gradient_type(m, unit);
+	size_t size = dtype_size(type);
+	char *g = m->unit[unit].g;
 
 	if (u->frozen)
 		return;
 	if (u->count > u->matrices)
-		device_zero(m->dev, m->unit[unit].g + u->matrices,
+		device_zero(m->dev, type != DTYPE_F32 ? (char *)m->vectors : g + (size_t)u->matrices * size,
 		            (size_t)(u->count - u->matrices) * sizeof(float));
 	for (int i = u->gap; i >= 0; i = m->layout->gap[i].next)
-		device_zero(m->dev, m->unit[unit].g + m->layout->gap[i].first,
-		            (size_t)m->layout->gap[i].count * sizeof(float));
+		device_zero(m->dev, g + (size_t)m->layout->gap[i].first * size,
+		            (size_t)m->layout->gap[i].count * size);
 }
 
 /* Norms and biases only ever add up: on the first micro-step they start from zero. Matrices are
@@ -128,6 +131,17 @@ static int write_inverse_rows(struct model *m, const struct model_pass *p, struc
 	return device_write(m->dev, m->inverse, m->host_targets, (size_t)p->b->tokens * sizeof(int32_t), err);
 }
 
+/* The gradients of norms and biases, which have added up in fp32. */
+static void round_vectors(struct model *m, int unit)
+{
+	const struct model_unit *u = &m->layout->unit[unit];
+	enum dtype type = model_gradient_type(m, unit);
+
+	if (type != DTYPE_F32 && u->count > u->matrices)
+		device_cast(m->dev, m->unit[unit].g + (size_t)u->matrices * dtype_size(type), type,
+		            m->vectors, DTYPE_F32, u->count - u->matrices);
+}
+
 static void end_place(struct model *m, int unit)
 {
 	model_done(m, unit, MODEL_BACKWARD);
@@ -168,7 +182,8 @@ static void end_head(struct model *m)
 static void zero_place(struct model *m, int unit)
 {
 	if (!m->layout->unit[unit].frozen)
-		device_zero(m->dev, m->unit[unit].g, (size_t)m->layout->unit[unit].count * sizeof(float));
+		device_zero(m->dev, m->unit[unit].g,
+		            (size_t)m->layout->unit[unit].count * dtype_size(model_gradient_type(m, unit)));
 }
 
 /* The tokens of a batch in which nothing counts are still those that the other ranks expect. */
@@ -288,6 +303,7 @@ static int run_pass(struct model *m, const struct model_batch *batch, float scal
 		start_unit(m, l + 1, first);
 		mlp_backward(m, l, tokens, first);
 		attention_backward(m, &p, l, first);
+		round_vectors(m, l + 1);
 		end_unit(m, l + 1);
 	}
 	if (m->layout->lowest > 0) {

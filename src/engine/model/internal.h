@@ -33,8 +33,7 @@ struct model {
 	int64_t q, kv, qkv, wide, gate_up; /* columns */
 	int64_t logits_rows;
 	struct {
-		char *w;
-		float *g;
+		char *w, *g;
 	} * unit;
 	struct model_hooks hooks;
 	const struct model_listing *listing; /* NULL: products are computed */
@@ -68,6 +67,8 @@ struct model {
 	int d_scaled_of; /* whose gradient that is */
 	float *norms;    /* [widest output] */
 	float *unused;   /* [hidden] the gradient of a norm that is frozen */
+	/* Gradients of norms and biases of the unit in work, where its gradients are not in fp32. */
+	float *vectors;
 
 	/* Input on the device. */
 	int32_t *ids, *targets, *positions, *starts, *rows, *inverse;
@@ -115,14 +116,38 @@ static inline char *model_weight(const struct model *m, int unit, enum parameter
 	return at < 0 ? NULL : m->unit[at].w + (size_t)m->layout->unit[at].offset[part][role] * m->size;
 }
 
-/* NULL: none, or it is frozen. */
-static inline float *model_gradient(const struct model *m, int unit, enum parameter_part part,
-                                    enum parameter_role role)
+/* Of a unit, by itself. */
+static inline enum dtype model_gradient_type(const struct model *m, int unit)
+{
+	return m->o.gradient_type != DTYPE_F32 && model_layout_writes_once(m->layout, unit) &&
+	               !m->layout->unit[unit].frozen
+	           ? m->o.gradient_type
+	           : DTYPE_F32;
+}
+
+/* Where a matrix is, of the unit's type; where a norm or bias is, in fp32: what is added to these is rounded
+ * when the unit ends. NULL: none, or it is frozen. */
+static inline void *model_gradient(const struct model *m, int unit, enum parameter_part part,
+                                   enum parameter_role role)
 {
 	int at = model_place(m, unit, part, role);
+	const struct model_unit *u = &m->layout->unit[MAX(at, 0)];
+	enum dtype type;
 
-	return at < 0 || m->layout->unit[at].frozen ? NULL
-	                                            : m->unit[at].g + m->layout->unit[at].offset[part][role];
+	if (at < 0 || u->frozen)
+		return NULL;
+	type = model_gradient_type(m, at);
+	if (type != DTYPE_F32 && u->offset[part][role] >= u->matrices)
+		return m->vectors + (u->offset[part][role] - u->matrices);
+	return m->unit[at].g + (size_t)u->offset[part][role] * dtype_size(type);
+}
+
+/* Of the matrix itself; of none: fp32. */
+static inline enum dtype model_matrix_gradient_type(const struct model *m, int unit, enum parameter_role role)
+{
+	int at = model_place(m, unit, PART_WEIGHT, role);
+
+	return at < 0 ? DTYPE_F32 : model_gradient_type(m, at);
 }
 
 static inline char *weight(const struct model *m, int unit, enum parameter_role role)
@@ -130,7 +155,7 @@ static inline char *weight(const struct model *m, int unit, enum parameter_role 
 	return model_weight(m, unit, PART_WEIGHT, role);
 }
 
-static inline float *gradient(const struct model *m, int unit, enum parameter_role role)
+static inline void *gradient(const struct model *m, int unit, enum parameter_role role)
 {
 	return model_gradient(m, unit, PART_WEIGHT, role);
 }

@@ -127,6 +127,12 @@ DEFINE_CLEANUP(struct model_layout *, model_layout_free)
 enum parameter_role model_layout_leader(enum parameter_role role);
 /* The role that follows it in its group; PARAMETER_ROLES: none. */
 enum parameter_role model_layout_next(enum parameter_role role);
+/* Whether a pass writes each matrix of the unit's gradients once, as those of a block: those of the embedding
+ * are sums over tokens, and those of the head over parts of a batch. */
+static inline bool model_layout_writes_once(const struct model_layout *layout, int unit)
+{
+	return unit > 0 && unit < layout->base_units - 1;
+}
 /* NULL: none of that name. lm_head.weight of a tied model is none. */
 const struct model_parameter *model_layout_find(const struct model_layout *layout, const char *name);
 /* Copies a whole matrix that is stored [in, out] to [out, in], or with back the other way. */

@@ -537,7 +537,7 @@ static void transposed_weight_gradient(struct model *m, int unit, enum parameter
 	                        .ldb = out,
 	                        .ldc = out,
 	                        .ab_type = m->o.type,
-	                        .c_type = DTYPE_F32};
+	                        .c_type = model_matrix_gradient_type(m, unit, role)};
 
 	if (g.c)
 		compute(m, &g);
@@ -569,7 +569,7 @@ void model_linear_weight_gradient(struct model *m, int unit, enum parameter_role
 		                        .ldb = group.in,
 		                        .ldc = group.in,
 		                        .ab_type = m->o.type,
-		                        .c_type = DTYPE_F32,
+		                        .c_type = model_matrix_gradient_type(m, unit, c->role),
 		                        .d_bias = bias};
 
 		if (g.c)

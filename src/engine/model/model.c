@@ -150,6 +150,17 @@ size_t model_scratch(const struct model *m, void **memory)
 	return (size_t)m->logits_rows * (size_t)m->c.vocab * m->size;
 }
 
+/* Elements of norms and biases of the largest unit whose gradients are not in fp32. */
+static size_t rounded_vectors(const struct model *m)
+{
+	int64_t most = 0;
+
+	for (int u = 0; u < m->layout->units; u++)
+		if (model_gradient_type(m, u) != DTYPE_F32)
+			most = MAX(most, m->layout->unit[u].count - m->layout->unit[u].matrices);
+	return (size_t)most;
+}
+
 /* Elements of the largest norm, where any unit is frozen. */
 static size_t frozen_norms(const struct model *m)
 {
@@ -200,6 +211,8 @@ void model_place_buffers(struct model *m, struct arena *a)
 			m->d_branch = arena_take(a, BUFFER_SCRATCH, row * hidden, "branch gradient");
 		m->unused = arena_take(a, BUFFER_SCRATCH, frozen_norms(m) * sizeof(float),
 		                       "gradient of a frozen norm");
+		m->vectors = arena_take(a, BUFFER_SCRATCH, rounded_vectors(m) * sizeof(float),
+		                        "gradients of norms and biases");
 	}
 	m->losses = arena_take(a, BUFFER_LOGITS, (size_t)m->logits_rows * 4, "losses");
 	m->ids = arena_take(a, BUFFER_INPUT, tokens * 4, "ids");
@@ -276,7 +289,7 @@ void model_shapes(const struct model *m, struct device_shapes *s)
 	                            .frozen_head = !trains_matrix(m, true)};
 }
 
-void model_set_unit(struct model *m, int unit, void *parameters, float *gradients)
+void model_set_unit(struct model *m, int unit, void *parameters, void *gradients)
 {
 	m->unit[unit].w = parameters;
 	m->unit[unit].g = gradients;

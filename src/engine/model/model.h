@@ -28,7 +28,10 @@ enum model_recompute {
 };
 
 struct model_options {
-	enum dtype type;      /* of compute weights and activations; gradients are always fp32 */
+	enum dtype type; /* of compute weights and activations */
+	/* Of the gradients of the units that write them once (model_layout_writes_once), fp32 or `type`;
+	 * those of the others are fp32. Not fp32: they are never added to those of a pass before. */
+	enum dtype gradient_type;
 	int64_t max_tokens;   /* rows of the largest micro-batch */
 	int64_t max_sequence; /* longest document: the length of the RoPE tables */
 	bool training;        /* false: no buffers for the backward pass */
@@ -91,9 +94,8 @@ typedef void (*model_product_fn)(void *context, const struct device_gemm *produc
 int model_products(const struct model *m, int64_t tokens, model_product_fn each, void *context,
                    struct error *err);
 
-/* Sets the flat parameters (compute type) and gradients (fp32; NULL where not training) of a unit,
- * borrowed. */
-void model_set_unit(struct model *m, int unit, void *parameters, float *gradients);
+/* Sets the flat parameters (compute type) and gradients (NULL where not training) of a unit, borrowed. */
+void model_set_unit(struct model *m, int unit, void *parameters, void *gradients);
 
 /* The passes over the units. A training pass is MODEL_FORWARD, unit 0 first, and then MODEL_BACKWARD, the
  * last unit first; MODEL_EVALUATE is a forward pass without a backward pass behind it. */

@@ -17,7 +17,8 @@ static void list_gradients(struct model *m, int unit, enum parameter_role role, 
 {
 	model_linear_input_gradient(m, unit, role, no_place(), no_place(), tokens);
 	model_linear_weight_gradient(m, unit, role, no_place(), no_place(), tokens, true);
-	model_linear_weight_gradient(m, unit, role, no_place(), no_place(), tokens, false);
+	if (model_gradient_type(m, unit) == DTYPE_F32)
+		model_linear_weight_gradient(m, unit, role, no_place(), no_place(), tokens, false);
 }
 
 static void list_block(struct model *m, int unit, int64_t tokens)
@@ -53,10 +54,10 @@ int model_products(const struct model *m, int64_t tokens, model_product_fn each,
 		return error_oom(err);
 	for (int u = 0; u < m->layout->units; u++) {
 		copy.unit[u].w = no_place();
-		copy.unit[u].g = (float *)no_place();
+		copy.unit[u].g = no_place();
 	}
 	copy.low = copy.d_low = copy.masked = copy.unscaled = copy.d_scaled = no_place();
-	copy.norms = (float *)no_place();
+	copy.norms = copy.vectors = (float *)no_place();
 	for (int unit = 1; unit <= m->c.layers; unit++) {
 		list_block(&copy, unit, tokens);
 		/* The masks of dropout are for training alone. */

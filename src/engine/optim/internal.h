@@ -40,7 +40,9 @@ struct optimizer {
 struct own_range {
 	float *master; /* NULL: copy alone is stepped */
 	void *copy;    /* in the shard's type; NULL where master is all there is */
-	float *gradient, *m, *v;
+	void *gradient;
+	enum dtype gradient_type; /* fp32 but for what optimizer_reads allows */
+	float *m, *v;
 	int64_t first; /* of the range: elements before this rank's part of it */
 	int64_t n;     /* 0: none of it is here */
 	int64_t place; /* among the elements of all units */

@@ -29,6 +29,11 @@ bool optimizer_steps_on_host(enum optimizer_kind kind)
 	return kind == OPTIMIZER_ADAMW || kind == OPTIMIZER_SGD || kind == OPTIMIZER_LION;
 }
 
+bool optimizer_reads(enum optimizer_kind kind, enum dtype gradients)
+{
+	return gradients == DTYPE_F32 || kind == OPTIMIZER_ADAMW || kind == OPTIMIZER_ADAMW_8BIT;
+}
+
 bool optimizer_keeps(const struct optimizer *o, int moment, const struct model_parameter *p)
 {
 	switch (o->kind) {

@@ -73,6 +73,9 @@ void optimizer_free(struct optimizer *o);
 DEFINE_CLEANUP(struct optimizer *, optimizer_free)
 /* Whether it can step state that is in host memory: one that looks at each element by itself. */
 bool optimizer_steps_on_host(enum optimizer_kind kind);
+/* Whether it steps by gradients of that type: of bf16, one that reads them once and writes nothing over them.
+ */
+bool optimizer_reads(enum optimizer_kind kind, enum dtype gradients);
 /* Whether it keeps the first or second moment of a parameter. */
 bool optimizer_keeps(const struct optimizer *o, int moment, const struct model_parameter *p);
 void optimizer_place_buffers(struct optimizer *o, struct arena *a); /* both passes of the arena */

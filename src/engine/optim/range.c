@@ -27,7 +27,9 @@ struct own_range optimizer_range(const struct shard *s, int unit, int64_t first,
 	range.copy = s->o.type == DTYPE_F32 ? NULL
 	                                    : (char *)(s->o.offload ? u->host_copy : u->own_weights) +
 	                                          (size_t)at * dtype_size(s->o.type);
-	range.gradient = (s->o.offload ? u->host_gradients : u->own_gradients) + at;
+	range.gradient_type = u->gradient_type;
+	range.gradient = (char *)(s->o.offload ? u->host_gradients : u->own_gradients) +
+	                 (size_t)at * dtype_size(u->gradient_type);
 	range.m = u->m && at >= u->m_from ? u->m + (at - first_of(s, u, SHARD_MOMENT1)) : NULL;
 	range.v = u->v && at >= u->v_from ? u->v + (at - first_of(s, u, SHARD_MOMENT2)) : NULL;
 	range.place = u->base + u->first + at;
@@ -106,8 +108,8 @@ void optimizer_adamw(const struct shard *s, const struct own_range *range,
 		host_adamw(range->master, range->copy, s->o.type, range->gradient, range->m, range->v,
 		           range->n, grad_scale, &h);
 	else if (range->n > 0)
-		device_adamw(s->dev, range->master, range->copy, s->o.type, range->gradient, DTYPE_F32,
-		             range->m, range->v, range->n, grad_scale, &h);
+		device_adamw(s->dev, range->master, range->copy, s->o.type, range->gradient,
+		             range->gradient_type, range->m, range->v, range->n, grad_scale, &h);
 }
 
 void optimizer_lion(const struct shard *s, const struct own_range *range,

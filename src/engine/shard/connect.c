@@ -45,9 +45,11 @@ static size_t list_buffers(const struct shard *s, bool gradients, struct comm_bu
 		if (gradients && u->frozen)
 			continue;
 		if (gradients && !u->in_slot)
-			out[n++] = (struct comm_buffer){u->gradients, (size_t)u->padded * sizeof(float)};
+			out[n++] = (struct comm_buffer){u->gradients,
+			                                (size_t)u->padded * dtype_size(u->gradient_type)};
 		else if (gradients && u->own_gradients)
-			out[n++] = (struct comm_buffer){u->own_gradients, (size_t)u->own * sizeof(float)};
+			out[n++] = (struct comm_buffer){u->own_gradients,
+			                                (size_t)u->own * dtype_size(u->gradient_type)};
 		else if (!gradients && s->degree > 1 && u->whole_weights)
 			out[n++] = (struct comm_buffer){u->weights, (size_t)u->padded * size};
 		else if (!gradients && s->degree > 1 && u->own_weights)

@@ -29,9 +29,9 @@ static bool is_placed(const struct shard_unit *u)
 	return u->in_slot && u->gradients_ring == SHARD_RING_BLOCKS;
 }
 
-static size_t bytes_of(int64_t elements)
+static size_t bytes_of(const struct shard_unit *u, int64_t elements)
 {
-	return arena_round((size_t)elements * sizeof(float));
+	return arena_round((size_t)elements * dtype_size(u->gradient_type));
 }
 
 /* ---- to the end of the step ---- */
@@ -57,7 +57,7 @@ static size_t own_from(const struct shard *s, int unit)
 
 static bool keep(struct shard_unit *u, bool whole, size_t from, size_t *end)
 {
-	size_t bytes = bytes_of(whole ? u->padded : u->own);
+	size_t bytes = bytes_of(u, whole ? u->padded : u->own);
 
 	if (*end < from + bytes)
 		return false;
@@ -117,7 +117,9 @@ static size_t free_from(const struct shard *s, int unit)
 /* Of the unit at a place in the order; 0 behind the last. */
 static size_t placed_bytes(const struct shard *s, int n, int i)
 {
-	return i < n ? bytes_of(s->unit[s->placed[i]].padded) : 0;
+	const struct shard_unit *u = &s->unit[s->placed[MIN(i, n - 1)]];
+
+	return i < n ? bytes_of(u, u->padded) : 0;
 }
 
 /* Decides how far before the end the gradients of each unit begin. below: those of the first unit leave room
@@ -170,12 +172,12 @@ static void place_unit(struct shard *s, int unit, struct arena *a)
 {
 	struct shard_unit *u = &s->unit[unit];
 	int64_t n = !u->in_slot ? u->padded : s->o.offload == SHARD_OFFLOAD_ALL ? 0 : u->own;
-	float *memory =
-	    u->kept ? arena_at(a, u->kept_at)
-	            : arena_take(a, BUFFER_GRADIENTS, (size_t)n * sizeof(float), "unit %d gradients", unit);
+	size_t size = dtype_size(u->gradient_type);
+	char *memory = u->kept ? arena_at(a, u->kept_at)
+	                       : arena_take(a, BUFFER_GRADIENTS, (size_t)n * size, "unit %d gradients", unit);
 
 	u->gradients = u->in_slot ? NULL : memory;
-	u->own_gradients = !u->in_slot && memory ? memory + u->first : memory;
+	u->own_gradients = !u->in_slot && memory ? memory + (size_t)u->first * size : memory;
 	u->gradients_memory = is_placed(u) ? arena_at(a, u->gradients_at) : NULL;
 }
 

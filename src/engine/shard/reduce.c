@@ -5,9 +5,21 @@
 
 #include <stdlib.h>
 
-static float *own_place(const struct shard_unit *u)
+static void *own_place(const struct shard_unit *u)
 {
-	return u->gradients + u->first;
+	return (char *)u->gradients + (size_t)u->first * dtype_size(u->gradient_type);
+}
+
+/* This rank's part of the sum that has been taken in another type. */
+static void *own_wire(const struct shard *s, const struct shard_unit *u)
+{
+	return (char *)u->wire + (size_t)u->first * dtype_size(s->o.wire);
+}
+
+/* Whether the sum over the replicas, too, is taken in the type of the wire, before it is rounded. */
+static bool sums_on_wire(const struct shard *s, const struct shard_unit *u)
+{
+	return s->replicate && u->wire && dtype_size(s->o.wire) > dtype_size(u->gradient_type);
 }
 
 /* The sum over the replicas has ended. */
@@ -20,9 +32,13 @@ static int complete_one(struct shard *s, int unit, struct error *err)
 	if (!ticket)
 		return 0;
 	u->replicating = 0;
-	if ((r = comm_wait(s->replicate, ticket, err)) == 0)
-		offload_gradients(s, unit);
-	return r;
+	if ((r = comm_wait(s->replicate, ticket, err)) < 0)
+		return r;
+	if (u->wire)
+		device_cast(s->dev, u->own_gradients, u->gradient_type, own_wire(s, u), s->o.wire, u->own);
+	u->wire = NULL;
+	offload_gradients(s, unit);
+	return 0;
 }
 
 /* Adds the sum that has arrived in a slot to this rank's own gradients, and starts the sum over the replicas
@@ -40,21 +56,32 @@ static int finish_one(struct shard *s, int unit, struct error *err)
 		return r;
 	if (u->adds && s->o.offload == SHARD_OFFLOAD_ALL)
 		device_event_wait(s->dev, u->up);
+	if (sums_on_wire(s, u)) {
+		u->replicating = comm_all_reduce(s->replicate, own_wire(s, u), u->own, s->o.wire, COMM_SUM);
+		return 0;
+	}
 	if (u->wire)
-		device_cast(s->dev, own_place(u), DTYPE_F32,
-		            (char *)u->wire + (size_t)u->first * dtype_size(s->o.wire), s->o.wire, u->own);
+		device_cast(s->dev, own_place(u), u->gradient_type, own_wire(s, u), s->o.wire, u->own);
 	u->wire = NULL;
 	if (unit == 0 && (r = rows_add(s, u->gradients, err)) < 0)
 		return r;
 	if (u->adds)
-		device_add(s->dev, u->own_gradients, own_place(u), DTYPE_F32, u->own);
+		device_add(s->dev, u->own_gradients, own_place(u), u->gradient_type, u->own);
 	else if (u->in_slot && !u->direct && u->own_gradients != own_place(u))
-		device_copy(s->dev, u->own_gradients, own_place(u), (size_t)u->own * sizeof(float));
+		device_copy(s->dev, u->own_gradients, own_place(u),
+		            (size_t)u->own * dtype_size(u->gradient_type));
 	if (s->replicate && u->last)
-		u->replicating = comm_all_reduce(s->replicate, u->own_gradients, u->own, DTYPE_F32, COMM_SUM);
+		u->replicating =
+		    comm_all_reduce(s->replicate, u->own_gradients, u->own, u->gradient_type, COMM_SUM);
 	else if (u->last || s->o.offload == SHARD_OFFLOAD_ALL)
 		offload_gradients(s, unit);
 	return 0;
+}
+
+/* The slot of its sum is needed. */
+static int complete_wire(struct shard *s, int unit, struct error *err)
+{
+	return s->unit[unit].wire ? complete_one(s, unit, err) : 0;
 }
 
 /* With offload of all, a unit's squares are added when its gradients go down: in the order of the backward
@@ -138,8 +165,8 @@ static int bring_own(struct shard *s, int unit, int before, struct error *err)
 
 static bool overlap(const struct shard_unit *a, const struct shard_unit *b)
 {
-	return a->gradients_at < b->gradients_at + (size_t)b->padded * sizeof(float) &&
-	       b->gradients_at < a->gradients_at + (size_t)a->padded * sizeof(float);
+	return a->gradients_at < b->gradients_at + (size_t)b->padded * dtype_size(b->gradient_type) &&
+	       b->gradients_at < a->gradients_at + (size_t)a->padded * dtype_size(a->gradient_type);
 }
 
 /* The gradients of the unit before do not lie where those of this one do, unless that unit was the last of
@@ -202,6 +229,7 @@ void shard_micro_step(struct shard *s, bool first, bool last)
 void shard_gradients(struct shard *s, int unit)
 {
 	struct shard_unit *u = &s->unit[unit];
+	size_t size = dtype_size(u->gradient_type);
 	void *buffer;
 
 	if (unit == 0 && s->rows.begun)
@@ -213,13 +241,19 @@ void shard_gradients(struct shard *s, int unit)
 		return;
 	}
 	/* No rank has computed the padding of the last shard, but the gradient norm includes it. */
-	device_zero(s->dev, u->gradients + u->count, (size_t)(u->padded - u->count) * sizeof(float));
+	device_zero(s->dev, (char *)u->gradients + (size_t)u->count * size,
+	            (size_t)(u->padded - u->count) * size);
 	u->adds = u->in_slot && s->degree > 1 && !s->first_micro_step;
 	buffer = u->gradients;
-	if (s->o.wire != DTYPE_F32) {
+	if (s->o.wire != u->gradient_type) {
+		struct shard_ring *ring = &s->wire[u->wire_ring];
+		int before = ring->slot[ring->next].unit;
+
 		/* A communicator that has failed says so wherever it is waited for. */
-		(void)next_slot(s, &s->wire[u->wire_ring], unit, &buffer, NULL);
-		device_cast(s->dev, buffer, s->o.wire, u->gradients, DTYPE_F32, u->padded);
+		(void)next_slot(s, ring, unit, &buffer, NULL);
+		if (before >= 0)
+			(void)complete_wire(s, before, NULL);
+		device_cast(s->dev, buffer, s->o.wire, u->gradients, u->gradient_type, u->padded);
 		u->wire = buffer;
 	}
 	u->direct = u->in_slot && !u->adds && !u->wire;
@@ -263,7 +297,7 @@ void shard_sum_squares(struct shard *s, int unit, double *sum)
 	const struct shard_unit *u = &s->unit[unit];
 
 	if (s->o.offload != SHARD_OFFLOAD_ALL)
-		device_sum_squares(s->dev, u->own_gradients, DTYPE_F32, u->own, sum);
+		device_sum_squares(s->dev, u->own_gradients, u->gradient_type, u->own, sum);
 	else if (is_first(s, unit))
 		device_copy(s->dev, sum, s->squares, sizeof(*sum));
 }

@@ -70,7 +70,7 @@ int shard_quantize_parse(const char *name, enum shard_quantize *out)
 	return -EINVAL;
 }
 
-static void divide_unit(struct shard *s, int unit, const struct model_unit *from)
+static void divide_unit(struct shard *s, int unit, const struct model_unit *from, bool once)
 {
 	struct shard_unit *u = &s->unit[unit];
 	int64_t step = (int64_t)s->degree * SHARD_ALIGNMENT;
@@ -78,6 +78,7 @@ static void divide_unit(struct shard *s, int unit, const struct model_unit *from
 	u->count = from->count;
 	u->frozen = from->frozen;
 	u->matrices = from->matrices;
+	u->gradient_type = once && !u->frozen ? s->o.gradient_type : DTYPE_F32;
 	u->padded = s->degree == 1 ? u->count : (u->count + step - 1) / step * step;
 	u->own = u->padded / s->degree;
 	u->first = s->o.rank % s->degree * u->own;
@@ -136,7 +137,7 @@ int shard_create(struct device *dev, struct comm *comm, const struct shard_optio
 	if (!s->unit || !s->placed)
 		return error_oom(err);
 	for (int i = 0; i < s->units; i++) {
-		divide_unit(s, i, &layout->unit[i]);
+		divide_unit(s, i, &layout->unit[i], model_layout_writes_once(layout, i));
 		choose_residency(s, i, layout->unit[i].base);
 		s->unit[i].base = base;
 		base += s->unit[i].count;
@@ -225,7 +226,7 @@ static bool comes(const struct shard *s, const struct shard_unit *u, enum kind k
 {
 	return kind == WEIGHTS     ? !u->whole_weights
 	       : kind == GRADIENTS ? u->in_slot
-	       : kind == WIRE      ? s->o.world_size > 1 && s->o.wire != DTYPE_F32 && !u->frozen
+	       : kind == WIRE      ? s->o.world_size > 1 && s->o.wire != u->gradient_type && !u->frozen
 	                           : s->o.offload == SHARD_OFFLOAD_ALL && s->degree > 1 && !u->frozen;
 }
 
@@ -298,7 +299,7 @@ static void choose_rings(struct shard *s)
 
 static void place_ring(struct shard *s, struct arena *a, int ring, enum kind kind)
 {
-	static const char *const kinds[] = {"weights", "gradients", "rounded gradients", "own gradients"};
+	static const char *const kinds[] = {"weights", "gradients", "summed gradients", "own gradients"};
 	struct shard_ring *const rings[] = {s->weights, s->gradients, s->wire, s->own};
 	const enum dtype types[] = {s->o.type, DTYPE_F32, s->o.wire, DTYPE_F32};
 	struct shard_ring *r = &rings[kind][ring];

@@ -36,6 +36,8 @@
  *
  * Gradients are fp32, whatever the compute type is: sums over many micro-steps and ranks stay exact enough,
  * and 4 bytes a parameter are little compared with the activations of models that are small enough for ddp.
+ * Where a step has one micro-batch, those of the blocks may be bf16 (gradient_type): nothing is added to them
+ * on a rank. Their sums over the ranks are taken in `wire`, and rounded to bf16 once they are complete.
  * In fp32 the compute weights are also the master weights. Without a master copy there are only the bf16
  * weights, which the optimizer rounds stochastically.
  *
@@ -107,6 +109,9 @@ struct shard_options {
 	int prefetch;          /* units whose weights are gathered ahead of the one that is used */
 	int64_t persist_below; /* elements: smaller units' weights stay whole */
 	enum dtype wire;       /* in which gradients are summed: fp32 or bf16 */
+	/* Of the gradients of units that write them once (model_layout_writes_once), fp32 or bf16; those of
+	 * the others are fp32. bf16: without micro-steps that accumulate, and without offload. */
+	enum dtype gradient_type;
 	enum shard_offload offload;
 	const char *offload_dir; /* borrowed; NULL: what is offloaded stays in host memory */
 	int64_t state_piece;     /* elements that are stepped at a time with offload_dir; 0: by default */
@@ -130,17 +135,18 @@ struct shard_unit {
 	bool whole_gradients, in_slot; /* by the strategy; in_slot: whole until they are summed, no longer */
 	void *weights;                 /* compute type, [padded]; NULL while they are in no slot */
 	void *own_weights;             /* [own]; NULL with offload of all, where they are not whole */
-	float *gradients;              /* [padded]; of the slot they were last in */
-	float *own_gradients;          /* [own]; with offload of all, of the slot they were last in */
-	struct model_reuse reuse;      /* the memory of the model in which its gradients may lie */
+	enum dtype gradient_type;
+	void *gradients;          /* [padded]; of the slot they were last in */
+	void *own_gradients;      /* [own]; with offload of all, of the slot they were last in */
+	struct model_reuse reuse; /* the memory of the model in which its gradients may lie */
 	/* Of gradients, or own gradients, that are kept in activations; and of whole ones until they are
 	 * summed: where they are in the arena, and for the latter how far before the end. */
 	bool kept;
 	size_t kept_at, gradients_at, before_end;
-	float *gradients_memory; /* at gradients_at; NULL: in a slot of a fixed place */
-	float *master, *m, *v;   /* [own], [own - m_from], [own - v_from]; NULL where there is none */
-	int64_t m_from, v_from;  /* own elements before these have no such moment: the optimizer's to say */
-	int64_t state_first;     /* with offload_dir, of the piece that is stepped: own elements before it */
+	void *gradients_memory; /* at gradients_at; NULL: in a slot of a fixed place */
+	float *master, *m, *v;  /* [own], [own - m_from], [own - v_from]; NULL where there is none */
+	int64_t m_from, v_from; /* own elements before these have no such moment: the optimizer's to say */
+	int64_t state_first;    /* with offload_dir, of the piece that is stepped: own elements before it */
 	/* With offload, in host memory, as master, m and v are then. */
 	float *host_gradients; /* [own] */
 	/* [own], compute type; NULL in fp32, where it is master, and of frozen units whose weights are on
@@ -153,7 +159,7 @@ struct shard_unit {
 	comm_ticket gathering; /* 0: not under way */
 	comm_ticket reducing;
 	bool direct;             /* it ends in own_gradients */
-	void *wire;              /* of the reduction that is under way, where it is not in fp32 */
+	void *wire;              /* of the reduction that is under way, where it is in another type */
 	bool adds;               /* the reduction that is under way is to be added to own_gradients */
 	bool last;               /* ... and is the step's last */
 	comm_ticket replicating; /* hybrid: the sum of own_gradients over the replicas */
@@ -212,7 +218,7 @@ struct shard {
 	bool keeps;  /* any unit's gradients are kept in activations */
 	size_t gradients_from, gradients_end; /* all of that memory, in the arena; */
 	void *gradients_span;                 /* where that is */
-	struct shard_ring wire[SHARD_RINGS];  /* gradients rounded for the wire */
+	struct shard_ring wire[SHARD_RINGS];  /* gradients in the type in which they are summed */
 	/* With offload of all: own gradients, where they are a part of a unit; and, on the device, the sum of
 	 * the squares of those of the last micro-step, which have gone down. */
 	struct shard_ring own[SHARD_RINGS];

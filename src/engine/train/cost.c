@@ -206,7 +206,7 @@ static void count_parts(const struct model_layout *l, const struct model_config 
 		p->block_forward += cost_gemm(h, type, RATE_PRODUCT_FORWARD, t, out, in, s, false);
 		p->block_backward += cost_gemm(h, type, RATE_PRODUCT_INPUT, t, in, out, s, false) +
 		                     trained.matrices * cost_gemm(h, type, RATE_PRODUCT_WEIGHT, out, in, t,
-		                                                  sizeof(float), add);
+		                                                  (double)dtype_size(o->gradient_type), add);
 	}
 	if (l->adapts)
 		count_adapters(l, c, o, t, h, p);
@@ -374,11 +374,11 @@ static const int optimizer_sums[OPTIMIZERS] = {
  * those of each operation alone, 6 % in the median of 40 models. */
 #define BETWEEN 0.06
 
-static double optimizer_bytes(const struct train_options *o)
+static double optimizer_bytes(const struct train_options *o, enum dtype gradient)
 {
 	/* Gradient for the norm, whose sum in fp64 takes as long as twice its bytes, and again; moments;
 	 * weights. */
-	double bytes = 8 + 4 + 16;
+	double bytes = 3 * (double)dtype_size(gradient) + 16;
 
 	bytes += o->precision == DTYPE_F32 ? 8 : o->without_master ? 4 : 8 + 2;
 	return bytes * optimizer_share[o->optimizer];
@@ -435,22 +435,23 @@ static double muon_seconds(const struct train_options *o, const struct hardware 
 }
 
 /* The gradients' way down is under the backward pass, and is not counted. */
-static double host_seconds(const struct train_options *o, const struct hardware_set *where, double own)
+static double host_seconds(const struct train_options *o, const struct hardware_set *where, double own,
+                           enum dtype gradient)
 {
 	const struct hardware *h = &where->device;
 	double copies = o->offload ? own * 2 * (double)(sizeof(float) + dtype_size(o->precision)) : 0;
 
 	if (!o->offload || h->sizing.engine == DEVICE_ENGINE_CPU)
-		return stream(h, o->precision, RATE_OPTIMIZER, own * optimizer_bytes(o) + copies);
-	return own * optimizer_bytes(o) * where->per_node / HOST_MEMORY +
+		return stream(h, o->precision, RATE_OPTIMIZER, own * optimizer_bytes(o, gradient) + copies);
+	return own * optimizer_bytes(o, gradient) * where->per_node / HOST_MEMORY +
 	       (o->offload == SHARD_OFFLOAD_ALL ? 0 : own * (double)dtype_size(o->precision) / HOST_LINK);
 }
 
 /* The disk reads and writes while the host steps; bytes: of the unit's state on it. */
 static double optimizer_seconds(const struct train_options *o, const struct hardware_set *where, double own,
-                                double bytes)
+                                enum dtype gradient, double bytes)
 {
-	return MAX(host_seconds(o, where, own), 2 * bytes * where->per_node / DISK);
+	return MAX(host_seconds(o, where, own, gradient), 2 * bytes * where->per_node / DISK);
 }
 
 static void empty_slots(struct player *p)
@@ -564,7 +565,7 @@ static void count_units(struct player *p, const struct model_layout *l, const st
 		if (!of)
 			continue;
 		elements = (double)of->padded, own = (double)of->own;
-		t->optimizer = optimizer_seconds(p->o, where, own, disk * own);
+		t->optimizer = optimizer_seconds(p->o, where, own, of->gradient_type, disk * own);
 		if (p->o->optimizer == OPTIMIZER_MUON && u > 0 && u < p->units - 1 && !l->adapts)
 			t->optimizer += muon_seconds(p->o, h, l, trained, of->own) +
 			                /* The whole momentum of a unit, which is waited for. */

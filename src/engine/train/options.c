@@ -28,6 +28,7 @@ void train_options_default(struct train_options *o)
 	                            .log_steps = 10,
 	                            .strategy = SHARD_DDP,
 	                            .reduce_type = DTYPE_F32,
+	                            .gradient_type = DTYPE_F32,
 	                            .prefetch = 1};
 	preference_options_default(&o->preference);
 }
@@ -62,6 +63,15 @@ int train_options_check(const struct train_options *o, struct error *err)
 	     "above 0 and not above the first"},
 	    {!o->without_master || o->precision == DTYPE_BF16,
 	     "only bf16 weights can do without a master copy (train.master)"},
+	    {o->gradient_type == DTYPE_F32 || o->precision == o->gradient_type,
+	     "bf16 gradients (train.gradient_type) need bf16 arithmetic (train.precision)"},
+	    {o->gradient_type == DTYPE_F32 || o->accumulation == 1,
+	     "bf16 gradients (train.gradient_type) are for steps of one micro-step (train.accumulation = 1): "
+	     "sums of several are taken in fp32"},
+	    {o->gradient_type == DTYPE_F32 || !o->offload,
+	     "bf16 gradients (train.gradient_type) cannot be offloaded: the host steps by fp32"},
+	    {optimizer_reads(o->optimizer, o->gradient_type),
+	     "only adamw and adamw_8bit can step by bf16 gradients (train.gradient_type)"},
 	    {o->log_steps >= 1 && o->save_steps >= 0 && o->eval_steps >= 0,
 	     "log_steps has to be at least 1, save_steps and eval_steps at least 0"},
 	    {!o->offload || optimizer_steps_on_host(o->optimizer),

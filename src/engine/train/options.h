@@ -50,6 +50,7 @@ struct train_options {
 	int64_t eval_steps;           /* 0: with each save and at the end */
 	enum shard_strategy strategy; /* shard.h; prefetch and persist_below are of zero3 and hybrid */
 	enum dtype reduce_type;       /* of gradients on the wire */
+	enum dtype gradient_type;     /* of the blocks' gradients */
 	enum shard_offload offload;
 	const char *offload_dir;      /* borrowed: where the optimizer's state is in a file; NULL: nowhere */
 	int64_t state_piece;          /* of offload_dir, elements at a time; 0: by default */
