@@ -49,14 +49,14 @@ static int make_config(const struct bench *b, struct model_config *c, struct err
 	return text ? model_config_parse(text, strlen(text), "bench", c, err) : error_oom(err);
 }
 
-/* Two steps warm the caches. */
+/* Two steps warm the caches. Steps follow each other as in a run. */
 static int measure(struct bench *b, struct trainer *t, bool first, struct error *err)
 {
 	struct train_log log = {0};
 	int r;
 
 	for (int s = -2; s < b->n[STEPS]; s++) {
-		if ((r = trainer_run_step(t, &log, err)) < 0)
+		if ((r = trainer_run_step_ahead(t, s + 1 < b->n[STEPS], &log, err)) < 0)
 			return r;
 		if (!first || s < 0)
 			continue;

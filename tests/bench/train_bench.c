@@ -5,8 +5,9 @@
  * hidden=512 heads=8 kv=2 head_dim=hidden/heads intermediate=1408 vocab=6400 theta=1e6 recompute=0 masked=0
  * spread=0 master=1 gradients=fp32|bf16 choose=1 unfused=0 rows=64 documents=2 lora=0 (the rank of adapters
  * on all linear modules) family=llama, or config=FILE, a config.json (layers= still wins). Prints one JSON
- * object. With profile=1 it then runs one more step and prints the time of every operation (profile.h
- * describes the format); with capture=1 one more step that a profiler records.
+ * object. As in a run, a step is queued before the one in front of it has ended, where the device runs behind
+ * the host; ahead=0: it is not. With profile=1 it then runs one more step and prints the time of every
+ * operation (profile.h describes the format); with capture=1 one more step that a profiler records.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -170,7 +171,8 @@ static int run(char **argv, struct error *err)
 			used = clock_seconds(CLOCK_PROCESS_CPUTIME_ID);
 			seen = log.tokens;
 		}
-		if ((r = trainer_run_step(t, &log, err)) < 0)
+		r = trainer_run_step_ahead(t, number(argv, "ahead", 1) && s + 1 < warm + steps, &log, err);
+		if (r < 0)
 			return r;
 		times[s] = clock_monotonic() - begun;
 		if (s == 0)

@@ -362,11 +362,18 @@ int trainer_end_step(struct trainer *t, struct train_log *log, struct error *err
 	return t->o.precision == DTYPE_F16 ? count_overflow(t, log, err) : check_finite(log, err);
 }
 
+int trainer_run_step_ahead(struct trainer *t, bool more, struct train_log *log, struct error *err)
+{
+	int r = t->begun == t->step ? trainer_begin_step(t, err) : 0;
+
+	if (r == 0 && more && trainer_runs_ahead(t))
+		r = trainer_begin_step(t, err);
+	return r < 0 ? r : trainer_end_step(t, log, err);
+}
+
 int trainer_run_step(struct trainer *t, struct train_log *log, struct error *err)
 {
-	int r = trainer_begin_step(t, err);
-
-	return r < 0 ? r : trainer_end_step(t, log, err);
+	return trainer_run_step_ahead(t, false, log, err);
 }
 
 int trainer_evaluate(struct trainer *t, double *loss, struct preference_metric *metrics, struct error *err)

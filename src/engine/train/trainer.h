@@ -150,6 +150,9 @@ void trainer_set_origin(struct trainer *t, int64_t step, int64_t examples);
 int trainer_run(struct trainer *t, const struct train_callbacks *callbacks, struct error *err);
 /* One step by itself (tests, benchmarks): fills log. */
 int trainer_run_step(struct trainer *t, struct train_log *log, struct error *err);
+/* The same as trainer_run has it: where more steps follow, and the device runs behind the host, the next one
+ * is queued before this one is waited for. The last call has more = false. */
+int trainer_run_step_ahead(struct trainer *t, bool more, struct train_log *log, struct error *err);
 /* Mean loss over the held-out rows, all ranks together; of a preference task their measurements, too (NULL:
  * not wanted). */
 int trainer_evaluate(struct trainer *t, double *loss, struct preference_metric *metrics, struct error *err);
