@@ -24,6 +24,7 @@ struct call {
 	ncclRedOp_t op;
 	int root;
 	cudaStream_t stream;
+	int group, place; /* how many are in its group, and which of them it is; 0: it is in none */
 };
 
 struct region {
@@ -57,8 +58,16 @@ static struct group {
 	struct fake_comm *rank[RANKS];
 } groups[GROUPS];
 
+/* The group that a thread has begun. */
+static _Thread_local struct {
+	bool open;
+	int n;
+	struct fake_comm *comm[64];
+	struct call call[64];
+} grouped;
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static int ids, abort_fills = -1, refused_rank = -1, refused_after, allocated;
+static int ids, abort_fills = -1, refused_rank = -1, refused_after, allocated, in_groups;
 static int has_windows, refused_window = -1;
 
 void simt_nccl_abort_fills(int byte)
@@ -176,8 +185,18 @@ ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t *part, n
 	return config->blocking ? ncclInvalidUsage : ncclInProgress;
 }
 
+/* An error in the use of NCCL ends the program: the real library would continue with memory of other
+ * ranks. */
+__attribute__((noreturn)) static void wrong(const char *what)
+{
+	fprintf(stderr, "NCCL's stand-in: %s\n", what);
+	abort();
+}
+
 ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *r)
 {
+	if (grouped.open)
+		wrong("the state of a communicator is asked for before the group has ended");
 	pthread_mutex_lock(&lock);
 	*r = c->group->died ? ncclRemoteError
 	     : c->splits || c->registers || c->group->joined < c->group->n || (c->queued && !c->connected) ||
@@ -217,19 +236,13 @@ ncclResult_t ncclCommDestroy(ncclComm_t c)
 
 ncclResult_t ncclCommAbort(ncclComm_t c)
 {
+	if (grouped.open)
+		wrong("a communicator is aborted before the group has ended");
 	pthread_mutex_lock(&lock);
 	leave(c);
 	pthread_mutex_unlock(&lock);
 	free(c);
 	return ncclSuccess;
-}
-
-/* An error in the use of NCCL ends the program: the real library would continue with memory of other
- * ranks. */
-__attribute__((noreturn)) static void wrong(const char *what)
-{
-	fprintf(stderr, "NCCL's stand-in: %s\n", what);
-	abort();
 }
 
 ncclResult_t ncclCommRegister(ncclComm_t c, void *p, size_t n, void **handle)
@@ -433,6 +446,9 @@ static void carry_out(struct group *g)
 	for (int r = 1; r < g->n; r++)
 		if (place_in_window(g->rank[r]) != place_in_window(g->rank[0]))
 			wrong("the buffers are at different places of their windows");
+	for (int r = 1; r < g->n; r++)
+		if (g->rank[r]->call[0].group != k->group || g->rank[r]->call[0].place != k->place)
+			wrong("the ranks have other groups");
 	for (size_t i = 0; i < all && (k->what == REDUCE || k->what == SCATTER); i++) {
 		double x = reduced(g, i);
 
@@ -462,6 +478,13 @@ static ncclResult_t add(struct fake_comm *c, struct call call)
 {
 	bool all = true;
 
+	if (grouped.open) {
+		if (grouped.n == 64)
+			wrong("a group of more than 64 collectives");
+		grouped.comm[grouped.n] = c;
+		grouped.call[grouped.n++] = call;
+		return ncclSuccess;
+	}
 	pthread_mutex_lock(&lock);
 	simt_stream_begin(call.stream);
 	c->call[c->queued++] = call;
@@ -474,6 +497,39 @@ static ncclResult_t add(struct fake_comm *c, struct call call)
 		carry_out(c->group);
 	pthread_mutex_unlock(&lock);
 	return ncclInProgress;
+}
+
+ncclResult_t ncclGroupStart(void)
+{
+	if (grouped.open)
+		wrong("a group begins within another");
+	grouped.open = true;
+	grouped.n = 0;
+	return ncclSuccess;
+}
+
+/* Nothing of a group has begun before. */
+ncclResult_t ncclGroupEnd(void)
+{
+	if (!grouped.open)
+		wrong("a group ends that has not begun");
+	grouped.open = false;
+	for (int i = 0; i < grouped.n; i++) {
+		if (grouped.call[i].stream != grouped.call[0].stream)
+			wrong("the collectives of a group are on different streams");
+		if (grouped.n > 1) {
+			grouped.call[i].group = grouped.n;
+			grouped.call[i].place = i;
+			__atomic_fetch_add(&in_groups, 1, __ATOMIC_RELAXED);
+		}
+		(void)add(grouped.comm[i], grouped.call[i]);
+	}
+	return ncclInProgress;
+}
+
+int simt_nccl_grouped(void)
+{
+	return __atomic_load_n(&in_groups, __ATOMIC_RELAXED);
 }
 
 ncclResult_t ncclAllReduce(const void *from, void *to, size_t n, ncclDataType_t t, ncclRedOp_t op,

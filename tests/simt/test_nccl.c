@@ -849,6 +849,82 @@ START_TEST(a_family_fails_together)
 }
 END_TEST
 
+/* A small sum beside a larger one, and a gather: nothing is queued before the end, and then all of it is. */
+static void grouped(struct rank *r)
+{
+	enum { MANY = GROUP_MAX + 3 };
+	float host[COUNT], all[COUNT], one = (float)(r->rank + 1), *buffer;
+	struct error err = ERROR_INIT;
+	comm_ticket ticket[MANY];
+	double sum = r->rank + 1, *sums;
+	uint64_t queued;
+	void *memory;
+
+	r->comm = join(r, RANKS, 20, 0, NULL);
+	ck_ok(device_alloc(r->dev, sizeof(host), &memory, &err), &err);
+	buffer = memory;
+	ck_ok(device_alloc(r->dev, sizeof(all), &memory, &err), &err);
+	ck_ok(device_alloc(r->dev, MANY * sizeof(sum), (void **)&sums, &err), &err);
+	for (int i = 0; i < COUNT; i++)
+		host[i] = (float)(r->rank * COUNT + i);
+	ck_ok(device_write(r->dev, buffer, host, sizeof(host), &err), &err);
+	for (int i = 0; i < SHARD; i++)
+		ck_ok(device_write(r->dev, (float *)memory + r->rank * SHARD + i, &one, sizeof(one), &err),
+		      &err);
+	ck_ok(device_write(r->dev, sums, &sum, sizeof(sum), &err), &err);
+	queued = r->comm->queued;
+	comm_group_begin(r->comm);
+	ticket[0] = comm_all_reduce(r->comm, buffer, COUNT, DTYPE_F32, COMM_SUM);
+	comm_group_begin(r->comm);
+	ticket[1] = comm_all_reduce_f64(r->comm, sums, 1, COMM_SUM);
+	ticket[2] = comm_all_gather(r->comm, memory, SHARD, DTYPE_F32);
+	ck_assert_uint_eq(r->comm->queued, queued);
+	ck_assert_uint_eq(ticket[2], queued + 3);
+	comm_group_end(r->comm);
+	comm_group_end(r->comm);
+	ck_assert_uint_eq(r->comm->queued, queued + 3);
+	finish(r, ticket[0], host, buffer, sizeof(host));
+	finish(r, ticket[2], all, memory, sizeof(all));
+	ck_ok(device_read(r->dev, &sum, sums, sizeof(sum), &err), &err);
+	ck_assert_double_eq(sum, 6);
+	for (int i = 0; i < COUNT; i++) {
+		ck_assert_float_eq(host[i], (float)(3 * COUNT + 3 * i));
+		ck_assert_float_eq(all[i], (float)(i / SHARD + 1));
+	}
+	/* More than a group holds; what is waited for is not held back. */
+	for (int i = 0; i < MANY; i++) {
+		sum = r->rank + i;
+		ck_ok(device_write(r->dev, sums + i, &sum, sizeof(sum), &err), &err);
+	}
+	comm_group_begin(r->comm);
+	for (int i = 0; i < MANY; i++)
+		ticket[i] = comm_all_reduce_f64(r->comm, sums + i, 1, COMM_SUM);
+	ck_ok(comm_wait(r->comm, ticket[MANY - 1], &err), &err);
+	for (int i = 0; i < MANY; i++) {
+		ck_ok(device_read(r->dev, &sum, sums + i, sizeof(sum), &err), &err);
+		ck_assert_double_eq(sum, 3 + 3 * i);
+	}
+	/* One alone is no group. */
+	comm_group_begin(r->comm);
+	ck_ok(comm_wait(r->comm, comm_barrier(r->comm), &err), &err);
+	comm_group_begin(r->comm);
+	comm_barrier(r->comm);
+	ck_ok(comm_flush(r->comm, &err), &err);
+	ck_ok(comm_check(r->comm, &err), &err);
+	device_free(r->dev, buffer);
+	device_free(r->dev, memory);
+	device_free(r->dev, sums);
+}
+
+START_TEST(collectives_that_start_together)
+{
+	int before = simt_nccl_grouped();
+
+	with_ranks(RANKS, grouped);
+	ck_assert_int_eq(simt_nccl_grouped() - before, RANKS * (3 + GROUP_MAX + 3));
+}
+END_TEST
+
 START_TEST(a_single_rank)
 {
 	struct comm_options o = {.world_size = 1, .timeout_s = 1};
@@ -894,6 +970,7 @@ int main(void)
 	tcase_add_test(tc, two_communicators);
 	tcase_add_test(tc, lanes);
 	tcase_add_test(tc, a_family_fails_together);
+	tcase_add_test(tc, collectives_that_start_together);
 	tcase_add_test(tc, a_single_rank);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);

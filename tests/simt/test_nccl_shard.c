@@ -237,6 +237,22 @@ START_TEST(losses_are_those_of_ddp)
 }
 END_TEST
 
+/* The last gradients of a step start together with its sums, where one communicator has both, as here: of two
+ * ranks two collectives a step. Of a tied embedding's gradients under ddp the rows are the last; the head's
+ * part is not held back. */
+START_TEST(the_sums_start_with_the_last_gradients)
+{
+	int before = simt_nccl_grouped();
+	struct rank_run ranks[2];
+
+	if (_i > SHARD_HYBRID)
+		run_tied(ranks, SHARD_DDP, 2, DTYPE_F32, DTYPE_F32, DTYPE_F32);
+	else
+		run_both(ranks, (enum shard_strategy)_i, 2, DTYPE_F32, SHARD_OFFLOAD_NONE);
+	ck_assert_int_eq(simt_nccl_grouped() - before, 2 * 2 * STEPS);
+}
+END_TEST
+
 /* The host steps with the CPU engine's kernels, whose bits are those of the GPU's. */
 START_TEST(offload_has_the_same_bits)
 {
@@ -266,6 +282,7 @@ int main(void)
 	tcase_add_loop_test(c, the_loop_has_the_same_losses, SHARD_DDP, SHARD_HYBRID + 1);
 	tcase_add_loop_test(c, rows_of_a_tied_embedding, 0, 4);
 	tcase_add_loop_test(c, gradients_in_bf16, 0, 2);
+	tcase_add_loop_test(c, the_sums_start_with_the_last_gradients, SHARD_DDP, SHARD_HYBRID + 2);
 	tcase_add_loop_test(c, offload_has_the_same_bits, SHARD_DDP, SHARD_HYBRID + 1);
 	suite_add_tcase(suite, c);
 	return unit_run(suite);

@@ -55,15 +55,19 @@ static struct comm *join(struct world *w, int rank, struct device **dev)
 }
 
 /* The collectives of a step of two ranks with ddp: what the head has written of the tied embedding's
- * gradients, those of the other units, the rows of the embedding, then the losses. */
+ * gradients, those of the other units, then the rows of the embedding and the losses, which start together.
+ * sums NULL: without these two. */
 static void add_up(struct world *w, struct comm *c, void *gradients, void *rows, double *sums)
 {
 	comm_all_reduce(c, gradients, w->layout->unit[0].count, DTYPE_F32, COMM_SUM);
 	for (int u = w->layout->units - 1; u > 0; u--)
 		comm_all_reduce(c, gradients, w->layout->unit[u].count, DTYPE_F32, COMM_SUM);
+	if (!sums)
+		return;
+	comm_group_begin(c);
 	comm_all_gather(c, rows, w->c.hidden, DTYPE_F32);
-	if (sums)
-		comm_all_reduce_f64(c, sums, 2, COMM_SUM);
+	comm_all_reduce_f64(c, sums, 2, COMM_SUM);
+	comm_group_end(c);
 }
 
 static void *peer(void *context)

@@ -129,6 +129,13 @@ comm_ticket comm_reduce_scatter_into(struct comm *comm, void *own, const void *a
 comm_ticket comm_broadcast(struct comm *comm, void *buffer, size_t bytes, int root);
 comm_ticket comm_barrier(struct comm *comm);
 
+/* What is queued between these two starts together, after all work queued on the device before
+ * comm_group_end: on a GPU with one kernel, where a small collective costs hardly more than its data. It also
+ * starts once it is waited for, which ends the group. All ranks have the same groups. A second begin, and an
+ * end without a begin, have no effect; on CPUs neither has. */
+void comm_group_begin(struct comm *comm);
+void comm_group_end(struct comm *comm);
+
 int comm_wait(struct comm *comm, comm_ticket ticket, struct error *err);
 int comm_flush(struct comm *comm, struct error *err);
 /* How many seconds the computation has waited in comm_wait so far. On CUDA it is the compute stream that

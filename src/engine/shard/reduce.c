@@ -226,14 +226,20 @@ void shard_micro_step(struct shard *s, bool first, bool last)
 		device_zero(s->dev, s->squares, sizeof(*s->squares));
 }
 
-void shard_gradients(struct shard *s, int unit)
+/* The last gradients of a step start together with the sums of the step, which the caller queues next. */
+static void group_last(struct shard *s, int unit)
+{
+	if (s->last_micro_step && s->reduce == s->comm && s->unit[unit].belongs_to == s->lowest)
+		comm_group_begin(s->reduce);
+}
+
+/* ends: the backward pass may end with the unit. */
+static void reduce(struct shard *s, int unit, bool ends)
 {
 	struct shard_unit *u = &s->unit[unit];
 	size_t size = dtype_size(u->gradient_type);
 	void *buffer;
 
-	if (unit == 0 && s->rows.begun)
-		return;
 	u->last = s->last_micro_step;
 	if (s->o.world_size == 1 || (!u->last && !shard_reduces_each(s))) {
 		if (u->last || s->o.offload == SHARD_OFFLOAD_ALL)
@@ -257,17 +263,25 @@ void shard_gradients(struct shard *s, int unit)
 		u->wire = buffer;
 	}
 	u->direct = u->in_slot && !u->adds && !u->wire;
+	if (ends)
+		group_last(s, unit);
 	u->reducing = s->degree == 1 ? comm_all_reduce(s->reduce, buffer, u->padded, s->o.wire, COMM_SUM)
 	              : u->direct    ? comm_reduce_scatter_into(s->reduce, u->own_gradients, buffer, u->own,
 	                                                        s->o.wire, COMM_SUM)
 	                             : comm_reduce_scatter(s->reduce, buffer, u->own, s->o.wire, COMM_SUM);
 }
 
+void shard_gradients(struct shard *s, int unit)
+{
+	if (unit > 0 || !s->rows.begun)
+		reduce(s, unit, true);
+}
+
 void shard_head_gradients(struct shard *s, int unit)
 {
 	if (!shard_gathers_rows(s) || !s->last_micro_step)
 		return;
-	shard_gradients(s, unit);
+	reduce(s, unit, false);
 	s->rows.begun = true;
 }
 

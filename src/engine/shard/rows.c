@@ -32,8 +32,11 @@ bool shard_embedding_rows(struct shard *s, const void *d_out)
 
 	if (!w->begun)
 		return false;
-	if (w->most > 0)
+	if (w->most > 0) {
+		/* With the sums of the step, as the last gradients are (reduce.c). */
+		comm_group_begin(s->reduce);
 		w->gathering = comm_all_gather_into(s->reduce, w->all, d_out, w->most * w->hidden, s->o.type);
+	}
 	return true;
 }
 

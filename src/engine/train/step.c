@@ -181,14 +181,19 @@ static int accumulate(struct trainer *t, struct train_work *w, float scale, stru
 	return 0;
 }
 
-/* Starts the sum of loss, stop flag and times over the ranks, which follows those of the gradients. */
+/* Starts the sum of loss, stop flag and times over the ranks, which follows those of the gradients, together
+ * with the last of these. */
 static comm_ticket share_sums(struct trainer *t)
 {
-	return t->world_size > 1 ? comm_all_reduce_f64(t->comm, &t->plan->sums[PLAN_SUM_LOSS],
-	                                               PLAN_SUM_RANKS - PLAN_SUM_LOSS + t->world_size +
-	                                                   (trainer_prefers(t) ? PREFERENCE_SUMS : 0),
-	                                               COMM_SUM)
-	                         : 0;
+	int64_t n = PLAN_SUM_RANKS - PLAN_SUM_LOSS + t->world_size;
+	comm_ticket ticket;
+
+	if (t->world_size == 1)
+		return 0;
+	ticket = comm_all_reduce_f64(t->comm, &t->plan->sums[PLAN_SUM_LOSS],
+	                             n + (trainer_prefers(t) ? PREFERENCE_SUMS : 0), COMM_SUM);
+	comm_group_end(t->comm);
+	return ticket;
 }
 
 /* Puts in what this rank adds to the sums: its stop flag, and the time of its last step in its own place. The

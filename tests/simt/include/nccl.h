@@ -47,6 +47,7 @@ int simt_nccl_registered(ncclComm_t c);
 /* The library has windows; refused: but makes none of the memory of this rank (-1: of all ranks). */
 void simt_nccl_windows(int has, int refused);
 int simt_nccl_window_count(ncclComm_t c);
+int simt_nccl_grouped(void);   /* collectives so far that were in a group of two or more */
 int simt_nccl_allocated(void); /* pieces of ncclMemAlloc's memory that are not freed yet */
 
 const char *ncclGetErrorString(ncclResult_t r);
@@ -63,6 +64,8 @@ ncclResult_t ncclCommRegister(ncclComm_t c, void *p, size_t n, void **handle);
 ncclResult_t ncclCommDeregister(ncclComm_t c, void *handle);
 ncclResult_t ncclMemAlloc(void **p, size_t n);
 ncclResult_t ncclMemFree(void *p);
+ncclResult_t ncclGroupStart(void);
+ncclResult_t ncclGroupEnd(void);
 ncclResult_t ncclAllReduce(const void *from, void *to, size_t n, ncclDataType_t t, ncclRedOp_t op,
                            ncclComm_t c, cudaStream_t s);
 ncclResult_t ncclReduceScatter(const void *from, void *to, size_t n, ncclDataType_t t, ncclRedOp_t op,

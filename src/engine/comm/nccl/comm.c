@@ -30,17 +30,6 @@ const char *comm_describe(const struct comm *c)
 }
 
 /* ---- collectives ---- */
-struct collective {
-	enum kind kind;
-	void *buffer;
-	const void *input; /* NULL: in buffer; else of all_gather a shard, of reduce_scatter all shards */
-	size_t count;      /* elements: all, or a shard */
-	ncclDataType_t type;
-	size_t size; /* of an element */
-	ncclRedOp_t op;
-	int root;
-};
-
 static ncclResult_t start(struct comm *c, const struct collective *o)
 {
 	char *own = (char *)o->buffer + (size_t)c->rank * o->count * o->size;
@@ -78,51 +67,94 @@ static void fail_cuda(struct comm *c, const char *what, cudaError_t s)
 	pthread_mutex_unlock(&c->lock);
 }
 
-/* Calls NCCL and waits until it has accepted the collective. NCCL accepts the first one of a kind only once
- * all ranks have called it. */
-static void enter(struct comm *c, const struct collective *o, comm_ticket ticket)
+/* Two or more are a group of NCCL's, whose result is that of its end: within it nothing is accepted yet. */
+static ncclResult_t start_all(struct comm *c, const struct collective *o, int n)
 {
-	ncclResult_t n;
+	ncclResult_t r = ncclSuccess, end = n > 1 ? ncclGroupStart() : ncclSuccess;
+
+	if (end != ncclSuccess)
+		return end;
+	for (int i = 0; i < n && (r == ncclSuccess || (n > 1 && r == ncclInProgress)); i++)
+		r = o[i].count ? start(c, &o[i]) : r;
+	end = n > 1 ? ncclGroupEnd() : r;
+	return r == ncclSuccess || r == ncclInProgress ? end : r;
+}
+
+/* Calls NCCL and waits until it has accepted the collectives. NCCL accepts the first one of a kind only once
+ * all ranks have called it. */
+static void enter(struct comm *c, const struct collective *o, int n, comm_ticket first)
+{
+	ncclResult_t r;
 
 	pthread_mutex_lock(&c->lock);
 	if (!comm_pending(c))
 		c->last_progress_at = clock_monotonic();
-	c->kind[ticket % EVENTS] = o->kind;
+	for (int i = 0; i < n; i++)
+		c->kind[(first + (comm_ticket)i) % EVENTS] = o[i].kind;
 	c->entering = true;
-	if (!c->failed && o->count) {
+	if (!c->failed) {
 		/* No deadline is needed here: the watching thread enforces the time-out. */
-		n = comm_settle(c, start(c, o), HUGE_VAL);
-		if (n != ncclSuccess)
-			comm_fail_nccl(c, comm_kind_name(o->kind), n);
+		r = comm_settle(c, start_all(c, o, n), HUGE_VAL);
+		if (r != ncclSuccess)
+			comm_fail_nccl(c, comm_kind_name(o->kind), r);
 	}
 	pthread_mutex_unlock(&c->lock);
 }
 
-static comm_ticket enqueue(struct comm *c, const struct collective *o)
+/* Queues collectives behind the computation; they have the next tickets. */
+static void queue(struct comm *c, const struct collective *o, int n)
 {
-	comm_ticket ticket = c->queued + 1;
+	comm_ticket first = c->queued + 1;
 	cudaError_t s;
 
-	if (c->size == 1)
-		return ++c->queued;
 	if (!failed(c)) {
 		s = cudaEventRecord(c->computed, c->dev->stream);
 		if (!s)
 			s = cudaStreamWaitEvent(c->stream, c->computed, 0);
+		for (int i = 0; i < n && !s; i++)
+			s = cudaEventRecord(c->begun[(first + (comm_ticket)i) % EVENTS], c->stream);
 		if (!s)
-			s = cudaEventRecord(c->begun[ticket % EVENTS], c->stream);
-		if (!s) {
-			enter(c, o, ticket);
-			s = cudaEventRecord(c->event[ticket % EVENTS], c->stream);
-		}
+			enter(c, o, n, first);
+		for (int i = 0; i < n && !s; i++)
+			s = cudaEventRecord(c->event[(first + (comm_ticket)i) % EVENTS], c->stream);
 		if (s)
 			fail_cuda(c, comm_kind_name(o->kind), s);
 	}
 	pthread_mutex_lock(&c->lock);
 	c->entering = false;
-	c->queued = ticket;
+	c->queued += (comm_ticket)n;
 	pthread_mutex_unlock(&c->lock);
-	return ticket;
+}
+
+static comm_ticket enqueue(struct comm *c, const struct collective *o)
+{
+	if (c->size == 1)
+		return ++c->queued;
+	if (!c->held.open) {
+		queue(c, o, 1);
+		return c->queued;
+	}
+	if (c->held.n == GROUP_MAX) {
+		comm_group_end(c);
+		comm_group_begin(c);
+	}
+	c->held.collective[c->held.n++] = *o;
+	return c->queued + (comm_ticket)c->held.n;
+}
+
+void comm_group_begin(struct comm *c)
+{
+	c->held.open = true;
+}
+
+void comm_group_end(struct comm *c)
+{
+	int n = c->held.n;
+
+	c->held.open = false;
+	c->held.n = 0;
+	if (n > 0)
+		queue(c, c->held.collective, n);
 }
 
 static ncclDataType_t data_type(enum dtype type)
@@ -217,6 +249,8 @@ int comm_wait(struct comm *c, comm_ticket ticket, struct error *err)
 
 	if (!ticket)
 		return 0;
+	if (c->held.n > 0 && ticket > c->queued)
+		comm_group_end(c);
 	if (c->queued - ticket >= EVENTS)
 		ticket = c->queued - EVENTS + 1;
 	if (c->size > 1 && !failed(c))
@@ -256,6 +290,7 @@ int comm_flush(struct comm *c, struct error *err)
 {
 	int r;
 
+	comm_group_end(c);
 	pthread_mutex_lock(&c->lock);
 	for (comm_look(c); c->size > 1 && !c->failed && c->completed < c->queued; comm_look(c)) {
 		comm_pause(c);

@@ -35,10 +35,29 @@ enum {
 	BUFFERS = 4096,   /* the most buffers that can be registered */
 	WINDOWS = 16,     /* the most windows */
 	WAITS_MAX = 4096, /* the most waits of the compute stream that are measured at a time */
+	GROUP_MAX = 16,   /* collectives that start together; one more starts them */
 	POLL_NS = 20 * 1000,
 };
 
 enum kind { KIND_ALL_REDUCE, KIND_REDUCE_SCATTER, KIND_ALL_GATHER, KIND_BROADCAST, KIND_BARRIER };
+
+struct collective {
+	enum kind kind;
+	void *buffer;
+	const void *input; /* NULL: in buffer; else of all_gather a shard, of reduce_scatter all shards */
+	size_t count;      /* elements: all, or a shard */
+	ncclDataType_t type;
+	size_t size; /* of an element */
+	ncclRedOp_t op;
+	int root;
+};
+
+/* Of the computing thread: collectives that have tickets and start together (comm_group_begin). */
+struct held {
+	bool open;
+	int n;
+	struct collective collective[GROUP_MAX];
+};
 
 /* Only the computing thread uses it. */
 struct waits {
@@ -76,6 +95,7 @@ struct comm {
 	cudaStream_t stream;
 	cudaEvent_t computed; /* the end of the computation that the next collective has to wait for */
 	double *token;        /* on the device: the element that a barrier sums */
+	struct held held;
 	struct waits waits;
 	int events; /* made so far */
 	/* This GPU has reached the collective: the computation before it is done. */
@@ -88,7 +108,7 @@ struct comm {
 	pthread_t watcher;
 	bool watching, ending;
 	uint64_t queued, completed;
-	bool entering; /* NCCL has not yet accepted the collective queued + 1 */
+	bool entering; /* NCCL has not yet accepted the collective queued + 1, and those of its group */
 	/* The last time that a collective completed, that one was queued while none was, or that this GPU
 	 * reached the next one. */
 	double last_progress_at;

@@ -28,6 +28,8 @@
 	F(ncclResult_t, ncclCommDeregister, (const ncclComm_t comm, void *handle), (comm, handle)) \
 	F(ncclResult_t, ncclMemAlloc, (void **memory, size_t size), (memory, size)) \
 	F(ncclResult_t, ncclMemFree, (void *memory), (memory)) \
+	F(ncclResult_t, ncclGroupStart, (void), ()) \
+	F(ncclResult_t, ncclGroupEnd, (void), ()) \
 	F(ncclResult_t, ncclAllReduce, \
 	  (const void *from, void *to, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, \
 	   cudaStream_t stream), \
