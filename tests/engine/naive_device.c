@@ -121,10 +121,54 @@ size_t device_logits_bytes(void)
 	return 1 << 16;
 }
 
+bool device_supports_fp8(const struct device *dev)
+{
+	return true;
+}
+
+void device_fp8_quantize(struct device *dev, const struct device_fp8 *q, const void *src)
+{
+	const float *x = src;
+	float scale;
+
+	q->scale[1] = 0;
+	for (int64_t i = 0; i < q->rows * q->cols; i++)
+		q->scale[1] = fmaxf(q->scale[1], fabsf(x[i / q->cols * q->ld + i % q->cols]));
+	scale = fp8_scale(q->format, q->scale[1]);
+	q->scale[0] = 1 / scale;
+	for (int64_t i = 0; i < q->rows * q->cols && q->codes; i++)
+		q->codes[i] = fp8_from_float(q->format, x[i / q->cols * q->ld + i % q->cols] * scale);
+	for (int64_t j = 0; j < q->cols && q->turned; j++)
+		for (int64_t i = 0; i < fp8_padded(q->rows); i++)
+			q->turned[j * fp8_padded(q->rows) + i] =
+			    i < q->rows ? fp8_from_float(q->format, x[i * q->ld + j] * scale) : 0;
+}
+
+static void fp8_gemm(const struct device_gemm *g)
+{
+	const uint8_t *a = g->a, *b = g->b;
+
+	for (int64_t i = 0; i < g->m; i++)
+		for (int64_t j = 0; j < g->n; j++) {
+			float *c = (float *)g->c + i * g->ldc + j;
+			double sum = 0;
+
+			for (int64_t k = 0; k < g->k; k++)
+				sum += (double)fp8_to_float(g->fp8_a, a[i * g->lda + k]) *
+				       (double)fp8_to_float(g->fp8_b, b[j * g->ldb + k]);
+			*c = (float)(g->alpha * *g->scale_a * *g->scale_b * sum) +
+			     (g->beta != 0 ? g->beta * *c : 0) + (g->bias ? ((const float *)g->bias)[j] : 0);
+		}
+}
+
 void device_gemm(struct device *dev, const struct device_gemm *g)
 {
 	const float *a = g->a, *b = g->b;
 
+	if (g->fp8_a) {
+		fp8_gemm(g);
+		return;
+	}
 	for (int64_t i = 0; i < g->m; i++)
 		for (int64_t j = 0; j < g->n; j++) {
 			float *c = (float *)g->c + i * g->ldc + j;

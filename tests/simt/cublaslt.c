@@ -7,11 +7,13 @@
 
 #include "engine/device/cuda/cuda.h"
 #include "engine/device/dtype.h"
+#include "engine/device/fp8.h"
 
 struct fake_operation {
 	cublasOperation_t a, b;
 	cublasLtEpilogue_t epilogue;
 	void *bias; /* in D's type */
+	const float *scale_a, *scale_b;
 };
 
 struct fake_layout {
@@ -146,6 +148,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMa
 	    {CUBLASLT_MATMUL_DESC_TRANSB, &d->b, sizeof(d->b)},
 	    {CUBLASLT_MATMUL_DESC_EPILOGUE, &d->epilogue, sizeof(d->epilogue)},
 	    {CUBLASLT_MATMUL_DESC_BIAS_POINTER, &d->bias, sizeof(d->bias)},
+	    {CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &d->scale_a, sizeof(d->scale_a)},
+	    {CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &d->scale_b, sizeof(d->scale_b)},
 	};
 
 	for (size_t i = 0; i < sizeof(attributes) / sizeof(attributes[0]); i++) {
@@ -198,12 +202,37 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
 	return CUBLAS_STATUS_SUCCESS;
 }
 
+static bool is_fp8(cudaDataType_t type)
+{
+	return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2;
+}
+
+/* What the library demands of operands of fp8 on Hopper: A is transposed and B not, both have scales, at most
+ * one is E5M2, leading dimensions, what is summed over and the rows of D are multiples of 16 bytes, and the
+ * only epilogue with a bias is one of 16 bits. */
+static bool fp8_fits(const struct fake_operation *d, const struct fake_layout *a, const struct fake_layout *b,
+                     const struct fake_layout *c)
+{
+	size_t size = c->type == CUDA_R_32F ? 4 : 2;
+
+	return is_fp8(b->type) && (a->type == CUDA_R_8F_E4M3 || b->type == CUDA_R_8F_E4M3) &&
+	       d->a == CUBLAS_OP_T && d->b == CUBLAS_OP_N && a->rows % 16 == 0 && a->ld % 16 == 0 &&
+	       b->ld % 16 == 0 && (size_t)c->rows * size % 16 == 0 && (size_t)c->ld * size % 16 == 0 &&
+	       !is_fp8(c->type) &&
+	       (d->epilogue < CUBLASLT_EPILOGUE_BIAS ||
+	        (d->epilogue == CUBLASLT_EPILOGUE_BIAS && c->type != CUDA_R_32F));
+}
+
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t d,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t e,
                                               cublasLtMatmulPreference_t p, int wanted,
                                               cublasLtMatmulHeuristicResult_t *results, int *found)
 {
+	if (is_fp8(a->type) && !fp8_fits(d, a, b, c)) {
+		*found = 0;
+		return CUBLAS_STATUS_NOT_SUPPORTED;
+	}
 	/* The real library has such conditions, too: callers have to handle a refusal. */
 	if (d->epilogue >= CUBLASLT_EPILOGUE_BIAS && c->ld % 2) {
 		*found = 0;
@@ -242,6 +271,8 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t h, cublasLtMatmulDesc_t 
 
 static float get(const void *p, int64_t i, cudaDataType_t type)
 {
+	if (is_fp8(type))
+		return fp8_to_float(type == CUDA_R_8F_E4M3 ? FP8_E4M3 : FP8_E5M2, ((const uint8_t *)p)[i]);
 	return type == CUDA_R_32F    ? ((const float *)p)[i]
 	       : type == CUDA_R_16BF ? bf16_to_float(((const uint16_t *)p)[i])
 	                             : f16_to_float(((const uint16_t *)p)[i]);
@@ -288,6 +319,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
 	int64_t k = d->a == CUBLAS_OP_T ? al->rows : al->cols;
 	const void *pointers[] = {a, b, c, e};
 	const struct simt_gemm g = described(d, al, cl, algorithm);
+	float factor;
 
 	for (int i = 0; i < 4; i++) {
 		simt_check(pointers[i], "a matrix of a gemm");
@@ -300,17 +332,27 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
 		return CUBLAS_STATUS_NOT_SUPPORTED; /* a refusal by the call itself */
 	if ((d->a == CUBLAS_OP_T ? al->cols : al->rows) != cl->rows ||
 	    (d->b == CUBLAS_OP_T ? bl->cols : bl->rows) != k ||
-	    (d->b == CUBLAS_OP_T ? bl->rows : bl->cols) != cl->cols || al->type != bl->type || c != e ||
-	    cl != el)
+	    (d->b == CUBLAS_OP_T ? bl->rows : bl->cols) != cl->cols || is_fp8(al->type) != is_fp8(bl->type) ||
+	    (!is_fp8(al->type) && al->type != bl->type) || c != e || cl != el)
 		return CUBLAS_STATUS_INVALID_VALUE;
+	if (is_fp8(al->type)) {
+		for (int i = 0; i < 2; i++)
+			if ((uintptr_t)pointers[i] % 16)
+				return CUBLAS_STATUS_INVALID_VALUE;
+		if (!fp8_fits(d, al, bl, cl) || !d->scale_a || !d->scale_b)
+			return CUBLAS_STATUS_INVALID_VALUE;
+		simt_check(d->scale_a, "the scale of a gemm");
+		simt_check(d->scale_b, "the scale of a gemm");
+	}
 	simt_enter(s);
 	spend(&g);
+	factor = *(const float *)alpha * (is_fp8(al->type) ? *d->scale_a * *d->scale_b : 1);
 	for (int64_t col = 0; col < cl->cols; col++) {
 		for (int64_t row = 0; row < cl->rows; row++) {
 			int64_t i = col * cl->ld + row;
 			float x;
 
-			x = (float)(*(const float *)alpha * sum_of(&g, d, a, al, b, bl, row, col));
+			x = (float)(factor * sum_of(&g, d, a, al, b, bl, row, col));
 			if (*(const float *)beta != 0)
 				x += *(const float *)beta * get(c, i, cl->type);
 			if (d->epilogue == CUBLASLT_EPILOGUE_BIAS)

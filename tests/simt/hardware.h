@@ -6,6 +6,7 @@
 #define DEVICE_HARDWARE
 
 #include "engine/device/dtype.h"
+#include "engine/device/fp8.h"
 #include "simt/simt.h"
 
 #include <math.h>
@@ -84,6 +85,17 @@ static inline float exact_product(float a, float b)
 static inline uint32_t pack_bf16(float low, float high)
 {
 	return (uint32_t)bf16_from_float(low) | (uint32_t)bf16_from_float(high) << 16;
+}
+
+template <enum fp8_format FORMAT> inline uint32_t pack_fp8(float a, float b, float c, float d)
+{
+	return (uint32_t)fp8_from_float(FORMAT, a) | (uint32_t)fp8_from_float(FORMAT, b) << 8 |
+	       (uint32_t)fp8_from_float(FORMAT, c) << 16 | (uint32_t)fp8_from_float(FORMAT, d) << 24;
+}
+
+static inline void max_into(float *to, float x)
+{
+	*to = x > *to ? x : *to;
 }
 
 static inline void __syncthreads()

@@ -27,24 +27,26 @@ static const struct field {
 	size_t at;
 	bool wide;
 	int64_t low, high;
+	bool optional; /* left out where it is 0 */
 } fields[] = {
-    {FIELD(m), true, 1, SIDE_MAX},
-    {FIELD(n), true, 1, SIDE_MAX},
-    {FIELD(k), true, 1, SIDE_MAX},
-    {FIELD(lda), true, 1, SIDE_MAX},
-    {FIELD(ldb), true, 1, SIDE_MAX},
-    {FIELD(ldc), true, 1, SIDE_MAX},
-    {FIELD(transpose_a), false, 0, 1},
-    {FIELD(transpose_b), false, 0, 1},
-    {FIELD(ab_type), false, 0, DTYPE_F16},
-    {FIELD(c_type), false, 0, DTYPE_F16},
-    {FIELD(adds), false, 0, 1},
-    {FIELD(bias), false, 0, 1},
-    {FIELD(d_bias), false, 0, 1},
-    {FIELD(align_a), false, 1, DEVICE_GEMM_ALIGNMENT},
-    {FIELD(align_b), false, 1, DEVICE_GEMM_ALIGNMENT},
-    {FIELD(align_c), false, 1, DEVICE_GEMM_ALIGNMENT},
-    {FIELD(align_bias), false, 1, DEVICE_GEMM_ALIGNMENT},
+    {FIELD(m), true, 1, SIDE_MAX, false},
+    {FIELD(n), true, 1, SIDE_MAX, false},
+    {FIELD(k), true, 1, SIDE_MAX, false},
+    {FIELD(lda), true, 1, SIDE_MAX, false},
+    {FIELD(ldb), true, 1, SIDE_MAX, false},
+    {FIELD(ldc), true, 1, SIDE_MAX, false},
+    {FIELD(transpose_a), false, 0, 1, false},
+    {FIELD(transpose_b), false, 0, 1, false},
+    {FIELD(ab_type), false, 0, DTYPE_F16, false},
+    {FIELD(c_type), false, 0, DTYPE_F16, false},
+    {FIELD(adds), false, 0, 1, false},
+    {FIELD(bias), false, 0, 1, false},
+    {FIELD(d_bias), false, 0, 1, false},
+    {FIELD(align_a), false, 1, DEVICE_GEMM_ALIGNMENT, false},
+    {FIELD(align_b), false, 1, DEVICE_GEMM_ALIGNMENT, false},
+    {FIELD(align_c), false, 1, DEVICE_GEMM_ALIGNMENT, false},
+    {FIELD(align_bias), false, 1, DEVICE_GEMM_ALIGNMENT, false},
+    {FIELD(fp8), false, 0, FP8_E5M2 << 4 | FP8_E5M2, true},
 };
 
 /* ---- out ---- */
@@ -59,7 +61,8 @@ static json_t *product_json(const struct device_gemm_choice *c)
 		const void *from = (const char *)&c->shape + fields[i].at;
 		int64_t value = fields[i].wide ? *(const int64_t *)from : *(const int32_t *)from;
 
-		r |= json_object_set_new(j, fields[i].name, json_integer(value));
+		if (value || !fields[i].optional)
+			r |= json_object_set_new(j, fields[i].name, json_integer(value));
 	}
 	for (size_t i = 0; i < DEVICE_ALGORITHM; i++)
 		snprintf(hex + 2 * i, 3, "%02x", c->algorithm[i]);
@@ -113,6 +116,8 @@ static bool take_field(const json_t *v, const struct field *f, struct device_gem
 	void *to = (char *)out + f->at;
 	int64_t value = json_integer_value(v);
 
+	if (!v && f->optional)
+		return true;
 	if (!json_is_integer(v) || value < f->low || value > f->high)
 		return false;
 	if (f->wide)

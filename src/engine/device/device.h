@@ -25,6 +25,7 @@
 
 #include "base/error.h"
 #include "engine/device/dtype.h"
+#include "engine/device/fp8.h"
 
 struct device;
 
@@ -75,6 +76,7 @@ struct device_shapes {
 	/* No matrix of a block, and not that of the head, is trained: there are no products for its gradient.
 	 */
 	bool frozen_blocks, frozen_head;
+	bool fp8; /* the products of the blocks' matrices are in fp8 */
 };
 /* Bytes of logits that the head does best at a time. Each chunk reads the head's weights twice and adds to
  * their gradient once; the fewer rows, the more that weighs, and the more, the less of a chunk stays in the
@@ -154,6 +156,11 @@ struct device_gemm {
 	/* For few rows, without transpose_a: a row of C has the bits that it has in a product of that row by
 	 * itself. On the CPU engine; cuBLASLt chooses its kernel by m, too. */
 	bool by_rows;
+	/* Where A and B are codes of device_fp8_quantize: their formats, and what each stands for is
+	 * multiplied with (device). They are [m, k] and [n, k]: transpose_b, without transpose_a and d_bias;
+	 * n, k, lda and ldb are multiples of FP8_MULTIPLE. ab_type is what they were quantized from. */
+	enum fp8_format fp8_a, fp8_b;
+	const float *scale_a, *scale_b;
 };
 void device_gemm(struct device *dev, const struct device_gemm *g);
 
@@ -177,7 +184,7 @@ struct device_gemm_shape {
 	int32_t transpose_a, transpose_b, ab_type, c_type;
 	int32_t adds, bias, d_bias;                    /* 1: beta is not 0; has a bias; has its gradient */
 	int32_t align_a, align_b, align_c, align_bias; /* of the addresses, DEVICE_GEMM_ALIGNMENT at most */
-	int32_t zero;
+	int32_t fp8; /* 16 times the format of A, and that of B; 0: neither */
 };
 
 struct device_gemm_choice {
@@ -200,6 +207,20 @@ int device_gemm_measure(struct device *dev, struct device_gemm_choice *choices, 
  * accept one. Called at start only. */
 int device_gemm_use(struct device *dev, const struct device_gemm_choice *choices, size_t n,
                     struct error *err);
+
+/* ---- fp8 (fp8.h) ---- */
+/* Whether the device multiplies fp8. The CPU does in fp32, to the same results: slower than bf16. */
+bool device_supports_fp8(const struct device *dev);
+/* What matrices of fp8 are made of: a matrix, whose rows are ld apart, with one scale of its own. */
+struct device_fp8 {
+	enum fp8_format format;
+	enum dtype type; /* of the matrix */
+	int64_t rows, cols, ld;
+	uint8_t *codes;  /* [rows, cols]; NULL: not wanted */
+	uint8_t *turned; /* [cols, fp8_padded(rows)], zeros behind the rows; NULL: not wanted */
+	float *scale;    /* [2], device: what codes stand for is multiplied with it; the largest magnitude */
+};
+void device_fp8_quantize(struct device *dev, const struct device_fp8 *q, const void *src);
 
 void device_bias_forward(struct device *dev, void *x, const void *bias, int64_t rows, int64_t cols,
                          int64_t ld, enum dtype type);

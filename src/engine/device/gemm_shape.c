@@ -33,5 +33,6 @@ void device_gemm_shape(const struct device_gemm *g, struct device_gemm_shape *ou
 	                                  .align_a = alignment(g->a),
 	                                  .align_b = alignment(g->b),
 	                                  .align_c = alignment(g->c),
-	                                  .align_bias = alignment(g->bias)};
+	                                  .align_bias = alignment(g->bias),
+	                                  .fp8 = (int32_t)g->fp8_a << 4 | (int32_t)g->fp8_b};
 }

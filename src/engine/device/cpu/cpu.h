@@ -42,5 +42,7 @@ static inline size_t round_up(size_t n, size_t to)
 int gemm_create(struct device *dev, struct error *err);
 void gemm_destroy(struct device *dev);
 bool gemm_native_bf16(const struct device *dev);
+/* fp8.c: device_gemm of fp8, without the bias. */
+void fp8_gemm(struct device *dev, const struct device_gemm *g);
 /* The library and its version, such as "oneDNN 2.6.3"; static. */
 const char *gemm_describe(void);

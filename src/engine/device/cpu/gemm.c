@@ -321,7 +321,10 @@ void device_gemm(struct device *dev, const struct device_gemm *g)
 		device_fault(dev, -EINVAL, "gemm: the gradient of a bias needs transpose_a");
 		return;
 	}
-	product(dev, g);
+	if (g->fp8_a)
+		fp8_gemm(dev, g);
+	else
+		product(dev, g);
 	if (g->bias)
 		device_bias_forward(dev, g->c, g->bias, g->m, g->n, g->ldc, g->c_type);
 	if (g->d_bias)

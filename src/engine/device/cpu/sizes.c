@@ -106,7 +106,20 @@ static size_t dnnl_bytes(const struct device_shapes *s)
 
 size_t cpu_packing_bytes(const struct device_shapes *s, int threads, bool native_bf16)
 {
-	return s->type == DTYPE_BF16 && native_bf16 ? dnnl_bytes(s) : blas_bytes(s, threads);
+	size_t dnnl = s->type == DTYPE_BF16 && native_bf16 ? dnnl_bytes(s) : 0;
+
+	/* fp8 is multiplied in fp32. */
+	return dnnl + (dnnl == 0 || s->fp8 ? blas_bytes(s, threads) : 0);
+}
+
+/* Codes of fp8 are widened on every processor. A gradient's factors have padded rows. */
+static size_t fp8_scratch(const struct device_shapes *s, int64_t wide)
+{
+	int64_t tokens = fp8_padded(s->tokens), q = (int64_t)s->heads * s->head_dim;
+	size_t first = gemm_scratch(tokens, wide, s->hidden, DTYPE_BF16, false);
+	size_t second = gemm_scratch(tokens, s->hidden, MAX(q, s->intermediate), DTYPE_BF16, false);
+
+	return s->fp8 ? MAX(first, second) : 0;
 }
 
 size_t cpu_scratch_bytes(const struct device_shapes *s, int threads, bool native_bf16)
@@ -131,6 +144,8 @@ size_t cpu_scratch_bytes(const struct device_shapes *s, int threads, bool native
 		need = cached;
 	need = scales > need ? scales : need;
 	gemm = gemm_scratch(s->tokens, wide, s->hidden, s->type, native_bf16);
+	need = gemm > need ? gemm : need;
+	gemm = fp8_scratch(s, wide);
 	need = gemm > need ? gemm : need;
 	gemm = gemm_scratch(s->logits_rows, s->vocab, s->hidden, s->type, native_bf16);
 	return gemm > need ? gemm : need;

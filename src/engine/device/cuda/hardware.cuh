@@ -8,7 +8,10 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <stdint.h>
+
+#include "engine/device/fp8.h"
 
 /* Queues a kernel on dev's stream. A block may use 48 KiB of shared memory without asking, which is the sum
  * of what the kernel declares (8 KiB at most) and `shared`; for more, the kernel's limit is raised first. */
@@ -80,6 +83,23 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high)
 	__nv_bfloat162 x = __floats2bfloat162_rn(low, high);
 
 	return *(uint32_t *)&x;
+}
+
+/* Four codes of fp8 in a register, the first in the low byte; what is too large is the largest. Older GPUs
+ * get the same codes without instructions for it. */
+template <enum fp8_format FORMAT>
+__device__ __forceinline__ uint32_t pack_fp8(float a, float b, float c, float d)
+{
+	constexpr __nv_fp8_interpretation_t KIND = FORMAT == FP8_E4M3 ? __NV_E4M3 : __NV_E5M2;
+
+	return (uint32_t)__nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, KIND) |
+	       (uint32_t)__nv_cvt_float2_to_fp8x2(make_float2(c, d), __NV_SATFINITE, KIND) << 16;
+}
+
+/* *to = max(*to, x) of numbers that are not negative, by any number of threads. */
+__device__ __forceinline__ void max_into(float *to, float x)
+{
+	atomicMax((unsigned int *)to, __float_as_uint(x));
 }
 
 template <typename V> __device__ __forceinline__ V shuffle_xor(V x, int mask)

@@ -57,7 +57,8 @@ static bool is_accepted(struct device *dev, const struct device_gemm_choice *cho
 	                                       .b = (void *)(uintptr_t)shape->align_b,
 	                                       .c = (void *)(uintptr_t)shape->align_c,
 	                                       .bias = (void *)(uintptr_t)shape->align_bias,
-	                                       .d_bias = (float *)(uintptr_t)DEVICE_GEMM_ALIGNMENT};
+	                                       .d_bias = (float *)(uintptr_t)DEVICE_GEMM_ALIGNMENT,
+	                                       .scale = (float *)(uintptr_t)DEVICE_GEMM_ALIGNMENT};
 	struct device_gemm product = gemm_product_of(shape, &operands);
 	cublasLtMatmulAlgo_t algorithm;
 	struct gemm_entry e = {0};

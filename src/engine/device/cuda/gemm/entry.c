@@ -54,7 +54,11 @@ struct device_gemm gemm_product_of(const struct device_gemm_shape *s, const stru
 	                            .ab_type = (enum dtype)s->ab_type,
 	                            .c_type = (enum dtype)s->c_type,
 	                            .bias = s->bias ? o->bias : NULL,
-	                            .d_bias = s->d_bias ? o->d_bias : NULL};
+	                            .d_bias = s->d_bias ? o->d_bias : NULL,
+	                            .fp8_a = (enum fp8_format)(s->fp8 >> 4),
+	                            .fp8_b = (enum fp8_format)(s->fp8 & 15),
+	                            .scale_a = s->fp8 ? o->scale : NULL,
+	                            .scale_b = s->fp8 ? o->scale : NULL};
 }
 
 void gemm_work_init(const struct device *dev, const struct device_gemm *d, struct gemm_work *w)
@@ -75,8 +79,11 @@ void gemm_work_init(const struct device *dev, const struct device_gemm *d, struc
 	                                .align_a = alignment(d->a),
 	                                .align_b = alignment(d->b),
 	                                .align_c = alignment(d->c),
-	                                .adds = d->beta != 0}};
-	if (d->bias && !(dev->unfused & DEVICE_UNFUSED_BIAS)) {
+	                                .adds = d->beta != 0,
+	                                .fp8_a = (int32_t)d->fp8_a,
+	                                .fp8_b = (int32_t)d->fp8_b}};
+	/* With operands of fp8 the library adds no bias of fp32. */
+	if (d->bias && (!d->fp8_a || d->c_type != DTYPE_F32) && !(dev->unfused & DEVICE_UNFUSED_BIAS)) {
 		w->epilogue = CUBLASLT_EPILOGUE_BIAS;
 	} else if (d->d_bias && !d->bias && d->c_type == DTYPE_F32 &&
 	           !(dev->unfused & DEVICE_UNFUSED_BIAS_GRADIENT)) {
@@ -97,12 +104,23 @@ void gemm_work_place(const struct device *dev, struct gemm_work *w)
 	w->key.align_bias = w->bias ? alignment(w->bias) : 0;
 }
 
+/* What is our B comes first there. */
+static cublasStatus_t set_scales(struct gemm_entry *e, const struct device_gemm *d)
+{
+	cublasStatus_t s = cublasLtMatmulDescSetAttribute(e->operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER,
+	                                                  &d->scale_b, sizeof(d->scale_b));
+
+	return s ? s
+	         : cublasLtMatmulDescSetAttribute(e->operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER,
+	                                          &d->scale_a, sizeof(d->scale_a));
+}
+
 cublasStatus_t gemm_multiply(struct device *dev, const struct gemm_work *w, struct gemm_entry *e)
 {
 	const struct device_gemm *d = w->product;
-	cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
+	cublasStatus_t s = d->fp8_a ? set_scales(e, d) : CUBLAS_STATUS_SUCCESS;
 
-	if (w->bias && !e->plain)
+	if (s == CUBLAS_STATUS_SUCCESS && w->bias && !e->plain)
 		s = cublasLtMatmulDescSetAttribute(e->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &w->bias,
 		                                   sizeof(w->bias));
 	return s ? s
@@ -111,8 +129,10 @@ cublasStatus_t gemm_multiply(struct device *dev, const struct gemm_work *w, stru
 	                          WORKSPACE, dev->stream);
 }
 
-static cudaDataType_t data_type(int32_t type)
+static cudaDataType_t data_type(int32_t type, int32_t fp8)
 {
+	if (fp8)
+		return fp8 == FP8_E4M3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2;
 	return type == DTYPE_F32 ? CUDA_R_32F : type == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_16F;
 }
 
@@ -138,12 +158,15 @@ cublasStatus_t gemm_entry_describe(struct gemm_entry *e, const struct gemm_work 
 	                                                   &w->epilogue, sizeof(w->epilogue))) ||
 	               (s = cublasLtMatmulDescSetAttribute(e->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
 	                                                   &w->bias, sizeof(w->bias))))) ||
-	    (s = cublasLtMatrixLayoutCreate(&e->a, data_type(k->ab_type), k->transpose_b ? k->k : k->n,
-	                                    k->transpose_b ? k->n : k->k, k->ldb)) ||
-	    (s = cublasLtMatrixLayoutCreate(&e->b, data_type(k->ab_type), k->transpose_a ? k->m : k->k,
-	                                    k->transpose_a ? k->k : k->m, k->lda)))
+	    (k->fp8_a && (s = set_scales(e, w->product))) ||
+	    (s = cublasLtMatrixLayoutCreate(&e->a, data_type(k->ab_type, k->fp8_b),
+	                                    k->transpose_b ? k->k : k->n, k->transpose_b ? k->n : k->k,
+	                                    k->ldb)) ||
+	    (s = cublasLtMatrixLayoutCreate(&e->b, data_type(k->ab_type, k->fp8_a),
+	                                    k->transpose_a ? k->m : k->k, k->transpose_a ? k->k : k->m,
+	                                    k->lda)))
 		return s;
-	return cublasLtMatrixLayoutCreate(&e->c, data_type(k->c_type), k->n, k->m, k->ldc);
+	return cublasLtMatrixLayoutCreate(&e->c, data_type(k->c_type, FP8_NONE), k->n, k->m, k->ldc);
 }
 
 cublasStatus_t gemm_suggest(struct gemm_cache *g, const struct gemm_entry *e, int wanted,

@@ -200,6 +200,12 @@ void device_gemm(struct device *dev, const struct device_gemm *d)
 		             dtype_name(d->c_type));
 		return;
 	}
+	if (d->fp8_a && (d->transpose_a || !d->transpose_b || d->d_bias || d->n % FP8_MULTIPLE ||
+	                 d->k % FP8_MULTIPLE || d->lda % FP8_MULTIPLE || d->ldb % FP8_MULTIPLE)) {
+		device_fault(dev, -EINVAL, "gemm: no product of fp8 for %lld x %lld x %lld", (long long)d->m,
+		             (long long)d->n, (long long)d->k);
+		return;
+	}
 	if (d->d_bias && !d->transpose_a) {
 		device_fault(dev, -EINVAL, "gemm: the gradient of a bias needs transpose_a");
 		return;

@@ -19,6 +19,7 @@ struct gemm_key {
 	int32_t transpose_a, transpose_b, ab_type, c_type;
 	int32_t align_a, align_b, align_c, adds;
 	int32_t epilogue, align_bias;
+	int32_t fp8_a, fp8_b;
 };
 
 struct gemm_entry {
@@ -71,6 +72,7 @@ const char *gemm_status(cublasStatus_t s);
 struct gemm_operands {
 	void *a, *b, *c, *bias;
 	float *d_bias;
+	const float *scale; /* of both operands of fp8 */
 };
 struct device_gemm gemm_product_of(const struct device_gemm_shape *s, const struct gemm_operands *o);
 

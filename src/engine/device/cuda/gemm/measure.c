@@ -28,6 +28,7 @@ struct candidate {
 struct measurement {
 	struct device *dev;
 	char *a, *b, *c, *bias, *d_bias;
+	float *scale;
 	cudaEvent_t from, to;
 	struct gemm_entry fused, plain;
 	struct candidate candidate[CANDIDATES];
@@ -67,7 +68,7 @@ static struct sizes sizes_of(const struct device_gemm_choice *choices, size_t n)
 }
 
 /* Random numbers of [-1, 1), since zeros take less power and run faster. Numbers of 16 bits make numbers of
- * 32 bits in that range, too. */
+ * 32 bits in that range, too; their bytes are random codes of fp8. */
 static int fill(struct device *dev, char *p, size_t bytes, enum dtype type, struct error *err)
 {
 	_cleanup_free_ char *pattern = malloc(PATTERN);
@@ -104,6 +105,7 @@ static int begin(struct measurement *m, const struct device_gemm_choice *choices
 {
 	struct sizes most = sizes_of(choices, n);
 	enum dtype type = narrowest(choices, n);
+	const float one = 1;
 	cudaError_t status;
 	int r;
 
@@ -113,6 +115,8 @@ static int begin(struct measurement *m, const struct device_gemm_choice *choices
 	    (r = device_alloc(m->dev, most.c, (void **)&m->c, err)) < 0 ||
 	    (r = device_alloc(m->dev, most.bias, (void **)&m->bias, err)) < 0 ||
 	    (r = device_alloc(m->dev, most.d_bias, (void **)&m->d_bias, err)) < 0 ||
+	    (r = device_alloc(m->dev, sizeof(one), (void **)&m->scale, err)) < 0 ||
+	    (r = device_write(m->dev, m->scale, &one, sizeof(one), err)) < 0 ||
 	    (r = fill(m->dev, m->a, most.a, type, err)) < 0 ||
 	    (r = fill(m->dev, m->b, most.b, type, err)) < 0 ||
 	    (r = fill(m->dev, m->bias, most.bias, type, err)) < 0)
@@ -135,6 +139,7 @@ static void end(struct measurement *m)
 	device_free(m->dev, m->c);
 	device_free(m->dev, m->bias);
 	device_free(m->dev, m->d_bias);
+	device_free(m->dev, m->scale);
 }
 
 /* A buffer is aligned to 256 bytes; this address of it to `align` and no more, where that is less than all
@@ -244,7 +249,8 @@ static int choose(struct measurement *m, struct device_gemm_choice *choice, stru
 	                                       .b = aligned(m->b, shape->align_b),
 	                                       .c = aligned(m->c, shape->align_c),
 	                                       .bias = aligned(m->bias, shape->align_bias),
-	                                       .d_bias = (float *)m->d_bias};
+	                                       .d_bias = (float *)m->d_bias,
+	                                       .scale = m->scale};
 	struct device_gemm product = gemm_product_of(shape, &operands);
 	const struct candidate *best;
 	struct gemm_work w;
