@@ -115,7 +115,7 @@ static const struct key run_key_list[] = {
     {"train", "decay_all", KEY_BOOL, F(train.decay_all), "false", 0, 0, NULL, "decay norms and biases too"},
     {"train", "clip", KEY_NUMBER, F(train.clip), "1.0", 0, 1e9, NULL,
      "largest global norm of the gradients; 0: no clipping"},
-    {"train", "precision", KEY_CHOICE, F(train.precision), "auto", 0, 0, "auto|fp32|bf16|fp16",
+    {"train", "precision", KEY_CHOICE, F(train.precision), "auto", 0, 0, "auto|fp32|bf16|fp16|fp8",
      "of activations and matrix products; auto: bf16 where every rank's device multiplies it, else fp32"},
     {"train", "loss_scale", KEY_NUMBER, F(train.loss_scale), "0", 0, 1e30, NULL,
      "fp16: factor of the loss; 0: it adapts itself, by the five keys that follow"},

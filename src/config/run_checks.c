@@ -25,6 +25,10 @@ static int check_generate(const struct run_config *c, const char *where, struct 
 		                 where);
 	if (!c->generate.prompt && !c->generate.prompts)
 		return need(NULL, where, "generate.prompt", "give the text to go on from", err);
+	if (str_eq(c->train.precision, "fp8"))
+		return error_set(err, -EINVAL,
+		                 "%s: train.precision: \"fp8\" is for training; expected auto, fp32 or bf16",
+		                 where);
 	for (char **s = c->generate.stop; s && *s; s++)
 		if (!**s)
 			return error_set(err, -EINVAL, "%s: generate.stop: an empty string ends every text",
@@ -333,6 +337,12 @@ static int check_training(const struct run_config *c, const char *where, struct 
 		                 c->train.min_learning_rate, c->train.learning_rate);
 	if (check_loss_scale(c, where, err) < 0)
 		return -EINVAL;
+	if (!strcmp(c->train.precision, "fp8") && strcmp(c->lora.quantize, "none") != 0)
+		return error_set(
+		    err, -EINVAL,
+		    "%s: train.precision: \"fp8\" makes its codes of weights in bf16, not of those "
+		    "in 4 bits; leave out lora.quantize, or set train.precision = \"bf16\"",
+		    where);
 	if (!strcmp(c->train.master, "none") && !strcmp(c->train.precision, "fp16"))
 		return error_set(
 		    err, -EINVAL,

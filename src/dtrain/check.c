@@ -17,6 +17,7 @@
 #include "base/str.h"
 #include "config/run.h"
 #include "dtrain/commands.h"
+#include "dtrain/estimate.h"
 #include "dtrain/options.h"
 #include "dtrain/run_request.h"
 #include "engine/chat/template.h"
@@ -522,6 +523,7 @@ int cmd_check(struct client *client, int argc, char **argv)
 		} else {
 			k.c = c;
 			check_all(&k);
+			k.wrong += estimate_refuse_fp8(client, c) != 0;
 			status = k.wrong ? EXIT_FAILURE : EXIT_SUCCESS;
 			if (json)
 				client_print_json(config);

@@ -113,6 +113,38 @@ static int from_list(struct subject *s, const struct device_list *list, bool mos
 	return 0;
 }
 
+int estimate_refuse_fp8(struct client *client, const struct run_config *config)
+{
+	_cleanup_(device_list_release) struct device_list list = {0};
+	_cleanup_json_ json_t *answer = NULL;
+	struct subject s = {.config = (struct run_config *)(uintptr_t)config};
+	const struct hardware *known = NULL;
+	struct error err = ERROR_INIT;
+	int status;
+
+	if (!run_task_trains(config->task) || !precision_is_fp8(config->train.precision) ||
+	    client_try(client, "GET", "/v1/devices", NULL, &status, &answer, &err) < 0 || status != 200 ||
+	    device_list_decode(answer, &list, &err) < 0)
+		return 0;
+	for (size_t i = 0; i < list.count; i++) {
+		const struct device_info *d = &list.devices[i];
+		const struct hardware *h =
+		    d->kind == DEVICE_KIND_GPU ? hardware_by_board(d->name, d->memory) : NULL;
+
+		/* A CPU emulates it, and what is not known may have it. */
+		if (is_wanted(&s, &list, d) && (!h || h->fp8 > 0))
+			return 0;
+		known = h ? h : known;
+	}
+	return known
+	           ? client_fail(
+	                 EXIT_FAILURE,
+	                 "train.precision: \"fp8\": no GPU of the cluster has fp8 arithmetic (%s): it needs "
+	                 "compute capability 8.9 (Ada, Hopper) or newer; bf16 works",
+	                 known->name)
+	           : 0;
+}
+
 /* 0, or the exit status after the error was printed; quiet: -1 where no service answers, and nothing said. */
 static int from_cluster(struct client *client, struct subject *s, bool quiet, bool most)
 {
@@ -228,7 +260,8 @@ static void print_head(const struct subject *s, const struct estimate_list *list
 	       str_count(rows, sizeof(rows), s->options.micro_batch, "row"),
 	       (long long)s->config->data.max_length,
 	       str_count(steps, sizeof(steps), s->options.accumulation, "micro-step"),
-	       (long long)list->all[0].cost.tokens, precision_name(s->options.precision));
+	       (long long)list->all[0].cost.tokens,
+	       s->options.fp8 ? "fp8" : precision_name(s->options.precision));
 }
 
 static void print_rates(const struct subject *s)
@@ -518,8 +551,11 @@ int estimate_refuse(struct client *client, const json_t *config)
 	struct error err = ERROR_INIT;
 	int r;
 
-	if (!list || run_config_from_json(config, &s.config, &err) < 0 || !run_task_trains(s.config->task) ||
-	    !is_seen_from_here(s.config))
+	if (!list || run_config_from_json(config, &s.config, &err) < 0 || !run_task_trains(s.config->task))
+		return 0;
+	if ((r = estimate_refuse_fp8(client, s.config)) != 0)
+		return r;
+	if (!is_seen_from_here(s.config))
 		return 0;
 	model = options_config(s.config);
 	if (!model || !file_exists(model))

@@ -115,6 +115,7 @@ int options_train(const struct run_config *c, struct train_options *out, struct 
 	 * options. */
 	out->precision = DTYPE_BF16;
 	precision_parse(c->train.precision, &out->precision);
+	out->fp8 = precision_is_fp8(c->train.precision);
 	out->scaler = (struct loss_scaler_options){.fixed = c->train.loss_scale,
 	                                           .power = c->train.loss_scale_power,
 	                                           .window = c->train.loss_scale_window,

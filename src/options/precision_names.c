@@ -20,6 +20,11 @@ bool precision_parse(const char *name, enum dtype *type)
 	return str_eq(name, "auto");
 }
 
+bool precision_is_fp8(const char *name)
+{
+	return str_eq(name, "fp8");
+}
+
 const char *precision_name(enum dtype type)
 {
 	for (size_t i = 0; i < ARRAY_SIZE(precisions); i++)

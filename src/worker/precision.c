@@ -2,6 +2,7 @@
 /* Chooses the precision that all ranks of a run train in. */
 #include "worker/precision.h"
 
+#include <errno.h>
 #include <stdio.h>
 
 #include "base/str.h"
@@ -50,12 +51,21 @@ int precision_choose(const char *wanted, const char *checkpoint, struct device *
 	int r;
 
 	*out = (struct precision){.reason = PRECISION_GIVEN};
+	if (precision_is_fp8(wanted) && !device_supports_fp8(dev))
+		return error_set(err, -EOPNOTSUPP,
+		                 "train.precision = \"fp8\": %s has no fp8 arithmetic; bf16 works",
+		                 device_describe(dev));
+	if (precision_is_fp8(wanted)) {
+		out->type = DTYPE_BF16;
+		out->fp8 = true;
+		return 0;
+	}
 	if (!str_eq(wanted, "auto")) {
 		precision_parse(wanted, &out->type);
 		return 0;
 	}
 	if (checkpoint) {
-		precision_parse(checkpoint, &type);
+		precision_parse(precision_is_fp8(checkpoint) ? "bf16" : checkpoint, &type);
 		values[CHECKPOINT] = 1;
 		values[CHECKPOINT_BF16] = type == DTYPE_BF16;
 		values[CHECKPOINT_F16] = type == DTYPE_F16;
@@ -74,9 +84,14 @@ int precision_choose(const char *wanted, const char *checkpoint, struct device *
 	return 0;
 }
 
+const char *precision_label(const struct precision *p)
+{
+	return p->fp8 ? "fp8" : precision_name(p->type);
+}
+
 const char *precision_describe(char *buf, size_t size, const struct precision *p)
 {
-	const char *name = precision_name(p->type);
+	const char *name = precision_label(p);
 
 	if (p->reason == PRECISION_GIVEN)
 		snprintf(buf, size, "%s", name);

@@ -16,6 +16,7 @@
 #include "engine/checkpoint/algorithms.h"
 #include "engine/checkpoint/elsewhere.h"
 #include "engine/checkpoint/hf.h"
+#include "engine/device/sizes.h"
 #include "engine/train/products.h"
 #include "options/options.h"
 #include "options/precision_names.h"
@@ -259,6 +260,8 @@ static int check_inputs(struct training *t, struct error *err)
 static int choose_precision(struct training *t, struct error *err)
 {
 	const char *checkpoint = saver_resume_path(t->saver) ? saver_resume_state(t->saver)->precision : NULL;
+	struct device_sizing sizing;
+	int64_t memory;
 	char text[96];
 	int r = precision_choose(t->c->train.precision, checkpoint, t->dev, t->comm, &t->precision, err);
 
@@ -277,10 +280,14 @@ static int choose_precision(struct training *t, struct error *err)
 		    "%s here; expected \"bf16\"",
 		    precision_describe(text, sizeof(text), &t->precision));
 	t->options.precision = t->precision.type;
+	t->options.fp8 = t->precision.fp8;
 	if (training_first_rank(t))
 		printf("precision: %s\n", precision_describe(text, sizeof(text), &t->precision));
 	if (training_first_rank(t) && !device_supports(t->dev, t->precision.type))
 		printf("warning: %s is slow on this device\n", precision_name(t->precision.type));
+	device_get_sizing(t->dev, &sizing, &memory);
+	if (training_first_rank(t) && t->precision.fp8 && sizing.engine == DEVICE_ENGINE_CPU)
+		printf("warning: fp8 is emulated on this device, slower than bf16\n");
 	return 0;
 }
 
@@ -290,7 +297,7 @@ static int attach_saver(struct training *t, const char *print, struct error *err
 	                                  .comm = t->comm,
 	                                  .parameters = trainer_access(t->trainer),
 	                                  .precision = t->precision.type,
-	                                  .precision_name = precision_name(t->precision.type),
+	                                  .precision_name = precision_label(&t->precision),
 	                                  .strategy = shard_strategy_name(t->options.strategy),
 	                                  .optimizer = optimizer_name(t->options.optimizer),
 	                                  .master = !t->options.without_master,
@@ -465,7 +472,7 @@ static int open_report(struct training *t, struct error *err)
 	                           .dev = t->dev,
 	                           .comm = t->comm,
 	                           .trainer = t->trainer,
-	                           .precision = precision_name(t->precision.type),
+	                           .precision = precision_label(&t->precision),
 	                           .resumed_from = saver_resume_path(t->saver),
 	                           .resumed_step = saver_resume_state(t->saver)->step,
 	                           .tokens_before = t->tokens_before};

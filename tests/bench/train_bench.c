@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * train_bench [key=value …]: tokens per second of the whole training step on made-up rows, over one process.
- * Keys: precision=fp32|bf16 threads=0 steps=6 warm=2 micro_batch=4 accumulation=1 length=512 layers=8
+ * Keys: precision=fp32|bf16|fp8 threads=0 steps=6 warm=2 micro_batch=4 accumulation=1 length=512 layers=8
  * hidden=512 heads=8 kv=2 head_dim=hidden/heads intermediate=1408 vocab=6400 theta=1e6 recompute=0 masked=0
  * spread=0 master=1 gradients=fp32|bf16 choose=1 unfused=0 rows=64 documents=2 lora=0 (the rank of adapters
  * on all linear modules) family=llama, or config=FILE, a config.json (layers= still wins). Prints one JSON
@@ -140,7 +140,9 @@ static int run(char **argv, struct error *err)
 	train_options_default(&o);
 	o.micro_batch = number(argv, "micro_batch", 4);
 	o.accumulation = number(argv, "accumulation", 1);
-	o.precision = strcmp(argument(argv, "precision", "fp32"), "bf16") == 0 ? DTYPE_BF16 : DTYPE_F32;
+	o.fp8 = strcmp(argument(argv, "precision", "fp32"), "fp8") == 0;
+	o.precision =
+	    o.fp8 || strcmp(argument(argv, "precision", "fp32"), "bf16") == 0 ? DTYPE_BF16 : DTYPE_F32;
 	o.gradient_type = strcmp(argument(argv, "gradients", "fp32"), "bf16") == 0 ? DTYPE_BF16 : DTYPE_F32;
 	o.recompute = number(argv, "recompute", 0);
 	o.without_master = !number(argv, "master", 1);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * grad_dump MODEL BATCH OUT [recompute | selective] [bf16] [ADAPTER]: loads a Hugging Face directory, runs
- * one micro-batch forward and backward, and writes the results as OUT/model.safetensors: every gradient under
- * its parameter's name, losses [tokens], logits [tokens, vocab] (fp32 only) and loss [1], the mean. BATCH is
- * JSON:
+ * grad_dump MODEL BATCH OUT [recompute | selective] [bf16] [fp8] [ADAPTER]: loads a Hugging Face directory,
+ * runs one micro-batch forward and backward, and writes the results as OUT/model.safetensors: every gradient
+ * under its parameter's name, losses [tokens], logits [tokens, vocab] (fp32 only) and loss [1], the mean.
+ * BATCH is JSON:
  * {"documents":[[id, …], …], "masked":[n, …]}: the first n tokens of a document do not count in the loss.
  */
 #include <stdio.h>
@@ -101,12 +101,13 @@ static int fill_all(void *files, const struct model_parameter *p, int64_t first,
 }
 
 static int run(const char *path, const char *batch_path, const char *out, enum model_recompute recompute,
-               bool bf16, const char *adapter, struct error *err)
+               bool bf16, bool fp8, const char *adapter, struct error *err)
 {
 	_cleanup_(files_close) struct files files = {0};
 	struct model_tuning tuning = {.kind = TUNE_LORA};
 	_cleanup_json_ json_t *o = NULL;
 	struct model_options options = {.type = bf16 ? DTYPE_BF16 : DTYPE_F32,
+	                                .fp8 = fp8,
 	                                .training = true,
 	                                .recompute = recompute,
 	                                .logits_rows = 7};
@@ -187,7 +188,7 @@ int main(int argc, char **argv)
 	struct error err = ERROR_INIT;
 	enum model_recompute recompute = MODEL_KEEP_ALL;
 	const char *adapter = NULL;
-	bool bf16 = false;
+	bool bf16 = false, fp8 = false;
 
 	for (int i = 4; i < argc; i++) {
 		if (strchr(argv[i], '/'))
@@ -197,13 +198,14 @@ int main(int argc, char **argv)
 		else if (strcmp(argv[i], "selective") == 0)
 			recompute = MODEL_RECOMPUTE_SELECTIVE;
 		bf16 |= strcmp(argv[i], "bf16") == 0;
+		fp8 |= strcmp(argv[i], "fp8") == 0;
 	}
 	if (argc < 4) {
 		fprintf(stderr,
-		        "usage: grad_dump MODEL BATCH OUT [recompute | selective] [bf16] [ADAPTER]\n");
+		        "usage: grad_dump MODEL BATCH OUT [recompute | selective] [bf16] [fp8] [ADAPTER]\n");
 		return 2;
 	}
-	if (run(argv[1], argv[2], argv[3], recompute, bf16, adapter, &err) < 0) {
+	if (run(argv[1], argv[2], argv[3], recompute, bf16, fp8, adapter, &err) < 0) {
 		fprintf(stderr, "error: %s\n", err.message);
 		return 1;
 	}

@@ -735,6 +735,35 @@ START_TEST(what_cannot_fit_is_not_submitted)
 }
 END_TEST
 
+/* Of GPUs without fp8, or of none that is known to have it. */
+#define GPU_LIST(name)                                                                                       \
+	"{\"devices\":[{\"node\":\"n1\",\"index\":0,\"kind\":\"gpu\",\"name\":\"NVIDIA " name                \
+	"\",\"memory\":85520809984,\"threads\":2,\"state\":\"free\"}]}"
+
+START_TEST(fp8_is_not_submitted_where_no_gpu_has_it)
+{
+	static const struct exchange ampere[] = {{"GET /v1/devices", GPU_LIST("A100-SXM4-80GB")}};
+	static const struct exchange hopper[] = {{"GET /v1/devices", GPU_LIST("H100 80GB HBM3")}};
+	_cleanup_(call_release) struct call submit =
+	    fixture_exchange(cmd_submit, "submit -n 1 -s train.precision=fp8 run.conf", ampere, 1);
+	_cleanup_(call_release) struct call check =
+	    fixture_exchange(cmd_check, "check -s train.precision=fp8 run.conf", ampere, 1);
+	_cleanup_(call_release) struct call fine =
+	    fixture_exchange(cmd_check, "check -s train.precision=fp8 run.conf", hopper, 1);
+	_cleanup_(call_release) struct call planned =
+	    fixture_call(cmd_estimate, "estimate -d 1xA100-80GB -s train.precision=fp8 run.conf");
+
+	ck_assert_int_eq(submit.status, EXIT_FAILURE);
+	ck_assert_ptr_nonnull(strstr(submit.errors, "no GPU of the cluster has fp8 arithmetic (A100-80GB)"));
+	ck_assert_int_eq(check.status, EXIT_FAILURE);
+	ck_assert_ptr_nonnull(
+	    strstr(check.errors, "compute capability 8.9 (Ada, Hopper) or newer; bf16 works"));
+	ck_assert_ptr_null(strstr(fine.errors, "fp8"));
+	ck_assert_int_eq(planned.status, EXIT_FAILURE);
+	ck_assert_ptr_nonnull(strstr(planned.errors, "A100-80GB has no fp8 arithmetic"));
+}
+END_TEST
+
 static const struct {
 	const char *line, *words;
 	int status;
@@ -794,6 +823,7 @@ int main(void)
 	tcase_add_test(tc, the_table_ends_with_the_choice);
 	tcase_add_test(tc, the_cluster_is_asked);
 	tcase_add_test(tc, what_cannot_fit_is_not_submitted);
+	tcase_add_test(tc, fp8_is_not_submitted_where_no_gpu_has_it);
 	tcase_add_loop_test(tc, what_is_wrong_is_said, 0, ARRAY_SIZE(wrong));
 	suite_add_tcase(s, tc);
 	return unit_run(s);

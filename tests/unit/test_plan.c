@@ -56,6 +56,8 @@ static void draw_case(struct drawn *d)
 	d->options.recompute = (enum model_recompute)draw(MODEL_KEEP_ALL, MODEL_RECOMPUTE_SELECTIVE);
 	d->options.kept_blocks = draw(0, 2);
 	d->options.precision = draw(0, 1) ? DTYPE_BF16 : DTYPE_F32;
+	d->options.fp8 = d->options.precision == DTYPE_BF16 && d->model.hidden % 16 == 0 &&
+	                 d->model.intermediate % 16 == 0 && draw(0, 2) > 0;
 	d->options.without_master = d->options.precision == DTYPE_BF16 && draw(0, 2) == 0;
 	d->options.reduce_type = draw(0, 2) ? DTYPE_F32 : DTYPE_BF16;
 	if (d->options.precision == DTYPE_BF16 && d->options.accumulation == 1 && draw(0, 1))

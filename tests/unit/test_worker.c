@@ -14,10 +14,20 @@
 
 #define RANKS 4
 
-/* A device with memory, and bf16 or not. */
+/* A device with memory, and bf16 and fp8 or not. */
 struct device {
-	bool bf16;
+	bool bf16, fp8;
 };
+
+bool device_supports_fp8(const struct device *dev)
+{
+	return dev->fp8;
+}
+
+const char *device_describe(const struct device *dev)
+{
+	return "a device";
+}
 
 bool device_supports(const struct device *dev, enum dtype type)
 {
@@ -191,6 +201,28 @@ START_TEST(all_ranks_take_one_precision)
 }
 END_TEST
 
+START_TEST(fp8_is_given_alone)
+{
+	struct device fp8 = {.bf16 = true, .fp8 = true}, bf16 = {.bf16 = true};
+	struct precision p;
+	struct error err = ERROR_INIT;
+	char text[96];
+
+	ck_ok(precision_choose("fp8", "bf16", &fp8, NULL, &p, &err), &err);
+	ck_assert(p.fp8 && p.type == DTYPE_BF16);
+	ck_assert_str_eq(precision_label(&p), "fp8");
+	ck_assert_str_eq(precision_describe(text, sizeof(text), &p), "fp8");
+	ck_assert_int_eq(precision_choose("fp8", NULL, &bf16, NULL, &p, &err), -EOPNOTSUPP);
+	ck_assert_str_eq(err.message,
+	                 "train.precision = \"fp8\": a device has no fp8 arithmetic; bf16 works");
+	/* A checkpoint that was made with it goes on in bf16, and no device has it chosen. */
+	ck_ok(precision_choose("auto", "fp8", &fp8, NULL, &p, &err), &err);
+	ck_assert_str_eq(precision_describe(text, sizeof(text), &p), "bf16 (auto: as the checkpoint)");
+	ck_ok(precision_choose("auto", NULL, &fp8, NULL, &p, &err), &err);
+	ck_assert(!p.fp8 && p.type == DTYPE_BF16);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("worker");
@@ -199,6 +231,7 @@ int main(void)
 	tcase_add_test(t, every_rank_names_the_one_that_differs);
 	tcase_add_test(t, long_names_leave_the_remedy);
 	tcase_add_test(t, all_ranks_take_one_precision);
+	tcase_add_test(t, fp8_is_given_alone);
 	suite_add_tcase(s, t);
 	return unit_run(s);
 }

@@ -64,8 +64,8 @@ struct checkpoint_state {
 	int64_t micro_batch, log_steps, eval_steps, save_steps;
 	uint64_t seed;
 	const char *fingerprint; /* of what decides the bits: rows, batch, order; compared at resume */
-	/* The precision of the training: "fp32", "bf16" or "fp16"; after load, fp32 where the file does not
-	 * say. */
+	/* The precision of the training: "fp32", "bf16", "fp16" or "fp8"; after load, fp32 where the file
+	 * does not say. */
 	const char *precision;
 	const char *strategy;  /* shard_strategy_name; after load, NULL where the file does not say */
 	const char *optimizer; /* whose moments it has; after load, "adamw" where the file does not say */

@@ -290,6 +290,7 @@ static int run_pass(struct model *m, const struct model_batch *batch, float scal
 	if ((r = need_head(m, err)) < 0)
 		return r;
 	m->d_low_of = m->d_scaled_of = -1;
+	model_fp8_start(m);
 	if (head_shares_unit(m))
 		start_unit(m, 0, first);
 	head(m, &p, x, scale, first, loss_sum);

@@ -18,6 +18,24 @@ struct model_activations {
 	size_t at, input_end; /* of input, as offsets in the arena; what the block has for itself follows */
 };
 
+/* The four inputs of a block's products, of which the outputs are up to three products (linear.c). */
+enum { FP8_GROUPS = 4, FP8_PRODUCTS = 3, FP8_WEIGHTS = FP8_GROUPS * FP8_PRODUCTS };
+
+/* Codes of a matrix as it lies, and turned. */
+struct model_fp8_matrix {
+	uint8_t *codes, *turned;
+	float *scale; /* [2] */
+	int unit;     /* of which these weights are; -1: of none */
+};
+
+/* What products in fp8 are made of (fp8.c). */
+struct model_fp8 {
+	struct model_fp8_matrix *weight; /* [layers, or 1 with o.fp8_shared][FP8_WEIGHTS] */
+	struct model_fp8_matrix input;   /* one buffer, since codes and turned ones are used apart */
+	struct model_fp8_matrix gradient[FP8_PRODUCTS]; /* of an output; parts of two buffers */
+	const void *gradient_of[FP8_PRODUCTS];          /* where it is not in fp8; unit says whose it is */
+};
+
 /* Who takes the products of linear.c instead of the device (products.c). */
 struct model_listing {
 	model_product_fn each;
@@ -53,6 +71,7 @@ struct model {
 	size_t logits_end; /* as an offset in the arena */
 	float *losses;     /* [logits_rows]; of a model of scores, these */
 	float *factors;    /* [T] of the rows that go through the head, with o.weighed */
+	struct model_fp8 fp8;
 	/* Where there are adapters. */
 	int64_t rank, trained_rank; /* stored, and of it trained (tuning.h) */
 	float adapter_scale;
@@ -222,6 +241,35 @@ void model_linear_input_gradient(struct model *m, int unit, enum parameter_role 
  * bias's gradient. */
 void model_linear_weight_gradient(struct model *m, int unit, enum parameter_role role, const void *dy,
                                   const void *x, int64_t tokens, bool first);
+
+/* ---- fp8.c, fp8_buffers.c: the operands of a product of a block's weights ---- */
+/* Product `index` of the group that `leader` leads: weights that lie as [rows, cols] at w, outputs that are
+ * columns of dy from `column` on, of a row of `ld`. */
+struct model_fp8_product {
+	int unit, index;
+	enum parameter_role leader;
+	bool transposed; /* rows are inputs */
+	int64_t in, out, column, ld;
+	const void *weight;
+};
+/* Whether the products of a unit are in fp8. */
+static inline bool model_is_fp8(const struct model *m, int unit)
+{
+	return m->o.fp8 && unit > 0 && unit < m->layout->base_units - 1;
+}
+/* Below FP8_GROUPS. */
+int model_fp8_group(enum parameter_role leader);
+void model_fp8_place(struct model *m, struct arena *a);
+void model_fp8_start(struct model *m); /* of a backward pass: no gradient has codes */
+int model_fp8_check(const struct model *m, struct error *err);
+/* Codes of a group's input: as it lies, or turned for the gradient of weights. */
+void model_fp8_input(struct model *m, const void *x, int64_t tokens, int64_t in, bool turned);
+/* Make of a product in the model's type one in fp8. The input's codes have been made. */
+void model_fp8_forward(struct model *m, const struct model_fp8_product *p, struct device_gemm *g);
+void model_fp8_input_gradient(struct model *m, const struct model_fp8_product *p, const void *dy,
+                              struct device_gemm *g);
+void model_fp8_weight_gradient(struct model *m, const struct model_fp8_product *p, const void *dy,
+                               struct device_gemm *g);
 
 /* Norms are named by unit and role, too; their statistics are in m->rstd. */
 void model_norm(struct model *m, int unit, enum parameter_role role, void *y, const void *x, int64_t tokens);

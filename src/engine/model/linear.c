@@ -425,15 +425,34 @@ static const void *scaled_gradient(struct model *m, int unit, const struct group
 
 /* ---- products ---- */
 
+static struct model_fp8_product in_fp8(const struct model *m, int unit, enum parameter_role leader,
+                                       const struct group *g, int index)
+{
+	const struct columns *c = &g->product[index];
+
+	return (struct model_fp8_product){.unit = unit,
+	                                  .index = index,
+	                                  .leader = leader,
+	                                  .transposed = is_transposed(m, unit, leader),
+	                                  .in = g->in,
+	                                  .out = c->out,
+	                                  .column = c->column,
+	                                  .ld = g->out,
+	                                  .weight = weight(m, unit, c->role)};
+}
+
 /* scaled: with the magnitudes and biases of DoRA. */
 static void multiply(struct model *m, int unit, enum parameter_role role, void *y, enum dtype y_type,
                      const void *x, int64_t tokens, bool scaled)
 {
 	struct group group = find_group(m, unit, role);
-	bool transposed = is_transposed(m, unit, role);
+	bool transposed = is_transposed(m, unit, role), fp8 = model_is_fp8(m, unit);
 
+	if (fp8)
+		model_fp8_input(m, x, tokens, group.in, false);
 	for (int i = 0; i < group.n; i++) {
 		const struct columns *c = &group.product[i];
+		struct model_fp8_product p = in_fp8(m, unit, role, &group, i);
 		bool later = m->dora && is_adapted(m, unit, c->role);
 		struct device_gemm g = {.transpose_b = !transposed,
 		                        .m = tokens,
@@ -451,6 +470,8 @@ static void multiply(struct model *m, int unit, enum parameter_role role, void *
 		                        .bias = later ? NULL : weight(m, unit, bias_of(c->role)),
 		                        .by_rows = m->by_rows};
 
+		if (fp8)
+			model_fp8_forward(m, &p, &g);
 		compute(m, &g);
 	}
 	add_adapters(m, unit, &group, y, x, tokens);
@@ -496,6 +517,7 @@ void model_linear_input_gradient(struct model *m, int unit, enum parameter_role 
 	for (int i = 0; i < group.n; i++) {
 		const struct columns *c = &group.product[i];
 		const void *from = is_adapted(m, unit, c->role) ? scaled : dy;
+		struct model_fp8_product p = in_fp8(m, unit, role, &group, i);
 		struct device_gemm g = {.transpose_b = transposed,
 		                        .m = tokens,
 		                        .n = group.in,
@@ -511,6 +533,8 @@ void model_linear_input_gradient(struct model *m, int unit, enum parameter_role 
 		                        .ab_type = m->o.type,
 		                        .c_type = m->o.type};
 
+		if (model_is_fp8(m, unit))
+			model_fp8_input_gradient(m, &p, g.a, &g);
 		compute(m, &g);
 	}
 	if (group.adapters > 0)
@@ -519,9 +543,11 @@ void model_linear_input_gradient(struct model *m, int unit, enum parameter_role 
 
 /* dw[in, out] = xᵀ · dy. The product sums the rows of its first matrix alone, so the bias is a sum of its
  * own. */
-static void transposed_weight_gradient(struct model *m, int unit, enum parameter_role role, const void *dy,
-                                       const void *x, int64_t tokens, bool first)
+static void transposed_weight_gradient(struct model *m, int unit, enum parameter_role role,
+                                       const struct group *group, const void *dy, const void *x,
+                                       int64_t tokens, bool first)
 {
+	struct model_fp8_product p = in_fp8(m, unit, role, group, 0);
 	int64_t in = columns_in(m, role), out = rows_of(m, role);
 	float *bias = gradient(m, unit, bias_of(role));
 	struct device_gemm g = {.transpose_a = true,
@@ -539,6 +565,10 @@ static void transposed_weight_gradient(struct model *m, int unit, enum parameter
 	                        .ab_type = m->o.type,
 	                        .c_type = model_matrix_gradient_type(m, unit, role)};
 
+	if (g.c && model_is_fp8(m, unit)) {
+		model_fp8_input(m, x, tokens, in, true);
+		model_fp8_weight_gradient(m, &p, dy, &g);
+	}
 	if (g.c)
 		compute(m, &g);
 	if (bias && !is_listing(m))
@@ -549,12 +579,13 @@ void model_linear_weight_gradient(struct model *m, int unit, enum parameter_role
                                   const void *x, int64_t tokens, bool first)
 {
 	struct group group = find_group(m, unit, role);
-	bool transposed = is_transposed(m, unit, role);
+	bool transposed = is_transposed(m, unit, role), fp8 = model_is_fp8(m, unit), turned = false;
 
 	if (transposed)
-		transposed_weight_gradient(m, unit, role, dy, x, tokens, first);
+		transposed_weight_gradient(m, unit, role, &group, dy, x, tokens, first);
 	for (int i = 0; i < group.n && !transposed; i++) {
 		const struct columns *c = &group.product[i];
+		struct model_fp8_product p = in_fp8(m, unit, role, &group, i);
 		float *bias = gradient(m, unit, bias_of(c->role));
 		struct device_gemm g = {.transpose_a = true,
 		                        .m = c->out,
@@ -572,9 +603,16 @@ void model_linear_weight_gradient(struct model *m, int unit, enum parameter_role
 		                        .c_type = model_matrix_gradient_type(m, unit, c->role),
 		                        .d_bias = bias};
 
+		if (g.c && fp8) {
+			if (!turned)
+				model_fp8_input(m, x, tokens, group.in, true);
+			turned = true;
+			model_fp8_weight_gradient(m, &p, g.a, &g);
+		}
 		if (g.c)
 			compute(m, &g);
-		else if (bias && !is_listing(m))
+		/* The codes of a gradient are no factor of that of a bias. */
+		if (bias && (!g.c || fp8) && !is_listing(m))
 			device_bias_backward(m->dev, bias, DTYPE_F32, at_column(m, dy, c->column), tokens,
 			                     c->out, group.out, m->o.type);
 	}

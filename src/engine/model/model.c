@@ -24,6 +24,7 @@ int model_create(struct device *dev, const struct model_config *c, const struct 
 	_cleanup_(model_freep) struct model *m = calloc(1, sizeof(*m));
 	/* A plan without a device is of batches that may be far larger than this machine's memory. */
 	size_t tokens = dev ? (size_t)options->max_tokens : 0, rows;
+	int r;
 
 	if (!m)
 		return error_oom(err);
@@ -43,6 +44,8 @@ int model_create(struct device *dev, const struct model_config *c, const struct 
 	m->wide = MAX(MAX(c->intermediate, c->hidden), m->q);
 	m->logits_rows = options->logits_rows ? options->logits_rows : choose_logits_rows(m);
 	rows = dev ? (size_t)m->logits_rows : 1;
+	if ((r = model_fp8_check(m, err)) < 0)
+		return r;
 	if (options->tuning && options->tuning->kind == TUNE_LORA) {
 		m->rank = tuning_stored_rank(options->tuning);
 		m->trained_rank = options->tuning->rank;
@@ -53,6 +56,9 @@ int model_create(struct device *dev, const struct model_config *c, const struct 
 	m->layer = calloc((size_t)c->layers + 1, sizeof(*m->layer));
 	m->cache = calloc((size_t)c->layers, sizeof(*m->cache));
 	m->o.cache_sequences = MAX(options->cache_sequences, 1);
+	if (options->fp8)
+		m->fp8.weight = calloc((size_t)(options->fp8_shared ? 1 : c->layers) * FP8_WEIGHTS,
+		                       sizeof(*m->fp8.weight));
 	m->past = calloc((size_t)m->o.cache_sequences, sizeof(*m->past));
 	m->host_positions = calloc(tokens + 1, sizeof(int32_t));
 	m->host_rows = calloc(tokens + 1, sizeof(int32_t));
@@ -60,7 +66,7 @@ int model_create(struct device *dev, const struct model_config *c, const struct 
 	m->host_losses = calloc(rows, sizeof(float));
 	m->token_losses = calloc(options->weighed ? 2 * tokens + 1 : 1, sizeof(float));
 	if (!m->unit || !m->layer || !m->cache || !m->past || !m->host_positions || !m->host_rows ||
-	    !m->host_targets || !m->host_losses || !m->token_losses)
+	    (options->fp8 && !m->fp8.weight) || !m->host_targets || !m->host_losses || !m->token_losses)
 		return error_oom(err);
 	*out = steal_pointer(m);
 	return 0;
@@ -71,6 +77,7 @@ void model_free(struct model *m)
 	if (!m)
 		return;
 	free(m->unit);
+	free(m->fp8.weight);
 	free(m->layer);
 	free(m->cache);
 	free(m->past);
@@ -202,6 +209,7 @@ void model_place_buffers(struct model *m, struct arena *a)
 		m->rotated = arena_take(a, BUFFER_SCRATCH, row * (size_t)m->qkv, "normed q and k");
 	if (m->rank > 0)
 		take_adapters(m, a);
+	model_fp8_place(m, a);
 	if (m->o.training) {
 		m->d_wide =
 		    arena_take(a, BUFFER_SCRATCH, (tokens + 1) * m->size * (size_t)m->wide, "wide gradient");
@@ -285,6 +293,7 @@ void model_shapes(const struct model *m, struct device_shapes *s)
 	                            .all_before = all,
 	                            .windowed = windowed,
 	                            .capped = m->c.attention_cap > 0,
+	                            .fp8 = m->o.fp8,
 	                            .frozen_blocks = !trains_matrix(m, false),
 	                            .frozen_head = !trains_matrix(m, true)};
 }

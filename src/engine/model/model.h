@@ -32,6 +32,8 @@ struct model_options {
 	/* Of the gradients of the units that write them once (model_layout_writes_once), fp32 or `type`;
 	 * those of the others are fp32. Not fp32: they are never added to those of a pass before. */
 	enum dtype gradient_type;
+	bool fp8;             /* the products of the blocks' matrices are in fp8 */
+	bool fp8_shared;      /* with it: the codes of one block's weights are held at a time */
 	int64_t max_tokens;   /* rows of the largest micro-batch */
 	int64_t max_sequence; /* longest document: the length of the RoPE tables */
 	bool training;        /* false: no buffers for the backward pass */
@@ -96,6 +98,9 @@ int model_products(const struct model *m, int64_t tokens, model_product_fn each,
 
 /* Sets the flat parameters (compute type) and gradients (NULL where not training) of a unit, borrowed. */
 void model_set_unit(struct model *m, int unit, void *parameters, void *gradients);
+
+/* The weights have changed: fp8 codes are made of them again at their next use. */
+void model_weights_changed(struct model *m);
 
 /* The passes over the units. A training pass is MODEL_FORWARD, unit 0 first, and then MODEL_BACKWARD, the
  * last unit first; MODEL_EVALUATE is a forward pass without a backward pass behind it. */

@@ -60,6 +60,30 @@ static double stream(const struct hardware *h, enum dtype type, enum rate_operat
 	return rate > 0 ? bytes / rate : bytes / (h->bandwidth * h->stream) + h->start;
 }
 
+/* A product of a block's matrix, which may be in fp8; a CPU widens its codes and multiplies in fp32. */
+static double block_gemm(const struct hardware *h, const struct train_options *o, enum rate_product kind,
+                         double m, double n, double k, double c_bytes, bool add)
+{
+	double bytes = m * k + k * n + c_bytes * m * n * (add ? 2 : 1);
+
+	if (!o->fp8)
+		return cost_gemm(h, o->precision, kind, m, n, k, c_bytes, add);
+	if (h->sizing.engine == DEVICE_ENGINE_CPU)
+		return cost_gemm(h, DTYPE_F32, kind, m, n, k, sizeof(float), false) +
+		       stream(h, DTYPE_F32, RATE_COPY,
+		              5 * (m * k + k * n) + (sizeof(float) + c_bytes) * m * n);
+	return MAX(2 * m * n * k / (h->fp8 * h->gemm), bytes / (h->bandwidth * h->stream)) + h->start;
+}
+
+/* Making so many elements fp8: two passes read them, and `codes` bytes are written for each. */
+static double quantize_seconds(const struct hardware *h, const struct train_options *o, double elements,
+                               double codes)
+{
+	return o->fp8 ? stream(h, o->precision, RATE_COPY,
+	                       (2 * (double)dtype_size(o->precision) + codes) * elements)
+	              : 0;
+}
+
 static double attention(const struct hardware *h, const struct model_config *c, enum dtype type, double rows,
                         double row, bool backward)
 {
@@ -203,10 +227,17 @@ static void count_parts(const struct model_layout *l, const struct model_config 
 	for (size_t i = 0; i < ARRAY_SIZE(shapes); i++) {
 		double out = shapes[i][0], in = shapes[i][1];
 
-		p->block_forward += cost_gemm(h, type, RATE_PRODUCT_FORWARD, t, out, in, s, false);
-		p->block_backward += cost_gemm(h, type, RATE_PRODUCT_INPUT, t, in, out, s, false) +
-		                     trained.matrices * cost_gemm(h, type, RATE_PRODUCT_WEIGHT, out, in, t,
-		                                                  (double)dtype_size(o->gradient_type), add);
+		/* Of weights codes are made once a step, of gathered ones in each pass. */
+		p->block_forward += block_gemm(h, o, RATE_PRODUCT_FORWARD, t, out, in, s, false) +
+		                    quantize_seconds(h, o, t * in, 1) +
+		                    quantize_seconds(h, o, out * in, 2) /
+		                        (o->strategy >= SHARD_ZERO3 ? 1 : (double)o->accumulation);
+		p->block_backward += block_gemm(h, o, RATE_PRODUCT_INPUT, t, in, out, s, false) +
+		                     quantize_seconds(h, o, t * out, 2) +
+		                     (o->strategy >= SHARD_ZERO3 ? quantize_seconds(h, o, out * in, 2) : 0) +
+		                     trained.matrices * (block_gemm(h, o, RATE_PRODUCT_WEIGHT, out, in, t,
+		                                                    (double)dtype_size(o->gradient_type), add) +
+		                                         quantize_seconds(h, o, t * in, 1));
 	}
 	if (l->adapts)
 		count_adapters(l, c, o, t, h, p);
@@ -216,8 +247,10 @@ static void count_parts(const struct model_layout *l, const struct model_config 
 	/* A norm behind attention or the MLP is one more than before it where a block has both. */
 	norms = c->norm_place == MODEL_NORM_AROUND ? 4 : 2;
 	p->block_forward += attention(h, c, type, rows, row, false) + norms * norm + rotation + swiglu;
-	gate_up = cost_gemm(h, type, RATE_PRODUCT_FORWARD, t, gate_up_cols, hidden, s, false);
-	down = cost_gemm(h, type, RATE_PRODUCT_FORWARD, t, hidden, wide, s, false);
+	gate_up = block_gemm(h, o, RATE_PRODUCT_FORWARD, t, gate_up_cols, hidden, s, false) +
+	          quantize_seconds(h, o, t * hidden, 1);
+	down = block_gemm(h, o, RATE_PRODUCT_FORWARD, t, hidden, wide, s, false) +
+	       quantize_seconds(h, o, t * wide, 1);
 	/* Recomputed, the block ends with the products of gate and up. */
 	if (o->recompute == MODEL_RECOMPUTE_BLOCK)
 		p->again = p->block_forward - swiglu - down;

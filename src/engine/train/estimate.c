@@ -78,6 +78,11 @@ int estimate_run(const struct estimate_input *in, struct estimate *out, struct e
 	struct device_shapes shapes;
 	int r;
 
+	if (o.fp8 && h->sizing.engine == DEVICE_ENGINE_CUDA && h->fp8 <= 0)
+		return error_set(err, -EOPNOTSUPP,
+		                 "train.precision = \"fp8\": %s has no fp8 arithmetic, which GPUs of compute "
+		                 "capability 8.9 (Ada, Hopper) and newer have; bf16 works",
+		                 h->name);
 	o.logits_bytes = device_sizing_logits(h->sizing.engine);
 	o.widens = h->sizing.engine == DEVICE_ENGINE_CPU &&
 	           (o.precision == DTYPE_F16 || (o.precision == DTYPE_BF16 && !h->sizing.native_bf16));
@@ -341,7 +346,7 @@ int estimate_to_json(const struct estimate_input *in, const struct estimate_list
 	                (json_int_t)model_config_parameters(in->model), "devices", "name", w->device.name,
 	                "rates", w->device.rates ? "measured" : "table", "nodes", w->nodes, "per_node",
 	                w->per_node, "memory", (json_int_t)w->device.memory, "step", "precision",
-	                dtype_name(in->options->precision), "micro_batch",
+	                in->options->fp8 ? "float8" : dtype_name(in->options->precision), "micro_batch",
 	                (json_int_t)in->options->micro_batch, "accumulation",
 	                (json_int_t)in->options->accumulation, "max_row", (json_int_t)in->max_row, "tokens",
 	                (json_int_t)list->all[0].cost.tokens, "plans", plans);

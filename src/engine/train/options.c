@@ -72,6 +72,8 @@ int train_options_check(const struct train_options *o, struct error *err)
 	     "bf16 gradients (train.gradient_type) cannot be offloaded: the host steps by fp32"},
 	    {optimizer_reads(o->optimizer, o->gradient_type),
 	     "only adamw and adamw_8bit can step by bf16 gradients (train.gradient_type)"},
+	    {!o->fp8 || (o->precision == DTYPE_BF16 && o->quantize == SHARD_QUANTIZE_NONE),
+	     "fp8 goes with bf16, and not with weights in 4 bits (lora.quantize)"},
 	    {o->log_steps >= 1 && o->save_steps >= 0 && o->eval_steps >= 0,
 	     "log_steps has to be at least 1, save_steps and eval_steps at least 0"},
 	    {!o->offload || optimizer_steps_on_host(o->optimizer),

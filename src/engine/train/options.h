@@ -38,6 +38,7 @@ struct train_options {
 	double plus_ratio;          /* LoRA+: the factor of learning_rate for the adapters' B; 0: 1 */
 	double clip;                /* 0: none; the norm is reported either way */
 	enum dtype precision;
+	bool fp8;                          /* with bf16: the products of the blocks' matrices are in fp8 */
 	struct loss_scaler_options scaler; /* of fp16 */
 	bool without_master;               /* bf16 weights without a copy in fp32: rounded stochastically */
 	enum model_recompute recompute;

@@ -39,6 +39,9 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 	_cleanup_(plan_freep) struct plan *p = calloc(1, sizeof(*p));
 	struct model_options o = {.type = options->precision,
 	                          .gradient_type = options->gradient_type,
+	                          .fp8 = options->fp8,
+	                          .fp8_shared = options->strategy >= SHARD_ZERO3 ||
+	                                        options->offload == SHARD_OFFLOAD_ALL,
 	                          .max_tokens = options->micro_batch * max_row,
 	                          .max_sequence = max_row,
 	                          .logits_bytes = options->logits_bytes,

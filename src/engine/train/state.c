@@ -194,6 +194,7 @@ int trainer_publish(struct trainer *t, struct error *err)
 
 	for (int u = 0; u < s->units; u++)
 		shard_publish(s, u, false);
+	model_weights_changed(t->plan->model);
 	if ((r = shard_published(s, err)) < 0 || (r = shard_settle(s, err)) < 0 ||
 	    (r = device_synchronize(t->dev, err)) < 0)
 		return r;

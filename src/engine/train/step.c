@@ -292,6 +292,7 @@ static int queue_step(struct trainer *t, struct train_work *w, const struct opti
 	ticket = share_sums(t);
 	if ((r = optimizer_step(t->plan->optimizer, options, &work, err)) < 0)
 		return r;
+	model_weights_changed(t->plan->model);
 	if (ticket && (r = comm_wait(t->comm, ticket, err)) < 0)
 		return r;
 	device_transfer(t->dev, DEVICE_TO_HOST, w->sums, t->plan->sums, sums_bytes(t), w->read);
