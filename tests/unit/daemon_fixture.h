@@ -36,7 +36,7 @@ struct person {
 
 /* The service answers when this returns. setup NULL: a cluster of one node. */
 void daemon_fixture_start(struct daemon_fixture *f, const struct daemon_setup *setup);
-int daemon_fixture_port(void); /* a free one */
+int daemon_fixture_port(void); /* a free one, which no other program gets while the test runs */
 void daemon_fixture_write(const struct daemon_fixture *f, const char *name, const char *text);
 /* TERM; fails the test unless the service ends with exit status 0. */
 void daemon_fixture_stop(struct daemon_fixture *f);
