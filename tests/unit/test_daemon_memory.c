@@ -239,7 +239,7 @@ START_TEST(each_route_answers_where_memory_runs_out)
 	struct service s;
 
 	start(&s);
-	submit(&s, "exec sleep 60");
+	submit(&s, "exec sleep 1000"); /* until it is ended */
 	run_until(&s, "/v1/runs/1?wait=1&state=running");
 	submit(&s, "echo out");
 	run_until(&s, "/v1/runs/2?wait=1&state=succeeded");
