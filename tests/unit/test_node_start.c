@@ -837,6 +837,29 @@ static void await_ready(void)
 		fixture_turn(&f);
 }
 
+/* Waits until so many processes have been executed and only the spare is left of them; returns its pid, which
+ * is not always the last in the file: a request whose spare was killed has a process of its own meanwhile. */
+static pid_t await_spare(size_t count)
+{
+	await_ready();
+	await_executed(count);
+	for (;; fixture_turn(&f)) {
+		_cleanup_free_ char *text = fixture_await_file(&f, "libexec/dtrain-launch.pids");
+		pid_t left = 0;
+		int n = 0;
+		char *save;
+
+		for (char *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save))
+			if (kill(atoi(line), 0) == 0) {
+				left = atoi(line);
+				n++;
+			}
+		ck_assert_int_gt(n, 0);
+		if (n == 1)
+			return left;
+	}
+}
+
 static const struct preflight_request fine = {
     .user = "root", .directory = "/", .program = "true", .path = "/usr/bin:/bin", .log_dir = "/"};
 
@@ -898,14 +921,12 @@ START_TEST(a_dead_spare_is_as_none)
 
 	/* Killed, and the event loop has not noticed. */
 	preflight_spare_prepare(spare, launcher);
-	await_ready();
-	ck_assert_int_eq(kill(await_executed(1), SIGKILL), 0);
+	ck_assert_int_eq(kill(await_spare(1), SIGKILL), 0);
 	ck_assert_int_eq(look(&what, 20).code, 0);
 	/* One for the request, and one in the place of the spare: now, or when it is asked for. */
 	/* Killed with the request. */
 	preflight_spare_prepare(spare, launcher);
-	await_ready();
-	pid = await_executed(3);
+	pid = await_spare(3);
 	ck_assert_int_eq(kill(pid, SIGSTOP), 0);
 	{
 		struct told told = {0};
@@ -921,10 +942,9 @@ START_TEST(a_dead_spare_is_as_none)
 	}
 	/* One that dies unused is replaced. */
 	preflight_spare_prepare(spare, launcher);
-	await_ready();
-	ck_assert_int_eq(kill(await_executed(5), SIGKILL), 0);
+	ck_assert_int_eq(kill(await_spare(5), SIGKILL), 0);
 	await_executed(6);
-	await_ready();
+	await_spare(6);
 	/* Another program has taken the launcher's place. */
 	free(launcher);
 	preflight_spare_destroy(spare);
