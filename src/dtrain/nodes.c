@@ -16,6 +16,9 @@
 #include "wire/node_view.h"
 #include "wire/start_request.h"
 
+/* Seconds that the last request of those that wait has for its answer. */
+static const double LEAST_ANSWER = 1.0;
+
 static int64_t count_up(const struct node_list *nodes)
 {
 	int64_t n = 0;
@@ -121,7 +124,7 @@ int cmd_nodes(struct client *client, int argc, char **argv)
 		_cleanup_(node_list_release) struct node_list nodes = {0};
 		_cleanup_json_ json_t *answer = NULL;
 		struct error err = ERROR_INIT;
-		double left = MAX(start + timeout - clock_monotonic(), 0.01);
+		double left = MAX(start + timeout - clock_monotonic(), LEAST_ANSWER);
 		int r = get_nodes(client, wait > 0 ? left : 0, &status, &answer, &err);
 		bool late = clock_monotonic() - start >= timeout;
 

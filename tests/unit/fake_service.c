@@ -64,6 +64,8 @@ static void *serve(void *context)
 			         request);
 			break;
 		}
+		if (step->hang_up == FAKE_LATE)
+			usleep(50000);
 		if (send(fd, step->answer, strlen(step->answer), MSG_NOSIGNAL) < 0)
 			break;
 		__atomic_fetch_add(&fake->taken, 1, __ATOMIC_SEQ_CST);

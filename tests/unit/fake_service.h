@@ -12,6 +12,7 @@ struct fake_step {
 };
 
 #define FAKE_HOLD 2
+#define FAKE_LATE 3 /* the answer comes after 50 ms */
 
 struct fake_service;
 

@@ -522,6 +522,21 @@ START_TEST(what_is_pruned_is_listed)
 END_TEST
 
 /* --json prints what the service answers, and nothing else. */
+/* Where no time is left to ask again, the service still has some to answer. */
+START_TEST(an_answer_may_come_after_the_wait)
+{
+	_cleanup_free_ char *answer = fixture_answer("{\"nodes\":[{\"name\":\"n1\",\"state\":\"up\"}]}");
+	const struct fake_step late = {"GET /v1/nodes ", NULL, answer, FAKE_LATE};
+	struct fake_service *fake = fake_service_start(fixture_socket(), &late, 1);
+	_cleanup_(call_release) struct call call =
+	    fixture_call(cmd_nodes, "nodes --wait 1 --timeout 0 --json");
+
+	ck_assert_msg(call.status == 0, "%d: %s", call.status, call.errors);
+	ck_assert_ptr_nonnull(strstr(call.output, "\"n1\""));
+	fake_service_stop(fake);
+}
+END_TEST
+
 START_TEST(answers_are_printed_as_json)
 {
 	static const struct {
@@ -586,6 +601,7 @@ int main(void)
 	tcase_add_test(tc, a_backup_is_whole_or_none);
 	tcase_add_test(tc, an_interrupt_ends_the_watching_alone);
 	tcase_add_test(tc, what_is_pruned_is_listed);
+	tcase_add_test(tc, an_answer_may_come_after_the_wait);
 	tcase_add_test(tc, answers_are_printed_as_json);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
