@@ -20,6 +20,8 @@ struct rank {
 	const char *directory;
 	bool met;
 	enum later later;
+	const char
+	    *awaited; /* what other ranks report in the end, such as "running 2 "; NULL: whatever they have */
 	bool stop;
 	struct kv_store store;
 	struct device *dev;
@@ -41,13 +43,24 @@ static int put(void *context, const char *key, const void *data, size_t len, str
 	return kv_store_put((void *)r->directory, key, data, len, err);
 }
 
+/* The place of a rank is what this rank awaits: on a loaded machine the other rank, which reports where it is
+ * after half of the time-out, may do so later than this one asks. */
 static int get(void *context, const char *key, int timeout_ms, void **data, size_t *len, struct error *err)
 {
 	struct rank *r = context;
 
 	if (r->met && r->later == UNREACHABLE)
 		return error_set(err, -ECONNREFUSED, "nobody listens");
-	return kv_store_get((void *)r->directory, key, timeout_ms, data, len, err);
+	for (;;) {
+		int code = kv_store_get((void *)r->directory, key, timeout_ms, data, len, err);
+
+		if (code < 0 || !r->awaited || !str_starts(key, "test/at/") ||
+		    (r->later == DEAF && str_eq(key, "test/at/2")) ||
+		    (*len >= strlen(r->awaited) && !memcmp(*data, r->awaited, strlen(r->awaited))))
+			return code;
+		free(*data);
+		usleep(1000);
+	}
 }
 
 static bool stopping(void *context)
@@ -346,16 +359,26 @@ START_TEST(a_missing_rank_is_an_error)
 }
 END_TEST
 
-/* A first all-reduce of all ranks; then one that fails, which the ranks notice within a second. */
-static comm_ticket begin(struct rank *r, int size, int timeout_s, void **b)
+/* The time-out holds from here on: what comes before is not to fail on a loaded machine. */
+static void set_timeout(struct rank *r, int timeout_s)
+{
+	pthread_mutex_lock(&r->comm->lock);
+	r->comm->timeout_s = timeout_s;
+	r->comm->longest_wait = 0;
+	r->comm->last_progress_at = clock_monotonic();
+	pthread_mutex_unlock(&r->comm->lock);
+}
+
+/* A first all-reduce of all ranks. */
+static void begin(struct rank *r, int size, int timeout_s, void **b)
 {
 	struct error err = ERROR_INIT;
 
-	r->comm = join(r, size, timeout_s, 0, NULL);
+	r->comm = join(r, size, 60, 0, NULL);
 	ck_ok(device_alloc(r->dev, 64, b, &err), &err);
 	ck_ok(comm_wait(r->comm, comm_all_reduce(r->comm, *b, 4, DTYPE_F32, COMM_SUM), &err), &err);
 	ck_ok(comm_flush(r->comm, &err), &err);
-	return 1;
+	set_timeout(r, timeout_s);
 }
 
 static void stands_still(struct rank *r, comm_ticket ticket, int code, const char *words, const char *more)
@@ -387,6 +410,7 @@ static void stalls(struct rank *r)
 	void *b;
 
 	begin(r, 2, 2, &b);
+	r->awaited = "completed 1 ";
 	if (r->rank == 0)
 		stands_still(r, comm_all_gather(r->comm, b, 2, DTYPE_F32), -ETIMEDOUT,
 		             "rank 0: all-gather (collective 2) has made no progress for 2 s: rank 1 on ",
@@ -407,7 +431,9 @@ static void stalls_at_once(struct rank *r)
 {
 	void *b;
 
-	r->comm = join(r, 2, 2, 0, NULL);
+	r->comm = join(r, 2, 60, 0, NULL);
+	set_timeout(r, 2);
+	r->awaited = "completed 0 ";
 	ck_assert(device_alloc(r->dev, 64, &b, NULL) == 0);
 	if (r->rank == 0)
 		stands_still(r, comm_all_gather(r->comm, b, 2, DTYPE_F32), -ETIMEDOUT,
@@ -430,6 +456,7 @@ static void two_are_missing(struct rank *r)
 	void *b;
 
 	begin(r, 3, 2, &b);
+	r->awaited = "completed 1 ";
 	if (r->rank == 0)
 		stands_still(r, comm_barrier(r->comm), -ETIMEDOUT,
 		             "rank 0: barrier (collective 2) has made no progress for 2 s: rank 1 on ",
@@ -444,6 +471,7 @@ static void says_nothing(struct rank *r)
 	void *b;
 
 	begin(r, 3, 2, &b);
+	r->awaited = "running 2 ";
 	if (r->rank == 2)
 		hang_until_noticed(r, 2);
 	else
@@ -485,6 +513,7 @@ static void differs(struct rank *r)
 	void *b;
 
 	begin(r, 2, 2, &b);
+	r->awaited = "running 2 ";
 	if (r->rank == 0)
 		stands_still(r, comm_all_reduce(r->comm, b, 4, DTYPE_F32, COMM_SUM), -ETIMEDOUT,
 		             "all-reduce (collective 2) has made no progress for 2 s: rank 1 on ",
@@ -508,6 +537,7 @@ static void hangs(struct rank *r)
 	void *b;
 
 	begin(r, 2, 2, &b);
+	r->awaited = "queued 2 ";
 	if (r->rank == 0) {
 		stands_still(r, comm_barrier(r->comm), -ETIMEDOUT,
 		             "barrier (collective 2) has made no progress for 2 s: the GPU of rank 1 on ",
@@ -637,21 +667,24 @@ START_TEST(many_that_are_missing)
 }
 END_TEST
 
-/* When all ranks are told to stop because one has died, the others do not wait for the time-out. */
+/* When all ranks are told to stop because one has died, the others wait for a quarter of the time-out, and
+ * not for all of it, which were another error. */
 static void told_to_stop(struct rank *r)
 {
-	double start = clock_monotonic();
+	double start;
 	void *b;
 
 	begin(r, 2, 12, &b);
 	r->stop = true;
-	if (r->rank == 0)
-		stands_still(
-		    r, comm_barrier(r->comm), -ECANCELED,
-		    "rank 0: told to stop; barrier (collective 2) has waited for other ranks for 3 s", "");
-	ck_assert(clock_monotonic() - start < 11);
-	while (r->rank == 1 && clock_monotonic() - start < 4.5)
-		usleep(10000);
+	start = clock_monotonic();
+	if (r->rank == 0) {
+		stands_still(r, comm_barrier(r->comm), -ECANCELED,
+		             "rank 0: told to stop; barrier (collective 2) has waited for other ranks for ",
+		             " s");
+		ck_assert_double_ge(clock_monotonic() - start, 3);
+	} else {
+		hang_until_noticed(r, 1);
+	}
 	device_free(r->dev, b);
 }
 
@@ -687,8 +720,9 @@ static void aborted(struct rank *r, bool first)
 		ck_assert_int_eq(comm_flush(r->comm, &err), -ECANCELED);
 		ck_assert_int_eq(comm_wait(r->comm, 1, &err), -ECANCELED);
 		pthread_join(thread, NULL);
+		sem_post(r->noticed);
 	} else {
-		usleep(500 * 1000);
+		hang_until_noticed(r, 1);
 	}
 	device_free(r->dev, b);
 }
@@ -810,6 +844,7 @@ static void fails_together(struct rank *r, bool dies)
 	ck_ok(comm_split(lane, r->rank, 0, &alone, &err), &err);
 	ck_ok(comm_wait(lane, comm_barrier(lane), &err), &err);
 	ck_ok(comm_flush(lane, &err), &err);
+	pthread_barrier_wait(r->together); /* the other rank may still be in its barrier */
 	if (r->rank == 0) {
 		comm_all_reduce(r->comm, b, 4, DTYPE_F32, COMM_SUM);
 		comm_all_reduce(lane, b, 4, DTYPE_F32, COMM_SUM);
@@ -824,8 +859,9 @@ static void fails_together(struct rank *r, bool dies)
 		ck_assert_int_eq(comm_wait(alone, comm_barrier(alone), &err), first.code);
 		ck_assert_str_eq(err.message, first.message);
 		ck_assert_int_eq(comm_split(alone, 0, 0, &more, &err), first.code);
+		sem_post(r->noticed);
 	} else {
-		usleep(500 * 1000);
+		hang_until_noticed(r, 1);
 	}
 	comm_destroy(alone);
 	comm_destroy(lane);
