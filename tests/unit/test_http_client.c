@@ -296,6 +296,45 @@ START_TEST(who_is_kept_waiting_is_told_so)
 }
 END_TEST
 
+/* Nobody takes the connection: there is no service that could have the call wait its turn. */
+START_TEST(who_is_not_connected_is_not_kept_waiting)
+{
+	struct http_call call = {.method = "GET",
+	                         .address = "127.0.0.1",
+	                         .target = "/",
+	                         .timeout = 60,
+	                         .connect = 0.2,
+	                         .on_done = on_given_up};
+	struct sockaddr_in sin = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), full[4];
+	socklen_t len = sizeof(sin);
+	struct error err = ERROR_INIT;
+	struct fixture f;
+
+	setup(&f);
+	ck_assert_int_eq(bind(fd, (struct sockaddr *)&sin, sizeof(sin)), 0);
+	ck_assert_int_eq(listen(fd, 0), 0);
+	ck_assert_int_eq(getsockname(fd, (struct sockaddr *)&sin, &len), 0);
+	/* With these its queue is full, and the kernel drops who comes then. */
+	for (size_t i = 0; i < ARRAY_SIZE(full); i++) {
+		full[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+		(void)connect(full[i], (struct sockaddr *)&sin, sizeof(sin));
+	}
+	call.port = ntohs(sin.sin_port);
+	call.context = &f;
+	f.queued = true;
+	ck_ok(http_client_call(f.client, &call, NULL, &err), &err);
+	while (!f.done)
+		ck_assert_int_ge(sd_event_run(f.event, UINT64_MAX), 0);
+	ck_assert_int_eq(f.code, -ETIMEDOUT);
+	ck_assert(!f.queued);
+	for (size_t i = 0; i < ARRAY_SIZE(full); i++)
+		close(full[i]);
+	close(fd);
+	teardown(&f);
+}
+END_TEST
+
 static void begin_call(struct fixture *f, int port, const char *target, unsigned queue,
                        struct http_transfer **out)
 {
@@ -393,6 +432,7 @@ int main(void)
 	tcase_add_test(tc, what_is_sent_once_takes_the_connection_that_is_open);
 	tcase_add_test(tc, a_connection_that_is_refused_says_that_nothing_was_sent);
 	tcase_add_test(tc, who_is_kept_waiting_is_told_so);
+	tcase_add_test(tc, who_is_not_connected_is_not_kept_waiting);
 	tcase_add_test(tc, calls_of_a_queue_begin_a_few_at_a_time);
 	tcase_add_test(tc, a_call_that_waits_for_its_answer_holds_no_other_up);
 	tcase_set_timeout(tc, 120);

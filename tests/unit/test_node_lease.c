@@ -287,6 +287,38 @@ START_TEST(what_was_stopped_is_not_started_afterwards)
 }
 END_TEST
 
+/* Another cluster counts its runs by itself, and so does a store that was restored. */
+START_TEST(what_was_stopped_is_of_one_cluster)
+{
+	static const struct {
+		const char *cluster;
+		int epoch;
+		bool starts;
+	} cases[] = {{"a1", 3, false}, {"a1", 2, false}, {"", 0, true}, {"a1", 4, true}};
+	const struct stop_request stop = {.cluster = (char *)"a1", .epoch = 3, .run = 7, .attempt = 1};
+	struct error err = ERROR_INIT;
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_json_ json_t *q = fixture_shell(7, 1, ":");
+
+		fixture_restart(&f, true);
+		fixture_create(&f);
+		ck_ok(node_stop_request(f.node, &stop, &err), &err);
+		if (*cases[i].cluster) {
+			json_object_set_new(q, "cluster", json_string(cases[i].cluster));
+			json_object_set_new(q, "epoch", json_integer(cases[i].epoch));
+		}
+		if (cases[i].starts) {
+			ck_ok(fixture_start(&f, q, &err), &err);
+			fixture_await(&f, 7, "ended");
+			node_forget(f.node, 7, 1);
+		} else {
+			ck_assert_msg(fixture_start(&f, q, &err) < 0, "epoch %d", cases[i].epoch);
+		}
+	}
+}
+END_TEST
+
 /* The controller has given it up by then. */
 START_TEST(a_start_that_comes_too_late_is_refused)
 {
@@ -322,6 +354,7 @@ int main(void)
 	tcase_add_test(tc, without_a_service_the_ranks_end_with_the_lease);
 	tcase_add_test(tc, the_lease_of_another_boot_says_nothing);
 	tcase_add_test(tc, what_was_stopped_is_not_started_afterwards);
+	tcase_add_test(tc, what_was_stopped_is_of_one_cluster);
 	tcase_add_test(tc, a_start_that_comes_too_late_is_refused);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
