@@ -375,14 +375,19 @@ int nvmlEventSetFree(void *set)
 EXPORT int nvmlDeviceGetSupportedEventTypes(void *handle, unsigned long long *types);
 int nvmlDeviceGetSupportedEventTypes(void *handle, unsigned long long *types)
 {
-	*types = 0x1f;
+	long events = get(gpu_of(handle), "events");
+
+	*types = events ? (unsigned long long)events : 0x1f;
 	return 0;
 }
 
 EXPORT int nvmlDeviceRegisterEvents(void *handle, unsigned long long types, void *set);
 int nvmlDeviceRegisterEvents(void *handle, unsigned long long types, void *set)
 {
-	return part_of(handle) < 0 && types == 0xa ? 0 : NOT_SUPPORTED;
+	unsigned long long supported;
+
+	nvmlDeviceGetSupportedEventTypes(handle, &supported);
+	return part_of(handle) < 0 && types == (supported & 0xa) ? 0 : NOT_SUPPORTED;
 }
 
 EXPORT int nvmlEventSetWait_v2(void *set, struct event *event, unsigned timeout);

@@ -126,6 +126,16 @@ START_TEST(usage_is_told_for_each)
 }
 END_TEST
 
+START_TEST(no_command_takes_an_option_that_it_has_not)
+{
+	for (size_t i = 0; i < command_count; i++) {
+		_cleanup_free_ char *line = str_printf("%s --no-such-option", commands[i].name);
+
+		ck_assert_msg(call(commands[i].run, line, NULL) == STATUS_USAGE, "%s", line);
+	}
+}
+END_TEST
+
 /* Words after "--" are a command, and no options. */
 START_TEST(dashes_make_a_command)
 {
@@ -694,6 +704,7 @@ int main(void)
 	tcase_add_test(tc, a_command_is_posted_as_it_was_typed);
 	tcase_add_test(tc, directories_are_seen_from_here);
 	tcase_add_test(tc, usage_is_told_for_each);
+	tcase_add_test(tc, no_command_takes_an_option_that_it_has_not);
 	tcase_add_test(tc, a_key_is_made_by_a_program_of_its_own);
 	tcase_add_test(tc, certificates_are_made);
 	tcase_add_test(tc, the_client_does_not_load_gnutls);

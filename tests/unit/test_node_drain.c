@@ -97,6 +97,17 @@ START_TEST(an_xid_of_the_device_drains_it)
 }
 END_TEST
 
+/* It has no events of memory errors, and is listened to for the others. */
+START_TEST(a_gpu_has_the_events_that_it_can_have)
+{
+	fixture_restart(&f, true);
+	fixture_machine(&f, "events=8\n");
+	fixture_create(&f);
+	fixture_gpu_event(&f, "0 79\n");
+	await(0, "drained", "Xid 79: fell off the bus");
+}
+END_TEST
+
 /* NVIDIA's catalog: those after which a GPU is not to be used, of these those that say that its memory is
  * defective, and those that programs cause. The others only say something. */
 START_TEST(each_xid_has_a_class)
@@ -411,6 +422,7 @@ int main(void)
 	tcase_set_timeout(run, 60);
 	tcase_add_test(run, an_xid_of_the_device_drains_it);
 	tcase_add_test(run, an_xid_of_a_program_does_not);
+	tcase_add_test(run, a_gpu_has_the_events_that_it_can_have);
 	tcase_add_test(run, each_xid_has_a_class);
 	tcase_add_test(run, who_runs_on_it_is_told);
 	tcase_add_test(run, errors_that_are_counted);

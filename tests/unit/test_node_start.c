@@ -1276,6 +1276,27 @@ START_TEST(a_start_to_end_is_quick)
 }
 END_TEST
 
+/* What it has left in its directory for temporary files is removed by then, and not given up after 10 s. */
+START_TEST(an_end_does_not_wait_for_files_that_are_removed)
+{
+	double best = 1e9;
+
+	for (int run = 1; run <= 3; run++) {
+		_cleanup_json_ json_t *q =
+		    fixture_shell(run, 1, "mkdir $TMPDIR/left && : >$TMPDIR/left/file");
+		_cleanup_free_ char *name = str_printf("state/tmp/%d.1", run), *path = fixture_path(&f, name);
+		double start = clock_monotonic();
+		struct error err = ERROR_INIT;
+
+		ck_ok(fixture_start(&f, q, &err), &err);
+		fixture_await(&f, run, "ended");
+		best = MIN(best, clock_monotonic() - start);
+		ck_assert(!file_exists(path));
+	}
+	ck_assert_double_lt(best, 5);
+}
+END_TEST
+
 START_TEST(visible_devices_filter_as_cuda_does)
 {
 	static const struct {
@@ -1335,6 +1356,7 @@ int main(void)
 	tcase_add_test(tc, ports_come_from_the_range);
 	tcase_add_test(tc, ranks_stand_on_their_own);
 	tcase_add_test(tc, a_start_to_end_is_quick);
+	tcase_add_test(tc, an_end_does_not_wait_for_files_that_are_removed);
 	tcase_add_test(tc, visible_devices_filter_as_cuda_does);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
