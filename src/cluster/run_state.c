@@ -426,6 +426,14 @@ static bool any_rank_failed(const struct run *r)
 	return false;
 }
 
+static bool all_running(const struct run *r)
+{
+	for (size_t i = 0; i < r->part_count; i++)
+		if (!r->parts[i].running)
+			return false;
+	return true;
+}
+
 /* The part fails as a whole. The first word of it counts. */
 static void set_trouble(struct run *r, struct run_part *part, const char *text, double at)
 {
@@ -451,7 +459,7 @@ static bool fail(struct run *r)
 unsigned run_report(struct run *r, const struct report *report, double now)
 {
 	struct run_part *part = run_part_find(r, report->node);
-	bool stop = false, all_running = true, changed = false;
+	bool stop = false, changed = false;
 
 	if (!part || part->ended || report->attempt != r->attempt)
 		return 0;
@@ -473,14 +481,12 @@ unsigned run_report(struct run *r, const struct report *report, double now)
 
 		set_trouble(r, part, text ? text : report->reason, now);
 	}
-	if (part->trouble || any_rank_failed(r))
+	if (part->trouble || (changed && any_rank_failed(r)))
 		stop = fail(r);
 	/* What was started somewhere is not queued again because another node never had it. */
 	if (report->lost && part->ended && r->requeue)
 		r->failed = true;
-	for (size_t i = 0; i < r->part_count; i++)
-		all_running = all_running && r->parts[i].running;
-	if (all_running && r->state == RUN_STARTING) {
+	if (r->state == RUN_STARTING && all_running(r)) {
 		r->state = RUN_RUNNING;
 		changed = true;
 	}

@@ -17,11 +17,15 @@
 void controller_report(struct controller *c, const struct report *report)
 {
 	struct run *r = queue_find(&c->queue, report->run);
+	unsigned flags;
 
 	if (!r || foreign_is(c, report))
 		return;
 	lost_report(c, r, report);
-	apply_flags(c, r, run_report(r, report, controller_time(c)));
+	flags = run_report(r, report, controller_time(c));
+	/* Heartbeats say the same again and again, and a flush goes through the whole queue. */
+	if (flags || r->dirty || r->changed)
+		apply_flags(c, r, flags);
 }
 
 static void add_forget(struct heartbeat_answer *answer, int64_t run, int64_t attempt)

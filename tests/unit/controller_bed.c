@@ -300,6 +300,7 @@ static bool handle_one(struct bed *b)
 		if (b->timers[i] < 0 || b->timers[i] > b->now)
 			continue;
 		b->timers[i] = -1;
+		b->flushes += i == CONTROLLER_FLUSH;
 		controller_run_timer(b->controller, i);
 		return true;
 	}

@@ -108,6 +108,7 @@ struct bed {
 	struct held_store *held;
 	double now;
 	double lease; /* that the controller grants, once it is started again */
+	int flushes;  /* of the controller, so far */
 	struct user_limits user_limits;
 	char user[32]; /* who submits */
 	int64_t uid;

@@ -364,6 +364,24 @@ START_TEST(a_short_one_says_the_highest_number)
 }
 END_TEST
 
+/* A flush goes through the whole queue. */
+START_TEST(what_says_nothing_new_takes_no_flush)
+{
+	struct bed *b = settled_bed();
+	int64_t run = run_on_n2(b), flushes;
+
+	bed_pass(b, 5);
+	flushes = b->flushes;
+	bed_pass(b, 40);
+	ck_assert_int_gt(bed_heartbeats(b, "n2").whole, 1);
+	ck_assert_int_eq(b->flushes, flushes);
+	bed_end_ranks(b, "n2", run, 0);
+	bed_pass(b, 1);
+	ck_assert_int_gt(b->flushes, flushes);
+	bed_free(b);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("controller heartbeats");
@@ -386,6 +404,7 @@ int main(void)
 	tcase_add_test(tc, foreign_work_stays_in_sight);
 	tcase_add_test(tc, a_node_that_is_added_again_says_the_whole);
 	tcase_add_test(tc, a_short_one_says_the_highest_number);
+	tcase_add_test(tc, what_says_nothing_new_takes_no_flush);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
 }
