@@ -32,6 +32,12 @@ struct members {
  * means that this process stood still, and what it did not read says nothing about who sent it. */
 enum { CHECKS_PER_TIMEOUT = 8, LATE_PARTS = 4 };
 
+/* How many heartbeats fit into the time-out and the lease at least, where the controller says how many there
+ * are. */
+enum { INTERVALS_PER_TIMEOUT = 3, INTERVALS_PER_LEASE = 4 };
+
+#define SHORTEST_INTERVAL 0.05 /* that dtraind.conf allows: what is shorter need not be said */
+
 static void member_free(struct member *m)
 {
 	if (!m)
@@ -430,6 +436,16 @@ double members_expire(struct members *m, const char *self, double now, double ti
 		next = MIN(next, now + timeout / CHECKS_PER_TIMEOUT);
 	m->check_due = next;
 	return next;
+}
+
+double members_interval(const struct members *m, int most, double timeout, double lease)
+{
+	double interval = most > 0 ? (double)m->count / most : 0;
+
+	interval = MIN(interval, timeout / INTERVALS_PER_TIMEOUT);
+	if (lease > 0)
+		interval = MIN(interval, lease / INTERVALS_PER_LEASE);
+	return interval < SHORTEST_INTERVAL ? 0 : interval;
 }
 
 enum node_state member_state(const struct member *m)

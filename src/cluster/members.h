@@ -107,6 +107,11 @@ int member_take_port(struct member *m, uint64_t salt);
  * 0: not before the next heartbeat. */
 double members_expire(struct members *m, const char *self, double now, double timeout,
                       void (*down)(void *context, struct member *), void *context);
+/* Seconds from one heartbeat of a node to the next, so that no more than `most` come in a second from all;
+ * less where the time-out or the lease would not bear it: of a node that is there, one call may be lost
+ * within the time-out, which is given up after half of that. 0: as the nodes themselves have it; lease: 0,
+ * there is none. */
+double members_interval(const struct members *m, int most, double timeout, double lease);
 void member_set_down(struct member *m, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 bool member_hosts_differ(const struct members *m,

@@ -36,6 +36,7 @@ struct controller_options {
 	int default_port;    /* of hosts that name none */
 	double node_timeout; /* seconds without a heartbeat after which a node is down */
 	double lease;        /* seconds for which a node may keep its attempts without an answer of ours */
+	int most_heartbeats; /* that all nodes are asked for in a second; 0: any number */
 	struct user_limits user_limits;
 	struct controller_clock clock;
 	struct peers peers;

@@ -59,6 +59,14 @@ static inline void controller_set_timer(struct controller *c, enum controller_ti
 	c->options.clock.set_timer(c->options.clock.context, timer, at);
 }
 
+/* Of heartbeats, as heartbeat_answer has it. */
+static inline double controller_interval(const struct controller *c)
+{
+	const struct controller_options *o = &c->options;
+
+	return members_interval(c->members, o->most_heartbeats, o->node_timeout, o->lease);
+}
+
 /* Something has changed: a flush is due. */
 static inline void controller_touch(struct controller *c)
 {

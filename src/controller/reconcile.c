@@ -142,6 +142,7 @@ static int make_answer(struct controller *c, struct member *m, struct heartbeat_
 	answer->epoch = store_epoch(c->store);
 	answer->highest_run = store_highest(c->store);
 	answer->lease = c->options.lease;
+	answer->interval = controller_interval(c);
 	/* An epoch that begins with this heartbeat is not on disk yet, and the one before it would make us a
 	 * stale controller: the next answer names the cluster again. */
 	if (store_epoch(c->store) != store_newest_epoch(c->store))

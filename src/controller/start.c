@@ -99,7 +99,7 @@ static void on_started(void *context, const struct peer_result *result)
 	}
 	m = members_find(c->members, call->node);
 	if (m && result->backoff > 0)
-		m->backoff_until = controller_now(c) + result->backoff;
+		m->backoff_until = controller_now(c) + MAX(result->backoff, controller_interval(c));
 	if (unreachable)
 		log_warn("run %lld: node %s cannot be reached: %s", (long long)call->run, call->node,
 		         result->message);

@@ -27,6 +27,9 @@
 
 enum { SPARE_PORTS = 4, MOST_PATIENCE = 4 };
 
+/* What a controller may ask for at most: as long as dtraind.conf allows. */
+#define LONGEST_INTERVAL 60.0
+
 /* The first pause after a heartbeat that did not arrive; the longest is the interval of heartbeats. */
 #define LOST_SECONDS 0.2
 
@@ -39,6 +42,8 @@ struct pending {
 struct heartbeats {
 	struct daemon *daemon;
 	sd_event_source *timer;
+	uint64_t due;    /* when the timer sends the next heartbeat */
+	double interval; /* of heartbeats, as the controller asks for it; 0: it does not */
 	int64_t sequence;
 	struct http_transfer *heartbeat_call, *reporting; /* one of each at a time: they keep their order */
 	struct pending *pending;                          /* the newest of each attempt */
@@ -121,18 +126,40 @@ static void read_answer(struct heartbeats *l, const json_t *json)
 		return;
 	}
 	heartbeat_state_answered(&l->state, &answer);
+	l->interval = MIN(answer.interval, LONGEST_INTERVAL);
 	clock_gap_add(&l->gap, l->sent, answer.time, clock_realtime());
 	take_answer(l, &answer);
+}
+
+static double own_interval(const struct heartbeats *l)
+{
+	return l->daemon->settings->config->heartbeat;
+}
+
+/* The timer sends a heartbeat after so many seconds. */
+static void set_timer(struct heartbeats *l, double pause)
+{
+	uint64_t now;
+
+	sd_event_now(l->daemon->event, CLOCK_MONOTONIC, &now);
+	l->due = now + (uint64_t)(pause * 1e6);
+	sd_event_source_set_time(l->timer, l->due);
+}
+
+/* There is something to say: the longer interval that the controller asks for is not waited for. */
+static void hasten(struct heartbeats *l)
+{
+	uint64_t now;
+
+	sd_event_now(l->daemon->event, CLOCK_MONOTONIC, &now);
+	if (l->due > now + (uint64_t)(own_interval(l) * 1e6))
+		set_timer(l, own_interval(l));
 }
 
 /* A controller that was away is found again soon, but not by all nodes in the same moment. */
 static void send_again(struct heartbeats *l)
 {
-	double pause = backoff_next(&l->backoff, LOST_SECONDS, l->daemon->settings->config->heartbeat);
-	uint64_t now;
-
-	sd_event_now(l->daemon->event, CLOCK_MONOTONIC, &now);
-	sd_event_source_set_time(l->timer, now + (uint64_t)(pause * 1e6));
+	set_timer(l, backoff_next(&l->backoff, LOST_SECONDS, own_interval(l)));
 }
 
 static void on_heartbeat_done(void *context, const struct http_answer *a)
@@ -350,8 +377,10 @@ static void on_reported(void *context, const struct http_answer *a)
 	if (a->error.code == -ECANCELED)
 		return;
 	/* What did not arrive comes again with the heartbeats: they carry all attempts. */
-	if (a->status != 200)
+	if (a->status != 200) {
 		clear_pending(l);
+		hasten(l);
+	}
 	send_reports(l);
 }
 
@@ -414,12 +443,12 @@ void heartbeats_follow(struct heartbeats *l)
 	clear_pending(l);
 	heartbeat_state_answered(&l->state, NULL);
 	l->patience = 1;
+	l->interval = 0;
 	heartbeats_send(l);
 }
 
 static int on_timer(sd_event_source *source, uint64_t usec, void *userdata)
 {
-	double interval = ((struct heartbeats *)userdata)->daemon->settings->config->heartbeat;
 	struct heartbeats *l = userdata;
 	uint64_t now;
 
@@ -431,7 +460,7 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *userdata)
 	if (!l->heartbeat_call)
 		heartbeats_send(l);
 	send_reports(l);
-	sd_event_source_set_time(source, now + (uint64_t)(interval * 1e6));
+	set_timer(l, MAX(own_interval(l), l->interval));
 	return sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
 }
 

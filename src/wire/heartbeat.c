@@ -87,6 +87,7 @@ static const struct field answer_fields[] = {
     F(highest_run, FIELD_INT, FIELD_DEFAULT),
     F(lease, FIELD_NUMBER, FIELD_OPTIONAL),
     F(whole, FIELD_INT, FIELD_OPTIONAL),
+    F(interval, FIELD_NUMBER, FIELD_OPTIONAL),
 };
 const struct message heartbeat_answer_message = {"answer to a heartbeat", sizeof(struct heartbeat_answer),
                                                  answer_fields, ARRAY_SIZE(answer_fields), MESSAGE_VERSIONED};

@@ -81,6 +81,9 @@ struct heartbeat_answer {
 	/* The sequence of the whole heartbeat that the controller keeps: the next ones may be short, and name
 	 * it. optional: 0, it keeps none, and the next one has to be whole. */
 	int64_t whole;
+	/* Seconds from one heartbeat to the next, where the node's own setting is shorter: it has many nodes.
+	 * optional: 0, the setting alone counts. */
+	double interval;
 };
 
 MESSAGE_DECLARE(heartbeat_answer)

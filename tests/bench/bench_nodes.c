@@ -60,6 +60,7 @@ struct node {
 	sd_event_source *timer;
 	struct backoff backoff;
 	int patience;
+	double interval; /* that the controller asks for */
 	struct heartbeat_state state;
 	bool is_short;               /* the heartbeat under way */
 	struct device_info *devices; /* of static text, except for what known_from allocates */
@@ -235,6 +236,7 @@ static void on_heartbeat(void *context, const struct http_answer *a)
 	n->patience = 1;
 	n->cluster->answers++;
 	heartbeat_state_answered(&n->state, &answer);
+	n->interval = answer.interval;
 	for (size_t i = 0; i < answer.forget_count; i++)
 		forget(n, &answer.forget[i]);
 	if (answer.cluster && !n->known_cluster.id)
@@ -292,7 +294,8 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *userdata)
 		free(beat.attempts[i].ranks);
 	free(beat.attempts);
 	/* From the time at which it was due: a late turn of this program is no change of the rate. */
-	sd_event_source_set_time(source, (usec ? usec : (uint64_t)(clock_monotonic() * 1e6)) + INTERVAL_USEC);
+	sd_event_source_set_time(source, (usec ? usec : (uint64_t)(clock_monotonic() * 1e6)) +
+	                                     MAX((uint64_t)(n->interval * 1e6), (uint64_t)INTERVAL_USEC));
 	return sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
 }
 

@@ -218,6 +218,8 @@ static void deliver_heartbeat(struct bed *b, struct node *n, const json_t *body,
 	}
 	n->whole += !is_short;
 	n->brief += is_short;
+	if (n != b->nodes)
+		n->interval = reply.interval;
 	node_take_heartbeat_answer(n, &reply, sent);
 }
 
@@ -292,7 +294,7 @@ static bool handle_one(struct bed *b)
 		}
 		if (n->next_heartbeat > b->now)
 			continue;
-		n->next_heartbeat += HEARTBEAT;
+		n->next_heartbeat += MAX(HEARTBEAT, n->interval);
 		node_send_heartbeat(b, n);
 		return true;
 	}
@@ -368,6 +370,7 @@ static void start_controller(struct bed *b)
 	    .default_port = 29600,
 	    .node_timeout = NODE_TIMEOUT,
 	    .lease = b->lease,
+	    .most_heartbeats = b->most_heartbeats,
 	    .user_limits = b->user_limits,
 	    .clock = {b, monotonic, realtime, set_timer},
 	    .peers = {b, peers_start, peers_stop, peers_set_device, peers_free_port},
@@ -680,6 +683,11 @@ void bed_send_heartbeat(struct bed *b, const char *node)
 void bed_set_lease(struct bed *b, double seconds)
 {
 	b->lease = seconds;
+}
+
+void bed_set_most_heartbeats(struct bed *b, int a_second)
+{
+	b->most_heartbeats = a_second;
 }
 
 void bed_repeat_heartbeat(struct bed *b, const char *node)

@@ -4,10 +4,10 @@
  * see what follows. The controller and its store are real; nodes, network, clock and event loop are
  * stand-ins. Nothing happens but in bed_pass and in the functions that wait, which are built on it.
  *
- * A node sends a heartbeat each second, half a second after the moments at which bed_create and bed_pass with
- * whole seconds return: what a story expects within less does not wait for a heartbeat. It takes a start
- * whose slots are free, and runs what it was given until the test ends it. What is sent arrives a millisecond
- * later; the controller's own node answers at once.
+ * A node sends a heartbeat each second, unless the controller asks for fewer, half a second after the moments
+ * at which bed_create and bed_pass with whole seconds return: what a story expects within less does not wait
+ * for a heartbeat. It takes a start whose slots are free, and runs what it was given until the test ends it.
+ * What is sent arrives a millisecond later; the controller's own node answers at once.
  *
  * Whatever the story, the bed checks at every start that the attempt is on disk by then, and at every event
  * that the end of a run is.
@@ -88,7 +88,8 @@ int64_t bed_attempt_on(const struct bed *b, const char *node, int64_t run);
 void bed_break_store(struct bed *b, bool broken); /* while broken, every commit fails */
 void bed_break_ports(struct bed *b, int code);    /* this error, instead of a port; 0: none */
 const char *bed_state_dir(const struct bed *b);
-void bed_set_lease(struct bed *b, double seconds); /* of the configuration, for the next controller */
+void bed_set_lease(struct bed *b, double seconds);         /* of the configuration, for the next controller */
+void bed_set_most_heartbeats(struct bed *b, int a_second); /* that it asks for, the next one too; 0: any */
 /* user_runs and user_slots of the configuration, from now on. */
 void bed_set_user_limits(struct bed *b, int64_t runs, int64_t slots);
 void bed_restart_controller(struct bed *b);

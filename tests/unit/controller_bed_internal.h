@@ -58,6 +58,7 @@ struct node {
 	int64_t epoch, highest_run;
 	struct attempt attempts[ATTEMPTS];
 	double next_heartbeat, delay;
+	double interval;              /* of heartbeats, as the controller asks for it */
 	struct heartbeat_state state; /* what the controller has of it */
 	bool unanswered;              /* its last heartbeat */
 	int whole, brief, refused; /* how many of each kind were answered, and how many short ones refused */
@@ -108,7 +109,8 @@ struct bed {
 	struct held_store *held;
 	double now;
 	double lease; /* that the controller grants, once it is started again */
-	int flushes;  /* of the controller, so far */
+	int most_heartbeats;
+	int flushes; /* of the controller, so far */
 	struct user_limits user_limits;
 	char user[32]; /* who submits */
 	int64_t uid;

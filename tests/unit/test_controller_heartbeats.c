@@ -364,6 +364,103 @@ START_TEST(a_short_one_says_the_highest_number)
 }
 END_TEST
 
+/* Two nodes, of which this controller wants one heartbeat a second. */
+static struct bed *slow_bed(void)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+
+	bed_set_most_heartbeats(b, 1);
+	bed_restart_controller(b);
+	bed_pass(b, 4);
+	bed_heartbeats(b, "n2");
+	return b;
+}
+
+static int count_of(struct heartbeat_counts counts)
+{
+	return counts.whole + counts.brief;
+}
+
+START_TEST(nodes_are_asked_for_fewer)
+{
+	struct bed *b = slow_bed();
+	int64_t run;
+
+	bed_pass(b, 20);
+	ck_assert_int_eq(count_of(bed_heartbeats(b, "n2")), 10);
+	ck_assert_int_ge(count_of(bed_heartbeats(b, "n1")), 20); /* the controller's own costs nothing */
+	/* A run does not notice. */
+	run = run_on_n2(b);
+	bed_pass(b, 200);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_RUNNING);
+	ck_assert_int_eq(bed_run(b, run)->attempt, 1);
+	ck_assert_int_lt(count_of(bed_heartbeats(b, "n2")), 103);
+	bed_pass(b, 0.1);
+	bed_end_ranks(b, "n2", run, 0);
+	bed_pass(b, 0.1);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_SUCCEEDED);
+	/* A controller that does not ask for it gets all again. */
+	bed_set_most_heartbeats(b, 0);
+	bed_restart_controller(b);
+	bed_pass(b, 3);
+	bed_heartbeats(b, "n2");
+	bed_pass(b, 20);
+	ck_assert_int_eq(count_of(bed_heartbeats(b, "n2")), 20);
+	bed_free(b);
+}
+END_TEST
+
+/* The time-out holds, and one heartbeat may be lost within it. */
+START_TEST(a_node_that_reports_seldom_is_down_as_soon)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\nn3 slots=1\nn4 slots=1\n");
+	const struct member *m;
+	double heard;
+	int64_t run;
+
+	bed_set_most_heartbeats(b, 1);
+	bed_restart_controller(b);
+	bed_pass(b, 4);
+	run = run_on_n2(b);
+	m = controller_find_node(bed_controller(b), "n2");
+	bed_pass(b, 20);
+	ck_assert_int_le(count_of(bed_heartbeats(b, "n2")), 7);
+	for (int i = 0; i < 5; i++) {
+		for (heard = m->heard; m->heard == heard;)
+			bed_pass(b, 0.1);
+		bed_cut_off(b, "n2", true);
+		bed_pass(b, NODE_TIMEOUT / 3 + 0.5);
+		bed_cut_off(b, "n2", false);
+		bed_pass(b, NODE_TIMEOUT / 3);
+		ck_assert(m->up);
+	}
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_RUNNING);
+	bed_cut_off(b, "n2", true);
+	heard = m->heard;
+	while (m->up && b->now < heard + 60)
+		bed_pass(b, 0.1);
+	ck_assert(b->now - heard >= NODE_TIMEOUT && b->now - heard < NODE_TIMEOUT + 2);
+	ck_assert_str_ne(bed_run(b, run)->reason, "");
+	bed_free(b);
+}
+END_TEST
+
+/* What has the slots is in its next heartbeat. */
+START_TEST(a_busy_node_is_left_alone_until_its_next_heartbeat)
+{
+	struct bed *b = slow_bed();
+	const struct member *m = controller_find_node(bed_controller(b), "n2");
+
+	controller_set_drained(bed_controller(b), "n1", true, NULL);
+	bed_refuse_next(b, "n2", -EBUSY, "a slot is leased");
+	bed_submit(b, 1, 1);
+	bed_pass(b, 0.1);
+	ck_assert_int_eq(bed_starts(b, "n2"), 1);
+	ck_assert(m->backoff_until > b->now + 1.8 && m->backoff_until <= b->now + 2);
+	bed_free(b);
+}
+END_TEST
+
 /* A flush goes through the whole queue. */
 START_TEST(what_says_nothing_new_takes_no_flush)
 {
@@ -404,6 +501,9 @@ int main(void)
 	tcase_add_test(tc, foreign_work_stays_in_sight);
 	tcase_add_test(tc, a_node_that_is_added_again_says_the_whole);
 	tcase_add_test(tc, a_short_one_says_the_highest_number);
+	tcase_add_test(tc, nodes_are_asked_for_fewer);
+	tcase_add_test(tc, a_node_that_reports_seldom_is_down_as_soon);
+	tcase_add_test(tc, a_busy_node_is_left_alone_until_its_next_heartbeat);
 	tcase_add_test(tc, what_says_nothing_new_takes_no_flush);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);

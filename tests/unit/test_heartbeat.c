@@ -556,6 +556,86 @@ START_TEST(a_report_knows_the_controllers_clock)
 }
 END_TEST
 
+/* ---- the interval that the controller asks for ---- */
+
+#define EVERY(seconds) "{\"forget\":[],\"cluster\":\"c\",\"epoch\":1,\"interval\":" seconds "}"
+
+static bool pause_is(double seconds)
+{
+	return pause_set > seconds - 0.1 && pause_set <= seconds;
+}
+
+START_TEST(the_longer_interval_is_kept)
+{
+	static const struct {
+		const char *answer;
+		double interval;
+	} cases[] = {
+	    {EVERY("7.5"), 7.5},
+	    {EVERY("4.5"), 5}, /* a node may be set to more */
+	    {EVERY("7.5"), 7.5},
+	    {KEPT("9"), 5}, /* none is asked for, as by a controller of an older version */
+	    {EVERY("1e300"), 60},
+	    {EVERY("-1e300"), 5},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		heartbeats_send(d.heartbeats);
+		answer_json(fake_client_last(), 200, cases[i].answer);
+		turn();
+		ck_assert_msg(pause_is(cases[i].interval), "%zu: %g s", i, pause_set);
+		answer_json(fake_client_last(), 200, cases[i].answer);
+	}
+}
+END_TEST
+
+/* What has changed does not wait for it. */
+START_TEST(a_change_does_not_wait_for_the_interval)
+{
+	const struct node_callbacks callbacks = heartbeats_of_node(&d);
+
+	heartbeats_send(d.heartbeats);
+	answer_json(fake_client_last(), 200, EVERY("20"));
+	turn();
+	answer_json(fake_client_last(), 200, EVERY("20"));
+	ck_assert(pause_is(20));
+	callbacks.devices_changed(callbacks.context);
+	ck_assert_uint_eq(fake_client.count, 3);
+	ck_assert(is_heartbeat(fake_client_last(), false));
+	answer_json(fake_client_last(), 200, EVERY("20"));
+	report(7, 1, ATTEMPT_ENDED);
+	ck_assert_uint_eq(fake_client.count, 4);
+	/* It is lost: the next heartbeat, which has it too, comes as soon as without the longer interval. */
+	fake_client_answer(fake_client_last(), 0, NULL, NULL, -EIO, true);
+	ck_assert(pause_is(5));
+	turn();
+	ck_assert_uint_eq(fake_client.count, 5);
+	ck_assert(pause_is(20));
+	answer_json(fake_client_last(), 200, EVERY("20"));
+	/* Where that comes soon anyway, another lost report does not put it off. */
+	for (size_t i = 0; i < 2; i++) {
+		report(7, 2, ATTEMPT_RUNNING);
+		pause_set = 1000 * i;
+		fake_client_answer(fake_client_last(), 503, NULL, NULL, 0, true);
+		ck_assert(i == 0 ? pause_is(5) : pause_set == 1000);
+	}
+}
+END_TEST
+
+/* Nor does a lost heartbeat, or another controller. */
+START_TEST(the_interval_ends_with_its_controller)
+{
+	heartbeats_send(d.heartbeats);
+	answer_json(fake_client_last(), 200, EVERY("20"));
+	heartbeats_send(d.heartbeats);
+	fake_client_answer(fake_client_last(), 0, NULL, NULL, -EIO, true);
+	ck_assert(pause_set > 0.09 && pause_set <= 0.2);
+	heartbeats_follow(d.heartbeats);
+	turn();
+	ck_assert(pause_is(5));
+}
+END_TEST
+
 /* ---- another controller, and one in this process ---- */
 
 START_TEST(another_controller_gets_a_whole_one_at_once)
@@ -647,6 +727,9 @@ int main(void)
 	tcase_add_test(c, a_change_is_reported_at_once);
 	tcase_add_test(c, a_lost_report_is_not_repeated);
 	tcase_add_test(c, a_report_knows_the_controllers_clock);
+	tcase_add_test(c, the_longer_interval_is_kept);
+	tcase_add_test(c, a_change_does_not_wait_for_the_interval);
+	tcase_add_test(c, the_interval_ends_with_its_controller);
 	tcase_add_test(c, another_controller_gets_a_whole_one_at_once);
 	tcase_add_test(c, the_controller_here_is_called);
 	tcase_add_test(c, devices_that_change_are_told);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests the members of a cluster: what is known from their heartbeats, and when they are down. */
+#include <math.h>
 #include <string.h>
 
 #include "base/json.h"
@@ -435,6 +436,36 @@ START_TEST(a_controller_that_stood_still_marks_nobody_down)
 }
 END_TEST
 
+START_TEST(many_nodes_report_less_often)
+{
+	static const struct {
+		int nodes, most;
+		double timeout, lease, interval;
+	} cases[] = {
+	    {2, 500, 5, 60, 0}, /* as they themselves have it */
+	    {250, 500, 5, 60, 0.5}, {750, 500, 5, 60, 1.5},     {750, 0, 5, 60, 0}, {1000, 500, 10, 60, 2},
+	    {1000, 500, 10, 0, 2},  {1000, 500, 5, 60, 5. / 3}, /* the time-out is short, */
+	    {1000, 500, 10, 4, 1},                              /* and so is the lease */
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_(members_destroyp) struct members *m = NULL;
+		_cleanup_(strbuf_free) struct strbuf text = {0};
+		_cleanup_(hosts_freep) struct hosts *hosts = NULL;
+		struct error err = ERROR_INIT;
+		double got;
+
+		for (int k = 0; k < cases[i].nodes; k++)
+			strbuf_addf(&text, "n%d slots=1\n", k);
+		ck_ok(hosts_parse(text.data, text.len, "hosts", &hosts, &err), &err);
+		ck_ok(members_create(100, &m, &err), &err);
+		ck_ok(members_set_hosts(m, hosts, 29600, 100, keep_none, NULL, &err), &err);
+		got = members_interval(m, cases[i].most, cases[i].timeout, cases[i].lease);
+		ck_assert_msg(fabs(got - cases[i].interval) < 1e-9, "%zu: %g", i, got);
+	}
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("members");
@@ -454,5 +485,6 @@ int main(void)
 	tcase_add_test(c, a_node_with_another_hosts_file_is_shown);
 	tcase_add_test(c, links_are_a_matrix_of_weights);
 	tcase_add_test(c, a_controller_that_stood_still_marks_nobody_down);
+	tcase_add_test(c, many_nodes_report_less_often);
 	return unit_run(s);
 }

@@ -222,7 +222,7 @@ static const struct sample {
      "attempts.0.ranks.1.rank", "known.clusters.0.epoch", "attempts.0."},
     {"answer to a heartbeat", pass_heartbeat_answer,
      "{\"forget\":[{\"run\":5,\"attempt\":1}],\"time\":1732147200.5,\"cluster\":null,\"epoch\":3,"
-     "\"highest_run\":17,\"lease\":20.5,\"whole\":6}",
+     "\"highest_run\":17,\"lease\":20.5,\"whole\":6,\"interval\":2.5}",
      "forget.0.attempt", "time", ""},
     {"short heartbeat", pass_short_heartbeat,
      "{\"node\":\"n1\",\"instance\":\"0123\",\"sequence\":7,\"whole\":6,\"ports\":[4001,4002],\"sent\":1.5,"

@@ -109,6 +109,7 @@ static const struct {
     {pass_heartbeat_answer, "highest_run", INTEGER, INT64_MIN, INT64_MAX, "0"},
     {pass_heartbeat_answer, "lease", OTHER, 0, 0, ""},
     {pass_heartbeat_answer, "whole", INTEGER, INT64_MIN, INT64_MAX, ""},
+    {pass_heartbeat_answer, "interval", OTHER, 0, 0, ""},
     {pass_short_heartbeat, "node", TEXT, 0, 0, NULL},
     {pass_short_heartbeat, "instance", TEXT, 0, 0, NULL},
     {pass_short_heartbeat, "sequence", INTEGER, INT64_MIN, INT64_MAX, NULL},
