@@ -378,47 +378,89 @@ START_TEST(muon_gathers_momentum)
 }
 END_TEST
 
-/* What OpenBLAS 0.3.21 had resident of its buffer, and the largest block that oneDNN 2.6.3 allocated, on a
- * processor with AVX512_BF16. */
+/* What OpenBLAS 0.3.21 had resident of its buffer after the products of a step, on a processor with AVX-512.
+ */
 static const struct {
 	int hidden, intermediate, heads;
 	int64_t vocab, tokens;
 	enum dtype type;
 	size_t bytes;
 } packings[] = {
-    {128, 256, 4, 4096, 512, DTYPE_F32, 576 << 10},
-    {384, 768, 6, 259, 512, DTYPE_F32, 864 << 10},
-    {384, 1152, 6, 4096, 512, DTYPE_F16, 960 << 10},
-    {512, 1024, 8, 4096, 1024, DTYPE_F32, 1664 << 10},
+    {128, 256, 4, 4096, 512, DTYPE_F32, 576 << 10},  {384, 768, 6, 259, 512, DTYPE_F32, 864 << 10},
+    {384, 1152, 6, 4096, 512, DTYPE_F16, 960 << 10}, {512, 1024, 8, 4096, 1024, DTYPE_F32, 1664 << 10},
     {192, 576, 3, 259, 128, DTYPE_F32, 528 << 10},
-    {512, 1024, 8, 259, 1024, DTYPE_BF16, 1492672 + 259 * 128},
 };
+
+static struct device_shapes packing_shapes(int hidden, int intermediate, int64_t vocab, int64_t tokens,
+                                           enum dtype type)
+{
+	return (struct device_shapes){.tokens = tokens,
+	                              .hidden = hidden,
+	                              .intermediate = intermediate,
+	                              .heads = hidden / 64,
+	                              .kv_heads = hidden / 64,
+	                              .head_dim = 64,
+	                              .vocab = vocab,
+	                              .logits_rows = tokens,
+	                              .type = type};
+}
 
 START_TEST(libraries_copy_parts_of_matrices)
 {
-	struct device_shapes s = {.tokens = packings[_i].tokens,
-	                          .hidden = packings[_i].hidden,
-	                          .intermediate = packings[_i].intermediate,
-	                          .heads = packings[_i].heads,
-	                          .kv_heads = packings[_i].heads,
-	                          .head_dim = packings[_i].hidden / packings[_i].heads,
-	                          .vocab = packings[_i].vocab,
-	                          .logits_rows = packings[_i].tokens,
-	                          .type = packings[_i].type};
-	double bytes = (double)cpu_packing_bytes(&s, 1, true), one;
+	struct device_shapes s = packing_shapes(packings[_i].hidden, packings[_i].intermediate,
+	                                        packings[_i].vocab, packings[_i].tokens, packings[_i].type);
+	double bytes = (double)cpu_packing_bytes(&s, false, 1, true), one;
 
 	ck_assert_double_eq_tol(bytes / (double)packings[_i].bytes, 1, 0.001);
 	/* Each thread has a part of A of its own. */
 	s.type = DTYPE_F32;
-	one = (double)cpu_packing_bytes(&s, 1, true);
-	ck_assert_double_gt((double)cpu_packing_bytes(&s, 2, true), one);
-	ck_assert_double_lt((double)cpu_packing_bytes(&s, 2, true), 2 * one);
-	/* Few tokens make smaller products than Muon's, which are as deep as the matrices are wide. */
-	s.tokens = s.logits_rows = 16;
-	s.type = DTYPE_BF16;
-	bytes = (double)cpu_packing_bytes(&s, 1, true);
+	one = (double)cpu_packing_bytes(&s, false, 1, true);
+	ck_assert_double_gt((double)cpu_packing_bytes(&s, false, 2, true), one);
+	ck_assert_double_lt((double)cpu_packing_bytes(&s, false, 2, true), 2 * one);
+}
+END_TEST
+
+/* By how many KiB a process grew that computed the products of a step with oneDNN 2.6.3, each twice, on a
+ * processor with AVX512_BF16; some 100 are the library's own. */
+static const struct {
+	int hidden, intermediate;
+	int64_t vocab, tokens;
+	bool accumulates, orthogonalizes;
+	int kib;
+} kept_of_products[] = {
+    {512, 1024, 259, 1024, false, false, 3152}, {192, 384, 8000, 128, false, false, 1716},
+    {192, 384, 8000, 128, false, true, 2288},   {512, 2048, 4096, 1024, true, false, 5280},
+    {512, 2048, 4096, 1024, true, true, 6884},
+};
+
+START_TEST(products_in_bf16_keep_code_and_sums)
+{
+	struct device_shapes s =
+	    packing_shapes(kept_of_products[_i].hidden, kept_of_products[_i].intermediate,
+	                   kept_of_products[_i].vocab, kept_of_products[_i].tokens, DTYPE_BF16);
+	double kib;
+
+	s.orthogonalizes = kept_of_products[_i].orthogonalizes;
+	kib = (double)cpu_packing_bytes(&s, kept_of_products[_i].accumulates, 1, true) / 1024;
+	ck_assert_double_eq_tol(kib + 100, kept_of_products[_i].kib, 260);
+}
+END_TEST
+
+/* Muon multiplies a matrix of more rows than columns with its transpose, whose sums in fp32 have no place in
+ * bf16: oneDNN keeps a square of the shorter side. A matrix that is wide needs none. */
+START_TEST(tall_matrices_of_muon_keep_a_square)
+{
+	struct device_shapes s = packing_shapes(512, 1024, 259, 64, DTYPE_BF16);
+	size_t none = cpu_packing_bytes(&s, false, 1, true), tall, wide;
+
 	s.orthogonalizes = true;
-	ck_assert_double_gt((double)cpu_packing_bytes(&s, 1, true), bytes);
+	tall = cpu_packing_bytes(&s, false, 1, true) - none;
+	s.intermediate = 512;
+	s.orthogonalizes = false;
+	none = cpu_packing_bytes(&s, false, 1, true);
+	s.orthogonalizes = true;
+	wide = cpu_packing_bytes(&s, false, 1, true) - none;
+	ck_assert_uint_gt(tall, wide + 512 * 512 * sizeof(float));
 }
 END_TEST
 
@@ -434,12 +476,12 @@ START_TEST(libraries_copy_nothing_of_what_is_frozen)
 	                          .vocab = 32000,
 	                          .logits_rows = 256,
 	                          .type = _i ? DTYPE_BF16 : DTYPE_F32};
-	size_t whole = cpu_packing_bytes(&s, 1, true), head, none;
+	size_t whole = cpu_packing_bytes(&s, false, 1, true), head, none;
 
 	s.frozen_head = true;
-	head = cpu_packing_bytes(&s, 1, true);
+	head = cpu_packing_bytes(&s, false, 1, true);
 	s.frozen_blocks = true;
-	none = cpu_packing_bytes(&s, 1, true);
+	none = cpu_packing_bytes(&s, false, 1, true);
 	/* Of the head's gradient, 256 rows of 32000; then of gate's and up's, 4096 columns of 256. */
 	if (_i == 0)
 		ck_assert_uint_eq(whole - head, (32000 - 4096) * 256 * sizeof(float));
@@ -808,6 +850,8 @@ int main(void)
 	tcase_add_loop_test(tc, bytes_as_published, 0, ARRAY_SIZE(sizes));
 	tcase_add_loop_test(tc, libraries_copy_nothing_of_what_is_frozen, 0, 2);
 	tcase_add_loop_test(tc, libraries_copy_parts_of_matrices, 0, ARRAY_SIZE(packings));
+	tcase_add_loop_test(tc, products_in_bf16_keep_code_and_sums, 0, ARRAY_SIZE(kept_of_products));
+	tcase_add_test(tc, tall_matrices_of_muon_keep_a_square);
 	tcase_add_test(tc, whole_blocks_are_kept_while_they_fit);
 	tcase_add_test(tc, a_head_of_scores_takes_little);
 	tcase_add_test(tc, capped_scores_need_no_cudnn);

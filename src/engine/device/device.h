@@ -66,6 +66,7 @@ struct device_shapes {
 	/* Columns and rows of a chunk of the head's output: of logits, or of scores, of which vocab is 1. */
 	int64_t vocab, logits_rows;
 	enum dtype type;
+	enum dtype gradient_type; /* of the blocks' matrices */
 	/* Attention: whether layers see all before a token, or a window of it; neither: all. */
 	bool all_before, windowed;
 	bool capped; /* its scores are capped (device_attention.cap), which cuDNN does not compute */

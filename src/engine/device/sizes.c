@@ -21,7 +21,10 @@ size_t device_sizing_scratch(const struct device_sizing *s, const struct device_
 	return MAX(need, queries * ((size_t)shapes->head_dim + 2) * sizeof(float));
 }
 
-size_t device_sizing_packing(const struct device_sizing *s, const struct device_shapes *shapes)
+size_t device_sizing_packing(const struct device_sizing *s, const struct device_shapes *shapes,
+                             bool accumulates)
 {
-	return s->engine == DEVICE_ENGINE_CPU ? cpu_packing_bytes(shapes, s->threads, s->native_bf16) : 0;
+	return s->engine == DEVICE_ENGINE_CPU
+	           ? cpu_packing_bytes(shapes, accumulates, s->threads, s->native_bf16)
+	           : 0;
 }

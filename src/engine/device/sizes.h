@@ -29,8 +29,10 @@ size_t device_sizing_logits(enum device_engine engine); /* device_logits_bytes *
  * take, a sum of the queries' gradients in fp32. */
 size_t device_sizing_scratch(const struct device_sizing *s, const struct device_shapes *shapes);
 
-/* What the engine's libraries allocate by the shapes of products, beyond the scratch. */
-size_t device_sizing_packing(const struct device_sizing *s, const struct device_shapes *shapes);
+/* What the engine's libraries keep of the products of a run, beyond the scratch. accumulates: gradients are
+ * added to by further micro-steps. */
+size_t device_sizing_packing(const struct device_sizing *s, const struct device_shapes *shapes,
+                             bool accumulates);
 
 /* cpu/isa.c: the instruction sets that the CPU's kernels are compiled for, each with those before it. */
 enum cpu_isa { CPU_ISA_GENERIC, CPU_ISA_V3, CPU_ISA_V4, CPU_ISA_BF16 };
@@ -38,11 +40,16 @@ enum cpu_isa { CPU_ISA_GENERIC, CPU_ISA_V3, CPU_ISA_V4, CPU_ISA_BF16 };
 enum cpu_isa cpu_isa(void);
 bool cpu_multiplies_bf16(void);
 
+/* With up to this many rows, reading B takes most of the time of a product. gemv reads B once; a library
+ * would also copy it into a packed form. */
+#define CPU_SMALL_ROWS 4
+
 /* cpu/sizes.c */
 size_t cpu_logits_bytes(void);
 size_t cpu_scratch_bytes(const struct device_shapes *s, int threads, bool native_bf16);
-/* What OpenBLAS or oneDNN takes for parts of the matrices that they multiply, beyond the scratch. */
-size_t cpu_packing_bytes(const struct device_shapes *s, int threads, bool native_bf16);
+/* cpu/library_sizes.c: parts of matrices that OpenBLAS or oneDNN copies, and of oneDNN the code and the
+ * scratch memory of each product. */
+size_t cpu_packing_bytes(const struct device_shapes *s, bool accumulates, int threads, bool native_bf16);
 
 /* cuda/sizes.c; without cuDNN's. */
 size_t cuda_logits_bytes(void);

@@ -289,6 +289,7 @@ void model_shapes(const struct model *m, struct device_shapes *s)
 	                            .vocab = model_config_outputs(&m->c),
 	                            .logits_rows = m->logits_rows,
 	                            .type = m->o.type,
+	                            .gradient_type = m->o.gradient_type,
 	                            .norm_cols = projection ? (int)m->q : 0,
 	                            .all_before = all,
 	                            .windowed = windowed,

@@ -38,7 +38,7 @@ static size_t outside(const struct estimate_input *in, const struct plan *plan,
 	return (size_t)(h->outside + (bf16 ? h->outside_bf16 : 0) +
 	                (bf16 && plan->layout->adapts ? h->outside_adapters : 0) +
 	                (alone ? 0 : h->outside_comm + shard_lanes(plan->shard) * h->outside_lane)) +
-	       device_sizing_packing(&h->sizing, shapes) +
+	       device_sizing_packing(&h->sizing, shapes, in->options->accumulation > 1) +
 	       (h->sizing.engine == DEVICE_ENGINE_CPU ? (size_t)in->options->micro_batch * MAPPED_BY_ROW : 0);
 }
 

@@ -14,11 +14,9 @@
 
 #include "base/str.h"
 #include "engine/device/cpu/kernels.h"
+#include "engine/device/sizes.h"
 
 #define CACHE_ENTRIES 256
-/* With up to this many rows, reading B takes most of the time of a product. gemv reads B once; a library
- * would also copy it into a packed form. */
-#define SMALL_ROWS 4
 
 struct gemm_key {
 	int64_t m, n, k, lda, ldb, ldc;
@@ -296,7 +294,7 @@ static void product(struct device *dev, const struct device_gemm *g)
 	/* The libraries use as many threads as omp_get_max_threads() allows the calling thread. */
 	if (omp_get_max_threads() != dev->threads)
 		omp_set_num_threads(dev->threads);
-	if ((g->m <= SMALL_ROWS || g->by_rows) && !g->transpose_a && g->transpose_b)
+	if ((g->m <= CPU_SMALL_ROWS || g->by_rows) && !g->transpose_a && g->transpose_b)
 		dev->kernels->gemv(dev, g);
 	else if (g->by_rows && g->m > 1 && !g->transpose_a)
 		each_row(dev, g);
