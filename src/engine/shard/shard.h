@@ -269,7 +269,9 @@ int shard_need_gradients(struct shard *s, int unit, struct error *err);
 int shard_clear_gradients(struct shard *s, int unit, struct error *err);
 /* Before each micro-step. */
 void shard_micro_step(struct shard *s, bool first, bool last);
-/* A unit's gradients are final in this micro-step: starts their sum over the ranks where that is due. */
+/* A unit's gradients are final in this micro-step: starts their sum over the ranks where that is due. The
+ * last one of a step begins a group of the communicator of all ranks (comm_group_begin), to which the caller
+ * may add: it starts with comm_group_end, or once it is waited for. */
 void shard_gradients(struct shard *s, int unit);
 /* ---- a tied embedding under ddp, whose gradients come from the head and from the rows of tokens (rows.c)
  * ---- */
