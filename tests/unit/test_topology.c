@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The choice of slots of a node by their links, and the information of the controller about links. */
 #include <string.h>
+#include <time.h>
 
-#include "base/clock.h"
 #include "base/json.h"
 #include "base/str.h"
 #include "cluster/members.h"
@@ -79,11 +79,20 @@ START_TEST(topology_table)
 }
 END_TEST
 
+/* Of the processor, which is the same on a loaded machine. */
+static double seconds_used(void)
+{
+	struct timespec t;
+
+	ck_assert_int_eq(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t), 0);
+	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 /* Large machines: 16 GPUs in all combinations, 56 MIG devices; each choice is valid and fast. */
 START_TEST(topology_of_large_machines)
 {
 	static const size_t sizes[][2] = {{16, 8}, {16, 15}, {56, 28}, {256, 200}};
-	double start = clock_monotonic();
+	double start = seconds_used();
 
 	for (size_t s = 0; s < ARRAY_SIZE(sizes); s++) {
 		size_t n = sizes[s][0], want = sizes[s][1];
@@ -101,7 +110,7 @@ START_TEST(topology_of_large_machines)
 		if (n == 16 && want == 8)
 			ck_assert_int_eq(chosen[7], 7);
 	}
-	ck_assert_double_lt(clock_monotonic() - start, 2);
+	ck_assert_double_lt(seconds_used() - start, 2);
 }
 END_TEST
 
