@@ -471,6 +471,21 @@ START_TEST(files_that_do_not_belong_together_are_refused)
 }
 END_TEST
 
+/* What cannot be read has no names, and nothing to release. */
+START_TEST(what_is_no_certificate_has_no_names)
+{
+	gnutls_datum_t der = {(unsigned char *)"no certificate", 14};
+	struct certificate_names names;
+	struct error err = ERROR_INIT;
+
+	memset(&names, 0xff, sizeof(names));
+	ck_assert_int_lt(certificate_names_read(&der, &names, &err), 0);
+	ck_assert_ptr_null(names.list);
+	ck_assert_uint_eq(names.count, 0);
+	certificate_names_release(&names);
+}
+END_TEST
+
 START_TEST(what_exists_is_not_replaced_unless_asked)
 {
 	_cleanup_free_ char *a = in_dir("a"), *before = read_text("a/ca.key"), *after = NULL,
@@ -527,6 +542,7 @@ int main(void)
 	tcase_add_test(c, a_client_does_not_speak_to_a_service_whose_certificate_has_expired);
 	tcase_add_test(c, an_open_connection_is_checked_again);
 	tcase_add_test(c, files_that_do_not_belong_together_are_refused);
+	tcase_add_test(c, what_is_no_certificate_has_no_names);
 	tcase_add_test(c, what_exists_is_not_replaced_unless_asked);
 	return unit_run(s);
 }

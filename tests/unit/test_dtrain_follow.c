@@ -58,6 +58,22 @@ START_TEST(the_cause_is_named_where_there_is_no_log)
 END_TEST
 
 /* Reason and detail of a refused start both begin with the node. */
+/* The run is removed while it is followed: that is neither its success nor a reason to ask again. */
+START_TEST(a_run_that_is_gone_is_a_failure)
+{
+	_cleanup_free_ char *posted = fixture_answer("{\"id\":17,\"state\":\"queued\"}"),
+	                    *gone = fixture_refusal(404, "no-such-run", "there is no run 17");
+	const struct fake_step steps[] = {{"POST /v1/runs ", NULL, posted, 0},
+	                                  {"GET /v1/runs/17?wait=change&version=0 ", NULL, gone, 0}};
+	struct fake_service *fake = fake_service_start(fixture_socket(), steps, ARRAY_SIZE(steps));
+	_cleanup_(call_release) struct call call = fixture_call(cmd_submit, "submit --follow -- true");
+
+	ck_assert_int_eq(call.status, EXIT_FAILURE);
+	ck_assert_str_eq(call.errors, "run 17 is submitted\ndtrain: there is no run 17\n");
+	fake_service_stop(fake);
+}
+END_TEST
+
 START_TEST(a_node_is_named_once)
 {
 	const struct exchange list[] = {
@@ -213,6 +229,7 @@ int main(void)
 	tcase_set_timeout(tc, 60);
 	tcase_add_test(tc, why_a_run_waits_is_told_when_it_changes);
 	tcase_add_test(tc, the_cause_is_named_where_there_is_no_log);
+	tcase_add_test(tc, a_run_that_is_gone_is_a_failure);
 	tcase_add_test(tc, a_node_is_named_once);
 	tcase_add_test(tc, a_log_without_a_newline_is_completed);
 	tcase_add_test(tc, a_cancelled_run_ends_with_130);
