@@ -65,6 +65,29 @@ START_TEST(a_user_has_limits)
 }
 END_TEST
 
+/* What the file says at a HUP holds from then on, for runs that wait already, too. */
+START_TEST(a_reload_changes_the_limits)
+{
+	const struct person *user = find_user();
+	_cleanup_free_ char *text = NULL, *changed = NULL;
+	char *at;
+
+	daemon_fixture_start(&f, &(struct daemon_setup){.more = "user_runs = 2; user_slots = 1;"});
+	ck_assert_int_eq(daemon_submit(&f, user, "exec sleep 1000", 1, 1), 1);
+	ck_assert_int_eq(daemon_submit(&f, user, "true", 1, 1), 2);
+	refused(user, 1, 429, "\"too-many-runs\"");
+	ck_assert_int_eq(file_read(f.config, 0, &text, NULL, NULL), 0);
+	at = strstr(text, "user_runs = 2; user_slots = 1;");
+	ck_assert_ptr_nonnull(at);
+	*at = '\0';
+	changed = str_printf("%suser_runs = 1; user_slots = 2;", text);
+	daemon_fixture_write(&f, "dtraind.conf", changed);
+	ck_assert_int_eq(kill(f.pid, SIGHUP), 0);
+	daemon_await(&f, 2, "succeeded");
+	refused(user, 1, 429, "\"too-many-runs\"");
+}
+END_TEST
+
 /* Posts a run with that line in its head, and returns its number. */
 static int64_t post_with(const struct person *who, const char *header, int status, const char *code)
 {
@@ -151,6 +174,7 @@ int main(void)
 	tcase_add_checked_fixture(c, NULL, teardown);
 	suite_add_tcase(s, c);
 	tcase_add_test(c, a_user_has_limits);
+	tcase_add_test(c, a_reload_changes_the_limits);
 	tcase_add_test(c, a_submission_with_a_key_is_made_once);
 	tcase_add_test(c, the_log_of_a_rank_has_a_quota);
 	return unit_run(s);
