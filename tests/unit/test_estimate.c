@@ -214,6 +214,58 @@ START_TEST(slow_links_are_waited_for)
 }
 END_TEST
 
+/* Seconds of the collectives of a step by four ranks on so many processors. */
+static double collectives(enum shard_strategy strategy, int processors, const struct rates *rates)
+{
+	struct hardware_set where = {.nodes = 1, .per_node = 4};
+	struct train_options o;
+	struct model_config c;
+	struct estimate e;
+	struct error err = ERROR_INIT;
+
+	llama(LLAMA_8B, &c);
+	train_options_default(&o);
+	o.strategy = strategy;
+	ck_assert(hardware_find("cpu", &where.device));
+	hardware_fill_cpu(&where.device, 4, 1, processors);
+	where.device.rates = rates;
+	ck_ok(estimate_run(&(struct estimate_input){&c, &o, 64, &where}, &e, &err), &err);
+	return e.cost.communication;
+}
+
+/* Two ranks on each processor compute and copy half as fast, and in each collective a rank waits until the
+ * others have had their turn. Of the table's rates, which are no measurements, no turns are counted. */
+START_TEST(ranks_that_share_processors_wait_for_turns)
+{
+	_cleanup_free_ struct rates *r = calloc(1, sizeof(*r));
+	int units = llamas[LLAMA_8B].layers + 2;
+	double half, whole;
+
+	r->sets = 1;
+	r->set[0].threads = r->set[0].ranks = 1;
+	for (int t = 0; t < RATE_TYPES; t++) {
+		struct rate_set *s = &r->set[0];
+		double *lists[] = {s->product[t][0], s->attention[t][0], s->operation[t][0]};
+		size_t sizes[] = {sizeof(s->product[0]), sizeof(s->attention[0]), sizeof(s->operation[0])};
+
+		s->has[t] = true;
+		for (size_t i = 0; i < ARRAY_SIZE(lists); i++)
+			for (size_t k = 0; k < sizes[i] / sizeof(double); k++)
+				lists[i][k] = 1e12;
+	}
+	/* ZeRO-2 sums each unit, and gathers it; DDP does both in one collective. */
+	whole = collectives(SHARD_ZERO2, 4, r);
+	half = collectives(SHARD_ZERO2, 2, r);
+	ck_assert_double_eq_tol(half - 2 * whole, 2 * units * 1e-3, 1e-6);
+	whole = collectives(SHARD_DDP, 4, r);
+	half = collectives(SHARD_DDP, 2, r);
+	ck_assert_double_eq_tol(half - 2 * whole, units * 1e-3, 1e-6);
+	whole = collectives(SHARD_DDP, 4, NULL);
+	half = collectives(SHARD_DDP, 2, NULL);
+	ck_assert_double_eq_tol(half, 2 * whole, 1e-6);
+}
+END_TEST
+
 /* ---- memory ---- */
 
 static void estimate_llama(int which, const char *devices, int64_t row, int accumulation,
@@ -849,6 +901,7 @@ int main(void)
 	tcase_add_loop_test(tc, bytes_of_a_parameter, 0, ARRAY_SIZE(llamas));
 	tcase_add_loop_test(tc, bytes_as_published, 0, ARRAY_SIZE(sizes));
 	tcase_add_loop_test(tc, libraries_copy_nothing_of_what_is_frozen, 0, 2);
+	tcase_add_test(tc, ranks_that_share_processors_wait_for_turns);
 	tcase_add_loop_test(tc, libraries_copy_parts_of_matrices, 0, ARRAY_SIZE(packings));
 	tcase_add_loop_test(tc, products_in_bf16_keep_code_and_sums, 0, ARRAY_SIZE(kept_of_products));
 	tcase_add_test(tc, tall_matrices_of_muon_keep_a_square);

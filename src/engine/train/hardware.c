@@ -110,7 +110,7 @@ static double crowd(int slots, int threads, int processors)
 {
 	double even = MAX((double)slots * threads / processors, 1);
 
-	return even + 0.4 * (ceil(even) - even);
+	return even + 0.2 * (ceil(even) - even);
 }
 
 void hardware_fill_cpu(struct hardware *h, int slots, int threads, int processors)

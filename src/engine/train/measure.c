@@ -18,7 +18,8 @@ enum {
 	LEAST_REPEATS = 3,
 	MOST_REPEATS = 60,
 	LEAST_LINKS = 9,
-	LINK_TRIES = 5
+	LINK_TRIES = 5,
+	MOST_AT_ONCE = 8 /* collectives one behind the other */
 };
 #define ENOUGH_SECONDS 0.02
 #define VALUES         ((size_t)96 << 20)
@@ -333,6 +334,7 @@ struct link_bench {
 	struct device *dev;
 	struct comm *comm;
 	bool reduce;
+	int at_once; /* collectives that are queued behind each other, as those of a pass are */
 	void *buffer;
 	float *side; /* [3][SIDE][SIDE] */
 	int64_t shard;
@@ -357,9 +359,9 @@ static void compute(struct link_bench *b, int times)
 		device_gemm(b->dev, &g);
 }
 
-/* Seconds of so much computation, which all ranks begin at the same time, with the collective beside it or
+/* Seconds of so much computation, which all ranks begin at the same time, with the collectives beside it or
  * without: the median. */
-static int measure_beside(struct link_bench *b, int times, bool collective, int rounds, double *seconds,
+static int measure_beside(struct link_bench *b, int times, bool collectives, int rounds, double *seconds,
                           struct error *err)
 {
 	double each[MOST_REPEATS];
@@ -372,7 +374,7 @@ static int measure_beside(struct link_bench *b, int times, bool collective, int 
 		if ((r = comm_wait(b->comm, comm_barrier(b->comm), err)) < 0)
 			break;
 		begun = clock_monotonic();
-		if (collective)
+		for (int i = 0; i < b->at_once && collectives; i++)
 			ticket = b->reduce
 			             ? comm_reduce_scatter(b->comm, b->buffer, b->shard, DTYPE_F32, COMM_SUM)
 			             : comm_all_gather(b->comm, b->buffer, b->shard, DTYPE_F32);
@@ -385,8 +387,9 @@ static int measure_beside(struct link_bench *b, int times, bool collective, int 
 	return r;
 }
 
-/* Bytes a second of one collective: by how much it lengthens a computation on all ranks, but no faster than
- * when nothing is computed. */
+/* Bytes a second of a collective: by how much it lengthens a computation on all ranks, but no faster than
+ * when nothing is computed. Of small ones several are measured together: what the start and the end of one
+ * alone take is as long as they are. */
 static int measure_link(struct link_bench *b, int rounds, double *rate, struct error *err)
 {
 	double alone, once, with, without, numbers[2];
@@ -406,7 +409,7 @@ static int measure_link(struct link_bench *b, int rounds, double *rate, struct e
 	if ((r = measure_beside(b, times, false, rounds, &without, err)) < 0 ||
 	    (r = measure_beside(b, times, true, rounds, &with, err)) < 0)
 		return r;
-	*rate = (double)b->shard * sizeof(float) * (comm_size(b->comm) - 1) /
+	*rate = (double)b->shard * sizeof(float) * (comm_size(b->comm) - 1) * b->at_once /
 	        MAX(MAX(with - without, alone), 1e-9);
 	return 0;
 }
@@ -428,6 +431,7 @@ int rates_measure_links(struct device *dev, struct comm *comm, double gather[RAT
 	for (int i = 0; i < 2 * RATE_LENGTHS && r == 0; i++) {
 		b.reduce = i >= RATE_LENGTHS;
 		b.shard = rate_bytes[i % RATE_LENGTHS] / (int64_t)sizeof(float) / comm_size(comm);
+		b.at_once = MOST_AT_ONCE >> i % RATE_LENGTHS;
 		for (int k = 0; k < LINK_TRIES && r == 0; k++)
 			/* Fewer of the large ones. */
 			r = measure_link(&b, MAX(MOST_REPEATS >> i % RATE_LENGTHS, LEAST_LINKS), &tries[k],
