@@ -430,6 +430,44 @@ START_TEST(muon_gathers_momentum)
 }
 END_TEST
 
+/* Parameters that are too small to be divided are copied whole, each by the rank of its number: the estimate
+ * lies between the rank with the most of them and the one with the least. */
+START_TEST(copies_are_those_of_a_rank_in_the_middle)
+{
+	static const char small[] =
+	    "{\"model_type\":\"llama\",\"hidden_size\":64,\"intermediate_size\":128,"
+	    "\"num_hidden_layers\":1,\"num_attention_heads\":2,\"num_key_value_heads\":2,"
+	    "\"vocab_size\":700,\"tie_word_embeddings\":true}";
+	struct hardware_set where = {.nodes = 1, .per_node = 4};
+	size_t of_rank[4] = {0}, most = 0, least = SIZE_MAX;
+	struct model_layout *layout = NULL;
+	struct train_options o;
+	struct model_config c;
+	struct estimate e;
+	struct error err = ERROR_INIT;
+
+	ck_ok(model_config_parse(small, strlen(small), "config.json", &c, &err), &err);
+	ck_ok(model_layout_create(&c, &layout, &err), &err);
+	/* In fp32: the weight, and two moments. */
+	for (int i = 0; i < layout->parameters; i++)
+		of_rank[i % 4] += (size_t)layout->parameter[i].count * 12;
+	model_layout_free(layout);
+	for (int r = 0; r < 4; r++) {
+		most = MAX(most, of_rank[r]);
+		least = MIN(least, of_rank[r]);
+	}
+	train_options_default(&o);
+	o.precision = DTYPE_F32;
+	o.strategy = SHARD_DDP;
+	o.copies_state = true;
+	ck_assert(hardware_find("cpu", &where.device));
+	hardware_fill_cpu(&where.device, 4, 1, 4);
+	ck_ok(estimate_run(&(struct estimate_input){&c, &o, 64, &where}, &e, &err), &err);
+	ck_assert_uint_gt(most, 2 * least);
+	ck_assert_uint_eq(e.copies, least + (most - least) / 2);
+}
+END_TEST
+
 /* What OpenBLAS 0.3.21 had resident of its buffer after the products of a step, on a processor with AVX-512.
  */
 static const struct {
@@ -902,6 +940,7 @@ int main(void)
 	tcase_add_loop_test(tc, bytes_as_published, 0, ARRAY_SIZE(sizes));
 	tcase_add_loop_test(tc, libraries_copy_nothing_of_what_is_frozen, 0, 2);
 	tcase_add_test(tc, ranks_that_share_processors_wait_for_turns);
+	tcase_add_test(tc, copies_are_those_of_a_rank_in_the_middle);
 	tcase_add_loop_test(tc, libraries_copy_parts_of_matrices, 0, ARRAY_SIZE(packings));
 	tcase_add_loop_test(tc, products_in_bf16_keep_code_and_sums, 0, ARRAY_SIZE(kept_of_products));
 	tcase_add_test(tc, tall_matrices_of_muon_keep_a_square);

@@ -9,9 +9,6 @@
 
 #include "base/str.h"
 
-/* Elements: a part that is smaller than this for each of the ranks that hold it is written by one of them. */
-#define WORTH_DIVIDING 16384
-
 const char *save_plan_kind(enum parameter_state which)
 {
 	static const char *const kinds[] = {
@@ -55,7 +52,7 @@ static void divide(const struct parameter_access *access, const struct save_plan
 	}
 	if (index < 0) {
 		*n = 0;
-	} else if (*n < (int64_t)WORTH_DIVIDING * writers) {
+	} else if (*n < (int64_t)SAVE_PLAN_WORTH_DIVIDING * writers) {
 		*n = parameter % writers == index ? *n : 0;
 	} else {
 		from = *n / writers * index;

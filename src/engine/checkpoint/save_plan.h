@@ -15,6 +15,9 @@
 #include "engine/checkpoint/parameters.h"
 #include "engine/checkpoint/safetensors.h"
 
+/* Elements: a part that is smaller than this for each of the ranks that hold it is written by one of them. */
+#define SAVE_PLAN_WORTH_DIVIDING 16384
+
 struct save_plan_options {
 	int rank, world_size;
 	/* Of each rank: whether it writes into the directory of rank 0. NULL: all do. */

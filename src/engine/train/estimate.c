@@ -8,6 +8,7 @@
 
 #include "base/cleanup.h"
 #include "base/str.h"
+#include "engine/checkpoint/save_plan.h"
 #include "engine/train/plan.h"
 
 /* Beyond that a run is not refused for less, but for its model. */
@@ -42,26 +43,61 @@ static size_t outside(const struct estimate_input *in, const struct plan *plan,
 	       (h->sizing.engine == DEVICE_ENGINE_CPU ? (size_t)in->options->micro_batch * MAPPED_BY_ROW : 0);
 }
 
-/* The ranks divide what a checkpoint has between them (checkpoint/save_plan.h). */
+/* Bytes that a checkpoint has of an element. */
+static size_t copied_bytes(const struct train_options *o, const struct plan *plan,
+                           const struct model_parameter *p)
+{
+	bool master = o->precision != DTYPE_F32 && !o->without_master;
+	size_t bytes = dtype_size(o->precision) + (master ? sizeof(float) : 0);
+
+	for (int moment = 1; moment <= 2; moment++)
+		if (optimizer_keeps(plan->optimizer, moment, p) ||
+		    (moment == 2 && optimizer_has_factors(plan->optimizer)))
+			bytes += sizeof(float);
+	return bytes;
+}
+
+/* Elements of a parameter that a rank copies: those that hold the same divide it between them, unless it is
+ * small (checkpoint/save_plan.c). */
+static int64_t copied_elements(const struct plan *plan, int parameter, int64_t rank, int64_t ranks)
+{
+	const struct shard *s = plan->shard;
+	const struct model_parameter *p = &plan->layout->parameter[parameter];
+	int64_t own = s->unit[p->unit].own, first = rank % s->degree * own, n = p->count;
+	int64_t writers = ranks / s->degree, index = rank / s->degree;
+
+	if (s->degree > 1)
+		n = MAX(MIN(first + own, p->offset + p->count) - MAX(first, p->offset), 0);
+	if (n < SAVE_PLAN_WORTH_DIVIDING * writers)
+		return parameter % writers == index ? n : 0;
+	return n / writers + (index + 1 == writers ? n % writers : 0);
+}
+
+/* Beyond that many ranks, small parameters do not matter. */
+#define UNEVEN_RANKS 64
+
+/* The ranks divide what a checkpoint has between them, not quite evenly: the middle between the one that
+ * copies the most and the one that copies the least. */
 static size_t copies(const struct estimate_input *in, const struct train_options *o, const struct plan *plan)
 {
 	int64_t ranks = (int64_t)in->where->nodes * in->where->per_node;
-	bool master = o->precision != DTYPE_F32 && !o->without_master;
-	size_t bytes = 0;
+	int64_t asked = ranks > UNEVEN_RANKS ? 1 : ranks;
+	size_t most = 0, least = SIZE_MAX;
 
-	for (int i = 0; i < plan->layout->parameters && o->copies_state; i++) {
-		const struct model_parameter *p = &plan->layout->parameter[i];
-		size_t element = dtype_size(o->precision) + (master ? sizeof(float) : 0);
+	for (int64_t rank = 0; rank < asked; rank++) {
+		size_t bytes = 0;
 
-		if (p->frozen)
-			continue;
-		for (int moment = 1; moment <= 2; moment++)
-			if (optimizer_keeps(plan->optimizer, moment, p) ||
-			    (moment == 2 && optimizer_has_factors(plan->optimizer)))
-				element += sizeof(float);
-		bytes += (size_t)p->count * element;
+		for (int i = 0; i < plan->layout->parameters && o->copies_state; i++) {
+			const struct model_parameter *p = &plan->layout->parameter[i];
+			int64_t n = asked == ranks ? copied_elements(plan, i, rank, ranks)
+			                           : (p->count + ranks - 1) / ranks;
+
+			bytes += p->frozen ? 0 : (size_t)n * copied_bytes(o, plan, p);
+		}
+		most = MAX(most, bytes);
+		least = MIN(least, bytes);
 	}
-	return (bytes + (size_t)ranks - 1) / (size_t)ranks;
+	return least + (most - least) / 2;
 }
 
 /* A CPU's own memory is the host's. */
