@@ -2,7 +2,7 @@
 # DTRAIN_CUDA: --with-cuda[=DIR|no]: the CUDA engine where the toolkit is: nvcc that compiles for the architectures named below,
 # the static runtime, and the headers of cuBLASLt and NCCL (their libraries are loaded at run time). By default it is built where
 # all of that is found, and left out where anything is missing.
-# Sets HAVE_CUDA (conditional), NVCC, NVCCFLAGS, CUDA_CFLAGS, CUDA_LIBS.
+# Sets HAVE_CUDA and HAVE_HOPPER (conditionals), NVCC, NVCCFLAGS, CUDA_CFLAGS, CUDA_LIBS.
 # Headers elsewhere than in the toolkit: ./configure CUDA_CFLAGS=-I….
 
 # The architectures, one -gencode each (brackets would die in m4: code= has none): machine code for the data centre's A100, H100 and
@@ -19,6 +19,7 @@ AC_ARG_VAR([NVCC_ARCH], [its -gencode options])
 AC_ARG_VAR([CUDA_CFLAGS], [where cublasLt.h, nccl.h are, if not in the toolkit: -I…])
 AC_ARG_VAR([CUDA_LIBS], [where libcudart_static.a is, if not in the toolkit: -L…])
 have_cuda=no
+have_hopper=no
 have_cudnn_headers=no
 cuda_missing=
 AS_CASE([$with_cuda],
@@ -46,6 +47,16 @@ _ACEOF
 	done
 	AS_IF([$NVCC $NVCC_ARCH $NVCCFLAGS -c -o conftest.$OBJEXT conftest.cu >&AS_MESSAGE_LOG_FD 2>&1],
 		[AC_MSG_RESULT([yes])], [AC_MSG_RESULT([no]); cuda_missing="nvcc that compiles (config.log says why not)"])
+	# Kernels for Hopper alone, where its architecture is asked for and nvcc knows its instructions (CUDA 12).
+	AS_CASE([$NVCC_ARCH], [*compute_90*], [
+		AC_MSG_CHECKING([whether $NVCC compiles for sm_90a])
+		cat >conftest.cu <<_ACEOF
+#include <cuda.h>
+__global__ void k(const __grid_constant__ CUtensorMap map) { asm volatile("setmaxnreg.inc.sync.aligned.u32 240;" ::"l"(&map)); }
+_ACEOF
+		AS_IF([$NVCC -gencode arch=compute_90a,code=sm_90a -std=c++17 -c -o conftest.$OBJEXT conftest.cu >&AS_MESSAGE_LOG_FD 2>&1],
+			[have_hopper=yes; NVCCFLAGS="$NVCCFLAGS -DHAVE_HOPPER"])
+		AC_MSG_RESULT([$have_hopper])])
 	rm -f conftest.cu conftest.$OBJEXT
 	cuda_save_CPPFLAGS=$CPPFLAGS
 	cuda_save_LIBS=$LIBS
@@ -79,6 +90,7 @@ AS_IF([test $have_cuda = yes],
 	 dtrain_summary_cudnn="not looked for: no CUDA engine"])
 AC_SUBST([NVCCFLAGS])
 AM_CONDITIONAL([HAVE_CUDA], [test $have_cuda = yes])
+AM_CONDITIONAL([HAVE_HOPPER], [test $have_hopper = yes])
 ])
 
 # DTRAIN_CXX: a C++ compiler for tests/simt, which runs the CUDA kernels on the host. Sets HAVE_CXX.

@@ -217,3 +217,5 @@ static inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint3
 		c[i] += sum;
 	}
 }
+
+#include "simt/hopper.h"

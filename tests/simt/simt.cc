@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "simt/simt.h"
+#include "simt/asynchrony.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -15,7 +16,7 @@ namespace simt
 {
 enum { WARP = 32, MAX_THREADS = 1024, STACK = 64 * 1024 };
 
-enum state { READY, AT_BLOCK, AT_WARP, DONE };
+enum state { READY, AT_BLOCK, AT_WARP, AT_CONDITION, DONE };
 
 struct copy {
 	void *to;
@@ -27,6 +28,8 @@ struct fiber {
 	simt_index index;
 	unsigned exchanges; /* so far: two buffers alternate */
 	bool predicate;
+	bool (*met)(void *condition); /* AT_CONDITION: what the thread waits for */
+	void *condition;
 	std::vector<std::vector<copy>> groups; /* committed, the oldest first */
 	std::vector<copy> open;
 	void *stack;
@@ -42,10 +45,10 @@ struct warp {
 static struct {
 	fiber *fibers; /* [MAX_THREADS] */
 	warp *warps;
-	unsigned threads, current, made;
+	unsigned threads, current, made, barriers;
 	bool any, reverse, configured;
 	unsigned char *shared;
-	size_t shared_size;
+	size_t shared_size, shared_used;
 	body f;
 	void *context;
 	const char *kernel;
@@ -53,7 +56,7 @@ static struct {
 	ucontext_t scheduler;
 } m;
 
-static void die(const char *what)
+void die(const char *what)
 {
 	fprintf(stderr, "simt: %s, block (%u, %u, %u): %s\n", m.kernel, blockIdx.x, blockIdx.y, blockIdx.z,
 	        what);
@@ -162,15 +165,26 @@ static bool release_block()
 	}
 	for (unsigned i = 0; i < m.threads; i++)
 		m.fibers[i].state = READY;
+	m.barriers++;
+	asynchrony_join(0, m.threads);
 	return true;
+}
+
+/* A thread whose condition is met goes on. */
+static void check_condition(fiber *f)
+{
+	if (f->state == AT_CONDITION && f->met(f->condition))
+		f->state = READY;
 }
 
 static void run_block()
 {
 	unsigned done = 0;
 
+	m.barriers = 0;
 	for (unsigned i = 0; i < m.threads; i++)
 		m.fibers[i].state = READY;
+	asynchrony_begin(m.threads, m.shared, m.shared_used);
 	while (done < m.threads) {
 		bool moved = false;
 
@@ -182,6 +196,7 @@ static void run_block()
 			do {
 				for (unsigned l = 0; l < WARP; l++) {
 					m.current = warp * WARP + (m.reverse ? WARP - 1 - l : l);
+					check_condition(self());
 					if (self()->state != READY)
 						continue;
 					threadIdx = self()->index;
@@ -192,9 +207,11 @@ static void run_block()
 			for (unsigned l = 0; l < WARP; l++)
 				done += m.fibers[warp * WARP + l].state == DONE;
 		}
-		if (done < m.threads && !release_block() && !moved)
+		/* What is asynchronous arrives as late as possible: when no thread can go on without it. */
+		if (done < m.threads && !release_block() && !moved && !asynchrony_deliver(m.reverse))
 			die("some threads wait where the others never come");
 	}
+	asynchrony_end();
 }
 
 static void make_fibers(unsigned n)
@@ -236,9 +253,10 @@ void launch(const char *kernel, dim3 grid, dim3 block, size_t shared, body f, vo
 	make_fibers(threads);
 	if (shared > m.shared_size) {
 		free(m.shared);
-		m.shared = (unsigned char *)aligned_alloc(128, (shared + 127) / 128 * 128);
+		m.shared = (unsigned char *)aligned_alloc(1024, (shared + 1023) / 1024 * 1024);
 		m.shared_size = shared;
 	}
+	m.shared_used = shared;
 	m.threads = threads;
 	m.f = f;
 	m.context = context;
@@ -284,6 +302,29 @@ bool block_any(bool p)
 	self()->predicate = p;
 	pause(AT_BLOCK);
 	return m.any;
+}
+
+void wait_until(bool (*met)(void *condition), void *condition)
+{
+	self()->met = met;
+	self()->condition = condition;
+	if (!met(condition))
+		pause(AT_CONDITION);
+}
+
+void yield()
+{
+	pause(READY);
+}
+
+unsigned thread()
+{
+	return m.current;
+}
+
+unsigned block_barriers()
+{
+	return m.barriers;
 }
 
 const unsigned char *warp_exchange(const void *data, size_t bytes)

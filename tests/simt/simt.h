@@ -51,6 +51,14 @@ void copy_async(void *shared, const void *global, bool valid);
 void copy_commit();
 void copy_wait(int groups);
 
+/* Ends the program with the kernel's name. */
+[[noreturn]] void die(const char *what);
+/* The running thread waits; the others go on meanwhile. */
+void wait_until(bool (*met)(void *condition), void *condition);
+void yield();
+unsigned thread();         /* of the block, the running one */
+unsigned block_barriers(); /* that this block has passed */
+
 /* A kernel with its arguments, as they were when it was queued. */
 template <typename K, typename T> struct queued {
 	const char *name;

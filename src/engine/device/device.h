@@ -325,6 +325,26 @@ void device_attention_forward(struct device *dev, const struct device_attention 
 void device_attention_backward(struct device *dev, const struct device_attention *a, void *d_q, void *d_k,
                                void *d_v, const void *d_o, const void *o, const float *lse, const void *q,
                                const void *k, const void *v);
+/*
+ * Hopper has a second kernel for the forward pass, whose results differ from those of the portable one in the
+ * last bits. Calls that it can compute, and that cuDNN does not, are its own after
+ * device_attention_use_hopper and not before. A caller has it checked on the device first, and records that
+ * it is used: a run that resumes goes on with the kernel that it began with.
+ */
+struct device_attention_shape {
+	int64_t tokens, rows; /* of a call, of a document */
+	int32_t heads, kv_heads, head_dim, window;
+	enum dtype type;
+};
+/* Whether there is such a kernel for the shape on this device. */
+bool device_attention_has_hopper(const struct device *dev, const struct device_attention_shape *shape);
+/* Compares both kernels over small problems of random numbers, then measures both over the shape: seconds of
+ * a call by the portable kernel, and by Hopper's. -EBADMSG: the results differ by more than rounding; -EIO:
+ * the device has failed. Takes memory of the device meanwhile. A kernel that never ends does not return: a
+ * process that must not hang calls this in another one. Called at start only. */
+int device_attention_check(struct device *dev, const struct device_attention_shape *shape, double seconds[2],
+                           struct error *err);
+void device_attention_use_hopper(struct device *dev, bool use);
 /* Generation: `new_tokens` queries at positions past … past+new_tokens-1 of one sequence, against a cache
  * that already holds past + new_tokens rows of k and v (row stride ld_k, ld_v). a->documents and starts are
  * not used. */

@@ -158,6 +158,21 @@ int device_gemm_use(struct device *dev, const struct device_gemm_choice *choices
 	return device_gemm_measure(dev, NULL, n, err);
 }
 
+bool device_attention_has_hopper(const struct device *dev, const struct device_attention_shape *shape)
+{
+	return false;
+}
+
+int device_attention_check(struct device *dev, const struct device_attention_shape *shape, double seconds[2],
+                           struct error *err)
+{
+	return error_set(err, -EOPNOTSUPP, "the CPU engine has one kernel of attention");
+}
+
+void device_attention_use_hopper(struct device *dev, bool use)
+{
+}
+
 void device_get_sizing(const struct device *dev, struct device_sizing *out, int64_t *memory)
 {
 	*out = (struct device_sizing){

@@ -44,6 +44,8 @@ struct device {
 	struct attention_cudnn *cudnn; /* NULL: our own attention alone */
 	const char *cudnn_missing;     /* why, where it was looked for */
 	double *parts;                 /* [REDUCE_PARTS] */
+	void *tensor_map_encode;       /* the driver's cuTensorMapEncodeTiled; NULL: not looked for */
+	bool attention_hopper;         /* the forward pass of attention is hopper.cu's where it can */
 	/* Pinned: small writes leave from here, so that the caller need not wait. The halves are used in
 	 * turn; left: behind the last write of a half. */
 	char *staging;

@@ -2,6 +2,7 @@
 /* The operations of attention in device.h: they choose the kernels. */
 #include "engine/device/cuda/attention/attention.cuh"
 #include "engine/device/cuda/attention/cudnn_attention.h"
+#include "engine/device/cuda/attention/hopper.h"
 
 #define THREADS 256
 
@@ -31,12 +32,36 @@ static bool tile_rows(const void *p, int64_t ld)
 	return wide_rows(p, ld, 2) && ld < 1 << 24;
 }
 
+static bool tensor_cores(const struct device_attention *a, const void *q, const void *k, const void *v,
+                         const void *o)
+{
+	return a->type != DTYPE_F32 && a->cap <= 0 &&
+	       (a->head_dim == 64 || a->head_dim == 96 || a->head_dim == 128) && tile_rows(q, a->ld_q) &&
+	       tile_rows(k, a->ld_k) && tile_rows(v, a->ld_v) && tile_rows(o, a->ld_o);
+}
+
 static bool tiles(const struct device_attention *a, const void *q, const void *k, const void *v,
                   const void *o)
 {
-	return a->type == DTYPE_BF16 && a->cap <= 0 &&
-	       (a->head_dim == 64 || a->head_dim == 96 || a->head_dim == 128) && tile_rows(q, a->ld_q) &&
-	       tile_rows(k, a->ld_k) && tile_rows(v, a->ld_v) && tile_rows(o, a->ld_o);
+	return a->type == DTYPE_BF16 && tensor_cores(a, q, k, v, o);
+}
+
+#ifndef HAVE_HOPPER
+/* nvcc does not compile hopper.cu. */
+bool attention_forward_hopper(struct device *, const attention_shape &, enum dtype, void *, float *, int64_t,
+                              const void *, const void *, const void *)
+{
+	return false;
+}
+#endif
+
+extern "C" bool attention_hopper_built(void)
+{
+#ifdef HAVE_HOPPER
+	return true;
+#else
+	return false;
+#endif
 }
 
 extern "C" void device_attention_forward(struct device *dev, const struct device_attention *a, void *o,
@@ -47,6 +72,9 @@ extern "C" void device_attention_forward(struct device *dev, const struct device
 	if (a->tokens <= 0)
 		return;
 	if (tiles(a, q, k, v, o) && attention_cudnn_forward(dev, a, o, lse, q, k, v))
+		return;
+	if (dev->attention_hopper && tensor_cores(a, q, k, v, o) &&
+	    attention_forward_hopper(dev, s, a->type, o, lse, a->tokens, q, k, v))
 		return;
 	if (!tiles(a, q, k, v, o) ||
 	    !attention_forward_tiles(dev, s, (bf16 *)o, lse, a->tokens, (const bf16 *)q, (const bf16 *)k,

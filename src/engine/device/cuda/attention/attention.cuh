@@ -72,6 +72,10 @@ void attention_backward_plain(struct device *dev, const attention_shape &a, enum
                               const void *q, const void *k, const void *v);
 bool attention_forward_tiles(struct device *dev, const attention_shape &a, bf16 *o, float *lse,
                              int64_t ld_lse, const bf16 *q, const bf16 *k, const bf16 *v);
+/* bf16 and fp16 on Hopper, checked at run time (device_attention_check); the file is left out where nvcc does
+ * not compile for sm_90a. */
+bool attention_forward_hopper(struct device *dev, const attention_shape &a, enum dtype type, void *o,
+                              float *lse, int64_t ld_lse, const void *q, const void *k, const void *v);
 bool attention_backward_tiles(struct device *dev, const attention_shape &a, bf16 *d_q, bf16 *d_k, bf16 *d_v,
                               const bf16 *d_o, const float *delta, const float *lse, const bf16 *q,
                               const bf16 *k, const bf16 *v);
