@@ -264,6 +264,7 @@ static int64_t live_through(unsigned seed, int64_t steps)
 	for (size_t i = 1; i < b->node_count; i++)
 		b->nodes[i].rate = 0.99 + roll(&h, 21) * 0.001;
 	h.most = roll(&h, 2) ? RUNS : 2;
+	bed_set_most_heartbeats(b, (int)(seed % 3)); /* once the controller was restarted */
 	b->chaos = &h.chaos;
 	b->watch = check;
 	b->watch_context = &h;
