@@ -225,6 +225,8 @@ START_TEST(limits_follow_the_slots)
 
 	ck_assert_uint_eq(limits.memory, (uint64_t)6 << 30);
 	ck_assert_uint_eq(limits.tasks, 300);
+	config.slot_tasks = 1;
+	ck_assert_uint_eq(limits_of(&config, 3).tasks, 3);
 	config = (struct daemon_config){0};
 	limits = limits_of(&config, 3);
 	ck_assert_uint_lt(limits.memory, machine);
