@@ -7,7 +7,8 @@
  * - Attention takes its operations (causal: half of T·T) over the peak times its own shares.
  * - All else, the optimizer with it, takes its bytes over the bandwidth.
  * - A collective takes the bytes that enter a rank over the link of its node, or those that enter a node over
- *   the links of all its ranks, whichever is longer, and a latency for each step.
+ *   the links of all its ranks, whichever is longer, and a latency for each step; where ranks share the
+ *   processors of a CPU that has been measured, the time until the others have had their turn, too.
  * - What of it the computation hides follows from the order of the step: two steps are played through unit by
  *   unit, with a lane for gathers and one for reductions, and the second is the answer.
  */
