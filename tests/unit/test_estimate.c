@@ -540,7 +540,7 @@ END_TEST
  * bf16: oneDNN keeps a square of the shorter side. A matrix that is wide needs none. */
 START_TEST(tall_matrices_of_muon_keep_a_square)
 {
-	struct device_shapes s = packing_shapes(512, 1024, 259, 64, DTYPE_BF16);
+	struct device_shapes s = packing_shapes(512, 1024, 259, 1024, DTYPE_BF16);
 	size_t none = cpu_packing_bytes(&s, false, 1, true), tall, wide;
 
 	s.orthogonalizes = true;
