@@ -12,7 +12,7 @@ ranks() {
 	local r started=()
 	mkdir -p "$tmp/meet-$1"
 	for ((r = 0; r < $2; r++)); do
-		env -i PATH="$PATH" GLIBC_TUNABLES=glibc.malloc.tcache_count=0 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive RANK=$r WORLD_SIZE="$2" LOCAL_RANK=$r LOCAL_WORLD_SIZE="$2" \
+		env -i PATH="$PATH" XDG_CACHE_HOME="$XDG_CACHE_HOME" GLIBC_TUNABLES=glibc.malloc.tcache_count=0 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive RANK=$r WORLD_SIZE="$2" LOCAL_RANK=$r LOCAL_WORLD_SIZE="$2" \
 			DTRAIN_RENDEZVOUS_DIR="$tmp/meet-$1" DTRAIN_CONFIG="$tmp/$1.json" "$worker" >"$tmp/$1-$r.log" 2>&1 &
 		started+=($!)
 		pids="$pids $!"
