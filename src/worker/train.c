@@ -20,6 +20,7 @@
 #include "engine/train/products.h"
 #include "options/options.h"
 #include "options/precision_names.h"
+#include "worker/attention_check.h"
 #include "worker/saver_options.h"
 #include "worker/stop.h"
 #include "worker/strategy.h"
@@ -330,6 +331,14 @@ static int write_algorithms(void *context, const char *text, struct error *err)
 	return saver_write_beside(t->saver, ALGORITHMS_FILE, text, err);
 }
 
+static int check_attention(void *context, const struct device_attention_shape *shape, double seconds[2],
+                           struct error *err)
+{
+	const struct training *t = context;
+
+	return attention_check(t->env->device, shape, seconds, err);
+}
+
 static int choose_products(struct training *t, struct error *err)
 {
 	_cleanup_free_ char *path = str_path_join(t->c->output.dir, ALGORITHMS_FILE);
@@ -337,6 +346,7 @@ static int choose_products(struct training *t, struct error *err)
 	                             .resumes = saver_resumes(t->saver),
 	                             .write = write_algorithms,
 	                             .notify = print_line,
+	                             .check_attention = check_attention,
 	                             .context = t};
 	int64_t row = MAX(dataset_max_row(t->data), t->eval ? dataset_max_row(t->eval) : 0);
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Compares the attention kernels of the engine with those of cuDNN on one GPU: time forward and backward,
- * whether the results agree, whether each gives the same bits again, and whether "auto" chooses the faster.
+ * Compares the attention kernels of the engine with those of cuDNN on one GPU, and the portable one of the
+ * forward pass with Hopper's: time forward and backward, whether the results agree, whether each gives the
+ * same bits again, and whether "auto" chooses the faster.
  * Prints one line and one JSON object for each shape, and a summary; exit status 1 where they disagree, 77
  * without a GPU.
  */
@@ -46,7 +47,7 @@ static const struct shape shapes[] = {
 };
 #endif
 
-enum { OWN, CUDNN, SIDES };
+enum { OWN, CUDNN, HOPPER, SIDES };
 enum { FORWARD, BACKWARD, PASSES };
 static const char *const pass_names[PASSES] = {"forward", "backward"};
 
@@ -239,16 +240,34 @@ static double difference(const uint16_t *x, const uint16_t *y, int64_t n)
 	return most;
 }
 
+static bool has_hopper(const struct bench *b)
+{
+	const struct shape *s = b->s;
+	struct device_attention_shape shape = {.tokens = s->tokens,
+	                                       .rows = s->lengths[0],
+	                                       .heads = s->heads,
+	                                       .kv_heads = s->kv_heads,
+	                                       .head_dim = s->head_dim,
+	                                       .window = s->window,
+	                                       .type = DTYPE_BF16};
+
+	return device_attention_has_hopper(b->dev[HOPPER], &shape);
+}
+
 static void bench_pass(struct bench *b, int pass, struct tally *t)
 {
 	int64_t n = b->a.tokens * (pass == FORWARD ? b->ld_o : b->ld);
 	double flops = 4.0 * b->a.head_dim * b->a.heads * b->pairs * (pass == FORWARD ? 1 : 2.5);
 	bool taken = attention_cudnn_takes(b->dev[CUDNN], &b->a, pass == BACKWARD), is_auto, same = true;
-	double seconds[SIDES] = {0}, apart = 0;
+	const bool takes[SIDES] = {true, taken, pass == FORWARD && has_hopper(b)};
+	double seconds[SIDES] = {0}, apart = 0, hopper_apart = 0;
 	uint16_t *result[SIDES] = {NULL};
 
-	for (int side = OWN; side < (taken ? SIDES : CUDNN); side++) {
+	for (int side = OWN; side < SIDES; side++) {
 		_cleanup_free_ uint16_t *again = NULL;
+
+		if (!takes[side])
+			continue;
 
 		seconds[side] = measure(b, side, pass);
 		result[side] = fetch(b, side, pass);
@@ -260,39 +279,51 @@ static void bench_pass(struct bench *b, int pass, struct tally *t)
 		apart = difference(result[OWN], result[CUDNN], n);
 	else
 		run(b, CUDNN, pass); /* what the backward then needs */
+	if (takes[HOPPER])
+		hopper_apart = difference(result[OWN], result[HOPPER], n);
 	is_auto = taken && attention_cudnn_by_auto(b->dev[CUDNN], &b->a);
 	t->passes += taken;
 	t->right += taken && is_auto == (seconds[CUDNN] < seconds[OWN]);
 	t->slower += taken && seconds[CUDNN] > seconds[OWN];
-	t->wrong += taken && !(apart < 0.1);
+	t->wrong += (taken && !(apart < 0.1)) + !(hopper_apart < 0.1);
 	t->unsteady += !same;
-	t->worst = fmax(t->worst, apart);
+	t->worst = fmax(t->worst, fmax(apart, hopper_apart));
 	printf("%-20s %-8s own %6.1f TFLOP/s", b->s->name, pass_names[pass], flops / seconds[OWN] * 1e-12);
 	if (taken)
 		printf(", cuDNN %6.1f, auto takes %s, apart %.3f", flops / seconds[CUDNN] * 1e-12,
 		       is_auto ? "cuDNN" : "our own", apart);
 	else
 		printf(", cuDNN has none");
+	if (takes[HOPPER])
+		printf(", Hopper's %6.1f, apart %.3f", flops / seconds[HOPPER] * 1e-12, hopper_apart);
 	printf("%s\n", same ? "" : ", NOT THE SAME BITS AGAIN");
 	printf("{\"shape\":\"%s\",\"pass\":\"%s\",\"own_ms\":%.4f,\"own_tflops\":%.1f", b->s->name,
 	       pass_names[pass], seconds[OWN] * 1e3, flops / seconds[OWN] * 1e-12);
 	if (taken)
 		printf(",\"cudnn_ms\":%.4f,\"cudnn_tflops\":%.1f,\"apart\":%.4f", seconds[CUDNN] * 1e3,
 		       flops / seconds[CUDNN] * 1e-12, apart);
+	if (takes[HOPPER])
+		printf(",\"hopper_ms\":%.4f,\"hopper_tflops\":%.1f,\"hopper_apart\":%.4f",
+		       seconds[HOPPER] * 1e3, flops / seconds[HOPPER] * 1e-12, hopper_apart);
 	printf(",\"auto\":\"%s\",\"same_bits\":%s}\n", is_auto ? "cudnn" : "own", same ? "true" : "false");
 	fflush(stdout);
 	free(result[OWN]);
 	free(result[CUDNN]);
+	free(result[HOPPER]);
 }
 
 static int open_devices(struct device **dev, struct error *err)
 {
-	static const enum device_attention_choice choices[SIDES] = {DEVICE_ATTENTION_OWN,
-	                                                            DEVICE_ATTENTION_CUDNN};
+	static const enum device_attention_choice choices[SIDES] = {
+	    DEVICE_ATTENTION_OWN, DEVICE_ATTENTION_CUDNN, DEVICE_ATTENTION_OWN};
 	int r = device_create(&(struct device_options){.attention = choices[OWN]}, &dev[OWN], err);
 
 	if (r < 0)
 		return r;
+	r = device_create(&(struct device_options){.attention = choices[HOPPER]}, &dev[HOPPER], err);
+	if (r < 0)
+		return r;
+	device_attention_use_hopper(dev[HOPPER], true);
 	r = device_create(&(struct device_options){.attention = choices[CUDNN]}, &dev[CUDNN], err);
 	if (r < 0) {
 		printf("without cuDNN: %s\n", err->message);
@@ -322,7 +353,7 @@ int main(void)
 		                             .kv_heads = s->kv_heads,
 		                             .head_dim = s->head_dim,
 		                             .type = DTYPE_BF16};
-		struct bench b = {.dev = {dev[OWN], dev[CUDNN]}, .s = s};
+		struct bench b = {.dev = {dev[OWN], dev[CUDNN], dev[HOPPER]}, .s = s};
 
 		for (size_t l = 0; l < ARRAY_SIZE(s->lengths); l++)
 			need.max_sequence = MAX(need.max_sequence, s->lengths[l]);
@@ -341,5 +372,6 @@ int main(void)
 	       t.wrong ? ": TOO MUCH" : "", t.unsteady ? "; NOT THE SAME BITS AGAIN" : "");
 	device_destroy(dev[OWN]);
 	device_destroy(dev[CUDNN]);
+	device_destroy(dev[HOPPER]);
 	return t.wrong || t.unsteady ? EXIT_FAILURE : EXIT_SUCCESS;
 }

@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "base/str.h"
 #include "engine/checkpoint/algorithms.h"
+#include "engine/device/cuda/cuda.h"
 #include "engine/train/products.h"
 #include "engine/train/trainer.h"
 #include "unit.h"
@@ -566,6 +567,136 @@ START_TEST(every_product_has_a_choice)
 }
 END_TEST
 
+/* ---- the kernel of attention ---- */
+
+struct checks {
+	struct run run;
+	int count, result; /* calls of check; what they return */
+	double seconds[2];
+};
+
+static int write_checked(void *context, const char *text, struct error *err)
+{
+	return write_file(&((struct checks *)context)->run, text, err);
+}
+
+static void take_checked_line(void *context, const char *message)
+{
+	take_line(&((struct checks *)context)->run, message);
+}
+
+static int check_attention(void *context, const struct device_attention_shape *shape, double seconds[2],
+                           struct error *err)
+{
+	struct checks *c = context;
+
+	c->count++;
+	ck_assert_int_eq(shape->head_dim, 64);
+	ck_assert_int_eq(shape->heads, 2);
+	ck_assert_int_eq(shape->rows, 12);
+	ck_assert_int_eq(shape->type, DTYPE_BF16);
+	memcpy(seconds, c->seconds, sizeof(c->seconds));
+	return c->result < 0 ? error_set(err, c->result, "planted") : 0;
+}
+
+/* A start; whether Hopper's kernel is in use. */
+static bool start_attention(struct checks *c, bool resumes)
+{
+	static const char text[] = "{\"model_type\":\"llama\",\"hidden_size\":128,\"intermediate_size\":48,"
+	                           "\"num_hidden_layers\":1,\"num_attention_heads\":2,"
+	                           "\"num_key_value_heads\":1,\"vocab_size\":40}";
+	struct products_file file = {.path = c->run.path,
+	                             .resumes = resumes,
+	                             .write = write_checked,
+	                             .notify = take_checked_line,
+	                             .check_attention = check_attention,
+	                             .context = c};
+	struct error err = ERROR_INIT;
+	struct train_options o;
+	struct model_config config;
+	bool hopper;
+
+	simt_gemm_offer(1, fastest_is_last);
+	c->run.lines[0] = '\0';
+	c->count = 0;
+	c->run.dev = open_device();
+	ck_ok(model_config_parse(text, strlen(text), "config.json", &config, &err), &err);
+	train_options_default(&o);
+	o.precision = DTYPE_BF16;
+	ck_ok(products_choose(c->run.dev, NULL, "here", &config, &o, 12, &file, &err), &err);
+	hopper = c->run.dev->attention_hopper;
+	device_destroy(c->run.dev);
+	return hopper;
+}
+
+static bool said(const struct checks *c, const char *words)
+{
+	return strstr(c->run.lines, words) != NULL;
+}
+
+START_TEST(run_keeps_its_kernel)
+{
+	struct checks c = {.run = new_run(), .seconds = {2e-3, 1e-3}};
+
+	ck_assert(start_attention(&c, false));
+	ck_assert_int_eq(c.count, 1);
+	ck_assert(said(&c, "attention has the Hopper kernel"));
+	/* It resumes with the same one, however fast that is now, and checks it again. */
+	c.seconds[1] = 3e-3;
+	ck_assert(start_attention(&c, true));
+	ck_assert_int_eq(c.count, 1);
+	ck_assert_str_eq(c.run.lines, "");
+	/* A check that fails, and what comes after it. */
+	c.result = -EBADMSG;
+	ck_assert(!start_attention(&c, true));
+	ck_assert(said(&c, "warning: attention has the portable kernel"));
+	ck_assert(said(&c, "planted"));
+	ck_assert(said(&c, "results may differ in the last bits"));
+	c.result = 0;
+	ck_assert(!start_attention(&c, true));
+	ck_assert_int_eq(c.count, 0);
+	end_run(&c.run);
+}
+END_TEST
+
+START_TEST(slower_kernel_is_not_used)
+{
+	struct checks c = {.run = new_run(), .seconds = {1e-3, 0.99e-3}};
+
+	ck_assert(!start_attention(&c, false));
+	ck_assert(said(&c, "attention has the portable kernel"));
+	c.seconds[1] = 1e-6;
+	ck_assert(!start_attention(&c, true));
+	ck_assert_int_eq(c.count, 0);
+	end_run(&c.run);
+}
+END_TEST
+
+START_TEST(kernel_that_fails_is_not_used)
+{
+	struct checks c = {.run = new_run(), .result = -ETIMEDOUT};
+
+	ck_assert(!start_attention(&c, false));
+	ck_assert(said(&c, "Hopper's has not passed its check: planted"));
+	ck_assert(!said(&c, "last bits"));
+	ck_assert(!start_attention(&c, true));
+	ck_assert_int_eq(c.count, 0);
+	end_run(&c.run);
+}
+END_TEST
+
+/* A run whose file says nothing of attention began with the portable kernel. */
+START_TEST(older_run_keeps_the_portable_kernel)
+{
+	struct checks c = {.run = new_run(), .seconds = {2e-3, 1e-3}};
+
+	ck_assert(!start_attention(&c, true));
+	ck_assert_int_eq(c.count, 0);
+	ck_assert(!said(&c, "attention"));
+	end_run(&c.run);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("algorithms");
@@ -584,6 +715,10 @@ int main(void)
 	tcase_add_test(c, other_version_of_the_library);
 	tcase_add_test(c, damaged_file_is_measured_again);
 	tcase_add_loop_test(c, every_product_has_a_choice, 0, (int)ARRAY_SIZE(kinds));
+	tcase_add_test(c, run_keeps_its_kernel);
+	tcase_add_test(c, slower_kernel_is_not_used);
+	tcase_add_test(c, kernel_that_fails_is_not_used);
+	tcase_add_test(c, older_run_keeps_the_portable_kernel);
 	suite_add_tcase(suite, c);
 	return unit_run(suite);
 }

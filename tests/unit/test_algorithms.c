@@ -30,7 +30,14 @@ static struct device_gemm_choice made_up(int64_t m, unsigned char byte)
 	return c;
 }
 
-static char *two_kinds(void)
+static const struct algorithms_attention portable = {
+    .shape =
+        {.tokens = 14, .rows = 7, .heads = 4, .kv_heads = 2, .head_dim = 64, .window = 5, .type = DTYPE_BF16},
+    .portable_ns = 2,
+    .hopper_ns = 3,
+    .chosen = 1};
+
+static char *two_kinds(const struct algorithms_attention *attention)
 {
 	_cleanup_(algorithms_free) struct algorithms a = {0};
 	struct device_gemm_choice choices[] = {made_up(5, 0x01), made_up(6, 0xfe)};
@@ -39,6 +46,7 @@ static char *two_kinds(void)
 
 	ck_ok(algorithms_add(&a, "one", choices, 2, &err), &err);
 	ck_ok(algorithms_add(&a, "two", choices, 1, &err), &err);
+	ck_ok(algorithms_set_attention(&a, "one", attention, &err), &err);
 	text = algorithms_text(&a);
 	ck_assert_ptr_nonnull(text);
 	return text;
@@ -47,7 +55,7 @@ static char *two_kinds(void)
 START_TEST(file_reads_back)
 {
 	struct device_gemm_choice choices[] = {made_up(5, 0x01), made_up(6, 0xfe)}, other = made_up(5, 0x77);
-	_cleanup_free_ char *text = two_kinds();
+	_cleanup_free_ char *text = two_kinds(&portable);
 	struct error err = ERROR_INIT;
 	struct algorithms_of_kind *kind;
 	struct algorithms a;
@@ -122,9 +130,15 @@ START_TEST(damaged_files)
 	    {"0101", "0x01"},
 	    {"\"one\"", "\"two\""},
 	    {"\"one\"", "\"\""},
-	    {"\"version\": 1", "\"version\": 2"},
+	    {"\"version\": 1", "\"version\": 3"},
+	    {"\"kernel\": \"portable\"", "\"kernel\": \"other\""},
+	    {"\"kernel\": \"portable\"", "\"colonel\": \"portable\""},
+	    {"\"hopper_ns\": 3", "\"hopper_ns\": -3"},
+	    {"\"rows\": 7", "\"rows\": 0"},
+	    {"\"window\": 5", "\"window\": -1"},
+	    {"\"type\": 1", "\"type\": 3"},
 	};
-	_cleanup_free_ char *text = two_kinds();
+	_cleanup_free_ char *text = two_kinds(&portable);
 	_cleanup_free_ char *flipped = replaced(text, "\"m\": 5", "\"m\": 7");
 	size_t len = strlen(text);
 
@@ -140,6 +154,30 @@ START_TEST(damaged_files)
 }
 END_TEST
 
+/* Readers before Hopper's kernel take the file for one of theirs, unless its choice is that kernel. */
+START_TEST(attention_reads_back)
+{
+	struct algorithms_attention hopper = portable;
+
+	hopper.hopper = 1;
+	for (int i = 0; i < 2; i++) {
+		const struct algorithms_attention *put = i ? &hopper : &portable;
+		_cleanup_free_ char *text = two_kinds(put);
+		struct error err = ERROR_INIT;
+		struct algorithms a;
+
+		ck_assert_ptr_nonnull(strstr(text, i ? "\"version\": 2" : "\"version\": 1"));
+		ck_ok(algorithms_parse(text, strlen(text), "file", &a, &err), &err);
+		ck_assert_mem_eq(&algorithms_find(&a, "one")->attention, put, sizeof(*put));
+		ck_assert(!algorithms_find(&a, "two")->attention.chosen);
+		/* The products are measured again; the kernel is kept. */
+		algorithms_forget(&a, "one");
+		ck_assert(algorithms_find(&a, "one")->attention.chosen);
+		algorithms_free(&a);
+	}
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("algorithms");
@@ -147,6 +185,7 @@ int main(void)
 
 	tcase_add_test(c, file_reads_back);
 	tcase_add_test(c, damaged_files);
+	tcase_add_test(c, attention_reads_back);
 	suite_add_tcase(suite, c);
 	return unit_run(suite);
 }

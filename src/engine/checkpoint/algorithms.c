@@ -12,7 +12,8 @@
 #include "base/json.h"
 #include "base/str.h"
 
-#define VERSION      1
+#define VERSION                                                                                              \
+	2 /* what is without Hopper's kernel of attention is written as version 1, for older readers */
 #define KINDS_MAX    64
 #define PRODUCTS_MAX 8192
 #define SIDE_MAX     ((int64_t)1 << 40)
@@ -49,7 +50,28 @@ static const struct field {
     {FIELD(fp8), false, 0, FP8_E5M2 << 4 | FP8_E5M2, true},
 };
 
+#define ATTENTION(name) #name, offsetof(struct device_attention_shape, name)
+
+static const struct field attention_fields[] = {
+    {ATTENTION(tokens), true, 1, SIDE_MAX, false},   {ATTENTION(rows), true, 1, SIDE_MAX, false},
+    {ATTENTION(heads), false, 1, 1 << 16, false},    {ATTENTION(kv_heads), false, 1, 1 << 16, false},
+    {ATTENTION(head_dim), false, 1, 1 << 16, false}, {ATTENTION(window), false, 0, INT32_MAX, false},
+    {ATTENTION(type), false, 0, DTYPE_F16, false},
+};
+
+_Static_assert(sizeof(enum dtype) == sizeof(int32_t), "a type is written as a number of 32 bits");
+
+static const char *const kernels[] = {"portable", "hopper"};
+
 /* ---- out ---- */
+
+static int put_field(json_t *j, const struct field *f, const void *from)
+{
+	const void *at = (const char *)from + f->at;
+	int64_t value = f->wide ? *(const int64_t *)at : *(const int32_t *)at;
+
+	return value || !f->optional ? json_object_set_new(j, f->name, json_integer(value)) : 0;
+}
 
 static json_t *product_json(const struct device_gemm_choice *c)
 {
@@ -57,17 +79,26 @@ static json_t *product_json(const struct device_gemm_choice *c)
 	json_t *j = json_object();
 	int r = 0;
 
-	for (size_t i = 0; i < ARRAY_SIZE(fields); i++) {
-		const void *from = (const char *)&c->shape + fields[i].at;
-		int64_t value = fields[i].wide ? *(const int64_t *)from : *(const int32_t *)from;
-
-		if (value || !fields[i].optional)
-			r |= json_object_set_new(j, fields[i].name, json_integer(value));
-	}
+	for (size_t i = 0; i < ARRAY_SIZE(fields); i++)
+		r |= put_field(j, &fields[i], &c->shape);
 	for (size_t i = 0; i < DEVICE_ALGORITHM; i++)
 		snprintf(hex + 2 * i, 3, "%02x", c->algorithm[i]);
 	r |= json_object_set_new(j, "separate", json_boolean(c->separate));
 	r |= json_object_set_new(j, "algorithm", json_string(hex));
+	if (r == 0)
+		return j;
+	json_decref(j);
+	return NULL;
+}
+
+static json_t *attention_json(const struct algorithms_attention *a)
+{
+	json_t *j = json_pack("{s:s, s:I, s:I}", "kernel", kernels[a->hopper != 0], "portable_ns",
+	                      (json_int_t)a->portable_ns, "hopper_ns", (json_int_t)a->hopper_ns);
+	int r = 0;
+
+	for (size_t i = 0; i < ARRAY_SIZE(attention_fields); i++)
+		r |= put_field(j, &attention_fields[i], &a->shape);
 	if (r == 0)
 		return j;
 	json_decref(j);
@@ -83,7 +114,10 @@ static json_t *kind_json(const struct algorithms_of_kind *kind)
 			json_decref(products);
 			return NULL;
 		}
-	return json_pack("{s:s, s:o}", "name", kind->name, "products", products);
+	if (!kind->attention.chosen)
+		return json_pack("{s:s, s:o}", "name", kind->name, "products", products);
+	return json_pack("{s:s, s:o, s:o}", "name", kind->name, "products", products, "attention",
+	                 attention_json(&kind->attention));
 }
 
 static bool make_hash(const json_t *devices, char hash[17])
@@ -98,20 +132,24 @@ static bool make_hash(const json_t *devices, char hash[17])
 char *algorithms_text(const struct algorithms *a)
 {
 	_cleanup_json_ json_t *devices = json_array(), *j = NULL;
+	int version = VERSION - 1;
 	char hash[17];
 
-	for (size_t i = 0; i < a->n; i++)
+	for (size_t i = 0; i < a->n; i++) {
 		if (json_array_append_new(devices, kind_json(&a->kinds[i])) < 0)
 			return NULL;
+		if (a->kinds[i].attention.hopper)
+			version = VERSION;
+	}
 	if (!devices || !make_hash(devices, hash))
 		return NULL;
-	j = json_pack("{s:i, s:s, s:O}", "version", VERSION, "hash", hash, "devices", devices);
+	j = json_pack("{s:i, s:s, s:O}", "version", version, "hash", hash, "devices", devices);
 	return json_to_text(j, 1);
 }
 
 /* ---- in ---- */
 
-static bool take_field(const json_t *v, const struct field *f, struct device_gemm_shape *out)
+static bool take_field(const json_t *v, const struct field *f, void *out)
 {
 	void *to = (char *)out + f->at;
 	int64_t value = json_integer_value(v);
@@ -155,6 +193,22 @@ static bool take_product(const json_t *v, struct device_gemm_choice *out)
 	       (!s->d_bias || s->transpose_a);
 }
 
+static bool take_attention(const json_t *v, struct algorithms_attention *out)
+{
+	const char *kernel = json_get_string(v, "kernel", "");
+
+	*out = (struct algorithms_attention){.chosen = v != NULL,
+	                                     .hopper = str_eq(kernel, kernels[1]),
+	                                     .portable_ns = json_get_int(v, "portable_ns", -1),
+	                                     .hopper_ns = json_get_int(v, "hopper_ns", -1)};
+	for (size_t i = 0; v && i < ARRAY_SIZE(attention_fields); i++)
+		if (!take_field(json_object_get(v, attention_fields[i].name), &attention_fields[i],
+		                &out->shape))
+			return false;
+	return !v ||
+	       ((out->hopper || str_eq(kernel, kernels[0])) && out->portable_ns >= 0 && out->hopper_ns >= 0);
+}
+
 static int not_ours(const char *where, const char *what, struct error *err)
 {
 	return error_set(err, -EBADMSG, "%s: %s: not as dtrain writes it", where, what);
@@ -165,7 +219,9 @@ static int take_kind(const json_t *v, const char *where, struct algorithms *out,
 	const char *name = json_get_string(v, "name", NULL);
 	const json_t *products = json_object_get(v, "products");
 	_cleanup_free_ struct device_gemm_choice *choices = NULL;
+	struct algorithms_attention attention;
 	size_t n = json_array_size(products);
+	int r;
 
 	if (!name || !*name || strlen(name) >= ALGORITHMS_NAME_MAX || algorithms_find(out, name))
 		return not_ours(where, "the name of a device", err);
@@ -177,7 +233,10 @@ static int take_kind(const json_t *v, const char *where, struct algorithms *out,
 	for (size_t i = 0; i < n; i++)
 		if (!take_product(json_array_get(products, i), &choices[i]))
 			return not_ours(where, "a product", err);
-	return algorithms_add(out, name, choices, n, err);
+	if (!take_attention(json_object_get(v, "attention"), &attention))
+		return not_ours(where, "attention", err);
+	r = algorithms_add(out, name, choices, n, err);
+	return r < 0 || !attention.chosen ? r : algorithms_set_attention(out, name, &attention, err);
 }
 
 static int take_all(const json_t *j, const char *where, struct algorithms *out, struct error *err)
@@ -190,7 +249,7 @@ static int take_all(const json_t *j, const char *where, struct algorithms *out, 
 	if (json_get_int(j, "version", 0) > VERSION)
 		return error_set(err, -EBADMSG, "%s: version %" PRId64 "; this dtrain reads %d", where,
 		                 json_get_int(j, "version", 0), VERSION);
-	if (json_get_int(j, "version", 0) != VERSION || !json_is_array(devices) ||
+	if (json_get_int(j, "version", 0) < 1 || !json_is_array(devices) ||
 	    json_array_size(devices) > KINDS_MAX)
 		return not_ours(where, "devices", err);
 	if (!make_hash(devices, again))
@@ -258,6 +317,17 @@ static struct algorithms_of_kind *find_or_add(struct algorithms *a, const char *
 	*kind = (struct algorithms_of_kind){0};
 	snprintf(kind->name, sizeof(kind->name), "%s", name);
 	return kind;
+}
+
+int algorithms_set_attention(struct algorithms *a, const char *name,
+                             const struct algorithms_attention *attention, struct error *err)
+{
+	struct algorithms_of_kind *kind = find_or_add(a, name);
+
+	if (!kind)
+		return error_oom(err);
+	kind->attention = *attention;
+	return 0;
 }
 
 int algorithms_add(struct algorithms *a, const char *name, const struct device_gemm_choice *choices, size_t n,

@@ -8,6 +8,8 @@
  *     measure  the first rank of each kind of device, what the file lacks for that kind
  *     share    each of these ranks sends what it has measured to the others
  *     use      each rank, what is there for its own kind; the file is written where anything was measured
+ *
+ * The kernel of attention is chosen behind that (attention_choice.c).
  */
 #include "engine/train/products.h"
 
@@ -21,6 +23,7 @@
 #include "base/str.h"
 #include "engine/checkpoint/algorithms.h"
 #include "engine/checkpoint/ranks.h"
+#include "engine/train/attention_choice.h"
 #include "engine/train/plan.h"
 
 enum { HALVINGS = 4, ROWS_LEAST = 64 };
@@ -42,6 +45,8 @@ struct choosing {
 	struct device_gemm_choice *wanted; /* without their algorithms */
 	size_t n;
 	bool failed; /* out of memory */
+	struct device_attention_shape
+	    attention; /* of the largest micro-batch; no rows: the scores are capped */
 	struct algorithms table;
 	struct standing *all; /* [ranks] */
 };
@@ -98,6 +103,21 @@ static void add_product(void *context, const struct device_gemm *product)
 	c->wanted[c->n++] = choice;
 }
 
+static void take_attention_shape(struct choosing *c, const struct model *model,
+                                 const struct model_config *config)
+{
+	struct device_shapes s;
+
+	model_shapes(model, &s);
+	c->attention = (struct device_attention_shape){.tokens = s.tokens,
+	                                               .rows = s.capped ? 0 : MIN(s.max_sequence, s.tokens),
+	                                               .heads = s.heads,
+	                                               .kv_heads = s.kv_heads,
+	                                               .head_dim = s.head_dim,
+	                                               .window = s.all_before ? 0 : config->window,
+	                                               .type = s.type};
+}
+
 static int list_products(struct choosing *c, const struct model_config *config,
                          const struct train_options *options, int64_t max_row, struct error *err)
 {
@@ -116,8 +136,10 @@ static int list_products(struct choosing *c, const struct model_config *config,
 			break;
 		tokens = (tokens / 2 + ROWS_LEAST - 1) / ROWS_LEAST * ROWS_LEAST;
 	}
-	if (r == 0)
+	if (r == 0) {
 		optimizer_products(plan->optimizer, add_product, c);
+		take_attention_shape(c, plan->model, config);
+	}
 	return r < 0 ? r : c->failed ? error_oom(err) : 0;
 }
 
@@ -309,7 +331,7 @@ static int write_file(struct choosing *c, struct error *err)
 static int use(struct choosing *c, struct error *err)
 {
 	const struct algorithms_of_kind *mine = algorithms_find(&c->table, c->kind);
-	bool measured = false, broken;
+	bool changed = false, broken;
 	int r;
 
 	r = mine ? device_gemm_use(c->ranks.dev, mine->choices, mine->n, err) : 0;
@@ -318,12 +340,13 @@ static int use(struct choosing *c, struct error *err)
 	for (int i = 0; i < ranks_size(&c->ranks); i++) {
 		if (!leads(c, i) || c->all[i].measured == 0)
 			continue;
-		measured = true;
+		changed = true;
 		if (ranks_rank(&c->ranks) == 0)
 			report(c, &c->all[i]);
 	}
-	if (!measured)
-		return 0;
+	r = attention_choose(&c->ranks, c->file, c->kind, &c->attention, &c->table, &changed, err);
+	if (r < 0 || !changed)
+		return r;
 	return ranks_agree(&c->ranks, write_file(c, err), &broken, err);
 }
 

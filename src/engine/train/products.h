@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Before a training: which algorithm each of its matrix products has on a GPU. What the file of the run has
- * for the kind of device is used as it is. What is missing is measured by the first rank of each kind of
- * device, so that all ranks of a kind compute with the same algorithms, and is added to the file.
+ * Before a training: which algorithm each of its matrix products has on a GPU, and which kernel its
+ * attention. What the file of the run has for the kind of device is used as it is. What is missing is
+ * measured by the first rank of each kind of device, so that all ranks of a kind compute with the same
+ * algorithms, and is added to the file.
  */
 #pragma once
 
@@ -18,6 +19,10 @@ struct products_file {
 	int (*write)(void *context, const char *text, struct error *err);
 	/* Takes a line for the log. Of several ranks, one calls it. */
 	void (*notify)(void *context, const char *message);
+	/* Calls device_attention_check in another process, which may fail or hang. NULL: it is called in this
+	 * one. */
+	int (*check_attention)(void *context, const struct device_attention_shape *shape, double seconds[2],
+	                       struct error *err);
 	void *context;
 };
 
