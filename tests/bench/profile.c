@@ -261,11 +261,15 @@ OPERATION(sum, (struct device * dev, const float *x, int64_t n, double *sum), (d
           4.0 * (double)n, "sum")
 OPERATION(gemm, (struct device * dev, const struct device_gemm *g), (dev, g),
           2.0 * (double)g->m * (double)g->n * (double)g->k,
-          ((double)g->m + (double)g->n) * (double)g->k * size_of(g->ab_type) +
+          ((double)g->m + (double)g->n) * (double)g->k * (g->fp8_a ? 1 : size_of(g->ab_type)) +
               (double)g->m * (double)g->n * size_of(g->c_type) * (g->beta != 0 ? 2 : 1),
           "gemm %" PRId64 "x%" PRId64 "x%" PRId64 " %c%c %s to %s", g->m, g->n, g->k,
-          g->transpose_a ? 'T' : 'N', g->transpose_b ? 'T' : 'N', dtype_name(g->ab_type),
+          g->transpose_a ? 'T' : 'N', g->transpose_b ? 'T' : 'N', g->fp8_a ? "fp8" : dtype_name(g->ab_type),
           dtype_name(g->c_type))
+OPERATION(fp8_quantize, (struct device * dev, const struct device_fp8 *q, const void *src), (dev, q, src), 0,
+          (2.0 * size_of(q->type) + (q->codes ? 1 : 0) + (q->turned ? 1 : 0)) * (double)q->rows *
+              (double)q->cols,
+          "fp8 of %" PRId64 "x%" PRId64, q->rows, q->cols)
 OPERATION(bias_forward,
           (struct device * dev, void *x, const void *bias, int64_t rows, int64_t cols, int64_t ld,
            enum dtype type),

@@ -157,6 +157,8 @@ static int run(char **argv, struct error *err)
 	if ((r = train_options_check(&o, err)) < 0 || (r = config(argv, &c, err)) < 0 ||
 	    (r = device_create(&device, &dev, err)) < 0)
 		return r;
+	if (o.fp8 && !device_supports_fp8(dev))
+		return error_set(err, -EOPNOTSUPP, "%s has no fp8 arithmetic", device_describe(dev));
 	data = documents == 1 ? fake_dataset_whole(number(argv, "rows", 64), length, (int32_t)c.vocab)
 	                      : fake_dataset(number(argv, "rows", 64), length, number(argv, "spread", 0),
 	                                     (int32_t)c.vocab, number(argv, "masked", 0));

@@ -13,7 +13,7 @@ compare() {
 	cp -r "$src/tests/engine/bytes" "$tmp/$1"
 	chmod -R u+w "$tmp/$1"
 	sed -i "s/\"head_dim\": 16/\"head_dim\": $3/; s/\"hidden_size\": 48/\"hidden_size\": $((3 * $3))/" "$tmp/$1/config.json"
-	[ "$1" != biases ] || sed -i 's/"model_type": "[a-z0-9]*"/"model_type": "qwen2"/' "$tmp/$1/config.json"
+	[ "${1%biases}" = "$1" ] || sed -i 's/"model_type": "[a-z0-9]*"/"model_type": "qwen2"/' "$tmp/$1/config.json"
 	for engine in cpu simt; do
 		worker=${!engine}
 		json "$engine" "$tmp/$1-$engine" "\"max_steps\": 4, \"precision\": \"$2\", \"weight_decay\": 0.1$5"
@@ -39,6 +39,10 @@ compare gradients bf16 16 1e-2 ', "gradient_type": "bf16"'
 compare tiles bf16 64 1e-2
 compare cudnn bf16 64 1e-2 ', "attention": "cudnn"' # the stand-in for it
 grep -q 'attention: cuDNN' "$tmp/simt.log" || fail "whose attention: $(head -1 "$tmp/simt.log")"
+# A code of fp8 is rounded otherwise where the number before it is.
+compare fp8 fp8 16 2e-2
+compare fp8-biases fp8 16 2e-2 ', "recompute": "selective", "accumulation": 2'
+compare fp8-adapters fp8 16 2e-2 '' '"lora": {"rank": 4}'
 # DoRA, its masks and 4 bits, also where the state and the frozen blocks come from the host.
 compare dora fp32 16 2e-5 '' '"lora": {"rank": 4, "dora": true, "dropout": 0.1, "quantize": "nf4_double"}'
 compare dora-host bf16 16 1e-2 '' '"lora": {"rank": 4, "dora": true, "modules_to_save": ["norm"]}, "parallel": {"offload": "all"}'
@@ -68,6 +72,11 @@ for engine in cpu simt; do
 done
 cmp "$tmp/batch-cpu.log" "$tmp/batch-simt.log" && [ "$(grep -c '"completion"' "$tmp/batch-cpu.log")" = 5 ] || fail "other texts in batches: $(cat "$tmp/batch-cpu.log" "$tmp/batch-simt.log")"
 echo "5 texts in batches are the same"
+
+# A GPU before Ada and Hopper multiplies no fp8.
+json ampere "$tmp/ampere" '"max_steps": 2, "precision": "fp8"'
+env -i PATH="$PATH" SIMT_MAJOR=8 DTRAIN_CONFIG="$tmp/ampere.json" "$simt" >"$tmp/ampere.log" 2>&1 && fail "fp8 on a GPU without it: $(cat "$tmp/ampere.log")"
+grep -q 'train.precision = "fp8": .* has no fp8 arithmetic; bf16 works' "$tmp/ampere.log" || fail "fp8 on a GPU without it: $(cat "$tmp/ampere.log")"
 
 # A rank uses the GPU that its node names; the emulator has one.
 json device "$tmp/device"

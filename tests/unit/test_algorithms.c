@@ -40,10 +40,12 @@ static const struct algorithms_attention portable = {
 static char *two_kinds(const struct algorithms_attention *attention)
 {
 	_cleanup_(algorithms_free) struct algorithms a = {0};
-	struct device_gemm_choice choices[] = {made_up(5, 0x01), made_up(6, 0xfe)};
+	struct device_gemm_choice choices[] = {made_up(5, 0x01), made_up(6, 0xfe)}, fp8 = made_up(7, 0x03);
 	struct error err = ERROR_INIT;
 	char *text;
 
+	fp8.shape.fp8 = FP8_E5M2 << 4 | FP8_E4M3;
+	ck_ok(algorithms_add(&a, "fp8", &fp8, 1, &err), &err);
 	ck_ok(algorithms_add(&a, "one", choices, 2, &err), &err);
 	ck_ok(algorithms_add(&a, "two", choices, 1, &err), &err);
 	ck_ok(algorithms_set_attention(&a, "one", attention, &err), &err);
@@ -66,6 +68,8 @@ START_TEST(file_reads_back)
 	ck_assert_uint_eq(kind->n, 2);
 	ck_assert_mem_eq(kind->choices, choices, sizeof(choices));
 	ck_assert_uint_eq(algorithms_find(&a, "two")->n, 1);
+	ck_assert_int_eq(algorithms_find(&a, "two")->choices[0].shape.fp8, 0);
+	ck_assert_int_eq(algorithms_find(&a, "fp8")->choices[0].shape.fp8, FP8_E5M2 << 4 | FP8_E4M3);
 	ck_assert_ptr_null(algorithms_find(&a, "three"));
 	ck_ok(algorithms_add(&a, "one", &other, 1, &err), &err);
 	kind = algorithms_find(&a, "one");
@@ -124,6 +128,7 @@ START_TEST(damaged_files)
 	    {"\"c_type\": 0", "\"c_type\": 2"},
 	    {"\"d_bias\": 0", "\"d_bias\": 1"},
 	    {"\"adds\": 1", "\"adds\": 2"},
+	    {"\"fp8\": 33", "\"fp8\": 35"},
 	    {"\"align_a\": 2", "\"align_a\": 17"},
 	    {"\"separate\": true", "\"separate\": 1"},
 	    {"0101", "01"},

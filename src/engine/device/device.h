@@ -174,7 +174,7 @@ void device_gemm(struct device *dev, const struct device_gemm *g);
  * The rows of A as it is stored are m, or with transpose_a k: the tokens of a batch, whose number varies. A
  * choice is for its own number of rows and for all fewer ones, down to the next smaller choice for the same
  * product, so that the algorithm of a product is a function of its shape and of the choices, whatever was
- * computed before.
+ * computed before. Of a gradient of weights in fp8, whose tokens are k, it is for its own number alone.
  */
 #define DEVICE_GEMM_ALIGNMENT 16 /* bytes: more makes no difference to a choice */
 #define DEVICE_ALGORITHM      64 /* bytes */

@@ -68,7 +68,7 @@ static inline cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int 
 {
 	memset(p, 0, sizeof(*p));
 	strcpy(p->name, "SIMT emulator");
-	p->major = 9;
+	p->major = getenv("SIMT_MAJOR") ? atoi(getenv("SIMT_MAJOR")) : 9; /* of the compute capability */
 	p->multiProcessorCount = 1;
 	p->totalGlobalMem = (size_t)1 << 30;
 	p->sharedMemPerBlockOptin = simt_shared_most();
