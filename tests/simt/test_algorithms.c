@@ -500,17 +500,20 @@ static const struct kind {
 	bool dora;
 	double dropout;
 	enum shard_quantize quantize;
+	bool fp8;
 } kinds[] = {
-    {"\"llama\"", DTYPE_F32, 0, 1, OPTIMIZER_ADAMW, false, 0, SHARD_QUANTIZE_NONE},
+    {"\"llama\"", DTYPE_F32, 0, 1, OPTIMIZER_ADAMW, false, 0, SHARD_QUANTIZE_NONE, false},
     {"\"llama\",\"tie_word_embeddings\":true", DTYPE_BF16, 0, 2, OPTIMIZER_ADAMW, false, 0,
-     SHARD_QUANTIZE_NONE},
-    {"\"llama\"", DTYPE_BF16, 0, 1, OPTIMIZER_MUON, false, 0, SHARD_QUANTIZE_NONE},
-    {"\"qwen2\"", DTYPE_BF16, 0, 2, OPTIMIZER_ADAMW, false, 0, SHARD_QUANTIZE_NONE},
-    {"\"phi3\"", DTYPE_F32, 4, 1, OPTIMIZER_ADAMW, false, 0, SHARD_QUANTIZE_NONE},
-    {"\"gpt2\"", DTYPE_F32, 0, 1, OPTIMIZER_ADAMW, false, 0, SHARD_QUANTIZE_NONE},
-    {"\"gpt2\"", DTYPE_F32, 4, 1, OPTIMIZER_ADAMW, false, 0, SHARD_NF4},
-    {"\"qwen2\"", DTYPE_BF16, 4, 1, OPTIMIZER_ADAMW, true, 0.1, SHARD_QUANTIZE_NONE},
-    {"\"qwen3\",\"head_dim\":8", DTYPE_F16, 4, 2, OPTIMIZER_ADAMW, false, 0.1, SHARD_NF4_DOUBLE},
+     SHARD_QUANTIZE_NONE, false},
+    {"\"llama\"", DTYPE_BF16, 0, 1, OPTIMIZER_MUON, false, 0, SHARD_QUANTIZE_NONE, false},
+    {"\"qwen2\"", DTYPE_BF16, 0, 2, OPTIMIZER_ADAMW, false, 0, SHARD_QUANTIZE_NONE, false},
+    {"\"phi3\"", DTYPE_F32, 4, 1, OPTIMIZER_ADAMW, false, 0, SHARD_QUANTIZE_NONE, false},
+    {"\"gpt2\"", DTYPE_F32, 0, 1, OPTIMIZER_ADAMW, false, 0, SHARD_QUANTIZE_NONE, false},
+    {"\"gpt2\"", DTYPE_F32, 4, 1, OPTIMIZER_ADAMW, false, 0, SHARD_NF4, false},
+    {"\"qwen2\"", DTYPE_BF16, 4, 1, OPTIMIZER_ADAMW, true, 0.1, SHARD_QUANTIZE_NONE, false},
+    {"\"qwen3\",\"head_dim\":8", DTYPE_F16, 4, 2, OPTIMIZER_ADAMW, false, 0.1, SHARD_NF4_DOUBLE, false},
+    {"\"qwen2\"", DTYPE_BF16, 0, 2, OPTIMIZER_ADAMW, false, 0, SHARD_QUANTIZE_NONE, true},
+    {"\"gpt2\"", DTYPE_BF16, 4, 1, OPTIMIZER_ADAMW, false, 0, SHARD_QUANTIZE_NONE, true},
 };
 
 START_TEST(every_product_has_a_choice)
@@ -543,6 +546,7 @@ START_TEST(every_product_has_a_choice)
 	o.precision = k->precision;
 	o.accumulation = k->accumulation;
 	o.quantize = k->quantize;
+	o.fp8 = k->fp8;
 	o.optimizer = k->optimizer;
 	o.momentum = 0.9;
 	if (k->rank > 0)
