@@ -232,12 +232,13 @@ static void count_parts(const struct model_layout *l, const struct model_config 
 		                    quantize_seconds(h, o, t * in, 1) +
 		                    quantize_seconds(h, o, out * in, 2) /
 		                        (o->strategy >= SHARD_ZERO3 ? 1 : (double)o->accumulation);
-		p->block_backward += block_gemm(h, o, RATE_PRODUCT_INPUT, t, in, out, s, false) +
-		                     quantize_seconds(h, o, t * out, 2) +
-		                     (o->strategy >= SHARD_ZERO3 ? quantize_seconds(h, o, out * in, 2) : 0) +
-		                     trained.matrices * (block_gemm(h, o, RATE_PRODUCT_WEIGHT, out, in, t,
-		                                                    (double)dtype_size(o->gradient_type), add) +
-		                                         quantize_seconds(h, o, t * in, 1));
+		p->block_backward +=
+		    block_gemm(h, o, RATE_PRODUCT_INPUT, t, in, out, s, false) +
+		    quantize_seconds(h, o, t * out, 2) +
+		    (o->strategy >= SHARD_ZERO3 ? quantize_seconds(h, o, out * in, 2) : 0) +
+		    trained.matrices * (block_gemm(h, o, RATE_PRODUCT_WEIGHT, out, in, t,
+		                                   (double)dtype_size(o->gradient_type), add) +
+		                        quantize_seconds(h, o, t * in, 1));
 	}
 	if (l->adapts)
 		count_adapters(l, c, o, t, h, p);
