@@ -86,7 +86,7 @@ static void fill_gradients(struct device *dev, struct shard *s, int step, int ra
 		fill(g, p, step);
 		for (int64_t k = 0; k < p->count; k++)
 			g[k] *= share;
-		must(device_write(dev, s->unit[p->unit].gradients + p->offset, g,
+		must(device_write(dev, (float *)s->unit[p->unit].gradients + p->offset, g,
 		                  (size_t)p->count * sizeof(*g), &err),
 		     &err);
 	}

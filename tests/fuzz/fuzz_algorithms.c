@@ -17,7 +17,8 @@ static void check_choice(const struct device_gemm_choice *c)
 
 	if (s->m < 1 || s->n < 1 || s->k < 1 || s->lda < (s->transpose_a ? s->m : s->k) ||
 	    s->ldb < (s->transpose_b ? s->k : s->n) || s->ldc < s->n || s->ab_type < DTYPE_F32 ||
-	    s->ab_type > DTYPE_F16 || s->align_a < 1 || s->align_a > DEVICE_GEMM_ALIGNMENT || s->zero != 0)
+	    s->ab_type > DTYPE_F16 || s->align_a < 1 || s->align_a > DEVICE_GEMM_ALIGNMENT || s->fp8 < 0 ||
+	    s->fp8 > (FP8_E5M2 << 4 | FP8_E5M2))
 		__builtin_trap();
 }
 

@@ -7,6 +7,10 @@
 #include "engine/comm/nccl/library.h"
 #include "engine/device/cuda/library.h"
 
+/* NCCL's header has no prototypes of these. */
+ncclResult_t ncclGroupStart(void);
+ncclResult_t ncclGroupEnd(void);
+
 /* clang-format off */
 #define FUNCTIONS(F) \
 	F(const char *, ncclGetErrorString, (ncclResult_t result), (result)) \
