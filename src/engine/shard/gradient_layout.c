@@ -117,9 +117,9 @@ static size_t free_from(const struct shard *s, int unit)
 /* Of the unit at a place in the order; 0 behind the last. */
 static size_t placed_bytes(const struct shard *s, int n, int i)
 {
-	const struct shard_unit *u = &s->unit[s->placed[MIN(i, n - 1)]];
+	const struct shard_unit *u = i < n ? &s->unit[s->placed[i]] : NULL;
 
-	return i < n ? bytes_of(u, u->padded) : 0;
+	return u ? bytes_of(u, u->padded) : 0;
 }
 
 /* Decides how far before the end the gradients of each unit begin. below: those of the first unit leave room
