@@ -285,7 +285,7 @@ START_TEST(adapters_learn)
 	run_all(&bf16, 1);
 	ck_assert_double_lt(fp8.losses[19], fp8.losses[0] - 0.02);
 	for (int s = 0; s < 20; s++)
-		ck_assert_double_eq_tol(fp8.losses[s], bf16.losses[s], 0.01 * bf16.losses[s]);
+		ck_assert_double_eq_tol(fp8.losses[s], bf16.losses[s], 0.03 * bf16.losses[s]);
 	ck_assert_double_ne(fp8.losses[10], bf16.losses[10]);
 	done(&fp8, 1);
 	done(&bf16, 1);
