@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Computes the time of a step from the shapes of its operations and the rates of the devices. */
+/* Plays a step through, whose operations cost_parts.c has the times of: what of its communication the
+ * computation hides. */
 #include "engine/train/cost.h"
 
 #include <math.h>
@@ -7,272 +8,7 @@
 
 #include "base/cleanup.h"
 #include "engine/shard/packed.h"
-
-/* Time of one micro-step's parts on a rank. */
-struct parts {
-	double block_forward, block_backward;
-	double again; /* of a block that recomputes */
-	double embedding_forward, embedding_backward, head;
-};
-
-double cost_gemm(const struct hardware *h, enum dtype type, enum rate_product kind, double m, double n,
-                 double k, double c_bytes, bool add)
-{
-	double rate =
-	    h->rates ? rates_product(h->rates, h->slots, h->sizing.threads, type, kind, m, n, k) : 0;
-	double bytes = (double)dtype_size(type) * (m * k + k * n) + c_bytes * m * n * (add ? 2 : 1);
-	double products = 2 * m * n * k / (hardware_peak(h, type) * h->gemm);
-
-	if (rate > 0)
-		return 2 * m * n * k / rate;
-	return MAX(products, bytes / (h->bandwidth * h->stream)) + h->start;
-}
-
-/* rate: what was measured inside of a node; 0: nothing. */
-static double collective(const struct hardware *h, double rate, double bytes, int nodes, int per_node)
-{
-	double ranks = (double)nodes * per_node, inside, between, steps;
-
-	if (ranks <= 1)
-		return 0;
-	inside = bytes * (ranks - 1) / ranks / (rate > 0 ? rate : h->intra * h->link);
-	between = bytes * (nodes - 1) / nodes / (h->inter * per_node * h->link);
-	/* Across many nodes a tree, or what is as deep as one. */
-	steps = per_node - 1 + MIN((double)nodes - 1, 2 * log2((double)nodes));
-	return (per_node > 1 ? MAX(inside, between) : between) + steps * h->latency;
-}
-
-double cost_gather(const struct hardware *h, double bytes, int nodes, int per_node)
-{
-	return collective(h, h->rates ? rates_gather(h->rates, bytes) : 0, bytes, nodes, per_node);
-}
-
-double cost_reduce(const struct hardware *h, double bytes, int nodes, int per_node)
-{
-	return collective(h, h->rates ? rates_reduce(h->rates, bytes) : 0, bytes, nodes, per_node);
-}
-
-/* An operation that touches so many bytes. */
-static double stream(const struct hardware *h, enum dtype type, enum rate_operation op, double bytes)
-{
-	double rate = h->rates ? rates_operation(h->rates, h->slots, h->sizing.threads, type, op, bytes) : 0;
-
-	return rate > 0 ? bytes / rate : bytes / (h->bandwidth * h->stream) + h->start;
-}
-
-/* A product of a block's matrix, which may be in fp8; a CPU widens its codes and multiplies in fp32. */
-static double block_gemm(const struct hardware *h, const struct train_options *o, enum rate_product kind,
-                         double m, double n, double k, double c_bytes, bool add)
-{
-	double bytes = m * k + k * n + c_bytes * m * n * (add ? 2 : 1);
-
-	if (!o->fp8)
-		return cost_gemm(h, o->precision, kind, m, n, k, c_bytes, add);
-	if (h->sizing.engine == DEVICE_ENGINE_CPU)
-		return cost_gemm(h, DTYPE_F32, kind, m, n, k, sizeof(float), false) +
-		       stream(h, DTYPE_F32, RATE_COPY,
-		              5 * (m * k + k * n) + (sizeof(float) + c_bytes) * m * n);
-	return MAX(2 * m * n * k / (h->fp8 * h->gemm), bytes / (h->bandwidth * h->stream)) + h->start;
-}
-
-/* Making so many elements fp8: two passes read them, and `codes` bytes are written for each. */
-static double quantize_seconds(const struct hardware *h, const struct train_options *o, double elements,
-                               double codes)
-{
-	return o->fp8 ? stream(h, o->precision, RATE_COPY,
-	                       (2 * (double)dtype_size(o->precision) + codes) * elements)
-	              : 0;
-}
-
-static double attention(const struct hardware *h, const struct model_config *c, enum dtype type, double rows,
-                        double row, bool backward)
-{
-	double share = backward ? h->attention_backward : h->attention_forward, sum = 0;
-	double rate = h->rates ? rates_attention(h->rates, h->slots, h->sizing.threads, type, backward, row,
-	                                         c->head_dim)
-	                       : 0;
-
-	if (rate <= 0)
-		rate = hardware_peak(h, type) * share;
-	/* Q·K and P·V; the backward pass has five such products. */
-	for (int l = 0; l < c->layers; l++) {
-		double window = model_config_window(c, l);
-		double pairs =
-		    window > 0 && window < row ? row * window - window * window / 2 : row * row / 2;
-		double flops = 4.0 * rows * pairs * c->heads * c->head_dim * (backward ? 2.5 : 1);
-
-		sum += flops / rate + (h->rates ? 0 : h->start);
-	}
-	return sum / c->layers;
-}
-
-/* Of `out` outputs a token, chunk by chunk, of which all but the first add to the gradient of the matrix. */
-static double head_seconds(const struct hardware *h, enum dtype type, double t, double hidden, double out,
-                           double chunk, bool add, bool trained)
-{
-	double chunks = MAX(ceil(t / chunk), 1), rows = t / chunks, s = (double)dtype_size(type);
-	double each = cost_gemm(h, type, RATE_PRODUCT_FORWARD, rows, out, hidden, s, false) +
-	              cost_gemm(h, type, RATE_PRODUCT_INPUT, rows, hidden, out, s, false) +
-	              stream(h, type, RATE_LOSS, 3 * out * rows * s);
-	double first = cost_gemm(h, type, RATE_PRODUCT_WEIGHT, out, hidden, rows, sizeof(float), add);
-	double more = cost_gemm(h, type, RATE_PRODUCT_WEIGHT, out, hidden, rows, sizeof(float), true);
-
-	return chunks * each + (trained ? first + (chunks - 1) * more : 0);
-}
-
-/* What is trained of a model, of an average block from layout->lowest up. */
-struct trained {
-	double matrices; /* share of the elements of its matrices */
-	double blocks;   /* the number of these blocks */
-	bool embedding, head;
-};
-
-static struct trained count_trained(const struct model_layout *l, const struct model_config *c)
-{
-	struct trained t = {.blocks = MIN(l->base_units - MAX(l->lowest, 1) - 1, c->layers),
-	                    .embedding = !l->unit[0].frozen,
-	                    .head = !l->unit[c->tied ? 0 : l->base_units - 1].frozen};
-	double all = 0, some = 0;
-
-	for (int i = 0; i < l->parameters; i++) {
-		const struct model_parameter *p = &l->parameter[i];
-
-		if (p->part != PART_WEIGHT || !p->matrix)
-			continue;
-		if (p->role == PARAMETER_EMBEDDING)
-			t.embedding |= !p->frozen;
-		if (p->role == (c->tied ? PARAMETER_EMBEDDING : PARAMETER_HEAD))
-			t.head |= !p->frozen;
-		if (p->base == 0 || p->base == l->base_units - 1 || p->base < l->lowest)
-			continue;
-		all += (double)p->count;
-		some += p->frozen ? 0 : (double)p->count;
-	}
-	t.matrices = all > 0 ? some / all : 0;
-	return t;
-}
-
-/* Of the operations of a step that trains everything, those that are left: of three products of each matrix,
- * that of its weights' gradient where it is frozen, and that of its input's, too, below what is trained. */
-static double computed_share(const struct model_layout *l, const struct model_config *c)
-{
-	double all = 0, some = 0;
-
-	for (int i = 0; i < l->parameters; i++) {
-		const struct model_parameter *p = &l->parameter[i];
-
-		/* Rows of a table are looked up; a tied embedding is the head's matrix, too. */
-		if (p->part != PART_WEIGHT || !p->matrix || p->role == PARAMETER_POSITIONS ||
-		    (p->role == PARAMETER_EMBEDDING && !c->tied))
-			continue;
-		all += 3 * (double)p->count;
-		some += (1 + (p->base >= l->lowest || p->base == 0) + !p->frozen) * (double)p->count;
-	}
-	return all > 0 ? some / all : 1;
-}
-
-/* The products of adapters, of an average block. */
-static void count_adapters(const struct model_layout *l, const struct model_config *c,
-                           const struct train_options *o, double t, const struct hardware *h, struct parts *p)
-{
-	enum dtype type = o->precision;
-	double s = (double)dtype_size(type), forward = 0, backward = 0;
-
-	for (int i = 0; i < l->parameters; i++) {
-		const struct model_parameter *a = &l->parameter[i], *w;
-		double rank = (double)a->shape[0], in = (double)a->shape[1], out;
-
-		if (a->part != PART_LORA_A || !(w = model_layout_matrix(l, a)))
-			continue;
-		out = (double)w->count / in;
-		forward += cost_gemm(h, type, RATE_PRODUCT_FORWARD, t, rank, in, s, false) +
-		           cost_gemm(h, type, RATE_PRODUCT_FORWARD, t, out, rank, s, true);
-		/* The input of B is computed again. */
-		backward += cost_gemm(h, type, RATE_PRODUCT_FORWARD, t, rank, in, s, false) +
-		            cost_gemm(h, type, RATE_PRODUCT_INPUT, t, rank, out, s, false) +
-		            cost_gemm(h, type, RATE_PRODUCT_INPUT, t, in, rank, s, true) +
-		            cost_gemm(h, type, RATE_PRODUCT_WEIGHT, rank, in, t, sizeof(float), false) +
-		            cost_gemm(h, type, RATE_PRODUCT_WEIGHT, out, rank, t, sizeof(float), false);
-		if (o->tuning.dropout > 0) {
-			forward += stream(h, type, RATE_COPY, 2 * in * t * s);
-			backward += stream(h, type, RATE_COPY, 5 * in * t * s);
-		}
-		if (o->tuning.dora) {
-			double norms = cost_gemm(h, type, RATE_PRODUCT_FORWARD, out, in, rank, s, true);
-
-			forward += norms + stream(h, type, RATE_COPY, 2 * out * t * s);
-			backward += 2 * norms + stream(h, type, RATE_COPY, 6 * out * t * s) +
-			            cost_gemm(h, type, RATE_PRODUCT_FORWARD, t, out, in, s, false);
-		}
-	}
-	p->block_forward += forward / c->layers;
-	p->block_backward += backward / c->layers;
-}
-
-static void count_parts(const struct model_layout *l, const struct model_config *c,
-                        const struct train_options *o, double row, const struct hardware *h,
-                        double logits_rows, bool add, struct parts *p)
-{
-	struct trained trained = count_trained(l, c);
-	enum dtype type = o->precision;
-	double rows = (double)o->micro_batch, t = rows * row, s = (double)dtype_size(type);
-	double hidden = c->hidden, q = (double)c->heads * c->head_dim, kv = (double)c->kv_heads * c->head_dim;
-	double qkv = q + 2 * kv, wide = c->intermediate, gate_up_cols = (c->gated ? 2 : 1) * wide,
-	       vocab = (double)c->vocab;
-	const double shapes[][2] = {{qkv, hidden}, {hidden, q}, {gate_up_cols, hidden}, {hidden, wide}};
-	double element = t * s, norm_qk = c->qk_norm ? 2 * (q + kv) * element : 0;
-	double swiglu, norm, norms, rotation, gate_up, down;
-
-	*p = (struct parts){0};
-	for (size_t i = 0; i < ARRAY_SIZE(shapes); i++) {
-		double out = shapes[i][0], in = shapes[i][1];
-
-		/* Of weights codes are made once a step, of gathered ones in each pass. */
-		p->block_forward += block_gemm(h, o, RATE_PRODUCT_FORWARD, t, out, in, s, false) +
-		                    quantize_seconds(h, o, t * in, 1) +
-		                    quantize_seconds(h, o, out * in, 2) /
-		                        (o->strategy >= SHARD_ZERO3 ? 1 : (double)o->accumulation);
-		p->block_backward +=
-		    block_gemm(h, o, RATE_PRODUCT_INPUT, t, in, out, s, false) +
-		    quantize_seconds(h, o, t * out, 2) +
-		    (o->strategy >= SHARD_ZERO3 ? quantize_seconds(h, o, out * in, 2) : 0) +
-		    trained.matrices * (block_gemm(h, o, RATE_PRODUCT_WEIGHT, out, in, t,
-		                                   (double)dtype_size(o->gradient_type), add) +
-		                        quantize_seconds(h, o, t * in, 1));
-	}
-	if (l->adapts)
-		count_adapters(l, c, o, t, h, p);
-	swiglu = stream(h, type, RATE_SWIGLU, (gate_up_cols + wide) * element);
-	norm = stream(h, type, RATE_NORM, 4 * hidden * element);
-	rotation = stream(h, type, RATE_ROTATION, 2 * (q + kv) * element + norm_qk);
-	/* A norm behind attention or the MLP is one more than before it where a block has both. */
-	norms = c->norm_place == MODEL_NORM_AROUND ? 4 : 2;
-	p->block_forward += attention(h, c, type, rows, row, false) + norms * norm + rotation + swiglu;
-	gate_up = block_gemm(h, o, RATE_PRODUCT_FORWARD, t, gate_up_cols, hidden, s, false) +
-	          quantize_seconds(h, o, t * hidden, 1);
-	down = block_gemm(h, o, RATE_PRODUCT_FORWARD, t, hidden, wide, s, false) +
-	       quantize_seconds(h, o, t * wide, 1);
-	/* Recomputed, the block ends with the products of gate and up. */
-	if (o->recompute == MODEL_RECOMPUTE_BLOCK)
-		p->again = p->block_forward - swiglu - down;
-	else if (o->recompute == MODEL_RECOMPUTE_SELECTIVE)
-		p->again = norm + gate_up;
-	/* The norms are computed once more, before their gradients. */
-	p->block_backward += attention(h, c, type, rows, row, true) +
-	                     stream(h, type, RATE_SWIGLU_BACKWARD, (2 * gate_up_cols + 2 * wide) * element) +
-	                     norm + norms * stream(h, type, RATE_NORM_BACKWARD, 4 * hidden * element) +
-	                     rotation;
-	p->embedding_forward = stream(h, type, RATE_COPY, 2 * hidden * element);
-	p->embedding_backward = stream(
-	    h, type, RATE_COPY, hidden * (element + 8 * t) + (add || c->tied ? 0 : 4 * vocab * hidden));
-	if (!trained.embedding)
-		p->embedding_backward = 0;
-	p->head =
-	    head_seconds(h, type, t, hidden, (double)model_config_outputs(c), logits_rows, add, trained.head);
-	p->head += norm + stream(h, type, RATE_NORM_BACKWARD, 4 * hidden * element);
-}
-
-/* ---- the order of a step ---- */
+#include "engine/train/cost_parts.h"
 
 /* Of a host of GPUs, which has not been measured: its memory, and what a GPU's link carries in a
  * direction. */
@@ -296,7 +32,7 @@ struct row_times {
 struct player {
 	const struct shard *shard;
 	const struct train_options *o;
-	const struct parts *parts;
+	const struct cost_parts *parts;
 	struct unit_times *unit;
 	struct row_times rows;
 	double *ready;                   /* when a unit's weights are there; INFINITY: not asked for yet */
@@ -336,7 +72,7 @@ static double upload_seconds(const struct train_options *o, const struct hardwar
 
 	if (o->offload != SHARD_OFFLOAD_ALL || u->whole_weights)
 		return 0;
-	return h->sizing.engine == DEVICE_ENGINE_CPU ? stream(h, o->precision, RATE_COPY, 2 * bytes)
+	return h->sizing.engine == DEVICE_ENGINE_CPU ? cost_stream(h, o->precision, RATE_COPY, 2 * bytes)
 	                                             : bytes / HOST_LINK;
 }
 
@@ -349,7 +85,7 @@ static double download_seconds(const struct train_options *o, const struct hardw
 
 	if (o->offload != SHARD_OFFLOAD_ALL)
 		return 0;
-	return h->sizing.engine == DEVICE_ENGINE_CPU ? stream(h, DTYPE_F32, RATE_COPY, 2 * bytes)
+	return h->sizing.engine == DEVICE_ENGINE_CPU ? cost_stream(h, DTYPE_F32, RATE_COPY, 2 * bytes)
 	                                             : bytes / HOST_LINK;
 }
 
@@ -438,8 +174,8 @@ static double orthogonal_seconds(const struct train_options *o, const struct har
 	return 5 * (cost_gemm(h, type, RATE_PRODUCT_FORWARD, side, side, length, s, false) +
 	            cost_gemm(h, type, RATE_PRODUCT_INPUT, side, side, side, s, true) +
 	            cost_gemm(h, type, RATE_PRODUCT_INPUT, side, length, side, s, true) +
-	            stream(h, type, RATE_COPY, 2 * s * side * (side + length))) +
-	       stream(h, type, RATE_COPY, (16 + 2 * s) * side * length);
+	            cost_stream(h, type, RATE_COPY, 2 * s * side * (side + length))) +
+	       cost_stream(h, type, RATE_COPY, (16 + 2 * s) * side * length);
 }
 
 /* Of the matrices of which elements [first, first + n) of the unit are a part: each rank that steps a part of
@@ -484,7 +220,8 @@ static double host_seconds(const struct train_options *o, const struct hardware_
 	double copies = o->offload ? own * 2 * (double)(sizeof(float) + dtype_size(o->precision)) : 0;
 
 	if (!o->offload || h->sizing.engine == DEVICE_ENGINE_CPU)
-		return stream(h, o->precision, RATE_OPTIMIZER, own * optimizer_bytes(o, gradient) + copies);
+		return cost_stream(h, o->precision, RATE_OPTIMIZER,
+		                   own * optimizer_bytes(o, gradient) + copies);
 	return own * optimizer_bytes(o, gradient) * where->per_node / HOST_MEMORY +
 	       (o->offload == SHARD_OFFLOAD_ALL ? 0 : own * (double)dtype_size(o->precision) / HOST_LINK);
 }
@@ -505,7 +242,7 @@ static void empty_slots(struct player *p)
 
 static void play_step(struct player *p, double overlap)
 {
-	const struct parts *t = p->parts;
+	const struct cost_parts *t = p->parts;
 	int last = p->units - 1;
 	double before = p->communication, waited = p->waited;
 
@@ -556,7 +293,7 @@ static bool is_measured_cpu(const struct hardware *h)
 }
 
 /* More threads than processors take turns; and operations take longer in a step than by themselves. */
-static void slow_down(struct player *p, struct parts *t, double factor)
+static void slow_down(struct player *p, struct cost_parts *t, double factor)
 {
 	double *const parts[] = {&t->block_forward,     &t->block_backward,     &t->again,
 	                         &t->embedding_forward, &t->embedding_backward, &t->head};
@@ -627,9 +364,9 @@ static void count_rows(struct player *p, const struct model_config *c, const str
 	p->rows.gather =
 	    cost_gather(&where->device, (double)p->shard->rows.bytes, where->nodes, where->per_node);
 	/* Each row is read, and the row of the table that it is added to is read and written. */
-	p->rows.add = stream(&where->device, o->precision, RATE_COPY,
-	                     (double)p->shard->rows.bytes +
-	                         8 * (double)p->shard->rows.bytes / (double)dtype_size(o->precision)) -
+	p->rows.add = cost_stream(&where->device, o->precision, RATE_COPY,
+	                          (double)p->shard->rows.bytes +
+	                              8 * (double)p->shard->rows.bytes / (double)dtype_size(o->precision)) -
 	              p->parts->embedding_backward;
 	p->rows.add = MAX(p->rows.add, 0);
 }
@@ -668,14 +405,14 @@ void cost_of_step(const struct plan *plan, const struct model_config *c, const s
 	                   .units = units,
 	                   .lowest = l->lowest};
 	struct device_shapes shapes;
-	struct parts parts;
+	struct cost_parts parts;
 
 	*out = (struct cost){.tokens = o->micro_batch * o->accumulation * max_row * ranks};
 	if (!times || !ready || !reduced || peak <= 0)
 		return;
 	model_shapes(plan->model, &shapes);
-	count_parts(l, c, o, (double)max_row, &where->device, (double)shapes.logits_rows, o->accumulation > 1,
-	            &parts);
+	cost_count_parts(l, c, o, (double)max_row, &where->device, (double)shapes.logits_rows,
+	                 o->accumulation > 1, &parts);
 	p.parts = &parts;
 	/* The last of those that recompute still has what it needs. */
 	p.recomputed = o->recompute == MODEL_KEEP_ALL ? 0 : MAX(c->layers - o->kept_blocks - 1, 0);
@@ -693,13 +430,13 @@ void cost_of_step(const struct plan *plan, const struct model_config *c, const s
 	out->step = p.now - first;
 	out->communication = p.communication;
 	out->forward = a * (parts.embedding_forward + c->layers * parts.block_forward);
-	out->backward = a * (parts.embedding_backward + count_trained(l, c).blocks * parts.block_backward);
+	out->backward = a * (parts.embedding_backward + parts.trained_blocks * parts.block_backward);
 	out->recompute = a * p.recomputed * parts.again;
 	out->head = a * parts.head;
 	for (int u = 0; u < units; u++)
 		out->optimizer += times[u].optimizer;
 	out->exposed = out->step - out->forward - out->backward - out->recompute - out->head - out->optimizer;
 	out->tokens_per_second = (double)out->tokens / out->step;
-	out->mfu = model_config_flops(c, (double)max_row) * computed_share(l, c) * out->tokens_per_second /
-	           ranks / peak;
+	out->mfu = model_config_flops(c, (double)max_row) * cost_computed_share(l, c) *
+	           out->tokens_per_second / ranks / peak;
 }

@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Computes the times of a step's operations, and of the parts of a micro-step that they make up. */
+#include "engine/train/cost_parts.h"
+
+#include <math.h>
+
+#include "base/cleanup.h"
+
+double cost_gemm(const struct hardware *h, enum dtype type, enum rate_product kind, double m, double n,
+                 double k, double c_bytes, bool add)
+{
+	double rate =
+	    h->rates ? rates_product(h->rates, h->slots, h->sizing.threads, type, kind, m, n, k) : 0;
+	double bytes = (double)dtype_size(type) * (m * k + k * n) + c_bytes * m * n * (add ? 2 : 1);
+	double products = 2 * m * n * k / (hardware_peak(h, type) * h->gemm);
+
+	if (rate > 0)
+		return 2 * m * n * k / rate;
+	return MAX(products, bytes / (h->bandwidth * h->stream)) + h->start;
+}
+
+/* rate: what was measured inside of a node; 0: nothing. */
+static double collective(const struct hardware *h, double rate, double bytes, int nodes, int per_node)
+{
+	double ranks = (double)nodes * per_node, inside, between, steps;
+
+	if (ranks <= 1)
+		return 0;
+	inside = bytes * (ranks - 1) / ranks / (rate > 0 ? rate : h->intra * h->link);
+	between = bytes * (nodes - 1) / nodes / (h->inter * per_node * h->link);
+	/* Across many nodes a tree, or what is as deep as one. */
+	steps = per_node - 1 + MIN((double)nodes - 1, 2 * log2((double)nodes));
+	return (per_node > 1 ? MAX(inside, between) : between) + steps * h->latency;
+}
+
+double cost_gather(const struct hardware *h, double bytes, int nodes, int per_node)
+{
+	return collective(h, h->rates ? rates_gather(h->rates, bytes) : 0, bytes, nodes, per_node);
+}
+
+double cost_reduce(const struct hardware *h, double bytes, int nodes, int per_node)
+{
+	return collective(h, h->rates ? rates_reduce(h->rates, bytes) : 0, bytes, nodes, per_node);
+}
+
+double cost_stream(const struct hardware *h, enum dtype type, enum rate_operation op, double bytes)
+{
+	double rate = h->rates ? rates_operation(h->rates, h->slots, h->sizing.threads, type, op, bytes) : 0;
+
+	return rate > 0 ? bytes / rate : bytes / (h->bandwidth * h->stream) + h->start;
+}
+
+/* A product of a block's matrix, which may be in fp8; a CPU widens its codes and multiplies in fp32. */
+static double block_gemm(const struct hardware *h, const struct train_options *o, enum rate_product kind,
+                         double m, double n, double k, double c_bytes, bool add)
+{
+	double bytes = m * k + k * n + c_bytes * m * n * (add ? 2 : 1);
+
+	if (!o->fp8)
+		return cost_gemm(h, o->precision, kind, m, n, k, c_bytes, add);
+	if (h->sizing.engine == DEVICE_ENGINE_CPU)
+		return cost_gemm(h, DTYPE_F32, kind, m, n, k, sizeof(float), false) +
+		       cost_stream(h, DTYPE_F32, RATE_COPY,
+		                   5 * (m * k + k * n) + (sizeof(float) + c_bytes) * m * n);
+	return MAX(2 * m * n * k / (h->fp8 * h->gemm), bytes / (h->bandwidth * h->stream)) + h->start;
+}
+
+/* Making so many elements fp8: two passes read them, and `codes` bytes are written for each. */
+static double quantize_seconds(const struct hardware *h, const struct train_options *o, double elements,
+                               double codes)
+{
+	return o->fp8 ? cost_stream(h, o->precision, RATE_COPY,
+	                            (2 * (double)dtype_size(o->precision) + codes) * elements)
+	              : 0;
+}
+
+static double attention(const struct hardware *h, const struct model_config *c, enum dtype type, double rows,
+                        double row, bool backward)
+{
+	double share = backward ? h->attention_backward : h->attention_forward, sum = 0;
+	double rate = h->rates ? rates_attention(h->rates, h->slots, h->sizing.threads, type, backward, row,
+	                                         c->head_dim)
+	                       : 0;
+
+	if (rate <= 0)
+		rate = hardware_peak(h, type) * share;
+	/* Q·K and P·V; the backward pass has five such products. */
+	for (int l = 0; l < c->layers; l++) {
+		double window = model_config_window(c, l);
+		double pairs =
+		    window > 0 && window < row ? row * window - window * window / 2 : row * row / 2;
+		double flops = 4.0 * rows * pairs * c->heads * c->head_dim * (backward ? 2.5 : 1);
+
+		sum += flops / rate + (h->rates ? 0 : h->start);
+	}
+	return sum / c->layers;
+}
+
+/* Of `out` outputs a token, chunk by chunk, of which all but the first add to the gradient of the matrix. */
+static double head_seconds(const struct hardware *h, enum dtype type, double t, double hidden, double out,
+                           double chunk, bool add, bool trained)
+{
+	double chunks = MAX(ceil(t / chunk), 1), rows = t / chunks, s = (double)dtype_size(type);
+	double each = cost_gemm(h, type, RATE_PRODUCT_FORWARD, rows, out, hidden, s, false) +
+	              cost_gemm(h, type, RATE_PRODUCT_INPUT, rows, hidden, out, s, false) +
+	              cost_stream(h, type, RATE_LOSS, 3 * out * rows * s);
+	double first = cost_gemm(h, type, RATE_PRODUCT_WEIGHT, out, hidden, rows, sizeof(float), add);
+	double more = cost_gemm(h, type, RATE_PRODUCT_WEIGHT, out, hidden, rows, sizeof(float), true);
+
+	return chunks * each + (trained ? first + (chunks - 1) * more : 0);
+}
+
+/* What is trained of a model, of an average block from layout->lowest up. */
+struct trained {
+	double matrices; /* share of the elements of its matrices */
+	double blocks;   /* the number of these blocks */
+	bool embedding, head;
+};
+
+static struct trained count_trained(const struct model_layout *l, const struct model_config *c)
+{
+	struct trained t = {.blocks = MIN(l->base_units - MAX(l->lowest, 1) - 1, c->layers),
+	                    .embedding = !l->unit[0].frozen,
+	                    .head = !l->unit[c->tied ? 0 : l->base_units - 1].frozen};
+	double all = 0, some = 0;
+
+	for (int i = 0; i < l->parameters; i++) {
+		const struct model_parameter *p = &l->parameter[i];
+
+		if (p->part != PART_WEIGHT || !p->matrix)
+			continue;
+		if (p->role == PARAMETER_EMBEDDING)
+			t.embedding |= !p->frozen;
+		if (p->role == (c->tied ? PARAMETER_EMBEDDING : PARAMETER_HEAD))
+			t.head |= !p->frozen;
+		if (p->base == 0 || p->base == l->base_units - 1 || p->base < l->lowest)
+			continue;
+		all += (double)p->count;
+		some += p->frozen ? 0 : (double)p->count;
+	}
+	t.matrices = all > 0 ? some / all : 0;
+	return t;
+}
+
+double cost_computed_share(const struct model_layout *l, const struct model_config *c)
+{
+	double all = 0, some = 0;
+
+	for (int i = 0; i < l->parameters; i++) {
+		const struct model_parameter *p = &l->parameter[i];
+
+		/* Rows of a table are looked up; a tied embedding is the head's matrix, too. */
+		if (p->part != PART_WEIGHT || !p->matrix || p->role == PARAMETER_POSITIONS ||
+		    (p->role == PARAMETER_EMBEDDING && !c->tied))
+			continue;
+		all += 3 * (double)p->count;
+		some += (1 + (p->base >= l->lowest || p->base == 0) + !p->frozen) * (double)p->count;
+	}
+	return all > 0 ? some / all : 1;
+}
+
+/* The products of adapters, of an average block. */
+static void count_adapters(const struct model_layout *l, const struct model_config *c,
+                           const struct train_options *o, double t, const struct hardware *h,
+                           struct cost_parts *p)
+{
+	enum dtype type = o->precision;
+	double s = (double)dtype_size(type), forward = 0, backward = 0;
+
+	for (int i = 0; i < l->parameters; i++) {
+		const struct model_parameter *a = &l->parameter[i], *w;
+		double rank = (double)a->shape[0], in = (double)a->shape[1], out;
+
+		if (a->part != PART_LORA_A || !(w = model_layout_matrix(l, a)))
+			continue;
+		out = (double)w->count / in;
+		forward += cost_gemm(h, type, RATE_PRODUCT_FORWARD, t, rank, in, s, false) +
+		           cost_gemm(h, type, RATE_PRODUCT_FORWARD, t, out, rank, s, true);
+		/* The input of B is computed again. */
+		backward += cost_gemm(h, type, RATE_PRODUCT_FORWARD, t, rank, in, s, false) +
+		            cost_gemm(h, type, RATE_PRODUCT_INPUT, t, rank, out, s, false) +
+		            cost_gemm(h, type, RATE_PRODUCT_INPUT, t, in, rank, s, true) +
+		            cost_gemm(h, type, RATE_PRODUCT_WEIGHT, rank, in, t, sizeof(float), false) +
+		            cost_gemm(h, type, RATE_PRODUCT_WEIGHT, out, rank, t, sizeof(float), false);
+		if (o->tuning.dropout > 0) {
+			forward += cost_stream(h, type, RATE_COPY, 2 * in * t * s);
+			backward += cost_stream(h, type, RATE_COPY, 5 * in * t * s);
+		}
+		if (o->tuning.dora) {
+			double norms = cost_gemm(h, type, RATE_PRODUCT_FORWARD, out, in, rank, s, true);
+
+			forward += norms + cost_stream(h, type, RATE_COPY, 2 * out * t * s);
+			backward += 2 * norms + cost_stream(h, type, RATE_COPY, 6 * out * t * s) +
+			            cost_gemm(h, type, RATE_PRODUCT_FORWARD, t, out, in, s, false);
+		}
+	}
+	p->block_forward += forward / c->layers;
+	p->block_backward += backward / c->layers;
+}
+
+void cost_count_parts(const struct model_layout *l, const struct model_config *c,
+                      const struct train_options *o, double row, const struct hardware *h, double logits_rows,
+                      bool add, struct cost_parts *p)
+{
+	struct trained trained = count_trained(l, c);
+	enum dtype type = o->precision;
+	double rows = (double)o->micro_batch, t = rows * row, s = (double)dtype_size(type);
+	double hidden = c->hidden, q = (double)c->heads * c->head_dim, kv = (double)c->kv_heads * c->head_dim;
+	double qkv = q + 2 * kv, wide = c->intermediate, gate_up_cols = (c->gated ? 2 : 1) * wide,
+	       vocab = (double)c->vocab;
+	const double shapes[][2] = {{qkv, hidden}, {hidden, q}, {gate_up_cols, hidden}, {hidden, wide}};
+	double element = t * s, norm_qk = c->qk_norm ? 2 * (q + kv) * element : 0;
+	double swiglu, norm, norms, rotation, gate_up, down;
+
+	*p = (struct cost_parts){.trained_blocks = trained.blocks};
+	for (size_t i = 0; i < ARRAY_SIZE(shapes); i++) {
+		double out = shapes[i][0], in = shapes[i][1];
+
+		/* Of weights codes are made once a step, of gathered ones in each pass. */
+		p->block_forward += block_gemm(h, o, RATE_PRODUCT_FORWARD, t, out, in, s, false) +
+		                    quantize_seconds(h, o, t * in, 1) +
+		                    quantize_seconds(h, o, out * in, 2) /
+		                        (o->strategy >= SHARD_ZERO3 ? 1 : (double)o->accumulation);
+		p->block_backward +=
+		    block_gemm(h, o, RATE_PRODUCT_INPUT, t, in, out, s, false) +
+		    quantize_seconds(h, o, t * out, 2) +
+		    (o->strategy >= SHARD_ZERO3 ? quantize_seconds(h, o, out * in, 2) : 0) +
+		    trained.matrices * (block_gemm(h, o, RATE_PRODUCT_WEIGHT, out, in, t,
+		                                   (double)dtype_size(o->gradient_type), add) +
+		                        quantize_seconds(h, o, t * in, 1));
+	}
+	if (l->adapts)
+		count_adapters(l, c, o, t, h, p);
+	swiglu = cost_stream(h, type, RATE_SWIGLU, (gate_up_cols + wide) * element);
+	norm = cost_stream(h, type, RATE_NORM, 4 * hidden * element);
+	rotation = cost_stream(h, type, RATE_ROTATION, 2 * (q + kv) * element + norm_qk);
+	/* A norm behind attention or the MLP is one more than before it where a block has both. */
+	norms = c->norm_place == MODEL_NORM_AROUND ? 4 : 2;
+	p->block_forward += attention(h, c, type, rows, row, false) + norms * norm + rotation + swiglu;
+	gate_up = block_gemm(h, o, RATE_PRODUCT_FORWARD, t, gate_up_cols, hidden, s, false) +
+	          quantize_seconds(h, o, t * hidden, 1);
+	down = block_gemm(h, o, RATE_PRODUCT_FORWARD, t, hidden, wide, s, false) +
+	       quantize_seconds(h, o, t * wide, 1);
+	/* Recomputed, the block ends with the products of gate and up. */
+	if (o->recompute == MODEL_RECOMPUTE_BLOCK)
+		p->again = p->block_forward - swiglu - down;
+	else if (o->recompute == MODEL_RECOMPUTE_SELECTIVE)
+		p->again = norm + gate_up;
+	/* The norms are computed once more, before their gradients. */
+	p->block_backward +=
+	    attention(h, c, type, rows, row, true) +
+	    cost_stream(h, type, RATE_SWIGLU_BACKWARD, (2 * gate_up_cols + 2 * wide) * element) + norm +
+	    norms * cost_stream(h, type, RATE_NORM_BACKWARD, 4 * hidden * element) + rotation;
+	p->embedding_forward = cost_stream(h, type, RATE_COPY, 2 * hidden * element);
+	p->embedding_backward = cost_stream(
+	    h, type, RATE_COPY, hidden * (element + 8 * t) + (add || c->tied ? 0 : 4 * vocab * hidden));
+	if (!trained.embedding)
+		p->embedding_backward = 0;
+	p->head =
+	    head_seconds(h, type, t, hidden, (double)model_config_outputs(c), logits_rows, add, trained.head);
+	p->head += norm + cost_stream(h, type, RATE_NORM_BACKWARD, 4 * hidden * element);
+}

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The times of the parts of a micro-step, which cost.c plays through; of cost.c alone. */
+#pragma once
+
+#include "engine/train/cost.h"
+
+/* Time of one micro-step's parts on a rank. */
+struct cost_parts {
+	double block_forward, block_backward;
+	double again; /* of a block that recomputes */
+	double embedding_forward, embedding_backward, head;
+	double trained_blocks; /* the number of blocks that have a backward pass */
+};
+
+/* An operation that touches so many bytes. */
+double cost_stream(const struct hardware *h, enum dtype type, enum rate_operation op, double bytes);
+/* Of rows of `row` tokens; add: the gradients are added to those of a micro-step before. */
+void cost_count_parts(const struct model_layout *l, const struct model_config *c,
+                      const struct train_options *o, double row, const struct hardware *h, double logits_rows,
+                      bool add, struct cost_parts *p);
+/* Of the operations of a step that trains everything, those that are left: of three products of each matrix,
+ * that of its weights' gradient where it is frozen, and that of its input's, too, below what is trained. */
+double cost_computed_share(const struct model_layout *l, const struct model_config *c);
