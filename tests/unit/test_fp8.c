@@ -10,6 +10,7 @@
 #include "../engine/fake_dataset.h"
 #include "../engine/thread_comm.h"
 #include "engine/train/trainer.h"
+#include "trainer_state.h"
 
 #define STEPS 6
 #define MANY  120
@@ -59,33 +60,6 @@ static void model(struct model_config *c)
 	ck_ok(model_config_parse(model_text, strlen(model_text), "config.json", c, &err), &err);
 }
 
-static float *state_of(struct trainer *t, enum parameter_state which)
-{
-	const struct model_layout *l = trainer_layout(t);
-	float *out = calloc((size_t)l->elements, sizeof(float)), *at = out;
-	struct error err = ERROR_INIT;
-
-	for (int i = 0; i < l->parameters; at += l->parameter[i++].count)
-		(void)trainer_read(t, which, &l->parameter[i], 0, l->parameter[i].count, at, &err);
-	return out;
-}
-
-static void restore(struct trainer *t, float *const state[3], int64_t step)
-{
-	const struct model_layout *l = trainer_layout(t);
-	struct error err = ERROR_INIT;
-
-	for (int s = 0; s < 3; s++) {
-		const float *at = state[s];
-
-		for (int i = 0; i < l->parameters; at += l->parameter[i++].count)
-			ck_ok(trainer_write(t, (enum parameter_state)s, &l->parameter[i], 0,
-			                    l->parameter[i].count, at, &err),
-			      &err);
-	}
-	ck_ok(trainer_set_step(t, step, &err), &err);
-}
-
 /* Random weights; magnitudes (DoRA) are about the lengths of the rows. */
 static int fill(void *context, const struct model_parameter *p, int64_t first, int64_t n, float *out,
                 struct error *err)
@@ -110,7 +84,7 @@ static void *run_rank(void *context)
 	ck_ok(trainer_create(dev, r->comm, &c, &r->o, r->train, r->train, &t, &err), &err);
 	ck_ok(trainer_load(t, fill, &init, &err), &err);
 	if (r->start[0])
-		restore(t, r->start, r->from);
+		trainer_state_write(t, r->start, r->from);
 	for (int64_t s = r->from; s < (r->to ? r->to : r->o.max_steps); s++) {
 		ck_ok(trainer_run_step(t, &log, &err), &err);
 		r->losses[s] = log.loss;
@@ -118,7 +92,7 @@ static void *run_rank(void *context)
 	}
 	ck_ok(trainer_evaluate(t, &r->eval, NULL, &err), &err);
 	for (int s = 0; s < 3 && r->o.tuning.kind == TUNE_ALL; s++)
-		r->state[s] = state_of(t, (enum parameter_state)s);
+		r->state[s] = trainer_state_read(t, (enum parameter_state)s);
 	trainer_free(t);
 	device_destroy(dev);
 	return NULL;
@@ -150,13 +124,18 @@ static void done(struct rank_run *runs, int world_size)
 			free(runs[r].state[s]);
 }
 
+static void check_same_losses(const struct rank_run *a, const struct rank_run *b)
+{
+	for (int s = 0; s < STEPS; s++)
+		ck_assert_double_eq(a->losses[s], b->losses[s]);
+	ck_assert_double_eq(a->eval, b->eval);
+}
+
 static void check_same(const struct rank_run *a, const struct rank_run *b)
 {
-	for (int s = 0; s < STEPS; s++) {
-		ck_assert_double_eq(a->losses[s], b->losses[s]);
+	check_same_losses(a, b);
+	for (int s = 0; s < STEPS; s++)
 		ck_assert_double_eq(a->norms[s], b->norms[s]);
-	}
-	ck_assert_double_eq(a->eval, b->eval);
 }
 
 /* Where weights are sharded the codes are made of what was gathered: the same ones. */
@@ -166,6 +145,9 @@ START_TEST(every_strategy_has_the_losses_of_ddp)
 	struct rank_run ddp[4] = {{.train = train}};
 
 	options(&ddp[0].o, 2, 1 + _i);
+	/* A norm is the sum of what each rank has of the gradients: its last bits are not those of ddp, and
+	 * clipping would bring them into the weights. */
+	ddp[0].o.clip = 0;
 	run_all(ddp, 2);
 	ck_assert_double_lt(ddp[0].losses[STEPS - 1], ddp[0].losses[0] - 0.05);
 	for (int strategy = SHARD_ZERO1; strategy <= SHARD_HYBRID; strategy++) {
@@ -180,7 +162,9 @@ START_TEST(every_strategy_has_the_losses_of_ddp)
 		}
 		/* One micro-step's gradients are summed in the same order everywhere. */
 		if (_i == 0)
-			check_same(&runs[0], &ddp[0]);
+			check_same_losses(&runs[0], &ddp[0]);
+		for (int s = 0; _i == 0 && s < STEPS; s++)
+			ck_assert_double_eq_tol(runs[0].norms[s], ddp[0].norms[s], 1e-6 * ddp[0].norms[s]);
 		check_same(&runs[1], &runs[0]);
 		done(runs, 2);
 	}
@@ -271,6 +255,8 @@ START_TEST(adapters_learn)
 	struct rank_run fp8 = {.train = train}, bf16;
 
 	options(&fp8.o, 4, 1);
+	/* The faster it learns, the more of a code that is rounded the other way is seen steps later. */
+	fp8.o.learning_rate = 2e-3;
 	fp8.o.max_steps = 20;
 	fp8.o.tuning = (struct model_tuning){.kind = TUNE_LORA,
 	                                     .rank = 4,
@@ -285,7 +271,7 @@ START_TEST(adapters_learn)
 	run_all(&bf16, 1);
 	ck_assert_double_lt(fp8.losses[19], fp8.losses[0] - 0.02);
 	for (int s = 0; s < 20; s++)
-		ck_assert_double_eq_tol(fp8.losses[s], bf16.losses[s], 0.03 * bf16.losses[s]);
+		ck_assert_double_eq_tol(fp8.losses[s], bf16.losses[s], 0.01 * bf16.losses[s]);
 	ck_assert_double_ne(fp8.losses[10], bf16.losses[10]);
 	done(&fp8, 1);
 	done(&bf16, 1);

@@ -12,6 +12,7 @@
 #include "base/json.h"
 #include "engine/train/plan.h"
 #include "engine/train/trainer.h"
+#include "trainer_state.h"
 
 #define STEPS 6
 /* The naive device supports only fp32. */
@@ -89,34 +90,6 @@ struct rank_run {
 	int saves, result;
 };
 
-static float *state_of(struct trainer *t, enum parameter_state which)
-{
-	const struct model_layout *l = trainer_layout(t);
-	float *out = calloc((size_t)l->elements, sizeof(float)), *at = out;
-	struct error err = ERROR_INIT;
-
-	for (int i = 0; i < l->parameters; at += l->parameter[i++].count)
-		if (trainer_read(t, which, &l->parameter[i], 0, l->parameter[i].count, at, &err) < 0)
-			memset(at, 0, (size_t)l->parameter[i].count * sizeof(float));
-	return out;
-}
-
-static void restore(struct trainer *t, float *const state[3], int64_t step)
-{
-	const struct model_layout *l = trainer_layout(t);
-	struct error err = ERROR_INIT;
-
-	for (int s = 0; s < 3; s++) {
-		const float *at = state[s];
-
-		for (int i = 0; i < l->parameters; at += l->parameter[i++].count)
-			ck_ok(trainer_write(t, (enum parameter_state)s, &l->parameter[i], 0,
-			                    l->parameter[i].count, at, &err),
-			      &err);
-	}
-	ck_ok(trainer_set_step(t, step, &err), &err);
-}
-
 static int on_log(void *context, const struct train_log *log, struct error *err)
 {
 	struct rank_run *r = context;
@@ -162,14 +135,14 @@ static void *run_rank(void *context)
 	ck_ok(trainer_load(t, model_init_fill, &init, &err), &err);
 	ck_ok(trainer_compute_reference(t, &err), &err);
 	if (r->start) {
-		restore(t, r->state, r->start);
+		trainer_state_write(t, r->state, r->start);
 		trainer_set_loss_scaler(t, &r->scaler);
 	}
 	ck_ok(r->result = trainer_run(t, &callbacks, &err), &err);
 	if (r->result == 1)
 		for (int s = 0; s < 3; s++)
-			r->state[s] = state_of(t, (enum parameter_state)s);
-	r->weights = state_of(t, STATE_WEIGHTS);
+			r->state[s] = trainer_state_read(t, (enum parameter_state)s);
+	r->weights = trainer_state_read(t, STATE_WEIGHTS);
 	if (trainer_loss_scaler(t))
 		r->scaler = *trainer_loss_scaler(t);
 	trainer_free(t);
@@ -819,11 +792,11 @@ static double loss_after(int steps, bool without_master, bool nearest)
 
 		ck_ok(trainer_run_step(t, &log, &err), &err);
 		for (int k = 0; k < 3 && nearest; k++)
-			state[k] = state_of(t, (enum parameter_state)k);
+			state[k] = trainer_state_read(t, (enum parameter_state)k);
 		for (int64_t i = 0; i < trainer_layout(t)->elements && nearest; i++)
 			state[0][i] = bf16_to_float(bf16_from_float(state[0][i]));
 		if (nearest)
-			restore(t, state, s);
+			trainer_state_write(t, state, s);
 		for (int k = 0; k < 3; k++)
 			free(state[k]);
 	}
