@@ -117,7 +117,7 @@ static int read_output(int output, char *text, size_t size, struct error *err)
 	return error_set(err, -ETIMEDOUT, "it has not ended within %d s", WAIT_S);
 }
 
-static int judge(const char *text, int status, double seconds[2], struct error *err)
+static int take_result(const char *text, int status, double seconds[2], struct error *err)
 {
 	if (WIFSIGNALED(status))
 		return error_set(err, -EIO, "its process was ended by signal %d (%s)", WTERMSIG(status),
@@ -144,5 +144,5 @@ int attention_check(int device, const struct device_attention_shape *shape, doub
 		kill(pid, SIGKILL);
 	while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
 		;
-	return r < 0 ? r : judge(text, status, seconds, err);
+	return r < 0 ? r : take_result(text, status, seconds, err);
 }

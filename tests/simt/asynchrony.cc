@@ -191,7 +191,7 @@ void barrier_init(uint64_t *barrier, uint32_t count)
 	use();
 	b.address = shared_address(barrier);
 	if (b.address % 8 || !count)
-		die("a barrier that is not aligned, or expects nobody");
+		die("a barrier that is not aligned, or expects no arrival");
 	for (const barrier_state &other : m.barriers)
 		if (other.address == b.address)
 			die("a barrier is initialized twice");

@@ -28,7 +28,7 @@ int daemon_fixture_port(void)
 	ck_assert_int_eq(bind(fd, (struct sockaddr *)&sin, sizeof(sin)), 0);
 	ck_assert_int_eq(getsockname(fd, (struct sockaddr *)&sin, &len), 0);
 	/* The socket stays until the test ends, and does not listen: a service that sets the same option can
-	 * bind the port, and the kernel gives it to nobody who asks for any port. */
+	 * bind the port, and the kernel gives it to no program that asks for any port. */
 	ck_assert_int_eq(setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int)), 0);
 	return ntohs(sin.sin_port);
 }

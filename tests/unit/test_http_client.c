@@ -262,15 +262,18 @@ static void on_given_up(void *context, const struct http_answer *answer)
 	f->queued = answer->queued;
 }
 
+/* Port and context are missing. */
+static const struct http_call call_that_gives_up = {.method = "GET",
+                                                    .address = "127.0.0.1",
+                                                    .target = "/",
+                                                    .timeout = 60,
+                                                    .connect = 0.2,
+                                                    .on_done = on_given_up};
+
 /* The connection stands, and the handshake does not begin: others are before it. */
 START_TEST(who_is_kept_waiting_is_told_so)
 {
-	struct http_call call = {.method = "GET",
-	                         .address = "127.0.0.1",
-	                         .target = "/",
-	                         .timeout = 60,
-	                         .connect = 0.2,
-	                         .on_done = on_given_up};
+	struct http_call call = call_that_gives_up;
 	struct sockaddr_in sin;
 	socklen_t len = sizeof(sin);
 	struct error err = ERROR_INIT;
@@ -296,15 +299,10 @@ START_TEST(who_is_kept_waiting_is_told_so)
 }
 END_TEST
 
-/* Nobody takes the connection: there is no service that could have the call wait its turn. */
+/* The connection is not taken: there is no service that could have the call wait its turn. */
 START_TEST(who_is_not_connected_is_not_kept_waiting)
 {
-	struct http_call call = {.method = "GET",
-	                         .address = "127.0.0.1",
-	                         .target = "/",
-	                         .timeout = 60,
-	                         .connect = 0.2,
-	                         .on_done = on_given_up};
+	struct http_call call = call_that_gives_up;
 	struct sockaddr_in sin = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), full[4];
 	socklen_t len = sizeof(sin);
