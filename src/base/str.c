@@ -260,7 +260,7 @@ const char *str_bytes(char *buf, size_t size, uint64_t bytes)
 const char *str_duration(char *buf, size_t size, double seconds)
 {
 	/* No number at all is no time; beyond some thousand years it does not matter. */
-	long s = seconds > 0 ? lround(MIN(seconds, 1e11)) : 0;
+	long s = seconds > 0 ? (long)(MIN(seconds, 1e11) + 0.5) : 0;
 
 	if (s < 60)
 		snprintf(buf, size, "%lds", s);

@@ -12,6 +12,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/str.h"
+#include "node/launch/start_record.h"
 
 static char *directory_path(const char *state_dir)
 {
@@ -26,14 +27,10 @@ char *started_path(const char *state_dir, const struct request *q)
 
 void started_forget(const char *state_dir, const struct request *q)
 {
-	_cleanup_free_ char *record = started_path(state_dir, q), *directory = directory_path(state_dir);
-	_cleanup_free_ char *spare = directory ? str_path_join(directory, STARTED_SPARE) : NULL;
+	_cleanup_free_ char *record = started_path(state_dir, q);
 
-	if (!record || !spare)
-		return;
-	/* What was recorded must not pass for the next one's, of which the name alone may be on disk. */
-	if (truncate(record, 0) < 0 || rename(record, spare) < 0)
-		unlink(record);
+	if (record)
+		start_record_forget(record);
 }
 
 int started_make_directory(const char *state_dir, struct error *err)

@@ -18,7 +18,7 @@
 char *started_path(const char *state_dir, const struct request *request);
 /* Its content, owned by the caller. NULL: out of memory. */
 struct start_record *started_describe(const struct request *request, struct unit_names unit);
-/* The attempt is forgotten: its file is kept for the next record, for which no inode is made then. */
+/* The attempt is forgotten: its file is kept for a later record (node/launch/start_record.h). */
 void started_forget(const char *state_dir, const struct request *request);
 int started_make_directory(const char *state_dir, struct error *err);
 /* A request for each record, with what name and content say and without ranks and config, which is the

@@ -22,9 +22,6 @@ struct start_record {
 
 MESSAGE_DECLARE(start_record)
 
-/* Beside the records: the empty file of one that is forgotten, for the next. */
-#define STARTED_SPARE ".spare"
-
 /* A rank in launch.json. */
 struct rank_description {
 	int64_t rank;

@@ -407,7 +407,7 @@ START_TEST(a_start_outlives_the_runtime_directory)
 {
 	_cleanup_free_ char *attempts = fixture_path(&f, "run/attempts"),
 	                    *record = fixture_path(&f, "state/started/1.1.3.a1b2"),
-	                    *spare = fixture_path(&f, "state/started/.spare");
+	                    *spare = fixture_path(&f, "state/started/.spare-1");
 	_cleanup_json_ json_t *none = NULL;
 	struct error err = ERROR_INIT;
 	const json_t *report;
@@ -429,15 +429,20 @@ START_TEST(a_start_outlives_the_runtime_directory)
 	ck_assert(file_exists(record));
 	node_forget(f.node, 1, 1);
 	ck_assert(!file_exists(record));
-	/* Its file is kept for the next, without what was recorded. */
+	/* Its file is kept for the run that comes 64 numbers later, without what was recorded. */
 	ck_assert_int_eq(stat(spare, &st), 0);
 	ck_assert_int_eq(st.st_size, 0);
 	fixture_restart(&f, false);
 	none = fixture_attempts(&f);
 	ck_assert_uint_eq(json_array_size(none), 0);
-	start(stamped(shell_in(2, 1, "[ -s @/state/started/2.1.3.a1b2 ] && [ ! -e @/state/started/.spare ]"),
+	start(stamped(shell_in(2, 1, "[ -s @/state/started/2.1.3.a1b2 ] && [ -e @/state/started/.spare-1 ]"),
 	              "a1b2", 3));
 	report = fixture_await(&f, 2, "ended");
+	ck_assert_int_eq(json_get_int(fixture_rank(report, 0), "exit_status", -1), 0);
+	start(stamped(
+	    shell_in(65, 1, "[ -s @/state/started/65.1.3.a1b2 ] && [ ! -e @/state/started/.spare-1 ]"),
+	    "a1b2", 3));
+	report = fixture_await(&f, 65, "ended");
 	ck_assert_int_eq(json_get_int(fixture_rank(report, 0), "exit_status", -1), 0);
 }
 END_TEST

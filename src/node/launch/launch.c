@@ -6,7 +6,6 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <libgen.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +20,6 @@
 
 #include "base/cleanup.h"
 #include "base/clock.h"
-#include "base/file.h"
 #include "base/json.h"
 #include "base/str.h"
 #include "config/run.h"
@@ -30,6 +28,7 @@
 #include "node/launch/lease_watch.h"
 #include "node/launch/processes.h"
 #include "node/launch/session.h"
+#include "node/launch/start_record.h"
 #include "node/launch/tmp_dir.h"
 
 /* From EVENT_RANK on two for each rank: its exec, and its end. */
@@ -198,7 +197,7 @@ static void finish(struct launch *l)
 {
 	if (!l->removed && l->description.tmp_dir) {
 		l->removed = true;
-		l->remover = tmp_dir_remove(l->description.tmp_dir);
+		l->remover = tmp_dir_remove(l->description.tmp_dir, l->user.uid);
 	}
 	if (l->remover)
 		set_timer(l, REMOVE_SECONDS);
@@ -514,42 +513,13 @@ static int prepare(struct launch *l, struct error *err)
 	return r;
 }
 
-/* started.h: on disk before the first rank is executed. After a power failure the name is what counts: one
- * sync, of the directory. */
-static int make_record(const struct launch *l, struct error *err)
-{
-	const char *path = l->description.record, *directory;
-	_cleanup_free_ char *copy = path ? strdup(path) : NULL, *text = NULL, *spare = NULL;
-	const struct start_record *content = l->description.started;
-	_cleanup_json_ json_t *json = content ? start_record_encode(content) : NULL;
-	_cleanup_close_ int fd = -1;
-	int r;
-
-	if (!path)
-		return 0;
-	text = content ? json_to_string(json) : strdup("");
-	if (!copy || !text)
-		return error_oom(err);
-	directory = dirname(copy);
-	spare = str_path_join(directory, STARTED_SPARE);
-	if (!spare)
-		return error_oom(err);
-	rename(spare, path); /* where there is one */
-	fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-	if (fd < 0)
-		return error_errno(err, -errno, "cannot record the start in %s", path);
-	r = file_write_all(fd, text, strlen(text), err);
-	if (r < 0)
-		return error_prefix(err, "cannot record the start in %s", path);
-	return file_sync_directory(directory, err);
-}
-
 /* All that is to be there before the first rank. The session's limits are those of this process, and so of
  * the ranks. */
 static int prepare_start(struct launch *l, struct error *err)
 {
 	const struct launch_description *d = &l->description;
-	int r = make_record(l, err);
+	/* started.h: it is on disk before the first rank is executed. */
+	int r = d->record ? start_record_make(d->record, d->started, err) : 0;
 
 	if (r == 0 && d->tmp_dir)
 		r = tmp_dir_make(d->tmp_dir, l->user.uid, l->user.gid, err);
