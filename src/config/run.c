@@ -440,9 +440,33 @@ int run_config_read(const char *path, const char *const *overrides, struct run_c
 	return r;
 }
 
+/* What a command has no use for: two thirds of all keys, which would be written and read again for each of
+ * its parts. */
+static bool is_for_training(const struct key *key)
+{
+	static const char *const sections[] = {"data", "train", "lora", "preference", "generate"};
+
+	for (size_t i = 0; key->section && i < ARRAY_SIZE(sections); i++)
+		if (str_eq(key->section, sections[i]))
+			return true;
+	return false;
+}
+
+static struct keys command_keys(struct key *list)
+{
+	struct keys keys = {list, 0};
+
+	for (size_t i = 0; i < ARRAY_SIZE(run_key_list); i++)
+		if (!is_for_training(&run_key_list[i]))
+			list[keys.count++] = run_key_list[i];
+	return keys;
+}
+
 int run_config_to_json(const struct run_config *c, json_t **out, struct error *err)
 {
-	int r = keys_to_json(&run_keys, c, out, err);
+	struct key list[ARRAY_SIZE(run_key_list)];
+	struct keys keys = c->task == RUN_COMMAND ? command_keys(list) : run_keys;
+	int r = keys_to_json(&keys, c, out, err);
 
 	if (r < 0)
 		return r;

@@ -673,6 +673,28 @@ START_TEST(all_devices_of_a_node)
 }
 END_TEST
 
+/* It is written and read for each part: what it has no use for is left out, and has its defaults again. */
+START_TEST(a_command_has_no_keys_of_training)
+{
+	static const char *const left_out[] = {"data", "train", "lora", "preference", "generate"};
+	_cleanup_(run_config_freep) struct run_config *c = NULL, *again = NULL;
+	_cleanup_json_ json_t *json = NULL;
+	struct error err = ERROR_INIT;
+
+	ck_ok(run_config_parse("command = [\"true\"]; resources = { nodes = 3; };", "x.conf", NULL, &c, &err),
+	      &err);
+	ck_ok(run_config_to_json(c, &json, &err), &err);
+	for (size_t i = 0; i < ARRAY_SIZE(left_out); i++)
+		ck_assert_ptr_null(json_object_get(json, left_out[i]));
+	ck_ok(run_config_from_json(json, &again, &err), &err);
+	ck_assert_int_eq(again->task, RUN_COMMAND);
+	ck_assert_int_eq(again->resources.nodes.high, 3);
+	ck_assert_double_eq(again->train.learning_rate, c->train.learning_rate);
+	ck_assert_int_eq(again->data.max_length, c->data.max_length);
+	ck_assert_str_eq(again->train.precision, c->train.precision);
+}
+END_TEST
+
 START_TEST(services_believe_no_client)
 {
 	static const struct {
@@ -1468,6 +1490,7 @@ int main(void)
 	tcase_add_test(t, an_include_that_cannot_be_read);
 	tcase_add_test(t, what_libconfig_refuses_is_said_in_full);
 	tcase_add_test(t, all_devices_of_a_node);
+	tcase_add_test(t, a_command_has_no_keys_of_training);
 	tcase_add_test(t, services_believe_no_client);
 	tcase_add_test(t, what_is_not_utf8_is_named);
 	tcase_add_test(t, daemon_defaults_and_errors);
