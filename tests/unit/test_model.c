@@ -11,6 +11,7 @@
 #include "base/str.h"
 #include "engine/checkpoint/parameters.h"
 #include "engine/model/generate.h"
+#include "engine/model/normal.h"
 
 /* Next to the source tree, wherever the build is. */
 static char *checkpoint(const char *file)
@@ -338,6 +339,42 @@ START_TEST(init_does_not_depend_on_the_pieces)
 	}
 	ck_assert_double_lt(fabs(mean), 0.02);
 	ck_assert_double_eq_tol(sqrt(square), 0.5, 0.02);
+}
+END_TEST
+
+/* Box and Muller's formula in double precision, for words of the generator. */
+START_TEST(normals_are_exact_to_the_last_bits)
+{
+	enum { FIRST = 5, COUNT = 20000 };
+	static float got[COUNT];
+	double worst = 0;
+
+	random_normals(7, 3, FIRST, COUNT, 1, got);
+	for (int i = 0; i < COUNT; i++) {
+		int at = (FIRST + i) % 4;
+		uint32_t words[4];
+		double u, angle, want;
+
+		random_words(7, (uint64_t)((FIRST + i) / 4), 3, words);
+		u = ((words[at / 2 * 2] >> 8) + 0.5) * 0x1p-24;
+		angle = 2 * M_PI * (words[at / 2 * 2 + 1] >> 8) * 0x1p-24;
+		want = sqrt(-2 * log(u)) * (at % 2 ? sin(angle) : cos(angle));
+		worst = MAX(worst, fabs(got[i] - want));
+	}
+	ck_assert_double_lt(worst, 2e-6);
+}
+END_TEST
+
+/* Salmon et al. 2011: the vectors of their library for Philox 4x32-10, of a counter whose last word is 0. */
+START_TEST(words_are_those_of_philox)
+{
+	uint32_t words[4];
+
+	random_words(0, 0, 0, words);
+	ck_assert_uint_eq(words[0], 0x6627e8d5);
+	ck_assert_uint_eq(words[1], 0xe169c58d);
+	ck_assert_uint_eq(words[2], 0xbc57ac4c);
+	ck_assert_uint_eq(words[3], 0x9b00dbd8);
 }
 END_TEST
 
@@ -897,6 +934,8 @@ int main(void)
 	tcase_add_test(c, config_errors_say_what);
 	tcase_add_test(c, layout_is_flat_and_complete);
 	tcase_add_test(c, init_does_not_depend_on_the_pieces);
+	tcase_add_test(c, normals_are_exact_to_the_last_bits);
+	tcase_add_test(c, words_are_those_of_philox);
 	tcase_add_test(c, recomputed_gradients_are_the_same);
 	tcase_add_loop_test(c, gradients_are_differences, 0, cases);
 	tcase_add_loop_test(c, accumulation_adds_up, 0, cases);
