@@ -36,8 +36,9 @@ void started_forget(const char *state_dir, const struct request *q)
 int started_make_directory(const char *state_dir, struct error *err)
 {
 	_cleanup_free_ char *path = directory_path(state_dir);
+	int r = path ? file_mkdirs(path, 0700, err) : error_oom(err);
 
-	return path ? file_mkdirs(path, 0700, err) : error_oom(err);
+	return r < 0 ? r : start_record_make_spares(path, err);
 }
 
 struct start_record *started_describe(const struct request *q, struct unit_names unit)

@@ -19,16 +19,32 @@
  * files there are. */
 enum { SPARES = 64 };
 
+static char *numbered_path(const char *directory, int number)
+{
+	return str_printf("%s/.spare-%d", directory, number);
+}
+
+int start_record_make_spares(const char *directory, struct error *err)
+{
+	for (int i = 0; i < SPARES; i++) {
+		_cleanup_free_ char *path = numbered_path(directory, i);
+		_cleanup_close_ int fd =
+		    path ? open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600) : -1;
+
+		if (fd < 0)
+			return path ? error_errno(err, -errno, "cannot make %s", path) : error_oom(err);
+	}
+	return 0;
+}
+
 /* The spare file of a record, state_dir/started/RUN.…; owned by the caller. */
 static char *spare_path(const char *path)
 {
 	_cleanup_free_ char *copy = strdup(path);
 	const char *slash = strrchr(path, '/');
+	long long run = strtoll(slash ? slash + 1 : path, NULL, 10);
 
-	if (!copy)
-		return NULL;
-	return str_printf("%s/.spare-%lld", dirname(copy),
-	                  strtoll(slash ? slash + 1 : path, NULL, 10) % SPARES);
+	return copy ? numbered_path(dirname(copy), (int)(run % SPARES)) : NULL;
 }
 
 int start_record_make(const char *path, const struct start_record *content, struct error *err)

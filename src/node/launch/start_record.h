@@ -10,6 +10,8 @@
 #include "base/error.h"
 #include "wire/launch.h"
 
+/* The spare files that are not there yet, in the directory of the records. */
+int start_record_make_spares(const char *directory, struct error *err);
 /* Makes the record with this content, NULL: empty. Its name is on disk when this returns. */
 int start_record_make(const char *path, const struct start_record *content, struct error *err);
 /* Makes a spare file of it. */
