@@ -412,7 +412,7 @@ static int find_own_unit(struct attempt *a, struct error *err)
 	_cleanup_(launch_description_release) struct launch_description launch = {0};
 
 	attempt_files_read_launch(a->dir, &launch, NULL);
-	return find_unit(a, &(struct unit_names){launch.cgroup, launch.service}, err);
+	return find_unit(a, &(struct unit_names){.cgroup = launch.cgroup, .service = launch.service}, err);
 }
 
 static struct attempt *attempt_new(const struct attempt_owner *owner, const char *dir)
@@ -537,7 +537,8 @@ int attempt_lost(const struct attempt_owner *owner, const char *dir, struct requ
 	a->reason = str_printf("attempt %lld was started and is lost: was the machine restarted?",
 	                       (long long)request->attempt);
 	if ((r = first_report(a, ATTEMPT_STOPPING)) < 0 ||
-	    (r = find_unit(a, &(struct unit_names){request->cgroup, request->service}, err)) < 0) {
+	    (r = find_unit(a, &(struct unit_names){.cgroup = request->cgroup, .service = request->service},
+	                   err)) < 0) {
 		a->request = NULL; /* the caller's still */
 		return error_errno(err, r, "run %lld", (long long)request->run);
 	}

@@ -117,7 +117,8 @@ int attempt_files_make(const char *dir, const struct request *q, const struct re
 	launch->save = times.save;
 	launch->grace = times.grace;
 	if (!launch->record || !launch->started || str_replace(&launch->cgroup, unit.cgroup) < 0 ||
-	    str_replace(&launch->service, unit.service) < 0)
+	    str_replace(&launch->service, unit.service) < 0 ||
+	    str_replace(&launch->oom_file, unit.oom_file) < 0)
 		return error_oom(err);
 	if ((r = write_config(dir, q->config, user->uid, err)) < 0 ||
 	    (r = write_launch(dir, launch, err)) < 0)

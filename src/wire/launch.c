@@ -55,6 +55,7 @@ static const struct field description_fields[] = {
     F(started, FIELD_STRUCT, FIELD_OPTIONAL, .message = &start_record_message),
     F(cgroup, FIELD_STRING, FIELD_OPTIONAL),
     F(service, FIELD_STRING, FIELD_OPTIONAL),
+    F(oom_file, FIELD_STRING, FIELD_OPTIONAL),
     F(lease, FIELD_STRING, FIELD_OPTIONAL),
     F(outlives_lease, FIELD_BOOL, FIELD_OPTIONAL),
     F(ranks, FIELD_STRUCTS, FIELD_REQUIRED, .count_offset = offsetof(struct launch_description, rank_count),

@@ -54,6 +54,9 @@ struct launch_description {
 	struct start_record *started; /* its content; optional: empty */
 	char *cgroup;                 /* path of the control group; optional: none */
 	char *service; /* name of the systemd unit that dtrain-launch runs in; optional: none */
+	/* Where kills of the OOM killer are counted that may be of the ranks, unless the control group counts
+	 * them itself; optional: nowhere. */
+	char *oom_file;
 	/* Path of the file with the end of the node's lease (base/lease_file.h): dtrain-launch ends the ranks
 	 * in time before it; optional: they outlive it. */
 	char *lease;

@@ -709,7 +709,29 @@ START_TEST(groups_below_are_killed_and_removed_too)
 	ck_ok(file_remove_tree(group, &err), &err);
 	ck_ok(file_mkdirs(below, 0755, &err), &err);
 	cgroup_remove(group);
+	ck_assert(!file_exists(group));
+	ck_assert(file_exists(base));
+	cgroup_remove_parent(group);
 	ck_assert(!file_exists(base));
+}
+END_TEST
+
+/* It is made once, and not for each attempt. */
+START_TEST(the_group_of_all_attempts_stays_while_the_service_runs)
+{
+	_cleanup_free_ char *runtime = fixture_path(&f, "run"), *base = cgroup_find_base(runtime),
+	                    *group = base ? str_path_join(base, "1.1") : NULL;
+
+	if (!base)
+		return;
+	start(shell_in(1, 1, "true"));
+	fixture_await(&f, 1, "ended");
+	while (file_exists(group))
+		fixture_turn(&f);
+	ck_assert(file_exists(base));
+	fixture_restart(&f, true);
+	ck_assert(!file_exists(base));
+	fixture_restart(&f, false);
 }
 END_TEST
 
@@ -923,6 +945,7 @@ int main(void)
 	tcase_add_loop_test(tc, a_cleared_runtime_directory_frees_no_slot_in_use, 0,
 	                    ARRAY_SIZE(ways_to_clear));
 	tcase_add_test(tc, groups_below_are_killed_and_removed_too);
+	tcase_add_test(tc, the_group_of_all_attempts_stays_while_the_service_runs);
 	tcase_add_test(tc, kills_for_lack_of_memory_are_counted_in_the_own_group);
 	tcase_add_test(tc, a_group_is_made_while_its_parent_is_removed);
 	tcase_add_test(tc, a_killed_launcher_takes_no_other_attempt_along);

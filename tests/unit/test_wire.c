@@ -171,7 +171,8 @@ static const char START[] =
 	"ada\",\"argv\":[\"env\",\"-0\"],\"save_signal\":10,\"save\":20.5,\"grace\":7.5,\"record\":\"/var/"  \
 	"lib/r\","                                                                                           \
 	"\"started\":" RECORD ",\"cgroup\":\"/sys/fs/cgroup/x/"                                              \
-	"1.1\",\"service\":\"dtrain-1-1.service\",\"lease\":\"/run/dtrain/"                                  \
+	"1.1\",\"service\":\"dtrain-1-1.service\",\"oom_file\":\"/sys/fs/cgroup/memory/x\",\"lease\":\"/"    \
+	"run/dtrain/"                                                                                        \
 	"lease\",\"outlives_lease\":true,\"ranks\":[{\"rank\":2,\"slot\":0,"                                 \
 	"\"environment\":[\"A=b=c\"],\"log\":\"/l/2\",\"error_file\":\"/l/"                                  \
 	"2.json\",\"cpus\":\"0-7\",\"numa\":1},"                                                             \

@@ -392,6 +392,7 @@ static const struct {
     {pass_launch_description, "started", OTHER, 0, 0, ""},
     {pass_launch_description, "cgroup", TEXT, 0, 0, ""},
     {pass_launch_description, "service", TEXT, 0, 0, ""},
+    {pass_launch_description, "oom_file", TEXT, 0, 0, ""},
     {pass_launch_description, "lease", TEXT, 0, 0, ""},
     {pass_launch_description, "outlives_lease", OTHER, 0, 0, ""},
     {pass_launch_description, "ranks.0.rank", INTEGER, 0, INT32_MAX, NULL},

@@ -102,8 +102,9 @@ int cgroup_create(const char *path)
 
 	if (!parent)
 		return -ENOMEM;
-	/* The guard of another attempt removes the parent where that is empty, also between these two
-	 * calls. How often it wins is a matter of chance, so a number of tries is no bound. */
+	/* The guard of another attempt, which an earlier service has started, removes the parent where that
+	 * is empty, also between these two calls. How often it wins is a matter of chance, so a number of
+	 * tries is no bound. */
 	do {
 		r = mkdir(parent, 0755) < 0 && errno != EEXIST ? -errno : 0;
 		if (r == 0)
@@ -283,9 +284,13 @@ int cgroup_kill(const char *path)
 
 void cgroup_remove(const char *path)
 {
+	each_group(path, remove_own);
+}
+
+void cgroup_remove_parent(const char *path)
+{
 	_cleanup_free_ char *copy = strdup(path);
 
-	each_group(path, remove_own);
 	if (copy)
 		rmdir(dirname(copy));
 }

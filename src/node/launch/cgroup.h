@@ -35,5 +35,7 @@ pid_t cgroup_fork(const char *path);
 /* KILL to all processes in it and in the groups below it; returns whether there are any, zombies not
  * counted. */
 int cgroup_kill(const char *path);
-/* Removes it with the groups below it, and its parent, where no process is in them. */
+/* Removes it with the groups below it, where no process is in them. */
 void cgroup_remove(const char *path);
+/* Its parent, where no other group is in that. The service keeps it for the next attempt while it runs. */
+void cgroup_remove_parent(const char *path);

@@ -35,7 +35,8 @@ static void __attribute__((noreturn)) end_as(int status)
 	_exit(128 + WTERMSIG(status));
 }
 
-static void __attribute__((noreturn)) guard(pid_t launcher, const char *cgroup, const sigset_t *signals)
+static void __attribute__((noreturn))
+guard(pid_t launcher, pid_t service, const char *cgroup, const sigset_t *signals)
 {
 	const struct timespec pause = {0, 20 * 1000 * 1000};
 	siginfo_t info = {0};
@@ -56,13 +57,17 @@ static void __attribute__((noreturn)) guard(pid_t launcher, const char *cgroup, 
 		processes_signal_descendants(getpid(), SIGKILL, NULL);
 		nanosleep(&pause, NULL);
 	}
-	if (cgroup)
+	if (cgroup) {
 		cgroup_remove(cgroup);
+		if (getppid() != service)
+			cgroup_remove_parent(cgroup);
+	}
 	end_as(status);
 }
 
 int launch_guard(const char *cgroup, struct error *err)
 {
+	const pid_t service = getppid();
 	sigset_t signals;
 	pid_t pid;
 
@@ -78,6 +83,6 @@ int launch_guard(const char *cgroup, struct error *err)
 	if (pid < 0)
 		return error_errno(err, -errno, "fork");
 	if (pid > 0)
-		guard(pid, cgroup, &signals);
+		guard(pid, service, cgroup, &signals);
 	return 0;
 }

@@ -529,12 +529,24 @@ static int prepare_start(struct launch *l, struct error *err)
 	return r;
 }
 
+/* Owned by the caller; NULL: that of the machine counts. */
+static char *find_oom_file(const struct launch_description *d)
+{
+	_cleanup_free_ char *own = d->cgroup ? str_path_join(d->cgroup, "memory.events") : NULL;
+
+	if (cgroup_oom_kills(own) >= 0)
+		return steal_pointer(own);
+	if (d->oom_file)
+		return strdup(d->oom_file);
+	return d->service ? cgroup_oom_file() : NULL;
+}
+
 static void start_ranks(struct launch *l)
 {
 	struct error err = ERROR_INIT;
 	bool prepared = prepare_start(l, &err) == 0;
 
-	l->oom_file = cgroup_oom_file();
+	l->oom_file = find_oom_file(&l->description);
 	l->oom_kills = count_oom_kills(l);
 	for (size_t i = 0; i < l->rank_count; i++) {
 		struct launch_rank *rank = &l->ranks[i];

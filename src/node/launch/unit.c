@@ -57,6 +57,7 @@ int units_create(sd_event *event, const struct daemon_config *config, struct uni
 	if (prctl(PR_SET_CHILD_SUBREAPER, 1) < 0)
 		return error_errno(err, -errno, "cannot become a subreaper");
 	units->cgroups = cgroup_find_base(config->runtime_dir);
+	units->oom_file = cgroup_oom_file();
 	r = choose(units, config, err);
 	if (r < 0)
 		return r;
@@ -69,7 +70,11 @@ void units_destroy(struct units *units)
 	if (!units)
 		return;
 	unit_systemd_close(units);
+	/* Where attempts go on, the last of their guards removes it. */
+	if (units->cgroups)
+		rmdir(units->cgroups);
 	free(units->cgroups);
+	free(units->oom_file);
 	free(units);
 }
 
@@ -158,7 +163,9 @@ void unit_destroy(struct unit *unit)
 
 struct unit_names unit_names(const struct unit *unit)
 {
-	return (struct unit_names){.cgroup = unit->cgroup, .service = unit->service};
+	return (struct unit_names){.cgroup = unit->cgroup,
+	                           .service = unit->service,
+	                           .oom_file = unit->service ? NULL : unit->units->oom_file};
 }
 
 int unit_start(struct unit *unit, const struct unit_start *start, struct error *err)

@@ -66,6 +66,9 @@ struct unit_owner {
 struct unit_names {
 	const char *cgroup;  /* path of the control group; NULL: none */
 	const char *service; /* name of the systemd unit; NULL: it is none */
+	/* Where kills of the OOM killer are counted that may be of its processes, unless its control group
+	 * counts them itself; NULL: nowhere, or it is a service. */
+	const char *oom_file;
 };
 
 struct unit_start {

@@ -44,6 +44,7 @@ struct units {
 	const struct unit_method *method;
 	struct unit *first; /* all that are there */
 	char *cgroups;      /* where attempts get control groups; NULL: nowhere */
+	char *oom_file;     /* cgroup_oom_file() of the service */
 	/* unit_systemd.c */
 	const char *address;
 	sd_bus *bus;      /* with process 1; NULL: none */
