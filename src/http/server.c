@@ -500,11 +500,6 @@ static struct MHD_Daemon *start_daemon(struct http_listener *l, const struct ide
 	};
 	struct MHD_OptionItem none[] = {{MHD_OPTION_END, 0, NULL}};
 
-	/* What libmicrohttpd refuses before on_request_line is called, a malformed request line or a head
-	 * larger than its buffer, it answers itself, with a page of HTML. Up to 1.0 no option or callback
-	 * changes that answer. Reading the head in its place would mean to peek at the socket before each
-	 * request, which under TLS shows encrypted records, and on a kept connection what the library may
-	 * have read already. */
 	if (l->tls)
 		flags |= MHD_USE_TLS;
 	return MHD_start_daemon(flags, 0, NULL, NULL, on_access, l, MHD_OPTION_EXTERNAL_LOGGER, on_log, l,
