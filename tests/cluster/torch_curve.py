@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch's side of test_torch_curve.
 
-torch_curve.py make CONFIG TOKENIZER DIR    random start weights, saved by transformers with the tokenizer beside them
-torch_curve.py train DIR ROWS LR OUT        trains on the rows (rows_dump's lines) with AdamW, a loss a line to OUT
-torch_curve.py compare OURS THEIRS LIMIT    metrics.jsonl against OUT: greatest difference of a loss
-torch_curve.py check DIR                    transformers loads what dtrain saved
+torch_curve.py make CONFIG TOKENIZER DIR                 random start weights, saved by transformers with the tokenizer beside them
+torch_curve.py compare DIR ROWS LR METRICS LIMIT SAVED   trains on the rows (rows_dump's lines) with AdamW, compares the losses with those of
+                                                         metrics.jsonl, and loads with transformers what dtrain saved
 """
 import json
 import shutil
@@ -37,25 +36,27 @@ def batch_loss(model, rows):
     return torch.nn.functional.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1), ignore_index=-100)
 
 
-def train(directory, rows, learning_rate, out):
+def train(directory, rows, learning_rate):
+    """The loss of each step."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa")
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=float(learning_rate), betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
-    with open(rows) as lines, open(out, "w") as log:
+    losses = []
+    with open(rows) as lines:
         for line in lines:
             loss = batch_loss(model, json.loads(line)["rows"])
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            print(f"{loss.item():.8f}", file=log, flush=True)
+            losses.append(loss.item())
+    return losses
 
 
-def compare(ours, theirs, limit):
-    with open(ours) as f:
+def compare(start, rows, learning_rate, metrics, limit, saved):
+    with open(metrics) as f:
         a = [x["loss"] for x in map(json.loads, f) if x.get("loss") is not None]
-    with open(theirs) as f:
-        b = [float(x) for x in f]
+    b = train(start, rows, learning_rate)
     a = a[: len(b)]
     assert len(a) == len(b), f"{len(a)} losses against {len(b)}"
     worst = max(range(len(a)), key=lambda i: abs(a[i] - b[i]))
@@ -63,6 +64,7 @@ def compare(ours, theirs, limit):
           f"greatest difference {abs(a[worst] - b[worst]):.2e} at step {worst + 1}")
     assert abs(a[worst] - b[worst]) <= float(limit), f"more than {limit}"
     assert a[-1] < a[0] - 1, "the loss does not fall"
+    check(saved)
 
 
 def check(directory):
@@ -73,4 +75,4 @@ def check(directory):
     print(f"transformers loads it: {sum(p.numel() for p in model.parameters()) / 1e6:.1f}M parameters")
 
 
-{"make": make, "train": train, "compare": compare, "check": check}[sys.argv[1]](*sys.argv[2:])
+{"make": make, "compare": compare}[sys.argv[1]](*sys.argv[2:])
