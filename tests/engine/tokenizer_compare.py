@@ -268,7 +268,8 @@ def main():
     for f in sorted(os.listdir(os.path.join(SHARED, "data/text"))):
         with open(os.path.join(SHARED, "data/text", f), newline="") as h:
             whole = h.read()
-        texts.append((f, [whole] + [p for p in whole.split("\n\n")]))
+        parts = whole.split("\n\n")
+        texts.append((f, [whole] + (parts if len(parts) > 1 else [])))
     lines = [random_unicode(rng, rng.choice((3, 10, 60, 400))) for _ in range(3000)]
     noise = lines + [random_unicode(rng, 340000)]
     vectors()
