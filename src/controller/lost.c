@@ -106,7 +106,7 @@ void lost_add(struct controller *c, struct run *r, const struct run_part *part, 
 		log_err("run %lld: out of memory", (long long)r->id);
 		return;
 	}
-	queue_note_placed(&c->queue, r);
+	queue_note_placed_on(&c->queue, r, part->node);
 	/* A node ends a part that no answer to a heartbeat has confirmed, whatever the run says of
 	 * partitions. */
 	lost->record.lease = unanswered || r->stops_on_partition ? part->lease : 0;
@@ -191,13 +191,12 @@ static void check(struct controller *c, struct run *r, struct run_lost *lost, co
 
 void lost_check(struct controller *c, const struct member *m, const struct heartbeat *heartbeat)
 {
-	for (size_t i = 0; i < c->queue.placed_count; i++) {
-		struct run *r = c->queue.placed[i];
+	struct run *r = NULL;
 
+	while ((r = queue_next_on(&c->queue, m->name, r ? r->id : 0)))
 		for (size_t k = r->lost_count; k-- > 0;)
 			if (str_eq(r->lost[k].record.node, m->name))
 				check(c, r, &r->lost[k], m, heartbeat);
-	}
 }
 
 void lost_report(struct controller *c, struct run *r, const struct report *report)

@@ -10,16 +10,7 @@
 
 bool nodes_need(struct controller *c, const char *name)
 {
-	for (size_t i = 0; i < c->queue.placed_count; i++) {
-		struct run *r = c->queue.placed[i];
-
-		if (run_part_find(r, name))
-			return true;
-		for (size_t k = 0; k < r->lost_count; k++)
-			if (str_eq(r->lost[k].record.node, name))
-				return true;
-	}
-	return false;
+	return queue_next_on(&c->queue, name, 0) != NULL;
 }
 
 static bool keep_member(void *context, const char *name)
@@ -31,6 +22,7 @@ static bool keep_member(void *context, const char *name)
 static void on_member_down(void *context, struct member *m)
 {
 	struct controller *c = context;
+	struct run *r = NULL;
 	char message[400];
 
 	log_warn("node %s is down: %s", m->name, m->error ? m->error : "removed");
@@ -39,8 +31,7 @@ static void on_member_down(void *context, struct member *m)
 	else
 		snprintf(message, sizeof(message), "node %s is down: %s", m->name,
 		         m->error ? m->error : "it was removed");
-	for (size_t i = 0; i < c->queue.placed_count; i++) {
-		struct run *r = c->queue.placed[i];
+	while ((r = queue_next_on(&c->queue, m->name, r ? r->id : 0))) {
 		struct run_part *part = run_part_find(r, m->name);
 
 		if (!part || part->ended)
@@ -70,7 +61,7 @@ void controller_settle(struct controller *c)
 	for (size_t i = 0; i < members_count(c->members); i++) {
 		const struct member *m = members_get(c->members, i);
 
-		if (!m->removed && m->heard == 0 && !m->error)
+		if (member_awaited(m))
 			return;
 	}
 	c->settled = c->reschedule = true;
@@ -169,10 +160,10 @@ size_t controller_evict_runs(struct controller *c, const char *name)
 {
 	const struct member *m = members_find(c->members, name);
 	_cleanup_free_ char *why = m ? str_printf("node %s was drained", m->name) : NULL;
+	struct run *r = NULL;
 	size_t count = 0;
 
-	for (size_t i = 0; why && i < c->queue.placed_count; i++) {
-		struct run *r = c->queue.placed[i];
+	while (why && (r = queue_next_on(&c->queue, m->name, r ? r->id : 0))) {
 		const struct run_part *part = run_part_find(r, m->name);
 		unsigned flags;
 

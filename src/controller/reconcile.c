@@ -72,8 +72,9 @@ static void reconcile(struct controller *c, const char *node, const struct repor
 /* Parts that the node should have, and does not: its service or the whole machine began anew. */
 static void find_missing(struct controller *c, const struct member *m, const struct heartbeat *heartbeat)
 {
-	for (size_t i = 0; i < c->queue.placed_count; i++) {
-		struct run *r = c->queue.placed[i];
+	struct run *r = NULL;
+
+	while ((r = queue_next_on(&c->queue, m->name, r ? r->id : 0))) {
 		struct run_part *part = run_part_find(r, m->name);
 		bool there = false;
 		char message[300];

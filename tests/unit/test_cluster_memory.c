@@ -192,6 +192,40 @@ START_TEST(a_queue_grows_or_not)
 }
 END_TEST
 
+/* Runs on a node are found whatever memory is missing for their index. */
+START_TEST(runs_are_found_by_node_without_memory)
+{
+	bool refused = true;
+
+	for (long n = 1; refused; n++) {
+		struct queue q = {0};
+		struct error err = ERROR_INIT;
+
+		for (int64_t id = 1; id <= 12; id++) {
+			struct run *r = fixture_run(2, 1);
+
+			r->id = id;
+			ck_ok(queue_push(&q, r, &err), &err);
+			fixture_place(r);
+		}
+		memory_refused = false;
+		memory_left = n;
+		for (size_t i = 0; i < q.count; i++)
+			queue_note_placed(&q, q.list[i]);
+		memory_left = 0;
+		refused = memory_refused;
+		for (struct run *r = NULL; q.count > 1; run_free(queue_take(&q, q.list[0]->id))) {
+			r = queue_next_on(&q, "n2", 0);
+			ck_assert_ptr_eq(r, q.list[0]);
+			ck_assert_ptr_eq(queue_next_on(&q, "n2", r->id), q.list[1]);
+			ck_assert_ptr_null(queue_next_on(&q, "n2", q.list[q.count - 1]->id));
+			ck_assert_ptr_null(queue_next_on(&q, "n3", 0));
+		}
+		queue_clear(&q);
+	}
+}
+END_TEST
+
 static int set_hosts(void *context, struct error *err)
 {
 	struct members *m = NULL;
@@ -386,6 +420,7 @@ int main(void)
 	tcase_add_test(runs, a_run_is_moved_or_not);
 	tcase_add_test(runs, the_error_of_a_worker_is_noted_or_not);
 	tcase_add_test(runs, a_queue_grows_or_not);
+	tcase_add_test(runs, runs_are_found_by_node_without_memory);
 	tcase_add_test(runs, members_are_made_whole_or_not);
 	suite_add_tcase(s, runs);
 	tcase_add_test(places, runs_get_all_their_places_or_an_error);
