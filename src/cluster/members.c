@@ -450,7 +450,9 @@ double members_interval(const struct members *m, int most, double timeout, doubl
 
 enum node_state member_state(const struct member *m)
 {
-	return !m->up ? NODE_DOWN : m->drained ? NODE_DRAINED : NODE_UP;
+	if (!m->up)
+		return member_awaited(m) ? NODE_UNKNOWN : NODE_DOWN;
+	return m->drained ? NODE_DRAINED : NODE_UP;
 }
 
 size_t member_free_slots(const struct member *m)

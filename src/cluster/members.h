@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Membership: the nodes of the hosts file, and what each last said of itself. A node is up while its
- * heartbeats come, and down once none has come for the time-out.
+ * heartbeats come, and down once none has come for the time-out. Until its first one, or until the time-out
+ * has passed since the controller began or the hosts file named the node, it is unknown: nothing is placed
+ * there, and its parts of runs are not lost.
  */
 #pragma once
 
@@ -93,7 +95,8 @@ bool member_slots_differ(const struct member *m, const struct device_info *devic
  * set; NULL: none of its devices says. */
 const unsigned char *member_links(struct member *m);
 enum slot_kind member_kind(const struct member *m); /* of its slots */
-/* Not heard from since the controller began, but the time for its first report has not passed. */
+/* Not heard from since the controller began, but the time for its first heartbeat has not passed: its state
+ * is unknown. */
 bool member_awaited(const struct member *m);
 size_t member_drained_slots(const struct member *m);
 /* The devices that `run` held here are free, before the next heartbeat says so, which has to be a whole one.

@@ -98,6 +98,8 @@ void reason_impossible(struct sched_run *r, const struct view *v, const struct s
 		snprintf(r->reason, sizeof(r->reason), "waits for node %s, of whose %zu slots %zu %s drained",
 		         v->out->name, v->out->slots, v->out->broken,
 		         plural((int64_t)v->out->broken, "is", "are"));
+	else if (v->out && v->out->awaited)
+		snprintf(r->reason, sizeof(r->reason), "waits to hear from node %s", v->out->name);
 	else
 		snprintf(r->reason, sizeof(r->reason), "waits for node %s, which is %s",
 		         v->out ? v->out->name : "?", v->out && v->out->up ? "drained" : "down");

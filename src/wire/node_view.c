@@ -2,7 +2,8 @@
 /* The tables of nodes and of lists of devices. */
 #include "wire/node_view.h"
 
-const char *const node_states[] = {[NODE_UP] = "up", [NODE_DOWN] = "down", [NODE_DRAINED] = "drained", NULL};
+const char *const node_states[] = {
+    [NODE_UP] = "up", [NODE_DOWN] = "down", [NODE_DRAINED] = "drained", [NODE_UNKNOWN] = "unknown", NULL};
 
 #define F(...) MESSAGE_FIELD(drained_slot, __VA_ARGS__)
 

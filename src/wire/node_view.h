@@ -5,7 +5,12 @@
 #include "wire/device_info.h"
 #include "wire/report.h"
 
-enum node_state { NODE_UP, NODE_DOWN, NODE_DRAINED };
+enum node_state {
+	NODE_UP,
+	NODE_DOWN,
+	NODE_DRAINED,
+	NODE_UNKNOWN, /* not heard from yet, and node_timeout has not passed */
+};
 
 extern const char *const node_states[]; /* by enum node_state; ends with NULL */
 
@@ -46,7 +51,7 @@ struct node_view {
 	char *version; /* NULL: not heard from yet */
 	char *launch;  /* how it starts runs: "systemd" or "process"; optional: not known */
 	char **labels;
-	char *error;                  /* why it is down; NULL: it is not */
+	char *error;                  /* why it is down or unknown; NULL: it is not */
 	struct drained_slot *drained; /* slots that get no new runs */
 	size_t drained_count;
 	bool hosts_differ; /* its hosts file is not the controller's */

@@ -410,6 +410,55 @@ START_TEST(nodes_are_asked_for_fewer)
 }
 END_TEST
 
+static enum node_state state_of(struct bed *b, const char *node)
+{
+	return member_state(controller_find_node(bed_controller(b), node));
+}
+
+/* Nothing is placed on it meanwhile, and the run that it has goes on. */
+START_TEST(a_node_is_unknown_to_a_new_controller_until_the_time_out)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\nn3 slots=1\n");
+	bool returns = _i;
+	int64_t run = run_on_n2(b);
+	double began, seen = 0;
+
+	bed_cut_off(b, "n2", true);
+	bed_crash_controller(b);
+	began = b->now;
+	bed_begin_submission(b, 1, 1);
+	while (b->now < began + NODE_TIMEOUT - 0.2) {
+		ck_assert_int_eq(state_of(b, "n2"), NODE_UNKNOWN);
+		ck_assert_int_eq(bed_run(b, run)->state, RUN_RUNNING);
+		ck_assert_uint_eq(bed_run(b, run)->lost_count, 0);
+		ck_assert_int_eq(bed_starts(b, "n3"), 0);
+		bed_pass(b, 0.1);
+		if (state_of(b, "n3") == NODE_UP && seen == 0)
+			seen = b->now - began;
+		if (returns && b->now > began + NODE_TIMEOUT / 2)
+			break;
+	}
+	ck_assert(seen > 0 && seen < 2);
+	if (returns) {
+		bed_cut_off(b, "n2", false);
+		bed_pass(b, 2);
+		ck_assert_int_eq(state_of(b, "n2"), NODE_UP);
+		bed_pass(b, 30);
+		ck_assert_int_eq(bed_run(b, run)->state, RUN_RUNNING);
+		ck_assert_int_eq(bed_run(b, run)->attempt, 1);
+	} else {
+		while (state_of(b, "n2") == NODE_UNKNOWN && b->now < began + 60)
+			bed_pass(b, 0.1);
+		ck_assert_int_eq(state_of(b, "n2"), NODE_DOWN);
+		ck_assert(b->now - began >= NODE_TIMEOUT && b->now - began < NODE_TIMEOUT + 2);
+		bed_await(b, run, RUN_FAILED);
+	}
+	bed_pass(b, 3);
+	ck_assert_int_eq(bed_starts(b, "n3"), 1);
+	bed_free(b);
+}
+END_TEST
+
 /* The time-out holds, and one heartbeat may be lost within it. */
 START_TEST(a_node_that_reports_seldom_is_down_as_soon)
 {
@@ -507,6 +556,7 @@ int main(void)
 	tcase_add_test(tc, a_short_one_says_the_highest_number);
 	tcase_add_test(tc, nodes_are_asked_for_fewer);
 	tcase_add_test(tc, a_node_that_reports_seldom_is_down_as_soon);
+	tcase_add_loop_test(tc, a_node_is_unknown_to_a_new_controller_until_the_time_out, 0, 2);
 	tcase_add_test(tc, a_busy_node_is_left_alone_until_its_next_heartbeat);
 	tcase_add_test(tc, what_says_nothing_new_takes_no_flush);
 	suite_add_tcase(suite, tc);

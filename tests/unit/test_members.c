@@ -120,7 +120,7 @@ START_TEST(a_node_is_what_its_line_and_its_heartbeat_say)
 	ck_assert_str_eq(members_find(m, "a")->address, "a");
 	ck_assert_int_eq(member_kind(b), SLOT_ANY);
 	ck_assert(member_awaited(b));
-	ck_assert_str_eq(json_get_string(before, "state", ""), "down");
+	ck_assert_str_eq(json_get_string(before, "state", ""), "unknown");
 	ck_assert_str_eq(json_get_string(before, "error", ""), "not heard from yet");
 	ck_assert(beat(m, "b", ".7.", 101));
 	ck_assert(!beat(m, "b", ".7.", 102));
@@ -241,9 +241,12 @@ START_TEST(a_node_without_heartbeats_is_down)
 	/* a has sent no heartbeat, b none since 102. */
 	ck_assert_double_eq(members_expire(m, "c", 104, 5, on_down, down), 104.625);
 	ck_assert_str_eq(down, "");
+	ck_assert_int_eq(member_state(members_find(m, "a")), NODE_UNKNOWN);
+	ck_assert_int_eq(member_state(b), NODE_UP);
 	ck_assert_double_eq(members_expire(m, "c", 105.5, 5, on_down, down), 106.125);
 	ck_assert_str_eq(down, "a");
 	ck_assert(!member_awaited(members_find(m, "a")));
+	ck_assert_int_eq(member_state(members_find(m, "a")), NODE_DOWN);
 	ck_assert_str_eq(members_find(m, "a")->error, "not heard from since the controller started");
 	ck_assert_double_eq(members_expire(m, "c", 107, 5, on_down, down), 0);
 	ck_assert_str_eq(down, "ab");
@@ -303,6 +306,7 @@ START_TEST(a_node_that_a_run_needs_stays_when_its_line_is_gone)
 	/* A host that has sent no heartbeat and was removed from the hosts file is not waited for. */
 	set_hosts(m, "a\n", 104, keep_all);
 	ck_assert(!member_awaited(members_find(m, "b")));
+	ck_assert_int_eq(member_state(members_find(m, "b")), NODE_DOWN);
 }
 END_TEST
 

@@ -39,6 +39,7 @@ static const struct sched_case sched_cases[] = {
     {"a:U ~b:U", "1:2x1 2:1x1", "1?waits for node b, which is drained 2=a[0]"},
     {"-a: b:U", "1:2x1", "1?waits for node a, which is down"},
     {"-a:U ~b:U", "1:1x1", "1?which is drained"},
+    {"a:U ?b:", "1:2x1/cpu", "1?waits to hear from node b"},
     /* A node with some free slots, but too few, is passed over. */
     {"a:UT b:UU", "1:1x2", "1=b[0,1]"},
     {"a:TU b:UUU c:TUU d:UTT", "1:2x2", "1=b[0,1]+c[1,2]"},
