@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The thread of a candidate. It asks for the key about once a second, so that a controller that has died is
- * followed by another one within its lease and a second. By our own clock (which counts the time that this
- * machine sleeps) the lease ends no later than etcd ends it: it is counted from before it was asked for.
+ * The thread of a candidate. It asks for the key every ELECTION_ASK_MSEC, so that a controller that has died
+ * is followed by another one within its lease and that time. By our own clock (which counts the time that
+ * this machine sleeps) the lease ends no later than etcd ends it: it is counted from before it was asked for.
  */
 #include "cluster/election.h"
 
@@ -22,7 +22,12 @@
 #include "wire/etcd.h"
 
 static const char KEY[] = ETCD_PREFIX "controller";
-static const double ASK_SECONDS = 1.0, CALL_SECONDS = 2.0, AGAIN_SECONDS = 0.3;
+static const double ASK_SECONDS = ELECTION_ASK_MSEC / 1000.0, CALL_SECONDS = 2.0, AGAIN_SECONDS = 0.3;
+
+/* How often a lease is renewed within its length. A renewal that began just before etcd's leader died may
+ * wait for CALL_SECONDS in vain, and is repeated after AGAIN_SECONDS: with a lease of 4 s, that is 0.7 s
+ * before the controller gives up, and etcd has another leader after 2 s. */
+enum { RENEWALS = 4 };
 
 struct election {
 	struct etcd *etcd; /* the thread's */
@@ -36,7 +41,8 @@ struct election {
 	pthread_cond_t changed;
 	struct election_view view;
 	int64_t revision, lease;
-	double until; /* of the lease */
+	const char *member; /* of etcd, which has made the key */
+	double until;       /* of the lease */
 	bool closing;
 };
 
@@ -180,6 +186,7 @@ static int campaign(struct election *e, struct error *err)
 	pthread_mutex_lock(&e->lock);
 	e->revision = revision;
 	e->lease = lease;
+	e->member = etcd_member(e->etcd);
 	e->until = asked + (double)e->seconds;
 	e->view.state = ELECTION_LEADING;
 	e->view.leader[0] = '\0';
@@ -237,13 +244,14 @@ static int renew(struct election *e, struct error *err)
 
 static void lead(struct election *e)
 {
-	double pause = (double)e->seconds / 3;
+	const double renewed = (double)e->seconds / RENEWALS;
+	double pause = renewed;
 	struct error err = ERROR_INIT;
 
 	while (pause_for(e, pause)) {
 		int r = renew(e, &err);
 
-		pause = r == 0 ? (double)e->seconds / 3 : AGAIN_SECONDS;
+		pause = r == 0 ? renewed : AGAIN_SECONDS;
 		if (r == -ESTALE || !election_holds(e)) {
 			election_lose(e, err.message[0] ? err.message : "its lease in etcd has run out");
 			return;
@@ -351,6 +359,11 @@ bool election_holds(struct election *e)
 int64_t election_revision(const struct election *e)
 {
 	return e->revision;
+}
+
+const char *election_member(const struct election *e)
+{
+	return e->member;
 }
 
 const char *election_key(const struct election *e)

@@ -27,6 +27,10 @@ struct election_view {
 	struct error error; /* of LOST: why; while FOLLOWING: why etcd cannot be asked, code 0: it can */
 };
 
+/* How often a candidate asks for the key: so long the key may be gone before the next controller takes it.
+ */
+enum { ELECTION_ASK_MSEC = 500 };
+
 struct election;
 
 /* name: of this candidate, unique among them. seconds: of the lease. The first answer of etcd is not
@@ -41,6 +45,9 @@ int election_fd(const struct election *e); /* readable: something has changed si
 void election_read(struct election *e, struct election_view *out);
 void election_peek(struct election *e,
                    struct election_view *out); /* the same, the descriptor stays readable */
+
+/* The member of etcd that has answered its calls, as etcd_place.first; once LEADING; borrowed. */
+const char *election_member(const struct election *e);
 
 /* From any thread. */
 bool election_holds(struct election *e);             /* LEADING, and the lease has not run out by our clock */

@@ -46,8 +46,9 @@ int etcd_open(const struct etcd_place *place, struct etcd **out, struct error *e
 	e->headers = curl_slist_append(NULL, "Content-Type: application/json");
 	if (!e->urls || !e->headers)
 		return error_oom(err);
-	while (e->urls[e->count])
-		e->count++;
+	for (; e->urls[e->count]; e->count++)
+		if (str_eq(e->urls[e->count], place->first))
+			e->current = e->count;
 	curl_easy_setopt(e->curl, CURLOPT_HTTPHEADER, e->headers);
 	curl_easy_setopt(e->curl, CURLOPT_PROXY, "");
 	curl_easy_setopt(e->curl, CURLOPT_NOSIGNAL, 1L);
@@ -142,4 +143,9 @@ int etcd_call(struct etcd *e, const char *path, json_t *request, double seconds,
 			e->current = (e->current + 1) % e->count;
 	}
 	return r;
+}
+
+const char *etcd_member(const struct etcd *e)
+{
+	return e->urls[e->current];
 }

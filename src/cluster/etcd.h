@@ -14,6 +14,7 @@
 struct etcd_place {
 	char **urls;                  /* "https://host:port", NULL-terminated */
 	char *certificate, *key, *ca; /* files; NULL: http:// */
+	const char *first;            /* of the urls, which is asked first; NULL: the first of them */
 };
 
 struct etcd;
@@ -29,3 +30,5 @@ DEFINE_CLEANUP(struct etcd *, etcd_close)
  */
 int etcd_call(struct etcd *e, const char *path, json_t *request, double seconds, json_t **answer,
               struct error *err);
+/* The url of the member that has answered last, borrowed: the next call asks it first. */
+const char *etcd_member(const struct etcd *e);

@@ -506,12 +506,15 @@ int store_etcd_open(const struct etcd_place *place, struct election *election, c
                     struct store **out, struct error *err)
 {
 	struct etcd_store *s = calloc(1, sizeof(*s));
+	struct etcd_place from = *place;
 	int r;
 
 	if (!s)
 		return error_oom(err);
 	s->election = election;
-	r = etcd_open(place, &s->etcd, err);
+	/* A member that has gone with the controller before is not asked first. */
+	from.first = election_member(election);
+	r = etcd_open(&from, &s->etcd, err);
 	if (r == 0)
 		r = open_all(s, directory, out, err);
 	if (r < 0) {

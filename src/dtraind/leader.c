@@ -16,7 +16,35 @@
 #include "cluster/election.h"
 #include "cluster/store_etcd.h"
 
-enum { LEASE_SECONDS = 5 }; /* of the controller in etcd */
+enum { LEASE_SECONDS = 4 }; /* of the controller in etcd */
+
+/*
+ * How long the loss of a node remains unknown at most, in milliseconds, where it was the controller and had
+ * etcd's leader, with the default settings of both. All other losses take less.
+ */
+enum {
+	/* etcd's followers wait for one to two election time-outs (1 s) before they elect another leader. */
+	ETCD_ELECTION = 2000,
+	/* That gives each lease an election time-out and its whole length anew, since it does not know when
+	 * it was renewed last. */
+	ETCD_EXTENSION = 1000 + 1000 * LEASE_SECONDS,
+	/* So often it looks for leases that have run out. */
+	ETCD_EXPIRY = 500,
+	/* Then the key is gone, which a candidate finds when it asks next. */
+	ASKING = ELECTION_ASK_MSEC,
+	/* It asks for a lease and the key, and reads the store: about six calls and two writes of etcd. No
+	 * call goes to the dead member first, which would take 1.5 s: the candidate has asked others since.
+	 */
+	TAKING_OVER = 1000,
+	/* The new controller gives all nodes the whole node_timeout (5 s) to report, or it would take nodes
+	 * for lost that are only looking for it. */
+	FIRST_TIMEOUT = 5000,
+	ALL = ETCD_ELECTION + ETCD_EXTENSION + ETCD_EXPIRY + ASKING + TAKING_OVER + FIRST_TIMEOUT,
+};
+
+/* Where etcd's leader can still send and does not receive any more, it steps down within two election
+ * time-outs, and only then its followers begin to wait: 2 s more. */
+_Static_assert(ALL <= 15000, "a node that is lost with etcd's leader is noticed within 15 seconds");
 
 struct leader {
 	struct daemon *daemon;
@@ -39,8 +67,10 @@ struct leader {
 
 static struct etcd_place place_of(const struct daemon_config *config)
 {
-	return (struct etcd_place){config->etcd_urls, config->etcd_certificate, config->etcd_key,
-	                           config->etcd_ca};
+	return (struct etcd_place){.urls = config->etcd_urls,
+	                           .certificate = config->etcd_certificate,
+	                           .key = config->etcd_key,
+	                           .ca = config->etcd_ca};
 }
 
 struct peer leader_peer(const struct daemon *d)

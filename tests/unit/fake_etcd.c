@@ -483,6 +483,7 @@ struct etcd {
 
 int __wrap_etcd_open(const struct etcd_place *place, struct etcd **out, struct error *err);
 void __wrap_etcd_close(struct etcd *e);
+const char *__wrap_etcd_member(const struct etcd *e);
 int __wrap_etcd_call(struct etcd *e, const char *path, json_t *request, double seconds, json_t **answer,
                      struct error *err);
 
@@ -490,6 +491,11 @@ int __wrap_etcd_open(const struct etcd_place *place, struct etcd **out, struct e
 {
 	*out = calloc(1, sizeof(**out));
 	return *out ? 0 : error_oom(err);
+}
+
+const char *__wrap_etcd_member(const struct etcd *e)
+{
+	return fake_etcd_place.urls[0];
 }
 
 void __wrap_etcd_close(struct etcd *e)

@@ -88,7 +88,7 @@ START_TEST(the_only_candidate_leads)
 }
 END_TEST
 
-/* It asks each second, so that it follows within a second. */
+/* It asks twice a second, so that it follows within half a second. */
 START_TEST(another_candidate_follows_and_then_leads)
 {
 	struct election_view view;
@@ -104,7 +104,7 @@ START_TEST(another_candidate_follows_and_then_leads)
 	ck_assert_int_eq(view.error.code, 0);
 	ck_assert(!election_holds(second));
 	election_close(first);
-	fake_etcd_pass(1 - SOON);
+	fake_etcd_pass(0.5 - SOON);
 	ck_assert_int_eq(fake_etcd_pauses(), 2);
 	fake_etcd_step(2 * SOON);
 	ck_assert(is_readable(second));
@@ -239,24 +239,24 @@ START_TEST(a_campaign_that_fails_leaves_no_lease_and_is_repeated)
 }
 END_TEST
 
-/* It renews the lease after each third of it. */
+/* It renews the lease after each quarter of it. */
 START_TEST(a_leader_renews_its_lease)
 {
 	struct election *e;
 
 	fake_etcd_begin();
 	e = open_leader("n1");
-	ck_assert_double_eq_tol(fake_etcd_await_pause(1), LEASE / 3.0, SOON);
+	ck_assert_double_eq_tol(fake_etcd_await_pause(1), LEASE / 4.0, SOON);
 	fake_etcd_calls(FAKE_KEEPALIVE);
 	for (int i = 1; i <= 5; i++) {
-		fake_etcd_step(LEASE / 3.0);
-		ck_assert_double_eq_tol(fake_etcd_await_pause(1), LEASE / 3.0, SOON);
+		fake_etcd_step(LEASE / 4.0);
+		ck_assert_double_eq_tol(fake_etcd_await_pause(1), LEASE / 4.0, SOON);
 		ck_assert_int_eq(fake_etcd_calls(FAKE_KEEPALIVE), 1);
 		ck_assert(election_holds(e));
 		ck_assert_str_eq(fake_etcd_value(KEY), "n1");
 	}
 	fake_etcd_fail(&(struct fake_failure){.path = FAKE_KEEPALIVE, .count = 9, .code = -EHOSTUNREACH});
-	fake_etcd_step(LEASE / 3.0);
+	fake_etcd_step(LEASE / 4.0);
 	ck_assert_double_eq_tol(fake_etcd_await_pause(1), 0.3, SOON);
 	fake_etcd_step(0.3);
 	ck_assert_double_eq_tol(fake_etcd_await_pause(1), 0.3, SOON);
@@ -276,13 +276,13 @@ START_TEST(a_leader_outlasts_a_short_outage)
 	e = open_leader("n1");
 	election_read(e, &view);
 	fake_etcd_fail(&(struct fake_failure){.path = FAKE_KEEPALIVE, .count = 2, .code = -EHOSTUNREACH});
-	fake_etcd_step(LEASE / 3.0);
+	fake_etcd_step(LEASE / 4.0);
 	fake_etcd_step(0.3);
 	fake_etcd_step(0.3);
-	ck_assert_double_eq_tol(fake_etcd_await_pause(1), LEASE / 3.0, SOON);
+	ck_assert_double_eq_tol(fake_etcd_await_pause(1), LEASE / 4.0, SOON);
 	ck_assert(!is_readable(e));
-	fake_etcd_step(LEASE / 3.0);
-	fake_etcd_step(LEASE / 3.0);
+	fake_etcd_step(LEASE / 4.0);
+	fake_etcd_step(LEASE / 4.0);
 	ck_assert(election_holds(e));
 	ck_assert_int_eq(peek(e).state, ELECTION_LEADING);
 	ck_assert_int_eq(fake_etcd_leases(), 1);
@@ -299,7 +299,7 @@ START_TEST(a_leader_without_etcd_is_lost_with_its_lease)
 	end = fake_etcd_time() + LEASE;
 	e = open_leader("n1");
 	fake_etcd_fail(&(struct fake_failure){.path = FAKE_KEEPALIVE, .count = 99, .code = -EHOSTUNREACH});
-	fake_etcd_step(LEASE / 3.0);
+	fake_etcd_step(LEASE / 4.0);
 	while (fake_etcd_time() + 0.3 < end) {
 		fake_etcd_step(0.3);
 		ck_assert(election_holds(e));
@@ -322,7 +322,7 @@ START_TEST(a_lease_that_etcd_has_ended_is_lost_at_once)
 	e = open_leader("n1");
 	fake_etcd_fail(&(struct fake_failure){
 	    .path = FAKE_KEEPALIVE, .count = 1, .answer = "{\"result\":{\"header\":{},\"ID\":\"7\"}}"});
-	fake_etcd_pass(LEASE / 3.0);
+	fake_etcd_pass(LEASE / 4.0);
 	await_lost(e, "its lease in etcd has run out");
 	/* What is lost is not given back. */
 	fake_etcd_calls(FAKE_REVOKE);
@@ -366,8 +366,8 @@ START_TEST(a_renewal_counts_from_before_it_was_asked_for)
 	e = open_leader("n1");
 	fake_etcd_fail(&(struct fake_failure){.path = FAKE_KEEPALIVE, .count = 1, .seconds = 1.5});
 	fake_etcd_fail(&(struct fake_failure){.path = FAKE_KEEPALIVE, .count = 99, .code = -EHOSTUNREACH});
-	end = fake_etcd_time() + LEASE / 3.0 + LEASE;
-	fake_etcd_step(LEASE / 3.0);
+	end = fake_etcd_time() + LEASE / 4.0 + LEASE;
+	fake_etcd_step(LEASE / 4.0);
 	fake_etcd_pass(end - fake_etcd_time() - 0.01);
 	ck_assert(election_holds(e));
 	fake_etcd_pass(0.01);

@@ -493,12 +493,37 @@ START_TEST(a_certificate_that_is_not_there_is_an_error)
 
 	gateway_open(&member, "x");
 	urls[0] = url = str_printf("https%s", member.url + strlen("http"));
-	ck_ok(etcd_open(&(struct etcd_place){urls, "/nothing/c", "/nothing/k", "/nothing/a"}, &e, &err),
+	ck_ok(etcd_open(&(struct etcd_place){urls, "/nothing/c", "/nothing/k", "/nothing/a", NULL}, &e, &err),
 	      &err);
 	etcd_close(NULL);
 	ck_assert_int_eq(ask(e, SECONDS, &answer, &err), -EHOSTUNREACH);
 	ck_assert_msg(strstr(err.message, "/nothing/"), "%s", err.message);
 	gateway_close(&member);
+}
+END_TEST
+
+/* The candidate has found out that the first member is silent: its store does not ask that first again. */
+START_TEST(a_store_begins_with_the_member_that_has_elected_its_controller)
+{
+	struct gateway silent;
+	struct election *e;
+	struct bed b;
+	char *urls[3];
+
+	gateway_open(&silent, NULL);
+	bed_open(&b);
+	urls[0] = silent.url;
+	urls[1] = b.urls[0];
+	urls[2] = NULL;
+	b.place.urls = urls;
+	e = lead(&b, "n1");
+	ck_assert_str_eq(election_member(e), b.urls[0]);
+	ck_assert_int_eq(__atomic_load_n(&silent.calls, __ATOMIC_SEQ_CST), 1);
+	store_close(open_store(&b, e, "n1"));
+	ck_assert_int_eq(__atomic_load_n(&silent.calls, __ATOMIC_SEQ_CST), 1);
+	election_close(e);
+	bed_close(&b);
+	gateway_close(&silent);
 }
 END_TEST
 
@@ -521,6 +546,8 @@ int main(void)
 	tcase_add_loop_test(real, the_next_controller_takes_up_what_there_is, 0, has_etcd());
 	tcase_add_loop_test(real, who_has_lost_the_key_commits_nothing, 0, has_etcd());
 	tcase_add_loop_test(real, a_batch_is_there_whole_or_not_at_all, 0, has_etcd());
+	tcase_add_loop_test(real, a_store_begins_with_the_member_that_has_elected_its_controller, 0,
+	                    has_etcd());
 	suite_add_tcase(s, real);
 	return unit_run(s);
 }
