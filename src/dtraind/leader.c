@@ -19,8 +19,10 @@
 enum { LEASE_SECONDS = 4 }; /* of the controller in etcd */
 
 /*
- * How long the loss of a node remains unknown at most, in milliseconds, where it was the controller and had
- * etcd's leader, with the default settings of both. All other losses take less.
+ * How long it takes at most, in milliseconds, until a node is down that was the controller and had etcd's
+ * leader, when both become silent at once; with the default settings of dtraind and etcd (3.4 and newer).
+ * Where etcd's leader can still send, and only does not receive any more, it steps down within two election
+ * time-outs, and its followers begin to wait only then: it takes 2 s more.
  */
 enum {
 	/* etcd's followers wait for one to two election time-outs (1 s) before they elect another leader. */
@@ -42,8 +44,6 @@ enum {
 	ALL = ETCD_ELECTION + ETCD_EXTENSION + ETCD_EXPIRY + ASKING + TAKING_OVER + FIRST_TIMEOUT,
 };
 
-/* Where etcd's leader can still send and does not receive any more, it steps down within two election
- * time-outs, and only then its followers begin to wait: 2 s more. */
 _Static_assert(ALL <= 15000, "a node that is lost with etcd's leader is noticed within 15 seconds");
 
 struct leader {
