@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The file that says that an attempt was started (node/started.h), and the spare files beside it. A file
- * that is made and deleted for each attempt is dear where attempts are short: ext4 passes over what was
+ * that is made and deleted for each attempt costs much where attempts are short: ext4 passes over what was
  * deleted within the last seconds one by one when it looks for a free inode. So the file of an attempt that
  * is forgotten waits, empty and under another name, for a later one.
  */
