@@ -70,7 +70,7 @@ static inline float logarithm(float x)
 
 	memcpy(&bits, &x, sizeof(bits));
 	exponent = (bits - half) >> 23;
-	bits -= exponent << 23;
+	bits -= exponent * (1 << 23);
 	memcpy(&m, &bits, sizeof(m));
 	s = (m - 1) / (m + 1);
 	q = s * s;
