@@ -14,80 +14,19 @@
  * Masks, statistics and the order of blocks are those of forward.cu. The sums of a row are over tiles of KEYS
  * keys from the first key that a query of the block sees: a function of the shapes and documents alone.
  */
-#include "engine/device/cuda/attention/attention.cuh"
-#include "engine/device/cuda/hopper.cuh"
+#include "engine/device/cuda/attention/hopper_tiles.cuh"
 
-#define CONSUMERS 2 /* warpgroups */
-#define THREADS   (WARPGROUP * (1 + CONSUMERS))
-#define ROWS      (64 * CONSUMERS)
-#define KEYS      128 /* at a time */
-#define STAGES    2
-/* A thread has 168 registers at the start: the producer gives back what the consumers take. */
-#define PRODUCER_REGISTERS 24
-#define CONSUMER_REGISTERS 240
+#define ROWS   (64 * CONSUMERS)
+#define KEYS   128 /* at a time */
+#define STAGES 2
 
 struct places {
 	uint64_t q_full, k_full[STAGES], v_full[STAGES], k_empty[STAGES], v_empty[STAGES];
 };
 
-/* A tile of R rows is in boxes of COLUMNS columns, each as wide as its swizzle, one after the other. */
-template <int HD> struct tile {
-	static constexpr int COLUMNS = HD % 64 == 0 ? 64 : 32, BOXES = HD / COLUMNS, ROW = COLUMNS * 2;
-	static constexpr enum swizzle SWIZZLE = COLUMNS == 64 ? SWIZZLE_128 : SWIZZLE_64;
-
-	/* Rows [row, …) of a tile of `rows`, columns [k, k + 16), row by row. */
-	static __device__ __forceinline__ uint64_t by_rows(uint32_t at, int rows, int row, int k)
-	{
-		return matrix_descriptor(
-		    at + (uint32_t)(k / COLUMNS * rows * ROW + row * ROW + k % COLUMNS * 2), 16, 8 * ROW,
-		    SWIZZLE);
-	}
-
-	/* Rows [k, k + 16) of a tile of `rows`, all columns, which are those of the product. */
-	static __device__ __forceinline__ uint64_t by_columns(uint32_t at, int rows, int k)
-	{
-		return matrix_descriptor(at + (uint32_t)(k * ROW), (uint32_t)(rows * ROW), 8 * ROW, SWIZZLE);
-	}
-};
-
-template <int HD, int ROWS_OF_IT> constexpr int TILE_BYTES = ROWS_OF_IT *HD * 2;
-
 template <int HD>
 constexpr size_t FORWARD_SHARED = 1024 + (size_t)(ROWS + 2 * STAGES * KEYS) * HD * 2 +
                                   sizeof(places); /* aligned to 1024 within it */
-
-template <int HD, int R>
-static __device__ __forceinline__ void load_tile(unsigned char *to, const tensor_map *map, uint64_t *full,
-                                                 int column, int row)
-{
-	barrier_expect(full, TILE_BYTES<HD, R>);
-#pragma unroll
-	for (int b = 0; b < tile<HD>::BOXES; b++)
-		tensor_load(to + b * R * tile<HD>::ROW, map, full, column + b * tile<HD>::COLUMNS, row);
-}
-
-/* s = the warpgroup's queries · a tile of keys, transposed. */
-template <typename T, int HD>
-static __device__ __forceinline__ void multiply_keys(float (&s)[KEYS / 2], uint32_t queries, int row,
-                                                     uint32_t keys)
-{
-#pragma unroll
-	for (int k = 0; k < HD; k += 16)
-		wgmma<T, KEYS, false, false>(s, tile<HD>::by_rows(queries, ROWS, row, k),
-		                             tile<HD>::by_rows(keys, KEYS, 0, k), k > 0);
-	wgmma_commit();
-}
-
-/* out += p · a tile of values. */
-template <typename T, int HD>
-static __device__ __forceinline__ void multiply_values(float (&out)[HD / 2],
-                                                       const uint32_t (&p)[KEYS / 16][4], uint32_t values)
-{
-#pragma unroll
-	for (int k = 0; k < KEYS / 16; k++)
-		wgmma<T, HD, true>(out, p[k], tile<HD>::by_columns(values, KEYS, 16 * k), true);
-	wgmma_commit();
-}
 
 /* Turns the scores into probabilities relative to the new maximum; alpha: what scales the earlier sums. */
 static __device__ __forceinline__ void probabilities(float (&s)[KEYS / 2], float (&max)[2], float (&sum)[2],
@@ -115,18 +54,6 @@ static __device__ __forceinline__ void probabilities(float (&s)[KEYS / 2], float
 		}
 		sum[half] = sum[half] * alpha[half] + total;
 	}
-}
-
-/* The registers of a score are those that a product takes of p. */
-template <typename T>
-static __device__ __forceinline__ void round_probabilities(uint32_t (&p)[KEYS / 16][4],
-                                                           const float (&s)[KEYS / 2])
-{
-#pragma unroll
-	for (int k = 0; k < KEYS / 16; k++)
-#pragma unroll
-		for (int i = 0; i < 4; i++)
-			p[k][i] = pack_pair<T>(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]);
 }
 
 struct block_range {
@@ -167,54 +94,6 @@ static __device__ __forceinline__ void produce(const attention_shape &a, const b
 	}
 }
 
-/* The rows of a thread: row[half], and the first key that each sees. */
-struct thread_rows {
-	int row[2], begin[2];
-};
-
-static __device__ __forceinline__ void mask(float (&s)[KEYS / 2], const thread_rows &r, int key)
-{
-#pragma unroll
-	for (int n = 0; n < KEYS / 8; n++)
-#pragma unroll
-		for (int i = 0; i < 4; i++) {
-			int x = key + 8 * n + i % 2;
-
-			if (x > r.row[i / 2] || x < r.begin[i / 2])
-				s[4 * n + i] = -INFINITY;
-		}
-}
-
-/* Writes the warpgroup's sums to their rows. They go through the place of its own queries, which it alone
- * has read, so that whole rows are written. */
-template <typename T, int HD>
-static __device__ __forceinline__ void put(T *o, int64_t ld, int first, int last, unsigned char *queries,
-                                           int group, const float (&out)[HD / 2])
-{
-	constexpr int ROW = tile<HD>::ROW, PIECES = ROW / 16;
-	int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32 % 4, g = lane / 4, t = lane % 4;
-	auto piece = [&](int row, int c) {
-		return queries + c / PIECES * ROWS * ROW + (64 * group + row) * ROW +
-		       (c % PIECES ^ row % PIECES) * 16;
-	};
-
-	group_barrier(1 + group, WARPGROUP);
-#pragma unroll
-	for (int n = 0; n < HD / 8; n++)
-#pragma unroll
-		for (int half = 0; half < 2; half++)
-			*(uint32_t *)(piece(16 * warp + g + 8 * half, n) + 4 * t) =
-			    pack_pair<T>(out[4 * n + 2 * half], out[4 * n + 2 * half + 1]);
-	__syncwarp();
-	for (int i = lane; i < 16 * HD / 8; i += 32) {
-		int row = 16 * warp + i / (HD / 8), c = i % (HD / 8);
-
-		if (first + row <= last)
-			*(pack<T, 8> *)(o + (int64_t)(first + row) * ld + 8 * c) =
-			    *(const pack<T, 8> *)piece(row, c);
-	}
-}
-
 template <typename T, int HD>
 static __device__ __forceinline__ void consume(const attention_shape &a, const block_range &r, int group,
                                                unsigned char *queries, places *at, T *o, float *lse,
@@ -246,11 +125,11 @@ static __device__ __forceinline__ void consume(const attention_shape &a, const b
 		registers_settle(s);
 		registers_settle(out);
 		wgmma_fence();
-		multiply_keys<T, HD>(s, q, 64 * group, keys + (uint32_t)(place * TILE));
+		multiply_transposed<T, HD, ROWS, KEYS>(s, q, 64 * group, keys + (uint32_t)(place * TILE));
 		if (i > 0) {
 			barrier_wait(&at->v_full[earlier], (uint32_t)((i - 1) / STAGES) & 1);
 			wgmma_fence();
-			multiply_values<T, HD>(out, p, values + (uint32_t)(earlier * TILE));
+			multiply_add<T, HD, KEYS>(out, p, values + (uint32_t)(earlier * TILE));
 			wgmma_wait<1>();
 		} else {
 			wgmma_wait<0>();
@@ -259,7 +138,7 @@ static __device__ __forceinline__ void consume(const attention_shape &a, const b
 		if (lane == 0)
 			barrier_arrive(&at->k_empty[place]);
 		if (key + KEYS - 1 > first || key < r.open)
-			mask(s, rows, key + 2 * t);
+			mask_keys(s, rows, key + 2 * t);
 		probabilities(s, max, sum, alpha, scale2);
 		wgmma_wait<0>();
 		registers_settle(out);
@@ -268,12 +147,12 @@ static __device__ __forceinline__ void consume(const attention_shape &a, const b
 #pragma unroll
 		for (int n = 0; n < HD / 2; n++)
 			out[n] *= alpha[n / 2 % 2];
-		round_probabilities<T>(p, s);
+		round_operand<T>(p, s);
 	}
 	barrier_wait(&at->v_full[(r.tiles - 1) % STAGES], (uint32_t)((r.tiles - 1) / STAGES) & 1);
 	registers_settle(out);
 	wgmma_fence();
-	multiply_values<T, HD>(out, p, values + (uint32_t)((r.tiles - 1) % STAGES * TILE));
+	multiply_add<T, HD, KEYS>(out, p, values + (uint32_t)((r.tiles - 1) % STAGES * TILE));
 	wgmma_wait<0>();
 	registers_settle(out);
 #pragma unroll
@@ -291,7 +170,7 @@ static __device__ __forceinline__ void consume(const attention_shape &a, const b
 			out[4 * n + 2 * half + 1] *= inverse;
 		}
 	}
-	put<T, HD>(o + (int64_t)r.head * HD, a.ld_o, first, r.last, queries, group, out);
+	put<T, HD, ROWS>(o + (int64_t)r.head * HD, a.ld_o, first, r.last, queries, group, out);
 }
 
 template <typename T, int HD>
