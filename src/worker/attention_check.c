@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * dtrain-worker-… --check-attention DEVICE TOKENS ROWS HEADS KV_HEADS HEAD_DIM WINDOW TYPE: checks and
- * measures the kernels of attention (device_attention_check). On the standard output it prints the two times
- * in seconds, and exits with 0; or what has failed, and exits with 1.
+ * dtrain-worker-… --check-attention DEVICE TOKENS ROWS HEADS KV_HEADS HEAD_DIM WINDOW TYPE PASS: checks
+ * and measures the kernels of a pass of attention (device_attention_check). On the standard output it prints
+ * the two times in seconds, and exits with 0; or what has failed, and exits with 1.
  */
 #include "worker/attention_check.h"
 
@@ -24,7 +24,7 @@
 
 #define PROGRAM "/proc/self/exe"
 
-enum { NUMBERS = 8, WAIT_S = 120 };
+enum { NUMBERS = 9, WAIT_S = 120 };
 
 DEFINE_CLEANUP(struct device *, device_destroy)
 
@@ -38,7 +38,7 @@ int attention_check_main(int argc, char **argv)
 	struct error err = ERROR_INIT;
 	long long n[NUMBERS] = {0};
 	double seconds[2];
-	int r = argc == NUMBERS ? 0 : error_set(&err, -EINVAL, "eight numbers are expected");
+	int r = argc == NUMBERS ? 0 : error_set(&err, -EINVAL, "nine numbers are expected");
 
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	for (int i = 0; i < argc && i < NUMBERS; i++)
@@ -48,15 +48,17 @@ int attention_check_main(int argc, char **argv)
 		    &(struct device_options){.index = (int)n[0], .attention = DEVICE_ATTENTION_OWN}, &dev,
 		    &err);
 	if (r == 0)
-		r = device_attention_check(dev,
-		                           &(struct device_attention_shape){.tokens = n[1],
-		                                                            .rows = n[2],
-		                                                            .heads = (int32_t)n[3],
-		                                                            .kv_heads = (int32_t)n[4],
-		                                                            .head_dim = (int32_t)n[5],
-		                                                            .window = (int32_t)n[6],
-		                                                            .type = (enum dtype)n[7]},
-		                           seconds, &err);
+		r = device_attention_check(
+		    dev,
+		    &(struct device_attention_shape){.tokens = n[1],
+		                                     .rows = n[2],
+		                                     .heads = (int32_t)n[3],
+		                                     .kv_heads = (int32_t)n[4],
+		                                     .head_dim = (int32_t)n[5],
+		                                     .window = (int32_t)n[6],
+		                                     .type = (enum dtype)n[7],
+		                                     .pass = (enum device_attention_pass)n[8]},
+		    seconds, &err);
 	if (r < 0)
 		printf("%s\n", err.message);
 	else
@@ -69,8 +71,8 @@ int attention_check_main(int argc, char **argv)
 static int start(int device, const struct device_attention_shape *s, pid_t *pid, int *output,
                  struct error *err)
 {
-	const long long numbers[NUMBERS] = {device,      s->tokens,   s->rows,   s->heads,
-	                                    s->kv_heads, s->head_dim, s->window, s->type};
+	const long long numbers[NUMBERS] = {device,      s->tokens, s->rows, s->heads, s->kv_heads,
+	                                    s->head_dim, s->window, s->type, s->pass};
 	char text[NUMBERS][24], program[] = PROGRAM, option[] = "--check-attention";
 	char *argv[NUMBERS + 3] = {program, option};
 	posix_spawn_file_actions_t actions;

@@ -12,8 +12,9 @@
 #include "base/json.h"
 #include "base/str.h"
 
-#define VERSION                                                                                              \
-	2 /* what is without Hopper's kernel of attention is written as version 1, for older readers */
+/* Without Hopper's kernels of attention it is written as version 1, and with that of the forward pass alone
+ * as version 2, for older readers. */
+#define VERSION      3
 #define KINDS_MAX    64
 #define PRODUCTS_MAX 8192
 #define SIDE_MAX     ((int64_t)1 << 40)
@@ -62,6 +63,7 @@ static const struct field attention_fields[] = {
 _Static_assert(sizeof(enum dtype) == sizeof(int32_t), "a type is written as a number of 32 bits");
 
 static const char *const kernels[] = {"portable", "hopper"};
+static const char *const passes[DEVICE_ATTENTION_PASSES] = {"attention", "attention_backward"};
 
 /* ---- out ---- */
 
@@ -107,17 +109,21 @@ static json_t *attention_json(const struct algorithms_attention *a)
 
 static json_t *kind_json(const struct algorithms_of_kind *kind)
 {
-	json_t *products = json_array();
+	json_t *products = json_array(), *j;
 
 	for (size_t i = 0; i < kind->n; i++)
 		if (json_array_append_new(products, product_json(&kind->choices[i])) < 0) {
 			json_decref(products);
 			return NULL;
 		}
-	if (!kind->attention.chosen)
-		return json_pack("{s:s, s:o}", "name", kind->name, "products", products);
-	return json_pack("{s:s, s:o, s:o}", "name", kind->name, "products", products, "attention",
-	                 attention_json(&kind->attention));
+	j = json_pack("{s:s, s:o}", "name", kind->name, "products", products);
+	for (int i = 0; i < DEVICE_ATTENTION_PASSES; i++)
+		if (kind->attention[i].chosen &&
+		    json_object_set_new(j, passes[i], attention_json(&kind->attention[i])) < 0) {
+			json_decref(j);
+			return NULL;
+		}
+	return j;
 }
 
 static bool make_hash(const json_t *devices, char hash[17])
@@ -132,14 +138,15 @@ static bool make_hash(const json_t *devices, char hash[17])
 char *algorithms_text(const struct algorithms *a)
 {
 	_cleanup_json_ json_t *devices = json_array(), *j = NULL;
-	int version = VERSION - 1;
+	int version = 1;
 	char hash[17];
 
 	for (size_t i = 0; i < a->n; i++) {
 		if (json_array_append_new(devices, kind_json(&a->kinds[i])) < 0)
 			return NULL;
-		if (a->kinds[i].attention.hopper)
-			version = VERSION;
+		for (int pass = 0; pass < DEVICE_ATTENTION_PASSES; pass++)
+			if (a->kinds[i].attention[pass].hopper)
+				version = MAX(version, 2 + pass);
 	}
 	if (!devices || !make_hash(devices, hash))
 		return NULL;
@@ -193,11 +200,12 @@ static bool take_product(const json_t *v, struct device_gemm_choice *out)
 	       (!s->d_bias || s->transpose_a);
 }
 
-static bool take_attention(const json_t *v, struct algorithms_attention *out)
+static bool take_attention(const json_t *v, enum device_attention_pass pass, struct algorithms_attention *out)
 {
 	const char *kernel = json_get_string(v, "kernel", "");
 
-	*out = (struct algorithms_attention){.chosen = v != NULL,
+	*out = (struct algorithms_attention){.shape.pass = pass,
+	                                     .chosen = v != NULL,
 	                                     .hopper = str_eq(kernel, kernels[1]),
 	                                     .portable_ns = json_get_int(v, "portable_ns", -1),
 	                                     .hopper_ns = json_get_int(v, "hopper_ns", -1)};
@@ -219,7 +227,7 @@ static int take_kind(const json_t *v, const char *where, struct algorithms *out,
 	const char *name = json_get_string(v, "name", NULL);
 	const json_t *products = json_object_get(v, "products");
 	_cleanup_free_ struct device_gemm_choice *choices = NULL;
-	struct algorithms_attention attention;
+	struct algorithms_attention attention[DEVICE_ATTENTION_PASSES];
 	size_t n = json_array_size(products);
 	int r;
 
@@ -233,10 +241,15 @@ static int take_kind(const json_t *v, const char *where, struct algorithms *out,
 	for (size_t i = 0; i < n; i++)
 		if (!take_product(json_array_get(products, i), &choices[i]))
 			return not_ours(where, "a product", err);
-	if (!take_attention(json_object_get(v, "attention"), &attention))
-		return not_ours(where, "attention", err);
+	for (int i = 0; i < DEVICE_ATTENTION_PASSES; i++)
+		if (!take_attention(json_object_get(v, passes[i]), (enum device_attention_pass)i,
+		                    &attention[i]))
+			return not_ours(where, passes[i], err);
 	r = algorithms_add(out, name, choices, n, err);
-	return r < 0 || !attention.chosen ? r : algorithms_set_attention(out, name, &attention, err);
+	for (int i = 0; i < DEVICE_ATTENTION_PASSES && r == 0; i++)
+		if (attention[i].chosen)
+			r = algorithms_set_attention(out, name, &attention[i], err);
+	return r;
 }
 
 static int take_all(const json_t *j, const char *where, struct algorithms *out, struct error *err)
@@ -326,7 +339,7 @@ int algorithms_set_attention(struct algorithms *a, const char *name,
 
 	if (!kind)
 		return error_oom(err);
-	kind->attention = *attention;
+	kind->attention[attention->shape.pass] = *attention;
 	return 0;
 }
 

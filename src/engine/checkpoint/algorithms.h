@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The file in the output directory with the algorithms that were chosen for the matrix products of a run, and
- * the kernel of its attention, so that a run that resumes computes with the same ones. It has a list for each
- * kind of device (its name, and the library with its version), as JSON, with a hash of the lists:
+ * the kernels of its attention, so that a run that resumes computes with the same ones. It has a list for
+ * each kind of device (its name, and the library with its version), as JSON, with a hash of the lists:
  *
  *     {"version": 1, "hash": "…", "devices": [{"name": "…", "products": [{"m": 4096, …, "algorithm": "…"}],
- *       "attention": {"kernel": "hopper", …}}]}
+ *       "attention": {"kernel": "hopper", …}, "attention_backward": {"kernel": "portable", …}}]}
  *
  * What is read is checked like any other input.
  */
@@ -21,8 +21,8 @@
 #define ALGORITHMS_BYTES_MAX ((size_t)16 << 20) /* of the file */
 #define ALGORITHMS_NAME_MAX  160
 
-/* Which kernel the forward pass of attention has, and the times of both for the shape, in nanoseconds; 0: it
- * was not measured. */
+/* Which kernel a pass of attention has, and the times of both for the shape, in nanoseconds; 0: it was not
+ * measured. */
 struct algorithms_attention {
 	struct device_attention_shape shape;
 	int64_t portable_ns, hopper_ns;
@@ -32,7 +32,7 @@ struct algorithms_attention {
 
 struct algorithms_of_kind {
 	char name[ALGORITHMS_NAME_MAX]; /* device_gemm_kind */
-	struct algorithms_attention attention;
+	struct algorithms_attention attention[DEVICE_ATTENTION_PASSES];
 	struct device_gemm_choice *choices;
 	size_t n;
 };
@@ -55,6 +55,7 @@ struct algorithms_of_kind *algorithms_find(const struct algorithms *a, const cha
 /* Adds the choices; one for a shape that is there takes its place. */
 int algorithms_add(struct algorithms *a, const char *name, const struct device_gemm_choice *choices, size_t n,
                    struct error *err);
+/* For the pass that attention->shape names. */
 int algorithms_set_attention(struct algorithms *a, const char *name,
                              const struct algorithms_attention *attention, struct error *err);
 /* All products without a choice: they are measured again. */

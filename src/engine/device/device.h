@@ -326,17 +326,19 @@ void device_attention_backward(struct device *dev, const struct device_attention
                                void *d_v, const void *d_o, const void *o, const float *lse, const void *q,
                                const void *k, const void *v);
 /*
- * Hopper has a second kernel for the forward pass, whose results differ from those of the portable one in the
- * last bits. Calls that it can compute, and that cuDNN does not, are its own after
- * device_attention_use_hopper and not before. A caller has it checked on the device first, and records that
- * it is used: a run that resumes goes on with the kernel that it began with.
+ * Hopper has a second kernel for each pass, whose results differ from those of the portable one in the last
+ * bits. Calls that it can compute, and that cuDNN does not, are its own after device_attention_use_hopper and
+ * not before. A caller has it checked on the device first, and records that it is used: a run that resumes
+ * goes on with the kernels that it began with.
  */
+enum device_attention_pass { DEVICE_ATTENTION_FORWARD, DEVICE_ATTENTION_BACKWARD, DEVICE_ATTENTION_PASSES };
 struct device_attention_shape {
 	int64_t tokens, rows; /* of a call, of a document */
 	int32_t heads, kv_heads, head_dim, window;
 	enum dtype type;
+	enum device_attention_pass pass;
 };
-/* Whether there is such a kernel for the shape on this device. */
+/* Whether there is such a kernel for the pass and the shape on this device. */
 bool device_attention_has_hopper(const struct device *dev, const struct device_attention_shape *shape);
 /* Compares both kernels over small problems of random numbers, then measures both over the shape: seconds of
  * a call by the portable kernel, and by Hopper's. -EBADMSG: the results differ by more than rounding; -EIO:
@@ -344,7 +346,7 @@ bool device_attention_has_hopper(const struct device *dev, const struct device_a
  * process that must not hang calls this in another one. Called at start only. */
 int device_attention_check(struct device *dev, const struct device_attention_shape *shape, double seconds[2],
                            struct error *err);
-void device_attention_use_hopper(struct device *dev, bool use);
+void device_attention_use_hopper(struct device *dev, enum device_attention_pass pass, bool use);
 /* Generation: `new_tokens` queries at positions past … past+new_tokens-1 of one sequence, against a cache
  * that already holds past + new_tokens rows of k and v (row stride ld_k, ld_v). a->documents and starts are
  * not used. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Chooses the kernel of attention:
+ * Chooses the kernel of a pass of attention:
  *
  *     measure  where a run begins, the first rank of each kind of device that has Hopper's kernel checks it,
  *              and measures it beside the portable one
@@ -39,6 +39,8 @@ struct choice {
 	bool checked;      /* by this rank, on its device */
 };
 
+static const char *const pass_names[DEVICE_ATTENTION_PASSES] = {"forward", "backward"};
+
 static void choice_free(struct choice *c)
 {
 	free(c->all);
@@ -47,6 +49,14 @@ static void choice_free(struct choice *c)
 static struct state *own(const struct choice *c)
 {
 	return &c->all[ranks_rank(c->ranks)];
+}
+
+/* Borrowed from the table; NULL: it has none of that kind. */
+static struct algorithms_attention *known_of(const struct choice *c, const char *kind)
+{
+	struct algorithms_of_kind *known = algorithms_find(c->table, kind);
+
+	return known ? &known->attention[c->shape->pass] : NULL;
 }
 
 static int share(struct choice *c, struct error *err)
@@ -87,12 +97,11 @@ static bool check(struct choice *c, double seconds[2])
 
 static void measure(struct choice *c)
 {
-	const struct algorithms_of_kind *known = algorithms_find(c->table, own(c)->kind);
+	const struct algorithms_attention *known = known_of(c, own(c)->kind);
 	struct algorithms_attention a = {.shape = *c->shape, .chosen = 1};
 	double seconds[2] = {0};
 
-	if (!own(c)->able || !leads(c, ranks_rank(c->ranks)) || c->file->resumes ||
-	    (known && known->attention.chosen))
+	if (!own(c)->able || !leads(c, ranks_rank(c->ranks)) || c->file->resumes || (known && known->chosen))
 		return;
 	if (check(c, seconds)) {
 		a.portable_ns = (int64_t)(seconds[0] * 1e9);
@@ -116,20 +125,20 @@ static int take_measured(struct choice *c, bool *changed, struct error *err)
 
 static void check_chosen(struct choice *c)
 {
-	const struct algorithms_of_kind *mine = algorithms_find(c->table, own(c)->kind);
+	const struct algorithms_attention *mine = known_of(c, own(c)->kind);
 	double seconds[2];
 
-	if (mine && mine->attention.hopper && !c->checked)
+	if (mine && mine->hopper && !c->checked)
 		check(c, seconds);
 }
 
 static void drop_failed(struct choice *c, bool *changed)
 {
 	for (int i = 0; i < ranks_size(c->ranks); i++) {
-		struct algorithms_of_kind *kind = algorithms_find(c->table, c->all[i].kind);
+		struct algorithms_attention *known = known_of(c, c->all[i].kind);
 
-		if (c->all[i].failed && kind && kind->attention.hopper) {
-			kind->attention.hopper = 0;
+		if (c->all[i].failed && known && known->hopper) {
+			known->hopper = 0;
 			*changed = true;
 		}
 	}
@@ -149,19 +158,19 @@ static void report(const struct choice *c)
 		if (s->failed && first)
 			snprintf(
 			    line, sizeof(line),
-			    "warning: attention has the portable kernel on %s: Hopper's has not passed its "
-			    "check: %s%s",
-			    s->kind, s->reason,
+			    "warning: the %s pass of attention has the portable kernel on %s: Hopper's has "
+			    "not passed its check: %s%s",
+			    pass_names[c->shape->pass], s->kind, s->reason,
 			    c->file->resumes
 			        ? "; results may differ in the last bits from those before the checkpoint"
 			        : "");
 		else if (a->chosen && !s->failed)
-			snprintf(
-			    line, sizeof(line),
-			    "attention has the %s kernel on %s: %.3f ms with the portable one, %.3f ms with "
-			    "Hopper's",
-			    a->hopper ? "Hopper" : "portable", s->kind, (double)a->portable_ns * 1e-6,
-			    (double)a->hopper_ns * 1e-6);
+			snprintf(line, sizeof(line),
+			         "the %s pass of attention has the %s kernel on %s: %.3f ms with the "
+			         "portable one, "
+			         "%.3f ms with Hopper's",
+			         pass_names[c->shape->pass], a->hopper ? "Hopper" : "portable", s->kind,
+			         (double)a->portable_ns * 1e-6, (double)a->hopper_ns * 1e-6);
 		else
 			continue;
 		c->file->notify(c->file->context, line);
@@ -174,11 +183,11 @@ int attention_choose(const struct ranks *ranks, const struct products_file *file
 {
 	_cleanup_(choice_free) struct choice c = {
 	    .ranks = ranks, .file = file, .shape = shape, .table = table};
-	const struct algorithms_of_kind *mine;
+	const struct algorithms_attention *mine;
 	bool broken;
 	int r;
 
-	device_attention_use_hopper(ranks->dev, false);
+	device_attention_use_hopper(ranks->dev, shape->pass, false);
 	c.all = calloc((size_t)ranks_size(ranks), sizeof(*c.all));
 	if (!c.all)
 		return error_oom(err);
@@ -196,8 +205,8 @@ int attention_choose(const struct ranks *ranks, const struct products_file *file
 	if ((r = share(&c, err)) < 0)
 		return r;
 	drop_failed(&c, changed);
-	mine = algorithms_find(table, kind);
-	device_attention_use_hopper(ranks->dev, mine && mine->attention.hopper);
+	mine = known_of(&c, kind);
+	device_attention_use_hopper(ranks->dev, shape->pass, mine && mine->hopper);
 	if (ranks_rank(ranks) == 0)
 		report(&c);
 	return 0;

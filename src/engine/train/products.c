@@ -9,7 +9,7 @@
  *     share    each of these ranks sends what it has measured to the others
  *     use      each rank, what is there for its own kind; the file is written where anything was measured
  *
- * The kernel of attention is chosen behind that (attention_choice.c).
+ * The kernels of attention are chosen behind that (attention_choice.c).
  */
 #include "engine/train/products.h"
 
@@ -344,7 +344,10 @@ static int use(struct choosing *c, struct error *err)
 		if (ranks_rank(&c->ranks) == 0)
 			report(c, &c->all[i]);
 	}
-	r = attention_choose(&c->ranks, c->file, c->kind, &c->attention, &c->table, &changed, err);
+	for (int pass = 0; pass < DEVICE_ATTENTION_PASSES && r == 0; pass++) {
+		c->attention.pass = (enum device_attention_pass)pass;
+		r = attention_choose(&c->ranks, c->file, c->kind, &c->attention, &c->table, &changed, err);
+	}
 	if (r < 0 || !changed)
 		return r;
 	return ranks_agree(&c->ranks, write_file(c, err), &broken, err);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Before a training: which algorithm each of its matrix products has on a GPU, and which kernel its
+ * Before a training: which algorithm each of its matrix products has on a GPU, and which kernels its
  * attention. What the file of the run has for the kind of device is used as it is. What is missing is
  * measured by the first rank of each kind of device, so that all ranks of a kind compute with the same
  * algorithms, and is added to the file.

@@ -169,7 +169,7 @@ int device_attention_check(struct device *dev, const struct device_attention_sha
 	return error_set(err, -EOPNOTSUPP, "the CPU engine has one kernel of attention");
 }
 
-void device_attention_use_hopper(struct device *dev, bool use)
+void device_attention_use_hopper(struct device *dev, enum device_attention_pass pass, bool use)
 {
 }
 

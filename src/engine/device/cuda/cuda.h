@@ -45,7 +45,8 @@ struct device {
 	const char *cudnn_missing;     /* why, where it was looked for */
 	double *parts;                 /* [REDUCE_PARTS] */
 	void *tensor_map_encode;       /* the driver's cuTensorMapEncodeTiled; NULL: not looked for */
-	bool attention_hopper;         /* the forward pass of attention is hopper.cu's where it can */
+	bool attention_hopper[DEVICE_ATTENTION_PASSES]; /* a pass of attention is Hopper's kernel's where it
+	                                                   can */
 	/* Pinned: small writes leave from here, so that the caller need not wait. The halves are used in
 	 * turn; left: behind the last write of a half. */
 	char *staging;

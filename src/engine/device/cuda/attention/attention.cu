@@ -47,9 +47,15 @@ static bool tiles(const struct device_attention *a, const void *q, const void *k
 }
 
 #ifndef HAVE_HOPPER
-/* nvcc does not compile hopper.cu. */
+/* nvcc does not compile Hopper's kernels. */
 bool attention_forward_hopper(struct device *, const attention_shape &, enum dtype, void *, float *, int64_t,
                               const void *, const void *, const void *)
+{
+	return false;
+}
+
+bool attention_backward_hopper(struct device *, const attention_shape &, bf16 *, bf16 *, bf16 *, const bf16 *,
+                               const float *, const float *, const bf16 *, const bf16 *, const bf16 *)
 {
 	return false;
 }
@@ -73,7 +79,7 @@ extern "C" void device_attention_forward(struct device *dev, const struct device
 		return;
 	if (tiles(a, q, k, v, o) && attention_cudnn_forward(dev, a, o, lse, q, k, v))
 		return;
-	if (dev->attention_hopper && tensor_cores(a, q, k, v, o) &&
+	if (dev->attention_hopper[DEVICE_ATTENTION_FORWARD] && tensor_cores(a, q, k, v, o) &&
 	    attention_forward_hopper(dev, s, a->type, o, lse, a->tokens, q, k, v))
 		return;
 	if (!tiles(a, q, k, v, o) ||
@@ -122,6 +128,10 @@ extern "C" void device_attention_backward(struct device *dev, const struct devic
 		       THREADS, 0, delta, (const decltype(t) *)d_o, (const decltype(t) *)o, a->tokens,
 		       a->heads, a->head_dim, a->ld_o);
 	});
+	if (wide && dev->attention_hopper[DEVICE_ATTENTION_BACKWARD] &&
+	    attention_backward_hopper(dev, s, (bf16 *)d_q, (bf16 *)d_k, (bf16 *)d_v, (const bf16 *)d_o, delta,
+	                              lse, (const bf16 *)q, (const bf16 *)k, (const bf16 *)v))
+		return;
 	if (!wide ||
 	    !attention_backward_tiles(dev, s, (bf16 *)d_q, (bf16 *)d_k, (bf16 *)d_v, (const bf16 *)d_o, delta,
 	                              lse, (const bf16 *)q, (const bf16 *)k, (const bf16 *)v))

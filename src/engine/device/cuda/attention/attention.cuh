@@ -79,3 +79,7 @@ bool attention_forward_hopper(struct device *dev, const attention_shape &a, enum
 bool attention_backward_tiles(struct device *dev, const attention_shape &a, bf16 *d_q, bf16 *d_k, bf16 *d_v,
                               const bf16 *d_o, const float *delta, const float *lse, const bf16 *q,
                               const bf16 *k, const bf16 *v);
+/* Its backward pass, in bf16, as attention_backward_tiles; checked likewise. */
+bool attention_backward_hopper(struct device *dev, const attention_shape &a, bf16 *d_q, bf16 *d_k, bf16 *d_v,
+                               const bf16 *d_o, const float *delta, const float *lse, const bf16 *q,
+                               const bf16 *k, const bf16 *v);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Checks Hopper's kernel of attention before anything uses it, and measures it. Its results over small
- * problems of random numbers are compared with those of the portable kernel: several documents, with and
- * without a window, more than one block, with rows that are wider than their contents. Both kernels round the
- * probabilities and the output; only their sums are in different orders.
+ * Checks Hopper's kernels of attention before anything uses them, and measures them. The results of one over
+ * small problems of random numbers are compared with those of the portable kernel: several documents, with
+ * and without a window, more than one block, with rows that are wider than their contents. Both kernels round
+ * the probabilities, the gradients of scores and what they write; only their sums are in different orders.
  */
 #include <errno.h>
 #include <math.h>
@@ -18,9 +18,9 @@
 enum { PORTABLE, HOPPER, KERNELS };
 enum { TURNS = 5, GAP = 8 /* elements behind a row */ };
 
-/* Both kernels round each probability and the output, by 2^-9 in bf16 and 2^-12 in fp16 at most. What all
- * elements differ by, as the root of the mean square, is about one such rounding; a single one, relative to
- * itself and to the root of the mean square, can differ by several. */
+/* Both kernels round each factor of their sums and each result, by 2^-9 in bf16 and 2^-12 in fp16 at most.
+ * What all elements differ by, as the root of the mean square, is about one such rounding; a single one,
+ * relative to itself and to the root of the mean square, can differ by several. */
 static const struct bounds {
 	double mean, most;
 } bounds_bf16 = {1.0 / 512, 1.0 / 24}, bounds_f16 = {1.0 / 2048, 1.0 / 192};
@@ -31,28 +31,29 @@ struct problem {
 	struct device_attention a;
 	int64_t ld, ld_o;
 	int32_t *host_starts;
-	char *qkv, *starts, *o;
+	char *qkv, *starts, *o, *d_o, *d_qkv; /* the last two: of the backward pass alone */
 	float *lse;
+	enum device_attention_pass pass;
 };
 
 bool device_attention_has_hopper(const struct device *dev, const struct device_attention_shape *s)
 {
-	return attention_hopper_built() && dev->major == 9 && s->type != DTYPE_F32 &&
+	return attention_hopper_built() && dev->major == 9 &&
+	       (s->type == DTYPE_BF16 || (s->type == DTYPE_F16 && s->pass == DEVICE_ATTENTION_FORWARD)) &&
 	       (s->head_dim == 64 || s->head_dim == 96 || s->head_dim == 128) && s->tokens > 0 &&
 	       s->rows > 0 && s->heads > 0 && s->kv_heads > 0;
 }
 
-void device_attention_use_hopper(struct device *dev, bool use)
+void device_attention_use_hopper(struct device *dev, enum device_attention_pass pass, bool use)
 {
-	dev->attention_hopper = use;
+	dev->attention_hopper[pass] = use;
 }
 
 /* Sums of random numbers, which are about normal. Scores of them are so far apart that the maximum of a row
  * matters. */
-static int fill(struct problem *p, int64_t n, struct error *err)
+static int fill(struct problem *p, char *to, int64_t n, uint64_t state, struct error *err)
 {
 	_cleanup_free_ uint16_t *host = malloc((size_t)n * sizeof(*host));
-	uint64_t state = 7;
 
 	if (!host)
 		return error_oom(err);
@@ -66,7 +67,7 @@ static int fill(struct problem *p, int64_t n, struct error *err)
 		sum *= 2;
 		host[i] = p->a.type == DTYPE_F16 ? f16_from_float(sum) : bf16_from_float(sum);
 	}
-	return device_write(p->dev, p->qkv, host, (size_t)n * sizeof(*host), err);
+	return device_write(p->dev, to, host, (size_t)n * sizeof(*host), err);
 }
 
 static void problem_release(struct problem *p)
@@ -74,8 +75,43 @@ static void problem_release(struct problem *p)
 	device_free(p->dev, p->qkv);
 	device_free(p->dev, p->starts);
 	device_free(p->dev, p->o);
+	device_free(p->dev, p->d_o);
+	device_free(p->dev, p->d_qkv);
 	device_free(p->dev, p->lse);
 	free(p->host_starts);
+}
+
+static void run(struct problem *p, int kernel, enum device_attention_pass pass)
+{
+	size_t k = (size_t)p->a.heads * (size_t)p->a.head_dim * 2;
+	size_t v = k + (size_t)p->a.kv_heads * (size_t)p->a.head_dim * 2;
+	struct attention_cudnn *cudnn = p->dev->cudnn;
+	bool before = p->dev->attention_hopper[pass];
+
+	p->dev->cudnn = NULL;
+	p->dev->attention_hopper[pass] = kernel == HOPPER;
+	if (pass == DEVICE_ATTENTION_FORWARD)
+		device_attention_forward(p->dev, &p->a, p->o, p->lse, p->qkv, p->qkv + k, p->qkv + v);
+	else
+		device_attention_backward(p->dev, &p->a, p->d_qkv, p->d_qkv + k, p->d_qkv + v, p->d_o, p->o,
+		                          p->lse, p->qkv, p->qkv + k, p->qkv + v);
+	p->dev->cudnn = cudnn;
+	p->dev->attention_hopper[pass] = before;
+}
+
+/* What the backward pass reads: gradients of the output, and what the portable kernel computes forward. */
+static int prepare_backward(struct problem *p, struct error *err)
+{
+	size_t rows = (size_t)p->a.tokens;
+	int r;
+
+	if ((r = device_alloc(p->dev, rows * (size_t)p->ld_o * 2, (void **)&p->d_o, err)) < 0 ||
+	    (r = device_alloc(p->dev, rows * (size_t)p->ld * 2, (void **)&p->d_qkv, err)) < 0 ||
+	    (r = device_reserve_scratch(p->dev, attention_scratch(p->a.tokens, p->a.heads), err)) < 0 ||
+	    (r = fill(p, p->d_o, p->a.tokens * p->ld_o, 8, err)) < 0)
+		return r;
+	run(p, PORTABLE, DEVICE_ATTENTION_FORWARD);
+	return 0;
 }
 
 /* documents of `rows` rows, and a last one of what is left */
@@ -112,49 +148,46 @@ static int problem_make(struct problem *p, const struct device_attention_shape *
 	    (r = device_write(p->dev, p->starts, p->host_starts, starts, err)) < 0)
 		return r;
 	p->a.starts = (const int32_t *)p->starts;
-	return fill(p, (int64_t)rows * p->ld, err);
-}
-
-static void run(struct problem *p, int kernel)
-{
-	size_t k = (size_t)p->a.heads * (size_t)p->a.head_dim * 2;
-	size_t v = k + (size_t)p->a.kv_heads * (size_t)p->a.head_dim * 2;
-	struct attention_cudnn *cudnn = p->dev->cudnn;
-	bool before = p->dev->attention_hopper;
-
-	p->dev->cudnn = NULL;
-	p->dev->attention_hopper = kernel == HOPPER;
-	device_attention_forward(p->dev, &p->a, p->o, p->lse, p->qkv, p->qkv + k, p->qkv + v);
-	p->dev->cudnn = cudnn;
-	p->dev->attention_hopper = before;
+	p->pass = s->pass;
+	r = fill(p, p->qkv, s->tokens * p->ld, 7, err);
+	return r < 0 || p->pass == DEVICE_ATTENTION_FORWARD ? r : prepare_backward(p, err);
 }
 
 /* ---- the results ---- */
 
+/* o, or the gradients of q, k and v; lse of the forward pass alone. */
 struct results {
-	uint16_t *o;
+	uint16_t *values;
 	float *lse;
 };
 
 static void results_free(struct results *r)
 {
-	free(r->o);
+	free(r->values);
 	free(r->lse);
+}
+
+static int64_t value_count(const struct problem *p)
+{
+	return p->a.tokens * (p->pass == DEVICE_ATTENTION_FORWARD ? p->ld_o : p->ld);
 }
 
 static int compute(struct problem *p, int kernel, struct results *out, struct error *err)
 {
-	size_t o = (size_t)(p->a.tokens * p->ld_o) * 2, lse = (size_t)p->a.tokens * (size_t)p->a.heads * 4;
+	size_t bytes = (size_t)value_count(p) * 2, lse = (size_t)p->a.tokens * (size_t)p->a.heads * 4;
+	char *values = p->pass == DEVICE_ATTENTION_FORWARD ? p->o : p->d_qkv;
 	int r;
 
-	out->o = malloc(o);
+	out->values = malloc(bytes);
 	out->lse = malloc(lse);
-	if (!out->o || !out->lse)
+	if (!out->values || !out->lse)
 		return error_oom(err);
-	device_zero(p->dev, p->o, o);
-	device_zero(p->dev, p->lse, lse);
-	run(p, kernel);
-	if ((r = device_synchronize(p->dev, err)) < 0 || (r = device_read(p->dev, out->o, p->o, o, err)) < 0)
+	device_zero(p->dev, values, bytes);
+	if (p->pass == DEVICE_ATTENTION_FORWARD)
+		device_zero(p->dev, p->lse, lse);
+	run(p, kernel, p->pass);
+	if ((r = device_synchronize(p->dev, err)) < 0 ||
+	    (r = device_read(p->dev, out->values, values, bytes, err)) < 0)
 		return r;
 	return device_read(p->dev, out->lse, p->lse, lse, err);
 }
@@ -164,31 +197,63 @@ static double value(const struct problem *p, uint16_t bits)
 	return p->a.type == DTYPE_F16 ? f16_to_float(bits) : bf16_to_float(bits);
 }
 
-/* Whether two results are one up to rounding; what is behind a row is as it was: zero. */
+/* Columns of a matrix of results. */
+struct part {
+	const char *name;
+	int64_t ld, first, width;
+};
+
+/* Whether two results are one up to rounding. */
+static int compare_part(const struct problem *p, const struct part *part, const uint16_t *x,
+                        const uint16_t *y, struct error *err)
+{
+	const struct bounds *bound = p->a.type == DTYPE_F16 ? &bounds_f16 : &bounds_bf16;
+	double square = 0, apart = 0, n = (double)(p->a.tokens * part->width);
+
+	for (int64_t t = 0; t < p->a.tokens; t++)
+		for (int64_t c = part->first; c < part->first + part->width; c++)
+			square += pow(value(p, x[t * part->ld + c]), 2);
+	square = sqrt(square / n);
+	for (int64_t t = 0; t < p->a.tokens; t++)
+		for (int64_t c = part->first; c < part->first + part->width; c++) {
+			double a = value(p, x[t * part->ld + c]), b = value(p, y[t * part->ld + c]);
+
+			if (!(fabs(a - b) <= bound->most * (fabs(a) + square)))
+				return error_set(
+				    err, -EBADMSG, "row %lld, column %lld of %s is %g instead of %g",
+				    (long long)t, (long long)(c - part->first), part->name, b, a);
+			apart += (a - b) * (a - b);
+		}
+	apart = sqrt(apart / n);
+	if (!(apart <= bound->mean * square))
+		return error_set(err, -EBADMSG, "%s differs by %g, and is %g (roots of mean squares)",
+		                 part->name, apart, square);
+	return 0;
+}
+
+/* What is behind a row is as it was: zero. */
 static int compare(const struct problem *p, const struct results *x, const struct results *y,
                    struct error *err)
 {
-	int64_t width = p->ld_o - GAP, n = p->a.tokens * p->ld_o;
-	const struct bounds *bound = p->a.type == DTYPE_F16 ? &bounds_f16 : &bounds_bf16;
-	double square = 0, apart = 0;
+	int64_t q = (int64_t)p->a.heads * p->a.head_dim, kv = (int64_t)p->a.kv_heads * p->a.head_dim;
+	const struct part output = {"the output", p->ld_o, 0, q},
+	                  gradients[] = {{"the gradient of q", p->ld, 0, q},
+	                                 {"the gradient of k", p->ld, q, kv},
+	                                 {"the gradient of v", p->ld, q + kv, kv}};
+	bool forward = p->pass == DEVICE_ATTENTION_FORWARD;
+	const struct part *parts = forward ? &output : gradients;
+	int64_t ld = parts->ld;
 
-	for (int64_t i = 0; i < n; i++)
-		square += pow(value(p, x->o[i]), 2);
-	square = sqrt(square / (double)(p->a.tokens * width));
-	for (int64_t i = 0; i < n; i++) {
-		double a = value(p, x->o[i]), b = value(p, y->o[i]);
+	for (size_t i = 0; i < (forward ? 1 : ARRAY_SIZE(gradients)); i++) {
+		int r = compare_part(p, &parts[i], x->values, y->values, err);
 
-		if (i % p->ld_o >= width ? y->o[i] != 0 : !(fabs(a - b) <= bound->most * (fabs(a) + square)))
-			return error_set(err, -EBADMSG,
-			                 "row %lld, column %lld of the output is %g instead of %g",
-			                 (long long)(i / p->ld_o), (long long)(i % p->ld_o), b, a);
-		apart += (a - b) * (a - b);
+		if (r < 0)
+			return r;
 	}
-	apart = sqrt(apart / (double)(p->a.tokens * width));
-	if (!(apart <= bound->mean * square))
-		return error_set(err, -EBADMSG,
-		                 "the outputs differ by %g, and are %g (roots of mean squares)", apart,
-		                 square);
+	for (int64_t i = 0; i < p->a.tokens; i++)
+		for (int64_t c = ld - GAP; c < ld; c++)
+			if (y->values[i * ld + c] != 0)
+				return error_set(err, -EBADMSG, "it writes behind row %lld", (long long)i);
 	for (int64_t i = 0; i < p->a.tokens * p->a.heads; i++)
 		if (!(fabs(x->lse[i] - y->lse[i]) <= BOUND_LSE * (1 + fabs(x->lse[i]))))
 			return error_set(err, -EBADMSG, "log-sum-exp %lld is %g instead of %g", (long long)i,
@@ -204,20 +269,24 @@ static int check_problem(struct problem *p, struct error *err)
 	if ((r = compute(p, PORTABLE, &expected, err)) < 0 || (r = compute(p, HOPPER, &first, err)) < 0 ||
 	    (r = compute(p, HOPPER, &again, err)) < 0 || (r = compare(p, &expected, &first, err)) < 0)
 		return r;
-	if (memcmp(first.o, again.o, (size_t)(p->a.tokens * p->ld_o) * 2))
+	if (memcmp(first.values, again.values, (size_t)value_count(p) * 2))
 		return error_set(err, -EBADMSG, "the same call gives other bits again");
 	return 0;
 }
 
 static int check_results(struct device *dev, const struct device_attention_shape *shape, struct error *err)
 {
-	static const struct {
+	enum { PROBLEMS = 4 };
+	static const struct size {
 		int64_t tokens, rows;
 		int32_t window;
-	} small[] = {{520, 520, 0}, {200, 70, 0}, {300, 170, 100}, {129, 129, 1}};
+	} all[][PROBLEMS] = {
+	    [DEVICE_ATTENTION_FORWARD] = {{520, 520, 0}, {200, 70, 0}, {300, 170, 100}, {129, 129, 1}},
+	    [DEVICE_ATTENTION_BACKWARD] = {{330, 330, 0}, {150, 70, 0}, {200, 140, 100}, {129, 129, 1}}};
+	const struct size *small = all[shape->pass];
 	int r = 0;
 
-	for (size_t i = 0; i < ARRAY_SIZE(small) && r == 0; i++) {
+	for (size_t i = 0; i < PROBLEMS && r == 0; i++) {
 		_cleanup_(problem_release) struct problem p = {.dev = dev};
 		struct device_attention_shape s = *shape;
 
@@ -269,7 +338,7 @@ static int measure(struct problem *p, double seconds[KERNELS], struct error *err
 	for (int turn = -1; turn < TURNS; turn++) /* the first loads the kernel */
 		for (int kernel = 0; kernel < KERNELS; kernel++) {
 			status = cudaEventRecord(c.from, dev->stream);
-			run(p, kernel);
+			run(p, kernel, p->pass);
 			if (!status)
 				status = cudaEventRecord(c.to, dev->stream);
 			if ((r = device_synchronize(dev, err)) < 0)
