@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Compares the attention kernels of the engine with those of cuDNN on one GPU, and the portable one of the
- * forward pass with Hopper's: time forward and backward, whether the results agree, whether each gives the
+ * Compares the attention kernels of the engine with those of cuDNN on one GPU, and the portable ones with
+ * Hopper's: time forward and backward, whether the results agree, whether each gives the
  * same bits again, and whether "auto" chooses the faster.
  * Prints one line and one JSON object for each shape, and a summary; exit status 1 where they disagree, 77
  * without a GPU.
@@ -48,7 +48,7 @@ static const struct shape shapes[] = {
 #endif
 
 enum { OWN, CUDNN, HOPPER, SIDES };
-enum { FORWARD, BACKWARD, PASSES };
+enum { FORWARD = DEVICE_ATTENTION_FORWARD, BACKWARD = DEVICE_ATTENTION_BACKWARD, PASSES };
 static const char *const pass_names[PASSES] = {"forward", "backward"};
 
 struct bench {
@@ -240,7 +240,7 @@ static double difference(const uint16_t *x, const uint16_t *y, int64_t n)
 	return most;
 }
 
-static bool has_hopper(const struct bench *b)
+static bool has_hopper(const struct bench *b, enum device_attention_pass pass)
 {
 	const struct shape *s = b->s;
 	struct device_attention_shape shape = {.tokens = s->tokens,
@@ -249,7 +249,8 @@ static bool has_hopper(const struct bench *b)
 	                                       .kv_heads = s->kv_heads,
 	                                       .head_dim = s->head_dim,
 	                                       .window = s->window,
-	                                       .type = DTYPE_BF16};
+	                                       .type = DTYPE_BF16,
+	                                       .pass = pass};
 
 	return device_attention_has_hopper(b->dev[HOPPER], &shape);
 }
@@ -259,7 +260,7 @@ static void bench_pass(struct bench *b, int pass, struct tally *t)
 	int64_t n = b->a.tokens * (pass == FORWARD ? b->ld_o : b->ld);
 	double flops = 4.0 * b->a.head_dim * b->a.heads * b->pairs * (pass == FORWARD ? 1 : 2.5);
 	bool taken = attention_cudnn_takes(b->dev[CUDNN], &b->a, pass == BACKWARD), is_auto, same = true;
-	const bool takes[SIDES] = {true, taken, pass == FORWARD && has_hopper(b)};
+	const bool takes[SIDES] = {true, taken, has_hopper(b, (enum device_attention_pass)pass)};
 	double seconds[SIDES] = {0}, apart = 0, hopper_apart = 0;
 	uint16_t *result[SIDES] = {NULL};
 
@@ -323,7 +324,8 @@ static int open_devices(struct device **dev, struct error *err)
 	r = device_create(&(struct device_options){.attention = choices[HOPPER]}, &dev[HOPPER], err);
 	if (r < 0)
 		return r;
-	device_attention_use_hopper(dev[HOPPER], true);
+	for (int pass = 0; pass < PASSES; pass++)
+		device_attention_use_hopper(dev[HOPPER], (enum device_attention_pass)pass, true);
 	r = device_create(&(struct device_options){.attention = choices[CUDNN]}, &dev[CUDNN], err);
 	if (r < 0) {
 		printf("without cuDNN: %s\n", err->message);

@@ -12,6 +12,11 @@ extern "C" uint32_t hopper_operand_address(uint32_t start, uint32_t leading, uin
 	                             transposed, row, k);
 }
 
+extern "C" const char *hopper_last_kernel()
+{
+	return simt::last_kernel();
+}
+
 static void copy_kernel(uint16_t *out, tensor_map map, int bytes, int column, int row)
 {
 	DYNAMIC_SHARED(memory);

@@ -15,6 +15,9 @@ extern "C" {
 uint32_t hopper_operand_address(uint32_t start, uint32_t leading, uint32_t stride, int swizzle,
                                 bool transposed, unsigned row, unsigned k);
 
+/* The kernel that was launched last, as the launch names it. */
+const char *hopper_last_kernel(void);
+
 enum { HOPPER_SIDE = 64, HOPPER_TILES = 5 };
 
 /* Copies a box of 16 rows and as many columns as the swizzle is wide from (row, column) of `from`, [rows,

@@ -56,6 +56,11 @@ static struct {
 	ucontext_t scheduler;
 } m;
 
+const char *last_kernel()
+{
+	return m.kernel;
+}
+
 void die(const char *what)
 {
 	fprintf(stderr, "simt: %s, block (%u, %u, %u): %s\n", m.kernel, blockIdx.x, blockIdx.y, blockIdx.z,

@@ -51,6 +51,8 @@ void copy_async(void *shared, const void *global, bool valid);
 void copy_commit();
 void copy_wait(int groups);
 
+/* The kernel that was launched last, as the launch names it. */
+const char *last_kernel();
 /* Ends the program with the kernel's name. */
 [[noreturn]] void die(const char *what);
 /* The running thread waits; the others go on meanwhile. */

@@ -571,10 +571,14 @@ START_TEST(every_product_has_a_choice)
 }
 END_TEST
 
-/* ---- the kernel of attention ---- */
+/* ---- the kernels of attention: _i is the pass in question, and Hopper's kernel is no faster for the other
+ * one ---- */
+
+static const char *const pass_names[DEVICE_ATTENTION_PASSES] = {"forward", "backward"};
 
 struct checks {
 	struct run run;
+	enum device_attention_pass pass;
 	int count, result; /* calls of check; what they return */
 	double seconds[2];
 };
@@ -594,16 +598,19 @@ static int check_attention(void *context, const struct device_attention_shape *s
 {
 	struct checks *c = context;
 
-	c->count++;
 	ck_assert_int_eq(shape->head_dim, 64);
 	ck_assert_int_eq(shape->heads, 2);
 	ck_assert_int_eq(shape->rows, 12);
 	ck_assert_int_eq(shape->type, DTYPE_BF16);
+	seconds[0] = seconds[1] = 1e-3;
+	if (shape->pass != c->pass)
+		return 0;
+	c->count++;
 	memcpy(seconds, c->seconds, sizeof(c->seconds));
 	return c->result < 0 ? error_set(err, c->result, "planted") : 0;
 }
 
-/* A start; whether Hopper's kernel is in use. */
+/* A start; whether Hopper's kernel is in use for the pass. */
 static bool start_attention(struct checks *c, bool resumes)
 {
 	static const char text[] = "{\"model_type\":\"llama\",\"hidden_size\":128,\"intermediate_size\":48,"
@@ -628,7 +635,8 @@ static bool start_attention(struct checks *c, bool resumes)
 	train_options_default(&o);
 	o.precision = DTYPE_BF16;
 	ck_ok(products_choose(c->run.dev, NULL, "here", &config, &o, 12, &file, &err), &err);
-	hopper = c->run.dev->attention_hopper;
+	hopper = c->run.dev->attention_hopper[c->pass];
+	ck_assert(!c->run.dev->attention_hopper[!c->pass]);
 	device_destroy(c->run.dev);
 	return hopper;
 }
@@ -638,13 +646,21 @@ static bool said(const struct checks *c, const char *words)
 	return strstr(c->run.lines, words) != NULL;
 }
 
+static bool said_kernel(const struct checks *c, const char *kernel)
+{
+	_cleanup_free_ char *words =
+	    str_printf("the %s pass of attention has the %s kernel", pass_names[c->pass], kernel);
+
+	return said(c, words);
+}
+
 START_TEST(run_keeps_its_kernel)
 {
-	struct checks c = {.run = new_run(), .seconds = {2e-3, 1e-3}};
+	struct checks c = {.run = new_run(), .pass = (enum device_attention_pass)_i, .seconds = {2e-3, 1e-3}};
 
 	ck_assert(start_attention(&c, false));
 	ck_assert_int_eq(c.count, 1);
-	ck_assert(said(&c, "attention has the Hopper kernel"));
+	ck_assert(said_kernel(&c, "Hopper"));
 	/* It resumes with the same one, however fast that is now, and checks it again. */
 	c.seconds[1] = 3e-3;
 	ck_assert(start_attention(&c, true));
@@ -653,7 +669,8 @@ START_TEST(run_keeps_its_kernel)
 	/* A check that fails, and what comes after it. */
 	c.result = -EBADMSG;
 	ck_assert(!start_attention(&c, true));
-	ck_assert(said(&c, "warning: attention has the portable kernel"));
+	ck_assert(said(&c, "warning: "));
+	ck_assert(said_kernel(&c, "portable"));
 	ck_assert(said(&c, "planted"));
 	ck_assert(said(&c, "results may differ in the last bits"));
 	c.result = 0;
@@ -665,10 +682,11 @@ END_TEST
 
 START_TEST(slower_kernel_is_not_used)
 {
-	struct checks c = {.run = new_run(), .seconds = {1e-3, 0.99e-3}};
+	struct checks c = {
+	    .run = new_run(), .pass = (enum device_attention_pass)_i, .seconds = {1e-3, 0.99e-3}};
 
 	ck_assert(!start_attention(&c, false));
-	ck_assert(said(&c, "attention has the portable kernel"));
+	ck_assert(said_kernel(&c, "portable"));
 	c.seconds[1] = 1e-6;
 	ck_assert(!start_attention(&c, true));
 	ck_assert_int_eq(c.count, 0);
@@ -678,7 +696,7 @@ END_TEST
 
 START_TEST(kernel_that_fails_is_not_used)
 {
-	struct checks c = {.run = new_run(), .result = -ETIMEDOUT};
+	struct checks c = {.run = new_run(), .pass = (enum device_attention_pass)_i, .result = -ETIMEDOUT};
 
 	ck_assert(!start_attention(&c, false));
 	ck_assert(said(&c, "Hopper's has not passed its check: planted"));
@@ -692,7 +710,7 @@ END_TEST
 /* A run whose file says nothing of attention began with the portable kernel. */
 START_TEST(older_run_keeps_the_portable_kernel)
 {
-	struct checks c = {.run = new_run(), .seconds = {2e-3, 1e-3}};
+	struct checks c = {.run = new_run(), .pass = (enum device_attention_pass)_i, .seconds = {2e-3, 1e-3}};
 
 	ck_assert(!start_attention(&c, true));
 	ck_assert_int_eq(c.count, 0);
@@ -719,10 +737,10 @@ int main(void)
 	tcase_add_test(c, other_version_of_the_library);
 	tcase_add_test(c, damaged_file_is_measured_again);
 	tcase_add_loop_test(c, every_product_has_a_choice, 0, (int)ARRAY_SIZE(kinds));
-	tcase_add_test(c, run_keeps_its_kernel);
-	tcase_add_test(c, slower_kernel_is_not_used);
-	tcase_add_test(c, kernel_that_fails_is_not_used);
-	tcase_add_test(c, older_run_keeps_the_portable_kernel);
+	tcase_add_loop_test(c, run_keeps_its_kernel, 0, DEVICE_ATTENTION_PASSES);
+	tcase_add_loop_test(c, slower_kernel_is_not_used, 0, DEVICE_ATTENTION_PASSES);
+	tcase_add_loop_test(c, kernel_that_fails_is_not_used, 0, DEVICE_ATTENTION_PASSES);
+	tcase_add_loop_test(c, older_run_keeps_the_portable_kernel, 0, DEVICE_ATTENTION_PASSES);
 	suite_add_tcase(suite, c);
 	return unit_run(suite);
 }

@@ -80,7 +80,7 @@ pair mixed 1 2 130100
 same both mixed && fail "a device of another kind has the algorithms of rank 0"
 grep -q '13.0.0' "$tmp/mixed/algorithms.json" && grep -q '13.1.0' "$tmp/mixed/algorithms.json" || fail "both kinds have algorithms"
 
-# Heads that Hopper's kernel of attention takes: a process of its own checks it, and the choice is kept.
+# Heads that Hopper's kernels of attention take: processes of their own check them, and the choices are kept.
 mkdir "$tmp/heads"
 cp "$src/tests/engine/bytes"/* "$tmp/heads"
 sed -i 's/"head_dim": 16/"head_dim": 64/; s/"num_attention_heads": 4/"num_attention_heads": 2/; s/"num_key_value_heads": 2/"num_key_value_heads": 1/' "$tmp/heads/config.json"
@@ -88,15 +88,17 @@ wide() { sed -i "s|$src/tests/engine/bytes|$tmp/heads|; s|\"precision\": \"fp32\
 json wide "$tmp/wide" '"max_steps": 4' '"save_steps": 2'
 wide wide
 train wide 1
-grep -q '^attention has the [a-zA-Z]* kernel on SIMT emulator' "$tmp/wide.log" || { cat "$tmp/wide.log"; fail "the kernels of attention were not compared"; }
-grep -q '"kernel": "[a-z]*"' "$tmp/wide/algorithms.json" || fail "the kernel of attention is not in the file"
+for pass in forward backward; do
+	grep -q "^the $pass pass of attention has the [a-zA-Z]* kernel on SIMT emulator" "$tmp/wide.log" || { cat "$tmp/wide.log"; fail "the kernels of attention were not compared"; }
+done
+[ "$(grep -c '"kernel": "[a-z]*"' "$tmp/wide/algorithms.json")" = 2 ] || fail "the kernels of attention are not in the file"
 cp -r "$tmp/wide" "$tmp/wider"
 rm -rf "$tmp/wider/checkpoint-4"
 sed "s|$tmp/wide\"|$tmp/wider\"|" "$tmp/wide.json" >"$tmp/wider.json"
 train wider 1
 grep -q 'resuming from .*/checkpoint-2' "$tmp/wider.log" || { cat "$tmp/wider.log"; fail "wider does not resume"; }
 same wide wider || fail "a run that resumes has another kernel of attention"
-grep 'attention has' "$tmp/wider.log" && fail "a run that resumes has compared kernels of attention"
+grep 'of attention has' "$tmp/wider.log" && fail "a run that resumes has compared kernels of attention"
 "$simt" --check-attention 0 64 64 2 >"$tmp/check.log" && fail "a check of nothing passes"
-grep -q 'eight numbers' "$tmp/check.log" || fail "what a check needs is not said"
+grep -q 'nine numbers' "$tmp/check.log" || fail "what a check needs is not said"
 echo "algorithms are kept"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hopper's kernel of attention in the emulator, beside the portable one; and the emulation itself
+ * Hopper's kernels of attention in the emulator, beside the portable ones; and the emulation itself
  * (asynchrony.h): its layouts against numbers from the tables of the PTX ISA, and that it ends a program
  * whose kernel does not wait as it has to.
  */
@@ -21,13 +21,35 @@ static struct device *open_device(void)
 	return dev;
 }
 
-/* ---- the kernel ---- */
+static void *put(struct device *dev, const void *host, size_t bytes)
+{
+	struct error err = ERROR_INIT;
+	void *p = NULL;
+
+	ck_ok(device_alloc(dev, bytes, &p, &err), &err);
+	if (host)
+		ck_ok(device_write(dev, p, host, bytes, &err), &err);
+	return p;
+}
+
+static void fetch(struct device *dev, void *host, const void *p, size_t bytes)
+{
+	struct error err = ERROR_INIT;
+
+	ck_ok(device_read(dev, host, p, bytes, &err), &err);
+}
+
+/* ---- the kernels ---- */
 
 static const struct {
 	int head_dim;
 	enum dtype type;
-} kernels[] = {{64, DTYPE_BF16}, {96, DTYPE_BF16}, {128, DTYPE_BF16},
-               {64, DTYPE_F16},  {96, DTYPE_F16},  {128, DTYPE_F16}};
+	enum device_attention_pass pass;
+} kernels[] = {{64, DTYPE_BF16, DEVICE_ATTENTION_FORWARD},  {96, DTYPE_BF16, DEVICE_ATTENTION_FORWARD},
+               {128, DTYPE_BF16, DEVICE_ATTENTION_FORWARD}, {64, DTYPE_F16, DEVICE_ATTENTION_FORWARD},
+               {96, DTYPE_F16, DEVICE_ATTENTION_FORWARD},   {128, DTYPE_F16, DEVICE_ATTENTION_FORWARD},
+               {64, DTYPE_BF16, DEVICE_ATTENTION_BACKWARD}, {96, DTYPE_BF16, DEVICE_ATTENTION_BACKWARD},
+               {128, DTYPE_BF16, DEVICE_ATTENTION_BACKWARD}};
 
 START_TEST(kernel_agrees)
 {
@@ -36,7 +58,8 @@ START_TEST(kernel_agrees)
 	                                   .heads = 1,
 	                                   .kv_heads = 1,
 	                                   .head_dim = kernels[_i].head_dim,
-	                                   .type = kernels[_i].type};
+	                                   .type = kernels[_i].type,
+	                                   .pass = kernels[_i].pass};
 	struct device *dev = open_device();
 	struct error err = ERROR_INIT;
 	double seconds[2];
@@ -44,6 +67,107 @@ START_TEST(kernel_agrees)
 	ck_assert(device_attention_has_hopper(dev, &s));
 	ck_ok(device_attention_check(dev, &s, seconds, &err), &err);
 	device_destroy(dev);
+}
+END_TEST
+
+/* ---- packed documents ---- */
+
+/* Gradients of packed documents, of which the middle one begins and ends within a tile. */
+enum { DOCUMENTS = 3, MIDDLE = 70, MIDDLE_END = 200, ROWS = 270, LD_GAP = 8 };
+
+static const struct {
+	int heads, kv_heads, head_dim, window;
+} packed[] = {{3, 1, 64, 0}, {2, 2, 96, 0}, {2, 1, 128, 0}, {4, 2, 64, 45}};
+
+struct packed {
+	struct device_attention a;
+	int64_t ld;
+	uint16_t *qkv, *d_o, *d_qkv; /* [ROWS][ld]; the rows of d_o have that length, too */
+};
+
+/* Rows of numbers from -1 to 1. */
+static void random_rows(uint16_t *p, int64_t ld, int from, int to, unsigned state)
+{
+	for (int64_t i = from * ld; i < to * ld; i++) {
+		state = state * 1664525 + 1013904223;
+		p[i] = bf16_from_float((float)(state >> 8) * 0x1p-23f - 1);
+	}
+}
+
+static struct packed packed_make(int i)
+{
+	static const int32_t starts[DOCUMENTS + 1] = {0, MIDDLE, MIDDLE_END, ROWS};
+	struct packed p = {.a = {.tokens = ROWS,
+	                         .heads = packed[i].heads,
+	                         .kv_heads = packed[i].kv_heads,
+	                         .head_dim = packed[i].head_dim,
+	                         .scale = 0.125f,
+	                         .window = packed[i].window,
+	                         .documents = DOCUMENTS,
+	                         .host_starts = starts,
+	                         .type = DTYPE_BF16}};
+
+	p.ld = (int64_t)(p.a.heads + 2 * p.a.kv_heads) * p.a.head_dim + LD_GAP;
+	p.a.ld_q = p.a.ld_k = p.a.ld_v = p.a.ld_o = p.ld;
+	p.qkv = calloc((size_t)(ROWS * p.ld), 2);
+	p.d_o = calloc((size_t)(ROWS * p.ld), 2);
+	p.d_qkv = calloc((size_t)(ROWS * p.ld), 2);
+	random_rows(p.qkv, p.ld, 0, ROWS, 1);
+	random_rows(p.d_o, p.ld, 0, ROWS, 2);
+	return p;
+}
+
+static void packed_free(struct packed *p)
+{
+	free(p->qkv);
+	free(p->d_o);
+	free(p->d_qkv);
+}
+
+static void packed_run(struct packed *p, bool hopper)
+{
+	size_t bytes = (size_t)(ROWS * p->ld) * 2, k = (size_t)(p->a.heads * p->a.head_dim) * 2;
+	size_t v = k + (size_t)(p->a.kv_heads * p->a.head_dim) * 2;
+	struct device *dev = open_device();
+	struct error err = ERROR_INIT;
+	char *qkv = put(dev, p->qkv, bytes), *d_o = put(dev, p->d_o, bytes), *o = put(dev, NULL, bytes);
+	char *d_qkv = put(dev, p->d_qkv, bytes);
+	float *lse = put(dev, NULL, ROWS * (size_t)p->a.heads * sizeof(float));
+	int32_t *starts = put(dev, p->a.host_starts, (DOCUMENTS + 1) * sizeof(int32_t));
+
+	ck_ok(device_reserve_scratch(dev, 1 << 20, &err), &err);
+	p->a.starts = starts;
+	device_attention_forward(dev, &p->a, o, lse, qkv, qkv + k, qkv + v);
+	device_attention_use_hopper(dev, DEVICE_ATTENTION_BACKWARD, hopper);
+	device_attention_backward(dev, &p->a, d_qkv, d_qkv + k, d_qkv + v, d_o, o, lse, qkv, qkv + k,
+	                          qkv + v);
+	fetch(dev, p->d_qkv, d_qkv, bytes);
+	ck_assert_int_eq(strstr(hopper_last_kernel(), "gradient_hopper") != NULL, hopper);
+	device_free(dev, qkv);
+	device_free(dev, d_o);
+	device_free(dev, o);
+	device_free(dev, d_qkv);
+	device_free(dev, lse);
+	device_free(dev, starts);
+	device_destroy(dev);
+}
+
+/* The gradients of a document have the same bits whatever the other rows of the batch are. */
+START_TEST(other_rows_do_not_matter)
+{
+	struct packed p = packed_make(_i), other = packed_make(_i);
+
+	random_rows(other.qkv, other.ld, 0, MIDDLE, 3);
+	random_rows(other.qkv, other.ld, MIDDLE_END, ROWS, 4);
+	random_rows(other.d_o, other.ld, 0, MIDDLE, 5);
+	random_rows(other.d_o, other.ld, MIDDLE_END, ROWS, 6);
+	packed_run(&p, true);
+	packed_run(&other, true);
+	ck_assert_mem_ne(p.d_qkv, other.d_qkv, (size_t)(MIDDLE * p.ld) * 2);
+	ck_assert_mem_eq(p.d_qkv + MIDDLE * p.ld, other.d_qkv + MIDDLE * p.ld,
+	                 (size_t)((MIDDLE_END - MIDDLE) * p.ld) * 2);
+	packed_free(&p);
+	packed_free(&other);
 }
 END_TEST
 
@@ -104,24 +228,6 @@ START_TEST(operands_lie_as_the_isa_says)
 	}
 }
 END_TEST
-
-static void *put(struct device *dev, const void *host, size_t bytes)
-{
-	struct error err = ERROR_INIT;
-	void *p = NULL;
-
-	ck_ok(device_alloc(dev, bytes, &p, &err), &err);
-	if (host)
-		ck_ok(device_write(dev, p, host, bytes, &err), &err);
-	return p;
-}
-
-static void fetch(struct device *dev, void *host, const void *p, size_t bytes)
-{
-	struct error err = ERROR_INIT;
-
-	ck_ok(device_read(dev, host, p, bytes, &err), &err);
-}
 
 /* A box that ends beyond the matrix, below and at its right. */
 START_TEST(boxes_are_copied)
@@ -227,6 +333,7 @@ static Suite *suite_make(void)
 	                                 HOPPER_MISTAKES);
 	tcase_set_timeout(kernel, 300);
 	tcase_add_loop_test(kernel, kernel_agrees, 0, ARRAY_SIZE(kernels));
+	tcase_add_loop_test(kernel, other_rows_do_not_matter, 0, ARRAY_SIZE(packed));
 	suite_add_tcase(suite, emulation);
 	suite_add_tcase(suite, kernel);
 	return suite;

@@ -37,7 +37,19 @@ static const struct algorithms_attention portable = {
     .hopper_ns = 3,
     .chosen = 1};
 
-static char *two_kinds(const struct algorithms_attention *attention)
+/* The backward pass of the same shape, not measured, with Hopper's kernel or not. */
+static struct algorithms_attention backward(int32_t hopper)
+{
+	struct algorithms_attention a = portable;
+
+	a.shape.pass = DEVICE_ATTENTION_BACKWARD;
+	a.portable_ns = a.hopper_ns = 0;
+	a.hopper = hopper;
+	return a;
+}
+
+static char *two_kinds(const struct algorithms_attention *forward,
+                       const struct algorithms_attention *backward)
 {
 	_cleanup_(algorithms_free) struct algorithms a = {0};
 	struct device_gemm_choice choices[] = {made_up(5, 0x01), made_up(6, 0xfe)}, fp8 = made_up(7, 0x03);
@@ -48,7 +60,9 @@ static char *two_kinds(const struct algorithms_attention *attention)
 	ck_ok(algorithms_add(&a, "fp8", &fp8, 1, &err), &err);
 	ck_ok(algorithms_add(&a, "one", choices, 2, &err), &err);
 	ck_ok(algorithms_add(&a, "two", choices, 1, &err), &err);
-	ck_ok(algorithms_set_attention(&a, "one", attention, &err), &err);
+	ck_ok(algorithms_set_attention(&a, "one", forward, &err), &err);
+	if (backward)
+		ck_ok(algorithms_set_attention(&a, "one", backward, &err), &err);
 	text = algorithms_text(&a);
 	ck_assert_ptr_nonnull(text);
 	return text;
@@ -57,7 +71,7 @@ static char *two_kinds(const struct algorithms_attention *attention)
 START_TEST(file_reads_back)
 {
 	struct device_gemm_choice choices[] = {made_up(5, 0x01), made_up(6, 0xfe)}, other = made_up(5, 0x77);
-	_cleanup_free_ char *text = two_kinds(&portable);
+	_cleanup_free_ char *text = two_kinds(&portable, NULL);
 	struct error err = ERROR_INIT;
 	struct algorithms_of_kind *kind;
 	struct algorithms a;
@@ -135,7 +149,7 @@ START_TEST(damaged_files)
 	    {"0101", "0x01"},
 	    {"\"one\"", "\"two\""},
 	    {"\"one\"", "\"\""},
-	    {"\"version\": 1", "\"version\": 3"},
+	    {"\"version\": 1", "\"version\": 4"},
 	    {"\"kernel\": \"portable\"", "\"kernel\": \"other\""},
 	    {"\"kernel\": \"portable\"", "\"colonel\": \"portable\""},
 	    {"\"hopper_ns\": 3", "\"hopper_ns\": -3"},
@@ -143,7 +157,7 @@ START_TEST(damaged_files)
 	    {"\"window\": 5", "\"window\": -1"},
 	    {"\"type\": 1", "\"type\": 3"},
 	};
-	_cleanup_free_ char *text = two_kinds(&portable);
+	_cleanup_free_ char *text = two_kinds(&portable, NULL);
 	_cleanup_free_ char *flipped = replaced(text, "\"m\": 5", "\"m\": 7");
 	size_t len = strlen(text);
 
@@ -159,27 +173,45 @@ START_TEST(damaged_files)
 }
 END_TEST
 
-/* Readers before Hopper's kernel take the file for one of theirs, unless its choice is that kernel. */
+/* Readers before Hopper's kernels take the file for one of theirs, unless its choice is one of these. The
+ * index has the choice of the forward pass in bit 0, that of the backward pass in bit 1. */
 START_TEST(attention_reads_back)
 {
-	struct algorithms_attention hopper = portable;
+	static const char *const versions[] = {"\"version\": 1", "\"version\": 2", "\"version\": 3",
+	                                       "\"version\": 3"};
+	struct algorithms_attention put[] = {portable, backward(_i >> 1)};
+	_cleanup_free_ char *text = NULL;
+	struct error err = ERROR_INIT;
+	struct algorithms a;
 
-	hopper.hopper = 1;
-	for (int i = 0; i < 2; i++) {
-		const struct algorithms_attention *put = i ? &hopper : &portable;
-		_cleanup_free_ char *text = two_kinds(put);
-		struct error err = ERROR_INIT;
-		struct algorithms a;
-
-		ck_assert_ptr_nonnull(strstr(text, i ? "\"version\": 2" : "\"version\": 1"));
-		ck_ok(algorithms_parse(text, strlen(text), "file", &a, &err), &err);
-		ck_assert_mem_eq(&algorithms_find(&a, "one")->attention, put, sizeof(*put));
-		ck_assert(!algorithms_find(&a, "two")->attention.chosen);
-		/* The products are measured again; the kernel is kept. */
-		algorithms_forget(&a, "one");
-		ck_assert(algorithms_find(&a, "one")->attention.chosen);
-		algorithms_free(&a);
+	put[0].hopper = _i & 1;
+	text = two_kinds(&put[0], &put[1]);
+	ck_assert_ptr_nonnull(strstr(text, versions[_i]));
+	ck_ok(algorithms_parse(text, strlen(text), "file", &a, &err), &err);
+	for (int pass = 0; pass < DEVICE_ATTENTION_PASSES; pass++) {
+		ck_assert_mem_eq(&algorithms_find(&a, "one")->attention[pass], &put[pass], sizeof(*put));
+		ck_assert(!algorithms_find(&a, "two")->attention[pass].chosen);
 	}
+	/* The products are measured again; the kernels are kept. */
+	algorithms_forget(&a, "one");
+	for (int pass = 0; pass < DEVICE_ATTENTION_PASSES; pass++)
+		ck_assert(algorithms_find(&a, "one")->attention[pass].chosen);
+	algorithms_free(&a);
+}
+END_TEST
+
+/* A file from before the backward pass had a second kernel. */
+START_TEST(forward_pass_alone_reads_back)
+{
+	_cleanup_free_ char *text = two_kinds(&portable, NULL);
+	struct error err = ERROR_INIT;
+	struct algorithms a;
+
+	ck_assert_ptr_null(strstr(text, "attention_backward"));
+	ck_ok(algorithms_parse(text, strlen(text), "file", &a, &err), &err);
+	ck_assert(algorithms_find(&a, "one")->attention[DEVICE_ATTENTION_FORWARD].chosen);
+	ck_assert(!algorithms_find(&a, "one")->attention[DEVICE_ATTENTION_BACKWARD].chosen);
+	algorithms_free(&a);
 }
 END_TEST
 
@@ -190,7 +222,8 @@ int main(void)
 
 	tcase_add_test(c, file_reads_back);
 	tcase_add_test(c, damaged_files);
-	tcase_add_test(c, attention_reads_back);
+	tcase_add_loop_test(c, attention_reads_back, 0, 4);
+	tcase_add_test(c, forward_pass_alone_reads_back);
 	suite_add_tcase(suite, c);
 	return unit_run(suite);
 }

@@ -89,7 +89,8 @@ static struct device *open_device(int threads)
 
 	ck_ok(device_create(&o, &dev, &err), &err);
 	ck_ok(device_reserve_scratch(dev, 64 << 20, &err), &err);
-	device_attention_use_hopper(dev, with_hopper());
+	for (int pass = 0; pass < DEVICE_ATTENTION_PASSES; pass++)
+		device_attention_use_hopper(dev, (enum device_attention_pass)pass, with_hopper());
 	return dev;
 }
 
