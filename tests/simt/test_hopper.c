@@ -73,7 +73,7 @@ END_TEST
 /* ---- packed documents ---- */
 
 /* Gradients of packed documents, of which the middle one begins and ends within a tile. */
-enum { DOCUMENTS = 3, MIDDLE = 70, MIDDLE_END = 200, ROWS = 270, LD_GAP = 8 };
+enum { DOCUMENTS = 3, MIDDLE = 70, MIDDLE_END = 200, PACKED_ROWS = 270, LD_GAP = 8 };
 
 static const struct {
 	int heads, kv_heads, head_dim, window;
@@ -82,7 +82,7 @@ static const struct {
 struct packed {
 	struct device_attention a;
 	int64_t ld;
-	uint16_t *qkv, *d_o, *d_qkv; /* [ROWS][ld]; the rows of d_o have that length, too */
+	uint16_t *qkv, *d_o, *d_qkv; /* [PACKED_ROWS][ld]; the rows of d_o have that length, too */
 };
 
 /* Rows of numbers from -1 to 1. */
@@ -96,8 +96,8 @@ static void random_rows(uint16_t *p, int64_t ld, int from, int to, unsigned stat
 
 static struct packed packed_make(int i)
 {
-	static const int32_t starts[DOCUMENTS + 1] = {0, MIDDLE, MIDDLE_END, ROWS};
-	struct packed p = {.a = {.tokens = ROWS,
+	static const int32_t starts[DOCUMENTS + 1] = {0, MIDDLE, MIDDLE_END, PACKED_ROWS};
+	struct packed p = {.a = {.tokens = PACKED_ROWS,
 	                         .heads = packed[i].heads,
 	                         .kv_heads = packed[i].kv_heads,
 	                         .head_dim = packed[i].head_dim,
@@ -109,11 +109,11 @@ static struct packed packed_make(int i)
 
 	p.ld = (int64_t)(p.a.heads + 2 * p.a.kv_heads) * p.a.head_dim + LD_GAP;
 	p.a.ld_q = p.a.ld_k = p.a.ld_v = p.a.ld_o = p.ld;
-	p.qkv = calloc((size_t)(ROWS * p.ld), 2);
-	p.d_o = calloc((size_t)(ROWS * p.ld), 2);
-	p.d_qkv = calloc((size_t)(ROWS * p.ld), 2);
-	random_rows(p.qkv, p.ld, 0, ROWS, 1);
-	random_rows(p.d_o, p.ld, 0, ROWS, 2);
+	p.qkv = calloc((size_t)(PACKED_ROWS * p.ld), 2);
+	p.d_o = calloc((size_t)(PACKED_ROWS * p.ld), 2);
+	p.d_qkv = calloc((size_t)(PACKED_ROWS * p.ld), 2);
+	random_rows(p.qkv, p.ld, 0, PACKED_ROWS, 1);
+	random_rows(p.d_o, p.ld, 0, PACKED_ROWS, 2);
 	return p;
 }
 
@@ -126,13 +126,13 @@ static void packed_free(struct packed *p)
 
 static void packed_run(struct packed *p, bool hopper)
 {
-	size_t bytes = (size_t)(ROWS * p->ld) * 2, k = (size_t)(p->a.heads * p->a.head_dim) * 2;
+	size_t bytes = (size_t)(PACKED_ROWS * p->ld) * 2, k = (size_t)(p->a.heads * p->a.head_dim) * 2;
 	size_t v = k + (size_t)(p->a.kv_heads * p->a.head_dim) * 2;
 	struct device *dev = open_device();
 	struct error err = ERROR_INIT;
 	char *qkv = put(dev, p->qkv, bytes), *d_o = put(dev, p->d_o, bytes), *o = put(dev, NULL, bytes);
 	char *d_qkv = put(dev, p->d_qkv, bytes);
-	float *lse = put(dev, NULL, ROWS * (size_t)p->a.heads * sizeof(float));
+	float *lse = put(dev, NULL, PACKED_ROWS * (size_t)p->a.heads * sizeof(float));
 	int32_t *starts = put(dev, p->a.host_starts, (DOCUMENTS + 1) * sizeof(int32_t));
 
 	ck_ok(device_reserve_scratch(dev, 1 << 20, &err), &err);
@@ -158,9 +158,9 @@ START_TEST(other_rows_do_not_matter)
 	struct packed p = packed_make(_i), other = packed_make(_i);
 
 	random_rows(other.qkv, other.ld, 0, MIDDLE, 3);
-	random_rows(other.qkv, other.ld, MIDDLE_END, ROWS, 4);
+	random_rows(other.qkv, other.ld, MIDDLE_END, PACKED_ROWS, 4);
 	random_rows(other.d_o, other.ld, 0, MIDDLE, 5);
-	random_rows(other.d_o, other.ld, MIDDLE_END, ROWS, 6);
+	random_rows(other.d_o, other.ld, MIDDLE_END, PACKED_ROWS, 6);
 	packed_run(&p, true);
 	packed_run(&other, true);
 	ck_assert_mem_ne(p.d_qkv, other.d_qkv, (size_t)(MIDDLE * p.ld) * 2);
