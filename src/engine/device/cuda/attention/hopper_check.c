@@ -2,8 +2,9 @@
 /*
  * Checks Hopper's kernels of attention before anything uses them, and measures them. The results of one over
  * small problems of random numbers are compared with those of the portable kernel: several documents, with
- * and without a window, more than one block, with rows that are wider than their contents. Both kernels round
- * the probabilities, the gradients of scores and what they write; only their sums are in different orders.
+ * and without a window, grouped heads, more than one block, with rows that are wider than their contents.
+ * Both kernels round the probabilities, the gradients of scores and what they write; only their sums are in
+ * different orders.
  */
 #include <errno.h>
 #include <math.h>
@@ -38,7 +39,7 @@ struct problem {
 
 bool device_attention_has_hopper(const struct device *dev, const struct device_attention_shape *s)
 {
-	return attention_hopper_built() && dev->major == 9 &&
+	return attention_hopper_built() && dev->major == 9 && s->pass < DEVICE_ATTENTION_PASSES &&
 	       (s->type == DTYPE_BF16 || (s->type == DTYPE_F16 && s->pass == DEVICE_ATTENTION_FORWARD)) &&
 	       (s->head_dim == 64 || s->head_dim == 96 || s->head_dim == 128) && s->tokens > 0 &&
 	       s->rows > 0 && s->heads > 0 && s->kv_heads > 0;
@@ -279,10 +280,13 @@ static int check_results(struct device *dev, const struct device_attention_shape
 	enum { PROBLEMS = 4 };
 	static const struct size {
 		int64_t tokens, rows;
-		int32_t window;
-	} all[][PROBLEMS] = {
-	    [DEVICE_ATTENTION_FORWARD] = {{520, 520, 0}, {200, 70, 0}, {300, 170, 100}, {129, 129, 1}},
-	    [DEVICE_ATTENTION_BACKWARD] = {{330, 330, 0}, {150, 70, 0}, {200, 140, 100}, {129, 129, 1}}};
+		int32_t window, kv_heads;
+	} all[][PROBLEMS] = {[DEVICE_ATTENTION_FORWARD] = {{520, 520, 0, 1},
+	                                                   {200, 70, 0, 2},
+	                                                   {300, 170, 100, 1},
+	                                                   {129, 129, 1, 1}},
+	                     [DEVICE_ATTENTION_BACKWARD] = {
+	                         {330, 330, 0, 1}, {150, 70, 0, 2}, {200, 140, 100, 1}, {129, 129, 1, 1}}};
 	const struct size *small = all[shape->pass];
 	int r = 0;
 
@@ -293,8 +297,8 @@ static int check_results(struct device *dev, const struct device_attention_shape
 		s.tokens = small[i].tokens;
 		s.rows = small[i].rows;
 		s.window = small[i].window;
-		s.kv_heads = 1;
-		s.heads = 2;
+		s.kv_heads = small[i].kv_heads;
+		s.heads = 2 * s.kv_heads;
 		r = problem_make(&p, &s, err);
 		if (r == 0)
 			r = check_problem(&p, err);
