@@ -11,6 +11,19 @@
 #include "failing_memory.h"
 #include "http/users.h"
 
+/* Seconds by which the clocks are ahead. */
+static atomic_int ahead;
+
+int __real_clock_gettime(clockid_t id, struct timespec *out);
+int __wrap_clock_gettime(clockid_t id, struct timespec *out);
+int __wrap_clock_gettime(clockid_t id, struct timespec *out)
+{
+	int r = __real_clock_gettime(id, out);
+
+	out->tv_sec += ahead;
+	return r;
+}
+
 /* The work of a thread in a test: it waits for `go` and counts its calls. */
 struct job {
 	sem_t go;
@@ -308,6 +321,124 @@ START_TEST(who_called_long_ago_is_forgotten)
 }
 END_TEST
 
+static sem_t first_answer;
+
+/* User 1 is looked up for as long as the test says. */
+static bool ask_slowly_for_the_first(uid_t uid, char *name)
+{
+	asked++;
+	if (uid == 1)
+		sem_wait(&first_answer);
+	sprintf(name, "user%d", (int)uid);
+	return true;
+}
+
+/* 4096 users are kept: those who called last, and who is waited for. */
+START_TEST(who_is_waited_for_or_calls_again_is_kept)
+{
+	struct users_options options = {.deadline = 60, .keep = 3600, .look_up = ask_slowly_for_the_first};
+	struct error err = ERROR_INIT;
+	struct users *users;
+	const char *name;
+	sd_event *event;
+	int changes = 0;
+
+	sem_init(&first_answer, 0, 0);
+	asked = 0;
+	ck_assert_int_ge(sd_event_new(&event), 0);
+	ck_ok(users_create(event, &options, count_change, &changes, &users, &err), &err);
+	ck_assert_int_eq(users_find(users, 1, &name), 0);
+	for (uid_t uid = 2; uid <= 4200; uid++) {
+		ck_assert_int_eq(users_find(users, uid, &name), 0);
+		await(event, &changes, (int)uid - 1);
+		if (uid == 4000)
+			ck_assert_int_eq(users_find(users, 2, &name), 1);
+	}
+	sem_post(&first_answer);
+	await(event, &changes, 4200);
+	/* No one is forgotten for who is known already. */
+	for (int i = 0; i < 200; i++)
+		ck_assert_int_eq(users_find(users, 4200, &name), 1);
+	ck_assert_int_eq(users_find(users, 1, &name), 1);
+	ck_assert_str_eq(name, "user1");
+	ck_assert_int_eq(users_find(users, 2, &name), 1);
+	ck_assert_int_eq(users_find(users, 107, &name), 1);
+	ck_assert_int_eq(asked, 4200);
+	ck_assert_int_eq(users_find(users, 106, &name), 0);
+	await(event, &changes, 4201);
+	users_destroy(users);
+	sd_event_unref(event);
+}
+END_TEST
+
+/* A user who is not found may have been added since: that is asked for again sooner than a name that is
+ * known. */
+START_TEST(who_was_not_found_is_looked_up_again_soon)
+{
+	int changes = 0;
+	sd_event *event;
+	struct users *users = start_users(&event, 60, 3600, &changes);
+	const char *name;
+
+	sem_post(&database);
+	ck_assert_int_eq(users_find(users, 404, &name), 0);
+	await(event, &changes, 1);
+	sem_post(&database);
+	ck_assert_int_eq(users_find(users, 1000, &name), 0);
+	await(event, &changes, 2);
+	ahead = 4;
+	ck_assert_int_eq(users_find(users, 404, &name), 1);
+	ahead = 3599;
+	ck_assert_int_eq(users_find(users, 1000, &name), 1);
+	ck_assert_int_eq(users_find(users, 404, &name), 1);
+	ahead = 3601;
+	ck_assert_int_eq(users_find(users, 1000, &name), 1);
+	sem_post(&database);
+	sem_post(&database);
+	await(event, &changes, 4);
+	ck_assert_int_eq(asked, 4);
+	users_destroy(users);
+	sd_event_unref(event);
+}
+END_TEST
+
+static atomic_bool root_is_there;
+
+static bool ask_for_root(uid_t uid, char *name)
+{
+	strcpy(name, "root");
+	return root_is_there;
+}
+
+/* The database may change: whoever loses the name loses the rights that it gives. */
+START_TEST(a_user_who_is_removed_is_no_administrator_any_more)
+{
+	struct users_options options = {.keep = 1e-9, .look_up = ask_for_root, .admin_group = "root"};
+	struct error err = ERROR_INIT;
+	struct users *users;
+	const char *name;
+	sd_event *event;
+	int changes = 0;
+
+	root_is_there = true;
+	ck_assert_int_ge(sd_event_new(&event), 0);
+	ck_ok(users_create(event, &options, count_change, &changes, &users, &err), &err);
+	ck_assert_int_eq(users_find(users, 4000, &name), 0);
+	await(event, &changes, 1);
+	ck_assert(users_is_admin(users, 4000));
+	root_is_there = false;
+	ck_assert_int_eq(users_find(users, 4000, &name), 1);
+	ck_assert_str_eq(name, "root");
+	ck_assert(users_is_admin(users, 4000));
+	await(event, &changes, 2);
+	ck_assert(!users_is_admin(users, 4000));
+	ck_assert_int_eq(users_find(users, 4000, &name), 1);
+	ck_assert_ptr_null(name);
+	users_destroy(users);
+	sd_event_unref(event);
+}
+END_TEST
+
 /* Whose name cannot be looked up is not taken for a user without one, and is looked up with the next call. */
 START_TEST(a_look_up_without_memory_is_no_answer)
 {
@@ -377,5 +508,8 @@ int main(void)
 	tcase_add_test(c, members_of_a_group_are_administrators);
 	tcase_add_test(c, a_look_up_that_hangs_is_left_behind);
 	tcase_add_test(c, who_called_long_ago_is_forgotten);
+	tcase_add_test(c, who_is_waited_for_or_calls_again_is_kept);
+	tcase_add_test(c, who_was_not_found_is_looked_up_again_soon);
+	tcase_add_test(c, a_user_who_is_removed_is_no_administrator_any_more);
 	return unit_run(s);
 }
