@@ -62,13 +62,16 @@ static void set_timer(void *context, enum controller_timer which, double at)
 {
 	struct timers *t = context;
 	sd_event_source *source = t->list[which].source;
+	bool deferred = which == CONTROLLER_FLUSH && at == 0;
 
-	if (which == CONTROLLER_FLUSH && at == 0) {
-		sd_event_source_set_enabled(t->flush, SD_EVENT_ONESHOT);
+	if (which == CONTROLLER_FLUSH)
+		sd_event_source_set_enabled(t->flush, deferred ? SD_EVENT_ONESHOT : SD_EVENT_OFF);
+	if (at < 0 || deferred) {
+		sd_event_source_set_enabled(source, SD_EVENT_OFF);
 		return;
 	}
-	sd_event_source_set_time(source, at > 0 ? (uint64_t)(at * 1e6) : 0);
-	sd_event_source_set_enabled(source, at < 0 ? SD_EVENT_OFF : SD_EVENT_ONESHOT);
+	sd_event_source_set_time(source, (uint64_t)(at * 1e6));
+	sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
 }
 
 static double monotonic(void *context)

@@ -2,7 +2,6 @@
 /* Requests that are sent on to another service, and that follow an elected controller. Server, client and
  * election are stand-ins, and so is the clock: a test plays the answers, and sees what was sent and what the
  * caller got. */
-#include <stdarg.h>
 #include <string.h>
 #include <systemd/sd-event.h>
 #include <time.h>
@@ -11,135 +10,8 @@
 #include "base/str.h"
 #include "dtraind/proxy.h"
 #include "fake_client.h"
+#include "fake_request.h"
 #include "unit.h"
-
-/* ---- the server ---- */
-
-struct http_stream {
-	struct strbuf text;
-	char *head; /* status and type */
-	bool ended, aborted;
-	size_t pending;
-	void (*drained)(void *context);
-	void *drained_context;
-};
-
-struct http_request {
-	const char *method, *target, *key, *body;
-	struct http_caller caller;
-	void (*closed)(void *context);
-	void *context;
-	char *answer; /* NULL: not yet */
-	struct http_stream stream;
-};
-
-const struct http_caller *http_request_caller(const struct http_request *r)
-{
-	return &r->caller;
-}
-
-const char *http_request_method(const struct http_request *r)
-{
-	return r->method;
-}
-
-const char *http_request_target(const struct http_request *r)
-{
-	return r->target;
-}
-
-const char *http_request_header(const struct http_request *r, const char *name)
-{
-	return str_eq(name, "Dtrain-Key") ? r->key : NULL;
-}
-
-const void *http_request_body(const struct http_request *r, size_t *len)
-{
-	*len = r->body ? strlen(r->body) : 0;
-	return r->body ? r->body : "";
-}
-
-void http_request_on_close(struct http_request *r, void (*closed)(void *context), void *context)
-{
-	r->closed = closed;
-	r->context = context;
-}
-
-void http_reply_json(struct http_request *r, int status, json_t *json)
-{
-	_cleanup_free_ char *text = json_dumps(json, JSON_COMPACT);
-
-	ck_assert_ptr_null(r->answer);
-	r->answer = str_printf("%d %s", status, text);
-	json_decref(json);
-}
-
-void http_reply_bytes(struct http_request *r, int status, const char *type, const void *data, size_t len)
-{
-	ck_assert_ptr_null(r->answer);
-	r->answer = str_printf("%d %s %.*s", status, type, (int)len, (const char *)data);
-}
-
-void http_reply_error(struct http_request *r, int status, const char *code, const char *fmt, ...)
-{
-	char text[512];
-	va_list ap;
-
-	va_start(ap, fmt);
-	vsnprintf(text, sizeof(text), fmt, ap);
-	va_end(ap);
-	ck_assert_ptr_null(r->answer);
-	r->answer = str_printf("%d %s: %s", status, code, text);
-}
-
-struct http_stream *http_reply_stream(struct http_request *r, int status, const char *type)
-{
-	ck_assert(!r->answer && !r->stream.head);
-	r->stream.head = str_printf("%d %s", status, type);
-	return &r->stream;
-}
-
-void http_stream_write(struct http_stream *s, const void *data, size_t len)
-{
-	strbuf_add(&s->text, data, len);
-	s->pending += len;
-}
-
-void http_stream_end(struct http_stream *s)
-{
-	ck_assert(!s->ended && !s->aborted);
-	s->ended = true;
-}
-
-void http_stream_abort(struct http_stream *s)
-{
-	ck_assert(!s->ended && !s->aborted);
-	s->aborted = true;
-}
-
-size_t http_stream_pending(const struct http_stream *s)
-{
-	return s->pending;
-}
-
-void http_stream_on_drain(struct http_stream *s, void (*drained)(void *context), void *context)
-{
-	s->drained = drained;
-	s->drained_context = context;
-}
-
-/* The answer has been sent, or the caller has gone. */
-static void request_close(struct http_request *r)
-{
-	if (r->closed)
-		r->closed(r->context);
-	r->closed = NULL;
-	free(r->answer);
-	strbuf_free(&r->stream.text);
-	free(r->stream.head);
-	r->answer = NULL;
-	r->stream = (struct http_stream){0};
-}
 
 /* ---- the clock ---- */
 
@@ -226,7 +98,7 @@ START_TEST(a_request_is_sent_on_as_it_is)
 		ck_assert_str_eq(fake_client_last()->text, cases[i].sent);
 		ck_assert(fake_client_last()->call.timeout == 0);
 		/* The caller goes: no one waits for the answer. */
-		request_close(&r);
+		fake_request_close(&r);
 		ck_assert(fake_client_last()->cancelled);
 	}
 }
@@ -269,7 +141,7 @@ START_TEST(an_answer_is_passed_on)
 			ck_assert_str_eq(r.stream.text.data, cases[i].body);
 			ck_assert(r.stream.ended && !r.stream.aborted);
 		}
-		request_close(&r);
+		fake_request_close(&r);
 		ck_assert(!fake_client_last()->cancelled);
 	}
 }
@@ -288,7 +160,7 @@ START_TEST(an_answer_that_breaks_off_is_broken_off)
 	fake_client_last()->call.on_done(fake_client_last()->call.context, &broken);
 	ck_assert(r.stream.aborted && !r.stream.ended);
 	ck_assert_ptr_null(r.answer);
-	request_close(&r);
+	fake_request_close(&r);
 }
 END_TEST
 
@@ -307,13 +179,12 @@ START_TEST(a_slow_caller_holds_the_other_side_up)
 	ck_assert(!t->paused);
 	t->call.on_data(t->call.context, data, 1);
 	ck_assert(t->paused);
-	r.stream.pending = 0;
-	r.stream.drained(r.stream.drained_context);
+	fake_stream_drain(&r.stream);
 	ck_assert(!t->paused);
 	fake_client_answer(t, 0, NULL, NULL, -EIO, true);
 	/* What is left is sent when the other side has ended. */
 	r.stream.drained(r.stream.drained_context);
-	request_close(&r);
+	fake_request_close(&r);
 }
 END_TEST
 
@@ -325,7 +196,7 @@ START_TEST(a_call_that_cannot_be_made_is_answered)
 	pipe_call(&d, &r, &n2, "/t", NULL);
 	ck_assert_str_eq(r.answer, "502 unreachable: no cluster key");
 	ck_assert_ptr_null(r.closed);
-	request_close(&r);
+	fake_request_close(&r);
 }
 END_TEST
 
@@ -373,7 +244,7 @@ START_TEST(the_controller_is_told_who_asks)
 		ck_assert_str_eq(fake_client_last()->text, cases[i].sent);
 		fake_client_answer(fake_client_last(), 201, "application/json", "{}", 0, true);
 		ck_assert_str_eq(r.answer, "201 application/json {}");
-		request_close(&r);
+		fake_request_close(&r);
 	}
 }
 END_TEST
@@ -411,7 +282,7 @@ START_TEST(a_service_is_told_who_the_controller_is)
 		fake_leader.known = cases[i].known;
 		ck_assert(forward_to_controller(&d, &r));
 		ck_assert_str_eq(r.answer, cases[i].answer);
-		request_close(&r);
+		fake_request_close(&r);
 	}
 	ck_assert_uint_eq(fake_client.count, 0);
 }
@@ -494,7 +365,7 @@ START_TEST(a_request_follows_the_controller)
 		ck_assert_str_eq(r.answer, "200 application/json {}");
 	}
 	ck_assert(!turn());
-	request_close(&r);
+	fake_request_close(&r);
 }
 END_TEST
 
@@ -508,7 +379,7 @@ START_TEST(a_stream_is_not_asked_for_again)
 	fake_client_answer(fake_client_last(), 0, NULL, "x", -EIO, true);
 	ck_assert(r.stream.aborted);
 	ck_assert(!turn());
-	request_close(&r);
+	fake_request_close(&r);
 }
 END_TEST
 
@@ -528,7 +399,7 @@ START_TEST(a_request_waits_for_so_long_for_a_controller)
 	                 "503 no-controller: there is no controller, and was none for 30 s: it broke; runs "
 	                 "go on, and \"dtrain runs --local\" shows those of this node");
 	ck_assert(!turn());
-	request_close(&r);
+	fake_request_close(&r);
 }
 END_TEST
 
@@ -551,7 +422,7 @@ START_TEST(the_wait_begins_when_a_controller_is_lost)
 		now += cases[i].held;
 		fake_client_answer(fake_client_last(), 0, NULL, NULL, -EIO, cases[i].sent);
 		ck_assert_msg(!r.answer == !cases[i].answered, "%zu: %s", i, r.answer);
-		request_close(&r);
+		fake_request_close(&r);
 		ck_assert(!turn());
 	}
 }
@@ -564,7 +435,7 @@ START_TEST(a_call_to_the_controller_that_cannot_be_made_is_answered)
 	fake_client.refusal = "no cluster key";
 	ck_assert(forward_to_controller(&d, &r));
 	ck_assert_str_eq(r.answer, "502 unreachable: no cluster key");
-	request_close(&r);
+	fake_request_close(&r);
 }
 END_TEST
 
@@ -586,7 +457,7 @@ START_TEST(what_waits_follows_an_election)
 	ck_assert(forward_to_controller(&d, &waiting));
 	fake_client.transfers[0].call.on_data(fake_client.transfers[0].call.context, "{", 1);
 	fake_client_answer(&fake_client.transfers[4], 421, "application/json", AWAY, 0, true);
-	request_close(&gone); /* between others */
+	fake_request_close(&gone); /* between others */
 	ck_assert(fake_client.transfers[1].cancelled);
 	/* None is known, or it is the one that has them. */
 	proxy_follow(&d);
@@ -601,7 +472,7 @@ START_TEST(what_waits_follows_an_election)
 	ck_assert(fake_client.transfers[0].cancelled && !fake_client.transfers[2].cancelled &&
 	          fake_client.transfers[3].cancelled);
 	ck_assert(stream.stream.aborted && !stream.stream.ended);
-	request_close(&stream);
+	fake_request_close(&stream);
 	/* Both that wait are sent, and no other. */
 	while (turn())
 		;
@@ -618,14 +489,14 @@ START_TEST(what_waits_follows_an_election)
 			fake_client_answer(&fake_client.transfers[i], 200, "application/json", "{}", 0, true);
 	ck_assert_ptr_null(get.answer);
 	ck_assert_str_eq(waiting.answer, "200 application/json {}");
-	request_close(&waiting); /* the newest, while others are there */
+	fake_request_close(&waiting); /* the newest, while others are there */
 	ck_assert(turn());
 	fake_client_answer(fake_client_last(), 200, "application/json", "[]", 0, true);
 	ck_assert_str_eq(get.answer, "200 application/json []"); /* without the first one's answer */
-	request_close(&get);                                     /* the oldest */
+	fake_request_close(&get);                                /* the oldest */
 	fake_client_answer(&fake_client.transfers[2], 201, "application/json", "{}", 0, true);
 	ck_assert_str_eq(post.answer, "201 application/json {}");
-	request_close(&post);
+	fake_request_close(&post);
 }
 END_TEST
 
