@@ -164,11 +164,11 @@ void http_connection_begin(struct http_connection *c)
 {
 	struct http_listener *l = c->listener;
 
-	c->inside = true;
+	unlist(c);
+	c->inside = true; /* what is new to MHD counts as tried from here on */
 	c->first = sd_event_source_disable_unref(c->first);
 	if (c->dropped)
 		return;
-	unlist(c); /* what is new to MHD counts as tried from here on */
 	set_pending(c);
 	if (!l->tls)
 		return;

@@ -185,7 +185,7 @@ END_TEST
 
 START_TEST(there_are_32_places)
 {
-	char text[40][16];
+	char text[40][32];
 	const char *addresses[40];
 
 	for (int i = 0; i < 40; i++) {

@@ -20,11 +20,12 @@ const struct report *node_attempt(const struct node *n, size_t i)
 	return i < report_count ? &reports[i] : NULL;
 }
 
-int node_log_path(struct node *n, int64_t run, int64_t attempt, int64_t rank, char **path, struct error *err)
+int node_log_path(const struct node *n, int64_t run, int64_t attempt, int rank, char **path,
+                  struct error *err)
 {
 	if (rank == 404)
 		return error_set(err, -ENOENT, "rank 404 has no log");
-	*path = str_printf("%d.%d.%d", (int)run, (int)attempt, (int)rank);
+	*path = str_printf("%d.%d.%d", (int)run, (int)attempt, rank);
 	return 0;
 }
 

@@ -396,6 +396,7 @@ START_TEST(who_was_not_found_is_looked_up_again_soon)
 	sem_post(&database);
 	sem_post(&database);
 	await(event, &changes, 4);
+	ahead = 0; /* Check measures how long the test has run */
 	ck_assert_int_eq(asked, 4);
 	users_destroy(users);
 	sd_event_unref(event);
