@@ -107,6 +107,9 @@ START_TEST(numbers_are_whole_strings)
 	ck_assert_int_eq(str_to_int64("99999999999999999999", 0, INT64_MAX, &v), -ERANGE);
 	ck_assert_int_eq(str_to_int64("", 0, 100, &v), -EINVAL);
 	ck_assert_int_eq(v, 42);
+	errno = ERANGE; /* what was wrong before is not wrong with this one */
+	ck_assert_int_eq(str_to_int64("43", 0, 100, &v), 0);
+	ck_assert_int_eq(v, 43);
 	ck_assert_int_eq(str_to_double("1e-4", &d), 0);
 	ck_assert_double_eq(d, 1e-4);
 	ck_assert_int_eq(str_to_double("nan", &d), -EINVAL);

@@ -265,6 +265,34 @@ START_TEST(the_first_word_of_each_counts)
 END_TEST
 
 /* A node reports its ends again with each heartbeat, and its clock is known otherwise by then. */
+/* The store writes a run that is marked. */
+START_TEST(what_ranks_say_is_stored)
+{
+	_cleanup_(run_freep) struct run *r = two_nodes();
+	struct rank_report said = {.rank = 1, .error = (char *)"no such column: text"};
+	struct rank_report lost = {.rank = 1, .lost_peer = true};
+
+	for (int i = 0; i < 4; i++) {
+		bool news = i != 1;
+
+		if (i == 2)
+			said.error = (char *)"no such file";
+		r->dirty = false;
+		run_rank_error(r, i == 3 ? &lost : &said);
+		ck_assert_int_eq(r->dirty, news);
+	}
+	r->dirty = false;
+	run_rank_error(r, &lost);
+	ck_assert(!r->dirty);
+	run_worker_error(r, 1, "no such column: text", false);
+	ck_assert(r->dirty);
+	r->dirty = false;
+	run_worker_error(r, 1, "another", false);
+	run_worker_error(r, 4, "of no rank", false);
+	ck_assert(!r->dirty);
+}
+END_TEST
+
 START_TEST(an_end_keeps_the_time_of_its_first_report)
 {
 	_cleanup_(run_freep) struct run *r = two_nodes();
@@ -327,6 +355,7 @@ int main(void)
 	tcase_add_test(tc, ranks_that_lost_each_other_blame_the_network);
 	tcase_add_test(tc, what_failed_long_before_stays_the_cause);
 	tcase_add_test(tc, the_first_word_of_each_counts);
+	tcase_add_test(tc, what_ranks_say_is_stored);
 	tcase_add_test(tc, an_end_keeps_the_time_of_its_first_report);
 	tcase_add_test(tc, a_stop_by_another_is_a_failure);
 	tcase_add_test(tc, words_are_private);

@@ -471,6 +471,19 @@ START_TEST(files_that_do_not_belong_together_are_refused)
 }
 END_TEST
 
+/* Names of machines have no case. */
+START_TEST(a_certificate_is_that_of_its_node)
+{
+	_cleanup_(identity_freep) struct identity *id = identity_of("a", "n1", "a/ca.pem");
+
+	ck_assert(certificates_are_of(id, "n1"));
+	ck_assert(certificates_are_of(id, "N1"));
+	ck_assert(!certificates_are_of(id, "n2"));
+	ck_assert(!certificates_are_of(id, "n10"));
+	ck_assert(!certificates_are_of(id, "n"));
+}
+END_TEST
+
 /* What cannot be read has no names, and nothing to release. */
 START_TEST(what_is_no_certificate_has_no_names)
 {
@@ -542,6 +555,7 @@ int main(void)
 	tcase_add_test(c, a_client_does_not_speak_to_a_service_whose_certificate_has_expired);
 	tcase_add_test(c, an_open_connection_is_checked_again);
 	tcase_add_test(c, files_that_do_not_belong_together_are_refused);
+	tcase_add_test(c, a_certificate_is_that_of_its_node);
 	tcase_add_test(c, what_is_no_certificate_has_no_names);
 	tcase_add_test(c, what_exists_is_not_replaced_unless_asked);
 	return unit_run(s);

@@ -1049,15 +1049,16 @@ START_TEST(a_machine_finds_itself)
 
 	ck_assert_int_eq(gethostname(name, sizeof(name) - 1), 0);
 	for (int form = 0; form < 3; form++) {
-		_cleanup_free_ char *text = str_printf("x%s addr=192.0.2.77\n%.*s%s slots=3\n", name,
-		                                       form ? (int)strcspn(name, ".") : (int)strlen(name),
-		                                       name, form == 2 ? ".example.org" : "");
+		int length = (int)strcspn(name, ".");
+		_cleanup_free_ char *text = str_printf(
+		    "x%s addr=192.0.2.77\n%.*sx.example.org addr=192.0.2.78\n%.*s%s slots=3\n", name, length,
+		    name, form ? length : (int)strlen(name), name, form == 2 ? ".example.org" : "");
 		_cleanup_(hosts_freep) struct hosts *h = NULL;
 		const struct host *self = NULL;
 
 		ck_ok(parse_hosts(text, &h, &err), &err);
 		ck_ok(hosts_find_self(h, NULL, &self, &err), &err);
-		ck_assert_ptr_eq(self, &h->list[1]);
+		ck_assert_ptr_eq(self, &h->list[2]);
 	}
 	for (int i = 0; i < 3; i++) {
 		_cleanup_(hosts_freep) struct hosts *h = NULL;

@@ -425,12 +425,16 @@ START_TEST(several_are_ended)
 	                      foreign[] = {{"POST /v1/nodes/n1/cancel-foreign ", refused},
 	                                   {"POST /v1/nodes/n2/cancel-foreign ", "{}"}},
 	                      waits[] = {{"DELETE /v1/runs/5 ", "{}"},
-	                                 {"GET /v1/runs/5?wait=1 ", "{\"id\":5,\"state\":\"cancelled\"}"}};
+	                                 {"GET /v1/runs/5?wait=1 ", "{\"id\":5,\"state\":\"cancelled\"}"}},
+	                      runs[] = {{"DELETE /v1/runs/5 ", refused}, {"DELETE /v1/runs/6 ", "{}"}};
 	_cleanup_(call_release) struct call killed = fixture_exchange(cmd_kill, "kill --local 5 6", kills, 2);
 	_cleanup_(call_release) struct call ended =
 	    fixture_exchange(cmd_cancel, "cancel --foreign n1 n2", foreign, 2);
 	_cleanup_(call_release) struct call waited =
 	    fixture_exchange(cmd_cancel, "cancel --wait 5", waits, 2);
+	_cleanup_(call_release) struct call cancelled = fixture_exchange(cmd_cancel, "cancel 5 6", runs, 2);
+	_cleanup_(call_release) struct call not_awaited =
+	    fixture_exchange(cmd_cancel, "cancel --wait 5 6", runs, 2);
 	_cleanup_(call_release) struct call all = fixture_call(cmd_kill, "kill 5");
 	_cleanup_(call_release) struct call both = fixture_call(cmd_cancel, "cancel --foreign --wait n1");
 	_cleanup_(call_release) struct call word = fixture_call(cmd_kill, "kill --local x");
@@ -440,6 +444,9 @@ START_TEST(several_are_ended)
 	ck_assert_int_eq(ended.status, EXIT_FAILURE);
 	ck_assert_str_eq(ended.errors, "dtrain: it is not yours\n");
 	ck_assert_int_eq(waited.status, 0);
+	ck_assert_int_eq(cancelled.status, EXIT_FAILURE);
+	ck_assert_str_eq(cancelled.errors, "dtrain: it is not yours\n");
+	ck_assert_int_eq(not_awaited.status, EXIT_FAILURE);
 	ck_assert_int_eq(all.status, STATUS_USAGE);
 	ck_assert_ptr_nonnull(strstr(all.errors, "--local is needed"));
 	ck_assert_int_eq(both.status, STATUS_USAGE);

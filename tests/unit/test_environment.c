@@ -101,6 +101,22 @@ START_TEST(a_command_takes_its_world_along)
 }
 END_TEST
 
+/* A process may be started with an entry that is no variable. */
+START_TEST(an_entry_without_a_value_is_not_taken)
+{
+	static char *entries[] = {(char *)"HF_HOME", (char *)"PATH", (char *)"HF_TOKEN=t", NULL};
+	struct environment_options some = {0};
+	struct error err = ERROR_INIT;
+	_cleanup_json_ json_t *run = NULL;
+	_cleanup_free_ char *taken = NULL;
+
+	environ = entries;
+	run = submitted(command, &some, &err);
+	taken = words(run);
+	ck_assert_str_eq(taken, "HF_TOKEN=t\n");
+}
+END_TEST
+
 /* Copied variables < run file < files < --env. */
 START_TEST(the_more_explicit_wins)
 {
@@ -267,6 +283,7 @@ int main(void)
 
 	tcase_add_checked_fixture(t, setup, teardown);
 	tcase_add_test(t, a_command_takes_its_world_along);
+	tcase_add_test(t, an_entry_without_a_value_is_not_taken);
 	tcase_add_test(t, the_more_explicit_wins);
 	tcase_add_loop_test(t, wrong_variables_say_where, 0, ARRAY_SIZE(wrong));
 	tcase_add_test(t, what_is_not_utf8_is_left_out_with_a_warning);

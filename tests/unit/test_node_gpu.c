@@ -330,6 +330,24 @@ START_TEST(mig_devices_are_slots)
 }
 END_TEST
 
+/* The list of what was found grows. */
+START_TEST(many_mig_devices)
+{
+	struct error err = ERROR_INIT;
+	struct devices devices;
+
+	fixture_machine(&f, "mig=7\nmig=7\nmig=7\nmig=7\nmig=7\nmig=7\n");
+	ck_ok(devices_find(f.config, 0, &devices, &err), &err);
+	ck_assert_uint_eq(devices.count, 42);
+	for (size_t i = 0; i < devices.count; i++) {
+		_cleanup_free_ char *uuid = str_printf("MIG-%zu00%zu", i / 7, i % 7);
+
+		ck_assert_str_eq(devices.list[i].uuid, uuid);
+	}
+	devices_release(&devices);
+}
+END_TEST
+
 START_TEST(ranks_stay_near_their_gpu)
 {
 	_cleanup_free_ char *log = NULL, *machine = NULL, *list = NULL, *want = NULL;
@@ -418,6 +436,7 @@ int main(void)
 	tcase_add_test(run, what_nvml_says_is_shown);
 	tcase_add_test(run, links_are_named_as_nvidia_smi_does);
 	tcase_add_test(run, mig_devices_are_slots);
+	tcase_add_test(run, many_mig_devices);
 	tcase_add_test(run, a_gpu_that_is_not_ours_gives_no_slot);
 	tcase_add_test(run, ranks_stay_near_their_gpu);
 	suite_add_tcase(suite, run);

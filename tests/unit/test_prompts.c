@@ -51,7 +51,7 @@ START_TEST(what_is_wrong_in_a_file_is_named)
 	    {"x.txt", "a\n\xff\n", 4, "x.txt:2: not UTF-8"},
 	    {"x.txt", "a\0b\n", 4, "x.txt:1: a zero byte"},
 	    {"x.jsonl", "{\"prompt\": \"a\"}\n{\"text\": 1}\n", 28, "x.jsonl:2: prompt"},
-	    {"x.jsonl", "hello\n", 6, "x.jsonl:1"},
+	    {"x.jsonl", "hello\n", 6, "x.jsonl:1:1: not valid JSON"},
 	};
 
 	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
