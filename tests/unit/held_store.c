@@ -14,8 +14,13 @@ struct held_store {
 	void *self;
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
-	bool hold, held, closed;
-	int fail, begun;
+	bool hold, held, closed, endless;
+	int fail, begun, copies;
+};
+
+struct held_copy {
+	struct held_store *store;
+	void *inner;
 };
 
 static int apply(void *self, const struct store_batch *b, struct error *err)
@@ -39,8 +44,45 @@ static int apply(void *self, const struct store_batch *b, struct error *err)
 static int backup_begin(void *self, const char *path, void **backup, struct error *err)
 {
 	struct held_store *h = self;
+	struct held_copy *copy = calloc(1, sizeof(*copy));
+	int r = h->inner->backup_begin(h->self, path, &copy->inner, err);
 
-	return h->inner->backup_begin(h->self, path, backup, err);
+	if (r < 0) {
+		free(copy);
+		return r;
+	}
+	copy->store = h;
+	*backup = copy;
+	pthread_mutex_lock(&h->lock);
+	h->copies++;
+	pthread_cond_broadcast(&h->changed);
+	pthread_mutex_unlock(&h->lock);
+	return 0;
+}
+
+static int backup_step(void *backup, bool *finished, struct error *err)
+{
+	struct held_copy *copy = backup;
+	struct held_store *h = copy->store;
+	bool endless;
+
+	pthread_mutex_lock(&h->lock);
+	endless = h->endless;
+	pthread_mutex_unlock(&h->lock);
+	*finished = false;
+	return endless ? 0 : h->inner->backup_step(copy->inner, finished, err);
+}
+
+static void backup_free(void *backup)
+{
+	struct held_copy *copy = backup;
+	struct held_store *h = copy->store;
+
+	h->inner->backup_free(copy->inner);
+	pthread_mutex_lock(&h->lock);
+	h->copies--;
+	pthread_mutex_unlock(&h->lock);
+	free(copy);
 }
 
 static int get(void *self, int64_t id, struct run **out, struct error *err)
@@ -98,6 +140,7 @@ static void close_inner(void *self)
 {
 	struct held_store *h = self;
 
+	ck_assert_int_eq(h->copies, 0);
 	h->inner->close(h->self);
 	h->closed = true;
 }
@@ -107,6 +150,8 @@ void held_store_open(const char *path, struct held_store **held, struct store **
 	static struct store_backend backend = {
 	    .apply = apply,
 	    .backup_begin = backup_begin,
+	    .backup_step = backup_step,
+	    .backup_free = backup_free,
 	    .get = get,
 	    .config = config,
 	    .find_key = find_key,
@@ -123,8 +168,6 @@ void held_store_open(const char *path, struct held_store **held, struct store **
 	pthread_mutex_init(&h->lock, NULL);
 	pthread_cond_init(&h->changed, NULL);
 	ck_ok(store_sqlite_open(path, &h->inner, &h->self, &start, &err), &err);
-	backend.backup_step = h->inner->backup_step;
-	backend.backup_free = h->inner->backup_free;
 	ck_ok(store_create(&backend, h, &start, store, &err), &err);
 	free(start.cluster);
 	*held = h;
@@ -154,6 +197,19 @@ void held_store_hold(struct held_store *h)
 void held_store_release(struct held_store *h)
 {
 	set_hold(h, false);
+}
+
+void held_store_begin_endless_copy(struct held_store *h, struct store *s, const char *path)
+{
+	struct store_backup *b;
+	struct error err = ERROR_INIT;
+
+	h->endless = true; /* no copy is under way */
+	ck_ok(store_backup_begin(s, path, NULL, NULL, &b, &err), &err);
+	pthread_mutex_lock(&h->lock);
+	while (h->copies == 0)
+		pthread_cond_wait(&h->changed, &h->lock);
+	pthread_mutex_unlock(&h->lock);
 }
 
 void held_store_fail(struct held_store *h, int count)

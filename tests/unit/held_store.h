@@ -15,6 +15,8 @@ void held_store_free(struct held_store *h);
 /* Commits wait from now on, before they write, until they are let go on. */
 void held_store_hold(struct held_store *h);
 void held_store_release(struct held_store *h);
+/* A copy that does not end, from when it has been begun. */
+void held_store_begin_endless_copy(struct held_store *h, struct store *s, const char *path);
 /* The next so many commits fail with EIO. */
 void held_store_fail(struct held_store *h, int count);
 /* How many commits have been begun, held ones included. */

@@ -1308,6 +1308,7 @@ START_TEST(ranges_of_nodes)
 	    {true, "4..2", NULL, 0, 0,
 	     "resources.nodes: \"4..2\" is not an integer or a range such as \"2..4\""},
 	    {true, "2..", NULL, 0, 0, "\"2..\" is not an integer or a range"},
+	    {true, "2..4x", NULL, 0, 0, "\"2..4x\" is not an integer or a range"},
 	    {true, "..2", NULL, 0, 0, "\"..2\" is not an integer or a range"},
 	    {true, "2...4", NULL, 0, 0, "\"2...4\" is not an integer or a range"},
 	    {true, "0..4", NULL, 0, 0, "resources.nodes: 0 is out of range"},

@@ -128,6 +128,7 @@ static const struct {
      "dtrain: --output is not possible with --ca, which names the directory\n"},
     {cmd_keygen, "keygen --ca d --days 36501", "dtrain: --days: at most 36500 are possible\n"},
     {cmd_drain, "drain", "dtrain: drain: NODE[:SLOT]… is missing\n"},
+    {cmd_resume, "resume", "dtrain: resume: NODE[:SLOT]… is missing\n"},
 };
 
 START_TEST(what_is_wrong_is_said_without_a_request)

@@ -359,6 +359,25 @@ START_TEST(by_hand)
 }
 END_TEST
 
+/* It has no more room than a line of a table, and JSON cannot carry half of a character. */
+START_TEST(a_long_reason_is_cut)
+{
+	char reason[300], want[256];
+	struct error err = ERROR_INIT;
+
+	memset(reason, 'x', 254);
+	strcpy(reason + 254, "\xc3\xa4 and so on");
+	memset(want, 'x', 254);
+	strcpy(want + 254, "?");
+	ck_ok(node_drain(f.node, 0, reason, &err), &err);
+	await(0, "drained", want);
+	ck_ok(node_drain(f.node, 1, "a \x1b[1mnew fan", &err), &err);
+	await(1, "drained", "a ?[1mnew fan");
+	fixture_restart(&f, false);
+	await(0, "drained", want);
+}
+END_TEST
+
 static void write_drains(const char *boot)
 {
 	_cleanup_free_ char *path = fixture_path(&f, "state/drained.json"), *text = NULL;
@@ -432,6 +451,7 @@ int main(void)
 	tcase_add_test(run, a_library_that_answers_is_given_back);
 	tcase_add_test(run, a_lost_gpu_keeps_its_slot);
 	tcase_add_test(run, by_hand);
+	tcase_add_test(run, a_long_reason_is_cut);
 	tcase_add_test(run, a_reboot_heals_what_a_reset_heals);
 	tcase_add_test(run, an_instance_fails_alone);
 	suite_add_tcase(suite, run);

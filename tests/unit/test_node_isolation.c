@@ -193,6 +193,34 @@ START_TEST(a_removal_without_memory_is_not_begun)
 }
 END_TEST
 
+/* Whichever of several removals ends first. */
+START_TEST(several_removals_end_one_by_one)
+{
+	_cleanup_free_ char *small = tmp_of(5), *large = tmp_of(6);
+	_cleanup_(tmp_dirs_closep) struct tmp_dirs *dirs = NULL;
+	struct daemon_config config = {.state_dir = str_path_join(f.dir, "state")};
+	_cleanup_(sd_event_unrefp) sd_event *event = NULL;
+	struct error err = ERROR_INIT;
+
+	ck_assert_int_ge(sd_event_new(&event), 0);
+	ck_ok(tmp_dirs_open(event, &config, &dirs, &err), &err);
+	ck_ok(file_mkdirs(small, 0755, &err), &err);
+	for (int i = 0; i < 2000; i++) {
+		_cleanup_free_ char *inner = str_printf("%s/%d", large, i);
+
+		ck_ok(file_mkdirs(inner, 0755, &err), &err);
+	}
+	tmp_dirs_remove(dirs, 5, 1);
+	tmp_dirs_remove(dirs, 6, 1);
+	while (file_exists(small) || file_exists(large))
+		ck_assert_int_ge(sd_event_run(event, 10000), 0);
+	/* The last event of each. */
+	while (sd_event_run(event, 10000) > 0)
+		;
+	free(config.state_dir);
+}
+END_TEST
+
 /* The hard limit, too: a program cannot raise it. */
 START_TEST(there_are_core_files_only_where_the_run_asks)
 {
@@ -361,6 +389,7 @@ int main(void)
 	tcase_add_test(tc, it_begins_empty);
 	tcase_add_test(tc, a_tmpdir_that_the_run_names_counts);
 	tcase_add_test(tc, a_removal_without_memory_is_not_begun);
+	tcase_add_test(tc, several_removals_end_one_by_one);
 	tcase_add_loop_test(tc, the_service_removes_what_the_launcher_could_not, 0, 2);
 	tcase_add_test(tc, strays_are_removed_when_the_service_starts);
 	tcase_add_loop_test(tc, there_are_core_files_only_where_the_run_asks, 0, 2);

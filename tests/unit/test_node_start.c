@@ -3,6 +3,7 @@
 #include "node_fixture.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <pwd.h>
 #include <sched.h>
@@ -1258,6 +1259,24 @@ START_TEST(ranks_stand_on_their_own)
 }
 END_TEST
 
+/* What the service has as its standard input is not for dtrain-launch, nor is it for ranks. */
+START_TEST(no_one_reads_the_input_of_the_service)
+{
+	_cleanup_free_ char *log = NULL;
+	struct error err = ERROR_INIT;
+	_cleanup_json_ json_t *q =
+	    fixture_shell(1, 1, "cat /proc/$PPID/comm; readlink /proc/$PPID/fd/0; readlink /proc/$$/fd/0");
+	int zero = open("/dev/zero", O_RDONLY | O_CLOEXEC);
+
+	ck_assert_int_eq(dup2(zero, STDIN_FILENO), STDIN_FILENO);
+	close(zero);
+	ck_ok(fixture_start(&f, q, &err), &err);
+	fixture_await(&f, 1, "ended");
+	log = fixture_log(&f, 1, 0);
+	ck_assert_str_eq(log, "dtrain-launch\n/dev/null\n/dev/null\n");
+}
+END_TEST
+
 START_TEST(a_start_to_end_is_quick)
 {
 	double best = 1e9;
@@ -1355,6 +1374,7 @@ int main(void)
 	tcase_add_test(tc, a_command_has_its_users_world);
 	tcase_add_test(tc, ports_come_from_the_range);
 	tcase_add_test(tc, ranks_stand_on_their_own);
+	tcase_add_test(tc, no_one_reads_the_input_of_the_service);
 	tcase_add_test(tc, a_start_to_end_is_quick);
 	tcase_add_test(tc, an_end_does_not_wait_for_files_that_are_removed);
 	tcase_add_test(tc, visible_devices_filter_as_cuda_does);

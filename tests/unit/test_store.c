@@ -911,6 +911,24 @@ START_TEST(a_copy_is_given_up_or_fails)
 }
 END_TEST
 
+/* The end of a store does not wait for a copy, and leaves nothing of it. */
+START_TEST(a_copy_ends_with_its_store)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/dtrain.db", dir),
+	                    *to = str_printf("%s/copy", dir);
+	struct error err = ERROR_INIT;
+	struct held_store *held;
+	struct store *s;
+
+	held_store_open(path, &held, &s);
+	ck_ok(file_write_atomic(to, "", 0, 0600, &err), &err);
+	held_store_begin_endless_copy(held, s, to);
+	store_close(s);
+	held_store_free(held);
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
 /* During a commit that takes long, committed data can be read. Changes go into the next commit, and are not
  * visible before. */
 START_TEST(a_slow_commit_holds_up_no_reader)
@@ -1112,6 +1130,7 @@ int main(void)
 	tcase_add_test(c, another_process_cannot_open_an_open_store);
 	tcase_add_test(c, a_copy_has_what_is_written_meanwhile);
 	tcase_add_test(c, a_copy_is_given_up_or_fails);
+	tcase_add_test(c, a_copy_ends_with_its_store);
 	tcase_add_test(c, a_slow_commit_holds_up_no_reader);
 	tcase_add_loop_test(c, an_epoch_after_a_failed_one_follows_the_one_on_disk, 0, 4);
 	tcase_add_test(c, closing_waits_for_the_commit);
