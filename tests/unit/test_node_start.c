@@ -2,6 +2,7 @@
 /* Starting an attempt: leases, users, preflight, the environment of the ranks. */
 #include "node_fixture.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -167,6 +168,37 @@ static struct told look(const struct preflight_request *what, double seconds)
 		fixture_turn(&f);
 	return told;
 }
+
+static int count_fds(void)
+{
+	DIR *dir = opendir("/proc/self/fd");
+	int n = 0;
+
+	ck_assert_ptr_nonnull(dir);
+	while (readdir(dir))
+		n++;
+	closedir(dir);
+	return n;
+}
+
+/* The end of its process, too, is seen. */
+START_TEST(a_preflight_leaves_nothing_open)
+{
+	struct preflight_request preflight = {.directory = (char *)"/",
+	                                      .program = (char *)"/bin/true",
+	                                      .log_dir = (char *)"/",
+	                                      .uid = getuid()};
+	enum { LOOKS = 20 };
+	int most = count_fds() + LOOKS / 2; /* the node's spare, which begins meanwhile, has a few */
+
+	preflight.user = getpwuid(getuid())->pw_name;
+	for (int i = 0; i < LOOKS; i++)
+		look(&preflight, 20);
+	for (int i = 0; i < 500 && count_fds() > most; i++)
+		ck_assert_int_ge(sd_event_run(f.event, 10000), 0);
+	ck_assert_int_le(count_fds(), most);
+}
+END_TEST
 
 /* A file with the name of output.dir is not an error of permissions. */
 START_TEST(an_output_directory_that_is_a_file)
@@ -1251,7 +1283,11 @@ START_TEST(ranks_stand_on_their_own)
 	    "readlink /proc/self/fd/0; [ -e /proc/$$/fd/3 ] || echo no more; echo sid $(($(cut -d' ' -f6 "
 	    "/proc/$$/stat) == $$)); cat /proc/self/oom_score_adj; grep -c 'SigBlk.*0000000000000000' "
 	    "/proc/self/status; umask");
+	int own = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
 
+	/* The kernel takes the memory of a rank before that of the service, whatever the service has. */
+	ck_ok(file_write_all(own, "500", 3, &err), &err);
+	close(own);
 	ck_ok(fixture_start(&f, q, &err), &err);
 	fixture_await(&f, 1, "ended");
 	log = fixture_log(&f, 1, 0);
@@ -1349,6 +1385,7 @@ int main(void)
 	tcase_add_test(tc, wrong_requests_are_refused);
 	tcase_add_test(tc, what_the_user_may_not_is_refused);
 	tcase_add_test(tc, an_output_directory_that_is_a_file);
+	tcase_add_test(tc, a_preflight_leaves_nothing_open);
 	tcase_add_test(tc, a_preflight_looks_at_all_places);
 	tcase_add_test(tc, a_preflight_knows_its_user);
 	tcase_add_test(tc, a_preflight_reads_a_request);

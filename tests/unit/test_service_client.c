@@ -79,11 +79,11 @@ START_TEST(keys_that_a_controller_has_lost_are_put_again)
 	static const struct fake_step steps[] = {
 	    {"PUT /v1/runs/7/rendezvous/a/0?", "first", OK, 0},
 	    {"PUT /v1/runs/7/rendezvous/b/0?", "second", OK, 0},
-	    {"PUT /v1/runs/7/rendezvous/a/0?", "third", OK, 0},
+	    {"PUT /v1/runs/7/rendezvous/a/0?", "the third", OK, 0},
 	    {"GET /v1/runs/7/rendezvous/a/0?", NULL, NO_ANSWER, 1},
 	    {"GET /v1/runs/7/rendezvous/a/0?", NULL, OK, 0},
 	    {"GET /v1/runs/7/rendezvous/a/0?", NULL, NO_KEY, 0},
-	    {"PUT /v1/runs/7/rendezvous/a/0?", "third", OK, 0},
+	    {"PUT /v1/runs/7/rendezvous/a/0?", "the third", OK, 0},
 	    {"PUT /v1/runs/7/rendezvous/b/0?", "second", OK, 0},
 	};
 	struct fake_service *fake = fake_service_start(env.socket, steps, ARRAY_SIZE(steps));
@@ -93,7 +93,7 @@ START_TEST(keys_that_a_controller_has_lost_are_put_again)
 
 	ck_ok(store->put(store->context, "a/0", "first", 5, &err), &err);
 	ck_ok(store->put(store->context, "b/0", "second", 6, &err), &err);
-	ck_ok(store->put(store->context, "a/0", "third", 5, &err), &err);
+	ck_ok(store->put(store->context, "a/0", "the third", 9, &err), &err);
 	await_steps(fake, ARRAY_SIZE(steps));
 	service_client_destroy(service);
 	fake_service_stop(fake);
