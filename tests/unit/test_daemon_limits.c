@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What users may have of a service. */
+#include <errno.h>
 #include <pwd.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -7,6 +8,7 @@
 
 #include "base/json.h"
 #include "base/str.h"
+#include "controller/submit.h"
 #include "daemon_fixture.h"
 
 static struct daemon_fixture f;
@@ -85,6 +87,31 @@ START_TEST(a_reload_changes_the_limits)
 	ck_assert_int_eq(kill(f.pid, SIGHUP), 0);
 	daemon_await(&f, 2, "succeeded");
 	refused(user, 1, 429, "\"too-many-runs\"");
+}
+END_TEST
+
+/* What etcd cannot hold; the store of one machine has no such limit. */
+static bool too_large;
+
+int __real_controller_submit(struct controller *c, struct run *r, const char *config, submitted_fn done,
+                             void *context, struct submission **out, struct error *err);
+int __wrap_controller_submit(struct controller *c, struct run *r, const char *config, submitted_fn done,
+                             void *context, struct submission **out, struct error *err);
+int __wrap_controller_submit(struct controller *c, struct run *r, const char *config, submitted_fn done,
+                             void *context, struct submission **out, struct error *err)
+{
+	if (!too_large)
+		return __real_controller_submit(c, r, config, done, context, out, err);
+	run_free(r);
+	return error_set(err, -E2BIG, "the run does not fit");
+}
+
+START_TEST(a_run_may_be_too_large_for_the_store)
+{
+	too_large = true; /* in the service, which is forked */
+	daemon_fixture_start(&f, NULL);
+	refused(NULL, 1, 413, "\"too-large\"");
+	refused(NULL, 1, 413, "the run does not fit");
 }
 END_TEST
 
@@ -175,6 +202,7 @@ int main(void)
 	suite_add_tcase(s, c);
 	tcase_add_test(c, a_user_has_limits);
 	tcase_add_test(c, a_reload_changes_the_limits);
+	tcase_add_test(c, a_run_may_be_too_large_for_the_store);
 	tcase_add_test(c, a_submission_with_a_key_is_made_once);
 	tcase_add_test(c, the_log_of_a_rank_has_a_quota);
 	return unit_run(s);

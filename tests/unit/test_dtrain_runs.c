@@ -433,8 +433,6 @@ START_TEST(several_are_ended)
 	_cleanup_(call_release) struct call waited =
 	    fixture_exchange(cmd_cancel, "cancel --wait 5", waits, 2);
 	_cleanup_(call_release) struct call cancelled = fixture_exchange(cmd_cancel, "cancel 5 6", runs, 2);
-	_cleanup_(call_release) struct call not_awaited =
-	    fixture_exchange(cmd_cancel, "cancel --wait 5 6", runs, 2);
 	_cleanup_(call_release) struct call all = fixture_call(cmd_kill, "kill 5");
 	_cleanup_(call_release) struct call both = fixture_call(cmd_cancel, "cancel --foreign --wait n1");
 	_cleanup_(call_release) struct call word = fixture_call(cmd_kill, "kill --local x");
@@ -446,12 +444,22 @@ START_TEST(several_are_ended)
 	ck_assert_int_eq(waited.status, 0);
 	ck_assert_int_eq(cancelled.status, EXIT_FAILURE);
 	ck_assert_str_eq(cancelled.errors, "dtrain: it is not yours\n");
-	ck_assert_int_eq(not_awaited.status, EXIT_FAILURE);
 	ck_assert_int_eq(all.status, STATUS_USAGE);
 	ck_assert_ptr_nonnull(strstr(all.errors, "--local is needed"));
 	ck_assert_int_eq(both.status, STATUS_USAGE);
 	ck_assert_ptr_nonnull(strstr(both.errors, "--wait is not possible with --foreign"));
 	ck_assert_int_eq(word.status, STATUS_USAGE);
+}
+END_TEST
+
+START_TEST(one_that_is_not_cancelled_is_not_awaited)
+{
+	_cleanup_free_ char *refused = fixture_refusal(403, "not-allowed", "it is not yours");
+	const struct exchange runs[] = {{"DELETE /v1/runs/5 ", "{}"}, {"DELETE /v1/runs/6 ", refused}};
+	_cleanup_(call_release) struct call call = fixture_exchange(cmd_cancel, "cancel --wait 5 6", runs, 2);
+
+	ck_assert_int_eq(call.status, EXIT_FAILURE);
+	ck_assert_str_eq(call.errors, "dtrain: it is not yours\n");
 }
 END_TEST
 
@@ -605,6 +613,7 @@ int main(void)
 	tcase_add_test(tc, a_line_of_progress_has_what_is_known);
 	tcase_add_loop_test(tc, what_a_command_prints, 0, ARRAY_SIZE(printed));
 	tcase_add_test(tc, several_are_ended);
+	tcase_add_test(tc, one_that_is_not_cancelled_is_not_awaited);
 	tcase_add_test(tc, a_backup_is_whole_or_none);
 	tcase_add_test(tc, an_interrupt_ends_the_watching_alone);
 	tcase_add_test(tc, what_is_pruned_is_listed);
