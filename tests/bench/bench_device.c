@@ -195,8 +195,9 @@ static void bench(enum dtype type)
 	report("rope, q and k",
 	       BEST(device_rope(dev, x, QKV, HEADS + KV, HD, HD, positions, cs, cs, T, false, type)),
 	       2.0 * T * (HEADS + KV) * HD * s, 0, 2 * L);
-	report("swiglu forward", BEST(device_swiglu_forward(dev, y, x, T, I, type)), 3.0 * T * I * s, 0, L);
-	report("swiglu backward + forward", BEST(device_swiglu_backward(dev, z, y, y, x, T, I, type)),
+	report("swiglu forward", BEST(device_swiglu_forward(dev, y, x, T, I, type, NULL)), 3.0 * T * I * s, 0,
+	       L);
+	report("swiglu backward + forward", BEST(device_swiglu_backward(dev, z, y, y, x, T, I, type, NULL)),
 	       6.0 * T * I * s, 0, L);
 	report("embedding forward", BEST(device_embedding_forward(dev, y, ids, w, T, H, type)), 2 * T * H * s,
 	       0, 1);

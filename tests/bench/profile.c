@@ -334,12 +334,14 @@ OPERATION(attention_backward,
           (dev, a, d_q, d_k, d_v, d_o, o, lse, q, k, v), 10.0 * attention_pairs(a) * a->heads * a->head_dim,
           attention_bytes(a, 4, 4), "attention backward head %d", a->head_dim)
 OPERATION(swiglu_forward,
-          (struct device * dev, void *y, const void *gate_up, int64_t tokens, int cols, enum dtype type),
-          (dev, y, gate_up, tokens, cols, type), 0, 3.0 * (double)tokens * cols * size_of(type), "swiglu")
+          (struct device * dev, void *y, const void *gate_up, int64_t tokens, int cols, enum dtype type,
+           float *amax),
+          (dev, y, gate_up, tokens, cols, type, amax), 0, 3.0 * (double)tokens * cols * size_of(type),
+          "swiglu")
 OPERATION(swiglu_backward,
           (struct device * dev, void *d_gate_up, void *y, const void *d_y, const void *gate_up,
-           int64_t tokens, int cols, enum dtype type),
-          (dev, d_gate_up, y, d_y, gate_up, tokens, cols, type), 0,
+           int64_t tokens, int cols, enum dtype type, float *amax),
+          (dev, d_gate_up, y, d_y, gate_up, tokens, cols, type, amax), 0,
           (y ? 6.0 : 5.0) * (double)tokens * cols * size_of(type), "swiglu backward")
 OPERATION(dropout,
           (struct device * dev, const struct device_dropout *d, void *y, bool accumulate, const void *x,

@@ -126,14 +126,24 @@ bool device_supports_fp8(const struct device *dev)
 	return true;
 }
 
+static void find_largest(float *amax, const float *x, int64_t rows, int64_t cols, int64_t ld)
+{
+	if (!amax)
+		return;
+	*amax = 0;
+	for (int64_t i = 0; i < rows * cols; i++)
+		*amax = fmaxf(*amax, fabsf(x[i / cols * ld + i % cols]));
+}
+
 void device_fp8_quantize(struct device *dev, const struct device_fp8 *q, const void *src)
 {
 	const float *x = src;
 	float scale;
 
-	q->scale[1] = 0;
-	for (int64_t i = 0; i < q->rows * q->cols; i++)
-		q->scale[1] = fmaxf(q->scale[1], fabsf(x[i / q->cols * q->ld + i % q->cols]));
+	if (q->amax)
+		q->scale[1] = *q->amax;
+	else
+		find_largest(&q->scale[1], x, q->rows, q->cols, q->ld);
 	scale = fp8_scale(q->format, q->scale[1]);
 	q->scale[0] = 1 / scale;
 	for (int64_t i = 0; i < q->rows * q->cols && q->codes; i++)
@@ -237,6 +247,7 @@ void device_rmsnorm_forward(struct device *dev, const struct device_norm *n, voi
 			if (rstd)
 				rstd[t * n->groups + g] = r;
 		}
+	find_largest(n->amax, y, n->rows, n->cols, n->ld_y);
 }
 
 void device_add_rmsnorm_forward(struct device *dev, const struct device_norm *n, void *y, float *rstd,
@@ -271,6 +282,7 @@ void device_rmsnorm_backward(struct device *dev, const struct device_norm *n, vo
 				dx[i] = accumulate ? dx[i] + d : d;
 			}
 		}
+	find_largest(n->amax, d_x, n->rows, n->cols, n->ld_x);
 }
 
 void device_rope(struct device *dev, void *x, int64_t ld, int heads, int head_dim, int rotary_dim,
@@ -357,6 +369,7 @@ void device_attention_forward(struct device *dev, const struct device_attention 
 				lse[h * a->tokens + t] = (float)l;
 			}
 	free(s);
+	find_largest(a->amax, o, a->tokens, (int64_t)a->heads * a->head_dim, a->ld_o);
 }
 
 void device_attention_cached(struct device *dev, const struct device_attention *a, int64_t past, void *o,
@@ -417,7 +430,7 @@ void device_attention_backward(struct device *dev, const struct device_attention
 }
 
 void device_swiglu_forward(struct device *dev, void *y, const void *gate_up, int64_t tokens, int cols,
-                           enum dtype type)
+                           enum dtype type, float *amax)
 {
 	for (int64_t t = 0; t < tokens; t++)
 		for (int i = 0; i < cols; i++) {
@@ -425,10 +438,11 @@ void device_swiglu_forward(struct device *dev, void *y, const void *gate_up, int
 
 			((float *)y)[t * cols + i] = g[0] / (1 + expf(-g[0])) * g[cols];
 		}
+	find_largest(amax, y, tokens, cols, cols);
 }
 
 void device_swiglu_backward(struct device *dev, void *d_gate_up, void *y, const void *d_y,
-                            const void *gate_up, int64_t tokens, int cols, enum dtype type)
+                            const void *gate_up, int64_t tokens, int cols, enum dtype type, float *amax)
 {
 	for (int64_t t = 0; t < tokens; t++)
 		for (int i = 0; i < cols; i++) {
@@ -442,6 +456,10 @@ void device_swiglu_backward(struct device *dev, void *d_gate_up, void *y, const 
 			out[0] = d * up * s * (1 + gate * (1 - s));
 			out[cols] = d * gate * s;
 		}
+	if (!amax)
+		return;
+	find_largest(&amax[0], y, y ? tokens : 0, cols, cols);
+	find_largest(&amax[1], d_gate_up, tokens, 2 * (int64_t)cols, 2 * (int64_t)cols);
 }
 
 /* ---- adapters ---- */

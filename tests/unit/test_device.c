@@ -722,7 +722,7 @@ START_TEST(swiglu)
 		for (int64_t i = 0; i < 2 * n; i++)
 			gu[i] *= i % 11 ? 3 : 60; /* the tails of the sigmoid too */
 		bgu = test_buffer(dev, gu, 2 * n, type);
-		device_swiglu_forward(dev, by, bgu, tokens, (int)cols, type);
+		device_swiglu_forward(dev, by, bgu, tokens, (int)cols, type, NULL);
 		for (int64_t t = 0; t < tokens; t++) {
 			for (int64_t i = 0; i < cols; i++) {
 				double g = gu[2 * t * cols + i], u = gu[(2 * t + 1) * cols + i];
@@ -736,12 +736,12 @@ START_TEST(swiglu)
 		test_close(dev, "swiglu", by, y, n, type, test_tolerance(type), 1e-6);
 		device_zero(dev, by, (size_t)n * dtype_size(type));
 		if (s & 1) { /* in place */
-			device_swiglu_backward(dev, bgu, by, bdy, bgu, tokens, (int)cols, type);
+			device_swiglu_backward(dev, bgu, by, bdy, bgu, tokens, (int)cols, type, NULL);
 			test_close(dev, "swiglu d_gate_up", bgu, d, 2 * n, type, 2 * test_tolerance(type),
 			           0.5);
 			test_close(dev, "swiglu again", by, y, n, type, test_tolerance(type), 1e-6);
 		} else {
-			device_swiglu_backward(dev, bd, NULL, bdy, bgu, tokens, (int)cols, type);
+			device_swiglu_backward(dev, bd, NULL, bdy, bgu, tokens, (int)cols, type, NULL);
 			test_close(dev, "swiglu d_gate_up", bd, d, 2 * n, type, 2 * test_tolerance(type),
 			           0.5);
 		}

@@ -264,6 +264,17 @@ START_TEST(reference_agrees_with_differences)
 }
 END_TEST
 
+static void check_largest(float largest, const void *o, int64_t rows, int64_t cols, int64_t ld,
+                          enum dtype type)
+{
+	float want = 0;
+
+	for (int64_t i = 0; i < rows * cols; i++)
+		want = fmaxf(want, fabsf((float)test_get(o, i / cols * ld + i % cols, type)));
+	ck_assert_msg(!memcmp(&largest, &want, sizeof(want)), "the largest of o is %a, not %a", want,
+	              largest);
+}
+
 START_TEST(attention)
 {
 	for (size_t x = 0; x < COUNT(shapes) * COUNT(test_threads) * 2; x++) {
@@ -309,6 +320,7 @@ START_TEST(attention)
 		                             .ld_o = p.ld_o};
 		char *copy_q = malloc((size_t)nq * size), *copy_o = malloc((size_t)no * size);
 		char *again = malloc((size_t)MAX(nq, no) * size);
+		float largest = 1e30f, *amax = test_put(dev, &largest, sizeof(largest));
 		int before = cudnn_count();
 
 		ck_assert(device_scratch_bytes(dev, &need) < 64 << 20);
@@ -324,9 +336,10 @@ START_TEST(attention)
 		test_close(dev, "lse", lse, p.lse, nl, DTYPE_F32, type == DTYPE_F32 ? 2e-6 : 1e-4, 5);
 		test_close(dev, "d_qkv", d_qkv, p.d_qkv, nq, type, type == DTYPE_F32 ? 4e-5 : 4e-2, 3);
 
-		/* The same call gives the same bits. */
+		/* The same call gives the same bits, and finds their largest magnitude. */
 		test_fetch(dev, copy_q, d_qkv, (size_t)nq * size);
 		test_fetch(dev, copy_o, o, (size_t)no * size);
+		a.amax = amax;
 		device_attention_forward(dev, &a, o, lse, qkv, qkv + (size_t)at_k * size,
 		                         qkv + (size_t)at_v * size);
 		device_attention_backward(dev, &a, d_qkv, d_qkv + (size_t)at_k * size,
@@ -336,6 +349,8 @@ START_TEST(attention)
 		ck_assert(!memcmp(copy_q, again, (size_t)nq * size));
 		test_fetch(dev, again, o, (size_t)no * size);
 		ck_assert(!memcmp(copy_o, again, (size_t)no * size));
+		test_fetch(dev, &largest, amax, sizeof(largest));
+		check_largest(largest, again, p.tokens, at_k, p.ld_o, type);
 
 		/* One document, continued from a cache at any place, is the same. */
 		for (int past = 0; s->documents == 1 && past < p.tokens; past += CACHE_STEP(past)) {
@@ -363,6 +378,8 @@ START_TEST(attention)
 		device_free(dev, d_qkv);
 		device_free(dev, lse);
 		device_free(dev, starts);
+		test_guard(dev, "amax", amax, sizeof(largest));
+		device_free(dev, amax);
 		device_destroy(dev);
 		problem_free(&p);
 		free(copy_q);

@@ -82,6 +82,139 @@ START_TEST(numbers)
 }
 END_TEST
 
+/* Fails unless *amax is the largest magnitude of a matrix on the device: of each of its elements, and of the
+ * pass that quantizing makes without it, bit for bit; and with it, quantizing has the same results. */
+static void check_amax(const char *what, const float *amax, const void *x, int64_t rows, int64_t cols,
+                       int64_t ld)
+{
+	int64_t n = rows * ld, padded = fp8_padded(rows);
+	double *values = test_fetch_values(dev, x, n, type);
+	bool quantizes = rows > 0 && cols % FP8_MULTIPLE == 0;
+	float got, want = 0, scales[2][2] = {{0}};
+	uint8_t *codes[2] = {NULL, NULL};
+
+	for (int64_t i = 0; i < rows * cols; i++)
+		want = fmaxf(want, fabsf((float)values[i / cols * ld + i % cols]));
+	test_fetch(dev, &got, amax, sizeof(got));
+	ck_assert_msg(!memcmp(&got, &want, sizeof(got)), "%s: %a, not %a", what, got, want);
+	for (int i = 0; i < 2 && quantizes; i++) {
+		struct device_fp8 q = {
+		    .format = FP8_E5M2, .type = type, .rows = rows, .cols = cols, .ld = ld};
+
+		codes[i] = calloc(1, (size_t)(cols * padded));
+		q.turned = test_put(dev, codes[i], (size_t)(cols * padded));
+		q.scale = test_put(dev, codes[i], sizeof(scales[i]));
+		q.amax = i ? amax : NULL;
+		device_fp8_quantize(dev, &q, x);
+		test_fetch(dev, codes[i], q.turned, (size_t)(cols * padded));
+		test_fetch(dev, scales[i], q.scale, sizeof(scales[i]));
+		ck_assert_msg(!memcmp(&scales[i][1], &want, sizeof(want)), "%s: quantized", what);
+		device_free(dev, q.turned);
+		device_free(dev, q.scale);
+	}
+	if (quantizes) {
+		ck_assert(!memcmp(codes[0], codes[1], (size_t)(cols * padded)));
+		ck_assert(!memcmp(scales[0], scales[1], sizeof(scales[0])));
+		free(codes[0]);
+		free(codes[1]);
+	}
+	free(values);
+}
+
+/* Kernels find the largest magnitude of what they write: nothing in the gaps between rows, and nothing that
+ * was there before, counts. */
+START_TEST(largest_of_norms)
+{
+	/* Rows that fit into the registers of a warp or of a block, and longer ones. */
+	static const int64_t shapes[][3] = {{1, 1, 1},       {3, 17, 20},      {70, 48, 48},
+	                                    {130, 200, 208}, {3, 1040, 1040},  {2, 1500, 1507},
+	                                    {9, 1000, 1000}, {67, 2048, 2048},
+#ifdef TEST_GPU
+	                                    {1, 4000, 4003}, {2, 8208, 8208}
+#endif
+	};
+
+	FOR_ALL for (size_t s = 0; s < COUNT(shapes) * 3; s++)
+	{
+		int64_t rows = shapes[s / 3][0], cols = shapes[s / 3][1], ld = shapes[s / 3][2],
+		        n = rows * ld;
+		double *x = test_values(n, s), *w = test_values(cols, 2), *gap = test_values(n, 3);
+		float *statistics = test_buffer(dev, x, rows, DTYPE_F32),
+		      *dw = test_buffer(dev, w, cols, DTYPE_F32);
+		float before = 1e30f, *amax = test_put(dev, &before, sizeof(before));
+		struct device_norm norm = {.rows = rows,
+		                           .groups = 1,
+		                           .cols = (int)cols,
+		                           .ld_x = ld,
+		                           .ld_y = ld,
+		                           .eps = 1e-3f,
+		                           .type = type,
+		                           .amax = amax};
+		void *bx, *by, *bw;
+
+		for (int64_t i = 0; i < n; i++)
+			gap[i] = i % ld < cols ? gap[i] : 1000;
+		if (s % 3 == 2) /* it stays a NaN, as do those that it is added to, and is not the largest */
+			x[n / ld / 2 * ld] = NAN;
+		bx = test_buffer(dev, x, n, type);
+		by = test_buffer(dev, gap, n, type);
+		bw = test_buffer(dev, w, cols, type);
+		if (s % 3)
+			device_add_rmsnorm_forward(dev, &norm, by, statistics, bx, bx, bw);
+		else
+			device_rmsnorm_forward(dev, &norm, by, statistics, bx, bw);
+		check_amax("a norm", amax, by, rows, cols, ld);
+		device_rmsnorm_backward(dev, &norm, by, s % 3, dw, DTYPE_F32, bx, bx, statistics, bw);
+		check_amax("the gradient of a norm", amax, by, rows, cols, ld);
+		test_guard(dev, "amax", amax, sizeof(float));
+		norm.rows = 0;
+		device_rmsnorm_forward(dev, &norm, by, statistics, bx, bw);
+		check_amax("nothing", amax, by, 0, cols, ld);
+		device_free(dev, statistics);
+		device_free(dev, dw);
+		device_free(dev, amax);
+		device_free(dev, bx);
+		device_free(dev, by);
+		device_free(dev, bw);
+		free(x);
+		free(w);
+		free(gap);
+	}
+}
+END_TEST
+
+START_TEST(largest_of_swiglu)
+{
+	static const int64_t shapes[][2] = {{1, 1}, {3, 17}, {64, 48}, {5, 1040}, {700, 16}, {2, 2056}};
+
+	FOR_ALL for (size_t s = 0; s < COUNT(shapes); s++)
+	{
+		int64_t rows = shapes[s][0], cols = shapes[s][1], n = rows * cols;
+		double *x = test_values(2 * n, s), *d = test_values(n, 9);
+		float before[2] = {1e30f, 1e30f}, *amax = test_put(dev, before, sizeof(before));
+		void *bx = test_buffer(dev, x, 2 * n, type), *bd = test_buffer(dev, d, n, type);
+		void *by = test_buffer(dev, d, n, type), *bdx = test_buffer(dev, x, 2 * n, type);
+
+		device_swiglu_forward(dev, by, bx, rows, (int)cols, type, amax);
+		check_amax("SwiGLU", amax, by, rows, cols, cols);
+		device_swiglu_backward(dev, bdx, NULL, bd, bx, rows, (int)cols, type, amax);
+		check_amax("no output", amax, by, 0, cols, cols);
+		check_amax("the gradient of SwiGLU", amax + 1, bdx, rows, 2 * cols, 2 * cols);
+		device_swiglu_backward(dev, bx, by, bd, bx, rows, (int)cols, type, amax);
+		check_amax("SwiGLU again", amax, by, rows, cols, cols);
+		check_amax("the gradient of SwiGLU in place", amax + 1, bx, rows, 2 * cols, 2 * cols);
+		test_guard(dev, "amax", amax, sizeof(before));
+		device_free(dev, amax);
+		device_free(dev, bx);
+		device_free(dev, bd);
+		device_free(dev, by);
+		device_free(dev, bdx);
+		free(x);
+		free(d);
+	}
+}
+END_TEST
+
 static void try_quantize(enum fp8_format format, int64_t rows, int64_t cols, int64_t ld, const double *x,
                          bool codes, bool turned)
 {
@@ -250,6 +383,8 @@ TCase *test_device_fp8(void)
 	tcase_set_tags(tc, "small");
 	tcase_add_test(tc, numbers);
 	tcase_add_test(tc, quantize);
+	tcase_add_test(tc, largest_of_norms);
+	tcase_add_test(tc, largest_of_swiglu);
 	tcase_add_test(tc, products);
 	return tc;
 }

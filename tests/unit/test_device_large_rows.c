@@ -122,10 +122,10 @@ static void swiglu_at(int64_t rows, enum dtype t)
 	int64_t n = rows * WIDE_COLS;
 	void *gu = filled(0, 2 * n, t), *dy = filled(1, n, t), *y = empty(n, t);
 
-	device_swiglu_forward(dev, y, gu, rows, WIDE_COLS, t);
+	device_swiglu_forward(dev, y, gu, rows, WIDE_COLS, t, NULL);
 	check_rows("swiglu", y, rows, WIDE_COLS, t, swiglu_row, test_tolerance(t), 1e-3);
 	device_zero(dev, y, (size_t)n * dtype_size(t));
-	device_swiglu_backward(dev, gu, y, dy, gu, rows, WIDE_COLS, t);
+	device_swiglu_backward(dev, gu, y, dy, gu, rows, WIDE_COLS, t, NULL);
 	check_rows("swiglu again", y, rows, WIDE_COLS, t, swiglu_row, test_tolerance(t), 1e-3);
 	check_rows("swiglu d_gate_up", gu, rows, 2 * WIDE_COLS, t, swiglu_backward_row, test_tolerance(t),
 	           0.5);

@@ -131,7 +131,7 @@ START_TEST(not_a_number_survives)
 	y = test_buffer(dev, g, 20, DTYPE_F32);
 	btarget = test_put(dev, &target, sizeof(target));
 	bloss = test_put(dev, &loss, sizeof(loss));
-	device_swiglu_forward(dev, y, bx, 1, 20, DTYPE_F32);
+	device_swiglu_forward(dev, y, bx, 1, 20, DTYPE_F32, NULL);
 	test_fetch(dev, host, y, 20 * sizeof(float));
 	ck_assert(isnan(host[1]) && !isnan(host[0]));
 	device_cross_entropy(dev, bx, DTYPE_F32, btarget, 1, 40, 1, NULL, bloss, true);

@@ -220,8 +220,14 @@ struct device_fp8 {
 	uint8_t *codes;  /* [rows, cols]; NULL: not wanted */
 	uint8_t *turned; /* [cols, fp8_padded(rows)], zeros behind the rows; NULL: not wanted */
 	float *scale;    /* [2], device: what codes stand for is multiplied with it; the largest magnitude */
+	/* The largest magnitude, device, where the operation that computed the matrix has found it (`amax`
+	 * below): the matrix is then read once. NULL: a pass over the matrix finds it. */
+	const float *amax;
 };
 void device_fp8_quantize(struct device *dev, const struct device_fp8 *q, const void *src);
+/* Operations that compute an operand of products in fp8 have an argument or a member `amax`, a device float
+ * to which they write the largest magnitude of their output as it is stored; NULL: not wanted. It is what
+ * device_fp8_quantize finds, bit for bit: NaNs are left out, and of nothing it is 0. */
 
 void device_bias_forward(struct device *dev, void *x, const void *bias, int64_t rows, int64_t cols,
                          int64_t ld, enum dtype type);
@@ -252,6 +258,7 @@ struct device_norm {
 	float eps;
 	float w_offset; /* 1 where weights are stored less 1 */
 	enum dtype type;
+	float *amax; /* of RMSNorm: of y, and of the backward pass of d_x; groups = 1. NULL: not wanted */
 };
 void device_rmsnorm_forward(struct device *dev, const struct device_norm *n, void *y, float *rstd,
                             const void *x, const void *w);
@@ -317,6 +324,7 @@ struct device_attention {
 	const int32_t *host_starts;     /* the same on the host */
 	int64_t ld_q, ld_k, ld_v, ld_o; /* row strides; q, k, v usually lie in one fused buffer */
 	enum dtype type;
+	float *amax; /* of o, of device_attention_forward; NULL: not wanted */
 };
 /* o[t, heads·head_dim]; lse fp32 [heads, tokens] (log-sum-exp of scaled, capped scores). */
 void device_attention_forward(struct device *dev, const struct device_attention *a, void *o, float *lse,
@@ -354,13 +362,13 @@ void device_attention_cached(struct device *dev, const struct device_attention *
                              const void *q, const void *k_cache, const void *v_cache);
 
 /* ---- SwiGLU (Shazeer 2020) ---- */
-/* gate_up[t, 2·cols]: gate first, then up. y[t, cols] = silu(gate) · up. */
+/* gate_up[t, 2·cols]: gate first, then up. y[t, cols] = silu(gate) · up. amax: of y. */
 void device_swiglu_forward(struct device *dev, void *y, const void *gate_up, int64_t tokens, int cols,
-                           enum dtype type);
+                           enum dtype type, float *amax);
 /* d_gate_up may be gate_up itself (in place). When y is not NULL the forward's output is written there again,
- * so that it need not have been kept. */
+ * so that it need not have been kept. amax: [2], of y (with y NULL: 0) and of d_gate_up. */
 void device_swiglu_backward(struct device *dev, void *d_gate_up, void *y, const void *d_y,
-                            const void *gate_up, int64_t tokens, int cols, enum dtype type);
+                            const void *gate_up, int64_t tokens, int cols, enum dtype type, float *amax);
 
 /* ---- adapters ---- */
 /* Dropout (Srivastava et al. 2014) with a mask that is never stored: y[i] = x[i] · factor for the elements

@@ -11,8 +11,8 @@
 /* The norm of `heads` heads of each row. */
 static inline struct device_norm qk_norm_of_heads(const struct device_qk_norm *n, int heads)
 {
-	const struct device_norm norm = {n->tokens, heads,  n->head_dim, n->ld,
-	                                 n->ld,     n->eps, n->w_offset, n->type};
+	const struct device_norm norm = {n->tokens, heads,       n->head_dim, n->ld, n->ld,
+	                                 n->eps,    n->w_offset, n->type,     NULL};
 
 	return norm;
 }

@@ -22,10 +22,18 @@ static enum parameter_role bias_of(enum parameter_role norm)
 	                                     : PARAMETER_FINAL_NORM_BIAS;
 }
 
+/* Of m->h, where it is the input of products in fp8; LayerNorm does not find it. */
+static float *norm_amax(struct model *m, int unit)
+{
+	return model_fp8_amax(m, OPERAND_NORM, model_is_fp8(m, unit) && !m->c.layer_norm);
+}
+
 void model_norm(struct model *m, int unit, enum parameter_role role, void *y, const void *x, int64_t tokens)
 {
 	struct device_norm n = norm_of(m, tokens);
 
+	if (y == m->h)
+		n.amax = norm_amax(m, unit);
 	if (m->c.layer_norm)
 		device_layernorm_forward(m->dev, &n, y, m->rstd, x, weight(m, unit, role),
 		                         weight(m, unit, bias_of(role)));
@@ -39,6 +47,8 @@ void model_norm_gradient(struct model *m, int unit, enum parameter_role role, vo
 	struct device_norm n = norm_of(m, tokens);
 	float *dw = gradient(m, unit, role);
 
+	if (dx == m->dx)
+		n.amax = model_fp8_amax(m, OPERAND_STREAM_GRADIENT, !m->c.layer_norm);
 	if (m->c.layer_norm)
 		device_layernorm_backward(m->dev, &n, dx, accumulate, dw ? dw : m->unused,
 		                          dw ? gradient(m, unit, bias_of(role)) : m->unused, dy, x, m->rstd,
@@ -54,6 +64,7 @@ void model_add_norm(struct model *m, int unit, enum parameter_role role, void *s
 	struct device_norm n = norm_of(m, tokens);
 
 	if (weight(m, unit, role) && !m->c.layer_norm) {
+		n.amax = norm_amax(m, unit);
 		device_add_rmsnorm_forward(m->dev, &n, m->h, m->rstd, sum, x, weight(m, unit, role));
 		return;
 	}
@@ -99,10 +110,12 @@ const char *model_branch_input(struct model *m, int unit, enum parameter_role ro
 void model_branch_input_gradient(struct model *m, int unit, enum parameter_role role, const char *dy,
                                  const char *x, int64_t tokens)
 {
-	if (weight(m, unit, role))
+	if (weight(m, unit, role)) {
 		model_norm_gradient(m, unit, role, m->dx, true, dy, x, tokens);
-	else
-		device_add(m->dev, m->dx, dy, m->o.type, tokens * m->c.hidden);
+		return;
+	}
+	device_add(m->dev, m->dx, dy, m->o.type, tokens * m->c.hidden);
+	model_fp8_amax(m, OPERAND_STREAM_GRADIENT, false);
 }
 
 /* ---- q and k ---- */
@@ -225,17 +238,22 @@ void model_qk_gradient(struct model *m, int layer, const char *qkv, int64_t toke
 /* ---- the activation between the products of the MLP ---- */
 void model_activate(struct model *m, const char *gate_up, int64_t tokens)
 {
+	float *amax = model_fp8_amax(m, OPERAND_ACTIVATION, m->c.activation == MODEL_SILU);
+
 	if (m->c.activation == MODEL_SILU)
-		device_swiglu_forward(m->dev, m->y, gate_up, tokens, m->c.intermediate, m->o.type);
+		device_swiglu_forward(m->dev, m->y, gate_up, tokens, m->c.intermediate, m->o.type, amax);
 	else
 		device_gelu_forward(m->dev, m->y, gate_up, tokens, m->c.intermediate, m->c.gated, m->o.type);
 }
 
 void model_activation_gradient(struct model *m, char *gate_up, int64_t tokens)
 {
+	float *amax = model_fp8_amax(m, OPERAND_ACTIVATION, m->c.activation == MODEL_SILU);
+
+	model_fp8_amax(m, OPERAND_GATE_GRADIENT, m->c.activation == MODEL_SILU);
 	if (m->c.activation == MODEL_SILU)
 		device_swiglu_backward(m->dev, gate_up, m->y, m->d_wide, gate_up, tokens, m->c.intermediate,
-		                       m->o.type);
+		                       m->o.type, amax);
 	else
 		device_gelu_backward(m->dev, gate_up, m->y, m->d_wide, gate_up, tokens, m->c.intermediate,
 		                     m->c.gated, m->o.type);

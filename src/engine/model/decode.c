@@ -50,6 +50,7 @@ static int decode_block(struct model *m, const struct model_part *parts, int cou
 
 	model_linear(m, unit, PARAMETER_Q, a->qkv, c->norm_place == MODEL_NORM_AFTER ? a->input : m->h, n);
 	qk = model_qk(m, layer, a->qkv, n);
+	model_fp8_amax(m, OPERAND_ATTENTION + layer, false);
 	for (int i = 0, row = 0; i < count; row += parts[i++].n) {
 		size_t in = (size_t)row * (size_t)m->qkv * m->size,
 		       out = (size_t)row * (size_t)m->q * m->size;

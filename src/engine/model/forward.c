@@ -30,6 +30,7 @@ void model_block_forward(struct model *m, const struct model_pass *p, int layer)
 	             tokens);
 	qk = model_qk(m, layer, a->qkv, tokens);
 	attention.window = model_config_window(&m->c, layer);
+	attention.amax = model_fp8_amax(m, OPERAND_ATTENTION + layer, true);
 	device_attention_forward(m->dev, &attention, a->attention, a->lse, qk, qk + (size_t)m->q * m->size,
 	                         a->qkv + (size_t)(m->q + m->kv) * m->size);
 	model_block_middle(m, layer, tokens);

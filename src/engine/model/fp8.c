@@ -12,6 +12,10 @@
  * ones are there for a time only, and their codes for as long as those of one block: they are made of what
  * was gathered. Codes of inputs are not kept for the backward pass, which computes the inputs again: the same
  * inputs give the same codes. Those of a gradient serve both products that it is a factor of.
+ *
+ * A scale needs the largest magnitude of the whole tensor before the first code is made. RMSNorm, SwiGLU and
+ * attention find that of what they write, and so do the backward passes of the first two, so that making
+ * codes reads their outputs once. Other operands are read twice.
  */
 #include "engine/model/internal.h"
 
@@ -47,7 +51,45 @@ static struct model_fp8_matrix weight_of(struct model *m, const struct model_fp8
 	return (struct model_fp8_matrix){q.codes, q.turned, q.scale, p->unit};
 }
 
-void model_fp8_input(struct model *m, const void *x, int64_t tokens, int64_t in, bool turned)
+/* ---- largest magnitudes ---- */
+
+float *model_fp8_amax(struct model *m, int operand, bool found)
+{
+	if (!m->o.fp8)
+		return NULL;
+	m->fp8.amax[operand].known = found;
+	return found ? m->fp8.amax[operand].at : NULL;
+}
+
+static const float *known_amax(const struct model *m, int operand)
+{
+	return m->fp8.amax[operand].known ? m->fp8.amax[operand].at : NULL;
+}
+
+/* NULL: not known. */
+static const float *input_amax(const struct model *m, int unit, enum parameter_role leader, const void *x)
+{
+	if (leader == PARAMETER_O)
+		return x == m->layer[unit - 1].attention ? known_amax(m, OPERAND_ATTENTION + unit - 1) : NULL;
+	if (leader == PARAMETER_DOWN)
+		return x == m->y ? known_amax(m, OPERAND_ACTIVATION) : NULL;
+	return x == m->h ? known_amax(m, OPERAND_NORM) : NULL;
+}
+
+/* The same of a gradient of all columns that a product writes. */
+static const float *gradient_amax(const struct model *m, const struct model_fp8_product *p, const void *dy)
+{
+	if (p->leader == PARAMETER_GATE)
+		return dy == m->layer[p->unit - 1].gate_up && p->out == p->ld
+		           ? known_amax(m, OPERAND_GATE_GRADIENT)
+		           : NULL;
+	return p->leader != PARAMETER_Q && dy == m->dx ? known_amax(m, OPERAND_STREAM_GRADIENT) : NULL;
+}
+
+/* ---- codes of activations ---- */
+
+void model_fp8_input(struct model *m, int unit, enum parameter_role leader, const void *x, int64_t tokens,
+                     int64_t in, bool turned)
 {
 	struct device_fp8 q = {.format = FP8_E4M3,
 	                       .type = m->o.type,
@@ -56,7 +98,8 @@ void model_fp8_input(struct model *m, const void *x, int64_t tokens, int64_t in,
 	                       .ld = in,
 	                       .codes = turned ? NULL : m->fp8.input.codes,
 	                       .turned = turned ? m->fp8.input.turned : NULL,
-	                       .scale = m->fp8.input.scale};
+	                       .scale = m->fp8.input.scale,
+	                       .amax = input_amax(m, unit, leader, x)};
 
 	quantize(m, &q, x);
 }
@@ -73,7 +116,8 @@ static struct model_fp8_matrix gradient_of(struct model *m, const struct model_f
 	                       .ld = p->ld,
 	                       .codes = m->fp8.gradient[0].codes + p->column * tokens,
 	                       .turned = m->fp8.gradient[0].turned + p->column * fp8_padded(tokens),
-	                       .scale = kept->scale};
+	                       .scale = kept->scale,
+	                       .amax = gradient_amax(m, p, dy)};
 
 	if (!m->listing && (kept->unit != key || m->fp8.gradient_of[p->index] != dy)) {
 		quantize(m, &q, dy);

@@ -68,7 +68,7 @@ void model_fp8_place(struct model *m, struct arena *a)
 {
 	size_t tokens = (size_t)fp8_padded(m->o.max_tokens);
 	size_t widest = (size_t)MAX(MAX(m->gate_up, m->qkv), m->c.hidden);
-	float *scales;
+	float *scales, *amax;
 
 	if (!m->o.fp8)
 		return;
@@ -78,6 +78,10 @@ void model_fp8_place(struct model *m, struct arena *a)
 	m->fp8.input.codes = arena_take(a, BUFFER_SCRATCH, tokens * (size_t)m->wide, "fp8 input");
 	m->fp8.input.turned = m->fp8.input.codes;
 	m->fp8.input.scale = scales;
+	amax = arena_take(a, BUFFER_SCRATCH, (size_t)(OPERAND_ATTENTION + m->c.layers) * sizeof(float),
+	                  "fp8 largest magnitudes");
+	for (int i = 0; i < OPERAND_ATTENTION + m->c.layers; i++)
+		m->fp8.amax[i].at = amax ? amax + i : NULL;
 	if (!m->o.training)
 		return;
 	m->fp8.gradient[0].codes = arena_take(a, BUFFER_SCRATCH, tokens * widest, "fp8 gradient");

@@ -28,12 +28,29 @@ struct model_fp8_matrix {
 	int unit;     /* of which these weights are; -1: of none */
 };
 
+/* Operands of products in fp8 whose kernels find their largest magnitudes: m->h and m->y, the gradients of
+ * gate_up and of the residual stream (m->dx), and the output of attention of the first layer, behind which
+ * those of the other layers are. */
+enum {
+	OPERAND_NORM,
+	OPERAND_ACTIVATION,
+	OPERAND_GATE_GRADIENT, /* behind the activation: one kernel finds both */
+	OPERAND_STREAM_GRADIENT,
+	OPERAND_ATTENTION
+};
+
+struct model_fp8_amax {
+	float *at;  /* device */
+	bool known; /* the kernel that wrote the operand last has written it */
+};
+
 /* What products in fp8 are made of (fp8.c). */
 struct model_fp8 {
 	struct model_fp8_matrix *weight; /* [layers, or 1 with o.fp8_shared][FP8_WEIGHTS] */
 	struct model_fp8_matrix input;   /* one buffer, since codes and turned ones are used apart */
 	struct model_fp8_matrix gradient[FP8_PRODUCTS]; /* of an output; parts of two buffers */
 	const void *gradient_of[FP8_PRODUCTS];          /* where it is not in fp8; unit says whose it is */
+	struct model_fp8_amax *amax;                    /* [OPERAND_ATTENTION + layers] */
 };
 
 /* Who takes the products of linear.c instead of the device (products.c). */
@@ -262,8 +279,12 @@ int model_fp8_group(enum parameter_role leader);
 void model_fp8_place(struct model *m, struct arena *a);
 void model_fp8_start(struct model *m); /* of a backward pass: no gradient has codes */
 int model_fp8_check(const struct model *m, struct error *err);
+/* Where the kernel that writes an operand is to put its largest magnitude, where that is `found`; NULL: it is
+ * not, or no product is in fp8. Called wherever an operand is written. */
+float *model_fp8_amax(struct model *m, int operand, bool found);
 /* Codes of a group's input: as it lies, or turned for the gradient of weights. */
-void model_fp8_input(struct model *m, const void *x, int64_t tokens, int64_t in, bool turned);
+void model_fp8_input(struct model *m, int unit, enum parameter_role leader, const void *x, int64_t tokens,
+                     int64_t in, bool turned);
 /* Make of a product in the model's type one in fp8. The input's codes have been made. */
 void model_fp8_forward(struct model *m, const struct model_fp8_product *p, struct device_gemm *g);
 void model_fp8_input_gradient(struct model *m, const struct model_fp8_product *p, const void *dy,

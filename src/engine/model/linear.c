@@ -449,7 +449,7 @@ static void multiply(struct model *m, int unit, enum parameter_role role, void *
 	bool transposed = is_transposed(m, unit, role), fp8 = model_is_fp8(m, unit);
 
 	if (fp8)
-		model_fp8_input(m, x, tokens, group.in, false);
+		model_fp8_input(m, unit, role, x, tokens, group.in, false);
 	for (int i = 0; i < group.n; i++) {
 		const struct columns *c = &group.product[i];
 		struct model_fp8_product p = in_fp8(m, unit, role, &group, i);
@@ -566,7 +566,7 @@ static void transposed_weight_gradient(struct model *m, int unit, enum parameter
 	                        .c_type = model_matrix_gradient_type(m, unit, role)};
 
 	if (g.c && model_is_fp8(m, unit)) {
-		model_fp8_input(m, x, tokens, in, true);
+		model_fp8_input(m, unit, role, x, tokens, in, true);
 		model_fp8_weight_gradient(m, &p, dy, &g);
 	}
 	if (g.c)
@@ -605,7 +605,7 @@ void model_linear_weight_gradient(struct model *m, int unit, enum parameter_role
 
 		if (g.c && fp8) {
 			if (!turned)
-				model_fp8_input(m, x, tokens, group.in, true);
+				model_fp8_input(m, unit, role, x, tokens, group.in, true);
 			turned = true;
 			model_fp8_weight_gradient(m, &p, g.a, &g);
 		}

@@ -56,9 +56,11 @@ int model_create(struct device *dev, const struct model_config *c, const struct 
 	m->layer = calloc((size_t)c->layers + 1, sizeof(*m->layer));
 	m->cache = calloc((size_t)c->layers, sizeof(*m->cache));
 	m->o.cache_sequences = MAX(options->cache_sequences, 1);
-	if (options->fp8)
+	if (options->fp8) {
 		m->fp8.weight = calloc((size_t)(options->fp8_shared ? 1 : c->layers) * FP8_WEIGHTS,
 		                       sizeof(*m->fp8.weight));
+		m->fp8.amax = calloc((size_t)(OPERAND_ATTENTION + c->layers), sizeof(*m->fp8.amax));
+	}
 	m->past = calloc((size_t)m->o.cache_sequences, sizeof(*m->past));
 	m->host_positions = calloc(tokens + 1, sizeof(int32_t));
 	m->host_rows = calloc(tokens + 1, sizeof(int32_t));
@@ -66,7 +68,8 @@ int model_create(struct device *dev, const struct model_config *c, const struct 
 	m->host_losses = calloc(rows, sizeof(float));
 	m->token_losses = calloc(options->weighed ? 2 * tokens + 1 : 1, sizeof(float));
 	if (!m->unit || !m->layer || !m->cache || !m->past || !m->host_positions || !m->host_rows ||
-	    (options->fp8 && !m->fp8.weight) || !m->host_targets || !m->host_losses || !m->token_losses)
+	    (options->fp8 && (!m->fp8.weight || !m->fp8.amax)) || !m->host_targets || !m->host_losses ||
+	    !m->token_losses)
 		return error_oom(err);
 	*out = steal_pointer(m);
 	return 0;
@@ -78,6 +81,7 @@ void model_free(struct model *m)
 		return;
 	free(m->unit);
 	free(m->fp8.weight);
+	free(m->fp8.amax);
 	free(m->layer);
 	free(m->cache);
 	free(m->past);

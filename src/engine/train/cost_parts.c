@@ -65,12 +65,15 @@ static double block_gemm(const struct hardware *h, const struct train_options *o
 	return MAX(2 * m * n * k / (h->fp8 * h->gemm), bytes / (h->bandwidth * h->stream)) + h->start;
 }
 
-/* Making so many elements fp8: two passes read them, and `codes` bytes are written for each. */
+/* Making so many elements fp8: two passes read them, or one where the kernel of a GPU that wrote them has
+ * found the largest, and `codes` bytes are written for each. */
 static double quantize_seconds(const struct hardware *h, const struct train_options *o, double elements,
-                               double codes)
+                               double codes, bool found)
 {
+	double passes = found && h->sizing.engine != DEVICE_ENGINE_CPU ? 1 : 2;
+
 	return o->fp8 ? cost_stream(h, o->precision, RATE_COPY,
-	                            (2 * (double)dtype_size(o->precision) + codes) * elements)
+	                            (passes * (double)dtype_size(o->precision) + codes) * elements)
 	              : 0;
 }
 
@@ -209,6 +212,12 @@ void cost_count_parts(const struct model_layout *l, const struct model_config *c
 	double qkv = q + 2 * kv, wide = c->intermediate, gate_up_cols = (c->gated ? 2 : 1) * wide,
 	       vocab = (double)c->vocab;
 	const double shapes[][2] = {{qkv, hidden}, {hidden, q}, {gate_up_cols, hidden}, {hidden, wide}};
+	/* The inputs of these products, and gradients of their outputs, whose largest magnitudes are found by
+	 * the kernels that write them (model/fp8.c). */
+	bool norm_finds = !c->layer_norm && c->norm_place != MODEL_NORM_AFTER,
+	     silu = c->activation == MODEL_SILU;
+	bool stream = !c->layer_norm && c->norm_place == MODEL_NORM_BEFORE && c->residual_scale == 1;
+	const bool found[][2] = {{norm_finds, false}, {true, stream}, {norm_finds, silu}, {silu, stream}};
 	double element = t * s, norm_qk = c->qk_norm ? 2 * (q + kv) * element : 0;
 	double swiglu, norm, norms, rotation, gate_up, down;
 
@@ -218,16 +227,16 @@ void cost_count_parts(const struct model_layout *l, const struct model_config *c
 
 		/* Of weights codes are made once a step, of gathered ones in each pass. */
 		p->block_forward += block_gemm(h, o, RATE_PRODUCT_FORWARD, t, out, in, s, false) +
-		                    quantize_seconds(h, o, t * in, 1) +
-		                    quantize_seconds(h, o, out * in, 2) /
+		                    quantize_seconds(h, o, t * in, 1, found[i][0]) +
+		                    quantize_seconds(h, o, out * in, 2, false) /
 		                        (o->strategy >= SHARD_ZERO3 ? 1 : (double)o->accumulation);
 		p->block_backward +=
 		    block_gemm(h, o, RATE_PRODUCT_INPUT, t, in, out, s, false) +
-		    quantize_seconds(h, o, t * out, 2) +
-		    (o->strategy >= SHARD_ZERO3 ? quantize_seconds(h, o, out * in, 2) : 0) +
+		    quantize_seconds(h, o, t * out, 2, found[i][1]) +
+		    (o->strategy >= SHARD_ZERO3 ? quantize_seconds(h, o, out * in, 2, false) : 0) +
 		    trained.matrices * (block_gemm(h, o, RATE_PRODUCT_WEIGHT, out, in, t,
 		                                   (double)dtype_size(o->gradient_type), add) +
-		                        quantize_seconds(h, o, t * in, 1));
+		                        quantize_seconds(h, o, t * in, 1, found[i][0]));
 	}
 	if (l->adapts)
 		count_adapters(l, c, o, t, h, p);
@@ -238,9 +247,9 @@ void cost_count_parts(const struct model_layout *l, const struct model_config *c
 	norms = c->norm_place == MODEL_NORM_AROUND ? 4 : 2;
 	p->block_forward += attention(h, c, type, rows, row, false) + norms * norm + rotation + swiglu;
 	gate_up = block_gemm(h, o, RATE_PRODUCT_FORWARD, t, gate_up_cols, hidden, s, false) +
-	          quantize_seconds(h, o, t * hidden, 1);
+	          quantize_seconds(h, o, t * hidden, 1, norm_finds);
 	down = block_gemm(h, o, RATE_PRODUCT_FORWARD, t, hidden, wide, s, false) +
-	       quantize_seconds(h, o, t * wide, 1);
+	       quantize_seconds(h, o, t * wide, 1, silu);
 	/* Recomputed, the block ends with the products of gate and up. */
 	if (o->recompute == MODEL_RECOMPUTE_BLOCK)
 		p->again = p->block_forward - swiglu - down;

@@ -130,10 +130,10 @@ static void run_operation(struct bench *b)
 		            b->m, false, b->type);
 		break;
 	case RATE_SWIGLU:
-		device_swiglu_forward(b->dev, c, b->a, b->m, (int)b->cols, b->type);
+		device_swiglu_forward(b->dev, c, b->a, b->m, (int)b->cols, b->type, NULL);
 		break;
 	case RATE_SWIGLU_BACKWARD:
-		device_swiglu_backward(b->dev, b->a, c, b->b, b->a, b->m, (int)b->cols, b->type);
+		device_swiglu_backward(b->dev, b->a, c, b->b, b->a, b->m, (int)b->cols, b->type, NULL);
 		break;
 	case RATE_LOSS:
 		device_cross_entropy(b->dev, c, b->type, b->ids, b->m, b->cols, 1, NULL, b->small, true);

@@ -44,5 +44,8 @@ void gemm_destroy(struct device *dev);
 bool gemm_native_bf16(const struct device *dev);
 /* fp8.c: device_gemm of fp8, without the bias. */
 void fp8_gemm(struct device *dev, const struct device_gemm *g);
+/* *amax = the largest magnitude of a matrix whose rows are ld apart; amax NULL: nothing. */
+void fp8_find_largest(struct device *dev, float *amax, const void *x, enum dtype type, int64_t rows,
+                      int64_t cols, int64_t ld);
 /* The library and its version, such as "oneDNN 2.6.3"; static. */
 const char *gemm_describe(void);

@@ -32,15 +32,18 @@ bool device_supports_fp8(const struct device *dev)
 	return true;
 }
 
-static float largest(struct device *dev, const struct device_fp8 *q, const void *src)
+void fp8_find_largest(struct device *dev, float *amax, const void *x, enum dtype type, int64_t rows,
+                      int64_t cols, int64_t ld)
 {
 	float max = 0;
 
+	if (!amax)
+		return;
 #pragma omp parallel for schedule(static) num_threads(dev->threads) reduction(max : max)
-	for (int64_t i = 0; i < q->rows; i++)
-		for (int64_t j = 0; j < q->cols; j++)
-			max = fmaxf(max, fabsf(element(src, q->type, i * q->ld + j)));
-	return max;
+	for (int64_t i = 0; i < rows; i++)
+		for (int64_t j = 0; j < cols; j++)
+			max = fmaxf(max, fabsf(element(x, type, i * ld + j)));
+	*amax = max;
 }
 
 /* A part of the columns at a time, so that the rows of the turned matrix stay in the cache. */
@@ -66,10 +69,14 @@ static void quantize_columns(const struct device_fp8 *q, const void *src, float 
 
 void device_fp8_quantize(struct device *dev, const struct device_fp8 *q, const void *src)
 {
-	float amax = largest(dev, q, src), scale = fp8_scale(q->format, amax);
+	float scale;
 
+	if (q->amax)
+		q->scale[1] = *q->amax;
+	else
+		fp8_find_largest(dev, &q->scale[1], src, q->type, q->rows, q->cols, q->ld);
+	scale = fp8_scale(q->format, q->scale[1]);
 	q->scale[0] = 1 / scale;
-	q->scale[1] = amax;
 #pragma omp parallel for schedule(static) num_threads(dev->threads)
 	for (int64_t j = 0; j < q->cols; j += TURNED_COLUMNS)
 		quantize_columns(q, src, scale, j);

@@ -66,12 +66,14 @@ void device_rmsnorm_forward(struct device *dev, const struct device_norm *n, voi
                             const void *x, const void *w)
 {
 	dev->kernels->rmsnorm_forward(dev, n, y, rstd, NULL, x, w);
+	fp8_find_largest(dev, n->amax, y, n->type, n->rows, n->cols, n->ld_y);
 }
 
 void device_add_rmsnorm_forward(struct device *dev, const struct device_norm *n, void *y, float *rstd,
                                 void *residual, const void *x, const void *w)
 {
 	dev->kernels->rmsnorm_forward(dev, n, y, rstd, residual, x, w);
+	fp8_find_largest(dev, n->amax, y, n->type, n->rows, n->cols, n->ld_y);
 }
 
 void device_rmsnorm_backward(struct device *dev, const struct device_norm *n, void *d_x, bool accumulate,
@@ -79,6 +81,7 @@ void device_rmsnorm_backward(struct device *dev, const struct device_norm *n, vo
                              const float *rstd, const void *w)
 {
 	dev->kernels->rmsnorm_backward(dev, n, d_x, accumulate, d_w, grad_type, d_y, x, rstd, w);
+	fp8_find_largest(dev, n->amax, d_x, n->type, n->rows, n->cols, n->ld_x);
 }
 
 void device_layernorm_forward(struct device *dev, const struct device_norm *n, void *y, float *statistics,
@@ -121,6 +124,7 @@ void device_attention_forward(struct device *dev, const struct device_attention 
                               const void *q, const void *k, const void *v)
 {
 	dev->kernels->attention_forward(dev, a, o, lse, q, k, v);
+	fp8_find_largest(dev, a->amax, o, a->type, a->tokens, (int64_t)a->heads * a->head_dim, a->ld_o);
 }
 
 void device_attention_backward(struct device *dev, const struct device_attention *a, void *d_q, void *d_k,
@@ -137,15 +141,20 @@ void device_attention_cached(struct device *dev, const struct device_attention *
 }
 
 void device_swiglu_forward(struct device *dev, void *y, const void *gate_up, int64_t tokens, int cols,
-                           enum dtype type)
+                           enum dtype type, float *amax)
 {
 	dev->kernels->swiglu_forward(dev, y, gate_up, tokens, cols, type);
+	fp8_find_largest(dev, amax, y, type, tokens, cols, cols);
 }
 
 void device_swiglu_backward(struct device *dev, void *d_gate_up, void *y, const void *d_y,
-                            const void *gate_up, int64_t tokens, int cols, enum dtype type)
+                            const void *gate_up, int64_t tokens, int cols, enum dtype type, float *amax)
 {
 	dev->kernels->swiglu_backward(dev, d_gate_up, y, d_y, gate_up, tokens, cols, type);
+	if (!amax)
+		return;
+	fp8_find_largest(dev, &amax[0], y, type, y ? tokens : 0, cols, cols);
+	fp8_find_largest(dev, &amax[1], d_gate_up, type, tokens, 2 * (int64_t)cols, 2 * (int64_t)cols);
 }
 
 void device_dropout(struct device *dev, const struct device_dropout *d, void *y, bool accumulate,

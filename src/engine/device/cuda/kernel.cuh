@@ -59,6 +59,36 @@ __device__ __forceinline__ float warp_max(float x)
 	return x;
 }
 
+/* The largest magnitude of values as they will be stored. */
+template <typename T, int N> __device__ __forceinline__ float largest(const float (&v)[N])
+{
+	float max = 0;
+
+#pragma unroll
+	for (int k = 0; k < N; k++)
+		max = fmaxf(max, fabsf(rounded<T>(v[k])));
+	return max;
+}
+
+/* *to = the larger of it and of all x of a block of whole warps, which are not negative: one of its threads
+ * writes. */
+__device__ __forceinline__ void block_max_into(float *to, float x)
+{
+	__shared__ float part[32];
+	int warps = (int)blockDim.x / 32, lane = (int)threadIdx.x % 32;
+
+	x = warp_max(x);
+	if (lane == 0)
+		part[threadIdx.x / 32] = x;
+	__syncthreads();
+	if (threadIdx.x == 0) {
+		for (int w = 1; w < warps; w++)
+			x = fmaxf(x, part[w]);
+		max_into(to, x);
+	}
+	__syncthreads();
+}
+
 /* The same sum in every thread of a block of whole warps. May be called again at once. */
 template <typename V> __device__ __forceinline__ V block_sum(V x)
 {
@@ -99,6 +129,11 @@ static inline unsigned grid_for(int64_t n, int threads)
 
 	return (unsigned)(blocks < 1 ? 1 : blocks < most ? blocks : most);
 }
+
+/* fp8.cu: *amax = the largest magnitude of a matrix whose rows are ld apart, in a pass over it; amax NULL:
+ * nothing. For outputs of kernels that do not find it themselves. */
+void fp8_find_largest(struct device *dev, float *amax, const void *x, enum dtype type, int64_t rows,
+                      int64_t cols, int64_t ld);
 
 /* Calls f with a value of the type that `type` names: f(float()), f(bf16()) or f(f16()). */
 template <typename F> static void with_type(enum dtype type, F f)

@@ -23,6 +23,7 @@ static attention_shape shape_of(const struct device_attention *a)
 	s.ld_k = a->ld_k;
 	s.ld_v = a->ld_v;
 	s.ld_o = a->ld_o;
+	s.amax = a->amax;
 	return s;
 }
 
@@ -75,10 +76,15 @@ extern "C" void device_attention_forward(struct device *dev, const struct device
 {
 	attention_shape s = shape_of(a);
 
+	if (a->amax)
+		device_zero(dev, a->amax, sizeof(float));
 	if (a->tokens <= 0)
 		return;
-	if (tiles(a, q, k, v, o) && attention_cudnn_forward(dev, a, o, lse, q, k, v))
+	if (tiles(a, q, k, v, o) && attention_cudnn_forward(dev, a, o, lse, q, k, v)) {
+		fp8_find_largest(dev, a->amax, o, a->type, a->tokens, (int64_t)a->heads * a->head_dim,
+		                 a->ld_o);
 		return;
+	}
 	if (dev->attention_hopper[DEVICE_ATTENTION_FORWARD] && tensor_cores(a, q, k, v, o) &&
 	    attention_forward_hopper(dev, s, a->type, o, lse, a->tokens, q, k, v))
 		return;

@@ -22,7 +22,18 @@ struct attention_shape {
 	const int32_t *starts; /* NULL: one document */
 	float scale, cap;      /* cap: 0: none */
 	int64_t ld_q, ld_k, ld_v, ld_o;
+	float *amax; /* to which the forward pass adds what it finds; NULL: nothing */
 };
+
+/* Adds the largest magnitude of what the lanes of a warp have found. */
+static __device__ __forceinline__ void found_into(const attention_shape &a, float max)
+{
+	if (!a.amax)
+		return;
+	max = warp_max(max);
+	if (threadIdx.x % 32 == 0)
+		max_into(a.amax, max);
+}
 
 /* The document of row t: starts[d] <= t < starts[d + 1]. */
 static __device__ __forceinline__ int document_of(const attention_shape &a, int64_t t)

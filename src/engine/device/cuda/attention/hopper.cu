@@ -103,7 +103,7 @@ static __device__ __forceinline__ void consume(const attention_shape &a, const b
 	uint32_t q = shared_address(queries), keys = q + TILE_BYTES<HD, ROWS>, values = keys + STAGES * TILE;
 	int lane = (int)threadIdx.x % 32, t = lane % 4, first = r.first + 64 * group;
 	float out[HD / 2], s[KEYS / 2], max[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, alpha[2];
-	float scale2 = a.scale * LOG2_E;
+	float scale2 = a.scale * LOG2_E, largest = 0;
 	uint32_t p[KEYS / 16][4];
 	thread_rows rows;
 
@@ -170,6 +170,11 @@ static __device__ __forceinline__ void consume(const attention_shape &a, const b
 			out[4 * n + 2 * half + 1] *= inverse;
 		}
 	}
+#pragma unroll
+	for (int i = 0; i < HD / 2; i++)
+		if (rows.row[i / 2 % 2] <= r.last)
+			largest = fmaxf(largest, fabsf(rounded<T>(out[i])));
+	found_into(a, largest);
 	put<T, HD, ROWS>(o + (int64_t)r.head * HD, a.ld_o, first, r.last, queries, group, out);
 }
 

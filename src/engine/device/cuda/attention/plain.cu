@@ -63,7 +63,7 @@ static __global__ void __launch_bounds__(THREADS)
 	float *keys = (float *)memory, *values = keys + 32 * (hd + 1), *queries = values + 32 * (hd + 1);
 	int64_t first = (int64_t)blockIdx.x * TILE, end = first + TILE < a.queries ? first + TILE : a.queries;
 	int64_t begin[ROWS];
-	float max[ROWS], sum[ROWS], out[ROWS][MAX_DIM / 32] = {};
+	float max[ROWS], sum[ROWS], out[ROWS][MAX_DIM / 32] = {}, largest = 0;
 
 	q += (int64_t)head * hd;
 	k += (int64_t)(head / a.group) * hd;
@@ -108,13 +108,18 @@ static __global__ void __launch_bounds__(THREADS)
 		if (t >= end)
 			continue;
 #pragma unroll
-		for (int c = 0; c < MAX_DIM / 32; c++)
-			if (lane + 32 * c < hd)
-				o[t * a.ld_o + (int64_t)head * hd + lane + 32 * c] =
-				    from_float<T>(out[r][c] / sum[r]);
+		for (int c = 0; c < MAX_DIM / 32; c++) {
+			T stored = from_float<T>(out[r][c] / sum[r]);
+
+			if (lane + 32 * c >= hd)
+				continue;
+			o[t * a.ld_o + (int64_t)head * hd + lane + 32 * c] = stored;
+			largest = fmaxf(largest, fabsf(to_float(stored)));
+		}
 		if (lse && lane == 0)
 			lse[head * ld_lse + t] = max[r] * LN_2 + logf(sum[r]);
 	}
+	found_into(a, largest);
 }
 
 static bool fits(struct device *dev, const attention_shape &a)

@@ -144,14 +144,16 @@ static __device__ __forceinline__ void tile_scale(float (&c)[MT][HD / 8][4], flo
 
 /*
  * Writes a warp's sums as bf16 to the rows [first, …) of a matrix. They go through the warp's own rows [row,
- * …) of a tile that no other warp reads any more, so that whole rows are written.
+ * …) of a tile that no other warp reads any more, so that whole rows are written. Returns the largest
+ * magnitude that a lane has written.
  */
 template <int HD, int MT>
-static __device__ __forceinline__ void tile_put(bf16 *p, int64_t ld, int first, int end, bf16 *tile, int row,
-                                                const float (&c)[MT][HD / 8][4])
+static __device__ __forceinline__ float tile_put(bf16 *p, int64_t ld, int first, int end, bf16 *tile, int row,
+                                                 const float (&c)[MT][HD / 8][4])
 {
 	constexpr int CHUNKS = HD / 8;
 	int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
+	float max = 0;
 
 	__syncwarp();
 #pragma unroll
@@ -165,9 +167,13 @@ static __device__ __forceinline__ void tile_put(bf16 *p, int64_t ld, int first, 
 	__syncwarp();
 	for (int i = lane; i < 16 * MT * CHUNKS; i += 32) {
 		int r = i / CHUNKS, d = i % CHUNKS * 8;
+		float v[8];
 
-		if (first + r < end)
-			*(pack<bf16, 8> *)(p + (int64_t)(first + r) * ld + d) =
-			    *(const pack<bf16, 8> *)(tile + (row + r) * TILE_LD<HD> + d);
+		if (first + r >= end)
+			continue;
+		load(v, tile + (row + r) * TILE_LD<HD> + d);
+		store(p + (int64_t)(first + r) * ld + d, v);
+		max = fmaxf(max, largest<bf16>(v));
 	}
+	return max;
 }

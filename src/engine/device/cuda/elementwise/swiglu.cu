@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * SwiGLU: y = silu(gate)·up. silu' = s·(1 + g·(1 - s)); d_gate = d_y·up·silu', d_up = d_y·silu. Three
- * elements move for each of y forward, five backward, six with y once more: none is read twice.
+ * elements move for each of y forward, five backward, six with y once more: none is read twice. Where
+ * products in fp8 follow, the largest magnitudes are found on the way (fp8.cu); a thread then takes several
+ * packs, so that fewer blocks write them.
  */
 #include "engine/device/cuda/kernel.cuh"
 
 #define THREADS 256
+#define PACKS   4 /* of a thread, with largest magnitudes */
 
 static __device__ __forceinline__ float sigmoid(float x)
 {
@@ -13,9 +16,11 @@ static __device__ __forceinline__ float sigmoid(float x)
 }
 
 template <typename T, int N>
-static __global__ void forward_kernel(T *y, const T *gate_up, int64_t tokens, int cols)
+static __global__ void __launch_bounds__(THREADS)
+    forward_kernel(T *y, const T *gate_up, int64_t tokens, int cols, float *amax)
 {
 	int64_t packs = cols / N, stride = (int64_t)gridDim.x * blockDim.x;
+	float max = 0;
 
 	for (int64_t p = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; p < tokens * packs; p += stride) {
 		int64_t t = p / packs, i = (p - t * packs) * N;
@@ -27,15 +32,20 @@ static __global__ void forward_kernel(T *y, const T *gate_up, int64_t tokens, in
 		for (int k = 0; k < N; k++)
 			g[k] = g[k] * sigmoid(g[k]) * u[k];
 		store(y + t * cols + i, g);
+		if (amax)
+			max = fmaxf(max, largest<T>(g));
 	}
+	if (amax)
+		block_max_into(amax, max);
 }
 
 /* d_gate_up may be gate_up: a thread reads its elements before it writes them. */
 template <typename T, int N>
-static __global__ void backward_kernel(T *d_gate_up, T *y, const T *d_y, const T *gate_up, int64_t tokens,
-                                       int cols)
+static __global__ void __launch_bounds__(THREADS)
+    backward_kernel(T *d_gate_up, T *y, const T *d_y, const T *gate_up, int64_t tokens, int cols, float *amax)
 {
 	int64_t packs = cols / N, stride = (int64_t)gridDim.x * blockDim.x;
+	float max = 0, d_max = 0;
 
 	for (int64_t p = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; p < tokens * packs; p += stride) {
 		int64_t t = p / packs, i = (p - t * packs) * N, at = 2 * t * cols + i;
@@ -56,12 +66,28 @@ static __global__ void backward_kernel(T *d_gate_up, T *y, const T *d_y, const T
 		store(d_gate_up + at + cols, du);
 		if (y)
 			store(y + t * cols + i, g);
+		if (amax) {
+			max = fmaxf(max, largest<T>(g));
+			d_max = fmaxf(d_max, fmaxf(largest<T>(dg), largest<T>(du)));
+		}
+	}
+	if (amax) {
+		if (y)
+			block_max_into(&amax[0], max);
+		block_max_into(&amax[1], d_max);
 	}
 }
 
-extern "C" void device_swiglu_forward(struct device *dev, void *y, const void *gate_up, int64_t tokens,
-                                      int cols, enum dtype type)
+static unsigned grid(int64_t packs, const float *amax)
 {
+	return grid_for(amax ? ceil_div(packs, PACKS) : packs, THREADS);
+}
+
+extern "C" void device_swiglu_forward(struct device *dev, void *y, const void *gate_up, int64_t tokens,
+                                      int cols, enum dtype type, float *amax)
+{
+	if (amax)
+		device_zero(dev, amax, sizeof(float));
 	if (tokens <= 0 || cols <= 0)
 		return;
 	with_type(type, [&](auto t) {
@@ -69,17 +95,20 @@ extern "C" void device_swiglu_forward(struct device *dev, void *y, const void *g
 		constexpr int N = WIDE<T>;
 
 		if (wide_rows(y, cols, sizeof(T)) && aligned16(gate_up))
-			LAUNCH(dev, (forward_kernel<T, N>), grid_for(tokens * cols / N, THREADS), THREADS, 0,
-			       (T *)y, (const T *)gate_up, tokens, cols);
+			LAUNCH(dev, (forward_kernel<T, N>), grid(tokens * cols / N, amax), THREADS, 0, (T *)y,
+			       (const T *)gate_up, tokens, cols, amax);
 		else
-			LAUNCH(dev, (forward_kernel<T, 1>), grid_for(tokens * cols, THREADS), THREADS, 0,
-			       (T *)y, (const T *)gate_up, tokens, cols);
+			LAUNCH(dev, (forward_kernel<T, 1>), grid(tokens * cols, amax), THREADS, 0, (T *)y,
+			       (const T *)gate_up, tokens, cols, amax);
 	});
 }
 
 extern "C" void device_swiglu_backward(struct device *dev, void *d_gate_up, void *y, const void *d_y,
-                                       const void *gate_up, int64_t tokens, int cols, enum dtype type)
+                                       const void *gate_up, int64_t tokens, int cols, enum dtype type,
+                                       float *amax)
 {
+	if (amax)
+		device_zero(dev, amax, 2 * sizeof(float));
 	if (tokens <= 0 || cols <= 0)
 		return;
 	with_type(type, [&](auto t) {
@@ -88,10 +117,12 @@ extern "C" void device_swiglu_backward(struct device *dev, void *d_gate_up, void
 
 		if (wide_rows(d_y, cols, sizeof(T)) && aligned16(y) && aligned16(gate_up) &&
 		    aligned16(d_gate_up))
-			LAUNCH(dev, (backward_kernel<T, N>), grid_for(tokens * cols / N, THREADS), THREADS, 0,
-			       (T *)d_gate_up, (T *)y, (const T *)d_y, (const T *)gate_up, tokens, cols);
+			LAUNCH(dev, (backward_kernel<T, N>), grid(tokens * cols / N, amax), THREADS, 0,
+			       (T *)d_gate_up, (T *)y, (const T *)d_y, (const T *)gate_up, tokens, cols,
+			       amax);
 		else
-			LAUNCH(dev, (backward_kernel<T, 1>), grid_for(tokens * cols, THREADS), THREADS, 0,
-			       (T *)d_gate_up, (T *)y, (const T *)d_y, (const T *)gate_up, tokens, cols);
+			LAUNCH(dev, (backward_kernel<T, 1>), grid(tokens * cols, amax), THREADS, 0,
+			       (T *)d_gate_up, (T *)y, (const T *)d_y, (const T *)gate_up, tokens, cols,
+			       amax);
 	});
 }

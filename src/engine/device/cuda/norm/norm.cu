@@ -5,7 +5,8 @@
  * thread, and no more than the row needs, so that as many rows as possible are under way. Each element is
  * then read and written once: in bf16 the forward pass moves 4 bytes for it (8 with the residual), the
  * backward pass 6 (8 when it accumulates). Heads that are rotated behind their norm are rotated back when
- * their gradients are loaded, which saves a kernel that moves 4.
+ * their gradients are loaded, which saves a kernel that moves 4. Largest magnitudes of what is written, for
+ * products in fp8, are found on the way (fp8.cu), which saves one that moves 2.
  */
 #include "engine/device/cuda/columns.cuh"
 #include "engine/device/cuda/kernel.cuh"
@@ -19,11 +20,23 @@ struct norm_shape {
 	int groups, cols;
 	int64_t ld_x, ld_y;
 	float eps, offset;
+	float *amax; /* NULL: not wanted */
 };
 
 template <int TEAM> static __device__ __forceinline__ float team_sum(float x)
 {
 	return TEAM == 32 ? warp_sum(x) : block_sum(x);
+}
+
+template <int TEAM> static __device__ __forceinline__ void team_max_into(float *to, float x)
+{
+	if (TEAM > 32) {
+		block_max_into(to, x);
+		return;
+	}
+	x = warp_max(x);
+	if (threadIdx.x % 32 == 0)
+		max_into(to, x);
 }
 
 template <typename T, int N, bool ADD>
@@ -47,9 +60,10 @@ static __device__ __forceinline__ float norm_load(float (&v)[N], const T *x, T *
 	return squares;
 }
 
+/* The larger of `max` and, where `finds`, of what it stores. */
 template <typename T, int N>
-static __device__ __forceinline__ void norm_store(T *y, const float (&v)[N], const T *w, float offset,
-                                                  float rstd)
+static __device__ __forceinline__ float norm_store(T *y, const float (&v)[N], const T *w, float offset,
+                                                   float rstd, bool finds, float max)
 {
 	float out[N];
 
@@ -58,6 +72,7 @@ static __device__ __forceinline__ void norm_store(T *y, const float (&v)[N], con
 	for (int k = 0; k < N; k++)
 		out[k] = v[k] * rstd * (out[k] + offset);
 	store(y, out);
+	return finds ? fmaxf(max, largest<T>(out)) : max;
 }
 
 template <typename T, int N, int TEAM, int KEEP, bool ADD>
@@ -66,7 +81,7 @@ static __global__ void __launch_bounds__(THREADS)
 {
 	int64_t row = (int64_t)blockIdx.x * (THREADS / TEAM) + threadIdx.x / TEAM;
 	int i0 = (int)(threadIdx.x % TEAM) * N;
-	float keep[KEEP][N] = {}, squares = 0, r;
+	float keep[KEEP][N] = {}, squares = 0, max = 0, r;
 
 	if (row >= n.rows)
 		return;
@@ -92,14 +107,16 @@ static __global__ void __launch_bounds__(THREADS)
 		int i = i0 + j * TEAM * N;
 
 		if (i < n.cols)
-			norm_store<T, N>(y + at_y + i, keep[j], w + i, n.offset, r);
+			max = norm_store<T, N>(y + at_y + i, keep[j], w + i, n.offset, r, n.amax, max);
 	}
 	for (int i = i0 + KEEP * TEAM * N; i < n.cols; i += TEAM * N) {
 		float v[N];
 
 		load(v, (ADD ? residual : x) + at_x + i);
-		norm_store<T, N>(y + at_y + i, v, w + i, n.offset, r);
+		max = norm_store<T, N>(y + at_y + i, v, w + i, n.offset, r, n.amax, max);
 	}
+	if (n.amax)
+		team_max_into<TEAM>(n.amax, max);
 }
 
 template <int K> struct packs {
@@ -141,7 +158,8 @@ static void launch_forward(struct device *dev, const norm_shape &n, T *y, float 
 
 static norm_shape shape_of(const struct device_norm *n)
 {
-	return norm_shape{n->rows * n->groups, n->groups, n->cols, n->ld_x, n->ld_y, n->eps, n->w_offset};
+	return norm_shape{n->rows * n->groups, n->groups, n->cols, n->ld_x, n->ld_y, n->eps,
+	                  n->w_offset,         n->amax};
 }
 
 /* Heads follow each other without a gap: their rows are wide where the first is and `cols` is. */
@@ -153,6 +171,8 @@ static bool wide(const struct device_norm *n, const void *x, const void *y, cons
 static void forward(struct device *dev, const struct device_norm *n, void *y, float *rstd, void *residual,
                     const void *x, const void *w)
 {
+	if (n->amax)
+		device_zero(dev, n->amax, sizeof(float));
 	if (n->rows <= 0 || n->groups <= 0 || n->cols <= 0)
 		return;
 	with_type(n->type, [&](auto t) {
@@ -234,9 +254,11 @@ static __device__ __forceinline__ void write_parts(const norm_work &b, const flo
 	}
 }
 
+/* As norm_store. */
 template <typename T, int N, bool ACCUMULATE>
-static __device__ __forceinline__ void norm_gradient(T *d_x, const float (&dy)[N], const float (&in)[N],
-                                                     const T *w, float offset, float r, float mean)
+static __device__ __forceinline__ float norm_gradient(T *d_x, const float (&dy)[N], const float (&in)[N],
+                                                      const T *w, float offset, float r, float mean,
+                                                      bool finds, float max)
 {
 	float out[N];
 
@@ -253,6 +275,7 @@ static __device__ __forceinline__ void norm_gradient(T *d_x, const float (&dy)[N
 			out[k] += before[k];
 	}
 	store(d_x, out);
+	return finds ? fmaxf(max, largest<T>(out)) : max;
 }
 
 /* Rows that fit the registers: they and the sums for d_w stay there. */
@@ -264,7 +287,7 @@ static __global__ void __launch_bounds__(THREADS)
 	DYNAMIC_SHARED(memory);
 	int team = (int)threadIdx.x / TEAM, i0 = (int)(threadIdx.x % TEAM) * N, cols = b.n.cols;
 	int64_t lo = blockIdx.x * b.grain, hi = lo + b.grain < b.n.rows ? lo + b.grain : b.n.rows;
-	float dw[KEEP][N] = {};
+	float dw[KEEP][N] = {}, max = 0;
 
 	for (int64_t row = lo + team; row < hi; row += TEAMS) {
 		int64_t at_x = row / b.n.groups * b.n.ld_x + row % b.n.groups * cols;
@@ -302,10 +325,12 @@ static __global__ void __launch_bounds__(THREADS)
 			int i = i0 + j * TEAM * N;
 
 			if (i < cols)
-				norm_gradient<T, N, ACCUMULATE>(d_x + at_x + i, dy[j], in[j], w + i,
-				                                b.n.offset, r, mean);
+				max = norm_gradient<T, N, ACCUMULATE>(d_x + at_x + i, dy[j], in[j], w + i,
+				                                      b.n.offset, r, mean, b.n.amax, max);
 		}
 	}
+	if (b.n.amax)
+		block_max_into(b.n.amax, max);
 #pragma unroll
 	for (int j = 0; j < KEEP; j++) {
 		int i = i0 + j * TEAM * N;
@@ -330,6 +355,7 @@ static __global__ void __launch_bounds__(THREADS)
 	int team = (int)threadIdx.x / TEAM, i0 = (int)(threadIdx.x % TEAM) * N, cols = b.n.cols;
 	float *dw = (float *)memory + (size_t)team * cols;
 	int64_t lo = blockIdx.x * b.grain, hi = lo + b.grain < b.n.rows ? lo + b.grain : b.n.rows;
+	float max = 0;
 
 	for (int i = i0; i < cols; i += TEAM * N)
 		for (int k = 0; k < N; k++)
@@ -357,9 +383,12 @@ static __global__ void __launch_bounds__(THREADS)
 		for (int i = i0; i < cols; i += TEAM * N) {
 			load(dy, d_y + at_y + i);
 			load(in, x + at_x + i);
-			norm_gradient<T, N, ACCUMULATE>(d_x + at_x + i, dy, in, w + i, b.n.offset, r, mean);
+			max = norm_gradient<T, N, ACCUMULATE>(d_x + at_x + i, dy, in, w + i, b.n.offset, r,
+			                                      mean, b.n.amax, max);
 		}
 	}
+	if (b.n.amax)
+		block_max_into(b.n.amax, max);
 	write_parts(b, (const float *)memory, TEAMS);
 }
 
@@ -401,6 +430,8 @@ extern "C" void device_rmsnorm_backward(struct device *dev, const struct device_
 	int64_t rows = n->rows * n->groups, grain = ceil_div(rows, COLUMN_PARTS);
 	float *parts;
 
+	if (n->amax)
+		device_zero(dev, n->amax, sizeof(float));
 	if (rows <= 0 || n->cols <= 0)
 		return;
 	parts = (float *)device_scratch(dev, (size_t)COLUMN_PARTS * (size_t)n->cols * sizeof(float),
@@ -435,7 +466,7 @@ static void rotated_backward(struct device *dev, const struct device_qk_norm *n,
 	int64_t rows = n->tokens * heads, grain = ceil_div(rows, COLUMN_PARTS);
 	float *parts = (float *)device_scratch(
 	    dev, (size_t)COLUMN_PARTS * (size_t)n->head_dim * sizeof(float), "qk_norm_rope_backward");
-	norm_shape shape = {rows, heads, n->head_dim, n->ld, n->ld, n->eps, n->w_offset};
+	norm_shape shape = {rows, heads, n->head_dim, n->ld, n->ld, n->eps, n->w_offset, NULL};
 	norm_work work = {shape, parts, rstd, grain, n->positions, n->cos, n->sin};
 
 	if (!parts)
