@@ -11,6 +11,7 @@
 #include "engine/device/device.h"
 #include "engine/device/nf4.h"
 #include "engine/device/qk_norm.h"
+#include "engine/device/rotation.h"
 #include "engine/device/rounding.h"
 #include "engine/device/sizes.h"
 
@@ -427,6 +428,7 @@ void device_attention_backward(struct device *dev, const struct device_attention
 				}
 			}
 	free(s);
+	rotation_undo(dev, a, d_q, d_k);
 }
 
 void device_swiglu_forward(struct device *dev, void *y, const void *gate_up, int64_t tokens, int cols,

@@ -275,6 +275,57 @@ static void check_largest(float largest, const void *o, int64_t rows, int64_t co
 	              largest);
 }
 
+/* The backward pass of q and k that were rotated has the bits of the same pass, whose result is `plain`, and
+ * of the inverse rotation behind it. apart: k's gradient and v's lie in another matrix than q's. */
+static void check_rotated(struct device *dev, struct device_attention a, int rotary_dim, bool apart,
+                          const void *plain, const char *qkv, const char *d_o, const char *o,
+                          const float *lse)
+{
+	int64_t nq = a.tokens * a.ld_q, half = rotary_dim / 2, at_k = (int64_t)a.heads * a.head_dim;
+	size_t size = dtype_size(a.type), k = (size_t)at_k * size, bytes = (size_t)nq * size,
+	       v = k + (size_t)a.kv_heads * (size_t)a.head_dim * size;
+	double *angles = test_values(a.tokens * half, 5), *sines = malloc((size_t)(a.tokens * half + 1) * 8);
+	int32_t *positions = calloc((size_t)a.tokens, sizeof(*positions));
+	char *want = test_put(dev, plain, bytes), *got = test_put(dev, plain, bytes);
+	char *other = apart ? test_put(dev, plain, bytes) : got;
+	char *wanted = malloc(bytes), *row = malloc(bytes), *rest = malloc(bytes);
+
+	for (int64_t i = 0; i < a.tokens * half; i++) {
+		sines[i] = sin(angles[i]);
+		angles[i] = cos(angles[i]);
+	}
+	for (int64_t t = 0; t < a.tokens; t++)
+		positions[t] = (int32_t)(t * 7 % a.tokens);
+	a.rotary_dim = rotary_dim;
+	a.positions = test_put(dev, positions, (size_t)a.tokens * sizeof(*positions));
+	a.cos = test_buffer(dev, angles, a.tokens * half, DTYPE_F32);
+	a.sin = test_buffer(dev, sines, a.tokens * half, DTYPE_F32);
+	device_rope(dev, want, a.ld_q, a.heads + a.kv_heads, a.head_dim, rotary_dim, a.positions, a.cos,
+	            a.sin, a.tokens, true, a.type);
+	device_attention_backward(dev, &a, got, other + k, other + v, d_o, o, lse, qkv, qkv + k, qkv + v);
+	test_fetch(dev, wanted, want, bytes);
+	test_fetch(dev, row, got, bytes);
+	test_fetch(dev, rest, other, bytes);
+	for (size_t t = 0, ld = (size_t)a.ld_q * size; t < (size_t)a.tokens; t++) {
+		ck_assert_msg(!memcmp(wanted + t * ld, row + t * ld, k), "d_q of row %zu", t);
+		ck_assert_msg(!memcmp(wanted + t * ld + k, rest + t * ld + k, ld - k), "d_k, d_v of row %zu",
+		              t);
+	}
+	device_free(dev, want);
+	device_free(dev, got);
+	if (apart)
+		device_free(dev, other);
+	device_free(dev, (void *)a.positions);
+	device_free(dev, (void *)a.cos);
+	device_free(dev, (void *)a.sin);
+	free(angles);
+	free(sines);
+	free(positions);
+	free(wanted);
+	free(row);
+	free(rest);
+}
+
 START_TEST(attention)
 {
 	for (size_t x = 0; x < COUNT(shapes) * COUNT(test_threads) * 2; x++) {
@@ -351,6 +402,9 @@ START_TEST(attention)
 		ck_assert(!memcmp(copy_o, again, (size_t)no * size));
 		test_fetch(dev, &largest, amax, sizeof(largest));
 		check_largest(largest, again, p.tokens, at_k, p.ld_o, type);
+
+		check_rotated(dev, a, s->head_dim / 2 * 2, false, copy_q, qkv, d_o, o, lse);
+		check_rotated(dev, a, s->head_dim / 4 * 2, true, copy_q, qkv, d_o, o, lse);
 
 		/* One document, continued from a cache at any place, is the same. */
 		for (int past = 0; s->documents == 1 && past < p.tokens; past += CACHE_STEP(past)) {

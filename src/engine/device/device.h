@@ -325,11 +325,18 @@ struct device_attention {
 	int64_t ld_q, ld_k, ld_v, ld_o; /* row strides; q, k, v usually lie in one fused buffer */
 	enum dtype type;
 	float *amax; /* of o, of device_attention_forward; NULL: not wanted */
+	/* Of device_attention_backward: q and k have been rotated by device_rope, which has these four, too.
+	 * rotary_dim 0: they have not. */
+	int rotary_dim;
+	const int32_t *positions;
+	const float *cos, *sin;
 };
 /* o[t, heads·head_dim]; lse fp32 [heads, tokens] (log-sum-exp of scaled, capped scores). */
 void device_attention_forward(struct device *dev, const struct device_attention *a, void *o, float *lse,
                               const void *q, const void *k, const void *v);
-/* d_q, d_k, d_v have the strides of q, k, v and are written, not added to. */
+/* d_q, d_k, d_v have the strides of q, k, v and are written, not added to. Where q and k have been rotated,
+ * d_q and d_k are the gradients of what was rotated: with the bits of device_rope's inverse, of gradients
+ * that are rounded to `type`. */
 void device_attention_backward(struct device *dev, const struct device_attention *a, void *d_q, void *d_k,
                                void *d_v, const void *d_o, const void *o, const float *lse, const void *q,
                                const void *k, const void *v);

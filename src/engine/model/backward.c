@@ -110,6 +110,7 @@ static void attention_backward(struct model *m, const struct model_pass *p, int 
 	if (m->c.qk_norm != MODEL_QK_NORM_NONE)
 		qk = model_qk(m, layer, a->qkv, tokens);
 	attention.window = model_config_window(&m->c, layer);
+	model_rotation(m, layer, &attention);
 	device_attention_backward(m->dev, &attention, m->d_qkv, m->d_qkv + k, m->d_qkv + v, m->d_wide,
 	                          a->attention, a->lse, qk, qk + k, a->qkv + v);
 	model_qk_gradient(m, layer, a->qkv, tokens);

@@ -119,7 +119,7 @@ void model_branch_input_gradient(struct model *m, int unit, enum parameter_role 
 }
 
 /* ---- q and k ---- */
-void model_rotate(struct model *m, int layer, char *x, int64_t tokens, bool inverse)
+static void rotate(struct model *m, int layer, char *x, int64_t tokens, bool inverse)
 {
 	int table = model_config_rotary_table(&m->c, layer);
 
@@ -127,6 +127,18 @@ void model_rotate(struct model *m, int layer, char *x, int64_t tokens, bool inve
 	if (table >= 0)
 		device_rope(m->dev, x, m->qkv, m->c.heads + m->c.kv_heads, m->c.head_dim, m->c.rotary_dim,
 		            m->positions, m->cos[table], m->sin[table], tokens, inverse, m->o.type);
+}
+
+void model_rotation(const struct model *m, int layer, struct device_attention *a)
+{
+	int table = model_config_rotary_table(&m->c, layer);
+
+	if (table < 0 || m->c.qk_norm != MODEL_QK_NORM_NONE)
+		return;
+	a->rotary_dim = m->c.rotary_dim;
+	a->positions = m->positions;
+	a->cos = m->cos[table];
+	a->sin = m->sin[table];
 }
 
 /* The norm of q (0) or k (1): of each head, or of all of them. */
@@ -184,7 +196,7 @@ char *model_qk(struct model *m, int layer, char *qkv, int64_t tokens)
 	size_t at = 0;
 
 	if (m->c.qk_norm == MODEL_QK_NORM_NONE) {
-		model_rotate(m, layer, qkv, tokens, false);
+		rotate(m, layer, qkv, tokens, false);
 		return qkv;
 	}
 	if (norms_rotated_heads(m, table)) {
@@ -199,7 +211,7 @@ char *model_qk(struct model *m, int layer, char *qkv, int64_t tokens)
 		rstd += tokens * n.groups;
 		at += (size_t)m->q * m->size;
 	}
-	model_rotate(m, layer, m->rotated, tokens, false);
+	rotate(m, layer, m->rotated, tokens, false);
 	return m->rotated;
 }
 
@@ -219,12 +231,14 @@ void model_qk_gradient(struct model *m, int layer, const char *qkv, int64_t toke
 	const float *rstd = m->rstd;
 	size_t at = 0;
 
+	if (m->c.qk_norm == MODEL_QK_NORM_NONE)
+		return;
 	if (norms_rotated_heads(m, table)) {
 		rotated_heads_gradient(m, layer + 1, table, qkv, tokens);
 		return;
 	}
-	model_rotate(m, layer, m->d_qkv, tokens, true);
-	for (int i = 0; i < 2 && m->c.qk_norm != MODEL_QK_NORM_NONE; i++) {
+	rotate(m, layer, m->d_qkv, tokens, true);
+	for (int i = 0; i < 2; i++) {
 		struct device_norm n = qk_norm_of(m, i, tokens);
 		float *dw = gradient(m, layer + 1, qk_role[i]);
 

@@ -316,9 +316,10 @@ void model_branch_input_gradient(struct model *m, int unit, enum parameter_role 
 /* Norm and rotation of q and k, as far as the layer has them. Returns where both are then: in qkv itself, or
  * (normed) in m->rotated, with the statistics in m->rstd. */
 char *model_qk(struct model *m, int layer, char *qkv, int64_t tokens);
-/* From the gradients of what model_qk returns to those of qkv, in place in m->d_qkv. */
+/* From the gradients that attention has written to those of qkv, in place in m->d_qkv. */
 void model_qk_gradient(struct model *m, int layer, const char *qkv, int64_t tokens);
-void model_rotate(struct model *m, int layer, char *x, int64_t tokens, bool inverse);
+/* Has attention's backward pass undo the rotation of q and k, unless a norm is in front of it. */
+void model_rotation(const struct model *m, int layer, struct device_attention *a);
 /* m->y from gate_up, and the gradient of gate_up, in place, from m->d_wide; it writes m->y again. */
 void model_activate(struct model *m, const char *gate_up, int64_t tokens);
 void model_activation_gradient(struct model *m, char *gate_up, int64_t tokens);

@@ -7,6 +7,7 @@
 #include "engine/device/cpu/kernels.h"
 #include "engine/device/cpu/moments.h"
 #include "engine/device/qk_norm.h"
+#include "engine/device/rotation.h"
 
 void device_cast(struct device *dev, void *dst, enum dtype dst_type, const void *src, enum dtype src_type,
                  int64_t n)
@@ -132,6 +133,7 @@ void device_attention_backward(struct device *dev, const struct device_attention
                                const void *k, const void *v)
 {
 	dev->kernels->attention_backward(dev, a, d_q, d_k, d_v, d_o, o, lse, q, k, v);
+	rotation_undo(dev, a, d_q, d_k);
 }
 
 void device_attention_cached(struct device *dev, const struct device_attention *a, int64_t past, void *o,

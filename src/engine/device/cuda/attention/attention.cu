@@ -3,6 +3,7 @@
 #include "engine/device/cuda/attention/attention.cuh"
 #include "engine/device/cuda/attention/cudnn_attention.h"
 #include "engine/device/cuda/attention/hopper.h"
+#include "engine/device/rotation.h"
 
 #define THREADS 256
 
@@ -113,6 +114,19 @@ static __global__ void delta_kernel(float *delta, const T *d_o, const T *o, int6
 		delta[h * tokens + t] = sum;
 }
 
+/* Where the halves of what is rotated, and the tables, are whole packs. */
+static void rotate_in_tiles(const struct device_attention *a, attention_shape *s)
+{
+	int half = a->rotary_dim / 2;
+
+	if (half % WIDE<bf16> || !aligned16(a->cos) || !aligned16(a->sin))
+		return;
+	s->rotary_half = half;
+	s->positions = a->positions;
+	s->cos_table = a->cos;
+	s->sin_table = a->sin;
+}
+
 extern "C" void device_attention_backward(struct device *dev, const struct device_attention *a, void *d_q,
                                           void *d_k, void *d_v, const void *d_o, const void *o,
                                           const float *lse, const void *q, const void *k, const void *v)
@@ -124,8 +138,11 @@ extern "C" void device_attention_backward(struct device *dev, const struct devic
 
 	if (a->tokens <= 0)
 		return;
-	if (wide && attention_cudnn_backward(dev, a, d_q, d_k, d_v, d_o, o, lse, q, k, v))
+	if (wide && attention_cudnn_backward(dev, a, d_q, d_k, d_v, d_o, o, lse, q, k, v)) {
+		rotation_undo(dev, a, d_q, d_k);
 		return;
+	}
+	rotate_in_tiles(a, &s);
 	delta = (float *)device_scratch(dev, attention_scratch(a->tokens, a->heads), "attention_backward");
 	if (!delta)
 		return;
@@ -136,12 +153,18 @@ extern "C" void device_attention_backward(struct device *dev, const struct devic
 	});
 	if (wide && dev->attention_hopper[DEVICE_ATTENTION_BACKWARD] &&
 	    attention_backward_hopper(dev, s, (bf16 *)d_q, (bf16 *)d_k, (bf16 *)d_v, (const bf16 *)d_o, delta,
-	                              lse, (const bf16 *)q, (const bf16 *)k, (const bf16 *)v))
+	                              lse, (const bf16 *)q, (const bf16 *)k, (const bf16 *)v)) {
+		rotation_undo(dev, a, d_q, d_k);
 		return;
-	if (!wide ||
-	    !attention_backward_tiles(dev, s, (bf16 *)d_q, (bf16 *)d_k, (bf16 *)d_v, (const bf16 *)d_o, delta,
-	                              lse, (const bf16 *)q, (const bf16 *)k, (const bf16 *)v))
-		attention_backward_plain(dev, s, a->type, d_q, d_k, d_v, d_o, delta, lse, q, k, v);
+	}
+	if (wide && attention_backward_tiles(dev, s, (bf16 *)d_q, (bf16 *)d_k, (bf16 *)d_v, (const bf16 *)d_o,
+	                                     delta, lse, (const bf16 *)q, (const bf16 *)k, (const bf16 *)v)) {
+		if (!s.rotary_half)
+			rotation_undo(dev, a, d_q, d_k);
+		return;
+	}
+	attention_backward_plain(dev, s, a->type, d_q, d_k, d_v, d_o, delta, lse, q, k, v);
+	rotation_undo(dev, a, d_q, d_k);
 }
 
 static __global__ void places_kernel(struct attention_places p, const int32_t *starts, int documents)

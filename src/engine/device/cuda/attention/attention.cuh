@@ -23,6 +23,11 @@ struct attention_shape {
 	float scale, cap;      /* cap: 0: none */
 	int64_t ld_q, ld_k, ld_v, ld_o;
 	float *amax; /* to which the forward pass adds what it finds; NULL: nothing */
+	/* What the kernels of the backward pass rotate gradients back by, which `tiles` alone do; the tables
+	 * have rotary_half elements for each position. rotary_half 0: they do not. */
+	int rotary_half;
+	const int32_t *positions;
+	const float *cos_table, *sin_table;
 };
 
 /* Adds the largest magnitude of what the lanes of a warp have found. */

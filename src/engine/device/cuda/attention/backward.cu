@@ -7,6 +7,10 @@
  * five.
  *
  * As in the forward pass, steps are smaller where there is less shared memory.
+ *
+ * Where q and k were rotated, their gradients are rotated back on their way from shared memory to where they
+ * are written. A kernel that rotates them in memory reads and writes each once more: 168 MB for each block of
+ * Llama-3.2-1B and 4 x 4096 tokens, 2.7 GB a step of 16 blocks.
  */
 #include "engine/device/cuda/attention/tiles.cuh"
 
@@ -118,8 +122,8 @@ static __global__ void __launch_bounds__(THREADS)
 		__syncthreads();
 	}
 	tile_scale<HD, MT>(dk, a.scale);
-	tile_put<HD, MT>(d_k + (int64_t)kv * HD, a.ld_k, first + row, last + 1, keys, row, dk);
-	tile_put<HD, MT>(d_v + (int64_t)kv * HD, a.ld_v, first + row, last + 1, values, row, dv);
+	tile_put<HD, MT, false>(a, d_v + (int64_t)kv * HD, a.ld_v, first + row, last + 1, values, row, dv);
+	tile_put<HD, MT, true>(a, d_k + (int64_t)kv * HD, a.ld_k, first + row, last + 1, keys, row, dk);
 }
 
 /* Rows are queries, columns keys. */
@@ -190,7 +194,7 @@ static __global__ void __launch_bounds__(THREADS)
 		__syncthreads();
 	}
 	tile_scale<HD, MT>(dq, a.scale);
-	tile_put<HD, MT>(d_q + (int64_t)head * HD, a.ld_q, first + row, last + 1, queries, row, dq);
+	tile_put<HD, MT, true>(a, d_q + (int64_t)head * HD, a.ld_q, first + row, last + 1, queries, row, dq);
 }
 
 /* The arguments of both kernels. */

@@ -138,8 +138,8 @@ static __global__ void __launch_bounds__(THREADS)
 			}
 		}
 	}
-	found_into(
-	    a, tile_put<HD, MT>(o + (int64_t)head * HD, a.ld_o, first + row, last + 1, queries, row, out));
+	found_into(a, tile_put<HD, MT, false>(a, o + (int64_t)head * HD, a.ld_o, first + row, last + 1,
+	                                      queries, row, out));
 }
 
 /* False: not with the shared memory that there is. */

@@ -142,13 +142,33 @@ static __device__ __forceinline__ void tile_scale(float (&c)[MT][HD / 8][4], flo
 				c[m][n][i] *= scale;
 }
 
+/* Rotates elements d … d + 7 of a head back, as rope.cu does it; head: the sums of a row, rounded. Both
+ * halves of what is rotated are whole packs. */
+template <int N>
+static __device__ __forceinline__ void rotate_back(float (&v)[N], const attention_shape &a, const bf16 *head,
+                                                   int d, int row)
+{
+	int half = a.rotary_half;
+	bool second = d >= half;
+	int64_t turn = (int64_t)a.positions[row] * half + (second ? d - half : d);
+	float other[N], c[N], s[N], sign = second ? -1.0f : 1.0f;
+
+	load(other, head + (second ? d - half : d + half));
+	load(c, a.cos_table + turn);
+	load(s, a.sin_table + turn);
+#pragma unroll
+	for (int k = 0; k < N; k++)
+		v[k] = v[k] * c[k] + other[k] * sign * s[k];
+}
+
 /*
  * Writes a warp's sums as bf16 to the rows [first, …) of a matrix. They go through the warp's own rows [row,
- * …) of a tile that no other warp reads any more, so that whole rows are written. Returns the largest
- * magnitude that a lane has written.
+ * …) of a tile that no other warp reads any more, so that whole rows are written. ROTATE: rotated back.
+ * Returns the largest magnitude that a lane has written.
  */
-template <int HD, int MT>
-static __device__ __forceinline__ float tile_put(bf16 *p, int64_t ld, int first, int end, bf16 *tile, int row,
+template <int HD, int MT, bool ROTATE>
+static __device__ __forceinline__ float tile_put(const attention_shape &a, bf16 *p, int64_t ld, int first,
+                                                 int end, bf16 *tile, int row,
                                                  const float (&c)[MT][HD / 8][4])
 {
 	constexpr int CHUNKS = HD / 8;
@@ -172,6 +192,8 @@ static __device__ __forceinline__ float tile_put(bf16 *p, int64_t ld, int first,
 		if (first + r >= end)
 			continue;
 		load(v, tile + (row + r) * TILE_LD<HD> + d);
+		if (ROTATE && d < 2 * a.rotary_half)
+			rotate_back(v, a, tile + (row + r) * TILE_LD<HD>, d, first + r);
 		store(p + (int64_t)(first + r) * ld + d, v);
 		max = fmaxf(max, largest<bf16>(v));
 	}
