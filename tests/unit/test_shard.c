@@ -812,7 +812,8 @@ START_TEST(gradients_in_bf16)
 	run.o.gradient_type = DTYPE_BF16;
 	one = run_all(&run);
 	compare(&run, one, exact);
-	ck_assert_double_ne(one[0].norms[0], exact[0].norms[0]);
+	/* One norm may be the same by chance. */
+	ck_assert_mem_ne(one[0].norms, exact[0].norms, sizeof(one[0].norms));
 	run.world_size = ranks;
 	run.o.micro_batch = 1;
 	for (int s = SHARD_DDP; s <= SHARD_HYBRID; s++)
