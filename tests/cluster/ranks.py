@@ -77,9 +77,16 @@ def watch(path, uid):
                     print(f"{time.time():.3f} {what}", file=out)
             time.sleep(0.2)
 
+def open_pid(pid):
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError: # it has ended since it was listed
+        return None
+
 def end(pids):
     poll = select.poll()
-    descriptors = [os.pidfd_open(p) for p in pids]
+    # The first is the one to kill, and has to be there.
+    descriptors = [os.pidfd_open(pids[0])] + [d for d in map(open_pid, pids[1:]) if d is not None]
     for d in descriptors: poll.register(d, select.POLLIN)
     began = time.monotonic()
     signal.pidfd_send_signal(descriptors[0], signal.SIGKILL)
