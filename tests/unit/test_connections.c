@@ -454,6 +454,16 @@ START_TEST(requests_of_users_are_bounded)
 }
 END_TEST
 
+/* Users may have 24 of them also while root has one. */
+START_TEST(requests_of_root_are_not_those_of_users)
+{
+	server.options.tls_connections = 40;
+	open_request("10.0.0.4", 0, NULL);
+	for (int i = 0; i < 24; i++)
+		open_request(nth_address(i / 10), 70000 + i, NULL);
+}
+END_TEST
+
 START_TEST(requests_of_one_user_are_bounded_on_all_nodes)
 {
 	struct http_connection *c = NULL;
@@ -609,6 +619,7 @@ int main(void)
 	tcase_add_test(c, a_user_has_512_connections);
 	tcase_add_test(c, users_have_a_bound_together);
 	tcase_add_test(c, requests_of_users_are_bounded);
+	tcase_add_test(c, requests_of_root_are_not_those_of_users);
 	tcase_add_test(c, requests_of_one_user_are_bounded_on_all_nodes);
 	tcase_add_test(c, a_head_has_to_come_in_time);
 	tcase_add_test(c, the_deadline_is_that_of_the_oldest);
