@@ -134,6 +134,38 @@ START_TEST(one_that_was_changed_is_removed)
 }
 END_TEST
 
+/* In a directory that others can write to, too: what stands where a spare directory would be is not used, and
+ * a link is not followed. */
+START_TEST(what_others_have_put_there_is_not_used)
+{
+	_cleanup_free_ char *path = path_of("1.1"), *victim = path_of("victim"), *spare = NULL;
+	struct stat st;
+
+	spare = str_printf("%s/.spare-%u", dir, (unsigned)uid);
+	ck_assert_int_eq(mkdir(victim, 0755), 0);
+	ck_assert_int_eq(symlink(victim, spare), 0);
+	make(path, uid);
+	ck_assert_int_eq(lstat(spare, &st), 0);
+	ck_assert(S_ISLNK(st.st_mode));
+	ck_assert_int_eq(unlink(spare), 0);
+	/* With other rights, and as root one of another user. */
+	ck_assert_int_eq(mkdir(spare, 0700), 0);
+	ck_assert_int_eq(_i               ? chmod(spare, 0750)
+	                 : geteuid() == 0 ? chown(spare, uid + 1, gid)
+	                                  : chmod(spare, 0770),
+	                 0);
+	make(path, uid);
+	ck_assert(file_exists(spare));
+	ck_assert_int_eq(rmdir(spare), 0);
+	ck_assert_int_eq(rmdir(path), 0);
+	ck_assert_int_eq(symlink(victim, path), 0);
+	take_away(path);
+	st = status_of(victim);
+	ck_assert_int_eq(st.st_mode & 07777, 0755);
+	ck_assert_uint_eq(st.st_uid, geteuid());
+}
+END_TEST
+
 START_TEST(what_is_no_directory_is_removed)
 {
 	_cleanup_free_ char *path = path_of("1.1");
@@ -156,6 +188,7 @@ int main(void)
 	tcase_add_test(tc, an_empty_directory_serves_the_next_attempt);
 	tcase_add_test(tc, another_user_gets_another_directory);
 	tcase_add_loop_test(tc, one_that_was_changed_is_removed, 0, 2);
+	tcase_add_loop_test(tc, what_others_have_put_there_is_not_used, 0, 2);
 	tcase_add_test(tc, what_is_no_directory_is_removed);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);

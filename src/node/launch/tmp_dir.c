@@ -28,18 +28,33 @@ static char *spare_path(const char *path, uid_t uid)
 }
 
 /* To the user, or back to root. Only root can give files away. */
-static int give(const char *path, uid_t uid, gid_t gid)
+static int give(int fd, uid_t uid, gid_t gid)
 {
-	return geteuid() == 0 ? lchown(path, uid, gid) : 0;
+	return geteuid() == 0 ? fchown(fd, uid, gid) : 0;
+}
+
+/* Never through a link: a site may have chosen a directory in which users can write, too. */
+static int open_directory(const char *path)
+{
+	return path ? open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
+}
+
+/* As keep_spare has left it, which another user cannot make. */
+static bool is_spare(int fd)
+{
+	struct stat st;
+
+	return fstat(fd, &st) == 0 && st.st_uid == geteuid() && (st.st_mode & 07777) == 0700;
 }
 
 static bool use_spare(const char *path, uid_t uid, gid_t gid)
 {
 	_cleanup_free_ char *spare = spare_path(path, uid);
+	_cleanup_close_ int fd = open_directory(spare);
 
-	if (!spare || rename(spare, path) < 0)
+	if (fd < 0 || !is_spare(fd) || rename(spare, path) < 0)
 		return false;
-	if (give(path, uid, gid) == 0)
+	if (give(fd, uid, gid) == 0)
 		return true;
 	rmdir(path);
 	return false;
@@ -51,16 +66,19 @@ int tmp_dir_make(const char *path, uid_t uid, gid_t gid, struct error *err)
 
 	if (r < 0 || use_spare(path, uid, gid))
 		return r;
-	if (mkdir(path, 0700) < 0 || give(path, uid, gid) < 0)
+	if (mkdir(path, 0700) < 0 || (geteuid() == 0 && lchown(path, uid, gid) < 0))
 		return error_errno(err, -errno, "cannot make %s for temporary files", path);
 	return 0;
 }
 
-static bool is_empty(const char *path)
+/* Takes fd. */
+static bool is_empty(int fd)
 {
-	_cleanup_closedir_ DIR *dir = opendir(path);
+	_cleanup_closedir_ DIR *dir = fdopendir(fd);
 	struct dirent *entry;
 
+	if (!dir)
+		close(fd);
 	while (dir && (entry = readdir(dir)))
 		if (!str_eq(entry->d_name, ".") && !str_eq(entry->d_name, ".."))
 			return false;
@@ -72,9 +90,15 @@ static bool is_empty(const char *path)
 static bool keep_spare(const char *path, uid_t uid)
 {
 	_cleanup_free_ char *spare = spare_path(path, uid);
+	int fd = open_directory(path);
 
-	return spare && give(path, 0, 0) == 0 && chmod(path, 0700) == 0 && is_empty(path) &&
-	       llistxattr(path, NULL, 0) == 0 && rename(path, spare) == 0;
+	if (fd < 0)
+		return false;
+	if (give(fd, 0, 0) < 0 || fchmod(fd, 0700) < 0 || flistxattr(fd, NULL, 0) != 0) {
+		close(fd);
+		return false;
+	}
+	return is_empty(fd) && spare && rename(path, spare) == 0;
 }
 
 pid_t tmp_dir_remove(const char *path, uid_t uid)
@@ -84,7 +108,7 @@ pid_t tmp_dir_remove(const char *path, uid_t uid)
 	pid_t pid;
 
 	/* An empty one, as most are, needs no process. */
-	if (lstat(path, &st) < 0 || (S_ISDIR(st.st_mode) && (keep_spare(path, uid) || rmdir(path) == 0)))
+	if (keep_spare(path, uid) || rmdir(path) == 0 || lstat(path, &st) < 0)
 		return 0;
 	pid = fork();
 	if (pid == 0) {
