@@ -8,6 +8,7 @@
 #pragma once
 
 #include "engine/device/cuda/attention/attention.cuh"
+#include "engine/device/cuda/rotation.cuh"
 
 template <int HD> constexpr int TILE_LD = HD + 8;
 
@@ -142,25 +143,6 @@ static __device__ __forceinline__ void tile_scale(float (&c)[MT][HD / 8][4], flo
 				c[m][n][i] *= scale;
 }
 
-/* Rotates elements d … d + 7 of a head back, as rope.cu does it; head: the sums of a row, rounded. Both
- * halves of what is rotated are whole packs. */
-template <int N>
-static __device__ __forceinline__ void rotate_back(float (&v)[N], const attention_shape &a, const bf16 *head,
-                                                   int d, int row)
-{
-	int half = a.rotary_half;
-	bool second = d >= half;
-	int64_t turn = (int64_t)a.positions[row] * half + (second ? d - half : d);
-	float other[N], c[N], s[N], sign = second ? -1.0f : 1.0f;
-
-	load(other, head + (second ? d - half : d + half));
-	load(c, a.cos_table + turn);
-	load(s, a.sin_table + turn);
-#pragma unroll
-	for (int k = 0; k < N; k++)
-		v[k] = v[k] * c[k] + other[k] * sign * s[k];
-}
-
 /*
  * Writes a warp's sums as bf16 to the rows [first, …) of a matrix. They go through the warp's own rows [row,
  * …) of a tile that no other warp reads any more, so that whole rows are written. ROTATE: rotated back.
@@ -193,7 +175,8 @@ static __device__ __forceinline__ float tile_put(const attention_shape &a, bf16 
 			continue;
 		load(v, tile + (row + r) * TILE_LD<HD> + d);
 		if (ROTATE && d < 2 * a.rotary_half)
-			rotate_back(v, a, tile + (row + r) * TILE_LD<HD>, d, first + r);
+			rotate_back(v, tile + (row + r) * TILE_LD<HD>, d, a.rotary_half,
+			            a.positions[first + r], a.cos_table, a.sin_table);
 		store(p + (int64_t)(first + r) * ld + d, v);
 		max = fmaxf(max, largest<bf16>(v));
 	}

@@ -10,6 +10,7 @@
  */
 #include "engine/device/cuda/columns.cuh"
 #include "engine/device/cuda/kernel.cuh"
+#include "engine/device/cuda/rotation.cuh"
 #include "engine/device/qk_norm.h"
 
 #define THREADS   256
@@ -227,17 +228,10 @@ static __device__ __forceinline__ void load_gradient(float (&dy)[N], const norm_
 {
 	load(dy, d_y + i);
 	if (ROTATE) {
-		int half = b.n.cols / 2;
-		bool second = i >= half;
-		int64_t turn = (int64_t)b.positions[token] * half + (second ? i - half : i);
-		float other[N], c[N], s[N], sign = second ? -1.0f : 1.0f;
-
-		load(other, d_y + (second ? i - half : i + half));
-		load(c, b.cos_table + turn);
-		load(s, b.sin_table + turn);
+		rotate_back(dy, d_y, i, b.n.cols / 2, b.positions[token], b.cos_table, b.sin_table);
 #pragma unroll
 		for (int k = 0; k < N; k++)
-			dy[k] = rounded<T>(dy[k] * c[k] + other[k] * sign * s[k]);
+			dy[k] = rounded<T>(dy[k]);
 	}
 }
 
