@@ -473,7 +473,7 @@ START_TEST(requests_of_one_user_are_bounded_on_all_nodes)
 		c = open_request(nth_address(i), 70001, NULL);
 	open_request("10.0.0.1", 70001, "20 of the user with uid 70001 on all nodes");
 	open_request("10.0.0.1", 70002, NULL);
-	/* For nobody in particular. */
+	/* For no user. */
 	open_request("10.0.0.1", -1, NULL);
 	open_request("10.0.0.1", -1, NULL);
 	http_connection_done(c);

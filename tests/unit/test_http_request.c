@@ -267,7 +267,7 @@ START_TEST(the_end_is_told_once)
 	http_request_end(r);
 	http_request_free(r);
 	ck_assert_int_eq(closed, 1);
-	/* Of a request that goes by itself, too; unless nobody wants to know any more. */
+	/* Of a request that goes by itself, too; unless its callback was taken back. */
 	r = begin(&connection);
 	http_request_on_close(r, on_closed, &closed);
 	http_request_free(r);

@@ -145,7 +145,7 @@ START_TEST(steps_are_left_out_up_to_one)
 }
 END_TEST
 
-/* A slice of which nothing is sent is followed by the next one: nobody tells that nothing was sent. */
+/* A slice of which nothing is sent is followed by the next one at once: no event would ask for that. */
 START_TEST(a_file_of_which_nothing_is_new_has_its_end)
 {
 	_cleanup_strbuf_ struct strbuf long_file = {0};

@@ -258,7 +258,7 @@ START_TEST(who_may_not_and_who_is_late_is_refused)
 }
 END_TEST
 
-/* The end of the machine may come while somebody waits for the end of the runs. */
+/* The end of the machine may come while a caller waits for the end of the runs. */
 START_TEST(the_service_ends_where_one_of_both_asks_for_it)
 {
 	route_end_runs(&d, &request);

@@ -167,8 +167,7 @@ static void report(const struct choice *c)
 		else if (a->chosen && !s->failed)
 			snprintf(line, sizeof(line),
 			         "the %s pass of attention has the %s kernel on %s: %.3f ms with the "
-			         "portable one, "
-			         "%.3f ms with Hopper's",
+			         "portable one, %.3f ms with Hopper's",
 			         pass_names[c->shape->pass], a->hopper ? "Hopper" : "portable", s->kind,
 			         (double)a->portable_ns * 1e-6, (double)a->hopper_ns * 1e-6);
 		else
