@@ -304,7 +304,7 @@ START_TEST(no_more_than_64_are_accepted_in_a_turn)
 END_TEST
 
 /* A connection that is dropped and not closed yet counts: libmicrohttpd has it. */
-START_TEST(beyond_the_limit_nobody_is_accepted)
+START_TEST(beyond_the_limit_none_is_accepted)
 {
 	int enabled;
 
@@ -409,7 +409,7 @@ int main(void)
 	tcase_add_loop_test(c, who_stops_loses_its_place, 0, 4);
 	tcase_add_test(c, a_first_handshake_is_taken_to_last_60_ms);
 	tcase_add_test(c, no_more_than_64_are_accepted_in_a_turn);
-	tcase_add_test(c, beyond_the_limit_nobody_is_accepted);
+	tcase_add_test(c, beyond_the_limit_none_is_accepted);
 	tcase_add_test(c, without_descriptors_accepting_pauses);
 	tcase_add_test(c, what_the_library_does_not_take_is_gone);
 	tcase_add_test(c, a_connection_of_this_machine_does_not_wait);

@@ -168,7 +168,7 @@ START_TEST(the_last_end_and_its_report_are_waited_for)
 }
 END_TEST
 
-START_TEST(a_node_without_the_controller_asks_nobody)
+START_TEST(a_node_without_the_controller_waits_for_no_report)
 {
 	d.controller = NULL;
 	stopping = idle = true;
@@ -292,7 +292,7 @@ int main(void)
 	tcase_add_checked_fixture(c, setup, teardown);
 	suite_add_tcase(s, c);
 	tcase_add_test(c, the_last_end_and_its_report_are_waited_for);
-	tcase_add_test(c, a_node_without_the_controller_asks_nobody);
+	tcase_add_test(c, a_node_without_the_controller_waits_for_no_report);
 	tcase_add_test(c, reports_are_not_waited_for_longer);
 	tcase_add_test(c, what_does_not_end_is_given_up);
 	tcase_add_test(c, a_request_has_its_answer);
