@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Encodes one record of any kind of dataset: what a row is made of, with the labels that count. */
+#include "engine/dataset/encoded.h"
+
+#include <errno.h>
+
+#include "base/str.h"
+#include "engine/dataset/convert.h"
+
+int record_encoder_init(struct record_encoder *c, const struct dataset_options *o,
+                        const struct tokenizer *tok, const struct template *template, struct error *err)
+{
+	*c = (struct record_encoder){.options = o, .tok = tok, .bos = -1};
+	if (o->task != DATASET_PRETRAIN && template->stop_words[0] &&
+	    tokenizer_token_to_id(tok, template->stop_words[0]) < 0) {
+		_cleanup_free_ char *message =
+		    str_printf("template %s: the tokenizer has no token %s; it is written "
+		               "as plain text",
+		               template->name, template->stop_words[0]);
+
+		if (o->warn)
+			o->warn(o->warn_context, message ? message : "");
+	}
+	if (o->task != DATASET_PRETRAIN)
+		return encoder_init(&c->conversation,
+		                    &(struct encoder_options){
+		                        .system = o->system,
+		                        .cutoff = o->max_length - (o->packing ? 1 : 0),
+		                        .train_on_prompt = o->train_on_prompt,
+		                        .mask_history = o->mask_history,
+		                        .efficient_eos = o->efficient_eos,
+		                    },
+		                    tok, template, err);
+	c->pretrain_eos = template_eos(template, tok);
+	if (template && str_eq(template->name, "llama3") &&
+	    tokenizer_token_to_id(tok, "<|end_of_text|>") >= 0)
+		c->pretrain_eos = tokenizer_token_to_id(tok, "<|end_of_text|>");
+	c->bos = tokenizer_adds_bos(tok) ? tokenizer_bos(tok) : -1;
+	if (c->pretrain_eos < 0)
+		return error_set(
+		    err, -EINVAL,
+		    "the tokenizer has no end token (eos_token), which has to stand between texts");
+	return 0;
+}
+
+static int encode_document(const struct record_encoder *c, struct encoded_record *w, const struct example *e)
+{
+	bool packing = c->options->packing;
+	struct text t = e->turns[0].content;
+	int r = 0;
+
+	if (w->continued && !packing) /* cut off */
+		return 0;
+	if (t.len == 0)
+		return error_set(&w->err, -EBADMSG, "%s:%lld: the text is empty", records_where(w->file),
+		                 (long long)w->record.line);
+	if (!packing && c->bos >= 0 && token_list_add(&w->ids, &c->bos, 1) < 0)
+		return error_oom(&w->err);
+	r = tokenizer_encode(c->tok, t.data, t.len, false, &w->ids, &w->err);
+	if (r < 0)
+		return r;
+	if (!w->record.more && token_list_add(&w->ids, &c->pretrain_eos, 1) < 0)
+		return error_oom(&w->err);
+	if (!packing && w->ids.len > (size_t)c->options->max_length)
+		w->ids.len = c->options->max_length;
+	return 0;
+}
+
+bool record_encoder_prefers(const struct record_encoder *c)
+{
+	return c->options->task == DATASET_PAIRS || c->options->task == DATASET_LABELS;
+}
+
+/* Adds the prompt and an answer to the row of w, with the labels of the answer. */
+static int add_document(struct encoded_record *w, const struct token_list *answer, int prompt_kept,
+                        int answer_kept)
+{
+	const int32_t ignore = LABEL_IGNORE;
+	size_t kept = MIN((size_t)answer_kept, answer->len);
+
+	if (token_list_add(&w->ids, w->prompt.ids, prompt_kept) < 0 ||
+	    token_list_add(&w->ids, answer->ids, kept) < 0)
+		return -ENOMEM;
+	for (int i = 0; i < prompt_kept; i++)
+		if (token_list_add(&w->labels, &ignore, 1) < 0)
+			return -ENOMEM;
+	return token_list_add(&w->labels, answer->ids, kept);
+}
+
+/* The prompt and the answers of a preference; a pair gets its row, too. One cut for both answers, by the
+ * longer of them, as LLaMA-Factory does. */
+static int encode_preference(const struct record_encoder *c, struct encoded_record *w,
+                             const struct example *e)
+{
+	bool pair = c->options->task == DATASET_PAIRS;
+	int prompt, answer, r;
+
+	w->desirable = e->desirable;
+	w->margin = e->margin;
+	r = encoder_answers(&c->conversation, e, &w->prompt, &w->answer, pair ? &w->rejected : NULL, &w->err);
+	if (r < 0)
+		return r;
+	if (w->prompt.len == 0 || w->answer.len == 0 || (pair && w->rejected.len == 0))
+		return error_set(&w->err, -EBADMSG, "the prompt or an answer is empty");
+	if (!pair)
+		return 0;
+	encoder_budget(w->prompt.len, MAX(w->answer.len, w->rejected.len), c->conversation.cutoff, &prompt,
+	               &answer);
+	if (prompt == 0 || answer == 0)
+		return error_set(&w->err, -EBADMSG,
+		                 "data.max_length leaves nothing of the prompt or answers");
+	if (add_document(w, &w->answer, prompt, answer) < 0)
+		return error_oom(&w->err);
+	w->second = w->ids.len;
+	return add_document(w, &w->rejected, prompt, answer) < 0 ? error_oom(&w->err) : 0;
+}
+
+int record_add_other_answer(const struct record_encoder *c, struct encoded_record *w,
+                            const struct token_list *other)
+{
+	const struct token_list *answers[] = {&w->answer, other};
+	int r = 0;
+
+	for (int i = 0; r == 0 && i < 2; i++) {
+		int prompt, answer;
+
+		w->second = w->ids.len;
+		encoder_budget(w->prompt.len, answers[i]->len, c->conversation.cutoff, &prompt, &answer);
+		r = add_document(w, answers[i], MAX(prompt, 1), MAX(answer, 1));
+	}
+	return r;
+}
+
+void record_encode(const struct record_encoder *c, struct encoded_record *w)
+{
+	struct example e = {0};
+	char where[512];
+
+	w->ids.len = w->labels.len = w->prompt.len = w->answer.len = w->rejected.len = 0;
+	snprintf(where, sizeof(where), "%s:%lld", records_where(w->file), (long long)w->record.line);
+	w->result =
+	    example_convert(w->source, c->options->task, w->record.data, w->record.len, where, &e, &w->err);
+	if (w->result == 0 && c->options->task == DATASET_PRETRAIN) {
+		w->result = encode_document(c, w, &e);
+	} else if (w->result == 0) {
+		w->result = record_encoder_prefers(c)
+		                ? encode_preference(c, w, &e)
+		                : encoder_conversation(&c->conversation, &e, &w->ids, &w->labels, &w->err);
+		if (w->result == -EBADMSG)
+			error_prefix(&w->err, "%s", where);
+	}
+	example_clear(&e);
+}
+
+void encoded_record_clear(struct encoded_record *w)
+{
+	token_list_free(&w->ids);
+	token_list_free(&w->labels);
+	token_list_free(&w->prompt);
+	token_list_free(&w->answer);
+	token_list_free(&w->rejected);
+}

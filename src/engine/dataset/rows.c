@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Puts encoded records together into rows: packed, in blocks, one a row, or preferences. */
+#include "engine/dataset/rows.h"
+
+#include <errno.h>
+
+#include "engine/dataset/pack.h"
+
+static int write_packed(const struct record_encoder *c, struct cache_writer *out,
+                        struct encoded_record **items, size_t count, struct error *err)
+{
+	_cleanup_free_ int32_t *lengths = malloc((count + 1) * sizeof(*lengths));
+	_cleanup_free_ int32_t *starts = malloc((count + 1) * sizeof(*starts));
+	_cleanup_free_ size_t *order = malloc((count + 1) * sizeof(*order));
+	_cleanup_free_ size_t *ends = malloc((count + 1) * sizeof(*ends));
+	struct token_list ids = {0}, labels = {0};
+	int64_t rows;
+	int r = 0;
+
+	if (!lengths || !starts || !order || !ends)
+		return error_oom(err);
+	for (size_t i = 0; i < count; i++)
+		lengths[i] = items[i]->ids.len;
+	rows = pack_knapsack(lengths, count, c->conversation.cutoff, order, ends);
+	if (rows < 0)
+		return error_oom(err);
+	for (int64_t row = 0; r == 0 && row < rows; row++) {
+		size_t from = row ? ends[row - 1] : 0;
+
+		ids.len = labels.len = 0;
+		for (size_t k = from; r == 0 && k < ends[row]; k++) {
+			const struct encoded_record *w = items[order[k]];
+
+			starts[k - from] = ids.len;
+			if (token_list_add(&ids, w->ids.ids, w->ids.len) < 0 ||
+			    token_list_add(&labels, w->labels.ids, w->labels.len) < 0)
+				r = error_oom(err);
+		}
+		starts[ends[row] - from] = ids.len;
+		if (r == 0)
+			r = cache_writer_add(out, ids.ids, labels.ids, ids.len, starts, ends[row] - from,
+			                     c->options->cross_documents, err);
+	}
+	token_list_free(&ids);
+	token_list_free(&labels);
+	return r;
+}
+
+/* Texts one after the other, cut into blocks; what is left over at the batch's end is dropped. */
+static int write_blocks(const struct record_encoder *c, struct cache_writer *out,
+                        struct encoded_record **items, size_t count, bool last, struct error *err)
+{
+	size_t block = c->options->max_length, total = 0, n = 0, blocks;
+	_cleanup_free_ int32_t *bounds = NULL, *starts = malloc((block + 1) * sizeof(*starts));
+	struct token_list all = {0};
+	int r = 0;
+
+	for (size_t i = 0; i < count; i++)
+		total += items[i]->ids.len;
+	bounds = malloc((count + 1) * sizeof(*bounds));
+	if (!bounds || !starts || total > INT32_MAX)
+		return error_oom(err);
+	for (size_t i = 0, documents = 0; i < count; i++) {
+		if (i == 0 || !items[i - 1]->record.more)
+			bounds[documents++] = all.len;
+		if (token_list_add(&all, items[i]->ids.ids, items[i]->ids.len) < 0) {
+			r = error_oom(err);
+			break;
+		}
+		bounds[documents] = total; /* a bound behind the last document */
+	}
+	blocks = total / block;
+	if (blocks == 0 && last && cache_writer_rows(out) == 0 && total > 0)
+		blocks = 1;
+	for (size_t k = 0; r == 0 && k < blocks; k++) {
+		size_t from = k * block, to = MIN(from + block, total);
+		int32_t documents = 0;
+
+		starts[documents++] = 0;
+		while (n < count && (size_t)bounds[n] <= from && (size_t)bounds[n] < total)
+			n++;
+		while (n < count && (size_t)bounds[n] < to && (size_t)bounds[n] < total)
+			starts[documents++] = bounds[n++] - from;
+		starts[documents] = to - from;
+		if (c->bos >= 0)
+			all.ids[from] = c->bos;
+		r = cache_writer_add(out, all.ids + from, all.ids + from, to - from, starts, documents,
+		                     c->options->cross_documents, err);
+	}
+	token_list_free(&all);
+	return r;
+}
+
+/* Each answer that has a label goes with that of the example before it, the first of a batch with the last:
+ * what the KL divergence is estimated from. */
+static int write_preferences(const struct record_encoder *c, struct cache_writer *out,
+                             struct encoded_record **items, size_t count, struct error *err)
+{
+	bool labels = c->options->task == DATASET_LABELS;
+	int r = 0;
+
+	for (size_t i = 0; r == 0 && i < count; i++) {
+		struct encoded_record *w = items[i];
+
+		if (labels && record_add_other_answer(c, w, &items[i ? i - 1 : count - 1]->answer) < 0)
+			return error_oom(err);
+		r = cache_writer_add(out, w->ids.ids, w->labels.ids, w->ids.len,
+		                     (const int32_t[]){0, w->second, w->ids.len}, 2, false, err);
+		if (r < 0)
+			return r;
+		if (labels)
+			cache_writer_label(out, w->desirable);
+		else
+			cache_writer_margin(out, w->margin);
+	}
+	return 0;
+}
+
+int rows_write(const struct record_encoder *c, struct cache_writer *out, struct encoded_record **items,
+               size_t count, bool last, struct error *err)
+{
+	bool pretrain = c->options->task == DATASET_PRETRAIN;
+	int r = 0;
+
+	if (!out || count == 0)
+		return 0;
+	for (size_t i = 0; i < count; i++)
+		cache_writer_examples(out, !items[i]->record.more);
+	if (record_encoder_prefers(c))
+		return write_preferences(c, out, items, count, err);
+	if (c->options->packing)
+		return pretrain ? write_blocks(c, out, items, count, last, err)
+		                : write_packed(c, out, items, count, err);
+	for (size_t i = 0; r == 0 && i < count; i++) {
+		const struct encoded_record *w = items[i];
+		const int32_t starts[2] = {0, w->ids.len};
+
+		r = cache_writer_add(out, w->ids.ids, pretrain ? w->ids.ids : w->labels.ids, w->ids.len,
+		                     starts, 1, false, err);
+	}
+	return r;
+}
