@@ -20,19 +20,16 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "cluster/store_backend.h"
+#include "cluster/store_sqlite_row.h"
 
 enum {
 	PENDING_BYTE = 0x40000000, /* of SQLite's file format */
 	SLICE_PAGES = 256,         /* of a backup: 1 MiB */
 };
 
-#define COLUMNS                                                                                              \
-	"name, user, uid, gid, task, state, attempt, version, submitted, started, ended, reason, "           \
-	"exit_status, cancelled, failed, requeue, nodes, per_node, directory, output, ranks, progress, "     \
-	"detail, under_way"
-
 #define ALL_OF_A_RUN                                                                                         \
-	"runs (" COLUMNS ", config, id, key) VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,"    \
+	"runs (" STORE_SQLITE_COLUMNS                                                                        \
+	", config, id, key) VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,"                     \
 	"?16,?17,?18,?19,?20,?21,?22,?23,?24,?25,?26,?27)"
 
 enum write_statement {
@@ -82,12 +79,14 @@ static const char *const write_text[WRITE_STATEMENTS] = {
 };
 
 static const char *const read_text[READ_STATEMENTS] = {
-    [GET] = "SELECT id, " COLUMNS " FROM runs WHERE id = ?1",
+    [GET] = "SELECT id, " STORE_SQLITE_COLUMNS " FROM runs WHERE id = ?1",
     [CONFIG] = "SELECT config FROM runs WHERE id = ?1",
     [FIND_KEY] = "SELECT id FROM runs WHERE uid = ?1 AND key = ?2",
-    [LIST] = "SELECT id, " COLUMNS " FROM runs WHERE ?1 >> state & 1 AND id < ?2 ORDER BY id DESC LIMIT ?3",
-    [LIST_ACTIVE] = "SELECT id, " COLUMNS " FROM runs WHERE state < 4 AND ?1 >> state & 1 AND id < ?2 "
-                    "ORDER BY id DESC LIMIT ?3",
+    [LIST] = "SELECT id, " STORE_SQLITE_COLUMNS
+             " FROM runs WHERE ?1 >> state & 1 AND id < ?2 ORDER BY id DESC LIMIT ?3",
+    [LIST_ACTIVE] =
+        "SELECT id, " STORE_SQLITE_COLUMNS " FROM runs WHERE state < 4 AND ?1 >> state & 1 AND id < ?2 "
+        "ORDER BY id DESC LIMIT ?3",
     [COUNTS] = "SELECT state, count(*) FROM runs GROUP BY state",
     [DRAINED] = "SELECT reason FROM drained WHERE node = ?1",
     [CLUSTER] = "SELECT id FROM cluster",
@@ -121,11 +120,6 @@ static int read_error(const struct sqlite_store *s, struct error *err)
 
 /* Writing: the store's thread. */
 
-static void bind_text(sqlite3_stmt *st, int i, const char *text)
-{
-	sqlite3_bind_text(st, i, text, -1, SQLITE_STATIC); /* NULL binds NULL */
-}
-
 static int step_write(struct sqlite_store *s, enum write_statement which, struct error *err)
 {
 	sqlite3_stmt *st = s->write[which];
@@ -136,42 +130,10 @@ static int step_write(struct sqlite_store *s, enum write_statement which, struct
 	return r;
 }
 
-/* Columns in the order of COLUMNS. */
 static int write_run(struct sqlite_store *s, enum write_statement which, const struct stored_run *stored,
                      struct error *err)
 {
-	const struct run *r = &stored->run;
-	sqlite3_stmt *st = s->write[which];
-
-	bind_text(st, 1, r->name);
-	bind_text(st, 2, r->user);
-	sqlite3_bind_int64(st, 3, r->uid);
-	sqlite3_bind_int64(st, 4, r->gid);
-	bind_text(st, 5, r->task);
-	sqlite3_bind_int64(st, 6, r->state);
-	sqlite3_bind_int64(st, 7, r->attempt);
-	sqlite3_bind_int64(st, 8, r->version);
-	sqlite3_bind_double(st, 9, r->submitted);
-	sqlite3_bind_double(st, 10, r->started);
-	sqlite3_bind_double(st, 11, r->ended);
-	bind_text(st, 12, r->reason);
-	sqlite3_bind_int64(st, 13, r->exit_status);
-	sqlite3_bind_int64(st, 14, r->cancelled);
-	sqlite3_bind_int64(st, 15, r->failed);
-	sqlite3_bind_int64(st, 16, r->requeue);
-	sqlite3_bind_int64(st, 17, r->nodes);
-	sqlite3_bind_int64(st, 18, r->per_node);
-	bind_text(st, 19, r->directory);
-	bind_text(st, 20, r->output);
-	bind_text(st, 21, stored->ranks ? stored->ranks : "[]");
-	bind_text(st, 22, stored->progress);
-	bind_text(st, 23, r->detail);
-	bind_text(st, 24, stored->under_way);
-	if (which != UPDATE) {
-		bind_text(st, 25, stored->config);
-		bind_text(st, 27, r->key);
-	}
-	sqlite3_bind_int64(st, 26, r->id);
+	store_sqlite_bind(s->write[which], stored, which != UPDATE);
 	return step_write(s, which, err);
 }
 
@@ -179,9 +141,9 @@ static int write_drain(struct sqlite_store *s, const struct stored_drain *d, str
 {
 	enum write_statement which = d->drained ? DRAIN : RESUME;
 
-	bind_text(s->write[which], 1, d->node);
+	store_sqlite_bind_text(s->write[which], 1, d->node);
 	if (d->drained)
-		bind_text(s->write[which], 2, d->reason);
+		store_sqlite_bind_text(s->write[which], 2, d->reason);
 	return step_write(s, which, err);
 }
 
@@ -242,7 +204,7 @@ int store_sqlite_import(void *self, const struct store_import *import, struct er
 	                      "BEGIN IMMEDIATE; DELETE FROM runs WHERE state < 4; DELETE FROM drained", err);
 
 	if (r == 0) {
-		bind_text(s->write[IMPORT_CLUSTER], 1, import->cluster);
+		store_sqlite_bind_text(s->write[IMPORT_CLUSTER], 1, import->cluster);
 		r = step_write(s, IMPORT_CLUSTER, err);
 	}
 	for (size_t i = 0; i < b->run_count && r == 0; i++)
@@ -310,88 +272,6 @@ static int sqlite_backup_step(void *backup, bool *done, struct error *err)
 
 /* Reading: the event loop. */
 
-static char *column(sqlite3_stmt *st, int i)
-{
-	const char *s = (const char *)sqlite3_column_text(st, i);
-
-	return s ? strdup(s) : NULL;
-}
-
-static json_t *column_json(sqlite3_stmt *st, int i)
-{
-	const char *s = (const char *)sqlite3_column_text(st, i);
-
-	return s ? json_loads(s, JSON_DECODE_ANY, NULL) : NULL;
-}
-
-/* Where they cannot be read, the rest of the run is shown; but not where there is no memory: -ENOMEM. */
-static int read_ranks(struct run *r, sqlite3_stmt *st)
-{
-	_cleanup_json_ json_t *json = column_json(st, 21);
-	struct error err = ERROR_INIT;
-	void *ranks;
-	int code = message_decode_list(&run_rank_message, json, &ranks, &r->rank_count, &err);
-
-	r->ranks = ranks;
-	if (code == -ENOMEM)
-		return code;
-	if (code < 0)
-		log_err("run %lld in the store: %s", (long long)r->id, err.message);
-	return 0;
-}
-
-static int read_texts(struct run *r, sqlite3_stmt *st)
-{
-	const struct {
-		char **text;
-		int column;
-	} texts[] = {{&r->name, 1},       {&r->user, 2},    {&r->task, 5},   {&r->reason, 12},
-	             {&r->directory, 19}, {&r->output, 20}, {&r->detail, 23}};
-
-	for (size_t i = 0; i < ARRAY_SIZE(texts); i++) {
-		*texts[i].text = column(st, texts[i].column);
-		if (!*texts[i].text && sqlite3_column_type(st, texts[i].column) != SQLITE_NULL)
-			return -ENOMEM;
-	}
-	return 0;
-}
-
-static struct run *read_run(sqlite3_stmt *st)
-{
-	_cleanup_(run_freep) struct run *r = calloc(1, sizeof(*r));
-	_cleanup_json_ json_t *under_way = column_json(st, 24);
-	struct error err = ERROR_INIT;
-	int code;
-
-	if (!r || read_texts(r, st) < 0)
-		return NULL;
-	r->id = sqlite3_column_int64(st, 0);
-	r->uid = sqlite3_column_int64(st, 3);
-	r->gid = sqlite3_column_int64(st, 4);
-	r->state = sqlite3_column_int64(st, 6) % RUN_STATES;
-	r->attempt = sqlite3_column_int64(st, 7);
-	r->version = sqlite3_column_int64(st, 8);
-	r->submitted = sqlite3_column_double(st, 9);
-	r->started = sqlite3_column_double(st, 10);
-	r->ended = sqlite3_column_double(st, 11);
-	r->exit_status = sqlite3_column_int64(st, 13);
-	r->cancelled = sqlite3_column_int64(st, 14);
-	r->failed = sqlite3_column_int64(st, 15);
-	r->requeue = sqlite3_column_int64(st, 16);
-	r->nodes = sqlite3_column_int64(st, 17);
-	r->per_node = sqlite3_column_int64(st, 18);
-	if (read_ranks(r, st) < 0)
-		return NULL;
-	r->progress = column_json(st, 22);
-	/* Without it the cause of a failure may be less exact, but the run is loaded nevertheless. */
-	code = run_set_under_way(r, under_way, &err);
-	if (code == -ENOMEM)
-		return NULL;
-	if (code < 0)
-		log_err("run %lld in the store: %s", (long long)r->id, err.message);
-	return steal_pointer(r);
-}
-
 /* *out is what `read` makes of the row of the run; its NULL means that there is no memory. */
 static int read_one(struct sqlite_store *s, int statement, int64_t id, void *(*read)(sqlite3_stmt *st),
                     void **out, struct error *err)
@@ -415,7 +295,7 @@ static int read_one(struct sqlite_store *s, int statement, int64_t id, void *(*r
 
 static void *run_of_row(sqlite3_stmt *st)
 {
-	return read_run(st);
+	return store_sqlite_read(st);
 }
 
 static int sqlite_get(void *self, int64_t id, struct run **out, struct error *err)
@@ -431,7 +311,7 @@ static int sqlite_get(void *self, int64_t id, struct run **out, struct error *er
 
 static void *text_of_row(sqlite3_stmt *st)
 {
-	return column(st, 0);
+	return store_sqlite_text(st, 0);
 }
 
 static int sqlite_config(void *self, int64_t id, char **text, struct error *err)
@@ -452,7 +332,7 @@ static int sqlite_find_key(void *self, int64_t uid, const char *key, int64_t *id
 	int code, r = 0;
 
 	sqlite3_bind_int64(st, 1, uid);
-	bind_text(st, 2, key);
+	store_sqlite_bind_text(st, 2, key);
 	code = sqlite3_step(st);
 	if (code == SQLITE_ROW)
 		*id = sqlite3_column_int64(st, 0);
@@ -478,7 +358,7 @@ static int sqlite_list(void *self, unsigned states, int64_t before, int64_t limi
 	sqlite3_bind_int64(st, 2, before > 0 ? before : INT64_MAX);
 	sqlite3_bind_int64(st, 3, limit);
 	while (r >= 0 && (code = sqlite3_step(st)) == SQLITE_ROW) {
-		struct run *run = read_run(st);
+		struct run *run = store_sqlite_read(st);
 
 		r = run ? each(context, run, err) : error_oom(err);
 	}
@@ -507,9 +387,9 @@ static bool sqlite_drained(void *self, const char *node, char **reason)
 	sqlite3_stmt *st = s->read[DRAINED];
 	bool yes;
 
-	bind_text(st, 1, node);
+	store_sqlite_bind_text(st, 1, node);
 	yes = sqlite3_step(st) == SQLITE_ROW;
-	*reason = yes ? column(st, 0) : NULL;
+	*reason = yes ? store_sqlite_text(st, 0) : NULL;
 	sqlite3_reset(st);
 	sqlite3_clear_bindings(st);
 	return yes;
@@ -542,7 +422,7 @@ static int read_start(struct sqlite_store *s, struct store_start *start, struct 
 	sqlite3_stmt *st = s->read[CLUSTER];
 	bool found = sqlite3_step(st) == SQLITE_ROW;
 
-	start->cluster = found ? column(st, 0) : NULL;
+	start->cluster = found ? store_sqlite_text(st, 0) : NULL;
 	sqlite3_reset(st);
 	if (found && !start->cluster)
 		return error_oom(err);
