@@ -2,7 +2,7 @@
 # Functions of the parts of tests/gpu/run, which source this file. Each part is a process of its own; its environment has GPU_ENGINE (cuda, or
 # simt: the emulated GPU), GPU_SRC and GPU_BUILD (source and build tree), GPU_WORK (a directory of this run), GPU_RESULTS (where results
 # go), GPU_KEPT (a directory that the next call has, too), GPU_ENDS (the second at which the part is ended), GPU_PYTHON, and GPU_NONE (why
-# there is no GPU; empty where there is one).
+# there is no GPU; empty where there is one). GPU_FIRST is not empty where a part that measures should do only what is most important.
 set -u
 # shellcheck disable=SC2034 # read by the scripts that source this one
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -34,19 +34,24 @@ figure() {
 	printf '%s: %s  %s  %s  %s  %s %s\n' "$part" "$1" "${2:-}" "${3:-}" "${4:-}" "${5:-}" "$holds" >&2
 }
 # step NAME COMMAND…: one step of a part. A part that is repeated does not repeat the steps that it has completed without a failure: their results
-# are taken from the call before.
+# are taken from the call before. Within one call, a step is not repeated either if it has failed.
 step() {
-	local file before
+	local file failed before f
 	file=$kept/step-$(printf '%s' "$1" | tr -c 'A-Za-z0-9' _)
+	failed=$file.failed-${GPU_WORK##*-}
 	shift
-	if [ -f "$file" ]; then
-		cat "$file" >>"$GPU_RESULTS"
-		return
-	fi
-	before=$(wc -l <"$GPU_RESULTS")
+	for f in "$file" "$failed"; do
+		if [ -f "$f" ]; then
+			cat "$f" >>"$GPU_RESULTS"
+			return
+		fi
+	done
+	rm -f "$file".failed-*
+	# Other parts may write to the file at the same time.
+	before=$(grep -c "^$part	" "$GPU_RESULTS")
 	"$@"
-	tail -n +$((before + 1)) "$GPU_RESULTS" >"$file.new"
-	if grep -q -P '\t(fail|skip)\t|\tMISSED$' "$file.new"; then rm -f "$file.new"; else mv "$file.new" "$file"; fi
+	grep "^$part	" "$GPU_RESULTS" | tail -n +$((before + 1)) >"$file.new"
+	if grep -q -P '\t(fail|skip)\t|\tMISSED$' "$file.new"; then mv "$file.new" "$failed"; else mv "$file.new" "$file"; fi
 }
 # The seconds that are left for the part; at most LIMIT of them.
 left() { # LIMIT
@@ -60,7 +65,7 @@ note() { printf '%s\tnote\t%s\n' "$part" "$*" >>"$GPU_RESULTS"; }
 need_gpu() {
 	[ "$GPU_ENGINE" = simt ] || [ -z "$GPU_NONE" ] || { skip "$part" "no GPU: $GPU_NONE"; exit 0; }
 }
-# A program over the device: grad_dump, logits, train_bench, bench_allreduce, test_device, test_device_attention.
+# A program over the device: grad_dump, logits, train_bench, bench_allreduce, bench_attention, bench_gemm, test_device, test_device_attention.
 program() {
 	case $GPU_ENGINE in
 	cuda) echo "$build/tests/gpu/$1_cuda" ;;
@@ -100,9 +105,21 @@ check_now() {
 	0) pass "$name" "$words" ;;
 	77) skip "$name" "$words" ;;
 	124 | 137) fail "$name" "no end within $limit s" ;;
-	*) fail "$name" "status $status: $(grep -m 1 -E 'FAIL|rror' "$work/check.log" | cut -c1-200 || true)${words:+ … $words}" ;;
+	*) fail "$name" "status $status: $(first_failures "$work/check.log")" ;;
 	esac
 	return $status
+}
+# The words of a failure from the output of a test, in one line: the count and the first failed assertions of Check, or the first errors, or
+# its last lines.
+first_failures() { # FILE
+	local lines
+	if grep -q -E ':[0-9]+:[FE]:' "$1"; then
+		lines=$(grep -E '^[0-9]+%: Checks: ' "$1" | tail -n 1; grep -E ':[0-9]+:[FE]:' "$1" | head -n 4)
+	else
+		lines=$(grep -E 'FAIL|not ok|[Ee]rror: |ERROR:|^========= (Invalid|Error|Warning|Uninitialized|Program hit)|SUMMARY: [^0]' "$1" | head -n 4)
+		lines=${lines:-$(tail -n 3 "$1")}
+	fi
+	cut -c1-300 <<<"$lines" | tr '\t' ' ' | awk '{ printf "%s%s", (NR > 1 ? " … " : ""), $0 }'
 }
 # json KEY: the value of KEY in the flat JSON object on stdin.
 json() { sed -n "s/.*\"$1\": *\"\{0,1\}\([^,\"}]*\).*/\1/p" | head -n 1; }

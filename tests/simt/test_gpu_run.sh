@@ -1,6 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Runs all parts of tests/gpu/run at their smallest sizes over the emulated GPU, to test how it compares, times, kills and counts.
+# Runs all parts of tests/gpu/run at their smallest sizes over the emulated GPU, to test how it compares, times, kills and counts. Those that
+# check results run at the same time; that the results are the same in sequence is tested with made-up parts.
 src=${DTRAIN_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 build=$(readlink -f "${DTRAIN_BUILD:-.}")
 [ -x "$build/tests/simt/train_bench_simt" ] || { echo "no $build/tests/simt/train_bench_simt: a C++ compiler and Check build it"; exit 77; }
@@ -14,10 +15,13 @@ fail() {
 cd "$tmp" || exit 1
 mkdir t
 export TMPDIR=$tmp/t GPU_BENCH_MODES=${GPU_BENCH_MODES:-eager}
-"$src/tests/gpu/run" --engine simt --build "$build" --out "$tmp/out" --python "${DTRAIN_TEST_PYTHON:-no-python}" || fail "tests/gpu/run: status $?"
+"$src/tests/gpu/run" --engine simt --build "$build" --out "$tmp/out" --together --python "${DTRAIN_TEST_PYTHON:-no-python}" || fail "tests/gpu/run: status $?"
 for want in "two ranks give one rank's losses" "one rank killed ends the other" "6 steps in bf16 against the CPU engine" "killed and resumed, bitwise" \
 	"operations by events" "matrix products"; do
 	grep -q "$want.*| pass |" out/results.md || fail "no word of: $want"
+done
+for want in ops families ranks curve resume sanitize bench-tiny profile; do
+	grep -q -P "^$want\t" out/results.tsv || fail "no result of the part $want"
 done
 ! compgen -G "t/*dtrain*" >/dev/null || fail "leftovers: $(ls t)"
 
@@ -49,6 +53,101 @@ DTRAIN_SECOND=yes slow/run --engine simt --build "$build" --out "$tmp/slow/two" 
 	fail "a part that goes on: $(cat slow/words)"
 [ "$(cat "$DTRAIN_STEPS")" = ran ] || fail "a completed step was repeated"
 grep -q '^2 passed, 0 failed, 0 skipped$' slow/words && grep -q '^a note$' slow/two/results.md || fail "a part that goes on: $(cat slow/two/results.md)"
+
+# The checks at the same time, each of which waits until all of them run; then the measurements alone, after a short first one where the time is
+# limited; the results are those of the parts in sequence. A part that fails, one that is killed, and one that is ended hide no other.
+mkdir both both/parts
+cp slow/*.awk slow/expected.tsv slow/lib.sh both/
+sed 's/ops:600 families:600 ranks:600 /ops:600 families:600 ranks:3 /' "$src/tests/gpu/run" >both/run
+chmod +x both/run
+cat >both/parts/ops <<'EOF'
+#!/bin/bash
+. "$(dirname "$0")/../lib.sh"
+echo "$part $GPU_FIRST$GPU_COMPILE" >>"$DTRAIN_STEPS"
+: >"$DTRAIN_STEPS.$part"
+case $part in
+bench-* | profile) ;;
+*) while [ -n "$DTRAIN_AT_ONCE" ] && [ "$(ls "$DTRAIN_STEPS".* | wc -l)" -lt 7 ]; do sleep 0.02; done ;;
+esac
+[ -z "$GPU_COMPILE" ] || exit 0
+results() { pass first; fail second "words of $part"; }
+step results results
+note "a note of $part"
+case $part in
+families) kill -9 $$ ;;
+ranks) setsid sleep 4712.5 & sleep 60 ;;
+resume) exit 3 ;;
+esac
+exit 0
+EOF
+for part in families ranks curve resume sanitize bench profile; do cp both/parts/ops "both/parts/$part"; done
+DTRAIN_STEPS=$tmp/alone DTRAIN_AT_ONCE='' both/run --engine simt --build "$build" --out "$tmp/both/one" >both/one.words && fail "parts that fail: status 0"
+DTRAIN_STEPS=$tmp/beside DTRAIN_AT_ONCE=yes both/run --engine simt --build "$build" --out "$tmp/both/two" --together --minutes 9.5 >both/two.words &&
+	fail "parts that fail at the same time: status 0"
+for one in one two; do sort "both/$one/results.tsv" >"both/$one.sorted"; done
+diff both/one.sorted both/two.sorted || fail "--together has other results"
+[ "$(grep -c -P '\tfail\t' both/two.sorted)" = 11 ] || fail "--together: not the failures of every part: $(cat both/two.sorted)"
+for want in "ranks: ranks: cut off after 3 s" "families: families: killed by a signal" "resume: resume: status 3" "sanitize: second: words of sanitize"; do
+	grep -q "^FAIL  $want" both/two.words || fail "--together does not say: $want: $(cat both/two.words)"
+done
+[ "$(sed -n '8,$p' beside | tr '\n' ' ')" = "bench-tiny yes profile yes bench-tiny  profile  " ] && grep -q -x 'compile-tiny yes' beside ||
+	fail "--together: another order: $(cat beside)"
+[ "$(cut -f1 both/two/results.tsv | uniq | wc -l)" = 8 ] || fail "--together: the results of a part are not in one place"
+
+# A run that is ended has the results of the parts that were running.
+cat >both/parts/ops <<'EOF'
+#!/bin/bash
+. "$(dirname "$0")/../lib.sh"
+pass "before the end"
+kill -TERM "$(cat "$DTRAIN_STEPS")"
+sleep 60
+EOF
+DTRAIN_STEPS=$tmp/ended sh -c 'echo $$ >"$DTRAIN_STEPS"; exec both/run "$@"' sh --engine simt --build "$build" --out "$tmp/both/three" --together --only ops >both/words &&
+	fail "a run that is ended: status 0"
+grep -q 'before the end.*| pass |' both/three/results.md || fail "a run that is ended: $(cat both/three/results.md)"
+
+# The programs of a kit that was made with --built are used where they are for this GPU and start here; otherwise the sources are compiled.
+made() { # CAPABILITY COMMAND: a kit of such programs; dtrain is a script of this command
+	local kit=made/gpu-kit f
+	rm -rf made
+	mkdir -p "$kit/dtrain" "$kit/headers" "$kit/built/tests/gpu"
+	echo made >"$kit/version"
+	: >"$kit/modules"
+	echo "$1" >"$kit/built/arch"
+	for f in dtraind dtrain-worker-cpu; do cp /bin/true "$kit/built/$f"; done
+	printf '#!/bin/sh\n%s\n' "$2" >"$kit/built/dtrain"
+	printf '#!/bin/sh\necho "error: no GPU in this test" >&2\nexit 1\n' >"$kit/built/tests/gpu/train_bench_cuda"
+	chmod +x "$kit/built/dtrain" "$kit"/built/tests/gpu/*
+	tar -C made -cf made.tar gpu-kit
+}
+mkdir bin
+printf '#!/bin/sh\ncase $* in *compute_cap*) echo 9.0 ;; *) exit 1 ;; esac\n' >bin/nvidia-smi
+chmod +x bin/nvidia-smi
+made_run() { PATH=$tmp/bin:$PATH "$src/tests/gpu/run" --kit made.tar --dir made-dir --out made-out --python no-python --only build,ops >made.words; }
+made 90 'exit 0'
+made_run
+[ $? = 77 ] && grep -q '| build | build for sm_90 | pass | nothing is compiled' made-out/results.md && grep -q '^skip  ops: ops: no GPU: no GPU in this test$' made.words ||
+	fail "a built kit: $(cat made.words)"
+made 80 'exit 0'
+made_run
+grep -q '^programs: compiled here.*they are for sm_80, the GPU is sm_90$' made.words && grep -q '^FAIL  build: configure' made.words ||
+	fail "a kit for another GPU: $(cat made.words)"
+made 90 'echo "GLIBC_2.99 not found"; exit 1'
+made_run
+grep -q '^programs: compiled here.*dtrain does not start: GLIBC_2.99 not found$' made.words || fail "a kit whose programs do not start: $(cat made.words)"
+
+# The summary names every failure with the words that say what failed, has room for the first figures, and has never more than 12,000 characters.
+{
+	for i in $(seq 60); do printf 'ops\tfail\ttest %s\tstatus 1: 50%%: Checks: 9 … test_device.c:%s:F:core: Assertion failed: %0900d\n' "$i" "$i" 0; done
+	for i in $(seq 90); do printf 'bench\tfigure\tspeed %s\t1\t2\t0.5\t>= 1\tMISSED\nbench\tnote\t%0200d\n' "$i" 0; done
+} >made.tsv
+awk -f "$src/tests/gpu/summary.awk" made.tsv >made.txt
+[ "$(wc -c <made.txt)" -le 12000 ] && [ "$(grep -c '^FAIL  ops: test .*test_device.c:[0-9]*:F:core' made.txt)" = 60 ] && grep -q '^speed 20 ' made.txt &&
+	[ "$(tail -n 1 made.txt)" = "0 passed, 150 failed, 0 skipped" ] || fail "a long summary of $(wc -c <made.txt) bytes: $(cat made.txt)"
+# The words of a failed test are its first failed assertions.
+printf 'Running suite(s): x\n50%%: Checks: 2, Failures: 1, Errors: 0\nx.c:7:F:core:one:0: Assertion a == b failed\nx.c:8:P:core:two:0: Passed\n' >made.log
+words=$(GPU_ENGINE=simt GPU_SRC=. GPU_BUILD=. GPU_WORK=$tmp/words GPU_KEPT=$tmp/words bash -c '. "$1/tests/gpu/lib.sh"; first_failures made.log' sh "$src" 2>/dev/null)
+[ "$words" = "50%: Checks: 2, Failures: 1, Errors: 0 … x.c:7:F:core:one:0: Assertion a == b failed" ] || fail "the words of a failure: $words"
 
 # The summary: a figure that is written again counts once; what is expected of a step of an H200.
 printf 'p\tfigure\tspeed\t1\t2\t0.5\t>= 1\tMISSED\np\tfigure\tspeed\t3\t2\t1.5\t>= 1\tholds\np\tskip\tpeer\tno time is left\n' >made.tsv
