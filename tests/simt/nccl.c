@@ -129,6 +129,21 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int n, ncclUniqueId id, int
 	return config->blocking ? ncclInvalidUsage : ncclInProgress;
 }
 
+/* An error in the use of NCCL ends the program: the real library would continue with memory of other
+ * ranks. */
+__attribute__((noreturn)) static void wrong(const char *what)
+{
+	fprintf(stderr, "NCCL's stand-in: %s\n", what);
+	abort();
+}
+
+/* NCCL refuses a call to a communicator that is still in progress, which then has failed. Under the lock. */
+static void check_ready(const struct fake_comm *c)
+{
+	if (c->splits || c->registers || c->group->joined < c->group->n)
+		wrong("a communicator is used while it is in progress");
+}
+
 static int place_in_part(const struct group *g, const struct fake_comm *c)
 {
 	int place = 0;
@@ -167,12 +182,15 @@ static void split(struct group *g)
 	}
 }
 
-/* The part is made when all ranks have called, and not before. */
+/* The part is made when all ranks have called, and not before: until then *part is NULL and the communicator
+ * is in progress, although the call returns success, as NCCL's does. */
 ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t *part, ncclConfig_t *config)
 {
 	bool all = true;
 
 	pthread_mutex_lock(&lock);
+	check_ready(c);
+	*part = NULL;
 	c->splits = true;
 	c->color = color;
 	c->key = key;
@@ -182,19 +200,13 @@ ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t *part, n
 	if (all)
 		split(c->group);
 	pthread_mutex_unlock(&lock);
-	return config->blocking ? ncclInvalidUsage : ncclInProgress;
-}
-
-/* An error in the use of NCCL ends the program: the real library would continue with memory of other
- * ranks. */
-__attribute__((noreturn)) static void wrong(const char *what)
-{
-	fprintf(stderr, "NCCL's stand-in: %s\n", what);
-	abort();
+	return config->blocking ? ncclInvalidUsage : ncclSuccess;
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *r)
 {
+	if (!c)
+		return ncclInvalidArgument;
 	if (grouped.open)
 		wrong("the state of a communicator is asked for before the group has ended");
 	pthread_mutex_lock(&lock);
@@ -299,12 +311,14 @@ int simt_nccl_window_count(ncclComm_t c)
 	return n;
 }
 
-/* When all ranks have called; the handles are there then, and not before. */
+/* When all ranks have called; the handles are there then, and not before. Success is returned at once, as
+ * NCCL does. */
 ncclResult_t nccl_window_register(ncclComm_t c, void *p, size_t n, void **handle)
 {
 	bool all = true;
 
 	pthread_mutex_lock(&lock);
+	check_ready(c);
 	c->registers = true;
 	c->next = (struct region){p, n};
 	c->handle = handle;
@@ -322,7 +336,7 @@ ncclResult_t nccl_window_register(ncclComm_t c, void *p, size_t n, void **handle
 		*other->handle = other->next.at;
 	}
 	pthread_mutex_unlock(&lock);
-	return ncclInProgress;
+	return ncclSuccess;
 }
 
 ncclResult_t nccl_window_deregister(ncclComm_t c, void *handle)
@@ -486,6 +500,7 @@ static ncclResult_t add(struct fake_comm *c, struct call call)
 		return ncclSuccess;
 	}
 	pthread_mutex_lock(&lock);
+	check_ready(c);
 	simt_stream_begin(call.stream);
 	c->call[c->queued++] = call;
 	/* Ranks that call different collectives wait for each other, as they do with NCCL. */

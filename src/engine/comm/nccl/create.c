@@ -86,9 +86,10 @@ static int open_stream(struct comm *c, struct error *err)
 	if ((s = cudaDeviceGetStreamPriorityRange(&least, &greatest)) ||
 	    (s = cudaStreamCreateWithPriority(&c->stream, cudaStreamNonBlocking, greatest)) ||
 	    (s = cudaEventCreateWithFlags(&c->computed, cudaEventDisableTiming)) ||
-	    (s = cudaMalloc((void **)&c->token, sizeof(*c->token))) ||
-	    (s = cudaMemset(c->token, 0, sizeof(*c->token))))
+	    (s = cudaMalloc((void **)&c->token, sizeof(*c->token))))
 		return device_cuda_error(c->dev, s, "cannot make the communicator's stream", err);
+	/* On the compute stream, which a collective waits for: the default stream is ordered with neither. */
+	device_zero(c->dev, c->token, sizeof(*c->token));
 	for (; c->events < EVENTS; c->events++)
 		if ((s = cudaEventCreateWithFlags(&c->event[c->events], cudaEventDisableTiming)) ||
 		    (s = cudaEventCreateWithFlags(&c->begun[c->events], cudaEventDisableTiming)))
@@ -234,7 +235,7 @@ static int create_part(struct comm *c, int color, int rank, const int *members, 
 }
 
 /* Every rank of c calls it; a part of one rank, or of none, needs nothing of NCCL. Where c is made without
- * blocking, `part` is there once c is no longer in progress, and is then itself in progress. */
+ * blocking, `part` is there once c is no longer in progress. */
 static int split_nccl(struct comm *c, struct comm *part, int color, struct error *err)
 {
 	bool joins = part && part->size > 1;

@@ -144,8 +144,8 @@ void comm_pause(struct comm *c); /* releases the lock for POLL_NS */
  * lock meanwhile. */
 void comm_fail(struct comm *c, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 void comm_fail_nccl(struct comm *c, const char *what, ncclResult_t r);
-/* Waits until NCCL has accepted a call that returned r, or until the deadline; releases
- * the lock meanwhile. */
+/* Waits until NCCL has carried out a call that returned r, or until the deadline; releases the lock
+ * meanwhile. The state of the communicator decides: not every call that is in progress says so. */
 ncclResult_t comm_settle(struct comm *c, ncclResult_t r, double deadline);
 /* Records what has completed or failed since the last call. */
 void comm_look(struct comm *c);

@@ -91,6 +91,9 @@ void comm_fail_nccl(struct comm *c, const char *what, ncclResult_t r)
 
 ncclResult_t comm_settle(struct comm *c, ncclResult_t r, double deadline)
 {
+	/* ncclCommSplit and ncclCommWindowRegister return success as soon as they have begun. */
+	if (r == ncclSuccess && c->nccl && !c->failed && ncclCommGetAsyncError(c->nccl, &r) != ncclSuccess)
+		r = ncclInternalError;
 	while (r == ncclInProgress && !c->failed) {
 		comm_pause(c);
 		if (c->failed || ncclCommGetAsyncError(c->nccl, &r) != ncclSuccess)
