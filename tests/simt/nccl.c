@@ -203,22 +203,6 @@ ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t *part, n
 	return config->blocking ? ncclInvalidUsage : ncclSuccess;
 }
 
-ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *r)
-{
-	if (!c)
-		return ncclInvalidArgument;
-	if (grouped.open)
-		wrong("the state of a communicator is asked for before the group has ended");
-	pthread_mutex_lock(&lock);
-	*r = c->group->died ? ncclRemoteError
-	     : c->splits || c->registers || c->group->joined < c->group->n || (c->queued && !c->connected) ||
-	             c->polls++ % 4 == 3
-	         ? ncclInProgress
-	         : ncclSuccess;
-	pthread_mutex_unlock(&lock);
-	return ncclSuccess;
-}
-
 ncclResult_t ncclCommFinalize(ncclComm_t c)
 {
 	return ncclInProgress;
@@ -488,10 +472,40 @@ static void carry_out(struct group *g)
 	}
 }
 
+/* Carries out the next collective, where every rank has called it and its stream has come to it. Ranks that
+ * call different ones wait for each other, as they do with NCCL. */
+static void proceed(struct group *g)
+{
+	for (int r = 0; r < g->n; r++) {
+		struct fake_comm *c = g->rank[r];
+
+		if (!c || !c->queued || c->call[0].what != g->rank[0]->call[0].what ||
+		    simt_stream_waits(c->call[0].stream))
+			return;
+	}
+	carry_out(g);
+}
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *r)
+{
+	if (!c)
+		return ncclInvalidArgument;
+	if (grouped.open)
+		wrong("the state of a communicator is asked for before the group has ended");
+	pthread_mutex_lock(&lock);
+	if (!c->group->died)
+		proceed(c->group);
+	*r = c->group->died ? ncclRemoteError
+	     : c->splits || c->registers || c->group->joined < c->group->n || (c->queued && !c->connected) ||
+	             c->polls++ % 4 == 3
+	         ? ncclInProgress
+	         : ncclSuccess;
+	pthread_mutex_unlock(&lock);
+	return ncclSuccess;
+}
+
 static ncclResult_t add(struct fake_comm *c, struct call call)
 {
-	bool all = true;
-
 	if (grouped.open) {
 		if (grouped.n == 64)
 			wrong("a group of more than 64 collectives");
@@ -503,13 +517,7 @@ static ncclResult_t add(struct fake_comm *c, struct call call)
 	check_ready(c);
 	simt_stream_begin(call.stream);
 	c->call[c->queued++] = call;
-	/* Ranks that call different collectives wait for each other, as they do with NCCL. */
-	for (int r = 0; r < c->group->n; r++)
-		all = all && c->group->rank[r] && c->group->rank[r]->queued &&
-		      c->group->rank[r]->call[0].what == c->call[0].what &&
-		      !simt_stream_waits(c->group->rank[r]->call[0].stream);
-	if (all)
-		carry_out(c->group);
+	proceed(c->group);
 	pthread_mutex_unlock(&lock);
 	return ncclInProgress;
 }

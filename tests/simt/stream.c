@@ -34,8 +34,9 @@ struct simt_stream {
 	int priority;
 	struct task *first, **last;
 	uint64_t queued, done;
-	double ended_at[ENDS];         /* of the collective that made `done` n, at n % ENDS */
-	struct place awaited[AWAITED]; /* the last place of each stream that this one waits for */
+	double ended_at[ENDS];              /* of the collective that made `done` n, at n % ENDS */
+	struct place awaited[AWAITED];      /* the last place of each stream that this one waits for */
+	struct place behind[ENDS][AWAITED]; /* the same when its collective n was queued, at n % ENDS */
 	struct simt_stream *next;
 };
 
@@ -116,6 +117,23 @@ static void run_until(struct simt_stream *s, uint64_t count)
 	}
 }
 
+/* The same without a wait: as far as nothing is needed that is under way. */
+static void run_what_can(struct simt_stream *s, uint64_t count)
+{
+	while (s->first && !s->running && s->done < count) {
+		struct task *t = s->first;
+
+		for (int i = 0; i < AWAITED; i++)
+			if (!reached(&t->awaited[i]))
+				run_what_can(t->awaited[i].stream, t->awaited[i].count);
+		if (s->running || s->first != t)
+			continue;
+		if (!all_reached(t->awaited))
+			return;
+		run_until(s, s->done + 1);
+	}
+}
+
 /* Waits for all of them; under lock. */
 static void await(const struct place *awaited)
 {
@@ -124,6 +142,13 @@ static void await(const struct place *awaited)
 			run_until(awaited[i].stream, awaited[i].count);
 	while (!all_reached(awaited))
 		pthread_cond_wait(&changed, &lock);
+}
+
+static _Thread_local bool late_streams;
+
+void simt_late_streams(int late)
+{
+	late_streams = late;
 }
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
@@ -180,11 +205,38 @@ void simt_stream_defer(cudaStream_t s, void (*run)(void *context), void *context
 	pthread_mutex_unlock(&lock);
 }
 
+struct copy {
+	void *to;
+	const void *from;
+	size_t n;
+};
+
+static void run_copy(void *context)
+{
+	struct copy *c = context;
+
+	simt_enter(NULL);
+	memmove(c->to, c->from, c->n);
+	simt_leave();
+	free(c);
+}
+
+void simt_stream_copy(cudaStream_t s, void *to, const void *from, size_t n)
+{
+	struct copy *c = malloc(sizeof(*c));
+
+	if (!c)
+		abort();
+	*c = (struct copy){to, from, n};
+	simt_stream_defer(s, run_copy, c);
+}
+
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags)
 {
 	*s = calloc(1, sizeof(**s));
 	if (!*s)
 		return cudaErrorMemoryAllocation;
+	(*s)->late = late_streams;
 	(*s)->last = &(*s)->first;
 	pthread_mutex_lock(&lock);
 	(*s)->next = streams;
@@ -208,6 +260,8 @@ cudaError_t cudaStreamDestroy(cudaStream_t s)
 		abort(); /* work that nobody has waited for */
 	for (struct simt_stream **p = &streams; *p;) {
 		forget(s, (*p)->awaited);
+		for (int i = 0; i < ENDS; i++)
+			forget(s, (*p)->behind[i]);
 		for (struct task *t = (*p)->first; t; t = t->next)
 			forget(s, t->awaited);
 		if (*p == s)
@@ -376,15 +430,18 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e)
 	return cudaSuccess;
 }
 
+/* Its next collective: what is queued later may wait for more. */
 int simt_stream_waits(cudaStream_t s)
 {
+	const struct place *next;
 	int waits;
 
 	pthread_mutex_lock(&lock);
+	next = s->behind[(s->done + 1) % ENDS];
 	for (int i = 0; i < AWAITED; i++)
-		if (!reached(&s->awaited[i]))
-			run_until(s->awaited[i].stream, s->awaited[i].count);
-	waits = !all_reached(s->awaited);
+		if (!reached(&next[i]))
+			run_what_can(next[i].stream, next[i].count);
+	waits = !all_reached(next);
 	pthread_mutex_unlock(&lock);
 	return waits;
 }
@@ -393,6 +450,7 @@ void simt_stream_begin(cudaStream_t s)
 {
 	pthread_mutex_lock(&lock);
 	s->queued++;
+	memcpy(s->behind[s->queued % ENDS], s->awaited, sizeof(s->awaited));
 	pthread_mutex_unlock(&lock);
 }
 

@@ -67,6 +67,7 @@ static void *run_rank(void *context)
 	ck_ok(model_config_parse(text, strlen(text), "config.json", &c, &err), &err);
 	ck_ok(device_create(NULL, &dev, &err), &err);
 	ck_ok(comm_create(dev, &co, &comm, &err), &err);
+	simt_late_streams(1); /* of transfers */
 	ck_ok(trainer_create(dev, comm, &c, &r->o, r->data, r->data, &t, &err), &err);
 	ck_ok(trainer_load(t, model_init_fill, &init, &err), &err);
 	if (r->loop) {
@@ -253,7 +254,8 @@ START_TEST(the_sums_start_with_the_last_gradients)
 }
 END_TEST
 
-/* The host steps with the CPU engine's kernels, whose bits are those of the GPU's. */
+/* The host steps with the CPU engine's kernels, whose bits are those of the GPU's. Transfers are carried out
+ * when something waits for them and not before. */
 START_TEST(offload_has_the_same_bits)
 {
 	struct rank_run without[2], ranks[2];

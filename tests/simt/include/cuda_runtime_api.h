@@ -89,6 +89,8 @@ void simt_leave(void);
 void simt_check(const void *p, const char *what);
 void simt_count_read(void);
 int simt_reads(void); /* copies to the host so far */
+int simt_stream_late(cudaStream_t s);
+void simt_stream_copy(cudaStream_t s, void *to, const void *from, size_t n); /* of a late stream */
 #ifdef __cplusplus
 }
 #endif
@@ -127,6 +129,10 @@ static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, 
 		simt_check(from, "the source of a copy");
 	if (k == cudaMemcpyDeviceToHost)
 		simt_count_read();
+	if (simt_stream_late(s)) {
+		simt_stream_copy(s, to, from, n);
+		return cudaSuccess;
+	}
 	simt_enter(s);
 	memmove(to, from, n);
 	simt_leave();
@@ -157,8 +163,9 @@ static inline cudaError_t cudaMemset(void *p, int value, size_t n)
 }
 
 /* stream.c: a stream has unfinished work while a collective of tests/simt/nccl.c is in progress on it, or
- * while it waits for one. A stream that is made with a priority is late: its kernels run once another stream
- * or the host waits for them, and not before, so that a wait that is missing gives other results. */
+ * while it waits for one. A stream that is made with a priority is late: its kernels and copies run once
+ * another stream or the host waits for them, and not before, so that a wait that is missing gives other
+ * results. */
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -182,7 +189,9 @@ void simt_stream_settle(cudaStream_t s);
 void simt_stream_finish(cudaStream_t s); /* waits for all of its work */
 /* How often the host has waited for a stream, or for an event. */
 int simt_waits(int for_streams);
-int simt_stream_late(cudaStream_t s);
+/* Streams that this thread makes from now on are late without a priority, too: those of transfers, where a
+ * test sets it once there is a device. */
+void simt_late_streams(int late);
 /* The next work of a late stream. run(context) is called once, possibly in another thread. */
 void simt_stream_defer(cudaStream_t s, void (*run)(void *context), void *context);
 int simt_stream_waits(cudaStream_t s); /* for work on another stream */
