@@ -120,6 +120,23 @@ START_TEST(forward)
 }
 END_TEST
 
+/* A version with errors: refused where cuDNN is named, left aside with "auto". */
+START_TEST(wrong_version)
+{
+	struct device *dev = NULL;
+	struct error err = ERROR_INIT;
+
+	setenv("SIMT_CUDNN_VERSION", "91001", 1);
+	ck_assert_int_eq(
+	    device_create(&(struct device_options){.attention = DEVICE_ATTENTION_CUDNN}, &dev, &err),
+	    -ELIBBAD);
+	ck_assert(strstr(err.message, "install 9.10.2 or newer"));
+	ck_ok(device_create(&(struct device_options){.attention = DEVICE_ATTENTION_AUTO}, &dev, &err), &err);
+	ck_assert(strstr(device_describe(dev), "attention: own"));
+	device_destroy(dev);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("cuDNN before 9.21");
@@ -127,6 +144,7 @@ int main(void)
 
 	tcase_set_timeout(tc, 300);
 	tcase_add_loop_test(tc, forward, 0, sizeof(cases) / sizeof(cases[0]));
+	tcase_add_test(tc, wrong_version);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
 }

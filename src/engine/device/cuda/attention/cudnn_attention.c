@@ -55,6 +55,19 @@ struct attention_cudnn {
 	int count;
 };
 
+/* -ELIBBAD, too, where the library has errors in attention, as NVIDIA's cudnn-frontend says. */
+static int load(struct error *err)
+{
+	int r = cudnn_load(err);
+	size_t v = r < 0 ? 0 : cudnnGetVersion();
+
+	if (v == 91000 || v == 91001)
+		return error_set(err, -ELIBBAD,
+		                 "cuDNN 9.10.%zu computes attention wrongly: install 9.10.2 or newer",
+		                 v % 100);
+	return r;
+}
+
 int attention_cudnn_create(struct device *dev, enum device_attention_choice choice, struct error *err)
 {
 	bool must = choice == DEVICE_ATTENTION_CUDNN;
@@ -66,7 +79,7 @@ int attention_cudnn_create(struct device *dev, enum device_attention_choice choi
 
 	if (choice == DEVICE_ATTENTION_OWN || (!must && !is_known(dev->major)))
 		return 0;
-	r = cudnn_load(&words);
+	r = load(&words);
 	if (r < 0 && must)
 		return error_set(err, r, "train.attention = \"cudnn\": %s", words.message);
 	if (r < 0) {
