@@ -13,6 +13,12 @@
 namespace simt
 {
 enum { WARP = 32, WARPGROUP = 128, K = 16, PIECE = 16 /* bytes */, NAMED = 16 };
+enum {
+	REGISTERS = 65536 /* of a multiprocessor */,
+	MAX_REGISTERS = 256 /* of a thread */,
+	REGISTER_STEP = 8
+};
+enum { MAX_COUNT = (1 << 20) - 1 }; /* a barrier's arrivals, and its bytes in either direction */
 
 /* A signalling pattern that no computation gives. */
 static const uint32_t UNFINISHED = 0x7fedcba9;
@@ -22,6 +28,7 @@ struct barrier_state {
 	int64_t bytes;           /* expected and not arrived */
 	unsigned phase;          /* completed so far */
 	unsigned maker, made_at; /* the thread that has initialized it, and when */
+	bool fenced;             /* the copy engine sees the initialization */
 };
 
 struct copy_on_its_way {
@@ -37,6 +44,8 @@ struct piece {
 	unsigned readers;      /* products */
 	size_t barrier;        /* + 1: where the last copy has arrived; 0: none has */
 	unsigned phase;        /* that completes with this copy */
+	/* What the copy engine and the products see here, which is not what threads have written since. */
+	unsigned char seen[PIECE];
 };
 
 /* A product of a warpgroup, until all of its threads have waited for it. */
@@ -66,14 +75,15 @@ struct hidden_sums {
 struct thread_state {
 	std::vector<unsigned> seen; /* phases of each barrier */
 	bool fenced;
-	size_t begun; /* products */
+	unsigned registers; /* as setmaxnreg has set it last */
+	size_t begun;       /* products */
 	std::vector<part> open;
 	std::deque<std::vector<part>> groups;
 	std::vector<hidden_sums> hidden;
 };
 
 struct named_barrier {
-	unsigned generation;
+	unsigned generation, threads; /* threads: as those that wait have said */
 	std::vector<unsigned> waiting;
 };
 
@@ -90,15 +100,26 @@ static struct {
 	named_barrier named[NAMED];
 } m;
 
+/* Of each thread when a block starts: as many as __launch_bounds__ of one block lets the compiler give it. */
+static unsigned initial_registers()
+{
+	return std::min<unsigned>(REGISTERS / m.threads / REGISTER_STEP * REGISTER_STEP, MAX_REGISTERS);
+}
+
 static void use()
 {
+	piece untouched = {};
+
 	if (m.used)
 		return;
 	m.used = true;
+	memset(untouched.seen, SHARED_FILL, PIECE);
 	m.barriers.clear();
 	m.copies.clear();
-	m.pieces.assign((m.bytes + PIECE - 1) / PIECE, piece());
+	m.pieces.assign((m.bytes + PIECE - 1) / PIECE, untouched);
 	m.thread.assign(m.threads, thread_state());
+	for (thread_state &t : m.thread)
+		t.registers = initial_registers();
 	m.products.assign((m.threads + WARPGROUP - 1) / WARPGROUP, {});
 	for (named_barrier &n : m.named)
 		n = named_barrier();
@@ -112,10 +133,24 @@ void asynchrony_begin(unsigned threads, unsigned char *shared, size_t bytes)
 	m.used = false;
 }
 
+static void check_registers()
+{
+	size_t total = 0;
+
+	for (size_t i = 0; i < m.thread.size(); i++) {
+		total += m.thread[i].registers;
+		if (m.thread[i].registers != m.thread[i / WARPGROUP * WARPGROUP].registers)
+			die("a part of a warpgroup changes its registers");
+	}
+	if (total > (size_t)initial_registers() * m.threads)
+		die("the warpgroups take more registers than the block has");
+}
+
 void asynchrony_end()
 {
 	if (!m.used)
 		return;
+	check_registers();
 	if (!m.copies.empty())
 		die("it ends before a copy has arrived");
 	for (const barrier_state &b : m.barriers)
@@ -190,8 +225,8 @@ void barrier_init(uint64_t *barrier, uint32_t count)
 
 	use();
 	b.address = shared_address(barrier);
-	if (b.address % 8 || !count)
-		die("a barrier that is not aligned, or expects no arrival");
+	if (b.address % 8 || !count || count > MAX_COUNT)
+		die("a barrier that is not aligned, or expects no arrival or too many");
 	for (const barrier_state &other : m.barriers)
 		if (other.address == b.address)
 			die("a barrier is initialized twice");
@@ -199,6 +234,14 @@ void barrier_init(uint64_t *barrier, uint32_t count)
 	b.maker = thread();
 	b.made_at = block_barriers();
 	m.barriers.push_back(b);
+}
+
+void barrier_init_fence()
+{
+	use();
+	for (barrier_state &b : m.barriers)
+		if (b.maker == thread())
+			b.fenced = true;
 }
 
 static void complete(barrier_state &b)
@@ -222,6 +265,8 @@ void barrier_expect(uint64_t *barrier, uint32_t bytes)
 	barrier_state &b = m.barriers[find_barrier(barrier)];
 
 	b.bytes += bytes;
+	if (b.bytes > MAX_COUNT)
+		die("a barrier expects more bytes than it can count");
 	arrive(b);
 }
 
@@ -276,6 +321,9 @@ void group_barrier(int id, unsigned threads)
 	if (id < 1 || id >= NAMED || threads % WARP)
 		die("no such named barrier");
 	n = &m.named[id];
+	if (!n->waiting.empty() && n->threads != threads)
+		die("threads wait at a named barrier for different numbers of threads");
+	n->threads = threads;
 	g = {n, n->generation};
 	n->waiting.push_back(thread());
 	if (n->waiting.size() == threads) {
@@ -336,6 +384,8 @@ void tensor_load(void *to, const tensor &t, uint64_t *barrier, int column, int r
 {
 	copy_on_its_way c = {t, shared_address(to), column, row, find_barrier(barrier)};
 
+	if (!m.barriers[c.barrier].fenced)
+		die("a copy at a barrier whose initialization the copy engine does not see yet");
 	if (!tensor_check(t))
 		die("a copy by a map that the driver would not make");
 	if (c.to % 128 || c.to % (8 * pattern_row(t.swizzle)))
@@ -348,8 +398,12 @@ void tensor_load(void *to, const tensor &t, uint64_t *barrier, int column, int r
 
 		if (p.readers)
 			die("a copy overwrites what a product reads");
+		if (p.on_their_way)
+			die("two copies write to one place");
+		if (memcmp(place(c.to + at), p.seen, PIECE))
+			die("a copy overwrites what threads have written: no fence.proxy.async is emulated");
 		p.on_their_way++;
-		memset(place(c.to + at), 0xff, PIECE);
+		memset(place(c.to + at), SHARED_FILL, PIECE);
 	}
 	m.copies.push_back(c);
 }
@@ -378,8 +432,11 @@ static void carry_out(const copy_on_its_way &c)
 		p.on_their_way--;
 		p.barrier = c.barrier + 1;
 		p.phase = b.phase + 1;
+		memcpy(p.seen, place(c.to + at), PIECE);
 	}
 	b.bytes -= box_bytes(c.t);
+	if (b.bytes < -MAX_COUNT)
+		die("more bytes arrive at a barrier than it can count");
 	complete(b);
 }
 
@@ -396,6 +453,23 @@ bool asynchrony_deliver(bool newest_first)
 		m.copies.pop_front();
 	carry_out(c);
 	return true;
+}
+
+/* ---- registers ---- */
+
+void registers_change(unsigned registers, bool more)
+{
+	unsigned *now;
+	int none = 0;
+
+	use();
+	now = &m.thread[thread()].registers;
+	if (registers % REGISTER_STEP || registers < 24 || registers > MAX_REGISTERS)
+		die("a thread cannot have this number of registers");
+	if (more ? *now > registers : *now < registers)
+		die("registers are given back that a thread does not have, or taken that it has");
+	*now = registers;
+	warp_exchange(&none, sizeof(none)); /* the lanes execute it together */
 }
 
 /* ---- products ---- */
@@ -420,7 +494,20 @@ static descriptor parse(uint64_t d)
 	/* The pattern repeats after 8 rows, and begins at such an address. */
 	if (out.swizzle && out.start % (8 * pattern_row(out.swizzle)) >= pattern_row(out.swizzle))
 		die("a descriptor that does not begin in the first row of a pattern");
+	if (out.swizzle && out.stride % (8 * pattern_row(out.swizzle)))
+		die("a descriptor whose groups of eight rows do not begin with the pattern");
 	return out;
+}
+
+/* What is read of a row of the pattern, the whole one if transposed, is within it. */
+static void check_row(const descriptor &d, bool transposed)
+{
+	uint32_t width = pattern_row(d.swizzle), read = transposed ? width : K * 2;
+
+	if (d.swizzle && d.start % width + read > width)
+		die("a descriptor that leads out of a row of the pattern");
+	if (d.swizzle && transposed && d.leading % (8 * width))
+		die("a descriptor whose next columns do not begin with the pattern");
 }
 
 /* The canonical layouts of the PTX ISA's section on wgmma, with T = 8 elements. */
@@ -429,6 +516,7 @@ uint32_t operand_address(uint64_t from, bool transposed, unsigned row, unsigned 
 	descriptor d = parse(from);
 	uint32_t width = pattern_row(d.swizzle), pieces = width / PIECE, at;
 
+	check_row(d, transposed);
 	if (!transposed && !d.swizzle) /* ((8,m),(T,2k)):((1T,SBO),(1,LBO)) */
 		at = row % 8 * PIECE + row / 8 * d.stride + k % 8 * 2 + k / 8 * d.leading;
 	else if (!transposed) /* ((8,m),(T,2k)):((xT,SBO),(1,T)), x = 8, 4, 2 */
@@ -458,12 +546,16 @@ template <typename F> static void each_piece(uint64_t d, bool transposed, unsign
 			f(operand_address(d, transposed, row, k), row, k);
 }
 
-static void expect_phase(std::vector<unsigned> &phases, const piece &p)
+static void expect_phase(std::vector<unsigned> &phases, uint32_t address)
 {
+	const piece &p = piece_at(address);
+
 	if (p.on_their_way)
 		die("a product reads what has not arrived");
 	if (!p.barrier)
-		return;
+		die("a product reads what no copy has brought");
+	if (memcmp(place(address / PIECE * PIECE), p.seen, PIECE))
+		die("a product reads what threads have written: no fence.proxy.async is emulated");
 	phases.resize(std::max(phases.size(), p.barrier));
 	phases[p.barrier - 1] = std::max(phases[p.barrier - 1], p.phase);
 }
@@ -481,7 +573,7 @@ static void read_b(record &r)
 
 	r.b.resize((size_t)K * n);
 	each_piece(r.p.b, r.p.transpose_b, n, [&](uint32_t address, unsigned row, unsigned k) {
-		expect_phase(r.phases, piece_at(address));
+		expect_phase(r.phases, address);
 		for (unsigned i = 0; i < 8; i++) {
 			unsigned col = r.p.transpose_b ? row + i : row, x = r.p.transpose_b ? k : k + i;
 			unsigned t = col % 8 / 2, q = col / 8 * 2 + col % 2;
@@ -587,6 +679,12 @@ void product_fence()
 	m.thread[thread()].fenced = true;
 }
 
+void product_touched()
+{
+	use();
+	m.thread[thread()].fenced = false;
+}
+
 void product_commit()
 {
 	thread_state &t = m.thread[thread()];
@@ -606,7 +704,7 @@ static void read_rows(part &p, const thread_state &t)
 		for (unsigned k = 0; k < K; k++) {
 			uint32_t address = operand_address(of.a, of.transpose_a, row, k);
 
-			expect_phase(phases, piece_at(address));
+			expect_phase(phases, address);
 			p.rows[half][k] = element(address, of.f16);
 		}
 	}

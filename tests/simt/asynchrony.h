@@ -9,10 +9,15 @@
  *   - a product reads what has not arrived, or what its thread did not see arrive at the barrier;
  *   - a copy writes to what a product, for which not all threads have waited, still reads;
  *   - the sums or the register operand of a product are written before a wait for it;
- *   - a product begins without a wgmma.fence after the last wait;
+ *   - a product begins without a wgmma.fence after the last wait or the last access to its registers;
+ *   - a product reads, or a copy overwrites, what threads have written to shared memory, for which they would
+ *     have to execute fence.proxy.async; no kernel does that, so it is not emulated;
  *   - the lanes of a warp or the warps of a warpgroup name different operands;
- *   - a barrier is used before its initialization is visible, or more threads arrive than it expects;
+ *   - a barrier is used before its initialization is visible to threads or to the copy engine, or more
+ *     threads arrive than it expects;
  *   - a descriptor or a box breaks a rule of the PTX ISA (alignments, sizes);
+ *   - warpgroups take more registers than others of the block have given back (setmaxnreg), or
+ *     only a part of a warpgroup does;
  *   - a block ends before what it has begun.
  *
  * Addresses in shared memory count from SHARED_BASE, so that the beginning of dynamic shared memory is
@@ -26,6 +31,7 @@
 namespace simt
 {
 enum { SHARED_BASE = 128 };
+enum { SHARED_FILL = 0xff }; /* what shared memory is filled with before a block: NaNs */
 
 /* ---- for the scheduler (simt.cc) ---- */
 void asynchrony_begin(unsigned threads, unsigned char *shared, size_t bytes); /* of a block */
@@ -39,6 +45,7 @@ void asynchrony_join(unsigned first, unsigned threads);
 uint32_t shared_address(const void *p);
 
 void barrier_init(uint64_t *barrier, uint32_t count);
+void barrier_init_fence();
 void barrier_expect(uint64_t *barrier, uint32_t bytes); /* and arrives */
 void barrier_arrive(uint64_t *barrier);
 void barrier_wait(uint64_t *barrier, uint32_t parity);
@@ -55,6 +62,9 @@ struct tensor {
 bool tensor_check(const tensor &t);
 void tensor_load(void *to, const tensor &t, uint64_t *barrier, int column, int row);
 
+/* setmaxnreg. more: a warpgroup takes registers; otherwise it gives some back. */
+void registers_change(unsigned registers, bool more);
+
 struct product {
 	int columns; /* of b and the sums */
 	bool f16, transpose_a, transpose_b, accumulate;
@@ -64,6 +74,7 @@ struct product {
 /* a: NULL: it is in shared memory. sums and a stay where they are until the wait. */
 void product_begin(const product &p, float *sums, const uint32_t *a);
 void product_fence();
+void product_touched(); /* registers of a product may have been written: not after a fence */
 void product_commit();
 void product_wait(unsigned groups);
 /* The address of element (row, k) of an operand: row: of a, or a column of b. */

@@ -38,6 +38,7 @@ static inline void barrier_init(uint64_t *barrier, uint32_t count)
 
 static inline void barrier_init_fence()
 {
+	simt::barrier_init_fence();
 }
 
 static inline void barrier_expect(uint64_t *barrier, uint32_t bytes)
@@ -71,12 +72,12 @@ static inline void tensor_load(void *to, const tensor_map *map, uint64_t *barrie
 
 template <int N> static inline void registers_fewer()
 {
-	static_assert(N % 8 == 0 && N >= 24 && N <= 256, "what setmaxnreg takes");
+	simt::registers_change(N, false);
 }
 
 template <int N> static inline void registers_more()
 {
-	static_assert(N % 8 == 0 && N >= 24 && N <= 256, "what setmaxnreg takes");
+	simt::registers_change(N, true);
 }
 
 static inline void wgmma_fence()
@@ -96,6 +97,7 @@ template <int N> static inline void wgmma_wait()
 
 template <int N> static inline void registers_settle(float (&)[N])
 {
+	simt::product_touched();
 }
 
 template <typename T, int N, bool TRANSPOSE_A, bool TRANSPOSE_B>

@@ -23,8 +23,10 @@ static void copy_kernel(uint16_t *out, tensor_map map, int bytes, int column, in
 	unsigned char *box = memory + (1024 - shared_address(memory) % 1024) % 1024;
 	uint64_t *full = (uint64_t *)(box + bytes);
 
-	if (threadIdx.x == 0)
+	if (threadIdx.x == 0) {
 		barrier_init(full, 1);
+		barrier_init_fence();
+	}
 	__syncthreads();
 	if (threadIdx.x == 0) {
 		barrier_expect(full, (uint32_t)bytes);
@@ -57,8 +59,12 @@ static void produce(unsigned char *a, sum_barriers *at, const tensor_map *map_a,
 	unsigned char *tiles = a + TILE;
 	uint32_t bytes = mistake == HOPPER_FEW_BYTES ? TILE / 2 : TILE;
 
-	barrier_expect(&at->a_full, TILE);
+	if (mistake == HOPPER_WRITTEN_PLACE)
+		tiles[TILE] = 0;
+	barrier_expect(&at->a_full, mistake == HOPPER_MANY_BYTES ? 1 << 20 : TILE);
 	tensor_load(a, map_a, &at->a_full, 0, 0);
+	if (mistake == HOPPER_SAME_PLACE)
+		tensor_load(a, map_a, &at->a_full, 0, 0);
 	for (int i = 0; i < TILES; i++) {
 		int place = i % PLACES;
 
@@ -100,19 +106,28 @@ static void consume(unsigned char *shared_a, sum_barriers *at, float *sum, const
 			memcpy(&r[k][i], a + (16 * warp + g + i % 2 * 8) * SIDE + 16 * k + i / 2 * 8 + 2 * t,
 			       4);
 	barrier_wait(&at->a_full, 0);
+	if (mistake == HOPPER_WRITTEN_OPERAND && threadIdx.x % WARPGROUP == 0)
+		shared_a[0] ^= 1;
+	if (mistake == HOPPER_NOT_COPIED)
+		from += (1 + PLACES) * TILE;
+	group_barrier(1, mistake == HOPPER_OTHER_COUNT && warp == 3 ? 2 * WARPGROUP : WARPGROUP);
 	for (int i = 0; i < TILES; i++) {
-		uint32_t tile = from + (uint32_t)(TILE + i % PLACES * TILE);
+		uint32_t tile = shared_address(shared_a) + (uint32_t)(TILE + i % PLACES * TILE);
 
 		wait_for_tile(at, i, mistake);
 		registers_settle(d);
 		if (mistake != HOPPER_NO_FENCE || i == 0)
 			wgmma_fence();
+		if (mistake == HOPPER_EARLY_FENCE)
+			registers_settle(d);
 		for (int k = 0; k < SIDE / 16; k++) {
 			uint32_t step = (uint32_t)(mistake == HOPPER_OTHER_OPERANDS && warp == 1 ? 0 : k);
 			uint64_t b = transposed
 			                 ? matrix_descriptor(tile + step * 2048, 8192, 1024, SWIZZLE_128)
 			                 : matrix_descriptor(tile + step * 32, 16, 1024, SWIZZLE_128);
-			uint64_t rows = matrix_descriptor(from + (uint32_t)k * 32, 16, 1024, SWIZZLE_128);
+			uint32_t column = (uint32_t)k * 32 + (mistake == HOPPER_ACROSS ? 16 : 0);
+			uint32_t stride = mistake == HOPPER_STRIDE ? 512 : 1024;
+			uint64_t rows = matrix_descriptor(from + column, 16, stride, SWIZZLE_128);
 			bool more = i > 0 || k > 0;
 
 			if (registers && transposed)
@@ -146,7 +161,8 @@ static void sum_kernel(float *sum, const bf16 *a, tensor_map map_a, tensor_map m
 	DYNAMIC_SHARED(memory);
 	uint32_t aligned = mistake == HOPPER_UNALIGNED ? 0 : (1024 - shared_address(memory) % 1024) % 1024;
 	unsigned char *shared_a = memory + aligned;
-	sum_barriers *at = (sum_barriers *)(shared_a + TILE + PLACES * TILE);
+	/* Behind a tile that nothing is copied to. */
+	sum_barriers *at = (sum_barriers *)(shared_a + (2 + PLACES) * TILE);
 
 	if (threadIdx.x == 0) {
 		barrier_init(&at->a_full, 1);
@@ -154,14 +170,22 @@ static void sum_kernel(float *sum, const bf16 *a, tensor_map map_a, tensor_map m
 			barrier_init(&at->full[i], 1);
 			barrier_init(&at->empty[i], 4);
 		}
-		barrier_init_fence();
+		if (mistake != HOPPER_NO_INIT_FENCE)
+			barrier_init_fence();
 	}
 	if (mistake != HOPPER_INVISIBLE)
 		__syncthreads();
-	if (threadIdx.x / WARPGROUP == 1)
-		consume(shared_a, at, sum, a, transposed, registers, mistake);
-	else if (threadIdx.x == 0)
-		produce(shared_a, at, &map_a, &map_b, mistake);
+	if (threadIdx.x / WARPGROUP == 0) {
+		if (mistake != HOPPER_MANY_REGISTERS &&
+		    (mistake != HOPPER_PART_REGISTERS || threadIdx.x < 64))
+			registers_fewer<24>();
+		if (threadIdx.x == 0)
+			produce(shared_a, at, &map_a, &map_b, mistake);
+	} else { /* two that take registers, of which the second does nothing else */
+		registers_more<240>();
+		if (threadIdx.x / WARPGROUP == 1)
+			consume(shared_a, at, sum, a, transposed, registers, mistake);
+	}
 }
 
 extern "C" void hopper_sum(struct device *dev, float *sum, const uint16_t *a, const uint16_t *b,
@@ -172,6 +196,6 @@ extern "C" void hopper_sum(struct device *dev, float *sum, const uint16_t *a, co
 	if (!tensor_map_make(dev, &map_a, a, SIDE, SIDE, SIDE, SIDE, SIDE, SWIZZLE_128) ||
 	    !tensor_map_make(dev, &map_b, b, TILES * SIDE, SIDE, SIDE, SIDE / 2, SIDE, SWIZZLE_128))
 		simt::die("no map");
-	LAUNCH(dev, sum_kernel, 1, 2 * WARPGROUP, (size_t)(2048 + TILE + PLACES * TILE), sum, (const bf16 *)a,
+	LAUNCH(dev, sum_kernel, 1, 3 * WARPGROUP, (size_t)(2048 + (2 + PLACES) * TILE), sum, (const bf16 *)a,
 	       map_a, map_b, transposed, registers, (int)mistake);
 }

@@ -53,7 +53,8 @@ void copy_wait(int groups);
 
 /* The kernel that was launched last, as the launch names it. */
 const char *last_kernel();
-/* Ends the program with the kernel's name. */
+/* Ends the program with the kernel's name: by abort(), or with status 1 where the environment has a
+ * SIMT_REASON that is another one. */
 [[noreturn]] void die(const char *what);
 /* The running thread waits; the others go on meanwhile. */
 void wait_until(bool (*met)(void *condition), void *condition);

@@ -311,12 +311,44 @@ START_TEST(products_are_exact)
 }
 END_TEST
 
-/* Each ends the program. */
+/* What the emulator says of each. NULL: that depends on the order in which the threads run. */
+static const char *const reasons[HOPPER_MISTAKES] = {
+    [HOPPER_NO_WAIT_FULL] = NULL,
+    [HOPPER_WRONG_PARITY] = NULL,
+    [HOPPER_NO_WAIT_EMPTY] = "more threads arrive at a barrier than it expects",
+    [HOPPER_EARLY_RELEASE] = "a copy overwrites what a product reads",
+    [HOPPER_NO_FENCE] = "a product without a fence after the last wait",
+    [HOPPER_EARLY_WRITE] = "sums are written before their product is finished",
+    [HOPPER_FEW_BYTES] = NULL,
+    [HOPPER_FEW_ARRIVALS] = "some threads wait where the others never come",
+    [HOPPER_MANY_ARRIVALS] = "some threads wait where the others never come",
+    [HOPPER_EARLY_END] = "it ends before its products",
+    [HOPPER_UNALIGNED] = "a copy to a place that is not aligned to its pattern",
+    [HOPPER_OTHER_OPERANDS] = "the warps of a warpgroup multiply different operands",
+    [HOPPER_UNSEEN] = NULL,
+    [HOPPER_INVISIBLE] = NULL,
+    [HOPPER_NO_INIT_FENCE] = "a copy at a barrier whose initialization the copy engine does not see yet",
+    [HOPPER_EARLY_FENCE] = "a product without a fence after the last wait",
+    [HOPPER_WRITTEN_OPERAND] = "a product reads what threads have written: no fence.proxy.async is emulated",
+    [HOPPER_WRITTEN_PLACE] = "a copy overwrites what threads have written: no fence.proxy.async is emulated",
+    [HOPPER_NOT_COPIED] = "a product reads what no copy has brought",
+    [HOPPER_SAME_PLACE] = "two copies write to one place",
+    [HOPPER_MANY_BYTES] = "a barrier expects more bytes than it can count",
+    [HOPPER_OTHER_COUNT] = "threads wait at a named barrier for different numbers of threads",
+    [HOPPER_ACROSS] = "a descriptor that leads out of a row of the pattern",
+    [HOPPER_STRIDE] = "a descriptor whose groups of eight rows do not begin with the pattern",
+    [HOPPER_MANY_REGISTERS] = "the warpgroups take more registers than the block has",
+    [HOPPER_PART_REGISTERS] = "a part of a warpgroup changes its registers",
+};
+
+/* Each ends the program, and for its own reason. */
 START_TEST(mistake_ends_it)
 {
 	static uint16_t a[SIDE * SIDE], b[ALL * SIDE];
 	static float out[SIDE * SIDE];
 
+	if (reasons[_i])
+		setenv("SIMT_REASON", reasons[_i], 1);
 	sum((enum hopper_mistake)_i, false, false, a, b, out);
 }
 END_TEST
