@@ -272,6 +272,7 @@ static __device__ __forceinline__ void consume_queries(const attention_shape &a,
 			wgmma_wait<0>();
 			registers_settle(dv);
 			registers_settle(dk);
+			__syncwarp(); /* behind what all lanes have read of lse and delta */
 			release(at, i);
 		}
 		for (; step < r.steps; step++, i++) /* behind the end of the warpgroup's keys */
