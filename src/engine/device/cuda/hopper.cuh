@@ -113,6 +113,7 @@ __device__ __forceinline__ void group_barrier(int id, int threads)
 }
 
 /* ---- the copy engine ---- */
+/* Has the map itself in a cache before the first copy. */
 __device__ __forceinline__ void tensor_prefetch(const tensor_map *map)
 {
 	asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");

@@ -190,6 +190,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	int group = (int)threadIdx.x / WARPGROUP;
 
 	if (threadIdx.x == 0) {
+		tensor_prefetch(&q);
+		tensor_prefetch(&k);
+		tensor_prefetch(&v);
 		barrier_init(&at->q_full, 1);
 		for (int i = 0; i < STAGES; i++) {
 			barrier_init(&at->k_full[i], 1);

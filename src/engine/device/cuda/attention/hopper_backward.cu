@@ -299,8 +299,13 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	block_range r = keys_of(a);
 	int group = (int)threadIdx.x / WARPGROUP;
 
-	if (threadIdx.x == 0)
+	if (threadIdx.x == 0) {
+		tensor_prefetch(&k);
+		tensor_prefetch(&v);
+		tensor_prefetch(&q);
+		tensor_prefetch(&d_o);
 		init_places(at, r.groups, 1 + 32);
+	}
 	__syncthreads();
 	if (group == 0) {
 		registers_fewer<PRODUCER_REGISTERS>();
@@ -504,8 +509,11 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	block_range r = queries_of(a);
 	int group = (int)threadIdx.x / WARPGROUP;
 
-	if (threadIdx.x == 0)
+	if (threadIdx.x == 0) {
+		tensor_prefetch(&k);
+		tensor_prefetch(&v);
 		init_places(at, r.groups, 1);
+	}
 	__syncthreads();
 	if (group == 0) {
 		registers_fewer<PRODUCER_REGISTERS>();
