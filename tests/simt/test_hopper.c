@@ -72,8 +72,8 @@ END_TEST
 
 /* ---- packed documents ---- */
 
-/* Gradients of packed documents, of which the middle one begins and ends within a tile. */
-enum { DOCUMENTS = 3, MIDDLE = 70, MIDDLE_END = 200, PACKED_ROWS = 270, LD_GAP = 8 };
+/* Packed documents, of which the middle one begins and ends within a tile, in memory for more rows. */
+enum { DOCUMENTS = 3, MIDDLE = 70, MIDDLE_END = 200, PACKED_ROWS = 270, ALLOCATED = 400, LD_GAP = 8 };
 
 static const struct {
 	int heads, kv_heads, head_dim, window;
@@ -82,7 +82,7 @@ static const struct {
 struct packed {
 	struct device_attention a;
 	int64_t ld;
-	uint16_t *qkv, *d_o, *d_qkv; /* [PACKED_ROWS][ld]; the rows of d_o have that length, too */
+	uint16_t *qkv, *d_o, *o, *d_qkv; /* [ALLOCATED][ld]; the rows of d_o and o have that length, too */
 };
 
 /* Rows of numbers from -1 to 1. */
@@ -109,9 +109,10 @@ static struct packed packed_make(int i)
 
 	p.ld = (int64_t)(p.a.heads + 2 * p.a.kv_heads) * p.a.head_dim + LD_GAP;
 	p.a.ld_q = p.a.ld_k = p.a.ld_v = p.a.ld_o = p.ld;
-	p.qkv = calloc((size_t)(PACKED_ROWS * p.ld), 2);
-	p.d_o = calloc((size_t)(PACKED_ROWS * p.ld), 2);
-	p.d_qkv = calloc((size_t)(PACKED_ROWS * p.ld), 2);
+	p.qkv = calloc((size_t)(ALLOCATED * p.ld), 2);
+	p.d_o = calloc((size_t)(ALLOCATED * p.ld), 2);
+	p.o = calloc((size_t)(ALLOCATED * p.ld), 2);
+	p.d_qkv = calloc((size_t)(ALLOCATED * p.ld), 2);
 	random_rows(p.qkv, p.ld, 0, PACKED_ROWS, 1);
 	random_rows(p.d_o, p.ld, 0, PACKED_ROWS, 2);
 	return p;
@@ -121,26 +122,30 @@ static void packed_free(struct packed *p)
 {
 	free(p->qkv);
 	free(p->d_o);
+	free(p->o);
 	free(p->d_qkv);
 }
 
 static void packed_run(struct packed *p, bool hopper)
 {
-	size_t bytes = (size_t)(PACKED_ROWS * p->ld) * 2, k = (size_t)(p->a.heads * p->a.head_dim) * 2;
+	size_t bytes = (size_t)(ALLOCATED * p->ld) * 2, k = (size_t)(p->a.heads * p->a.head_dim) * 2;
 	size_t v = k + (size_t)(p->a.kv_heads * p->a.head_dim) * 2;
 	struct device *dev = open_device();
 	struct error err = ERROR_INIT;
-	char *qkv = put(dev, p->qkv, bytes), *d_o = put(dev, p->d_o, bytes), *o = put(dev, NULL, bytes);
+	char *qkv = put(dev, p->qkv, bytes), *d_o = put(dev, p->d_o, bytes), *o = put(dev, p->o, bytes);
 	char *d_qkv = put(dev, p->d_qkv, bytes);
 	float *lse = put(dev, NULL, PACKED_ROWS * (size_t)p->a.heads * sizeof(float));
 	int32_t *starts = put(dev, p->a.host_starts, (DOCUMENTS + 1) * sizeof(int32_t));
 
 	ck_ok(device_reserve_scratch(dev, 1 << 20, &err), &err);
 	p->a.starts = starts;
-	device_attention_forward(dev, &p->a, o, lse, qkv, qkv + k, qkv + v);
+	device_attention_use_hopper(dev, DEVICE_ATTENTION_FORWARD, hopper);
 	device_attention_use_hopper(dev, DEVICE_ATTENTION_BACKWARD, hopper);
+	device_attention_forward(dev, &p->a, o, lse, qkv, qkv + k, qkv + v);
+	ck_assert_int_eq(strstr(hopper_last_kernel(), "forward_kernel<T, HD>") != NULL, hopper);
 	device_attention_backward(dev, &p->a, d_qkv, d_qkv + k, d_qkv + v, d_o, o, lse, qkv, qkv + k,
 	                          qkv + v);
+	fetch(dev, p->o, o, bytes);
 	fetch(dev, p->d_qkv, d_qkv, bytes);
 	ck_assert_int_eq(strstr(hopper_last_kernel(), "gradient_hopper") != NULL, hopper);
 	device_free(dev, qkv);
@@ -166,6 +171,28 @@ START_TEST(other_rows_do_not_matter)
 	ck_assert_mem_ne(p.d_qkv, other.d_qkv, (size_t)(MIDDLE * p.ld) * 2);
 	ck_assert_mem_eq(p.d_qkv + MIDDLE * p.ld, other.d_qkv + MIDDLE * p.ld,
 	                 (size_t)((MIDDLE_END - MIDDLE) * p.ld) * 2);
+	packed_free(&p);
+	packed_free(&other);
+}
+END_TEST
+
+/* Rows of NaNs behind the last one, which tiles reach over: the outputs and gradients have the bits that they
+ * have without, and nothing is written there. _i: with Hopper's kernels; then each of the problems. */
+START_TEST(rows_behind_the_end_do_not_matter)
+{
+	bool hopper = _i % 2;
+	struct packed p = packed_make(_i / 2), other = packed_make(_i / 2);
+	size_t rows = (size_t)(PACKED_ROWS * p.ld), all = (size_t)(ALLOCATED * p.ld);
+	uint16_t *const places[] = {other.qkv, other.d_o, other.o, other.d_qkv};
+
+	for (size_t i = 0; i < ARRAY_SIZE(places); i++)
+		memset(places[i] + rows, 0xff, (all - rows) * 2);
+	packed_run(&p, hopper);
+	packed_run(&other, hopper);
+	ck_assert_mem_eq(p.o, other.o, rows * 2);
+	ck_assert_mem_eq(p.d_qkv, other.d_qkv, rows * 2);
+	for (size_t i = rows; i < all; i++)
+		ck_assert(other.o[i] == 0xffff && other.d_qkv[i] == 0xffff);
 	packed_free(&p);
 	packed_free(&other);
 }
@@ -366,6 +393,7 @@ static Suite *suite_make(void)
 	tcase_set_timeout(kernel, 300);
 	tcase_add_loop_test(kernel, kernel_agrees, 0, ARRAY_SIZE(kernels));
 	tcase_add_loop_test(kernel, other_rows_do_not_matter, 0, ARRAY_SIZE(packed));
+	tcase_add_loop_test(kernel, rows_behind_the_end_do_not_matter, 0, 2 * ARRAY_SIZE(packed));
 	suite_add_tcase(suite, emulation);
 	suite_add_tcase(suite, kernel);
 	return suite;
