@@ -187,7 +187,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	unsigned char *queries = memory + (1024 - shared_address(memory) % 1024) % 1024;
 	places *at = (places *)(queries + TILE_BYTES<HD, ROWS + 2 * STAGES * KEYS>);
 	block_range r = range_of(a);
-	int group = (int)threadIdx.x / WARPGROUP;
+	/* The same in all lanes of a warp, which the compiler knows of a shuffle: addresses are then computed
+	 * once. */
+	int group = shuffle((int)threadIdx.x / WARPGROUP, 0);
 
 	if (threadIdx.x == 0) {
 		tensor_prefetch(&q);

@@ -297,7 +297,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	unsigned char *memory = start + (1024 - shared_address(start) % 1024) % 1024;
 	places *at = (places *)(memory + key_memory<HD>::PLACES);
 	block_range r = keys_of(a);
-	int group = (int)threadIdx.x / WARPGROUP;
+	/* The same in all lanes of a warp, which the compiler knows of a shuffle: addresses are then computed
+	 * once. */
+	int group = shuffle((int)threadIdx.x / WARPGROUP, 0);
 
 	if (threadIdx.x == 0) {
 		tensor_prefetch(&k);
@@ -507,7 +509,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	unsigned char *memory = start + (1024 - shared_address(start) % 1024) % 1024;
 	places *at = (places *)(memory + query_memory<HD>::PLACES);
 	block_range r = queries_of(a);
-	int group = (int)threadIdx.x / WARPGROUP;
+	/* The same in all lanes of a warp, which the compiler knows of a shuffle: addresses are then computed
+	 * once. */
+	int group = shuffle((int)threadIdx.x / WARPGROUP, 0);
 
 	if (threadIdx.x == 0) {
 		tensor_prefetch(&k);
