@@ -168,7 +168,9 @@ int members_set_hosts(struct members *m, const struct hosts *hosts, int default_
 	for (size_t i = 0; i < hosts->count; i++) {
 		struct member *old = members_find(m, hosts->list[i].name), *new = old;
 
-		if (!old) {
+		if (old)
+			old->silent_since = 0; /* another address of it may have been asked */
+		else {
 			const struct departed *before = find_departed(m, hosts->list[i].name);
 
 			new = calloc(1, sizeof(*new));
@@ -408,6 +410,25 @@ void member_set_down(struct member *m, const char *fmt, ...)
 	m->error = strdup(text);
 }
 
+void member_set_silent(struct member *m, double since)
+{
+	m->silent_since = since;
+}
+
+static bool was_silent(const struct member *x)
+{
+	return x->heard == 0 && x->silent_since > 0;
+}
+
+static double due_of(const struct members *m, const struct member *x, double timeout)
+{
+	double due = MAX(x->heard, m->watched_since) + timeout;
+
+	if (!was_silent(x))
+		return due;
+	return MIN(due, MAX(x->silent_since + timeout, m->watched_since + timeout * SILENT_PERCENT / 100));
+}
+
 double members_expire(struct members *m, const char *self, double now, double timeout,
                       void (*down)(void *context, struct member *), void *context)
 {
@@ -417,7 +438,7 @@ double members_expire(struct members *m, const char *self, double now, double ti
 		m->watched_since = now;
 	for (size_t i = 0; i < m->count; i++) {
 		struct member *x = m->list[i];
-		double due = MAX(x->heard, m->watched_since) + timeout;
+		double due = due_of(m, x, timeout);
 
 		/* One that was never heard of is due once: its error tells that it was. */
 		if (strcasecmp(x->name, self) == 0 || (!x->up && (x->heard > 0 || x->error)))
@@ -428,6 +449,8 @@ double members_expire(struct members *m, const char *self, double now, double ti
 		}
 		if (x->heard > 0)
 			member_set_down(x, "no heartbeat for %.0f s", timeout);
+		else if (was_silent(x))
+			member_set_down(x, "no answer for %.0f s", now - x->silent_since);
 		else
 			member_set_down(x, "not heard from since the controller started");
 		down(context, x);

@@ -3,7 +3,8 @@
  * Membership: the nodes of the hosts file, and what each last said of itself. A node is up while its
  * heartbeats come, and down once none has come for the time-out. Until its first one, or until the time-out
  * has passed since the controller began or the hosts file named the node, it is unknown: nothing is placed
- * there, and its parts of runs are not lost.
+ * there, and its parts of runs are not lost. Of a node that had been silent before the controller began, that
+ * time counts, too.
  */
 #pragma once
 
@@ -29,6 +30,7 @@ struct member {
 	bool shutting_down;   /* as its last heartbeat says: no new runs */
 	bool removed;         /* from the hosts file, while a run still names it */
 	double heard;         /* monotonic, 0: never */
+	double silent_since;  /* monotonic, 0: not known; before the first heartbeat: member_set_silent */
 	double last_seen;     /* Unix time */
 	double backoff_until; /* monotonic: no new runs before, since calls to it failed; 0: none has */
 	char instance[40];
@@ -104,10 +106,16 @@ size_t member_drained_slots(const struct member *m);
 void member_release(struct member *m, int64_t run);
 int member_take_port(struct member *m, uint64_t salt);
 
-/* Marks the members as down that have sent no heartbeat for `timeout` (at first: since the hosts were set),
- * and calls `down` for each. `self`, the node of the caller, is never marked. After a call that comes much
- * later than was asked for, all members have the whole time-out again. Returns when to call again, monotonic;
- * 0: not before the next heartbeat. */
+/* What a member that had been silent before has of the time-out at least, to find this controller. */
+enum { SILENT_PERCENT = 60 };
+
+/* Until its first heartbeat, or until the hosts are set again: it has answered nothing since then, and was
+ * asked. */
+void member_set_silent(struct member *m, double since);
+/* Marks the members as down that have sent no heartbeat for `timeout` (at first: since the hosts were set, or
+ * since member_set_silent, but not before SILENT_PERCENT of it), and calls `down` for each. `self`, the node
+ * of the caller, is never marked. After a call that comes much later than was asked for, all members have the
+ * whole time-out again. Returns when to call again, monotonic; 0: not before the next heartbeat. */
 double members_expire(struct members *m, const char *self, double now, double timeout,
                       void (*down)(void *context, struct member *), void *context);
 /* Seconds from one heartbeat of a node to the next, so that no more than `most` come in a second from all;

@@ -113,6 +113,15 @@ const struct member *controller_find_node(const struct controller *c, const char
 	return members_find(c->members, name);
 }
 
+void controller_set_silent(struct controller *c, const char *name, double since)
+{
+	struct member *m = members_find(c->members, name);
+
+	if (m)
+		member_set_silent(m, since);
+	controller_set_timer(c, CONTROLLER_EXPIRY, 0);
+}
+
 json_t *controller_nodes_to_json(const struct controller *c)
 {
 	spares_note(c);

@@ -21,6 +21,10 @@ size_t controller_node_count(const struct controller *c);
 const struct member *controller_node(const struct controller *c, size_t i);
 const struct member *controller_find_node(const struct controller *c, const char *name); /* NULL: none */
 
+/* What this service knows of a node from before it was the controller, as member_set_silent. An unknown name
+ * is ignored. */
+void controller_set_silent(struct controller *c, const char *name, double since);
+
 json_t *controller_nodes_to_json(const struct controller *c); /* the answer to GET /v1/nodes */
 /* Brings up to date what the devices of controller_node say of the runs for which they are reserved. */
 void controller_note_spares(const struct controller *c);

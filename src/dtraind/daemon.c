@@ -262,6 +262,19 @@ static struct user_limits user_limits(const struct daemon_config *config)
 	return (struct user_limits){.runs = config->user_runs, .slots = config->user_slots};
 }
 
+/* As a candidate this node has called the controller before. */
+static void tell_who_was_silent(struct daemon *d)
+{
+	char **candidates = d->settings->config->controllers;
+
+	for (size_t i = 0; d->leader && candidates[i]; i++) {
+		double since = leader_silent_since(d, candidates[i]);
+
+		if (since > 0)
+			controller_set_silent(d->controller, candidates[i], since);
+	}
+}
+
 static int lead(struct daemon *d, struct store *store, struct error *err)
 {
 	const struct settings *s = d->settings;
@@ -290,6 +303,7 @@ static int lead(struct daemon *d, struct store *store, struct error *err)
 	if ((r = controller_create(&options, &d->controller, err)) < 0 ||
 	    (r = timers_watch_store(d->timers, err)) < 0)
 		return r;
+	tell_who_was_silent(d);
 	backup_remove_leftovers(s->config->state_dir);
 	return 0;
 }

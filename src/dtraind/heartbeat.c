@@ -57,7 +57,8 @@ struct heartbeats {
 	bool is_short;                /* the heartbeat under way */
 	struct clock_gap gap;         /* between our clock and the controller's */
 	double sent;                  /* the heartbeat under way, by our clock, */
-	double sent_lease;            /* and by that of leases */
+	double sent_lease;            /* by that of leases, */
+	double sent_monotonic;        /* and by the monotonic one */
 	char boot[BOOT_ID_SIZE];      /* of this machine; "": not known */
 };
 
@@ -176,6 +177,10 @@ static void on_heartbeat_done(void *context, const struct http_answer *a)
 	heartbeat_state_answered(&l->state, NULL); /* until the answer says otherwise */
 	if (a->error.code == -ECANCELED)
 		return;
+	if (a->status != 0)
+		leader_answered(l->daemon, leader_peer(l->daemon).name, a->status == 200);
+	else
+		leader_unanswered(l->daemon, leader_peer(l->daemon).name, l->sent_monotonic);
 	if (a->status == 200) {
 		if (l->lost)
 			log_info("reconnected to controller %s", leader_peer(l->daemon).name);
@@ -279,6 +284,7 @@ static int make_heartbeat(struct heartbeats *l, struct heartbeat *out, struct er
 	l->sequence++;
 	l->sent = clock_realtime();
 	l->sent_lease = lease_clock();
+	l->sent_monotonic = clock_monotonic();
 	*out = (struct heartbeat){.node = strdup(l->daemon->settings->name),
 	                          .hosts = strdup(hosts),
 	                          .instance = strdup(l->daemon->instance),

@@ -14,6 +14,7 @@
 #include "base/str.h"
 #include "base/thread.h"
 #include "cluster/election.h"
+#include "cluster/members.h"
 #include "cluster/store_etcd.h"
 
 enum { LEASE_SECONDS = 4 }; /* of the controller in etcd */
@@ -21,10 +22,12 @@ enum { LEASE_SECONDS = 4 }; /* of the controller in etcd */
 /*
  * How long it takes at most, in milliseconds, until a node is down that was the controller and had etcd's
  * leader, when both become silent at once; with the default settings of dtraind and etcd (3.4 and newer).
- * Where etcd's leader can still send, and only does not receive any more, it steps down within two election
- * time-outs, and its followers begin to wait only then: it takes 2 s more.
  */
 enum {
+	/* Where etcd's leader can still send, and only does not receive any more, its followers miss nothing.
+	 * It steps down when it finds, as it looks each election time-out (1 s), that none of them has
+	 * answered since it looked last. */
+	ETCD_STEPPING_DOWN = 2000,
 	/* etcd's followers wait for one to two election time-outs (1 s) before they elect another leader. */
 	ETCD_ELECTION = 2000,
 	/* That gives each lease an election time-out and its whole length anew, since it does not know when
@@ -38,19 +41,29 @@ enum {
 	 * call goes to the dead member first, which would take 1.5 s: the candidate has asked others since.
 	 */
 	TAKING_OVER = 1000,
-	/* The new controller gives all nodes the whole node_timeout (5 s) to report, or it would take nodes
-	 * for lost that are only looking for it. */
-	FIRST_TIMEOUT = 5000,
-	ALL = ETCD_ELECTION + ETCD_EXTENSION + ETCD_EXPIRY + ASKING + TAKING_OVER + FIRST_TIMEOUT,
+	NODE_TIMEOUT = 5000,
+	/* The new controller gives nodes the whole node_timeout to report, or it would take nodes for lost
+	 * that are only looking for it. But the node of the controller before has not answered it for longer
+	 * than that by then (SILENCE), and has a part of that time, in which a service that systemd starts
+	 * again (RestartSec=1) finds it. */
+	FIRST_TIMEOUT = NODE_TIMEOUT * SILENT_PERCENT / 100,
+	TAKEN_OVER = ETCD_ELECTION + ETCD_EXTENSION + ETCD_EXPIRY + ASKING + TAKING_OVER,
+	ALL = ETCD_STEPPING_DOWN + TAKEN_OVER + FIRST_TIMEOUT,
+	/* The first heartbeat that is not answered is sent after the longest interval for which a controller
+	 * asks (members_interval), and is given up after half of node_timeout. */
+	SILENCE = NODE_TIMEOUT / 3 + NODE_TIMEOUT / 2,
 };
 
 _Static_assert(ALL <= 15000, "a node that is lost with etcd's leader is noticed within 15 seconds");
+_Static_assert(SILENCE <= TAKEN_OVER, "the next controller knows by then that it does not answer");
+_Static_assert(NODE_TIMEOUT / 3 + NODE_TIMEOUT <= TAKEN_OVER + FIRST_TIMEOUT, "and for how long");
 
 struct leader {
 	struct daemon *daemon;
 	struct leader_callbacks callbacks;
 	char *name;                /* the controller, or the candidate that is asked next */
 	bool known;                /* it is the controller */
+	double *silent_since;      /* of each candidate: leader_silent_since */
 	struct election *election; /* NULL: this node is no candidate */
 	sd_event_source *changed, *opened;
 	bool asked; /* etcd has answered when it was asked last; for the log */
@@ -164,6 +177,43 @@ void leader_away(struct daemon *d, const char *name)
 		str_replace(&d->leader->name, h->name);
 }
 
+static double *silence_of(const struct daemon *d, const char *name)
+{
+	char **candidates = d->settings->config->controllers;
+
+	for (size_t i = 0; d->leader && candidates[i]; i++)
+		if (strcasecmp(candidates[i], name) == 0)
+			return &d->leader->silent_since[i];
+	return NULL;
+}
+
+void leader_answered(struct daemon *d, const char *name, bool leads)
+{
+	char **candidates = d->settings->config->controllers;
+	double *since = silence_of(d, name);
+
+	if (since)
+		*since = 0;
+	/* From now on this one is called, and no other: what these would answer is not known any more. */
+	for (size_t i = 0; d->leader && leads && candidates[i]; i++)
+		d->leader->silent_since[i] = 0;
+}
+
+void leader_unanswered(struct daemon *d, const char *name, double sent)
+{
+	double *since = silence_of(d, name);
+
+	if (since && *since == 0)
+		*since = sent;
+}
+
+double leader_silent_since(const struct daemon *d, const char *name)
+{
+	const double *since = silence_of(d, name);
+
+	return since ? *since : 0;
+}
+
 static void lose(struct leader *l, const struct error *why)
 {
 	if (l->lost)
@@ -267,6 +317,7 @@ int leader_create(struct daemon *d, const struct leader_callbacks *callbacks, st
 	const struct settings *s = d->settings;
 	const struct etcd_place place = place_of(s->config);
 	struct leader *l;
+	size_t count = 0;
 	int r = 0;
 
 	if (!s->config->etcd_urls)
@@ -279,7 +330,10 @@ int leader_create(struct daemon *d, const struct leader_callbacks *callbacks, st
 	                     .name = strdup(s->controller),
 	                     .asked = true,
 	                     .event_fd = -1};
-	if (!l->name)
+	while (s->config->controllers[count])
+		count++;
+	l->silent_since = calloc(count + 1, sizeof(*l->silent_since));
+	if (!l->name || !l->silent_since)
 		r = error_oom(err);
 	if (r == 0 && s->candidate)
 		r = election_open(&place, s->name, LEASE_SECONDS, &l->election, err);
@@ -304,6 +358,7 @@ void leader_destroy(struct leader *l)
 	sd_event_source_disable_unref(l->changed);
 	election_close(l->election);
 	closep(&l->event_fd);
+	free(l->silent_since);
 	free(l->name);
 	free(l);
 }

@@ -37,5 +37,12 @@ bool leader_is_candidate(const struct daemon *d, const char *name); /* may it ca
 
 /* `name` is the controller, another one says. */
 void leader_learn(struct daemon *d, const char *name);
+/* A call of this node to `name` was answered; leads: as the controller does. Or it was not, and had been sent
+ * at `sent` (monotonic). */
+void leader_answered(struct daemon *d, const char *name, bool leads);
+void leader_unanswered(struct daemon *d, const char *name, double sent);
+/* Since when (monotonic) the candidate has answered no call of this node, which has called all candidates in
+ * turn in this time, since none of them was the controller. 0: it has, or was not called. */
+double leader_silent_since(const struct daemon *d, const char *name);
 /* `name` was asked, and cannot be reached or is not the controller: the next one is tried. */
 void leader_away(struct daemon *d, const char *name);

@@ -9,7 +9,7 @@ enum node_state {
 	NODE_UP,
 	NODE_DOWN,
 	NODE_DRAINED,
-	NODE_UNKNOWN, /* not heard from yet, and node_timeout has not passed */
+	NODE_UNKNOWN, /* not heard from yet, and its time for that has not passed */
 };
 
 extern const char *const node_states[]; /* by enum node_state; ends with NULL */

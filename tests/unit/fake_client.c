@@ -65,6 +65,16 @@ void leader_learn(struct daemon *d, const char *name)
 	strbuf_addf(&fake_leader.told, "learn %s, ", name);
 }
 
+void leader_answered(struct daemon *d, const char *name, bool leads)
+{
+	strbuf_addf(&fake_leader.answers, "%s%s answers, ", name, leads ? " leads and" : "");
+}
+
+void leader_unanswered(struct daemon *d, const char *name, double sent)
+{
+	strbuf_addf(&fake_leader.answers, "%s silent since %g, ", name, sent);
+}
+
 void leader_away(struct daemon *d, const char *name)
 {
 	strbuf_addf(&fake_leader.told, "away %s, ", name);
@@ -75,6 +85,7 @@ void fake_client_release(void)
 	for (size_t i = 0; i < fake_client.count; i++)
 		free(fake_client.transfers[i].text);
 	strbuf_free(&fake_leader.told);
+	strbuf_free(&fake_leader.answers);
 	fake_client = (struct fake_client){0};
 	fake_leader = (struct fake_leader){0};
 }

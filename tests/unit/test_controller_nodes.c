@@ -318,6 +318,28 @@ START_TEST(nothing_is_placed_before_all_nodes_have_reported)
 }
 END_TEST
 
+/* Another controller would wait for 10 seconds. */
+START_TEST(a_node_that_was_silent_before_is_not_waited_for_as_long)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\nn3 slots=1\n");
+	struct controller *c;
+
+	bed_pass(b, 20);
+	bed_cut_off(b, "n2", true);
+	bed_cut_off(b, "n3", true);
+	bed_restart_controller(b);
+	c = bed_controller(b);
+	controller_set_silent(c, "n2", 1);
+	controller_set_silent(c, "n9", 1);
+	bed_pass(b, 5.5);
+	ck_assert_int_eq(member_state(controller_find_node(c, "n2")), NODE_UNKNOWN);
+	bed_pass(b, 1);
+	ck_assert_int_eq(member_state(controller_find_node(c, "n2")), NODE_DOWN);
+	ck_assert_int_eq(member_state(controller_find_node(c, "n3")), NODE_UNKNOWN);
+	bed_free(b);
+}
+END_TEST
+
 /* The copy has the run as queued; n2 has its attempt 1, and is away while the run is started again, as
  * attempt 1 too. The epoch tells the two apart. */
 START_TEST(a_restored_store_takes_a_new_epoch)
@@ -433,6 +455,7 @@ int main(void)
 	tcase_add_test(tc, a_drained_device_gets_no_runs);
 	tcase_add_test(tc, a_node_that_shuts_down_gets_no_runs);
 	tcase_add_test(tc, nothing_is_placed_before_all_nodes_have_reported);
+	tcase_add_test(tc, a_node_that_was_silent_before_is_not_waited_for_as_long);
 	tcase_add_test(tc, a_restored_store_takes_a_new_epoch);
 	tcase_add_test(tc, a_new_epoch_leaves_the_runs_of_this_controller);
 	tcase_add_test(tc, a_node_that_leaves_the_hosts_file_loses_its_parts);

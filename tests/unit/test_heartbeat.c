@@ -358,6 +358,24 @@ START_TEST(a_lost_one_is_repeated_soon)
 }
 END_TEST
 
+/* For how long, if it becomes the controller. */
+START_TEST(the_election_knows_who_answers)
+{
+	heartbeats_send(d.heartbeats);
+	now += 2;
+	answer_json(fake_client_last(), 200, KEPT("8"));
+	heartbeats_send(d.heartbeats);
+	now += 2.5;
+	fake_client_answer(fake_client_last(), 0, NULL, NULL, -ETIMEDOUT, true);
+	heartbeats_send(d.heartbeats);
+	answer_json(fake_client_last(), 421, "{\"error\":{\"code\":\"not-controller\",\"message\":\"y\"}}");
+	heartbeats_send(d.heartbeats);
+	fake_client_answer(fake_client_last(), 0, NULL, NULL, -ECANCELED, false);
+	ck_assert_str_eq(fake_leader.answers.data,
+	                 "n2 leads and answers, n2 silent since 1002, n2 answers, ");
+}
+END_TEST
+
 /* Where the controller has many handshakes to do, a call has more time: up to four times as much. */
 START_TEST(a_busy_controller_is_given_time)
 {
@@ -719,6 +737,7 @@ int main(void)
 	tcase_add_test(c, a_short_one_that_is_refused_is_followed_by_a_whole_one);
 	tcase_add_test(c, a_repeated_one_is_no_loss);
 	tcase_add_test(c, a_lost_one_is_repeated_soon);
+	tcase_add_test(c, the_election_knows_who_answers);
 	tcase_add_test(c, a_busy_controller_is_given_time);
 	tcase_add_test(c, one_is_under_way_at_a_time);
 	tcase_add_test(c, a_cancelled_one_ends_it);

@@ -155,6 +155,9 @@ START_TEST(without_an_election_the_settings_name_the_controller)
 	leader_learn(&service, "n1");
 	leader_away(&service, "n2");
 	ck_known("n2");
+	leader_answered(&service, "n2", true);
+	leader_unanswered(&service, "n2", 100);
+	ck_assert_double_eq(leader_silent_since(&service, "n2"), 0);
 }
 END_TEST
 
@@ -203,6 +206,33 @@ START_TEST(who_is_no_candidate_is_told_who_leads)
 	leader_learn(&service, "n3");
 	ck_known("n3");
 	ck_assert_int_eq(changes, 3);
+}
+END_TEST
+
+static void ck_silent(double n1, double n2, double n3)
+{
+	ck_assert_double_eq(leader_silent_since(&service, "n1"), n1);
+	ck_assert_double_eq(leader_silent_since(&service, "N2"), n2);
+	ck_assert_double_eq(leader_silent_since(&service, "n3"), n3);
+}
+
+START_TEST(candidates_are_silent_until_one_leads)
+{
+	begin("n4");
+	ck_silent(0, 0, 0);
+	leader_unanswered(&service, "n1", 100);
+	leader_unanswered(&service, "N3", 103);
+	leader_unanswered(&service, "n1", 105);
+	leader_unanswered(&service, "n4", 106); /* no candidate */
+	ck_silent(100, 0, 103);
+	ck_assert_double_eq(leader_silent_since(&service, "n4"), 0);
+	leader_answered(&service, "N1", false);
+	ck_silent(0, 0, 103);
+	leader_unanswered(&service, "n1", 107);
+	ck_silent(107, 0, 103);
+	/* It is called from now on, and the others are not. */
+	leader_answered(&service, "n2", true);
+	ck_silent(0, 0, 0);
 }
 END_TEST
 
@@ -391,6 +421,7 @@ int main(void)
 	tcase_add_test(tc, without_an_election_the_settings_name_the_controller);
 	tcase_add_test(tc, every_named_candidate_is_one);
 	tcase_add_test(tc, who_is_no_candidate_is_told_who_leads);
+	tcase_add_test(tc, candidates_are_silent_until_one_leads);
 	tcase_add_loop_test(tc, the_candidates_are_asked_in_turn, 0, ARRAY_SIZE(turns));
 	tcase_add_test(tc, a_candidate_that_is_no_host_any_more_is_not_asked);
 	tcase_add_test(tc, a_candidate_follows_the_election);

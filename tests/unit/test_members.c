@@ -440,6 +440,61 @@ START_TEST(a_controller_that_stood_still_marks_nobody_down)
 }
 END_TEST
 
+/* The times until which it is checked whether a is down, and when it is. Members began at 100. */
+static const struct {
+	double silent_since, hosts_set, late, down;
+} silences[] = {
+    {90, 0, 0, 103},     /* it has the least part of the time-out */
+    {99.5, 0, 0, 104.5}, /* not yet silent for so long */
+    {101, 0, 0, 105},    /* never more than the whole time-out */
+    {0, 0, 0, 105},      /* nothing is known */
+    {90, 0, 110, 113},   /* the controller stood still until then */
+    {90, 102, 0, 107},   /* with another address, perhaps */
+};
+
+START_TEST(a_node_that_was_silent_before_is_down_sooner)
+{
+	static const char text[] = "a slots=1\n";
+	_cleanup_(members_destroyp) struct members *m = make_members(text);
+	double late = silences[_i].late, now;
+	char down[16] = "", error[32];
+
+	member_set_silent(members_find(m, "a"), silences[_i].silent_since);
+	for (now = 100; now < 120; now += now == 100 && late > 0 ? late - 100 : 0.125) {
+		ck_assert_int_eq(member_state(members_find(m, "a")), NODE_UNKNOWN);
+		if (now == silences[_i].hosts_set)
+			set_hosts(m, text, now, keep_none);
+		members_expire(m, "c", now, 5, on_down, down);
+		if (down[0])
+			break;
+	}
+	ck_assert_double_eq(now, silences[_i].down);
+	ck_assert_str_eq(down, "a");
+	snprintf(error, sizeof(error), "no answer for %.0f s", now - silences[_i].silent_since);
+	ck_assert_str_eq(members_find(m, "a")->error,
+	                 silences[_i].silent_since > 0 && silences[_i].hosts_set == 0
+	                     ? error
+	                     : "not heard from since the controller started");
+}
+END_TEST
+
+/* Once it has reported, what was before does not count. */
+START_TEST(a_node_that_was_silent_before_may_report)
+{
+	_cleanup_(members_destroyp) struct members *m = make_members("a slots=1\n");
+	struct member *a = members_find(m, "a");
+	char down[16] = "";
+
+	member_set_silent(a, 90);
+	members_expire(m, "c", 102, 5, on_down, down);
+	ck_assert(beat(m, "a", "..", 102.5));
+	members_expire(m, "c", 103, 5, on_down, down);
+	members_expire(m, "c", 104, 5, on_down, down);
+	ck_assert_int_eq(member_state(a), NODE_UP);
+	ck_assert_str_eq(down, "");
+}
+END_TEST
+
 START_TEST(many_nodes_report_less_often)
 {
 	static const struct {
@@ -489,6 +544,8 @@ int main(void)
 	tcase_add_test(c, a_node_with_another_hosts_file_is_shown);
 	tcase_add_test(c, links_are_a_matrix_of_weights);
 	tcase_add_test(c, a_controller_that_stood_still_marks_nobody_down);
+	tcase_add_loop_test(c, a_node_that_was_silent_before_is_down_sooner, 0, ARRAY_SIZE(silences));
+	tcase_add_test(c, a_node_that_was_silent_before_may_report);
 	tcase_add_test(c, many_nodes_report_less_often);
 	return unit_run(s);
 }
