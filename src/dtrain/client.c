@@ -364,6 +364,10 @@ int client_run_status(const struct run_view *run, int shown)
 		return client_fail(STATUS_CANCELLED, "run %lld was cancelled", id);
 	if (run->state == RUN_TIMED_OUT)
 		return client_fail(STATUS_TIMED_OUT, "run %lld has ended: %s", id, reason);
+	if (run->state == RUN_OTHER)
+		return client_fail(EXIT_FAILURE,
+		                   "run %lld has ended in a state that this version does not know: %s", id,
+		                   reason);
 	if (rank && str_starts(reason, rank) && strchr(detail, '\n')) /* its log was shown */
 		detail = "";
 	detail += same_node(reason, detail);

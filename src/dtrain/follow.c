@@ -106,7 +106,7 @@ static int follow(struct follow *f, struct run_view *run, json_t **raw)
 			print_reason(f, run);
 		else if (run->state != RUN_STARTING)
 			status = read_log(f, run);
-		if (status != 0 || run_state_final(run->state))
+		if (status != 0 || run_view_final(run))
 			return status;
 		run_view_release(run);
 		if (raw)

@@ -167,7 +167,7 @@ static void cell_slot(char *buf, size_t size, const struct device_info *d)
 
 static void cell_kind(char *buf, size_t size, const struct device_info *d)
 {
-	snprintf(buf, size, "%s", d->kind == DEVICE_KIND_GPU ? "gpu" : "cpu");
+	snprintf(buf, size, "%s", device_kinds[d->kind]);
 }
 
 static void cell_name(char *buf, size_t size, const struct device_info *d)

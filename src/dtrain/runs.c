@@ -138,7 +138,7 @@ static const struct run_column {
 };
 
 /* Green: it runs; yellow: on the way; red: failed; grey: over. */
-static const char *const state_colors[RUN_STATES] = {
+static const char *const state_colors[RUN_OTHER + 1] = {
     [RUN_RUNNING] = "32",   [RUN_STARTING] = "33", [RUN_STOPPING] = "33",  [RUN_QUEUED] = "36",
     [RUN_SUCCEEDED] = "34", [RUN_FAILED] = "31",   [RUN_CANCELLED] = "90", [RUN_TIMED_OUT] = "31",
 };

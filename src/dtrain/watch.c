@@ -255,7 +255,7 @@ static int watch(struct watch *w, struct run_view *run)
 	_cleanup_free_ char *last = NULL;
 	int status = get_run(w, run);
 
-	while (status == 0 && !run_state_final(run->state)) {
+	while (status == 0 && !run_view_final(run)) {
 		char *now = str_printf("%s: %s", run_states[run->state], run->reason ? run->reason : "");
 
 		if (!str_eq(now, last))

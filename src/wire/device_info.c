@@ -2,12 +2,13 @@
 /* The tables of devices. */
 #include "wire/device_info.h"
 
-static const char *const kinds[] = {[DEVICE_KIND_CPU] = "cpu", [DEVICE_KIND_GPU] = "gpu", NULL};
-const char *const slot_states[] = {[SLOT_FREE] = "free",
-                                   [SLOT_LEASED] = "leased",
-                                   [SLOT_DRAINING] = "draining",
-                                   [SLOT_DRAINED] = "drained",
-                                   NULL};
+const char *const device_kinds[] = {[DEVICE_KIND_CPU] = "cpu",
+                                    [DEVICE_KIND_GPU] = "gpu",
+                                    [DEVICE_KINDS] = NULL,
+                                    [DEVICE_KIND_OTHER] = "unknown"};
+const char *const slot_states[] = {
+    [SLOT_FREE] = "free",       [SLOT_LEASED] = "leased", [SLOT_DRAINING] = "draining",
+    [SLOT_DRAINED] = "drained", [SLOT_STATES] = NULL,     [SLOT_OTHER] = "unknown"};
 
 #define F(...) MESSAGE_FIELD(mig_info, __VA_ARGS__)
 
@@ -58,11 +59,11 @@ static const struct message gpu_message = {"gpu", sizeof(struct gpu_info), gpu_f
 static const struct field device_fields[] = {
     F(node, FIELD_STRING, FIELD_REQUIRED),
     F(index, FIELD_INT, FIELD_REQUIRED, .max = INT32_MAX),
-    F(kind, FIELD_ENUM, FIELD_REQUIRED, .names = kinds),
+    F(kind, FIELD_ENUM, FIELD_REQUIRED, .names = device_kinds, .other = DEVICE_KIND_OTHER),
     F(name, FIELD_STRING, FIELD_REQUIRED),
     F(memory, FIELD_INT, FIELD_REQUIRED),
     F(threads, FIELD_INT, FIELD_REQUIRED),
-    F(state, FIELD_ENUM, FIELD_REQUIRED, .names = slot_states),
+    F(state, FIELD_ENUM, FIELD_REQUIRED, .names = slot_states, .other = SLOT_OTHER),
     F(uuid, FIELD_STRING, FIELD_NULL),
     F(run, FIELD_INT, FIELD_NULL),
     F(reserved_for, FIELD_INT, FIELD_OPTIONAL),

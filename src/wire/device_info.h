@@ -4,16 +4,24 @@
 
 #include "wire/message.h"
 
-enum device_kind { DEVICE_KIND_CPU, DEVICE_KIND_GPU };
+enum device_kind {
+	DEVICE_KIND_CPU,
+	DEVICE_KIND_GPU,
+	DEVICE_KINDS,
+	DEVICE_KIND_OTHER, /* in answers: a newer service has more kinds, and states */
+};
 
 enum slot_state {
 	SLOT_FREE,
 	SLOT_LEASED,
 	SLOT_DRAINING, /* leased, and drained once it is free */
 	SLOT_DRAINED,
+	SLOT_STATES,
+	SLOT_OTHER, /* the same */
 };
 
-extern const char *const slot_states[]; /* by enum slot_state; ends with NULL */
+/* By enum device_kind and slot_state. The words that are known end with NULL; that of another one follows. */
+extern const char *const device_kinds[], *const slot_states[];
 
 /* A part of a GPU. */
 struct mig_info {

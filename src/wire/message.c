@@ -191,9 +191,16 @@ static const char *const type_words[] = {
     [FIELD_OBJECT] = "an object",
 };
 
+/* Of a message; each has what the one before has. */
+enum leniency {
+	EXACT,
+	LENIENT, /* unknown fields are left out */
+	OPEN,    /* a word that is not known is field.other */
+};
+
 /* `where` begins every error: "report: ranks[1]." */
 static int decode_object(const struct message *m, const json_t *json, void *value, const char *where,
-                         bool lenient, struct error *err);
+                         enum leniency leniency, struct error *err);
 
 static int wrong_type(const struct field *f, const char *where, struct error *err)
 {
@@ -244,7 +251,7 @@ static int decode_int(const struct field *f, const json_t *json, void *value, co
 }
 
 static int decode_enum(const struct field *f, const json_t *json, void *value, const char *where,
-                       struct error *err)
+                       enum leniency leniency, struct error *err)
 {
 	const char *word = json_string_value(json);
 	char words[WORDS_MAX] = "";
@@ -253,6 +260,8 @@ static int decode_enum(const struct field *f, const json_t *json, void *value, c
 	if (!word)
 		return wrong_type(f, where, err);
 	index = message_word(f->names, word);
+	if (index < 0 && leniency == OPEN && f->other > 0)
+		index = f->other;
 	AT(int, value, f->offset) = MAX(index, 0);
 	if (index >= 0)
 		return 0;
@@ -310,7 +319,7 @@ static int decode_strings(const struct field *f, const json_t *json, void *value
 }
 
 static int decode_struct(const struct field *f, const json_t *json, void *value, const char *where,
-                         bool lenient, struct error *err)
+                         enum leniency leniency, struct error *err)
 {
 	void *inner = calloc(1, f->message->size);
 	char place[WHERE_MAX];
@@ -321,12 +330,12 @@ static int decode_struct(const struct field *f, const json_t *json, void *value,
 	if (!json_is_object(json))
 		return wrong_type(f, where, err);
 	snprintf(place, sizeof(place), "%s%s.", where, f->name);
-	return decode_object(f->message, json, inner, place, lenient, err);
+	return decode_object(f->message, json, inner, place, leniency, err);
 }
 
 /* The fields of the inner message are those of `json` itself, where the first of them is there. */
 static int decode_members(const struct field *f, const json_t *json, void *value, const char *where,
-                          struct error *err)
+                          enum leniency leniency, struct error *err)
 {
 	const json_t *first = json_object_get(json, f->message->fields[0].name);
 	void *inner;
@@ -337,11 +346,11 @@ static int decode_members(const struct field *f, const json_t *json, void *value
 	if (!inner)
 		return error_oom(err);
 	AT(void *, value, f->offset) = inner;
-	return decode_object(f->message, json, inner, where, true, err);
+	return decode_object(f->message, json, inner, where, MAX(leniency, LENIENT), err);
 }
 
 static int decode_structs(const struct field *f, const json_t *json, void *value, const char *where,
-                          bool lenient, struct error *err)
+                          enum leniency leniency, struct error *err)
 {
 	size_t count = json_array_size(json);
 	char *list = calloc(count + 1, f->message->size), place[WHERE_MAX];
@@ -361,24 +370,24 @@ static int decode_structs(const struct field *f, const json_t *json, void *value
 			return wrong_type(f, where, err);
 		snprintf(place, sizeof(place), "%s%s[%zu].", where, f->name, i);
 		r = decode_object(f->message, json_array_get(json, i), list + i * f->message->size, place,
-		                  lenient, err);
+		                  leniency, err);
 	}
 	return r;
 }
 
 static int decode_coded(const struct field *f, const json_t *json, void *value, const char *where,
-                        bool lenient, struct error *err)
+                        enum leniency leniency, struct error *err)
 {
 	char place[WHERE_MAX];
 
 	if (!json_is_object(json))
 		return wrong_type(f, where, err);
 	snprintf(place, sizeof(place), "%s%s", where, f->name);
-	return f->codec->decode(json, place, lenient, &AT(void *, value, f->offset), err);
+	return f->codec->decode(json, place, leniency >= LENIENT, &AT(void *, value, f->offset), err);
 }
 
 static int decode_field(const struct field *f, const json_t *json, void *value, const char *where,
-                        bool lenient, struct error *err)
+                        enum leniency leniency, struct error *err)
 {
 	switch (f->type) {
 	case FIELD_STRING:
@@ -393,19 +402,19 @@ static int decode_field(const struct field *f, const json_t *json, void *value, 
 		AT(bool, value, f->offset) = json_is_true(json);
 		return json_is_boolean(json) ? 0 : wrong_type(f, where, err);
 	case FIELD_ENUM:
-		return decode_enum(f, json, value, where, err);
+		return decode_enum(f, json, value, where, leniency, err);
 	case FIELD_INTS:
 		return decode_ints(f, json, value, where, err);
 	case FIELD_STRINGS:
 		return decode_strings(f, json, value, where, err);
 	case FIELD_STRUCT:
-		return decode_struct(f, json, value, where, lenient, err);
+		return decode_struct(f, json, value, where, leniency, err);
 	case FIELD_STRUCTS:
-		return decode_structs(f, json, value, where, lenient, err);
+		return decode_structs(f, json, value, where, leniency, err);
 	case FIELD_MEMBERS:
-		return decode_members(f, json, value, where, err);
+		return decode_members(f, json, value, where, leniency, err);
 	case FIELD_CODED:
-		return decode_coded(f, json, value, where, lenient, err);
+		return decode_coded(f, json, value, where, leniency, err);
 	case FIELD_OBJECT:
 		if (!json_is_object(json))
 			return wrong_type(f, where, err);
@@ -430,7 +439,7 @@ static int set_absent(const struct field *f, void *value, const char *where, str
 }
 
 static int decode_object(const struct message *m, const json_t *json, void *value, const char *where,
-                         bool lenient, struct error *err)
+                         enum leniency leniency, struct error *err)
 {
 	const char *name;
 	json_t *member;
@@ -443,9 +452,9 @@ static int decode_object(const struct message *m, const json_t *json, void *valu
 		if (!member || json_is_null(member))
 			r = set_absent(f, value, where, err);
 		else
-			r = decode_field(f, member, value, where, lenient, err);
+			r = decode_field(f, member, value, where, leniency, err);
 	}
-	if (r < 0 || lenient)
+	if (r < 0 || leniency >= LENIENT)
 		return r;
 	json_object_foreach((json_t *)json, name, member)
 	{
@@ -456,17 +465,17 @@ static int decode_object(const struct message *m, const json_t *json, void *valu
 	return 0;
 }
 
-static bool is_lenient(const struct message *m, const json_t *json)
+static enum leniency leniency_of(const struct message *m, const json_t *json)
 {
 	switch (m->strictness) {
 	case MESSAGE_VERSIONED:
-		return !str_eq(json_get_string(json, VERSION, NULL), DTRAIN_VERSION);
+		return str_eq(json_get_string(json, VERSION, NULL), DTRAIN_VERSION) ? EXACT : LENIENT;
 	case MESSAGE_STRICT:
-		return false;
+		return EXACT;
 	case MESSAGE_OPEN:
-		return true;
+		return OPEN;
 	}
-	return false;
+	return EXACT;
 }
 
 int message_decode(const struct message *m, const json_t *json, void *value, struct error *err)
@@ -478,7 +487,7 @@ int message_decode(const struct message *m, const json_t *json, void *value, str
 	if (!json_is_object(json))
 		return error_set(err, -EINVAL, "%s: an object is needed", m->name);
 	snprintf(where, sizeof(where), "%s: ", m->name);
-	r = decode_object(m, json, value, where, is_lenient(m, json), err);
+	r = decode_object(m, json, value, where, leniency_of(m, json), err);
 	if (r < 0)
 		message_release(m, value);
 	return r;

@@ -69,6 +69,7 @@ struct field {
 	int64_t min, max;                /* see enum field_type */
 	int64_t absent;                  /* FIELD_INT, FIELD_COUNT, FIELD_NUMBER, FIELD_ENUM */
 	const char *const *names;        /* FIELD_ENUM: ends with NULL */
+	int other;                       /* FIELD_ENUM: another word in a MESSAGE_OPEN; 0: that is an error */
 	const struct message *message;   /* FIELD_STRUCT, FIELD_STRUCTS, FIELD_MEMBERS */
 	const struct field_codec *codec; /* FIELD_CODED */
 	bool varies;                     /* message_digest leaves it out */
@@ -86,7 +87,9 @@ enum message_strictness {
 	 * sender. An unknown field is an error where that is our own version, and is left out otherwise. */
 	MESSAGE_VERSIONED,
 	MESSAGE_STRICT, /* from users: an unknown field is an error */
-	MESSAGE_OPEN,   /* answers: unknown fields are left out, since the controller may be a newer one */
+	/* Answers: unknown fields are left out, and unknown words are field.other, since the controller may
+	 * be a newer one. */
+	MESSAGE_OPEN,
 };
 
 struct message {

@@ -24,7 +24,7 @@ static const struct field foreign_fields[] = {
     F(epoch, FIELD_INT, FIELD_DEFAULT),
     F(user, FIELD_STRING, FIELD_OPTIONAL),
     F(name, FIELD_STRING, FIELD_OPTIONAL),
-    F(state, FIELD_ENUM, FIELD_REQUIRED, .names = attempt_states),
+    F(state, FIELD_ENUM, FIELD_REQUIRED, .names = attempt_states, .other = ATTEMPT_OTHER),
     F(slots, FIELD_INTS, FIELD_DEFAULT, .count_offset = offsetof(struct foreign_attempt, slot_count)),
 };
 const struct message foreign_attempt_message = {"foreign attempt", sizeof(struct foreign_attempt),
@@ -47,7 +47,7 @@ static const struct field node_fields[] = {
     F(name, FIELD_STRING, FIELD_REQUIRED),
     F(address, FIELD_STRING, FIELD_NULL),
     F(port, FIELD_INT, FIELD_DEFAULT),
-    F(state, FIELD_ENUM, FIELD_REQUIRED, .names = node_states),
+    F(state, FIELD_ENUM, FIELD_REQUIRED, .names = node_states, .other = NODE_UNKNOWN),
     F(controller, FIELD_BOOL, FIELD_DEFAULT),
     F(slots, FIELD_INT, FIELD_DEFAULT),
     F(spare_of, FIELD_INTS, FIELD_OPTIONAL, .count_offset = offsetof(struct node_view, spare_count)),
@@ -89,7 +89,7 @@ MESSAGE_DEFINE_DECODE(device_list)
 
 static const struct field node_drained_fields[] = {
     F(name, FIELD_STRING, FIELD_REQUIRED),
-    F(state, FIELD_ENUM, FIELD_REQUIRED, .names = node_states),
+    F(state, FIELD_ENUM, FIELD_REQUIRED, .names = node_states, .other = NODE_UNKNOWN),
     F(reason, FIELD_STRING, FIELD_NULL),
 };
 const struct message node_drained_message = {"node", sizeof(struct node_drained), node_drained_fields,

@@ -9,7 +9,9 @@ enum node_state {
 	NODE_UP,
 	NODE_DOWN,
 	NODE_DRAINED,
-	NODE_UNKNOWN, /* not heard from yet, and its time for that has not passed */
+	/* Not heard from yet, and its time for that has not passed; or a state that only a newer service
+	 * has. */
+	NODE_UNKNOWN,
 };
 
 extern const char *const node_states[]; /* by enum node_state; ends with NULL */

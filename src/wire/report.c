@@ -2,14 +2,13 @@
 /* The tables of reports. */
 #include "wire/report.h"
 
-const char *const attempt_states[] = {[ATTEMPT_STARTING] = "starting",
-                                      [ATTEMPT_RUNNING] = "running",
-                                      [ATTEMPT_STOPPING] = "stopping",
-                                      [ATTEMPT_ENDED] = "ended",
-                                      NULL};
+const char *const attempt_states[] = {
+    [ATTEMPT_STARTING] = "starting", [ATTEMPT_RUNNING] = "running", [ATTEMPT_STOPPING] = "stopping",
+    [ATTEMPT_ENDED] = "ended",       [ATTEMPT_STATES] = NULL,       [ATTEMPT_OTHER] = "unknown"};
 const char *const rank_states[] = {
     [RANK_STARTING] = "starting", [RANK_RUNNING] = "running",         [RANK_EXITED] = "exited",
-    [RANK_LOST] = "lost",         [RANK_NOT_STARTED] = "not-started", NULL};
+    [RANK_LOST] = "lost",         [RANK_NOT_STARTED] = "not-started", [RANK_STATES] = NULL,
+    [RANK_OTHER] = "unknown"};
 static const char *const reported_states[] = {
     [RANK_STARTING] = "starting", [RANK_RUNNING] = "running", [RANK_EXITED] = "exited", NULL};
 

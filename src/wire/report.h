@@ -8,7 +8,14 @@
 
 #include "wire/message.h"
 
-enum attempt_state { ATTEMPT_STARTING, ATTEMPT_RUNNING, ATTEMPT_STOPPING, ATTEMPT_ENDED };
+enum attempt_state {
+	ATTEMPT_STARTING,
+	ATTEMPT_RUNNING,
+	ATTEMPT_STOPPING,
+	ATTEMPT_ENDED,
+	ATTEMPT_STATES,
+	ATTEMPT_OTHER, /* as RUN_OTHER */
+};
 enum rank_state {
 	RANK_STARTING,
 	RANK_RUNNING,
@@ -16,10 +23,12 @@ enum rank_state {
 	/* No node reports these two: the controller knows them of a run that has ended. */
 	RANK_LOST, /* with its node */
 	RANK_NOT_STARTED,
+	RANK_STATES,
+	RANK_OTHER, /* as RUN_OTHER */
 };
 
-extern const char *const attempt_states[]; /* by enum attempt_state; ends with NULL */
-extern const char *const rank_states[];    /* the same */
+/* As run_states. */
+extern const char *const attempt_states[], *const rank_states[];
 
 struct rank_report {
 	int64_t rank;

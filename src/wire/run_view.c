@@ -8,6 +8,7 @@ const char *const run_states[] = {
     [RUN_QUEUED] = "queued",       [RUN_STARTING] = "starting",   [RUN_RUNNING] = "running",
     [RUN_STOPPING] = "stopping",   [RUN_SUCCEEDED] = "succeeded", [RUN_FAILED] = "failed",
     [RUN_CANCELLED] = "cancelled", [RUN_TIMED_OUT] = "timed-out", [RUN_STATES] = NULL,
+    [RUN_OTHER] = "unknown",
 };
 
 #define F(...) MESSAGE_FIELD(run_rank, __VA_ARGS__)
@@ -17,7 +18,7 @@ static const struct field rank_fields[] = {
     F(node, FIELD_STRING, FIELD_REQUIRED),
     F(slot, FIELD_INT, FIELD_REQUIRED),
     F(slots, FIELD_INTS, FIELD_OPTIONAL, .count_offset = offsetof(struct run_rank, slot_count)),
-    F(state, FIELD_ENUM, FIELD_REQUIRED, .names = rank_states),
+    F(state, FIELD_ENUM, FIELD_REQUIRED, .names = rank_states, .other = RANK_OTHER),
     F(pid, FIELD_INT, FIELD_OPTIONAL),
     F(exit_status, FIELD_INT, FIELD_OPTIONAL, .absent = -1),
     F(signal, FIELD_STRING, FIELD_OPTIONAL),
@@ -40,7 +41,7 @@ static const struct field run_fields[] = {
     F(uid, FIELD_INT, FIELD_DEFAULT, .absent = -1),
     F(gid, FIELD_INT, FIELD_DEFAULT, .absent = -1),
     F(task, FIELD_STRING, FIELD_NULL),
-    F(state, FIELD_ENUM, FIELD_REQUIRED, .names = run_states),
+    F(state, FIELD_ENUM, FIELD_REQUIRED, .names = run_states, .other = RUN_OTHER),
     F(attempt, FIELD_INT, FIELD_DEFAULT),
     F(version, FIELD_INT, FIELD_DEFAULT),
     F(submitted, FIELD_NUMBER, FIELD_NULL),
@@ -92,7 +93,7 @@ MESSAGE_DEFINE_DECODE(submit_request)
 
 static const struct field accepted_fields[] = {
     F(id, FIELD_INT, FIELD_REQUIRED),
-    F(state, FIELD_ENUM, FIELD_REQUIRED, .names = run_states),
+    F(state, FIELD_ENUM, FIELD_REQUIRED, .names = run_states, .other = RUN_OTHER),
 };
 const struct message run_accepted_message = {"run", sizeof(struct run_accepted), accepted_fields,
                                              ARRAY_SIZE(accepted_fields), MESSAGE_OPEN};
@@ -102,9 +103,12 @@ MESSAGE_DEFINE_DECODE(run_accepted)
 #define F(...) MESSAGE_FIELD(run_event, __VA_ARGS__)
 
 static const struct field event_fields[] = {
-    F(time, FIELD_NUMBER, FIELD_REQUIRED),  F(run, FIELD_INT, FIELD_REQUIRED),
-    F(name, FIELD_STRING, FIELD_REQUIRED),  F(state, FIELD_ENUM, FIELD_REQUIRED, .names = run_states),
-    F(attempt, FIELD_INT, FIELD_REQUIRED),  F(reason, FIELD_STRING, FIELD_NULL),
+    F(time, FIELD_NUMBER, FIELD_REQUIRED),
+    F(run, FIELD_INT, FIELD_REQUIRED),
+    F(name, FIELD_STRING, FIELD_REQUIRED),
+    F(state, FIELD_ENUM, FIELD_REQUIRED, .names = run_states, .other = RUN_OTHER),
+    F(attempt, FIELD_INT, FIELD_REQUIRED),
+    F(reason, FIELD_STRING, FIELD_NULL),
     F(nodes, FIELD_STRINGS, FIELD_DEFAULT),
 };
 const struct message run_event_message = {"event", sizeof(struct run_event), event_fields,

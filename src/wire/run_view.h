@@ -14,13 +14,15 @@ enum run_state {
 	RUN_CANCELLED,
 	RUN_TIMED_OUT, /* its time limit was reached */
 	RUN_STATES,
+	RUN_OTHER, /* in answers: a newer service has more states */
 };
 
-extern const char *const run_states[]; /* by enum run_state; ends with NULL */
+/* By enum run_state. The words that are known end with NULL; that of RUN_OTHER follows. */
+extern const char *const run_states[];
 
 static inline bool run_state_final(enum run_state state)
 {
-	return state >= RUN_SUCCEEDED;
+	return state >= RUN_SUCCEEDED && state < RUN_STATES;
 }
 
 struct run_rank {
@@ -69,6 +71,11 @@ struct run_view {
 };
 
 MESSAGE_DECLARE(run_view)
+
+static inline bool run_view_final(const struct run_view *run)
+{
+	return run_state_final(run->state) || (run->state == RUN_OTHER && run->ended > 0);
+}
 
 /* GET /v1/runs. The controller makes this answer run by run, as text: between the two below, a comma between
  * two runs. So thousands of them are never there as structs and JSON at once. */

@@ -217,6 +217,25 @@ START_TEST(a_watch_ends_with_what_came_out)
 }
 END_TEST
 
+/* A newer service has other states, also of a run that has ended. */
+START_TEST(a_watch_ends_in_a_state_that_it_does_not_know)
+{
+	static const struct exchange list[] = {
+	    {"GET /v1/runs/17 ", "{\"id\":17,\"name\":\"a\",\"state\":\"parked\",\"version\":2}"},
+	    {"GET /v1/runs/17?wait=change&version=2 ", ENDED("evicted", ",\"reason\":\"r\"")},
+	};
+	_cleanup_(call_release) struct call call =
+	    fixture_exchange(cmd_watch, "watch 17", list, ARRAY_SIZE(list));
+
+	ck_assert_int_eq(call.status, 1);
+	ck_assert_str_eq(call.output,
+	                 "run 17 (a): unknown\n"
+	                 "run 17 (a): unknown after 3m10s, checkpoints, if any, are in /home/u/saves/a\n");
+	ck_assert_str_eq(call.errors,
+	                 "dtrain: run 17 has ended in a state that this version does not know: r\n");
+}
+END_TEST
+
 /* The service is restarted meanwhile: the message is on a line of its own, and the bar continues below it. */
 static void check_bar(int columns, size_t bar_cells, const char *wanted)
 {
@@ -389,6 +408,27 @@ static const struct {
      "RUN  ATTEMPT  NAME  USER  STATE     SLOTS\n"
      "5    2        a     ada   running   0,3\n"
      "16   1        -     -     starting  -\n"},
+    /* Of a newer service, whose states are others. */
+    {cmd_nodes, "nodes", "GET /v1/nodes ",
+     "{\"nodes\":[{\"name\":\"n1\",\"state\":\"up\"},{\"name\":\"n2\",\"state\":\"asleep\"}]}",
+     "NODE  STATE    SLOTS  FREE  ADDRESS  VERSION  LAUNCH  LABELS  REMARK\n"
+     "n1    up       0      0     :0       -        -       -       -\n"
+     "n2    unknown  0      0     :0       -        -       -       -\n"},
+    {cmd_show, "show 18", "GET /v1/runs/18 ",
+     "{\"id\":18,\"state\":\"parked\",\"ranks\":[{\"rank\":0,\"node\":\"n1\",\"slot\":4,\"state\":\"hung\"}]"
+     "}",
+     "run          18\nstate        unknown\nattempt      0\n\n"
+     "RANK  NODE  SLOT  PID  STATE    EXIT\n"
+     "0     n1    4     -    unknown  -\n"},
+    {cmd_devices, "devices", "GET /v1/devices ",
+     "{\"devices\":[{\"node\":\"n1\",\"index\":0,\"kind\":\"npu\",\"name\":\"N\",\"memory\":1073741824,"
+     "\"threads\":8,\"state\":\"hot\"}]}",
+     "NODE  SLOT  KIND     NAME  MEMORY   THREADS  STATE    RUN\n"
+     "n1    0     unknown  N     1.0 GiB  8        unknown  -\n"},
+    {cmd_runs, "runs --local", "GET /v1/local/runs ",
+     "{\"runs\":[{\"run\":5,\"attempt\":2,\"state\":\"parked\",\"slots\":[0]}]}",
+     "RUN  ATTEMPT  NAME  USER  STATE    SLOTS\n"
+     "5    2        -     -     unknown  0\n"},
     {cmd_kill, "kill --local 5", "DELETE /v1/local/runs/5 ", "{\"run\":5}", ""},
     {cmd_fence, "fence n1", "POST /v1/nodes/n1/fence ", "{\"name\":\"n1\",\"parts\":2}",
      "n1: 2 lost parts of runs count as ended\n"},
@@ -609,6 +649,7 @@ int main(void)
 	tcase_add_test(tc, states_have_colours_on_a_terminal);
 	tcase_add_test(tc, without_a_number_it_is_the_newest_of_mine);
 	tcase_add_test(tc, a_watch_ends_with_what_came_out);
+	tcase_add_test(tc, a_watch_ends_in_a_state_that_it_does_not_know);
 	tcase_add_test(tc, the_bar_keeps_its_width);
 	tcase_add_test(tc, a_line_of_progress_has_what_is_known);
 	tcase_add_loop_test(tc, what_a_command_prints, 0, ARRAY_SIZE(printed));

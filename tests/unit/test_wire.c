@@ -718,6 +718,73 @@ START_TEST(states_are_words_of_a_list)
 }
 END_TEST
 
+/* A newer service has more words for some things. In an answer they are unknown, and the rest of it is not
+ * lost; between services, who does not know what is meant cannot go on. */
+START_TEST(words_of_newer_services_are_unknown)
+{
+	_cleanup_json_ json_t
+	    *runs = parse("{\"runs\":[{\"id\":1,\"state\":\"parked\"},{\"id\":2,\"state\":"
+	                  "\"evicted\",\"ended\":5,\"ranks\":[{\"rank\":0,\"node\":\"n1\","
+	                  "\"slot\":0,\"state\":\"hung\"}]},{\"id\":3,\"state\":\"failed\"}]}"),
+	    *nodes = parse("{\"nodes\":[{\"name\":\"n1\",\"state\":\"asleep\",\"foreign\":[{\"run\":5,"
+	                   "\"attempt\":1,\"state\":\"parked\"}]},{\"name\":\"n2\",\"state\":\"up\"}]}"),
+	    *device = parse(GPU), *devices = json_object(), *again = NULL;
+	_cleanup_(run_list_release) struct run_list run_list = {0};
+	_cleanup_(node_list_release) struct node_list node_list = {0};
+	_cleanup_(device_list_release) struct device_list device_list = {0};
+	struct error err = ERROR_INIT;
+
+	ck_ok(run_list_decode(runs, &run_list, &err), &err);
+	ck_assert_int_eq(run_list.runs[0].state, RUN_OTHER);
+	ck_assert(!run_view_final(&run_list.runs[0]));
+	ck_assert_int_eq(run_list.runs[1].state, RUN_OTHER);
+	ck_assert_int_eq(run_list.runs[1].ranks[0].state, RANK_OTHER);
+	ck_assert(run_view_final(&run_list.runs[1]));
+	ck_assert_int_eq(run_list.runs[2].state, RUN_FAILED);
+	ck_assert(run_view_final(&run_list.runs[2]));
+	ck_ok(node_list_decode(nodes, &node_list, &err), &err);
+	ck_assert_int_eq(node_list.nodes[0].state, NODE_UNKNOWN);
+	ck_assert_int_eq(node_list.nodes[0].foreign[0].state, ATTEMPT_OTHER);
+	ck_assert_int_eq(node_list.nodes[1].state, NODE_UP);
+	json_object_set_new(device, "kind", json_string("npu"));
+	json_object_set_new(device, "state", json_string("hot"));
+	json_object_set_new(devices, "devices", json_pack("[O]", device));
+	ck_ok(device_list_decode(devices, &device_list, &err), &err);
+	ck_assert_int_eq(device_list.devices[0].kind, DEVICE_KIND_OTHER);
+	ck_assert_int_eq(device_list.devices[0].state, SLOT_OTHER);
+	/* They have a word of their own, which nobody else may use. */
+	again = run_list_encode(&run_list);
+	ck_assert_str_eq(json_get_string(json_array_get(json_object_get(again, "runs"), 0), "state", ""),
+	                 "unknown");
+}
+END_TEST
+
+START_TEST(words_of_newer_services_are_refused_between_services)
+{
+	_cleanup_json_ json_t *heartbeat =
+	                          parse("{\"node\":\"n1\",\"instance\":\"0123\",\"sequence\":7,\"version\":"
+	                                "\"99.0.0\",\"devices\":[],\"attempts\":[]}"),
+	                      *report = parse(REPORT), *device = parse(GPU);
+	static const char *const words[] = {"hot", "unknown"};
+	struct heartbeat decoded;
+	struct report decoded_report;
+	struct error err = ERROR_INIT;
+
+	ck_ok(heartbeat_decode(heartbeat, &decoded, &err), &err);
+	heartbeat_release(&decoded);
+	json_array_append(json_object_get(heartbeat, "devices"), device);
+	json_object_set_new(report, "version", json_string("99.0.0"));
+	for (size_t i = 0; i < ARRAY_SIZE(words); i++) {
+		json_object_set_new(device, "state", json_string(words[i]));
+		ck_fails(heartbeat_decode(heartbeat, &decoded, &err), &err,
+		         "is not known; expected one of free, ");
+		json_object_set_new(report, "state", json_string(words[i]));
+		ck_fails(report_decode(report, &decoded_report, &err), &err,
+		         "is not known; expected one of starting, ");
+	}
+}
+END_TEST
+
 /* A measurement that is absent is not taken for 0. */
 START_TEST(what_a_device_does_not_tell_is_absent)
 {
@@ -1406,6 +1473,8 @@ int main(void)
 	tcase_add_test(tc, a_heartbeat_is_short_where_the_controller_keeps_the_whole_one);
 	tcase_add_test(tc, what_a_run_does_not_have_yet_is_absent);
 	tcase_add_test(tc, states_are_words_of_a_list);
+	tcase_add_test(tc, words_of_newer_services_are_unknown);
+	tcase_add_test(tc, words_of_newer_services_are_refused_between_services);
 	tcase_add_test(tc, what_a_device_does_not_tell_is_absent);
 	tcase_add_test(tc, older_reports_are_read);
 	tcase_add_test(tc, reports_of_any_program_are_read);
