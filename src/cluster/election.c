@@ -163,8 +163,8 @@ static int grant(struct election *e, int64_t *lease, struct error *err)
 	return r < 0 ? r : etcd_lease_read(answer, lease, &seconds, err);
 }
 
-/* Makes the key. 1: it is ours. 0: another was faster. */
-static int campaign(struct election *e, struct error *err)
+/* Makes the key. 1: it is ours. 0: another was faster. *unused: a lease to give back, or 0. */
+static int campaign(struct election *e, int64_t *unused, struct error *err)
 {
 	double asked = lease_now();
 	_cleanup_json_ json_t *txn = NULL;
@@ -180,7 +180,7 @@ static int campaign(struct election *e, struct error *err)
 	else
 		r = call_txn(e, steal_pointer(txn), &done, &revision, err);
 	if (r < 0 || !done) {
-		give_back(e, lease);
+		*unused = lease;
 		return r;
 	}
 	pthread_mutex_lock(&e->lock);
@@ -196,28 +196,37 @@ static int campaign(struct election *e, struct error *err)
 	return 1;
 }
 
+static void pair_clear(struct etcd_pair *pair)
+{
+	free(pair->key);
+	free(pair->value);
+}
+
 /* True: LEADING. */
 static bool follow(struct election *e)
 {
-	_cleanup_free_ char *leader = NULL;
-	struct etcd_pair pair = {0};
+	_cleanup_(pair_clear) struct etcd_pair pair = {0}, winner = {0};
 	struct error err = ERROR_INIT;
+	int64_t unused = 0;
 	int r = find_leader(e, &pair, &err);
-	_cleanup_free_ char *key = pair.key;
+	const char *leader = pair.value;
 
-	leader = pair.value;
 	if (r == 0 && str_eq(leader, e->name)) {
 		r = remove_own(e, pair.create_revision, &err);
 		if (r == 0)
 			r = -ENOENT;
-		free(steal_pointer(leader));
+		leader = NULL;
 	}
 	if (r == -ENOENT) {
-		r = campaign(e, &err);
+		r = campaign(e, &unused, &err);
 		if (r > 0)
 			return true;
+		/* This node reports to the other one before it gives its own lease back. */
+		if (r == 0 && find_leader(e, &winner, &err) == 0)
+			leader = winner.value;
 	}
 	set_following(e, leader ? leader : "", &err);
+	give_back(e, unused);
 	return false;
 }
 
@@ -354,6 +363,16 @@ bool election_holds(struct election *e)
 	holds = e->view.state == ELECTION_LEADING && lease_now() < e->until;
 	pthread_mutex_unlock(&e->lock);
 	return holds;
+}
+
+bool election_is_sure(struct election *e)
+{
+	bool sure;
+
+	pthread_mutex_lock(&e->lock);
+	sure = e->view.state == ELECTION_LEADING && lease_now() < e->until - (double)e->seconds / 2;
+	pthread_mutex_unlock(&e->lock);
+	return sure;
 }
 
 int64_t election_revision(const struct election *e)

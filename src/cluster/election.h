@@ -29,7 +29,7 @@ struct election_view {
 
 /* How often a candidate asks for the key: so long the key may be gone before the next controller takes it.
  */
-enum { ELECTION_ASK_MSEC = 500 };
+enum { ELECTION_ASK_MSEC = 250 };
 
 struct election;
 
@@ -51,6 +51,7 @@ const char *election_member(const struct election *e);
 
 /* From any thread. */
 bool election_holds(struct election *e);             /* LEADING, and the lease has not run out by our clock */
+bool election_is_sure(struct election *e);           /* and etcd has renewed it within its last half */
 int64_t election_revision(const struct election *e); /* that made our key; once LEADING */
 const char *election_key(const struct election *e);
 void election_lose(struct election *e, const char *why); /* LEADING -> LOST */

@@ -107,7 +107,7 @@ void member_release(struct member *m, int64_t run);
 int member_take_port(struct member *m, uint64_t salt);
 
 /* What a member that had been silent before has of the time-out at least, to find this controller. */
-enum { SILENT_PERCENT = 60 };
+enum { SILENT_PERCENT = 50 };
 
 /* Until its first heartbeat, or until the hosts are set again: it has answered nothing since then, and was
  * asked. */

@@ -55,6 +55,8 @@ enum {
 };
 
 _Static_assert(ALL <= 15000, "a node that is lost with etcd's leader is noticed within 15 seconds");
+_Static_assert(ETCD_STEPPING_DOWN + 1000 * LEASE_SECONDS / 2 < NODE_TIMEOUT,
+               "a controller that is cut off is not sure any more when it has missed all nodes for so long");
 _Static_assert(SILENCE <= TAKEN_OVER, "the next controller knows by then that it does not answer");
 _Static_assert(NODE_TIMEOUT / 3 + NODE_TIMEOUT <= TAKEN_OVER + FIRST_TIMEOUT, "and for how long");
 
@@ -107,6 +109,11 @@ const char *leader_known(const struct daemon *d)
 bool leader_holds(const struct daemon *d)
 {
 	return !d->leader || (d->leader->election && election_holds(d->leader->election));
+}
+
+bool leader_is_sure(const struct daemon *d)
+{
+	return !d->leader || (d->leader->election && election_is_sure(d->leader->election));
 }
 
 bool leader_is_lost(const struct daemon *d)

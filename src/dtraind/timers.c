@@ -32,10 +32,18 @@ struct timers {
 	sd_event_source *store;
 };
 
+/* How soon a controller looks again whether it may judge who is silent. Where that took long, it gives all
+ * nodes their whole time again (members_expire). */
+enum { UNSURE_USEC = 200 * 1000 };
+
 static int on_timer(sd_event_source *source, uint64_t usec, void *userdata)
 {
 	struct timer *t = userdata;
 
+	if (t->which == CONTROLLER_EXPIRY && !leader_is_sure(t->timers->daemon)) {
+		sd_event_source_set_time(source, (uint64_t)(clock_monotonic() * 1e6) + UNSURE_USEC);
+		return sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
+	}
 	controller_run_timer(t->timers->daemon->controller, t->which);
 	return 0;
 }

@@ -331,7 +331,7 @@ START_TEST(a_node_that_was_silent_before_is_not_waited_for_as_long)
 	c = bed_controller(b);
 	controller_set_silent(c, "n2", 1);
 	controller_set_silent(c, "n9", 1);
-	bed_pass(b, 5.5);
+	bed_pass(b, 4.5);
 	ck_assert_int_eq(member_state(controller_find_node(c, "n2")), NODE_UNKNOWN);
 	bed_pass(b, 1);
 	ck_assert_int_eq(member_state(controller_find_node(c, "n2")), NODE_DOWN);

@@ -11,7 +11,7 @@
 
 static char ran[64]; /* the timers that the controller was told of: F L E R M G */
 static int dispatched, store_fd;
-static bool lost;
+static bool lost, unsure;
 
 void controller_run_timer(struct controller *c, enum controller_timer timer)
 {
@@ -39,6 +39,14 @@ void controller_dispatch_store(struct controller *c)
 bool leader_is_lost(const struct daemon *d)
 {
 	return lost;
+}
+
+static int asked; /* whether it is sure */
+
+bool leader_is_sure(const struct daemon *d)
+{
+	asked++;
+	return !unsure;
 }
 
 static struct daemon service;
@@ -119,6 +127,24 @@ START_TEST(a_timer_waits_for_its_time)
 		ck_assert_int_ge(sd_event_run(service.event, UINT64_MAX), 0);
 	ck_assert_str_eq(ran, "F");
 	ck_assert(clock_monotonic() >= at);
+}
+END_TEST
+
+/* It may be cut off, and not the nodes. */
+START_TEST(who_is_silent_is_left_open_until_the_controller_is_sure)
+{
+	unsure = true;
+	for (int i = 0; i < CONTROLLER_TIMERS; i++)
+		set((enum controller_timer)i, 1e-6);
+	while (asked < 3)
+		ck_assert_int_ge(sd_event_run(service.event, UINT64_MAX), 0);
+	ck_assert_ptr_null(strchr(ran, 'E'));
+	ck_assert_uint_eq(strlen(ran), CONTROLLER_TIMERS - 1);
+	unsure = false;
+	while (!strchr(ran, 'E'))
+		ck_assert_int_ge(sd_event_run(service.event, UINT64_MAX), 0);
+	run_due();
+	ck_assert_uint_eq(strlen(ran), CONTROLLER_TIMERS);
 }
 END_TEST
 
@@ -208,6 +234,7 @@ int main(void)
 	tcase_add_test(c, no_timer_is_set_at_first);
 	tcase_add_test(c, timers_that_are_due_run_once_in_their_order);
 	tcase_add_test(c, a_timer_waits_for_its_time);
+	tcase_add_test(c, who_is_silent_is_left_open_until_the_controller_is_sure);
 	tcase_add_test(c, a_timer_can_be_switched_off);
 	tcase_add_test(c, the_last_time_that_was_set_counts);
 	tcase_add_test(c, the_clocks_are_those_of_the_machine);
