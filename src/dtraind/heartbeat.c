@@ -450,6 +450,7 @@ void heartbeats_follow(struct heartbeats *l)
 	heartbeat_state_answered(&l->state, NULL);
 	l->patience = 1;
 	l->interval = 0;
+	l->backoff = (struct backoff){0};
 	heartbeats_send(l);
 }
 

@@ -323,8 +323,10 @@ static char **make_headers(struct http_request *r)
 static void refuse_peer(struct daemon *d, struct http_request *r)
 {
 	const struct settings *s = d->settings;
+	/* One that has won the election, and is still reading the store, is to be asked again soon. */
+	bool begins = d->leader && !d->controller && leader_holds(d);
 	/* One that holds no more is no answer. */
-	const char *leader = d->controller ? NULL : leader_known(d);
+	const char *leader = d->controller ? NULL : begins ? s->name : leader_known(d);
 	_cleanup_free_ char *message = NULL;
 	struct error_answer refusal = {.code = "not-controller"};
 
@@ -332,6 +334,8 @@ static void refuse_peer(struct daemon *d, struct http_request *r)
 		message = str_printf(
 		    "%s is not the controller, it takes %s for it: the hosts files or dtraind.conf differ",
 		    s->name, s->controller);
+	else if (begins)
+		message = str_printf("%s is becoming the controller", s->name);
 	else
 		message = str_printf("%s is not the controller; %s%s", s->name,
 		                     leader ? "it is " : "none is known", leader ? leader : "");

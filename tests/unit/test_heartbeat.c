@@ -676,6 +676,23 @@ START_TEST(another_controller_gets_a_whole_one_at_once)
 }
 END_TEST
 
+/* It reads its store: the pauses before it is asked again begin with the shortest. */
+START_TEST(a_controller_that_begins_is_asked_again_soon)
+{
+	for (int i = 0; i < 5; i++) {
+		heartbeats_send(d.heartbeats);
+		fake_client_answer(fake_client_last(), 0, NULL, NULL, -EIO, false);
+	}
+	ck_assert(pause_set > 1);
+	strbuf_reset(&fake_leader.told);
+	heartbeats_follow(d.heartbeats);
+	answer_json(fake_client_last(), 421,
+	            "{\"error\":{\"code\":\"not-controller\",\"message\":\"y\",\"leader\":\"n2\"}}");
+	ck_assert(pause_set <= 0.2);
+	ck_assert_str_eq(fake_leader.told.data, "learn n2, "); /* and it is not away */
+}
+END_TEST
+
 START_TEST(the_controller_here_is_called)
 {
 	const struct node_callbacks callbacks = heartbeats_of_node(&d);
@@ -750,6 +767,7 @@ int main(void)
 	tcase_add_test(c, a_change_does_not_wait_for_the_interval);
 	tcase_add_test(c, the_interval_ends_with_its_controller);
 	tcase_add_test(c, another_controller_gets_a_whole_one_at_once);
+	tcase_add_test(c, a_controller_that_begins_is_asked_again_soon);
 	tcase_add_test(c, the_controller_here_is_called);
 	tcase_add_test(c, devices_that_change_are_told);
 	suite_add_tcase(s, c);

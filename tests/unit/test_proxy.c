@@ -253,21 +253,25 @@ END_TEST
 START_TEST(a_service_is_told_who_the_controller_is)
 {
 	static const struct {
-		bool elected, controller;
+		bool elected, controller, holds;
 		const char *known, *answer;
 	} cases[] = {
-	    {false, false, NULL,
+	    {false, false, false, NULL,
 	     "421 {\"error\":{\"code\":\"not-controller\",\"message\":\"n1 is not the controller, it takes "
 	     "n9 "
 	     "for it: the hosts files or dtraind.conf differ\"}}"},
-	    {true, false, "n3",
+	    {true, false, false, "n3",
 	     "421 {\"error\":{\"code\":\"not-controller\",\"message\":\"n1 is not the controller; it is n3\","
 	     "\"leader\":\"n3\"}}"},
-	    {true, false, NULL,
+	    {true, false, false, NULL,
 	     "421 {\"error\":{\"code\":\"not-controller\",\"message\":\"n1 is not the controller; none is "
 	     "known\"}}"},
+	    /* It reads the store. Who asks does not turn to the others, of which one may be gone. */
+	    {true, false, true, "n3",
+	     "421 {\"error\":{\"code\":\"not-controller\",\"message\":\"n1 is becoming the controller\","
+	     "\"leader\":\"n1\"}}"},
 	    /* It was the controller itself. */
-	    {true, true, "n1",
+	    {true, true, false, "n1",
 	     "421 {\"error\":{\"code\":\"not-controller\",\"message\":\"n1 is not the controller; none is "
 	     "known\"}}"},
 	};
@@ -278,7 +282,7 @@ START_TEST(a_service_is_told_who_the_controller_is)
 
 		d.leader = cases[i].elected ? (struct leader *)&d : NULL;
 		d.controller = cases[i].controller ? (struct controller *)&d : NULL;
-		fake_leader.holds = false;
+		fake_leader.holds = cases[i].holds;
 		fake_leader.known = cases[i].known;
 		ck_assert(forward_to_controller(&d, &r));
 		ck_assert_str_eq(r.answer, cases[i].answer);
