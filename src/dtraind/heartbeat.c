@@ -46,6 +46,7 @@ struct heartbeats {
 	double interval; /* of heartbeats, as the controller asks for it; 0: it does not */
 	int64_t sequence;
 	struct http_transfer *heartbeat_call, *reporting; /* one of each at a time: they keep their order */
+	char asked[256];                                  /* whom the former has been sent to */
 	struct pending *pending;                          /* the newest of each attempt */
 	size_t pending_count;
 	bool lost;                    /* the last heartbeat did not arrive */
@@ -178,9 +179,9 @@ static void on_heartbeat_done(void *context, const struct http_answer *a)
 	if (a->error.code == -ECANCELED)
 		return;
 	if (a->status != 0)
-		leader_answered(l->daemon, leader_peer(l->daemon).name, a->status == 200);
+		leader_answered(l->daemon, l->asked, a->status == 200);
 	else
-		leader_unanswered(l->daemon, leader_peer(l->daemon).name, l->sent_monotonic);
+		leader_unanswered(l->daemon, l->asked, l->sent_monotonic);
 	if (a->status == 200) {
 		if (l->lost)
 			log_info("reconnected to controller %s", leader_peer(l->daemon).name);
@@ -315,6 +316,7 @@ static void post_heartbeat(struct heartbeats *l, const struct heartbeat *beat)
 	_cleanup_json_ json_t *body = NULL;
 	struct short_heartbeat brief;
 
+	snprintf(l->asked, sizeof(l->asked), "%s", leader_peer(l->daemon).name);
 	l->is_short = heartbeat_can_be_short(&l->state, beat, l->sent_lease);
 	if (l->is_short) {
 		brief = heartbeat_shorten(&l->state, beat);
@@ -444,6 +446,10 @@ void heartbeats_report(struct heartbeats *l, const struct report *report)
 
 void heartbeats_follow(struct heartbeats *l)
 {
+	/* While there is no controller, requests of users look for it, too, and may come here so often that
+	 * no heartbeat to a lost one would ever be given up. */
+	if (l->heartbeat_call)
+		leader_unanswered(l->daemon, l->asked, l->sent_monotonic);
 	http_transfer_cancel(steal_pointer(l->heartbeat_call));
 	http_transfer_cancel(steal_pointer(l->reporting));
 	clear_pending(l);
