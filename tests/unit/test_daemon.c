@@ -13,6 +13,7 @@
 #include "config/keys.h"
 #include "daemon_fixture.h"
 #include "dtraind/routes/table.h"
+#include "http/server.h"
 
 static struct person owner, other, root;
 static bool many; /* we are root, and can be each of the three; otherwise all of them are ourselves */
@@ -674,7 +675,7 @@ START_TEST(a_reload_makes_the_socket_again)
 	daemon_fixture_write(&f, "dtraind.conf", "what = ;");
 	ck_assert_int_eq(unlink(f.socket), 0);
 	ck_assert_int_eq(kill(f.pid, SIGHUP), 0);
-	while (access(f.socket, F_OK) < 0)
+	while (!http_unix_answers(f.socket))
 		usleep(1000);
 	daemon_submit(&f, NULL, "true", 1, 1);
 	daemon_await(&f, 1, "succeeded");
