@@ -191,6 +191,8 @@ static void set_base(struct environment *env, const struct request *q, const str
 	set(env, "LANG", "%s", getenv("LANG") ?: "C.UTF-8");
 	if (tmp)
 		set(env, "TMPDIR", "%s", tmp);
+	else
+		env->failed = true;
 	set(env, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
 	if (!q->native) /* what Python prints is in the log at once */
 		set(env, "PYTHONUNBUFFERED", "1");
@@ -206,6 +208,8 @@ static void set_base(struct environment *env, const struct request *q, const str
 
 			if (name)
 				set(env, name, "%s", equals + 1);
+			else
+				env->failed = true;
 		}
 	}
 }
@@ -253,6 +257,7 @@ static void set_devices(struct environment *env, const struct request *q, const 
 	} else if (getenv("CUDA_VISIBLE_DEVICES")) {
 		set(env, "CUDA_VISIBLE_DEVICES", "%s", ""); /* as it is for dtraind, which saw none */
 	}
+	env->failed = env->failed || gpus.failed || slots.failed;
 	set(env, "DTRAIN_SLOT", "%d", rank->slot);
 	set(env, "DTRAIN_SLOTS", "%s", slots.data ? slots.data : "");
 	strbuf_free(&gpus);
@@ -343,7 +348,10 @@ static void set_torchrun(struct environment *env, const struct request *q, const
 	}
 	set(env, "ROLE_NAME", "default");
 	set(env, "TORCHELASTIC_USE_AGENT_STORE", "False");
-	set(env, "TORCHELASTIC_ERROR_FILE", "%s", error_file ? error_file : "");
+	if (error_file)
+		set(env, "TORCHELASTIC_ERROR_FILE", "%s", error_file);
+	else
+		env->failed = true;
 	set(env, "MASTER_ADDR", "%s", q->master_addr);
 	if (q->master_port > 0)
 		set(env, "MASTER_PORT", "%d", q->master_port);
