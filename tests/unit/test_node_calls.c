@@ -802,7 +802,6 @@ START_TEST(a_lease_that_ends_ends_attempts)
 	check_trace("confirm(6.1) confirm(7.1) confirm(8.1) ");
 	now = lease_clock();
 	run(9, 1, 3, "");
-	/* A request's own adoption has no config, so the first one outlives any lease. */
 	learn(now, 0.001);
 	while (trace.len == 0)
 		ck_assert_int_ge(sd_event_run(event, UINT64_MAX), 0);
@@ -813,7 +812,7 @@ START_TEST(a_lease_that_ends_ends_attempts)
 	ck_assert_ptr_null(strstr(trace.data, "end_lease(8.1)"));
 	strbuf_reset(&trace);
 	strbuf_adds(&trace, "");
-	check_refused(10, 1, 0, "", -EBUSY, "slot 0 is leased to run 5");
+	check_refused(10, 1, 0, "", -EBUSY, "node n1 has had no answer of its controller for too long");
 }
 END_TEST
 
