@@ -93,7 +93,8 @@ int __wrap_devices_find(const struct daemon_config *c, int hosts_slots, struct d
 			snprintf(d->fault, sizeof(d->fault), "GPU is lost");
 		snprintf(d->pci, sizeof(d->pci), "0000:0%d:00.0", i);
 		for (int k = 0; k < 3; k++)
-			snprintf(out->links[i * 3 + k], sizeof(*out->links), "L%d%d", i, k);
+			memcpy(out->links[i * 3 + k],
+			       (const char[]){'L', (char)('0' + i), (char)('0' + k), 0}, 4);
 	}
 	return 0;
 }
