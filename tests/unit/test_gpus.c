@@ -3,7 +3,9 @@
  * driver is one of this file, or is missing, as in older drivers. */
 #include "unit.h"
 
+#include <sched.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/str.h"
@@ -481,6 +483,66 @@ START_TEST(wires_are_counted)
 }
 END_TEST
 
+/* ---- CPU slots ---- */
+
+START_TEST(a_machine_without_gpus_has_cpu_slots)
+{
+	static const struct {
+		int cpu_slots, slot_threads, hosts_slots, count, threads; /* threads 0: the share of a slot */
+	} cases[] = {
+	    {0, 0, 0, 1, 0}, {3, 0, 0, 3, 0}, {3, 7, 2, 3, 7}, {0, 2, 2, 2, 2}, {0, 0, 4096, 4096, 1}};
+	uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+	cpu_set_t allowed;
+	int cores;
+
+	setenv("CUDA_VISIBLE_DEVICES", "", 1);
+	ck_assert_int_eq(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
+	cores = CPU_COUNT(&allowed);
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		const struct daemon_config config = {.cpu_slots = cases[i].cpu_slots,
+		                                     .slot_threads = cases[i].slot_threads};
+		int threads = cases[i].threads ? cases[i].threads : MAX(cores / cases[i].count, 1);
+		struct devices found;
+		struct error err = ERROR_INIT;
+		char text[64], want[64];
+
+		ck_ok(devices_find(&config, cases[i].hosts_slots, &found, &err), &err);
+		ck_assert_uint_eq(found.count, (size_t)cases[i].count);
+		ck_assert_ptr_null(found.nvml);
+		for (int k = 0; k < cases[i].count; k++) {
+			const struct node_device *d = &found.list[k];
+
+			ck_assert(!d->gpu);
+			ck_assert_int_eq(d->index, k);
+			ck_assert_int_eq(d->numa, -1);
+			ck_assert_int_eq(d->threads, threads);
+			ck_assert_uint_eq(d->memory, memory / (uint64_t)cases[i].count);
+			ck_assert_str_eq(d->name, found.list[0].name);
+			ck_assert_str_ne(d->name, "");
+			snprintf(want, sizeof(want), "CPU slot %d", k);
+			ck_assert_str_eq(node_device_describe(d, text, sizeof(text)), want);
+		}
+		devices_release(&found);
+		ck_assert_ptr_null(found.list);
+	}
+}
+END_TEST
+
+START_TEST(a_device_is_described)
+{
+	static const struct {
+		struct node_device device;
+		const char *text;
+	} cases[] = {{{.gpu = true, .index = 3, .uuid = "GPU-1"}, "GPU 3 (GPU-1)"},
+	             {{.gpu = true, .index = 3}, "GPU 3"},
+	             {{.gpu = true, .index = 3, .uuid = "MIG-1", .mig = true}, "MIG device MIG-1 of GPU 3"}};
+	char text[64];
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++)
+		ck_assert_str_eq(node_device_describe(&cases[i].device, text, sizeof(text)), cases[i].text);
+}
+END_TEST
+
 /* ---- readings ---- */
 
 enum reader {
@@ -733,6 +795,8 @@ int main(void)
 	tcase_add_test(tc, a_gpu_in_mig_mode_gives_its_parts);
 	tcase_add_test(tc, a_path_has_a_name);
 	tcase_add_test(tc, wires_are_counted);
+	tcase_add_test(tc, a_machine_without_gpus_has_cpu_slots);
+	tcase_add_test(tc, a_device_is_described);
 	suite_add_tcase(suite, tc);
 	tcase_add_checked_fixture(reading, setup_reading, NULL);
 	tcase_add_test(reading, all_that_is_told_is_read);
