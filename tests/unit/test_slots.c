@@ -91,7 +91,8 @@ int __wrap_devices_find(const struct daemon_config *c, int hosts_slots, struct d
 			snprintf(d->uuid, sizeof(d->uuid), "U-%d", i);
 		else
 			snprintf(d->fault, sizeof(d->fault), "GPU is lost");
-		snprintf(d->pci, sizeof(d->pci), "0000:0%d:00.0", i);
+		strcpy(d->pci, "0000:00:00.0");
+		d->pci[6] = (char)('0' + i);
 		for (int k = 0; k < 3; k++)
 			memcpy(out->links[i * 3 + k],
 			       (const char[]){'L', (char)('0' + i), (char)('0' + k), 0}, 4);
