@@ -352,6 +352,7 @@ START_TEST(a_launcher_that_cannot_be_watched_is_ended)
 	struct units *units;
 	struct error err = ERROR_INIT;
 
+	free(f.config->launch);
 	f.config->launch = strdup("process");
 	ck_ok(units_create(f.event, f.config, &units, &err), &err);
 	calls_fail_in_turn(start_unit, units, " posix_spawn pidfd_open sd_event_add_io ");

@@ -566,6 +566,7 @@ START_TEST(small_things_are_made)
 	memory_runs_out(make_spare, NULL);
 	memory_runs_out(open_log, NULL);
 	memory_runs_out(listen_to_launcher, NULL);
+	free(f.config->launch);
 	f.config->launch = strdup("process");
 	ck_ok(units_create(f.event, f.config, &units, &err), &err);
 	memory_runs_out(make_unit, units);
