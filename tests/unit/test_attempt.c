@@ -583,8 +583,8 @@ START_TEST(who_has_stopped_it_is_asked)
 		unit.owner.exited(unit.owner.context, "it ended", true);
 		check_trace("receive ");
 		close_connection();
+		empty_unit();
 		check_trace("");
-		unit.empty = true;
 	}
 	unit.owner.stopped(unit.owner.context, answers[_i % 2]);
 	ck_assert_str_eq(report()->shutdown, words[_i % 2]);

@@ -4,6 +4,7 @@
 #include "unit.h"
 
 #include <fcntl.h>
+#include <pwd.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -654,6 +655,41 @@ START_TEST(arguments_are_checked)
 }
 END_TEST
 
+/* Each place is named before it is looked at: where it hangs, that is what is told. */
+START_TEST(a_preflight_says_what_it_looks_at)
+{
+	_cleanup_free_ char *request = path_of("request"), *said = NULL, *text = NULL, *want = NULL;
+	struct passwd *own = getpwuid(geteuid());
+	struct strbuf steps = {0};
+	struct error err = ERROR_INIT;
+	char *rest;
+	const char *line;
+
+	text = str_printf(
+	    "{\"user\":\"%s\",\"uid\":%d,\"directory\":\"%s\",\"program\":\"true\",\"path\":\"/bin\","
+	    "\"model\":\".\",\"output_dir\":\"out\",\"offload_dir\":\".\",\"log_dir\":\"/\","
+	    "\"own_mounts\":false}",
+	    own->pw_name, (int)geteuid(), dir);
+	ck_ok(file_write_atomic(request, text, strlen(text), 0600, &err), &err);
+	ck_assert_ptr_nonnull(freopen(request, "r", stdin));
+	ck_assert_int_eq(run_with("--preflight", NULL, &said), 0);
+	for (rest = said; (line = strsep(&rest, "\n")) && *line;) {
+		_cleanup_json_ json_t *json = NULL;
+
+		ck_ok(json_parse(line, strlen(line), "preflight", &json, &err), &err);
+		if (json_object_get(json, "step"))
+			strbuf_addf(&steps, "%s\n", json_get_string(json, "step", ""));
+		else if (!json_object_get(json, "user"))
+			strbuf_addf(&steps, "end %d\n", (int)json_get_int(json, "error", -1));
+	}
+	want = str_printf("user %s\nlog_dir /\ndirectory %s\nprogram true\nmodel %s/.\noutput.dir %s/out\n"
+	                  "parallel.offload_dir %s/.\nend 0\n",
+	                  own->pw_name, dir, dir, dir, dir);
+	ck_assert_str_eq(steps.data, want);
+	strbuf_free(&steps);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("launch");
@@ -680,6 +716,7 @@ int main(void)
 	tcase_add_test(tc, a_rank_has_nothing_of_the_launcher);
 	tcase_add_test(tc, a_guard_ends_as_its_launcher_does);
 	tcase_add_test(tc, arguments_are_checked);
+	tcase_add_test(tc, a_preflight_says_what_it_looks_at);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
 }

@@ -123,6 +123,12 @@ START_TEST(gpus_are_found)
 
 	ck_assert_msg(dlopen("tests/unit/libfake-nvml.so", RTLD_NOW | RTLD_GLOBAL), "%s", dlerror());
 	fixture_machine(&f, "mig=7\nmig=7\nmig=7\n");
+	setenv("FAKE_NVML_INIT", "9", 1);
+	nvml = (struct nvml *)1;
+	nvml_open(&nvml, fault, sizeof(fault));
+	ck_assert_ptr_null(nvml);
+	ck_assert_str_eq(fault, "");
+	unsetenv("FAKE_NVML_INIT");
 	nvml_open(&nvml, fault, sizeof(fault));
 	ck_assert_ptr_nonnull(nvml);
 	memory_runs_out(find_gpus, nvml);
@@ -170,7 +176,7 @@ static int find_user(void *context, struct error *err)
 static void check_environment(char *const *environment)
 {
 	static const char *const wanted[] = {"TMPDIR=/", "TORCHELASTIC_ERROR_FILE=/", "DTRAIN_SLOTS=0,1",
-	                                     "MINE=1"};
+	                                     "CUDA_VISIBLE_DEVICES=", "MINE=1"};
 	size_t found = 0;
 
 	for (; *environment; environment++)
@@ -510,6 +516,16 @@ static int make_spare(void *context, struct error *err)
 	return r;
 }
 
+static int make_starts(void *context, struct error *err)
+{
+	struct starts *starts = NULL;
+	int r = starts_create(f.event, f.config, &(struct starts_callbacks){0}, &starts, err);
+
+	ck_assert_int_eq(starts != NULL, r == 0);
+	starts_destroy(starts);
+	return r;
+}
+
 static int open_log(void *context, struct error *err)
 {
 	struct log_reader *reader;
@@ -564,6 +580,7 @@ START_TEST(small_things_are_made)
 	memory_runs_out(make_lease, NULL);
 	memory_runs_out(make_attempts, NULL);
 	memory_runs_out(make_spare, NULL);
+	memory_fails_in_turn(make_starts, NULL, true);
 	memory_runs_out(open_log, NULL);
 	memory_runs_out(listen_to_launcher, NULL);
 	free(f.config->launch);

@@ -573,6 +573,14 @@ START_TEST(records_of_starts_are_read)
 	struct error err = ERROR_INIT;
 
 	ck_ok(started_each(dir, visit, &visits, &err), &err); /* there is no directory yet */
+	put("started", "");
+	ck_assert_int_eq(started_each(dir, visit, &visits, &err), -ENOTDIR);
+	ck_assert_ptr_nonnull(strstr(err.message, "cannot read "));
+	{
+		_cleanup_free_ char *path = path_of("started");
+
+		ck_assert_int_eq(unlink(path), 0);
+	}
 	ck_ok(started_make_directory(dir, &err), &err);
 	ck_ok(started_each(dir, visit, &visits, &err), &err);
 	ck_assert_int_eq(visits, 0);
@@ -742,6 +750,12 @@ START_TEST(files_of_a_run_are_measured)
 		bytes[i] = answer.runs[0].bytes;
 		prune_answer_release(&answer);
 	}
+	ck_ok(run_files_prune(&(struct run_files_plan){.directories = {logs}, .days = 1, .now = 1e12},
+	                      &answer, &err),
+	      &err);
+	ck_assert_ptr_null(answer.error);
+	prune_answer_release(&answer);
+	check_file("logs/3", NULL);
 	ck_assert_int_ge(bytes[1] - bytes[0], 99999);
 	ck_assert_int_lt(bytes[1] - bytes[0], 190000);
 	/* What is no directory is an error, one that is not there is not. */

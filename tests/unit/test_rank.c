@@ -331,13 +331,14 @@ START_TEST(what_cannot_be_executed_says_why)
 	ck_assert_str_eq(rank.error, "cannot enter directory /nonexistent: No such file or directory");
 	forget();
 	user.directory = dir;
-	if (geteuid() == 0)
-		return;
 	user.change = true;
 	user.uid = 0;
+	user.groups = calloc(1 << 20, sizeof(*user.groups));
+	user.group_count = 1 << 20; /* more than anybody may have, root included */
 	run((char *[]){(char *)"true", NULL});
 	ck_assert_int_eq(rank.exit_status, 126);
-	ck_assert_str_eq(rank.error, "cannot become uid 0: Operation not permitted");
+	ck_assert_ptr_nonnull(strstr(rank.error, "cannot become uid 0: "));
+	free(user.groups);
 }
 END_TEST
 
@@ -405,12 +406,17 @@ END_TEST
 START_TEST(limits_are_raised)
 {
 	struct rlimit limit, before;
+	bool unlimited;
 
 	ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &before), 0);
 	limit = before;
 	limit.rlim_cur = 64;
 	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
 	ck_assert_int_eq(getrlimit(RLIMIT_MEMLOCK, &before), 0);
+	limit.rlim_cur = limit.rlim_max = RLIM_INFINITY;
+	unlimited = setrlimit(RLIMIT_MEMLOCK, &limit) == 0;
+	if (unlimited)
+		before.rlim_max = 1 << 20;
 	before.rlim_cur = 0;
 	ck_assert_int_eq(setrlimit(RLIMIT_MEMLOCK, &before), 0);
 	launch_raise_limits();
@@ -418,7 +424,7 @@ START_TEST(limits_are_raised)
 	ck_assert_uint_eq(limit.rlim_cur, limit.rlim_max);
 	ck_assert_int_eq(getrlimit(RLIMIT_MEMLOCK, &limit), 0);
 	ck_assert_uint_eq(limit.rlim_cur, limit.rlim_max);
-	ck_assert_uint_ge(limit.rlim_max, before.rlim_max);
+	ck_assert_uint_eq(limit.rlim_max, unlimited ? RLIM_INFINITY : before.rlim_max);
 }
 END_TEST
 
