@@ -22,7 +22,7 @@ static struct gpu_watch_options watch; /* of the last start */
 static struct gpu_reading first[3];    /* as gpu_read has them */
 static int watch_code, reads, stops, closes;
 static bool returns = true, mig;
-static struct nvml *nvml; /* of the last list of devices */
+static struct nvml *library; /* of the last list of devices */
 
 int __wrap_gpu_watch_start(sd_event *, const struct devices *, const struct gpu_watch_options *,
                            struct gpu_watch **, struct error *);
@@ -71,10 +71,10 @@ int __wrap_devices_find(const struct daemon_config *c, int hosts_slots, struct d
 	                        .nvml = calloc(1, sizeof(*out->nvml)),
 	                        .driver = "580",
 	                        .cuda = "13.0"};
-	nvml = out->nvml;
-	nvml->error = get_error;
-	nvml->shutdown = shut_down;
-	nvml->library = dlopen(NULL, RTLD_NOW); /* given back with it */
+	library = out->nvml;
+	library->error = get_error;
+	library->shutdown = shut_down;
+	library->library = dlopen(NULL, RTLD_NOW); /* given back with it */
 	for (int i = 0; i < 3; i++) {
 		struct node_device *d = &out->list[i];
 
@@ -575,8 +575,8 @@ START_TEST(a_watch_is_needed)
 	slots_destroy(slots);
 	slots = NULL;
 	ck_assert_int_eq(closes, 0);
-	dlclose(nvml->library);
-	free(nvml);
+	dlclose(library->library);
+	free(library);
 }
 END_TEST
 
