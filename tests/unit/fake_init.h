@@ -35,6 +35,7 @@ struct init {
 	char killed[4][64];
 	int kills;
 	bool may_close; /* the connection with it need not be there at the end */
+	bool spares;    /* the owner of the unit kills nothing at the end of its launcher */
 	char *start;    /* the arguments of StartTransientUnit as text */
 };
 
@@ -216,7 +217,8 @@ static void on_exited(void *context, const char *text, bool was_started)
 	exited++;
 	started = was_started;
 	snprintf(why, sizeof(why), "%s", text);
-	unit_kill(unit);
+	if (!init.spares)
+		unit_kill(unit);
 }
 
 static void on_remaining(void *context)

@@ -52,6 +52,8 @@ START_TEST(the_service_is_given_time)
 		}
 	}
 	lease_watch_close(&watch);
+	ck_assert_int_eq(watch.timer_fd, -1); /* the number may be another file's from now on */
+	lease_watch_close(&watch);
 }
 END_TEST
 

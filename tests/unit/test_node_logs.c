@@ -302,6 +302,9 @@ START_TEST(only_a_file_itself_is_read)
 		ck_assert_str_eq(text, "");
 		log_reader_close(reader);
 	}
+	ck_ok(log_reader_open(event, dir, -1, false, on_wakeup, NULL, &reader, &err), &err);
+	ck_assert_int_eq(log_reader_read(reader, text, sizeof text), -EISDIR);
+	log_reader_close(reader);
 }
 END_TEST
 
