@@ -215,8 +215,12 @@ int run_place(struct run *r, char *const *nodes, const int *slots, double now, s
 	r->ranks = ranks;
 	r->rank_count = (size_t)count;
 	run_clear_parts(r);
-	if (add_parts_of_ranks(r, err) < 0)
+	if (add_parts_of_ranks(r, err) < 0) {
+		/* Ranks and parts would hold slots for a run that waits for some. */
+		free_ranks(r);
+		run_clear_parts(r);
 		return -ENOMEM;
+	}
 	r->recovered = 0;
 	r->state = RUN_STARTING;
 	r->attempt++;

@@ -38,8 +38,10 @@ static void take_result(struct controller *c, struct run *r, struct sched_run *s
 	names = calloc(r->nodes, sizeof(*names));
 	for (int64_t i = 0; names && i < r->nodes; i++)
 		names[i] = (char *)nodes[s->chosen[i]].name;
-	if (!names || run_place(r, names, s->slots, controller_time(c), &err) < 0)
-		log_err("run %lld: %s", (long long)r->id, names ? err.message : "out of memory");
+	if (!names || run_place(r, names, s->slots, controller_time(c), &err) < 0) {
+		log_err("run %lld: out of memory: it is not placed", (long long)r->id);
+		return;
+	}
 	queue_note_placed(&c->queue, r);
 	for (size_t i = 0; i < r->part_count; i++) {
 		const struct member *m = members_find(c->members, r->parts[i].node);

@@ -51,6 +51,8 @@ static int place_run(void *context, struct error *err)
 	code = run_place(r, own, slots, 100, err);
 	ck_assert_int_eq(r->attempt, attempt + (code == 0));
 	ck_assert_int_eq(r->state, code == 0 ? RUN_STARTING : RUN_QUEUED);
+	ck_assert_uint_eq(r->part_count, code == 0 ? 2 : 0);
+	ck_assert(code == 0 || r->rank_count == 0);
 	return code;
 }
 

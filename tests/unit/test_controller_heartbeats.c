@@ -364,6 +364,23 @@ START_TEST(a_short_one_says_the_highest_number)
 }
 END_TEST
 
+/* At once: the next controller gives no number again, whether it hears of them or not. */
+START_TEST(the_highest_number_is_stored)
+{
+	struct bed *b = settled_bed();
+
+	node_find(b, "n2")->highest_run = 1000;
+	bed_send_heartbeat(b, "n2");
+	bed_pass(b, 0.01);
+	bed_cut_off(b, "n2", true);
+	bed_crash_controller(b);
+	bed_pass(b, 30);
+	node_find(b, "n1")->highest_run = 0;
+	ck_assert_int_eq(bed_submit(b, 1, 1), 1101);
+	bed_free(b);
+}
+END_TEST
+
 /* Two nodes, of which this controller wants one heartbeat a second. */
 static struct bed *slow_bed(void)
 {
@@ -554,6 +571,7 @@ int main(void)
 	tcase_add_test(tc, foreign_work_stays_in_sight);
 	tcase_add_test(tc, a_node_that_is_added_again_says_the_whole);
 	tcase_add_test(tc, a_short_one_says_the_highest_number);
+	tcase_add_test(tc, the_highest_number_is_stored);
 	tcase_add_test(tc, nodes_are_asked_for_fewer);
 	tcase_add_test(tc, a_node_that_reports_seldom_is_down_as_soon);
 	tcase_add_loop_test(tc, a_node_is_unknown_to_a_new_controller_until_the_time_out, 0, 2);

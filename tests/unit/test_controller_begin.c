@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tests how a controller begins, and what it does with answers and submissions that come late or twice. */
+#include "commit_bed.h"
+
+/* ---- the beginning ---- */
+
+static int create(struct bed *b, struct store *store, bool begun, struct controller **c, struct error *err)
+{
+	_cleanup_(hosts_freep) struct hosts *hosts = make_hosts();
+	struct controller_options options = bed_options(b, hosts);
+
+	options.store = store;
+	options.begun = begun;
+	return controller_create(&options, c, err);
+}
+
+/* Its store is the one in state_dir, where it is given none. */
+START_TEST(a_controller_opens_its_store)
+{
+	struct bed b = {.dir = unit_tmpdir(), .now = 1000};
+	_cleanup_free_ char *path = str_path_join(b.dir, "dtrain.db");
+	struct controller *c = NULL;
+	struct error err = ERROR_INIT;
+	struct store *store;
+	int64_t epoch;
+
+	ck_ok(create(&b, NULL, false, &c, &err), &err);
+	ck_assert_int_ge(controller_store_fd(c), 0);
+	ck_assert_ptr_nonnull(controller_rendezvous(c));
+	controller_destroy(c);
+	ck_ok(store_open(path, &store, &err), &err);
+	epoch = store_epoch(store);
+	ck_assert_int_gt(epoch, 0);
+	store_close(store);
+	/* With each controller another epoch begins, unless that was done for it. */
+	ck_ok(create(&b, NULL, false, &c, &err), &err);
+	controller_destroy(c);
+	ck_ok(store_open(path, &store, &err), &err);
+	ck_assert_int_eq(store_epoch(store), epoch + 1);
+	ck_ok(create(&b, store, true, &c, &err), &err);
+	controller_destroy(c);
+	ck_ok(store_open(path, &store, &err), &err);
+	ck_assert_int_eq(store_epoch(store), epoch + 1);
+	store_close(store);
+	controller_destroy(NULL);
+	file_remove_tree(b.dir, NULL);
+	free(b.dir);
+}
+END_TEST
+
+START_TEST(a_controller_that_cannot_begin_says_why)
+{
+	struct bed b = {.dir = unit_tmpdir(), .now = 1000};
+	_cleanup_free_ char *path = str_path_join(b.dir, "dtrain.db"), *runs = str_path_join(b.dir, "runs"),
+	                    *want = str_printf("cannot read %s: Not a directory", runs);
+	struct controller *c = NULL;
+	struct error err = ERROR_INIT;
+	struct store *store;
+
+	ck_ok(file_write_atomic(runs, "x", 1, 0600, &err), &err);
+	ck_assert_int_eq(create(&b, NULL, false, &c, &err), -ENOTDIR);
+	ck_assert_str_eq(err.message, want);
+	ck_assert_ptr_null(c);
+	/* The store is closed: another may have it. */
+	ck_ok(store_open(path, &store, &err), &err);
+	ck_assert_int_eq(create(&b, store, true, &c, &err), -ENOTDIR);
+	ck_ok(store_open(path, &store, &err), &err);
+	store_close(store);
+	ck_assert_int_eq(unlink(runs), 0);
+	ck_ok(
+	    file_write_atomic(path, "this is no database, and long enough to be read as one", 54, 0600, &err),
+	    &err);
+	ck_fails(create(&b, NULL, false, &c, &err), &err, "dtrain.db");
+	ck_assert_ptr_null(c);
+	file_remove_tree(b.dir, NULL);
+	free(b.dir);
+}
+END_TEST
+
+static void note_copy(void *context, int code, const struct error *err)
+{
+	*(int *)context = code;
+}
+
+START_TEST(a_copy_of_the_store_is_made)
+{
+	_cleanup_free_ char *path = NULL;
+	struct store_backup *copy = NULL;
+	struct error err = ERROR_INIT;
+	int code = 1;
+	struct stat st;
+	struct bed b;
+
+	bed_start(&b);
+	path = str_path_join(b.dir, "copy.db");
+	ck_ok(file_write_atomic(path, "", 0, 0600, &err), &err);
+	ck_ok(controller_backup_begin(b.controller, path, note_copy, &code, &copy, &err), &err);
+	while (code > 0) {
+		held_store_await_done(b.store);
+		turn(&b);
+	}
+	ck_assert_int_eq(code, 0);
+	ck_assert_int_eq(stat(path, &st), 0);
+	ck_assert_int_gt(st.st_size, 0);
+	store_backup_free(copy);
+	bed_end(&b);
+}
+END_TEST
+
+/* ---- answers that come late ---- */
+
+/* The start reached the node, which has ended its part since: nothing is lost. */
+START_TEST(a_start_that_is_given_up_after_its_end_is_not_waited_for)
+{
+	struct answer a;
+	struct bed b;
+
+	bed_start(&b);
+	b.keeps_answer = true;
+	submit_and_commit(&b, &a);
+	ck_assert_ptr_nonnull(b.late);
+	free(heartbeat(&b, "n2",
+	               "{\"run\":1,\"attempt\":1,\"node\":\"n2\",\"state\":\"ended\",\"ranks\":[{"
+	               "\"rank\":1,\"state\":\"exited\",\"exit_status\":0}]}"));
+	b.late(b.late_context,
+	       &(struct peer_result){.code = -EHOSTUNREACH, .message = "no answer within 30 s"});
+	turn(&b);
+	commits_end(&b);
+	ck_assert_int_eq(state_of(&b, 1), RUN_STARTING);
+	ck_assert_uint_eq(controller_active_run(b.controller, 0)->lost_count, 0);
+	bed_end(&b);
+}
+END_TEST
+
+/* A node that cannot be reached is asked to stop its part. What it said before its answer proves nothing. */
+START_TEST(a_heartbeat_from_before_the_stop_does_not_end_the_wait)
+{
+	_cleanup_free_ char *ended = report(1, 1, "n1", 0, "ended");
+	struct answer a;
+	struct bed b;
+
+	bed_start(&b);
+	b.refusal = -EHOSTUNREACH;
+	b.stopped = (struct peer_result){.instance = "x", .sequence = b.sequence + 3};
+	submit_and_commit(&b, &a);
+	ck_assert_ptr_nonnull(strstr(b.stops, "n2:1.1"));
+	free(heartbeat(&b, "n1", ended));
+	b.refusal = 0;
+	for (int i = 2; i <= 4; i++) {
+		b.now += 400;
+		free(heartbeat(&b, "n2", ""));
+		controller_reschedule(b.controller);
+		turn(&b);
+		commits_end(&b);
+		ck_assert_int_eq(state_of(&b, 1), i < 4 ? RUN_QUEUED : RUN_STARTING);
+	}
+	ck_assert_int_eq(controller_active_run(b.controller, 0)->attempt, 2);
+	bed_end(&b);
+}
+END_TEST
+
+/* ---- submissions and lists ---- */
+
+/* Keys are each user's own. */
+START_TEST(two_users_may_have_the_same_key)
+{
+	struct answer first, second = {0};
+	struct run *other = make_run("k1");
+	struct error err = ERROR_INIT;
+	struct submission *s;
+	struct bed b;
+
+	bed_start(&b);
+	submit_with(&b, &first, "k1");
+	other->uid = 7;
+	ck_ok(controller_submit(b.controller, other, run_on_both, on_submitted, &second, &s, &err), &err);
+	turn(&b);
+	commits_end(&b);
+	ck_assert_int_eq(first.count, 1);
+	ck_assert_int_eq(first.id, 1);
+	ck_assert_int_eq(second.count, 1);
+	ck_assert_int_eq(second.id, 2);
+	bed_end(&b);
+}
+END_TEST
+
+static int stop_at_second(void *context, const struct run *r, struct error *err)
+{
+	return ++*(int *)context == 2 ? -ECANCELED : 0;
+}
+
+START_TEST(a_list_ends_where_it_is_refused)
+{
+	static const char *const sets[] = {"active", "all"};
+	struct error err = ERROR_INIT;
+	struct answer a;
+	struct bed b;
+
+	bed_start(&b);
+	for (int i = 0; i < 3; i++)
+		submit_and_commit(&b, &a);
+	for (size_t i = 0; i < ARRAY_SIZE(sets); i++) {
+		unsigned states = run_state_set(sets[i]);
+		int n = 0;
+
+		ck_assert_int_eq(controller_list_runs(b.controller, states, 0, 9, stop_at_second, &n, &err),
+		                 -ECANCELED);
+		ck_assert_int_eq(n, 2);
+		n = 0;
+		ck_ok(controller_list_runs(b.controller, states, 0, 2, count, &n, &err), &err);
+		ck_assert_int_eq(n, 2);
+		n = 0;
+		ck_ok(controller_list_runs(b.controller, states, 2, 9, count, &n, &err), &err);
+		ck_assert_int_eq(n, 1);
+	}
+	bed_end(&b);
+}
+END_TEST
+
+/* ---- devices ---- */
+
+/* The devices of a node change between two heartbeats; what is the same is no news. */
+START_TEST(devices_that_change_are_looked_at)
+{
+	struct device_list list = {.devices = calloc(1, sizeof(*list.devices)), .count = 1};
+	struct bed b;
+
+	bed_start(&b);
+	list.devices[0] = (struct device_info){
+	    .node = strdup("n2"), .kind = DEVICE_KIND_CPU, .name = strdup("x"), .state = SLOT_FREE};
+	controller_set_devices(b.controller, "n2", &list);
+	ck_assert_uint_eq(list.count, 0);
+	ck_assert_ptr_null(list.devices);
+	ck_assert_double_lt(b.due[CONTROLLER_FLUSH], 0);
+	list = (struct device_list){.devices = calloc(1, sizeof(*list.devices)), .count = 1};
+	list.devices[0] = (struct device_info){.node = strdup("n2"),
+	                                       .kind = DEVICE_KIND_CPU,
+	                                       .name = strdup("x"),
+	                                       .state = SLOT_DRAINED,
+	                                       .reason = strdup("hot")};
+	controller_set_devices(b.controller, "n2", &list);
+	ck_assert_double_ge(b.due[CONTROLLER_FLUSH], 0);
+	ck_assert_int_eq(controller_find_node(b.controller, "n2")->devices[0].state, SLOT_DRAINED);
+	/* Of a node that is gone they are dropped. */
+	list = (struct device_list){.devices = calloc(1, sizeof(*list.devices)), .count = 1};
+	controller_set_devices(b.controller, "n9", &list);
+	bed_end(&b);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("controller begin");
+	TCase *tc = tcase_create("begin");
+
+	tcase_add_test(tc, a_controller_opens_its_store);
+	tcase_add_test(tc, a_controller_that_cannot_begin_says_why);
+	tcase_add_test(tc, a_copy_of_the_store_is_made);
+	tcase_add_test(tc, a_start_that_is_given_up_after_its_end_is_not_waited_for);
+	tcase_add_test(tc, a_heartbeat_from_before_the_stop_does_not_end_the_wait);
+	tcase_add_test(tc, two_users_may_have_the_same_key);
+	tcase_add_test(tc, a_list_ends_where_it_is_refused);
+	tcase_add_test(tc, devices_that_change_are_looked_at);
+	suite_add_tcase(s, tc);
+	return unit_run(s);
+}
