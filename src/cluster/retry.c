@@ -90,7 +90,7 @@ static void set_delay(struct run *r, double now)
 {
 	struct retry_record *x = &r->retries.record;
 
-	if (r->started > 0 && now - r->started >= LONG_ATTEMPT)
+	if (now - r->started >= LONG_ATTEMPT)
 		x->delays = 0;
 	x->delay = FIRST_DELAY;
 	for (int64_t i = 0; i < x->delays && x->delay < LONGEST_DELAY; i++)

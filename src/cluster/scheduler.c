@@ -193,7 +193,7 @@ bool schedule_possible(const struct sched_node *nodes, size_t count, struct sche
 	struct view v = look(nodes, count, NULL, r);
 
 	r->reason[0] = '\0';
-	if ((int64_t)v.allowed < r->nodes || (int64_t)v.large < r->nodes)
+	if ((int64_t)v.large < r->nodes)
 		reason_impossible(r, &v, nodes, count);
 	else if (is_above_limit(r, &v))
 		reason_above_limit(r, &v);

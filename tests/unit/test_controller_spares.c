@@ -212,6 +212,24 @@ START_TEST(a_program_that_fails_keeps_its_nodes)
 }
 END_TEST
 
+/* Also where its spare would fit better by now. */
+START_TEST(a_program_that_fails_stays_where_it_was)
+{
+	struct bed *b = bed_create("n1 slots=4\nn2 slots=3\n");
+	int64_t run = submit(b, "\"nodes\":1,\"spares\":1,\"max_restarts\":5"), other;
+
+	bed_await(b, run, RUN_RUNNING);
+	check_run(b, run, "1 n2 | n1");
+	other = submit(b, "\"nodes\":1,\"devices_per_node\":3,\"hosts\":[\"n1\"]");
+	bed_await(b, other, RUN_RUNNING);
+	bed_end_ranks(b, "n2", run, 1);
+	bed_await(b, run, RUN_QUEUED);
+	bed_await(b, run, RUN_RUNNING);
+	check_run(b, run, "2 n2 | n1");
+	bed_free(b);
+}
+END_TEST
+
 /* The first run waits for a node that is kept for the second one, which waits for a node that the first one,
  * being first, keeps from it: the first one begins. */
 START_TEST(what_is_kept_does_not_hold_up_a_run_before)
@@ -252,6 +270,7 @@ int main(void)
 	tcase_add_test(tc, a_drained_node_is_replaced);
 	tcase_add_test(tc, spares_count);
 	tcase_add_test(tc, a_program_that_fails_keeps_its_nodes);
+	tcase_add_test(tc, a_program_that_fails_stays_where_it_was);
 	tcase_add_test(tc, what_is_kept_does_not_hold_up_a_run_before);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);

@@ -495,6 +495,24 @@ START_TEST(a_node_that_was_silent_before_may_report)
 }
 END_TEST
 
+/* With another hosts file the time-out begins anew, and no look at it was missed. */
+START_TEST(a_new_hosts_file_is_no_standstill)
+{
+	_cleanup_(members_destroyp) struct members *m = make_members("a\nb\n");
+	_cleanup_json_ json_t *b = heartbeat("b", "y", 3);
+	char down[16] = "";
+	double next;
+
+	ck_assert(take_heartbeat(members_find(m, "b"), b, 100, 1000));
+	next = members_expire(m, "a", 100, 5, on_down, down);
+	ck_assert_double_gt(next, 100);
+	set_hosts(m, "a\nb\n", 101, keep_none);
+	/* The next look is late by the time before, and by this one there was none. */
+	ck_assert_double_eq(members_expire(m, "a", 106, 5, on_down, down), 0);
+	ck_assert_str_eq(down, "b");
+}
+END_TEST
+
 START_TEST(many_nodes_report_less_often)
 {
 	static const struct {
@@ -546,6 +564,7 @@ int main(void)
 	tcase_add_test(c, a_controller_that_stood_still_marks_nobody_down);
 	tcase_add_loop_test(c, a_node_that_was_silent_before_is_down_sooner, 0, ARRAY_SIZE(silences));
 	tcase_add_test(c, a_node_that_was_silent_before_may_report);
+	tcase_add_test(c, a_new_hosts_file_is_no_standstill);
 	tcase_add_test(c, many_nodes_report_less_often);
 	return unit_run(s);
 }
