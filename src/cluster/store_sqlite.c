@@ -407,28 +407,31 @@ static bool sqlite_has_epoch(void *self, int64_t epoch)
 	return yes;
 }
 
-/* 0 where there is none. */
-static int64_t read_number(struct sqlite_store *s, enum read_statement which)
+/* *out: 0 where there is none. */
+static int read_number(struct sqlite_store *s, enum read_statement which, int64_t *out, struct error *err)
 {
 	sqlite3_stmt *st = s->read[which];
-	int64_t n = sqlite3_step(st) == SQLITE_ROW ? sqlite3_column_int64(st, 0) : 0;
+	int code = sqlite3_step(st), r = code == SQLITE_ROW || code == SQLITE_DONE ? 0 : read_error(s, err);
 
+	*out = code == SQLITE_ROW ? sqlite3_column_int64(st, 0) : 0;
 	sqlite3_reset(st);
-	return n;
+	return r;
 }
 
 static int read_start(struct sqlite_store *s, struct store_start *start, struct error *err)
 {
 	sqlite3_stmt *st = s->read[CLUSTER];
 	bool found = sqlite3_step(st) == SQLITE_ROW;
+	int r = found ? 0 : read_error(s, err);
 
-	start->cluster = found ? store_sqlite_text(st, 0) : NULL;
+	if (r == 0)
+		r = read_number(s, EPOCH, &start->epoch, err);
+	if (r == 0)
+		r = read_number(s, HIGHEST, &start->highest, err);
+	if (r == 0 && !(start->cluster = store_sqlite_text(st, 0)))
+		r = error_oom(err);
 	sqlite3_reset(st);
-	if (found && !start->cluster)
-		return error_oom(err);
-	start->epoch = read_number(s, EPOCH);
-	start->highest = read_number(s, HIGHEST);
-	return start->cluster ? 0 : read_error(s, err);
+	return r;
 }
 
 static void sqlite_close(void *self)
