@@ -104,9 +104,13 @@ static int take_entry(void *context, const char *name, const char *value, struct
 	_cleanup_(run_entry_release) struct run_entry entry = {0};
 	_cleanup_json_ json_t *json = NULL;
 	struct stored_run *list, *out;
+	int r = json_parse(value, strlen(value), "etcd", &json, err);
 
-	if (json_parse(value, strlen(value), "etcd", &json, err) < 0 ||
-	    run_entry_decode(json, &entry, err) < 0) {
+	if (r == 0)
+		r = run_entry_decode(json, &entry, err);
+	if (r == -ENOMEM)
+		return r;
+	if (r < 0) {
 		/* One run that cannot be read is no reason not to serve the others. */
 		log_err("run %s in etcd: %s", name, err->message);
 		return 0;
@@ -148,6 +152,7 @@ static int take_origin(void *context, const char *name, const char *value, struc
 	_cleanup_json_ json_t *json = NULL;
 	struct stored_run *run;
 	int64_t id;
+	int r;
 
 	if (str_to_int64(name, 1, INT64_MAX, &id) < 0)
 		return 0;
@@ -156,8 +161,12 @@ static int take_origin(void *context, const char *name, const char *value, struc
 	run = l->next < l->out->batch.run_count ? &l->out->batch.runs[l->next] : NULL;
 	if (!run || run->run.id != id)
 		return 0;
-	if (json_parse(value, strlen(value), "etcd", &json, err) < 0 ||
-	    run_origin_decode(json, &origin, err) < 0) {
+	r = json_parse(value, strlen(value), "etcd", &json, err);
+	if (r == 0)
+		r = run_origin_decode(json, &origin, err);
+	if (r == -ENOMEM)
+		return r;
+	if (r < 0) {
 		log_err("run %s in etcd: %s", name, err->message);
 		return 0;
 	}

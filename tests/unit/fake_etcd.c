@@ -503,15 +503,12 @@ void __wrap_etcd_close(struct etcd *e)
 	free(e);
 }
 
-int __wrap_etcd_call(struct etcd *e, const char *path, json_t *request, double seconds, json_t **answer,
-                     struct error *err)
+static int answer_call(const char *path, json_t *request, double seconds, json_t **answer, struct error *err)
 {
-	_cleanup_json_ json_t *taken = request;
 	struct fake_failure failure = {0};
 	json_t *result = NULL;
 	bool fails;
 
-	ck_assert_ptr_nonnull(taken);
 	pthread_mutex_lock(&fake.lock);
 	for (size_t i = 0; i < ARRAY_SIZE(fake.calls); i++)
 		fake.calls[i].count += str_eq(fake.calls[i].path, path);
@@ -521,7 +518,7 @@ int __wrap_etcd_call(struct etcd *e, const char *path, json_t *request, double s
 		failure.before();
 	pthread_mutex_lock(&fake.lock);
 	if (!fails || failure.code == 0 || failure.applied)
-		result = do_call(path, taken);
+		result = do_call(path, request);
 	if (failure.seconds > 0)
 		set_time(fake.now + MIN(failure.seconds, seconds));
 	pthread_mutex_unlock(&fake.lock);
@@ -537,7 +534,30 @@ int __wrap_etcd_call(struct etcd *e, const char *path, json_t *request, double s
 	return 0;
 }
 
+static void (*enter)(bool begin);
+
+int __wrap_etcd_call(struct etcd *e, const char *path, json_t *request, double seconds, json_t **answer,
+                     struct error *err)
+{
+	_cleanup_json_ json_t *taken = request;
+	int r;
+
+	if (!taken)
+		return error_oom(err);
+	if (enter)
+		enter(true);
+	r = answer_call(path, taken, seconds, answer, err);
+	if (enter)
+		enter(false);
+	return r;
+}
+
 /* For the test. */
+
+void fake_etcd_on_call(void (*fn)(bool begin))
+{
+	enter = fn;
+}
 
 void fake_etcd_fail(const struct fake_failure *failure)
 {

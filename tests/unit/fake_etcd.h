@@ -44,6 +44,8 @@ struct fake_failure {
 };
 
 void fake_etcd_fail(const struct fake_failure *failure);
+/* fn is called where each call begins, and ends, in the thread that makes it. */
+void fake_etcd_on_call(void (*fn)(bool begin));
 int fake_etcd_calls(const char *path); /* since it was asked last */
 
 /* The keys, for the test. */
