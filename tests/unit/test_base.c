@@ -113,11 +113,28 @@ START_TEST(numbers_are_whole_strings)
 	ck_assert_int_eq(str_to_double("1e-4", &d), 0);
 	ck_assert_double_eq(d, 1e-4);
 	ck_assert_int_eq(str_to_double("nan", &d), -EINVAL);
+	ck_assert_int_eq(str_to_double("", &d), -EINVAL);
+	ck_assert_int_eq(str_to_double(" 1", &d), -EINVAL);
+	ck_assert_int_eq(str_to_double("1x", &d), -EINVAL);
+	ck_assert_int_eq(str_to_double("1e999", &d), -EINVAL);
+	ck_assert_double_eq(d, 1e-4);
+	ck_assert_int_eq(str_to_int64(" 1", 0, 100, &v), -EINVAL);
+	ck_assert_int_eq(str_to_int64("-1", 0, 100, &v), -ERANGE);
+	ck_assert_int_eq(str_to_int64("0", 0, 100, &v), 0);
+	ck_assert_int_eq(v, 0);
+	ck_assert_int_eq(str_to_int64("100", 0, 100, &v), 0);
+	ck_assert_int_eq(v, 100);
 }
 END_TEST
 
 START_TEST(words_for_sizes_and_times)
 {
+	static const struct {
+		double seconds;
+		const char *words;
+	} durations[] = {{-5, "0s"},       {0.4, "0s"},      {59.4, "59s"},   {59.6, "1m00s"},
+	                 {60, "1m00s"},    {3599, "59m59s"}, {3600, "1h00m"}, {86399, "23h59m"},
+	                 {86400, "1d00h"}, {90000, "1d01h"}};
 	char b[32];
 
 	ck_assert_str_eq(str_bytes(b, sizeof(b), 1536), "1.5 KiB");
@@ -128,9 +145,15 @@ START_TEST(words_for_sizes_and_times)
 	ck_assert_str_eq(str_bytes(b, sizeof(b), UINT64_MAX), "16384 PiB");
 	ck_assert_str_eq(str_duration(b, sizeof(b), 190), "3m10s");
 	ck_assert_str_eq(str_duration(b, sizeof(b), 7500), "2h05m");
+	for (size_t i = 0; i < ARRAY_SIZE(durations); i++)
+		ck_assert_str_eq(str_duration(b, sizeof(b), durations[i].seconds), durations[i].words);
 	ck_assert_str_eq(str_duration(b, sizeof(b), NAN), "0s");
 	ck_assert_uint_le(strlen(str_duration(b, sizeof(b), 1e308)), 16);
 	ck_assert_str_eq(str_measure(b, sizeof(b), 2.302585, 4), "2.3026");
+	ck_assert_str_eq(str_measure(b, sizeof(b), 1e6, 2), "1.000e+06");
+	ck_assert_str_eq(str_measure(b, sizeof(b), 999999, 1), "999999.0");
+	ck_assert_str_eq(str_measure(b, sizeof(b), INFINITY, 2), "inf");
+	ck_assert_str_eq(str_measure(b, sizeof(b), 0.5, 12), "0.50000000");
 	ck_assert_str_eq(str_measure(b, sizeof(b), -999999.5, 2), "-999999.50");
 	ck_assert_str_eq(str_measure(b, sizeof(b), 1e308, 4), "1.000e+308");
 	ck_assert_str_eq(str_measure(b, sizeof(b), -1e308, 4), "-1.000e+308");
@@ -427,6 +450,41 @@ START_TEST(json_text)
 }
 END_TEST
 
+START_TEST(paths_are_joined)
+{
+	static const char *const cases[][3] = {{"/a", "b", "/a/b"}, {"/a/", "b", "/a/b"}, {"/a", "/b", "/b"},
+	                                       {"", "b", "b"},      {NULL, "b", "b"},     {"/", "b", "/b"}};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_free_ char *got = str_path_join(cases[i][0], cases[i][1]);
+
+		ck_assert_str_eq(got, cases[i][2]);
+	}
+}
+END_TEST
+
+/* Of words that are longer than any name no distance is computed. */
+START_TEST(words_have_a_distance)
+{
+	char longest[200], longer[200];
+
+	memset(longest, 'a', sizeof(longest));
+	memset(longer, 'a', sizeof(longer));
+	longest[128] = '\0';
+	longer[129] = '\0';
+	ck_assert_uint_eq(str_distance("", ""), 0);
+	ck_assert_uint_eq(str_distance("kitten", "sitting"), 3);
+	ck_assert_uint_eq(str_distance("abc", ""), 3);
+	ck_assert_uint_eq(str_distance("ab", "ba"), 1);
+	ck_assert_uint_eq(str_distance("xab", "xba"), 1);
+	ck_assert_uint_eq(str_distance("abcd", "badc"), 2);
+	ck_assert_uint_eq(str_distance(longest, longest), 0);
+	ck_assert_uint_eq(str_distance(longest, "a"), 127);
+	ck_assert_uint_eq(str_distance(longer, longest), 129);
+	ck_assert_uint_eq(str_distance("a", longer), 129);
+}
+END_TEST
+
 START_TEST(counts_have_their_plural)
 {
 	char buf[48];
@@ -706,6 +764,8 @@ int main(void)
 	tcase_add_test(t, json_errors_name_the_line);
 	tcase_add_test(t, json_reals_have_the_fewest_digits);
 	tcase_add_test(t, json_text);
+	tcase_add_test(t, paths_are_joined);
+	tcase_add_test(t, words_have_a_distance);
 	tcase_add_test(t, counts_have_their_plural);
 	tcase_add_test(t, json_files_look_as_python_writes_them);
 	tcase_add_test(t, random_names_differ);

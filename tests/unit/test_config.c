@@ -905,6 +905,40 @@ static const struct {
      NULL},
     {"store = \"etcd:https://a:1\"; controllers = [\"n1\"]; etcd_certificate = \"c\"; etcd_ca = \"a\";",
      "https:// needs etcd_certificate, etcd_key"},
+    {"store = \"etcd:https://a:1\"; controllers = [\"n1\"]; etcd_key = \"k\"; etcd_ca = \"a\";",
+     "https:// needs etcd_certificate, etcd_key"},
+    {"store = \"etcd:https://a:1\"; controllers = [\"n1\"]; etcd_certificate = \"c\"; etcd_key = \"k\";",
+     "https:// needs etcd_certificate, etcd_key"},
+    /* Those of the service serve as a whole, or not at all. */
+    {"store = \"etcd:https://a:1\"; controllers = [\"n1\"]; certificate = \"c\"; certificate_key = \"k\"; "
+     "ca_file = \"a\";",
+     NULL},
+    {"store = \"etcd:https://a:1\"; controllers = [\"n1\"]; certificate = \"c\"; certificate_key = \"k\"; "
+     "ca_file = \"a\"; etcd_key = \"k\";",
+     "https:// needs etcd_certificate, etcd_key"},
+    {"store = \"etcd:https://a:1\"; controllers = [\"n1\"]; certificate = \"c\"; certificate_key = \"k\"; "
+     "ca_file = \"a\"; etcd_certificate = \"k\";",
+     "https:// needs etcd_certificate, etcd_key"},
+    {"store = \"etcd:https://a:1\"; controllers = [\"n1\"]; certificate = \"c\"; certificate_key = \"k\"; "
+     "ca_file = \"a\"; etcd_ca = \"k\";",
+     "https:// needs etcd_certificate, etcd_key"},
+    {"store = \"etcd:///\"; controllers = [\"n1\"];", "store: \"\" is no URL of etcd"},
+    {"store = \"etcd:http://127.0.0.1:1\"; controllers = []; ", "with etcd, controllers = "},
+    {"store = \"etcd:http://127.0.0.1:1\"; controllers = [\"a\"]; controller = \"a\";",
+     "with etcd, controllers = "},
+    {"controllers = [\"a\"];", "controllers needs store = "},
+    {"controllers = [];", NULL},
+    {"store = \"mysql\";", "store: \"mysql\"; expected \"sqlite\" or"},
+    {"port_range = \"5\";", "port_range: \"5\" is no range of ports"},
+    {"port_range = \" 5 - 9 \";", NULL},
+    {"port_range = \"9-5\";", "is no range of ports"},
+    {"port_range = \"5-5\";", NULL},
+    {"port_range = \"0-5\";", "is no range of ports"},
+    {"port_range = \"5-65536\";", "is no range of ports"},
+    {"port_range = \"x-5\";", "is no range of ports"},
+    {"heartbeat = 2.0; lease = 6.0;", "lease: 6 s is not above three times heartbeat"},
+    {"heartbeat = 1.0; node_timeout = 60.0; lease = 3.1;", NULL},
+    {"allow_devices = [\"/etc/a\"];", "\"/etc/a\" is not below /dev"},
 };
 
 START_TEST(a_daemons_file_is_right_or_says_why)
@@ -1203,6 +1237,8 @@ START_TEST(metrics_have_an_address_and_a_port)
 	} cases[] = {
 	    {"0.0.0.0:9600", "0.0.0.0", 9600, NULL},
 	    {"[::1]:1", "::1", 1, NULL},
+	    {"[::1:5", "[::1", 5, NULL},
+	    {"::1]:5", "::1]", 5, NULL},
 	    {"n1.example.org:65535", "n1.example.org", 65535, NULL},
 	    {"9600", NULL, 0, "d.conf: metrics_listen: \"9600\" is no address and port"},
 	    {":9600", NULL, 0, "is no address and port"},

@@ -142,6 +142,7 @@ START_TEST(whatever_is_missing_the_next_run_runs)
 	struct bed b;
 	int ran;
 
+	json_set_alloc_funcs(__wrap_malloc, free);
 	bed_start(&b);
 	b.others = pause_failures;
 	for (long n = 1; live(&b, n, _i == 1); n++)

@@ -145,6 +145,7 @@ START_TEST(a_batch_is_there_whole_or_not)
 	int written = 0;
 	struct store *s;
 
+	json_set_alloc_funcs(__wrap_malloc, free);
 	ck_ok(store_etcd_open(&fake_etcd_place, election, dir, &s, &err), &err);
 	memory_refused = true;
 	for (long n = 1; memory_refused; n++) {
@@ -183,6 +184,7 @@ START_TEST(a_run_is_checked_or_not)
 	struct run *r = full_run();
 	struct store *s;
 
+	json_set_alloc_funcs(__wrap_malloc, free);
 	ck_ok(store_etcd_open(&fake_etcd_place, election, dir, &s, &err), &err);
 	memory_runs_out(check, r);
 	store_close(s);

@@ -1107,6 +1107,9 @@ START_TEST(memory_may_run_out_at_any_place)
 {
 	struct passing p = {&samples[_i], make(&samples[_i])};
 
+	/* A start request may lack the copy in which unknown keys are looked for. */
+	if (samples[_i].pass != pass_start_request)
+		json_set_alloc_funcs(__wrap_malloc, free);
 	memory_runs_out(pass_sample, &p);
 	json_decref(p.json);
 }
