@@ -1,0 +1,397 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The rules of a run, one by one: names, states, delays between attempts, what is kept of failures, and
+ * events that come in a state in which they mean nothing. */
+#include <string.h>
+
+#include "base/json.h"
+#include "base/str.h"
+#include "cluster_fixture.h"
+
+/* ---- what is asked for ---- */
+
+static int make_named(const char *name, struct run **out, struct error *err)
+{
+	_cleanup_json_ json_t *json =
+	    json_pack("{s:s,s:s,s:[s]}", "task", "command", "name", name, "command", "true");
+	_cleanup_(run_config_freep) struct run_config *config = fixture_config(json);
+
+	return run_new(config, out, err);
+}
+
+START_TEST(a_name_is_a_short_line)
+{
+	char name[300];
+	struct error err = ERROR_INIT;
+	static const char *const wrong[] = {"a\nb", "\x1f", "a\x7f", "a\tb"};
+	struct run *r = NULL;
+
+	memset(name, 'n', sizeof(name));
+	name[256] = '\0';
+	ck_assert_int_eq(make_named(name, &r, &err), -EINVAL);
+	ck_assert_str_eq(err.message, "name: at most 255 bytes and no control characters are possible");
+	name[255] = '\0';
+	ck_ok(make_named(name, &r, &err), &err);
+	ck_assert_str_eq(r->name, name);
+	ck_assert_str_eq(r->task, "command");
+	ck_assert_int_eq(r->exit_status, -1);
+	ck_assert_ptr_null(r->output);
+	run_free(steal_pointer(r));
+	for (size_t i = 0; i < ARRAY_SIZE(wrong); i++) {
+		ck_assert_int_eq(make_named(wrong[i], &r, &err), -EINVAL);
+		ck_assert_ptr_null(r);
+	}
+	ck_ok(make_named(" ~\xc3\xa9", &r, &err), &err);
+	run_free(r);
+}
+END_TEST
+
+START_TEST(states_have_names)
+{
+	unsigned all = 0;
+
+	for (int i = 0; i < RUN_STATES; i++) {
+		ck_assert_uint_eq(run_state_set(run_state_name(i)), 1u << i);
+		all |= 1u << i;
+	}
+	ck_assert_uint_eq(run_state_set("all"), all);
+	ck_assert_uint_eq(run_state_set("active"),
+	                  1u << RUN_QUEUED | 1u << RUN_STARTING | 1u << RUN_RUNNING | 1u << RUN_STOPPING);
+	ck_assert_uint_eq(run_state_set("dancing"), 0);
+	ck_assert_uint_eq(run_state_set(""), 0);
+}
+END_TEST
+
+/* ---- attempts after a failure ---- */
+
+/* An attempt from 100 that has failed. */
+static struct run *failed_run(void)
+{
+	struct run *r = fixture_run(2, 1);
+
+	r->retries.max_restarts = r->retries.max_node_failures = 100;
+	fixture_place(r);
+	run_set_reason(r, "rank 0 has failed");
+	return r;
+}
+
+START_TEST(delays_are_doubled_up_to_five_minutes)
+{
+	static const double delays[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300};
+	_cleanup_(run_freep) struct run *r = failed_run();
+
+	for (size_t i = 0; i < ARRAY_SIZE(delays); i++) {
+		ck_assert(run_retry(r, i % 2 ? FAILURE_NODE : FAILURE_PROGRAM, 699));
+		ck_assert_double_eq(r->retries.record.delay, delays[i]);
+	}
+	/* After a long attempt they begin anew. */
+	ck_assert(run_retry(r, FAILURE_PROGRAM, 700));
+	ck_assert_double_eq(r->retries.record.delay, 1);
+	ck_assert_int_eq(r->retries.record.restarts, 7);
+	ck_assert_int_eq(r->retries.record.node_failures, 6);
+	ck_assert(str_ends(r->reason, "; the next one begins in 1 s"));
+}
+END_TEST
+
+static const struct {
+	enum run_failure failure;
+	int64_t restarts, node_failures; /* that are possible */
+	bool again;
+	const char *reason;
+} ends[] = {
+    {FAILURE_PROGRAM, 1, 0, true, "attempt 1 has failed: it broke; the next one begins in 1 s"},
+    {FAILURE_NODE, 0, 1, true, "attempt 1 has failed: it broke; the next one begins in 1 s"},
+    {FAILURE_PROGRAM, 0, 1, false, "it broke"},
+    {FAILURE_NODE, 1, 0, false, "it broke"},
+    {FAILURE_FINAL, 1, 1, false, "it broke"},
+    {FAILURE_PROGRAM, -1, 1, false, "it broke; attempt 1 was the last one: resources.max_restarts is 5"},
+    {FAILURE_NODE, 1, -1, false, "it broke; attempt 1 was the last one: resources.max_node_failures is 5"},
+};
+
+/* -1: there were as many as are possible, 5. */
+START_TEST(a_run_begins_again_as_often_as_it_may)
+{
+	_cleanup_(run_freep) struct run *r = failed_run();
+
+	r->retries.max_restarts = ends[_i].restarts;
+	r->retries.max_node_failures = ends[_i].node_failures;
+	if (ends[_i].restarts < 0)
+		r->retries.max_restarts = r->retries.record.restarts = 5;
+	if (ends[_i].node_failures < 0)
+		r->retries.max_node_failures = r->retries.record.node_failures = 5;
+	run_set_reason(r, "it broke");
+	ck_assert_int_eq(run_retry(r, ends[_i].failure, 200), ends[_i].again);
+	ck_assert_str_eq(r->reason, ends[_i].reason);
+	ck_assert_int_eq(r->retries.record.last_failure != NULL, ends[_i].again);
+}
+END_TEST
+
+START_TEST(what_is_cancelled_does_not_begin_again)
+{
+	_cleanup_(run_freep) struct run *r = failed_run();
+
+	r->cancelled = true;
+	ck_assert(!run_retry(r, FAILURE_PROGRAM, 200));
+	ck_assert_str_eq(r->reason, "rank 0 has failed");
+	ck_assert_int_eq(r->retries.record.restarts, 0);
+}
+END_TEST
+
+/* Three attempts in a row that have saved nothing; of a program that does not say what it saves nothing is
+ * known. */
+START_TEST(attempts_without_a_checkpoint_are_counted)
+{
+	_cleanup_(run_freep) struct run *r = failed_run();
+
+	r->retries.saves = _i == 1;
+	for (int i = 1; i <= 3; i++) {
+		ck_assert_int_eq(run_retry(r, FAILURE_PROGRAM, 200), _i == 0 || i < 3);
+		ck_assert_int_eq(r->retries.record.stalled, _i == 0 ? 0 : i);
+	}
+	if (_i == 0)
+		return;
+	ck_assert(str_ends(r->reason, "; given up after 3 attempts in a row without a newer checkpoint"));
+	/* A newer one makes it count from 0. */
+	run_set_checkpoint(r, 10);
+	ck_assert(run_retry(r, FAILURE_PROGRAM, 200));
+	ck_assert_int_eq(r->retries.record.stalled, 0);
+	run_begin_attempt(r);
+	ck_assert_double_eq(r->retries.record.delay, 0);
+	ck_assert_int_eq(r->retries.record.checkpoint_before, 10);
+	ck_assert(run_retry(r, FAILURE_PROGRAM, 200));
+	ck_assert_int_eq(r->retries.record.stalled, 1);
+}
+END_TEST
+
+START_TEST(a_checkpoint_has_the_node_of_rank_0)
+{
+	_cleanup_(run_freep) struct run *r = failed_run(), *waiting = fixture_run(1, 1);
+	int64_t version = r->version;
+
+	run_set_checkpoint(r, 5);
+	ck_assert_str_eq(r->retries.record.checkpoint_node, "n1");
+	ck_assert_int_eq(r->version, version + 1);
+	run_set_checkpoint(r, 5);
+	run_set_checkpoint(r, 4);
+	ck_assert_int_eq(r->retries.record.checkpoint, 5);
+	ck_assert_int_eq(r->version, version + 1);
+	run_set_checkpoint(waiting, 6);
+	ck_assert_int_eq(waiting->retries.record.checkpoint, 6);
+	ck_assert_ptr_null(waiting->retries.record.checkpoint_node);
+}
+END_TEST
+
+/* Each node once, those of the last attempt alone. */
+START_TEST(a_node_is_avoided_once)
+{
+	_cleanup_(run_freep) struct run *r = failed_run();
+
+	ck_assert_int_eq(str_replace(&r->parts[1].trouble, "node n2 is down"), 0);
+	ck_assert_int_eq(str_replace(&r->device_node, "n2"), 0);
+	ck_assert(run_retry(r, FAILURE_NODE, 200));
+	ck_assert_str_eq(r->retries.record.avoid[0], "n2");
+	ck_assert_ptr_null(r->retries.record.avoid[1]);
+	ck_assert_int_eq(str_replace(&r->device_node, "n1"), 0);
+	ck_assert(run_retry(r, FAILURE_NODE, 200));
+	ck_assert_str_eq(r->retries.record.avoid[0], "n2");
+	ck_assert_str_eq(r->retries.record.avoid[1], "n1");
+	ck_assert_ptr_null(r->retries.record.avoid[2]);
+	run_count_busy(r, "n3");
+	ck_assert_str_eq(r->retries.record.avoid[0], "n3");
+	ck_assert_ptr_null(r->retries.record.avoid[1]);
+	ck_assert(r->busy);
+}
+END_TEST
+
+/* Whatever of it there is, the store keeps it. */
+START_TEST(what_there_is_of_earlier_attempts_is_kept)
+{
+	_cleanup_(run_freep) struct run *r = fixture_run(1, 1);
+	struct retry_record *x = &r->retries.record;
+	int64_t *const numbers[] = {&x->busy_starts, &x->restarts, &x->node_failures, &x->stalled,
+	                            &x->checkpoint};
+
+	ck_assert(!run_has_retries(r));
+	for (size_t i = 0; i < ARRAY_SIZE(numbers); i++) {
+		*numbers[i] = 1;
+		ck_assert(run_has_retries(r));
+		*numbers[i] = 0;
+	}
+	x->used = 0.5;
+	ck_assert(run_has_retries(r));
+	x->used = 0;
+	run_set_last_failure(r, "it broke", "last line");
+	ck_assert(run_has_retries(r));
+	ck_assert_str_eq(x->last_failure, "attempt 0: it broke");
+	ck_assert_str_eq(x->last_detail, "last line");
+	run_set_last_failure(r, "again", NULL);
+	ck_assert_ptr_null(x->last_detail);
+}
+END_TEST
+
+/* ---- events in other states ---- */
+
+START_TEST(events_mean_nothing_in_other_states)
+{
+	for (int state = 0; state < RUN_STATES; state++) {
+		_cleanup_(run_freep) struct run *r = fixture_run(1, 1);
+		bool final = run_state_final(state), runs = state == RUN_STARTING || state == RUN_RUNNING;
+
+		fixture_place(r);
+		r->state = state;
+		ck_assert_uint_eq(run_evict(r, "node n1 was drained", 200), runs ? RUN_STOP : 0);
+		ck_assert_int_eq(r->evicted != NULL, runs);
+		ck_assert_int_eq(r->requeue, runs);
+		ck_assert_int_eq((int)r->state, runs ? RUN_STOPPING : state);
+		r->state = state;
+		ck_assert_int_eq(run_time_out(r, 200) != 0, runs);
+		ck_assert_int_eq(r->timed_out, !final && state != RUN_STOPPING);
+		r->state = state;
+		r->parts[0].ended = false;
+		ck_assert_int_eq(run_cancel(r, 200) != 0, !final && state != RUN_QUEUED);
+		ck_assert_int_eq(r->cancelled, !final);
+	}
+}
+END_TEST
+
+/* A part that was lost while no controller was there. */
+static const struct {
+	double since, recovered;
+	bool failed;
+	double at;
+} losses[] = {{150, 0, false, 150}, {0, 0, false, 200}, {0, 170, false, 170}, {0, 170, true, 200}};
+
+START_TEST(a_part_is_lost_when_it_was_last_heard_of)
+{
+	_cleanup_(run_freep) struct run *r = fixture_run(2, 1);
+
+	fixture_place(r);
+	r->recovered = losses[_i].recovered;
+	r->failed = losses[_i].failed;
+	ck_assert_uint_eq(run_part_lost(r, &r->parts[0], "node n1 is down", losses[_i].since, 200), RUN_STOP);
+	ck_assert_double_eq(r->parts[0].trouble_at, losses[_i].at);
+	ck_assert_str_eq(r->parts[0].trouble, "node n1 is down");
+	ck_assert_uint_eq(run_part_lost(r, &r->parts[0], "once more", 1, 201), 0);
+	ck_assert_str_eq(r->parts[0].trouble, "node n1 is down");
+}
+END_TEST
+
+START_TEST(an_eviction_is_over_with_its_attempt)
+{
+	_cleanup_(run_freep) struct run *r = fixture_run(1, 1);
+
+	fixture_place(r);
+	ck_assert_uint_eq(run_evict(r, "node n1 was drained", 150), RUN_STOP);
+	ck_assert_int_eq(run_stop_kind(r), RUN_STOP_SAVE);
+	ck_assert_uint_eq(fixture_report(r, "n1", "ended", RANK0_OK), RUN_ENDED);
+	ck_assert_int_eq(r->state, RUN_QUEUED);
+	ck_assert(!r->requeue);
+	ck_assert_ptr_null(r->evicted);
+	ck_assert_str_eq(r->reason, "node n1 was drained");
+	ck_assert_int_eq(run_stop_kind(r), RUN_STOP_NOW);
+}
+END_TEST
+
+/* ---- reports ---- */
+
+static const struct {
+	const char *rank, *reason;
+	int status;
+} deaths[] = {
+    {"\"exit_status\":137,\"signal\":\"SIGKILL\",\"oom\":true",
+     "rank 0 on n1: killed by SIGKILL (the kernel ran out of memory: OOM killer)", 137},
+    {"\"exit_status\":139,\"signal\":\"SIGSEGV\",\"core_dumped\":true",
+     "rank 0 on n1: killed by SIGSEGV, core dumped", 139},
+    {"\"exit_status\":137,\"oom\":true",
+     "rank 0 on n1: exit status 137 (the kernel ran out of memory: OOM killer)", 137},
+    {"\"signal\":\"KILL\"", "rank 0 on n1: killed by KILL", 137},
+    {"\"signal\":\"SIGNONE\"", "rank 0 on n1: killed by SIGNONE", 128},
+    {"\"exit_status\":3", "rank 0 on n1: exit status 3", 3},
+};
+
+START_TEST(a_death_is_described)
+{
+	_cleanup_(run_freep) struct run *r = fixture_run(1, 1);
+	_cleanup_free_ char *rank = str_printf("{\"rank\":0,\"state\":\"exited\",%s}", deaths[_i].rank);
+
+	fixture_place(r);
+	fixture_report(r, "n1", "ended", rank);
+	ck_assert_int_eq(r->state, RUN_FAILED);
+	ck_assert_str_eq(r->reason, deaths[_i].reason);
+	ck_assert_int_eq(r->exit_status, deaths[_i].status);
+	ck_assert_ptr_null(r->detail);
+}
+END_TEST
+
+/* What a later report does not say stays as it was; what it says anew makes a new version. */
+START_TEST(a_rank_is_what_all_reports_say)
+{
+	static const char *const news[] = {
+	    "{\"rank\":0,\"state\":\"running\",\"pid\":7}", "{\"rank\":0,\"state\":\"running\",\"pid\":8}",
+	    "{\"rank\":0,\"state\":\"running\",\"oom\":true}",
+	    "{\"rank\":0,\"state\":\"running\",\"core_dumped\":true}",
+	    "{\"rank\":0,\"state\":\"exited\",\"exit_status\":0,\"stopped\":true}"};
+	_cleanup_(run_freep) struct run *r = fixture_run(2, 1);
+
+	fixture_place(r);
+	for (size_t i = 0; i < ARRAY_SIZE(news); i++) {
+		int64_t version = r->version;
+
+		fixture_report(r, "n1", "running", news[i]);
+		ck_assert_int_gt(r->version, version);
+		version = r->version;
+		fixture_report(r, "n1", "running", news[i]);
+		ck_assert_int_eq(r->version, version);
+	}
+	ck_assert(r->ranks[0].oom && r->ranks[0].core_dumped && r->ranks[0].stopped);
+	ck_assert_int_eq(r->ranks[0].pid, 8);
+	/* Ranks that there are not, and one of another node. */
+	fixture_report(r, "n1", "running",
+	               "{\"rank\":2,\"state\":\"exited\",\"exit_status\":1},"
+	               "{\"rank\":1,\"state\":\"exited\",\"exit_status\":1}");
+	ck_assert_int_eq(r->state, RUN_STARTING);
+	ck_assert_int_eq(r->ranks[1].state, RANK_STARTING);
+	ck_assert_int_eq(r->ranks[1].exit_status, -1);
+}
+END_TEST
+
+START_TEST(a_run_without_a_node_does_not_come_back)
+{
+	_cleanup_(run_freep) struct run *r = fixture_run(1, 1);
+	struct error err = ERROR_INIT;
+
+	r->state = RUN_RUNNING;
+	ck_assert_int_eq(run_recover(r, 300, &err), -EINVAL);
+	ck_assert_str_eq(err.message, "run 1 is running without a node");
+	r->state = RUN_QUEUED;
+	fixture_place(r);
+	run_clear_parts(r);
+	r->nodes = 5;
+	ck_ok(run_recover(r, 300, &err), &err);
+	ck_assert_int_eq(r->nodes, 1);
+	ck_assert_double_eq(r->recovered, 300);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("run rules");
+	TCase *tc = tcase_create("rules");
+
+	tcase_add_test(tc, a_name_is_a_short_line);
+	tcase_add_test(tc, states_have_names);
+	tcase_add_test(tc, delays_are_doubled_up_to_five_minutes);
+	tcase_add_loop_test(tc, a_run_begins_again_as_often_as_it_may, 0, ARRAY_SIZE(ends));
+	tcase_add_test(tc, what_is_cancelled_does_not_begin_again);
+	tcase_add_loop_test(tc, attempts_without_a_checkpoint_are_counted, 0, 2);
+	tcase_add_test(tc, a_checkpoint_has_the_node_of_rank_0);
+	tcase_add_test(tc, a_node_is_avoided_once);
+	tcase_add_test(tc, what_there_is_of_earlier_attempts_is_kept);
+	tcase_add_test(tc, events_mean_nothing_in_other_states);
+	tcase_add_loop_test(tc, a_part_is_lost_when_it_was_last_heard_of, 0, ARRAY_SIZE(losses));
+	tcase_add_test(tc, an_eviction_is_over_with_its_attempt);
+	tcase_add_loop_test(tc, a_death_is_described, 0, ARRAY_SIZE(deaths));
+	tcase_add_test(tc, a_rank_is_what_all_reports_say);
+	tcase_add_test(tc, a_run_without_a_node_does_not_come_back);
+	suite_add_tcase(s, tc);
+	return unit_run(s);
+}
