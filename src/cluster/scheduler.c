@@ -79,15 +79,17 @@ static size_t holders(const struct sched_node *nodes, size_t count, const struct
  * they are awaited, or where the run cannot do without them. */
 static struct need settle(const struct sched_node *nodes, size_t count, const struct sched_run *r)
 {
-	size_t unknown = 0, awaited = 0, gpus, cpus;
+	size_t unknown, awaited = 0, of_kind[] = {[SLOT_ANY] = 0, [SLOT_CPU] = 0, [SLOT_GPU] = 0}, gpus, cpus;
 	struct need gpu, cpu;
+	bool more_gpus;
 
 	for (size_t i = 0; i < count; i++) {
-		bool never = nodes[i].kind == SLOT_ANY && host_allowed(r, nodes[i].name);
-
-		unknown += never;
-		awaited += never && nodes[i].awaited;
+		if (!host_allowed(r, nodes[i].name))
+			continue;
+		of_kind[nodes[i].kind]++;
+		awaited += nodes[i].kind == SLOT_ANY && nodes[i].awaited;
 	}
+	unknown = of_kind[SLOT_ANY];
 	gpus = holders(nodes, count, r, SLOT_GPU, 0, &gpu);
 	cpus = holders(nodes, count, r, SLOT_CPU, 0, &cpu);
 	if (r->kind != SLOT_CPU && (int64_t)gpus >= r->nodes)
@@ -103,7 +105,9 @@ static struct need settle(const struct sched_node *nodes, size_t count, const st
 		return cpu;
 	gpus = holders(nodes, count, r, SLOT_GPU, unknown, &gpu);
 	cpus = holders(nodes, count, r, SLOT_CPU, unknown, &cpu);
-	return r->kind == SLOT_GPU || (r->kind == SLOT_ANY && gpus > cpus) ? gpu : cpu;
+	/* Where it is too large for all nodes, it is so for those that there are. */
+	more_gpus = gpus != cpus ? gpus > cpus : of_kind[SLOT_GPU] > 0 && of_kind[SLOT_CPU] == 0;
+	return r->kind == SLOT_GPU || (r->kind == SLOT_ANY && more_gpus) ? gpu : cpu;
 }
 
 /* kept: nodes that a run before this one waits for; NULL: none. */

@@ -170,6 +170,19 @@ START_TEST(the_slots_of_an_ended_run_are_free_at_once)
 	ck_assert_int_eq(a->devices[2].run, 8);
 	ck_assert_int_eq(a->devices[0].run, 0);
 	ck_assert_int_eq(a->devices[3].run, 0);
+	/* What its node says of it is the last word; and the whole heartbeat is not as it was sent any more.
+	 */
+	a->whole.sequence = 9;
+	beat(m, "a", "7", 102);
+	a->whole.sequence = 9;
+	ck_assert_int_eq(member_kept(a), 9);
+	a->devices[0].state = SLOT_DRAINED;
+	member_release(a, 7);
+	ck_assert_int_eq(a->devices[0].state, SLOT_DRAINED);
+	ck_assert_int_eq(member_kept(a), 9);
+	a->devices[0].state = SLOT_LEASED;
+	member_release(a, 7);
+	ck_assert_int_eq(member_kept(a), 0);
 }
 END_TEST
 
@@ -228,6 +241,89 @@ START_TEST(ports_are_given_once_and_then_from_the_range)
 
 		ck_assert(port >= 700 && port <= 702);
 	}
+	b->port_low = b->port_high = 700;
+	ck_assert_int_eq(member_take_port(b, 5), 700);
+	/* A range that is none, and half of one. */
+	b->port_high = 699;
+	ck_assert(member_take_port(b, 5) >= 20000 && member_take_port(b, 5) < 32000);
+	json_object_set_new(json, "port_range", json_pack("[i]", 700));
+	take_heartbeat(b, json, 103, 1002);
+	ck_assert_int_eq(b->port_low, 0);
+	ck_assert_int_eq(b->port_high, 0);
+}
+END_TEST
+
+/* What a heartbeat does not say any more, the node is not shown with. */
+START_TEST(a_heartbeat_replaces_the_one_before)
+{
+	_cleanup_(members_destroyp) struct members *m = make_members("a\n");
+	_cleanup_json_ json_t *json = heartbeat_of("a", "D"), *before = NULL, *after = NULL;
+	struct member *a = members_find(m, "a");
+
+	json_object_set_new(json, "launch", json_string("no systemd"));
+	json_object_set_new(json, "version", json_string("2"));
+	json_object_set_new(json, "boot", json_string("boot-1"));
+	json_object_set_new(json, "hosts", json_string("abc"));
+	take_heartbeat(a, json, 101, 1000);
+	before = view(m, 0);
+	ck_assert_str_eq(json_get_string(before, "launch", ""), "no systemd");
+	ck_assert_str_eq(json_get_string(before, "version", ""), "2");
+	ck_assert_str_eq(a->boot, "boot-1");
+	ck_assert_str_eq(a->hosts_hash, "abc");
+	json_object_del(json, "launch");
+	json_object_del(json, "boot");
+	json_object_del(json, "hosts");
+	json_object_set_new(json, "version", json_string("3"));
+	json_object_del(json_array_get(json_object_get(json, "devices"), 0), "reason");
+	take_heartbeat(a, json, 102, 1000);
+	after = view(m, 0);
+	ck_assert_str_eq(json_get_string(after, "launch", "none"), "none");
+	ck_assert_str_eq(json_get_string(after, "version", ""), "3");
+	ck_assert_str_eq(a->boot, "");
+	ck_assert_str_eq(a->hosts_hash, "");
+	/* A slot that is drained without a reason. */
+	ck_assert_uint_eq(json_array_size(json_object_get(after, "drained")), 1);
+}
+END_TEST
+
+/* A short heartbeat renews what a whole one has said. */
+START_TEST(a_short_heartbeat_says_what_changes)
+{
+	_cleanup_(members_destroyp) struct members *m = make_members("a\n");
+	int64_t ports[] = {5, 6};
+	const struct short_heartbeat brief = {
+	    .sequence = 8, .sent = 55, .ports = ports, .port_count = 2, .highest_run = 12};
+	struct member *a = members_find(m, "a");
+
+	beat(m, "a", ".", 101);
+	member_short_heartbeat(a, &brief, 103, 1003);
+	ck_assert_double_eq(a->heard, 103);
+	ck_assert_double_eq(a->last_seen, 1003);
+	ck_assert_int_eq(a->sequence, 8);
+	ck_assert_double_eq(a->sent, 0); /* its node knows no leases */
+	ck_assert_int_eq(member_take_port(a, 1), 6);
+	ck_assert_int_eq(member_take_port(a, 1), 5);
+	a->leases = true;
+	member_short_heartbeat(a, &brief, 104, 1004);
+	ck_assert_double_eq(a->sent, 55);
+}
+END_TEST
+
+/* A device in the place of another one. */
+START_TEST(another_device_is_news)
+{
+	_cleanup_(members_destroyp) struct members *m = make_members("a\n");
+	struct device_info other;
+	struct member *a = members_find(m, "a");
+
+	beat(m, "a", ".", 101);
+	other = a->devices[0];
+	ck_assert(!member_slots_differ(a, &other, 1));
+	other.kind = DEVICE_KIND_GPU;
+	ck_assert(member_slots_differ(a, &other, 1));
+	other = a->devices[0];
+	other.uuid = (char *)"GPU-1";
+	ck_assert(member_slots_differ(a, &other, 1));
 }
 END_TEST
 
@@ -283,6 +379,13 @@ START_TEST(another_hosts_file_is_taken_over)
 	ck_assert(!b->up);
 	ck_assert_int_eq(members_find(m, "c")->epoch, 0);
 	ck_assert(beat(m, "b", "..", 110));
+	/* The newest of it, however often, and of each host by itself. */
+	b->epoch = 6;
+	members_find(m, "c")->epoch = 3;
+	set_hosts(m, "d slots=1\n", 110, keep_none);
+	set_hosts(m, "B slots=2\nc slots=1\n", 110, keep_none);
+	ck_assert_int_eq(members_find(m, "b")->epoch, 6);
+	ck_assert_int_eq(members_find(m, "c")->epoch, 3);
 }
 END_TEST
 
@@ -555,6 +658,9 @@ int main(void)
 	tcase_add_test(c, the_slots_of_an_ended_run_are_free_at_once);
 	tcase_add_test(c, what_changes_the_slots_is_news);
 	tcase_add_test(c, ports_are_given_once_and_then_from_the_range);
+	tcase_add_test(c, a_heartbeat_replaces_the_one_before);
+	tcase_add_test(c, a_short_heartbeat_says_what_changes);
+	tcase_add_test(c, another_device_is_news);
 	tcase_add_test(c, a_node_without_heartbeats_is_down);
 	tcase_add_test(c, another_hosts_file_is_taken_over);
 	tcase_add_test(c, a_node_that_a_run_needs_stays_when_its_line_is_gone);

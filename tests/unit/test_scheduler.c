@@ -53,6 +53,21 @@ static const struct sched_case sched_cases[] = {
     {"a:DU", "1:1x1", "1=a[1]"},
     {"a:UUUD b:UU", "1:1x4 2:1x3", "1?waits for node a, of whose 4 slots 1 is drained 2=a[0,1,2]"},
     {"a:DDU", "1:1x3", "1?waits for node a, of whose 3 slots 2 are drained"},
+    {"a:UU *b:U", "1:1x8/cpu", "1?asks for 8 CPU slots on a node; the largest has 2 slots"},
+    {"a:U *b:UUU", "1:1x8", "1?asks for 8 slots of one kind on a node; the largest has 3 slots"},
+    {"a:UUU *b:U", "1:1x8", "1?asks for 8 slots of one kind on a node; the largest has 3 slots"},
+    {"*a:UU b:UUU", "1:1x8/gpu", "1?asks for 8 GPU slots on a node; the largest has 2 slots"},
+    {"a:U", "1:1x2", "1?asks for 2 CPU slots on a node; the largest has 1 slot"},
+    {"*a:UU", "1:1x8", "1?asks for 8 GPU slots on a node; the largest has 2 slots"},
+    {"*a:UU *b:U", "1:2x2", "1?asks for 2 nodes with 2 GPU slots each; the cluster has 1 node with so many"},
+    {"*a:U b:U", "1:1x2@a", "1?asks for 2 GPU slots on a node; the largest has 1 slot"},
+    {"a:U", "1:2x1@a,b", "1?asks for host b, which is not in the cluster"},
+    {"a:U b:U", "1:1x1/gpu@a", "1?asks for GPU slots; none of the hosts that it names has any"},
+    {"a:U b:UU", "1:2xall@a,b", "1?asks for all CPU slots of 2 nodes"},
+    {"*a:U *b:UU", "1:2xall", "1?asks for all GPU slots of 2 nodes"},
+    {"*a:U b:UU", "1:2xall", "1?asks for all slots of one kind of 2 nodes"},
+    {"a:TU", "1:1xall", "1?waits for 1 node with all 2 CPU slots free: 0 now"},
+    {"a:TU b:UU", "1:2xall", "1?waits for 2 nodes with all 2 CPU slots free: 1 now"},
     /* GPUs where there are any, even if the CPU nodes fit better, come first and are free. */
     {"a:U *b:UU", "1:1x1", "1=b[0]"},
     {"a:UU *b:UU *c:UU", "1:2x2", "1=b[0,1]+c[0,1]"},
@@ -517,6 +532,71 @@ START_TEST(a_pass_places_so_many_at_most)
 }
 END_TEST
 
+/* One more than what is remembered of nodes for runs that ask for the same, and some. */
+START_TEST(runs_of_many_shapes_wait_one_behind_the_other)
+{
+	enum { SHAPES = 80 };
+	bool taken[100];
+	struct sched_node node = {.name = "a", .up = true, .slots = 100, .taken = taken, .kind = SLOT_CPU};
+	struct sched_run queue[SHAPES + 1];
+	struct error err = ERROR_INIT;
+
+	memset(taken, true, sizeof(taken));
+	taken[0] = false;
+	for (int i = 0; i <= SHAPES; i++)
+		queue[i] = (struct sched_run){
+		    .id = i + 1, .nodes = 1, .per_node = 2 + i % SHAPES, .working = 1, .kind = SLOT_CPU};
+	ck_ok(schedule(&node, 1, queue, SHAPES + 1, &err), &err);
+	ck_assert_str_eq(queue[0].reason, "waits for 1 node with 2 free CPU slots: 0 now");
+	for (int i = 0; i <= SHAPES; i++) {
+		ck_assert(!queue[i].placed);
+		ck_assert(i == 0 || str_eq(queue[i].reason, "waits behind run 1"));
+	}
+}
+END_TEST
+
+/* Of the nodes that the run has not, up to the limit of its user. */
+static const struct {
+	int64_t per_node, limit, held;
+	bool has_second, placed;
+} spare_cases[] = {
+    {2, 0, 0, false, true},  {2, 5, 3, false, true}, {2, 5, 4, false, false},
+    {3, 0, 0, false, false}, {2, 0, 0, true, false}, {1, 5, 4, false, true},
+};
+
+START_TEST(a_spare_is_found_within_the_limit)
+{
+	bool taken[2][2] = {{false, false}, {false, false}}, has[] = {true, spare_cases[_i].has_second};
+	struct sched_node nodes[] = {
+	    {.name = "a", .up = true, .slots = 2, .taken = taken[0], .kind = SLOT_CPU},
+	    {.name = "b", .up = true, .slots = 2, .taken = taken[1], .kind = SLOT_CPU},
+	    {.name = NULL}};
+	struct sched_user user = {
+	    .name = "ann", .limit = spare_cases[_i].limit, .held = spare_cases[_i].held};
+	struct sched_run r = {.id = 1,
+	                      .nodes = 1,
+	                      .most = 1,
+	                      .spares = 1,
+	                      .placed = true,
+	                      .per_node = spare_cases[_i].per_node,
+	                      .kind = SLOT_CPU,
+	                      .user = spare_cases[_i].limit ? &user : NULL};
+	struct error err = ERROR_INIT;
+
+	ck_ok(schedule_spare(nodes, 2, has, &r, &err), &err);
+	ck_assert_int_eq(r.placed, spare_cases[_i].placed);
+	ck_assert_int_eq(taken[1][0], r.placed);
+	ck_assert(!taken[0][0]);
+	if (!r.placed)
+		return;
+	ck_assert_uint_eq(r.chosen[0], 1);
+	ck_assert_int_eq(r.slots[0], 0);
+	ck_assert_int_eq(user.held, spare_cases[_i].held + (r.user ? r.per_node : 0));
+	free(r.chosen);
+	free(r.slots);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("scheduler");
@@ -530,6 +610,8 @@ int main(void)
 	tcase_add_test(c, a_run_above_the_limit_of_its_user_is_impossible);
 	tcase_add_loop_test(c, runs_that_ask_for_the_same_find_the_same, 1, 41);
 	tcase_add_test(c, a_pass_places_so_many_at_most);
+	tcase_add_test(c, runs_of_many_shapes_wait_one_behind_the_other);
+	tcase_add_loop_test(c, a_spare_is_found_within_the_limit, 0, ARRAY_SIZE(spare_cases));
 	suite_add_tcase(s, c);
 	return unit_run(s);
 }
