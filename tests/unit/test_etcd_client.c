@@ -312,6 +312,62 @@ START_TEST(a_client_works_whole_or_not)
 }
 END_TEST
 
+static int make_requests(void *context, struct error *err)
+{
+	_cleanup_json_ json_t *range = etcd_range_request("a", "b", 5), *lease = NULL, *txn = NULL;
+	int done = 0;
+
+	if (range)
+		lease = etcd_lease_request(3, 4);
+	if (lease)
+		txn = etcd_txn_request("k", 7);
+	if (!txn)
+		return -ENOMEM;
+	if (etcd_txn_put(txn, "k", "v", 9) == 0)
+		done = etcd_txn_delete(txn, "l") == 0 ? 2 : 1;
+	/* What fails is not there in part. */
+	ck_assert_uint_eq(json_array_size(json_object_get(txn, "success")), (size_t)done);
+	return done == 2 ? 0 : -ENOMEM;
+}
+
+START_TEST(a_request_is_made_whole_or_not)
+{
+	json_set_alloc_funcs(__wrap_malloc, free);
+	memory_runs_out(make_requests, NULL);
+}
+END_TEST
+
+static int read_pairs(void *context, struct error *err)
+{
+	struct etcd_pairs found = {0};
+	int r = etcd_range_read(context, &found, err);
+
+	ck_assert_uint_eq(found.count, r == 0 ? 2 : 0);
+	ck_assert_int_eq(found.list != NULL, r == 0);
+	if (r == 0) {
+		ck_assert_str_eq(found.list[1].key, "b");
+		ck_assert_str_eq(found.list[1].value, "");
+		ck_assert_int_eq(found.list[1].create_revision, 0);
+		ck_assert_int_eq(found.list[0].create_revision, 4);
+		ck_assert(found.more);
+	}
+	etcd_pairs_clear(&found);
+	ck_assert_uint_eq(found.count, 0);
+	/* A text for which there is no memory is taken for a wrong one. */
+	return r == -EINVAL ? -ENOMEM : r;
+}
+
+START_TEST(pairs_are_read_whole_or_not)
+{
+	_cleanup_json_ json_t *answer =
+	    json_loads("{\"kvs\":[{\"key\":\"YQ==\",\"value\":\"YWI=\",\"create_revision\":\"4\"},"
+	               "{\"key\":\"Yg==\"}],\"more\":true}",
+	               0, NULL);
+
+	memory_runs_out(read_pairs, answer);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("etcd client");
@@ -324,6 +380,8 @@ int main(void)
 	tcase_add_test(tc, connections_are_as_etcd_needs_them);
 	tcase_add_test(tc, both_sides_prove_who_they_are);
 	tcase_add_test(tc, a_client_works_whole_or_not);
+	tcase_add_test(tc, a_request_is_made_whole_or_not);
+	tcase_add_test(tc, pairs_are_read_whole_or_not);
 	suite_add_tcase(s, tc);
 	return unit_run(s);
 }

@@ -114,6 +114,42 @@ START_TEST(topology_of_large_machines)
 }
 END_TEST
 
+/* One slot has no links to compare, and of several equal choices the first counts. */
+START_TEST(the_first_of_many_equal_slots_is_chosen)
+{
+	enum { SLOTS = 20 };
+	static const size_t wants[] = {1, 2, 9};
+	unsigned char links[SLOTS * SLOTS];
+	bool taken[SLOTS] = {true, false, true};
+	int chosen[SLOTS];
+
+	memset(links, 7, sizeof(links));
+	for (size_t i = 0; i < ARRAY_SIZE(wants); i++) {
+		memset(chosen, -1, sizeof(chosen));
+		topology_choose(links, SLOTS, taken, wants[i], chosen);
+		ck_assert_int_eq(chosen[0], 1);
+		for (size_t k = 1; k < wants[i]; k++)
+			ck_assert_int_eq(chosen[k], (int)k + 2);
+		ck_assert_int_eq(chosen[wants[i]], -1);
+	}
+}
+END_TEST
+
+START_TEST(links_have_weights)
+{
+	/* The better link first. */
+	static const char *const links[] = {"NV18", "NV1", "PIX", "PXB", "PHB", "NODE", "SYS", "MIG"};
+	static const char *const unknown[] = {"", "NV", "NV0", "NV101", "NVx", "X", "pix", "SOC"};
+
+	for (size_t i = 0; i + 1 < ARRAY_SIZE(links); i++)
+		ck_assert_msg(topology_weight(links[i]) > topology_weight(links[i + 1]), "%s", links[i]);
+	ck_assert_int_eq(topology_weight("NV100") - topology_weight("NV1"), 99);
+	ck_assert_uint_eq(topology_weight(NULL), topology_weight("SYS"));
+	for (size_t i = 0; i < ARRAY_SIZE(unknown); i++)
+		ck_assert_uint_eq(topology_weight(unknown[i]), topology_weight("SYS"));
+}
+END_TEST
+
 START_TEST(placed_by_topology)
 {
 	unsigned char links[16];
@@ -194,6 +230,8 @@ int main(void)
 	tcase_set_timeout(c, 60);
 	tcase_add_loop_test(c, topology_table, 0, ARRAY_SIZE(topology_cases));
 	tcase_add_test(c, topology_of_large_machines);
+	tcase_add_test(c, the_first_of_many_equal_slots_is_chosen);
+	tcase_add_test(c, links_have_weights);
 	tcase_add_test(c, placed_by_topology);
 	tcase_add_test(c, members_tell_links_and_drains);
 	suite_add_tcase(suite, c);

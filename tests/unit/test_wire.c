@@ -500,6 +500,7 @@ START_TEST(wrong_start_requests_are_refused)
 	    {"\"a1\"", "\"" HEX64 "0\"",
 	     "start request: cluster: at most 64 hexadecimal digits are possible"},
 	    {"[\"env\",\"-0\"]", "[]", "start request: config: command: missing"},
+	    {"[\"env\",\"-0\"]", "[\"\"]", "start request: config: command: missing"},
 	    {"[\"env\",\"-0\"]", "[1]", "start request: config: command: not all strings"},
 	    {"\"grace\"", "\"grave\"", "start request: config: resources.grave: unknown key; did you mean"},
 	    {"\"nodes\":2,\"node_rank\"", "\"nodes\":[],\"node_rank\"",
@@ -520,6 +521,42 @@ START_TEST(wrong_start_requests_are_refused)
 		json_object_set_new(json, "version", json_string(DTRAIN_VERSION));
 		ck_fails(start_request_decode(json, &q, &err), &err, cases[i].words);
 		ck_assert_ptr_null(q.user);
+	}
+}
+END_TEST
+
+START_TEST(ranks_and_slots_are_there_once)
+{
+	static const struct {
+		const char *ranks, *words; /* NULL: they are right */
+	} cases[] = {
+	    {"[]", "start request: ranks: at least one is needed"},
+	    {"[{\"rank\":0,\"local_rank\":0,\"slot\":0},{\"rank\":0,\"local_rank\":1,\"slot\":1}]",
+	     "start request: ranks: rank 0 twice"},
+	    {"[{\"rank\":0,\"local_rank\":0,\"slot\":0},{\"rank\":1,\"local_rank\":1,\"slot\":0}]",
+	     "start request: ranks: slot 0 twice"},
+	    {"[{\"rank\":2,\"local_rank\":0,\"slots\":[5,3]},{\"rank\":1,\"local_rank\":1,\"slot\":3}]",
+	     "start request: ranks: slot 3 twice"},
+	    {"[{\"rank\":0,\"local_rank\":0,\"slot\":1},{\"rank\":1,\"local_rank\":1,\"slot\":0}]", NULL},
+	    {"[{\"rank\":3,\"local_rank\":0,\"slots\":[0,3]},{\"rank\":0,\"local_rank\":1,\"slot\":2}]",
+	     NULL},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_json_ json_t *json = parse(START);
+		struct start_request q;
+		struct error err = ERROR_INIT;
+		int r;
+
+		json_object_set_new(json, "ranks", parse(cases[i].ranks));
+		r = start_request_decode(json, &q, &err);
+		if (cases[i].words) {
+			ck_assert_int_eq(r, -EINVAL);
+			ck_assert_str_eq(err.message, cases[i].words);
+			continue;
+		}
+		ck_ok(r, &err);
+		start_request_release(&q);
 	}
 }
 END_TEST
@@ -1465,6 +1502,7 @@ int main(void)
 	tcase_add_test(tc, fields_have_their_limits);
 	tcase_add_test(tc, fields_may_be_missing_or_not);
 	tcase_add_test(tc, wrong_start_requests_are_refused);
+	tcase_add_test(tc, ranks_and_slots_are_there_once);
 	tcase_add_test(tc, start_requests_of_other_versions);
 	tcase_add_test(tc, messages_between_services_name_their_version);
 	tcase_add_test(tc, start_requests_at_their_limits);
