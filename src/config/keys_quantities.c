@@ -45,7 +45,7 @@ int keys_parse_duration(const char *text, int64_t *seconds)
 		named = *text != '\0';
 		while (named && next < ARRAY_SIZE(units) && units[next].letter != *text)
 			next++;
-		if (next == ARRAY_SIZE(units) || (!named && sum > 0))
+		if (next == ARRAY_SIZE(units) || (!named && next > 0))
 			return -EINVAL;
 		if (__builtin_mul_overflow(n, named ? units[next].seconds : 1, &n) ||
 		    __builtin_add_overflow(sum, n, &sum))
