@@ -146,7 +146,9 @@ START_TEST(whatever_is_missing_the_next_run_runs)
 	bed_start(&b);
 	b.others = pause_failures;
 	for (long n = 1; live(&b, n, _i == 1); n++)
-		live_on(&b);
+		if (n % 8 == 0)
+			live_on(&b);
+	live_on(&b);
 	/* What it knows is what is on disk. */
 	ran = listed(&b, "all");
 	ck_assert_int_gt(ran, 10);
