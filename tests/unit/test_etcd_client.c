@@ -123,7 +123,7 @@ CURLcode __wrap_curl_easy_getinfo(CURL *curl, CURLINFO info, ...)
 
 static struct etcd *open_client(size_t count, const char *first)
 {
-	static char urls[MEMBERS][16], *list[MEMBERS + 1];
+	static char urls[MEMBERS][40], *list[MEMBERS + 1];
 	struct etcd_place place = {.urls = list, .first = first};
 	struct error err = ERROR_INIT;
 	struct etcd *e;

@@ -1,16 +1,35 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests base/file.h and the reading of JSON files where calls to the system fail, are interrupted or do less
- * than they were asked for, and where memory runs out. */
+/* Tests base/file.h, and what else reads or writes files, where calls to the system fail, are interrupted or
+ * do less than they were asked for, and where memory runs out. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "base/boot_id.h"
 #include "base/json.h"
+#include "base/lease_file.h"
+#include "base/random.h"
 #include "base/str.h"
 #include "failing_memory.h"
 
-enum call { READ, WRITE, FSYNC, FCHMOD, FSTAT, RENAME, MKDIR, MMAP, OPENAT, RENAMEAT, FDOPENDIR, CALLS };
+enum call {
+	GETRANDOM,
+	FTRUNCATE,
+	FOPEN,
+	READ,
+	WRITE,
+	FSYNC,
+	FCHMOD,
+	FSTAT,
+	RENAME,
+	MKDIR,
+	MMAP,
+	OPENAT,
+	RENAMEAT,
+	FDOPENDIR,
+	CALLS
+};
 
 /* What the calls of a kind do: after so many that work, `count` fail with the code. */
 static struct {
@@ -56,6 +75,10 @@ DEFINE_CALL(MMAP, void *, mmap, MAP_FAILED, (void *p, size_t len, int prot, int 
 DEFINE_CALL(RENAMEAT, int, renameat, -1, (int from, const char *name, int to, const char *target), from, name,
             to, target)
 DEFINE_CALL(FDOPENDIR, DIR *, fdopendir, NULL, (int fd), fd)
+
+DEFINE_CALL(GETRANDOM, ssize_t, getrandom, -1, (void *data, size_t size, unsigned flags), data, size, flags)
+DEFINE_CALL(FTRUNCATE, int, ftruncate, -1, (int fd, off_t len), fd, len)
+DEFINE_CALL(FOPEN, FILE *, fopen, NULL, (const char *name, const char *mode), name, mode)
 
 int __real_fstat(int fd, struct stat *st);
 int __wrap_fstat(int fd, struct stat *st);
@@ -512,6 +535,58 @@ START_TEST(an_owner_removes_closed_directories)
 }
 END_TEST
 
+/* ---- what the kernel tells ---- */
+
+START_TEST(without_random_bytes_there_is_no_name)
+{
+	char text[9] = "";
+
+	fail_next(GETRANDOM, 0, 2, ENOSYS);
+	ck_assert_int_eq(random_hex(text, sizeof(text)), -ENOSYS);
+	ck_assert_double_eq(random_fraction(), 0.5);
+	ck_assert_int_eq(random_hex(text, sizeof(text)), 0);
+	ck_assert_uint_eq(strspn(text, "0123456789abcdef"), 8);
+	ck_assert_uint_eq(strlen(text), 8);
+	for (int i = 0; i < 100; i++)
+		ck_assert(random_fraction() >= 0 && random_fraction() < 1);
+}
+END_TEST
+
+/* A lease of which the boot is not known is of none. */
+START_TEST(a_lease_without_a_boot_is_of_another)
+{
+	const struct lease_end end = {.until = 5, .ending = 1};
+	_cleanup_free_ char *want = str_printf("%s: write failed: No space left on device", path);
+	struct lease_end got;
+	struct error err = ERROR_INIT;
+	char boot[BOOT_ID_SIZE];
+
+	fail_next(FOPEN, 0, 1, ENOENT);
+	boot_id_read(boot);
+	ck_assert_str_eq(boot, "");
+	ck_ok(lease_file_write(path, &end, &err), &err);
+	fail_next(FOPEN, 0, 1, ENOENT);
+	ck_assert_int_eq(lease_file_read(path, &got), -ESTALE);
+	ck_assert_int_eq(lease_file_read(path, &got), 0);
+	fail_next(WRITE, 0, 1, ENOSPC);
+	ck_assert_int_eq(lease_file_write(path, &end, &err), -ENOSPC);
+	ck_assert_str_eq(err.message, want);
+	fail_next(FTRUNCATE, 0, 1, EIO);
+	ck_assert_int_eq(lease_file_write(path, &end, &err), -EIO);
+	ck_error(&err, -EIO, "cannot write", "file");
+	/* What was longer is cut. */
+	put("file",
+	    "a line that is a good deal longer than any that is written here, with nothing in it at all "
+	    "to read");
+	ck_ok(lease_file_write(path, &end, &err), &err);
+	ck_assert_int_eq(lease_file_read(path, &got), 0);
+	ck_assert_double_eq(got.until, 5);
+	ck_assert_double_eq(got.ending, 1);
+	fail_next(READ, 0, 1, EIO);
+	ck_assert_int_eq(lease_file_read(path, &got), -EINVAL);
+}
+END_TEST
+
 /* ---- JSON ---- */
 
 START_TEST(a_json_file_is_read_or_named)
@@ -644,6 +719,8 @@ int main(void)
 	tcase_add_loop_test(t, a_removal_goes_on_after_an_error, 0, ARRAY_SIZE(stops));
 	tcase_add_loop_test(t, what_is_too_deep_and_cannot_be_moved_stays, 0, 4);
 	tcase_add_loop_test(t, an_owner_removes_closed_directories, 0, 2);
+	tcase_add_test(t, without_random_bytes_there_is_no_name);
+	tcase_add_test(t, a_lease_without_a_boot_is_of_another);
 	tcase_add_test(t, a_json_file_is_read_or_named);
 	tcase_add_test(t, a_member_is_there_with_its_type);
 	tcase_add_test(t, files_are_used_without_memory);
