@@ -225,7 +225,6 @@ int run_place(struct run *r, char *const *nodes, const int *slots, double now, s
 	r->state = RUN_STARTING;
 	r->attempt++;
 	r->started = now;
-	r->ended = 0;
 	r->failed = r->busy = r->requeue = r->final_failure = r->timed_out = false;
 	free(steal_pointer(r->evicted));
 	free(steal_pointer(r->reason));

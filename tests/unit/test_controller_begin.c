@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests how a controller begins, and what it does with answers and submissions that come late or twice. */
+#include <sqlite3.h>
+
 #include "commit_bed.h"
 
 /* ---- the beginning ---- */
@@ -74,6 +76,59 @@ START_TEST(a_controller_that_cannot_begin_says_why)
 	ck_assert_ptr_null(c);
 	file_remove_tree(b.dir, NULL);
 	free(b.dir);
+}
+END_TEST
+
+static void note_flush(void *context)
+{
+	++*(int *)context;
+}
+
+START_TEST(each_flush_is_said)
+{
+	_cleanup_(hosts_freep) struct hosts *hosts = make_hosts();
+	struct bed b = {.dir = unit_tmpdir(), .now = 1000};
+	struct controller_options options = bed_options(&b, hosts);
+	struct controller *c = NULL;
+	struct error err = ERROR_INIT;
+	int flushes = 0;
+
+	options.flushed = note_flush;
+	options.context = &flushes;
+	ck_ok(controller_create(&options, &c, &err), &err);
+	ck_assert_int_eq(flushes, 0);
+	controller_run_timer(c, CONTROLLER_FLUSH);
+	ck_assert_int_eq(flushes, 1);
+	controller_destroy(c);
+	file_remove_tree(b.dir, NULL);
+	free(b.dir);
+}
+END_TEST
+
+/* One run that cannot be read is no reason not to serve the others; what the store has of it is shown. */
+START_TEST(a_run_that_cannot_be_read_is_left_out)
+{
+	_cleanup_free_ char *path = NULL;
+	struct answer first, second;
+	sqlite3 *db;
+	struct bed b;
+
+	bed_start(&b);
+	path = str_path_join(b.dir, "dtrain.db");
+	submit_and_commit(&b, &first);
+	submit_and_commit(&b, &second);
+	bed_close(&b);
+	ck_assert_int_eq(sqlite3_open(path, &db), SQLITE_OK);
+	ck_assert_int_eq(sqlite3_exec(db, "UPDATE runs SET config = '{' WHERE id = 1", NULL, NULL, NULL),
+	                 SQLITE_OK);
+	ck_assert_int_eq(sqlite3_close(db), SQLITE_OK);
+	b.starts[0] = '\0';
+	bed_open(&b);
+	ck_assert_uint_eq(controller_active_count(b.controller), 1);
+	ck_assert_int_eq(controller_active_run(b.controller, 0)->id, 2);
+	ck_assert_str_eq(b.starts, "n2:2.1 n1:2.1 ");
+	ck_assert_int_eq(state_of(&b, 1), RUN_STARTING);
+	bed_end(&b);
 }
 END_TEST
 
@@ -255,6 +310,8 @@ int main(void)
 
 	tcase_add_test(tc, a_controller_opens_its_store);
 	tcase_add_test(tc, a_controller_that_cannot_begin_says_why);
+	tcase_add_test(tc, each_flush_is_said);
+	tcase_add_test(tc, a_run_that_cannot_be_read_is_left_out);
 	tcase_add_test(tc, a_copy_of_the_store_is_made);
 	tcase_add_test(tc, a_start_that_is_given_up_after_its_end_is_not_waited_for);
 	tcase_add_test(tc, a_heartbeat_from_before_the_stop_does_not_end_the_wait);

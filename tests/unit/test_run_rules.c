@@ -253,6 +253,41 @@ START_TEST(events_mean_nothing_in_other_states)
 }
 END_TEST
 
+/* A copy of the store that is older than an attempt: only a run that waits, and does not know of it, has been
+ * overtaken. */
+START_TEST(a_run_that_waits_is_superseded)
+{
+	for (int state = 0; state < RUN_STATES; state++) {
+		_cleanup_(run_freep) struct run *r = fixture_run(1, 1);
+
+		fixture_place(r);
+		run_clear_parts(r);
+		r->state = state;
+		ck_assert_uint_eq(run_superseded(r, "n2", 1, 200), 0);
+		ck_assert_uint_eq(run_superseded(r, "n2", 2, 200), state == RUN_QUEUED ? RUN_ENDED : 0);
+		ck_assert_int_eq((int)r->state, state == RUN_QUEUED ? RUN_FAILED : state);
+		ck_assert_int_eq(r->attempt, 1);
+	}
+}
+END_TEST
+
+/* Why it waited is no reason of its end. */
+START_TEST(a_cancelled_run_waits_for_nothing)
+{
+	_cleanup_(run_freep) struct run *waiting = fixture_run(1, 1), *r = fixture_run(1, 1);
+
+	run_set_reason(waiting, "waits for 1 node");
+	ck_assert_uint_eq(run_cancel(waiting, 200), RUN_ENDED);
+	ck_assert_ptr_null(waiting->reason);
+	ck_assert_double_eq(waiting->ended, 200);
+	fixture_place(r);
+	run_set_reason(r, "a slot was taken");
+	ck_assert_uint_eq(run_cancel(r, 200), RUN_STOP);
+	ck_assert_str_eq(r->reason, "a slot was taken");
+	ck_assert_int_eq(run_stop_kind(r), RUN_STOP_CANCEL);
+}
+END_TEST
+
 /* A part that was lost while no controller was there. */
 static const struct {
 	double since, recovered;
@@ -287,6 +322,8 @@ START_TEST(an_eviction_is_over_with_its_attempt)
 	ck_assert(!r->requeue);
 	ck_assert_ptr_null(r->evicted);
 	ck_assert_str_eq(r->reason, "node n1 was drained");
+	ck_assert_double_eq(r->started, 0);
+	ck_assert_double_eq(r->ended, 0);
 	ck_assert_int_eq(run_stop_kind(r), RUN_STOP_NOW);
 }
 END_TEST
@@ -354,6 +391,77 @@ START_TEST(a_rank_is_what_all_reports_say)
 }
 END_TEST
 
+/* What has ended stays so; of the others it is known whether they ran. */
+START_TEST(ranks_are_closed_with_their_attempt)
+{
+	_cleanup_(run_freep) struct run *r = fixture_run(2, 2);
+
+	fixture_place(r);
+	fixture_report(r, "n1", "running",
+	               "{\"rank\":0,\"state\":\"exited\",\"exit_status\":1,\"pid\":5},"
+	               "{\"rank\":1,\"state\":\"running\",\"pid\":6}");
+	ck_assert_int_eq(r->state, RUN_STOPPING);
+	r->ranks[2].state = RANK_LOST;
+	run_part_lost(r, &r->parts[1], "node n2 is down", 190, 200);
+	ck_assert_uint_eq(run_part_lost(r, &r->parts[0], "node n1 is down", 190, 200), RUN_ENDED);
+	ck_assert_int_eq(r->state, RUN_FAILED);
+	ck_assert_double_eq(r->ended, 200);
+	ck_assert_int_eq(r->ranks[0].state, RANK_EXITED);
+	ck_assert_int_eq(r->ranks[1].state, RANK_LOST);
+	ck_assert_int_eq(r->ranks[2].state, RANK_LOST);
+	ck_assert_int_eq(r->ranks[3].state, RANK_NOT_STARTED);
+	ck_assert_uint_eq(r->part_count, 0);
+}
+END_TEST
+
+/* The store keeps of an attempt what its ranks do not say, where there is any. */
+START_TEST(what_there_is_of_an_attempt_is_kept)
+{
+	_cleanup_(run_freep) struct run *r = fixture_run(2, 1), *other = fixture_run(2, 1);
+	json_t *record = NULL;
+	struct error err = ERROR_INIT;
+
+	ck_assert_int_eq(run_under_way(r, &record), 0);
+	ck_assert_ptr_null(record);
+	fixture_place(r);
+	ck_assert_int_eq(run_under_way(r, &record), 0);
+	ck_assert_ptr_null(record);
+	r->parts[1].lease = 60;
+	ck_assert_int_eq(run_under_way(r, &record), 0);
+	ck_assert_ptr_nonnull(record);
+	ck_ok(run_set_under_way(other, record, &err), &err);
+	ck_assert_uint_eq(other->part_count, 1);
+	ck_assert_str_eq(other->parts[0].node, "n2");
+	ck_assert_double_eq(other->parts[0].lease, 60);
+	json_decref(record);
+	ck_ok(run_set_under_way(other, NULL, &err), &err);
+}
+END_TEST
+
+START_TEST(lost_parts_are_found_and_removed_by_attempt)
+{
+	_cleanup_(run_freep) struct run *r = fixture_run(2, 1);
+
+	fixture_place(r);
+	ck_assert_ptr_nonnull(run_add_lost(r, &r->parts[0]));
+	ck_assert_ptr_nonnull(run_add_lost(r, &r->parts[1]));
+	ck_assert_ptr_nonnull(run_find_lost(r, "n2", 1));
+	ck_assert_ptr_null(run_find_lost(r, "n2", 2));
+	ck_assert_ptr_null(run_find_lost(r, "n3", 1));
+	r->dirty = false;
+	ck_assert(!run_remove_lost(r, "n3", 1));
+	ck_assert(!run_remove_lost(r, "n1", 2));
+	ck_assert(!r->dirty);
+	ck_assert(run_remove_lost(r, "n1", 1));
+	ck_assert(r->dirty);
+	ck_assert_uint_eq(r->lost_count, 1);
+	ck_assert_str_eq(r->lost[0].record.node, "n2");
+	ck_assert(!run_remove_lost(r, "n1", 1));
+	ck_assert(run_remove_lost(r, "n2", 1));
+	ck_assert_uint_eq(r->lost_count, 0);
+}
+END_TEST
+
 START_TEST(a_run_without_a_node_does_not_come_back)
 {
 	_cleanup_(run_freep) struct run *r = fixture_run(1, 1);
@@ -387,10 +495,15 @@ int main(void)
 	tcase_add_test(tc, a_node_is_avoided_once);
 	tcase_add_test(tc, what_there_is_of_earlier_attempts_is_kept);
 	tcase_add_test(tc, events_mean_nothing_in_other_states);
+	tcase_add_test(tc, a_run_that_waits_is_superseded);
+	tcase_add_test(tc, a_cancelled_run_waits_for_nothing);
 	tcase_add_loop_test(tc, a_part_is_lost_when_it_was_last_heard_of, 0, ARRAY_SIZE(losses));
 	tcase_add_test(tc, an_eviction_is_over_with_its_attempt);
 	tcase_add_loop_test(tc, a_death_is_described, 0, ARRAY_SIZE(deaths));
 	tcase_add_test(tc, a_rank_is_what_all_reports_say);
+	tcase_add_test(tc, ranks_are_closed_with_their_attempt);
+	tcase_add_test(tc, what_there_is_of_an_attempt_is_kept);
+	tcase_add_test(tc, lost_parts_are_found_and_removed_by_attempt);
 	tcase_add_test(tc, a_run_without_a_node_does_not_come_back);
 	suite_add_tcase(s, tc);
 	return unit_run(s);
