@@ -1534,7 +1534,11 @@ static int take_daemon_file(void *context, struct error *err)
 	_cleanup_(daemon_config_freep) struct daemon_config *c = NULL;
 
 	(void)context;
-	return daemon_config_parse("port = 30000; log_dir = \"/l\";", "dtraind.conf", &c, err);
+	return daemon_config_parse(
+	    "port = 30000; log_dir = \"/l\"; port_range = \"1-5\"; metrics_listen = \"[::1]:5\"; "
+	    "metrics_ca = \"/m\"; allow_devices = [\"/dev/a\"]; certificate = \"c\"; certificate_key = "
+	    "\"k\"; ca_file = \"a\"; store = \"etcd:https://a:1/, https://b:2\"; controllers = [\"n1\"];",
+	    "dtraind.conf", &c, err);
 }
 
 START_TEST(memory_may_run_out_at_any_place)

@@ -272,6 +272,117 @@ START_TEST(a_list_ends_where_it_is_refused)
 }
 END_TEST
 
+static struct run *make_small(double limit)
+{
+	struct run *r = make_run(NULL);
+
+	r->nodes_asked = (struct key_range){1, 1};
+	r->nodes = 1;
+	r->time_limit = limit;
+	return r;
+}
+
+static void submit_small(struct bed *b, struct answer *a, double limit)
+{
+	struct error err = ERROR_INIT;
+	struct submission *s;
+
+	*a = (struct answer){0};
+	ck_ok(controller_submit(b->controller, make_small(limit), run_on_both, on_submitted, a, &s, &err),
+	      &err);
+	turn(b);
+	commits_end(b);
+	ck_assert_int_eq(a->count, 1);
+}
+
+/* A timer is set for the first of several runs, whichever came first, and then for the next one. */
+START_TEST(the_timer_of_limits_is_that_of_the_first_run)
+{
+	double limits[] = {_i == 0 ? 50 : 80, _i == 0 ? 80 : 50};
+	struct answer a[2];
+	struct bed b;
+
+	bed_start(&b);
+	for (int i = 0; i < 2; i++)
+		submit_small(&b, &a[i], limits[i]);
+	ck_assert_double_eq_tol(b.due[CONTROLLER_LIMIT], b.now + 50, 1e-9);
+	b.now += 50;
+	turn(&b);
+	ck_assert_double_eq_tol(b.due[CONTROLLER_LIMIT], b.now + 30, 1e-9);
+	ck_assert_int_eq(controller_active_run(b.controller, (size_t)_i)->state, RUN_STOPPING);
+	ck_assert_int_eq(controller_active_run(b.controller, 1 - (size_t)_i)->state, RUN_STARTING);
+	b.now += 30;
+	turn(&b);
+	ck_assert_double_lt(b.due[CONTROLLER_LIMIT], 0);
+	bed_end(&b);
+}
+END_TEST
+
+/* The same of runs that wait for the time of their next attempt. */
+START_TEST(the_timer_of_retries_is_that_of_the_first_run)
+{
+	struct answer a[2];
+	struct bed b;
+
+	bed_start(&b);
+	for (int i = 0; i < 2; i++) {
+		submit_small(&b, &a[i], 0);
+		((struct run *)controller_active_run(b.controller, (size_t)i))->retries.max_restarts = 9;
+		((struct run *)controller_active_run(b.controller, (size_t)i))->retries.record.delays =
+		    i == _i ? 2 : 4;
+	}
+	for (int i = 0; i < 2; i++) {
+		const char *node = controller_active_run(b.controller, (size_t)i)->parts[0].node;
+		_cleanup_free_ char *text =
+		    str_printf("{\"run\":%d,\"attempt\":1,\"node\":\"%s\",\"state\":\"ended\",\"ranks\":[{"
+		               "\"rank\":0,\"state\":\"exited\",\"exit_status\":1}]}",
+		               i + 1, node);
+
+		free(heartbeat(&b, node, text));
+	}
+	turn(&b);
+	commits_end(&b);
+	ck_assert_double_eq_tol(b.due[CONTROLLER_RETRY], b.now + 4, 1e-9);
+	b.now += 4;
+	turn(&b);
+	commits_end(&b);
+	ck_assert_int_eq(controller_active_run(b.controller, (size_t)_i)->state, RUN_STARTING);
+	ck_assert_int_eq(controller_active_run(b.controller, 1 - (size_t)_i)->state, RUN_QUEUED);
+	ck_assert_double_eq_tol(b.due[CONTROLLER_RETRY], b.now + 12, 1e-9);
+	bed_end(&b);
+}
+END_TEST
+
+/* Who no longer waits is taken out of the list, wherever it is; the others are called. */
+START_TEST(a_waiter_may_go)
+{
+	struct waiter *waiters[4];
+	int called[4] = {-1, -1, -1, -1};
+	struct answer a;
+	struct bed b;
+
+	bed_start(&b);
+	submit_and_commit(&b, &a);
+	for (int i = 0; i < 4; i++)
+		waiters[i] =
+		    waiter_create(b.controller, 1, 1u << RUN_STOPPING, INT64_MAX, note_state, &called[i]);
+	waiter_free(NULL);
+	for (int i = 0; i < 4; i++)
+		if (i != _i)
+			waiter_free(waiters[i]);
+	controller_cancel_run(b.controller, 1);
+	turn(&b);
+	commits_end(&b);
+	for (int i = 0; i < 4; i++)
+		ck_assert_int_eq(called[i], i == _i ? RUN_STOPPING : -1);
+	/* The end of the controller calls nobody. */
+	ck_assert_ptr_nonnull(waiter_create(b.controller, 1, 0, INT64_MAX, note_state, &called[0]));
+	called[0] = -2;
+	bed_end(&b);
+	ck_assert_int_eq(called[0], -2);
+}
+END_TEST
+
 /* ---- devices ---- */
 
 /* The devices of a node change between two heartbeats; what is the same is no news. */
@@ -317,6 +428,9 @@ int main(void)
 	tcase_add_test(tc, a_heartbeat_from_before_the_stop_does_not_end_the_wait);
 	tcase_add_test(tc, two_users_may_have_the_same_key);
 	tcase_add_test(tc, a_list_ends_where_it_is_refused);
+	tcase_add_loop_test(tc, the_timer_of_limits_is_that_of_the_first_run, 0, 2);
+	tcase_add_loop_test(tc, the_timer_of_retries_is_that_of_the_first_run, 0, 2);
+	tcase_add_loop_test(tc, a_waiter_may_go, 0, 4);
 	tcase_add_test(tc, devices_that_change_are_looked_at);
 	suite_add_tcase(s, tc);
 	return unit_run(s);

@@ -4,8 +4,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sqlite3.h>
 #include <stdarg.h>
+#include <sys/eventfd.h>
 #include <sys/stat.h>
 
 #include "base/str.h"
@@ -73,7 +75,7 @@ const char *__wrap_sqlite3_errmsg(sqlite3 *db)
 }
 
 /* Calls to the system: which one fails, and how. */
-static enum system_call { NONE, MKNOD, LSTAT, CHMOD, OPEN, LOCK, THREADSAFE } refused;
+static enum system_call { NONE, MKNOD, LSTAT, CHMOD, OPEN, LOCK, THREADSAFE, EVENTFD, THREAD } refused;
 static int refusal;
 
 static bool refuses(enum system_call call)
@@ -130,6 +132,22 @@ int __wrap_sqlite3_threadsafe(void);
 int __wrap_sqlite3_threadsafe(void)
 {
 	return refused == THREADSAFE ? 0 : __real_sqlite3_threadsafe();
+}
+
+int __real_eventfd(unsigned value, int flags);
+int __wrap_eventfd(unsigned value, int flags);
+int __wrap_eventfd(unsigned value, int flags)
+{
+	return refuses(EVENTFD) ? -1 : __real_eventfd(value, flags);
+}
+
+typedef void *(*thread_fn)(void *context);
+
+int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, thread_fn fn, void *context);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, thread_fn fn, void *context);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, thread_fn fn, void *context)
+{
+	return refuses(THREAD) ? refusal : __real_pthread_create(thread, attributes, fn, context);
 }
 
 static char *dir, *path;
@@ -269,6 +287,8 @@ static const struct {
     {LOCK, EACCES, -EBUSY, "%s is in use: another dtraind runs with this state_dir"},
     {LOCK, ENOLCK, -ENOLCK, "cannot lock %s: No locks available"},
     {THREADSAFE, 0, -ENOTSUP, "this SQLite is built without threads, which the store needs"},
+    {EVENTFD, EMFILE, -EMFILE, "cannot set up the store: Too many open files"},
+    {THREAD, EAGAIN, -EAGAIN, "cannot start the store's thread: Resource temporarily unavailable"},
     {CHMOD, EPERM, -EPERM, "cannot make %s its owner's alone: Operation not permitted"},
 };
 
@@ -543,7 +563,56 @@ START_TEST(reading_needs_memory)
 }
 END_TEST
 
+/* An epoch that is not on disk is none. */
+START_TEST(an_epoch_is_begun_or_not)
+{
+	struct store *s = open_store();
+	struct error err = ERROR_INIT;
+
+	failing_code = SQLITE_FULL;
+	fail_at(2);
+	ck_assert_int_eq(store_commit_epoch(s, &err), -ENOSPC);
+	ck_assert(has_failed());
+	ck_error(&err, -ENOSPC, "%s: as the test wants");
+	ck_assert_int_eq(store_epoch(s), 0);
+	ck_ok(store_commit_epoch(s, &err), &err);
+	ck_assert_int_eq(store_epoch(s), store_newest_epoch(s));
+	ck_assert_int_gt(store_epoch(s), 0);
+	store_close(s);
+}
+END_TEST
+
 /* ---- copies ---- */
+
+static void count_call(void *context, int code, const struct error *err)
+{
+	++*(int *)context;
+}
+
+static int begin_copy(void *context, struct error *err)
+{
+	struct store_backup *b = NULL;
+	int called = 0, r = store_backup_begin(context, "/nonexistent/copy", count_call, &called, &b, err);
+
+	ck_assert_int_eq(b != NULL, r == 0);
+	while (r == 0 && !called) {
+		ck_assert_int_eq(poll(&(struct pollfd){.fd = store_fd(context), .events = POLLIN}, 1, -1), 1);
+		store_dispatch(context);
+	}
+	ck_assert_int_eq(called, r == 0);
+	store_backup_free(b);
+	return r;
+}
+
+START_TEST(a_copy_needs_memory)
+{
+	struct store *s = open_store();
+
+	memory_runs_out(begin_copy, s);
+	store_backup_free(NULL);
+	store_close(s);
+}
+END_TEST
 
 START_TEST(a_copy_that_fails_says_why)
 {
@@ -591,6 +660,8 @@ int main(void)
 	tcase_add_test(tc, an_import_is_written_whole_or_not);
 	tcase_add_test(tc, what_cannot_be_read_is_an_error);
 	tcase_add_test(tc, reading_needs_memory);
+	tcase_add_test(tc, an_epoch_is_begun_or_not);
+	tcase_add_test(tc, a_copy_needs_memory);
 	tcase_add_loop_test(tc, a_copy_that_fails_says_why, 0, ARRAY_SIZE(codes));
 	suite_add_tcase(s, tc);
 	return unit_run(s);
