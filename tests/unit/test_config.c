@@ -207,6 +207,10 @@ static const struct {
     {"task = \"sft\"; model = { path = \"x\"; init = \"y\"; };", NULL, "exactly one of model.path"},
     {"task = \"sft\"; model = { path = \"x\"; }; data = { path = []; };", NULL,
      "x.conf: data.path: an empty list; name at least one file"},
+    {"task = \"sft\"; model = { path = \"x\"; }; data = { dataset = []; };", NULL,
+     "x.conf: data.path: an empty list; name at least one file"},
+    {"task = \"sft\"; model = { path = \"x\"; }; data = { dataset = [\"a\"]; path = \"b\"; };", NULL,
+     "exactly one of data.path"},
     {PRECISION("bf16", "learning_rate = 0.001; min_learning_rate = 0.002;"), NULL,
      "x.conf: train.min_learning_rate: 0.002 is above train.learning_rate, 0.001"},
     {PRECISION("bf16", "epochs = 0;"), NULL,
@@ -543,6 +547,10 @@ START_TEST(a_run_is_named_by_its_file)
 	ck_fails(run_config_read(path, NULL, &none, &err), &err,
 	         "nul.conf: not a text file: a NUL byte in it");
 	ck_fails(run_config_read("/nonexistent.conf", NULL, &none, &err), &err, "/nonexistent.conf");
+	ck_ok(file_write_atomic(path, "\ntask = 5;", 10, 0600, &err), &err);
+	ck_fails(run_config_read(path, NULL, &none, &err), &err,
+	         "nul.conf:2: task: an integer; a string is needed");
+	ck_assert_ptr_null(none);
 	file_remove_tree(dir, NULL);
 }
 END_TEST

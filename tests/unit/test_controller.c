@@ -81,12 +81,16 @@ START_TEST(a_model_that_another_node_has_is_named_with_it)
 		const char *output, *model;
 		int code;
 		bool named;
+		const char *host; /* that wrote it */
+		int64_t uid;      /* who looks for it */
 	} cases[] = {
-	    {"out", "/m/out", -ENOENT, true},
-	    {"out", "out/checkpoint-30", -ENOENT, true},
-	    {"out//", "out/checkpoint-30", -ENOENT, true},
-	    {"out", "/m/output", -ENOENT, false},
-	    {"out", "out/checkpoint-30", -EACCES, false},
+	    {"out", "/m/out", -ENOENT, true, "n1", 1000},
+	    {"out", "out/checkpoint-30", -ENOENT, true, "n1", 1000},
+	    {"out//", "out/checkpoint-30", -ENOENT, true, "n1", 1000},
+	    {"out", "/m/output", -ENOENT, false, "n1", 1000},
+	    {"out", "out/checkpoint-30", -EACCES, false, "n1", 1000},
+	    {"out", "/m/out", -ENOENT, false, "n2", 1000},
+	    {"out", "/m/out", -ENOENT, false, "n1", 1001},
 	};
 	static const char generate[] =
 	    "{\"task\":\"generate\",\"directory\":\"/m\",\"model\":{\"path\":\"%s\"},"
@@ -96,15 +100,16 @@ START_TEST(a_model_that_another_node_has_is_named_with_it)
 	_cleanup_free_ char *train =
 	    str_printf("{\"task\":\"pretrain\",\"directory\":\"/m\",\"model\":{\"init\":\"c\"},"
 	               "\"data\":{\"path\":[\"a\"],\"format\":\"text\"},\"train\":{\"max_steps\":5},"
-	               "\"output\":{\"dir\":\"%s\"},\"resources\":{\"hosts\":[\"n1\"]}}",
-	               cases[_i].output);
+	               "\"output\":{\"dir\":\"%s\"},\"resources\":{\"hosts\":[\"%s\"]}}",
+	               cases[_i].output, cases[_i].host);
 	int64_t wrote, run;
 	const char *detail;
 
 	wrote = bed_submit_config(b, train);
 	bed_await(b, wrote, RUN_RUNNING);
-	bed_end_ranks(b, "n1", wrote, 0);
+	bed_end_ranks(b, cases[_i].host, wrote, 0);
 	bed_await(b, wrote, RUN_SUCCEEDED);
+	bed_set_user(b, "other", cases[_i].uid);
 	bed_refuse_next(b, "n2", cases[_i].code, "model: No such file or directory");
 	run = bed_submit_config(b, text);
 	bed_await(b, run, RUN_FAILED);
@@ -551,7 +556,7 @@ int main(void)
 	tcase_add_test(tc, a_run_goes_through_its_states);
 	tcase_add_test(tc, a_refused_start_leaves_no_trace_on_a_success);
 	tcase_add_test(tc, a_refusal_for_good_fails_the_run);
-	tcase_add_loop_test(tc, a_model_that_another_node_has_is_named_with_it, 0, 5);
+	tcase_add_loop_test(tc, a_model_that_another_node_has_is_named_with_it, 0, 7);
 	tcase_add_test(tc, the_first_failure_is_the_cause);
 	tcase_add_test(tc, a_late_answer_of_an_earlier_attempt_changes_nothing);
 	tcase_add_test(tc, a_start_without_an_answer_is_tried_again);

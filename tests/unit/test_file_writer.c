@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/str.h"
+#include "failing_memory.h"
 
 /* The disk: how many syncs may go on; the others wait. fsync, which reads it, has no argument for it. */
 static struct {
@@ -211,6 +212,38 @@ START_TEST(the_end_waits_for_the_disk)
 }
 END_TEST
 
+static int create(void *context, struct error *err)
+{
+	struct file_writer *w = NULL;
+	int r = file_writer_create(place.event, place.path, "nothing", &w, err);
+
+	ck_assert_int_eq(w != NULL, r == 0);
+	file_writer_destroy(w);
+	return r;
+}
+
+/* Who cannot wait is not told; what cannot be written later is not put. */
+START_TEST(without_memory_nothing_is_promised)
+{
+	struct told told = {0};
+	struct error err = ERROR_INIT;
+
+	memory_runs_out(create, NULL);
+	ck_assert_int_eq(file_writer_put(place.writer, NULL, &err), -ENOMEM);
+	put("one");
+	memory_left = 1;
+	ck_assert_int_eq(file_writer_wait(place.writer, on_written, &told, &err), -ENOMEM);
+	memory_left = 0;
+	ck_assert_str_eq(err.message, "out of memory");
+	allow(MANY);
+	wait_for(&told);
+	run_until(&told);
+	ck_assert_int_eq(told.times, 1);
+	ck_assert_int_eq(told.code, 0);
+	check_file("one");
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("file_writer");
@@ -222,6 +255,7 @@ int main(void)
 	tcase_add_test(tc, the_newest_contents_are_written);
 	tcase_add_test(tc, after_a_failure_the_next_contents_are_tried);
 	tcase_add_test(tc, the_end_waits_for_the_disk);
+	tcase_add_test(tc, without_memory_nothing_is_promised);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
 }
