@@ -40,9 +40,9 @@ static int check_generate(const struct run_config *c, const char *where, struct 
 static int64_t nearest_divisor(int64_t n, int64_t d)
 {
 	for (int64_t off = 0; off <= n; off++) {
-		if (d + off <= n && n % (d + off) == 0)
+		if (n % (d + off) == 0)
 			return d + off;
-		if (d - off > 0 && d - off <= n && n % (d - off) == 0)
+		if (n % (d - off) == 0)
 			return d - off;
 	}
 	return n;

@@ -475,6 +475,9 @@ START_TEST(words_have_a_distance)
 	ck_assert_uint_eq(str_distance("", ""), 0);
 	ck_assert_uint_eq(str_distance("kitten", "sitting"), 3);
 	ck_assert_uint_eq(str_distance("abc", ""), 3);
+	ck_assert_uint_eq(str_distance("", "abc"), 3);
+	ck_assert_uint_eq(str_distance("b", "aaab"), 3);
+	ck_assert_uint_eq(str_distance("b", "baaa"), 3);
 	ck_assert_uint_eq(str_distance("ab", "ba"), 1);
 	ck_assert_uint_eq(str_distance("xab", "xba"), 1);
 	ck_assert_uint_eq(str_distance("abcd", "badc"), 2);

@@ -135,6 +135,30 @@ START_TEST(the_first_of_many_equal_slots_is_chosen)
 }
 END_TEST
 
+/* Of a large machine nine slots, 4 to 12, in the order of their links, and the lowest first among equals:
+ * whichever of them was found first. */
+START_TEST(chosen_slots_are_in_the_order_of_their_links)
+{
+	enum { SLOTS = 20, WANT = 9 };
+	static const int want[WANT] = {4, 12, 7, 5, 6, 8, 9, 10, 11};
+	static const unsigned char closer[][3] = {{4, 12, 12}, {12, 7, 12}, {4, 11, 11}};
+	unsigned char links[SLOTS * SLOTS];
+	bool taken[SLOTS] = {false};
+	int chosen[WANT];
+
+	memset(links, 1, sizeof(links));
+	for (int i = 4; i <= 12; i++)
+		for (int k = 4; k <= 12; k++)
+			links[i * SLOTS + k] = 9;
+	for (size_t i = 0; i < ARRAY_SIZE(closer); i++)
+		links[closer[i][0] * SLOTS + closer[i][1]] = links[closer[i][1] * SLOTS + closer[i][0]] =
+		    closer[i][2];
+	topology_choose(links, SLOTS, taken, WANT, chosen);
+	for (int i = 0; i < WANT; i++)
+		ck_assert_int_eq(chosen[i], want[i]);
+}
+END_TEST
+
 START_TEST(links_have_weights)
 {
 	/* The better link first. */
@@ -231,6 +255,7 @@ int main(void)
 	tcase_add_loop_test(c, topology_table, 0, ARRAY_SIZE(topology_cases));
 	tcase_add_test(c, topology_of_large_machines);
 	tcase_add_test(c, the_first_of_many_equal_slots_is_chosen);
+	tcase_add_test(c, chosen_slots_are_in_the_order_of_their_links);
 	tcase_add_test(c, links_have_weights);
 	tcase_add_test(c, placed_by_topology);
 	tcase_add_test(c, members_tell_links_and_drains);
