@@ -96,16 +96,22 @@ static void live_on(struct bed *b)
 }
 
 /* Lets allocation n fail. Returns whether the life of the run had so many. */
-static bool live(struct bed *b, long n, bool busy)
+static bool live(struct bed *b, long n, int kind)
 {
 	_cleanup_free_ char *key = str_printf("k%ld", n);
 	struct run *r = make_run(key);
+	bool busy = kind == 1;
 	struct error err = ERROR_INIT;
 	struct answer a = {0};
 	struct submission *s;
 	int64_t attempt;
 	int code;
 
+	if (kind == 2) {
+		r->nodes_asked = (struct key_range){1, 1};
+		r->nodes = r->spares_asked = 1;
+		r->retries.max_restarts = 5;
+	}
 	b->refusal = busy ? -EBUSY : 0;
 	b->starts[0] = b->stops[0] = '\0';
 	memory_refused = false;
@@ -136,7 +142,7 @@ static bool live(struct bed *b, long n, bool busy)
 	return memory_refused;
 }
 
-/* _i: the slot of a node is taken at the first attempt. */
+/* 1: the slot of a node is taken at the first attempt. 2: the second node is a spare. */
 START_TEST(whatever_is_missing_the_next_run_runs)
 {
 	struct bed b;
@@ -145,7 +151,7 @@ START_TEST(whatever_is_missing_the_next_run_runs)
 	json_set_alloc_funcs(__wrap_malloc, free);
 	bed_start(&b);
 	b.others = pause_failures;
-	for (long n = 1; live(&b, n, _i == 1); n++)
+	for (long n = 1; live(&b, n, _i); n++)
 		if (n % 8 == 0)
 			live_on(&b);
 	live_on(&b);
@@ -259,7 +265,7 @@ int main(void)
 	TCase *tc = tcase_create("memory");
 
 	tcase_set_timeout(tc, 20);
-	tcase_add_loop_test(tc, whatever_is_missing_the_next_run_runs, 0, 2);
+	tcase_add_loop_test(tc, whatever_is_missing_the_next_run_runs, 0, 3);
 	tcase_add_test(tc, a_heartbeat_is_answered_or_refused);
 	tcase_add_test(tc, a_controller_begins_whole_or_not);
 	suite_add_tcase(s, tc);
