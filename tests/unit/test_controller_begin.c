@@ -214,6 +214,62 @@ START_TEST(a_heartbeat_from_before_the_stop_does_not_end_the_wait)
 }
 END_TEST
 
+/* What a node has to know: our time, epoch and highest number, whose they are, and how long its lease is. */
+START_TEST(the_answer_to_a_heartbeat_says_what_a_node_needs)
+{
+	static const char text[] = "{\"node\":\"n2\",\"instance\":\"y\",\"sequence\":1,\"version\":\"1\","
+	                           "\"devices\":[],\"attempts\":[]}";
+	_cleanup_json_ json_t *json = json_loads(text, 0, NULL);
+	_cleanup_(hosts_freep) struct hosts *hosts = make_hosts();
+	struct bed b = {.dir = unit_tmpdir(), .now = 1000};
+	struct controller_options options = bed_options(&b, hosts);
+	_cleanup_free_ char *path = str_path_join(b.dir, "dtrain.db");
+	struct heartbeat_answer answer;
+	struct heartbeat beat;
+	struct controller *c = NULL;
+	struct error err = ERROR_INIT;
+	struct store *store;
+
+	ck_ok(store_open(path, &store, &err), &err);
+	options.store = store;
+	options.lease = 40;
+	options.node_timeout = 6;
+	options.most_heartbeats = 1;
+	ck_ok(controller_create(&options, &c, &err), &err);
+	ck_ok(heartbeat_decode(json, &beat, &err), &err);
+	ck_ok(controller_heartbeat(c, &beat, &answer, &err), &err);
+	ck_assert_double_eq(answer.time, 1000);
+	ck_assert_int_eq(answer.epoch, store_epoch(store));
+	ck_assert_int_gt(answer.epoch, 0);
+	ck_assert_int_eq(answer.highest_run, 0);
+	ck_assert_double_eq(answer.lease, 40);
+	ck_assert_double_eq(answer.interval, 2);
+	ck_assert_str_eq(answer.cluster, store_cluster(store));
+	ck_assert_int_eq(controller_find_node(c, "n2")->epoch, answer.epoch);
+	heartbeat_answer_release(&answer);
+	heartbeat_release(&beat);
+	controller_destroy(c);
+	file_remove_tree(b.dir, NULL);
+	free(b.dir);
+}
+END_TEST
+
+/* With another hosts file runs are placed anew, and ages are looked at. */
+START_TEST(another_hosts_file_is_looked_at)
+{
+	_cleanup_(hosts_freep) struct hosts *hosts = make_hosts();
+	struct error err = ERROR_INIT;
+	struct bed b;
+
+	bed_start(&b);
+	ck_assert_double_lt(b.due[CONTROLLER_FLUSH], 0);
+	ck_ok(controller_set_hosts(b.controller, hosts, 1, 1e6, &err), &err);
+	ck_assert_double_ge(b.due[CONTROLLER_FLUSH], 0);
+	ck_assert_double_eq(b.due[CONTROLLER_EXPIRY], 0);
+	bed_end(&b);
+}
+END_TEST
+
 /* ---- submissions and lists ---- */
 
 /* Keys are each user's own. */
@@ -426,6 +482,8 @@ int main(void)
 	tcase_add_test(tc, a_copy_of_the_store_is_made);
 	tcase_add_test(tc, a_start_that_is_given_up_after_its_end_is_not_waited_for);
 	tcase_add_test(tc, a_heartbeat_from_before_the_stop_does_not_end_the_wait);
+	tcase_add_test(tc, the_answer_to_a_heartbeat_says_what_a_node_needs);
+	tcase_add_test(tc, another_hosts_file_is_looked_at);
 	tcase_add_test(tc, two_users_may_have_the_same_key);
 	tcase_add_test(tc, a_list_ends_where_it_is_refused);
 	tcase_add_loop_test(tc, the_timer_of_limits_is_that_of_the_first_run, 0, 2);

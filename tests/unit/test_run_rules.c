@@ -417,7 +417,8 @@ END_TEST
 /* The store keeps of an attempt what its ranks do not say, where there is any. */
 START_TEST(what_there_is_of_an_attempt_is_kept)
 {
-	_cleanup_(run_freep) struct run *r = fixture_run(2, 1), *other = fixture_run(2, 1);
+	_cleanup_(run_freep) struct run *r = fixture_run(2, 1), *other = fixture_run(2, 1),
+	                                *third = fixture_run(2, 1);
 	json_t *record = NULL;
 	struct error err = ERROR_INIT;
 
@@ -434,7 +435,8 @@ START_TEST(what_there_is_of_an_attempt_is_kept)
 	ck_assert_str_eq(other->parts[0].node, "n2");
 	ck_assert_double_eq(other->parts[0].lease, 60);
 	json_decref(record);
-	ck_ok(run_set_under_way(other, NULL, &err), &err);
+	ck_ok(run_set_under_way(third, NULL, &err), &err);
+	ck_assert_uint_eq(third->part_count, 0);
 }
 END_TEST
 
