@@ -434,7 +434,24 @@ START_TEST(what_there_is_of_an_attempt_is_kept)
 	ck_assert_uint_eq(other->part_count, 1);
 	ck_assert_str_eq(other->parts[0].node, "n2");
 	ck_assert_double_eq(other->parts[0].lease, 60);
+	json_decref(steal_pointer(record));
+	/* Where no attempt is under way there is nothing of one. */
+	third->timed_out = third->final_failure = true;
+	ck_assert_int_eq(str_replace(&third->evicted, "node n1 was drained"), 0);
+	ck_assert_int_eq(str_replace(&third->device_error, "a GPU is gone"), 0);
+	ck_assert_int_eq(str_replace(&third->device_node, "n1"), 0);
+	ck_assert_int_eq(run_under_way(third, &record), 0);
+	ck_assert_ptr_null(record);
+	third->retries.record.restarts = 2;
+	ck_assert_int_eq(run_under_way(third, &record), 0);
+	ck_assert_ptr_nonnull(record);
+	ck_assert(!json_object_get(record, "timed_out") && !json_object_get(record, "final_failure"));
+	ck_assert(!json_object_get(record, "evicted") && !json_object_get(record, "device_error"));
 	json_decref(record);
+	third->timed_out = third->final_failure = false;
+	ck_assert_int_eq(str_replace(&third->evicted, NULL), 0);
+	ck_assert_int_eq(str_replace(&third->device_error, NULL), 0);
+	ck_assert_int_eq(str_replace(&third->device_node, NULL), 0);
 	ck_ok(run_set_under_way(third, NULL, &err), &err);
 	ck_assert_uint_eq(third->part_count, 0);
 }

@@ -597,6 +597,63 @@ START_TEST(a_spare_is_found_within_the_limit)
 }
 END_TEST
 
+/* What is kept for it is its own, also where its user has more than the limit by now. */
+START_TEST(what_is_kept_is_enough_above_the_limit)
+{
+	static char name[] = "a";
+	int64_t slots[] = {0}, kept_for[] = {7, 0};
+	const struct spare_record held = {.node = name, .slots = slots, .slot_count = 1};
+	bool taken[] = {true, false};
+	struct sched_node node = {
+	    .name = name, .up = true, .slots = 2, .taken = taken, .kept_for = kept_for, .kind = SLOT_CPU};
+	struct sched_user user = {.name = "ann", .limit = 1, .held = 3};
+	struct sched_run r = {.id = 7,
+	                      .user = &user,
+	                      .nodes = 1,
+	                      .most = 1,
+	                      .working = 1,
+	                      .per_node = _i + 1,
+	                      .kind = SLOT_CPU,
+	                      .held = &held,
+	                      .held_count = 1};
+	struct error err = ERROR_INIT;
+
+	ck_ok(schedule(&node, 1, &r, 1, &err), &err);
+	ck_assert_int_eq(r.placed, _i == 0);
+	if (_i == 0)
+		ck_assert_int_eq(r.slots[0], 0);
+	ck_assert_int_eq(user.held, 3);
+	free(r.chosen);
+	free(r.slots);
+}
+END_TEST
+
+/* A run with a range avoids a node, unless it got smaller by that. */
+START_TEST(a_range_does_not_get_smaller_to_avoid_a_node)
+{
+	static char *avoid[] = {"a", NULL};
+	bool taken[4] = {false};
+	struct sched_node nodes[] = {{.name = "a"}, {.name = "b"}, {.name = "c"}, {.name = "d"}};
+	struct sched_run r = {
+	    .id = 1, .nodes = 1, .most = 3, .working = 1, .per_node = 1, .kind = SLOT_CPU, .avoid = avoid};
+	struct error err = ERROR_INIT;
+
+	for (int i = 0; i < 4; i++) {
+		nodes[i].up = true;
+		nodes[i].slots = 1;
+		nodes[i].kind = SLOT_CPU;
+		nodes[i].taken = &taken[i];
+	}
+	taken[3] = _i == 1;
+	ck_ok(schedule(nodes, 4, &r, 1, &err), &err);
+	ck_assert(r.placed);
+	ck_assert_int_eq(r.placed_nodes, 3);
+	ck_assert_int_eq(taken[0], _i == 1);
+	free(r.chosen);
+	free(r.slots);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("scheduler");
@@ -611,6 +668,8 @@ int main(void)
 	tcase_add_loop_test(c, runs_that_ask_for_the_same_find_the_same, 1, 41);
 	tcase_add_test(c, a_pass_places_so_many_at_most);
 	tcase_add_test(c, runs_of_many_shapes_wait_one_behind_the_other);
+	tcase_add_loop_test(c, what_is_kept_is_enough_above_the_limit, 0, 2);
+	tcase_add_loop_test(c, a_range_does_not_get_smaller_to_avoid_a_node, 0, 2);
 	tcase_add_loop_test(c, a_spare_is_found_within_the_limit, 0, ARRAY_SIZE(spare_cases));
 	suite_add_tcase(s, c);
 	return unit_run(s);
