@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests that work which cannot be handed to a thread is given back: nothing of it is called, its data is
  * released, and what failed is said. tests/unit/test_users.c has work that is done. */
-#include <fcntl.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
 
 #include "base/background.h"
 #include "base/str.h"
 #include "failing_memory.h"
+#include "open_fds.h"
 
 static bool no_descriptor, no_thread;
 static int released;
@@ -44,15 +44,6 @@ static void release(void *data)
 	released++;
 }
 
-static size_t count_fds(void)
-{
-	size_t n = 0;
-
-	for (int fd = 0; fd < 256; fd++)
-		n += fcntl(fd, F_GETFD) >= 0;
-	return n;
-}
-
 /* Starts work; where that succeeds, its result is taken. */
 static int start(void *context, struct error *err)
 {
@@ -79,7 +70,7 @@ START_TEST(work_that_cannot_begin_is_given_back)
 
 	ck_assert_int_ge(sd_event_new(&event), 0);
 	ck_ok(start(event, &err), &err); /* the event loop opens what it needs */
-	before = count_fds();
+	before = open_fds_count();
 	memory_runs_out(start, event);
 	no_descriptor = true;
 	ck_assert_int_eq(start(event, &err), -EMFILE);
@@ -90,7 +81,7 @@ START_TEST(work_that_cannot_begin_is_given_back)
 	ck_assert_str_eq(err.message, "cannot start a thread: Resource temporarily unavailable");
 	no_thread = false;
 	ck_ok(start(event, &err), &err);
-	ck_assert_uint_eq(count_fds(), before);
+	ck_assert_uint_eq(open_fds_count(), before);
 	background_cancel(NULL);
 	sd_event_unref(event);
 }

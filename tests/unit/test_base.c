@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests base/: strings, numbers, hashes, files and JSON. */
+#include "open_fds.h"
 #include "unit.h"
 
 #include <errno.h>
@@ -675,15 +676,6 @@ START_TEST(a_copy_has_content_and_mode)
 }
 END_TEST
 
-static size_t count_fds(void)
-{
-	size_t n = 0;
-
-	for (int fd = 0; fd < 256; fd++)
-		n += fcntl(fd, F_GETFD) >= 0;
-	return n;
-}
-
 /* More than there is room for is closed, and refused. */
 START_TEST(descriptors_are_received_or_closed)
 {
@@ -693,12 +685,12 @@ START_TEST(descriptors_are_received_or_closed)
 
 	ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
 	ck_assert_int_eq(pipe(pipes), 0);
-	before = count_fds();
+	before = open_fds_count();
 	ck_assert_int_eq(socket_send_fds(pair[0], 'a', pipes, 2), 0);
 	ck_assert_int_eq(socket_receive(pair[1], &byte, 1, got, &count), 1);
 	ck_assert_int_eq(byte, 'a');
 	ck_assert_uint_eq(count, 2);
-	ck_assert_uint_eq(count_fds(), before + 2);
+	ck_assert_uint_eq(open_fds_count(), before + 2);
 	ck_assert_int_eq(write(got[1], "x", 1), 1);
 	ck_assert_int_eq(read(pipes[0], &byte, 1), 1);
 	ck_assert_int_eq(byte, 'x');
@@ -709,7 +701,7 @@ START_TEST(descriptors_are_received_or_closed)
 	count = 1;
 	ck_assert_int_eq(socket_receive(pair[1], &byte, 1, got, &count), -EPROTO);
 	ck_assert_uint_eq(count, 0);
-	ck_assert_uint_eq(count_fds(), before);
+	ck_assert_uint_eq(open_fds_count(), before);
 	ck_assert_int_eq(write(pair[0], "c", 1), 1);
 	count = 2;
 	ck_assert_int_eq(socket_receive(pair[1], &byte, 1, got, &count), 1);
