@@ -559,6 +559,29 @@ START_TEST(a_batch_that_cannot_be_taken_back_ends_the_controller)
 }
 END_TEST
 
+/* Of a refused batch without new runs there is nothing to take back; it is written with the next change. */
+START_TEST(a_refused_change_is_written_with_the_next_one)
+{
+	struct run *old;
+
+	begin("n1");
+	old = insert(RUN_QUEUED, "{}");
+	commit_ok();
+	old->state = RUN_STARTING;
+	store_update(store, old);
+	fake_etcd_fail(&(struct fake_failure){.path = FAKE_TXN, .count = 1, .code = -EREMOTEIO});
+	fake_etcd_calls(FAKE_TXN);
+	ck_assert_int_eq(commit().code, -EREMOTEIO);
+	ck_assert_int_eq(fake_etcd_calls(FAKE_TXN), 1);
+	ck_assert(election_holds(election));
+	ck_assert_int_eq(writes_of(1), 1);
+	store_update(store, old);
+	commit_ok();
+	ck_assert_int_eq(writes_of(1), 2);
+	run_free(old);
+}
+END_TEST
+
 /* What etcd has and this machine cannot write. */
 START_TEST(a_full_disk_ends_the_controller)
 {
@@ -818,6 +841,7 @@ int main(void)
 	tcase_add_loop_test(tc, who_has_lost_the_key_writes_nothing, 0, 2);
 	tcase_add_loop_test(tc, a_batch_that_is_refused_in_its_middle_is_taken_back, 0, 3);
 	tcase_add_loop_test(tc, a_batch_that_cannot_be_taken_back_ends_the_controller, 1, 2);
+	tcase_add_test(tc, a_refused_change_is_written_with_the_next_one);
 	tcase_add_test(tc, a_full_disk_ends_the_controller);
 	tcase_add_loop_test(tc, the_id_of_the_cluster_is_the_name_of_the_history, 0, ARRAY_SIZE(clusters));
 	tcase_add_loop_test(tc, what_cannot_be_read_is_an_error, 0, 6);
