@@ -147,6 +147,7 @@ static const struct {
     {"task = \"sft\"; model = \"x\";", NULL, "model: a group is needed"},
     {"task = \"sft\"; data = { path = [1, 2]; };", NULL, "data.path: not all strings"},
     {"task = \"command\";", NULL, "command: missing"},
+    {"command = [];", NULL, "command: missing; name the program to run"},
     {"task = \"generate\"; model = { path = \"x\"; }; generate = { prompt = \"x\"; };\n",
      "resources.one_per_node=true",
      "resources.one_per_node: has no effect with task = \"generate\": it is for commands"},
