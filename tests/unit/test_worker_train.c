@@ -1,0 +1,617 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Training from a run file to the model, in a process: what it writes, reports and says, and how it goes on. */
+#include <math.h>
+
+#include "base/json.h"
+#include "base/str.h"
+#include "worker_fixture.h"
+
+enum { SECONDS = 60 };
+
+/* The losses of two runs are the same numbers, step by step. */
+static void expect_same_steps(const char *a, const char *b)
+{
+	static const char *const members[] = {"step", "steps", "loss", "grad_norm", "learning_rate", "epoch", "tokens"};
+	_cleanup_json_ json_t *left = worker_steps(a), *right = worker_steps(b);
+
+	ck_assert_uint_eq(json_array_size(left), json_array_size(right));
+	for (size_t i = 0; i < json_array_size(left); i++)
+		for (size_t k = 0; k < ARRAY_SIZE(members); k++)
+			ck_assert_msg(json_equal(json_object_get(json_array_get(left, i), members[k]),
+			                         json_object_get(json_array_get(right, i), members[k])),
+			              "%s of line %zu differs", members[k], i);
+}
+
+static void expect_mark(const json_t *marks, size_t at, const char *event, int step)
+{
+	const json_t *mark = json_array_get(marks, at);
+
+	ck_assert_str_eq(json_get_string(mark, "event", ""), event);
+	ck_assert_int_eq(json_get_int(mark, "step", -1), step);
+	ck_assert_double_gt(json_get_number(mark, "time", 0), 1e9);
+}
+
+START_TEST(a_run_says_and_writes_what_it_does)
+{
+	_cleanup_json_ json_t *steps = NULL, *marks = NULL, *state = NULL, *config = NULL;
+	_cleanup_free_ char *output = NULL;
+
+	worker_config("run", "output.save_steps=2", "data.eval_fraction=2", "data.packing=false");
+	output = worker_output("run", 1);
+	expect_line(output, "rank 0 of 1 on cpu: 1 thread");
+	expect_line(output, "tokenizing: 0 B of 192 B read\n");
+	expect_line(output, "data: 6 examples in 6 rows, ");
+	expect_line(output, "held out for evaluation: 2 of 8 examples\n");
+	expect_line(output, "precision: fp32\n");
+	expect_line(output, "model: qwen3, 59056 parameters; 2 steps, 3 an epoch; ");
+	expect_line(output, "ready in ");
+	expect_line(output, "step 1/2 loss 5.");
+	expect_words(output, " eval 5.");
+	expect_line(output, "done in ");
+	expect_no_words(output, "warning");
+	expect_no_words(output, "ranks over");
+	expect_no_words(output, "trained:");
+	expect_no_words(output, "score head");
+	expect_no_words(output, "optimizer state:");
+	steps = worker_steps("out");
+	ck_assert_uint_eq(json_array_size(steps), 2);
+	ck_assert_int_eq(json_get_int(json_array_get(steps, 1), "step", 0), 2);
+	ck_assert_int_eq(json_get_int(json_array_get(steps, 1), "steps", 0), 2);
+	ck_assert_double_eq_tol(json_get_number(json_array_get(steps, 1), "epoch", 0), 2.0 / 3, 1e-12);
+	marks = worker_marks("out");
+	ck_assert_uint_eq(json_array_size(marks), 3);
+	expect_mark(marks, 0, "start", 0);
+	ck_assert_int_eq(json_get_int(json_array_get(marks, 0), "ranks", 0), 1);
+	ck_assert_int_eq(json_get_int(json_array_get(marks, 0), "attempt", 0), 1);
+	ck_assert_str_eq(json_get_string(json_array_get(marks, 0), "precision", ""), "fp32");
+	expect_mark(marks, 1, "checkpoint", 2);
+	ck_assert_str_eq(json_get_string(json_array_get(marks, 1), "path", ""), "out/checkpoint-2");
+	expect_mark(marks, 2, "model", 2);
+	ck_assert_str_eq(json_get_string(json_array_get(marks, 2), "path", ""), "out");
+	/* As transformers has it. */
+	state = worker_json("out/trainer_state.json");
+	ck_assert_int_eq(json_get_int(state, "global_step", 0), 2);
+	ck_assert_int_eq(json_get_int(state, "max_steps", 0), 2);
+	ck_assert_int_eq(json_get_int(state, "train_batch_size", 0), 2);
+	ck_assert_int_eq(json_get_int(state, "save_steps", 0), 2);
+	ck_assert_int_eq(json_get_int(state, "logging_steps", 0), 1);
+	ck_assert_int_eq(json_get_int(state, "num_input_tokens_seen", 0),
+	                 json_get_int(json_array_get(steps, 1), "tokens", -1));
+	ck_assert_uint_eq(json_array_size(json_object_get(state, "log_history")), 2);
+	for (size_t i = 0; i < 2; i++) {
+		const json_t *log = json_array_get(json_object_get(state, "log_history"), i);
+		const json_t *step = json_array_get(steps, i);
+
+		for (size_t k = 0; k < 5; k++) {
+			const char *name = ((const char *const[]){"step", "epoch", "loss", "learning_rate", "grad_norm"})[k];
+
+			ck_assert_msg(json_equal(json_object_get(log, name), json_object_get(step, name)), "%s", name);
+		}
+		ck_assert_double_eq(json_get_number(log, "eval_loss", 0), json_get_number(step, "eval_loss", 0));
+	}
+	config = worker_json("out/config.json");
+	ck_assert_int_eq(json_get_int(config, "bos_token_id", -1), 1);
+	ck_assert_int_eq(json_get_int(config, "eos_token_id", -1), 2);
+	ck_assert_int_eq(json_get_int(config, "pad_token_id", -1), 0);
+	ck_assert_str_eq(json_get_string(config, "torch_dtype", ""), "float32");
+	ck_assert(file_exists("out/model.safetensors") && file_exists("out/tokenizer.json"));
+	ck_assert(file_exists("out/checkpoint-2/model.safetensors") && file_exists("out/runs"));
+	ck_assert(file_exists("out/cache") && !file_exists("out/checkpoint-1"));
+}
+END_TEST
+
+START_TEST(without_save_steps_only_the_model_is_saved)
+{
+	_cleanup_json_ json_t *marks = NULL;
+	_cleanup_free_ char *output = NULL;
+
+	worker_config("run", "output.tensorboard=false", "data.cache_dir=elsewhere");
+	output = worker_output("run", 1);
+	ck_assert(file_exists("out/model.safetensors") && !file_exists("out/checkpoint-2"));
+	ck_assert(!file_exists("out/runs"));
+	ck_assert(file_exists("elsewhere") && !file_exists("out/cache"));
+	marks = worker_marks("out");
+	ck_assert_uint_eq(json_array_size(marks), 2);
+	expect_mark(marks, 1, "model", 2);
+	expect_no_words(output, "held out");
+}
+END_TEST
+
+/* What the service is told, rank 0's progress and the events. */
+START_TEST(a_service_is_told_of_the_progress)
+{
+	_cleanup_free_ char *output = NULL, *told = NULL;
+	const char *ready, *step;
+
+	worker_serve();
+	worker_config("run", "output.save_steps=1");
+	output = worker_output("run", 1);
+	told = worker_read("requests");
+	ready = strstr(told, "POST /v1/runs/7/events?attempt=1 HTTP/1.1\n{\"rank\":0,\"kind\":\"ready\",\"message\":\"\",");
+	ck_assert_msg(ready != NULL, "%s", told);
+	step = strstr(told, "POST /v1/runs/7/metrics?attempt=1 HTTP/1.1\n{\"step\":1,\"steps\":2,");
+	ck_assert_msg(step != NULL, "%s", told);
+	expect_words(told, "{\"step\":2,\"steps\":2,");
+	expect_words(told, "{\"checkpoint\":1}\n");
+	expect_words(told, "{\"checkpoint\":2}\n");
+	ck_assert_ptr_null(strstr(strstr(told, "{\"checkpoint\":2}") + 1, "{\"checkpoint\":"));
+	expect_no_words(told, "\"kind\":\"error\"");
+}
+END_TEST
+
+START_TEST(an_error_is_told_once_and_kept_for_the_launcher)
+{
+	_cleanup_free_ char *told = NULL, *error = NULL;
+	const char *first;
+
+	worker_serve();
+	setenv("TORCHELASTIC_ERROR_FILE", "error.json", 1);
+	worker_config("run", "data.path=absent.txt");
+	worker_fails("run", "absent.txt");
+	told = worker_read("requests");
+	first = strstr(told, "POST /v1/runs/7/events?attempt=1 HTTP/1.1\n{\"rank\":0,\"kind\":\"error\",\"message\":\"");
+	ck_assert_msg(first && strstr(first, "absent.txt"), "%s", told);
+	ck_assert_ptr_null(strstr(strstr(first, "absent.txt"), "\"kind\""));
+	ck_assert_ptr_null(strstr(told, "ready"));
+	error = worker_read("error.json");
+	expect_words(error, "absent.txt");
+	expect_words(error, "\"lost_peer\":false");
+}
+END_TEST
+
+/* Waits until the file of a rank's output has the words. */
+static void await_words(const char *file, const char *words)
+{
+	_cleanup_free_ char *content = NULL;
+
+	/* The time-out of the test case ends this. */
+	while (!content || !strstr(content, words)) {
+		free(steal_pointer(content));
+		usleep(2000);
+		if (file_exists(file))
+			content = worker_read(file);
+	}
+}
+
+/* A run that is stopped between steps goes on to the same numbers as one that is not. */
+START_TEST(a_run_that_is_stopped_goes_on_from_there)
+{
+	_cleanup_json_ json_t *marks = NULL, *state = NULL;
+	_cleanup_free_ char *output = NULL, *on = NULL, *line = NULL, *from = NULL, *steps_key = NULL, *out = NULL;
+	struct worker_call call;
+	pid_t pid;
+	int stopped;
+
+	worker_config("long", "train.max_steps=1000000", "train.schedule=constant", "output.tensorboard=false");
+	pid = worker_start("long", 0, 1);
+	await_words("long.0.out", "step 2/1000000");
+	kill(pid, SIGTERM);
+	call = worker_wait(pid, "long", 0);
+	ck_assert_int_eq(call.status, 128 + SIGTERM);
+	ck_assert_str_eq(call.errors, "");
+	marks = worker_marks("out");
+	stopped = (int)json_get_int(json_array_get(marks, 1), "step", -1);
+	ck_assert_int_ge(stopped, 2);
+	expect_mark(marks, 0, "start", 0);
+	expect_mark(marks, 1, "checkpoint", stopped);
+	expect_mark(marks, 2, "stopped", stopped);
+	ck_assert_str_eq(json_get_string(json_array_get(marks, 2), "signal", ""), strsignal(SIGTERM));
+	ck_assert_ptr_null(json_object_get(json_array_get(marks, 2), "path"));
+	line = str_printf("stopped by %s after step %d\n", strsignal(SIGTERM), stopped);
+	expect_line(call.output, line);
+	expect_no_words(call.output, "done in");
+	ck_assert(!file_exists("out/model.safetensors"));
+	worker_release(&call);
+	/* Two more steps, beside a run of as many without a stop. */
+	steps_key = str_printf("train.max_steps=%d", stopped + 2);
+	worker_config("on", steps_key, "train.schedule=constant", "output.tensorboard=false");
+	on = worker_output("on", 1);
+	from = str_printf("resuming from out/checkpoint-%d\n", stopped);
+	expect_line(on, from);
+	expect_no_words(on, "warning");
+	worker_config("whole", steps_key, "train.schedule=constant", "output.dir=whole");
+	output = worker_output("whole", 1);
+	{
+		_cleanup_json_ json_t *left = worker_steps("out"), *right = worker_steps("whole");
+
+		ck_assert_uint_eq(json_array_size(left), (size_t)stopped + 2);
+		ck_assert_uint_eq(json_array_size(right), (size_t)stopped + 2);
+		for (size_t i = 0; i < json_array_size(left); i++)
+			for (size_t k = 0; k < 4; k++) {
+				const char *name = ((const char *const[]){"loss", "grad_norm", "tokens", "epoch"})[k];
+
+				ck_assert_msg(json_equal(json_object_get(json_array_get(left, i), name),
+				                         json_object_get(json_array_get(right, i), name)),
+				              "%s of line %zu", name, i);
+			}
+	}
+	json_decref(steal_pointer(marks));
+	marks = worker_marks("out");
+	expect_mark(marks, 3, "resume", stopped);
+	out = str_printf("out/checkpoint-%d", stopped);
+	ck_assert_str_eq(json_get_string(json_array_get(marks, 3), "from", ""), out);
+	expect_mark(marks, 4, "model", stopped + 2);
+	ck_assert_uint_eq(json_array_size(marks), 5);
+	state = worker_json("out/trainer_state.json");
+	ck_assert_uint_eq(json_array_size(json_object_get(state, "log_history")), (size_t)stopped + 2);
+}
+END_TEST
+
+/* Before the first step a run ends at once: there is nothing to save. */
+START_TEST(a_run_may_be_interrupted)
+{
+	struct worker_call call;
+	pid_t pid;
+
+	worker_config("long", "train.max_steps=1000000", "output.save_steps=1000000");
+	pid = worker_start("long", 0, 1);
+	await_words("long.0.out", "step 1/1000000");
+	kill(pid, SIGINT);
+	call = worker_wait(pid, "long", 0);
+	ck_assert_int_eq(call.status, 128 + SIGINT);
+	expect_words(call.output, "stopped by Interrupt after step ");
+	worker_release(&call);
+}
+END_TEST
+
+START_TEST(a_run_may_be_made_longer_and_shorter)
+{
+	_cleanup_free_ char *first = NULL, *shorter = NULL, *longer = NULL, *whole = NULL, *told = NULL;
+
+	worker_config("first", "train.max_steps=4", "output.save_steps=2", "train.schedule=constant");
+	first = worker_output("first", 1);
+	ck_assert(file_exists("out/checkpoint-2") && file_exists("out/checkpoint-4"));
+	worker_serve();
+	worker_config("shorter", "train.max_steps=2", "output.save_steps=2", "train.schedule=constant");
+	shorter = worker_output("shorter", 1);
+	expect_line(shorter, "resuming from out/checkpoint-4\n");
+	expect_line(shorter, "warning: the checkpoint is of step 4, the run has 2: nothing is left to train\n");
+	expect_no_words(shorter, "step 3/");
+	/* The checkpoint is the one that there is. */
+	told = worker_read("requests");
+	expect_words(told, "{\"checkpoint\":4}\n");
+	expect_no_words(told, "{\"checkpoint\":2}");
+	worker_config("longer", "train.max_steps=6", "output.save_steps=2", "train.schedule=constant");
+	longer = worker_output("longer", 1);
+	expect_line(longer, "resuming from out/checkpoint-4\n");
+	expect_no_words(longer, "warning");
+	expect_line(longer, "step 5/6 loss ");
+	expect_no_words(longer, "step 4/6");
+	worker_config("whole", "train.max_steps=6", "train.schedule=constant", "output.dir=whole");
+	whole = worker_output("whole", 1);
+	{
+		_cleanup_free_ char *a = worker_read("out/model.safetensors");
+		_cleanup_json_ json_t *left = worker_steps("out"), *right = worker_steps("whole");
+		size_t n = json_array_size(left);
+
+		ck_assert_double_eq(json_get_number(json_array_get(left, n - 1), "loss", 0),
+		                    json_get_number(json_array_get(right, 5), "loss", 1));
+		ck_assert_int_eq(json_get_int(json_array_get(left, n - 1), "tokens", 0),
+		                 json_get_int(json_array_get(right, 5), "tokens", 1));
+	}
+}
+END_TEST
+
+/* What a checkpoint was made with, and what the run has now. */
+START_TEST(a_run_that_goes_on_otherwise_is_told_so)
+{
+	_cleanup_free_ char *first = NULL, *seed = NULL, *batch = NULL, *ranks = NULL;
+
+	worker_config("first", "train.max_steps=2", "output.save_steps=2");
+	first = worker_output("first", 1);
+	/* Another batch: the order of the rows stays. */
+	worker_config("batch", "train.max_steps=4", "train.micro_batch=1", "output.save_steps=4");
+	batch = worker_output("batch", 1);
+	expect_line(batch, "the checkpoint was made with rows=");
+	expect_words(batch, " batch=2 seed=42 shuffle=1, now it is rows=");
+	expect_words(batch, " batch=1 seed=42 shuffle=1: epoch 1 goes on after row 4 of ");
+	expect_words(batch, "; 4 steps in all\n");
+	expect_no_words(batch, "warning");
+	worker_config("seed", "train.max_steps=6", "train.micro_batch=1", "train.seed=7");
+	seed = worker_output("seed", 1);
+	expect_line(seed, "warning: the checkpoint was made with rows=");
+	expect_words(seed, "seed=42 shuffle=1, now it is rows=");
+	expect_words(seed, "seed=7 shuffle=1: the data go on in another order\n");
+	/* As many rows in a step, by two ranks. */
+	worker_config("ranks", "train.max_steps=6", "train.micro_batch=2", "output.dir=ranks", "output.save_steps=2",
+	              "resources.devices_per_node=2");
+	free(steal_pointer(seed));
+	free(steal_pointer(first));
+	worker_config("first", "train.max_steps=2", "output.dir=ranks", "train.micro_batch=4", "output.save_steps=2");
+	first = worker_output("first", 1);
+	ranks = worker_output("ranks", 2);
+	expect_line(ranks, "warning: the checkpoint was made by 1 ranks, now there are 2: sums differ in the last bits\n");
+	expect_no_words(ranks, "was made with");
+}
+END_TEST
+
+START_TEST(what_a_run_cannot_go_on_with)
+{
+	_cleanup_free_ char *first = NULL;
+
+	worker_config("none", "output.resume=must");
+	worker_fails("none", "has no checkpoint");
+	worker_config("first", "train.optimizer=lion", "output.save_steps=1");
+	first = worker_output("first", 1);
+	worker_config("other", "train.max_steps=4");
+	worker_fails("other", "out/checkpoint-2 was saved by the optimizer lion, and train.optimizer is adamw; "
+	                      "expected lion, or a new run with this directory as model.path");
+	worker_config("never", "train.max_steps=1", "output.resume=never");
+	worker_fails("never", "out is not empty");
+	/* With its precision, where none is given. */
+	worker_config("master", "train.precision=auto", "train.master=none", "train.optimizer=lion");
+	worker_fails("master", "train.master = \"none\" is for bf16 weights, but train.precision = \"auto\" is fp32 "
+	                       "(auto: as the checkpoint) here; expected \"bf16\"");
+	free(steal_pointer(first));
+	worker_config("first", "output.dir=adamw", "output.save_steps=1");
+	first = worker_output("first", 1);
+	worker_config("gradients", "train.precision=auto", "train.gradient_type=bf16", "output.dir=adamw");
+	worker_fails("gradients", "train.gradient_type = \"bf16\" is for bf16 weights, but train.precision = \"auto\" is "
+	                          "fp32 (auto: as the checkpoint) here; expected \"bf16\"");
+}
+END_TEST
+
+/* Gradients of all rows of a step are summed, whoever has them. */
+START_TEST(ranks_share_a_step)
+{
+	static const char *const strategies[] = {"ddp", "zero1", "zero2", "zero3"};
+	_cleanup_json_ json_t *one = NULL;
+	_cleanup_free_ char *alone = NULL;
+
+	worker_config("alone", "train.micro_batch=4", "output.dir=alone", "train.max_steps=3");
+	alone = worker_output("alone", 1);
+	one = worker_steps("alone");
+	for (size_t i = 0; i < ARRAY_SIZE(strategies); i++) {
+		_cleanup_free_ char *strategy = str_printf("parallel.strategy=%s", strategies[i]);
+		_cleanup_free_ char *output_dir = str_printf("output.dir=%s", strategies[i]), *state_path = NULL;
+		_cleanup_json_ json_t *steps = NULL, *marks = NULL, *state = NULL;
+		struct worker_call calls[2];
+
+		worker_config("two", "train.micro_batch=2", "train.max_steps=3", "resources.devices_per_node=2",
+		              "output.save_steps=3", strategy, output_dir);
+		worker_run_ranks("two", calls, 2);
+		ck_assert_msg(calls[0].status == 0 && calls[1].status == 0, "%s%s", calls[0].errors, calls[1].errors);
+		expect_line(calls[0].output, "rank 0 of 2 on cpu");
+		expect_line(calls[0].output, "2 ranks over ");
+		/* The other ranks are silent. */
+		ck_assert_msg(str_starts(calls[1].output, "rank 1 of 2 on cpu") &&
+		                  strchr(calls[1].output, '\n')[1] == '\0',
+		              "%s", calls[1].output);
+		steps = worker_steps(strategies[i]);
+		ck_assert_uint_eq(json_array_size(steps), 3);
+		for (size_t k = 0; k < 3; k++) {
+			ck_assert_double_eq_tol(json_get_number(json_array_get(steps, k), "loss", 0),
+			                        json_get_number(json_array_get(one, k), "loss", 9), 1e-4);
+			ck_assert_int_eq(json_get_int(json_array_get(steps, k), "tokens", 0),
+			                 json_get_int(json_array_get(one, k), "tokens", 1));
+		}
+		marks = worker_marks(strategies[i]);
+		ck_assert_int_eq(json_get_int(json_array_get(marks, 0), "ranks", 0), 2);
+		state_path = str_printf("%s/checkpoint-3/dtrain/state.json", strategies[i]);
+		state = worker_json(state_path);
+		ck_assert_str_eq(json_get_string(state, "strategy", ""), strategies[i]);
+		worker_release(&calls[0]);
+		worker_release(&calls[1]);
+	}
+}
+END_TEST
+
+/* What each rank reads where it runs has to be the same. */
+START_TEST(ranks_with_other_files_are_refused)
+{
+	static const struct {
+		const char *key, *words;
+	} cases[] = {
+	    {"model.init=other", "node n2, rank 1: other/config.json: the model's configuration is not what rank 0 on "
+	                         "node n1 has; the same files on every node are needed"},
+	    {"model.tokenizer=token", "node n2, rank 1: token: the tokenizer is not what rank 0 on node n1 has"},
+	    {"data.path=text.txt,more.txt", "the tokenized data of text.txt"},
+	    {"data.eval_fraction=0.125", "is not what rank 0 on node n1 has"},
+	};
+	_cleanup_free_ char *config = worker_read(SRCDIR "/tests/engine/bytes/config.json"),
+	                    *tokenizer = worker_read(SRCDIR "/tests/engine/bytes/tokenizer.json"),
+	                    *names = worker_read(SRCDIR "/tests/engine/bytes/tokenizer_config.json");
+	char *theta = strstr(config, "10000.0");
+
+	ck_assert_ptr_nonnull(theta);
+	ck_assert_int_eq(mkdir("other", 0700) | mkdir("token", 0700), 0);
+	*theta = '2';
+	worker_file("other/config.json", config);
+	worker_file("other/tokenizer.json", tokenizer);
+	worker_file("other/tokenizer_config.json", names);
+	worker_file("token/tokenizer.json", tokenizer);
+	worker_file("token/tokenizer_config.json", "{\"bos_token\": \"</s>\", \"eos_token\": \"<s>\"}");
+	worker_file("more.txt", "a line that is long enough for a row more than the others make\n");
+	worker_config("run", "resources.devices_per_node=2");
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		struct worker_call calls[2];
+		pid_t pids[2];
+
+		worker_config("differs", "resources.devices_per_node=2", cases[i].key);
+		pids[0] = worker_start("run", 0, 2);
+		pids[1] = worker_start("differs", 1, 2);
+		calls[0] = worker_wait(pids[0], "run", 0);
+		calls[1] = worker_wait(pids[1], "differs", 1);
+		for (int r = 0; r < 2; r++) {
+			ck_assert_msg(calls[r].status == 1, "%s: rank %d: %s%s", cases[i].key, r, calls[0].output, calls[1].output);
+			expect_words(calls[r].errors, cases[i].words);
+			worker_release(&calls[r]);
+		}
+	}
+}
+END_TEST
+
+START_TEST(the_data_of_the_ranks_are_named)
+{
+	static const struct {
+		const char *key, *words;
+	} cases[] = {
+	    {"data.path=text.txt,more.txt", "the tokenized data of text.txt and 1 other is not"},
+	    {"data.path=text.txt,more.txt,most.txt", "the tokenized data of text.txt and 2 others is not"},
+	    {"data.path=text.txt", "the tokenized data of text.txt is not"},
+	};
+
+	worker_file("more.txt", "one more line\n");
+	worker_file("most.txt", "and one\n");
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		struct worker_call calls[2];
+		pid_t pids[2];
+
+		worker_config("run", "resources.devices_per_node=2", cases[i].key);
+		worker_config("differs", "resources.devices_per_node=2", cases[i].key, "data.max_length=16");
+		pids[0] = worker_start("run", 0, 2);
+		pids[1] = worker_start("differs", 1, 2);
+		calls[0] = worker_wait(pids[0], "run", 0);
+		calls[1] = worker_wait(pids[1], "differs", 1);
+		for (int r = 0; r < 2; r++) {
+			expect_words(calls[r].errors, cases[i].words);
+			worker_release(&calls[r]);
+		}
+	}
+}
+END_TEST
+
+/* The strategy is chosen by rank 0, and kept by a run that goes on. */
+START_TEST(the_strategy_may_be_chosen)
+{
+	_cleanup_free_ char *first = NULL, *on = NULL;
+	_cleanup_json_ json_t *state = NULL;
+
+	worker_config("auto", "parallel.strategy=auto", "resources.devices_per_node=2", "output.save_steps=2",
+	              "train.recompute=auto");
+	first = worker_output("auto", 2);
+	expect_line(first, "strategy: ");
+	expect_words(first, " (auto: the fastest that fits, as dtrain estimate has it)\n");
+	expect_line(first, "recompute: none (auto)\n");
+	worker_config("zero3", "parallel.strategy=zero3", "resources.devices_per_node=2", "output.save_steps=2",
+	              "output.dir=zero3");
+	free(steal_pointer(first));
+	first = worker_output("zero3", 2);
+	expect_no_words(first, "(auto");
+	worker_config("on", "parallel.strategy=auto", "resources.devices_per_node=2", "train.max_steps=4",
+	              "output.save_steps=4", "output.dir=zero3");
+	on = worker_output("on", 2);
+	expect_line(on, "strategy: zero3 (auto: as the checkpoint)\n");
+	expect_no_words(on, "recompute");
+	state = worker_json("zero3/checkpoint-4/dtrain/state.json");
+	ck_assert_str_eq(json_get_string(state, "strategy", ""), "zero3");
+}
+END_TEST
+
+/* As many rows in a step where a run has fewer nodes than it may have. */
+START_TEST(fewer_nodes_make_more_micro_steps)
+{
+	_cleanup_free_ char *four = NULL, *one = NULL;
+	_cleanup_json_ json_t *left = NULL, *right = NULL;
+
+	worker_config("many", "resources.nodes=1..2", "train.micro_batch=2", "output.dir=many");
+	worker_config("one", "train.micro_batch=4", "output.dir=one");
+	four = worker_output("many", 1);
+	one = worker_output("one", 1);
+	left = worker_steps("many");
+	right = worker_steps("one");
+	for (size_t i = 0; i < 2; i++) {
+		ck_assert_int_eq(json_get_int(json_array_get(left, i), "tokens", 0),
+		                 json_get_int(json_array_get(right, i), "tokens", 1));
+		ck_assert_double_eq_tol(json_get_number(json_array_get(left, i), "loss", 0),
+		                        json_get_number(json_array_get(right, i), "loss", 9), 1e-4);
+	}
+}
+END_TEST
+
+START_TEST(warnings_of_a_run)
+{
+	_cleanup_free_ char *wide = NULL;
+
+	worker_config("wide", "data.max_length=300");
+	wide = worker_output("wide", 1);
+	expect_line(wide, "warning: data.max_length is 300, but the model's max_position_embeddings is 256\n");
+}
+END_TEST
+
+/* A part, and a number, of the examples. */
+START_TEST(what_is_held_out_is_counted)
+{
+	_cleanup_free_ char *part = NULL;
+
+	worker_config("part", "data.eval_fraction=0.25", "data.packing=false");
+	part = worker_output("part", 1);
+	expect_line(part, "25% held out for evaluation: 2 of 8 examples\n");
+}
+END_TEST
+
+START_TEST(precisions)
+{
+	_cleanup_free_ char *half = NULL, *eight = NULL, *bf16 = NULL;
+	_cleanup_json_ json_t *config = NULL, *state = NULL, *steps = NULL;
+
+	worker_config("half", "train.precision=fp16", "output.save_steps=2");
+	half = worker_output("half", 1);
+	expect_line(half, "precision: fp16\n");
+	expect_words(half, " scale 65536 skipped 0 ");
+	config = worker_json("out/config.json");
+	ck_assert_str_eq(json_get_string(config, "torch_dtype", ""), "float16");
+	state = worker_json("out/checkpoint-2/dtrain/state.json");
+	ck_assert_str_eq(json_get_string(state, "precision", ""), "fp16");
+	steps = worker_steps("out");
+	ck_assert_double_eq(json_get_number(json_array_get(steps, 1), "loss_scale", 0), 65536);
+	worker_config("eight", "train.precision=fp8", "output.dir=eight", "output.save_steps=2");
+	eight = worker_output("eight", 1);
+	expect_line(eight, "precision: fp8\n");
+	expect_line(eight, "warning: fp8 is emulated on this device, slower than bf16\n");
+	json_decref(steal_pointer(state));
+	state = worker_json("eight/checkpoint-2/dtrain/state.json");
+	ck_assert_str_eq(json_get_string(state, "precision", ""), "fp8");
+	worker_config("bf16", "train.precision=bf16", "train.master=none", "train.gradient_type=bf16", "output.dir=bf16",
+	              "output.save_steps=2");
+	bf16 = worker_output("bf16", 1);
+	expect_no_words(bf16, "fp8");
+	json_decref(steal_pointer(config));
+	config = worker_json("bf16/config.json");
+	ck_assert_str_eq(json_get_string(config, "torch_dtype", ""), "bfloat16");
+}
+END_TEST
+
+START_TEST(an_optimizer_state_may_be_offloaded)
+{
+	_cleanup_free_ char *output = NULL, *plain = NULL;
+
+	ck_assert_int_eq(mkdir("disk", 0700), 0);
+	worker_config("disk", "parallel.offload=optimizer", "parallel.offload_dir=disk", "output.dir=disk-out");
+	output = worker_output("disk", 1);
+	expect_line(output, "optimizer state: ");
+	expect_words(output, " of each rank in disk, ");
+	worker_config("plain");
+	plain = worker_output("plain", 1);
+	expect_same_steps("out", "disk-out");
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("worker train");
+	TCase *t = tcase_create("train");
+
+	tcase_add_checked_fixture(t, worker_setup, worker_teardown);
+	tcase_set_timeout(t, SECONDS);
+	tcase_add_test(t, a_run_says_and_writes_what_it_does);
+	tcase_add_test(t, without_save_steps_only_the_model_is_saved);
+	tcase_add_test(t, a_service_is_told_of_the_progress);
+	tcase_add_test(t, an_error_is_told_once_and_kept_for_the_launcher);
+	tcase_add_test(t, a_run_that_is_stopped_goes_on_from_there);
+	tcase_add_test(t, a_run_may_be_interrupted);
+	tcase_add_test(t, a_run_may_be_made_longer_and_shorter);
+	tcase_add_test(t, a_run_that_goes_on_otherwise_is_told_so);
+	tcase_add_test(t, what_a_run_cannot_go_on_with);
+	tcase_add_test(t, ranks_share_a_step);
+	tcase_add_test(t, ranks_with_other_files_are_refused);
+	tcase_add_test(t, the_data_of_the_ranks_are_named);
+	tcase_add_test(t, the_strategy_may_be_chosen);
+	tcase_add_test(t, fewer_nodes_make_more_micro_steps);
+	tcase_add_test(t, warnings_of_a_run);
+	tcase_add_test(t, what_is_held_out_is_counted);
+	tcase_add_test(t, precisions);
+	tcase_add_test(t, an_optimizer_state_may_be_offloaded);
+	suite_add_tcase(suite, t);
+	return unit_run(suite);
+}
