@@ -232,7 +232,7 @@ START_TEST(an_empty_prompt_begins_a_document)
 	generate_config("empty", "generate.prompts=prompts.jsonl");
 	output = worker_output("empty", 1);
 	expect_line(output, "{\"prompt\":\"\",\"completion\":\"");
-	worker_file("model/tokenizer_config.json", "{\"eos_token\": \"</s>\"}");
+	worker_file("model/tokenizer_config.json", "{\"bos_token\": null, \"eos_token\": \"</s>\"}");
 	worker_fails("empty", "prompts.jsonl: prompt 1: the tokenizer makes no token of it; a longer one is needed");
 }
 END_TEST
