@@ -97,6 +97,34 @@ static const struct {
     {"resume -", "--socket\tthe service's socket\n--help\tshow this help\n"},
     {"submit x -- sh --na", ":files\n"},
     {"submit --name -- --na", "--name\tname shown in listings\n"},
+    {"submit -s data.format=te", "data.format=text\t\n"},
+    {"submit -s data.system=", ""},
+    {"submit -s model.template=", ""},
+    {"submit -s data.path=", ""},
+    {"submit -s train.shuffle=", "train.shuffle=false\t\ntrain.shuffle=true\t\n"},
+    {"nodes -", "-w\twait until N nodes are up\n--wait\twait until N nodes are up\n--timeout\tfor so long at most; "
+                "default: 60\n--json\tprint JSON\n--socket\tthe service's socket\n--help\tshow this help\n"},
+    {"nodes --w", "--wait\twait until N nodes are up\n"},
+    {"nodes -w", ""},
+    {"nodes x", ""},
+    {"logs -r a", "all\t\n"},
+    {"logs 17 18", ""},
+    {"runs --state s", "starting\t\nstopping\t\nsucceeded\t\n"},
+    {"runs --json=x", ""},
+    {"runs --json ", ""},
+    {"export m ", ":directories\n"},
+    {"export m d ", ""},
+    {"tokenizer encode d ", ""},
+    {"tokenizer train a b ", ":files\n"},
+    {"tokenizer ", "train\t\nencode\t\ndecode\t\n"},
+    {"check ", ":files\n"},
+    {"help", "help\ttell how a command is called\n"},
+    {"-", "--socket\t\n--help\t\n--version\t\n"},
+    {"keygen --ca x", ":directories\n"},
+    {"keygen --ca=x", ":directories\n"},
+    {"estimate -d 2x8xA100-8", "2x8xA100-80GB\t\n"},
+    {"estimate --devices=A100-8", "--devices=A100-80GB\t\n"},
+    {"estimate -d c", "cpu\t\ncluster\t\n"},
     {"show 1", ""},  /* no service: nothing */
     {"drain n", ""}, /* and no error */
 };
@@ -123,12 +151,26 @@ START_TEST(runs_and_nodes_are_completed)
 	static const struct exchange nodes[] = {
 	    {"GET /v1/nodes ",
 	     "{\"nodes\":[{\"name\":\"n1\",\"state\":\"up\"},{\"name\":\"m\",\"state\":\"up\"}]}"}};
+	_cleanup_free_ char *refusal = fixture_refusal(503, "no-controller", "none");
 	_cleanup_(call_release) struct call show = fixture_exchange(cmd_complete, "complete show ", runs, 1);
 	_cleanup_(call_release) struct call cancel =
 	    fixture_exchange(cmd_complete, "complete cancel 3 1", active, 1);
 	_cleanup_(call_release) struct call drain =
 	    fixture_exchange(cmd_complete, "complete drain m n", nodes, 1);
 
+	_cleanup_(call_release) struct call hosts =
+	    fixture_exchange(cmd_complete, "complete submit -s resources.hosts=n", nodes, 1);
+	_cleanup_(call_release) struct call refused =
+	    fixture_exchange(cmd_complete, "complete drain n", (const struct exchange[]){{"GET /v1/nodes ", refusal}}, 1);
+	_cleanup_(call_release) struct call odd =
+	    fixture_exchange(cmd_complete, "complete show ", (const struct exchange[]){{"GET /v1/runs", "not JSON"}}, 1);
+
+	ck_assert_str_eq(hosts.output, "resources.hosts=n1\tup\n");
+	ck_assert_int_eq(refused.status, 0);
+	ck_assert_str_eq(refused.output, "");
+	ck_assert_str_eq(refused.errors, "");
+	ck_assert_str_eq(odd.output, "");
+	ck_assert_str_eq(odd.errors, "");
 	ck_assert_str_eq(show.output, "17\ta, queued\n9\tb, failed\n");
 	ck_assert_str_eq(cancel.output, "17\ta, queued\n");
 	ck_assert_str_eq(drain.output, "n1\tup\n");

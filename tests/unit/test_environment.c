@@ -187,6 +187,31 @@ START_TEST(wrong_variables_say_where)
 }
 END_TEST
 
+/* A directory is no file, nor is what has a byte of zero in it; one of a mebibyte is too long. */
+START_TEST(odd_files_are_refused)
+{
+	static const char zero[] = "A=1\0B=2\n";
+	struct environment_options o = {0};
+	struct error err = ERROR_INIT;
+	_cleanup_free_ char *large = calloc(1, (1 << 20) + 1);
+
+	option_list_add(&o.files, dir);
+	ck_assert_ptr_null(submitted(command, &o, &err));
+	ck_assert_msg(strstr(err.message, ": it is not a file") != NULL, "%s", err.message);
+	option_list_release(&o.files);
+	o.files = (struct option_list){0};
+	option_list_add(&o.files, file);
+	ck_ok(file_write_atomic(file, zero, sizeof(zero) - 1, 0644, &err), &err);
+	ck_assert_ptr_null(submitted(command, &o, &err));
+	ck_assert_msg(strstr(err.message, "/vars: not a text file: a NUL byte in it") != NULL, "%s", err.message);
+	memset(large, '#', 1 << 20);
+	ck_ok(file_write_atomic(file, large, (1 << 20) + 1, 0644, &err), &err);
+	ck_assert_ptr_null(submitted(command, &o, &err));
+	ck_assert_msg(str_starts(err.message, "--env-file: "), "%s", err.message);
+	option_list_release(&o.files);
+}
+END_TEST
+
 /* The stderr of submitted(). */
 static char *warnings(const char *text, const struct environment_options *options, json_t **run)
 {
@@ -285,6 +310,7 @@ int main(void)
 	tcase_add_test(t, a_command_takes_its_world_along);
 	tcase_add_test(t, an_entry_without_a_value_is_not_taken);
 	tcase_add_test(t, the_more_explicit_wins);
+	tcase_add_test(t, odd_files_are_refused);
 	tcase_add_loop_test(t, wrong_variables_say_where, 0, ARRAY_SIZE(wrong));
 	tcase_add_test(t, what_is_not_utf8_is_left_out_with_a_warning);
 	tcase_add_loop_test(t, a_run_file_is_utf8, 0, ARRAY_SIZE(not_utf8));

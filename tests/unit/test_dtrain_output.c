@@ -1,0 +1,317 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The output of the client: tables within a width, numbers at their limits, waiting for nodes, and what cannot be
+ * written. */
+#include "dtrain_fixture.h"
+
+#include <fcntl.h>
+#include <string.h>
+
+#include "base/str.h"
+#include "dtrain/table.h"
+
+/* ---- tables ---- */
+
+/* What a table of two columns prints. Owned by the caller. */
+static char *print_rows(int width, size_t rows, const char *const cells[][2], const char *color)
+{
+	_cleanup_free_ char *file = str_path_join(fixture_dir(), "table");
+	int saved = dup(STDOUT_FILENO), fd = open(file, O_RDWR | O_CREAT | O_TRUNC, 0600);
+	struct table table;
+	char *text = NULL;
+
+	fflush(stdout);
+	dup2(fd, STDOUT_FILENO);
+	table_begin(&table, 2, cells[0]);
+	table.width = width;
+	for (size_t i = 1; i < rows; i++) {
+		table_add_text(&table, cells[i][0]);
+		table_color(&table, color);
+		table_add_text(&table, cells[i][1]);
+	}
+	table_print(&table);
+	fflush(stdout);
+	dup2(saved, STDOUT_FILENO);
+	close(saved);
+	close(fd);
+	ck_assert_int_eq(file_read(file, 0, &text, NULL, NULL), 0);
+	return text;
+}
+
+START_TEST(the_last_column_is_cut_to_the_width)
+{
+	static const char *const cells[][2] = {{"A", "B"}, {"long", "größer"}, {NULL, "x\t\177"}};
+	static const struct {
+		int width;
+		const char *text;
+	} cases[] = {
+	    {0, "A     B\nlong  größer\n-     x??\n"},
+	    {12, "A     B\nlong  größer\n-     x??\n"},
+	    {11, "A     B\nlong  größ…\n-     x??\n"},
+	    {9, "A     B\nlong  gr…\n-     x??\n"},
+	    {8, "A     B\nlong  g…\n-     x…\n"},
+	    {7, "A     B\nlong  …\n-     …\n"},
+	    {3, "A     B\nlong  …\n-     …\n"},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_free_ char *text = print_rows(cases[i].width, 3, cells, NULL);
+
+		ck_assert_str_eq(text, cases[i].text);
+	}
+}
+END_TEST
+
+/* The color is that of one cell. */
+START_TEST(a_cell_may_have_a_color)
+{
+	static const char *const cells[][2] = {{"A", "B"}, {"x", "y"}};
+	_cleanup_free_ char *text = print_rows(0, 2, cells, "31");
+
+	ck_assert_str_eq(text, "A  B\n\033[31mx\033[0m  y\n");
+}
+END_TEST
+
+/* More cells than there is room for at first. */
+START_TEST(a_table_may_be_long)
+{
+	enum { ROWS = 400 };
+	static const char *cells[ROWS][2];
+	_cleanup_free_ char *text = NULL;
+	size_t lines = 0;
+
+	for (size_t i = 0; i < ROWS; i++)
+		cells[i][0] = cells[i][1] = "x";
+	text = print_rows(0, ROWS, cells, NULL);
+	for (const char *c = text; *c; c++)
+		lines += *c == '\n';
+	ck_assert_uint_eq(lines, ROWS);
+	ck_assert_uint_eq(strlen(text), 5 * ROWS);
+}
+END_TEST
+
+/* ---- numbers at their limits ---- */
+
+static const struct {
+	command_fn command;
+	const char *line, *request, *answer, *output;
+} printed[] = {
+    {cmd_devices, "devices", "GET /v1/devices ",
+     "{\"devices\":[{\"node\":\"n1\",\"index\":0,\"kind\":\"gpu\",\"name\":\"G\",\"memory\":1024,\"memory_used\":0,"
+     "\"utilization\":0,\"temperature\":0,\"power\":0,\"power_limit\":null,\"gpu\":0,\"ecc_errors\":0,\"threads\":1,"
+     "\"state\":\"free\",\"reserved_for\":8},{\"node\":\"n1\",\"index\":1,\"kind\":\"gpu\",\"name\":\"G\","
+     "\"memory\":1024,\"gpu\":1,\"threads\":1,\"state\":\"free\",\"reserved_for\":0,\"run\":1}]}",
+     "NODE  SLOT  KIND  NAME  MEMORY   USED  BUSY  TEMP  POWER  ECC  XID  THREADS  STATE           RUN\n"
+     "n1    0     gpu   G     1.0 KiB  0 B   0%    0C    0/?    0    -    1        reserved for 8  -\n"
+     "n1    1     gpu   G     1.0 KiB  -     -     -     -      -    -    1        free            1\n"},
+    {cmd_devices, "devices --local", "GET /v1/devices?local=1 ",
+     "{\"devices\":[{\"node\":\"n1\",\"index\":0,\"kind\":\"cpu\",\"name\":\"C\",\"memory\":1024,\"threads\":1,"
+     "\"state\":\"drained\",\"reason\":\"hot\",\"reserved_for\":8}]}",
+     "NODE  SLOT  KIND  NAME  MEMORY   THREADS  STATE    RUN  REASON\n"
+     "n1    0     cpu   C     1.0 KiB  1        drained  -    hot\n"},
+    {cmd_nodes, "nodes", "GET /v1/nodes ",
+     "{\"nodes\":[{\"name\":\"n1\",\"state\":\"up\",\"slots\":1,\"free\":1,\"controller\":true,\"hosts_differ\":true},"
+     "{\"name\":\"n2\",\"state\":\"up\",\"slots\":1,\"free\":1,\"hosts_differ\":true},"
+     "{\"name\":\"n3\",\"state\":\"up\",\"slots\":1,\"free\":1,\"reason\":\"r\"},"
+     "{\"name\":\"n4\",\"state\":\"up\",\"slots\":1,\"free\":1,\"drained\":[{\"index\":3}]},"
+     "{\"name\":\"n5\",\"state\":\"up\",\"slots\":1,\"free\":1,\"spare_of\":[4]},"
+     "{\"name\":\"n6\",\"state\":\"up\",\"slots\":1,\"free\":1,\"foreign\":[{\"run\":5,\"attempt\":1,\"user\":\"u\","
+     "\"state\":\"running\"}]}]}",
+     "NODE  STATE  SLOTS  FREE  ADDRESS  VERSION  LAUNCH  LABELS  REMARK\n"
+     "n1    up     1      1     :0       -        -       -       controller; its hosts file differs from the "
+     "controller's\n"
+     "n2    up     1      1     :0       -        -       -       its hosts file differs from the controller's\n"
+     "n3    up     1      1     :0       -        -       -       drained: r\n"
+     "n4    up     1      1     :0       -        -       -       slot 3 drained: \n"
+     "n5    up     1      1     :0       -        -       -       kept for run 4\n"
+     "n6    up     1      1     :0       -        -       -       foreign run 5 of u\n"},
+    {cmd_show, "show 17", "GET /v1/runs/17 ",
+     "{\"id\":17,\"state\":\"running\",\"exit_status\":null,\"progress\":{\"step\":0,\"steps\":10},\"checkpoint\":0,"
+     "\"max_restarts\":0,\"restarts\":0,\"max_node_failures\":0,\"time_limit\":0,\"submitted\":0,\"ranks\":[{\"rank\":0,"
+     "\"node\":\"n1\",\"slot\":3,\"pid\":0,\"state\":\"running\"}]}",
+     "run          17\nstate        running\nattempt      0\n\n"
+     "RANK  NODE  SLOT  PID  STATE    EXIT\n0     n1    3     -    running  -\n"},
+    {cmd_show, "show 17", "GET /v1/runs/17 ",
+     "{\"id\":17,\"state\":\"running\",\"progress\":{\"step\":1,\"steps\":10,\"loss\":1,\"tokens_per_second\":5,"
+     "\"eta_seconds\":0},\"checkpoint\":1,\"max_restarts\":1,\"max_node_failures\":1,\"last_detail\":\"e\"}",
+     "run          17\nstate        running\nattempt      0\nrestarts     0 of 1\nnode faults  0 of 1\n"
+     "last detail  e\ncheckpoint   step 1\nprogress     step 1 of 10, loss 1.0000, 5 tokens/s\n"},
+    {cmd_watch, "watch 17", "GET /v1/runs/17 ",
+     "{\"id\":17,\"name\":\"a\",\"task\":\"sft\",\"state\":\"succeeded\",\"version\":1,\"progress\":{\"step\":1,"
+     "\"steps\":1,\"loss\":1.25},\"directory\":\"/w\",\"output\":\"/o\"}",
+     "run 17 (a): succeeded, loss 1.2500, the model is in /o\n"},
+    {cmd_watch, "watch 17", "GET /v1/runs/17 ",
+     "{\"id\":17,\"task\":\"command\",\"state\":\"succeeded\",\"version\":1,\"started\":100,\"ended\":99,"
+     "\"directory\":\"/w\",\"output\":\"/o\"}",
+     "run 17 (?): succeeded after 0s\n"},
+    {cmd_watch, "watch --json 17", "GET /v1/runs/17 ",
+     "{\"id\":17,\"name\":\"a\",\"state\":\"succeeded\",\"version\":1}", ""},
+};
+
+START_TEST(what_is_printed_of_little)
+{
+	const struct exchange list[] = {{printed[_i].request, printed[_i].answer}};
+	_cleanup_(call_release) struct call call = fixture_exchange(printed[_i].command, printed[_i].line, list, 1);
+
+	ck_assert_str_eq(call.errors, "");
+	ck_assert_str_eq(call.output, printed[_i].output);
+	ck_assert_int_eq(call.status, 0);
+}
+END_TEST
+
+/* Each state of a run is a line once; so is each reason. */
+START_TEST(a_watch_says_each_state_once)
+{
+#define RUN(state, version, reason)                                                                          \
+	"{\"id\":17,\"name\":\"a\",\"state\":\"" state "\",\"version\":" version ",\"reason\":\"" reason "\"}"
+	static const struct exchange list[] = {
+	    {"GET /v1/runs/17 ", RUN("queued", "1", "2 of 4 slots")},
+	    {"GET /v1/runs/17?wait=change&version=1 ", RUN("queued", "2", "2 of 4 slots")},
+	    {"GET /v1/runs/17?wait=change&version=2 ", RUN("queued", "3", "3 of 4 slots")},
+	    {"GET /v1/runs/17?wait=change&version=3 ", RUN("starting", "4", "")},
+	    {"GET /v1/runs/17?wait=change&version=4 ", RUN("cancelled", "5", "")},
+	};
+	_cleanup_(call_release) struct call call = fixture_exchange(cmd_watch, "watch 17", list, ARRAY_SIZE(list));
+
+	ck_assert_str_eq(call.output, "run 17 (a): queued, 2 of 4 slots\nrun 17 (a): queued, 3 of 4 slots\n"
+	                              "run 17 (a): starting\nrun 17 (a): cancelled\n");
+	ck_assert_str_eq(call.errors, "dtrain: run 17 was cancelled\n");
+	ck_assert_int_eq(call.status, STATUS_CANCELLED);
+}
+END_TEST
+
+/* The run that is meant is said where none was named, and only there. */
+START_TEST(the_run_is_named_where_it_was_not)
+{
+	static const struct exchange named[] = {{"GET /v1/runs/17/logs?rank=0 ", "hello\n"}};
+	_cleanup_free_ char *mine = str_printf("{\"runs\":[{\"id\":9,\"uid\":%u,\"name\":\"a\",\"state\":\"running\"}]}", getuid());
+	_cleanup_(call_release) struct call call = fixture_exchange(cmd_logs, "logs 17", named, 1);
+
+	ck_assert_str_eq(call.output, "hello\n");
+	ck_assert_str_eq(call.errors, "");
+}
+END_TEST
+
+/* ---- nodes that are waited for ---- */
+
+#define UP(list) "{\"nodes\":[" list "]}"
+#define NODE(name, state)                                                                                    \
+	"{\"name\":\"" name "\",\"state\":\"" state "\",\"address\":\"a\",\"port\":1,\"slots\":1,\"free\":1}"
+
+START_TEST(nodes_are_waited_for)
+{
+	_cleanup_free_ char *away = fixture_refusal(503, "no-controller", "none"), *no = fixture_refusal(403, "denied", "no");
+	const struct exchange come[] = {
+	    {"GET /v1/nodes ", away},
+	    {"GET /v1/nodes ", UP(NODE("n1", "up") "," NODE("n2", "down"))},
+	    {"GET /v1/nodes ", UP(NODE("n1", "up") "," NODE("n2", "up"))},
+	};
+	const struct exchange missing[] = {{"GET /v1/nodes ", UP(NODE("n1", "up") "," NODE("n2", "down"))}};
+	const struct exchange gone[] = {{"GET /v1/nodes ", away}}, denied[] = {{"GET /v1/nodes ", no}};
+	_cleanup_(call_release) struct call call = fixture_exchange(cmd_nodes, "nodes --wait 2", come, 3);
+	_cleanup_(call_release) struct call json = fixture_exchange(cmd_nodes, "nodes --json -w 2", come, 3);
+	_cleanup_(call_release) struct call late = fixture_exchange(cmd_nodes, "nodes -w 2 --timeout 0", missing, 1);
+	_cleanup_(call_release) struct call unreachable = fixture_exchange(cmd_nodes, "nodes -w 2 --timeout 0", gone, 1);
+	_cleanup_(call_release) struct call refused = fixture_exchange(cmd_nodes, "nodes -w 2 --timeout 0", denied, 1);
+	_cleanup_(call_release) struct call plain = fixture_exchange(cmd_nodes, "nodes", gone, 1);
+	_cleanup_(call_release) struct call nobody = fixture_call(cmd_nodes, "nodes -w 1 --timeout 0");
+
+	ck_assert_int_eq(call.status, 0);
+	ck_assert_str_eq(call.errors, "");
+	ck_assert_msg(str_starts(call.output, "NODE  STATE  ") && strstr(call.output, "\nn2    up "), "%s", call.output);
+	ck_assert_int_eq(json.status, 0);
+	ck_assert_msg(str_starts(json.output, "["), "%s", json.output);
+	ck_assert_int_eq(late.status, EXIT_FAILURE);
+	ck_assert_str_eq(late.errors, "dtrain: 1 of 2 nodes are up after 0 s\n");
+	ck_assert_msg(strstr(late.output, "\nn2    down ") != NULL, "%s", late.output);
+	ck_assert_int_eq(unreachable.status, STATUS_UNREACHABLE);
+	ck_assert_str_eq(unreachable.errors, "dtrain: dtraind answers with status 503\n");
+	ck_assert_int_eq(refused.status, EXIT_FAILURE);
+	ck_assert_int_eq(plain.status, STATUS_UNREACHABLE);
+	ck_assert_int_eq(nobody.status, STATUS_UNREACHABLE);
+}
+END_TEST
+
+/* ---- what cannot be written ---- */
+
+/* The command writes to a full device. */
+static struct call call_on_full(command_fn command, const char *line, const struct exchange *list, size_t count)
+{
+	_cleanup_free_ char *copy = strdup(line), *errors = str_path_join(fixture_dir(), "errors"), *answers[4] = {0};
+	int out = dup(STDOUT_FILENO), err = dup(STDERR_FILENO), full = open("/dev/full", O_WRONLY);
+	int told = open(errors, O_RDWR | O_CREAT | O_TRUNC, 0600), argc = 0;
+	struct client client = {.socket = fixture_socket()};
+	struct fake_step steps[4] = {{0}};
+	struct fake_service *fake;
+	struct call call = {0};
+	char *rest = copy, *argv[8];
+
+	for (size_t i = 0; i < count; i++) {
+		answers[i] = fixture_answer(list[i].answer);
+		steps[i] = (struct fake_step){list[i].request, NULL, answers[i], 0};
+	}
+	while ((argv[argc] = strsep(&rest, " ")))
+		argc++;
+	fake = fake_service_start(fixture_socket(), steps, count);
+	fflush(NULL);
+	dup2(full, STDOUT_FILENO);
+	dup2(told, STDERR_FILENO);
+	call.status = command(&client, argc, argv);
+	fflush(stdout);
+	dup2(out, STDOUT_FILENO);
+	dup2(err, STDERR_FILENO);
+	clearerr(stdout);
+	client_release(&client);
+	fake_service_stop(fake);
+	unlink(fixture_socket());
+	close(out);
+	close(err);
+	close(full);
+	close(told);
+	ck_assert_int_eq(file_read(errors, 0, &call.errors, NULL, NULL), 0);
+	for (size_t i = 0; i < count; i++)
+		free(steal_pointer(answers[i]));
+	return call;
+}
+
+#define RUNNING "{\"id\":17,\"name\":\"a\",\"state\":\"running\",\"version\":2}"
+
+START_TEST(a_full_disk_is_an_error)
+{
+	static const struct exchange logs[] = {{"GET /v1/runs/17/logs?rank=0 ", "hello\n"}};
+	static const struct exchange watched[] = {{"GET /v1/runs/17 ", RUNNING},
+	                                          {"GET /v1/runs/17/metrics?follow=1 ", "{\"step\":1,\"steps\":2}\n"}};
+	static const struct {
+		command_fn command;
+		const char *line;
+		const struct exchange *list;
+		size_t count;
+	} calls[] = {{cmd_logs, "logs 17", logs, 1}, {cmd_watch, "watch 17", watched, 2}, {cmd_watch, "watch --json 17", watched, 2}};
+
+	for (size_t i = 0; i < ARRAY_SIZE(calls); i++) {
+		_cleanup_(call_release) struct call call = call_on_full(calls[i].command, calls[i].line, calls[i].list, calls[i].count);
+
+		ck_assert_int_eq(call.status, EXIT_FAILURE);
+		ck_assert_msg(strstr(call.errors, "dtrain: cannot write the output: ") != NULL, "%s: %s", calls[i].line, call.errors);
+	}
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("dtrain_output");
+	TCase *tc = tcase_create("output");
+
+	setenv("TZ", "UTC", 1);
+	tcase_add_checked_fixture(tc, fixture_setup, fixture_teardown);
+	tcase_set_timeout(tc, 60);
+	tcase_add_test(tc, the_last_column_is_cut_to_the_width);
+	tcase_add_test(tc, a_cell_may_have_a_color);
+	tcase_add_test(tc, a_table_may_be_long);
+	tcase_add_loop_test(tc, what_is_printed_of_little, 0, ARRAY_SIZE(printed));
+	tcase_add_test(tc, a_watch_says_each_state_once);
+	tcase_add_test(tc, the_run_is_named_where_it_was_not);
+	tcase_add_test(tc, nodes_are_waited_for);
+	tcase_add_test(tc, a_full_disk_is_an_error);
+	suite_add_tcase(suite, tc);
+	return unit_run(suite);
+}
