@@ -517,6 +517,68 @@ START_TEST(a_run_is_looked_at)
 }
 END_TEST
 
+/* What could only fail on the nodes is not submitted. */
+START_TEST(an_adapter_that_does_not_fit_is_not_submitted)
+{
+	_cleanup_(call_release) struct call odd = {0}, good = {0}, target = {0};
+	static const struct exchange accepted[] = {{"GET /v1/devices", "{\"devices\":[]}"},
+	                                           {"POST /v1/runs ", "{\"id\":17,\"state\":\"queued\"}"}};
+
+	write_whole_model("whole");
+	write_adapter("adapter", 8);
+	write_adapter("odd", 9);
+	write_file("s.conf", "task = \"sft\"; model = { path = \"whole\"; }; data = { path = \"good.json\"; template = "
+	                     "\"qwen\"; }; lora = { rank = 2; alpha = 4.0; target = [\"q_proj\"]; };\n"
+	                     "output = { dir = \"saves/x\"; };");
+	odd = fixture_call(cmd_submit, "submit -s lora.from=odd s.conf");
+	ck_assert_int_eq(odd.status, 1);
+	ck_assert_msg(str_starts(odd.errors, "dtrain: ") && strstr(odd.errors, "odd"), "%s", odd.errors);
+	target = fixture_call(cmd_submit, "submit -s lora.target=no_proj s.conf");
+	ck_assert_int_eq(target.status, 1);
+	ck_assert_msg(str_starts(target.errors, "dtrain: lora.target: "), "%s", target.errors);
+	good = fixture_exchange(cmd_submit, "submit -s lora.from=adapter s.conf", accepted, 2);
+	ck_assert_str_eq(good.errors, "");
+	ck_assert_int_eq(good.status, 0);
+}
+END_TEST
+
+/* The matrices that an adapter changes, and a bar on a terminal. */
+START_TEST(an_adapter_is_merged)
+{
+	_cleanup_(call_release) struct call call = {0}, bar = {0}, again = {0};
+
+	write_whole_model("whole");
+	write_adapter("adapter", 8);
+	call = fixture_call(cmd_export, "export -a adapter whole out");
+	ck_assert_str_eq(call.errors, "");
+	ck_assert_str_eq(call.output, "out: 11 tensors, 12.0 KiB, the adapter merged into 1 module\n");
+	again = fixture_call(cmd_export, "export -a adapter whole out");
+	ck_assert_int_eq(again.status, 1);
+	ck_assert_msg(strstr(again.errors, "out") != NULL, "%s", again.errors);
+	bar = fixture_terminal(cmd_export, "export --overwrite --precision bf16 whole out", 80);
+	ck_assert_int_eq(bar.status, 0);
+	ck_assert_msg(str_starts(bar.output, "\r[") && strstr(bar.output, "##############################] 100 %  "), "%s",
+	              bar.output);
+	ck_assert_msg(str_ends(bar.output, "\r\033[Kout: 11 tensors, 6.0 KiB\r\n"), "%s", bar.output);
+}
+END_TEST
+
+/* Files that cannot be read as examples, and those of which some are skipped. */
+START_TEST(pairs_are_no_labels)
+{
+	_cleanup_(call_release) struct call pairs = {0}, empty = {0};
+
+	write_file("pairs.json", "[{\"instruction\":\"a\",\"chosen\":\"b\",\"rejected\":\"c\"}]");
+	pairs = fixture_call(cmd_check, "check -s task=dpo --set data.path=pairs.json good.conf");
+	ck_assert_int_eq(pairs.status, 0);
+	ck_assert_ptr_null(strstr(pairs.output, "warning"));
+	/* A template alone, without a tokenizer that could have one. */
+	empty = fixture_call(cmd_check, "check -s model.tokenizer=none good.conf");
+	ck_assert_int_eq(empty.status, 1);
+	ck_assert_ptr_nonnull(strstr(empty.output, "template    qwen\n"));
+}
+END_TEST
+
 /* The run, and nothing else, as it would be submitted. */
 START_TEST(a_run_is_shown_as_json)
 {
@@ -556,6 +618,9 @@ int main(void)
 	tcase_add_test(tc, an_adapter_is_checked_with_its_model);
 	tcase_add_loop_test(tc, a_run_is_looked_at, 0, ARRAY_SIZE(looks));
 	tcase_add_test(tc, a_run_is_shown_as_json);
+	tcase_add_test(tc, an_adapter_that_does_not_fit_is_not_submitted);
+	tcase_add_test(tc, an_adapter_is_merged);
+	tcase_add_test(tc, pairs_are_no_labels);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
 }

@@ -114,7 +114,7 @@ static const struct {
     {"runs --json ", ""},
     {"export m ", ":directories\n"},
     {"export m d ", ""},
-    {"tokenizer encode d ", ""},
+    {"tokenizer encode d ", "-\t\n"},
     {"tokenizer train a b ", ":files\n"},
     {"tokenizer ", "train\t\nencode\t\ndecode\t\n"},
     {"check ", ":files\n"},

@@ -2,8 +2,10 @@
 /* metrics.jsonl of a run: its lines, and which of them are there after a restart. */
 #include "unit.h"
 
+#include <dirent.h>
 #include <math.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -164,6 +166,149 @@ START_TEST(a_line_of_metrics_holds_everything)
 }
 END_TEST
 
+/* All files of TensorBoard in the directory, one behind the other. */
+static void read_events(const char *dir, struct strbuf *out)
+{
+	_cleanup_free_ char *runs = str_path_join(dir, "runs");
+	DIR *list = opendir(runs);
+	const struct dirent *entry;
+
+	ck_assert_ptr_nonnull(list);
+	while ((entry = readdir(list))) {
+		_cleanup_free_ char *path = str_path_join(runs, entry->d_name), *data = NULL;
+		size_t len;
+
+		if (entry->d_name[0] != '.' && file_read(path, 0, &data, &len, NULL) == 0)
+			strbuf_add(out, data, len);
+	}
+	closedir(list);
+}
+
+static bool has_tag(const struct strbuf *events, const char *tag)
+{
+	return events->len && memmem(events->data, events->len, tag, strlen(tag));
+}
+
+static const char *const always[] = {"train/loss", "train/learning_rate", "train/grad_norm", "train/epoch", "train/tokens",
+                                     "perf/tokens_per_second", "perf/step_seconds"};
+static const char *const sometimes[] = {"train/loss_scale", "train/skipped_steps", "perf/memory_bytes",
+                                        "perf/device_memory_bytes", "perf/slowest_rank", "perf/slowest_seconds", "eval/loss",
+                                        "train/rewards/margins", "eval/rewards/margins", "eval/accuracy"};
+
+/* A preference task has numbers of its own, and no perplexity; what is not known is left out. */
+START_TEST(a_report_has_the_numbers_of_its_task)
+{
+	static const struct preference_metric values[] = {{"rewards/margins", 0.5}, {"accuracy", NAN}},
+	                                      evaluated[] = {{"rewards/margins", 0.25}, {"accuracy", 0.75}};
+	const struct metrics_extra extra = {2, values, evaluated};
+	struct metrics_report rec = {.step = 3, .steps = 9, .loss = 0.5, .eval_loss = NAN, .slowest_rank = -1};
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_path_join(dir, "metrics.jsonl");
+
+	for (int evaluates = 0; evaluates < 2; evaluates++) {
+		_cleanup_strbuf_ struct strbuf events = {0};
+		_cleanup_free_ char *line = NULL;
+		_cleanup_json_ json_t *j = NULL;
+		struct error err = ERROR_INIT;
+		struct metrics *m;
+
+		if (evaluates)
+			rec = (struct metrics_report){.step = 3,
+			                              .steps = 9,
+			                              .loss = 0.5,
+			                              .eval_loss = 0.25,
+			                              .slowest_rank = 0,
+			                              .slowest_seconds = 1,
+			                              .loss_scale = 4,
+			                              .memory_bytes = 1,
+			                              .device_memory_bytes = 1};
+		ck_ok(metrics_open(dir, 0, true, &m, &err), &err);
+		ck_ok(metrics_write(m, &rec, &extra, &err), &err);
+		metrics_close(m);
+		ck_ok(file_read(path, 0, &line, NULL, &err), &err);
+		j = json_loads(line, 0, NULL);
+		ck_assert_double_eq(json_get_number(j, "rewards/margins", 0), 0.5);
+		ck_assert_ptr_null(json_object_get(j, "accuracy"));
+		ck_assert_ptr_null(json_object_get(j, "eval_perplexity"));
+		ck_assert_double_eq(json_get_number(j, "eval_rewards/margins", 0), evaluates ? 0.25 : 0);
+		ck_assert_double_eq(json_get_number(j, "eval_accuracy", 0), evaluates ? 0.75 : 0);
+		ck_assert_int_eq(json_object_get(j, "slowest_seconds") != NULL, evaluates);
+		read_events(dir, &events);
+		for (size_t i = 0; i < ARRAY_SIZE(always); i++)
+			ck_assert_msg(has_tag(&events, always[i]), "%s", always[i]);
+		for (size_t i = 0; i < ARRAY_SIZE(sometimes); i++)
+			ck_assert_msg(has_tag(&events, sometimes[i]) == (evaluates || str_eq(sometimes[i], "train/rewards/margins")),
+			              "%s", sometimes[i]);
+		ck_assert(!has_tag(&events, "train/accuracy"));
+		ck_assert(!has_tag(&events, "eval/perplexity"));
+		ck_ok(file_remove_tree(dir, &err), &err);
+		ck_assert_int_eq(mkdir(dir, 0700), 0);
+	}
+	ck_assert_int_eq(rmdir(dir), 0);
+}
+END_TEST
+
+/* Of tokens: e to the loss, where that is a number. */
+START_TEST(a_loss_of_tokens_has_a_perplexity)
+{
+	const struct metrics_extra none = {0, NULL, NULL};
+	static const struct {
+		double loss, perplexity;
+	} cases[] = {{0, 1}, {2, 7.389056}, {NAN, 0}, {1000, 0}};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		struct metrics_report rec = {.eval_loss = cases[i].loss, .slowest_rank = -1};
+		_cleanup_free_ char *line = metrics_line(&rec, &none);
+		_cleanup_json_ json_t *j = json_loads(line, 0, NULL);
+
+		ck_assert_double_eq(json_get_number(j, "eval_perplexity", 0), cases[i].perplexity);
+	}
+}
+END_TEST
+
+/* The digits that are measured. */
+START_TEST(times_are_rounded)
+{
+	struct metrics_report rec = {.tokens_per_second = 12.345,
+	                             .eta_seconds = 5.678,
+	                             .time = 1.23456,
+	                             .step_seconds = 0.12345678,
+	                             .compute_seconds = 0.22345678,
+	                             .communication_seconds = 0.32345678,
+	                             .data_seconds = 0.42345678,
+	                             .slowest_rank = 2,
+	                             .slowest_seconds = 0.52345678,
+	                             .eval_loss = NAN,
+	                             .loss = 1.23456789};
+	static const struct {
+		const char *name;
+		double value;
+	} want[] = {{"tokens_per_second", 12.3}, {"eta_seconds", 5.7}, {"time", 1.235}, {"step_seconds", 0.123457},
+	            {"compute_seconds", 0.223457}, {"communication_seconds", 0.323457}, {"data_seconds", 0.423457},
+	            {"slowest_seconds", 0.523457}, {"loss", 1.23456789}};
+	_cleanup_free_ char *line = metrics_line(&rec, NULL);
+	_cleanup_json_ json_t *j = json_loads(line, 0, NULL);
+
+	for (size_t i = 0; i < ARRAY_SIZE(want); i++)
+		ck_assert_msg(json_get_number(j, want[i].name, 0) == want[i].value, "%s: %s", want[i].name, line);
+}
+END_TEST
+
+START_TEST(what_cannot_be_written_is_named)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_path_join(dir, "metrics.jsonl");
+	struct error err = ERROR_INIT;
+	struct metrics *m;
+
+	ck_fails(metrics_open("/nowhere", 0, false, &m, &err), &err, "cannot write /nowhere/metrics.jsonl");
+	ck_fails(metrics_open("/nowhere", 5, false, &m, &err), &err, "cannot write /nowhere/metrics.jsonl");
+	ck_assert_int_eq(mkdir(path, 0700), 0);
+	ck_fails(metrics_open(dir, 0, false, &m, &err), &err, "metrics.jsonl");
+	ck_fails(metrics_open(dir, 5, false, &m, &err), &err, "metrics.jsonl");
+	ck_assert_int_eq(rmdir(path), 0);
+	ck_assert_int_eq(rmdir(dir), 0);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("metrics");
@@ -172,6 +317,10 @@ int main(void)
 	tcase_add_test(t, metrics_of_a_resumed_run_have_no_line_twice);
 	tcase_add_test(t, metrics_of_an_earlier_run_are_kept);
 	tcase_add_test(t, a_line_of_metrics_holds_everything);
+	tcase_add_test(t, a_report_has_the_numbers_of_its_task);
+	tcase_add_test(t, a_loss_of_tokens_has_a_perplexity);
+	tcase_add_test(t, times_are_rounded);
+	tcase_add_test(t, what_cannot_be_written_is_named);
 	suite_add_tcase(s, t);
 	return unit_run(s);
 }

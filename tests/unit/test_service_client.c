@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/str.h"
 #include "fake_service.h"
+#include "wire/worker_event.h"
 #include "worker/service_client.h"
 
 #define OK        "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
@@ -155,6 +156,191 @@ START_TEST(without_a_service_the_end_is_not_held_up)
 }
 END_TEST
 
+#define DENIED                                                                                               \
+	"HTTP/1.1 403 Forbidden\r\nContent-Length: 36\r\n\r\n{\"error\":{\"message\":\"another user\"}}"
+
+static struct service_client *serve(const struct fake_step *steps, size_t count, struct fake_service **fake)
+{
+	*fake = fake_service_start(env.socket, steps, count);
+	return make();
+}
+
+static void stop(struct service_client *service, struct fake_service *fake)
+{
+	service_client_destroy(service);
+	fake_service_stop(fake);
+}
+
+START_TEST(a_key_may_be_refused)
+{
+	static const struct fake_step steps[] = {
+	    {"PUT /v1/runs/7/rendezvous/a/0?attempt=2", "value", DENIED, 0},
+	    {"GET /v1/runs/7/rendezvous/a/0?attempt=2&wait=0.000 ", NULL, DENIED, 0},
+	    {"GET /v1/runs/7/rendezvous/a/0?attempt=2&wait=", NULL, DENIED, 0},
+	    {"GET /v1/runs/7/rendezvous/a/0?attempt=2&wait=0.000 ", NULL, ABSENT, 0},
+	    {"GET /v1/runs/7/rendezvous/a/0?attempt=2&wait=0.000 ", NULL, NO_KEY, 0},
+	};
+	struct fake_service *fake;
+	struct service_client *service = serve(steps, ARRAY_SIZE(steps), &fake);
+	const struct kv_store *store = service_client_store(service);
+	struct error err = ERROR_INIT;
+	void *data = NULL;
+	size_t len;
+
+	ck_assert_int_eq(store->put(store->context, "a/0", "value", 5, &err), -EREMOTEIO);
+	ck_assert_str_eq(err.message, "rendezvous a/0: the service answered 403: another user");
+	ck_assert_int_eq(store->get(store->context, "a/0", 0, &data, &len, &err), -EREMOTEIO);
+	ck_assert_int_eq(store->get(store->context, "a/0", 5000, &data, &len, &err), -EREMOTEIO);
+	ck_assert_str_eq(err.message, "rendezvous a/0: the service answered 403: another user");
+	ck_assert_int_eq(store->get(store->context, "a/0", 0, &data, &len, &err), -EREMOTEIO);
+	ck_assert_str_eq(err.message, "rendezvous a/0: the service answered 503: no controller");
+	ck_assert_int_eq(store->get(store->context, "a/0", 0, &data, &len, &err), -ETIMEDOUT);
+	ck_assert_str_eq(err.message, "rendezvous a/0: timed out after 0 s");
+	ck_assert_ptr_null(data);
+	stop(service, fake);
+}
+END_TEST
+
+/* It is asked for again until it is there; each time for 20 s at most. */
+START_TEST(a_key_is_waited_for)
+{
+	static const struct fake_step steps[] = {
+	    {"GET /v1/runs/7/rendezvous/a/1?attempt=2&wait=20.000 ", NULL, NO_KEY, 0},
+	    {"GET /v1/runs/7/rendezvous/a/1?attempt=2&wait=20.000 ", NULL, OK, 0},
+	};
+	struct fake_service *fake;
+	struct service_client *service = serve(steps, ARRAY_SIZE(steps), &fake);
+	const struct kv_store *store = service_client_store(service);
+	struct error err = ERROR_INIT;
+	char *data = NULL;
+	size_t len;
+
+	ck_ok(store->get(store->context, "a/1", 60000, (void **)&data, &len, &err), &err);
+	ck_assert_uint_eq(len, 2);
+	ck_assert_int_eq(memcmp(data, "{}", 2), 0);
+	free(data);
+	stop(service, fake);
+}
+END_TEST
+
+/* Those that are too many while the service takes none: the newest are kept. */
+START_TEST(the_oldest_reports_are_dropped)
+{
+	struct strbuf newest = {0};
+	struct fake_step steps[] = {
+	    {"POST /v1/runs/7/metrics?attempt=2", "\r\n\r\nfirst\n", ABSENT, 0},
+	    {"POST /v1/runs/7/metrics?attempt=2", "\r\n\r\nfirst\n", OK, 0},
+	    {"POST /v1/runs/7/metrics?attempt=2", NULL, OK, 0},
+	};
+	struct fake_service *fake;
+	struct service_client *service;
+
+	strbuf_adds(&newest, "\r\n\r\n");
+	for (int i = 44; i < 300; i++)
+		strbuf_addf(&newest, "{\"n\":%d}\n", i);
+	steps[2].body = newest.data;
+	service = serve(steps, ARRAY_SIZE(steps), &fake);
+	service_client_report(service, "first");
+	await_steps(fake, 1);
+	for (int i = 0; i < 300; i++) {
+		char line[32];
+
+		snprintf(line, sizeof(line), "{\"n\":%d}", i);
+		service_client_report(service, line);
+	}
+	await_steps(fake, 3);
+	stop(service, fake);
+	strbuf_free(&newest);
+}
+END_TEST
+
+/* Rank 0 reports for all. */
+START_TEST(other_ranks_report_nothing)
+{
+	static const struct fake_step steps[] = {
+	    {"POST /v1/runs/7/events?attempt=2", "{\"rank\":1,\"kind\":\"ready\",\"message\":\"now\"", OK, 1},
+	};
+	struct fake_service *fake;
+	struct service_client *service;
+
+	env.rank = 1;
+	service = serve(steps, ARRAY_SIZE(steps), &fake);
+	service_client_report(service, "{}");
+	service_client_event(service, "ready", "now");
+	stop(service, fake);
+}
+END_TEST
+
+/* The first error alone: those after it follow from it. */
+START_TEST(an_error_is_an_event_and_a_file)
+{
+	static const struct {
+		int code;
+		const char *kind, *file;
+	} cases[] = {
+	    {-EIO, "\"kind\":\"" WORKER_ERROR "\",\"message\":\"words\"", "{\"message\":{\"message\":\"words\",\"extraInfo\":{\"lost_peer\":false}}}"},
+	    {-ECONNRESET, "\"kind\":\"" WORKER_PEER_LOST "\",\"message\":\"words\"",
+	     "{\"message\":{\"message\":\"words\",\"extraInfo\":{\"lost_peer\":true}}}"},
+	    {-ECANCELED, "\"kind\":\"" WORKER_PEER_LOST "\",\"message\":\"words\"",
+	     "{\"message\":{\"message\":\"words\",\"extraInfo\":{\"lost_peer\":true}}}"},
+	};
+
+	env.error_file = str_path_join(dir, "error");
+	env.rank = 1;
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		const struct fake_step steps[] = {{"POST /v1/runs/7/events?attempt=2", cases[i].kind, OK, 1}};
+		struct error first = ERROR_INIT, second = ERROR_INIT;
+		_cleanup_free_ char *text = NULL;
+		struct fake_service *fake;
+		struct service_client *service = serve(steps, 1, &fake);
+
+		error_set(&first, cases[i].code, "words");
+		error_set(&second, -EIO, "another");
+		service_client_error(service, &first);
+		service_client_error(service, &second);
+		ck_assert_int_eq(file_read(env.error_file, 0, &text, NULL, NULL), 0);
+		ck_assert_str_eq(text, cases[i].file);
+		stop(service, fake);
+		unlink(env.socket);
+	}
+	free((char *)env.error_file);
+}
+END_TEST
+
+/* Without a service, ranks find each other by files of their attempt. */
+START_TEST(keys_may_be_files)
+{
+	_cleanup_free_ char *path = str_path_join(dir, "2-a_0");
+	struct error err = ERROR_INIT;
+	const struct kv_store *store;
+	struct service_client *service;
+	char *data = NULL;
+	size_t len;
+
+	free((char *)env.socket);
+	env.socket = NULL;
+	service = make();
+	ck_assert_ptr_null(service_client_store(service));
+	service_client_report(service, "{}");
+	service_client_event(service, "ready", "");
+	service_client_destroy(service);
+	env.rendezvous_dir = dir;
+	service = make();
+	store = service_client_store(service);
+	ck_assert_int_eq(store->get(store->context, "a/0", 0, (void **)&data, &len, &err), -ETIMEDOUT);
+	ck_assert_msg(str_starts(err.message, "rendezvous ") && str_ends(err.message, "/2-a_0: timed out after 0 s"), "%s",
+	              err.message);
+	ck_ok(store->put(store->context, "a/0", "value", 5, &err), &err);
+	ck_assert(file_exists(path));
+	ck_ok(store->get(store->context, "a/0", 0, (void **)&data, &len, &err), &err);
+	ck_assert_uint_eq(len, 5);
+	ck_assert_str_eq(data, "value");
+	free(data);
+	service_client_destroy(service);
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("service client");
@@ -166,6 +352,12 @@ int main(void)
 	tcase_add_test(t, keys_that_a_controller_has_lost_are_put_again);
 	tcase_add_test(t, a_get_without_a_service_is_one_that_timed_out);
 	tcase_add_test(t, reports_wait_for_a_controller);
+	tcase_add_test(t, a_key_may_be_refused);
+	tcase_add_test(t, a_key_is_waited_for);
+	tcase_add_test(t, the_oldest_reports_are_dropped);
+	tcase_add_test(t, other_ranks_report_nothing);
+	tcase_add_test(t, an_error_is_an_event_and_a_file);
+	tcase_add_test(t, keys_may_be_files);
 	tcase_add_test(t, without_a_service_the_end_is_not_held_up);
 	suite_add_tcase(s, t);
 	return unit_run(s);
