@@ -73,6 +73,8 @@ START_TEST(texts_are_read_from_json_lines)
 	     0},
 	    {"{\"text\":\"ab\"}\n\n{\"txt\":1}\n", "tokenizer train -n 6400 -o t l.jsonl", "",
 	     "dtrain: l.jsonl:3: text: missing", 1},
+	    {"", "tokenizer train -n 261 --chat-template absent -o u t.txt", "", "dtrain: cannot read absent", 1},
+	    {"", "tokenizer train -n 261 t.txt", "", "dtrain: tokenizer train: --output DIR is needed\n", 2},
 	    {"{\"text\":\"ab\"}\n{\"text\"", "tokenizer train -n 6400 -o t l.jsonl", "",
 	     "dtrain: l.jsonl:2:", 1},
 	    {"", "tokenizer train -n 6400 -o t none.jsonl", "", "dtrain: cannot read none.jsonl", 1},
