@@ -36,9 +36,10 @@ int device_attention_check(struct device *dev, const struct device_attention_sha
 {
 	switch (s->tokens) {
 	case DIFFERS:
-		return error_set(err, -EBADMSG, "device %d: rows %lld heads %d, %d of %d window %d type %d pass %d",
-		                 dev->index, (long long)s->rows, s->heads, s->kv_heads, s->head_dim, s->window, s->type,
-		                 s->pass);
+		return error_set(err, -EBADMSG,
+		                 "device %d: rows %lld heads %d, %d of %d window %d type %d pass %d",
+		                 dev->index, (long long)s->rows, s->heads, s->kv_heads, s->head_dim,
+		                 s->window, s->type, s->pass);
 	case CRASHES:
 		signal(SIGSEGV, SIG_DFL);
 		raise(SIGSEGV);

@@ -527,9 +527,10 @@ START_TEST(an_adapter_that_does_not_fit_is_not_submitted)
 	write_whole_model("whole");
 	write_adapter("adapter", 8);
 	write_adapter("odd", 9);
-	write_file("s.conf", "task = \"sft\"; model = { path = \"whole\"; }; data = { path = \"good.json\"; template = "
-	                     "\"qwen\"; }; lora = { rank = 2; alpha = 4.0; target = [\"q_proj\"]; };\n"
-	                     "output = { dir = \"saves/x\"; };");
+	write_file("s.conf",
+	           "task = \"sft\"; model = { path = \"whole\"; }; data = { path = \"good.json\"; template = "
+	           "\"qwen\"; }; lora = { rank = 2; alpha = 4.0; target = [\"q_proj\"]; };\n"
+	           "output = { dir = \"saves/x\"; };");
 	odd = fixture_call(cmd_submit, "submit -s lora.from=odd s.conf");
 	ck_assert_int_eq(odd.status, 1);
 	ck_assert_msg(str_starts(odd.errors, "dtrain: ") && strstr(odd.errors, "odd"), "%s", odd.errors);
@@ -557,8 +558,9 @@ START_TEST(an_adapter_is_merged)
 	ck_assert_msg(strstr(again.errors, "out") != NULL, "%s", again.errors);
 	bar = fixture_terminal(cmd_export, "export --overwrite --precision bf16 whole out", 80);
 	ck_assert_int_eq(bar.status, 0);
-	ck_assert_msg(str_starts(bar.output, "\r[") && strstr(bar.output, "##############################] 100 %  "), "%s",
-	              bar.output);
+	ck_assert_msg(str_starts(bar.output, "\r[") &&
+	                  strstr(bar.output, "##############################] 100 %  "),
+	              "%s", bar.output);
 	ck_assert_msg(str_ends(bar.output, "\r\033[Kout: 11 tensors, 6.0 KiB\r\n"), "%s", bar.output);
 }
 END_TEST

@@ -287,8 +287,8 @@ END_TEST
 /* ---- whose devices, and what of them is printed ---- */
 
 #define DEVICE(node, index, kind, name, memory)                                                              \
-	"{\"node\":\"" node "\",\"index\":" index ",\"kind\":\"" kind "\",\"name\":\"" name "\",\"memory\":" memory  \
-	",\"threads\":2,\"state\":\"free\"}"
+	"{\"node\":\"" node "\",\"index\":" index ",\"kind\":\"" kind "\",\"name\":\"" name                  \
+	"\",\"memory\":" memory ",\"threads\":2,\"state\":\"free\"}"
 #define DEVICES(list) "{\"devices\":[" list "]}"
 #define H100          "NVIDIA H100 80GB HBM3"
 
@@ -307,34 +307,42 @@ static const struct {
     {"estimate -d cpu -s resources.devices_per_node=all run.conf", NULL, "devices  1 node of 1, ", 0},
     {"estimate -d H100-80GB -s resources.nodes=3 run.conf", NULL, "devices  3 nodes of 4, ", 0},
     {"estimate -d 2x4xH100-80GB -s resources.nodes=3 run.conf", NULL, "devices  2 nodes of 4, ", 0},
-    {"estimate -s resources.nodes=2..3 -s train.accumulation=6 -d H100-80GB run.conf", NULL, "devices  3 nodes of 4, ", 0},
+    {"estimate -s resources.nodes=2..3 -s train.accumulation=6 -d H100-80GB run.conf", NULL,
+     "devices  3 nodes of 4, ", 0},
     /* GPUs, where there are some, and the one of the least memory. */
     {"estimate run.conf",
-     DEVICES(DEVICE("n1", "0", "cpu", "CPU", "1073741824") "," DEVICE("n2", "0", "gpu", H100, "85520809984") "," DEVICE(
-         "n2", "1", "gpu", H100, "85520809983")),
+     DEVICES(DEVICE("n1", "0", "cpu", "CPU", "1073741824") "," DEVICE(
+         "n2", "0", "gpu", H100, "85520809984") "," DEVICE("n2", "1", "gpu", H100, "85520809983")),
      "devices  1 node of 4, 79.6 GiB each; NVIDIA H100 80GB HBM3 of the cluster\n", 0},
     {"estimate -s resources.kind=cpu -s resources.devices_per_node=1 run.conf",
      DEVICES(DEVICE("n1", "0", "cpu", "CPU", "4294967296") "," DEVICE("n2", "0", "gpu", H100, "85520809984")),
      "devices  1 node of 1, 4.0 GiB each; CPU of the cluster\n", 0},
     {"estimate -s resources.devices_per_node=all run.conf",
-     DEVICES(DEVICE("n1", "0", "gpu", H100, "85520809984") "," DEVICE("n2", "0", "gpu", H100, "85520809983") "," DEVICE(
-         "n2", "1", "gpu", H100, "85520809984") "," DEVICE("n2", "2", "gpu", H100, "85520809984")),
+     DEVICES(DEVICE("n1", "0", "gpu", H100, "85520809984") "," DEVICE(
+         "n2", "0", "gpu", H100, "85520809983") "," DEVICE("n2", "1", "gpu", H100,
+                                                           "85520809984") "," DEVICE("n2", "2", "gpu", H100,
+                                                                                     "85520809984")),
      "devices  1 node of 3, 79.6 GiB each; NVIDIA H100 80GB HBM3 of the cluster\n", 0},
     /* The slots of a node share its memory; those that the run leaves leave theirs. */
     {"estimate -d cluster -s resources.devices_per_node=2 run.conf",
-     DEVICES(DEVICE("n1", "0", "cpu", "CPU", "4294967296") "," DEVICE("n1", "1", "cpu", "CPU", "4294967296") "," DEVICE(
-         "n1", "2", "cpu", "CPU", "4294967296") "," DEVICE("n1", "3", "cpu", "CPU", "4294967296")),
+     DEVICES(DEVICE("n1", "0", "cpu", "CPU", "4294967296") "," DEVICE(
+         "n1", "1", "cpu", "CPU", "4294967296") "," DEVICE("n1", "2", "cpu", "CPU",
+                                                           "4294967296") "," DEVICE("n1", "3", "cpu", "CPU",
+                                                                                    "4294967296")),
      "devices  1 node of 2, 8.0 GiB each; CPU of the cluster\n", 0},
     {"estimate -d cluster -s resources.devices_per_node=all run.conf",
      DEVICES(DEVICE("n1", "0", "cpu", "CPU", "4294967296") "," DEVICE("n1", "1", "cpu", "CPU", "4294967296")),
      "devices  1 node of 2, 4.0 GiB each; CPU of the cluster\n", 0},
-    {"estimate -d cluster -s resources.kind=gpu run.conf", DEVICES(DEVICE("n1", "0", "cpu", "CPU", "4294967296")),
+    {"estimate -d cluster -s resources.kind=gpu run.conf",
+     DEVICES(DEVICE("n1", "0", "cpu", "CPU", "4294967296")),
      "dtrain: the cluster has no such device (resources.kind = \"gpu\")\n", 1},
     {"estimate -d cluster run.conf", DEVICES(DEVICE("n1", "0", "gpu", "Abacus", "4294967296")),
      "dtrain: Abacus: the rates of this device are not known; name a similar one with --devices\n", 1},
-    {"estimate -d cluster run.conf", DEVICES(""), "dtrain: the cluster has no such device (resources.kind = \"auto\")\n", 1},
+    {"estimate -d cluster run.conf", DEVICES(""),
+     "dtrain: the cluster has no such device (resources.kind = \"auto\")\n", 1},
     /* Where none is asked for, this machine's count instead. */
-    {"estimate run.conf", DEVICES(DEVICE("n1", "0", "gpu", "Abacus", "4294967296")), "CPU slots of this machine\n", 0},
+    {"estimate run.conf", DEVICES(DEVICE("n1", "0", "gpu", "Abacus", "4294967296")),
+     "CPU slots of this machine\n", 0},
     {"estimate run.conf", DEVICES(""), "CPU slots of this machine\n", 0},
     {"estimate run.conf", "{\"devices\":7}", "CPU slots of this machine\n", 0},
     {"estimate -d cluster run.conf", "{\"devices\":7}", "dtrain: ", 1},
@@ -343,9 +351,9 @@ static const struct {
 START_TEST(devices_of_a_plan)
 {
 	const struct exchange list[] = {{"GET /v1/devices", places[_i].devices}};
-	_cleanup_(call_release) struct call call = places[_i].devices
-	                                               ? fixture_exchange(cmd_estimate, places[_i].line, list, 1)
-	                                               : fixture_call(cmd_estimate, places[_i].line);
+	_cleanup_(call_release) struct call call =
+	    places[_i].devices ? fixture_exchange(cmd_estimate, places[_i].line, list, 1)
+	                       : fixture_call(cmd_estimate, places[_i].line);
 
 	ck_assert_int_eq(call.status, places[_i].status);
 	ck_assert_msg(strstr(call.status ? call.errors : call.output, places[_i].words) != NULL, "%s: %s%s",
@@ -361,20 +369,27 @@ static const struct {
     {"", "tokens in bf16\n"},
     {"-s train.precision=fp32", "tokens in fp32\n"},
     {"-s train.precision=fp8", "tokens in fp8\n"},
-    {"-s train.accumulation=1 -s train.micro_batch=1", "step     8 ranks, 1 row of 128 tokens a rank, 1 micro-step: 1024 tokens in "},
-    {"", "\nrates    from the table of devices; dtrain estimate --measure measures this machine's\n\nSTRATEGY "},
+    {"-s train.accumulation=1 -s train.micro_batch=1",
+     "step     8 ranks, 1 row of 128 tokens a rank, 1 micro-step: 1024 tokens in "},
+    {"",
+     "\nrates    from the table of devices; dtrain estimate --measure measures this machine's\n\nSTRATEGY "},
     {"-s parallel.strategy=zero3 -s train.recompute=full", "\nmemory of a rank, zero3, recompute full:\n"},
-    {"-s parallel.strategy=zero2 -s train.recompute=selective", "\nmemory of a rank, zero2, recompute selective:\n"},
+    {"-s parallel.strategy=zero2 -s train.recompute=selective",
+     "\nmemory of a rank, zero2, recompute selective:\n"},
     {"-s parallel.strategy=ddp", "\nmemory of a rank, ddp, recompute none:\n"},
     {"", " of 79.6 GiB\n\nfastest that fits: "},
     {"-s parallel.strategy=zero1 -s parallel.offload=optimizer", "\n  host         "},
-    {"-s parallel.strategy=zero1 -s parallel.offload=optimizer -s parallel.offload_dir=.", "\n  disk         "},
+    {"-s parallel.strategy=zero1 -s parallel.offload=optimizer -s parallel.offload_dir=.",
+     "\n  disk         "},
 };
 
 START_TEST(what_a_plan_says)
 {
-	_cleanup_free_ char *line = str_printf("estimate -d 8xH100-80GB%s%s run.conf", *printed[_i].line ? " " : "", printed[_i].line);
-	_cleanup_(call_release) struct call call = fixture_call(cmd_estimate, line), plain = fixture_call(cmd_estimate, "estimate -d 8xH100-80GB run.conf");
+	_cleanup_free_ char *line = str_printf("estimate -d 8xH100-80GB%s%s run.conf",
+	                                       *printed[_i].line ? " " : "", printed[_i].line);
+	_cleanup_(call_release) struct call call = fixture_call(cmd_estimate, line),
+	                                    plain = fixture_call(cmd_estimate,
+	                                                         "estimate -d 8xH100-80GB run.conf");
 
 	ck_assert_str_eq(call.errors, "");
 	ck_assert_msg(strstr(call.output, printed[_i].words) != NULL, "%s: %s", line, call.output);
@@ -417,12 +432,15 @@ static void near(const char *cell, double value, double relative)
 START_TEST(the_table_has_the_numbers)
 {
 	static const char *const runs[] = {
-	    "-d 8xH100-80GB", "-d 128x8xH100-80GB", "-d 1xA100-40GB -s resources.devices_per_node=1 -s train.accumulation=100",
-	    "-d 1xH100-80GB -s resources.devices_per_node=1 -s train.accumulation=5000 -s data.max_length=4096",
+	    "-d 8xH100-80GB", "-d 128x8xH100-80GB",
+	    "-d 1xA100-40GB -s resources.devices_per_node=1 -s train.accumulation=100",
+	    "-d 1xH100-80GB -s resources.devices_per_node=1 -s train.accumulation=5000 -s "
+	    "data.max_length=4096",
 	    "-d 1xcpu -s resources.devices_per_node=1 -s train.accumulation=300"};
 	_cleanup_free_ char *text_line = str_printf("estimate %s run.conf", runs[_i]),
 	                    *json_line = str_printf("estimate --json %s run.conf", runs[_i]);
-	_cleanup_(call_release) struct call text = fixture_call(cmd_estimate, text_line), json = fixture_call(cmd_estimate, json_line);
+	_cleanup_(call_release) struct call text = fixture_call(cmd_estimate, text_line),
+	                                    json = fixture_call(cmd_estimate, json_line);
 	_cleanup_json_ json_t *all = json_loads(json.output, 0, NULL);
 	const char *row = strstr(text.output, "\nSTRATEGY  ");
 	const json_t *plan, *choice;
@@ -436,11 +454,13 @@ START_TEST(the_table_has_the_numbers)
 	{
 		ck_assert(str_starts(row, json_get_string(plan, "strategy", "?")));
 		ck_assert(str_starts(cell_at(row, 1), json_get_string(plan, "recompute", "?")));
-		ck_assert(str_starts(cell_at(row, 3), json_is_true(json_object_get(plan, "fits")) ? "yes" : "no"));
+		ck_assert(
+		    str_starts(cell_at(row, 3), json_is_true(json_object_get(plan, "fits")) ? "yes" : "no"));
 		near(cell_at(row, 4), json_get_number(json_object_get(plan, "seconds"), "step", 0), 0.006);
 		near(cell_at(row, 5), json_get_number(plan, "tokens_per_second", 0), 0.006);
 		if (json_get_number(plan, "mfu", 0) > 0)
-			ck_assert_double_eq_tol(number_of(cell_at(row, 6)), json_get_number(plan, "mfu", 0), 0.0006);
+			ck_assert_double_eq_tol(number_of(cell_at(row, 6)), json_get_number(plan, "mfu", 0),
+			                        0.0006);
 		else
 			ck_assert_int_eq(*cell_at(row, 6), '-');
 		row = strchr(row, '\n') + 1;
@@ -448,8 +468,9 @@ START_TEST(the_table_has_the_numbers)
 	ck_assert_uint_ge(i, 3);
 	ck_assert_int_eq(*row, '\n');
 	choice = json_array_get(json_object_get(all, "plans"), (size_t)json_get_int(all, "choice", -1));
-	best = str_printf("\nfastest that fits: parallel.strategy = \"%s\", train.recompute = \"%s\"\n",
-	                  json_get_string(choice, "strategy", "?"), json_get_string(choice, "recompute", "?"));
+	best =
+	    str_printf("\nfastest that fits: parallel.strategy = \"%s\", train.recompute = \"%s\"\n",
+	               json_get_string(choice, "strategy", "?"), json_get_string(choice, "recompute", "?"));
 	ck_assert_msg(strstr(text.output, best) != NULL, "%s lacks %s", text.output, best);
 }
 END_TEST
@@ -492,9 +513,12 @@ START_TEST(what_is_not_known_is_submitted)
 	for (size_t i = 0; i < ARRAY_SIZE(devices); i++)
 		for (size_t k = 0; k < ARRAY_SIZE(lines); k++) {
 			const struct exchange list[] = {
-			    {"GET /v1/devices", devices[i]}, {"GET /v1/devices", devices[i]}, {"POST /v1/runs ", "{\"id\":17,\"state\":\"queued\"}"}};
+			    {"GET /v1/devices", devices[i]},
+			    {"GET /v1/devices", devices[i]},
+			    {"POST /v1/runs ", "{\"id\":17,\"state\":\"queued\"}"}};
 			/* fp8 asks for the devices once more. */
-			_cleanup_(call_release) struct call call = fixture_exchange(cmd_submit, lines[k], list + (k == 0), 3 - (k == 0));
+			_cleanup_(call_release) struct call call =
+			    fixture_exchange(cmd_submit, lines[k], list + (k == 0), 3 - (k == 0));
 
 			ck_assert_str_eq(call.errors, "");
 			ck_assert_str_eq(call.output, "run 17 is submitted\n");
@@ -506,10 +530,11 @@ END_TEST
 START_TEST(other_gpus_say_nothing_of_fp8)
 {
 	static const struct exchange mixed[] = {
-	    {"GET /v1/devices", DEVICES(DEVICE("n1", "0", "gpu", "NVIDIA A100-SXM4-80GB", "85520809984") "," DEVICE(
-	                                    "n2", "0", "cpu", "CPU", "85520809984"))}};
-	_cleanup_(call_release) struct call cpu =
-	    fixture_exchange(cmd_check, "check -s train.precision=fp8 -s resources.kind=cpu run.conf", mixed, 1);
+	    {"GET /v1/devices",
+	     DEVICES(DEVICE("n1", "0", "gpu", "NVIDIA A100-SXM4-80GB",
+	                    "85520809984") "," DEVICE("n2", "0", "cpu", "CPU", "85520809984"))}};
+	_cleanup_(call_release) struct call cpu = fixture_exchange(
+	    cmd_check, "check -s train.precision=fp8 -s resources.kind=cpu run.conf", mixed, 1);
 	_cleanup_(call_release) struct call gpu =
 	    fixture_exchange(cmd_check, "check -s train.precision=fp8 run.conf", mixed, 1);
 

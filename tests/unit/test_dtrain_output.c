@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The output of the client: tables within a width, numbers at their limits, waiting for nodes, and what cannot be
- * written. */
+/* The output of the client: tables within a width, numbers at their limits, waiting for nodes, and what
+ * cannot be written. */
 #include "dtrain_fixture.h"
 
 #include <fcntl.h>
@@ -44,12 +44,9 @@ START_TEST(the_last_column_is_cut_to_the_width)
 		int width;
 		const char *text;
 	} cases[] = {
-	    {0, "A     B\nlong  größer\n-     x??\n"},
-	    {12, "A     B\nlong  größer\n-     x??\n"},
-	    {11, "A     B\nlong  größ…\n-     x??\n"},
-	    {9, "A     B\nlong  gr…\n-     x??\n"},
-	    {8, "A     B\nlong  g…\n-     x…\n"},
-	    {7, "A     B\nlong  …\n-     …\n"},
+	    {0, "A     B\nlong  größer\n-     x??\n"}, {12, "A     B\nlong  größer\n-     x??\n"},
+	    {11, "A     B\nlong  größ…\n-     x??\n"}, {9, "A     B\nlong  gr…\n-     x??\n"},
+	    {8, "A     B\nlong  g…\n-     x…\n"},      {7, "A     B\nlong  …\n-     …\n"},
 	    {3, "A     B\nlong  …\n-     …\n"},
 	};
 
@@ -96,47 +93,58 @@ static const struct {
 	const char *line, *request, *answer, *output;
 } printed[] = {
     {cmd_devices, "devices", "GET /v1/devices ",
-     "{\"devices\":[{\"node\":\"n1\",\"index\":0,\"kind\":\"gpu\",\"name\":\"G\",\"memory\":1024,\"memory_used\":0,"
-     "\"utilization\":0,\"temperature\":0,\"power\":0,\"power_limit\":null,\"gpu\":0,\"ecc_errors\":0,\"threads\":1,"
+     "{\"devices\":[{\"node\":\"n1\",\"index\":0,\"kind\":\"gpu\",\"name\":\"G\",\"memory\":1024,\"memory_"
+     "used\":0,"
+     "\"utilization\":0,\"temperature\":0,\"power\":0,\"power_limit\":null,\"gpu\":0,\"ecc_errors\":0,"
+     "\"threads\":1,"
      "\"state\":\"free\",\"reserved_for\":8},{\"node\":\"n1\",\"index\":1,\"kind\":\"gpu\",\"name\":\"G\","
      "\"memory\":1024,\"gpu\":1,\"threads\":1,\"state\":\"free\",\"reserved_for\":0,\"run\":1}]}",
      "NODE  SLOT  KIND  NAME  MEMORY   USED  BUSY  TEMP  POWER  ECC  XID  THREADS  STATE           RUN\n"
      "n1    0     gpu   G     1.0 KiB  0 B   0%    0C    0/?    0    -    1        reserved for 8  -\n"
      "n1    1     gpu   G     1.0 KiB  -     -     -     -      -    -    1        free            1\n"},
     {cmd_devices, "devices --local", "GET /v1/devices?local=1 ",
-     "{\"devices\":[{\"node\":\"n1\",\"index\":0,\"kind\":\"cpu\",\"name\":\"C\",\"memory\":1024,\"threads\":1,"
+     "{\"devices\":[{\"node\":\"n1\",\"index\":0,\"kind\":\"cpu\",\"name\":\"C\",\"memory\":1024,\"threads\":"
+     "1,"
      "\"state\":\"drained\",\"reason\":\"hot\",\"reserved_for\":8}]}",
      "NODE  SLOT  KIND  NAME  MEMORY   THREADS  STATE    RUN  REASON\n"
      "n1    0     cpu   C     1.0 KiB  1        drained  -    hot\n"},
     {cmd_nodes, "nodes", "GET /v1/nodes ",
-     "{\"nodes\":[{\"name\":\"n1\",\"state\":\"up\",\"slots\":1,\"free\":1,\"controller\":true,\"hosts_differ\":true},"
+     "{\"nodes\":[{\"name\":\"n1\",\"state\":\"up\",\"slots\":1,\"free\":1,\"controller\":true,\"hosts_"
+     "differ\":true},"
      "{\"name\":\"n2\",\"state\":\"up\",\"slots\":1,\"free\":1,\"hosts_differ\":true},"
      "{\"name\":\"n3\",\"state\":\"up\",\"slots\":1,\"free\":1,\"reason\":\"r\"},"
      "{\"name\":\"n4\",\"state\":\"up\",\"slots\":1,\"free\":1,\"drained\":[{\"index\":3}]},"
      "{\"name\":\"n5\",\"state\":\"up\",\"slots\":1,\"free\":1,\"spare_of\":[4]},"
-     "{\"name\":\"n6\",\"state\":\"up\",\"slots\":1,\"free\":1,\"foreign\":[{\"run\":5,\"attempt\":1,\"user\":\"u\","
+     "{\"name\":\"n6\",\"state\":\"up\",\"slots\":1,\"free\":1,\"foreign\":[{\"run\":5,\"attempt\":1,"
+     "\"user\":\"u\","
      "\"state\":\"running\"}]}]}",
      "NODE  STATE  SLOTS  FREE  ADDRESS  VERSION  LAUNCH  LABELS  REMARK\n"
-     "n1    up     1      1     :0       -        -       -       controller; its hosts file differs from the "
+     "n1    up     1      1     :0       -        -       -       controller; its hosts file differs from "
+     "the "
      "controller's\n"
-     "n2    up     1      1     :0       -        -       -       its hosts file differs from the controller's\n"
+     "n2    up     1      1     :0       -        -       -       its hosts file differs from the "
+     "controller's\n"
      "n3    up     1      1     :0       -        -       -       drained: r\n"
      "n4    up     1      1     :0       -        -       -       slot 3 drained: \n"
      "n5    up     1      1     :0       -        -       -       kept for run 4\n"
      "n6    up     1      1     :0       -        -       -       foreign run 5 of u\n"},
     {cmd_show, "show 17", "GET /v1/runs/17 ",
-     "{\"id\":17,\"state\":\"running\",\"exit_status\":null,\"progress\":{\"step\":0,\"steps\":10},\"checkpoint\":0,"
-     "\"max_restarts\":0,\"restarts\":0,\"max_node_failures\":0,\"time_limit\":0,\"submitted\":0,\"ranks\":[{\"rank\":0,"
+     "{\"id\":17,\"state\":\"running\",\"exit_status\":null,\"progress\":{\"step\":0,\"steps\":10},"
+     "\"checkpoint\":0,"
+     "\"max_restarts\":0,\"restarts\":0,\"max_node_failures\":0,\"time_limit\":0,\"submitted\":0,\"ranks\":[{"
+     "\"rank\":0,"
      "\"node\":\"n1\",\"slot\":3,\"pid\":0,\"state\":\"running\"}]}",
      "run          17\nstate        running\nattempt      0\n\n"
      "RANK  NODE  SLOT  PID  STATE    EXIT\n0     n1    3     -    running  -\n"},
     {cmd_show, "show 17", "GET /v1/runs/17 ",
-     "{\"id\":17,\"state\":\"running\",\"progress\":{\"step\":1,\"steps\":10,\"loss\":1,\"tokens_per_second\":5,"
+     "{\"id\":17,\"state\":\"running\",\"progress\":{\"step\":1,\"steps\":10,\"loss\":1,\"tokens_per_"
+     "second\":5,"
      "\"eta_seconds\":0},\"checkpoint\":1,\"max_restarts\":1,\"max_node_failures\":1,\"last_detail\":\"e\"}",
      "run          17\nstate        running\nattempt      0\nrestarts     0 of 1\nnode faults  0 of 1\n"
      "last detail  e\ncheckpoint   step 1\nprogress     step 1 of 10, loss 1.0000, 5 tokens/s\n"},
     {cmd_watch, "watch 17", "GET /v1/runs/17 ",
-     "{\"id\":17,\"name\":\"a\",\"task\":\"sft\",\"state\":\"succeeded\",\"version\":1,\"progress\":{\"step\":1,"
+     "{\"id\":17,\"name\":\"a\",\"task\":\"sft\",\"state\":\"succeeded\",\"version\":1,\"progress\":{"
+     "\"step\":1,"
      "\"steps\":1,\"loss\":1.25},\"directory\":\"/w\",\"output\":\"/o\"}",
      "run 17 (a): succeeded, loss 1.2500, the model is in /o\n"},
     {cmd_watch, "watch 17", "GET /v1/runs/17 ",
@@ -150,7 +158,8 @@ static const struct {
 START_TEST(what_is_printed_of_little)
 {
 	const struct exchange list[] = {{printed[_i].request, printed[_i].answer}};
-	_cleanup_(call_release) struct call call = fixture_exchange(printed[_i].command, printed[_i].line, list, 1);
+	_cleanup_(call_release) struct call call =
+	    fixture_exchange(printed[_i].command, printed[_i].line, list, 1);
 
 	ck_assert_str_eq(call.errors, "");
 	ck_assert_str_eq(call.output, printed[_i].output);
@@ -170,7 +179,8 @@ START_TEST(a_watch_says_each_state_once)
 	    {"GET /v1/runs/17?wait=change&version=3 ", RUN("starting", "4", "")},
 	    {"GET /v1/runs/17?wait=change&version=4 ", RUN("cancelled", "5", "")},
 	};
-	_cleanup_(call_release) struct call call = fixture_exchange(cmd_watch, "watch 17", list, ARRAY_SIZE(list));
+	_cleanup_(call_release) struct call call =
+	    fixture_exchange(cmd_watch, "watch 17", list, ARRAY_SIZE(list));
 
 	ck_assert_str_eq(call.output, "run 17 (a): queued, 2 of 4 slots\nrun 17 (a): queued, 3 of 4 slots\n"
 	                              "run 17 (a): starting\nrun 17 (a): cancelled\n");
@@ -183,7 +193,8 @@ END_TEST
 START_TEST(the_run_is_named_where_it_was_not)
 {
 	static const struct exchange named[] = {{"GET /v1/runs/17/logs?rank=0 ", "hello\n"}};
-	_cleanup_free_ char *mine = str_printf("{\"runs\":[{\"id\":9,\"uid\":%u,\"name\":\"a\",\"state\":\"running\"}]}", getuid());
+	_cleanup_free_ char *mine =
+	    str_printf("{\"runs\":[{\"id\":9,\"uid\":%u,\"name\":\"a\",\"state\":\"running\"}]}", getuid());
 	_cleanup_(call_release) struct call call = fixture_exchange(cmd_logs, "logs 17", named, 1);
 
 	ck_assert_str_eq(call.output, "hello\n");
@@ -195,11 +206,13 @@ END_TEST
 
 #define UP(list) "{\"nodes\":[" list "]}"
 #define NODE(name, state)                                                                                    \
-	"{\"name\":\"" name "\",\"state\":\"" state "\",\"address\":\"a\",\"port\":1,\"slots\":1,\"free\":1}"
+	"{\"name\":\"" name "\",\"state\":\"" state "\",\"address\":\"a\",\"port\":1,\"slots\":1,\"free\":"  \
+	"1}"
 
 START_TEST(nodes_are_waited_for)
 {
-	_cleanup_free_ char *away = fixture_refusal(503, "no-controller", "none"), *no = fixture_refusal(403, "denied", "no");
+	_cleanup_free_ char *away = fixture_refusal(503, "no-controller", "none"),
+	                    *no = fixture_refusal(403, "denied", "no");
 	const struct exchange come[] = {
 	    {"GET /v1/nodes ", away},
 	    {"GET /v1/nodes ", UP(NODE("n1", "up") "," NODE("n2", "down"))},
@@ -209,15 +222,19 @@ START_TEST(nodes_are_waited_for)
 	const struct exchange gone[] = {{"GET /v1/nodes ", away}}, denied[] = {{"GET /v1/nodes ", no}};
 	_cleanup_(call_release) struct call call = fixture_exchange(cmd_nodes, "nodes --wait 2", come, 3);
 	_cleanup_(call_release) struct call json = fixture_exchange(cmd_nodes, "nodes --json -w 2", come, 3);
-	_cleanup_(call_release) struct call late = fixture_exchange(cmd_nodes, "nodes -w 2 --timeout 0", missing, 1);
-	_cleanup_(call_release) struct call unreachable = fixture_exchange(cmd_nodes, "nodes -w 2 --timeout 0", gone, 1);
-	_cleanup_(call_release) struct call refused = fixture_exchange(cmd_nodes, "nodes -w 2 --timeout 0", denied, 1);
+	_cleanup_(call_release) struct call late =
+	    fixture_exchange(cmd_nodes, "nodes -w 2 --timeout 0", missing, 1);
+	_cleanup_(call_release) struct call unreachable =
+	    fixture_exchange(cmd_nodes, "nodes -w 2 --timeout 0", gone, 1);
+	_cleanup_(call_release) struct call refused =
+	    fixture_exchange(cmd_nodes, "nodes -w 2 --timeout 0", denied, 1);
 	_cleanup_(call_release) struct call plain = fixture_exchange(cmd_nodes, "nodes", gone, 1);
 	_cleanup_(call_release) struct call nobody = fixture_call(cmd_nodes, "nodes -w 1 --timeout 0");
 
 	ck_assert_int_eq(call.status, 0);
 	ck_assert_str_eq(call.errors, "");
-	ck_assert_msg(str_starts(call.output, "NODE  STATE  ") && strstr(call.output, "\nn2    up "), "%s", call.output);
+	ck_assert_msg(str_starts(call.output, "NODE  STATE  ") && strstr(call.output, "\nn2    up "), "%s",
+	              call.output);
 	ck_assert_int_eq(json.status, 0);
 	ck_assert_msg(str_starts(json.output, "["), "%s", json.output);
 	ck_assert_int_eq(late.status, EXIT_FAILURE);
@@ -234,9 +251,11 @@ END_TEST
 /* ---- what cannot be written ---- */
 
 /* The command writes to a full device. */
-static struct call call_on_full(command_fn command, const char *line, const struct exchange *list, size_t count)
+static struct call call_on_full(command_fn command, const char *line, const struct exchange *list,
+                                size_t count)
 {
-	_cleanup_free_ char *copy = strdup(line), *errors = str_path_join(fixture_dir(), "errors"), *answers[4] = {0};
+	_cleanup_free_ char *copy = strdup(line), *errors = str_path_join(fixture_dir(), "errors"),
+	                    *answers[4] = {0};
 	int out = dup(STDOUT_FILENO), err = dup(STDERR_FILENO), full = open("/dev/full", O_WRONLY);
 	int told = open(errors, O_RDWR | O_CREAT | O_TRUNC, 0600), argc = 0;
 	struct client client = {.socket = fixture_socket()};
@@ -278,20 +297,25 @@ static struct call call_on_full(command_fn command, const char *line, const stru
 START_TEST(a_full_disk_is_an_error)
 {
 	static const struct exchange logs[] = {{"GET /v1/runs/17/logs?rank=0 ", "hello\n"}};
-	static const struct exchange watched[] = {{"GET /v1/runs/17 ", RUNNING},
-	                                          {"GET /v1/runs/17/metrics?follow=1 ", "{\"step\":1,\"steps\":2}\n"}};
+	static const struct exchange watched[] = {
+	    {"GET /v1/runs/17 ", RUNNING},
+	    {"GET /v1/runs/17/metrics?follow=1 ", "{\"step\":1,\"steps\":2}\n"}};
 	static const struct {
 		command_fn command;
 		const char *line;
 		const struct exchange *list;
 		size_t count;
-	} calls[] = {{cmd_logs, "logs 17", logs, 1}, {cmd_watch, "watch 17", watched, 2}, {cmd_watch, "watch --json 17", watched, 2}};
+	} calls[] = {{cmd_logs, "logs 17", logs, 1},
+	             {cmd_watch, "watch 17", watched, 2},
+	             {cmd_watch, "watch --json 17", watched, 2}};
 
 	for (size_t i = 0; i < ARRAY_SIZE(calls); i++) {
-		_cleanup_(call_release) struct call call = call_on_full(calls[i].command, calls[i].line, calls[i].list, calls[i].count);
+		_cleanup_(call_release) struct call call =
+		    call_on_full(calls[i].command, calls[i].line, calls[i].list, calls[i].count);
 
 		ck_assert_int_eq(call.status, EXIT_FAILURE);
-		ck_assert_msg(strstr(call.errors, "dtrain: cannot write the output: ") != NULL, "%s: %s", calls[i].line, call.errors);
+		ck_assert_msg(strstr(call.errors, "dtrain: cannot write the output: ") != NULL, "%s: %s",
+		              calls[i].line, call.errors);
 	}
 }
 END_TEST

@@ -102,8 +102,9 @@ static const struct {
     {"submit -s model.template=", ""},
     {"submit -s data.path=", ""},
     {"submit -s train.shuffle=", "train.shuffle=false\t\ntrain.shuffle=true\t\n"},
-    {"nodes -", "-w\twait until N nodes are up\n--wait\twait until N nodes are up\n--timeout\tfor so long at most; "
-                "default: 60\n--json\tprint JSON\n--socket\tthe service's socket\n--help\tshow this help\n"},
+    {"nodes -",
+     "-w\twait until N nodes are up\n--wait\twait until N nodes are up\n--timeout\tfor so long at most; "
+     "default: 60\n--json\tprint JSON\n--socket\tthe service's socket\n--help\tshow this help\n"},
     {"nodes --w", "--wait\twait until N nodes are up\n"},
     {"nodes -w", ""},
     {"nodes x", ""},
@@ -160,10 +161,10 @@ START_TEST(runs_and_nodes_are_completed)
 
 	_cleanup_(call_release) struct call hosts =
 	    fixture_exchange(cmd_complete, "complete submit -s resources.hosts=n", nodes, 1);
-	_cleanup_(call_release) struct call refused =
-	    fixture_exchange(cmd_complete, "complete drain n", (const struct exchange[]){{"GET /v1/nodes ", refusal}}, 1);
-	_cleanup_(call_release) struct call odd =
-	    fixture_exchange(cmd_complete, "complete show ", (const struct exchange[]){{"GET /v1/runs", "not JSON"}}, 1);
+	_cleanup_(call_release) struct call refused = fixture_exchange(
+	    cmd_complete, "complete drain n", (const struct exchange[]){{"GET /v1/nodes ", refusal}}, 1);
+	_cleanup_(call_release) struct call odd = fixture_exchange(
+	    cmd_complete, "complete show ", (const struct exchange[]){{"GET /v1/runs", "not JSON"}}, 1);
 
 	ck_assert_str_eq(hosts.output, "resources.hosts=n1\tup\n");
 	ck_assert_int_eq(refused.status, 0);

@@ -203,7 +203,8 @@ START_TEST(odd_files_are_refused)
 	option_list_add(&o.files, file);
 	ck_ok(file_write_atomic(file, zero, sizeof(zero) - 1, 0644, &err), &err);
 	ck_assert_ptr_null(submitted(command, &o, &err));
-	ck_assert_msg(strstr(err.message, "/vars: not a text file: a NUL byte in it") != NULL, "%s", err.message);
+	ck_assert_msg(strstr(err.message, "/vars: not a text file: a NUL byte in it") != NULL, "%s",
+	              err.message);
 	memset(large, '#', 1 << 20);
 	ck_ok(file_write_atomic(file, large, (1 << 20) + 1, 0644, &err), &err);
 	ck_assert_ptr_null(submitted(command, &o, &err));

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What dtrain estimate computes: the names of devices, the arithmetic of costs, and the plans of known models. */
+/* What dtrain estimate computes: the names of devices, the arithmetic of costs, and the plans of known
+ * models. */
 #include "dtrain_fixture.h"
 
 #include <math.h>

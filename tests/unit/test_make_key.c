@@ -62,10 +62,8 @@ START_TEST(how_long_it_is_valid)
 		const char *arguments, *path;
 		int days;
 	} cases[] = {
-	    {"make ca 0", "ca/ca.pem", 7300},
-	    {"make ca 0 n1", "ca/nodes/n1.pem", 825},
-	    {"make ca 30 n2", "ca/nodes/n2.pem", 30},
-	    {"replace ca 1 n2", "ca/nodes/n2.pem", 1},
+	    {"make ca 0", "ca/ca.pem", 7300},         {"make ca 0 n1", "ca/nodes/n1.pem", 825},
+	    {"make ca 30 n2", "ca/nodes/n2.pem", 30}, {"replace ca 1 n2", "ca/nodes/n2.pem", 1},
 	    {"replace ca 400", "ca/ca.pem", 400},
 	};
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The rates that a worker measures: which sets of ranks and threads, beside which load, and what is printed. The
- * device, the communicator and the measurements are stand-ins. */
+/* The rates that a worker measures: which sets of ranks and threads, beside which load, and what is printed.
+ * The device, the communicator and the measurements are stand-ins. */
 #include <fcntl.h>
 #include <glob.h>
 #include <sched.h>
@@ -15,9 +15,9 @@
 /* ---- what measure.c calls ---- */
 
 static struct {
-	pid_t pid;       /* that measures */
-	int processors;  /* of the machine */
-	int64_t memory;  /* bytes of the machine */
+	pid_t pid;      /* that measures */
+	int processors; /* of the machine */
+	int64_t memory; /* bytes of the machine */
 	bool gpu;
 	const char *fails; /* what fails */
 } machine;
@@ -62,7 +62,8 @@ int device_create(const struct device_options *options, struct device **out, str
 		return r;
 	*out = calloc(1, sizeof(**out));
 	(*out)->threads = options->threads;
-	snprintf((*out)->text, sizeof((*out)->text), machine.gpu ? "gpu" : "cpu: %d threads", options->threads);
+	snprintf((*out)->text, sizeof((*out)->text), machine.gpu ? "gpu" : "cpu: %d threads",
+	         options->threads);
 	return 0;
 }
 
@@ -112,7 +113,8 @@ int comm_create(struct device *dev, const struct comm_options *o, struct comm **
 	size_t len = 0;
 	int r;
 
-	ck_assert(o->world_size == 2 && o->timeout_s == 60 && str_eq(o->group, "measure") && dev->threads == 1);
+	ck_assert(o->world_size == 2 && o->timeout_s == 60 && str_eq(o->group, "measure") &&
+	          dev->threads == 1);
 	if ((r = o->store->put(o->store->context, o->rank ? "one" : "zero", "x", 1, err)) < 0 ||
 	    (r = o->store->get(o->store->context, o->rank ? "zero" : "one", 20000, &data, &len, err)) < 0)
 		return r;
@@ -179,7 +181,8 @@ static void teardown(void)
 static int measure(const char *output)
 {
 	int out = dup(STDOUT_FILENO), err = dup(STDERR_FILENO), status;
-	int to = open(output, O_WRONLY | O_CREAT | O_TRUNC, 0600), told = open("errors", O_WRONLY | O_CREAT | O_TRUNC, 0600);
+	int to = open(output, O_WRONLY | O_CREAT | O_TRUNC, 0600),
+	    told = open("errors", O_WRONLY | O_CREAT | O_TRUNC, 0600);
 
 	json_decref(printed);
 	printed = NULL;
@@ -213,7 +216,8 @@ static void expect_sets(const char *sets)
 
 	ck_assert_int_eq(measure("rates"), 0);
 	json_array_foreach(json_object_get(printed, "sets"), i, set)
-	    strbuf_addf(&b, "%lld*%lld ", (long long)json_get_int(set, "threads", -1), (long long)json_get_int(set, "ranks", -1));
+	    strbuf_addf(&b, "%lld*%lld ", (long long)json_get_int(set, "threads", -1),
+	                (long long)json_get_int(set, "ranks", -1));
 	ck_assert_str_eq(b.data, sets);
 }
 
@@ -222,11 +226,14 @@ START_TEST(ranks_and_threads_of_a_machine)
 	expect_sets("1*1 1*3 3*1 ");
 	ck_assert_str_eq(json_get_string(printed, "device", ""), "cpu: 3 threads");
 	ck_assert_ptr_nonnull(strstr(errors, "measuring collectives of 2 ranks\n"));
-	ck_assert_ptr_nonnull(strstr(errors, "measuring cpu: 1 threads\nmeasuring cpu: 1 threads, 3 ranks at the same time\n"
-	                                     "measuring cpu: 3 threads\n"));
+	ck_assert_ptr_nonnull(
+	    strstr(errors, "measuring cpu: 1 threads\nmeasuring cpu: 1 threads, 3 ranks at the same time\n"
+	                   "measuring cpu: 3 threads\n"));
 	for (size_t i = 0; i < RATE_LENGTHS; i++) {
-		ck_assert_double_eq(json_number_value(json_array_get(json_object_get(printed, "gather"), i)), 100 + (double)i);
-		ck_assert_double_eq(json_number_value(json_array_get(json_object_get(printed, "reduce"), i)), 200 + (double)i);
+		ck_assert_double_eq(json_number_value(json_array_get(json_object_get(printed, "gather"), i)),
+		                    100 + (double)i);
+		ck_assert_double_eq(json_number_value(json_array_get(json_object_get(printed, "reduce"), i)),
+		                    200 + (double)i);
 	}
 	ck_assert_uint_eq(count_directories(), directories);
 }
@@ -279,7 +286,8 @@ START_TEST(what_fails_is_an_error)
 	}
 	machine.fails = NULL;
 	ck_assert_int_eq(measure("/dev/full"), 1);
-	ck_assert_msg(str_ends(errors, "error: cannot write the rates: No space left on device\n"), "%s", errors);
+	ck_assert_msg(str_ends(errors, "error: cannot write the rates: No space left on device\n"), "%s",
+	              errors);
 }
 END_TEST
 

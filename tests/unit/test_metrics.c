@@ -189,11 +189,13 @@ static bool has_tag(const struct strbuf *events, const char *tag)
 	return events->len && memmem(events->data, events->len, tag, strlen(tag));
 }
 
-static const char *const always[] = {"train/loss", "train/learning_rate", "train/grad_norm", "train/epoch", "train/tokens",
-                                     "perf/tokens_per_second", "perf/step_seconds"};
-static const char *const sometimes[] = {"train/loss_scale", "train/skipped_steps", "perf/memory_bytes",
-                                        "perf/device_memory_bytes", "perf/slowest_rank", "perf/slowest_seconds", "eval/loss",
-                                        "train/rewards/margins", "eval/rewards/margins", "eval/accuracy"};
+static const char *const always[] = {"train/loss",       "train/learning_rate", "train/grad_norm",
+                                     "train/epoch",      "train/tokens",        "perf/tokens_per_second",
+                                     "perf/step_seconds"};
+static const char *const sometimes[] = {
+    "train/loss_scale",     "train/skipped_steps",  "perf/memory_bytes", "perf/device_memory_bytes",
+    "perf/slowest_rank",    "perf/slowest_seconds", "eval/loss",         "train/rewards/margins",
+    "eval/rewards/margins", "eval/accuracy"};
 
 /* A preference task has numbers of its own, and no perplexity; what is not known is left out. */
 START_TEST(a_report_has_the_numbers_of_its_task)
@@ -201,7 +203,8 @@ START_TEST(a_report_has_the_numbers_of_its_task)
 	static const struct preference_metric values[] = {{"rewards/margins", 0.5}, {"accuracy", NAN}},
 	                                      evaluated[] = {{"rewards/margins", 0.25}, {"accuracy", 0.75}};
 	const struct metrics_extra extra = {2, values, evaluated};
-	struct metrics_report rec = {.step = 3, .steps = 9, .loss = 0.5, .eval_loss = NAN, .slowest_rank = -1};
+	struct metrics_report rec = {
+	    .step = 3, .steps = 9, .loss = 0.5, .eval_loss = NAN, .slowest_rank = -1};
 	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_path_join(dir, "metrics.jsonl");
 
 	for (int evaluates = 0; evaluates < 2; evaluates++) {
@@ -236,7 +239,8 @@ START_TEST(a_report_has_the_numbers_of_its_task)
 		for (size_t i = 0; i < ARRAY_SIZE(always); i++)
 			ck_assert_msg(has_tag(&events, always[i]), "%s", always[i]);
 		for (size_t i = 0; i < ARRAY_SIZE(sometimes); i++)
-			ck_assert_msg(has_tag(&events, sometimes[i]) == (evaluates || str_eq(sometimes[i], "train/rewards/margins")),
+			ck_assert_msg(has_tag(&events, sometimes[i]) ==
+			                  (evaluates || str_eq(sometimes[i], "train/rewards/margins")),
 			              "%s", sometimes[i]);
 		ck_assert(!has_tag(&events, "train/accuracy"));
 		ck_assert(!has_tag(&events, "eval/perplexity"));
@@ -282,14 +286,16 @@ START_TEST(times_are_rounded)
 	static const struct {
 		const char *name;
 		double value;
-	} want[] = {{"tokens_per_second", 12.3}, {"eta_seconds", 5.7}, {"time", 1.235}, {"step_seconds", 0.123457},
-	            {"compute_seconds", 0.223457}, {"communication_seconds", 0.323457}, {"data_seconds", 0.423457},
-	            {"slowest_seconds", 0.523457}, {"loss", 1.23456789}};
+	} want[] = {
+	    {"tokens_per_second", 12.3}, {"eta_seconds", 5.7},          {"time", 1.235},
+	    {"step_seconds", 0.123457},  {"compute_seconds", 0.223457}, {"communication_seconds", 0.323457},
+	    {"data_seconds", 0.423457},  {"slowest_seconds", 0.523457}, {"loss", 1.23456789}};
 	_cleanup_free_ char *line = metrics_line(&rec, NULL);
 	_cleanup_json_ json_t *j = json_loads(line, 0, NULL);
 
 	for (size_t i = 0; i < ARRAY_SIZE(want); i++)
-		ck_assert_msg(json_get_number(j, want[i].name, 0) == want[i].value, "%s: %s", want[i].name, line);
+		ck_assert_msg(json_get_number(j, want[i].name, 0) == want[i].value, "%s: %s", want[i].name,
+		              line);
 }
 END_TEST
 

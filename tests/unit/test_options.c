@@ -38,14 +38,16 @@ START_TEST(numbers_of_the_training)
 {
 	_cleanup_(run_config_freep) struct run_config *c = config_of(
 	    pretrain, "train.epochs=3.5", "train.max_steps=17", "train.micro_batch=2", "train.accumulation=3",
-	    "train.learning_rate=2e-3", "train.min_learning_rate=1e-5", "train.schedule=wsd", "train.warmup_ratio=0.05",
-	    "train.warmup_steps=6", "train.decay_ratio=0.3", "train.weight_decay=0.07", "train.beta1=0.8",
-	    "train.beta2=0.95", "train.epsilon=1e-6", "train.embedding_learning_rate=4e-3", "train.scale_lr=sqrt",
-	    "train.decay_all=true", "train.clip=0.5", "train.shuffle=false", "train.seed=99", "output.log_steps=5",
+	    "train.learning_rate=2e-3", "train.min_learning_rate=1e-5", "train.schedule=wsd",
+	    "train.warmup_ratio=0.05", "train.warmup_steps=6", "train.decay_ratio=0.3",
+	    "train.weight_decay=0.07", "train.beta1=0.8", "train.beta2=0.95", "train.epsilon=1e-6",
+	    "train.embedding_learning_rate=4e-3", "train.scale_lr=sqrt", "train.decay_all=true",
+	    "train.clip=0.5", "train.shuffle=false", "train.seed=99", "output.log_steps=5",
 	    "output.save_steps=8", "train.eval_steps=4", "parallel.prefetch=3", "parallel.persist_below=1000",
-	    "train.precision=fp16", "train.loss_scale_power=12", "train.loss_scale_window=70", "train.hysteresis=4",
-	    "train.consecutive_hysteresis=true", "train.min_loss_scale=2", "parallel.strategy=hybrid",
-	    "parallel.shard_degree=2", "resources.devices_per_node=4", "parallel.reduce_type=bf16");
+	    "train.precision=fp16", "train.loss_scale_power=12", "train.loss_scale_window=70",
+	    "train.hysteresis=4", "train.consecutive_hysteresis=true", "train.min_loss_scale=2",
+	    "parallel.strategy=hybrid", "parallel.shard_degree=2", "resources.devices_per_node=4",
+	    "parallel.reduce_type=bf16");
 	struct train_options o = options_of(c);
 
 	ck_assert_double_eq(o.epochs, 3.5);
@@ -120,7 +122,8 @@ START_TEST(names_of_the_training)
 	    {"parallel.strategy=zero3", "", FIELD(strategy), SHARD_ZERO3},
 	    /* Decided later; all is offloaded by zero3 alone. */
 	    {"parallel.strategy=auto", "parallel.offload=all", FIELD(strategy), SHARD_ZERO3},
-	    {"parallel.strategy=zero1", "parallel.offload=optimizer", FIELD(offload), SHARD_OFFLOAD_OPTIMIZER},
+	    {"parallel.strategy=zero1", "parallel.offload=optimizer", FIELD(offload),
+	     SHARD_OFFLOAD_OPTIMIZER},
 	    {"parallel.strategy=zero3", "parallel.offload=all", FIELD(offload), SHARD_OFFLOAD_ALL},
 	    {"train.gradient_type=bf16", "train.precision=bf16", FIELD(gradient_type), DTYPE_BF16},
 	    {"parallel.shard_degree=0", "resources.devices_per_node=3", FIELD(shard_degree), 3},
@@ -132,24 +135,24 @@ START_TEST(names_of_the_training)
 		    config_of(pretrain, cases[i].key, *cases[i].other ? cases[i].other : NULL);
 		struct train_options o = options_of(c);
 
-		ck_assert_msg(*(const int *)((const char *)&o + cases[i].at) == cases[i].value, "%s: %d", cases[i].key,
-		              *(const int *)((const char *)&o + cases[i].at));
+		ck_assert_msg(*(const int *)((const char *)&o + cases[i].at) == cases[i].value, "%s: %d",
+		              cases[i].key, *(const int *)((const char *)&o + cases[i].at));
 	}
 }
 END_TEST
 
 START_TEST(what_is_there_or_not)
 {
-	_cleanup_(run_config_freep) struct run_config *fp8 = config_of(pretrain, "train.precision=fp8"),
-	                                              *none = config_of(pretrain, "train.master=none", "train.precision=bf16"),
-	                                              *fixed = config_of(pretrain, "train.loss_scale=128", "train.precision=fp16"),
-	                                              *momentum = config_of(pretrain, "train.optimizer=sgd", "train.momentum=0.7",
-	                                                                    "train.nesterov=true"),
-	                                              *plain = config_of(pretrain, "parallel.strategy=ddp"),
-	                                              *disk = config_of(pretrain, "parallel.offload=optimizer",
-	                                                                "parallel.offload_dir=/disk"),
-	                                              *front = config_of(pretrain, "output.background=false", "output.save_steps=3"),
-	                                              *back = config_of(pretrain, "output.save_steps=3");
+	_cleanup_(run_config_freep) struct run_config
+	    *fp8 = config_of(pretrain, "train.precision=fp8"),
+	    *none = config_of(pretrain, "train.master=none", "train.precision=bf16"),
+	    *fixed = config_of(pretrain, "train.loss_scale=128", "train.precision=fp16"),
+	    *momentum =
+	        config_of(pretrain, "train.optimizer=sgd", "train.momentum=0.7", "train.nesterov=true"),
+	    *plain = config_of(pretrain, "parallel.strategy=ddp"),
+	    *disk = config_of(pretrain, "parallel.offload=optimizer", "parallel.offload_dir=/disk"),
+	    *front = config_of(pretrain, "output.background=false", "output.save_steps=3"),
+	    *back = config_of(pretrain, "output.save_steps=3");
 	struct train_options o = options_of(fp8);
 
 	ck_assert(o.fp8 && !o.without_master && !o.copies_state);
@@ -168,7 +171,8 @@ END_TEST
 
 START_TEST(what_is_chosen_later_is_known)
 {
-	_cleanup_(run_config_freep) struct run_config *recompute = config_of(pretrain, "train.recompute=auto"),
+	_cleanup_(run_config_freep) struct run_config *recompute =
+	                                                  config_of(pretrain, "train.recompute=auto"),
 	                                              *own = config_of(pretrain, "train.attention=own"),
 	                                              *cudnn = config_of(pretrain, "train.attention=cudnn");
 
@@ -181,16 +185,14 @@ END_TEST
 
 START_TEST(what_is_trained_of_a_model)
 {
-	_cleanup_(run_config_freep) struct run_config *lora = config_of(
-	                                                  sft, "lora.rank=6", "lora.alpha=10", "lora.rslora=true",
-	                                                  "lora.dropout=0.2", "lora.pissa_iterations=9", "lora.target=q_proj",
-	                                                  "lora.modules_to_save=norm", "lora.plus_ratio=16",
-	                                                  "lora.quantize=nf4_double"),
-	                                              *few = config_of(sft, "lora.rank=5", "lora.dora=true"),
-	                                              *pissa = config_of(sft, "lora.rank=5", "lora.init=pissa"),
-	                                              *some = config_of(sft, "train.freeze_trainable_layers=-2",
-	                                                                "train.freeze_trainable_modules=mlp",
-	                                                                "train.freeze_extra_modules=norm");
+	_cleanup_(run_config_freep) struct run_config
+	    *lora = config_of(sft, "lora.rank=6", "lora.alpha=10", "lora.rslora=true", "lora.dropout=0.2",
+	                      "lora.pissa_iterations=9", "lora.target=q_proj", "lora.modules_to_save=norm",
+	                      "lora.plus_ratio=16", "lora.quantize=nf4_double"),
+	    *few = config_of(sft, "lora.rank=5", "lora.dora=true"),
+	    *pissa = config_of(sft, "lora.rank=5", "lora.init=pissa"),
+	    *some = config_of(sft, "train.freeze_trainable_layers=-2", "train.freeze_trainable_modules=mlp",
+	                      "train.freeze_extra_modules=norm");
 	struct train_options o = options_of(lora);
 
 	ck_assert_int_eq(o.tuning.kind, TUNE_LORA);
@@ -229,20 +231,22 @@ START_TEST(preferences)
 		enum preference_kind kind;
 		enum dataset_task rows;
 	} tasks[] = {
-	    {"task=pretrain", PREFERENCE_NONE, DATASET_PRETRAIN}, {"task=sft", PREFERENCE_NONE, DATASET_SFT},
-	    {"task=dpo", PREFERENCE_DPO, DATASET_PAIRS},          {"task=orpo", PREFERENCE_ORPO, DATASET_PAIRS},
-	    {"task=simpo", PREFERENCE_SIMPO, DATASET_PAIRS},      {"task=kto", PREFERENCE_KTO, DATASET_LABELS},
+	    {"task=pretrain", PREFERENCE_NONE, DATASET_PRETRAIN},
+	    {"task=sft", PREFERENCE_NONE, DATASET_SFT},
+	    {"task=dpo", PREFERENCE_DPO, DATASET_PAIRS},
+	    {"task=orpo", PREFERENCE_ORPO, DATASET_PAIRS},
+	    {"task=simpo", PREFERENCE_SIMPO, DATASET_PAIRS},
+	    {"task=kto", PREFERENCE_KTO, DATASET_LABELS},
 	    {"task=reward", PREFERENCE_REWARD, DATASET_PAIRS},
 	};
-	_cleanup_(run_config_freep) struct run_config *ipo = config_of(sft, "task=dpo", "preference.loss=ipo",
-	                                                               "preference.beta=0.3"),
-	                                              *hinge = config_of(sft, "task=dpo", "preference.loss=hinge"),
-	                                              *smooth = config_of(sft, "task=dpo", "preference.label_smoothing=0.1"),
-	                                              *simpo = config_of(sft, "task=simpo", "preference.gamma=0.8"),
-	                                              *kto = config_of(sft, "task=kto", "preference.desirable_weight=2",
-	                                                               "preference.undesirable_weight=3"),
-	                                              *reward = config_of(sft, "task=reward",
-	                                                                  "preference.center_rewards_coefficient=0.01");
+	_cleanup_(run_config_freep) struct run_config *
+	    ipo = config_of(sft, "task=dpo", "preference.loss=ipo", "preference.beta=0.3"),
+	   *hinge = config_of(sft, "task=dpo", "preference.loss=hinge"),
+	   *smooth = config_of(sft, "task=dpo", "preference.label_smoothing=0.1"),
+	   *simpo = config_of(sft, "task=simpo", "preference.gamma=0.8"),
+	   *kto =
+	       config_of(sft, "task=kto", "preference.desirable_weight=2", "preference.undesirable_weight=3"),
+	   *reward = config_of(sft, "task=reward", "preference.center_rewards_coefficient=0.01");
 	struct dataset_options d;
 
 	for (size_t i = 0; i < ARRAY_SIZE(tasks); i++) {
@@ -270,10 +274,11 @@ END_TEST
 START_TEST(the_data)
 {
 	_cleanup_(run_config_freep) struct run_config *c = config_of(
-	    sft, "data.path=a,b", "data.dataset_dir=info", "data.format=alpaca", "data.template=llama3", "data.system=be kind",
-	    "data.tool_prompt=tools.txt", "data.max_length=100", "data.packing=true", "data.cross_documents=true",
-	    "data.max_samples=12", "data.eval_fraction=0.1", "train.seed=5");
-	_cleanup_(run_config_freep) struct run_config *flags = config_of(sft, "data.train_on_prompt=true", "data.efficient_eos=true");
+	    sft, "data.path=a,b", "data.dataset_dir=info", "data.format=alpaca", "data.template=llama3",
+	    "data.system=be kind", "data.tool_prompt=tools.txt", "data.max_length=100", "data.packing=true",
+	    "data.cross_documents=true", "data.max_samples=12", "data.eval_fraction=0.1", "train.seed=5");
+	_cleanup_(run_config_freep) struct run_config *flags =
+	    config_of(sft, "data.train_on_prompt=true", "data.efficient_eos=true");
 	_cleanup_(run_config_freep) struct run_config *history = config_of(sft, "data.mask_history=true");
 	struct dataset_options d;
 
@@ -286,13 +291,15 @@ START_TEST(the_data)
 	ck_assert_str_eq(d.system, "be kind");
 	ck_assert_str_eq(d.tool_prompt, "tools.txt");
 	ck_assert_int_eq(d.max_length, 100);
-	ck_assert(d.packing && d.cross_documents && !d.train_on_prompt && !d.mask_history && !d.efficient_eos);
+	ck_assert(d.packing && d.cross_documents && !d.train_on_prompt && !d.mask_history &&
+	          !d.efficient_eos);
 	ck_assert_int_eq(d.max_samples, 12);
 	ck_assert_double_eq(d.eval_fraction, 0.1);
 	ck_assert_uint_eq(d.seed, 5);
 	ck_assert_str_eq(d.cache_dir, "cache");
 	options_dataset(flags, NULL, &d);
-	ck_assert(!d.packing && !d.cross_documents && d.train_on_prompt && !d.mask_history && d.efficient_eos);
+	ck_assert(!d.packing && !d.cross_documents && d.train_on_prompt && !d.mask_history &&
+	          d.efficient_eos);
 	ck_assert_ptr_null(d.cache_dir);
 	options_dataset(history, NULL, &d);
 	ck_assert(d.mask_history && !d.train_on_prompt && !d.efficient_eos);
@@ -301,9 +308,12 @@ END_TEST
 
 START_TEST(the_files_of_a_model)
 {
-	_cleanup_free_ char *dir = unit_tmpdir(), *file = str_path_join(dir, "my.json"), *in = str_path_join(dir, "config.json");
-	_cleanup_free_ char *init = str_printf("model.init=%s", dir), *named = str_printf("model.init=%s", file);
-	_cleanup_(run_config_freep) struct run_config *directory = config_of(pretrain, init), *one = config_of(pretrain, named),
+	_cleanup_free_ char *dir = unit_tmpdir(), *file = str_path_join(dir, "my.json"),
+	                    *in = str_path_join(dir, "config.json");
+	_cleanup_free_ char *init = str_printf("model.init=%s", dir),
+	                    *named = str_printf("model.init=%s", file);
+	_cleanup_(run_config_freep) struct run_config *directory = config_of(pretrain, init),
+	                                              *one = config_of(pretrain, named),
 	                                              *path = config_of(sft, "model.path=/absent"),
 	                                              *apart = config_of(sft, "model.tokenizer=/t");
 	const struct run_config *configs[] = {directory, one, path};
@@ -382,11 +392,13 @@ START_TEST(the_saver)
 	                                .cluster = "c",
 	                                .checkpoint_node = "n4",
 	                                .node = "n9"};
-	_cleanup_(run_config_freep) struct run_config *c = config_of(
-	    sft, "output.keep=4", "output.overwrite=true", "output.gather=true", "output.background=false",
-	    "output.max_shard_mb=7", "output.log_steps=3", "output.save_steps=6", "train.eval_steps=9", "train.epochs=2",
-	    "train.micro_batch=4", "train.seed=11", "parallel.timeout=30", "output.resume=never");
-	_cleanup_(run_config_freep) struct run_config *must = config_of(sft, "output.resume=must"), *plain = config_of(pretrain, "train.seed=1");
+	_cleanup_(run_config_freep) struct run_config *c =
+	    config_of(sft, "output.keep=4", "output.overwrite=true", "output.gather=true",
+	              "output.background=false", "output.max_shard_mb=7", "output.log_steps=3",
+	              "output.save_steps=6", "train.eval_steps=9", "train.epochs=2", "train.micro_batch=4",
+	              "train.seed=11", "parallel.timeout=30", "output.resume=never");
+	_cleanup_(run_config_freep) struct run_config *must = config_of(sft, "output.resume=must"),
+	                                              *plain = config_of(pretrain, "train.seed=1");
 	struct saver_options o;
 
 	options_saver(c, &env, "config", "tokenizer", &o);

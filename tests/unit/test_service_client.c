@@ -278,7 +278,8 @@ START_TEST(an_error_is_an_event_and_a_file)
 		int code;
 		const char *kind, *file;
 	} cases[] = {
-	    {-EIO, "\"kind\":\"" WORKER_ERROR "\",\"message\":\"words\"", "{\"message\":{\"message\":\"words\",\"extraInfo\":{\"lost_peer\":false}}}"},
+	    {-EIO, "\"kind\":\"" WORKER_ERROR "\",\"message\":\"words\"",
+	     "{\"message\":{\"message\":\"words\",\"extraInfo\":{\"lost_peer\":false}}}"},
 	    {-ECONNRESET, "\"kind\":\"" WORKER_PEER_LOST "\",\"message\":\"words\"",
 	     "{\"message\":{\"message\":\"words\",\"extraInfo\":{\"lost_peer\":true}}}"},
 	    {-ECANCELED, "\"kind\":\"" WORKER_PEER_LOST "\",\"message\":\"words\"",
@@ -328,8 +329,9 @@ START_TEST(keys_may_be_files)
 	service = make();
 	store = service_client_store(service);
 	ck_assert_int_eq(store->get(store->context, "a/0", 0, (void **)&data, &len, &err), -ETIMEDOUT);
-	ck_assert_msg(str_starts(err.message, "rendezvous ") && str_ends(err.message, "/2-a_0: timed out after 0 s"), "%s",
-	              err.message);
+	ck_assert_msg(str_starts(err.message, "rendezvous ") &&
+	                  str_ends(err.message, "/2-a_0: timed out after 0 s"),
+	              "%s", err.message);
 	ck_ok(store->put(store->context, "a/0", "value", 5, &err), &err);
 	ck_assert(file_exists(path));
 	ck_ok(store->get(store->context, "a/0", 0, (void **)&data, &len, &err), &err);

@@ -18,8 +18,8 @@ static void setup(void)
 
 	worker_setup();
 	worker_file("text.txt", "abcdefgh\nuvwxyz\n");
-	worker_config("model", "output.dir=model", "train.max_steps=100", "data.packing=false", "train.learning_rate=0.01",
-	              "output.log_steps=100", "output.tensorboard=false");
+	worker_config("model", "output.dir=model", "train.max_steps=100", "data.packing=false",
+	              "train.learning_rate=0.01", "output.log_steps=100", "output.tensorboard=false");
 	output = worker_output("model", 1);
 }
 
@@ -60,19 +60,24 @@ START_TEST(prompts_of_a_file_go_on)
 	for (size_t i = 0; i < ARRAY_SIZE(batches); i++) {
 		_cleanup_free_ char *output = NULL;
 
-		generate_config("file", "generate.prompts=prompts.jsonl", "generate.max_new_tokens=4", batches[i]);
+		generate_config("file", "generate.prompts=prompts.jsonl", "generate.max_new_tokens=4",
+		                batches[i]);
 		output = worker_output("file", 1);
-		ck_assert_str_eq(output, "{\"id\":1,\"prompt\":\"uvwx\",\"completion\":\"yz\",\"finish_reason\":\"stop\"}\n"
-		                         "{\"prompt\":\"abcd\",\"id\":2,\"completion\":\"efgh\",\"finish_reason\":\"length\"}\n"
-		                         "{\"id\":3,\"prompt\":\"u\",\"completion\":\"vwxy\",\"finish_reason\":\"length\"}\n");
+		ck_assert_str_eq(
+		    output,
+		    "{\"id\":1,\"prompt\":\"uvwx\",\"completion\":\"yz\",\"finish_reason\":\"stop\"}\n"
+		    "{\"prompt\":\"abcd\",\"id\":2,\"completion\":\"efgh\",\"finish_reason\":\"length\"}\n"
+		    "{\"id\":3,\"prompt\":\"u\",\"completion\":\"vwxy\",\"finish_reason\":\"length\"}\n");
 	}
 	generate_config("stop", "generate.prompts=prompts.jsonl", "generate.stop=y,f");
 	{
 		_cleanup_free_ char *output = worker_output("stop", 1);
 
-		ck_assert_str_eq(output, "{\"id\":1,\"prompt\":\"uvwx\",\"completion\":\"\",\"finish_reason\":\"stop\"}\n"
-		                         "{\"prompt\":\"abcd\",\"id\":2,\"completion\":\"e\",\"finish_reason\":\"stop\"}\n"
-		                         "{\"id\":3,\"prompt\":\"u\",\"completion\":\"vwx\",\"finish_reason\":\"stop\"}\n");
+		ck_assert_str_eq(
+		    output,
+		    "{\"id\":1,\"prompt\":\"uvwx\",\"completion\":\"\",\"finish_reason\":\"stop\"}\n"
+		    "{\"prompt\":\"abcd\",\"id\":2,\"completion\":\"e\",\"finish_reason\":\"stop\"}\n"
+		    "{\"id\":3,\"prompt\":\"u\",\"completion\":\"vwx\",\"finish_reason\":\"stop\"}\n");
 	}
 }
 END_TEST
@@ -130,7 +135,8 @@ START_TEST(choices_at_random_are_those_of_their_seed)
 	/* The likeliest alone, by each of the limits. */
 	for (size_t i = 0; i < 3; i++) {
 		generate_config("likely", "generate.prompt=abc", "generate.temperature=1",
-		                ((const char *const[]){"generate.top_k=1", "generate.top_p=0.001", "generate.min_p=1"})[i]);
+		                ((const char *const[]){"generate.top_k=1", "generate.top_p=0.001",
+		                                       "generate.min_p=1"})[i]);
 		expect_text("likely", "defgh\n");
 	}
 	/* What was there already is less likely. */
@@ -149,17 +155,22 @@ START_TEST(a_conversation_has_a_template)
 	_cleanup_free_ char *with = NULL, *without = NULL;
 
 	worker_file("chat.jsonl", "{\"instruction\": \"ab\", \"output\": \"uvw\"}\n");
-	worker_config("chat", "task=sft", "data.path=chat.jsonl", "data.format=alpaca", "data.template=alpaca",
-	              "data.packing=false", "data.max_length=256", "train.max_steps=60", "train.learning_rate=0.01",
-	              "output.dir=chat", "output.log_steps=60");
+	worker_config("chat", "task=sft", "data.path=chat.jsonl", "data.format=alpaca",
+	              "data.template=alpaca", "data.packing=false", "data.max_length=256",
+	              "train.max_steps=60", "train.learning_rate=0.01", "output.dir=chat",
+	              "output.log_steps=60");
 	free(worker_output("chat", 1));
-	worker_write_task("chat-generate", "task = \"generate\"; model = { path = \"chat\"; }; train = { precision = \"fp32\"; };",
-	                  (const char *const[]){"generate.prompt=ab", "generate.chat=true", "data.template=alpaca",
-	                                        "generate.max_new_tokens=20", NULL});
+	worker_write_task(
+	    "chat-generate",
+	    "task = \"generate\"; model = { path = \"chat\"; }; train = { precision = \"fp32\"; };",
+	    (const char *const[]){"generate.prompt=ab", "generate.chat=true", "data.template=alpaca",
+	                          "generate.max_new_tokens=20", NULL});
 	expect_text("chat-generate", "uvw\n");
 	/* The prompt alone is not what it has learned. */
-	worker_write_task("plain-generate", "task = \"generate\"; model = { path = \"chat\"; }; train = { precision = \"fp32\"; };",
-	                  (const char *const[]){"generate.prompt=ab", "generate.max_new_tokens=20", NULL});
+	worker_write_task(
+	    "plain-generate",
+	    "task = \"generate\"; model = { path = \"chat\"; }; train = { precision = \"fp32\"; };",
+	    (const char *const[]){"generate.prompt=ab", "generate.max_new_tokens=20", NULL});
 	without = worker_output("plain-generate", 1);
 	ck_assert_str_ne(without, "uvw\n");
 }
@@ -168,8 +179,8 @@ END_TEST
 START_TEST(an_adapter_is_merged)
 {
 	worker_file("text.txt", "abzzz\n");
-	worker_config_model("adapter", "lora.rank=8", "output.dir=adapter", "train.max_steps=60", "data.packing=false",
-	                    "train.learning_rate=0.03", "output.log_steps=60");
+	worker_config_model("adapter", "lora.rank=8", "output.dir=adapter", "train.max_steps=60",
+	                    "data.packing=false", "train.learning_rate=0.03", "output.log_steps=60");
 	free(worker_output("adapter", 1));
 	generate_config("with", "generate.prompt=ab", "generate.adapter=adapter");
 	expect_text("with", "zzz\n");
@@ -209,7 +220,8 @@ START_TEST(what_cannot_be_generated)
 	worker_fails("absent", "absent.txt");
 	/* One device alone. */
 	generate_config("ranks", "generate.prompt=a");
-	call = worker_wait((setenv("WORLD_SIZE", "2", 1), setenv("DTRAIN_RENDEZVOUS_DIR", ".", 1), worker_start("ranks", 0, 1)),
+	call = worker_wait((setenv("WORLD_SIZE", "2", 1), setenv("DTRAIN_RENDEZVOUS_DIR", ".", 1),
+	                    worker_start("ranks", 0, 1)),
 	                   "ranks", 0);
 	ck_assert_int_eq(call.status, 1);
 	expect_words(call.errors, "error: generate runs on one device, not on 2\n");
@@ -233,7 +245,8 @@ START_TEST(an_empty_prompt_begins_a_document)
 	output = worker_output("empty", 1);
 	expect_line(output, "{\"prompt\":\"\",\"completion\":\"");
 	worker_file("model/tokenizer_config.json", "{\"bos_token\": null, \"eos_token\": \"</s>\"}");
-	worker_fails("empty", "prompts.jsonl: prompt 1: the tokenizer makes no token of it; a longer one is needed");
+	worker_fails("empty",
+	             "prompts.jsonl: prompt 1: the tokenizer makes no token of it; a longer one is needed");
 }
 END_TEST
 

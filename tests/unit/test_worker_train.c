@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Training from a run file to the model, in a process: what it writes, reports and says, and how it goes on. */
+/* Training from a run file to the model, in a process: what it writes, reports and says, and how it goes on.
+ */
 #include <math.h>
 
 #include "base/json.h"
@@ -11,7 +12,8 @@ enum { SECONDS = 60 };
 /* The losses of two runs are the same numbers, step by step. */
 static void expect_same_steps(const char *a, const char *b)
 {
-	static const char *const members[] = {"step", "steps", "loss", "grad_norm", "learning_rate", "epoch", "tokens"};
+	static const char *const members[] = {"step",          "steps", "loss",  "grad_norm",
+	                                      "learning_rate", "epoch", "tokens"};
 	_cleanup_json_ json_t *left = worker_steps(a), *right = worker_steps(b);
 
 	ck_assert_uint_eq(json_array_size(left), json_array_size(right));
@@ -83,11 +85,14 @@ START_TEST(a_run_says_and_writes_what_it_does)
 		const json_t *step = json_array_get(steps, i);
 
 		for (size_t k = 0; k < 5; k++) {
-			const char *name = ((const char *const[]){"step", "epoch", "loss", "learning_rate", "grad_norm"})[k];
+			const char *name =
+			    ((const char *const[]){"step", "epoch", "loss", "learning_rate", "grad_norm"})[k];
 
-			ck_assert_msg(json_equal(json_object_get(log, name), json_object_get(step, name)), "%s", name);
+			ck_assert_msg(json_equal(json_object_get(log, name), json_object_get(step, name)),
+			              "%s", name);
 		}
-		ck_assert_double_eq(json_get_number(log, "eval_loss", 0), json_get_number(step, "eval_loss", 0));
+		ck_assert_double_eq(json_get_number(log, "eval_loss", 0),
+		                    json_get_number(step, "eval_loss", 0));
 	}
 	config = worker_json("out/config.json");
 	ck_assert_int_eq(json_get_int(config, "bos_token_id", -1), 1);
@@ -127,7 +132,9 @@ START_TEST(a_service_is_told_of_the_progress)
 	worker_config("run", "output.save_steps=1");
 	output = worker_output("run", 1);
 	told = worker_read("requests");
-	ready = strstr(told, "POST /v1/runs/7/events?attempt=1 HTTP/1.1\n{\"rank\":0,\"kind\":\"ready\",\"message\":\"\",");
+	ready = strstr(
+	    told,
+	    "POST /v1/runs/7/events?attempt=1 HTTP/1.1\n{\"rank\":0,\"kind\":\"ready\",\"message\":\"\",");
 	ck_assert_msg(ready != NULL, "%s", told);
 	step = strstr(told, "POST /v1/runs/7/metrics?attempt=1 HTTP/1.1\n{\"step\":1,\"steps\":2,");
 	ck_assert_msg(step != NULL, "%s", told);
@@ -149,7 +156,8 @@ START_TEST(an_error_is_told_once_and_kept_for_the_launcher)
 	worker_config("run", "data.path=absent.txt");
 	worker_fails("run", "absent.txt");
 	told = worker_read("requests");
-	first = strstr(told, "POST /v1/runs/7/events?attempt=1 HTTP/1.1\n{\"rank\":0,\"kind\":\"error\",\"message\":\"");
+	first = strstr(
+	    told, "POST /v1/runs/7/events?attempt=1 HTTP/1.1\n{\"rank\":0,\"kind\":\"error\",\"message\":\"");
 	ck_assert_msg(first && strstr(first, "absent.txt"), "%s", told);
 	ck_assert_ptr_null(strstr(strstr(first, "absent.txt"), "\"kind\""));
 	ck_assert_ptr_null(strstr(told, "ready"));
@@ -177,12 +185,14 @@ static void await_words(const char *file, const char *words)
 START_TEST(a_run_that_is_stopped_goes_on_from_there)
 {
 	_cleanup_json_ json_t *marks = NULL, *state = NULL;
-	_cleanup_free_ char *output = NULL, *on = NULL, *line = NULL, *from = NULL, *steps_key = NULL, *out = NULL;
+	_cleanup_free_ char *output = NULL, *on = NULL, *line = NULL, *from = NULL, *steps_key = NULL,
+	                    *out = NULL;
 	struct worker_call call;
 	pid_t pid;
 	int stopped;
 
-	worker_config("long", "train.max_steps=1000000", "train.schedule=constant", "output.tensorboard=false");
+	worker_config("long", "train.max_steps=1000000", "train.schedule=constant",
+	              "output.tensorboard=false");
 	pid = worker_start("long", 0, 1);
 	await_words("long.0.out", "step 2/1000000");
 	kill(pid, SIGTERM);
@@ -218,7 +228,8 @@ START_TEST(a_run_that_is_stopped_goes_on_from_there)
 		ck_assert_uint_eq(json_array_size(right), (size_t)stopped + 2);
 		for (size_t i = 0; i < json_array_size(left); i++)
 			for (size_t k = 0; k < 4; k++) {
-				const char *name = ((const char *const[]){"loss", "grad_norm", "tokens", "epoch"})[k];
+				const char *name =
+				    ((const char *const[]){"loss", "grad_norm", "tokens", "epoch"})[k];
 
 				ck_assert_msg(json_equal(json_object_get(json_array_get(left, i), name),
 				                         json_object_get(json_array_get(right, i), name)),
@@ -265,7 +276,8 @@ START_TEST(a_run_may_be_made_longer_and_shorter)
 	worker_config("shorter", "train.max_steps=2", "output.save_steps=2", "train.schedule=constant");
 	shorter = worker_output("shorter", 1);
 	expect_line(shorter, "resuming from out/checkpoint-4\n");
-	expect_line(shorter, "warning: the checkpoint is of step 4, the run has 2: nothing is left to train\n");
+	expect_line(shorter,
+	            "warning: the checkpoint is of step 4, the run has 2: nothing is left to train\n");
 	expect_no_words(shorter, "step 3/");
 	/* The checkpoint is the one that there is. */
 	told = worker_read("requests");
@@ -313,14 +325,17 @@ START_TEST(a_run_that_goes_on_otherwise_is_told_so)
 	expect_words(seed, "seed=42 shuffle=1, now it is rows=");
 	expect_words(seed, "seed=7 shuffle=1: the data go on in another order\n");
 	/* As many rows in a step, by two ranks. */
-	worker_config("ranks", "train.max_steps=6", "train.micro_batch=2", "output.dir=ranks", "output.save_steps=2",
-	              "resources.devices_per_node=2");
+	worker_config("ranks", "train.max_steps=6", "train.micro_batch=2", "output.dir=ranks",
+	              "output.save_steps=2", "resources.devices_per_node=2");
 	free(steal_pointer(seed));
 	free(steal_pointer(first));
-	worker_config("first", "train.max_steps=2", "output.dir=ranks", "train.micro_batch=4", "output.save_steps=2");
+	worker_config("first", "train.max_steps=2", "output.dir=ranks", "train.micro_batch=4",
+	              "output.save_steps=2");
 	first = worker_output("first", 1);
 	ranks = worker_output("ranks", 2);
-	expect_line(ranks, "warning: the checkpoint was made by 1 ranks, now there are 2: sums differ in the last bits\n");
+	expect_line(
+	    ranks,
+	    "warning: the checkpoint was made by 1 ranks, now there are 2: sums differ in the last bits\n");
 	expect_no_words(ranks, "was made with");
 }
 END_TEST
@@ -334,20 +349,23 @@ START_TEST(what_a_run_cannot_go_on_with)
 	worker_config("first", "train.optimizer=lion", "output.save_steps=1");
 	first = worker_output("first", 1);
 	worker_config("other", "train.max_steps=4");
-	worker_fails("other", "out/checkpoint-2 was saved by the optimizer lion, and train.optimizer is adamw; "
-	                      "expected lion, or a new run with this directory as model.path");
+	worker_fails("other",
+	             "out/checkpoint-2 was saved by the optimizer lion, and train.optimizer is adamw; "
+	             "expected lion, or a new run with this directory as model.path");
 	worker_config("never", "train.max_steps=1", "output.resume=never");
 	worker_fails("never", "out is not empty");
 	/* With its precision, where none is given. */
 	worker_config("master", "train.precision=auto", "train.master=none", "train.optimizer=lion");
-	worker_fails("master", "train.master = \"none\" is for bf16 weights, but train.precision = \"auto\" is fp32 "
-	                       "(auto: as the checkpoint) here; expected \"bf16\"");
+	worker_fails("master",
+	             "train.master = \"none\" is for bf16 weights, but train.precision = \"auto\" is fp32 "
+	             "(auto: as the checkpoint) here; expected \"bf16\"");
 	free(steal_pointer(first));
 	worker_config("first", "output.dir=adamw", "output.save_steps=1");
 	first = worker_output("first", 1);
 	worker_config("gradients", "train.precision=auto", "train.gradient_type=bf16", "output.dir=adamw");
-	worker_fails("gradients", "train.gradient_type = \"bf16\" is for bf16 weights, but train.precision = \"auto\" is "
-	                          "fp32 (auto: as the checkpoint) here; expected \"bf16\"");
+	worker_fails("gradients",
+	             "train.gradient_type = \"bf16\" is for bf16 weights, but train.precision = \"auto\" is "
+	             "fp32 (auto: as the checkpoint) here; expected \"bf16\"");
 }
 END_TEST
 
@@ -363,14 +381,16 @@ START_TEST(ranks_share_a_step)
 	one = worker_steps("alone");
 	for (size_t i = 0; i < ARRAY_SIZE(strategies); i++) {
 		_cleanup_free_ char *strategy = str_printf("parallel.strategy=%s", strategies[i]);
-		_cleanup_free_ char *output_dir = str_printf("output.dir=%s", strategies[i]), *state_path = NULL;
+		_cleanup_free_ char *output_dir = str_printf("output.dir=%s", strategies[i]),
+		                    *state_path = NULL;
 		_cleanup_json_ json_t *steps = NULL, *marks = NULL, *state = NULL;
 		struct worker_call calls[2];
 
-		worker_config("two", "train.micro_batch=2", "train.max_steps=3", "resources.devices_per_node=2",
-		              "output.save_steps=3", strategy, output_dir);
+		worker_config("two", "train.micro_batch=2", "train.max_steps=3",
+		              "resources.devices_per_node=2", "output.save_steps=3", strategy, output_dir);
 		worker_run_ranks("two", calls, 2);
-		ck_assert_msg(calls[0].status == 0 && calls[1].status == 0, "%s%s", calls[0].errors, calls[1].errors);
+		ck_assert_msg(calls[0].status == 0 && calls[1].status == 0, "%s%s", calls[0].errors,
+		              calls[1].errors);
 		expect_line(calls[0].output, "rank 0 of 2 on cpu");
 		expect_line(calls[0].output, "2 ranks over ");
 		/* The other ranks are silent. */
@@ -402,9 +422,11 @@ START_TEST(ranks_with_other_files_are_refused)
 	static const struct {
 		const char *key, *words;
 	} cases[] = {
-	    {"model.init=other", "node n2, rank 1: other/config.json: the model's configuration is not what rank 0 on "
-	                         "node n1 has; the same files on every node are needed"},
-	    {"model.tokenizer=token", "node n2, rank 1: token: the tokenizer is not what rank 0 on node n1 has"},
+	    {"model.init=other",
+	     "node n2, rank 1: other/config.json: the model's configuration is not what rank 0 on "
+	     "node n1 has; the same files on every node are needed"},
+	    {"model.tokenizer=token",
+	     "node n2, rank 1: token: the tokenizer is not what rank 0 on node n1 has"},
 	    {"data.path=text.txt,more.txt", "the tokenized data of text.txt"},
 	    {"data.eval_fraction=0.125", "is not what rank 0 on node n1 has"},
 	};
@@ -433,7 +455,8 @@ START_TEST(ranks_with_other_files_are_refused)
 		calls[0] = worker_wait(pids[0], "run", 0);
 		calls[1] = worker_wait(pids[1], "differs", 1);
 		for (int r = 0; r < 2; r++) {
-			ck_assert_msg(calls[r].status == 1, "%s: rank %d: %s%s", cases[i].key, r, calls[0].output, calls[1].output);
+			ck_assert_msg(calls[r].status == 1, "%s: rank %d: %s%s", cases[i].key, r,
+			              calls[0].output, calls[1].output);
 			expect_words(calls[r].errors, cases[i].words);
 			worker_release(&calls[r]);
 		}
@@ -483,8 +506,8 @@ START_TEST(the_strategy_may_be_chosen)
 	expect_line(first, "strategy: ");
 	expect_words(first, " (auto: the fastest that fits, as dtrain estimate has it)\n");
 	expect_line(first, "recompute: none (auto)\n");
-	worker_config("zero3", "parallel.strategy=zero3", "resources.devices_per_node=2", "output.save_steps=2",
-	              "output.dir=zero3");
+	worker_config("zero3", "parallel.strategy=zero3", "resources.devices_per_node=2",
+	              "output.save_steps=2", "output.dir=zero3");
 	free(steal_pointer(first));
 	first = worker_output("zero3", 2);
 	expect_no_words(first, "(auto");
@@ -525,7 +548,8 @@ START_TEST(warnings_of_a_run)
 
 	worker_config("wide", "data.max_length=300");
 	wide = worker_output("wide", 1);
-	expect_line(wide, "warning: data.max_length is 300, but the model's max_position_embeddings is 256\n");
+	expect_line(wide,
+	            "warning: data.max_length is 300, but the model's max_position_embeddings is 256\n");
 }
 END_TEST
 
@@ -562,8 +586,8 @@ START_TEST(precisions)
 	json_decref(steal_pointer(state));
 	state = worker_json("eight/checkpoint-2/dtrain/state.json");
 	ck_assert_str_eq(json_get_string(state, "precision", ""), "fp8");
-	worker_config("bf16", "train.precision=bf16", "train.master=none", "train.gradient_type=bf16", "output.dir=bf16",
-	              "output.save_steps=2");
+	worker_config("bf16", "train.precision=bf16", "train.master=none", "train.gradient_type=bf16",
+	              "output.dir=bf16", "output.save_steps=2");
 	bf16 = worker_output("bf16", 1);
 	expect_no_words(bf16, "fp8");
 	json_decref(steal_pointer(config));
@@ -577,7 +601,8 @@ START_TEST(an_optimizer_state_may_be_offloaded)
 	_cleanup_free_ char *output = NULL, *plain = NULL;
 
 	ck_assert_int_eq(mkdir("disk", 0700), 0);
-	worker_config("disk", "parallel.offload=optimizer", "parallel.offload_dir=disk", "output.dir=disk-out");
+	worker_config("disk", "parallel.offload=optimizer", "parallel.offload_dir=disk",
+	              "output.dir=disk-out");
 	output = worker_output("disk", 1);
 	expect_line(output, "optimizer state: ");
 	expect_words(output, " of each rank in disk, ");

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Training of adapters and from preferences, in a process: what is saved of an adapter, where weights come from,
- * and what is kept of a reference model. */
+/* Training of adapters and from preferences, in a process: what is saved of an adapter, where weights come
+ * from, and what is kept of a reference model. */
 #include <math.h>
 #include <sys/stat.h>
 
@@ -10,9 +10,9 @@
 
 enum { SECONDS = 60 };
 
-#define PAIR(prompt, chosen, rejected)                                                                           \
+#define PAIR(prompt, chosen, rejected)                                                                       \
 	"{\"instruction\": \"" prompt "\", \"chosen\": \"" chosen "\", \"rejected\": \"" rejected "\"}\n"
-#define LABELLED(prompt, answer, label)                                                                          \
+#define LABELLED(prompt, answer, label)                                                                      \
 	"{\"instruction\": \"" prompt "\", \"output\": \"" answer "\", \"label\": " label "}\n"
 
 #define ALPACA "data.format=alpaca", "data.template=alpaca", "data.packing=false", "data.max_length=256"
@@ -24,7 +24,8 @@ static void setup(void)
 
 	worker_setup();
 	worker_file("pairs.jsonl", PAIR("a", "yes", "no") PAIR("b", "well", "bad") PAIR("c", "one", "two"));
-	worker_file("labels.jsonl", LABELLED("a", "yes", "true") LABELLED("b", "no", "false") LABELLED("c", "one", "true"));
+	worker_file("labels.jsonl",
+	            LABELLED("a", "yes", "true") LABELLED("b", "no", "false") LABELLED("c", "one", "true"));
 	worker_config("model", "output.dir=model", "train.max_steps=1");
 	output = worker_output("model", 1);
 }
@@ -65,7 +66,7 @@ START_TEST(an_adapter_is_saved_as_peft_has_it)
 	_cleanup_free_ char *output = NULL;
 
 	worker_config_model("run", "lora.rank=4", "lora.alpha=12", "lora.dropout=0.25",
-	              "lora.target=q_proj,v_proj", "lora.modules_to_save=norm");
+	                    "lora.target=q_proj,v_proj", "lora.modules_to_save=norm");
 	output = worker_output("run", 1);
 	expect_line(output, "trained: 1584 parameters, 2.682% of the model's\n");
 	config = worker_json("out/adapter_config.json");
@@ -74,7 +75,8 @@ START_TEST(an_adapter_is_saved_as_peft_has_it)
 	ck_assert_double_eq(json_get_number(config, "lora_dropout", 0), 0.25);
 	ck_assert_str_eq(json_get_string(config, "base_model_name_or_path", ""), "model");
 	ck_assert_str_eq(json_get_string(config, "task_type", ""), "CAUSAL_LM");
-	ck_assert(json_is_false(json_object_get(config, "use_rslora")) && json_is_false(json_object_get(config, "use_dora")));
+	ck_assert(json_is_false(json_object_get(config, "use_rslora")) &&
+	          json_is_false(json_object_get(config, "use_dora")));
 	ck_assert(json_is_false(json_object_get(config, "fan_in_fan_out")));
 	expect_list(json_object_get(config, "target_modules"), "q_proj v_proj ");
 	expect_list(json_object_get(config, "modules_to_save"), "model.norm ");
@@ -107,7 +109,8 @@ START_TEST(the_factor_of_an_adapter_stays)
 }
 END_TEST
 
-/* PiSSA's adapters are saved as the difference from the model, which has twice the rank; their factor is the same. */
+/* PiSSA's adapters are saved as the difference from the model, which has twice the rank; their factor is the
+ * same. */
 START_TEST(pissa_starts_from_the_singular_vectors)
 {
 	_cleanup_json_ json_t *config = NULL;
@@ -137,8 +140,8 @@ START_TEST(an_adapter_goes_on_from_another)
 {
 	_cleanup_free_ char *first = NULL, *second = NULL, *fresh = NULL;
 
-	worker_config_model("first", "lora.rank=4", "output.dir=first",
-	              "train.learning_rate=0.05", "train.max_steps=8");
+	worker_config_model("first", "lora.rank=4", "output.dir=first", "train.learning_rate=0.05",
+	                    "train.max_steps=8");
 	first = worker_output("first", 1);
 	worker_config_model("second", "lora.rank=4", "lora.from=first", "output.dir=second");
 	second = worker_output("second", 1);
@@ -155,15 +158,14 @@ START_TEST(an_adapter_is_resumed)
 {
 	_cleanup_free_ char *first = NULL, *on = NULL, *whole = NULL;
 
-	worker_config_model("first", "lora.rank=4", "train.schedule=constant",
-	              "output.save_steps=2");
+	worker_config_model("first", "lora.rank=4", "train.schedule=constant", "output.save_steps=2");
 	first = worker_output("first", 1);
-	worker_config_model("on", "lora.rank=4", "train.schedule=constant",
-	              "output.save_steps=2", "train.max_steps=4");
+	worker_config_model("on", "lora.rank=4", "train.schedule=constant", "output.save_steps=2",
+	                    "train.max_steps=4");
 	on = worker_output("on", 1);
 	expect_line(on, "resuming from out/checkpoint-2\n");
-	worker_config_model("whole", "lora.rank=4", "train.schedule=constant",
-	              "output.dir=whole", "train.max_steps=4");
+	worker_config_model("whole", "lora.rank=4", "train.schedule=constant", "output.dir=whole",
+	                    "train.max_steps=4");
 	whole = worker_output("whole", 1);
 	ck_assert_double_eq(loss_of("out", 3), loss_of("whole", 3));
 	ck_assert(same_file("out/adapter_model.safetensors", "whole/adapter_model.safetensors"));
@@ -178,7 +180,7 @@ START_TEST(weights_may_be_read_by_one_rank)
 
 	worker_config_model("all", "resources.devices_per_node=2", "output.dir=all");
 	worker_config_model("broadcast", "model.load=broadcast", "resources.devices_per_node=2",
-	              "output.dir=broadcast");
+	                    "output.dir=broadcast");
 	all = worker_output("all", 2);
 	broadcast = worker_output("broadcast", 2);
 	ck_assert_double_eq(loss_of("all", 1), loss_of("broadcast", 1));
@@ -186,7 +188,7 @@ START_TEST(weights_may_be_read_by_one_rank)
 	/* What rank 0 alone finds wrong is the error of all. */
 	ck_assert_int_eq(unlink("model/model.safetensors"), 0);
 	worker_config_model("broken", "model.load=broadcast", "resources.devices_per_node=2",
-	              "output.dir=broken");
+	                    "output.dir=broken");
 	worker_run_ranks("broken", calls, 2);
 	for (int r = 0; r < 2; r++) {
 		ck_assert_int_eq(calls[r].status, 1);
@@ -219,11 +221,12 @@ END_TEST
 /* The reference is the model that the run begins with, or another; a run that goes on has its numbers. */
 START_TEST(the_reference_of_preferences_is_kept)
 {
-	_cleanup_free_ char *first = NULL, *on = NULL, *again = NULL, *other = NULL, *kept = NULL, *saved = NULL, *damaged = NULL;
+	_cleanup_free_ char *first = NULL, *on = NULL, *again = NULL, *other = NULL, *kept = NULL,
+	                    *saved = NULL, *damaged = NULL;
 	const char *values;
 
-	worker_config_model("first", "task=dpo", "data.path=pairs.jsonl", ALPACA,
-	              "output.save_steps=2", "train.micro_batch=1");
+	worker_config_model("first", "task=dpo", "data.path=pairs.jsonl", ALPACA, "output.save_steps=2",
+	                    "train.micro_batch=1");
 	first = worker_output("first", 1);
 	expect_line(first, "reference: log-probabilities of 6 answers in ");
 	expect_words(first, " accuracy ");
@@ -233,18 +236,19 @@ START_TEST(the_reference_of_preferences_is_kept)
 	kept = worker_read("out/reference.logps");
 	values = strchr(kept, '\n');
 	ck_assert(values && values > kept + 6 && !strncmp(values - 6, " model", 6));
-	worker_config_model("on", "task=dpo", "data.path=pairs.jsonl", ALPACA,
-	              "output.save_steps=2", "train.micro_batch=1", "train.max_steps=4");
+	worker_config_model("on", "task=dpo", "data.path=pairs.jsonl", ALPACA, "output.save_steps=2",
+	                    "train.micro_batch=1", "train.max_steps=4");
 	on = worker_output("on", 1);
 	expect_line(on, "resuming from out/checkpoint-2\n");
 	expect_no_words(on, "reference: ");
 	expect_no_words(on, "warning");
 	/* Computed again where the file is not there, damaged, or of another model. */
 	ck_assert_int_eq(rename("out/reference.logps", "saved"), 0);
-	worker_config_model("again", "task=dpo", "data.path=pairs.jsonl", ALPACA,
-	              "output.save_steps=2", "train.micro_batch=1", "train.max_steps=5");
+	worker_config_model("again", "task=dpo", "data.path=pairs.jsonl", ALPACA, "output.save_steps=2",
+	                    "train.micro_batch=1", "train.max_steps=5");
 	again = worker_output("again", 1);
-	expect_line(again, "warning: out has no log-probabilities of this reference model and data: they are computed again\n");
+	expect_line(again, "warning: out has no log-probabilities of this reference model and data: they are "
+	                   "computed again\n");
 	expect_line(again, "reference: log-probabilities of 6 answers in ");
 	ck_assert(same_file("saved", "out/reference.logps"));
 	{
@@ -255,13 +259,13 @@ START_TEST(the_reference_of_preferences_is_kept)
 		saved[len - 9] ^= 1;
 		ck_ok(file_write_atomic("out/reference.logps", saved, len, 0600, &err), &err);
 		worker_config_model("damaged", "task=dpo", "data.path=pairs.jsonl", ALPACA,
-		              "output.save_steps=2", "train.micro_batch=1", "train.max_steps=6");
+		                    "output.save_steps=2", "train.micro_batch=1", "train.max_steps=6");
 		damaged = worker_output("damaged", 1);
 		expect_line(damaged, "warning: out has no log-probabilities");
 		ck_assert(same_file("saved", "out/reference.logps"));
 	}
-	worker_config_model("other", "task=dpo", "preference.reference=out",
-	              "data.path=pairs.jsonl", ALPACA, "train.micro_batch=1", "output.dir=other");
+	worker_config_model("other", "task=dpo", "preference.reference=out", "data.path=pairs.jsonl", ALPACA,
+	                    "train.micro_batch=1", "output.dir=other");
 	other = worker_output("other", 1);
 	expect_line(other, "reference: log-probabilities of 6 answers in ");
 	ck_assert_double_ne(loss_of("other", 0), loss_of("out", 0));
@@ -276,13 +280,13 @@ START_TEST(ranks_have_one_reference)
 {
 	_cleanup_free_ char *first = NULL, *on = NULL, *alone = NULL;
 
-	worker_config_model("first", "task=dpo", "data.path=pairs.jsonl", ALPACA,
-	              "output.save_steps=2", "train.micro_batch=1", "resources.devices_per_node=2");
+	worker_config_model("first", "task=dpo", "data.path=pairs.jsonl", ALPACA, "output.save_steps=2",
+	                    "train.micro_batch=1", "resources.devices_per_node=2");
 	first = worker_output("first", 2);
 	expect_line(first, "reference: log-probabilities of 6 answers in ");
 	ck_assert_double_eq_tol(loss_of("out", 0), log(2), 1e-6);
-	worker_config_model("on", "task=dpo", "data.path=pairs.jsonl", ALPACA,
-	              "output.save_steps=2", "train.micro_batch=1", "resources.devices_per_node=2", "train.max_steps=4");
+	worker_config_model("on", "task=dpo", "data.path=pairs.jsonl", ALPACA, "output.save_steps=2",
+	                    "train.micro_batch=1", "resources.devices_per_node=2", "train.max_steps=4");
 	on = worker_output("on", 2);
 	expect_no_words(on, "reference: ");
 	ck_assert_double_ne(loss_of("out", 3), loss_of("out", 0));
@@ -299,31 +303,33 @@ START_TEST(labels_of_one_kind_are_reported)
 	worker_file("good.jsonl", LABELLED("a", "yes", "true") LABELLED("b", "no", "true"));
 	worker_config_model("good", "task=kto", "data.path=good.jsonl", ALPACA, "output.dir=good");
 	good = worker_output("good", 1);
-	expect_line(good, "warning: the label of each example is true; kto learns from answers of both kinds\n");
+	expect_line(good,
+	            "warning: the label of each example is true; kto learns from answers of both kinds\n");
 	worker_file("bad.jsonl", LABELLED("a", "yes", "false") LABELLED("b", "no", "false"));
 	worker_config_model("bad", "task=kto", "data.path=bad.jsonl", ALPACA, "output.dir=bad");
 	bad = worker_output("bad", 1);
-	expect_line(bad, "warning: the label of each example is false; kto learns from answers of both kinds\n");
+	expect_line(bad,
+	            "warning: the label of each example is false; kto learns from answers of both kinds\n");
 }
 END_TEST
 
 /* A reward model has a head of its own, and a token that it does not read behind. */
 START_TEST(a_reward_model_gets_a_head)
 {
-	_cleanup_free_ char *whole = NULL, *on = NULL, *adapter = NULL, *from = NULL, *init = NULL, *text = NULL;
+	_cleanup_free_ char *whole = NULL, *on = NULL, *adapter = NULL, *from = NULL, *init = NULL,
+	                    *text = NULL;
 	_cleanup_json_ json_t *config = NULL, *peft = NULL;
 	const char *pad;
 
-	worker_config_model("whole", "task=reward", "data.path=pairs.jsonl", ALPACA,
-	              "output.save_steps=2");
+	worker_config_model("whole", "task=reward", "data.path=pairs.jsonl", ALPACA, "output.save_steps=2");
 	whole = worker_output("whole", 1);
 	expect_line(whole, "score head: new, from train.seed\n");
 	config = worker_json("out/config.json");
 	ck_assert_int_eq(json_get_int(config, "pad_token_id", -1), 0);
 	ck_assert_str_eq(json_string_value(json_array_get(json_object_get(config, "architectures"), 0)),
 	                 "Qwen3ForSequenceClassification");
-	worker_config_model("on", "task=reward", "data.path=pairs.jsonl", ALPACA,
-	              "output.save_steps=2", "train.max_steps=4");
+	worker_config_model("on", "task=reward", "data.path=pairs.jsonl", ALPACA, "output.save_steps=2",
+	                    "train.max_steps=4");
 	on = worker_output("on", 1);
 	expect_line(on, "resuming from out/checkpoint-2\n");
 	expect_no_words(on, "score head");
@@ -331,16 +337,16 @@ START_TEST(a_reward_model_gets_a_head)
 	worker_config("init", "task=reward", "data.path=pairs.jsonl", ALPACA, "output.dir=init");
 	init = worker_output("init", 1);
 	expect_no_words(init, "score head");
-	worker_config_model("adapter", "task=reward", "data.path=pairs.jsonl", ALPACA,
-	              "lora.rank=4", "output.dir=adapter");
+	worker_config_model("adapter", "task=reward", "data.path=pairs.jsonl", ALPACA, "lora.rank=4",
+	                    "output.dir=adapter");
 	/* The base names a token for padding. */
 	adapter = worker_output("adapter", 1);
 	expect_no_words(adapter, "pad_token_id");
 	expect_line(adapter, "score head: new");
 	peft = worker_json("adapter/adapter_config.json");
 	ck_assert_str_eq(json_get_string(peft, "task_type", ""), "SEQ_CLS");
-	worker_config_model("from", "task=reward", "data.path=pairs.jsonl", ALPACA,
-	              "lora.rank=4", "lora.from=adapter", "output.dir=from");
+	worker_config_model("from", "task=reward", "data.path=pairs.jsonl", ALPACA, "lora.rank=4",
+	                    "lora.from=adapter", "output.dir=from");
 	from = worker_output("from", 1);
 	expect_no_words(from, "score head");
 	/* And where it does not, an adapter cannot either. */
@@ -348,19 +354,20 @@ START_TEST(a_reward_model_gets_a_head)
 	pad = strstr(text, "  \"pad_token_id\": 0,\n");
 	ck_assert_ptr_nonnull(pad);
 	{
-		_cleanup_free_ char *without = str_printf("%.*s%s", (int)(pad - text), text, pad + strlen("  \"pad_token_id\": 0,\n"));
+		_cleanup_free_ char *without =
+		    str_printf("%.*s%s", (int)(pad - text), text, pad + strlen("  \"pad_token_id\": 0,\n"));
 
 		worker_file("model/config.json", without);
 	}
 	free(steal_pointer(adapter));
-	worker_config_model("without", "task=reward", "data.path=pairs.jsonl", ALPACA,
-	              "lora.rank=4", "output.dir=without");
+	worker_config_model("without", "task=reward", "data.path=pairs.jsonl", ALPACA, "lora.rank=4",
+	                    "output.dir=without");
 	adapter = worker_output("without", 1);
-	expect_line(adapter, "warning: model/config.json has no pad_token_id, and an adapter saves none: set "
-	                     "model.config.pad_token_id = 0 where transformers loads this adapter with its base\n");
+	expect_line(adapter,
+	            "warning: model/config.json has no pad_token_id, and an adapter saves none: set "
+	            "model.config.pad_token_id = 0 where transformers loads this adapter with its base\n");
 	/* A model that is trained whole has it saved, and no warning. */
-	worker_config_model("saved", "task=reward", "data.path=pairs.jsonl", ALPACA,
-	              "output.dir=saved");
+	worker_config_model("saved", "task=reward", "data.path=pairs.jsonl", ALPACA, "output.dir=saved");
 	free(steal_pointer(whole));
 	whole = worker_output("saved", 1);
 	expect_no_words(whole, "pad_token_id");

@@ -20,10 +20,11 @@ static const char text[] = "the cat sat on the mat\nthe dog ran to the door\na b
                            "one two three four five\nsix seven eight nine ten\nred green blue and white\n"
                            "the sun is in the sky\nthe moon is out at night\n";
 
-static const char base[] = "task = \"pretrain\";\n"
-                           "data = { path = \"text.txt\"; format = \"text\"; max_length = 32; packing = true; };\n"
-                           "train = { max_steps = 2; learning_rate = 3e-3; micro_batch = 2; precision = \"fp32\"; };\n"
-                           "output = { dir = \"out\"; log_steps = 1; }; parallel = { timeout = 60; };\n";
+static const char base[] =
+    "task = \"pretrain\";\n"
+    "data = { path = \"text.txt\"; format = \"text\"; max_length = 32; packing = true; };\n"
+    "train = { max_steps = 2; learning_rate = 3e-3; micro_batch = 2; precision = \"fp32\"; };\n"
+    "output = { dir = \"out\"; log_steps = 1; }; parallel = { timeout = 60; };\n";
 
 /* ---- the service ---- */
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Training processes in children of the test, each with what the launcher sets: worker_main() with the device
- * of the CPU, a small model of bytes and a small text. A service that answers everything keeps what it is told.
+ * of the CPU, a small model of bytes and a small text. A service that answers everything keeps what it is
+ * told.
  */
 #pragma once
 
@@ -24,11 +25,11 @@ json_t *worker_json(const char *name);
 
 /* Writes the configuration NAME.json: a pretraining of two steps into out/, of a model that begins at random,
  * with these keys changed ("train.max_steps=4"). A key that is named again is what it is named last. */
-#define worker_config(name, ...)                                                                                 \
-	worker_write_config(                                                                                     \
+#define worker_config(name, ...)                                                                             \
+	worker_write_config(                                                                                 \
 	    name, (const char *const[]){"model.init=" SRCDIR "/tests/engine/bytes", ##__VA_ARGS__, NULL})
 /* The same of the model in the directory model. */
-#define worker_config_model(name, ...)                                                                           \
+#define worker_config_model(name, ...)                                                                       \
 	worker_write_config(name, (const char *const[]){"model.path=model", ##__VA_ARGS__, NULL})
 void worker_write_config(const char *name, const char *const *overrides);
 /* The same of another run file, in the syntax of run files. */
@@ -54,6 +55,6 @@ void expect_line(const char *text, const char *line);
 json_t *worker_steps(const char *directory);
 json_t *worker_marks(const char *directory); /* those of events */
 
-/* From here on workers have a service, for run 7. The file "requests" has "POST /v1/… HTTP/1.1\nBODY\n" of each
- * request that it has answered. */
+/* From here on workers have a service, for run 7. The file "requests" has "POST /v1/… HTTP/1.1\nBODY\n" of
+ * each request that it has answered. */
 void worker_serve(void);
