@@ -566,14 +566,18 @@ START_TEST(an_adapter_is_merged)
 END_TEST
 
 /* Files that cannot be read as examples, and those of which some are skipped. */
-START_TEST(pairs_are_no_labels)
+START_TEST(what_is_said_once)
 {
-	_cleanup_(call_release) struct call pairs = {0}, empty = {0};
+	_cleanup_(call_release) struct call pairs = {0}, empty = {0}, twice = {0};
 
 	write_file("pairs.json", "[{\"instruction\":\"a\",\"chosen\":\"b\",\"rejected\":\"c\"}]");
 	pairs = fixture_call(cmd_check, "check -s task=dpo --set data.path=pairs.json good.conf");
 	ck_assert_int_eq(pairs.status, 0);
 	ck_assert_ptr_null(strstr(pairs.output, "warning"));
+	/* What is wrong with the adapter is not said again of its division. */
+	twice = fixture_call(cmd_check, "check -s lora.rank=5000 -s resources.devices_per_node=2 good.conf");
+	ck_assert_int_eq(twice.status, 1);
+	ck_assert_msg(strchr(twice.errors, '\n')[1] == '\0', "%s", twice.errors);
 	/* A template alone, without a tokenizer that could have one. */
 	empty = fixture_call(cmd_check, "check -s model.tokenizer=none good.conf");
 	ck_assert_int_eq(empty.status, 1);
@@ -622,7 +626,7 @@ int main(void)
 	tcase_add_test(tc, a_run_is_shown_as_json);
 	tcase_add_test(tc, an_adapter_that_does_not_fit_is_not_submitted);
 	tcase_add_test(tc, an_adapter_is_merged);
-	tcase_add_test(tc, pairs_are_no_labels);
+	tcase_add_test(tc, what_is_said_once);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
 }

@@ -475,10 +475,31 @@ START_TEST(the_table_has_the_numbers)
 }
 END_TEST
 
+/* Where it is one of many devices, too: what fits, and what does not. */
+START_TEST(what_fits_is_said_of_each_number_of_devices)
+{
+	_cleanup_(call_release) struct call
+	    small = fixture_call(cmd_estimate, "estimate --scale -d H100-80GB run.conf"),
+	    large = fixture_call(
+	        cmd_estimate,
+	        "estimate --scale -d H100-80GB -s train.micro_batch=65536 -s data.max_length=8192 run.conf");
+	const char *row;
+
+	ck_assert_int_eq(small.status, 0);
+	row = strstr(small.output, "\n1 ");
+	ck_assert_ptr_nonnull(row);
+	ck_assert_msg(str_starts(cell_at(row + 1, 3), "yes "), "%s", small.output);
+	ck_assert_ptr_null(strstr(small.output, "  no  "));
+	row = strstr(large.output, "\n1 ");
+	ck_assert_ptr_nonnull(row);
+	ck_assert_msg(str_starts(cell_at(row + 1, 3), "no "), "%s", large.output);
+}
+END_TEST
+
 /* What of the machine was measured counts, and is named. */
 START_TEST(measured_rates_are_named)
 {
-	_cleanup_(call_release) struct call both = {0}, broken = {0};
+	_cleanup_(call_release) struct call both = {0}, broken = {0}, unread = {0};
 	struct error err = ERROR_INIT;
 
 	put_worker("");
@@ -488,6 +509,11 @@ START_TEST(measured_rates_are_named)
 	ck_assert_int_eq(both.status, 0);
 	ck_assert_ptr_null(strstr(both.output, "written"));
 	ck_assert_ptr_nonnull(strstr(both.output, "\nrates    measured on a processor\n\n"));
+	/* Nothing is measured for a run that cannot be read. */
+	ck_assert_int_eq(unlink("dtrain/rates-cpu.json"), 0);
+	unread = fixture_call(cmd_estimate, "estimate --measure -d cpu none.conf");
+	ck_assert_int_eq(unread.status, STATUS_USAGE);
+	ck_assert(!file_exists("dtrain/rates-cpu.json"));
 	ck_ok(file_write_atomic("dtrain/rates-cpu.json", "{", 1, 0644, &err), &err);
 	broken = fixture_call(cmd_estimate, "estimate -d cpu run.conf");
 	ck_assert_int_eq(broken.status, 1);
@@ -562,6 +588,7 @@ int main(void)
 	tcase_add_loop_test(tc, devices_of_a_plan, 0, ARRAY_SIZE(places));
 	tcase_add_loop_test(tc, what_a_plan_says, 0, ARRAY_SIZE(printed));
 	tcase_add_loop_test(tc, the_table_has_the_numbers, 0, 5);
+	tcase_add_test(tc, what_fits_is_said_of_each_number_of_devices);
 	tcase_add_test(tc, measured_rates_are_named);
 	tcase_add_test(tc, what_is_not_known_is_submitted);
 	tcase_add_test(tc, other_gpus_say_nothing_of_fp8);

@@ -189,6 +189,18 @@ START_TEST(a_watch_says_each_state_once)
 }
 END_TEST
 
+/* Of a run that is waited for. */
+START_TEST(an_odd_answer_ends_the_wait)
+{
+	static const struct exchange list[] = {{"DELETE /v1/runs/17 ", "{}"},
+	                                       {"GET /v1/runs/17?wait=1 ", "{\"id\":\"x\"}"}};
+	_cleanup_(call_release) struct call call = fixture_exchange(cmd_cancel, "cancel -w 17", list, 2);
+
+	ck_assert_int_eq(call.status, EXIT_FAILURE);
+	ck_assert_msg(str_starts(call.errors, "dtrain: "), "%s", call.errors);
+}
+END_TEST
+
 /* The run that is meant is said where none was named, and only there. */
 START_TEST(the_run_is_named_where_it_was_not)
 {
@@ -333,6 +345,7 @@ int main(void)
 	tcase_add_test(tc, a_table_may_be_long);
 	tcase_add_loop_test(tc, what_is_printed_of_little, 0, ARRAY_SIZE(printed));
 	tcase_add_test(tc, a_watch_says_each_state_once);
+	tcase_add_test(tc, an_odd_answer_ends_the_wait);
 	tcase_add_test(tc, the_run_is_named_where_it_was_not);
 	tcase_add_test(tc, nodes_are_waited_for);
 	tcase_add_test(tc, a_full_disk_is_an_error);

@@ -76,6 +76,7 @@ static const struct {
     {"submit -s tas", "task=\twhat to do\n"},
     {"submit -s task=p", "task=pretrain\t\n"},
     {"submit x", ":files\n"},
+    {"submit x ", ""},
     {"submit -- python3 x", ":files\n"},
     {"submit --name x", ""},
     {"generate x", ":directories\n"},

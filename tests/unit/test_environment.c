@@ -234,8 +234,8 @@ static char *warnings(const char *text, const struct environment_options *option
 START_TEST(what_is_not_utf8_is_left_out_with_a_warning)
 {
 	struct environment_options o = {0};
-	_cleanup_json_ json_t *plain = NULL, *given = NULL, *overridden = NULL;
-	_cleanup_free_ char *first = NULL, *second = NULL, *third = NULL, *got = NULL;
+	_cleanup_json_ json_t *plain = NULL, *given = NULL, *overridden = NULL, *alone = NULL;
+	_cleanup_free_ char *first = NULL, *second = NULL, *third = NULL, *fourth = NULL, *got = NULL;
 
 	setenv("HF_TOKEN", "caf\xe9", 1);
 	setenv("EDITOR", "\xff", 1); /* this one is not copied */
@@ -250,6 +250,12 @@ START_TEST(what_is_not_utf8_is_left_out_with_a_warning)
 	option_list_add(&o.variables, "HF_TOKEN=caf\xc3\xa9");
 	third = warnings(command, &o, &overridden);
 	ck_assert_str_eq(third, "");
+	option_list_release(&o.variables);
+	o.variables = (struct option_list){0};
+	clearenv(); /* nothing else is taken along */
+	setenv("HF_TOKEN", "caf\xe9", 1);
+	fourth = warnings(command, &o, &alone);
+	ck_assert_str_eq(fourth, first);
 	option_list_release(&o.variables);
 }
 END_TEST

@@ -324,3 +324,12 @@ json_t *worker_marks(const char *directory)
 {
 	return lines_of(directory, true);
 }
+
+void worker_expect_mark(const json_t *marks, size_t at, const char *event, int step)
+{
+	const json_t *mark = json_array_get(marks, at);
+
+	ck_assert_str_eq(json_get_string(mark, "event", ""), event);
+	ck_assert_int_eq(json_get_int(mark, "step", -1), step);
+	ck_assert_double_gt(json_get_number(mark, "time", 0), 1e9);
+}

@@ -54,6 +54,7 @@ void expect_line(const char *text, const char *line);
 /* Lines of metrics.jsonl in a directory: those of steps, as JSON, in an array. */
 json_t *worker_steps(const char *directory);
 json_t *worker_marks(const char *directory); /* those of events */
+void worker_expect_mark(const json_t *marks, size_t at, const char *event, int step);
 
 /* From here on workers have a service, for run 7. The file "requests" has "POST /v1/… HTTP/1.1\nBODY\n" of
  * each request that it has answered. */

@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A training that is stopped, made longer or shorter, or goes on with other settings than it began with. */
+#include "base/json.h"
+#include "base/str.h"
+#include "worker_fixture.h"
+
+enum { SECONDS = 60 };
+
+/* Waits until the file of a rank's output has the words. */
+static void await_words(const char *file, const char *words)
+{
+	_cleanup_free_ char *content = NULL;
+
+	/* The time-out of the test case ends this. */
+	while (!content || !strstr(content, words)) {
+		free(steal_pointer(content));
+		usleep(2000);
+		if (file_exists(file))
+			content = worker_read(file);
+	}
+}
+
+/* A run that is stopped between steps goes on to the same numbers as one that is not. */
+START_TEST(a_run_that_is_stopped_goes_on_from_there)
+{
+	_cleanup_json_ json_t *marks = NULL, *state = NULL;
+	_cleanup_free_ char *output = NULL, *on = NULL, *line = NULL, *from = NULL, *steps_key = NULL,
+	                    *out = NULL;
+	struct worker_call call;
+	pid_t pid;
+	int stopped;
+
+	worker_config("long", "train.max_steps=1000000", "train.schedule=constant",
+	              "output.tensorboard=false");
+	pid = worker_start("long", 0, 1);
+	await_words("long.0.out", "step 2/1000000");
+	kill(pid, SIGTERM);
+	call = worker_wait(pid, "long", 0);
+	ck_assert_int_eq(call.status, 128 + SIGTERM);
+	ck_assert_str_eq(call.errors, "");
+	marks = worker_marks("out");
+	stopped = (int)json_get_int(json_array_get(marks, 1), "step", -1);
+	ck_assert_int_ge(stopped, 2);
+	worker_expect_mark(marks, 0, "start", 0);
+	worker_expect_mark(marks, 1, "checkpoint", stopped);
+	worker_expect_mark(marks, 2, "stopped", stopped);
+	ck_assert_str_eq(json_get_string(json_array_get(marks, 2), "signal", ""), strsignal(SIGTERM));
+	ck_assert_ptr_null(json_object_get(json_array_get(marks, 2), "path"));
+	line = str_printf("stopped by %s after step %d\n", strsignal(SIGTERM), stopped);
+	expect_line(call.output, line);
+	expect_no_words(call.output, "done in");
+	ck_assert(!file_exists("out/model.safetensors"));
+	worker_release(&call);
+	/* Two more steps, beside a run of as many without a stop. */
+	steps_key = str_printf("train.max_steps=%d", stopped + 2);
+	worker_config("on", steps_key, "train.schedule=constant", "output.tensorboard=false");
+	on = worker_output("on", 1);
+	from = str_printf("resuming from out/checkpoint-%d\n", stopped);
+	expect_line(on, from);
+	expect_no_words(on, "warning");
+	worker_config("whole", steps_key, "train.schedule=constant", "output.dir=whole");
+	output = worker_output("whole", 1);
+	{
+		_cleanup_json_ json_t *left = worker_steps("out"), *right = worker_steps("whole");
+
+		ck_assert_uint_eq(json_array_size(left), (size_t)stopped + 2);
+		ck_assert_uint_eq(json_array_size(right), (size_t)stopped + 2);
+		for (size_t i = 0; i < json_array_size(left); i++)
+			for (size_t k = 0; k < 4; k++) {
+				const char *name =
+				    ((const char *const[]){"loss", "grad_norm", "tokens", "epoch"})[k];
+
+				ck_assert_msg(json_equal(json_object_get(json_array_get(left, i), name),
+				                         json_object_get(json_array_get(right, i), name)),
+				              "%s of line %zu", name, i);
+			}
+	}
+	json_decref(steal_pointer(marks));
+	marks = worker_marks("out");
+	worker_expect_mark(marks, 3, "resume", stopped);
+	out = str_printf("out/checkpoint-%d", stopped);
+	ck_assert_str_eq(json_get_string(json_array_get(marks, 3), "from", ""), out);
+	worker_expect_mark(marks, 4, "model", stopped + 2);
+	ck_assert_uint_eq(json_array_size(marks), 5);
+	state = worker_json("out/trainer_state.json");
+	ck_assert_uint_eq(json_array_size(json_object_get(state, "log_history")), (size_t)stopped + 2);
+}
+END_TEST
+
+/* Before the first step a run ends at once: there is nothing to save. */
+START_TEST(a_run_may_be_interrupted)
+{
+	struct worker_call call;
+	pid_t pid;
+
+	worker_config("long", "train.max_steps=1000000", "output.save_steps=1000000");
+	pid = worker_start("long", 0, 1);
+	await_words("long.0.out", "step 1/1000000");
+	kill(pid, SIGINT);
+	call = worker_wait(pid, "long", 0);
+	ck_assert_int_eq(call.status, 128 + SIGINT);
+	expect_words(call.output, "stopped by Interrupt after step ");
+	worker_release(&call);
+}
+END_TEST
+
+START_TEST(a_run_may_be_made_longer_and_shorter)
+{
+	_cleanup_free_ char *first = NULL, *shorter = NULL, *longer = NULL, *whole = NULL, *told = NULL;
+
+	worker_config("first", "train.max_steps=4", "output.save_steps=2", "train.schedule=constant");
+	first = worker_output("first", 1);
+	ck_assert(file_exists("out/checkpoint-2") && file_exists("out/checkpoint-4"));
+	worker_serve();
+	worker_config("shorter", "train.max_steps=2", "output.save_steps=2", "train.schedule=constant");
+	shorter = worker_output("shorter", 1);
+	expect_line(shorter, "resuming from out/checkpoint-4\n");
+	expect_line(shorter,
+	            "warning: the checkpoint is of step 4, the run has 2: nothing is left to train\n");
+	expect_no_words(shorter, "step 3/");
+	/* The checkpoint is the one that there is. */
+	told = worker_read("requests");
+	expect_words(told, "{\"checkpoint\":4}\n");
+	expect_no_words(told, "{\"checkpoint\":2}");
+	worker_config("longer", "train.max_steps=6", "output.save_steps=2", "train.schedule=constant");
+	longer = worker_output("longer", 1);
+	expect_line(longer, "resuming from out/checkpoint-4\n");
+	expect_no_words(longer, "warning");
+	expect_line(longer, "step 5/6 loss ");
+	expect_no_words(longer, "step 4/6");
+	worker_config("whole", "train.max_steps=6", "train.schedule=constant", "output.dir=whole");
+	whole = worker_output("whole", 1);
+	{
+		_cleanup_json_ json_t *left = worker_steps("out"), *right = worker_steps("whole");
+		size_t n = json_array_size(left);
+
+		ck_assert_double_eq(json_get_number(json_array_get(left, n - 1), "loss", 0),
+		                    json_get_number(json_array_get(right, 5), "loss", 1));
+		ck_assert_int_eq(json_get_int(json_array_get(left, n - 1), "tokens", 0),
+		                 json_get_int(json_array_get(right, 5), "tokens", 1));
+	}
+}
+END_TEST
+
+/* What a checkpoint was made with, and what the run has now. */
+START_TEST(a_run_that_goes_on_otherwise_is_told_so)
+{
+	_cleanup_free_ char *first = NULL, *seed = NULL, *batch = NULL, *ranks = NULL;
+
+	worker_config("first", "train.max_steps=2", "output.save_steps=2");
+	first = worker_output("first", 1);
+	/* Another batch: the order of the rows stays. */
+	worker_config("batch", "train.max_steps=4", "train.micro_batch=1", "output.save_steps=4");
+	batch = worker_output("batch", 1);
+	expect_line(batch, "the checkpoint was made with rows=");
+	expect_words(batch, " batch=2 seed=42 shuffle=1, now it is rows=");
+	expect_words(batch, " batch=1 seed=42 shuffle=1: epoch 1 goes on after row 4 of ");
+	expect_words(batch, "; 4 steps in all\n");
+	expect_no_words(batch, "warning");
+	worker_config("seed", "train.max_steps=6", "train.micro_batch=1", "train.seed=7");
+	seed = worker_output("seed", 1);
+	expect_line(seed, "warning: the checkpoint was made with rows=");
+	expect_words(seed, "seed=42 shuffle=1, now it is rows=");
+	expect_words(seed, "seed=7 shuffle=1: the data go on in another order\n");
+	/* As many rows in a step, by two ranks. */
+	worker_config("ranks", "train.max_steps=6", "train.micro_batch=2", "output.dir=ranks",
+	              "output.save_steps=2", "resources.devices_per_node=2");
+	free(steal_pointer(seed));
+	free(steal_pointer(first));
+	worker_config("first", "train.max_steps=2", "output.dir=ranks", "train.micro_batch=4",
+	              "output.save_steps=2");
+	first = worker_output("first", 1);
+	ranks = worker_output("ranks", 2);
+	expect_line(
+	    ranks,
+	    "warning: the checkpoint was made by 1 ranks, now there are 2: sums differ in the last bits\n");
+	expect_no_words(ranks, "was made with");
+}
+END_TEST
+
+START_TEST(what_a_run_cannot_go_on_with)
+{
+	_cleanup_free_ char *first = NULL;
+
+	worker_config("none", "output.resume=must");
+	worker_fails("none", "has no checkpoint");
+	worker_config("first", "train.optimizer=lion", "output.save_steps=1");
+	first = worker_output("first", 1);
+	worker_config("other", "train.max_steps=4");
+	worker_fails("other",
+	             "out/checkpoint-2 was saved by the optimizer lion, and train.optimizer is adamw; "
+	             "expected lion, or a new run with this directory as model.path");
+	worker_config("never", "train.max_steps=1", "output.resume=never");
+	worker_fails("never", "out is not empty");
+	/* With its precision, where none is given. */
+	worker_config("master", "train.precision=auto", "train.master=none", "train.optimizer=lion");
+	worker_fails("master",
+	             "train.master = \"none\" is for bf16 weights, but train.precision = \"auto\" is fp32 "
+	             "(auto: as the checkpoint) here; expected \"bf16\"");
+	free(steal_pointer(first));
+	worker_config("first", "output.dir=adamw", "output.save_steps=1");
+	first = worker_output("first", 1);
+	worker_config("gradients", "train.precision=auto", "train.gradient_type=bf16", "output.dir=adamw");
+	worker_fails("gradients",
+	             "train.gradient_type = \"bf16\" is for bf16 weights, but train.precision = \"auto\" is "
+	             "fp32 (auto: as the checkpoint) here; expected \"bf16\"");
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("worker resume");
+	TCase *t = tcase_create("resume");
+
+	tcase_add_checked_fixture(t, worker_setup, worker_teardown);
+	tcase_set_timeout(t, SECONDS);
+	tcase_add_test(t, a_run_that_is_stopped_goes_on_from_there);
+	tcase_add_test(t, a_run_may_be_interrupted);
+	tcase_add_test(t, a_run_may_be_made_longer_and_shorter);
+	tcase_add_test(t, a_run_that_goes_on_otherwise_is_told_so);
+	tcase_add_test(t, what_a_run_cannot_go_on_with);
+	suite_add_tcase(suite, t);
+	return unit_run(suite);
+}
