@@ -167,6 +167,88 @@ START_TEST(what_is_printed_of_little)
 }
 END_TEST
 
+/* Columns for which a wide terminal has room. */
+START_TEST(a_wide_terminal_has_more_columns)
+{
+	_cleanup_free_ char *list =
+	    fixture_answer("{\"runs\":[{\"id\":17,\"name\":\"a\",\"user\":\"u\",\"task\":\"sft\",\"state\":"
+	                   "\"failed\",\"world_size\":0,"
+	                   "\"nodes\":[\"n1\",\"n2\",\"n3\",\"n4\",\"n5\"],\"submitted\":1700000000,\"last_"
+	                   "failure\":\"f\",\"attempt\":3},"
+	                   "{\"id\":16,\"state\":\"running\",\"world_size\":2,\"nodes\":[\"n1\",\"n2\","
+	                   "\"n3\"],\"started\":9,\"ended\":8}]}");
+	const struct fake_step steps[] = {{"GET /v1/runs?", NULL, list, 1}, {"GET /v1/runs?", NULL, list, 1}};
+	struct fake_service *fake = fake_service_start(fixture_socket(), steps, 2);
+	_cleanup_(call_release) struct call wide = {0}, narrow = {0};
+
+	setenv("NO_COLOR", "1", 1);
+	wide = fixture_terminal(cmd_runs, "runs", 120);
+	narrow = fixture_terminal(cmd_runs, "runs", 119);
+	fake_service_stop(fake);
+	ck_assert_str_eq(
+	    wide.output,
+	    "RUN  NAME  USER  TASK  STATE    SIZE  NODES       SUBMITTED         TIME  PROGRESS\r\n"
+	    "17   a     u     sft   failed   1     n1,n2,n3,…  2023-11-14 22:13  -     attempt 3\r\n"
+	    "16   -     -     -     running  2     n1,n2,n3    -                 0s    -\r\n");
+	ck_assert_str_eq(narrow.output, "RUN  NAME  USER  STATE    SIZE  TIME  PROGRESS\r\n"
+	                                "17   a     u     failed   1     -     attempt 3\r\n"
+	                                "16   -     -     running  2     0s    -\r\n");
+}
+END_TEST
+
+/* For the owner of a run and administrators, whom the service sends it. */
+START_TEST(the_run_file_may_be_hidden)
+{
+	static const struct exchange with[] = {
+	    {"GET /v1/runs/17 ", "{\"id\":17,\"state\":\"queued\",\"config\":{\"name\":\"a\"}}"}};
+	static const struct exchange without[] = {{"GET /v1/runs/17 ", "{\"id\":17,\"state\":\"queued\"}"}};
+	_cleanup_(call_release) struct call shown = fixture_exchange(cmd_show, "show --config 17", with, 1);
+	_cleanup_(call_release) struct call hidden =
+	    fixture_exchange(cmd_show, "show --config 17", without, 1);
+
+	ck_assert_int_eq(shown.status, 0);
+	ck_assert_str_eq(shown.output, "{\n  \"name\": \"a\"\n}\n");
+	ck_assert_int_eq(hidden.status, EXIT_FAILURE);
+	ck_assert_str_eq(hidden.errors,
+	                 "dtrain: the run file of run 17 is shown to its owner and administrators only\n");
+	ck_assert_str_eq(hidden.output, "");
+}
+END_TEST
+
+/* The exit status of each command that asks the service for something. */
+START_TEST(a_refusal_is_a_failure)
+{
+	static const struct {
+		command_fn command;
+		const char *line, *request;
+	} calls[] = {
+	    {cmd_prune, "prune", "POST /v1/prune "},
+	    {cmd_runs, "runs", "GET /v1/runs?"},
+	    {cmd_runs, "runs --local", "GET /v1/local/runs "},
+	    {cmd_devices, "devices", "GET /v1/devices "},
+	    {cmd_fence, "fence n1", "POST /v1/nodes/n1/fence "},
+	    {cmd_kill, "kill --local 5", "DELETE /v1/local/runs/5 "},
+	    {cmd_backup, "backup copy", "GET /v1/backup "},
+	    {cmd_watch, "watch 17", "GET /v1/runs/17 "},
+	    {cmd_show, "show", "GET /v1/runs?state=all&limit=100&before=0 "},
+	    {cmd_nodes, "nodes", "GET /v1/nodes "},
+	};
+	_cleanup_free_ char *refusal = fixture_refusal(403, "denied", "not for you");
+
+	ck_assert_int_eq(chdir(fixture_dir()), 0);
+	for (size_t i = 0; i < ARRAY_SIZE(calls); i++) {
+		const struct exchange list[] = {{calls[i].request, refusal}};
+		_cleanup_(call_release) struct call call =
+		    fixture_exchange(calls[i].command, calls[i].line, list, 1);
+
+		ck_assert_msg(call.status == EXIT_FAILURE, "%s: %d", calls[i].line, call.status);
+		ck_assert_msg(strstr(call.errors, "not for you") != NULL, "%s: %s", calls[i].line,
+		              call.errors);
+		ck_assert_str_eq(call.output, "");
+	}
+}
+END_TEST
+
 /* Each state of a run is a line once; so is each reason. */
 START_TEST(a_watch_says_each_state_once)
 {
@@ -344,6 +426,9 @@ int main(void)
 	tcase_add_test(tc, a_cell_may_have_a_color);
 	tcase_add_test(tc, a_table_may_be_long);
 	tcase_add_loop_test(tc, what_is_printed_of_little, 0, ARRAY_SIZE(printed));
+	tcase_add_test(tc, a_wide_terminal_has_more_columns);
+	tcase_add_test(tc, the_run_file_may_be_hidden);
+	tcase_add_test(tc, a_refusal_is_a_failure);
 	tcase_add_test(tc, a_watch_says_each_state_once);
 	tcase_add_test(tc, an_odd_answer_ends_the_wait);
 	tcase_add_test(tc, the_run_is_named_where_it_was_not);
