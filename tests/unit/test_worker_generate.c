@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Generation from a run file, in a process, with a model that has learned what follows on what. */
+#include <fcntl.h>
+
 #include "base/json.h"
 #include "base/str.h"
+#include "worker/tasks.h"
 #include "worker_fixture.h"
 
 enum { SECONDS = 60 };
@@ -47,6 +50,37 @@ START_TEST(a_prompt_goes_on)
 	/* A prompt does not stop. */
 	generate_config("prompt", "generate.prompt=abc", "generate.stop=bc");
 	expect_text("prompt", "defgh\n");
+}
+END_TEST
+
+/* Each read of the pipe gets one write. */
+START_TEST(a_text_is_printed_as_it_comes)
+{
+	static const char *const pieces[] = {"d", "e", "f", "g", "h", "\n"};
+	int ends[2], status;
+	char piece[64];
+	pid_t pid;
+
+	generate_config("short", "generate.prompt=abc");
+	ck_assert_int_eq(pipe2(ends, O_DIRECT | O_CLOEXEC), 0);
+	fflush(NULL);
+	pid = fork();
+	if (pid == 0) {
+		setenv("DTRAIN_CONFIG", "short.json", 1);
+		dup2(ends[1], STDOUT_FILENO);
+		_exit(worker_main());
+	}
+	close(ends[1]);
+	for (size_t i = 0; i < ARRAY_SIZE(pieces); i++) {
+		ssize_t n = read(ends[0], piece, sizeof(piece));
+
+		ck_assert_msg(n == (ssize_t)strlen(pieces[i]) && !memcmp(piece, pieces[i], (size_t)n), "%.*s",
+		              (int)n, piece);
+	}
+	ck_assert_int_eq(read(ends[0], piece, sizeof(piece)), 0);
+	close(ends[0]);
+	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+	ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 END_TEST
 
@@ -193,7 +227,7 @@ END_TEST
 
 START_TEST(what_cannot_be_generated)
 {
-	_cleanup_free_ char *config = worker_read("model/config.json"), *filled = NULL;
+	_cleanup_free_ char *config = worker_read("model/config.json"), *filled = NULL, *narrow = NULL;
 	char prompt[400], key[500];
 	struct worker_call call;
 
@@ -227,6 +261,11 @@ START_TEST(what_cannot_be_generated)
 	expect_words(call.errors, "error: generate runs on one device, not on 2\n");
 	worker_release(&call);
 	unsetenv("WORLD_SIZE");
+	narrow = strdup(config);
+	ck_assert_ptr_nonnull(strstr(narrow, "\"hidden_size\": 48"));
+	memcpy(strstr(narrow, "\"hidden_size\": 48"), "\"hidden_size\": 64", strlen("\"hidden_size\": 64"));
+	worker_file("model/config.json", narrow);
+	worker_fails("ranks", " has shape ");
 	ck_assert_int_eq(unlink("model/config.json"), 0);
 	worker_fails("ranks", "model");
 	worker_file("model/config.json", config);
@@ -258,6 +297,7 @@ int main(void)
 	tcase_add_checked_fixture(t, setup, worker_teardown);
 	tcase_set_timeout(t, SECONDS);
 	tcase_add_test(t, a_prompt_goes_on);
+	tcase_add_test(t, a_text_is_printed_as_it_comes);
 	tcase_add_test(t, prompts_of_a_file_go_on);
 	tcase_add_test(t, ids_that_end_an_answer);
 	tcase_add_test(t, choices_at_random_are_those_of_their_seed);
