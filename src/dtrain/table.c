@@ -86,8 +86,6 @@ static void print_cell(const char *text, size_t room, const char *color)
 
 	while (text[bytes] && (!cut || (text[bytes] & 0xc0) == 0x80 || n + 1 < room))
 		n += (text[bytes++] & 0xc0) != 0x80;
-	while (cut && (text[bytes] & 0xc0) == 0x80)
-		bytes++;
 	if (color)
 		printf("\033[%sm", color);
 	fwrite(text, 1, bytes, stdout);

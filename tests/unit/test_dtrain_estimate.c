@@ -272,11 +272,23 @@ static const struct {
     {"estimate -s model.init=none.json run.conf", "none.json", STATUS_USAGE},
     {"estimate -s train.optimiser=x run.conf", "train.optimiser", STATUS_USAGE},
     {"estimate -d cluster run.conf", "", STATUS_UNREACHABLE},
+    {"estimate -s directory=/nowhere run.conf", "/nowhere: No such file or directory\n", STATUS_USAGE},
+    {"estimate command.conf", "command.conf: task = \"command\" is not planned: only training is\n",
+     STATUS_USAGE},
+    {"estimate --scale -d A100-80GB -s train.precision=fp8 run.conf", "A100-80GB has no fp8 arithmetic",
+     EXIT_FAILURE},
+    {"estimate --json -d A100-80GB -s train.precision=fp8 run.conf", "A100-80GB has no fp8 arithmetic",
+     EXIT_FAILURE},
 };
 
 START_TEST(what_is_wrong_is_said)
 {
-	_cleanup_(call_release) struct call call = fixture_call(cmd_estimate, wrong[_i].line);
+	static const char command[] = "command = [\"true\"];\n";
+	_cleanup_(call_release) struct call call = {0};
+	struct error err = ERROR_INIT;
+
+	ck_ok(file_write_atomic("command.conf", command, strlen(command), 0644, &err), &err);
+	call = fixture_call(cmd_estimate, wrong[_i].line);
 
 	ck_assert_int_eq(call.status, wrong[_i].status);
 	ck_assert_ptr_nonnull(strstr(call.errors, wrong[_i].words));
@@ -552,6 +564,65 @@ START_TEST(what_is_not_known_is_submitted)
 }
 END_TEST
 
+/* One device that holds the run is enough, wherever it is in the list. */
+START_TEST(the_largest_device_counts)
+{
+	static const char *const devices[] = {
+	    DEVICES(
+	        DEVICE("n1", "0", "cpu", "CPU", "1000000") "," DEVICE("n2", "0", "cpu", "CPU", "4294967296")),
+	    DEVICES(
+	        DEVICE("n1", "0", "cpu", "CPU", "4294967296") "," DEVICE("n2", "0", "cpu", "CPU", "1000000")),
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(devices); i++) {
+		const struct exchange list[] = {{"GET /v1/devices", devices[i]},
+		                                {"POST /v1/runs ", "{\"id\":17,\"state\":\"queued\"}"}};
+		_cleanup_(call_release) struct call call =
+		    fixture_exchange(cmd_submit, "submit -n 1 run.conf", list, 2);
+
+		ck_assert_str_eq(call.errors, "");
+		ck_assert_int_eq(call.status, 0);
+	}
+}
+END_TEST
+
+/* What the model's own files say, and how it can be divided. */
+START_TEST(what_could_only_fail_is_not_submitted)
+{
+	static const struct exchange list[] = {
+	    {"GET /v1/devices", DEVICES(DEVICE("n1", "0", "cpu", "CPU", "4294967296"))}};
+	_cleanup_(call_release) struct call
+	    divided = fixture_exchange(
+	        cmd_submit,
+	        "submit -n 2 -s parallel.strategy=zero3 -s parallel.persist_below=100000000 run.conf", list,
+	        1),
+	    broken = {0};
+	struct error err = ERROR_INIT;
+
+	ck_assert_int_eq(divided.status, EXIT_FAILURE);
+	ck_assert_msg(str_starts(divided.errors, "dtrain: parallel.persist_below is 100000000"), "%s",
+	              divided.errors);
+	ck_ok(file_write_atomic("model.json", "{", 1, 0644, &err), &err);
+	broken = fixture_call(cmd_submit, "submit -n 1 run.conf");
+	ck_assert_int_eq(broken.status, EXIT_FAILURE);
+	ck_assert_msg(strstr(broken.errors, "model.json:1:") != NULL, "%s", broken.errors);
+}
+END_TEST
+
+START_TEST(a_measurement_needs_a_worker)
+{
+	_cleanup_(call_release) struct call call = {0};
+
+	setenv("DTRAIN_WORKER_DIR", fixture_dir(), 1);
+	setenv("XDG_CACHE_HOME", fixture_dir(), 1);
+	call = fixture_call(cmd_estimate, "estimate --measure");
+	ck_assert_int_eq(call.status, EXIT_FAILURE);
+	ck_assert_msg(strstr(call.errors, "/dtrain-worker-cpu: No such file or directory\n") != NULL, "%s",
+	              call.errors);
+	ck_assert_msg(str_ends(call.errors, "/dtrain-worker-cpu --measure has failed\n"), "%s", call.errors);
+}
+END_TEST
+
 /* GPUs that the run does not get say nothing of it. */
 START_TEST(other_gpus_say_nothing_of_fp8)
 {
@@ -592,6 +663,9 @@ int main(void)
 	tcase_add_test(tc, measured_rates_are_named);
 	tcase_add_test(tc, what_is_not_known_is_submitted);
 	tcase_add_test(tc, other_gpus_say_nothing_of_fp8);
+	tcase_add_test(tc, the_largest_device_counts);
+	tcase_add_test(tc, what_could_only_fail_is_not_submitted);
+	tcase_add_test(tc, a_measurement_needs_a_worker);
 	suite_add_tcase(s, tc);
 	return unit_run(s);
 }

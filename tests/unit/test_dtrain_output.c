@@ -151,6 +151,9 @@ static const struct {
      "{\"id\":17,\"task\":\"command\",\"state\":\"succeeded\",\"version\":1,\"started\":100,\"ended\":99,"
      "\"directory\":\"/w\",\"output\":\"/o\"}",
      "run 17 (?): succeeded after 0s\n"},
+    {cmd_runs, "runs --json", "GET /v1/runs?",
+     "{\"runs\":[{\"id\":9,\"state\":\"failed\"},{\"id\":8,\"state\":\"failed\",\"task\":\"generate\"}]}",
+     "[\n  {\n    \"id\": 9,\n    \"state\": \"failed\"\n  }\n]\n"},
     {cmd_watch, "watch --json 17", "GET /v1/runs/17 ",
      "{\"id\":17,\"name\":\"a\",\"state\":\"succeeded\",\"version\":1}", ""},
 };
@@ -193,6 +196,15 @@ START_TEST(a_wide_terminal_has_more_columns)
 	ck_assert_str_eq(narrow.output, "RUN  NAME  USER  STATE    SIZE  TIME  PROGRESS\r\n"
 	                                "17   a     u     failed   1     -     attempt 3\r\n"
 	                                "16   -     -     running  2     0s    -\r\n");
+}
+END_TEST
+
+START_TEST(a_copy_needs_its_directory)
+{
+	_cleanup_(call_release) struct call call = fixture_call(cmd_backup, "backup /nowhere/copy");
+
+	ck_assert_int_eq(call.status, EXIT_FAILURE);
+	ck_assert_str_eq(call.errors, "dtrain: cannot write /nowhere/copy: No such file or directory\n");
 }
 END_TEST
 
@@ -427,6 +439,7 @@ int main(void)
 	tcase_add_test(tc, a_table_may_be_long);
 	tcase_add_loop_test(tc, what_is_printed_of_little, 0, ARRAY_SIZE(printed));
 	tcase_add_test(tc, a_wide_terminal_has_more_columns);
+	tcase_add_test(tc, a_copy_needs_its_directory);
 	tcase_add_test(tc, the_run_file_may_be_hidden);
 	tcase_add_test(tc, a_refusal_is_a_failure);
 	tcase_add_test(tc, a_watch_says_each_state_once);
