@@ -487,6 +487,10 @@ static const struct {
 
 START_TEST(a_run_is_looked_at)
 {
+	/* As another user than root. */
+	bool denied = geteuid() != 0 && strstr(looks[_i].line, "output.dir=/ ");
+	const char *words =
+	    denied ? "s.conf: output.dir: cannot write to /: Permission denied\n" : looks[_i].words;
 	_cleanup_(call_release) struct call call = {0};
 	char text[16];
 
@@ -509,10 +513,10 @@ START_TEST(a_run_is_looked_at)
 	write_file("g.conf", "task = \"generate\"; model = { path = \"whole\"; }; generate = { prompt = "
 	                     "\"x\"; };");
 	call = fixture_call(cmd_check, looks[_i].line);
-	ck_assert_msg(call.status == looks[_i].status, "%s: %d: %s%s", looks[_i].line, call.status,
+	ck_assert_msg(call.status == (denied ? 1 : looks[_i].status), "%s: %d: %s%s", looks[_i].line,
+	              call.status, call.output, call.errors);
+	ck_assert_msg(strstr(call.status ? call.errors : call.output, words), "%s: %s%s", looks[_i].line,
 	              call.output, call.errors);
-	ck_assert_msg(strstr(call.status ? call.errors : call.output, looks[_i].words), "%s: %s%s",
-	              looks[_i].line, call.output, call.errors);
 	ck_assert(call.status != 0 || !*call.errors);
 }
 END_TEST

@@ -495,8 +495,13 @@ START_TEST(what_fits_is_said_of_each_number_of_devices)
 	    large = fixture_call(
 	        cmd_estimate,
 	        "estimate --scale -d H100-80GB -s train.micro_batch=65536 -s data.max_length=8192 run.conf");
+	_cleanup_(call_release) struct call slots =
+	    fixture_call(cmd_estimate, "estimate --scale -d cpu run.conf");
 	const char *row;
 
+	/* A name of GPUs alone stands for full nodes. */
+	ck_assert_ptr_nonnull(strstr(small.output, "\ndevices  H100-80GB, 8 to a node\n"));
+	ck_assert_ptr_nonnull(strstr(slots.output, "\ndevices  CPU slots of this machine, 4 to a node\n"));
 	ck_assert_int_eq(small.status, 0);
 	row = strstr(small.output, "\n1 ");
 	ck_assert_ptr_nonnull(row);

@@ -75,6 +75,7 @@ static const struct {
     {"check -s data.template=llama2_", "data.template=llama2_zh\t\n"},
     {"submit -s tas", "task=\twhat to do\n"},
     {"submit -s task=p", "task=pretrain\t\n"},
+    {"submit -s=task=p", ""},
     {"submit x", ":files\n"},
     {"submit x ", ""},
     {"submit -- python3 x", ":files\n"},

@@ -33,6 +33,7 @@ static void setup(void)
 static void teardown(void)
 {
 	free((char *)env.socket);
+	file_remove_tree(dir, NULL);
 	free(dir);
 }
 
@@ -339,7 +340,6 @@ START_TEST(keys_may_be_files)
 	ck_assert_str_eq(data, "value");
 	free(data);
 	service_client_destroy(service);
-	file_remove_tree(dir, NULL);
 }
 END_TEST
 
