@@ -94,17 +94,20 @@ int certificates_verify(const struct identity *id, const gnutls_datum_t *der, un
 	return r < 0 ? r : verify(id, &chain, client, expires, err);
 }
 
-/* The name as text; NULL: not one that a node may have, or out of memory. */
-static char *name_of(int type, const unsigned char *data, size_t len)
+/* *out: the name as text, or NULL where it is not one that a node may have. 0, or -ENOMEM. */
+static int name_of(int type, const unsigned char *data, size_t len, char **out)
 {
 	char text[INET6_ADDRSTRLEN];
 
+	*out = NULL;
 	if (type == GNUTLS_SAN_IPADDRESS && (len == 4 || len == 16))
-		return strdup(inet_ntop(len == 4 ? AF_INET : AF_INET6, data, text, sizeof(text)));
+		*out = strdup(inet_ntop(len == 4 ? AF_INET : AF_INET6, data, text, sizeof(text)));
 	/* A NUL byte within a name would end it for us, but not for who has signed it. */
-	if (type == GNUTLS_SAN_DNSNAME && len > 0 && !memchr(data, '\0', len))
-		return strndup((const char *)data, len);
-	return NULL;
+	else if (type == GNUTLS_SAN_DNSNAME && len > 0 && !memchr(data, '\0', len))
+		*out = strndup((const char *)data, len);
+	else
+		return 0;
+	return *out ? 0 : -ENOMEM;
 }
 
 static int read_names(gnutls_x509_crt_t crt, struct certificate_names *out, struct error *err)
@@ -124,7 +127,8 @@ static int read_names(gnutls_x509_crt_t crt, struct certificate_names *out, stru
 			return 0;
 		if (type < 0)
 			return identity_tls_error(err, type, "names of a certificate");
-		name = name_of(type, data, len);
+		if (name_of(type, data, len, &name) < 0)
+			return error_oom(err);
 		if (name)
 			out->list[out->count++] = name;
 	}
@@ -235,7 +239,8 @@ static int parse(struct identity *id, const struct certificate_files *files, str
 		return r;
 	/* The same certificate is shown to those that call, and to those that are called. */
 	if (verify(id, &chain, true, &expires, &why) < 0 || verify(id, &chain, false, &expires, &why) < 0)
-		return error_set(err, -EINVAL, "%s: %s", files->certificate, why.message);
+		return error_set(err, why.code == -EACCES ? -EINVAL : why.code, "%s: %s", files->certificate,
+		                 why.message);
 	if ((r = gnutls_x509_crt_export2(chain.list[0], GNUTLS_X509_FMT_DER, &der)) < 0)
 		return identity_tls_error(err, r, files->certificate);
 	id->certificate_der = malloc(der.size);
