@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <systemd/sd-daemon.h>
 #include <unistd.h>
 
 #include "base/json.h"
@@ -41,21 +42,38 @@ void daemon_fixture_write(const struct daemon_fixture *f, const char *name, cons
 	ck_ok(file_write_atomic(path, text, strlen(text), 0644, &err), &err);
 }
 
-/* The process of the service. It ends when daemon_run returns, or with the test. */
-static void __attribute__((noreturn)) serve(const struct daemon_fixture *f, int ready)
+void daemon_fixture_environment(const char *notify, int listening)
 {
 	static const char *const of_systemd[] = {"NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "WATCHDOG_USEC",
 	                                         "WATCHDOG_PID"};
+	char self[32];
+
+	for (size_t i = 0; i < ARRAY_SIZE(of_systemd); i++)
+		unsetenv(of_systemd[i]);
+	if (notify)
+		setenv("NOTIFY_SOCKET", notify, 1);
+	if (!listening)
+		return;
+	snprintf(self, sizeof(self), "%d", (int)getpid());
+	setenv("LISTEN_PID", self, 1);
+	setenv("LISTEN_FDS", "1", 1);
+	dup2(listening, SD_LISTEN_FDS_START);
+}
+
+/* The process of the service. It ends when daemon_run returns, or with the test. */
+static void __attribute__((noreturn)) serve(const struct daemon_fixture *f, int ready)
+{
 	char *log = str_path_join(f->dir, "service.log");
 	struct error err = ERROR_INIT;
 	struct daemon *d = NULL;
 	int fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644), r;
 
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	for (size_t i = 0; i < ARRAY_SIZE(of_systemd); i++)
-		unsetenv(of_systemd[i]);
-	setenv("CUDA_VISIBLE_DEVICES", "", 1);
+	/* Not where the socket of the service manager goes. */
+	ready = fcntl(ready, F_DUPFD_CLOEXEC, SD_LISTEN_FDS_START + 1);
 	dup2(fd, STDERR_FILENO);
+	daemon_fixture_environment(f->notify, f->listening);
+	setenv("CUDA_VISIBLE_DEVICES", "", 1);
 	free(log); /* no cleanup runs at exit() */
 	log_init("dtraind", LOG_INFO);
 	r = daemon_create(f->config, &d, &err);
@@ -113,6 +131,7 @@ void daemon_fixture_start(struct daemon_fixture *f, const struct daemon_setup *s
 	_cleanup_free_ char *cwd = getcwd(NULL, 0), *text = NULL;
 
 	*f = (struct daemon_fixture){.dir = unit_tmpdir(), .port = s->port ? s->port : 29600};
+	f->notify = s->notify ? strdup(s->notify) : NULL;
 	f->config = str_path_join(f->dir, "dtraind.conf");
 	f->socket = str_path_join(f->dir, "dtraind.sock");
 	ck_assert_int_eq(chmod(f->dir, 0755), 0);
@@ -146,6 +165,7 @@ void daemon_fixture_teardown(struct daemon_fixture *f)
 	free(f->dir);
 	free(f->config);
 	free(f->socket);
+	free(f->notify);
 }
 
 /* The kernel records the user at the moment of the connection. */

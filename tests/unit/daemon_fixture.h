@@ -12,7 +12,9 @@
 struct daemon_fixture {
 	char *dir, *config, *socket;
 	pid_t pid;
-	int port; /* where other services reach it, if it has any */
+	int port;      /* where other services reach it, if it has any */
+	char *notify;  /* what daemon_setup says */
+	int listening; /* a socket that the service is handed over as dtraind.socket's; 0: none */
 	struct identity *id;
 };
 
@@ -23,6 +25,7 @@ struct daemon_setup {
 	const char *controller; /* [n1] */
 	const char *more;       /* lines of dtraind.conf [none] */
 	int port;               /* [29600] */
+	const char *notify;     /* the socket of its service manager [none] */
 	/* Whose cluster.pem it has [one of its own] */
 	const struct daemon_fixture *other;
 };
@@ -42,6 +45,9 @@ void daemon_fixture_write(const struct daemon_fixture *f, const char *name, cons
 void daemon_fixture_stop(struct daemon_fixture *f);
 /* The same, and the directory is removed. */
 void daemon_fixture_teardown(struct daemon_fixture *f);
+/* In a process that becomes a service: nothing of the environment of the test is left that concerns the
+ * service manager. notify, listening: as above; NULL and 0: none. */
+void daemon_fixture_environment(const char *notify, int listening);
 /* The same files, another process. */
 void daemon_fixture_again(struct daemon_fixture *f);
 

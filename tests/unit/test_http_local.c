@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -12,6 +13,56 @@
 #include "fake_service.h"
 #include "http/local.h"
 #include "unit.h"
+
+/* ---- the socket of the client, which is that of the test's thread ---- */
+
+static _Thread_local struct {
+	size_t most;       /* bytes that one call sends or receives; 0: any number */
+	bool whole;        /* as many are received as there is room for */
+	int interruptions; /* of the next calls */
+	int error;         /* of the next call; 0: none */
+	struct timeval limit;
+} io;
+
+static ssize_t io_fails(void)
+{
+	if (io.interruptions > 0) {
+		io.interruptions--;
+		errno = EINTR;
+		return -1;
+	}
+	errno = io.error;
+	return io.error ? -1 : 0;
+}
+
+ssize_t __real_send(int fd, const void *data, size_t len, int flags);
+ssize_t __wrap_send(int fd, const void *data, size_t len, int flags);
+ssize_t __wrap_send(int fd, const void *data, size_t len, int flags)
+{
+	ssize_t r = io_fails();
+
+	return r < 0 ? r : __real_send(fd, data, io.most ? MIN(len, io.most) : len, flags);
+}
+
+ssize_t __real_recv(int fd, void *data, size_t len, int flags);
+ssize_t __wrap_recv(int fd, void *data, size_t len, int flags);
+ssize_t __wrap_recv(int fd, void *data, size_t len, int flags)
+{
+	ssize_t r = io_fails();
+
+	return r < 0 ? r
+	             : __real_recv(fd, data, io.most ? MIN(len, io.most) : len,
+	                           flags | (io.whole ? MSG_WAITALL : 0));
+}
+
+int __real_setsockopt(int fd, int level, int name, const void *value, socklen_t len);
+int __wrap_setsockopt(int fd, int level, int name, const void *value, socklen_t len);
+int __wrap_setsockopt(int fd, int level, int name, const void *value, socklen_t len)
+{
+	if (name == SO_RCVTIMEO)
+		memcpy(&io.limit, value, sizeof(io.limit));
+	return __real_setsockopt(fd, level, name, value, len);
+}
 
 static char *dir, *path;
 
@@ -139,6 +190,159 @@ START_TEST(long_answers_are_read)
 	free(steal_pointer(body));
 	ck_fails(http_local_bytes(k, "GET", "/x", NULL, NULL, 0, 0, &status, &body, &len, &err), &err,
 	         "this is no answer of dtraind");
+	http_local_close(steal_pointer(k));
+	fake_service_stop(fake);
+}
+END_TEST
+
+/* A line that begins with the last byte of the buffer. */
+START_TEST(a_line_may_begin_at_the_end_of_the_buffer)
+{
+	enum { BUFFER = 65536, PIECE = BUFFER - 1 - (int)sizeof(CHUNKED "ffff\r\n") + 1 - 2 };
+	_cleanup_strbuf_ struct strbuf answer = {0};
+	_cleanup_free_ char *piece = malloc(PIECE), *body = NULL;
+	struct fake_step step = {"GET /x ", NULL, NULL, 1};
+	_cleanup_(http_local_closep) struct http_local *l = NULL;
+	struct fake_service *fake;
+	struct error err = ERROR_INIT;
+	size_t len;
+	int status;
+
+	memset(piece, 'p', PIECE);
+	strbuf_addf(&answer, CHUNKED "%x\r\n%.*s\r\n", PIECE, PIECE, piece);
+	ck_assert_uint_eq(answer.len, BUFFER - 1);
+	strbuf_adds(&answer, "5\r\nhello\r\n0\r\n\r\n");
+	step.answer = answer.data;
+	fake = fake_service_start(path, &step, 1);
+	ck_ok(http_local_open(path, &l, &err), &err);
+	io.whole = true;
+	ck_ok(http_local_bytes(l, "GET", "/x", NULL, NULL, 0, 0, &status, &body, &len, &err), &err);
+	io.whole = false;
+	ck_assert_uint_eq(len, PIECE + 5);
+	ck_assert_int_eq(memcmp(body, piece, PIECE), 0);
+	ck_assert_str_eq(body + PIECE, "hello");
+	fake_service_stop(fake);
+}
+END_TEST
+
+/* A line of a head may have 8192 bytes. */
+START_TEST(a_line_has_a_length)
+{
+	enum { LONGEST = 8192 };
+	static const char first[] = "HTTP/1.1 204 OK\r\n";
+
+	for (int len = LONGEST; len <= LONGEST + 1; len++) {
+		_cleanup_free_ char *line = calloc(1, (size_t)len + 1), *answer = NULL, *body = NULL;
+		struct fake_step step = {"GET /x ", NULL, NULL, 1};
+		_cleanup_(http_local_closep) struct http_local *l = NULL;
+		struct fake_service *fake;
+		struct error err = ERROR_INIT;
+		size_t body_len;
+		int status, r;
+
+		memset(line, 'x', (size_t)len);
+		answer = str_printf("%s%s\r\n\r\n", first, line);
+		step.answer = answer;
+		fake = fake_service_start(path, &step, 1);
+		ck_ok(http_local_open(path, &l, &err), &err);
+		/* The first line and all of the second without its end come at once. */
+		io.whole = true;
+		io.most = sizeof(first) - 1 + (size_t)len;
+		r = http_local_bytes(l, "GET", "/x", NULL, NULL, 0, 0, &status, &body, &body_len, &err);
+		io.whole = false;
+		io.most = 0;
+		ck_assert_msg(r == (len == LONGEST ? 0 : -EPROTO), "%d: %d: %s", len, r, err.message);
+		http_local_close(steal_pointer(l));
+		fake_service_stop(fake);
+		unlink(path);
+	}
+}
+END_TEST
+
+/* However little of it the socket takes or gives at a time. */
+START_TEST(a_call_is_made_in_small_steps)
+{
+	static const struct fake_step steps[] = {
+	    {"PUT /a HTTP/1.1\r\nHost: dtraind\r\nContent-Type: text/plain\r\nContent-Length: "
+	     "10\r\n\r\n0123456789",
+	     NULL, CHUNKED "4\r\nanda\r\n3\r\nll!\r\n0\r\n\r\n", 0},
+	    {"PUT /b HTTP/1.1\r\nHost: dtraind\r\nContent-Length: 0\r\n\r\n", NULL, LENGTH("0"), 0},
+	};
+	struct fake_service *fake = fake_service_start(path, steps, ARRAY_SIZE(steps));
+	_cleanup_(http_local_closep) struct http_local *l = NULL;
+	_cleanup_free_ char *body = NULL, *none = NULL;
+	struct error err = ERROR_INIT;
+	size_t len;
+	int status;
+
+	ck_ok(http_local_open(path, &l, &err), &err);
+	io.most = 3;
+	io.interruptions = 2;
+	ck_ok(http_local_bytes(l, "PUT", "/a", "text/plain", "0123456789", 10, 0, &status, &body, &len, &err),
+	      &err);
+	ck_assert_str_eq(body, "andall!");
+	ck_ok(http_local_bytes(l, "PUT", "/b", NULL, NULL, 0, 0, &status, &none, &len, &err), &err);
+	io.most = 0;
+	ck_assert_int_eq(status, 200);
+	ck_assert_uint_eq(len, 0);
+	fake_service_stop(fake);
+}
+END_TEST
+
+/* Each kind of call has the time that it says, whatever the one before it had. */
+START_TEST(a_call_sets_its_own_time)
+{
+	static const struct fake_step steps[] = {{"GET /a ", NULL, LENGTH("0"), 0},
+	                                         {"GET /b ", NULL, LENGTH("2") "{}", 0},
+	                                         {"GET /a ", NULL, LENGTH("0"), 0},
+	                                         {"GET /c ", NULL, LENGTH("0"), 0}};
+	struct fake_service *fake = fake_service_start(path, steps, ARRAY_SIZE(steps));
+	_cleanup_(http_local_closep) struct http_local *l = NULL;
+	struct error err = ERROR_INIT;
+	size_t len;
+	int status;
+
+	ck_ok(http_local_open(path, &l, &err), &err);
+	for (int i = 0; i < 2; i++) {
+		_cleanup_free_ char *body = NULL;
+
+		ck_ok(http_local_bytes(l, "GET", "/a", NULL, NULL, 0, 90.25, &status, &body, &len, &err),
+		      &err);
+		ck_assert_int_eq(io.limit.tv_sec, 90);
+		ck_assert_int_eq(io.limit.tv_usec, 250000);
+		if (i == 0)
+			ck_ok(http_local_json(l, "GET", "/b", NULL, NULL, NULL, NULL, &err), &err);
+		else
+			ck_ok(http_local_stream(l, "GET", "/c", NULL, NULL, &err), &err);
+		ck_assert_int_eq(io.limit.tv_sec, 0);
+		ck_assert_int_eq(io.limit.tv_usec, 0);
+	}
+	fake_service_stop(fake);
+}
+END_TEST
+
+/* An error of the socket ends the call, and every one after it. */
+START_TEST(a_connection_that_breaks_is_of_no_more_use)
+{
+	struct fake_step step = {"GET /x ", NULL, LENGTH("2") "{}", FAKE_HOLD};
+	struct fake_service *fake = fake_service_start(path, &step, 1);
+	_cleanup_(http_local_closep) struct http_local *l = NULL, *k = NULL;
+	struct error err = ERROR_INIT;
+	int status = 7;
+
+	ck_ok(http_local_open(path, &l, &err), &err);
+	io.error = EPIPE;
+	ck_assert_int_eq(http_local_json(l, "GET", "/x", NULL, NULL, &status, NULL, &err), -EPIPE);
+	io.error = 0;
+	ck_assert_ptr_nonnull(strstr(err.message, "has closed the connection"));
+	ck_assert_int_eq(status, 0);
+	status = 7;
+	ck_assert_int_eq(http_local_json(l, "GET", "/x", NULL, NULL, &status, NULL, &err), -EPIPE);
+	ck_assert_ptr_nonnull(strstr(err.message, "is of no more use"));
+	ck_assert_int_eq(status, 0);
+	http_local_close(steal_pointer(l));
+	ck_ok(http_local_open(path, &k, &err), &err);
+	ck_ok(http_local_json(k, "GET", "/x", NULL, NULL, &status, NULL, &err), &err);
 	http_local_close(steal_pointer(k));
 	fake_service_stop(fake);
 }
@@ -289,6 +493,11 @@ int main(void)
 	tcase_set_timeout(c, 20);
 	tcase_add_loop_test(c, an_answer_is_read, 0, ARRAY_SIZE(answers));
 	tcase_add_test(c, long_answers_are_read);
+	tcase_add_test(c, a_line_may_begin_at_the_end_of_the_buffer);
+	tcase_add_test(c, a_line_has_a_length);
+	tcase_add_test(c, a_call_is_made_in_small_steps);
+	tcase_add_test(c, a_call_sets_its_own_time);
+	tcase_add_test(c, a_connection_that_breaks_is_of_no_more_use);
 	tcase_add_test(c, json_comes_and_goes);
 	tcase_add_test(c, a_body_comes_piece_by_piece);
 	tcase_add_test(c, a_service_that_is_not_there);
