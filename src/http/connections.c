@@ -166,7 +166,6 @@ void http_connection_begin(struct http_connection *c)
 
 	unlist(c);
 	c->inside = true; /* what is new to MHD counts as tried from here on */
-	c->first = sd_event_source_disable_unref(c->first);
 	if (c->dropped)
 		return;
 	set_pending(c);

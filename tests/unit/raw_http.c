@@ -54,8 +54,9 @@ static char *request_text(const struct raw_request *q)
 
 	if (any)
 		snprintf(length, sizeof(length), "Content-Length: %zu\r\n", strlen(body));
-	return str_printf("%s %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n%s%s%s\r\n%s", q->method,
-	                  q->target, length, q->header ? q->header : "", q->header ? "\r\n" : "", body);
+	return str_printf("%s %s HTTP/1.1\r\nHost: x\r\n%s%s%s%s\r\n%s", q->method, q->target,
+	                  q->stays ? "" : "Connection: close\r\n", length, q->header ? q->header : "",
+	                  q->header ? "\r\n" : "", body);
 }
 
 /* Takes the next piece of the answer. Returns whether there may be more. */

@@ -15,6 +15,7 @@ struct raw_request {
 	const char *header; /* one more line, without its end; NULL: none */
 	const char *body;   /* NULL: none */
 	bool head_only;     /* reads only the head, of an answer that does not end */
+	bool stays;         /* does not ask for the end of the connection: the service has to close it */
 };
 
 struct raw_answer {

@@ -25,12 +25,19 @@ static int resumed;
 static struct http_connection *given[MANY]; /* in their order */
 static int given_count;
 static enum MHD_Result taken = MHD_YES;
+static bool closes;
 
 enum MHD_Result MHD_add_connection(struct MHD_Daemon *daemon, MHD_socket fd, const struct sockaddr *from,
                                    socklen_t len)
 {
 	ck_assert_int_eq(l.admitted->fd, fd);
 	ck_assert(!l.tls || ((const struct sockaddr_in *)from)->sin_family == AF_INET);
+	if (closes) { /* it has taken it, and closes it at once */
+		struct http_connection *c = l.admitted;
+
+		l.admitted = NULL;
+		http_connection_free(c);
+	}
 	if (taken != MHD_YES) {
 		close(fd);
 		return taken;
@@ -360,10 +367,28 @@ START_TEST(what_the_library_does_not_take_is_gone)
 	call("127.3.0.1", "hello");
 	await_queue(1, 1);
 	taken = MHD_NO;
+	closes = _i;
 	http_admit(&l);
 	ck_assert_uint_eq(l.connection_count, 0);
 	ck_assert_uint_eq(l.places, 0);
 	ck_assert_ptr_null(l.admitted);
+	ck_assert_ptr_null(l.connections);
+}
+END_TEST
+
+/* Who has gone before it was accepted leaves nothing, and keeps nobody out. */
+START_TEST(who_has_gone_is_not_accepted)
+{
+	const struct linger reset = {.l_onoff = 1};
+	int gone = call("127.3.0.1", "hello");
+
+	ck_assert_int_eq(setsockopt(callers[gone], SOL_SOCKET, SO_LINGER, &reset, sizeof(reset)), 0);
+	ck_assert_int_eq(close(callers[gone]), 0);
+	callers[gone] = -1;
+	call("127.3.0.2", "hello");
+	await_queue(1, 1);
+	ck_assert_uint_eq(http_admit(&l), 1);
+	ck_assert(is_from(given[0], "127.3.0.2"));
 }
 END_TEST
 
@@ -411,7 +436,8 @@ int main(void)
 	tcase_add_test(c, no_more_than_64_are_accepted_in_a_turn);
 	tcase_add_test(c, beyond_the_limit_none_is_accepted);
 	tcase_add_test(c, without_descriptors_accepting_pauses);
-	tcase_add_test(c, what_the_library_does_not_take_is_gone);
+	tcase_add_loop_test(c, what_the_library_does_not_take_is_gone, 0, 2);
+	tcase_add_test(c, who_has_gone_is_not_accepted);
 	tcase_add_test(c, a_connection_of_this_machine_does_not_wait);
 	return unit_run(s);
 }

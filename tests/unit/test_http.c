@@ -1081,17 +1081,20 @@ START_TEST(what_is_no_request_has_an_error_like_all_others)
 		const char *head;
 		size_t rest; /* zeros that follow */
 		int status;
-		const char *code;
+		const char *code, *words;
 	} cases[] = {
-	    {"GET /small HTTP/1.1\r\nHost: x\r\nno colon\r\n\r\n", 0, 400, "bad-http"},
-	    {"GET  /small\r\n\r\n", 0, 400, "bad-http"},
-	    {"POST /small HTTP/1.1\r\nHost: x\r\nContent-Length: many\r\n\r\n", 0, 400, "bad-http"},
+	    {"GET /small HTTP/1.1\r\nHost: x\r\nno colon\r\n\r\n", 0, 400, "bad-http",
+	     "the request line, a header or"},
+	    {"GET  /small\r\n\r\n", 0, 400, "bad-http", "the request line, a header or"},
+	    {"POST /small HTTP/1.1\r\nHost: x\r\nContent-Length: many\r\n\r\n", 0, 400, "bad-http",
+	     "the request line, a header or"},
 	    {"POST /small HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999\r\n\r\n", 0, 413,
-	     "too-large"},
+	     "too-large", "the request is too large"},
 	    {"POST /small HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", 0, 400,
-	     "bad-http"},
-	    {"GET /small HTTP/7.1\r\nHost: x\r\n\r\n", 0, 505, "bad-http"},
-	    {"GET /small HTTP/1.1\r\nHost: x\r\nX: ", 1 << 17, 431, "too-large"},
+	     "bad-http", "the request line, a header or"},
+	    {"GET /small HTTP/7.1\r\nHost: x\r\n\r\n", 0, 505, "bad-http", "it has to be 1.0 or 1.1"},
+	    {"GET /small HTTP/1.1\r\nHost: x\r\nX: ", 1 << 17, 431, "too-large",
+	     "the head of the request is too large"},
 	};
 	struct served s;
 
@@ -1111,6 +1114,8 @@ START_TEST(what_is_no_request_has_an_error_like_all_others)
 		ck_assert_ptr_nonnull(strstr(text, "Content-Type: application/json\r\n"));
 		ck_ok(json_parse(body + 4, strlen(body + 4), "answer", &json, &err), &err);
 		ck_assert_str_eq(json_get_string(json_object_get(json, "error"), "code", ""), cases[i].code);
+		ck_assert_ptr_nonnull(
+		    strstr(json_get_string(json_object_get(json, "error"), "message", ""), cases[i].words));
 	}
 	served_stop(&s);
 }
@@ -1137,6 +1142,17 @@ START_TEST(a_socket_has_a_group_and_a_mode)
 		ck_assert_uint_eq(st.st_gid, group->gr_gid);
 		ck_assert_uint_eq(st.st_mode & 0777, 0660);
 		close(fd);
+	}
+	/* Whose group it is not cannot give it to that. */
+	if (geteuid() == 0 && getgrnam("root")) {
+		ck_assert_int_eq(chown(dir, 65534, 65534), 0);
+		ck_assert_int_eq(unlink(path), 0);
+		ck_assert_int_eq(setegid(65534), 0);
+		ck_assert_int_eq(seteuid(65534), 0);
+		ck_assert_int_eq(http_bind_unix(path, 0660, "root", &fd, &err), -EPERM);
+		ck_assert_int_eq(seteuid(0), 0);
+		ck_assert_int_eq(setegid(0), 0);
+		ck_assert_ptr_nonnull(strstr(err.message, " to group root"));
 	}
 	ck_assert_int_eq(http_bind_unix(path, 0600, "no-such-group", &fd, &err), -ENOENT);
 	ck_assert_ptr_nonnull(strstr(err.message, "there is no group no-such-group to give "));
@@ -1168,6 +1184,33 @@ START_TEST(a_socket_has_a_group_and_a_mode)
 	ck_assert(!http_unix_answers(beyond));
 	ck_assert_int_eq(http_bind_unix("/nonexistent/socket", 0600, NULL, &fd, &err), -ENOENT);
 	file_remove_tree(dir, NULL);
+}
+END_TEST
+
+START_TEST(a_port_is_bound_once)
+{
+	struct sockaddr_in sin;
+	socklen_t len = sizeof(sin);
+	struct error err = ERROR_INIT;
+	_cleanup_free_ char *words = NULL;
+	int fd = -1, other = -1, on = 0;
+	socklen_t on_len = sizeof(on);
+
+	ck_ok(http_bind_tcp("127.0.0.1", 0, &fd, &err), &err);
+	ck_assert_int_eq(getsockname(fd, (struct sockaddr *)&sin, &len), 0);
+	ck_assert_uint_eq(ntohl(sin.sin_addr.s_addr), INADDR_LOOPBACK);
+	ck_assert_int_ne(fcntl(fd, F_GETFL) & O_NONBLOCK, 0);
+	ck_assert_int_ne(fcntl(fd, F_GETFD) & FD_CLOEXEC, 0);
+	/* A service that was ended a moment ago has the port again at once. */
+	ck_assert_int_eq(getsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, &on_len), 0);
+	ck_assert_int_eq(on, 1);
+	ck_assert_int_eq(http_bind_tcp("127.0.0.1", ntohs(sin.sin_port), &other, &err), -EADDRINUSE);
+	words = str_printf("cannot listen on 127.0.0.1 port %d: ", ntohs(sin.sin_port));
+	ck_assert_msg(str_starts(err.message, words), "%s", err.message);
+	ck_assert_int_eq(other, -1);
+	ck_assert_int_eq(http_bind_tcp("no address", 0, &other, &err), -EINVAL);
+	ck_assert_msg(str_starts(err.message, "cannot listen on no address: "), "%s", err.message);
+	close(fd);
 }
 END_TEST
 
@@ -1204,6 +1247,7 @@ int main(void)
 	tcase_add_test(c, a_connection_that_ends_is_no_timeout);
 	tcase_add_test(c, what_is_no_request_has_an_error_like_all_others);
 	tcase_add_test(c, a_socket_has_a_group_and_a_mode);
+	tcase_add_test(c, a_port_is_bound_once);
 	tcase_add_test(c, a_low_port_needs_a_capability);
 	tcase_add_test(c, request_waits_for_its_callers_name);
 	tcase_add_test(c, server_holds);

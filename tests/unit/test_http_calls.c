@@ -5,7 +5,9 @@
 #include <dirent.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <systemd/sd-event.h>
 
@@ -14,7 +16,7 @@
 #include "http/client.h"
 #include "http/identity.h"
 #include "http/server.h"
-#include "unit.h"
+#include "raw_http.h"
 
 enum { LONGEST_ANSWER = 64 << 20 };
 
@@ -542,6 +544,54 @@ START_TEST(an_address_may_be_one_of_ipv6)
 }
 END_TEST
 
+/* It has another key before anybody can connect, and says so to the first one. */
+START_TEST(a_key_may_change_before_a_service_listens)
+{
+	_cleanup_free_ char *path = str_path_join(dir, "other.pem"), *socket = str_path_join(dir, "socket");
+	struct http_server_options o = {.routes = routes, .route_count = ARRAY_SIZE(routes)};
+	_cleanup_(identity_freep) struct identity *other = NULL;
+	struct http_server *another = NULL;
+	struct error err = ERROR_INIT;
+	int fd;
+
+	ck_ok(identity_make(path, true, &err), &err);
+	ck_ok(identity_load(path, &other, &err), &err);
+	ck_ok(http_server_create(event, &o, &another, &err), &err);
+	ck_ok(http_server_set_identity(another, id, &err), &err);
+	ck_ok(http_bind_unix(socket, 0600, NULL, &fd, &err), &err);
+	ck_ok(http_server_listen_unix(another, fd, &err), &err);
+	ck_ok(http_server_set_identity(another, other, &err), &err);
+	http_server_destroy(another);
+}
+END_TEST
+
+/* Descriptors do not suffice for another connection: it is accepted as soon as they do. */
+START_TEST(who_cannot_be_accepted_is_accepted_later)
+{
+	_cleanup_free_ char *path = str_path_join(dir, "socket");
+	struct rlimit limit, before;
+	struct pollfd p = {.events = POLLIN};
+	struct error err = ERROR_INIT;
+	int fd;
+
+	ck_ok(http_bind_unix(path, 0600, NULL, &fd, &err), &err);
+	ck_ok(http_server_listen_unix(server, fd, &err), &err);
+	p.fd = raw_connect_unix(path);
+	ck_assert_int_gt(dprintf(p.fd, "GET /tell HTTP/1.1\r\nHost: x\r\n\r\n"), 0);
+	ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &before), 0);
+	limit = before;
+	limit.rlim_cur = 3;
+	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	for (int i = 0; i < 5; i++)
+		turn();
+	ck_assert_int_eq(poll(&p, 1, 0), 0);
+	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &before), 0);
+	while (poll(&p, 1, 0) == 0)
+		turn();
+	close(p.fd);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("http calls");
@@ -562,5 +612,7 @@ int main(void)
 	tcase_add_test(c, no_proxy_stands_between_services);
 	tcase_add_test(c, a_connection_is_quick_and_watched);
 	tcase_add_test(c, an_address_may_be_one_of_ipv6);
+	tcase_add_test(c, a_key_may_change_before_a_service_listens);
+	tcase_add_test(c, who_cannot_be_accepted_is_accepted_later);
 	return unit_run(s);
 }

@@ -235,6 +235,24 @@ START_TEST(a_service_says_for_whom_it_speaks)
 END_TEST
 
 /* On the Unix socket the kernel reports the user; the header Dtrain-User is ignored. */
+/* It shall connect anew, maybe with a better certificate. */
+START_TEST(who_is_not_known_has_no_connection)
+{
+	struct raw_request q = {
+	    .method = "GET", .target = "/who", .header = "Dtrain-User: nonsense", .stays = true};
+	struct raw_answer a;
+	struct service s;
+
+	service_start(&s);
+	a = raw_ask_tls(raw_connect_tcp(s.port), s.id->certificate, s.id->key, &q);
+	ck_assert_int_eq(a.status, 403);
+	ck_assert_str_eq(a.code, "not-allowed");
+	ck_assert_ptr_nonnull(strstr(a.body, "the caller's identity cannot be told"));
+	free(a.body);
+	service_stop(&s);
+}
+END_TEST
+
 START_TEST(a_program_cannot_say_that_it_is_another_user)
 {
 	static const char *const said[] = {
@@ -329,6 +347,7 @@ int main(void)
 	tcase_add_test(c, only_who_holds_the_key_is_answered_over_tls);
 	tcase_add_test(c, a_handshake_that_does_not_go_on_costs_next_to_nothing);
 	tcase_add_test(c, a_service_says_for_whom_it_speaks);
+	tcase_add_test(c, who_is_not_known_has_no_connection);
 	tcase_add_test(c, a_program_cannot_say_that_it_is_another_user);
 	tcase_add_test(c, each_socket_has_its_own_routes);
 	tcase_add_test(c, a_request_for_another_node_is_refused);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* dtraind.conf and the hosts file together: who this node is, and which node is the controller. */
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/str.h"
@@ -102,6 +103,8 @@ START_TEST(files_that_do_not_fit_together_are_refused)
 	    {"node = \"n1\";", NULL, "hosts_file of dtraind.conf:"},
 	    {"node = \"n1\";", "# nobody\n", "hosts_file of dtraind.conf:"},
 	    {"node = \"n1\";", "n1 slots=x\n", "slots"},
+	    {"node = \"n1\"; store = \"etcd:http://127.0.0.1:1\"; controllers = [\"n2\", \"n9\"];", THREE,
+	     "controllers: there is no host \"n9\" in "},
 	    {"nix = 1;", THREE, "nix"},
 	    {"node = \"n1\";", THREE "n4 ssd submit\n",
 	     "give each node a certificate (dtraind(8)), or remove submit"},
@@ -199,6 +202,33 @@ START_TEST(a_node_that_loses_its_hosts_file_does_not_go_on_alone)
 	ck_ok(settings_remember(member, &err), &err);
 	settings_free(steal_pointer(again));
 	ck_ok(read_alone(&again, &err), &err);
+}
+END_TEST
+
+/* Where it says the same already, nothing is written. */
+START_TEST(a_record_is_written_once)
+{
+	_cleanup_(settings_freep) struct settings *member = NULL, *alone = NULL;
+	_cleanup_free_ char *record = str_path_join(dir, "cluster"), *inside = str_path_join(record, "x");
+	struct error err = ERROR_INIT;
+	struct stat before, after;
+
+	make_key();
+	ck_ok(read_settings("node = \"n1\";", "n1\n", &alone, &err), &err);
+	ck_ok(read_settings("node = \"n1\";", THREE, &member, &err), &err);
+	ck_ok(settings_remember(member, &err), &err);
+	ck_assert_int_eq(stat(record, &before), 0);
+	ck_assert_uint_eq(before.st_mode & 0777, 0644);
+	ck_ok(settings_remember(member, &err), &err);
+	ck_assert_int_eq(stat(record, &after), 0);
+	ck_assert_uint_eq(before.st_ino, after.st_ino);
+	ck_ok(settings_remember(alone, &err), &err);
+	ck_assert(!file_exists(record));
+	ck_ok(settings_remember(alone, &err), &err);
+	/* Something else has its place. */
+	ck_ok(file_mkdirs(inside, 0755, &err), &err);
+	ck_assert_int_lt(settings_remember(member, &err), 0);
+	ck_fails(settings_remember(alone, &err), &err, "cannot remove ");
 }
 END_TEST
 
@@ -345,6 +375,7 @@ int main(void)
 	tcase_add_test(c, both_files_say_who_is_who);
 	tcase_add_test(c, memory_may_run_out_at_any_place);
 	tcase_add_test(c, memory_may_run_out_while_a_service_is_created);
+	tcase_add_test(c, a_record_is_written_once);
 	tcase_add_test(c, the_record_is_written_off_the_event_loop);
 	tcase_add_test(c, files_that_do_not_fit_together_are_refused);
 	tcase_add_test(c, a_cluster_needs_a_key);

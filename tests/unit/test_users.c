@@ -449,7 +449,7 @@ START_TEST(a_look_up_without_memory_is_no_answer)
 		int changes = 0, found;
 		sd_event *event;
 		struct users *users = start_users(&event, 60, 3600, &changes);
-		const char *name = "";
+		const char *name = "someone else";
 
 		memory_refused = false;
 		memory_left = n;
@@ -457,6 +457,7 @@ START_TEST(a_look_up_without_memory_is_no_answer)
 		memory_left = 0;
 		refused = memory_refused;
 		ck_assert_int_eq(found, refused ? -ENOMEM : 0);
+		ck_assert_ptr_null(name);
 		ck_assert_int_eq(users_find(users, 1000, &name), 0);
 		sem_post(&database);
 		memory_left = 1; /* of the event loop, which takes the answer */
